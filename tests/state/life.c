@@ -12,8 +12,9 @@
 #include "tests/state/life_impl.h"
 #include "tests/state/turns.h"
 
-/* [windows][is_split]: in a world with windows one model's layers see all tokens and the other's
- * see a window.  is_split: the device has memory of its own; otherwise its memory is unified. */
+/* [windows][is_split]. In a world with windows, the layers of one model see a window only; in the
+ * other world the layers of both models see all tokens. is_split: the device has memory of its own;
+ * otherwise its memory is unified. */
 static struct world worlds[2][2];
 
 void (*life_before_restart)(void);
@@ -40,7 +41,7 @@ static void move_restore(struct life *f, struct slot *s)
     int n_back = 0;
     if (found == NULL)
         return;
-    if (s->is_staged) { /* a staged slot has no blocks for some turns */
+    if (s->is_staged) { /* it may take some turns before a staged slot gets its blocks */
         if (life_below(f, 4) == 0 && !life_restore_place(f, s))
             cancel(f, s);
         return;
@@ -67,7 +68,8 @@ static void move(struct life *f, struct slot *s)
         restore_pipeline_want(f->pipeline, s, s->wanted->chain.keys,
                               s->wanted->chain.n_chunks, life_below(f, 100));
     } else if (s->t == NULL) {
-        /* The slot now restores what was fetched for it, or its request was cancelled. */
+        /* The slot restores the text that was fetched for it, or its request was cancelled and it
+         * takes another text. */
         s->t = s->waits && life_below(f, 4) != 0 ? s->wanted
                                                  : &s->w->text[life_below(f, 5) / 2];
         if (s->waits)
@@ -231,8 +233,8 @@ static void live(struct life *f)
     life_erase_check(f);
 }
 
-/* Waits until something changes.  No stall lasts an hour, so an hour without a change is a lost
- * wake-up. */
+/* Waits until something changes. No simulated stall lasts an hour, so an hour without a change
+ * means that a wake-up was lost. */
 static void await_news(struct life *f)
 {
     const int64_t hour_ns = (int64_t)3600 * 1000000000;
@@ -277,7 +279,7 @@ static struct io *empty_disk(const struct world *w, uint64_t seed)
     return io;
 }
 
-/* Opens a disk: empty, or with all texts stored on it. */
+/* Gets a disk for the life: an empty disk, or a copy of the disk on which all texts are stored. */
 static void get_disk(struct life *f)
 {
     struct err err = {0};
@@ -317,7 +319,7 @@ static void life_main(void *arg)
     io_close(f->io);
 }
 
-/* Saves all texts on the disk that lives get copies of.  The kinds of records differ between
+/* Saves all texts on the disk of which lives get copies. The kinds of records differ between
  * chunks, so that a restore has many groups. */
 static void fill_disk(void *arg)
 {

@@ -53,28 +53,29 @@ struct life_counts {
     uint64_t n_trouble[LIFE_TROUBLES]; /* lives in which the trouble happened */
     /* cancelled restores, by the stage that they had reached */
     uint64_t n_cancelled[LIFE_STAGES];
-    uint64_t n_restored,
-        /* restores that ended; those of them that brought back fewer chunks than asked for */
-        n_short;
+    /* n_restored: restores that ended. n_short: restores that brought back fewer chunks than the
+     * life had asked for. */
+    uint64_t n_restored, n_short;
     uint64_t n_rewound; /* restores that lost a chunk of a model with sliding windows */
-    /* Restores that raced with recomputation: the reads ended first; recomputation ended first;
-     * n_late: recomputation ended first while reads were in flight.  n_left: restores that left
-     * their reads. */
+    /* How races with recomputation ended. n_read: the reads ended first. n_recomputed:
+     * recomputation ended first. n_late: as n_recomputed, with reads still in flight. n_left:
+     * restores that left their reads. */
     uint64_t n_read, n_recomputed, n_late, n_left;
     uint64_t n_replanned; /* restores that changed the kind of record between layers */
     uint64_t n_joint;     /* work items that ended groups of several layers at once */
-    /* Staged restores that got their blocks; those given up because a chunk was erased, damaged or
-     * superseded meanwhile. */
+    /* n_placed: staged restores that got their blocks. n_gone: staged restores that were given up
+     * because a chunk was erased, damaged or superseded meanwhile. */
     uint64_t n_placed, n_gone;
     uint64_t n_erased_while_read; /* erasures of chunks that a restore was reading */
     uint64_t n_too_late; /* sequences whose saving ended because their context was erased */
-    uint64_t n_erased_gone; /* chunks looked for in vain behind erasures */
-    uint64_t n_save_ended;  /* sequences whose saving ended early */
-    uint64_t n_committed;   /* committed tokens that were looked for after the restart */
-    uint64_t n_dram_reads;  /* records served from copies in DRAM */
-    uint64_t n_demoted;     /* chunks whose copies were evicted from DRAM for others */
-    uint64_t n_promoted;    /* copies that were read from the disk into DRAM */
-    uint64_t n_split;       /* lives on a device with memory of its own */
+    /* erased chunks that were looked up and, as they must be, not found */
+    uint64_t n_erased_gone;
+    uint64_t n_save_ended; /* sequences whose saving ended early */
+    uint64_t n_committed;  /* committed tokens that were looked for after the restart */
+    uint64_t n_dram_reads; /* records served from copies in DRAM */
+    uint64_t n_demoted;    /* chunks whose copies were evicted from DRAM for others */
+    uint64_t n_promoted;   /* copies that were read from the disk into DRAM */
+    uint64_t n_split;      /* lives on a device with memory of its own */
     /* restores with at least some reads by the device, past host memory */
     uint64_t n_direct;
     /* n_batches: batches of such reads.  n_refused: batches that the reader did not take.
@@ -90,12 +91,13 @@ void life_release(void);
 /* Called when a life has closed everything for the first time; may be NULL. */
 extern void (*life_before_restart)(void);
 
-/* Whether some restores are staged.  When false, a seed draws the same numbers as it did before
- * staging existed. */
+/* Whether some restores are staged. When it is false, a seed draws the numbers that it drew before
+ * staging existed, so old findings can be repeated. */
 extern bool life_stages;
 
 #define LIFE_DRAWN (~0u)
-/* Runs one life.  trouble: one bit per enum life_trouble, or LIFE_DRAWN: the seed decides. */
+/* Runs one life. `trouble` has one bit per enum life_trouble. With LIFE_DRAWN the seed chooses the
+ * troubles. */
 void life_run(uint64_t seed, unsigned trouble, struct life_counts *counts);
 
 #endif

@@ -90,7 +90,7 @@ static int reader_submit(struct file_reader *base, struct file_read *reads, int 
     return 0;
 }
 
-/* A request has ended.  Its read belongs to a batch that is under way. */
+/* Notes that a request has ended. Its read belongs to a batch that is under way. */
 static void ended(struct reader *r, const struct io_req *q)
 {
     struct file_read *read = q->user;

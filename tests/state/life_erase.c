@@ -8,8 +8,8 @@
 
 void life_erase_begin(struct life *f, struct slot *s)
 {
-    /* In this order: an erasure that begins in between counts as before the request, and yet may
-     * refuse its chunks. The check allows both. */
+    /* The order matters: an erasure that begins between these lines counts as before the request,
+     * although it may refuse the request's chunks. The check at the end allows both outcomes. */
     s->epoch = store_epoch(f->store);
     for (int i = 0; i < N_TEXTS; i++)
         s->n_erasures[i] = f->erased[i].n_begun;

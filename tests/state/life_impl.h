@@ -26,26 +26,28 @@ struct slot {
     const struct text *wanted; /* the text fetched for the slot while it waits */
     bool waits;
     struct restore *r;
-    int64_t t_begun; /* its look-up began */
+    int64_t t_begun; /* when the look-up of its restore began */
     bool is_started, is_left;
     bool is_staged;   /* the restore reads but has no blocks and is not started yet */
-    int first, asked; /* in chunks */
-    /* chunks that must come back from a race with recomputation; 0: there is no race */
+    int first, asked; /* first: the first restored chunk; asked: the number of chunks */
+    /* chunks that must come back from a race with recomputation; 0: the restore does not race */
     int least;
     struct plan plan;
     struct save_seq *q;
     struct store_hit hold; /* the chunk that saving continues; impl NULL: none */
     int64_t n, until;      /* tokens handed to the saver; the count at which saving stops */
     uint64_t epoch;        /* store_epoch when the request began */
-    uint64_t n_erasures[N_TEXTS]; /* life.erased[].n_begun then */
+    /* life.erased[].n_begun of each text when the request began */
+    uint64_t n_erasures[N_TEXTS];
     int64_t committed;
 };
 
 /* The chunks of a text that may be stored. */
 struct life_erased {
     uint64_t n_begun; /* erasures that have begun */
-    int64_t kept;     /* tokens that the last one has kept; INT64_MAX: any number */
-    int64_t fresh;    /* tokens handed over by requests that began after it did */
+    int64_t kept;     /* tokens that the last erasure has kept; INT64_MAX: no erasure */
+    /* tokens that requests begun after the last erasure have handed to the saver */
+    int64_t fresh;
 };
 
 struct life {
@@ -61,7 +63,7 @@ struct life {
     int64_t committed[N_TEXTS]; /* tokens of each text that the saver reported durable */
     pthread_t other;
     bool has_other, quits;
-    uint64_t burst;      /* the most work items done in a row */
+    uint64_t burst;      /* largest number of work items in a row */
     uint64_t dram_bytes; /* DRAM for copies of chunks; 0: no copies */
     bool is_tight; /* the save buffer holds four chunks only; the slots may want more */
     struct life_counts *counts;
@@ -94,14 +96,15 @@ static inline uint64_t life_below(struct life *f, uint64_t n)
 void life_restore_begin(struct life *f, struct slot *s, int n_tokens);
 /* Returns how many tokens the first n hits hold. */
 int life_tokens_of(const struct restore_found *found, int n);
-/* Starts to restore what was found, or a random part of it; all: everything.  Unless `all` is set,
- * some restores are staged first.  Returns false if nothing was found. */
+/* Starts to restore what was found: all of it if `all` is set, else a random part. Unless `all` is
+ * set, some restores are staged first. Returns false if nothing was found. */
 bool life_restore_start(struct life *f, struct slot *s, const struct restore_found *found,
                         bool all);
 /* Gives a staged restore its blocks.  Returns false if one of its chunks is gone; the restore is
  * then given up. */
 bool life_restore_place(struct life *f, struct slot *s);
-/* Compares, at random times, the last layer that new tokens may already use. */
+/* At random times, compares the last layer that new tokens may use already with the forward
+ * pass. */
 void life_check_ready(struct life *f, const struct slot *s);
 /* At random times, lets recomputation race with the reads, or leaves the reads.  It does so more
  * often in lives with faulty reads. */
@@ -109,7 +112,8 @@ void life_stall(struct life *f, struct slot *s);
 /* Compares a finished restore with the forward pass; returns how many tokens are back. */
 int life_check_restored(struct life *f, struct slot *s);
 
-/* Begins to save the slot's text at token `from`.  last: the chunk before it, or NULL. */
+/* Begins to save the slot's text from token `from` on. `last` is the stored chunk before it, or
+ * NULL. */
 void life_save_open(struct life *f, struct slot *s, int64_t from,
                     const struct store_hit *last);
 /* Saves one batch; returns false when the slot has nothing more to save. */
@@ -125,17 +129,18 @@ unsigned life_trouble_draw(struct rng *r);
 void life_trouble_begin(struct life *f);
 /* Counts the troubles that really happened. */
 void life_trouble_count(struct life *f);
-/* A request of the slot begins. */
+/* Notes the erasures that have begun before a request of the slot. */
 void life_erase_begin(struct life *f, struct slot *s);
-/* The slot hands tokens [0, s->n) to the saver. */
+/* Notes that the slot has handed tokens [0, s->n) to the saver. */
 void life_erase_note(struct life *f, const struct slot *s);
 /* Erases a random text. */
 void life_erase(struct life *f, struct rng *r);
-/* Looks for chunks that have outlived an erasure. No slot is in use. */
+/* Checks that no chunk has outlived an erasure. No slot may be in use. */
 void life_erase_check(struct life *f);
 /* Flips one bit in each segment file of one directory. */
 void life_flip(struct life *f, struct rng *r);
-/* The main function of the fourth thread.  arg: the life.  It returns when f->quits is set. */
+/* The main function of the thread that flushes, erases and damages. `arg` is the life. Returns when
+ * f->quits is set. */
 void *life_other_main(void *arg);
 
 #endif

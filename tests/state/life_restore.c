@@ -70,7 +70,7 @@ static void make_plan(struct life *f, struct slot *s)
         n_r = 0;
     for (int l = 0; l < n; l++)
         s->plan.method[l] = l < n_r ? 'R' : life_below(f, 2) == 0 ? 'H' : 'K';
-    /* from the last layer backwards */
+    /* a run of layers that ends at the last layer */
     for (int l = n - 1; l >= n_r && life_below(f, 2) == 0; l--)
         s->plan.io_order[s->plan.n_io++] = (int16_t)l;
 }
@@ -85,7 +85,7 @@ static void take_blocks(struct slot *s)
 
 void life_restore_begin(struct life *f, struct slot *s, int n_tokens)
 {
-    /* The look-up keeps a copy of the tokens: the caller's array is freed at once. */
+    /* The look-up must keep its own copy of the tokens: the caller's array is freed at once. */
     size_t bytes = (size_t)n_tokens * sizeof(int32_t);
     int32_t *tokens = xmalloc(bytes);
     memcpy(tokens, s->t->tokens, bytes);

@@ -64,7 +64,7 @@ void life_save_open(struct life *f, struct slot *s, int64_t from,
         s->until = from + (int64_t)life_below(f, (uint64_t)(s->t->n - from) + 1);
 }
 
-/* Returns n rows of one kind from token s->n on.  The memory is overwritten two layers later. */
+/* Returns n rows of one kind from token s->n on. They are valid until two layers later. */
 static struct mat rows_of(const struct slot *s, int l, enum store_kind kind, int n)
 {
     const struct model *m = s->w->m;

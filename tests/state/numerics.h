@@ -12,17 +12,17 @@
 #include "tensor/tensor.h"
 
 struct numerics_run {
-    const char *model, *dtype, *weights; /* with the values of model_opts */
+    const char *model, *dtype, *weights; /* as in model_opts */
     int max_context;                     /* 0: the model's own limit */
 };
 
-/* Returns the table of a device.  o: as for device_open.  runs: ends with an entry whose model is
- * NULL.  The caller frees the result. */
+/* Returns the table of a device, which the caller frees. `o` is as for device_open. `runs` ends
+ * with an entry whose model is NULL. */
 char *numerics_table(const char *device, const struct device_opts *o,
                      const struct numerics_run *runs);
 
 /* Returns a message for developers that says how `now` differs from the committed table `golden`,
- * or NULL if they agree.  version: the name of the backend's version constant.  The caller frees
+ * or NULL if they agree. `version` is the name of the backend's version constant. The caller frees
  * the result. */
 char *numerics_compare(const char *golden, const char *now, const char *version);
 

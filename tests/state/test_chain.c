@@ -38,8 +38,8 @@ static bool same(const struct sha256 *a, const struct sha256 *b)
     return memcmp(a->b, b->b, sizeof a->b) == 0;
 }
 
-/* Extending by one token, by a chunk, or all at once gives the same keys.  Only full chunks get
- * one. */
+/* Extending a context by one token, by a chunk, or all at once gives the same keys. Only full
+ * chunks get a key. */
 static void extends_in_any_steps(void **state)
 {
     (void)state;
@@ -147,8 +147,8 @@ static void a_truncation_renames_what_it_changes(void **state)
                 assert_false(same(&c[i].keys[k], &c[j].keys[k]));
         }
     }
-    /* Only the first chunk of a stair is stored under a key that differs from the stair before.
-     */
+    /* Only the first chunk of a stair is stored under another parent key than the one in its
+     * chain. */
     for (int k = 1; k < 8; k++) {
         struct sha256 a = chain_stored_parent(&c[0], k), b = chain_stored_parent(&c[1], k);
         assert_int_equal(same(&a, chain_parent(&c[0], k)), k < 4);
@@ -161,7 +161,7 @@ static void a_truncation_renames_what_it_changes(void **state)
     chain_deinit(&none);
 }
 
-/* Equal tokens in view are a different state if the dropped tokens differ, or the cut does. */
+/* Equal tokens in view have different keys if the dropped tokens or the cut differ. */
 static void a_view_names_what_it_dropped(void **state)
 {
     (void)state;
@@ -171,7 +171,7 @@ static void a_view_names_what_it_dropped(void **state)
     struct sha256 r2 = chain_view_root(&c, 128);
     assert_true(same(&r0, &none.root));
     assert_false(same(&r1, &r0) || same(&r2, &r0) || same(&r1, &r2));
-    c.keys[1].b[0] ^= 1; /* the last chunk that a cut at 64 drops */
+    c.keys[1].b[0] ^= 1; /* a change of the last chunk that a cut at 64 tokens drops */
     struct sha256 other = chain_view_root(&c, 64);
     assert_false(same(&other, &r1));
     c.keys[1].b[0] ^= 1;

@@ -1,14 +1,16 @@
 /* test_copies.c - copies in DRAM under the seeded interleaver (turns.h).
  *
  * Chunks are read, fetched by two fetchers, superseded and erased concurrently, while the tier's
- * thread makes room in a full arena.  In a third of the worlds bits flip on the disk, in another
+ * thread makes room in a full arena. In a third of the worlds bits flip on the disk; in another
  * third reads hang.
  *
- * Each seed checks the following.  A record that is served has the right bytes until its reader
- * releases it.  Without trouble every record is served.  When an erasure has returned and nobody
- * used its chunks, the arena holds none of their bytes.  No copy of a superseded chunk is found.  A
- * damaged chunk is condemned once, and no other chunk is.  At the end the tier's counts agree with
- * its content. */
+ * Each seed checks the following:
+ * - A record that is served has the right bytes until its reader releases it.
+ * - Without trouble every record is served.
+ * - After an erasure of chunks that were not in use, the arena holds none of their bytes.
+ * - No copy of a superseded chunk is found.
+ * - A damaged chunk is condemned once, and no other chunk is.
+ * - At the end the tier's counts agree with its content. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -57,7 +59,7 @@ struct world {
     bool quits;
     enum trouble trouble;
     int n_fetchers;
-    uint64_t n_flips; /* flips in this world */
+    uint64_t n_flips; /* number of bits that were flipped in this world */
     uint64_t n_condemned, n_failed, n_superseded;
     uint64_t n_dram, n_erased, n_busy, n_promoted, n_demoted, n_told;
 };
@@ -135,7 +137,7 @@ static void *fetch_main(void *arg)
     return NULL;
 }
 
-/* Erases a context and saves another one that was absent. */
+/* Erases a context and saves another context that was absent. */
 static void erase_one(struct world *w, struct rng *r)
 {
     struct sha256 keys[N_CHUNKS];

@@ -22,7 +22,8 @@ struct place {
     struct stream *s;
 };
 
-static struct device_opts device_opts; /* the options for the next place */
+/* options of the device of the next place that is opened */
+static struct device_opts device_opts;
 
 /* dtype: the state's type; "q8", "q4" and "bf16r" mean bf16 with weights of that format. */
 static void place_open_context(struct place *p, const char *device, const char *model,
@@ -115,8 +116,8 @@ static void threads_do_not_matter(void **state)
                          make("cpu", "synth:tiny-gqa", "bf16", threads)));
 }
 
-/* Instruction sets that compute equal bits share state.  All of the CPU backend do, also with q8
- * and bf16r weights (AMX, VNNI). */
+/* All instruction sets of the CPU backend compute equal bits, so they share state. That holds with
+ * q8 and bf16r weights (AMX, VNNI), too. */
 static void instruction_sets_share_state(void **state)
 {
     (void)state;
@@ -182,9 +183,8 @@ static void declarations_count(void **state)
     place_close(&p);
 }
 
-/* Simulates a build that computes other rotations from some position to the end of the context:
- * from 128, from the middle, for the last positions; then one that differs in a single dimension.
- */
+/* Simulates builds whose rotations differ from some position to the end of the context: from 128,
+ * from the middle, or for the last positions only. The last build differs in a single dimension. */
 static void rotation_tables_count(void **state)
 {
     (void)state;
@@ -207,8 +207,8 @@ static void rotation_tables_count(void **state)
     place_close(&p);
 }
 
-/* These may change: where a text ends, the maximum context, and the type that the config claims for
- * the checkpoint. */
+/* Fields that may change without changing the fingerprint: where a text ends, the maximum context,
+ * and the checkpoint's type as the config gives it. */
 static void eos_ids_and_the_maximum_do_not_matter(void **state)
 {
     (void)state;
@@ -227,7 +227,7 @@ static void eos_ids_and_the_maximum_do_not_matter(void **state)
     }
 }
 
-/* These may not change: each field that determines a state's bits. */
+/* Fields that determine a state's bits change the fingerprint, each by itself. */
 static void fields_of_the_config_count(void **state)
 {
     (void)state;
@@ -282,7 +282,8 @@ static void every_kind_of_layer_is_probed(void **state)
     int l = p.m->cfg.window_layer;
     assert_in_range(l, 1, p.m->cfg.n_layers - 2);
     struct sha256 f = fingerprint_of(&p);
-    float *norm = (float *)(uintptr_t)p.m->w.layers[l].norm2_w; /* no projection reads it */
+    /* no projection reads these weights */
+    float *norm = (float *)(uintptr_t)p.m->w.layers[l].norm2_w;
     norm[3] *= 1.01f;
     assert_false(same(f, fingerprint_of(&p)));
     place_close(&p);
@@ -299,7 +300,8 @@ static void the_kind_of_weights_counts(void **state)
     assert_false(same(f, fingerprint_of(&p)));
     place_close(&p);
 
-    /* With 4-bit weights every matrix counts: this one is in a layer that no probe computes. */
+    /* With 4-bit weights every matrix counts. The changed matrix is in a layer that no probe
+     * computes. */
     place_open(&p, "cpu", "synth:tiny-gqa", "q4", 1);
     f = fingerprint_of(&p);
     enum dtype *w_down = matrix_type_at(p.m->w.matrices, 3, SLOT_DOWN);
@@ -328,7 +330,7 @@ static void each_field_counts(void **state)
     p.m->w.hash.b[31] ^= 1;
 
     int window =
-        /* longer than the probe, so it changes none of the probe's bits */
+        /* the window stays longer than the probe, so none of the probe's bits changes */
         p.m->cfg.sliding_window;
     p.m->cfg.sliding_window = 4096;
     assert_false(same(f, fingerprint_of(&p)));
@@ -340,7 +342,7 @@ static void each_field_counts(void **state)
     norm[3] = one;
 
     norm = (float *)(uintptr_t)p.m->w.layers[1]
-               .norm1_w; /* only the restoring projection reads it */
+               .norm1_w; /* only the projection that restores reads it */
     one = norm[3];
     norm[3] = one * 1.01f;
     assert_false(same(f, fingerprint_of(&p)));

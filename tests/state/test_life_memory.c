@@ -1,13 +1,13 @@
-/* test_life_memory.c - the n-th allocation of a short life fails, for every n: alone, or with all
- * that follow.
+/* test_life_memory.c - the n-th allocation of a short life fails, for every n: alone, or together
+ * with all later allocations.
  *
  * A life opens a store, a saver and a restore pipeline, saves, restores, cancels and closes
- * (life.h).  Each failure gives a reason.  Each restore that succeeds has the right bits.  Tokens
- * reported as committed come back after a restart with enough memory.  Under the address sanitizer
+ * (life.h). Each failure gives a reason. Each restore that succeeds has the right bits. Tokens
+ * reported as committed come back after a restart with enough memory. Under the address sanitizer
  * nothing leaks.
  *
- * By default the test runs evenly spread lives; HCACHE_MEMORY=all runs all.  The allocations are
- * those of the program itself and of SQLite (memtest.h). */
+ * By default the test runs lives for evenly spread n; HCACHE_MEMORY=all runs every n. The
+ * allocations are those of the program and of SQLite (memtest.h). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

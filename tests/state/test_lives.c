@@ -20,8 +20,8 @@
 #include "tests/state/life.h"
 #include "tests/state/turns.h"
 
-/* Few lives reach every kind of trouble; many lives also reach direct reads that are abandoned as
- * stuck. */
+/* Two sizes of a test. FEW_LIVES reach every kind of trouble. MANY_LIVES also reach direct reads
+ * that are abandoned because the disk does not answer. */
 enum { FEW_LIVES = 200, MANY_LIVES = 2000 };
 
 static enum state_bug bug;
@@ -139,11 +139,11 @@ static void nothing_is_violated(void **state)
         assert_reached(&c);
 }
 
-/* Seeds that once found bugs.  1071: recomputation waited for groups that were on the device, and
- * their time counted twice.  1702, 4294 and 4752: a race continued with a piece that had begun
- * before it, behind a chunk that was lost, and wrote its rows at the beginning.  The others: a race
- * on a device with memory of its own ended without the rows that had been excluded from its
- * records.  Restores were not staged then. */
+/* Seeds that once found bugs. With 1702, 4294 and 4752 a race went on with a piece of recomputation
+ * that had begun before the race, behind a chunk that was lost, and wrote the piece's rows at the
+ * context's beginning. With the other seeds a race, on a device with memory of its own, ended
+ * without rows that had been excluded from the restore's records. Restores were not staged at that
+ * time. */
 static void old_findings_stay_mended(void **state)
 {
     (void)state;
@@ -169,8 +169,8 @@ static void a_seed_repeats_itself(void **state)
     }
 }
 
-/* Runs lives with the bug and the troubles, in a child process, until one violates a check. Returns
- * its seed, or 0. */
+/* Runs lives with this bug and these troubles in a child process, until a life violates a check.
+ * Returns the life's seed, or 0. */
 static uint64_t hunt(enum state_bug which, unsigned trouble, uint64_t n_seeds)
 {
     int fd[2], status;
@@ -183,7 +183,7 @@ static uint64_t hunt(enum state_bug which, unsigned trouble, uint64_t n_seeds)
         (void)!freopen("/dev/null", "w", stderr);
         bug = which;
         life_stages =
-            /* none of the bugs is about staging, and without it they are found sooner */
+            /* staging is off: no bug is about staging, and lives without it find the bugs sooner */
             false;
         for (seed = 1; seed <= n_seeds; seed++) {
             (void)!write(fd[1], &seed, sizeof seed);
@@ -207,8 +207,8 @@ static void known_bugs_are_found(void **state)
         const char *name;
         unsigned trouble;
     } bugs[STATE_BUGS] = {
-        /* The bug shows only if a chunk is lost between the two reads, so lives lose many
-         * chunks. */
+        /* This bug shows only if a chunk is lost between the two reads of n_good, so these lives
+         * lose many chunks. */
         [STATE_BUG_TWO_READS] = {"n_good read twice",
                                  1u << LIFE_FLIP | 1u << LIFE_READ_FAIL | 1u << LIFE_SHORT},
         [STATE_BUG_LOST_NEWS] = {"a lost wake-up", LIFE_DRAWN},

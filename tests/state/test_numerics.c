@@ -69,8 +69,8 @@ static void ref_has_its_golden_bits(void **state)
     check("ref", NULL, "REF_NUMERICS_VERSION (src/tensor/ref/ref.h)");
 }
 
-/* Runs the best instruction set and each other one that this machine has.  8-bit weights then use
- * AMX or VNNI, AVX-512, AVX2 and portable kernels. */
+/* Runs the best instruction set and each other one of this machine. Products with 8-bit weights
+ * then use AMX or VNNI, AVX-512, AVX2 and portable kernels. */
 static void cpu_has_its_golden_bits_in_every_isa(void **state)
 {
     (void)state;
@@ -90,7 +90,7 @@ static void cpu_has_its_golden_bits_in_every_isa(void **state)
             print_message("skipped: %s\n", err.msg);
         }
     }
-    assert_true(n >= 2); /* the best one and the portable one */
+    assert_true(n >= 2); /* at least the best and the portable one */
 }
 
 static void expect(const char *golden, const char *now, const char *want)

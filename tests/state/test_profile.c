@@ -71,7 +71,7 @@ static void comes_back(void **state)
     assert_true(q.tier[0].bytes_per_s == p.tier[0].bytes_per_s && q.n_tiers == 1);
     /* A directory that does not exist gives an error, and nothing is left behind. */
     assert_int_equal(profile_store(&p, "/proc/hcache-no-such-folder/x", &err), -ENOENT);
-    /* Nor is the new file left where it cannot take the old one's place. */
+    /* If the new file cannot replace the old one, it is removed, too. */
     char taken[TEMPDIR_BYTES], temp[TEMPDIR_BYTES + 64];
     tempdir_make(taken, "profile");
     assert_int_equal(profile_store(&p, taken, &err), -EISDIR);
@@ -107,7 +107,7 @@ static void others_are_refused(void **state)
     p.model[0] = p.model[0] == 'a' ? 'b' : 'a';
     refuse(&p, &expected, "model");
     p = measured(&expected);
-    p.n_layers = 200; /* the model determines the size of the planner's arrays */
+    p.n_layers = 200; /* a wrong number of layers would overrun the planner's arrays */
     refuse(&p, &expected, "200 layers");
     p = measured(&expected);
     p.kv_bytes *= 2;
@@ -137,8 +137,8 @@ static void nonsense_is_refused(void **state)
     stack_close(&k);
 }
 
-/* A profile cut off at any byte, or random bytes, is refused.  If only the end of the line is
- * missing it loads unchanged. */
+/* A profile that is cut at any byte, or has random bytes, is refused. Only if nothing but the end
+ * of its line is missing does it load unchanged. */
 static void torn_files_are_refused(void **state)
 {
     (void)state;
@@ -182,7 +182,7 @@ static void compute_costs_are_sane(void **state)
             0);
         assert_true(p.c_tok.b_s > 0 && p.c_tok.c_s >= 0 && p.c_h.b_s > 0 && p.c_kv.b_s > 0);
         assert_true(p.head_s > 0 && p.embed_s > 0);
-        /* With any tier the profile is complete and may be cached. */
+        /* With one tier of any speed the profile is complete and may be cached. */
         p.n_tiers = 1;
         p.tier[0] = (struct platform_tier){.name = "store", .bytes_per_s = 1e9};
         if (platform_validate(&p, &err) != 0)
@@ -193,7 +193,7 @@ static void compute_costs_are_sane(void **state)
     }
 }
 
-/* The next n_good products succeed, and all later ones fail. */
+/* Makes the first n_good products succeed, and all later ones fail. */
 static struct {
     const struct ops *real;
     int n_good, n_called;
@@ -207,8 +207,8 @@ static int matmul_fails(struct stream *s, struct mat c, struct mat a,
     return failing.real->matmul(s, c, a, w, bias);
 }
 
-/* Any sample that fails ends the measurement with its error: a layer's first sample or a much later
- * one. */
+/* A product that fails ends the measurement with its error, both for the first sample of a layer
+ * and for a much later sample. */
 static void a_failed_sample_ends_the_measurement(void **state)
 {
     (void)state;
@@ -231,7 +231,7 @@ static void a_failed_sample_ends_the_measurement(void **state)
         failing.n_called = 0;
         assert_int_equal(profile_compute(&p, k.model, w, s, PROFILE_QUICK, &err), -EIO);
         assert_non_null(strstr(err.msg, "profile"));
-        /* no call follows the one that fails */
+        /* no product is computed after the failing one */
         assert_int_equal(failing.n_called, n_good[i] + 1);
     }
     k.dev->ops = failing.real;
@@ -240,8 +240,8 @@ static void a_failed_sample_ends_the_measurement(void **state)
     stack_close(&k);
 }
 
-/* The store's speed is measured with any records that exist: layer 0 is left out, there is one
- * layer only, or some records cannot be read. */
+/* The store's speed is measured with any records that exist: without those of layer 0, in a model
+ * of a single layer, or with records that cannot be read. */
 static void io_is_measured_on_what_exists(void **state)
 {
     (void)state;
@@ -277,7 +277,7 @@ static void io_is_measured_on_what_exists(void **state)
         struct io_sim_fault f = {
             .kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg-", .count = 2};
         assert_int_equal(io_sim_fault_add(io, &f), 0);
-        /* two reads fail: the profile is measured without them, or refused */
+        /* two reads fail: the others suffice, or the measurement is refused */
         (void)profile_io(&p, k.model, k.store, hits, n, &err);
         f.count = 0;
         assert_int_equal(io_sim_fault_add(io, &f), 0);
@@ -290,7 +290,7 @@ static void io_is_measured_on_what_exists(void **state)
     }
 }
 
-/* An empty device is measured with temporary records, and none of them is left. */
+/* An empty store is measured with temporary records. None of them is left. */
 static void an_empty_device_is_measured(void **state)
 {
     (void)state;
@@ -337,9 +337,9 @@ static void an_empty_device_is_measured(void **state)
     }
 }
 
-/* The simulated disk spends half of a read's time in the submission and the rest in the wait.
- * Reads take 10 ms; on a quick device the measurement would take 949 samples.  How many there is
- * time for depends on the machine: a slow one takes fewer. */
+/* The simulated disk spends half of a read's time in the submission and half in the wait. A read
+ * takes 10 ms. A quick device takes 949 samples; here there is time for fewer, and on a slow
+ * machine for fewer still. */
 static void a_slow_device_takes_few_samples(void **state)
 {
     (void)state;
@@ -362,8 +362,9 @@ static void a_slow_device_takes_few_samples(void **state)
     if (n > 500)
         fail_msg("%llu reads", (unsigned long long)n);
     double record_s = (double)k.model->cfg.n_embd * 4 * 64 / p.tier[0].bytes_per_s +
-                      p.tier[0].request_s; /* the time of a record of hidden states */
-    if (!(record_s > 0.004)) /* 10 ms less the part that the fit attributes to latency */
+                      /* the time to read one record of hidden states */
+                      p.tier[0].request_s;
+    if (!(record_s > 0.004)) /* 10 ms without the part that the fit takes for latency */
         fail_msg("%.6f s a record, %.6f s latency", record_s, p.tier[0].latency_s);
     io_sim_fault_clear(io);
     profile_scratch_close(scratch);
@@ -371,7 +372,7 @@ static void a_slow_device_takes_few_samples(void **state)
     io_close(io);
 }
 
-/* A full device gives an error that names the place, and the unfinished data is removed. */
+/* A full device gives an error with the device's place. Temporary data is removed. */
 static void a_full_device_cannot_be_measured(void **state)
 {
     (void)state;
@@ -387,7 +388,7 @@ static void a_full_device_cannot_be_measured(void **state)
     io_close(io);
 }
 
-/* End to end: there is no profile, the first restore measures the store, then it restores. */
+/* A restore without a profile measures the store first and then restores. */
 static void a_restore_measures_first(void **state)
 {
     (void)state;
@@ -399,7 +400,8 @@ static void a_restore_measures_first(void **state)
     et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     k.platform.n_tiers = 0;
     assert_int_equal(et_run(&k, &a, &r), 0);
-    assert_int_equal(k.platform.n_tiers, 0); /* there was nothing to measure */
+    /* the store was empty, so it was not measured */
+    assert_int_equal(k.platform.n_tiers, 0);
     assert_int_equal(et_run(&k, &a, &r), 0);
     assert_int_equal(k.platform.n_tiers, 1);
     assert_int_equal(r.n_cached, 192);
@@ -430,8 +432,8 @@ static void a_restore_corrects_the_profile(void **state)
     for (int i = 0; i < 4; i++)
         assert_int_equal(et_run(&k, &a, &r), 0);
     const struct platform_correction *c = &k.platform.tier[0].correction;
-    /* The correction is at least four times; more if other programs used the machine meanwhile.
-     */
+    /* Four restores have corrected the speed by at least a factor of 2^0.4. The factor is larger if
+     * other programs used the machine. */
     if (!(c->n_observed == 4 && c->log2 > 0.4 && c->log2 <= CORRECTION_LOG2_MAX))
         fail_msg("%d observed, corrected by 2^%.2f", c->n_observed, c->log2);
     stack_close(&k);

@@ -21,7 +21,7 @@
 #include "tests/engine/enginetest.h"
 
 enum {
-    N_CHUNKS = 9, /* more than a group of eight */
+    N_CHUNKS = 9, /* more than the eight records of a group */
     N_PROMPT = N_CHUNKS * 64 + 13,
     N_GENERATE = 3,
 };
@@ -37,7 +37,7 @@ static struct et_ask ask(const char *save, const char *plan)
                            .plan = plan};
 }
 
-/* Runs without a store.  All others are compared with this run. */
+/* Runs without a store. All other runs are compared with this one. */
 static struct et_run never_evicted(void)
 {
     struct stack k;
@@ -107,8 +107,8 @@ static void wait_found(struct restore_pipeline *rr, struct restore *r)
         restore_pipeline_wait(rr, 1000000);
 }
 
-/* The store's speed is measured before the first look-up; a restore that finds nothing reports it
- * too. */
+/* The store's speed is measured before the first look-up. A restore that finds nothing reports the
+ * measurement, too. */
 static void the_store_is_measured_ahead(void **state)
 {
     (void)state;
@@ -135,7 +135,7 @@ static void the_store_is_measured_ahead(void **state)
         assert_int_equal(restore_pipeline_create(&o, &rr, &err), 0);
         if (ahead)
             restore_pipeline_measure(rr, &p.k.fingerprint);
-        /* may be looked up before the measurement */
+        /* its look-up may come before the measurement */
         struct restore *first = restore_find(rr, &want);
         wait_found(rr, first);
         struct restore *r = restore_find(rr, &want);
@@ -155,8 +155,8 @@ static void the_store_is_measured_ahead(void **state)
     place_close(&p);
 }
 
-/* The store's speed is to be measured on the chunks that were found, and they cannot be read: the
- * look-up fails with that fault, and finds and uses nothing. */
+/* The store's speed must be measured on the chunks that were found, but they cannot be read. So the
+ * look-up fails with the fault of the read, and nothing is restored. */
 static void a_store_that_cannot_be_measured_is_not_used(void **state)
 {
     (void)state;
@@ -207,7 +207,7 @@ static void a_store_that_cannot_be_measured_is_not_used(void **state)
 
 enum { N_LAYERS = 4, MAX_ROWS = GROUP_ROWS };
 
-/* A pipeline of its own beside the engine's, and blocks for the context. */
+/* A restore pipeline beside the engine's, and blocks for the context. */
 struct bench {
     struct place p;
     struct restore_pipeline *rr;
@@ -255,7 +255,7 @@ static void bench_close(struct bench *b)
     place_close(&b->p);
 }
 
-/* Starts a restore of chunks [first, N_CHUNKS) by the methods, a letter per layer. takes_kv: see
+/* Starts a restore of chunks [first, N_CHUNKS). `methods` has a letter per layer. takes_kv is as in
  * restore_job. */
 static struct restore *begin_at(struct bench *b, const char *methods, int first,
                                 const bool *takes_kv)
@@ -299,8 +299,8 @@ static struct restore_result result_of(struct restore *r)
     return out;
 }
 
-/* A race counts the chunks of a piece when its last layer has passed: from then on the I/O thread
- * does not read them, and a restore that leaves its reads keeps them. */
+/* A race counts the chunks of a piece when the piece's last layer is computed. From then on the I/O
+ * thread does not read these chunks, and a restore that leaves its reads keeps them. */
 static void a_race_counts_a_piece_at_its_end(void **state)
 {
     (void)state;
@@ -314,7 +314,7 @@ static void a_race_counts_a_piece_at_its_end(void **state)
         struct restore *r = begin(&b, "KKKK");
         assert_int_equal(restore_race_row(r), 0);
         assert_true(restore_race(r));
-        assert_false(restore_race(r)); /* it races already */
+        assert_false(restore_race(r)); /* the restore races already */
         for (int i = 0; i < N_LAYERS; i++) {
             assert_int_equal(shared_load(&r->n_raced), 0);
             assert_int_equal(restore_race_row(r), 0);
@@ -345,8 +345,8 @@ static void a_race_counts_a_piece_at_its_end(void **state)
     bench_close(&b);
 }
 
-/* News end the I/O thread's wait for a disk that hangs: a look-up behind a stuck read does not wait
- * for the end of that wait, a tenth of a second.  The first look-up may come before the wait. */
+/* An event ends the I/O thread's wait for a disk that hangs. So a look-up behind a stuck read does
+ * not wait for that wait's end, a tenth of a second. The first look-up may come before the wait. */
 static void a_look_up_does_not_wait_for_a_stuck_read(void **state)
 {
     (void)state;
@@ -379,8 +379,8 @@ static void a_look_up_does_not_wait_for_a_stuck_read(void **state)
     bench_close(&b);
 }
 
-/* The result counts the bytes that were read and the chunks of each method, and its times lie
- * within the restore's. */
+/* The result counts the bytes that were read and the chunks of each method. Its times lie within
+ * the time of the restore. */
 static void the_result_counts_what_was_done(void **state)
 {
     (void)state;
@@ -388,7 +388,8 @@ static void the_result_counts_what_was_done(void **state)
     bench_open(&b, 13);
     static const struct {
         const char *methods;
-        int n_r, n_h, n_k; /* layers; the hidden states of layer 0 are not read */
+        /* number of layers of each method; hidden states of layer 0 are not read */
+        int n_r, n_h, n_k;
     } cases[] = {
         {"KKKK", 0, 0, 4}, {"HHHH", 1, 3, 0}, {"RRHK", 2, 1, 1}, {"RRRR", 4, 0, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -435,7 +436,7 @@ static void the_result_counts_what_was_done(void **state)
     bench_close(&b);
 }
 
-/* Chunks that lie in DRAM take keys and values, whatever the plan says. They are counted from the
+/* Chunks in DRAM are restored from keys and values, whatever the plan says. The count begins at the
  * first chunk that is restored. */
 static void chunks_in_dram_take_keys_and_values(void **state)
 {
@@ -470,8 +471,8 @@ static bool all_have_arrived(struct restore_pipeline *rr, struct restore *r)
     return all;
 }
 
-/* If chunks hold either kind by turns, every chunk of a layer is a group of its own. The threads
- * are woken for many groups at once, not for each: 29 groups are at most six items. */
+/* If the kinds of records alternate between chunks, every chunk of a layer is a group of its own.
+ * Threads are woken once for many groups: 29 groups take at most six work items. */
 static void short_groups_are_computed_together(void **state)
 {
     (void)state;
@@ -510,7 +511,7 @@ static void every_plan_through_three_slots(void **state)
             assert_int_equal(n[0] + n[1] + n[2], 4 * N_CHUNKS);
             assert_string_equal(r.restore.fault, "");
             assert_string_equal(r.miss, "complete");
-            /* This run's policy is "none", but the store already has the context. */
+            /* This run saves nothing ("none"), but the store has the context already. */
             assert_int_equal(r.committed, N_CHUNKS * 64);
         }
     }
@@ -531,8 +532,8 @@ static void slow_disk(void **state)
 
 /* --- bad records ------------------------------------------------------------------------------ */
 
-/* One bad read at some place.  The chunks before it are restored and the bad chunk is condemned.
- * The next run stops before it.  A run that saves stores it again. */
+/* A single read returns bad bytes. The chunks before it are restored, and the bad chunk is
+ * condemned. The next run restores up to that chunk. A run that saves writes it again. */
 static void one_fault(enum io_sim_fault_kind kind, int code, uint64_t seed)
 {
     struct place p;
@@ -583,7 +584,7 @@ static void failed_reads(void **state)
         one_fault(IO_SIM_FAIL, -EIO, 200 + seed);
 }
 
-/* Many faults at once, on all layers and slots; then the whole disk fails. */
+/* Many reads fail, on all layers and staging slots. Then the whole disk fails. */
 static void a_storm(void **state)
 {
     (void)state;
@@ -608,7 +609,8 @@ static void a_storm(void **state)
     place_close(&p);
 }
 
-/* Faults that say nothing about the bytes (no memory, no power) do not condemn them. */
+/* A read that fails for lack of memory or power says nothing about the bytes, so it condemns no
+ * chunk. */
 static void trouble_of_the_moment(void **state)
 {
     (void)state;
@@ -630,7 +632,7 @@ static void trouble_of_the_moment(void **state)
     place_close(&p);
 }
 
-/* The medium itself is damaged, so the damage is still there after a restart. */
+/* The medium itself is damaged, so a restart does not mend it. */
 static void damaged_medium(void **state)
 {
     (void)state;
@@ -650,7 +652,7 @@ static void damaged_medium(void **state)
         place_reopen(&p, 1);
         for (int j = 0; j < 5; j++)
             (void)restore(&p, "none", plans[j]);
-        /* A restore finds the first bad chunk; the next restore finds those behind it. */
+        /* Each restore finds the first bad chunk only; later restores find the next ones. */
         for (int j = 0; j < 2 * N_CHUNKS; j++)
             (void)restore(&p, "both", j % 2 == 0 ? "hidden" : "kv");
         struct et_run r = restore(&p, "both", "kv");
@@ -692,12 +694,12 @@ static void strict_plans_need_their_records(void **state)
     assert_int_equal(r.finish, FINISH_ERROR);
     assert_int_equal(r.err.code, ERR_NOT_FOUND);
     assert_true(r.err.msg[0] != 0);
-    /* The request was at fault, not the store: */
+    /* the request was wrong, not the store, so nothing is condemned */
     assert_int_equal(restore(&p, "none", "kv").n_cached, N_CHUNKS * 64);
     place_close(&p);
 }
 
-/* A plan that this engine cannot execute restores nothing and condemns nothing. */
+/* A plan that this engine cannot carry out restores nothing and condemns nothing. */
 static void plans_that_cannot_be_carried_out(void **state)
 {
     (void)state;
@@ -712,8 +714,8 @@ static void plans_that_cannot_be_carried_out(void **state)
     place_close(&p);
 }
 
-/* Another layout under the same name: a record of the wrong size is refused before it can overrun
- * the staging slot. */
+/* A store has records of another size under the same keys. Such a record is refused before it can
+ * overrun a staging slot. */
 static void records_of_another_size(void **state)
 {
     (void)state;
@@ -744,9 +746,8 @@ static void records_of_another_size(void **state)
         assert_int_equal(et_run(&p.k, &a, &r), 0);
         et_same(&r, &p.ref, "other sizes");
         assert_int_equal(r.n_cached, 0);
-        struct store_hit hit = {
-            0}; /* the records of the other sizes are gone, so the right ones
-                                     * can be saved */
+        /* The records of the other sizes are gone, so the right ones can be saved. */
+        struct store_hit hit = {0};
         if (store_pin(p.k.store, &c.keys[0], &hit)) {
             assert_false(store_mask_has(&hit.mask, 0, STORE_KV));
             store_release(p.k.store, &hit, 1);

@@ -1,9 +1,9 @@
-/* test_restore_replan.c - which layers of a running restore get another kind of record.
+/* test_restore_replan.c - which layers of a running restore change to another kind of record.
  *
- * The restore has 10 chunks and 4 layers, and its fields are set as in the middle of its work:
- * layer 0 is being read, and the others may still change.  Unless a case says otherwise, a layer's
- * reads take 1 s from hidden states and 2 s from K and V; its projection takes 1 s, and K and V
- * need no compute. */
+ * The restore has 10 chunks and 4 layers, and the test sets its fields as in the middle of a
+ * restore: layer 0 is being read, and the other layers may still change. Unless a case says
+ * otherwise, reading a layer takes 1 s as hidden states and 2 s as K and V. Projecting a layer
+ * takes 1 s, and K and V need no compute. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -82,7 +82,7 @@ static void an_idle_compute_lane_takes_hidden_states(void **state)
     becomes("KHHH", "KHHH");
 }
 
-/* Layer 0's remaining compute counts, in proportion to its remaining chunks. */
+/* The remaining compute of layer 0 counts in proportion to its remaining chunks. */
 static void a_busy_compute_lane_takes_keys_and_values(void **state)
 {
     (void)state;
@@ -92,13 +92,13 @@ static void a_busy_compute_lane_takes_keys_and_values(void **state)
     set_comp_h(10);
     becomes("HHHH", "HKKK");
     set_comp_h(1);
-    /* 53 s against 50 s: a gain of less than a tenth does not justify a change */
+    /* 53 s instead of 50 s: a difference of less than a tenth is no reason to change */
     becomes("HHHH", "HHHH");
     r->layer_left[0] = 0;
     becomes("HKKK", "HHHH");
 }
 
-/* Layers that compute for longer than they read come first. */
+/* Layers that take longer to compute than to read come first. */
 static void the_first_become_hidden_and_the_last_keys_and_values(void **state)
 {
     (void)state;
@@ -107,8 +107,9 @@ static void the_first_become_hidden_and_the_last_keys_and_values(void **state)
     becomes("HHHH", "HHHK");
 }
 
-/* Two hidden layers of 2 s balance the lanes.  On a disk three times as slow as planned, three are
- * better.  Reads that differ by less than a tenth change nothing. */
+/* With 2 s per layer, two hidden layers balance the lanes. If the disk turns out three times as
+ * slow as planned, three hidden layers are better. A disk within a tenth of the plan changes
+ * nothing. */
 static void a_disk_is_as_slow_as_it_has_shown(void **state)
 {
     (void)state;
@@ -120,13 +121,14 @@ static void a_disk_is_as_slow_as_it_has_shown(void **state)
     becomes("KKKK", "KHHK");
 }
 
-/* The unread rest of the layer that is being read counts as well. */
+/* The part of layer 0 that is not read yet counts as well. */
 static void the_rest_of_a_layer_is_read_first(void **state)
 {
     (void)state;
     set_comp_h(2);
     r->costs[0].io_kv_s = 20;
-    r->next_chunk = N_CHUNKS / 2; /* 10 s: the compute lane is never the longer one */
+    /* 10 s of reads are left, so the compute lane is never the longer one */
+    r->next_chunk = N_CHUNKS / 2;
     becomes("KKKK", "KHHH");
     r->next_chunk = N_CHUNKS;
     becomes("KKKK", "KHHK");
@@ -139,13 +141,14 @@ static void layers_without_both_kinds_stay(void **state)
     becomes("KKKK", "KHKH");
 }
 
-/* Once a group's rows of a kind have arrived, their measured time is used for later layers. */
+/* When the rows of a group have arrived, their measured time of compute is used for later layers of
+ * that kind. */
 static void rows_that_have_come_say_what_a_layer_takes(void **state)
 {
     (void)state;
     r->kind_rows[STORE_HIDDEN] = GROUP_ROWS;
     r->kind_ns[STORE_HIDDEN] = (int64_t)(10e9 / N_ROWS * GROUP_ROWS);
-    becomes("KKKK", "KKKK"); /* 10 s per layer, and all reads take 6 s */
+    becomes("KKKK", "KKKK"); /* compute takes 10 s per layer, and all reads together 6 s */
     r->kind_rows[STORE_HIDDEN] = GROUP_ROWS - 1;
     becomes("KKKK", "KHHH");
 }
@@ -156,7 +159,7 @@ static void recomputation_keeps_the_lane_busy(void **state)
     r->n_recompute = 2;
     rr->row_ns[0] = 50e9 / (2 * N_ROWS);
     becomes("KKKK", "KKKK");
-    becomes("KHHH", "KHHH"); /* 53 s against 50 s */
+    becomes("KHHH", "KHHH"); /* 53 s instead of 50 s */
     r->re.row = N_ROWS;
     becomes("KKKK", "KHHH");
 }

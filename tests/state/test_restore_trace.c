@@ -15,10 +15,11 @@ static void what_follows_is_joined(void **state)
     (void)state;
     t.n = 0;
     restore_trace_add(&t, 0, 100000, 1, 'K');
-    restore_trace_add(&t, 105000, 200000, 1, 'K'); /* begins 5 us later */
-    restore_trace_add(&t, 200000, 300000, 2, 'K'); /* another layer */
-    restore_trace_add(&t, 300000, 400000, 2, 'H'); /* another method */
-    restore_trace_add(&t, 500000, 600000, 2, 'H'); /* with a gap before it */
+    /* begins 5 us after the last span's end */
+    restore_trace_add(&t, 105000, 200000, 1, 'K');
+    restore_trace_add(&t, 200000, 300000, 2, 'K'); /* belongs to another layer */
+    restore_trace_add(&t, 300000, 400000, 2, 'H'); /* has another method */
+    restore_trace_add(&t, 500000, 600000, 2, 'H'); /* begins after a gap */
     assert_int_equal(t.n, 4);
     assert_int_equal(t.span[0].end_ns, 200000);
     assert_int_equal(t.span[3].start_ns, 500000);
@@ -29,9 +30,9 @@ static void what_overlaps_is_cut(void **state)
     (void)state;
     t.n = 0;
     restore_trace_add(&t, 0, 100000, 1, 'K');
-    /* began while the last span was in flight */
+    /* began while the last span was in flight, so its beginning is cut off */
     restore_trace_add(&t, 10000, 150000, 2, 'K');
-    /* lies inside the last span, so nothing is left of it */
+    /* lies inside the last span, so no part of it is recorded */
     restore_trace_add(&t, 20000, 140000, 3, 'K');
     assert_int_equal(t.n, 2);
     assert_int_equal(t.span[1].start_ns, 100000);

@@ -1,5 +1,5 @@
-/* test_save_policy.c - which kinds of state are written: given by name, by letter, or chosen by
- * plans. */
+/* test_save_policy.c - which kinds of state are written: given by a name, by letters, or chosen
+ * from plans. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -64,7 +64,7 @@ static void names_and_letters(void **state)
     }
 }
 
-/* Without a profile of the store, every kind is saved that a best plan could use. */
+/* Without a profile of the store, every kind is saved that the best plan might use. */
 static void automatic_without_a_profile(void **state)
 {
     (void)state;
@@ -77,7 +77,7 @@ static void automatic_without_a_profile(void **state)
     assert_string_equal(letters_of(&p, 8), "BBBBBBBB");
     assert_int_equal(save_policy_make(&p, "auto", &gqa, NULL, 1000, NULL), 0);
     assert_string_equal(letters_of(&p, 8),
-                        "KKKKKKKK"); /* hidden states are twice as large */
+                        "KKKKKKKK"); /* hidden states would be twice as large as K and V */
 }
 
 static struct save_policy automatic(const struct model *m, double tok, double h, double kv,
@@ -92,8 +92,8 @@ static struct save_policy automatic(const struct model *m, double tok, double h,
     return p;
 }
 
-/* With a profile, the kinds are saved that its plans read.  Layer 0 is recomputed for free, so it
- * is not written. */
+/* With a profile, the kinds are saved that the plans read. Layer 0 is recomputed at no extra cost,
+ * so nothing is written for it. */
 static void automatic_by_plan(void **state)
 {
     (void)state;
@@ -106,13 +106,13 @@ static void automatic_by_plan(void **state)
     p = automatic(&mha, 1e-9, 1e-10, 1e-10, 1e3, 4096);
     for (int l = 0; l < 8; l++)
         assert_int_equal(p.kinds[l], 0);
-    /* In between, halving the bytes is worth a projection. */
+    /* With speeds in between, halving the bytes is worth a projection. */
     p = automatic(&mha, 1e-3, 1e-7, 1e-7, 1e8, 4096);
     int n_hidden = 0;
     for (int l = 0; l < 8; l++)
         n_hidden += (p.kinds[l] & SAVE_HIDDEN) != 0;
     assert_true(n_hidden > 0);
-    /* Contexts of one chunk, and empty ones, still give a policy. */
+    /* Contexts of one chunk, and empty contexts, still give a policy. */
     (void)automatic(&mha, 1e-3, 1e-4, 1e-9, 1e12, 64);
     (void)automatic(&mha, 1e-3, 1e-4, 1e-9, 1e12, 1);
 }

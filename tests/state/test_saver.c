@@ -107,7 +107,7 @@ static size_t row_bytes(const struct rig *r, enum store_kind kind)
     return kind == STORE_HIDDEN ? model_hidden_bytes(r->m) : model_kv_bytes(r->m);
 }
 
-/* Fills in the row of a position.  The row is the same in every sequence with that seed. */
+/* Makes the row of a position. The row is the same in every sequence with this seed. */
 static void fill_row(const struct rig *r, uint64_t seed, int l, enum store_kind kind,
                      int64_t pos, uint8_t *out)
 {
@@ -117,19 +117,20 @@ static void fill_row(const struct rig *r, uint64_t seed, int l, enum store_kind 
         put_u64(out + i, rng_u64(&g));
 }
 
-/* One sequence: its tokens, and its progress. */
+/* A sequence that is saved: its tokens and its progress. */
 struct line {
     struct rig *r;
     uint64_t seed;
     int32_t tokens[MAX_TOKENS];
     struct chain chain;
-    struct store_hit tail; /* the stored chunk that it continues, held */
+    /* the stored partial chunk that the line continues, held in the store */
+    struct store_hit tail;
     struct save_seq *q;
     int64_t n;
 };
 
-/* Opens a line whose positions below `from` are in the store.  Returns whether the partial chunk at
- * their end is stored too. */
+/* Opens a line whose positions below `from` are in the store. Returns whether the partial chunk
+ * before `from` is stored, too. */
 static bool line_find(struct line *x, struct rig *r, uint64_t seed, int64_t from)
 {
     int n_hits = 1;
@@ -237,7 +238,7 @@ static void check_records(struct rig *r, uint64_t seed, const struct store_hit *
                 fill_row(r, seed, i / 2, kind, hits[c].chunk_idx * 64 + p,
                          rows + (size_t)p * bytes);
             const uint8_t *want = rows;
-            if (kind == STORE_KV && n == 64) { /* stored in the layout of a KV block */
+            if (kind == STORE_KV && n == 64) { /* is stored in the layout of a KV block */
                 struct mat m = mat_of(rows, r->m->dtype, 64, 2 * model_kv_dim(r->m));
                 assert_int_equal(model_kv_pack(r->m, pack, packed, m), 0);
                 want = packed;
@@ -286,8 +287,8 @@ static void check_chunk(const struct line *x, int i, const char *save)
     store_release(x->r->store, &hit, 1);
 }
 
-/* Checks that the context is stored up to n_tokens: full chunks, and the partial one behind them.
- */
+/* Checks that the context is stored up to n_tokens: its full chunks, and the partial chunk behind
+ * them. */
 static void check_tail(struct rig *r, uint64_t seed, int n_tokens, const char *save)
 {
     struct line x;
@@ -315,7 +316,7 @@ static void check_tail(struct rig *r, uint64_t seed, int n_tokens, const char *s
 
 /* --- tests ------------------------------------------------------------------------------------ */
 
-/* With any step size, full chunks are stored whole.  The tail is stored only when the session goes
+/* With any step size, full chunks are stored whole. The tail is stored only when the sequence goes
  * idle. */
 static void steps_and_policies(void **state)
 {
@@ -350,7 +351,7 @@ static void nothing_to_save(void **state)
     assert_int_equal(saver_flush(r.saver, NULL), 0);
     line_close(&x);
     line_open(&x, &r, 1, "both", 0);
-    line_run(&x, 63, 63); /* no full chunk */
+    line_run(&x, 63, 63); /* 63 tokens: no full chunk */
     assert_int_equal(saver_flush(r.saver, NULL), 0);
     assert_int_equal(save_committed_tokens(x.q), 0);
     line_close(&x);
@@ -369,7 +370,7 @@ static void flush_is_a_barrier(void **state)
     assert_int_equal(saver_flush(r.saver, NULL), 0);
     assert_int_equal(save_committed_tokens(x.q), 128);
     io_sim_crash(r.io);
-    line_run(&x, 64 * 4, 64); /* continues although nothing can be written */
+    line_run(&x, 64 * 4, 64); /* the sequence continues although nothing can be written */
     assert_int_not_equal(saver_flush(r.saver, NULL), 0);
     assert_int_equal(save_committed_tokens(x.q), 128);
     assert_int_equal(save_ended(x.q), SAVE_END_FAULT);
@@ -387,8 +388,8 @@ static void count_commit(void *arg)
     atomic_fetch_add((atomic_int *)arg, 1);
 }
 
-/* While a sequence continues and nobody asks, several chunks are committed together, within a
- * bounded time. */
+/* While a sequence continues and no caller asks for a commit, several chunks are committed
+ * together, within a bounded time. */
 static void commits_are_few_and_come_unasked(void **state)
 {
     (void)state;
@@ -402,7 +403,7 @@ static void commits_are_few_and_come_unasked(void **state)
     int64_t t0 = clock_now_ns();
     for (int i = 1; i <= 18; i++) {
         line_run(&x, 64 * i, 64);
-        do /* until the writer has written the chunk and could commit */
+        do /* waits until the writer has written the chunk and has had time to commit */
             saver_stats(r.saver, &stats);
         while (stats.used_bytes > 0);
     }
@@ -416,7 +417,7 @@ static void commits_are_few_and_come_unasked(void **state)
     rig_close(&r);
 }
 
-/* Asks for a commit of the saved line, in one of three ways, and waits for it. */
+/* Asks for a commit of the saved line, in one of three ways (`how`), and waits for it. */
 static void ask_for_commit(struct line *x, int how)
 {
     struct saver *s = x->r->saver;
@@ -425,15 +426,15 @@ static void ask_for_commit(struct line *x, int how)
             clock_sleep_ns(1000000);
     } else if (how == 1) {
         assert_int_equal(saver_flush(s, NULL), 0);
-    } else { /* at a chunk's end, where no tail has to be written */
+    } else { /* the line ends with a full chunk, so no tail has to be written */
         save_idle(x->q, x->tokens, x->n);
         while (!save_is_settled(x->q))
             clock_sleep_ns(1000000);
     }
 }
 
-/* A commit that is asked for does not wait until the next periodic commit would be due.  On a busy
- * machine one may take as long as that, but not each. */
+/* A requested commit does not wait until the next periodic commit is due. On a busy machine a
+ * single commit may take that long, but not each of them. */
 static void commits_come_when_asked_for(void **state)
 {
     (void)state;
@@ -478,9 +479,9 @@ static void continues_a_stored_prefix(void **state)
     rig_close(&r);
 }
 
-/* A session goes idle several times within one chunk, under the same saver and under a new one.
- * Each partial chunk has the rows of all before it and replaces the last one; the full chunk
- * replaces them all. */
+/* A sequence goes idle several times within one chunk, under one saver and under a new one. Each
+ * partial chunk has all rows so far and replaces the previous one. The full chunk replaces the last
+ * of them. */
 static void tails_grow(void **state)
 {
     (void)state;
@@ -505,7 +506,7 @@ static void tails_grow(void **state)
             line_close(&x);
             check_tail(&r, 5, idle_at[j], save);
             store_stats(r.store, &stats);
-            /* A tail that is continued is superseded, no matter which saver wrote it. */
+            /* A tail that is continued is superseded, whichever saver wrote it. */
             assert_int_equal(stats.n_partial, j != 7);
             saver_stats(r.saver, &st);
             assert_int_equal(st.used_bytes, 0);
@@ -519,8 +520,9 @@ static void tails_grow(void **state)
     }
 }
 
-/* Two sequences continue one tail in different ways.  The first to fill its chunk supersedes the
- * tail.  The second found it before and can still read it, even if it begins to save later. */
+/* Two sequences continue one tail in different ways. The first to fill its chunk supersedes the
+ * tail. The second has found the tail before and can still read it, even if it begins to save
+ * later. */
 static void two_continue_one_tail(bool begins_late)
 {
     struct rig r;
@@ -541,7 +543,7 @@ static void two_continue_one_tail(bool begins_late)
     assert_int_equal(saver_flush(r.saver, NULL), 0);
     line_close(&x);
     store_stats(r.store, &stats);
-    assert_int_equal(stats.n_partial, 0); /* superseded, so nobody finds it any more */
+    assert_int_equal(stats.n_partial, 0); /* superseded, so it is not found any more */
     if (begins_late)
         line_save(&y, "both");
     line_run(&y, 128, 30);
@@ -550,7 +552,7 @@ static void two_continue_one_tail(bool begins_late)
     assert_int_equal(save_committed_tokens(y.q), 128);
     store_stats(r.store, &stats);
     assert_int_equal(stats.n_partial, 0);
-    assert_int_equal(stats.n_chunks, 3); /* both share the first chunk */
+    assert_int_equal(stats.n_chunks, 3); /* the two contexts share the first chunk */
     check_stored(&r, 5, 2, "both");
     check_chunk(&y, 1, "both");
     line_close(&y);
@@ -569,7 +571,8 @@ static void one_begins_at_a_superseded_tail(void **state)
     two_continue_one_tail(true);
 }
 
-/* A tail that cannot be read ends the saving of its sequence only, and is a miss from then on. */
+/* A tail that cannot be read ends the saving of its own sequence only. From then on the tail is a
+ * miss. */
 static void damaged_tail(void **state)
 {
     (void)state;
@@ -652,7 +655,8 @@ static void close_while_in_flight(void **state)
     rig_close(&r);
 }
 
-/* Opens sequences until their unfinished chunks fill the memory; returns how many. */
+/* Opens sequences until their unfinished chunks fill the save buffer. Returns the number of
+ * sequences. */
 static int fill_memory(struct rig *r, struct line *hog, int max)
 {
     struct saver_stats st;
@@ -671,9 +675,9 @@ static int fill_memory(struct rig *r, struct line *hog, int max)
 
 enum { MANY = 32 };
 
-/* The tails of any number of sequences stay within the memory bound.  Sequences that find no room
- * are not saved further, however they ask, because no room would ever come.  The others are saved
- * to the end. */
+/* The tails of any number of sequences stay within the save buffer. A sequence that finds no room
+ * stops being saved, in whatever way it asks, because room might never come. The others are saved
+ * to their end. */
 static void tails_stay_within_the_bound(void **state)
 {
     (void)state;
@@ -686,7 +690,8 @@ static void tails_stay_within_the_bound(void **state)
     assert_int_equal(n, 4);
     for (int i = 0; i < 3; i++) {
         line_open(&x, &r, 40, "both", 0);
-        while (x.n < 64 * 14) /* continues for much longer than its window of open chunks */
+        /* continues for much longer than its window of open chunks lasts */
+        while (x.n < 64 * 14)
             assert_true(line_step(&x, 1 + i * 63, hows[i]));
         assert_int_equal(save_ended(x.q), SAVE_END_MEMORY);
         assert_int_equal(save_committed_tokens(x.q), 0);
@@ -694,7 +699,8 @@ static void tails_stay_within_the_bound(void **state)
     }
     saver_stats(r.saver, &st);
     assert_int_equal(st.n_ended[SAVE_END_MEMORY], 1 + 3);
-    for (int i = 0; i < n; i++) /* one by one, so that no two need a second chunk */
+    /* one after another, so that no two sequences need a second chunk at the same time */
+    for (int i = 0; i < n; i++)
         line_run(&hog[i], 64 * 3 - 1, 1);
     assert_int_equal(saver_flush(r.saver, NULL), 0);
     for (int i = 0; i < n; i++) {
@@ -702,7 +708,7 @@ static void tails_stay_within_the_bound(void **state)
         assert_int_equal(save_committed_tokens(hog[i].q), 128);
         line_close(&hog[i]);
     }
-    /* the same context is saved when it is asked for again */
+    /* a later request of the same context saves it */
     line_open(&x, &r, 40, "both", 0);
     line_run(&x, 64 * 2, 64);
     assert_int_equal(saver_flush(r.saver, NULL), 0);
@@ -731,7 +737,7 @@ static void memory_follows_the_policy(void **state)
         used[i] = st.used_bytes;
         line_close(&x);
     }
-    size_t head = used[1] + used[2] - used[0]; /* the struct at the front counts once */
+    size_t head = used[1] + used[2] - used[0]; /* the struct before the rows counts once */
     size_t layers = (size_t)r.m->cfg.n_layers;
     assert_true(head < 1024);
     assert_int_equal(used[1] - head, layers * 64 * row_bytes(&r, STORE_KV));
@@ -740,9 +746,9 @@ static void memory_follows_the_policy(void **state)
     rig_close(&r);
 }
 
-/* The writer falls behind. A caller that only tries gets no room now, and succeeds later. A
- * decoding sequence is not saved further, and that is the reason given. A caller that may wait does
- * so. */
+/* The writer falls behind. A caller that may not wait gets no room now, and succeeds later. A
+ * decoding sequence stops being saved, with this as its reason. A caller that may wait does
+ * wait. */
 static void shed_when_the_writer_falls_behind(void **state)
 {
     (void)state;
@@ -755,7 +761,7 @@ static void shed_when_the_writer_falls_behind(void **state)
     line_open(&a, &r, 40, "both", 0);
     line_open(&b, &r, 41, "both", 0);
     line_open(&c, &r, 42, "both", 0);
-    line_run(&a, 64 * 4, 64); /* all four chunks are queued */
+    line_run(&a, 64 * 4, 64); /* all four chunks of the save buffer are queued */
     assert_false(line_step(&b, 1, SAVE_TRY));
     assert_int_equal(save_ended(b.q), SAVE_GOES_ON);
     assert_true(line_step(&c, 1, SAVE_SHED));
@@ -783,14 +789,14 @@ static uint64_t appended_bytes(const struct rig *r)
     return stats.appended_bytes;
 }
 
-/* Chunks that are held back stay in memory until a flush, until memory runs out, or until the saver
- * ends. */
+/* Chunks that the writer holds back stay in memory until a flush, until memory runs out, or until
+ * the saver ends. */
 static void what_is_held_back_is_written_in_the_end(void **state)
 {
     (void)state;
     struct rig r;
     struct line a, b;
-    rig_open_small(&r, 1, 0); /* four chunks */
+    rig_open_small(&r, 1, 0); /* a save buffer of four chunks */
     line_open(&a, &r, 40, "both", 0);
     saver_hold_back(r.saver);
     line_run(&a, 64 * 3, 64);
@@ -815,8 +821,9 @@ static void what_is_held_back_is_written_in_the_end(void **state)
     rig_close(&r);
 }
 
-/* The disk is full, for chunks or for the index.  The sequences concerned are not saved further,
- * there is one warning, and committed chunks stay.  With room again, other sequences are saved. */
+/* The disk has no room for chunks or for the index. The affected sequences stop being saved, there
+ * is one warning, and committed chunks stay. When there is room again, other sequences are
+ * saved. */
 static void full_disk(void **state)
 {
     (void)state;
@@ -842,8 +849,8 @@ static void full_disk(void **state)
             saver_stats(r.saver, &st);
             assert_int_equal(st.fault, -ENOSPC);
             assert_string_not_equal(st.fault_why, "");
-            /* A sequence that continues an unsaved one gives the same reason, and not an
-             * eviction. */
+            /* A sequence that continues an unsaved context reports the full disk as its reason, and
+             * not an eviction. */
             line_open(&c, &r, times == 1 ? 80 : 81, "both", 64 * 4);
             line_run(&c, 64 * 6, 64);
             assert_int_equal(saver_flush(r.saver, NULL), 0);
@@ -868,7 +875,7 @@ static void full_disk(void **state)
     }
 }
 
-/* The disk fails: there is one warning, saving ends for all, and committed chunks stay. */
+/* The disk fails. There is one warning, all saving ends, and committed chunks stay. */
 static void disk_fault(void **state)
 {
     (void)state;
@@ -910,8 +917,8 @@ static void disk_fault(void **state)
     }
 }
 
-/* The size cap ends the saving of the sequence that does not fit, with its reason; others continue.
- */
+/* A sequence that exceeds the size cap stops being saved, with the cap as its reason. Others
+ * continue. */
 static void store_cap(void **state)
 {
     (void)state;
@@ -925,7 +932,7 @@ static void store_cap(void **state)
     store_stats(r.store, &stats);
     line_close(&a);
     close_saver(&r);
-    open_saver(&r, stats.used_bytes * 5 / 2); /* room for two chunks, not three */
+    open_saver(&r, stats.used_bytes * 5 / 2); /* room for two chunks */
     line_open(&a, &r, 91, "both", 0);
     line_run(&a, 64 * 5, 64);
     assert_int_equal(saver_flush(r.saver, NULL), 0);
@@ -933,7 +940,7 @@ static void store_cap(void **state)
     assert_int_equal(save_committed_tokens(a.q), 128);
     line_close(&a);
     check_stored(&r, 91, 2, "both");
-    line_open(&b, &r, 92, "both", 0); /* evicts the other context */
+    line_open(&b, &r, 92, "both", 0); /* evicts the other context to make room */
     line_run(&b, 128, 64);
     assert_int_equal(saver_flush(r.saver, NULL), 0);
     assert_int_equal(save_committed_tokens(b.q), 128);
@@ -943,8 +950,8 @@ static void store_cap(void **state)
     rig_close(&r);
 }
 
-/* A sequence that no request waits for does not push out chunks that waiting requests need. Its
- * saving ends, with a reason of its own. */
+/* A sequence may not evict chunks that waiting requests need. Its saving ends instead, with its own
+ * reason. */
 static void a_refused_save_has_a_reason_of_its_own(void **state)
 {
     (void)state;
@@ -961,7 +968,7 @@ static void a_refused_save_has_a_reason_of_its_own(void **state)
     close_saver(&r);
     r.policy = PLACEMENT_OURS;
     open_saver(&r, stats.used_bytes + stats.used_bytes / 4);
-    line_open(&a, &r, 93, "none", 0); /* only its keys are needed */
+    line_open(&a, &r, 93, "none", 0); /* only the line's keys are needed */
     assert_int_equal(store_expect_use(r.store, a.chain.keys, 2, 1), 2);
     line_open(&b, &r, 94, "both", 0);
     line_run(&b, 128, 64);
@@ -977,8 +984,8 @@ static void a_refused_save_has_a_reason_of_its_own(void **state)
     rig_close(&r);
 }
 
-/* All sequences together exceed the cap.  A living sequence still has every chunk that was reported
- * committed. */
+/* All sequences together exceed the cap. Even so a running sequence keeps every chunk that was
+ * reported as committed. */
 static void living_sequences_keep_what_they_were_told(void **state)
 {
     (void)state;
@@ -996,7 +1003,7 @@ static void living_sequences_keep_what_they_were_told(void **state)
         struct rng g = {.s = seed};
         int64_t n_committed = 0;
         close_saver(&r);
-        open_saver(&r, stats.used_bytes * 9 / 2); /* room for four chunks of twelve */
+        open_saver(&r, stats.used_bytes * 9 / 2); /* room for four of twelve chunks */
         for (int i = 0; i < MAX_SEQS; i++)
             line_open(&x[i], &r, 200 + seed * 10 + (uint64_t)i, "both", 0);
         for (int step = 0; step < MAX_SEQS * 4; step++) {

@@ -27,7 +27,7 @@ enum {
     MAX_FIBERS = 16,
     MAX_HELD = 64,
     MAX_ORDERS = 512,
-    MAX_PARKED = 120, /* in turns */
+    MAX_PARKED = 120, /* number of turns for which a fiber is parked at most */
     STACK_BYTES = 1 << 20,
 };
 
@@ -37,12 +37,13 @@ enum fiber_state { NONE, READY, ON_LOCK, ON_COND, ASLEEP, ON_JOIN, ENDED };
 
 struct fiber {
     enum fiber_state state;
-    const void *on;   /* the lock, the condition or the fiber that it waits for */
+    const void *on;   /* the lock, condition or fiber that the fiber waits for */
     int64_t until_ns; /* the end of a timed wait; 0: the wait is not timed */
     bool timed_out;
-    /* when fibers run by rank: the ready fiber with the greatest rank runs */
+    /* used when fibers run by rank: the ready fiber with the greatest rank runs */
     uint64_t rank;
-    uint64_t parked_until; /* a turn; until then other fibers run, if there are any */
+    /* the turn until which other fibers run first, if any are ready */
+    uint64_t parked_until;
     void *(*fn)(void *arg);
     void *arg, *result;
     ucontext_t at;
@@ -64,9 +65,9 @@ static struct {
     uint64_t seed, max_turns;
     struct rng rng;
     int64_t now_ns;
-    /* How the next fiber is chosen.  Without ranks: at one turn in `stay`, any ready fiber.
-     * With ranks: the greatest rank, and at one turn in `stay` the present fiber gets the lowest
-     * rank. */
+    /* How the next fiber is chosen. Without ranks, the present fiber goes on, except at one turn in
+     * `stay`, when any ready fiber is drawn. With ranks, the ready fiber with the greatest rank
+     * runs; at one turn in `stay` the present fiber gets the lowest rank. */
     uint64_t stay;
     bool by_rank;
     struct fiber fiber[MAX_FIBERS];
@@ -214,8 +215,8 @@ static struct fiber *choose(void)
     if (n == 0)
         turns_fail("every thread waits for another");
     struct fiber *f = ready[rng_below(&w.rng, (uint64_t)n)];
-    /* (At random any other fiber is taken, or a thread that polls would keep the rest from
-     * running.) */
+    /* (Sometimes a fiber is drawn without regard to ranks. Otherwise a thread that polls could keep
+     * the others from running.) */
     for (int i = 0; w.by_rank && i < n && rng_below(&w.rng, 64) != 0; i++)
         f = ready[i]->rank > f->rank ? ready[i] : f;
     return f;
@@ -295,7 +296,7 @@ static void note_order(const void *first, const void *second)
     w.order[w.n_orders++] = (struct order){first, second};
 }
 
-/* A new lock at the address of an old one has no history. */
+/* Forgets the orders of a lock, because a new lock may lie at the address of an old one. */
 static void forget_orders(const void *lock)
 {
     int n = 0;
@@ -403,7 +404,8 @@ static struct fiber *make_fiber(void *(*fn)(void *arg), void *arg)
     *f = (struct fiber){
         .state = READY, .fn = fn, .arg = arg, .stack = stack, .rank = rng_u64(&w.rng) >> 1};
 #ifdef __SANITIZE_ADDRESS__
-    __asan_unpoison_memory_region(stack, STACK_BYTES); /* fibers end without returning */
+    /* a fiber ends without returning from its functions */
+    __asan_unpoison_memory_region(stack, STACK_BYTES);
 #endif
     getcontext(&f->at);
     f->at.uc_stack.ss_sp = stack;
@@ -448,7 +450,8 @@ void turns_run(const struct turns_opts *o, void (*fn)(void *arg), void *arg,
 
 /* --- functions that the linker redirects here ------------------------------------------------- */
 
-/* Programs whose calls are not redirected have no real function under this name. */
+/* The real function. It is declared weak because a program whose calls are not redirected does not
+ * have it. */
 #define REAL(type, name, ...)                                                              \
     extern type __real_##name(__VA_ARGS__) __attribute__((weak));                          \
     type __wrap_##name(__VA_ARGS__);                                                       \
@@ -573,7 +576,7 @@ REAL(int, setpriority, __priority_which_t which, id_t who, int priority)
     return w.runs ? 0 : __real_setpriority(which, who, priority);
 }
 
-/* A thread that lowers its own class would lower the test's. */
+/* The thread's own call is ignored: it would lower the class of the whole test. */
 REAL(int, sched_setscheduler, pid_t who, int policy, const struct sched_param *param)
 {
     return w.runs ? 0 : __real_sched_setscheduler(who, policy, param);

@@ -17,8 +17,9 @@
  *  - the world has not ended after max_turns turns;
  *  - a lock is taken twice by its owner, or released by a fiber that is not its owner;
  *  - two locks are taken in both orders at any time, even where nobody waited;
- *  - a fiber is left when the first function has returned, or an ended fiber holds a lock. A
- *    violation prints the seed and ends the process with status 1: run worlds in a child.
+ *  - a fiber is left when the first function has returned, or an ended fiber holds a lock.
+ *
+ * A violation prints the seed and ends the process with status 1. So run worlds in a child.
  *
  * The linker redirects the program's calls of pthread_*, clock_* and setpriority here (TURNS in the
  * Makefile).  Outside of turns_run they call the real functions.  The program's shared libraries
