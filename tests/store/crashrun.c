@@ -18,12 +18,12 @@ enum { N_CTX = 5, N_CHUNKS = 4, N_SLOTS = N_CTX * N_CHUNKS, N_LAYERS = 2, N_STEP
 
 static const struct st_shape tiny = {.n_layers = N_LAYERS, .n_bytes = {600, 5000}};
 
-/* What the judge knows of one chunk.  The masks have bit 2 * layer + kind for each record. */
+/* The judge's knowledge of one chunk. Each mask has bit 2 * layer + kind for each record. */
 struct slot {
     struct sha256 key;
     unsigned committed; /* acknowledged by a commit */
     unsigned pending;   /* appended since the last commit */
-    unsigned maybe;     /* were pending when an interrupted commit began */
+    unsigned maybe;     /* records that were pending when an interrupted commit began */
     bool may_go;        /* an interrupted erase may have removed it */
     bool is_pinned;     /* the pin was acknowledged */
 };
@@ -36,7 +36,7 @@ struct life {
     char dir[STORE_MAX_DEVICES][32];
     const char *dirs[STORE_MAX_DEVICES];
     struct st_ctx ctx[N_CTX];
-    struct slot slots[N_SLOTS]; /* a chunk that several contexts share appears once */
+    struct slot slots[N_SLOTS]; /* a chunk that several contexts share has one slot */
     int n_slots;
     bool may_evict;  /* the interrupted call may have evicted chunks */
     bool has_faults; /* errors are expected */
@@ -96,7 +96,7 @@ static unsigned bits_of(const struct store_mask *m)
     return bits;
 }
 
-/* --- the state of the store, as it lists itself ----------------------------------------------- */
+/* --- the store's own list of its chunks ----------------------------------------------------- */
 
 static int entry_see(void *arg, const struct store_entry *e)
 {
@@ -125,7 +125,7 @@ static void list(struct life *l, unsigned seen[N_SLOTS])
     }
 }
 
-/* Reads every context.  All that is found must be right. */
+/* Reads every context. Every record that is found must be right. */
 static void read_all(struct life *l)
 {
     for (int c = 0; c < N_CTX && !violated(l); c++) {
@@ -144,7 +144,8 @@ static void read_all(struct life *l)
     }
 }
 
-/* After a call that may have evicted: forgets the records that are gone. */
+/* Call this after a call that may have evicted. Takes records that are gone out of the judge's
+ * sets. */
 static void note_evictions(struct life *l)
 {
     unsigned seen[N_SLOTS];
@@ -156,7 +157,8 @@ static void note_evictions(struct life *l)
             continue;
         if (seen[i] != 0 && !has_lied(l))
             violation(l, "a chunk lost some of its records");
-        if (l->has_faults) /* if the index could not remove the chunk, it comes back */
+        /* if the index could not remove the chunk, the chunk comes back */
+        if (l->has_faults)
             l->slots[i].maybe |= l->slots[i].committed;
         l->slots[i].committed = 0;
     }
@@ -173,7 +175,8 @@ static int step_append(struct life *l)
     int from = (int)rng_below(&l->rng, N_LAYERS);
     struct err err = {0};
     st_keys(c, N_CHUNKS, keys);
-    /* Mostly in order, as an engine saves; sometimes a later chunk alone. */
+    /* Chunks are mostly saved in order, as an engine saves them. Sometimes a later chunk is saved
+     * alone. */
     for (int i = 0; i < chunk && rng_below(&l->rng, 4) != 0; i++) {
         if ((slot_of(l, &keys[i])->committed | slot_of(l, &keys[i])->pending) == 0)
             chunk = i;
@@ -229,7 +232,7 @@ static int step_gc(struct life *l)
     uint64_t freed;
     struct err err = {0};
     unsigned seen[N_SLOTS];
-    l->may_evict = true; /* chunks that cannot be reached are removed */
+    l->may_evict = true; /* gc also removes chunks that cannot be reached */
     int rc = store_gc(l->s, &freed, &err);
     if (rc != 0 && !may_fail(l))
         violation(l, "gc fails: %s", err.msg);
@@ -273,9 +276,10 @@ static int step_erase(struct life *l)
             slot->committed |= slot->pending;
             slot->maybe &= l->has_faults ? ~slot->pending : 0u;
             slot->pending = 0;
-        } else { /* the first commit may have happened although the erase failed */
+        } else { /* the erase failed, but its first commit may have happened */
             slot->committed |= slot->pending & seen[i];
-            slot->maybe |= slot->pending; /* committed and erased, or still uncommitted */
+            /* the pending records are committed and erased, or still uncommitted */
+            slot->maybe |= slot->pending;
             slot->pending &= rc == -ENOSPC && !slot->may_go ? ~seen[i] : 0u;
         }
         if ((slot->committed & ~seen[i]) != 0 && !slot->may_go && l->opts.cap_bytes == 0 &&
@@ -348,7 +352,7 @@ static void workload(struct life *l)
 
 /* --- the judge -------------------------------------------------------------------------------- */
 
-/* Checks acknowledged pins.  A rebuilt index has none. */
+/* Checks acknowledged pins. A rebuilt index has no pins. */
 static int pin_see(void *arg, const struct store_pinned *p)
 {
     struct life *l = arg;
@@ -356,7 +360,7 @@ static int pin_see(void *arg, const struct store_pinned *p)
     if (slot == NULL)
         violation(l, "the store lists a pin that nobody set");
     else
-        slot->is_pinned = false; /* found */
+        slot->is_pinned = false; /* this pin was found */
     return 0;
 }
 
@@ -396,7 +400,7 @@ static void judge(struct life *l)
         if (lost)
             violation(l, "chunk %d: committed %x, but %x is left", i, slot->committed,
                       seen[i]);
-        /* not if an erase may have removed the chunk after its commit */
+        /* not for a chunk that an erase may have removed after its commit */
         if (slot->maybe != 0 && !slot->may_go) {
             n_maybe++;
             n_maybe_seen += (seen[i] & slot->maybe) == slot->maybe;
@@ -443,15 +447,17 @@ static int recover(struct life *l, const struct crash_opts *opts)
         segment_lose(l);
     if (opts->lose_index && io_unlink(l->io, "/store0/index.db", NULL) == 0) {
         l->may_revive = true;
-        l->may_evict = l->may_evict ||
-                       l->opts.cap_bytes != 0; /* records that came back take room, too */
+        l->may_evict =
+            l->may_evict ||
+            /* records that came back may fill the cap, so others may be evicted */
+            l->opts.cap_bytes != 0;
         io_dir_sync(l->io, "/store0", NULL);
     }
     uint64_t n_before = io_sim_count(l->io, IO_SIM_AT_OP);
     io_sim_crash_at(l->io, IO_SIM_AT_OP, opts->recover_at);
     int rc = open_store(l);
     l->out->n_recover_ops = io_sim_count(l->io, IO_SIM_AT_OP) - n_before;
-    /* the power may also fail during wiping, which is not reported as an error */
+    /* power may also fail during wiping, which does not report that as an error */
     for (int i = 1; io_sim_crashed(l->io); i++) {
         store_close(l->s);
         l->s = NULL;
@@ -506,7 +512,7 @@ static void life_init(struct life *l, const struct crash_opts *opts,
 
 static const struct {
     const char *name;
-    /* its probability is multiplied by crash_opts.fault_chance; 0 means 1 */
+    /* crash_opts.fault_chance multiplies its probability */
     struct io_sim_fault fault;
 } kinds[CRASH_FAULTS] = {
     [CRASH_EIO] = {"EIO", {.kind = IO_SIM_FAIL, .code = -EIO}},
@@ -584,11 +590,11 @@ void crash_run(const struct crash_opts *opts, struct crash_result *out)
     l.s = NULL;
     faults_count(&l);
     io_sim_fault_clear(l.io);
-    /* A store on a disk that lied may be refused, but never misread. */
+    /* After a lie of the disk the store may refuse to open, but it must never serve wrong bytes. */
     l.has_faults = has_lied(&l);
     if (!violated(&l) && recover(&l, opts) == 0) {
         judge(&l);
-        l.has_faults = has_lied(&l); /* damage by the disk may still show */
+        l.has_faults = has_lied(&l); /* damage by the disk may show only now */
         /* The recovered store must work like any other. */
         l.may_evict = false;
         for (int i = 0; i < 4 && !violated(&l); i++)

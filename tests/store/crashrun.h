@@ -35,11 +35,12 @@ struct crash_opts {
     uint64_t crash_at;   /* cut off at this operation of the disk; 0: never */
     bool at_barrier;     /* crash_at counts syncs only */
     uint64_t recover_at; /* cut off at this operation of the recovery; 0: never */
-    int n_recover;       /* how many recoveries are cut off there; 0 means 1 */
+    int n_recover;       /* number of recoveries that are cut off there; 0 means 1 */
     bool lose_index;     /* the index is lost after the crash */
     bool lose_segments;  /* a segment file is lost after the crash */
     double fault_chance; /* the probability that an operation fails, before the crash */
-    unsigned faults;     /* which faults, one bit each; 0: EIO, ENOSPC and SHORT */
+    /* one bit for each fault that may happen; 0: EIO, ENOSPC and SHORT */
+    unsigned faults;
 };
 
 struct crash_result {
@@ -48,7 +49,7 @@ struct crash_result {
     uint64_t n_recover_crashes;
     uint64_t n_faults, n_fault[CRASH_FAULTS];
     uint64_t n_contexts; /* acknowledged contexts that were looked for after the recovery */
-    uint64_t n_lost, n_wrong; /* n_lost: in chunks. n_wrong: in records. */
+    uint64_t n_lost, n_wrong; /* n_lost: lost chunks; n_wrong: wrong records */
     uint64_t n_dram;          /* records that were read from copies in DRAM */
     bool crashed;
     char violation[256]; /* empty if every promise held */

@@ -24,7 +24,7 @@ static bool store_is_broken(void)
     return store_test_bug != NULL && store_test_bug() != STORE_BUG_NONE;
 }
 
-/* A store with two contexts, closed and at rest on two directories. */
+/* Makes a store with two contexts on two directories, and closes it. */
 void damage_place(struct st_place *p)
 {
     struct err err = {0};
@@ -38,7 +38,7 @@ void damage_place(struct st_place *p)
     store_close(s);
 }
 
-/* Another disk with the same content. */
+/* Returns another disk with the same content. */
 struct io *damage_copy(const struct st_place *p, uint64_t seed)
 {
     struct io *io = NULL;
@@ -48,8 +48,8 @@ struct io *damage_copy(const struct st_place *p, uint64_t seed)
     return io;
 }
 
-/* Opens the store on `io` and reads both contexts, twice: damaged records must stay away.  Returns
- * the status of its commit. */
+/* Opens the store on `io` and reads both contexts, twice: a record that was found damaged must not
+ * be served later. Returns the result of a commit. */
 static int look(const struct st_place *p, struct io *io, struct damage_seen *out)
 {
     struct damage_seen seen = {0};

@@ -1,13 +1,13 @@
-/* damage.h - a small store at rest on a simulated disk, copies of it that tests damage, and what a
- * look at a copy finds. */
+/* damage.h - a small closed store on a simulated disk, copies of it that tests damage, and what
+ * opening and reading a copy shows. */
 #ifndef TESTS_STORE_DAMAGE_H
 #define TESTS_STORE_DAMAGE_H
 
 #include "storetest.h"
 
 enum { DAMAGE_CHUNKS = 4 };
-/* The stored contexts.  Each has DAMAGE_CHUNKS chunks, of which they share two.  They lie on two
- * directories. */
+/* The stored contexts, on two directories. Each has DAMAGE_CHUNKS chunks, two of which belong to
+ * both. */
 extern const struct st_ctx damage_ctx, damage_sibling;
 
 struct damage_counts {
@@ -17,7 +17,7 @@ struct damage_counts {
 };
 extern struct damage_counts damage_counts;
 
-/* One line "what: n" for the table of `make crash`. */
+/* A line "what: n" of the table that `make crash` prints. */
 struct damage_line {
     const char *what;
     uint64_t n;
@@ -26,13 +26,13 @@ void damage_report(const struct damage_line *lines, int n);
 
 /* Makes the store, closed and at rest. */
 void damage_place(struct st_place *p);
-/* Returns another disk with the same content, as after a loss of power.  With some seeds (never
- * with 0) the log that the last closing removed is there again, and is read instead of the pages
- * that it covers.  The caller closes the disk with io_close. */
+/* Returns another disk with the same content, as after a loss of power. With some seeds (never with
+ * 0) the log that the last closing removed exists again, and is read instead of the pages that it
+ * covers. The caller closes the disk with io_close. */
 struct io *damage_copy(const struct st_place *p, uint64_t seed);
 uint64_t damage_size(struct io *io, const char *path);
-/* Returns the offset of these bytes in a file; they must be there.  To find a leaf's row, search
- * for its key: the last chunk's key is in its own rows only. */
+/* Returns the offset of these bytes in a file, which must contain them. To find a leaf's row,
+ * search for the leaf's key: the key of the last chunk is in no other chunk's rows. */
 uint64_t damage_find(struct io *io, const char *path, const void *what, size_t n);
 
 /* Leaves an erased place that still has to be wiped.  Returns the offset of its wipe.row in the
@@ -45,7 +45,8 @@ struct damage_seen {
     struct err err;
 };
 
-/* Opens the store on `io` and reads both contexts, twice: damaged records must stay away. */
+/* Opens the store on `io` and reads both contexts, twice: a record that was found damaged must not
+ * be served later. */
 struct damage_seen damage_look(const struct st_place *p, struct io *io);
 /* Flips one bit of metadata in a copy and checks that nothing is lost by it. */
 void damage_flip(const struct st_place *p, const char *path, uint64_t at, unsigned bit);

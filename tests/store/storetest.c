@@ -57,7 +57,7 @@ void st_fill(const struct sha256 *key, int layer, enum store_kind kind, uint8_t 
     }
 }
 
-/* A record that is made when it is written. */
+/* A record whose bytes are made when they are written. */
 struct hooked {
     struct store *s;
     const void *bytes;

@@ -9,8 +9,8 @@
 
 #define ST_MAX_CHUNKS 64
 
-/* A context.  Those with the same `base` share chunks [0, branch); the rest is the context's own.
- */
+/* A context. Contexts with the same `base` share chunks [0, branch). The later chunks belong to the
+ * context alone. */
 struct st_ctx {
     uint64_t base, own;
     int branch;
@@ -33,7 +33,7 @@ extern const struct st_shape st_small; /* 3 layers, with records that do not fil
 
 struct sha256 st_fingerprint(uint64_t model);
 void st_tokens(const struct st_ctx *c, int chunk, int32_t out[STORE_CHUNK_TOKENS]);
-/* Fills in keys[0, n).  root: receives the root; may be NULL. */
+/* Fills in keys[0..n). */
 void st_keys(const struct st_ctx *c, int n, struct sha256 *keys);
 /* Fills out with the bytes that record (layer, kind) of a chunk must have. */
 void st_fill(const struct sha256 *key, int layer, enum store_kind kind, uint8_t *out,

@@ -18,8 +18,8 @@ static void assert_row(const struct store_advice *a, uint64_t contexts, uint64_t
     assert_int_equal(a->bytes, bytes);
 }
 
-/* Two contexts share three chunks and end apart: two contexts, and the shared bytes count once.
- * They fall out of the rows as they get older. */
+/* Two contexts share three chunks and end differently. They count as two contexts, and the bytes of
+ * the shared chunks count once. As they get older, they drop out of the rows of shorter times. */
 static void shared_chunks_count_once_and_ends_are_contexts(void **state)
 {
     (void)state;
@@ -56,7 +56,7 @@ static void shared_chunks_count_once_and_ends_are_contexts(void **state)
     store_advise(s, now_s + 1000 * DAY_S, a);
     assert_row(&a[3], 0, 0);
     assert_row(&a[4], 2, all);
-    /* One context ends earlier now; it is still a context. */
+    /* One context now ends at an earlier chunk. It still counts as a context. */
     st_keys(&one, 5, keys);
     assert_int_equal(store_erase(s, &keys[4], 1, &gone, &err), 0);
     store_advise(s, now_s, a);

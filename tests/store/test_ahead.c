@@ -1,5 +1,5 @@
-/* test_ahead.c - memory that the system provides before its use: how far ahead, for which region,
- * at which price, and that a store in memory asks for it if its option is set. */
+/* test_ahead.c - memory that the system provides before it is used: how far ahead, in which region,
+ * at which price. A store in memory asks for it if the store's option is set. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -44,7 +44,7 @@ static bool can_provide(void)
     return can;
 }
 
-/* Skips the test if the system has no such call. */
+/* Skips the test if the system lacks the call that provides memory. */
 static struct ahead *begin(void)
 {
     if (!can_provide())
@@ -54,7 +54,8 @@ static struct ahead *begin(void)
     return a;
 }
 
-/* Waits for the memory that should be provided now, and returns its end. */
+/* Waits until all memory that should be provided now is provided. Returns the end of that
+ * memory. */
 static uint64_t awaited(struct ahead *a)
 {
     uint64_t n_bytes = 0;
@@ -76,12 +77,12 @@ static void provides_that_much_behind_the_last_used_byte(void **state)
     assert_false(is_provided(p + 66 * MIB));
     ahead_use(a, p, 10 * MIB);
     assert_int_equal(awaited(a), 74 * MIB);
-    ahead_use(a, p, 5 * MIB); /* less than before */
+    ahead_use(a, p, 5 * MIB); /* a smaller part than before */
     assert_int_equal(awaited(a), 74 * MIB);
     assert_false(is_provided(p + 78 * MIB));
     ahead_use(a, p, 200 * MIB);
     assert_int_equal(awaited(a), 256 * MIB);
-    /* memory that far ahead is provided only as it is used */
+    /* provided only when it is used */
     assert_false(is_provided(p + 100 * MIB));
     assert_true(is_provided(p + 255 * MIB));
     ahead_destroy(a);
@@ -97,7 +98,7 @@ static void another_region_begins_anew(void **state)
     assert_int_equal(awaited(a), 3 * MIB);
     assert_false(is_provided(p + 8 * MIB));
     ahead_follow(a, other, 16 * MIB);
-    ahead_use(a, p, 16 * MIB); /* the region is not followed any more */
+    ahead_use(a, p, 16 * MIB); /* another region is followed now */
     assert_int_equal(awaited(a), 16 * MIB);
     assert_false(is_provided(p + 8 * MIB));
     ahead_leave(a, other);
@@ -108,7 +109,7 @@ static void another_region_begins_anew(void **state)
     mem_unmap(p, 16 * MIB);
 }
 
-/* Memory beyond the provided part has a price in proportion to its bytes. */
+/* Memory behind the provided part has a price in proportion to its bytes. */
 static void missing_memory_has_a_price(void **state)
 {
     (void)state;
@@ -124,7 +125,7 @@ static void missing_memory_has_a_price(void **state)
     assert_true(fabs(ahead_price_s(a, 80 * MIB, 0) / one - 1) < 1e-6);
     ahead_use(a, p, 64 * MIB);
     assert_int_equal(awaited(a), 128 * MIB);
-    assert_true(ahead_price_s(a, 128 * MIB, UINT64_MAX) == 0); /* all is provided */
+    assert_true(ahead_price_s(a, 128 * MIB, UINT64_MAX) == 0); /* all memory is provided */
     ahead_destroy(a);
     mem_unmap(p, 128 * MIB);
 }
@@ -179,7 +180,7 @@ static void a_store_in_memory_asks_for_it(void **state)
     const uint8_t *first = fill(s);
     while (can_provide() && !is_provided(first + 31 * MIB))
         usleep(1000);
-    assert_false(is_provided(first + 48 * MIB)); /* no more than the cap */
+    assert_false(is_provided(first + 48 * MIB)); /* no memory is provided beyond the cap */
     store_close(s);
     st_place_close(&p);
 }
@@ -199,9 +200,10 @@ static void a_store_with_a_capacity_gets_all_of_it(void **state)
     const uint8_t *first = fill(s);
     while (can_provide() && !is_provided(first + 399 * MIB))
         usleep(1000);
-    assert_false(is_provided(first + 440 * MIB)); /* no more than the capacity */
+    /* no memory is provided beyond the capacity */
+    assert_false(is_provided(first + 440 * MIB));
     store_close(s);
-    /* More than the system has: as without a capacity. */
+    /* A capacity above the system's memory has the same effect as none. */
     p.opts.cap_bytes = UINT64_MAX / 4;
     s = st_open(&p);
     first = fill(s);

@@ -64,7 +64,8 @@ static void memory_is_provided_ahead_of_its_use(void **state)
     (void)state;
     uint64_t n_bytes;
     struct arena *a = open_arena(32 * MIB, 4 * MIB);
-    assert_true(arena_await(a, 0, &n_bytes)); /* nothing to wait for */
+    /* without waiting: the first bytes have memory already */
+    assert_true(arena_await(a, 0, &n_bytes));
     await_resident(a, 0, 4 * MIB);
     assert_true(arena_price_s(a, 4 * MIB, 0) == 0);
     assert_true(arena_price_s(a, 1 * MIB, 4 * MIB) > 0);
@@ -72,7 +73,8 @@ static void memory_is_provided_ahead_of_its_use(void **state)
     await_resident(a, 20 * MIB, 4 * MIB);
     arena_use(a, 28 * MIB);
     await_resident(a, 28 * MIB, 4 * MIB);
-    assert_true(arena_price_s(a, 32 * MIB, UINT64_MAX) == 0); /* all of it has memory */
+    /* all of the arena has memory */
+    assert_true(arena_price_s(a, 32 * MIB, UINT64_MAX) == 0);
     arena_close(a);
 }
 
@@ -109,7 +111,8 @@ static void memory_of_the_caller_is_left_as_it_is(void **state)
     arena_close(a);
 }
 
-/* The system kills a process that uses more memory than is left. */
+/* The system kills a process that uses more memory than is left. So an arena that is too large is
+ * refused. */
 static void more_than_the_system_has_left_is_refused(void **state)
 {
     (void)state;
@@ -121,7 +124,7 @@ static void more_than_the_system_has_left_is_refused(void **state)
     o.n_bytes = (process_memory_left() / PAGE + 1) * 4 * PAGE;
     assert_int_equal(arena_open(&o, &a, &err), -ENOMEM);
     assert_non_null(strstr(err.msg, "less --dram"));
-    o.ahead_bytes = MIB; /* it may never be used */
+    o.ahead_bytes = MIB; /* the memory may never be used, so it is not refused */
     assert_int_equal(arena_open(&o, &a, &err), 0);
     arena_close(a);
 }

@@ -91,14 +91,16 @@ static void nodes(void **state)
     BREAK(s, free_leaf->place.slot, 0);
     BREAK(s, free_leaf->place.slot, 1000);
     BREAK(s, free_leaf->place.slot, free_leaf->place.slot == 1 ? 2 : 1);
-    BREAK(s, free_leaf->n_pins, 1); /* in the heap although it cannot be evicted */
-    BREAK(s, leaf->n_pins, 0);      /* can be evicted but is not in the heap */
+    /* the chunk is in the heap of victims although it cannot be evicted */
+    BREAK(s, free_leaf->n_pins, 1);
+    BREAK(s, leaf->n_pins, 0); /* the chunk can be evicted but is not in the heap */
     BREAK(s, pinned->pin_at, 1000);
     BREAK(s, pinned->pin_at, pinned->pin_at == 1 ? 2 : 1);
     BREAK(s, leaf->pin_at, 1);
     BREAK(s, parent->n_children, 5);
-    BREAK(s, parent->parent->n_children, 0); /* a name that nothing refers to */
-    BREAK(s, leaf->n_tokens, 7);             /* a partial chunk that was not counted */
+    /* a chunk without children and without a record */
+    BREAK(s, parent->parent->n_children, 0);
+    BREAK(s, leaf->n_tokens, 7); /* a partial chunk that was not counted */
 
     store_release(s, &hit, 1);
     store_close(s);
@@ -120,12 +122,12 @@ static void sums(void **state)
     BREAK(s, c->n_pins, c->n_pins + 1);
     BREAK(s, o->used_bytes, o->used_bytes + 4096);
     BREAK(s, o->n_chunks, o->n_chunks + 1);
-    /* goes last by its order, but is first in the heap */
+    /* the item's order puts it last, but it is first in the heap */
     BREAK(s, o->place.slot[0].item->order, UINT64_MAX);
     BREAK(s, s->used_bytes, s->used_bytes - 4096);
     BREAK(s, s->freeing_bytes, 4096);
     BREAK(s, s->wiping_bytes, 4096);
-    BREAK(s, s->cap_bytes, 4096); /* more is used than the cap */
+    BREAK(s, s->cap_bytes, 4096); /* the store uses more than its cap */
     store_release(s, &hit, 1);
     store_close(s);
     st_place_close(&p);
@@ -154,7 +156,7 @@ static void space(void **state)
     BREAK(s, a->used_bytes, a->used_bytes + 4096);
     BREAK(s, r[0].begin, r[0].end);
     BREAK(s, r[first->n_free - 1].end, a->segment_bytes + 4096);
-    BREAK(s, r[1].begin, r[0].end); /* the two ranges touch: they should be one */
+    BREAK(s, r[1].begin, r[0].end); /* the two ranges touch, so they should be one */
     BREAK(s, first->largest, 0);
     store_release(s, &hit, 1);
     store_close(s);

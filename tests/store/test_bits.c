@@ -1,5 +1,5 @@
-/* test_bits.c - flips every bit of one structure of each kind of metadata: nothing is lost and
- * nothing wrong is served.  (test_parts flips every bit of a header and of a superblock by itself.)
+/* test_bits.c - flips every bit of one structure of each kind of metadata. No flip may lose a
+ * record or serve wrong bytes. (test_parts flips every bit of a header and of a superblock.)
  *
  * HCACHE_CAMPAIGN_OUT=FILE receives the counts. */
 #include <errno.h>
@@ -17,7 +17,7 @@
 #include "damage.h"
 #include "io/io_sim.h"
 
-/* Every bit of one structure of each kind in the index (meta.row, extent.row, record.tab), and of
+/* Flips every bit of one row of each kind in the index (meta.row, extent.row, record.tab), and of
  * the fields of a header. */
 static void every_bit_of_the_structures(void **state)
 {
@@ -51,8 +51,8 @@ static void every_bit_of_the_structures(void **state)
     st_place_close(&p);
 }
 
-/* Every bit of the row of a place that still has to be wiped.  Only the erased chunks may be
- * affected: they may come back, but not with wrong bytes. */
+/* Flips every bit of the row of a place that still has to be wiped. The erased chunks may come
+ * back, but not with wrong bytes; other chunks are not affected. */
 static void every_bit_of_a_wipe(void **state)
 {
     (void)state;

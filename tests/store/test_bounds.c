@@ -81,7 +81,7 @@ static void header_change(struct chunk_header *h, enum header_change what)
         h->offset += STORE_ALIGN;
         break;
     case OTHER_IDX:
-        h->chunk_idx++; /* with this index its layers lie on the other device */
+        h->chunk_idx++; /* chunks with this index have their layers on the other device */
         break;
     case OTHER_KEY:
         h->tokens[5] ^= 1;
@@ -118,8 +118,8 @@ static struct io *with_header(const struct st_place *p, enum header_change what,
     return io;
 }
 
-/* The index knows where an extent is but has lost its table, and the header there belongs to
- * another extent. */
+/* The index knows the place of an extent but has lost the extent's table. The header at that place
+ * belongs to another extent. */
 static void header_is_not_the_rows(void **state)
 {
     (void)state;
@@ -135,7 +135,8 @@ static void header_is_not_the_rows(void **state)
         opts.io = io;
         assert_int_equal(store_open(&opts, &s, &err), 0);
         assert_int_equal(st_read(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, &r, &err), 0);
-        if (what == OTHER_IDX) /* the row has this field too, and the row is believed */
+        /* the row has this field, too, and the store believes the row */
+        if (what == OTHER_IDX)
             assert_int_equal(r.n_found, DAMAGE_CHUNKS);
         else if (r.n_found != 0 || strstr(r.why, "header unreadable") == NULL)
             fail_msg("change %d: %d found, %s", what, r.n_found, r.why);
@@ -147,8 +148,8 @@ static void header_is_not_the_rows(void **state)
     st_place_close(&p);
 }
 
-/* There is no index.  A header that cannot belong to its place is skipped, and records that are
- * taken are right. */
+/* The index is lost. A header that cannot belong to its place is skipped, and all records that are
+ * found are right. */
 static void headers_are_not_believed_blindly(void **state)
 {
     (void)state;
@@ -171,7 +172,8 @@ static void headers_are_not_believed_blindly(void **state)
     st_place_close(&p);
 }
 
-/* Two extents have the same id: the store takes one of them, and each byte served is right. */
+/* Two extents have the same id. The store takes one of them, and every byte that it serves is
+ * right. */
 static void one_id_twice(void **state)
 {
     (void)state;
@@ -217,7 +219,7 @@ static void field_put(struct io *io, uint64_t at, size_t n, const struct field *
     put(io, index_path, at, row, n);
 }
 
-/* With this field in the row of n bytes at `at`, a copy opens and every record is read back. */
+/* A copy with this field in the row of n bytes at `at` opens, and every record can be read. */
 static void field_loses_nothing(const struct st_place *p, uint64_t at, size_t n,
                                 const struct field *f, const char *what)
 {
@@ -237,7 +239,7 @@ static uint64_t row_of(struct io *io, const struct sha256 *key)
     return damage_find(io, index_path, key->b, sizeof key->b) - 40;
 }
 
-/* A row with impossible values: the index is rebuilt from the headers, and nothing is lost. */
+/* Rows with impossible values: the index is rebuilt from the headers, and no record is lost. */
 static void rows_out_of_range(void **state)
 {
     (void)state;
@@ -261,7 +263,7 @@ static void rows_out_of_range(void **state)
     st_place_close(&p);
 }
 
-/* The store on `io` saves another context and has it after a restart. */
+/* Saves another context in the store on `io`, and finds it after a restart. */
 static void saves_more(const struct st_place *p, struct io *io)
 {
     static const struct st_ctx more = {.base = 70, .own = 71};
@@ -281,8 +283,8 @@ static void saves_more(const struct st_place *p, struct io *io)
     }
 }
 
-/* What the index says about itself: the index of another store is refused, and an inconsistent one
- * is rebuilt. */
+/* The index's description of itself: if it is that of another store, opening is refused; if it is
+ * inconsistent, the index is rebuilt. */
 static void description_out_of_range(void **state)
 {
     (void)state;
@@ -471,7 +473,7 @@ static void chunks_out_of_range(void **state)
     assert_int_equal(store_commit(s, &err), 0);
     assert_true(store_audit(s));
     store_close(s);
-    s = st_open(&p); /* the largest position is read back */
+    s = st_open(&p); /* a chunk at the largest possible position can be read back */
     struct store_stats stats;
     store_stats(s, &stats);
     assert_int_equal(stats.n_chunks, 1);

@@ -68,8 +68,8 @@ static uint64_t first_seed(void)
     return env_number("HCACHE_CRASH_SEED", 1);
 }
 
-/* Lives cut off at each of their syncs.  A third of the recoveries are cut off too, once or up to
- * three times in a row. */
+/* Cuts lives off at each of their syncs. A third of the recoveries are cut off, too, up to three
+ * times in a row. */
 static void every_barrier(void **state)
 {
     (void)state;
@@ -93,7 +93,7 @@ static void every_barrier(void **state)
     }
 }
 
-/* Lives cut off at any operation. */
+/* Cuts lives off at any operation. */
 static void any_operation(void **state)
 {
     (void)state;
@@ -112,7 +112,7 @@ static void any_operation(void **state)
     }
 }
 
-/* Disks that report every kind of failure and then lose power. */
+/* The disk reports failures of every kind and then loses power. */
 static void honest_faults(void **state)
 {
     (void)state;
@@ -131,7 +131,7 @@ static void honest_faults(void **state)
     }
 }
 
-/* Disks that lie: the only promise left is that no wrong byte is served. */
+/* The disk lies. The only promise left is that no wrong byte is served. */
 static void lies(void **state)
 {
     (void)state;

@@ -19,7 +19,8 @@
 
 /* --- the system's clock, as the whole program sees it ----------------------------------------- */
 
-static int64_t set_by_s; /* seconds by which the system's clock was set */
+/* the system's clock shows this many seconds more than are right */
+static int64_t set_by_s;
 static int64_t passed_s; /* seconds that have passed by all clocks */
 
 int clock_gettime(clockid_t id, struct timespec *t)
@@ -87,14 +88,15 @@ static void eviction_follows_use(void **state)
     store_stats(s, &full);
     set_by_s = -YEAR_S;
     struct st_ctx kept = context(0);
-    assert_int_equal(found(s, &kept), 1); /* used last, with the clock in the past */
+    /* was used last, while the clock showed the past */
+    assert_int_equal(found(s, &kept), 1);
     assert_int_equal(store_commit(s, &err), 0);
     store_close(s);
 
     set_by_s = 10 * YEAR_S;
     p.opts.cap_bytes = full.used_bytes;
     s = st_open(&p);
-    for (uint64_t i = 0; i < 2; i++) { /* replaces contexts 1 and 2 */
+    for (uint64_t i = 0; i < 2; i++) { /* replaces the contexts 1 and 2 */
         struct st_ctx c = context(10 + i);
         set_by_s = jumps[i];
         assert_int_equal(st_save(s, &st_small, &c, 1, ST_BOTH, &err), 0);
@@ -153,8 +155,8 @@ static void pins_and_dates_stay(void **state)
     set_by_s = 0;
 }
 
-/* Idle chunks are removed, also if the time passed while no store was open.  A pin keeps a whole
- * context, and the idle time begins at the last use. */
+/* Idle chunks are removed, also if the time has passed while no store was open. A pin keeps all
+ * chunks up to the pinned one. The idle time of a chunk begins at its last use. */
 static void idle_chunks_go(void **state)
 {
     (void)state;
@@ -174,9 +176,9 @@ static void idle_chunks_go(void **state)
     s = st_open(&p);
     int64_t now = clock_wall_s();
     assert_int_equal(store_pin_until(s, &keys[2], 1, now + 1000, &err), 0);
-    assert_int_equal(found(s, &used), 1); /* only its first chunk is used */
+    assert_int_equal(found(s, &used), 1); /* a use of the first chunk only */
     assert_int_equal(store_evict_idle(s, now - 1100, &n_gone, &err), 0);
-    assert_int_equal(n_gone, 0); /* nothing is old enough */
+    assert_int_equal(n_gone, 0); /* no chunk is old enough */
     assert_int_equal(store_evict_idle(s, now - 500, &n_gone, &err), 0);
     /* the pinned context loses only the chunk behind the pin */
     assert_int_equal(n_gone, 4 + 3 + 1);

@@ -32,7 +32,7 @@ static uint64_t env_number(const char *name, uint64_t otherwise)
 
 struct tally {
     uint64_t n_images, n_crashed, n_recovery_crashed, n_violations;
-    struct crash_opts first; /* the first one that violated a promise */
+    struct crash_opts first; /* the first life that violated a promise */
     char violation[256];
 };
 
@@ -47,8 +47,8 @@ static void image(struct tally *t, const struct crash_opts *opts, struct crash_r
     }
 }
 
-/* Runs lives of increasing seed.  Each runs once to its end, and is then cut off at a few moments;
- * every third time its recovery is cut off too. */
+/* Runs lives with increasing seeds. Each runs once to its end and is then cut off at a few moments.
+ * Every third time its recovery is cut off, too. */
 static void images(struct tally *t, uint64_t seed, uint64_t max_images,
                    bool stop_at_violation)
 {
@@ -90,7 +90,7 @@ static void no_promise_breaks(void **state)
     assert_true(t.n_images >= n && t.n_crashed > 0 && t.n_recovery_crashed > 0);
 }
 
-/* One short life, cut off at every operation. */
+/* Cuts a short life off at every operation. */
 static void every_operation(void **state)
 {
     (void)state;
@@ -106,8 +106,7 @@ static void every_operation(void **state)
         fail_msg("crash at %llu: %s", (unsigned long long)t.first.crash_at, t.violation);
 }
 
-/* Disks that fail at random before they lose power: errors are returned, and every promise holds.
- */
+/* The disk fails at random before it loses power. Errors are returned, and every promise holds. */
 static void faults_and_crashes(void **state)
 {
     (void)state;

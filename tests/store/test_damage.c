@@ -70,7 +70,7 @@ static void wal_flips(void **state)
     assert_true(st_place_open(&p, "sim", 2));
     p.opts.cap_bytes = 80 * 4096;
     struct store *s = st_open(&p);
-    for (int i = 0; i < 6; i++) { /* old rows describe space that newer extents use now */
+    for (int i = 0; i < 6; i++) { /* old rows then describe space that newer extents use */
         struct st_ctx other = {50, (uint64_t)i, 0, 0, NULL};
         assert_int_equal(st_save(s, &st_small, &other, 1, ST_BOTH, &err), 0);
     }
@@ -92,7 +92,7 @@ static void wal_flips(void **state)
     st_place_close(&p);
 }
 
-/* Flips in segments: in headers, where the index has the same facts, and in records, which their
+/* Flips bits in segments: in headers, whose facts the index has, too, and in records, which their
  * checksums protect. */
 static uint64_t flip_data(const struct st_place *p, uint64_t n, uint64_t *n_refused)
 {
@@ -111,7 +111,8 @@ static uint64_t flip_data(const struct st_place *p, uint64_t n, uint64_t *n_refu
         n_wrong += (uint64_t)seen.n_wrong;
         *n_refused += seen.n_corrupt > 0;
         if (bug == STORE_BUG_NONE) {
-            assert_true(seen.n_corrupt <= 2); /* both contexts may share the chunk */
+            /* the damaged chunk may belong to both contexts */
+            assert_true(seen.n_corrupt <= 2);
             if (seen.n_corrupt == 0)
                 assert_int_equal(seen.n_records, 2 * DAMAGE_CHUNKS * 6);
         }
@@ -142,7 +143,7 @@ static void data_flips(void **state)
     st_place_close(&p);
 }
 
-/* verify finds every flipped record, and condemns what it finds. */
+/* number of records that verify has reported as damaged */
 static int n_reports;
 static void report(void *arg, const char *what)
 {
@@ -174,7 +175,7 @@ static void verify_finds_flips(void **state)
         assert_int_equal(v.n_bad, 1);
         assert_int_equal(n_reports, 1);
         assert_int_equal(store_verify(s, &v, report, NULL, NULL, &err), 0);
-        assert_int_equal(v.n_bad, 0); /* condemned */
+        assert_int_equal(v.n_bad, 0); /* already condemned by the first verify */
         store_close(s);
         io_close(opts.io);
     }
@@ -188,7 +189,7 @@ static struct io_file *file_of(struct io *io, const char *path)
     return f;
 }
 
-/* Every file truncated at each block. */
+/* Truncates every file at each block. */
 static void truncations(void **state)
 {
     (void)state;
@@ -210,7 +211,8 @@ static void truncations(void **state)
             assert_int_equal(seen.n_wrong, 0);
             n_cuts++;
             if (i == 0)
-                assert_int_equal(seen.n_records, 2 * DAMAGE_CHUNKS * 6); /* rebuilt */
+                /* the index is rebuilt, and all records are found */
+                assert_int_equal(seen.n_records, 2 * DAMAGE_CHUNKS * 6);
             io_close(io);
         }
     }
@@ -253,7 +255,7 @@ static void swaps(void **state)
     st_place_close(&p);
 }
 
-/* A device that reports success and writes nothing, or writes elsewhere. */
+/* A device reports success and writes nothing, or writes to another place. */
 static void lost_and_misdirected_writes(void **state)
 {
     (void)state;
@@ -285,8 +287,8 @@ static void lost_and_misdirected_writes(void **state)
     assert_true(n_hits >= 90 && n_corrupt > 0);
 }
 
-/* A read returns one wrong bit, once.  The record is refused; appended again, the chunk is right.
- */
+/* A read returns one wrong bit, once. The record is refused. When the chunk is appended again, it
+ * is right. */
 static void read_flips(void **state)
 {
     (void)state;
@@ -297,7 +299,7 @@ static void read_flips(void **state)
     struct store *s = st_open(&p);
     struct io_sim_fault fault = {
         .kind = IO_SIM_READ_FLIP, .on = IO_SIM_ON_READ, .path = "seg-", .count = 1};
-    /* A flip may fall into the padding of a record's last block, where it does no harm. */
+    /* A flip in the padding of a record's last block does no harm, so it condemns nothing. */
     int n_corrupt = 0;
     for (int i = 0; i < 10 && n_corrupt == 0; i++) {
         assert_int_equal(io_sim_fault_add(p.io, &fault), 0);

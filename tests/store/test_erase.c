@@ -51,7 +51,7 @@ static void nothing_remains(const char *kind, int n_dirs)
     struct store *s = st_open(&p);
     save_both(s);
     if (p.io != NULL)
-        assert_true(remains(&p, &ours, 2, true) > 0); /* the search does find it */
+        assert_true(remains(&p, &ours, 2, true) > 0); /* shows that the search works */
     erase_all(s, &ours, &e);
     assert_int_equal(e.n_chunks, N - 2);
     assert_int_equal(e.n_shared, 2);
@@ -71,7 +71,7 @@ static void nothing_remains(const char *kind, int n_dirs)
     assert_true(st.n_chunks == 0 && st.used_bytes == 0 && st.freeing_bytes == 0);
     assert_true(st.evictions[STORE_EVICT_ERASED] == N - 2 + N && st.n_evicted == 0);
     store_close(s);
-    if (p.io != NULL) { /* a lost index cannot bring it back either */
+    if (p.io != NULL) { /* a rebuilt index does not bring the context back either */
         char path[600];
         snprintf(path, sizeof path, "%s/index.db", p.dirs[0]);
         assert_int_equal(io_unlink(p.io, path, NULL), 0);
@@ -108,7 +108,7 @@ static void older_copies(void **state)
     p.opts.cap_bytes = 400 << 10;
     struct store *s = st_open(&p);
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
-    for (uint64_t i = 10; i < 14; i++) { /* other contexts evict ours */
+    for (uint64_t i = 10; i < 14; i++) { /* saving other contexts evicts ours */
         struct st_ctx c = {.base = i, .own = i};
         assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, &err), 0);
     }
@@ -126,7 +126,7 @@ static void older_copies(void **state)
 
 /* --- bytes that no row names ------------------------------------------------------------------ */
 
-/* Returns the state of the end of a context: of the first n_tokens tokens of chunk `chunk`. */
+/* Makes the key and the state of a context's end: the first n_tokens tokens of chunk `chunk`. */
 static void end_state(const struct st_ctx *c, int chunk, int n_tokens, struct sha256 *key,
                       uint8_t state[700])
 {
@@ -177,8 +177,8 @@ static void save_turns(struct store *s, const struct st_ctx *c)
     assert_int_equal(store_commit(s, &err), 0);
 }
 
-/* Returns how many files contain token ids of the first three chunks, or state of one of the ends.
- */
+/* Returns the number of files that contain token ids of the first three chunks, or state of one of
+ * the superseded ends. */
 static int turn_remains(const struct st_place *p, const struct st_ctx *c)
 {
     static const int ends[] = {20, 40, STORE_CHUNK_TOKENS};
@@ -213,8 +213,8 @@ static void erase_turns(struct store *s, const struct st_ctx *c)
     assert_int_equal(e.n_busy + e.n_shared, 0);
 }
 
-/* The superseded ends of a conversation are erased with it, in the process that wrote them and in a
- * later one. */
+/* The superseded ends of a conversation are erased with the conversation, both in the process that
+ * wrote them and in a later process. */
 static void superseded_ends(void **state)
 {
     (void)state;
@@ -223,7 +223,7 @@ static void superseded_ends(void **state)
         assert_true(st_place_open(&p, "pread", 2));
         struct store *s = st_open(&p);
         save_turns(s, &ours);
-        assert_int_equal(end_remains(&p, &ours, 20), 1); /* the search does find one */
+        assert_int_equal(end_remains(&p, &ours, 20), 1); /* shows that the search works */
         if (reopened) {
             store_close(s);
             s = st_open(&p);
@@ -281,7 +281,7 @@ static bool turns_cut_off_at(uint64_t n)
     s = st_open(&p);
     struct store_stats st;
     store_stats(s, &st);
-    /* 4: the second end goes only with the next commit, and an erase begins with one */
+    /* 4: the second end is removed only by the next commit, with which an erase begins */
     assert_true(st.n_chunks == 0 || st.n_chunks == 3 || st.n_chunks == 4);
     assert_true(rc != 0 || st.n_chunks == 0);
     if (st.n_chunks == 0 && turn_remains(&p, &ours) != 0)
@@ -317,7 +317,7 @@ static void evicted_in_the_middle(void **state)
         c[i] = (struct st_ctx){.base = 20 + i, .own = 20 + i};
         assert_int_equal(st_save(s, &st_small, &c[i], N, ST_BOTH, &err), 0);
     }
-    /* used after c[1] */
+    /* makes c[0] and c[2] more recently used than c[1] */
     assert_int_equal(st_n_right(s, &c[0], N) + st_n_right(s, &c[2], N), 2 * N);
     store_stats(s, &st);
     store_close(s);
@@ -335,8 +335,8 @@ static void evicted_in_the_middle(void **state)
     st_place_close(&p);
 }
 
-/* A chunk that is being read stays readable for its reader, is absent for everybody else, and is
- * removed when the reader releases it. */
+/* A chunk that is being read stays readable for its reader and is absent for everyone else. The
+ * release by its last reader removes it. */
 static void in_use(void **state)
 {
     (void)state;
@@ -358,18 +358,18 @@ static void in_use(void **state)
     assert_int_equal(st_n_right(s, &ours, N), 0);
     assert_true(store_audit(s));
     store_release(s, hits, 4);
-    /* After the release the chunks must be wiped themselves, not only as free space of a later
+    /* The chunks must be wiped because of their release, not only as free space of a later
      * erase. */
     int n_freeing = 0;
     for (const struct extent *x = s->freeing; x != NULL; x = x->next, n_freeing++)
         assert_true(x->wipe);
     assert_true(n_freeing >= 4);
-    erase_all(s, &ours, &e); /* the commit and the wipe happen */
+    erase_all(s, &ours, &e); /* commits, and wipes the released chunks */
     assert_int_equal(e.n_busy, 0);
     for (int i = 0; i < N; i++)
         assert_int_equal(remains(&p, &ours, i, false), 0);
     assert_true(store_audit(s));
-    /* Saved again, the context is stored again. */
+    /* A context that is saved again is stored again. */
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
     assert_int_equal(st_n_right(s, &ours, N), N);
     store_close(s);
@@ -453,7 +453,8 @@ static void an_owner_with_branches_in_use(void **state)
     st_place_close(&p);
 }
 
-/* A chunk appended after the owner's chunks were listed prevents nothing else from being erased. */
+/* A chunk may be appended after the owner's chunks were listed. The erasure of the others goes
+ * on. */
 static void appended_while_an_owner_is_erased(void **state)
 {
     (void)state;
@@ -478,8 +479,9 @@ static void appended_while_an_owner_is_erased(void **state)
     st_place_close(&p);
 }
 
-/* While all chunks are being erased and in use, one in the middle is found damaged.  It has no
- * records left when those behind it are removed; those before it must still be erased. */
+/* All chunks are erased while they are in use, and one in the middle is found damaged meanwhile.
+ * The damaged chunk has no records left when the chunks behind it are removed. The chunks before it
+ * must still be erased. */
 static void damaged_while_doomed(void **state)
 {
     (void)state;
@@ -538,7 +540,7 @@ static void pending_too(void **state)
 
 /* --- loss of power ---------------------------------------------------------------------------- */
 
-/* Erases with power failing at the n-th operation.  Returns false if the erase takes fewer
+/* Erases while power fails at the n-th operation. Returns false if the erase takes fewer
  * operations. */
 static bool cut_off_at(uint64_t n, uint64_t seed)
 {
@@ -624,8 +626,8 @@ static void wipe_fails(void **state)
 
 /* --- chunks that continue an erased text ------------------------------------------------------ */
 
-/* The erased turn has `n_full` chunks and 20 more tokens.  An interrupted answer has saved the
- * chunk that these tokens begin, and those behind it. */
+/* The erased text has `n_full` chunks and 20 more tokens. An interrupted answer has saved the chunk
+ * that begins with these tokens, and the chunks behind it. */
 static void continuing(const char *kind, int n_full, bool with_others)
 {
     struct st_place p;
@@ -638,7 +640,7 @@ static void continuing(const char *kind, int n_full, bool with_others)
         p.opts.memory = remains_memory();
     struct store *s = st_open(&p);
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
-    assert_true(remains(&p, &ours, N - 1, false) > 0); /* the search does find it */
+    assert_true(remains(&p, &ours, N - 1, false) > 0); /* shows that the search works */
     if (with_others)
         assert_int_equal(st_save(s, &st_small, &theirs, N, ST_BOTH, &err), 0);
     st_keys(&ours, N, keys);
@@ -649,7 +651,7 @@ static void continuing(const char *kind, int n_full, bool with_others)
     memcpy(turn, keys, (size_t)n_full * sizeof keys[0]);
     turn[n_full] = store_partial_key(n_full > 0 ? &keys[n_full - 1] : &root, tokens, 20);
     assert_int_equal(store_erase(s, turn, n_full, &e, &err), 0);
-    /* other contexts continue them, so this erase forgets none */
+    /* other contexts continue these chunks, so this erase removes none */
     assert_int_equal(e.n_chunks, 0);
     assert_int_equal(store_erase_continuing(s, turn, n_full + 1, &e, &err), 0);
     assert_int_equal(e.n_chunks, N - n_full);
@@ -659,7 +661,8 @@ static void continuing(const char *kind, int n_full, bool with_others)
     for (int i = with_others ? 2 : 0; i < N; i++)
         assert_int_equal(remains(&p, &ours, i, false), 0);
     if (with_others)
-        assert_int_equal(st_n_right(s, &theirs, N), N); /* they share only the beginning */
+        /* `theirs` shares only the beginning */
+        assert_int_equal(st_n_right(s, &theirs, N), N);
     assert_true(store_audit(s));
     store_close(s);
     st_place_close(&p);

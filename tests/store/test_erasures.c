@@ -15,7 +15,7 @@
 
 enum { N = 6 };
 
-/* `theirs` shares two chunks with `ours`; `salted` has another owner. */
+/* `theirs` shares its first two chunks with `ours`. `salted` has another owner. */
 static const struct st_ctx ours = {.base = 1, .own = 1, .branch = 2};
 static const struct st_ctx theirs = {.base = 1, .own = 2, .branch = 2};
 static const struct st_ctx lone = {.base = 2, .own = 3, .branch = 2};
@@ -98,14 +98,16 @@ static void chunks_and_what_follows(void **state)
         uint64_t after = store_epoch(s);
         for (int i = 0; i < N; i++) /* a new request computes the same chunks again */
             assert_int_equal(append_since(s, after, &ours, i), 0);
-        assert_int_equal(append_since(s, 0, &theirs, 2), 0); /* epoch 0: no request */
+        /* epoch 0: the append belongs to no request */
+        assert_int_equal(append_since(s, 0, &theirs, 2), 0);
         assert_int_equal(store_commit(s, NULL), 0);
         assert_int_equal(st_n_right(s, &ours, N), N);
         close_all(&p, s);
     }
 }
 
-/* The chunk before may have another key than the parent: a truncated context's next stair. */
+/* The chunk before an appended one may have another key than its parent's: at the first chunk of a
+ * truncated context's next stair. */
 static void the_next_stair(void **state)
 {
     (void)state;
@@ -126,7 +128,7 @@ static void the_next_stair(void **state)
     close_all(&p, s);
 }
 
-/* An erasure leaves chunks that others continue, and their requests go on. */
+/* An erasure leaves chunks that other contexts continue, and requests of these contexts go on. */
 static void kept_chunks(void **state)
 {
     (void)state;
@@ -149,7 +151,7 @@ static void an_owner(void **state)
         struct st_place p;
         struct store *s = open_kind(&p, kinds[k]);
         uint64_t before = store_epoch(s);
-        erase_owner(s, "s"); /* this owner has nothing yet */
+        erase_owner(s, "s"); /* this owner has no state yet */
         assert_int_equal(append_since(s, before, &salted, 0), ERR_ERASED);
         assert_int_equal(append_since(s, before, &ours, 0), 0);
         uint64_t after = store_epoch(s);
@@ -208,7 +210,7 @@ static void while_it_is_written(void **state)
             assert_int_equal(append_since(s, before, &ours, 2), ERR_ERASED);
             assert_null(st_while_written);
             assert_int_equal(st_n_found(s, &ours, 3), 0);
-            /* if the text is erased, its request stops at chunk 2 */
+            /* the request stops at chunk 2 if its text was erased */
             if (erasures[e] != erase_text)
                 assert_int_equal(append_since(s, before, &ours, 3), ERR_ERASED);
             assert_int_equal(store_settle(s, NULL), 0); /* files: it also wipes the bytes */
@@ -218,7 +220,7 @@ static void while_it_is_written(void **state)
                 assert_int_equal(p.io != NULL ? remains(&p, &ours, i, false) : 0, 0);
             }
             assert_int_equal(st_stats(s).n_chunks, 0);
-            /* The next request stores it again. */
+            /* The next request stores the erased chunk again. */
             for (int i = 0; i < 3; i++)
                 assert_int_equal(append_since(s, store_epoch(s), &ours, i), 0);
             assert_int_equal(store_commit(s, NULL), 0);
@@ -238,7 +240,7 @@ static void wiped_without_another_save(void **state)
         assert_int_equal(append_since(s, before, &ours, i), 0);
     st_while_written = erase_ours;
     assert_int_equal(append_since(s, before, &ours, 2), ERR_ERASED);
-    assert_true(remains(&p, &ours, 2, false) > 0); /* the search does find it */
+    assert_true(remains(&p, &ours, 2, false) > 0); /* shows that the search works */
     assert_int_equal(store_settle(s, NULL), 0);
     assert_int_equal(remains(&p, &ours, 2, false), 0);
     assert_int_equal(st_stats(s).used_bytes, 0);
@@ -247,8 +249,8 @@ static void wiped_without_another_save(void **state)
 
 /* --- texts ------------------------------------------------------------------------------------ */
 
-/* A chunk that holds a whole erased text is refused; chunks that hold only a part of it, because
- * others share its beginning, are not. */
+/* A chunk that contains a whole erased text is refused. A chunk with only a part of the text, which
+ * other contexts share, is not refused. */
 static void a_text_inside_a_chunk(void **state)
 {
     (void)state;
@@ -269,7 +271,8 @@ static void a_text_inside_a_chunk(void **state)
 
 /* --- bounded memory --------------------------------------------------------------------------- */
 
-/* Requests from before a forgotten mark lose their saving; younger ones do not. */
+/* When the store has forgotten marks of erasures, requests from before a forgotten mark are not
+ * saved any more; younger requests are. */
 static void more_marks_than_are_kept(void **state)
 {
     (void)state;
@@ -286,7 +289,8 @@ static void more_marks_than_are_kept(void **state)
     assert_int_equal(append_since(s, before, &lone, 0), 0);
     assert_int_equal(append_since(s, before, &salted, 0), ERR_ERASED);
     assert_int_equal(append_since(s, between, &salted, 0), 0);
-    assert_int_equal(store_erase(s, keys, 1, &e, NULL), 0); /* drops the owner's mark */
+    /* replaces the mark of the owner's erasure */
+    assert_int_equal(store_erase(s, keys, 1, &e, NULL), 0);
     assert_int_equal(append_since(s, before, &lone, 1), ERR_ERASED);
     assert_int_equal(append_since(s, between, &lone, 1), 0);
     free(keys);

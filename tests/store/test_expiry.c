@@ -1,4 +1,4 @@
-/* test_expiry.c - the heap of expiries, against a list that is searched. */
+/* test_expiry.c - the heap of expiry times, compared with a list that is searched. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@ enum { N = 300 };
 static struct chunk_node node[N];
 static uint32_t time_of[N]; /* 0: the node has no entry */
 
-/* Each entry is its node's, and the first one is the earliest. */
+/* Checks that each entry points to its node, and that the first entry is the earliest. */
 static void expect_heap(const struct expiry *x)
 {
     uint32_t n = 0, least = UINT32_MAX;
@@ -36,7 +36,7 @@ static void expect_heap(const struct expiry *x)
         assert_int_equal(expiry_first(x)->at_s, least);
 }
 
-/* Empties the heap: the entries come in the order of their times. */
+/* Empties the heap. Checks that entries come in the order of their times. */
 static void drain(struct expiry *x)
 {
     uint32_t before = 0;
@@ -55,7 +55,7 @@ static void entries_come_in_the_order_of_their_times(void **state)
     for (uint64_t seed = 1; seed <= 20; seed++) {
         struct expiry x = {0};
         struct rng r = {seed};
-        uint32_t most = seed % 2 ? 20 : 1000000; /* equal times, or hardly any */
+        uint32_t most = seed % 2 ? 20 : 1000000; /* many equal times, or hardly any */
         for (int k = 0; k < 1000; k++) {
             int i = (int)rng_below(&r, seed % 3 ? N : 8);
             if (rng_below(&r, 5) < (seed % 4)) {

@@ -53,7 +53,7 @@ static void no_report(void *arg, const char *what)
     assert_true(what[0] != 0);
 }
 
-/* Calls every operation of a store. Returns whether `kept` was acknowledged. */
+/* Calls every operation of a store. Returns whether the pin on `kept` was acknowledged. */
 static bool use(struct store *s)
 {
     struct err err = {0};
@@ -66,7 +66,7 @@ static bool use(struct store *s)
     says(st_save(s, &st_small, &erased, CHUNKS, ST_BOTH, &err), &err, "backfill");
     st_keys(&kept, CHUNKS, keys);
     says(store_pin_until(s, keys, CHUNKS, time(NULL) + 1000, &err), &err, "pin");
-    for (int i = 0; i < 6; i++) { /* more than fits the cap */
+    for (int i = 0; i < 6; i++) { /* more contexts than the cap holds */
         struct st_ctx c = crowd;
         c.own += (uint64_t)i;
         c.base += (uint64_t)i;
@@ -86,12 +86,12 @@ static bool use(struct store *s)
 }
 
 struct walk {
-    bool loses_index; /* between the first life and the second */
+    bool loses_index; /* whether the index is lost between the first life and the second */
     int code;
     unsigned on;
 };
 
-/* Runs a life without the fault, then one with it.  Returns how often the fault happened. */
+/* Runs a life without the fault, then one with it. Returns how many times the fault happened. */
 static uint64_t life(const struct walk *w, uint64_t skip, uint64_t count)
 {
     struct st_place p;
@@ -113,7 +113,8 @@ static uint64_t life(const struct walk *w, uint64_t skip, uint64_t count)
     s = st_open(&p);
     struct st_result r;
     assert_int_equal(st_read(s, &st_small, &kept, CHUNKS, &r, &err), 0);
-    /* The context is there if its pin was; being evicted is not being lost. */
+    /* A context whose pin was acknowledged must be there. An unpinned context may have been
+     * evicted. */
     if (r.n_wrong != 0 || r.n_corrupt != 0 ||
         (has && r.n_found < CHUNKS && strstr(r.why, "not committed") != NULL))
         fail_msg("operation %llu fails: %d wrong, %d corrupt, %d found (%s)",

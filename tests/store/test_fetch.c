@@ -1,5 +1,5 @@
-/* test_fetch.c - when a fetch gives up a disk that does not answer: after the store's limit
- * since the last answer, and no earlier. The test moves the clock. */
+/* test_fetch.c - a fetch from a disk that does not answer is given up when the store's limit has
+ * passed since the last answer, and no earlier. The test moves the clock. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -43,7 +43,8 @@ struct bench {
 /* Chunks of six pieces. */
 static const struct st_shape large = {.n_layers = 1, .n_bytes = {2 << 20, 4 << 20}};
 
-/* A context on the disk without copies in DRAM, which a request waits for. */
+/* Opens a store whose context is on the disk without copies in DRAM, and announces a request that
+ * waits for it. */
 static void bench_open(struct bench *b, const struct st_shape *shape)
 {
     struct st_ctx c = {.base = 1, .own = 1};
@@ -116,7 +117,7 @@ static void the_limit_begins_with_the_request(void **state)
     bench_close(&b);
 }
 
-/* The next chunk's limit begins anew, however late the first one came. */
+/* The limit begins anew for each chunk, however late the previous chunk came. */
 static void an_answer_begins_the_limit_anew(void **state)
 {
     (void)state;
@@ -154,8 +155,8 @@ static void an_answer_begins_the_limit_anew(void **state)
     bench_close(&b);
 }
 
-/* The first pieces of a chunk come late, but within the limit. Those behind them have the whole
- * limit from then on. */
+/* The first pieces of a chunk come late, but within the limit. From then on the later pieces have
+ * the whole limit. */
 static void each_answer_of_a_chunk_begins_the_limit_anew(void **state)
 {
     (void)state;
@@ -176,7 +177,7 @@ static void each_answer_of_a_chunk_begins_the_limit_anew(void **state)
     now_ns += STUCK_NS; /* at most the limit since the last answer */
     assert_int_equal(steps(&b, 20), STORE_FETCH_IN_FLIGHT);
     assert_int_equal(n_failures(&b), 0);
-    /* The last of the first pieces may have been collected only now. */
+    /* The last of the first pieces may have been collected after the clock moved. */
     for (; store_fetch_in_flight(b.f); now_ns += STUCK_NS / 8)
         steps(&b, 1);
     assert_int_equal(n_failures(&b), 1);

@@ -1,5 +1,5 @@
-/* test_files.c - the store's files: the cap bounds the files and not only the extents; a directory
- * that is removed under a running store is noticed; a single chunk can be verified. */
+/* test_files.c - the store's files. The cap bounds the files and not only the extents. A directory
+ * that is removed under a running store is noticed. A single chunk can be verified. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -140,8 +140,8 @@ static int n_chunks_beside(const struct st_place *p, const struct st_ctx *c, int
     return (int)st.n_chunks;
 }
 
-/* A second, reading opening reads what is committed while the first writes and checkpoints the
- * index's log.  It changes nothing. */
+/* A second process opens the store for reading. It reads what is committed, while the first writes
+ * and folds the index's log, and it changes nothing. */
 static void read_beside_a_writer(void **state)
 {
     (void)state;

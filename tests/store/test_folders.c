@@ -58,7 +58,7 @@ static void one_folder_under_two_names(void **state)
     snprintf(other, sizeof other, "%s/link", p.root);
     assert_int_equal(symlink("new", other), 0);
     refused_pair(&p, other, dir);
-    /* A relative path and an absolute one. */
+    /* the same directory by a relative and an absolute path */
     char *here = getcwd(NULL, 0), *whole = realpath(dir, NULL);
     assert_int_equal(chdir(p.root), 0);
     refused_pair(&p, "new", whole);
@@ -73,7 +73,8 @@ static void one_folder_under_two_names(void **state)
     opts.dirs = fresh;
     opts.n_dirs = 2;
     refused(&opts, ERR_USAGE, "the same folder");
-    assert_false(io_exists(p.io, dir)); /* and it is removed again */
+    /* the directory that opening had created is removed again */
+    assert_false(io_exists(p.io, dir));
     st_place_close(&p);
 }
 
@@ -130,8 +131,8 @@ static void links_are_not_followed(void **state)
     }
 }
 
-/* Opens the store in a child process as another user.  Returns 0 if the store was refused for that.
- */
+/* Opens the store in a child process as another user. Returns 0 if the store was refused because of
+ * that user. */
 static int opened_as(const struct st_place *p, uid_t uid)
 {
     pid_t child = fork();

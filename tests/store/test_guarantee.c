@@ -1,5 +1,6 @@
-/* test_guarantee.c - guaranteed chunks: nothing evicts them; a guarantee that cannot be given is
- * refused with the numbers; and each guarantee that ends was ended by a caller or is counted. */
+/* test_guarantee.c - guaranteed chunks. Nothing evicts them. A guarantee that cannot be given is
+ * refused, and the message gives the numbers. A guarantee ends only by a caller's wish, or its end
+ * is counted. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -91,7 +92,8 @@ static void nothing_evicts_a_guaranteed_chunk(void **state)
     nothing_evicts("sim");
 }
 
-/* If nothing else can be evicted, a new chunk is refused.  (An ordinary pin would give way.) */
+/* If only guaranteed chunks are stored, a new chunk is refused. (An ordinary pin would give
+ * way.) */
 static void nothing_is_saved_in_its_place(void **state)
 {
     (void)state;
@@ -124,7 +126,7 @@ static void nothing_is_saved_in_its_place(void **state)
     }
 }
 
-/* An owner's quota evicts the owner's other chunks. */
+/* An owner's quota evicts only those chunks of the owner that are not guaranteed. */
 static void a_quota_passes_over_it(void **state)
 {
     (void)state;
@@ -141,7 +143,7 @@ static void a_quota_passes_over_it(void **state)
     must_guarantee(s, &kept);
     crowd(s, "alice");
     assert_int_equal(st_n_found(s, &kept, N), N);
-    /* The quota holds two contexts, and both together are more than three quarters of it. */
+    /* The quota has room for two contexts. Both together are more than three quarters of it. */
     st_must_save(s, &again, N);
     assert_int_equal(guarantee(s, &again, &g, &err), ERR_LIMIT);
     assert_non_null(strstr(err.msg, "owner"));
@@ -152,7 +154,7 @@ static void a_quota_passes_over_it(void **state)
     st_place_close(&p);
 }
 
-/* With neither cap nor quota the bound in store_opts applies. */
+/* Without cap and quota, store_opts bounds how much an owner may guarantee. */
 static void an_owner_has_a_bound(void **state)
 {
     (void)state;
@@ -204,7 +206,7 @@ static void too_much_is_refused(void **state)
     assert_true(g.n_bytes == each && g.all_bytes == 4 * each && g.limit_bytes == 3 * each);
     assert_true(st_stats(s).n_pins == before.n_pins &&
                 st_stats(s).guaranteed_bytes == 3 * each);
-    crowd(s, NULL); /* the rest of the cap is enough to continue */
+    crowd(s, NULL); /* the rest of the cap suffices for further contexts */
     assert_true(st_n_found(s, &last, N) < N);
     for (uint64_t i = 1; i <= 3; i++) {
         struct st_ctx c = context(i);
@@ -224,7 +226,7 @@ static void what_is_not_stored_is_refused(void **state)
     assert_true(st_place_open(&p, "sim", 1));
     struct store *s = st_open(&p);
     assert_int_equal(guarantee(s, &c, NULL, &err), ERR_NOT_FOUND);
-    for (int i = 0; i < N; i++) /* appended, not committed */
+    for (int i = 0; i < N; i++) /* the chunks are appended and not committed */
         assert_int_equal(st_append(s, &st_small, &c, i, ST_BOTH, &err), 0);
     assert_int_equal(guarantee(s, &c, NULL, &err), ERR_NOT_FOUND);
     assert_non_null(strstr(err.msg, "4 of its 4 chunks"));
@@ -264,7 +266,8 @@ static void shared_chunks_count_once(void **state)
     st_place_close(&p);
 }
 
-/* An ordinary pin does not weaken a guarantee, and is not lost when one is refused. */
+/* An ordinary pin does not weaken a guarantee. It stays when a guarantee on the same context is
+ * refused. */
 static void ordinary_pins_stand_beside(void **state)
 {
     (void)state;
@@ -350,7 +353,8 @@ static void damage_is_counted(void **state)
     st_place_close(&p);
 }
 
-/* Power fails at every operation of the disk: an acknowledged guarantee survives and holds. */
+/* Power fails at every operation of the disk. A guarantee that was acknowledged survives and
+ * holds. */
 static void it_survives_power(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_headers.c - if only a chunk's header is damaged, serving the chunk finds the damage and
- * saving it again repairs it. */
+/* test_headers.c - damage in a chunk's header only. Serving the chunk finds the damage, and saving
+ * the chunk again repairs it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -68,7 +68,7 @@ static void found_and_mended(void **state)
     st_place_close(&p);
 }
 
-/* Each header is read once after opening.  A device error is not taken for damage. */
+/* After opening, the store reads each header once. It does not take a device error for damage. */
 static void read_once(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_held.c - compares the set of held names with an array of counts.  The table is small, so
+/* test_held.c - the set of held names, compared with an array of counts. The table is small, so
  * that names collide. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,7 +12,7 @@
 
 enum { NAMES = 300, STEPS = 40000 };
 
-/* Returns names with few different first places in the table. */
+/* Returns the name of number i. The names have only 17 different first places in the table. */
 static uint64_t name_of(int i)
 {
     return ((uint64_t)i << 33) | ((uint64_t)(i % 17) << 1) | 1;

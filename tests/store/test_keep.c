@@ -1,5 +1,5 @@
-/* test_keep.c - what eviction must respect: lasting pins, quotas and partial chunks; and the counts
- * of all this. */
+/* test_keep.c - what eviction must respect: lasting pins, quotas and partial chunks. Also the
+ * counts of all of these. */
 #include <errno.h>
 #include <stdarg.h>
 #include <setjmp.h>
@@ -40,7 +40,7 @@ static void pins_last(const char *kind)
     struct store *s = st_open(&p);
     st_keys(&kept, N, keys);
     int64_t until = clock_wall_s() + 3600;
-    /* before the context is stored */
+    /* a pin may come before its context is stored */
     assert_int_equal(store_pin_until(s, keys, N, until, &err), 0);
     assert_int_equal(store_each_pin(s, pin_count, &n_pins), 0);
     assert_int_equal(n_pins, 400);
@@ -55,7 +55,7 @@ static void pins_last(const char *kind)
     for (uint64_t i = 10; i < 20; i++)
         st_must_save(s, &(struct st_ctx){.base = i, .own = i}, N);
     assert_int_equal(st_n_found(s, &kept, N), N);
-    /* The cap is the bound: if everything is pinned, pinned chunks are evicted, oldest first,
+    /* The cap bounds everything. If all chunks are pinned, the oldest pinned chunks are evicted,
      * and counted. */
     struct store_stats st;
     store_stats(s, &st);
@@ -71,7 +71,7 @@ static void pins_last(const char *kind)
     assert_true(st_n_found(s, &kept, N) < N &&
                 st_n_found(s, &(struct st_ctx){.base = 33, .own = 33}, N) == N);
     assert_true(store_audit(s));
-    /* A pin that a caller ends. */
+    /* A caller ends this pin. */
     st_keys(&(struct st_ctx){.base = 33, .own = 33}, N, keys);
     assert_int_equal(store_unpin_keys(s, keys, N, &err), 0);
     struct store_stats after;
@@ -95,7 +95,8 @@ static void pins_last_everywhere(void **state)
     pins_last("sim");
 }
 
-/* Chunks that are being measured stay, and a save still finds room: in the ends of contexts. */
+/* A sample's chunks stay while they are measured. A save still finds room: it evicts the ends of
+ * contexts. */
 static void a_sample_leaves_room(void **state)
 {
     (void)state;
@@ -226,7 +227,7 @@ static void quotas_bound(const char *kind)
     for (uint64_t i = 10; i < 20; i++) {
         st_must_save(s, &(struct st_ctx){.base = i, .own = i, .salt = "noisy"}, N);
         st_must_save(s, &(struct st_ctx){.base = i, .own = i, .salt = "vip"}, N);
-        /* the empty salt is an owner, too */
+        /* an owner without a salt */
         st_must_save(s, &(struct st_ctx){.base = i, .own = i}, N);
     }
     assert_true(use_of(s, "noisy").used_bytes == 2 * each);
@@ -239,7 +240,8 @@ static void quotas_bound(const char *kind)
     store_stats(s, &st);
     assert_true(st.evictions[STORE_EVICT_QUOTA] > 0 && st.evictions[STORE_EVICT_CAP] == 0);
     assert_true(store_audit(s));
-    if (p.io != NULL) { /* owners are stored with the chunks */
+    /* after a restart owners are known: they are stored with their chunks */
+    if (p.io != NULL) {
         store_close(s);
         s = st_open(&p);
         store_set_quota(s, store_owner("vip"), 5 * each);
@@ -248,7 +250,7 @@ static void quotas_bound(const char *kind)
         char path[600];
         snprintf(path, sizeof path, "%s/index.db", p.dirs[0]);
         assert_int_equal(io_unlink(p.io, path, NULL), 0);
-        /* records that come back must not be evicted before they are counted */
+        /* chunks that a rebuild finds must not be evicted before all are counted */
         p.opts.quota_bytes = 0;
         s = st_open(&p);
         assert_true(use_of(s, "quiet").used_bytes == each);
@@ -340,7 +342,7 @@ static void partial_chunks(const char *kind, enum reopen how)
     assert_int_equal(n_tokens, 17);
     assert_memory_equal(found.b, tail[0].b, sizeof found.b);
     assert_false(store_find_partial(s, &keys[1], tokens, 16, &found, &n_tokens));
-    tokens[3] ^= 1; /* other tokens make another chunk */
+    tokens[3] ^= 1; /* other tokens give another key */
     assert_false(store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens));
     tokens[3] ^= 1;
     /* A longer partial chunk supersedes it, and the full chunk supersedes that one, across
@@ -363,7 +365,7 @@ static void partial_chunks(const char *kind, enum reopen how)
     assert_true(st.n_partial >= 1);
     int rc = append_partial(s, &c, 2, 64, &tail[1], &found);
     assert_int_equal(rc, 0);
-    /* the same key as a full chunk's */
+    /* a partial chunk of 64 tokens has the key of the full chunk */
     assert_memory_equal(found.b, keys[2].b, sizeof found.b);
     assert_int_equal(store_commit(s, &err), 0);
     assert_false(store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens) &&
@@ -395,16 +397,16 @@ static int find_tail(struct store *s, const struct st_ctx *c)
     return store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens) ? n_tokens : 0;
 }
 
-/* A partial chunk that many contexts may continue stays when one of them does, in any order of
- * saving.  One that belongs to one context is superseded, whoever wrote it. */
+/* A partial chunk that many contexts may continue stays when one of them continues it, in any order
+ * of saving. A partial chunk that belongs to one context is superseded, whichever request wrote
+ * it. */
 static void who_yields(void **state)
 {
     (void)state;
     struct st_ctx c = {.base = 1, .own = 1};
     for (enum reopen how = GOES_ON; how <= REBUILT; how++) {
-        for (int who = 0; who < 4;
-             /* bit 0, 1: the first, the second writer asks for a chunk that yields */
-             who++) {
+        /* Bit 0 of `who`: the first writer's chunk may yield. Bit 1: the second writer's may. */
+        for (int who = 0; who < 4; who++) {
             struct st_place p;
             struct err err = {0};
             struct sha256 tail, unused;
@@ -427,8 +429,8 @@ static void who_yields(void **state)
     }
 }
 
-/* Several partial chunks in one commit: each is removed with the chunk that supersedes it.  A held
- * one can be read until it is released.  A name that is not a partial chunk's changes nothing. */
+/* Several partial chunks are superseded in one commit, each by its own chunk. A held partial chunk
+ * can be read until it is released. Naming a chunk that is not partial supersedes nothing. */
 static void superseded_together(void **state)
 {
     (void)state;
@@ -445,7 +447,7 @@ static void superseded_together(void **state)
         st_keys(&c[i], N, keys[i]);
         assert_int_equal(st_save(s, &st_small, &c[i], 2, ST_BOTH, &err), 0);
         assert_int_equal(append_partial(s, &c[i], 2, 17, NULL, &tail[i]), 0);
-        assert_false(store_pin(s, &tail[i], &hit)); /* not committed, so not found */
+        assert_false(store_pin(s, &tail[i], &hit)); /* not committed, so it is not found */
     }
     assert_false(store_pin(s, &never, &hit));
     assert_int_equal(store_commit(s, &err), 0);
@@ -464,14 +466,14 @@ static void superseded_together(void **state)
     }
     assert_true(store_audit(s));
     store_release(s, &held, 1);
-    /* The superseding chunk is stored already: the partial one is removed at once. */
+    /* The superseding chunk is stored already, so the partial chunk is removed at once. */
     assert_int_equal(append_partial(s, &c[0], 2, 41, &longer[0], &unused), 0);
     assert_false(store_pin(s, &longer[0], &hit));
     assert_int_equal(store_commit(s, &err), 0);
     assert_int_equal(store_commit(s, &err), 0);
     assert_true(store_audit(s));
     store_close(s);
-    s = st_open(&p); /* and stays removed after a restart */
+    s = st_open(&p); /* the partial chunk stays removed after a restart */
     for (int i = 0; i < TAILS; i++)
         assert_false(store_pin(s, &tail[i], &hit));
     assert_true(store_pin(s, &longer[1], &hit));
@@ -486,7 +488,7 @@ static int count_owner(void *arg, const struct store_owner_use *u)
     return ++*(int *)arg == 2 ? 7 : 0;
 }
 
-/* A quota smaller than one chunk refuses the chunk and evicts nothing.  Owners are listed until the
+/* A quota below one chunk refuses the chunk and evicts nothing. The list of owners ends when the
  * caller's array is full. */
 static void quota_under_one_chunk(void **state)
 {
@@ -510,7 +512,8 @@ static void quota_under_one_chunk(void **state)
     store_set_quota(s, store_owner("mine"), 0);
     assert_int_equal(st_append(s, &st_small, &more, 0, ST_BOTH, &err), 0);
 
-    store_set_quota(s, store_owner("nobody yet"), 0); /* has neither chunks nor a quota */
+    /* an owner with neither chunks nor a quota */
+    store_set_quota(s, store_owner("nobody yet"), 0);
     assert_int_equal(store_each_owner(s, count_owner, &n), 0);
     assert_int_equal(n, 1);
     store_set_quota(s, store_owner("somebody"), 1 << 20);
@@ -558,7 +561,7 @@ static void watermarks(void **state)
     st_place_close(&p);
 }
 
-/* Nobody can find a chunk whose parent is gone: gc removes it.  Shared chunks stay. */
+/* A chunk whose parent is gone cannot be found, so gc removes it. Shared chunks stay. */
 static void orphans_are_swept(void **state)
 {
     (void)state;
@@ -582,7 +585,8 @@ static void orphans_are_swept(void **state)
     assert_int_equal(store_gc(s, &freed, &err), 0);
     store_stats(s, &st);
     assert_int_equal(st.evictions[STORE_EVICT_ORPHAN], N - 2);
-    assert_int_equal(st.n_chunks, N); /* the shared chunk, and the sibling's */
+    /* the shared chunk and the other context's own chunks */
+    assert_int_equal(st.n_chunks, N);
     assert_true(store_audit(s));
     assert_int_equal(st_n_found(s, &c, N), 1);
     assert_int_equal(st_n_found(s, &sibling, N), N);
@@ -597,7 +601,7 @@ static void orphans_are_swept(void **state)
 
 /* --- counting --------------------------------------------------------------------------------- */
 
-/* Returns in `why` the reason that a lookup of the context stops before its end. */
+/* Stores in `why` the reason for which a lookup of the context stops before its end. */
 static void why_of(struct store *s, const struct st_ctx *a, char why[128])
 {
     struct sha256 keys[N];
@@ -618,8 +622,8 @@ static void condemned(struct store *s, const struct st_ctx *a, const char *reaso
     store_release(s, &hit, 1);
 }
 
-/* A miss gives the newest reason.  It does not mention damage or an eviction that was repaired
- * since. */
+/* A miss gives the latest reason. Damage or an eviction that has been repaired since is not
+ * mentioned. */
 static void reasons_are_the_newest(void **state)
 {
     (void)state;
@@ -635,7 +639,7 @@ static void reasons_are_the_newest(void **state)
     condemned(s, &a, "first");
     why_of(s, &a, why);
     assert_string_equal(why, "damaged (first)");
-    st_must_save(s, &a, N); /* repaired */
+    st_must_save(s, &a, N); /* saving again repairs the damage */
     why_of(s, &a, why);
     assert_string_equal(why, "complete");
     condemned(s, &a, "second");
@@ -645,7 +649,7 @@ static void reasons_are_the_newest(void **state)
     st_keys(&a, N, keys);
     assert_int_equal(store_erase(s, keys, N, &e, &err), 0);
     why_of(s, &a, why);
-    assert_string_equal(why, "not stored"); /* it was undamaged when it was erased */
+    assert_string_equal(why, "not stored"); /* the chunk was undamaged when it was erased */
     st_must_save(s, &a, N);
     store_close(s);
     p.opts.cap_bytes = 3 * st_context_bytes(N);
@@ -728,7 +732,7 @@ static void failures_are_counted(void **state)
         store_stats(s, &st);
         if (st.n_checksum_failures > 0)
             break;
-        io_sim_fault_add(p.io, &flip); /* the flip hit the padding */
+        io_sim_fault_add(p.io, &flip); /* the flip hit padding, so no record is damaged */
     }
     assert_int_equal(st.n_checksum_failures, 1);
     struct io_sim_fault bad = {

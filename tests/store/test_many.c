@@ -45,7 +45,8 @@ static struct sha256 key_of(uint64_t i)
     return k;
 }
 
-/* Returns row i.  Contexts have PER_CONTEXT chunks, and 16 sessions saved them in turn. */
+/* Returns row i of the index. A context has PER_CONTEXT chunks, and 16 sessions saved theirs by
+ * turns. */
 static struct index_row row_make(uint64_t i)
 {
     uint64_t round = i / 16 / PER_CONTEXT, session = i % 16, chunk = i / 16 % PER_CONTEXT,

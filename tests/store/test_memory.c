@@ -84,7 +84,8 @@ static int open_store(const struct st_place *p, struct store **s)
     return rc;
 }
 
-/* Opens the store again, with memory, and checks that everything is right and that saving works. */
+/* Opens the store again with enough memory. Checks that all acknowledged chunks are right and that
+ * saving works. */
 static void judge(const struct st_place *p, bool has_first)
 {
     struct err err = {0};
@@ -116,8 +117,8 @@ static void life(void *arg)
     st_place_close(&p);
 }
 
-/* The same store continues without a new opening: appended chunks stay, and the next commit makes
- * them durable. */
+/* The store goes on after memory ran out, without a new opening. Appended chunks stay, and the next
+ * commit makes them durable. */
 static void life_goes_on(void *arg)
 {
     struct st_place p;

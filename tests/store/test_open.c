@@ -59,8 +59,7 @@ static void one_at_a_time(void **state)
     struct store *s = st_open(&p);
     saved(s, 2);
     refused(&p.opts, ERR_BUSY, "in use by another process");
-    /* Twice: the first child inherits every descriptor, and its end must not release the lock.
-     */
+    /* The child runs twice: it inherits every descriptor, and its end must not release the lock. */
     for (int i = 0; i < 2; i++) {
         pid_t child = fork();
         if (child == 0) {
@@ -217,7 +216,8 @@ static void directories_must_match(void **state)
     const char *cannot_be[] = {below, "/proc/hcache-cannot-be-here"};
     opts.dirs = cannot_be;
     refused(&opts, -ENOENT, "mkdir /proc/hcache-cannot-be-here");
-    assert_false(io_exists(p.io, fresh)); /* nor is the parent directory of the first one */
+    /* nor did it leave the parent directory of the first one */
+    assert_false(io_exists(p.io, fresh));
     char long_name[800];
     snprintf(long_name, sizeof long_name, "%s/a/%0300d", fresh, 0);
     const char *too_long[] = {long_name};
@@ -247,7 +247,7 @@ static void directories_must_match(void **state)
     opts.dirs = files;
     refused(&opts, -ENOTDIR, "is a file; a store is a folder");
 
-    s = st_open(&p); /* the refusals changed nothing on the disk */
+    s = st_open(&p); /* the refused openings changed nothing on the disk */
     readable(s, 3, 3);
     store_close(s);
     st_place_close(&p);
@@ -326,8 +326,8 @@ static void count_report(void *arg, const char *what)
     *(int *)arg += strstr(what, "superblock") != NULL;
 }
 
-/* Superblocks are lost, or both copies are damaged.  Their content is known from the other
- * directory or from the index; the extents show that the directory is the right one. */
+/* Superblocks are lost, or both of their copies are damaged. Their content is restored from the
+ * other directory or from the index. The extents show that the directory is the right one. */
 static void superblocks_are_found_again(void **state)
 {
     (void)state;
@@ -363,8 +363,8 @@ static void superblocks_are_found_again(void **state)
     }
 }
 
-/* Superblocks are lost, and one read or opening of a file fails: the store says that the disk
- * fails, not that the store is damaged, and the next opening finds everything. */
+/* Superblocks are lost, and one read or opening of a file fails. The store reports that the disk
+ * fails, not that the store is damaged. The next opening finds everything. */
 static void a_failing_disk_is_not_a_damaged_store(void **state)
 {
     (void)state;
@@ -403,8 +403,8 @@ static void a_failing_disk_is_not_a_damaged_store(void **state)
     }
 }
 
-/* If no other file has that content, or the directory belongs to another store, the store is
- * refused. */
+/* A superblock is not guessed. If no other file has its content, or the directory belongs to
+ * another store, the store is refused. */
 static void superblocks_not_guessed(void **state)
 {
     (void)state;
@@ -517,7 +517,7 @@ static void verify_sees_cut_files(void **state)
         store_close(s);
     }
     p.opts.read_only = false;
-    s = st_open(&p); /* and can be stored again */
+    s = st_open(&p); /* the chunks can be stored again */
     saved(s, 4);
     readable(s, 4, 4);
     struct store_verify v;
@@ -569,7 +569,7 @@ static void rebuild_over_stale_headers(void **state)
     st_place_close(&p);
 }
 
-/* Removes a file; it may be absent, since gc may have folded the log. */
+/* Removes a file if it exists. gc may have folded the log. */
 static int unlink_if_there(struct io *io, const char *path)
 {
     int rc = io_unlink(io, path, NULL);

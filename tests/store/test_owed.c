@@ -1,5 +1,5 @@
-/* test_owed.c - erasing in a store that cannot be written: lookups no longer find the chunks, the
- * erasure is noted in a file, and the next opening that can write carries it out, at whatever
+/* test_owed.c - erasing in a store that cannot be written. Lookups no longer find the chunks, and
+ * the erasure is noted in a file. The next opening that can write carries it out, at whatever
  * moment power fails. */
 #include <errno.h>
 #include <setjmp.h>
@@ -106,9 +106,10 @@ static void noted_and_done(void **state)
     assert_int_equal(st_n_right(s, &gone, N), 2);
     assert_int_equal(st_n_right(s, &kept, N), N);
     store_close(s);
-    assert_true(remains(&p, &gone, N - 1)); /* otherwise the test would show nothing */
+    /* shows that the search works, and that the bytes are still there */
+    assert_true(remains(&p, &gone, N - 1));
     s = open_for_reading(&p);
-    /* after a restart that cannot write either */
+    /* a restarted store that cannot write either still hides the chunks */
     assert_int_equal(st_n_right(s, &gone, N), 2);
     store_close(s);
     s = st_open(&p);
@@ -128,7 +129,7 @@ static void noted_and_done(void **state)
     st_place_close(&p);
 }
 
-/* An erasure of all chunks of an owner is one entry. */
+/* Erasing all chunks of an owner takes one entry in the file. */
 static void of_an_owner(void **state)
 {
     (void)state;
@@ -178,7 +179,7 @@ static void after_a_fault(void **state)
     st_place_close(&p);
 }
 
-/* At first not even the note can be written; once some writing works, the note is written. */
+/* At first not even the note can be written. Once writing works in part, the note is written. */
 static void noted_later(void **state)
 {
     (void)state;
@@ -237,8 +238,8 @@ static void on_a_full_disk(void **state)
     st_place_close(&p);
 }
 
-/* There is no free block and no reserve: the state is not used any more, and is erased when there
- * is room. */
+/* There is neither a free block nor a reserve. The erased state is not used any more, and is wiped
+ * when there is room. */
 static void without_a_block_left(void **state)
 {
     (void)state;
@@ -248,21 +249,22 @@ static void without_a_block_left(void **state)
     struct err err = {0};
     struct io_file *f;
     saved(&p, 8 << 20);
-    struct store *s = st_open(&p); /* its first commit is still to come */
+    struct store *s = st_open(&p); /* this store has not committed anything yet */
     assert_int_equal(st_append(s, &st_small, &late, 0, ST_BOTH, &err), 0);
     assert_true(store_release_reserve(p.io, p.dirs[0]));
     assert_int_equal(io_file_open(p.io, "/ballast", IO_CREATE, &f, NULL), 0);
     assert_true(fill(f) > 0);
     assert_int_equal(erase(s, &gone, &e), -ENOSPC);
     assert_int_equal(e.n_owed, N - 2);
-    assert_int_equal(e.n_chunks, 0); /* none is erased yet */
+    assert_int_equal(e.n_chunks, 0); /* no chunk is removed yet */
     assert_int_equal(e.n_shared, 2);
     assert_int_equal(st_n_right(s, &gone, N), 2);
     assert_int_equal(st_n_right(s, &kept, N), N);
     assert_int_equal(store_settle(s, &err), -ENOSPC);
-    assert_int_equal(erase(s, &gone, &e), -ENOSPC); /* asked for again */
+    assert_int_equal(erase(s, &gone, &e), -ENOSPC); /* erasing again gives the same error */
     assert_int_equal(e.n_owed, 0);
-    /* An appended chunk that cannot be committed is erased with all that its owner has. */
+    /* A chunk that was appended and cannot be committed is erased together with its owner's other
+     * chunks. */
     assert_int_equal(store_erase_owner(s, store_owner("c"), &e, &err), -ENOSPC);
     assert_int_equal(e.n_busy, 1);
     assert_true(remains(&p, &gone, N - 1));
@@ -333,7 +335,8 @@ static void a_damaged_note(void **state)
     char path[600];
     saved(&p, 0);
     struct store *s = open_for_reading(&p);
-    assert_int_equal(erase(s, &gone, &e), -EROFS); /* the chunks from the last one on */
+    /* entries for all chunks, from the last to the first */
+    assert_int_equal(erase(s, &gone, &e), -EROFS);
     store_close(s);
     snprintf(path, sizeof path, "%s/" STORE_OWED_FILE, p.dirs[0]);
     /* the fourth entry: chunk 2 */

@@ -1,5 +1,5 @@
-/* test_parcel.c - whole chunks outside of a store: they are read as they were saved, prove which
- * chunk they are, and can be put into any other store. */
+/* test_parcel.c - parcels: whole chunks outside of a store. A chunk is read from a store as it was
+ * saved, a parcel proves which chunk it is, and any other store can take it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -41,7 +41,8 @@ static void take_out(struct store *s, const struct sha256 *key, struct parcel *o
     store_reader_close(r);
 }
 
-/* Saves chunks in one kind of store, in two parts, reads them out, and puts them into another. */
+/* Saves chunks in two parts in one kind of store, reads them as parcels, and puts these into
+ * another store. */
 static void carry(const char *from, int n_from, const char *to, int n_to)
 {
     struct st_place a, b;
@@ -99,7 +100,7 @@ static struct parcel one_parcel(void)
     return p;
 }
 
-/* Returns whether the byte matters: all do but the zeros behind records. */
+/* Returns whether a change of this byte matters. Only the zeros behind records do not. */
 static bool counts(const struct chunk_header *h, size_t at)
 {
     if (at < CHUNK_HEADER_BYTES)
@@ -154,7 +155,7 @@ static void other_sizes_are_refused(void **state)
     parcel_deinit(&p);
 }
 
-/* An extent in a store's file has the same form, but is no parcel. */
+/* An extent in a store's file has the same form as a parcel, but is refused. */
 static void a_piece_of_a_store_is_refused(void **state)
 {
     (void)state;

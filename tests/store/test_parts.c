@@ -1,4 +1,4 @@
-/* The pure parts by themselves: keys, extent header, superblock, allocator, catalog. */
+/* The store's pure parts, each by itself: keys, extent header, superblock, allocator, catalog. */
 #include <stdarg.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -39,8 +39,8 @@ static void keys_are_stable_and_differ(void **state)
     tokens[63] = -1;
     struct sha256 b = store_chunk_key(&root, tokens);
     assert_memory_not_equal(a.b, b.b, 32);
-    /* Stored contexts depend on this value.  Python's hashlib gives the same for the tagged
-     * fields. */
+    /* Keys of existing stores depend on this value. Python's hashlib gives the same digest for the
+     * tagged fields. */
     char hex[65];
     sha256_hex(&a, hex);
     assert_string_equal(hex,
@@ -128,7 +128,8 @@ static int decode_with(const struct chunk_header *h, int at, int n_bytes, uint64
     return rc;
 }
 
-/* Out-of-range fields are refused even with a right checksum.  Returns how many were accepted. */
+/* Checks that out-of-range fields are refused even if the checksum is right. Returns how many were
+ * accepted. */
 static int bad_fields(void)
 {
     static const struct {
@@ -151,7 +152,7 @@ static int bad_fields(void)
         {56, 8, 1},
         {72, 2, 16},
         {68, 4, CHUNK_MAX_IDX},
-        {12, 4, 63}, /* tokens: the key belongs to another number of tokens */
+        {12, 4, 63}, /* 63 tokens, which do not belong to this key */
         {12, 4, 0},
         {12, 4, 65},
         {12, 4, UINT32_MAX},
@@ -207,7 +208,7 @@ static void superblock_flips(void **state)
     superblock_encode(&sb, bytes);
     for (int bit = 0; bit < SUPERBLOCK_FILE_BYTES * 8; bit += 3) {
         bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
-        /* decoded from the other copy */
+        /* the intact copy is decoded */
         assert_int_equal(superblock_decode(bytes, &back, NULL), 0);
         assert_int_equal(back.device, 1);
         assert_memory_equal(back.uuid, sb.uuid, sizeof sb.uuid);
@@ -242,7 +243,7 @@ static void alloc_random(void **state)
             uint64_t n = 1 + rng_below(&r, 12);
             uint32_t segment;
             uint64_t offset;
-            if (rng_below(&r, 8) == 0) { /* claims any place */
+            if (rng_below(&r, 8) == 0) { /* sometimes claims a given place */
                 segment = (uint32_t)rng_below(&r, MAX);
                 offset = rng_below(&r, SEGMENT + 4) * STORE_ALIGN;
                 bool is_free = offset / STORE_ALIGN + n <= SEGMENT;
@@ -353,7 +354,7 @@ static void catalog_victims(void **state)
         assert_true(catalog_audit(&c));
     }
     for (int i = 0; i < 20; i++)
-        assert_non_null(nodes[i]); /* pinned */
+        assert_non_null(nodes[i]); /* a pinned node stays */
     assert_true(n_left >= 20 && n_left < N);
     catalog_deinit(&c);
 }

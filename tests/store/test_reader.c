@@ -1,5 +1,6 @@
 /* test_reader.c - readers: many records at once, few completions taken at a time, records larger
- * than any internal buffer, impossible reads, and readers closed while the device works. */
+ * than any internal buffer, reads that are refused, and readers that are closed while the device
+ * works. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,7 +28,7 @@ static const char *const kinds[] = {"sim", "pread", "uring", "dram"};
 static const struct st_shape large = {.n_layers = 2,
                                       .n_bytes = {5u << 20, (9u << 20) + 77}};
 
-/* Checks that reported progress only grows, and ends at the total. */
+/* Checks that the reported progress only grows and ends at the total. */
 struct progress {
     uint64_t done_bytes, all_bytes;
     int n_calls;
@@ -68,7 +69,7 @@ static void large_records(void **state)
             assert_int_equal(v.n_records, 8);
             if (!on_disk)
                 continue;
-            /* Opens first with the existing index, then with one that must be rebuilt. */
+            /* The first opening finds an index, the second must rebuild it. */
             store_close(s);
             if (round == 1) {
                 char path[400];
@@ -137,7 +138,7 @@ static void few_at_a_time(void **state)
         struct err err = {0};
         struct store_read *done[7];
         if (strcmp(kinds[i], "uring") == 0)
-            continue; /* a machine without io_uring skips it; "pread" tests the same */
+            continue; /* without io_uring; "pread" tests the same */
         reading_make(&g, kinds[i]);
         assert_int_equal(store_reader_submit(g.r, g.batch, 2 * LAYERS, &err), 0);
         int n_all = 0, n;
@@ -153,7 +154,7 @@ static void few_at_a_time(void **state)
             }
             n_all += n;
         }
-        /* nothing is left */
+        /* all reads have been returned */
         assert_int_equal(store_reader_wait(g.r, done, 7, &n, &err), 0);
         assert_int_equal(n, 0);
         reading_end(&g);
@@ -168,9 +169,9 @@ static void reads_that_cannot_be(void **state)
     struct store_read *done[3];
     int n = 0;
     reading_make(&g, "sim");
-    g.reads[0].layer = LAYERS; /* not saved */
+    g.reads[0].layer = LAYERS; /* a layer that was not saved */
     g.reads[1].dst_bytes = ROOM - 1;
-    g.reads[2].dst_bytes = 0; /* the caller asserts that it fits */
+    g.reads[2].dst_bytes = 0; /* the caller promises that the destination is large enough */
     assert_int_equal(store_reader_submit(g.r, g.batch, 3, &err), 0);
     for (int n_all = 0; n_all < 3; n_all += n)
         assert_int_equal(store_reader_wait(g.r, done, 3, &n, &err), 0);
@@ -192,7 +193,8 @@ static void closed_while_reading(void **state)
         struct err err = {0};
         reading_make(&g, on[i]);
         assert_int_equal(store_reader_submit(g.r, g.batch, 2 * LAYERS, &err), 0);
-        /* reads that were not taken are dropped; the sanitizer would see misuse */
+        /* reads that were not waited for are dropped; the sanitizer would see a write after the
+         * free */
         reading_end(&g);
     }
 }
@@ -223,7 +225,7 @@ static void places_for_others(void **state)
         struct store_place at;
         struct store_stats st;
         if (strcmp(kinds[i], "uring") == 0)
-            continue; /* a machine without io_uring skips it; "pread" tests the same */
+            continue; /* without io_uring; "pread" tests the same */
         reading_make(&g, kinds[i]);
         struct store_read *one = &g.reads[1];
         bool real = strcmp(kinds[i], "pread") == 0;

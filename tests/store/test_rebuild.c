@@ -1,5 +1,5 @@
-/* test_rebuild.c - a new index from the extents' headers: its marker comes first and goes last, and
- * it has every intact chunk. */
+/* test_rebuild.c - a new index is made from the extents' headers. A marker is written before the
+ * old index is removed, and removed last. The new index has every intact chunk. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -35,7 +35,7 @@ static void damaged(struct st_place *p)
     io_file_close(f);
 }
 
-/* Opens the store while this fails; the damaged index must still be there. */
+/* Opens the store while this operation on this path fails. The damaged index must stay. */
 static void keeps_its_index(struct st_place *p, unsigned on, const char *path)
 {
     struct store *s = NULL;
@@ -49,7 +49,8 @@ static void keeps_its_index(struct st_place *p, unsigned on, const char *path)
     io_sim_fault_clear(p->io);
 }
 
-/* Power may fail before the old index is gone: without the marker the store would seem empty. */
+/* Power may fail before the old index is removed. Without the marker the store would then look
+ * empty. */
 static void nothing_is_removed_before_the_marker_is_durable(void **state)
 {
     (void)state;
@@ -70,7 +71,7 @@ static void nothing_is_removed_before_the_marker_is_durable(void **state)
     st_place_close(&p);
 }
 
-/* A rebuild that was cut off begins anew, whatever the index looks like. */
+/* If a rebuild was cut off, the next opening rebuilds again, whatever the index looks like. */
 static void a_marker_that_was_left_means_a_rebuild(void **state)
 {
     (void)state;
@@ -89,7 +90,7 @@ static void a_marker_that_was_left_means_a_rebuild(void **state)
     st_place_close(&p);
 }
 
-/* Chunks that are written after a rebuild are newer than all before it. */
+/* Chunks that are written after a rebuild have higher ids than all chunks before it. */
 static void ids_go_on_behind_the_newest_chunk(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_reserve.c - a full disk: erasing and gc use the reserve and free space; saving does not use
- * it; opening works. */
+/* test_reserve.c - a full disk: erasing and gc use the reserve and free space, saving does not use
+ * the reserve, and opening works. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -116,15 +116,15 @@ static void gc_works(void **state)
     s = st_open(&p);
     if (store_gc(s, &freed, &err) != 0)
         fail_msg("%s", err.msg);
-    assert_true(freed > 0); /* the space behind the last extent */
+    assert_true(freed > 0); /* gives back the space behind the last extent */
     assert_int_equal(st_n_right(s, &kept, N) + st_n_right(s, &gone, N), 2 * N);
     assert_true(has_reserve(&p));
     store_close(s);
     st_place_close(&p);
 }
 
-/* The cap is below what is stored, and a full disk prevents the index from removing rows: the store
- * still opens. */
+/* The cap is below the bytes stored, and on a full disk the index cannot remove rows. Even so the
+ * store opens. */
 static void a_lower_cap_waits(void **state)
 {
     (void)state;

@@ -51,7 +51,7 @@ static void round_trip(struct st_place *p)
     store_close(s);
 }
 
-/* Makes records on demand, all in the same memory.  The n-th cannot be made. */
+/* Makes records when they are needed, all in the same memory. The n-th record cannot be made. */
 struct maker {
     struct sha256 key;
     uint8_t bytes[16384];
@@ -103,7 +103,7 @@ static void made_late(struct st_place *p)
     OK(store_commit(s, err));
     check(s, &c, 1, 1, 6);
     m.n_made = 0;
-    OK(store_append(s, &chunk, err)); /* everything is stored, so nothing is made */
+    OK(store_append(s, &chunk, err)); /* every record is stored already, so none is made */
     assert_int_equal(m.n_made, 0);
     assert_true(store_audit(s));
     store_close(s);
@@ -168,12 +168,12 @@ static void eviction(struct st_place *p)
     int n_hits;
     OK(st_save(s, &st_small, &a, 3, ST_BOTH, err));
     OK(st_save(s, &st_small, &b, 3, ST_BOTH, err));
-    check(s, &a, 3, 3, 6); /* a is now more recently used than b */
+    check(s, &a, 3, 3, 6); /* after this, a is more recently used than b */
     OK(st_save(s, &st_small, &big, 1, ST_BOTH, err));
-    check(s, &b, 3, 2, 6); /* b lost its leaf, not its head */
+    check(s, &b, 3, 2, 6); /* b has lost its last chunk */
     check(s, &a, 3, 3, 6);
 
-    /* A pinned chain stays, whatever is saved. */
+    /* A pinned chain stays, whatever is saved later. */
     st_keys(&a, 3, keys);
     OK(store_lookup(s, keys, 3, hits, &n_hits, NULL, 0, err));
     assert_int_equal(n_hits, 3);
@@ -186,7 +186,7 @@ static void eviction(struct st_place *p)
         assert_true(st.used_bytes <= p->opts.cap_bytes);
     }
     check(s, &a, 3, 3, 6);
-    /* Uncommitted chunks stay too, and count. */
+    /* Uncommitted chunks stay, too, and count as used bytes. */
     for (n_saved = 0; n_saved < 3; n_saved++)
         assert_int_equal(st_append(s, &st_small, &big, n_saved, ST_BOTH, &e), 0);
     assert_int_equal(st_append(s, &st_small, &big, 3, ST_BOTH, &e), ERR_LIMIT);
@@ -224,7 +224,7 @@ static void condemned(struct st_place *p)
     OK(store_commit(s, err));
     store_stats(s, &st);
     assert_int_equal(st.n_chunks, 3);
-    /* recomputed, so the rest can be reached again */
+    /* chunk 0 is stored again, so the chunks behind it can be reached */
     OK(st_save(s, &st_small, &c, 2, ST_BOTH, err));
     check(s, &c, 4, 4, 6);
     assert_true(store_audit(s));
@@ -252,8 +252,8 @@ static void reasons(struct st_place *p)
     store_close(s);
 }
 
-/* Finds where a context diverges from the stored ones.  It uses the parents' chains only, so it
- * never crosses salts. */
+/* Finds the token at which a context diverges from the stored ones. The search follows the parents'
+ * chains only, so it never compares contexts of different salts. */
 static void differences(struct st_place *p)
 {
     struct store *s = st_open(p);
@@ -265,26 +265,27 @@ static void differences(struct st_place *p)
     st_keys(&mine, 4, keys);
     st_keys(&salted, 4, theirs);
     st_tokens(&mine, 3, t);
-    assert_int_equal(store_differs_at(s, &keys[2], t, 64), -1); /* nothing is stored */
+    assert_int_equal(store_differs_at(s, &keys[2], t, 64), -1); /* no chunk is stored */
     OK(st_save(s, &st_small, &mine, 4, ST_H, err));
-    assert_int_equal(store_differs_at(s, &keys[2], t, 64), -1); /* it is stored */
+    /* the chunk itself is stored, so nothing differs */
+    assert_int_equal(store_differs_at(s, &keys[2], t, 64), -1);
     t[40]++;
     assert_int_equal(store_differs_at(s, &keys[2], t, 64), 40);
     assert_int_equal(store_differs_at(s, &keys[2], t, 41), 40);
-    /* equal as far as the given tokens go */
+    /* no difference within the given tokens */
     assert_int_equal(store_differs_at(s, &keys[2], t, 40), -1);
-    /* another place in the chain */
+    /* a parent at another place in the chain */
     assert_int_equal(store_differs_at(s, &keys[1], t, 64), 0);
     assert_int_equal(store_differs_at(s, &theirs[2], t, 64), -1);
     OK(st_save(s, &st_small, &salted, 3, ST_H, err));
     assert_int_equal(store_differs_at(s, &theirs[2], t, 64), -1);
-    /* Of several contexts the nearest one counts, not the newest. */
+    /* Of several stored contexts, the one that agrees longest counts, not the newest. */
     OK(st_save(s, &st_small, &branch, 4, ST_H, err));
     assert_int_equal(store_differs_at(s, &keys[2], t, 64), 40);
     st_tokens(&branch, 3, t);
     t[63]++;
     assert_int_equal(store_differs_at(s, &keys[2], t, 64), 63);
-    /* An erased context is near no other context. */
+    /* An erased context is not compared any more. */
     st_keys(&branch, 4, keys);
     OK(store_erase(s, &keys[3], 1, &gone, err));
     assert_int_equal(store_differs_at(s, &keys[2], t, 64), 0);
@@ -292,8 +293,8 @@ static void differences(struct st_place *p)
     store_close(s);
 }
 
-/* Appends a child of the root whose first `same` tokens are those of t.  `other` makes children
- * differ. */
+/* Appends a child of the root. Its first `same` tokens are those of t; `other` distinguishes such
+ * children. */
 static void append_beside(struct store *s, const int32_t *t, int same, int other)
 {
     struct store_chunk c = {.fingerprint = st_fingerprint(7), .owner = store_owner(NULL)};
@@ -309,7 +310,8 @@ static void append_beside(struct store *s, const int32_t *t, int same, int other
     OK(store_append(s, &c, err));
 }
 
-/* Finds the nearest of many siblings although all others are newer. */
+/* Of many children of one parent, the one that agrees longest is found, although all others are
+ * newer. */
 static void nearest_is_oldest(struct st_place *p)
 {
     enum { SIBLINGS = 100, SAME = 50 };
@@ -398,7 +400,7 @@ static void reopen(struct st_place *p)
     struct store *s = st_open(p);
     struct st_ctx a = {1, 2, 3, 0, NULL}, b = {2, 2, 3, 0, NULL}, c = {3, 3, 0, 0, NULL};
     OK(st_save(s, &st_small, &a, 5, ST_BOTH, err));
-    OK(st_append(s, &st_small, &b, 0, ST_BOTH, err)); /* never committed */
+    OK(st_append(s, &st_small, &b, 0, ST_BOTH, err)); /* this chunk is never committed */
     store_close(s);
     s = st_open(p);
     assert_true(store_audit(s));
@@ -450,7 +452,8 @@ static void recency_survives(struct st_place *p)
     store_close(s);
 }
 
-/* Samples are full chunks of one model, pinned; taking them changes neither counts nor order. */
+/* Samples are pinned full chunks of one model. Taking samples changes neither counts nor the order
+ * of eviction. */
 static void samples(struct st_place *p)
 {
     struct store *s = st_open(p);

@@ -79,8 +79,8 @@ static void *reader(void *arg)
     return NULL;
 }
 
-/* Announces waiting requests for one of two threads that read ahead.  Without a DRAM tier it has
- * nothing to do. */
+/* Announces waiting requests for one of the two threads that read ahead. Without a DRAM tier the
+ * thread does nothing. */
 static void *fetcher(void *arg)
 {
     struct thread *t = arg;
@@ -184,7 +184,7 @@ static void together(const char *kind, uint64_t cap_bytes, uint64_t dram_bytes)
     assert_int_equal(sh.n_wrong, 0);
     assert_true(sh.n_read > 0);
     assert_true(store_audit(sh.s));
-    /* Everything fits: after one more save every record is there exactly once. */
+    /* Without a cap everything fits. After one more save every record is there exactly once. */
     if (cap_bytes == 0) {
         struct store_stats st;
         struct err err = {0};

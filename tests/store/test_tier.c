@@ -65,7 +65,7 @@ static void end(struct st_place *p, struct store *s)
     st_place_close(p);
 }
 
-/* Returns the tier's counts after its thread has done all its work. */
+/* Returns the tier's counts when the tier's thread has done all its work. */
 static struct store_dram settled(struct store *s)
 {
     struct store_stats st;
@@ -83,12 +83,12 @@ static void save(struct store *s, const struct st_ctx *c, int n)
     for (int i = 0; i < n; i++) {
         if (st_append(s, &st_small, c, i, ST_BOTH, &err) != 0)
             fail_msg("%s", err.msg);
-        (void)settled(s); /* leaves room for the next chunk */
+        (void)settled(s); /* waits until the tier has room for the next chunk */
     }
     assert_int_equal(store_commit(s, &err), 0);
 }
 
-/* Reads n chunks of a context; all must be right.  Returns how many records came from DRAM. */
+/* Reads n chunks of a context, and checks every byte. Returns how many records came from DRAM. */
 static int read_dram(struct store *s, const struct st_ctx *c, int n)
 {
     struct st_result r;
@@ -108,7 +108,7 @@ static bool is_copied(struct store *s, const struct sha256 *key)
     return copied;
 }
 
-/* Returns how many chunks of a context have copies; they must be the first ones. */
+/* Returns how many chunks of a context have copies. Checks that these are the first chunks. */
 static int n_copied(struct store *s, const struct st_ctx *c, int n)
 {
     struct sha256 keys[ST_MAX_CHUNKS];
@@ -154,7 +154,7 @@ static void written_chunks_are_read_from_dram(void **state)
     for (int i = 0; i < N; i++)
         assert_int_equal(st_append(s, &st_small, &c, i, ST_BOTH, &err), 0);
     assert_int_equal(st_read_dram(s, &st_small, &c, N, &r, &err), 0);
-    assert_int_equal(r.n_found, 0); /* visible only after the commit */
+    assert_int_equal(r.n_found, 0); /* chunks are visible only after the commit */
     assert_int_equal(store_commit(s, &err), 0);
     assert_int_equal(read_dram(s, &c, N), N * RECORDS);
     store_stats(s, &st);
@@ -162,7 +162,7 @@ static void written_chunks_are_read_from_dram(void **state)
     assert_int_equal(st.dram.n_reads, N * RECORDS);
     assert_int_equal(st.dram.n_written, N);
     assert_int_equal(st.dram.used_bytes, N * COPY);
-    /* Other readers read the disk, since that is what they measure or check. */
+    /* Readers of other kinds read the disk, because they measure or check it. */
     assert_int_equal(st_read(s, &st_small, &c, N, &r, &err), 0);
     assert_int_equal(r.n_records, N * RECORDS);
     assert_int_equal(r.n_dram, 0);
@@ -182,7 +182,8 @@ static void records_that_are_added_have_copies_of_their_own(void **state)
     assert_int_equal(read_dram(s, &c, N), N * RECORDS);
     struct store_dram d = settled(s);
     assert_int_equal(d.n_chunks, N);
-    assert_int_equal(d.n_written, N * RECORDS); /* three devices, two appends */
+    /* one per record, although the store has three devices and used two appends */
+    assert_int_equal(d.n_written, N * RECORDS);
     end(&p, s);
 }
 
@@ -200,7 +201,8 @@ static void a_restart_begins_without_copies(void **state)
     end(&p, s);
 }
 
-/* Closing with a full arena returns at once: it neither zeroes copies nor writes them anywhere. */
+/* Closing with a full arena returns at once: the arena is freed and neither zeroed nor written
+ * anywhere. */
 static void closing_does_not_touch_the_arena(void **state)
 {
     (void)state;
@@ -230,7 +232,7 @@ static void a_write_that_fails_leaves_no_copy(void **state)
     assert_true(arena_is_zero());
     io_sim_fault_clear(p.io);
     save(s, &c, N);
-    /* Appended chunks that cannot be committed any more are removed from DRAM, too. */
+    /* A chunk that cannot be committed any more is removed from DRAM, too. */
     struct st_ctx other = {.base = 2, .own = 2};
     assert_int_equal(st_append(s, &st_small, &other, 0, ST_BOTH, &err), 0);
     fault = (struct io_sim_fault){.kind = IO_SIM_FAIL, .on = IO_SIM_ON_SYNC, .count = 1};
@@ -258,7 +260,7 @@ static void a_full_arena_keeps_a_sixteenth_free(void **state)
     assert_true(d.used_bytes <= ARENA - ARENA / 16);
     assert_int_equal(d.n_chunks, STAY);
     assert_int_equal(d.n_demoted, 21 - STAY);
-    assert_int_equal(d.n_full, 0); /* nothing had to wait */
+    assert_int_equal(d.n_full, 0); /* no chunk had to wait for room */
     /* The context used last stays whole; the first has lost its tail. */
     assert_int_equal(n_copied(s, &c[0], 7), 2);
     assert_int_equal(n_copied(s, &c[1], 7), 7);
@@ -286,7 +288,7 @@ static void what_is_used_stays(void **state)
     end(&p, s);
 }
 
-/* Waiting requests need the oldest context: policies that look ahead keep it. */
+/* Waiting requests need the oldest context. Policies that look ahead keep its copies. */
 static void what_waits_stays(void **state)
 {
     (void)state;
@@ -305,14 +307,14 @@ static void what_waits_stays(void **state)
     save(s, &c[2], 7);
     assert_int_equal(n_copied(s, &c[0], 7), 7);
     assert_int_equal(n_copied(s, &c[1], 7), 2);
-    /* The first context's request no longer waits, and the other contexts were used later. */
+    /* No request waits for the first context any more, and the other contexts were used later. */
     store_expect_use_no_more(s, keys, 7, 1);
     save(s, &(struct st_ctx){.base = 9, .own = 9}, 2);
     assert_int_equal(n_copied(s, &c[0], 7), 5);
     end(&p, s);
 }
 
-/* A client hints when it comes back: the policy `ours` keeps the copies of the oldest context. */
+/* A hint says when the oldest context is used next. The policy `ours` keeps its copies. */
 static void what_is_hinted_stays(void **state)
 {
     (void)state;
@@ -343,7 +345,7 @@ static void what_is_hinted_stays(void **state)
     }
 }
 
-/* Tells the store that the caller holds the chunks of a context itself, or no longer does. */
+/* Tells the store whether the caller holds the chunks of a context in its own memory. */
 static void hold(struct store *s, const struct st_ctx *c, int n, bool is_held)
 {
     struct sha256 keys[ST_MAX_CHUNKS];
@@ -355,8 +357,8 @@ static void hold(struct store *s, const struct st_ctx *c, int n, bool is_held)
         sched_yield();
 }
 
-/* Copies of chunks that the caller holds itself go first, even if used last, whether the caller
- * held them before the copies were made or since. */
+/* Copies of chunks that the caller holds itself are evicted first, even if they were used last. It
+ * does not matter whether the copies were made before or after the chunks were held. */
 static void what_the_caller_holds_goes_first(void **state)
 {
     (void)state;
@@ -377,8 +379,8 @@ static void what_the_caller_holds_goes_first(void **state)
         assert_int_equal(n_copied(s, &c[0], 7), 7);
         assert_int_equal(n_copied(s, &c[1], 7), 2);
         assert_int_equal(n_copied(s, &c[2], 7), 7);
-        /* The second context is no longer held, so it counts like the others: the first was used
-         * least recently. */
+        /* The caller no longer holds the second context, so its copies count like others: the first
+         * context was used least recently. */
         hold(s, &c[1], 7, false);
         save(s, &(struct st_ctx){.base = 9, .own = 9}, 2);
         assert_int_equal(n_copied(s, &c[0], 7), 5);
@@ -387,8 +389,8 @@ static void what_the_caller_holds_goes_first(void **state)
     }
 }
 
-/* Two of the caller's blocks have the same state.  When one of them is released, the chunk is still
- * held. */
+/* Two of the caller's blocks have the same state. After one of them is released, the chunk still
+ * counts as held. */
 static void a_chunk_that_is_held_twice_is_let_go_twice(void **state)
 {
     (void)state;
@@ -406,7 +408,7 @@ static void a_chunk_that_is_held_twice_is_let_go_twice(void **state)
     end(&p, s);
 }
 
-/* A chunk dropped by its owner goes first until it is used again, as in the store. */
+/* A chunk that its owner dropped is evicted first, in DRAM as in the store. A use ends that. */
 static void a_chunk_that_is_used_again_is_not_dropped_any_more(void **state)
 {
     (void)state;
@@ -446,7 +448,7 @@ static void a_chunk_that_is_read_is_not_dropped(void **state)
     assert_int_equal(store_reader_submit(r, &one, 1, &err), 0);
     assert_int_equal(store_reader_wait(r, &done, 1, &n_done, &err), 0);
     assert_int_equal(n_done, 1);
-    for (uint64_t i = 0; i < 3; i++) /* three times what the arena holds */
+    for (uint64_t i = 0; i < 3; i++) /* saves three times what the arena holds */
         save(s, &(struct st_ctx){.base = 10 + i, .own = 1}, STAY);
     assert_true(is_copied(s, &key));
     assert_int_equal(store_read_check(&read, &err), 0);
@@ -458,8 +460,8 @@ static void a_chunk_that_is_read_is_not_dropped(void **state)
     end(&p, s);
 }
 
-/* Half of the arena is free, in holes that are too small.  The tier's thread joins them into one
- * that is large enough. */
+/* Half of the arena is free, but in small holes. The tier's thread joins them into one hole that is
+ * large enough. */
 static void free_room_in_small_holes_is_joined(void **state)
 {
     (void)state;
@@ -480,7 +482,7 @@ static void free_room_in_small_holes_is_joined(void **state)
     }
     struct st_ctx first = {.base = 100, .own = 1}, second = {.base = 101, .own = 1};
     assert_true(settled(s).used_bytes < ARENA / 2);
-    save(s, &first, 1); /* teaches the tier how large copies are */
+    save(s, &first, 1); /* teaches the tier the size of a copy */
     save(s, &second, 1);
     save(s, &(struct st_ctx){.base = 102, .own = 1}, 1);
     assert_int_equal(n_copied(s, &second, 1), 1);
@@ -594,12 +596,12 @@ static double price(struct store *s, const struct st_ctx *c, int n)
     return store_fetch_price_s(s, keys, n);
 }
 
-/* Memory that is provided ahead costs the first request nothing. Existing copies cost nothing, and
- * memory from the caller's functions costs nothing. */
+/* Providing memory has a price that a fetch must pay. Memory that is provided ahead costs nothing,
+ * nor do existing copies, nor memory from the caller's own functions. */
 static void memory_that_is_not_provided_has_a_price(void **state)
 {
     (void)state;
-    enum { PART = 4 }; /* chunks; fewer are not fetched */
+    enum { PART = 4 }; /* the fewest chunks that are fetched */
     struct st_place p;
     struct st_ctx c[2];
     struct store *s = begin_cold(&p, c, 2);
@@ -611,7 +613,8 @@ static void memory_that_is_not_provided_has_a_price(void **state)
     p.opts.dram_ahead_bytes = LONG * COPY; /* room for one context */
     s = st_open(&p);
     want(s, &c[1], LONG, 5);
-    while (price(s, &c[0], LONG) == 0) /* until its pages are provided, and timed */
+    /* waits until pages are provided and the time of that is measured */
+    while (price(s, &c[0], LONG) == 0)
         sched_yield();
     want_end(s, &c[1], LONG, 5);
     assert_true(price(s, &c[0], LONG) == 0);
@@ -632,7 +635,7 @@ static void memory_that_is_not_provided_has_a_price(void **state)
     end(&p, s);
 }
 
-/* 192 tokens are too few to fetch; so are 192 tokens that lack copies within a longer context. */
+/* 192 tokens are too few for a fetch, as a whole context and as a part of a longer one. */
 static void little_is_not_fetched(void **state)
 {
     (void)state;
@@ -660,7 +663,7 @@ static void little_is_not_fetched(void **state)
     end(&p, s);
 }
 
-/* Chunks that the caller holds in its own memory are not fetched; those behind them are. */
+/* A chunk that the caller holds in its own memory is not fetched. Chunks behind it are fetched. */
 static void what_the_caller_holds_is_not_fetched(void **state)
 {
     (void)state;
@@ -677,15 +680,16 @@ static void what_the_caller_holds_is_not_fetched(void **state)
         assert_int_equal(is_copied(s, &keys[i]), i >= 3);
     want_end(s, &c[0], LONG, 1);
     hold(s, &c[0], 3, false);
-    want(s, &c[0], LONG, 1); /* three chunks are too few */
+    want(s, &c[0], LONG, 1); /* three chunks are too few for a fetch */
     fetch_all(s, f);
     assert_int_equal(settled(s).n_promoted, LONG - 3);
     store_fetcher_close(f);
     end(&p, s);
 }
 
-/* Three contexts of seven chunks, with room for sixteen: the last in the queue gets the rest, and
- * takes nothing from those before it, in whatever order they are announced. */
+/* Three contexts of seven chunks wait, and the arena has room for sixteen. The last context in the
+ * queue gets the remaining room. It takes none from the others, in whatever order they are
+ * announced. */
 static void earlier_turns_come_first(void **state)
 {
     (void)state;
@@ -694,7 +698,7 @@ static void earlier_turns_come_first(void **state)
     struct store *s = begin_cold(&p, c, 3);
     struct store_fetcher *f = fetcher(s);
     want(s, &c[2], LONG, 30);
-    /* begins with the last one */
+    /* the fetch begins while only the last context is announced */
     assert_int_equal(store_fetch_step(f), STORE_FETCH_WORKED);
     want(s, &c[0], LONG, 10);
     want(s, &c[1], LONG, 20);
@@ -703,7 +707,7 @@ static void earlier_turns_come_first(void **state)
     assert_int_equal(n_copied(s, &c[1], LONG), LONG);
     assert_int_equal(n_copied(s, &c[2], LONG), STAY - 2 * LONG);
     assert_int_equal(settled(s).n_full, 0);
-    /* One request is cancelled, and a new one comes that is served first: the request that is
+    /* One request is cancelled, and a new one comes that is served first. The request that is
      * served last gives up its copies. */
     want_end(s, &c[1], LONG, 20);
     fetch_all(s, f);
@@ -720,8 +724,9 @@ static void earlier_turns_come_first(void **state)
     end(&p, s);
 }
 
-/* A copy that was dropped as if no request needed it is not fetched twice for the same request.
- * Otherwise fetching and dropping would alternate for ever where the window has no room. */
+/* A copy may be dropped because the policy does not know that its request needs it. It is not
+ * fetched a second time for the same request. Otherwise fetching and dropping would alternate for
+ * ever. */
 static void a_chunk_is_fetched_once_for_a_request(void **state)
 {
     (void)state;
@@ -730,7 +735,7 @@ static void a_chunk_is_fetched_once_for_a_request(void **state)
     struct sha256 keys[LONG];
     struct store *s = begin_cold(&p, c, 3);
     struct store_fetcher *f = fetcher(s);
-    for (int i = 0; i < 3; i++) { /* the policy's window has no chunk of these requests */
+    for (int i = 0; i < 3; i++) { /* the policy's window has no room for these requests */
         st_keys(&c[i], LONG, keys);
         store_fetch_want(s, &c[i], keys, LONG, (uint64_t)i);
     }
@@ -749,8 +754,9 @@ static void settle(struct store *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* While a chunk is written, its copy is no victim, so room for it comes from the last request in
- * the queue. No request needs the new chunk, so it then gives way to the copy that was dropped. */
+/* The copy of a chunk that is being written cannot be evicted, so the last request in the queue
+ * gives up a copy. No request needs the new chunk, so afterwards the dropped copy is fetched again
+ * in its place. */
 static void a_copy_that_a_write_pushed_out_is_fetched_again(void **state)
 {
     (void)state;
@@ -849,8 +855,7 @@ static void a_disk_that_hangs_ends_the_fetch(void **state)
     }
 }
 
-/* A chunk is erased, condemned, or evicted for another one while it is being fetched: no copy of it
- * stays. */
+/* A chunk is erased, condemned or evicted while it is being fetched. No copy of it stays. */
 static void what_goes_while_it_is_fetched_leaves_nothing(void **state)
 {
     (void)state;
@@ -874,7 +879,7 @@ static void what_goes_while_it_is_fetched_leaves_nothing(void **state)
             assert_true(store_pin(s, &keys[0], &hit));
             store_condemn(s, &hit, "for the test");
             store_release(s, &hit, 1);
-        } else { /* the fetch itself ends early */
+        } else { /* the fetcher is closed in the middle of the fetch */
             store_fetcher_close(f);
             f = NULL;
             want_end(s, &c[0], LONG, 1);
@@ -931,8 +936,8 @@ static void erasing_reaches_the_copy(void **state)
     end(&p, s);
 }
 
-/* A chunk is erased while a reader holds its copy.  The copy's bytes stay until the
- * reader is done. */
+/* A chunk is erased while a reader holds its copy. The copy's bytes stay until the reader has
+ * released them. */
 static void erasing_waits_for_readers(void **state)
 {
     (void)state;
@@ -979,7 +984,7 @@ static void condemning_reaches_the_copy(void **state)
     st_keys(&c, N, keys);
     assert_true(store_pin(s, &keys[N - 1], &hit));
     store_condemn(s, &hit, "for the test");
-    /* also while somebody holds it */
+    /* the copy is gone although a sequence still holds the chunk */
     assert_int_equal(settled(s).used_bytes, (N - 1) * COPY);
     store_release(s, &hit, 1);
     assert_int_equal(settled(s).used_bytes, (N - 1) * COPY);
@@ -1010,8 +1015,8 @@ static void quota_cap_and_idle_eviction_reach_the_copy(void **state)
     end(&p, s);
 }
 
-/* A chunk whose parent is gone cannot be reached.  gc removes it, and its copy before gc returns.
- */
+/* A chunk whose parent is gone cannot be reached. gc removes it, and removes its copy before it
+ * returns. */
 static void gc_reaches_the_copy(void **state)
 {
     (void)state;
@@ -1033,8 +1038,8 @@ static void gc_reaches_the_copy(void **state)
     end(&p, s);
 }
 
-/* A full chunk replaces a partial one: the commit removes the partial one's copy, even if a
- * sequence still holds the chunk. */
+/* A full chunk supersedes a partial one. The commit removes the copy of the partial chunk, even if
+ * a sequence still holds the chunk. */
 static void superseding_reaches_the_copy(void **state)
 {
     (void)state;
@@ -1108,7 +1113,7 @@ static void a_damaged_copy_condemns_nothing(void **state)
     end(&p, s);
 }
 
-/* The largest mapping that succeeds. */
+/* bytes of the largest mapping that succeeds */
 static size_t most_bytes;
 static int n_denied;
 
@@ -1118,8 +1123,8 @@ static void *scarce_get(void *arg, size_t bytes)
     return bytes > most_bytes ? NULL : arena_get(arg, bytes);
 }
 
-/* Memory is scarce: copies that the user asked for are an error; by default the arena is smaller,
- * or absent. */
+/* Memory is scarce. Copies that the user asked for then give an error. By default the arena becomes
+ * smaller, or there is none. */
 static void copies_take_less_where_memory_is_scarce(void **state)
 {
     (void)state;

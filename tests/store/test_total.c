@@ -65,7 +65,8 @@ static struct st_ctx ctx_of(int i)
     return (struct st_ctx){.base = 100 + (uint64_t)i, .own = 100 + (uint64_t)i};
 }
 
-/* Pins some contexts and erases others.  This adds rows that no append made room for. */
+/* Pins some contexts and erases others. These calls add rows to the index without having made room
+ * for them. */
 static void pin_and_erase(struct store *s, int i, int n)
 {
     struct err err = {0};
@@ -73,7 +74,7 @@ static void pin_and_erase(struct store *s, int i, int n)
     struct store_erased gone;
     struct st_ctx pinned = ctx_of(i), erased = ctx_of(i - 3);
     st_keys(&pinned, n, keys);
-    /* some may be evicted, which is no error */
+    /* some contexts may have been evicted, which is no error */
     (void)store_pin_until(s, keys, n, clock_wall_s() + 3600, NULL);
     st_keys(&erased, n, keys);
     assert_int_equal(store_erase(s, keys, n, &gone, &err), 0);
@@ -119,8 +120,10 @@ static void everything_is_bounded(void **state)
         assert_true(st_place_open(&p, "sim", n_dirs));
         p.opts.files_cap_bytes = CAP;
         struct files most = filled(&p, &st_small, N, ST_BOTH, &st);
-        assert_true(st.cap_bytes > CAP / 4 * 3); /* the other files take little, */
-        assert_true(st.used_bytes > CAP / 2);    /* and most of the cap is used */
+        /* the other files take less than a quarter of the cap, ... */
+        assert_true(st.cap_bytes > CAP / 4 * 3);
+        /* ... and most of the cap is used by extents */
+        assert_true(st.used_bytes > CAP / 2);
         assert_true(most.log > 8 * (uint64_t)INDEX_PAGE_BYTES); /* the log was folded */
         st_place_close(&p);
     }
@@ -136,7 +139,7 @@ static void small_extents_are_bounded_by_the_index(void **state)
     p.opts.files_cap_bytes = CAP;
     struct files most = filled(&p, &tiny, 3 * N, ST_H, &st);
     assert_true(most.index <= (64 << 10) + CAP / 128);
-    assert_true(most.segments < st.cap_bytes); /* otherwise the index was not the bound */
+    assert_true(most.segments < st.cap_bytes); /* shows that the index was the limit */
     assert_true(st.n_extents > 100);
     st_place_close(&p);
 }
@@ -174,7 +177,7 @@ static void a_cap_that_leaves_nothing_is_refused(void **state)
     p.opts.files_cap_bytes = 256 << 10;
     s = st_open(&p);
     const struct st_ctx c = ctx_of(1);
-    /* this save leaves some room */
+    /* saving one chunk leaves some room */
     assert_int_equal(st_save(s, &tiny, &c, 1, ST_H, &err), 0);
     assert_true(files_of(&p).all <= p.opts.files_cap_bytes);
     store_close(s);

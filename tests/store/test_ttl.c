@@ -29,7 +29,7 @@ static int n_stored(struct store *s, const struct st_ctx *c)
     return n;
 }
 
-/* Uses a context with this time to live, and saves the chunks that are missing. */
+/* Uses a context with this time to live. Saves the chunks that are missing. */
 static void use(struct store *s, const struct st_ctx *c, uint32_t ttl_s)
 {
     struct err err = {0};
@@ -113,8 +113,8 @@ static void chunks_expire_everywhere(void **state)
     chunks_expire("sim");
 }
 
-/* Two contexts share their first two chunks, which have the longer time.  No time to live at all
- * counts as the longest. */
+/* Two contexts share their first two chunks. A shared chunk has the longest time to live of its
+ * users; none at all counts as the longest. */
 static void shared_chunks_have_the_longest_time(void **state)
 {
     (void)state;
@@ -140,7 +140,8 @@ static void shared_chunks_have_the_longest_time(void **state)
     }
 }
 
-/* A pinned, guaranteed or used chunk stays, and expires when it is none of these any more. */
+/* A pinned, guaranteed or used chunk does not expire. It expires when it is no longer any of
+ * these. */
 static void what_is_kept_does_not_expire(void **state)
 {
     (void)state;
@@ -154,7 +155,8 @@ static void what_is_kept_does_not_expire(void **state)
     use(s, &c, 1000);
     st_keys(&c, N, keys);
     age(s, 5000);
-    assert_true(store_pin(s, &keys[1], &hit)); /* pins the middle: those behind it expire */
+    /* pins the chunks up to the middle: the ones behind expire */
+    assert_true(store_pin(s, &keys[1], &hit));
     assert_int_equal(expire(s), 2);
     store_release(s, &hit, 1);
     use(s, &c, 1000);
@@ -168,8 +170,8 @@ static void what_is_kept_does_not_expire(void **state)
     st_place_close(&p);
 }
 
-/* Time to live and last use are in the index.  Chunks that expired meanwhile are removed when the
- * store opens. */
+/* The index has each chunk's time to live and last use. Chunks that have expired meanwhile are
+ * removed when the store is opened. */
 static void it_survives_a_restart(void **state)
 {
     (void)state;
@@ -185,7 +187,7 @@ static void it_survives_a_restart(void **state)
     store_close(s);
     s = st_open(&p);
     store_stats(s, &st);
-    /* a second may have passed */
+    /* a second may have passed, so some chunks may have expired */
     assert_true(st.n_expiring == N || st.n_expiring == 2 * N);
     age(s, 10);
     expire(s);
@@ -218,7 +220,8 @@ static void expired_chunks_go_first(void **state)
     age(s, 5000);
     use(s, &more, 0);
     store_stats(s, &st);
-    assert_int_equal(n_stored(s, &old), N); /* the least recently used */
+    /* has no time to live and stays, although it is the least recently used */
+    assert_int_equal(n_stored(s, &old), N);
     assert_true(st.evictions[STORE_EVICT_EXPIRED] == N &&
                 st.evictions[STORE_EVICT_CAP] == 0);
     store_close(s);

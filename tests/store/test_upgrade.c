@@ -1,6 +1,6 @@
-/* test_upgrade.c - this build opens a store of format version 1 (tests/store/golden): reading
- * leaves it as it is, opening for writing upgrades it, and it is consistent at every moment of
- * that. */
+/* test_upgrade.c - this build opens a store of format version 1 (tests/store/golden). Reading
+ * leaves the store as it is. Opening it for writing upgrades it, and the store is consistent at
+ * every moment of the upgrade. */
 #include <errno.h>
 #include <stdarg.h>
 #include <setjmp.h>
@@ -115,7 +115,7 @@ static void read_as_it_is(void **state)
     st_place_close(&p);
 }
 
-/* Uses all features of version 2 in a store that was of version 1. */
+/* Uses the features of version 2 in a store that was upgraded from version 1. */
 static void use(struct store *s)
 {
     struct err err = {0};
@@ -199,8 +199,8 @@ static void power_fails_while_raising(void **state)
     assert_true(n > 10);
 }
 
-/* A damaged copy of the superblock is rewritten at the first chance, whatever happens meanwhile,
- * because the next damage may hit the other copy. */
+/* A damaged copy of the superblock is rewritten at the first opening for writing, wherever power
+ * fails meanwhile. The next damage may hit the other copy. */
 static void a_damaged_copy_is_mended(void **state)
 {
     (void)state;
@@ -212,7 +212,7 @@ static void a_damaged_copy_is_mended(void **state)
             struct store *s = NULL;
             struct err err = {0};
             place_make(&p, 1000 + n);
-            store_close(st_open(&p)); /* of version 2 now */
+            store_close(st_open(&p)); /* upgrades the store to version 2 */
             assert_int_equal(io_sim_flip(p.io, "/st/d1/superblock",
                                          (uint64_t)copy * SUPERBLOCK_BYTES + 100, 3),
                              0);
@@ -224,7 +224,7 @@ static void a_damaged_copy_is_mended(void **state)
             if (!crashed) {
                 io_sim_crash_at(p.io, IO_SIM_AT_OP, 0);
                 both_copies_hold(p.io, "/st/d1/superblock");
-                io_sim_crash(p.io); /* the rewritten copy is durable */
+                io_sim_crash(p.io); /* shows that the rewritten copy is durable */
             }
             io_sim_restart(p.io);
             if (!crashed)
@@ -242,8 +242,8 @@ static void a_damaged_copy_is_mended(void **state)
     assert_true(n_crashes >= 4);
 }
 
-/* If the copy cannot be written, the store works without it.  Opening for reading leaves it as it
- * is. */
+/* If the damaged copy cannot be rewritten, the store works with the other one. Opening for reading
+ * rewrites nothing. */
 static void a_copy_that_cannot_be_mended(void **state)
 {
     (void)state;

@@ -157,7 +157,7 @@ static bool check_recovered(struct io *io, const char *pragmas, int acknowledged
     if (!is_sound(db) || found < acknowledged || found > acknowledged + 1)
         fail_msg("op %d seed %d: acknowledged %d, found %d", (int)op, (int)seed,
                  acknowledged, found);
-    /* and the database can be used again */
+    /* the database accepts further transactions */
     assert_int_equal(insert_txn(db, found), SQLITE_OK);
     sqlite3_close(db);
     return true;
@@ -221,7 +221,7 @@ static void test_deterministic(void **state)
     assert_true(n_different > 0);
 }
 
-/* This suite can fail: if syncs do nothing, it finds lost transactions. */
+/* Shows that this suite can fail: if syncs do nothing, it finds lost transactions. */
 static void test_lost_syncs_are_noticed(void **state)
 {
     (void)state;
@@ -321,7 +321,7 @@ static void on_real_files(struct io *io)
     assert_int_equal(open_db(path, WAL, &db), SQLITE_OK);
     assert_int_equal(count_txns(db), N_TXNS);
     assert_int_equal(insert_txn(db, N_TXNS), SQLITE_OK);
-    /* SQLite's own VFS respects our lock. */
+    /* SQLite's own VFS respects the lock of the VFS over src/io. */
     assert_int_equal(sqlite3_open_v2(path, &other, SQLITE_OPEN_READWRITE, "unix"),
                      SQLITE_OK);
     assert_int_equal(exec(other, "SELECT count(*) FROM t"), SQLITE_BUSY);

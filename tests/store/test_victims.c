@@ -76,7 +76,8 @@ static uint64_t gone_for_the_fourth(enum placement_kind policy, uint64_t wanted)
             assert_int_equal(gone, 0);
             gone = own;
         }
-    if (wanted != 0) { /* the request was served: now its chunk, the oldest, is evicted */
+    /* the request has ended, so its chunk is the oldest again and is evicted */
+    if (wanted != 0) {
         store_expect_use_no_more(s, &key, 1, 7);
         save(s, 5, 1);
         assert_false(has(s, wanted, 0));
@@ -96,7 +97,7 @@ static void a_waiting_request_keeps_its_chunks(void **state)
     assert_int_equal(gone_for_the_fourth(PLACEMENT_OURS, 1), 2);
 }
 
-/* If all state belongs to waiting requests, that of the last one goes first. */
+/* If waiting requests need all state, the state of the last request is evicted first. */
 static void the_tail_of_the_queue_goes_first(void **state)
 {
     (void)state;
@@ -110,20 +111,22 @@ static void the_tail_of_the_queue_goes_first(void **state)
     }
     save(s, 4, 1);
     assert_true(has(s, 1, 0) && has(s, 2, 0) && !has(s, 3, 0) && has(s, 4, 0));
-    save(s, 5, 1); /* no request waits for 4 */
+    save(s, 5, 1); /* no request waits for context 4 */
     assert_true(has(s, 1, 0) && has(s, 2, 0) && !has(s, 4, 0) && has(s, 5, 0));
     store_close(s);
 }
 
-/* Waiting requests need all that is stored.  Under the policy `ours` a chunk that no request waits
- * for does not evict any of it, unless it must be stored; a chunk that is needed sooner does. */
+/* Waiting requests need all stored chunks. Under the policy `ours` a new chunk that no request
+ * needs evicts none of them, unless it must be stored. A new chunk that is needed sooner does evict
+ * one. */
 static void a_newcomer_does_not_push_out_what_is_needed_sooner(void **state)
 {
     (void)state;
     static const struct {
         enum placement_kind policy;
         bool may_be_refused;
-        uint64_t turn; /* the turn of the request that needs the newcomer; 0: none */
+        /* turn of the request that needs the new chunk; 0: no request does */
+        uint64_t turn;
         bool is_stored;
     } cases[] = {
         {PLACEMENT_OURS, true, 0, false},          {PLACEMENT_OURS, true, 20, false},
@@ -157,8 +160,7 @@ static void a_newcomer_does_not_push_out_what_is_needed_sooner(void **state)
     }
 }
 
-/* A dropped chunk is evicted before all that were used earlier, unless it was used since the drop.
- */
+/* A dropped chunk is evicted before all other chunks, unless it was used since the drop. */
 static void a_dropped_chunk_goes_first(void **state)
 {
     (void)state;
@@ -184,20 +186,20 @@ static void a_dropped_chunk_goes_first(void **state)
     }
 }
 
-/* The price in seconds counts per byte.  Two contexts have the same hint. The chunk
- * with half the bytes is worth its room. The other chunk is not, although it was used later. */
+/* The saving in seconds counts per byte. Two contexts have the same hint. The chunk with half of
+ * the bytes is worth its room. The other chunk is not, although it was used later. */
 static void what_saves_more_for_each_byte_stays(void **state)
 {
     (void)state;
     enum { WAIT_S = 1000 };
-    /* four blocks with its header */
+    /* its record and header take four blocks */
     static const struct st_shape large = {1, {3 * 4096, 0}};
     struct store *s = open_store(PLACEMENT_OURS, 20);
     const struct placement_price price = {.token_s = 1, .chunk_bytes = CHUNK_BYTES};
     const struct store_use use = {.reuse_in_s = WAIT_S};
     struct sha256 key[2];
     store_set_price(s, &price);
-    /* The gain per second of waiting at which a use is just worth it. */
+    /* the price: seconds saved, per second of holding, at which a use is just worth the room */
     s->catalog.learn->price = 0.75 / WAIT_S;
     for (int i = 0; i < 2; i++) {
         struct st_ctx c = context((uint64_t)(1 + i));
@@ -275,9 +277,9 @@ struct twin {
     struct placement_wait wait_of[127];
     struct st_ctx ctx[CONTEXTS];
     struct sha256 keys[CONTEXTS][DEPTH];
-    uint64_t turn[CONTEXTS]; /* 0: no request waits */
+    uint64_t turn[CONTEXTS]; /* turn of the context's waiting request; 0: none waits */
     int n_expected[CONTEXTS];
-    struct store_hit held[CONTEXTS]; /* impl NULL: none is held */
+    struct store_hit held[CONTEXTS]; /* the held chunk; impl is NULL if none is held */
     uint32_t held_block[CONTEXTS];
     bool looks;
 };
@@ -340,7 +342,8 @@ static void twin_use(struct twin *t, int c, uint32_t now)
     store_release(t->store, hits, n_hits);
 }
 
-/* Announces a request for a context, or removes the one that waits. */
+/* Announces a request for a context at this turn. If a request waits for the context already, ends
+ * that request instead. */
 static void twin_expect(struct twin *t, int c, uint64_t turn)
 {
     bool joins = t->turn[c] == 0;
@@ -372,7 +375,7 @@ static void twin_hold(struct twin *t, int c, int chunk)
     }
 }
 
-/* Checks without a pin: pins and releases would change the order of the store's leaves. */
+/* Looks without pinning, because pins and releases would change the order of the store's leaves. */
 static bool is_stored(const struct twin *t, int c, int chunk)
 {
     const struct chunk_node *n = catalog_find(&t->store->catalog, &t->keys[c][chunk]);
