@@ -12,10 +12,10 @@ enum { ET_MAX_GENERATED = 800 };
  * model is synth:tiny-mha in f32 with one thread and 1024 tokens of context, on a platform on which
  * restoring always pays. */
 void et_open(struct stack *k, const struct stack_opts *o);
-/* Does the same on a disk and returns the code. */
+/* Does the same on a disk. Returns the code of opening instead of failing the test. */
 int et_try_open(struct stack *k, const struct stack_opts *o, struct err *err);
-/* Device options of the next stack if its own options have none. A test that sets a field resets it
- * to NULL. */
+/* The device options of the next stack whose own options have none. A test that sets a field resets
+ * it to NULL afterwards. */
 extern struct device_opts et_device;
 /* Fills a platform with costs per token and layer in seconds; bytes_per_s is the speed of its one
  * tier. */
@@ -26,7 +26,7 @@ void et_platform(struct platform *p, double c_tok, double c_h, double c_kv,
 struct io *et_disk(uint64_t seed, uint64_t capacity_bytes);
 extern const char *const et_dirs[2]; /* "/store/a", "/store/b" */
 
-/* Writes n ids below 480, from a seed: the same for every model. */
+/* Writes n ids below 480 that depend on the seed only, and not on the model. */
 void et_prompt(int32_t *out, int n, uint64_t seed);
 /* Writes ids below 123, for the models of tests/model/golden/families. */
 void et_small_prompt(int32_t *out, int n, uint64_t seed);
@@ -35,7 +35,7 @@ void et_small_prompt(int32_t *out, int n, uint64_t seed);
  * run. */
 void et_only(int argc, char **argv);
 
-/* A request; zero: greedy, saved as "none", planned by "auto". */
+/* A request. All zero: it chooses tokens greedily, saves "none", and is planned by "auto". */
 struct et_ask {
     const int32_t *prompt;
     int n_prompt, max_tokens;
@@ -68,7 +68,7 @@ struct request et_request(const struct stack *k, const struct et_ask *a);
 void et_take(struct stack *k, struct seq *s, struct et_run *out);
 /* Adds, runs, flushes and removes a request. Returns the engine's own code and fails no test. */
 int et_run(struct stack *k, const struct et_ask *a, struct et_run *out);
-/* Fails if tokens or logits differ. */
+/* Fails the test if tokens or logits differ. */
 void et_same(const struct et_run *a, const struct et_run *b, const char *what);
 
 #endif

@@ -12,7 +12,7 @@
 
 enum { MAX_CTX = 256, LONGEST = 129 };
 
-/* A context fits into 5 blocks; MX_SEQS of them fit into 15. */
+/* Lengths of the prompts. The longest context fits into 5 blocks, MX_SEQS contexts into 15. */
 static const int lengths[MX_SEQS] = {70, 1, 64, 33, LONGEST};
 
 const int *mx_random_order(void *arg, const struct kv_table *t)
@@ -69,7 +69,8 @@ static void run_all(const struct mx_case *c, const struct stack_opts *o,
     stack_close(&k);
 }
 
-/* 5 to 20 blocks in all: from the fewest that hold the longest context to more than all need. */
+/* Draws 5 to 20 blocks in all: from just enough for the longest context to more than all contexts
+ * need. */
 static void random_classes(struct rng *r, int n[PLACES_CLASSES])
 {
     int left = 5 + (int)rng_below(r, 16); /* includes the TOKENS blocks */

@@ -8,7 +8,7 @@
 
 enum { MX_SEQS = 5 };
 
-/* Chooses classes at random. */
+/* A random choice of the class of each block. */
 struct mx_order {
     uint64_t rng;
     int order[PLACES_CLASSES];
@@ -20,9 +20,9 @@ struct mx_case {
     int n_patterns, n_generate;
     uint64_t seed;
 };
-/* For each pattern: random numbers of blocks of each class, assigned to sequences at random, with
- * random buffers and random mini-batches.  Tokens and logits must equal those of an engine with KV
- * blocks only. */
+/* For each pattern, draws numbers of blocks of each class, the classes of sequences' blocks, the
+ * buffers and the mini-batches. Tokens and logits must equal those of an engine with KV blocks
+ * only. */
 void mx_compare(const struct mx_case *c);
 
 #endif

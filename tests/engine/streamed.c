@@ -15,7 +15,7 @@
 #include "tests/engine/enginetest.h"
 #include "tests/model/packed_file.h"
 
-/* The first plan generates many tokens: their contexts cross a block. */
+/* The first plan generates N_FIRST tokens, so that contexts grow beyond a block. */
 enum { MAX_PROMPT = 4 * 64 + 70, N_FIRST = 64, N_GENERATE = 4 };
 
 static const char *const plans[] = {"recompute", "auto", "hidden", "kv", "r1,h1,k2"};

@@ -9,7 +9,7 @@
 void streamed_plans_equal(const char *device, int n_ranks, const char *model,
                           const char *weights, int n_stored, int n_new, int n_plans);
 
-/* The same with q8 over two ranks, of a model whose rows can be cut at multiples of 32. */
+/* The same with q8 weights over two ranks, for a model whose rows can be cut at multiples of 32. */
 void streamed_q8_over_ranks(const char *device, int n_stored, int n_new, int n_plans);
 
 #endif

@@ -1,9 +1,10 @@
-/* test_bit_exact.c - the central test: a restored state is bit-equal to one that was never evicted.
+/* test_bit_exact.c - the central test: a restored state is bit-equal to a state that was never
+ * evicted.
  *
- * A never-evicted run gives the reference: K and V of every layer and position, and a digest of the
- * f32 logits of every generated position.  Then the same prompt is saved under some policy,
- * restored by some plan, prefilled and continued with other chunkings and thread counts; K, V and
- * logits must have the same bits.  The last tests show that this test can fail. */
+ * A run that is never evicted gives the reference: K and V of every layer and position, and a
+ * digest of the f32 logits of every generated position. Then the same prompt is saved under some
+ * policy, restored by some plan, and prefilled and continued with other piece sizes and thread
+ * counts. K, V and logits must have the same bits. The last tests show that this test can fail. */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -37,7 +38,8 @@ struct run {
     size_t kv_bytes;
     int32_t tokens[N_GENERATE];
     int n_cached;
-    /* positions before it do not exist in every layer, because no window needs them */
+    /* The first position whose K and V exist in every layer. Windows may make earlier positions
+     * unnecessary. */
     int first_token;
     int n_layers;
 };
@@ -60,7 +62,7 @@ static void open_stack_as(struct stack *k, const char *model, const char *dtype,
     int rc = stack_open(&o, k, &err);
     if (rc != 0)
         fail_msg("%s %s, weights %s: %s", model, dtype, weights, err.msg);
-    /* Plans are forced here, but the planner still needs a platform. */
+    /* plans are forced here, but the planner needs a platform all the same */
     k->platform.c_tok.b_s = 1e-5;
     k->platform.c_h.b_s = 2e-6;
     k->platform.c_kv.b_s = 1e-7;
@@ -148,7 +150,7 @@ static void run_free(struct run *r)
     free(r->kv);
 }
 
-/* Compares K and V of every layer, from the first position that both have. */
+/* Compares K and V of every layer, from the first position that both runs have. */
 static bool same_kv(const struct run *a, const struct run *b)
 {
     int first = a->first_token > b->first_token ? a->first_token : b->first_token;
@@ -170,8 +172,8 @@ static bool same_bits(const struct run *a, const struct run *b)
            memcmp(a->tokens, b->tokens, sizeof a->tokens) == 0;
 }
 
-/* Restores n_cached tokens by `plan` in k, whose store holds them, with the new tokens prefilled
- * after the restore or inside it, and compares the result. */
+/* Restores n_cached tokens by `plan` in k, whose store has them. The new tokens are prefilled after
+ * the restore or inside it. Compares the result with `ref`. */
 static void check_one(struct stack *k, const struct run *ref, const char *save,
                       const char *plan, bool restore_first, int n_cached, const char *what)
 {
@@ -212,8 +214,8 @@ enum { MAX_MODELS = 5 };
 
 static char shared_paths[2][512];
 
-/* Returns a trained model and two synthetic shapes; if ../shared is there, also stories260K and its
- * MHA copy. */
+/* Returns a trained model and two synthetic shapes. If ../shared has it, also stories260K and its
+ * copy with MHA. */
 static int models(const char *out[MAX_MODELS])
 {
     static const char *const names[] = {"stories260K", "stories260K-mha"};
@@ -235,7 +237,7 @@ static const char *const dtypes[] = {"f32", "bf16", "f16"};
 
 /* --- tests ------------------------------------------------------------------------------------ */
 
-/* Every (r,h,k), and a seeded sample of per-layer mixtures. */
+/* Tries every (r,h,k), and mixtures per layer that a seed draws. */
 static void every_plan(void **state)
 {
     (void)state;
@@ -267,8 +269,8 @@ static void every_plan(void **state)
     print_message("%d plans restored bit for bit\n", n_plans);
 }
 
-/* Every family of models: the saved state is the layer's input and K before RoPE, for every kind of
- * block, with or without biases, QK norm, learned positions or a window. */
+/* Tries every family of models. The saved state is the layer's input and K before RoPE, for every
+ * kind of layer: with or without biases, QK norm, learned positions or a window. */
 static void every_family(void **state)
 {
     (void)state;
@@ -304,7 +306,8 @@ static void every_family(void **state)
     assert_true(n >= 10);
 }
 
-/* Saved under one policy and restored under another; then chunks saved under different policies. */
+/* State is saved under one policy and restored under another. Then chunks of one context are saved
+ * under different policies. */
 static void mixed_policies(void **state)
 {
     (void)state;
@@ -355,7 +358,8 @@ static void mixed_chunks(void **state)
         stack_close(&plain);
         struct stack k;
         open_stack(&k, "synth:tiny-gqa", dtypes[d], 2, 512);
-        k.platform.c_tok.b_s = 1e-3; /* so that auto prefers stored state */
+        /* makes recomputation expensive, so that auto prefers stored state */
+        k.platform.c_tok.b_s = 1e-3;
         save_prefix(&k, "hidden", 64);
         save_prefix(&k, "kv", 128);
         save_prefix(&k, "HKBK", 192);
@@ -392,7 +396,7 @@ static void tails(void **state)
                     }
                 }
                 check_restore(&k, &ref, "both", "kv", n, "going on from a tail");
-                n = n < 192 ? 192 : n; /* a document's tail is not superseded */
+                n = n < 192 ? 192 : n; /* the tail of a document is not superseded */
             }
             stack_close(&k);
         }
@@ -401,8 +405,8 @@ static void tails(void **state)
     print_message("%d restores of tails, bit for bit\n", n_plans);
 }
 
-/* A tail without the records that are to be saved now is computed again, so that its full chunk has
- * them. A tail without the records that the plan needs is not used. */
+/* If a tail lacks records that are to be saved now, its rows are computed again, so that the full
+ * chunk gets these records. If a tail lacks the records that the plan needs, it is not used. */
 static void tails_that_lack_records(void **state)
 {
     (void)state;
@@ -423,8 +427,8 @@ static void tails_that_lack_records(void **state)
     stack_close(&k);
 }
 
-/* Prefill in pieces of 1, 7, 64, 200 and all tokens, with 1 or 2 threads: saved by one, restored by
- * all others. */
+/* Prefill in pieces of 1, 7, 64, 200 and all tokens, with 1 or 2 threads. State saved by one of
+ * these is restored by all others. */
 static void chunkings(void **state)
 {
     (void)state;
@@ -453,8 +457,8 @@ static void chunkings(void **state)
     }
 }
 
-/* The same with quantised weights: activations are rounded row by row, so nothing depends on the
- * other rows of a batch. */
+/* The same with quantised weights. Activations are rounded row by row, so a row does not depend on
+ * the other rows of its batch. */
 static void chunkings_of(const char *weights)
 {
     static const int rows[] = {1, 2, 7, 64, 200, 512};
@@ -490,8 +494,8 @@ static void chunkings_q4(void **state)
     chunkings_of("q4");
 }
 
-/* W_k and W_v of different types, in some of the layers: two products in the place of one, in a
- * layer and in the projection of a hidden state. */
+/* In some layers W_k and W_v have different types. A layer and the projection of hidden states then
+ * make two products instead of one. */
 static void w_v_of_another_type(void **state)
 {
     (void)state;
@@ -519,7 +523,8 @@ static void chunkings_bf16r(void **state)
     chunkings_of("bf16r");
 }
 
-/* Several sequences in one batch, prefill beside decode: each gives the same as alone. */
+/* Several sequences run in one batch, prefill beside decode. Each gives the same result as
+ * alone. */
 static void batch_composition(void **state)
 {
     (void)state;
@@ -568,8 +573,8 @@ static void batch_composition(void **state)
 
 /* --- it can fail ------------------------------------------------------------------------------ */
 
-/* Copies a context from one store to another with one element of one record changed under a correct
- * checksum, as a lying store would serve it. */
+/* Copies a context from one store to another. One element of one record is changed under a right
+ * checksum, as if the store lied. */
 static void copy_context(struct stack *from, struct stack *to, int bad_layer,
                          enum store_kind kind)
 {
@@ -605,7 +610,7 @@ static void copy_context(struct stack *from, struct stack *to, int bad_layer,
                 uint8_t *copy = xmalloc(rd.n_bytes);
                 memcpy(copy, rd.bytes, rd.n_bytes);
                 if (i == 1 && l == bad_layer && kd == (int)kind)
-                    /* Flips the top exponent bit of one element. */
+                    /* the top bit of an element's exponent */
                     copy[rd.n_bytes / 2 + 1] ^= 0x40;
                 rec[n++] = (struct store_record){.layer = l,
                                                  .kind = (enum store_kind)kd,
@@ -646,7 +651,7 @@ static void one_wrong_element_is_seen(void **state)
         assert_true(r.digest != ref.digest);
         assert_true(memcmp(r.kv, ref.kv, ref.kv_bytes) != 0);
         run_free(&r);
-        /* The other kind's records are unchanged, so that restore is correct. */
+        /* records of the other kind are unchanged, so a restore from them is right */
         r = run_once(&bad, "none", kind == STORE_KV ? "hidden" : "kv");
         assert_true(same_bits(&r, &ref));
         run_free(&r);

@@ -1,6 +1,6 @@
-/* Restores with bad records, on an emulated GPU that checks them in its own memory (and on one
- * whose host does).  The restored state is correct bit for bit, the first bad chunk is named and
- * condemned, and nothing computed from a bad byte is shown or saved. */
+/* Restores with bad records, on an emulated GPU that computes checksums in its own memory, and on a
+ * GPU whose host computes them. The restored state is right bit for bit. The first bad chunk is
+ * named and condemned. Nothing that was computed from a bad byte is shown or saved. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@
 #include "tests/cuda_emu/cuda_fault.h"
 
 enum {
-    N_CHUNKS = 9, /* more than a group of eight */
+    N_CHUNKS = 9, /* more than the eight records of a group */
     N_PROMPT = N_CHUNKS * 64 + 13,
     N_NEW = 3,
 };
@@ -61,7 +61,7 @@ static void place_open(struct place *p, const char *model, const char *dtype, in
     assert_true(p->ref.committed >= n_chunks * 64);
 }
 
-/* The store is in memory, and its readers get the records in place. */
+/* Damages a record in the store. The store is in memory, and its readers get records in place. */
 static void damage_record(struct place *p, int chunk, int layer, enum store_kind kind,
                           enum damage how)
 {
@@ -127,7 +127,7 @@ static void one_bad_record(struct place *p, const char *plan, bool fused, int ch
     assert_int_equal(r.n_cached, p->n_chunks * 64);
 }
 
-/* For a model of two layers. */
+/* Tries bad records in a model of two layers. */
 static void bad_records(struct place *p, int chunk, bool fused)
 {
     one_bad_record(p, "kv", fused, chunk, 0, STORE_KV, ONE_BIT);
@@ -152,7 +152,7 @@ static void a_bad_record_is_a_miss(void **state)
     }
 }
 
-/* The damage is in the last chunk, in a group behind the first eight. */
+/* The damage is in the last chunk, which is not in the first group of eight. */
 static void in_the_second_group(void **state)
 {
     (void)state;
@@ -163,8 +163,8 @@ static void in_the_second_group(void **state)
     stack_close(&p.k);
 }
 
-/* After the loss of a chunk, windows begin earlier and are restored again; a stage checks its own
- * records. */
+/* After the loss of a chunk, windows begin earlier, and their rows are restored again. Each stage
+ * checks its own records. */
 static void windows_and_stages(void **state)
 {
     (void)state;
@@ -180,7 +180,7 @@ static void windows_and_stages(void **state)
     et_device.cuda_ranks = NULL;
 }
 
-/* A bit that changes between host and device can only be detected by the device. */
+/* Only the device can detect a bit that changes between host and device. */
 static void a_bad_copy_up_is_found(void **state)
 {
     (void)state;
@@ -239,8 +239,8 @@ static void a_bad_read_in_a_race_changes_nothing(void **state)
     assert_true(n_raced > 0);
 }
 
-/* A refusal of any operation, including those of the checks, fails the request or is tried again;
- * its result is never assumed. */
+/* The device refuses an operation, which may be one that checks records. The request fails, or the
+ * operation is repeated. The result of a check is never assumed. */
 static void a_refused_check_is_no_verdict(void **state)
 {
     (void)state;

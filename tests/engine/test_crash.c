@@ -1,10 +1,10 @@
 /* test_crash.c - the whole stack on a disk that loses power.
  *
- * Per seed, one to three sessions with a few requests each run with saving, on a simulated disk
- * that crashes at a random operation of a random session (or of the recovery after it).  After each
- * crash the disk restarts and the stack is opened again.  Every request of every session, crashed
- * or not, must give the tokens and logits of a run without a store, and the store must have at
- * least the state that earlier requests reported as committed. */
+ * For each seed, one to three sessions run a few requests each, with saving. The simulated disk
+ * crashes at a random operation of a random session, or of the recovery after it. After each crash
+ * the disk restarts and the stack is opened again. Every request of every session must give the
+ * tokens and logits of a run without a store. The store must have at least the state that earlier
+ * requests reported as committed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +27,8 @@ enum {
     MAX_SEEDS = 400,
 };
 
-#define BUDGET_NS 12000000000 /* the number of seeds that fit is printed, never asserted */
+/* time for this test; the number of seeds that fit into it is printed and not asserted */
+#define BUDGET_NS 12000000000
 
 static enum store_bug bug;
 
@@ -48,7 +49,8 @@ static struct et_ask ask(int i)
                            .seed = (uint64_t)i};
 }
 
-/* The second context shares its first three chunks with the first. */
+/* Computes both contexts without a store. The second one begins with the first three chunks of the
+ * first. */
 static int run_alone(void **state)
 {
     (void)state;
@@ -70,14 +72,14 @@ struct life {
     uint64_t seed;
     struct rng rng;
     struct io *io;
-    int64_t committed[N_CONTEXTS]; /* the most that was ever reported */
+    int64_t committed[N_CONTEXTS]; /* largest number of tokens ever reported as committed */
     int n_crashes, n_restored;
-    int n_lost, n_wrong; /* counts of violations */
+    int n_lost, n_wrong; /* numbers of violations of the two promises */
     char what[400];
 };
 
-/* Checks the two promises. Violations are counted, so that a test can show that they are detected.
- */
+/* Checks the two promises: nothing committed is lost, and no result is wrong. Violations are
+ * counted, so that a test can show that they are detected. */
 static void judge(struct life *life, int context, const struct et_run *r, bool may_miss)
 {
     const struct et_run *ref = &alone[context];
@@ -103,7 +105,7 @@ static void quiet(void *arg, const char *text)
     (void)text;
 }
 
-/* Opening may hit the crash, too; the disk then restarts and opening is tried again. */
+/* Opens the stack. If the crash hits the opening, restarts the disk and tries again. */
 static void open_again(struct life *life, struct stack *k, uint64_t until_crash)
 {
     struct stack_opts o = {.io = life->io,
@@ -163,13 +165,14 @@ static struct life live(uint64_t seed)
     int n_sessions = 1 + (int)rng_below(&life.rng, 3);
     for (int i = 0; i < n_sessions; i++) {
         struct stack k;
-        /* With few operations the crash hits the opening; with more it hits a save, or nothing. */
+        /* With few operations the crash hits the opening. With more it hits a save, or does not
+         * come. */
         open_again(&life, &k, 1 + rng_below(&life.rng, i == 0 ? 300 : 150));
         int n_requests = 1 + (int)rng_below(&life.rng, 3);
         for (int j = 0; j < n_requests; j++)
             one_request(&life, &k);
         if (rng_below(&life.rng, 4) == 0)
-            io_sim_crash(life.io); /* before the store is closed */
+            io_sim_crash(life.io); /* power is lost before the store is closed */
         stack_close(&k);
         if (io_sim_crashed(life.io)) {
             life.n_crashes++;
@@ -204,7 +207,7 @@ static void crashes(void **state)
     assert_true(n_crashes > 0 && n_restored > 0 && n_committed > 0);
 }
 
-/* A store that does not wait for its data to become durable is detected. */
+/* Shows that this suite detects a store that does not wait until its data are durable. */
 static void it_can_fail(void **state)
 {
     (void)state;
@@ -212,7 +215,8 @@ static void it_can_fail(void **state)
     bug = STORE_BUG_NO_SYNC;
     while (n_lost == 0 && n_seeds < 200) {
         struct life life = live(1000 + (uint64_t)n_seeds++);
-        assert_int_equal(life.n_wrong, 0); /* the checksums detect it */
+        /* checksums detect the lost data, so no result is wrong */
+        assert_int_equal(life.n_wrong, 0);
         n_lost += life.n_lost;
     }
     bug = STORE_BUG_NONE;

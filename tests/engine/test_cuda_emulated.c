@@ -104,8 +104,8 @@ static void check_plan(struct stack *k, const struct run *ref, const char *plan,
     free(r.kv);
 }
 
-/* Checks every `stride`th (r, h, k) of the model's layers, with the new tokens after the restore or
- * inside it. */
+/* Checks every `stride`th (r, h, k) of the model's layers. The new tokens are prefilled after the
+ * restore or inside it. Returns the number of plans. */
 static int check_plans(const char *model, const char *dtype, int stride)
 {
     struct stack k;
@@ -141,7 +141,7 @@ static void restored_state_is_bit_equal(void **state)
         {"tests/model/golden/families/phi", "f16", "exact", 1},
         {"tests/model/golden/families/qwen3", "bf16", "fixed", 1},
         {"tests/model/golden/families/phi", "f16", "fixed", 1},
-        /* Slow to emulate, with heads for which fixed attention has a kernel. */
+        /* this model is slow to emulate; its head size has a kernel for fixed attention */
         {"models/demo", "bf16", "fixed", 4},
     };
     int n = 0;
@@ -153,7 +153,8 @@ static void restored_state_is_bit_equal(void **state)
     print_message("%d plans restored bit for bit\n", n);
 }
 
-/* Another --cuda-math gives other bits, so state saved with one is a miss with another. */
+/* Another --cuda-math gives other bits. So state that was saved with one mode is a miss with
+ * another. */
 static void the_mathematics_are_in_the_fingerprint(void **state)
 {
     (void)state;
@@ -171,8 +172,9 @@ static void the_mathematics_are_in_the_fingerprint(void **state)
     et_device.cuda_math = NULL;
 }
 
-/* Runs three sequences at once: they compute beside each other and share equal beginnings through
- * the KV cache. With `turns` the third has no room beside the others and takes turns with them. */
+/* Runs three sequences at once. They compute beside each other and share equal beginnings through
+ * the KV cache. With `turns` the third sequence has no room beside the others and takes turns with
+ * them. */
 static void check_company(const char *model, const char *math, bool turns)
 {
     struct err err = {0};
@@ -234,7 +236,7 @@ static void batches_reuse_and_preemption(void **state)
     check_company("models/demo", "fixed", false);
 }
 
-/* With cuBLAS products and tensor-core attention, the greedy tokens are unchanged. */
+/* In fast mode, with cuBLAS products and tensor-core attention, the greedy tokens stay the same. */
 static void fast_math_keeps_greedy_tokens(void **state)
 {
     (void)state;
@@ -256,8 +258,8 @@ static void fast_math_keeps_greedy_tokens(void **state)
 /* --- faults ----------------------------------------------------------------------------------- */
 
 /* Each fault is injected at moments throughout a request. The request fails with the device's
- * message, or (after a failed copy of saved state) it is saved no further. The next request is
- * served normally. */
+ * message. Only a failed copy of saved state lets it go on, without further saving. The next
+ * request is served normally. */
 static void a_fault_fails_the_request(void **state)
 {
     (void)state;
@@ -285,7 +287,8 @@ static void a_fault_fails_the_request(void **state)
         for (int j = 0; j < 3; j++) {
             struct et_ask a = first;
             a.plan = cases[i].plan;
-            a.salt = cases[i].what == CUDA_EMU_DOWN ? "other" : NULL; /* is saved again */
+            /* another salt, so that this request saves its state, too */
+            a.salt = cases[i].what == CUDA_EMU_DOWN ? "other" : NULL;
             cuda_emu_fail(cases[i].what, cases[i].first + j * cases[i].step);
             if (et_run(&k, &a, &r) != 0)
                 fail_msg("%s: the engine failed: %s", cases[i].name, r.err.msg);
@@ -298,7 +301,7 @@ static void a_fault_fails_the_request(void **state)
                 n_shed += r.save_end == SAVE_END_DEVICE;
                 et_same(&r, &good, cases[i].name);
             }
-            /* the state that the first run saved is faster to read than to compute */
+            /* reading the state that the first run saved is faster than computing it */
             a.plan = "kv";
             a.salt = NULL;
             assert_int_equal(et_run(&k, &a, &r), 0);
@@ -312,8 +315,9 @@ static void a_fault_fails_the_request(void **state)
     et_device.cuda_math = NULL;
 }
 
-/* A value that f16 cannot hold, in the first layer's input, is detected after the last layer, where
- * the check is made. The sequence beside it is served, and its saved state can be restored. */
+/* A value in the first layer's input exceeds f16. It is detected after the last layer, where the
+ * check is made. The sequence beside it is served, and state saved from that sequence can be
+ * restored. */
 static void an_overflow_is_found_at_the_end(void **state)
 {
     (void)state;
@@ -373,8 +377,8 @@ static void an_overflow_is_found_at_the_end(void **state)
     et_device.cuda_math = NULL;
 }
 
-/* The context of a real GPU is lost after a fault inside a kernel: requests fail, but the process
- * does not. */
+/* A fault inside a kernel loses the context of a real GPU. Requests then fail, but the process
+ * survives. */
 static void a_lost_device_is_told(void **state)
 {
     (void)state;

@@ -65,14 +65,14 @@ static void generation_goes_on(void **state)
         et_same(&r, &ref_old, faults[i].name);
         int64_t committed = r.committed;
         assert_true(committed >= 384);
-        stack_close(&k); /* so that nothing stays on the engine's device */
+        stack_close(&k); /* the next stack then finds no state on the device */
         et_open(&k, &so);
         assert_int_equal(io_sim_fault_add(io, &faults[i].fault), 0);
-        /* restores, continues to compute, and saves: all on a bad disk */
+        /* this run restores, computes and saves on a bad disk */
         a.n_prompt = N_LONG;
         assert_int_equal(et_run(&k, &a, &r), 0);
         et_same(&r, &ref_long, faults[i].name);
-        assert_int_equal(et_run(&k, &a, &r), 0); /* and once more */
+        assert_int_equal(et_run(&k, &a, &r), 0); /* the same request again */
         et_same(&r, &ref_long, faults[i].name);
         uint64_t n_hits = io_sim_fault_hits(io);
         struct store_stats st;

@@ -1,13 +1,13 @@
-/* test_dialogues.c - the demo model answers dialogues the same with and without a store, and errors
- * would show.
+/* test_dialogues.c - the demo model answers dialogues in the same way with and without a store, and
+ * an error would show.
  *
- * Twenty held-out dialogues (models/demo/dialogues.json) go through the engine.  It keeps nothing
- * in the KV cache between turns: each turn restores the state saved by the previous turn, by
- * another plan every time.  The answers are compared with a sequence that the model alone computes
- * once, from its first token to its last: each token must be the most likely one after those
- * before it, and each answer must end where an end token is the most likely.  Then one layer's K
- * and V are served as zeros, under correct checksums: answers must change, or this test could not
- * fail. */
+ * Twenty held-out dialogues (models/demo/dialogues.json) go through the engine. The engine keeps
+ * nothing in the KV cache between turns. Each turn restores the state that the previous turn saved,
+ * by another plan every time. The answers are compared with a sequence that the model computes
+ * without the engine, once, from its first token to its last. Each answer's token must be the most
+ * likely one after the tokens before it, and each answer must end where an end token is the most
+ * likely. Finally the store serves zeros as one layer's K and V, under right checksums. Then
+ * answers must change; otherwise this test could not fail. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,11 +29,12 @@
 
 #define MODEL "models/demo"
 
-/* A turn that may no longer fit ends the dialogue: answers are the model's own and can be longer
- * than those for which the dialogue was planned. */
+/* A dialogue ends before a turn that may not fit. The model's own answers can be longer than those
+ * for which the dialogue was planned. */
 enum { MAX_CTX = 2048, MAX_ANSWER = 48, LONGEST_TURN = 200 };
 
-/* How many of the twenty are run; under a sanitizer, where all would take half an hour, two. */
+/* Number of dialogues that are run. Under a sanitizer all twenty would take half an hour, so it is
+ * two. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { N_DIALOGUES = 2 };
 #else
@@ -48,7 +49,7 @@ struct talk {
     int32_t tokens[MAX_CTX];
     int n;
     bool chosen[MAX_CTX]; /* tokens that the model chose: answers, with their ends */
-    int plan[MAX_CTX];    /* index of the turn's plan, for chosen tokens */
+    int plan[MAX_CTX];    /* for a chosen token: the index of its turn's plan */
 };
 
 static struct tokenizer *tokenizer;
@@ -68,8 +69,8 @@ static void say(struct talk *t, const char *text)
     free(ids);
 }
 
-/* Runs the user's turn, then the model's; the answer's end token becomes part of the conversation.
- * plan: an index of plans[]. */
+/* Runs a turn: the user's text, then the model's answer. The answer's end token becomes part of the
+ * conversation. `plan` is an index of plans[]. */
 static void turn(struct talk *t, struct stack *k, const char *text, const char *save,
                  int plan, struct et_run *r)
 {
@@ -96,7 +97,8 @@ static void turn(struct talk *t, struct stack *k, const char *text, const char *
     say(t, "<|end|>"); /* the end token that the model has chosen, if it has */
 }
 
-/* Fails where a chosen token is not the likeliest one of a sequence that was never evicted. */
+/* Fails the test where a chosen token is not the most likely one of a sequence that was never
+ * evicted. */
 static void judge(struct solo *never, const struct talk *t, int dialogue)
 {
     static float logits[SOLO_MAX_ROWS * 4096];
@@ -148,8 +150,8 @@ static int count(const struct json *array)
     return (int)json_count(array);
 }
 
-/* Serves what a lying store would: every chunk of the conversation, with layer `zeroed`'s K and V
- * replaced by zeros. */
+/* Copies every chunk of the conversation with the K and V of layer `zeroed` replaced by zeros,
+ * under right checksums. */
 static void copy_zeroed(struct stack *from, struct stack *to, const struct talk *t,
                         int zeroed)
 {
@@ -200,7 +202,8 @@ static void copy_zeroed(struct stack *from, struct stack *to, const struct talk 
     chain_deinit(&c);
 }
 
-/* Repeats the last turn of a conversation, from a store in which one layer is zeroed. */
+/* Repeats the last turn of a conversation from a store in which one layer is zeroed. Returns
+ * whether the answer differs. */
 static bool zeroed_differs(struct stack *from, const struct talk *t,
                            const struct talk *before, const char *text, int layer)
 {
@@ -209,7 +212,7 @@ static bool zeroed_differs(struct stack *from, const struct talk *t,
     static struct et_run r;
     open_demo(&k);
     copy_zeroed(from, &k, t, layer);
-    turn(&again, &k, text, "none", 0, &r); /* kv */
+    turn(&again, &k, text, "none", 0, &r); /* plan 0 is "kv" */
     assert_true(r.n_cached > 0);
     stack_close(&k);
     return again.n != t->n || memcmp(again.tokens, t->tokens, (size_t)t->n * 4) != 0;

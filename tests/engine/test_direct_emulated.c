@@ -1,8 +1,9 @@
-/* Restores that read files straight into an (emulated) GPU's memory, with a fake cuFile
- * (tests/cuda_emu/cufile).  They are bit-equal, and direct reads are used and reported.  If cuFile
- * refuses or fails a read, the host makes it. Garbled bytes are detected. A read that never ends is
- * given up in time.
- * Without the library everything works as before. */
+/* Restores that read files straight into an emulated GPU's memory, through a fake cuFile
+ * (tests/cuda_emu/cufile).
+ *
+ * Restored state is bit-equal, and direct reads are used and reported. If cuFile refuses or fails a
+ * read, the host makes that read. Wrong bytes are detected. A read that never ends is given up in
+ * time. Without the library everything works as before. */
 #include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -38,7 +39,7 @@ static int copy(void *to, const void *from, size_t n, int kind, void *stream)
     return (int)cudaMemcpyAsync(to, from, n, (enum cudaMemcpyKind)kind, stream);
 }
 
-/* Makes cuFile available from now on. It lies beside this program, whose name ends in
+/* Makes cuFile available from now on. The fake library lies beside this program, whose name ends in
  * .../tests/engine/NAME. */
 static void load_fake(void)
 {
@@ -109,9 +110,10 @@ static struct et_run run(struct stack *k, const char *save, const char *plan, bo
     return r;
 }
 
-static struct et_run want; /* the result without eviction */
+static struct et_run want; /* the result of a run without eviction */
 
-/* The whole context is restored. All its bytes are read directly if `direct` is set, else none. */
+/* Checks that the whole context is restored. If `direct` is set, all its bytes must be read
+ * directly, else none. */
 static void restores(struct stack *k, const char *plan, bool fused, bool direct)
 {
     struct et_run r = run(k, "none", plan, fused);
@@ -124,7 +126,8 @@ static void restores(struct stack *k, const char *plan, bool fused, bool direct)
                  (unsigned long long)r.restore.read_bytes);
 }
 
-/* Also saves the state that all other tests restore. */
+/* Without the library nothing is read directly. This test also saves the state that all other tests
+ * restore. */
 static void without_the_library(void **state)
 {
     (void)state;
@@ -176,7 +179,8 @@ static void restored_state_is_bit_equal(void **state)
     open_stack(&k, "off");
     restores(&k, "kv", true, false);
     stack_close(&k);
-    et_device.checksums = "host"; /* the host cannot check bytes that it does not have */
+    /* the host cannot check bytes that never reach its memory */
+    et_device.checksums = "host";
     open_stack(&k, "auto");
     restores(&k, "kv", true, false);
     stack_close(&k);
@@ -184,7 +188,7 @@ static void restored_state_is_bit_equal(void **state)
     assert_int_equal(fake->n_reads, n);
 }
 
-/* The option auto continues without direct reads; the option on fails and names the missing
+/* If cuFile cannot be used, `auto` continues without direct reads; `on` fails and names the missing
  * part. */
 static void what_is_refused_at_the_start(void **state)
 {
@@ -221,7 +225,7 @@ static void what_is_refused_at_the_start(void **state)
     }
 }
 
-/* A read that fails later is repeated in the ordinary way, and so are all later reads. */
+/* A read that fails is repeated through host memory, and so are all later reads. */
 static void what_fails_is_read_again(void **state)
 {
     (void)state;
@@ -264,13 +268,13 @@ static void a_stuck_disk_is_given_up_in_time(void **state)
     struct et_run r = run(&k, "none", "kv", true);
     et_same(&r, &want, "a stuck disk");
     assert_true(fake->n_cancels > 0 && r.n_cached < N_RESTORED);
-    /* the time limit of 0.3 s, and the time to compute */
+    /* the time limit of 0.3 s and the time to compute */
     assert_true(clock_now_ns() - t0 < (int64_t)60 * 1000000000);
     restores(&k, "kv", true, false); /* no chunk was condemned */
     stack_close(&k);
 }
 
-/* The last test, because it condemns a chunk. */
+/* Must be the last test, because it condemns a chunk. */
 static void a_garbled_read_is_a_miss(void **state)
 {
     (void)state;

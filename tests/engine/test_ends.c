@@ -12,7 +12,7 @@
 
 enum { N_PROMPT = 200, N_LONGER = 230 };
 
-/* Generates one token for a prompt. Returns the finish, and the token in *first. */
+/* Generates one token for a prompt. Returns the reason for the end; *first gets the token. */
 static enum finish finish_of(struct stack *k, const int32_t *prompt, bool ignore_eos,
                              int32_t *first)
 {
@@ -29,7 +29,7 @@ static enum finish finish_of(struct stack *k, const int32_t *prompt, bool ignore
     return r.finish;
 }
 
-/* A model that emits BOS begins another text. BOS ends the present text, as EOS does. */
+/* A model that emits BOS begins another text. That ends the present text, as EOS does. */
 static void the_beginning_of_another_text_ends_this_one(void **state)
 {
     (void)state;
@@ -51,9 +51,9 @@ static void the_beginning_of_another_text_ends_this_one(void **state)
     stack_close(&k);
 }
 
-/* Two sequences with one prompt run at once: the second takes over the first one's blocks before
- * their chunks are in the store.  At the end they are stored and count for both, even if the second
- * saves nothing itself. */
+/* Two sequences with one prompt run at once. The second takes over blocks of the first before their
+ * chunks are stored. At the end the chunks are stored and count as committed for both sequences,
+ * even if the second saves nothing itself. */
 static void chunks_that_are_shared_on_the_device_count_as_committed(void **state)
 {
     (void)state;
@@ -85,8 +85,8 @@ static void chunks_that_are_shared_on_the_device_count_as_committed(void **state
     io_close(io);
 }
 
-/* A tail that lacks records which are to be saved is computed again; otherwise its full chunk would
- * lack them. */
+/* If a tail lacks records that are to be saved, its rows are computed again. Otherwise its full
+ * chunk would lack the records. */
 static void a_tail_without_the_wanted_records_is_computed_again(void **state)
 {
     (void)state;

@@ -44,7 +44,7 @@ static void context_limit(void **state)
     assert_int_equal(add(&k, &a, &s, &err), ERR_LIMIT);
     a.max_tokens = INT32_MAX; /* must not overflow */
     assert_int_equal(add(&k, &a, &s, &err), ERR_LIMIT);
-    /* Exactly full, by the prompt alone and by generated tokens. */
+    /* The context is exactly full: by the prompt alone, and with generated tokens. */
     struct et_run r;
     a = (struct et_ask){.prompt = prompt, .n_prompt = 256, .save = "both"};
     assert_int_equal(et_run(&k, &a, &r), 0);
@@ -56,11 +56,12 @@ static void context_limit(void **state)
     assert_int_equal(et_run(&k, &a, &r), 0);
     assert_int_equal(r.n_tokens, 56);
     assert_int_equal(r.n_cached, 192);
-    assert_int_equal(r.committed, 255); /* the last token was never computed */
+    assert_int_equal(r.committed, 255); /* the last generated token is never computed */
     stack_close(&k);
 }
 
-/* More sequences than places wait; also in a pool smaller than their contexts. */
+/* When there are more sequences than places, the others wait. So they do when the pool is smaller
+ * than their contexts. */
 static void places_and_blocks(void **state)
 {
     (void)state;
@@ -95,10 +96,11 @@ static void places_and_blocks(void **state)
                                      .user.kv_tokens = 192,
                                      .user.no_reuse = true});
     a = (struct et_ask){.prompt = prompt, .n_prompt = 180, .max_tokens = 13};
-    assert_int_equal(add(&k, &a, &s[0], &err), ERR_LIMIT); /* can never fit */
+    /* the context is larger than the whole pool */
+    assert_int_equal(add(&k, &a, &s[0], &err), ERR_LIMIT);
     assert_non_null(strstr(err.msg, "192"));
     a = (struct et_ask){.prompt = prompt, .n_prompt = 100, .max_tokens = 20};
-    for (int i = 0; i < 2; i++) /* two sequences, with three blocks each */
+    for (int i = 0; i < 2; i++) /* two sequences fit with three blocks each */
         assert_int_equal(add(&k, &a, &s[i], &err), 0);
     a.n_prompt = 40;
     assert_int_equal(add(&k, &a, &s[2], &err), 0);
@@ -141,7 +143,7 @@ static void prompt_lengths(void **state)
         assert_int_equal(et_run(&k, &a, &r), 0);
         et_same(&r, &ref, "second run");
         assert_int_equal(r.n_cached, want[i].cached);
-        /* Without saving, it is not known what is durable beyond the restored part. */
+        /* Without saving, only the restored part is known to be durable. */
         assert_int_equal(r.committed, want[i].cached);
         assert_true(r.miss[0] != 0);
         stack_close(&k);
@@ -238,7 +240,7 @@ static void eos(void **state)
         assert_int_equal(engine_run(k.engine, &err), 0);
         et_take(&k, s, &r);
         assert_int_equal(r.finish, FINISH_EOS);
-        assert_int_equal(r.n_tokens, first); /* EOS itself is not part of the text */
+        assert_int_equal(r.n_tokens, first); /* EOS itself is not part of the result */
         assert_memory_equal(r.tokens, all.tokens, (size_t)first * sizeof r.tokens[0]);
         assert_true(r.digest != 0);
     }
@@ -271,7 +273,7 @@ static void no_tokens_wanted(void **state)
     stack_close(&k);
 }
 
-/* A sequence may be removed in any state, with chunks open and in flight. */
+/* A sequence may be removed in any state, even if chunks are open or being written. */
 static void removed_in_any_state(void **state)
 {
     (void)state;
@@ -295,8 +297,8 @@ static void removed_in_any_state(void **state)
     }
 }
 
-/* The number of rows that pass the model at once changes no bit, neither of computed state nor of
- * state computed again in a restore. */
+/* The number of rows that pass the model at once changes no bit, neither in a prefill nor in the
+ * recomputation of a restore. */
 static void batches_of_any_size(void **state)
 {
     (void)state;
@@ -316,7 +318,7 @@ static void batches_of_any_size(void **state)
                                          .user.store = et_dirs,
                                          .user.n_store = 2,
                                          .user.no_reuse = true});
-        /* state that nothing has saved yet is computed */
+        /* the first time nothing is stored, so only "recompute" is tried */
         for (int p = i == 0 ? 0 : 2; p >= 0; p--) {
             a.plan = plans[p];
             assert_int_equal(et_run(&k, &a, i == 0 ? &first : &r), 0);
@@ -341,8 +343,8 @@ static void batches_of_any_size(void **state)
 
 enum { N_SEQS = 5 };
 
-/* Sequences with different lengths and parameters come and go, restoring, prefilling and decoding
- * beside each other. Each gives the same as alone, with a saver and without. */
+/* Sequences with different lengths and parameters come and go. They restore, prefill and decode
+ * beside each other. Each gives the same result as alone, with a saver and without. */
 static void phases_beside_each_other(void **state)
 {
     (void)state;
@@ -351,7 +353,8 @@ static void phases_beside_each_other(void **state)
     struct et_ask a[N_SEQS];
     struct stack k;
     for (int i = 0; i < N_SEQS; i++) {
-        et_prompt(prompt[i], 400, i < 3 ? 77 : 78 + (uint64_t)i); /* three share a prefix */
+        /* three prompts share a prefix */
+        et_prompt(prompt[i], 400, i < 3 ? 77 : 78 + (uint64_t)i);
         a[i] = (struct et_ask){.prompt = prompt[i],
                                .n_prompt = 30 + 90 * i,
                                .max_tokens = 25 - 4 * i,
@@ -380,7 +383,8 @@ static void phases_beside_each_other(void **state)
             struct seq *s[N_SEQS];
             struct err err = {0};
             int n_active;
-            for (int i = 0; i < N_SEQS; i++) { /* adds one more every third step */
+            /* one more sequence is added every third step */
+            for (int i = 0; i < N_SEQS; i++) {
                 assert_int_equal(add(&k, &a[i], &s[i], &err), 0);
                 for (int step = 0; step < 3; step++)
                     assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
@@ -400,9 +404,9 @@ static void phases_beside_each_other(void **state)
     }
 }
 
-/* Each step corrects one speed by the time of its forward pass: a prefill corrects the time of a
- * row, a decode that of a step of decodes. Neither exceeds the time of the steps that taught it, as
- * the test's own clock measures them. */
+/* Each step teaches one speed by the time of its forward pass: a prefill the time of a row, a
+ * decode the time of a decode step. Neither speed exceeds the time of the steps that taught it, as
+ * this test's own clock measures it. */
 static void steps_teach_what_their_passes_took(void **state)
 {
     (void)state;
@@ -432,7 +436,7 @@ static void steps_teach_what_their_passes_took(void **state)
     stack_close(&k);
 }
 
-/* Saving, however slow or broken the store, changes no logits. */
+/* No saver changes logits, however slow or broken its store is. */
 static void saver_changes_nothing(void **state)
 {
     (void)state;
@@ -484,7 +488,7 @@ static void saver_changes_nothing(void **state)
     }
 }
 
-/* A store at its limit drops saves, but fails no request. */
+/* A store at its cap refuses saves, but fails no request. */
 static void small_caps(void **state)
 {
     (void)state;
@@ -522,7 +526,7 @@ static uint64_t appended_bytes(struct stack *k)
     return st.appended_bytes;
 }
 
-/* Equal prefixes are stored once, byte for byte: prefixes of sequences in one batch, of consecutive
+/* Equal prefixes are stored once, byte for byte: those of sequences in one batch, of consecutive
  * sequences, and of sequences that diverge later. */
 static void prefixes_are_stored_once(void **state)
 {
@@ -540,7 +544,7 @@ static void prefixes_are_stored_once(void **state)
     struct et_ask a = {.n_prompt = 320, .max_tokens = 0, .save = "both"};
     for (int i = 0; i < N; i++) {
         et_prompt(prompt[i], 320, 5);
-        prompt[i][200] += i == N - 1; /* the last one diverges in its fourth chunk */
+        prompt[i][200] += i == N - 1; /* the last prompt diverges in its fourth chunk */
         a.prompt = prompt[i];
         struct request q = et_request(&k, &a);
         assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
@@ -552,10 +556,10 @@ static void prefixes_are_stored_once(void **state)
     }
     store_stats(k.store, &st);
     uint64_t n_bytes = appended_bytes(&k), per_chunk = n_bytes / 7;
-    assert_int_equal(st.n_chunks, 5 + 2); /* five, and two after the divergence */
+    assert_int_equal(st.n_chunks, 5 + 2); /* five chunks, and two after the divergence */
     assert_int_equal(st.n_extents, 7);
     assert_int_equal(n_bytes % 7, 0);
-    /* The run computes everything again, and finds all its chunks stored. */
+    /* This run computes everything again, and finds all its chunks stored. */
     a.plan = "recompute";
     a.prompt = prompt[0];
     assert_int_equal(et_run(&k, &a, &r), 0);
@@ -568,8 +572,8 @@ static void prefixes_are_stored_once(void **state)
     stack_close(&k);
 }
 
-/* Records that the best plan lacks are added when the prefix is computed again, and nothing else
- * is: the chunk then has its earlier records and the added ones. */
+/* When a prefix is computed again, the records that the best plan lacks are added, and no others.
+ * The chunk then has its earlier records and the added ones. */
 static void records_are_added(void **state)
 {
     (void)state;
@@ -608,8 +612,8 @@ static void records_are_added(void **state)
     stack_close(&k);
 }
 
-/* With more sequences than the save buffer has room for, each gives the same as alone. Some are
- * saved no further and give the reason; when they are requested again, they are saved. */
+/* More sequences run than the save buffer has room for. Each gives the same result as alone. Some
+ * stop being saved and give the reason; requested again, they are saved. */
 static void small_save_buffer(void **state)
 {
     (void)state;
@@ -648,7 +652,7 @@ static void small_save_buffer(void **state)
         assert_true(r.save_end != SAVE_GOES_ON || r.committed == 209);
     }
     assert_true(n_shed > 0);
-    for (int i = 0; i < N; i++) { /* their contexts continue, one by one */
+    for (int i = 0; i < N; i++) { /* the contexts continue one after another */
         int32_t longer[70 + 140 + 1];
         memcpy(longer, prompt[i], sizeof prompt[i]);
         memcpy(longer + 70, ref[i].tokens, 140 * sizeof longer[0]);

@@ -54,13 +54,13 @@ static void a_waiting_request_is_restored_from_dram(void **state)
     wt_step(&k);
     assert_int_equal(s->phase, PHASE_WAIT);
     while (n_promoted(&k) <
-           /* an extent in each folder; the engine makes no steps meanwhile */
+           /* an extent in each directory; the engine makes no step meanwhile */
            2 * WT_CHUNKS)
         clock_sleep_ns(1000000);
     assert_int_equal(n_wants(&k), 1);
     while (s->phase == PHASE_WAIT)
         wt_step(&k);
-    assert_int_equal(n_wants(&k), 0); /* its own restore has begun */
+    assert_int_equal(n_wants(&k), 0); /* the request restores now, so it no longer waits */
     wt_run(&k, s, &got);
     assert_int_equal(got.n_cached, WT_CHUNKS * 64);
     assert_int_equal(got.restore.dram_tokens, WT_CHUNKS * 64);
@@ -100,7 +100,7 @@ static void only_what_is_needed_is_fetched(void **state)
     assert_int_equal(n_wants(&k), 0);
     wt_run(&k, first, &got);
     s = wt_add(&k, prompt, WT_PROMPT, 8);
-    wt_run(&k, s, &got); /* its blocks stay in the KV pool */
+    wt_run(&k, s, &got); /* leaves its blocks in the KV pool */
     first = wt_occupy(&k);
     s = wt_add(&k, prompt, WT_PROMPT, 8);
     wt_step(&k);
@@ -113,8 +113,8 @@ static void only_what_is_needed_is_fetched(void **state)
     io_close(disk);
 }
 
-/* The arena has room for one context. When the first request computes, its copies make room for the
- * second's, while nothing else happens. */
+/* The arena has room for one context. When the first request computes, its copies make room for
+ * those of the second request, even if nothing else happens. */
 static void room_is_used_again_at_once(void **state)
 {
     (void)state;
@@ -152,8 +152,8 @@ static void room_is_used_again_at_once(void **state)
     io_close(disk);
 }
 
-/* Nothing is read ahead for a request whose new tokens take longer than its load, because they hide
- * the load. */
+/* Nothing is read ahead for a request whose new tokens take longer to compute than its state takes
+ * to load: they hide the load. */
 static void a_long_prompt_is_not_read_ahead_for(void **state)
 {
     (void)state;
@@ -182,8 +182,8 @@ static void a_long_prompt_is_not_read_ahead_for(void **state)
     io_close(disk);
 }
 
-/* Opens a stack whose disk is faster than the system provides memory. ahead_bytes of the memory for
- * copies are provided ahead; 0: all of it. */
+/* Opens a stack whose disk is faster than the system provides memory. ahead_bytes is the part of
+ * the copies' memory that is provided ahead; 0: all of it. */
 static void open_priced(struct stack *k, struct io *disk, uint64_t ahead_bytes)
 {
     et_open(k, &(struct stack_opts){.io = disk,
@@ -214,7 +214,8 @@ static void a_fetch_that_costs_more_than_it_saves_is_not_made(void **state)
     struct io *disk = wt_disk(&want);
     for (int is_cold = 0; is_cold < 2; is_cold++) {
         open_priced(&k, disk, is_cold ? 4096 : 0);
-        while (is_cold && price_of_prompt(&k) == 0) /* until a page is timed */
+        /* waits until the time of providing a page is known */
+        while (is_cold && price_of_prompt(&k) == 0)
             clock_sleep_ns(1000000);
         assert_int_equal(price_of_prompt(&k) > 0, is_cold);
         struct seq *first = wt_occupy(&k);
@@ -248,8 +249,8 @@ static int n_held(struct stack *k)
     return n;
 }
 
-/* The store learns which chunks the KV pool holds: from when they are known there until their
- * blocks are reused. */
+/* The store learns which chunks the KV pool holds. A chunk is held from the time that its block is
+ * known there until the block is reused. */
 static void the_store_knows_what_the_pool_holds(void **state)
 {
     (void)state;
@@ -265,14 +266,14 @@ static void the_store_knows_what_the_pool_holds(void **state)
     struct seq *s = wt_add(&k, prompt, WT_PROMPT, 8);
     wt_run(&k, s, &got);
     et_same(&want, &got, "restored");
-    s = wt_add(&k, wt_others, WT_OTHERS, 8); /* there is room for both */
+    s = wt_add(&k, wt_others, WT_OTHERS, 8); /* the pool has room for both contexts */
     wt_step(&k);
     assert_int_equal(n_held(&k), WT_CHUNKS);
     wt_run(&k, s, &got);
     assert_int_equal(n_held(&k), WT_CHUNKS);
     static int32_t third[1000];
     et_prompt(third, 1000, 9);
-    s = wt_add(&k, third, 1000, 8); /* this sequence takes all blocks of the pool */
+    s = wt_add(&k, third, 1000, 8); /* this context takes all blocks of the pool */
     while (s->phase != PHASE_DECODE)
         wt_step(&k);
     wt_step(&k);
@@ -326,7 +327,7 @@ static void plans_price_chunks_by_where_they_lie(void **state)
             assert_string_equal(got.plan.method, "RRRR");
         et_same(&want, &got, "a part is restored from DRAM");
     }
-    /* The disk is known to be slow enough for reading ahead to pay. */
+    /* shows that the disk is slow enough for reading ahead to pay */
     assert_true(dram_tier_gains(&k.platform, WT_PROMPT, 1, 0));
     et_platform(&k.platform, 1e-5, 1e-6, 1e-6, 1e12);
     assert_false(dram_tier_gains(&k.platform, WT_PROMPT, 1, 0));
@@ -353,12 +354,13 @@ static void each_tier_has_its_own_letter(void **state)
                                      .user.dram_bytes = 32 << 20});
     et_platform(&k.platform, 1e-3, 1e-6, 1e-7, 1e6);
     assert_int_equal(et_run(&k, &ask, &want), 0);
-    assert_int_equal(et_run(&k, &ask, &got), 0); /* everything is in DRAM */
+    assert_int_equal(et_run(&k, &ask, &got), 0); /* all chunks are in DRAM */
     assert_int_equal(got.restore.n_by_method[1], 0);
     assert_int_equal(got.restore.n_by_method[2], WT_CHUNKS * N_LAYERS);
     drop_copies(&k, IN_DRAM);
     assert_int_equal(et_run(&k, &ask, &got), 0);
-    int n_h = got.plan.n_h, n_k = got.plan.n_k; /* layers by the disk's methods */
+    /* numbers of layers by the methods for the disk */
+    int n_h = got.plan.n_h, n_k = got.plan.n_k;
     assert_true(n_h > 0);
     assert_int_equal(got.n_cached, WT_CHUNKS * 64);
     assert_int_equal(got.restore.n_by_method[1], (WT_CHUNKS - IN_DRAM) * n_h);
@@ -366,7 +368,7 @@ static void each_tier_has_its_own_letter(void **state)
                      IN_DRAM * (n_h + n_k) + (WT_CHUNKS - IN_DRAM) * n_k);
     assert_int_equal(got.restore.dram_tokens, IN_DRAM * 64);
     et_same(&want, &got, "keys and values from DRAM, hidden states from the disk");
-    /* A forced plan is followed. */
+    /* A forced plan is followed even in DRAM. */
     struct et_ask forced = ask;
     forced.plan = "hidden";
     assert_int_equal(et_run(&k, &forced, &got), 0);

@@ -9,8 +9,8 @@
 #include "engine/flight.h"
 #include "engine/step_batch.h"
 
-/* There are as many pieces as stages, but none with fewer than 128 rows; a CPU's stages get whole
- * batches. */
+/* A batch is cut into as many pieces as there are stages, unless pieces would have fewer than 128
+ * rows. Stages of a CPU get whole batches. */
 static void a_batch_is_cut_by_its_rows(void **state)
 {
     (void)state;
@@ -30,7 +30,7 @@ static void a_batch_is_cut_by_its_rows(void **state)
 enum { N_SEQS = 4, N_ROWS = 10 };
 
 /* Four sequences with 1, 4, 2 and 3 rows are cut into n pieces. Every row is in one piece, in its
- * place, with its sequence's table and position; pieces may end inside sequences. */
+ * order, with its sequence's table and position. Pieces may end inside sequences. */
 static void every_row_is_in_one_piece(void **state)
 {
     (void)state;
@@ -63,7 +63,7 @@ static void every_row_is_in_one_piece(void **state)
         for (int i = 0; i < n; i++) {
             flight_cut(&b, flight_begin(N_ROWS, i, n), flight_begin(N_ROWS, i + 1, n), &f);
             assert_int_equal(f.first_row, next);
-            assert_true(f.r.id != id); /* has an id of its own */
+            assert_true(f.r.id != id); /* a piece has an id of its own */
             id = f.r.id;
             assert_in_range(f.r.n_rows, N_ROWS / n, (N_ROWS + n - 1) / n);
             assert_ptr_equal(f.r.pos, pos + next);

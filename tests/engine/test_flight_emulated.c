@@ -1,5 +1,5 @@
-/* A batch in pieces that follow one another through stages: how it is cut, and that on (emulated)
- * GPUs computed and saved state has the same bits. */
+/* Batches in pieces that follow one another through stages, on emulated GPUs: how a batch is cut,
+ * and that computed and saved state has the bits of a single device. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,8 +15,8 @@
 
 enum { MAX_SEQS = 12, MAX_ROWS = 512 };
 
-/* For any batch, the rows of all pieces together are its rows, each with its own position, table
- * and place in its save. */
+/* The rows of all pieces together are the batch's rows. Each has its own position, table and place
+ * in its sequence's save. */
 static void pieces_are_the_batch(void **state)
 {
     (void)state;
@@ -71,7 +71,7 @@ static void only_long_batches_are_cut(void **state)
                         gpu = {.n_ranks = 1, .n_stages = 1};
     assert_int_equal(flight_count(&cpu, 512), 1);
     assert_int_equal(flight_count(&gpu, 512), 1);
-    assert_int_equal(flight_count(&gpus, 64), 1); /* decodes */
+    assert_int_equal(flight_count(&gpus, 64), 1); /* a batch of decodes is not cut */
     assert_int_equal(flight_count(&gpus, 255), 1);
     assert_int_equal(flight_count(&gpus, 256), 2);
     assert_int_equal(flight_count(&gpus, 512), 4);
@@ -82,8 +82,8 @@ enum { LONG = 180, SHORT = 120, N_NEW = 3 };
 
 static int32_t prompt[LONG];
 
-/* Two prompts in one batch of 300 rows: on two stages they make two pieces, the first of which ends
- * inside a prompt. */
+/* Computes two prompts in one batch of 300 rows. On two stages the batch makes two pieces, the
+ * first of which ends inside a prompt. */
 static void compute(struct io *disk, int n_stages, struct et_run r[2])
 {
     struct stack k;

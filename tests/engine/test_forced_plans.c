@@ -17,8 +17,8 @@ enum { N_PROMPT = 330, N_STORED = 320, N_GENERATE = 4 };
 static int32_t prompt[N_PROMPT];
 static struct et_run ref;
 
-/* Opens a stack of four layers whose store has the first n[i] tokens, saved under each policy in
- * turn. */
+/* Opens a stack of four layers. Its store has the first n[i] tokens, saved under the i-th policy,
+ * for each i. */
 static void place_open(struct stack *k, struct io *io, int n_parts, const int n[],
                        const char *const save[])
 {
@@ -60,8 +60,8 @@ struct case_of {
     const char *save, *plan, *layers, *deviation;
 };
 
-/* For every set of missing records, the answer has the same bits as a computed one. A strict plan
- * fails exactly if the same plan without strictness deviates. */
+/* For every set of missing records the answer has the same bits as a computed one. A strict plan
+ * fails exactly if the plan would otherwise deviate. */
 static void missing_records(void **state)
 {
     (void)state;
@@ -92,8 +92,8 @@ static void missing_records(void **state)
             assert_string_equal(r.plan.deviation, "");
         else if (strstr(r.plan.deviation, c->deviation) == NULL)
             fail_msg("%s of %s: '%s'", c->plan, c->save, r.plan.deviation);
-        /* The report equals the plan that ran. Hidden states of layer 0 are embedding rows and are
-         * not read. */
+        /* The report equals the plan that ran. Hidden states of layer 0 are embedding rows, which
+         * need no read. */
         int free = r.plan.method[0] == 'H';
         for (int l = 0; l < 4; l++)
             assert_non_null(strchr("RHK", r.plan.method[l]));
@@ -112,7 +112,7 @@ static void missing_records(void **state)
     }
 }
 
-/* Chunks of one context that were saved under different policies. */
+/* Chunks of one context were saved under different policies. */
 static void ranges_that_differ(void **state)
 {
     (void)state;
@@ -142,8 +142,8 @@ static void ranges_that_differ(void **state)
     }
 }
 
-/* Records are lost while they are read: the tokens after them are computed, and that is reported. A
- * strict plan does not fail, because the store had the records when the plan was made. */
+/* Records are lost while they are read. The tokens behind them are computed, and the result reports
+ * that. A strict plan does not fail, because the store had the records when the plan was made. */
 static void chunks_lost_on_the_way(void **state)
 {
     (void)state;
@@ -168,7 +168,7 @@ static void chunks_lost_on_the_way(void **state)
     }
 }
 
-/* Nothing is stored, so there is nothing from which a plan could deviate. */
+/* With an empty store a forced plan deviates from nothing. */
 static void an_empty_store(void **state)
 {
     (void)state;

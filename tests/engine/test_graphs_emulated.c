@@ -1,5 +1,5 @@
-/* Decodes that are recorded as CUDA graphs and replayed, on the emulated GPU: they have the bits of
- * queued ones, also while they are saved, and if recording is refused. */
+/* Decodes that are recorded as CUDA graphs and replayed, on the emulated GPU. They have the bits of
+ * decodes that are queued, also while they are saved and if recording is refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@ enum { N_PROMPT = 62, N_DECODED = 6, N_COMPANY = 3 };
 
 static int32_t prompt[N_PROMPT];
 
-/* Three sequences decode side by side, and end one after another; all of their state is saved. */
+/* Three sequences decode side by side and end one after another. All of their state is saved. */
 static void decode_on(int n_ranks, int n_stages, bool graphs, struct et_run r[N_COMPANY])
 {
     struct stack k;
@@ -34,7 +34,8 @@ static void decode_on(int n_ranks, int n_stages, bool graphs, struct et_run r[N_
     et_device.cuda_graphs = NULL;
     for (int i = 0; i < N_COMPANY; i++) {
         struct et_ask a = {.prompt = prompt,
-                           .n_prompt = N_PROMPT - 2 + i, /* blocks end while they decode */
+                           /* the sequences' blocks end while they decode */
+                           .n_prompt = N_PROMPT - 2 + i,
                            .max_tokens = N_DECODED + 2 * i,
                            .save = "both"};
         struct request q = et_request(&k, &a);
@@ -44,7 +45,7 @@ static void decode_on(int n_ranks, int n_stages, bool graphs, struct et_run r[N_
         fail_msg("%s", err.msg);
     for (int i = 0; i < N_COMPANY; i++)
         et_take(&k, s[i], &r[i]);
-    /* The state saved meanwhile equals the computed one. */
+    /* the state saved during the decodes equals the computed state */
     struct et_run again;
     struct et_ask a = {
         .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_DECODED + 4, .plan = "kv"};
@@ -90,8 +91,8 @@ static void groups_record_too(void **state)
         decode_on(n_ranks, 2, true, graphs);
         print_message("two stages of %d ranks: %d parts were replayed\n", n_ranks,
                       cuda_emu_replayed());
-        /* A layer is one recording; on two ranks it is three for each: before, between and after
-         * exchanges. */
+        /* A layer is one recording. On two ranks it is three recordings for each rank: before,
+         * between and after the exchanges. */
         assert_true(cuda_emu_replayed() > (n_ranks == 1 ? 10 : 60));
         for (int i = 0; i < N_COMPANY; i++)
             et_same(&graphs[i], &plain[i], "a group");
@@ -99,7 +100,7 @@ static void groups_record_too(void **state)
     et_device.cuda_ranks = NULL;
 }
 
-/* With a driver that records nothing, or not everything, the answers are the same. */
+/* With a driver that records nothing, or only a part, the answers are the same. */
 static void no_recording_is_no_fault(void **state)
 {
     (void)state;
@@ -113,7 +114,8 @@ static void no_recording_is_no_fault(void **state)
         cuda_emu_fail(cases[k].what, cases[k].after);
         decode_together(true, r);
         assert_int_equal(cuda_emu_failed(), 1);
-        assert_true(cuda_emu_replayed() > 0); /* before recording failed */
+        /* some graphs were replayed before recording failed */
+        assert_true(cuda_emu_replayed() > 0);
         for (int i = 0; i < N_COMPANY; i++)
             et_same(&r[i], &plain[i], "where recording fails");
     }

@@ -1,5 +1,5 @@
-/* Several devices as one, all on the emulated GPU: ranks and stages restore what one device, or as
- * many ranks, would have computed, and a fault of one of them fails only the request. */
+/* Several devices as one, all on the emulated GPU. Ranks and stages restore what one device, or as
+ * many ranks, would have computed. A fault of one device fails only its request. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -56,7 +56,7 @@ static void ranks_restore_bit_equal(void **state)
             et_same(&r, &ref, a.plan);
         }
         a.plan = "recompute";
-        /* on one rank: the fault hits an operation, or an exchange */
+        /* one rank's operation fails, or an exchange */
         for (int j = 0; j < 4 - 3 * i; j++) {
             cuda_emu_fail(CUDA_EMU_LAUNCH, 11 + 17 * j);
             assert_int_equal(et_run(&k, &a, &r), 0);
@@ -71,16 +71,16 @@ static void ranks_restore_bit_equal(void **state)
     et_device.cuda_ranks = NULL;
 }
 
-/* Stages on one GPU, each with streams of its own that run nothing before the host waits. They
- * compute the bits of one device, although only each device's own order and the copies between
- * stages order the work. */
+/* Stages on one GPU, each with its own streams, which run nothing before the host waits. The stages
+ * compute the bits of one device. Only the order within each device and the copies between stages
+ * order the work. */
 static void stages_restore_bit_equal(void **state)
 {
     (void)state;
     static const char *const plans[] = {"recompute", "hidden", "kv", "r1,h1,k0",
                                         "r1,h0,k1"};
     static const struct {
-        /* models of two layers; the second one's head is its embedding table */
+        /* a model of two layers; the head of the second model is its embedding table */
         const char *model;
         int ranks;
     } cases[] = {{"tests/model/golden/families/llama", 1},
@@ -118,7 +118,7 @@ static void stages_restore_bit_equal(void **state)
                 et_same(&r, &ref, a.plan);
             }
             a.plan = "recompute";
-            /* the fault hits either stage, or the copies between them */
+            /* an operation of either stage fails, or a copy between them */
             for (int j = 0; j < 2 * (stages - 1); j++) {
                 cuda_emu_fail(CUDA_EMU_LAUNCH, 8 + 22 * j);
                 assert_int_equal(et_run(&k, &a, &r), 0);
@@ -134,8 +134,8 @@ static void stages_restore_bit_equal(void **state)
     et_device.cuda_ranks = NULL;
 }
 
-/* A large copy goes to the device in shares, one per rank, and every rank then has all of it; also
- * if it cannot be divided equally. */
+/* A large copy goes up in shares, one per rank, and then every rank has all of it. So does a copy
+ * that cannot be divided equally. */
 static void copies_go_up_in_shares(void **state)
 {
     (void)state;

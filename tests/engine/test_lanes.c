@@ -1,4 +1,4 @@
-/* test_lanes.c - a plan's lanes as pictures show them. */
+/* test_lanes.c - a plan's lanes as they are drawn in pictures. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -36,8 +36,8 @@ static struct plan_request request(void)
         .n_layers = L, .layer = layer, .prefill_s = prefill_s, .head_s = 1e-3};
 }
 
-/* The spans of a prediction are those of the simulation, without prefill and copies to the device,
- * in the order of their beginning. */
+/* A prediction has the spans of the simulated restore in the order of their beginning, without
+ * prefill and without copies to the device. */
 static void a_prediction_shows_the_simulated_restore(void **state)
 {
     (void)state;
@@ -54,7 +54,7 @@ static void a_prediction_shows_the_simulated_restore(void **state)
             assert_int_equal(plan_make(&q, &plan, &e), 0);
             struct pipeline *p = calloc(1, sizeof *p);
             pipeline_simulate(&q, &plan, p);
-            lanes_predict(&lanes, &q, &plan); /* frees those of the previous plan */
+            lanes_predict(&lanes, &q, &plan); /* frees the spans of the previous plan */
             int n_shown = 0, n_prefill = 0;
             for (int i = 0; i < p->n_items; i++) {
                 const struct pipe_item *x = &p->item[i];

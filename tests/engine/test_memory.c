@@ -1,7 +1,6 @@
-/* test_memory.c - memory runs out at each allocation in a request's life.  The request ends with an
- * error that says so, or with the tokens and logits that it has with enough memory.  State that was
- * reported as committed is found by the next engine.  With memory again the same engine continues.
- */
+/* test_memory.c - memory runs out at each allocation in a request's life. The request ends with an
+ * error that says so, or with the tokens and logits that it has with enough memory. The next engine
+ * finds all state that was reported as committed. With memory again the same engine continues. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,8 +22,8 @@ static struct et_run reference;
 static const struct et_ask ask = {
     .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW, .save = "both"};
 
-/* Checks for the right answer or an error that says so. Returns the tokens reported as committed.
- */
+/* Checks that a request gets the right answer or an error that says so. Returns the number of
+ * tokens reported as committed. */
 static int64_t ask_it(struct stack *k, const char *what)
 {
     static struct et_run r;
@@ -36,7 +35,7 @@ static int64_t ask_it(struct stack *k, const char *what)
     return rc == 0 ? r.committed : 0;
 }
 
-/* Saves, then restores in a new engine, on one disk. */
+/* Saves in one engine and restores in another, on one disk. */
 static void life(void *arg)
 {
     struct io *io = et_disk(7, 0);
@@ -51,7 +50,7 @@ static void life(void *arg)
         if (memtest_ok(et_try_open(&k, &so, &err), &err, "open"))
             n = ask_it(&k, i == 0 ? "save" : "restore");
         committed = n > committed ? n : committed;
-        stack_close(&k); /* accepts a stack that was opened only partly */
+        stack_close(&k); /* a stack that was opened in part can be closed */
     }
     memtest_stop();
     static struct et_run r;
@@ -65,7 +64,7 @@ static void life(void *arg)
     io_close(io);
 }
 
-/* The public interface: a handle continues to work after memory had run out. */
+/* Through the public interface: a handle works again after memory ran out. */
 static void submit(void *arg)
 {
     struct hcache *h = arg;

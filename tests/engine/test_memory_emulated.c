@@ -1,5 +1,5 @@
-/* A device's own memory: the engine's needs are computed before, taken as one piece, and no more is
- * requested while it serves. */
+/* A device's own memory. The engine's need is computed first and allocated as one piece. While the
+ * engine serves, it allocates no more. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -84,7 +84,7 @@ static void one_piece_for_each_device(void **state)
     et_device.cuda_ranks = NULL;
 }
 
-/* Whichever allocation fails, opening reports it, and nothing leaks. */
+/* Whichever allocation is refused, opening reports it, and nothing leaks. */
 static void refused_memory_is_said(void **state)
 {
     (void)state;
@@ -107,11 +107,13 @@ static void refused_memory_is_said(void **state)
         assert_non_null(strstr(err.msg, "are needed"));
         assert_non_null(strstr(err.msg, "--kv-tokens"));
     }
-    /* at least the stream that loads the weights and the memory plan can be refused */
+    /* at least two allocations can be refused: for the stream that loads the weights, and for the
+     * memory plan */
     assert_true(n_refused >= 2);
 }
 
-/* The message has the needs by part, and advice, before anything is loaded. */
+/* If memory is too small, a message lists the needs of all parts with advice, before anything is
+ * loaded. */
 static void too_little_memory_names_the_parts(void **state)
 {
     (void)state;

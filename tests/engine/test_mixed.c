@@ -1,6 +1,6 @@
-/* test_mixed.c - contexts of KV and ACT blocks, on the device and on the host: they have the bits
- * of contexts that never left the device, the link carries the bytes that the policy counts, and a
- * host arena may be full. */
+/* test_mixed.c - contexts of KV blocks and ACT blocks (hidden states), on the device and on the
+ * host. They have the bits of contexts that never left the device. The link carries the bytes that
+ * the policy counts. The host's arena may be full. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -91,8 +91,8 @@ static void count_full(const struct job *j, int64_t n[PLACES_CLASSES])
     }
 }
 
-/* The pool has the blocks that the policy placed for the batch.  Each decode step then moves the
- * bytes that the policy computes, layer by layer, and projects every ACT block. */
+/* The pool has the blocks that the policy chose for the batch. Each decode step moves the bytes
+ * that the policy computes, layer by layer, and projects every ACT block. */
 static void a_step_moves_the_bytes_of_the_policy(void **state)
 {
     (void)state;
@@ -124,7 +124,7 @@ static void a_step_moves_the_bytes_of_the_policy(void **state)
             step(&j);
             after = stats_of(&j);
             assert_int_equal(full[0] + full[1] + full[2] + full[3], 3 * N_SEQS);
-            /* Unfinished blocks lie on the device: the policy counts full blocks only. */
+            /* Unfinished blocks lie on the device, so the policy counts full blocks only. */
             uint64_t want = N_LAYERS * ((uint64_t)full[PLACES_KV_HOST] * p->kv_bytes +
                                         (uint64_t)full[PLACES_ACT_HOST] * p->act_bytes);
             assert_int_equal(after.up_bytes - before.up_bytes, want);
@@ -139,9 +139,9 @@ static void a_step_moves_the_bytes_of_the_policy(void **state)
     }
 }
 
-/* Three sequences of five blocks in two mini-batches: the pair computes beside the load of the
- * third, so it has fewer ACT blocks. The number of ACT blocks of each sequence, and the
- * mini-batches, are those that the policy computes. */
+/* Three sequences of five blocks form two mini-batches. The pair computes beside the load of the
+ * third sequence, so the pair has fewer ACT blocks. The mini-batches and the numbers of ACT blocks
+ * are those of the policy. */
 static void sequences_get_the_shares_of_their_mini_batches(void **state)
 {
     (void)state;
@@ -167,7 +167,8 @@ static void sequences_get_the_shares_of_their_mini_batches(void **state)
                             .machine = m};
     job_open_at_most(&j, &mo, N, 4 * 64 + 10, N, 20, false);
     const struct places *p = &j.k.engine->mixed.places;
-    assert_int_equal(p->o.n_scratch, 512 / 64 + 1); /* two sequences of four full blocks */
+    /* two sequences of four full blocks, and one more block */
+    assert_int_equal(p->o.n_scratch, 512 / 64 + 1);
     while (seq_outcome(j.s[N - 1])->n_generated == 0)
         step(&j);
     for (int i = 0; i < N; i++) {
@@ -188,8 +189,8 @@ static void sequences_get_the_shares_of_their_mini_batches(void **state)
     job_close(&j, N);
 }
 
-/* The first two blocks of each context are kept as tokens, although there is room for more: a step
- * computes these rows again and loads only the others. */
+/* The first two blocks of each context are kept as tokens only, although there is room for more. A
+ * step computes their rows again and loads only the other blocks. */
 static void tokens_are_computed_again(void **state)
 {
     (void)state;
@@ -215,8 +216,8 @@ static void tokens_are_computed_again(void **state)
     job_close(&j, N_SEQS);
 }
 
-/* Equation 11: no sequence is more than one block off the ratio while blocks of both types are
- * left. */
+/* Equation 11 of the paper: while blocks of both types are left, no sequence is more than one block
+ * off the ratio. */
 static void sequences_have_the_ratio(void **state)
 {
     (void)state;
@@ -251,11 +252,12 @@ static const int *by_request(void *arg, const struct kv_table *t)
     return t == seq_table(j->s[0]) || t == seq_table(j->s[1]) ? kv : act;
 }
 
-/* There are scratch blocks for three quarters of the requests' blocks, both types together.  In
- * order of arrival, requests of one kind share a mini-batch.  `balance` begins with the longest and
- * gives each mini-batch one request of either kind and half of the blocks: while one is projected,
- * the other is loaded. `print`, the paper's method, takes requests in order while F_b does not
- * grow. F_b is infinite with KV blocks alone, so a second request with KV blocks joins. */
+/* Scratch memory has room for three quarters of the requests' blocks. In order of arrival, requests
+ * of one kind share a mini-batch. `balance` begins with the longest request. It gives each
+ * mini-batch one request of either kind and half of the blocks, so that one mini-batch is projected
+ * while the other is loaded. `print`, the paper's method, adds requests in order while its measure
+ * F_b does not grow. F_b is infinite for KV blocks alone, so a second request with KV blocks is
+ * added. */
 static void mini_batches_are_those_of_the_policy(void **state)
 {
     (void)state;
@@ -302,7 +304,7 @@ static void mini_batches_are_those_of_the_policy(void **state)
 /* --- scarce blocks -----------------------------------------------------------------------------
  */
 
-/* With blocks for only one context, requests run one after another, and all end well. */
+/* With blocks for only one context, requests run one after another, and all succeed. */
 static void a_full_arena_means_fewer_at_once(void **state)
 {
     (void)state;
@@ -323,7 +325,7 @@ static void a_full_arena_means_fewer_at_once(void **state)
         assert_int_equal(seq_outcome(j.s[i])->finish, FINISH_LENGTH);
         assert_int_equal(seq_outcome(j.s[i])->n_generated, 4);
     }
-    /* A request that can never fit is refused, with the reason. */
+    /* A request that can never fit is refused, and the error gives the reason. */
     int32_t prompt[400];
     struct seq *s;
     et_prompt(prompt, 400, 3);
@@ -333,7 +335,7 @@ static void a_full_arena_means_fewer_at_once(void **state)
     job_close(&j, N_SEQS);
 }
 
-/* Sequences with equal beginnings share full blocks, of any type and place. */
+/* Sequences with equal beginnings share full blocks of any type and place. */
 static void beginnings_are_shared(void **state)
 {
     (void)state;
@@ -351,8 +353,8 @@ static void beginnings_are_shared(void **state)
     job_close(&j, N_SEQS);
 }
 
-/* Partial blocks are not copied, so prompts shorter than a block that differ in their last token do
- * not wait for each other: all are computed in the first step. */
+/* Partial blocks are not copied. So prompts shorter than a block that differ only in their last
+ * token do not wait for each other, and all are computed in the first step. */
 static void short_beginnings_are_not_waited_for(void **state)
 {
     (void)state;
@@ -393,9 +395,9 @@ static void f16_open(struct stack *k, const struct mixed_opts *mo)
         memcpy((uint8_t *)row.data + (size_t)i * 2, &infinity, 2);
 }
 
-/* When another sequence's values leave the range, sequences that decode lose their places and come
- * back with the tokens and logits that they have alone, although the failed step has moved their
- * tails. */
+/* One sequence's values leave the range of f16. Sequences that decode in the same step lose their
+ * places. They come back with the tokens and logits that they have alone, although the failed step
+ * had moved their tails. */
 static void values_out_of_range_end_one_sequence(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /* test_mixed_emulated.c - contexts of KV and ACT blocks on an emulated GPU, whose copy engine
- * copies blocks from pinned memory: they have the bits of contexts that never left the device. */
+ * copies blocks from pinned memory. They have the bits of contexts that never left the device. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* test_mixed_setup.c - whether a job's contexts get blocks on the host, of which types, and how
- * many. */
+/* test_mixed_setup.c - whether a job's contexts get blocks on the host, and if so, how many of
+ * which type. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,7 +25,8 @@ static struct model model_of(int n_kv_heads)
                                   .d_head = 64}};
 }
 
-/* The link transfers a block's keys and values in 1 ms; projecting a block takes x ms. */
+/* Costs on a machine whose link transfers a block's keys and values in 1 ms. Projecting a block
+ * takes x ms. */
 static struct mixed_costs costs_of(const struct model *m, double x)
 {
     double kv = 64.0 * (double)model_kv_bytes(m),
@@ -95,15 +96,15 @@ static void it_is_off_where_nothing_is_gained(void **state)
     expect_off(j, "--host-memory");
     expect_off(job_of(MIXED_RECOMPUTE), "computed again");
     expect_off(job_of(MIXED_OFF), "not asked for");
-    /* A forced method is used even if auto chooses none. */
+    /* A method that is forced is used even where auto would use none. */
     struct model m = model_of(16);
     j = job_of(MIXED_ACT);
     j.unified = true;
     assert_true(choose(&j, &m, 1.4).is_on);
 }
 
-/* At x = 1.4 auto uses the policy's mixture. It uses none if the link outruns the projection, if
- * heads are grouped, and if the gain is small. */
+/* At x = 1.4 auto uses the policy's mixture. It uses no mixture if the link is faster than the
+ * projection, if heads are grouped, or if the gain is small. */
 static void auto_mixes_where_it_pays(void **state)
 {
     (void)state;
@@ -133,7 +134,7 @@ static void auto_mixes_where_it_pays(void **state)
     assert_true(o->act_share == (double)n_act(&c) && o->kv_share == (double)n_kv(&c));
     assert_true(places_device_bytes(&po) <= j.device_bytes);
     assert_true(places_host_bytes(&po) <= j.host_bytes);
-    /* A buffer holds one context. */
+    /* the buffer holds one context */
     assert_int_equal(o->machine.n_requests, N_SEQS);
     assert_int_equal(o->machine.n_minibatches, N_SEQS);
     assert_int_equal(o->machine.n_layers, L);
@@ -157,7 +158,8 @@ static void forced_methods_have_one_type(void **state)
     assert_int_equal(n_act(&c), N_SEQS * CONTEXT / 64);
 }
 
-/* Algorithm 1: device memory full of ACT blocks, and its shares of the host's. */
+/* The paper's Algorithm 1: the device's memory is full of ACT blocks, and the host has the
+ * algorithm's shares. */
 static void paper_is_as_printed(void **state)
 {
     (void)state;

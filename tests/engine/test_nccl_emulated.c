@@ -1,5 +1,5 @@
-/* Ranks on several (emulated) GPUs that exchange with a fake NCCL (tests/cuda_emu/nccl): which
- * calls it gets, that restores are bit-equal, and the effect of its errors on requests. */
+/* Ranks on several emulated GPUs that exchange through a fake NCCL (tests/cuda_emu/nccl): the calls
+ * that NCCL gets, bit-equal restores, and the effect of NCCL's errors on requests. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,7 +31,7 @@ static int copy(void *to, const void *from, size_t n, int kind, void *stream)
     return (int)cudaMemcpyAsync(to, from, n, (enum cudaMemcpyKind)kind, stream);
 }
 
-/* Makes NCCL available from now on. It lies beside this program, whose name ends in
+/* Makes NCCL available from now on. The fake library lies beside this program, whose name ends in
  * .../tests/engine/NAME. */
 static void load_fake(void)
 {
@@ -65,7 +65,7 @@ static struct stack_opts ranks(int n_ranks, int n_stages)
                                .user.no_reuse = true};
 }
 
-/* The greedy tokens equal those of ranks on one GPU, which add in the same order; restores have the
+/* The greedy tokens equal those of ranks on one GPU, which add in the same order. Restores have the
  * same bits. */
 static void restores_through_it(void **state)
 {
@@ -101,8 +101,8 @@ static void restores_through_it(void **state)
         int n_layers = k.model->cfg.n_layers, n_before = fake->n_reduce;
         a.save = "none";
         assert_int_equal(et_run(&k, &a, &r), 0);
-        /* Two sums per layer and pass: one pass for the prompt, then one for each token but the
-         * last. */
+        /* Each pass makes two sums per layer. There is a pass for the prompt, and one for each new
+         * token but the last. */
         assert_int_equal(fake->n_reduce - n_before, 2 * n_layers * N_NEW);
         for (int p = n_stages - 1; p < 4; p += n_stages) {
             a.plan = plans[p];
@@ -132,7 +132,8 @@ static void an_error_fails_requests_and_not_the_process(void **state)
         fake->n_aborted = fake->n_destroyed = 0;
         et_open(&k, &o);
         *faults[i] = 5;
-        for (int again = 0; again < 2; again++) { /* nothing recovers */
+        /* a later request fails, too: the communicators do not recover */
+        for (int again = 0; again < 2; again++) {
             assert_int_equal(et_run(&k, &a, &r), 0);
             assert_int_equal(r.finish, FINISH_ERROR);
             if (strstr(r.err.msg, "NCCL: internal error") == NULL)

@@ -1,4 +1,4 @@
-/* test_no_malloc.c - a decode step allocates no memory, also with saving: this program's own malloc
+/* test_no_malloc.c - a decode step allocates no memory, even with saving. This program's own malloc
  * counts the calls of the engine's thread. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -69,19 +69,20 @@ static void decode_allocates_nothing(void **state)
                                .n_prompt = 50 + 20 * j,
                                .max_tokens = 400,
                                .temperature = j == 1 ? 0.8f : 0,
-                               .plan = "recompute", /* a look-up takes some steps */
+                               /* a restore would need a look-up, which takes some steps */
+                               .plan = "recompute",
                                .save = saves[i % 3]};
             struct request q = et_request(&k, &a);
             assert_int_equal(engine_add(k.engine, &q, &s[j], &err), 0);
         }
-        /* runs until all sequences decode, because look-ups come first */
+        /* runs until all sequences decode */
         for (int j = 0; j < 3; j++) {
             while (seq_outcome(s[j])->n_generated < 2)
                 assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
         }
         n_calls = 0;
         counting = true;
-        void *p = xmalloc(10); /* the counter works */
+        void *p = xmalloc(10); /* shows that the counter works */
         free(p);
         assert_int_equal(n_calls, 1);
         int rc = 0;

@@ -1,5 +1,5 @@
-/* test_other_builds.c - saved state is used by every build with the same bits, and by no other.
- * One stack saves on a simulated disk, another one restores from it. */
+/* test_other_builds.c - saved state is used by every build that computes the same bits, and by no
+ * other build. One stack saves on a simulated disk, and another one restores from it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -77,11 +77,11 @@ static void hand_over(const struct build *from, const struct build *to, bool is_
     io_close(io);
 }
 
-/* All pairs of the backends that need no GPU. */
+/* All pairs of the backends that run without a GPU. */
 static void backends_use_their_own_state(void **state)
 {
     (void)state;
-    /* For these, short runs give the same bits on both backends; long ones do not. */
+    /* Short runs on these two backends give the same bits, long runs do not. */
     static const struct build builds[] = {
         {.device = "cpu", .model = FAMILY("qwen2"), .dtype = "bf16"},
         {.device = "ref", .model = FAMILY("qwen2"), .dtype = "bf16"},
@@ -143,7 +143,7 @@ static void instruction_sets_share_state(void **state)
     print_message("%d pairs of instruction sets\n", n);
 }
 
-/* Makes a folder with the tiny llama, in whose config.json these texts are replaced. */
+/* Makes a folder with the tiny llama, in whose config.json `from` is replaced by `to`. */
 static void edited_model(char dir[TEMPDIR_BYTES], const char *from, const char *to)
 {
     char cmd[2 * TEMPDIR_BYTES + 512];
@@ -163,7 +163,8 @@ static void remove_model(const char *dir)
     assert_int_equal(system(cmd), 0);
 }
 
-/* EOS ids and the maximum context do not change state; the rotation's parameters do. */
+/* Editing EOS ids or the maximum context does not change state. Editing the rotation's parameters
+ * does. */
 static void edits_of_the_config(void **state)
 {
     (void)state;

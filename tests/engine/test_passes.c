@@ -1,6 +1,6 @@
-/* test_passes.c - the engine computes everything in passes that hold each layer's weights once, in
- * order, and only while they are used: batches, recomputed prefixes, and new tokens that follow a
- * restore. */
+/* test_passes.c - the engine computes everything in passes. A pass holds each layer's weights once,
+ * in order, and only while it uses them. Tested for batches, recomputed prefixes, and new tokens
+ * that follow a restore. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,13 +15,14 @@
 
 enum {
     N_LAYERS = 4,       /* layers of synth:tiny-mha */
-    N_STORED = 10 * 64, /* more than the 512 rows of a batch: two pieces */
+    N_STORED = 10 * 64, /* more than the 512 rows of a batch, so a pass has two pieces */
     N_NEW = 100,
     N_PROMPT = N_STORED + N_NEW,
     N_GENERATE = 3,
 };
 
-/* A context of N_STORED tokens on a simulated disk, the result of its prompt alone, and the spy. */
+/* A context of N_STORED tokens on a simulated disk, the result of its prompt alone, and the spy on
+ * layers. */
 struct place {
     struct io *io;
     struct stack k;
@@ -106,7 +107,7 @@ static uint64_t fused_rows(void)
     return st.fused_rows;
 }
 
-/* Stops reads from ending; the alarm ends a program that waits for one forever. */
+/* Makes reads hang. The alarm ends a program that waits for a read forever. */
 static void stop_reads(void)
 {
     struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg-"};
@@ -184,8 +185,9 @@ static void projections(void **state)
     place_close();
 }
 
-/* Layer 0 is recomputed, the others are read.  While reads are stuck, new tokens pass only layer 0.
- * When reads continue, they pass the rest, and no batch passes these tokens again. */
+/* Layer 0 is recomputed, and the other layers are read. While the reads hang, new tokens pass layer
+ * 0 only. When reads go on, the new tokens pass the other layers, and no batch computes them
+ * again. */
 static void new_tokens_behind_a_restore(void **state)
 {
     (void)state;
@@ -212,8 +214,8 @@ static void new_tokens_behind_a_restore(void **state)
     place_close();
 }
 
-/* Two sequences decode while the reads of a restore are stuck. When one is halfway, the other
- * starts again, so that one of them decodes in every step. */
+/* Two sequences decode while the reads of a restore hang. When one of them is halfway, the other
+ * starts again. So one of them decodes in every step. */
 enum { N_SHORT = 20, N_DECODE = 900 };
 
 static void step_beside_decodes(struct seq *d[2])
@@ -233,7 +235,7 @@ static void step_beside_decodes(struct seq *d[2])
     }
 }
 
-/* Returns the number of steps until the first of them decodes. */
+/* Begins both sequences of d. Returns the number of steps until the first one decodes. */
 static int begin_decodes(struct seq *d[2])
 {
     int n = 0;
@@ -254,9 +256,9 @@ static void end_decodes(struct seq *d[2])
 /* A step has 16 rows, so a layer takes at least two pieces of the new tokens. */
 enum { FEW_ROWS = 16 };
 
-/* Beside a decode, new tokens pass a layer in pieces and hold it over several steps, in each of
- * which a batch holds it, too.  Every layer is held once by the new tokens, and once by each batch.
- */
+/* Beside a decode, new tokens pass a layer in pieces. They hold the layer over several steps, and
+ * in each of these a batch holds it, too. The new tokens hold every layer once, and each batch
+ * holds it once. */
 static void new_tokens_in_pieces_beside_decodes(void **state)
 {
     (void)state;
@@ -274,7 +276,8 @@ static void new_tokens_in_pieces_beside_decodes(void **state)
     }
     assert_int_equal(fused_rows(), N_NEW);
     assert_true(n_held > 0);
-    /* The new tokens hold layer 0 while a batch acquires it: only then it has two holders. */
+    /* The new tokens hold layer 0 while a batch acquires it. Only then does a layer have two
+     * holders. */
     for (int i = 0, n = 0; i < place.spy.n_events; i++) {
         int event = place.spy.events[i];
         n_acquired[event > 0 ? event - 1 : 0] += event > 0;
@@ -285,7 +288,7 @@ static void new_tokens_in_pieces_beside_decodes(void **state)
     assert_int_equal(n_double, n_held);
     assert_int_equal(n_alone_again, n_held);
     for (int l = 1; l < N_LAYERS; l++)
-        assert_int_equal(n_acquired[l], n_steps); /* only batches */
+        assert_int_equal(n_acquired[l], n_steps); /* only batches acquire this layer */
     end_decodes(d);
     let_reads_go_on();
     run_all();
@@ -314,7 +317,7 @@ static void new_tokens_that_are_given_up(void **state)
     place_close();
 }
 
-/* When everything is restored, work on the new tokens that has begun is kept, also in the middle of
+/* Work on new tokens that has begun is kept when everything is restored, even in the middle of
  * layer 0. */
 static void new_tokens_that_have_begun(void **state)
 {

@@ -1,8 +1,8 @@
-/* Pipeline parallelism: stages compute what one device does, bit for bit, on a CPU.
+/* Pipeline parallelism on a CPU: several stages compute what one device computes, bit for bit.
  *
- * So the state is the same: any number of stages restore state that one device saved, and the other
- * way round, in any mixture of methods, with chunks, a tail and new tokens prefilled inside the
- * restore.  An operation with operands on two stages ends the program (tensor/group_ops.c), so
+ * So their state is the same. Any number of stages restore state that one device has saved, and the
+ * other way round: in any mixture of methods, with chunks, a tail, and new tokens prefilled inside
+ * the restore. An operation with operands on two stages ends the program (tensor/group_ops.c). So
  * these tests also show that each stage works on its own memory. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,7 +17,7 @@
 #include "enginetest.h"
 #include "tensor/group.h"
 
-/* Three chunks and a tail; some more tokens after the answer. */
+/* The prompt is three chunks and a tail. N_LONGER adds the answer and a few more tokens. */
 enum { N_PROMPT = 205, N_FULL = 192, N_GENERATE = 8, N_LONGER = N_PROMPT + N_GENERATE + 5 };
 
 struct shape {
@@ -64,8 +64,8 @@ static void make_prompt(const struct stack *k, int32_t *out, int n, uint64_t see
         out[i] %= k->model->cfg.vocab_size;
 }
 
-/* Restores with every number of recomputed layers, the others hidden or KV by a seed, fused with
- * the prefill and before it. Returns the number of restores. */
+/* Restores with every number of recomputed layers. A seed draws H or K for the other layers. New
+ * tokens are prefilled after the restore or fused with it. Returns the number of restores. */
 static int restore_all_ways(struct stack *k, const int32_t *ids, const struct et_run *ref,
                             const char *what)
 {
@@ -115,7 +115,7 @@ static void stages_and_one_device_restore_each_other(void **state)
         {"synth:tiny-mha", "f32", 2, 1},
         {"synth:tiny-mha", "bf16", 4, 1},
         {"synth:tiny-gqa", "bf16", 3, 1},
-        {"synth:tiny-mha", "bf16", 2, 2}, /* like two ranks without stages */
+        {"synth:tiny-mha", "bf16", 2, 2}, /* the same number of devices as two ranks have */
         {"synth:tiny-gqa", "f32", 4, 2},
         {"tests/model/golden/families/falcon-7b", "bf16", 2, 1},
         {"tests/model/golden/families/falcon-rw", "bf16", 2, 1},
@@ -137,7 +137,8 @@ static void stages_and_one_device_restore_each_other(void **state)
     print_message("%d plans\n", n);
 }
 
-/* The conversation continues on other stages: its unfinished chunk was saved as rows. */
+/* The conversation continues on another number of stages. Its unfinished chunk was saved as
+ * rows. */
 static void a_tail_is_restored(void **state)
 {
     (void)state;
@@ -162,7 +163,7 @@ static void a_tail_is_restored(void **state)
     }
 }
 
-/* A block in which another prompt diverges is copied, on every stage. */
+/* A prompt diverges inside a block of another prompt. Every stage copies its part of the block. */
 static void a_shared_block_is_copied(void **state)
 {
     (void)state;
@@ -183,7 +184,7 @@ static void a_shared_block_is_copied(void **state)
     et_same(&run[0], &run[1], "after a copied block");
 }
 
-/* The memory table of the start: the cache is divided, not repeated. */
+/* In the memory table of the start, stages divide the cache and do not repeat it. */
 static void memory_is_shared_out(void **state)
 {
     (void)state;

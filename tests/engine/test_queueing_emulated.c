@@ -1,4 +1,5 @@
-/* The cost of a restore to a device: launches, and waits for it, as counted by the emulated GPU. */
+/* The cost of a restore to a device: the numbers of kernel launches and of waits, as the emulated
+ * GPU counts them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,8 +20,8 @@ struct cost {
     int n_launches, n_waits;
 };
 
-/* Counts the cost for the first n_prompt tokens, whose full chunks are restored by the plan before
- * the others are computed. */
+/* Counts the cost for the first n_prompt tokens. Their full chunks are restored by the plan, and
+ * the other tokens are computed. */
 static struct cost restore(struct stack *k, int n_prompt, const char *plan,
                            const struct et_run *want)
 {
@@ -59,15 +60,16 @@ static void work_is_queued_by_the_group(void **state)
     struct et_ask a = {
         .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW, .save = "both"};
     assert_int_equal(et_run(&k, &a, &all), 0);
-    /* K and V of a layer's group: as many launches for eight chunks as for two. */
+    /* Loading K and V of a layer takes as many launches for eight chunks as for two. */
     struct cost two = restore(&k, 2 * 64 + 5, kv, NULL);
     struct cost eight = restore(&k, N_PROMPT, kv, &all);
     assert_int_equal(two.n_launches, eight.n_launches);
-    /* The layers of a piece of 512 rows: one wait. Then one for each new token. */
+    /* A recomputed piece of 512 rows takes one wait for all its layers. Each new token takes
+     * another. */
     struct cost re = restore(&k, N_PROMPT, recomputed, &all);
     assert_int_equal(re.n_waits, 1 + N_NEW);
-    /* A pass that only computes copies nothing to the device: its copies would wait behind those of
-     * another restore. */
+    /* A pass that only computes copies nothing up. Its copies would wait behind those of another
+     * restore. */
     assert_true(cuda_emu_brought_up() == 0);
     print_message("%d layers: K and V %d launches, %d waits; recomputed %d, %d\n", layers,
                   eight.n_launches, eight.n_waits, re.n_launches, re.n_waits);

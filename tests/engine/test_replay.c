@@ -1,6 +1,6 @@
 /* test_replay.c - truncated contexts that are computed again, stair by stair, because their store
  * does not answer, is slower than computing, or has lost a chunk. Each row is computed once, and
- * the bits are the same. */
+ * the bits are those of the original computation. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,8 +18,8 @@
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 
-/* The text has nine stairs behind the first one. Requests ask for its last MORE tokens, which go
- * over two stairs. */
+/* The text has nine stairs behind the first. Requests ask for its last MORE tokens, which cover two
+ * stairs. */
 enum { N_PROMPT = 200, N_ALL = 256 + 64 * 9 - 5, MORE = 100, N_ASKED = N_ALL + 1 - MORE };
 
 static const struct truncation small = {.context = 256, .step = 64, .keep = 64};
@@ -28,8 +28,9 @@ struct place {
     struct io *io;
     struct stack k;
     int32_t text[N_ALL + 1];
-    struct et_run ref; /* the end of the text, computed without a stored chunk */
-    uint64_t n_rows;   /* rows that steps have computed */
+    /* the result for the end of the text, computed without stored chunks */
+    struct et_run ref;
+    uint64_t n_rows; /* rows that steps have computed */
 };
 
 static struct et_ask ask_end(const struct place *p, const char *plan)
@@ -87,7 +88,8 @@ static void place_close(struct place *p)
     io_close(p->io);
 }
 
-/* From now on these transfers never end. If a thread waits for one, the alarm ends the program. */
+/* Makes these transfers hang from now on. The alarm ends the program if a thread waits for one
+ * forever. */
 static void hang(struct place *p, unsigned on, uint64_t skip)
 {
     struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = on, .path = "seg-", .skip = skip};
@@ -159,9 +161,9 @@ static void assert_replayed(const struct place *p, const char *what)
         fail_msg("%s: %llu rows of %d", what, (unsigned long long)p->n_rows, N_ALL);
 }
 
-/* The disk hangs for good, in the look-up or in reads of the restore. After a while the context is
- * computed, each row once, and goes on over more stairs. When the disk goes on, the context is
- * restored again. */
+/* The disk hangs, in the look-up or in reads of the restore. After a while the sequence computes
+ * its context again, each row once, and goes on over more stairs. When the disk answers again, the
+ * context is restored. */
 static void a_disk_that_hangs_is_left_for_one_replay(void **state)
 {
     (void)state;
@@ -190,7 +192,7 @@ static void a_disk_that_hangs_is_left_for_one_replay(void **state)
     }
 }
 
-/* One sequence at a time carries its view; the others wait for their turn. */
+/* Only one sequence at a time computes its context again; the others wait for their turn. */
 static void one_sequence_at_a_time_replays(void **state)
 {
     (void)state;
@@ -206,8 +208,8 @@ static void one_sequence_at_a_time_replays(void **state)
     place_close(&p);
 }
 
-/* A sequence that loses its place while it carries its view computes only the rows of an unfinished
- * chunk again. */
+/* A sequence loses its place in the middle of a replay. Later it computes only the rows of its
+ * unfinished chunk again. */
 static void a_preempted_replay_keeps_its_chunks(void **state)
 {
     (void)state;
@@ -232,7 +234,7 @@ static void a_preempted_replay_keeps_its_chunks(void **state)
     place_close(&p);
 }
 
-/* The disk hangs in writes, at the end of a stair: the sequence does not wait for ever. */
+/* The disk hangs in writes at the end of a stair. The sequence does not wait for them forever. */
 static void saves_that_hang_are_left(void **state)
 {
     (void)state;
@@ -263,8 +265,8 @@ static void saves_that_hang_are_left(void **state)
     place_close(&p);
 }
 
-/* The plan compares reading with a replay of the whole history and takes the cheaper one, also if
- * both are close. A forced plan is carried out. */
+/* The plan compares reading with a replay of the whole history and takes the cheaper, also if both
+ * cost nearly the same. A forced plan is carried out in any case. */
 static void the_cheaper_way_is_planned(void **state)
 {
     (void)state;
@@ -278,7 +280,8 @@ static void the_cheaper_way_is_planned(void **state)
     } way[] = {{0.01, NULL, false}, {0.5, NULL, false}, {2, NULL, true}, {2, "kv", false}};
     for (size_t i = 0; i < sizeof way / sizeof way[0]; i++) {
         uint64_t before = stats(&p).n_replays;
-        et_platform(&p.k.platform, 2e-5, 2e-6, 1e-7, 1); /* forgets corrections by runs */
+        /* resets the corrections that earlier runs have taught */
+        et_platform(&p.k.platform, 2e-5, 2e-6, 1e-7, 1);
         double replay_s = staircase_price_s(&p.k.platform, &small, 0, N_ASKED);
         p.k.platform.tier[0].bytes_per_s = bytes / (way[i].share * replay_s);
         struct seq *s = add_end(&p, way[i].plan);
@@ -295,7 +298,8 @@ static void the_cheaper_way_is_planned(void **state)
     place_close(&p);
 }
 
-/* Flips a bit of each record of a chunk on the disks. A plan may read some of them only. */
+/* Flips a bit of each record of a chunk on the disks. A plan may read only some of these
+ * records. */
 static void damage(struct place *p, int chunk)
 {
     struct chain c;
@@ -313,8 +317,8 @@ static void damage(struct place *p, int chunk)
     chain_deinit(&c);
 }
 
-/* The store answers although a chunk is damaged: stairs that do not need the chunk come back from
- * the store, and the others are computed once. */
+/* The store answers, but a chunk is damaged. Stairs that do not need the chunk come from the store,
+ * and the others are computed once. */
 static void a_damaged_chunk_replays_from_the_store(void **state)
 {
     (void)state;
@@ -329,7 +333,7 @@ static void a_damaged_chunk_replays_from_the_store(void **state)
     /* fused rows are not counted */
     assert_true(p.n_rows <= (uint64_t)(N_ALL - 64 * chunk));
     take_end(&p, s, "damaged");
-    s = add_end(&p, NULL); /* it was saved again */
+    s = add_end(&p, NULL); /* saved by the replay */
     run_all(&p);
     assert_int_equal(seq_outcome(s)->n_cached, N_ASKED / 64 * 64);
     assert_true(p.n_rows <= N_ALL - N_ASKED / 64 * 64);

@@ -1,4 +1,4 @@
-/* test_restore_phase.c - restores beside decodes, beside each other, and ended midway: no sequence
+/* test_restore_phase.c - restores beside decodes, beside each other, and ended midway. No sequence
  * waits for a disk, and every sequence gives the bits that it gives alone. */
 #include <errno.h>
 #include <setjmp.h>
@@ -77,7 +77,7 @@ static void place_close(struct place *p)
     io_close(p->io);
 }
 
-/* Stops reads from ending. The alarm ends the program if a thread waits for a read forever. */
+/* Makes reads hang. The alarm ends the program if a thread waits for a read forever. */
 static void stuck_reads(struct place *p)
 {
     struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg-"};
@@ -117,7 +117,8 @@ static struct seq *add_decode(struct place *p, int i)
 static struct seq *add_restore(struct place *p, int i, const char *plan)
 {
     struct et_ask a = ask(p->prompt[i], N_PROMPT, N_GENERATE, "none", plan);
-    a.restore_first = i == 3; /* the others alternate in being fused */
+    /* one request prefills after its restore; the others alternate */
+    a.restore_first = i == 3;
     return add(p, a);
 }
 
@@ -146,8 +147,8 @@ static void take(struct place *p, struct seq *s, const struct et_run *ref, const
 /* --- no sequence waits --------------------------------------------------------------------------
  */
 
-/* While the disk does not end a read, a sequence decodes all its tokens, and a stuck restore is
- * cancelled. */
+/* While the disk does not end a read, a sequence decodes all its tokens. The restore whose read
+ * hangs is cancelled. */
 static void decodes_go_on_while_a_read_is_stuck(void **state)
 {
     (void)state;
@@ -169,7 +170,7 @@ static void decodes_go_on_while_a_read_is_stuck(void **state)
     place_close(&p);
 }
 
-/* With nothing else to do, a step waits for the disk instead of spinning, but not for long. */
+/* A step with nothing else to do waits for the disk, but not for long. */
 static void a_step_without_work_waits(void **state)
 {
     (void)state;
@@ -222,10 +223,10 @@ static uint64_t n_stalls(const struct place *p, enum stall_end e)
     return st.n_stalls[e];
 }
 
-/* Reads are much cheaper than recomputing, which takes 46 ms, but the disk hangs: from the first
- * read on, or in the middle.  Recomputation ends the restore, while the reads stay in flight.
- * Later restores into the same blocks are right, both while the disk hangs and when it answers
- * again. */
+/* Reads should be much cheaper than recomputing, which takes 46 ms. But the disk hangs, from the
+ * first read on or in the middle. Recomputation ends the restore while the reads are still in
+ * flight. Later restores into the same blocks are right, both while the disk hangs and after it
+ * answers again. */
 static void a_hanging_disk_is_raced(void **state)
 {
     (void)state;
@@ -260,7 +261,8 @@ static void a_hanging_disk_is_raced(void **state)
     }
 }
 
-/* Beside decodes a restore has 3 % of the compute: it leaves its reads, and prefill computes. */
+/* Beside decodes a restore has 3 % of the compute. So it leaves its reads, and prefill computes the
+ * tokens. */
 static void reads_that_hang_are_left_beside_decodes(void **state)
 {
     (void)state;
@@ -295,8 +297,8 @@ static void reads_that_hang_are_left_beside_decodes(void **state)
     place_close(&p);
 }
 
-/* Beside decodes, restores may compute within a share of the forward pass's time, which is less
- * than the step's time. They may owe time, but they save up none. */
+/* Beside decodes, restores may compute for a share of the time of the forward pass, which is less
+ * than the time of the step. They may run up a debt, but no credit. */
 static void a_step_earns_a_share_of_its_pass(void **state)
 {
     (void)state;
@@ -306,7 +308,7 @@ static void a_step_earns_a_share_of_its_pass(void **state)
     struct seq *d[2] = {add_decode(&p, 0), add_decode(&p, 1)};
     for (int i = 0; i < 3; i++)
         step(&p);
-    assert_int_equal(credit->ns, 0); /* there is nothing to restore */
+    assert_int_equal(credit->ns, 0); /* without a restore there is no credit */
     stuck_reads(&p);
     struct seq *s = add_restore(&p, 0, "kv");
     int n_earned = 0;
@@ -329,7 +331,7 @@ static void a_step_earns_a_share_of_its_pass(void **state)
 
 /* --- equal bits ------------------------------------------------------------------------------- */
 
-/* Restores of every plan, several at once, beside sequences that decode throughout. */
+/* Restores by every plan, several at once, beside sequences that decode throughout. */
 static void beside_decodes(void **state)
 {
     (void)state;
@@ -358,7 +360,7 @@ static void beside_decodes(void **state)
     }
 }
 
-/* Restores are ended at every moment, and others take their places at once; reads also fail. */
+/* Restores are ended at every moment, and others take their places at once. Reads fail, too. */
 static void cancelled_and_failing(void **state)
 {
     (void)state;
@@ -396,8 +398,9 @@ static void cancelled_and_failing(void **state)
 
 /* --- new tokens inside the restore ------------------------------------------------------------ */
 
-/* Many new tokens, more than a batch, after a stored beginning: fused and not, saved meanwhile, and
- * with a chunk that turns out to be damaged after layers have been prefilled. */
+/* Many new tokens, more than a batch, follow a stored beginning. They are fused with the restore or
+ * not, and saved meanwhile. In one case a chunk turns out to be damaged after layers have been
+ * prefilled. */
 static void new_tokens_follow_the_layers(void **state)
 {
     (void)state;
@@ -412,18 +415,19 @@ static void new_tokens_follow_the_layers(void **state)
     assert_int_equal(et_run(&p.k, &a, &ref), 0);
     for (int i = 0; i < 8; i++) {
         bool damaged = i >= 4;
-        /* N_STORED tokens are computed, and no unfinished chunk is left after them. */
+        /* Computes N_STORED tokens and leaves no unfinished chunk behind them. */
         a = ask(prompt, N_STORED, 1, "both", "recompute");
         a.salt = salts[i];
         assert_int_equal(et_run(&p.k, &a, &r), 0);
         struct io_sim_fault flip = {.kind = IO_SIM_READ_FLIP,
                                     .on = IO_SIM_ON_READ,
                                     .path = "seg-",
-                                    .skip = 14, /* the last layer's last records */
+                                    .skip = 14, /* the last records of the last layer */
                                     .count = 1};
         if (damaged)
             assert_int_equal(io_sim_fault_add(p.io, &flip), 0);
-        slow_reads(&p, 1000000); /* so that layers are prefilled while reads continue */
+        /* slow enough that layers are prefilled while reads go on */
+        slow_reads(&p, 1000000);
         a = ask(prompt, N_LONG, N_GENERATE, "both", "kv");
         a.salt = salts[i];
         a.restore_first = i % 2;
@@ -435,7 +439,7 @@ static void new_tokens_follow_the_layers(void **state)
             assert_true((r.restore.prefill_ns > 0) == !a.restore_first);
         assert_true(r.restore.bubble >= 0 && r.restore.bubble <= 1);
         io_sim_fault_clear(p.io);
-        a.save = "none"; /* the state that fused prefill saved is right */
+        a.save = "none"; /* checks that the state saved by fused prefill is right */
         assert_int_equal(et_run(&p.k, &a, &r), 0);
         et_same(&r, &ref, "restored again");
         assert_true(r.n_cached >= (N_LONG - 1) / 64 * 64);
@@ -443,7 +447,7 @@ static void new_tokens_follow_the_layers(void **state)
     place_close(&p);
 }
 
-/* The same after an unfinished chunk, which the new tokens continue. */
+/* The same behind an unfinished chunk, which the new tokens continue. */
 static void new_tokens_follow_an_unfinished_chunk(void **state)
 {
     (void)state;
@@ -477,12 +481,13 @@ static void new_tokens_follow_an_unfinished_chunk(void **state)
         assert_int_equal(et_run(&p.k, &a, &r), 0);
         et_same(&r, &ref, "restored again");
     }
-    assert_true(n_fused > 0); /* all four, unless this thread had no processor for long */
+    /* usually all four are fused; fewer if this thread lacked a processor for long */
+    assert_true(n_fused > 0);
     place_close(&p);
 }
 
-/* The platform predicts less than a millisecond, but each read takes 50. Then it predicts a year.
- */
+/* First the platform predicts less than a millisecond, but each read takes 50 ms. Then it predicts
+ * a year. */
 static void a_missed_prediction_is_told_with_its_cause(void **state)
 {
     (void)state;

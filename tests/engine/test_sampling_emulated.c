@@ -1,5 +1,5 @@
-/* The emulated GPU chooses tokens: only their ids are copied down, and logits only for requests
- * that ask for them. The host chooses the same tokens from these logits. */
+/* The emulated GPU chooses tokens. Only the tokens' ids are copied down, and logits only for
+ * requests that ask for them. The host chooses the same tokens from these logits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +27,7 @@ static const struct sample_opts ways[N_COMPANY] = {
     {.temperature = 1.2f, .top_p = 0.95f, .top_k = 20, .min_p = 0.01f, .seed = 5},
 };
 
-/* The logits are this sequence's own: the reference chooses this token from them. */
+/* Checks that the logits are this sequence's: the reference must choose this token from them. */
 static int check_token(void *arg, int32_t id)
 {
     struct watched *w = arg;
@@ -50,8 +50,8 @@ static int check_token(void *arg, int32_t id)
     return 0;
 }
 
-/* Runs sequences beside each other, every second of which receives its logits, from `first` on;
- * nothing is saved. Fills tokens, and returns the bytes that were copied down. */
+/* Runs sequences beside each other, without saving. From `first` on, every second sequence gets its
+ * logits. Fills `tokens`. Returns the number of bytes that were copied down. */
 static uint64_t generate(struct stack *k, int first, int32_t tokens[N_COMPANY][N_NEW])
 {
     struct watched w[N_COMPANY];
@@ -99,7 +99,7 @@ static void only_ids_come_down(void **state)
     uint64_t with = generate(&k, 0, shown), without = generate(&k, N_COMPANY, hidden);
     assert_memory_equal(shown, hidden, sizeof shown);
     assert_int_equal(with - without, N_COMPANY / 2 * N_NEW * row);
-    /* One id per token; the rest are flags that tell whether all values are finite. */
+    /* Each token needs its id. The other bytes are flags that say whether all values are finite. */
     assert_true(without >= N_COMPANY * N_NEW * sizeof(int32_t));
     assert_true(without < N_NEW * row);
     stack_close(&k);

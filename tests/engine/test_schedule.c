@@ -1,8 +1,8 @@
-/* test_schedule.c - sequences that wait, share, lose their places and come back give unchanged
- * outputs.
+/* test_schedule.c - sequences that wait, share blocks, lose their places and come back give
+ * unchanged results.
  *
- * Every output is compared with that of the same request alone in an engine with room for all, by
- * its tokens and by the digest of its logits. */
+ * Tokens and the digest of logits of every request are compared with those of the same request
+ * alone in an engine with room for all. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,7 +23,8 @@ static int32_t prompt[N][N_PROMPT];
 static struct et_ask ask[N];
 static struct et_run alone[N];
 
-/* Half of the prompts begin alike; lengths, parameters and seeds differ. */
+/* Makes prompts, half of which begin alike, with different lengths, parameters and seeds. Runs each
+ * alone. */
 static int run_alone(void **state)
 {
     (void)state;
@@ -78,7 +79,7 @@ static void run_to_end(struct stack *k)
 
 /* --- preemption ------------------------------------------------------------------------------- */
 
-/* Runs all prompts in a pool that has room for one context; they arrive over time, and use the
+/* Runs all prompts in a pool with room for one context. They arrive one after another, and use the
  * given store. */
 static struct engine_stats in_a_tiny_pool(struct stack *k, const char *what)
 {
@@ -120,7 +121,7 @@ static void preempted_without_a_store(void **state)
     }
 }
 
-/* Whether the store is fast, slow, or breaks at some point only affects how much is recomputed. */
+/* A store may be fast, slow or fail at some point: that changes only how much is recomputed. */
 static void preempted_with_a_store(void **state)
 {
     (void)state;
@@ -151,7 +152,7 @@ static void preempted_with_a_store(void **state)
                       (int)st.recomputed_tokens);
         assert_true(st.n_preempted > 0);
         if (i / 2 ==
-            /* the amount depends on whether preemptions come before or after a prefill */
+            /* how much depends on whether preemptions come before or after a prefill */
             0)
             assert_true(st.recovered_tokens > 0);
         io_sim_fault_clear(io);
@@ -162,7 +163,7 @@ static void preempted_with_a_store(void **state)
 
 /* --- sharing ---------------------------------------------------------------------------------- */
 
-/* n answers to one prompt, requested at once: the prompt is computed once, except for its last
+/* n answers to one prompt are requested at once. The prompt is computed once, except for its last
  * block. */
 static void answers_share_their_prompt(void **state)
 {
@@ -197,7 +198,7 @@ static void answers_share_their_prompt(void **state)
         }
         run_to_end(&k);
         for (int i = 0; i < 4; i++) {
-            /* Full blocks are shared; the last one is copied if it need not be saved. */
+            /* Full blocks are shared. The last block is copied, unless it must be saved. */
             assert_int_equal(seq_outcome(s[i])->n_device, i == 0 ? 0 : saved ? 256 : 299);
             et_take(&k, s[i], &r);
             et_same(&r, &ref[i], "one of four answers");
@@ -207,8 +208,8 @@ static void answers_share_their_prompt(void **state)
     }
 }
 
-/* Turns of a conversation with other requests between them, in a small pool: bits are the same
- * whether a prefix comes from the device, from the store, or is computed. */
+/* Turns of a conversation, with other requests between them, in a small pool. A prefix may come
+ * from the device or the store or be computed: the bits are the same. */
 static void turns_come_from_anywhere(void **state)
 {
     (void)state;
@@ -239,8 +240,8 @@ static void turns_come_from_anywhere(void **state)
     stack_close(&k);
 }
 
-/* The device has lost the end of a prompt, which is evicted first; the store restores the missing
- * part, by every method. */
+/* The device has lost the end of a prompt, because ends are evicted first. The store restores the
+ * missing part, by every method. */
 static void the_store_continues_the_device(void **state)
 {
     (void)state;
@@ -259,7 +260,7 @@ static void the_store_continues_the_device(void **state)
                                          .user.kv_tokens = 8 * 64,
                                          .user.no_reuse = false,
                                          .user.store_in_memory = true});
-        if (saves[i][0] == 'h') /* projecting is cheap, computing is not */
+        if (saves[i][0] == 'h') /* projecting is made cheap, and computing is not */
             et_platform(&k.platform, 1e-2, 1e-7, 1e-4, 1e9);
         assert_int_equal(et_run(&k, &a, &r), 0);
         assert_int_equal(et_run(&k, &other, &r), 0);
@@ -273,7 +274,7 @@ static void the_store_continues_the_device(void **state)
     }
 }
 
-/* A salt separates tenants on the device, too. */
+/* Tenants with different salts do not share blocks on the device. */
 static void salts_do_not_share(void **state)
 {
     (void)state;
@@ -297,8 +298,8 @@ static void salts_do_not_share(void **state)
 
 /* --- ends ------------------------------------------------------------------------------------- */
 
-/* One request is late from the beginning, one is cut after `in_ns`.  Returns false if that time
- * passed before its first token, because the machine was busy. */
+/* One request is late from the beginning, and one is cut off after `in_ns`. Returns false if that
+ * time passed before the request's first token, because the machine was busy. */
 static bool deadlines_after(int64_t in_ns)
 {
     struct stack k;
@@ -319,7 +320,7 @@ static bool deadlines_after(int64_t in_ns)
     et_take(&k, late, &r);
     assert_int_equal(r.finish, FINISH_TIMEOUT);
     assert_int_equal(r.n_tokens, 0);
-    et_take(&k, cut, &r); /* text that was already shown stays */
+    et_take(&k, cut, &r); /* tokens that were already shown stay in the result */
     assert_int_equal(r.finish, FINISH_TIMEOUT);
     assert_int_equal(r.n_tokens, n);
     assert_memory_equal(r.tokens, alone[10].tokens, (size_t)n * sizeof r.tokens[0]);
@@ -375,8 +376,8 @@ static void poison(struct stack *k, int32_t id, uint32_t bits)
                dtype_bytes(row.dtype));
 }
 
-/* One sequence's values leave the range of f16, or are NaN; the sequences beside it are unaffected.
- */
+/* The values of one sequence leave the range of f16, or are NaN. The sequences beside it are not
+ * affected. */
 static void check_fault_of_values(const char *dtype, uint32_t bits, const char *says)
 {
     enum { BAD = 500 };
@@ -429,8 +430,8 @@ static void a_fault_of_values_is_its_own(void **state)
     check_fault_of_values("bf16", 0x7fc0, "all logits are NaN");
 }
 
-/* A request's output depends only on its own prompt, parameters and seed. The other requests of the
- * batch, the order, and the division into pieces change nothing. */
+/* A request's result depends only on its own prompt, parameters and seed. The other requests of the
+ * batch, their order, and the division into pieces change nothing. */
 static void company_changes_nothing(void **state)
 {
     (void)state;

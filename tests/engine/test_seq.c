@@ -1,5 +1,5 @@
-/* test_seq.c - the phases of a sequence: which transitions exist, that no others are possible, and
- * what causes each. */
+/* test_seq.c - the phases of a sequence: the transitions that exist, their causes, and that no
+ * others are possible. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -17,7 +17,8 @@
 
 enum { N_STORED = 4 * 64, N_PROMPT = N_STORED + 20, STEP_ROWS = 64 };
 
-/* A context of N_STORED tokens on a simulated disk; one place, so that a better rank preempts. */
+/* A context of N_STORED tokens on a simulated disk, and an engine with one place, so that a request
+ * of better rank preempts. */
 struct lab {
     struct io *io;
     struct stack k;
@@ -102,7 +103,7 @@ static void run_all(void)
         ;
 }
 
-/* Stops reads from ending; the alarm ends a program that waits for one forever. */
+/* Makes reads hang. The alarm ends a program that waits for one forever. */
 static void stop_reads(void)
 {
     struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg-"};
@@ -122,7 +123,8 @@ struct edge {
     int n;
 };
 
-/* Fails unless exactly these transitions have occurred since the last call, each with its count. */
+/* Fails unless exactly these transitions have occurred since the last call, each as often as
+ * given. */
 static void expect_edges(const struct edge *e, int n)
 {
     uint64_t want[PHASES][PHASES];
@@ -146,7 +148,7 @@ static void expect_edges(const struct edge *e, int n)
  */
 
 static const char drawn[PHASES][PHASES + 1] = {
-    /* columns: to W R P D end */
+    /* columns: to WAIT, RESTORE, PREFILL, DECODE, and the end */
     [PHASE_WAIT] = ".xx.x",   [PHASE_RESTORE] = "x.x.x", [PHASE_PREFILL] = "x..xx",
     [PHASE_DECODE] = "x..xx", [PHASE_DONE] = ".....",
 };
@@ -183,7 +185,7 @@ static void to_failed(struct seq *s)
 {
     seq_fail(s, ERR_UNSUPPORTED, "a test");
 }
-/* Takes a sequence to DECODE, with its first token, which is not the last. */
+/* Takes a sequence to DECODE with its first token, which is not its last. */
 static void to_decode(struct seq *s)
 {
     s->n_rows = s->n_tokens;
@@ -248,14 +250,15 @@ static void a_prompt_is_computed_and_decodes(void **state)
     EXPECT({PHASE_WAIT, PHASE_PREFILL, 1}, {PHASE_PREFILL, PHASE_DECODE, 1},
            {PHASE_DECODE, PHASE_DECODE, 3}, {PHASE_DECODE, PHASE_DONE, 1});
     engine_remove(engine(), s);
-    s = add(request(lab.prompt, 0, "recompute")); /* a document: no token is generated */
+    /* like a document: no token is generated */
+    s = add(request(lab.prompt, 0, "recompute"));
     run_all();
     EXPECT({PHASE_WAIT, PHASE_PREFILL, 1}, {PHASE_PREFILL, PHASE_DONE, 1});
     engine_remove(engine(), s);
     lab_close();
 }
 
-/* Nothing of the other prompt is stored: an empty look-up costs no restore. */
+/* Nothing of the other prompt is stored. Its empty look-up costs no restore. */
 static void state_comes_back(void **state)
 {
     (void)state;
@@ -276,8 +279,8 @@ static void state_comes_back(void **state)
     lab_close();
 }
 
-/* A better rank takes the only place; the first sequence comes back and ends with the tokens that
- * it gives alone. */
+/* A request of better rank takes the only place. The first sequence comes back, and ends with the
+ * tokens that it gives alone. */
 static void a_better_rank_preempts_in_each_phase(void **state)
 {
     (void)state;
@@ -313,7 +316,7 @@ static void a_better_rank_preempts_in_each_phase(void **state)
     lab_close();
 }
 
-/* In each phase a sequence may end: by its deadline, and by a plan that is impossible. */
+/* In each phase a sequence may end: at its deadline, or because its plan is impossible. */
 static void a_sequence_ends_in_each_phase(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_staging.c - the next waiting sequences read before they have their place; the read state is
- * used bit for bit, or given back. */
+/* test_staging.c - waiting sequences read ahead before they have their place. The state that was
+ * read is used bit for bit, or its memory is given back. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -69,7 +69,7 @@ static bool is_staged(const struct seq *s)
     return s->phase == PHASE_WAIT && s->restore != NULL && s->n_planned > 0;
 }
 
-/* Steps until s is staged: one step begins its look-up, one begins its reads. */
+/* Makes steps until s is staged: one step begins its look-up, a later step its reads. */
 static void stage(struct stack *k, struct seq *s)
 {
     while (!is_staged(s)) {
@@ -80,7 +80,7 @@ static void stage(struct stack *k, struct seq *s)
     }
 }
 
-/* Returns whether s has read ahead as much as it may; n_hanging groups of s need not have
+/* Returns whether s has read ahead as much as it may. n_hanging of its groups need not have
  * arrived. */
 static bool has_read(struct stack *k, const struct seq *s, int n_hanging)
 {
@@ -119,7 +119,8 @@ struct lab {
     struct seq *first, *s;
 };
 
-/* One request decodes; the request of the stored prompt waits behind it and is staged. */
+/* Opens the lab. One request decodes. The request of the stored prompt waits behind it and is
+ * staged. */
 static void lab_open(struct lab *l)
 {
     l->disk = wt_disk(&l->want);
@@ -158,7 +159,7 @@ static void what_was_read_ahead_is_used(void **state)
     lab_close(&l);
 }
 
-/* Nothing is staged with --prefetch off, and if the store has copies in DRAM, which then serve as
+/* Nothing is staged with --prefetch off. Nor if the store has copies in DRAM, which then serve as
  * the read buffer. */
 static void nothing_is_staged_where_it_is_not_wanted(void **state)
 {
@@ -205,7 +206,7 @@ static void a_cancelled_request_gives_back_what_it_has(void **state)
     lab_close(&l);
 }
 
-/* Erases all chunks; those of the staged restore are in use.  Nothing is saved meanwhile. */
+/* Erases all chunks while the staged restore uses some. Nothing is saved meanwhile. */
 static void erase_all(struct lab *l)
 {
     struct store_erased e;
@@ -225,7 +226,8 @@ static bool is_gone(struct lab *l)
     return gone;
 }
 
-/* In the step after an erasure its chunks are no longer held, and they do not come back. */
+/* In the step after an erasure the staged restore no longer holds the erased chunks, and they do
+ * not come back. */
 static void erased_chunks_are_not_used(void **state)
 {
     (void)state;
@@ -255,8 +257,8 @@ static void erased_chunks_are_not_used(void **state)
     lab_close(&l);
 }
 
-/* A record that was read ahead is damaged: its chunk is lost when the request gets its place, and
- * is computed. */
+/* A record that was read ahead is damaged. When the request gets its place, the record's chunk is
+ * lost and computed. */
 static void damage_is_found_when_the_place_comes(void **state)
 {
     (void)state;
@@ -277,7 +279,7 @@ static void damage_is_found_when_the_place_comes(void **state)
     lab_close(&l);
 }
 
-/* The last two groups hang. When the request gets its place, it does not wait for them. */
+/* The last two groups hang. When the request gets its place, it does not wait for these groups. */
 static void hanging_reads_are_not_waited_for(void **state)
 {
     (void)state;
@@ -314,8 +316,8 @@ static struct seq *add_ranked(struct stack *k, const int32_t *tokens, int priori
     return s;
 }
 
-/* The two waiting requests with the best ranks are staged. A request that loses such a rank gives
- * its slots back. */
+/* The two waiting requests of the best ranks are staged. A request that drops below the second rank
+ * gives its slots back. */
 static void the_next_two_are_staged(void **state)
 {
     (void)state;
@@ -356,14 +358,14 @@ static void the_next_two_are_staged(void **state)
     io_close(disk);
 }
 
-/* Meanwhile another request has brought the same context to the device, so the staged state is
- * given back. */
+/* While s is staged, another request brings the same context to the device. So s gives the staged
+ * state back. */
 static void what_the_device_has_is_not_restored(void **state)
 {
     (void)state;
     struct lab l;
     lab_open(&l);
-    struct seq *better = add_ranked(&l.k, wt_prompt, -100); /* it preempts the first */
+    struct seq *better = add_ranked(&l.k, wt_prompt, -100); /* preempts the first request */
     wt_run(&l.k, better, &l.got);
     et_same(&l.want, &l.got, "the better rank");
     wt_run(&l.k, l.s, &l.got);
@@ -374,7 +376,8 @@ static void what_the_device_has_is_not_restored(void **state)
     lab_close(&l);
 }
 
-/* The device held the first chunks when the restore was planned, but not when the place comes. */
+/* The device had the first chunks when the restore was planned, and has lost them when the place
+ * comes. */
 static void what_the_device_has_lost_is_restored(void **state)
 {
     (void)state;
@@ -399,7 +402,7 @@ static void what_the_device_has_lost_is_restored(void **state)
     struct request q = et_request(&l.k, &a);
     struct seq *better;
     struct err err = {0};
-    q.priority = -100; /* it preempts the first, and takes all blocks */
+    q.priority = -100; /* preempts the first request and takes all blocks */
     assert_int_equal(engine_add(l.k.engine, &q, &better, &err), 0);
     wt_run(&l.k, better, &l.got);
     wt_run(&l.k, l.s, &l.got);
@@ -411,7 +414,7 @@ static void what_the_device_has_lost_is_restored(void **state)
     lab_close(&l);
 }
 
-/* Two of four slots stay free, however much of the context is left. */
+/* Two of the four staging slots stay free, however much of the staged context is left to read. */
 static void slots_stay_free_for_restores_with_a_place(void **state)
 {
     (void)state;
@@ -439,8 +442,8 @@ static void slots_stay_free_for_restores_with_a_place(void **state)
     lab_close(&l);
 }
 
-/* A request behind another one with the same beginning finds it on the device, so it is not staged.
- */
+/* A request waits behind another one with the same beginning, which it will find on the device. So
+ * it is not staged. */
 static void who_follows_another_one_is_not_staged(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /* test_stairs.c - contexts that outgrow their window: every token has the bits of the definition,
- * for any history of the sequence.
+ * whatever the sequence's history.
  *
- * The judge computes the definition token by token: it keeps K (before RoPE) and V of all tokens,
+ * The judge computes the definition token by token. It keeps K (before RoPE) and V of all tokens,
  * and fills the cache anew for each stair. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,7 @@
 #include "tests/engine/enginetest.h"
 
 enum { N_PROMPT = 200, N_STEPS = 10, N_ALL = 256 + 64 * N_STEPS - 5, N_LAST = 12 };
-/* Full chunks of the prompt without the last tokens, which are generated. */
+/* Tokens in full chunks of the prompt. The last N_LAST tokens are generated. */
 enum { FULL = (N_ALL - N_LAST) / 64 * 64 };
 
 static const struct truncation small = {.context = 256, .step = 64, .keep = 64};
@@ -80,7 +80,8 @@ static void fill_view(struct judge *j, const struct truncation *t, int p)
     }
 }
 
-/* Returns the digest of the logits after tokens [from, n) of tokens[0, n), as in an outcome. */
+/* Returns the digest of the logits after each of tokens [from, n), as a sequence's outcome has
+ * it. */
 static uint64_t judge(struct stack *k, const struct truncation *t, const int32_t *tokens,
                       int n, int from)
 {
@@ -146,7 +147,7 @@ static void run(struct stack *k, const struct et_ask *a, struct et_run *out)
     assert_int_equal(out->save_end, SAVE_GOES_ON);
 }
 
-/* The whole text: a prompt, and its continuation by a single run. */
+/* The whole text, a prompt and its continuation, as one run has generated it. */
 struct text {
     int32_t tokens[N_ALL + 1];
     uint64_t digest; /* digest of the logits after tokens [N_PROMPT - 1, N_ALL) */
@@ -189,8 +190,8 @@ static void run_last(struct stack *k, const struct truncation *t, const struct t
 
 /* --- tests ------------------------------------------------------------------------------------ */
 
-/* Over ten steps the engine computes the definition, for two step sizes, with and without the KV
- * cache's reuse of blocks. */
+/* Over ten stairs the engine computes the definition. Tested for two step sizes, with and without
+ * reuse of blocks in the KV cache. */
 static void the_engine_computes_the_definition(void **state)
 {
     (void)state;
@@ -205,8 +206,8 @@ static void the_engine_computes_the_definition(void **state)
     }
 }
 
-/* A context has the same bits if it is computed turn by turn, computed as one long prompt, or
- * restored, for all kinds of saved state and all plans. */
+/* A context has the same bits whether it is computed turn by turn, computed as one long prompt, or
+ * restored. Tested for all kinds of saved state and all plans. */
 static void however_a_context_came_there(void **state)
 {
     (void)state;
@@ -248,8 +249,8 @@ static void however_a_context_came_there(void **state)
     }
 }
 
-/* 200 turns past the window: each computes its own new tokens and the last token of the previous
- * turn, and none twice.  The last turn has the bits of one long prompt. */
+/* 200 turns go past the window. Each computes its own new tokens and the last token of the previous
+ * turn, and no token twice. The last turn has the bits of one long prompt. */
 static void turns_compute_nothing_twice(void **state)
 {
     (void)state;
@@ -293,13 +294,13 @@ static void condemn(struct stack *k, const struct truncation *t, const struct te
     chain_deinit(&c);
 }
 
-/* If a chunk in view is missing, the last stair that does not need it starts again; without a kept
- * chunk all stairs do.  The bits are the same. */
+/* A chunk in view is missing. The computation starts again at the last stair that does not need the
+ * chunk. Without a chunk of kept tokens it starts at the first stair. The bits are the same. */
 static void a_lost_chunk_replays_the_stairs_behind_it(void **state)
 {
     (void)state;
-    /* The last prompt's view drops tokens [64, 704); it sees chunk 12, which was computed with cut
-     * 512. */
+    /* The view of the last prompt drops tokens [64, 704). It sees chunk 12, which was computed with
+     * cut 512. */
     static const struct {
         int chunk, n_cached;
     } lost[] = {{12, 64 * 12}, {5, FULL}, {0, 0}};
@@ -313,14 +314,14 @@ static void a_lost_chunk_replays_the_stairs_behind_it(void **state)
         run_last(&k, &small, &x, "kv", NULL, &r);
         assert_int_equal(r.n_cached, lost[i].n_cached);
         assert_true(r.digest == judge(&k, &small, x.tokens, N_ALL, N_ALL - N_LAST));
-        run_last(&k, &small, &x, "kv", NULL, &r); /* it was saved again */
+        run_last(&k, &small, &x, "kv", NULL, &r); /* the lost chunk was saved again */
         assert_int_equal(r.n_cached, FULL);
         stack_close(&k);
     }
 }
 
-/* State saved without truncation is used up to the window; no other truncation uses state saved by
- * one. */
+/* State saved without truncation is used up to the window. State saved under one truncation is not
+ * used under another. */
 static void truncations_share_what_is_equal(void **state)
 {
     (void)state;
@@ -348,8 +349,8 @@ static void truncations_share_what_is_equal(void **state)
     stack_close(&k);
 }
 
-/* The chunks that a stair drops stay pinned until the stair's first chunk is durable. Then the
- * store drops them. At the end the chunks of all stairs but the last are dropped. */
+/* The chunks that a stair drops stay pinned until the first chunk of that stair is durable. Then
+ * the store removes them. At the end, only chunks of the last stair are left. */
 static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
 {
     (void)state;
@@ -380,7 +381,7 @@ static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
                     save_committed_tokens(s->save) >= first + STORE_CHUNK_TOKENS);
     }
     assert_true(n_pinned > 0);
-    /* dropped by the last stair */
+    /* the chunks that the last stair has dropped */
     int last = (small.keep + s->view.cut) / STORE_CHUNK_TOKENS - 1;
     for (int c = 1; c < last; c++) {
         const struct chunk_node *n = catalog_find(&k.store->catalog, &s->chain.keys[c]);
@@ -394,7 +395,8 @@ static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
     stack_close(&k);
 }
 
-/* Several sequences at once, in a KV cache that cannot hold all of them: the same bits. */
+/* Several sequences run at once in a KV cache that cannot hold all of them. The bits are the
+ * same. */
 static void many_at_once(void **state)
 {
     (void)state;
@@ -434,9 +436,8 @@ static void many_at_once(void **state)
     stack_close(&other);
 }
 
-/* While all places are taken no view is chosen.  A sequence that still gets a place, by a
- * preemption or a time-out in the same step, begins with a chosen view, not with its first stair.
- */
+/* While all places are taken no view is chosen. A sequence may get a place through a preemption or
+ * a time-out in the same step. It still begins with a chosen view, and not with its first stair. */
 static void a_place_that_has_just_become_free_waits_for_the_view(void **state)
 {
     (void)state;
@@ -484,7 +485,8 @@ static void a_place_that_has_just_become_free_waits_for_the_view(void **state)
     }
 }
 
-/* A window cannot move if the state to be seen could not be saved: the sequence reports it. */
+/* A window cannot move if the state that it needs could not be saved. The sequence ends with that
+ * reason. */
 static void a_full_store_ends_a_sequence_by_name(void **state)
 {
     (void)state;
@@ -522,7 +524,8 @@ static void refused(const struct stack_opts *o, const struct et_ask *a, const ch
     stack_close(&k);
 }
 
-/* A context that cannot be truncated is refused at the request, not when the window is full. */
+/* A context that cannot be truncated is refused with the request, not later when the window is
+ * full. */
 static void what_cannot_move_is_refused(void **state)
 {
     (void)state;

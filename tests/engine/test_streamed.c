@@ -1,5 +1,5 @@
-/* test_streamed.c - the engine with weights that pass through a ring: by every plan it gives the
- * tokens and logits of resident weights, and faults end only the affected request. */
+/* test_streamed.c - the engine with weights that are streamed through a ring. By every plan it
+ * gives the tokens and logits of resident weights. Faults end only the affected request. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,8 +29,8 @@ static void ranks_stream_their_shares(void **state)
     streamed_q8_over_ranks("cpu", 4 * 64, 70, 5);
 }
 
-/* A failing disk ends the requests that need it, with the reason; the engine survives, and when the
- * disk is back the next request has the same bits. */
+/* A failing disk ends the requests that need it, and they give the reason. The engine survives.
+ * When the disk works again, the next request has the same bits. */
 static void a_disk_that_fails_ends_requests_only(void **state)
 {
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
@@ -67,9 +67,9 @@ static void a_disk_that_fails_ends_requests_only(void **state)
     tempdir_remove(dir);
 }
 
-/* A store gives way to weights that are streamed from the same disk.  Here a pass seems never to
- * end, so that the disk always has a read of weights in flight; saves and restores still end, with
- * the same bits. */
+/* A store gives way to weights that are streamed from the same disk. Here a pass seems never to
+ * end, so a read of weights is always in flight. Saves and restores still end, with the same
+ * bits. */
 static void a_store_gives_way_to_weights_and_does_not_starve(void **state)
 {
     enum { N_STORED = 4 * 64, N_PROMPT = N_STORED + 10 };
@@ -111,7 +111,7 @@ static void a_store_gives_way_to_weights_and_does_not_starve(void **state)
     tempdir_remove(dir);
 }
 
-/* A folder cannot be streamed: the message says what to do. */
+/* An unpacked model folder cannot be streamed. The error says to pack it first. */
 static void a_folder_must_be_packed_first(void **state)
 {
     struct stack k;

@@ -1,9 +1,9 @@
 /* Tensor parallelism: bit-exact restores with several ranks, on a CPU.
  *
- * For 1, 2 and 4 ranks a restored state is bit-equal to one that was never evicted, in any mixture
- * of methods, with chunks, a tail and new tokens prefilled inside the restore.  Different numbers
- * of ranks add in different orders, so their logits agree only within a tolerance, and their states
- * differ: a store never gives state of one rank to two. */
+ * For 1, 2 and 4 ranks a restored state is bit-equal to a state that was never evicted: in any
+ * mixture of methods, with chunks, a tail, and new tokens prefilled inside the restore. Different
+ * numbers of ranks add in different orders. So their logits agree only within a tolerance, and
+ * their states differ: a store never gives state of one rank to two ranks. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,7 +20,7 @@
 #include "enginetest.h"
 #include "tensor/group.h"
 
-/* Three chunks and a tail. */
+/* The prompt is three chunks and a tail. */
 enum { N_PROMPT = 205, N_FULL = 192, N_GENERATE = 8, N_LONGER = N_PROMPT + N_GENERATE + 5 };
 
 static void open_ranks(struct stack *k, const char *model, const char *dtype, int ranks)
@@ -65,7 +65,8 @@ static struct et_run ask(struct stack *k, const char *save, const char *plan,
                                        .restore_first = restore_first});
 }
 
-/* Every (r,h,k) and a few mixtures, fused with the prefill and before it. */
+/* Restores by every (r,h,k) and a few mixtures, with new tokens prefilled after the restore and
+ * fused with it. */
 static void check_plans(struct stack *k, const char *what)
 {
     int n_layers = k->model->cfg.n_layers;
@@ -122,8 +123,8 @@ static void restored_state_is_exact(void **state)
     print_message("%d models\n", n);
 }
 
-/* The conversation continues: its unfinished chunk was saved as rows, from which each rank takes
- * its heads. */
+/* The conversation continues. Its unfinished chunk was saved as rows, from which each rank takes
+ * its own heads. */
 static void a_tail_is_restored(void **state)
 {
     (void)state;
@@ -152,8 +153,8 @@ static void a_tail_is_restored(void **state)
     }
 }
 
-/* Computes the same sums in another order: the last position's logits, after a prefill of the whole
- * prompt. */
+/* Returns the logits of the last position, after a prefill of the whole prompt, on this number of
+ * ranks. */
 static float *logits_of(const char *model, int ranks, int *n)
 {
     enum { N_BLOCKS = 4 };
@@ -202,7 +203,8 @@ static float *logits_of(const char *model, int ranks, int *n)
     return out;
 }
 
-/* Sums of at most 352 f32 products in two orders; measured: 2e-6 of the largest logit. */
+/* The logits are sums of at most 352 f32 products in another order. Measured difference: 2e-6 of
+ * the largest logit. */
 static void logits_agree_with_one_rank(void **state)
 {
     (void)state;
@@ -245,7 +247,7 @@ static void logits_agree_with_one_rank(void **state)
     print_message("logits differ by at most %.1e of the largest\n", worst);
 }
 
-/* State stored with one number of ranks is a miss for another, never a wrong answer. */
+/* State saved with one number of ranks is a miss for another number. */
 static void other_ranks_are_another_state(void **state)
 {
     (void)state;
@@ -261,7 +263,7 @@ static void other_ranks_are_another_state(void **state)
         stack_close(&k[i]);
 }
 
-/* A rank holds its share of the matrices that are divided, and of K and V. */
+/* A rank holds its share of K and V and of the matrices that are divided. */
 static void memory_is_shared_out(void **state)
 {
     (void)state;
@@ -285,7 +287,7 @@ static void memory_is_shared_out(void **state)
 
 enum { HEAD_ROWS = 70 };
 
-/* Computes logits of the same hidden states, which are whole numbers. */
+/* Computes the logits of hidden states that are whole numbers, so that sums are exact. */
 static void head_logits(const char *model, int ranks, int n_rows, bool is_cut, float *out)
 {
     struct stack k;
@@ -318,9 +320,9 @@ static void head_logits(const char *model, int ranks, int n_rows, bool is_cut, f
     stack_close(&k);
 }
 
-/* Several ranks, each with a run of the vocabulary, compute the same bits of logits as one rank
- * with the whole vocabulary: for one row, and for more rows than are gathered at a time.  A head
- * that is the embedding table is complete on every rank. */
+/* Several ranks, each with a run of the vocabulary, compute the logits of one rank with the whole
+ * vocabulary, bit for bit: for one row, and for more rows than are gathered at a time. A head that
+ * is the embedding table is whole on every rank. */
 static void the_head_is_cut_by_vocabulary(void **state)
 {
     (void)state;
@@ -343,7 +345,7 @@ static void the_head_is_cut_by_vocabulary(void **state)
     free(got);
 }
 
-/* A model that cannot be divided is refused, with a reason and advice. */
+/* A model that cannot be divided is refused, with the reason and advice. */
 static void refuses_unequal_shares(void **state)
 {
     (void)state;

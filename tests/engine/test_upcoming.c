@@ -1,4 +1,4 @@
-/* test_upcoming.c - the facts about waiting requests that the engine announces to the store. */
+/* test_upcoming.c - what the engine tells the store about waiting requests. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,8 +50,8 @@ static void step(struct stack *k)
     assert_int_equal(engine_step(k->engine, &n_active, &err), 0);
 }
 
-/* Adds a request that runs for a hundred steps and has most blocks of the KV cache. Everything that
- * it has handed to the saver is stored, so a request behind it waits only for a place. */
+/* Adds a request that runs for a hundred steps and has most blocks of the KV cache. Waits until its
+ * chunks are stored, so that a request behind it waits for a place only. */
 static struct seq *occupy(struct stack *k)
 {
     static const struct truncation whole = {0};
@@ -77,7 +77,7 @@ static uint32_t waits(const struct stack *k, const struct sha256 *key)
     return placement_window_count(k->store->catalog.window, get_u64(key->b) | 1);
 }
 
-/* Fails unless exactly the chunks in a stair's view are known: the keys of the request's own
+/* Fails unless exactly the chunks in a stair's view are announced, by the keys of the request's own
  * stairs. */
 static void told_of(const struct stack *k, const struct truncation *t, int n_tokens,
                     int64_t cut)
@@ -96,7 +96,7 @@ static void told_of(const struct stack *k, const struct truncation *t, int n_tok
     chain_deinit(&c);
 }
 
-/* While it has no place, a truncated request needs the chunks that its last token sees. */
+/* A truncated request without a place needs the chunks that its last token sees. */
 static void a_waiting_request_needs_its_view(void **state)
 {
     (void)state;
@@ -124,8 +124,8 @@ static void a_waiting_request_needs_its_view(void **state)
     stack_close(&k);
 }
 
-/* A request that has chosen another view, because the last one's state is not stored, needs that
- * view. */
+/* The state of the last view is not stored, so a request has chosen an earlier view. It needs the
+ * chunks of that view. */
 static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state)
 {
     (void)state;
@@ -135,7 +135,8 @@ static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state
     struct seq *s = add(&k, prompt, N_LONG, 4, &small);
     step(&k);
     assert_false(s->stairs.must_choose);
-    assert_int_equal(s->phase, PHASE_WAIT); /* there are too few blocks for both */
+    /* the KV cache has too few blocks for both requests */
+    assert_int_equal(s->phase, PHASE_WAIT);
     told_of(&k, &small, N_LONG, 0);
     run_to_end(&k, first);
     run_to_end(&k, s);
@@ -153,8 +154,8 @@ static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state
     stack_close(&k);
 }
 
-/* The engine gives the store the prices of state on this machine, and the step: how many turns
- * earlier a chunk counts as needed if twice as many waiting requests need it. */
+/* The engine gives the store the price of state on this machine. It also gives the step: the number
+ * of turns by which a chunk counts as needed sooner if twice as many waiting requests need it. */
 static void the_store_knows_the_price_of_seconds(void **state)
 {
     (void)state;
@@ -172,9 +173,8 @@ static void the_store_knows_the_price_of_seconds(void **state)
     stack_close(&k);
 }
 
-/* Runs a prompt of 200 tokens with a hint of its next use. Returns how many of its three full
- * blocks remain after a prompt of 300 tokens, in a KV cache of 8 blocks that a third prompt has
- * half filled. */
+/* Runs prompts of 200, 170 and 300 tokens one after another, in a KV cache of 8 blocks. The first
+ * has a hint of its next use. Returns how many of the first prompt's three full blocks are left. */
 static int blocks_left(const char *policy, uint32_t reuse_in_s)
 {
     enum { HINTED = 200, PLAIN = 170, LAST = 300 };

@@ -1,5 +1,5 @@
-/* test_view.c - the tokens and chunks that a truncated sequence sees, against its definition
- * (policy/truncation.h) for each token. */
+/* test_view.c - the tokens and chunks that a truncated sequence sees, compared with the definition
+ * in policy/truncation.h for each token. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -57,7 +57,7 @@ static void make_chain(struct chain *c, const struct truncation *t, int n)
     chain_extend(c, tokens, n);
 }
 
-/* Every stair of a context of n tokens, which it may have reached in part. */
+/* Checks every stair of a context of n tokens. The last stair may not be full yet. */
 static void each_stair_sees_its_tokens(void **state)
 {
     (void)state;
@@ -87,7 +87,7 @@ static void each_stair_sees_its_tokens(void **state)
         }
 }
 
-/* Tokens are added until the stair ends; the token behind it is ignored. */
+/* Adds tokens until the stair ends. A further token is ignored. */
 static void a_view_grows_to_its_stairs_end(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_zigzag.c - steps in mini-batches: each layer is used once per step, the bytes of streamed
- * weights follow from that, and the bits are those of the ordinary order. */
+/* test_zigzag.c - steps in mini-batches. A step uses each layer once, which decides how many bytes
+ * of streamed weights it reads. The bits are those of the ordinary order. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,7 +26,7 @@ static void answers_are_those_of_the_ordinary_order(void **state)
 
 enum { N_SEQS = 4, N_PROMPT = 48, N_GENERATE = 3, N_LAYERS = 4 };
 
-/* Runs N_SEQS prompts, for all of which one step has room. Returns the number of steps. */
+/* Runs N_SEQS prompts, all of which fit into one step. Returns the number of steps. */
 static int run_steps(struct stack *k, struct et_run out[N_SEQS])
 {
     struct err err = {0};
@@ -50,8 +50,8 @@ static int run_steps(struct stack *k, struct et_run out[N_SEQS])
     return n_steps;
 }
 
-/* All prompts run in one step of four mini-batches, and then decode: three passes.  Without
- * mini-batches each prompt has a step of its own. */
+/* All prompts run in one step of four mini-batches and then decode, which takes three passes.
+ * Without mini-batches each prompt has a step of its own. */
 static void each_layer_is_taken_once_a_step(void **state)
 {
     (void)state;
@@ -77,7 +77,8 @@ static void each_layer_is_taken_once_a_step(void **state)
     test_free(spy);
 }
 
-/* If a layer cannot be read in the middle of a step, the step's requests end. */
+/* If a layer cannot be read in the middle of a step, the requests of that step end with the
+ * fault. */
 static void a_layer_that_fails_ends_the_step(void **state)
 {
     (void)state;
@@ -103,8 +104,8 @@ static void a_layer_that_fails_ends_the_step(void **state)
 
 /* --- bytes ------------------------------------------------------------------------------------ */
 
-/* All layers are streamed.  A job reads its number of passes times the bytes of the layers; the
- * ring reads ahead by at most as many layers as it has slots. */
+/* All layers are streamed. A job reads the bytes of all layers once per pass. The ring also reads
+ * ahead, by at most as many layers as it has slots. */
 static void a_job_reads_its_passes_times_the_weights(void **state)
 {
     (void)state;
@@ -142,7 +143,7 @@ static void a_job_reads_its_passes_times_the_weights(void **state)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-/* Two buffers of the residual stream for all rows of a step; none without mini-batches. */
+/* The residual stream has two buffers for all rows of a step, and none without mini-batches. */
 static void the_rows_between_layers_are_counted(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_zigzag_emulated.c - steps in mini-batches on an emulated GPU: the bits are those of the
+/* test_zigzag_emulated.c - steps in mini-batches on an emulated GPU. The bits are those of the
  * ordinary order, while copies for saving run beside the next layer. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -11,8 +11,9 @@ struct matmul_case {
     bool bench; /* too large for the reference: benchmarked only */
 };
 
-/* Row counts lie around the heights of micro-kernels (6, 12), of tiles (192) and of what is packed
- * at once (384); column counts around panels (16) and tiles (128); k around the block (256). */
+/* Row counts lie around the heights of micro-kernels (6, 12) and tiles (192), and around the number
+ * of rows that are packed at once (384). Column counts lie around panels (16) and tiles (128), k
+ * around a block (256). */
 static const struct matmul_case matmul_cases[] = {
     {1, 1, 1, false},         {1, 16, 256, false},     {1, 17, 257, false},
     {1, 100, 600, false},     {2, 33, 255, false},     {3, 31, 70, false},
@@ -32,7 +33,8 @@ struct attention_case {
     int heads, n_kv, d_head, window;
     int n_seqs;
     struct {
-        /* positions [start, start + rows); all earlier ones are in the cache */
+        /* the batch has positions [start, start + rows); the cache has all positions before
+         * start */
         int start, rows;
     } seq[3];
     bool bench;
@@ -55,10 +57,12 @@ static const struct attention_case attention_cases[] = {
     {4, 2, 64, 100, 2, {{250, 30}, {99, 1}}, false},
     {2, 1, 64, 1, 1, {{5, 70}}, false},
     {16, 8, 64, 0, 2, {{130, 1}, {64, 1}}, false}, /* several KV heads in a tile */
-    {12, 12, 20, 70, 1, {{200, 1}}, false},        /* K and V are converted, too */
-    {14, 2, 32, 0, 1, {{129, 1}}, false},          /* strips of 4 and 3 */
-    {16, 4, 64, 0, 1, {{130, 1}}, false},  /* tiles of half of the heads, in pairs */
-    {28, 4, 32, 40, 1, {{200, 1}}, false}, /* 7 queries per head: AVX-512 only */
+    /* K and V are converted in this case, too */
+    {12, 12, 20, 70, 1, {{200, 1}}, false},
+    {14, 2, 32, 0, 1, {{129, 1}}, false}, /* strips of 4 and 3 */
+    {16, 4, 64, 0, 1, {{130, 1}}, false}, /* tiles of half of the heads, in pairs */
+    /* 7 queries per head have a kernel for AVX-512 only */
+    {28, 4, 32, 40, 1, {{200, 1}}, false},
     {8, 2, 128, 0, 2, {{37, 200}, {3, 70}}, false}, /* enough rows for a GPU's wide tiles */
     {12, 12, 64, 100, 1, {{10, 300}}, false},
     {8, 8, 80, 0, 1, {{0, 129}}, false},

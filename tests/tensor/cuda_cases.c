@@ -48,7 +48,7 @@ static struct mat as_type(struct mat x, enum dtype t)
     return out;
 }
 
-/* Returns the bound on what one operation loses by rounding its result to t, with some room for
+/* Returns the bound on the error of rounding an operation's result to t, with some room for its
  * sums. */
 static double rounding(enum dtype t)
 {
@@ -110,7 +110,7 @@ static void test_matmul(void **state)
     }
 }
 
-/* Few rows: every width of the kernel that streams the weights. */
+/* Few rows, for every width of the kernel that streams the weights. */
 static void test_gemv(void **state)
 {
     (void)state;
@@ -156,10 +156,10 @@ static void test_q8_extremes(void **state)
     for (int k = 0; k < K; k++) {
         x[0 * K + k] = rows[0 * K + k] = 1; /* the largest possible sum */
         x[1 * K + k] = rows[1 * K + k] = 0;
-        x[2 * K + k] *= 1e-38f; /* counts as zero */
-        x[3 * K + k] *= 1e-29f; /* does not */
+        x[2 * K + k] *= 1e-38f; /* so small that the block counts as zeros */
+        x[3 * K + k] *= 1e-29f; /* just large enough not to count as zeros */
         x[4 * K + k] *= 1e38f;
-        rows[2 * K + k] *= 1e-6f; /* scales are subnormal in f16 */
+        rows[2 * K + k] *= 1e-6f; /* the blocks' scales are subnormal in f16 */
         rows[3 * K + k] *= 8e6f;
     }
     x[5 * K + 300] = INFINITY;
@@ -187,7 +187,7 @@ static void test_q8_extremes(void **state)
     mat_free(&got);
 }
 
-/* Rows packed in pieces are those packed at once, and are read as `ref` reads them. */
+/* Packing rows in pieces gives the bytes of packing them at once, and unpacks to `ref`'s values. */
 static void test_q8_rows(void **state)
 {
     enum { N = 45, K = 300, N_IDS = 5 };
@@ -276,7 +276,7 @@ static void check_elements(const struct lab *l, struct rows_case rc, enum dtype 
     mat_free(&blank);
 }
 
-/* One fused operation gives the same bits as two: the sum is compared to the bit. */
+/* The fused addition and norm gives the bits of the two single operations. */
 static void check_add_norm(const struct lab *l, struct rows_case rc, enum dtype tx,
                            enum dtype ty, enum dtype to)
 {
@@ -477,8 +477,8 @@ static void test_rope(void **state)
     }
 }
 
-/* K and V are read back as ref has them: written row by row in pieces, with or without rotating
- * queries in the same call, or as packed chunks. */
+/* K and V that the device has written are those of ref: written row by row in pieces, with or
+ * without rotating queries in the same call, or as packed chunks. */
 static void check_kv(const struct lab *l, enum dtype t, int n_kv, int d_head, int d_rot,
                      int piece)
 {
@@ -560,7 +560,8 @@ static void test_kv(void **state)
 
 /* --- attention -------------------------------------------------------------------------------- */
 
-/* Returns the attention on ref with the values of q rounded to type t, or on a lab of the GPU. */
+/* Returns the attention of a case: on ref, with the values of q rounded to type t, or on a lab of
+ * the GPU. */
 static struct mat attention_on(const struct lab *l, const struct attention_case *ac,
                                enum dtype t)
 {
@@ -603,8 +604,8 @@ static struct mat attention_on(const struct lab *l, const struct attention_case 
     return out;
 }
 
-/* Beyond the shared cases: whole and partial tiles at every head size that has a kernel, and a
- * context long enough to be split. */
+/* Cases beside the shared ones: whole and partial tiles at every head size that has a kernel, and a
+ * context that is long enough to be split. */
 static const struct attention_case more_cases[] = {
     {2, 1, 64, 0, 2, {{0, 130}, {70, 20}}, false}, {2, 2, 96, 0, 1, {{100, 64}}, false},
     {2, 1, 128, 40, 1, {{90, 100}}, false},        {1, 1, 256, 0, 1, {{0, 70}}, false},
@@ -638,7 +639,7 @@ static void test_attention(void **state)
         check_attention(&more_cases[c]);
 }
 
-/* Exact math: a row has the same bits alone and among other rows. */
+/* In exact math a row has the same bits alone and among other rows. */
 static void test_exact_is_batch_invariant(void **state)
 {
     (void)state;
@@ -658,7 +659,7 @@ static void test_exact_is_batch_invariant(void **state)
     assert_same_bits(x, y);
     mat_free(&x);
     mat_free(&y);
-    /* Both calls have the same queries in their first row only: compare the first rows. */
+    /* Both calls have the same query in their first row only, so the first rows are compared. */
     const struct attention_case first = {4, 2, 64, 0, 1, {{149, 1}}, false};
     x = attention_on(&exact, &last, DTYPE_BF16);
     y = attention_on(&exact, &first, DTYPE_BF16);
@@ -703,8 +704,8 @@ static void test_sample(void **state)
 
 enum { SUM_RECORDS = 2200 };
 
-/* Checks records of n_bytes each, `stride` apart, on a stream with no other synchronisation than
- * its order. */
+/* Checks the checksums of n records with n_bytes[i] bytes, `stride` bytes apart. Only the stream's
+ * own order synchronises the operations. */
 static void check_sums(const struct lab *l, const uint32_t *n_bytes, int n, size_t stride)
 {
     size_t bytes = (size_t)n * stride;
@@ -730,8 +731,8 @@ static void check_sums(const struct lab *l, const uint32_t *n_bytes, int n, size
     free(host);
 }
 
-/* Every length up to a little more than two places; then long ones around places, rounds and
- * stripes. */
+/* Every length up to a little more than two places, and long records with lengths around places,
+ * rounds and stripes. */
 static void test_checksum(void **state)
 {
     (void)state;
@@ -753,8 +754,8 @@ static void test_checksum(void **state)
 
 /* --- streams ---------------------------------------------------------------------------------- */
 
-/* Copies and kernels on two streams, ordered by an event.  The emulation runs nothing before it is
- * waited for, so an order that was not requested is not kept. */
+/* Copies and kernels on two streams, ordered by an event. The emulation runs an operation only when
+ * it is waited for, so an order that is not requested does not come about. */
 static void test_streams(void **state)
 {
     (void)state;
@@ -783,8 +784,8 @@ static void test_streams(void **state)
     mat_free(&got);
 }
 
-/* More pieces than one call takes, scattered at both ends, on a copy stream and on a compute
- * stream. */
+/* More pieces than one call copies, scattered at source and destination, on a copy stream and on a
+ * compute stream. */
 static void test_copies_together(void **state)
 {
     (void)state;

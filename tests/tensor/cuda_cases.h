@@ -5,6 +5,7 @@
 #ifndef TESTS_TENSOR_CUDA_CASES_H
 #define TESTS_TENSOR_CUDA_CASES_H
 
-int cuda_cases_run(const char *name); /* Returns how many tests failed. */
+/* Runs all cases. Returns the number of failed tests. */
+int cuda_cases_run(const char *name);
 
 #endif

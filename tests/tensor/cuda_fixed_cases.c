@@ -47,7 +47,7 @@ static void same_rows(struct mat a, int64_t i, struct mat b, int64_t j, int64_t 
 
 /* --- products --------------------------------------------------------------------------------- */
 
-/* A batch of m rows of `a` from `row` on must give the corresponding rows of `whole`. */
+/* Checks that a batch of m rows of `a` from `row` on gives the corresponding rows of `whole`. */
 static void check_batch(struct mat a, const struct weight *w, const float *bias,
                         struct mat whole, int64_t row, int64_t m)
 {
@@ -79,7 +79,7 @@ static void check_product(int64_t n, int64_t k, enum dtype t, enum dtype tc)
         check_batch(ga.m, &w, gbias.ptr, whole, ROWS - sizes[i], sizes[i]);
         check_batch(ga.m, &w, gbias.ptr, whole, (ROWS - sizes[i]) * 3 / 7, sizes[i]);
     }
-    /* Rows that no 16-byte copy can fetch: another path must compute the same bits. */
+    /* These rows are not aligned for 16-byte copies, so another path must compute the same bits. */
     struct mat odd = mat_alloc(t, ROWS, k + 1);
     for (int64_t r = 0; r < ROWS; r++)
         memcpy((uint8_t *)odd.data + (size_t)(r * odd.ld) * dtype_bytes(t),
@@ -104,8 +104,8 @@ static void check_product(int64_t n, int64_t k, enum dtype t, enum dtype tc)
 static void products(void **state)
 {
     (void)state;
-    /* k: less than a step, a tile and a block; some blocks and a rest; more blocks than the
-     * warps of a round. */
+    /* Values of k: below a step, a tile and a block; some blocks and a rest; more blocks than a
+     * round has warps. */
     static const struct {
         int64_t n, k;
     } shapes[] = {{33, 16},   {70, 8},    {17, 63}, {130, 264},
@@ -163,7 +163,7 @@ static struct mat attend(struct scene *s, const struct attention_case *b)
     return got;
 }
 
-/* Compares those rows of a batch that the scene contains. */
+/* Compares the rows of the batch that are in the scene with the scene's result. */
 static void check_mixed(struct scene *s, struct attention_case all, const char *what)
 {
     struct attention_case *b = &all;
@@ -220,8 +220,8 @@ static void scene_free(struct scene *s)
     cache_free(&gpu, &s->cache);
 }
 
-/* Fewer than 8 rows of a sequence are computed as decodes, row by row; more are computed in tiles.
- */
+/* Fewer than 8 rows of a sequence are computed row by row, as in decodes. More rows are computed in
+ * tiles. */
 static void check_attention(struct attention_case c, int from, int tokens, enum dtype t)
 {
     static const struct attention_case batches[] = {
@@ -236,8 +236,8 @@ static void check_attention(struct attention_case c, int from, int tokens, enum 
         snprintf(what, sizeof what, "batch %zu", i);
         check_mixed(&s, batches[i], what);
     }
-    /* Decodes of one sequence alone.  Rounding a result hides most differences in f32, so some
-     * scenes have many of them. */
+    /* Decodes of a single sequence. Rounding hides most differences in a result, so some scenes
+     * have many decodes. */
     for (int p = from + 3; p<tokens; p += from> 0 ? 1 : 61) {
         struct attention_case one = {.seq = {{p, 1}, {0, 0}, {0, 0}}};
         check_mixed(&s, one, "alone");
@@ -250,7 +250,7 @@ static void attention(void **state)
     (void)state;
     static const struct {
         struct attention_case c;
-        int from, tokens; /* above 512 tokens: in several splits */
+        int from, tokens; /* more than 512 tokens are computed in several splits */
     } cases[] = {
         {{.heads = 1, .n_kv = 1, .d_head = 64}, 0, 620},
         {{.heads = 4, .n_kv = 1, .d_head = 64, .window = 100}, 0, 200},
@@ -260,10 +260,10 @@ static void attention(void **state)
         {{.heads = 2, .n_kv = 2, .d_head = 128}, 0, 200},
         {{.heads = 1, .n_kv = 1, .d_head = 256}, 0, 200},
         {{.heads = 16, .n_kv = 1, .d_head = 64}, 560, 620},
-        /* more heads than an operand has rows */
+        /* more heads than a tile's operand has rows */
         {{.heads = 18, .n_kv = 1, .d_head = 64}, 0, 70},
         {{.heads = 4, .n_kv = 1, .d_head = 64, .window = 300}, 530, 620},
-        /* this head size has no kernel: as in exact math */
+        /* no kernel for this head size: exact math is used */
         {{.heads = 2, .n_kv = 1, .d_head = 20}, 0, 140},
     };
     for (size_t i = 0; i < N_CASES(cases); i++) {
@@ -275,14 +275,14 @@ static void attention(void **state)
     check_attention(cases[0].c, 0, 140, DTYPE_F32);
 }
 
-/* The same keys at positions far apart: in one call their splits fit the scratch memory and in the
- * other they do not, either for all rows together or even for one. */
+/* The same keys lie at positions far apart. In one call the splits fit into the scratch memory. In
+ * the other they do not fit for all rows together, or not even for one row. */
 static void long_contexts(void **state)
 {
     (void)state;
     enum { N = 3, D = 128, SPLIT = 512, WINDOW = 10, AT = 472, FAR = 340 * SPLIT };
     static const struct rope none = {0};
-    /* 48 heads: one row at a time fits; 96: not even one */
+    /* with 48 heads one row at a time fits, with 96 heads not even one */
     static const int heads[] = {48, 96};
     for (size_t h = 0; h < N_CASES(heads); h++) {
         int width = heads[h] * D, blocks = (FAR + SPLIT) / KV_BLOCK_TOKENS;

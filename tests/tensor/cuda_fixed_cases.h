@@ -7,9 +7,9 @@
 
 #include <stdbool.h>
 
-/* Runs the cases.  small: only shapes that an emulation can afford; on an emulated GPU of 4
- * multiprocessors they use every tile size, on a real GPU the large shapes are needed for that.
- * Returns how many tests failed. */
+/* Runs the cases. Returns the number of failed tests. With `small`, uses only shapes that an
+ * emulation can afford. On an emulated GPU of 4 multiprocessors they use every tile size; a real
+ * GPU needs the large shapes for that. */
 int cuda_fixed_cases_run(const char *name, bool small);
 
 #endif

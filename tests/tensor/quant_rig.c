@@ -14,7 +14,7 @@ int quant_setup(void **state)
 {
     (void)state;
     ref = lab_ref();
-    cpu = lab_cpu("portable", 2); /* each test names its kernels */
+    cpu = lab_cpu("portable", 2); /* each test names the kernels that it uses */
     return 0;
 }
 

@@ -215,7 +215,8 @@ struct cache cache_make(const struct lab *l, enum dtype t, int n_kv, int d_head,
                              .d_head = d_head};
     for (int s = 0; s < n_seqs; s++) {
         c.table[s] = xcalloc((size_t)per_seq, sizeof(int32_t));
-        for (int i = 0; i < per_seq; i++) /* interleaved and backwards */
+        /* blocks of the sequences are interleaved and in descending order */
+        for (int i = 0; i < per_seq; i++)
             c.table[s][i] = (per_seq - 1 - i) * n_seqs + s;
     }
     return c;

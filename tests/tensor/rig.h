@@ -13,7 +13,7 @@
 
 #define ISA_COUNT 3
 extern const char
-    *const isa_names[ISA_COUNT]; /* "portable" is first; the others must equal it */
+    *const isa_names[ISA_COUNT]; /* "portable" is first; all others must give its bits */
 
 /* A device under test with its threads and a stream. */
 struct lab {

@@ -8,13 +8,14 @@
 
 #include "base/mem.h"
 
-/* Sizes around the kernels' digits, and that of a real model. */
+/* Sizes around the ends of the digits that the kernels use, and the vocabulary of a real model. */
 const int sample_vocabs[] = {1, 2, 50, 1023, 2048, 2049, 5000, 50257};
 const int n_sample_vocabs = sizeof sample_vocabs / sizeof sample_vocabs[0];
 
 enum { N_ROWS = 24 };
 
-/* Every third row has values in steps, so that many are equal; every fourth contains NaNs. */
+/* Fills a row of logits. Every third row has few distinct values, so that many are equal. Every
+ * fourth contains NaNs. */
 static void fill(float *logits, int n, int row, struct rng *r)
 {
     for (int j = 0; j < n; j++) {

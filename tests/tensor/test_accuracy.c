@@ -1,5 +1,5 @@
-/* test_accuracy.c - compares the reference, and with it all backends that equal it, with an
- * independent computation in f64: plain formulas, no blocks, no online softmax. */
+/* test_accuracy.c - compares the reference with an independent computation in f64: plain formulas,
+ * no blocks, no online softmax. This also judges all backends that equal the reference. */
 #include "rig.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 
 #include "cases.h"
 
-/* ref, and the CPU's portable kernels, which all others equal */
+/* the reference, and the CPU's portable kernels, which all other kernels of the CPU equal */
 static struct lab lab[2];
 
 static int setup(void **state)
@@ -82,7 +82,8 @@ static void test_norms(void **state)
     mat_free(&out);
 }
 
-/* Checks exp by way of silu, x / (1 + exp(-x)), over the whole range and at its ends. */
+/* Checks the exponential by way of silu, x / (1 + exp(-x)), over the whole range and at its
+ * ends. */
 static void test_exponential(void **state)
 {
     (void)state;

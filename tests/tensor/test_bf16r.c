@@ -1,5 +1,6 @@
-/* bf16 weights with rounded activations: the product equals `ref` by every kernel that this CPU
- * runs, for few and many rows; numbers that AMX takes for zero; packing; the error against f64. */
+/* Products of bf16 weights with rounded activations. They equal `ref` with every kernel that this
+ * CPU runs, for few and many rows. Also numbers that AMX takes for zero, packing, and the error
+ * against f64. */
 #include "quant_rig.h"
 
 #include <math.h>
@@ -15,7 +16,8 @@ static void test_every_kernel(void **state)
     quant_check_cases(DTYPE_BF16R);
 }
 
-/* Rows of every width of tiles and strips, at an edge of rows and of columns. */
+/* Every number of rows up to the widths of tiles and strips, and rows and columns that end inside a
+ * tile. */
 static void test_every_number_of_rows(void **state)
 {
     (void)state;
@@ -61,7 +63,7 @@ static void test_subnormal_numbers(void **state)
         assert_true(f == 0 || fabsf(f) >= 0x1p-126f);
         seen = seen || f != ((float *)exact.data)[i];
     }
-    assert_true(seen); /* some numbers were flushed */
+    assert_true(seen); /* some products were flushed to zero */
     weight_free(&ref, &w);
     mat_free(&c);
     mat_free(&exact);
@@ -69,8 +71,9 @@ static void test_subnormal_numbers(void **state)
     free(rows);
 }
 
-/* A sum just below the smallest normal number is zero, although fmaf rounds it up to that number:
- * 2^-126 - 2^-150 is zero, 2^-126 - 2^-151 rounds to 2^-126 with 24 bits.  For both signs. */
+/* The kernels' sum is zero if it lies just below the smallest normal number, although fmaf rounds
+ * it up to that number. 2^-126 - 2^-150 counts as zero; 2^-126 - 2^-151 rounds to 2^-126 with 24
+ * bits. Tested for both signs. */
 static void test_just_below_the_smallest(void **state)
 {
     (void)state;
@@ -92,7 +95,7 @@ static void test_just_below_the_smallest(void **state)
     mat_free(&c);
 }
 
-/* An infinity or a NaN spoils its own row alone. */
+/* An infinity or a NaN changes the result of its own row only. */
 static void test_no_numbers(void **state)
 {
     (void)state;
@@ -115,8 +118,8 @@ static void test_no_numbers(void **state)
     free(rows);
 }
 
-/* Packing in pieces, at any row, gives the bytes of one packing of all rows. Rows of packed weights
- * are the given ones. */
+/* Packing in pieces, at any row, gives the bytes of packing all rows at once. Unpacking packed rows
+ * gives the original rows. */
 static void test_pack(void **state)
 {
     (void)state;

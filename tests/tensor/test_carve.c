@@ -18,7 +18,8 @@ static void test_first_fit(void **state)
     (void)state;
     struct carve c;
     size_t a, b, d;
-    carve_init(&c, 3 * CARVE_ALIGN + 17); /* a rest that is not a whole page is not used */
+    /* the last bytes are not a whole page and are not used */
+    carve_init(&c, 3 * CARVE_ALIGN + 17);
     assert_true(carve_take(&c, 1, &a));
     assert_true(carve_take(&c, CARVE_ALIGN, &b));
     assert_true(a == 0 && b == CARVE_ALIGN);
@@ -32,7 +33,7 @@ static void test_first_fit(void **state)
     carve_deinit(&c);
 }
 
-/* An allocation fails only if no gap is as large, and never overlaps another one. */
+/* An allocation fails only if no gap is large enough, and never overlaps another allocation. */
 static void test_random(void **state)
 {
     (void)state;

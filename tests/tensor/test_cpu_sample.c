@@ -1,5 +1,5 @@
-/* test_cpu_sample.c - each instruction set computes the weights of logits, rounded down, that
- * sampling.h defines. */
+/* test_cpu_sample.c - every instruction set computes the weights of logits, rounded down, as
+ * sampling.h defines them. */
 #include "rig.h"
 
 #include <math.h>
@@ -60,7 +60,8 @@ static void test_largest(void **state)
             continue;
         const struct cpu_kernels *k = cpu_kernels_of(l.stream);
         assert_true(k->max_row(logits, N) == best);
-        for (int n = 2; n < 40; n++) /* all negative: unused vector lanes must not count */
+        /* all logits are negative, so unused vector lanes with zeros must not count */
+        for (int n = 2; n < 40; n++)
             assert_true(k->max_row(logits, n) == logits[n - 1]);
         assert_true(k->max_row(logits, 1) == -INFINITY);
         assert_true(k->max_row(logits + N / 2, 1) == -INFINITY);

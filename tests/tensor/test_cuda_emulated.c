@@ -23,8 +23,8 @@ static void test_no_device(void **state)
     assert_non_null(strstr(err.msg, "fast, fixed or exact"));
 }
 
-/* The emulation has no early launches.  It does check at each launch that the kernel begins with
- * await_stream. */
+/* The emulation has no early launches. But it checks at each launch that the kernel begins with
+ * await_stream, which early launches need. */
 static void test_early_launches(void **state)
 {
     (void)state;
@@ -46,7 +46,7 @@ static void test_early_launches(void **state)
     device_close(d);
 }
 
-/* An old driver lacks calls for several copies: they are done one by one. */
+/* An old driver has no call that makes several copies, so copies are made one by one. */
 static void test_no_batches(void **state)
 {
     (void)state;
@@ -84,7 +84,7 @@ static void test_too_little_memory(void **state)
     assert_int_equal(device_open("cuda", NULL, NULL, &d, &err), 0);
     assert_int_equal(buf_alloc(d, MEM_DEVICE, (size_t)100 << 30, &b, &err), -12);
     assert_non_null(strstr(err.msg, "107.37 GB are needed"));
-    /* A later operation does not fail with the error of a refused one. */
+    /* A later operation does not fail with the error of an earlier one that was refused. */
     struct stream *s;
     assert_int_equal(buf_alloc(d, MEM_DEVICE, 64, &b, &err), 0);
     assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, &err), 0);

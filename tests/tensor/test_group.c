@@ -137,7 +137,7 @@ static void kv_goes_up_and_down_by_heads(void **state)
                     assert_int_equal(own[i], 0);
             }
         }
-        /* ... and comes down again: each rank's rows side by side. */
+        /* The chunks come down again, with the ranks' rows side by side. */
         uint8_t down[N * CHUNK];
         for (int r = 0; r < n_ranks; r++) {
             uint8_t *own = rank_address(d, to.ptr, r);
@@ -157,8 +157,8 @@ static void kv_goes_up_and_down_by_heads(void **state)
     }
 }
 
-/* Memory is found by any address inside it, whatever was freed in between.  Host memory belongs to
- * all ranks. */
+/* An address inside a piece of memory finds the piece, whatever was freed before. Host memory
+ * belongs to all ranks. */
 static void addresses_of_ranks(void **state)
 {
     (void)state;
@@ -255,8 +255,8 @@ static void a_rank_fails(void **state)
     device_close(d);
 }
 
-/* Memory lies on one stage, on each of its ranks, and operations on it run there.  A copy from one
- * stage to another runs after all that the source stage has queued. */
+/* Memory lies on one stage, on each of the stage's ranks, and operations on it run there. A copy
+ * from one stage to another runs after everything that the source stage has queued. */
 static void stages(void **state)
 {
     (void)state;
@@ -295,8 +295,8 @@ static void stages(void **state)
 
 /* --- what is called, in which order, and on which device -------------------------------------- */
 
-/* The calls to the devices of a group since the last look: the device's index and a letter for
- * each, '!' behind a call whose device had not been entered. */
+/* The calls to the devices of a group since the last check. Each call is the device's index and a
+ * letter. '!' follows a call whose device had not been entered. */
 static char calls[400];
 static const struct device *entered, *all_devices[MAX_RANKS];
 static struct device_vtable spied;
@@ -408,7 +408,8 @@ static struct device *open_spied(int n_ranks, int n_stages)
     spied.stream_sync = spy_sync;
     spied.stream_recover = spy_recover;
     spied.stream_copy = spy_copy;
-    spied.stream_copy_strided = NULL; /* piece by piece, by stream_copy */
+    /* the group then copies piece by piece with stream_copy */
+    spied.stream_copy_strided = NULL;
     spied.event_record = spy_record;
     spied.event_wait = spy_wait;
     spied.event_sync = spy_event_sync;
@@ -419,7 +420,7 @@ static struct device *open_spied(int n_ranks, int n_stages)
     return d;
 }
 
-/* Asserts the calls since the last time, and forgets them and the entered device. */
+/* Asserts which calls came since the last check. Forgets them and the entered device. */
 static void called(const char *want)
 {
     assert_string_equal(calls, want);
@@ -427,8 +428,9 @@ static void called(const char *want)
     entered = NULL;
 }
 
-/* Each call goes to a device that was entered before. A copy between stages waits for the giver's
- * work, and the giver's later work waits for the copy, rank by rank. */
+/* Each call goes to a device that was entered before. A copy between stages waits for the source
+ * stage's work, and later work of the source stage waits for the copy. Ranks do this pair by
+ * pair. */
 static void devices_are_entered_and_copies_ordered(void **state)
 {
     (void)state;
@@ -471,12 +473,12 @@ static void devices_are_entered_and_copies_ordered(void **state)
     stream_fail(rank_stream(s, 1, 1), -EIO, "gone");
     called("");
     assert_int_equal(stream_copy(s, b[0].ptr, b[1].ptr, sizeof rows), -EIO);
-    called(""); /* nothing is queued behind a fault */
+    called(""); /* after a fault nothing is queued */
     assert_int_equal(stream_recover(s), 0);
     called("0v1v2v3v");
     device_memory(d, &unused, &total);
     called("0m1m2m3m");
-    /* The device with the least memory left counts; unified memory is that of all four. */
+    /* The device with the least memory left decides. The four devices share unified memory. */
     assert_int_equal(unused, 997 / 4);
     assert_int_equal(total, 2 * 997 / 4);
     event_destroy(e);

@@ -5,11 +5,11 @@
 
 enum { K = 512, MOST_ROWS = 9 };
 
-/* Rows of the weights: whole panels and tiles, and parts of them. */
+/* Numbers of rows of the weights: whole panels and tiles, and parts of them. */
 static const int64_t sizes[MATMUL_MANY] = {70, 37, 301};
 
-/* Weights that share their rounded rows, and those that do not.  The first two are W_k and W_v of
- * different types. */
+/* Products whose weights share their rounded rows of activations, and products whose weights do
+ * not. In each case the first two are like W_k and W_v of different types. */
 static const struct {
     int n;
     enum dtype t[MATMUL_MANY];
@@ -50,8 +50,8 @@ static int64_t width(int c)
     return cols;
 }
 
-/* Computes the products of case c side by side in one matrix, as K and V are: `many` as one
- * operation. */
+/* Computes the products of case c side by side in one matrix, as K and V lie. With `many` it uses
+ * one operation for all. */
 static void products(const struct lab *l, int c, struct mat out, struct mat a,
                      const float *bias, bool many)
 {
@@ -87,7 +87,8 @@ static void check_case(const struct lab *lab, int n_labs, int c, int64_t n_rows)
     free(bias);
 }
 
-/* Few rows (1 to 4) and many; one thread and more of them than the smaller products have tiles. */
+/* Few rows (1 to 4) and many, with one thread, and with more threads than the smaller products have
+ * tiles. */
 static void test_as_the_reference(void **state)
 {
     struct lab lab[ISA_COUNT * 3];
@@ -106,7 +107,8 @@ static void test_as_the_reference(void **state)
         lab_close(&lab[i]);
 }
 
-/* A thread that comes first takes its own stretch, then all others': no item twice, none left. */
+/* A thread takes its own stretch of items first, then items of the others. No item is taken twice,
+ * and none is left. */
 static void test_stretches_are_taken_whole(void **state)
 {
     (void)state;

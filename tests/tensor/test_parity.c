@@ -12,8 +12,8 @@
 #include "cases.h"
 #include "sample_cases.h"
 
-/* ref's expf and ours differ by at most 2 ulp; in sums of 300 weights the difference stays below
- * this. */
+/* expf of ref and of the CPU kernels differ by at most 2 ulp. In sums of 300 weights the difference
+ * stays below this tolerance. */
 #define EXP_TOLERANCE 2e-6
 
 static struct lab ref, cpu[ISA_COUNT];
@@ -79,7 +79,8 @@ static void test_matmul(void **state)
             EACH_TYPE(t) check_matmul(matmul_cases[c], t, c % 2 == 0);
 }
 
-/* Wide rows, and views with ld > cols: the columns beside the result are not changed. */
+/* Matrices with wide rows, and views with ld > cols: the columns beside the result are not
+ * changed. */
 static void test_matmul_views(void **state)
 {
     (void)state;
@@ -226,7 +227,7 @@ static void test_convert_all_values(void **state)
         EACH_ISA(i)
         {
             if (t == DTYPE_F32 && i == 0)
-                /* a signalling NaN times 1 becomes quiet on some paths; this does not matter */
+                /* a signalling NaN times 1 becomes quiet in some kernels, which is allowed */
                 continue;
             cpu[i].ops->convert(cpu[i].stream, got, x);
             if (t != DTYPE_F32)
@@ -391,7 +392,8 @@ static void test_rope(void **state)
     check_rope_op(16, 0);
 }
 
-/* The whole cache, NaN slots included, has the same bits as ref's, for any piece size. */
+/* After kv_fill the whole cache has the bits of ref's, including slots with NaN, for any piece
+ * size. */
 static void check_kv_fill(enum dtype t, int n_kv, int d_head, int d_rot, int piece)
 {
     enum { TOKENS = 200 };
@@ -427,8 +429,8 @@ static void check_kv_fill(enum dtype t, int n_kv, int d_head, int d_rot, int pie
     rope_free(&rope);
 }
 
-/* A chunk in the layout of a block, made by kv_fill without rotation, loads to the same bits as its
- * rows would give, on ref and with every instruction set. */
+/* A chunk in the layout of a block, made by kv_fill without rotation, is loaded with the same bits
+ * as its single rows. Tested on ref and with every instruction set. */
 static void check_kv_load(enum dtype t, int n_kv, int d_head, int d_rot)
 {
     enum { TOKENS = 192 };
@@ -455,7 +457,7 @@ static void check_kv_load(enum dtype t, int n_kv, int d_head, int d_rot)
             l->ops->kv_load(l->stream, &got.kv, &one, &rope);
         }
         assert_memory_equal(got.mem.ptr, want.mem.ptr, want.mem.bytes);
-        /* All chunks in one call, in reverse order in the source: the result is the same. */
+        /* One call loads all chunks, which lie in reverse order in the source. */
         memset(got.mem.ptr, 0xff, got.mem.bytes);
         uint8_t *rest = xmalloc(TOKENS / KV_BLOCK_TOKENS * chunks.kv.block_stride);
         for (int c = 0; c < TOKENS / KV_BLOCK_TOKENS; c++)

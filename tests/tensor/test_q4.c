@@ -1,5 +1,5 @@
-/* test_q4.c - 4-bit weights: packed values equal the file's; every kernel's product equals that of
- * `ref`, also at the extremes of activations; and the error against f64 is bounded. */
+/* test_q4.c - 4-bit weights. Packed values equal the file's. Every kernel's product equals that of
+ * `ref`, also for extreme activations. The error against f64 is bounded. */
 #include "quant_rig.h"
 
 #include <math.h>
@@ -33,7 +33,8 @@ static void test_extremes(void **state)
         uint8_t *rows = random_q4(t, N, K, 2);
         size_t bytes = q4_block_bytes(t), numbers = bytes - (size_t)q4_block_weights(t) / 2;
         for (size_t at = 0; at < q4_row_bytes(t, K); at += bytes) {
-            /* q = 0 and s = -128 give sums of 16.6 million, below 2^24. */
+            /* q = 0 and s = -128 give the largest sums of integers, 16.6 million, which is below
+             * 2^24. */
             if (t == DTYPE_Q6_K) {
                 memset(rows + at, 0, 192);
                 memset(rows + at + 192, 0x80, 16);
@@ -42,10 +43,10 @@ static void test_extremes(void **state)
             }
         }
         for (int k = 0; k < K; k++) {
-            x[0 * K + k] = 1; /* row 0 of x and of W: the largest possible sum */
+            x[0 * K + k] = 1; /* row 0 of x and of W give the largest possible sum */
             x[1 * K + k] = 0;
             x[2 * K + k] *= 1e-38f; /* so small that it counts as zero */
-            x[3 * K + k] *= 1e-29f; /* above the limit for values */
+            x[3 * K + k] *= 1e-29f; /* just large enough to be represented */
             x[4 * K + k] *= 1e30f;
             x[7 * K + k] = k < 256 ? x[7 * K + k] : 0;
             x[9 * K + k] = -1;
@@ -70,7 +71,8 @@ static void test_extremes(void **state)
     }
 }
 
-/* Activations are rounded by at most 1/254 of their block's largest value; weights are exact. */
+/* Activations are rounded by at most 1/254 of their block's largest value. Weights are not
+ * rounded. */
 static void test_error(void **state)
 {
     (void)state;
@@ -86,7 +88,7 @@ static void test_error(void **state)
         print_message("%s: the worst product of %d is off by %.2f %% of its terms' sum\n",
                       dtype_name(t), M * N, 100 * worst);
         assert_true(worst < 5 * 0.004);
-        assert_true(worst > 1e-5); /* the product was rounded at all */
+        assert_true(worst > 1e-5); /* shows that activations were rounded */
         free(rows);
         weight_free(&cpu, &w);
         mat_free(&kept);
@@ -96,7 +98,7 @@ static void test_error(void **state)
 
 /* --- packing ---------------------------------------------------------------------------------- */
 
-/* Unpacked rows equal those of the format's own decoder. */
+/* Unpacked rows equal the output of the format's own decoder. */
 static void test_values_are_the_files(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* test_q8.c - 8-bit weights: what packing keeps; every kernel's product equals that of `ref`, also
- * at the extremes of activations; and the error against f64 is bounded. */
+/* test_q8.c - 8-bit weights. Packing keeps the values to within half a step. Every kernel's product
+ * equals that of `ref`, also for extreme activations. The error against f64 is bounded. */
 #include "quant_rig.h"
 
 #include <errno.h>
@@ -25,15 +25,15 @@ static void test_extremes(void **state)
     struct mat a = mat_random(DTYPE_F32, M, K, 1);
     float *x = a.data, *rows = random_elems(DTYPE_F32, N * K, 2);
     for (int k = 0; k < K; k++) {
-        x[0 * K + k] = 1;       /* row 0 of x and of W: the largest possible sum */
+        x[0 * K + k] = 1;       /* row 0 of x and of W give the largest possible sum */
         x[1 * K + k] = 0;       /* all zeros */
         x[2 * K + k] *= 1e-38f; /* so small that it counts as zero */
-        x[3 * K + k] *= 1e-29f; /* above the limit for values */
+        x[3 * K + k] *= 1e-29f; /* just large enough to be represented */
         x[4 * K + k] *= 1e38f;
         x[7 * K + k] = k < 256 ? x[7 * K + k] : 0;
         rows[0 * K + k] = 1;
         rows[1 * K + k] = 0;
-        rows[2 * K + k] *= 1e-6f; /* scales are subnormal in f16 */
+        rows[2 * K + k] *= 1e-6f; /* the blocks' scales are subnormal in f16 */
         rows[3 * K + k] *= 8e6f;
         rows[4 * K + k] = k < 32 ? 0 : rows[4 * K + k];
     }
@@ -54,8 +54,9 @@ static void test_extremes(void **state)
     free(rows);
 }
 
-/* Rounding to 8 bits changes a number by at most half a step, where a step is 1/127 of its block's
- * largest; the scale in f16 is at most 2^-10 larger.  Activations have 16 bits and add little. */
+/* Rounding to 8 bits changes a weight by at most half a step. A step is 1/127 of the block's
+ * largest value, or up to 2^-10 more, because the scale is an f16. Activations have 16 bits and add
+ * little error. */
 static void test_error(void **state)
 {
     (void)state;
@@ -63,7 +64,7 @@ static void test_error(void **state)
     struct mat a = mat_random(DTYPE_F32, M, K, 5), kept;
     float *rows = random_elems(DTYPE_F32, N * K, 6);
     struct weight w = weight_make(&cpu, DTYPE_Q8, N, K, rows);
-    /* 2048 errors of up to 1/65534, beside terms of size 1/3: 5 standard deviations. */
+    /* 2048 errors of up to 1/65534, with terms of size 1/3: the bound is 5 standard deviations. */
     assert_true(quant_worst_product(&w, a, &kept) < 1e-4);
     for (int64_t i = 0; i < (int64_t)N * K; i += Q8_BLOCK) {
         const float *q = (const float *)kept.data + i;

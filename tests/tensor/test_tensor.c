@@ -13,8 +13,8 @@
 #include "base/clock.h"
 #include "tensor/tensor.h"
 
-/* For every pair of neighbouring halves: values below the middle round down, those above round up,
- * and the middle rounds to the even one. */
+/* Checks the rounding between every pair of neighbouring halves. Values below the middle round
+ * down, values above it round up, and the middle rounds to the even one. */
 static void check_neighbours(uint16_t lo, float (*up)(uint16_t), uint16_t (*down)(float))
 {
     float a = up(lo), b = up((uint16_t)(lo + 1)), mid = a + (b - a) / 2;
@@ -49,7 +49,8 @@ static void test_bf16(void **state)
     assert_true(bf16_to_f32(0x3f80) == 1.0f);
     assert_int_equal(f32_to_bf16(INFINITY), 0x7f80);
     assert_int_equal(f32_to_bf16(3.4e38f), 0x7f80);
-    uint32_t low_payload = 0x7f800001; /* must not become infinity */
+    /* a NaN with a low payload must not become infinity */
+    uint32_t low_payload = 0x7f800001;
     float f;
     memcpy(&f, &low_payload, sizeof f);
     assert_true(isnan(bf16_to_f32(f32_to_bf16(f))));
@@ -114,7 +115,8 @@ static void test_stream_order(void **state)
     assert_int_equal(stream_create(d, STREAM_COPY, &copy, NULL), 0);
     assert_ptr_equal(stream_device(copy), d);
     assert_int_equal(event_create(d, &done, NULL), 0);
-    assert_int_equal(event_sync(done), 0); /* never recorded: nothing to wait for */
+    /* an event that was never recorded needs no wait */
+    assert_int_equal(event_sync(done), 0);
     assert_int_equal(event_wait(compute, done), 0);
 
     enum { N = 500 };
@@ -165,7 +167,7 @@ static void test_throttled_copies(void **state)
     device_close(d);
 }
 
-/* A wait covers the marks made before it, and an event can be recorded again. */
+/* A wait covers the marks that were made before it. An event can be recorded again. */
 static void test_event_across_streams(void **state)
 {
     (void)state;
@@ -192,8 +194,8 @@ static void test_event_across_streams(void **state)
     device_close(d);
 }
 
-/* Every piece arrives at any alignment and length, nothing beside it changes, and any number of
- * threads may share the pieces. */
+/* Every piece is copied whole, for any alignment and length. No byte beside it changes. Any number
+ * of threads may share the work. */
 static void test_copy_all(void **state)
 {
     (void)state;
