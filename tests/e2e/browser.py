@@ -18,7 +18,7 @@ import time
 import tap
 from tap import PATIENCE
 
-PYTHONS = (".venv/bin/python", "/usr/bin/python3")  # python3 may be another one than the distribution's
+PYTHONS = (".venv/bin/python", "/usr/bin/python3")  # python3 in PATH may not be the distribution's
 
 
 WHAT_IS_USED = "from selenium.webdriver.chrome.service import Service"
@@ -46,15 +46,16 @@ if not BINARY or not DRIVER:
 
 SHOTS = os.environ.get("HCACHE_SHOTS")
 DESKTOP, PHONE = (1280, 800), (390, 844)
-# attempts to start a browser: on a busy machine Chromium may be slower than its driver waits
+# Number of attempts to start a browser. On a busy machine Chromium may need longer than its driver
+# waits.
 STARTS = 3
 profiles = tempfile.mkdtemp(prefix="hcache-browser.")
 atexit.register(shutil.rmtree, profiles, ignore_errors=True)
 
 
 def started(options):
-    """Returns a browser.  If the first one of a test does not start, Chromium cannot run here (for
-    example in a container without name spaces).  That says nothing about the page, so the test is
+    """Returns a browser. If a test's first browser does not start, Chromium cannot run here (for
+    example in a container without name spaces). This does not depend on the page, so the test is
     skipped with Chromium's message."""
     for i in range(STARTS):
         options.arguments[:] = [a for a in options.arguments if not a.startswith("--user-data-dir=")]
@@ -116,9 +117,9 @@ def all_of(b, css):
 
 
 def again_where_stale(act):
-    """Returns what act() returns.  The page redraws its list after each change on the server; act()
-    is then repeated with the new elements.  A key for a removed element has no effect, so nothing
-    is done twice."""
+    """Returns what act() returns. The page redraws its list after each change on the server, which
+    removes the elements that act() uses. act() is then repeated with the new elements. A key for a
+    removed element has no effect, so nothing is done twice."""
     while True:
         try:
             return act()
@@ -139,8 +140,8 @@ def is_idle(b):
 
 
 def say(b, text):
-    """Types the text, sends it as users of that screen size do, and returns the answer when its
-    footer says where its state came from."""
+    """Types the text and sends it in the way of users with that screen size. Returns the answer
+    when its footer says where its state came from."""
     n = len(all_of(b, "#talk .assistant .foot"))
     is_touch = b.execute_script("return matchMedia('(pointer: coarse)').matches")
     element(b, "text").send_keys(text + ("" if is_touch else Keys.ENTER))
@@ -152,7 +153,7 @@ def say(b, text):
 
 
 def press(b, label, within="body", which=-1):
-    """Presses the button with that text, by keyboard."""
+    """Presses the button with this label, by keyboard."""
     again_where_stale(lambda: [x for x in all_of(b, within + " button") if x.text == label][which].send_keys(Keys.ENTER))
 
 

@@ -97,7 +97,8 @@ elif kind in ("weights_nan", "row_nan"):
     name = next(n for n in names if n.endswith("norm.weight" if kind == "weights_nan" else "embed_tokens.weight")
                 and "layers" not in n)
     begin, end = header[name]["data_offsets"]
-    if kind == "row_nan":  # the last token's row: no prompt here contains that token
+    # the last token's row of the embedding table: no prompt of these tests contains this token
+    if kind == "row_nan":
         begin = end - (end - begin) // header[name]["shape"][0]
     nan = {"F32": b"\0\0\xc0\x7f", "BF16": b"\xc0\x7f", "F16": b"\0\x7e"}[header[name]["dtype"]]
     rebuild(header, rest[:begin] + nan * ((end - begin) // len(nan)) + rest[end:])

@@ -30,7 +30,7 @@ def mounted(tmp, options, body, name):
 
 
 def fill(at):
-    """Takes all blocks that are left."""
+    """Fills the disk until no block is left."""
     with open(os.path.join(at, "ballast"), "wb", buffering=0) as f:
         for n in (1 << 16, 4096):
             try:

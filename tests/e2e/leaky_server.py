@@ -1,11 +1,12 @@
-"""A server that streams chat answers, with a fault chosen by its argument:
+"""A server that streams chat answers to a question for a name. Its argument chooses a fault:
 
   honest   answers with the name that the conversation gave
   leaky    answers with the last name that any warm conversation gave
   forgets  answers a warm question without the name
   noisy    adds a random word to each answer
 
-A request with "cache_prompt": false is cold.  It gets an honest answer, except from `noisy`."""
+A request with "cache_prompt": false is cold, any other is warm. A cold request gets an honest
+answer, except from `noisy`."""
 import json
 import random
 import re

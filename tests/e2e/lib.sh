@@ -6,7 +6,7 @@
 #   skip NAME REASON
 #   plan_end                  prints the plan and sets the exit status: last line of every test
 
-# Seconds to wait before a test decides that something will not happen (see tap.py).
+# Seconds after which a test gives up waiting for something (see tap.py).
 PATIENCE=300
 hc=$PWD/${HCACHE_BUILD:?is set by tools/run_tests.sh}/hcache
 tmp=$(mktemp -d "${TMPDIR:-/tmp}/hcache-test.XXXXXX")
@@ -55,8 +55,8 @@ expect() { check "$1" matches "$2" "$3"; }
 json() { python3 -c "import json,sys; j=json.load(open(sys.argv[1])); v=$1; print(v if not isinstance(v, list) else ' '.join(map(str, v)))" "$tmp/out"; }
 json_is() { [ "$(json "$1")" = "$2" ]; }
 
-# port_of PID LOG: prints the port of a server started with --port 0 when it is ready, or nothing if
-# it has ended.
+# port_of PID LOG: waits until a server that was started with --port 0 is ready, and prints its
+# port. Prints nothing if the server has ended.
 port_of() {
     local port= i
     for ((i = 0; i < PATIENCE * 10; i++)); do

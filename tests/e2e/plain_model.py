@@ -1,8 +1,9 @@
 """A small model without a chat template, for the tests of this directory.
 
-It is models/demo with changes: no chat template, a BOS before every prompt, and a context of 512
-tokens.  It has no end-of-text token unless asked for, so that an answer is as long as the test
-wants.  `python3 plain_model.py DIR` writes it into DIR."""
+The model is models/demo with three changes: no chat template, a BOS before every prompt, and a
+context of 512 tokens. Unless a test asks for an end-of-text token, the model has none, so that an
+answer has the length that the test wants. `python3 plain_model.py DIR` writes the model into
+DIR."""
 import json
 import os
 import shutil

@@ -1,9 +1,9 @@
-"""Ports for servers that are killed and started again at the same address.  As a program: prints
+"""Ports for servers that are killed and started again at the same address. As a program it prints
 one port.
 
-The system takes ports from its own range for programs that ask for any port and for outgoing
-connections.  While a server is down its port could be taken from that range, even by the client
-that tries to reach it.  So these ports lie below the range."""
+The system has a range of ports for programs that ask for any port and for outgoing connections.
+While a server is down, another program could get the server's port from that range, even the client
+that tries to reach the server. So these ports lie below the range."""
 import random
 import socket
 

@@ -1,5 +1,5 @@
-"""For the tests of --remote: a redis-server as a child process, and a proxy in front of it that
-harms the bytes that pass."""
+"""A redis-server as a child process, and a proxy in front of it that damages the bytes that pass.
+For the tests of --remote."""
 import re
 import shutil
 import socket
@@ -43,7 +43,7 @@ class Redis:
         return f"redis{'s' if self.tls else ''}://{user}{host}:{port or self.port}/{db}"
 
     def ask(self, *words, db=0):
-        """Returns the answer to one command, including the protocol's first byte."""
+        """Returns the answer to one command, beginning with the protocol's first byte."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as s:
             f = s.makefile("rb")
 
@@ -78,15 +78,15 @@ def answer(f):
 class Proxy:
     """Passes bytes between clients and a redis-server. `harm` selects the damage:
 
-      None      nothing
+      None      no damage
       hang      answers stop; connections stay open
       drip      large pieces of an answer come byte by byte, 200 a second
       corrupt   changes one byte of each large piece of an answer
       cut       closes the connection in the middle of a large answer
       truncate  removes bytes from the middle of a large answer
       swap      asks for the value of another chunk
-      late      keeps a chunk that is to be written, and all that follows on that connection, until
-                deliver()"""
+      late      keeps the command that writes a chunk, and all later commands on that connection,
+                until deliver() is called"""
 
     def __init__(self, port):
         self.to, self.harm, self.n_harmed, self.other = port, None, 0, None
@@ -132,8 +132,9 @@ class Proxy:
         close(a, *(() if kept is not None else (b,)))
 
     def deliver(self):
-        """Sends the Redis what was kept.  Its client may have gone; then the thread of the answers
-        closes the connection at the first answer, which follows the whole first command."""
+        """Sends the kept commands to the Redis. The client may have gone. Then the thread for
+        answers closes the connection when the first answer comes, by which time the Redis has the
+        whole first command."""
         for b, kept in self.late:
             try:
                 b.sendall(b"".join(kept))
@@ -145,7 +146,7 @@ class Proxy:
     def down(self, b, a):
         try:
             while piece := b.recv(65536):
-                while self.harm == "hang":  # until it is over, or the client has gone
+                while self.harm == "hang":  # until the harm is over, or the client has gone
                     a.settimeout(0.05)
                     try:
                         if a.recv(1, socket.MSG_PEEK) == b"":
@@ -162,7 +163,7 @@ class Proxy:
         close(a, b)
 
     def drip(self, piece, a):
-        """Returns what is left of the piece when the harm ends."""
+        """Returns the rest of the piece when the harm ends."""
         a.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while piece and self.harm == "drip":
             a.sendall(piece[:1])

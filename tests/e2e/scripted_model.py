@@ -1,8 +1,8 @@
 """A checkpoint whose answers a test chooses: a llama whose layers add nothing to the residual.
 
-The next token depends on the last token only: a token's embedding is a direction of the hidden
-state, and lm_head maps each direction to one next token.  The pieces of the script are single
-tokens, so three of them make a tool call.  Every other token is followed by the end.
+The next token depends on the last token only. A token's embedding is a direction of the hidden
+state, and lm_head maps each direction to one next token. Each piece of the script is a single
+token, so a tool call takes a few tokens. Any other token is followed by the end token.
 
   <|ask|>    CALL_HEAD CALL_TAIL <|end|>     the generation prompt if tools were offered
   <|told|>   ANSWER <|end|>                  after a tool's result
@@ -31,7 +31,7 @@ TEMPLATE = """{% if tools %}Call with <tool_call>: {{ tools | tojson }}
 
 
 def byte_names():
-    """Returns the letters with which byte-level BPE writes the 256 bytes."""
+    """Returns the letters that byte-level BPE uses for the 256 bytes."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [b for b in range(N_BYTES) if b not in shown]
     return {b: chr(b) for b in shown} | {b: chr(N_BYTES + i) for i, b in enumerate(hidden)}
@@ -49,7 +49,7 @@ def tokenizer(hello):
 
 
 def tensors():
-    """Returns name -> (shape, values)."""
+    """Returns the weights as a dictionary: name -> (shape, values)."""
     n_vocab = N_BYTES + len(PIECES)
     way = {t: 1 + i for i, t in enumerate(NEXT)}  # the direction of a token; 0 leads to the end
     embed, head = [0.0] * (n_vocab * D), [0.0] * (n_vocab * D)
@@ -82,8 +82,8 @@ def write_safetensors(path, named):
 
 
 def make(folder, hello=HELLO, context=2048):
-    """Writes the model into the folder and returns the folder.  hello: the answer when no tools are
-    offered."""
+    """Writes the model into the folder and returns the folder. `hello` is the answer when no tools
+    are offered."""
     os.makedirs(folder)
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": D, "intermediate_size": D,
               "num_hidden_layers": N_LAYERS, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_act": "silu",

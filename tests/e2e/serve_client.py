@@ -25,16 +25,16 @@ atexit.register(shutil.rmtree, models, ignore_errors=True)
 MODEL = write_plain_model(os.path.join(models, "plain"))  # without a chat template: see plain_model.py
 
 
-# For tests that look for state in the store.  `auto` saves and restores nothing if it measures that
-# computing is faster; with such small models that depends on what else the machine does.  A forced
-# plan ignores state that is still on the device, so these tests wait until the state is committed
-# (/v1/cache/flush).
+# Options for tests that look for state in the store. `auto` saves and restores nothing if it
+# measures that computing is faster; with such small models that depends on the load of the machine.
+# So the plan is forced. A forced plan ignores state that is still on the device, so these tests
+# wait until the state is committed (/v1/cache/flush).
 SAVING = ("--plan", "kv")
 
 
 def until(condition):
-    """Returns whether the condition becomes true.  The limit is a number of checks that take
-    PATIENCE in all, so that time during which this test is stopped does not count."""
+    """Returns whether the condition becomes true. The time limit is a number of checks that take
+    PATIENCE seconds in all. So time during which this test is stopped does not count."""
     for _ in range(PATIENCE * 50):
         if condition():
             return True
@@ -58,23 +58,23 @@ def threads_of(p):
 
 
 def seeded(path, body):
-    """Returns the body with a seed if the route has one.  Without it the server picks a random
+    """Returns the body with a seed if the route takes one. Otherwise the server would pick a random
     seed, and an answer that ends at once, like one in 20 of the demo model's, would fail a test now
-    and then.  {"seed": None} asks for a random one."""
+    and then. {"seed": None} asks for a random seed."""
     if path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages") and isinstance(body, dict):
         return {"seed": 1, **body}
     return body
 
 
 class Server:
-    """Runs hcache serve on a free port and collects its stderr in .log.  `prefix` is a command that
-    runs it (setpriv)."""
+    """Runs hcache serve on a free port and collects its stderr in .log. `prefix` is a command that
+    runs the server (setpriv)."""
 
     def __init__(self, model, *options, env=None, prefix=()):
         self.p = subprocess.Popen([*prefix, HC, "serve", model, "--port", "0", *options], stderr=subprocess.PIPE,
                                   stdout=subprocess.DEVNULL, env={**os.environ, **(env or {})})
         owner = os.getpid()
-        # for a test that ends early
+        # kills the server if the test ends early
         atexit.register(lambda: os.getpid() == owner and self.p.kill())
         self.log, self.port = [], None
         ready = threading.Event()
@@ -142,13 +142,15 @@ class Server:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def raw(self, data):
-        """Returns all bytes until the server closes the connection, and "<timeout>" if it does not.
+        """Returns all bytes until the server closes the connection. If it does not close, the last
+        of them are "<timeout>".
         """
         with self.open() as s:
             out = b""
             try:
                 s.sendall(data)
-            except ConnectionError:  # the server has stopped reading; its answer can still be read
+            # the server has closed its receiving side; its answer can still be read
+            except ConnectionError:
                 pass
             try:
                 while True:
@@ -178,7 +180,7 @@ def events(sock_file):
 
 
 class Stream:
-    """A streamed completion whose events are read when the test wants."""
+    """A streamed completion whose events the test reads when it wants."""
 
     def __init__(self, server, path, body, headers=None):
         self.c = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)

@@ -1,10 +1,10 @@
 """Results in the form that tools/run_tests.sh reads: "ok 1 - name", "not ok 2 - name", "1..2"."""
 import sys
 
-# Seconds to wait, in every test of this directory, before a test decides that something will not
-# happen.  Speed is measured in bench/, not tested.  On a machine whose disk or scheduler stood
-# still, starting a server has taken 70 s.  Tests wait for the state itself, so on other machines
-# none waits this long.
+# Seconds after which every test of this directory gives up waiting for something. Speed is measured
+# in bench/, not tested. On a machine whose disk or scheduler stood still, starting a server has
+# taken 70 s. Tests wait for a state and not for a time, so on other machines no test waits this
+# long.
 PATIENCE = 300
 
 n_results = n_failed = 0
@@ -30,7 +30,7 @@ def skip(name, why):
 
 
 def raises(kind, call):
-    """Returns the exception of that kind, or None if none was raised."""
+    """Returns the exception of that kind that the call raises, or None if it raises none."""
     try:
         call()
     except kind as e:

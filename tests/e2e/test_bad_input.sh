@@ -1,5 +1,5 @@
-# test_bad_input.sh - every mistake of a user, a disk or a download ends with a clear message and
-# exit code 1 or 2: no crash, no lost data, no other output.
+# test_bad_input.sh - every mistake of a user, a disk or a download gives a clear message and exit
+# code 1 or 2. The program does not crash, loses no data and prints nothing else.
 . tests/e2e/lib.sh
 
 good=$tmp/good
@@ -127,7 +127,7 @@ run_hc run "$good" "${gen[@]}" --store "$tmp/file/store"
 expect "a store that cannot be made" 1 "$tmp/file"
 run_hc run "$good" "${gen[@]}" --store "$tmp/file"
 expect "a store that is a file" 1 'file'
-# Root may write everywhere unless it gives up that right.
+# Root may write everywhere, unless it gives up its capabilities.
 mkdir -p "$tmp/readonly"
 chmod 500 "$tmp/readonly"
 common=$hc
@@ -142,7 +142,7 @@ run_hc run "$good" "${gen[@]}" --store "$tmp/full-of-junk"
 check "a folder with other files: output is right, or it is refused" \
     bash -c "[ $rc -eq 0 ] || { [ $rc -eq 1 ] && grep -q full-of-junk '$tmp/err'; }"
 
-run_hc run synth:tiny-mha "${gen[@]}" # (tiny-gqa may be the first model itself)
+run_hc run synth:tiny-mha "${gen[@]}" # (the first model may be tiny-gqa itself)
 other=$(json 'j["token_ids"]') other_digest=$(json 'j["logits_digest"]')
 run_hc run synth:tiny-mha "${gen[@]}" --store "$store"
 check "a store of another model: its own output" \

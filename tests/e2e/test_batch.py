@@ -163,7 +163,7 @@ def shared_beginnings():
 
 
 def interrupted():
-    """The input is a pipe that stays open, so the job cannot end by itself."""
+    """A killed job resumes. Its input is a pipe that stays open, so the job cannot end by itself."""
     lines = [line(f"s{i}", chat(f"Number {i}.", max_tokens=5 + 30 * i, ignore_eos=True)) for i in range(12)]
     p = subprocess.Popen(command("-", path("stopped")), stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     p.stdin.write("".join(x + "\n" for x in lines).encode())
@@ -183,7 +183,7 @@ def interrupted():
     p.stdin.close()
     p.stderr.close()
     src = write("in", lines)
-    os.utime(src, (0, 0))  # so that it has no modification time as standard input
+    os.utime(src, (0, 0))  # no modification time, like standard input
     equal("the same output goes on", run(src, path("stopped")).returncode, 0)
     equal("... to the lines of a job that nothing has stopped", sorted(whole_lines("stopped")),
           sorted(run(src, "-").stdout.encode().split(b"\n")[:-1]))
@@ -203,7 +203,8 @@ def full_disk():
 
 
 def killed():
-    """Each kill comes when some more lines are there, or before any, also while the model loads."""
+    """Kills come when some more lines have been written, and also before any line, while the model
+    loads."""
     rng = random.Random(SEED)
     lines = [line(f"k{i}", chat(f"{'A long story. ' * (i % 7)} Number {i}.", max_tokens=8 + i % 30, temperature=i % 3))
              for i in range(150)]

@@ -83,7 +83,7 @@ def by_command(name, data, created):
 
 SOME = jsonl([line(f"r{i}", f"My dog is called Biscuit {i}.", temperature=i % 2) for i in range(20)] +
              ["{", line("r3", "again"), line("other", "x", model="gpt-9")])
-# Many minutes of work, so that it cannot end before it is cancelled or killed.
+# This takes many minutes, so the batch cannot end before it is cancelled or killed.
 LONG = jsonl([line(f"l{i}", f"Story {i}.", max_tokens=500, ignore_eos=True) for i in range(3000)])
 
 
@@ -113,7 +113,7 @@ def life(server):
 
 
 def tenants(server):
-    """Another key sees nothing and cannot change anything."""
+    """A client with another key neither sees nor changes the batch and its files."""
     c, other = client(server), client(server, "other")
     b = ended(c, start(c, SOME))
     for name, call in (("retrieve", lambda: other.files.retrieve(b.output_file_id)),
@@ -176,7 +176,8 @@ def restarted(options):
     `hcache batch`."""
     data = jsonl([line(f"k{i}", f"Number {i}.", max_tokens=60 + i % 30, ignore_eos=True, temperature=i % 2)
                   for i in range(120)] + ["{"])
-    options = (*options, "--max-queue", "1")  # a batch meets a full queue, and waits
+    # with a queue of 1 the batch meets a full queue and waits
+    options = (*options, "--max-queue", "1")
     server = Server(DEMO, *options)
     b = start(client(server), data)
     for kill in (False, True, True, True):

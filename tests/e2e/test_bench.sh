@@ -1,6 +1,6 @@
 # test_bench.sh - `hcache bench restore` and `ablation` run to their end on a tiny model and write
-# what they promise.  Speeds are not checked: a store too slow to emulate another platform's is
-# reported, and the parts that need it are left out.
+# their tables and files. Speeds are not checked. If the store is too slow to emulate another
+# platform's store, that is reported and the parts that need it are left out.
 . tests/e2e/lib.sh
 
 model=synth:tiny-mha
@@ -32,8 +32,8 @@ expect "a sweep adds DRAM itself" 2 'adds DRAM itself'
 run_hc bench restore "$model" --store memory --lengths 64 --throttle 1MB
 expect "what cannot be throttled" 2 "cannot be throttled"
 
-# A killed benchmark leaves a directory that the next one removes; directories of other programs
-# stay.
+# A killed benchmark leaves a directory, which the next benchmark removes. Directories of other
+# programs stay.
 mkdir -p "$tmp/var/hcache-bench-dead/below" "$tmp/var/hcache-bench-live" "$tmp/var/hcache-bench-new" "$tmp/var/other"
 touch "$tmp/var/hcache-bench-dead/below/file"
 touch -d '1 hour ago' "$tmp"/var/hcache-bench-{dead,live}
@@ -86,7 +86,7 @@ run_hc bench ablation "$model" --save-csv "$tmp/none.csv" --tokens 64 --lengths 
 expect "no such table for figure 14" 1 'none.csv'
 check "is known before anything is measured" test ! -s "$tmp/out"
 
-# Figure 14 only plots what `bench save` has written: nothing is measured.
+# Figure 14 measures nothing: it plots the results of `bench save`.
 head='batch,arm,rounds,steps,median_ms,p99_ms,mean_ms,median_overhead_pct,paired_overhead_pct,p99_overhead_pct,mb_per_s,shed'
 row() { echo "$1,$2,5,128,$3,$4,$3,0.9,1.1,2.2,10.0,0"; }
 { echo "$head"; row 8 off 10.5 11; row 8 save 10.625 11.5; row 32 off 20 21; row 32 save 20.25 22; } >"$tmp/save.csv"
@@ -103,7 +103,7 @@ rows = [re.findall(r"<td[^>]*>(.*?)</td>", r) for r in re.findall(r"<tr>(.*?)</t
 assert ["32", "save", "20.2", "22.0", "+0.9 %", "+1.1 %", "+2.2 %"] in rows, rows
 assert len([r for r in rows if len(r) == 7 and r[0] in ("8", "32")]) == 4, rows
 EOF
-table() { # table NAME PATTERN: what is in $tmp/bad.csv is refused
+table() { # table NAME PATTERN: the table in $tmp/bad.csv is refused
     run_hc "${fig14[@]}" "$tmp/bad.csv"
     expect "figure 14: $1" 1 "bad.csv.*$2"
 }

@@ -1,5 +1,5 @@
 # test_bench_exact.sh - `hcache bench exact`: a correct server passes, and each fault of an
-# incorrect one is counted.
+# incorrect server is counted.
 . tests/e2e/lib.sh
 
 pids=()
@@ -36,10 +36,12 @@ check "noise is counted as such" json_is '[j["noise_floor"], j["differs"], j["le
 
 port=$(python3 tests/e2e/ports.py)
 cat >"$tmp/start.sh" <<SH
-if [ -s "$tmp/pid" ]; then # the port and the store are free once all threads of the killed server are gone
+# the port and the store are free only when all threads of the killed server are gone
+if [ -s "$tmp/pid" ]; then
     pid=\$(cat "$tmp/pid")
     kill -9 "\$pid"
-    while grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/\$pid/status" || # its first thread may be the first to go
+    # its first thread may end before the others
+    while grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/\$pid/status" ||
         [ "\$(ls "/proc/\$pid/task" 2>/dev/null | wc -l)" -gt 1 ]; do sleep 0.05; done
 fi
 "$hc" serve models/demo --port $port --store "$tmp/store" \

@@ -1,5 +1,5 @@
-"""The command lines of README.md and docs/: each names an existing command with existing options.
-Those of the README that need no model except models/demo are run as printed."""
+"""The command lines of README.md and docs/ name existing commands with existing options. Those of
+the README that need no model except models/demo are run as printed."""
 import glob
 import os
 import re
@@ -33,7 +33,7 @@ def lines_of(path):
 
 
 def commands_of(path):
-    """Returns the words after the program's name for each call of hcache in a page's code."""
+    """Returns, for each call of hcache in a page's code, the words after the program's name."""
     for line in lines_of(path):
         for call in re.findall(r"(?:^|[|;&(] *|\$\()((?:build/)?hcache [a-z-][^|;&)]*)", line):
             words = shlex.split(call.replace("...", ""), comments=True)

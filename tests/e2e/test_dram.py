@@ -1,5 +1,5 @@
-"""--dram: copies of saved state in memory serve restores, and all output with figures distinguishes
-the tiers."""
+"""--dram: restores use copies of saved state in memory, and every output with figures shows the
+tiers separately."""
 import http.client
 import os
 import shutil
@@ -62,8 +62,8 @@ def story(i):
 
 
 def test_ended(store):
-    """The memory for copies is full and more is being read ahead: SIGTERM ends the server, and
-    nothing is lost."""
+    """SIGTERM ends a server whose memory for copies is full while more is read ahead. No state is
+    lost."""
     options = ["--store", store, "--no-reuse", "--dram", "8M", "--max-sequences", "1", "--drain", "0",
                "--throttle", "200MB", *SAVING]
     s = Server(MODEL, *options)

@@ -2,7 +2,7 @@
 # names are checked.
 . tests/e2e/lib.sh
 
-# A model of 140 GB: if memory or weights were checked first, the message would differ.
+# A model of 140 GB. If memory or weights were checked first, the messages below would differ.
 large=synth:llama-2-70b
 ids 20 3 >"$tmp/ids"
 run_hc run "$large" --prompt Hello
@@ -25,8 +25,8 @@ if [ "$(awk '/MemTotal|SwapTotal/ { n += $2 } END { print n < 130000000 }' /proc
     expect "more weights than memory: said before they are made" 1 'choose a smaller model'
 fi
 
-# The store is opened before the weights are made: a refused program uses less memory than the
-# weights need.
+# The store is opened before the weights are made. So a program that is refused uses less memory
+# than the weights need.
 "$hc" serve synth:tiny-gqa --port 0 --store "$tmp/store" >"$tmp/serve.log" 2>&1 &
 server=$!
 check "a process has the store" test -n "$(port_of "$server" "$tmp/serve.log")"
@@ -44,7 +44,8 @@ kill "$server" && wait "$server"
 
 # --- keys ---------------------------------------------------------------------------------------------------
 
-# If each part of a line were a key of its own, a single letter would let anybody in.
+# A key file with such a line is refused. If each part of the line were a key of its own, a single
+# letter would let anyone in.
 for line in 'one two' 'a\tb' '\357\273\277key' 'a\0b' 'a\001b'; do
     printf "good\n$line\n" >"$tmp/keys"
     chmod 600 "$tmp/keys"
@@ -63,13 +64,13 @@ check "one of another command is not" test "$(wc -l <"$tmp/err")" -eq 1
 HCACHE_FOO=1 HCACHE_MODEL_PATH=x run_hc tokenize --help
 check "none is suggested that is not near" \
     test "$(grep -cE '^hcache: warning: no command reads the environment variable HCACHE_(FOO|MODEL_PATH)$' "$tmp/err")" -eq 2
-# Every variable that the sources read is known.
+# Every variable that the sources read is a known name.
 for name in $(grep -rhoE 'getenv\("HCACHE_[A-Z_]+' src apps | grep -oE 'HCACHE_[A-Z_]+' | sort -u); do
     env "$name=" "$hc" --version 2>"$tmp/err" >"$tmp/out"
     check "$name is known" test ! -s "$tmp/err"
 done
 
-# So is the variable of every option of every command.
+# The variable of every option of every command is a known name, too.
 known=()
 while read -r name; do
     # shellcheck disable=SC2086 # words

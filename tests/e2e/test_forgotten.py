@@ -62,7 +62,7 @@ def remains(store, text=True):
 
 
 def erased(server):
-    """Returns whether no erasure is pending."""
+    """Returns whether no erasure is pending any more."""
     stats = server.request("GET", "/v1/cache/stats")[2]
     return stats["conversations"]["chunks_to_erase"] == 0 and stats["tiers"][0]["chunks"] == 0
 
@@ -118,11 +118,11 @@ def quietly(call):
 
 
 def test_kills(tmp):
-    """A server is killed during a DELETE: the next one either shows the whole conversation or has
-    erased it."""
+    """A server is killed during a DELETE. The next server either shows the whole conversation or
+    has erased it."""
     rng, store, bad, n_gone = random.Random(SEED), os.path.join(tmp, "s"), [], 0
-    # the latest moment of a kill in seconds; adapted, so that some kills come in time on a quick
-    # machine, too
+    # The latest moment of a kill in seconds. The test adapts it, so that on a quick machine, too,
+    # some kills come before the DELETE ends.
     latest = 0.02
     server = serve(store)
     for cycle in range(CYCLES):
@@ -143,13 +143,15 @@ def test_kills(tmp):
 
 
 def test_interrupted(tmp):
-    """An answer is killed after some of its chunks were saved.  They begin with the end of the turn
-    before, and no turn refers to them.  Deleting the conversation erases them, too; a conversation
-    that only shares its beginning stays."""
+    """A server is killed during an answer, after some of the answer's chunks were saved. These
+    chunks begin with the end of the previous turn, and no turn refers to them. Deleting the
+    conversation erases them, too. A conversation that only shares its beginning stays."""
     store = os.path.join(tmp, "s")
-    for text in (SECRET * 3, "Remember 4711."):  # with full chunks, and shorter than one
+    # one with full chunks, and one shorter than a chunk
+    for text in (SECRET * 3, "Remember 4711."):
         n_before = 4 if text[0] == "T" else 2
-        for _ in range(20):  # if this test was stopped meanwhile, the answer has ended
+        # repeated if the answer ended before the kill, because this test was stopped meanwhile
+        for _ in range(20):
             server = serve(store)
             name = talk(server, 1) if text[0] == "T" else server.post("/v1/conversations", {})[2]["id"]
             respond(server, text, conversation=name)

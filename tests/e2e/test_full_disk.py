@@ -1,9 +1,9 @@
 """A server on a full disk, on a disk without permissions, or with a store that fails once at the
-start.  It starts, answers, reports that nothing is saved, and lets users free space: DELETE and
-`store gc` work.  `--store-required` insists on the store.
+start. The server starts, answers, reports that nothing is saved, and lets users free space by
+DELETE and `store gc`. With `--store-required` it does not start.
 
-The disk is a small tmpfs; if none can be mounted, the tests that need it are skipped.  Root may do
-everything, so it runs these servers as NOBODY.  Arguments pick tests by name ("full")."""
+The disk is a small tmpfs. If none can be mounted, the tests that need it are skipped. Root may do
+everything, so it runs these servers as NOBODY. Arguments pick tests by name ("full")."""
 import json
 import os
 import shutil
@@ -105,7 +105,7 @@ def test_fault(tmp):
     respond(server, TEXT)
     server.post("/v1/cache/flush", {})
     server.stop()
-    # both copies: cannot be repaired without the index
+    # damages both copies of the superblock, so it cannot be repaired without the index
     with open(os.path.join(store, "superblock"), "r+b") as f:
         f.write(bytes(8192))
     os.rename(os.path.join(store, "index.db"), os.path.join(tmp, "index.db"))
@@ -135,8 +135,8 @@ def without_permission_to_make(tmp):
 
 
 def without_permission_to_write(tmp):
-    """Nothing can be created in the store's directory.  Returns the directory, as a server that may
-    write leaves it."""
+    """Nothing can be created in the store's directory. Returns the directory, after a server with
+    write permission has used it."""
     name = "a store that may not be written"
     store = folder_of(tmp, "s", NOBODY, 0o700)
     server = Server(MODEL, *SAVING, "--store", store, prefix=AS_USER)
@@ -171,8 +171,8 @@ def without_permission_to_write(tmp):
 
 
 def erased_by_the_next(name, store):
-    """The index cannot be written, but its directory can: cleared chunks are noted, and erased once
-    the index can be written."""
+    """The index cannot be written, but its directory can. Cleared chunks are noted there, and are
+    erased when the index can be written again."""
     index = os.path.join(store, "index.db")
     name += ", but for its folder"
     os.chmod(index, 0o400)
@@ -208,8 +208,8 @@ def without_permission_for_conversations(tmp, store):
 
 
 def in_folder_of_a_stranger(store):
-    """The owner of the directory may have put any file there, and may read files that others put
-    there."""
+    """The directory belongs to another user, who could replace any file in it and read the files
+    that others create there. So the store is refused."""
     name = "a folder of another user"
     for path in [store] + [os.path.join(store, f) for f in os.listdir(store)]:
         os.chown(path, STRANGER, STRANGER)

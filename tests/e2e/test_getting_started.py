@@ -1,7 +1,9 @@
 """docs/GETTING_STARTED.md: every command of the page runs, in the page's order and in one shell,
-and does what the page says.  Blocks marked "sh setup" take minutes, or need root or a network: for
-them only the existence of the named programs is checked.  The model is models/demo, as on a machine
-without a network.  With REAL_MODEL_ALL=1 it is the page's model, if that was fetched."""
+and does what the page says.
+
+Blocks marked "sh setup" take minutes, or need root or a network. For these the test only checks
+that the programs they name exist. The model is models/demo, as on a machine without a network. With
+REAL_MODEL_ALL=1 it is the page's own model, if that was fetched."""
 import os
 import re
 import shlex
@@ -52,7 +54,7 @@ def run_all(texts):
     except subprocess.TimeoutExpired:
         os.killpg(shell.pid, signal.SIGKILL)
         out = shell.communicate()[0]
-    finally:  # a server that a failed command left
+    finally:  # ends a server that a failed command has left
         try:
             os.killpg(shell.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -97,7 +99,7 @@ if n_ended < len(texts):
 
 
 def said(command):
-    """Returns the output of the block that contains the command."""
+    """Returns the output of the block that contains this command."""
     held = [i for i, t in enumerate(texts) if command in t]
     equal(f"one block has {command!r}", len(held), 1)
     return outs[held[0]] if held and held[0] < n_ended else ""
@@ -113,7 +115,7 @@ check("the chat's state is stored", number(r"(\d+) chunks?, \d+ tokens", stored)
 ingested = said("hcache ingest")
 n_document = number(r"SECURITY\.md: (\d+) tokens", ingested)
 check("the document is ingested", n_document > 200 and "all durable" in ingested, ingested)
-# the last chunk may contain what the template writes after the message
+# the last chunk may contain text that the template writes after the message
 found = n_document // 64 * 64 - 64
 asked = said("python3 -m json.tool ~/hcache-first/answer.json")
 check("the document is found by a client's message", number(r'"cached_tokens": (\d+)', asked) >= found, asked)

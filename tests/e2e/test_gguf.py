@@ -68,7 +68,8 @@ equal("run --json says what the model is", gguf["model"],
        "context": 2048})
 with open(GGUF, "rb") as f:
     image = f.read()
-with open(path("v2.gguf"), "wb") as f:  # version 3 differs from 2 in allowing big-endian files, and in nothing else
+# versions 2 and 3 differ only in that version 3 allows big-endian files
+with open(path("v2.gguf"), "wb") as f:
     f.write(image[:4] + (2).to_bytes(4, "little") + image[8:])
 equal("and so is version 2 of the format", (image[4], bits(run(path("v2.gguf"), *asked))), (3, bits(folder)))
 text = "The moles said: \"Don't dig!\" 12 times…\n  <|user|> naïve 日本"
@@ -106,7 +107,7 @@ with open(GGUF, "rb") as f:
     image = bytearray(f.read())
 with open(path("copy.gguf"), "wb") as f:
     f.write(image)
-image[-100] ^= 1  # in the last tensor
+image[-100] ^= 1  # flips a bit in the last tensor
 with open(path("other.gguf"), "wb") as f:
     f.write(image)
 shared = ["--store", path("store"), "--save", "none"]
@@ -126,7 +127,8 @@ wrong = [(c["text"], got, c["ids"]) for c in cases
          if (got := ids_of(path("scores.gguf"), c["text"], "--parse-special")) != c["ids"]]
 equal("and llama.cpp's", wrong, [])
 model = os.path.join(SHARED, "tokenizers/llama2/tokenizer.model")
-if os.path.exists(model):  # we may not distribute it; elsewhere the vocabulary above stands for it
+# its licence forbids to distribute it; elsewhere the vocabulary above takes its place
+if os.path.exists(model):
     vocab_gguf.spm(model, path("llama2.gguf"))
     cases = json.load(open(os.path.join(HERE, "golden/llama2_ids.json"), encoding="utf-8"))["cases"]
     wrong = [(c["text"], got, c["ids"]) for c in cases

@@ -1,8 +1,8 @@
 """A server whose disk hangs: reads of the store do not return while a file exists.
 
-For the first request the chunks are found, and recomputation races with the reads.  The second one
-cannot even be looked up, and is computed.  Both give the answer of a server without a store.  When
-the disk works again, the late reads do no harm, and requests are restored again."""
+For the first request the chunks are found, and recomputation races with their reads. For the second
+request even the look-up hangs, so its tokens are computed. Both get the answer of a server without
+a store. When the disk works again, the late reads do no harm, and requests are restored again."""
 import os
 import shutil
 import sys

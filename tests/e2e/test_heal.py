@@ -1,5 +1,5 @@
-"""Damage in several chunks of a context is repaired by one request: it computes the damaged chunks
-again and saves them, and `committed_tokens` does not count damaged ones.  A store that is removed
+"""One request repairs the damage in several chunks of a context: it computes the damaged chunks
+again and saves them. `committed_tokens` does not count damaged chunks. A store that is removed
 under a running server is noticed."""
 import json
 import os
@@ -36,7 +36,7 @@ def verify():
 
 
 def extents():
-    """Returns the offsets of the headers, by the chunk's position."""
+    """Returns the offset of each chunk's header, by the chunk's position."""
     data = open(SEGMENT, "rb").read()
     found = {}
     for at in range(0, len(data), 4096):
@@ -73,7 +73,7 @@ def test_heal():
     for chunk in (1, 3, 6):
         for record in records(at[chunk]):
             flip(record + 17)
-    flip(at[4] + 300)  # a header: token ids
+    flip(at[4] + 300)  # flips a bit of a token id in a header
     check("four chunks are damaged", verify() >= 4, verify())
     second = run()
     check("the output is the same", second["token_ids"] == first["token_ids"] and

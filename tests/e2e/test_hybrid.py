@@ -16,8 +16,8 @@ from tap import PATIENCE, check, end, equal  # noqa: E402
 DEMO = "models/demo"
 SEED = int(os.environ.get("KILL_SEED", "1"))
 tmp = tempfile.mkdtemp(prefix="hcache-hybrid.")
-# Beside its buffers the device holds about ten blocks; six contexts have up to 24.  The rest is on
-# the host.
+# Beside its buffers the device has room for about ten blocks. Six contexts take up to 24, and the
+# rest of these is on the host.
 ROOM = ["--kv-tokens", "1280", "--max-context", "256", "--max-sequences", "6"]
 HOST = ["--host-memory", "32M"]
 
@@ -70,7 +70,7 @@ check("blocks on the host and a store exclude each other", p.returncode == 2 and
 p, _ = run("little", "--method", "kv", "--host-memory", "1K", "--kv-tokens", "640")
 check("too little memory is refused, with what to do", p.returncode == 1 and "--kv-tokens" in p.stderr, p.stderr)
 
-# Each kill comes after some more lines of output.
+# Each kill comes after more lines of output than the one before.
 for want_lines in (1, 5, 9):
     p = subprocess.Popen(command("killed", "--method", "kv", *HOST), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until(lambda: len(lines("killed")) >= want_lines or p.poll() is not None)

@@ -2,8 +2,8 @@
 # killed and resumed, and a prompt that begins with a document.
 . tests/e2e/lib.sh
 
-# On a busy machine `auto` may find that computing is faster than reading.  Each command takes its
-# plan from this variable.
+# On a busy machine `auto` may find that computing is faster than reading. So every command takes a
+# forced plan from this variable.
 export HCACHE_PLAN=kv
 model=models/demo
 store=$tmp/store
@@ -71,7 +71,8 @@ chat_store=$tmp/chat-store
 run_hc ingest "$model" --store "$chat_store" --save both --chat system SECURITY.md --json
 check "a document is ingested as a system's message" test "$rc" -eq 0
 n_document=$(json 'j["tokens"]')
-chunks=$((n_document / 64 * 64 - 64))  # tokens generated after the message may be in the last one
+# the last chunk may contain tokens of text behind the message
+chunks=$((n_document / 64 * 64 - 64))
 run_hc run "$model" --store "$chat_store" --save none --system "$(cat SECURITY.md; printf x)" --prompt "What is my name?" -n 4 --json
 check "a message of another end shares what is before it" json_is "j['cached_tokens'] >= $chunks" True
 python3 -c 'import sys; sys.stdout.write(open("SECURITY.md").read())' >"$tmp/document"

@@ -24,7 +24,7 @@ def n_tokens(s, text, special):
 
 
 def test_counts(s, parsed):
-    """Ordinary text has the tokens of ordinary text."""
+    """A message with the spelling of special tokens has the tokens of ordinary text."""
     around = n_tokens(s, "<|begin|><|user|>", True) + n_tokens(s, "<|end|><|assistant|>", True)
     want = around + n_tokens(s, ATTACK, parsed)
     name = "--parse-special" if parsed else "by default"
@@ -44,7 +44,7 @@ def test_counts(s, parsed):
 
 
 def test_role(s):
-    """The template makes a special token of a role, but not of any other text."""
+    """A template may make a special token of a role's name, but not of any other text."""
     spelt = n_prompt(s, "x", "user|>y<|end")
     whole = n_prompt(s, "x", "user")
     check("a role that spells more than a role is text", isinstance(spelt, int) and spelt > whole + 4, (spelt, whole))
@@ -65,8 +65,8 @@ def test_continued(s):
 
 
 def test_sent_again(s):
-    """A chat whose history spells special tokens: the tokens of real answers are known, those of
-    the forged answer are not."""
+    """A chat whose history spells special tokens. The tokens of its real answers are known, those
+    of a forged answer are not."""
     messages = [{"role": "user", "content": ATTACK + LONG}]
     for _ in range(3):
         r = s.post("/v1/chat/completions", {"messages": messages, "max_tokens": 24, "temperature": 1, "seed": 5})[2]

@@ -32,7 +32,7 @@ models = [("synth:tiny-gqa", 2048), ("synth:tiny-mha", 2048), (TRAINED, 512)]
 tmp = tempfile.mkdtemp(prefix="hcache-kill.")
 rng = random.Random(SEED)
 failures = []
-latest = [1.0]  # the latest moment of a kill, relative to the time of a run without a store
+latest = [1.0]  # latest moment of a kill, as a part of the time of a run without a store
 
 
 def command(model, prompt, max_tokens, store, save="both"):
@@ -76,10 +76,10 @@ def cycle(number):
     victim.send_signal(signal.SIGKILL)
     said = victim.communicate()[0]
     was_killed = victim.returncode == -signal.SIGKILL
-    # A victim that restores is quicker than the run before it, and the machine may be less busy
-    # now.
+    # A killed run that restores is quicker than the run before it, and the machine may be less busy
+    # now. So the latest moment is adapted.
     latest[0] = min(latest[0] * 1.5, 1) if was_killed else latest[0] * 0.5
-    # the run was quicker than the kill and has reported its committed tokens
+    # the run ended before the kill and has reported its committed tokens
     if said and not was_killed:
         committed = max(committed, json.loads(said)["committed_tokens"])
 
@@ -88,11 +88,11 @@ def cycle(number):
         fail(number, "other tokens than without a store")
     if again["logits_digest"] != reference["logits_digest"]:
         fail(number, "other logits than without a store")
-    # The last chunk of a prompt is computed again if the prompt ends there: at least one token must
-    # be computed.
+    # The last chunk of a prompt that ends with it is computed again, because at least one token
+    # must be computed.
     floor = min(committed, len(longer) - 1) // 64 * 64
-    # (If computing is quicker than this machine's disk, the chunks are found and not used, and the
-    # miss says so.)
+    # (If computing is quicker than reading this machine's disk, the chunks are found but not used,
+    # and `miss` says so.)
     if again["cached_tokens"] < floor and "recomputing" not in again["miss"]:
         fail(number, f"{committed} tokens were reported committed, {again['cached_tokens']} were found")
     p = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=PATIENCE)

@@ -1,13 +1,13 @@
 """kill -9 at a random moment of a saving server, many times, each followed by a verifying restart.
 
-All cycles use one store.  In a cycle clients send new prompts and prompts that continue earlier
-ones; the server is killed at a random moment; `store verify` finds nothing bad; and the server
-starts again on the same store.  Whatever any answer reported as committed must be found, and tokens
-generated from it must have the log probabilities of a server without a store, digit by digit.
+All cycles use one store. In a cycle clients send new prompts and prompts that continue earlier
+ones. The server is killed at a random moment. `store verify` finds nothing bad. The server starts
+again on the same store. Tokens that any answer reported as committed must be found. Tokens
+generated from them must have the log probabilities of a server without a store, digit by digit.
 
-Five minutes without an answer are a failure, reported with what the server's threads were doing.
-There is one exception: this test itself was stopped during that time (a machine that stops its
-guests, SIGSTOP to a process group).  A thread notices this, and the question is asked again.
+Five minutes without an answer are a failure, and the report says what the server's threads were
+doing. The exception is that this test itself was stopped during that time (by a machine that stops
+its guests, or SIGSTOP to a process group). A thread notices this, and the question is asked again.
 
 KILL_CYCLES (20), KILL_SECONDS (60, at least 10 cycles are run) and KILL_SEED bound the work.
 HCACHE_CAMPAIGN_OUT=FILE receives the counts."""
@@ -35,7 +35,7 @@ tmp = tempfile.mkdtemp(prefix="hcache-kill-server.")
 store = ",".join(os.path.join(tmp, d) for d in ("a", "b"))
 rng = random.Random(SEED)
 failures = []
-latest = [0.6]  # seconds until a kill, at most
+latest = [0.6]  # latest moment of a kill, in seconds
 counts = {"cycles": 0, "killed while requests ran": 0, "contexts checked": 0, "lost": 0, "wrong": 0}
 
 
@@ -45,7 +45,7 @@ def fail(what):
 
 
 class Pulse(threading.Thread):
-    """Notices when this program is stopped: its sleeps of 0.1 s then last much longer."""
+    """Notices when this program is stopped: a sleep of 0.1 s then lasts much longer."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -63,7 +63,7 @@ class Pulse(threading.Thread):
             before = now
 
     def was_stopped_since(self, stopped_s):
-        time.sleep(0.5)  # the pulse itself has to wake up first
+        time.sleep(0.5)  # gives the thread of the pulse time to wake up first
         return self.stopped_s - stopped_s > 5
 
 
@@ -116,7 +116,8 @@ def prompts_new(known):
 
 
 def check(server, reference, prompt, committed):
-    """Checks that committed tokens are found and give the results of a computation."""
+    """Checks that the committed tokens are found, and that continuing them gives the results of a
+    computation."""
     want, _, _ = answer(reference, list(prompt), 4)
     got, _, cached = answer(server, list(prompt), 4)
     counts["contexts checked"] += 1
@@ -137,8 +138,7 @@ def cycle(server, reference, known):
     time.sleep(rng.uniform(0.1, 1) * latest[0])
     running = any(t.is_alive() for t in threads)
     counts["killed while requests ran"] += running
-    # The machine may be quick or busy: kills should come while requests run, but after some were
-    # answered.
+    # Kills should come while requests run, after some were answered, on quick and on busy machines.
     latest[0] *= 0.5 if not running else 1.2 if acked else 1.5
     server.kill()
     for t in threads:
@@ -150,7 +150,8 @@ def cycle(server, reference, known):
     known.update(acked)
     for prompt in sorted(acked)[:4] + rng.sample(sorted(known), min(2, len(known))):
         check(server, reference, prompt, known[prompt])
-    while len(known) > 40:  # limits what the store must hold, so that the cap does not evict it
+    # limits the bytes that the store must hold, so that its cap evicts none of them
+    while len(known) > 40:
         known.pop(rng.choice(sorted(known)))
     return server
 

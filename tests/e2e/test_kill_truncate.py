@@ -1,10 +1,10 @@
-"""kill -9 around the steps of a context that outgrows its window.
+"""kill -9 at and around the moments at which a context outgrows its window.
 
-A run prints the ids that it generates.  It is killed after a seeded number of them: half of the
-times after the last token of a stair, so that the kill meets the step, at once or a few
-milliseconds later.  A stair begins only when all tokens before it are durable.  So a continuation
+A run prints the ids that it generates, and is killed after a seeded number of them. Half of the
+kills come after the last token of a stair, so that they hit the change of stairs: at once, or a few
+milliseconds later. A stair begins only when all tokens before it are durable. So a continuation
 must find at least the tokens before the stair of the last printed token, at whatever moment the
-kill came.  Its logits must be those of one prompt without a store.
+kill came. Its logits must be those of one prompt without a store.
 
 KILL_SEED (1) and KILL_TRUNCATED (10 kills) may be set."""
 import json
@@ -66,9 +66,10 @@ def one(i):
     last_of_stair = CONTEXT + STEP * rng.randrange(6) - PROMPT
     n = last_of_stair + rng.randrange(2) if i % 2 else rng.randrange(1, ANSWER - LAST)
     n = kill_behind(n, rng.choice((0, 0, rng.uniform(0, 0.005))), store)
-    durable = first_of(cut(PROMPT + n - 2))  # the last printed id need not be computed yet
+    durable = first_of(cut(PROMPT + n - 2))  # the last printed id may not have been computed yet
     verify = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=PATIENCE)
-    r = run(most, LAST, "--store", store, "--plan", "kv")  # auto may find computing quicker than a busy disk
+    # auto may find that computing is quicker than a busy disk
+    r = run(most, LAST, "--store", store, "--plan", "kv")
     check(f"killed behind {n} ids: the same logits", r["logits_digest"] == whole["logits_digest"], r)
     check(f"killed behind {n} ids: all {durable} tokens before its stair are found",
           r["cached_tokens"] >= min(durable, (len(most) - 1) // 64 * 64), r["cached_tokens"])

@@ -1,5 +1,5 @@
 """A kept conversation moves to another server by `hcache store export` and `import`, and continues
-there with equal bits.  Before that, the other server names the server that keeps it."""
+there with equal bits. Before it has moved, the other server names the server that keeps it."""
 import json
 import os
 import shutil
@@ -38,7 +38,7 @@ def hcache(*words):
 
 
 def test_named(a, b):
-    """A name contains the server that keeps it."""
+    """The id of a conversation contains the name of the server that keeps it."""
     talk = a.post("/v1/conversations", {})[2]["id"]
     first = say(a, LONG, conversation=talk)
     for what, name in (("conversation", talk), ("response", first["id"])):
@@ -76,7 +76,7 @@ def test_moved(talk, last):
         r = json.loads(p.stdout or "{}")
         check(f"{out}: turns and chunks are exported", p.returncode == 0 and r["exported_turns"] == (2 if name == talk else 1)
               and r["exported_chunks"] >= 2, p)
-        for n_turns in (r["exported_turns"], 0):  # the second time nothing is new
+        for n_turns in (r["exported_turns"], 0):  # the second export has nothing new
             p = hcache("import", os.path.join(tmp, "server-b"), "--in", os.path.join(tmp, out), "--json")
             check(f"{out}: imported", p.returncode == 0 and json.loads(p.stdout)["imported_turns"] == n_turns, p)
     check("an exported conversation that is not there", "there is no conversation" in hcache(

@@ -1,5 +1,5 @@
-"""Only one process writes to a store.  A second one is refused with the name of the first, by
-whatever path it opens the directory, and the state that the first has stored stays intact."""
+"""Only one process writes to a store. A second process is refused with the name of the first, by
+whatever path it opens the directory. The state that the first process has stored stays intact."""
 import os
 import shutil
 import subprocess

@@ -1,8 +1,8 @@
-"""DELETE and /v1/cache/clear on a disk that is full or not writable: the answer reports it, and
-nothing comes back afterwards: not in an answer, not after kill -9, and no byte in a file once the
-disk can be written.
+"""DELETE and /v1/cache/clear on a disk that is full or not writable. The answer reports the
+problem. The deleted state does not come back: not in an answer, and not after kill -9. Once the
+disk can be written, no byte of it is left in a file.
 
-Root may do everything, so it runs the servers as NOBODY.  Arguments pick tests by name ("noted").
+Root may do everything, so it runs the servers as NOBODY. Arguments pick tests by name ("noted").
 """
 import os
 import shutil
@@ -48,7 +48,7 @@ class Place:
             try:
                 with open(path, "rb") as f:
                     data = f.read()
-            except FileNotFoundError:  # a running server makes and removes files
+            except FileNotFoundError:  # a running server creates and removes files
                 continue
             if SECRET[12:40].encode() in data:
                 found.append(path + ": text")
@@ -57,7 +57,7 @@ class Place:
         return found
 
     def deny(self, *, folder):
-        """Makes the store unwritable; folder: nothing can be created in its directory either."""
+        """Makes the store unwritable. With `folder`, its directory does not even allow new files."""
         os.chmod(os.path.join(self.store, "index.db"), 0o400)
         os.chmod(self.store, 0o500 if folder else 0o700)
 
@@ -112,8 +112,8 @@ def test_forgotten(tmp):
 
 
 def test_unavailable(tmp):
-    """The file of the conversations cannot be opened: whether a name exists, and who owns it, is
-    not known."""
+    """The file of the conversations cannot be opened. So it is not known whether an id exists and
+    who owns it."""
     name = "conversations that cannot be opened"
     p = Place(tmp, "closed")
     keys = os.path.join(tmp, "keys")

@@ -23,7 +23,7 @@ tmp = tempfile.mkdtemp(prefix="hcache-page.")
 
 
 class Loading:
-    """Answers on this port like a server that loads its model."""
+    """Answers on this port as a server that is loading its model does."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -75,7 +75,7 @@ def test_reload_and_restart(b, server, options):
     b.refresh()
     until(lambda: len(all_of(b, "#talk .said")) == len(before), "the same messages after a reload")
     check("a reload shows the same conversation", texts(b, "#talk .said") == before, texts(b, "#talk .said"))
-    server.post("/v1/cache/flush", {})  # what was saved is durable
+    server.post("/v1/cache/flush", {})  # waits until saved state is durable
     server.p.send_signal(signal.SIGKILL)
     server.p.wait()
     until(lambda: texts(b, "#alive") == ["not reachable"], "the page to see that the server is away")
@@ -141,7 +141,8 @@ def test_branch_and_delete(b):
         until(lambda: b.find_element(By.ID, "ask").is_displayed(), "the question")
         if left == 1:
             shot(b, "delete")
-            b.switch_to.active_element.send_keys(Keys.ENTER)  # the first choice keeps it
+            # the first choice keeps the conversation
+            b.switch_to.active_element.send_keys(Keys.ENTER)
             until(lambda: not b.find_element(By.ID, "ask").is_displayed(), "the question to go")
             check("Enter alone deletes nothing", len(all_of(b, "#list li")) == 2)
             press_first(b, "#list button.quiet")

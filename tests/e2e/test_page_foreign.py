@@ -1,9 +1,8 @@
-"""Pages of other origins in a real browser: their requests change nothing, and they cannot read any
+"""Pages of other origins in a real browser. Their requests change nothing, and they cannot read any
 answer.
 
-A second web server on another port serves the foreign page.  The name evil.example resolves to
-127.0.0.1, like a name that its owner has rebound.  Without a browser this test is skipped
-(browser.py)."""
+A second web server on another port serves the foreign page. The name evil.example resolves to
+127.0.0.1, as if its owner had rebound it. Without a browser this test is skipped (browser.py)."""
 import http.server
 import os
 import shutil
@@ -63,8 +62,8 @@ def fetch(b, url, **options):
 
 
 def state(s):
-    """Returns the data that a page may neither read nor change: kept conversations and saved
-    state."""
+    """Returns the data that a foreign page may neither read nor change: kept conversations and
+    saved state."""
     return (len(s.request("GET", "/v1/conversations")[2]["data"]),
             s.post("/v1/cache/lookup", {"messages": [{"role": "user", "content": SECRET * 12}]})[2]["stored_tokens"])
 

@@ -1,7 +1,7 @@
-"""Single messages of the page in a real browser: Markdown that cannot do harm, copy, try again,
-edit, rename, settings, drafts, and conversations that are nearly full, full, or empty.
+"""Messages of the page in a real browser: Markdown that must do no harm, copy, try again, edit,
+rename, settings and drafts. Also conversations that are nearly full, full, or empty.
 
-A scripted model gives the answers that the test wants.  Without a browser this test is skipped
+A scripted model gives the answers that the test wants. Without a browser this test is skipped
 (browser.py)."""
 import os
 import shutil
@@ -161,7 +161,7 @@ def set_settings(b, **values):
 def test_settings(b, server):
     element(b, "new").send_keys(Keys.ENTER)
     until(lambda: current(b) == "", "a new conversation")
-    system = "Answer like a pirate. " * 30  # longer than one text of the metadata may be
+    system = "Answer like a pirate. " * 30  # longer than the metadata allows for one text
     set_settings(b, system=system, temperature="0.25", length="7")
     say(b, "Ahoy.")
     id = current(b)
@@ -215,7 +215,7 @@ def test_drafts(b):
 def test_empty(server):
     """Neither a first message that cannot be answered nor a page that was closed leaves an empty conversation."""
     n = len(conversations(server))
-    # as left by a page that is closed before the answer
+    # what a page leaves that is closed before the answer
     server.post("/v1/conversations", {"metadata": {"page": "new"}})
     b = browser()
     try:

@@ -28,8 +28,8 @@ def ask(b, server):
 
 
 def mark(b):
-    """Returns the number of the user's message that has the mark, and the mark's numbers; None
-    unless there is exactly one mark."""
+    """Returns the number of the user's message that has the mark, and the numbers in the mark.
+    Returns None unless there is exactly one mark."""
     found = [(i, t.text) for i, li in enumerate(all_of(b, "#talk .user")) for t in li.find_elements("css selector", ".window")]
     if len(found) != 1 or len(all_of(b, "#talk .window")) != 1:
         return None
@@ -38,8 +38,8 @@ def mark(b):
 
 
 def expected(turns):
-    """Returns what mark() must return: the first turn that reaches past the first token still in
-    view."""
+    """Returns the expected result of mark(): the first turn that reaches past the first token still
+    in view."""
     last = turns[-1]
     begins = last["truncated_tokens"] + KEEP
     return next(i for i, r in enumerate(turns) if r["prompt_tokens"] + r["generated_tokens"] > begins), KEEP, last["truncated_tokens"]

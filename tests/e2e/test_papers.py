@@ -1,4 +1,5 @@
-"""The page of the papers' figures: its quick entries run, and the loads have the papers' lengths.
+"""bench/papers.py, which makes the page of the papers' figures: its quick entries run, and the
+loads have the lengths that the papers give.
 """
 import csv
 import os

@@ -1,5 +1,6 @@
-# test_profile.sh - hcache profile: one file beside the store.  `run` uses it, corrects it, and
-# measures again if it belongs to another machine or makes no sense.
+# test_profile.sh - hcache profile writes one file beside the store. `run` uses the profile and
+# corrects it. If the profile belongs to another machine or has impossible values, `run` measures
+# again.
 . tests/e2e/lib.sh
 
 model=$tmp/model

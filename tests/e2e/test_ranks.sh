@@ -39,7 +39,7 @@ expect "3 ranks: refused, with the number that cannot be divided" 1 'heads, whic
 run_ranks 17
 expect "17 ranks: refused" 2 'tensor-parallel.*16'
 
-# Commands that measure can measure groups, too.
+# The commands that measure also measure groups of devices.
 group=(--tensor-parallel 2 --pipeline-parallel 2)
 run_hc profile synth:tiny-mha "${group[@]}" --out "$tmp/group.platform"
 check "profile: of two stages of two ranks" test "$rc" -eq 0 -a -s "$tmp/group.platform"

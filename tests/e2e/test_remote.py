@@ -91,7 +91,7 @@ def test_documented(s):
 
 
 def test_harm(redis, text, harm, reason):
-    """A new server behind a harmful proxy: the answer is right, and the miss has its reason."""
+    """A new server behind a harmful proxy gives the right answer, and its miss has the reason."""
     proxy = Proxy(redis.port)
     b = start(proxy.url())
     check(f"{harm}: the remote is reached", is_up(b), b.log)
@@ -126,9 +126,9 @@ def test_hang(redis, text):
 
 
 def test_drip(redis, text):
-    """A Redis that sends its values slowly: a fetch ends before its first chunk is complete, and
-    teaches its bandwidth.  The server then refuses fetches, but tries one now and then, and finds
-    that the Redis is fast again."""
+    """A Redis sends its values slowly. A fetch ends before its first chunk is complete, and teaches
+    the server the Redis's bandwidth. From then on the server refuses fetches, but tries one now and
+    then. So it finds out when the Redis is fast again."""
     proxy = Proxy(redis.port)
     a, b = start(redis.url()), start(proxy.url(), plan=())
     n = 0
@@ -143,7 +143,8 @@ def test_drip(redis, text):
         return [f"The story number {i}. " + LONG for i in range(n - 12, n)]
 
     def is_slow():
-        """A pause of the machine may look like a silence: then the next prompt is tried."""
+        """A pause of the machine may look like a silence of the Redis: then the next prompt is
+        tried."""
         for prompt in prompts():
             is_up(b)
             proxy.harm = "drip"
@@ -183,7 +184,7 @@ def test_full(redis):
 
 
 def test_killed(redis, text):
-    """Redis is killed under a server, and comes back empty."""
+    """The Redis is killed under a server, and comes back empty."""
     b = start(redis.url())
     check("killed: the remote is reached", is_up(b), b.log)
     redis.p.kill()
@@ -244,8 +245,8 @@ def test_user_and_db(text):
 
 
 def test_ttl():
-    """Redis drops state that nobody fetches in time; a fetch restarts the time.  A request's own
-    shorter time to live is used instead."""
+    """The Redis drops state that is not fetched within its time to live. A fetch restarts that
+    time. A shorter time to live of a request is used instead."""
     redis = Redis()
 
     def seconds():

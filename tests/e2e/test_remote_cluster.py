@@ -95,7 +95,7 @@ def move_key_of_slot(key, slot, source, target):
 
 
 def finish_move(slot, masters, target):
-    """Finishes the migration: other masters answer MOVED from now on."""
+    """Finishes the migration. From now on the other masters answer MOVED."""
     for m in sorted(masters, key=lambda m: m is not target):
         m.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
 
@@ -112,7 +112,7 @@ def test_spread(masters):
 
 
 def test_moves(masters, texts, n):
-    """Two servers with the old slot table meet a slot that is being migrated, and one that has
+    """Two servers whose slot table is old meet a slot that is being migrated, and a slot that has
     moved."""
     on_its_way, moved = start(masters[0]), start(masters[0])
     source = masters[1]
@@ -123,7 +123,7 @@ def test_moves(masters, texts, n):
     key = next(iter(sorted(ours)))
     slot = masters[0].ask("CLUSTER", "KEYSLOT", key)
     move_key_of_slot(key, slot, source, masters[2])
-    for p in texts:  # the chunk belongs to one of them
+    for p in texts:  # the chunk belongs to one of these texts
         all_from_there("a slot on its way", on_its_way, p, texts[p], n[p])
     finish_move(slot, masters, masters[2])
     for p in texts:
@@ -134,7 +134,8 @@ def test_moves(masters, texts, n):
 
 
 def test_killed_master(masters, replicas, texts, n):
-    s = start(masters[1])  # knows the cluster only by the address of the server that is killed
+    # this server knows the cluster only by the address of the node that is killed
+    s = start(masters[1])
     for i in range(MASTERS):
         check("replicas are up to date", until(lambda: len(replicas[i].chunks()) == len(masters[i].chunks())))
     masters[1].p.kill()
@@ -169,7 +170,7 @@ if is_installed():
     stories = test_spread(first)
     alone = Server(MODEL, "--store", os.path.join(tmp, "alone"), "--no-reuse", *SAVING)
     sizes = {}
-    for story in stories:  # the number of full chunks of each
+    for story in stories:  # number of full chunks of each story
         ask(alone, story)
         alone.post("/v1/cache/flush", {})
         sizes[story] = ask(alone, story)[1]["restored_tokens"] // 64

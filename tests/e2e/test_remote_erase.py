@@ -1,5 +1,5 @@
-"""--remote: state that one server erases is erased in Redis and on every other server.  Running
-servers erase it within seconds, others before they serve."""
+"""--remote: state that one server erases is erased in the Redis and on every other server. Running
+servers erase it within seconds, servers that were down before they serve again."""
 import os
 import shutil
 import sys
@@ -27,7 +27,7 @@ def tiers(s):
 
 
 def is_up(s):
-    """Returns whether the server can fetch and has read the erasures."""
+    """Returns whether the server can fetch, and has read the list of erasures."""
     return until(lambda: tiers(s)["remote"]["up"] and tiers(s)["remote"]["servers"] > 0)
 
 
@@ -67,7 +67,8 @@ def test_one_context(redis, a, b):
     equal("then the other server has it no more", stored(b, BIRD), 0)
     check("and still has what was not erased", stored(b, FISH) > 64, stored(b, FISH))
     check("and so does the Redis", 0 < len(redis.chunks()) < n, redis.chunks())
-    for k, v in values.items():  # a server that did not know of the erasure writes it again
+    # writes the values again, as a server does that has not heard of the erasure
+    for k, v in values.items():
         redis.ask("SET", k, v)
     for s in (a, b):
         text, t = ask(s, BIRD)
@@ -76,7 +77,7 @@ def test_one_context(redis, a, b):
 
 
 def test_all(redis, a, b):
-    # A chunk that a server commits after the erasure is new state.
+    # State that a server commits after the erasure is new, and would stay.
     check("no server has a save to make", written(a) and written(b))
     status, _, r = a.post("/v1/cache/clear", {})
     equal("all is erased here", (status, r["erased"]), (200, "local"))
@@ -86,7 +87,7 @@ def test_all(redis, a, b):
 
 
 def test_told(a):
-    """As soon as nothing waits to be published, the numbers of erasures count the last one."""
+    """When nothing waits to be published, each server's number of erasures includes the last one."""
     wrong = []
     for _ in range(20):
         before = tiers(a)["remote"]["erasures"]
@@ -103,7 +104,7 @@ def test_running(redis, a, b):
     erased = 'hcache_saves_ended_total{reason="erased"}'
     for where in ("on this server", "on another one"):
         before = b.metric(erased)
-        for i in range(100):  # until an answer has lasted longer than the erasure
+        for i in range(100):  # until an answer has lasted longer than an erasure takes
             streams = [Stream(b, "/v1/completions", {"prompt": f"{i}. {k}. {BIRD}", "max_tokens": 1400, "ignore_eos": True,
                                                      "temperature": 0}) for k in range(4)]
             for s in streams:
@@ -126,14 +127,14 @@ def test_running(redis, a, b):
 
 
 def writes(redis):
-    """Returns how many values the Redis was told to keep."""
+    """Returns the number of writes that the Redis has received."""
     lines = redis.ask("INFO", "commandstats").decode().split("\r\n")
     return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines if line.startswith(("cmdstat_set:", "cmdstat_setex:")))
 
 
 def test_late_write(redis, a):
-    """A write that comes when its chunk is already erased everywhere expires, and no server fetches
-    it."""
+    """A write may come when its chunk has been erased everywhere. The written value expires, and no
+    server fetches it."""
     proxy = Proxy(redis.port)
     c = start(proxy, "late", "1")
     check("a server is there", is_up(c))
@@ -159,7 +160,7 @@ def test_late_write(redis, a):
 
 
 def test_stopped(redis, a, b):
-    """A stopped server erases before it serves."""
+    """A server that was down erases the chunks before it serves."""
     ask(b, FISH)
     check("a server has a context", written(b) and stored(b, FISH) > 64)
     check("another one, too", ask(a, FISH)[1]["prefilled_tokens"] > 0 and written(a))
@@ -173,7 +174,7 @@ def test_stopped(redis, a, b):
 
 
 def test_late(redis, a):
-    """A server that starts without the remote already has state when it learns of erasures."""
+    """A server that started without the remote has state when it learns of erasures."""
     proxy = Proxy(redis.port)
     proxy.harm = "hang"
     c = start(proxy, "c")
@@ -194,7 +195,7 @@ def test_bounded(redis, a):
 
 
 def test_away(redis, a):
-    """A server returns after the stream has dropped entries that it has not seen."""
+    """A server comes back after the stream has dropped entries that the server has not read."""
     b = start(redis, "b")
     check("a server is there", is_up(b))
     for s in (a, b):
@@ -228,8 +229,8 @@ def test_away(redis, a):
 
 
 def test_joins(redis):
-    """A server that has a store and never belonged to the group keeps its state, although the
-    stream was cut before."""
+    """A server that has a store and has never used this Redis keeps its state, although the stream
+    was cut before."""
     s = Server(MODEL, "--store", os.path.join(tmp, "d"), "--no-reuse", *SAVING)
     ask(s, BIRD)
     s.post("/v1/cache/flush", {})
@@ -250,7 +251,7 @@ def test_joins(redis):
 
 
 def test_unreachable(redis, a):
-    # It first erases all, because entries were cut that it had not read.
+    # the server erased all its state before, because it had not read entries that were cut
     check("a server has a context again", until(lambda: ask(a, BIRD) and written(a) and stored(a, BIRD) > 64))
     a.stop()
     redis.p.kill()

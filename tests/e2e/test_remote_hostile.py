@@ -1,6 +1,6 @@
-"""--remote with a peer that is not Redis: it floods, drips, lies about kinds, lengths and times,
-and sends control characters.  Answers stay right, displayed text is cleaned, and the server stops
-when asked to."""
+"""--remote with a peer that is not a Redis. The peer floods, drips, lies about kinds, lengths and
+times, and sends control characters. Answers stay right, displayed text contains no control
+characters, and the server stops when asked to."""
 import json
 import os
 import shutil
@@ -31,7 +31,8 @@ def flood(begin, more=BIG):
 
 
 def endless_stream():
-    """Each answer to XRANGE has the entry that was seen last, and another one that is no erasure.
+    """Each answer to XRANGE has the entry that was read last, and another entry that is no erasure.
+    So the stream never ends.
     """
     endless_stream.n += 1
     yield b"*2\r\n" + b"".join(b"*2\r\n" + bulk(b"%d-0" % (endless_stream.n + i)) + b"*2\r\n" + bulk(b"e") + bulk(b"no erasure")
@@ -40,7 +41,7 @@ def endless_stream():
 
 endless_stream.n = 0
 
-# The answer to each command.  The items of a list are sent in turn; a generator continues until the
+# The answers to each command. The items of a list are sent in turn. A generator goes on until the
 # connection ends.
 LIES = {
     "a list of numbers without an end": {None: lambda: flood(b"*2147483647\r\n")},
@@ -58,12 +59,12 @@ LIES = {
     "servers of other times": {b"HGETALL": [b"*6\r\n" + bulk(b"a") + bulk(b"0 9223372036854775807") + bulk(b"b") +
                                             bulk(b"1" * 4000) + bulk(b"c") + bulk(b"-1 -9223372036854775808")]},
 }
-# Each single answer of these tricks is valid alone.
+# In these tricks each answer is valid by itself.
 PLAUSIBLE = ("an erasure at every place", "a scan without an end", "servers of other times")
 
 
 class Liar:
-    """Answers correctly until `lies` is set."""
+    """A peer that answers correctly until `lies` is set."""
 
     def __init__(self):
         self.lies, self.n_told = {}, 0
@@ -116,7 +117,7 @@ def test_lie(name, lies, want):
     check(f"{name}: the remote is reached", until(lambda: remote(s)["up"]), s.log)
     liar.lies = lies
     equal(f"{name}: the answer is right", ask(s), want)
-    if name.startswith("a scan"):  # part of erasing all of a client's state
+    if name.startswith("a scan"):  # scans are a part of erasing all state of a client
         s.post("/v1/cache/clear", {})
     check(f"{name}: it was told", until(lambda: liar.n_told > 0), liar.n_told)
     if name not in PLAUSIBLE:

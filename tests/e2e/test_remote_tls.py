@@ -93,7 +93,7 @@ def test_shared(ca):
 
 
 def test_harmed(r, ca, text):
-    """An attacker between the two can end the connection, but not change the data."""
+    """An attacker between server and Redis can end the connection, but cannot change the data."""
     proxy = Proxy(r.port)
     b = start(r.url(port=proxy.port), *ca)
     check("a proxy does not see into it", is_up(b), remote(b))

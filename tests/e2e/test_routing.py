@@ -1,5 +1,5 @@
-"""The configurations of examples/cluster for HAProxy and nginx: requests of one conversation go to
-one server, others are spread, a server that is killed or stopped costs no request, and running
+"""The configurations of examples/cluster for HAProxy and nginx. Requests of one conversation go to
+one server, and others are spread. A server that is killed or stopped costs no request. Running
 answers are finished."""
 import http.client
 import json
@@ -79,7 +79,7 @@ class Balancer:
 
 
 def done(servers):
-    """Returns the number of answers of each living server."""
+    """Returns the number of finished answers of each server; 0 for a server that has ended."""
     return [s.metric('hcache_requests_total{end="done"}') if s.p.poll() is None else 0 for s in servers]
 
 
@@ -106,13 +106,13 @@ def test_affinity(b, servers):
     for i in range(4):
         b.request("POST", "/v1/chat/completions", {"messages": messages, "max_tokens": 1, "seed": i})
         messages += [{"role": "assistant", "content": f"Answer {i}."}, {"role": "user", "content": f"Question {i}."}]
-    # nginx hashes the beginning of the messages, which a short chat changes
+    # nginx hashes the beginning of the messages, which changes in the course of a short chat
     if b.kind == "haproxy":
         equal(f"{b.kind}: so do chats by their first messages", len(who(servers, before)), 1)
 
 
 def test_drain(b, servers):
-    """SIGTERM: the running answer is finished, and a new request goes to another server."""
+    """On SIGTERM a server finishes its running answer, and new requests go to another server."""
     before = done(servers)
     b.chat("text", prompt_cache_key="one")
     at = who(servers, before)[0]
@@ -138,8 +138,8 @@ def test_drain(b, servers):
 
 
 def test_kept(b, servers):
-    """A kept conversation is on one server: requests with its id, or a response's, go there, and while it is down
-    another server says so."""
+    """A kept conversation lives on one server. Requests with its id, or with the id of one of its
+    responses, go there. While that server is down, another server says so."""
     def ask(method, path, body=None):
         status, text = b.request(method, path, body)
         return status, json.loads(text)
@@ -179,7 +179,8 @@ def test_kill(b, servers):
 
 
 def fleet(kind, *tests):
-    """Runs each test with its own servers: a balancer takes a while to notice that one is gone."""
+    """Runs each test with servers of its own, because a balancer takes a while to notice that a
+    server is gone."""
     servers = [Server(MODEL, "--server-name", name) for name in NAMES]
     b = Balancer(kind, servers)
     for test in tests:

@@ -77,7 +77,8 @@ def test_completions(s):
     check("two prompts, n = 2: four choices in order",
           [c["index"] for c in r["choices"]] == [0, 1, 2, 3] and r["choices"][0]["text"] == r["choices"][1]["text"] and
           text.startswith(r["choices"][0]["text"]), r)
-    found = until(lambda: cached(s.complete(LONG, max_tokens=1)) >= 64)  # committing takes a moment
+    # committing the state takes a moment
+    found = until(lambda: cached(s.complete(LONG, max_tokens=1)) >= 64)
     again = s.complete(LONG, max_tokens=20)
     check("soon its state is restored, the text is the same",
           found and again["choices"][0]["text"] == text and again["timings"]["restore_plan"]["layers"], again)
@@ -160,12 +161,13 @@ def test_concurrency(s):
 
 
 def test_chat_history(s):
-    """Sampled answers are sent back as text, and found by the tokens that were generated."""
+    """Sampled answers are sent back as text. The server finds the tokens that it generated for
+    them."""
     messages, before, found = [{"role": "user", "content": "Tell me about Tom and his cat."}], 0, []
     for turn in range(7):
         body = {"messages": messages, "max_tokens": 30, "temperature": 1, "seed": turn}
         want = max(0, (before - 1) // 64 * 64)  # the last token of an answer has no state yet
-        # the state saved by the answer before is written and committed
+        # waits until the state of the previous answer is written and committed
         s.post("/v1/cache/flush", {})
         r = s.post("/v1/chat/completions", {**body, "max_tokens": 0})[2]
         found.append(True if cached(r) >= want else (turn, cached(r), want, r["timings"]))
@@ -220,8 +222,8 @@ def test_many_connections(s):
 
 
 def refused(s, name, data, status):
-    """The request is refused with that status and the connection is closed, so that the rest is not
-    read as a request."""
+    """Checks that the request is refused with that status and that the connection is closed.
+    Otherwise the rest of the bytes would be read as a request."""
     out = s.raw(data)
     ok = out.startswith(b"HTTP/1.1 %d" % status) and out.count(b"HTTP/1.1 ") == 1 and b"<timeout>" not in out
     check(name, ok, out[:600])
@@ -263,7 +265,7 @@ def test_fullness():
               "/v1/completions": lambda t: {"prompt": t, "max_tokens": 4},
               "/v1/responses": lambda t: {"input": t, "max_output_tokens": 4},
               "/v1/messages": lambda t: {"messages": [{"role": "user", "content": t}], "max_tokens": 4}}
-    # tokens of one repetition
+    # number of tokens of one repetition
     at = s.post("/tokenize", {"content": "one two " * 10})[2]["count"] / 10
     few, many = "one two " * 4, "one two " * int(140 / at)
     for path, body in routes.items():
@@ -293,13 +295,14 @@ def test_limits(s):
 
 
 def test_timeouts():
-    """The server's time limits are a second; the defaults are half a minute and longer.  Waits are
+    """This server's time limits are a second; the defaults are half a minute and longer. Waits are
     counted in pieces, so that a test that is stopped meanwhile does not count as late."""
     s = Server(MODEL, "--read-timeout", "1", "--idle-timeout", "1")
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 
     def closed(begin, drip=b""):
-        """Returns whether the server closes a connection after `begin` and an occasional `drip`."""
+        """Returns whether the server closes a connection that sends `begin` and now and then
+        `drip`."""
         with s.open() as c:
             c.settimeout(0.1)
             try:
@@ -338,8 +341,8 @@ def test_queue(s):
     pair = {"prompt": "x", "n": 2, "max_tokens": 300, "ignore_eos": True}
 
     def fill():
-        """Returns whether one request runs and two wait, and not all of them ended before the last
-        was sent."""
+        """Returns whether one request runs and two wait. Returns False if all had ended before the
+        last was sent."""
         streams = [Stream(s, "/v1/completions", pair, key) for _ in range(2)]
         answer = s.post("/v1/completions", pair, key)
         for one in streams:
@@ -470,8 +473,8 @@ def test_ends():
     check("SIGTERM: a running stream ends as it should", rest[-1:] == [None] and
           rest[-2]["choices"][0]["finish_reason"] == "length", rest[-2:])
     equal("SIGTERM: exit status 0", status, [0])
-    # These must still run when they are cut off: 64 answers of maximum length take some seconds on
-    # any machine.
+    # These requests must still run when they are cut off. 64 answers of maximum length take some
+    # seconds on any machine.
     endless = {"prompt": LONG, "max_tokens": 1900, "ignore_eos": True, "n": 16}
     s = Server(DEMO, "--drain", "0")
     streams = [Stream(s, "/v1/completions", endless) for _ in range(4)]
@@ -493,7 +496,7 @@ def run(*tests, server):
     try:
         for t in tests:
             t(server)
-    except Exception as e:  # noqa: BLE001 - the rest of this server's tests is lost, not the others'
+    except Exception as e:  # only the remaining tests of this server are lost
         check(f"{t.__name__}: {e!r}", False, "".join(server.log)[-800:])
     equal("the server stops with status 0", server.stop(), 0)
     check("no text of a prompt is in the log", not any("Lily" in x or "Once" in x for x in server.log), server.log)

@@ -1,5 +1,5 @@
-"""The cost of large bodies: memory, and which thread answers.  bench/large_bodies.py measures the
-time."""
+"""The cost of large bodies: their memory, and the thread that handles them. bench/large_bodies.py
+measures the time."""
 import json
 import os
 import shutil
@@ -14,7 +14,7 @@ MODEL = "models/demo"
 MIB = 1 << 20
 BODY = 8 * MIB
 CHAT = '{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, '
-FREE = 32  # MiB that do not depend on the body's size
+FREE = 32  # MiB of growth that do not depend on the body's size
 
 
 def filled(before, piece, after, n=None):
@@ -29,7 +29,8 @@ def memory(s, name):
 
 
 def costs(s, path, body, n):
-    """Returns (statuses, the growth of the peak memory in MiB) of n requests with this body at once."""
+    """Sends n requests with this body at once. Returns (statuses, growth of the peak memory in
+    MiB)."""
     with open(f"/proc/{s.p.pid}/clear_refs", "w") as f:
         f.write("5")  # resets VmHWM
     before, out = memory(s, "VmRSS"), []
@@ -111,7 +112,8 @@ def test_too_long(s):
 
 
 def test_history():
-    """A prompt that is truncated is bounded, too: far beyond the bound it is refused by its size.
+    """The history of a truncated prompt is bounded, too. A prompt far beyond the bound is refused
+    by its size.
     """
     s = Server(MODEL, "--truncate", "0.5", "--max-history", "4096")
     text = "word " * (MIB // 4)
@@ -146,7 +148,8 @@ def test_long_tokens(s):
     last["content"], last["special"] = long, False
     with open(path, "w") as f:
         json.dump(j, f)
-    os.unlink(os.path.join(folder, "tokenizer_config.json"))  # its template names the old token
+    # its template names the token that was replaced
+    os.unlink(os.path.join(folder, "tokenizer_config.json"))
     body = json.dumps({"tokens": [last["id"]] * 1000})
     own = Server(folder)
     try:
@@ -162,8 +165,8 @@ def test_long_tokens(s):
 
 
 def test_named_token():
-    """A folder names a token for which the model has no embedding: the server works, and refuses
-    texts that contain the token."""
+    """A folder names a token for which the model has no embedding. The server works, and refuses
+    texts that contain that token."""
     folder = os.path.join(models, "named-token")
     shutil.copytree(MODEL, folder)
     path = os.path.join(folder, "tokenizer_config.json")
@@ -201,13 +204,14 @@ def test_threads(s):
             ("a small new conversation", "disk", lambda: s.post("/v1/conversations", {})),
             ("a large new conversation", "text", lambda: s.post("/v1/conversations", {"items": [item]})),
             ("a large lookup", "text", lambda: s.post("/v1/cache/lookup", {"prompt": "x " * 5000}))]:
-        before = answered(s, thread)  # the request for metrics counts, too: as "http"
+        before = answered(s, thread)  # counts the request for the metrics itself, as "http"
         ask()
         equal(f"{name}: answered by {thread}", answered(s, thread) - before, 2 if thread == "http" else 1)
 
 
 def test_streams_go_on(s):
-    """While a large body is processed a stream gets all its events, and the body is answered, too.
+    """While a large body is processed, a stream gets all its events. The large body is answered,
+    too.
     """
     stream = Stream(s, "/v1/completions", {"prompt": "Once", "max_tokens": 300, "ignore_eos": True, "temperature": 0})
     body, out = filled(CHAT + '"user": [', "{}", "]}"), []

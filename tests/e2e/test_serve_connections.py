@@ -1,5 +1,5 @@
-"""Tests how `hcache serve` accepts connections: many that are ready at once, the maximum number,
-more than the system allows, and none after the server refuses new ones."""
+"""How `hcache serve` accepts connections: many that are ready at once, the maximum number, more
+than the system allows, and none once the server refuses new connections."""
 import http.client
 import os
 import resource
@@ -80,8 +80,8 @@ def bound(server):
 
 
 def slow_clients(server):
-    """Every connection is taken by a client that never completes its request and sends a byte now
-    and then."""
+    """Clients that never complete their request, and send a byte now and then, take every
+    connection. A new client must get an answer in the end."""
     for name, begin in [("has sent nothing", b""), ("sends its header slowly", b"GET /health HTTP/1.1\r\nX-Slow: "),
                         ("sends its body slowly", b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n")]:
         held = connect(server, 16)
@@ -142,7 +142,8 @@ def small_stacks(server):
           all(server.complete("Once upon a time", max_tokens=4)["choices"][0]["text"] for _ in range(2)))
 
 
-# (Long time limits, so that no timeout wakes a loop that sleeps although requests are there.)
+# (The time limits are long, so that no timeout wakes a loop that sleeps although requests have
+# arrived.)
 with_server(bursts, "--http-threads", "1", "--idle-timeout", "3600", "--read-timeout", "3600")
 with_server(bound, "--max-connections", "8", "--read-timeout", "3600")
 with_server(slow_clients, "--max-connections", "16", "--idle-timeout", "3600", "--read-timeout", "3600")

@@ -1,4 +1,4 @@
-"""Requests that `hcache serve` refuses: errors in the format of the API, with the words that
+"""Requests that `hcache serve` refuses. The errors have the format of the API and the words that
 clients look for."""
 import os
 import shutil

@@ -1,9 +1,9 @@
-"""`hcache serve` with many connections: 1,000 idle ones and 200 live streams, and the cost of a
-token beside computing it.
+"""`hcache serve` with many connections: 1,000 idle ones and 200 live streams; and the cost of
+sending a token, compared with computing it.
 
-The work of the HTTP threads per token is compared with that of computing a token of the smallest
-model, so that the result does not depend on the machine.  `hcache bench serve --pid` gives it in
-microseconds."""
+The test compares the work of the HTTP threads per token with that of computing a token of the
+smallest model, so that the result does not depend on the machine. `hcache bench serve --pid` gives
+the cost in microseconds."""
 import asyncio
 import json
 import os
@@ -16,7 +16,7 @@ from tap import PATIENCE, check, end, skip  # noqa: E402
 
 
 N_IDLE, N_STREAMS, N_TOKENS = 1000, 200, 300
-# One descriptor per connection, here and in the server, and some for everything else.
+# A descriptor for each connection, in this test and in the server, and some for everything else.
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 wanted = N_IDLE + N_STREAMS + 256
 if hard != resource.RLIM_INFINITY and hard < wanted:
@@ -29,8 +29,8 @@ OPTIONS = ("--max-sequences", str(N_STREAMS), "--max-queue", "256", "--idle-time
 
 
 def check_cost(name, before, after):
-    """Compares two results of cpu_ns: a thread that spins beside the engine's would use as much
-    time."""
+    """Compares two results of cpu_ns. An HTTP thread that spins would use as much processor time as
+    the engine's thread."""
     if SANITIZED:
         skip(name, "a sanitizer's time is not the program's")
     elif not after:
@@ -41,8 +41,8 @@ def check_cost(name, before, after):
 
 
 def cpu_ns(server):
-    """Returns the processor time of the threads by name; the HTTP threads are named http.  Empty if
-    the system does not report it."""
+    """Returns the processor time of the threads by name; the HTTP threads have the name http.
+    Returns nothing if the system does not report these times."""
     times = {}
     base = f"/proc/{server.p.pid}/task"
     for task in os.listdir(base):
@@ -87,7 +87,7 @@ async def still_there(reader, writer):
 
 
 async def streams(server):
-    """Returns (how many streams were live when the last began, results)."""
+    """Returns (number of streams that were live when the last one began, results)."""
     started = set()
     opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(N_STREAMS)]
     for i, (_, w) in enumerate(opened):
@@ -101,7 +101,8 @@ async def streams(server):
 
 async def load(server):
     idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(N_IDLE)]
-    for _ in range(5):  # if this test was stopped while they began, some ended before others began
+    # tried again if this test was stopped, so that some streams ended before others began
+    for _ in range(5):
         before = cpu_ns(server)
         all_at_once, results = await streams(server)
         after = cpu_ns(server)
@@ -119,7 +120,7 @@ async def load(server):
 
 
 def one_stream(server):
-    """Nearly every token is an event of its own: the maximum cost of one."""
+    """Measures the largest cost of a token: nearly every token is an event of its own."""
     before = cpu_ns(server)
     for _ in range(3):
         s = Stream(server, "/v1/completions", {"prompt": "Once", "max_tokens": 400, "ignore_eos": True})

@@ -1,5 +1,5 @@
-"""A server that may not use more memory (RLIMIT_AS): only the requests that need it fail, with 503,
-and the server lives.  Also: the memory of a message that really fits its context, of
+"""A server that may not use more memory (RLIMIT_AS). Only the requests that need memory fail, with
+503, and the server lives. Also tested is the memory of a large message that fits its context, of
 log-probabilities, and of a large kept conversation."""
 import json
 import os
@@ -75,8 +75,8 @@ def test_limited(model):
 
 
 def test_fitting(model):
-    """An ordinary text of 8 MB in a context of 4M tokens: read, rendered, tokenized, queued, and
-    ended by its timeout before its first token."""
+    """An ordinary text of 8 MB in a context of 4M tokens. It is read, rendered, tokenized and
+    queued. It is ended by its timeout before its first token."""
     with open(os.path.join(model, "config.json")) as f:
         config = json.load(f)
     with open(os.path.join(model, "config.json"), "w") as f:
@@ -144,7 +144,7 @@ def test_logprobs():
             check(f"{path}: an answer with 75600 log-probabilities", (status, n) == (200, 3600), (status, n))
             at_most_4_times(f"{path} with log-probabilities", peak, len(json.dumps(r)))
 
-            def late():  # a client that reads nothing until everything is generated
+            def late():  # this client reads nothing until the whole answer is generated
                 data = json.dumps({**body, "stream": True}).encode()
                 with s.open() as c:
                     c.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"

@@ -35,8 +35,9 @@ def full_chunks(n):
 
 
 def hit_rate(c, model, messages, n_turns, seed, committed=lambda: None):
-    """Sampled turns of a chat; before each, committed() waits until the state of the turn before is
-    saved.  Returns (tokens found, tokens that could be found, total tokens of the last turn)."""
+    """Makes sampled turns of a chat. Before each turn committed() waits until the state of the
+    previous turn is saved. Returns (tokens found, tokens that could be found, total tokens of the
+    last turn)."""
     found = could = before = 0
     for turn in range(n_turns):
         committed()
@@ -50,8 +51,8 @@ def hit_rate(c, model, messages, n_turns, seed, committed=lambda: None):
 
 
 def ten_turns(c, model):
-    """The temperature is so high that re-tokenizing an answer's text hardly ever gives its tokens;
-    they are found all the same."""
+    """The temperature is so high that tokenizing an answer's text hardly ever gives its tokens
+    again. The server finds the generated tokens all the same."""
     for chat in range(2):
         found, could, _ = hit_rate(c, model, [{"role": "system", "content": f"Tell stories, number {chat}."}], 10,
                                    100 * chat)
@@ -61,7 +62,7 @@ def ten_turns(c, model):
 
 
 def restarted(start):
-    """A chat that continues in another process, which reads the answers' tokens from the file."""
+    """A chat continues on another server process, which reads the answers' tokens from their file."""
     first = start(*SAVING)
     c = openai.OpenAI(base_url=f"http://127.0.0.1:{first.port}/v1", api_key="sesame", max_retries=0, timeout=PATIENCE)
     model = c.models.list().data[0].id
@@ -103,7 +104,8 @@ def run(server):
     got = "".join(x.choices[0].delta.content or "" for x in chunks if x.choices)
     check("chat.completions.create(stream=True)", got == text and chunks[0].choices[0].delta.role == "assistant" and
           chunks[-1].usage.completion_tokens == 10 and not chunks[-1].choices, (got, text))
-    word = text.split()[1]  # the client treats an answer cut off by its length as an error
+    # the client library treats an answer that is cut off by its length as an error
+    word = text.split()[1]
     with c.chat.completions.stream(model=model, messages=messages, max_tokens=10, temperature=0, stop=word) as s:
         final = s.get_final_completion()
     check("chat.completions.stream", final.choices[0].message.content == text[:text.index(word)], final)

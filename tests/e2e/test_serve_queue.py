@@ -1,4 +1,5 @@
-"""A full queue of `hcache serve`: Retry-After, the order of requests, and clients that disconnect.
+"""`hcache serve` with a full queue: Retry-After, the order of requests, and clients that
+disconnect.
 """
 import math
 import os
@@ -22,9 +23,9 @@ def n_ended(s):
 
 
 def retry_after(s):
-    """One request has ended, so the server knows the time of a request.  Behind it one runs for
-    long, and the queue is full.  Returns False if that one has ended, too, before the queue was
-    asked, because this test was stopped meanwhile."""
+    """Fills the queue. One request has ended, so the server knows how long a request takes. The
+    next one runs for long, and others wait behind it. Returns False if that one ended before the
+    queue was examined, because this test was stopped meanwhile."""
     start = time.monotonic()
     timings = s.complete("Tell me something long.", max_tokens=700, ignore_eos=True)["timings"]
     # a request holds its place for longer than it decodes

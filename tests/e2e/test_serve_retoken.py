@@ -1,5 +1,5 @@
-"""Chats through `hcache serve` whose answers are sent back as text: found by their tokens, or
-reported as «retokenised at N»."""
+"""Chats through `hcache serve` whose answers are sent back as text. Their state is found by the
+generated tokens, or the miss is reported as «retokenised at N»."""
 import os
 import re
 import sys
@@ -18,8 +18,8 @@ def chat(s, messages, **fields):
 
 
 def resent(s, first, answer):
-    """Returns the miss reason of a chat that continues after this answer, and how often the metric
-    counted one."""
+    """Returns the miss reason of a chat that continues after this answer, and by how much the
+    metric has grown."""
     before = s.metric("hcache_retokenised_total")
     r = chat(s, [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": "And then?"}])
     return r["timings"]["miss"] or "", s.metric("hcache_retokenised_total") - before, r["usage"]["prompt_tokens"]
@@ -31,8 +31,8 @@ def test(s):
     answer = chat(s, first, temperature=2, seed=5, ignore_eos=True)["choices"][0]["message"]["content"]
     miss, counted, _ = resent(s, first, answer)
     check("as it was: its tokens are used", "retokenised" not in miss and counted == 0, (answer, miss))
-    # Letters after an answer, some of which form one token with its last letter: then no token ends
-    # where the answer did.
+    # Letters are appended to an answer. Some of them form one token with the answer's last letter,
+    # and then no token ends where the answer did.
     seen = []
     for seed in range(40):
         answer = chat(s, first, temperature=2, seed=seed, ignore_eos=True)["choices"][0]["message"]["content"]

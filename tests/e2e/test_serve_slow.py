@@ -26,7 +26,7 @@ equal("streamed weights answer as resident ones do", server.complete(**asked)["c
 whole.stop()
 
 # One request holds the only place until it ends. The other stream waits, and gets an SSE comment
-# that reports the wait.
+# that reports this wait.
 body = {"prompt": "A mole", "max_tokens": 1900, "ignore_eos": True, "temperature": 0, "stream": True}
 first = Stream(server, "/v1/completions", body)
 next(first.events)
@@ -46,8 +46,8 @@ second.close()
 equal("SIGTERM with no time to drain ends it in mid-answer", server.stop(), 0)
 first.close()
 
-# A client that reads a few bytes now and then: within --write-timeout the socket must accept more
-# of the answer.
+# A client reads a few bytes now and then. Within --write-timeout the client's socket must accept
+# more of the answer.
 server = Server("models/demo", "--write-timeout", "1")
 text = json.dumps({"content": "A mole and a bird. " * 40000}).encode()
 slow = socket.socket()

@@ -1,4 +1,5 @@
-"""Conversations that outgrow their window: in /v1/responses, across kill -9, until they are erased.
+"""Conversations that outgrow their window, in /v1/responses: they continue across kill -9, and are
+erased completely.
 """
 import os
 import sys
@@ -29,7 +30,7 @@ def test_conversation(tmp):
     args = (MODEL, *SAVING, "--store", os.path.join(tmp, "s"), "--no-reuse", *WINDOW)
     server = Server(*args)
     c = server.post("/v1/conversations", {})[2]["id"]
-    turns = []  # the first state is shorter than a chunk: too little to measure the store with
+    turns = []  # a state shorter than a chunk is too little to measure the store's speed with
     for i in range(8):
         server.post("/v1/cache/flush", {})
         turns.append(say(server, c, LONG))
@@ -66,7 +67,7 @@ def message(role, text):
 
 
 def test_system_items(tmp):
-    """System messages at the beginning count as part of the kept head K, as `instructions` do."""
+    """System messages at the beginning belong to the kept head of K tokens, as `instructions` do."""
     server = Server(MODEL, "--store", os.path.join(tmp, "u"), "--truncate", "0.25,context=256")
 
     def kept(items, **fields):
@@ -96,7 +97,7 @@ def test_system_items(tmp):
 
 
 def test_cache(tmp):
-    """/v1/cache finds the stairs of truncated prompts: it uses the engine's keys."""
+    """/v1/cache finds the stairs of truncated prompts, because it uses the engine's keys."""
     server = Server(MODEL, "--store", os.path.join(tmp, "v"), "--truncate", "0.25,context=256")
     said = {"messages": [{"role": "system", "content": "Speak of the bird. " * 5}, {"role": "user", "content": LONG * 7}]}
 
@@ -157,8 +158,8 @@ def test_fields(tmp):
 
 
 def test_resent(tmp):
-    """Clients that send the whole history with each request: their chats continue past the window,
-    and hit."""
+    """Clients send the whole history with each request. Their chats continue past the window and
+    are restored."""
     server = Server(MODEL, *SAVING, "--store", os.path.join(tmp, "w"), "--no-reuse", *WINDOW)
     cold = Server(MODEL, "--store", os.path.join(tmp, "x"), "--no-reuse", *WINDOW)
     said, seen = [{"role": "system", "content": "You are kind."}], []
@@ -205,7 +206,7 @@ def test_resent(tmp):
 
 
 def test_numbers(tmp):
-    """A request may bring its own C, S and K: its answer is that of a server with these numbers."""
+    """A request may give its own C, S and K. It then gets the answer of a server with these values."""
     server = Server(MODEL, "--store", os.path.join(tmp, "y"), *WINDOW)
     other = Server(MODEL, "--store", os.path.join(tmp, "z"), "--truncate", "0.25,keep=128,context=320")
     numbers, said = "0.25,keep=128,context=320", LONG * 8

@@ -1,5 +1,5 @@
-# test_setup.sh - the messages and requests of tools/setup.sh and make on a machine without their
-# packages.
+# test_setup.sh - tools/setup.sh and make on a machine without their packages: their messages, and
+# what they ask for.
 #
 # dpkg-query is replaced by a script that reports nothing as installed; apt-get and sudo are absent.
 . tests/e2e/lib.sh

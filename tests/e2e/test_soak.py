@@ -1,7 +1,8 @@
-"""Contexts that fit neither memory nor disk move between the tiers, while contexts are erased and
-servers restarted: every answer has the digest that a server without a store gives.
+"""Contexts that fit neither into memory nor onto the disk move between the tiers, while contexts
+are erased and servers are restarted. Every answer has the digest that a server without a store
+gives.
 
-SOAK_SECONDS sets the duration (default: until everything has happened once), SOAK_DRAM and
+SOAK_SECONDS sets the duration (default: until each kind of event has happened once), SOAK_DRAM and
 SOAK_DISK the sizes of the tiers."""
 import hashlib
 import json
@@ -76,7 +77,7 @@ class Soak:
                 self.wrong.append(i)
 
     def round(self):
-        """Sends a few requests at once; then one context is erased, or the server is restarted."""
+        """Sends a few requests at once. Then erases one context, or restarts the server."""
         some = [min(int(self.random.expovariate(4 / CONTEXTS)), CONTEXTS - 1) for _ in range(3 * CLIENTS)]
         threads = [threading.Thread(target=lambda mine: [self.ask(i) for i in mine], args=(some[k::CLIENTS],))
                    for k in range(CLIENTS)]

@@ -1,8 +1,8 @@
-"""Conversations that the server keeps: continued with exact tokens, branched, and erased, across
-kill -9.
+"""Conversations that the server keeps: they continue with exact tokens, branch and are erased, also
+across kill -9.
 
-KILL_CYCLES (12) and KILL_SEED (1) control the kills in mid-turn; `make kill-turns` does 100.
-Arguments pick tests by name ("kill")."""
+KILL_CYCLES (12) and KILL_SEED (1) control the kills in the middle of a turn; `make kill-turns` does
+100. Arguments pick tests by name ("kill")."""
 import json
 import os
 import random
@@ -48,7 +48,8 @@ def error(server, body, path="/v1/responses", headers=None):
 
 
 def tokens_in(db, name):
-    """Returns (tokens kept of the parent, the other tokens) of a turn; the server must not run."""
+    """Returns (number of tokens kept of the parent, the turn's other tokens). The server must not
+    run meanwhile."""
     c = sqlite3.connect(db)
     kept, blob = c.execute("SELECT n_kept, tokens FROM turn WHERE name = ?", (name,)).fetchone()
     c.close()
@@ -134,8 +135,8 @@ def test_stream(tmp):
     check("and their text is the response's", said == text_of(last) and len(said) > 0, events)
     kept = server.request("GET", "/v1/responses/" + last["id"])[2]
     check("which is kept", kept == last, kept)
-    # Its last token is far away.  If it was reached all the same, because this test was stopped
-    # meanwhile, the request is repeated.
+    # The request's last token is far away. If the request ended all the same, because this test was
+    # stopped meanwhile, it is repeated.
     cancelled = 'hcache_requests_total{end="cancelled"}'
     for _ in range(20):
         before = server.metric(cancelled)
@@ -209,7 +210,7 @@ def test_conversations(tmp):
     _, _, gone = server.request("DELETE", "/v1/responses/" + c["id"])
     check("a response in a conversation stays there without its name", gone["shared_turns"] == 1 and
           respond(server, "Go on.", conversation=w["id"])["status"] in ("completed", "incomplete"), gone)
-    # if this test was stopped meanwhile, the long one ended before the short one began
+    # if this test was stopped meanwhile, the long request may end before the short one begins
     for _ in range(20):
         w = server.post("/v1/conversations", {})[2]
         s = Stream(server, "/v1/responses", {"input": "At once 0.", "conversation": w["id"], "ignore_eos": True,
@@ -300,7 +301,7 @@ def test_erased_state(tmp):
     check("and leaves what others have", stored(a["id"]) == whole[a["id"]] and stored(c["id"]) == whole[c["id"]])
     again = respond(server, LONG, store=False)
     check("a prompt that nobody keeps shares them", again["usage"]["input_tokens_details"]["cached_tokens"] >= 64, again)
-    server.post("/v1/cache/flush", {})  # chunks being written cannot be erased yet
+    server.post("/v1/cache/flush", {})  # chunks that are being written cannot be erased yet
     server.post("/v1/cache/pin", {"response_id": c["id"], "ttl": 1000})
     server.request("DELETE", "/v1/responses/" + a["id"])
     gone = server.request("DELETE", "/v1/responses/" + c["id"])[2]
@@ -316,7 +317,7 @@ def test_erased_state(tmp):
     a = respond(server, LONG)
     v = server.post("/v1/conversations", {"items": [{"role": "user", "content": "x"}]})[2]
 
-    def all_gone():  # the conversation is younger
+    def all_gone():  # the conversation is younger than the response, so it expires later
         stats = server.request("GET", "/v1/cache/stats")[2]
         return code(server, "GET", "/v1/responses/" + a["id"]) == code(server, "GET", "/v1/conversations/" + v["id"]) == 404 \
             and stats["tiers"][0]["chunks"] == stats["conversations"]["turns"] == 0
@@ -339,7 +340,7 @@ def test_idle(tmp):
     def chunks():  # a look-up would be a use
         return server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["chunks"]
     ask("prefetch", prompt=kept)
-    # not the unfinished chunk after them
+    # the unfinished chunk is not kept
     n_kept = ask("pin", prompt=kept, ttl=100000)["pinned_tokens"] // 64
     ask("prefetch", prompt=LONG)
     server.stop()
@@ -441,8 +442,8 @@ def test_cache(tmp):
 
 
 def test_tools(tmp):
-    """A tool is called, its result is sent, the answer follows: on responses, messages and chats,
-    streamed too."""
+    """A tool is called, its result is sent, and the answer follows: in responses, messages and
+    chats, whole and streamed."""
     server = Server(scripted_model.make(os.path.join(tmp, "m")), "--store", os.path.join(tmp, "s"))
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     city = {"city": "Oslo"}
@@ -542,14 +543,14 @@ def test_run(tmp):
 
 
 def test_kill(tmp):
-    """kill -9 in the middle of a turn: the conversation ends with the turn before, or with the new
-    one."""
+    """kill -9 in the middle of a turn. Afterwards the conversation ends either with the previous
+    turn or with the new one."""
     rng = random.Random(SEED)
     store = os.path.join(tmp, "s")
     server, name, said, n_mid, bad = Server(MODEL, "--store", store), None, [], 0, []
     name = server.post("/v1/conversations", {})[2]["id"]
-    # the latest moment of a kill; adapted, so that about half of the kills come in time on a quick
-    # machine, too
+    # The latest moment of a kill. The test adapts it, so that about half of the kills come before
+    # the turn ends, on a quick machine, too.
     latest = 0.25
     for cycle in range(CYCLES):
         words = f"Turn {cycle}: " + rng.choice(["tell me about birds.", LONG, "go on."])
@@ -580,7 +581,7 @@ def test_kill(tmp):
         if done is not None and not (is_new and now[-1][1] == text_of(done)) or not (is_old or is_new):
             bad.append((cycle, done is not None, now[-3:]))
         said = now
-        if sum(len(t) for _, t in said) > 2000:  # the context is short
+        if sum(len(t) for _, t in said) > 2000:  # keeps the conversation within the short context
             name, said = server.post("/v1/conversations", {})[2]["id"], []
     check(f"{CYCLES} times killed, {n_mid} of them in mid-turn: always at the old or the new turn (seed {SEED})",
           not bad and n_mid >= CYCLES // 4, bad)

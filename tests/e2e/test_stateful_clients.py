@@ -132,7 +132,7 @@ def run_anthropic(c, model):
 
 
 def run_tools(o, a, model):
-    """The clients' own tool loops: ask, receive the call, send the result, read on."""
+    """The clients' own tool loops: ask, receive a call, send its result, read the answer."""
     function = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
     said = "How is the weather?"
     r = o.responses.create(model=model, input=said, tools=[function])

@@ -57,8 +57,8 @@ check "gc leaves what is used" test "$rc" -eq 0 -a "$(json 'j["file_bytes"] > 0'
 run_hc store verify "$dirs"
 check "and it is sound after" test "$rc" -eq 0
 
-# A hidden state of layer 1 (that of layer 0 is never read: it is the embedding).  It lies behind
-# the header of 4096 bytes and layer 0's 64 rows of bf16.
+# Damages a hidden state of layer 1. (Hidden states of layer 0 are embeddings and are never read.)
+# The records of layer 1 lie behind the header of 4096 bytes and layer 0's 64 rows of bf16.
 behind_first=$(python3 -c 'import json,sys; print(4096 + 64 * 2 * json.load(open(sys.argv[1]))["hidden_size"] + 520)' "$model/config.json")
 printf 'damage' | dd of="$tmp/a/seg-000000.hc" bs=1 seek="$behind_first" conv=notrunc 2>/dev/null
 run_hc store verify "$dirs"
@@ -102,7 +102,8 @@ check "one chunk is saved" test "$rc" -eq 0
 run_hc store stat "$tmp/one"
 check "one of each is singular" grep -q '^1 chunk (64 tokens) in 1 extent on 1 directory$' "$tmp/out"
 
-# Titles of the conversations that used a chunk, when no server has the store open.
+# `store ls` shows the titles of the conversations that use a chunk, if no server has the store
+# open.
 talk() { echo "$1" | "$hc" run models/demo --store "$tmp/talks" --save kv -i --conversation "$2" -n 40 >/dev/null 2>&1; }
 talk "My dog is called Biscuit, and we live in Lisbon near the old harbour." "Dogs in Lisbon"
 talk "Tell me a story about a mole in a deep burrow." "A mole"
@@ -113,7 +114,7 @@ check "and in the JSON" json_is 'sorted({c["title"] for c in j["chunks"] if c["t
 run_hc store ls "$tmp/one" --json
 check "what belongs to no conversation has none" json_is '{c["title"] for c in j["chunks"]}' "{None}"
 
-# rm: removes a chunk and all that continue it, permanently.
+# `store rm` permanently removes a chunk and all chunks that continue it.
 run_hc run "$model" --token-ids "$tmp/ids" --max-tokens 1 --ignore-eos --store "$tmp/one" --save kv
 run_hc store ls "$tmp/one" --json
 second=$(json '[c["key"] for c in j["chunks"] if c["index"] == 1][0]')

@@ -1,15 +1,16 @@
-"""A server whose file system becomes read-only while it runs, and one whose system clock is set.
+"""A server whose file system becomes read-only while it runs, and a server whose system clock is
+set.
 
-Read-only: an ext4 in a file is mounted, a server saves to it, and the file system is aborted, as an
-error of the device would do.  From then on every write fails.  (A file system with files open for
-writing cannot be remounted read-only otherwise.)  Answers continue unchanged; one warning and the
-metrics say that nothing is saved.  Only unmounting makes such a file system writable again, so the
-server has to be restarted; it then finds what was committed, and saves again.  Skipped without
-root, loop devices or mkfs.ext4.
+Read-only: an ext4 in a file is mounted, and a server saves to it. Then the file system is aborted,
+as after an error of the device, and every write fails. (Otherwise a file system with files open for
+writing cannot become read-only.) Answers stay the same. One warning and the metrics say that
+nothing is saved. Such a file system becomes writable only by unmounting it, so the server has to be
+restarted. It then finds the committed state, and saves again. Skipped without root, loop devices or
+mkfs.ext4.
 
-Clock: a library loaded before the C library (built here) shifts the system's clock by the value in
-a file.  Conversations with a time to live, pins and recorded times are not affected when the clock
-is set by years.  A server started with its clock behind keeps everything."""
+Clock: a library that is built here and loaded before the C library shifts the system's clock by the
+value in a file. Setting the clock by years does not affect conversations with a time to live, pins
+and recorded times. A server that is started with its clock behind keeps everything."""
 import json
 import os
 import shutil
@@ -128,7 +129,8 @@ time_t time(time_t *out)
 
 
 class ShiftedServer(Server):
-    """A server whose system clock is ahead by .shift_s seconds, which may be changed at any time.
+    """A server whose system clock is ahead by .shift_s seconds. The test may change .shift_s at any
+    time.
     """
 
     def __init__(self, store, shift_s, *options):
@@ -174,8 +176,8 @@ def clock_is_set():
 
 
 def crowd(server, seed):
-    """Saves contexts until the store evicts.  A save may be shed, so their number is not known in
-    advance."""
+    """Saves contexts until the store evicts. Saving may skip contexts when it falls behind, so
+    their number is not known in advance."""
     def evicts():
         nonlocal seed
         answer(server, prompt(300, seed))
@@ -278,13 +280,13 @@ def times_to_live():
 
 
 def hints():
-    """Under --policy ours, a client's hint of the next use decides which context a full store
+    """Under --policy ours a client's hint of the next use decides which context a full store
     evicts."""
     def left(policy, **fields):
         server = Server(SYNTH, "--store", os.path.join(tmp, f"hints-{policy}-{len(fields)}"), "--no-reuse", *SAVING,
                         "--policy", policy, "--store-cap", "1M")
 
-        def is_saved():  # a save may be shed
+        def is_saved():  # a save is skipped if saving falls behind
             server.complete(A, max_tokens=1, **fields)
             server.post("/v1/cache/flush", {})
             return server.post("/v1/cache/lookup", {"prompt": A})[2]["stored_tokens"] == 256

@@ -1,10 +1,10 @@
 """Real system calls that fail under a running `hcache run --store`, and real file systems that
-accept no writes: strace injects errors into calls on the store's files; a small tmpfs is full;
+accept no writes. strace injects errors into calls on the store's files. One small tmpfs is full,
 another is read-only.
 
 Whatever fails, the run ends with the tokens and the logits digest of a run without a store, or with
-status 1 and a message that names the store.  What an earlier run reported as committed is found by
-the next run without faults, and `store verify` finds nothing bad.
+status 1 and a message that names the store. The next run without faults finds everything that an
+earlier run reported as committed, and `store verify` finds nothing bad.
 
 SYSCALL_CASES=N (5) runs the first N cases of each kind; HCACHE_CAMPAIGN_OUT=FILE receives the
 counts."""
@@ -24,15 +24,15 @@ N_CASES = int(os.environ.get("SYSCALL_CASES", "5"))
 tmp = os.path.realpath(tempfile.mkdtemp(prefix="hcache-syscalls."))
 n_injected = 0
 
-# system call, error, which of its calls on the store's files ("2": the second, "2+": from the
-# second on)
+# System call, error, and which of the calls on the store's files fail: "2" is the second, "2+" the
+# second and all later ones.
 PATH_CASES = [
     ("pwrite64", "EIO", "1"), ("fdatasync", "EIO", "1"), ("pread64", "EIO", "1"), ("openat", "EMFILE", "2+"),
     ("fallocate", "ENOSPC", "1+"), ("pwrite64", "ENOSPC", "2+"), ("fdatasync", "EIO", "2"), ("pwrite64", "EROFS", "3+"),
     ("fcntl", "ENOLCK", "1+"), ("fallocate", "EOPNOTSUPP", "1+"), ("openat", "EACCES", "1+"), ("pread64", "EIO", "4+"),
     ("unlink", "EROFS", "1+"), ("ftruncate", "EIO", "1+"), ("pwrite64", "EINTR", "2"), ("fdatasync", "EIO", "4+"),
 ]
-# calls that have no path: only the store uses them
+# System calls without a path, which only the store makes.
 RING_CASES = [("io_uring_enter", "EIO", "2+"), ("io_uring_setup", "ENOSYS", "1+"), ("io_uring_enter", "EINTR", "1"),
               ("io_uring_setup", "EMFILE", "2+")]
 
@@ -76,8 +76,8 @@ def strace(store, syscall, error, when, log):
 
 
 def injected(case):
-    """Fills a store with something committed, runs once with faults while saving more, and once
-    without."""
+    """Fills a store and commits something, runs once with faults while saving more, and runs once
+    without faults."""
     global n_injected
     name = "{} {} at {}".format(*case)
     store, log = os.path.join(tmp, "store"), os.path.join(tmp, "trace")
@@ -123,11 +123,11 @@ def full(at):
 
 
 def full_under_cap(at):
-    """The cap is larger than the disk: the least recently used chunks are evicted and everything
-    new is saved, without a warning."""
+    """The cap is larger than the disk. The least recently used chunks are evicted and all new
+    chunks are saved, without a warning."""
     store = os.path.join(at, "s")
-    # With a throttle the store's speed is not measured first.  (Measuring holds up to 32 chunks for
-    # a moment, which are most of them here.)
+    # With a throttle the store's speed is not measured at the start. (Measuring pins up to 32
+    # chunks for a moment, which are most of the chunks here.)
     capped = lambda seed: run(command(prompt(330, seed), store) + ["--store-cap", "1G", "--throttle", "10G"])
     runs = [capped(seed) for seed in range(12)]
     check("full under the cap: all is saved", all(r is not None and r["committed_tokens"] >= 330 for _, r in runs),

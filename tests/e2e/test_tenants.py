@@ -1,4 +1,4 @@
-"""What one API key sees of the other keys' counters: nothing, unless it is an administrator's."""
+"""An API key sees no counters of other keys, unless it is an administrator's."""
 import os
 import shutil
 import sys

@@ -33,7 +33,7 @@ def run_json(*options):
 
 
 class Terminal:
-    """hcache run -i on its own terminal, with models/demo or over a server."""
+    """`hcache run -i` on a terminal of its own, with models/demo in its process or over a server."""
 
     def __init__(self, *options, **environment):
         self.pid, self.fd = pty.fork()
@@ -46,12 +46,12 @@ class Terminal:
         if select.select([self.fd], [], [], 0.05)[0]:
             try:
                 self.shown += os.read(self.fd, 65536).decode(errors="replace").replace("\r", "")
-            except OSError:  # its end
+            except OSError:  # the program has ended
                 pass
 
     def until(self, pattern):
-        """Returns whether the pattern appears after the text that was waited for before; .said is
-        the text up to it."""
+        """Returns whether the pattern appears in the text after the previous match. Sets .said to
+        the text up to the pattern."""
         stop = time.time() + PATIENCE
         while time.time() < stop:
             m = re.search(pattern, self.shown[self.mark:])
@@ -140,9 +140,10 @@ def test_terminal():
     check("there is a prompt", t.until("> "), t.shown)
     check("an answer", t.ask("My dog is called Biscuit.", r"dog is called Biscuit\.\n") and t.until("> "), t.shown)
     t.type("What is my cat called?")
-    t.type("\x1b[D" * len("cat called?") + "\x04" * 3 + "dog\n")  # to the left, three times delete, dog
+    # moves to the left, deletes three letters, and types "dog"
+    t.type("\x1b[D" * len("cat called?") + "\x04" * 3 + "dog\n")
     check("a line is edited", t.until(r"Your dog is called Biscuit\.\n") and t.until("> "), t.shown)
-    t.type("\x1b[A\n")  # upwards: the line before
+    t.type("\x1b[A\n")  # the up key brings back the previous line
     check("and recalled", t.until(r"Your dog is called Biscuit\.\n") and t.until("> "), t.shown)
     check("the program has taken over the terminal when it shows its prompt", not t.cooked(), t.shown)
     t.type("nonsense\x03")
@@ -161,8 +162,8 @@ def test_terminal():
 
 
 def test_kept():
-    """With a store a conversation is kept even if it has no name; a prompt's file is its first
-    message."""
+    """With a store, a conversation without a name is kept, too. With a prompt's file, the file's
+    text is the conversation's first message."""
     store = os.path.join(tmp, "unnamed")
     t = Terminal("--store", store)
     t.until("> ")
@@ -184,8 +185,8 @@ def test_kept():
 
 
 def test_retry():
-    """/retry gives another answer unless the temperature is 0; over a server, too."""
-    question = "q"  # a question without a clearly most probable answer
+    """/retry gives another answer, unless the temperature is 0. It works over a server, too."""
+    question = "q"  # a question for which no answer is much more probable than others
     server = Server(MODEL)
     for name, ask in (("here", lambda *o, lines: run(MODEL, "-i", *o, text="".join(line + "\n" for line in lines)).stdout),
                       ("over a server", lambda *o, lines: remote(server, *o, lines=lines)[1])):
@@ -206,8 +207,8 @@ def messages_of(store, name):
 
 
 def test_paste():
-    """Several pasted lines are one message, which Enter sends.  Letters beyond ASCII can be typed
-    and edited, also if the terminal's locale has none."""
+    """Several pasted lines make one message, which Enter sends. Letters beyond ASCII can be typed
+    and edited, even if the terminal's locale has none."""
     store = os.path.join(tmp, "pasted")
     for name, locale in (("posix", "C"), ("utf-8", "C.UTF-8")):
         t = Terminal("-n", "4", "--store", store, "--conversation", name, LC_ALL=locale)
@@ -261,8 +262,8 @@ def test_stop():
 
 
 def test_stop_while_reading():
-    """Ctrl-C before the first token: the question is kept, and the program continues.  The prompt's
-    state comes from a store that takes minutes."""
+    """Ctrl-C before the first token keeps the question, and the program continues. The prompt's
+    state comes from a store that takes minutes to read."""
     options = ["--conversation", "long", "--store", os.path.join(tmp, "reading"), "--plan", "kv", "--history=false"]
     run(MODEL, "-i", *options, "-n", "4", text="one two three four " * 160 + "\n")
     t = Terminal(*options, "--throttle", "64K")
@@ -284,7 +285,7 @@ def test_history():
     t.until("> ")
     t.ask("a line to be kept", r"\n.*\n")
     t.until("> ")
-    os.kill(t.pid, signal.SIGKILL)  # each message is kept at once
+    os.kill(t.pid, signal.SIGKILL)  # shows that each message is kept at once
     t.end()
     equal("the history is readable by its owner alone", os.stat(HISTORY).st_mode & 0o7777, 0o600)
     equal("and so is its folder", os.stat(os.path.dirname(HISTORY)).st_mode & 0o7777, 0o700)

@@ -26,13 +26,14 @@ check "from disk, in another process: the same logits" json_is 'j["logits_digest
 truncated --token-ids "$tmp/most" --max-tokens 11 --store "$tmp/store" --plan recompute
 check "recomputed: the stairs are replayed" json_is '[j["cached_tokens"], j["logits_digest"]]' "0 $whole"
 
-# Killed while it decodes past its window: whatever was saved is right, and is used.
+# The run is killed while it decodes past its window. All state that was saved is right, and a later
+# run uses it.
 for i in 1 3 6; do
     rm -rf "$tmp/killed"
     "$hc" run "$model" --ignore-eos --truncate 0.25,context=256 --token-ids "$tmp/ids" --max-tokens 500 \
         --store "$tmp/killed" >/dev/null 2>&1 &
     pid=$!
-    for ((n = 0; n < PATIENCE * 100; n++)); do # until some stair is stored
+    for ((n = 0; n < PATIENCE * 100; n++)); do # waits until some stair is stored
         used=$("$hc" store stat "$tmp/killed" --json 2>/dev/null | python3 -c 'import json,sys; print(json.load(sys.stdin).get("chunks", 0))' 2>/dev/null)
         [ "${used:-0}" -ge $((i + 2)) ] && break
         kill -0 $pid 2>/dev/null || break

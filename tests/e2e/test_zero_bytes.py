@@ -27,7 +27,7 @@ def n_tokens(server, path, body, *names):
 
 
 def longer(server, name, path, make, *names):
-    """The text after the zero byte is part of the prompt, and the byte itself is one token."""
+    """The text behind the zero byte is part of the prompt, and the zero byte is a token of its own."""
     whole, cut, without = (n_tokens(server, path, make(t), *names) for t in (TEXT, CUT, "Hello"))
     check(f"{name}: the text behind a zero byte is in the prompt",
           isinstance(whole, int) and whole > cut + 8 and cut > without, (without, cut, whole))
@@ -64,7 +64,7 @@ def test_prompts(s):
 
 
 def test_kept(s):
-    """The conversation is kept whole, and continues from its own tokens."""
+    """The conversation is kept with all of the text, and continues from its own tokens."""
     status, _, first = s.post("/v1/responses", {"input": TEXT, "instructions": "Sing.\0 Loud.", "max_output_tokens": 4})
     equal("responses: instructions come back whole", (status, first.get("instructions")), (200, "Sing.\0 Loud."))
     if status != 200:
@@ -89,7 +89,7 @@ def test_kept(s):
 
 
 def test_names(s, response, conversation):
-    """A name that contains a zero byte exists nowhere."""
+    """No conversation or response has a name that contains a zero byte."""
     refused = (400, 404)
     for name, path, body in (
             ("previous_response_id", "/v1/responses", {"input": "x", "previous_response_id": response + "\0x"}),
@@ -116,7 +116,7 @@ def test_names(s, response, conversation):
 
 
 def test_terminal(tmp):
-    """A line of `run -i --conversation` that contains a zero byte."""
+    """A line typed into `run -i --conversation` contains a zero byte."""
     store = os.path.join(tmp, "talk")
     p = subprocess.run([HC, "run", MODEL, "--store", store, "-i", "--conversation", "zero", "-n", "4"],
                        input=TEXT.encode() + b"\n", capture_output=True, timeout=PATIENCE)

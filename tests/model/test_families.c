@@ -2,9 +2,9 @@
  *
  * tests/model/golden/families/NAME holds a tiny random checkpoint that the library saved, and the
  * library's float64 results for it (tools/golden/make_families.py). For each state type:
- * f32 logits of the prefill and of 8 decode steps within 1e-4 of the largest; greedy ids equal
- * bf16 the error against float64 is no larger than that of the library's own bf16 run
- * f16 the same bound as bf16 (f16 has 11 bits of mantissa, bf16 has 8)
+ *   f32   logits of the prefill and of 8 decode steps within 1e-4 of the largest; greedy ids equal
+ *   bf16  the error against float64 is no larger than that of the library's own bf16 run
+ *   f16   the same bound as bf16 (f16 has 11 bits of mantissa, bf16 has 8)
  *
  * Two promises hold bit for bit in every type: logits do not depend on how the prompt is cut and on
  * the number of threads, and K and V projected from a layer's saved input are those of the forward
