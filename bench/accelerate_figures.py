@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Measures decoding of a model larger than its memory, by turns in one memory cgroup: hcache with
-streamed weights, and transformers with accelerate's disk offload.
+"""Measures decoding of a model larger than its memory in one memory cgroup, alternating between
+hcache with streamed weights and transformers with accelerate's disk offload.
 
     bench/accelerate_figures.py PYTHON [--limit 2000] [--budget 1850] [--cpu 1300,1000]
                                 [--batches 1,8] [--tokens 4] [--rounds 2] [--keep DIR]
 
 PYTHON is an interpreter that has torch, transformers and accelerate (a virtual environment; a CPU
-build of torch will do).  The script makes a Llama of 1.26 thousand million parameters in bf16 (2.5
-GB) with random weights.  --limit, --budget and --cpu are megabytes: of the cgroup, of
-`--weights-memory`, and of accelerate's max_memory["cpu"], of which the first that survives in the
-cgroup is taken.  Needs root and a cgroup.  The page cache of the model's files is dropped before
-each run.  Only decode steps are timed."""
+build of torch will do). The script makes a Llama of 1.26 thousand million parameters in bf16 (2.5
+GB) with random weights. Three options are in megabytes: --limit is the cgroup's, --budget is
+`--weights-memory`, and --cpu lists values of accelerate's max_memory["cpu"]. The script uses the
+first of these with which accelerate survives in the cgroup. Needs root and a cgroup. The page cache
+of the model's files is dropped before each run. Only decode steps are timed."""
 import argparse
 import json
 import os
@@ -88,7 +88,7 @@ print(json.dumps({"disk_modules": n_disk, "rows": rows}))
 
 
 def accelerate(group, args, folder, cpu_mb):
-    """Returns (result, process). The result is None if the process did not survive."""
+    """Returns (result, process). The result is None if the process was killed."""
     drop_cache(folder)
     p = group.run([args.python, os.path.join(folder, "offloaded.py"),
                    os.path.join(folder, "model"), str(cpu_mb), str(args.prompt),
@@ -122,7 +122,7 @@ def make(args, folder):
 
 
 def find_cpu(group, args, folder):
-    """Returns the first of --cpu with which accelerate survives, and its first result."""
+    """Returns the first value of --cpu with which accelerate survives, and the result of that run."""
     last = None
     for cpu_mb in map(int, args.cpu.split(",")):
         got, last = accelerate(group, args, folder, cpu_mb)

@@ -50,7 +50,8 @@ ARMS = {"dram": ("--dram", a.dram), "staging": ("--dram", "0"), "off": ("--dram"
 
 
 def load():
-    """Returns the first requests of the first sessions, each with the numbers of its kept blocks.
+    """Returns the first requests of the first sessions. Each has the numbers of the blocks that are
+    kept of its prompt.
     """
     sessions = collections.OrderedDict()
     with open(a.trace) as f:
@@ -67,7 +68,7 @@ def load():
 
 
 def prompt_of(session, row, i):
-    """Returns 64 tokens of each block, and a few tokens that no other request has."""
+    """Returns the 64 tokens of each block, followed by a few tokens that no other request has."""
     out = []
     for b in row["blocks"]:
         out += tokens(session * 1000003 + b, CHUNK, a.vocabulary)

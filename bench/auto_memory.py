@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Measures the peak memory of `--weights-memory auto` in a memory cgroup, beside its budget.
+"""Measures the peak memory of `--weights-memory auto` in a memory cgroup, and compares it with the
+budget that auto chose.
 
     bench/auto_memory.py PACKED [--limits 1000,1500,2000] [--max-context 512] [--tokens 4]
 
-PACKED is a packed model larger than each limit (megabytes).  Needs root and a cgroup.  Exits 1
-where a peak is more than 5 % above the budget."""
+PACKED is a packed model that is larger than each limit (in megabytes). Needs root and a cgroup.
+Exits with 1 if a peak is more than 5 % above its budget."""
 import argparse
 import os
 import re
@@ -16,7 +17,7 @@ from memory_group import Group, drop_cache
 HERE = os.path.dirname(os.path.abspath(__file__))
 HC = os.path.join(HERE, "..", "build", "hcache")
 
-# Runs a command, and writes the peak memory of this one child to a file.
+# Runs a command as a child, and writes this child's peak memory to a file.
 PEAK = """
 import resource, subprocess, sys
 rc = subprocess.run(sys.argv[2:]).returncode
@@ -27,7 +28,7 @@ sys.exit(rc)
 
 
 def measure(args, limit):
-    """Returns the budget, the process's peak and the group's in bytes, and the printed table."""
+    """Returns the budget, the process's peak and the cgroup's peak in bytes, and the printed table."""
     group = Group(limit)
     with tempfile.NamedTemporaryFile("w") as ids, tempfile.NamedTemporaryFile("r") as peak:
         ids.write(" ".join(str(i * 7 % 3000) for i in range(200)))

@@ -52,7 +52,7 @@ static void *compute(void *arg)
     return NULL;
 }
 
-/* Drops pages after each read, so that the device is read and not the page cache. */
+/* Drops pages from the cache after each read, so that every read comes from the device. */
 static void *read_on(void *arg)
 {
     struct background_run *run = arg;

@@ -17,14 +17,14 @@ enum background {
     BACKGROUNDS
 };
 
-/* "none", "busy", "busy2", "reader". */
+/* Returns "none", "busy", "busy2" or "reader". */
 const char *background_name(enum background b);
-/* Returns ERR_USAGE if no kind has that name. */
+/* Parses a name. Returns 0, or ERR_USAGE if no kind has this name. */
 int background_parse(const char *name, enum background *out, struct err *err);
 
 struct background_run;
-/* Starts the work; io and folder are for the reader.  Returns NULL for BACKGROUND_NONE, and if no
- * thread can be started or there is nothing to read (err says which). */
+/* Starts the work; io and folder are for the reader. Returns NULL for BACKGROUND_NONE. Also returns
+ * NULL if no thread can be started or the folder has no file; err then has the reason. */
 struct background_run *background_start(enum background b, struct io *io,
                                         const char *folder, struct err *err);
 /* Ends the work. NULL is allowed. */

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Tokens per second of `hcache batch`, compared with the same requests sent to `hcache serve` by 1
-and by 8 clients.
+client and by 8 clients.
 
-  bench/batch_figures.py MODEL [--lines 32] [--tokens 32] [--rounds 2] [--groups 2] [--kv-tokens 0]
+bench/batch_figures.py MODEL [--lines 32] [--tokens 32] [--rounds 2] [--groups 2] [--kv-tokens 0]
 
-The requests are chats in groups, interleaved; each group has a long system message of its own, as
-in evaluations.  --kv-tokens bounds the KV cache in all ways of running, so that it cannot hold all
-groups. All ways are greedy and have no store and the server's default of 8 sequences.  A new server
-is started for each measurement, so nothing is left from the one before.  The ways take turns (A B C
-A B C). Loading is not counted: a batch's time is that of its summary.  The last column is the time
-of the slowest round."""
+The requests are chats in groups, interleaved. Each group has a long system message of its own, as
+in evaluations. --kv-tokens bounds the KV cache of all three ways, so that it cannot hold all
+groups. All ways are greedy, and have no store and the server's default of 8 sequences. A new server
+is started for each measurement, so that nothing is left from the previous one. The ways take turns
+(A B C A B C). Loading is not counted: a batch's time is that of its summary. The last column is the
+time of the slowest round."""
 import argparse
 import concurrent.futures
 import http.client

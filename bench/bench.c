@@ -45,8 +45,9 @@ static int lock_dir(const char *path, struct stat *st)
 
 #define TEMP_NAME "hcache-bench-"
 
-/* Removes the folders of benchmarks that a signal ended: gigabytes that nobody would look for.  A
- * folder that is less than a minute old may not be locked yet, so it stays. */
+/* Removes the folders of benchmarks that were ended by a signal. They hold gigabytes that would
+ * otherwise be forgotten. A folder that is less than a minute old stays, because its benchmark may
+ * not have locked it yet. */
 static void sweep(const char *base)
 {
     DIR *d = opendir(base);
@@ -74,7 +75,7 @@ int bench_place_open(struct bench_place *p, struct engine_args *e, struct err *e
         return engine_args_finish(e, err);
     const char *base = getenv("TMPDIR");
     if (base == NULL || base[0] == 0)
-        base = "/var/tmp"; /* /tmp may be in memory */
+        base = "/var/tmp"; /* /tmp may lie in memory */
     sweep(base);
     int n = snprintf(p->temp, sizeof p->temp, "%s/" TEMP_NAME "XXXXXX", base);
     if (n >= (int)sizeof p->temp || mkdtemp(p->temp) == NULL) {

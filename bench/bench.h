@@ -22,7 +22,7 @@ int bench_save(int argc, char **argv);
 int bench_stream(int argc, char **argv);
 int bench_tiers(int argc, char **argv);
 int bench_hybrid(int argc, char **argv);
-int bench_hybrid_run(int argc, char **argv); /* for `bench hybrid run` */
+int bench_hybrid_run(int argc, char **argv); /* runs `hcache bench hybrid run` */
 
 /* --- options of benchmarks that run an engine --------------------------------------------------
  */
@@ -32,9 +32,9 @@ struct bench_common {
     struct engine_args engine;
 };
 
-extern const struct opt bench_positionals[]; /* one positional: MODEL */
+extern const struct opt bench_positionals[]; /* the one positional argument: MODEL */
 
-/* Rows of their option tables. */
+/* Rows for the option tables of these benchmarks. */
 /* clang-format off */
 #define BENCH_OPT_STORE                                                                    \
     OPT_STORE(struct bench_common,                                                         \
@@ -46,7 +46,7 @@ extern const struct opt bench_positionals[]; /* one positional: MODEL */
 #define BENCH_OPT_BATCH    OPT_BATCH_ROWS(struct bench_common)
 /* clang-format on */
 
-/* The longest history of any benchmark. */
+/* Tokens of the longest history that a benchmark accepts. */
 enum { BENCH_MAX_TOKENS = 1 << 20 };
 
 /* --- the table of a device: bench device, bench kernels --------------------------------------- */
@@ -54,7 +54,8 @@ enum { BENCH_MAX_TOKENS = 1 << 20 };
 struct device_table {
     struct engine_args engine; /* the device, its dtype, threads and ranks */
     const char *csv;
-    const char *only; /* only rows whose kind and shape contain this text; NULL: all */
+    /* prints only rows whose kind and shape contain this text; NULL: all rows */
+    const char *only;
     int runs, tokens, width;
 };
 /* Measures and prints the device's limits, and then each operation as a share of them. */
@@ -63,24 +64,24 @@ int device_table_run(const struct device_table *o, struct err *err);
 /* --- the place of the state --------------------------------------------------------------------
  */
 
-/* The folders of --store, none for "memory", or a temporary folder (in TMPDIR or /var/tmp).
- * bench_place_close removes a temporary folder with its contents; if a signal ends the process
- * before, the next benchmark removes it. */
+/* The folders of the store: those of --store, none for "memory", or a temporary folder in TMPDIR or
+ * /var/tmp. bench_place_close removes a temporary folder with its contents. If a signal ends the
+ * process before, the next benchmark removes the folder. */
 struct bench_place {
-    char temp[256]; /* "": the folders are the user's */
+    char temp[256]; /* path of the temporary folder; "": the user has named the folders */
     const char *temp_dir;
-    int lock_fd; /* lock of the temporary folder while it is in use; -1: none */
+    int lock_fd; /* descriptor of the temporary folder's lock; -1: no lock */
 };
 
-/* Sets the folders in e->o, which points into *p and e->store from then on. Returns 0 or an error.
- */
+/* Sets the folders in e->o, which points into *p and e->store from then on. Returns 0 or an
+ * error. */
 int bench_place_open(struct bench_place *p, struct engine_args *e, struct err *err);
 void bench_place_close(struct bench_place *p);
 
 /* --- numbers, ends and figures ---------------------------------------------------------------- */
 
-/* Parses an item of a list option as a number from least to most. Otherwise ERR_USAGE, which names
- * the option and the bounds. */
+/* Parses an item of a list option as a number from least to most. Returns 0, or ERR_USAGE with a
+ * message that names the option and the bounds. */
 int bench_number(const char *option, const char *text, int least, int most, int *out,
                  struct err *err);
 
@@ -89,6 +90,7 @@ int bench_end(const char *name, int rc, const struct err *err);
 
 /* Returns the q-quantile of v[0..n), n > 0. Sorts v. */
 double bench_quantile(double *v, int n, double q);
-double bench_median(double *v, int n); /* for an even number, the mean of the middle two */
+/* Returns the median; of an even number of values, the mean of the middle two. */
+double bench_median(double *v, int n);
 
 #endif

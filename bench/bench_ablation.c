@@ -65,14 +65,14 @@ static const struct opt_cmd cmd = {
 };
 const struct opt_cmd *const options_of_bench_ablation = &cmd;
 
-enum { MAX_POINTS = 16 }; /* points of a figure */
+enum { MAX_POINTS = 16 }; /* largest number of points in a figure */
 
 struct ablation {
     const struct ablation_args *a;
     struct lab lab;
     struct report r;
     FILE *csv;
-    struct save_figure saving; /* rows read from --save-csv */
+    struct save_figure saving; /* the table that was read from --save-csv */
     int lengths[MAX_POINTS], longest;
 };
 
@@ -80,7 +80,7 @@ struct ablation {
 
 enum method { KV, RECOMPUTE, HIDDEN, HYBRID, HCACHE, N_METHODS };
 
-/* Names of the methods in `hcache plan`, and in the paper. */
+/* Names of the methods in `hcache plan` and in the paper. */
 static const struct {
     const char *mode, *name;
 } methods[N_METHODS] = {[KV] = {"kv", "KV offload"},
@@ -107,7 +107,7 @@ static void write_csv(struct ablation *b, const char *figure, const char *kind,
     fflush(b->csv);
 }
 
-/* Measures every method at the present throttle. */
+/* Measures every method with the store's present throttle. */
 static int measure_point(struct ablation *b, int tokens, struct point *p, struct err *err)
 {
     enum { MAX = 64 };
@@ -129,8 +129,8 @@ static int measure_point(struct ablation *b, int tokens, struct point *p, struct
     return rc;
 }
 
-/* Measures the same on a platform NAME:SHAPE of hcache plan, and prints a line.  If this store is
- * too slow for it, no method has a time. */
+/* Measures every method as on a platform NAME:SHAPE of hcache plan, and prints a line. If this
+ * store is too slow to imitate the platform's, no method gets a time. */
 static int measure_as(struct ablation *b, const char *figure, const char *as, int tokens,
                       struct point *p, struct err *err)
 {
@@ -162,7 +162,8 @@ static int measure_as(struct ablation *b, const char *figure, const char *as, in
     return 0;
 }
 
-/* Computes the same from a platform's model alone. */
+/* Computes every method's time on a platform from the platform's model alone; nothing is
+ * measured. */
 static int model_point(struct ablation *b, const char *figure, const char *platform,
                        const char *shape, int tokens, struct point *p, struct err *err)
 {
@@ -407,7 +408,7 @@ static int figure_13(struct ablation *b, struct err *err)
                 "token-wise plan can be planned here, but not executed.",
                 b->a->tokens, bytes_per_s * 1e-6);
     report_table_begin(&b->r, "partition\tms\tto the paper's layer-wise form\tpaper");
-    for (int i = 1; rc == 0 && i <= 4; i++) { /* the reference comes first */
+    for (int i = 1; rc == 0 && i <= 4; i++) { /* the reference is point 0 */
         int k = i % 4;
         rc = plan_partition(b, modes[k], b->a->tokens, &plan, err);
         if (rc != 0)
@@ -436,8 +437,8 @@ static int figure_13(struct ablation *b, struct err *err)
 
 /* --- figure 14 -------------------------------------------------------------------------------- */
 
-/* Uses the results of `hcache bench save`, which toggles saving within one run.  Nothing is
- * measured here. */
+/* Draws the figure from the results of `hcache bench save`, which switches saving on and off within
+ * one run. Nothing is measured here. */
 static int figure_14(struct ablation *b, struct err *err)
 {
     report_heading(&b->r, "Figure 14: two-stage saving or direct writing");
@@ -523,16 +524,16 @@ static int run_figures(struct ablation *b, struct err *err)
     return rc;
 }
 
-/* Runs restores with the store throttled like the paper's, so that plans are made with times
- * measured beside reads (lab_settle_as).  Does nothing if the store is too slow for that. */
+/* Runs restores with the store throttled like the paper's, so that plans use times measured beside
+ * reads (lab_settle_as). Does nothing if the store is too slow for that. */
 static int settle(struct ablation *b, struct err *err)
 {
     double bytes_per_s, ratio;
     return lab_settle_as(&b->lab, "a100-4ssd", &bytes_per_s, &ratio, err);
 }
 
-/* Parses the history lengths of the figure over lengths, and finds the longest history that is
- * restored. */
+/* Parses the lengths of the figure over history lengths, and finds the longest history of all
+ * figures. */
 static int parse_lengths(struct ablation *b, struct err *err)
 {
     const struct opt_list *list = &b->a->lengths;
@@ -550,7 +551,7 @@ static int parse_lengths(struct ablation *b, struct err *err)
     return 0;
 }
 
-/* Checks everything that can be checked before measuring; reads --save-csv. */
+/* Checks all arguments before anything is measured. Reads --save-csv. */
 static int check_args(struct ablation *b, struct err *err)
 {
     const struct ablation_args *a = b->a;

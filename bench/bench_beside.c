@@ -1,15 +1,15 @@
 /* bench_beside.c - measures how much a long prompt, or its restoration, slows sequences that decode
  * beside it.
  *
- * A few sequences decode all the time.  Windows of three kinds alternate: decodes alone, decodes
- * while a new prompt is prefilled (and saved), decodes while the same prompt is restored.  For each
- * kind the table has the time between the tokens of a sequence (TBT), also as a multiple of the
- * time alone.
+ * A few sequences decode all the time. Windows of three kinds alternate: decodes alone, decodes
+ * while a new prompt is prefilled (and saved), and decodes while the same prompt is restored. The
+ * table gives for each kind the time between the tokens of a sequence (TBT), and how many times
+ * that is the time alone.
  *
- * Each window begins with fresh decodes, because their steps take longer as contexts grow.  Every
- * second window of decodes alone is counted apart: the difference of the two is the noise of the
- * measurement.  No restoration covers the prompt's last tokens: they are always computed, and are
- * counted apart from the restoration. */
+ * Each window begins with fresh decodes, because steps take longer as contexts grow. Every second
+ * window of decodes alone is counted separately: the difference between the two counts is the noise
+ * of the measurement. A restoration never covers the prompt's last tokens. They are always
+ * computed, and are counted separately from the restoration. */
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -67,8 +67,8 @@ static const struct opt_cmd cmd = {
 };
 const struct opt_cmd *const options_of_bench_beside = &cmd;
 
-/* Kind of window in which a token comes.  NEW: the last tokens of a prompt are computed after its
- * restoration. */
+/* The kind of window in which a token comes. NEW is the time in which a prompt's last tokens are
+ * computed after its restoration. */
 enum window { ALONE, AGAIN, PREFILL, RESTORE, NEW, N_WINDOWS };
 static const char *const names[] = {"alone", "alone2", "prefill", "restore", "new"};
 enum { MAX_GAPS = 1 << 18, DECODER_PROMPT = 64, WARM_STEPS = 8 };
@@ -81,7 +81,8 @@ struct lab {
     double *gap_ms[N_WINDOWS]; /* [MAX_GAPS] */
     int n_gaps[N_WINDOWS];
     int n_arrivals[N_WINDOWS];
-    double arrival_s[N_WINDOWS]; /* sum of times until the arriving prompt's first token */
+    /* sum of the times from a prompt's arrival to its first token */
+    double arrival_s[N_WINDOWS];
     double plan_ms, lookup_ms, restore_ms, compute_ms; /* sums over the restorations */
     int64_t n_cached;
     char layers[PLAN_MAX_LAYERS + 1];
@@ -89,7 +90,8 @@ struct lab {
     struct decoder {
         struct lab *lab;
         struct seq *seq;
-        int64_t last_ns; /* 0: the next gap is not counted */
+        /* time of the sequence's last token; 0: the next gap is not counted */
+        int64_t last_ns;
     } * decoder;
 };
 
@@ -105,7 +107,7 @@ static int on_token(void *arg, int32_t id)
     return 0;
 }
 
-/* Forgets the last token's time, because something else has happened since. */
+/* Forgets the time of the last tokens, because something other than a step has happened since. */
 static void forget_last(struct lab *b)
 {
     for (int i = 0; i < b->a->decodes; i++)
@@ -132,8 +134,9 @@ static int arrive(struct lab *b, enum window w, int prompt, struct seq **s, stru
     return rc == 0 ? engine_add(b->k.engine, &q, s, err) : rc;
 }
 
-/* A gap ends with a step's forward pass and begins after the previous one, so it includes work that
- * the previous step did after its own.  New tokens in either of the two steps are in the gap. */
+/* Makes steps until s is done, or until its phase ends. A gap ends with a step's forward pass and
+ * begins after the previous pass. So it includes work that the previous step did behind its own
+ * pass. New tokens in either step are in the gap. */
 static int step_until_done(struct lab *b, enum window w, const struct seq *s,
                            struct err *err)
 {
@@ -173,7 +176,7 @@ static int note_arrival(struct lab *b, enum window w, const struct outcome *o, i
     return 0;
 }
 
-/* Submits a prompt and steps until its first token. */
+/* Submits a prompt and makes steps until its first token. */
 static int step_beside(struct lab *b, enum window w, int prompt, struct err *err)
 {
     struct seq *s = NULL;
@@ -200,7 +203,7 @@ static void stop_decoders(struct lab *b)
     }
 }
 
-/* Starts fresh decodes and makes some steps until everything is warm. */
+/* Starts fresh decodes and makes some steps to warm up. */
 static int start_decoders(struct lab *b, struct err *err)
 {
     int rc = 0, n_active;
@@ -216,13 +219,13 @@ static int start_decoders(struct lab *b, struct err *err)
         d->lab = b;
         rc = engine_add(b->k.engine, &q, &d->seq, err);
     }
-    b->now = N_WINDOWS; /* not counted */
+    b->now = N_WINDOWS; /* steps are not counted now */
     for (int i = 0; rc == 0 && i < WARM_STEPS; i++)
         rc = engine_step(b->k.engine, &n_active, err);
     return rc;
 }
 
-/* Runs one window of nothing, and one in which a prompt arrives. */
+/* Runs one window of decodes alone, and one window in which a prompt arrives. */
 static int run_pair(struct lab *b, enum window w, int i, int prompt, struct err *err)
 {
     int rc = start_decoders(b, err);
@@ -255,7 +258,8 @@ static int run(struct lab *b, struct err *err)
 /* --- the table -------------------------------------------------------------------------------- */
 
 struct row {
-    double ms[4], x[4]; /* mean, p50, p95, p99; and as multiples of those alone */
+    /* mean, p50, p95 and p99 in ms; and how many times that is the time alone */
+    double ms[4], x[4];
 };
 
 static void summarize(const struct lab *b, enum window w, struct row *r)

@@ -2,14 +2,14 @@
  * CPU. It measures products, prefill and decode attention, KV loading, the operations between them,
  * checksums, and copies to the device, through the operations that the engine uses.
  *
- * It knows only the device's table of operations, so it is the same on a CPU and on a GPU, and is
- * the first thing to run on a new machine.  Every result is the median of several runs, with its
- * rate and its share of a limit that is measured first (device_rig.h).  Data that a cache could
- * hold are used in turn.
+ * It knows only the device's table of operations, so it works alike on a CPU and a GPU, and is the
+ * first program to run on a new machine. Every result is the median of several runs, with its rate
+ * and its share of a limit that is measured first (device_rig.h). Several copies of the data are
+ * used in turn, so that no cache holds them.
  *
- * A group of devices (--tensor-parallel, --pipeline-parallel) does each operation like one device,
- * so only the parts that a group adds are measured: exchanges between ranks, copies to the device
- * that ranks share, and copies from one stage to the next. */
+ * A group of devices (--tensor-parallel, --pipeline-parallel) does each operation like one device.
+ * So only the additional parts of a group are measured: exchanges between ranks, copies to the
+ * device that ranks share, and copies from one stage to the next. */
 #include "apps/option_tables.h"
 #include "bench/bench.h"
 
@@ -71,13 +71,14 @@ enum { D_HEAD = 128 };
 
 enum bound { OF_MEMORY, OF_GEMM, OF_UP };
 
-/* One thing to measure; its run gets a counter, so that it can use its data in turn. */
+/* A measurement. Its run function gets a counter that chooses the copy of the data. */
 struct job {
     const char *kind;
     char shape[60];
-    double work; /* flop; or bytes of device memory; or bytes copied to the device */
+    /* work of a run: flop, bytes of device memory, or bytes copied to the device, by `bound` */
+    double work;
     enum bound of;
-    /* runs per measurement, so that it is long compared with the clock's resolution */
+    /* calls per run: enough that a run is long compared with the clock's resolution */
     int inner;
     int (*run)(struct rig *r, void *arg, int i);
     void *arg;
@@ -129,7 +130,7 @@ static int run_matmul(struct rig *r, void *arg, int i)
     return r->op->matmul(r->s, m->c, m->a, &m->w[i % m->n_weights], NULL);
 }
 
-/* For few rows the time is that of reading the weights. */
+/* Measures a product. With few rows its time is that of reading the weights. */
 static int bench_matmul(struct bench *b, int m, int n, int k, struct err *err)
 {
     struct rig *r = &b->rig;
@@ -173,10 +174,11 @@ struct cache_arg {
     const int32_t *tables[1];
     struct buf kv_mem, q_mem, out_mem, chunks;
     struct rope rope;
-    int n_blocks, n_caches; /* n_blocks: of one cache; n_caches: used in turn */
+    /* n_blocks: blocks of one cache; n_caches: caches that are used in turn */
+    int n_blocks, n_caches;
 };
 
-/* More than the caches of a GPU hold. */
+/* More bytes than the caches of a GPU hold. */
 #define WALKED_BYTES ((size_t)256 << 20)
 
 /* Returns the offset of cache i, in bytes. */
@@ -331,8 +333,8 @@ static size_t elements_bytes(struct mat m)
     return (size_t)(m.rows * m.cols) * dtype_bytes(m.dtype);
 }
 
-/* For `rows` rows, of a prompt or of a decode. Rotation is left out: it needs a table and hardly
- * any memory traffic. */
+/* Measures the operations between products for `rows` rows, of a prompt or of a decode. Rotation is
+ * left out: it needs a table and has hardly any memory traffic. */
 static int bench_between(struct bench *b, int n_tokens, int rows, struct err *err)
 {
     struct rig *r = &b->rig;
@@ -381,8 +383,8 @@ static int bench_between(struct bench *b, int n_tokens, int rows, struct err *er
 /* --- copies of records to the device -------------------------------------------------------------
  */
 
-/* Each record is as large as the hidden states of a chunk of a 7B model. Between two records that
- * are copied from pinned memory lies one that is not. */
+/* Each record has the size of the hidden states of a chunk of a 7B model. Records are not adjacent
+ * in pinned memory: behind each that is copied lies one that is not. */
 enum { RECORDS = 64, RECORD_BYTES = 512 << 10 };
 
 struct records_arg {
@@ -451,8 +453,8 @@ static int run_sample(struct rig *r, void *arg, int i)
     return r->op->sample(r->s, a->ids, a->logits, a->rows);
 }
 
-/* For one row and for several, with a vocabulary eight times the width: the best token, and a
- * sampled one. */
+/* Measures choosing the best token and a sampled token, for one row and for several, with a
+ * vocabulary of eight times the model's width. */
 static int bench_sample(struct bench *b, struct err *err)
 {
     static const struct {
@@ -493,7 +495,7 @@ struct checksum_arg {
     const void *records;
     uint64_t *out;
     uint32_t n_bytes[128];
-    int n, n_sets; /* sets of records, used in turn */
+    int n, n_sets; /* n: records of a set; n_sets: sets that are used in turn */
 };
 
 static int run_checksum(struct rig *r, void *arg, int i)
@@ -505,8 +507,8 @@ static int run_checksum(struct rig *r, void *arg, int i)
     return r->op->checksum(r->s, a->out, first, stride, a->n_bytes, a->n);
 }
 
-/* As many records as a restore checks at once, and as many as fill the device; each has 64 tokens'
- * hidden states. */
+/* Measures checksums of as many records as a restore checks at once, and of as many as fill the
+ * device. Each record has the hidden states of 64 tokens. */
 static int bench_checksum(struct bench *b, struct err *err)
 {
     enum { MOST = 128 };
@@ -536,8 +538,9 @@ static int bench_checksum(struct bench *b, struct err *err)
 /* --- several devices -------------------------------------------------------------------------- */
 
 struct exchange_arg {
-    struct mat whole, own; /* the parts of all ranks, one after another; one rank's part */
-    void *far;             /* memory on the last stage */
+    /* whole: the parts of all ranks, one after another; own: one rank's part */
+    struct mat whole, own;
+    void *far; /* memory on the last stage */
     const void *host;
     size_t bytes;
 };
@@ -570,8 +573,8 @@ static int run_cross(struct rig *r, void *arg, int i)
     return stream_copy(r->s, x->far, x->own.data, x->bytes);
 }
 
-/* Measures exchanges of rows of hidden states: the sum of a layer's product (f32), and gathering
- * parts that ranks have copied up (state dtype). */
+/* Measures exchanges of rows of hidden states: adding up a layer's product (f32), and gathering the
+ * parts that ranks have copied up (in the state's dtype). */
 static int measure_exchanges(struct bench *b, int rows, struct exchange_arg *x,
                              struct err *err)
 {
@@ -647,7 +650,8 @@ static int run_exchanges(struct bench *b, struct err *err)
 /* --- all measurements ---------------------------------------------------------------------------
  */
 
-/* The products of a layer of Llama-2-7B if the width is its 4096, for a decode and for prefill. */
+/* Runs all measurements. The products are those of a layer of Llama-2-7B, scaled to the requested
+ * width (its own is 4096), for a decode and for prefill. */
 static int run_all(struct bench *b, struct err *err)
 {
     int d = b->o->width, ffn = (int)(d * 2.6875), heads = d / D_HEAD, rc = 0;
@@ -655,7 +659,7 @@ static int run_all(struct bench *b, struct err *err)
                             {32, d, d},        {512, d, d},  {512, 2 * d, d},
                             {512, 2 * ffn, d}, {2048, d, d}, {2048, 2 * d, d},
                             {2048, 2 * ffn, d}};
-    /* On a CPU the largest products would take minutes. */
+    /* A slow device leaves out the largest products, which would take minutes. */
     bool slow = b->most.gemm_flops < 1e13 && d > 1024;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0] && rc == 0; i++)
         if (!slow || sizes[i][0] < 512 || sizes[i][1] == d)

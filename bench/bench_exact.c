@@ -94,7 +94,7 @@ static const char *const fact_things[N_FACTS] = {"dog", "cat", "horse"};
 
 struct conversation {
     char name[N_FACTS][NAME_BYTES];
-    struct textbuf messages; /* "{...},{...}" */
+    struct textbuf messages; /* JSON objects of the conversation so far: "{...},{...}" */
     int n_turns;             /* turns that were answered */
     bool is_busy;
 };
@@ -104,12 +104,13 @@ enum stage { STAGE_WARM, STAGE_COLD, STAGE_COLD_AGAIN };
 /* One request of one conversation in flight. */
 struct client {
     struct exact *b;
-    struct conversation *c; /* NULL: this client is free */
+    struct conversation *c; /* the conversation of this client; NULL: the client is free */
     enum stage stage;
-    int64_t failing_since_ns; /* 0: its last request did not fail */
+    /* when its requests began to fail; 0: its last request did not fail */
+    int64_t failing_since_ns;
     bool is_sent, will_cancel;
-    int n_restarts_before;              /* restarts before its request was sent */
-    struct textbuf text[1 + COLD_RUNS]; /* text by stage */
+    int n_restarts_before;              /* number of restarts before its request was sent */
+    struct textbuf text[1 + COLD_RUNS]; /* texts of the warm answer and the cold ones */
 };
 
 struct exact {
@@ -118,15 +119,17 @@ struct exact {
     struct conversation *conversations;
     struct client *clients;
     struct rng rng;
-    char *model_field; /* "\"model\":\"NAME\"," or "" */
+    /* the request's member "model", with a comma; "" if no model is named */
+    char *model_field;
     uint64_t n_salts;
     int64_t n_started, n_answers, n_leaked, n_wrong, n_differs, n_noise, n_errors,
         n_cancelled;
     int n_restarts;
-    /* Requests that a restart interrupted or prevented. They are not errors. */
+    /* Requests that a restart interrupted or prevented; they do not count as errors. */
     int64_t n_interrupted;
-    bool is_restarting; /* no request sent after the last restart has been answered yet */
-    int64_t retry_ns;   /* no request is sent before this time: the server is starting */
+    /* whether no request sent after the last restart has been answered yet */
+    bool is_restarting;
+    int64_t retry_ns;      /* earliest time of the next request while the server starts */
     char first_error[200]; /* message of a fault outside restarts */
 };
 
@@ -138,7 +141,7 @@ static void make_name(char out[NAME_BYTES], uint64_t i)
 {
     static const char consonants[] = "bdfghklmnprstvz", vowels[] = "aeiou";
     char *p = out;
-    /* there are 75^6 names; a fixed odd step spreads neighbours */
+    /* there are 75^6 names; multiplying by a fixed odd number spreads neighbours */
     for (int k = 0; k < 6; k++) {
         uint64_t syllable = (i * 29 + 17) % 75;
         i /= 75;
@@ -182,7 +185,7 @@ static void add_message(struct conversation *c, const char *role, const char *te
     json_free(m);
 }
 
-/* Returns the thing that turn t tells of or asks for. */
+/* Returns the number of the fact that the conversation's turn t tells or asks for. */
 static int fact_of(int turn)
 {
     return turn % N_FACTS;
@@ -240,7 +243,8 @@ static void on_text(void *user, const char *text, size_t n)
     textbuf_add(&k->text[k->stage], text, n);
 }
 
-/* Counts a turn whose three answers are complete, and continues with the warm one. */
+/* Counts a turn whose warm and cold answers are complete. The conversation continues with the warm
+ * answer. */
 static void judge(struct client *k)
 {
     struct exact *b = k->b;
@@ -274,7 +278,7 @@ static void give_up(struct client *k, int status, const char *error)
 {
     note_error(k->b, status, error);
     k->b->n_errors++;
-    /* The conversation now ends with a question without an answer, so it does not go on. */
+    /* The conversation ends with a question that was not answered, so it cannot continue. */
     k->c->n_turns = k->b->args.turns;
     k->c->is_busy = false;
     k->c = NULL;
@@ -323,7 +327,8 @@ static struct conversation *next_conversation(struct exact *b)
     return NULL;
 }
 
-/* Runs the restart command when its time has come.  Requests in flight fail and are sent again. */
+/* Runs the restart command when its time has come. Requests in flight fail and are sent again
+ * later. */
 static void restart(struct exact *b)
 {
     int64_t all = (int64_t)b->args.conversations * b->args.turns;
@@ -338,7 +343,7 @@ static void restart(struct exact *b)
                 rc);
 }
 
-/* Cancels the answers that were chosen for it, once some of their text has come. */
+/* Cancels the answers that were chosen for cancelling, when some of their text has come. */
 static void cancel(struct exact *b)
 {
     for (int i = 0; i < b->args.clients; i++) {

@@ -1,8 +1,8 @@
-/* bench_hybrid.c - `hcache bench hybrid`: mixtures of KV and ACT blocks on a modelled GPU, and
- * HybridServe's figures beside the paper's numbers.
+/* bench_hybrid.c - `hcache bench hybrid`: mixtures of KV blocks and ACT blocks (hidden states) on a
+ * modelled GPU, and HybridServe's figures beside the paper's numbers.
  *
- * The decisions are src/policy/hybrid.c; the machine is arithmetic (hybrid_model.h).  Every number
- * that this file prints is modelled; `hcache bench hybrid run` measures (bench_hybrid_run.c). */
+ * src/policy/hybrid.c makes the decisions, and hybrid_model.h computes the times. So every number
+ * that this file prints is modelled. `hcache bench hybrid run` (bench_hybrid_run.c) measures. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,7 +124,7 @@ static void print_setup(const struct hybrid_setup *s, bool as_json)
 
 /* --- the paper's figures ---------------------------------------------------------------------- */
 
-/* The projection runs at the same speed for all models, so x grows with their width. */
+/* Width of OPT-30B. The projection has the same speed for all models, so x grows with the width. */
 #define WIDTH_OF_30B 7168.0
 
 static const char *const paper_shapes[] = {"opt-6.7b", "opt-13b", "opt-30b", "opt-66b"};
@@ -132,7 +132,7 @@ enum { N_SHAPES = 4 };
 
 struct figures {
     struct hybrid_setup of[N_SHAPES];
-    struct json *rows; /* NULL: prints instead */
+    struct json *rows; /* rows of the JSON output; NULL: rows are printed */
 };
 
 static void row(struct figures *f, const char *figure, const char *what, double paper,

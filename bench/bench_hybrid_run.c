@@ -1,24 +1,24 @@
-/* bench_hybrid_run.c - `hcache bench hybrid run`: runs contexts of KV and ACT blocks at this
- * machine's scale.
+/* bench_hybrid_run.c - `hcache bench hybrid run`: runs contexts of KV blocks and ACT blocks (hidden
+ * states) at this machine's scale.
  *
- * The projection is measured first.  The link is then slowed down until a block takes x times as
- * long to project as its keys and values take to transfer; x is that of the machine being imitated.
- * All full blocks lie on the host.  Each arm prefills the same prompts and decodes the same tokens;
- * the steps of decoding are timed, and the bytes over the link are counted.
+ * The projection is measured first. Then the link is slowed down until projecting a block takes x
+ * times as long as transferring its keys and values; x is that of the imitated machine. All full
+ * blocks lie on the host. Each arm prefills the same prompts and decodes the same tokens. The steps
+ * of decoding are timed, and the bytes over the link are counted.
  *
  *   device       all blocks on the device: the time of a step without a link
  *   kv, act      blocks of one type on the host
- *   half         as many ACT as KV blocks (no allocation)
- *   in order     the mixture of hybrid_choose, mini-batches in the order of requests (no packing)
+ *   half         as many ACT as KV blocks (no allocation policy)
+ *   in order     the mixture of hybrid_choose, mini-batches in order of requests (no packing)
  *   hybrid       the complete method
- *   tokens       half of each context as tokens, whose rows pass all layers again in each step
+ *   tokens       half of each context as tokens, whose rows are computed again in each step
  *
- * One processor is left to the link's thread unless --threads says otherwise: it stands for a
- * device's copy engine, which takes no compute time.
+ * One processor is left to the link's thread unless --threads says otherwise. That thread stands
+ * for a device's copy engine, which takes no compute time.
  *
- * The weights come over the link, too: as many bytes of each layer as keep the link busy for the
- * time that a layer takes without ACT blocks, but at most a third of the time that the KV blocks
- * take. */
+ * The weights come over the link, too. Each layer has as many bytes of weights as keep the link
+ * busy for the time that a layer takes without ACT blocks, but at most a third of the time of the
+ * KV blocks. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -101,9 +101,9 @@ struct bench {
     struct mixed_costs costs;
     double link_bytes_per_s, weights_bytes;
     double element_bytes;
-    /* time of a whole layer's products over that of the products for K and V */
+    /* time of all products of a layer over that of the products for K and V */
     double layer_over_projection;
-    int n_layers, n_full; /* full blocks of a request */
+    int n_layers, n_full; /* n_full: number of full blocks of a request */
     int32_t *ids;
     bool is_asked[N_ARMS];
     struct row rows[N_ARMS];
@@ -113,12 +113,12 @@ struct bench {
 
 static int buffer_blocks(const struct bench *b)
 {
-    int least = b->n_full + 2; /* blocks of a context, and one more (mixed_places) */
+    int least = b->n_full + 2; /* the blocks of a context, and one more (mixed_places) */
     int asked = b->a->buffer > 0 ? b->a->buffer : 4 * (b->n_full + 1);
     return asked > least ? asked : least;
 }
 
-/* Requests of a mini-batch whose buffer is full. */
+/* Returns the number of requests in a mini-batch that fills its buffer. */
 static int requests_at_once(const struct bench *b)
 {
     return buffer_blocks(b) / b->n_full;
@@ -134,7 +134,8 @@ static struct stack_opts stack_opts_of(const struct bench *b, const struct mixed
     return o;
 }
 
-/* Assigns full blocks by the ratio; a request's unfinished block is a KV block on the device. */
+/* Assigns full blocks by the ratio of an arm. The unfinished block of a request is a KV block on
+ * the device. */
 struct order {
     int n_full, token_blocks;
     int first_act;           /* number of the first ACT block */
@@ -163,8 +164,8 @@ static const int *order_of(void *arg, const struct kv_table *t)
     return hybrid_next_is_act(n, o->n_full - n, n_act, t->n_blocks - n_act) ? act : kv;
 }
 
-/* The blocks of an arm.  All requests have as many ACT blocks, except with the complete method:
- * mini-batches in the order of requests do not fit unequal shares. */
+/* Returns the blocks of an arm. All requests have equally many ACT blocks, except in the complete
+ * method: mini-batches in the order of requests do not suit unequal shares. */
 static struct hybrid_split split_of(const struct bench *b, enum arm arm)
 {
     const struct hybrid_memory mem = {0, 1e30};
@@ -178,7 +179,7 @@ static struct hybrid_split split_of(const struct bench *b, enum arm arm)
     return s;
 }
 
-/* Class by class, the blocks of all requests. */
+/* Sets the numbers of blocks of each class for all requests. */
 static struct mixed_opts blocks_of(const struct bench *b, enum arm arm, struct order *order)
 {
     struct hybrid_split s = split_of(b, arm);
@@ -214,7 +215,8 @@ static int add_all(struct bench *b, struct engine *e, struct seq **s, struct err
 {
     int n_prompt = b->n_full * KV_BLOCK_TOKENS + 1, rc = 0;
     for (int i = 0; rc == 0 && i < b->a->batch; i++) {
-        struct request q = {.prompt = b->ids + i, /* each prompt begins one token later */
+        /* the prompts are the same text from different tokens on */
+        struct request q = {.prompt = b->ids + i,
                             .n_prompt = n_prompt,
                             .max_tokens = b->a->tokens + 2,
                             .ignore_eos = true,
@@ -234,8 +236,8 @@ static int step(struct engine *e, double *seconds, struct err *err)
     return rc;
 }
 
-/* Returns the bytes of a step that the policy predicts for the requests' full blocks on the host,
- * and in *act_share the share of these blocks that are held as activations. */
+/* Returns the bytes per step that the policy predicts for the requests' full blocks on the host.
+ * *act_share gets the share of these blocks that are ACT blocks. */
 static uint64_t count_bytes(const struct bench *b, struct stack *k, struct seq *const *s,
                             double *act_share)
 {
@@ -258,8 +260,8 @@ static uint64_t count_bytes(const struct bench *b, struct stack *k, struct seq *
                                     (uint64_t)n_kv * (uint64_t)b->costs.kv_bytes);
 }
 
-/* Returns seconds of a layer if requests fill the buffers in order of arrival; the last mini-batch
- * has the rest. */
+/* Returns the seconds of a layer if requests fill mini-batches in order of arrival. The last
+ * mini-batch has the rest. */
 static double layer_in_order(const struct bench *b, double act_share)
 {
     struct minibatch minis[MOST_BATCH];
@@ -273,8 +275,8 @@ static double layer_in_order(const struct bench *b, double act_share)
     return minibatch_layer_seconds(&b->machine, minis, n);
 }
 
-/* Returns the seconds of a step that the policy's formula gives.  Rows that are computed again take
- * the time of all products of a layer. */
+/* Returns the seconds of a step by the policy's formula. Rows that are computed again take the time
+ * of all products of a layer. */
 static double predict(const struct bench *b, enum arm arm, double act_share)
 {
     const struct hybrid_memory mem = {0, 1e30};
@@ -301,7 +303,7 @@ static int decode(struct bench *b, struct stack *k, struct seq **s, struct row *
     struct mixed_stats before, after;
     int rc = add_all(b, k->engine, s, err);
     while (rc == 0 && seq_outcome(s[b->a->batch - 1])->n_generated == 0)
-        rc = step(k->engine, &t, err); /* the prompts */
+        rc = step(k->engine, &t, err); /* prefills the prompts */
     engine_mixed_stats(k->engine, &before);
     for (int i = 0; rc == 0 && i < b->a->tokens; i++)
         rc = step(k->engine, &times[i], err);
@@ -336,7 +338,8 @@ static int run_arm(struct bench *b, enum arm arm, struct err *err)
     stack_close(&k);
     free((void *)s);
     if (rc == 0 && arm == DEVICE) {
-        /* The head and the sampler overlap with nothing, but belong to every arm's step. */
+        /* The head and the sampler overlap with no other work, and belong to the step of every
+         * arm. */
         double kv_s = (double)b->a->batch * b->n_full * b->costs.kv_bytes *
                       b->machine.link.b_s;
         struct hybrid_machine *m = &b->machine;
@@ -371,7 +374,7 @@ static int measure(struct bench *b, struct err *err)
         rc = mixed_measure(k.model, work, s, 0, b->a->batch, &b->costs, err);
     if (rc == 0) {
         b->link_bytes_per_s = b->a->x * b->costs.kv_bytes / b->costs.project.b_s;
-        /* the value by which the link's speed was chosen */
+        /* the costs by which the link's speed was chosen */
         struct hybrid_line project = b->costs.project;
         double r2 = b->costs.project_r2;
         rc = mixed_measure(k.model, work, s, b->link_bytes_per_s, b->a->batch, &b->costs,
@@ -438,7 +441,7 @@ static double traffic(const struct bench *b)
 }
 
 /* Returns an arm that the model predicts to be slower than `a` by more than 3 %, but that was
- * faster; or -1. */
+ * faster. Returns -1 if there is none. */
 static int overtaken_by(const struct bench *b, enum arm a)
 {
     for (int k = KV; k < N_ARMS; k++)
@@ -454,7 +457,8 @@ static double miss(const struct row *r)
     return r->step_s / r->predicted_s - 1;
 }
 
-/* Bits and bytes are promises; the other values are goals on an otherwise idle machine. */
+/* Checks the results. Equal bits and bytes are promises; the other values are goals on an otherwise
+ * idle machine. */
 static int check(const struct bench *b, struct err *err)
 {
     for (int i = 0; i < N_ARMS; i++) {
@@ -490,8 +494,8 @@ static int check(const struct bench *b, struct err *err)
         return err_set(err, ERR_LIMIT, "%.2f times as fast as kv, not 1.22", over(b, KV));
     if (has_goal && b->is_asked[ACT] && over(b, ACT) < 1.2)
         return err_set(err, ERR_LIMIT, "%.2f times as fast as act, not 1.2", over(b, ACT));
-    /* A pass over rows that are computed again is also bound by attention, which the model leaves
-     * out, so it is not checked. */
+    /* Attention also bounds a pass over rows that are computed again. The model leaves attention
+     * out, so that arm is not checked. */
     for (int i = KV; i < N_ARMS; i++)
         if (i != TOKENS && b->is_asked[i] && fabs(miss(&b->rows[i])) > 0.1)
             return err_set(err, ERR_LIMIT, "%s: %.0f %% off the model", arm_names[i],
@@ -507,8 +511,8 @@ static int check(const struct bench *b, struct err *err)
 
 static double flops(const struct bench *b)
 {
-    /* A block has 64 rows; K and V have half of a KV block's bytes each, and an ACT block gives the
-     * width. */
+    /* The width follows from an ACT block's bytes: a block has 64 rows. K and V each have half of a
+     * KV block's bytes. */
     double d = b->costs.act_bytes / 64, kv = b->costs.kv_bytes / 64;
     return 2 * 64 * (d / b->element_bytes) * (kv / b->element_bytes) / b->costs.project.b_s;
 }

@@ -1,11 +1,11 @@
 /* bench_kernels.c - `hcache bench kernels`: every kernel of the cpu device as a share of the
  * machine's limits. (bench_device.c measures the kernels of other devices.)
  *
- * Limits are measured first, in the same run (ceilings.h): FMA rate for products and prefill
- * attention, memory reads for decode, memory copies for kv_fill.  Shapes are the `bench` rows of
- * tests/tensor/cases.h.  Data that decode reads (weights, caches) are used in turn, so that no
- * cache holds them.  --isa selects the kernels, OPENBLAS_CORETYPE those of OpenBLAS.  OpenBLAS may
- * use AVX-512 when --isa asks for AVX2; OPENBLAS_CORETYPE=Haswell makes the two comparable. */
+ * Limits are measured first, in the same run (ceilings.h): the FMA rate for products and prefill
+ * attention, memory reads for decode, memory copies for kv_fill. Shapes are the `bench` rows of
+ * tests/tensor/cases.h. Data that decode reads (weights, caches) are used in turn, so that no cache
+ * holds them. --isa selects the kernels, and OPENBLAS_CORETYPE those of OpenBLAS. OpenBLAS may use
+ * AVX-512 when --isa asks for AVX2; OPENBLAS_CORETYPE=Haswell makes the two comparable. */
 #include "apps/option_tables.h"
 #include "bench/bench.h"
 
@@ -62,8 +62,8 @@ static const struct opt_cmd bench_cmd = {
 };
 const struct opt_cmd *const options_of_bench_kernels = &bench_cmd;
 
-/* Decode uses at least this much memory in turn, so that data come from memory and not from a
- * cache. */
+/* Decode uses copies of its data in turn, at least this many bytes in all, so that data come from
+ * memory and not from a cache. */
 #define COLD_BYTES ((size_t)1 << 30)
 
 struct bench {
@@ -77,7 +77,7 @@ struct bench {
     double fma, read, copy; /* limits */
     void *cold; /* COLD_BYTES of random bits that are small numbers in every type */
     bool blas;
-    /* sums for bench-220m over 4096 tokens, added as they are measured */
+    /* sums of seconds for bench-220m over 4096 tokens */
     double layer_s, attention_s;
 };
 
@@ -89,8 +89,9 @@ enum unit {
     BYTES_COPIED,
 };
 
-/* `work`: flop or bytes of one run. `cold_bytes`: bytes that FLOPS work must read from memory, or
- * 0; if reading takes longer than computing, the share is that of reading. */
+/* Prints a result. `work` is the flop or bytes of one run. `cold_bytes` are the bytes that a
+ * product must read from memory, or 0. If reading them takes longer than computing, the share is
+ * that of the reading limit. */
 static void report(struct bench *b, const char *kernel, const char *shape, enum unit unit,
                    double work, double cold_bytes, struct spread t)
 {
@@ -145,10 +146,10 @@ struct matmul_run {
     struct bench *b;
     struct mat c, a;
     struct weight w;
-    /* Bytes from one cold copy of the weight to the next; 0: the same copy each time. */
+    /* Bytes from one cold copy of the weight to the next; 0: every run uses the same copy. */
     size_t step;
     int n_copies, next;
-    const float *plain; /* the weight for OpenBLAS */
+    const float *plain; /* the weight in f32, for OpenBLAS */
 };
 
 static void matmul_once(void *arg)
@@ -178,7 +179,8 @@ static double matmul_case_run(struct bench *b, struct matmul_case mc, enum dtype
     size_t a_bytes = (size_t)(mc.m * mc.k) * 4, c_bytes = (size_t)(mc.m * mc.n) * 4;
     float *a = small_numbers(a_bytes, DTYPE_F32), *c = mem_map(c_bytes);
     size_t w_bytes = b->ops->weight_bytes(t, mc.n, mc.k);
-    /* The cold buffer holds bf16 numbers. As f16, f32, 8 or 4 bits its bytes are numbers, too. */
+    /* The cold buffer holds bf16 numbers. Its bytes are valid numbers as f16, f32, 8 or 4 bits,
+     * too. */
     struct matmul_run r = {.b = b,
                            .c = mat_of(c, DTYPE_F32, mc.m, mc.n),
                            .a = mat_of(a, DTYPE_F32, mc.m, mc.k),
@@ -338,7 +340,7 @@ static void bench_attention(struct bench *b)
     }
 }
 
-/* kv_fill of 4096 tokens, from staging, as in a restore. */
+/* Measures kv_fill of 4096 tokens from staging, as in a restore. */
 static void bench_kv_fill(struct bench *b)
 {
     enum { TOKENS = 4096, N_KV = 16, D_HEAD = 64, HALF = D_HEAD / 2 };
@@ -347,10 +349,10 @@ static void bench_kv_fill(struct bench *b)
         return;
     struct cache_run c = cache_run_make(b, N_KV, D_HEAD, TOKENS);
     size_t bytes = (size_t)c.n_layers * c.layer_bytes;
-    /* The destination is separate memory: rotated, the numbers in `cold` would be denormal as f32,
-     * and every later f32 product would be slow. */
+    /* The destination is separate memory. Writing rotated numbers into `cold` would make denormal
+     * f32 numbers of them, and every later f32 product would be slow. */
     uint8_t *blocks = mem_map(bytes);
-    memset(blocks, 0, bytes); /* so that later runs touch no page for the first time */
+    memset(blocks, 0, bytes); /* so that no later run touches a page for the first time */
     c.kv.blocks = blocks;
     c.rows = mat_of(b->cold, DTYPE_BF16, TOKENS, 2 * N_KV * D_HEAD);
     float *angles = small_numbers((size_t)TOKENS * HALF * 4, DTYPE_F32);

@@ -1,8 +1,8 @@
-/* bench_plan.c - `hcache bench plan`: the processor time of planning a restore, for which an
- * engine's step waits (policy/plan_cut.c).
+/* bench_plan.c - `hcache bench plan`: the processor time of planning a restore. A step of the
+ * engine waits for planning (policy/plan_cut.c).
  *
- * Chains are made up: each range was saved under one of a few policies, or each layer of it
- * differs, which is the worst case. */
+ * Chains are made up. Each range was saved under one of a few policies, or each of its layers has
+ * other records, which is the worst case. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -82,7 +82,7 @@ static double cpu_s(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Measures one row: n_ranges ranges, hedged or not. */
+/* Measures one row: a chain of n_ranges ranges, with a hedged plan or without. */
 static int measure(const struct plan_bench_args *a, int n_ranges, bool all_differ,
                    bool hedged, struct err *err)
 {

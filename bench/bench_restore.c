@@ -1,19 +1,20 @@
 /* bench_restore.c - `hcache bench restore`: the time of restoring a context, by every method.
  *
  * For each history length and method it prints the predicted and the measured time (the median of
- * rounds in which the methods take turns), the bytes read, and the share of a measured limit:
+ * rounds in which the methods take turns), the bytes read, and the time as a share of a measured
+ * limit:
  *
- *   read    the time of reading the same records through the same path in the same round, with nothing
- *           else running (for DRAM: of copying them once with all threads, because its reads are
- *           pointers)
- *   gemm    the time of the plan's projections and recomputed layers at the rates of the profile
+ *   read    reading the same records through the same path in the same round, with nothing else
+ *           running (for DRAM: copying them once with all threads, because reads give pointers)
+ *   gemm    the plan's projections and recomputed layers at the rates of the profile
  *
- * The limit of a restore is the longer of the two; 1.00 means that everything else is hidden.  On a
+ * The limit of a restore is the longer of the two; 1.00 means that everything else is hidden. On a
  * device with memory of its own there is also a floor: the longer of the plan's bytes at the rate
- * of pinned copies and its products at the rate of a large one (device_rig.h); its share of the
- * time is printed.  The bubble is the measured idle share of the busier lane (docs/RESTORATION.md).
+ * of pinned copies and its products at the rate of a large product (device_rig.h). The floor's
+ * share of the time is printed. The bubble is the measured idle share of the busier lane
+ * (docs/RESTORATION.md).
  *
- * --as throttles the store so that this machine has the ratio of compute to I/O of another one;
+ * --as throttles the store so that this machine has another machine's ratio of compute to I/O.
  * --sweep runs random cases instead (restore_sweep.h). */
 #include <errno.h>
 #include <stdio.h>
@@ -154,7 +155,7 @@ static void print_row(struct bench *b, int n_tokens, struct row *r)
     if (floor_ms > 0)
         printf(" %9.1f %6.2f", floor_ms, floor_ms / total);
     if (r->direct_bytes > 0)
-        printf("  direct"); /* read from the disk straight into the device's memory */
+        printf("  direct"); /* read from the disk straight into device memory */
     printf("\n");
     fflush(stdout);
     if (b->csv == NULL)
@@ -205,7 +206,8 @@ static int run_length(struct bench *b, int n_chunks, struct err *err)
     }
     for (int round = 0; rc == 0 && round < b->a->rounds; round++) {
         for (int i = 0; rc == 0 && i < n; i++) {
-            bool slow = rows[i].plan.n_io == 0; /* recompute: once is enough */
+            /* recomputing reads nothing: one round is enough */
+            bool slow = rows[i].plan.n_io == 0;
             if (!slow || round == 0)
                 rc = measure(b, n_chunks, &rows[i], err);
         }
@@ -220,7 +222,7 @@ static int run_length(struct bench *b, int n_chunks, struct err *err)
 static void print_head(struct bench *b)
 {
     const struct platform *p = &b->lab->platform;
-    /* a store in memory has no rate, because nothing is copied */
+    /* a store in memory has no read rate, because nothing is copied */
     char store[32] = "in memory, read in place";
     if (!b->lab->k.o.user.store_in_memory)
         snprintf(store, sizeof store, "%.2f GB/s", p->tier[0].bytes_per_s * 1e-9);

@@ -1,9 +1,9 @@
-/* bench_resume.c - `hcache bench resume`: a request after a stored context, as the engine runs it.
+/* bench_resume.c - `hcache bench resume`: a request behind a stored context, as the engine runs it.
  *
- * Alone: the time to the first token of --new tokens after a restored history.  Either prefill
- * waits for the whole restore (as in the paper), or it runs layer by layer inside it (fused); the
- * two alternate. Beside decodes: the time of a step of --decodes sequences while a restore runs
- * beside them, and in as many steps before it without a restore. */
+ * Alone: the time to the first token of --new tokens behind a restored history. Either prefill
+ * waits for the whole restore (as in the paper), or it runs layer by layer inside the restore
+ * (fused). The two alternate. Beside decodes: the time of a step of --decodes sequences while a
+ * restore runs beside them, and of as many steps without a restore. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,7 +69,7 @@ struct lab {
     int n_history;
 };
 
-/* Adds a request with the history and n_new tokens that were never used before. */
+/* Adds a request: the history, and n_new tokens that no earlier request had. */
 static int add(struct lab *b, int n_new, struct request q, struct seq **out,
                struct err *err)
 {
@@ -159,9 +159,9 @@ static int run_alone(struct lab *b, struct err *err)
         ways[i].predicted_ms = at + 2 * n;
         ways[i].bubble = at + 3 * n;
     }
-    int rc = resume_once(b, true, NULL, err); /* measures the store, and warms up */
+    int rc = resume_once(b, true, NULL, err); /* measures the store and warms up */
     for (int i = 0; rc == 0 && i < 2 * n; i++) {
-        int w = (i / 2 + i) % 2; /* in the order A B B A .. */
+        int w = (i / 2 + i) % 2; /* in the order A B B A */
         rc = resume_once(b, w == 0, &ways[w], err);
     }
     if (rc == 0) {
@@ -194,7 +194,7 @@ static int timed_step(struct lab *b, struct steps *to, struct err *err)
     return rc;
 }
 
-/* Runs one restore beside the decodes, then as many steps without. */
+/* Runs one restore beside the decodes, and then as many steps without a restore. */
 static int turn(struct lab *b, struct steps *beside, struct steps *quiet,
                 double *restore_ms, struct err *err)
 {

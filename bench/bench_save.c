@@ -1,18 +1,18 @@
 /* bench_save.c - `hcache bench save`: the cost of saving to a decode (HCache paper, section 6.3.3,
  * figure 14).
  *
- * Batches of sequences decode by the engine's own steps (forward pass, head, sampling).  Windows of
- * steps take turns, in another order each round, all at the same positions.  They differ only in
- * the treatment of the state:
+ * Batches of sequences decode by the engine's own steps (forward pass, head, sampling). Windows of
+ * steps take turns, in another order each round, all at the same positions. Windows differ only in
+ * how state is treated:
  *
- *   off, off2   not saved; the second is the A/A run that shows the noise
+ *   off, off2   not saved; off2 is the A/A run that shows the noise
  *   save        two-stage saving, as in the engine: snapshot, background writer, durable commits
- *   direct      the paper's DirectIO: each layer's rows are written when they arise, and waited for
+ *   direct      the paper's DirectIO: a layer's rows are written when they arise, and waited for
  *
- * Sequences are staggered over a chunk, as in a service: some chunk becomes full every few steps.
- * The time between tokens (TBT) is that of one whole step.  Overheads are against `off`: of the
- * median and p99 of all steps, and (paired) the median over rounds of the differences of the
- * windows' medians, which a drifting machine disturbs least. */
+ * Sequences are staggered over a chunk, as in a service, so that some chunk becomes full every few
+ * steps. The time between tokens (TBT) is that of one whole step. Overheads are relative to `off`:
+ * of the median and the p99 of all steps, and (paired) the median over rounds of the differences
+ * between the windows' medians, which a drifting machine disturbs least. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,7 +102,8 @@ struct arm {
     int n_shed;                   /* sequences that were not saved up to the window's end */
 };
 
-/* Destination of direct writes: a ring in a file, with one 4 KiB-aligned slot per row and layer. */
+/* Destination of direct writes: a file used as a ring, with one 4 KiB-aligned slot per row and
+ * layer. */
 struct direct {
     struct io_file *file;
     struct io_queue *queue;
@@ -121,7 +122,7 @@ struct lab {
     struct kv_pool *pool;
     struct buf logits_mem;
     struct mat logits;
-    int32_t *next; /* [largest batch], in device memory after the logits */
+    int32_t *next; /* ids of the next tokens, in device memory behind the logits */
     struct readback next_back;
     struct save_policy policy;
     struct direct direct;
@@ -132,7 +133,8 @@ struct lab {
     struct kv_table table[MAX_BATCH];
     struct save_part part[MAX_BATCH];
     int32_t *tokens[MAX_BATCH];
-    int base[MAX_BATCH]; /* where saved state begins: each window has contexts of its own */
+    /* token at which saved state begins; each window has contexts of its own */
+    int base[MAX_BATCH];
     int32_t ids[MAX_BATCH], pos[MAX_BATCH], seq_row[MAX_BATCH + 1];
     const int32_t *blocks[MAX_BATCH];
 };
@@ -146,7 +148,7 @@ static int tap_save(void *arg, int l, struct mat hidden, struct mat kv_rows)
     return 0;
 }
 
-/* Writes every row of the layer, and waits for it, before the next layer begins. */
+/* Writes every row of the layer, and waits for the writes before the next layer begins. */
 static int tap_direct(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
     struct lab *b = arg;
@@ -182,7 +184,7 @@ static int tap_direct(void *arg, int l, struct mat hidden, struct mat kv_rows)
     return rc;
 }
 
-/* Makes a step like engine_step for a batch of decodes. */
+/* Makes a step, as engine_step does for a batch of decodes. */
 static int step(struct lab *b, enum arm_kind kind, struct err *err)
 {
     static const struct sample_row greedy[MAX_BATCH];
@@ -226,8 +228,9 @@ static int step(struct lab *b, enum arm_kind kind, struct err *err)
 
 /* --- one window ------------------------------------------------------------------------------- */
 
-/* Every window begins at the same positions, and saves under names of its own: the part of the
- * first chunk before these positions was never computed, so no other context may find it. */
+/* Begins a window. Every window begins at the same positions, and saves under keys of its own: the
+ * rows of the first chunk before these positions were never computed, so no other context may find
+ * them. */
 static void window_begin(struct lab *b, enum arm_kind kind)
 {
     char salt[64];
@@ -386,7 +389,7 @@ static int parse_arms(struct lab *b, struct arm *arms, int *n_arms, struct err *
             return err_set(err, ERR_USAGE,
                            "--arms: '%s' is none of off, off2, save, direct", name);
         if (known[at].kind == ARM_DIRECT && (b->k.io == NULL || !b->k.dev->unified))
-            /* there is no disk, or the rows are not in memory that the disk can read */
+            /* there is no disk, or the disk cannot read the rows from device memory */
             continue;
         bool have = false;
         for (int j = 0; j < *n_arms; j++)
@@ -422,7 +425,8 @@ static int open_direct(struct lab *b, const char *dir, struct err *err)
     char *path = xasprintf("%s/direct.bin", dir);
     int rc = io_file_open(b->k.io, path, IO_CREATE | IO_DIRECT, &d->file, err);
     free(path);
-    /* Written once before, so that extents exist, as on a device in use. */
+    /* The file is written once before measuring, so that its extents exist, as on a device in
+     * use. */
     uint8_t *zeros = mem_map(1 << 20);
     for (uint64_t at = 0; rc == 0 && at < d->ring_bytes; at += 1 << 20)
         rc = io_file_pwrite(d->file, zeros, 1 << 20, at, err);
@@ -470,7 +474,7 @@ static int prepare(struct lab *b, const char *dir, int largest, struct err *err)
     return 0;
 }
 
-/* Runs figure 20. */
+/* Runs the jobs of AttentionStore's figure 20 (save_at_end.h). */
 static int run_at_end(struct lab *b, struct err *err)
 {
     int batches[64], largest = 0;

@@ -1,9 +1,9 @@
 /* bench_serve.c - `hcache bench serve`: loads any OpenAI-compatible server and measures its
  * answers.
  *
- * Open loop: sessions arrive at the workload's times, however slow the server is; only a turn waits
- * for the answer before it, as people do.  Times are the client's: TTFT from the time at which a
- * request was due to its first text, TBT between pieces of text.  Lengths are in the server's
+ * Open loop: sessions arrive at the workload's times, however slow the server is. Only a turn waits
+ * for the previous answer, as people do. Times are the client's: TTFT runs from the time at which a
+ * request was due to its first text, TBT between pieces of text. Lengths are in the server's
  * tokens: a first request measures how many tokens the generated words have. */
 #include "apps/option_tables.h"
 #include "bench/bench.h"
@@ -129,9 +129,10 @@ struct client {
     struct bench *b;
     const struct session *session;
     int idx, next_turn;
-    /* due time of its next turn; INFINITY: a request is in flight, or the session has ended */
+    /* time at which its next turn is due; INFINITY: a request is in flight, or the session has
+     * ended */
     double due_s;
-    char *messages; /* "{...},{...}": the conversation so far */
+    char *messages; /* JSON objects of the conversation so far: "{...},{...}" */
     size_t n_messages;
     /* The request in flight. */
     double sent_s, first_s, last_s;
@@ -152,7 +153,8 @@ struct bench {
     double last_end_s;
     struct thread_time before, after; /* times of the threads of --pid */
     char first_error[200];
-    char *model_field; /* "\"model\":NAME," or "" */
+    /* the request's member "model", with a comma; "" if no model is named */
+    char *model_field;
 };
 
 static double now_s(const struct bench *b)
@@ -216,7 +218,8 @@ static void send_turn(struct client *c)
                            "\"max_tokens\":%d,\"temperature\":0,\"ignore_eos\":true}",
                            b->model_field, c->messages, t->max_tokens);
     c->sent_s =
-        /* the time at which it was due: a late client must not make the server look fast */
+        /* the time at which the turn was due: a client that is late must not make the server look
+         * fast */
         c->due_s;
     c->due_s = INFINITY;
     c->first_s = c->last_s = 0;
@@ -275,7 +278,7 @@ static void on_end(void *user, int status, const struct http_usage *u, const cha
     c->due_s = end + c->session->turns[c->next_turn].think_s;
 }
 
-/* Sends requests that are due. Returns the time of the next one. */
+/* Sends the requests that are due. Returns the time at which the next one is due. */
 static double send_due(struct bench *b)
 {
     double next = INFINITY, now = now_s(b);
@@ -366,7 +369,7 @@ static int64_t probe_tokens(struct bench *b, int n_words, struct err *err)
     return p.usage.prompt_tokens;
 }
 
-/* Measures how many tokens a word has on the server, without the text around a message. */
+/* Measures how many tokens a word has on the server. The text around a message does not count. */
 static int calibrate(struct bench *b, struct err *err)
 {
     int64_t few = probe_tokens(b, 20, err),

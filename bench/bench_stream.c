@@ -1,13 +1,14 @@
 /* bench_stream.c - `hcache bench stream`: a packed model with all, some and none of its layers
  * resident.
  *
- * For each budget, the engine prefills prompts and decodes batches.  A shared disk changes its
- * speed within seconds, so the benchmark measures the disk before and after each row that streams:
- * O_DIRECT reads of the packed file, one MiB each, eight in flight.  It measures twice: into 8 MiB
- * without using the bytes (as fio does), and into 64 MiB with a checksum of every byte (as weights
- * arrive).  The second is slower on a virtual disk, whose host copies into memory that another core
- * has in its caches.  A row's bound is the smaller of the resident weights' speed and the disk's:
- * rows of a pass x bytes per second into 8 MiB / bytes that a pass streams.
+ * For each budget the engine prefills prompts and decodes batches. A shared disk changes its speed
+ * within seconds. So the benchmark measures the disk before and after each row that streams layers,
+ * by O_DIRECT reads of the packed file, one MiB each, eight in flight. It measures two speeds: into
+ * 8 MiB without using the bytes (as fio does), and into 64 MiB with a checksum of every byte (as
+ * weights arrive). The second speed is lower on a virtual disk, whose host copies into memory that
+ * another core has in its caches. A row's bound is the smaller of two speeds: that of resident
+ * weights, and the disk's. The disk's is the rows of a pass x bytes per second into 8 MiB / bytes
+ * that a pass streams.
  *
  * The digests of a batch's logits must be equal for all budgets; otherwise the benchmark fails. */
 #include <errno.h>
@@ -89,13 +90,13 @@ struct disk_speed {
 
 struct row {
     bool decodes;
-    int size; /* size: sequences that decode, or tokens of the prompt */
+    int size; /* sequences that decode, or tokens of the prompt */
     int rows_per_pass;
     const char *budget;
     uint64_t pass_bytes;    /* bytes streamed for a pass */
-    struct disk_speed disk; /* means of before and after; 0: no pass streams */
+    struct disk_speed disk; /* mean of before and after; 0: no pass streams */
     double tokens_per_s, of_resident, of_bound;
-    /* shares of the row's time: reads in flight, the reader's checksums */
+    /* shares of the row's time with reads in flight, and with the reader computing checksums */
     double disk_share, verify_share;
     double of_reads; /* speed as a share of disk.used */
     uint64_t peak_rss, digest;
@@ -103,7 +104,7 @@ struct row {
 
 struct bench {
     struct stream_args *a;
-    char temp[4096]; /* a temporary packed file; empty: the user's file is used */
+    char temp[4096]; /* path of a temporary packed file; "": the user's own file is used */
     const char *path;
     uint64_t weights_bytes;
     int batches[MAX_SIZES], prefills[MAX_SIZES];
@@ -118,7 +119,7 @@ struct bench {
 enum { DISK_DEPTH = 8, UNUSED_MIB = DISK_DEPTH, USED_MIB = 64 };
 #define DISK_NS ((int64_t)1000 * 1000000)
 
-/* Reads the file from its beginning into n_mib MiB, repeatedly, for DISK_NS.  checks: computes a
+/* Reads the file into n_mib MiB for DISK_NS, beginning again at its end. With `checks` computes a
  * checksum of every byte. */
 static int measure_reads(const struct bench *b, size_t n_mib, bool checks,
                          double *bytes_per_s, struct err *err)
@@ -135,7 +136,7 @@ static int measure_reads(const struct bench *b, size_t n_mib, bool checks,
                          : io_machine_open(&io, NULL, err);
     if (mem != NULL)
         memset(mem, 1,
-               /* so that the kernel provides the pages now, not while the clock runs */
+               /* the kernel provides the pages now, and not while the clock runs */
                n_mib << 20);
     if (rc == 0)
         rc = io_file_open(io, b->path, IO_READ_ONLY | IO_DIRECT, &f, err);
@@ -218,8 +219,8 @@ static int open_with(struct bench *b, const char *budget, struct stack *k, struc
     return stack_open(&o, k, err);
 }
 
-/* Prefills n_seqs prompts of n tokens and decodes n_decode more of each. The row's time is that of
- * decoding, or of the prefill if n_decode is 0. */
+/* Prefills n_seqs prompts of n tokens and decodes n_decode more tokens of each. The row's time is
+ * that of decoding, or that of the prefill if n_decode is 0. */
 static int run_row(struct bench *b, struct stack *k, struct row *r, int n_seqs, int n,
                    int n_decode, struct err *err)
 {
@@ -365,7 +366,8 @@ static int run_budget(struct bench *b, const char *budget, struct err *err)
 
 /* --- running it ------------------------------------------------------------------------------- */
 
-/* Counts missed gates: equal digests, decoding at 0.85 of its bound, checksums at most a tenth. */
+/* Returns the number of missed gates: equal digests, decoding at 0.85 of its bound or more, and
+ * checksums in at most a tenth of the time. */
 static int n_missed(const struct bench *b, int *n_differ)
 {
     int missed = 0;
@@ -430,7 +432,7 @@ static void print_json(const struct bench *b, int n_differ, int missed)
     json_free(o);
 }
 
-/* Packs a model that is not packed, in the folder in which benchmarks keep their state. */
+/* Packs a model that is not packed, into the folder in which benchmarks keep their state. */
 static int prepare_model(struct bench *b, struct err *err)
 {
     const struct hcache_opts *o = &b->a->common.engine.o;

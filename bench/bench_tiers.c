@@ -1,7 +1,7 @@
 /* bench_tiers.c - `hcache bench tiers`: hit rates of placement policies, on a simulated clock.
  *
- * The policies are src/policy/placement.c, as the store and the KV pool run them; cache, clock,
- * disk and server are simulated (src/sim). */
+ * The policies are those of src/policy/placement.c, which the store and the KV pool run. Cache,
+ * clock, disk and server are simulated (src/sim). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,7 +132,8 @@ static int make_load(const struct tiers_args *a, struct load *l, struct err *err
 
 /* --- rows ------------------------------------------------------------------------------------- */
 
-/* Computes which share of the distance from lru to belady of the same size each row covers. */
+/* Computes for each row which share of the distance from lru to belady, at equal size, it
+ * covers. */
 static void fill_gaps(struct tiers_row *row, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -203,7 +204,8 @@ static int run_policy(const struct tiers_args *a, const struct load *l, const ch
     if (kind < 0)
         return err_set(err, ERR_USAGE, "--policies: '%s' is not a policy", name);
     if (is_closed && kind == PLACEMENT_BELADY)
-        return 0; /* requests depend on earlier evictions, so there is no known future */
+        /* which requests come depends on earlier evictions, so belady has no known future */
+        return 0;
     if (is_closed) {
         closed_row(a, l, (enum placement_kind)kind, &row[(*n)++]);
         return 0;

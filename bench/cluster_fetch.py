@@ -4,12 +4,12 @@
   bench/cluster_fetch.py MODEL [--words 1000] [--contexts 4] [--rounds 3] [--store disk|memory]
                          [--store-cap 1G] [--idle 5]
 
-One server writes some contexts.  In each round a new server with an empty store fetches them one
-after another.  A client that does nothing else reads the same values with pipelined GETs into
-memory that it has already used (the limit).  `fetch` is the time from the look-up's question to the
-commit in the server's own store; a server's first context is listed apart, because its store and
-its memory are new then.  --idle: the seconds that each server is left alone before the first fetch.
-Prints medians."""
+One server writes some contexts. In each round a new server with an empty store fetches them one
+after another. The limit is a client that does nothing else: it reads the same values with pipelined
+GETs into memory that it has used before. `fetch` is the time from the start of the look-up to the
+commit in the server's own store. A server's first context is listed separately, because its store
+and its memory are new then. --idle is the number of seconds that each server is left alone before
+its first fetch. Prints medians."""
 import argparse
 import re
 import socket
@@ -36,7 +36,7 @@ def ceiling(redis, keys, room):
     with socket.create_connection(("127.0.0.1", redis.port)) as s:
         t, got, need = time.monotonic(), 0, sum(n for _, n in keys)
         s.sendall(b"".join(command("GET", k) for k, _ in keys))
-        while got < need:  # the headers between them are a few bytes more
+        while got < need:  # the headers between the values add a few bytes
             n = s.recv_into(room, len(room))
             if n == 0:
                 raise RuntimeError("the Redis has closed the connection")

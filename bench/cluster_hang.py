@@ -4,11 +4,11 @@ recomputes.
 
   bench/cluster_hang.py MODEL [--requests 40] [--words 250] [--hang 60]
 
-A proxy stops the Redis's answers for --hang seconds from the first request on, then lets them pass
-for a while so that the servers fetch again, and so on.  Each prompt is in the Redis and in no
-server's store. It goes to a server with the remote and to one without, in an order that alternates.
-Prints the p50 and p99 of both, and the outcomes of the fetches.  The goal is a p99 of at most 1.2
-times recomputing's."""
+A proxy withholds the Redis's answers for --hang seconds from the first request on. Then it lets
+answers pass for a while so that the servers fetch again, and so on. The Redis has the state of each
+prompt, and no server's store has it. Each prompt goes to a server with the remote and to a server
+without, in alternating order. Prints the p50 and p99 of both servers, and the outcomes of the
+fetches. The goal is a p99 of at most 1.2 times that of recomputing."""
 import argparse
 import statistics
 import time

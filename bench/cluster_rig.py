@@ -93,7 +93,7 @@ def answer(f):
 
 
 class Server:
-    """hcache serve on a port of its own.  .log is its log."""
+    """Runs hcache serve on a port of its own. .log is the server's log."""
 
     def __init__(self, model, *options, store=None):
         self.store = store or folder()
@@ -132,7 +132,7 @@ class Server:
         return next(t for t in tiers if t["name"] == name)
 
     def shares(self):
-        """Returns whether the server reaches the Redis and knows the erasures of others."""
+        """Waits until the server reaches the Redis and knows the erasures of others."""
         until("sharing", lambda: self.tier()["up"] and self.tier()["servers"] > 0)
 
     def written(self):
@@ -180,7 +180,7 @@ class Hanging:
 
 
 def words(seed, n):
-    """Returns a text with which no other seed's text begins."""
+    """Returns a text whose beginning differs from that of every other seed's text."""
     import random
     rng = random.Random(seed)
     return " ".join(rng.choice("bird tree river stone cloud apple horse garden winter music".split()) + str(rng.randrange(100))
@@ -188,7 +188,7 @@ def words(seed, n):
 
 
 def fill(redis, model, prompts):
-    """Writes the keys and values of prompts to the Redis, with a server that ends afterwards."""
+    """Writes the state of prompts to the Redis, by a server that ends afterwards."""
     writer = Server(model, "--remote", redis.url(), "--plan", "kv", "--no-reuse")
     writer.shares()
     for prompt in prompts:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """The cost to decodes of writing to a Redis: the time between tokens of a server that writes every
-chunk there, compared with one that saves only into its own store.
+chunk there, compared with a server that saves only into its own store.
 
   bench/cluster_saving.py MODEL [--batch 4] [--tokens 192] [--rounds 6]
 
-Both servers run all the time.  In each round both generate the same load, one after the other, in
-an order that alternates.  Prints the median time between tokens of each and the median of the
-rounds' ratios.  The goal is at most 1.01."""
+Both servers run all the time. In each round both generate the same load, one after the other, in
+alternating order. Prints each server's median time between tokens, and the median of the rounds'
+ratios. The goal is a ratio of at most 1.01."""
 import argparse
 import statistics
 import threading

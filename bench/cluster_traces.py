@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Hits of two servers behind HAProxy, with half the capacity each, compared with one server with
-all of it.
+"""Hits of two servers behind HAProxy with half of the capacity each, compared with one server with
+all of the capacity.
 
   bench/cluster_traces.py mooncake conversation_trace.jsonl [--requests 1000] [--capacity 512]
   bench/cluster_traces.py agents agents.jsonl [--requests 1000]
 
-The requests of a trace are sent one after another, in its order, with one token as an answer.  One
-chunk of 64 tokens stands for a block of 512 tokens of the trace, so contexts of 131,072 tokens are
-16,384 long here: stored and found chunks are the same, and an eighth of the tokens is computed.
-Longer contexts are cut there.  Blocks of the same number have the same tokens.  Agents' requests
-have their session in X-Conversation; Mooncake's have no session and are routed by their beginning.
-The model has two layers (the shape tiny-mha, random weights).  Each arm has a Redis with all of the
-capacity; --redis 0 leaves it out.  Nothing is kept on the device.  Prints the shares of prompt
-tokens whose state was found.  The goal: two servers find 0.95 of the tokens that one finds."""
+The requests of a trace are sent one after another, in the trace's order, and get one token as an
+answer. One chunk of 64 tokens stands for a block of 512 tokens of the trace. So contexts of 131,072
+tokens have 16,384 tokens here: the same chunks are stored and found, and an eighth of the tokens is
+computed. Longer contexts are cut at that length. Blocks of the same number have the same tokens.
+Agents' requests have their session in X-Conversation. Mooncake's have no session and are routed by
+their beginning. The model has two layers (the shape tiny-mha, random weights). Each arm has a Redis
+with all of the capacity; --redis 0 leaves it out. Nothing is kept on the device. Prints the share
+of prompt tokens whose state was found. The goal: two servers find 0.95 of the tokens that one
+finds."""
 import argparse
 import json
 import os
@@ -34,7 +35,7 @@ a = p.parse_args()
 
 
 def model():
-    """Makes a model of two layers with a context of 16,384 tokens, plus some for an answer.
+    """Makes a model of two layers with a context of 16,384 tokens and some more for an answer.
     Returns its folder and the size of its vocabulary."""
     to = folder()
     subprocess.run([PROGRAM, "model", "synth", "--shape", "tiny-mha", "--layers", "2", "--dtype",
@@ -57,8 +58,8 @@ def blocks_of(line):
 
 
 def requests(vocabulary):
-    """Returns prompts as token ids, and the sessions."""
-    out, first = [], 3  # ids below are special tokens
+    """Returns the prompts as token ids, and their sessions."""
+    out, first = [], 3  # ids below 3 are special tokens
     with open(a.trace) as f:
         for text in f:
             line = json.loads(text)
@@ -81,7 +82,8 @@ def arm(path, prompts, n_servers):
     servers = [Server(path, "--no-reuse", "--plan", "kv", "--dram", "0", "--kv-tokens", "20000",
                       "--store-cap", f"{a.capacity // n_servers}M", *remote) for _ in range(n_servers)]
     port = free_port()
-    spare = [servers[i % n_servers].port for i in range(3)]  # haproxy.cfg has three servers
+    # haproxy.cfg has three servers, so servers are repeated
+    spare = [servers[i % n_servers].port for i in range(3)]
     proxy = subprocess.Popen(["haproxy", "-db", "-f", os.path.join(HERE, "..", "examples", "cluster", "haproxy.cfg")],
                              env={**os.environ, "HCACHE_LISTEN": f"127.0.0.1:{port}",
                                   **{f"HCACHE_{i + 1}": f"127.0.0.1:{spare[i]}" for i in range(3)}},

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The times in which a server with many kept conversations lists, opens and continues them (goal:
-with 10^5 conversations under 100 ms).
+"""The time in which a server with many kept conversations lists, opens and continues them. The goal
+is below 100 ms with 10^5 conversations.
 
   bench/conversations.py [--program build/hcache] [--conversations 100000] [--csv FILE]
 
-One conversation of three turns is made through the API; then its rows are copied under other names,
-in one transaction, while no server runs.  Each time is that of a whole HTTP request on a connection
+One conversation of three turns is made through the API. Then its rows are copied under other names,
+in one transaction, while no server runs. Each time is that of a whole HTTP request on a connection
 of its own."""
 import argparse
 import http.client
@@ -62,7 +62,7 @@ class Server:
 
 
 def copy(db, n):
-    """Adds n conversations like the existing one."""
+    """Adds n copies of the existing conversation."""
     c = sqlite3.connect(db)
     columns = [r[1] for r in c.execute("PRAGMA table_info(turn)")]
     turns = c.execute("SELECT * FROM turn ORDER BY depth").fetchall()

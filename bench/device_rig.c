@@ -88,7 +88,8 @@ int rig_time(struct rig *r, int (*run)(struct rig *r, void *arg, int i), void *a
     }
     if (rc != 0)
         return fault(r, rc, err);
-    out->median = bench_median(t, n); /* also sorts */
+    /* bench_median also sorts t, for the minimum and maximum */
+    out->median = bench_median(t, n);
     out->min = t[0];
     out->max = t[n - 1];
     return 0;
@@ -96,7 +97,8 @@ int rig_time(struct rig *r, int (*run)(struct rig *r, void *arg, int i), void *a
 
 /* --- ceilings --------------------------------------------------------------------------------- */
 
-/* Long compared with the clock's resolution and a launch: larger sizes are not tried. */
+/* A run of this length is long compared with the clock's resolution and with a launch, so larger
+ * sizes are not tried. */
 #define LONG_S 1e-3
 
 struct copy {
@@ -132,7 +134,7 @@ static int measure_copies_of(struct rig *r, size_t bytes, struct device_ceilings
         rc = buf_alloc(r->dev, MEM_DEVICE, bytes, &b, err);
     if (rc == 0)
         rc = copy_rate(r, b.ptr, a.ptr, bytes, &out->memory_bytes_per_s, err);
-    out->memory_bytes_per_s *= 2; /* counts bytes read and written */
+    out->memory_bytes_per_s *= 2; /* a copy reads and writes each byte */
     if (rc == 0 && !r->dev->unified)
         rc = buf_alloc(r->dev, MEM_PINNED, bytes, &pinned, err);
     if (rc == 0 && !r->dev->unified)
@@ -145,7 +147,8 @@ static int measure_copies_of(struct rig *r, size_t bytes, struct device_ceilings
     return rc;
 }
 
-/* Uses the largest size that is not needlessly long: small copies lie in caches. */
+/* Measures copies with the largest size that does not take needlessly long. Small copies would lie
+ * in caches. */
 static int measure_copies(struct rig *r, struct device_ceilings *out, struct err *err)
 {
     enum { SMALLEST = 1 << 20, LARGEST = 256 << 20 };
@@ -170,7 +173,8 @@ static int run_square(struct rig *r, void *arg, int i)
     return r->op->matmul(r->s, q->c, q->a, &q->w, NULL);
 }
 
-/* Weights are random bits of the type. Their layout is the backend's own, so nothing is packed. */
+/* Measures a square product of size n. Weights are random bits of the type. Their layout is the
+ * backend's own, so they are not packed. */
 static int measure_square(struct rig *r, int n, struct spread *t, struct err *err)
 {
     enum dtype act = rig_act_dtype(r);

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""First tokens of stored prompts, from a disk that hangs, compared with recomputing them.
+"""Time to the first token of stored prompts on a disk that hangs, compared with recomputing them.
 
   bench/hanging_disk.py [MODEL] [--tokens 900] [--rounds 5] [--build build/release]
 
-Each round has three requests with prompts that were restored before: the disk answers; the disk
-hangs from the restore's first read on, which recomputation races; a server without a store
-recomputes the same prompt.  The disk hangs for longer than the request takes.  The goal: at most
-1.2 times the time of recomputation (medians of the rounds)."""
+Each round has three requests, whose prompts were restored before. First the disk answers. Then the
+disk hangs from the first read of the restore on, and recomputation races the reads. Last, a server
+without a store recomputes the same prompt. The disk hangs for longer than the request takes. The
+goal is at most 1.2 times the time of recomputation (medians of the rounds)."""
 import argparse
 import os
 import shutil

@@ -14,7 +14,7 @@ struct http_load {
     struct curl_slist *headers;
     char *url;
     struct http_load_calls calls;
-    struct transfer *all; /* a list, for http_load_destroy */
+    struct transfer *all; /* all transfers in a list, for http_load_destroy */
     int n_running;
 };
 
@@ -23,7 +23,7 @@ struct transfer {
     struct transfer *next, **link;
     CURL *easy;
     void *user;
-    char *rest; /* bytes of a line that is not complete yet */
+    char *rest; /* bytes of a line that has not arrived completely */
     size_t n_rest, cap_rest;
     struct http_usage usage;
     char error[200];
@@ -111,7 +111,7 @@ static void read_line(struct transfer *t, const char *line, size_t n)
     if (n > 5 && memcmp(line, "data:", 5) == 0) {
         size_t skip = line[5] == ' ' ? 6 : 5;
         read_event(t, line + skip, n - skip);
-    } else if (n > 0 && line[0] == '{') { /* an error, not a stream */
+    } else if (n > 0 && line[0] == '{') { /* a JSON object in place of a stream: an error */
         read_event(t, line, n);
     }
 }

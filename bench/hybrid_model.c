@@ -39,7 +39,7 @@ double hybrid_x(const struct hybrid_setup *s)
     return s->x > 0 ? s->x : x_of_platform(s);
 }
 
-/* Returns the factor by which products take longer than the platform says. */
+/* Returns the factor by which products take longer than on the setup's platform. */
 static double slower(const struct hybrid_setup *s)
 {
     return hybrid_x(s) / x_of_platform(s);
@@ -57,8 +57,8 @@ static double embedding_bytes(const struct hybrid_setup *s)
     return 2.0 * s->shape.vocab_size * s->shape.n_embd;
 }
 
-/* Computes the room for one layer's blocks.  The device also holds embeddings and three layers'
- * weights: two in use, one arriving. */
+/* Computes the room for one layer's blocks. The device also holds embeddings and the weights of
+ * three layers: two in use and one arriving. */
 static struct hybrid_memory memory_of(const struct hybrid_setup *s)
 {
     double n = s->shape.n_layers, w = layer_bytes(s);
@@ -70,7 +70,7 @@ static struct hybrid_memory memory_of(const struct hybrid_setup *s)
 static struct hybrid_machine machine_of(const struct hybrid_setup *s, int n_tokens)
 {
     const struct platform *p = &s->p;
-    double read_s = p->c_kv.b_s / 2; /* a token's K and V, read once from device memory */
+    double read_s = p->c_kv.b_s / 2; /* reads a token's K and V once from device memory */
     return (struct hybrid_machine){
         .weights_s = layer_bytes(s) / link_rate(s),
         .forward_s = s->batch * (p->c_tok.b_s * slower(s) + n_tokens * read_s),
@@ -95,7 +95,7 @@ static int64_t act_by_algorithm_1(const struct hybrid_machine *m,
     return llround(device + host * shares.act_host / (shares.act_host + shares.kv_host));
 }
 
-/* Half of each context is computed again from its token ids, in each layer. */
+/* Models half of each context as token ids, which are computed again in each layer. */
 static void recompute_half(const struct hybrid_setup *s, int n_tokens, int64_t n_blocks,
                            struct hybrid_machine *m, const struct hybrid_memory *mem,
                            struct hybrid_split *out)

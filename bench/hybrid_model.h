@@ -1,8 +1,8 @@
-/* hybrid_model.h - a model of the costs of a batch with streamed weights, on a GPU whose caches lie
- * in host memory.  Nothing runs: HybridServe's figures are modelled with it (bench hybrid).
+/* hybrid_model.h - a model of the costs of a batch with streamed weights, on a GPU whose KV caches
+ * lie in host memory. Nothing is run: `bench hybrid` models HybridServe's figures with it.
  *
- * Link and compute overlap without loss in each layer.  Compute is products and, for attention,
- * reading K and V once.  Prefill computes all prompts while the weights pass once. */
+ * Link and compute overlap without loss in each layer. Compute is products and, for attention,
+ * reading K and V once. Prefill computes all prompts while the weights pass once. */
 #ifndef BENCH_HYBRID_MODEL_H
 #define BENCH_HYBRID_MODEL_H
 
@@ -25,8 +25,9 @@ extern const char *const hybrid_arm_names[HYBRID_ARMS];
 
 struct hybrid_setup {
     struct model_config shape;
-    struct platform p; /* a built-in platform: a machine and the shape */
-    double x;          /* d * bandwidth / FLOP/s; 0: the platform's own */
+    /* a built-in platform, which describes a machine and a model's shape */
+    struct platform p;
+    double x; /* d * bandwidth / (FLOP/s); 0: the platform's own value */
     double device_bytes, host_bytes;
     int batch, prompt, tokens; /* number of requests; tokens of a prompt and of an answer */
 };
@@ -35,11 +36,13 @@ struct hybrid_setup {
 struct hybrid_step {
     struct hybrid_split split; /* split of one layer */
     double step_s;             /* time of a step, all layers together */
-    double link_bytes;         /* bytes of the caches over the link, all layers */
-    double compute_share;      /* share of the step */
+    /* bytes of the caches that cross the link, over all layers */
+    double link_bytes;
+    /* share of the step's time in which the compute lane works */
+    double compute_share;
 };
 
-/* Looks up shape and platform by name; the caller sets memory and lengths. */
+/* Looks up shape and platform by name. The caller sets memory and lengths. */
 int hybrid_setup_init(struct hybrid_setup *s, const char *shape, const char *platform,
                       struct err *err);
 

@@ -2,8 +2,9 @@
 
   kernel_goals.py FILE.csv ...
 
-For each goal the worst row is shown, by the best repetitions of both sides (limits are the best,
-too) and by the median ones. "Met" requires both; rows are counted by the best."""
+For each goal the worst row is shown twice: by the best repetitions of both sides (limits are the
+best ones, too), and by the median repetitions. A goal is "met" if both meet it. The number of rows
+that meet it is counted by the best repetitions."""
 import csv
 import re
 import sys
@@ -35,7 +36,7 @@ class Bench:
         return float(self.rows[key]["share"]) * self.speed(key, how) / self.speed(key, "max")
 
     def of_row(self, key, kernel, shape, threads, how):
-        """Returns the row's speed over another row's; None if the other row does not exist."""
+        """Returns the row's speed divided by that of another row, or None if there is no such row."""
         other = (kernel or key[0], shape or key[1], threads or key[2])
         return self.speed(key, how) / self.speed(other, how) if other in self.rows else None
 
@@ -63,7 +64,7 @@ def rows_from(low, high=1 << 20):
     return lambda shape: low <= size(shape)[0] <= high
 
 
-# name, goal (negative: an upper bound), kernels, shapes, how it is measured
+# name, goal (a negative goal is an upper bound), kernels, shapes, function that measures it
 GOALS = (
     ("m = 1, bf16 and q8: of reading memory", 0.95, ("matmul bf16", "matmul q8"), rows_from(1, 1), Bench.share),
     ("m = 4: time over that of m = 1", -1.3, "matmul", rows_from(4, 4), Bench.of_one_row),

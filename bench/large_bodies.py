@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""The delay of a stream and of /health caused by large bodies.
+"""The delay that large bodies cause to a stream and to /health.
 
   bench/large_bodies.py [MODEL] [--seconds 3] [--rounds 2] [--only NAME] [--clients 2]
 
-Starts build/hcache serve on a free port.  One process streams answers and records the pauses
-between events, one requests /health every 2 ms, and --clients others send one kind of body after
-another. Measurements without and with the bodies alternate, so that other work on the machine
-affects both. `turn` is the most processor time that an HTTP thread took between two waits: the
-delay that the server itself causes, however busy the machine is.  `peak` is the server's memory
-above its previous use; `left` is how much of that remains.  The goals (docs/PERF.md): no pause
-above 50 ms that does not also occur without the bodies; p99 of /health at most 5 ms above; memory
-at most 4 times the bodies in flight, plus 16 MiB each."""
+Starts build/hcache serve on a free port. One process streams answers and records the pauses between
+events. One requests /health every 2 ms. --clients others send one kind of body after another.
+Measurements with and without the bodies alternate, so that other work on the machine affects both.
+`turn` is the longest processor time of an HTTP thread between two waits: the delay that the server
+itself causes, however busy the machine is. `peak` is the growth of the server's memory at its peak,
+and `left` the part of that growth that remains. The goals (docs/PERF.md): no pause above 50 ms that
+does not also occur without the bodies; a p99 of /health at most 5 ms higher; memory of at most 4
+times the bodies in flight, plus 16 MiB each."""
 import argparse
 import http.client
 import json
@@ -29,8 +29,8 @@ def fill(before, piece, after, n):
 
 
 def bodies(n):
-    """Returns name: (path, body) of about n bytes each, and small bodies that are the worst an HTTP
-    thread accepts."""
+    """Returns {name: (path, body)}: bodies of about n bytes, and the small bodies that cost an HTTP
+    thread most."""
     chat = '{"max_tokens":1,"messages":[{"role":"user","content":"Hi"}],'
     text = '"' + "x y " * ((n - 100) // 4) + '"'
     message = '{"role":"user","content":"' + "x y " * 250 + '"}'
@@ -94,8 +94,8 @@ def memory(pid):
 
 
 def measure(server, port, seconds, clients, what):
-    """Returns (seconds of each /health, pauses of the stream, bodies answered, MiB of peak, MiB
-    left)."""
+    """Returns (seconds of each /health, pauses of the stream, number of bodies answered, MiB of
+    peak, MiB left)."""
     stop, count = multiprocessing.Event(), multiprocessing.Value("i", 0)
     health, pauses = multiprocessing.Queue(), multiprocessing.Queue()
     with open(f"/proc/{server.pid}/clear_refs", "w") as f:
@@ -118,12 +118,13 @@ def measure(server, port, seconds, clients, what):
 
 
 def longest_turn(port):
-    """Returns the most processor time of an HTTP thread between two waits since the start, in ms.
+    """Returns the longest processor time of an HTTP thread between two waits since the server's
+    start, in ms.
     """
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     c.request("GET", "/metrics")
     found = re.search(rb"hcache_http_turn_cpu_seconds_max ([0-9.e+-]+)", c.getresponse().read())
-    # an older program does not report it
+    # an older program does not report this value
     return float(found.group(1)) * 1e3 if found else float("nan")
 
 

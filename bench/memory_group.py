@@ -1,10 +1,10 @@
-"""A memory cgroup for measurements (version 1 or 2; needs root), and a dropped page cache."""
+"""A memory cgroup for measurements (version 1 or 2; needs root), and dropping the page cache."""
 import os
 import subprocess
 
 
 class Group:
-    """A memory cgroup of so many megabytes.  run() puts one command into it."""
+    """A memory cgroup of this many megabytes. run() runs one command in it."""
 
     def __init__(self, megabytes):
         root, limit = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
@@ -23,7 +23,8 @@ class Group:
         return subprocess.run(command, capture_output=True, text=True, preexec_fn=enter)
 
     def peak(self):
-        """Returns the most bytes that the group has held, with page cache and kernel memory."""
+        """Returns the largest number of bytes that the group has held, with page cache and kernel
+        memory."""
         with open(os.path.join(self.path, self.peak_file)) as f:
             return int(f.read())
 

@@ -11,7 +11,7 @@ import urllib.request
 
 
 class Server:
-    """hcache serve on a free port."""
+    """Runs hcache serve on a free port."""
 
     def __init__(self, program, model, *options):
         self.p = subprocess.Popen([program, "serve", model, "--port", "0", *options], stderr=subprocess.PIPE, text=True)
@@ -47,7 +47,8 @@ class Server:
         return float(m.group(1)) if m else 0
 
     def processor_s(self):
-        """Processor time that the program has used so far: its own, and the system's for it."""
+        """Returns the processor time that the program has used so far: its own, and the system's on
+        its behalf."""
         with open(f"/proc/{self.p.pid}/stat", encoding="ascii") as f:
             fields = f.read().rpartition(")")[2].split()
         return tuple(int(x) / os.sysconf("SC_CLK_TCK") for x in fields[11:13])
@@ -67,8 +68,8 @@ def tokens(seed, n, vocabulary):
 
 
 def by_turns(arms, rounds, run):
-    """Calls run(arg, round) for each arm in each round, beginning with another one each time.
-    Returns {arm: [result, ...]}."""
+    """Calls run(arg, round) for each arm in each round. Each round begins with another arm. Returns
+    {arm: [result, ...]}."""
     out = {arm: [] for arm in arms}
     for i in range(rounds):
         for k in range(len(arms)):

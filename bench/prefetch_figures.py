@@ -5,14 +5,14 @@ or with --dram 0 into staging memory.
   bench/prefetch_figures.py [--requests 32] [--tokens 2048] [--answer 64] [--rounds 2]
   bench/prefetch_figures.py --mixed --throttle 100MB [--requests 32] [--tokens 2048]
 
-The contexts are saved first.  Each round starts a server with --prefetch on and one with it off.
+The contexts are saved first. Each round starts a server with --prefetch on, and one with it off.
 DRAM is empty, one sequence runs at a time, nothing is kept on the device, and keys and values are
-read from a throttled disk.  For each share the throttle is chosen so that a load takes this share
-of a request's service time.  Prints a line for each run, and the median time to first token of each
-share beside that of --prefetch off.
+read from a throttled disk. The tool measures several shares: for each the throttle is chosen so
+that a load takes this share of a request's service time. Prints a line for each run, and for each
+share the median time to first token beside that of --prefetch off.
 
---mixed compares predictions instead, for contexts whose beginning is in DRAM and whose end is on
-the disk."""
+--mixed compares predictions with measured times instead, for contexts whose beginning is in DRAM
+and whose end is on the disk."""
 import argparse
 import os
 import shutil
@@ -65,8 +65,9 @@ def at_once(s, prompts):
 
 
 def mixed(prompts):
-    """A request for a beginning of each context waits behind another one, so this beginning is read
-    ahead; then the whole context is requested."""
+    """Makes contexts whose beginning only is in DRAM, and restores them. A request for a beginning
+    waits behind another request, so the beginning is read ahead. Then the whole context is
+    requested."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="prefetch.", dir="/var/tmp") as folder:
         s = server("--store", folder, "--max-sequences", "2", "--dram", "0")

@@ -4,12 +4,13 @@ take turns.
 
   real_model_figures.py F.gguf LLAMA_SERVER [--rounds 2] [--words 900] [--threads 2] [--csv FILE]
 
-Arms: hcache (a store on disk), llama-server with --cache-ram, llama-server with slot files.  A
-round of an arm:
+Arms: hcache (a store on disk), llama-server with --cache-ram, llama-server with slot files. A round
+of an arm:
   cold     the first request with a long prompt
   again    the same prompt after another one was served
-  restart  the same prompt after kill -9 and a new process (with slot files, restoring is included)
-A time is that of a completion of one token, by this client's clock."""
+  restart  the same prompt after kill -9 and a new process (with slot files, the time includes
+           restoring the slot)
+Each time is that of a completion of one token, by this client's clock."""
 import argparse
 import csv
 import json
@@ -100,7 +101,7 @@ def measure(arm, seed):
         post(s.url + "/slots/0?action=save", {"filename": "a"})
     s.ttft(other, **more)
     again = s.ttft(prompt, **more)
-    time.sleep(2)  # state that is being saved becomes durable
+    time.sleep(2)  # gives state that is being saved time to become durable
     s.kill()
     s = start(folder)
     begin = time.monotonic()

@@ -120,7 +120,7 @@ void report_table_end(struct report *r)
 
 enum { WIDTH = 760, HEIGHT = 260, LEFT = 60, TOP = 30, BOTTOM = 50 };
 
-/* Distinguishable without colour vision, too: lightness rises along the row. */
+/* Colours that can be told apart without colour vision, too: lightness rises along the array. */
 static const char *const colours[REPORT_MAX_SERIES] = {
     "#1b3a5c", "#2f6690", "#b5542a", "#3a8f6b", "#e0a030", "#7fb7be", "#d8b4a0", "#999999"};
 

@@ -16,14 +16,14 @@ struct report {
 };
 
 int report_open(struct report *r, const char *path, const char *title, struct err *err);
-/* Returns 0 if everything has reached the file. */
+/* Closes the page. Returns 0 if everything has reached the file, else an error. */
 int report_close(struct report *r, struct err *err);
 
 void report_heading(struct report *r, const char *text);
 __attribute__((format(printf, 2, 3))) void report_text(struct report *r, const char *fmt,
                                                        ...);
 
-/* Cells are separated by '\t' in one line; the first line of a table is its head. */
+/* Begins a table. `head` is its first row; in each row '\t' separates the cells. */
 void report_table_begin(struct report *r, const char *head);
 __attribute__((format(printf, 2, 3))) void report_row(struct report *r, const char *fmt,
                                                       ...);
@@ -31,7 +31,7 @@ void report_table_end(struct report *r);
 
 enum { REPORT_MAX_SERIES = 8, REPORT_MAX_GROUPS = 16 };
 
-/* Bars in groups: value[group][series], NAN: none. */
+/* Bars in groups: value[group][series]; NAN leaves a bar out. */
 struct report_bars {
     const char *title, *unit;
     int n_groups, n_series;

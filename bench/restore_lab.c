@@ -139,8 +139,8 @@ static int make_reader(struct lab *b, uint64_t staging_bytes, struct err *err)
                              err);
 }
 
-/* Measures the platform anew, whatever the store's own profile says, because later results are
- * compared with it. */
+/* Measures the platform anew, whatever profile the store has, because later results are compared
+ * with it. */
 static int measure_platform(struct lab *b, enum profile_effort effort, struct err *err)
 {
     const struct profile_source from = {
@@ -159,7 +159,8 @@ static int measure_platform(struct lab *b, enum profile_effort effort, struct er
     return rc;
 }
 
-/* Returns 0, the model's own context, unless the model is synthetic and its context too short. */
+/* Returns the length of context to open with: 0, the model's own, unless a synthetic model's own is
+ * too short. */
 static int context_for(const struct lab_opts *o)
 {
     struct model_config c;
@@ -216,7 +217,8 @@ void lab_close(struct lab *b)
 void lab_throttle(struct lab *b, double bytes_per_s)
 {
     if (b->throttle_bytes_per_s == 0)
-        b->tier = b->platform.tier[0]; /* includes the learned corrections of this tier */
+        /* the tier has the corrections that were learned so far */
+        b->tier = b->platform.tier[0];
     b->throttle_bytes_per_s = bytes_per_s;
     b->platform.tier[0] = b->tier;
     b->platform.io_overlap = b->io_overlap;
@@ -229,7 +231,7 @@ void lab_throttle(struct lab *b, double bytes_per_s)
 int lab_scale(const struct lab *b, const char *as, double *bytes_per_s, double *ratio,
               struct err *err)
 {
-    /* the paper's length for this ratio; the ratio hardly depends on the length */
+    /* the paper's length for this ratio, which hardly depends on the length */
     enum { TOKENS = 1024 };
     struct model_config c;
     struct platform p;
@@ -280,7 +282,7 @@ static uint8_t records_of(const struct store_hit *h, int l)
                      (store_mask_has(&h->mask, l, STORE_KV) ? PLAN_HAS_KV : 0));
 }
 
-/* Neighbouring chunks with equal records form a range, as in the engine. */
+/* Makes the ranges. Neighbouring chunks with equal records form one range, as in the engine. */
 static int make_ranges(struct lab *b, int n_chunks)
 {
     int n_layers = b->k.model->cfg.n_layers, n = 0;
@@ -355,7 +357,7 @@ void lab_learn(struct lab *b, const struct plan_request *req, const struct plan 
     correction_learn(&b->platform, &e, &o);
 }
 
-/* Learns how long restores from hidden states take now. */
+/* Teaches the platform how long restores from hidden states take now. */
 static int settle(struct lab *b, struct err *err)
 {
     enum { LEAST = 4, MOST = 64, LONGEST = 16 };
@@ -410,7 +412,7 @@ static void copy_share(void *arg, int thread_idx, int n_threads)
         memcpy(c->to + (size_t)i * c->room, c->reads[i].bytes, c->reads[i].n_bytes);
 }
 
-/* Groups of reads in flight, each in a slot of the buffer. */
+/* Reads in flight, in groups. Each group has a slot of the buffer. */
 struct reading {
     struct lab *b;
     size_t room; /* bytes of a record's room */
@@ -453,7 +455,7 @@ static int read_group(struct reading *r, int layer, enum store_kind kind, int fi
     r->slot = (r->slot + 1) % r->n_slots;
     if (r->b->k.io != NULL)
         return 0;
-    /* DRAM: a read is done at once, and is then copied */
+    /* in DRAM a read is done at once, and the record is then copied */
     while (rc == 0 && r->in_flight > 0)
         rc = wait_some(r, err);
     struct copy_job job = {reads, n, to, r->room};
@@ -471,8 +473,8 @@ static double io_bytes(const struct lab *b, int n_chunks, const struct plan *pla
     return n * n_chunks * STORE_CHUNK_TOKENS;
 }
 
-/* Returns the flop of a layer's products, and of the attention of every token to those before it.
- */
+/* Returns the flop of a layer's products and of its attention, for n tokens that each see all
+ * tokens before them. */
 static double layer_flop(const struct model_config *c, double n)
 {
     double d = c->n_embd, q = (double)c->n_heads * c->d_head,
@@ -482,7 +484,7 @@ static double layer_flop(const struct model_config *c, double n)
     return n * rows + 4 * q * n * n / 2;
 }
 
-/* For the last recomputed layer only K and V are needed. */
+/* Returns the flop of a plan for n tokens. The last recomputed layer needs K and V only. */
 static double plan_flop(const struct lab *b, double n, const struct plan *plan)
 {
     const struct model_config *c = &b->k.model->cfg;
@@ -497,8 +499,8 @@ static double plan_flop(const struct lab *b, double n, const struct plan *plan)
     return flop;
 }
 
-/* The limits of a group are those of one rank's product, and of a stage's buses together: the
- * stages work concurrently, and the ranks share each product. */
+/* For a group the limits are those of one rank's product and of a stage's buses together. Stages
+ * work concurrently, and ranks share each product. */
 double lab_floor_s(const struct lab *b, int n_chunks, const struct plan *plan)
 {
     const struct device *d = b->k.dev;

@@ -1,22 +1,23 @@
 /* restore_sweep.c - see restore_sweep.h.
  *
- * A case runs its methods in turn for some rounds, beginning with another one each time: auto,
- * every single method, auto again.  The two medians of auto are an A/A measurement, whose
- * difference is the noise.  If auto's plan is that of a single method (all layers K), auto's runs
- * count for that method, too, because they did the same.  A single method that is predicted to take
- * more than SLOWER times as long as the fastest single one is not run: it could only be the best if
+ * A case runs its methods in turn for some rounds, and each round begins with another method: auto,
+ * every single method, auto again. The two medians of auto are an A/A measurement, whose difference
+ * is the noise. If auto's plan is that of a single method (all layers K), auto's runs count for
+ * that method, too, because they did the same. A single method is not run if its predicted time is
+ * more than SLOWER times that of the fastest single method. Such a method could be the best only if
  * the prediction were off by that factor, and the sweep reports how far off predictions are.
  *
- * The platform is corrected after every restore, as the engine does.  Other work begins before a
- * case and continues until its end.  A case with other work than the one before it begins with some
- * restores that only teach, as on a server under a lasting load.
+ * The platform is corrected after every restore, as the engine does. Other work on the machine
+ * begins before a case and continues until its end. If the other work differs from that of the
+ * previous case, the case begins with some restores that only teach, as on a server under a lasting
+ * load.
  *
- * The regret of a case is the time that auto took beyond the best method in hindsight, auto
- * included; 0 if auto did the same as that method.
+ * The regret of a case is the time that auto took beyond the best method in hindsight (auto
+ * included). It is 0 if auto did the same as that method.
  *
- * Each figure is given by the medians of a case's rounds and by their means.  Beside other work a
- * short restore either finds a free processor and disk or waits for milliseconds.  The median of
- * such times says which of the two was more frequent.  The mean says what users wait. */
+ * Each figure is given by the medians of a case's rounds and by their means. Beside other work a
+ * short restore either finds a free processor and disk, or waits for milliseconds. The median of
+ * such times says which was more frequent; the mean says how long users wait. */
 #include "bench/restore_sweep.h"
 
 #include <math.h>
@@ -28,10 +29,11 @@
 #define SLOWER 1.6
 /* Share that auto may lose, beyond the noise, to the best single method. */
 #define TOLERANCE 0.05
-/* Throttles are drawn between these, in bytes per second; one file case in five has none. */
+/* Throttles are drawn from this speed upwards, in bytes per second. One case in five with a file
+ * store has no throttle. */
 #define SLOWEST 50e6
 #define FASTEST 2e9
-/* A short case has more rounds, until it has taken this long. */
+/* A short case has more rounds, until it has taken this many seconds. */
 #define CASE_S 0.4
 
 enum { MAX_ROUNDS = 256, N_SINGLES = 3, MAX_CASES = 1000, WARM = 4, WORST = 10 };
@@ -40,10 +42,10 @@ static const char *const singles[N_SINGLES] = {"kv", "hidden", "recompute"}; /* 
 
 struct sweep_case {
     int n_chunks;
-    double throttle; /* 0: none */
+    double throttle; /* bytes per second; 0: no throttle */
     struct lab *lab;
     enum background load;
-    uint64_t damage; /* 0: none */
+    uint64_t damage; /* seed of hidden records; 0: no record is hidden */
 };
 
 struct timing {
@@ -58,14 +60,14 @@ struct lane_sums {
 
 struct outcome_of {
     struct plan plan;
-    int n_splits; /* of the layers of auto's last plan */
+    int n_splits; /* number of splits of the layers of auto's last plan */
     struct lane_sums lanes;
     double noise;
     struct timing predicted, first, second;
     struct timing all; /* both runs of auto together */
     struct timing single[N_SINGLES];
-    int best;    /* index of the fastest single method; -1: none */
-    bool is_one; /* auto's plans were all the same as the best single method's */
+    int best;    /* index of the fastest single method; -1: none was run */
+    bool is_one; /* whether all of auto's plans were that of the best single method */
     int n_same[N_SINGLES];
 };
 
@@ -79,7 +81,8 @@ static enum background draw_load(const struct sweep_opts *o, struct rng *r)
     return n > 0 ? of[rng_below(r, (uint64_t)n)] : BACKGROUND_NONE;
 }
 
-/* Draws new kinds of values after those that older sweeps draw, so that a seed keeps its cases. */
+/* Draws case i. New kinds of values must be drawn after the older kinds, so that a seed keeps its
+ * cases. */
 static struct sweep_case draw(const struct sweep_opts *o, int i, struct lab *file,
                               struct lab *dram)
 {
@@ -98,8 +101,8 @@ static struct sweep_case draw(const struct sweep_opts *o, int i, struct lab *fil
     return c;
 }
 
-/* Every restore follows a search for auto's plan, even if another plan is then used, so that the
- * threads have been idle equally long. */
+/* Runs one restore. It follows a search for auto's plan, even if another plan is then used, so that
+ * the threads have always been idle equally long. */
 static int run_once(const struct sweep_case *c, const char *method, struct timing *t,
                     struct plan *plan, struct restore_result *r, struct err *err)
 {
@@ -119,8 +122,8 @@ static int run_once(const struct sweep_case *c, const char *method, struct timin
     return 0;
 }
 
-/* Chooses the single methods that could be the fastest, and predicts the time of a round of them
- * and auto. */
+/* Chooses the single methods that could be the fastest. *round_s gets the predicted seconds of a
+ * round of these methods and auto. */
 static int choose_singles(const struct sweep_case *c, bool *run, double *round_s,
                           struct err *err)
 {
@@ -142,7 +145,8 @@ static int choose_singles(const struct sweep_case *c, bool *run, double *round_s
     return 0;
 }
 
-/* The lab has the layers of auto's plan, because that was the last one. */
+/* Adds the times of the lanes. The lab has the layers of auto's plan, because auto was the last
+ * method. */
 static void add_lanes(const struct lab *lab, struct outcome_of *out,
                       const struct restore_result *r)
 {
@@ -258,7 +262,7 @@ static void judge(struct outcome_of *x)
                         fabs(x->all.median_ms / x->single[x->best].median_ms - 1));
 }
 
-/* Returns the regret by means: 0 if auto did the same as the best method. */
+/* Returns the regret by means; 0 if auto did the same as the best method. */
 static double mean_regret(const struct outcome_of *x)
 {
     int best = 0;
@@ -324,18 +328,20 @@ static void print_head(const struct sweep_opts *o)
 
 /* Totals over all cases. */
 struct totals {
-    double error[2][MAX_CASES], regret[2][MAX_CASES]; /* by medians, by means */
+    double error[2][MAX_CASES], regret[2][MAX_CASES]; /* [0] by medians, [1] by means */
     double ratio[MAX_CASES], noise[MAX_CASES];
     enum background load[MAX_CASES];
-    bool is_slower[MAX_CASES]; /* slower than recomputing, by more than TOLERANCE */
+    /* whether auto was slower than recomputing by more than TOLERANCE */
+    bool is_slower[MAX_CASES];
     int n, n_broken;
     double worst;
-    /* The cases with the largest errors, the largest first. */
+    /* The cases with the largest errors, in descending order. */
     struct {
         double error;
         char line[256];
     } missed[WORST];
-    double auto_ms, best_ms; /* sums over all cases; best: of auto and the single methods */
+    /* sums over all cases; best_ms is of the fastest of auto and the single methods */
+    double auto_ms, best_ms;
 };
 
 /* Describes a case with the means of auto's lanes, in ms. */
@@ -356,7 +362,7 @@ static void describe(const struct sweep_case *c, int i, const struct outcome_of 
         c->damage != 0 ? " damaged" : "");
 }
 
-/* Puts the case into the list of the largest errors, if it is one. */
+/* Puts the case into the list of the largest errors if its error is large enough. */
 static void note_miss(struct totals *t, const struct sweep_case *c, int i,
                       const struct outcome_of *x, double error)
 {
@@ -403,8 +409,8 @@ static void count_case(struct totals *t, int i, const struct sweep_case *c,
     t->n++;
 }
 
-/* Prints a row of the summary: the cases with one load, or all (BACKGROUNDS), by medians or by
- * means.  bench_median sorts. */
+/* Prints a row of the summary: of the cases with one kind of other work, or of all cases
+ * (BACKGROUNDS); by medians or by means. bench_median sorts the arrays. */
 static void print_gates(const struct totals *t, enum background load, bool by_means)
 {
     static double error[MAX_CASES], regret[MAX_CASES], noise[MAX_CASES];

@@ -10,22 +10,22 @@
 #include "bench/restore_lab.h"
 
 struct sweep_opts {
-    /* runs cases [skip, skip + n_cases) of the seed's endless sequence */
+    /* the sweep runs cases [skip, skip + n_cases) of the seed's endless sequence */
     int n_cases, skip;
     uint64_t seed;
     int rounds; /* minimum rounds of every case, in which the methods take turns */
-    FILE *csv;  /* NULL: none */
-    /* kinds of other work, one bit per enum background; one of them is drawn for each case */
+    FILE *csv;  /* NULL: no CSV is written */
+    /* kinds of other work, one bit per enum background; a case draws one of them */
     unsigned loads;
-    bool damages; /* a case in four has hidden records */
+    bool damages; /* whether one case in four has hidden records */
     struct io *io;
-    /* the store's folder, whose largest file the competing reader reads */
+    /* folder of the store; BACKGROUND_READER reads the largest file in it */
     const char *folder;
 };
 
-/* `file` and `dram` hold the same context.  Every case is a length, and a throttle of the file
- * store or DRAM. Returns 0 even if the promise was broken; *n_broken is the number of such cases.
- */
+/* Runs the sweep. `file` and `dram` hold the same context. A case draws a length, and a throttle of
+ * the file store or DRAM. Returns 0 even if auto was too slow in some cases; *n_broken gets the
+ * number of such cases. */
 int sweep_run(const struct sweep_opts *o, struct lab *file, struct lab *dram, int *n_broken,
               struct err *err);
 

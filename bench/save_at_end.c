@@ -24,7 +24,8 @@ struct jobs {
     int n_shed[ARMS]; /* sequences that were not saved up to their ends */
 };
 
-/* No two jobs have a prompt in common, so nothing is found in the store. */
+/* Draws the prompts of all jobs. No two jobs share a prompt, so a job finds nothing in the
+ * store. */
 static void draw_prompts(struct jobs *j)
 {
     const struct save_at_end *o = j->o;
@@ -51,7 +52,7 @@ static int add_all(struct jobs *j, enum arm arm, struct seq **seqs, struct err *
     return rc;
 }
 
-/* Returns the number of sequences whose saving ended early since open. */
+/* Returns the number of sequences whose saving ended early since the stack was opened. */
 static int count_shed(const struct stack *k)
 {
     struct saver_stats st;

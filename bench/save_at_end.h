@@ -1,13 +1,12 @@
-/* save_at_end.h - measures the gain of saving state while jobs run, against saving it after they
- * have ended (AttentionStore, section 3.2.2, figure 20).
+/* save_at_end.h - measures the gain of saving state while jobs run, compared with saving it after
+ * they have ended (AttentionStore, section 3.2.2, figure 20).
  *
- * A job is a batch of prompts and their answers.  It ends when its state is durable, because only
- * then its memory may be used for others.  Three arms take turns, in another order each round:
+ * A job is a batch of prompts and their answers. It ends when its state is durable, because only
+ * then its memory may be used for other jobs. Three arms take turns, in another order each round:
  *
  *   none        nothing is saved
  *   overlapped  two-stage saving, as in a server
- *   at-end      only stage one while the job runs; the writer begins when the last answer has ended
- */
+ *   at-end      stage one only while the job runs; the writer begins after the last answer's end */
 #ifndef BENCH_SAVE_AT_END_H
 #define BENCH_SAVE_AT_END_H
 
@@ -21,10 +20,11 @@
 
 struct save_at_end {
     struct stack *stack;
-    const char *save; /* as --save of bench save */
+    const char *save; /* a value of bench save's --save */
     int n_seqs, n_prompt, n_answer, n_rounds;
-    bool is_first; /* the first of several: writes the headings */
-    FILE *csv;     /* NULL: none */
+    /* whether this is the first of several calls, which prints the headings */
+    bool is_first;
+    FILE *csv; /* NULL: no CSV is written */
 };
 
 /* Runs the rounds, and prints a row for each arm. */

@@ -41,7 +41,8 @@ int save_figure_read(struct save_figure *out, const char *csv_path, struct err *
     return rc;
 }
 
-/* Returns the index of a name in a list, to which a new name is added; -1: there is no room. */
+/* Returns the index of a name in a list. Adds a new name to the list. Returns -1 if the list is
+ * full. */
 static int place(const char **names, int *n, int max, const char *name)
 {
     int i = 0;

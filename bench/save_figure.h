@@ -20,7 +20,8 @@ struct save_figure {
     } rows[SAVE_FIGURE_ROWS];
 };
 
-/* Reads such a table. An error names the file and the line that does not belong to it. */
+/* Reads the table of a CSV file. An error names the file and the line that does not belong to the
+ * table. */
 int save_figure_read(struct save_figure *f, const char *csv_path, struct err *err);
 
 /* Adds the plot and the table to the page. */

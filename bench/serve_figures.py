@@ -9,15 +9,15 @@ Figures 9, 10 and 15 at this machine's scale.
   kv          KV offload
   auto        hcache with its defaults
   ideal       nothing is ever evicted from the device
-  llama       llama-server with passively waiting threads, if both of its options are given
+  llama       llama-server whose waiting threads do not spin, if both of its options are given
 
-Stores are throttled (--throttle), because a CPU computes too slowly for its disk to matter.  All
-servers but ideal and llama keep nothing on the device between requests, except in `skew`: there
-every server has room for a few documents (LRU), and the skew decides how often the next one is
-among them.  `rates` are chats at several rates of sessions.  State is saved before it is measured:
-documents and traces are requested once before, in another order of arrival.  Writes
-DIR/serve-figures.csv (a line for each run), and a line for each request in
-DIR/serve-<workload>.csv."""
+Stores are throttled (--throttle), because a CPU computes so slowly that its disk would not matter.
+Except for ideal and llama, servers keep nothing on the device between requests. In `skew` every
+server has room for a few documents (LRU), and the skew decides how often the next document is among
+them. `rates` are chats at several rates of sessions. State is saved before it is measured:
+documents and traces are requested once before, in another order of arrival. Writes
+DIR/serve-figures.csv (a line for each run), and DIR/serve-<workload>.csv (a line for each
+request)."""
 import argparse
 import json
 import os
@@ -49,8 +49,8 @@ CONTEXT, SEQUENCES = 4096, 8
 
 
 def make_model(folder):
-    """Makes bench-220m with as much of a byte-level vocabulary as it has rows, so that random ids
-    are text."""
+    """Makes bench-220m with a byte-level vocabulary of as many tokens as the model has rows, so
+    that random ids are text."""
     subprocess.run([a.program, "model", "synth", "--shape", "bench-220m", "--out", folder], check=True)
     with open(os.path.join(folder, "config.json")) as f:
         n_ids = json.load(f)["vocab_size"]
@@ -77,7 +77,7 @@ class Server:
         self.store = tempfile.mkdtemp(dir=a.store)
         env = dict(os.environ)
         if name == "llama":
-            # its default waiting threads spin, and would starve the client on a small machine
+            # by default its waiting threads spin, which would starve the client on a small machine
             env["OMP_WAIT_POLICY"] = "passive"
             self.url, args = "http://127.0.0.1:18080", [
                 a.llama_server, "-m", a.gguf, "-t", str(os.cpu_count()), "--poll", "0", "-np", str(SEQUENCES),
@@ -152,8 +152,8 @@ def run(server, workload, name, options, results):
 
 
 def measure(workload, name, options, results, kv_tokens=None, warm=None, cases=((),)):
-    """`warm`: options of the run before, which saves. `cases`: (suffix of the workload's name, more
-    options)."""
+    """Runs a workload. `warm` has the options of an earlier run that saves the state. `cases` are
+    pairs: a suffix of the workload's name, and further options."""
     server = Server(name, kv_tokens)
     try:
         if warm and name != "recompute":

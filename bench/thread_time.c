@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Reads the first line of a file below /proc/PID/task/TID. Returns false if it does not exist (a
- * thread may end meanwhile). */
+/* Reads the first line of a file below /proc/PID/task/TID. Returns false if the file does not
+ * exist, because the thread may have ended. */
 static bool read_line(int64_t pid, const char *tid, const char *file, char *line, int n)
 {
     char path[320];

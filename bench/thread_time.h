@@ -17,11 +17,12 @@ struct thread_time {
     } of[THREAD_TIME_NAMES];
 };
 
-/* ERR_NOT_FOUND: there is no such process. ERR_UNSUPPORTED: the kernel does not count threads'
- * times (no /proc/PID/task/TID/schedstat), or there are more names than fit. */
+/* Reads the times. Returns 0, ERR_NOT_FOUND if there is no such process, or ERR_UNSUPPORTED if the
+ * kernel does not count threads' times (no /proc/PID/task/TID/schedstat) or there are more names
+ * than fit. */
 int thread_time_of(int64_t pid, struct thread_time *out, struct err *err);
 
-/* Returns the time that the threads of that name have had since `before`, in ns. */
+/* Returns the processor time that the threads of this name have used since `before`, in ns. */
 int64_t thread_time_since(const struct thread_time *before, const struct thread_time *now,
                           int name_idx);
 

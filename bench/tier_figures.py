@@ -102,7 +102,8 @@ def print_ratios(what, xs, ys):
 
 
 def beside(folder):
-    # Each round has a second request of its own: a context that DRAM already holds is not read.
+    # Each round has a second request of its own, because a context that DRAM holds already is not
+    # read.
     prompts = [ids(i, a.tokens) for i in range(a.rounds + 2)]
     s = server("--store", folder + "-on", "--dram", "0")
     for p in prompts:
@@ -159,8 +160,8 @@ def floor(folder):
 
 
 def ttft_of(arm, folder, histories, requests):
-    """Returns times to the first token of requests after histories, in ms: restored by one server,
-    or recomputed by another."""
+    """Returns the times to first token in ms, of requests behind histories that one server
+    restores, or that another server recomputes."""
     if arm == "recompute":
         s = server("--plan", "recompute")
     else:

@@ -56,11 +56,12 @@ static void closed_gates(struct tiers_report *r)
              "at least 99 %", as->memory_share >= 0.99);
 }
 
-/* A fiftieth of the blocks that Mooncake's trace names, and the least hits required there. */
+/* A fiftieth of the blocks that Mooncake's trace names. At this size a least number of hits is
+ * required. */
 enum { MOONCAKE_FIFTIETH = 3656 };
 #define MOONCAKE_HITS 0.13
 
-/* Compares ours with the better of lru and attentionstore, for each size. */
+/* Checks `ours` against the better of lru and attentionstore, for each size. */
 static void replay_gates(struct tiers_report *r, bool is_mooncake)
 {
     int n = r->n_rows;
@@ -99,8 +100,8 @@ void tiers_gates(struct tiers_report *r, const char *load)
 
 /* --- the paper's figures ---------------------------------------------------------------------- */
 
-/* Why our value differs from the paper's. All loads are made from quantiles of ShareGPT, not from
- * its sessions. */
+/* Why our hit rates differ from the paper's. All loads are made from quantiles of ShareGPT, not
+ * from its sessions. */
 static const char why_hits[] =
     "we count blocks of history while 1,500 jobs wait, and a first turn (17 % of all) has "
     "none; the paper counts turns";
@@ -233,10 +234,11 @@ static void policies_figure(struct tiers_report *r, const struct load *l)
         }
 }
 
-/* The capacity is a share of CCpUT: the most bytes that the distinct sessions of one served hour
- * take. The paper counts sessions that the system serves per hour, whenever they arrived.  Here
- * these are more than the 3,600 that arrive, because the queue holds some thousands. They are
- * counted in a run whose cache has room for all. */
+/* Makes the figure over capacity. The capacity is a share of CCpUT: the most bytes that the
+ * distinct sessions of one served hour take. The paper counts the sessions that the system serves
+ * in an hour, whenever they arrived. Here these are more than the 3,600 that arrive in an hour,
+ * because the queue holds some thousands. They are counted in a run whose cache has room for
+ * all. */
 static void capacity_figure(struct tiers_report *r, const struct load *l)
 {
     static const double share[] = {0.05, 0.1, 0.25, 0.5, 1}, paper[] = {0, 51, 98, 98, 98};
@@ -266,7 +268,7 @@ static void capacity_figure(struct tiers_report *r, const struct load *l)
     }
 }
 
-/* Removes the rows of figures that were not asked for. */
+/* Removes the rows of figures that were not requested. */
 static void keep_wanted(struct tiers_report *r, const bool *wanted)
 {
     int n = 0;

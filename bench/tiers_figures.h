@@ -12,7 +12,7 @@
 
 struct tiers_row {
     enum placement_kind policy;
-    uint64_t blocks; /* 0: closed load */
+    uint64_t blocks; /* size of the cache; 0: closed load */
     double memory_bytes, disk_bytes;
     int window;
     uint64_t n_references;
@@ -27,9 +27,9 @@ struct tiers_figure {
     int figure; /* number of the paper's figure; 0: a gate on the rows */
     char row[64];
     double paper, ours;
-    const char *gate; /* "": none */
+    const char *gate; /* the condition in words; "": no condition */
     bool is_ok;
-    const char *why; /* why the two values differ */
+    const char *why; /* why our value differs from the paper's */
 };
 
 struct tiers_report {

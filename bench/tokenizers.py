@@ -28,7 +28,8 @@ args = parser.parse_args()
 
 
 def fields(buf):
-    """Yields (number, value) of a protocol buffer message: numbers, bytes."""
+    """Yields the fields of a protocol buffer message as (field number, value). A value is a number
+    or bytes."""
     i = 0
 
     def varint():
@@ -54,8 +55,8 @@ def fields(buf):
 
 
 def pieces_of(path):
-    """Returns the pieces of a tokenizer.model in order of ids: repeated message 1 has the piece in
-    its field 1."""
+    """Returns the pieces of a tokenizer.model in order of their ids. In the file, field 1 is a
+    repeated message, whose own field 1 is the piece."""
     with open(path, "rb") as f:
         return [dict(fields(value))[1].decode() for number, value in fields(f.read()) if number == 1]
 

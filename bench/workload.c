@@ -18,7 +18,8 @@ static double exponential(struct rng *r, double mean)
     return -mean * log(1 - rng_unit(r));
 }
 
-/* Returns a log-normal number with this mean; sigma is the logarithm's. */
+/* Draws from a log-normal distribution with this mean; sigma is the standard deviation of the
+ * logarithm. */
 static double lognormal(struct rng *r, double mean, double sigma)
 {
     double u = 1 - rng_unit(r), v = rng_unit(r);
@@ -69,8 +70,9 @@ void workload_free(struct workload *w)
 
 /* --- chats ------------------------------------------------------------------------------------ */
 
-/* Rounds of a session. The paper says that half of the conversations have over 2.5K tokens; with
- * 425 tokens per round, 9 rounds give 51 % (12 rounds, as until 22 November 2026, gave 61 %). */
+/* Mean number of rounds of a session. The paper says that half of the conversations have over 2.5K
+ * tokens. With 425 tokens per round, 9 rounds give 51 % (12 rounds, used until 22 November 2026,
+ * gave 61 %). */
 enum { MEAN_ROUNDS = 9 };
 
 void workload_chats(struct workload *w, const struct workload_opts *o)
@@ -117,12 +119,13 @@ struct task_means {
 
 enum { N_TASKS = 20, N_NAMED = 3 };
 
-/* Table 1 of the paper. */
+/* The tasks that Table 1 of the HCache paper names, with their mean lengths. */
 static const struct task_means named_tasks[N_NAMED] = {
     {10603.5, 142.7, 404.8}, {5451.7, 77.4, 4.3}, {7053.9, 92.4, 19.2}};
 static const struct task_means all_tasks = {16340.2, 44.7, 50.2};
 
-/* Returns the mean of the tasks that the table does not name. */
+/* Returns the mean of the tasks that the table does not name, from the mean of all tasks and those
+ * of three. */
 static double mean_of_others(double all, double a, double b, double c)
 {
     return (all * N_TASKS - a - b - c) / (N_TASKS - N_NAMED);
@@ -220,9 +223,9 @@ void workload_describe(const struct workload *w, struct workload_stats *out)
 
 /* --- traces ----------------------------------------------------------------------------------- */
 
-enum { BLOCK = 512 }; /* tokens per hash id of Mooncake's trace */
+enum { BLOCK = 512 }; /* tokens of a block of Mooncake's trace, which has one hash id */
 
-/* Parses {"timestamp": ms, "input_length", "output_length", "hash_ids"}. */
+/* Parses a line {"timestamp": ms, "input_length", "output_length", "hash_ids"}. */
 static int mooncake_line(struct workload *w, const struct workload_opts *o,
                          const struct json *v, double *at_s)
 {
@@ -248,7 +251,7 @@ static int mooncake_line(struct workload *w, const struct workload_opts *o,
     return 0;
 }
 
-/* Parses 2023-11-16 18:15:46.6805900,374,44. */
+/* Parses a line such as 2023-11-16 18:15:46.6805900,374,44: time, input and output tokens. */
 static int azure_line(struct workload *w, const struct workload_opts *o, const char *line,
                       double *at_s)
 {
@@ -269,7 +272,9 @@ static int azure_line(struct workload *w, const struct workload_opts *o, const c
     return 0;
 }
 
-/* Drops requests that are too long, moves the first to time 0, and stretches or thins the times. */
+/* Gives the requests their times: random arrivals (Poisson) at the wanted rate, or with rate 0 the
+ * trace's own times, scaled and counted from its first request. Drops requests that are too long or
+ * come after o->seconds. */
 static void fit_trace(struct workload *w, const struct workload_opts *o)
 {
     struct rng r = {rng_mix(o->seed + 5)};

@@ -33,7 +33,7 @@ struct workload {
     const char *name;
     struct session *sessions; /* sorted by start_s */
     int n_sessions;
-    double seconds; /* nothing begins after this time */
+    double seconds; /* no session begins after this time */
 };
 
 struct workload_opts {
@@ -41,12 +41,15 @@ struct workload_opts {
     /* sessions or requests per minute; for a trace, 0 keeps its own times */
     double per_minute;
     double token_scale; /* factor for lengths */
-    double time_scale;  /* factor for times between turns, and between a trace's requests */
-    double zipf;        /* documents: skew of how often each is asked for; 0: evenly */
+    /* factor for the times between turns and between the requests of a trace */
+    double time_scale;
+    /* documents: skew of how often each document is requested; 0: all equally often */
+    double zipf;
     int n_documents;
-    int max_prompt; /* longer histories end their session; longer documents are cut */
+    /* a session ends when its history is longer; documents are cut to this length */
+    int max_prompt;
     uint64_t seed;
-    int task; /* documents: an index into workload_tasks */
+    int task; /* documents: index into workload_tasks */
 };
 
 /* Kinds of documents, by HCache's Table 1, which has the mean tokens of document, question and
@@ -54,7 +57,8 @@ struct workload_opts {
  * draws one of L-Eval's 20 sub-tasks for each document: the three that the table names, or one of
  * 17 others whose means give the table's last row. */
 enum { TASK_EVEN, TASK_MIXED, TASK_PAPER_ASSISTANT, TASK_GSM, TASK_QUALITY };
-extern const char *const workload_tasks[]; /* names, by the enum; ends with NULL */
+/* names, in the order of the enum; ends with NULL */
+extern const char *const workload_tasks[];
 
 /* Makes chats like ShareGPT's (HCache paper, section 2.3): 66.8 new and 358.8 output tokens per
  * round on average, 30 s between rounds, Poisson arrivals, more than half of the histories over
@@ -65,10 +69,11 @@ void workload_documents(struct workload *w, const struct workload_opts *o);
 /* Reads a recorded trace: Mooncake's JSON lines (shared prefixes by hash_ids) or Azure's CSV. */
 int workload_trace(struct workload *w, const struct workload_opts *o, const char *path,
                    struct err *err);
-/* Means and quantiles of the workload's lengths, in tokens. */
+/* Means and quantiles of a workload's lengths, in tokens. */
 struct workload_stats {
     int n_sessions, n_turns;
-    double question; /* mean of new tokens of a turn; for documents, without the document */
+    /* mean number of new tokens per turn; for documents, without the document */
+    double question;
     /* mean length of documents, which sessions may share; 0 for chats */
     double document;
     double answer;      /* mean of max_tokens */
