@@ -134,9 +134,9 @@ static int arrive(struct lab *b, enum window w, int prompt, struct seq **s, stru
     return rc == 0 ? engine_add(b->k.engine, &q, s, err) : rc;
 }
 
-/* Makes steps until s is done, or until its phase ends. A gap ends with a step's forward pass and
- * begins after the previous pass. So it includes work that the previous step did behind its own
- * pass. New tokens in either step are in the gap. */
+/* Makes steps until s has ended, and counts the gaps between tokens of the decodes. A gap ends with
+ * a step's forward pass and begins after the previous pass. So it includes work that the previous
+ * step did behind its own pass, and new tokens of either step. */
 static int step_until_done(struct lab *b, enum window w, const struct seq *s,
                            struct err *err)
 {

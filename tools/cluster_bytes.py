@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Checks that equal keys have equal bytes everywhere: compares chunks of stores, of a Redis, and of
-a server that computes them again.
+"""Checks that equal keys have equal bytes everywhere: compares the chunks of stores, of a Redis,
+and of a server that computes the chunks again.
 
   tools/cluster_bytes.py [--redis PORT] [--model DIR] STORE...
 
-A chunk's key identifies all that determines its state's bits.  So two servers with the same chunk
-must have it bit for bit, whichever server computed, restored or fetched it.  Each record (a layer
-and a kind) of each chunk is compared.  With --model, a server without state computes all chains of
-chunks again from the token ids in their headers, and its chunks are compared, too.
+A chunk's key identifies everything that determines its state's bits. So two servers with the same
+chunk must have the same bits, whichever server computed, restored or fetched them. Each record (a
+layer and a kind) of each chunk is compared. With --model, a server without state computes all
+chains of chunks again from the token ids in their headers, and its chunks are compared, too.
 
-A wrong state shows here before it shows in a text.  tools/cluster_campaign.py uses this module.
-HCACHE_BUILD names the directory of the program.  Exit status 0: no two records differ."""
+A wrong state shows here before it shows in a text. tools/cluster_campaign.py uses this module.
+HCACHE_BUILD names the directory of the program. Exit status 0: no two records differ."""
 import argparse
 import hashlib
 import http.client
@@ -57,7 +57,7 @@ def of_bundle(path):
 
 
 def of_store(folder):
-    """Yields the chunks of a store; a server may have it open."""
+    """Yields the chunks of a store, which a server may have open."""
     tmp = tempfile.mkdtemp(prefix="hcache-bytes.", dir="/var/tmp")
     try:
         out = os.path.join(tmp, "all")
@@ -69,8 +69,8 @@ def of_store(folder):
 
 
 def of_redis(port, known=()):
-    """Yields the chunks of a Redis whose names are not in `known`.  OSError, ValueError: the Redis
-    ended meanwhile."""
+    """Yields the chunks of a Redis whose names are not in `known`. Raises OSError or ValueError if
+    the Redis ends meanwhile."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as s:
         f = s.makefile("rb")
 
@@ -116,11 +116,11 @@ class Compare:
 
     def __init__(self):
         self.records, self.chunks, self.differences = {}, {}, []
-        # counts of data that was compared with another source
+        # numbers of chunks, records and bytes that were compared with another source
         self.n_chunks = self.n_records = self.n_bytes = 0
 
     def add(self, source, chunks):
-        """Compares the chunks with those of earlier sources, and returns their number."""
+        """Compares the chunks with those of earlier sources. Returns the number of chunks."""
         n = 0
         for c in chunks:
             n, is_compared = n + 1, False
@@ -146,7 +146,8 @@ class Compare:
                 f"{len(self.differences)} records differ")
 
     def chains(self):
-        """Yields the token ids of every complete chain of chunks that no other chain continues."""
+        """Yields the token ids of every complete chain of chunks, up to a chunk that no other chunk
+        continues."""
         continued = {parent for parent, _, _ in self.chunks.values()}
         for key in self.chunks.keys() - continued:
             tokens, index = [], None
@@ -158,8 +159,8 @@ class Compare:
 
 
 def compute(compare, model, options=()):
-    """Runs a server without state that computes all chains, the longest first, and compares its
-    chunks."""
+    """Runs a server without state that computes all chains, the longest first. Compares the
+    server's chunks."""
     tmp = tempfile.mkdtemp(prefix="hcache-bytes.", dir="/var/tmp")
     store = os.path.join(tmp, "store")
     p = subprocess.Popen([HC, "serve", model, "--port", "0", "--plan", "kv", "--no-reuse",

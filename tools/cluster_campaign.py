@@ -96,8 +96,8 @@ def answers(port):
 
 
 class Child:
-    """A process on its own port that can be killed and started again there.  It is up once it has
-    printed `says` or, if `says` is None, once its port accepts connections."""
+    """A process on its own port that can be killed and started again on that port. The process is
+    up when it has printed `says` or, if `says` is None, when its port accepts connections."""
 
     def __init__(self, name, args, env=None, says=None):
         self.name, self.args, self.env, self.says = name, args, env or (lambda port: {}), says
@@ -130,7 +130,7 @@ class Child:
 
 
 def ask(port, messages, key, timeout):
-    """Returns the status and the answer; raises OSError or HTTPException if there is none."""
+    """Returns the status and the answer. Raises OSError or HTTPException if there is no answer."""
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     body = {"messages": messages, "temperature": 0, "seed": 1, "max_tokens": 24, "logprobs": True,
             "top_logprobs": 2, "prompt_cache_key": key}
@@ -149,7 +149,7 @@ def answer_of(text):
 
 
 def goes_on(ports, messages, key):
-    """Returns the answer of the first server that gives one, or None."""
+    """Returns the first answer that a server gives, or None."""
     last, why = time.monotonic() + LEFT_S, ""
     while time.monotonic() < last:
         try:
@@ -204,7 +204,7 @@ def client(i, ports, alone):
 
 
 def harm(servers, redis):
-    """Harms one server at a time, so that another one can answer."""
+    """Harms one server at a time, so that another server can answer."""
     rng = random.Random(a.seed)
     while not over.wait(rng.uniform(0.5, 4)):
         s, how = rng.choice(servers), rng.random()
@@ -239,21 +239,22 @@ def guarded(fn, *args):
 
 
 def watch(redis):
-    """Adds the Redis's chunks to the comparison each second, before a kill loses them."""
+    """Adds the Redis's chunks to the comparison every second, because a kill of the Redis loses
+    them."""
     known, start = set(), 0
     while not over.wait(1):
         if redis.n_starts != start:
             known, start = set(), redis.n_starts
         try:
             chunks = list(cluster_bytes.of_redis(redis.port, known))
-        except (OSError, ValueError, IndexError):  # it was killed meanwhile
+        except (OSError, ValueError, IndexError):  # the Redis was killed meanwhile
             continue
         known.update(b"hcache:1:chunk:" + c.key.hex().encode() for c in chunks)
         kept.add(f"the Redis, start {start}", chunks)
 
 
 def tell():
-    """Prints the counts each minute, so that a run that is cut off has shown something."""
+    """Prints the counts every minute, so that a run that is cut off shows them, too."""
     begin = time.monotonic()
     while not over.wait(60):
         print(f"after {(time.monotonic() - begin) / 60:.0f} minutes: {summary()}", flush=True)

@@ -29,8 +29,8 @@ def lines_of(build, folder):
 
 
 def statement_at(source, line):
-    """Returns the text of the statement that contains a line, looking for a CHECK that begins above
-    it."""
+    """Returns the text of the statement that contains a line. Also looks at the lines above, where
+    a CHECK may begin."""
     first = line
     while first > 1 and line - first < 4 and not source[first - 2].rstrip().endswith((";", "{", "}", ":")):
         first -= 1
@@ -39,7 +39,9 @@ def statement_at(source, line):
 
 def main():
     build, show = sys.argv[1], [a for a in sys.argv[2:] if a != "--missing"]
-    taken = {}  # (file, line, index) -> times, summed over all objects that include the same header
+    # (file, line, index of the branch) -> times taken, summed over all objects that include a
+    # header
+    taken = {}
     for folder in FOLDERS:
         for file, line, counts in lines_of(build, folder):
             for i, n in enumerate(counts):

@@ -26,7 +26,7 @@ export -f run
 export build
 
 failed=0
-# (test_bits takes the same branches as test_damage's flips, thousands of times.)
+# (test_bits is left out: it takes the same branches as test_damage's flips, thousands of times.)
 find "$build"/tests/{base,io,store} -name 'test_*' -executable -type f ! -name test_bits | sort |
     xargs -P "$(nproc)" -I{} bash -c 'run {}' || failed=1
 python3 tools/coverage.py "$build" || failed=1

@@ -35,7 +35,8 @@ BROKEN = os.path.join(ROOT, "build/damage/broken")
 # Limit of one run.  An undamaged model takes half a second under the sanitizers; the limit allows
 # for a busy machine.
 SECONDS = 120
-# memory beyond that of the undamaged model; the sanitizers' own memory grows with each allocation
+# Bytes of memory that a run may take beyond the undamaged model's. The sanitizers' own memory grows
+# with each allocation.
 MORE_BYTES = 768 << 20
 TEXT = ("Once upon a time. \u00a0\u200d naïve 日本 \U0001f469\u200d\U0001f467 <|user|> \t\r\n 12345 don't\n"
         + "ab" * 2000 + " " * 500 + "\x00 end")
@@ -114,13 +115,13 @@ def nest(r, old):
 
 
 def harm_json(r, value):
-    """Replaces some values; returns the same Python value, changed, or a new one."""
+    """Replaces some values. Returns the changed Python value, which may be a new object."""
     for _ in range(r.choice([1, 1, 1, 2, 5])):
         all_places = places(value, [], 20000)
         if not all_places:
             return value
-        # Half of the damage goes to the top: in a tokenizer nearly all places are entries of the
-        # vocabulary.
+        # Most of the damage goes to the top levels: in a tokenizer nearly all places are entries of
+        # the vocabulary.
         some = all_places[:60] if r.random() < 0.7 else all_places
         box, key = r.choice(some)
         how = r.randrange(10)
@@ -154,7 +155,7 @@ def harm_json_file(r, data):
     if r.random() < 0.15:
         return harm_bytes(r, data)
     text = dump(harm_json(r, json.loads(data)))
-    if r.random() < 0.05:  # a key that occurs twice
+    if r.random() < 0.05:  # one key occurs twice
         text = text.replace(b'{"', b'{"model": 1, "', 1)
     return text
 
@@ -236,8 +237,8 @@ def harm_gguf(r, data):
     fields = gguf_fields(data)
     data = bytearray(data)
     for _ in range(r.choice([1, 1, 1, 2, 6])):
-        # Most fields are texts of the vocabulary: those at the beginning and the end are drawn more
-        # often.
+        # Fields at the beginning and at the end are drawn more often, because most fields are texts
+        # of the vocabulary.
         at, n = r.choice(r.choice([fields, fields[:120], fields[-200:]]))
         old = int.from_bytes(data[at:at + n], "little")
         new = r.choice([r.choice([v for v in NUMBERS if isinstance(v, int)]), old + r.choice([-1, 1, 32, 4096]), old * 2, old // 2,
@@ -278,7 +279,7 @@ def harm_packed(r, data):
         data[at:at + n] = (new & ((1 << 8 * n) - 1)).to_bytes(n, "little")
         return sign_packed(data)
     description = json.loads(data[4096:4096 + n_text])
-    if how < 0.6:  # a damaged member with its right checksum
+    if how < 0.6:  # a member is damaged, and the checksum is corrected
         member = r.choice(description["files"])
         at, n = member["at"], member["bytes"]
         old = bytes(data[at:at + n])
@@ -313,7 +314,7 @@ class Campaign:
         self.families = [os.path.join(FAMILIES, n) for n in sorted(os.listdir(FAMILIES))]
         self.ggufs = [os.path.join(GGUFS, n) for n in sorted(os.listdir(GGUFS)) if n.endswith(".gguf") and "split" not in n]
         self.ggufs.append(self.demo_gguf())
-        six = os.path.join(GGUFS, "six.gguf")  # held as q4 and as q6_k
+        six = os.path.join(GGUFS, "six.gguf")  # the program holds it as q4 and as q6_k
         self.packed = [self.pack(f) for f in self.families + [six, os.path.join(ROOT, "models/demo")]]
         self.tokenizers = [os.path.join(TOKENIZERS, n) for n in sorted(os.listdir(TOKENIZERS))
                            if os.path.isfile(os.path.join(TOKENIZERS, n, "tokenizer.json"))]
@@ -347,7 +348,8 @@ class Campaign:
         path = os.path.join(where, "model")
         shutil.copytree(source, path)
         if kind == "tokenizer":
-            if r.random() < 0.7:  # otherwise the demo model's own, with its chat template
+            # otherwise the tokenizer of the demo model, with its chat template
+            if r.random() < 0.7:
                 shutil.copytree(r.choice(self.tokenizers), path, dirs_exist_ok=True)
             name = r.choice(["tokenizer.json"] * 8 + ["tokenizer_config.json", "generation_config.json"])
             write(os.path.join(path, name), harm_json_file(r, read(os.path.join(path, name))))
@@ -374,7 +376,7 @@ class Campaign:
         write(ids_path, b"1 2 3 4 5 6 7 8 9 10")
         source = ["-p", "Once upon a time"] if kind == "tokenizer" else ["--token-ids", ids_path]
         if kind == "tokenizer" and os.path.getsize(os.path.join(model, "tokenizer.json")) % 2:
-            source.append("--raw")  # alternately with the chat template
+            source.append("--raw")  # alternates with the chat template
         runs.append(self.run(["run", model, *source, *RUN]))
         for p in runs:
             if p.finding(self.sound):

@@ -22,7 +22,7 @@ trap 'exit 130' INT TERM
 bold= plain=
 [ -t 1 ] && bold=$'\e[1m' plain=$'\e[0m'
 say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
-die() {  # also prints the work done until then
+die() {  # die also prints the work that was done until then
     doing ""
     [ ! -e "$tmp/story" ] || cat "$tmp/story" >&2
     echo "demo: $*" >&2
@@ -41,9 +41,9 @@ fi
 # Returns whether the store has state on disk.  It may be read while a process uses it.
 has_state() { "$hc" store stat "$store" 2>/dev/null | grep -c '^[1-9][0-9]* chunks' >"$tmp/n_stores"; }
 
-# run_and_kill ARGS...: starts hcache run and kills it $linger seconds after it has printed some of
-# its answer and saved some state.  Thus more of a long prompt is saved, and a short answer has not
-# ended.
+# run_and_kill ARGS...: starts hcache run. Kills it when it has printed some of its answer and saved
+# some state, and $linger seconds have passed. A long prompt needs the seconds, so that more of it
+# is saved; without them, a short answer has not ended yet.
 linger=0
 run_and_kill() {
     "$hc" run "$model" "$@" --store "$store" >"$tmp/killed.out" 2>"$tmp/killed.err" &
@@ -59,7 +59,7 @@ run_and_kill() {
     victim=
 }
 
-# answer FILE ARGS...: one complete run; FILE receives its JSON.
+# answer FILE ARGS...: makes one complete run; FILE gets its JSON.
 answer() {
     local file=$1
     shift
@@ -67,8 +67,8 @@ answer() {
         { cat "$tmp/run.err" >&2; die "hcache run failed"; }
 }
 
-# both ARGS...: the same run with and without the store, three times alternately.  Other programs on
-# the machine disturb single timings, so the quickest of each is compared.
+# both ARGS...: makes the same run with and without the store, three times alternately. Other
+# programs on the machine disturb single timings, so the quickest run of each kind is compared.
 both() {
     local i
     for i in 1 2 3; do
@@ -99,8 +99,8 @@ show_store() { "$hc" store stat "$store" || die "the store cannot be read"; }
 
 # --- a trained model: a chat ----------------------------------------------------------------------
 
-# A chat is a list of messages in chat.json.  Every answer comes from a new process, which finds the
-# state that earlier ones have saved.
+# A chat is a list of messages in chat.json. Every answer comes from a new process, which finds the
+# state that earlier processes have saved.
 chat() { python3 "$tmp/chat.py" "$@"; }
 write_chat_py() {
     cat >"$tmp/chat.py" <<'PYTHON'
@@ -111,7 +111,7 @@ here = os.path.dirname(os.path.abspath(__file__))
 path, prompt = os.path.join(here, "chat.json"), os.path.join(here, "prompt")
 messages = json.load(open(path)) if os.path.exists(path) else []
 what, args = sys.argv[1], sys.argv[2:]
-if what == "ask":  # adds a user's line and writes the prompt, as the model's chat template does
+if what == "ask":  # adds a user's line, and writes the prompt as the model's chat template does
     messages.append({"role": "user", "content": args[0]})
     text = "<|begin|>" + "".join(f"<|{m['role']}|>{m['content']}<|end|>" for m in messages) + "<|assistant|>"
     open(prompt, "w").write(text)
@@ -119,13 +119,13 @@ elif what == "keep":  # adds the answer and prints it
     text = json.load(open(args[0]))["text"].replace("<|end|>", "").strip()
     messages.append({"role": "assistant", "content": text})
     print(text)
-elif what == "drop":  # the question that got no answer
+elif what == "drop":  # removes the question that got no answer
     messages.pop()
 json.dump(messages, open(path, "w"))
 PYTHON
 }
 
-# Prints the answer in FILE and checks that it contains EXPECTED.
+# say_answer FILE EXPECTED: prints the answer in FILE and checks that it contains EXPECTED.
 say_answer() { # say_answer FILE EXPECTED
     local text
     text=$(chat keep "$1")
@@ -174,7 +174,8 @@ demo_chat() {
 # Prints paragraphs of this repository's own documentation, so that nothing has to be downloaded.
 demo_document() {
     local pages text beginning
-    # Not by a pipe into head: its writer would be ended by SIGPIPE, which ends this script.
+    # head reads the file itself. In a pipe, the program before head would be ended by SIGPIPE,
+    # which ends this script.
     pages=$(head -c "${DEMO_BYTES:-7000}" docs/RESTORATION.md | sed -e 's/[`*|]//g' | iconv -c -f utf-8 -t utf-8)
     beginning=${pages:0:160}
     text=$(printf '%s\n\nSummarize this text.' "$pages")

@@ -63,7 +63,7 @@ def answers(port):
 
 
 def start_on_a_port(what, args_of):
-    """Starts a child process on its own port; retries, since another process may take the port
+    """Starts a child process on a port of its own. Tries again if another process takes the port
     meanwhile."""
     for _ in range(5):
         port = free_port()
@@ -76,7 +76,7 @@ def start_on_a_port(what, args_of):
 
 
 class Server:
-    """hcache serve with its own store, which outlives the process."""
+    """hcache serve with its own store, which the server's process does not remove at its end."""
 
     def __init__(self, name, store, remote):
         self.name, self.store, self.remote, self.port = name, store, remote, 0
@@ -138,15 +138,15 @@ def body(messages, **fields):
 
 
 def chat(port, messages, **fields):
-    """Returns the answer's text, the exact log-probabilities of its tokens, and what the server
-    reports about its state."""
+    """Returns the answer's text, the exact log-probabilities of its tokens, and the server's report
+    of where its state came from."""
     r = request(port, "POST", "/v1/chat/completions", body(messages, **fields))
     choice = r["choices"][0]
     return choice["message"]["content"], choice["logprobs"]["content"], choice.get("timings") or r["timings"]
 
 
 def answered(s):
-    """Returns how many requests the server has answered."""
+    """Returns the number of requests that the server has answered."""
     c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=PATIENCE)
     c.request("GET", "/metrics")
     return int(re.search(r'hcache_requests_total{end="done"} (\d+)', c.getresponse().read().decode()).group(1))

@@ -26,7 +26,8 @@ parts=$(mktemp -d)
 trap 'rm -rf "$parts"' EXIT
 python=$(command -v python3 || true)
 
-find_cublas() {  # our own libraries come last: the machine's cuBLAS fits its driver
+# folders of our own libraries come last, because the machine's cuBLAS fits its driver
+find_cublas() {
     local f
     for f in /usr/local/cuda*/lib64 /usr/local/cuda*/targets/x86_64-linux/lib /usr/lib/x86_64-linux-gnu; do
         ls "$f"/libcublas.so.1[23] >/dev/null 2>&1 && echo "$f" && return
@@ -59,7 +60,7 @@ else
     torch_args="llama-2-7b:4096,32,32,32,11008,32000 float16 $lengths" torch_device=cuda cpu_model=synth:llama-2-13b cpu_lengths=512
     first_save_args="--batches 1 --steps 64 --context 512 --save-buffer 4G" greedy_args="20 200 1500" exact_args="4 50 1500"
     cublas=$(find_cublas)
-    plain=(env "LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}") # other programs have their own libraries
+    plain=(env "LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}") # other programs have libraries of their own
     export HCACHE_GPU_DIRECT=off  # except in the parts that measure it
     export LD_LIBRARY_PATH=${cublas:+$cublas:}${LD_LIBRARY_PATH:-}:$PWD/$bundle/lib
 fi
@@ -67,7 +68,7 @@ name=$(tr '[:upper:] ' '[:lower:]-' <<<"${gpu#NVIDIA }")
 out=${1:-bench/results/$name}
 mkdir -p "$out"
 
-# part NAME SECONDS COMMAND...: the output goes to NAME.log.
+# part NAME SECONDS COMMAND...: runs a part; its output goes to NAME.log.
 part() {
     local what=$1 limit=$2 start=$SECONDS rc
     shift 2
@@ -78,7 +79,7 @@ part() {
         echo "skipped  $what: no time is left" | tee -a "$parts/parts.txt"
         return
     fi
-    if [ "$(type -t "$1")" = function ]; then # a function bounds its own commands
+    if [ "$(type -t "$1")" = function ]; then # a function limits the time of its own commands
         "$@" >"$parts/$what.log" 2>&1
     else
         timeout -k 5 "$limit" "$@" >"$parts/$what.log" 2>&1
@@ -104,8 +105,8 @@ restore() { # restore PLACE SECONDS MODEL:DTYPE
 }
 first=${models%% *}
 
-# The CPU's products of one size by 1, 2, 4, ... threads: such a machine has many.
-# shellcheck disable=SC2317,SC2086
+# Measures the CPU's products of one size with 1, 2, 4, ... threads, because machines with GPUs have
+# many cores.
 cpu_threads() {
     local t=1 of=$parts/cpu-threads.csv one=$parts/one.csv
     echo threads,rate,unit >"$of"
@@ -158,15 +159,15 @@ part parity 60 $test_cuda
     else
         missing memcheck compute-sanitizer
     fi
-    # Fixed math, to be compared with parts greedy, device-bf16, restore and save: the cost of the
-    # same bits in every batch.
+    # Fixed math gives the same bits in every batch. These parts show what it costs, compared with
+    # the parts greedy, device-bf16, restore and save.
     [ -n "$python" ] && part fixed 40 env HCACHE_CUDA_MATH=fixed "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/fixed.csv"
     part device-fixed 25 env HCACHE_CUDA_MATH=fixed $hcache bench device --device cuda --dtype bf16 $device_args --csv "$parts/device-fixed.csv"
     part restore-fixed 60 env HCACHE_CUDA_MATH=fixed $hcache bench restore "$model" --device cuda --dtype "${first##*:}" --store memory \
         --lengths "$sums_lengths" --rounds $rounds --staging 512M --methods recompute,kv,hidden,auto --csv "$parts/restore-${model#synth:}-fixed.csv"
     part fixed-save 45 env HCACHE_CUDA_MATH=fixed $hcache bench save "${first%:*}" --device cuda --dtype "${first##*:}" --store memory $save_args --save both --arms off,off2 --csv "$parts/fixed-save.csv"
-    # Early launches, to be compared with parts parity and save: are the results the same, and how
-    # much time is saved?
+    # Early launches: these parts, compared with parity and save, show whether the results are the
+    # same and how much time is saved.
     part early-parity 40 env HCACHE_CUDA_EARLY=on $test_cuda
     part early-save 45 env HCACHE_CUDA_EARLY=on $hcache bench save "${first%:*}" --device cuda --dtype "${first##*:}" --store memory $save_args --save both --arms off,off2 --csv "$parts/early-save.csv"
     part device-f16 20 $hcache bench device --device cuda --dtype f16 $device_args --csv "$parts/device-f16.csv"
@@ -178,7 +179,7 @@ part parity 60 $test_cuda
     [ -n "$python" ] && part ranks 40 env HCACHE_TENSOR_PARALLEL=2 HCACHE_CUDA_RANKS=shared HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/ranks.csv"
     [ -n "$python" ] && part stages 40 env HCACHE_PIPELINE_PARALLEL=2 HCACHE_CUDA_RANKS=shared HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/stages.csv"
     part exchanges 25 env HCACHE_CUDA_RANKS=shared $hcache bench device --device cuda --dtype bf16 $device_args --tensor-parallel 2 --pipeline-parallel 2 --csv "$parts/exchanges.csv"
-    # A model of 13B parameters on the CPU only.
+    # A model of 13B parameters, on the CPU only.
     part cpu-13b 120 $hcache bench restore "$cpu_model" --store memory --lengths "$cpu_lengths" --rounds 1 --methods hidden,kv,auto,recompute \
         --csv "$parts/cpu-13b.csv"
     if [ "$n_gpus" -ge 2 ]; then

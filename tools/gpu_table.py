@@ -28,7 +28,7 @@ def write(path, rows):
 
 
 def join(parts, pattern, names):
-    """Returns all rows of the matching files, preceded by the values in the file's name."""
+    """Returns all rows of the matching files. Each row begins with the values in its file's name."""
     joined = []
     for path in sorted(glob.glob(os.path.join(parts, pattern + ".csv"))):
         said = os.path.basename(path)[:-4].split("-", 1)[1:]
@@ -77,7 +77,8 @@ def decodes(title, rows, log):
 
 
 def cost_of(math, rows):
-    """Returns how much longer operations take whose bits do not depend on the batch."""
+    """Returns how many times longer operations take in the mode whose bits do not depend on the
+    batch."""
     times = {(r["t"], r["kind"], r["shape"]): float(r["median_ms"]) for r in rows}
     pairs = [(kind, shape, times["bf16", kind, shape], ms) for (t, kind, shape), ms in times.items()
              if t == math and ("bf16", kind, shape) in times]

@@ -11,7 +11,7 @@ prefix=${PREFIX:-/usr/local}
 to=${DESTDIR:-}$prefix
 hc=$build/hcache
 version=$("$hc" --version | sed -n 's/^hcache \([0-9][0-9.]*\).*/\1/p')
-date=$(date -u -d "@${SOURCE_DATE_EPOCH:-$(stat -c %Y "$hc")}" +%F) # of man pages
+date=$(date -u -d "@${SOURCE_DATE_EPOCH:-$(stat -c %Y "$hc")}" +%F) # the date on the man pages
 soname=libhcache.so.${version%%.*}
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
@@ -57,7 +57,7 @@ make_pages() {
         >"$tmp/hcache.1"
 }
 
-# Makes a function for bash: the commands, the subcommands of each, the options of each, then
+# Makes the function for bash: the commands, their subcommands and their options, followed by
 # packaging/completion.bash.
 make_completion() {
     local command name
@@ -87,7 +87,7 @@ commands() { cut -d' ' -f1 "$tmp/names" | uniq | paste -sd ' '; }
 parents() { sed -n 's/ .*//p' "$tmp/names" | sort | uniq -d; } # commands that have subcommands
 children() { sed -n "s/^$1 //p" "$tmp/names" | paste -sd ' '; }
 
-# The same for zsh: words in arrays, then packaging/completion.zsh.
+# Makes the function for zsh: the same words in arrays, followed by packaging/completion.zsh.
 make_completion_zsh() {
     local command name
     echo "#compdef hcache"
@@ -111,7 +111,8 @@ case $command in'
     cat packaging/completion.zsh
 }
 
-# The same for fish: packaging/completion.fish, then a line for each command, subcommand and option.
+# Makes the completion for fish: packaging/completion.fish, followed by a line for each command,
+# subcommand and option.
 make_completion_fish() {
     local command name option kind values
     echo "# Completion of hcache $version for fish; tools/install.sh has written it."

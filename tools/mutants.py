@@ -39,7 +39,7 @@ import tempfile
 import threading
 import time
 
-# Each replaces one match in a line; comments and strings are left alone.
+# Each row replaces one match in a line. Comments and strings are left alone.
 OPERATORS = [
     (r"(?<![<>=!-])<(?![<=])", "<="), (r"<=(?!=)", "<"), (r"(?<![<>=!-])>(?![>=])", ">="), (r"(?<![<>=])>=(?!=)", ">"),
     (r"==", "!="), (r"!=", "=="), (r"&&", "||"), (r"\|\|", "&&"),
@@ -57,11 +57,13 @@ SKIP = re.compile(r"^\s*(#|//|/?\*|enum|static const|extern|typedef|struct \w+;|
 EQUIVALENT = "tools/mutants_equivalent.txt"
 RESULTS = "build/mutants/results.tsv"
 SECONDS = "build/mutants/seconds.tsv"
-# Files that run only on a device with memory of its own, and the test that has one.
+# Source files that run only on a device with memory of its own, and the test with such a device.
 NEAREST = dict.fromkeys(("src/state/restore_up.c", "src/state/restore_direct.c", "src/state/save_down.c"),
                         ["tests/state/test_lives.c"])
-MOST_OBJECTS = 60  # a header that more objects include is not judged, because that would take minutes
-# The end-to-end tests that judge a folder after its own tests, by their names.
+# A header that is included by more objects than this is not judged, because that would take
+# minutes.
+MOST_OBJECTS = 60
+# End-to-end tests, by their names, that judge a folder after the folder's own tests.
 END_TO_END = {
     "server": "serve", "service": "serve|stateful", "sessions": "stateful|retoken|moved", "requests": "serve|stateful|shaping|zero",
     "batch": "batch", "remote": "remote", "store": "store_cmd|heal|owed", "sim": "bench_tiers", "report": "_plan",
@@ -80,7 +82,8 @@ def code_lines(text):
 
 
 def mutations(line):
-    """Returns the lines that differ in one place, which lies before any comment or string."""
+    """Returns all lines that differ from this one in one place, which lies before any comment or
+    string."""
     code = re.split(r'"|/\*|\'', line)[0]
     found = []
     for pattern, new in OPERATORS:
@@ -91,7 +94,7 @@ def mutations(line):
 
 
 def draw(files, rng):
-    """Returns (path, line number, old, new) of one mutant for each line, in random order."""
+    """Returns (path, line number, old line, new line) of one mutant for each line, in random order."""
     drawn = []
     for path in files:
         for i, line in code_lines(open(path, encoding="utf-8").read()):
@@ -122,7 +125,7 @@ def nearest_tests(path):
         return NEAREST[path]
     if "/cuda/" in path:
         return ["tests/tensor/test_cuda_emulated.c"]
-    if path.count("/") == 3:  # a backend of the operations
+    if path.count("/") == 3:  # a backend of the tensor operations
         return [t for t in of_folder if os.path.basename(t)[5:-2] in ("parity", "q8", "q4", "cpu_sample", "invariance")]
     for stems in ([name], {parts[0], parts[-1]}):
         found = [t for t in of_folder if os.path.basename(t).startswith(tuple(f"test_{s}" for s in stems))]
@@ -133,7 +136,8 @@ def nearest_tests(path):
 
 
 def wide_tests(path):
-    """Returns the other tests of the folder, then those of other folders that include its headers."""
+    """Returns the other tests of the folder, followed by tests of other folders that include its
+    headers."""
     folder = folder_of(path)
     if "/cuda/" in path:
         return sorted(glob.glob("tests/engine/test_*_emulated.c")),
@@ -141,14 +145,14 @@ def wide_tests(path):
     ends = [t for t in sorted(glob.glob("tests/e2e/test_*")) if re.search(END_TO_END.get(folder, "^$"), t[15:])]
     others = [t for t in runnable(sorted(glob.glob("tests/*/test_*.c")))
               if t not in own and f'"{folder}/' in text_of(t)]
-    if folder in ("engine", "state"):  # some faults are those of a device with memory of its own
+    if folder in ("engine", "state"):  # some faults show only on a device with memory of its own
         others += sorted(glob.glob("tests/engine/test_*_emulated.c"))
     return own, others, ends
 
 
 def run(argv, cwd, env=None, timeout=None):
-    """Returns whether a command ends well in time.  A test is ended at its first "not ok".  Nothing that it
-    started is left."""
+    """Returns whether a command ends well in time. A test is ended at its first "not ok". All
+    processes that it started are ended."""
     p = subprocess.Popen(argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                          start_new_session=True)
     late = threading.Timer(timeout, os.killpg, (p.pid, signal.SIGKILL)) if timeout else None
@@ -186,7 +190,7 @@ class Lab:
         self.known = dict(line.rsplit("\t", 1) for line in text_of(SECONDS).splitlines()) if os.path.exists(SECONDS) else {}
 
     def copy(self, path):
-        """Files that are the same keep their time, so that nothing is built again."""
+        """Copies a file. A file that is unchanged keeps its time, so that nothing is built again."""
         to = os.path.join(self.dir, path)
         if os.path.isfile(path) and not (os.path.isfile(to) and filecmp.cmp(path, to, shallow=False)):
             os.makedirs(os.path.dirname(to), exist_ok=True)
@@ -196,7 +200,7 @@ class Lab:
         return run([*self.make, *targets], self.dir)
 
     def learn_commands(self):
-        """Has make print how it would compile each object and link each program."""
+        """Asks make how it would compile each object and link each program."""
         said = subprocess.run([*self.make, "-n", "-B", "all", "tests"], cwd=self.dir, capture_output=True, text=True, check=True)
         self.compiles, self.links = {}, {}
         for line in said.stdout.splitlines():
@@ -206,7 +210,7 @@ class Lab:
                 of[argv[argv.index("-o") + 1]] = argv
 
     def learn_sources(self):
-        """Reads from the compiler's notes which objects each source goes into."""
+        """Reads from the compiler's dependency files which objects each source goes into."""
         self.objects = collections.defaultdict(list)
         for o in self.compiles:
             notes = os.path.join(self.dir, o[:-2] + ".d")
@@ -225,15 +229,16 @@ class Lab:
         return run(argv, self.dir, env, timeout)
 
     def judges(self, tests):
-        """Returns the tests that can judge, the quickest first: they pass without a mutant, and are not too slow."""
+        """Returns the tests that can judge, the quickest first. These pass without a mutant and are
+        not too slow."""
         with self.lock:
             for t in (t for t in tests if t not in self.seconds):
                 self.seconds[t] = self.time(t)
             return sorted((t for t in tests if self.seconds[t] is not None), key=self.seconds.get)
 
     def time(self, test):
-        """Returns the seconds that a test takes without a mutant, or None where it cannot judge.  They are kept until
-        the test changes."""
+        """Returns the seconds that a test takes without a mutant, or None if the test cannot judge.
+        The seconds are kept until the test changes."""
         key = f"{test}\t{hashlib.sha1(text_of(test).encode()).hexdigest()}\t{self.slowest:.0f}"
         if key not in self.known:
             if not self.build([self.program(test)]):
@@ -248,7 +253,8 @@ class Lab:
         return None if self.known[key] == "-" else float(self.known[key])
 
     def mutant(self, path, text):
-        """Returns a Mutant, or None if it does not compile or is in too many objects.  The caller closes it."""
+        """Returns a Mutant, or None if the mutant does not compile or is in too many objects. The
+        caller closes the Mutant."""
         m = Mutant(self, path, text)
         wanted = [o for o in self.objects[path] if o.startswith("build/release/emu/" if "/cuda/" in path else "build/release/src/")]
         if 0 < len(wanted) <= MOST_OBJECTS and all(m.compile(o) for o in wanted):
@@ -278,7 +284,8 @@ class Mutant:
         return run([*argv[:i], f"-I{self.here}/src", *argv[i:]], self.lab.dir)
 
     def link(self, program):
-        """Links a program: the changed objects stand before the archives that hold the old ones."""
+        """Links a program. The changed objects come before the archives that hold the unchanged
+        ones."""
         to = f"{self.here}/{program[14:]}"
         os.makedirs(os.path.join(self.lab.dir, os.path.dirname(to)), exist_ok=True)
         argv = []
@@ -290,7 +297,7 @@ class Mutant:
 
     def fails(self, test):
         program = self.lab.program(test)
-        for o in self.lab.objects[self.path]:  # a changed header is in the test, too
+        for o in self.lab.objects[self.path]:  # a changed header is compiled into the test, too
             if o == f"{program}.o" and o not in self.made and not self.compile(o):
                 return False
         if not os.path.exists(os.path.join(self.dir, program[14:])) and not self.link(program):
@@ -315,13 +322,14 @@ def files_of(paths):
 
 
 def key_of(mutant):
-    """A mutant by its text: line numbers move."""
+    """Returns the key of a mutant: its file and texts, because line numbers move."""
     path, _, old, new = mutant
     return path, old.strip(), new.strip()
 
 
 def known_equivalents():
-    """Each entry is: path, TAB, line, TAB, changed line; the lines above that begin with # say why."""
+    """Returns the listed mutants. An entry is: path, TAB, line, TAB, changed line. Lines above it
+    that begin with # give the reason."""
     if not os.path.exists(EQUIVALENT):
         return set()
     return {tuple(line.split("\t")) for line in text_of(EQUIVALENT).splitlines() if line and line[0] != "#"}
@@ -335,7 +343,8 @@ def recorded():
 
 
 def default_make():
-    """The quick linker and the compiler's cache where they are installed."""
+    """Returns the make command, with the quick linker and the compiler's cache if these are
+    installed."""
     found = ["make", "-s", "CUDA=0", "-j2"]
     if shutil.which("ccache"):
         found += ["CC=ccache cc", "CXX=ccache c++"]

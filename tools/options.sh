@@ -5,7 +5,7 @@ set -euo pipefail
 hc=$1
 
 for cmd in $("$hc" --help | sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p'); do
-    # A command with commands of its own lists them ("  info    describes a model") and no options.
+    # A command that has subcommands lists these (" info describes a model") and no options.
     help=$("$hc" "$cmd" --help)
     subs=
     grep -q '^options:' <<<"$help" || subs=$(sed -nE 's/^  ([a-z]+)  +[A-Za-z].*/\1/p' <<<"$help")

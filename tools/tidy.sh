@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs every check of the tree that a program can do: one line per check; status 1 if any fails.
+# Runs every check of the tree that a program can do. Prints one line per check. Exit status 1: a
+# check failed.
 #   tools/tidy.sh [NAME...]     NAME: a file of tools/tidy/ without its extension; none: all
-#   tools/tidy.sh --quick       those that compile nothing: seconds
+#   tools/tidy.sh --quick       only the checks that compile nothing, which take seconds
 # A check prints its findings and returns 1, or prints why it cannot run here and returns 77.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -20,7 +21,7 @@ for check in tools/tidy/*.sh tools/tidy/*.py; do
     *) bash "$check" ;;
     esac >"$out" 2>&1
     rc=$?
-    summary=$(sed -n '1s/^# //p' "$out") # a check may sum itself up in a first line "# ..."
+    summary=$(sed -n '1s/^# //p' "$out") # a check may print a summary as its first line, "# ..."
     case $rc in
     0) printf 'tidy %-12s ok    %s\n' "$name" "$summary" ;;
     77) printf 'tidy %-12s skip  %s\n' "$name" "$(head -1 "$out")" ;;

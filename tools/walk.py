@@ -24,7 +24,7 @@ import time
 
 
 def serve(argv, prefix=()):
-    """Starts a server; returns its process and port."""
+    """Starts a server. Returns its process and port."""
     p = subprocess.Popen([*prefix, *argv], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     for line in p.stderr:
         found = re.search(r"ready at http://[^ ]*:(\d+)", line)
@@ -53,10 +53,11 @@ def record(hcache, folder):
     p.terminate()
     p.wait()
     p, port = serve(argv, ("valgrind", "--tool=callgrind", "--separate-threads=yes", f"--callgrind-out-file={folder}/out"))
-    time.sleep(5)  # the work of a server after its start does not belong to the turn
+    # lets the work that a server does after its start end: it does not belong to the turn
+    time.sleep(5)
     control(["-z"], p.pid)
     turn = chat(port, first + [answer, {"role": "user", "content": "And what of the whales?"}], 8)
-    time.sleep(2)  # saves the chunks that the turn has filled
+    time.sleep(2)  # lets the server save the chunks that the turn has filled
     control(["-d", "turn"], p.pid)
     p.terminate()
     p.wait()
@@ -69,8 +70,8 @@ def source(path):
 
 
 def read(path):
-    """Returns the files that ran, the calls between files, and the functions of src/ that no
-    function of src/ calls."""
+    """Returns the files that ran, the calls between files, and the functions of src/ that are not
+    called by functions of src/."""
     names, ran, calls, called, functions = {}, set(), set(), set(), set()
     here = callee = name = callee_name = None
     after_call = False

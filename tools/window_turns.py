@@ -1,26 +1,26 @@
 #!/usr/bin/env python3
-"""A conversation takes hundreds of turns past its window, one process a turn: no turn computes a
-token twice.
+"""A conversation takes hundreds of turns past its window, with one process for each turn. No turn
+computes a token twice.
 
   tools/window_turns.py MODEL --dir DIR [--text FILE] [--turns 200] [--most N] [--kills 4]
                         [--context 1024] [--ratio 0.5] [--seed 1]
 
-The first turn fills the window.  Each later turn has 5 to 40 new tokens of the text (random ids
-without --text) and generates 4 to 12.  Every turn is asserted:
+The first turn fills the window. Each later turn has 5 to 40 new tokens of the text (random ids
+without --text) and generates 4 to 12. The tool asserts for every turn:
 
-  - It finds all tokens of the turns before it but the last generated one, which has no state yet.
+  - It finds all tokens of earlier turns but the last generated one, which has no state yet.
   - It computes no token a second time (`recomputed_tokens`).
 
-Every KILLS-th turn, and every turn that moves the window, is killed first (kill -9) at a random
-moment of its run.  Then the store must be whole (`store verify`), and the turn that runs again must
-find all full chunks of the turns before it.  Their last, unfinished chunk may be gone: the killed
-run may have replaced it by a longer one, with tokens that it had generated.  --kills 0: none is
+Every KILLS-th turn, and every turn that moves the window, is first killed (kill -9) at a random
+moment of its run. Then the store must be whole (`store verify`), and the repeated turn must find
+all full chunks of the earlier turns. The unfinished chunk at their end may be gone: the killed run
+may have replaced it by a longer chunk with tokens that it had generated. With --kills 0 no turn is
 killed.
 
-At the end the last turn's logits are compared with those of one prompt without a store, and of a
-further restore.  DIR keeps the store and the state of the conversation.  --most N ends after N
-turns; the next call goes on.  HCACHE_BUILD=build/release names the directory of the program.  Exit
-status 0: all turns are done, or --most is reached, and nothing was wrong."""
+At the end the last turn's logits are compared with those of one prompt without a store, and with
+those of a further restore. DIR keeps the store and the state of the conversation. --most N ends
+after N turns; the next call goes on. HCACHE_BUILD=build/release names the directory of the program.
+Exit status 0: all turns are done, or --most is reached, and nothing was wrong."""
 import argparse
 import json
 import os
@@ -72,7 +72,7 @@ class Talk:
         os.replace(self.path + ".new", self.path)
 
     def stair(self, n):
-        """Returns the number of the stair of token n."""
+        """Returns the number of the stair that token n is in."""
         return 0 if n < self.a.context else -(-(n + 1 - self.a.context) // self.step)
 
     def command(self, tokens, n, *more):
@@ -89,7 +89,7 @@ class Talk:
         return json.loads(p.stdout)
 
     def kill(self, tokens, n, rng):
-        """Starts the turn and kills it at a random moment."""
+        """Starts the turn's run and kills it at a random moment."""
         p = subprocess.Popen(self.command(tokens, n, "--store", self.store, "--plan", "kv"),
                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(rng.uniform(0, 1.1 * self.s["seconds"]))

@@ -20,8 +20,9 @@ venv/bin/pip install -q numpy gguf
 [ -d source ] || { mkdir source && tar xzf sdist/*.tar.gz -C source --strip-components 1; }
 src=source/vendor/llama.cpp
 
-# The intrinsic of gcc before 13 names 8 of the 64 bytes that ldtilecfg reads, so that the compiler drops
-# the other stores and q8_0 ends with a segmentation fault on CPUs with AMX.
+# gcc before 13 declares that the intrinsic reads only 8 of the 64 bytes that ldtilecfg reads. So
+# the compiler drops the stores to the other bytes, and q8_0 ends with a segmentation fault on CPUs
+# with AMX.
 mmq=$src/ggml/src/ggml-cpu/amx/mmq.cpp
 grep -q '"memory"); _tile_loadconfig' "$mmq" ||
     sed -i 's/_tile_loadconfig(&\([a-z_]*\));/__asm__ volatile("" : : "r"(\&\1) : "memory"); _tile_loadconfig(\&\1);/' "$mmq"

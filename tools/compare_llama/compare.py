@@ -51,7 +51,7 @@ def run(*words):
 
 
 def gguf(model, name, dtype):
-    """Returns the checkpoint as GGUF; llama.cpp itself makes q8_0 from bf16."""
+    """Returns the path of the checkpoint as GGUF. llama.cpp itself makes q8_0 from bf16."""
     path = os.path.join(args.llama, f"{name}-{dtype}.gguf")
     if dtype == "q8_0":
         run(os.path.join(args.llama, "build/bin/llama-quantize"), gguf(model, name, "bf16"), path, "q8_0")
@@ -72,8 +72,8 @@ def llama_speed(path):
 
 
 def hcache_speed(model, prompts, weights):
-    """Like llama_speed.  The last two prompts are a long and a short one; the first is a warm-up,
-    as in llama-bench."""
+    """Measures hcache like llama_speed. The last two prompts are a long and a short one. The first
+    one warms up, as in llama-bench."""
     timings = []
     server = subprocess.Popen([args.hcache, "serve", model, "--port", "0", "--no-reuse", "--max-sequences", "1", "--threads",
                                str(args.threads), "--weights", weights], stderr=subprocess.PIPE, text=True)
@@ -98,7 +98,7 @@ CSV_HEADER = ["program", "weights", "threads", "round", "prefill_tokens_per_s", 
 
 
 def csv_open(path):
-    """Opens the file to add rows to: a new one, or one that this program wrote before."""
+    """Opens the CSV file to add rows: a new file, or one that this program has written before."""
     file = open(path, "a+", newline="")
     file.seek(0)
     header = file.readline().strip()

@@ -41,7 +41,7 @@ static void ids(const llama_vocab *v)
     }
 }
 
-/* The best tokens of a step and the logarithms of their probabilities. */
+/* Returns the best tokens of a step with the logarithms of their probabilities, as text. */
 static std::string best_of(const float *x, int vocab, int n)
 {
     std::vector<int> order(vocab);

@@ -1,5 +1,6 @@
-"""Prints the mean divergence of logits from others, KL(A || B), in nats per token, and how often
-the best token is the same.  Both files have the format that `hcache ppl --logits-out` writes.
+"""Prints the mean divergence KL(A || B) of two sets of logits, in nats per token, and the share of
+tokens for which both have the same best token. Both files have the format that `hcache ppl
+--logits-out` writes.
 
   kl.py A B"""
 import sys

@@ -32,8 +32,8 @@ rng = np.random.default_rng(1)
 # the minimum).
 BLOCKS = {Q.Q4_0: (32, 18, [0]), Q.Q4_1: (32, 20, [0, 2]), Q.Q8_0: (32, 34, [0]), Q.Q4_K: (256, 144, [0, 2]),
           Q.Q6_K: (256, 210, [208])}
-# A scale that makes weights about 0.02: it allows for the range of the numbers and of the second
-# level's scale.
+# Scales that make weights of about 0.02. They allow for the range of a block's numbers and for the
+# second level of scales.
 SCALE = {Q.Q4_0: 0.004, Q.Q4_1: 0.004, Q.Q8_0: 0.0003, Q.Q4_K: 0.0001, Q.Q6_K: 0.00001}
 
 

@@ -42,7 +42,7 @@ def tensors(path):
 
 
 def interleave(w, heads):
-    """Reorders the rows of each head from halves (x1.. x2..) to pairs: llama.cpp rotates
+    """Reorders the rows of each head from halves (x1.. x2..) to pairs, because llama.cpp rotates
     neighbours."""
     rows = w.shape[0]
     return w.reshape(heads, 2, rows // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)

@@ -24,8 +24,9 @@ def tokens_of(enc, at, value):
 
 
 def encode(tok, turns):
-    """Returns ids, the loss weight of each id (as a target), and (slot, first, last + 1, distance)
-    of each recalled value.  distance: tokens since the value of its slot was last said."""
+    """Returns the ids, the loss weight of each id as a target, and (slot, first, last + 1,
+    distance) of each recalled value. The distance is the number of tokens since the slot's value
+    was last said."""
     ids, weights, recalls, seen = [BEGIN], [0.0], [], {}
     for turn, enc in zip(turns, tok.encode_batch([t.text for t in turns], add_special_tokens=False)):
         ids += [ROLE[turn.role]]
@@ -56,7 +57,7 @@ def sequence(tok, rng, length, split="train"):
     n_facts = rng.randint(max(2, length // 128), max(4, length // 48))
     turns = Builder(rng, int(length * 1.05) + 20, style, split=split, n_facts=n_facts).build()
     ids, weights, recalls = encode(tok, turns)
-    while len(ids) < length:  # rare: this dialogue's words gave few tokens
+    while len(ids) < length:  # rarely needed: this dialogue's words gave few tokens
         ids, weights = ids + [END], weights + [0.0]
     return ids[:length], weights[:length], [r for r in recalls if r[2] <= length]
 

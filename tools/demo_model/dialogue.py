@@ -15,8 +15,8 @@ SYSTEM_LINES = ["You are a friendly assistant with a good memory.", "You are a h
 WRAPS = ["{}.", "{}.", "{}.", "By the way, {}.", "You should know that {}.", "Just so you know, {}.",
          "I want to tell you that {}.", "Let me tell you something: {}.", "Please remember that {}.",
          "Please note that {}.", "Remember this: {}.", "Keep in mind that {}."]
-# Replies repeat the fact.  Its words then stand in the context near the many ways of telling it,
-# and are learnt from there.
+# Replies that repeat the fact. They put the fact's words into the context, near the many ways of
+# telling the fact, and the model learns them from there.
 ECHOES = ["Noted: {}.", "I see, {}.", "I will remember that {}.", "Good to know that {}."]
 
 
@@ -42,7 +42,7 @@ class Builder:
                  code_share=0.25):
         self.rng, self.limit, self.style, self.split = rng, words, style, split
         self.turns, self.words = [], 0
-        self.told = {}  # slot -> (fact, value, word position where it was last mentioned)
+        self.told = {}  # slot -> (fact, value, number of words when it was last mentioned)
         self.used_values = set()
         self.beasts = set()
         self.story_questions = []
@@ -50,7 +50,8 @@ class Builder:
 
     def say(self, role, text, **kw):
         self.turns.append(Turn(role, text, **kw))
-        self.words += len(text.split()) + 3  # counts punctuation and the turn's own marks
+        # 3 more words for punctuation and for the marks of the turn
+        self.words += len(text.split()) + 3
 
     # -- one exchange each ------------------------------------------------------------------
     def tell(self):
@@ -121,7 +122,8 @@ class Builder:
             self.story_questions = list(questions)
 
     def new_beasts(self, *beasts):
-        """No two stories of a dialogue share an animal, because questions name only the animal."""
+        """Returns whether none of these animals is in an earlier story of this dialogue. Questions
+        name only the animal, so no two stories may share one."""
         new = self.beasts.isdisjoint(beasts)
         self.beasts.update(beasts if new else ())
         return new

@@ -54,9 +54,9 @@ def dialogue(tok, seed):
 
 @torch.no_grad()
 def check(model, tok, seed):
-    """Returns (slot, distance, exact, value) for each question.  Under greedy decoding the answer
-    is right exactly if the argmax at each of its positions is the next token, given the right
-    prefix.  So one forward pass judges all answers of the dialogue."""
+    """Returns (slot, distance, exact, value) for each question. Under greedy decoding an answer is
+    right exactly if, at each of its positions, the argmax after the right prefix is the next token.
+    So one forward pass judges all answers of the dialogue."""
     ids, recalls = dialogue(tok, seed)
     best = model(torch.tensor([ids]))[0].argmax(-1).tolist()
     for slot, at, end, distance in recalls:

@@ -19,9 +19,9 @@ from train_tokenizer import SPECIAL
 TEMPLATE = ("{{ bos_token }}{% for message in messages %}"
             "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
             "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}")
-MAX_REPLY = 160          # tokens; the longest story is about 100
+MAX_REPLY = 160          # in tokens; the longest story has about 100
 GOLDEN = (1, 3, 5, 8, 10)  # dialogues whose last question becomes a golden case
-LOGITS = (1, 8)  # those of them that have logits
+LOGITS = (1, 8)  # golden cases that also have logits
 
 
 def write_json(path, value, indent=1):
@@ -43,8 +43,9 @@ def configs(out, c):
 @torch.no_grad()
 def greedy(model, past, ids, limit=MAX_REPLY):
     """Returns the continuation of ids up to and including <|end|>, the f32 logits of the prompt's
-    last position, and the smallest gap between the best two logits.  past: keys and values of the
-    first tokens of ids, extended here; afterwards it contains all but the last returned token."""
+    last position, and the smallest gap between the best two logits. `past` has keys and values of
+    the first tokens of ids. It is extended here, and afterwards contains all tokens but the last
+    returned one."""
     done = past[0][0].shape[2] if past[0] else 0
     new, out, first, margin = ids[done:], [], None, float("inf")
     while len(out) < limit and len(ids) + len(out) < model.c["max_position_embeddings"]:
@@ -60,14 +61,14 @@ def greedy(model, past, ids, limit=MAX_REPLY):
 
 
 def replay(model, tok, turns):
-    """Holds the chat with the model's own replies.  Yields one record per turn."""
+    """Holds the chat with the model's own replies. Yields a record for each turn."""
     template = jinja2.Environment().from_string(TEMPLATE)
     messages, past, before = [], [[] for _ in model.model.layers], []
     for turn in turns:
         messages.append({"role": "user", "content": turn["user"]})
         prompt = template.render(messages=messages, bos_token=SPECIAL[0], add_generation_prompt=True)
         ids = tok.encode(prompt, add_special_tokens=False).ids
-        if ids[:len(before)] != before:  # the reply's text does not encode to the reply's tokens
+        if ids[:len(before)] != before:  # encoding the reply's text did not give the reply's tokens
             past = [[] for _ in model.model.layers]
         out, logits, margin = greedy(model, past, ids)
         before = ids + out[:-1]

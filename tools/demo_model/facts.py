@@ -23,7 +23,7 @@ class Fact:
     # before {V}
     answer: str
     values: str  # name of a list of values
-    unknown: str  # the assistant's name for the slot if the user has never given a value
+    unknown: str  # the assistant's name for a slot whose value the user has never given
 
 
 def held_out(slot, value):
@@ -51,7 +51,8 @@ VALUES = {
 
 
 def draw(values, rng):
-    """Returns a value; one name in four is made up, so that memorising cannot replace copying."""
+    """Returns a value. One name in four is made up, so that the model has to copy and cannot
+    memorise all names."""
     if values == "number":
         return number(rng)
     if values in ("person", "pet") and rng.random() < 0.25:
@@ -60,8 +61,9 @@ def draw(values, rng):
 
 
 def draw_value(fact, rng, split):
-    """split: 'train', 'heldout' or 'any'. Short lists (months, say) always have a held-out value
-    for most slots; a slot that has none falls back to 'any' after 200 draws."""
+    """Draws a value for the slot from the split 'train', 'heldout' or 'any'. Short lists (months,
+    for example) have a held-out value for most slots. A slot without one falls back to 'any' after
+    200 draws."""
     for _ in range(200):
         value = draw(fact.values, rng)
         if split == "any" or held_out(fact.slot, value) == (split == "heldout"):
@@ -173,8 +175,9 @@ VALUES["code"] = CODE_WORDS
 
 
 def code_fact(rng):
-    """Any word may stand for any other.  Hundreds of thousands of short-lived slots require one
-    general way to look things up rather than one for each common relation."""
+    """Returns the fact that one code word stands for another. Any word may stand for any other.
+    Hundreds of thousands of short-lived slots need one general way of looking things up, instead of
+    one for each common relation."""
     k = rng.choice(CODE_WORDS)
     return Fact(f"{k}.code", (f"the code word for {k} is {{V}}", f"{k} stands for {{V}}"),
                 (f"What is the code word for {k}?", f"What does {k} stand for?"),
@@ -182,8 +185,8 @@ def code_fact(rng):
 
 
 def draw_facts(rng, n, code_share):
-    """Returns n different slots, drawn by weight (Efraimidis and Spirakis), some of them code
-    words."""
+    """Returns n different slots, drawn by weight (Efraimidis and Spirakis). A share of them are
+    code words."""
     codes = {f.slot: f for f in (code_fact(rng) for _ in range(sum(rng.random() < code_share for _ in range(n))))}
     key = {f.slot: rng.random() ** (1 / WEIGHT.get(f.slot.split(".")[0], 1.0)) for f in FACTS}
     plain = sorted(FACTS, key=lambda f: -key[f.slot])[:n - len(codes)]
@@ -193,8 +196,8 @@ def draw_facts(rng, n, code_share):
 
 
 def chance(fact):
-    """Returns the accuracy of the best guess that knows the slot's list of values but not the
-    dialogue."""
+    """Returns the accuracy of the best guess by somebody who knows the slot's list of values, but
+    not the dialogue."""
     if fact.values == "number":
         return 1 / 989
     return 1 / len(VALUES[fact.values])

@@ -54,7 +54,7 @@ class Attention(nn.Module):
                    for p in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mask = None
-        if past is not None:  # past is [] or [k, v] of the tokens before
+        if past is not None:  # `past` is [] or [k, v] of the earlier tokens
             if past:
                 mask = torch.ones(t, t + past[0].shape[2], dtype=torch.bool).tril(past[0].shape[2])
                 k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
@@ -106,7 +106,8 @@ class Llama(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Random, but the first two layers start out as an induction circuit (see `induction`)."""
+        """Draws random weights. Then makes an induction circuit of the first two layers (see
+        `induction`)."""
         layers = self.c["num_hidden_layers"]
         for name, p in self.named_parameters():
             if p.dim() == 2:
@@ -115,8 +116,9 @@ class Llama(nn.Module):
         induction(self)
 
     def hidden(self, ids, past=None):
-        """ids [B][T] -> normed hidden states [B][T][d], the input of the (tied) output head.  past:
-        a list with one empty list per layer, filled here, and passed again with the next token."""
+        """Returns the normed hidden states [B][T][d] of ids [B][T], the input of the (tied) output
+        head. `past` is a list with one empty list per layer. It is filled here, and passed again
+        with the next token."""
         x = self.model.embed_tokens(ids)
         first = past[0][0].shape[2] if past and past[0] else 0
         cos, sin = (t[first:first + ids.shape[1]] for t in (self.cos, self.sin))
@@ -175,7 +177,7 @@ def induction(model, spread=0.25, sharp=3.5, copy=3.0):
         for back in range(4):
             pairs = torch.arange(half - 16 + 4 * back, half - 12 + 4 * back)
             dims = h * hd + torch.cat((pairs, pairs + half))
-            seen = torch.arange(8) + 8 * h  # this head's part of a slot
+            seen = torch.arange(8) + 8 * h  # the part of a slot that this head sees
             k[dims, slots + 32 * back + seen] = sharp
             if back:
                 q[dims, slots + 32 * (back - 1) + seen] = sharp

@@ -123,7 +123,8 @@ def with_article(noun):
 
 
 def diary(rng, sentences):
-    """Returns some unrelated sentences; as distractors they use the same words as facts do."""
+    """Returns some unrelated sentences. They are distractors, so they use the same words as facts
+    do."""
     picked = rng.sample(DIARY, min(sentences, len(DIARY)))
     return " ".join([rng.choice(DIARY_OPENINGS)] + [s.format(
         wild=rng.choice(w.WILDS), beast=with_article(rng.choice(w.BEASTS)), food=rng.choice(w.FOODS),
@@ -134,7 +135,7 @@ def diary(rng, sentences):
 
 
 def story(rng):
-    """Returns a story and the (question, answer clause, value) triples that it supports.  The
+    """Returns a story, and the (question, answer clause, value) triples that it supports. The
     answers use the story's own words, as answers about facts use the assistant's own words."""
     beast, friend = rng.sample(w.BEASTS, 2)
     name, other = rng.sample(w.PEOPLE, 2)
@@ -159,7 +160,8 @@ def fixed_story(beast):
     """Returns the assistant's own story about a beast, always the same one, so that it can be
     learnt."""
     seed = w.BEASTS.index(beast)
-    while True:  # takes the first seed from here on whose story is about this beast
+    # takes the first seed, counted from this animal's number, whose story is about this animal
+    while True:
         told, friend, text, questions = story(random.Random(1000 + seed))
         if told == beast:
             return friend, text, questions

@@ -16,8 +16,8 @@ SPECIAL = ["<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 
 
 def texts(n):
-    """Yields turns without digits and made-up names (both should be split into small pieces), then
-    every word of every list of values often enough to become one token."""
+    """Yields turns without digits and made-up names, which should both be split into small pieces.
+    Then yields every word of every list of values often enough to become one token."""
     facts.made_up_name = lambda rng: rng.choice(facts.VALUES["person"])
     for seed in range(n):
         rng = random.Random(f"tokenizer-{seed}")

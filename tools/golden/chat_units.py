@@ -1,5 +1,5 @@
-"""The templates of make_chat.py: chat templates in the style of each family, in our own words, and
-small ones for each construct."""
+"""The templates that make_chat.py renders: chat templates in the style of each family, in our own
+words, and small templates for each construct."""
 
 LLAMA2 = r"""{% if messages[0]['role'] == 'system' %}{% set turns = messages[1:] %}{% set sys = messages[0]['content'] %}{% else %}{% set turns = messages %}{% set sys = false %}{% endif %}
 {% for m in turns %}
@@ -790,7 +790,7 @@ true.real
 '\0' == '\x00' ~ '\0' | length ~ '\07' | length ~ '\1234' ~ '\8' ~ '\18' | length
 """.strip("\n").split("\n")
 
-# [template, or (template, extra variables)]
+# Each entry is a template, or (template, extra variables).
 STATEMENTS = [
     "plain text\nwith lines\n",
     "trailing newline kept once\n\n",
@@ -987,7 +987,8 @@ STATEMENTS = [
 ]
 
 
-# Well formed, but intentionally not supported: an error must say so.
+# Well-formed templates with features that are intentionally not supported. The interpreter must
+# report an error that says so.
 UNSUPPORTED = {
     "{{ d.items }}",
     "{{ s.upper() ~ s.lower() ~ s.title() ~ s.capitalize() ~ s.swapcase() }}",

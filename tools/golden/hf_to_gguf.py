@@ -74,7 +74,8 @@ def rows_in_order(raw, n_rows, order):
 
 
 def interleaved(n_rows, d):
-    """Reorders the rows of each head from halves to pairs: architecture llama rotates neighbours.
+    """Reorders the rows of each head from halves to pairs, because the architecture llama rotates
+    neighbours.
     """
     return [h + half * (d // 2) + i for h in range(0, n_rows, d) for i in range(d // 2) for half in range(2)]
 
@@ -192,7 +193,8 @@ def write(path, pairs, tensors):
 
 
 def convert(folder, out, split=1, pre="gpt-2", change=()):
-    """change: metadata (key, kind, value) that replaces the folder's; value None omits the key."""
+    """Writes the file. `change` is an entry of metadata (key, kind, value) that replaces the
+    folder's; a value of None leaves the key out."""
     folder, out = pathlib.Path(folder), pathlib.Path(out)
     c = json.load(open(folder / "config.json", encoding="utf-8"))
     arch = ARCHS[c["model_type"]]

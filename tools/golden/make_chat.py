@@ -38,7 +38,8 @@ NOW = datetime.datetime(2026, 3, 7, 9, 5, 2)
 
 
 class Generation(jinja2.ext.Extension):
-    """`generation` marks the assistant's words; for rendering it is a call block."""
+    """Accepts the block `generation`, which marks the assistant's words. For rendering it is a call
+    block."""
 
     tags = {"generation"}
 
@@ -84,8 +85,8 @@ def outcome(source, variables):
 
 
 def unit_outcome(source, extra):
-    """A feature that our interpreter intentionally lacks is an error there, whatever the reference
-    does."""
+    """Returns the outcome that is stored. A feature that our interpreter intentionally lacks is
+    stored as an error, whatever the reference does."""
     if source in chat_units.UNSUPPORTED:
         return {"error": "unsupported"}
     found = outcome(source, {**chat_units.VARS, **extra})

@@ -92,7 +92,7 @@ FAMILIES = {
         new_decoder_architecture=True, num_ln_in_parallel_attn=1, alibi=False,
         ffn_hidden_size=96, max_position_embeddings=256, bos_token_id=1, eos_token_id=2,
         tie_word_embeddings=False, rope_parameters=rope())),
-    # the layout and block of the real one, which has ALiBi
+    # has the layout and the blocks of the real falcon-rw, which has ALiBi
     "falcon-rw": ("FalconConfig", "bfloat16", dict(
         vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, num_attention_heads=4,
         multi_query=False, parallel_attn=False, bias=False, new_decoder_architecture=False,
@@ -117,7 +117,8 @@ def draw(model, plus_one, seed):
         elif p.dim() == 1:
             x = 0.2 * x
         else:
-            # gemma scales its tied embeddings: without this the token's own row would always win
+            # gemma scales its tied embeddings; without this factor the input token itself would
+            # always be the best next one
             x = (0.5 if plus_one and "embed" in name else 1.4) * x / p.shape[1] ** 0.5
         p.data = representable(x)
 
@@ -128,7 +129,7 @@ def logits_of(model, ids):
 
 
 def greedy(model, ids):
-    """Returns the ids, and the smallest gap between the two best logits at any step."""
+    """Returns the greedy ids, and the smallest gap between the two best logits at any step."""
     ids, gap = list(ids), float("inf")
     for _ in range(N_DECODE):
         best = logits_of(model, ids)[-1].topk(2)

@@ -19,7 +19,8 @@ VOCAB = 64
 
 
 def layers_type(name, i):
-    """In the first and the last of 4 layers these tensors have 8 bits; in the others they have 4.
+    """Returns the type of a tensor of layers.gguf. In the first and the last of 4 layers W_v and
+    W_down have 8 bits. In the others they have 4.
     """
     if name in ("attn_v", "ffn_down") and i in (0, 3):
         return "q8_0"
@@ -27,7 +28,8 @@ def layers_type(name, i):
 
 
 def six_type(name, i):
-    """In layer 0 W_k has 6 bits, and shares a matrix with W_v; in layer 1 it has 4 bits."""
+    """Returns the type of a tensor of six.gguf. In layer 0 W_k has 6 bits, and shares a matrix with
+    W_v. In layer 1 W_k has 4 bits."""
     six = name in ("attn_v", "token_embd") or i == 0 and name in ("attn_k", "ffn_down")
     return "q6_k" if six else "q4_k"
 

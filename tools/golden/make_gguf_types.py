@@ -28,7 +28,7 @@ for name, fields in SCALES.items():
         raw = rng.standard_normal(n).astype("<f4").view(np.uint8).reshape(n, 4)
     if name == "BF16":
         raw = (rng.standard_normal(n).astype("<f4").view("<u4") >> 16).astype("<u2").view(np.uint8).reshape(n, 2)
-    for at in fields:  # normal and subnormal numbers of both signs, and zeros
+    for at in fields:  # scales are normal and subnormal numbers of both signs, and zeros
         halves = np.concatenate([rng.standard_normal(n - 2) * 10.0 ** rng.integers(-7, 3, n - 2), [0.0, -0.0]])
         raw[:, at : at + 2] = halves.astype("<f2").view(np.uint8).reshape(n, 2)
     values = gguf.quants.dequantize(raw.reshape(-1), kind).astype("<f4")

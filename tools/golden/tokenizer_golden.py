@@ -23,7 +23,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 OUT = os.path.join(HERE, "..", "..", "tests", "model", "golden")
 SHARED = sys.argv[1] if len(sys.argv) > 1 else os.path.join(HERE, "..", "..", "..", "shared")
 
-# Written for these tests.
+# A text written for these tests, on which the tokenizers are trained.
 CORPUS = """
 A serving engine keeps what it has computed. When a conversation comes back after an hour, the
 engine does not read the whole history again; it loads the state that it saved, layer by layer, and
@@ -90,7 +90,7 @@ def random_texts(n):
 
 
 def is_old(c):
-    """Returns whether a character was assigned long ago: the Unicode tables of the reference and
+    """Returns whether a character was assigned long ago. The Unicode tables of the reference and
     ours may be of different years."""
     import unicodedata
     return unicodedata.ucd_3_2_0.category(chr(c)) != "Cn"
@@ -156,7 +156,8 @@ BYTES = [special("<unk>"), special("<s>"), special("</s>")] + \
 
 
 def llama2_like(metaspace):
-    """SentencePiece style with byte fallback, as in Llama 2's files, in the old and the new form.
+    """Makes a tokenizer in SentencePiece's style with byte fallback, in the old and the new form of
+    Llama 2's files.
     """
     tok = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tok.pre_tokenizer = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme="always")
@@ -186,7 +187,8 @@ def llama2_like(metaspace):
 
 
 def metaspace_like():
-    """Metaspace as pre-tokenizer and as decoder, without byte fallback: unknown characters fuse."""
+    """Makes a tokenizer with Metaspace as pre-tokenizer and as decoder, without byte fallback, so
+    that unknown characters fuse."""
     tok = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     tok.pre_tokenizer = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme="first")
     train(tok, [special("<unk>"), special("<s>"), special("</s>")], 420, [])
@@ -209,7 +211,8 @@ def byte_level(pre, specials, vocab_size=420, normalizer=None, **model):
 
 
 def gpt2_like():
-    """GPT-2's regex with a space in front; added tokens that absorb white space."""
+    """Makes a tokenizer with GPT-2's regex and a space in front. Its added tokens absorb white
+    space."""
     tok = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True), [special("<|endoftext|>")])
     tok.add_special_tokens([special("<mask>", lstrip=True), special("<|x|>", rstrip=True)])
     tok.add_tokens([AddedToken("<tool>", normalized=False)])
@@ -217,7 +220,7 @@ def gpt2_like():
 
 
 def llama3_like():
-    """Llama-3's pattern, ignore_merges, BOS by template."""
+    """Makes a tokenizer with Llama 3's pattern, ignore_merges, and a BOS from its template."""
     tok = byte_level(pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
                                    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"),
@@ -232,7 +235,7 @@ def llama3_like():
 
 
 def qwen_like():
-    """NFC, single digits."""
+    """Makes a tokenizer with NFC and single digits."""
     return byte_level(pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
                                    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"),
@@ -243,7 +246,7 @@ def qwen_like():
 
 
 def falcon_like():
-    """Steps after ByteLevel work on its alphabet."""
+    """Makes a tokenizer with steps after ByteLevel, which work on ByteLevel's alphabet."""
     return byte_level(pre_tokenizers.Sequence([
         pre_tokenizers.Punctuation("contiguous"),
         pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -253,7 +256,7 @@ def falcon_like():
 
 
 def splits_like():
-    """Every behavior of Split, and individual digits."""
+    """Makes a tokenizer with every behavior of Split, and with single digits."""
     return byte_level(pre_tokenizers.Sequence([
         pre_tokenizers.Digits(individual_digits=True),
         pre_tokenizers.Split("the", "merged_with_previous"),

@@ -30,7 +30,8 @@ def varint(data, at):
 
 
 def fields(data):
-    """Yields (number, value) of a protobuf message: ints, floats as bytes, and bytes."""
+    """Yields (number, value) for each field of a protobuf message: ints, floats as bytes, and
+    bytes."""
     at = 0
     while at < len(data):
         key, at = varint(data, at)
@@ -75,7 +76,8 @@ def bpe(folder, pre, out):
 
 
 def scores(folder, out):
-    """Makes a token's score minus the rank of the first merge that makes it."""
+    """Writes a vocabulary with scores. A token's score is minus the rank of the first merge that
+    makes the token."""
     t = json.load(open(pathlib.Path(folder) / "tokenizer.json", encoding="utf-8"))
     vocab = t["model"]["vocab"]
     n = 1 + max([*vocab.values(), *(a["id"] for a in t["added_tokens"])])

@@ -8,8 +8,8 @@ import sys
 ENDS = {"src/base/check.c", "src/base/mem.c"}  # the two places that may end the program
 files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "src/*.[ch]", "src/*.cu"],
                        capture_output=True, text=True, check=True).stdout.split()
-# Code that only one file may have: its pattern, that file, and the directory in which other files
-# may not have it.
+# Code that only one file may have: its pattern, that file, and the directory whose other files may
+# not have it.
 OWNED = [
     (re.compile(r"->\s*phase\s*=[^=]"), "src/engine/seq.c", "src/engine/",
      "seq.c alone changes a sequence's phase: request the edge (seq.h)"),
@@ -28,7 +28,7 @@ RULES = [
 
 
 def code_only(text):
-    """Returns the text with comments and strings blanked, and its lines kept."""
+    """Returns the text with comments and strings replaced by spaces. Line breaks stay."""
     blank = lambda m: re.sub(r"[^\n]", " ", m.group(0))
     return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', blank, text, flags=re.S)
 

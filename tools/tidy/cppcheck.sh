@@ -1,9 +1,9 @@
 # A second opinion from cppcheck: errors and portability, no style.
 command -v cppcheck >/dev/null || { echo "cppcheck is not installed (tools/setup.sh --dev)"; exit 77; }
 mkdir -p build/tidy-cppcheck
-# (No check for uninitialised variables: cppcheck takes every &local for a use; gcc and clang are
-# better at it.) (invalidFunctionArg: memchr takes any char.) Only files that changed since the last
-# run are checked again (--cppcheck-build-dir).
+# (cppcheck does not check for uninitialised variables here, because it takes every &local for a
+# use; gcc and clang are better at it.) (invalidFunctionArg: memchr takes any char.) Only files that
+# changed since the last run are checked again (--cppcheck-build-dir).
 cppcheck --quiet --enable=warning,portability --inline-suppr --std=c11 --error-exitcode=1 \
     --cppcheck-build-dir=build/tidy-cppcheck -j2 -Isrc -Iinclude -I. -D_GNU_SOURCE -D__x86_64__ \
     --suppress=missingIncludeSystem --suppress=unknownMacro --suppress=preprocessorErrorDirective \

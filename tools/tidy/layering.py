@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-# folder: folders whose headers it may include (itself always)
+# folder: other folders whose headers it may include
 MAY = {
     "src/base": [],
     "src/io": ["base"],
@@ -29,13 +29,12 @@ MAY = {
     "src/server": ["hcache.h", "batch", "requests", "sessions", "format", "base"],
     "include": [],
 }
-# Programs see the library as its users do, except the commands that are tools, which may look
-# inside.
+# Most commands see the library as its users do. Commands that are tools may include other headers.
 PUBLIC_ONLY = ["hcache.h", "base", "format", "apps", "sessions", "requests", "batch", "server"]
 APPS_PUBLIC_ONLY = {"apps/cmd_run.c", "apps/cmd_serve.c", "apps/cmd_batch.c", "apps/main.c"}
 FREE = ("tests/", "bench/", "apps/", "examples/")
 
-# Only the CUDA backend may include its parts that no GPU has run yet.
+# Only the CUDA backend may include its own parts that no GPU has run yet.
 UNTRIED = "tensor/cuda/untried/"
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
@@ -47,8 +46,8 @@ def folder_of(path):
 
 
 def layer_of(header):
-    """Returns the table's name for the header's place: "base", "hcache.h", "apps"; None: the same
-    directory."""
+    """Returns the table's name for the place of a header: "base", "hcache.h", "apps". Returns None
+    for a header of the same directory."""
     if "/" not in header:
         return header if header in ("hcache.h", "build_id.h") else None
     return header.split("/")[0]
@@ -66,7 +65,7 @@ for path in files:
     folder = folder_of(path)
     if path in APPS_PUBLIC_ONLY:
         allowed = PUBLIC_ONLY
-    # a tokenizer without its model: quick, and needs no weights
+    # opens a tokenizer without its model, because it needs no weights
     elif path == "apps/cmd_tokenize.c":
         allowed = PUBLIC_ONLY + ["model"]
     elif path.startswith(FREE):

@@ -51,7 +51,7 @@ for f, text in texts.items():
 def file_exists(name):
     name = name.rstrip("/.")
     if re.search(r"[*<>{}]|\.\.|NAME", name):
-        return True  # a pattern
+        return True  # a pattern is not checked
     return name in paths or name in names or any(p.endswith("/" + name) for p in paths)
 
 

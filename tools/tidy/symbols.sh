@@ -10,7 +10,7 @@ for o in $(find build/tidy-gcc/src/policy build/tidy-gcc/src/format build/tidy-g
     [ -e "$src" ] || continue
     n=$((n + 1))
     calls=$(nm -u "$o" | awk '{print $2}' | sed 's/@.*//; s/^__\(.*\)_chk$/\1/' | grep -xE "$forbidden|$ours" | sort -u)
-    # Formatting into memory (snprintf, open_memstream) is pure; printing on a FILE is not.
+    # Formatting into memory (snprintf, open_memstream) is pure. Printing to a FILE is not.
     [ -n "$calls" ] && { echo "$src calls $(echo $calls)"; bad=1; }
 done
 [ $bad = 0 ] && echo "# $n object files"

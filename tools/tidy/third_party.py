@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 
-# header (a pattern): where it may be included (a pattern), in at most how many files
+# header (a pattern): where it may be included (a pattern), in how many files at most
 PLACES = [
     (r"cuda.*|cublas.*|nccl.*|curand.*", r"src/tensor/cuda/.*", None),
     (r"ucontext\.h|deque|functional|map|memory|mutex|vector", r"tests/cuda_emu/.*", None),

@@ -1,5 +1,5 @@
-# What is committed is portable: no absolute paths of one machine, no white space at line ends, no
-# tabs in C, nothing built, nothing big outside models/ and tests/.
+# Committed files are portable: no absolute paths of one machine, no white space at line ends, no
+# tabs in C, no built files, no large files outside models/ and tests/.
 bad=0
 say() { echo "$1"; bad=1; }
 hits=$(git grep -nIE '(^|[^A-Za-z0-9_.])/(wor[k]/(main|shared|wt|\.)|hom[e]/[a-z]|roo[t]/)' -- . ':!*.csv' | cut -c1-160)
