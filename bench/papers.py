@@ -34,7 +34,7 @@ SHORTEN = 1  # --shorten
 
 
 class Failed(Exception):
-    """A program of an entry failed."""
+    """Raised when a program that an entry runs has failed."""
 
 
 def output(*words, ok=(0,)):

@@ -28,7 +28,8 @@ die() {  # die also prints the work that was done until then
     echo "demo: $*" >&2
     exit 1
 }
-line() { printf '%s%s%s %s\n' "$bold" "$1" "$plain" "$2" | fold -s -w 100; } # line WHO TEXT
+# line WHO TEXT: prints a line of the chat
+line() { printf '%s%s%s %s\n' "$bold" "$1" "$plain" "$2" | fold -s -w 100; }
 # Shows the present step on stderr, if that is a terminal.
 doing() { [ ! -t 2 ] || printf '\r\e[K%s' "${1:+$1 ...}" >&2; }
 
@@ -115,7 +116,7 @@ if what == "ask":  # adds a user's line, and writes the prompt as the model's ch
     messages.append({"role": "user", "content": args[0]})
     text = "<|begin|>" + "".join(f"<|{m['role']}|>{m['content']}<|end|>" for m in messages) + "<|assistant|>"
     open(prompt, "w").write(text)
-elif what == "keep":  # adds the answer and prints it
+elif what == "keep":  # adds the answer to the chat and prints it
     text = json.load(open(args[0]))["text"].replace("<|end|>", "").strip()
     messages.append({"role": "assistant", "content": text})
     print(text)

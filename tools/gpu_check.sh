@@ -61,7 +61,7 @@ else
     first_save_args="--batches 1 --steps 64 --context 512 --save-buffer 4G" greedy_args="20 200 1500" exact_args="4 50 1500"
     cublas=$(find_cublas)
     plain=(env "LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}") # other programs have libraries of their own
-    export HCACHE_GPU_DIRECT=off  # except in the parts that measure it
+    export HCACHE_GPU_DIRECT=off  # GPUDirect is off except in the parts that measure it
     export LD_LIBRARY_PATH=${cublas:+$cublas:}${LD_LIBRARY_PATH:-}:$PWD/$bundle/lib
 fi
 name=$(tr '[:upper:] ' '[:lower:]-' <<<"${gpu#NVIDIA }")

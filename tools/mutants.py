@@ -413,7 +413,7 @@ class Session:
                 n += self.tell(name, mutant, said.result())
 
     def tell(self, name, mutant, said):
-        """Prints a verdict and returns whether it counts."""
+        """Prints a verdict. Returns whether the mutant counts."""
         path, i, old, new = mutant
         if said == "no judge":
             print(f"# no test judges {path}", flush=True)

@@ -37,7 +37,7 @@ void tempdir_make(char out[TEMPDIR_BYTES], const char *name)
 void tempdir_make_on_disk(char out[TEMPDIR_BYTES], const char *name)
 {
     const char *base = tmpdir_or("build");
-    (void)mkdir(base, 0700); /* it usually exists */
+    (void)mkdir(base, 0700); /* usually the folder exists */
     make(out, base, name);
 }
 

@@ -124,7 +124,7 @@ static void a_pledge_is_spent_before_the_reserve(void **state)
     mem_unpledge();
     memtest_start(MEMTEST_RESERVED, 1, false);
     char *r = xmalloc(1000);
-    assert_true(mem_is_short()); /* without a pledge the reserve serves it */
+    assert_true(mem_is_short()); /* without a pledge the reserve serves the allocation */
     memtest_stop();
     assert_int_equal(mem_check(&err), 0);
     free(p);

@@ -16,11 +16,11 @@ static void bytes_are_appended_in_order(void **state)
     struct textbuf b = {0};
     textbuf_add(&b, "", 0);
     assert_int_equal(b.n, 0);
-    assert_string_equal(b.p, ""); /* there is a text after the first call */
+    assert_string_equal(b.p, ""); /* even an empty text is a string after the first call */
     textbuf_add(&b, "ab", 2);
     textbuf_add(&b, "\0c", 2);
     assert_int_equal(b.n, 4);
-    assert_memory_equal(b.p, "ab\0c", 5); /* including the NUL byte after it */
+    assert_memory_equal(b.p, "ab\0c", 5); /* also compares the NUL byte after the text */
     textbuf_free(&b);
     assert_null(b.p);
     assert_int_equal(b.n, 0);

@@ -30,10 +30,10 @@ static const size_t ARENA = (size_t)4 << 30;
 static const size_t LARGE_PAGE = (size_t)2 << 20;
 
 static struct {
-    std::recursive_mutex lock; /* one thread at a time uses the device */
+    std::recursive_mutex lock; /* several threads may call, one at a time */
     unsigned char *base;
     size_t end;
-    std::map<size_t, size_t> used; /* map from offset to bytes */
+    std::map<size_t, size_t> used; /* allocated pieces: offset -> bytes */
     int open;
 } mem;
 

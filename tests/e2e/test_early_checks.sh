@@ -30,7 +30,7 @@ fi
 "$hc" serve synth:tiny-gqa --port 0 --store "$tmp/store" >"$tmp/serve.log" 2>&1 &
 server=$!
 check "a process has the store" test -n "$(port_of "$server" "$tmp/serve.log")"
-peak_kb() { # peak_kb ARGS... : of hcache
+peak_kb() { # peak_kb ARGS...: prints the peak memory of hcache in KiB
     python3 -c 'import resource, subprocess, sys
 subprocess.run(sys.argv[1:], capture_output=True)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)' "$hc" "$@"

@@ -170,7 +170,7 @@ static void a_long_prompt_is_not_read_ahead_for(void **state)
     wt_step(&k);
     assert_int_equal(s->phase, PHASE_WAIT);
     assert_int_equal(n_wants(&k), 0);
-    /* the same history, and few new tokens */
+    /* the same history with few new tokens */
     struct seq *q = wt_add(&k, prompt, WT_PROMPT, 4);
     wt_step(&k);
     assert_int_equal(q->phase, PHASE_WAIT);

@@ -117,7 +117,7 @@ static struct seq *add_decode(struct place *p, int i)
 static struct seq *add_restore(struct place *p, int i, const char *plan)
 {
     struct et_ask a = ask(p->prompt[i], N_PROMPT, N_GENERATE, "none", plan);
-    /* one request prefills after its restore; the others alternate */
+    /* request 3 prefills after its restore; the others may prefill inside it */
     a.restore_first = i == 3;
     return add(p, a);
 }

@@ -97,7 +97,7 @@ static struct engine_stats in_a_tiny_pool(struct stack *k, const char *what)
         et_same(&r, &alone[i], what);
     }
     engine_stats(k->engine, &st);
-    assert_int_equal(st.blocks_free, st.blocks); /* none leaked */
+    assert_int_equal(st.blocks_free, st.blocks); /* no block has leaked */
     return st;
 }
 
@@ -152,7 +152,7 @@ static void preempted_with_a_store(void **state)
                       (int)st.recomputed_tokens);
         assert_true(st.n_preempted > 0);
         if (i / 2 ==
-            /* how much depends on whether preemptions come before or after a prefill */
+            /* the amount depends on whether preemptions come before or after a prefill */
             0)
             assert_true(st.recovered_tokens > 0);
         io_sim_fault_clear(io);

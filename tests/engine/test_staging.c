@@ -197,7 +197,7 @@ static void a_cancelled_request_gives_back_what_it_has(void **state)
     await_all_free(&l.k);
     l.s = wt_add(&l.k, wt_prompt, WT_PROMPT, 8);
     await_staged(&l.k, l.s);
-    l.s->req.deadline_ns = clock_now_ns() - 1; /* it times out while it waits */
+    l.s->req.deadline_ns = clock_now_ns() - 1; /* the request times out while it waits */
     wt_step(&l.k);
     assert_int_equal(l.s->phase, PHASE_DONE);
     assert_null(l.s->restore);

@@ -193,7 +193,8 @@ static float *logits_of(const char *model, int ranks, int *n)
     assert_int_equal(model_head(m, w, s, mat_rows(x, N_PROMPT - 1, 1), logits), 0);
     float *out = xmalloc(bytes);
     memcpy(out, logits.data, bytes);
-    for (int rank = 1; rank < ranks; rank++) /* every rank has the same residual stream */
+    /* every rank must have the same residual stream */
+    for (int rank = 1; rank < ranks; rank++)
         assert_memory_equal(rank_address(m->dev, logits.data, rank), out, bytes);
     buf_free(m->dev, &mem);
     model_work_destroy(w);

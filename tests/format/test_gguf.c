@@ -122,7 +122,7 @@ static void test_every_kind_of_value_is_read_back(void **state)
     struct gguf_strings it;
     assert_true(gguf_int(gguf_find(&g, "a.count"), 0, &i) && i == 4000000000);
     assert_true(gguf_int(gguf_find(&g, "d.below"), 0, &i) && i == -7);
-    /* there is no second element */
+    /* a.count has one element only */
     assert_false(gguf_int(gguf_find(&g, "a.count"), 1, &i));
     assert_false(gguf_int(gguf_find(&g, "b.text"), 0, &i)); /* not a number */
     assert_false(gguf_real(gguf_find(&g, "a.count"), 0, &x));

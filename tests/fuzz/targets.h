@@ -11,10 +11,11 @@
 #include <stdint.h>
 
 struct fuzz_target {
-    const char *name; /* also the name of its folder in tests/fuzz/corpus */
+    const char *name; /* name of the target, and of its folder in tests/fuzz/corpus */
     void (*run)(const uint8_t *bytes, size_t n);
 };
-extern const struct fuzz_target fuzz_targets[];             /* ended by {0} */
-const struct fuzz_target *fuzz_target_of(const char *name); /* NULL: there is none */
+extern const struct fuzz_target fuzz_targets[]; /* ended by {0} */
+/* Returns the target with this name, or NULL. */
+const struct fuzz_target *fuzz_target_of(const char *name);
 
 #endif

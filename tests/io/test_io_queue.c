@@ -420,7 +420,7 @@ static void test_stuck(void **state)
     assert_int_equal(io_sim_fault_count(t->io, IO_SIM_STUCK, 0), 1);
     assert_int_equal(io_sim_fault_add(t->io, &stuck), 0);
     submit(q, &r[0]);
-    io_sim_unstick(t->io); /* it answers after all */
+    io_sim_unstick(t->io); /* the device answers after all */
     assert_int_equal(wait_one(q)->result, 0);
     io_queue_close(q);
     io_file_close(f);

@@ -62,7 +62,7 @@ static void test_synced_data_survive(void **state)
         assert_int_equal(io_file_pwrite(f, a, sizeof a, 0, NULL), 0);
         assert_int_equal(io_file_sync(f, NULL), 0);
         assert_int_equal(io_dir_sync(io, "/", NULL), 0);
-        /* Unsynced data behind synced data must not harm it. */
+        /* Data that were not synced lie behind synced data, and must not harm these. */
         assert_int_equal(io_file_pwrite(f, b, sizeof b, sizeof a, NULL), 0);
         assert_int_equal(io_mkdir(io, "/d", NULL), 0);
         power_cycle(io);
@@ -118,7 +118,7 @@ static void test_unsynced_sectors_take_every_fate(void **state)
         io_dir_sync(io, "/", NULL);
         io_file_pwrite(f, b, sizeof b, 0, NULL);
         assert_int_equal(io_file_pread(f, in, sizeof in, 0, NULL), 0);
-        assert_memory_equal(in, b, sizeof in); /* reads see it at once */
+        assert_memory_equal(in, b, sizeof in); /* a read returns unsynced data at once */
         power_cycle(io);
         io_file_close(f);
         f = open_file(io, "/f", 0);
@@ -240,7 +240,7 @@ static void test_crash_at(void **state)
         io = open_sim(3);
         io_sim_crash_at(io, IO_SIM_AT_OP, n);
         int rc = history(io);
-        /* the operations 1 and 2, mkdir and open */
+        /* a crash in operation 1 or 2 (mkdir, open) makes history() return 0 */
         assert_true(rc == ERR_CRASHED || (rc == 0 && n <= 2));
         assert_true(io_sim_crashed(io));
         assert_int_equal(io_sim_count(io, IO_SIM_AT_OP), n);
@@ -501,7 +501,7 @@ static void test_capacity(void **state)
     assert_int_equal(io_file_pwrite(f, b, 6 * SECTOR, 0, NULL), 0);
     assert_int_equal(io_file_pwrite(g, b, 6 * SECTOR, 0, NULL), -ENOSPC);
     assert_int_equal(io_file_pwrite(g, b, 4 * SECTOR, 0, NULL), 0);
-    /* overwrites its existing space */
+    /* overwrites the file's present space */
     assert_int_equal(io_file_pwrite(f, b, 6 * SECTOR, 0, NULL), 0);
     assert_int_equal(io_space(io, "/", &free_bytes, &total_bytes, NULL), 0);
     assert_int_equal(free_bytes, 0);

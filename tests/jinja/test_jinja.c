@@ -405,7 +405,7 @@ static void test_damage(void **state)
         size_t n = strlen(base);
         memcpy(s, base, n);
         n = mutate(&r, s, n, CAP, other, strlen(other));
-        /* exact size, so that the sanitizer sees its end */
+        /* a copy of exact size, so that a sanitizer sees reads beyond it */
         char *exact = malloc(n > 0 ? n : 1);
         memcpy(exact, s, n);
         struct err err = {0};

@@ -1,4 +1,4 @@
-/* test_trace.c - traces which bytes of a render come from the caller's foreign strings. */
+/* test_trace.c - which bytes of a rendered text come from foreign strings of the caller. */
 #include "jinja/jinja.h"
 
 #include <setjmp.h>

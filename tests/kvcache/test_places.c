@@ -85,7 +85,8 @@ static void blocks_are_disjoint_and_counted(void **state)
     for (int buffer = 0; buffer < 2; buffer++) {
         for (int i = 0; i < N_SCRATCH; i++) {
             uint8_t *at = places_view(p, 0, places_scratch(p, 0, buffer, i));
-            for (int l = 1; l < N_LAYERS; l++) /* one place, seen from every layer */
+            /* a block has the same place in every layer */
+            for (int l = 1; l < N_LAYERS; l++)
                 assert_ptr_equal(places_view(p, l, places_scratch(p, l, buffer, i)), at);
             s[n++] = (struct span){at, at + p->kv_bytes};
         }

@@ -254,7 +254,8 @@ static void test_f16_overflow(void **state)
     for (int i = 0; i < 3; i++) {
         struct solo t;
         solo_open(&t, FAMILIES "llama", "cpu", dtypes[i], 1);
-        /* the MLP's output grows with its square */
+        /* the MLP multiplies two functions of its input, so its output grows with the square of
+         * this norm */
         float *norm = (float *)t.m->w.layers[0].norm2_w;
         for (int k = 0; k < t.m->cfg.n_embd; k++)
             norm[k] *= 3000;

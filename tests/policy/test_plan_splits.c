@@ -16,7 +16,7 @@
 
 enum { L = 8, MOST = 64, H = PLAN_HAS_H, K = PLAN_HAS_KV, BOTH = H | K };
 
-/* The platform, the context and its plan. */
+/* The platform of these tests. */
 static struct platform p;
 static struct plan_layer layer[L];
 static double prefill_s[L];

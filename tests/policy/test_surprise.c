@@ -36,7 +36,7 @@ static void the_lane_that_explains_half_of_it_is_the_cause(void **state)
     /* exactly half is due to compute */
     assert_int_equal(of(0.300, 0.090, 0.140), SURPRISE_COMPUTE);
     assert_int_equal(of(0.300, 0.090, 0.139), SURPRISE_SHARED);
-    /* both explain half: the larger one is named */
+    /* both lanes explain half; the lane with the larger excess is named */
     assert_int_equal(of(0.300, 0.250, 0.160), SURPRISE_READS);
     assert_int_equal(of(0.300, 0.200, 0.220), SURPRISE_COMPUTE);
 }

@@ -47,7 +47,7 @@ struct fake_redis {
     int listener;
     char url[64];
     pthread_t accepter;
-    pthread_mutex_t lock; /* protects all fields below it */
+    pthread_mutex_t lock; /* protects all fields from `ends` on */
     pthread_cond_t news;  /* signalled when withheld answers may go on */
     bool ends;
     int n_connections;

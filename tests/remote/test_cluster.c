@@ -36,7 +36,7 @@ struct node {
 static struct node nodes[NODES];
 /* If moved[i] or asks[i] is not -1, node i redirects every key to that node, with MOVED or ASK. */
 static atomic_int moved[NODES], asks[NODES];
-static int first_slot = 0; /* slots below it have no server */
+static int first_slot = 0; /* slots below this number have no server */
 
 static int node_of_slot(int slot)
 {

@@ -78,7 +78,7 @@ static void test_width_is_bounded(void **state)
     assert_string_equal(narrow, forty);
     int n = timeline_text(&lanes, 100000, wide, sizeof wide);
     assert_true(n < 4 * 401);
-    /* without a buffer it returns the length only */
+    /* without a buffer the call returns the length only */
     assert_int_equal(timeline_text(&lanes, 100000, NULL, 0), n);
     timeline_text(&lanes, 100000, wide, 10);
     assert_int_equal(strlen(wide), 9);

@@ -34,9 +34,10 @@ struct slot {
     int least;
     struct plan plan;
     struct save_seq *q;
-    struct store_hit hold; /* the chunk that saving continues; impl NULL: none */
-    int64_t n, until;      /* tokens handed to the saver; the count at which saving stops */
-    uint64_t epoch;        /* store_epoch when the request began */
+    /* the chunk that saving continues; impl is NULL if there is none */
+    struct store_hit hold;
+    int64_t n, until; /* tokens handed to the saver; the count at which saving stops */
+    uint64_t epoch;   /* store_epoch when the request began */
     /* life.erased[].n_begun of each text when the request began */
     uint64_t n_erasures[N_TEXTS];
     int64_t committed;

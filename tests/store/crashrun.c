@@ -24,7 +24,7 @@ struct slot {
     unsigned committed; /* acknowledged by a commit */
     unsigned pending;   /* appended since the last commit */
     unsigned maybe;     /* records that were pending when an interrupted commit began */
-    bool may_go;        /* an interrupted erase may have removed it */
+    bool may_go;        /* an interrupted erase may have removed this chunk */
     bool is_pinned;     /* the pin was acknowledged */
 };
 
@@ -512,7 +512,7 @@ static void life_init(struct life *l, const struct crash_opts *opts,
 
 static const struct {
     const char *name;
-    /* crash_opts.fault_chance multiplies its probability */
+    /* the probability is multiplied by crash_opts.fault_chance */
     struct io_sim_fault fault;
 } kinds[CRASH_FAULTS] = {
     [CRASH_EIO] = {"EIO", {.kind = IO_SIM_FAIL, .code = -EIO}},
@@ -595,7 +595,7 @@ void crash_run(const struct crash_opts *opts, struct crash_result *out)
     if (!violated(&l) && recover(&l, opts) == 0) {
         judge(&l);
         l.has_faults = has_lied(&l); /* damage by the disk may show only now */
-        /* The recovered store must work like any other. */
+        /* The recovered store must work like a store that never crashed. */
         l.may_evict = false;
         for (int i = 0; i < 4 && !violated(&l); i++)
             if (step_append(&l) != 0 && !l.has_faults)

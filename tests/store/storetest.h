@@ -78,7 +78,7 @@ struct st_place {
     const char *dirs[STORE_MAX_DEVICES];
     struct store_opts opts; /* ready for store_open */
 };
-/* Returns false if this machine lacks it (no io_uring). */
+/* Makes the place. Returns false if this machine lacks the kind (no io_uring). */
 bool st_place_open(struct st_place *p, const char *kind, int n_dirs);
 void st_place_close(struct st_place *p); /* removes everything */
 

@@ -82,7 +82,7 @@ static void provides_that_much_behind_the_last_used_byte(void **state)
     assert_false(is_provided(p + 78 * MIB));
     ahead_use(a, p, 200 * MIB);
     assert_int_equal(awaited(a), 256 * MIB);
-    /* provided only when it is used */
+    /* this memory is provided only when it is used */
     assert_false(is_provided(p + 100 * MIB));
     assert_true(is_provided(p + 255 * MIB));
     ahead_destroy(a);

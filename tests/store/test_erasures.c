@@ -91,7 +91,7 @@ static void chunks_and_what_follows(void **state)
         uint64_t before = store_epoch(s);
         erase(s, &ours, 3);
         assert_int_equal(append_since(s, before, &ours, 1), ERR_ERASED);
-        /* the chunk continues an erased one */
+        /* the chunk continues an erased chunk */
         assert_int_equal(append_since(s, before, &ours, 3), ERR_ERASED);
         assert_int_equal(append_since(s, before, &theirs, 2), ERR_ERASED);
         assert_int_equal(append_since(s, before, &lone, 0), 0);
@@ -213,7 +213,8 @@ static void while_it_is_written(void **state)
             /* the request stops at chunk 2 if its text was erased */
             if (erasures[e] != erase_text)
                 assert_int_equal(append_since(s, before, &ours, 3), ERR_ERASED);
-            assert_int_equal(store_settle(s, NULL), 0); /* files: it also wipes the bytes */
+            /* also wipes the bytes if the store is in files */
+            assert_int_equal(store_settle(s, NULL), 0);
             assert_int_equal(store_commit(s, NULL), 0);
             for (int i = 0; i < 3; i++) {
                 assert_false(is_stored(s, &ours, i));

@@ -152,7 +152,8 @@ static void read_beside_a_writer(void **state)
         int n_found;
         assert_true(st_place_open(&p, kinds[k], 2));
         struct store *s = st_open(&p);
-        for (uint64_t i = 0; i < 60; i++) { /* the log starts again several times */
+        /* enough saves for the log to start again several times */
+        for (uint64_t i = 0; i < 60; i++) {
             struct st_ctx c = {.base = i, .own = i};
             assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, &err), 0);
             if (i % 10 == 9) {

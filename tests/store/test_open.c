@@ -502,7 +502,7 @@ static void verify_sees_cut_files(void **state)
         if (gone)
             assert_int_equal(io_unlink(p.io, "/st/d1/seg-000000.hc", NULL), 0);
         assert_int_equal(io_file_open(p.io, "/st/d0/seg-000000.hc", 0, &f, NULL), 0);
-        if (!gone) /* one block of one chunk lies past the end */
+        if (!gone) /* the last block of one chunk lies past the file's end */
             assert_int_equal(io_file_truncate(f, 3 * 4096, NULL), 0);
         io_file_close(f);
         s = st_open(&p);
@@ -646,7 +646,7 @@ static void many_segments(void **state)
     struct err err = {0};
     struct st_shape big = {.n_layers = 1, .n_bytes = {50000, 1}};
     assert_true(st_place_open(&p, "pread", 1));
-    p.opts.segment_bytes = 1 << 16; /* one chunk per segment */
+    p.opts.segment_bytes = 1 << 16; /* so small that each chunk has a segment of its own */
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
     low = old;
     low.rlim_cur = 24;

@@ -100,7 +100,7 @@ static void noted_and_done(void **state)
     struct store *s = open_for_reading(&p);
     assert_int_equal(erase(s, &gone, &e), -EROFS);
     assert_int_equal(e.n_owed, N - 2);
-    assert_int_equal(e.n_shared, 2); /* `kept` continues these */
+    assert_int_equal(e.n_shared, 2); /* `kept` continues these two chunks */
     assert_int_equal(e.n_chunks, 0);
     assert_true(e.is_noted && is_noted(&p));
     assert_int_equal(st_n_right(s, &gone, N), 2);

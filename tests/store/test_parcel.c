@@ -145,7 +145,7 @@ static void other_sizes_are_refused(void **state)
     assert_int_equal(parcel_check(longer, p.n_bytes + STORE_ALIGN, &h, &err), ERR_CORRUPT);
     assert_int_equal(parcel_check(longer, p.n_bytes + 1, &h, &err), ERR_CORRUPT);
     for (size_t n = 0; n < p.n_bytes; n += 509) {
-        /* so that a sanitizer sees reads past its end */
+        /* a copy of exact size, so that a sanitizer sees reads past its end */
         uint8_t *cut = malloc(n > 0 ? n : 1);
         memcpy(cut, p.bytes, n);
         assert_int_not_equal(parcel_check(cut, n, &h, &err), 0);

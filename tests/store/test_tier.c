@@ -265,7 +265,7 @@ static void a_full_arena_keeps_a_sixteenth_free(void **state)
     assert_int_equal(n_copied(s, &c[0], 7), 2);
     assert_int_equal(n_copied(s, &c[1], 7), 7);
     assert_int_equal(n_copied(s, &c[2], 7), 7);
-    for (int i = 0; i < 3; i++) /* nothing is lost: the disk has the rest */
+    for (int i = 0; i < 3; i++) /* the disk has the records whose copies were dropped */
         assert_int_equal(read_dram(s, &c[i], 7), i == 0 ? 2 * RECORDS : 7 * RECORDS);
     end(&p, s);
 }
@@ -374,7 +374,8 @@ static void what_the_caller_holds_goes_first(void **state)
         save(s, &c[1], 7);
         if (!before)
             hold(s, &c[1], 7, true);
-        assert_int_equal(n_copied(s, &c[1], 7), 7); /* stays while there is room */
+        /* the copies stay while there is room */
+        assert_int_equal(n_copied(s, &c[1], 7), 7);
         save(s, &c[2], 7);
         assert_int_equal(n_copied(s, &c[0], 7), 7);
         assert_int_equal(n_copied(s, &c[1], 7), 2);
@@ -847,7 +848,7 @@ static void a_disk_that_hangs_ends_the_fetch(void **state)
         assert_int_equal(store_fetch_step(f), STORE_FETCH_NONE);
         assert_int_equal(read_dram(s, &c[0], LONG), 2 * RECORDS);
         want_end(s, &c[0], LONG, 1);
-        want(s, &c[0], LONG, 1); /* the next request tries again */
+        want(s, &c[0], LONG, 1); /* the next request fetches again */
         fetch_all(s, f);
         assert_int_equal(n_copied(s, &c[0], LONG), LONG);
         store_fetcher_close(f);
@@ -1108,7 +1109,7 @@ static void a_damaged_copy_condemns_nothing(void **state)
     assert_int_equal(st.n_checksum_failures, 1);
     assert_int_equal(st.n_corrupt, 0);
     assert_int_equal(settled(s).n_chunks, N - 1);
-    /* the rest came from the disk */
+    /* the other records came from the disk */
     assert_int_equal(read_dram(s, &c, N), (N - 1) * RECORDS);
     end(&p, s);
 }

@@ -45,7 +45,7 @@ static void test_extremes(void **state)
         for (int k = 0; k < K; k++) {
             x[0 * K + k] = 1; /* row 0 of x and of W give the largest possible sum */
             x[1 * K + k] = 0;
-            x[2 * K + k] *= 1e-38f; /* so small that it counts as zero */
+            x[2 * K + k] *= 1e-38f; /* so small that the value counts as zero */
             x[3 * K + k] *= 1e-29f; /* just large enough to be represented */
             x[4 * K + k] *= 1e30f;
             x[7 * K + k] = k < 256 ? x[7 * K + k] : 0;
