@@ -33,7 +33,8 @@ struct restore_args {
     struct opt_list lengths, methods, loads;
     int rounds, sweep, skip;
     bool damage;
-    uint64_t throttle, seed; /* lab_throttle slows reads after the platform is measured */
+    /* throttle: bytes/s to which lab_throttle slows reads after the platform is measured; 0: none */
+    uint64_t throttle, seed;
 };
 
 static const struct opt options[] = {

@@ -87,7 +87,8 @@ check "completion: options of a subcommand" offers --shape hcache model synth --
 check "completion: choices" offers cpu hcache run --device c
 check "completion: the options of one command are not those of another" test -z "$(complete_words hcache tokenize --max-t)"
 
-# Checks zsh and fish if they are installed.  That each option is there is checked without them.
+# The shells zsh and fish are run if they are installed. The files are checked for every option in any
+# case.
 zsh_file=$to/share/zsh/site-functions/_hcache fish_file=$to/share/fish/vendor_completions.d/hcache.fish
 lacking_words() { # lacking_words NAME...
     "$hc" "$@" --help=words | while read -r option _; do

@@ -132,7 +132,7 @@ static size_t image_find(const struct image *im, const char *name)
 static void image_add(struct image *im, const char *name, enum safetensors_dtype t,
                       uint64_t rows, uint64_t cols)
 {
-    size_t bytes = rows * cols * 4; /* F32 and I32 */
+    size_t bytes = rows * cols * 4; /* both types, F32 and I32, have 4 bytes */
     im->t[im->n] = (struct safetensors_tensor){
         .name = xstrdup(name), .dtype = t, .n_dims = 2, .shape = {rows, cols}};
     im->data[im->n++] = memset(xmalloc(bytes), 0, bytes);

@@ -80,7 +80,7 @@ struct st_place {
 };
 /* Makes the place. Returns false if this machine lacks the kind (no io_uring). */
 bool st_place_open(struct st_place *p, const char *kind, int n_dirs);
-void st_place_close(struct st_place *p); /* removes everything */
+void st_place_close(struct st_place *p); /* removes all files of the place */
 
 /* --- for cmocka: an error fails the test with its message ------------------------------------- */
 
