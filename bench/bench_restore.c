@@ -33,7 +33,7 @@ struct restore_args {
     struct opt_list lengths, methods, loads;
     int rounds, sweep, skip;
     bool damage;
-    /* throttle: bytes/s to which lab_throttle slows reads after the platform is measured; 0: none */
+    /* throttle: bytes/s to which lab_throttle slows reads once the platform is known; 0: none */
     uint64_t throttle, seed;
 };
 

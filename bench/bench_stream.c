@@ -109,7 +109,7 @@ struct bench {
     uint64_t weights_bytes;
     int batches[MAX_SIZES], prefills[MAX_SIZES];
     int32_t *ids;
-    uint64_t peak; /* peak memory of this budget so far */
+    uint64_t peak; /* peak memory of this budget so far, in bytes */
     int n_rows;
     struct row rows[MAX_ROWS];
 };

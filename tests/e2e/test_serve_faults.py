@@ -82,7 +82,7 @@ def test_queue(s):
 
 
 def test_ignored(s):
-    """Fields that clients always send and a text model can ignore."""
+    """Fields that clients always send, and that a text model can ignore, are accepted."""
     ask = {"messages": HELLO, "max_tokens": 1}
     for path, body in (
             ("/v1/chat/completions", {**ask, "reasoning_effort": "high", "verbosity": "low"}),

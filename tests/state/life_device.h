@@ -13,7 +13,7 @@
 #include "io/io.h"
 #include "tensor/tensor.h"
 
-/* Counts of the readers of files of all devices. */
+/* Counts over the file readers of all devices. */
 struct life_reader_counts {
     uint64_t n_batches, n_cancels;
     uint64_t n_refused; /* batches that the reader did not take */

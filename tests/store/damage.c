@@ -80,8 +80,8 @@ static int look(const struct st_place *p, struct io *io, struct damage_seen *out
     return rc;
 }
 
-/* The commit finds damage in a page of the index that opening does not read.  The next opening
- * rebuilds the index. */
+/* Looks at a copy, and once more if its first commit fails. That commit finds damage in a page of
+ * the index that opening does not read, and the next opening rebuilds the index. */
 struct damage_seen damage_look(const struct st_place *p, struct io *io)
 {
     struct damage_seen seen;
