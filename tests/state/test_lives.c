@@ -139,11 +139,12 @@ static void nothing_is_violated(void **state)
         assert_reached(&c);
 }
 
-/* Seeds that once found bugs. With 1702, 4294 and 4752 a race went on with a piece of recomputation
- * that had begun before the race, behind a chunk that was lost, and wrote the piece's rows at the
- * context's beginning. With the other seeds a race, on a device with memory of its own, ended
- * without rows that had been excluded from the restore's records. Restores were not staged at that
- * time. */
+/* Seeds that found bugs once. With 1071 recomputation waited for groups on the device, and
+ * their time was counted twice. With 1702, 4294 and 4752 a race went on with a piece of
+ * recomputation that had begun before the race, behind a chunk that was lost, and wrote the piece's
+ * rows at the context's beginning. With the other seeds a race, on a device with memory of its own,
+ * ended without rows that had been excluded from the restore's records. Restores were not staged at
+ * that time. */
 static void old_findings_stay_mended(void **state)
 {
     (void)state;
