@@ -239,11 +239,13 @@ struct restore_pipeline {
     struct buf sums_host;        /* host copy of sums (pinned) */
     struct group_list leaving;   /* groups queued on the device, in order */
     int n_leaving;
-    int64_t t_counted;              /* the lane's time before this moment is counted */
-    struct restore *recomputing;    /* restore whose piece is in x; NULL: none */
-    struct model_pass pass;         /* pass of that piece */
-    int re_queued;                  /* its layers that are queued and not yet waited for */
-    int64_t t_re_queued;            /* when the first of them was queued */
+    int64_t t_counted; /* the lane's time before this moment is counted */
+    struct restore
+        *recomputing;       /* restore whose piece is in x; NULL: no piece is under way */
+    struct model_pass pass; /* pass of that piece */
+    /* Layers of that piece that are queued and not yet waited for. */
+    int re_queued;
+    int64_t t_re_queued;            /* when the first of those layers was queued */
     int64_t cost_ns;                /* cost of the last item, without stalls */
     double row_ns[3];               /* recent time of a row by R, H, K; 0: unknown */
     struct stream **inline_streams; /* [compute threads] a stream for each thread */
