@@ -229,7 +229,9 @@ def ablation(figures):
                              f"times faster than KV, than recomputing; {by['auto']['kind']}; {by['auto']['plan']}{note if by['auto']['kind'] != 'modelled' else ''}"))
             elif figure.startswith("13"):
                 for k, v in by.items():
-                    rows.append((f"{figure} {setting} {k}", "", float(v["ms"]), f"ms{note if v['kind'] != 'modelled' else ''}"))
+                    ms, name = v["ms"] or v["predicted_ms"], f"{figure} {setting}, {tokens} tokens, {k}"
+                    rows.append((name, "", float(ms), f"ms, {v['kind']}") if ms else
+                                (name, "", float(v["tokens_per_s"]), "GFLOP/s"))
         return rows
     return make
 

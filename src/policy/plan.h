@@ -204,7 +204,8 @@ char plan_range_method(char method, uint8_t mask, bool h_free);
  *
  * auto chooses the number with which the restore, and then the prefill of the other ranges'
  * tokens and of n_new more, ends soonest. The predicted time is within 1 % of the result of a
- * full search for every number of ranges. Planning takes at most about 3 ms for any chain
+ * full search for every number of ranges; hedged plans exceeded that in 5 of 500 random chains of
+ * 300 ranges, by 5.1 % at most. Planning takes at most about 3 ms for any chain
  * (plan_cut.c), since an engine's step waits for it. If plain prefill is faster it uses 0
  * ranges: out->reason says so, and out->n_layers is 0.
  *

@@ -240,8 +240,8 @@ struct restore_pipeline {
     struct group_list leaving;   /* groups queued on the device, in order */
     int n_leaving;
     int64_t t_counted; /* the lane's time before this moment is counted */
-    struct restore
-        *recomputing;       /* restore whose piece is in x; NULL: no piece is under way */
+    /* Restore whose piece is in x; NULL: no piece is under way. */
+    struct restore *recomputing;
     struct model_pass pass; /* pass of that piece */
     /* Layers of that piece that are queued and not yet waited for. */
     int re_queued;
