@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "tests/format/gguf_bytes.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,31 +21,8 @@
 
 /* --- making files ------------------------------------------------------------------------- */
 
-struct file {
-    uint8_t bytes[4096];
-    size_t n;
-};
-
-static void add_u32(struct file *f, uint32_t v)
-{
-    put_u32(f->bytes + f->n, v);
-    f->n += 4;
-}
-
-static void add_u64(struct file *f, uint64_t v)
-{
-    put_u64(f->bytes + f->n, v);
-    f->n += 8;
-}
-
-static void add_text(struct file *f, const char *s)
-{
-    add_u64(f, strlen(s));
-    memcpy(f->bytes + f->n, s, strlen(s));
-    f->n += strlen(s);
-}
-
-static void begin(struct file *f, uint32_t version, uint64_t n_tensors, uint64_t n_values)
+static void begin(struct gguf_bytes *f, uint32_t version, uint64_t n_tensors,
+                  uint64_t n_values)
 {
     memset(f, 0, sizeof *f);
     memcpy(f->bytes, "GGUF", 4);
@@ -54,7 +32,7 @@ static void begin(struct file *f, uint32_t version, uint64_t n_tensors, uint64_t
     add_u64(f, n_values);
 }
 
-static void add_tensor(struct file *f, const char *name, uint64_t cols, uint64_t rows,
+static void add_tensor(struct gguf_bytes *f, const char *name, uint64_t cols, uint64_t rows,
                        uint32_t type, uint64_t at)
 {
     add_text(f, name);
@@ -66,12 +44,12 @@ static void add_tensor(struct file *f, const char *name, uint64_t cols, uint64_t
     add_u64(f, at);
 }
 
-static void add_data(struct file *f, size_t n)
+static void add_data(struct gguf_bytes *f, size_t n)
 {
     f->n = (size_t)round_up(f->n, 32) + n;
 }
 
-static int parse(struct gguf *g, const struct file *f, struct err *e)
+static int parse(struct gguf *g, const struct gguf_bytes *f, struct err *e)
 {
     /* Exact size, so that a sanitizer sees reads beyond the end. */
     uint8_t *exact = xmalloc(f->n);
@@ -87,7 +65,7 @@ static int parse(struct gguf *g, const struct file *f, struct err *e)
 static void test_every_kind_of_value_is_read_back(void **state)
 {
     (void)state;
-    struct file f;
+    struct gguf_bytes f;
     struct gguf g;
     struct err e = {0};
     begin(&f, 3, 2, 5);
@@ -148,7 +126,7 @@ static void test_every_kind_of_value_is_read_back(void **state)
 
 /* --- bad files ---------------------------------------------------------------------------- */
 
-static void expect(const struct file *f, int code, const char *message)
+static void expect(const struct gguf_bytes *f, int code, const char *message)
 {
     struct gguf g;
     struct err e = {0};
@@ -161,7 +139,7 @@ static void expect(const struct file *f, int code, const char *message)
 static void test_bad_headers_are_refused_by_name(void **state)
 {
     (void)state;
-    struct file f;
+    struct gguf_bytes f;
     begin(&f, 3, 0, 0);
     f.bytes[0] = 'g';
     expect(&f, ERR_FORMAT, "does not begin with GGUF");
@@ -182,7 +160,7 @@ static void test_bad_headers_are_refused_by_name(void **state)
 static void test_bad_values_are_refused_by_key(void **state)
 {
     (void)state;
-    struct file f;
+    struct gguf_bytes f;
     static const struct {
         uint32_t kind;
         uint64_t n;
@@ -227,7 +205,7 @@ static void test_bad_values_are_refused_by_key(void **state)
 static void test_bad_tensors_are_refused_by_name(void **state)
 {
     (void)state;
-    struct file f;
+    struct gguf_bytes f;
     static const struct {
         uint64_t cols, rows, at;
         uint32_t type;
@@ -273,7 +251,7 @@ static void test_bad_tensors_are_refused_by_name(void **state)
 static void test_every_truncation_is_refused(void **state)
 {
     (void)state;
-    struct file f;
+    struct gguf_bytes f;
     struct gguf g;
     struct err e = {0};
     begin(&f, 3, 1, 1);

@@ -3,6 +3,7 @@
 #include "format/gguf_tokenizer.h"
 
 #include "base/bytes.h"
+#include "tests/format/gguf_bytes.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -18,73 +19,48 @@
 
 enum { U32 = 4, I32 = 5, F32 = 6, BOOL = 7, STRING = 8, ARRAY = 9 };
 
-struct file {
-    uint8_t bytes[1 << 16];
-    size_t n;
-    uint64_t n_values;
-};
-
-static void add_u32(struct file *f, uint32_t v)
-{
-    put_u32(f->bytes + f->n, v);
-    f->n += 4;
-}
-
-static void add_u64(struct file *f, uint64_t v)
-{
-    put_u64(f->bytes + f->n, v);
-    f->n += 8;
-}
-
-static void add_text(struct file *f, const char *s)
-{
-    add_u64(f, strlen(s));
-    memcpy(f->bytes + f->n, s, strlen(s));
-    f->n += strlen(s);
-}
-
 #define KEY(NAME) "tokenizer.ggml." NAME
 
-static void add_key(struct file *f, const char *key, uint32_t type)
+static void add_key(struct gguf_bytes *f, const char *key, uint32_t type)
 {
     add_text(f, key);
     add_u32(f, type);
     f->n_values++;
 }
 
-static void add_string(struct file *f, const char *key, const char *s)
+static void add_string(struct gguf_bytes *f, const char *key, const char *s)
 {
     add_key(f, key, STRING);
     add_text(f, s);
 }
 
-static void add_bool(struct file *f, const char *key, bool v)
+static void add_bool(struct gguf_bytes *f, const char *key, bool v)
 {
     add_key(f, key, BOOL);
     f->bytes[f->n++] = v;
 }
 
-static void add_id(struct file *f, const char *key, uint32_t v)
+static void add_id(struct gguf_bytes *f, const char *key, uint32_t v)
 {
     add_key(f, key, U32);
     add_u32(f, v);
 }
 
-static void add_array(struct file *f, const char *key, uint32_t type, uint64_t n)
+static void add_array(struct gguf_bytes *f, const char *key, uint32_t type, uint64_t n)
 {
     add_key(f, key, ARRAY);
     add_u32(f, type);
     add_u64(f, n);
 }
 
-static void add_strings(struct file *f, const char *key, const char *const *s, int n)
+static void add_strings(struct gguf_bytes *f, const char *key, const char *const *s, int n)
 {
     add_array(f, key, STRING, (uint64_t)n);
     for (int i = 0; i < n; i++)
         add_text(f, s[i]);
 }
 
-static void begin(struct file *f)
+static void begin(struct gguf_bytes *f)
 {
     memset(f, 0, sizeof *f);
     memcpy(f->bytes, "GGUF", 4);
@@ -95,7 +71,7 @@ static void begin(struct file *f)
 }
 
 /* Reads the tokenizer of a file. The caller calls tokenizer_json_deinit. */
-static int read_file(struct file *f, struct tokenizer_json *t, struct err *err)
+static int read_file(struct gguf_bytes *f, struct tokenizer_json *t, struct err *err)
 {
     struct gguf g;
     put_u64(f->bytes + 16, f->n_values);
@@ -112,7 +88,7 @@ static const char *const tokens[N_TOKENS] = {"a",    "b",    "ab", "<s>",
                                              "</s>", "user", "",   "ba"};
 static const uint32_t types[N_TOKENS] = {1, 1, 1, 3, 3, 4, 5, 5};
 
-static void add_vocabulary(struct file *f, const char *model)
+static void add_vocabulary(struct gguf_bytes *f, const char *model)
 {
     add_string(f, KEY("model"), model);
     add_strings(f, KEY("tokens"), tokens, N_TOKENS);
@@ -121,7 +97,7 @@ static void add_vocabulary(struct file *f, const char *model)
         add_u32(f, types[i]);
 }
 
-static void begin_gpt2(struct file *f, const char *pre)
+static void begin_gpt2(struct gguf_bytes *f, const char *pre)
 {
     static const char *const merges[] = {"a b", "b a"};
     begin(f);
@@ -132,7 +108,7 @@ static void begin_gpt2(struct file *f, const char *pre)
 }
 
 /* The scores of the first n tokens. */
-static void add_scores(struct file *f, int n)
+static void add_scores(struct gguf_bytes *f, int n)
 {
     add_array(f, KEY("scores"), F32, (uint64_t)n);
     for (int i = 0; i < n; i++) {
@@ -142,7 +118,7 @@ static void add_scores(struct file *f, int n)
     }
 }
 
-static void begin_llama(struct file *f)
+static void begin_llama(struct gguf_bytes *f)
 {
     begin(f);
     add_vocabulary(f, "llama");
@@ -185,7 +161,7 @@ static void a_pre_tokenizer_has_its_steps(void **state)
         {"tekken", "sb", true, true, false},
         {"gpt-4o", "sb", false, false, false},
     };
-    static struct file f;
+    static struct gguf_bytes f;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct tokenizer_json t;
         struct err err = {0};
@@ -223,7 +199,7 @@ static void a_pre_tokenizer_has_its_steps(void **state)
 static void tokens_have_the_rights_of_their_type(void **state)
 {
     (void)state;
-    static struct file f;
+    static struct gguf_bytes f;
     struct tokenizer_json t;
     struct err err = {0};
     begin_gpt2(&f, "gpt-2");
@@ -250,7 +226,7 @@ static void the_special_tokens_of_phi3_absorb_blanks(void **state)
 {
     (void)state;
     static const char *const names[] = {"Phi-3 mini", "my PHI3", "phi-2"};
-    static struct file f;
+    static struct gguf_bytes f;
     for (int i = 0; i < 3; i++) {
         struct tokenizer_json t;
         struct err err = {0};
@@ -268,7 +244,7 @@ static void the_special_tokens_of_phi3_absorb_blanks(void **state)
 static void switches_decide_what_is_around_a_text(void **state)
 {
     (void)state;
-    static struct file f;
+    static struct gguf_bytes f;
     for (int i = 0; i < 16; i++) {
         bool wants_bos = i & 1, wants_eos = i & 2, has_bos = i & 4, has_eos = i & 8;
         struct tokenizer_json t;
@@ -294,7 +270,7 @@ static void switches_decide_what_is_around_a_text(void **state)
 static void a_llama_tokenizer_has_scores_and_blanks(void **state)
 {
     (void)state;
-    static struct file f;
+    static struct gguf_bytes f;
     for (int prefix = 0; prefix < 2; prefix++) {
         struct tokenizer_json t;
         struct err err = {0};
@@ -328,7 +304,7 @@ static void a_llama_tokenizer_has_scores_and_blanks(void **state)
 static void all_bytes_are_a_fallback(void **state)
 {
     (void)state;
-    static struct file f;
+    static struct gguf_bytes f;
     for (int missing = 0; missing < 2; missing++) {
         struct tokenizer_json t;
         struct err err = {0};
@@ -371,7 +347,7 @@ enum bad {
     BADS
 };
 
-static void make_bad(struct file *f, enum bad bad)
+static void make_bad(struct gguf_bytes *f, enum bad bad)
 {
     static const char *const twice[] = {"a", "a"}, *const broken[] = {"a", "\xff"};
     begin(f);
@@ -451,7 +427,7 @@ static void what_is_not_understood_is_refused_by_name(void **state)
         [FEW_SCORES] = {ERR_FORMAT, "scores' must have a number for each of 8 tokens"},
         [SQUEEZES] = {ERR_UNSUPPORTED, "remove_extra_whitespaces"},
     };
-    static struct file f;
+    static struct gguf_bytes f;
     for (int i = 0; i < BADS; i++) {
         struct tokenizer_json t;
         struct err err = {0};
@@ -469,7 +445,7 @@ static void an_end_of_answers_is_no_ordinary_text(void **state)
 {
     (void)state;
     static const char *const texts[] = {"<|im_end|>", "<|im_end|>x", "</s>", "end"};
-    static struct file f;
+    static struct gguf_bytes f;
     struct gguf g;
     struct err err = {0};
     begin(&f);
