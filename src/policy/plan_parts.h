@@ -198,9 +198,10 @@ enum { PLAN_WEIGHTS = 10 };
 struct plan_bounds {
     bool fused;
     int n, n_stages;
-    /* weights, and the most that a second of both lanes can do: D(u, v) in plan_bound.c. */
-    double u[PLAN_WEIGHTS], v[PLAN_WEIGHTS], most[PLAN_WEIGHTS];
-    double most_inverse[PLAN_WEIGHTS];
+    double u[PLAN_WEIGHTS], v[PLAN_WEIGHTS]; /* weights of the two lanes' work */
+    /* Most weighted work that both lanes can do in a second: D(u, v) in plan_bound.c. */
+    double most[PLAN_WEIGHTS];
+    double most_inverse[PLAN_WEIGHTS];           /* 1 / most */
     double least[PLAN_MAX_LAYERS][PLAN_WEIGHTS]; /* weighted work of each layer */
     /* Weighted work of all layers from this one on. */
     double rest[PLAN_MAX_LAYERS + 1][PLAN_WEIGHTS];

@@ -23,7 +23,7 @@ int retoken_continue(const struct hcache *h, const int32_t *ids, int n_ids, size
  * answer. */
 struct retoken_mark {
     int n_tokens; /* number of its tokens: the first n_tokens of prompt and answer */
-    char *text;   /* the part of the beginning behind the prompt's text; from malloc */
+    char *text;   /* that text without the prompt's text before it; from malloc */
     size_t n_text;
 };
 enum { RETOKEN_MAX_MARKS = 2 };
