@@ -11,8 +11,8 @@
 #define BACKOFF_MOST_S  30.0
 
 /* Returns the wait in seconds after the n-th failure in a row, n >= 1. The full wait is
- * BACKOFF_FIRST_S * 2^(n - 1), at most BACKOFF_MOST_S; the result is between half of the full wait
- * and all of it. */
+ * BACKOFF_FIRST_S * 2^(n - 1), at most BACKOFF_MOST_S. The result is at least half of
+ * the full wait, and at most the full wait. */
 double backoff_s(int n_failures, uint64_t seed);
 
 #endif

@@ -16,9 +16,9 @@
  * - twice for one want, if the chunk was dropped as one that no request needs (the window did not
  *   know it): under such a policy fetching and dropping would alternate for ever;
  * - for a want with a failed fetch.
- * A chunk that was dropped although a request needs it, because memory was full, is fetched again:
- * what took its room may be needed later. Then each fetch drops a chunk of a later turn, so they
- * come to an end.
+ * If memory was full, a chunk may have been dropped that a request needs. It is fetched again,
+ * because the chunks that took its room may be needed later. Each such fetch drops a chunk of a
+ * later turn only, so the fetches come to an end.
  *
  * Pure: no clock, no I/O, no allocation. The owner keeps the wants and says where chunks are. */
 #ifndef POLICY_READ_AHEAD_H

@@ -110,7 +110,7 @@ struct call {
     /* if has_file: descriptor of the file whose content is the answer; closed afterwards */
     int file;
     bool has_file;
-    int retry_after_s; /* value of the header Retry-After; 0: no such header */
+    int retry_after_s; /* value of Retry-After; 0: the header is left out */
     bool close;        /* the connection is closed after the answer */
 
     struct generation *gen; /* NULL: the call is answered without a generation */

@@ -59,8 +59,7 @@ struct save_seq {
     /* A damaged chunk of the context was saved again, so the chunks behind it are checked. */
     bool heals;
     bool parent_seen; /* the parent of its first chunk is in the store */
-    /* The partial chunk that the first chunk continues, pinned; impl NULL: there is no such chunk.
-     */
+    /* Pinned partial chunk that the first chunk continues. impl is NULL if there is none. */
     struct store_hit tail;
     int tail_idx;
     /* Committed chunks that are offered to the remote when the sequence ends. */

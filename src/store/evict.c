@@ -130,8 +130,8 @@ static void expired_evict(struct store *s, struct chunk_node *n, uint32_t now_s)
     victim_evict(s, n, STORE_EVICT_EXPIRED);
 }
 
-/* [lock] Looks at up to `most` chunks that may have expired, and evicts those that have. Returns
- * true if no such chunk is left. */
+/* [lock] Returns true if no expired chunk is left. Looks at up to `most` chunks that may have
+ * expired, and evicts the expired ones. */
 static bool expire_some(struct store *s, uint32_t now_s, int most, uint64_t *n_gone)
 {
     struct expiry *x = &s->catalog.expiry;

@@ -27,8 +27,8 @@ struct sb_found {
     struct err err;
 };
 
-/* Reads a superblock into *out, with what is known of its copies. Returns an error only for a fault
- * of the device. */
+/* Reads a superblock and the state of its copies into *out. Returns an error only if the device
+ * fails. */
 static int superblock_read(struct io *io, const char *dir, struct sb_found *out,
                            struct err *err)
 {

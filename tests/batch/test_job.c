@@ -530,7 +530,8 @@ static void the_time_left_comes_to_an_end(void **state)
                                  .output = output,
                                  .in_flight = 1,
                                  .lookahead = 1};
-    struct batch *again; /* counts what is there before it runs */
+    struct batch *
+        again; /* the same batch opened again; it counts the finished lines before it runs */
     assert_int_equal(batch_open(&o, &again, &err), 0);
     batch_counts(again, &c);
     assert_int_equal(c.out_bytes, bytes);

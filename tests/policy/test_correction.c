@@ -247,8 +247,8 @@ static void short_restores_teach_the_start(void **state)
 }
 
 /* Half of the chunks have no KV, so they are projected under the letter K. If projections take
- * twice as long as measured, such restores must correct GEMM and not the loading of KV. Otherwise
- * contexts with KV in all chunks would be predicted too slow. */
+ * twice as long as measured, such restores must correct GEMM. A correction of the loading of KV
+ * would make predictions too slow for contexts that have KV in all chunks. */
 static void parts_without_kv_teach_gemm(void **state)
 {
     (void)state;

@@ -244,7 +244,7 @@ static double held(const struct load *x)
     return n / 8;
 }
 
-/* The items worth holding fill half of the tier, whatever its size and their values. */
+/* For any size of the tier and any values, the items worth holding fill half of the tier. */
 static void the_price_fills_half_of_the_tier(void **state)
 {
     (void)state;

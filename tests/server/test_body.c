@@ -69,8 +69,8 @@ static void a_body_may_have_as_much_as_its_bound(void **state)
     assert_int_equal(counted(), 0);
 }
 
-/* A body above the bound is read on and dropped, so that a client that has sent all of it gets an
- * answer. At twice the bound the connection is cut off. */
+/* The server reads and drops the rest of a body that exceeds the bound. So a client that sends the
+ * whole body first still gets an answer. At twice the bound the server closes the connection. */
 static void a_body_that_is_too_large_is_dropped(void **state)
 {
     (void)state;

@@ -105,7 +105,7 @@ static void test_miss(void **state)
     r.cached_tokens = 64;
     strcpy(r.miss, "evicted");
     assert_string_equal(provenance_miss(&r, ""), "evicted");
-    /* the state was found, but the request ended before all of it was restored */
+    /* the request ended before its state was restored completely */
     strcpy(r.miss, "complete");
     assert_string_not_equal(provenance_miss(&r, ""), "complete");
     r.miss[0] = 0; /* the request ended in the queue */

@@ -326,7 +326,7 @@ static void a_file_that_cannot_be_written_is_told(void **state)
     signal(SIGXFSZ, SIG_DFL);
 }
 
-/* What became of remembered tokens is counted. */
+/* Remembered tokens that were used, and those that were unusable, are counted separately. */
 static void uses_are_counted(void **state)
 {
     (void)state;

@@ -97,8 +97,8 @@ static inline uint64_t life_below(struct life *f, uint64_t n)
 void life_restore_begin(struct life *f, struct slot *s, int n_tokens);
 /* Returns how many tokens the first n hits hold. */
 int life_tokens_of(const struct restore_found *found, int n);
-/* Starts to restore what was found: all of it if `all` is set, else a random part. Unless `all` is
- * set, some restores are staged first. Returns false if nothing was found. */
+/* Starts a restore of the found chunks. Returns false if nothing was found. If `all` is set, the
+ * restore takes all of them; otherwise it takes a random part, and may be staged first. */
 bool life_restore_start(struct life *f, struct slot *s, const struct restore_found *found,
                         bool all);
 /* Gives a staged restore its blocks.  Returns false if one of its chunks is gone; the restore is

@@ -71,7 +71,8 @@ static void nothing_is_removed_before_the_marker_is_durable(void **state)
     st_place_close(&p);
 }
 
-/* If a rebuild was cut off, the next opening rebuilds again, whatever the index looks like. */
+/* The next opening rebuilds the index again after an interrupted rebuild, even if the index looks
+ * complete. */
 static void a_marker_that_was_left_means_a_rebuild(void **state)
 {
     (void)state;
