@@ -47,12 +47,11 @@ enum { METASPACE_BYTES = 3 };
 
 void id_list_push(struct id_list *l, int32_t id)
 {
-    /* After a failure no id asks for memory again: a million of them would take a minute. */
+    /* After a failure no further id asks for memory: a million refused requests take a minute. */
     if (l->failed)
         return;
     if (l->n == l->cap) {
-        /* Long lists grow by a quarter, because unused room matters most with the largest bodies.
-         */
+        /* Long lists grow by a quarter, so that the largest texts leave little memory unused. */
         size_t cap = l->cap == 0 ? 64 : l->cap < 1 << 16 ? 2 * l->cap : l->cap + l->cap / 4;
         int32_t *ids = mem_try_realloc(l->ids, cap * sizeof *ids);
         l->failed |= ids == NULL;
@@ -169,7 +168,7 @@ static void index_merges(struct bpe *b, const struct tokenizer_json *t)
     }
 }
 
-/* Returns whether a metaspace follows another character in a token. */
+/* Returns whether a token has a metaspace behind another character. */
 static bool crosses_words(const struct tokenizer_text *s)
 {
     bool seen_other = false;
@@ -406,11 +405,9 @@ static int no_memory(size_t n, struct err *err)
  * bytes, 0 if it was merged away.  Of all neighbours whose joined text is a token, those with the
  * best score are merged first, the leftmost of equals first. */
 
-/* A run does not store its start: neighbours are contiguous, so lengths before it give the start.
- */
 struct run {
     struct symbol s;
-    uint32_t begin;
+    uint32_t begin; /* offset of the run's first byte in the piece */
 };
 
 /* Maps scores to integers that ascend where scores descend; 0 and -0 are equal. */
@@ -451,8 +448,8 @@ static void merge_runs(const struct bpe *b, struct bpe_work *w, const char *piec
         uint64_t top = heap_pop(w);
         uint32_t at = (uint32_t)top, right = s[at].s.next;
         int32_t id = s[at].s.id != 0 ? joined_token(b, piece, s, at) : -1;
-        /* The entry is stale if the run or its neighbour has grown since. If the present pair has
-         * the same order, its own entry is equal to this one. */
+        /* The entry is stale if the run or its neighbour has grown since. A stale entry whose order
+         * is that of the present pair equals the present pair's own entry, and is used. */
         if (id < 0 || order_of(b->scores[id]) != top >> 32)
             continue;
         s[at].s.id += s[right].s.id;

@@ -94,8 +94,9 @@ static bool is_empty(const struct json *content)
     return n == 0;
 }
 
-/* Prepares content beside tool calls, if it must differ from the content that prepare_content
- * makes. */
+/* Sets the content of a message with tool calls, after prepare_content, if the template wants
+ * another form beside calls.  Refuses content beside which the template would not show the
+ * calls. */
 static int prepare_beside_calls(const struct chat_template *t, const struct json *content,
                                 size_t i, struct json *to, struct err *err)
 {
@@ -398,8 +399,8 @@ static char *probe_text(const struct chat_template *t, const char *messages,
     return text;
 }
 
-/* Returns whether a probe's prompt shows the mark outside of a printed list or dict, where a
- * quotation mark would precede it. */
+/* Returns whether a probe's prompt shows the mark. quoted: false: a mark behind a quotation mark
+ * does not count, because the template then printed a whole list or dict. */
 static bool probe(const struct chat_template *t, const char *messages, const char *tools,
                   bool quoted)
 {
@@ -474,7 +475,8 @@ static bool probe_call(const struct chat_template *t, const char *content,
     return shown;
 }
 
-/* Tries objects first: a template that prints any value as JSON would quote a text. */
+/* Finds the form of tool calls that the template shows.  Arguments as objects are tried first: a
+ * template that prints every value as JSON would quote JSON text a second time. */
 static void probe_calls(struct chat_template *t)
 {
     for (int i = 0; i < 4 && !t->can.calls; i++) {

@@ -36,7 +36,7 @@ int chat_open(struct chat_template **out, const char *source, struct err *err);
 void chat_close(struct chat_template *t); /* Frees a template. NULL is allowed. */
 
 struct chat_abilities {
-    bool parts;             /* walks arrays of content parts */
+    bool parts;             /* the template walks arrays of content parts */
     bool tools;             /* the template shows the tools of the request */
     bool system;            /* the template shows a system message */
     bool calls;             /* the template shows an assistant's tool calls */
@@ -70,8 +70,8 @@ int chat_render(const struct chat_template *t, const struct chat_request *r, cha
 
 /* Like chat_render, but also marks foreign bytes. Bit i of *foreign is set if byte i of the text
  * comes from messages, tools or documents; names of roles are not foreign, since templates build
- * their markers from them, nor are bytes of the template, the tokens and kwargs. *foreign is the
- * caller's to free, and 8 bytes longer than needed. */
+ * their markers from them, nor are bytes of the template, the tokens and kwargs. The caller frees
+ * *foreign, which is 8 bytes longer than its bits need. */
 int chat_render_traced(const struct chat_template *t, const struct chat_request *r,
                        char **text, size_t *n, uint8_t **foreign, struct err *err);
 

@@ -37,8 +37,8 @@ enum {
 
 /* --- fields, with one sticky error -------------------------------------------------------- */
 
-/* After the first fault every further read does nothing, so that a family's reader needs no checks.
- */
+/* The fields of a JSON object that is being read.  After the first error (rc) every further read
+ * does nothing, so a family's reader needs no checks. */
 struct fields {
     const struct json *o;
     struct err *err;
@@ -200,8 +200,8 @@ static void read_llama3_scaling(struct fields *f, struct rope_scaling *s)
                         "wants factor >= 1 and 0 < low_freq_factor < high_freq_factor");
 }
 
-/* Reads one number per frequency.  Only config_write makes such files, from GGUF models; the
- * reference library has no such field. */
+/* Reads "factors", one divisor for each frequency.  Only config_write writes this field, for GGUF
+ * models; the reference library does not have it. */
 static void read_scaling_factors(struct fields *f, struct rope_scaling *s)
 {
     const struct json *list = NULL;
@@ -317,8 +317,8 @@ static void read_llama_like(struct fields *f, struct model_config *c)
     must_be(f, "mlp_bias", false, false);
 }
 
-/* Reads the kind of attention of each layer, which newer qwen2 and qwen3 files list: full ones
- * first, then sliding ones. */
+/* Reads "layer_types" of newer qwen2 and qwen3 files, the kind of attention of each layer.  Only
+ * full layers followed by sliding ones are supported. */
 static void read_layer_types(struct fields *f, struct model_config *c)
 {
     const struct json *list = NULL;
@@ -594,7 +594,7 @@ static int add_eos(struct model_config *c, const struct json *v, struct err *err
     return 0;
 }
 
-/* Reads one id or a list. If there is neither, the ids stay unchanged. */
+/* Reads the EOS ids: one id or a list. If the file has neither, c's ids stay unchanged. */
 static int read_eos(struct model_config *c, const struct json *o, struct err *err)
 {
     const struct json *v = json_member(o, "eos_token_id");

@@ -3,7 +3,7 @@
  * `struct model_config` describes one decoder-only transformer: its sizes, and the choices in which
  * the families differ (norm, activation, order of the block, biases, positions, window).  The one
  * forward function is driven by this description and never asks for the family's name.  Only the
- * loader does, to find the family's names of tensors.
+ * loader asks for it, to find the family's tensor names.
  *
  * A config is a plain value: copy it, compare fields, keep it on the stack.  It owns nothing. It
  * comes from a Hugging Face folder or a GGUF file (config_load), from the bytes of a config.json
@@ -105,7 +105,7 @@ struct model_config {
     int32_t n_heads;    /* number of query heads */
     int32_t n_kv_heads; /* key/value heads; n_heads is a multiple of it */
     int32_t d_head;     /* need not be n_embd / n_heads (qwen3, gemma) */
-    int32_t n_ffn;
+    int32_t n_ffn;      /* width of the MLP's hidden layer */
     int32_t vocab_size;
     int32_t max_ctx; /* context length for which the model was made, in tokens */
 
@@ -148,8 +148,9 @@ struct model_config {
  * field. */
 int config_load(struct model_config *out, const char *source, struct err *err);
 
-/* config_parse and config_parse_generation parse bytes in memory, which are not kept. `file` is the
- * name in messages. */
+/* config_parse reads a config.json in memory.  config_parse_generation reads a
+ * generation_config.json, whose eos ids replace those of *io.  The bytes are not kept. `file` is
+ * the name in messages. */
 int config_parse(struct model_config *out, const void *bytes, size_t n, const char *file,
                  struct err *err);
 int config_parse_generation(struct model_config *io, const void *bytes, size_t n,

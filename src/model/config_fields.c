@@ -13,7 +13,7 @@
 
 /* Fields about training, generation, the library itself, and text. */
 static const char *const harmless[] = {
-    /* read when the file is parsed, not as a field */
+    /* config.c reads these itself, without marking all of them as read */
     "architectures",
     "model_type",
     "eos_token_id",
@@ -48,7 +48,7 @@ static const char *const harmless[] = {
     "pretraining_tp",
     "resid_pdrop",
     "tf_legacy_loss",
-    /* text, and heads other than the language model's */
+    /* texts and their tokens, and heads for other tasks than language modelling */
     "decoder_start_token_id",
     "finetuning_task",
     "id2label",

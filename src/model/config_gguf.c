@@ -4,7 +4,7 @@
  * config.json and parsed again, so that every check of config.c applies.  A key of the architecture
  * that no reader asked for is refused unless it changes no result, as in config_fields.c.
  *
- * The tensors tell whether the embeddings are tied, and how many rows they have. */
+ * The tensors tell whether the embeddings are tied, and how many rows the embedding table has. */
 #include "model/config_gguf.h"
 
 #include "base/mem.h"
@@ -41,8 +41,8 @@ const char *config_gguf_families(void)
 /* Keys that change no result, or whose value must be the one that has no effect. */
 static const struct {
     const char *key;
-    bool any;
-    double value;
+    bool any;     /* every value is accepted */
+    double value; /* else the only value that is accepted */
 } neutral[] = {
     {"vocab_size", true, 0}, /* the number of rows of the embedding table decides */
     {"tensor_data_layout", true, 0},
@@ -118,7 +118,7 @@ static double real(struct meta *m, const char *key, double dflt)
 
 /* --- positions ---------------------------------------------------------------------------- */
 
-/* Stretches every wavelength by `factor`. */
+/* Stretches every wavelength by `factor` ("linear" scaling). */
 static void stretch_all(struct meta *m, struct model_config *c, double factor)
 {
     if (m->rc == 0 && !(factor >= 1))
@@ -173,8 +173,8 @@ static void read_positions(struct meta *m, struct model_config *c)
     c->d_rope = integer(m, "rope.dimension_count", c->d_head);
     if (m->rc == 0 && (c->d_rope < 2 || c->d_rope > c->d_head || c->d_head > 256))
         refuse(m, "rope.dimension_count", "is more than a head, or a head more than 256");
-    /* The converter permuted the rows of whole heads, so heads that are rotated in part cannot be
-     * undone. */
+    /* The converter permutes the rows of whole heads. This cannot be undone for heads of which only
+     * a part is rotated. */
     if (m->rc == 0 && c->family == FAMILY_LLAMA && c->d_rope != c->d_head)
         refuse(m, "rope.dimension_count", "differs from the size of a head");
     read_scaling(m, c);

@@ -43,7 +43,7 @@ static bool is_present(const struct json *o, const char *key)
     return json_member(o, key) != NULL;
 }
 
-/* Reads one token.  is_special: it is special even if the object says otherwise. */
+/* Reads one token.  is_special: the token is special even if the object says otherwise. */
 static int read_token(struct tokenizer_config_added *out, const struct json *v,
                       const char *key, bool is_special, struct err *err)
 {
@@ -113,7 +113,7 @@ static int set_standard(struct named *l, const struct json *config, const struct
     return rc;
 }
 
-/* Sets the file's other "..._token" members that have this kind. */
+/* Sets the file's other "..._token" members whose JSON value has this kind. */
 static int set_others(struct named *l, const struct json *file, enum json_kind kind,
                       struct err *err)
 {

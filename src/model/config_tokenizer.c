@@ -101,7 +101,7 @@ static int read_added_decoder(struct tokenizer_config *out, const struct json *o
     return rc;
 }
 
-/* Reads the two files.  Either may be NULL. */
+/* Reads tokenizer_config.json and special_tokens_map.json (`map`).  Either may be NULL. */
 static int read_files(struct tokenizer_config *out, const struct json *config,
                       const struct json *map, struct err *err)
 {

@@ -23,7 +23,7 @@ static struct mat first_rows(struct mat a, int64_t n)
 
 /* --- embedding -------------------------------------------------------------------------------- */
 
-/* Writes x on the stage that holds the embedding table. */
+/* Sets x to the embeddings of ids, on the stage that holds the embedding table. */
 static int embed(const struct model *m, struct model_work *w, struct stream *s, int stage,
                  struct mat x, const int32_t *ids, const struct ragged *r)
 {
@@ -81,7 +81,8 @@ static int norm(const struct model *m, struct stream *s, struct mat out, struct 
     return op->rmsnorm(s, out, x, weight, m->cfg.norm_eps);
 }
 
-/* Returns the place of the product with W_k and W_v: kv_rows itself if nothing is rounded. */
+/* Returns the matrix that receives the products with W_k and W_v: kv_rows itself if they are
+ * neither normalised nor rounded afterwards. */
 static struct mat kv_place(const struct activations *a, const struct layer_weights *lw,
                            struct mat kv_rows)
 {
@@ -89,8 +90,8 @@ static struct mat kv_place(const struct activations *a, const struct layer_weigh
     return lw->k_norm == NULL && kv.dtype == kv_rows.dtype ? kv_rows : kv;
 }
 
-/* Sets p to the product with W_k and W_v, or to two if they are two matrices. Returns their number.
- */
+/* Fills p with the products that compute K and V: one if W_k and W_v are one matrix, else two.
+ * Returns their number. */
 static int kv_products(const struct layer_weights *lw, struct mat kv, struct product p[2])
 {
     int64_t n_k = lw->wkv.n, n_v = lw->wv.n;
@@ -113,7 +114,8 @@ static int multiply(const struct model *m, struct stream *s, struct mat a,
     return 0;
 }
 
-/* Computes kv_rows = K (before RoPE) and V of their product, rounded to the state dtype. */
+/* Sets kv_rows to the products `kv`, rounded to the state dtype: K (after its norm, before RoPE)
+ * and V. */
 static int round_kv(const struct model *m, struct stream *s, const struct layer_weights *lw,
                     struct mat kv, struct mat kv_rows)
 {
@@ -126,7 +128,7 @@ static int round_kv(const struct model *m, struct stream *s, const struct layer_
     return op->convert(s, kv_rows, kv);
 }
 
-/* Computes q and kv_rows of normalised rows; layer_kv computes the same kv_rows. */
+/* Computes q and kv_rows from normalised rows; layer_kv computes the same kv_rows. */
 static int project_qkv(const struct model *m, const struct activations *a, struct stream *s,
                        const struct layer_weights *lw, struct mat normed, struct mat q,
                        struct mat kv_rows)
@@ -245,7 +247,7 @@ static int layer(void *arg)
     TRY(op->matmul(s, summand, ffn, &lw->w_down, lw->b_down));
     TRY(all_reduce(s, summand));
 
-    /* Residual: rounded to the state dtype. */
+    /* Residual: out = sum + MLP, rounded to the state dtype. */
     return op->add(s, c->out, sum, summand);
 }
 

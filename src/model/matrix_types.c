@@ -66,7 +66,7 @@ bool matrix_types_any_q4(const struct tensor_set *set)
     return false;
 }
 
-/* Returns the type that suits one tensor. */
+/* Returns the type that a tensor would have as the only tensor of its matrix. */
 static enum dtype wanted(const struct tensor_src *src, enum slot s, bool file_has_q4)
 {
     enum dtype own = matrix_type_of_file(src);
@@ -128,8 +128,9 @@ bool matrix_types_alike(const struct matrix_types *t, int layer_a, int layer_b)
                   &t->layers[(size_t)layer_b * N_SLOTS], N_SLOTS * sizeof *t->layers) == 0;
 }
 
-/* Sets the type of a matrix when a further tensor is found that fills it: to `want`, unless an
- * earlier tensor of the matrix wants another type, or `want` does not fit. */
+/* Sets the type of a matrix for one more of its tensors.  The type becomes `want`. It becomes q8 if
+ * an earlier tensor of the matrix wanted another type, or if `want` does not fit.  *seen: the
+ * matrix already has a tensor. */
 static void choose(enum dtype *at, enum dtype want, bool fits, bool *seen)
 {
     bool agrees = !*seen || *at == want;

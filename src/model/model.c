@@ -88,7 +88,7 @@ static int rope_positions(const struct model *m)
     return (int)round_up((uint64_t)m->max_ctx, KV_BLOCK_TOKENS);
 }
 
-/* Returns the floats of one stage's tables, by position and by blocks of positions. */
+/* Returns how many floats one stage's tables have, by position and by blocks of positions. */
 static size_t rope_floats(const struct model *m)
 {
     int n_pos = rope_positions(m), half = m->cfg.d_rope / 2;
@@ -189,7 +189,7 @@ static bool is_synth(const char *source)
     return strncmp(source, "synth:", 6) == 0;
 }
 
-/* Reads the fields of a packed file that its configuration lacks. */
+/* Sets the fields of m that a packed file keeps outside of its configuration. */
 static int load_packed_notes(struct model *m, struct err *err)
 {
     struct pack_file f;
@@ -358,7 +358,7 @@ static int weight_kind(struct model *m, const struct model_opts *o, enum weights
     return rc;
 }
 
-/* A model that is being opened, and the callback that learns its memory needs. */
+/* A model that is being opened, and the options, whose callbacks learn its memory needs. */
 struct opening {
     struct model *m;
     const struct model_opts *o;
@@ -479,7 +479,8 @@ static struct work_sizes sizes_of(const struct model_config *c, int n_ranks)
     };
 }
 
-/* Takes a matrix from the front of the work's memory. If base is NULL, only counts its bytes. */
+/* Takes the next matrix from the work's memory, and adds its bytes to *used. If base is NULL, only
+ * counts the bytes. */
 static struct mat cut(uint8_t *base, size_t *used, enum dtype t, int64_t rows, int64_t cols)
 {
     struct mat a = mat_of(base != NULL ? base + *used : NULL, t, rows, cols);

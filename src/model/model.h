@@ -78,7 +78,8 @@ struct model_opts {
     int64_t stuck_ns; /* see weights_opts.stuck_ns */
 };
 
-/* Opens a model without its weights; *held gets the format in which its matrices would be held. */
+/* Opens a model without its weights; *held gets the format in which its matrices would be held.
+ * model_close frees it. */
 int model_describe(const char *source, const struct model_opts *o, struct model **out,
                    enum weights_held *held, struct err *err);
 

@@ -11,7 +11,7 @@ union run {
     uint32_t word[RUN_BYTES / 4];
 };
 
-/* Returns whether an element is NaN or infinite: all its exponent bits are set. */
+/* Returns whether any element of r is NaN or infinite: all its exponent bits are set. */
 static bool is_bad16(const union run *r, uint16_t exponent)
 {
     uint16_t bad = 0;

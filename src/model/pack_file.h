@@ -2,7 +2,8 @@
  * files inside it.  docs/PACKED_FORMAT.md has the byte tables.
  *
  *     0        header, 4096 bytes, with its own checksum
- *     4096     description (JSON), then the source's files that text needs, with checksums
+ *     4096     description (JSON), then configuration and tokenizer files of the source, with
+ *              checksums
  *              checksums of the parts: one for each MiB
  *              the parts: tables | head | layer 0 streamed, kept | layer 1 streamed, kept | ...
  *

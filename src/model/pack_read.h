@@ -22,7 +22,7 @@ struct pack_reader {
     int64_t verify_ns; /* the thread's time for checksums */
 };
 
-/* One part that is being read; it lies in the caller's memory until it has ended. */
+/* One part that is being read.  The caller keeps the struct where it is until the job has ended. */
 struct pack_job {
     size_t part;
     uint8_t *dst;

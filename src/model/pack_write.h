@@ -7,7 +7,7 @@
 #include "model/model.h"
 
 struct pack_result {
-    /* errors of matrices converted to 4 bits; free errors.of */
+    /* errors of matrices converted to 4 bits; the caller frees errors.of */
     struct weights_errors errors;
     char note[320]; /* how the type of the matrices was chosen, or its cost */
     uint64_t bytes; /* size of the file */

@@ -234,7 +234,7 @@ static void add_part(struct cut *c, size_t begin, size_t end, bool match)
     c->was_match = match;
 }
 
-/* Passes on the finished pieces, all but the last, which may still grow. */
+/* Passes on the finished pieces: all but the last one, which may still grow. */
 typedef int hand_on_fn(void *arg, struct pieces *p, struct err *err);
 
 static int cut_piece(const struct step *s, struct pieces *p, struct piece piece,
@@ -398,7 +398,8 @@ static int run_steps(const struct pretokenizer *p, int from, int to, bool at_sta
     return rc == 0 && out->failed ? no_memory(out->n_text, err) : rc;
 }
 
-/* Returns the index of the first step of those at the end that only cut the text. */
+/* Returns the index of the *first cut*: the first of the final steps, which only cut the text.
+ * n_steps: the last step does more. */
 static int first_cut(const struct pretokenizer *p)
 {
     int i = p->n_steps;

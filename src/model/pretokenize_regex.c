@@ -11,7 +11,7 @@
  *   (?i: )                         only ASCII letters, ' and | inside, and no pair of letters
  *                                  that is the folding of one character (ss, st, ff, fi, fl)
  *   ? * + and ?? *? +? ?+ *+ ++    the same
- *   {n} {n,} {n,m}                 the same; a ? or + behind it, with another meaning, is refused
+ *   {n} {n,} {n,m}                 the same; a ? or + behind it has another meaning, so is refused
  *
  * Everything else is refused: . ^ $ anchors, \w \b \h \v and the like, back-references,
  * look-behind, nested classes, && and POSIX classes, {,n}.  A pattern that matches the empty text
@@ -71,7 +71,7 @@ static bool next_is(const struct translation *t, const char *s)
     return left(t) >= strlen(s) && memcmp(t->p, s, strlen(s)) == 0;
 }
 
-/* Refuses the next n bytes of the pattern, extended to a whole character, by name. */
+/* Refuses the pattern because of its next n bytes, which the message shows as whole characters. */
 static int refuse(const struct translation *t, size_t n)
 {
     while (n < left(t) && ((unsigned char)t->p[n] & 0xC0) == 0x80)
@@ -305,9 +305,9 @@ enum { JIT_STACK_START = 32 << 10, JIT_STACK_MAX = 16 << 20 };
  * examined. A pattern such as a+b|a examines the whole rest of the text for every letter that it
  * takes.
  *
- * Each match first sees WINDOW bytes.  If it would read on, it is tried again in twice as many, and
- * those are charged.  The bytes that a match takes are credited.  So work that is linear in the
- * text never exceeds the limit, and only text and pattern decide which text is refused. */
+ * Each match first sees WINDOW bytes.  If it would read on, it is tried again in twice as many
+ * bytes, and these are charged.  The bytes that a match takes are credited.  So work that is linear
+ * in the text never exceeds the limit, and only text and pattern decide which text is refused. */
 enum { WINDOW = 256, WORK_START = 4 << 20, WORK_PER_BYTE = 256 };
 
 /* Limits on the backtracking of one match. A window may take STEPS_PER_BYTE steps for each of its

@@ -22,8 +22,8 @@ void regex_free(struct regex *r); /* NULL is allowed */
 void regex_scratch_free(void *scratch);
 
 /* Finds the first non-empty match in s[from, n).  Returns 1 with its extent, 0 if there is none, or
- * a negative code; ERR_LIMIT: all matches with this scratch memory took too much work together.  It
- * reads nothing before s or behind s + n; s is valid UTF-8. */
+ * a negative code; ERR_LIMIT: all matches with this scratch memory took too much work together. The
+ * search reads nothing before s or behind s + n; s is valid UTF-8. */
 int regex_find(const struct regex *r, void **scratch, const char *s, size_t n, size_t from,
                size_t *begin, size_t *end, struct err *err);
 

@@ -139,7 +139,8 @@ static int read_vocab_and_merges(struct tokenizer *t, const char *dir, struct er
 
 /* --- reading a GGUF file ------------------------------------------------------------------ */
 
-/* Copies a string of the metadata; NULL if there is none, or if it contains a zero byte. */
+/* Copies a string of the metadata; NULL if there is none, or if it is not UTF-8 or contains a zero
+ * byte. */
 static char *gguf_text(const struct gguf *g, const char *key)
 {
     const char *s;
@@ -247,9 +248,9 @@ static int find_added_texts(struct tokenizer *t, struct err *err)
     return 0;
 }
 
-/* Applies the switches of tokenizer_config.json to vocab.json and merges.txt.  Beside a
- * tokenizer.json the reference ignores them: its post-processor alone decides what is put around a
- * text. */
+/* Applies add_bos_token and add_eos_token of tokenizer_config.json to vocab.json and merges.txt.
+ * Beside a tokenizer.json the reference ignores these switches: the file's post-processor alone
+ * decides which tokens are put around a text. */
 static void add_configured_template(struct tokenizer *t)
 {
     struct tokenizer_json *j = &t->j;
@@ -358,7 +359,7 @@ static int encode_piece(void *arg, const char *s, size_t n, struct err *err)
     return bpe_encode(e->t->bpe, &e->bpe, s, n, &e->ids, err);
 }
 
-/* Encodes normalized text without added tokens. */
+/* Encodes normalized text that contains no added tokens. */
 static int encode_plain(struct encoding *e, const char *s, size_t n, bool at_start)
 {
     return pretokenize_each(e->t->pre, s, n, at_start, &e->pieces, encode_piece, e, e->err);
@@ -366,8 +367,8 @@ static int encode_plain(struct encoding *e, const char *s, size_t n, bool at_sta
 
 typedef int encode_fn(struct encoding *e, const char *s, size_t n, bool at_start);
 
-/* Finds f's tokens in s and passes the text between them to fn.  guards: places in the whole text,
- * of which s is the part at s_at. */
+/* Finds f's tokens in s and passes the text between them to fn.  guards: places in a longer text,
+ * in which s begins at s_at. */
 static int encode_between(struct encoding *e, const struct added_finder *f,
                           const struct guards *guards, size_t s_at, const char *s, size_t n,
                           bool at_start, encode_fn *fn)
@@ -389,7 +390,7 @@ static int encode_between(struct encoding *e, const struct added_finder *f,
     return rc;
 }
 
-/* Encodes raw text without the added tokens that are matched in raw text. */
+/* Encodes raw text that contains none of the added tokens matched in raw text. */
 static int encode_raw(struct encoding *e, const char *s, size_t n, bool at_start)
 {
     const struct tokenizer_json *j = &e->t->j;

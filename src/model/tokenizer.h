@@ -46,13 +46,14 @@ enum {
 
 /* A prompt mixes text of a template, whose special tokens count, with users' text, whose special
  * tokens must not: "<|im_start|>system" in a message would otherwise begin a new message.  A guard
- * is a byte 0xFF, which never occurs in UTF-8.  It precedes every place where a control token would
- * begin that includes bytes of a user, and says that no token begins there.  Control tokens are the
- * special tokens, and added tokens written as "<|...|>": some models have role markers that are not
- * special. Text without such a place gets no guards. */
-/* Puts guards into *text, which is from malloc and may move; its final zero is not counted in *n.
- * Bit i of foreign is set if byte i is a user's; foreign has 8 bytes more than needed.  NULL: all
- * bytes are. -ENOMEM: the text is unchanged. */
+ * is a byte 0xFF, which never occurs in UTF-8.  A guard precedes each place where bytes of a user
+ * would begin or be part of a control token, and says that no token begins there.  Control tokens
+ * are the special tokens, and added tokens written as "<|...|>": some models have role markers that
+ * are not special. Text without such a place gets no guards.
+ *
+ * Puts guards into *text, which is from malloc and may move; its final zero is not counted in *n.
+ * Bit i of foreign is set if byte i is a user's; foreign has 8 bytes more than its bits need.
+ * foreign NULL: all bytes are users'. -ENOMEM: the text is unchanged. */
 int tokenizer_guard(const struct tokenizer *t, char **text, size_t *n,
                     const uint8_t *foreign, struct err *err);
 
@@ -90,8 +91,8 @@ void tokenizer_stream_finish(struct tokenizer_stream *s, const char **text, size
 
 /* --- looking things up -------------------------------------------------------------- */
 
-int32_t
-tokenizer_size(const struct tokenizer *t); /* highest id + 1; ids below it may be unused */
+/* Returns the highest id + 1. Lower ids may be unused. */
+int32_t tokenizer_size(const struct tokenizer *t);
 /* Returns the highest id + 1 of the tokens with an id in the tokenizer's files.  Ids from there to
  * tokenizer_size belong to special tokens that a folder names without an id, such as `pad_token`.
  * A model often has no embedding for them and needs none unless they occur in a text. */
@@ -101,13 +102,11 @@ int32_t tokenizer_n_listed(const struct tokenizer *t);
 int tokenizer_check_rows(const struct tokenizer *t, const int32_t *ids, size_t n,
                          int32_t n_rows, struct err *err);
 int32_t tokenizer_bos(const struct tokenizer *t); /* -1: the tokenizer names no BOS */
-int32_t
-/* -1: the tokenizer names no EOS. The model's config may name more. */
-tokenizer_eos(const struct tokenizer *t);
+/* Returns the EOS; -1: the tokenizer names none. The model's config may name more. */
+int32_t tokenizer_eos(const struct tokenizer *t);
 
 /* Returns the id of a token from its text in the tokenizer's file ("<|im_end|>", "▁the"), or -1 if
- * there is no such token.
- */
+ * no token has this text. */
 int32_t tokenizer_find(const struct tokenizer *t, const char *token);
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
 

@@ -8,9 +8,9 @@
 
 struct added_finder;
 
-/* Makes a finder of those tokens whose `normalized` equals the argument.  text[i] is matched in
- * place of added[i].text, and is normalized if that matters.  The arrays and strings are borrowed.
- */
+/* Makes a finder of those tokens whose `normalized` equals the argument.  It searches for text[i]
+ * instead of added[i].text: the caller has normalized text[i] if the token is to be found in
+ * normalized text.  The arrays and strings are borrowed. */
 struct added_finder *added_finder_create(const struct tokenizer_added *added,
                                          const struct tokenizer_text *text, size_t n,
                                          bool normalized);

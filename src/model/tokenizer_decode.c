@@ -149,8 +149,8 @@ static void keep_added_text(struct tokenizer_text *of, const struct tokenizer_js
             of[t->added[i].id] = t->added[i].text;
 }
 
-/* Makes the bytes of tokens that come first. Metaspace drops every mark of the first token, not
- * only the leading one. */
+/* Makes the bytes that each token has as the first of a text. Metaspace drops every mark of the
+ * first token, not only the leading one. */
 static void make_first(struct token_bytes *b, const struct tokenizer_json *t)
 {
     const struct decoder_step *m = find_step(t, DECODER_METASPACE);
@@ -219,9 +219,10 @@ void token_bytes_deinit(struct token_bytes *b)
 struct tokenizer_stream {
     const struct tokenizer *t;
     bool skip_special;
-    bool started;  /* a token has been pushed */
-    int32_t strip; /* how many times a string may still be dropped at the beginning */
-    char *buf;     /* the result of the last call */
+    bool started; /* a token has been pushed */
+    int32_t
+        strip; /* how many times token_bytes.strip may still be dropped at the beginning */
+    char *buf; /* the result of the last call */
     size_t n, cap;
     char held[4]; /* beginning of a character, which goes before the next token's bytes */
     size_t n_held;

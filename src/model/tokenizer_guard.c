@@ -1,7 +1,7 @@
 /* tokenizer_guard.c - see tokenizer_guard in tokenizer.h.
  *
- * A guard is a byte in the text, so the text itself says how it is tokenized: a digest or a piece
- * of it includes the guards.  For encoding, guards become a list of places. */
+ * A guard is a byte of the text, so a digest of the text covers its guards, and a piece of the text
+ * keeps its own guards.  For encoding, guards become a list of places. */
 #include "base/mem.h"
 #include "model/tokenizer_impl.h"
 #include "model/tokenizer_normalize.h"
@@ -55,7 +55,8 @@ static bool find_guards(const struct tokenizer *t, const char *text, size_t n,
     return true;
 }
 
-/* Works from the end, so that text moves once and needs no second copy. */
+/* Puts the guards into the text, from its end, so that each byte moves once and no second copy is
+ * needed. */
 static void put_guards(char *text, size_t n, const struct guards *g)
 {
     size_t from = n, to = n + g->n;
@@ -114,7 +115,8 @@ bool guards_take(const char *text, size_t n, struct guards *g, char **out, size_
 /* --- through a normalizer ----------------------------------------------------------------- */
 
 /* Normalizers move bytes and accept only UTF-8.  So a guard passes through them as a noncharacter
- * that does not occur in the text: no normalizer changes a noncharacter or joins its two sides. */
+ * that does not occur in the text: no normalizer changes a noncharacter, or joins the text before
+ * it with the text behind it. */
 enum { HOLDER_BYTES = 3, N_HOLDERS = 32 }; /* U+FDD0 to U+FDEF */
 
 static bool find_holder(const char *s, size_t n, char holder[HOLDER_BYTES])

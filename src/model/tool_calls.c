@@ -228,8 +228,8 @@ void tool_calls_deinit(struct tool_calls *c)
 
 /* --- streaming ---------------------------------------------------------------------- */
 
-/* Returns the length of the text before the tag or a possible beginning of it. Blanks before it are
- * not content. */
+/* Returns the length of the content before the opening tag, or before bytes at the end that may
+ * begin a tag. Blanks in front of the tag are not content. */
 static size_t qwen_text_bytes(const char *text, size_t n)
 {
     size_t at = find((struct span){text, n}, qwen_open);

@@ -98,8 +98,8 @@ static const float **vector_of(const struct loader *ld, int layer, enum slot s)
 /* --- memory ----------------------------------------------------------------------------------- */
 
 /* Returns the number of blocks in flight: two for each thread. Their memory is all that loading
- * takes besides the weights. It sets the peak of a model that is loaded and used for a short text.
- */
+ * takes besides the weights. It decides the peak memory of a process that uses a model only for a
+ * short text. */
 static int64_t batch_blocks(const struct loader *ld)
 {
     int n = 2 * pool_threads(ld->dev->pool);
@@ -185,7 +185,7 @@ static int allocate_matrix(struct loader *ld, const struct tensor_spec *t, enum 
     return 0;
 }
 
-/* Uses the mapping if it can serve as it is, else allocates a copy. */
+/* Lets a table use the mapping if the mapping can serve as it is; else allocates a copy. */
 static int allocate_table(struct loader *ld, const struct tensor_spec *t,
                           const struct tensor_src *src, enum slot s)
 {
@@ -205,7 +205,8 @@ static int allocate_table(struct loader *ld, const struct tensor_spec *t,
     return 0;
 }
 
-/* Allocates one block per stage for its vectors; walking in list order gives each slot's place. */
+/* Allocates one block per stage for its vectors, which lie there in the order of the tensor
+ * list. */
 static int allocate_vectors(struct loader *ld)
 {
     struct holdings *h = ld->w->impl;
@@ -382,7 +383,7 @@ static void deliver_vector(struct loader *ld, const struct loaded_rows *b, enum 
         dst[i] += 1.0f;
 }
 
-/* Rounds to nearest even; a NaN stays a NaN. */
+/* Converts n floats to bf16, rounded to nearest even. A NaN stays a NaN. */
 static void narrow(uint16_t *dst, const float *src, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -591,7 +592,7 @@ static int deliver_part(struct loader *ld, const struct loaded_rows *b,
 /* --- one tensor ------------------------------------------------------------------------------- */
 
 /* Gives the file's pages of the loaded rows back.  If the file has the rows in another order, they
- * may be anywhere in the tensor. */
+ * may be anywhere in the tensor, so all pages of the tensor are given back. */
 static void drop_rows(const struct loaded_rows *b)
 {
     const struct tensor_src *src = b->src;
@@ -642,7 +643,8 @@ static void hash_tensor(struct sha256_ctx *hash, const struct tensor_spec *t,
     sha256_field(hash, "rows", le, sizeof le);
     put_u64(le, t->n_dims == 1 ? 0 : (uint64_t)t->cols);
     sha256_field(hash, "cols", le, sizeof le);
-    /* equal bytes stand for other weights here, so the hash must differ */
+    /* This source has already added gemma's 1 to its norms. Equal bytes of a source that has not
+     * would be other weights, so the hashes must differ. */
     if (src->norm_has_one && t->kind == TENSOR_NORM)
         sha256_field(hash, "norm", "one is added", 12);
     for (int64_t i = 0; i < n_sums; i++) {
@@ -755,9 +757,9 @@ static int load_vectors(struct loader *ld)
 }
 
 /* Warns of tensors with a NaN or an infinity, which usually mean damage that a format without
- * checksums does not show.  A token whose row of the head holds one is never chosen; a hidden state
- * that meets one is lost.  It is not an error: rows that are never used (padding of a vocabulary)
- * do no harm, and a request whose logits are all NaN fails by itself. */
+ * checksums does not show.  A token whose row of the output head holds a NaN is never chosen; a
+ * hidden state that is computed with a NaN is lost.  A NaN is no error: rows that are never used
+ * (padding of a vocabulary) do no harm, and a request whose logits are all NaN fails by itself. */
 static void warn_of_bad(const struct loader *ld)
 {
     char more[40] = "";
@@ -807,7 +809,8 @@ static int make_scratch(struct loader *ld)
         enum dtype to = slot_is_matrix(s)
                             ? packed_from(ld->w->dtype)
                             : tensor_table_dtype(&ld->set.src[i], ld->w->dtype);
-        size_t blocks = (size_t)rows * (size_t)t->cols; /* q6_k has 0.82 bytes a weight */
+        /* One byte a weight is enough: q6_k, the largest type, has 0.82. */
+        size_t blocks = (size_t)rows * (size_t)t->cols;
         if (ld->w->dtype == DTYPE_Q4 && slot_is_matrix(s) && blocks > ld->blocks_bytes)
             ld->blocks_bytes = blocks;
         raw = bytes > raw ? bytes : raw;

@@ -157,8 +157,8 @@ static inline bool weights_stays(int l, int n_resident, int n_layers)
 }
 
 /* The relative error of each tensor converted to 4 bits: the root of the sum of squared errors over
- * the root of the sum of squared weights. A zeroed struct is an empty list. Free `of` at the end.
- */
+ * the root of the sum of squared weights. A zeroed struct is an empty list. The caller frees
+ * `of`. */
 struct weights_errors {
     size_t n;
     struct weights_error {
@@ -202,8 +202,8 @@ int weights_load(struct weights *out, const char *source, const struct model_con
                  const struct weights_opts *o, struct err *err);
 void weights_unload(struct weights *w, struct device *dev);
 
-/* The types of all matrices: the head's, then those of each layer.  Three entries stand for W_k and
- * W_v of different types: DTYPE_Q4, W_k's, W_v's.  Free `of` at the end. */
+/* The types of all matrices: the head's, then those of each layer.  If W_k and W_v of a layer
+ * differ in type, three entries stand for them: DTYPE_Q4, W_k's, W_v's.  The caller frees `of`. */
 struct weights_matrix_list {
     int n;
     enum dtype *of;

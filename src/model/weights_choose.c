@@ -243,7 +243,8 @@ static void bench_close(struct bench *b)
     free(b->other);
 }
 
-/* Adds a format to the list. Skips a format that cannot hold the numbers (q8: infinities). */
+/* Measures a format and adds it to c->tried. Skips a format that cannot hold the numbers (q8:
+ * infinities). */
 static int try_format(struct bench *b, enum weights_held held, struct weights_choice *c,
                       struct err *err)
 {

@@ -45,6 +45,6 @@ int weights_compare(const struct model *m, enum weights_held held,
 /* Returns the largest divergence that a format may have. */
 double weights_max_kl(enum weights_held h);
 
-const char *weights_held_name(enum weights_held h); /* as in "f32" or "checkpoint" */
+const char *weights_held_name(enum weights_held h); /* for example "f32" or "checkpoint" */
 
 #endif

@@ -3,8 +3,8 @@
  * Invariants:
  *  1. Nothing outside a mapping is read: the parser has checked every range against the file's
  *     size.
- *  2. A tensor is accepted only if the model's description asks for exactly it.  Leftover tensors
- *     are refused too, because an unused bias or layer would change results. */
+ *  2. A tensor is accepted only if the model's description asks for exactly this tensor.  Leftover
+ *     tensors are refused too, because an unused bias or layer would change results. */
 #include "model/weights_source.h"
 
 #include <errno.h>
@@ -413,8 +413,9 @@ void checkpoint_want(const void *p, size_t n)
     madvise((void *)begin, (uintptr_t)p + n - begin, MADV_WILLNEED);
 }
 
-/* Keeps the last page, which may hold the first bytes of the next rows.  The first page is dropped,
- * because the rows before these were used earlier; a page that is used again is only read again. */
+/* Keeps the last page, which may hold the first bytes of the next rows.  The first page is dropped
+ * even if it holds the end of earlier rows, which were used before.  A dropped page that is used
+ * again is read from the file again. */
 void checkpoint_drop(const void *p, size_t n)
 {
     uintptr_t begin = (uintptr_t)p & ~(PAGE - 1);

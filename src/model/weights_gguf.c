@@ -30,8 +30,8 @@ static const char *qkv_stem(const struct tensor_spec *t)
     return p->dst_row == 0 ? "attn_k" : "attn_v";
 }
 
-/* Returns the GGUF name of a gate or up tensor. Gate rows stand before up rows; a tensor that holds
- * both is named after the second (phi3). */
+/* Returns the GGUF name of a gate or up tensor. A tensor that holds both, gate rows first, is named
+ * after up (phi3). */
 static const char *up_stem(const struct model_config *c, const struct tensor_spec *t)
 {
     bool gate = c->mlp_gated && t->parts[0].dst_row == 0 && t->rows == c->n_ffn;
@@ -118,7 +118,7 @@ static struct row_map rows_of(const struct model_config *c, const struct tensor_
     return (struct row_map){.order = ROWS_SAME};
 }
 
-/* Returns the file's row that is row r of the tensor. */
+/* Returns the number of the row in the file that holds row r of the tensor. */
 static int64_t file_row(const struct row_map *m, int64_t r)
 {
     const int64_t d = m->d_head, half = d / 2;
@@ -216,7 +216,8 @@ static int take_rows(const struct match *m, const struct gguf_file *in,
     out->file = in->path;
     out->coded_row_bytes = (size_t)t->cols / out->type->block * out->type->bytes;
     if (t->n_dims == 1 &&
-        tensor_src_is_quantised(out)) /* one row of a vector is one number */
+        tensor_src_is_quantised(
+            out)) /* a vector's row is one number, which is no whole block */
         return err_set(
             m->err, ERR_UNSUPPORTED,
             "%s: tensor '%s' is a vector of type %s; vectors must be F32, F16 or "
@@ -232,7 +233,8 @@ static int take_rows(const struct match *m, const struct gguf_file *in,
     return 0;
 }
 
-/* Finds q, k or v in a stacked tensor: the three may lie one behind another in one tensor. */
+/* Finds q, k or v in a stacked tensor, in which the three lie one behind another. *found: the file
+ * has such a tensor. */
 static int match_stacked(const struct match *m, const struct tensor_spec *t,
                          struct tensor_src *out, bool *found)
 {

@@ -365,7 +365,7 @@ void tensor_list_make(struct tensor_list *out, const struct model_config *c)
     struct names n = names_of(c);
     *out = (struct tensor_list){.prefix = n.prefix};
     struct builder b = {.c = c, .list = out};
-    /* A tied embedding table is the packed head, which also serves embedding rows. */
+    /* A tied embedding table is the packed head, from which embedding rows are also read. */
     add_table(&b, n.embed, c->tie_word_embeddings ? SLOT_HEAD : SLOT_EMBED);
     if (c->position == POSITION_LEARNED)
         add_table(&b, n.positions, SLOT_POSITIONS);

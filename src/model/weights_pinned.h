@@ -16,7 +16,7 @@
 #include "model/weights_use.h"
 
 struct weights_pinned_opts {
-    struct pack_file *f;             /* f and the next three must outlive the source */
+    struct pack_file *f;             /* f, shape, images and w must outlive the source */
     const struct image_shape *shape; /* shape of the images; for a device with one stage */
     const struct image *images;      /* [f->n_parts] */
     size_t slot_bytes;               /* size of the largest streamed image */

@@ -36,7 +36,7 @@ struct ring_slot {
     int n_holders;
     int n_tries;
     int rc;
-    bool was_wanted; /* a pass was waiting for it when it failed */
+    bool was_wanted; /* a pass was waiting for the layer when it failed */
     struct buf mem;
     struct layer_weights lw;
     struct pack_job job;
@@ -60,6 +60,7 @@ struct weights_stream {
     /* Time at which the present reads began; 0: no reads are in flight. */
     int64_t busy_from;
     atomic_bool stopped; /* written under the lock */
+    /* closing: the thread must end; cancels: it must cancel the reads in flight */
     bool closing, cancels;
     bool hangs; /* a wait for bytes timed out, and none have come since */
     int broken; /* the queue's own error: nothing will arrive any more */
@@ -101,8 +102,9 @@ static int next_layer(struct weights_stream *st, bool *is_wanted)
     return -1;
 }
 
-/* Returns the slot whose layer is used last, among slots that are neither lent nor waited for; NULL
- * if each of those layers is used before `layer`. */
+/* Returns the slot into which `layer` is read: the one whose layer is used last, among slots that
+ * are neither lent nor waited for.  NULL: no slot is free, or each of their layers is used before
+ * `layer`.  The second reason does not count if `layer` is wanted now. */
 static struct ring_slot *slot_for(struct weights_stream *st, int layer, bool is_wanted)
 {
     struct ring_slot *best = NULL;
@@ -226,7 +228,8 @@ static void end_read(struct weights_stream *st, struct ring_slot *s)
     pthread_cond_broadcast(&st->for_users);
 }
 
-/* [lock held on entry and return, released meanwhile] Waits for some bytes. */
+/* [lock held on entry and return, released meanwhile] Waits at most POLL_NS for bytes, and ends the
+ * read of a layer that has come. */
 static void step(struct weights_stream *st)
 {
     struct err err = {0};
@@ -279,7 +282,8 @@ static void wait_until(struct weights_stream *st, int64_t ns)
     pthread_cond_timedwait(&st->for_users, &st->lock, &t);
 }
 
-/* [lock held] Waits until layer l is in a slot. */
+/* [lock held] Waits until layer l is in a slot. Returns 0 with *out, or the code with which the
+ * pass fails. */
 static int wait_for(struct weights_stream *st, int l, struct ring_slot **out)
 {
     int64_t t0 = clock_now_ns();

@@ -28,7 +28,7 @@
 #include "model/weights_use.h"
 
 struct weights_stream_opts {
-    struct pack_file *f; /* f and the next three must outlive the stream */
+    struct pack_file *f; /* f, shape, images and w must outlive the stream */
     /* Shape of the images; for a device with unified memory and one rank. */
     const struct image_shape *shape;
     const struct image *images; /* [f->n_parts] */

@@ -3,7 +3,7 @@
  * Element i of a tensor is a pure function of the tensor's name and i, so that any thread can make
  * it, in any order, in memory or for a file.  One 64-bit mix gives two elements; each is the sum of
  * two 16-bit uniform numbers (a triangular distribution: close enough to a bell, at a tenth of the
- * cost of a normal one).  Each takes only integer arithmetic, one f32 product and one f32 sum.
+ * cost of a normal one).  An element takes integer arithmetic, one f32 product and one f32 sum.
  *
  * Matrices have a standard deviation of 1/sqrt(columns), so that every projection keeps the size of
  * its input and models of any depth stay finite.  Norm weights lie near one, biases near zero. */
@@ -63,7 +63,7 @@ static void make_elements(const struct generator *g, uint64_t first, size_t n, f
         out[i] = element_of(g, (uint32_t)rng_mix(g->seed + (first + i) / 2 * GOLDEN));
 }
 
-/* Rounds to nearest even; every element is finite. */
+/* Converts n floats to bf16, rounded to nearest even. All of them are finite. */
 static void store_bf16(uint16_t *dst, const float *src, size_t n)
 {
     for (size_t i = 0; i < n; i++) {

@@ -18,8 +18,8 @@
 /* Memory in which a layer computes, on one stage. All matrices but the logits have max_rows rows.
  */
 struct activations {
-    /* T: K before RoPE, and V, of a rank's own heads. Layers alternate between them, so that on a
-     * device with memory of its own a tap can copy one while the next layer runs. */
+    /* T: K before RoPE, and V, of a rank's own heads. Layers use the two matrices in turn, so that
+     * on a device with memory of its own a tap can copy one while the next layer runs. */
     struct mat kv_rows[2];
     int n_kv_rows;
     /* f32 logits of a rank's run of the vocabulary, and of all ranks, one rank after another. No
