@@ -274,7 +274,7 @@ static void block_share(struct kv_pool *p, int32_t b)
         prefix_claim(p->prefix, b);
 }
 
-/* Drops a user of the block. */
+/* Removes one user of the block. A block without users is kept if it is known, else free. */
 static void block_drop(struct kv_pool *p, int32_t b, const struct kv_use *use)
 {
     CHECK(b >= 0 && b < p->opts.n_blocks && p->refs[b] > 0);
@@ -336,7 +336,8 @@ int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens,
     return 0;
 }
 
-/* Cuts from the end: the children of a block without users have no users, either (prefix.h). */
+/* Drops blocks from the end, because a block may lose its last user only after its children have
+ * (prefix.h). */
 void kv_table_cut(struct kv_pool *p, struct kv_table *t, int n_blocks)
 {
     CHECK(n_blocks >= 0);
@@ -472,7 +473,7 @@ static void keep_full(struct kv_pool *p, struct kv_table *t, const struct sha256
         prefix_put(p->prefix, own, root, last_known(t), tokens, KV_BLOCK_TOKENS);
     } else if (known != own) {
         block_share(p, known);
-        /* The block is known by the tokens that it held before it was full. */
+        /* `own` may be known by the tokens that it held before it was full. */
         if (is_known(p, own))
             prefix_forget(p->prefix, own);
         block_drop(p, own, &t->use);
@@ -524,7 +525,7 @@ void kv_pool_unmark_saved(struct kv_pool *p)
         p->prefix->node[b].saved = false;
 }
 
-/* --- what blocks are worth, and waiting requests ---------------------------------------------- */
+/* --- the value of blocks, and waiting requests ------------------------------------------------ */
 
 void kv_pool_set_price(struct kv_pool *p, const struct placement_price *price)
 {

@@ -85,7 +85,8 @@ static bool is_child(const struct prefix_node *n, const struct sha256 *root, int
            (parent != PREFIX_NONE || memcmp(&n->root, root, sizeof *root) == 0);
 }
 
-/* Returns a hash of the n tokens and all tokens of its parent (NULL: the root); never 0. */
+/* Returns the id of a node of n tokens under `parent` (NULL: the root): a hash of these tokens and
+ * all tokens before them; never 0. */
 static uint64_t id_of(const struct sha256 *root, const struct prefix_node *parent,
                       const int32_t *tokens, int n)
 {
@@ -309,13 +310,14 @@ int32_t prefix_evict(struct prefix *x)
 
 /* --- waiting requests ------------------------------------------------------------------------- */
 
-/* Calls fn for the id of each full block of the tokens, until it returns false, and reviews the
- * present blocks. */
+/* Calls fn with the id of each full block of the tokens, until fn returns false. After each call
+ * the policy reviews the block's place among the evictable nodes, if the block is present. */
 static void each_id(struct prefix *x, const struct sha256 *root, const int32_t *tokens,
                     int64_t n_tokens, uint64_t turn,
                     bool (*fn)(struct placement_window *w, uint64_t id, uint64_t turn))
 {
-    struct prefix_node behind = {0}; /* stands for blocks of the chain that are missing */
+    /* has only the id of the block before, which need not be present */
+    struct prefix_node behind = {0};
     int32_t b = PREFIX_NONE;
     for (int64_t i = 0; i < n_tokens / KV_BLOCK_TOKENS; i++) {
         const int32_t *t = tokens + i * KV_BLOCK_TOKENS;
@@ -343,7 +345,7 @@ void prefix_expect_no_more(struct prefix *x, const struct sha256 *root,
 
 /* --- audit ------------------------------------------------------------------------------------ */
 
-/* Returns whether the block is among the children of its parent, next to siblings that agree. */
+/* Returns whether the block is among the children of its parent, and its siblings' links agree. */
 static bool is_linked(const struct prefix *x, int32_t b)
 {
     const struct prefix_node *n = &x->node[b];

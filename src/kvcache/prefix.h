@@ -43,7 +43,7 @@ struct prefix_node {
 /* A block's name, and the name that prefix_changes has last reported for the block. 0: no name. */
 struct prefix_name {
     uint64_t name, reported;
-    bool is_listed;
+    bool is_listed; /* the block is in prefix.listed */
 };
 
 struct prefix {
@@ -87,7 +87,7 @@ void prefix_leave(struct prefix *x, int32_t block, const struct kv_use *use);
 /* Notes that a sequence uses a kept block again. */
 void prefix_claim(struct prefix *x, int32_t block);
 /* Notes that a waiting request of the given turn (placement_window.h) begins with these tokens;
- * prefix_expect_no_more withdraws it. */
+ * prefix_expect_no_more withdraws the note. */
 void prefix_expect(struct prefix *x, const struct sha256 *root, const int32_t *tokens,
                    int64_t n_tokens, uint64_t turn);
 void prefix_expect_no_more(struct prefix *x, const struct sha256 *root,
