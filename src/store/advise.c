@@ -39,7 +39,7 @@ static uint64_t bytes_of(const struct chunk_node *n)
     return n_bytes;
 }
 
-/* [lock] Adds the chunk to every row within whose time it was last used. */
+/* [lock] Adds the chunk to every row whose time contains the chunk's last use. */
 static void count(const struct chunk_node *n, int64_t now_s,
                   struct store_advice out[STORE_ADVICES])
 {

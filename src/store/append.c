@@ -61,7 +61,7 @@ static struct store_mask mask_of(const struct chunk_node *n)
     return m;
 }
 
-/* Adds a record to its place in (kind, layer) order. */
+/* Inserts a record at its place in (kind, layer) order. */
 static void draft_insert(struct draft *d, const struct store_record *r)
 {
     int at = d->h.n_records++;
@@ -132,8 +132,9 @@ static struct extent *extent_new(struct chunk_header *h)
     return x;
 }
 
-/* [lock, dropped while the index commits] When it returns 0, there is room in the owner's quota
- * and under the cap, and there are ids that no extent, committed or not, has ever had. */
+/* [lock, dropped while the index commits] Prepares an append. After a return of 0 there is room in
+ * the owner's quota and under the cap, and there are ids that no extent, committed or not, has ever
+ * had. */
 static int prepare(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
                    const struct sha256 *newcomer, struct err *err)
 {
@@ -203,8 +204,8 @@ static void drafts_return(struct store *s, uint16_t owner_idx, struct draft **dr
     }
 }
 
-/* Tries after the first one has met a full disk or cap. Each try evicts twice as much as the
- * previous one, because the holes that eviction frees may be too small. */
+/* Number of further tries after the first one has met a full disk or cap. Each try evicts twice as
+ * much as the previous one, because the holes that eviction frees may be too small. */
 enum { SPACE_ROUNDS = 4 };
 
 /* [lock, dropped meanwhile] Finds room for the drafts and writes them. If all free space is in
@@ -316,7 +317,7 @@ static void writer_leave(struct store *s, const struct store_writing *w)
     pthread_cond_broadcast(&s->writer_left);
 }
 
-/* [lock] Has the partial chunk removed once n is committed, or at once if n is committed
+/* [lock] Has the partial chunk `key` removed once n is committed, or at once if n is committed
  * already. */
 static void supersede(struct store *s, struct chunk_node *n, const struct sha256 *key)
 {

@@ -107,7 +107,7 @@ void catalog_deinit(struct catalog *c)
     *c = (struct catalog){0};
 }
 
-/* --- what may be evicted ---------------------------------------------------------------------- */
+/* --- evictable nodes -------------------------------------------------------------------------- */
 
 static struct chunk_node *node_of(struct placement_item *item)
 {

@@ -5,9 +5,10 @@
  * parent whose data is gone (a hole). A node without extents, children, pins or a writer is
  * freed.
  *
- * A *lasting pin* (store_pin_until) keeps a node, and evicts its chunk after all chunks without
- * one. A *guarantee* (store_guarantee) is a lasting pin under which the chunk is never evicted.
- * All chunks before it stay, too, since they are no leaves; their extents count as guaranteed.
+ * A *lasting pin* (store_pin_until) keeps a node, and its chunk is evicted after all chunks without
+ * a lasting pin. A *guarantee* (store_guarantee) is a lasting pin under which the chunk is never
+ * evicted. All chunks before it stay, too, since they are no leaves; their extents count as
+ * guaranteed.
  *
  * Only leaves are evicted, so a stored chunk's parent is normally stored. If it is not, the
  * chunk cannot be reached until the parent is stored again, since keys hash their whole past.
@@ -89,7 +90,7 @@ struct chunk_node {
 
 struct catalog_fingerprint {
     struct sha256 value;
-    uint64_t n_nodes; /* number of the owner's nodes with LIVE extents */
+    uint64_t n_nodes; /* number of nodes with this fingerprint and LIVE extents */
 };
 
 struct catalog_owner {
@@ -130,8 +131,8 @@ struct catalog {
     uint64_t guaranteed_bytes; /* sum over all owners */
     uint64_t tick;
     struct expiry expiry; /* nodes with a time to live */
-    /* Costs that give the value of holding a chunk when it is used. All 0: all chunks have the same
-     * value. */
+    /* Costs from which each use computes the value of holding the chunk. All 0: all chunks have the
+     * same value. */
     struct placement_price price;
     struct placement policy;
     /* state of the policy `ours`; NULL for other policies */
@@ -217,8 +218,8 @@ void catalog_settle(struct catalog *c, struct chunk_node *n);
 /* Returns the leaf that the policy evicts next, of all owners or of one; NULL if nothing may be
  * evicted. */
 struct chunk_node *catalog_victim(const struct catalog *c);
-/* Returns whether a chunk may push the victim out. newcomer: the key of that chunk; NULL: it always
- * may. */
+/* Returns whether a new chunk, whose key is `newcomer`, may push the victim out. newcomer NULL: the
+ * result is true. */
 bool catalog_admits(const struct catalog *c, const struct chunk_node *victim,
                     const struct sha256 *newcomer);
 /* Finds up to `most` chunks that may be evicted, have no lasting pin, and were last used before a

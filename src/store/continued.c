@@ -1,5 +1,5 @@
-/* continued.c - erases the chunks that continue an erased text and that no other caller knows
- * of.
+/* continued.c - erases the chunks that continue an erased text and whose keys the caller does not
+ * know.
  *
  * An interrupted answer (a killed process, a client that left) leaves committed chunks which
  * begin with the end of the turn before. No turn names them, and they keep the chunks that they
@@ -136,8 +136,8 @@ int store_erase_continuing(struct store *s, const struct sha256 *keys, int n,
     for (int i = 0; i < n; i++)
         keys_add(&set, &keys[i]);
     qsort(set.at, set.n, sizeof set.at[0], by_bytes);
-    /* Chunks that an earlier request appends from now on are refused because of this mark. Chunks
-     * that it appended before are found below. */
+    /* From now on this mark refuses appends by requests that began before. Chunks that they have
+     * appended already are found below. */
     pthread_mutex_lock(&s->lock);
     erasures_mark_keys(&s->erasures, ERASURE_END, keys, n);
     uint64_t n_writing = (uint64_t)store_doom_writing(s);

@@ -59,7 +59,7 @@ static uint8_t *segment_make(struct dram *d, uint32_t segment)
     uint8_t *p = d->first;
     d->first = NULL;
     if (p != NULL)
-        return p; /* this memory was followed from the opening on */
+        return p; /* `ahead` has followed this memory since the opening */
     p = d->memory.get(d->memory.arg, d->base.segment_bytes);
     if (p != NULL)
         ahead_follow(d->ahead, p, ahead_bytes(d, segment));

@@ -312,7 +312,7 @@ static int places_wipe(struct store *s, const struct extent *list, struct err *e
     if (rc != 0)
         return rc;
     rc = m->ops->sync(m, &why);
-    if (rc != 0) { /* appended bytes may be among the bytes that the failed wipe has lost */
+    if (rc != 0) { /* the failed sync may have lost appended bytes, too */
         pthread_mutex_lock(&s->lock);
         store_end_saving(s, rc, &why);
         pthread_mutex_unlock(&s->lock);

@@ -43,7 +43,7 @@ void erasures_mark_all(struct erasures *e)
     e->floor = ++e->epoch;
 }
 
-/* --- the question ----------------------------------------------------------------------------- */
+/* --- testing a chunk -------------------------------------------------------------------------- */
 
 /* Keys of the partial chunks that a chunk begins with, because a text may end inside the chunk. */
 struct beginnings {

@@ -113,15 +113,15 @@ static void victim_evict(struct store *s, struct chunk_node *n, enum store_evict
 
 /* --- times to live ---------------------------------------------------------------------------- */
 
-/* Returns after how many seconds to look again at a chunk that has expired and cannot be evicted
- * yet. */
+/* Returns the seconds after which a chunk that has expired and cannot be evicted yet is examined
+ * again. */
 static uint32_t retry_of(uint32_t ttl_s)
 {
     enum { LEAST_S = 5 };
     return ttl_s / 16 > LEAST_S ? ttl_s / 16 : LEAST_S;
 }
 
-/* [lock] Evicts an expired node, and then looks at its parent. */
+/* [lock] Evicts an expired node. Its parent is examined next, because it may have expired, too. */
 static void expired_evict(struct store *s, struct chunk_node *n, uint32_t now_s)
 {
     struct chunk_node *parent = n->parent;

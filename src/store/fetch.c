@@ -42,10 +42,11 @@ struct store_want {
 struct store_fetcher {
     struct store *store;
     struct io_queue *queue;
-    struct io_alarm *alarm; /* its ring ends waits early; NULL: nothing does */
-    struct store_hit hit;   /* the chunk that is being fetched; hit.impl NULL: none */
-    bool waits_for_room;    /* the last step found no room for the next fetch */
-    const void *id;         /* id of the want that the fetch serves */
+    struct io_alarm
+        *alarm;           /* ends waits early when it rings; NULL: waits do not end early */
+    struct store_hit hit; /* the chunk that is being fetched; hit.impl NULL: none */
+    bool waits_for_room;  /* the last step found no room for the next fetch */
+    const void *id;       /* id of the want that the fetch serves */
     struct extent *x;
     struct tier_copy *copy;
     /* bytes of the copy: read, requested from the disk, and in all */
@@ -77,7 +78,7 @@ static void want_remove(struct store *s, const void *id)
     free(w);
 }
 
-/* [lock] Returns the first extent of a stored chunk that has no copy in DRAM, or NULL. */
+/* [lock] Returns the first LIVE extent of a node that has no copy in DRAM, or NULL. */
 static struct extent *extent_alone(const struct chunk_node *n)
 {
     struct extent *x = n->extents;

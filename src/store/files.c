@@ -137,8 +137,8 @@ static void segment_resized(struct files *f, struct segment *seg, uint64_t size_
     pthread_mutex_unlock(&f->lock);
 }
 
-/* Returns by how many bytes to preallocate at a time. It is in proportion to the file, so that a
- * small store stays small and a large one does not ask for space with every chunk. */
+/* Returns the number of bytes by which a file is preallocated at a time. It grows with the file, so
+ * that a small store stays small and a large one does not ask for space with every chunk. */
 static uint64_t step_of(const struct files *f, uint64_t end_bytes)
 {
     uint64_t step = round_up(end_bytes / 4, STORE_ALIGN);
@@ -481,7 +481,7 @@ static int folder_sync(struct files *f, struct device *d, struct err *err)
     d->dir_dirty = false;
     pthread_mutex_unlock(&f->lock);
     int rc = dirty ? io_dir_sync(f->io, d->dir, err) : 0;
-    if (rc != 0) /* the segment stays dirty, so no later sync succeeds without syncing it */
+    if (rc != 0) /* the folder stays dirty, so no later sync succeeds without syncing it */
         dirty_set(f, &d->dir_dirty);
     return rc;
 }

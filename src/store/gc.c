@@ -1,7 +1,7 @@
 /* gc.c - garbage collection: removes chunks that cannot be reached, wipes erased chunks, cuts
  * files behind their last used byte, wipes their free space, and folds the index's log.
  *
- * After it no byte of an evicted or erased chunk is left in a file of the store. */
+ * After a collection no byte of an evicted or erased chunk is left in a file of the store. */
 #include <errno.h>
 #include <stdlib.h>
 

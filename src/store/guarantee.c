@@ -1,8 +1,9 @@
-/* guarantee.c - pins that are never broken: whether one can be promised, and its sums.
+/* guarantee.c - guarantees, the pins that are never broken: decides whether one can be promised,
+ * and counts guaranteed bytes.
  *
  * A guaranteed chunk is no candidate for eviction (catalog.h), and neither are the chunks before
  * it, which are no leaves. So a promise holds as long as the guaranteed bytes fit under every
- * bound. They are counted as extents come and go, and a promise is made only while they stay
+ * bound. These bytes are counted as extents come and go, and a promise is made only while they stay
  * below a share of each bound. The rest of the room is for state that running requests save.
  *
  * Invariant: only store_unpin_keys, store_erase and the end of its time end a guarantee. */
@@ -130,7 +131,7 @@ static void ends_note(struct store *s, const struct index_pin *before, int n)
 }
 
 /* [lock] Fills *g with the guaranteed bytes after the change, and their limits. Returns ERR_LIMIT
- * if one exceeds its bound. */
+ * if a sum of bytes exceeds its limit. */
 static int check_sums(const struct store *s, const struct catalog_owner *o,
                       struct store_guaranteed *g, struct err *err)
 {

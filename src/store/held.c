@@ -58,8 +58,8 @@ void held_add(struct held *h, uint64_t name)
     p->n++;
 }
 
-/* Fills a freed place with a name from behind it that could lie there, and goes on with that name's
- * place. */
+/* Fills the free place `gap` with a later name that may lie there, then does the same with the
+ * place that this name has left. */
 static void close_gap(struct held *h, uint32_t gap)
 {
     uint32_t mask = h->n_places - 1;

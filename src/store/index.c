@@ -3,10 +3,10 @@
  * Invariants:
  * 1. meta's n_rows and sum describe exactly the extent rows of the same transaction.
  * 2. No data from SQLite is used before its length and checksum have been checked.
- * 3. No frame is appended to a log that existed at open. Its end may be torn in the middle of a
- *    sector, and a power failure while that sector is written again would destroy the last
+ * 3. No frame is appended to a log that existed at open. The log's end may be torn in the middle of
+ *    a sector, and a power failure while that sector is written again would destroy the last
  *    commit before it. So the first transaction folds the log into the database and begins a new
- *    one. */
+ *    log. */
 #include "store/index.h"
 
 #include <errno.h>
@@ -271,7 +271,7 @@ static int db_open(struct index *ix, int flags, struct err *err)
         return db_err(ix, "open", err);
     sqlite3_extended_result_codes(ix->db, 1);
     return exec(ix, "open",
-                /* Pages keep no remains of dropped rows. */
+                /* secure_delete: pages keep no remains of dropped rows. */
                 "PRAGMA locking_mode = EXCLUSIVE; PRAGMA temp_store = MEMORY;"
                 "PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON;"
                 "PRAGMA secure_delete = ON;"

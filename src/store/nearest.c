@@ -31,7 +31,7 @@ struct chunk_marks store_marks_of(const int32_t *tokens, int n)
     return m;
 }
 
-/* Returns how many of the first n marks are equal. */
+/* Returns how many marks are equal before the first one that differs, at most n. */
 static int marks_common(const struct chunk_marks *a, const struct chunk_marks *b, int n)
 {
     uint64_t differ = (a->bits[0] ^ b->bits[0]) | (a->bits[1] ^ b->bits[1]);
@@ -118,8 +118,8 @@ static int read_tokens(struct store *s, const struct store_hit *hit, void *block
     return rc;
 }
 
-/* The best result so far. same: tokens of the longest common beginning. differs: position at which
- * the context continues differently; -1: it does not. */
+/* The best result so far. same: length of the longest common beginning, in tokens. differs: the
+ * same length if both continue with different tokens; -1: the chunk or the context ends there. */
 struct nearest {
     int same, differs;
 };

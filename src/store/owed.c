@@ -5,8 +5,8 @@
  *
  *   1. the chunks leave the catalog, so that no lookup of this process finds them again
  *   2. they are noted in the file `erase.owed` in the first directory, if that can be written
- *   3. the next open for writing erases the chunks that the file names, and then removes it, before
- *      anything is appended; an open for reading only does step 1
+ *   3. the next open for writing erases the chunks that the file names, and then removes the file,
+ *      before anything is appended; a read-only open does step 1 alone
  *
  * The file is a row of entries of 64 bytes (docs/STORE_FORMAT.md), each with a checksum: a torn
  * entry at its end, or a damaged one, is skipped. It needs a few blocks, for which the reserve

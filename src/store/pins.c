@@ -1,7 +1,7 @@
-/* pins.c - lasting pins: which keys eviction leaves for the end, and until when.
+/* pins.c - lasting pins: the keys whose chunks are evicted last, and the end of each pin.
  *
- * The catalog holds them by node; a node stands for a key whether it is stored or not. Changes
- * are queued for the index and written by the next commit, or at once if the caller asked. */
+ * The catalog holds pins by node; a node stands for a key, stored or not. Changes are queued for
+ * the index and written by the next commit, or at once if the caller asked. */
 #include <stdlib.h>
 
 #include "base/clock.h"

@@ -343,7 +343,7 @@ int store_read_place(struct store *s, struct store_read *read, struct store_plac
     int rc = locate(s, read, &x, &out->offset);
     struct io_file *file = rc == 0 ? s->media->ops->file(s->media, x->device, x->segment)
                                    : NULL;
-    /* A store_reader would take the record from its copy in DRAM, so the read is left to one. */
+    /* A record with a copy in DRAM is left to a store_reader, which reads the copy. */
     bool has_copy = rc == 0 && x->copy != NULL;
     pthread_mutex_unlock(&s->lock);
     if (file != NULL)

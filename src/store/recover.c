@@ -5,7 +5,7 @@
  *      (superblocks.c)
  *   3. open the segment files
  *   4. open the index; if it is missing or in doubt, rebuild it from the extents' headers
- *   5. a node per chunk, a claim per extent; space that no row names is free
+ *   5. make a node for each chunk and claim each extent's space; space that no row names is free
  *
  * No input is trusted: two rows that claim the same bytes put the whole index in doubt. */
 #include <errno.h>

@@ -176,9 +176,10 @@ struct store_record {
     enum store_kind kind;
     const void *bytes;
     uint32_t n_bytes;
-    /* Makes the record's bytes if `bytes` is NULL. It is called when they are to be written, so a
-     * chunk need not exist all at once: once, or once more after a full disk. The bytes are valid
-     * until the next call. Returns NULL if they could not be made; then the append fails. */
+    /* Makes the record's bytes if `bytes` is NULL, so that a chunk's bytes need not exist all at
+     * once. The append calls it when it writes the record, and again if it writes anew after a full
+     * disk. The bytes are valid until the next call. Returns NULL if they could not be made; then
+     * the append fails. */
     const void *(*make)(void *arg, const struct store_record *r);
     void *make_arg;
     /* The caller has just verified `checksum`, the checksum64 of the bytes; false: the store
@@ -246,10 +247,10 @@ struct store_chunk {
 int store_append(struct store *s, const struct store_chunk *chunk, struct err *err);
 
 /* The barrier: makes everything appended before the call durable and visible. After an error
- * nothing that was uncommitted is visible. After -ENOSPC it stays appended, and the next commit
- * tries again. Any other error is final, since a device that failed to sync may have lost bytes
- * that it reported as written: everything uncommitted is dropped, and every append and commit
- * returns this error until the store is opened anew. Reading goes on. */
+ * nothing that was uncommitted is visible. After -ENOSPC uncommitted chunks stay appended, and the
+ * next commit tries again. Any other error is final, since a device that failed to sync may have
+ * lost bytes that it reported as written: everything uncommitted is dropped, and every append and
+ * commit returns this error until the store is opened anew. Reading goes on. */
 int store_commit(struct store *s, struct err *err);
 
 /* --- looking up ----------------------------------------------------------------------------- */
@@ -283,8 +284,8 @@ void store_expect_use_no_more(struct store *s, const struct sha256 *keys, int n,
                               uint64_t turn);
 
 /* Pins one chunk by its key, wherever it stands in a chain, and with it all chunks before it, since
- * only leaves are evicted. Returns false if it is not stored. The hit cannot be used for reading,
- * because the records are not looked up. */
+ * only leaves are evicted. Returns false if the chunk is not stored. The hit cannot be used for
+ * reading, because the records are not looked up. */
 bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit);
 /* Returns another hold on a chunk that the caller holds, to be released separately. This also
  * works for a chunk that lookups no longer find because it was superseded: its holders can still
@@ -746,7 +747,7 @@ struct store_entry {
     /* Order of the last uses: of two leaves the one with the lower tick was used earlier. */
     uint64_t tick;
     int64_t pinned_until_wall_s; /* seconds since 1970; 0: not pinned */
-    /* time at which it expires if it is not used before; 0: it does not */
+    /* time at which the chunk expires if it is not used before; 0: it does not expire */
     int64_t expires_wall_s;
     bool is_guaranteed; /* the chunk, or a chunk that continues it, is guaranteed */
 };
@@ -765,7 +766,9 @@ int store_verify(struct store *s, struct store_verify *out,
                  void (*progress)(void *arg, uint64_t done_bytes, uint64_t all_bytes),
                  void *arg, struct err *err);
 
-/* Removes extents and files that no chunk names, and cuts files at their last used byte. */
+/* Garbage collection: removes chunks that no lookup can reach, wipes free space, cuts files at
+ * their last used byte, and folds the index's log (gc.c). *freed_bytes: bytes by which the segment
+ * files have become smaller. */
 int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err);
 
 #endif

@@ -47,7 +47,7 @@
 #define STORE_MAX_TOUCHED 65536
 /* Ids are given out up to a limit that the index has stored durably. So no two extents that were
  * ever written, committed or not, have the same id, and a rebuild can tell the newer one by its id.
- * This is how far the limit is raised at a time. */
+ * The limit is raised by this number at a time. */
 #define STORE_ID_RESERVE 65536
 /* File that holds space for erasing on a full disk (reserve.c). */
 #define STORE_RESERVE_FILE  "reserve"
@@ -113,8 +113,8 @@ struct store {
     char holder[200]; /* text about the process that has the store open, or "" */
     struct media *media;
     struct tier *tier; /* copies of disk extents in DRAM; NULL: none */
-    struct read_ahead_queue
-        wants; /* chunks that waiting requests need: struct store_want (fetch.c) */
+    /* Chunks that waiting requests need: struct store_want (fetch.c). */
+    struct read_ahead_queue wants;
     struct index *index; /* NULL in the DRAM backend */
     char *index_path;
     struct store_file_id superblock_id[STORE_MAX_DEVICES], index_id;

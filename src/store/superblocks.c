@@ -2,9 +2,9 @@
  * first written.
  *
  * A store exists once its index or a segment exists. Before that, a crash left at most some
- * superblocks, and creation simply continues. If one is lost, or both its copies are damaged,
- * its content is taken from another directory or the index. An extent's header proves that the
- * directory is the right one. */
+ * superblocks, and creation simply continues. If a superblock is lost, or both its copies are
+ * damaged, its content is taken from another directory or the index. An extent's header proves that
+ * the directory is the right one. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -327,8 +327,8 @@ static int superblock_copy_write(struct io *io, const char *dir,
     return rc;
 }
 
-/* Writes lost or damaged superblocks and copies again. A directory without any intact copy may cost
- * much of the store. If the write fails, the store goes on without them. */
+/* Writes lost or damaged superblocks and copies again, because a directory that loses its last
+ * intact copy may cost much of the store. If a write fails, the store goes on without it. */
 static void superblocks_mend(const struct store_opts *opts, const struct sb_found *found)
 {
     for (int i = 0; i < opts->n_dirs; i++) {

@@ -88,7 +88,7 @@ static int records_verify(struct verify *v, const struct chunk_record *records, 
             n_batch++;
             fill_bytes += need;
         }
-        CHECK(n_batch > 0); /* n_batch > 0, because the window holds the largest record */
+        CHECK(n_batch > 0); /* the window holds the largest record */
         int rc = store_reader_submit(v->reader, batch, n_batch, err);
         if (rc == 0)
             rc = reads_finish(v, n_batch, err);
