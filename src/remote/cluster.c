@@ -31,7 +31,7 @@ struct cluster {
     struct redis *redis[SLOTS_MAX_NODES]; /* connection to each slots.node */
     /* Second connections to the nodes, for redirected commands; NULL: not opened yet. */
     struct redis *side[SLOTS_MAX_NODES];
-    /* args belong to the caller of cluster_ask, who waits for the answer */
+    /* Commands without an answer: n_flight from `first` on in a ring, the oldest first. */
     struct flight *flight;
     size_t first, n_flight, max_flight;
     /* Node to which the oldest command was redirected; -1: it was not redirected. */

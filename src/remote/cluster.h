@@ -5,8 +5,8 @@
  *
  * A cluster is recognised when the connection is opened (CLUSTER NODES); then each master is
  * connected. If a server answers MOVED or ASK, the command is sent again on a second connection to
- * the server that the answer names. After MOVED the table of slots is old: the owner of the cluster
- * opens a new one when nothing is in flight.
+ * the server that the answer names. After MOVED the table of slots is old: the owner of the struct
+ * cluster closes it and opens a new one when nothing is in flight.
  *
  * A server that does not answer, or a slot without a server, is an error like that of a single
  * Redis: everything is closed. One thread at a time. */

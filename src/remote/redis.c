@@ -91,8 +91,8 @@ bool redis_next(const struct redis_answer *a, size_t *at, const char **bytes,
     return true;
 }
 
-/* Returns the result that tells hiredis that the bytes were taken, in place of an object. Returns
- * NULL if there was no memory (!ok). */
+/* Returns the object that a callback gives to hiredis: any pointer but NULL says that the bytes
+ * were taken. NULL (!ok) says that there was no memory. */
 static void *taken(const struct redis *r, bool ok)
 {
     return ok ? r->to : NULL;

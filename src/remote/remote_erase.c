@@ -6,7 +6,7 @@
  *     remote_erase_end     the erasure is queued for the writer
  *     writer               an entry at the end of the stream NAME_ERASED; UNLINK of the chunks
  *
- * remote_follow.c carries it out on the other servers. While an erasure waits to be published,
+ * remote_follow.c carries the erasure out on other servers. While an erasure waits to be published,
  * nothing is fetched. For BAN_NS erased chunks are not fetched: until then a server that has not
  * read the erasure may have written them again (remote_lease.c). The entry comes before the
  * removal, so if a server writes a chunk after the removal, it does not confirm that chunk.
@@ -77,7 +77,7 @@ bool remote_may_store(struct remote *r, const struct remote_fetch *f,
     return may;
 }
 
-/* --- what this server erases ------------------------------------------------------------------ */
+/* --- this server's erasures ------------------------------------------------------------------- */
 
 /* Waits for running appends of fetched chunks. From then on, appends of fetches that began before
  * are refused. */

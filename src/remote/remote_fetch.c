@@ -2,7 +2,7 @@
  *
  *     STRLEN of every key    one round trip: how much of the chain exists, and its size
  *     GETEX of each of these in one go, as far as WINDOW_BYTES allow; their lives are prolonged later
- *         each value: verified and appended by another thread (storing.h)
+ *         each value         is verified and appended by another thread (storing.h)
  *     store_commit           once, for all that came
  *
  * A wrong value ends the chain, and is removed from the remote. However a fetch ends, the chunks
@@ -239,8 +239,8 @@ static bool look(struct work *w)
 
 /* --- fetching the chunks ---------------------------------------------------------------------- */
 
-/* Sets the reason why less came than the remote seemed to have, in place of "absent". Returns
- * false. */
+/* Replaces the reason "absent", which look() has set, by the reason why fewer chunks came than the
+ * remote had. Returns false. */
 static bool instead(struct work *w, enum remote_miss why, const char *text)
 {
     w->f->out.why = REMOTE_MISS_NONE;
@@ -255,7 +255,7 @@ static bool take_value(struct work *w)
     if (w->answer.kind != REDIS_BYTES)
         return refused(w);
     bool goes = storing_give(w->r->storing, &w->answer);
-    w->answer.n_here = 0; /* the answer is another buffer now */
+    w->answer.n_here = 0; /* storing_give has exchanged the answer's buffer */
     return goes;
 }
 
@@ -388,7 +388,7 @@ static int hear_probe(struct link *l, int64_t until, struct err *err)
     return rc;
 }
 
-/* Probes the remote, to notice before a request does that the remote is gone. Fetches that begin
+/* Probes the remote, so that its failure is noticed before a request needs it. Fetches that begin
  * meanwhile still end when their time is over. */
 static void probe(struct link *l)
 {

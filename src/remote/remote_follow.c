@@ -3,18 +3,18 @@
  *
  *     writer, each second   TIME: for leases (remote_lease.c)
  *                           XINFO STREAM, XRANGE: entries of NAME_ERASED that this server has not seen
- *                           each is erased in its own store, and UNLINKed once more, since this
- *                           server may have written one of the chunks meanwhile
+ *                           their chunks are erased in this server's store, and UNLINKed once more,
+ *                           since this server may have written one of them meanwhile
  *                           HSET, HGETALL of NAME_SERVERS: positions of this server, and of all others
  *                           EXPIRE or UNLINK: chunks that it has written or used meanwhile
  *
- * The position in the stream survives a restart, in a file beside the store. A server whose
- * store is not empty at open uses none of its state before it has read the stream to its end:
- * remote_is_current. If its position is older than the oldest entry that the stream has kept, it
- * cannot know what was erased, and erases all its chunks.
+ * The position in the stream survives a restart, in a file beside the store. A server whose store
+ * is not empty at open uses none of its state before it has read the stream to its end
+ * (remote_is_current). If its position is older than the oldest entry that the stream has kept, it
+ * cannot know which chunks were erased, and erases all its chunks.
  *
- * Before its first fetch it reads the entries of the last BAN_NS, whether it has seen them or not:
- * a server that it does not know may still write their chunks. */
+ * Before its first fetch a server reads the entries of the last BAN_NS, whether it has seen them or
+ * not: another server that has not read them yet may still write their chunks. */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -49,7 +49,7 @@ enum { READS_A_TURN = 128 };
 enum { READS_OF_BANS = 4096 };
 #define FIRST_ID "0-0"
 
-/* --- the place -------------------------------------------------------------------------------- */
+/* --- the position in the stream --------------------------------------------------------------- */
 
 static void keep_place(const struct remote *r)
 {
@@ -398,8 +398,8 @@ static int read_some(struct remote *r, bool *more, struct redis_answer *a, struc
     return rc;
 }
 
-/* Ends the skipping of entries once the store has state, which may happen while the remote cannot
- * be reached. */
+/* Stops skipping entries once the store has state, which may happen while the remote cannot be
+ * reached. */
 static void leave_off_skipping(struct remote *r)
 {
     struct store_stats st;
@@ -447,8 +447,8 @@ static int ban_entries(struct remote *r, const struct redis_answer *list,
     return n_entries;
 }
 
-/* Bans the chunks of the entries of the last BAN_NS. An entry's id begins with the time at which it
- * was added, by the remote's clock. */
+/* Bans the chunks that the stream's entries of the last BAN_NS name. An entry's id begins with the
+ * time at which the entry was added, by the remote's clock. */
 static int read_bans(struct remote *r, int64_t now_ms, struct redis_answer *a,
                      struct err *err)
 {

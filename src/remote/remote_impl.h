@@ -7,7 +7,7 @@
  *   remote_write.c  the writer's thread
  *   remote_erase.c  this server's erasures; all but begin and end on the writer's thread
  *   remote_follow.c other servers' erasures, on the writer's thread
- *   remote_lease.c  chunks live shortly in the remote until they are confirmed
+ *   remote_lease.c  chunks live only a short time in the remote until they are confirmed
  *
  * Locks: remote.lock protects everything but the links, which belong to their threads. No I/O is
  * done under it. erase_lock: one erasure at a time; held while the store erases. append_lock,

@@ -10,10 +10,10 @@
  *     EXPIRE .. ttl                   ... so it gets its time to live
  *
  * Every server that has read an erasure fetches none of its chunks for BAN_NS, which is longer than
- * LEASE_MS. So nobody fetches a late write, at whatever time it comes. The remote's clock decides
- * about leases, with the slowest server of a cluster; no server's own clock takes part.
+ * LEASE_MS. So no server fetches a chunk that was written late, however late the write comes. Only
+ * the remote's clock decides about leases: in a cluster, the clock of its slowest server.
  *
- * A fetch is a use and prolongs a chunk's life. It is confirmed in the same way. */
+ * A fetch is a use and prolongs a chunk's life. The prolonged life is confirmed in the same way. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -210,7 +210,7 @@ int slots_parse(const char *text, size_t n, const struct slots_node *self, bool 
 {
     struct word rest = {text, n};
     int rc = 0;
-    /* a temporary struct would be too large for a small stack */
+    /* *out is filled in place: a temporary struct would be too large for a small stack */
     memset(out, 0, sizeof *out);
     memset(out->owner, SLOTS_NOBODY, sizeof out->owner);
     while (rc == 0 && rest.n > 0) {

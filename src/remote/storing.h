@@ -5,7 +5,7 @@
  *     storing               | verify, append 1 | verify, append 2 | ...
  *
  * One chunk is handed over at a time, so there are two buffers. Chunks are stored in the order of
- * their chain; after a failure none is stored any more. */
+ * their chain; after a failure no further chunk of the fetch is stored. */
 #ifndef REMOTE_STORING_H
 #define REMOTE_STORING_H
 
