@@ -36,8 +36,8 @@ struct probe {
 
 /* --- positions and memory --------------------------------------------------------------------- */
 
-/* Returns the number of positions. Learned positions end with their table; rotations have no
- * end. */
+/* Returns one more than the probe's last position. Learned positions end with their table;
+ * rotations have no end. */
 static int n_positions(const struct model *m)
 {
     int n = FAR + N_FAR;
@@ -115,7 +115,7 @@ static int extend_tables(struct probe *p)
     return rc;
 }
 
-/* --- what is hashed --------------------------------------------------------------------------- */
+/* --- adding to the hash ----------------------------------------------------------------------- */
 
 static void add_u32(struct sha256_ctx *h, const char *tag, uint32_t value)
 {
@@ -200,7 +200,8 @@ static int tap_kv(void *arg, int l, struct mat hidden, struct mat kv_rows)
     return add_mat(arg, "probe.kv", kv_rows);
 }
 
-/* Runs layer l alone, on all rows. Its input is there already; layer 0's is embedded first. */
+/* Runs layer l alone, on all rows, and adds its results to the hash. The layer's input is already
+ * in the residual stream, except that layer 0 embeds ids first. */
 static int add_layer(struct probe *p, int l, const int32_t *ids, const struct ragged *r)
 {
     const struct model *m = &p->view;
@@ -244,7 +245,8 @@ static int cross(struct probe *p, int from, int to)
                        (size_t)(a.rows * a.cols) * dtype_bytes(a.dtype));
 }
 
-/* Projects the output of layer `before`, by the kernels of the restoration. */
+/* Projects the output of layer `before` as a restore from hidden states does, and adds K and V to
+ * the hash. */
 static int add_projection(struct probe *p, int before)
 {
     const struct model *m = p->m;

@@ -74,11 +74,11 @@ int profile_tier(struct platform_tier *t, const struct model *m,
                  const struct profile_source *from, enum profile_effort effort,
                  struct err *err);
 
+/* Most device memory that profile_copies takes. */
+#define PROFILE_COPY_BYTES ((size_t)16 << 20)
 /* Measures how fast host memory at `from`, at most `bytes`, goes up to a stage of a device that has
  * memory of its own (t->up_bytes_per_s), and how fast its ranks then gather their shares
  * (gather_bytes_per_s). Both are 0 if memory is unified. With one rank gather_bytes_per_s is 0. */
-/* Most device memory that profile_copies takes. */
-#define PROFILE_COPY_BYTES ((size_t)16 << 20)
 int profile_copies(struct device *d, const void *from, size_t bytes,
                    struct platform_tier *t, struct err *err);
 

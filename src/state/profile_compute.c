@@ -33,8 +33,8 @@ enum {
  * takes nine quick samples, and restores correct what they miss. */
 #define QUICK_SAMPLE_NS 12000000
 #define FULL_SAMPLE_NS  50000000
-/* If the fastest run had less than this share of the processors, the sample goes on for up to
- * PATIENCE times as long. */
+/* If the fastest run got less than this share of processor time (run_once), the sample goes on for
+ * up to PATIENCE times as long. */
 #define OURS     0.85
 #define PATIENCE 5
 
@@ -57,7 +57,8 @@ struct bench {
     int past;  /* number of keys before the sampled rows */
     struct load *load;
     int64_t sample_ns; /* least time that a sample takes */
-    double share; /* share of the processors that the threads had during the last sample */
+    double
+        share; /* processor time that ready threads got in the last sample; see run_once */
 };
 
 /* Returns the positions of a context with max_past keys and `rows` rows behind them, at most the
@@ -210,8 +211,8 @@ static int run_once(struct bench *b, int (*fn)(struct bench *, int), int n, int6
     return rc;
 }
 
-/* Measures the fastest of several runs, in seconds; of more runs while other work takes the
- * processors away. */
+/* Measures the seconds of the fastest of several runs. While other work takes the processors away,
+ * more runs are made. */
 static int sample(struct bench *b, int (*fn)(struct bench *, int), int n, double *seconds)
 {
     int64_t best = INT64_MAX, spent = 0, ns;

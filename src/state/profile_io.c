@@ -24,7 +24,7 @@ _Static_assert(PLATFORM_CHUNK_TOKENS == STORE_CHUNK_TOKENS, "a record's tokens")
 
 enum {
     MAX_DEPTH = 64,
-    /* As much as an engine has by default, so that it bounds the queue depth in the same way. */
+    /* An engine's default, so that staging memory bounds the queue depth as in an engine. */
     STAGING_BYTES = 64 << 20,
     FULL_ROUNDS = 3,
 };
@@ -32,8 +32,8 @@ enum {
 /* A sample of reading ends when its records are read. After this time no more reads are submitted.
  */
 #define SAMPLE_NS 100000000
-/* The samples of a tier end after a round that ends later than this. The samples of queue depths
- * end in the same way. A slower device is slow enough for few samples to show it. */
+/* No further round of samples of a tier, or of samples of queue depths, begins after this time. A
+ * slow device gets few samples, which are enough to show that it is slow. */
 #define TIER_NS 3000000000
 
 /* --- a queue that is kept full ---------------------------------------------------------------- */

@@ -390,7 +390,7 @@ static int window_of(const struct restore *r, int l)
     return l < c->window_layer ? 0 : c->sliding_window;
 }
 
-/* Returns the chunk with the first position that layer l sees from position pos on. */
+/* Returns the chunk that holds the first position that tokens from pos on see in layer l. */
 static int first_seen(const struct restore *r, int l, int pos)
 {
     int w = window_of(r, l),
@@ -398,9 +398,9 @@ static int first_seen(const struct restore *r, int l, int pos)
     return c > r->job.first_chunk ? c : r->job.first_chunk;
 }
 
-/* Finds the first wanted chunk of each layer: the tokens behind the job's last chunk attend to
- * it. A recomputed layer also gives the layer above its input, from that layer's first wanted
- * chunk on. So it needs one window more of its own K and V. */
+/* Finds the first wanted chunk of each layer: the first chunk to which tokens behind the job's last
+ * chunk attend. A recomputed layer also gives the layer above its input, from that layer's first
+ * wanted chunk on. So a recomputed layer needs one window more of its own K and V. */
 static void find_starts(struct restore *r)
 {
     int n_layers = r->job.plan->n_layers, n_tokens = restore_tokens(r, r->job.n_chunks);

@@ -133,9 +133,9 @@ struct restore_want {
     const struct sha256 *root, *keys;
     const int32_t *tokens; /* [n_tokens]; copied */
     int n_tokens;          /* > 0 */
-    /* For a truncated context: the first n_moved keys do not all follow one another, so no partial
-     * chunk is looked up among these chunks. The chunk behind the first n_moved is stored under the
-     * parent `stair`. */
+    /* For a truncated context: the first n_moved keys are those of the moved tokens
+     * (policy/truncation.h). They do not all follow one another, so no partial chunk is looked up
+     * among these chunks. The chunk behind them is stored under the parent `stair`. */
     int n_moved;
     struct sha256 stair;
     struct store_use use; /* declared use of the chunks that are found */
@@ -206,10 +206,10 @@ bool restore_is_done(struct restore *r);
  * through them. Returns 0 once a chunk was lost. */
 int restore_layers_ready(const struct restore *r);
 
-/* Begins a staged restore: one that has found its chunks reads *ahead of its place*. The job has
- * no table yet. Up to about `bytes` are read and stay in staging memory. Staged restores read
- * while no restore with a place wants the disk, two groups at a time, and leave it a quarter of
- * the slots. */
+/* Begins a staged restore: one that has found its chunks reads *ahead of its place*. The job has no
+ * table yet. Up to about `bytes` are read and stay in staging memory. Staged restores read while no
+ * restore with a place wants the disk, two groups at a time, and leave a quarter of the slots to
+ * restores with a place. */
 void restore_stage(struct restore *r, const struct restore_job *job, uint64_t bytes);
 /* Returns how many groups all staged restores together may own. */
 int restore_stage_groups(const struct restore_pipeline *r);

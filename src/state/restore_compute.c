@@ -277,7 +277,7 @@ static int first_wanted_row(const struct restore *r, const struct group *g)
     return row > 0 ? row : 0;
 }
 
-/* In a race: notes that records of g were not used before its row `first`. */
+/* In a race: notes that the records of g's rows before `first` were not used. */
 static void note_kept_out(struct restore *r, const struct group *g, int first)
 {
     int begin = g->first_chunk * STORE_CHUNK_TOKENS;
@@ -459,7 +459,7 @@ static void begin_piece(struct restore_pipeline *rr, struct restore *r, int64_t 
                                                .kv = kv_pool_layers(rr->o.pool)});
 }
 
-/* Takes the present piece through one layer. Of the last layer only K and V are computed. */
+/* Takes the present piece through one layer. In the last layer only K and V are computed. */
 static int recompute_layer(struct restore *r)
 {
     struct restore_pipeline *rr = r->rr;

@@ -3,9 +3,9 @@
  *   I/O thread      store_read_place (which file, where) -> the device's reader -> the group's twin
  *   compute lane    checksum of the twin, then as for a group that was copied up
  *
- * The host never sees these bytes. So the device must compute the checksums (restore_up.c), and
- * the store's records must be in files. The I/O thread submits and collects in its step, and
- * waits behind it, a few milliseconds at a time: look-ups pass reads that hang.
+ * The host never sees these bytes. So the device must compute the checksums (restore_up.c), and the
+ * store's records must be in files. The I/O thread submits and collects in its step, and waits
+ * between steps for a few milliseconds at a time, so reads that hang do not delay look-ups.
  *
  * A read that the device's reader refuses or fails is read again in the ordinary way, which then
  * reports the cause. From then on all reads go the ordinary way, with one line in the log. If no

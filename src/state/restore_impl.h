@@ -10,9 +10,11 @@
  *   restore_up.c       copies from staging up to a device that has memory of its own
  *   restore_stage.c    reads ahead of the place, and when they may be made
  *
- * A group goes round:   free -> (I/O thread) -> ready -> (compute lane: mine) -> free Device
- * memory:                                                        mine -> leaving -> free Staged
- * restore:              (I/O thread) -> parked, until it is placed: -> ready
+ * A group goes through these lists, and back to `free`:
+ *
+ *   usually          free -> (I/O thread) -> ready -> (compute lane: mine) -> free
+ *   device memory    free -> (I/O thread) -> ready -> (compute lane: mine) -> leaving -> free
+ *   staged restore   free -> (I/O thread) -> parked, until the restore has its place -> ready -> ..
  *
  * Invariants:
  * 1. The I/O thread owns a group and its slot from taking them until the last read is done. Then
@@ -358,8 +360,9 @@ const uint8_t *restore_record(const struct restore_pipeline *rr, const struct gr
 /* Lets g leave: all its work is queued. It counts for its layer and becomes free when the device
  * is done with it. */
 void restore_leave(struct restore_pipeline *rr, struct group *g);
-/* Counts the lane's time since `from` for r, except what is counted already: recomputation waits
- * for the groups that left before it. Returns where the counted time begins. */
+/* Counts the lane's time from `from` to now for r. Time that was counted before is left out: a
+ * recomputation waits for groups that left before it, and their time is counted already. Returns
+ * the time at which the newly counted part begins. */
 int64_t restore_count_compute(struct restore *r, int64_t from);
 /* Waits until at most max_leaving groups are leaving. */
 void restore_settle(struct restore_pipeline *rr, int max_leaving);

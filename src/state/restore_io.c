@@ -130,7 +130,7 @@ static bool find(struct restore *r)
         return false;
     int n_full = f->n_hits;
     f->differs_at = f->err.code == 0 ? differs_at(r, n_full) : -1;
-    /* A tail alone does not measure the store's speed, so it is not looked up while that is
+    /* A tail alone does not measure the store's speed, so it is not looked up while the speed is
      * unknown. */
     if (f->err.code == 0 && (n_full > 0 || rr->has_tier || !r->want.measure_io))
         find_tail(r);
@@ -138,7 +138,7 @@ static bool find(struct restore *r)
         f->err.code = measure(rr, r->hits, n_full, &f->err);
     f->measured = r->want.measure_io && rr->has_tier;
     f->tier = rr->tier;
-    if (f->err.code != 0) { /* the fetch failed: no record can be read */
+    if (f->err.code != 0) { /* no record can be read, or none may be used yet */
         store_release(rr->o.store, r->hits, f->n_hits);
         f->n_hits = 0;
     }
@@ -146,7 +146,7 @@ static bool find(struct restore *r)
     return true;
 }
 
-/* --- what is read next ------------------------------------------------------------------------ */
+/* --- the next read ---------------------------------------------------------------------------- */
 
 /* The chunks that are still to be read. Both ends may move towards each other at any moment. The
  * caller loads them once and uses these values for both the test and the cut; otherwise a group

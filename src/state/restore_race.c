@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "state/restore_impl.h"
 
-/* --- what the reads do ------------------------------------------------------------------------ */
+/* --- the state of the reads ------------------------------------------------------------------- */
 
 static bool has_window(const struct restore *r)
 {
@@ -80,7 +80,7 @@ bool restore_race(struct restore *r)
         return false;
     if (r->rr->recomputing == r) /* the piece lies behind a chunk that was lost meanwhile */
         restore_drop_piece(r->rr);
-    /* A chunk was lost, before the race or in it. */
+    /* Under fault_lock a chunk is lost either before the race, and then lowers n_good, or in it. */
     pthread_mutex_lock(&r->fault_lock);
     r->out.raced_layers = r->n_recompute = last + 1;
     r->re.row = first * STORE_CHUNK_TOKENS;

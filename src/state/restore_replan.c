@@ -1,9 +1,9 @@
 /* restore_replan.c - measures the lanes of a running restore, and changes the kind of record of
  * layers whose reads have not begun (policy/replan.h).
  *
- * It judges behind each work item that had no budget: beside decodes a restore has a fixed share
- * of the compute, and its plan knows that. A device with memory of its own does not report the
- * time of one kind of record, so plans stay unchanged there. */
+ * restore_replan decides after each work item that had no budget. With a budget, beside decodes, a
+ * restore has a fixed share of the compute, which its plan takes into account. A device with memory
+ * of its own does not report the time of one kind of record, so plans stay unchanged there. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -63,7 +63,8 @@ static double io_factor(const struct restore *r, int64_t now)
                                                         : 1;
 }
 
-/* Returns the compute time of a layer by one kind: from this restore's rows, else as planned. */
+/* Returns the compute time of a layer restored by one kind of record: measured on this restore's
+ * rows if there are enough of them, else as planned. */
 static double comp_s(const struct restore *r, int l, enum store_kind kind)
 {
     const struct layer_cost *c = &r->costs[l];

@@ -33,7 +33,7 @@ bool restore_stands(const struct restore *r)
     return store_hits_stand(r->rr->o.store, r->found.hits, r->found.n_hits);
 }
 
-/* Reads that were made ahead count no time: the sequence would have waited anyway. */
+/* The restore's time begins now: during the reads made ahead the sequence waited for its place. */
 void restore_place(struct restore *r, const struct kv_table *table)
 {
     struct restore_pipeline *rr = r->rr;

@@ -76,7 +76,7 @@ static void sort_rows(struct job *j)
     }
 }
 
-/* Sorts the oldest layer, once the device has copied it down. */
+/* Waits until the device has copied the oldest layer down, then copies its rows into chunks. */
 static enum step sorter_step(struct save_down *d)
 {
     pthread_mutex_lock(&d->lock);

@@ -336,7 +336,7 @@ static bool is_stored(struct saver *s, const struct sha256 *key)
     return found;
 }
 
-/* Returns whether the disk is full. A missing parent was then not stored for want of space. */
+/* Returns whether the disk is full. If it is, a missing parent was not stored for want of space. */
 static bool is_full(struct saver *s)
 {
     pthread_mutex_lock(&s->lock);

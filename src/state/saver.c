@@ -136,9 +136,9 @@ static int reserve_memory(struct saver *s, struct err *err)
     return rc == 0 ? 0 : err_wrap(err, "memory for records as they are stored");
 }
 
-/* Returns the most copies for one layer: one per decode row, or one per chunk of a prefill
- * piece. K and V take one per rank, unless they came down from devices: then the ranks' rows lie
- * side by side. */
+/* Returns the most copies for one layer. Each matrix takes one copy per decode row, or per chunk of
+ * a prefill piece. K and V take these copies once per rank, unless they came down from devices:
+ * then the ranks' rows lie side by side. */
 static int max_copies(const struct saver *s)
 {
     const struct device *d = s->o.model->dev;
@@ -458,7 +458,8 @@ bool save_reserve(struct save_seq *q, int64_t pos, int n, enum save_wait how)
     return true;
 }
 
-/* The rows of a batch, by kind: where the host finds them, now or when they have come down. */
+/* The host addresses of a batch's rows, by kind. On a device with memory of its own the rows are
+ * there when they have come down. */
 struct rows {
     /* First byte of row `first` of the batch. NULL: the kind is not saved in this layer. */
     const uint8_t *at[STORE_KINDS];

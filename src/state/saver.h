@@ -117,7 +117,7 @@ struct save_begin {
     int64_t first_token;
     /* Key of the last full chunk before first_token, or the root. */
     const struct sha256 *parent;
-    /* Truncation that names the chunks behind its context; context 0: no truncation. */
+    /* Truncation, which is part of the keys of chunks beyond its context; context 0: none. */
     struct truncation truncation;
     /* If first_token is no multiple of 64: the partial chunk that ends there. The caller has found
      * it in the store, has pinned it, and has checked that it can be continued. The sequence also
