@@ -125,7 +125,9 @@ static int find_fallback_bytes(struct bpe *b, const struct tokenizer_json *t,
         b->byte_id[i] = tokenizer_json_find(t, name, 6);
         if (b->byte_id[i] < 0)
             return err_set(err, ERR_FORMAT,
-                           "byte_fallback, but '%s' is not in the vocabulary", name);
+                           "the tokenizer uses byte_fallback, but '%s' is not in the "
+                           "vocabulary",
+                           name);
     }
     return 0;
 }

@@ -197,7 +197,7 @@ static void read_llama3_scaling(struct fields *f, struct rope_scaling *s)
     if (f->rc == 0 && !(s->factor >= 1 && s->low_freq_factor > 0 &&
                         s->high_freq_factor > s->low_freq_factor))
         f->rc = err_set(f->err, ERR_FORMAT,
-                        "wants factor >= 1 and 0 < low_freq_factor < high_freq_factor");
+                        "needs factor >= 1 and 0 < low_freq_factor < high_freq_factor");
 }
 
 /* Reads "factors", one divisor for each frequency.  Only config_write writes this field, for GGUF

@@ -172,7 +172,8 @@ static void read_positions(struct meta *m, struct model_config *c)
     c->rope_theta = real(m, "rope.freq_base", 10000);
     c->d_rope = integer(m, "rope.dimension_count", c->d_head);
     if (m->rc == 0 && (c->d_rope < 2 || c->d_rope > c->d_head || c->d_head > 256))
-        refuse(m, "rope.dimension_count", "is more than a head, or a head more than 256");
+        refuse(m, "rope.dimension_count",
+               "must be from 2 to the dimensions of a head, which are at most 256");
     /* The converter permutes the rows of whole heads. This cannot be undone for heads of which only
      * a part is rotated. */
     if (m->rc == 0 && c->family == FAMILY_LLAMA && c->d_rope != c->d_head)

@@ -278,7 +278,7 @@ int regex_compile(struct regex **out, const char *pattern, size_t n, bool litera
         pcre2_code_free(c);
         return err_set(
             err, ERR_UNSUPPORTED,
-            "regular expression '%.*s': one that may match the empty text is not "
+            "regular expression '%.*s': it may match the empty text, which is not "
             "supported",
             (int)n, pattern);
     }

@@ -99,7 +99,7 @@ static int load(SSL_CTX *ctx, const struct tls_opts *o, struct err *err)
     if (SSL_CTX_use_PrivateKey_file(ctx, o->key_file, SSL_FILETYPE_PEM) != 1 ||
         SSL_CTX_check_private_key(ctx) != 1)
         return err_set(err, ERR_USAGE,
-                       "--remote-key: %s has no key of that certificate: %s", o->key_file,
+                       "--remote-key: %s has no key for the certificate: %s", o->key_file,
                        reason());
     return 0;
 }

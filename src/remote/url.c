@@ -8,7 +8,9 @@
 static int bad(struct err *err, const char *what)
 {
     return err_set(err, ERR_USAGE,
-                   "--remote: %s; it is redis[s]://[user:password@]host[:port][/db]", what);
+                   "--remote: %s; the address must have the form "
+                   "redis[s]://[user:password@]host[:port][/db]",
+                   what);
 }
 
 static int hex(char c)

@@ -94,11 +94,12 @@ static int check_shape(const struct platform *p, const struct platform *expected
                        p->n_layers, expected->n_layers);
     if (p->n_ranks != expected->n_ranks || p->n_stages != expected->n_stages)
         return err_set(err, ERR_MISMATCH,
-                       "it is for stages times ranks %d x %d, these are %d x %d",
+                       "it is for %d stages of %d ranks each, this run has %d of %d",
                        p->n_stages, p->n_ranks, expected->n_stages, expected->n_ranks);
     if (p->h_bytes != expected->h_bytes || p->kv_bytes != expected->kv_bytes)
         return err_set(err, ERR_MISMATCH,
-                       "it is for states of %g and %g bytes, the model's have %g and %g",
+                       "it is for hidden states of %g bytes and K and V of %g bytes, the "
+                       "model's have %g and %g",
                        p->h_bytes, p->kv_bytes, expected->h_bytes, expected->kv_bytes);
     return 0;
 }

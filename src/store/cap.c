@@ -74,8 +74,8 @@ int store_check_pins(const struct store *s, uint32_t n, struct err *err)
     uint32_t most = max_pins(s), have = s->catalog.n_pins;
     if (have <= most && n <= most - have)
         return 0;
-    return err_set(err, ERR_LIMIT, "more than %u pins%s", most,
-                   most < STORE_MAX_PINS ? ", which the store's cap allows" : "");
+    return err_set(err, ERR_LIMIT, "there may be at most %u pins%s; end some of them first",
+                   most, most < STORE_MAX_PINS ? " under the store's cap" : "");
 }
 
 bool store_index_has_room(const struct store *s, uint64_t n_bytes)
