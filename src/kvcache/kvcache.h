@@ -6,12 +6,13 @@
  * with equal prefixes share them. A shared block is never written: only full blocks are shared,
  * and a sequence that diverges inside a block gets a copy of it (kv_table_copy_tail).
  *
- *        take                      drop, no other table has it
- *   FREE ----> USED (refs >= 1) ---------------------------> FREE
- *     ^         |    ^                                          known (kv_table_keep):
- *     |         v    | take, by its tokens                      |
- *     +------- KEPT (refs == 0) <-------------------------------+
- *      evicted: in the order of policy/placement.h
+ *         take                      the last table drops it
+ *   FREE ------> USED (refs >= 1) --------------+--- not known --------------> FREE
+ *     ^            ^                            |
+ *     |            | take, by its tokens        '--- known (kv_table_keep) --.
+ *     |            |                                                         |
+ *     '--------- KEPT (refs == 0) <------------------------------------------'
+ *      evict, in the order of policy/placement.h
  *
  * A computed block is *known* by the tokens before and in it. Known blocks stay when their last
  * sequence ends, until a block is wanted and none is free.
@@ -161,8 +162,8 @@ int kv_pool_changes(struct kv_pool *p, struct kv_change *out, int max);
 void kv_pool_unmark_saved(struct kv_pool *p);
 /* Sets the prices that determine the value of held blocks from now on. */
 void kv_pool_set_price(struct kv_pool *p, const struct placement_price *price);
-/* Sets how many turns earlier a block counts as needed if twice as many waiting requests need it
- * (placement_window.h). */
+/* Sets the weight of shared need: each time that the number of waiting requests that need a block
+ * doubles, the block counts as needed `turns` turns earlier (placement_window.h). */
 void kv_pool_set_step(struct kv_pool *p, uint64_t turns);
 /* Notes that a waiting request begins with these tokens. Requests of earlier turns are served
  * before it. kv_pool_expect_no_more withdraws the note. Policies that look ahead evict the

@@ -244,8 +244,8 @@ static int read_text(struct pack_file *f, const struct json *o, struct err *err)
     for (int i = 0; i < 2; i++)
         if (f->table_dtype[i] >= DTYPE_Q8 || f->file_dtype >= DTYPE_Q8)
             return damaged(f, "its description", err);
-    if (dtype_has_blocks(
-            f->dtype)) /* only single matrices of a DTYPE_Q4 file have these types */
+    /* Only single matrices of a DTYPE_Q4 file have types with blocks. */
+    if (dtype_has_blocks(f->dtype))
         return damaged(f, "its description", err);
     f->n_layers = (int)n_layers;
     rc = read_matrices(f, o, err);

@@ -215,9 +215,8 @@ static int take_rows(const struct match *m, const struct gguf_file *in,
         return rc;
     out->file = in->path;
     out->coded_row_bytes = (size_t)t->cols / out->type->block * out->type->bytes;
-    if (t->n_dims == 1 &&
-        tensor_src_is_quantised(
-            out)) /* a vector's row is one number, which is no whole block */
+    /* A row of a vector is one number, which is no whole block. */
+    if (t->n_dims == 1 && tensor_src_is_quantised(out))
         return err_set(
             m->err, ERR_UNSUPPORTED,
             "%s: tensor '%s' is a vector of type %s; vectors must be F32, F16 or "

@@ -9,7 +9,7 @@
 #include "model/weights.h"
 
 /* Does the work of weights_load for a packed file. ERR_MISMATCH: the file was packed for another
- * layout, or its shape differs from the one that this program computes from its configuration. */
+ * layout, or its parts have other sizes than this program computes from its configuration. */
 int weights_packed_load(struct weights *out, const char *source,
                         const struct model_config *cfg, const struct weights_opts *o,
                         struct err *err);

@@ -35,7 +35,7 @@ enum row_order {
 };
 struct row_map {
     enum row_order order;
-    /* d_head for PAIRS; per_group, the query heads of a group, for GROUPS */
+    /* d_head: for ROWS_PAIRS. For ROWS_GROUPS: per_group query heads in each of n_groups. */
     int32_t d_head, per_group, n_groups;
 };
 

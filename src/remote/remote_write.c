@@ -1,7 +1,7 @@
 /* remote_write.c - the writer's thread: takes offers to the remote.
  *
- *     STRLEN of up to ROUND_OFFERS keys      chunks that the remote has are not written again
- *     parcel_read, SET                one chunk after the other: memory for only one chunk
+ *     STRLEN of up to ROUND_OFFERS keys   chunks that the remote has are not written again
+ *     parcel_read, SET                    one chunk after the other: memory for only one chunk
  *
  * An offer leaves the queue when the remote has answered. If the connection fails, the offer stays
  * in the queue until the remote is back. If the remote refuses the chunk because it is full, the

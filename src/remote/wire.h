@@ -2,8 +2,8 @@
  *
  * Every call has a deadline (of clock_now_ns), after which it returns -ETIMEDOUT. It returns
  * ERR_CANCELLED at once when the stop descriptor becomes readable. After any error but
- * -ETIMEDOUT the connection can no longer be used. No call raises SIGPIPE: the host program of the
- * library may not ignore it. One thread at a time. */
+ * -ETIMEDOUT the connection can no longer be used. No call raises SIGPIPE, which could end a
+ * program that uses this library. One thread at a time. */
 #ifndef REMOTE_WIRE_H
 #define REMOTE_WIRE_H
 

@@ -37,7 +37,7 @@ const struct sha256 *chain_parent(const struct chain *c, int i);
 /* Returns the parent under which chunk i is stored: chain_parent, or the stair's parent if chunk
  * i begins a stair. */
 struct sha256 chain_stored_parent(const struct chain *c, int i);
-/* Returns the parent under which chunk i is stored behind the key `before`, without a chain. */
+/* Does the work of chain_stored_parent without a chain. before: the result of chain_parent. */
 struct sha256 chain_stored_behind(const struct truncation *t, const struct sha256 *before,
                                   int i);
 

@@ -104,9 +104,9 @@ size_t restore_pipeline_bytes(const struct restore_pipeline *r);
 size_t restore_pipeline_device_bytes(const struct model *m, int max_rows,
                                      size_t staging_bytes);
 
-/* Returns whether the device checks records, not the host: it has memory of its own and each
- * stage has one rank, unless it was opened with checksums "host". With "device" on any other
- * device restore_pipeline_create fails. */
+/* Returns whether the device checks records, not the host. True for a device that has memory of its
+ * own and one rank per stage, unless it was opened with checksums "host". If any other device was
+ * opened with checksums "device", restore_pipeline_create fails. */
 bool restore_checks_on_device(const struct device *d);
 
 /* Has the I/O thread measure the store's read speed ahead of the first restore, on chunks of the

@@ -76,7 +76,7 @@ struct group {
     /* Fields of restore_up.c. All are zero if memory is unified. */
     uint8_t *twin; /* the slot in device memory */
     struct event *is_up, *is_done, *is_checked;
-    int end_rc;     /* code of marking is_done and is_checked */
+    int end_rc;     /* first error of recording is_done and is_checked; 0: none */
     int64_t t_left; /* when its last work was queued on the device */
 };
 
@@ -160,7 +160,7 @@ struct restore {
     atomic_int n_good;   /* chunks [0, n_good) are believed good */
     atomic_int is_raced; /* 1: recomputation races the reads */
     atomic_int n_raced; /* chunks [0, n_raced) are recomputed, so they are no longer read */
-    /* 1: a read failed in a race, so recomputation must finish it. */
+    /* 1: a read failed in a race, so the restore is done only when recomputation ends. */
     atomic_int has_lost_reads;
     pthread_mutex_t fault_lock; /* guards out.fault and every decrease of n_good */
 

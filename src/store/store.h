@@ -148,9 +148,9 @@ struct store_opts {
     /* Bound on the guaranteed bytes of each owner (store_guarantee); 0: only the owner's quota
      * bounds them. */
     uint64_t guarantee_bytes;
-    /* A transfer of state that takes longer than this is cancelled and fails with -ETIMEDOUT; 0:
-     * 30 s. Requests that a device does not release end with the kernel's own timeout for that
-     * device. */
+    /* If no request for state completes for this long, the requests in flight are cancelled and
+     * fail with -ETIMEDOUT; 0: 30 s. Requests that a device does not release end with the kernel's
+     * own timeout for that device. */
     int64_t stuck_ns;
 };
 
@@ -394,8 +394,8 @@ int store_each_pin(struct store *s, int (*fn)(void *arg, const struct store_pinn
 /* Sets the costs from which the policy `ours` computes the value of chunks that are used from now
  * on. */
 void store_set_price(struct store *s, const struct placement_price *price);
-/* Sets how many turns earlier a chunk counts as needed if twice as many waiting requests need it
- * (placement_window.h). */
+/* Sets the weight of shared need: each time that the number of waiting requests that need a chunk
+ * doubles, the chunk counts as needed `turns` turns earlier (placement_window.h). */
 void store_set_step(struct store *s, uint64_t turns);
 /* Makes chunks the first to be evicted, because the caller no longer needs them. Chunks in use
  * stay, and a later lookup of a chunk cancels this. The change is written with the next commit, as

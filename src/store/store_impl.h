@@ -305,11 +305,15 @@ int store_wipe_remains(struct store *s, struct err *err);
 void store_soil_all(struct store *s);
 /* At open: wipes the free space that may hold bytes of former extents, if the mark exists. */
 void store_finish_erase(struct store *s);
-/* [lock] Takes keys[0..n) off the catalog as store_erase does, from the last one on: each is erased
- * or doomed, until the first one that another chunk continues; that one and the ones before it
- * stay. is_all: keys[] are all chunks of an owner, parents first. A chunk that continues one of
- * them then also belongs to the owner and is in use or just appended, so the key is doomed. taken
- * (NULL allowed) [n]: receives the keys of chunks that were erased or doomed, children first.
+/* [lock] Takes the chunks of keys[0..n) off the catalog as store_erase does, the last one first:
+ * each is erased, or doomed if it is in use. Stops at a chunk that a chunk outside of keys[]
+ * continues: this chunk and all before it stay.
+ *
+ * is_all: keys[] are all chunks of an owner, parents first. Then no chunk stays: if another chunk
+ * still continues one, that chunk also belongs to the owner, and is in use or just appended, so the
+ * one before it is doomed.
+ *
+ * taken (NULL allowed) [n] receives the keys of chunks that were erased or doomed, children first.
  * Returns the number of keys in `taken`. */
 int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_all,
                      struct sha256 *taken, struct store_erased *out);
