@@ -125,7 +125,8 @@ static void *take_string(const redisReadTask *t, char *bytes, size_t n)
         return list_add(r, bytes, n);
     a->kind = t->type == REDIS_REPLY_ERROR ? REDIS_REFUSED : REDIS_BYTES;
     a->n_bytes = 0;
-    bool ok = answer_add(a, bytes, n);
+    r->is_too_long = n > r->max_answer_bytes;
+    bool ok = !r->is_too_long && answer_add(a, bytes, n);
     if (ok && a->kind == REDIS_REFUSED)
         make_printable(a);
     return taken(r, ok);
@@ -286,7 +287,9 @@ static int parse_short(struct redis *r, bool *complete, struct err *err)
                                         r->reader->errstr);
     *complete = object != NULL;
     r->sniffs = r->sniffs && !*complete;
-    if (!*complete && r->reader->len - r->reader->pos > r->max_answer_bytes)
+    /* hiredis keeps an incomplete string together with its header and the end of its line */
+    if (!*complete &&
+        r->reader->len - r->reader->pos > r->max_answer_bytes + HEADER_BYTES + 2)
         return too_long(r, err);
     return 0;
 }

@@ -29,6 +29,9 @@ struct peer {
     int listener, port;
     const char *text;
     size_t n, step;
+    /* the last n_held bytes of `text` are sent when the test sets is_released */
+    atomic_size_t n_held;
+    atomic_bool is_released;
     bool stays;        /* whether it then stays silent instead of closing the connection */
     atomic_bool drips; /* whether it sends without end, until the test sets is_over */
     atomic_bool is_over;
@@ -44,6 +47,15 @@ static size_t hear(struct peer *p, int fd, size_t n)
     return n;
 }
 
+static void send_in_pieces(const struct peer *p, int fd, size_t at, size_t end)
+{
+    for (; at < end; at += p->step) {
+        size_t k = end - at < p->step ? end - at : p->step;
+        if (send(fd, p->text + at, k, MSG_NOSIGNAL) < 0)
+            break;
+    }
+}
+
 static void *peer_main(void *arg)
 {
     struct peer *p = arg;
@@ -51,11 +63,10 @@ static void *peer_main(void *arg)
     size_t n = hear(p, fd, 0);
     (void)!send(fd, "+PONG\r\n", 7, MSG_NOSIGNAL);
     n = hear(p, fd, n);
-    for (size_t at = 0; at < p->n; at += p->step) {
-        size_t k = p->n - at < p->step ? p->n - at : p->step;
-        if (send(fd, p->text + at, k, MSG_NOSIGNAL) < 0)
-            break;
-    }
+    send_in_pieces(p, fd, 0, p->n - p->n_held);
+    while (p->n_held > 0 && !atomic_load(&p->is_released))
+        usleep(1000);
+    send_in_pieces(p, fd, p->n - p->n_held, p->n);
     for (int i = 0; p->drips && i < 6000 && !atomic_load(&p->is_over); i++) {
         (void)!send(fd, "x", 1, MSG_NOSIGNAL);
         usleep(10000);
@@ -190,6 +201,43 @@ static void large_strings(void **state)
             assert_int_equal(a.kind, REDIS_NONE);
         }
         assert_true(a.max_bytes <= 2 * LARGEST + 16);
+        redis_answer_deinit(&a);
+        part(&p, r);
+    }
+}
+
+/* A string of the largest allowed size is taken although its header, its last byte or the end of its
+ * line comes later than the rest; one byte more is refused, also if all of it comes at once. */
+static void the_largest_string_comes_in_two_parts(void **state)
+{
+    enum { LARGEST = 1000 };
+    static const size_t held[] = {0, 1, 2, 3, LARGEST + 2, LARGEST + 4};
+    (void)state;
+    for (size_t i = 0; i < 2 * sizeof held / sizeof held[0]; i++) {
+        int size = LARGEST + (int)(i % 2);
+        char text[LARGEST + 64];
+        int n = sprintf(text, "$%d\r\n", size);
+        memset(text + n, 'x', (size_t)size);
+        n += size;
+        n += sprintf(text + n, "\r\n");
+        struct peer p;
+        struct redis_answer a = {0};
+        struct err err = {0};
+        bool complete = false;
+        int rc = 0;
+        struct redis *r = meet(&p, text, (size_t)n, (size_t)n, true, LARGEST);
+        /* set before the command, because the peer reads it when the command comes */
+        atomic_store(&p.n_held, held[i / 2]);
+        assert_int_equal(redis_command(r, get, 2, clock_now_ns() + 60 * SECOND, &err), 0);
+        assert_int_equal(redis_flush(r, clock_now_ns() + 60 * SECOND, &err), 0);
+        while (rc == 0 && !complete && a.n_here < (size_t)n - p.n_held)
+            rc = redis_receive_some(r, clock_now_ns() + 60 * SECOND, &a, &complete, &err);
+        atomic_store(&p.is_released, true);
+        if (rc == 0 && !complete)
+            rc = redis_receive(r, 60 * SECOND, &a, &err);
+        assert_int_equal(rc, size > LARGEST ? ERR_LIMIT : 0);
+        if (rc == 0)
+            assert_true(a.kind == REDIS_BYTES && a.n_bytes == LARGEST);
         redis_answer_deinit(&a);
         part(&p, r);
     }
@@ -455,6 +503,7 @@ int main(void)
         cmocka_unit_test(answers_of_every_kind),
         cmocka_unit_test(lies_are_errors),
         cmocka_unit_test(large_strings),
+        cmocka_unit_test(the_largest_string_comes_in_two_parts),
         cmocka_unit_test(a_large_string_has_an_end),
         cmocka_unit_test(sizes_are_bounded),
         cmocka_unit_test(silence_at_the_greeting_ends),
