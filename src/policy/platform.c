@@ -536,7 +536,9 @@ void platform_throttle(struct platform *p, int tier, double bytes_per_s)
 {
     CHECK(tier >= 0 && (tier < p->n_tiers || tier == 0) && bytes_per_s >= 0);
     struct platform_tier *t = &p->tier[tier];
-    if (bytes_per_s == 0 || (p->n_tiers > 0 && t->bytes_per_s <= bytes_per_s))
+    bool is_measured = p->n_layers > 0,
+         is_slower = p->n_tiers > 0 && t->bytes_per_s <= bytes_per_s;
+    if (bytes_per_s == 0 || !is_measured || is_slower)
         return;
     if (p->n_tiers == 0) {
         p->n_tiers = 1;

@@ -207,8 +207,9 @@ struct platform platform_shared(const struct platform *p, double io_share,
 
 /* Limits tier `tier` to bytes_per_s, as io_throttle does: one record after another, without
  * latency. The slow-down that reading and compute cause each other falls with the rate. Nothing
- * changes if the limit is 0 (none) or the tier is slower. A platform without tiers gets one of
- * this speed, since the limit is all that is known. */
+ * changes if the limit is 0 (none), the tier is slower, or the platform is not measured (n_layers
+ * 0). A measured platform without tiers gets one of this speed, since the limit is all that is
+ * known. */
 void platform_throttle(struct platform *p, int tier, double bytes_per_s);
 
 /* Returns the token count of gemm_flops[i]. */

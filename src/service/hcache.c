@@ -86,6 +86,14 @@ static void say_memory(const struct hcache_opts *o, const struct stack *k)
     say(o, text);
 }
 
+static void warn(const struct hcache_opts *o, const char *text)
+{
+    if (o->warn != NULL)
+        o->warn(o->warn_arg, text);
+    else
+        log_warn("%s", text);
+}
+
 /* Warns if the context is longer than the model's own: no room is made for the excess. */
 static void warn_context(const struct hcache_opts *o, const struct stack *k)
 {
@@ -95,10 +103,7 @@ static void warn_context(const struct hcache_opts *o, const struct stack *k)
     snprintf(text, sizeof text,
              "a context of %d tokens was asked for; the model's own maximum of %d is used",
              o->max_context, k->model->max_ctx);
-    if (o->warn != NULL)
-        o->warn(o->warn_arg, text);
-    else
-        log_warn("%s", text);
+    warn(o, text);
 }
 
 /* With a lower throttle, opening would seem to hang: it reads 40 KB even from an empty store. */
@@ -169,6 +174,10 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
     int64_t t0 = clock_now_ns();
     h->opening = o;
     struct stack_opts so = {.user = *o, .check = before_weights, .check_arg = h};
+    if (o->throttle_bytes_per_s > 0 && o->n_store == 0) {
+        warn(o, "throttle limits the reads of a store; without a store it has no effect");
+        so.user.throttle_bytes_per_s = 0;
+    }
     rc = stack_open(&so, &h->k, hcache_inner(err));
     h->opening = NULL;
     if (rc != 0) {

@@ -396,6 +396,10 @@ static void test_a_throttle_is_the_speed_of_an_unmeasured_store(void **state)
     assert_int_equal(p.n_tiers, 1);
     assert_true(p.tier[0].bytes_per_s == 1e6 && p.tier[0].latency_s == 0 &&
                 p.tier[0].correction.n_observed == 0);
+    /* A server without a store measures nothing: its platform must not look measured. */
+    struct platform unmeasured = {0};
+    platform_throttle(&unmeasured, 0, 1e6);
+    assert_int_equal(unmeasured.n_tiers, 0);
     struct platform unlimited = same;
     platform_throttle(&unlimited, 0, 0);
     assert_true(unlimited.tier[0].bytes_per_s == same.tier[0].bytes_per_s);
