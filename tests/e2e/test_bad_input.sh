@@ -104,6 +104,8 @@ bad_option 'throttle' --throttle fast
 run_hc run "$good" "${gen[@]}" --max-context 1000000
 expect "more context than the model has: said, not silently cut" 0 "1000000 tokens was asked for; the model's own"
 bad_option 'at least 65536' --throttle 1
+run_hc run "$good" "${gen[@]}" --throttle 1MB
+expect "a throttle without a store: said, and the answer comes" 0 "without a store it has no effect"
 bad_option 'memory cannot be slowed' --throttle 1MB --store memory
 bad_option 'memory cannot be combined with directories' --store "$tmp/folder,memory"
 check "option: and no folder is made" test ! -e memory -a ! -e "$tmp/folder"

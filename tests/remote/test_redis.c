@@ -206,8 +206,8 @@ static void large_strings(void **state)
     }
 }
 
-/* A string of the largest allowed size is taken although its header, its last byte or the end of its
- * line comes later than the rest; one byte more is refused, also if all of it comes at once. */
+/* A string of the largest allowed size is taken although its header, its last byte or the end of
+ * its line comes later than the rest. One byte more is refused, also if all of it comes at once. */
 static void the_largest_string_comes_in_two_parts(void **state)
 {
     enum { LARGEST = 1000 };
