@@ -548,14 +548,13 @@ static void nearest(void **state)
     assert_string_equal(opt_nearest("tok", words, 5), "tokenize");
     assert_null(opt_nearest("xyzzyplugh", words, 5));
     assert_string_equal(opt_nearest("plna", words, 5), "plan"); /* two letters exchanged */
-    assert_null(
-        /* two of the three letters differ */
-        opt_nearest("ran", (const char *const[]){"plan"}, 1));
+    /* two mistakes in three letters are too many */
+    assert_null(opt_nearest("ran", (const char *const[]){"plan"}, 1));
     assert_null(opt_nearest("foo", (const char *const[]){"top-k", "host", "port"}, 3));
     assert_null(opt_nearest("", words, 0));
 }
 
-/* A fault in the use of a command is told on the error stream, with where to look, and ends the
+/* A mistake in the use of a command gives a message on stderr that says where to look, and ends the
  * command with status 2. */
 static void a_fault_in_use_is_told(void **state)
 {

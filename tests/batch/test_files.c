@@ -441,7 +441,7 @@ static bool is_done(const struct idset *done, const char *custom_id)
     return has;
 }
 
-static void a_job_goes_on_behind_whole_lines(void **state)
+static void a_job_goes_on_after_whole_lines(void **state)
 {
     (void)state;
     struct output o;
@@ -654,7 +654,7 @@ int main(void)
         cmocka_unit_test(a_custom_id_has_a_bound),
         cmocka_unit_test(a_line_that_was_dropped_is_answered),
         cmocka_unit_test(names_follow_the_text),
-        cmocka_unit_test(a_job_goes_on_behind_whole_lines),
+        cmocka_unit_test(a_job_goes_on_after_whole_lines),
         cmocka_unit_test(an_output_that_is_no_file_is_refused),
         cmocka_unit_test(a_write_that_fails_is_made_again),
         cmocka_unit_test(what_was_not_synced_is_not_there),

@@ -302,7 +302,8 @@ static void a_full_queue_is_waited_for(void **state)
         hcache_ticket_free(others[--n_others]);
 }
 
-/* --- what is sent, and what is told ----------------------------------------------------------- */
+/* --- requests and reports
+ * ---------------------------------------------------------------------- */
 
 /* Runs a job over these lines. The output and the errors get the name with another ending. */
 static int run_lines(const char *name, const char *const *lines, int n, struct batch_opts o,
@@ -352,8 +353,8 @@ static void assert_lines(const char *name, int n, const char *const *texts, int 
     "{\"custom_id\":\"" ID "\",\"method\":\"POST\",\"url\":\"/v1/" URL                     \
     "\",\"body\":{" BODY "}}"
 
-/* A line that is refused is answered in the errors, with its reason, and the others in the
- * output. Several answers of one line are one line. */
+/* A refused line is answered in the errors, with the reason. Every other line is answered in the
+ * output. Several answers to one request stand in one line. */
 static void refused_lines_are_answered_in_the_errors(void **state)
 {
     (void)state;
@@ -418,7 +419,7 @@ static void assert_order(const char *name, const char *const *ids, int n)
     free(path);
 }
 
-/* A prompt of a block of tokens and one more. */
+/* Returns a line whose prompt has a block of equal tokens and then the token `last`. */
 static char *block_line(const char *id, int token, int last, const char *more)
 {
     struct textbuf t = {0};
@@ -464,8 +465,8 @@ static void common_beginnings_follow_one_another(void **state)
     assert_order("apart", in_order, 4);
 }
 
-/* Equal requests have answers of their own, with the time of the batch. The same file gives the
- * same answers. */
+/* Equal requests get different answers, because each line has its own seed. Answers have the time
+ * of the batch. The same file gives the same answers again. */
 static void each_line_has_its_seed(void **state)
 {
     (void)state;
@@ -500,7 +501,7 @@ static void each_line_has_its_seed(void **state)
 static double most_left_s;
 static bool has_slept;
 
-/* An estimate needs a second. */
+/* Lets the job run for more than a second, because it gives no estimate before that. */
 static void watch_estimate(struct told *t, const struct batch_counts *c)
 {
     (void)t;
@@ -510,7 +511,8 @@ static void watch_estimate(struct told *t, const struct batch_counts *c)
     most_left_s = c->left_high_s > most_left_s ? c->left_high_s : most_left_s;
 }
 
-/* The time that is left is told, and is none at the end: also if an earlier job has done a part. */
+/* The job estimates the time that is left, and at its end none is left, also if an earlier job has
+ * done a part of the lines. */
 static void the_time_left_comes_to_an_end(void **state)
 {
     (void)state;
@@ -530,8 +532,8 @@ static void the_time_left_comes_to_an_end(void **state)
                                  .output = output,
                                  .in_flight = 1,
                                  .lookahead = 1};
-    struct batch *
-        again; /* the same batch opened again; it counts the finished lines before it runs */
+    /* the same batch, opened again, counts the finished lines before it runs */
+    struct batch *again;
     assert_int_equal(batch_open(&o, &again, &err), 0);
     batch_counts(again, &c);
     assert_int_equal(c.out_bytes, bytes);
@@ -554,8 +556,8 @@ static void count_at_once(struct told *t, const struct batch_counts *c)
         most_at_once = t->n_began - t->n_ended;
 }
 
-/* Answers in flight are bounded, and the bound is used. Progress is told once at the end, if it
- * may not be told sooner, and with each turn otherwise. */
+/* Answers in flight are bounded, and the bound is reached. Progress is reported at each turn of the
+ * job, or with an interval of an hour only once, at the end. */
 static void answers_in_flight_are_bounded(void **state)
 {
     (void)state;
@@ -573,15 +575,15 @@ static void answers_in_flight_are_bounded(void **state)
     struct batch_opts o = {.in_flight = 2, .lookahead = 5};
     assert_int_equal(run_lines("few", lines, 5, o, &t, &c), 0);
     assert_int_equal(most_at_once, 2);
-    assert_true(n_progress >=
-                5 + 3); /* each line that was read, and three rounds of answers */
+    /* one report for each line that was read, and three rounds of answers */
+    assert_true(n_progress >= 5 + 3);
     assert_int_equal(t.n_began, 5);
     assert_int_equal(t.n_ended, 5);
     n_progress = 0;
     o.progress_ns = hour_ns;
     assert_int_equal(run_lines("seldom", lines, 5, o, &t, &c), 0);
-    assert_in_range(n_progress, 1,
-                    2); /* a machine that has been up for an hour tells twice */
+    /* a machine that has been up for an hour reports twice */
+    assert_in_range(n_progress, 1, 2);
 }
 
 int main(void)

@@ -121,8 +121,8 @@ static void a_restart_finds_what_was_kept(void **state)
     shelf_close(s);
     /* the process ended while it was writing the file */
     put("file-012301230123012301230123.new", "torn");
-    put("file-456745674567456745674567",
-        "no record"); /* the process ended before it wrote the file's record */
+    /* the process ended before it wrote the file's record */
+    put("file-456745674567456745674567", "no record");
     put("file-89ab89ab89ab89ab89ab89ab.json", "no JSON"); /* perhaps from a later version */
     put("file-89ab89ab89ab89ab89ab89ab", "its bytes");
     put("letter", "of the user");

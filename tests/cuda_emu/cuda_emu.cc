@@ -630,9 +630,8 @@ void __syncwarp(void)
 }
 const void *emu_warp_gather(const void *mine, size_t bytes)
 {
-    /* A gather writes to one of two places in turn. A lane that reaches the gather after the next
-     * has passed the next one, which waited for all lanes. So every lane has finished reading this
-     * place. */
+    /* Gathers use two places by turns. A lane uses this place again only after the gather in
+     * between, which waits for all lanes. So by then every lane has finished reading this place. */
     unsigned char *slots = warps[current / 32].slots[threads[current].n_gathers++ % 2];
     if (bytes > 64)
         die("a gather of more than 64 bytes a lane");

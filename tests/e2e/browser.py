@@ -140,8 +140,8 @@ def is_idle(b):
 
 
 def say(b, text):
-    """Types the text and sends it in the way of users with that screen size. Returns the answer
-    when its footer says where its state came from."""
+    """Types the text and sends it: with the button on a touch screen, else with Enter. Returns the
+    answer when its footer says where its state came from."""
     n = len(all_of(b, "#talk .assistant .foot"))
     is_touch = b.execute_script("return matchMedia('(pointer: coarse)').matches")
     element(b, "text").send_keys(text + ("" if is_touch else Keys.ENTER))

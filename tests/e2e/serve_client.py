@@ -142,8 +142,8 @@ class Server:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def raw(self, data):
-        """Returns all bytes until the server closes the connection. If it does not close, the last
-        of them are "<timeout>".
+        """Returns all bytes until the server closes the connection. If the server does not close it,
+        "<timeout>" stands at their end.
         """
         with self.open() as s:
             out = b""

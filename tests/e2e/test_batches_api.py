@@ -83,7 +83,7 @@ def by_command(name, data, created):
 
 SOME = jsonl([line(f"r{i}", f"My dog is called Biscuit {i}.", temperature=i % 2) for i in range(20)] +
              ["{", line("r3", "again"), line("other", "x", model="gpt-9")])
-# This takes many minutes, so the batch cannot end before it is cancelled or killed.
+# A batch of this input takes many minutes, so it cannot end before it is cancelled or killed.
 LONG = jsonl([line(f"l{i}", f"Story {i}.", max_tokens=500, ignore_eos=True) for i in range(3000)])
 
 

@@ -2,8 +2,8 @@
 of the store or of the conversations contains their text, their stored token ids or a byte of their
 state.
 
-KILL_CYCLES (3) and KILL_SEED (1) say how often a DELETE is killed.  Arguments pick tests by name
-("kills")."""
+KILL_CYCLES (3) is the number of kills during a DELETE, and KILL_SEED (1) the seed of their moments.
+Arguments pick tests by name ("kills")."""
 import os
 import random
 import shutil

@@ -71,7 +71,7 @@ chat_store=$tmp/chat-store
 run_hc ingest "$model" --store "$chat_store" --save both --chat system SECURITY.md --json
 check "a document is ingested as a system's message" test "$rc" -eq 0
 n_document=$(json 'j["tokens"]')
-# the last chunk may contain tokens of text behind the message
+# the last chunk may contain tokens of text after the message
 chunks=$((n_document / 64 * 64 - 64))
 run_hc run "$model" --store "$chat_store" --save none --system "$(cat SECURITY.md; printf x)" --prompt "What is my name?" -n 4 --json
 check "a message of another end shares what is before it" json_is "j['cached_tokens'] >= $chunks" True

@@ -27,12 +27,12 @@ SECONDS = float(os.environ.get("KILL_SECONDS", "60"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
 TRAINED = "models/demo"
 
-# name, context, kinds that are saved
+# name, context in tokens
 models = [("synth:tiny-gqa", 2048), ("synth:tiny-mha", 2048), (TRAINED, 512)]
 tmp = tempfile.mkdtemp(prefix="hcache-kill.")
 rng = random.Random(SEED)
 failures = []
-latest = [1.0]  # latest moment of a kill, as a part of the time of a run without a store
+latest = [1.0]  # latest moment of a kill, as a fraction of the time of a run without a store
 
 
 def command(model, prompt, max_tokens, store, save="both"):
@@ -88,7 +88,7 @@ def cycle(number):
         fail(number, "other tokens than without a store")
     if again["logits_digest"] != reference["logits_digest"]:
         fail(number, "other logits than without a store")
-    # The last chunk of a prompt that ends with it is computed again, because at least one token
+    # If a prompt ends with a full chunk, that chunk is computed again, because at least one token
     # must be computed.
     floor = min(committed, len(longer) - 1) // 64 * 64
     # (If computing is quicker than reading this machine's disk, the chunks are found but not used,

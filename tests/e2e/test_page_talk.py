@@ -34,8 +34,8 @@ Some **bold**, *slanted* and `code` words, and [a link](https://example.org/a?b=
 
 > quoted
 """
-# Each would run a script, load something or leave the page if the renderer passed HTML or any
-# address through.
+# Each of these lines would run a script, load something or leave the page if the renderer passed
+# HTML or any address through.
 BAD = """<script>window.harmed = 1</script>
 <img src=x onerror="window.harmed = 2">
 [a](javascript:window.harmed=3) [b](JaVaScRiPt:alert(1)) [c](data:text/html,<script>1</script>) [d](vbscript:x)
@@ -215,7 +215,7 @@ def test_drafts(b):
 def test_empty(server):
     """Neither a first message that cannot be answered nor a page that was closed leaves an empty conversation."""
     n = len(conversations(server))
-    # what a page leaves that is closed before the answer
+    # the conversation that a page leaves behind if it is closed before the answer
     server.post("/v1/conversations", {"metadata": {"page": "new"}})
     b = browser()
     try:

@@ -148,7 +148,7 @@ def test_long_tokens(s):
     last["content"], last["special"] = long, False
     with open(path, "w") as f:
         json.dump(j, f)
-    # its template names the token that was replaced
+    # the template in this file contains the replaced token
     os.unlink(os.path.join(folder, "tokenizer_config.json"))
     body = json.dumps({"tokens": [last["id"]] * 1000})
     own = Server(folder)
@@ -204,7 +204,7 @@ def test_threads(s):
             ("a small new conversation", "disk", lambda: s.post("/v1/conversations", {})),
             ("a large new conversation", "text", lambda: s.post("/v1/conversations", {"items": [item]})),
             ("a large lookup", "text", lambda: s.post("/v1/cache/lookup", {"prompt": "x " * 5000}))]:
-        before = answered(s, thread)  # counts the request for the metrics itself, as "http"
+        before = answered(s, thread)  # the request for the metrics is counted, too, as "http"
         ask()
         equal(f"{name}: answered by {thread}", answered(s, thread) - before, 2 if thread == "http" else 1)
 

@@ -134,7 +134,7 @@ def test_logprobs():
     asked = {"max_tokens": 900, "ignore_eos": True, "n": 4}
     chat = {**asked, "messages": [{"role": "user", "content": "Hi"}]}
     try:
-        # touches every block of the KV cache once, so that it does not count for the answers
+        # uses every block of the KV cache once, so that its memory is not counted for the answers
         for _ in range(2):
             s.post("/v1/chat/completions", chat)
         for path, body in [("/v1/chat/completions", {**chat, "logprobs": True, "top_logprobs": 20}),

@@ -65,7 +65,7 @@ import sys
 from pathlib import Path
 b = bytearray(Path(sys.argv[1]).read_bytes())
 at = int(sys.argv[2])
-while b[at] == 0 and at > 4096:  # skips zeros behind a record, which do not count
+while b[at] == 0 and at > 4096:  # skips zeros after a record, which do not count
     at -= 1
 b[at] ^= 4
 Path(sys.argv[1]).write_bytes(b)

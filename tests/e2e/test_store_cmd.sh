@@ -58,7 +58,7 @@ run_hc store verify "$dirs"
 check "and it is sound after" test "$rc" -eq 0
 
 # Damages a hidden state of layer 1. (Hidden states of layer 0 are embeddings and are never read.)
-# The records of layer 1 lie behind the header of 4096 bytes and layer 0's 64 rows of bf16.
+# The records of layer 1 follow the header of 4096 bytes and layer 0's 64 rows of bf16.
 behind_first=$(python3 -c 'import json,sys; print(4096 + 64 * 2 * json.load(open(sys.argv[1]))["hidden_size"] + 520)' "$model/config.json")
 printf 'damage' | dd of="$tmp/a/seg-000000.hc" bs=1 seek="$behind_first" conv=notrunc 2>/dev/null
 run_hc store verify "$dirs"

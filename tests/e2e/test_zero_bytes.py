@@ -27,7 +27,7 @@ def n_tokens(server, path, body, *names):
 
 
 def longer(server, name, path, make, *names):
-    """The text behind the zero byte is part of the prompt, and the zero byte is a token of its own."""
+    """The text after the zero byte is part of the prompt, and the zero byte is a token of its own."""
     whole, cut, without = (n_tokens(server, path, make(t), *names) for t in (TEXT, CUT, "Hello"))
     check(f"{name}: the text behind a zero byte is in the prompt",
           isinstance(whole, int) and whole > cut + 8 and cut > without, (without, cut, whole))

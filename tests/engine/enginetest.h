@@ -12,7 +12,7 @@ enum { ET_MAX_GENERATED = 800 };
  * model is synth:tiny-mha in f32 with one thread and 1024 tokens of context, on a platform on which
  * restoring always pays. */
 void et_open(struct stack *k, const struct stack_opts *o);
-/* Does the same on a disk. Returns the code of opening instead of failing the test. */
+/* Does the same. Returns the error of opening instead of failing the test. */
 int et_try_open(struct stack *k, const struct stack_opts *o, struct err *err);
 /* The device options of the next stack whose own options have none. A test that sets a field resets
  * it to NULL afterwards. */

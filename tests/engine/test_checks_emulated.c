@@ -267,7 +267,7 @@ static void a_refused_check_is_no_verdict(void **state)
     stack_close(&p.k);
 }
 
-static void what_is_no_choice_is_refused(void **state)
+static void unknown_values_of_checksums_are_refused(void **state)
 {
     (void)state;
     static const char *const values[] = {"gpu", "device"};
@@ -296,7 +296,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_bad_copy_up_is_found),
         cmocka_unit_test(a_bad_read_in_a_race_changes_nothing),
         cmocka_unit_test(a_refused_check_is_no_verdict),
-        cmocka_unit_test(what_is_no_choice_is_refused),
+        cmocka_unit_test(unknown_values_of_checksums_are_refused),
     };
     et_device.cuda_math = "exact";
     et_only(argc, argv);

@@ -398,7 +398,7 @@ static void a_lost_device_is_told(void **state)
     cuda_emu_fail(CUDA_EMU_LAUNCH, -1);
 }
 
-static void what_cannot_run_is_said(void **state)
+static void what_cannot_run_is_refused_with_its_reason(void **state)
 {
     (void)state;
     static const struct {
@@ -442,7 +442,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_fault_fails_the_request),
         cmocka_unit_test(an_overflow_is_found_at_the_end),
         cmocka_unit_test(a_lost_device_is_told),
-        cmocka_unit_test(what_cannot_run_is_said),
+        cmocka_unit_test(what_cannot_run_is_refused_with_its_reason),
     };
     et_small_prompt(prompt, N_PROMPT, 7);
     et_only(argc, argv);

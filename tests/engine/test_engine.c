@@ -60,8 +60,8 @@ static void context_limit(void **state)
     stack_close(&k);
 }
 
-/* When there are more sequences than places, the others wait. So they do when the pool is smaller
- * than their contexts. */
+/* Sequences wait if there are more of them than places, or if the pool is smaller than their
+ * contexts. */
 static void places_and_blocks(void **state)
 {
     (void)state;
@@ -715,7 +715,8 @@ static struct io *open_behind(struct stack *k)
     return io;
 }
 
-/* Runs a prompt to its end. Returns the steps of its prefill in which none of it was computed. */
+/* Runs a prompt to its end. Returns the number of prefill steps that computed no token of the
+ * prompt. */
 static int count_idle_steps(struct stack *k, struct seq *s)
 {
     struct err err = {0};

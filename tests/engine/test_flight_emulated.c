@@ -118,7 +118,7 @@ static void compute(struct io *disk, int n_stages, struct et_run r[2])
 
 /* State that two stages have computed and saved in pieces equals the state of one device, and one
  * device restores it. */
-static void no_bit_tells(void **state)
+static void pieces_have_the_bits_of_one_device(void **state)
 {
     (void)state;
     struct et_run whole[2], pieces[2], restored[2];
@@ -142,7 +142,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pieces_are_the_batch),
         cmocka_unit_test(only_long_batches_are_cut),
-        cmocka_unit_test(no_bit_tells),
+        cmocka_unit_test(pieces_have_the_bits_of_one_device),
     };
     et_small_prompt(prompt, LONG, 9);
     et_device.cuda_math = "exact";

@@ -142,7 +142,7 @@ static void ranges_that_differ(void **state)
     }
 }
 
-/* Records are lost while they are read. The tokens behind them are computed, and the result reports
+/* Records are lost while they are read. The tokens after them are computed, and the result reports
  * that. A strict plan does not fail, because the store had the records when the plan was made. */
 static void chunks_lost_on_the_way(void **state)
 {

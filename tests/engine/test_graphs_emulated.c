@@ -1,5 +1,5 @@
-/* Decodes that are recorded as CUDA graphs and replayed, on the emulated GPU. They have the bits of
- * decodes that are queued, also while they are saved and if recording is refused. */
+/* Decodes that are recorded as CUDA graphs and replayed, on the emulated GPU. Their bits equal
+ * those of decodes without graphs, also while their state is saved and if recording is refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -91,7 +91,7 @@ static void groups_record_too(void **state)
         decode_on(n_ranks, 2, true, graphs);
         print_message("two stages of %d ranks: %d parts were replayed\n", n_ranks,
                       cuda_emu_replayed());
-        /* A layer is one recording. On two ranks it is three recordings for each rank: before,
+        /* A layer is one recording. On two ranks each rank has three recordings per layer: before,
          * between and after the exchanges. */
         assert_true(cuda_emu_replayed() > (n_ranks == 1 ? 10 : 60));
         for (int i = 0; i < N_COMPANY; i++)

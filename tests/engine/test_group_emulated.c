@@ -1,5 +1,6 @@
-/* Several devices as one, all on the emulated GPU. Ranks and stages restore what one device, or as
- * many ranks, would have computed. A fault of one device fails only its request. */
+/* Several devices as one, all on the emulated GPU. Ranks and stages restore the state that one
+ * device, or the same number of ranks, would have computed. A fault of one device fails only its
+ * request. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,8 +18,8 @@ enum { N_PROMPT = 133, N_RESTORED = 128, N_NEW = 3 };
 
 static int32_t prompt[N_PROMPT];
 
-/* Two ranks on one GPU: events between streams that run nothing before the host waits order their
- * exchanges, and restored state is bit-equal. */
+/* Two ranks on one GPU. Their streams run nothing before the host waits, so only events order the
+ * ranks' exchanges. Restored state is bit-equal. */
 static void ranks_restore_bit_equal(void **state)
 {
     (void)state;

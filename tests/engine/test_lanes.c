@@ -36,8 +36,8 @@ static struct plan_request request(void)
         .n_layers = L, .layer = layer, .prefill_s = prefill_s, .head_s = 1e-3};
 }
 
-/* A prediction has the spans of the simulated restore in the order of their beginning, without
- * prefill and without copies to the device. */
+/* A prediction shows the spans of the simulated restore, ordered by their beginning. It leaves out
+ * prefill and copies to the device. */
 static void a_prediction_shows_the_simulated_restore(void **state)
 {
     (void)state;

@@ -85,7 +85,7 @@ static void one_piece_for_each_device(void **state)
 }
 
 /* Whichever allocation is refused, opening reports it, and nothing leaks. */
-static void refused_memory_is_said(void **state)
+static void refused_memory_is_reported(void **state)
 {
     (void)state;
     int n_refused = 0;
@@ -138,7 +138,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_piece_for_each_device),
-        cmocka_unit_test(refused_memory_is_said),
+        cmocka_unit_test(refused_memory_is_reported),
         cmocka_unit_test(too_little_memory_names_the_parts),
     };
     et_small_prompt(prompt, N_PROMPT, 3);

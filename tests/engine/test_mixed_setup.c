@@ -79,7 +79,7 @@ static void expect_off(struct mixed_job j, const char *why)
         fail_msg("'%s' does not say '%s'", c.why, why);
 }
 
-static void it_is_off_where_nothing_is_gained(void **state)
+static void blocks_stay_on_the_device_if_the_host_gains_nothing(void **state)
 {
     (void)state;
     struct mixed_job j = job_of(MIXED_AUTO);
@@ -158,8 +158,8 @@ static void forced_methods_have_one_type(void **state)
     assert_int_equal(n_act(&c), N_SEQS * CONTEXT / 64);
 }
 
-/* The paper's Algorithm 1: the device's memory is full of ACT blocks, and the host has the
- * algorithm's shares. */
+/* The paper's Algorithm 1 is used as printed: ACT blocks fill the device's memory, and the host has
+ * the algorithm's shares. */
 static void paper_is_as_printed(void **state)
 {
     (void)state;
@@ -200,7 +200,7 @@ static void too_little_memory_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(it_is_off_where_nothing_is_gained),
+        cmocka_unit_test(blocks_stay_on_the_device_if_the_host_gains_nothing),
         cmocka_unit_test(auto_mixes_where_it_pays),
         cmocka_unit_test(forced_methods_have_one_type),
         cmocka_unit_test(paper_is_as_printed),

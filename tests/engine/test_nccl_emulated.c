@@ -67,7 +67,7 @@ static struct stack_opts ranks(int n_ranks, int n_stages)
 
 /* The greedy tokens equal those of ranks on one GPU, which add in the same order. Restores have the
  * same bits. */
-static void restores_through_it(void **state)
+static void restores_through_nccl(void **state)
 {
     (void)state;
     static const char *const plans[] = {"hidden", "kv", "r1,h1,k0", "r1,h0,k1"};
@@ -101,8 +101,8 @@ static void restores_through_it(void **state)
         int n_layers = k.model->cfg.n_layers, n_before = fake->n_reduce;
         a.save = "none";
         assert_int_equal(et_run(&k, &a, &r), 0);
-        /* Each pass makes two sums per layer. There is a pass for the prompt, and one for each new
-         * token but the last. */
+        /* Each pass makes two sums per layer. The prompt takes one pass, and so does each new token
+         * except the last. */
         assert_int_equal(fake->n_reduce - n_before, 2 * n_layers * N_NEW);
         for (int p = n_stages - 1; p < 4; p += n_stages) {
             a.plan = plans[p];
@@ -167,7 +167,7 @@ static void what_cannot_be_connected_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(restores_through_it),
+        cmocka_unit_test(restores_through_nccl),
         cmocka_unit_test(an_error_fails_requests_and_not_the_process),
         cmocka_unit_test(what_cannot_be_connected_is_refused),
     };

@@ -188,7 +188,7 @@ static void projections(void **state)
 /* Layer 0 is recomputed, and the other layers are read. While the reads hang, new tokens pass layer
  * 0 only. When reads go on, the new tokens pass the other layers, and no batch computes them
  * again. */
-static void new_tokens_behind_a_restore(void **state)
+static void new_tokens_after_a_restore(void **state)
 {
     (void)state;
     place_open(0);
@@ -338,7 +338,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(batches),
         cmocka_unit_test(recomputed_prefixes),
         cmocka_unit_test(projections),
-        cmocka_unit_test(new_tokens_behind_a_restore),
+        cmocka_unit_test(new_tokens_after_a_restore),
         cmocka_unit_test(new_tokens_in_pieces_beside_decodes),
         cmocka_unit_test(new_tokens_that_are_given_up),
         cmocka_unit_test(new_tokens_that_have_begun),

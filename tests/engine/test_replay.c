@@ -18,7 +18,7 @@
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 
-/* The text has nine stairs behind the first. Requests ask for its last MORE tokens, which cover two
+/* The text has nine stairs after the first. Requests ask for its last MORE tokens, which cover two
  * stairs. */
 enum { N_PROMPT = 200, N_ALL = 256 + 64 * 9 - 5, MORE = 100, N_ASKED = N_ALL + 1 - MORE };
 
@@ -162,8 +162,8 @@ static void assert_replayed(const struct place *p, const char *what)
 }
 
 /* The disk hangs, in the look-up or in reads of the restore. After a while the sequence computes
- * its context again, each row once, and goes on over more stairs. When the disk answers again, the
- * context is restored. */
+ * its context again, each row once, and continues over more stairs. When the disk answers again,
+ * the context is restored. */
 static void a_disk_that_hangs_is_left_for_one_replay(void **state)
 {
     (void)state;
@@ -265,8 +265,8 @@ static void saves_that_hang_are_left(void **state)
     place_close(&p);
 }
 
-/* The plan compares reading with a replay of the whole history and takes the cheaper, also if both
- * cost nearly the same. A forced plan is carried out in any case. */
+/* The plan compares the time of reading with the time of a replay of the whole history, and takes
+ * the shorter one. A forced plan is carried out in any case. */
 static void the_cheaper_way_is_planned(void **state)
 {
     (void)state;
@@ -318,7 +318,7 @@ static void damage(struct place *p, int chunk)
 }
 
 /* The store answers, but a chunk is damaged. Stairs that do not need the chunk come from the store,
- * and the others are computed once. */
+ * and the other stairs are computed once. */
 static void a_damaged_chunk_replays_from_the_store(void **state)
 {
     (void)state;
@@ -333,7 +333,7 @@ static void a_damaged_chunk_replays_from_the_store(void **state)
     /* fused rows are not counted */
     assert_true(p.n_rows <= (uint64_t)(N_ALL - 64 * chunk));
     take_end(&p, s, "damaged");
-    s = add_end(&p, NULL); /* saved by the replay */
+    s = add_end(&p, NULL); /* the replay has saved the state again */
     run_all(&p);
     assert_int_equal(seq_outcome(s)->n_cached, N_ASKED / 64 * 64);
     assert_true(p.n_rows <= N_ALL - N_ASKED / 64 * 64);

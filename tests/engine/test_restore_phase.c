@@ -297,8 +297,9 @@ static void reads_that_hang_are_left_beside_decodes(void **state)
     place_close(&p);
 }
 
-/* Beside decodes, restores may compute for a share of the time of the forward pass, which is less
- * than the time of the step. They may run up a debt, but no credit. */
+/* Beside decodes, restores may compute for a share of the time of each forward pass. (The test
+ * checks the time of the whole step, which is longer.) They may overdraw their share, but cannot
+ * save up a part that they do not use. */
 static void a_step_earns_a_share_of_its_pass(void **state)
 {
     (void)state;
@@ -415,7 +416,7 @@ static void new_tokens_follow_the_layers(void **state)
     assert_int_equal(et_run(&p.k, &a, &ref), 0);
     for (int i = 0; i < 8; i++) {
         bool damaged = i >= 4;
-        /* Computes N_STORED tokens and leaves no unfinished chunk behind them. */
+        /* Computes N_STORED tokens, whose last chunk is full. */
         a = ask(prompt, N_STORED, 1, "both", "recompute");
         a.salt = salts[i];
         assert_int_equal(et_run(&p.k, &a, &r), 0);
@@ -447,7 +448,7 @@ static void new_tokens_follow_the_layers(void **state)
     place_close(&p);
 }
 
-/* The same behind an unfinished chunk, which the new tokens continue. */
+/* The same, but the stored context ends with an unfinished chunk, which the new tokens continue. */
 static void new_tokens_follow_an_unfinished_chunk(void **state)
 {
     (void)state;
@@ -510,8 +511,8 @@ static void a_missed_prediction_is_told_with_its_cause(void **state)
     place_close(&p);
 }
 
-/* Chunks have hidden states and KV by turns. The platform believes that each of the splits between
- * them takes 20 ms: the prediction misses by that alone. */
+/* Chunks have hidden states and KV by turns. The platform believes that each split between two
+ * kinds takes 20 ms. The prediction misses only by these splits. */
 static void a_wrong_price_of_splits_is_told(void **state)
 {
     (void)state;
@@ -537,8 +538,8 @@ static void a_wrong_price_of_splits_is_told(void **state)
     place_close(&p);
 }
 
-/* The platform predicts a millisecond per token and layer; prompts, which are not restored, take a
- * hundredth of that or less. */
+/* The platform predicts a millisecond per token and layer. Prompts that are not restored take a
+ * hundredth of that or less, and correct the prediction. */
 static void prompts_teach_what_compute_takes(void **state)
 {
     (void)state;

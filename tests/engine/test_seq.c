@@ -258,7 +258,8 @@ static void a_prompt_is_computed_and_decodes(void **state)
     lab_close();
 }
 
-/* Nothing of the other prompt is stored. Its empty look-up costs no restore. */
+/* One prompt is stored, the other is not. Both pass through RESTORE, which begins with the look-up;
+ * only the stored prompt finds tokens. */
 static void state_comes_back(void **state)
 {
     (void)state;

@@ -119,7 +119,7 @@ struct lab {
     struct seq *first, *s;
 };
 
-/* Opens the lab. One request decodes. The request of the stored prompt waits behind it and is
+/* Opens the lab. One request decodes. The request with the stored prompt waits for its place and is
  * staged. */
 static void lab_open(struct lab *l)
 {
@@ -442,9 +442,9 @@ static void slots_stay_free_for_restores_with_a_place(void **state)
     lab_close(&l);
 }
 
-/* A request waits behind another one with the same beginning, which it will find on the device. So
- * it is not staged. */
-static void who_follows_another_one_is_not_staged(void **state)
+/* A request waits for another waiting request with the same beginning, whose blocks it will share
+ * on the device. So it is not staged. */
+static void a_request_that_will_share_blocks_is_not_staged(void **state)
 {
     (void)state;
     struct lab l;
@@ -476,7 +476,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_the_device_has_is_not_restored),
         cmocka_unit_test(what_the_device_has_lost_is_restored),
         cmocka_unit_test(slots_stay_free_for_restores_with_a_place),
-        cmocka_unit_test(who_follows_another_one_is_not_staged),
+        cmocka_unit_test(a_request_that_will_share_blocks_is_not_staged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

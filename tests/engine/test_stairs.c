@@ -208,7 +208,7 @@ static void the_engine_computes_the_definition(void **state)
 
 /* A context has the same bits whether it is computed turn by turn, computed as one long prompt, or
  * restored. Tested for all kinds of saved state and all plans. */
-static void however_a_context_came_there(void **state)
+static void a_context_has_the_same_bits_however_it_was_made(void **state)
 {
     (void)state;
     static const struct {
@@ -296,7 +296,7 @@ static void condemn(struct stack *k, const struct truncation *t, const struct te
 
 /* A chunk in view is missing. The computation starts again at the last stair that does not need the
  * chunk. Without a chunk of kept tokens it starts at the first stair. The bits are the same. */
-static void a_lost_chunk_replays_the_stairs_behind_it(void **state)
+static void a_lost_chunk_replays_the_stairs_after_it(void **state)
 {
     (void)state;
     /* The view of the last prompt drops tokens [64, 704). It sees chunk 12, which was computed with
@@ -436,8 +436,9 @@ static void many_at_once(void **state)
     stack_close(&other);
 }
 
-/* While all places are taken no view is chosen. A sequence may get a place through a preemption or
- * a time-out in the same step. It still begins with a chosen view, and not with its first stair. */
+/* While all places are taken, no view is chosen for a waiting sequence. A preemption or a time-out
+ * may give it a place in the same step. The sequence still begins with a chosen view, and not with
+ * its first stair. */
 static void a_place_that_has_just_become_free_waits_for_the_view(void **state)
 {
     (void)state;
@@ -526,7 +527,7 @@ static void refused(const struct stack_opts *o, const struct et_ask *a, const ch
 
 /* A context that cannot be truncated is refused with the request, not later when the window is
  * full. */
-static void what_cannot_move_is_refused(void **state)
+static void a_window_that_cannot_move_is_refused(void **state)
 {
     (void)state;
     static int32_t prompt[N_PROMPT];
@@ -553,15 +554,15 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_engine_computes_the_definition),
-        cmocka_unit_test(however_a_context_came_there),
+        cmocka_unit_test(a_context_has_the_same_bits_however_it_was_made),
         cmocka_unit_test(turns_compute_nothing_twice),
-        cmocka_unit_test(a_lost_chunk_replays_the_stairs_behind_it),
+        cmocka_unit_test(a_lost_chunk_replays_the_stairs_after_it),
         cmocka_unit_test(truncations_share_what_is_equal),
         cmocka_unit_test(dropped_chunks_go_when_the_next_stair_is_durable),
         cmocka_unit_test(many_at_once),
         cmocka_unit_test(a_place_that_has_just_become_free_waits_for_the_view),
         cmocka_unit_test(a_full_store_ends_a_sequence_by_name),
-        cmocka_unit_test(what_cannot_move_is_refused),
+        cmocka_unit_test(a_window_that_cannot_move_is_refused),
     };
     et_only(argc, argv);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /* test_streamed_emulated.c - layers that are copied from pinned host memory to an emulated GPU.
- * Tokens and logits equal those of resident layers. So they do if decodes are recorded as graphs
- * and replayed, and over two ranks. */
+ * Tokens and logits equal those of resident layers, also over two ranks and if decodes are recorded
+ * as graphs and replayed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

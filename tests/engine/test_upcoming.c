@@ -51,7 +51,7 @@ static void step(struct stack *k)
 }
 
 /* Adds a request that runs for a hundred steps and has most blocks of the KV cache. Waits until its
- * chunks are stored, so that a request behind it waits for a place only. */
+ * chunks are stored, so that the next request waits only for a place. */
 static struct seq *occupy(struct stack *k)
 {
     static const struct truncation whole = {0};
@@ -79,8 +79,8 @@ static uint32_t waits(const struct stack *k, const struct sha256 *key)
 
 /* Fails unless exactly the chunks in a stair's view are announced, by the keys of the request's own
  * stairs. */
-static void told_of(const struct stack *k, const struct truncation *t, int n_tokens,
-                    int64_t cut)
+static void expect_announced(const struct stack *k, const struct truncation *t,
+                             int n_tokens, int64_t cut)
 {
     struct chain c;
     chain_init(&c, &k->fingerprint, NULL);
@@ -107,7 +107,7 @@ static void a_waiting_request_needs_its_view(void **state)
     struct seq *s = add(&k, prompt, N_LONG, 4, &small);
     step(&k);
     assert_int_equal(s->phase, PHASE_WAIT);
-    told_of(&k, &small, N_LONG, truncation_cut(&small, N_LONG - 1));
+    expect_announced(&k, &small, N_LONG, truncation_cut(&small, N_LONG - 1));
     run_to_end(&k, first);
     run_to_end(&k, s);
     assert_int_equal(k.store->catalog.window->n_used, 0);
@@ -117,7 +117,7 @@ static void a_waiting_request_needs_its_view(void **state)
     s = add(&k, prompt, N_WHOLE, 4, &whole);
     step(&k);
     assert_int_equal(s->phase, PHASE_WAIT);
-    told_of(&k, &whole, N_WHOLE, 0);
+    expect_announced(&k, &whole, N_WHOLE, 0);
     engine_remove(k.engine, s);
     assert_int_equal(k.store->catalog.window->n_used, 0);
     run_to_end(&k, first);
@@ -137,7 +137,7 @@ static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state
     assert_false(s->stairs.must_choose);
     /* the KV cache has too few blocks for both requests */
     assert_int_equal(s->phase, PHASE_WAIT);
-    told_of(&k, &small, N_LONG, 0);
+    expect_announced(&k, &small, N_LONG, 0);
     run_to_end(&k, first);
     run_to_end(&k, s);
     assert_int_equal(k.store->catalog.window->n_used, 0);
@@ -147,16 +147,16 @@ static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state
     step(&k);
     assert_false(s->stairs.must_choose);
     assert_int_equal(s->phase, PHASE_WAIT);
-    told_of(&k, &small, N_LONG, truncation_cut(&small, N_LONG - 1));
+    expect_announced(&k, &small, N_LONG, truncation_cut(&small, N_LONG - 1));
     run_to_end(&k, first);
     run_to_end(&k, s);
     assert_int_equal(k.store->catalog.window->n_used, 0);
     stack_close(&k);
 }
 
-/* The engine gives the store the price of state on this machine. It also gives the step: the number
- * of turns by which a chunk counts as needed sooner if twice as many waiting requests need it. */
-static void the_store_knows_the_price_of_seconds(void **state)
+/* The engine gives the store the price of state on this machine. It also gives the step: if twice
+ * as many waiting requests need a chunk, the chunk counts as needed this number of turns sooner. */
+static void the_store_knows_the_price_of_state(void **state)
 {
     (void)state;
     static const struct truncation whole = {0};
@@ -221,7 +221,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_waiting_request_needs_its_view),
         cmocka_unit_test(a_request_that_begins_earlier_needs_what_it_begins_with),
-        cmocka_unit_test(the_store_knows_the_price_of_seconds),
+        cmocka_unit_test(the_store_knows_the_price_of_state),
         cmocka_unit_test(a_hint_keeps_blocks_in_the_kv_cache),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -127,8 +127,8 @@ static void begin_llama(struct gguf_bytes *f)
 
 /* --- byte-level BPE ------------------------------------------------------------------------- */
 
-/* Each name of a pre-tokenizer has its steps. s: a pattern; b: bytes; B: bytes behind GPT-2's
- * pattern; d: digits one by one; D: runs of digits; p: runs of punctuation. */
+/* Each name of a pre-tokenizer has its steps. s: a pattern; b: bytes; B: GPT-2's pattern, then
+ * bytes; d: digits one by one; D: runs of digits; p: runs of punctuation. */
 static void a_pre_tokenizer_has_its_steps(void **state)
 {
     (void)state;
@@ -221,7 +221,7 @@ static void tokens_have_the_rights_of_their_type(void **state)
     tokenizer_json_deinit(&t);
 }
 
-/* Special tokens of Phi-3 absorb the blanks behind them, but not those that begin or end texts. */
+/* Special tokens of Phi-3 absorb the blanks after them, but not those that begin or end texts. */
 static void the_special_tokens_of_phi3_absorb_blanks(void **state)
 {
     (void)state;
@@ -240,7 +240,8 @@ static void the_special_tokens_of_phi3_absorb_blanks(void **state)
     }
 }
 
-/* What is put around a text: the switches decide, and a token that the file lacks is left out. */
+/* Two switches decide which tokens are put around a text. A token that the file lacks is left
+ * out. */
 static void switches_decide_what_is_around_a_text(void **state)
 {
     (void)state;

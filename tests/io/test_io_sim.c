@@ -62,7 +62,7 @@ static void test_synced_data_survive(void **state)
         assert_int_equal(io_file_pwrite(f, a, sizeof a, 0, NULL), 0);
         assert_int_equal(io_file_sync(f, NULL), 0);
         assert_int_equal(io_dir_sync(io, "/", NULL), 0);
-        /* Data that were not synced lie behind synced data, and must not harm these. */
+        /* Data that were not synced follow synced data, and must not harm these. */
         assert_int_equal(io_file_pwrite(f, b, sizeof b, sizeof a, NULL), 0);
         assert_int_equal(io_mkdir(io, "/d", NULL), 0);
         power_cycle(io);
@@ -544,7 +544,7 @@ static void test_stat(void **state)
     struct io_file *f = open_file(io, "/d/f", IO_CREATE);
     struct io_file *g = open_file(io, "/d/g", IO_CREATE);
     assert_int_equal(io_file_pwrite(f, b, 10, 0, NULL), 0);
-    assert_int_equal(io_file_pwrite(f, b, 1, 4 * SECTOR, NULL), 0); /* behind a hole */
+    assert_int_equal(io_file_pwrite(f, b, 1, 4 * SECTOR, NULL), 0); /* after a hole */
     assert_int_equal(io_stat(io, "/d/f", &st, NULL), 0);
     assert_false(st.is_dir);
     assert_int_equal(st.size_bytes, 4 * SECTOR + 1);

@@ -419,7 +419,7 @@ static void test_every_policy_evicts_leaves(void **state)
     }
 }
 
-/* Returns how many tokens another sequence may copy from the partial block behind n_full full
+/* Returns how many tokens another sequence may copy from the partial block after n_full full
  * blocks. */
 static int known_of_tail(const int32_t *tokens, int n_full)
 {
@@ -433,7 +433,7 @@ static int known_of_tail(const int32_t *tokens, int n_full)
 }
 
 /* Each time a partial block grows, it is known with its new number of tokens. That holds for a
- * sequence's first block and for one behind a full block. */
+ * sequence's first block and for a block after a full one. */
 static void test_a_growing_block_is_known_anew(void **state)
 {
     (void)state;

@@ -34,8 +34,8 @@ void spy_expect_pass(struct layer_spy *spy, int first, int end);
 /* Fails the test unless all events were expected. */
 void spy_expect_end(const struct layer_spy *spy);
 /* Reads the events of any number of uses of single layers, in which each layer is released before
- * the next is acquired. Returns the number of uses. For projections, whose order depends on the
- * reads. */
+ * the next is acquired. Returns the number of uses. Projections need this function, because their
+ * order depends on the reads. */
 int spy_take_single_uses(struct layer_spy *spy);
 
 #endif

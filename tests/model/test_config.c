@@ -387,9 +387,8 @@ static void test_unknown_fields(void **state)
         snprintf(text, sizeof text, "%s, \"residual_gain\": 1}", start);
         refuse(text, ERR_UNSUPPORTED, "'residual_gain': this field is not known in");
         snprintf(text, sizeof text, "%s, \"is_encoder_decoder\": true}", start);
-        refuse(text, ERR_FORMAT,
-               /* the written field occurs twice, so the file is invalid */
-               "is_encoder_decoder");
+        /* the written field occurs twice, so the file is invalid */
+        refuse(text, ERR_FORMAT, "is_encoder_decoder");
         snprintf(text, sizeof text, "%s, \"tie_word_embedding\": false}", start);
         refuse(text, ERR_UNSUPPORTED, "'tie_word_embedding'");
         if (strcmp(as_published[i].type, "opt") == 0)

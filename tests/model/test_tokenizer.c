@@ -517,9 +517,8 @@ static void test_vocab_and_merges(void **state)
     expect_open_error(dir, -ENOENT, "has no tokenizer");
     char *pipe = xasprintf("%s/tokenizer.json", dir);
     assert_int_equal(mkfifo(pipe, 0600), 0);
-    expect_open_error(dir, ERR_FORMAT,
-                      /* a pipe is refused without waiting for its writer */
-                      "tokenizer.json: not a regular file");
+    /* a pipe is refused without waiting for its writer */
+    expect_open_error(dir, ERR_FORMAT, "tokenizer.json: not a regular file");
     assert_int_equal(unlink(pipe), 0);
     free(pipe);
     put_file(dir, "vocab.json",

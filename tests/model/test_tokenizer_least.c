@@ -85,7 +85,7 @@ static void the_longest_token_bounds_it(void **state)
     tokenizer_close(t);
 }
 
-static void what_a_normalizer_shortens_is_counted_short(void **state)
+static void text_that_a_normalizer_shortens_counts_less(void **state)
 {
     struct tokenizer *t = make(
         PLAIN,
@@ -102,7 +102,7 @@ static void what_a_normalizer_shortens_is_counted_short(void **state)
 }
 
 /* Characters that can vanish in any number must not count in the bound. */
-static void what_has_no_bound_has_none(void **state)
+static void characters_that_may_vanish_do_not_count(void **state)
 {
     (void)state;
     struct tokenizer *t = make(
@@ -150,7 +150,7 @@ static void expect_ids(const struct tokenizer *t, const char *text, const int32_
 }
 
 /* With fuse_unk each run of unknown bytes or letters is one token, also at the beginning of a text
- * and behind a known token. Without it each unknown letter is one token. */
+ * and after a known token. Without it each unknown letter is one token. */
 static void unknown_runs(void **state)
 {
     (void)state;
@@ -173,8 +173,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_longest_token_bounds_it),
-        cmocka_unit_test(what_a_normalizer_shortens_is_counted_short),
-        cmocka_unit_test(what_has_no_bound_has_none),
+        cmocka_unit_test(text_that_a_normalizer_shortens_counts_less),
+        cmocka_unit_test(characters_that_may_vanish_do_not_count),
         cmocka_unit_test(unknown_runs),
         cmocka_unit_test(space_that_a_token_swallows_is_not_counted),
     };

@@ -120,11 +120,9 @@ static void test_byte_alphabet(void **state)
     assert_int_equal(bpe_bytes_to_text(" ", 1, text), 2);
     assert_memory_equal(text, "\xC4\xA0", 2);
     assert_false(bpe_bytes_from_text(" ", 1, back, &n_back));
-    assert_false(
-        /* U+0144: the first character after the alphabet */
-        bpe_bytes_from_text("\xC5\x84", 2, back, &n_back));
-    assert_false(
-        bpe_bytes_from_text("\xC2\xAD", 2, back, &n_back)); /* U+00AD stands for no byte */
+    /* U+0144 is the first character after the alphabet; U+00AD stands for no byte */
+    assert_false(bpe_bytes_from_text("\xC5\x84", 2, back, &n_back));
+    assert_false(bpe_bytes_from_text("\xC2\xAD", 2, back, &n_back));
 }
 
 /* Splits a text. Returns the number of matches, or the error. ends[0] and ends[1] get the ends of

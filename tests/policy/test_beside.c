@@ -98,8 +98,8 @@ static void alone_a_step_restores_for_a_while(void **state)
     assert_int_equal(beside_alone_ns(70 * MS), 70 * MS);
 }
 
-/* A restore beside decodes counts on 3 % of the compute. A prompt counts on 1.5 of the 2.5 parts of
- * a step that prompts stretch to 2.5 times its length. */
+/* A restore beside decodes counts on 3 % of the compute. Prompts may stretch a step to 2.5 times
+ * its length, so a prompt counts on 1.5 of the 2.5 parts of a step. */
 static void plans_count_on_the_shares(void **state)
 {
     (void)state;

@@ -160,9 +160,9 @@ static void ten_requests_reach_the_mixture_of_equal_mini_batches(void **state)
     assert_int_equal(sum, s.act_host);
 }
 
-/* The forward pass takes three fifths of the link's time. That of the large mini-batch takes longer
- * than the load of the small one, so each ACT block lengthens the step. Equal mini-batches would
- * gain 5 %. */
+/* The forward pass takes three fifths of the link's time. The forward pass of the large mini-batch
+ * takes longer than the load of the small one, so each ACT block lengthens the step. Equal
+ * mini-batches would gain 5 %. */
 static void unequal_mini_batches_may_have_nothing_to_gain(void **state)
 {
     (void)state;

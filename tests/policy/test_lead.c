@@ -86,7 +86,7 @@ static void a_part_of_a_chunk_is_waited_for_where_it_is_copied(void **state)
     assert_true(lead_is_ahead(&x, &s, 0)); /* a whole chunk is taken over without a copy */
     s = request(0, 65, 65, SCHED_WAITING, 0);
     s.may_copy = true;
-    /* behind the chunk only the last token is left */
+    /* after the chunk only the last token is left */
     assert_false(lead_is_ahead(&x, &s, 1));
 }
 

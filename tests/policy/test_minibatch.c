@@ -223,7 +223,7 @@ static void written_blocks_take_room_but_no_time(void **state)
 
 /* --- which requests --------------------------------------------------------------------------- */
 
-static void the_print_takes_requests_in_their_order(void **state)
+static void the_papers_rule_takes_requests_in_their_order(void **state)
 {
     (void)state;
     struct hybrid_machine m = machine_of(1, 0);
@@ -369,7 +369,7 @@ int main(void)
         cmocka_unit_test(requests_alike_make_equal_mini_batches),
         cmocka_unit_test(a_layer_computes_beside_the_next_load),
         cmocka_unit_test(written_blocks_take_room_but_no_time),
-        cmocka_unit_test(the_print_takes_requests_in_their_order),
+        cmocka_unit_test(the_papers_rule_takes_requests_in_their_order),
         cmocka_unit_test(requests_of_one_kind_share_mini_batches),
         cmocka_unit_test(opposites_are_put_together),
         cmocka_unit_test(balance_counts_the_transfer_of_act_blocks),

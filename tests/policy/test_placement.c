@@ -98,7 +98,7 @@ static void the_least_recently_used_goes_first(void **state)
     assert_ptr_equal(placement_victim(&part), &item[1]);
 }
 
-static void kept_items_go_last_and_no_later(void **state)
+static void a_kept_item_is_the_victim_if_no_other_is_left(void **state)
 {
     (void)state;
     begin();
@@ -572,7 +572,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_least_recently_used_goes_first),
-        cmocka_unit_test(kept_items_go_last_and_no_later),
+        cmocka_unit_test(a_kept_item_is_the_victim_if_no_other_is_left),
         cmocka_unit_test(random_histories_choose_as_a_search_does),
         cmocka_unit_test(victims_come_in_order),
         cmocka_unit_test(fifo_evicts_by_first_use),

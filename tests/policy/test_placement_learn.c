@@ -105,8 +105,8 @@ static void use(struct load *x, int i, uint32_t now)
     x->next[i] = now + 1 + gap(x, i);
 }
 
-/* Runs the load until `until`. Evictions of ids that are not observed report the tier's size,
- * n_items. */
+/* Runs the load until `until`. Every 16 units of time an item that is not in the sample is evicted,
+ * which tells the policy the tier's size, n_items. */
 static void run(struct load *x, uint32_t until, uint64_t n_items)
 {
     for (int i = 0; i < ITEMS; i++)
@@ -359,7 +359,8 @@ static void the_guard_is_told_where_lru_differs(void **state)
     }
     assert_non_null(young);
     assert_non_null(old);
-    l->n_events = 1; /* keeps an update and a count of debts from coming in between */
+    /* so few events follow that the policy neither updates its index nor counts debts meanwhile */
+    l->n_events = 1;
     double debt = l->guard.debt, regret = l->guard.regret;
     placement_learn_evicted(l, old->id, 700);
     assert_false(old->is_there);
@@ -377,7 +378,8 @@ static void the_guard_is_told_where_lru_differs(void **state)
         .id = old->id, .time = now, .lot = 1, .was_there = true};
     placement_learn_used(l, &u);
     assert_true(l->guard.regret == regret);
-    u.id = young->id; /* both orders hold this item */
+    /* both orders hold this item, so its use is neither a lost nor a gained hit */
+    u.id = young->id;
     placement_learn_used(l, &u);
     assert_true(l->guard.regret == regret);
     l->trial.pays = true;

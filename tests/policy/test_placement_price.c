@@ -52,7 +52,7 @@ static void a_chunk_saves_computing_without_reading(void **state)
     /* Half of the bytes are read in half of the time, and take half of the room. */
     near(placement_price_stored(&x, 64, 0, CHUNK_BYTES / 2),
          2 * (CHUNK_S - READ_S / 2) / CHUNK_S);
-    /* A quarter of the tokens that takes as many bytes as half of them. */
+    /* A chunk with a quarter of the tokens takes half of the bytes. */
     near(placement_price_stored(&x, 16, 0, CHUNK_BYTES / 2),
          2 * (CHUNK_S / 4 - READ_S / 2) / CHUNK_S);
 }
@@ -72,7 +72,7 @@ static void a_block_that_is_stored_saves_less(void **state)
     near(placement_price_held(&x, 64, 0, true), 1);
 }
 
-/* Behind many stairs of a truncated context, a lost view costs a replay, so its chunks are worth
+/* After many stairs of a truncated context, a lost view costs a replay, so its chunks are worth
  * more. A block that the store has never costs more than a read. */
 static void a_chunk_of_a_late_stair_saves_a_share_of_the_replay(void **state)
 {

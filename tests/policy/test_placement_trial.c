@@ -178,7 +178,7 @@ static void ours_ends_once_its_gain_is_within_the_spread(void **state)
     assert_false(placement_trial_pays(t));
 }
 
-/* A path of slots ends at its first miss. Slots behind the miss cannot be restored, so they do not
+/* A path of slots ends at its first miss. Slots after the miss cannot be restored, so they do not
  * count as hits. */
 static void a_path_ends_at_its_first_miss(void **state)
 {
@@ -200,7 +200,7 @@ static void a_path_ends_at_its_first_miss(void **state)
     placement_trial_use(t, lot);
     use(0, UINT32_MAX); /* only `ours` has slot 0, so LRU's path ends here */
     placement_trial_use(t, lot);
-    /* LRU has slot 10, but behind the end of its path this is no hit */
+    /* LRU has slot 10, but after the end of its path this is no hit */
     use(10, UINT32_MAX);
     assert_true(t->gain > before * exp2(-0.001) + 1.9);
 }

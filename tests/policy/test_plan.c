@@ -189,11 +189,9 @@ static void test_latency_head_and_prefill(void **state)
     q.io_latency_s = 0.5;
     q.prefill_s = p;
     q.head_s = 0.25;
-    make(
-        &q,
-        /* reads end at 3 s and arrive at 3.5 s; the projections end at 4.5 s; 4 * 2 s of prefill
-          * and the head follow */
-        "r1,h3");
+    /* reads end at 3 s and arrive at 3.5 s; the projections end at 4.5 s; 4 * 2 s of prefill and
+     * the head follow */
+    make(&q, "r1,h3");
     assert_true(fabs(plan.restore_s - 4.5) < 1e-12);
     assert_true(fabs(plan.predicted_s - 12.75) < 1e-12);
     q.fused = true; /* compute never waits: 4 projections, 4 prefills, the head */
@@ -353,7 +351,7 @@ static void test_ranges(void **state)
                                        {.n_tokens = 1024, .mask = only_kv}};
     assert_int_equal(best_prefix(mixed, 2, "auto", 64), 2);
     assert_int_equal(plan.n_layers, 32);
-    /* Nothing behind a range without records can be restored. */
+    /* Nothing after a range without records can be restored. */
     const struct plan_range hole[] = {{.n_tokens = 1024, .mask = only_h},
                                       {.n_tokens = 64, .mask = none},
                                       {.n_tokens = 1024, .mask = only_kv}};

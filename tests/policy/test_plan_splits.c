@@ -193,7 +193,8 @@ static void few_rows_teach_splits(void **state)
     assert_int_equal(p.kv_correction.n_observed + p.gemm_correction.n_observed, 0);
 }
 
-/* In long runs the rows take most of the time, so they are what is slow. */
+/* In long runs the rows take most of the time. So a slow restore teaches the time of rows, not of
+ * splits. */
 static void long_runs_teach_their_kind(void **state)
 {
     (void)state;

@@ -203,8 +203,8 @@ static void test_costs(void **state)
     assert_true(fabs(parts - 1 - platform_tok_s(&p, 10)) < 1e-12);
 }
 
-/* Each cost has the terms that its comment names, corrected by what was observed. The numbers are
- * powers of two, so the sums are exact. */
+/* Each cost has the terms that its comment in the header names, corrected by what was observed. The
+ * numbers are powers of two, so the sums are exact. */
 static void test_costs_of_reading_and_of_the_bus(void **state)
 {
     (void)state;
@@ -224,7 +224,7 @@ static void test_costs_of_reading_and_of_the_bus(void **state)
     assert_true(platform_read_s(&p, 0, 128, RECORD_KV) == 2 * (2 * 2 + 32));
     assert_true(platform_up_s(&p, 0, 128, RECORD_KV) == 0);
     assert_true(platform_io_s(&p, 0, 128, RECORD_KV) == 2 * (2 * 2 + 32));
-    /* Hidden states are gathered behind the bus; K and V are not. */
+    /* After the bus, hidden states are also gathered by the ranks; K and V are not. */
     assert_true(platform_up_s(&p, 1, 128, RECORD_KV) == 64);
     assert_true(platform_up_s(&p, 1, 128, RECORD_HIDDEN) == 32 + 128);
     assert_true(platform_io_s(&p, 1, 128, RECORD_KV) == 128);
@@ -234,14 +234,16 @@ static void test_costs_of_reading_and_of_the_bus(void **state)
     assert_true(platform_is_store_bound(&p, 0) && !platform_is_store_bound(&p, 1));
     p.tier[1].gather_bytes_per_s = 0;
     assert_true(platform_is_store_bound(&p, 1));
-    p.tier[1].up_bytes_per_s = 1024; /* equal: the tier is named */
+    /* if store and bus are equally fast, the store counts as the bound */
+    p.tier[1].up_bytes_per_s = 1024;
     assert_true(platform_is_store_bound(&p, 1));
     assert_true(platform_tier_in_place(&p.tier[0]) && !platform_tier_in_place(&p.tier[1]));
     p.tier[0].up_bytes_per_s = 1;
     assert_false(platform_tier_in_place(&p.tier[0]));
 }
 
-/* What was observed of products and of loading corrects the costs of these, and no others. */
+/* Observed products correct only the costs of products, and observed loads only the costs of
+ * loading. */
 static void test_corrections_have_their_costs(void **state)
 {
     (void)state;

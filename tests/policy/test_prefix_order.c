@@ -72,7 +72,7 @@ static void the_longest_prefix_goes_first(void **state)
 {
     (void)state;
     assert_string_equal(ORDER("a100x9", "a100y9", "b200x9", "b200y9"), "2301");
-    /* The same holds behind a common beginning: documents that follow one system prompt, each with
+    /* The same holds after a common beginning: documents that follow one system prompt, each with
      * its questions. */
     assert_string_equal(ORDER("s100a90x1", "s100b90x1", "s100a90y1", "s100b90y1", "c99"),
                         "02134");
@@ -100,7 +100,7 @@ static void groups_share_nothing(void **state)
     assert_string_equal(out, "021");
 }
 
-static void who_comes_later_may_go_next(void **state)
+static void a_prompt_that_comes_later_may_go_next(void **state)
 {
     (void)state;
     struct prefix_order o;
@@ -166,7 +166,7 @@ int main(void)
         cmocka_unit_test(the_longest_prefix_goes_first),
         cmocka_unit_test(a_prompt_that_another_continues_is_beside_it),
         cmocka_unit_test(groups_share_nothing),
-        cmocka_unit_test(who_comes_later_may_go_next),
+        cmocka_unit_test(a_prompt_that_comes_later_may_go_next),
         cmocka_unit_test(each_prefix_is_computed_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

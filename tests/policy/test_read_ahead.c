@@ -200,8 +200,7 @@ static void a_failed_fetch_ends_those_of_its_want_only(void **state)
     fetch(&o, &b, 0);
 }
 
-/* A chunk that is too large for memory fails its own want and does not block the wants behind
- * it. */
+/* A chunk that is too large for memory fails its own want and does not block later wants. */
 static void a_chunk_that_is_too_large_is_passed_over(void **state)
 {
     (void)state;

@@ -23,7 +23,7 @@ static void silence_is_a_share_of_recomputing(void **state)
     struct remote_view v = {.most_s = 10, .recompute_s = 2.0, .silent_s = 0.15};
     double again_s;
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
-    /* what is left of the 0.2 s of silence that are allowed */
+    /* the rest of the 0.2 s of silence that are allowed */
     assert_true(fabs(again_s - 0.05) < 1e-9);
     v.silent_s = 0.2;
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_SILENT);
@@ -72,7 +72,7 @@ static void a_dear_fetch_does_not_begin(void **state)
 }
 
 /* Fetched chunks are then restored from the local store. This time counts as part of the fetch. */
-static void the_restore_behind_a_fetch_counts(void **state)
+static void the_restore_after_a_fetch_counts(void **state)
 {
     (void)state;
     const struct remote_pace p = {.latency_s = 0.1, .bytes_per_s = 1e6};
@@ -208,7 +208,7 @@ int main(void)
         cmocka_unit_test(short_silences_are_scheduling),
         cmocka_unit_test(a_forced_plan_waits_but_not_for_ever),
         cmocka_unit_test(a_dear_fetch_does_not_begin),
-        cmocka_unit_test(the_restore_behind_a_fetch_counts),
+        cmocka_unit_test(the_restore_after_a_fetch_counts),
         cmocka_unit_test(the_rest_of_a_context_has_its_own_price),
         cmocka_unit_test(a_view_without_its_moved_chunks_costs_a_replay),
         cmocka_unit_test(a_fetch_that_crawls_is_left),

@@ -99,7 +99,8 @@ static void end(struct world *w, struct fake *f)
 struct step {
     struct sched_req req[MAX_REQS];
     struct sched_choice choice[MAX_REQS];
-    /* order: places by rank; idx: the request of a place; at: the place of a request */
+    /* `order` lists req[] by rank; idx[k] is the request of req[k], and at[i] the index in req[] of
+     * request i */
     int order[MAX_REQS], idx[MAX_REQS], at[MAX_REQS];
     int n;
 };
@@ -358,7 +359,7 @@ static void admission_spares_a_block_for_each_decode(void **state)
     assert_int_equal(c[2].what, SCHED_ADMIT);
 }
 
-static void prompts_stretch_a_step_so_far(void **state)
+static void prompts_stretch_a_step_to_a_given_factor(void **state)
 {
     (void)state;
     assert_int_equal(sched_rows_beside(60e6, 2.5e6, 2.5, 16), 36);
@@ -407,8 +408,9 @@ static void priorities(void **state)
     assert_int_equal(c[2].what, SCHED_NOTHING);
 }
 
-/* A request that has waited longest takes neither a place nor blocks from one of the same priority,
- * although its rank is better: or equals would take each other's places. */
+/* A waiting request may have the best rank because it has waited longest. Even so it takes neither
+ * a place nor blocks from a request of the same priority. Otherwise equal requests would take each
+ * other's places again and again. */
 static void equals_keep_their_places(void **state)
 {
     (void)state;
@@ -435,7 +437,8 @@ static void equals_keep_their_places(void **state)
     }
 }
 
-/* A place is taken from a worse priority, even if one of the same priority ranks behind it. */
+/* A request of a worse priority gives its place up, although a running request of the newcomer's
+ * own priority came later. */
 static void a_worse_priority_gives_its_place_up(void **state)
 {
     (void)state;
@@ -570,7 +573,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decodes_come_first),
         cmocka_unit_test(admission_spares_a_block_for_each_decode),
-        cmocka_unit_test(prompts_stretch_a_step_so_far),
+        cmocka_unit_test(prompts_stretch_a_step_to_a_given_factor),
         cmocka_unit_test(waits_follow_the_queue),
         cmocka_unit_test(priorities),
         cmocka_unit_test(equals_keep_their_places),

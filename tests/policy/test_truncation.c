@@ -35,8 +35,8 @@ static void check_token(const struct truncation *t, int64_t p)
     assert_int_equal(truncation_token(t, cut, own), p);
     assert_true(truncation_first(t, cut) <= p && p < truncation_end(t, cut));
     assert_int_equal(truncation_begins(t, p), p > 0 && p == truncation_first(t, cut));
-    /* Token p sees all kept tokens. It sees the first token behind the cut and no token that the
-     * cut dropped. */
+    /* Token p sees all kept tokens. It sees the first token after the cut and no token that the cut
+     * dropped. */
     assert_true(truncation_sees(t, cut, 0) && truncation_sees(t, cut, t->keep - 1));
     if (cut > 0) {
         assert_false(truncation_sees(t, cut, t->keep));
@@ -198,7 +198,7 @@ static void a_replay_has_the_price_of_its_stairs(void **state)
     assert_true(is_near(staircase_price_s(&p, &t, 0, 1024), 3 * first));
     assert_true(is_near(staircase_price_s(&p, &t, 0, 1024 + 3 * 512 + 100),
                         3 * (first + 3 * (move + whole) + move + last)));
-    /* From the middle of a stair: 100 of its rows, behind 924 positions. */
+    /* From the middle of a stair: 100 of its rows, after 924 positions. */
     assert_true(is_near(staircase_price_s(&p, &t, 1024 + 412, 1024 + 512),
                         3 * platform_prefill_s(&p, 924, 100)));
     assert_true(staircase_price_s(&p, &t, 2000, 2000) == 0);

@@ -489,8 +489,8 @@ static void a_fetch_is_given_up(void **state)
         join_as(&b, &(struct remote_opts){.url = fake_redis_url(f),
                                           .stuck_ns = cases[i].stuck_ns});
         fake_redis_trouble(f, "GETEX", cases[i].trouble, 1);
-        while (fake_redis_count(f, "GETEX") ==
-               0) { /* on a busy machine an earlier step may end it */
+        /* on a busy machine a fetch may end before its GETEX; then another one is begun */
+        while (fake_redis_count(f, "GETEX") == 0) {
             struct remote_fetch *one = begin(&b, &w);
             WAIT_FOR(fake_redis_count(f, "GETEX") > 0 || atomic_load(&w.n_done) > 0);
             if (cases[i].why == REMOTE_MISS_CANCELLED)
@@ -699,7 +699,7 @@ static void put_erasure(struct fake_redis *f, const struct sha256 *key)
 }
 
 /* A server that comes back first drops the chunks that others erased while it was away. It
- * continues behind the last entry that it has read, and skips bad entries. If the stream has lost
+ * continues after the last entry that it has read, and skips bad entries. If the stream has lost
  * entries that the server has not read, the server drops all its state. If the stream is a new one,
  * the server reads it from the beginning. */
 static void a_server_catches_up(void **state)

@@ -52,11 +52,8 @@ static void a_list_of_nodes(void **state)
     assert_int_equal(s->n_nodes, 3);
     assert_string_equal(s->node[0].host, "10.0.0.1");
     assert_int_equal(s->node[0].port, 7001);
-    assert_string_equal(
-        s->node[1].host,
-        /* a server that does not know its own address: the address that was asked
-                         * counts */
-        "seed");
+    /* this server does not know its own address, so the address that was asked counts */
+    assert_string_equal(s->node[1].host, "seed");
     assert_int_equal(s->node[1].port, 7003);
     assert_string_equal(s->node[2].host, "10.0.0.4");
     static const struct {

@@ -139,7 +139,7 @@ static void test_nothing(void **state)
     assert_true(timeline_svg(&lanes, "", NULL, 0) > 0);
 }
 
-/* Each stage has two lanes, its bus and its compute, behind the one of reading. */
+/* Each stage has two lanes, its bus and its compute. They follow the lane of reading. */
 static void test_lanes_of_stages(void **state)
 {
     (void)state;

@@ -367,7 +367,7 @@ static void a_stream_says_what_an_answer_says(void **state)
     assert_int_equal(n_ends, 1);
     assert_true(is_done);
     generation_free(g);
-    /* the whole answer's and the stream's */
+    /* one end is the whole answer's, the other the stream's */
     assert_int_equal(told.n_ended[ANSWER_DONE], 2);
     textbuf_free(&events);
     textbuf_free(&text);

@@ -245,8 +245,8 @@ static void assert_sample(const char *text, const char *name, const char *value)
         fail_msg("%s is %s instead of %s", name, got != NULL ? got : "missing", value);
 }
 
-/* Returns the number of samples that do not belong to histograms. Checks that each sample stands
- * behind the HELP and TYPE lines of its family. */
+/* Returns the number of samples that do not belong to histograms. Checks that each sample comes
+ * after the HELP and TYPE lines of its family. */
 static int count_samples(const char *text)
 {
     int n = 0;

@@ -338,9 +338,10 @@ static char *written(char *answer)
 
 /* A block of the script. */
 struct block {
-    char *request; /* as it is written */
+    char *request; /* as it is written in the script */
     char *answer;  /* the rest, from "= " on */
-    char *until;   /* text for which it is repeated; NULL: none */
+    /* the request is repeated until its answer has this text; NULL: it is sent once */
+    char *until;
     struct textbuf sent;
 };
 

@@ -123,12 +123,12 @@ static void one_that_waits_is_cancelled(void **state)
     close_desk(&d);
 }
 
-/* Requests that wait behind, or are submitted after, one that was cancelled are served. */
+/* Requests that wait behind a cancelled request, or are submitted after it, are served. */
 static void a_cancel_leaves_the_queue_whole(void **state)
 {
     (void)state;
-    for (int gone = 1; gone < 4;
-         gone++) { /* the first that waits, one in the middle, the last */
+    /* gone: index of the cancelled request; 1 to 3 wait, so it is the first, middle or last one */
+    for (int gone = 1; gone < 4; gone++) {
         struct desk d;
         struct hcache_stats st;
         struct hcache_ticket *t[5];
@@ -154,8 +154,8 @@ static void a_cancel_leaves_the_queue_whole(void **state)
     }
 }
 
-/* The predicted wait grows with the queue. It counts on the average time for which requests held a
- * place. */
+/* The predicted wait grows with the queue. It is based on the average time for which requests held
+ * a place. */
 static void the_wait_follows_the_queue(void **state)
 {
     struct desk d;

@@ -145,7 +145,7 @@ static void only_parts_that_reserve_memory_are_told(void **state)
 
 /* Automatic copies in DRAM take the memory that is available. Requested copies that do not fit are
  * refused. */
-static void auto_copies_do_not_keep_it_from_starting(void **state)
+static void auto_copies_do_not_prevent_the_start(void **state)
 {
     (void)state;
     struct stack k;
@@ -187,7 +187,7 @@ int main(void)
         cmocka_unit_test(a_budget_decides_the_kv_cache_unless_the_user_does),
         cmocka_unit_test(streamed_layers_are_told),
         cmocka_unit_test(only_parts_that_reserve_memory_are_told),
-        cmocka_unit_test(auto_copies_do_not_keep_it_from_starting),
+        cmocka_unit_test(auto_copies_do_not_prevent_the_start),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

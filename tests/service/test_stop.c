@@ -15,9 +15,9 @@
 #include "tests/engine/enginetest.h"
 #include "tests/model/packed_file.h"
 
-/* Seconds by which this program sees the system's clock run ahead. The kernel's own waits use the
- * real clock. So a time computed with the wrong clock is as far away as if the clock had been set
- * back. */
+/* Number of seconds by which the system's clock is ahead of the real clock, as this program sees
+ * it. The kernel's own waits use the real clock. So a wait whose end was computed with the system's
+ * clock lasts as long as if that clock had been set back. */
 static int64_t ahead_s;
 
 int clock_gettime(clockid_t id, struct timespec *t)

@@ -272,7 +272,7 @@ static void the_order_of_use_outlives_the_process(void **state)
     assert_int_equal(st.st_mode & 0777, 0600);
 }
 
-/* Files of this process may have so many bytes from now on. */
+/* Limits the files of this process to n bytes from now on. */
 static void limit_files(rlim_t n)
 {
     struct rlimit r;
@@ -281,8 +281,8 @@ static void limit_files(rlim_t n)
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &r), 0);
 }
 
-/* A file that cannot be written is a fault at the start, which leaves the old file. Later it is
- * given up: answers are remembered without it. */
+/* A file that cannot be written at the start gives an error, and the old file stays. If a later
+ * write fails, the file is given up and answers are remembered in memory only. */
 static void a_file_that_cannot_be_written_is_told(void **state)
 {
     (void)state;
@@ -305,8 +305,8 @@ static void a_file_that_cannot_be_written_is_told(void **state)
     answers_close(m);
     assert_int_equal(stat(path, &after), 0);
     assert_int_equal(after.st_size, before.st_size);
-    static const rlim_t limits[] = {
-        0, 60}; /* not the head; the head, and a part of a record */
+    /* no room for the file's head; room for the head and a part of a record */
+    static const rlim_t limits[] = {0, 60};
     for (int i = 0; i < 2; i++) {
         char temp[sizeof path + 8];
         struct answers *none = NULL;

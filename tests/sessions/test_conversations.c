@@ -64,8 +64,8 @@ static struct sha256 key_of(int v)
     return k;
 }
 
-/* Makes a turn of `n` tokens with ids from first_id on, behind the first `kept` tokens of its
- * parent. Its chunks have the keys first_key, first_key + 1 and so on. */
+/* Makes a turn that keeps the first `kept` tokens of its parent and adds n tokens with ids from
+ * first_id on. Its chunks have the keys first_key, first_key + 1 and so on. */
 static struct turn *make_turn(const char *name, int64_t parent, int64_t conversation,
                               int kept, int n, int first_id, int first_key, int n_keys)
 {
@@ -151,9 +151,8 @@ static void a_path_keeps_its_tokens(void **state)
     struct err err = {0};
     int n;
     int64_t a = add(x->c, make_turn("resp_a", 0, 0, 0, 5, 100, 1, 0));
-    int64_t b = add(x->c,
-                    /* tokens 100 101 102 200.. */
-                    make_turn("resp_b", a, 0, 3, 4, 200, 1, 0));
+    /* tokens 100 101 102 200.. */
+    int64_t b = add(x->c, make_turn("resp_b", a, 0, 3, 4, 200, 1, 0));
     /* tokens 100 101 300 */
     int64_t d = add(x->c, make_turn("resp_c", b, 0, 2, 1, 300, 1, 0));
     conversations_close(x->c);

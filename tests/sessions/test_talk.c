@@ -365,7 +365,7 @@ static void an_answer_has_the_room_that_is_left(void **state)
 
 /* --- branches --------------------------------------------------------------------------------- */
 
-static void a_branch_begins_behind_the_answer_that_is_asked_for(void **state)
+static void a_branch_begins_after_the_chosen_answer(void **state)
 {
     (void)state;
     struct talk *t = talk_with("way", NULL);
@@ -429,7 +429,7 @@ int main(void)
         TALK_TEST(talks_belong_to_their_salt),
         TALK_TEST(the_systems_message_is_said_once),
         TALK_TEST(an_answer_has_the_room_that_is_left),
-        TALK_TEST(a_branch_begins_behind_the_answer_that_is_asked_for),
+        TALK_TEST(a_branch_begins_after_the_chosen_answer),
         TALK_TEST(a_retry_asks_the_last_question_on_a_branch),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);

@@ -91,7 +91,7 @@ static void a_window_helps_those_that_look(void **state)
 
 /* More sessions wait than fit into the cache. LRU evicts each session's state before its turn. A
  * policy that sees the queue knows which state to keep. */
-static void a_queue_beats_lru_behind_a_loaded_server(void **state)
+static void a_policy_that_sees_the_queue_beats_lru_on_a_loaded_server(void **state)
 {
     (void)state;
     struct load l;
@@ -240,7 +240,7 @@ int main(void)
         cmocka_unit_test(chats_have_the_papers_quantiles),
         cmocka_unit_test(belady_is_the_best_and_all_fits_is_all_hits),
         cmocka_unit_test(a_window_helps_those_that_look),
-        cmocka_unit_test(a_queue_beats_lru_behind_a_loaded_server),
+        cmocka_unit_test(a_policy_that_sees_the_queue_beats_lru_on_a_loaded_server),
         cmocka_unit_test(prices_give_the_papers_storage_shares),
         cmocka_unit_test(traces_are_read_and_bad_lines_named),
         cmocka_unit_test(two_tiers_add_up),

@@ -43,7 +43,7 @@ struct slot {
     int64_t committed;
 };
 
-/* The chunks of a text that may be stored. */
+/* Says which chunks of a text may be stored after the text's erasures. */
 struct life_erased {
     uint64_t n_begun; /* erasures that have begun */
     int64_t kept;     /* tokens that the last erasure has kept; INT64_MAX: no erasure */

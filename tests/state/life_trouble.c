@@ -1,4 +1,4 @@
-/* life_trouble.c - what goes wrong in a seeded life: see life_impl.h. */
+/* life_trouble.c - the troubles of a seeded life: see life_impl.h. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -329,9 +329,8 @@ static void each_field_counts(void **state)
     assert_false(same(f, fingerprint_of(&p)));
     p.m->w.hash.b[31] ^= 1;
 
-    int window =
-        /* the window stays longer than the probe, so none of the probe's bits changes */
-        p.m->cfg.sliding_window;
+    /* the window stays longer than the probe, so none of the probe's bits changes */
+    int window = p.m->cfg.sliding_window;
     p.m->cfg.sliding_window = 4096;
     assert_false(same(f, fingerprint_of(&p)));
     p.m->cfg.sliding_window = window;
@@ -341,8 +340,8 @@ static void each_field_counts(void **state)
     assert_false(same(f, fingerprint_of(&p)));
     norm[3] = one;
 
-    norm = (float *)(uintptr_t)p.m->w.layers[1]
-               .norm1_w; /* only the projection that restores reads it */
+    /* the probe reads layer 1's norm1_w only in the projection that restores */
+    norm = (float *)(uintptr_t)p.m->w.layers[1].norm1_w;
     one = norm[3];
     norm[3] = one * 1.01f;
     assert_false(same(f, fingerprint_of(&p)));

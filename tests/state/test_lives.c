@@ -139,12 +139,12 @@ static void nothing_is_violated(void **state)
         assert_reached(&c);
 }
 
-/* Seeds that found bugs once. With 1071 recomputation waited for groups on the device, and
- * their time was counted twice. With 1702, 4294 and 4752 a race went on with a piece of
- * recomputation that had begun before the race, behind a chunk that was lost, and wrote the piece's
- * rows at the context's beginning. With the other seeds a race, on a device with memory of its own,
- * ended without rows that had been excluded from the restore's records. Restores were not staged at
- * that time. */
+/* Seeds that found bugs once. With 1071 recomputation waited for groups on the device, and their
+ * time was counted twice. With 1702, 4294 and 4752 a race continued a piece of recomputation that
+ * had begun before the race. A chunk before the piece was lost, so the piece's rows were written at
+ * the context's beginning. With the other seeds a race, on a device with memory of its own, ended
+ * without rows that had been excluded from the restore's records. Restores were not staged at that
+ * time. */
 static void old_findings_stay_mended(void **state)
 {
     (void)state;
@@ -183,9 +183,8 @@ static uint64_t hunt(enum state_bug which, unsigned trouble, uint64_t n_seeds)
         struct life_counts unused = {0};
         (void)!freopen("/dev/null", "w", stderr);
         bug = which;
-        life_stages =
-            /* staging is off: no bug is about staging, and lives without it find the bugs sooner */
-            false;
+        /* staging is off: no bug is about staging, and lives without it find the bugs sooner */
+        life_stages = false;
         for (seed = 1; seed <= n_seeds; seed++) {
             (void)!write(fd[1], &seed, sizeof seed);
             life_run(seed, trouble, &unused);

@@ -361,8 +361,8 @@ static void a_slow_device_takes_few_samples(void **state)
     uint64_t n = io_sim_fault_count(io, IO_SIM_SLOW, 0);
     if (n > 500)
         fail_msg("%llu reads", (unsigned long long)n);
+    /* the time to read one record of hidden states */
     double record_s = (double)k.model->cfg.n_embd * 4 * 64 / p.tier[0].bytes_per_s +
-                      /* the time to read one record of hidden states */
                       p.tier[0].request_s;
     if (!(record_s > 0.004)) /* 10 ms without the part that the fit takes for latency */
         fail_msg("%.6f s a record, %.6f s latency", record_s, p.tier[0].latency_s);

@@ -345,8 +345,9 @@ static void a_race_counts_a_piece_at_its_end(void **state)
     bench_close(&b);
 }
 
-/* An event ends the I/O thread's wait for a disk that hangs. So a look-up behind a stuck read does
- * not wait for that wait's end, a tenth of a second. The first look-up may come before the wait. */
+/* An event ends the I/O thread's wait for a disk that hangs. So a look-up after a stuck read is
+ * served at once, and not at the end of that wait, which lasts a tenth of a second. The first
+ * look-up may come before the wait. */
 static void a_look_up_does_not_wait_for_a_stuck_read(void **state)
 {
     (void)state;

@@ -287,7 +287,7 @@ static void check_chunk(const struct line *x, int i, const char *save)
     store_release(x->r->store, &hit, 1);
 }
 
-/* Checks that the context is stored up to n_tokens: its full chunks, and the partial chunk behind
+/* Checks that the context is stored up to n_tokens: its full chunks, and the partial chunk after
  * them. */
 static void check_tail(struct rig *r, uint64_t seed, int n_tokens, const char *save)
 {
@@ -1029,7 +1029,7 @@ static void living_sequences_keep_what_they_were_told(void **state)
     rig_close(&r);
 }
 
-/* --- what is told ----------------------------------------------------------------------------- */
+/* --- what is reported ------------------------------------------------------------------------- */
 
 static struct saver_stats told(const struct rig *r)
 {

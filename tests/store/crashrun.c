@@ -106,10 +106,8 @@ static int entry_see(void *arg, const struct store_entry *e)
         violation(l, "the store lists a chunk that nobody appended");
         return 0;
     }
-    slot->pending |=
-        bits_of(&e->mask)
-        /* the upper bits keep these records apart from the pending ones during this pass */
-        << 16;
+    /* the upper 16 bits keep these records apart from the pending ones during this pass */
+    slot->pending |= bits_of(&e->mask) << 16;
     return 0;
 }
 
@@ -144,8 +142,8 @@ static void read_all(struct life *l)
     }
 }
 
-/* Call this after a call that may have evicted. Takes records that are gone out of the judge's
- * sets. */
+/* Must follow each call that may have evicted. Removes from the judge's sets the records that the
+ * store does not list any more. */
 static void note_evictions(struct life *l)
 {
     unsigned seen[N_SLOTS];
@@ -157,7 +155,8 @@ static void note_evictions(struct life *l)
             continue;
         if (seen[i] != 0 && !has_lied(l))
             violation(l, "a chunk lost some of its records");
-        /* if the index could not remove the chunk, the chunk comes back */
+        /* a fault may keep the index from removing the chunk; then the chunk is back after an
+         * opening */
         if (l->has_faults)
             l->slots[i].maybe |= l->slots[i].committed;
         l->slots[i].committed = 0;
@@ -400,7 +399,8 @@ static void judge(struct life *l)
         if (lost)
             violation(l, "chunk %d: committed %x, but %x is left", i, slot->committed,
                       seen[i]);
-        /* not for a chunk that an erase may have removed after its commit */
+        /* a chunk that the erase may have removed after its commit proves nothing about that
+         * commit */
         if (slot->maybe != 0 && !slot->may_go) {
             n_maybe++;
             n_maybe_seen += (seen[i] & slot->maybe) == slot->maybe;
@@ -447,10 +447,8 @@ static int recover(struct life *l, const struct crash_opts *opts)
         segment_lose(l);
     if (opts->lose_index && io_unlink(l->io, "/store0/index.db", NULL) == 0) {
         l->may_revive = true;
-        l->may_evict =
-            l->may_evict ||
-            /* records that came back may fill the cap, so others may be evicted */
-            l->opts.cap_bytes != 0;
+        /* records that come back may fill the cap, so others may be evicted */
+        l->may_evict = l->may_evict || l->opts.cap_bytes != 0;
         io_dir_sync(l->io, "/store0", NULL);
     }
     uint64_t n_before = io_sim_count(l->io, IO_SIM_AT_OP);

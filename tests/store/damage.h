@@ -24,7 +24,7 @@ struct damage_line {
 };
 void damage_report(const struct damage_line *lines, int n);
 
-/* Makes the store, closed and at rest. */
+/* Makes the store and closes it. */
 void damage_place(struct st_place *p);
 /* Returns another disk with the same content, as after a loss of power. With some seeds (never with
  * 0) the log that the last closing removed exists again, and is read instead of the pages that it

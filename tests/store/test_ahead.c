@@ -64,7 +64,7 @@ static uint64_t awaited(struct ahead *a)
     return n_bytes;
 }
 
-static void provides_that_much_behind_the_last_used_byte(void **state)
+static void provides_a_given_number_of_bytes_beyond_the_last_used_byte(void **state)
 {
     (void)state;
     struct ahead *a = begin();
@@ -109,7 +109,7 @@ static void another_region_begins_anew(void **state)
     mem_unmap(p, 16 * MIB);
 }
 
-/* Memory behind the provided part has a price in proportion to its bytes. */
+/* Providing memory beyond the provided part takes time, in proportion to its bytes. */
 static void missing_memory_has_a_price(void **state)
 {
     (void)state;
@@ -217,7 +217,7 @@ static void a_store_with_a_capacity_gets_all_of_it(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(provides_that_much_behind_the_last_used_byte),
+        cmocka_unit_test(provides_a_given_number_of_bytes_beyond_the_last_used_byte),
         cmocka_unit_test(another_region_begins_anew),
         cmocka_unit_test(missing_memory_has_a_price),
         cmocka_unit_test(several_threads_provide_it_at_once),

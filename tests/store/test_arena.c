@@ -58,7 +58,8 @@ static void a_whole_arena_has_its_memory_from_the_start(void **state)
     arena_close(a);
 }
 
-/* Memory that is not provided yet has a price. */
+/* Memory is provided ahead of its use. Only memory that is not provided yet takes time, which
+ * arena_price_s returns. */
 static void memory_is_provided_ahead_of_its_use(void **state)
 {
     (void)state;

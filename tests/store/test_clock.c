@@ -19,7 +19,7 @@
 
 /* --- the system's clock, as the whole program sees it ----------------------------------------- */
 
-/* the system's clock shows this many seconds more than are right */
+/* number of seconds by which the system's clock is ahead of the right time */
 static int64_t set_by_s;
 static int64_t passed_s; /* seconds that have passed by all clocks */
 
@@ -88,7 +88,7 @@ static void eviction_follows_use(void **state)
     store_stats(s, &full);
     set_by_s = -YEAR_S;
     struct st_ctx kept = context(0);
-    /* was used last, while the clock showed the past */
+    /* this context was used last, while the clock was set back */
     assert_int_equal(found(s, &kept), 1);
     assert_int_equal(store_commit(s, &err), 0);
     store_close(s);
@@ -96,7 +96,8 @@ static void eviction_follows_use(void **state)
     set_by_s = 10 * YEAR_S;
     p.opts.cap_bytes = full.used_bytes;
     s = st_open(&p);
-    for (uint64_t i = 0; i < 2; i++) { /* replaces the contexts 1 and 2 */
+    /* each of these two contexts takes the place of an older one: 1, then 2 */
+    for (uint64_t i = 0; i < 2; i++) {
         struct st_ctx c = context(10 + i);
         set_by_s = jumps[i];
         assert_int_equal(st_save(s, &st_small, &c, 1, ST_BOTH, &err), 0);

@@ -124,7 +124,7 @@ static void older_copies(void **state)
     st_place_close(&p);
 }
 
-/* --- bytes that no row names ------------------------------------------------------------------ */
+/* --- bytes that no row of the index names ----------------------------------------------------- */
 
 /* Makes the key and the state of a context's end: the first n_tokens tokens of chunk `chunk`. */
 static void end_state(const struct st_ctx *c, int chunk, int n_tokens, struct sha256 *key,
@@ -376,8 +376,8 @@ static void in_use(void **state)
     st_place_close(&p);
 }
 
-/* Hits that are held stand until their chunks are erased, found damaged, or superseded: a staged
- * restore then looks them up again. */
+/* Held hits stand until one of their chunks is erased or found damaged. Erasing the chunks after
+ * them changes nothing. A staged restore whose hits do not stand looks its chunks up again. */
 static void hits_stand_until_their_chunks_are_gone(void **state)
 {
     (void)state;

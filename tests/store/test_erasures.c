@@ -1,5 +1,5 @@
-/* test_erasures.c - chunks of a request that began before an erasure: none of them outlives it,
- * however late it is appended, and the erasure reaches no others. */
+/* test_erasures.c - chunks of a request that began before an erasure. None of the erased chunks
+ * comes back, however late the request appends it. Other chunks are not refused. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -106,8 +106,9 @@ static void chunks_and_what_follows(void **state)
     }
 }
 
-/* The chunk before an appended one may have another key than its parent's: at the first chunk of a
- * truncated context's next stair. */
+/* At the first chunk of a truncated context's next stair, the chunk before it (`follows`) is not
+ * its parent: the parent is a key of the stair. Erasing the chunk before it refuses the new chunk,
+ * too. */
 static void the_next_stair(void **state)
 {
     (void)state;
@@ -272,8 +273,8 @@ static void a_text_inside_a_chunk(void **state)
 
 /* --- bounded memory --------------------------------------------------------------------------- */
 
-/* When the store has forgotten marks of erasures, requests from before a forgotten mark are not
- * saved any more; younger requests are. */
+/* The store keeps the marks of a limited number of erasures. Once it has dropped a mark, it refuses
+ * every chunk of requests that began before that erasure. It stores chunks of later requests. */
 static void more_marks_than_are_kept(void **state)
 {
     (void)state;

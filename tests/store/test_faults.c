@@ -1,9 +1,9 @@
-/* test_faults.c - each disk operation in a store's life fails in turn, alone and with all that
- * follow.
+/* test_faults.c - each disk operation in a store's life fails in turn: once alone, and once
+ * together with all later operations.
  *
  * The life opens, saves, reads, pins, evicts, lists, verifies, erases, collects garbage and
- * rebuilds.  Each failure is reported.  The next opening finds everything acknowledged, and no
- * wrong byte is read. */
+ * rebuilds. Each failure is reported. The next opening finds everything acknowledged, and no wrong
+ * byte is read. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* test_guarantee.c - guaranteed chunks. Nothing evicts them. A guarantee that cannot be given is
- * refused, and the message gives the numbers. A guarantee ends only by a caller's wish, or its end
- * is counted. */
+ * refused, and the message gives the numbers. Only a caller ends a guarantee; every other end is
+ * counted. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -143,7 +143,8 @@ static void a_quota_passes_over_it(void **state)
     must_guarantee(s, &kept);
     crowd(s, "alice");
     assert_int_equal(st_n_found(s, &kept, N), N);
-    /* The quota has room for two contexts. Both together are more than three quarters of it. */
+    /* The quota has room for two contexts. Guaranteeing both would take more than three quarters of
+     * the quota. */
     st_must_save(s, &again, N);
     assert_int_equal(guarantee(s, &again, &g, &err), ERR_LIMIT);
     assert_non_null(strstr(err.msg, "owner"));

@@ -12,7 +12,7 @@
 
 enum { NAMES = 300, STEPS = 40000 };
 
-/* Returns the name of number i. The names have only 17 different first places in the table. */
+/* Returns the i-th name. All names hash to one of 17 entries of the table, so they collide. */
 static uint64_t name_of(int i)
 {
     return ((uint64_t)i << 33) | ((uint64_t)(i % 17) << 1) | 1;

@@ -95,8 +95,8 @@ static void pins_last_everywhere(void **state)
     pins_last("sim");
 }
 
-/* A sample's chunks stay while they are measured. A save still finds room: it evicts the ends of
- * contexts. */
+/* Chunks that store_sample has pinned stay until they are released. A save still finds room: it
+ * evicts the last chunks of contexts. */
 static void a_sample_leaves_room(void **state)
 {
     (void)state;
@@ -256,7 +256,7 @@ static void quotas_bound(const char *kind)
         assert_true(use_of(s, "quiet").used_bytes == each);
         assert_true(use_of(s, "vip").used_bytes >= 5 * each);
     }
-    /* What cannot fit is refused, and nothing is evicted for it. */
+    /* A chunk that cannot fit into its owner's quota is refused, and nothing is evicted for it. */
     store_set_quota(s, store_owner("tiny"), 4096);
     struct st_ctx tiny = {.base = 50, .own = 50, .salt = "tiny"};
     assert_int_equal(st_append(s, &st_small, &tiny, 0, ST_BOTH, &err), ERR_LIMIT);
@@ -397,15 +397,16 @@ static int find_tail(struct store *s, const struct st_ctx *c)
     return store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens) ? n_tokens : 0;
 }
 
-/* A partial chunk that many contexts may continue stays when one of them continues it, in any order
- * of saving. A partial chunk that belongs to one context is superseded, whichever request wrote
- * it. */
-static void who_yields(void **state)
+/* A partial chunk is stored twice, by two requests. It is superseded only if both requests let it
+ * yield; otherwise other contexts may continue it, and it stays. The order of the two does not
+ * matter, nor does a restart. */
+static void a_partial_chunk_that_others_may_continue_stays(void **state)
 {
     (void)state;
     struct st_ctx c = {.base = 1, .own = 1};
     for (enum reopen how = GOES_ON; how <= REBUILT; how++) {
-        /* Bit 0 of `who`: the first writer's chunk may yield. Bit 1: the second writer's may. */
+        /* Bit 0 of `who`: the first request lets its chunk yield. Bit 1: the second request does.
+         * */
         for (int who = 0; who < 4; who++) {
             struct st_place p;
             struct err err = {0};
@@ -757,7 +758,7 @@ int main(void)
         cmocka_unit_test(pins_survive_power),
         cmocka_unit_test(quotas_bound_everywhere),
         cmocka_unit_test(partial_chunks_everywhere),
-        cmocka_unit_test(who_yields),
+        cmocka_unit_test(a_partial_chunk_that_others_may_continue_stays),
         cmocka_unit_test(superseded_together),
         cmocka_unit_test(quota_under_one_chunk),
         cmocka_unit_test(watermarks),

@@ -100,7 +100,8 @@ static struct parcel one_parcel(void)
     return p;
 }
 
-/* Returns whether a change of this byte matters. Only the zeros behind records do not. */
+/* Returns whether a change of this byte matters. It matters everywhere except in the zeros that
+ * fill up a record's last block. */
 static bool counts(const struct chunk_header *h, size_t at)
 {
     if (at < CHUNK_HEADER_BYTES)

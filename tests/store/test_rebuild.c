@@ -92,7 +92,7 @@ static void a_marker_that_was_left_means_a_rebuild(void **state)
 }
 
 /* Chunks that are written after a rebuild have higher ids than all chunks before it. */
-static void ids_go_on_behind_the_newest_chunk(void **state)
+static void ids_go_on_after_the_newest_chunk(void **state)
 {
     (void)state;
     struct st_place p;
@@ -116,7 +116,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_is_removed_before_the_marker_is_durable),
         cmocka_unit_test(a_marker_that_was_left_means_a_rebuild),
-        cmocka_unit_test(ids_go_on_behind_the_newest_chunk),
+        cmocka_unit_test(ids_go_on_after_the_newest_chunk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

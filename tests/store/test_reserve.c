@@ -116,7 +116,7 @@ static void gc_works(void **state)
     s = st_open(&p);
     if (store_gc(s, &freed, &err) != 0)
         fail_msg("%s", err.msg);
-    assert_true(freed > 0); /* gives back the space behind the last extent */
+    assert_true(freed > 0); /* gives back the space after the last extent */
     assert_int_equal(st_n_right(s, &kept, N) + st_n_right(s, &gone, N), 2 * N);
     assert_true(has_reserve(&p));
     store_close(s);

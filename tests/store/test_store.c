@@ -224,7 +224,7 @@ static void condemned(struct st_place *p)
     OK(store_commit(s, err));
     store_stats(s, &st);
     assert_int_equal(st.n_chunks, 3);
-    /* chunk 0 is stored again, so the chunks behind it can be reached */
+    /* chunk 0 is stored again, so the chunks after it can be reached */
     OK(st_save(s, &st_small, &c, 2, ST_BOTH, err));
     check(s, &c, 4, 4, 6);
     assert_true(store_audit(s));
@@ -452,8 +452,7 @@ static void recency_survives(struct st_place *p)
     store_close(s);
 }
 
-/* Samples are pinned full chunks of one model. Taking samples changes neither counts nor the order
- * of eviction. */
+/* store_sample pins full chunks of one model. It counts neither hits nor misses. */
 static void samples(struct st_place *p)
 {
     struct store *s = st_open(p);

@@ -1,5 +1,5 @@
-/* test_tier.c - copies of chunks in DRAM: where they come from, what they serve, and that they end
- * before or with the chunks on the disk.  test_lives runs the same tier under a seed. */
+/* test_tier.c - copies of chunks in DRAM: what makes them, which reads they serve, and that a copy
+ * never outlives its chunk on the disk. test_lives runs the same tier under a seed. */
 #include <errno.h>
 #include <math.h>
 #include <sched.h>
@@ -261,7 +261,8 @@ static void a_full_arena_keeps_a_sixteenth_free(void **state)
     assert_int_equal(d.n_chunks, STAY);
     assert_int_equal(d.n_demoted, 21 - STAY);
     assert_int_equal(d.n_full, 0); /* no chunk had to wait for room */
-    /* The context used last stays whole; the first has lost its tail. */
+    /* The two contexts used last keep all copies. The first context has lost the copies of its last
+     * chunks. */
     assert_int_equal(n_copied(s, &c[0], 7), 2);
     assert_int_equal(n_copied(s, &c[1], 7), 7);
     assert_int_equal(n_copied(s, &c[2], 7), 7);
@@ -270,8 +271,8 @@ static void a_full_arena_keeps_a_sixteenth_free(void **state)
     end(&p, s);
 }
 
-/* The first context was used last, so the second loses its tail. */
-static void what_is_used_stays(void **state)
+/* The first context was used last, so the second loses the copies of its last chunks. */
+static void copies_that_were_used_last_stay(void **state)
 {
     (void)state;
     struct st_place p;
@@ -289,7 +290,7 @@ static void what_is_used_stays(void **state)
 }
 
 /* Waiting requests need the oldest context. Policies that look ahead keep its copies. */
-static void what_waits_stays(void **state)
+static void copies_for_waiting_requests_stay(void **state)
 {
     (void)state;
     struct st_place p;
@@ -315,7 +316,7 @@ static void what_waits_stays(void **state)
 }
 
 /* A hint says when the oldest context is used next. The policy `ours` keeps its copies. */
-static void what_is_hinted_stays(void **state)
+static void copies_with_a_hint_stay(void **state)
 {
     (void)state;
     static const struct store_use hint = {.reuse_in_s = 3600};
@@ -471,7 +472,7 @@ static void free_room_in_small_holes_is_joined(void **state)
     struct sha256 key;
     struct store_erased out;
     struct store *s = begin(&p);
-    for (uint64_t i = 0; i < 40; i++) { /* 24 KiB each */
+    for (uint64_t i = 0; i < 40; i++) { /* a copy takes 24 KiB */
         struct st_ctx c = {.base = i + 1, .own = 1};
         assert_int_equal(st_save(s, &st_small, &c, 1, ST_H, &err), 0);
         (void)settled(s);
@@ -597,12 +598,12 @@ static double price(struct store *s, const struct st_ctx *c, int n)
     return store_fetch_price_s(s, keys, n);
 }
 
-/* Providing memory has a price that a fetch must pay. Memory that is provided ahead costs nothing,
- * nor do existing copies, nor memory from the caller's own functions. */
+/* Providing memory takes time, which a fetch must pay for. Memory that is provided ahead costs
+ * nothing, nor do existing copies, nor memory from the caller's own functions. */
 static void memory_that_is_not_provided_has_a_price(void **state)
 {
     (void)state;
-    enum { PART = 4 }; /* the fewest chunks that are fetched */
+    enum { PART = 4 }; /* a fetch needs at least so many chunks */
     struct st_place p;
     struct st_ctx c[2];
     struct store *s = begin_cold(&p, c, 2);
@@ -664,7 +665,7 @@ static void little_is_not_fetched(void **state)
     end(&p, s);
 }
 
-/* A chunk that the caller holds in its own memory is not fetched. Chunks behind it are fetched. */
+/* A chunk that the caller holds in its own memory is not fetched. The chunks after it are. */
 static void what_the_caller_holds_is_not_fetched(void **state)
 {
     (void)state;
@@ -725,9 +726,9 @@ static void earlier_turns_come_first(void **state)
     end(&p, s);
 }
 
-/* A copy may be dropped because the policy does not know that its request needs it. It is not
- * fetched a second time for the same request. Otherwise fetching and dropping would alternate for
- * ever. */
+/* The policy does not know that a waiting request needs these copies, so it may drop one. A dropped
+ * copy is not fetched again for the same request; otherwise fetching and dropping would alternate
+ * for ever. */
 static void a_chunk_is_fetched_once_for_a_request(void **state)
 {
     (void)state;
@@ -755,9 +756,9 @@ static void settle(struct store *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The copy of a chunk that is being written cannot be evicted, so the last request in the queue
- * gives up a copy. No request needs the new chunk, so afterwards the dropped copy is fetched again
- * in its place. */
+/* The copy of a chunk that is being written cannot be evicted. So the last request in the queue
+ * loses a copy instead. No request needs the written chunk, so afterwards the lost copy is fetched
+ * again and takes the place of the written chunk's copy. */
 static void a_copy_that_a_write_pushed_out_is_fetched_again(void **state)
 {
     (void)state;
@@ -822,8 +823,8 @@ static void a_damaged_chunk_is_condemned_once(void **state)
     end(&p, s);
 }
 
-/* The disk hangs or fails: no chunk is condemned, the chunk stays, and this request is not fetched
- * any further. */
+/* The disk hangs or fails. No chunk is condemned, the chunks stay on the disk, and nothing more is
+ * fetched for this request. */
 static void a_disk_that_hangs_ends_the_fetch(void **state)
 {
     (void)state;
@@ -856,7 +857,8 @@ static void a_disk_that_hangs_ends_the_fetch(void **state)
     }
 }
 
-/* A chunk is erased, condemned or evicted while it is being fetched. No copy of it stays. */
+/* A chunk is erased or condemned while it is being fetched, or its fetcher is closed. No copy of
+ * the chunk stays. */
 static void what_goes_while_it_is_fetched_leaves_nothing(void **state)
 {
     (void)state;
@@ -1172,9 +1174,9 @@ int main(void)
         cmocka_unit_test(closing_does_not_touch_the_arena),
         cmocka_unit_test(a_write_that_fails_leaves_no_copy),
         cmocka_unit_test(a_full_arena_keeps_a_sixteenth_free),
-        cmocka_unit_test(what_is_used_stays),
-        cmocka_unit_test(what_waits_stays),
-        cmocka_unit_test(what_is_hinted_stays),
+        cmocka_unit_test(copies_that_were_used_last_stay),
+        cmocka_unit_test(copies_for_waiting_requests_stay),
+        cmocka_unit_test(copies_with_a_hint_stay),
         cmocka_unit_test(what_the_caller_holds_goes_first),
         cmocka_unit_test(a_chunk_that_is_held_twice_is_let_go_twice),
         cmocka_unit_test(a_chunk_that_is_used_again_is_not_dropped_any_more),

@@ -65,8 +65,8 @@ static struct st_ctx ctx_of(int i)
     return (struct st_ctx){.base = 100 + (uint64_t)i, .own = 100 + (uint64_t)i};
 }
 
-/* Pins some contexts and erases others. These calls add rows to the index without having made room
- * for them. */
+/* Pins some contexts and erases others. These calls add rows to the index without making room for
+ * them first. */
 static void pin_and_erase(struct store *s, int i, int n)
 {
     struct err err = {0};

@@ -140,8 +140,7 @@ static void shared_chunks_have_the_longest_time(void **state)
     }
 }
 
-/* A pinned, guaranteed or used chunk does not expire. It expires when it is no longer any of
- * these. */
+/* A pinned, guaranteed or used chunk does not expire until this protection has ended. */
 static void what_is_kept_does_not_expire(void **state)
 {
     (void)state;
@@ -155,7 +154,7 @@ static void what_is_kept_does_not_expire(void **state)
     use(s, &c, 1000);
     st_keys(&c, N, keys);
     age(s, 5000);
-    /* pins the chunks up to the middle: the ones behind expire */
+    /* this pin protects the chunks up to the middle; the two after them expire */
     assert_true(store_pin(s, &keys[1], &hit));
     assert_int_equal(expire(s), 2);
     store_release(s, &hit, 1);

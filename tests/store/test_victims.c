@@ -186,8 +186,8 @@ static void a_dropped_chunk_goes_first(void **state)
     }
 }
 
-/* The saving in seconds counts per byte. Two contexts have the same hint. The chunk with half of
- * the bytes is worth its room. The other chunk is not, although it was used later. */
+/* The seconds that a chunk saves count per byte. Two contexts have the same hint. The chunk with
+ * half of the bytes is worth its room. The other chunk is not, although it was used later. */
 static void what_saves_more_for_each_byte_stays(void **state)
 {
     (void)state;
@@ -342,7 +342,7 @@ static void twin_use(struct twin *t, int c, uint32_t now)
     store_release(t->store, hits, n_hits);
 }
 
-/* Announces a request for a context at this turn. If a request waits for the context already, ends
+/* Announces a request for a context at this turn. If a request for the context waits already, ends
  * that request instead. */
 static void twin_expect(struct twin *t, int c, uint64_t turn)
 {
@@ -362,7 +362,8 @@ static void twin_expect(struct twin *t, int c, uint64_t turn)
     t->turn[c] = joins ? turn : 0;
 }
 
-/* Begins or ends to hold a stored chunk of a context.  A held chunk may not be evicted. */
+/* Pins a stored chunk of a context, or releases it if the context has a pinned chunk already. A
+ * pinned chunk may not be evicted. */
 static void twin_hold(struct twin *t, int c, int chunk)
 {
     if (t->held[c].impl != NULL) {
