@@ -480,7 +480,7 @@ static void appended_while_an_owner_is_erased(void **state)
 }
 
 /* All chunks are erased while they are in use, and one in the middle is found damaged meanwhile.
- * The damaged chunk has no records left when the chunks behind it are removed. The chunks before it
+ * The damaged chunk has no records left when the chunks after it are removed. The chunks before it
  * must still be erased. */
 static void damaged_while_doomed(void **state)
 {
@@ -627,7 +627,7 @@ static void wipe_fails(void **state)
 /* --- chunks that continue an erased text ------------------------------------------------------ */
 
 /* The erased text has `n_full` chunks and 20 more tokens. An interrupted answer has saved the chunk
- * that begins with these tokens, and the chunks behind it. */
+ * that begins with these tokens, and the chunks after it. */
 static void continuing(const char *kind, int n_full, bool with_others)
 {
     struct st_place p;
