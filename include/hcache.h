@@ -180,6 +180,7 @@ struct hcache_opts {
     const struct hcache_request *ahead;
 };
 
+/* Opens the model and the store. *out is the caller's; end it with hcache_close. */
 int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_err *err);
 /* Makes all state that is being saved durable, then frees h. NULL is allowed. */
 void hcache_close(struct hcache *h);
@@ -206,9 +207,8 @@ struct hcache_model_info {
     /* the template shows tools to the model, and calls in its format can be parsed */
     bool has_tools;
     int max_sequences;
-    char fingerprint
-        /* fingerprint of its saved state (model, weight format, dtype, arithmetic), hexadecimal */
-        [65];
+    /* fingerprint of its saved state (model, weight format, dtype, arithmetic), hexadecimal */
+    char fingerprint[65];
 };
 void hcache_model_info(const struct hcache *h, struct hcache_model_info *out);
 
@@ -262,8 +262,7 @@ void hcache_guard(const struct hcache *h, const char *text, size_t n, char **out
  * *json is the text of an object with content and tool_calls (name, arguments), and is the
  * caller's. */
 bool hcache_chat_calls(const struct hcache *h, const char *text, size_t n, char **json);
-/* Returns how many bytes of an unfinished answer are certainly text, not the beginning of a call.
- */
+/* Returns how many bytes of an unfinished answer are certainly text, not the start of a call. */
 size_t hcache_chat_text_bytes(const struct hcache *h, const char *text, size_t n);
 /* Returns the bytes of one token, which may be part of a character; NULL: there is no such token.
  * The memory belongs to h. */
@@ -570,9 +569,10 @@ int hcache_cache_erase(struct hcache *h, uint8_t (*keys)[32], int n,
  * contexts continue. */
 int hcache_cache_erase_context(struct hcache *h, const struct hcache_context *c,
                                struct hcache_erased *out, struct hcache_err *err);
-/* Erases all chunks that contain one of several whole texts; call it before hcache_cache_erase.
- * keys[] are the keys of these texts (hcache_chunk_keys), in any order. The function also finds
- * chunks whose keys nobody knows, such as those of an interrupted answer. */
+/* Erases chunks that have the end of an erased text and tokens after it, and all chunks behind
+ * them; call it before hcache_cache_erase. keys[] are the keys of one or several texts
+ * (hcache_chunk_keys), in any order. The key of such a chunk hashes the tokens after the text, too,
+ * so it is not among keys[]. An interrupted answer, for example, has saved such a chunk. */
 int hcache_cache_forget(struct hcache *h, uint8_t (*keys)[32], int n,
                         struct hcache_erased *out, struct hcache_err *err);
 /* Erases all state stored under a salt. */
@@ -655,13 +655,12 @@ struct hcache_cache_stats {
     uint64_t n_chunks, used_bytes, cap_bytes, file_bytes, pending_bytes, n_pins;
     /* limit on all files of the store, from which cap_bytes follows; 0: none */
     uint64_t files_cap_bytes;
-    uint64_t n_expiring;       /* chunks with a time to live */
-    uint64_t n_guarantees;     /* pins that are guarantees */
-    uint64_t guaranteed_bytes; /* part of used_bytes that is never evicted */
-    uint64_t guarantee_limit_bytes,
-        /* limit of guaranteed_bytes (0: none); guarantees that damage broke since the store was
-         * opened */
-        n_guarantees_broken;
+    uint64_t n_expiring;            /* chunks with a time to live */
+    uint64_t n_guarantees;          /* pins that are guarantees */
+    uint64_t guaranteed_bytes;      /* part of used_bytes that is never evicted */
+    uint64_t guarantee_limit_bytes; /* limit of guaranteed_bytes; 0: none */
+    /* guarantees broken by damage since the store was opened */
+    uint64_t n_guarantees_broken;
     /* The following fields count since the store was opened. */
     uint64_t n_hits, n_misses, n_evicted, n_corrupt, appended_bytes, read_bytes;
     struct hcache_counts misses, evictions; /* counts by reason */
@@ -746,21 +745,22 @@ int hcache_ticket_result(struct hcache_ticket *t, struct hcache_result *out,
 /* Cancels a request that still runs.  notify is not called after this returns.  NULL is allowed. */
 void hcache_ticket_free(struct hcache_ticket *t);
 
-/* Counters since the start, and the present state. */
 enum { HCACHE_HIST_BUCKETS = 24 };
+/* A histogram of times in seconds. */
 struct hcache_hist {
     /* count[i]: values above hcache_hist_bound_s(i - 1) and up to hcache_hist_bound_s(i); the last
      * element counts all larger values. */
     uint64_t count[HCACHE_HIST_BUCKETS + 1];
     double sum_s;
 };
-double hcache_hist_bound_s(int i);
+double hcache_hist_bound_s(int i); /* returns the upper bound of bucket i, in seconds */
 
+/* Counters since the start, and the present state. */
 struct hcache_stats {
     int n_waiting, n_running;
-    /* Estimated wait for a place if a request were submitted now: the number of requests before it,
-     * times the time that recent requests held their places. 0: hardly any wait, or not known
-     * yet. */
+    /* Estimated wait for a place if a request were submitted now: the number of waiting requests
+     * and this one, times how long recent requests held their places, divided by the number of
+     * running requests. 0: a place is free, or nothing is known yet. */
     double wait_s;
     uint64_t n_ended, n_cancelled, n_failed, n_refused, n_timed_out;
     uint64_t prompt_tokens, generated_tokens;
@@ -792,9 +792,8 @@ struct hcache_stats {
     /* Chunks that were committed; the partial chunks among them; chunks that the store already
      * had. */
     uint64_t saved_chunks, saved_tails, shared_chunks;
-    uint64_t save_buffer_bytes,
-        /* memory for chunks that are not saved yet: the limit, and the present use */
-        save_buffer_used_bytes;
+    /* memory for chunks that are not saved yet: the limit, and the present use */
+    uint64_t save_buffer_bytes, save_buffer_used_bytes;
     uint64_t n_preempted; /* times that a sequence was preempted */
     /* tokens of preempted sequences when they came back: restored, and computed again */
     uint64_t recovered_tokens, recomputed_tokens;

@@ -136,8 +136,8 @@ int engine_create(const struct engine_opts *o, struct engine **out, struct err *
         rc = reserve_mixed(e, err);
     if (rc == 0)
         rc = reserve_pool(e, err);
-    /* A block that twice as many waiting requests need counts as needed one priority step
-     * earlier. */
+    /* If twice as many waiting requests need a block, it counts as needed earlier: by the waiting
+     * time that one step of priority is worth. */
     if (rc == 0)
         kv_pool_set_step(e->shared.pool, (uint64_t)so.age_ns);
     if (rc == 0 && o->store != NULL)

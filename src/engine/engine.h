@@ -47,9 +47,9 @@ struct engine_opts {
     /* Remote from which chunks that the store lacks are fetched; NULL: there is no remote. */
     struct remote *remote;
     struct sha256 fingerprint;
-    /* Speeds that plans are computed from. If it lacks the store's speed, the engine measures
-     * that: in the background from now on if measure_ahead is set and chunks are stored, else on
-     * the first hits. */
+    /* Speeds that plans are computed from. If the store's speed is missing, the engine measures it:
+     * in the background from now on if measure_ahead is set and chunks are stored, else on the
+     * first hits. */
     struct platform *platform;
     bool measure_ahead;
     /* The store's throttle, which bounds the platform's bandwidth; 0: there is no throttle. */
@@ -195,9 +195,9 @@ const struct kv_table *seq_table(const struct seq *s);
 const struct kv_pool *engine_pool(const struct engine *e);
 
 struct engine_stats {
-    int blocks, blocks_free,
-        /* Blocks of the KV cache. No sequence uses a kept block, so it can be evicted. */
-        blocks_kept;
+    int blocks, blocks_free; /* blocks of the KV cache: all, and those that are free */
+    /* Blocks that no sequence uses and that stay known; they can be evicted. */
+    int blocks_kept;
     uint64_t n_evicted; /* evicted blocks of the KV cache */
     uint64_t n_preempted, n_timed_out;
     uint64_t fused_rows; /* rows of new tokens computed inside restores, times layers */
@@ -212,7 +212,7 @@ struct engine_stats {
     uint64_t n_replays; /* truncated contexts that were computed again without the store */
     /* Time from the end of each stair until its state had moved, summed. */
     int64_t stairs_ns;
-    /* Restores whose reads hung or crawled, by the way in which they ended. */
+    /* Restores whose reads hung or crawled, counted by how they ended. */
     uint64_t n_stalls[STALL_ENDS];
     /* Bytes of blocks that crossed the link from and to the host (mixed.h). */
     uint64_t link_bytes, link_down_bytes;
@@ -223,7 +223,8 @@ void engine_stats(const struct engine *e, struct engine_stats *out);
 bool engine_mixed_stats(const struct engine *e, struct mixed_stats *out);
 /* Returns the host memory of blocks that do not lie on the device. */
 size_t engine_host_bytes(const struct engine *e);
-/* Returns the reserved bytes in all, and the shares of the KV pool, activations and restores. */
+/* Returns the reserved bytes in all. *kv, *activations and *restore get the parts of the KV pool,
+ * activations and restores. */
 size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations,
                     size_t *restore);
 

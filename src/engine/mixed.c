@@ -222,7 +222,7 @@ static bool begins_in_tail(const struct mixed *x, const struct seq *s)
            class_at(x, s, first_block(s)) != PLACES_KV_DEVICE;
 }
 
-/* Returns the place of a block that the step's rows are in, or -1 if it must be a scratch block. */
+/* Returns the place where the step writes its rows of a block; -1: a scratch block. */
 static int32_t written_place(const struct mixed *x, const struct seq *s, int block)
 {
     bool in_tail = begins_in_tail(x, s);

@@ -67,8 +67,7 @@ struct mixed_opts {
     /* Slows the link down to this speed; 0: the link's own speed. */
     double link_bytes_per_s;
     /* For benchmarks: bytes of each layer that come over the link, a part before the blocks of each
-     * mini-batch. These bytes stand for streamed weights of the next layer, and nothing reads them.
-     */
+     * mini-batch. They stand for the streamed weights of the next layer; nothing reads them. */
     size_t weights_bytes;
     /* For tests: overrides the ratio. Same contract as kv_pool_numbers.order. */
     const int *(*order)(void *arg, const struct kv_table *t);
@@ -86,8 +85,8 @@ struct mixed_stats {
 
 /* A sequence of the present step. */
 struct mixed_seq {
-    /* [n_blocks] per block its number, the same in every layer's view, or -1 - i for scratch block
-     * i. */
+    /* [n_blocks] the number of each block, which is the same in every layer's view; -1 - i: the
+     * block lies in scratch block i. */
     int32_t *where;
     /* [n_blocks] the block table: block numbers in the present layer's view. */
     int32_t *number;
@@ -99,7 +98,7 @@ struct mixed_seq {
 
 /* An ACT block. A mini-batch projects its i-th ACT block into its i-th scratch block. */
 struct mixed_act {
-    /* Index of the sequence in the batch; index of the block in the sequence's table. */
+    /* seq: index of the sequence in the batch; block: index in the sequence's table. */
     int seq, block;
 };
 
@@ -117,7 +116,7 @@ struct mixed {
     const struct model *model; /* NULL: the pool's blocks are all KV on the device */
     struct model_work *work;
     struct stream *stream, *link;
-    /* Per buffer: the event behind its last load, and the event behind its last use. */
+    /* For each buffer: the events that were recorded after its last load and after its last use. */
     struct event *loaded[2], *done[2];
     struct places places;
     struct buf weights_host, weights; /* opts.weights_bytes each */
@@ -129,11 +128,11 @@ struct mixed {
     struct mixed_act *acts;
     int n_minis, n_acts;
     int now; /* the mini-batch that computes */
-    unsigned
-        /* Number of mini-batches that have passed a layer in this step, summed over layers. The
-         * lowest bit selects the buffer. */
-        turn;
-    /* [max_seqs] ACT blocks of a full context in each place. NULL: act_share holds for all. */
+    /* Number of mini-batches that have passed a layer in this step, summed over layers. The lowest
+     * bit selects the buffer. */
+    unsigned turn;
+    /* [max_seqs] number of ACT blocks of a full context in each place. NULL: opts.act_share holds
+     * for all places. */
     int64_t *share;
     double share_blocks; /* number of blocks of a full context, for `share` */
     int32_t *numbers;    /* memory of `where` and `number` of all sequences */

@@ -54,8 +54,8 @@ static int project(struct sampling *p, int n)
     return stream_sync(x->stream);
 }
 
-/* Begins as mixed_load does. The wait resets the throttle of a slowed link. Otherwise a copy that
- * was late would let the next one run faster. */
+/* Copies n KV blocks over the link. Waits first, as mixed_load does: that resets the throttle of a
+ * slowed link. Otherwise a copy that was late would let the next one run faster. */
 static int copy(struct sampling *p, int n)
 {
     const struct places *pl = &p->x.places;

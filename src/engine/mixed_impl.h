@@ -1,8 +1,8 @@
 /* mixed_impl.h - declarations that the files of the hybrid cache share; private to them.
  *
- *   mixed.c        memory, mini-batches, the calls of a pass
+ *   mixed.c        memory, mini-batches, the functions that a pass calls
  *   mixed_layer.c  a mini-batch's way through a layer
- *   mixed_costs.c  what a layer costs */
+ *   mixed_costs.c  measures the costs of a layer */
 #ifndef ENGINE_MIXED_IMPL_H
 #define ENGINE_MIXED_IMPL_H
 

@@ -59,8 +59,8 @@ static void split_by(const struct room *r, int64_t n, struct hybrid_split *out)
         hybrid_place(&r->machine, &r->mem, n, r->method == MIXED_ACT ? n : 0, out);
 }
 
-/* Splits by Algorithm 1 of the paper, which divides the whole memory. Blocks beyond n are left out.
- */
+/* Splits by Algorithm 1 of the paper, which divides the whole memory. Leaves out blocks beyond
+ * n. */
 static void split_as_printed(const struct room *r, int64_t n, struct hybrid_split *out)
 {
     struct hybrid_shares s;

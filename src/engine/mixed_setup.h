@@ -1,13 +1,13 @@
 /* mixed_setup.h - decides whether a job's contexts have blocks on the host, and how many of
  * which type (HybridServe, section 4.3.1).
  *
- *   off, recompute   all blocks are KV blocks on the device; blocks without room are computed again
+ *   off, recompute   all blocks are KV blocks on the device; blocks that find no room are computed again
  *   kv, act          blocks of this type alone
  *   paper            the paper's Algorithm 1
  *   auto             hybrid_choose; no ACT blocks if the link outruns the projection, or heads are
  *                    grouped; off if the device computes in the host's memory
  *
- * Pure, except that the caller has run mixed_measure. */
+ * The functions are pure. They take the costs that mixed_measure has measured. */
 #ifndef ENGINE_MIXED_SETUP_H
 #define ENGINE_MIXED_SETUP_H
 
@@ -55,7 +55,8 @@ struct mixed_choice {
  * the caller. */
 int mixed_decide(const struct mixed_job *j, const struct model *m,
                  const struct mixed_costs *c, struct mixed_choice *out, struct err *err);
-/* Returns whether the decision needs measured costs. If not, out->why says why it is off. */
+/* Returns whether the decision needs measured costs. If it does not, no blocks lie on the host, and
+ * out->why gives the reason. */
 bool mixed_must_measure(const struct mixed_job *j, struct mixed_choice *out);
 
 #endif

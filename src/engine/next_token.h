@@ -18,8 +18,8 @@ struct seq;
 struct next_token {
     const struct model *model;
     int n_wanted; /* sequences that want their logits: rows [0, n_wanted) */
-    /* Sequences added so far: n_shown of them want their logits, n_other do not. The rows of the
-     * second kind begin at n_wanted. */
+    /* Sequences added so far: n_shown of them want their logits, in rows from 0 on; n_other do not,
+     * in rows from n_wanted on. */
     int n_shown, n_other;
     struct seq **seqs;       /* [max_rows] sequence of each row */
     struct sample_row *rows; /* [max_rows] sampling parameters of each row */

@@ -34,7 +34,8 @@ struct restore_phase {
     struct fused fused;
     /* Compute time that restores may still take beside decodes. */
     struct beside_credit credit;
-    int64_t again_ns; /* Time from the last poll until silent reads are judged again. */
+    /* time after the last poll at which reads without an answer are judged again */
+    int64_t again_ns;
     /* Scratch of one plan: */
     struct plan_layer *plan_layer;
     double *prefill_s;
@@ -74,6 +75,7 @@ void restore_phase_learns(struct restore_phase *g, double believed_s, int64_t ns
 
 /* Returns the reason why nothing is looked up for s, or NULL. */
 const char *restore_phase_why_not(const struct seq *s);
+/* Begins the look-up of s without a change of its phase: s->restore is set. */
 void restore_phase_find(struct restore_phase *g, struct seq *s);
 /* Ends the restore of s, in any phase. Does not wait for I/O. */
 void restore_phase_abandon(struct restore_phase *g, struct seq *s);

@@ -97,10 +97,10 @@ static int make_one_range(struct restore_phase *g, const struct store_hit *hits,
     return n_hits > 0;
 }
 
-/* Merges neighbouring chunks with equal records in the same tier into ranges. Reading from DRAM
- * costs nothing, so there keys and values are the best kind, whatever kind the disk's chunks
- * use: each tier has its own letter (docs/RESTORATION.md). A forced plan makes no such
- * difference. Chunks that are read ahead count as read. */
+/* Merges neighbouring chunks with equal records in the same tier into ranges. Returns their number.
+ * Reading from DRAM costs nothing, so keys and values are the best kind there, whatever kind the
+ * disk's chunks use: each tier has its own letter (docs/RESTORATION.md). A forced plan uses the
+ * same kind in both tiers. Chunks that are read ahead count as read. */
 static int make_ranges(struct restore_phase *g, const struct store_hit *hits, int n_hits,
                        bool is_forced, bool is_ahead)
 {

@@ -8,23 +8,23 @@
 
 #include "engine/restore_phase.h"
 
-/* Returns whether plans lack the store's speed. It is measured once per engine: ahead, or on the
- * first hits, when there are chunks to read. A throttled store has the throttle's speed, so
- * nothing is measured. */
+/* Returns whether the store's speed must still be measured, because plans need it. It is measured
+ * once per engine: ahead, or on the first hits, when there are chunks to read. A throttled store
+ * has the throttle's speed, so nothing is measured. */
 bool restore_plan_must_measure(const struct restore_phase *g);
 /* Takes over the speed that a look-up has measured, if any. */
 void restore_plan_measured(struct restore_phase *g, const struct restore_found *f);
 
 /* Returns the number of tokens of the first n found chunks. The last one may be partial. */
 int restore_plan_tokens(const struct restore_found *f, int n);
-/* Returns the number of found chunks the restore may use. */
+/* Returns the number of found chunks that the restore may use. */
 int restore_plan_usable(const struct seq *s, const struct restore_found *f);
 bool restore_plan_is_forced(const struct seq *s);
 
 /* Returns the time to compute the first n_tokens if nothing else is computed. Returns 0 if the
- * restore must wait for the store for any time, for example because its plan is forced. The moved
- * tokens of a view are computed by replaying all stairs (policy/staircase.h); if the sequence may
- * not do that now, the time is 0. */
+ * restore must wait for the store however long it takes, for example if its plan is forced. The
+ * moved tokens of a view are computed by replaying all stairs (policy/staircase.h); if the sequence
+ * may not do that now, the time is 0. */
 double restore_plan_price_s(const struct restore_phase *g, const struct seq *s,
                             int n_tokens);
 
@@ -39,7 +39,7 @@ struct restore_plan_ask {
 };
 /* Plans the restore of the found chunks behind the first ask->first, which are on the device. The
  * plan goes to s->out. *n_chunks counts the chunks on the device and the planned ones; 0: nothing
- * is restored. */
+ * is restored. Returns 0 or an error, whose message is in s->out.err. */
 int restore_plan_make(struct restore_phase *g, struct seq *s, const struct restore_found *f,
                       const struct restore_plan_ask *ask, int *n_chunks);
 /* Returns the job that carries out the plan of s, without a block table. It points into s and g,

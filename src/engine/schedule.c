@@ -250,8 +250,8 @@ static void stage_next(struct schedule *c, int n_live)
 
 /* --- the step --------------------------------------------------------------------------------- */
 
-/* Returns the running sequences. Ended sequences keep their blocks until the next step, because
- * tests look at them. */
+/* Returns the number of running sequences, and frees the blocks of ended ones. Blocks of an ended
+ * sequence stay until the next step begins, because tests look at them. */
 static int count_running(struct schedule *c)
 {
     int n = 0;

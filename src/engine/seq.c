@@ -335,8 +335,8 @@ static void tell_first(struct seq *s)
     stats->recomputed_tokens += (uint64_t)(s->n_tokens - seq_at(s));
 }
 
-/* The state that a sequence takes over may still be on its way to the store. Its own chunks
- * follow it there in order. */
+/* Opens the save at once, although the state that the sequence takes over may still be on its way
+ * to the store: the saver writes the sequence's own chunks behind that state, in order. */
 void seq_enter_prefill(struct seq *s)
 {
     int n = s->n_done / KV_BLOCK_TOKENS;

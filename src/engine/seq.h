@@ -64,14 +64,14 @@ struct seq_shared {
 
 /* The announcement of a waiting sequence to the store and the KV pool (upcoming.h). */
 struct seq_upcoming {
-    uint64_t turn;
-    int cut; /* cut of the view that was announced */
-    int n_chunks,
-        /* The view needs n_wanted chunks; the first n_chunks were announced to the store. */
-        n_wanted;
-    bool is_told, is_pool_told;
-    /* Whether fetching ahead was decided; whether the chunks are being fetched. */
-    bool is_fetch_decided, is_fetched_for;
+    uint64_t turn; /* announced position in the order of admission: upcoming.c, turn_of */
+    int cut;       /* cut of the view that was announced */
+    /* The view needs n_wanted chunks; the first n_chunks were announced to the store. */
+    int n_chunks, n_wanted;
+    bool is_told; /* the sequence is announced; the store may lack room for all chunks */
+    bool is_pool_told;     /* the KV pool knows the announcement */
+    bool is_fetch_decided; /* whether to fetch ahead has been decided */
+    bool is_fetched_for;   /* the fetcher was asked for the chunks */
 };
 
 /* Decision about reading ahead for a waiting sequence (staging.h). */

@@ -5,7 +5,7 @@
 
 #include "engine/restore_plan.h"
 
-/* Contexts of less than 256 tokens are not read ahead, as they are not fetched (store/fetch.c). */
+/* Contexts of less than 256 tokens are not read ahead, and not fetched either (store/fetch.c). */
 enum { LEAST_TOKENS = 4 * STORE_CHUNK_TOKENS };
 
 bool staging_may_begin(const struct restore_phase *g, const struct seq *s)
@@ -39,7 +39,7 @@ static void drop(struct restore_phase *g, struct seq *s)
     s->out.err = (struct err){0};
 }
 
-/* Returns the prefill time of the tokens behind the first n_old that a plan leaves to compute. */
+/* Returns the time to prefill the tokens behind the first n_old, which a plan does not restore. */
 static double prefill_s(const struct restore_phase *g, const struct seq *s, int n_old)
 {
     const struct platform *p = g->o.platform;
@@ -129,7 +129,8 @@ void staging_step(struct restore_phase *g, struct seq *s, bool beside_decodes)
         staging_end(g, s);
 }
 
-/* Returns whether more chunks are stored than the look-up found: others have saved them since. */
+/* Returns whether more chunks are stored than the look-up found: other sequences have saved them
+ * since. */
 static bool store_has_more(const struct seq *s, const struct restore_found *f)
 {
     int n_all = (s->view.n_tokens - 1) / STORE_CHUNK_TOKENS;

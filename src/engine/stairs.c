@@ -87,7 +87,8 @@ static void pin_anew(struct seq *s)
 }
 
 /* Releases the dropped chunks: the first chunk of the present stair is durable, so this sequence
- * does not need them to continue. Other sequences that share them may. */
+ * does not need them to continue. They become the store's first victims (store_drop), unless other
+ * sequences still use them. */
 static void let_go(struct seq *s)
 {
     struct stairs *st = &s->stairs;

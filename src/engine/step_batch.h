@@ -50,11 +50,11 @@ void step_batch_add(struct step_batch *b, struct seq *s, int n_rows);
  * sequences. */
 int step_batch_run(struct step_batch *b, struct err *err);
 
-/* Returns the device's message for its fault; else the reason why weights could not be read;
- * else the name of the code. */
 struct step_fault {
     char text[256];
 };
+/* Returns the device's message for its fault; else the reason why weights could not be read;
+ * else the name of the code rc. */
 struct step_fault step_fault(const struct seq_shared *sh, int rc);
 /* Call after a fault that failed sequences. Returns 0 if the device can go on, else its error. */
 int step_recover(struct stream *s, struct err *err);

@@ -4,8 +4,8 @@
 #include "engine/stairs.h"
 #include "policy/dram_tier.h"
 
-/* Returns the turn of a sequence. The scheduler admits by arrival; a step of priority is worth
- * age_ns of waiting. */
+/* Returns the turn of a sequence: its arrival, in ns, moved by age_ns for each step of priority.
+ * The scheduler admits in this order. */
 static uint64_t turn_of(const struct seq *s, int64_t age_ns)
 {
     int64_t turn = s->t_arrival + s->req.priority * age_ns;

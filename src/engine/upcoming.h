@@ -1,7 +1,7 @@
 /* upcoming.h - tells the store and the KV pool which state the waiting requests need; private to
  * src/engine.
  *
- * A sequence is announced while it waits, until it has taken or restored all that exists of its
+ * A sequence is announced while it waits, until it has taken or restored all existing state of its
  * prompt (it enters PREFILL), or ends. Policies that look ahead evict the state of announced
  * sequences last (policy/placement.h). The windows of store and pool are bounded: later
  * sequences get room as earlier ones leave.
