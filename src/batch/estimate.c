@@ -18,7 +18,7 @@ bool estimate_left(const struct estimate *e, double *low_s, double *high_s)
     return true;
 }
 
-/* Returns a unit in which the larger of the two times reads well. */
+/* Returns the unit, in seconds, in which a time of s seconds reads well. */
 static double unit_of(double s, const char **name)
 {
     *name = s < 100 ? "s" : s < 6000 ? "min" : "h";

@@ -250,7 +250,7 @@ static void tell(struct batch *b, bool now)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-/* Writes the answer of a line. Takes `text`. */
+/* Writes the answer of a line. Frees `text`. */
 static void write_line(struct batch *b, const struct line *l, char *text, bool failed)
 {
     output_add(failed && b->has_errors ? &b->errors : &b->out, text);
@@ -292,7 +292,7 @@ static int check_request(struct batch *b, struct item *it, struct fault *f)
 static void set_client(struct batch *b, struct item *it)
 {
     it->client = b->o.client;
-    /* earlier generations must not change a prompt, so they are not offered */
+    /* Without remembered answers: the tokens of earlier answers must not change a prompt. */
     it->client.answers = NULL;
     it->client.repeatable = true;
     it->client.request_name = it->line.name;
@@ -325,8 +325,8 @@ static uint64_t group_of(const char *salt)
     return salt != NULL ? checksum64(salt, strlen(salt)) : 0;
 }
 
-/* Checks a request and adds it to those read ahead; answers it at once if it is refused. Takes the
- * item. */
+/* Checks a request and adds it to those read ahead. If it is refused, answers it at once and frees
+ * the item. */
 static void add_request(struct batch *b, struct item *it)
 {
     struct fault f;
@@ -400,8 +400,8 @@ static bool comes_again(const struct item *it, const struct fault *f)
     return is_full || (f->status == 503 && it->n_tries < MAX_TRIES);
 }
 
-/* Answers a request that did not reach the engine or failed there, or queues it once more. Takes
- * the item. */
+/* Queues a request once more that did not reach the engine or failed there; or answers it, and
+ * frees the item. */
 static void fail_request(struct batch *b, struct item *it, const struct fault *f)
 {
     struct fault again;
@@ -446,8 +446,8 @@ static void send(struct batch *b)
 
 /* --- collecting ------------------------------------------------------------------------------- */
 
-/* Writes the answer of a request. Takes the item. Returns false if the engine is stopping; then the
- * line is not done. */
+/* Writes the answer of a request. Frees the item, or queues a failed request once more. Returns
+ * false if the engine is stopping; then the line is not done. */
 static bool finish(struct batch *b, struct item *it)
 {
     struct fault f;

@@ -21,10 +21,8 @@
 struct batch_counts {
     uint64_t n_lines;   /* lines read so far, without blank ones */
     uint64_t n_skipped; /* lines done by an earlier run */
-    uint64_t n_done,
-        /* n_done: lines written, including earlier runs; n_failed: the part of them that reports a
-         * fault */
-        n_failed;
+    /* n_done: lines written, including earlier runs; n_failed: those of them that report a fault */
+    uint64_t n_done, n_failed;
     uint64_t out_bytes;   /* bytes written to output and errors */
     uint64_t total_lines; /* lines of the input; 0: not known */
     /* Tokens of this run. */

@@ -43,7 +43,7 @@ void line_deinit(struct line *l);
 /* Returns the kind of request that has this url; 0: there is none. */
 unsigned line_kind(const char *url);
 
-/* Both return the text of the answering line; the caller frees it. line_answer takes body. */
+/* Both return the text of the answering line; the caller frees it. line_answer frees body. */
 char *line_answer(const struct line *l, int status, struct json *body);
 char *line_fault(const struct line *l, const struct fault *f);
 

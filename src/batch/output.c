@@ -170,7 +170,7 @@ int output_sync(struct output *o, struct err *err)
     if (rc == 0 && !o->is_stdout && fdatasync(o->fd) != 0)
         rc = -errno;
     if (rc != 0) {
-        /* Removes the part that was written. If that fails, the next run cuts off a torn line. It
+        /* Removes the part that was written. If that fails, the next run cuts off a torn line, and
          * counts the whole lines as done, which is right. */
         if (!o->is_stdout)
             (void)!ftruncate(o->fd, (off_t)o->n_bytes);

@@ -84,7 +84,7 @@ static struct json *head_json(const struct shelf_head *h)
     return o;
 }
 
-/* Writes a record as FOLDER/id.json. Takes o. */
+/* Writes a record as FOLDER/id.json. Frees o. */
 static int write_record(struct shelf *s, const char *id, struct json *o, struct err *err)
 {
     char name[SHELF_ID_BYTES + 8];
@@ -262,8 +262,7 @@ static void visit_record(struct shelf *s, const char *name)
         load_record(s, name);
 }
 
-/* Removes files that an earlier process has left unfinished.  Files of the user have other names.
- */
+/* Removes files that an earlier process left unfinished. Files of the user have other names. */
 static void visit_rest(struct shelf *s, const char *name)
 {
     char record[300];

@@ -26,8 +26,7 @@ struct client_calls {
     void (*wake)(void *arg);
     /* An answer was submitted. */
     void (*began)(void *arg);
-    /* An answer has ended. r: the answer's result, or NULL. missed: the result names a miss reason.
-     */
+    /* An answer has ended. r: its result, or NULL. missed: the result has a miss reason. */
     void (*ended)(void *arg, enum answer_end end, const struct hcache_result *r,
                   bool missed);
 };

@@ -289,7 +289,8 @@ static enum answer_end end_of(const struct hcache_result *r)
                                                : ANSWER_DONE;
 }
 
-/* Takes a result. Returns 0, or -1 if it failed or was cut off by the server's end. */
+/* Takes a choice's result. Returns 0, or -1 with *f if the choice failed, or was cut off because
+ * the server stops. */
 static int take_result(struct choice *ch, struct fault *f)
 {
     struct hcache_err err = {0};

@@ -24,10 +24,12 @@ enum field_kind {
     F_TEXT,    /* text of a response: only {"format": {"type": "text"}} */
     F_BIAS,    /* logit_bias: an object of numbers by token ids */
     F_IDS,     /* a list of token ids */
-    F_PAIRS,   /* metadata: at most 16 short texts by short names */
-    F_ONE_OF,  /* a text among those in `help`; it changes nothing */
+    F_PAIRS,   /* metadata: at most 16 pairs of a short name and a short text */
+    F_ONE_OF,  /* only the text in `help` is allowed; it changes nothing */
     F_IGNORED, /* accepted; it changes nothing here */
-    F_NEUTRAL, /* not supported: null, false, "none", an empty list or object, or the number `lo` */
+    /* Not supported, but a neutral value is accepted: null, false, "none", an empty list or object,
+     * or the number `lo`. */
+    F_NEUTRAL,
 };
 
 struct field {

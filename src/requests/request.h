@@ -46,7 +46,7 @@ struct gen_params {
     const char *cache_salt;  /* NULL: no salt */
     int64_t cache_ttl;       /* seconds; -1: not given */
     int64_t expect_reuse_in; /* seconds; 0: not known */
-    int turn;     /* number of the turn in the conversation, from its answers; 0: unknown */
+    int turn;     /* number of the turn: 1 + the answers among the messages; 0: unknown */
     bool durable; /* the request ends when its state is on disk */
 
     /* Fields of a response: */
@@ -104,8 +104,7 @@ int request_check_truncation(const struct gen_params *p,
 int request_ids(const struct json *list, const char *name, int32_t **out, int *n,
                 struct fault *f);
 
-/* Reads metadata that is a body of its own: *out is v, or NULL for null. Returns 0, or -1 with *f.
- */
+/* Reads metadata that is a whole body: *out is v, or NULL for null. Returns 0, or -1 with *f. */
 int request_metadata(const struct json *v, const struct json **out, struct fault *f);
 
 /* Returns the field with the content to answer: "messages", "prompt", "input". */

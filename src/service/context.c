@@ -72,8 +72,8 @@ static void describe_layers(const struct store_hit *hits, int n, int n_layers, c
     }
 }
 
-/* Sets the first token of the prompt that differs from stored histories. Does nothing for a
- * truncated context. */
+/* Adds to out->why the first token of the prompt that differs from stored histories. Does nothing
+ * for a truncated context. */
 static void tell_where(struct hcache *h, const struct keys *k, int n_hits,
                        const struct hcache_context *c, struct hcache_found *out)
 {

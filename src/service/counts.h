@@ -17,7 +17,7 @@ struct hcache_ticket;
 struct saver_stats;
 
 struct counts {
-    /* the fields that are counted as requests end; all others come from counts_read and the like */
+    /* the fields that are counted as requests end; the functions below fill in all others */
     struct hcache_stats now;
     uint64_t n_plans[8]; /* plans by the set of their methods, as bits */
     uint64_t n_surprises[SURPRISES];

@@ -63,8 +63,8 @@ static void learn_held(struct service *s, const struct hcache_ticket *t)
     s->held_s += (seconds - s->held_s) * (s->held_s == 0 ? 1 : 1.0 / 16);
 }
 
-/* [lock] Returns the expected wait of a new request. Before any request has ended, its estimate of
- * how long requests hold a place is the time that the oldest running one has held its place. */
+/* [lock] Returns the expected wait of a new request. Until a request has ended, the time that the
+ * oldest running request has held its place stands for the average. */
 static double expected_wait_s(const struct service *s)
 {
     double held_s = s->held_s;

@@ -480,7 +480,7 @@ static int open_state(struct stack *k, struct err *err)
         rc = fingerprint_make(k->model, work, s, &k->fingerprint, err);
     /* The store gets the fingerprint, so that a miss can report "state of another model". */
     if (rc == 0 && k->store != NULL) {
-        /* it comes before the profile, because its threads would disturb the measurements */
+        /* before the profile: the threads that provide pages would disturb its measurements */
         await_dram(k);
         store_expect(k->store, &k->fingerprint);
         rc = open_profile(k, work, s, err);
@@ -667,8 +667,7 @@ static void keep_profile(struct stack *k)
         return;
     if (profile_is_disturbed(&k->platform)) {
         log_info("the profile was measured while other work had %.0f %% of the processors: "
-                 "it is "
-                 "not kept",
+                 "it is not kept",
                  100 * (1 - k->platform.cpu_share));
         return;
     }

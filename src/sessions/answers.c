@@ -190,8 +190,8 @@ static struct entry *oldest(struct answers *m)
     return best;
 }
 
-/* Adds an entry and takes new->sealed. Returns false if it is larger than the bound on all
- * entries. */
+/* Adds an entry, which then owns new->sealed. Returns false, and frees new->sealed, if the entry is
+ * larger than the bound on all entries. */
 static bool remember(struct answers *m, const struct entry *new)
 {
     if (record_bytes(new) > m->o.max_bytes) {

@@ -10,10 +10,10 @@
  * does no harm. A conversation is a name for a path through this tree: its head moves from turn
  * to turn.
  *
- * Tokens. A turn keeps the ids that the model saw and generated, from the first difference to
- * its parent's on. Its marks tell which beginnings of the conversation's text these are. When a
- * caller renders the text again and it has such a beginning, the ids are taken from here instead
- * of tokenizing.
+ * Tokens. A turn keeps the token ids that the model saw and generated, from the first id on that
+ * differs from its parent's. Its marks say which beginnings of the conversation's text these ids
+ * stand for. If a text that is rendered later has such a beginning, the beginning is not tokenized
+ * again: its ids are taken from here.
  *
  * Chunks. A turn names the store's chunks that its tokens fill. They are counted over all turns.
  * When turns are erased, the chunks that no other turn names are `doomed` in the same
@@ -53,9 +53,8 @@ struct conversations_opts {
      * Copied. A name that is unknown here may be in that file, so looking it up returns -EAGAIN
      * instead of ERR_NOT_FOUND. */
     const char *stands_in_because;
-    /* Name of this server among others; NULL: there are no others. It becomes a part of new names.
-     * So another server knows which server keeps a conversation, and returns -EAGAIN for it.
-     * Copied. */
+    /* Name of this server among others; NULL: there are no others. New names contain it, so another
+     * server can tell which server keeps a conversation, and returns -EAGAIN for it. Copied. */
     const char *server;
 };
 
@@ -182,8 +181,9 @@ int turn_delete(struct conversations *c, const char *tenant, const char *name,
 /* Deletes a conversation with the turns that were made in it. */
 int conversation_delete(struct conversations *c, const char *tenant, const char *name,
                         struct erased *out, struct err *err);
-/* Replaces everything in the conversation, which ends at `head`, by the turn t, which has no
- * parent. Turns made in the conversation are erased as in conversation_delete. */
+/* Replaces all turns of t->conversation by the turn t, which has no parent. head: the
+ * conversation's head, as the caller knows it; returns ERR_MISMATCH if it has moved. Turns made in
+ * the conversation are erased as in conversation_delete. */
 int conversation_rewrite(struct conversations *c, const char *tenant, int64_t head,
                          struct turn *t, struct erased *out, struct err *err);
 /* Erases content older than the TTL, at most `most` turns and conversations per call. */

@@ -23,7 +23,7 @@ static struct json *new_item(const char *prefix, const char *id, const char *typ
     return o;
 }
 
-/* Makes an output_text part. Takes text. */
+/* Makes an output_text part, which then owns text. */
 static struct json *output_part(struct json *text)
 {
     struct json *part = json_new_object();
