@@ -2,8 +2,9 @@
  *
  * A prompt is given as `prompt` (a text or token ids, as in /v1/completions), as `messages`
  * (with tools and chat_template_kwargs, as in chats), or as `response_id`: all texts up to a
- * kept response. Everything concerns the state of the key that is sent, under `cache_salt`. A
- * prompt is truncated as its `truncation` says, as in /v1/responses; a response as it was. */
+ * kept response. Each route concerns only the state of the request's API key, under `cache_salt`.
+ * The field `truncation` says how a prompt is truncated, as in /v1/responses. A response is
+ * truncated as it was when it was made. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,9 +107,8 @@ static int truncation_of(const struct call *c, const struct turn *t,
     out->keep = (int)n_kept;
     if (context > 0) {
         out->context = (int)context;
-        out->ratio = ((double)step + 32) /
-                     /* rounding ratio * context down to whole chunks gives `step` */
-                     (double)context;
+        /* half a chunk more, so that rounding ratio * context down to whole chunks gives `step` */
+        out->ratio = ((double)step + 32) / (double)context;
     }
     return 0;
 }
@@ -147,8 +147,8 @@ static int read_numbers(const struct json *body, struct subject *s, struct fault
     return fault_set(f, 400, NULL, NULL, "%s", err.msg);
 }
 
-/* Reads whether a prompt or messages are truncated. For a response, its kept turn has already told
- * this. */
+/* Reads whether a prompt or messages are truncated. For a response, truncation_of has already read
+ * this from the kept turn. */
 static int read_truncation(const struct call *c, const struct json *body, struct subject *s,
                            struct fault *f)
 {
@@ -410,7 +410,7 @@ static void answer_erasing(struct call *c, const char *name, int rc,
     } else if (rc == -ENOSPC) {
         fault_set(&f, 507, "disk_full", NULL,
                   "%.240s: the state is no longer used, and is erased as soon as the disk "
-                  "has room; after a kill before that it is found again",
+                  "has room. If the server is killed before that, the state is found again",
                   err->msg);
         call_fault(c, &f);
     } else if (gone->n_owed > 0 || gone->is_noted) {
@@ -433,7 +433,7 @@ void api_cache_evict(struct call *c)
         return;
     }
     const struct hcache_context context = context_of(&s);
-    /* The flush has chunks on their way to the store erased, too. */
+    /* The flush comes first, so that chunks on their way to the store are erased, too. */
     hcache_cache_flush(call_model(c));
     int rc = hcache_cache_erase_context(call_model(c), &context, &gone, &err);
     answer_erasing(c, "cache.evict", rc, &gone, &err);

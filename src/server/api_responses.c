@@ -224,7 +224,7 @@ static int keep(struct generation *g, struct fault *f)
 
 /* --- events ----------------------------------------------------------------------------------- */
 
-/* Writes an event: "event: TYPE" and the object. Takes o. */
+/* Writes an event: "event: TYPE" and the object. Frees o. */
 static void event(struct response *r, const char *type, struct json *o, struct textbuf *out)
 {
     json_put_string(o, "type", type);

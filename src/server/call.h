@@ -49,8 +49,8 @@ struct server {
     struct answers *answers;
     /* NULL: no conversations are kept. Borrowed. */
     _Atomic(struct conversations *) conversations;
-    /* Truncation for requests that ask for it; fixed once the server is ready. ratio 0: none can be
-     * truncated. */
+    /* Truncation for requests that ask for it; fixed once the server is ready. ratio 0: no request
+     * can be truncated. */
     struct hcache_truncation truncation;
     struct shelf *shelf;   /* files and batches; NULL: there are none. Borrowed. */
     struct runner *runner; /* runs the shelf's batches */
@@ -121,11 +121,11 @@ struct call {
     bool asleep, news, is_held;
 };
 
-/* The next three set the answer of the call, which gets only one. v is taken. */
+/* The next three set the answer of the call, which gets only one. call_json frees v. */
 void call_json(struct call *c, int status, struct json *v);
 void call_text(struct call *c, int status, const char *content_type, const char *text);
 void call_fault(struct call *c, const struct fault *f);
-/* Sets the content of a file as the answer; fd is taken. */
+/* Sets the content of a file as the answer, and closes fd once it is sent. */
 void call_file(struct call *c, int fd, const char *content_type);
 /* Returns the parsed body, or NULL after a fault was answered. kind: one of REQUEST_; fields that
  * this kind ignores are not built. 0: no field is ignored. */

@@ -106,8 +106,8 @@ bool keep_ttl(const char *text, int64_t *ttl_s)
 
 enum { BURY_AT_ONCE = 1024, EXPIRE_AT_ONCE = 64 };
 
-/* Returns 0 if the erasure is noted on the disk, else rc. The next server that can write carries a
- * noted erasure out, so it is done for this one. */
+/* Returns 0 if the erasure is noted on the disk, else rc. This server has nothing left to do for a
+ * noted erasure: the next server that can write carries it out. */
 static int keep_noted(int rc, const struct hcache_erased *gone)
 {
     return gone->is_noted ? 0 : rc;
@@ -211,8 +211,7 @@ static void note_clock(struct server *s)
         return;
     s->clock_set_by_s = by_s;
     log_warn("the system's clock was set by %+lld s since this server started: ages, pins "
-             "and recorded times "
-             "go on without that; restart the server to follow it",
+             "and recorded times do not follow the change; restart the server to apply it",
              (long long)by_s);
 }
 

@@ -14,7 +14,7 @@ void shelves_fault(struct call *c, const struct err *err);
 /* Reads the query's limit, order and after, and the call's tenant. Returns 0, or -1 after a
  * fault was answered. */
 int shelves_page(struct call *c, struct shelf_page *out);
-/* Answers with a list object. Takes data, whose elements have ids. */
+/* Answers with a list object, which then owns data. The elements of data have ids. */
 void shelves_list(struct call *c, struct json *data, bool has_more);
 
 #endif

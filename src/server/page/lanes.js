@@ -50,8 +50,8 @@ const Lanes = (() => {
 
   const runsOf = (r) => [["predicted", r.predicted], ["measured", r.measured]].filter(([, t]) => t && t.spans.length);
 
-  // Returns a sentence that describes the drawn lanes.
   const percent = (t, which) => Math.round(100 * busy(t.spans, which, t.ms)) + " %";
+  // Returns the drawn lanes in words.
   const told = (r) => runsOf(r).map(([name, t]) => `${name} ${ms(t.ms)} (I/O ${percent(t, "io")} busy, compute ${percent(t, "compute")})`).join(", ");
 
   function draw(r, WIDTH) {

@@ -176,7 +176,7 @@ $("naming").onsubmit = () => attempt(async () => {
   await list();
 });
 
-// Called with the number of tokens up to the end of the last answer.
+// Warns if the context is nearly full. tokens: their number up to the end of the last answer.
 function used(tokens) {
   const isFull = limit > 0 && tokens >= WARN_SHARE * limit;
   $("room").hidden = !isFull;
