@@ -29,8 +29,8 @@ static void warn_if_readable(const char *path)
  * bytes could be read as several words, and the server would accept a part of the key. */
 static bool is_key(const char *key)
 {
-    if (strncmp(key, "\xEF\xBB\xBF", 3) == 0) /* skips a byte order mark */
-        return false;
+    if (strncmp(key, "\xEF\xBB\xBF", 3) == 0)
+        return false; /* a byte order mark, which is no part of a key */
     for (const char *p = key; *p != 0; p++)
         if ((unsigned char)*p <= ' ' || *p == 0x7f)
             return false;

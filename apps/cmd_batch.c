@@ -308,13 +308,12 @@ static int run_job(const struct batch_args *a, struct hcache *h, struct batch *j
     return rc != 0 || counts.n_failed > 0 ? 1 : 0;
 }
 
-/* Checks the files before the model is loaded, so that faults in them show before minutes of
- * loading. */
+/* Runs the command. Checks the files before the model is loaded, because loading may take
+ * minutes. */
 static int run(const struct batch_args *a, struct signals *signals)
 {
-    enum {
-        QUEUE = REQUEST_MAX_N * REQUEST_MAX_PROMPTS
-    }; /* the largest number of answers that one line can ask for */
+    /* The queue holds as many answers as one line can ask for. */
+    enum { QUEUE = REQUEST_MAX_N * REQUEST_MAX_PROMPTS };
     struct err err = {0};
     struct hcache_err herr = {0};
     struct hcache *h = NULL;

@@ -1,7 +1,7 @@
 /* cmd_plan.c - hcache plan: shows how a context would be restored on a platform, and why.
  *
  * It prints a row per method, then the chosen plan with its letters, its reason and its two lanes.
- * It only computes: the model's config.json and a platform file are all that it reads. */
+ * Nothing is restored or measured: it reads only the model's config.json and a platform file. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +55,7 @@ static const struct opt plan_options[] = {
     {"history", OPT(struct plan_args, history), .arg = "N", .def = "4096", .min = 1,
      .max = 100000000, .help = "tokens to restore"},
     {"new", OPT(struct plan_args, n_new), .arg = "N", .def = "0", .min = 0,
-     .max = 100000000, .help = "new tokens to prefill after them"},
+     .max = 100000000, .help = "new tokens to prefill after the history"},
     {"method", OPT(struct plan_args, method), .arg = "METHOD", .def = "auto",
      .help = "method to draw: auto, hidden, kv, recompute, kv+recompute, paper, "
              "tokenwise, tokenwise-rounded, rN,hN,kN, or a letter per layer (RRHHKK)"},
@@ -210,8 +210,8 @@ static bool is_folder(const struct plan_args *a)
     return a->model_dir != NULL && strncmp(a->model_dir, "synth:", 6) != 0;
 }
 
-/* Warns of a history beyond the model's context, which run would never restore.  (Shapes may be
- * tried at any length.) */
+/* Warns of a history beyond the model's context, which `hcache run` would never restore.  (Shapes
+ * may be tried at any length.) */
 static void warn_of_length(const struct plan_args *a)
 {
     struct model_config c;

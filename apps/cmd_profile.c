@@ -66,7 +66,7 @@ struct measuring {
     struct stack *k;
     struct model_work *w;
     struct stream *s;
-    /* one step for compute, for each tier, and for both at once */
+    /* counts the steps: one for compute, one for each tier, and one for both at once */
     struct progress progress;
     uint64_t n_done;
 };
@@ -101,8 +101,8 @@ static int measure_tier(struct measuring *m, struct platform *p, const char *nam
     return rc;
 }
 
-/* Measures the tiers: first the store in these directories as tier 0, then DRAM, then each device
- * alone. */
+/* Measures the tiers: first the store in the directories of --store as tier 0, then DRAM, then each
+ * of the store's devices alone. */
 static int measure_tiers(struct measuring *m, struct platform *p,
                          const struct profile_args *a, struct err *err)
 {

@@ -45,7 +45,7 @@ static const struct opt options[] = {
     {"prompt", OPT(struct run_args, prompt), .letter = 'p', .arg = "TEXT",
      .help = "the prompt; with a chat template, the user's message"},
     {"system", OPT(struct run_args, system), .arg = "TEXT",
-     .help = "the system's message before it"},
+     .help = "the system's message, which comes before the prompt"},
     {"raw", OPT(struct run_args, raw),
      .help = "take the prompt as the beginning of the text, without a chat template"},
     {"prompt-file", OPT(struct run_args, prompt_file), .arg = "FILE",
@@ -90,9 +90,10 @@ static const struct opt options[] = {
     OPT_MAX_CONTEXT(struct run_args),
     OPT_TRUNCATE(
         struct run_args,
-        "continue past the context: when it is full, drop a share R of it, but never its "
-        "first K tokens (64); C: the model's own. Without --store, state is kept in "
-        "memory; off: no truncation. In a kept conversation 0.5 by default"),
+        "continue past the context of C tokens (the model's own by default): when it is "
+        "full, drop a share R of it, but never its first K tokens (64). Without --store, "
+        "state is kept in memory; off: no truncation. In a kept conversation 0.5 by "
+        "default"),
     OPT_STORE(
         struct run_args,
         "where state is kept and found, one directory per device; \"memory\" for DRAM"),

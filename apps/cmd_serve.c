@@ -102,7 +102,9 @@ static const struct opt options[] = {
          "most bytes of kept responses and conversations; more are refused; 0 is no limit"},
     {"conversation-ttl", OPT(struct serve_args, conversation_ttl), .arg = "S",
      .def = "2592000", .min = 0, .max = TTL_MAX_S,
-     .help = "seconds without use after which they are erased; 0 is never"},
+     .help =
+         "seconds without use after which kept responses and conversations are erased; 0 "
+         "is never"},
     {"files", OPT(struct serve_args, files), .arg = "DIR",
      .help = "folder for uploaded files and batches; by default \"files\" beside the "
              "store, and none without a store; \"none\" keeps none"},
@@ -142,9 +144,10 @@ static const struct opt options[] = {
              "contexts"},
     OPT_TRUNCATE(
         struct serve_args,
-        "continue contexts that outgrow their window: when it is full, drop a share R of "
-        "it, but never its first K tokens (64); C: the model's own; off: no truncation. "
-        "With --store 0.5 by default. Without --store, state is kept in memory"),
+        "continue contexts that outgrow their window of C tokens (the model's own by "
+        "default): when the window is full, drop a share R of it, but never its first K "
+        "tokens (64); off: no truncation. With --store 0.5 by default. Without --store, "
+        "state is kept in memory"),
     {"kv-tokens", OPT(struct serve_args, engine.o.kv_tokens), .arg = "N", .def = "0",
      .help = "capacity of the KV cache in tokens, all sequences together; 0: a context for "
              "each, but at most a quarter of this machine's memory"},

@@ -648,8 +648,8 @@ static void verify_print(const struct store_args *a, const struct store_verify *
            r->n_bad);
 }
 
-/* Next to a running server an extent that is evicted meanwhile looks damaged.  The newer index no
- * longer names it, so a second look decides. */
+/* Beside a running server, an extent that is evicted meanwhile looks damaged. The newer index no
+ * longer names that extent, so only damage that a second look finds, too, is reported. */
 static int run_verify(const struct store_args *a, struct err *err)
 {
     struct store_verify r = {0}, again = {0};
@@ -766,7 +766,7 @@ static int run_rm(const struct store_args *a, struct err *err)
     struct session s;
     struct list l = {0};
     struct store_erased e = {0};
-    /* first for reading, because opening for writing would create a missing store */
+    /* Opened first for reading, because opening for writing would create a missing store. */
     int rc = session_open(&s, a, true, err);
     if (rc == 0) {
         session_close(&s);
@@ -811,8 +811,7 @@ static const struct opt export_options[] = {
          "file of the conversations; conversations.db in the first directory by default"},
     {"api-key", OPT(struct store_args, api_key), .arg = "KEY[,KEY...]",
      .help = "key of the conversation's client; other users of the machine see it in the "
-             "list of "
-             "processes: prefer the file or the environment"},
+             "list of processes: prefer the file or the environment"},
     {"api-key-file", OPT(struct store_args, api_key_file), .arg = "FILE",
      .help =
          "file with one key per line, as for serve: the conversation may belong to any of "
@@ -840,8 +839,7 @@ static const struct opt import_options[] = {
              "by default"},
     {"api-key", OPT(struct store_args, api_key), .arg = "KEY[,KEY...]",
      .help = "key of the conversation's client; other users of the machine see it in the "
-             "list of "
-             "processes: prefer the file or the environment"},
+             "list of processes: prefer the file or the environment"},
     {"api-key-file", OPT(struct store_args, api_key_file), .arg = "FILE",
      .help =
          "file with one key per line, as for serve: the conversation may belong to any of "
@@ -1013,7 +1011,7 @@ static int run_import(const struct store_args *a, struct err *err)
     struct bundle_counts counts;
     char *turns = NULL;
     int n_turns = -1;
-    /* comes first, because opening would create a missing store */
+    /* The file is checked first, because opening would create a missing store. */
     if (access(a->file, R_OK) != 0)
         return err_set(err, -errno, "%s: %s", a->file, strerror(errno));
     int rc = session_open(&s, a, false, err);
@@ -1128,9 +1126,9 @@ static int run_gc(const struct store_args *a, struct err *err)
     struct session s;
     struct store_stats st;
     uint64_t freed_bytes = 0, n_idle = 0;
-    /* first for reading, because opening for writing would create a missing store */
+    /* Opened first for reading, because opening for writing would create a missing store. */
     int rc = session_open(&s, a, true, err);
-    /* opening for writing rebuilds a damaged index */
+    /* Opening for writing rebuilds a damaged index. */
     if (rc == 0 || rc == ERR_CORRUPT) {
         session_close(&s);
         rc = session_open(&s, a, false, err);

@@ -1,8 +1,7 @@
 /* ppl_overflow.c - see ppl_overflow.h.
  *
  * Host memory keeps the rows of all tokens in view (K before RoPE, and V) by position, layer by
- * layer.  At a step the remaining rows move down by S positions, in that memory and in the cache.
- */
+ * layer. At a step the remaining rows move down by S positions, there and in the cache. */
 #include "apps/ppl_overflow.h"
 
 #include <stdlib.h>
@@ -87,8 +86,8 @@ static int compute(struct run *r, int64_t from, int64_t to, const int32_t *next)
 
 /* --- a step ----------------------------------------------------------------------------------- */
 
-/* Reads K and V of positions [from, to) of a layer from r->rows to the form that the cache has: K
- * is rotated. */
+/* Reads K and V of positions [from, to) of a layer from the cache into r->rows. K is rotated there,
+ * as in the cache. */
 static int read_rotated(struct run *r, int layer, int64_t from, int64_t to)
 {
     struct one_run q;

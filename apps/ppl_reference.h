@@ -33,8 +33,7 @@ int ppl_reference_open(struct ppl_reference *r, const char *path, int vocab, int
 /* Adds KL(reference || logits), the divergence of the next position, to the sums. */
 int ppl_reference_compare(struct ppl_reference *r, const float *logits, struct err *err);
 
-/* Closes the file. An error of earlier writes may show only now. Does nothing if no file is open.
- */
+/* Closes the file, if one is open. An error of earlier writes may show only now. */
 int ppl_reference_close(struct ppl_reference *r, struct err *err);
 
 #endif

@@ -211,7 +211,9 @@ static int read_turns(FILE *f, const uint8_t *block, char **out, struct err *err
     if (rc != 0)
         return rc;
     if (n > MAX_TURNS_BYTES || *out != NULL)
-        return err_set(err, ERR_FORMAT, "the file has conversations that cannot be");
+        return err_set(err, ERR_FORMAT,
+                       "the file has more than one conversation, or one that is too large: "
+                       "hcache store export did not write it");
     size_t n_all = (size_t)round_up(n + 8, BLOCK);
     char *text = mem_try(n_all);
     if (text == NULL)
@@ -249,7 +251,8 @@ static int read_all(struct store *s, FILE *f, char **turns, struct bundle_counts
     if (rc == 0)
         rc = block_check(block, ends, &n_told, err);
     if (rc == 0 && n_told != n_read)
-        rc = err_set(err, ERR_CORRUPT, "the file has %" PRIu64 " chunks of %" PRIu64,
+        rc = err_set(err, ERR_CORRUPT,
+                     "the file has %" PRIu64 " chunks, but its end mark says %" PRIu64,
                      n_read, n_told);
     if (rc == 0 && fgetc(f) != EOF)
         rc = err_set(err, ERR_FORMAT, "the file continues after its end mark");

@@ -107,8 +107,8 @@ static void owner_text(const char *tenant, char text[17])
     snprintf(text, 17, "%016" PRIx64, store_owner(tenant));
 }
 
-/* Returns whether rc says that no conversation here has the name. -EAGAIN: the name is of another
- * server. */
+/* Returns whether rc says that no conversation here has the name. -EAGAIN: the name belongs to
+ * another server. */
 static bool is_nobodys(int rc)
 {
     return rc == ERR_NOT_FOUND || rc == -EAGAIN;

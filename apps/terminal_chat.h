@@ -16,9 +16,8 @@ struct terminal_chat_opts {
     size_t n_first;      /* bytes of first */
     bool is_kept;        /* the conversation outlives the program */
     const char *history; /* file of the lines typed earlier; NULL: none */
-    void (*told)(void *arg,
-                 /* Called after each answer that this process has generated. */
-                 const struct hcache_result *r);
+    /* Called after each answer that this process has generated. */
+    void (*told)(void *arg, const struct hcache_result *r);
     void *arg;
 };
 

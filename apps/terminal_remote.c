@@ -16,9 +16,8 @@
 enum {
     PAGE = 100,
     POLL_MS = 100,
-    POLLS =
-        /* A stopped answer is kept after one step of the server, which may take long. */
-    600,
+    /* The server keeps a stopped answer when its present step ends, which may take long. */
+    POLLS = 600,
 };
 
 struct remote {
@@ -378,9 +377,8 @@ static int stream(struct remote *r, const struct json *input, struct err *err)
     bool with_bound = r->q.max_tokens > 0;
     int rc = http_client_stream(r->http, "/v1/responses", body_of(r, input, with_bound), &s,
                                 err);
-    if (rc == ERR_LIMIT &&
-        /* the bound exceeds the rest of the context, so the second try has none */
-        with_bound)
+    /* The bound exceeds the rest of the context, so the second try has no bound. */
+    if (rc == ERR_LIMIT && with_bound)
         rc = http_client_stream(r->http, "/v1/responses", body_of(r, input, false), &s,
                                 err);
     if (rc == ERR_LIMIT)

@@ -5,8 +5,7 @@
 
 /* Returns the file's path, from malloc; NULL: the user has no home directory. */
 char *user_file(const char *name);
-/* Creates the folders above the file, for this user alone. A failure shows when the file is opened.
- */
+/* Creates the folders above the file, for this user alone. A failure shows when the file opens. */
 void user_file_make_folders(const char *path);
 
 #endif
