@@ -168,7 +168,7 @@ def main():
     p.add_argument("--prompt", type=int, default=16)
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--layers", type=int, default=22)
-    p.add_argument("--keep", help="make the model here, and use what is there")
+    p.add_argument("--keep", help="folder for the made files, which later runs use again")
     args = p.parse_args()
     folder = args.keep or tempfile.mkdtemp(prefix="hcache-accelerate.", dir="/var/tmp")
     group = Group(args.limit)

@@ -1,8 +1,7 @@
 /* background.h - other work on the machine during a measurement.
  *
  *   busy, busy2   one thread, or two, that compute without a pause
- *   reader        a thread that reads the largest file of a folder from its device, again and again
- */
+ *   reader        a thread that reads the largest file of a folder from its device, in a loop */
 #ifndef BENCH_BACKGROUND_H
 #define BENCH_BACKGROUND_H
 

@@ -30,8 +30,7 @@ static void remove_dir(const char *path)
     (void)nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 
-/* Locks a folder of this user until the process ends. Returns the descriptor, or -1 if that fails.
- */
+/* Locks a folder of this user until the process ends. Returns the descriptor, or -1. */
 static int lock_dir(const char *path, struct stat *st)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);

@@ -24,8 +24,7 @@ int bench_tiers(int argc, char **argv);
 int bench_hybrid(int argc, char **argv);
 int bench_hybrid_run(int argc, char **argv); /* runs `hcache bench hybrid run` */
 
-/* --- options of benchmarks that run an engine --------------------------------------------------
- */
+/* --- options of benchmarks that run an engine ------------------------------------------------- */
 
 /* First member of the arguments of each benchmark that runs an engine. */
 struct bench_common {
@@ -61,8 +60,7 @@ struct device_table {
 /* Measures and prints the device's limits, and then each operation as a share of them. */
 int device_table_run(const struct device_table *o, struct err *err);
 
-/* --- the place of the state --------------------------------------------------------------------
- */
+/* --- the place of the state ------------------------------------------------------------------- */
 
 /* The folders of the store: those of --store, none for "memory", or a temporary folder in TMPDIR or
  * /var/tmp. bench_place_close removes a temporary folder with its contents. If a signal ends the

@@ -56,8 +56,7 @@ static const struct opt options[] = {
 static const struct opt_cmd cmd = {
     .name = "bench ablation",
     .summary = "Repeats the figures 11 to 14 of the HCache paper at this machine's scale: "
-               "CSV and an "
-               "HTML report, the paper's numbers beside ours.",
+               "CSV and an HTML report, the paper's numbers beside ours.",
     .positionals = bench_positionals,
     .options = options,
     .examples = "  hcache bench ablation --html report.html --csv report.csv\n",

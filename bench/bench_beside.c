@@ -3,8 +3,8 @@
  *
  * A few sequences decode all the time. Windows of three kinds alternate: decodes alone, decodes
  * while a new prompt is prefilled (and saved), and decodes while the same prompt is restored. The
- * table gives for each kind the time between the tokens of a sequence (TBT), and how many times
- * that is the time alone.
+ * table gives for each kind the time between the tokens of a sequence (TBT), and its ratio to the
+ * time of decodes alone.
  *
  * Each window begins with fresh decodes, because steps take longer as contexts grow. Every second
  * window of decodes alone is counted separately: the difference between the two counts is the noise
@@ -38,7 +38,8 @@ static const struct opt options[] = {
     {"prompt", OPT(struct beside_args, prompt), .arg = "N", .def = "4096", .min = 128,
      .max = 1 << 20, .help = "tokens of the prompt that arrives"},
     {"prefills", OPT(struct beside_args, prefills), .arg = "N", .def = "1", .min = 0,
-     .max = 100, .help = "prompts that are prefilled beside decodes; 0: one, before them"},
+     .max = 100,
+     .help = "prompts that are prefilled beside decodes; 0: one, before the decodes begin"},
     {"restores", OPT(struct beside_args, restores), .arg = "N", .def = "8", .min = 0,
      .max = 1000, .help = "restorations of the last prompt"},
     {"plan", OPT(struct beside_args, plan), .def = "auto", .arg = "PLAN",
@@ -67,8 +68,8 @@ static const struct opt_cmd cmd = {
 };
 const struct opt_cmd *const options_of_bench_beside = &cmd;
 
-/* The kind of window in which a token comes. NEW is the time in which a prompt's last tokens are
- * computed after its restoration. */
+/* The kind of window in which a token comes. AGAIN: every second window of decodes alone. NEW: the
+ * time in which a prompt's last tokens are computed after its restoration. */
 enum window { ALONE, AGAIN, PREFILL, RESTORE, NEW, N_WINDOWS };
 static const char *const names[] = {"alone", "alone2", "prefill", "restore", "new"};
 enum { MAX_GAPS = 1 << 18, DECODER_PROMPT = 64, WARM_STEPS = 8 };
@@ -258,7 +259,7 @@ static int run(struct lab *b, struct err *err)
 /* --- the table -------------------------------------------------------------------------------- */
 
 struct row {
-    /* mean, p50, p95 and p99 in ms; and how many times that is the time alone */
+    /* ms: mean, p50, p95 and p99; x: their ratios to those of decodes alone */
     double ms[4], x[4];
 };
 

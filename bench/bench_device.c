@@ -29,7 +29,7 @@
 
 static const struct opt device_options[] = {
     {"device", OPT(struct device_table, engine.o.device), .choices = engine_devices,
-     .def = "cpu", .help = "what computes"},
+     .def = "cpu", .help = "device to measure"},
     OPT_DEVICE_TUNING(struct device_table),
     {"dtype", OPT(struct device_table, engine.o.dtype), .choices = engine_dtypes,
      .def = "bf16", .help = "type of weights and state"},
@@ -38,7 +38,7 @@ static const struct opt device_options[] = {
     {"csv", OPT(struct device_table, csv), .arg = "FILE",
      .help = "also write the results to FILE"},
     {"threads", OPT(struct device_table, engine.o.threads), .arg = "N", .def = "2",
-     .min = 1, .max = 256, .help = "of a CPU"},
+     .min = 1, .max = 256, .help = "compute threads of a CPU"},
     OPT_PARALLEL(struct device_table),
     {"runs", OPT(struct device_table, runs), .arg = "N", .def = "9", .min = 1, .max = 999,
      .help = "number of runs, whose median is printed"},
@@ -297,8 +297,7 @@ static int bench_prefill(struct bench *b, int n_heads, int n_kv, struct err *err
     return rc;
 }
 
-/* --- operations between a layer's products ------------------------------------------------------
- */
+/* --- operations between a layer's products ---------------------------------------------------- */
 
 struct between_arg {
     struct cache_arg *cache;
@@ -380,8 +379,7 @@ static int bench_between(struct bench *b, int n_tokens, int rows, struct err *er
     return rc;
 }
 
-/* --- copies of records to the device -------------------------------------------------------------
- */
+/* --- copies of records to the device ---------------------------------------------------------- */
 
 /* Each record has the size of the hidden states of a chunk of a 7B model. Records are not adjacent
  * in pinned memory: behind each that is copied lies one that is not. */
@@ -647,8 +645,7 @@ static int run_exchanges(struct bench *b, struct err *err)
     return rc;
 }
 
-/* --- all measurements ---------------------------------------------------------------------------
- */
+/* --- all measurements ------------------------------------------------------------------------- */
 
 /* Runs all measurements. The products are those of a layer of Llama-2-7B, scaled to the requested
  * width (its own is 4096), for a decode and for prefill. */

@@ -135,8 +135,7 @@ struct exact {
 
 /* --- names ------------------------------------------------------------------------------------ */
 
-/* Makes the i-th name: pronounceable, lower case after the first letter, and different for each i.
- */
+/* Makes the i-th name: pronounceable, lower case after its first letter, unique for each i. */
 static void make_name(char out[NAME_BYTES], uint64_t i)
 {
     static const char consonants[] = "bdfghklmnprstvz", vowels[] = "aeiou";
@@ -314,8 +313,7 @@ static void on_end(void *user, int status, const struct http_usage *u, const cha
 
 /* --- the run ---------------------------------------------------------------------------------- */
 
-/* Returns a conversation that is neither busy nor over, searching from a random place; NULL: none.
- */
+/* Returns a conversation that is neither busy nor over, searched from a random one on, or NULL. */
 static struct conversation *next_conversation(struct exact *b)
 {
     int n = b->args.conversations, from = (int)rng_below(&b->rng, (uint64_t)n);
@@ -356,8 +354,7 @@ static void cancel(struct exact *b)
     }
 }
 
-/* Gives free clients a conversation and sends waiting requests. Returns the number of busy clients.
- */
+/* Gives free clients a conversation and sends waiting requests. Returns how many are busy. */
 static int feed(struct exact *b)
 {
     int n = 0;

@@ -101,7 +101,7 @@ struct bench {
     struct mixed_costs costs;
     double link_bytes_per_s, weights_bytes;
     double element_bytes;
-    /* time of all products of a layer over that of the products for K and V */
+    /* time of all products of a layer, divided by that of the products for K and V */
     double layer_over_projection;
     int n_layers, n_full; /* n_full: number of full blocks of a request */
     int32_t *ids;

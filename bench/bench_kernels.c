@@ -33,10 +33,10 @@ struct bench_args {
 
 static const struct opt bench_options[] = {
     {"device", OPT(struct bench_args, engine.o.device), .choices = engine_devices,
-     .def = "cpu", .help = "whose kernels"},
+     .def = "cpu", .help = "device whose kernels are measured"},
     OPT_DEVICE_TUNING(struct bench_args),
     {"csv", OPT(struct bench_args, csv), .arg = "FILE",
-     .help = "also write the results there"},
+     .help = "also write the results to FILE"},
     {"only", OPT(struct bench_args, only), .arg = "TEXT",
      .help = "only kernels whose name and shape, as printed, contain TEXT"},
     {"threads", OPT(struct bench_args, engine.o.threads), .arg = "N", .def = "2", .min = 1,

@@ -280,8 +280,7 @@ static int run_table(struct bench *b, const int *chunks, struct err *err)
     return rc;
 }
 
-/* --- running it ---------------------------------------------------------------------------------
- */
+/* --- running it ------------------------------------------------------------------------------- */
 
 static int parse_lengths(const struct restore_args *a, int *chunks, int *longest,
                          struct err *err)

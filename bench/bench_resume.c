@@ -29,13 +29,13 @@ static const struct opt options[] = {
     {"history", OPT(struct resume_args, history), .arg = "N", .def = "4096", .min = 64,
      .max = 1 << 20, .help = "tokens to restore (rounded down to chunks)"},
     {"new", OPT(struct resume_args, n_new), .arg = "N", .def = "256", .min = 1,
-     .max = 1 << 20, .help = "new tokens after them, if nothing decodes"},
+     .max = 1 << 20, .help = "new tokens after the history, if nothing decodes"},
     {"decodes", OPT(struct resume_args, decodes), .arg = "N", .def = "4", .min = 0,
      .max = 64, .help = "sequences that decode beside a restore; 0: only the first table"},
     {"plan", OPT(struct resume_args, plan), .def = "auto",
      .help = "plan of the restoration, as for hcache run"},
     {"rounds", OPT(struct resume_args, rounds), .arg = "N", .def = "5", .min = 1,
-     .max = 1000, .help = "rounds of each"},
+     .max = 1000, .help = "rounds of each measurement"},
     BENCH_OPT_DEVICE,
     BENCH_OPT_DTYPE,
     BENCH_OPT_THREADS,
@@ -278,8 +278,7 @@ static int run_beside(struct lab *b, struct err *err)
     return rc;
 }
 
-/* --- running it ---------------------------------------------------------------------------------
- */
+/* --- running it ------------------------------------------------------------------------------- */
 
 static int open_lab(struct lab *b, struct err *err)
 {

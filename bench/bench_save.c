@@ -369,8 +369,7 @@ static int run_batch(struct lab *b, struct arm *arms, int n_arms, struct err *er
     return rc;
 }
 
-/* --- running it ---------------------------------------------------------------------------------
- */
+/* --- running it ------------------------------------------------------------------------------- */
 
 static int parse_arms(struct lab *b, struct arm *arms, int *n_arms, struct err *err)
 {

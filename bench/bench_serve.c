@@ -217,10 +217,8 @@ static void send_turn(struct client *c)
                            "options\":{\"include_usage\":true},"
                            "\"max_tokens\":%d,\"temperature\":0,\"ignore_eos\":true}",
                            b->model_field, c->messages, t->max_tokens);
-    c->sent_s =
-        /* the time at which the turn was due: a client that is late must not make the server look
-         * fast */
-        c->due_s;
+    /* the time at which the turn was due: a late client must not make the server look fast */
+    c->sent_s = c->due_s;
     c->due_s = INFINITY;
     c->first_s = c->last_s = 0;
     c->n_answer = 0;

@@ -6,9 +6,9 @@
  * by O_DIRECT reads of the packed file, one MiB each, eight in flight. It measures two speeds: into
  * 8 MiB without using the bytes (as fio does), and into 64 MiB with a checksum of every byte (as
  * weights arrive). The second speed is lower on a virtual disk, whose host copies into memory that
- * another core has in its caches. A row's bound is the smaller of two speeds: that of resident
- * weights, and the disk's. The disk's is the rows of a pass x bytes per second into 8 MiB / bytes
- * that a pass streams.
+ * another core has in its caches. A row's bound is the smaller of two speeds in tokens per second:
+ * that of resident weights, and the disk's. The disk's is (rows of a pass) x (bytes per second into
+ * 8 MiB) / (bytes that a pass streams).
  *
  * The digests of a batch's logits must be equal for all budgets; otherwise the benchmark fails. */
 #include <errno.h>
@@ -134,10 +134,8 @@ static int measure_reads(const struct bench *b, size_t n_mib, bool checks,
     uint8_t *mem = mem_map(n_mib << 20);
     int rc = mem == NULL ? err_set(err, -ENOMEM, "no memory")
                          : io_machine_open(&io, NULL, err);
-    if (mem != NULL)
-        memset(mem, 1,
-               /* the kernel provides the pages now, and not while the clock runs */
-               n_mib << 20);
+    if (mem != NULL) /* the kernel provides the pages now, and not while the clock runs */
+        memset(mem, 1, n_mib << 20);
     if (rc == 0)
         rc = io_file_open(io, b->path, IO_READ_ONLY | IO_DIRECT, &f, err);
     if (rc == 0)

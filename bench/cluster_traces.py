@@ -29,8 +29,8 @@ p = argparse.ArgumentParser()
 p.add_argument("kind", choices=("mooncake", "agents"))
 p.add_argument("trace")
 p.add_argument("--requests", type=int, default=1000)
-p.add_argument("--capacity", type=int, default=512, help="of all stores together, MiB")
-p.add_argument("--redis", type=int, help="its maxmemory, MiB; the capacity by default")
+p.add_argument("--capacity", type=int, default=512, help="capacity of all stores together, in MiB")
+p.add_argument("--redis", type=int, help="maxmemory of the Redis, in MiB; the capacity by default")
 a = p.parse_args()
 
 

@@ -39,7 +39,8 @@ double hybrid_x(const struct hybrid_setup *s)
     return s->x > 0 ? s->x : x_of_platform(s);
 }
 
-/* Returns the factor by which products take longer than on the setup's platform. */
+/* Returns the factor by which matrix products take longer than on the setup's platform: its x is
+ * replaced by the setup's. */
 static double slower(const struct hybrid_setup *s)
 {
     return hybrid_x(s) / x_of_platform(s);

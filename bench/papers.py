@@ -90,7 +90,7 @@ MODELS = (("7B", "llama-2-7b", "a100-4ssd"), ("13B", "llama-2-13b", "a100-4ssd")
 
 
 def figure4(out):
-    """Time to first token over that with the history still in memory, for L-Eval's mean lengths.
+    """Time to first token, divided by that with the history still in memory, for L-Eval's mean lengths.
     The model counts only the kernels' time, so its ideal is faster than the paper's engine and its
     ratios are larger."""
     rows = []
@@ -358,10 +358,10 @@ def main():
     a = argparse.ArgumentParser()
     a.add_argument("--out", default="build/papers")
     a.add_argument("--program", default="build/hcache")
-    a.add_argument("--model", help="of astab1, and of as25 instead of synth:bench-220m")
-    a.add_argument("--text", help="of astab1")
-    a.add_argument("--context", type=int, default=256, help="of astab1")
-    a.add_argument("--only", help="ids, by commas")
+    a.add_argument("--model", help="model of the entry astab1, and of as25 instead of synth:bench-220m")
+    a.add_argument("--text", help="text of the entry astab1")
+    a.add_argument("--context", type=int, default=256, help="context of the entry astab1")
+    a.add_argument("--only", help="ids of the entries to run, separated by commas")
     a.add_argument("--quick", action="store_true", help="only the entries that take seconds")
     a.add_argument("--shorten", type=int, default=1, metavar="N", help="give served loads one Nth of their time, and the others fewer rounds and shorter histories")
     a = a.parse_args()

@@ -1,7 +1,6 @@
 /* report.h - a plain HTML page with tables and SVG plots, for results of benchmarks.
  *
- * It is one file, without scripts, that loads nothing from elsewhere.  The functions escape text.
- */
+ * It is one file without scripts, which loads nothing from elsewhere. The functions escape text. */
 #ifndef BENCH_REPORT_H
 #define BENCH_REPORT_H
 

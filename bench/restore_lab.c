@@ -393,8 +393,7 @@ int lab_settle_as(struct lab *b, const char *as, double *bytes_per_s, double *ra
     return rc;
 }
 
-/* --- the limit of the I/O lane
- * -------------------------------------------------------------------- */
+/* --- the limit of the I/O lane ---------------------------------------------------------------- */
 
 struct copy_job {
     struct store_read *reads;

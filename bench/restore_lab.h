@@ -65,7 +65,7 @@ void lab_throttle(struct lab *b, double bytes_per_s);
  * ("a100-1ssd:llama-2-13b"; llama-2-7b by default). *ratio gets C_H / IO_H. */
 int lab_scale(const struct lab *b, const char *as, double *bytes_per_s, double *ratio,
               struct err *err);
-/* Throttles the store like that platform's. Restores from hidden states for a while and corrects
+/* Throttles the store as lab_scale computes. Restores from hidden states for a while and corrects
  * the platform by the measured times, twice. The platform then holds for long runs beside such
  * reads, as in an engine that has restored before. (The profile's samples are short and run alone:
  * sustained products beside reads were a fifth to a third slower.) Leaves the store throttled. Does

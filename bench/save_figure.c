@@ -80,7 +80,7 @@ static void table(struct report *r, const struct save_figure_row *rows, int n)
                    rows[i].arm, rows[i].median_ms, rows[i].p99_ms, rows[i].median_pct,
                    rows[i].paired_pct, rows[i].p99_pct);
     report_table_end(r);
-    report_text(r, "off2 is the same as off, in turn with it: what a difference is worth. "
+    report_text(r, "off2 repeats off, in turn with it: their difference is the noise. "
                    "Paired: the median over rounds of the difference between neighbouring "
                    "windows.");
 }

@@ -8,8 +8,8 @@
   bench/tier_figures.py MODEL beside     the cost to the first request of reading ahead for a second
                                          one: time between its tokens, on two servers that take
                                          turns, so that other work hits both
-  bench/tier_figures.py MODEL floor      the same for another program that reads the disk as fast (fio, 1 MiB
-                                         at a time, past the page cache): what no server can avoid
+  bench/tier_figures.py MODEL floor      the same while another program reads the disk as fast (fio, 1 MiB
+                                         at a time, past the page cache): a cost that no server can avoid
   bench/tier_figures.py MODEL turns      later turns of conversations, against recomputing them
   bench/tier_figures.py MODEL documents  documents with six tasks each (AttentionStore, figures 25
                                          and 26)
@@ -37,11 +37,11 @@ a.add_argument("--program", default="build/hcache")
 a.add_argument("--tokens", type=int, default=1024)
 a.add_argument("--answer", type=int, default=64)
 a.add_argument("--rounds", type=int, default=3)
-a.add_argument("--throttle", default="0", help="of the disk's reads, bytes per second")
+a.add_argument("--throttle", default="0", help="speed of the disk's reads, in bytes per second; 0: no limit")
 a.add_argument("--dram", default="1G")
-a.add_argument("--floor-bytes", type=float, default=21.3e6, help="that floor reads in the time of an answer")
+a.add_argument("--floor-bytes", type=float, default=21.3e6, help="bytes that `floor` reads in the time of an answer")
 a.add_argument("--vocabulary", type=int, default=8000)
-a.add_argument("--threads", help="of compute; by default one per processor")
+a.add_argument("--threads", help="number of compute threads; by default one per processor")
 a = a.parse_args()
 
 
