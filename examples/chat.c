@@ -53,7 +53,7 @@ static void add_message(const char *role, const char *text, size_t n)
     append("}", 1);
 }
 
-/* The model's chat template over all messages, as token ids. */
+/* Renders all messages with the model's chat template, and converts the text to token ids. */
 static int encode_messages(struct hcache *h, int32_t **ids, int *n_ids,
                            struct hcache_err *err)
 {

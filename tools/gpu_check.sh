@@ -119,7 +119,8 @@ cpu_threads() {
 }
 
 # The parts that decide most come first: copies, products, one restore by each method, the cost of
-# saving, the CPU's threads. shellcheck disable=SC2086 # lists of words
+# saving, the CPU's threads.
+# shellcheck disable=SC2086 # lists of words
 {
     part first-products 20 $hcache bench device --device cuda --dtype bf16 $device_args --only product --csv "$parts/first-products.csv"
     part first-restore 45 $hcache bench restore "${first%:*}" --device cuda --dtype "${first##*:}" --store memory \

@@ -1,7 +1,7 @@
 /* judge.cpp - llama.cpp's token ids and greedy continuations, for golden data.
  *
- *     judge ids MODEL.gguf             texts on stdin, each ended by a zero byte; ids, a line each
- *     judge greedy MODEL.gguf N THREADS    ids on stdin, a line each; a line each:
+ *     judge ids MODEL.gguf             reads texts, each ended by a zero byte, and prints a line of ids for each
+ *     judge greedy MODEL.gguf N THREADS    reads lines of ids, and prints for each a line:
  *                                          ids, then "| gap" of every step's two best logits, then "| id
  *                                          log-probability" of the five best of the first step
  *

@@ -16,7 +16,7 @@ import numpy as np
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("model")
 parser.add_argument("out")
-parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16", help="of matrices")
+parser.add_argument("--dtype", choices=("bf16", "f32"), default="bf16", help="type of the matrices")
 parser.add_argument("--vocabulary", action="store_true", help="write the tokenizer, too")
 args = parser.parse_args()
 
