@@ -69,7 +69,7 @@ void id_list_deinit(struct id_list *l)
     memset(l, 0, sizeof *l);
 }
 
-/* --- making ------------------------------------------------------------------------------- */
+/* --- creating ----------------------------------------------------------------------------- */
 
 /* Returns an array that tells which tokens BPE may make.  BPE never makes a token that was only
  * added. It must not make a special token either, whatever the vocabulary holds: a user could forge
@@ -486,7 +486,7 @@ static int add_run(const struct bpe *b, const char *text, size_t n, struct id_li
 static int encode_by_scores(const struct bpe *b, struct bpe_work *w, const char *piece,
                             size_t n, struct id_list *out, struct err *err)
 {
-    /* Room for n runs: two symbols are larger than a run. */
+    /* This memory holds n runs, since a run is smaller than two symbols. */
     struct run *s = (struct run *)symbols_for(w, 2 * n);
     uint32_t count = 0;
     if (s == NULL)

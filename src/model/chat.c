@@ -270,7 +270,7 @@ static int prepare_messages(const struct chat_template *t, const struct json *me
     return 0;
 }
 
-/* --- render ------------------------------------------------------------------------- */
+/* --- rendering ---------------------------------------------------------------------- */
 
 static int check_request(const struct chat_request *r, struct err *err)
 {
@@ -374,7 +374,7 @@ int chat_render_traced(const struct chat_template *t, const struct chat_request 
     return prepare_and_render(t, r, text, n, foreign, err);
 }
 
-/* --- open --------------------------------------------------------------------------- */
+/* --- opening ------------------------------------------------------------------------ */
 
 #define MARK "hcacheprobe"
 

@@ -35,7 +35,7 @@ enum {
     MAX_CTX = 1 << 30,
 };
 
-/* --- fields, with one sticky error -------------------------------------------------------- */
+/* --- fields; the first error is kept ------------------------------------------------------ */
 
 /* The fields of a JSON object that is being read.  After the first error (rc) every further read
  * does nothing, so a family's reader needs no checks. */

@@ -104,7 +104,7 @@ struct model_config {
     int32_t n_embd;     /* d: width of the residual stream */
     int32_t n_heads;    /* number of query heads */
     int32_t n_kv_heads; /* key/value heads; n_heads is a multiple of it */
-    int32_t d_head;     /* need not be n_embd / n_heads (qwen3, gemma) */
+    int32_t d_head;     /* width of a head; need not be n_embd / n_heads (qwen3, gemma) */
     int32_t n_ffn;      /* width of the MLP's hidden layer */
     int32_t vocab_size;
     int32_t max_ctx; /* context length for which the model was made, in tokens */

@@ -73,7 +73,7 @@ struct meta {
     int rc;
 };
 
-/* --- values, with one sticky error -------------------------------------------------------- */
+/* --- values; the first error is kept ------------------------------------------------------ */
 
 static const struct gguf_value *look(struct meta *m, const char *key)
 {
@@ -307,7 +307,7 @@ static void refuse_unread(struct meta *m)
     }
 }
 
-/* --- the whole ---------------------------------------------------------------------------- */
+/* --- the whole file ----------------------------------------------------------------------- */
 
 static const struct arch *find_arch(struct meta *m)
 {

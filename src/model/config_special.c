@@ -218,7 +218,7 @@ static int push_lists(struct tokenizer_config *c, const struct json *config,
     return push_list(c, from_map ? map : config, ADDITIONAL, from_map, err);
 }
 
-/* --- both --------------------------------------------------------------------------------- */
+/* --- named tokens, then lists ------------------------------------------------------------- */
 
 static void keep_name(char **out, const struct tokenizer_config_added *a)
 {

@@ -40,7 +40,7 @@ static const char digit_pattern[] = "\\p{N}";
 /* ASCII punctuation includes symbols ($+<=>^`|~) that Unicode's class P does not. */
 static const char punctuation_pattern[] = "[!-\\/:-@\\[-`\\{-~\\p{P}]";
 
-/* --- making ------------------------------------------------------------------------------- */
+/* --- creating ----------------------------------------------------------------------------- */
 
 static int add_split(struct pretokenizer *p, const char *pattern, size_t n, bool literal,
                      enum split_behavior behavior, bool invert, struct err *err)
@@ -398,8 +398,8 @@ static int run_steps(const struct pretokenizer *p, int from, int to, bool at_sta
     return rc == 0 && out->failed ? no_memory(out->n_text, err) : rc;
 }
 
-/* Returns the index of the *first cut*: the first of the final steps, which only cut the text.
- * n_steps: the last step does more. */
+/* Returns the index of the *first cut*: the step from which on all steps only cut the text.
+ * n_steps: there is no such step, since the last one also changes the text. */
 static int first_cut(const struct pretokenizer *p)
 {
     int i = p->n_steps;
@@ -421,7 +421,7 @@ static int pass_on(struct each *e, struct pieces *from, size_t n, struct err *er
 {
     struct pieces *w = &e->window;
     begin_text(w, from->text, from->n_text);
-    /* The scratch bounds the work of all matches of a text together. */
+    /* The same scratch memory for all pieces: it counts the work of all matches of the text. */
     w->match = from->match;
     for (size_t i = 0; i < n; i++)
         push(w, from->list[i].begin, from->list[i].end);

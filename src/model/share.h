@@ -10,7 +10,8 @@
  *   all others                       complete on every rank: norms, tables
  *   layers                           one run of layers per stage
  *   head and final norm              the last stage
- *   embedding tables                 the first stage; the last if the head serves as one (model_embed)
+ *   embedding tables                 the first stage; the last one if the head is also the table
+ *                                    (model_embed)
  *
  * All functions are pure. */
 #ifndef MODEL_SHARE_H

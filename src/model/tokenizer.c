@@ -225,7 +225,7 @@ static int read_packed(struct tokenizer *t, const char *path, struct err *err)
     return rc;
 }
 
-/* --- making ------------------------------------------------------------------------------- */
+/* --- creating ----------------------------------------------------------------------------- */
 
 /* Finds the texts of added tokens. A token that is matched in normalized text is itself normalized
  * first. */

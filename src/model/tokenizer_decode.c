@@ -340,7 +340,7 @@ void tokenizer_stream_finish(struct tokenizer_stream *s, const char **text, size
     s->strip = s->t->bytes.strip_max;
 }
 
-/* --- the whole ---------------------------------------------------------------------------- */
+/* --- decoding all ids at once ------------------------------------------------------------- */
 
 int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
                      bool skip_special, char **text, size_t *n_text, struct err *err)

@@ -87,7 +87,7 @@ int tokenizer_guard(const struct tokenizer *t, char **text, size_t *n,
                    : err_set(err, -ENOMEM, "no memory to guard a text of %zu bytes", *n);
 }
 
-/* --- taking them out ---------------------------------------------------------------------- */
+/* --- taking guards out -------------------------------------------------------------------- */
 
 bool guards_take(const char *text, size_t n, struct guards *g, char **out, size_t *n_out)
 {
@@ -112,7 +112,7 @@ bool guards_take(const char *text, size_t n, struct guards *g, char **out, size_
     return true;
 }
 
-/* --- through a normalizer ----------------------------------------------------------------- */
+/* --- guards of normalized text ------------------------------------------------------------ */
 
 /* Normalizers move bytes and accept only UTF-8.  So a guard passes through them as a noncharacter
  * that does not occur in the text: no normalizer changes a noncharacter, or joins the text before

@@ -710,7 +710,7 @@ static int load_tensor(struct loader *ld, size_t i, struct sha256 *digest)
     return rc == -ERANGE ? ERR_UNSUPPORTED : rc;
 }
 
-/* --- all of them ------------------------------------------------------------------------------ */
+/* --- all tensors ------------------------------------------------------------------------------ */
 
 static int by_name(const void *a, const void *b)
 {

@@ -72,7 +72,7 @@ static void unload_layer(void *arg, int l, struct stream *s)
     weights_unload(&p->layer, p->m.dev);
 }
 
-/* --- the text ----------------------------------------------------------------------------- */
+/* --- the probe's text --------------------------------------------------------------------- */
 
 /* Returns ids of the probe text; without a tokenizer, ids spread over the vocabulary. */
 static int probe_ids(const struct model *m, int32_t ids[MAX_PROBE])
@@ -94,7 +94,7 @@ static int probe_ids(const struct model *m, int32_t ids[MAX_PROBE])
     return n_ids;
 }
 
-/* --- one run ------------------------------------------------------------------------------ */
+/* --- one run of the model ----------------------------------------------------------------- */
 
 struct run {
     const struct model *m; /* the caller's model */

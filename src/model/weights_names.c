@@ -183,7 +183,7 @@ int64_t slot_cols(const struct model_config *c, enum slot s)
     return s == SLOT_DOWN ? c->n_ffn : c->n_embd;
 }
 
-/* --- the list --------------------------------------------------------------------------------- */
+/* --- the list of tensors ---------------------------------------------------------------------- */
 
 struct builder {
     const struct model_config *c;

@@ -274,7 +274,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* --- the source ------------------------------------------------------------------------------- */
+/* --- the layer_source ------------------------------------------------------------------------- */
 
 static void wait_until(struct weights_stream *st, int64_t ns)
 {
@@ -282,8 +282,8 @@ static void wait_until(struct weights_stream *st, int64_t ns)
     pthread_cond_timedwait(&st->for_users, &st->lock, &t);
 }
 
-/* [lock held] Waits until layer l is in a slot. Returns 0 with *out, or the code with which the
- * pass fails. */
+/* [lock] Waits until layer l is in a slot. Returns 0 with *out, or the code with which the pass
+ * fails. */
 static int wait_for(struct weights_stream *st, int l, struct ring_slot **out)
 {
     int64_t t0 = clock_now_ns();

@@ -1,7 +1,8 @@
 /* erasure.h - one server's erasure, as all other servers read it: an entry of a stream in the
  * remote. Pure.
  *
- *     "HCERASE1" | server u64 | is_owner u64 | owner u64 | n u64 | n keys of 32 bytes | checksum64 of all before
+ *     "HCERASE1" | server u64 | is_owner u64 | owner u64 | n u64 | n keys of 32 bytes
+ *                | checksum64 of all bytes before
  *
  * Numbers are little-endian. With is_owner 1 all chunks of an owner are erased; with 0 the keys,
  * parents before the chunks that continue them; with 2 the chunks that hold a whole text, and the

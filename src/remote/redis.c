@@ -380,7 +380,7 @@ int redis_ask(struct redis *r, const struct redis_arg *args, int n_args, int64_t
     return rc == 0 ? redis_receive(r, timeout_ns, out, err) : rc;
 }
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- life cycle ------------------------------------------------------------------------------- */
 
 /* Sends one command of the greeting, which the remote must accept. */
 static int greet(struct redis *r, const struct redis_arg *args, int n_args,

@@ -166,7 +166,7 @@ void remote_stats(struct remote *r, struct remote_stats *out)
     pthread_mutex_unlock(&r->lock);
 }
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- life cycle ------------------------------------------------------------------------------- */
 
 void remote_wait(struct remote *r, pthread_cond_t *c, int64_t ns)
 {

@@ -4,10 +4,9 @@
  * The store stays the home of all chunks that a server serves. A chunk is named by its content, so
  * servers need not coordinate:
  *
- *     committed here   -- remote_offer ------> [queue] --> writer --> SET, if the remote lacks it
- *     missing here     -- remote_fetch_begin -> [list] --> reader --> GETEX of the whole chain in one round
- *                                                                     trip --> verified --> store_append,
- *                                                                     store_commit --> done
+ *     committed here -- remote_offer -------> [queue] --> writer --> SET, if the remote lacks it
+ *     missing here   -- remote_fetch_begin -> [list] ---> reader --> STRLEN, GETEX of the chain
+ *                         --> each chunk verified, store_append --> store_commit --> done
  *
  * A fetched chunk is a chunk of the local store like any other: restores know nothing of the
  * remote.

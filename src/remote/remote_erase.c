@@ -349,7 +349,7 @@ int remote_publish_all(struct remote *r, struct redis_answer *a, struct err *err
     }
 }
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- life cycle ------------------------------------------------------------------------------- */
 
 bool remote_is_current(struct remote *r)
 {

@@ -1,9 +1,10 @@
 /* remote_fetch.c - the reader's thread: brings chains of chunks into the store.
  *
- *     STRLEN of every key    one round trip: how much of the chain exists, and its size
- *     GETEX of each of these in one go, as far as WINDOW_BYTES allow; their lives are prolonged later
- *         each value         is verified and appended by another thread (storing.h)
- *     store_commit           once, for all that came
+ *     STRLEN of every key    in one round trip: tells how much of the chain exists, and its size
+ *     GETEX of these keys    in one go, as far as WINDOW_BYTES allow; their lives are prolonged
+ *                            later
+ *       each value           is verified and appended by another thread (storing.h)
+ *     store_commit           once, for all chunks that came
  *
  * A wrong value ends the chain, and is removed from the remote. However a fetch ends, the chunks
  * that came before the end are committed and used. One fetch runs at a time; waiting fetches end

@@ -2,10 +2,10 @@
  * has read.
  *
  *     writer, each second   TIME: for leases (remote_lease.c)
- *                           XINFO STREAM, XRANGE: entries of NAME_ERASED that this server has not seen
- *                           their chunks are erased in this server's store, and UNLINKed once more,
- *                           since this server may have written one of them meanwhile
- *                           HSET, HGETALL of NAME_SERVERS: positions of this server, and of all others
+ *                           XINFO STREAM, XRANGE: entries of NAME_ERASED that this server has not
+ *                           seen; their chunks are erased in this server's store, and UNLINKed once
+ *                           more, since this server may have written one of them meanwhile
+ *                           HSET, HGETALL of NAME_SERVERS: positions of this server, and of others
  *                           EXPIRE or UNLINK: chunks that it has written or used meanwhile
  *
  * The position in the stream survives a restart, in a file beside the store. A server whose store
@@ -284,7 +284,7 @@ static void erase_all(struct remote *r)
                  "saved state of this server is erased");
 }
 
-/* --- reading ---------------------------------------------------------------------------------- */
+/* --- reading the stream ----------------------------------------------------------------------- */
 
 /* Carries out an entry of the stream. Skips a damaged one. */
 static int take_entry(struct remote *r, const char *bytes, size_t n, struct erasure *e,

@@ -72,8 +72,8 @@ struct bans {
     struct banned_owner {
         uint64_t owner;
         int64_t until_ns;
-    } owner[MAX_BANNED_OWNERS]; /* [MAX_BANNED_OWNERS] a ring */
-    uint64_t n_keys, n_owners;  /* places ever taken since open */
+    } owner[MAX_BANNED_OWNERS]; /* a ring */
+    uint64_t n_keys, n_owners;  /* places of each ring that were ever taken since open */
     /* More was erased than the rings can hold, so nothing is fetched until this time. */
     int64_t all_until_ns;
 };

@@ -8,9 +8,11 @@
  * order of their start, one restore after the other, so that the first is not delayed by the
  * others.
  *
- *   restore_find --> restore_found --> restore_start --> restore_pipeline_work ... restore_is_done --> restore_end
- *   (I/O thread      (the caller        (reads begin)     (the compute lane,
- *    looks up)        plans)                               a piece at a time)
+ *   restore_find             the I/O thread looks the context up
+ *   restore_found            the caller plans
+ *   restore_start            the reads begin
+ *   restore_pipeline_work    the compute lane works, a piece at a time, until restore_is_done
+ *   restore_end              frees the restore
  *
  * The compute lane is the caller's thread, and works only inside restore_pipeline_work: each
  * call does one work item that fits the caller's budget and never waits for I/O. So a restore
@@ -142,7 +144,7 @@ struct restore_want {
     bool measure_io;
     uint64_t owner; /* store owner of the chunks */
     int n_have;     /* tokens whose K and V are already in the cache */
-    /* Time to compute the other tokens; 0: wait for the remote for any time. */
+    /* Time to compute the other tokens; 0: wait for the remote without a bound. */
     double recompute_s;
     double recompute_half_s; /* time to compute the first half of the other tokens */
     /* For a truncated context that lacks moved tokens. recompute_s is then the time to replay all

@@ -531,7 +531,7 @@ static struct restore *next_recompute(struct restore_pipeline *rr)
     return r;
 }
 
-/* --- the lane --------------------------------------------------------------------------------- */
+/* --- the compute lane ------------------------------------------------------------------------- */
 
 bool restore_pipeline_work(struct restore_pipeline *rr, int64_t budget_ns)
 {

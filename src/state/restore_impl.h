@@ -292,7 +292,7 @@ int restore_race_row(const struct restore *r);
 bool restore_recompute_remains(const struct restore *r);
 
 int restore_open_reader(struct restore_pipeline *rr, struct err *err);
-/* --- restore_io.c: the I/O thread's --- */
+/* --- restore_io.c (on the I/O thread) --- */
 /* The thread's function: calls the next two functions in a loop. */
 void *restore_io_main(void *pipeline);
 /* Does one piece of work: a look-up, a measurement, submitting a group, or collecting complete
@@ -323,10 +323,10 @@ void restore_replan(struct restore *r);
 bool restore_may_stage(const struct restore_pipeline *rr);
 /* [lock] Call when g is about to be read: counts it against a staged restore's bytes. */
 void restore_stage_takes(struct restore *r, const struct group *g);
-/* --- restore_race.c: the compute lane's --- */
+/* --- restore_race.c (on the compute lane) --- */
 /* Notes the end of a recomputed piece in a race. n_tokens tokens are good now. */
 void restore_race_pieces_end(struct restore *r, int n_tokens);
-/* --- restore_remote.c: the I/O thread's --- */
+/* --- restore_remote.c (on the I/O thread) --- */
 /* Call when the local look-up has ended: asks the remote for the missing chunks. Returns false if
  * there is nothing to wait for. */
 bool restore_remote_begin(struct restore *r);
@@ -334,7 +334,7 @@ bool restore_remote_begin(struct restore *r);
 void restore_remote_take(struct restore *r);
 /* Offers the found chunks to a remote that stores chunks on use. */
 void restore_remote_offer(struct restore *r);
-/* --- restore_direct.c: the I/O thread's --- */
+/* --- restore_direct.c (on the I/O thread) --- */
 /* Call behind restore_up_create. Opens the device's reader if it is wanted and available. */
 int restore_direct_open(struct restore_pipeline *rr, struct err *err);
 void restore_direct_close(struct restore_pipeline *rr);
@@ -346,7 +346,7 @@ void restore_direct_wait(struct restore_pipeline *rr, int64_t most_ns);
 /* Returns the group that the wait found to have ended, or NULL. *again becomes true if the group
  * must be read in the ordinary way. */
 struct group *restore_direct_collect(struct restore_pipeline *rr, bool *again);
-/* --- restore_up.c: the compute lane's --- */
+/* --- restore_up.c (on the compute lane) --- */
 int restore_up_create(struct restore_pipeline *rr, struct err *err);
 void restore_up_destroy(struct restore_pipeline *rr);
 /* [lock] Sets g's twin, on the stage of its layer. */

@@ -107,7 +107,7 @@ int restore_race_row(const struct restore *r)
     return r->re.row + (keeps_out ? rr->pass.o.n_rows : 0);
 }
 
-/* --- ending without the reads ----------------------------------------------------------------- */
+/* --- ending a restore before its reads -------------------------------------------------------- */
 
 void restore_stop(struct restore *r, const char *why)
 {

@@ -255,7 +255,7 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
     return rc;
 }
 
-/* --- the barrier ------------------------------------------------------------------------------ */
+/* --- the commit ------------------------------------------------------------------------------- */
 
 /* Offers a full chunk to the remote, now or when the sequence ends. A partial chunk is not
  * offered, since it is soon superseded. */

@@ -37,7 +37,7 @@ bool arena_await(struct arena *a, int64_t timeout_ns, uint64_t *n_bytes)
     return ahead_await(a->ahead, a->is_whole ? timeout_ns : 0, n_bytes) || !a->is_whole;
 }
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- life cycle ------------------------------------------------------------------------------- */
 
 /* Returns 0 if the system has n_bytes of memory left, else -ENOMEM: it would kill a process
  * later. */

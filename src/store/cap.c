@@ -4,8 +4,8 @@
  *   = superblocks      2 blocks in each directory
  *   + reserve          1/32, at most 1 MiB
  *   + index.db         1/128, and 64 KiB
- *   + index.db-wal     the frames before a checkpoint (1/128, 32 KiB to 4 MiB), and those of one commit,
- *                      which writes each page of index.db at most once
+ *   + index.db-wal     the frames before a checkpoint (1/128, 32 KiB to 4 MiB), and those of one
+ *                      commit, which writes each page of index.db at most once
  *   + segment files    the rest: the cap on extents (evict.c, files.c)
  *
  * The index stays in its share because an append evicts chunks when its rows might not fit

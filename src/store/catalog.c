@@ -567,7 +567,7 @@ void catalog_kill(struct catalog *c, struct chunk_node *n)
     catalog_settle(c, n);
 }
 
-/* --- use -------------------------------------------------------------------------------------- */
+/* --- uses of chunks --------------------------------------------------------------------------- */
 
 void catalog_set_ttl(struct catalog *c, struct chunk_node *n, uint32_t ttl_s)
 {

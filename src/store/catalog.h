@@ -188,8 +188,8 @@ void catalog_attach(struct catalog *c, struct chunk_node *n, struct extent *x,
                     const struct store_mask *mask);
 /* Changes an extent's state from PENDING to LIVE. */
 void catalog_publish(struct catalog *c, struct extent *x);
-/* Takes an extent off its node and gives it to the caller. The node may be freed. LIVE extents
- * must leave together, since the mask is their union. */
+/* Takes an extent off its node and gives it to the caller. The node may be freed. LIVE extents must
+ * leave together, since the node's mask is the union of their records. */
 void catalog_detach(struct catalog *c, struct extent *x);
 /* Changes the state of all the node's extents from LIVE to DEAD. */
 void catalog_kill(struct catalog *c, struct chunk_node *n);

@@ -405,7 +405,7 @@ void store_fetch_listen(struct store_fetcher *f, struct io_alarm *alarm)
         io_queue_listen(f->queue, alarm);
 }
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- life cycle ------------------------------------------------------------------------------- */
 
 int store_fetcher_open(struct store *s, struct store_fetcher **out, struct err *err)
 {

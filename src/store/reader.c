@@ -318,7 +318,7 @@ void store_in_dram(struct store *s, const struct store_hit *hits, int n, bool *i
     pthread_mutex_unlock(&s->lock);
 }
 
-/* --- reads by others -------------------------------------------------------------------------- */
+/* --- reads without store_reader --------------------------------------------------------------- */
 
 bool store_has_files(const struct store *s)
 {

@@ -448,7 +448,7 @@ bool tier_await_memory(const struct tier *t, int64_t timeout_ns, uint64_t *n_byt
     return t == NULL || arena_await(t->arena, timeout_ns, n_bytes);
 }
 
-/* --- life ------------------------------------------------------------------------------------- */
+/* --- life cycle ------------------------------------------------------------------------------- */
 
 int tier_open(const struct tier_opts *o, struct tier **out, struct err *err)
 {
@@ -519,7 +519,7 @@ void tier_close(struct tier *t, struct catalog *c)
     free(t);
 }
 
-/* --- numbers ---------------------------------------------------------------------------------- */
+/* --- statistics and audit --------------------------------------------------------------------- */
 
 void tier_stats(const struct tier *t, struct store_dram *out)
 {
