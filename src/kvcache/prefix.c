@@ -316,7 +316,7 @@ static void each_id(struct prefix *x, const struct sha256 *root, const int32_t *
                     int64_t n_tokens, uint64_t turn,
                     bool (*fn)(struct placement_window *w, uint64_t id, uint64_t turn))
 {
-    /* has only the id of the block before, which need not be present */
+    /* stands for the block before: only its id is set, since that block may be absent */
     struct prefix_node behind = {0};
     int32_t b = PREFIX_NONE;
     for (int64_t i = 0; i < n_tokens / KV_BLOCK_TOKENS; i++) {

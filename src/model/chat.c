@@ -399,8 +399,8 @@ static char *probe_text(const struct chat_template *t, const char *messages,
     return text;
 }
 
-/* Returns whether a probe's prompt shows the mark. quoted: false: a mark behind a quotation mark
- * does not count, because the template then printed a whole list or dict. */
+/* Returns whether a probe's prompt shows the mark. If `quoted` is false, a mark behind a quotation
+ * mark does not count, because the template then printed a whole list or dict. */
 static bool probe(const struct chat_template *t, const char *messages, const char *tools,
                   bool quoted)
 {

@@ -196,9 +196,9 @@ static int push_list(struct tokenizer_config *c, const struct json *file, const 
 #define EXTRA      "extra_special_tokens"
 #define ADDITIONAL "additional_special_tokens"
 
-/* Appends the lists of both files.  A file's `additional` counts only if that file has no `extra`,
- * or an empty one.  The map's `extra` is appended; its `additional` counts only if
- * tokenizer_config.json has no list. */
+/* Appends the lists of both files.  A file's ADDITIONAL counts only if its EXTRA is missing or
+ * empty.  The map's EXTRA is always appended; its ADDITIONAL counts only if tokenizer_config.json
+ * has no list. */
 static int push_lists(struct tokenizer_config *c, const struct json *config,
                       const struct json *map, struct err *err)
 {

@@ -149,8 +149,8 @@ static void keep_added_text(struct tokenizer_text *of, const struct tokenizer_js
             of[t->added[i].id] = t->added[i].text;
 }
 
-/* Makes the bytes that each token has as the first of a text. Metaspace drops every mark of the
- * first token, not only the leading one. */
+/* Makes the bytes that each token has as the first of a text. The decoder step Metaspace drops
+ * every metaspace of the first token, not only the leading one. */
 static void make_first(struct token_bytes *b, const struct tokenizer_json *t)
 {
     const struct decoder_step *m = find_step(t, DECODER_METASPACE);

@@ -643,8 +643,8 @@ static void hash_tensor(struct sha256_ctx *hash, const struct tensor_spec *t,
     sha256_field(hash, "rows", le, sizeof le);
     put_u64(le, t->n_dims == 1 ? 0 : (uint64_t)t->cols);
     sha256_field(hash, "cols", le, sizeof le);
-    /* This source has already added gemma's 1 to its norms. Equal bytes of a source that has not
-     * would be other weights, so the hashes must differ. */
+    /* This source has already added gemma's 1 to its norms. In a source that has not, equal bytes
+     * are other weights, so the hashes must differ. */
     if (src->norm_has_one && t->kind == TENSOR_NORM)
         sha256_field(hash, "norm", "one is added", 12);
     for (int64_t i = 0; i < n_sums; i++) {

@@ -27,7 +27,7 @@
 
 /* Order of a tensor's rows in its file. */
 enum row_order {
-    ROWS_SAME, /* the order of tensor_spec */
+    ROWS_SAME, /* the order that the model uses */
     /* llama: the halves of a head are interleaved, because its files rotate neighbours */
     ROWS_PAIRS,
     /* falcon: all q, all k, all v; the model has q, k, v of a group together */

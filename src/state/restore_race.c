@@ -80,7 +80,8 @@ bool restore_race(struct restore *r)
         return false;
     if (r->rr->recomputing == r) /* the piece lies behind a chunk that was lost meanwhile */
         restore_drop_piece(r->rr);
-    /* Under fault_lock a chunk is lost either before the race, and then lowers n_good, or in it. */
+    /* With fault_lock held, no chunk is lost while the race begins. A chunk that was lost before
+     * has lowered n_good. */
     pthread_mutex_lock(&r->fault_lock);
     r->out.raced_layers = r->n_recompute = last + 1;
     r->re.row = first * STORE_CHUNK_TOKENS;

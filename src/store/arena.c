@@ -39,8 +39,8 @@ bool arena_await(struct arena *a, int64_t timeout_ns, uint64_t *n_bytes)
 
 /* --- life cycle ------------------------------------------------------------------------------- */
 
-/* Returns 0 if the system has n_bytes of memory left, else -ENOMEM: it would kill a process
- * later. */
+/* Returns 0 if the system has n_bytes of memory left, else -ENOMEM, since otherwise the system
+ * would kill a process later. */
 static int system_has(uint64_t n_bytes, struct err *err)
 {
     uint64_t left = process_memory_left();

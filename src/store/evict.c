@@ -1,11 +1,10 @@
 /* evict.c - makes room under the cap, on a full disk, and in an owner's quota.
  * policy/placement.h chooses the leaf that is evicted first.
  *
- * A leaf is a chunk that no stored chunk continues. Chunks that are pinned, being written, or
- * not yet committed are never evicted. An evicted chunk is a miss at once. Its space is free
- * only when the index no longer names it, durably. A lasting pin only moves a leaf behind all
- * without one: the bounds hold at all times. Guaranteed chunks (guarantee.c) are never
- * candidates. */
+ * A leaf is a chunk that no stored chunk continues. Chunks that are pinned, being written, or not
+ * yet committed are never evicted. An evicted chunk is a miss at once. Its space is free only when
+ * the index no longer names it, durably. A lasting pin only moves a leaf behind all leaves without
+ * one: the bounds hold at all times. Guaranteed chunks (guarantee.c) are never candidates. */
 #include <stdlib.h>
 
 #include "base/bytes.h"

@@ -2,8 +2,8 @@
  *
  *   1. a marker file, durable: until it is gone, every open starts the rebuild anew
  *   2. remove index and WAL (together: an old WAL must never meet a new database)
- *   3. scan all segments for headers of this store that stand where they say they stand
- *   4. newest first: take an extent if its space is untaken and every record of it is intact
+ *   3. scan all segments for headers of this store that lie at the place that they name
+ *   4. newest first: take an extent if its space is still free and all its records are intact
  *   5. one transaction with all rows; then the marker is removed
  *
  * The result may differ from the lost index: extents that were written and never committed, or

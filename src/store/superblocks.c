@@ -142,7 +142,8 @@ static int index_tells(struct io *io, const char *dir, struct superblock *out, b
 }
 
 /* Recovers the superblock of directory i; leaves *found unchanged if nothing proves that the
- * directory belongs to the store. The index lies in the first directory, so it proves that one. */
+ * directory belongs to the store. The index is a proof for the first directory, in which it
+ * lies. */
 static int superblock_find(const struct store_opts *opts, int i,
                            const struct superblock *good, struct sb_found *found,
                            struct err *err)
