@@ -48,7 +48,7 @@ struct places {
     struct device *dev;
     size_t kv_bytes, act_bytes; /* bytes of a block of one layer */
     int first[PLACES_CLASSES];  /* number of each class's first block */
-    int row;                    /* device KV blocks and tails of one layer */
+    int row;                    /* number of a layer's KV blocks and tails on the device */
     struct buf device_kv, device_act, host;
     struct kv_layer *layers; /* [n_layers] views, as operations take them */
 };

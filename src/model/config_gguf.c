@@ -174,8 +174,8 @@ static void read_positions(struct meta *m, struct model_config *c)
     if (m->rc == 0 && (c->d_rope < 2 || c->d_rope > c->d_head || c->d_head > 256))
         refuse(m, "rope.dimension_count",
                "must be from 2 to the dimensions of a head, which are at most 256");
-    /* The converter permutes the rows of whole heads. This cannot be undone for heads of which only
-     * a part is rotated. */
+    /* The converter that makes GGUF files permutes the rows of whole heads. This cannot be undone
+     * for heads of which only a part is rotated. */
     if (m->rc == 0 && c->family == FAMILY_LLAMA && c->d_rope != c->d_head)
         refuse(m, "rope.dimension_count", "differs from the size of a head");
     read_scaling(m, c);

@@ -68,8 +68,8 @@ struct profile_source {
 };
 
 /* Measures the latency, the time per record and the bandwidth of reading these records, through the
- * path that restores use; a full profile also measures the bandwidth by queue depth. t->name stays
- * the caller's. */
+ * path that restores use; a full profile also measures the bandwidth by queue depth. t->name is not
+ * changed. */
 int profile_tier(struct platform_tier *t, const struct model *m,
                  const struct profile_source *from, enum profile_effort effort,
                  struct err *err);

@@ -239,8 +239,8 @@ struct restore_result {
     int64_t wait_ns;
     /* Time that the compute lane worked on new tokens during the restore. The caller sets it. */
     int64_t prefill_ns;
-    /* Idle share of the busier lane: of the restore, or of the restore and the prefill inside
-     * it. */
+    /* Idle share of the busier lane during the restore, or during the restore and the prefill
+     * inside it. */
     double bubble;
     /* Numbers of (chunk, layer) pairs that were finally restored by R, H, K. */
     int n_by_method[3];

@@ -424,10 +424,10 @@ struct store_erased {
      * but whose bytes are still in the files. On a full disk store_settle erases them when there is
      * room. */
     uint64_t n_owed;
-    /* Of use if the store cannot be written. True: all waiting erasures are noted on the disk. The
-     * next open for writing carries them out, and an open for reading does not find the chunks.
-     * False: the erasures are forgotten when the store is closed, unless store_settle can note them
-     * before. */
+    /* Matters only if the store cannot be written. True: all waiting erasures are noted on the
+     * disk. The next open for writing carries them out, and an open for reading does not find the
+     * chunks. False: the erasures are forgotten when the store is closed, unless store_settle can
+     * note them before. */
     bool is_noted;
     char not_noted_because[200];
 };
@@ -482,9 +482,9 @@ int store_erase_continuing(struct store *s, const struct sha256 *keys, int n,
 int store_evict_idle(struct store *s, int64_t before_wall_s, uint64_t *n_chunks,
                      struct err *err);
 
-/* Evicts the chunks whose time to live has passed: no use for store_use.ttl_s. A chunk that
+/* Evicts the chunks that were not used for their time to live (store_use.ttl_s). A chunk that
  * requests with different times use has the longest of them; a use without a time to live counts as
- * the longest. Chunks that are in use, pinned or continued by others stay as long as they are. The
+ * the longest. A chunk stays while it is in use, is pinned, or is continued by another chunk. The
  * time to live and the time of the last use survive a restart. store_open evicts chunks that have
  * expired meanwhile; so does an append that needs room. *n_chunks is the number of evicted
  * chunks. */
