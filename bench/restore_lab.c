@@ -217,7 +217,7 @@ void lab_close(struct lab *b)
 void lab_throttle(struct lab *b, double bytes_per_s)
 {
     if (b->throttle_bytes_per_s == 0)
-        /* the tier has the corrections that were learned so far */
+        /* keeps the unthrottled speeds, with the corrections that were learned so far */
         b->tier = b->platform.tier[0];
     b->throttle_bytes_per_s = bytes_per_s;
     b->platform.tier[0] = b->tier;

@@ -207,7 +207,7 @@ struct hcache_model_info {
     /* the template shows tools to the model, and calls in its format can be parsed */
     bool has_tools;
     int max_sequences;
-    /* fingerprint of its saved state (model, weight format, dtype, arithmetic), hexadecimal */
+    /* fingerprint of the saved state (model, weight format, dtype, arithmetic), hexadecimal */
     char fingerprint[65];
 };
 void hcache_model_info(const struct hcache *h, struct hcache_model_info *out);

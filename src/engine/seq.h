@@ -76,8 +76,8 @@ struct seq_upcoming {
 
 /* Decision about reading ahead for a waiting sequence (staging.h). */
 struct seq_staging {
-    bool is_decided; /* whether to stage its restore has been decided */
-    /* The sequence's restore was staged, and continues now that it has its place. */
+    bool is_decided; /* whether to stage the sequence's restore has been decided */
+    /* The restore was staged, and continues now that the sequence has its place. */
     bool is_placed;
     int first;               /* chunks that the KV pool held when the restore was planned */
     struct read_ahead ahead; /* prediction for that restore */
@@ -87,10 +87,11 @@ struct seq_staging {
 /* State of a truncated sequence between its stairs (stairs.h). A comment that begins with phases
  * says in which phases the field has a meaning. */
 struct stairs {
-    bool must_choose; /* WAIT: it chooses its view when its saves have settled */
+    /* WAIT: the sequence chooses its view when its saves have settled. */
+    bool must_choose;
     bool is_stepping; /* WAIT, RESTORE: a stair has ended, the next one has not begun */
     bool has_asked_remote; /* the sequence has tried its last view with the remote's help */
-    /* WAIT, RESTORE: it is trying its last view with the remote's help. */
+    /* WAIT, RESTORE: the sequence is trying its last view with the remote's help. */
     bool asks_remote;
     /* The saver's mark when the sequence arrived. It covers all state that the saver had been given
      * by then. */
@@ -98,7 +99,7 @@ struct stairs {
     /* Index of the first chunk that could not be restored; INT_MAX: no chunk failed. */
     int limit;
     int n_replays;      /* times that stairs were replayed because their state was lost */
-    enum save_end lost; /* why its last save ended early */
+    enum save_end lost; /* why the sequence's last save ended early */
     int64_t t_step;     /* when the last stair ended */
     /* WAIT: the time when the saver last made progress, and its count of settled chunks then.
      * t_heard 0: the sequence does not wait for the saver. */
@@ -118,13 +119,14 @@ struct seq {
     struct request req;
     char *salt, *plan;
     enum phase phase; /* seq.c alone writes it */
-    int32_t *tokens;  /* prompt and generated [n_prompt + max_tokens] */
+    int32_t *tokens;  /* [n_prompt + max_tokens] prompt, then generated tokens */
     int n_tokens;     /* tokens known so far */
-    struct view view; /* the tokens that it sees; positions count in the view */
+    struct view view; /* the tokens that the sequence sees, by position */
     int n_done;       /* positions [0, n_done) have K and V in the cache */
     int n_reached;    /* tokens [0, n_reached) were done at some time */
     int rows;         /* most rows that this step gives the sequence */
-    int row, n_rows; /* the present batch: index of its first row, and number of its rows */
+    /* in the present batch: index of the sequence's first row, and number of its rows */
+    int row, n_rows;
     /* Keys of the prompt's chunks; after a preemption, of all known tokens' chunks. */
     struct chain chain;
     struct kv_table table;
@@ -147,14 +149,14 @@ struct seq {
     /* Predicted and measured lanes of the sequence's first restore. */
     struct hcache_lanes predicted, measured;
     struct outcome out;
-    /* Prediction for its restore, by the measured profile alone. */
+    /* Prediction for the restore, by the measured profile alone. */
     struct correction_expected expected;
     const float *logits; /* [vocab], a row in host memory of the engine; NULL: not wanted */
     int32_t next;        /* the next token, just chosen, or SAMPLE_NO_TOKEN */
     int64_t t_arrival, t_first;
-    int64_t t_admit, t_start; /* time of its first admission; time of its last admission */
+    int64_t t_admit, t_start; /* time of the first admission; time of the last admission */
     bool was_preempted;
-    /* Statistics of its first admission; reported once it was preempted. */
+    /* Statistics of the first admission; reported if the sequence was preempted since. */
     struct outcome first;
 };
 

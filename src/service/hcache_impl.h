@@ -19,8 +19,8 @@ struct hcache {
     struct dialog *dialog;
     struct err dialog_err; /* reason why dialog is NULL */
     struct service *service;
-    /* Platform for decisions about saving; a copy, because the engine's thread measures into
-     * k.platform. */
+    /* Platform for decisions about saving; a copy, because the engine's thread writes measured
+     * speeds to k.platform. */
     struct platform platform;
 };
 

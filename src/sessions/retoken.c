@@ -7,7 +7,8 @@
  *
  * The rest is taken from the tokens of the whole text, not tokenized on its own: in some
  * tokenizers the first tokens of a text differ from those in its middle. If no token ends at the
- * boundary, all of the text's own tokens are used. */
+ * boundary, retoken_encode uses only the text's own tokens, and retoken_continue tokenizes the rest
+ * on its own. */
 #include "sessions/retoken.h"
 
 #include <errno.h>
