@@ -10,9 +10,10 @@
  *   direct      the paper's DirectIO: a layer's rows are written when they arise, and waited for
  *
  * Sequences are staggered over a chunk, as in a service, so that some chunk becomes full every few
- * steps. The time between tokens (TBT) is that of one whole step. Overheads are relative to `off`:
- * of the median and the p99 of all steps, and (paired) the median over rounds of the differences
- * between the windows' medians, which a drifting machine disturbs least. */
+ * steps. The time between tokens (TBT) is that of one whole step. Three overheads relative to `off`
+ * are printed: that of the median of all steps, that of their p99, and (paired) the median over
+ * rounds of the difference between the windows' medians, which a drifting machine disturbs
+ * least. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -111,7 +111,7 @@ struct hcache_opts {
     /* For jobs: contexts that do not fit on the device keep their blocks on the host. The blocks
      * cross the link in each layer of each step, as keys and values ("kv"), as activations ("act"),
      * or as a mixture ("auto", "paper"); see docs/RESTORATION.md, section 6. "recompute", "off" or
-     * NULL: no blocks on the host. Such a method cannot be combined with a store. */
+     * NULL: no blocks on the host. Blocks on the host cannot be combined with a store. */
     const char *cache_method;
     uint64_t host_bytes;       /* host memory for the blocks of cache_method; 0: none */
     uint64_t link_bytes_per_s; /* limits the link's speed, for experiments; 0: no limit */

@@ -309,7 +309,7 @@ static void say_less_dram(const struct stack *k)
     const double mb = 1e-6;
     if (k->store != NULL)
         store_dram_stats(k->store, &dram);
-    /* More than half counts as enough, since segments may leave a part of the wanted size unused. */
+    /* More than half counts as enough: segments may leave a part of the wanted size unused. */
     bool is_whole = dram.cap_bytes > k->o.user.dram_bytes / 2;
     if (k->store == NULL || k->store_err.code != 0 || k->o.user.dram_bytes == 0 || is_whole)
         return;
