@@ -25,7 +25,7 @@ struct shaping {
     int n_bias;
     const int32_t *stop_ids; /* [n_stop_ids] tokens that end the answer as EOS does */
     int n_stop_ids;
-    int min_tokens; /* the answer has at least as many tokens; 0: off */
+    int min_tokens; /* the answer has at least this many tokens; 0: off */
 };
 
 /* Returns whether g ends the answer at this id. g NULL: false. */

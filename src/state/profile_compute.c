@@ -21,7 +21,7 @@ enum {
     /* Rows of one call, as in restores. */
     NEAR_ROWS = RESTORE_GROUP_CHUNKS * STORE_CHUNK_TOKENS,
     FEW_ROWS = 64,
-    FAR_PAST = 2048, /* attention over this many keys rises well above the noise */
+    FAR_PAST = 2048, /* the time of attention over this many keys is well above the noise */
     /* A full profile samples up to this far, if the model's context allows. */
     FULL_PAST = 8192,
     /* Bytes of records in the sample of loading: more than the caches hold. */

@@ -426,11 +426,11 @@ static struct save_chunk *take_chunk(struct saver *s)
     return c;
 }
 
-/* Lowers the writer's priority: it gets the processor time that computing leaves. At the same
- * priority it cost each step that ran beside it half a core (p99 + 28 % with a batch of 8,
- * docs/perf/). The lowest priority, and SCHED_IDLE, were no better, and starved the writer
- * beside other programs: a commit of a second's work took half a minute, and sequences were
- * shed. */
+/* Lowers the writer's priority, so that the writer gets the processor time that computing leaves.
+ * At the same priority the writer took half a core from each step that ran at the same time (p99 +
+ * 28 % with a batch of 8, docs/perf/). The lowest priority, and SCHED_IDLE, were no better, and
+ * starved the writer beside other programs: a commit of a second's work took half a minute, and
+ * sequences were shed. */
 static void step_back(void)
 {
     enum { NICE = 10 };

@@ -633,7 +633,7 @@ int store_fetcher_open(struct store *s, struct store_fetcher **out, struct err *
 void store_fetcher_close(struct store_fetcher *f); /* Waits for reads in flight. */
 enum store_fetch {
     STORE_FETCH_NONE,      /* there is nothing to fetch now */
-    STORE_FETCH_WORKED,    /* there may be more to do: call it again */
+    STORE_FETCH_WORKED,    /* there may be more to do: call store_fetch_step again */
     STORE_FETCH_NO_ROOM,   /* there is no room for the next fetch: try again later */
     STORE_FETCH_IN_FLIGHT, /* there is nothing more to do until the disk answers */
 };
@@ -759,8 +759,8 @@ int store_each(struct store *s, int (*fn)(void *arg, const struct store_entry *e
 struct store_verify {
     uint64_t n_chunks, n_records, n_bytes, n_bad;
 };
-/* Reads and checks everything: superblocks, headers against the index, every record. `report`
- * (may be NULL) is called for each bad one; `progress` (may be NULL) now and then. */
+/* Reads and checks everything: superblocks, headers against the index, every record. Calls `report`
+ * (may be NULL) with a description of each fault, and `progress` (may be NULL) now and then. */
 int store_verify(struct store *s, struct store_verify *out,
                  void (*report)(void *arg, const char *what),
                  void (*progress)(void *arg, uint64_t done_bytes, uint64_t all_bytes),
