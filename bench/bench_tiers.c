@@ -173,6 +173,12 @@ static void replay_row(const struct tiers_args *a, const struct load *l,
                                                closed_models[0].token_bytes};
 }
 
+/* Share of the bytes of keys and values that stored state takes. */
+static double state_share(const struct tiers_args *a)
+{
+    return strcmp(a->state, "hidden") == 0 ? 0.5 : 1;
+}
+
 static void closed_row(const struct tiers_args *a, const struct load *l,
                        enum placement_kind kind, struct tiers_row *row)
 {
@@ -180,7 +186,7 @@ static void closed_row(const struct tiers_args *a, const struct load *l,
                             .policy = kind,
                             .memory_bytes = (double)a->memory,
                             .disk_bytes = (double)a->disk,
-                            .state_share = strcmp(a->state, "hidden") == 0 ? 0.5 : 1,
+                            .state_share = state_share(a),
                             .disk_bytes_per_s = DISK_BYTES_PER_S,
                             .n_warm = WARM_JOBS};
     struct closed_result r;
@@ -201,8 +207,6 @@ static int run_policy(const struct tiers_args *a, const struct load *l, const ch
 {
     int kind = placement_kind_of(name);
     bool is_closed = strcmp(a->load, "closed") == 0;
-    if (kind < 0)
-        return err_set(err, ERR_USAGE, "--policies: '%s' is not a policy", name);
     if (is_closed && kind == PLACEMENT_BELADY)
         /* which requests come depends on earlier evictions, so belady has no known future */
         return 0;
@@ -314,11 +318,29 @@ static int add_figures(const struct tiers_args *a, struct tiers_report *r, struc
     return 0;
 }
 
+/* Refuses before the first run, which takes seconds, any value that a later one would refuse. */
+static int check_args(const struct tiers_args *a, const struct load *l, struct err *err)
+{
+    double block_bytes = closed_models[0].token_bytes * state_share(a) * l->block_tokens;
+    for (int i = 0; i < a->policies.n; i++)
+        if (placement_kind_of(a->policies.items[i]) < 0)
+            return err_set(err, ERR_USAGE, "--policies: '%s' is not a policy",
+                           a->policies.items[i]);
+    if (strcmp(a->load, "closed") == 0 && a->memory > 0 && (double)a->memory < block_bytes)
+        return err_set(err, ERR_USAGE,
+                       "--dram %llu: a block of %u tokens has %.0f bytes; give at least as "
+                       "many, or 0 for no cache",
+                       (unsigned long long)a->memory, l->block_tokens, block_bytes);
+    return 0;
+}
+
 static int run(const struct tiers_args *a, bool *is_missed, struct err *err)
 {
     struct load l = {0};
     struct tiers_report r = {0};
     int rc = make_load(a, &l, err);
+    if (rc == 0)
+        rc = check_args(a, &l, err);
     size_t n_max = (size_t)a->policies.n * (size_t)(a->blocks.n + 1);
     r.row = xcalloc(n_max + 1, sizeof r.row[0]);
     int64_t start_ns = clock_now_ns();

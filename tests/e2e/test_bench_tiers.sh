@@ -28,6 +28,8 @@ run_hc "${tiers[@]}" --policies lru,best --blocks 40
 expect "no such policy" 2 "'best' is not a policy"
 run_hc bench tiers --load mooncake
 expect "a trace is needed" 2 'needs --trace'
+run_hc bench tiers --load closed --dram 2
+expect "memory for less than a block" 2 '\-\-dram 2: a block of 64 tokens has [0-9]* bytes'
 echo '{"timestamp": 1}' >"$tmp/bad.jsonl"
 run_hc bench tiers --load mooncake --trace "$tmp/bad.jsonl"
 expect "a line that is none" 1 'line 1'
