@@ -160,7 +160,8 @@ static struct json *parse_arguments(const struct json *text)
     return NULL;
 }
 
-/* Returns a copy of `from` whose member `key` is `value` (taken), in its old position. */
+/* Returns a copy of `from` in which the member `key` has been replaced by `value`, in its place.
+ * Takes ownership of `value`. */
 static struct json *with_member(const struct json *from, const char *key,
                                 struct json *value)
 {

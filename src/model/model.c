@@ -103,7 +103,7 @@ size_t model_rope_bytes(const struct model *m)
 }
 
 /* Checks the memory of the tables, because a config.json may claim any context.  (On a device with
- * memory of its own, the memory plan has already refused it.) */
+ * memory of its own, the memory plan has already refused a context that is too long.) */
 static int check_rope_room(const struct model *m, size_t bytes, struct err *err)
 {
     size_t unused, total;

@@ -358,7 +358,7 @@ void store_end_saving(struct store *s, int rc, const struct err *why);
  * since appended bytes may be among the lost ones. */
 int store_sync_files(struct store *s, struct err *err);
 
-/* [lock] Returns 0, or the code why this store cannot save. */
+/* [lock] Returns 0, or the code of the error that keeps this store from saving. */
 int store_can_save(struct store *s, struct err *err);
 
 /* Returns the n-th LIVE extent of a pinned chunk; NULL: there are no more. */
