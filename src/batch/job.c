@@ -400,8 +400,8 @@ static bool comes_again(const struct item *it, const struct fault *f)
     return is_full || (f->status == 503 && it->n_tries < MAX_TRIES);
 }
 
-/* Queues a request once more that did not reach the engine or failed there; or answers it, and
- * frees the item. */
+/* Handles a request that did not reach the engine or failed there: queues it once more, or answers
+ * it and frees the item. */
 static void fail_request(struct batch *b, struct item *it, const struct fault *f)
 {
     struct fault again;

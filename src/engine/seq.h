@@ -180,9 +180,9 @@ void seq_destroy(struct seq *s);
 /* Returns whether a sequence may go from one phase to the other. */
 bool phase_may_follow(enum phase from, enum phase to);
 
-/* WAIT: forgets its save and its pin, and takes its first blocks: known ones (n_done then counts
- * their tokens), and new ones for the rest. If the pool has too few, it gives back what it took
- * and returns false. The sequence still waits: a transition to RESTORE or PREFILL follows. */
+/* WAIT: forgets the save and the pin of s, and gives s its first blocks: known ones (n_done then
+ * counts their tokens), and new ones for the rest. If the pool has too few, s gets none, and false
+ * is returned. s still waits: a transition to RESTORE or PREFILL follows. */
 bool seq_take_place(struct seq *s);
 /* WAIT -> RESTORE. */
 void seq_enter_restore(struct seq *s);

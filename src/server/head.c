@@ -31,8 +31,8 @@ static bool begins_with(const char *name, const char *with)
 
 /* Returns whether a header's name is valid. The library adds a folded line (one that begins with
  * white space) to the *name* of the header before it: "Content-Length:\r\n 16" becomes
- * "Content-Length16", and the length is lost. A proxy in front may have read the length. It would
- * then take the body for the next request. */
+ * "Content-Length16", and the length is lost. Behind a proxy that has read the length, this server
+ * would take the body for the next request. */
 static bool is_name(const char *name)
 {
     bool has_more = (begins_with(name, "Content-Length") && name[14] != 0) ||
