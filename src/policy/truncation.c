@@ -28,6 +28,12 @@ int truncation_make(const struct truncation_ask *ask, bool may_keep_none,
                        "truncation: a ratio of %g of a context of %lld tokens is a step of "
                        "%lld; it must be at least %d",
                        ask->ratio, (long long)c, (long long)s, TRUNCATION_UNIT);
+    if (c - s - TRUNCATION_UNIT < least)
+        return err_set(
+            err, ERR_USAGE,
+            "truncation: a context of %lld tokens with a step of %lld has no room for "
+            "%lld kept tokens and one chunk of %d: the ratio %g is too large",
+            (long long)c, (long long)s, (long long)least, TRUNCATION_UNIT, ask->ratio);
     if (k % TRUNCATION_UNIT != 0 || k < least || k > c - s - TRUNCATION_UNIT)
         return err_set(
             err, ERR_USAGE,

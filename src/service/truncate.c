@@ -6,6 +6,7 @@
 
 enum { DEFAULT_KEEP = 64 };
 
+/* Reads NAME=NUMBER. Fails if the number was given before. */
 static bool read_count(const char *text, const char *name, int *out)
 {
     size_t n = strlen(name);
@@ -13,17 +14,21 @@ static bool read_count(const char *text, const char *name, int *out)
     if (strncmp(text, name, n) != 0 || text[n] != '=')
         return false;
     long v = strtol(text + n + 1, &end, 10);
-    if (end == text + n + 1 || (*end != 0 && *end != ',') || v < 1 || v > 1 << 30)
+    if (*out != 0 || end == text + n + 1 || (*end != 0 && *end != ',') || v < 1 ||
+        v > 1 << 30)
         return false;
     *out = (int)v;
     return true;
 }
 
+/* Reads the ratio, a decimal number. Fails if it was given before. */
 static bool read_ratio(const char *text, double *out)
 {
     char *end;
     double v = strtod(text, &end);
-    if (end == text || (*end != 0 && *end != ',') || !(v > 0 && v < 1))
+    bool is_decimal = text + strspn(text, "0123456789.eE-") == end;
+    if (*out != 0 || !is_decimal || end == text || (*end != 0 && *end != ',') ||
+        !(v > 0 && v < 1))
         return false;
     *out = v;
     return true;
@@ -65,6 +70,12 @@ int hcache_make_truncation(const struct hcache *h, const struct hcache_truncatio
     int rc = model_check_truncation(m, err);
     if (rc == 0)
         rc = truncation_make(&ask, false, out, err);
+    if (rc == 0 && out->context > m->cfg.max_ctx)
+        rc = err_set(
+            err, ERR_USAGE,
+            "truncation: the window is %d tokens, and the model's own context is %d: "
+            "give a smaller context=",
+            out->context, m->cfg.max_ctx);
     if (rc == 0 && out->context > m->max_ctx)
         rc = err_set(
             err, ERR_USAGE,

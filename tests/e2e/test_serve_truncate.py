@@ -234,7 +234,7 @@ def test_numbers(tmp):
         check(f"{path} takes them, too", status == 200 and r["usage"]["truncated_tokens"] % 128 == 64, r)
     for bad, why in (("0.5,keep=100", "keep is 100; with a context of"), ("0.5,keep=128,context=256", "keep is 128; with a context of 256"),
                      ("0.1,context=256", "a ratio of 0.1 of a context of 256 tokens is a step of 0"),
-                     ("0.5,context=1000000", "the window is 1000000 tokens, and there is room for contexts of"),
+                     ("0.5,context=1000000", "the window is 1000000 tokens, and the model's own context is 2048"),
                      ("1.5", "a ratio above 0 and below 1"), ("0.5,keep=0", "keep=K"), ("keep=64", "a ratio above 0"), ("off", "auto or disabled")):
         status, _, r = server.post("/v1/responses", {"input": said, "truncation": bad})
         check(f"{bad}: 400 with the numbers", status == 400 and why in r["error"]["message"], r)

@@ -48,8 +48,14 @@ truncated --token-ids "$tmp/ids" --truncate 0.25,context=100
 expect "a window that has no room for a step: 2, with the numbers" 2 'a context of 64 tokens is a step of 0'
 truncated --token-ids "$tmp/ids" --truncate 0.5,context=256,keep=100
 expect "a K that is no multiple of 64: 2, with the numbers" 2 'keep is 100; with a context of 256 and a step of 128'
-run_hc run "$model" --token-ids "$tmp/ids" --truncate half
-expect "no ratio: 2" 2 "truncate 'half'"
+for wrong in half 0 1 nan 0x.8 ' 0.5' 0.5, 0.5,0.25 0.5,keep=64,keep=128 keep=64 0.5,keep=0 0.5,step=64; do
+    run_hc run "$model" --token-ids "$tmp/ids" --truncate "$wrong"
+    expect "--truncate '$wrong': 2" 2 "truncate '$wrong'"
+done
+truncated --token-ids "$tmp/ids" --truncate 0.99,context=256
+expect "a ratio that leaves no room to keep tokens: 2, with the numbers" 2 'a step of 192 has no room for 64 kept tokens'
+truncated --token-ids "$tmp/ids" --truncate 0.5,context=4096
+expect "a window beyond the model's: 2, with the numbers" 2 "the window is 4096 tokens, and the model's own context is 2048"
 run_hc run tests/model/golden/families/opt --token-ids "$tmp/small" --truncate 0.5
 expect "learned positions are refused by name" 1 'learned positions'
 run_hc run tests/model/golden/families/mistral --token-ids "$tmp/small" --truncate 0.5

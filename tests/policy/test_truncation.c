@@ -118,6 +118,8 @@ static void a_refusal_names_the_numbers(void **state)
     refused(1024, 0.5, 0, "keep is 0; with a context of 1024 and a step of 512 tokens");
     refused(1024, 0.5, 100, "a multiple of 64 from 64 to 448");
     refused(1024, 0.5, 512, "from 64 to 448");
+    refused(256, 0.99, 64,
+            "a step of 192 has no room for 64 kept tokens and one chunk of 64");
     refused(-1, 0.5, 64, "a context of -1 tokens");
 }
 
