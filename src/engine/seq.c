@@ -328,6 +328,7 @@ static void tell_first(struct seq *s)
     s->out.n_stored = again.n_stored > s->out.n_stored ? again.n_stored : s->out.n_stored;
     s->out.truncation = again.truncation;
     s->out.restore.read_bytes += again.restore.read_bytes;
+    s->out.restore.dram_bytes += again.restore.dram_bytes;
     s->out.restore_ns += again.restore_ns;
     if (s->stairs.is_stepping)
         return;

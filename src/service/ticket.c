@@ -195,7 +195,12 @@ void ticket_describe(struct hcache_ticket *t)
     r->restored_dram_bytes = o->restore.dram_bytes;
     r->restored_staged_bytes = o->restore.staged_bytes;
     int restored = r->cached_tokens - r->device_tokens;
-    r->dram_tokens = o->restore.dram_tokens < restored ? o->restore.dram_tokens : restored;
+    /* The cached tokens of a truncated context that no view has count for the tier of its views. */
+    bool is_all_dram = r->restored_dram_bytes > 0 &&
+                       r->restored_dram_bytes == r->restored_bytes;
+    r->dram_tokens = o->restore.dram_tokens < restored && !is_all_dram
+                         ? o->restore.dram_tokens
+                         : restored;
     r->remote_tokens = o->n_remote < r->cached_tokens ? o->n_remote : r->cached_tokens;
     snprintf(r->miss, sizeof r->miss, "%s", o->miss);
     if (o->differs_at > 0 && strcmp(o->miss, STORE_WHY_ABSENT) == 0)

@@ -486,6 +486,38 @@ static void a_place_that_has_just_become_free_waits_for_the_view(void **state)
     }
 }
 
+/* All views of a sequence come from copies in DRAM. The result says so, although it counts the
+ * bytes of several restores. */
+static void views_from_dram_are_told_as_such(void **state)
+{
+    (void)state;
+    enum { N = N_ALL + 1 - N_LAST };
+    struct stack k;
+    struct text x;
+    struct et_run r;
+    struct io *disk = et_disk(1, 0);
+    et_open(&k, &(struct stack_opts){.io = disk,
+                                     .user.store = et_dirs,
+                                     .user.n_store = 2,
+                                     .user.kv_tokens = 512,
+                                     .user.no_reuse = true,
+                                     .user.dram_bytes = 32 << 20});
+    make_text(&k, &small, "kv", &x);
+    struct et_ask a = {.prompt = x.tokens,
+                       .n_prompt = N,
+                       .max_tokens = 64,
+                       .save = "kv",
+                       .plan = "kv",
+                       .truncation = small};
+    run(&k, &a, &r);
+    assert_int_equal(r.n_cached, FULL);
+    assert_int_equal(truncation_cut(&small, N + 63 - 1), truncation_cut(&small, N) + 64);
+    assert_true(r.restore.read_bytes > 0);
+    assert_int_equal(r.restore.dram_bytes, r.restore.read_bytes);
+    stack_close(&k);
+    io_close(disk);
+}
+
 /* A window cannot move if the state that it needs could not be saved. The sequence ends with that
  * reason. */
 static void a_full_store_ends_a_sequence_by_name(void **state)
@@ -561,6 +593,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(dropped_chunks_go_when_the_next_stair_is_durable),
         cmocka_unit_test(many_at_once),
         cmocka_unit_test(a_place_that_has_just_become_free_waits_for_the_view),
+        cmocka_unit_test(views_from_dram_are_told_as_such),
         cmocka_unit_test(a_full_store_ends_a_sequence_by_name),
         cmocka_unit_test(a_window_that_cannot_move_is_refused),
     };
