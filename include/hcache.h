@@ -428,6 +428,13 @@ struct hcache_lanes {
     double total_ms; /* time until the last layer was restored */
 };
 
+/* Restored tokens that follow one another and came from the same place. */
+enum { HCACHE_RESTORED_PARTS = 8 };
+struct hcache_restored_part {
+    int n_tokens;
+    const char *source; /* "dram", "disk", "dram+disk" (a part of each token's state) */
+};
+
 struct hcache_result {
     int32_t *token_ids; /* generated tokens */
     int n_tokens;
@@ -466,6 +473,10 @@ struct hcache_result {
     /* source of the cached tokens that were not on the device: "dram", "disk", "dram+disk"; NULL:
      * there were none */
     const char *tier;
+    /* The cached tokens behind device_tokens, in order. If there are more parts than fit, the last
+     * one is the rest. n_restored_parts 0: all tokens came from `tier`. */
+    struct hcache_restored_part restored_part[HCACHE_RESTORED_PARTS];
+    int n_restored_parts;
     struct hcache_lanes predicted, measured;
 };
 

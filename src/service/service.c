@@ -160,6 +160,26 @@ static const char *tier_of(const struct hcache_result *r, const char *home)
     return r->restored_dram_bytes == r->restored_bytes ? "dram" : "dram+disk";
 }
 
+/* Describes the parts of the restored tokens. There are none if the restore's tokens are not the
+ * cached ones: in a truncated context, a view lacks some of them. */
+static void describe_parts(struct hcache_result *r, const struct restore_result *of,
+                           const char *home)
+{
+    int n_tokens = 0;
+    for (int i = 0; i < of->n_parts; i++)
+        n_tokens += of->part[i].n_tokens;
+    r->n_restored_parts = 0;
+    if (n_tokens != r->cached_tokens - r->device_tokens)
+        return;
+    for (int i = 0; i < of->n_parts && i < HCACHE_RESTORED_PARTS; i++) {
+        const struct restore_part *p = &of->part[i];
+        r->restored_part[r->n_restored_parts++] = (struct hcache_restored_part){
+            p->n_tokens, !p->from_dram   ? home
+                         : p->from_store ? "dram+disk"
+                                         : "dram"};
+    }
+}
+
 /* Ends a ticket, which is in no list. Only the stepping thread calls this. */
 static void ticket_end(struct service *s, struct hcache_ticket *t)
 {
@@ -174,8 +194,10 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
     ticket_describe(t);
     t->result.timings.load_ms = s->o.load_ms;
     t->result.tier = tier_of(&t->result, s->o.tier);
-    if (t->seq != NULL)
+    if (t->seq != NULL) {
+        describe_parts(&t->result, &seq_outcome(t->seq)->restore, s->o.tier);
         engine_remove(s->o.engine, t->seq);
+    }
     t->seq = NULL;
     pthread_mutex_lock(&s->lock);
     engine_stats(s->o.engine, &s->engine);

@@ -88,11 +88,23 @@ const char *provenance_miss(const struct hcache_result *r, const char *what)
     return is_reason ? r->miss : "the request ended before its state was restored";
 }
 
+static void push_restored(struct json *list, const struct hcache_result *r)
+{
+    int at = r->device_tokens;
+    if (r->n_restored_parts == 0)
+        push_part(list, at, r->cached_tokens, r->tier);
+    for (int i = 0; i < r->n_restored_parts; i++) {
+        const struct hcache_restored_part *p = &r->restored_part[i];
+        push_part(list, at, at + p->n_tokens, p->source);
+        at += p->n_tokens;
+    }
+}
+
 struct json *provenance_json(const struct hcache_result *r, const char *what)
 {
     struct json *o = json_new_object(), *parts = json_new_array();
     push_part(parts, 0, r->device_tokens, "device");
-    push_part(parts, r->device_tokens, r->cached_tokens, r->tier);
+    push_restored(parts, r);
     push_part(parts, r->cached_tokens, r->prompt_tokens, "computed");
     json_put_int(o, "prompt_tokens", r->prompt_tokens);
     json_put_int(o, "cached_tokens", r->cached_tokens);

@@ -673,6 +673,25 @@ static int dram_tokens(const struct restore *r, int n)
     return tokens;
 }
 
+/* [lock] Divides the first n chunks into the result's parts. */
+static void fill_parts(const struct restore *r, int n, struct restore_result *out)
+{
+    out->n_parts = 0;
+    for (int c = r->job.first_chunk; r->sources != NULL && c < n; c++) {
+        bool from_dram = (r->sources[c] & SOURCE_DRAM) != 0;
+        bool from_store = (r->sources[c] & SOURCE_STORE) != 0;
+        struct restore_part *p = &out->part[out->n_parts > 0 ? out->n_parts - 1 : 0];
+        bool is_alike = p->from_dram == from_dram && p->from_store == from_store;
+        if (out->n_parts == 0 || (!is_alike && out->n_parts < RESTORE_PARTS)) {
+            p = &out->part[out->n_parts++];
+            *p = (struct restore_part){0};
+        }
+        p->n_tokens += r->job.hits[c].n_tokens;
+        p->from_dram = p->from_dram || from_dram;
+        p->from_store = p->from_store || from_store;
+    }
+}
+
 int restore_result_of(struct restore *r, struct restore_result *out, struct err *err)
 {
     pthread_mutex_lock(&r->rr->lock);
@@ -682,6 +701,7 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
     out->dram_bytes = r->dram_bytes;
     out->staged_bytes = r->staged_bytes;
     out->dram_tokens = dram_tokens(r, shared_load(&r->n_good));
+    fill_parts(r, shared_load(&r->n_good), out);
     out->io_ns = r->io_ns;
     memcpy(out->method, r->method, sizeof r->method);
     out->method[STORE_MAX_LAYERS] = 0;

@@ -220,6 +220,14 @@ bool restore_stands(const struct restore *r);
 /* Gives a staged restore its blocks. From now on it is a started restore that keeps its reads. */
 void restore_place(struct restore *r, const struct kv_table *table);
 
+/* Consecutive restored chunks whose records came from the same places. */
+enum { RESTORE_PARTS = 8 };
+struct restore_part {
+    int n_tokens;
+    bool from_dram,
+        from_store; /* copies in the store's DRAM tier; the store's own medium */
+};
+
 struct restore_result {
     /* Chunks [0, n_chunks) are in the cache in every layer; at least the job's first_chunk. */
     int n_chunks;
@@ -229,8 +237,12 @@ struct restore_result {
     int first_token;
     /* Bytes read, and the part of them that went straight into device memory. */
     uint64_t read_bytes, direct_bytes;
-    uint64_t dram_bytes;   /* part of read_bytes: from copies in the store's DRAM tier */
-    int dram_tokens;       /* tokens of chunks that were read from DRAM copies alone */
+    uint64_t dram_bytes; /* part of read_bytes: from copies in the store's DRAM tier */
+    int dram_tokens;     /* tokens of chunks that were read from DRAM copies alone */
+    /* Chunks [first_chunk, n_chunks) by their places. If there are more than RESTORE_PARTS parts,
+     * the last one is the rest and has all places of the rest. */
+    struct restore_part part[RESTORE_PARTS];
+    int n_parts;
     uint64_t staged_bytes; /* part of read_bytes: read before the restore had its place */
     int64_t total_ns;      /* from restore_start, or restore_place, to the end */
     int64_t compute_ns;    /* time that the compute lane worked for this restore */

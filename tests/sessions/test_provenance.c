@@ -88,6 +88,27 @@ static void the_prefix_is_told_part_by_part(void **state)
     json_free(o);
 }
 
+/* State from memory and from the disk is told apart, in the order of its tokens. */
+static void restored_tokens_are_told_by_their_tier(void **state)
+{
+    (void)state;
+    struct hcache_result r = answer();
+    r.tier = "dram+disk";
+    r.n_restored_parts = 3;
+    r.restored_part[0] = (struct hcache_restored_part){64, "disk"};
+    r.restored_part[1] = (struct hcache_restored_part){64, "dram+disk"};
+    r.restored_part[2] = (struct hcache_restored_part){64, "dram"};
+    struct json *o = provenance_json(&r, "");
+    const struct json *prefix = json_member(o, "prefix");
+    assert_int_equal(json_count(prefix), 5);
+    part_is(prefix, 0, 0, 64, "device");
+    part_is(prefix, 1, 64, 128, "disk");
+    part_is(prefix, 2, 128, 192, "dram+disk");
+    part_is(prefix, 3, 192, 256, "dram");
+    part_is(prefix, 4, 256, 300, "computed");
+    json_free(o);
+}
+
 static void times_have_their_names(void **state)
 {
     (void)state;
@@ -155,6 +176,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_prefix_is_told_part_by_part),
+        cmocka_unit_test(restored_tokens_are_told_by_their_tier),
         cmocka_unit_test(times_have_their_names),
         cmocka_unit_test(a_plan_is_told_or_null),
         cmocka_unit_test(lanes_are_told_span_by_span),

@@ -73,8 +73,10 @@ const Lanes = (() => {
   }
 
   // Names of the sources of a prompt's parts, for text and picture.
-  const SOURCES = {device: "still in memory", dram: "restored from the DRAM tier", disk: "restored from disk", computed: "computed"};
-  const kindOf = (part) => (part.source === "device" || part.source === "computed" ? part.source : "restored");
+  const SOURCES = {device: "still in memory", dram: "restored from the DRAM tier", disk: "restored from disk",
+                   "dram+disk": "restored from the DRAM tier and from disk", computed: "computed"};
+  const KINDS = {device: "device", dram: "dram", disk: "restored", "dram+disk": "restored", computed: "computed"};
+  const kindOf = (part) => KINDS[part.source];
 
   // Returns the time of a restoration. Text and picture use the same one.
   const restoreMs = (r) => (r.measured ? r.measured.ms : r.timings.restore_ms);
@@ -108,8 +110,9 @@ const Lanes = (() => {
   }
 
   function summary(r) {
+    const restored = r.prefix.filter((p) => p.source !== "device" && p.source !== "computed").pop();
     const parts = r.prefix.map((p) => `${p.to - p.from} ${SOURCES[p.source]}` +
-                                      (kindOf(p) === "restored" ? ` in ${ms(restoreMs(r))}` : ""));
+                                      (p === restored ? ` in ${ms(restoreMs(r))}` : ""));
     const n = r.generated_tokens, s = r.timings.decode_ms / 1000;
     const speed = n > 1 && s > 0 ? ` at ${((n - 1) / s).toFixed((n - 1) / s < 100 ? 1 : 0)} tokens/s` : "";
     return `Prompt tokens: ${parts.join(", ")}. Answer: ${plural(n, "token")}${speed}.`;
