@@ -17,6 +17,7 @@
 #include "base/plural.h"
 #include "format/json.h"
 #include "hcache.h"
+#include "requests/dram_json.h"
 #include "sessions/provenance.h"
 #include "sessions/prompt.h"
 
@@ -352,7 +353,18 @@ static void put_model(struct json *o, const struct hcache *h)
     json_put_int(o, "context", info.max_context);
 }
 
-static void print_json(const struct hcache *h, const struct hcache_result *r)
+/* Puts the statistics of the copies in DRAM; null: there are none. */
+static void put_dram(struct json *o, struct hcache *h)
+{
+    struct hcache_cache_stats k;
+    hcache_cache_stats(h, NULL, &k);
+    if (k.dram.cap_bytes > 0)
+        json_put(o, "dram", dram_json(&k.dram));
+    else
+        json_put_null(o, "dram");
+}
+
+static void print_json(struct hcache *h, const struct hcache_result *r)
 {
     char digest[17];
     struct json *o = json_new_object(), *ids = json_new_array();
@@ -391,6 +403,7 @@ static void print_json(const struct hcache *h, const struct hcache_result *r)
     json_put(o, "plan", plan);
     put_timings(timings, &r->timings);
     json_put(o, "timings", timings);
+    put_dram(o, h);
     put_model(model, h);
     json_put(o, "model", model);
     char *text = json_text(o, 2);

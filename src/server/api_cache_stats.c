@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "requests/advice.h"
+#include "requests/dram_json.h"
 #include "server/auth.h"
 #include "server/keep.h"
 #include "server/tenants.h"
@@ -23,6 +24,7 @@ static struct json *rates(const struct hcache_stats *st)
     double all = cached + (double)st->computed_tokens;
     json_put_int(o, "device_tokens", (int64_t)st->device_tokens);
     json_put_int(o, "restored_tokens", (int64_t)st->restored_tokens);
+    json_put_int(o, "dram_tokens", (int64_t)st->dram_tokens);
     json_put_int(o, "computed_tokens", (int64_t)st->computed_tokens);
     json_put_real(o, "hit_rate", all > 0 ? cached / all : 0);
     json_put_int(o, "requests", (int64_t)st->n_ended);
@@ -60,24 +62,6 @@ static struct json *tier(const struct hcache_cache_stats *k, int64_t idle_ttl_s)
     json_put(o, "misses_by_reason", counts(&k->misses));
     json_put(o, "evictions_by_reason", counts(&k->evictions));
     json_put_bool(o, "saves", k->saving_fault == 0);
-    return o;
-}
-
-/* Returns the statistics of the copies in memory, in front of the disk. */
-static struct json *dram_tier(const struct hcache_dram *d)
-{
-    struct json *o = json_new_object();
-    json_put_string(o, "name", "dram");
-    json_put_int(o, "chunks", (int64_t)d->n_chunks);
-    json_put_int(o, "used_bytes", (int64_t)d->used_bytes);
-    json_put_int(o, "cap_bytes", (int64_t)d->cap_bytes);
-    json_put_int(o, "copies_written", (int64_t)d->n_written);
-    json_put_int(o, "copies_promoted", (int64_t)d->n_promoted);
-    json_put_int(o, "promoted_bytes", (int64_t)d->promoted_bytes);
-    json_put_int(o, "promoted_unused", (int64_t)d->n_unused);
-    json_put_int(o, "demoted", (int64_t)d->n_demoted);
-    json_put_int(o, "not_copied", (int64_t)d->n_full);
-    json_put_int(o, "read_bytes", (int64_t)d->read_bytes);
     return o;
 }
 
@@ -208,7 +192,7 @@ void api_cache_stats(struct call *c)
     json_put_string(o, "object", "cache.stats");
     json_put_string(o, "of", all ? "all" : "key");
     if (all && k.dram.cap_bytes > 0)
-        json_push(tiers, dram_tier(&k.dram));
+        json_push(tiers, dram_json(&k.dram));
     if (k.tier != NULL)
         json_push(tiers, all ? tier(&k, c->s->o.idle_ttl_s) : tenant_tier(&k));
     if (all && k.remote.url[0] != 0)

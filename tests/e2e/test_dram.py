@@ -1,6 +1,7 @@
 """--dram: restores use copies of saved state in memory, and every output with figures shows the
 tiers separately."""
 import http.client
+import json
 import os
 import shutil
 import subprocess
@@ -48,6 +49,54 @@ def test_restarted(s, text):
     again, t = ask(s)
     equal("so the disk serves", (t["restore_source"], t["dram_tokens"]), ("disk", 0))
     equal("with the same answer once more", again, text)
+
+
+def say(s, text, **fields):
+    status, _, r = s.post("/v1/responses", {"input": text, "temperature": 0, "max_output_tokens": 8, **fields})
+    if status != 200:
+        raise RuntimeError(f"{status}: {r}")
+    s.post("/v1/cache/flush", {})
+    return r
+
+
+def test_mixed(s, before):
+    """After a restart the older turns are on the disk alone, and the newer ones also in memory. The
+    answer tells them apart."""
+    second = say(s, LONG, previous_response_id=before["id"])
+    third = say(s, "And then?", previous_response_id=second["id"])
+    r = s.request("GET", f"/v1/responses/{third['id']}/restoration")[2]
+    parts = r["prefix"]
+    equal("a restore from both tiers names each part", [p["source"] for p in parts], ["disk", "dram", "computed"])
+    check("in order and without gaps", [p["from"] for p in parts] == [0] + [p["to"] for p in parts[:-1]]
+          and parts[-1]["to"] == r["prompt_tokens"], parts)
+    counted = s.request("GET", "/v1/cache/stats")[2]["prompts"]
+    equal("the statistics count the tokens from memory", counted["dram_tokens"], parts[1]["to"] - parts[1]["from"])
+
+
+def test_truncated():
+    """The state of a truncated context comes from memory alone, in each view. No tokens count as
+    restored from the disk."""
+    s = Server(MODEL, "--store", os.path.join(tmp, "cut"), "--no-reuse", "--dram", "64M", "--truncate", "0.5,context=256",
+               *SAVING)
+    name = s.post("/v1/conversations", {})[2]["id"]
+    for _ in range(4):
+        r = say(s, LONG, conversation=name)
+    found = s.request("GET", f"/v1/responses/{r['id']}/restoration")[2]
+    check("the window has moved", found["truncated_tokens"] > 0, found)
+    equal("all of it came from memory", [p["source"] for p in found["prefix"]], ["dram", "computed"])
+    equal("so no tokens came from the disk", s.metric('hcache_prompt_tokens_total{source="disk"}'), 0)
+    s.stop()
+
+
+def test_run():
+    def dram(*options):
+        p = subprocess.run([HC, "run", MODEL, "--store", os.path.join(tmp, "run"), "--json", "--max-tokens", "4",
+                            "--raw", "-p", LONG, *SAVING, *options], capture_output=True, text=True, check=True)
+        return json.loads(p.stdout)["dram"]
+    d = dram("--dram", "8M")
+    check("run --json has the statistics of the copies", d["cap_bytes"] == 8 << 20 and d["copies_written"] > 0
+          and d["used_bytes"] > 0 and [d[k] for k in ("copies_promoted", "promoted_unused", "demoted")] == [0, 0, 0], d)
+    equal("without copies it has none", dram("--dram", "0"), None)
 
 
 def test_refused():
@@ -121,10 +170,14 @@ args = ["--store", os.path.join(tmp, "store"), "--no-reuse", "--dram", "64M", *S
 server = Server(MODEL, *args)
 answer = test_written(server)
 test_documented(server)
+told = say(server, LONG)
 server.stop()
 server = Server(MODEL, *args)
 test_restarted(server, answer)
+test_mixed(server, told)
 server.stop()
+test_truncated()
+test_run()
 test_refused()
 test_ended(os.path.join(tmp, "full"))
 test_auto()

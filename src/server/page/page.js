@@ -427,6 +427,7 @@ async function stats() {
   const share = (k) => `${k} (${Math.round(100 * k / Math.max(1, p.device_tokens + p.restored_tokens + p.computed_tokens))} %)`;
   $("stats").replaceChildren(...s.tiers.flatMap(tier), make("h2", "", "Prompt tokens since the server's start"),
     pairs([["still in memory", share(p.device_tokens)], ["restored", share(p.restored_tokens)],
+           ...(p.dram_tokens ? [["of these from memory", share(p.dram_tokens)]] : []),
            ["computed", share(p.computed_tokens)], ["restores", String(p.restores)]]));
   return n;
 }
