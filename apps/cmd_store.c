@@ -349,6 +349,11 @@ static void stat_text(const struct store_stats *st, uint64_t n_tokens,
            st->n_chunks, plural(st->n_chunks), n_tokens, plural(n_tokens), st->n_extents,
            plural(st->n_extents), st->n_devices, st->n_devices == 1 ? "y" : "ies");
     printf("%s of state, in files of %s\n", used, files);
+    if (st->n_pins > 0)
+        printf("%" PRIu64 " context%s pinned\n", st->n_pins, plural(st->n_pins));
+    if (st->n_expiring > 0)
+        printf("%" PRIu64 " chunk%s with a time to live\n", st->n_expiring,
+               plural(st->n_expiring));
     if (st->n_guarantees > 0) {
         bytes_text(st->guaranteed_bytes, used);
         printf("%s guaranteed, by %" PRIu64 " pin%s\n", used, st->n_guarantees,

@@ -23,7 +23,7 @@ struct subject {
     struct hcache_truncation truncation; /* ratio 0: the context is not truncated */
     char *salt;                          /* cache_salt of the request; NULL: none */
     const char *cache_salt;
-    int64_t ttl_s, bytes; /* -1: not given */
+    int64_t ttl_s, cache_ttl_s, bytes; /* -1: not given */
     bool guarantee;
 };
 
@@ -138,9 +138,11 @@ static int from_response(struct call *c, const char *name, struct subject *s,
 static int read_numbers(const struct json *body, struct subject *s, struct fault *f)
 {
     struct err err = {0};
-    s->ttl_s = s->bytes = -1;
+    s->ttl_s = s->cache_ttl_s = s->bytes = -1;
     if (json_opt_string(body, "cache_salt", &s->cache_salt, &err) == 0 &&
         json_opt_int(body, "ttl", 0, MAX_TTL_S, &s->ttl_s, &err) == 0 &&
+        json_opt_int(body, "cache_ttl", 0, HCACHE_MAX_CACHE_TTL_S, &s->cache_ttl_s, &err) ==
+            0 &&
         json_opt_bool(body, "guarantee", &s->guarantee, &err) == 0 &&
         json_opt_int(body, "bytes", 0, INT64_MAX, &s->bytes, &err) == 0)
         return 0;
@@ -287,7 +289,7 @@ static const struct dialect prefetch = {.answer = prefetched};
 
 void api_cache_prefetch(struct call *c)
 {
-    static const char *const names[] = {PROMPT_NAMES, "truncation", NULL};
+    static const char *const names[] = {PROMPT_NAMES, "truncation", "cache_ttl", NULL};
     struct gen_params p = {
         .kind = REQUEST_COMPLETION, .n = 1, .cache_ttl = -1, .durable = true};
     struct subject s;
@@ -297,6 +299,7 @@ void api_cache_prefetch(struct call *c)
         return;
     }
     p.cache_salt = s.cache_salt;
+    p.cache_ttl = s.cache_ttl_s;
     p.truncation = s.truncation.ratio > 0 ? "auto" : NULL;
     p.numbers = s.truncation;
     p.n_system = s.truncation.keep;

@@ -260,6 +260,10 @@ def times_to_live():
     check("the state of a conversation with a time to live expires", expired(n), tier())
     status, _, r = server.post("/v1/responses", {"input": "And?", "conversation": name, "max_output_tokens": 2})
     equal("it goes on, computed again", status, 200)
+    n = tier()["evictions_by_reason"]["expired"]
+    status, _, r = server.post("/v1/cache/prefetch", {"prompt": "B " + text, "cache_ttl": 1})
+    equal("a document that is computed ahead may have a time to live", status, 200)
+    check("it expires, too", expired(n), tier())
     for wrong in ({"cache_ttl": -1}, {"cache_ttl": "1"}, {"expect_reuse_in": -5}):
         status, _, r = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1, **wrong})
         equal(f"{wrong} is refused", (status, r["error"]["param"]), (400, list(wrong)[0]))
@@ -275,6 +279,8 @@ def times_to_live():
     subprocess.run([HC, "run", SYNTH, "--token-ids", store + ".ids", "--max-tokens", "2", "--store", store,
                     "--cache-ttl", "3600"], capture_output=True)
     chunks = json.loads(subprocess.run([HC, "store", "ls", store, "--json"], capture_output=True, text=True).stdout)
+    stat = subprocess.run([HC, "store", "stat", store], capture_output=True, text=True).stdout
+    check("store stat names them", f"{len(chunks['chunks'])} chunks with a time to live" in stat, stat)
     check("run --cache-ttl", len(chunks["chunks"]) >= 4 and all(
         c["expires_wall_s"] == c["used_wall_s"] + 3600 for c in chunks["chunks"]), chunks)
 
