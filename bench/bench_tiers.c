@@ -247,6 +247,9 @@ static void print_table(const struct tiers_report *r)
                f->gate[0] == 0 ? ""
                : f->is_ok      ? "gate met"
                                : "GATE MISSED");
+        bool is_last = i + 1 == r->n_figures || strcmp(f->why, r->figure[i + 1].why) != 0;
+        if (f->why[0] != 0 && is_last)
+            printf("          why they differ: %s\n", f->why);
     }
 }
 
