@@ -55,8 +55,9 @@ static void every_code_has_a_name(void **state)
     assert_string_equal(err_name(-5000), "error -5000");
 }
 
-/* SQLite reports a denied or read-only file by one of the `refused` codes. The server then keeps an
- * answer in memory only. */
+/* The codes in `refused` say that a disk is full or failing, or that files on it may not be
+ * written. After one of them the server still sends an answer that it could not keep; after
+ * `others` the request fails. */
 static void a_refusing_disk_is_told_from_bugs(void **state)
 {
     (void)state;

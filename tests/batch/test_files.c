@@ -366,7 +366,7 @@ static void a_line_that_was_dropped_is_answered(void **state)
     idset_free(&seen);
 }
 
-/* A request is named by its text, wherever it stands; two equal bad lines have two names. */
+/* A request is named by its text, whatever line it is on. Two equal bad lines get two names. */
 static void names_follow_the_text(void **state)
 {
     (void)state;
@@ -448,7 +448,7 @@ static void a_job_goes_on_after_whole_lines(void **state)
     struct idset done = {0};
     struct err err = {0};
     struct textbuf name = {0};
-    /* Cut anywhere in its last line, the file keeps the earlier lines. */
+    /* If the file is cut anywhere in its last line, its earlier lines stay. */
     char *whole = xasprintf("%s\n%s\n%s\n", answer_a, fault_c, answer_b);
     size_t two = strlen(answer_a) + strlen(fault_c) + 2;
     for (size_t n = two; n < strlen(whole); n += n < two + 40 ? 1 : 17) {

@@ -339,7 +339,8 @@ static void room_is_bounded(void **state)
     free(bytes);
 }
 
-/* Batches cannot be deleted: the oldest one that has ended makes room. */
+/* Clients cannot delete batches. If there are too many, the oldest batch that has ended makes
+ * room. */
 static void old_batches_are_forgotten(void **state)
 {
     (void)state;

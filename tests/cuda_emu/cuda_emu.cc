@@ -662,7 +662,7 @@ static void warp_mma(warp &w)
 }
 
 /* The last lane to arrive computes the step for all lanes. No lane reaches the next step before all
- * have been at this one, so one place per lane suffices. */
+ * have been at this one, so a lane needs memory for one step only. */
 void emu_warp_mma(float c[4], const float in[12])
 {
     warp &w = warps[current / 32];

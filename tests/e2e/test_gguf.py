@@ -127,7 +127,7 @@ wrong = [(c["text"], got, c["ids"]) for c in cases
          if (got := ids_of(path("scores.gguf"), c["text"], "--parse-special")) != c["ids"]]
 equal("and llama.cpp's", wrong, [])
 model = os.path.join(SHARED, "tokenizers/llama2/tokenizer.model")
-# its licence forbids to distribute it; elsewhere the vocabulary above takes its place
+# the vocabulary's licence forbids distributing it; elsewhere the vocabulary above is used instead
 if os.path.exists(model):
     vocab_gguf.spm(model, path("llama2.gguf"))
     cases = json.load(open(os.path.join(HERE, "golden/llama2_ids.json"), encoding="utf-8"))["cases"]

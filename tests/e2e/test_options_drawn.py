@@ -34,12 +34,12 @@ with open(ids, "w", encoding="ascii") as f:
     f.write(" ".join(map(str, WORDS)))
 
 # Options that both commands have.  STORE stands for a folder of its own for each case.
-# These change the arithmetic (ranks add their parts in an order of their own), so answers are
-# compared only within one choice of them:
+# The first options change the arithmetic (ranks add their parts in an order of their own), so
+# answers are compared only between cases with equal values of these options:
 ARITHMETIC = {"--dtype": ["f32", "bf16", "f16"], "--weights": ["f32", "bf16", "q8", "q4"],
               "--truncate": ["0.5", "0.25,context=256", "0.5,keep=64,context=192", "0.9"],
               "--tensor-parallel": ["1", "2", "4"]}
-# These do not:
+# The other options do not change it:
 SHARED = {
     "--store": ["STORE", "STORE", "STORE", "STORE,STORE.2", "memory", ""],
     "--store-cap": ["1M", "64M", "0"],
@@ -119,7 +119,7 @@ def draw(rng, own, folder):
 
 
 def ends_well(status, message):
-    """A refusal has a reason; nothing ends by a signal or by an internal error."""
+    """A refusal has a reason; no command ends by a signal or by an internal error."""
     return "internal error" not in message and (status == 0 or status in (1, 2) and message.strip() != "")
 
 

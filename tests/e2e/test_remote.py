@@ -143,8 +143,8 @@ def test_drip(redis, text):
         return [f"The story number {i}. " + LONG for i in range(n - 12, n)]
 
     def is_slow():
-        """A pause of the machine may look like a silence of the Redis: then the next prompt is
-        tried."""
+        """Returns whether a fetch is given up as slow. A pause of the machine looks like a silence of
+        the Redis; then the next prompt is tried."""
         for prompt in prompts():
             is_up(b)
             proxy.harm = "drip"

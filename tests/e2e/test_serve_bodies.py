@@ -14,7 +14,7 @@ MODEL = "models/demo"
 MIB = 1 << 20
 BODY = 8 * MIB
 CHAT = '{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, '
-FREE = 32  # MiB of growth that do not depend on the body's size
+FREE = 32  # MiB by which the server may grow, whatever the body's size
 
 
 def filled(before, piece, after, n=None):

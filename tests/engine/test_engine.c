@@ -404,9 +404,9 @@ static void phases_beside_each_other(void **state)
     }
 }
 
-/* Each step teaches one speed by the time of its forward pass: a prefill the time of a row, a
- * decode the time of a decode step. Neither speed exceeds the time of the steps that taught it, as
- * this test's own clock measures it. */
+/* The engine learns the time of a row from the passes of prefills, and the time of a decode step
+ * from those of decodes. Neither learned time exceeds the time of the steps that taught it, as this
+ * test's own clock measures it. */
 static void steps_teach_what_their_passes_took(void **state)
 {
     (void)state;
@@ -730,8 +730,9 @@ static int count_idle_steps(struct stack *k, struct seq *s)
     return n_idle;
 }
 
-/* A prefill that has the engine to itself waits for the saver within its step. Beside a decode it
- * waits for a later step, and the decode goes on. Both are saved to the end. */
+/* If the saver has no free memory, a prefill waits for the saver within its step, provided that
+ * nothing else runs. Beside a decode the prefill is left out of the step, so the decode goes on,
+ * and a later step continues the prefill. In both cases all of the prompt's state is saved. */
 static void a_prefill_waits_where_nothing_decodes(void **state)
 {
     (void)state;

@@ -34,7 +34,7 @@ static void decode_on(int n_ranks, int n_stages, bool graphs, struct et_run r[N_
     et_device.cuda_graphs = NULL;
     for (int i = 0; i < N_COMPANY; i++) {
         struct et_ask a = {.prompt = prompt,
-                           /* the sequences' blocks end while they decode */
+                           /* each sequence begins a new block while it decodes */
                            .n_prompt = N_PROMPT - 2 + i,
                            .max_tokens = N_DECODED + 2 * i,
                            .save = "both"};

@@ -139,9 +139,9 @@ static void a_step_moves_the_bytes_of_the_policy(void **state)
     }
 }
 
-/* Three sequences of five blocks form two mini-batches. The pair computes beside the load of the
- * third sequence, so the pair has fewer ACT blocks. The mini-batches and the numbers of ACT blocks
- * are those of the policy. */
+/* Three sequences of five blocks form two mini-batches: a pair, and the third sequence alone. The
+ * pair computes while the third sequence is loaded, so the pair gets fewer ACT blocks. The
+ * mini-batches and the numbers of ACT blocks are those of the policy. */
 static void sequences_get_the_shares_of_their_mini_batches(void **state)
 {
     (void)state;
@@ -167,7 +167,7 @@ static void sequences_get_the_shares_of_their_mini_batches(void **state)
                             .machine = m};
     job_open_at_most(&j, &mo, N, 4 * 64 + 10, N, 20, false);
     const struct places *p = &j.k.engine->mixed.places;
-    /* two sequences of four full blocks, and one more block */
+    /* scratch memory for the four full blocks of two sequences, and one more block */
     assert_int_equal(p->o.n_scratch, 512 / 64 + 1);
     while (seq_outcome(j.s[N - 1])->n_generated == 0)
         step(&j);

@@ -253,7 +253,7 @@ static void end_decodes(struct seq *d[2])
             engine_remove(place.k.engine, d[i]);
 }
 
-/* A step has 16 rows, so a layer takes at least two pieces of the new tokens. */
+/* A step has room for 16 rows, so the new tokens pass each layer in at least two pieces. */
 enum { FEW_ROWS = 16 };
 
 /* Beside a decode, new tokens pass a layer in pieces. They hold the layer over several steps, and

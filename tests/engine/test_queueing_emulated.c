@@ -68,8 +68,8 @@ static void work_is_queued_by_the_group(void **state)
      * another. */
     struct cost re = restore(&k, N_PROMPT, recomputed, &all);
     assert_int_equal(re.n_waits, 1 + N_NEW);
-    /* A pass that only computes copies nothing up. Its copies would wait behind those of another
-     * restore. */
+    /* A pass that only computes copies nothing to the device: such copies would wait behind those
+     * of another restore. */
     assert_true(cuda_emu_brought_up() == 0);
     print_message("%d layers: K and V %d launches, %d waits; recomputed %d, %d\n", layers,
                   eight.n_launches, eight.n_waits, re.n_launches, re.n_waits);

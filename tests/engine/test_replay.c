@@ -234,7 +234,8 @@ static void a_preempted_replay_keeps_its_chunks(void **state)
     place_close(&p);
 }
 
-/* The disk hangs in writes at the end of a stair. The sequence does not wait for them forever. */
+/* The disk hangs in writes at the end of a stair. The sequence stops waiting for them after a
+ * while. */
 static void saves_that_hang_are_left(void **state)
 {
     (void)state;

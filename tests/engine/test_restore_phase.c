@@ -261,8 +261,8 @@ static void a_hanging_disk_is_raced(void **state)
     }
 }
 
-/* Beside decodes a restore has 3 % of the compute. So it leaves its reads, and prefill computes the
- * tokens. */
+/* Beside decodes a restore has only 3 % of the compute, too little to race reads that hang. So the
+ * restore gives the reads up, and prefill computes the tokens. */
 static void reads_that_hang_are_left_beside_decodes(void **state)
 {
     (void)state;
@@ -511,8 +511,8 @@ static void a_missed_prediction_is_told_with_its_cause(void **state)
     place_close(&p);
 }
 
-/* Chunks have hidden states and KV by turns. The platform believes that each split between two
- * kinds takes 20 ms. The prediction misses only by these splits. */
+/* Chunks have hidden states and KV alternately. The platform believes that each change between the
+ * two kinds (a split) takes 20 ms. The prediction misses only by the time of these splits. */
 static void a_wrong_price_of_splits_is_told(void **state)
 {
     (void)state;

@@ -159,7 +159,7 @@ static void what_was_read_ahead_is_used(void **state)
     lab_close(&l);
 }
 
-/* Nothing is staged with --prefetch off. Nor if the store has copies in DRAM, which then serve as
+/* Nothing is staged with --prefetch off, or if the store has copies in DRAM, which then serve as
  * the read buffer. */
 static void nothing_is_staged_where_it_is_not_wanted(void **state)
 {

@@ -154,8 +154,8 @@ static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state
     stack_close(&k);
 }
 
-/* The engine gives the store the price of state on this machine. It also gives the step: if twice
- * as many waiting requests need a chunk, the chunk counts as needed this number of turns sooner. */
+/* The engine gives the store the price of state on this machine, and a number of turns (`step`): a
+ * chunk counts as needed so many turns sooner if twice as many waiting requests need it. */
 static void the_store_knows_the_price_of_state(void **state)
 {
     (void)state;

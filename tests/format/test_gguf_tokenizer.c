@@ -285,7 +285,8 @@ static void a_llama_tokenizer_has_scores_and_blanks(void **state)
         assert_int_equal(t.n_merges, 0);
         assert_int_equal(t.unk_id, 5);
         assert_true(t.fuse_unk && !t.byte_fallback);
-        assert_int_equal(t.n_prefix, 1); /* unless the file says otherwise */
+        /* the file has no switch, so BOS is put in front */
+        assert_int_equal(t.n_prefix, 1);
         assert_int_equal(t.n_normalizers, 1 + prefix);
         assert_int_equal(t.normalizers[0].kind,
                          prefix ? NORMALIZER_PREPEND : NORMALIZER_REPLACE);

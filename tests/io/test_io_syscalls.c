@@ -63,8 +63,8 @@ static const struct fault *hit_of(const char *name)
     return NULL;
 }
 
-/* Returns whether this call shall fail, and sets errno. For calls of the C library, which return
- * -1. */
+/* For calls of the C library that return -1 on failure. Returns whether this call shall fail, and
+ * sets errno. */
 static bool fails(const char *name)
 {
     const struct fault *f = hit_of(name);

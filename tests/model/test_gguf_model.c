@@ -303,7 +303,7 @@ static void test_ranks_have_their_columns(void **state)
     solo_close(&b);
 }
 
-/* A file may give each layer other types. */
+/* Layers of one file may differ in the types of their tensors. */
 static void test_layers_differ(void **state)
 {
     (void)state;

@@ -149,8 +149,8 @@ static void streamed_layers_have_the_bits_of_resident_ones(void **state)
     }
 }
 
-/* Exactly the requested number of layers stays. They are spread so that the two halves of the model
- * differ by at most one or two. The first layer is the first to stay. */
+/* Exactly the requested number of layers stays resident. Resident layers are spread so that the two
+ * halves of the model differ by at most one or two. Layer 0 is the first to stay. */
 static void resident_layers_are_spread_evenly(void **state)
 {
     (void)state;

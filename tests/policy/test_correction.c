@@ -116,8 +116,8 @@ static void outliers_do_not_count(void **state)
     assert_true(factor(&c) < 1.04);
 }
 
-/* From the third surprise in a row on the correction follows at once, however much it has seen
- * before. */
+/* Two surprises in a row change the correction little. The third one changes it at once, however
+ * many observations the correction has seen before. */
 static void three_surprises_are_a_change(void **state)
 {
     (void)state;

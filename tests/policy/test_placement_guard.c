@@ -96,7 +96,8 @@ static void the_room_is_the_bound_less_debt_and_fall(void **state)
     }
 }
 
-/* References with the number of the previous reference's request belong to that request. */
+/* A reference that comes with the same request number as the reference before it belongs to the
+ * same request. */
 static void references_of_a_request_belong_together(void **state)
 {
     (void)state;

@@ -158,8 +158,9 @@ static void a_gain_within_its_spread_is_no_evidence(void **state)
     assert_true(placement_trial_pays(t));
 }
 
-/* Staying with `ours` needs a gain above its spread, as returning to it does. A small share of the
- * uses suffices for staying; a minimum share counts only for the return. */
+/* `ours` stays in use only while its gain exceeds the gain's spread, and is used again only when it
+ * does. For the return the gain must also be a minimum share of the uses; for staying any share
+ * suffices. */
 static void ours_ends_once_its_gain_is_within_the_spread(void **state)
 {
     (void)state;

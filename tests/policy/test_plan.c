@@ -123,8 +123,7 @@ static void test_gqa(void **state)
     assert_int_equal(plan.n_h, 0);
     assert_true(plan.n_r >= 1 && plan.n_k > 0);
     assert_non_null(strstr(plan.reason, "(hidden states have 2x the bytes)"));
-    /* With slow reads and a fast GPU, restoring layer 0 from hidden states costs no read. The KV
-     * plan with a recomputed prefix costs r - 1 whole layers and a projection. */
+    /* The mode that mixes K and V with a recomputed prefix finds the same plan as `auto`. */
     struct plan kv_re;
     q.mode = PLAN_KV_RECOMPUTE;
     assert_int_equal(plan_make(&q, &kv_re, &e), 0);

@@ -116,7 +116,8 @@ static void small_hedged_chains(void **state)
     compare(&s, 3000, 2, took_s);
 }
 
-/* A short chain has few estimates to make, so each is a thorough search. */
+/* A chain of at most three ranges needs few estimates, so the planner makes each of them a thorough
+ * search. */
 static void hedged_chains_of_few_ranges(void **state)
 {
     (void)state;
@@ -124,8 +125,9 @@ static void hedged_chains_of_few_ranges(void **state)
     compare(&s, 500, 41, took_s);
 }
 
-/* The plan is that of the estimate for which its cut was chosen. Another search at this cut finds
- * other candidates, whose least regret may be that of a slower plan: 4.04 % here. */
+/* The plan must be the estimate because of which its cut was chosen. Searching again at this cut
+ * finds other candidates, and the one with the least regret may be slower: by 4.04 % with this
+ * chain. */
 static void a_hedged_plan_is_its_cuts_estimate(void **state)
 {
     (void)state;

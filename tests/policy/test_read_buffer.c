@@ -65,7 +65,7 @@ static void what_is_worth_reading_ahead(void **state)
         .load_s = 0.8, .prefill_s = 0.5, .compute_s = 0.6, .alone_s = 0.8};
     assert_true(near(read_ahead_share(&a, 1), 0.5, 1e-9));
     assert_true(near(read_ahead_share(&a, 3), 0.5, 1e-9));
-    a.prefill_s = 0; /* then the restore's own compute hides no load */
+    a.prefill_s = 0; /* without prefill, the restore's own compute hides no load */
     assert_true(near(read_ahead_share(&a, 1), 1, 1e-9));
     a.compute_s = 0.9; /* the new tokens' compute hides the whole load */
     assert_true(read_ahead_share(&a, 1) == 0);
@@ -78,8 +78,8 @@ static void what_is_worth_reading_ahead(void **state)
     assert_true(read_ahead_share(&(struct read_ahead){0}, 1) == 0);
 }
 
-/* A restore of which too little has been read ahead when its place comes is slower than a plan made
- * without reading ahead. */
+/* If too little of a restore has been read ahead when its place comes, the restore is slower than
+ * by a plan made without reading ahead. */
 static void what_was_read_has_to_pay(void **state)
 {
     (void)state;

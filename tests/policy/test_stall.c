@@ -54,8 +54,8 @@ static void a_race_needs_an_idle_lane_and_is_begun_once(void **state)
     assert_int_equal(choose(&v), STALL_WAIT);
 }
 
-/* Beside decodes, and if layers have windows, recomputation cannot race reads, so the reads are
- * left. State that was read is then lost, so this needs more evidence than a race. */
+/* Beside decodes, and if layers have windows, recomputation cannot race reads. The restore then
+ * gives the reads up and loses what it has read, so this needs more evidence than a race. */
 static void reads_are_left_where_they_cannot_be_raced(void **state)
 {
     (void)state;

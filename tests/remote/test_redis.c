@@ -314,8 +314,8 @@ static void sizes_are_bounded(void **state)
     }
 }
 
-/* A list of numbers can claim any length without using memory. A list that does not end is an error
- * in the end. */
+/* A list of numbers can claim any length without using memory. A list that goes on and on is
+ * refused at some length. */
 static void a_list_without_an_end_ends(void **state)
 {
     enum { N = 600000 };

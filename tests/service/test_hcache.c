@@ -375,7 +375,7 @@ static void shaping_reaches_the_choice_of_tokens(void **state)
     for (int i = 0; i < 6; i++)
         assert_int_equal(r.token_ids[i], 7);
     hcache_result_free(&r);
-    /* A token that has occurred is penalised, so that two of equal bias take turns. */
+    /* A token that has occurred is penalised, so two tokens of equal bias take turns. */
     g.n_bias = 2;
     g.presence_penalty = g.frequency_penalty = 2;
     assert_int_equal(hcache_generate(h, &q, &r, &err), 0);

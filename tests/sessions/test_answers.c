@@ -246,9 +246,10 @@ static void the_file_is_bounded(void **state)
     answers_close(m);
 }
 
-/* The order of use is in the file: after a restart the least recently used goes first, too. Only
- * the owner may read the file. */
-static void the_order_of_use_outlives_the_process(void **state)
+/* The file keeps the order in which answers were stored, also when it is opened and written
+ * anew. So after a restart, too, the oldest answer is the first to go. Only the owner may read
+ * the file. */
+static void the_order_of_answers_outlives_the_process(void **state)
 {
     (void)state;
     struct stat st;
@@ -259,13 +260,14 @@ static void the_order_of_use_outlives_the_process(void **state)
     put(m, NULL, "third", 3);
     assert_int_equal(find(m, NULL, "first", &n), 1);
     answers_close(m);
-    answers_close(open_file(5)); /* writes them in their order */
+    answers_close(open_file(5)); /* writes the answers anew, in the same order */
     struct answers_opts o = {.max_entries = 2, .max_bytes = 1 << 20, .path = path};
     struct err err = {0};
     o.vocabulary.b[0] = 5;
     assert_int_equal(answers_open(&o, &m, &err), 0);
     assert_int_equal(count(m), 2);
-    assert_int_equal(find(m, NULL, "first", &n), 0); /* its look-up was not written */
+    /* "first" is the oldest in the file, because its look-up was not written */
+    assert_int_equal(find(m, NULL, "first", &n), 0);
     assert_int_equal(find(m, NULL, "third", &n), 3);
     answers_close(m);
     assert_int_equal(stat(path, &st), 0);
@@ -367,7 +369,7 @@ int main(void)
         cmocka_unit_test(a_file_outlives_the_process),
         cmocka_unit_test(a_damaged_file_is_survived),
         cmocka_unit_test(the_file_is_bounded),
-        cmocka_unit_test(the_order_of_use_outlives_the_process),
+        cmocka_unit_test(the_order_of_answers_outlives_the_process),
         cmocka_unit_test(a_file_that_cannot_be_written_is_told),
         cmocka_unit_test(uses_are_counted),
     };

@@ -70,7 +70,7 @@ static struct prompt_ids letters(const char *text)
     return p;
 }
 
-/* Asserts that the ids are those of a followed by those of b without its first `skip`. Frees all
+/* Asserts that `got` has the ids of a, then those of b without the first `skip`. Frees all
  * three. */
 static void ids_are(struct prompt_ids got, struct prompt_ids a, struct prompt_ids b,
                     int skip)

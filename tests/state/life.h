@@ -58,8 +58,8 @@ struct life_counts {
     uint64_t n_restored, n_short;
     uint64_t n_rewound; /* restores that lost a chunk of a model with sliding windows */
     /* How races with recomputation ended. n_read: the reads ended first. n_recomputed:
-     * recomputation ended first. n_late: as n_recomputed, with reads still in flight. n_left:
-     * restores that left their reads. */
+     * recomputation ended first. n_late: as n_recomputed, with reads still in flight. n_left: the
+     * restore gave its reads up. */
     uint64_t n_read, n_recomputed, n_late, n_left;
     uint64_t n_replanned; /* restores that changed the kind of record between layers */
     uint64_t n_joint;     /* work items that ended groups of several layers at once */

@@ -22,8 +22,8 @@ struct life_reader_counts {
 
 /* Makes dev claim to have memory of its own.  dev comes from device_open. */
 void life_device_split(struct device *dev);
-/* Gives files of io descriptors that the readers of split devices know.  Readers opened from now on
- * read io, which is a simulated disk.  The seed decides when they fail. */
+/* Gives each file of `io` a descriptor that the readers of split devices know. Readers that are
+ * opened from now on read `io`, which is a simulated disk. The seed decides when they fail. */
 void life_device_disk(struct io *io, uint64_t seed);
 struct life_reader_counts life_device_counts(void);
 

@@ -107,7 +107,7 @@ bool life_restore_place(struct life *f, struct slot *s);
 /* At random times, compares the last layer that new tokens may use already with the forward
  * pass. */
 void life_check_ready(struct life *f, const struct slot *s);
-/* At random times, lets recomputation race with the reads, or leaves the reads.  It does so more
+/* At random times, lets recomputation race with the reads, or gives the reads up.  It does so more
  * often in lives with faulty reads. */
 void life_stall(struct life *f, struct slot *s);
 /* Compares a finished restore with the forward pass; returns how many tokens are back. */

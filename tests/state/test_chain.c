@@ -105,7 +105,8 @@ static void salts_and_models_keep_apart(void **state)
                         chain_of(t, 64, 1, "b"), chain_of(t, 64, 2, NULL),
                         chain_of(t, 64, 2, "a")};
     struct chain none = chain_of(t, 64, 1, "");
-    assert_true(same(&none.keys[0], &c[0].keys[0])); /* no salt equals the empty salt */
+    /* a missing salt counts as the empty salt */
+    assert_true(same(&none.keys[0], &c[0].keys[0]));
     for (int i = 0; i < 5; i++)
         for (int j = 0; j < i; j++)
             assert_false(same(&c[i].keys[0], &c[j].keys[0]));

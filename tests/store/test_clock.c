@@ -181,7 +181,7 @@ static void idle_chunks_go(void **state)
     assert_int_equal(store_evict_idle(s, now - 1100, &n_gone, &err), 0);
     assert_int_equal(n_gone, 0); /* no chunk is old enough */
     assert_int_equal(store_evict_idle(s, now - 500, &n_gone, &err), 0);
-    /* the pinned context loses only the chunk behind the pin */
+    /* the pinned context loses only the chunk after the pin */
     assert_int_equal(n_gone, 4 + 3 + 1);
     struct store_stats st;
     store_stats(s, &st);

@@ -239,7 +239,8 @@ static void reasons(struct st_place *p)
     struct st_result r;
     store_expect(s, &f);
     OK(st_read(s, &st_small, &mine, 2, &r, err));
-    assert_string_equal(r.why, "not stored"); /* an empty store has no owner */
+    /* the store has no state of any model, so no other model is named */
+    assert_string_equal(r.why, "not stored");
     OK(st_save(s, &st_small, &theirs, 2, ST_H, err));
     OK(st_read(s, &st_small, &mine, 2, &r, err));
     assert_non_null(strstr(r.why, "another model or build (fingerprint "));

@@ -68,7 +68,7 @@ static const struct attention_case attention_cases[] = {
     {8, 8, 80, 0, 1, {{0, 129}}, false},
     {8, 4, 96, 0, 3, {{64, 128}, {0, 257}, {500, 1}}, false},
     {16, 16, 64, 0, 1, {{0, 4096}}, true},   /* bench-220m, prefill */
-    {16, 16, 64, 0, 1, {{3584, 512}}, true}, /* the last 512 tokens of that prefill */
+    {16, 16, 64, 0, 1, {{3584, 512}}, true}, /* the last 512 tokens of this prefill */
     {16, 16, 64, 0, 1, {{4095, 1}}, true},   /* one decode step */
     {32, 8, 128, 0, 1, {{4095, 1}}, true},   /* Llama-3-8B */
 };

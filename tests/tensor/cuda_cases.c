@@ -731,8 +731,8 @@ static void check_sums(const struct lab *l, const uint32_t *n_bytes, int n, size
     free(host);
 }
 
-/* Every length up to a little more than two places, and long records with lengths around places,
- * rounds and stripes. */
+/* Every length up to a little more than two pieces of 1024 bytes, and long records whose lengths
+ * lie around the ends of the kernel's units of work (tensor/cuda/k_checksum.cu). */
 static void test_checksum(void **state)
 {
     (void)state;

@@ -325,8 +325,9 @@ static void test_activations(void **state)
 {
     (void)state;
     for (size_t c = 0; c < N_CASES(rows_cases); c++) {
-        /* act(x) is within 4e-7 of ref's, and is multiplied by up to 12, the other factor.  The
-         * reference's own 1 + erf and 1 + tanh lose as much where they cancel. */
+        /* act(x) is within 4e-7 of ref's, and is multiplied by the other factor, which is up to 12.
+         * The reference's own 1 + erf and 1 + tanh lose as much accuracy where the two terms
+         * cancel. */
         check_activation(rows_cases[c], ACTIVATION_SILU, 2e-6);
         check_activation(rows_cases[c], ACTIVATION_RELU, 0);
         check_activation(rows_cases[c], ACTIVATION_GELU, 5e-6);
