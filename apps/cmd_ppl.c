@@ -53,11 +53,13 @@ static const struct opt options[] = {
     {"max-windows", OPT(struct ppl_args, max_windows), .arg = "N", .def = "0", .min = 0,
      .max = 1 << 30, .help = "stop after N windows; 0 is the whole text"},
     {"logits-out", OPT(struct ppl_args, logits_out), .arg = "FILE",
-     .help = "write the logits of all scored positions to this file (4 bytes times the "
-             "vocabulary each)"},
+     .help =
+         "write the logits of all scored positions to this file (a position takes 4 bytes "
+         "times the vocabulary)"},
     {"kl-against", OPT(struct ppl_args, kl_against), .arg = "FILE",
-     .help = "logits that --logits-out has written: print the mean divergence KL(kept || "
-             "these)"},
+     .help =
+         "logits that --logits-out has written: print the mean divergence KL(FILE || this "
+         "run)"},
     {"overflow", OPT(struct ppl_args, overflow), .arg = "HOW", .choices = overflows,
      .help =
          "score the text as one context that is truncated when --context tokens are full. "

@@ -90,9 +90,10 @@ static const struct opt options[] = {
      .help = "file for responses and conversations; by default conversations.db beside the "
              "store, or memory without a store; \"none\" keeps none"},
     {"server-name", OPT(struct serve_args, server_name), .arg = "NAME",
-     .help = "name of this server among several: up to 16 of a-z, 0-9 and -; new ids of "
-             "responses and conversations contain it, so that the others know where one is "
-             "kept"},
+     .help =
+         "name of this server among several: up to 16 of a-z, 0-9 and -; new ids of "
+         "responses and conversations contain it, so that the other servers know which one "
+         "keeps them"},
     {"max-turns", OPT(struct serve_args, max_turns), .arg = "N", .def = "1000000", .min = 0,
      .max = INT64_MAX,
      .help = "most responses that are kept; more are refused; 0 is no limit"},

@@ -410,7 +410,7 @@ static const struct opt_cmd ls_cmd = {
     .name = "store ls",
     .summary = "Lists stored chains of chunks. A letter per layer shows the hidden state "
                "(H), keys and values (K), both (B) or nothing (-). The title is the "
-               "conversation's (none while a server has the store).",
+               "conversation's (there are no titles while a server has the store open).",
     .positionals = dir_positionals,
     .options = ls_options,
     .values_bytes = sizeof(struct store_args),
@@ -840,8 +840,8 @@ static const struct opt import_options[] = {
     {"in", OPT(struct store_args, file), .arg = "FILE", .required = true,
      .help = "a file written by store export"},
     {"conversations", OPT(struct store_args, conversations), .arg = "FILE",
-     .help = "file for a kept conversation in it; conversations.db in the first directory "
-             "by default"},
+     .help = "file to which a kept conversation is added; conversations.db in the first "
+             "directory by default"},
     {"api-key", OPT(struct store_args, api_key), .arg = "KEY[,KEY...]",
      .help = "key of the conversation's client; other users of the machine see it in the "
              "list of processes: prefer the file or the environment"},
@@ -1044,7 +1044,7 @@ static const struct opt_cmd unpin_cmd = {
     .name = "store unpin",
     .summary =
         "Ends pins and guarantees, so that the chunks may be evicted. A chunk stays if a "
-        "guaranteed chunk continues it; store ls --chunks --why names the ends.",
+        "guaranteed chunk continues it; store ls --chunks --why shows when a pin ends.",
     .positionals = dir_positionals,
     .options = unpin_options,
     .examples = "  hcache store unpin /var/lib/hcache --key 02eed3e9264f31aa\n",
@@ -1171,7 +1171,7 @@ static const struct {
     int (*run)(const struct store_args *a, struct err *err);
     const char *help;
 } verbs[] = {
-    {"stat", &stat_cmd, run_stat, "shows how much it holds, and for which models"},
+    {"stat", &stat_cmd, run_stat, "shows how much a store holds, and for which models"},
     {"ls", &ls_cmd, run_ls, "lists the chunks, and which layers are stored"},
     {"verify", &verify_cmd, run_verify, "reads and checks everything"},
     {"rm", &rm_cmd, run_rm, "erases chunks and all that continue them"},

@@ -108,19 +108,20 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
     {"remote", OPT(s, engine.o.remote), .arg = "redis://[USER:PASSWORD@]HOST[:PORT][/DB]", \
      .help = "a Redis that shares saved state among servers, behind --store; rediss:// is TLS"}, \
     {"remote-ca", OPT(s, engine.o.remote_ca), .arg = "FILE",                               \
-     .help = "certificates of authorities that may have signed the remote's; the system's by default"},  \
+     .help = "file of the authorities that may have signed the remote's certificate; the " \
+             "system's by default"},                                                       \
     {"remote-cert", OPT(s, engine.o.remote_cert), .arg = "FILE",                           \
      .help = "certificate for the remote, if it requires one"},                                  \
     {"remote-key", OPT(s, engine.o.remote_key), .arg = "FILE",                             \
      .help = "key of --remote-cert"},                                                       \
     {"remote-write", OPT(s, engine.o.remote_write), .choices = engine_remote_writes,       \
      .def = "always",                                                                      \
-     .help = "when state is written to the remote: once it is stored here, when the request that " \
-             "made it has ended (idle), or when a later request uses it (use)"},           \
+     .help = "when state is written to the remote: once it is stored here (always), when the " \
+             "request that made it has ended (idle), or when a later request uses it (use)"},           \
     {"remote-timeout", OPT(s, engine.o.remote_timeout_s), .arg = "S", .def = "5", .min = 1, \
      .max = 3600,                                                                          \
-     .help = "seconds without an answer after which the remote counts as down, also with a "  \
-             "forced --plan"},                                                              \
+     .help = "seconds without an answer after which the remote counts as down; requests " \
+             "without a forced --plan give it up much earlier"},                           \
     {"remote-ttl", OPT(s, engine.o.remote_ttl_s), .arg = "S", .def = "604800", .min = 1,   \
      .max = 316224000,                                                                     \
      .help = "seconds without a fetch after which the remote drops state"}

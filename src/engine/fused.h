@@ -34,7 +34,7 @@ struct fused {
     int32_t *pos;          /* [max_rows] positions of the rows that are passing */
     int64_t t_begin, busy_ns;
     struct buf mem[MAX_STAGES];
-    /* Two buffers: the saver still reads a layer's input after the layer. */
+    /* Two buffers, because the saver still reads a layer's input while the next layer runs. */
     struct residual x;
 };
 

@@ -154,7 +154,7 @@ struct mixed {
 /* Computes the memory that o takes for max_seqs sequences of max_ctx tokens. */
 void mixed_places(const struct mixed_opts *o, const struct model *m, int max_seqs,
                   struct places_opts *out);
-/* Returns ERR_UNSUPPORTED on a device group. */
+/* Initialises x and allocates all its memory. Returns ERR_UNSUPPORTED on a device group. */
 int mixed_init(struct mixed *x, const struct mixed_opts *o, const struct model *m,
                struct model_work *work, struct stream *s, struct zigzag *z, int max_seqs,
                struct err *err);
