@@ -15,12 +15,16 @@
 
 #include "policy/plan_parts.h"
 
-enum { CASES = 3, CANDIDATES = CASES + 3 };
+enum {
+    CASES = PLAN_HEDGE_CASES,
+    CANDIDATES = PLAN_HEDGE_CANDIDATES,
+    SINGLES_END = CASES + 3,
+    GIVEN = SINGLES_END, /* the plan that plan_hedge_improve improves */
+};
 
 struct candidate {
     char method[PLAN_MAX_LAYERS + 1];
     bool exact;
-    double time_s[CASES];
 };
 
 /* Least spread against which auto hedges. Smaller ones are noise, and so would be the gain. */
@@ -43,19 +47,19 @@ static void scale_io(const struct plan_request *req, double factor,
 
 /* Finds the time of these letters in every case, with reads in the order for the measured speed. */
 static void find_times(const struct plan_request *req, const double *factor,
-                       struct candidate *c)
+                       const char *method, double *time_s)
 {
     struct pipe_job job[PLAN_MAX_LAYERS];
     double io_s[PLAN_MAX_LAYERS];
     struct pipe_load load = plan_load_empty(req);
     load.job = job;
-    load.n_jobs = plan_jobs_ordered(req, c->method, job);
+    load.n_jobs = plan_jobs_ordered(req, method, job);
     for (int i = 0; i < load.n_jobs; i++)
         io_s[i] = job[i].io_s;
     for (int k = 0; k < CASES; k++) {
         for (int i = 0; i < load.n_jobs; i++)
             job[i].io_s = factor[k] * io_s[i];
-        c->time_s[k] = pipe_run(&load, NULL);
+        time_s[k] = pipe_run(&load, NULL);
     }
 }
 
@@ -73,99 +77,133 @@ static bool is_possible(const struct plan_request *req, const char *method)
            plan_within_budget(req, stored_bytes(req, method));
 }
 
-/* Returns the number of candidates. It is less than CASES if the first one is useless. */
+/* Fills the candidates and their times. Returns 1; 0 if the first candidate is useless: only its
+ * letters and its time at the measured speed are filled then. */
 static int collect(const struct plan_request *req, const struct plan_effort *effort,
-                   const double *factor, struct candidate *c, struct err *e)
+                   const double *factor, struct candidate *c, struct plan_hedge_times *t,
+                   struct err *e)
 {
     struct plan_layer layer[PLAN_MAX_LAYERS];
     struct plan_request scaled = *req;
     struct plan plan;
-    int n = 0;
     scaled.layer = layer;
-    for (int i = 0; i < CASES; i++) {
+    for (int k = 0; k < CANDIDATES; k++)
+        for (int i = 0; i < CASES; i++)
+            t->s[k][i] = INFINITY;
+    for (int k = 0; k < CASES; k++) {
         memset(&plan, 0, sizeof plan);
-        scale_io(req, factor[i], layer);
+        scale_io(req, factor[k], layer);
         int rc = plan_search(&scaled, effort, false, &plan, e);
         if (rc != 0)
             return rc;
-        memcpy(c[n].method, plan.method, sizeof plan.method);
-        c[n].exact = plan.exact;
-        c[n++].time_s[0] = plan.predicted_s;
-        if (i == 0 && effort->useless_s > 0 && plan.predicted_s >= effort->useless_s)
-            return 1;
+        memcpy(c[k].method, plan.method, sizeof plan.method);
+        c[k].exact = plan.exact;
+        if (k == 0)
+            t->s[0][0] = plan.predicted_s;
+        if (k == 0 && effort->useless_s > 0 && plan.predicted_s >= effort->useless_s)
+            return 0;
     }
-    for (const char *single = "KHR"; *single != 0; single++) {
-        memset(c[n].method, 0, sizeof c[n].method);
-        memset(c[n].method, *single, (size_t)req->n_layers);
-        c[n].exact = c[0].exact;
-        n += is_possible(req, c[n].method);
+    for (int k = 0; k < CASES; k++)
+        find_times(req, factor, c[k].method, t->s[k]);
+    for (int k = CASES; k < SINGLES_END; k++) {
+        memset(c[k].method, 0, sizeof c[k].method);
+        memset(c[k].method, "KHR"[k - CASES], (size_t)req -> n_layers);
+        c[k].exact = c[0].exact;
+        if (is_possible(req, c[k].method))
+            find_times(req, factor, c[k].method, t->s[k]);
     }
-    return n;
+    return 1;
 }
 
-static double worst_regret(const struct candidate *c, const double *best)
+static double worst_regret(const double *time_s, const double *best)
 {
     double worst = 1;
     for (int i = 0; i < CASES; i++)
-        worst = fmax(worst, best[i] > 0 ? c->time_s[i] / best[i] : 1);
+        worst = fmax(worst, best[i] > 0 || isinf(time_s[i]) ? time_s[i] / best[i] : 1);
     return worst;
 }
 
 /* Returns whether a single method loses so little, in every case, that no mixture is worth it. */
-static bool is_good_enough(const struct candidate *c, const double *best, double least)
+static bool is_good_enough(const double *time_s, const double *best, double least)
 {
     for (int i = 0; i < CASES; i++)
-        if (c->time_s[i] >
+        if (time_s[i] >
             fmax(best[i] * least * (1 + PLAN_LEAST_GAIN), best[i] + PLAN_LEAST_GAIN_S))
             return false;
     return true;
 }
 
-/* Returns the candidate with the least worst regret; among candidates within `slack` of it, the
- * fastest at the measured speed. The first CASES candidates may be mixtures, the others are single
- * methods. */
-static const struct candidate *choose(const struct candidate *c, int n, const double *best,
-                                      double slack)
+static void find_best(const struct plan_hedge_times *t, double *best)
 {
-    const struct candidate *chosen = NULL;
-    double least = INFINITY;
-    for (int k = 0; k < n; k++)
-        least = fmin(least, worst_regret(&c[k], best));
+    for (int i = 0; i < CASES; i++) {
+        best[i] = INFINITY;
+        for (int k = 0; k < CANDIDATES; k++)
+            best[i] = lesser(best[i], t->s[k][i]);
+    }
+}
+
+int plan_hedge_choose(const struct plan_hedge_times *t, double most_s, double slack)
+{
+    double best[CASES], regret[CANDIDATES], least = INFINITY;
+    int chosen = -1;
+    find_best(t, best);
+    for (int k = 0; k < CANDIDATES; k++) {
+        regret[k] = t->s[k][0] <= most_s ? worst_regret(t->s[k], best) : INFINITY;
+        least = fmin(least, regret[k]);
+    }
     /* The first candidate, the plan for the measured speed, wins a tie. */
-    for (int k = 0; k < n; k++)
-        if (worst_regret(&c[k], best) <= least * (1 + slack + 1e-9) &&
-            (chosen == NULL || (slack > 0 && c[k].time_s[0] < chosen->time_s[0])))
-            chosen = &c[k];
-    for (int k = CASES; k < n; k++) /* the best single method that is good enough */
-        if (is_good_enough(&c[k], best, least) &&
-            (chosen < c + CASES || c[k].time_s[0] < chosen->time_s[0]))
-            chosen = &c[k];
+    for (int k = 0; k < CANDIDATES; k++)
+        if (regret[k] <= least * (1 + slack + 1e-9) &&
+            (chosen < 0 || (slack > 0 && t->s[k][0] < t->s[chosen][0])))
+            chosen = k;
+    bool is_single = chosen >= CASES && chosen < SINGLES_END;
+    for (int k = CASES; k < SINGLES_END;
+         k++) /* the best single method that is good enough */
+        if (isfinite(regret[k]) && is_good_enough(t->s[k], best, least) &&
+            (!is_single || t->s[k][0] < t->s[chosen][0])) {
+            chosen = k;
+            is_single = true;
+        }
     return chosen;
+}
+
+/* Makes the candidate the plan. */
+static void take(struct plan *out, const struct plan_hedge_times *t,
+                 const struct candidate *c, const double *time_s)
+{
+    double best[CASES];
+    find_best(t, best);
+    memcpy(out->method, c->method, sizeof out->method);
+    out->exact = c->exact;
+    out->predicted_s = time_s[0];
+    out->hedged_s = isfinite(best[0]) ? out->predicted_s - best[0] : 0;
 }
 
 int plan_hedge(const struct plan_request *req, const struct plan_effort *effort,
                struct plan *out, struct err *e)
 {
     const double factor[CASES] = {1, req->io_spread, 1 / req->io_spread};
-    double best[CASES] = {INFINITY, INFINITY, INFINITY};
     struct candidate c[CANDIDATES];
-    int n = collect(req, effort, factor, c, e);
-    if (n < 0)
-        return n;
-    if (n < CASES) {
-        memcpy(out->method, c[0].method, sizeof out->method);
-        out->predicted_s = c[0].time_s[0];
-        return 0;
-    }
-    for (int k = 0; k < n; k++) {
-        find_times(req, factor, &c[k]);
-        for (int i = 0; i < CASES; i++)
-            best[i] = fmin(best[i], c[k].time_s[i]);
-    }
-    const struct candidate *chosen = choose(c, n, best, effort->regret_slack);
-    memcpy(out->method, chosen->method, sizeof out->method);
-    out->exact = chosen->exact;
-    out->predicted_s = chosen->time_s[0];
-    out->hedged_s = chosen->time_s[0] - best[0];
+    struct plan_hedge_times times, *t = effort->times != NULL ? effort->times : &times;
+    int rc = collect(req, effort, factor, c, t, e);
+    if (rc < 0)
+        return rc;
+    int chosen = rc > 0 ? plan_hedge_choose(t, INFINITY, effort->regret_slack) : 0;
+    take(out, t, &c[chosen], t->s[chosen]);
     return 0;
+}
+
+void plan_hedge_improve(const struct plan_request *req, const struct plan_effort *effort,
+                        struct plan *plan)
+{
+    const double factor[CASES] = {1, req->io_spread, 1 / req->io_spread};
+    struct candidate c[CANDIDATES];
+    struct plan_hedge_times t;
+    if (collect(req, effort, factor, c, &t, NULL) < 1)
+        return;
+    memcpy(c[GIVEN].method, plan->method, sizeof plan->method);
+    c[GIVEN].exact = plan->exact;
+    find_times(req, factor, c[GIVEN].method, t.s[GIVEN]);
+    int chosen = plan_hedge_choose(&t, t.s[GIVEN][0] * (1 + 1e-9), effort->regret_slack);
+    take(plan, &t, &c[chosen], t.s[chosen]);
 }

@@ -16,6 +16,16 @@ static inline double greater(double x, double y)
     return x > y ? x : y;
 }
 
+/* Reads are assumed at this many speeds. The candidates are the best plan for each, the single
+ * methods K, H and R, and a plan that is to be improved. */
+enum { PLAN_HEDGE_CASES = 3, PLAN_HEDGE_CANDIDATES = PLAN_HEDGE_CASES + 4 };
+
+/* Times of a hedged plan's candidates; infinite if a candidate is impossible. [..][0] is at the
+ * measured speed. */
+struct plan_hedge_times {
+    double s[PLAN_HEDGE_CANDIDATES][PLAN_HEDGE_CASES];
+};
+
 /* Bounds of a search. The search ends as soon as no candidate can be faster by more than `slack`, a
  * share of the best time, or after `steps` steps of about 20 ns. `quick` leaves out work that only
  * proves the search complete. */
@@ -25,6 +35,7 @@ struct plan_effort {
     double useless_s;
     /* hedging: accepts a worst regret that is larger by this share, to save time */
     double regret_slack;
+    struct plan_hedge_times *times; /* hedging: gets the times, unless NULL */
     long steps;
     bool quick;
 };
@@ -161,6 +172,16 @@ bool plan_wants_hedge(const struct plan_request *req);
  * req->io_spread. Also fills hedged_s. */
 int plan_hedge(const struct plan_request *req, const struct plan_effort *effort,
                struct plan *out, struct err *e);
+
+/* Returns the candidate with the least worst regret of those that take at most most_s; among
+ * candidates within `slack` of it, the fastest at the measured speed. A single method that is good
+ * enough comes first. */
+int plan_hedge_choose(const struct plan_hedge_times *t, double most_s, double slack);
+/* Searches again with more effort. Replaces *plan, which plan_hedge has made for the same request,
+ * by a plan that is not slower at the measured speed and has a smaller worst regret, if it finds
+ * one. */
+void plan_hedge_improve(const struct plan_request *req, const struct plan_effort *effort,
+                        struct plan *plan);
 
 /* A search in progress: the best candidate so far, and values that all candidates share. */
 struct search {
