@@ -11,8 +11,10 @@
  * further than this. */
 #define STEP 0.26
 
-/* A shorter measurement contains more clock and wake-up time than cost, and teaches nothing. */
-#define LEAST_S 0.2e-3
+/* A shorter measurement contains more clock and wake-up time than cost. It is an upper bound of the
+ * cost, so it teaches only that compute is faster than believed, by more than SHORT_MISS. */
+#define LEAST_S    0.2e-3
+#define SHORT_MISS 1.25
 
 /* A short restore moves platform.start_s by at most CORRECTION_GAIN_MIN times this. */
 #define START_STEP_S 0.5e-3
@@ -119,12 +121,16 @@ bool correction_is_of_machine(const struct correction_observed *o, bool is_whole
 }
 
 /* Moves platform.start_s by a limited step towards the time that a short restore took beyond its
- * lanes. */
-static void learn_start(struct platform *p, double lanes_s, double observed_s)
+ * predicted lanes, lanes_s. The start of a longer restore takes at most the time during which its
+ * busier lane did not work, so a longer restore only shortens start_s. */
+static void learn_start(struct platform *p, double lanes_s,
+                        const struct correction_observed *o)
 {
-    if (!(lanes_s > 0) || lanes_s >= CORRECTION_SHORT_S)
+    bool is_short = lanes_s < CORRECTION_SHORT_S;
+    double start_s = o->total_s - (is_short ? lanes_s : fmax(o->io_s, o->compute_s));
+    if (!(lanes_s > 0) || (!is_short && start_s >= p->start_s))
         return;
-    double surprise = clamp(observed_s - lanes_s - p->start_s, START_STEP_S);
+    double surprise = clamp(start_s - p->start_s, START_STEP_S);
     p->start_s = fmin(CORRECTION_SHORT_S,
                       fmax(0, p->start_s + CORRECTION_GAIN_MIN * surprise));
 }
@@ -147,7 +153,8 @@ static bool is_large_miss(double miss)
 
 /* Teaches the cost of splits, or the kind that was most of the compute lane's work, if one kind
  * was. The costs of the other kinds are taken as right. If no kind was, a large miss teaches both
- * kinds the same ratio. */
+ * kinds the same ratio. In a context that lost records in parts, every plan mixes both kinds, so
+ * any miss does. */
 static void learn_compute(struct platform *p, const struct correction_expected *e,
                           double observed_s)
 {
@@ -161,17 +168,17 @@ static void learn_compute(struct platform *p, const struct correction_expected *
             learn_split(p, e, observed_s - rows_s);
         return;
     }
-    if (sum <= LEAST_S)
-        return;
     observed_s -= e->n_splits * e->slowed * p->split_s;
     double miss = observed_s / rows_s;
+    if (sum <= LEAST_S && !(miss < 1 / SHORT_MISS))
+        return;
     if (e->gemm_s >= MOST * sum)
         correction_observe(gemm, e->gemm_s,
                            observed_s - e->kv_s * platform_correction_factor(kv));
     else if (e->kv_s >= MOST * sum)
         correction_observe(kv, e->kv_s,
                            observed_s - e->gemm_s * platform_correction_factor(gemm));
-    else if (is_large_miss(miss)) {
+    else if (e->n_splits > 0 || is_large_miss(miss)) {
         correction_observe(gemm, e->gemm_s,
                            e->gemm_s * platform_correction_factor(gemm) * miss);
         correction_observe(kv, e->kv_s, e->kv_s * platform_correction_factor(kv) * miss);
@@ -181,7 +188,7 @@ static void learn_compute(struct platform *p, const struct correction_expected *
 void correction_learn(struct platform *p, const struct correction_expected *e,
                       const struct correction_observed *o)
 {
-    learn_start(p, e->restore_s, o->total_s);
+    learn_start(p, e->restore_s, o);
     struct platform_correction *io = &p->tier[e->tier].correction;
     double believed_io_s = e->io_s * platform_correction_factor(io);
     bool io_bound = o->wait_s > IO_BOUND * o->total_s;

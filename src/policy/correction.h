@@ -19,7 +19,11 @@
  * beside reads and in other sizes.
  *
  * A restore of less than CORRECTION_SHORT_S also waits for threads to wake up, and that time
- * belongs to no lane. Its time beyond the prediction moves platform.start_s.
+ * belongs to no lane. Its time beyond the prediction moves platform.start_s. A longer restore
+ * shortens start_s if its busier lane paused for less.
+ *
+ * Under load, short work mostly runs without interruption, and longer work does not. So a short
+ * restore may be much faster than longer ones have taught, and teaches that.
  *
  * Where records are lost in parts, layers are restored in short runs of chunks. The surplus of
  * the compute lane is then the cost of splits, and moves platform.split_s. It says nothing about
@@ -90,8 +94,9 @@ bool correction_is_of_machine(const struct correction_observed *o, bool is_whole
  * which frees the buffers. It then teaches only that reading is faster than believed. The compute
  * lane teaches the cost of splits if its runs of chunks are short, else the kind that was at least
  * four fifths of its work; the other costs are taken as right. If neither kind was, it teaches
- * nothing, unless the miss is large: then the machine is probably slower for both kinds, and both
- * learn the same ratio. */
+ * nothing, with two exceptions, in which both kinds learn the same ratio: a large miss (the machine
+ * is probably slower for both kinds), and a plan with splits (no other plan of that context has
+ * only one kind). */
 void correction_learn(struct platform *p, const struct correction_expected *e,
                       const struct correction_observed *o);
 

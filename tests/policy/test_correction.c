@@ -246,6 +246,46 @@ static void short_restores_teach_the_start(void **state)
     assert_true(p.start_s == before);
 }
 
+/* A start that was learned beside other programs must not stay when only longer restores follow. A
+ * restore whose busier lane works for all but 0.1 ms has waited at most 0.1 ms for its start. */
+static void long_restores_shorten_the_start(void **state)
+{
+    (void)state;
+    struct platform p = {0};
+    struct plan_layer layer[12];
+    struct plan_request req;
+    begin(&p, layer, &req, 64);
+    p.start_s = 0.5e-3;
+    const struct correction_expected e = {.restore_s = 2 * CORRECTION_SHORT_S};
+    const struct correction_observed io = {.io_s = 4e-3, .total_s = 4.1e-3};
+    const struct correction_observed compute = {.compute_s = 4e-3, .total_s = 4.1e-3};
+    for (int i = 0; i < 20; i++)
+        correction_learn(&p, &e, i % 2 ? &io : &compute);
+    assert_true(fabs(p.start_s - 0.1e-3) < 0.01e-3);
+}
+
+/* Large restores beside other work have taught that loading takes 2.5 times as long. A restore of
+ * 0.1 ms is rarely interrupted, and took 2.5 times the profile's time by prediction for ever. Its
+ * time also has the wake-up of threads in it, so it never teaches that loading is slower. */
+static void a_short_restore_teaches_that_compute_is_faster(void **state)
+{
+    (void)state;
+    struct platform p = {0};
+    struct plan_layer layer[12];
+    struct plan_request req;
+    begin(&p, layer, &req, 64);
+    const struct correction_expected e = {.kv_s = 0.1e-3, .slowed = 1};
+    const struct correction_observed slow = {.compute_s = 0.9e-3, .total_s = 1e-3};
+    const struct correction_observed quick = {.compute_s = 0.1e-3, .total_s = 0.1e-3};
+    p.kv_correction.log2 = log2(2.5);
+    for (int i = 0; i < 20; i++)
+        correction_learn(&p, &e, &slow);
+    assert_int_equal(p.kv_correction.n_observed, 0);
+    for (int i = 0; i < 20; i++)
+        correction_learn(&p, &e, &quick);
+    assert_true(factor(&p.kv_correction) <= 1.25 && factor(&p.kv_correction) >= 1);
+}
+
 /* Half of the chunks have no KV, so they are projected under the letter K. If projections take
  * twice as long as measured, such restores must correct GEMM. A correction of the loading of KV
  * would make predictions too slow for contexts that have KV in all chunks. */
@@ -285,12 +325,13 @@ static void parts_without_kv_teach_gemm(void **state)
     assert_true(p.kv_correction.n_observed == 0);
 }
 
-/* Lets restores whose work is 3/4 projections and 1/4 loading take `slow` times as long as the
- * profile says, until they teach nothing more. */
-static void teach_mixed(struct platform *p, double slow)
+/* Lets restores whose work is 3/4 projections and 1/4 loading, with n_splits that cost nothing,
+ * take `slow` times as long as the profile says, until they teach nothing more. */
+static void teach_mixed(struct platform *p, double slow, int n_splits)
 {
     for (int i = 0; i < 30; i++) {
-        struct correction_expected e = {.gemm_s = 30e-3, .kv_s = 10e-3, .slowed = 1};
+        struct correction_expected e = {
+            .gemm_s = 30e-3, .kv_s = 10e-3, .slowed = 1, .n_splits = n_splits};
         double seen_s = slow * (e.gemm_s + e.kv_s);
         struct correction_observed o = {.compute_s = seen_s, .total_s = seen_s};
         correction_learn(p, &e, &o);
@@ -303,15 +344,26 @@ static void a_large_miss_of_a_mixture_teaches_both_kinds(void **state)
 {
     (void)state;
     struct platform p = {0};
-    teach_mixed(&p, 1.4);
+    teach_mixed(&p, 1.4, 0);
     assert_true(p.gemm_correction.n_observed == 0 && p.kv_correction.n_observed == 0);
-    teach_mixed(&p, 3);
+    teach_mixed(&p, 3, 0);
     double gemm = factor(&p.gemm_correction), kv = factor(&p.kv_correction);
     assert_true(gemm > 3 / CORRECTION_LARGE_MISS && gemm <= 3.001);
     assert_true(kv > 3 / CORRECTION_LARGE_MISS && kv <= 3.001);
-    teach_mixed(&p, 1);
+    teach_mixed(&p, 1, 0);
     assert_true(factor(&p.gemm_correction) <= CORRECTION_LARGE_MISS);
     assert_true(factor(&p.kv_correction) <= CORRECTION_LARGE_MISS);
+}
+
+/* Every plan of a context that lost records in parts mixes both kinds, so its predictions would
+ * keep a miss of 1.4 for ever. */
+static void a_context_in_parts_teaches_both_kinds(void **state)
+{
+    (void)state;
+    struct platform p = {0};
+    teach_mixed(&p, 1.4, 30);
+    assert_true(fabs(factor(&p.gemm_correction) - 1.4) < 0.03);
+    assert_true(fabs(factor(&p.kv_correction) - 1.4) < 0.03);
 }
 
 /* On this machine GEMM, loading of KV and the disk are off by these factors. After some restores
@@ -432,8 +484,11 @@ int main(void)
         cmocka_unit_test(a_bus_teaches_nothing),
         cmocka_unit_test(any_bandwidth_is_taught),
         cmocka_unit_test(short_restores_teach_the_start),
+        cmocka_unit_test(long_restores_shorten_the_start),
+        cmocka_unit_test(a_short_restore_teaches_that_compute_is_faster),
         cmocka_unit_test(parts_without_kv_teach_gemm),
         cmocka_unit_test(a_large_miss_of_a_mixture_teaches_both_kinds),
+        cmocka_unit_test(a_context_in_parts_teaches_both_kinds),
         cmocka_unit_test(learns_the_machine),
         cmocka_unit_test(is_kept),
         cmocka_unit_test(only_whole_restores_that_ran_alone_teach),
