@@ -173,7 +173,7 @@ static void replay_row(const struct tiers_args *a, const struct load *l,
                                                closed_models[0].token_bytes};
 }
 
-/* Share of the bytes of keys and values that stored state takes. */
+/* Returns the bytes of stored state as a share of the bytes of keys and values. */
 static double state_share(const struct tiers_args *a)
 {
     return strcmp(a->state, "hidden") == 0 ? 0.5 : 1;
@@ -321,7 +321,7 @@ static int add_figures(const struct tiers_args *a, struct tiers_report *r, struc
     return 0;
 }
 
-/* Refuses before the first run, which takes seconds, any value that a later one would refuse. */
+/* Refuses values that a later run would refuse, before the first run, which takes seconds. */
 static int check_args(const struct tiers_args *a, const struct load *l, struct err *err)
 {
     double block_bytes = closed_models[0].token_bytes * state_share(a) * l->block_tokens;

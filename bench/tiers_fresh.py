@@ -5,10 +5,11 @@
   bench/tiers_fresh.py --trace conversation_trace.jsonl --seeds 57 --shares 1 --shift 900
 
 A seed picks a share of the conversations, and moves each of them by up to --shift seconds. (All
-requests of a conversation have the same second block; the first block is everybody's.) The second
-half hour is judged, as by `hcache bench tiers --judge second-half`. Prints for each load and window
-the points of hits by which `ours` is ahead of the better one of lru and attentionstore, a column
-for each size of the cache, and the number of cases that are more than 0.1 behind."""
+requests of a conversation have the same second block; all conversations share the first block.)
+The second half hour is judged, as by `hcache bench tiers --judge second-half`. Prints for each load
+and window how many points the hit rate of `ours` is above that of the better one of lru and
+attentionstore, a column for each size of the cache, and the number of cases in which `ours` is more
+than 0.1 points behind."""
 import argparse
 import json
 import os
@@ -19,8 +20,8 @@ import tempfile
 a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 a.add_argument("--program", default="build/hcache")
 a.add_argument("--trace", required=True)
-a.add_argument("--seeds", default="51-53", help="FIRST-LAST, or one")
-a.add_argument("--shares", default="0.25,0.5,0.75", help="of the conversations; each seed has each")
+a.add_argument("--seeds", default="51-53", help="FIRST-LAST, or one seed")
+a.add_argument("--shares", default="0.25,0.5,0.75", help="shares of the conversations; each seed runs with each share")
 a.add_argument("--shift", type=float, default=0, help="seconds by which a conversation may move")
 a.add_argument("--windows", default="0,64")
 a.add_argument("--blocks", default="500,1000,2000,3000,5000,10000,20000")
@@ -45,7 +46,7 @@ def fraction(requests, share, seed):
 
 
 def leads(path, window):
-    """Returns the points of hits by which `ours` leads, by size."""
+    """Returns how many points the hit rate of `ours` is ahead, for each size of the cache."""
     text = subprocess.run([a.program, "bench", "tiers", "--load", "mooncake", "--trace", path, "--judge", "second-half",
                            "--window", window, "--policies", ",".join(POLICIES), "--blocks", a.blocks, "--json"],
                           check=True, stdout=subprocess.PIPE, text=True).stdout

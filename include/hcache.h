@@ -428,11 +428,12 @@ struct hcache_lanes {
     double total_ms; /* time until the last layer was restored */
 };
 
-/* Restored tokens that follow one another and came from the same place. */
+/* A run of restored tokens whose state came from the same source. */
 enum { HCACHE_RESTORED_PARTS = 8 };
 struct hcache_restored_part {
     int n_tokens;
-    const char *source; /* "dram", "disk", "dram+disk" (a part of each token's state) */
+    /* "dram", "disk", or "dram+disk": each token's state came partly from both */
+    const char *source;
 };
 
 struct hcache_result {
@@ -474,7 +475,7 @@ struct hcache_result {
      * there were none */
     const char *tier;
     /* The cached tokens behind device_tokens, in order. If there are more parts than fit, the last
-     * one is the rest. n_restored_parts 0: all tokens came from `tier`. */
+     * one stands for all the rest. n_restored_parts 0: all tokens came from `tier`. */
     struct hcache_restored_part restored_part[HCACHE_RESTORED_PARTS];
     int n_restored_parts;
     struct hcache_lanes predicted, measured;

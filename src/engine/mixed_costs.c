@@ -10,7 +10,7 @@
 #include "policy/regress.h"
 
 enum {
-    MOST = 16, /* blocks of a sample */
+    MOST = 16, /* most blocks of a sample */
     /* Repetitions of each sample while there is time. The fastest one counts, since other work
      * only adds time. */
     ROUNDS = 5,

@@ -160,8 +160,9 @@ static const char *tier_of(const struct hcache_result *r, const char *home)
     return r->restored_dram_bytes == r->restored_bytes ? "dram" : "dram+disk";
 }
 
-/* Describes the parts of the restored tokens. There are none if the restore's tokens are not the
- * cached ones: in a truncated context, a view lacks some of them. */
+/* Describes the parts of the restored tokens, with `home` as the name of the store's own tier.
+ * There are no parts if the restore's tokens are not all that count as restored: in a truncated
+ * context, a view lacks some of the cached tokens. */
 static void describe_parts(struct hcache_result *r, const struct restore_result *of,
                            const char *home)
 {
@@ -189,7 +190,7 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
     if (finish == FINISH_ERROR && t->err.code == 0)
         t->err = seq_outcome(t->seq)->err;
     if (finish == FINISH_TIMEOUT && t->n_ids == 0)
-        err_set(&t->err, -ETIMEDOUT, "its timeout passed before the first token");
+        err_set(&t->err, -ETIMEDOUT, "the request's timeout passed before the first token");
     finish_text(t);
     ticket_describe(t);
     t->result.timings.load_ms = s->o.load_ms;

@@ -195,7 +195,8 @@ void ticket_describe(struct hcache_ticket *t)
     r->restored_dram_bytes = o->restore.dram_bytes;
     r->restored_staged_bytes = o->restore.staged_bytes;
     int restored = r->cached_tokens - r->device_tokens;
-    /* The cached tokens of a truncated context that no view has count for the tier of its views. */
+    /* A truncated context may have cached tokens that no restored view contains. They count as
+     * tokens from DRAM if all restored bytes came from DRAM. */
     bool is_all_dram = r->restored_dram_bytes > 0 &&
                        r->restored_dram_bytes == r->restored_bytes;
     r->dram_tokens = o->restore.dram_tokens < restored && !is_all_dram

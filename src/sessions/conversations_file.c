@@ -112,7 +112,7 @@ int db_tables_check(struct conversations *c, struct err *err)
 
 /* --- space for deleting ----------------------------------------------------------------------- */
 
-/* Space for deleting. A deletion writes overwritten pages into the log before any space is free. */
+/* Size of the reserve. A deletion writes overwritten pages into the log before it frees space. */
 enum { RESERVE_BYTES = 512 << 10 };
 
 static char *reserve_path(const struct conversations *c)
