@@ -150,7 +150,8 @@ def test_interrupted(tmp):
     # one with full chunks, and one shorter than a chunk
     for text in (SECRET * 3, "Remember 4711."):
         n_before = 4 if text[0] == "T" else 2
-        # repeated if the answer ended before the kill, because this test was stopped meanwhile
+        # repeated if the answer ended before the kill: the machine may have paused this test
+        # meanwhile
         for _ in range(20):
             server = serve(store)
             name = talk(server, 1) if text[0] == "T" else server.post("/v1/conversations", {})[2]["id"]

@@ -101,7 +101,7 @@ async def streams(server):
 
 async def load(server):
     idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(N_IDLE)]
-    # tried again if this test was stopped, so that some streams ended before others began
+    # tried again if the machine paused this test, so that some streams ended before others began
     for _ in range(5):
         before = cpu_ns(server)
         all_at_once, results = await streams(server)

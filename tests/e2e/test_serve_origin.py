@@ -116,8 +116,8 @@ def test_wrong_keys(tmp):
         def counted(n):
             return until(lambda: f"wrong_keys_total {n}\n" in s.request("GET", "/metrics", headers=right)[2])
 
-        # Eight wrong keys are sent at a time. If all were answered before the right key was sent,
-        # this test was stopped meanwhile. Then eight more, which have to wait for longer, are sent.
+        # Eight wrong keys are sent at a time. If all are answered before the right key is sent, the
+        # machine has paused this test. Then eight more, which have to wait for longer, are sent.
         is_counted, beside = True, None
         while beside is None and n_guesses < 80 and is_counted:
             threads = [threading.Thread(target=guess, args=(n_guesses + i,)) for i in range(8)]

@@ -25,7 +25,7 @@ def n_ended(s):
 def retry_after(s):
     """Fills the queue. One request has ended, so the server knows how long a request takes. The
     next one runs for long, and others wait for its place. Returns False if that request ended
-    before the queue was examined, because this test was stopped meanwhile."""
+    before the queue was examined, because the machine paused this test."""
     start = time.monotonic()
     timings = s.complete("Tell me something long.", max_tokens=700, ignore_eos=True)["timings"]
     # a request holds its place for longer than it decodes

@@ -210,7 +210,8 @@ def test_conversations(tmp):
     _, _, gone = server.request("DELETE", "/v1/responses/" + c["id"])
     check("a response in a conversation stays there without its name", gone["shared_turns"] == 1 and
           respond(server, "Go on.", conversation=w["id"])["status"] in ("completed", "incomplete"), gone)
-    # if this test was stopped meanwhile, the long request may end before the short one begins
+    # if the machine pauses this test meanwhile, the long request may end before the short one
+    # begins
     for _ in range(20):
         w = server.post("/v1/conversations", {})[2]
         s = Stream(server, "/v1/responses", {"input": "At once 0.", "conversation": w["id"], "ignore_eos": True,

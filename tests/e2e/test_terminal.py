@@ -239,7 +239,7 @@ def test_stop():
     store = os.path.join(tmp, "store")
     t = Terminal("--conversation", "mole", "--store", store, "--ignore-eos")
     t.until("> ")
-    for _ in range(20):  # the answer may have ended while this test was stopped
+    for _ in range(20):  # the answer may have ended while the machine paused this test
         t.type("Tell me a story about a mole.\n")
         t.until("Once upon a time")
         t.type("\x03")
@@ -358,7 +358,7 @@ def test_remote():
           [("system", "You are kind."), ("user", "Hello.")])
     t = Terminal("--url", f"http://127.0.0.1:{server.port}", "--conversation", "mole", "--ignore-eos")
     t.until("> ")
-    for i in range(20):  # the answer may have ended while this test was stopped
+    for i in range(20):  # the answer may have ended while the machine paused this test
         t.type("Tell me a story about a mole.\n")
         t.until("Once upon a time")
         t.type("\x03")

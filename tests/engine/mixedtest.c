@@ -73,7 +73,7 @@ static void run_all(const struct mx_case *c, const struct stack_opts *o,
  * need. */
 static void random_classes(struct rng *r, int n[PLACES_CLASSES])
 {
-    int left = 5 + (int)rng_below(r, 16); /* includes the TOKENS blocks */
+    int left = 5 + (int)rng_below(r, 16); /* number of blocks that have no class yet */
     for (int c = 0; c < PLACES_CLASSES; c++)
         n[c] = 0;
     if (rng_below(r, 4) == 0)

@@ -165,8 +165,8 @@ static struct life live(uint64_t seed)
     int n_sessions = 1 + (int)rng_below(&life.rng, 3);
     for (int i = 0; i < n_sessions; i++) {
         struct stack k;
-        /* With few operations the crash hits the opening. With more it hits a save, or does not
-         * come. */
+        /* If few operations are left until the crash, the crash hits the opening. Otherwise it hits
+         * a save, or the session ends before it. */
         open_again(&life, &k, 1 + rng_below(&life.rng, i == 0 ? 300 : 150));
         int n_requests = 1 + (int)rng_below(&life.rng, 3);
         for (int j = 0; j < n_requests; j++)

@@ -1,5 +1,5 @@
 /* test_dialogues.c - the demo model answers dialogues in the same way with and without a store, and
- * an error would show.
+ * wrong state would change its answers.
  *
  * Twenty held-out dialogues (models/demo/dialogues.json) go through the engine. The engine keeps
  * nothing in the KV cache between turns. Each turn restores the state that the previous turn saved,

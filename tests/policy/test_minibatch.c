@@ -1,5 +1,5 @@
-/* test_minibatch.c - mini-batches compared with the best of all partitions, and the paper's
- * rule. */
+/* test_minibatch.c - mini-batches compared with the best of all partitions, and the rule of the
+ * HybridServe paper (policy/minibatch.h). */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -73,7 +73,7 @@ static void a_block_that_is_stored_saves_less(void **state)
 }
 
 /* After many stairs of a truncated context, a lost view costs a replay, so its chunks are worth
- * more. A block that the store has never costs more than a read. */
+ * more. Losing a block whose state is in the store never costs more than a read. */
 static void a_chunk_of_a_late_stair_saves_a_share_of_the_replay(void **state)
 {
     (void)state;

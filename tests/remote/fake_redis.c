@@ -48,7 +48,7 @@ struct fake_redis {
     char url[64];
     pthread_t accepter;
     pthread_mutex_t lock; /* protects all fields from `ends` on */
-    pthread_cond_t news;  /* signalled when withheld answers may go on */
+    pthread_cond_t news;  /* signalled when connections with withheld answers shall end */
     bool ends;
     int n_connections;
     struct connection connection[MAX_CONNECTIONS];

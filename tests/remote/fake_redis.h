@@ -22,11 +22,11 @@ const char *fake_redis_url(const struct fake_redis *f);
 enum fake_trouble {
     FAKE_REFUSES,  /* answers "-OOM no room" */
     FAKE_DROPS,    /* closes the connection */
-    FAKE_WITHHOLDS /* answers nothing, until fake_redis_answer */
+    FAKE_WITHHOLDS /* sends no answer; fake_redis_answer then closes the connection */
 };
 void fake_redis_trouble(struct fake_redis *f, const char *command, enum fake_trouble what,
                         int n);
-/* Ends all troubles. Withheld answers are never sent. */
+/* Ends all troubles. Connections whose answers were withheld are closed without an answer. */
 void fake_redis_answer(struct fake_redis *f);
 
 /* Returns the number of commands of this name that have come. */

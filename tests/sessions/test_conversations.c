@@ -711,7 +711,8 @@ static void names_say_who_keeps_them(void **state)
     conversations_name_kept(named, "conv", name);
     assert_int_equal(strlen(name), 5 + 4 + 32);
     assert_memory_equal(name, "conv_s-1-", 9);
-    /* Its own name is missing; another server may have it; a name without a server is missing. */
+    /* If a name contains the server's own name, or no server's name, the turn is known to be
+     * missing. If it contains another server's name, that server may have the turn. */
     assert_int_equal(turn_find(named, "", name, &t, &err), ERR_NOT_FOUND);
     assert_int_equal(turn_find(x->c, "", name, &t, &err), -EAGAIN);
     assert_non_null(strstr(err.msg, "is kept by the server 's-1'"));

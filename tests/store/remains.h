@@ -1,4 +1,5 @@
-/* remains.h - searches a store's files, or its memory, for bytes of chunks. For cmocka. */
+/* remains.h - searches a store's files, or its memory, for bytes of chunks. Uses cmocka's
+ * assertions. */
 #ifndef TESTS_STORE_REMAINS_H
 #define TESTS_STORE_REMAINS_H
 

@@ -281,7 +281,8 @@ static bool turns_cut_off_at(uint64_t n)
     s = st_open(&p);
     struct store_stats st;
     store_stats(s, &st);
-    /* 4: the second end is removed only by the next commit, with which an erase begins */
+    /* An erase begins with a commit, which removes the superseded second end: 4 chunks before the
+     * commit, 3 after it, 0 after the erase. */
     assert_true(st.n_chunks == 0 || st.n_chunks == 3 || st.n_chunks == 4);
     assert_true(rc != 0 || st.n_chunks == 0);
     if (st.n_chunks == 0 && turn_remains(&p, &ours) != 0)

@@ -637,7 +637,7 @@ static void only_read(void **state)
     st_place_close(&p);
 }
 
-/* A store with more segments than the soft limit of open files. */
+/* A store may have more segments than the soft limit of open files allows. */
 static void many_segments(void **state)
 {
     (void)state;

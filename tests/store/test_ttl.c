@@ -114,7 +114,7 @@ static void chunks_expire_everywhere(void **state)
 }
 
 /* Two contexts share their first two chunks. A shared chunk has the longest time to live of its
- * users; none at all counts as the longest. */
+ * users. A user without a time to live counts as the longest. */
 static void shared_chunks_have_the_longest_time(void **state)
 {
     (void)state;

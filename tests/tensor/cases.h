@@ -57,9 +57,9 @@ static const struct attention_case attention_cases[] = {
     {4, 2, 64, 100, 2, {{250, 30}, {99, 1}}, false},
     {2, 1, 64, 1, 1, {{5, 70}}, false},
     {16, 8, 64, 0, 2, {{130, 1}, {64, 1}}, false}, /* several KV heads in a tile */
-    /* K and V are converted in this case, too */
+    /* K and V are converted, because the size of heads, 20, is not a multiple of 16 */
     {12, 12, 20, 70, 1, {{200, 1}}, false},
-    {14, 2, 32, 0, 1, {{129, 1}}, false}, /* strips of 4 and 3 */
+    {14, 2, 32, 0, 1, {{129, 1}}, false}, /* 7 queries per KV head, in strips of 4 and 3 */
     {16, 4, 64, 0, 1, {{130, 1}}, false}, /* tiles of half of the heads, in pairs */
     /* 7 queries per head have a kernel for AVX-512 only */
     {28, 4, 32, 40, 1, {{200, 1}}, false},
