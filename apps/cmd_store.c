@@ -726,7 +726,9 @@ static int mark_key(const struct list *l, const char *digits, bool *marked, stru
         }
     return n == 1   ? 0
            : n == 0 ? err_set(err, ERR_NOT_FOUND, "no chunk has the key %s", digits)
-                    : err_set(err, ERR_USAGE, "--key %s: %" PRIu64 " chunks begin with it",
+                    : err_set(err, ERR_USAGE,
+                              "--key %s: the keys of %" PRIu64
+                              " chunks begin with these digits; give more",
                               digits, n);
 }
 

@@ -24,7 +24,7 @@ bool mixed_must_measure(const struct mixed_job *j, struct mixed_choice *out)
     const char *why = NULL;
     *out = (struct mixed_choice){0};
     if (j->method == MIXED_OFF)
-        why = "it is not asked for";
+        why = "they are not asked for";
     else if (j->method == MIXED_RECOMPUTE)
         why = "blocks without room on the device are computed again";
     else if (j->host_bytes == 0)

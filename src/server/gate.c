@@ -116,9 +116,10 @@ static void note_guess(struct call *c)
     if (g.tell && g.n_untold == 0)
         log_warn("a wrong API key came from %s", g.address);
     else if (g.tell)
-        log_warn("a wrong API key came from %s; %llu others came before it, since the last "
-                 "line about it",
-                 g.address, (unsigned long long)g.n_untold);
+        log_warn(
+            "a wrong API key came from %s, and %llu other wrong keys have come since the "
+            "last such line",
+            g.address, (unsigned long long)g.n_untold);
 }
 
 /* Checks the request's key, which is sent as a bearer token, or in a header of Anthropic's clients.

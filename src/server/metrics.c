@@ -304,10 +304,10 @@ static void answer_metrics(struct textbuf *b, struct answers *m)
     metric(b, "gauge", "answers_kept", "Answers whose tokens are remembered.",
            st.n_entries);
     metric(b, "counter", "answers_recognised_total",
-           "Chats whose earlier answers were found as the generated tokens.",
+           "Chats for which remembered tokens of earlier answers were used.",
            (double)st.n_used);
     metric(b, "counter", "retokenised_total",
-           "Chats whose earlier answers' generated tokens could not be used.",
+           "Chats for which remembered tokens of earlier answers could not be used.",
            (double)st.n_unusable);
 }
 

@@ -479,7 +479,11 @@ static int check_shaping(const struct hcache *h, const struct hcache_shaping *g,
                 (g->repetition_penalty == 0 ||
                  (g->repetition_penalty >= 0.01f && g->repetition_penalty <= 100)) &&
                 g->min_tokens >= 0;
-    return good ? 0 : err_set(err, ERR_USAGE, "a penalty is out of its bounds");
+    return good ? 0
+                : err_set(
+                      err, ERR_USAGE,
+                      "frequency_penalty and presence_penalty must be -2 to 2, "
+                      "repetition_penalty 0.01 to 100 or 0 (none), min_tokens at least 0");
 }
 
 static int make_request(struct hcache *h, const struct hcache_request *r, struct request *q,
