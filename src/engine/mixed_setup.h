@@ -47,7 +47,7 @@ struct mixed_choice {
     bool is_on;
     struct mixed_opts opts;    /* valid if is_on */
     struct hybrid_split split; /* blocks of one layer when all are in use */
-    char why[240]; /* message for users: why it is off, or how the blocks are divided */
+    char why[240]; /* for users: why the host has no blocks, or how blocks are divided */
 };
 
 /* Returns ERR_LIMIT if device_bytes does not hold the buffers and a tail for each sequence, or

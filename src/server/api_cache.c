@@ -21,8 +21,8 @@ enum { MAX_TTL_S = 10 * 366 * 86400 };
 struct subject {
     struct prompt_ids prompt;
     struct hcache_truncation truncation; /* ratio 0: the context is not truncated */
-    char *salt;                          /* cache_salt of the request; NULL: none */
-    const char *cache_salt;
+    char *salt;                          /* salt of the state, from call_state_salt */
+    const char *cache_salt; /* the request's, borrowed from its body; NULL: none */
     int64_t ttl_s, cache_ttl_s, bytes; /* -1: not given */
     bool guarantee;
 };
