@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 int thread_create(pthread_t *out, void *(*run)(void *arg), void *arg)
 {
@@ -22,6 +24,24 @@ int thread_create(pthread_t *out, void *(*run)(void *arg), void *arg)
         rc = pthread_create(out, &attr, run, arg);
     pthread_attr_destroy(&attr);
     return rc;
+}
+
+/* The scheduling attributes of Linux. glibc has this struct only since 2.41. */
+struct scheduling {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime_ns, deadline_ns, period_ns;
+};
+
+void thread_wake_soon(int64_t slice_ns)
+{
+    struct scheduling s = {.size = sizeof s};
+    if (syscall(SYS_sched_getattr, 0, &s, sizeof s, 0) != 0)
+        return;
+    s.runtime_ns = (uint64_t)slice_ns;
+    (void)syscall(SYS_sched_setattr, 0, &s, 0);
 }
 
 /* --- the main thread -------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stddef.h>
+#include <stdint.h>
 
 /* Smallest stack of this program's threads. Planning a restore crashed with 128 KiB and ran with
  * 140 KiB; the largest single frame has 272 KB (policy/placement_learn.c). */
@@ -12,6 +13,11 @@ enum { THREAD_STACK_BYTES = 2 << 20 };
 /* Like pthread_create, with a stack of at least THREAD_STACK_BYTES. Returns 0 or a positive errno.
  */
 int thread_create(pthread_t *out, void *(*run)(void *arg), void *arg);
+
+/* Asks the scheduler for slices of slice_ns for the calling thread, which then runs soon after it
+ * wakes, even if other threads compute. For threads that work for less than that between waits.
+ * Kernels before Linux 6.12 ignore it. */
+void thread_wake_soon(int64_t slice_ns);
 
 /* Calls run(arg) and returns its result; for main().  It runs on this thread if `ulimit -s` allows
  * THREAD_STACK_BYTES or more, else on a thread of its own that receives the process's signals.  If

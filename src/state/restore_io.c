@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/thread.h"
 #include "state/bugs.h"
 #include "state/profile.h"
 #include "state/restore_impl.h"
@@ -25,6 +26,11 @@ enum { DISK_WAIT_NS = 100000000 };
 /* The device's reader of files cannot be woken by news, so the thread waits at most this long for
  * it. */
 enum { LISTEN_NS = 5000000 };
+
+/* Issuing reads and taking their results takes this thread microseconds at a time. With the usual
+ * slice of milliseconds it waits for a whole slice of each thread that computes, and no read is in
+ * flight meanwhile. */
+enum { SLICE_NS = 100000 };
 
 /* [lock] Wakes the compute lane. */
 static void tell_compute(struct restore_pipeline *rr)
@@ -471,6 +477,7 @@ void restore_io_wait(struct restore_pipeline *rr)
 void *restore_io_main(void *pipeline)
 {
     enum step did;
+    thread_wake_soon(SLICE_NS);
     while ((did = restore_io_step(pipeline)) != STEP_ENDED) {
         if (did == STEP_WAITS)
             restore_io_wait(pipeline);
