@@ -237,8 +237,9 @@ static void test_failure_in_one_piece(void **state)
     free(b);
 }
 
-/* ---- Throttle: only lower bounds of the time are tested, so that a busy machine cannot fail them
- * --- */
+/* ---- the throttle ---- */
+
+/* Only lower bounds of the time are tested: a busy machine cannot violate them. */
 
 #define LIMIT (40u << 20)
 

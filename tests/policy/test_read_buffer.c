@@ -57,7 +57,8 @@ static void a_load_that_is_hidden_needs_no_buffer(void **state)
     assert_int_equal(read_buffer_layers(1e9, 1e9, 0, 8), 8); /* nothing to load */
 }
 
-/* Reading ahead covers a load that takes an eighth longer than predicted. */
+/* So much is read ahead that computing hides the rest of the load, even if the load takes an eighth
+ * longer than predicted. */
 static void what_is_worth_reading_ahead(void **state)
 {
     (void)state;

@@ -299,8 +299,9 @@ static struct restore_result result_of(struct restore *r)
     return out;
 }
 
-/* A race counts the chunks of a piece when the piece's last layer is computed. From then on the I/O
- * thread does not read these chunks, and a restore that leaves its reads keeps them. */
+/* A race counts the chunks of a piece when the piece's last layer is computed. From then on the
+ * I/O thread does not read these chunks. They count as restored even if the restore gives its
+ * reads up. */
 static void a_race_counts_a_piece_at_its_end(void **state)
 {
     (void)state;
