@@ -55,8 +55,15 @@ def test_talk(b, url):
     check("the page loads and names the model", "demo" in texts(b, "#model")[0], texts(b, "#model"))
     b.execute_script("window.seen = []; const look = () => window.seen.push($('title').textContent + $('list').textContent);"
                      "for (const id of ['title', 'list']) new MutationObserver(look).observe($(id), {childList: true, subtree: true});")
+    # The first list, which has no title yet, arrives behind the second one.
+    b.execute_script("const real = window.fetch; let n = 0, second; const seconds = new Promise((done) => second = done);"
+                     "window.fetch = async (url, options) => { const r = await real(url, options);"
+                     "  if (!String(url).startsWith('/v1/conversations?')) return r; const mine = ++n;"
+                     "  if (mine == 2) setTimeout(second, 100);"
+                     "  if (mine == 1) { await seconds; setTimeout(() => window.late = true, 100); } return r; };")
     first = say(b, "My name is Anna and my dog is called Rex.")
     check("an answer comes", len(first) > 0, first)
+    until(lambda: b.execute_script("return window.late"), "the first list, behind the second")
     seen = b.execute_script("return window.seen")
     check("while it came its conversation was never untitled", len(seen) > 0 and not any("Untitled" in s for s in seen), seen)
     for i in range(6):

@@ -68,8 +68,13 @@ function isEmpty(c) {
   return empty;
 }
 
+// Shows the newest conversations, or with `after` the next older ones. If another request for the
+// list began meanwhile, the answer is dropped: it may lack a title that the page shows already.
+let listings = 0;
 async function list(after) {
+  const mine = ++listings;
   const page = await get("/v1/conversations?limit=30" + (after ? "&after=" + encodeURIComponent(after) : ""));
+  if (mine !== listings) return;
   const entries = page.data.filter((c) => !isEmpty(c)).map(entry);
   if (after) $("list").append(...entries);
   else $("list").replaceChildren(...entries);
