@@ -181,6 +181,50 @@ static void a_long_prompt_is_not_read_ahead_for(void **state)
     io_close(disk);
 }
 
+/* A request at the head of the queue never waits for a fetch of a later one: while a restore has
+ * reads in flight, here one that hangs, no fetch begins. */
+static void restores_come_before_fetches(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct et_run want, got;
+    struct store_dram d;
+    static int32_t second[WT_PROMPT];
+    struct io *disk = wt_disk(&want);
+    const struct et_ask ask = {
+        .prompt = second, .n_prompt = WT_PROMPT, .max_tokens = 8, .save = "kv"};
+    et_prompt(second, WT_PROMPT, 3);
+    et_open(&k, &(struct stack_opts){.io = disk, .user.store = et_dirs, .user.n_store = 2});
+    assert_int_equal(et_run(&k, &ask, &got), 0);
+    stack_close(&k);
+
+    et_open(&k, &(struct stack_opts){.io = disk,
+                                     .user.store = et_dirs,
+                                     .user.n_store = 2,
+                                     .user.max_sequences = 1,
+                                     .user.dram_bytes = 32 << 20});
+    wt_slow_disk(&k);
+    struct seq *p = wt_add(&k, prompt, WT_PROMPT, 8);
+    const struct io_sim_fault fault = {
+        .kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg", .count = 1};
+    assert_int_equal(io_sim_fault_add(disk, &fault), 0);
+    while (p->phase != PHASE_RESTORE || io_sim_fault_count(disk, IO_SIM_STUCK, 0) == 0)
+        wt_step(&k);
+    struct seq *q = wt_add(&k, second, WT_PROMPT, 8);
+    wt_step(&k);
+    assert_int_equal(q->phase, PHASE_WAIT);
+    assert_int_equal(n_wants(&k), 1);
+    clock_sleep_ns(50000000); /* a fetch takes less than a millisecond */
+    store_dram_stats(k.store, &d);
+    assert_int_equal(d.used_bytes, 0); /* a fetch takes its room when it begins */
+    io_sim_fault_clear(disk);
+    wt_run(&k, p, &got);
+    et_same(&want, &got, "the first");
+    wt_run(&k, q, &got);
+    stack_close(&k);
+    io_close(disk);
+}
+
 /* Opens a stack whose disk is faster than the system provides memory. ahead_bytes is the part of
  * the copies' memory that is provided ahead; 0: all of it. */
 static void open_priced(struct stack *k, struct io *disk, uint64_t ahead_bytes)
@@ -385,6 +429,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(only_what_is_needed_is_fetched),
         cmocka_unit_test(room_is_used_again_at_once),
         cmocka_unit_test(a_long_prompt_is_not_read_ahead_for),
+        cmocka_unit_test(restores_come_before_fetches),
         cmocka_unit_test(a_fetch_that_costs_more_than_it_saves_is_not_made),
         cmocka_unit_test(the_store_knows_what_the_pool_holds),
         cmocka_unit_test(plans_price_chunks_by_where_they_lie),

@@ -51,6 +51,7 @@ struct crash_result {
     uint64_t n_contexts; /* acknowledged contexts that were looked for after the recovery */
     uint64_t n_lost, n_wrong; /* n_lost: lost chunks; n_wrong: wrong records */
     uint64_t n_dram;          /* records that were read from copies in DRAM */
+    uint64_t n_promoted;      /* chunks that were read ahead into DRAM */
     bool crashed;
     char violation[256]; /* empty if every promise held */
 };
