@@ -246,8 +246,9 @@ static void short_restores_teach_the_start(void **state)
     assert_true(p.start_s == before);
 }
 
-/* A start that was learned beside other programs must not stay when only longer restores follow. A
- * restore whose busier lane works for all but 0.1 ms has waited at most 0.1 ms for its start. */
+/* The time to start a restore may have been learned while other programs ran. It must become
+ * shorter even if only longer restores follow: a restore whose busier lane works for all but 0.1 ms
+ * has waited at most 0.1 ms for its start. */
 static void long_restores_shorten_the_start(void **state)
 {
     (void)state;
@@ -264,9 +265,10 @@ static void long_restores_shorten_the_start(void **state)
     assert_true(fabs(p.start_s - 0.1e-3) < 0.01e-3);
 }
 
-/* Large restores beside other work have taught that loading takes 2.5 times as long. A restore of
- * 0.1 ms is rarely interrupted, and took 2.5 times the profile's time by prediction for ever. Its
- * time also has the wake-up of threads in it, so it never teaches that loading is slower. */
+/* Large restores beside other work have taught that loading takes 2.5 times as long as the profile
+ * says. Restores of 0.1 ms are rarely interrupted, so their prediction would stay too long by this
+ * factor. Quick ones must therefore correct it. Slow ones teach nothing: their time also includes
+ * the wake-up of threads. */
 static void a_short_restore_teaches_that_compute_is_faster(void **state)
 {
     (void)state;
@@ -355,8 +357,8 @@ static void a_large_miss_of_a_mixture_teaches_both_kinds(void **state)
     assert_true(factor(&p.kv_correction) <= CORRECTION_LARGE_MISS);
 }
 
-/* Every plan of a context that lost records in parts mixes both kinds, so its predictions would
- * keep a miss of 1.4 for ever. */
+/* Every plan of a context that has lost some of its records mixes both kinds. If such restores
+ * taught nothing, their predictions would stay wrong by a factor of 1.4. */
 static void a_context_in_parts_teaches_both_kinds(void **state)
 {
     (void)state;

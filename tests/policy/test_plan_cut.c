@@ -59,9 +59,9 @@ static struct stored_ranges ranges_of(int n_ranges, int64_t n_new, struct range_
     return c;
 }
 
-/* Returns the worst regret of a plan that restores n_used ranges of x, over the candidates of a
- * full search there; method NULL: of the full search's own plan. Returns 1 if nothing is restored,
- * or if the disk of these ranges has no surprises. */
+/* Compares a plan that restores n_used ranges of x with the candidates of a full search at this
+ * cut, and returns its worst regret; method NULL: the plan of that search. Returns 1 if nothing is
+ * restored, or if plans for these ranges are not hedged. */
 static double worst_regret(int n_used, const char *method)
 {
     static struct range_sums s, all;
@@ -225,10 +225,11 @@ static void a_hedged_plan_is_no_slower_than_its_cuts_estimate(void **state)
     assert_true(predicted_s <= full_s * (1 + WITHIN));
 }
 
-/* A hedged plan's time jumps from cut to cut, where another candidate has the least regret. The
- * first three plans were 1.1 to 5.1 % slower than the full search's, at cuts with a larger regret:
- * only the cuts of least bound were estimated. The others were 1.1 to 1.4 % slower, because the
- * search at the chosen cut was short. */
+/* From one cut to the next the time of a hedged plan may jump, because there another candidate
+ * has the least regret. The search must find such jumps. It once estimated only the cuts of
+ * least bound: the first three plans were then 1.1 to 5.1 % slower than the full search's, with
+ * a larger regret. The other three were 1.1 to 1.4 % slower, because the search at the chosen
+ * cut was short. */
 static void jumps_of_hedged_times_are_found(void **state)
 {
     (void)state;
@@ -251,8 +252,8 @@ static void jumps_of_hedged_times_are_found(void **state)
     }
 }
 
-/* A jump between two neighbouring cuts can be missed, here that at cut 287 of 300. The plan is then
- * slower, but its regret is smaller: it is a safer plan, and not a worse one. */
+/* A jump between two neighbouring cuts can be missed, here the jump at cut 287 of 300. The plan is
+ * then slower than the full search's, but its worst regret is smaller: it is the safer plan. */
 static void a_missed_jump_is_a_safer_plan(void **state)
 {
     (void)state;
