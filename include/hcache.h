@@ -387,6 +387,9 @@ enum {
     HCACHE_MAX_PRIORITY = 100,
     HCACHE_MAX_TIMEOUT_MS = 86400000,
     HCACHE_MAX_CACHE_TTL_S = 316224000, /* ten years */
+    /* Bound on max_tokens of a truncated context: a ticket keeps the whole answer, and no window
+     * bounds it. */
+    HCACHE_MAX_TRUNCATED_ANSWER = 1 << 20,
 };
 
 struct hcache_plan {

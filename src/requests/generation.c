@@ -89,6 +89,44 @@ static int check_fit(const struct gen_params *p, bool truncates,
     return 0;
 }
 
+/* Checks the fields whose bounds depend on the model. hcache_submit refuses the same values, but
+ * its message belongs to no field. */
+static int check_fields(const struct generation *g, const struct prompt_ids *prompts,
+                        const struct hcache_truncation *truncation,
+                        const struct hcache_model_info *info, struct fault *f)
+{
+    const struct gen_params *p = &g->params;
+    const char *name = request_prompt_name(p->kind);
+    struct hcache_err err = {0};
+    struct request_shaping own;
+    int n_vocab = info->vocab_size;
+    for (int i = 0; i < g->n / (int)p->n; i++)
+        for (int j = 0; j < prompts[i].n; j++)
+            if (prompts[i].ids[j] < 0 || prompts[i].ids[j] >= n_vocab)
+                return fault_field(f, name, "has the token %d; tokens are 0 to %d",
+                                   prompts[i].ids[j], n_vocab - 1);
+    if (p->n_stop > 0 && !info->has_tokenizer)
+        return fault_field(f, p->kind == REQUEST_MESSAGE ? "stop_sequences" : "stop",
+                           "needs a tokenizer, and this model has none");
+    if (truncation->ratio > 0 &&
+        hcache_truncation_check(g->client.h, truncation, NULL, &err) != 0)
+        return fault_set(f, 400, NULL, "truncation", "%s", err.msg);
+    if (truncation->ratio > 0 && p->max_tokens > HCACHE_MAX_TRUNCATED_ANSWER)
+        return fault_field(f, request_max_name(p),
+                           "is %lld; for a truncated context it must be at most %d",
+                           (long long)p->max_tokens, HCACHE_MAX_TRUNCATED_ANSWER);
+    request_shaping(p, &own);
+    for (int i = 0; i < own.shaping.n_bias; i++)
+        if (own.bias[i].id >= n_vocab)
+            return fault_field(f, "logit_bias", "has the token %d; tokens are 0 to %d",
+                               own.bias[i].id, n_vocab - 1);
+    for (int i = 0; i < own.shaping.n_stop_ids; i++)
+        if (own.stop_ids[i] >= n_vocab)
+            return fault_field(f, "stop_token_ids", "has the token %d; tokens are 0 to %d",
+                               own.stop_ids[i], n_vocab - 1);
+    return 0;
+}
+
 /* Converts an error of the engine to a fault of the API. */
 static void fault_of(const struct hcache_err *err, bool submitting, struct fault *f)
 {
@@ -166,7 +204,8 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
                                            : random_u64();
     hcache_model_info(g->client.h, &info);
     struct hcache_truncation truncation = truncation_of(g);
-    if (check_fit(&g->params, truncation.ratio > 0, prompts, g->n / n, &info, f) != 0)
+    if (check_fit(&g->params, truncation.ratio > 0, prompts, g->n / n, &info, f) != 0 ||
+        check_fields(g, prompts, &truncation, &info, f) != 0)
         return -1;
     for (int i = 0; i < g->n; i++) {
         struct choice *ch = &g->choice[i];

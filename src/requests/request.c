@@ -632,6 +632,13 @@ const char *request_prompt_name(unsigned kind)
                                       : "messages";
 }
 
+const char *request_max_name(const struct gen_params *p)
+{
+    return p->kind == REQUEST_RESPONSE     ? "max_output_tokens"
+           : p->max_completion_tokens >= 0 ? "max_completion_tokens"
+                                           : "max_tokens";
+}
+
 /* --- the schema ------------------------------------------------------------------------------- */
 
 static struct json *field_schema(const struct field *d)

@@ -109,6 +109,8 @@ int request_metadata(const struct json *v, const struct json **out, struct fault
 
 /* Returns the field with the content to answer: "messages", "prompt", "input". */
 const char *request_prompt_name(unsigned kind);
+/* Returns the field with the most tokens to generate. */
+const char *request_max_name(const struct gen_params *p);
 
 /* Returns the table of bounds as JSON Schema properties, for /openapi.json. */
 struct json *request_schema(unsigned kind);

@@ -137,16 +137,23 @@ static int from_response(struct call *c, const char *name, struct subject *s,
 
 static int read_numbers(const struct json *body, struct subject *s, struct fault *f)
 {
+    const struct {
+        const char *name;
+        int64_t max, *out;
+    } numbers[] = {{"ttl", MAX_TTL_S, &s->ttl_s},
+                   {"cache_ttl", HCACHE_MAX_CACHE_TTL_S, &s->cache_ttl_s},
+                   {"bytes", INT64_MAX, &s->bytes}};
     struct err err = {0};
     s->ttl_s = s->cache_ttl_s = s->bytes = -1;
-    if (json_opt_string(body, "cache_salt", &s->cache_salt, &err) == 0 &&
-        json_opt_int(body, "ttl", 0, MAX_TTL_S, &s->ttl_s, &err) == 0 &&
-        json_opt_int(body, "cache_ttl", 0, HCACHE_MAX_CACHE_TTL_S, &s->cache_ttl_s, &err) ==
-            0 &&
-        json_opt_bool(body, "guarantee", &s->guarantee, &err) == 0 &&
-        json_opt_int(body, "bytes", 0, INT64_MAX, &s->bytes, &err) == 0)
-        return 0;
-    return fault_set(f, 400, NULL, NULL, "%s", err.msg);
+    if (json_opt_string(body, "cache_salt", &s->cache_salt, &err) != 0)
+        return fault_set(f, 400, NULL, "cache_salt", "%s", err.msg);
+    if (json_opt_bool(body, "guarantee", &s->guarantee, &err) != 0)
+        return fault_set(f, 400, NULL, "guarantee", "%s", err.msg);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (json_opt_int(body, numbers[i].name, 0, numbers[i].max, numbers[i].out, &err) !=
+            0)
+            return fault_set(f, 400, NULL, numbers[i].name, "%s", err.msg);
+    return 0;
 }
 
 /* Reads whether a prompt or messages are truncated. For a response, truncation_of has already read
@@ -203,6 +210,11 @@ static int read_subject(struct call *c, const char *const *names, bool needs_pro
                                 : from_messages(c, body, s, f);
     if (rc == 0 && s->prompt.n == 0)
         rc = fault_set(f, 400, NULL, "prompt", "the prompt has no tokens");
+    struct hcache_err err = {0};
+    if (rc == 0 && s->truncation.ratio > 0 &&
+        hcache_truncation_check(call_model(c), &s->truncation, NULL, &err) != 0)
+        rc = fault_set(f, 400, "unsupported_value",
+                       response != NULL ? "response_id" : "truncation", "%s", err.msg);
     return rc;
 }
 

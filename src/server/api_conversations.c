@@ -108,9 +108,10 @@ static int read_change(struct call *c, const char *const *names, struct change *
     *out = (struct change){0};
     if (c->has_bad_body || (body != NULL && request_known(body, names, f) != 0))
         return -1;
-    if (json_opt_string(body, "title", &out->title, &err) != 0 ||
-        json_opt_string(body, "at", &out->at, &err) != 0)
-        return fault_set(f, 400, NULL, NULL, "%s", err.msg);
+    if (json_opt_string(body, "title", &out->title, &err) != 0)
+        return fault_set(f, 400, NULL, "title", "%s", err.msg);
+    if (json_opt_string(body, "at", &out->at, &err) != 0)
+        return fault_set(f, 400, NULL, "at", "%s", err.msg);
     if (out->title != NULL && strlen(out->title) > 256)
         return fault_set(f, 400, NULL, "title", "'title' has more than 256 bytes");
     const struct json *items = json_member(body, "items");

@@ -87,7 +87,9 @@ int keep_guarantee(struct call *c, const struct hcache_context *context,
         return 0;
     if (rc == HCACHE_E_LIMIT || rc == HCACHE_E_NOT_FOUND)
         return fault_set(f, 409, "not_guaranteed", "guarantee", "%s", err.msg);
-    bool is_ours = rc == HCACHE_E_UNSUPPORTED || rc == HCACHE_E_USAGE;
+    if (rc == HCACHE_E_USAGE) /* the time of the guarantee is over already */
+        return fault_set(f, 400, "unsupported_value", "ttl", "%s", err.msg);
+    bool is_ours = rc == HCACHE_E_UNSUPPORTED;
     return fault_set(f, is_ours ? 400 : 500, is_ours ? "unsupported_value" : NULL, NULL,
                      "%s", err.msg);
 }

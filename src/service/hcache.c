@@ -390,10 +390,6 @@ static int check_text(const struct hcache *h, const struct hcache_request *r,
     return 0;
 }
 
-/* Bound on the answer of a truncated context: a ticket keeps the whole answer, and no window bounds
- * it. */
-enum { MAX_TRUNCATED_ANSWER = 1 << 20 };
-
 static int check_request(const struct hcache *h, const struct hcache_request *r,
                          struct err *err)
 {
@@ -413,10 +409,10 @@ static int check_request(const struct hcache *h, const struct hcache_request *r,
                            "prompt token %d is %d; the vocabulary has %d entries", i,
                            r->prompt[i], h->k.model->cfg.vocab_size);
     }
-    if (r->truncation.ratio > 0 && r->max_tokens > MAX_TRUNCATED_ANSWER)
+    if (r->truncation.ratio > 0 && r->max_tokens > HCACHE_MAX_TRUNCATED_ANSWER)
         return err_set(err, ERR_USAGE,
                        "max_tokens is %d; for a truncated context it must be at most %d",
-                       r->max_tokens, MAX_TRUNCATED_ANSWER);
+                       r->max_tokens, HCACHE_MAX_TRUNCATED_ANSWER);
     if (r->priority < -HCACHE_MAX_PRIORITY || r->priority > HCACHE_MAX_PRIORITY)
         return err_set(err, ERR_USAGE, "priority is %d; it must be %d to %d", r->priority,
                        -HCACHE_MAX_PRIORITY, HCACHE_MAX_PRIORITY);

@@ -124,11 +124,24 @@ def test_streams(s):
 
 def test_faults(s):
     for body, param in (({"prompt": "x", "temprature": 1}, "temprature"), ({"prompt": 5}, "prompt"), ({}, "prompt"),
-                        ({"prompt": [1, 999999]}, None), ({"prompt": "x", "max_tokens": 100000}, "prompt"),
-                        ({"prompt": ["a"] * 17}, "prompt"), ({"prompt": []}, "prompt")):
+                        ({"prompt": [1, 999999]}, "prompt"), ({"prompt": "x", "max_tokens": 100000}, "prompt"),
+                        ({"prompt": ["a"] * 17}, "prompt"), ({"prompt": []}, "prompt"),
+                        ({"prompt": "x", "logit_bias": {"999999": 1}}, "logit_bias"),
+                        ({"prompt": "x", "stop_token_ids": [999999]}, "stop_token_ids")):
         status, _, r = s.post("/v1/completions", body)
-        check(f"refused: {str(body)[:60]}", status == 400 and (param is None or r["error"]["param"] == param) and
-              r["error"]["message"], (status, r))
+        check(f"refused: {str(body)[:60]}", status == 400 and r["error"]["param"] == param and r["error"]["message"],
+              (status, r))
+    for path, body, param in (("cache/pin", {"prompt": "x", "ttl": -1}, "ttl"),
+                              ("cache/pin", {"prompt": "x", "ttl": 1, "guarantee": 1}, "guarantee"),
+                              ("cache/prefetch", {"prompt": "x", "cache_ttl": []}, "cache_ttl"),
+                              ("cache/quota", {"bytes": "1"}, "bytes"),
+                              ("cache/lookup", {"prompt": "x", "cache_salt": 1}, "cache_salt"),
+                              ("conversations", {"title": 1}, "title")):
+        status, _, r = s.post("/v1/" + path, body)
+        check(f"refused: {path} {body}", status == 400 and r["error"]["param"] == param, (status, r))
+    name = s.post("/v1/conversations", {})[2]["id"]
+    status, _, r = s.post(f"/v1/conversations/{name}/branch", {"at": 1})
+    check("refused: a branch at a number", status == 400 and r["error"]["param"] == "at", (status, r))
     for messages in ([], "x", [{"role": "robot", "content": "x"}], [{"role": "user", "content": 5}],
                      [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]):
         status, _, r = s.post("/v1/chat/completions", {"messages": messages})

@@ -238,8 +238,10 @@ def test_numbers(tmp):
                      ("1.5", "a ratio above 0 and below 1"), ("0.5,keep=0", "keep=K"), ("keep=64", "a ratio above 0"), ("off", "auto or disabled")):
         status, _, r = server.post("/v1/responses", {"input": said, "truncation": bad})
         check(f"{bad}: 400 with the numbers", status == 400 and why in r["error"]["message"], r)
+        equal(f"{bad}: refused by name", r["error"]["param"], "truncation")
         status, _, r = server.post("/v1/cache/lookup", {"prompt": said, "truncation": bad})
         check(f"{bad}: 400 of a look-up", status == 400 and why in r["error"]["message"], r)
+        equal(f"{bad}: a look-up refuses it by name", r["error"]["param"], "truncation")
     gone = server.post("/v1/cache/evict", {"response_id": own[0]})[2]
     found = server.post("/v1/cache/lookup", {**chat, "truncation": numbers})[2]
     check("evicting the response erases its stairs", gone["erased_chunks"] >= 2 and found["stored_tokens"] < found["restorable_tokens"], (gone, found))
