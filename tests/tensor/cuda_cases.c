@@ -659,7 +659,7 @@ static void test_exact_is_batch_invariant(void **state)
     assert_same_bits(x, y);
     mat_free(&x);
     mat_free(&y);
-    /* Both calls have the same query in their first row only, so the first rows are compared. */
+    /* the same decode gives the same bits twice */
     const struct attention_case first = {4, 2, 64, 0, 1, {{149, 1}}, false};
     x = attention_on(&exact, &last, DTYPE_BF16);
     y = attention_on(&exact, &first, DTYPE_BF16);

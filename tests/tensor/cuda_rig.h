@@ -1,5 +1,5 @@
-/* cuda_rig.h - shared by the tests of device "cuda": labs (rig.h) of the device, and copies to and from
- * it. */
+/* cuda_rig.h - shared by the tests of device "cuda": labs (rig.h) of the device, and copies to and
+ * from it. */
 #ifndef TESTS_TENSOR_CUDA_RIG_H
 #define TESTS_TENSOR_CUDA_RIG_H
 
