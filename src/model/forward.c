@@ -31,9 +31,13 @@ static int embed(const struct model *m, struct model_work *w, struct stream *s, 
     const struct model_config *c = &m->cfg;
     struct activations *a = &w->at[stage];
     bool plain = c->position == POSITION_ROPE && c->embed_scale == 1.0f;
-    if (m->w.embed.data == NULL) {
+    bool tied = m->w.embed.data == NULL;
+    if (tied || dtype_has_blocks(m->w.embed.dtype)) {
+        /* Rows of blocks are rounded to the state dtype before they are scaled.  So bf16 state has
+         * the bits that a table held as bf16 gives. */
         struct mat rows = plain ? x : first_rows(w->x.x[stage][1], x.rows);
-        TRY(op->weight_rows(s, rows, &m->w.head, ids));
+        TRY(tied ? op->weight_rows(s, rows, &m->w.head, ids)
+                 : op->embed(s, rows, m->w.embed, ids, 1.0f));
         if (plain)
             return 0;
         for (int i = 0; i < r->n_rows; i++)

@@ -42,26 +42,11 @@ enum dtype *matrix_type_at(struct matrix_types *t, int layer, enum slot s)
     return &t->layers[(size_t)layer * N_SLOTS + s];
 }
 
-enum dtype matrix_type_of_file(const struct tensor_src *src)
-{
-    static const struct {
-        const char *name;
-        enum dtype type;
-    } known[] = {{"Q4_0", DTYPE_Q4_0},
-                 {"Q4_1", DTYPE_Q4_1},
-                 {"Q4_K", DTYPE_Q4_K},
-                 {"Q6_K", DTYPE_Q6_K}};
-    for (int i = 0; src->type != NULL && i < 4; i++)
-        if (strcmp(src->type->name, known[i].name) == 0)
-            return known[i].type;
-    return DTYPE_F32;
-}
-
 bool matrix_types_any_q4(const struct tensor_set *set)
 {
     for (size_t i = 0; i < set->list.n; i++)
         if (slot_is_matrix(set->list.items[i].parts[0].slot) &&
-            matrix_type_of_file(&set->src[i]) != DTYPE_F32)
+            tensor_src_q4_type(&set->src[i]) != DTYPE_F32)
             return true;
     return false;
 }
@@ -69,7 +54,7 @@ bool matrix_types_any_q4(const struct tensor_set *set)
 /* Returns the type that a tensor would have as the only tensor of its matrix. */
 static enum dtype wanted(const struct tensor_src *src, enum slot s, bool file_has_q4)
 {
-    enum dtype own = matrix_type_of_file(src);
+    enum dtype own = tensor_src_q4_type(src);
     if (own != DTYPE_F32)
         return own;
     return file_has_q4 || s == SLOT_HEAD ? DTYPE_Q8 : DTYPE_Q4_1;

@@ -53,8 +53,6 @@ static inline enum dtype matrix_type(const struct matrix_types *t, int layer, en
                               : *matrix_type_at((struct matrix_types *)t, layer, s);
 }
 
-/* Returns the 4-bit or 6-bit type of a GGUF tensor; DTYPE_F32 if it has none. */
-enum dtype matrix_type_of_file(const struct tensor_src *src);
 /* Returns whether any matrix of a set has a 4-bit or 6-bit type. */
 bool matrix_types_any_q4(const struct tensor_set *set);
 

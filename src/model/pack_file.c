@@ -241,10 +241,11 @@ static int read_text(struct pack_file *f, const struct json *o, struct err *err)
         (rc = json_get_string(o, "source", &f->source, err)) != 0 ||
         (rc = json_get_string(o, "note", &f->note, err)) != 0)
         return rc;
-    for (int i = 0; i < 2; i++)
-        if (f->table_dtype[i] >= DTYPE_Q8 || f->file_dtype >= DTYPE_Q8)
-            return damaged(f, "its description", err);
-    /* Only single matrices of a DTYPE_Q4 file have types with blocks. */
+    bool blocks = f->dtype == DTYPE_Q4 && dtype_has_blocks(f->table_dtype[0]);
+    if ((f->table_dtype[0] >= DTYPE_Q8 && !blocks) || f->table_dtype[1] >= DTYPE_Q8 ||
+        f->file_dtype >= DTYPE_Q8)
+        return damaged(f, "its description", err);
+    /* Only single matrices and the embeddings of a DTYPE_Q4 file have types with blocks. */
     if (dtype_has_blocks(f->dtype))
         return damaged(f, "its description", err);
     f->n_layers = (int)n_layers;
@@ -273,10 +274,10 @@ static int check_header(struct pack_file *f, const uint8_t *h, uint64_t size,
         return err_set(err, ERR_FORMAT, "%s: not a packed model", f->path);
     if (checksum64(h, H_SUM) != get_u64(h + H_SUM))
         return damaged(f, "its header", err);
-    if (get_u32(h + H_VERSION) != PACK_VERSION)
+    if (get_u32(h + H_VERSION) < 1 || get_u32(h + H_VERSION) > PACK_VERSION)
         return err_set(err, ERR_UNSUPPORTED,
                        "%s: is a packed model of version %" PRIu32
-                       ", and this program reads version %d: pack the model again",
+                       ", and this program reads versions up to %d: pack the model again",
                        f->path, get_u32(h + H_VERSION), PACK_VERSION);
     f->file_bytes = get_u64(h + H_FILE_BYTES);
     if (size != f->file_bytes)
@@ -523,7 +524,7 @@ void pack_file_encode(const struct pack_file *f, const char *const *member_bytes
     for (size_t i = 0; i < f->n_sums; i++)
         put_u64(b + sums + 8 * i, f->sums[i]);
     memcpy(b, MAGIC, 8);
-    put_u32(b + H_VERSION, PACK_VERSION);
+    put_u32(b + H_VERSION, dtype_has_blocks(f->table_dtype[0]) ? PACK_VERSION : 1);
     put_u64(b + H_FILE_BYTES, f->file_bytes);
     put_u64(b + H_TEXT_BYTES, n_text);
     put_u64(b + H_TEXT_SUM, checksum64(text, n_text));

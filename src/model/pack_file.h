@@ -26,7 +26,8 @@
 #include <stdint.h>
 
 enum {
-    PACK_VERSION = 1,
+    /* The latest version. Version 1 is the same, without embeddings of 4-bit or 6-bit blocks. */
+    PACK_VERSION = 2,
     PACK_ALIGN = 4096,
     PACK_SUM_BYTES = 1 << 20, /* bytes that one checksum covers */
     PACK_LAYOUT_BYTES = 64,

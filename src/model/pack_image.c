@@ -23,8 +23,7 @@ static size_t slot_bytes(const struct image_shape *s, enum slot slot, int layer)
             matrix_rows(s->types, s->cfg, layer, slot, n_ranks),
             share_cols(s->cfg, slot, n_ranks));
     enum dtype t = s->table_dtype[slot == SLOT_EMBED ? 0 : 1];
-    return (size_t)slot_rows(s->cfg, slot) * (size_t)slot_cols(s->cfg, slot) *
-           dtype_bytes(t);
+    return (size_t)slot_rows(s->cfg, slot) * tensor_row_bytes(t, slot_cols(s->cfg, slot));
 }
 
 void image_make(struct image *out, const struct image_shape *s, enum image_kind kind,

@@ -122,11 +122,15 @@ static size_t matrix_bytes(const struct loader *ld, const struct weight *m)
     return ld->dev->ops->weight_bytes(m->dtype, m->n, m->k);
 }
 
-/* Returns whether the mapping can be used as it is. */
-static bool is_in_place(const struct loader *ld, const struct tensor_src *src)
+/* Returns the mapped rows of a table if they can be used as they are, else NULL. */
+static const uint8_t *in_place(const struct loader *ld, const struct tensor_src *src)
 {
-    return src->mapped != NULL && ld->dev->unified &&
-           (uintptr_t)src->mapped % dtype_bytes(src->dtype) == 0;
+    if (!ld->dev->unified)
+        return NULL;
+    if (dtype_has_blocks(tensor_table_dtype(src, ld->w->dtype)))
+        return src->rows.order == ROWS_SAME ? src->coded : NULL;
+    bool aligned = (uintptr_t)src->mapped % dtype_bytes(src->dtype) == 0;
+    return aligned ? src->mapped : NULL;
 }
 
 static void measure_matrix(struct loader *ld, const struct tensor_spec *t, enum slot s)
@@ -151,9 +155,9 @@ static void measure_part(struct loader *ld, const struct tensor_spec *t,
         measure_matrix(ld, t, s);
         if (s == SLOT_WKV)
             measure_matrix(ld, t, SLOT_WV);
-    } else if (!is_in_place(ld, src)) {
-        ld->stage_bytes[stage] += (size_t)t->rows * (size_t)t->cols *
-                                  dtype_bytes(tensor_table_dtype(src, ld->w->dtype));
+    } else if (in_place(ld, src) == NULL) {
+        enum dtype dtype = tensor_table_dtype(src, ld->w->dtype);
+        ld->stage_bytes[stage] += (size_t)t->rows * tensor_row_bytes(dtype, t->cols);
     }
 }
 
@@ -192,12 +196,11 @@ static int allocate_table(struct loader *ld, const struct tensor_spec *t,
     struct holdings *h = ld->w->impl;
     struct mat *m = slot_table(ld->w, s);
     enum dtype dtype = tensor_table_dtype(src, ld->w->dtype);
-    size_t bytes = (size_t)t->rows * (size_t)t->cols * dtype_bytes(dtype);
-    *m = mat_of(NULL, dtype, t->rows, t->cols);
-    if (is_in_place(ld, src)) {
-        m->data = (void *)src->mapped; /* the mapping is only ever read */
+    size_t bytes = (size_t)t->rows * tensor_row_bytes(dtype, t->cols);
+    /* the mapping is only ever read */
+    *m = mat_of((void *)in_place(ld, src), dtype, t->rows, t->cols);
+    if (m->data != NULL)
         return 0;
-    }
     struct buf *b = &h->tables[s == SLOT_EMBED ? 0 : 1];
     if (stage_alloc(ld->dev, stage_for(ld, t, s), bytes, b, ld->err) != 0)
         return err_wrap(ld->err, "weights: tensor '%s'", t->name);
@@ -446,18 +449,12 @@ static const uint8_t *in_type(struct loader *ld, const struct loaded_rows *b, en
     return ld->wide;
 }
 
-/* Returns the bytes of k columns of a row, as weight_pack takes them. */
-static size_t columns_bytes(enum dtype t, int64_t k)
-{
-    return dtype_has_blocks(t) ? q4_row_bytes(t, k) : (size_t)k * dtype_bytes(t);
-}
-
 /* Returns a rank's columns of n rows, copied behind those of earlier ranks; all columns if they are
  * not cut. */
 static const uint8_t *cut_columns(struct loader *ld, const uint8_t *rows, enum dtype t,
                                   int64_t cols, int64_t own, int rank, int64_t n)
 {
-    size_t all = columns_bytes(t, cols), bytes = columns_bytes(t, own);
+    size_t all = tensor_row_bytes(t, cols), bytes = tensor_row_bytes(t, own);
     if (own == cols)
         return rows;
     uint8_t *to = ld->cut + (size_t)rank * (size_t)n * bytes;
@@ -493,7 +490,7 @@ static int make_blocks(struct loader *ld, const struct loaded_rows *b, enum dtyp
                        const uint8_t *rows, int64_t n)
 {
     int64_t first = b->row + (int64_t)((size_t)(rows - b->rows) / b->cut.row_bytes);
-    if (matrix_type_of_file(b->src) == type) {
+    if (tensor_src_q4_type(b->src) == type) {
         tensor_src_copy_coded(b->src, first, n, ld->blocks);
         return 0;
     }
@@ -540,11 +537,15 @@ static int deliver_table(struct loader *ld, const struct loaded_rows *b, enum sl
                          const uint8_t *rows, int64_t dst_row, int64_t n)
 {
     struct mat *m = slot_table(ld->w, s);
-    size_t row_bytes = (size_t)b->t->cols * dtype_bytes(m->dtype);
-    if (m->data == (const void *)b->src->mapped)
-        return 0; /* the table is used in place */
-    return stream_copy(ld->s, (uint8_t *)m->data + (size_t)dst_row * row_bytes,
-                       in_type(ld, b, m->dtype, rows, n * b->t->cols),
+    size_t row_bytes = tensor_row_bytes(m->dtype, b->t->cols);
+    bool q4 = dtype_has_blocks(m->dtype);
+    if (in_place(ld, b->src) != NULL)
+        return 0; /* the table is used where it is */
+    int rc = q4 ? make_blocks(ld, b, m->dtype, rows, n) : 0;
+    if (rc != 0)
+        return rc;
+    const uint8_t *src = q4 ? ld->blocks : in_type(ld, b, m->dtype, rows, n * b->t->cols);
+    return stream_copy(ld->s, (uint8_t *)m->data + (size_t)dst_row * row_bytes, src,
                        (size_t)n * row_bytes);
 }
 
@@ -811,10 +812,10 @@ static int make_scratch(struct loader *ld)
                             : tensor_table_dtype(&ld->set.src[i], ld->w->dtype);
         /* One byte a weight is enough: q6_k, the largest type, has 0.82. */
         size_t blocks = (size_t)rows * (size_t)t->cols;
-        if (ld->w->dtype == DTYPE_Q4 && slot_is_matrix(s) && blocks > ld->blocks_bytes)
+        if (ld->w->dtype == DTYPE_Q4 && !slot_is_vector(s) && blocks > ld->blocks_bytes)
             ld->blocks_bytes = blocks;
         raw = bytes > raw ? bytes : raw;
-        if (!slot_is_vector(s) && ld->set.src[i].dtype != to &&
+        if (!slot_is_vector(s) && ld->set.src[i].dtype != to && !dtype_has_blocks(to) &&
             (size_t)rows * (size_t)t->cols > wide)
             wide = (size_t)rows * (size_t)t->cols;
         ld->bytes_all += (uint64_t)t->rows * c.row_bytes;

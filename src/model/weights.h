@@ -53,8 +53,9 @@ struct weights_types {
 };
 
 struct weights {
-    struct weight head;     /* [vocab][d]; also the embedding table if tied */
-    struct mat embed;       /* [vocab][d], mapped or owned; data NULL if tied */
+    struct weight head; /* [vocab][d]; also the embedding table if tied */
+    /* [vocab][d], mapped or owned; data NULL if tied. The type may have blocks (ops.h, embed). */
+    struct mat embed;
     struct mat pos_embed;   /* learned positions; data NULL: the model has none */
     const float *head_bias; /* [vocab] or NULL */
     const float *final_norm_w, *final_norm_b;
@@ -176,7 +177,8 @@ struct weights_opts {
     int (*reserve)(void *arg, const size_t bytes[MAX_STAGES], int n_parts, struct err *err);
     void *reserve_arg;
     /* Format of the matrices. Tables stay as they are stored; quantised ones are decoded, to f32 if
-     * matrices are held in f32, else to bf16. */
+     * matrices are held in f32, else to bf16. With WEIGHTS_Q4, tables of 4-bit and 6-bit blocks
+     * stay as they are, too. */
     enum weights_held held;
     enum weights_part part;
     int layer; /* the layer that WEIGHTS_OF_LAYER loads */

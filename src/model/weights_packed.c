@@ -81,12 +81,14 @@ static bool is_direct(const struct device *d)
     return d->unified && d->n_ranks == 1;
 }
 
-/* Makes the image of each part.  The types of matrices come from the file and must fit its
- * configuration. */
+/* Makes the image of each part.  The types of matrices and of the embeddings come from the file and
+ * must fit its configuration. */
 static int make_images(struct loader *ld)
 {
     struct weights_packed *p = ld->p;
-    if (p->f.n_layers != p->cfg.n_layers ||
+    enum dtype table = p->f.table_dtype[0];
+    bool whole = !dtype_has_blocks(table) || p->cfg.n_embd % q4_block_weights(table) == 0;
+    if (p->f.n_layers != p->cfg.n_layers || !whole ||
         !matrix_types_fit(&p->f.matrices, &p->cfg, ld->o->dev->n_ranks))
         return err_set(ld->err, ERR_MISMATCH,
                        "%s: the types of its matrices do not fit its configuration: pack "

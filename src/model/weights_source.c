@@ -30,6 +30,29 @@ static void choose_dtype(struct tensor_set *set)
         set->dtype = DTYPE_F32;
 }
 
+enum dtype tensor_src_q4_type(const struct tensor_src *src)
+{
+    static const struct {
+        const char *name;
+        enum dtype type;
+    } known[] = {{"Q4_0", DTYPE_Q4_0},
+                 {"Q4_1", DTYPE_Q4_1},
+                 {"Q4_K", DTYPE_Q4_K},
+                 {"Q6_K", DTYPE_Q6_K}};
+    for (int i = 0; src->type != NULL && i < 4; i++)
+        if (strcmp(src->type->name, known[i].name) == 0)
+            return known[i].type;
+    return DTYPE_F32;
+}
+
+enum dtype tensor_table_dtype(const struct tensor_src *src, enum dtype held)
+{
+    enum dtype own = tensor_src_q4_type(src);
+    if (held == DTYPE_Q4 && own != DTYPE_F32)
+        return own;
+    return tensor_src_is_quantised(src) && held != DTYPE_F32 ? DTYPE_BF16 : src->dtype;
+}
+
 static const char *type_name(const struct tensor_src *s)
 {
     return s->type != NULL ? s->type->name : dtype_name(s->dtype);

@@ -20,6 +20,7 @@
 #include "model/gguf_files.h"
 #include "model/weights.h"
 #include "model/weights_names.h"
+#include "tensor/q4_blocks.h"
 #include "tensor/tensor.h"
 
 #include <stddef.h>
@@ -114,10 +115,17 @@ void tensor_set_close(struct tensor_set *set);
 /* Removes all tensors from the set that are not in `part`. */
 void tensor_set_keep(struct tensor_set *set, enum weights_part part, int layer);
 
-/* Returns the row type of a table on a device that holds matrices as `held`. */
-static inline enum dtype tensor_table_dtype(const struct tensor_src *src, enum dtype held)
+/* Returns the 4-bit or 6-bit type of a GGUF tensor; DTYPE_F32 if it has none. */
+enum dtype tensor_src_q4_type(const struct tensor_src *src);
+
+/* Returns the row type of a table on a device that holds matrices as `held`: with DTYPE_Q4 the
+ * file's own 4-bit or 6-bit type. */
+enum dtype tensor_table_dtype(const struct tensor_src *src, enum dtype held);
+
+/* Returns the bytes of k elements of a row: of a table, or of rows that weight_pack takes. */
+static inline size_t tensor_row_bytes(enum dtype t, int64_t k)
 {
-    return tensor_src_is_quantised(src) && held != DTYPE_F32 ? DTYPE_BF16 : src->dtype;
+    return dtype_has_blocks(t) ? q4_row_bytes(t, k) : (size_t)k * dtype_bytes(t);
 }
 
 /* Generates rows [row, row + n_rows) of the tensor named like t, in type `dtype`.  A pure function

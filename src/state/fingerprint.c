@@ -326,6 +326,10 @@ static void add_declared(const struct model *m, struct sha256_ctx *h)
     add_text(h, "weight dtype", dtype_name(m->w.dtype));
     if (m->w.dtype == DTYPE_Q4)
         add_matrix_types(m, h);
+    /* A table of blocks gives exact values, and a table held as bf16 gives rounded ones.  They are
+     * equal in bf16 state. */
+    if (dtype_has_blocks(m->w.embed.dtype) && m->dtype != DTYPE_BF16)
+        add_text(h, "table dtype", dtype_name(m->w.embed.dtype));
     if (m->w.dtype == DTYPE_BF16R)
         add_u32(h, "bf16r version", BF16R_NUMERICS_VERSION);
     add_text(h, "state dtype", dtype_name(m->dtype));

@@ -168,7 +168,8 @@ struct ops {
                        const int32_t *ids);
 
     /* --- rows --- */
-    /* out [n][d] T = rows ids[0..n) of table [vocab][d], times `scale`, rounded to T. */
+    /* out [n][d] T = rows ids[0..n) of table [vocab][d], times `scale`, rounded to T.  On a CPU the
+     * table may consist of rows of blocks (q4_blocks.h), at any address. */
     int (*embed)(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
                  float scale);
     /* Sets out [n][d] f32 to the RMS norm, or the layer norm, of each row of x [n][d], T or f32.

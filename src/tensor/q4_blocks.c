@@ -79,3 +79,10 @@ float q4_part_value(enum dtype t, const struct q4_part *p, int i)
     q4_part_scales(t, p, &d, &m);
     return fmaf((float)q4_part_q(p, i), d, m);
 }
+
+void q4_part_decode(enum dtype t, const uint8_t *row, int64_t part, float *out)
+{
+    struct q4_part p = q4_part_read(t, row, part);
+    for (int i = 0; i < 32; i++)
+        out[i] = q4_part_value(t, &p, i);
+}

@@ -57,5 +57,14 @@ static inline int q4_part_q(const struct q4_part *p, int i)
 }
 /* Returns weight i of a part. */
 float q4_part_value(enum dtype t, const struct q4_part *p, int i);
+/* Sets out [32] to the weights of part `part` of a row of blocks. */
+void q4_part_decode(enum dtype t, const uint8_t *row, int64_t part, float *out);
+
+/* Returns the address of a row of a table of blocks, whose rows follow one another. */
+static inline const uint8_t *q4_table_row(struct mat table, int64_t row)
+{
+    return (const uint8_t *)table.data +
+           (size_t)row * q4_row_bytes(table.dtype, table.cols);
+}
 
 #endif

@@ -7,11 +7,21 @@
 #include "base/check.h"
 #include "tensor/device.h"
 #include "tensor/ops.h"
+#include "tensor/q4_blocks.h"
 
 static inline void check_mat(struct mat a)
 {
     CHECK(a.rows >= 0 && a.cols >= 0 && (a.ld >= a.cols || a.rows <= 1));
     CHECK((unsigned)a.dtype <= DTYPE_BF16 && (a.data != NULL || a.rows * a.cols == 0));
+}
+
+/* Checks a table of embed: a matrix, or rows of 4-bit or 6-bit blocks. */
+static inline void check_table(struct mat a)
+{
+    if (dtype_has_blocks(a.dtype))
+        CHECK(a.data != NULL && a.cols % q4_block_weights(a.dtype) == 0);
+    else
+        check_mat(a);
 }
 
 static inline void check_same_shape(struct mat a, struct mat b)

@@ -16,9 +16,12 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "format/gguf_types.h"
 #include "format/json.h"
 #include "model/weights_choose.h"
 #include "solo.h"
+#include "table_file.h"
+#include "tests/base/tempdir.h"
 
 #define FAMILIES "tests/model/golden/families/"
 #define GGUF     "tests/model/golden/gguf/"
@@ -268,6 +271,126 @@ static void test_6_bit_tensors_are_held_as_they_are(void **state)
     assert_true((double)b.m->w.bytes < 1.03 * (double)file.st_size);
     solo_close(&a);
     solo_close(&b);
+}
+
+/* --- embedding tables in blocks -------------------------------------------------------------- */
+
+static const uint32_t table_types[] = {GGUF_TYPE_Q4_0, GGUF_TYPE_Q4_1, GGUF_TYPE_Q4_K,
+                                       GGUF_TYPE_Q6_K};
+enum { TABLE_ROWS = 64, TABLE_COLS = 256, TABLE_IDS = 70 };
+
+static void table_logits(struct solo *t, float *out)
+{
+    int32_t ids[TABLE_IDS];
+    for (int i = 0; i < TABLE_IDS; i++)
+        ids[i] = (i * 37 + 5) % TABLE_ROWS;
+    solo_forget(t);
+    solo_feed(t, ids, TABLE_IDS, out);
+}
+
+/* An untied embedding table of 4 or 6 bits is used where it lies in the file: it takes no memory,
+ * and its rows have exactly the file's values. */
+static void test_a_table_of_blocks_is_used_in_place(void **state)
+{
+    (void)state;
+    char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
+    static float want[TABLE_ROWS * TABLE_COLS], got[TABLE_ROWS * TABLE_COLS];
+    int32_t ids[TABLE_ROWS];
+    tempdir_make(dir, "table");
+    snprintf(path, sizeof path, "%s/m.gguf", dir);
+    for (int i = 0; i < TABLE_ROWS; i++)
+        ids[i] = TABLE_ROWS - 1 - i;
+    for (int i = 0; i < 4; i++) {
+        struct solo a, b;
+        table_file_write(path, table_types[i]);
+        solo_open_held(&a, path, NULL, "f32");
+        solo_open_held(&b, path, NULL, "q4");
+        assert_int_equal(a.m->w.embed.dtype, DTYPE_F32);
+        assert_int_equal(b.m->w.embed.dtype, DTYPE_Q4_0 + i);
+        assert_true(b.m->w.bytes + sizeof want / 4 < a.m->w.bytes);
+        struct mat x = mat_of(want, DTYPE_F32, TABLE_ROWS, TABLE_COLS),
+                   y = mat_of(got, DTYPE_F32, TABLE_ROWS, TABLE_COLS);
+        assert_int_equal(a.dev->ops->embed(a.s, x, a.m->w.embed, ids, 1), 0);
+        assert_int_equal(b.dev->ops->embed(b.s, y, b.m->w.embed, ids, 1), 0);
+        for (int k = 0; k < TABLE_ROWS * TABLE_COLS; k++) /* 0 and -0 count as equal */
+            assert_true(want[k] == got[k] && isfinite(got[k]));
+        solo_close(&a);
+        solo_close(&b);
+    }
+    /* a table of a type without a layout of its own is held as bf16 */
+    struct solo t;
+    table_file_write(path, GGUF_TYPE_Q5_K);
+    solo_open_held(&t, path, NULL, "q4");
+    assert_int_equal(t.m->w.embed.dtype, DTYPE_BF16);
+    solo_close(&t);
+    tempdir_remove(dir);
+}
+
+/* State in bf16 has the bits that the same table, held as bf16, gives: with and without a factor
+ * for embeddings.  So such state that was saved before tables were used in blocks stays valid. */
+static void test_a_table_of_blocks_gives_the_bits_of_bf16(void **state)
+{
+    (void)state;
+    char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
+    static float want[TABLE_IDS * TABLE_ROWS], got[TABLE_IDS * TABLE_ROWS];
+    static float values[TABLE_ROWS * TABLE_COLS];
+    static uint16_t rounded[TABLE_ROWS * TABLE_COLS];
+    int32_t ids[TABLE_ROWS];
+    tempdir_make(dir, "table");
+    snprintf(path, sizeof path, "%s/m.gguf", dir);
+    for (int i = 0; i < TABLE_ROWS; i++)
+        ids[i] = i;
+    for (int i = 0; i < 8; i++) {
+        struct solo t;
+        table_file_write(path, table_types[i / 2]);
+        solo_open_held(&t, path, NULL, "q4");
+        assert_int_equal(t.m->dtype, DTYPE_BF16);
+        t.m->cfg.embed_scale = i % 2 == 0 ? 1.0f : 1.7f;
+        table_logits(&t, got);
+        struct mat all = mat_of(values, DTYPE_F32, TABLE_ROWS, TABLE_COLS),
+                   blocks = t.m->w.embed;
+        assert_int_equal(t.dev->ops->embed(t.s, all, blocks, ids, 1), 0);
+        for (int k = 0; k < TABLE_ROWS * TABLE_COLS; k++)
+            rounded[k] = f32_to_bf16(values[k]);
+        t.m->w.embed = mat_of(rounded, DTYPE_BF16, TABLE_ROWS, TABLE_COLS);
+        table_logits(&t, want);
+        t.m->w.embed = blocks;
+        assert_memory_equal(got, want, sizeof got);
+        solo_close(&t);
+    }
+    tempdir_remove(dir);
+}
+
+/* Each of two ranks reads the whole table. */
+static void test_ranks_read_a_table_of_blocks(void **state)
+{
+    (void)state;
+    char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
+    static uint16_t want[TABLE_ROWS * TABLE_COLS], got[TABLE_ROWS * TABLE_COLS];
+    int32_t ids[TABLE_ROWS];
+    struct solo a, b;
+    tempdir_make(dir, "table");
+    snprintf(path, sizeof path, "%s/m.gguf", dir);
+    table_file_write(path, GGUF_TYPE_Q4_K);
+    for (int i = 0; i < TABLE_ROWS; i++)
+        ids[i] = i;
+    solo_open_held(&a, path, NULL, "q4");
+    solo_open_as(&b, path, "cpu", 2, 1, &(struct model_opts){.weights = "q4"});
+    struct mat x = mat_of(want, DTYPE_BF16, TABLE_ROWS, TABLE_COLS), y = x;
+    assert_int_equal(a.dev->ops->embed(a.s, x, a.m->w.embed, ids, 1), 0);
+    y.data = got;
+    for (int rank = 0; rank < 2; rank++) {
+        struct stream *s = rank_stream(b.s, 0, rank);
+        struct mat table = b.m->w.embed;
+        assert_int_equal(table.dtype, DTYPE_Q4_K);
+        table.data = rank_address(b.dev, table.data, rank);
+        memset(got, 0, sizeof got);
+        assert_int_equal(stream_device(s)->ops->embed(s, y, table, ids, 1), 0);
+        assert_memory_equal(got, want, sizeof got);
+    }
+    solo_close(&a);
+    solo_close(&b);
+    tempdir_remove(dir);
 }
 
 /* Each of two ranks has its own columns of W_o. The rows of quantised blocks are cut between
@@ -547,7 +670,7 @@ int main(void)
                                   "phi",        "phi3",      "gemma", "falcon-7b",
                                   "falcon-11b", "falcon-40b"};
     enum { N = sizeof names / sizeof names[0] };
-    struct CMUnitTest tests[N + 12];
+    struct CMUnitTest tests[N + 15];
     for (int i = 0; i < N; i++)
         tests[i] = (struct CMUnitTest){.name = names[i],
                                        .test_func = test_family_is_the_folder_bit_for_bit,
@@ -571,5 +694,10 @@ int main(void)
     tests[N + 10] = (struct CMUnitTest)cmocka_unit_test(
         test_6_bit_tensors_are_held_as_they_are);
     tests[N + 11] = (struct CMUnitTest)cmocka_unit_test(test_asked_dtype);
+    tests[N + 12] = (struct CMUnitTest)cmocka_unit_test(
+        test_a_table_of_blocks_is_used_in_place);
+    tests[N + 13] = (struct CMUnitTest)cmocka_unit_test(
+        test_a_table_of_blocks_gives_the_bits_of_bf16);
+    tests[N + 14] = (struct CMUnitTest)cmocka_unit_test(test_ranks_read_a_table_of_blocks);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

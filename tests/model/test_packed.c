@@ -16,11 +16,13 @@
 #include "../base/tempdir.h"
 #include "base/bytes.h"
 #include "base/file.h"
+#include "format/gguf_types.h"
 #include "model/pack_file.h"
 #include "model/pack_write.h"
 #include "model/share.h"
 #include "model/tokenizer.h"
 #include "solo.h"
+#include "table_file.h"
 #include "tensor/group.h"
 
 #define FAMILIES "tests/model/golden/families/"
@@ -119,6 +121,37 @@ static void a_packed_gguf_file_is_the_model(void **state)
     expect_same(GGUF "layers.gguf", "q4"); /* its layers differ in types and sizes */
     expect_same(GGUF "six.gguf", "q4");    /* has q4_k and q6_k */
     (void)state;
+}
+
+static uint32_t version_of(const char *path)
+{
+    uint8_t head[16];
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    assert_int_equal(fread(head, 1, sizeof head, f), sizeof head);
+    assert_int_equal(fclose(f), 0);
+    return get_u32(head + 8);
+}
+
+/* The embedding table keeps its blocks. Only a file with blocks there needs version 2. */
+static void a_packed_table_of_blocks_is_the_files(void **state)
+{
+    static const uint32_t types[] = {GGUF_TYPE_Q4_0, GGUF_TYPE_Q4_1, GGUF_TYPE_Q4_K,
+                                     GGUF_TYPE_Q6_K};
+    char source[TEMPDIR_BYTES + 64];
+    struct solo t;
+    (void)state;
+    snprintf(source, sizeof source, "%s/table.gguf", dir);
+    for (int i = 0; i < 4; i++) {
+        table_file_write(source, types[i]);
+        expect_same(source, "q4");
+        solo_open_held(&t, path_of("model.packed"), NULL, NULL);
+        assert_int_equal(t.m->w.embed.dtype, DTYPE_Q4_0 + i);
+        solo_close(&t);
+        assert_int_equal(version_of(path_of("model.packed")), 2);
+        expect_same(source, "bf16");
+        assert_int_equal(version_of(path_of("model.packed")), 1);
+    }
 }
 
 /* Tokenizer and template are stored in the file.  (tests/e2e/test_packed.py covers GGUF files.) */
@@ -257,6 +290,52 @@ static void a_stale_file_says_why(void **state)
     expect_fault(path, ERR_UNSUPPORTED, version);
 }
 
+/* Replaces `from` in a file's description with `to`, of the same length, and makes its checksums
+ * right again. */
+static void change_description(const char *path, const char *from, const char *to)
+{
+    char *bytes;
+    size_t n;
+    struct err err;
+    assert_int_equal(strlen(from), strlen(to));
+    assert_int_equal(file_read(path, 1 << 26, &bytes, &n, &err), 0);
+    size_t n_text = (size_t)get_u64((uint8_t *)bytes + 24);
+    char *at = memmem(bytes + 4096, n_text, from, strlen(from));
+    assert_non_null(at);
+    memcpy(at, to, strlen(to));
+    put_u64((uint8_t *)bytes + 32, checksum64(bytes + 4096, n_text));
+    put_u64((uint8_t *)bytes + 4088, checksum64(bytes, 4088));
+    FILE *out = fopen(path, "wb");
+    assert_non_null(out);
+    assert_int_equal(fwrite(bytes, 1, n, out), n);
+    assert_int_equal(fclose(out), 0);
+    free(bytes);
+}
+
+/* A description whose embeddings have blocks is refused if the matrices are not held in 4 bits, or
+ * if rows are not whole blocks. */
+static void a_table_of_blocks_must_fit(void **state)
+{
+    static const struct {
+        const char *source, *weights, *from, *to;
+        int code;
+        const char *says;
+    } bad[] = {
+        {FAMILIES "mistral", "bf16", "\"embeddings\": \"bf16\"", "\"embeddings\": \"q4_k\"",
+         ERR_CORRUPT, "damaged"},
+        {FAMILIES "mistral", "q4", "\"embeddings\": \"bf16\"", "\"embeddings\": \"q4_k\"",
+         ERR_MISMATCH, "do not fit"},
+        {FAMILIES "opt", "q4", "\"positions\": \"f16\",\n", "\"positions\": \"q4_k\",",
+         ERR_CORRUPT, "damaged"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        const char *path = pack(bad[i].source, bad[i].weights);
+        change_description(path, bad[i].from, bad[i].to);
+        expect_fault(path, bad[i].code, bad[i].says);
+    }
+}
+
 static void packing_never_replaces_a_file(void **state)
 {
     const char *path = pack("synth:tiny-mha", NULL);
@@ -391,6 +470,8 @@ int main(void)
         cmocka_unit_test(a_flipped_bit_is_found_before_it_is_used),
         cmocka_unit_test(a_file_that_is_cut_short_is_damaged),
         cmocka_unit_test(a_stale_file_says_why),
+        cmocka_unit_test(a_packed_table_of_blocks_is_the_files),
+        cmocka_unit_test(a_table_of_blocks_must_fit),
         cmocka_unit_test(packing_never_replaces_a_file),
         cmocka_unit_test(ranks_have_their_shares),
         cmocka_unit_test(a_description_has_both_types_of_k_and_v),

@@ -12,7 +12,10 @@
 
 #include "model/matrix_types.h"
 #include "base/pool.h"
+#include "format/gguf_types.h"
 #include "state/fingerprint.h"
+#include "tests/base/tempdir.h"
+#include "tests/model/table_file.h"
 
 struct place {
     struct pool *pool;
@@ -315,6 +318,41 @@ static void the_kind_of_weights_counts(void **state)
     place_close(&p);
 }
 
+/* A table held as bf16 gives bf16 state the bits of a table of blocks, so they share state.  It
+ * gives f32 state other bits.  So the type of blocks counts there, even for a table whose values
+ * are equal. */
+static void a_table_of_blocks_counts_where_bits_differ(void **state)
+{
+    (void)state;
+    char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
+    static float other[64 * 256];
+    struct place p;
+    tempdir_make(dir, "table");
+    snprintf(path, sizeof path, "%s/m.gguf", dir);
+    table_file_write(path, GGUF_TYPE_Q4_K);
+    for (int wide = 0; wide < 2; wide++) {
+        place_open(&p, "cpu", path, "q4", 1);
+        struct mat blocks = p.m->w.embed;
+        assert_int_equal(blocks.dtype, DTYPE_Q4_K);
+        if (wide) {
+            p.m->dtype = DTYPE_F32;
+            model_work_destroy(p.w);
+            assert_int_equal(model_work_create(p.m, 128, &p.w, NULL), 0);
+        }
+        struct sha256 f = fingerprint_of(&p);
+        int32_t ids[64];
+        for (int i = 0; i < 64; i++)
+            ids[i] = i;
+        struct mat table = mat_of(other, p.m->dtype, 64, 256);
+        assert_int_equal(p.dev->ops->embed(p.s, table, blocks, ids, 1), 0);
+        p.m->w.embed = table;
+        assert_int_equal(same(f, fingerprint_of(&p)), !wide);
+        p.m->w.embed = blocks;
+        place_close(&p);
+    }
+    tempdir_remove(dir);
+}
+
 /* Each field counts by itself: the hash of the weights, the config, and what the kernels compute.
  */
 static void each_field_counts(void **state)
@@ -362,6 +400,7 @@ int main(void)
         cmocka_unit_test(eos_ids_and_the_maximum_do_not_matter),
         cmocka_unit_test(fields_of_the_config_count),
         cmocka_unit_test(every_kind_of_layer_is_probed),
+        cmocka_unit_test(a_table_of_blocks_counts_where_bits_differ),
         cmocka_unit_test(each_field_counts),
         cmocka_unit_test(the_kind_of_weights_counts),
     };

@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "cases.h"
 #include "sample_cases.h"
+#include "tensor/q4_blocks.h"
 
 /* expf of ref and of the CPU kernels differ by at most 2 ulp. In sums of 300 weights the difference
  * stays below this tolerance. */
@@ -262,6 +263,40 @@ static void test_embed(void **state)
         mat_free(&want);
         mat_free(&got);
     }
+}
+
+/* A table of blocks gives the rows of its values, rounded once. */
+static void test_embed_blocks(void **state)
+{
+    (void)state;
+    enum { ROWS = 11, COLS = 512 };
+    const int32_t ids[] = {3, 0, 10, 9, 9};
+    for (enum dtype from = DTYPE_Q4_0; from <= DTYPE_Q6_K; from++)
+        EACH_TYPE(to)
+        {
+            uint8_t *rows = random_q4(from, ROWS, COLS, 10);
+            struct mat table = mat_of(rows, from, ROWS, COLS);
+            struct mat values = mat_alloc(DTYPE_F32, ROWS, COLS);
+            struct mat plain = mat_alloc(to, 5, COLS), want = mat_alloc(to, 5, COLS),
+                       got = mat_alloc(to, 5, COLS);
+            for (int64_t i = 0; i < ROWS; i++)
+                for (int64_t b = 0; b < COLS / Q4_BLOCK; b++)
+                    q4_part_decode(from, rows + (size_t)i * q4_row_bytes(from, COLS), b,
+                                   (float *)values.data + i * COLS + b * Q4_BLOCK);
+            ref.ops->embed(ref.stream, plain, values, ids, 6.0827f);
+            ref.ops->embed(ref.stream, want, table, ids, 6.0827f);
+            assert_same_bits(want, plain);
+            EACH_ISA(i)
+            {
+                cpu[i].ops->embed(cpu[i].stream, got, table, ids, 6.0827f);
+                assert_same_bits(got, want);
+            }
+            mat_free(&values);
+            mat_free(&plain);
+            mat_free(&want);
+            mat_free(&got);
+            free(rows);
+        }
 }
 
 static void test_head_norm(void **state)
@@ -595,6 +630,7 @@ int main(void)
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_convert_all_values),
         cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_embed_blocks),
         cmocka_unit_test(test_head_norm),
         cmocka_unit_test(test_activations),
         cmocka_unit_test(test_all_finite),

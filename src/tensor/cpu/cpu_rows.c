@@ -30,15 +30,30 @@ static void embed_rows(void *arg, int64_t begin, int64_t end)
                         j->x.dtype, j->x.cols, j->scale);
 }
 
+static void embed_blocks(void *arg, int64_t begin, int64_t end)
+{
+    struct row_job *j = arg;
+    size_t piece_bytes = Q4_BLOCK * dtype_bytes(j->out.dtype);
+    for (int64_t i = begin; i < end; i++) {
+        const uint8_t *row = q4_table_row(j->x, j->ids[i]);
+        for (int64_t b = 0; b < j->x.cols / Q4_BLOCK; b++) {
+            float piece[Q4_BLOCK];
+            q4_part_decode(j->x.dtype, row, b, piece);
+            j->k->scale_row((char *)row_ptr(j->out, i) + (size_t)b * piece_bytes,
+                            j->out.dtype, piece, DTYPE_F32, Q4_BLOCK, j->scale);
+        }
+    }
+}
+
 int cpu_embed(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
               float scale)
 {
-    check_mat(table);
+    check_table(table);
     CHECK(out.cols == table.cols);
     for (int64_t i = 0; i < out.rows; i++)
         CHECK(ids[i] >= 0 && ids[i] < table.rows);
     struct row_job job = {.out = out, .x = table, .ids = ids, .scale = scale};
-    return run(s, &job, out, embed_rows);
+    return run(s, &job, out, dtype_has_blocks(table.dtype) ? embed_blocks : embed_rows);
 }
 
 static void rms_rows(void *arg, int64_t begin, int64_t end)

@@ -33,9 +33,10 @@ int ref_q4_rows(struct stream *s, struct mat out, const struct weight *w,
     for (int64_t i = 0; i < out.rows; i++) {
         CHECK(ids[i] >= 0 && ids[i] < w->n);
         for (int64_t k = 0; k < w->k; k += Q4_BLOCK) {
-            struct q4_part p = q4_part_read(w->dtype, row_at(w, ids[i]), k / Q4_BLOCK);
+            float piece[Q4_BLOCK];
+            q4_part_decode(w->dtype, row_at(w, ids[i]), k / Q4_BLOCK, piece);
             for (int j = 0; j < Q4_BLOCK; j++)
-                mat_set(out, i, k + j, q4_part_value(w->dtype, &p, j));
+                mat_set(out, i, k + j, piece[j]);
         }
     }
     return stream_enter(s);

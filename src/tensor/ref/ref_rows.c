@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "tensor/q4_blocks.h"
+
 float ref_lanes_sum(float lanes[REF_LANES])
 {
     for (int half = REF_LANES / 2; half > 0; half /= 2)
@@ -11,15 +13,24 @@ float ref_lanes_sum(float lanes[REF_LANES])
     return lanes[0];
 }
 
+/* Returns an element of a table, which may consist of blocks. */
+static float table_get(struct mat table, int64_t row, int64_t col)
+{
+    if (!dtype_has_blocks(table.dtype))
+        return mat_get(table, row, col);
+    struct q4_part p = q4_part_read(table.dtype, q4_table_row(table, row), col / Q4_BLOCK);
+    return q4_part_value(table.dtype, &p, (int)(col % Q4_BLOCK));
+}
+
 int ref_embed(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
               float scale)
 {
-    check_mat(table);
+    check_table(table);
     CHECK(out.cols == table.cols);
     for (int64_t i = 0; i < out.rows; i++) {
         CHECK(ids[i] >= 0 && ids[i] < table.rows);
         for (int64_t j = 0; j < out.cols; j++)
-            mat_set(out, i, j, mat_get(table, ids[i], j) * scale);
+            mat_set(out, i, j, table_get(table, ids[i], j) * scale);
     }
     return stream_enter(s);
 }
