@@ -86,6 +86,31 @@ bool cpu_fetches_into_l2(void)
 #endif
 }
 
+/* Returns whether this is an AMD CPU of the family of Zen 5, or of a later one. */
+static bool is_zen_5(void)
+{
+#if defined(__x86_64__)
+    enum { FAMILY = 0x1a };
+    unsigned a, b, c, d;
+    return __builtin_cpu_is("amd") && __get_cpuid(1, &a, &b, &c, &d) != 0 &&
+           (a >> 8 & 15) + (a >> 20 & 255) >= FAMILY;
+#else
+    return false;
+#endif
+}
+
+bool cpu_reads_one_stream(void)
+{
+    enum { UNKNOWN, NO, YES };
+    static atomic_int known; /* CPUID takes microseconds in a virtual machine */
+    int now = atomic_load_explicit(&known, memory_order_relaxed);
+    if (now == UNKNOWN) {
+        now = is_zen_5() ? YES : NO;
+        atomic_store_explicit(&known, now, memory_order_relaxed);
+    }
+    return now == YES;
+}
+
 /* --- scratch -------------------------------------------------------------------------------- */
 
 #define PACKED_FLOATS ((size_t)PACK_ROWS * MATMUL_MAX_K)

@@ -190,6 +190,11 @@ static inline bool stretch_take(struct stretches *s, int thread_idx, int *at, lo
  * its speed.  On Intel's CPUs the first cache was chosen by measurement (docs/perf/). */
 bool cpu_fetches_into_l2(void);
 
+/* Returns whether a product of few rows with quantised weights reads one panel after another and
+ * prefetches into the first cache.  On AMD's CPUs from Zen 5 on that is a third faster than several
+ * panels side by side.  On others it was slower or was not measured (docs/perf/). */
+bool cpu_reads_one_stream(void);
+
 /* For fewer elements than this, a fork and join (2 to 5 us) costs more than the second core gains.
  */
 #define MIN_PARALLEL_ELEMENTS 16384

@@ -131,11 +131,14 @@ static void run_blocked(void *arg, int thread_idx, int n_threads)
 static void run_direct(void *arg, int thread_idx, int n_threads)
 {
     struct quant_job *job = arg;
+    const struct quant_kernels *k = job->kernels;
+    bool stream = k->direct_stream != NULL && cpu_reads_one_stream();
+    void (*direct)(const struct quant_tile *) = stream ? k->direct_stream : k->direct;
     int at = thread_idx;
     (void)n_threads;
     for (long item; stretch_take(&job->stretches, thread_idx, &at, &item);) {
         struct quant_tile t = tile_at(job, item, thread_idx);
-        job->kernels->direct(&t);
+        direct(&t);
     }
 }
 

@@ -128,10 +128,14 @@ INLINE void direct_block(i_part (*s)[WIDE_MAX], const uint8_t *x, const uint8_t 
  * now and then one of scales. */
 INLINE void direct_fetch(const struct quant_tile *t, enum dtype dtype,
                          const uint8_t *const *panel, size_t at, int b, int n_rows,
-                         int n_panels)
+                         int n_panels, bool stream)
 {
     const size_t scale_lines = (8 * q4_scale_bytes(dtype) + q4_shared_bytes(dtype)) / 64,
                  bytes = q4_number_bytes(dtype);
+    if (stream) {
+        stream_fetch(panel[0] + at, (size_t)b, bytes / 64, scale_lines);
+        return;
+    }
     size_t numbers = fetch_offset(t, at + (size_t)b * bytes, n_rows, n_panels);
     EACH_PANEL
     {
@@ -184,7 +188,7 @@ INLINE void direct_block6(v16 (*acc)[WIDE_MAX], const float *x, const uint8_t *c
 /* Adds the k-block at k to acc[r][j]. */
 INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
                            enum dtype dtype, const uint8_t *const *panel, int64_t k,
-                           int n_rows, int n_panels)
+                           int n_rows, int n_panels, bool stream)
 {
     const int n_blocks = quant_blocks_at(k, t->k);
     const float *x = (const float *)(const void *)(t->x + k * t->x_rows);
@@ -196,7 +200,7 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
         EACH_PANEL top[j] = v_load_f16((const uint16_t *)(panel[j] + scales));
     for (int b = 0; b < n_blocks; b++) {
         const uint8_t *w[WIDE_MAX];
-        direct_fetch(t, dtype, panel, at, b, n_rows, n_panels);
+        direct_fetch(t, dtype, panel, at, b, n_rows, n_panels, stream);
         EACH_PANEL w[j] = panel[j] + at + (size_t)b * q4_number_bytes(dtype);
         if (dtype == DTYPE_Q6_K) {
             direct_block6(acc, x, w, panel, scales, top, b, n_rows, n_panels);
@@ -220,7 +224,7 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
 /* Processes panels [p, p + n_panels); a panel beyond the tile's end is replaced by the last one,
  * and its sums are dropped. */
 INLINE void direct_panels(const struct quant_tile *t, enum dtype dtype, int p, int n_rows,
-                          int n_panels)
+                          int n_panels, bool stream)
 {
     const uint8_t *panel[WIDE_MAX];
     v16 acc[Q4_DIRECT][WIDE_MAX];
@@ -228,7 +232,7 @@ INLINE void direct_panels(const struct quant_tile *t, enum dtype dtype, int p, i
                                      t->panel_bytes;
     EACH_ROW EACH_PANEL acc[r][j] = v_zero();
     for (int64_t k = 0; k < t->k; k += KB)
-        direct_k_block(acc, t, dtype, panel, k, n_rows, n_panels);
+        direct_k_block(acc, t, dtype, panel, k, n_rows, n_panels, stream);
     float sums[Q4_DIRECT * WIDE_MAX * PANEL];
     EACH_ROW EACH_PANEL v_store(sums + (r * n_panels + j) * PANEL, acc[r][j]);
     direct_store(t, p, sums, n_panels);
@@ -238,7 +242,12 @@ INLINE void direct_panels(const struct quant_tile *t, enum dtype dtype, int p, i
     static void direct_##T##_##R(const struct quant_tile *t)                               \
     {                                                                                      \
         for (int p = 0; p < t->n_panels; p += WIDE)                                        \
-            direct_panels(t, DTYPE_##T, p, R, WIDE);                                       \
+            direct_panels(t, DTYPE_##T, p, R, WIDE, false);                                \
+    }                                                                                      \
+    static void stream_##T##_##R(const struct quant_tile *t)                               \
+    {                                                                                      \
+        for (int p = 0; p < t->n_panels; p++)                                              \
+            direct_panels(t, DTYPE_##T, p, R, 1, true);                                    \
     }
 #define DIRECT_ROWS(T)                                                                     \
     DIRECT(T, 1, Q4_WIDE_1)                                                                \
@@ -252,15 +261,28 @@ DIRECT_ROWS(Q6_K)
 #undef DIRECT_ROWS
 #undef DIRECT
 
+#define OF_TYPE(HOW, T)                                                                    \
+    {                                                                                      \
+        HOW##_##T##_1, HOW##_##T##_2, HOW##_##T##_3, HOW##_##T##_4                         \
+    }
+#define BY_TYPE(HOW)                                                                       \
+    {                                                                                      \
+        OF_TYPE(HOW, Q4_0), OF_TYPE(HOW, Q4_1), OF_TYPE(HOW, Q4_K), OF_TYPE(HOW, Q6_K)     \
+    }
+
 static void direct(const struct quant_tile *t)
 {
-    static void (*const by_type[][Q4_DIRECT])(const struct quant_tile *t) = {
-        {direct_Q4_0_1, direct_Q4_0_2, direct_Q4_0_3, direct_Q4_0_4},
-        {direct_Q4_1_1, direct_Q4_1_2, direct_Q4_1_3, direct_Q4_1_4},
-        {direct_Q4_K_1, direct_Q4_K_2, direct_Q4_K_3, direct_Q4_K_4},
-        {direct_Q6_K_1, direct_Q6_K_2, direct_Q6_K_3, direct_Q6_K_4}};
+    static void (*const by_type[][Q4_DIRECT])(const struct quant_tile *t) = BY_TYPE(direct);
     by_type[t->dtype - DTYPE_Q4_0][t->m - 1](t);
 }
+
+static void direct_stream(const struct quant_tile *t)
+{
+    static void (*const by_type[][Q4_DIRECT])(const struct quant_tile *t) = BY_TYPE(stream);
+    by_type[t->dtype - DTYPE_Q4_0][t->m - 1](t);
+}
+#undef BY_TYPE
+#undef OF_TYPE
 
 /* --- many rows: a k-block of one panel widened ------------------------------------------------ */
 

@@ -9,6 +9,7 @@ const struct quant_kernels Q4_TABLE = {
     .runs_here = runs_here,
     .direct_rows = Q4_DIRECT,
     .direct = direct,
+    .direct_stream = direct_stream,
     .blocked = Q4_BLOCKED,
     .round_direct = round_row,
     .round_blocked = round_row,

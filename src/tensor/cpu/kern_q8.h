@@ -95,7 +95,7 @@ static bool pack_row(uint8_t *panel, int column, const float *w, int64_t k)
 /* --- few rows -------------------------------------------------------------------------------- */
 
 /* Sets s[r][j] to the exact sums over one block of 32.  `fetch`: for each panel an address to
- * prefetch. */
+ * prefetch; NULL: nothing is prefetched. */
 INLINE void direct_block(i32 (*s)[WIDE_MAX], const int16_t *x, const uint8_t *const *w,
                          const uint8_t *const *fetch, bool into_l2, int n_rows,
                          int n_panels)
@@ -103,7 +103,8 @@ INLINE void direct_block(i32 (*s)[WIDE_MAX], const int16_t *x, const uint8_t *co
     EACH_ROW EACH_PANEL s[r][j] = i_zero();
     for (int g = 0; g < Q8_GROUPS; g++) {
         i16x2 even[WIDE_MAX], odd[WIDE_MAX];
-        EACH_PANEL fetch_line(into_l2, fetch[j] + g * PANEL * 4);
+        if (fetch != NULL)
+            EACH_PANEL fetch_line(into_l2, fetch[j] + g * PANEL * 4);
         EACH_PANEL i_widen(w[j] + g * PANEL * 4, &even[j], &odd[j]);
         EACH_ROW
         {
@@ -115,7 +116,8 @@ INLINE void direct_block(i32 (*s)[WIDE_MAX], const int16_t *x, const uint8_t *co
 
 /* Adds the k-block at k to acc[r][j]. */
 INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
-                           const uint8_t *const *panel, int64_t k, int n_rows, int n_panels)
+                           const uint8_t *const *panel, int64_t k, int n_rows, int n_panels,
+                           bool stream)
 {
     int n_blocks = quant_blocks_at(k, t->k);
     const int16_t *x = t->x + k * t->x_rows;
@@ -131,7 +133,11 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
         size_t ahead = fetch_offset(t, q8_offset(k) + (size_t)b * Q8_BLOCK_BYTES, n_rows,
                                     n_panels);
         EACH_PANEL fetch[j] = panel[j] + ahead;
-        direct_block(s, x + b * Q8_BLOCK, w, fetch, t->fetch_into_l2, n_rows, n_panels);
+        if (stream)
+            stream_fetch(panel[0] + q8_offset(k), (size_t)b, Q8_BLOCK_BYTES / 64,
+                         QUANT_PER_K_BLOCK * Q8_SCALE_BYTES / 64);
+        direct_block(s, x + b * Q8_BLOCK, w, stream ? NULL : fetch, t->fetch_into_l2,
+                     n_rows, n_panels);
         EACH_PANEL
         {
             v16 d = v_load_f16((const uint16_t *)(scales[j] + b * Q8_SCALE_BYTES));
@@ -144,7 +150,8 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
 
 /* Processes panels [p, p + n_panels); a panel beyond the tile's end is replaced by the last one,
  * and its sums are dropped. */
-INLINE void direct_panels(const struct quant_tile *t, int p, int n_rows, int n_panels)
+INLINE void direct_panels(const struct quant_tile *t, int p, int n_rows, int n_panels,
+                          bool stream)
 {
     const uint8_t *panel[WIDE_MAX];
     v16 acc[Q8_DIRECT][WIDE_MAX];
@@ -152,7 +159,7 @@ INLINE void direct_panels(const struct quant_tile *t, int p, int n_rows, int n_p
                                      t->panel_bytes;
     EACH_ROW EACH_PANEL acc[r][j] = v_zero();
     for (int64_t k = 0; k < t->k; k += KB)
-        direct_k_block(acc, t, panel, k, n_rows, n_panels);
+        direct_k_block(acc, t, panel, k, n_rows, n_panels, stream);
     float sums[Q8_DIRECT * WIDE_MAX * PANEL];
     EACH_ROW EACH_PANEL v_store(sums + (r * n_panels + j) * PANEL, acc[r][j]);
     direct_store(t, p, sums, n_panels);
@@ -162,7 +169,12 @@ INLINE void direct_panels(const struct quant_tile *t, int p, int n_rows, int n_p
     static void direct_##R(const struct quant_tile *t)                                     \
     {                                                                                      \
         for (int p = 0; p < t->n_panels; p += WIDE)                                        \
-            direct_panels(t, p, R, WIDE);                                                  \
+            direct_panels(t, p, R, WIDE, false);                                           \
+    }                                                                                      \
+    static void stream_##R(const struct quant_tile *t)                                     \
+    {                                                                                      \
+        for (int p = 0; p < t->n_panels; p++)                                              \
+            direct_panels(t, p, R, 1, true);                                               \
     }
 DIRECT(1, Q8_WIDE_1)
 DIRECT(2, Q8_WIDE_2)
@@ -174,6 +186,13 @@ static void direct(const struct quant_tile *t)
 {
     static void (*const by_rows[])(const struct quant_tile *t) = {NULL, direct_1, direct_2,
                                                                   direct_3, direct_4};
+    by_rows[t->m](t);
+}
+
+static void direct_stream(const struct quant_tile *t)
+{
+    static void (*const by_rows[])(const struct quant_tile *t) = {NULL, stream_1, stream_2,
+                                                                  stream_3, stream_4};
     by_rows[t->m](t);
 }
 

@@ -9,6 +9,7 @@ const struct quant_kernels Q8_TABLE = {
     .runs_here = runs_here,
     .direct_rows = Q8_DIRECT,
     .direct = direct,
+    .direct_stream = direct_stream,
     .blocked = Q8_BLOCKED,
     .round_direct = round_row,
     .round_blocked = Q8_ROUND_BLOCKED,

@@ -50,6 +50,8 @@ struct quant_kernels {
     int direct_rows; /* up to this many rows `direct` is used, above `blocked` */
 
     void (*direct)(const struct quant_tile *t);
+    /* The same, one panel after another; used if cpu_reads_one_stream. NULL: there is only one. */
+    void (*direct_stream)(const struct quant_tile *t);
     void (*blocked)(const struct quant_tile *t);
     /* Round one row of k numbers to x and e, in the form that `direct` or `blocked` reads; k-blocks
      * are x_step and e_step elements apart. */
