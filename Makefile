@@ -225,7 +225,8 @@ $(B)/tests/%: $(B)/tests/%.o $(TESTLIB) $(B)/libhcache.a
 # and pools to strict_store.c and strict_pool.c.
 wrapped = $(addprefix -Wl$(COMMA)--wrap=,$(1))
 WRAP_STATE := $(call wrapped,store_close kv_pool_destroy)
-WRAP := $(call wrapped,$(addprefix pthread_,mutex_init mutex_lock mutex_unlock mutex_destroy cond_wait cond_timedwait)) \
+WRAP := $(call wrapped,$(addprefix pthread_,mutex_init mutex_lock mutex_unlock mutex_destroy cond_init cond_destroy \
+        cond_wait cond_timedwait) thread_create) \
         $(STRICT_LOCKS)
 
 # These programs run all threads in one: the linker redirects their calls of locks and clocks to
