@@ -1,5 +1,6 @@
 """The templates that make_chat.py renders: chat templates in the style of each family, in our own
 words, and small templates for each construct."""
+import re
 
 LLAMA2 = r"""{% if messages[0]['role'] == 'system' %}{% set turns = messages[1:] %}{% set sys = messages[0]['content'] %}{% else %}{% set turns = messages %}{% set sys = false %}{% endif %}
 {% for m in turns %}
@@ -1029,11 +1030,24 @@ OPERANDS = ["7", "-2", "2.5", "0", "true", "'ab'", "'b'", "[1]", "[1,2]", "(1,)"
 MANY = "{" + ", ".join(f"'k{i}': {i}" for i in range(20)) + "}"
 
 
-def products():
+def surplus(calls, works):
+    """Returns each call with more arguments than it takes, and with an unknown one by name. Its value is one with
+    which the call itself works."""
+    out = []
+    for c in calls:
+        bare = re.match(r"( is |[|.])\w+", c)[0]
+        value = next((v for v in reversed(VALUES) if works(f"(({v}){c})")), None)
+        for a in ("(1, 2, 3, 4, 5, 6, 7)", "(zz=1)") if value else ():
+            out.append((bare + a, f"(({value}){bare}{a}{' | list' if c.endswith('| list') else ''})"))
+    return out
+
+
+def products(works):
     """Yields lists of [name, expression]: the name is that of what is tried."""
     calls = ["|" + f for f in FILTERS] + ["." + m for m in METHODS] + [" is " + t for t in TESTS]
     for v in VALUES:
         yield [(c, f"(({v}){c})") for c in calls]
+    yield surplus([c for c in calls if not c.startswith(("|map", "|select", "|reject", "|string |"))], works)
     for o in OPERATORS:
         for a in OPERANDS:
             yield [(o, f"(({a}) {o} ({b}))") for b in OPERANDS]

@@ -96,17 +96,23 @@ def unit_outcome(source, extra):
 
 def product_units():
     """Returns the templates of chat_units.products: one for all expressions of a list that have a value, and for
-    each thing that is tried the first two failures."""
+    each thing that is tried the first two failures and the first with each message."""
     joined, failures = [], {}
-    for expressions in chat_units.products():
+
+    def works(e):
+        return "output" in unit_outcome("{{ " + e + " }}", {})
+
+    for expressions in chat_units.products(works):
         good = []
         for name, e in expressions:
             source = "{{ " + e + " }}"
             found = unit_outcome(source, {})
             if "output" in found and "j)" not in found["output"]:  # not a complex number
                 good.append(e)
-            elif "error" in found and len(failures.setdefault(name, [])) < 2:
-                failures[name].append([source, {}, found])
+            elif "error" in found:
+                of_name = failures.setdefault(name, [])
+                if len(of_name) < 2 or all(f[2].get("message") != found.get("message") for f in of_name):
+                    of_name.append([source, {}, found])
         source = "{{ " + " ~ '/' ~ ".join(good) + " }}"
         if good:
             joined.append([source, {}, unit_outcome(source, {})])
