@@ -422,9 +422,10 @@ static void an_event_simulation_finds_hardly_better(void **state)
         sum += ours / least;
         n_judged++;
     }
-    print_message("beside the best by simulation: worst %.3f, mean %.4f\n", worst,
+    print_message("beside the best by simulation: worst %.5f, mean %.6f\n", worst,
                   sum / n_judged);
-    assert_true(n_judged > 200 && worst <= 1.05);
+    /* what the present choice reaches */
+    assert_true(n_judged > 200 && worst <= 1.0267 && sum / n_judged <= 1.00039);
 }
 
 /* Returns the least seconds over all divisions of ACT blocks among two or three mini-batches, with
@@ -488,10 +489,11 @@ static void all_shares_of_mini_batches_find_hardly_better(void **state)
         sum += ours;
     }
     print_message(
-        "%d of %d shared out; beside the best of all shares: worst %.3f, mean %.4f; the "
+        "%d of %d shared out; beside the best of all shares: worst %.5f, mean %.6f; the "
         "best equal share: worst %.3f\n",
         n_shared, N, worst, sum / N, worst_equal);
-    assert_true(n_shared > N / 3 && worst <= 1.05 && sum / N <= 1.01);
+    /* what the present choice reaches */
+    assert_true(n_shared == 278 && worst <= 1.02095 && sum / N <= 1.00019);
 }
 
 int main(void)

@@ -152,10 +152,11 @@ static void balanced_mini_batches_are_near_the_best(void **state)
         mean += ours / 500;
         mean_print += print / 500;
     }
-    print_message("beside the best partition in its best order: balanced worst %.3f, mean "
-                  "%.4f, lanes alone %.3f; the print %.3f, %.4f\n",
+    print_message("beside the best partition in its best order: balanced worst %.5f, mean "
+                  "%.6f, lanes alone %.5f; the print %.3f, %.4f\n",
                   worst, mean, worst_lanes, worst_print, mean_print);
-    assert_true(worst <= 1.3 && mean <= 1.02 && worst_lanes <= 1.3);
+    /* what the present packing reaches */
+    assert_true(worst <= 1.228 && mean <= 1.00223 && worst_lanes <= 1.2281);
 }
 
 /* --- equal sizes ------------------------------------------------------------------------------ */
@@ -348,7 +349,7 @@ static void packing_finds_the_shares_of_the_policy(void **state)
         }
     }
     print_message("beside the policy's mini-batches, in 100 orders: at most %.4f\n", worst);
-    assert_true(worst <= 1.03);
+    assert_true(worst <= 1.02475); /* what the present packing reaches */
 }
 
 static void imbalance_is_symmetric_and_at_least_one(void **state)
