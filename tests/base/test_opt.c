@@ -550,6 +550,15 @@ static void nearest(void **state)
     assert_string_equal(opt_nearest("plna", words, 5), "plan"); /* two letters exchanged */
     /* two mistakes in three letters are too many */
     assert_null(opt_nearest("ran", (const char *const[]){"plan"}, 1));
+    /* each mistake counts once: four letters may have one, six may have two */
+    assert_null(opt_nearest("lpna", (const char *const[]){"plan"}, 1));
+    assert_null(opt_nearest("lpan0", (const char *const[]){"plan"}, 1));
+    assert_string_equal(opt_nearest("olswki", (const char *const[]){"lowski"}, 1),
+                        "lowski");
+    assert_null(opt_nearest("olwsik", (const char *const[]){"lowkis"}, 1));
+    assert_string_equal(opt_nearest("lowskibe", (const char *const[]){"lowski"}, 1),
+                        "lowski");
+    assert_null(opt_nearest("abcdef", (const char *const[]){"abcxyz"}, 1));
     assert_null(opt_nearest("foo", (const char *const[]){"top-k", "host", "port"}, 3));
     assert_null(opt_nearest("", words, 0));
 }

@@ -313,6 +313,22 @@ static void a_batch_goes_on_with_the_next_runner(void **state)
     free(b);
 }
 
+static void answers_in_progress_take_room(void **state)
+{
+    (void)state;
+    struct shelf_batch *b = add("t", MANY, 100, "");
+    uint64_t before = shelf_room(shelf);
+    struct runner *r = start();
+    for (int i = 0; i < 60000 && !batch_has_ended(b) && shelf_room(shelf) == before; i++) {
+        clock_sleep_ns(1000000);
+        look(b);
+    }
+    assert_false(batch_has_ended(b));
+    assert_true(shelf_room(shelf) < before);
+    runner_destroy(r);
+    free(b);
+}
+
 /* Answers and files share the shelf's bound. */
 static void a_batch_fails_if_there_is_no_room(void **state)
 {
@@ -368,6 +384,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_batch_that_never_ran_can_be_cancelled, begin,
                                         end),
         cmocka_unit_test_setup_teardown(a_batch_goes_on_with_the_next_runner, begin, end),
+        cmocka_unit_test_setup_teardown(answers_in_progress_take_room, begin, end),
         cmocka_unit_test_setup_teardown(a_batch_fails_if_there_is_no_room, begin, end),
         cmocka_unit_test_setup_teardown(a_batch_whose_file_is_gone_fails, begin, end),
         cmocka_unit_test(no_runner_can_be_stopped),
