@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/rng.h"
+#include "engine/seq.h"
 #include "tests/engine/enginetest.h"
 
 enum { N = 12, N_PROMPT = 330, MODEL_CONTEXT = 512 };
@@ -366,6 +367,55 @@ static void priorities(void **state)
     stack_close(&k);
 }
 
+/* The compute of a restore is no part of the batch. While the reads of the first request hang, the
+ * second one gets all rows of each step. */
+static void a_restore_takes_no_rows_of_the_batch(void **state)
+{
+    (void)state;
+    enum { STEP_ROWS = 64, N_SECOND = 300 };
+    const struct io_sim_fault stuck = {
+        .kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg-"};
+    struct stack k;
+    struct et_run r;
+    struct seq *s[2];
+    struct err err = {0};
+    struct io *io = et_disk(7, 0);
+    struct et_ask a = {.prompt = prompt[0], .n_prompt = 330, .max_tokens = 1, .save = "kv"};
+    et_open(&k, &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
+                                     .user.max_sequences = 2,
+                                     .user.no_reuse = true,
+                                     .io = io,
+                                     .user.store = et_dirs,
+                                     .user.n_store = 2,
+                                     .step_rows = STEP_ROWS});
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    assert_int_equal(io_sim_fault_add(io, &stuck), 0);
+    a.plan = "kv";
+    a.restore_first = true;
+    struct request q = et_request(&k, &a);
+    assert_int_equal(engine_add(k.engine, &q, &s[0], &err), 0);
+    step(&k, 1);
+    assert_int_equal(s[0]->phase, PHASE_RESTORE);
+    a = (struct et_ask){.prompt = prompt[2], .n_prompt = N_SECOND, .max_tokens = 1};
+    q = et_request(&k, &a);
+    assert_int_equal(engine_add(k.engine, &q, &s[1], &err), 0);
+    for (int n = 0; n < (N_SECOND + STEP_ROWS - 1) / STEP_ROWS; n++) {
+        assert_int_equal(seq_outcome(s[1])->finish, FINISH_NONE);
+        step(&k, 1);
+        assert_int_equal(s[0]->rows, 0);
+    }
+    step(&k, 1);
+    assert_int_equal(seq_outcome(s[1])->finish, FINISH_LENGTH);
+    assert_int_equal(s[0]->phase, PHASE_RESTORE);
+    io_sim_fault_clear(io);
+    io_sim_unstick(io);
+    run_to_end(&k);
+    for (int i = 0; i < 2; i++)
+        et_take(&k, s[i], &r);
+    stack_close(&k);
+    io_close(io);
+}
+
 /* Overwrites the embedding of one token, in a state dtype of 16 or 32 bits. */
 static void poison(struct stack *k, int32_t id, uint32_t bits)
 {
@@ -478,6 +528,7 @@ int main(void)
         cmocka_unit_test(salts_do_not_share),
         cmocka_unit_test(deadlines),
         cmocka_unit_test(priorities),
+        cmocka_unit_test(a_restore_takes_no_rows_of_the_batch),
         cmocka_unit_test(a_fault_of_values_is_its_own),
         cmocka_unit_test(company_changes_nothing),
     };

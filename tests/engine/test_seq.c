@@ -338,6 +338,8 @@ static void a_sequence_ends_in_each_phase(void **state)
         s->req.deadline_ns = clock_now_ns() - 1;
         step();
         assert_int_equal(seq_outcome(s)->finish, FINISH_TIMEOUT);
+        assert_null(s->restore); /* its blocks are given back, so it must not go on */
+        assert_int_equal(s->table.n_blocks, 0);
         assert_int_equal(engine()->shared.n_edges[phases[i]][PHASE_DONE],
                          lab.seen[phases[i]][PHASE_DONE] + 1);
         engine_remove(engine(), s);
@@ -353,6 +355,69 @@ static void a_sequence_ends_in_each_phase(void **state)
     assert_int_equal(seq_outcome(s)->finish, FINISH_ERROR);
     EXPECT({PHASE_WAIT, PHASE_RESTORE, 1}, {PHASE_RESTORE, PHASE_DONE, 1});
     engine_remove(engine(), s);
+    lab_close();
+}
+
+static int stop_at_third(void *arg, int32_t id)
+{
+    assert_true(id >= 0);
+    return ++*(int *)arg == 3;
+}
+
+/* The request's owner may end it with any token. That token counts. */
+static void the_owner_cancels(void **state)
+{
+    (void)state;
+    int n = 0;
+    lab_open();
+    struct request q = request(lab.prompt, 5, "recompute");
+    q.on_token = stop_at_third;
+    q.arg = &n;
+    struct seq *s = add(q);
+    run_all();
+    assert_int_equal(seq_outcome(s)->finish, FINISH_CANCELLED);
+    assert_int_equal(seq_outcome(s)->n_generated, 3);
+    assert_int_equal(n, 3);
+    EXPECT({PHASE_WAIT, PHASE_PREFILL, 1}, {PHASE_PREFILL, PHASE_DECODE, 1},
+           {PHASE_DECODE, PHASE_DECODE, 2}, {PHASE_DECODE, PHASE_DONE, 1});
+    engine_remove(engine(), s);
+    lab_close();
+}
+
+/* The second request takes over blocks of the first one on the device, while the first one's chunks
+ * are not durable yet. Once they are, they count as the second one's, too. */
+static void chunks_of_another_request_count_once_they_are_durable(void **state)
+{
+    (void)state;
+    struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = IO_SIM_ON_WRITE, .path = "seg-"};
+    struct seq *s[2];
+    memset(&lab, 0, sizeof lab);
+    lab.io = et_disk(3, 0);
+    et_open(&lab.k, &(struct stack_opts){.user.store = et_dirs,
+                                         .user.n_store = 2,
+                                         .user.max_sequences = 2,
+                                         .io = lab.io,
+                                         .step_rows = STEP_ROWS});
+    et_prompt(lab.prompt, N_PROMPT, 11);
+    struct et_ask a = {
+        .prompt = lab.prompt, .n_prompt = N_PROMPT, .max_tokens = 40, .save = "both"};
+    assert_int_equal(io_sim_fault_add(lab.io, &f), 0);
+    alarm(300);
+    for (int i = 0; i < 2; i++) {
+        s[i] = add(et_request(&lab.k, &a));
+        step_until(s[i], PHASE_DECODE);
+    }
+    assert_int_equal(seq_outcome(s[1])->n_device, N_STORED);
+    assert_int_equal(seq_outcome(s[1])->n_stored, 0);
+    assert_int_equal(seq_committed_tokens(s[1]), 0);
+    io_sim_fault_clear(lab.io);
+    io_sim_unstick(lab.io);
+    while (seq_committed_tokens(s[0]) < N_STORED)
+        clock_sleep_ns(1000000);
+    alarm(0);
+    assert_int_equal(seq_committed_tokens(s[1]), N_STORED);
+    for (int i = 0; i < 2; i++)
+        engine_remove(engine(), s[i]);
     lab_close();
 }
 
@@ -388,6 +453,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(state_comes_back),
         cmocka_unit_test(a_better_rank_preempts_in_each_phase),
         cmocka_unit_test(a_sequence_ends_in_each_phase),
+        cmocka_unit_test(the_owner_cancels),
+        cmocka_unit_test(chunks_of_another_request_count_once_they_are_durable),
         cmocka_unit_test(the_last_token_of_a_known_prompt_is_computed),
     };
     et_only(argc, argv);

@@ -154,6 +154,56 @@ static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state
     stack_close(&k);
 }
 
+static struct sha256 junk_key(uint32_t i)
+{
+    struct sha256 key = {{0}};
+    put_u32(key.b, i + 1);
+    put_u32(key.b + 4, 0x5eed);
+    return key;
+}
+
+/* If the store has room for some of a request's chunks, the others are announced as soon as it has
+ * room again. */
+static void a_store_without_room_is_told_the_rest_later(void **state)
+{
+    (void)state;
+    static const struct truncation whole = {0};
+    enum { ROOM = 3 };
+    const uint64_t turn = 77;
+    struct stack k;
+    struct chain c;
+    uint32_t n = 0;
+    struct sha256 key;
+    open_stack(&k, 1);
+    struct seq *first = occupy(&k);
+    while (key = junk_key(n), store_expect_use(k.store, &key, 1, turn) == 1)
+        n++;
+    for (int i = 0; i < ROOM; i++) {
+        key = junk_key(--n);
+        store_expect_use_no_more(k.store, &key, 1, turn);
+    }
+    struct seq *s = add(&k, prompt, N_WHOLE, 4, &whole);
+    chain_init(&c, &k.fingerprint, NULL);
+    chain_extend(&c, prompt, N_WHOLE);
+    for (int t = 0; t < 2; t++) { /* a second step changes nothing */
+        step(&k);
+        assert_int_equal(s->phase, PHASE_WAIT);
+        for (int i = 0; i < c.n_chunks; i++)
+            assert_int_equal(waits(&k, &c.keys[i]), i < ROOM);
+    }
+    while (n > 0) {
+        key = junk_key(--n);
+        store_expect_use_no_more(k.store, &key, 1, turn);
+    }
+    step(&k);
+    told_of(&k, &whole, N_WHOLE, 0);
+    chain_deinit(&c);
+    engine_remove(k.engine, s);
+    assert_int_equal(k.store->catalog.window->n_used, 0);
+    run_to_end(&k, first);
+    stack_close(&k);
+}
+
 /* The engine gives the store the price of state on this machine, and a number of turns (`step`): a
  * chunk counts as needed so many turns sooner if twice as many waiting requests need it. */
 static void the_store_knows_the_price_of_state(void **state)
@@ -221,6 +271,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_waiting_request_needs_its_view),
         cmocka_unit_test(a_request_that_begins_earlier_needs_what_it_begins_with),
+        cmocka_unit_test(a_store_without_room_is_told_the_rest_later),
         cmocka_unit_test(the_store_knows_the_price_of_state),
         cmocka_unit_test(a_hint_keeps_blocks_in_the_kv_cache),
     };

@@ -51,6 +51,30 @@ static void test_write_read(void **state)
     io_file_close(f);
 }
 
+/* Files of the machine have a descriptor, unless their reads are slowed: reads through it would
+ * not be. */
+static void test_descriptor(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "f", 0);
+    bool is_sim = strcmp(io_name(t->io), "sim") == 0;
+    struct stat st, of_path;
+    for (int i = 0; i < 4; i++) {
+        bool slow_reads = (i & 1) != 0, slow_writes = (i & 2) != 0;
+        io_throttle(t->io, slow_reads ? 1000000000 : 0, slow_writes ? 1000000000 : 0);
+        int fd = io_file_fd(f);
+        if (is_sim || slow_reads) {
+            assert_int_equal(fd, -1);
+            continue;
+        }
+        assert_int_equal(fstat(fd, &st), 0);
+        assert_int_equal(stat(iotest_path(t, "f"), &of_path), 0);
+        assert_true(st.st_ino == of_path.st_ino);
+    }
+    io_throttle(t->io, 0, 0);
+    io_file_close(f);
+}
+
 static void test_end_of_file(void **state)
 {
     struct iotest *t = begin(state);
@@ -343,6 +367,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         ALL(test_write_read),
+        ALL(test_descriptor),
         ALL(test_end_of_file),
         ALL(test_open_flags),
         ALL(test_no_regular_file),
