@@ -310,7 +310,7 @@ static void life_main(void *arg)
     io_sim_crash_at(f->io, IO_SIM_AT_OP, 0);
     io_sim_restart(f->io);
     bool kept = life_keeps(f);
-    f->trouble &= 1u << LIFE_FLIP | 1u << LIFE_READ_FAIL;
+    f->trouble &= 1u << LIFE_FLIP | 1u << LIFE_READ_FAIL | 1u << LIFE_LOSSY;
     if (open_parts(f)) {
         for (int i = 0; i < N_TEXTS; i++)
             check_text(f, i, kept);

@@ -36,6 +36,7 @@ enum life_trouble {
     LIFE_ERASE,      /* contexts are erased meanwhile */
     LIFE_SHORT,      /* transfers are short or slow; this is no trouble: nothing may fail */
     LIFE_MEMORY,     /* an allocation fails; the caller chooses which */
+    LIFE_LOSSY,      /* many reads fail with -EIO; the caller chooses such lives */
     LIFE_TROUBLES
 };
 

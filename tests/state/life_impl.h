@@ -85,7 +85,8 @@ static inline bool life_is_calm(const struct life *f)
 static inline bool life_keeps(const struct life *f)
 {
     return !life_has(f, LIFE_HANG) && !life_has(f, LIFE_FLIP) &&
-           !life_has(f, LIFE_READ_FAIL) && !life_has(f, LIFE_ERASE);
+           !life_has(f, LIFE_READ_FAIL) && !life_has(f, LIFE_LOSSY) &&
+           !life_has(f, LIFE_ERASE);
 }
 
 static inline uint64_t life_below(struct life *f, uint64_t n)

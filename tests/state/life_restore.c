@@ -176,7 +176,7 @@ void life_stall(struct life *f, struct slot *s)
     if (reads.silent_ns > 0 && reads.n_left == 0)
         turns_fail("a restore without reads is silent");
     bool often = life_has(f, LIFE_HANG) || life_has(f, LIFE_READ_FAIL) ||
-                 life_has(f, LIFE_FLIP);
+                 life_has(f, LIFE_FLIP) || life_has(f, LIFE_LOSSY);
     if (life_below(f, often ? 2 : 12) == 0 && restore_race(s->r)) {
         (void)restore_result_of(s->r, &r, &err);
         s->least = r.n_chunks;

@@ -24,6 +24,10 @@ void life_trouble_begin(struct life *f)
                                        .path = "seg",
                                        .skip = 100,
                                        .count = 1 + life_below(f, 12)});
+    if (life_has(f, LIFE_LOSSY))
+        fault(f,
+              (struct io_sim_fault){
+                  .kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg", .chance = 0.1});
     if (life_has(f, LIFE_WRITE_FAIL))
         fault(f, (struct io_sim_fault){
                      .kind = IO_SIM_FAIL, .on = on_write, .skip = 150, .count = few});
