@@ -899,10 +899,35 @@ static void test_peak_memory(void **state)
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+/* Tables stay in the checkpoint's type; a table that a model lacks has the type in which rows of
+ * that device's matrices are computed. */
+static void tables_have_the_types_of_their_rows(void **state)
+{
+    (void)state;
+    static const struct {
+        enum dtype held, table;
+    } cases[] = {{DTYPE_F32, DTYPE_F32}, {DTYPE_BF16, DTYPE_BF16},
+                 {DTYPE_F16, DTYPE_F16}, {DTYPE_BF16R, DTYPE_BF16},
+                 {DTYPE_Q8, DTYPE_F32},  {DTYPE_Q4, DTYPE_F32}};
+    struct model_config c = {0};
+    struct weights_info info;
+    struct err err = {0};
+    assert_int_equal(config_shape(&c, "tiny-gqa", &err),
+                     0); /* it has no learned positions */
+    assert_int_equal(weights_describe(&info, "synth:tiny-gqa", &c, DTYPE_F16, &err), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        enum dtype got[2];
+        weights_table_types(&info, cases[i].held, got);
+        assert_int_equal(got[1], cases[i].table);
+    }
+    weights_info_deinit(&info);
+}
+
 int main(void)
 {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tables_have_the_types_of_their_rows),
         T(test_synth_equals_written),
         T(test_writing_refuses),
         T(test_synth_values),

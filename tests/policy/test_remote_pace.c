@@ -162,6 +162,8 @@ static void a_dear_remote_is_tried_again(void **state)
         assert_int_equal(choose(&v, &p, &again_s), REMOTE_TOO_DEAR);
         remote_pace_refuse(&p);
     }
+    remote_pace_refuse(&p); /* counts no further */
+    assert_int_equal(p.n_refused, REMOTE_REFUSALS_MOST);
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_GO_ON);
     remote_pace_tried(&p);
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_TOO_DEAR);

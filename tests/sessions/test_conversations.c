@@ -152,7 +152,7 @@ static void a_path_keeps_its_tokens(void **state)
     int n;
     int64_t a = add(x->c, make_turn("resp_a", 0, 0, 0, 5, 100, 1, 0));
     /* tokens 100 101 102 200.. */
-    int64_t b = add(x->c, make_turn("resp_b", a, 0, 3, 4, 200, 1, 0));
+    int64_t b = add(x->c, make_turn("resp_b", a, 0, 3, 4, 200, 1, 3));
     /* tokens 100 101 300 */
     int64_t d = add(x->c, make_turn("resp_c", b, 0, 2, 1, 300, 1, 0));
     conversations_close(x->c);
@@ -172,6 +172,12 @@ static void a_path_keeps_its_tokens(void **state)
     assert_int_equal(path[1]->mark[0].n_bytes, 7);
     assert_int_equal(path[1]->mark[0].n_tokens, 3);
     assert_int_equal(path[1]->mark[0].digest.b[0], 99);
+    assert_int_equal(path[0]->n_keys, 0);
+    assert_int_equal(path[1]->n_keys, 3);
+    for (int i = 0; i < 3; i++) {
+        struct sha256 key = key_of(1 + i);
+        assert_memory_equal(&path[1]->keys[i], &key, sizeof key);
+    }
     turn_path_free(path, n);
 }
 

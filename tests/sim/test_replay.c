@@ -55,6 +55,24 @@ static void chats_have_the_papers_quantiles(void **state)
     load_free(&l);
 }
 
+/* The first session comes after the time between two sessions, as all others do. */
+static void sessions_come_at_their_rate(void **state)
+{
+    (void)state;
+    struct load l;
+    struct chats_opts o = {
+        .seed = 1, .n_sessions = 2000, .sessions_per_s = 1000, .max_tokens = 32768};
+    double last_s = 0;
+    load_chats(&l, &o);
+    assert_true(l.request[0].time_s > 0 && l.request[0].time_s < 0.02);
+    for (uint32_t i = 0; i < l.n_requests; i++)
+        last_s = l.request[i].turn == 1 && l.request[i].time_s > last_s
+                     ? l.request[i].time_s
+                     : last_s;
+    assert_true(last_s > 1.8 && last_s < 2.2);
+    load_free(&l);
+}
+
 /* No policy has more hits than Belady's, which knows the future. A cache that holds all blocks hits
  * every repetition. */
 static void belady_is_the_best_and_all_fits_is_all_hits(void **state)
@@ -238,6 +256,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(requests_have_an_order),
         cmocka_unit_test(chats_have_the_papers_quantiles),
+        cmocka_unit_test(sessions_come_at_their_rate),
         cmocka_unit_test(belady_is_the_best_and_all_fits_is_all_hits),
         cmocka_unit_test(a_window_helps_those_that_look),
         cmocka_unit_test(a_policy_that_sees_the_queue_beats_lru_on_a_loaded_server),

@@ -359,6 +359,29 @@ static void catalog_victims(void **state)
     catalog_deinit(&c);
 }
 
+/* A pin of a chunk that is not stored keeps its name. Without the pin the name is forgotten. */
+static void catalog_names_without_chunks(void **state)
+{
+    (void)state;
+    struct catalog c;
+    struct sha256 key[3] = {{{1}}, {{2}}, {{3}}};
+    catalog_init(&c, PLACEMENT_LRU, false);
+    for (int i = 0; i < 3; i++) {
+        catalog_pin(&c, &key[i], 1000 + i);
+        assert_non_null(catalog_find(&c, &key[i]));
+        assert_int_equal(c.n_pins, i + 1);
+    }
+    static const int order[] = {1, 0, 2};
+    for (int i = 0; i < 3; i++) {
+        catalog_unpin(&c, catalog_find(&c, &key[order[i]]));
+        assert_null(catalog_find(&c, &key[order[i]]));
+        assert_int_equal(c.n_pins, 2 - i);
+        assert_int_equal(c.n_nodes, 2 - i);
+        assert_true(catalog_audit(&c));
+    }
+    catalog_deinit(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -371,6 +394,7 @@ int main(void)
         cmocka_unit_test(alloc_random),
         cmocka_unit_test(alloc_refuses),
         cmocka_unit_test(catalog_victims),
+        cmocka_unit_test(catalog_names_without_chunks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
