@@ -196,7 +196,7 @@ static void a_store_without_room_is_told_the_rest_later(void **state)
         store_expect_use_no_more(k.store, &key, 1, turn);
     }
     step(&k);
-    told_of(&k, &whole, N_WHOLE, 0);
+    expect_announced(&k, &whole, N_WHOLE, 0);
     chain_deinit(&c);
     engine_remove(k.engine, s);
     assert_int_equal(k.store->catalog.window->n_used, 0);
