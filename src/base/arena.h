@@ -1,8 +1,8 @@
 /* arena.h - many small allocations that are freed together, for example those of one request.
  *
- * An arena is one region with a fixed bound.  An allocation advances a mark; nothing is freed
- * singly. Pointers stay valid until arena_deinit.  The region's pages use memory only once they are
- * written. An arena belongs to one thread at a time. */
+ * An arena is one region with a fixed bound.  An allocation advances used_bytes; no allocation is
+ * freed alone. Pointers stay valid until arena_deinit.  The region's pages use memory only once
+ * they are written. An arena belongs to one thread at a time. */
 #ifndef BASE_ARENA_H
 #define BASE_ARENA_H
 

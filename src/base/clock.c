@@ -19,7 +19,7 @@ int64_t clock_now_ns(void)
     return clock_ns(CLOCK_MONOTONIC);
 }
 
-/* Time at which the system's clock stood at 1970, computed when this process started. */
+/* The system's clock minus the time since boot; both were read when this process started. */
 static int64_t started_ns;
 
 __attribute__((constructor)) static void clock_start(void)
@@ -46,7 +46,7 @@ void clock_sleep_ns(int64_t ns)
         ;
 }
 
-/* Returns how long one thread was ready to run but did not run. */
+/* Returns how long one thread (a name in /proc/self/task) was ready to run but did not run. */
 static int64_t waited_ns(const char *task)
 {
     char path[300];
@@ -70,7 +70,7 @@ struct clock_cpu clock_cpu_now(void)
             sum.waited_ns += waited_ns(e->d_name);
     if (tasks != NULL)
         closedir(tasks);
-    /* The value in schedstat lags by up to a scheduler tick. */
+    /* Not taken from schedstat, whose value lags by up to a scheduler tick. */
     sum.ran_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
     return sum;
 }

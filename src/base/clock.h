@@ -9,11 +9,12 @@
 int64_t clock_now_ns(void); /* monotonic: use it for durations */
 
 /* Returns seconds since 1970: the system's clock at the start of the process, plus the time since
- * then (including time in which the machine was suspended). Setting the system's clock does not
- * change it, so ages, time limits and recorded times stay comparable while a process runs. */
+ * then (including time in which the machine was suspended). The result does not follow when the
+ * system's clock is set, so ages, time limits and recorded times stay comparable while a process
+ * runs. */
 int64_t clock_wall_s(void);
-/* Returns by how many seconds the system's clock has been set since the process started: its time
- * minus clock_wall_s(). */
+/* Returns the system's clock minus clock_wall_s(): by how many seconds the clock has been set
+ * forward (negative: back) since the process started. */
 int64_t clock_set_by_s(void);
 
 void clock_sleep_ns(int64_t ns);

@@ -1,8 +1,8 @@
 /* copy.h - copies that bypass the caches.
  *
- * An ordinary copy first reads the lines that it overwrites and then keeps them in the caches,
- * where they displace other lines.  If a device reads the copy next, or nobody reads it soon, that
- * doubles the memory traffic and gains nothing. */
+ * An ordinary copy first reads the cache lines that it overwrites and then keeps them in the
+ * caches, where they displace other lines.  If a device reads the copy next, or nobody reads it
+ * soon, these extra reads gain nothing and double the memory traffic. */
 #ifndef BASE_COPY_H
 #define BASE_COPY_H
 

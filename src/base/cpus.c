@@ -18,9 +18,8 @@ static int under_group(int n)
         fclose(f);
         return n_read == 2 ? cpus_under_quota(n, quota, period) : n;
     }
-    f = fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us",
-              /* version 1 of control groups; the file holds -1 if there is no quota */
-              "re");
+    /* Version 1 of control groups: the first file holds -1 if there is no quota. */
+    f = fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "re");
     FILE *g = fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "re");
     if (f != NULL && g != NULL && fscanf(f, "%lld", &quota) == 1 &&
         fscanf(g, "%lld", &period) == 1)

@@ -75,10 +75,9 @@ const char *err_name(int code)
     default:
         break;
     }
+    /* GNU's strerror_r returns the text; it may lie in `text` or in static memory. */
     if (code > -4000 && code < 0)
-        return strerror_r(-code, text,
-                          /* GNU's strerror_r returns the text, in `text` or elsewhere. */
-                          sizeof text);
+        return strerror_r(-code, text, sizeof text);
     snprintf(text, sizeof text, "error %d", code);
     return text;
 }

@@ -36,7 +36,8 @@ int err_set(struct err *e, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 int err_setv(struct err *e, int code, const char *fmt, va_list ap);
 
-/* Puts context before the existing message ("CONTEXT: old message"). Returns the code. */
+/* Puts context before the existing message ("CONTEXT: old message"). Returns e's code; ERR_FORMAT
+ * if e is NULL. */
 int err_wrap(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* Returns true if the code says that a disk or its permissions refuse a file: no space, no right to

@@ -1,7 +1,7 @@
 /* err_sqlite.h - translates SQLite's result codes into this program's convention (err.h).
  *
- * SQLite keeps two files: the store's index and the server's conversations.  They belong to layers
- * that may not include each other, and its codes mean the same for both. */
+ * SQLite keeps two files: the store's index and the server's conversations.  The two files belong
+ * to layers that may not include each other, so both layers translate the codes with this file. */
 #ifndef BASE_ERR_SQLITE_H
 #define BASE_ERR_SQLITE_H
 

@@ -114,8 +114,8 @@ void *mem_try_calloc(size_t n, size_t size)
     return zeroed(n, size, MEM_MAY_FAIL);
 }
 
-/* glibc's thresholds are fixed here: when large blocks come and go, glibc raises both by itself, to
- * 32 and 64 MiB. Then the memory of such blocks stays, in pieces, in the heap of every thread. */
+/* Fixes two thresholds of glibc. By itself glibc raises them when large blocks come and go, up to
+ * 32 and 64 MiB. The memory of freed large blocks then stays, in pieces, in every thread's heap. */
 void mem_return_large(void)
 {
     (void)mallopt(M_MMAP_THRESHOLD, 1 << 20);
@@ -269,7 +269,7 @@ void *mem_map(size_t n)
         p = map_once(n);
     if (p == MAP_FAILED)
         return NULL;
-    /* Asks for huge pages, because panels and KV blocks are walked in long strides. */
+    /* Asks for huge pages, because panels of weights and KV blocks are read in long strides. */
     madvise(p, n, MADV_HUGEPAGE);
     atomic_fetch_add(&n_mappings, 1);
     return p;

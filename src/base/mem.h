@@ -1,15 +1,16 @@
 /* mem.h - allocation, and the behaviour when memory runs out.
  *
- * Callers do not handle the failure of each small allocation, because code that never runs is code
- * that is wrong.  Instead a reserve is set aside (mem_reserve).  When xmalloc and the other
- * functions named x... get no memory, they spend the reserve, so that work that has begun can end
- * normally. From then on mem_check returns -ENOMEM.  Whatever starts new work (a save, a request)
- * calls mem_check first and refuses.  The reserve is refilled as soon as memory allows, and new
- * work is accepted again.  If the reserve does not suffice either (or none was set aside), the
- * program ends with a message and status 1; a store survives that as it survives a crash.
+ * Callers do not handle the failure of each small allocation, because such code would hardly ever
+ * run and its mistakes would stay hidden.  Instead a reserve is set aside (mem_reserve).  When
+ * xmalloc and the other functions named x... get no memory, they spend the reserve, so that work
+ * that has begun can end normally. From then on mem_check returns -ENOMEM.  Code that starts new
+ * work (a save, a request) calls mem_check first and refuses the work on an error.  mem_check
+ * refills the reserve as soon as memory allows, and new work is accepted again.  If the reserve
+ * does not suffice either (or none was set aside), the program ends with a message and status 1; a
+ * store survives this end as it survives a crash.
  *
- * Work for a client whose memory grows with the client's input takes a pledge first (mem_pledge).
- * If the pledge cannot be had, the work is refused and the reserve stays untouched.
+ * Work that needs more memory the more a client sends takes a pledge first (mem_pledge). If the
+ * pledge fails, the work is refused and the reserve stays untouched.
  *
  * Allocations that can be large (their size comes from a configuration, a file, or the number of
  * stored things) use mem_map or mem_try.  These return NULL and leave the reserve alone; the caller
@@ -72,10 +73,10 @@ bool mem_is_short(void);
  * does not exist. */
 enum mem_ask {
     MEM_MAY_FAIL, /* calls that may fail: mem_try, mem_map */
-    /* the calls above and below, tried again after the thread's pledge was spent */
+    /* calls of MEM_MAY_FAIL and MEM_HAS_RESERVE, tried again after the thread's pledge was spent */
     MEM_FROM_PLEDGE,
-    MEM_HAS_RESERVE,  /* calls that still may use the reserve: xmalloc and the like */
-    MEM_FROM_RESERVE, /* the same calls, tried again after the reserve was spent */
+    MEM_HAS_RESERVE,  /* calls that may still spend the reserve: xmalloc and the like */
+    MEM_FROM_RESERVE, /* calls of MEM_HAS_RESERVE, tried again after the reserve was spent */
 };
 extern bool mem_test_denies(size_t n, enum mem_ask ask) __attribute__((weak));
 

@@ -2,10 +2,10 @@
  * opt_help.c.
  *
  * Invariants:
- *   1. sources are applied from the weakest to the strongest, each overwriting the last;
+ *   1. sources are applied from the weakest to the strongest; each overwrites the one before;
  *   2. every string that a value points to is a copy owned by opt_parsed;
  *   3. a default passes through the same parser and bounds as a user's value; a default
- * that does not parse is a bug and is asserted. */
+ *      that does not parse is a bug and is asserted. */
 #include "base/opt.h"
 
 #include <errno.h>
@@ -233,8 +233,8 @@ static int set_value(struct opt_parsed *p, const struct opt *o, void *values,
     return ERR_USAGE;
 }
 
-/* Sets an option from a source. A list of a stronger source replaces the list of a weaker one;
- * values of the same source are added. */
+/* Sets an option from a source. The list of a stronger source replaces the list of a weaker one;
+ * items of the same source are added to its list. */
 static int set_option(struct opt_parsed *p, int idx, void *values, enum opt_source source,
                       const char *place, const char *text, struct err *err)
 {
@@ -283,7 +283,8 @@ static int find_letter(const struct opt_cmd *cmd, char letter)
     return -1;
 }
 
-/* `dashes` is "--" on the command line and "" in a file. `place` names the line of the file. */
+/* Reports an unknown option, with the nearest known name. `dashes` is "--" on the command line and
+ * "" in a config file. `place` is the start of the message: "FILE:LINE: " or "". */
 static int unknown_option(const struct opt_cmd *cmd, const char *place, const char *dashes,
                           const char *name, size_t name_bytes, struct err *err)
 {
@@ -321,7 +322,8 @@ static void set_defaults(struct opt_parsed *p, void *values)
 
 /* --- the command line --------------------------------------------------------------- */
 
-/* argv is scanned once, before the weaker sources are read, because it names the config file. */
+/* One option of the command line. argv is scanned before the other sources are read, because it
+ * may name the config file; its settings are applied last, because they are the strongest. */
 struct setting {
     int option_idx;
     const char *value;

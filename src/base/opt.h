@@ -40,7 +40,7 @@
  *     double              a number within lo..hi
  *     const char *        text; with `choices`, one of them; NULL where nothing was given
  *     int with `choices`  one of them; the value is its index
- *     struct opt_list     texts separated by commas; given again, the list grows
+ *     struct opt_list     texts separated by commas; an option given twice adds to its list
  *
  * Precedence: command line > environment (HCACHE_MAX_TOKENS for "max-tokens") > config file
  * (--config FILE or HCACHE_CONFIG; lines `max-tokens = 5`, # comments) > default.  An
@@ -80,7 +80,7 @@ struct opt {
     size_t offset; /* the field's offset in the values struct; OPT() sets type and offset */
     char letter;   /* 'n' for -n; 0: the option has no letter */
     bool required;
-    /* how --help shows the value: "N", "FILE"; NULL: by the field's type */
+    /* how --help names the value: "N", "FILE"; NULL: a name that depends on the field's type */
     const char *arg;
     /* The default, as a user would write it. NULL: the value is zero, NULL, or an empty list. */
     const char *def;

@@ -1,5 +1,4 @@
-/* opt_help.c - an option table in words: --help, Markdown, bounds for messages (see opt.h).
- */
+/* opt_help.c - an option table in words: --help, Markdown, bounds for messages (see opt.h). */
 #include "base/opt_parts.h"
 
 #include <limits.h>
@@ -122,7 +121,8 @@ void opt_explain(const struct opt *o, char *out, size_t out_bytes)
                  *first && *allowed ? "; " : "", allowed);
 }
 
-/* Prints wrapped text, starting at `column` of a partly printed line. */
+/* Prints text in the columns from `from` to WIDTH, in as many lines as needed. `column` is the end
+ * of the text already printed on the present line. */
 static void print_wrapped(FILE *out, int column, int from, const char *text)
 {
     if (column > from - 2)
@@ -291,8 +291,8 @@ static int distance(const char *a, const char *b)
 const char *opt_nearest(const char *typed, const char *const *words, int n)
 {
     const char *best = NULL;
-    /* A third of the letters may differ, or one letter of a short word. If more differ, it is
-     * another word. */
+    /* At most a third of the letters may be mistyped, or one letter of a word of 1 or 2 letters.
+     * With more mistakes the user meant a word that is not in the list. */
     int best_distance = (strlen(typed) < 3 ? 1 : (int)strlen(typed) / 3) + 1;
     for (int i = 0; i < n; i++) {
         int d = distance(typed, words[i]);

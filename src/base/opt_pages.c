@@ -55,14 +55,14 @@ static void put_synopsis(const struct opt_cmd *cmd, FILE *out)
     fputc('\n', out);
 }
 
-/* Returns the length of a summary's first clause, which a full stop, a colon or a semicolon ends.
- */
+/* Returns the length of a summary's first clause. A full stop, colon or semicolon ends the clause,
+ * but only before a space, a line break or the end of the text: not the dot in "1.5". */
 static int first_clause(const char *summary)
 {
     size_t n = 0;
     while (summary[n] != 0) {
         n += strcspn(summary + n, ".:;");
-        /* the mark also counts at the end of the text */
+        /* strchr also finds the zero byte that ends its first argument */
         if (summary[n] == 0 || strchr(" \n", summary[n + 1]) != NULL)
             break;
         n++;

@@ -1,9 +1,9 @@
 /* pool.c - see pool.h.
  *
- * A job has n shares, one per thread.  A thread takes the next share from a ticket.  A worker that
- * the scheduler has not yet run costs nothing: after its own share, the caller takes every share
- * that no thread has begun, and waits only for those that have begun.  (With a fixed share per
- * worker, two threads on a busy two-core machine were slower than one.)
+ * A job has n shares, one per thread.  A thread takes the next share by advancing `ticket`.  A
+ * worker that the scheduler has not yet run does not delay the job: after its own share, the caller
+ * takes every share that no thread has begun, and waits only for shares that others have begun.
+ * (With a fixed share per worker, two threads on a busy two-core machine were slower than one.)
  *
  * Caller and workers poll for at most SPIN_NS before they block on a condition variable.  A decode
  * step makes about a hundred calls that are a few microseconds apart, and in a virtual machine a
@@ -25,14 +25,13 @@
 #define SPIN_NS 30000
 
 struct pool {
-    int n_threads;      /* shares of a job, one per thread */
-    pthread_t *threads; /* [n_workers] */
-    /* number of threads that run; grows to n_threads - 1 at the start */
-    int n_workers;
-    pthread_mutex_t turn; /* the caller of pool_run holds it until the job ends */
-    pthread_mutex_t lock; /* held to sleep on the conditions below, and to signal them */
-    pthread_cond_t start;
-    pthread_cond_t finish;
+    int n_threads;         /* shares of a job, one per thread */
+    pthread_t *threads;    /* [n_workers] */
+    int n_workers;         /* threads that pool_create has started; at most n_threads - 1 */
+    pthread_mutex_t turn;  /* the caller of pool_run holds it until the job ends */
+    pthread_mutex_t lock;  /* held to sleep on the conditions below, and to signal them */
+    pthread_cond_t start;  /* a job has shares to take, or the workers shall quit */
+    pthread_cond_t finish; /* n_left may be 0 */
     /* Job number in the upper half, next share in the lower half, so a late thread cannot take a
      * share of an ended job. fn and arg do not change while a taken share runs. */
     atomic_uint_least64_t ticket;

@@ -1,11 +1,12 @@
 /* pool.h - the compute workers: fork-join over a fixed set of threads.
  *
- * pool_run calls fn(arg, i, n) once for every i in [0, n), with i = 0 on the calling thread, and
- * returns when all calls have returned.  Shares may run one after another on one thread (the caller
- * takes those that no worker has begun), so fn must not wait for another share.  Idle workers block
- * after a short bounded spin; a pool that only spins collapses when the other core is busy.  A pool
- * runs one pool_run at a time; a second caller waits.  The division of work never changes results:
- * kernels split rows or columns, never sums. */
+ * pool_run divides a job into n shares, one per thread: it calls fn(arg, i, n) once for every i in
+ * [0, n), with i = 0 on the calling thread, and returns when all calls have returned.  Shares may
+ * run one after another on one thread (the caller takes those that no worker has begun), so fn must
+ * not wait for another share.  Idle workers block after a short bounded spin; a pool that only
+ * spins becomes very slow when other programs use the cores.  A pool runs one pool_run at a time; a
+ * second caller waits.  The division of work never changes results: kernels split rows or columns,
+ * never sums. */
 #ifndef BASE_POOL_H
 #define BASE_POOL_H
 

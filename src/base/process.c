@@ -70,8 +70,8 @@ bool process_with_file(uint64_t device, uint64_t inode, char *out, size_t n)
     return found;
 }
 
-/* Returns the number behind a label in a system file, times unit; UINT64_MAX if the label is not
- * there. */
+/* Returns the number behind a label in a system file, multiplied by `unit`; UINT64_MAX if the label
+ * is not there. */
 static uint64_t number_in(const char *path, const char *label, uint64_t unit)
 {
     char line[256];
@@ -88,9 +88,9 @@ static uint64_t number_in(const char *path, const char *label, uint64_t unit)
 
 /* --- control groups --------------------------------------------------------------------------- */
 
-/* Names of the files of one version of control groups. */
+/* The names in one version of control groups: the controller's folder, the files with the limit and
+ * with the used memory, and the label of the inactive file pages in memory.stat. */
 struct group_files {
-    /* names of files; cache: the label of a line in memory.stat */
     const char *folder, *most, *used, *cache;
 };
 static const struct group_files versions[] = {
@@ -105,8 +105,8 @@ static uint64_t number_of_group(const char *dir, const char *file, const char *l
     return number_in(path, label, 1);
 }
 
-/* Returns how much memory a group leaves; UINT64_MAX: it has no limit. The kernel can drop inactive
- * file pages, so they count as left. */
+/* Returns how many bytes a group may still use; UINT64_MAX: it has no limit. The kernel can drop
+ * inactive file pages, so they count as free. */
 static uint64_t left_in(const struct group_files *f, const char *dir)
 {
     uint64_t most = number_of_group(dir, f->most, "");
@@ -118,9 +118,9 @@ static uint64_t left_in(const struct group_files *f, const char *dir)
     return used < most ? most - used : 0;
 }
 
-/* The group at `path` and all its ancestors bound the process. Returns the least memory that they
- * leave. In a container `path` may be the path on the host, while the container sees only its own
- * group, at the root. */
+/* Returns the smallest left_in of the group at `path` and all its ancestors, because each of them
+ * bounds the process. Changes `path`. In a container `path` may be the path on the host, while the
+ * container sees only its own group, at the root. */
 static uint64_t least_upwards(const struct group_files *f, const char *root, char *path)
 {
     uint64_t least = UINT64_MAX;

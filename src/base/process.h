@@ -7,9 +7,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Writes "process 1234 (hcache serve ...)" for the first other process that has the file open, or
- * else for this process if it has. Returns false if no process is found: only root sees the files
- * of other users' processes. */
+/* Writes "process 1234 (hcache serve ...)" for the first other process that has the file open. If
+ * only this process has it open, writes "this process". Returns false if no process is found: only
+ * root sees the files of other users' processes. */
 bool process_with_file(uint64_t device, uint64_t inode, char *out, size_t n);
 
 /* Returns how many bytes this process may still allocate: the system's available memory, limited by

@@ -20,11 +20,11 @@ enum progress_unit {
 struct progress {
     const char *label; /* borrowed; must live until progress_end */
     enum progress_unit unit;
-    uint64_t total; /* bytes to be done; 0: not known */
+    uint64_t total; /* bytes or items to be done, as `unit` says; 0: not known */
     bool shown;     /* stderr is a terminal */
     bool drawn;     /* a line is on the terminal */
     int64_t start_ns;
-    int64_t drawn_ns;
+    int64_t drawn_ns; /* when the line was last drawn; at first start_ns */
 };
 
 void progress_begin(struct progress *p, const char *label, enum progress_unit unit,

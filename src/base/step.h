@@ -9,10 +9,11 @@
  * X_step does one piece of work and returns.  It never waits for another thread's work; it may
  * read or write the disk.  X_wait sleeps until the next step has something to do.
  *
- * Two threads take turns at every lock and at every value that both use without a lock.  Such a
- * value may differ between two reads.  shared_load and shared_store mark these places.  In the
- * program they are plain atomic accesses.  A test that runs all threads in one
- * (tests/state/turns.h) defines shared_test_turn and may let another thread go on there. */
+ * The order in which two threads run matters only at locks and at values that both use without a
+ * lock.  A value of this sort may change between two reads.  shared_load and shared_store mark
+ * these accesses.  In the program they are plain atomic accesses.  A test that simulates all
+ * threads on one (tests/state/turns.h) defines shared_test_turn, which may switch to another
+ * simulated thread at each access. */
 #ifndef BASE_STEP_H
 #define BASE_STEP_H
 
