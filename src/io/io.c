@@ -135,7 +135,8 @@ int io_check_transfer(const struct io_file *f, const void *buf, size_t n, uint64
     return aligned ? 0 : -EINVAL;
 }
 
-/* A direct transfer stops between two sectors only at the end of the file. */
+/* A short direct transfer whose length is not a multiple of a sector has met the end of the file:
+ * the kernel stops one elsewhere only between sectors. */
 int io_attempt_result(const struct io_file *f, enum io_op op, size_t n, ssize_t r,
                       size_t *step)
 {

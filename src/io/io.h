@@ -8,14 +8,14 @@
  *
  * All code above this layer is written once and runs on all three.
  *
- * What survives a crash. Nothing, until it has been synced, and two things need it separately:
+ * What survives a crash. Nothing that has not been synced. Two things are synced separately:
  * - bytes and length of a file: io_file_sync
  * - a name (create, unlink, rename, mkdir): io_dir_sync of the folder that holds the name
  *
  * Before that, each unsynced 4 KiB sector may be new, old, torn or garbage after a crash, and
  * each unsynced name may or may not exist, in any combination. Bytes that share a 4 KiB sector
- * with an unsynced write are at risk too. A rename is atomic: the new name is the old file or
- * the new.
+ * with an unsynced write are at risk too. A rename is atomic: after a crash the new name leads to
+ * the file that had it before or to the renamed file.
  *
  * Errors. Every function that can fail returns 0, -errno as the system gave it (a missing file
  * is -ENOENT; but an exhausted quota and a file that may not grow are -ENOSPC), or ERR_BUSY,
@@ -53,8 +53,8 @@ struct io_queue;
 int io_uring_open(struct io **out, struct err *err);
 int io_pread_open(struct io **out, struct err *err);
 
-/* Opens io_uring, or plain system calls if that fails; then *why (NULL allowed) has the reason of
- * the failure. */
+/* Opens an io over io_uring. If that fails, opens one over plain system calls and sets *why (NULL
+ * is allowed) to the reason. */
 int io_machine_open(struct io **out, struct err *why, struct err *err);
 
 /* Closes the io. All its files and queues must be closed before. NULL is allowed. */
@@ -130,18 +130,19 @@ int io_file_sync(struct io_file *f, struct err *err);
 int io_file_size(struct io_file *f, uint64_t *size_bytes, struct err *err);
 int io_file_truncate(struct io_file *f, uint64_t size_bytes, struct err *err);
 
-/* Reserves space, so that ENOSPC comes early. The file grows to offset + length and reads as zeros
- * there. Returns -EOPNOTSUPP if the file system cannot reserve: go on without. */
+/* Reserves space, so that a full disk is noticed here and not at a later write. The file grows to
+ * offset + length and reads as zeros there. Returns -EOPNOTSUPP if the file system cannot reserve
+ * space; the caller may then go on without the reservation. */
 int io_file_allocate(struct io_file *f, uint64_t offset, uint64_t length, struct err *err);
 
-/* Frees the space of a range, which then reads as zeros; the size stays. Whole sectors only. A file
- * system without holes gets zeros written instead, so the content is gone there, too. */
+/* Frees the space of a range of whole sectors, which then reads as zeros; the file's size stays. On
+ * a file system without holes it writes zeros instead, so the content is gone there, too. */
 int io_file_punch(struct io_file *f, uint64_t offset, uint64_t length, struct err *err);
 
 /* Takes an advisory lock on the whole file, without waiting: exclusive, or shared if f is
- * IO_READ_ONLY. Returns ERR_BUSY if another process, or another io_file of this process, holds it
- * (also an sqlite3 shell, since it is an fcntl lock). The lock ends with io_file_unlock, with
- * close, or with the process. */
+ * IO_READ_ONLY. Returns ERR_BUSY if another process or another io_file of this process holds a lock
+ * in its way; as it is an fcntl lock, an sqlite3 shell's locks count too. The lock ends with
+ * io_file_unlock, with close, or with the process. */
 int io_file_lock(struct io_file *f, struct err *err);
 int io_file_unlock(struct io_file *f, struct err *err);
 
@@ -167,8 +168,8 @@ int io_mkdir(struct io *io, const char *path, struct err *err);
 /* Restricts an existing folder to its owner: 0700, as if io_mkdir had made it. */
 int io_make_private(struct io *io, const char *path, struct err *err);
 /* Creates the missing folders of the path, and syncs the folders in which it created one. *n_made
- * (NULL allowed) is their number: they are the last ones of the path. On a failure it removes the
- * folders that it created. */
+ * (NULL allowed) is the number of created folders, the last n_made of the path. On a failure
+ * removes the folders that it created. */
 int io_mkdirs(struct io *io, const char *path, int *n_made, struct err *err);
 /* Removes folders that io_mkdirs has made: the last n folders of the path. Stops at a folder that
  * is not empty. */
@@ -182,7 +183,8 @@ bool io_exists(struct io *io, const char *path);
 int io_unlink(struct io *io, const char *path, struct err *err);
 /* Renames a file. Replaces `to` if it exists. */
 int io_rename(struct io *io, const char *from, const char *to, struct err *err);
-/* When it returns 0, every create, unlink, rename and mkdir of a name in this folder survives. */
+/* When it returns 0, every earlier create, unlink, rename and mkdir of a name in this folder
+ * survives a crash. */
 int io_dir_sync(struct io *io, const char *path, struct err *err);
 /* Syncs the folder that holds the path. */
 int io_parent_sync(struct io *io, const char *path, struct err *err);
@@ -218,10 +220,11 @@ int io_queue_open(struct io *io, unsigned depth, struct io_queue **out, struct e
 /* Waits for requests in flight and drops the others. NULL is allowed. */
 void io_queue_close(struct io_queue *q);
 
-/* Registers staging buffers with the kernel once, which saves pinning their pages per request. That
- * helps any request whose buffer lies wholly inside one of them. At most 64 buffers, page-aligned,
- * each up to 1 GiB; once per queue, before the first submit. They stay until the queue is closed.
- * After a failure (-ENOMEM under a small RLIMIT_MEMLOCK) the queue works without them. */
+/* Registers staging buffers with the kernel, so that it need not pin their pages for each request.
+ * This speeds up every request whose buffer lies wholly inside one of them. At most 64 buffers,
+ * page-aligned, each up to 1 GiB; once per queue, before the first submit. They stay registered
+ * until the queue is closed. After a failure (-ENOMEM under a small RLIMIT_MEMLOCK) the queue works
+ * without them. */
 struct io_buffer {
     void *base;
     size_t length;
@@ -241,12 +244,12 @@ void io_queue_submit(struct io_queue *q, struct io_req *const reqs[], unsigned n
 int io_queue_wait(struct io_queue *q, unsigned min, unsigned max, int64_t timeout_ns,
                   struct io_req *done[], unsigned *n_done, struct err *err);
 
-/* The waiting half of io_queue_wait: waits until a request can be handed out (*is_done), or
- * timeout_ns has passed. The return value is that of io_queue_wait. */
+/* The waiting half of io_queue_wait: waits until io_queue_wait could return a request (*is_done
+ * becomes true), or timeout_ns has passed. The return value is that of io_queue_wait. */
 int io_queue_await(struct io_queue *q, int64_t timeout_ns, bool *is_done, struct err *err);
 
-/* From now on a ring of the alarm ends io_queue_await early (io_alarm.h). Nothing can wake a queue
- * of a simulated disk, so it looks for a ring every millisecond. */
+/* From now on a ring of the alarm ends io_queue_await early (io_alarm.h). A waiting queue of a
+ * simulated disk cannot be woken, so it checks the alarm every millisecond. */
 void io_queue_listen(struct io_queue *q, struct io_alarm *alarm);
 /* Returns whether a ring ended the last io_queue_await. */
 bool io_queue_has_rung(const struct io_queue *q);

@@ -1,9 +1,9 @@
 /* io_alarm.h - lets one thread end another's wait for a disk.
  *
- * A thread that waits for transfers (io_queue_await) hears of nothing else meanwhile. If its queue
- * listens to an alarm (io_queue_listen), io_alarm_ring ends the wait. A ring is remembered until a
- * wait has heard it, so it does not matter whether the wait begins before or after it. Rings that
- * no wait has heard count as one. */
+ * A thread that waits for transfers (io_queue_await) notices nothing else meanwhile. If its queue
+ * listens to an alarm (io_queue_listen), io_alarm_ring ends the wait. A ring is remembered until
+ * one wait has ended by it, so a ring before the wait begins counts too. Several remembered rings
+ * count as one. */
 #ifndef HCACHE_IO_ALARM_H
 #define HCACHE_IO_ALARM_H
 

@@ -70,14 +70,14 @@ struct io_queue_ops {
     void (*start)(struct io_queue *q, struct io_piece *p);
     void (*flush)(struct io_queue *q);
     /* Flushes, and waits at most timeout_ns (negative: for ever) until at least one piece has
-     * ended. *done is the list of ended pieces; NULL: none has ended in time. Called only while a
-     * piece is started. */
+     * ended. *done is the list of ended pieces; NULL: none has ended in time. Called only while the
+     * backend has a started piece. */
     int (*reap)(struct io_queue *q, int64_t timeout_ns, struct io_piece **done);
     /* Asks for an early end of all started pieces; NULL: pieces end by themselves without
      * waiting. */
     void (*cancel)(struct io_queue *q);
-    /* Returns a file that can be read once a piece has ended. NULL: the backend has no such
-     * file. */
+    /* Returns a file descriptor that poll reports as readable once a piece has ended. NULL: the
+     * backend has no such descriptor. */
     int (*fd)(const struct io_queue *q);
 };
 
@@ -133,7 +133,7 @@ struct io_queue {
     unsigned n_outstanding;
     struct io_buffer *buffers;
     unsigned n_buffers;
-    struct io_alarm *alarm; /* its ring ends io_queue_await early; NULL: nothing does */
+    struct io_alarm *alarm; /* a ring of it ends io_queue_await early; NULL: no alarm */
     bool has_rung;          /* the alarm ended the last io_queue_await */
 };
 

@@ -79,8 +79,9 @@ static int open_retrying(const char *path, int flags)
     return fd;
 }
 
-/* Refuses a folder, which can be opened like a file and would fail only when it is read. Also
- * clears O_NONBLOCK, since with it io_uring would not wait for a regular file either. */
+/* Returns 0 for a regular file. A folder can be opened too, and would fail only when it is read, so
+ * it is refused here. Also clears O_NONBLOCK: with that flag io_uring would not wait for the
+ * transfers of a regular file. */
 static int check_and_wait(int fd)
 {
     struct stat st;
@@ -277,7 +278,7 @@ static int posix_dir_sync(struct io *io, const char *path)
 {
     (void)io;
     int fd;
-    do /* follows a link: a folder may be given by one */
+    do /* without O_NOFOLLOW, because the path of a folder may be a symbolic link */
         fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     while (fd < 0 && errno == EINTR);
     if (fd < 0)

@@ -1,7 +1,8 @@
 /* io_pread.c - io_pread_open: works everywhere.
  *
- * Its queues have no kernel behind them: a piece is transferred when the owner waits, one per
- * reap, in order. A program runs unchanged, but without overlap. */
+ * Its queues transfer nothing in the background: each reap transfers one piece, in the order in
+ * which the pieces were started. A program runs unchanged, but transfers do not overlap its other
+ * work. */
 #include "io/io_posix.h"
 
 #include <stdlib.h>

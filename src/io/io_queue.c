@@ -4,9 +4,10 @@
  *
  * A request is cut into pieces of IO_PIECE_BYTES as pieces become free; only the first waiting
  * request is ever partly cut. A piece that came back short goes out again for the rest. A piece
- * that came back before its throttle allows is held and keeps its place, as on a device of that
- * speed. A request is done when it is wholly cut and its last piece has ended; after a first
- * failure no more of its pieces are started. All memory is taken at open, or is the caller's. */
+ * that came back before its throttle allows is held. It counts toward the depth until then, as it
+ * would on a device of that speed. A request is done when it is wholly cut and its last piece has
+ * ended; after a first failure no more of its pieces are started. All memory is allocated at open,
+ * or belongs to the caller. */
 #include "io/io_alarm.h"
 #include "io/io_impl.h"
 
@@ -19,7 +20,7 @@
 
 #define MAX_DEPTH   1024u
 #define MAX_BUFFERS 64u
-/* Interval at which a wait that nothing can wake looks for its alarm */
+/* Interval at which a wait checks its alarm if the backend has no descriptor to poll */
 #define DEAF_NS 1000000
 
 int io_queue_open(struct io *io, unsigned depth, struct io_queue **out, struct err *err)
@@ -282,7 +283,7 @@ void io_queue_cancel(struct io_queue *q)
 }
 
 /* Sleeps until the alarm rings, a started piece may have ended, or timeout_ns (negative: for ever)
- * has passed. Returns the time for which the backend must wait in addition. */
+ * has passed. Returns for how many ns the backend should then still wait for a piece. */
 static int64_t listen(struct io_queue *q, int64_t timeout_ns)
 {
     bool is_deaf = q->n_started > 0 && q->ops->fd == NULL;
@@ -323,7 +324,7 @@ static int reap(struct io_queue *q, int64_t until_ns, bool listens)
     return 0;
 }
 
-/* Returns the earlier of two times; negative means never */
+/* Returns the earlier of two times; a negative time means never. */
 static int64_t earlier(int64_t a_ns, int64_t b_ns)
 {
     if (a_ns < 0 || b_ns < 0)

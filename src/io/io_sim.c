@@ -100,7 +100,7 @@ static void crash_locked(struct sim *s)
     sim_disk_after_crash(&s->disk, s->seed ^ rng_mix(s->epoch), &after);
     sim_disk_deinit(&s->disk);
     s->disk = after;
-    /* the tail still pointed into the local variable */
+    /* the copied tail points into the local variable */
     s->disk.changes_tail = &s->disk.changes;
     s->crashed = true;
     s->crash_due = false;
@@ -447,7 +447,7 @@ static int enter_path(struct sim *s, unsigned on, const char *path, char **norma
     return rc;
 }
 
-/* Only checks that the path exists: the simulated disk has no modes. */
+/* Only checks that the path exists: the simulated disk has no permissions. */
 static int sim_make_private(struct io *io, const char *path)
 {
     struct io_stat unused;

@@ -10,8 +10,9 @@
  * and likewise for the names of every folder. A crash starts from `durable`. For each 4 KiB
  * sector of each unsynced write it decides by seed whether the sector is applied, dropped, torn
  * (some of its eight 512-byte parts applied) or filled with garbage. Each unsynced change of a
- * name is applied or dropped: half of the time in journal order (a prefix survives), half of the
- * time each by itself. Syncing a file does not make its name durable.
+ * name is applied or dropped. In half of the crashes the oldest changes survive, as behind a
+ * journal; in the other half each change is decided alone. Syncing a file does not make its name
+ * durable.
  *
  * After a crash all handles, and new opens, fail with ERR_CRASHED until io_sim_restart. Handles
  * from before stay dead and must still be closed. Any thread may call all functions. The order
@@ -49,7 +50,7 @@ void io_sim_restart(struct io *io);
  * crashes at each operation. */
 uint64_t io_sim_count(struct io *io, enum io_sim_point point);
 /* Makes a new, independent disk with the content that this one would have if power failed now;
- * `seed` chooses the damage. This disk goes on undisturbed. Many images can be taken of one
+ * `seed` chooses the damage. This disk goes on undisturbed, so a test can try many seeds at one
  * moment. */
 int io_sim_fork(struct io *io, uint64_t seed, struct io **out, struct err *err);
 
@@ -69,15 +70,16 @@ enum io_sim_fault_kind {
     IO_SIM_SYNC_LIES,
 };
 
-enum { /* operations that a fault hits, combined by bitwise or */
-       IO_SIM_ON_READ = 1 << 0,
-       IO_SIM_ON_WRITE = 1 << 1,
-       IO_SIM_ON_SYNC = 1 << 2, /* io_file_sync */
-       IO_SIM_ON_DIR_SYNC = 1 << 3,
-       IO_SIM_ON_OPEN = 1 << 4,
-       IO_SIM_ON_NAME = 1 << 5,  /* create, unlink, rename, mkdir */
-       IO_SIM_ON_SPACE = 1 << 6, /* truncate, allocate, punch */
-       IO_SIM_ON_ALL = 0x7f,
+/* operations that a fault hits, combined by bitwise or */
+enum {
+    IO_SIM_ON_READ = 1 << 0,
+    IO_SIM_ON_WRITE = 1 << 1,
+    IO_SIM_ON_SYNC = 1 << 2, /* io_file_sync */
+    IO_SIM_ON_DIR_SYNC = 1 << 3,
+    IO_SIM_ON_OPEN = 1 << 4,
+    IO_SIM_ON_NAME = 1 << 5,  /* create, unlink, rename, mkdir */
+    IO_SIM_ON_SPACE = 1 << 6, /* truncate, allocate, punch */
+    IO_SIM_ON_ALL = 0x7f,
 };
 
 /* number of different codes of IO_SIM_FAIL that are counted separately */
@@ -96,9 +98,9 @@ struct io_sim_fault {
     int64_t slow_ns; /* for IO_SIM_SLOW: the added time */
 };
 
-/* Adds a fault. Several may be active; the first that matches an operation hits. Size, stat, list,
- * space and locks fail only without power. An operation that fails by a fault is not counted by
- * io_sim_count. Returns ERR_LIMIT if 16 faults are active. */
+/* Adds a fault. Several may be active; the first that matches an operation hits. Faults never hit
+ * size, stat, list, space and locks, which fail only after a crash. An operation that fails by a
+ * fault is not counted by io_sim_count. Returns ERR_LIMIT if 16 faults are active. */
 int io_sim_fault_add(struct io *io, const struct io_sim_fault *fault);
 void io_sim_fault_clear(struct io *io);
 /* Returns how often any fault has hit since io_sim_open. */

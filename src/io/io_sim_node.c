@@ -220,8 +220,8 @@ static void put_torn(struct sim_image *im, const struct sim_change *c, uint64_t 
             put_range(im, c, at, at + SIM_PART);
 }
 
-/* Fills a whole sector, or a whole 512-byte part, that the write touches with garbage: bytes beside
- * the written ones suffer too. */
+/* Applies the write to one sector and fills that sector, or one of its 512-byte parts, with
+ * garbage. Bytes that were not written may become garbage too. */
 static void put_garbage(struct sim_image *im, const struct sim_change *c, uint64_t sector,
                         struct rng *rng)
 {

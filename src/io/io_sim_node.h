@@ -32,8 +32,10 @@ struct sim_change {
 };
 
 struct sim_node {
-    unsigned n_refs; /* names, unsynced changes of names, and handles that refer to it */
-    /* Current names and handles of the node. Its sectors count as used while there are any. */
+    unsigned
+        n_refs; /* names, unsynced changes of names, and handles that refer to the node */
+    /* Current names and handles that refer to the node. While it is above 0, the node's sectors
+     * count as used. */
     unsigned n_live;
     bool is_dir;
     struct sim_image current, durable;

@@ -3,9 +3,10 @@
 
 #include "base/clock.h"
 
-/* Idle time that counts as if it had been used. One synchronous reader oversleeps by 50 to 100 us
- * per transfer, which would cost half of the bandwidth at 4 KiB. A credit of 1 ms makes up for
- * that, and is 1 % of the 100 ms over which the limit has to be accurate. */
+/* How much of the idle time just passed a transfer may use: it may be booked to begin this long
+ * ago. A single synchronous reader oversleeps by 50 to 100 us per transfer; without the credit that
+ * would cost half of the bandwidth at 4 KiB. 1 ms is 1 % of the 100 ms over which the limit has to
+ * be accurate. */
 #define CREDIT_NS 1000000
 
 void io_throttle_init(struct io_throttle *t)
@@ -36,7 +37,8 @@ int64_t io_throttle_reserve(struct io_throttle *t, uint64_t n_bytes)
     pthread_mutex_lock(&t->lock);
     if (t->next_ns < earliest_ns)
         t->next_ns = earliest_ns;
-    /* The sum overflows only at a byte a second, after 292 years. */
+    /* The sum overflows after 292 years of booked time, which only a rate of a few bytes per second
+     * can reach. */
     if (__builtin_add_overflow(t->next_ns, took_ns, &t->next_ns))
         t->next_ns = INT64_MAX;
     int64_t end_ns = t->next_ns;

@@ -1,9 +1,10 @@
 /* io_throttle.h - a device of limited bandwidth, as arithmetic on the clock.
  *
  * A transfer of n bytes occupies the device for n / rate seconds; transfers follow one another.
- * io_throttle_reserve books one and returns its end: the caller must not report completion
- * earlier. Booking instead of counting tokens keeps errors from accumulating: a late wake-up
- * delays one report, not the transfers booked behind it. */
+ * io_throttle_reserve books a transfer and returns its end; the caller must not report completion
+ * earlier. With bookings errors do not accumulate, as they would with counted tokens: a late
+ * wake-up delays one report, not the transfers booked behind it. Any thread may call
+ * io_throttle_reserve. */
 #ifndef IO_IO_THROTTLE_H
 #define IO_IO_THROTTLE_H
 

@@ -20,8 +20,8 @@
  * see liburing's system calls. */
 static pthread_mutex_t mapping = PTHREAD_MUTEX_INITIALIZER;
 
-/* Opens a queue that works without a ring. Rings count against RLIMIT_MEMLOCK, of which an
- * unprivileged user has little. */
+/* Opens a queue that works without a ring. Rings count against RLIMIT_MEMLOCK, which is small for
+ * an unprivileged user. */
 static int open_without_ring(struct io_queue *q)
 {
     static atomic_bool said;
