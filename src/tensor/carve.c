@@ -19,8 +19,8 @@ void carve_deinit(struct carve *c)
     *c = (struct carve){0};
 }
 
-/* Returns the end of the part before gap i. The gap ends at taken[i], or at the end of the memory.
- */
+/* Gap i lies between taken[i - 1] and taken[i]; the first gap begins at 0, the last one ends at the
+ * end of the memory. */
 static size_t gap_begin(const struct carve *c, int i)
 {
     return i > 0 ? c->taken[i - 1].end : 0;

@@ -14,11 +14,13 @@
 
 #include "tensor/tensor.h"
 
+/* Both return 0 or the stream's sticky error. */
+
 /* Sets x [n][d] on every rank to the sum of all ranks' x, added as by ops.add. ld == cols. */
 int all_reduce(struct stream *s, struct mat x);
 
-/* Sets out [n_ranks * n][c] on every rank to the ranks' in [n][c], one rank after another. ld ==
- * cols, and both have the same type; in may be the rank's own part of out. */
+/* Sets out [n_ranks * n][c] on every rank to the `in` [n][c] of all ranks, one after another. ld ==
+ * cols, and both have the same type; `in` may be the rank's own part of out. */
 int all_gather(struct stream *s, struct mat out, struct mat in);
 
 #endif

@@ -55,7 +55,7 @@ struct file_reader {
     void (*close)(struct file_reader *r);
 };
 
-/* Backends put their own fields behind this struct. */
+/* A backend's stream is a larger struct that begins with this one. */
 struct stream {
     struct device *device;
     enum stream_kind kind;
@@ -81,8 +81,8 @@ int host_device_open(const char *name, const struct ops *ops, int numerics_versi
                      const char *isa, size_t scratch_bytes, struct pool *pool,
                      struct device **out, struct err *err);
 
-/* Opens the GPU of that index as "cuda", or gives the reason why not (cuda_absent.c in a build
- * without CUDA). */
+/* Opens the GPU of that index as "cuda". err has the reason of a failure. In a build without CUDA
+ * it always fails (cuda_absent.c). */
 int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,
                      struct device **out, struct err *err);
 
@@ -96,22 +96,24 @@ int rank_open(const char *name, const struct device_opts *o, int index, struct p
 int device_choice(const char *option, const char *text, const char *const *names, int *out,
                   struct err *err);
 
-/* Implements kv_pack for devices whose kv_fill runs on host memory. */
+/* The functions host_... implement operations of ops.h. This one is kv_pack for devices whose
+ * kv_fill runs on host memory. */
 int host_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv, int d_head);
 
-/* Implement the fused operations of ops.h, each as two operations. */
+/* The fused operations, each carried out as two. */
 int host_add_norm(struct stream *s, struct mat out, struct mat sum, struct mat x,
                   struct mat y, const float *w, const float *b, float eps);
 int host_rope_kv_fill(struct stream *s, struct mat q, const struct kv_layer *kv,
                       struct mat rows, const struct rope *rope, const struct ragged *r);
-/* Implements checksum for devices whose kv_fill runs on host memory. */
+/* checksum for devices whose kv_fill runs on host memory */
 int host_checksum(struct stream *s, uint64_t *out, const void *first, size_t stride,
                   const uint32_t *n_bytes, int n);
 
 /* Sets the stream's sticky error to `code` with the text `why`, unless it already has one. */
 void stream_fail(struct stream *s, int code, const char *why);
 
-/* First call of every CPU operation. Operations run inline, and only on compute streams. */
+/* Every CPU operation calls this first. Returns 0 or the stream's sticky error. Operations run
+ * inline, and only on compute streams. */
 int stream_enter(struct stream *s);
 
 #endif

@@ -74,10 +74,10 @@ void stages_free(struct device *d, struct buf b[MAX_STAGES]);
  * devices with memory of their own; does nothing if memory is unified. Call it once. */
 int stages_reserve(struct device *d, const size_t bytes[MAX_STAGES], struct err *err);
 
-/* A rank's own stream, whose device has the rank's operations, and a rank's own address of device
- * memory of its stage (for host memory: the same address).  For work that differs between ranks.  A
- * device that is not a group is its own rank 0.  Work queued on a rank's stream is ordered with the
- * group's. */
+/* For work that differs between ranks.  rank_stream returns a rank's own stream, whose device has
+ * the rank's operations; work queued on it is ordered with the group's.  rank_address returns a
+ * rank's own address of device memory of its stage; for host memory the same address.  A device
+ * that is not a group is its own rank 0. */
 struct stream *rank_stream(struct stream *s, int stage, int rank);
 void *rank_address(const struct device *d, const void *p, int rank);
 
@@ -87,8 +87,8 @@ void *rank_address(const struct device *d, const void *p, int rank);
  * is not a group copies everything, including the bytes between chunks. */
 int kv_chunks_up(struct stream *s, void *dst, const void *src, int n, size_t stride,
                  size_t bytes);
-/* Does the reverse for rows: fills host rows [own.rows][n_ranks * own.cols] from the ranks' own
- * rows, side by side. */
+/* Copies rows from a stage to the host: fills host rows [own.rows][n_ranks * own.cols] from the
+ * ranks' own rows, side by side. */
 int kv_rows_down(struct stream *s, void *dst, struct mat own);
 
 #endif

@@ -86,7 +86,7 @@ static inline struct group_stream *group_stream(struct stream *s)
 {
     return (struct group_stream *)s;
 }
-/* Returns the stage whose memory p is; 0 for host memory. */
+/* Returns the stage to whose memory p belongs; 0 for host memory. */
 int group_stage(struct group *g, const void *p);
 /* Returns rank r's address of p, which is memory of this stage or of the host. */
 void *group_address(struct group *g, const void *p, int stage, int r);
@@ -95,7 +95,8 @@ void group_enter(const struct group *g, int i);
 /* Returns the stream's code, after turning a rank's fault into the group's. */
 int group_code(struct stream *s);
 
-/* Called at each exchange and at the end: each rank records or replays the span before it. */
+/* Makes each rank record or replay the span that has just ended; called at each exchange and at the
+ * end of a recording. */
 int group_record_span(struct stream *s);
 
 /* Returns the group's table of operations. `rank` is one of the group's devices. */

@@ -21,8 +21,9 @@ static struct turn turn_of(struct stream *s, int stage, int r)
     return (struct turn){group_of(s->device), of, of->device->ops, stage, r};
 }
 
-/* Returns whether operations are skipped now: while a recording looks for exchanges, and, while a
- * rank records one span, in all other spans. */
+/* Returns whether operations are skipped now. During a recording, the group's call of queue skips
+ * all of them, because it only finds the exchanges; a rank's call of queue skips those outside of
+ * the span that it records. */
 static bool is_left_out(struct stream *s)
 {
     const struct group_stream *gs = group_stream(s);
@@ -43,7 +44,7 @@ static int end_of_turns(struct stream *s)
     return only >= 0 ? only + 1 : s->device->n_ranks;
 }
 
-/* Runs `call`, which uses t, once for each rank of the stage that has `where`. */
+/* Runs `call`, which uses t, once for each rank of the stage to whose memory `where` belongs. */
 #define EACH(stream, where, call)                                                          \
     do {                                                                                   \
         int rc_ = group_code(stream);                                                      \
@@ -211,8 +212,8 @@ static int group_rope(struct stream *s, struct mat q, int d_head, const struct r
     EACH(s, q.data, rotate_at(t, mat_at(t, q), d_head, rope_at(t, rope), r));
 }
 
-/* Returns a rank's columns of rows that hold all ranks' [K, V]; all columns if the rows are its
- * own. */
+/* Returns a rank's columns of rows that hold all ranks' [K, V]; all columns if the rows hold only
+ * the rank's. */
 static struct mat own_columns(struct turn t, struct mat rows, int n_kv, int d_head)
 {
     int64_t width = (int64_t)2 * n_kv * d_head;

@@ -58,7 +58,7 @@ struct copy_stream {
     pthread_mutex_t lock; /* guards the ring */
     pthread_cond_t queued, taken;
     struct command ring[MAX_COMMANDS];
-    /* totals since the start; the ring holds the commands between them */
+    /* totals since the start; the ring holds commands n_done to n_queued - 1 */
     uint64_t n_queued, n_done;
     _Atomic double bytes_per_s; /* 0: no limit */
     /* Time at which a throttled link would have delivered all copies so far; 0: it is idle.  Used
@@ -135,7 +135,8 @@ static int host_event_sync(struct event *base)
 /* --- copy streams --------------------------------------------------------------------------- */
 
 /* Sleeps so that the bytes copied since `from` take as long as over the link.  A sleep ends some
- * ten microseconds late; the next copy makes up for it, unless the link was idle in between. */
+ * ten microseconds late; the next copy sleeps less for that, unless the link was idle in between.
+ */
 static void throttle(struct copy_stream *s, size_t bytes, int64_t from)
 {
     double rate = atomic_load(&s->bytes_per_s);
@@ -153,7 +154,7 @@ static int host_stream_throttle(struct stream *base, double bytes_per_s)
     return 0;
 }
 
-/* Waits for an event, and tells the throttle that the link brings nothing meanwhile. */
+/* Waits for an event, and notes for the throttle if the link became idle meanwhile. */
 static void wait_idle(struct copy_stream *s, const struct command *c)
 {
     event_await(c->event, c->count);

@@ -26,12 +26,14 @@
  *    of 8 bits.  s = sum of x t (q - 32) over a block, which is exact in f32 too, and only acc =
  *    fma(s * e, D, acc) is computed.
  *    Weights are exact.  Activations keep 8 bits, as in llama.cpp, because 16 bits halve the speed
- *    of many rows: a product differs from that with f32 activations by about 0.4 % of the size of
- *    its terms' sum (tests/tensor/test_q4.c), a model's predictions as docs/MODELS.md says.
+ *    of many rows.  A product differs from the one with f32 activations by about 0.4 % of the sum
+ *    of its terms' magnitudes (tests/tensor/test_q4.c).  docs/MODELS.md says by how much a model's
+ *    predictions differ.
  *  - matmul with bf16 weights and rounded activations (bf16r) is AMX's instruction.  a and w are
  *    bf16; a is rounded to nearest even.  Over a block of 32 along k, even = fma(a, w, even) over
  *    the even k and odd = fma(a, w, odd) over the odd k, both from +0 in ascending k.  acc = acc +
- *    (even + odd) from +0 over the blocks in ascending k; bias last.  Numbers behind k are zero.
+ *    (even + odd) from +0 over the blocks in ascending k; bias last.  The last block is filled up
+ *    with zeros.
  *    Each of these operations but the bias takes a subnormal operand for zero, and its result is
  *    zero if it is below 2^-126 after rounding to 24 bits.  Weights are exact; activations keep 8
  *    bits.  BF16R_NUMERICS_VERSION is part of the fingerprint of a model with these weights.
@@ -50,8 +52,9 @@
  *  - sample: whole-number weights (sampling.h), so that all backends choose the same token of the
  *    same logits, in whatever order they add.
  *
- * All return 0 or the stream's sticky error. Shapes are checked (bugs).  f32 means act_dtype
- * where a backend's act_dtype differs.  "T" is the state dtype: f32, f16 or bf16. */
+ * All operations return 0 or the stream's sticky error. A wrong shape is a bug and is asserted.
+ * On a device whose act_dtype is not f32, activations that are f32 below have act_dtype.  "T" is
+ * the state dtype: f32, f16 or bf16. */
 #ifndef TENSOR_OPS_H
 #define TENSOR_OPS_H
 
@@ -66,7 +69,8 @@
 /* Raise this version whenever a product with bf16r weights gives other bits. */
 #define BF16R_NUMERICS_VERSION 1
 
-/* Limits that a backend need not exceed: models that need more are refused by their config. */
+/* Limits that every backend supports. A model that needs more is refused when its config is read.
+ */
 #define MATMUL_MAX_K         65536 /* length of a row of a weight */
 #define ATTENTION_MAX_D_HEAD 256
 #define ATTENTION_MAX_GROUP  96 /* query heads that share a KV head */
@@ -184,8 +188,8 @@ struct ops {
     int (*matmul)(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                   const float *bias);
     /* p[i].c = a . p[i].w^T (+ p[i].bias) for i < n <= MATMUL_MANY, with the same bits as n calls
-     * of matmul.  It rounds the rows and starts the device's threads once for all, where it can.
-     * NULL on a device on which n calls of matmul are as fast. */
+     * of matmul.  Where possible it rounds the rows of a, and starts the device's threads, only
+     * once.  NULL on a device on which n calls of matmul are as fast. */
     int (*matmul_many)(struct stream *s, struct mat a, const struct product *p, int n);
     /* out = round_T(x): f32 -> T, also T -> f32 (exact). */
     int (*convert)(struct stream *s, struct mat out, struct mat x);
@@ -208,7 +212,7 @@ struct ops {
     /* Rotates q [n][heads * d_head] f32 in place, each row by its position in r. */
     int (*rope)(struct stream *s, struct mat q, int d_head, const struct rope *rope,
                 const struct ragged *r);
-    /* Writes K and V into blocks.  kv [n][2 * n_kv * d_head] T: K (after bias and QK norm, before
+    /* Writes K and V into blocks.  rows [n][2 * n_kv * d_head] T: K (after bias and QK norm, before
      * RoPE) then V, one row per row of r. */
     int (*kv_fill)(struct stream *s, const struct kv_layer *kv, struct mat rows,
                    const struct rope *rope, const struct ragged *r);
@@ -242,27 +246,28 @@ struct ops {
      *  1. If the temperature is not above 0, or the first candidate's logit is infinite, the first
      *     candidate is chosen; SAMPLE_NO_TOKEN if all logits are NaN.
      *  2. A candidate's weight is exp((logit - largest) / temperature).
-     *  3. top_k keeps the first top_k candidates; top_p keeps the fewest first ones of these that
-     *     have at least top_p of their weight; min_p keeps those of these whose weight is at least
-     *     min_p times the first one's.
-     *  4. Of the survivors, ordered as above if top_k or top_p is on and else by id, the first is
-     *     chosen with which their summed weight exceeds `draw` of their total. */
+     *  3. top_k keeps the first top_k candidates.  Of these, top_p keeps the shortest run from the
+     *     first on whose weight is at least top_p times the weight of all.  Of these, min_p keeps
+     *     the candidates whose weight is at least min_p times the first one's.
+     *  4. The weights of the survivors are added up in the order above if top_k or top_p is on,
+     *     else in the order of ids.  The survivor at which the sum first exceeds `draw` times the
+     *     total is chosen. */
     int (*sample)(struct stream *s, int32_t *ids, struct mat logits,
                   const struct sample_row *rows);
 
     /* --- checks of stored bytes --- */
     /* Sets out[i], in device memory, to checksum64 (base/hash.h) of the n_bytes[i] bytes at first +
      * i * stride, which are device memory; first and stride are multiples of 16.  n_bytes is host
-     * memory, read before the call returns.  On every device, streams of STREAM_INLINE may be used,
-     * too: it uses nothing but the stream's order. */
+     * memory, read before the call returns.  On every device the stream may also be of kind
+     * STREAM_INLINE, because the operation needs nothing of a stream but its order. */
     int (*checksum)(struct stream *s, uint64_t *out, const void *first, size_t stride,
                     const uint32_t *n_bytes, int n);
 
     /* --- recording --- */
     /* Runs queue(arg), or replays its recording.  For a given key, queue enqueues the same
      * operations on the same buffers each time; only r and the buffers' contents may differ.  `at`
-     * is device memory that the operations use.  On a device group all of it lies on one stage,
-     * all_reduce may be among the operations, and queue may run several times, each time with only
+     * is device memory that the operations use.  On a device group all memory that they use lies on
+     * one stage, all_reduce may be among them, and queue may run several times, each time with only
      * a part of its operations taking effect.  record is NULL on a device on which queueing an
      * operation costs nothing beside its work. */
     int (*record)(struct stream *s, const struct ragged *r, uint64_t key, const void *at,

@@ -27,8 +27,8 @@ static void k_numbers(const uint8_t *q, int j, uint8_t out[16])
         out[i] = (uint8_t)((from[i] >> shift & 15) | (from[i + 16] >> shift & 15) << 4);
 }
 
-/* Reads part j of a block of q6_k. Of 128 weights, 64 bytes have the low bits (weights 64 and on in
- * the high halves), and 32 bytes the high bits. */
+/* Reads part j of a block of q6_k. For every 128 weights the block has 64 bytes of low bits, with
+ * weights 64 to 127 in the high halves of the bytes, and 32 bytes of high bits. */
 static struct q4_part k6_part(const uint8_t *b, int j)
 {
     struct q4_part p = {.d = get_u16(b + 208), .s = b[192 + 2 * j], .t = b[193 + 2 * j]};

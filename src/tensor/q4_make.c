@@ -1,10 +1,10 @@
 /* q4_make.c - see q4_make.h.
  *
  * A block w [32] is approximated by d * q + m with q from 0 to 15.  The search starts with the
- * range from the smallest to the largest weight, and also tries slightly narrower ranges: errors at
- * the ends then grow, and all others shrink.  For each range, q comes from rounding, d and m from
- * least squares for these q, and then q once more for d and m as f16 holds them.  The candidate
- * with the least sum of squared errors is kept. */
+ * range from the smallest to the largest weight, and also tries slightly narrower ranges, whose
+ * errors are larger at the ends and smaller everywhere else.  For each range, w is rounded to q; d
+ * and m are fitted to these q by least squares and rounded to f16; and w is rounded to q again with
+ * them.  The candidate with the least sum of squared errors is kept. */
 #include "tensor/q4_make.h"
 
 #include "tensor/ops.h"

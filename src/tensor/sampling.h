@@ -99,7 +99,8 @@ SAMPLE_FN float sample_key_logit(uint64_t key)
     return x;
 }
 
-/* Returns the summed weight that the candidates kept by top-p must reach, in their order. */
+/* Returns the summed weight that the candidates kept by top-p must reach; total: the summed weight
+ * of all candidates. */
 SAMPLE_FN uint64_t sample_want(float top_p, uint64_t total)
 {
     double want = (double)top_p * (double)total;
@@ -115,8 +116,8 @@ SAMPLE_FN uint64_t sample_least(float min_p)
     return w < 1 ? 1 : w;
 }
 
-/* Returns a target: the first survivor with which the summed weight of the survivors exceeds the
- * target is chosen. */
+/* Returns the target of the choice: the survivor at which the running sum of weights first exceeds
+ * it is chosen. */
 SAMPLE_FN uint64_t sample_target(double draw, uint64_t total)
 {
     uint64_t w = (uint64_t)(draw * (double)total);

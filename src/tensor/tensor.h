@@ -117,7 +117,7 @@ struct device {
     /* Types of packed weights that operations accept. q8: DTYPE_Q8; quantised: all types that only
      * packed weights have. */
     bool q8, quantised;
-    /* rows of a forward pass that bring products close to their best speed */
+    /* Number of rows of a forward pass from which on products run close to their best speed */
     int batch_rows;
     size_t stream_bytes; /* device memory of a compute stream; 0 if memory is unified */
     enum device_checksums checksums; /* as the user requested */
@@ -179,8 +179,8 @@ struct copy_part {
     size_t bytes;
 };
 int stream_copy_all(struct stream *s, const struct copy_part *copies, int n);
-/* For experiments: slows a copy stream's copies to the speed of a link of bytes_per_s, while one
- * follows the other. ERR_UNSUPPORTED: the device has a copy engine of its own. */
+/* For experiments: slows a copy stream down, as if its copies went one after another over a link of
+ * bytes_per_s (0: no limit). Returns ERR_UNSUPPORTED if the device has a copy engine of its own. */
 int stream_throttle(struct stream *s, double bytes_per_s, struct err *err);
 
 /* --- files ---------------------------------------------------------------------------------- */

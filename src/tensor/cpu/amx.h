@@ -33,7 +33,7 @@ struct amx_config {
     uint16_t bytes[16]; /* bytes of each tile's rows */
     uint8_t rows[16];
 };
-_Static_assert(sizeof(struct amx_config) == 64, "what ldtilecfg reads");
+_Static_assert(sizeof(struct amx_config) == 64, "ldtilecfg reads 64 bytes");
 
 static inline void amx_configure(const struct amx_config *c)
 {

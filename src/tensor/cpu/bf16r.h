@@ -4,8 +4,8 @@
  *
  *     [16 pairs][16 columns][2]   bf16: two neighbours in k share a 32-bit lane
  *
- * which is a tile of AMX.  Rounded activations are [k-blocks][rows][256] bf16.  Numbers behind k
- * are zero in both.  ops.h has the arithmetic, which is that of AMX's instruction; the other
+ * which is a tile of AMX.  Rounded activations are [k-blocks][rows][256] bf16.  In both, zeros fill
+ * up the last block.  ops.h has the arithmetic, which is that of AMX's instruction; the other
  * kernels compute its steps one by one.  A product is cut into tiles like one with 8-bit weights
  * (quant.h). */
 #ifndef TENSOR_BF16R_H

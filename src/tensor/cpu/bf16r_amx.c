@@ -1,8 +1,9 @@
 /* bf16r_amx.c - the kernels of bf16r.h with AMX: a tile multiplies 16 rows by 16 columns over a
  * block of 32, and keeps the sums.
  *
- * Few rows: four panels at a time, and tiles with exactly these rows.  Many rows: strips of 32 rows
- * by two panels, one k-block after another, which keeps the weights in L1; the sums stay in C. */
+ * Few rows are multiplied by four panels at a time, with tiles that have exactly these rows.  Many
+ * rows are multiplied in strips of 32 rows by two panels, one k-block after another, which keeps
+ * the weights in L1; the sums stay in C. */
 #include "tensor/cpu/bf16r.h"
 
 #include "tensor/cpu/amx.h"
@@ -48,7 +49,8 @@ static void fetch_block(const struct quant_tile *t, const uint8_t *panel, const 
         __builtin_prefetch(ahead + i);
 }
 
-/* Computes sums [m][4][16] of panels [p, p + 4), and repeats the last panel behind the end. */
+/* Computes sums [m][4][16] of panels [p, p + 4). The last panel stands in for panels past the end.
+ */
 static void few_panels(const struct quant_tile *t, int p, float *sums)
 {
     const uint8_t *w[WIDE];
@@ -128,8 +130,9 @@ static void strip_block(float *c, int64_t ldc, bool first, const int16_t *x,
     _tile_stored(3, c + 16 * ldc + PANEL, step);
 }
 
-/* Does the same if C has fewer rows or columns, in a buffer of 32 rows. Rows of x behind the tile's
- * end are read too: they lie in the stream's scratch memory. Their sums are dropped. */
+/* Like strip_block, for the edge of C, which has fewer rows or columns: it works in a buffer of 32
+ * rows. Rows of x past the tile's end are read too, because the stream's scratch memory goes on
+ * there; their sums are dropped. */
 static void strip_edge(const struct quant_tile *t, float *c, int n_rows, int64_t n_cols,
                        bool first, const int16_t *x, const uint8_t *w0, const uint8_t *w1,
                        int n_blocks)

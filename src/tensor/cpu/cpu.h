@@ -103,7 +103,7 @@ struct attn_tile {
 
 struct cpu_kernels {
     const char *isa;
-    int direct_rows; /* up to this many rows mm_direct is used, above mm_blocked */
+    int direct_rows; /* products of at most this many rows use mm_direct, larger ones mm_blocked */
 
     void (*mm_direct)(const struct mm_tile *t);
     void (*mm_blocked)(const struct mm_tile *t);
@@ -117,8 +117,8 @@ struct cpu_kernels {
                       float scale);
     void (*add_row)(void *out, enum dtype to, const void *a, enum dtype from,
                     const float *b, int64_t n);
+    /* out = act(gate) * up, or act(gate) if up is NULL */
     void (*act_row)(float *out, const float *gate, const float *up, int64_t n,
-                    /* Out = act(gate) * up, or act(gate) if up is NULL. */
                     enum activation act);
     bool (*finite_row)(const void *x, enum dtype t, int64_t n);
     void (*rope_head)(float *x, const float *cos, const float *sin, int half);
@@ -162,7 +162,7 @@ static inline bool item_take(struct items *it, long *item)
 
 /* Like struct items, for few rows of activations, where reading weights takes all the time.  Each
  * thread begins with its own stretch of neighbouring items, so that it can prefetch the next item's
- * memory while it reads one.  When its stretch is done it helps with the others'. */
+ * memory while it reads one.  When its stretch is done it takes items of other stretches. */
 #define MAX_STRETCHES 16
 struct stretches {
     int n;
@@ -186,8 +186,9 @@ static inline bool stretch_take(struct stretches *s, int thread_idx, int *at, lo
 }
 
 /* Returns whether the weights of a product of few rows are prefetched into the second cache only.
- * On AMD's CPUs the first cache has so few misses in flight that a core then reads at two thirds of
- * its speed.  On Intel's CPUs the first cache was chosen by measurement (docs/perf/). */
+ * On AMD's CPUs so few misses of the first cache can be in flight that a core which prefetches into
+ * it reads at two thirds of its speed.  On Intel's CPUs prefetching into the first cache was
+ * measured faster (docs/perf/). */
 bool cpu_fetches_into_l2(void);
 
 /* Returns whether a product of few rows with quantised weights reads one panel after another and

@@ -60,7 +60,8 @@ static void run_items(void *arg, int thread_idx, int n_threads)
     struct attn_job *j = arg;
     (void)n_threads;
     int n_groups = j->kv->n_kv / j->tile_heads;
-    /* tiles of the sequences after seq */
+    /* tiles: tiles of sequence seq; tiles_before: those of the sequences after seq, which have the
+     * lower numbers */
     int seq = j->r->n_seqs, tiles_before = 0, tiles = 0;
     for (long item; item_take(&j->items, &item);) {
         int tile = (int)(item / n_groups);

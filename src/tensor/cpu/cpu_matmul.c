@@ -27,8 +27,8 @@ size_t cpu_weight_bytes(enum dtype t, int64_t n, int64_t k)
 
 /* --- packing: done once, at load ------------------------------------------------------------ */
 
-/* Writes a row of W into its lane of a panel. Elements have only two sizes, and each has its
- * function. */
+/* Writes a row of W into its lane of a panel. There is one function for elements of 2 bytes and one
+ * for elements of 4 bytes. */
 static void pack_row_u16(uint16_t *dst, const uint16_t *src, int64_t k)
 {
     for (int64_t i = 0; i < k; i++)

@@ -1,10 +1,10 @@
 /* cpu_sample.c - choosing a token (ops.h, sampling.h).
  *
- * Candidates are never sorted.  Their keys define the order.  The code looks for the candidate with
- * which a sum over them, in that order, reaches a wanted value.  It finds that candidate's key
- * digit by digit, as on a GPU (k_sample.cu): a histogram of the candidates' weights by digit tells
- * which digit the key has, and only candidates with that digit are examined for the next one.  So a
- * row costs a few passes over the vocabulary, however many candidates survive.
+ * Candidates are never sorted.  Their keys define the order.  The code looks for the candidate at
+ * which the sum of weights, added in that order, reaches a wanted value.  It finds that candidate's
+ * key digit by digit, as on a GPU (k_sample.cu): a histogram of the candidates' weights by digit
+ * tells which digit the key has, and only candidates with that digit are examined for the next one.
+ * So a row costs a few passes over the vocabulary, however many candidates survive.
  *
  * Rows are divided among threads; the stream's scratch memory has room for the candidates of one
  * row per thread. */
@@ -19,7 +19,7 @@ struct candidate {
     uint64_t key, weight; /* weight > 0: a token without weight is never chosen */
 };
 
-/* Returns the first of the largest logits. */
+/* Returns the index of the largest logit, the lowest one of equals. */
 static int32_t first_of(const struct cpu_kernels *k, const float *logits, int n)
 {
     float best = k->max_row(logits, n);
@@ -44,7 +44,8 @@ static uint32_t digit_of(const struct candidate *c, struct digit d)
 }
 
 /* Moves the candidates whose digit is `value` to the front of the n candidates, and returns their
- * number. An unneeded swap is cheaper than a branch that cannot be predicted. */
+ * number. It swaps every candidate, because an unneeded swap is cheaper than a branch that cannot
+ * be predicted. */
 static int bring_forward(struct candidate *c, int n, struct digit d, uint32_t value)
 {
     int n_found = 0;
@@ -57,9 +58,9 @@ static int bring_forward(struct candidate *c, int n, struct digit d, uint32_t va
     return n_found;
 }
 
-/* Returns the key of the candidate with which the sum of weights, or with `counts` the number of
- * candidates, reaches `want`, largest key first; if the total is less, the last one's.  Changes the
- * order of the candidates. */
+/* Goes through the candidates from the largest key down and adds up their weights (if `counts` is
+ * true, their number).  Returns the key of the candidate at which the sum reaches `want`; the last
+ * one's if the total is less.  Changes the order of the candidates. */
 static uint64_t key_at(struct candidate *c, int n, uint64_t want, bool counts)
 {
     for (size_t i = 0; n > 1; i++) {
@@ -97,7 +98,8 @@ static uint64_t total_of(const struct candidate *c, int n)
     return sum;
 }
 
-/* Returns the key of the first candidate with which the summed weight reaches `want`. */
+/* Returns the key of the candidate at which the sum of weights, in the order of c, reaches `want`.
+ */
 static uint64_t key_by_id(const struct candidate *c, uint64_t want)
 {
     uint64_t sum = c->weight;
@@ -106,8 +108,8 @@ static uint64_t key_by_id(const struct candidate *c, uint64_t want)
     return c->key;
 }
 
-/* Appends the candidates among n neighbouring logits, those with a weight, in order of their ids.
- * The first logit has id `id`. Returns the number of candidates. */
+/* Appends those of n neighbouring logits whose weight is above 0, in order of their ids. The first
+ * logit has id `id`. Returns the number of appended candidates. */
 static int append(struct candidate *c, const float *logits, const float *exps, int32_t id,
                   int n)
 {

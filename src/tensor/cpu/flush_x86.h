@@ -1,5 +1,5 @@
-/* flush_x86.h - for bf16r_*.c of x86: a mode of the processor makes subnormal operands and results
- * zero, as AMX does always. */
+/* flush_x86.h - for bf16r_*.c of x86: switches the processor to a mode in which subnormal operands
+ * and results are zero, as AMX always treats them. */
 #ifndef TENSOR_FLUSH_X86_H
 #define TENSOR_FLUSH_X86_H
 

@@ -5,9 +5,10 @@
  * then P.V over the visible keys.  For many queries K and V of a block are converted to f32 once
  * per tile; for few (decode) they are read from the cache and converted in registers.
  *
- * A key that a query does not see never enters its arithmetic, not even times zero: its slot may
- * hold anything, and 0 * v would turn -0 into +0.  If the queries of a strip see different keys of
- * a block, the keys that all see are taken together, and the others row by row, in order. */
+ * A key that a query does not see never enters the query's arithmetic, not even times zero: the
+ * key's slot may hold anything, and adding 0 * v would turn -0 into +0.  If the queries of a strip
+ * see different keys of a block, the keys that all see are taken together, and the others row by
+ * row, in order. */
 #ifndef TENSOR_KERN_ATTENTION_H
 #define TENSOR_KERN_ATTENTION_H
 
@@ -26,8 +27,8 @@ struct attn_state {
     int n_strips;      /* number of strips of one head */
     float *q;          /* [n_all][d_head] query vectors */
     float *o;          /* [n_all][d_pad] output so far */
-    /* [n_all][64] scores, then weights; if a head has several strips, all strips use the first rows
-     */
+    /* [n_all][64] scores, then weights. If a head has several strips, each strip in turn uses the
+     * first rows. */
     float *p;
     float *k, *v;  /* one head of the block in f32: [d_head][64], [64][d_pad] */
     float *m, *l;  /* [n_all] running maximum and sum */
@@ -107,8 +108,8 @@ static void attn_end(const struct attn_state *s)
 
 /* --- softmax of rows over one block ---------------------------------------------------------- */
 
-/* Number of rows that are processed at once. Each row is a chain of latencies, which overlap with
- * those of the other rows (docs/perf/). */
+/* Number of rows that are processed at once. Each row is a chain of dependent steps; their
+ * latencies overlap with those of the other rows (docs/perf/). */
 #define SOFTMAX_ROWS 4
 
 /* Multiplies p[lo..hi) by scale and sets the other elements of p to -inf. Returns the largest value
@@ -198,8 +199,8 @@ static void block_convert(const struct attn_state *s, const uint8_t *k, const ui
 
 /* --- prefetching ------------------------------------------------------------------------------ */
 
-/* A head is prefetched line by line, in FETCH_STRETCHES places at once, because memory is read
- * faster from several pages at once (docs/perf/). */
+/* A pair of heads is prefetched line by line, in FETCH_STRETCHES places at once, because memory is
+ * read faster from several pages at once (docs/perf/). */
 #define FETCH_STRETCHES 4
 
 /* Prefetches bytes [begin, begin + bytes) of a share, in n_steps steps of one line per vector. */
@@ -390,7 +391,8 @@ static void weigh_uneven(const struct attn_state *s, const struct strip *st,
                    st->hi[r]);
 }
 
-/* Returns whether rows [row, row + SOFTMAX_ROWS) of the strip all see some of the block. */
+/* Returns whether each of the rows [row, row + SOFTMAX_ROWS) of the strip sees a key of the block.
+ */
 static bool some_see(const struct strip *st, int row)
 {
     bool all = row + SOFTMAX_ROWS <= st->n;
@@ -465,8 +467,8 @@ static const uint8_t *block_v(const struct attn_tile *t, int32_t block, int head
 
 /* --- heads one after another ----------------------------------------------------------------- */
 
-/* Describes a head's part of a block, with the part that comes next; `converted` is its f32 copy.
- */
+/* Describes a head's K or V in a block. `next` is the part that will be read next and is prefetched
+ * meanwhile; `converted` is the f32 copy of this part. */
 static struct kv_part part_of(const struct attn_state *s, const uint8_t *at,
                               const uint8_t *next, const float *converted)
 {
@@ -499,9 +501,8 @@ static void head_attend(const struct attn_state *s, int32_t block, int head,
 
 /* --- pairs of heads, for a row or a few (decode) ---------------------------------------------- */
 
-/* Returns whether the tile takes heads in pairs. Over whole blocks, strips that need several passes
- * over K are faster head by head (docs/perf/).
- */
+/* Returns whether the tile takes heads in pairs. A tile that has all heads of its blocks, and needs
+ * several passes over K, is faster head by head (docs/perf/). */
 static bool takes_pairs(const struct attn_state *s)
 {
     const struct attn_tile *t = s->t;
@@ -534,9 +535,9 @@ static struct kv_part v_of_pair(const struct attn_state *s, int32_t block, int h
     return (struct kv_part){block_v(t, block, head), t->kv->dtype, s->d_head, ahead};
 }
 
-/* Memory would be idle while weights are computed.  So softmax number idx prefetches the first
- * lines of V of the first pair, a few in each of its stretches.  (If it is not inlined, gcc 12
- * takes it for a function without effects and drops the call.) */
+/* Memory would be idle while softmaxes are computed.  So softmax number idx prefetches some of the
+ * first lines of V of the first pair, a few in each of V's stretches.  (If this function is not
+ * inlined, gcc 12 takes it for one without effects and drops the call.) */
 #define SOFTMAX_LINES 4
 INLINE void softmax_ask(const struct ahead *v, int idx)
 {

@@ -19,7 +19,7 @@ static uint16_t to_bf16(float f)
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-/* Writes one row of x, with zeros behind k.  There are no scales. */
+/* Writes one row of x, and zeros after its k numbers.  There are no scales, so e is not used. */
 static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
                       int64_t e_step)
 {

@@ -70,8 +70,8 @@ INLINE void transpose_group(uint8_t *k_block, const void *rows, enum dtype t, in
         }
 }
 
-/* Handles K and V of one token, all heads of the run: K is rotated to rotated[head][slot], V is
- * copied to its place. */
+/* Handles K and V of one token, all heads of the run: writes the rotated K to rotated[head][slot],
+ * and copies V to its place in the block. */
 INLINE void token_rows(const struct kv_run *run, enum dtype t, int i, char *rotated,
                        int slots, int slot)
 {

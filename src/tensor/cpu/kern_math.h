@@ -24,8 +24,8 @@ INLINE v16 v_load_t(const void *p, enum dtype t, int64_t i)
     return v_load_bf16((const uint16_t *)p + i);
 }
 
-/* Loads 16 elements into lanes in the order that is cheapest to make; v_reorder converts that order
- * to the natural one and back. */
+/* Loads 16 elements into lanes, in the order that costs the fewest instructions; v_reorder converts
+ * that order to the natural one and back. */
 INLINE v16 v_load_split(const void *p, enum dtype t, int64_t i)
 {
     return t == DTYPE_BF16 ? v_load_bf16_split((const uint16_t *)p + i) : v_load_t(p, t, i);

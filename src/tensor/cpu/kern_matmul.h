@@ -4,10 +4,10 @@
  * panels at a time if there are enough registers.
  *
  * mm_blocked is for several strips.  Up to MM_CONVERT_ROWS rows every strip converts in registers.
- * For more rows, a group of panels is converted to f32 once per k-block (it stays in L1).  Up to
- * MM_ALONG_ROWS it proceeds along a panel, because memory is read fastest that way; for more rows
- * it proceeds over all columns of a k-block.  While a strip is multiplied, it prefetches its share
- * of the next group.  C itself holds the sums of the k-blocks.
+ * For more rows, a group of panels is converted to f32 once per k-block, and the copy stays in L1.
+ * Up to MM_ALONG_ROWS rows mm_blocked proceeds along a panel, because memory is read fastest that
+ * way; for more rows it proceeds over all columns of a k-block.  Each strip, while it is
+ * multiplied, prefetches its share of the next group.  C itself holds the sums of the k-blocks.
  *
  * Both compute a partial sum per k-block of 256 in ascending k and then add it, which is the order
  * that ops.h prescribes. */
@@ -93,8 +93,8 @@ struct micro {
     float *c;
     int64_t ldc;
     bool first;           /* C is overwritten, not added to */
-    const float *bias;    /* added if not NULL, which is so for the last k-block */
-    const uint8_t *fetch; /* the next group; see struct operands */
+    const float *bias;    /* added to the sums; NULL before the last k-block */
+    const uint8_t *fetch; /* the next group, to be prefetched; see struct operands */
     size_t fetch_panel, fetch_step;
 };
 
@@ -280,9 +280,9 @@ INLINE void direct_step(v16 (*sum)[WIDE_MAX], const uint8_t *const *panel, enum 
     }
 }
 
-/* Computes sum[r][j] over steps [begin, end); `fetch` is the memory that panel j needs next when it
- * is at `begin`.  Each line is prefetched once: a second prefetch costs a quarter of a cycle and
- * more, and a step has 13. */
+/* Computes sum[r][j] over steps [begin, end).  Meanwhile it prefetches as many bytes from fetch[j]
+ * on, which panel j needs later.  Each line is prefetched once: a second prefetch costs at least a
+ * quarter of a cycle, and a step has 13. */
 INLINE void direct_steps(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enum dtype dt,
                          const uint8_t *const *panel, const uint8_t *const *fetch,
                          int64_t begin, int64_t end, int n_rows, int n_panels)

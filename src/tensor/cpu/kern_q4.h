@@ -47,7 +47,7 @@ static void round_odd_blocks(const float *a, int n_blocks, const uint32_t *top, 
     }
 }
 
-/* Rounds a k-block of a row, with all divisions side by side. */
+/* Rounds a k-block of a row, with all its divisions in one loop, so that they run side by side. */
 static void round_k_block(const float *a, int n_blocks, float *at)
 {
     uint32_t top[QUANT_PER_K_BLOCK] = {0};
@@ -84,8 +84,8 @@ static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, flo
 
 /* --- scales ---------------------------------------------------------------------------------- */
 
-/* Sets d and m of block b of 16 columns; `scales` is the start of the k-block's scales.  For q6_k
- * they are the halves' s, not multiplied by D. */
+/* Sets d and m of block b of 16 columns; `scales` is the start of the k-block's scales.  For q6_k d
+ * and m are the s of the two halves, not multiplied by D. */
 INLINE void block_scales(enum dtype t, const uint8_t *scales, int b, v16 *d, v16 *m)
 {
     const uint8_t *at = scales + q4_shared_bytes(t) + (size_t)b * q4_scale_bytes(t);
@@ -124,8 +124,8 @@ INLINE void direct_block(i_part (*s)[WIDE_MAX], const uint8_t *x, const uint8_t 
     }
 }
 
-/* Prefetches ahead of block b of the k-block at offset `at` of each panel: lines of numbers, and
- * now and then one of scales. */
+/* Prefetches ahead of block b of the k-block at offset `at` of each panel: lines of numbers, and in
+ * the first blocks also a line of scales. */
 INLINE void direct_fetch(const struct quant_tile *t, enum dtype dtype,
                          const uint8_t *const *panel, size_t at, int b, int n_rows,
                          int n_panels, bool stream)
@@ -157,8 +157,8 @@ INLINE v16 half_sum(const i8x4 q[4], const uint8_t *x, float h)
 }
 
 /* Adds block b of q6_k, of every panel, to acc[r][j].  x: the rows' k-block; w: the block's
- * numbers; scales: the offset of the k-block's scales; top: D of each panel.  It takes one panel
- * after another, so that registers suffice. */
+ * numbers; scales: the offset of the k-block's scales; top: D of each panel.  The panels are taken
+ * one after another, because the registers do not suffice for all. */
 INLINE void direct_block6(v16 (*acc)[WIDE_MAX], const float *x, const uint8_t *const *w,
                           const uint8_t *const *panel, size_t scales, const v16 *top, int b,
                           int n_rows, int n_panels)

@@ -17,7 +17,7 @@ static int32_t whole(float f)
     return i - ROUNDER_BITS;
 }
 
-/* Rounds to x [256] in order of k, zero beyond n. Returns e. */
+/* Rounds n numbers to x [256], in order of k, and fills the rest with zeros. Returns e. */
 static float round_numbers(const float *a, int n, int16_t *x)
 {
     uint32_t top = largest_bits(a, n);

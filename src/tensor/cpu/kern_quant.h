@@ -45,8 +45,8 @@ static uint32_t largest_bits(const float *a, int64_t n)
 
 /* Returns the offset to prefetch in every panel while offset `at` is read: a distance further on
  * in the same panel or, past its end, at the beginning of the panel that is read next.  Panels are
- * read n_panels at a time, so that is n_panels further on.  After a tile's last panels it is the
- * next tile, which the same thread takes next (struct stretches). */
+ * read n_panels at a time, so the next one is n_panels further on.  After a tile's last panels it
+ * lies in the next tile, which the same thread takes next (struct stretches). */
 INLINE size_t fetch_offset(const struct quant_tile *t, size_t at, int n_rows, int n_panels)
 {
     at += FETCH_BYTES(n_rows);

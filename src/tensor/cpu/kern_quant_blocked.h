@@ -16,7 +16,7 @@ struct micro {
     int64_t ldc;
     enum dtype dtype;  /* the weights' type */
     bool first;        /* C is overwritten, not added to */
-    const float *bias; /* added if not NULL, which is so for the last k-block */
+    const float *bias; /* added to the sums; NULL before the last k-block */
 };
 
 /* Sets *out to the k-block at k of the panels from `panel` on; a panel beyond the tile's end is

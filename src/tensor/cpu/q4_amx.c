@@ -130,7 +130,7 @@ INLINE void strip_add6(v16 acc[STRIP], const int32_t (*low)[PANEL],
     }
 }
 
-/* Does the same as strip_sums for q6_k, whose k-blocks are always whole. */
+/* Like strip_sums, for q6_k, whose k-blocks are always whole. */
 INLINE void strip_sums6(v16 acc[STRIP], struct scratch *s, const struct panel *p,
                         const uint8_t *x)
 {
@@ -146,7 +146,7 @@ INLINE void strip_sums6(v16 acc[STRIP], struct scratch *s, const struct panel *p
     }
 }
 
-/* Computes rows [r0, r0 + n) by one panel: the sums of earlier k-blocks in C, plus this one. */
+/* Multiplies rows [r0, r0 + n) by one panel, and adds this k-block's sums to those in C. */
 static void strip(const struct quant_tile *t, struct scratch *s, int64_t k, int panel,
                   int r0, int n)
 {
@@ -190,8 +190,8 @@ static void widen_group(const struct quant_tile *t, struct scratch *s, int64_t k
     }
 }
 
-/* A group of panels is widened once, and all strips use it.  If the last strip is narrower, the
- * tile reads on in the stream's scratch, and the extra rows are dropped. */
+/* A group of panels is widened once, and all strips use it.  If the last strip has fewer rows, the
+ * tile also reads the scratch memory after them, and the extra rows' sums are dropped. */
 static void blocked_amx(const struct quant_tile *t)
 {
     struct scratch *s = t->scratch;

@@ -127,8 +127,8 @@ static void strip_store(const struct quant_tile *t, const v16 *p, int64_t k, int
     }
 }
 
-/* A strip of x stays in L1 while all panels use it.  If the last strip is narrower, the tile reads
- * on in the stream's scratch, and the extra rows are dropped. */
+/* A strip of x stays in L1 while all panels use it.  If the last strip has fewer rows, the tile
+ * also reads the scratch memory after them, and the extra rows' sums are dropped. */
 static void blocked_amx(const struct quant_tile *t)
 {
     int32_t *scratch = t->scratch;

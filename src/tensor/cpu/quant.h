@@ -47,7 +47,7 @@ struct quant_tile {
 struct quant_kernels {
     const char *name;
     bool (*runs_here)(void);
-    int direct_rows; /* up to this many rows `direct` is used, above `blocked` */
+    int direct_rows; /* products of at most this many rows use `direct`, larger ones `blocked` */
 
     void (*direct)(const struct quant_tile *t);
     /* The same, one panel after another; used if cpu_reads_one_stream. NULL: there is only one. */

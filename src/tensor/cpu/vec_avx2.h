@@ -17,10 +17,11 @@
 #define MM_WIDE_1 4
 #define MM_WIDE_2 2
 #define MM_WIDE_4 1
-/* Rows of a strip when bf16 is converted in registers: with 6 the compiler spills sums. */
+/* Rows of a strip when bf16 is converted in registers: with 6 rows the compiler keeps some sums in
+ * memory. */
 #define MM_BF16_ROWS 5
-/* Above MM_CONVERT_ROWS rows weights are converted beforehand; above MM_ALONG_ROWS the product does
- * not proceed along panels. */
+/* For more than MM_CONVERT_ROWS rows weights are converted beforehand; for more than MM_ALONG_ROWS
+ * rows the product proceeds over the columns of a k-block, not along panels (kern_matmul.h). */
 #define MM_CONVERT_ROWS 15
 #define MM_ALONG_ROWS   20
 /* From this many queries on, K and V are converted beforehand. */

@@ -126,8 +126,8 @@ static inline v16 v_load_bf16(const uint16_t *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 /* Loads 16 bf16 with one shuffle, where v_load_bf16 needs a shuffle and a shift. The lanes are in
- * the order 0-3, 8-11, 4-7, 12-15. Loading the same 32 bytes into both halves costs nothing, and a
- * shuffle stays inside 16 bytes. */
+ * the order 0-3, 8-11, 4-7, 12-15, because a shuffle moves bytes only inside 16 bytes. Loading the
+ * same 32 bytes into both halves costs nothing. */
 static inline v16 v_load_bf16_split(const uint16_t *p)
 {
     const __m512i upper_halves = _mm512_set_epi64(

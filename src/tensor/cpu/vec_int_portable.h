@@ -11,8 +11,8 @@
 #define Q8_TABLE  q8_kernels_portable
 #define Q8_ROWS   4 /* rows x panels of the blocked kernel */
 #define Q8_PANELS 1
-#define Q8_WIDE_1                                                                          \
-    1 /* panels walked at once by the direct kernel, for 1, 2 and up to 4 rows */
+/* panels walked at once by the direct kernel, for 1, 2 and up to 4 rows */
+#define Q8_WIDE_1 1
 #define Q8_WIDE_2 1
 #define Q8_WIDE_4 1
 #define Q8_DIRECT 4

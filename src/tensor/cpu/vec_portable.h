@@ -1,5 +1,6 @@
 /* vec_portable.h - a vector of 16 floats in plain C: it runs on every CPU, and tests compare the
- * other two with it.  fmaf is the C library's (the compiler may not contract). */
+ * other two with it.  A fused step calls the C library's fmaf, because the compiler may not fuse
+ * products and sums itself (-ffp-contract=off). */
 #ifndef TENSOR_VEC_H
 #define TENSOR_VEC_H
 

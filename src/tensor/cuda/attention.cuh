@@ -1,5 +1,5 @@
-/* attention.cuh - shared by the attention kernels: the place of keys, and their way to shared
- * memory. */
+/* attention.cuh - shared by the attention kernels: finds keys and values in the KV blocks, and
+ * copies them to shared memory. */
 #ifndef TENSOR_CUDA_ATTENTION_CUH
 #define TENSOR_CUDA_ATTENTION_CUH
 
@@ -35,8 +35,8 @@ static __device__ __forceinline__ float exp2_approx(float x)
 #endif
 }
 
-/* Returns this block's rows, at most `rows` of a tile; n_rows <= 0: the block has no rows. Later
- * rows have more keys, so they start first. */
+/* Returns the rows of this block of threads, at most `rows` of a tile; n_rows <= 0: it has no rows.
+ * Later rows have more keys, so they start first. */
 static __device__ __forceinline__ gpu_tile my_rows(const gpu_attention_job &a, int rows)
 {
     int parts = GPU_TILE_ROWS / rows, i = a.b.n_tiles * parts - 1 - (int)blockIdx.x;
@@ -53,8 +53,7 @@ template <typename T, int D, int N_THREADS, bool SPARING = (D > 128)>
 static __device__ __forceinline__ void fetch(T *to_smem, const T *rows, int from, int to)
 {
     constexpr int ALL = TOKENS * (D / PIECE), COPIES = (ALL + N_THREADS - 1) / N_THREADS;
-    constexpr int UNROLLED = SPARING ? 4
-                                     : COPIES; /* the products need the registers */
+    constexpr int UNROLLED = SPARING ? 4 : COPIES; /* SPARING: the products need the registers */
 #pragma unroll UNROLLED
     for (int j = 0; j < COPIES; j++) { /* rows have no gaps between them */
         int i = (int)threadIdx.x + j * N_THREADS;

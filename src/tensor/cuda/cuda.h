@@ -1,9 +1,9 @@
 /* cuda.h - the CUDA backend, private to src/tensor/cuda.
  *
  * A device is one GPU; several work as a group (tensor/group.h).  The C files run on the host:
- * memory, streams, upload of batches, cuBLAS.  The kernels are in k_*.cu behind launch.h.  Graphs,
- * early launches, cuFile and NCCL are in untried/ behind untried/untried.h: no GPU has run them,
- * and the backend works without each of them.
+ * memory, streams, upload of batches, cuBLAS.  The kernels are in k_*.cu and are called through
+ * launch.h.  Graphs, early launches, cuFile and NCCL are in untried/ and are called through
+ * untried/untried.h: no GPU has run them, and the backend works without each of them.
  *
  * Activations have the state dtype between operations (device.act_is_state); the residual sum
  * inside a layer and the logits are f32; products accumulate in f32.  With cuBLAS, and with
@@ -51,7 +51,7 @@ struct cuda_device {
     char about[320];
 };
 
-/* Host data on their way to the device: pinned memory and its image on the device, in two halves. A
+/* Host data on the way to the device: pinned memory and its image on the device, in two halves. A
  * half is reused when the copies from it have arrived. */
 struct upload {
     uint8_t *host, *dev;
@@ -95,9 +95,10 @@ int cuda_check(struct cuda_stream *s, cudaError_t e, const char *what);
 /* Logs a failure with the caller's text, and makes it the stream's sticky error. Returns the
  * stream's code. */
 int cuda_fail(struct cuda_stream *s, int code, const char *why);
-/* First call of an operation. Returns the stream's code. An empty batch may have NULL data. */
+/* Every operation calls this first. Returns the stream's sticky code. An operation without rows
+ * must then return at once, because its matrices may have NULL data. */
 int cuda_enter(struct stream *s);
-/* Last call of an operation. Returns the error of its launches. */
+/* Every operation calls this last. Returns the error of its launches. */
 int cuda_leave(struct stream *s, const char *what);
 
 /* --- cuda_memory.c --- */
@@ -118,8 +119,9 @@ int upload_send(struct cuda_stream *s, void *dev, const void *host, size_t bytes
 int upload_ids(struct cuda_stream *s, const int32_t *ids, int64_t n, const int32_t **dev);
 /* Uploads a batch to device memory; the same batch (by ragged.id) is uploaded once. */
 int upload_batch(struct cuda_stream *s, const struct ragged *r, struct gpu_batch *out);
-/* Uploads a batch of decodes, one row each, to `image`, with room for tables of the next power of
- * two. If it does not fit, it goes where upload_batch puts it. */
+/* Uploads a batch of decodes, one row each, to `image` in device memory, with room for tables of
+ * the next power of two. If the batch does not fit into image_bytes, it is uploaded as by
+ * upload_batch. */
 int upload_decode(struct cuda_stream *s, const struct ragged *r, void *image,
                   size_t image_bytes);
 

@@ -10,9 +10,8 @@
 
 enum {
     ALIGN = 256,
-    SOLO_ROWS =
-        /* sequences with fewer rows are processed row by row: a tile would be mostly empty */
-    8,
+    /* sequences with fewer rows are processed row by row, because a tile would be mostly empty */
+    SOLO_ROWS = 8,
 };
 
 int upload_create(struct cuda_memory *m, struct upload *u, size_t half_bytes)

@@ -32,8 +32,8 @@ static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared,
 #define LAUNCH(kernel, grid, block, shared, stream, ...)                                   \
     launch(kernel, dim3(grid), dim3(block), (shared), (stream), __VA_ARGS__)
 
-/* First line of every kernel: it touches nothing before the earlier kernels of the stream have
- * ended. */
+/* Every kernel calls this first, so that it touches nothing before the earlier kernels of the
+ * stream have ended. */
 static __device__ __forceinline__ void await_stream()
 {
     early_await();
@@ -101,7 +101,8 @@ static __device__ __forceinline__ void from_f32(float &h, float f)
  * division of elements among threads, and so the order of sums, is the same in both cases. */
 enum { PIECE = 8 };
 
-/* PIECE elements as they lie in memory, so that loads can be in flight during other work. */
+/* PIECE elements as they lie in memory. They are converted later (unpack8), so that their loads can
+ * be in flight during other work. */
 template <typename T> struct raw_piece {
     uint4 w[PIECE * sizeof(T) / 16];
 };
@@ -164,7 +165,7 @@ template <typename T> static __device__ __forceinline__ void store8(T *p, const 
                         pack2<T>(x[6], x[7])};
 }
 
-/* Loads the first n elements of a piece, which the row still has, followed by zeros. */
+/* Loads a piece of which the row still has n elements; the others become zero. */
 template <typename T>
 static __device__ __forceinline__ void take_piece(float *x, const T *p, int n, bool wide)
 {
@@ -203,7 +204,7 @@ static __device__ __forceinline__ float warp_sum(float x)
     return x;
 }
 
-/* Returns the sum over a block of N_THREADS, to every thread. */
+/* Returns, in every thread, the sum over a block of N_THREADS threads. */
 template <int N_THREADS> static __device__ __forceinline__ float block_sum(float x)
 {
     __shared__ float part[N_THREADS / WARP];

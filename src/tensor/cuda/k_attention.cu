@@ -17,8 +17,8 @@
 
 enum { ROW_WARPS = 4, ROW_THREADS = ROW_WARPS * WARP, MAX_HEAD = 256 };
 
-/* A warp's state: lane l holds elements [8 * (l % LANES), +8) of every head's output, for the keys
- * of its subgroup l / LANES.  LANES * 8 >= d_head. */
+/* A lane l of a warp holds elements [8 * (l % LANES), +8) of every head's output, summed over the
+ * keys of its subgroup l / LANES.  LANES * 8 >= d_head. */
 template <typename T, int G, int LANES>
 static __global__ void __launch_bounds__(ROW_THREADS)
     attend_row(gpu_attention_job a, const int32_t *rows, int n_splits)
@@ -163,7 +163,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-/* One block per (row, head). */
+/* Merges the results of the splits. Grid: one block of threads per (row, head). */
 template <typename T>
 static __global__ void join_splits(gpu_attention_job a, const int32_t *rows, int n_splits)
 {
@@ -188,8 +188,8 @@ static __global__ void join_splits(gpu_attention_job a, const int32_t *rows, int
     }
 }
 
-/* Returns the number of splits: enough blocks for every multiprocessor, each with at least a few KV
- * blocks. */
+/* Returns the number of splits of a row: enough blocks of threads for all multiprocessors, each
+ * with at least a few KV blocks. */
 static int splits_for(const gpu_attention_job &a, int n_rows, int per_row)
 {
     int longest = a.b.table_ld,
@@ -255,7 +255,7 @@ template <typename T, int D, int M> struct tile_of {
     enum {
         ROWS = TILE_WARPS * 16 * M,
         STAGES = D <= 128 ? 2 : 1,
-        SPARING = D > 128 || M > 1, /* sparing of registers */
+        SPARING = D > 128 || M > 1, /* the copies use few registers (fetch) */
         SHARED = (ROWS + 2 * STAGES * TOKENS) * (D + PAD) * (int)sizeof(T),
     };
 };
@@ -454,7 +454,7 @@ static void launch_tiles(cudaStream_t s, const gpu_attention_job &a)
     typedef tile_of<T, D, M> F;
     auto kernel = attend_tile<T, D, M>;
     static_assert(M > 1 || F::SHARED <= 99 * 1024,
-                  "what a block may have on sm_89; sm_80 and 90 have more");
+                  "a block of threads has at most 99 KiB on sm_89; more on sm_80 and sm_90");
     if (F::SHARED > 48 * 1024)
         cudaFuncSetAttribute((const void *)kernel,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, F::SHARED);

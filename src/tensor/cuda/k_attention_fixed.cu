@@ -1,13 +1,11 @@
 /* k_attention_fixed.cu - attention in which each row is computed in one way, whatever its batch;
  * launch.h (gpu_attention_fixed) defines that way.
  *
- * - fixed_tile: up to 64 rows of a sequence and one head, with all their keys: prefill.  A warp has
- *   16
- *   rows and all 64 keys of a block; splits are merged in registers.
- * - fixed_split: one row, with the heads that share a KV head as the rows of its operand, and one
- *   split:
- *   decoding.  A block's 64 keys are four strips of 16, one per warp; each warp has some of the output's
- *   columns.  fixed_join merges the splits.
+ * - fixed_tile is for prefill: up to 64 rows of a sequence and one head, with all their keys.  A
+ *   warp has 16 rows and all 64 keys of a block; splits are merged in registers.
+ * - fixed_split is for decoding: one row and one split, with the heads that share a KV head as the
+ *   rows of operand A.  A block's 64 keys are four strips of 16, one per warp; each warp has some
+ *   of the output's columns.  fixed_join merges the splits.
  *
  * Both kernels give the same result, because each step is the same function, operands A are always
  * queries, and sums across lanes or warps have one order.  Every operation that the compiler could
@@ -15,10 +13,9 @@
 #include "tensor/cuda/attention.cuh"
 
 enum {
-    SPLIT =
-        /* blocks per split: enough to be worth a pass over the accumulators; 8 blocks of threads
-         * for each 4096 tokens and KV head */
-        8,
+    /* KV blocks per split: enough to be worth a pass over the accumulators. 4096 tokens of one KV
+     * head are 8 splits, and so 8 blocks of threads. */
+    SPLIT = 8,
     STRIP = 16, /* keys of a strip */
     STRIPS = TOKENS / STRIP,
     N_WARPS = STRIPS,
@@ -75,15 +72,15 @@ static __device__ __forceinline__ void attend_mask(float (&s)[2 * N][4], float h
     }
 }
 
-/* Returns the base of a row's weights: its maximum, or 0 while the row has seen no key. Its maximum
- * is -inf then, and all its weights must be 0. */
+/* Returns the number that is subtracted from a row's scores: the row's maximum, or 0 while the row
+ * has seen no key. The maximum is -inf then, and all weights must become 0. */
 static __device__ __forceinline__ float base_of(float high)
 {
     return high == -INFINITY ? 0.0f : high;
 }
 
-/* Computes the weights of row r (0 or 1: g or g + 8) in one strip. Returns the sum of this lane's
- * four. */
+/* Computes this lane's four weights of row r (0 or 1: row g or g + 8 of the fragment) in one strip.
+ * Returns their sum. */
 static __device__ __forceinline__ float attend_weigh(float *lo, float *hi, int r,
                                                      float base)
 {
@@ -101,7 +98,8 @@ struct softmax {
     float m[2], l[2];
 };
 
-/* Adds the strips' sums in ascending order. Returns the factor for the output so far. */
+/* Adds the strips' sums of weights in ascending order to a row's running sum. Returns the factor
+ * for the output so far. */
 static __device__ __forceinline__ float attend_shrink(softmax &x, int r, float high,
                                                       const float sum[STRIPS])
 {
@@ -112,8 +110,8 @@ static __device__ __forceinline__ float attend_shrink(softmax &x, int r, float h
     return shrink;
 }
 
-/* Computes o += p . v for 16 keys and N pairs of columns (8 each) from `pair` on, `step` pairs
- * apart. Pairs from n on do not exist. */
+/* Computes o += p . v for 16 keys and N pairs of 8 columns, from `pair` on, `step` pairs apart.
+ * Pairs from D / 16 on do not exist and are skipped. */
 template <typename T, int D, int N>
 static __device__ __forceinline__ void attend_values(float (&o)[2 * N][4],
                                                      const uint32_t p[4], const T *v,
@@ -161,7 +159,8 @@ static __device__ __forceinline__ float join_value(joined j, float all, float o)
     return fmaf(o, j.add, __fmul_rn(all, j.keep));
 }
 
-/* Adds 0, because a zero's sign would otherwise tell how many blocks without keys were computed. */
+/* Returns o / l, with +0 in place of -0: the sign of a zero would otherwise depend on how many
+ * blocks without keys were computed. */
 static __device__ __forceinline__ float attend_result(float o, float l)
 {
     return __fadd_rn(__fdiv_rn(o, l), 0.0f);
@@ -172,8 +171,8 @@ static __device__ __forceinline__ float log2_scale(const gpu_attention_job &a)
     return __fmul_rn(a.scale, 1.4426950408889634f);
 }
 
-/* Copies a query's 16-byte pieces to shared memory, with zeros if it does not exist; element by
- * element if q's rows are not aligned. */
+/* Copies one piece of a query to shared memory: zeros if the query does not exist (in is false),
+ * element by element if q's rows are not aligned (wide is false). */
 template <typename T>
 static __device__ __forceinline__ void fetch_piece(T *to, const T *from, bool in, bool wide)
 {
@@ -344,8 +343,8 @@ static __device__ __forceinline__ float *partial_of(const gpu_attention_job &a, 
     return a.scratch + (((int64_t)i_row * n_heads + head) * n_splits + i) * (d + 2);
 }
 
-/* Grid: row, up to 16 heads of a KV head, split.  If there is only one split, the kernel writes
- * the results themselves. */
+/* Grid: row, up to 16 heads of a KV head, split.  If there is only one split, the kernel writes the
+ * final results, and fixed_join does not run. */
 template <typename T, int D>
 static __global__ void __launch_bounds__(split<T, D>::THREADS)
     fixed_split(gpu_attention_job a, const int32_t *rows, int n_splits)
@@ -476,7 +475,7 @@ static __global__ void __launch_bounds__(split<T, D>::THREADS)
             }
 }
 
-/* One block of threads per (row, head). */
+/* Merges the results of the splits. Grid: one block of threads per (row, head). */
 template <typename T>
 static __global__ void fixed_join(gpu_attention_job a, const int32_t *rows, int n_splits)
 {
@@ -509,21 +508,22 @@ static void launch_tiles(cudaStream_t s, const gpu_attention_job &a, const int32
 {
     auto kernel = fixed_tile<T, D>;
     typedef tile<T, D> F;
-    static_assert(F::SHARED <= 99 * 1024, "what a block of threads may have on sm_89");
+    static_assert(F::SHARED <= 99 * 1024, "a block of threads has at most 99 KiB on sm_89");
     allow_shared((const void *)kernel, F::SHARED);
     LAUNCH(kernel, dim3((unsigned)n, (unsigned)(a.q.cols / D)), F::THREADS, F::SHARED, s, a,
            rows);
 }
 
-/* Launches as many rows at a time as scratch has room for. If a row has too many splits for
- * scratch, it runs as a tile. That gives the same results, but uses one multiprocessor. */
+/* Launches as many rows at a time as scratch has room for. If the splits of a single row do not fit
+ * into scratch, the row runs as a tile: this gives the same results, but uses only one
+ * multiprocessor per head. */
 template <typename T, int D>
 static void launch_rows(cudaStream_t s, const gpu_attention_job &a)
 {
     auto kernel = fixed_split<T, D>;
     auto join = fixed_join<T>;
     typedef split<T, D> F;
-    static_assert(F::SHARED <= 99 * 1024, "what a block of threads may have on sm_89");
+    static_assert(F::SHARED <= 99 * 1024, "a block of threads has at most 99 KiB on sm_89");
     int n_heads = a.q.cols / D, group = n_heads / a.kv.n_kv;
     int chunks = (group + N_ROWS - 1) / N_ROWS;
     int n_splits = (a.b.table_ld + SPLIT - 1) / SPLIT;

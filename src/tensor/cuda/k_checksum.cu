@@ -1,12 +1,12 @@
 /* k_checksum.cu - checksum64 of records (XXH3, 64 bits, seed 0 and default secret), one block of
  * threads per record.
  *
- * For more than 240 bytes, XXH3 adds 1024 bytes at a time, as 16 stripes of 64, to eight 64-bit
- * sums, and stirs the sums in between.  The value that a stripe adds does not depend on the sums,
- * so only the stirring is a chain:
+ * For more than 240 bytes, XXH3 adds 1024 bytes at a time (here called a place), as 16 stripes of
+ * 64, to eight 64-bit sums, and mixes (here: stirs) each sum in between.  The value that a stripe
+ * adds does not depend on the sums, so only the stirring is a chain:
  *
- *   summers  [ 64 KiB ][ 64 KiB ][ 64 KiB ]...          values of each 1024 bytes: 16 warps, 64 places at a time
- *   last warp          [ 64 steps][ 64 steps]...        adds and stirs, eight lanes
+ *   16 warps   [ 64 KiB ][ 64 KiB ][ 64 KiB ]...     compute the values of 64 places at a time
+ *   last warp            [ 64 steps][ 64 steps]...   adds them and stirs, in eight lanes
  *
  * A step takes some 30 cycles; 512 KiB are 512 steps, 9 us, about the time in which one
  * multiprocessor reads as much.  So more blocks per record would save nothing, and the rest of the
@@ -19,7 +19,7 @@ enum {
     EACH = 4, /* places that a warp handles in a round */
     ROUND = SUM_WARPS * EACH,
     THREADS = (SUM_WARPS + 1) * WARP,
-    PLACE = 1024, /* bytes between two stirrings */
+    PLACE = 1024, /* bytes that are added between two stirrings */
     STRIPE = 64,
     LANES = 8,
     SHORT = 240,
@@ -147,9 +147,10 @@ static __device__ u64 checksum_short(const uint8_t *p, int n)
     return stir_end(h + mix16(p + n - 16, 136 - 17));
 }
 
-/* --- more: a block ---------------------------------------------------------------------------- */
+/* --- more than 240 bytes: a block of threads -------------------------------------------------- */
 
-/* Returns the value that eight bytes add to their own lane. */
+/* Returns the product that eight bytes (already combined with the secret) add to their own lane's
+ * sum. */
 static __device__ __forceinline__ u64 product(u64 x)
 {
     return (u64)(uint32_t)x * (x >> 32);
@@ -224,7 +225,7 @@ static __device__ __forceinline__ void add_places(u64 *sums, const uint4 v[EACH]
     }
 }
 
-/* Takes one lane through the places of a round. */
+/* Adds the values of a round's places to one lane's sum, and stirs it after each. */
 static __device__ __forceinline__ u64 stir_places(u64 acc, const u64 *sums, const record &r,
                                                   int round, int lane)
 {

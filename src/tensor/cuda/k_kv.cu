@@ -51,7 +51,8 @@ static __device__ __forceinline__ void copy_piece(T *to, const T *from, int i, i
         to[e] = from[e];
 }
 
-/* Returns the number of pieces of a head's K: pieces of pairs, then pieces that are not rotated. */
+/* Returns the number of pieces of a head's K: first those of rotated pairs, then those that are not
+ * rotated. */
 static __device__ __forceinline__ int k_pieces(int d_head, gpu_angles rope)
 {
     return pieces_of(rope.d_rot / 2) + pieces_of(d_head - rope.d_rot);
@@ -200,7 +201,7 @@ void gpu_rope_kv_fill(cudaStream_t s, struct gpu_mat q, struct gpu_kv kv,
     })
 }
 
-/* One block of threads per run of tokens of a (head, chunk). */
+/* kv_load_chunks has one block of threads per LOAD_RUN tokens of each (head, chunk). */
 enum { LOAD_RUN = 16 };
 
 template <typename T>

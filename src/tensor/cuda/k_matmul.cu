@@ -1,11 +1,10 @@
 /* k_matmul.cu - two of the products that cuBLAS does not compute; k_matmul_fixed.cu has the third.
  *
  * - exact: the order of ops.h to the bit (blocks of 256, an fma chain in each), for any type and
- *   shape.
- *   Its results do not depend on the batch, and equal the CPU's.  It runs on the plain f32 units: slow.
- * - gemv: for few rows, whose time is the reading of the weights: a warp streams whole weight rows
- *   in
- *   16-byte pieces and accumulates all rows of `a` at once. */
+ *   shape.  Its results do not depend on the batch, and equal the CPU's.  It is slow, because it
+ *   runs on the plain f32 units.
+ * - gemv: for few rows, where reading the weights takes all the time.  A warp streams whole weight
+ *   rows in 16-byte pieces and accumulates all rows of `a` at once. */
 #include "tensor/cuda/device.cuh"
 #include "tensor/cuda/launch.h"
 
@@ -142,9 +141,9 @@ static __global__ void __launch_bounds__(GEMV_THREADS)
         for (int m = 0; m < M; m++)
             acc[m][r] = 0;
     }
-    /* The weights of AHEAD steps are loaded before the first is used.  By itself the compiler waits
-     * for each step's loads, which are half of the bytes that a product with 4096 columns must have
-     * in flight. */
+    /* The weights of AHEAD steps are loaded before those of the first step are used.  By itself the
+     * compiler would wait for the loads of each step; these are only half of the bytes that a
+     * product with 4096 columns must have in flight. */
     constexpr int STEP = WARP * PIECE, AHEAD = R == 2 ? 4 : 2;
     int k = lane * PIECE, rest = a.cols % (AHEAD * STEP);
     for (; k < a.cols - rest; k += AHEAD * STEP) { /* the condition is the same for all lanes */

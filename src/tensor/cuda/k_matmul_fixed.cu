@@ -1,23 +1,24 @@
 /* k_matmul_fixed.cu - products on the tensor cores in which each element is computed in one way,
  * whatever its batch; launch.h (gpu_matmul_fixed) defines that way.
  *
- * - few: up to 32 rows, whose time is the reading of the weights.  A block of threads takes 16
+ * - few: up to 32 rows, where reading the weights takes all the time.  A block of threads takes 16
  *   columns and all of k.  Its warps take k-blocks in turn, each through a ring of its own, and the
- *   blocks' sums meet in shared memory.
+ *   blocks' sums are added in shared memory.
  * - tiles: more rows.  The usual tiling (for the products of the HCache paper's section 4: norm,
  *   then [W_k;W_v]), with a second set of accumulators for the sum of the k-blocks.
  *
- * Both give the same bits: they stage k in tiles of 64 that are zero beyond its end, take a tile's
- * four steps in ascending order with the activations as operand A, and sum blocks from +0.  The
- * hardware is assumed to add up a step equally in every row and column of its operands, and to
- * leave a sum unchanged if all products are zero; tests/tensor/cuda_fixed_cases.c checks this. */
+ * Both give the same bits: they stage k in tiles of 64, the last one filled up with zeros, take a
+ * tile's four steps in ascending order with the activations as operand A, and sum blocks from +0.
+ * The hardware is assumed to add up a step in the same way for every row and column of its
+ * operands, and to leave a sum unchanged if all products are zero;
+ * tests/tensor/cuda_fixed_cases.c checks both assumptions. */
 #include "tensor/cuda/device.cuh"
 #include "tensor/cuda/launch.h"
 #include "tensor/cuda/mma.cuh"
 
 enum {
-    /* length of a chain of steps, as in ops.h. Longer chains lose bits, because bits below the
-     * largest summand are cut off and not rounded */
+    /* Length of a chain of steps, as in ops.h. A longer chain is less exact, because a step cuts
+     * off the summands' low bits (relative to the largest one) instead of rounding. */
     K_BLOCK = 256,
     K_TILE = 64, /* columns staged at a time: 128 bytes of a row */
     PIECES = K_TILE / PIECE,
@@ -34,10 +35,10 @@ static __device__ __forceinline__ int staged(int r, int p)
     return r * K_TILE + ((p ^ r) & (PIECES - 1)) * PIECE;
 }
 
-/* The part of a tile's ROWS rows that one of N_THREADS threads copies: piece `p` of every STEPth
- * row from `r` on.  It holds the parts of the addresses that do not change from tile to tile;
- * computing them anew took longer than the tile's products.  WIDE: rows begin at multiples of 16
- * bytes and have whole pieces. */
+/* Copies the part of a tile's ROWS rows that one of N_THREADS threads has: piece `p` of every
+ * STEPth row from `r` on.  The struct keeps the parts of the addresses that do not change from tile
+ * to tile, because computing them for every tile took longer than the tile's products.  WIDE: rows
+ * begin at multiples of 16 bytes and have whole pieces. */
 template <typename T, int ROWS, int N_THREADS, bool WIDE> struct stager {
     enum {
         STEP = N_THREADS / PIECES,
@@ -54,8 +55,8 @@ template <typename T, int ROWS, int N_THREADS, bool WIDE> struct stager {
         from = (const T *)m.data + (int64_t)(row0 + r) * m.ld + p * PIECE;
     }
 
-    /* Copies [k0, k0 + 64) of the rows, with zeros where nothing exists.  FEW: shared memory behind
-     * the existing rows may keep its contents. */
+    /* Copies columns [k0, k0 + 64) of the rows, with zeros for columns and rows that do not exist.
+     * FEW: the places of missing rows may keep their contents. */
     template <bool FEW> __device__ __forceinline__ void bring(T *to, int k0) const
     {
 #pragma unroll
@@ -146,9 +147,9 @@ static __device__ __forceinline__ void put(const gpu_mat &c, int row, int col, f
 
 /* --- few rows --------------------------------------------------------------------------------- */
 
-/* The number of bytes in flight decides: 4 warps with 3 tiles of 2 KiB each, and two to three
- * blocks of threads on a multiprocessor, are 48 to 72 KiB of weights; 5 TB/s at 0.8 us of latency
- * need 30. */
+/* The number of bytes in flight decides the speed. 4 warps with 3 tiles of 2 KiB each, and two to
+ * three blocks of threads on a multiprocessor, have 48 to 72 KiB of weights in flight; 5 TB/s at
+ * 0.8 us of latency need 30 KiB. */
 enum { FEW_COLS = 16, FEW_WARPS = 4, FEW_THREADS = FEW_WARPS * WARP };
 
 template <typename T, int M> struct few {
@@ -321,7 +322,7 @@ static void launch_few(cudaStream_t s, gpu_mat c, gpu_mat a, gpu_mat w, const fl
 {
     auto kernel = matmul_few<T, M, WIDE>;
     constexpr int shared = few<T, M>::SHARED;
-    static_assert(shared <= 99 * 1024, "what a block of threads may have on sm_89");
+    static_assert(shared <= 99 * 1024, "a block of threads has at most 99 KiB on sm_89");
     allow_shared((const void *)kernel, shared);
     LAUNCH(kernel, blocks_for(c.cols, FEW_COLS), FEW_THREADS, shared, s, c, a, w, bias);
 }
@@ -331,7 +332,7 @@ static void launch_tiles(cudaStream_t s, gpu_mat c, gpu_mat a, gpu_mat w, const 
 {
     typedef tiling<T, ROWS, COLS, HIGH, WIDTH> F;
     auto kernel = matmul_tiles<T, ROWS, COLS, HIGH, WIDTH, WIDE>;
-    static_assert(F::SHARED <= 99 * 1024, "what a block of threads may have on sm_89");
+    static_assert(F::SHARED <= 99 * 1024, "a block of threads has at most 99 KiB on sm_89");
     allow_shared((const void *)kernel, F::SHARED);
     int n_down = (int)blocks_for(c.rows, ROWS);
     LAUNCH(kernel, (unsigned)n_down * blocks_for(c.cols, COLS), F::THREADS, F::SHARED, s, c,

@@ -2,9 +2,9 @@
  *
  * A block of threads computes 32 x 64 results.  For each k-block it rounds its rows of `a` to 16
  * bits and stages them with the weights in shared memory.  Sums of integers are exact in any order.
- * Products run on the plain integer units, with every row of `a` rounded again for each 64 columns:
- * this is for models whose layers do not fit on the device, where a layer takes longer to arrive
- * than to compute. */
+ * Products run on the plain integer units, and every row of `a` is rounded again for each 64
+ * columns.  This speed suffices, because the kernel serves models whose layers do not fit on the
+ * device: there a layer takes longer to arrive than to compute. */
 #include "tensor/cuda/device.cuh"
 #include "tensor/cuda/launch.h"
 

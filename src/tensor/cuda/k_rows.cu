@@ -16,8 +16,8 @@ static bool is_wide(gpu_mat m)
 
 /* --- norms: a block takes a row ---------------------------------------------------------------- */
 
-/* How a row is normalised: with a bias the mean is subtracted first (layer norm), else not (RMS).
- */
+/* How a row is normalised: by a layer norm, which first subtracts the mean, if b is not NULL; else
+ * by an RMS norm. */
 struct norm_by {
     const float *w, *b;
     float eps;

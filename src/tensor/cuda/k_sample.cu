@@ -1,13 +1,14 @@
 /* k_sample.cu - choosing a token from each row of logits (ops.h, sampling.h), one block of threads
  * per row.
  *
- * Candidates are never sorted.  Their keys define the order.  The kernel looks for the candidate
- * with which a sum over them, in that order, exceeds a target, and finds its key digit by digit: a
- * histogram of the candidates' weights by the next digit of their keys, summed from the largest
- * down, tells which digit holds the target, and the next pass examines only candidates with that
- * digit.  Three digits are of the logit, two of the id.  Weights are whole numbers, so the order in
- * which threads add does not matter.  A row of 128 K logits is 512 KB, which stays in L2 between
- * passes.  Each pass computes the weights anew, which costs less than storing them. */
+ * Candidates are never sorted.  Their keys define the order.  The kernel looks for the candidate at
+ * which the sum of weights, added in that order, exceeds a target, and finds its key digit by
+ * digit.  A histogram of the candidates' weights by the next digit of their keys, summed from the
+ * largest digit down, tells at which digit the sum exceeds the target.  The next pass examines only
+ * candidates with that digit.  Three digits are of the logit, two of the id.  Weights are whole
+ * numbers, so the order in which threads add does not matter.  A row of 128 K logits is 512 KB,
+ * which stays in L2 between passes.  Each pass computes the weights anew, which costs less than
+ * storing them. */
 #include "tensor/cuda/device.cuh"
 #include "tensor/cuda/launch.h"
 #include "tensor/sampling.h"
@@ -112,8 +113,8 @@ static __device__ __forceinline__ uint64_t sum_of(const bucket_sum &b)
     return (uint64_t)b.high << 32 | b.low;
 }
 
-/* Returns the digit that holds the target when buckets are summed from the largest down; subtracts
- * the sum above it from *target. */
+/* Sums the buckets from the largest digit down. Returns the digit at which the sum exceeds *target;
+ * subtracts the sum of the buckets above it from *target. */
 static __device__ uint64_t find_digit(const bucket_sum *bucket, uint64_t *target)
 {
     enum { EACH = BUCKETS / THREADS };
@@ -135,8 +136,8 @@ static __device__ uint64_t find_digit(const bucket_sum *bucket, uint64_t *target
     return found;
 }
 
-/* Returns the key of the candidate with which the ordered sum exceeds target; if no sum does, the
- * last one's. */
+/* Returns the key of the candidate at which the ordered sum exceeds target; the last candidate's
+ * key if the total does not. */
 static __device__ uint64_t candidate_at(const sieve &v, uint64_t target)
 {
     __shared__ bucket_sum bucket[BUCKETS];
@@ -175,7 +176,8 @@ static __device__ uint64_t draw_one(sieve v, const sample_row &o, uint64_t n)
     return candidate_at(v, sample_target(o.draw, total_of(v)));
 }
 
-/* Without the 1 the compiler uses 32 registers and spills. */
+/* Without the 1 (blocks per multiprocessor) the compiler limits itself to 32 registers and spills.
+ */
 static __global__ void __launch_bounds__(THREADS, 1)
     sample_rows(int32_t *ids, gpu_mat logits, const sample_row *rows)
 {

@@ -49,14 +49,15 @@ struct gpu_batch {
     const struct gpu_tile *tiles; /* [n_tiles] tiles of all other rows */
 };
 
-/* How a device computes (--cuda-math). FAST: cuBLAS, and splits as they suit the batch. FIXED:
- * tensor cores. EXACT: the arithmetic of ops.h. In FIXED and EXACT a row's bits do not depend on
- * the batch. */
+/* How a device computes (--cuda-math). FAST: cuBLAS, and attention is split as suits the batch.
+ * FIXED: tensor cores. EXACT: the arithmetic of ops.h. In FIXED and EXACT a row's bits do not
+ * depend on the batch. */
 enum gpu_math { GPU_FAST, GPU_FIXED, GPU_EXACT };
 
 /* --- small uploads (k_fetch.cu) --- */
-/* Copies from pinned memory by a kernel, because a copy would wait behind those of other streams. 0
- * < n_bytes < 2^32; both sides are aligned to 4 and have room for a multiple of 4. */
+/* Copies from pinned memory with a kernel, because the copy engine would first finish the copies of
+ * other streams. 0 < n_bytes < 2^32; both sides are aligned to 4 bytes and have room for n_bytes
+ * rounded up to a multiple of 4. */
 void gpu_fetch(cudaStream_t s, void *to, const void *from, size_t n_bytes);
 
 /* --- rows (k_rows.cu) --- */
@@ -87,14 +88,13 @@ void gpu_matmul_exact(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct
  * (k_matmul_fixed.cu). Each element is computed as follows, whatever batch and kernel computes it:
  * k is cut into blocks of 256, padded with zeros to a multiple of 64; a block's sum is a chain of
  * tensor-core steps of 16 (m16n8k16, the row of `a` in operand A) in ascending k from +0; blocks'
- * sums are added in f32 in ascending order, from +0; bias last. `n_sm`: number of multiprocessors,
- * by which the tile size is chosen.
- */
+ * sums are added in f32 in ascending order, from +0; bias last. `n_sm`, the number of
+ * multiprocessors, decides the size of the tiles. */
 void gpu_matmul_fixed(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_mat w,
                       const float *bias, int n_sm);
 enum { GPU_GEMV_ROWS = 8 };
-/* A product of at most GPU_GEMV_ROWS rows, which reads the weights once, at the speed of memory.
- * gpu_gemv_can returns whether it suits the operands. */
+/* gpu_gemv computes a product of at most GPU_GEMV_ROWS rows; it reads the weights once, at the
+ * speed of memory. gpu_gemv_can returns whether it can take these operands. */
 int gpu_gemv_can(struct gpu_mat c, struct gpu_mat a, struct gpu_mat w);
 void gpu_gemv(cudaStream_t s, struct gpu_mat c, struct gpu_mat a, struct gpu_mat w,
               const float *bias);
@@ -141,7 +141,7 @@ struct gpu_attention_job {
     enum gpu_math math;
     float *scratch; /* scratch memory for rows whose keys are split */
     int64_t scratch_floats;
-    int n_sm; /* number of multiprocessors, which limits how far splitting pays */
+    int n_sm; /* number of multiprocessors; decides into how many splits keys are divided */
     size_t shared_bytes; /* shared memory that a block may have */
 };
 void gpu_attention(cudaStream_t s, struct gpu_attention_job a);

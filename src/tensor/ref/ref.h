@@ -38,7 +38,7 @@ static inline void mat_set(struct mat a, int64_t row, int64_t col, float f)
     elem_store(a.data, a.dtype, row * a.ld + col, f);
 }
 
-/* Sums in the order of ops.h: 16 lanes, added pairwise. */
+/* Returns the sum of 16 lanes, added pairwise in the order of ops.h. */
 #define REF_LANES 16
 float ref_lanes_sum(float lanes[REF_LANES]);
 
@@ -77,9 +77,11 @@ int ref_q4_pack(struct stream *s, struct weight *w, int64_t row, const void *src
                 int64_t n_rows);
 int ref_q4_rows(struct stream *s, struct mat out, const struct weight *w,
                 const int32_t *ids);
-int ref_bf16r_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
-                     const float *bias);
 int ref_q4_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                   const float *bias);
+
+/* Implements matmul for weights of dtype bf16r. */
+int ref_bf16r_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
+                     const float *bias);
 
 #endif

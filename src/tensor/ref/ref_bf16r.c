@@ -14,8 +14,8 @@ static float flush(float f)
 
 /* Returns fma(x, y, acc), or zero if it is subnormal. A result just below 2^-126 counts as
  * subnormal although fmaf rounds it up to 2^-126, because the instruction rounds to 24 bits before
- * it checks. Scaled by 2^64, fmaf rounds to 24 bits as well. Neither the smaller factor nor acc can
- * overflow there. */
+ * it checks. Scaled by 2^64, fmaf rounds to 24 bits as well. Neither the scaled smaller factor nor
+ * the scaled acc can overflow. */
 static float fma_flushed(float x, float y, float acc)
 {
     float r = fmaf(x, y, acc);
@@ -25,7 +25,7 @@ static float fma_flushed(float x, float y, float acc)
     return fabsf(fmaf(low * 0x1p64f, high, acc * 0x1p64f)) < 0x1p-62f ? copysignf(0, r) : r;
 }
 
-/* Returns the sum over one block of 32. Numbers behind k are zero. */
+/* Returns the sum over one block of 32; a block that k cuts short is filled up with zeros. */
 static float block_sum(struct mat a, int64_t i, const struct weight *w, int64_t j,
                        int64_t k0)
 {

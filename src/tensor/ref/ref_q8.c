@@ -72,7 +72,7 @@ int ref_q8_rows(struct stream *s, struct mat out, const struct weight *w,
     return stream_enter(s);
 }
 
-/* Returns p of the k-block that begins at k0. */
+/* Returns the sum p (ops.h) of the k-block that begins at k0. */
 static float block_sum(const int32_t *x, const struct weight *w, int64_t j, int64_t k0)
 {
     float p = 0;

@@ -1,9 +1,9 @@
 /* cufile.c - reads files into the GPU's memory: GPUDirect Storage with cuFile, which is loaded when
  * a restore pipeline is created.
  *
- * Only direct reads are used.  cuFile's compatibility mode reads to host memory and copies; this
- * program does that better itself, with tests.  So the mode is forbidden before the driver is
- * opened (CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE, which overrides cufile.json and the
+ * Only direct reads are used.  cuFile's compatibility mode reads to host memory and copies from
+ * there, which this program does better itself, with tests.  So the mode is forbidden before the
+ * driver is opened (CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE, which overrides cufile.json and the
  * environment).  Then opening fails without kernel support (CU_FILE_DRIVER_NOT_INITIALIZED), and
  * registering a file fails on an unsuitable file system (CU_FILE_IO_NOT_SUPPORTED).  A library too
  * old for that parameter must report that the mode is off (CU_FILE_ALLOW_COMPAT_MODE in the
@@ -151,9 +151,9 @@ static int refused(struct err *err, const char *what, struct cufile_error e)
 }
 
 /* Prevents cuFile's log. By default cuFile writes cufile.log into the current folder, whatever its
- * parameters say (seen with 1.14 and 1.20 on a machine without a driver); only the environment
- * prevents it. No other thread of this program reads that variable while a restore pipeline is
- * created. */
+ * parameters say (seen with 1.14 and 1.20 on a machine without a driver); only this environment
+ * variable prevents it. Setting the variable is safe, because no other thread of this program reads
+ * it while a restore pipeline is created. */
 static void silence_log(void)
 {
     if (getenv("CUFILE_ENV_PATH_JSON") == NULL)

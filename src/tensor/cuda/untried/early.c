@@ -1,4 +1,4 @@
-/* early.c - see early.h. */
+/* early.c - see early.h and untried.h. */
 #include "tensor/cuda/untried/untried.h"
 
 int gpu_launch_early;

@@ -1,11 +1,11 @@
 /* graphs.c - CUDA graphs: work that is queued repeatedly, a layer of a decode, is recorded once and
  * then replayed with one call.
  *
- * A graph contains addresses and grid sizes, so two decodes with equally many rows must not differ
- * in them.  The batch's image therefore goes to a fixed place in device memory before each replay,
- * with room for tables of the next power of two, which also decides how attention is split.
- * Recorded or not, a decode queues the same kernels with the same arguments, so its bits are the
- * same.
+ * A graph contains addresses and grid sizes, so these must be equal for all decodes with equally
+ * many rows.  The batch's image therefore goes to a fixed place in device memory before each
+ * replay.  The image has room for tables of the next power of two; this power also decides how
+ * attention is split.  Recorded or not, a decode queues the same kernels with the same arguments,
+ * so its bits are the same.
  *
  * Work that comes for the first time is queued normally (libraries load their kernels then, which a
  * recording does not allow); the second time it is recorded.  If recording fails, one warning says
@@ -97,9 +97,9 @@ static void give_up(struct recorder *r, const char *what, const char *why)
     log_warn("device cuda: %s: %s; decoding goes on without recorded graphs", what, why);
 }
 
-/* Records queue's operations. Returns NULL if there is nothing to replay; the caller must then call
- * queue(arg). If a failure inside the recording is something that recordings do not allow, none of
- * the operations has run. Any other fault will happen again. */
+/* Records queue's operations without running them. Returns NULL if recording failed; the caller
+ * must then call queue(arg). Nothing is lost by that: if a recording did not allow an operation, it
+ * is queued normally now, and any other fault will happen again. */
 static cudaGraphExec_t record(struct cuda_stream *s, int (*queue)(void *arg), void *arg)
 {
     cudaGraph_t graph = NULL;

@@ -12,9 +12,8 @@
  *  3. With several GPUs per thread, exchanges must not be in recorded graphs, whose launches may
  *     wait for each other: a recording ends before an exchange (group_ops.c, group_record).
  *  4. After an error the state of queued work is unknown: the communicators are aborted, not
- *     destroyed,
- *     and every later exchange of the stage fails.  Asynchronous errors are queried before each
- *     exchange.
+ *     destroyed, and every later exchange of the stage fails.  Asynchronous errors are queried
+ *     before each exchange.
  *
  * NCCL's header is not needed: the few declarations in use are its stable interface. */
 #include "tensor/cuda/untried/untried.h"
@@ -67,8 +66,9 @@ static void drop_comms(struct nccl *n)
     }
 }
 
-/* Fails every stream of the stage, because the part of an exchange that one rank has queued waits
- * for the others. */
+/* Fails every stream of the stage, not only one rank's: a rank that has queued its part of the
+ * exchange would wait for the others. Does nothing if code is 0 and no exchange has failed before.
+ */
 static int fail(struct nccl *n, const struct ranks *r, int code, const char *what)
 {
     if (code != 0 && n->broken[0] == 0) {
@@ -94,7 +94,7 @@ static int check_comms(struct nccl *n, const struct ranks *r)
     return fail(n, r, code, "an earlier exchange");
 }
 
-/* Ends the group call even if NCCL refused a part of it. */
+/* Implements all_reduce. It ends the group call even if NCCL refused a part of it. */
 static int nccl_all_reduce(struct collective *c, const struct ranks *r, const struct mat *x)
 {
     struct nccl *n = (struct nccl *)c;
