@@ -71,7 +71,7 @@ static uint64_t take_u64(struct reader *r)
     return p != NULL ? get_u64(p) : 0;
 }
 
-/* Reads a key or a name, copied behind the earlier names, with a final zero. */
+/* Reads a key or a name. Returns a copy in the arena of names, with a final zero. */
 static const char *take_name(struct reader *r, const char *what)
 {
     uint64_t n = take_u64(r);
@@ -260,7 +260,7 @@ static void place_tensor(struct reader *r, const struct gguf *g, struct gguf_ten
     else if (!add_fits(t->begin, g->data_begin, &t->begin) ||
              !add_fits(t->end, g->data_begin, &t->end) || t->end > r->file_bytes)
         r->rc = err_set(r->err, ERR_FORMAT,
-                        "truncated: tensor '%s' ends behind the file's %" PRIu64
+                        "truncated: tensor '%s' ends after the file's %" PRIu64
                         " bytes; download the file again",
                         t->name, r->file_bytes);
 }
@@ -357,7 +357,8 @@ int gguf_parse(struct gguf *out, const void *bytes, size_t n, uint64_t file_byte
                        file);
     struct reader r = {
         .bytes = bytes, .n = n, .file_bytes = file_bytes, .names = &out->names, .err = err};
-    /* A name takes at most 16 bytes more than in the file, where its length field alone takes 8. */
+    /* In the arena a name takes at most 16 bytes more than its text. In the file its length field
+     * takes 8 bytes, so 4 * n always suffices. */
     size_t room = n < MAX_NAMES_BYTES / 4 ? 4 * n + 64 : MAX_NAMES_BYTES;
     int rc = arena_init(&out->names, room);
     if (rc != 0)

@@ -16,7 +16,7 @@
  * shape and type.  Any other file is ERR_FORMAT, with the key or the tensor in the message.  An
  * unknown version, byte order or element type is ERR_UNSUPPORTED.
  *
- * This module knows bytes.  The model gives keys and names their meaning. */
+ * This module does not know what keys and names mean; the model loader does. */
 #ifndef FORMAT_GGUF_H
 #define FORMAT_GGUF_H
 

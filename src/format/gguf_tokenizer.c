@@ -40,7 +40,7 @@ enum cut {
     /* first punctuation, then GPT-2's pattern, then digits in groups of three */
     CUT_FALCON,
     CUT_CODER,   /* as in DeepSeek Coder: lines, letters, punctuation, Chinese, digits */
-    CUT_PATTERN, /* one pattern, which the row of the table has */
+    CUT_PATTERN, /* one pattern, the field `pattern` below */
 };
 
 static const struct pre {
@@ -215,8 +215,8 @@ static void add_added(struct tokenizer_json *t, const struct gguf *g)
     }
 }
 
-/* Phi-3's special tokens absorb the white space behind them.  GGUF has no field for this; like
- * llama.cpp, this looks at the model's name. */
+/* Phi-3's special tokens absorb the white space after them.  GGUF has no field for this, so the
+ * model's name decides, as in llama.cpp. */
 static void strip_behind_phi3(struct tokenizer_json *t, const struct gguf *g)
 {
     const char *s = "";
@@ -257,8 +257,8 @@ static int opt_bool(const struct gguf *g, const char *key, bool *io, struct err 
     return 0;
 }
 
-/* Sets the ids that are put around the text. If the file lacks an id, it is not put there, even if
- * its switch is on. */
+/* Sets the ids that are put before and after a text. If the file names no BOS (or EOS) token, none
+ * is put there, even if the file says that one is added. */
 static int add_template(struct tokenizer_json *t, const struct gguf *g, bool add_bos,
                         struct err *err)
 {

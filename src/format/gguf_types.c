@@ -112,8 +112,8 @@ static void decode_q8_0(const uint8_t *b, float *y, size_t n)
     }
 }
 
-/* Unpacks scale and minimum of part j of eight. Each has six bits, and all are packed into twelve
- * bytes. */
+/* Unpacks the scale and the minimum of part j. The eight parts' scales and minima have six bits
+ * each and are packed into twelve bytes. */
 static void scale_min(const uint8_t *s, int j, int *scale, int *min)
 {
     if (j < 4) {

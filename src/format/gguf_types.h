@@ -2,8 +2,8 @@
  *
  * A type stores `block` elements in `bytes` bytes; rows hold whole blocks.  Decoding is exact: each
  * element is the value that the format defines, rounded to f32 at most once.  (Products of a scale
- * and a quantised integer need at most 23 bits, so only the addition of a minimum rounds, and
- * fused or separate arithmetic give the same bits.) */
+ * and a quantised integer need at most 23 bits.  So only the addition of a minimum rounds, and
+ * fused and separate arithmetic give the same bits.) */
 #ifndef FORMAT_GGUF_TYPES_H
 #define FORMAT_GGUF_TYPES_H
 

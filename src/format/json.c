@@ -504,8 +504,8 @@ static int append_piece(const char *s, size_t n, void *out)
     return 0;
 }
 
-/* Appends the text piece by piece. jansson's own buffer would hold it twice when it grows, and its
- * result once more. */
+/* Appends the text piece by piece. jansson's own function for this would hold the text twice while
+ * its buffer grows, and once more in its result. */
 static void append_by_jansson(const json_t *j, int indent, struct textbuf *out)
 {
     int rc = json_dump_callback(j, append_piece, out,

@@ -120,16 +120,16 @@ struct json *json_new_bytes(const char *s, size_t n);
 
 struct json *json_new_int(int64_t v);
 struct json *json_new_real(double v); /* becomes null if v is not finite */
-/* Makes a raw value from n bytes of text, which must be one JSON value. It may only be put into a
- * tree that is written and not read. A large value then takes the memory of its text instead of a
- * node for each part. */
+/* Makes a raw value from n bytes of text, which must be one JSON value. It takes the memory of its
+ * text only, while a tree has a node for each part. It may only be put into a tree that is written
+ * and not read. */
 struct json *json_new_raw(const char *text, size_t n);
 
 /* Returns v with one more owner, so that it can be put into another tree without a copy.  From then
  * on neither owner may write to it.  NULL becomes null. */
 struct json *json_share(const struct json *v);
 
-/* Takes the child. */
+/* The child belongs to the object from then on. */
 void json_put(struct json *object, const char *key, struct json *child);
 void json_put_int(struct json *object, const char *key, int64_t v);
 /* becomes null if v is not finite */
@@ -142,7 +142,8 @@ void json_put_null(struct json *object, const char *key);
 void json_put_string(struct json *object, const char *key, const char *s);
 void json_put_bytes(struct json *object, const char *key, const char *s, size_t n);
 
-void json_push(struct json *array, struct json *child); /* takes the child */
+/* the child belongs to the array from then on */
+void json_push(struct json *array, struct json *child);
 void json_push_int(struct json *array, int64_t v);
 void json_push_real(struct json *array, double v);
 void json_push_string(struct json *array, const char *s);

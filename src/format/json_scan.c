@@ -72,7 +72,7 @@ static bool scan_number(struct scan *s)
     if (!take(s, '0') && !scan_digits(s))
         return fail(s, "a number has no digits");
     if (take(s, '.') && !scan_digits(s))
-        return fail(s, "a number has no digits behind its point");
+        return fail(s, "a number has no digits after its point");
     if (take(s, 'e') || take(s, 'E')) {
         if (!take(s, '+'))
             (void)take(s, '-');
@@ -110,8 +110,8 @@ static int32_t scan_hex(struct scan *s)
     return v;
 }
 
-/* Scans an escape, behind its backslash. An escaped surrogate is half a character, so the other
- * half must follow. */
+/* Scans an escape after its backslash. An escaped surrogate is half a character, so the other half
+ * must follow. */
 static bool scan_escape(struct scan *s)
 {
     int c = peek(s);
@@ -186,7 +186,7 @@ static bool scan_member(struct scan *s, int depth)
     return true;
 }
 
-/* Scans the inside of an object or array, behind its opening bracket. */
+/* Scans the inside of an object or array, after its opening bracket. */
 static bool scan_list(struct scan *s, int depth, char end, bool is_object)
 {
     if (depth > JSON_MAX_DEPTH)

@@ -82,8 +82,8 @@ static int parse_shape(struct safetensors_tensor *t, const struct json *v, struc
     return 0;
 }
 
-/* data_offsets count from the end of the header; t->begin and t->end count from the start of the
- * file. */
+/* Reads data_offsets, which count from the end of the header, into t->begin and t->end, which count
+ * from the start of the file. */
 static int parse_offsets(struct safetensors_tensor *t, const struct json *v,
                          uint64_t data_begin, uint64_t file_bytes, struct err *err)
 {
@@ -174,7 +174,7 @@ static int check_cover(const struct safetensors *s, uint64_t file_bytes, struct 
     }
     if (rc == 0 && at != file_bytes)
         rc = err_set(err, ERR_FORMAT,
-                     "%" PRIu64 " bytes behind the last tensor belong to none",
+                     "%" PRIu64 " bytes after the last tensor belong to none",
                      file_bytes - at);
     free(order);
     return rc;

@@ -10,7 +10,7 @@
  * product of the shape and the element size.  Any other file is ERR_FORMAT, with the tensor's name
  * in the message; an unknown element type is ERR_UNSUPPORTED.
  *
- * This module knows names, shapes and offsets.  The model gives the numbers their meaning. */
+ * This module does not know what the tensors mean; the model loader does. */
 #ifndef FORMAT_SAFETENSORS_H
 #define FORMAT_SAFETENSORS_H
 
@@ -69,8 +69,9 @@ void safetensors_deinit(struct safetensors *s);
 const struct safetensors_tensor *safetensors_find(const struct safetensors *s,
                                                   const char *name);
 
-/* Computes *end, the number of first bytes that safetensors_parse needs, from a file's first 8
- * bytes. *end is checked against the file's size and the format's own limit of 100 MB. */
+/* Computes *end, the number of bytes that safetensors_parse needs from the start of the file.
+ * `bytes` are at least the file's first 8 bytes. Returns ERR_FORMAT if *end would exceed the file's
+ * size or the format's own limit of 100 MB. */
 int safetensors_header_end(const void *bytes, size_t n, uint64_t file_bytes,
                            const char *file, uint64_t *end, struct err *err);
 

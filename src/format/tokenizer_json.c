@@ -313,7 +313,8 @@ static int refuse_string(const struct json *o, const char *key, struct err *err)
     return rc;
 }
 
-/* Reads those options of the model that decide which ids result. */
+/* Reads the options of the model, and refuses those that would change the ids and are not
+ * supported. */
 static int read_model_options(struct tokenizer_json *t, const struct json *m,
                               struct err *err)
 {

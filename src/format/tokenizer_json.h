@@ -46,7 +46,7 @@ struct tokenizer_added {
     struct tokenizer_text text;
     int32_t id;
     bool special;
-    /* the token absorbs the white space before it (lstrip) or behind it (rstrip) */
+    /* the token absorbs the white space before it (lstrip) or after it (rstrip) */
     bool lstrip, rstrip;
     bool normalized; /* the token is matched after normalization instead of before */
     bool in_vocab;   /* the token is also in the model's own vocabulary */
@@ -138,7 +138,7 @@ struct tokenizer_json {
     struct pretokenizer_step pretokenizers[TOKENIZER_MAX_STEPS];
     struct decoder_step decoders[TOKENIZER_MAX_STEPS];
 
-    /* Ids that are put before and behind a text. */
+    /* Ids that are put before (prefix) and after (suffix) a text. */
     bool has_template;
     int n_prefix, n_suffix;
     int32_t prefix[TOKENIZER_MAX_TEMPLATE], suffix[TOKENIZER_MAX_TEMPLATE];
@@ -159,9 +159,9 @@ int tokenizer_json_parse_vocab(struct tokenizer_json *out, const void *vocab,
                                size_t n_vocab, const char *vocab_file, const void *merges,
                                size_t n_merges, const char *merges_file, struct err *err);
 
-/* Makes `text` an added token with a's flags, as other files beside tokenizer.json list them; a's
- * text is not kept. A known token keeps its id. A new one gets a->id. Returns ERR_MISMATCH if that
- * id is in use, or would leave a gap behind the vocabulary. */
+/* Makes a->text an added token with a's flags; files beside tokenizer.json list such tokens. The
+ * text is copied. A known token keeps its id. A new one gets a->id. Returns ERR_MISMATCH if that id
+ * is in use, or would leave a gap after the vocabulary. */
 int tokenizer_json_add(struct tokenizer_json *t, const struct tokenizer_added *a,
                        struct err *err);
 
