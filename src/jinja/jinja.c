@@ -165,8 +165,8 @@ void jbuf_printf(struct jinja *j, struct jbuf *b, const char *fmt, ...)
 
 /* --- compile ------------------------------------------------------------------------ */
 
-/* Parses the source into t. Returns a code, because any call between the setjmp and the end may
- * jump back here. */
+/* Parses the source into t. Returns 0 or the code of a failure: every call after the setjmp may
+ * jump back to it. */
 static int parse_into(struct jinja *j, struct jinja_template *t, struct jstr source)
 {
     if (setjmp(j->escape) != 0)
@@ -288,7 +288,7 @@ static int hand_over(const struct jinja_template *t, const struct jbuf *out,
 int jinja_render_traced(const struct jinja_template *t, const struct jinja_input *in,
                         char **text, size_t *n, uint8_t **foreign, struct err *err)
 {
-    /* printed bytes are counted only after they were printed, so room is left for the last print */
+    /* The output's limit is checked after each print, so the arena has room for one print more. */
     enum { LAST_PRINT = 1 << 20 };
     *text = NULL;
     *n = 0;

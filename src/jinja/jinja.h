@@ -41,12 +41,14 @@
 struct jinja_template;
 
 struct jinja_limits {
-    uint64_t max_steps; /* bound on evaluated nodes, plus one for each 64 bytes processed */
+    uint64_t
+        max_steps; /* bound on steps: one per evaluated node, one per 64 bytes processed */
     /* bound on nesting in the source, in evaluation, and in printed values */
     uint32_t max_depth;
     size_t max_source_bytes; /* bound on the bytes of the template */
     size_t max_output_bytes; /* bound on the bytes of the text, including captured blocks */
-    /* bound on the bytes of one compilation or render; address space until used */
+    /* bound on the bytes of one compilation or render; reserved as address space, so pages that
+     * are not used take no memory */
     size_t max_memory_bytes;
 };
 
@@ -64,7 +66,7 @@ void jinja_destroy(struct jinja_template *t); /* NULL is allowed */
 struct jinja_var {
     const char *name;
     const struct json *value; /* NULL: None */
-    bool is_foreign;          /* bytes of its strings are traced: see jinja_input.traces */
+    bool is_foreign; /* the bytes of its strings are traced: see jinja_input.traces */
 };
 
 struct jinja_input {
@@ -75,10 +77,10 @@ struct jinja_input {
     size_t n_extra;
     /* The time that strftime_now shows; NULL: strftime_now is undefined. */
     const struct tm *now;
-    /* Selects the strings of foreign variables whose bytes are traced, through slices, joins,
-     * replacements, macros and filters, into the text. Returns whether a string is traced; key is
-     * the name of the member that holds it, NULL for an element of a list. traces NULL: all strings
-     * are traced. Names of members are always traced. */
+    /* Returns whether the bytes of a string of a foreign variable are traced. Traced bytes are
+     * followed through slices, joins, replacements, macros and filters into the rendered text. key
+     * is the name of the member that holds the string; NULL for an element of a list. traces NULL:
+     * all strings are traced. Names of members are always traced. */
     bool (*traces)(const char *key, const struct json *string);
 };
 

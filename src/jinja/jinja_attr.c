@@ -1,12 +1,12 @@
 /* jinja_attr.c - attributes and items of values, and calls of methods and functions.
  *
  * Jinja's rule: `x.name` looks for Python's attribute first and then for the item; `x['name']`
- * looks in the opposite order. So a dict's `items` is a method even if the dict has such a key,
- * unless brackets are used. The attributes of Python's own types are therefore listed here. A name
- * that is neither an attribute nor an item is undefined. Only its use is an error.
+ * looks in the opposite order. So d.items is the method even if the dict d has a key "items", and
+ * d['items'] is then the item. The attributes of Python's own types are therefore listed here. A
+ * name that is neither an attribute nor an item is undefined. Only its use is an error.
  *
- * The sandbox: methods that would change a value can be named but not called, and neither can
- * anything whose name begins with an underscore. */
+ * The sandbox: a method that would change a value, and a name like __class__, give an undefined
+ * value, whose use is an error. */
 #include "jinja/jinja_impl.h"
 
 #include <string.h>

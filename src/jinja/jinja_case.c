@@ -9,9 +9,8 @@
 
 #include "base/utf8.h"
 
-/* Ranges of letters. In a range either each upper letter is paired with the lower letter `step`
- * behind it, or upper and lower letters alternate (step 0: upper letters have the parity of
- * `first`). */
+/* Ranges of letters. The lower case of an upper letter is `step` code points further on. step 0:
+ * upper and lower letters alternate, and upper letters have the parity of `first`. */
 static const struct {
     /* range of the upper letters; if letters alternate, of all letters */
     uint16_t first, last;

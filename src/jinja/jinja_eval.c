@@ -56,8 +56,8 @@ static int64_t int_pow(struct jinja *j, int64_t base, int64_t exponent)
     return out;
 }
 
-/* Python's power is an error for 0 and a negative exponent, and a complex number for a root of a
- * negative number. */
+/* Fails where Python has no real result: 0 to a negative power is an error there, and a negative
+ * number to a broken power is a complex number. */
 static struct jval real_pow(struct jinja *j, double base, double exponent)
 {
     if (base == 0 && exponent < 0)

@@ -268,8 +268,8 @@ static enum flow exec_for(struct jinja *j, struct jscope *s, const struct jnode 
         finished_one |= flow == FLOW_ON;
         j->line = n->line;
     }
-    /* Jinja runs the else if no turn of the loop was completed, so also after a break in the first
-     * turn. */
+    /* Jinja runs the else branch if no pass through the loop was completed, so also after a break
+     * in the first pass. */
     if (!finished_one && n->orelse != NULL)
         return exec_list(j, s, n->orelse);
     return FLOW_ON;
@@ -294,7 +294,8 @@ static struct jval not_provided(struct jinja *j, struct jstr name)
     return jval_undef_hint(j, b.s);
 }
 
-/* Makes variables of the arguments. All variables exist before a default is evaluated. */
+/* Sets the macro's parameters as variables of scope s. All of them exist before a default value is
+ * evaluated. */
 static void bind_params(struct jinja *j, struct jscope *s, const struct jnode *macro,
                         const struct jcall *c)
 {
@@ -344,7 +345,8 @@ static void exec_call_block(struct jinja *j, struct jscope *s, const struct jnod
     value.line = caller.line = n->line;
     caller.name = JLIT("caller");
     caller.a = &value;
-    /* The caller argument goes first in a list of its own, so that the tree stays unchanged. */
+    /* The argument `caller` is put before the others in a copy of the call, so that the parsed tree
+     * stays unchanged. */
     caller.next = call.b;
     call.b = &caller;
     struct jval v = jinja_eval(j, s, &call);

@@ -3,8 +3,8 @@
  *     ternary < or < and < not < comparison, in < + - < ~ < * / // % < ** < unary
  *     < attribute, item, call < filter, test
  *
- * The levels, their order, and where each may begin are Jinja's (note that ~ binds tighter than +,
- * and a filter tighter than any operator). */
+ * The levels, from the weakest to the tightest, are Jinja's, and so is where each may begin. Note
+ * that ~ binds tighter than +, and a filter tighter than any operator. */
 #include "jinja/jinja_impl.h"
 
 #include <string.h>

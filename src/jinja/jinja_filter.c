@@ -229,7 +229,7 @@ static bool read_int(struct jinja *j, struct jstr s, int64_t *out)
             return false;
         digit = is_digit;
         if (is_digit)
-            /* The sum is kept negative, because negative numbers reach one further. */
+            /* The sum is kept negative, because the least int64_t has no positive counterpart. */
             overflow |= __builtin_mul_overflow(v, 10, &v) ||
                         __builtin_sub_overflow(v, s.s[i] - '0', &v);
     }

@@ -1,9 +1,9 @@
 /* jinja_filter_seq.c - the filters over lists and dicts.
  *
  * In Jinja map, select, reject, unique, reverse and items return generators: they can be walked
- * once, have no length, and are always true.  Here they are computed at once and returned as
- * J_ITER, which keeps those three properties.  A failure inside one is therefore reported at once,
- * not when it is walked. */
+ * once, have no length, and are always true.  Here all their items are computed at once and
+ * returned as J_ITER, which keeps those three properties.  A failure in computing an item is
+ * therefore reported at once, not when the generator is walked. */
 #include "jinja/jinja_impl.h"
 
 #include <string.h>
@@ -148,7 +148,7 @@ static struct jval f_reverse(struct jinja *j, const struct jcall *c)
     if (!jval_iterable(&c->self))
         jinja_fail(j, ERR_MISMATCH, "argument must be iterable");
     const struct jseq *q = jval_items(j, &c->self);
-    /* Jinja returns an iterator for values that Python can reverse in place, and a list for all
+    /* Jinja returns an iterator for values that Python's reversed() accepts, and a list for all
      * others. */
     bool listed = c->self.kind == J_ITER;
     struct jval out = jval_seq(j, listed ? J_LIST : J_ITER, q->n);
@@ -249,8 +249,8 @@ static struct jval f_unique(struct jinja *j, const struct jcall *c)
 
 /* --- with another filter or a test -------------------------------------------------- */
 
-/* Makes a call of the filter or test that another filter names, with the arguments behind the first
- * `skip`. */
+/* Makes the call of the filter or test whose name is an argument of c (of map, select and so on),
+ * for one item. It gets c's arguments after the first `skip`. */
 static struct jcall rest_of(const struct jcall *c, size_t skip, const struct jval *item)
 {
     return (struct jcall){.self = *item,

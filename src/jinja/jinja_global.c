@@ -81,7 +81,8 @@ static struct jval g_raise(struct jinja *j, const struct jcall *c)
     jinja_raise(j, s.s, s.n);
 }
 
-/* Accepts only conversions without flags or width, which would let a format print without limit. */
+/* Accepts only conversions without width and with no flag but "-": a width would let a short format
+ * print without limit. */
 static void check_format(struct jinja *j, struct jstr s)
 {
     for (size_t i = 0; i < s.n; i++) {

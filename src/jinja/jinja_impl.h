@@ -68,7 +68,8 @@ void jinja_enter(struct jinja *j); /* goes one level deeper */
 void jinja_leave(struct jinja *j);
 
 void jbuf_put(struct jinja *j, struct jbuf *b, const char *s, size_t n);
-/* Marks the last n bytes of b as foreign if the character at `from` is foreign. */
+/* Marks the last n bytes of b as foreign if the character at `from` is foreign: they were made from
+ * it. */
 void jbuf_inherit(struct jinja *j, struct jbuf *b, size_t n, const char *from);
 void jbuf_puts(struct jinja *j, struct jbuf *b, const char *s);
 void jbuf_printf(struct jinja *j, struct jbuf *b, const char *fmt, ...)
@@ -98,7 +99,7 @@ enum jkind {
     J_DICT,
     J_RANGE, /* uses seq, with all items made */
     J_VIEW,  /* uses seq: a dict's keys(), values() or items() */
-    J_ITER,  /* uses seq: the rest of a generator, which can be walked once */
+    J_ITER,  /* uses seq: a generator's items from seq->pos on, which can be walked once */
     J_NS,    /* uses dict: a namespace(), the only kind of value that can change */
     J_MACRO,
     J_FUNC,   /* a built-in function */
@@ -139,7 +140,7 @@ struct jdict { /* members in order of insertion, searched from the front */
     size_t n, cap;
 };
 
-struct jundef { /* reason why a value is undefined, for the message when it is used */
+struct jundef { /* why a value is undefined, for the message when the template uses it */
     enum { UNDEF_NAME, UNDEF_ATTR, UNDEF_ITEM, UNDEF_HINT, UNDEF_UNSAFE } why;
     struct jstr name; /* name of the variable or attribute, or the hint itself */
     const char *type; /* type of the object that lacks the attribute or item */
@@ -291,9 +292,8 @@ bool jinja_call_test(struct jinja *j, struct jstr name, struct jcall *c);
 struct jval jval_getattr(struct jinja *j, const struct jval *v, struct jstr name);
 /* Returns v[key]. */
 struct jval jval_getitem(struct jinja *j, const struct jval *v, const struct jval *key);
-struct jval jval_getpath(struct jinja *j, struct jval v,
-                         /* a path such as "a.b.0", as filters take it */
-                         const struct jval *path);
+/* Returns the value at a path such as "a.b.0", as filters take it. */
+struct jval jval_getpath(struct jinja *j, struct jval v, const struct jval *path);
 struct jval jmethod_call(struct jinja *j, const struct jmethod *m, struct jcall *c);
 bool jstr_has_method(struct jstr name, const char **interned);
 struct jval jstr_call(struct jinja *j, const char *name, const struct jcall *c);
@@ -405,12 +405,13 @@ enum jnode_kind {
     N_CALL_BLOCK,   /* a: first N_PARAM, b: N_CALL, body */
     N_FILTER_BLOCK, /* b: filters, body */
     N_WITH,         /* a: first N_SET, body */
-    N_SCOPE,        /* body: that of a `generation` block */
+    N_SCOPE, /* body; a `generation` block, the else of a loop, or the whole template */
     N_BREAK,
     N_CONTINUE,
 };
 
-/* Names that a scope hides, because it mentions them first by setting them: see jinja_scope.c. */
+/* Names that a scope hides until it sets them, because its first mention of them is an assignment:
+ * see jinja_scope.c. */
 struct jscope_plan {
     const struct jstr *hidden;
     size_t n;
@@ -483,9 +484,10 @@ struct jmacro {
 };
 
 struct jloop {
-    struct jseq *items; /* items of a J_ITER, shared with it, so that both consume them */
-    size_t pos;         /* index of the next item, for sequences of other kinds */
-    bool shared;
+    struct jseq *items;
+    size_t pos; /* index of the next item, if `shared` is false */
+    bool
+        shared; /* items belong to a J_ITER, whose own pos then counts: both consume the items */
     const struct jnode *node; /* the N_FOR; its filter applies if `filtered` is set */
     struct jscope *scope;     /* scope in which the filter is evaluated */
     bool filtered;

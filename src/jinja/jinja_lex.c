@@ -10,9 +10,9 @@
  *   - one newline at the very end of the source is dropped;
  *   - \r\n and \r are \n, everywhere.
  *
- * Jinja's lexer is a table of regular expressions.  This one matches the same by hand, in their
- * order: inside a tag the tag's end (unless brackets are open), whitespace, float, integer, name,
- * string, operator. */
+ * Jinja's lexer is a table of regular expressions.  This one matches the same tokens by hand, in
+ * the table's order: inside a tag the tag's end (unless brackets are open), whitespace, float,
+ * integer, name, string, operator. */
 #include "jinja/jinja_impl.h"
 
 #include "base/utf8.h"
@@ -356,7 +356,7 @@ static void lex_string(struct lexer *l)
                 at++;
             }
         }
-        t->text = jval_buf(&b).str; /* an empty text must have an address, too */
+        t->text = jval_buf(&b).str; /* jval_buf gives an empty text an address, too */
     }
     advance(l, end + 1);
 }
@@ -402,7 +402,7 @@ static void lex_operator(struct lexer *l)
     jinja_fail(l->j, ERR_FORMAT, "unexpected character 0x%02x", (unsigned char)l->s[l->at]);
 }
 
-/* Reads a tag, from after its opening to after its end. */
+/* Reads a tag: starts after its opening bracket and stops after its closing one. */
 static void lex_tag(struct lexer *l, bool block)
 {
     l->n_open = 0;

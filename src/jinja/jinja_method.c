@@ -154,7 +154,7 @@ static struct jval m_rstrip(struct jinja *j, struct jstr s, const struct jcall *
     return strip(j, s, c, false, true);
 }
 
-/* Returns whether s begins with `part`. Costs no steps: need_str has counted them when it checked
+/* Returns whether s begins with `part`. It counts no steps, because need_str has counted them for
  * the argument. */
 static bool has_prefix(struct jstr s, struct jstr part)
 {

@@ -1,7 +1,8 @@
 /* jinja_parse.c - parses statements like Jinja's parser, tag by tag.
  *
- * A tag may contain everything that Jinja's grammar allows, and a ternary needs parentheses in the
- * same places. Unknown tags are errors when the template is compiled. */
+ * A tag may contain everything that Jinja's grammar allows, and a ternary ("a if b else c") needs
+ * parentheses in the same places as in Jinja. Unknown tags are errors when the template is
+ * compiled. */
 #include "jinja/jinja_impl.h"
 
 #include <stdarg.h>

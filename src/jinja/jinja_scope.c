@@ -6,10 +6,10 @@
  *     {% for m in messages %}{{ x }}{% endfor %}{% set x = 1 %}
  *
  * the x in the loop is undefined, even if the caller passed an x: the template's own scope has an x
- * that is not yet set.  The rule (jinja2/idtracking.py): a scope hides a name if its first mention
- * there is an assignment outside of any `if`, and no outer scope mentions the name.  Statements are
- * read in order, and inner scopes do not count.  All other names are looked up from the inside to
- * the outside. */
+ * that is not yet set.  The rule (jinja2/idtracking.py): a scope hides a name if the name's first
+ * mention in this scope is an assignment outside of any `if`, and no outer scope mentions the name.
+ * Statements are read in order, and mentions in inner scopes do not count.  All other names are
+ * looked up from the inside to the outside. */
 #include "jinja/jinja_impl.h"
 
 #include <string.h>
@@ -59,7 +59,8 @@ static void mention(struct jinja *j, struct frame *f, struct jstr name, bool hid
 
 /* --- the names of a scope ------------------------------------------------------------ */
 
-/* Records the names in a list: as read for expressions, as set for targets (hides). */
+/* Records the names that a list of expressions mentions. hides: the list consists of targets of
+ * assignments, so its names are set, not read. */
 static void visit_names(struct jinja *j, struct frame *f, const struct jnode *n, bool hides)
 {
     jinja_enter(j);

@@ -67,8 +67,7 @@ static bool stripped(uint32_t cp, const char *one, size_t n, const struct jstr *
         return jutf_is_space(cp);
     for (size_t i = 0; i + n <= chars->n; i++)
         if (memcmp(chars->s + i, one, n) == 0)
-            /* UTF-8 is self-synchronising, so the match is of whole characters */
-            return true;
+            return true; /* in UTF-8 a match begins and ends at whole characters */
     return false;
 }
 
@@ -111,7 +110,7 @@ struct jstr jstr_repeat(struct jinja *j, struct jstr s, int64_t times)
     return jval_buf(&b).str;
 }
 
-/* Replaces the empty string, which lies between all characters, as in Python. */
+/* Replaces the empty string: as in Python, it lies before, between and after all characters. */
 static struct jstr replace_between(struct jinja *j, struct jstr s, struct jstr to,
                                    int64_t count)
 {

@@ -182,7 +182,8 @@ static struct jval t_in(struct jinja *j, const struct jcall *c)
     return jval_bool(jval_contains(j, &c->self, &other));
 }
 
-/* The test `sameas`. Identity is defined only for values that exist once, such as None. */
+/* The test `sameas`. Python's identity is reproduced only where one operand is None or a boolean,
+ * of which there is a single object. */
 static struct jval t_sameas(struct jinja *j, const struct jcall *c)
 {
     struct jval other = other_of(j, c);

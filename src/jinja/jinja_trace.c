@@ -1,11 +1,12 @@
 /* jinja_trace.c - traces which bytes of a render come from the caller's foreign strings.
  *
- * All text of a render lies in its two arenas, one for values and one for the output.  jbuf_put
- * makes it from other text; slices share their bytes, and everything else copies them.  So one bit
- * per byte of the arenas suffices.  Foreign strings are copied into an arena with their bits set,
- * and every copy copies the bits.  Large foreign strings are not copied: a list holds their
- * addresses.  Other bytes (from the template, numbers, escapes) are not foreign.  An arena hands
- * out no byte twice, so bits are only ever set. */
+ * All text of a render lies in its two arenas, one for values and one for the output.  New text is
+ * made from other text by jbuf_put, which copies bytes; a slice is no new text, it points into the
+ * text that it is taken from.  So one bit per byte of the arenas suffices.  Foreign strings are
+ * copied into an arena with their bits set, and jbuf_put copies the bits with the bytes.  Large
+ * foreign strings are not copied: a list holds their addresses.  Other bytes (from the template,
+ * numbers, escapes) are not foreign.  An arena hands out no byte twice, so bits are never
+ * cleared. */
 #include "jinja/jinja_impl.h"
 
 #include "base/mem.h"
@@ -13,7 +14,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* bytes behind the bits, because words are read and written at any byte */
+/* Spare bytes after the bits, because words of 8 bytes are read and written at any byte */
 enum { SLACK = 8 };
 
 static size_t bits_bytes(size_t n)

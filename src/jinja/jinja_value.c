@@ -5,7 +5,8 @@
  * the render.
  *
  * Dicts keep their order and are searched from the front, because a message has a handful of
- * members. The search is counted, so that a hostile dict costs steps, not time. */
+ * members. The search is counted as steps, so a template with a huge dict reaches the limit of
+ * steps and does not run for long. */
 #include "jinja/jinja_impl.h"
 
 #include "base/check.h"
@@ -413,8 +414,8 @@ bool jval_equal(struct jinja *j, const struct jval *a, const struct jval *b)
 static int order_strings(struct jstr a, struct jstr b)
 {
     size_t n = a.n < b.n ? a.n : b.n;
-    int d = n != 0 ? memcmp(a.s, b.s, n)
-                   : 0; /* the order of bytes equals the order of code points */
+    /* in UTF-8 the order of bytes equals the order of code points */
+    int d = n != 0 ? memcmp(a.s, b.s, n) : 0;
     return d != 0 ? d : (a.n > b.n) - (a.n < b.n);
 }
 
@@ -560,7 +561,7 @@ bool jval_contains(struct jinja *j, const struct jval *item, const struct jval *
     if (!jval_iterable(in))
         jinja_fail(j, ERR_MISMATCH, "argument of type '%s' is not iterable", jval_type(in));
     struct jseq rest = {0};
-    /* A generator stops behind the item that was found. */
+    /* A generator goes on after the item that was found. */
     struct jseq *q = in->kind == J_ITER ? in->seq : &rest;
     if (q == &rest)
         rest = *jval_items(j, in);
