@@ -2,12 +2,12 @@
  * decode.
  *
  * Decodes come first. Beside them:
- * - Restores compute behind the forward pass, within a *credit*: BESIDE_RESTORE_SHARE of the
+ * - Restores compute after the forward pass, within a *credit*: BESIDE_RESTORE_SHARE of the
  *   time of the passes. A work item may cost more than the credit; the next steps pay for it.
  *   Unused credit is lost, so a pause never becomes a burst. Where passes wait for streamed
- *   weights, the disk reads ahead of the next pass while a restore computes. That part of the
- *   time behind a pass costs the decodes nothing, and restores get all of it.
- * - Prompts get as many rows as stretch a step to BESIDE_STRETCH times the time of its decodes
+ *   weights, the disk reads weights for the next pass while a restore computes. The decodes
+ *   lose nothing during this time, so restores get all of it.
+ * - Prompts get so many rows that a step takes BESIDE_STRETCH times as long as its decodes
  *   alone.
  *
  * A plan for a restore beside decodes assumes both shares (beside_slow). A step without decodes
@@ -48,19 +48,21 @@ struct beside_credit {
     int64_t ns; /* time that restores may compute; negative: time that they owe */
 };
 
-/* Adds the credit that a forward pass with decodes earns, which took pass_ns. free_ns: the part of
- * the time after that pass that delays no later pass (beside_free_ns). */
+/* Adds the credit that a forward pass with decodes earns; the pass took pass_ns. free_ns: the part
+ * of the time after the pass that delays no later pass (beside_free_ns). */
 void beside_earn(struct beside_credit *c, int64_t pass_ns, int64_t free_ns);
-/* Returns the time behind a pass that costs the next pass nothing. The pass waited wait_ns for
+/* Returns how much time after a pass costs the next pass nothing. The pass waited wait_ns for
  * weights, which are read up to ahead_ns before a pass needs them. The next pass does not wait
  * for weights that were read in that time. */
 int64_t beside_free_ns(int64_t wait_ns, int64_t ahead_ns);
+/* Takes the cost of a restore's work item from the credit. */
 void beside_pay(struct beside_credit *c, int64_t cost_ns);
+/* Returns whether a restore may begin a work item. */
 bool beside_may_work(const struct beside_credit *c);
 
-/* Returns how long a step without decodes may restore or wait: as long as a new request may
- * wait, or as long as the step's prompts took, so that both get half of the machine. pass_ns: 0
- * if there was no forward pass. */
+/* Returns how long a step without decodes may restore or wait: BESIDE_ALONE_NS, or as long as
+ * the step's prompts took if that is longer, so that restores and prompts each get half of the
+ * machine. pass_ns: time of the forward pass with the prompts; 0: there was none. */
 int64_t beside_alone_ns(int64_t pass_ns);
 
 /* Sets the shares of compute for a plan that is carried out beside decodes. */
@@ -78,7 +80,7 @@ struct beside_speed {
 void beside_learn(struct beside_speed *s, int n_decodes, int n_rows, int64_t ns);
 /* Returns the prefill rows that a step with decodes may have. */
 int beside_rows(const struct beside_speed *s);
-/* Returns the rows of new tokens that a step may still compute behind its batch. The batch has
+/* Returns the rows of new tokens that a step may still compute after its batch. The batch has
  * n_rows rows, n_decodes of which are decodes. */
 int beside_rows_left(int step_rows, int rows_beside, int n_decodes, int n_rows);
 /* Returns how many rows times layers of n_new fused tokens a step with decodes may still compute;

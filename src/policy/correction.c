@@ -151,9 +151,9 @@ static bool is_large_miss(double miss)
     return miss > CORRECTION_LARGE_MISS || miss < 1 / CORRECTION_LARGE_MISS;
 }
 
-/* Teaches the cost of splits, or the kind that was most of the compute lane's work, if one kind
- * was. The costs of the other kinds are taken as right. If no kind was, a large miss teaches both
- * kinds the same ratio. In a context that lost records in parts, every plan mixes both kinds, so
+/* Corrects the cost of splits, or the kind that was most of the compute lane's work. The costs of
+ * the other kinds are taken as right. If no kind was most of the work, a large miss corrects both
+ * kinds by the same ratio. In a context that lost records in parts, every plan mixes both kinds, so
  * any miss does. */
 static void learn_compute(struct platform *p, const struct correction_expected *e,
                           double observed_s)
@@ -163,7 +163,7 @@ static void learn_compute(struct platform *p, const struct correction_expected *
     double rows_s = e->gemm_s * platform_correction_factor(gemm) +
                     e->kv_s * platform_correction_factor(kv);
     if (e->n_splits > 0 && rows_s < e->n_splits * CORRECTION_SHORT_RUN_S) {
-        /* Few rows in many runs are short by themselves, not with their splits. */
+        /* The time of the rows alone may be below LEAST_S, so the splits count too. */
         if (observed_s > LEAST_S || rows_s + e->n_splits * e->slowed * p->split_s > LEAST_S)
             learn_split(p, e, observed_s - rows_s);
         return;

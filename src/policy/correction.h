@@ -70,9 +70,9 @@ struct correction_expected {
     double slowed; /* factor by which I/O slows compute and splits */
 };
 
-/* Returns the expectation of `plan` under `req`, whose layers were made from *p. It covers the
- * restore only, not a prefill behind it. Returns zeros, which teach nothing, if decodes slow the
- * plan down (req->comp_slow). */
+/* Returns the expected times of `plan` under `req`, whose layers were made from *p. They cover
+ * the restore only, not a prefill after it. Returns zeros, which teach nothing, if decodes slow
+ * the plan down (req->comp_slow). */
 struct correction_expected correction_expect(const struct platform *p, int tier,
                                              const struct plan_request *req,
                                              const struct plan *plan);
@@ -90,8 +90,8 @@ struct correction_observed {
  * CORRECTION_ALONE of its time: then it ran beside decodes or another restore. */
 bool correction_is_of_machine(const struct correction_observed *o, bool is_whole);
 
-/* Corrects *p. If compute never waits, the I/O lane may only have waited for the compute lane,
- * which frees the buffers. It then teaches only that reading is faster than believed. The compute
+/* Corrects *p. If compute hardly waited, reads may only have waited for buffers that the compute
+ * lane frees. The I/O lane then teaches only that reading is faster than believed. The compute
  * lane teaches the cost of splits if its runs of chunks are short, else the kind that was at least
  * four fifths of its work; the other costs are taken as right. If neither kind was, it teaches
  * nothing, with two exceptions, in which both kinds learn the same ratio: a large miss (the machine

@@ -11,15 +11,15 @@
 
 #include "policy/platform.h"
 
-/* Returns the number of the platform's tier "dram", which is behind tier 0. Adds one if the
+/* Returns the index of the platform's tier "dram", which is at least 1. Adds this tier if the
  * profile has none. Returns 0 if there is no tier 0, or no room. */
 int dram_tier(struct platform *p);
 
 /* Returns whether a request with n_tokens of history and n_new new tokens would have its first
- * token sooner from DRAM than from tier 0, by more than price_s and by more than 1/32, which is
- * less than the error of predictions. price_s is the processor time that the fetch takes from
- * others, in seconds. New tokens follow the layers as they come back, so a long prompt hides its
- * own load. Returns false if the platform has no tier. */
+ * token sooner from DRAM than from tier 0. The gain must be above price_s plus 1/32 of the time
+ * from DRAM; a smaller gain is within the error of predictions. price_s is the processor time
+ * that the fetch takes from others, in seconds. New tokens follow the layers as they come back,
+ * so a long prompt hides its own load. Returns false if the platform has no tier. */
 bool dram_tier_gains(const struct platform *p, int64_t n_tokens, int64_t n_new,
                      double price_s);
 

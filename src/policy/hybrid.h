@@ -42,7 +42,7 @@ struct hybrid_machine {
     /* T_weights: the layer's weights over the link; 0: they are resident */
     double weights_s;
     double forward_s; /* T_forward: all new tokens, attention included, in one mini-batch */
-    /* further seconds for each mini-batch after the first, which reads the layer again */
+    /* further seconds for each mini-batch after the first, because it reads the layer again */
     double forward_mini_s;
     struct hybrid_line project; /* T_project, as a line over ACT blocks */
     struct hybrid_line link;    /* T_load, as a line over bytes */
@@ -75,8 +75,8 @@ struct hybrid_split {
     bool fits; /* false: no mixture of n_blocks blocks fits, and all other fields are 0 */
 };
 
-/* Places n_blocks blocks, n_act of them as ACT. ACT blocks, if they are smaller, fill the device
- * first, then KV blocks. A block of either type saves the link as many bytes as it takes on the
+/* Places n_blocks blocks, n_act of them as ACT. ACT blocks fill the device first, then KV blocks.
+ * The order hardly matters: a block of either type saves the link as many bytes as it takes on the
  * device. */
 void hybrid_place(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                   int64_t n_blocks, int64_t n_act, struct hybrid_split *out);

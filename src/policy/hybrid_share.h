@@ -10,8 +10,9 @@
  * Example: 10 requests make mini-batches of 4, 3 and 3 requests. At x = 1.4 their shares of ACT
  * blocks are 41, 44 and 76 %. Both lanes are always busy then, as with equal sizes.
  *
- * If one lane is longer in all, each equation gets a part of the difference, in proportion to the
- * requests. The equations are linear: each number follows from that of the next mini-batch.
+ * If the sums of the two lanes differ, each equation gets a part of the difference, in proportion
+ * to the requests. The equations are linear: each mini-batch's number of ACT blocks follows from
+ * that of the next one.
  *
  * Pure: no clock, no allocation. */
 #ifndef POLICY_HYBRID_SHARE_H

@@ -1,9 +1,8 @@
 /* lead.h - which waiting requests let another one with the same beginning go first.
  *
  * Requests that begin with the same tokens would compute or restore them twice. So a request
- * waits while another one, its *leader*, is about to have the chunk that it lacks next. Only the
- * next chunk counts. When that chunk is there, the question is asked again for the chunk behind
- * it.
+ * waits while another one, its *leader*, is about to have the chunk that it lacks next. Only this
+ * chunk counts. When the chunk is there, the question is asked again for the chunk after it.
  *
  * Pure: no clock, no allocation. */
 #ifndef POLICY_LEAD_H
@@ -30,7 +29,7 @@ struct lead_request {
     bool may_copy;  /* the request also uses a part of a chunk */
 };
 
-/* Returns whether x will have the tokens that s lacks next: the chunk behind the first n_known
+/* Returns whether x will have the tokens that s lacks next: the chunk after the first n_known
  * chunks, which s need not compute. If s has no further full chunk and may copy, these tokens are
  * the rest of its prompt except the last token. */
 bool lead_is_ahead(const struct lead_request *x, const struct lead_request *s, int n_known);

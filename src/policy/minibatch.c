@@ -101,7 +101,7 @@ static double imbalance_with(const struct hybrid_machine *m, const struct miniba
     return minibatch_imbalance(m, b->n_act + r->n_act, b->n_kv + r->n_kv);
 }
 
-/* --- the print -------------------------------------------------------------------------------- */
+/* --- the paper's method ----------------------------------------------------------------------- */
 
 static void fill_in_order(const struct hybrid_machine *m, const struct minibatch_room *room,
                           const struct minibatch_request *r, int n, int k, int *of,
@@ -176,9 +176,9 @@ static int next_to_join(const struct hybrid_machine *m, const struct minibatch_r
     return best;
 }
 
-/* Forms mini-batches for n_bins bins; more may be needed. Each mini-batch is filled up to an equal
- * share of the remaining blocks, plus `slack` (0 to 1) of the way from this share to a full
- * buffer. */
+/* Forms n_bins mini-batches, or more if these have no room for all requests. Each mini-batch is
+ * filled up to an equal share of the remaining blocks, plus `slack` (0 to 1) of the way from this
+ * share to a full buffer. */
 static int form_equal(const struct hybrid_machine *m, const struct minibatch_room *room,
                       const struct minibatch_request *r, int n, int n_bins, double slack,
                       int *of, struct minibatch *bins)
@@ -234,7 +234,8 @@ static int form_balanced(const struct hybrid_machine *m, const struct minibatch_
     return k;
 }
 
-/* Returns the sum of the longer lanes, each mini-batch compared with its own load. */
+/* Returns the sum of the longer lanes of all mini-batches. Each mini-batch's computation is
+ * compared with its own load, not with the load of the next one. */
 static double lanes_seconds(const struct hybrid_machine *m, const struct minibatch *b,
                             int n)
 {
@@ -255,8 +256,8 @@ struct search {
     struct minibatch *bins;
     int n_bins;
     double seconds; /* minibatch_layer_seconds of the present mini-batches */
-    /* Upper limit of lanes_seconds. Mini-batches that are balanced by themselves depend less on
-     * loads that come exactly when the model says. */
+    /* Upper limit of lanes_seconds. It keeps each mini-batch balanced by itself, which matters when
+     * loads do not come exactly when the model says. */
     double most_lanes;
     int64_t steps; /* the search ends after this many evaluated mini-batches */
 };

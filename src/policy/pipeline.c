@@ -6,7 +6,8 @@
  * 2. A compute lane idles only when nothing is ready. So the amount of work that one stage has
  *    done by any moment, and with one stage the makespan, does not depend on which ready job it
  *    takes.
- * 3. Progress is a pair of remaining times "as if alone"; an overlap factor divides the speed. */
+ * 3. The remaining time of a job is counted as if its lane worked alone. While both lanes work, a
+ *    second takes off only 1 / overlap factor seconds. */
 #include "policy/pipeline.h"
 
 #include <math.h>
@@ -42,8 +43,7 @@ struct lanes {
     /* The I/O lane: */
     int reading; /* index of the job being read; NOTHING after the last */
     double read_left_s, read_start_s;
-    /* Ends of a queue in job order: jobs that were read, but have not arrived yet because of the
-     * latency. */
+    /* Jobs read[n_arrived, n_read) were read, but have not arrived yet because of the latency. */
     int n_read, n_arrived;
     /* Work that passes through the stages. */
     int n_recomputed; /* R layers 0..n_recomputed-1 are recomputed */
@@ -409,7 +409,7 @@ static void backlog_add_readless(struct backlog *b)
             backlog_add(b, &b->load->job[i]);
 }
 
-/* Returns the work behind the restore: the head, and prefill that is not fused. */
+/* Returns the work after the restore: the head, and prefill that is not fused. */
 static double work_behind_s(const struct pipe_load *l)
 {
     double sum = l->head_s;
@@ -419,8 +419,8 @@ static double work_behind_s(const struct pipe_load *l)
     return sum;
 }
 
-/* Returns the makespan without mutual slow-down: compute is busy from max(arrival, end of its
- * work so far). */
+/* Returns the makespan without mutual slow-down: the work that an arrival adds begins at
+ * max(arrival, end of the compute so far). */
 static double run_recurrence(const struct pipe_load *l)
 {
     struct backlog b;

@@ -73,8 +73,8 @@ struct pipeline {
     struct pipe_item item[PIPE_MAX_ITEMS]; /* sorted by end time */
 };
 
-/* Runs the lanes and returns the makespan. With out NULL it computes only the makespan; with one
- * stage that takes a single pass over the jobs. Both ways agree to rounding. */
+/* Runs the lanes and returns the makespan. out NULL: computes only the makespan, with one stage in
+ * a single pass over the jobs. Both ways give the same makespan, except for rounding. */
 double pipe_run(const struct pipe_load *load, struct pipeline *out);
 
 /* Simulates `plan` under `req`, with everything that a timeline needs. */

@@ -46,8 +46,8 @@ static bool goes_before(enum order by, const struct placement_item *x,
 
 /* Returns the order in which the tier evicts. When `ours` may not depart from LRU's order any
  * further, it follows LRU. An alternative was tried: evict the policy's victim if LRU would not
- * hold it either. An adversary who asks for the content that LRU is about to evict made that 9.6
- * points worse than LRU, and no trace gained. */
+ * hold it either. An adversary who asks for the content that LRU is about to evict made this
+ * policy 9.6 points worse than LRU, and no trace gained. */
 static enum order order_of(const struct placement *p)
 {
     bool is_bound = p != NULL && p->kind == PLACEMENT_OURS && p->learn != NULL &&
@@ -173,9 +173,9 @@ static uint64_t turn_of(const struct placement *p, uint64_t id)
     return turn > ahead ? turn - ahead : 0;
 }
 
-/* Returns until when an item with a known next use is worth keeping. The item saves its value once
- * in the time until that use. If this rate is below the price, the item is worth nothing. Otherwise
- * it is kept until twice that time has passed. */
+/* Returns how long an item with a known next use is worth keeping. The item saves its value once in
+ * the time until that use. If its value divided by this time is below the price, the item is worth
+ * nothing. Otherwise it is kept for twice this time. */
 static uint64_t worth_until(const struct placement *p, const struct placement_item *item,
                             double value)
 {

@@ -30,8 +30,8 @@
  *
  * `ours` departs from LRU's order only while two miniature caches show that this pays
  * (placement_trial.h). It never falls more than 1 point of hits behind LRU over any 10,000
- * requests, because placement_guard.h bounds how far it departs. Otherwise it evicts the least
- * recently used item. For this a part orders its items twice.
+ * requests, because placement_guard.h bounds how far it departs. While it may not depart, it
+ * evicts the least recently used item. So a part keeps its items in both orders.
  *
  * Each operation takes O(log n); the victim is found in O(1).
  *
@@ -77,7 +77,7 @@ struct placement_item {
     uint64_t used_at; /* the owner's counter of uses; 0: never used */
     uint32_t used_time;
     uint32_t due_time; /* time of the next use, by a client's hint; 0: no hint */
-    uint32_t worth;    /* time that `ours` holds it after its last use */
+    uint32_t worth;    /* ours: time for which the item is held after its last use */
     /* 1 + its position in its part; 0: in no part, so it may not be evicted */
     uint32_t slot;
     uint32_t age_slot; /* ours: 1 + its position in the order of last use */
@@ -101,7 +101,7 @@ struct placement_use {
     uint64_t next; /* belady only: time of the next use; UINT64_MAX: never */
 };
 
-/* An entry of each of two heaps. The victim is on top of a heap. */
+/* Position i of each of the part's two heaps. The victim is on top of one of the heaps. */
 struct placement_slot {
     struct placement_item *item;   /* heap in the policy's order */
     struct placement_item *oldest; /* ours: heap in the order of last use */

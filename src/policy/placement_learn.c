@@ -18,7 +18,7 @@
  * points behind. */
 #define LRU_MARGIN 1.1
 /* Number of slots in which an id may lie. With one slot, other ids replace up to a third of the
- * sample, and LRU seems to hold content that it does not. */
+ * sample, and by the remaining sample LRU seems to hold content that it does not hold. */
 #define SAMPLE_WAYS 8
 /* After this many ended observations of all classes all counts are halved, so that old behaviour
  * fades. */
@@ -96,7 +96,7 @@ static int age_of(uint32_t age)
 
 /* --- the sample ------------------------------------------------------------------------------- */
 
-/* Notes that an observation ended at `age`. */
+/* Notes that an observation ended at `age`. Returns the number of this age (age_of). */
 static int note_end(struct placement_counts *n, uint32_t age)
 {
     int a = age_of(age);
@@ -146,8 +146,8 @@ static void sample_clear(struct placement_learn *l, struct placement_sample *s)
     l->n_samples--;
 }
 
-/* Ends observations that have lasted long enough. If the table is still more than half full, one
- * id in two is no longer observed. */
+/* Ends observations that have lasted long enough. If the table is still more than half full, half
+ * of the ids are no longer observed from now on. */
 static void sample_sweep(struct placement_learn *l, uint32_t time)
 {
     double longest = OBSERVED_LIVES * l->lru_age;

@@ -1,14 +1,17 @@
 /* placement_price.h - the value of held state: the seconds that one use saves, per byte.
  *
- * A tier is full of bytes, and its owner wants seconds. Hidden states save about as much time as
- * keys and values and have half of their bytes in models without grouped heads.
+ * A tier is full of bytes, and its owner wants to save seconds. Hidden states save about as much
+ * time as keys and values and have half of their bytes in models without grouped heads. One use of
  *
- *     a chunk in a store    computing its tokens - reading its bytes     for each byte, relative to
- *     a block of the pool   computing its tokens, or reading them        computing a chunk of keys and
- *                           if the store has them, too                   values
+ *     a chunk in a store     saves computing its tokens, minus reading its bytes
+ *     a block of the pool    saves computing its tokens, or reading them if the store has them and
+ *                            this is faster
+ *
+ * The value is the saved seconds per byte, divided by the seconds per byte that it takes to compute
+ * a chunk of keys and values.
  *
  * A view of a truncated context is computed by a replay of all stairs (policy/staircase.h). So each
- * token of the view saves computing `share` tokens: n / (n - cut) behind n tokens.
+ * token of the view saves computing `share` tokens: n / (n - cut) after n tokens.
  *
  * A token deep in a context takes longer to compute than one at its beginning. This is left out
  * on purpose: docs/PLACEMENT.md has the measurements.

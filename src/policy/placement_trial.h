@@ -1,11 +1,11 @@
-/* placement_trial.h - would `ours` have more hits than LRU now? Two miniature caches say it.
+/* placement_trial.h - two miniature caches that show whether `ours` would have more hits than LRU.
  *
  * Both caches hold slots of the sample of placement_learn.h, and they have the sample's share of
  * the tier's room. One evicts by LRU's order, the other by the order of `ours`. They run beside the
- * tier, whatever order the tier itself follows, so a wrong choice costs no hit.
+ * tier, whatever order the tier itself follows, so the test of a bad order costs no hit.
  *
  *     a request's sampled uses      s1   s2   s3   s4
- *     LRU's cache has               yes  yes  no   -       2 hits: a path ends at its first miss
+ *     LRU's cache has               yes  yes  no   -       2 hits: none counts after the first miss
  *     the cache of `ours` has       yes  yes  yes  yes     4 hits: this request's gain is 2
  *
  * The gains of former requests fade. `ours` pays while their sum is above its spread: gains of
@@ -31,8 +31,8 @@ struct placement_mini { /* a heap of slots; the lowest key is evicted first */
 
 struct placement_trial {
     struct placement_mini lru, ours;
-    /* The present request: its lot, the number of requests before it, its uses, its gain, and
-     * whether its path has ended in each cache. */
+    /* The present request: its lot, its number (from 1), its uses so far, its gain, and whether it
+     * has had a miss in each cache. */
     uint64_t lot, n_lots;
     uint32_t n_in_lot;
     double lot_gain;

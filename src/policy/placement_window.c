@@ -1,7 +1,7 @@
 /* placement_window.c - see placement_window.h.
  *
- * Open addressing with linear probing.  A removed id closes the gap behind it, so no mark of
- * removed places is needed. */
+ * Open addressing with linear probing.  After a removal, later ids move into the gap, so removed
+ * places need no mark. */
 #include "policy/placement_window.h"
 
 #include <stddef.h>

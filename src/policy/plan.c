@@ -131,7 +131,7 @@ static int choose_method(const struct plan_request *req, const struct plan_effor
     case PLAN_FORCED_LAYERS:
         return forced_layers(req, out->method, e);
     }
-    return err_set(e, ERR_USAGE, "plan request: mode %d is none", (int)req->mode);
+    return err_set(e, ERR_USAGE, "plan request: there is no mode %d", (int)req->mode);
 }
 
 static void order_reads(const struct plan_request *req, struct plan *out)

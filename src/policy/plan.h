@@ -76,9 +76,10 @@ enum plan_mode {
     PLAN_FORCED_LAYERS,     /* forced_layers: a letter per layer */
 };
 
-/* Sliding-window attention: layers from `layer` on see only the last `tokens` positions. A
- * restore brings back the part of them that the window behind the history needs. Recomputing the
- * layer d layers below the last recomputed one takes d windows of tokens. tokens 0: no window. */
+/* Sliding-window attention: layers from `layer` on see only the last `tokens` positions. In these
+ * layers a restore brings back only the tokens that the token after the history sees. To recompute
+ * the layer that lies d layers below the last recomputed one, d windows of tokens are computed.
+ * tokens 0: no window. */
 struct plan_window {
     int layer;
     int64_t tokens;
@@ -91,9 +92,9 @@ struct plan_request {
     int n_stages;
     /* [n_layers] seconds of compute per layer to prefill the new tokens; NULL: no prefill. */
     const double *prefill_s;
-    /* Overlap that prefill with the restore. If false, prefill starts when all is restored. */
+    /* The prefill overlaps with the restore. If false, prefill starts when all is restored. */
     bool fused;
-    /* plan_best_prefix: at most this many new tokens are fused, the others are prefilled behind
+    /* plan_best_prefix: at most this many new tokens are fused, the others are prefilled after
      * the restore; 0: all are fused. */
     int64_t fused_tokens;
     struct plan_window window; /* needs n_tokens and `platform` */
@@ -156,8 +157,8 @@ struct plan {
 };
 
 /* Makes a plan. Returns 0; ERR_USAGE for a request that makes no sense (counts that do not add
- * up, R behind H, numbers that are negative or NaN; the message names each); or ERR_NOT_FOUND if
- * a forced kind has no record. */
+ * up, R after H, numbers that are negative or NaN; the message names the fault); or ERR_NOT_FOUND
+ * if a forced kind has no record. */
 int plan_make(const struct plan_request *req, struct plan *out, struct err *e);
 
 /* Parses "auto", "hidden", "kv", "recompute", "kv+recompute", "paper", "tokenwise",

@@ -1,10 +1,10 @@
 /* plan_bound.c - lower bounds of the makespan for every length of the recomputed prefix.
  *
  * While an assignment runs for T seconds, u * reads + v * compute <= T * D(u, v) for any weights
- * u and v, where D is the most that a second of both lanes can do. The bound is the best of a
- * few (u, v), each with the least weighted work that every layer can have. Compute also idles
- * until the first read has arrived, and I/O while the last layer is computed; both idle times
- * count if every layer must be read.
+ * u and v. D(u, v) is the most weighted work that both lanes together can do in a second. With
+ * the least weighted work that every layer can have, this gives a bound of T for each (u, v); the
+ * largest bound of a few (u, v) is used. Compute also idles until the first read has arrived, and
+ * I/O while the last layer is computed; both idle times count if every layer must be read.
  *
  * With fused prefill, layer j of the new tokens waits for the reads of all layers up to j, and
  * all later layers of the new tokens follow it.
@@ -38,7 +38,7 @@ static void bound_layer(struct plan_bounds *b, const struct search *s, int i)
     k.comp_s /= b->n_stages;
     for (int w = 0; w < PLAN_WEIGHTS; w++)
         least[w] = INFINITY;
-    if (can_h || can_k) /* infinity times a weight of 0 is no number */
+    if (can_h || can_k) /* not for infinite costs: infinity times a weight of 0 is a NaN */
         weigh(b, can_h ? &h : &k, can_k ? &k : &h, least);
     double h_bytes = can_h ? plan_layer_bytes(&s->req->layer[i], 'H') : INFINITY;
     double kv_bytes = can_k ? plan_layer_bytes(&s->req->layer[i], 'K') : INFINITY;

@@ -8,7 +8,7 @@
  * 2. Then a depth-first search over the options, cut by lower bounds (plan_bound.c). Layers with
  *    equal descriptors are tried in one order only (not with fused prefill: there positions
  *    matter).
- * 3. A budget of steps keeps it near a millisecond; `exact` tells whether the search was
+ * 3. A budget of steps keeps the search near a millisecond; `exact` tells whether it was
  *    complete. Up to about 12 layers it always is.
  *
  * Leaves are scheduled by the order of plan_order.c and timed by the pipeline simulation. */
@@ -235,8 +235,8 @@ static double bound_at(const struct branch *b, int i, double io_s, double comp_s
 
 /* ---- candidates ---- */
 
-/* Returns the number of steps that timing a leaf counts as: one pass over the jobs. Composite jobs
- * (plan_order.c) take longer, and lanes that slow each other have more events. */
+/* Returns how many steps the timing of a leaf counts as. It is one pass over the jobs, but
+ * composite jobs (plan_order.c) take longer, and lanes that slow each other have more events. */
 static long leaf_steps(const struct branch *b)
 {
     bool overlap = b->s->io_f > 1 || b->s->comp_f > 1;
@@ -323,7 +323,8 @@ static void set_lean_before(struct branch *b, int end)
     }
 }
 
-/* Returns whether, with reads going up the layers, compute waits for a read behind layer `end`. */
+/* Assumes that reads are issued in the order of the layers. Returns whether compute then waits for
+ * the read of a layer after `end`. */
 static bool waits_behind(const struct branch *b, int end)
 {
     double io_s = b->q->io_latency_s, comp_s = b->bounds.recompute_s[b->r];
@@ -343,9 +344,9 @@ static bool waits_behind(const struct branch *b, int end)
     return false;
 }
 
-/* Offers the fewest lean layers, all in front, with which compute waits for no read behind them.
- * With fused prefill the early reads are the urgent ones: each layer of the new tokens waits for
- * the reads of all layers before it. */
+/* Offers a plan in which the first layers are lean: as few of them as make compute wait for no read
+ * of a later layer. With fused prefill the early reads are the urgent ones: each layer of the new
+ * tokens waits for the reads of all layers before it. */
 static void offer_lean_front(struct branch *b)
 {
     int lo = b->r, hi = b->n;

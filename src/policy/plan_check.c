@@ -106,7 +106,7 @@ int plan_check_method(const struct plan_request *q, const char *method, struct e
             if (i >= r)
                 return err_set(
                     e, ERR_USAGE,
-                    "plan: layer %d is R behind %c at layer %d; recomputed layers must "
+                    "plan: layer %d is R after %c at layer %d; recomputed layers must "
                     "be the first ones",
                     i, method[r], r);
             break;

@@ -2,8 +2,8 @@
  *
  * Each cut, a number of leading ranges, has its own best plan. A full search for each takes 0.1
  * to 0.5 s for 300 ranges of an 80-layer model, and decodes wait for it. So:
- * 1. Sample: take cuts at most 1/64 of the tokens apart, and cuts just before a range that costs
- *    one more layer its last record. Between two such cuts the best time changes little. The
+ * 1. Sample: take cuts at most 1/64 of the tokens apart, and cuts just before a range in which
+ *    one more layer has no record. Between two of these cuts the best time changes little. The
  *    sums over the ranges move from one cut to the next in O(layers).
  * 2. Bound: compute the least time that any plan of the sample can take (plan_bound.c), in
  *    O(layers).
@@ -106,10 +106,11 @@ struct cuts {
     const struct stored_ranges *c;
     struct plan_request *req;
     int estimates_left;
-    struct plan_effort effort;  /* of an estimate */
-    int best;                   /* number of ranges of the best cut; 0: none */
-    double best_s, restoring_s; /* the whole time; the part for restoring */
-    struct plan *best_plan;     /* the estimate of the best cut */
+    struct plan_effort effort; /* of an estimate */
+    int best;                  /* number of ranges of the best cut; 0: none */
+    double best_s;             /* the least time so far; plain prefill counts too */
+    double restoring_s;        /* the least time of a plan that restores something */
+    struct plan *best_plan;    /* the estimate of the best cut */
     struct range_sums sums;
     int n_samples;
     struct sample sample[SAMPLES_MAX];
@@ -147,8 +148,8 @@ static void estimate(struct cuts *k, const struct range_sums *s, struct sample *
     k->estimates_left--;
     range_request(k->c, s, k->req);
     struct plan_effort effort = k->effort;
-    /* A hedged plan is no faster than the best plan, which is not worse than a quick search's by
-     * more than SLACK. */
+    /* A quick search's plan takes at most SLACK longer than the best plan, and a hedged plan is no
+     * faster than the best plan. So if the quick plan takes this long, a hedged plan cannot win. */
     effort.useless_s = k->best_s * (1 + SLACK);
     effort.times = &known.times;
     if (plan_estimate(k->req, &effort, &plan, NULL) != 0)
@@ -328,7 +329,7 @@ static void find_cut(struct cuts *k)
     bool hedged = plan_wants_hedge(k->req);
     k->estimates_left = estimates_for(k->c->platform, hedged);
     k->effort = k->req->n_layers > FEW_LAYERS ? estimate_effort : estimate_few_effort;
-    /* The steps of the estimates that a short chain does not need go to the others. */
+    /* A short chain needs few estimates. Each gets a share of the steps of the others. */
     if (hedged && k->n_samples > 0 && 2 * k->n_samples <= k->estimates_left) {
         k->effort.steps *= k->estimates_left / k->n_samples;
         k->effort.quick = false;
@@ -355,7 +356,7 @@ static bool range_suits(const struct stored_ranges *c, const struct plan *p, int
 }
 
 /* Describes the facts that the letters of a forced plan do not show: ranges that use the other
- * kind, and ranges behind the restored prefix. */
+ * kind, and ranges after the restored prefix. */
 static void tell_ranges(const struct stored_ranges *c, int n_used, struct plan *out)
 {
     int64_t used = 0, begin = 0, other = 0;

@@ -8,8 +8,8 @@
  * best plan of each case and every single method.
  *
  * A single method also wins if a mixture is predicted to gain less than PLAN_LEAST_GAIN or
- * PLAN_LEAST_GAIN_S over it: costs are not known that well. Reads without compute beside them also
- * show the full speed of the disk. */
+ * PLAN_LEAST_GAIN_S over it: costs are not known that well. Plain reads have a second use: with
+ * little compute beside them they show the full speed of the disk. */
 #include <math.h>
 #include <string.h>
 

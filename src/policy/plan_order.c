@@ -54,16 +54,17 @@ static double factor(double x)
     return x > 1 ? x : 1;
 }
 
-/* A recomputed layer that lies d layers below the last one: only the rows in the d windows above it
- * pass through the whole layer. Returns their share of its time; whole_s: the time of all rows. */
+/* Of a recomputed layer that lies d layers below the last one, only the rows of the last d windows
+ * pass through the whole layer. Returns the share of the layer's time that these rows take;
+ * whole_s: the time of all rows. */
 static double share_computed(const struct plan_request *req, int d, double whole_s)
 {
     int64_t n = d * req->window.tokens;
     return n < req->n_tokens ? platform_tok_s(req->platform, n) / whole_s : 1;
 }
 
-/* Returns the time of the rows of that layer that need only K and V: those before the d windows, in
- * the layer's own window if it has one. */
+/* Returns the time of the other rows of this layer, which need only K and V: the rows before the d
+ * windows, or only the last window of these if the layer itself has a window. */
 static double kv_only_s(const struct plan_request *req, int d, bool windowed)
 {
     int64_t tokens = req->window.tokens, n = req->n_tokens - d * tokens;
@@ -178,8 +179,8 @@ static struct composite join(struct composite x, struct composite y, int16_t *ne
                               .tail = y.tail};
 }
 
-/* Returns where c belongs in s[m], which is in Johnson's order: behind its equals. Most places are
- * near the end; the others are found by halves. */
+/* Returns where c belongs in s[m], which is in Johnson's order: after its equals. Most places are
+ * near the end; the others are found by bisection. */
 static int place_of(const struct composite *c, const struct composite *s, int m)
 {
     int to = m, near = m > 4 ? m - 4 : 0, from = 0;

@@ -94,8 +94,8 @@ int plan_tokenwise(const struct plan_request *q, struct plan *out, struct err *e
     if (p == NULL || q->n_tokens <= 0)
         return err_set(
             e, ERR_USAGE,
-            "plan %s: needs a platform and the number of tokens, since costs of parts "
-            "of the history are asked for",
+            "plan %s: needs a platform and the number of tokens, because it computes "
+            "the costs of parts of the history",
             plan_mode_name(q->mode));
     int rc = check_numbers(q, e);
     if (rc != 0)

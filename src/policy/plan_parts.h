@@ -41,7 +41,7 @@ struct plan_effort {
 };
 /* ---- plan_order.c: an assignment's jobs, and the best order to read them in ---- */
 
-/* Returns one layer's restoration by `method`, if r layers are recomputed. */
+/* Returns the job that restores one layer by `method`, if r layers are recomputed. */
 struct pipe_job plan_job(const struct plan_request *req, int layer, char method, int r);
 /* Returns the compute time of one layer of a recomputed prefix of r layers. */
 double plan_recompute_s(const struct plan_request *req, int layer, int r);
@@ -54,7 +54,7 @@ struct pipe_load plan_load_empty(const struct plan_request *req);
  * layer. */
 int plan_jobs_ordered(const struct plan_request *req, const char *method,
                       struct pipe_job *job);
-/* Orders the reads of one job a layer, which come in rising layer order, if new tokens are
+/* Orders job[0, n), one job per layer in rising order, for the best reads if new tokens are
  * prefilled inside the restore. */
 void plan_order_fused(const struct plan_request *req, struct pipe_job *job, int n);
 /* Johnson's rule: returns whether (a1, b1) must come before (a2, b2). False if they are equal. */
@@ -85,7 +85,7 @@ struct stored_ranges {
     const struct platform *platform;
     const struct plan_range *range;
     int n_ranges;
-    /* n_tokens: tokens of all ranges; n_new: tokens behind the ranges. */
+    /* n_tokens: tokens of all ranges; n_new: new tokens after the ranges */
     int64_t n_tokens, n_new;
     bool can_recompute;
     struct plan_window window;
@@ -109,7 +109,8 @@ struct range_sums {
         kv_splits[PLAN_MAX_LAYERS]; /* see plan_range in plan.h */
 };
 
-/* Returns the tokens before the window behind n tokens, in whole chunks. */
+/* Returns how many of n tokens the next token no longer sees through the window, in whole chunks.
+ */
 int64_t plan_tokens_skipped(const struct plan_window *w, int64_t n);
 void range_sums_init(struct range_sums *s);
 /* Adds the next range to the sums. */
@@ -201,7 +202,7 @@ struct search search_of(const struct plan_request *req, const struct plan_effort
                         bool without_h);
 /* Finds r_min and r_max. Returns false if no length is possible. */
 bool search_is_possible(struct search *s);
-/* Returns whether layer i may be restored with method m ('H' or 'K') behind r recomputed layers. */
+/* Returns whether layer i may be restored with method m ('H' or 'K'). */
 bool search_allows(const struct search *s, int i, char m);
 /* Returns a lower bound on the end of every schedule with total read time io_s and total compute
  * comp_s. */
@@ -239,16 +240,16 @@ struct plan_bounds {
 /* Initialises *b. search_is_possible(s) must have returned true; s need not have a candidate yet.
  */
 void plan_bounds_init(struct plan_bounds *b, const struct search *s);
-/* Returns a time that no plan undercuts whose lanes have the reads io_s, the compute comp_s, and
- * the weighted work rest[PLAN_WEIGHTS] of other layers. head_s, tail_s: of plan_bounds_idle. */
+/* Returns a lower bound on the time of plans whose lanes have the reads io_s, the compute comp_s,
+ * and the weighted work rest[PLAN_WEIGHTS] of other layers. head_s, tail_s: of plan_bounds_idle. */
 double plan_bound_lanes(const struct plan_bounds *b, double io_s, double comp_s,
                         const double *rest, double head_s, double tail_s);
-/* Returns a time that no plan with r recomputed layers undercuts. */
+/* Returns a lower bound on the time of plans with r recomputed layers. */
 double plan_bound_of(const struct plan_bounds *b, int r);
-/* Returns a time that no plan with r_min to r_max recomputed layers undercuts. */
+/* Returns a lower bound on the time of plans with r_min to r_max recomputed layers. */
 double plan_bound_least(const struct plan_bounds *b, int r_min, int r_max);
-/* *head_s gets the least time that compute idles before the first read has arrived. *tail_s gets
- * the least time that I/O idles behind the last read. */
+/* Sets *head_s to the least time that compute idles before the first read has arrived, and *tail_s
+ * to the least time that I/O idles after the last read. */
 void plan_bounds_idle(const struct plan_bounds *b, int r, double *head_s, double *tail_s);
 
 /* ---- plan_branch.c: layers that differ ---- */

@@ -70,7 +70,7 @@ static void fill_lanes(const struct platform *p, int tier, int64_t n_past, int64
         req->prefill_s = prefill_s;
         req->head_s = platform_ends_s(p, 0);
     }
-    /* The other new tokens go in batches of their own, behind the fused ones. */
+    /* The other new tokens are prefilled in batches of their own, after the fused ones. */
     if (n_fused < n_new)
         req->head_s += p->n_layers *
                        platform_prefill_s(p, n_past + n_fused, n_new - n_fused);
@@ -286,8 +286,8 @@ static bool same_tokens(const struct range_share *x, const struct range_share *y
     return x->h_tokens == y->h_tokens && x->kv_tokens == y->kv_tokens;
 }
 
-/* Makes *l, which has its splits, from its shares. `like` has the costs of the same numbers of
- * tokens and splits, or is NULL. */
+/* Fills *l, whose h_splits and kv_splits are already set, from the shares h and kv. `like` is a
+ * layer with the same numbers of tokens and splits, whose costs are copied, or NULL. */
 static void layer_from_shares(const struct platform *p, const struct range_share *h,
                               const struct range_share *kv, const struct plan_layer *like,
                               struct plan_layer *l)

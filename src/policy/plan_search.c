@@ -3,9 +3,9 @@
  * Equal layers: only the counts (r, h, k) matter, and with fused prefill also which of H and K
  * is read first. Without fusion any positions give the same lanes; here they are R..RH..HK..K.
  * With fusion, reading in rising layer order unlocks prefill earliest for any sequence of kinds.
- * So the sequence of kinds is Johnson's over (read, compute + prefill), laid out upwards. All
- * (r, h) pairs, about L*L/2, are bounded in O(1) by the lanes' total work; the few that could
- * win are run through the pipeline.
+ * So the kinds are put in Johnson's order over (read, compute + prefill), from the lowest layer
+ * up. All (r, h) pairs, about L*L/2, are bounded in O(1) by the lanes' total work; the few that
+ * could win are run through the pipeline.
  *
  * Layers that differ go to plan_branch.c, several stages to plan_stages.c.
  *
@@ -153,7 +153,8 @@ static double counts_comp_s(const struct plan_layer *l, struct counts c)
     return s;
 }
 
-/* Returns a lower bound of the makespan: the lanes' work, and the compute behind the last read. */
+/* Returns a lower bound of the makespan, from the lanes' work and the compute after the last
+ * read. */
 static double counts_bound(const struct search *s, struct counts c)
 {
     const struct plan_request *q = s->req;

@@ -11,15 +11,15 @@
  * the plan is then improved by single changes, and by exchanges between two stages, while they
  * help.
  *
- * **Order.** Within a stage: Johnson's rule. Among stages: first the read behind which its stage
- * has most left to compute. With the stages' own orders given, that is the order of due dates,
- * which is optimal for the longest of them (Jackson 1955). With fused prefill, which climbs
- * through all stages, reads in rising order of layers are tried too, and the better of the two
- * is taken.
+ * **Order.** Within a stage: Johnson's rule. Among stages: first comes the read after which its
+ * stage has the most work left. With the stages' own orders given, this is the order of due
+ * dates, in which the stage that ends last ends as early as possible (Jackson 1955). With fused
+ * prefill, which climbs through all stages, reads in rising order of layers are tried too, and
+ * the better of the two orders is taken.
  *
- * Neither is exact. The order of one stage's reads matters to the others, and with dedicated
- * second machines the flow shop is NP-hard. tests/policy/test_plan_stages.c compares with all
- * assignments and all orders. */
+ * Neither letters nor order are exact. The order of one stage's reads matters to the others, and
+ * with dedicated second machines the flow shop is NP-hard. tests/policy/test_plan_stages.c
+ * compares with all assignments and all orders. */
 #include <math.h>
 #include <string.h>
 
@@ -53,7 +53,8 @@ static void sort_stage(struct pipe_job *job, int n)
     }
 }
 
-/* Computes the work left behind the read of each job if the jobs come in this order. */
+/* Computes the time that a stage still works after the read of each job, if its jobs come in this
+ * order. */
 static void find_tails(const struct pipe_job *job, int n, double *tail_s)
 {
     double comp = 0, tail = 0;
@@ -184,7 +185,7 @@ static void prepare_layer(struct staged *g, int i)
     add_choice(g, c);
 }
 
-/* Returns a time that no schedule of this work undercuts. */
+/* Returns a lower bound on the time of every schedule of this work. */
 static double longest_lane(const struct staged *g, const struct work *w)
 {
     double longest = w->io_s;
@@ -240,9 +241,8 @@ static bool fit(struct staged *g, int r, double limit_s, struct work w)
 /* Returns the least limit that fits. Leaves its letters in g->method. */
 static double least_limit(struct staged *g, int r)
 {
-    enum {
-        HALVINGS = 24
-    }; /* the result is exact to a 10^7th, finer than any measurement */
+    /* The result is exact to one part in 10^7, finer than any measurement. */
+    enum { HALVINGS = 24 };
     struct work quick = quick_work(g, r);
     double lo = 0, hi = longest_lane(g, &quick);
     for (int i = 0; i < HALVINGS; i++) {
@@ -316,8 +316,8 @@ static void turn(const struct choice *o, char *method)
     method[o->layer] = method[o->layer] == o->lean ? o->quick : o->lean;
 }
 
-/* Layers with equal costs are changed in the order of their rates, so that only their number
- * matters. Returns whether choice x is the next one of its kind. */
+/* Returns whether choice x is the next to change among the choices of its stage with the same rate.
+ * They are changed in one order only: their costs are alike, so only their number matters. */
 static bool is_next_turn(const struct staged *g, int x, const char *method)
 {
     const struct choice *o = &g->choice[x];

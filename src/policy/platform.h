@@ -16,8 +16,9 @@
  *
  * Data reaches a device with memory of its own in two steps: a read, then a copy up over the
  * device's bus. For a group of devices (docs/ARCHITECTURE.md) the costs are those of one
- * *stage*, which has a run of the layers. Its ranks share each layer's compute; each brings up a
- * share of the records, and they gather it. Stages work beside each other, with one store.
+ * *stage*, which has a run of the layers. Its ranks share each layer's compute. Each rank brings
+ * up a share of the records, and then the ranks gather the shares. Stages work beside each other,
+ * with one store.
  *
  * The times of later restores are learned as a *correction* of the measured costs
  * (correction.h): one factor each for GEMM, for loading KV, and for every tier.
@@ -70,11 +71,13 @@ struct platform_tier {
     /* Time from a request to its first byte. Paid once, since many requests are queued. */
     double latency_s;
     double bytes_per_s; /* sustained read bandwidth, alone */
-    /* Host-to-device bandwidth of a stage over all its ranks, bytes/s, 0: unified memory.
-     * Bandwidth at which ranks gather hidden states that they brought up in shares, 0: one rank. */
+    /* up: host-to-device bandwidth of a stage over all its ranks, bytes/s; 0: unified memory.
+     * gather: bandwidth at which ranks gather hidden states that they brought up in shares,
+     * bytes/s; 0: one rank. */
     double up_bytes_per_s, gather_bytes_per_s;
-    double request_s; /* per record beyond its bytes, with the queue full */
-    double r2;        /* R^2 of the fit over both kinds and many lengths; 0: unknown */
+    double
+        request_s; /* seconds per record beyond those for its bytes, with the queue full */
+    double r2;     /* R^2 of the fit over both kinds and many lengths; 0: unknown */
     /* Bandwidth with 2^i records in flight; 0: not measured. It is only shown to people: plans do
      * not use it, because a restore keeps more reads in flight. */
     double depth_bytes_per_s[PLATFORM_DEPTHS];
@@ -108,8 +111,8 @@ struct platform {
      * wake up. Restores teach it (correction.h). Each process learns it anew, so the text leaves
      * it out. */
     double start_s;
-    /* Compute of each split of a layer (plan.h): the run of chunks behind it is handed over and
-     * computed on its own. Restores teach it, as they teach start_s. */
+    /* Seconds of compute for each split of a layer (plan.h): the run of chunks after it is handed
+     * over and computed on its own. Restores teach it, as they teach start_s. */
     double split_s;
     double embed_s; /* seconds per token to look up embedding rows */
     double head_s;  /* seconds of final norm, head and sampling for one position */
@@ -168,7 +171,7 @@ double cost_curve_at(const struct cost_curve *c, double n_tokens);
 double platform_tok_s(const struct platform *p, int64_t n_tokens);
 double platform_h_s(const struct platform *p, int64_t n_tokens);
 double platform_kv_s(const struct platform *p, int64_t n_tokens);
-/* Returns the cost of prefilling n_new tokens of one layer behind n_past tokens that are in the
+/* Returns the cost of prefilling n_new tokens of one layer after n_past tokens that are in the
  * cache. */
 double platform_prefill_s(const struct platform *p, int64_t n_past, int64_t n_new);
 /* Returns the cost of the parts of a pass that are not layers: embedding n_embedded new tokens, and
@@ -187,12 +190,13 @@ double platform_up_s(const struct platform *p, int tier, int64_t n_tokens,
 double platform_io_s(const struct platform *p, int tier, int64_t n_tokens,
                      enum platform_record kind);
 /* Returns whether reads of this tier copy nothing, because it is DRAM of a device with unified
- * memory. Its bandwidth then only tells how fast a pointer is taken, and is not shown to people. */
+ * memory. Its bandwidth then only tells how fast pointers are handed over, and is not shown to
+ * people. */
 bool platform_tier_in_place(const struct platform_tier *t);
 /* Returns the bandwidth of the slower of the two, read or bus, for hidden states in bytes/s,
  * without the time per record. */
 double platform_io_bytes_per_s(const struct platform *p, int tier);
-/* Returns whether the tier itself limits that bandwidth, not the bus behind it. */
+/* Returns whether the tier itself limits platform_io_bytes_per_s, and not the bus. */
 bool platform_is_store_bound(const struct platform *p, int tier);
 /* Returns the factor by which a correction multiplies costs; 1: nothing was learned. */
 double platform_correction_factor(const struct platform_correction *c);

@@ -11,7 +11,7 @@
  *
  * The next fetch is the first chunk of the earliest want that is only on the disk. It is not made
  * - if fewer than `least` chunks of the want are only on the disk, before its first fetch;
- * - for chunks whose state the owner holds elsewhere, and behind a chunk that is not stored;
+ * - for chunks whose state the owner holds elsewhere, and after a chunk that is not stored;
  * - if memory is full of chunks that earlier requests need: then nothing is fetched at all;
  * - twice for one want, if the chunk was dropped as one that no request needs (the window did not
  *   know it): under such a policy fetching and dropping would alternate for ever;
@@ -35,7 +35,7 @@ struct read_ahead_want {
     struct read_ahead_want *next;
     uint64_t turn; /* position in the queue: a smaller turn is served earlier */
     int n;         /* number of the request's chunks */
-    int at;        /* chunks [0, at) were fetched, or needed none: not looked at */
+    int at;        /* chunks [0, at) were fetched or needed no fetch; they are skipped */
     /* A fetch was made; a fetch has failed, so there are no more. */
     bool has_begun, has_failed;
 };

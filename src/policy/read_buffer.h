@@ -40,8 +40,8 @@ bool read_ahead_pays(const struct read_ahead *a, double share);
 int read_buffer_layers(double buffer_bytes, double bytes_per_s, double load_s,
                        int n_layers);
 
-/* Returns the seconds from the beginning until the new tokens have passed all layers, if the
- * first n_ahead layers were read before it. */
+/* Returns the seconds from the beginning of the prefill until the new tokens have passed all
+ * layers, if the first n_ahead layers were read before. */
 double read_buffer_makespan_s(double load_s, double prefill_s, int n_layers, int n_ahead);
 
 #endif

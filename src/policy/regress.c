@@ -99,7 +99,8 @@ static double relative_error2(const struct regress_sample *s, int n, int n_terms
     return sum;
 }
 
-/* Computes R² in seconds, as people know it: 1 - residual / variance around the mean. */
+/* Computes the errors of the fit. R² has its usual form, in seconds (not in relative errors):
+ * 1 - residual / variance around the mean. */
 static void judge(const struct regress_sample *s, int n, int n_terms,
                   struct regress_fit *out)
 {

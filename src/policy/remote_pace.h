@@ -8,10 +8,11 @@
  * - During the transfer, it gives up a remote that is silent for a share of the recomputation
  *   time, and a remote that crawls.
  *
- * A remote that was slow may be fast again. Only a transfer can show it, so one fetch is tried
- * after REMOTE_REFUSALS_MOST refusals in a row. It costs at most about a tenth of recomputing.
+ * A remote that was slow may be fast again. Only a transfer can show this, so one fetch is tried
+ * after REMOTE_REFUSALS_MOST refusals in a row. The trial costs at most about a tenth of
+ * recomputing.
  *
- * Chunks that came before it gave up are used. Pure: no clock, no allocation. */
+ * Chunks that came before the request gave up are used. Pure: no clock, no allocation. */
 #ifndef POLICY_REMOTE_PACE_H
 #define POLICY_REMOTE_PACE_H
 
@@ -32,7 +33,7 @@
 struct remote_pace {
     double latency_s;   /* seconds for a request with an answer of a few bytes */
     double bytes_per_s; /* bandwidth of a transfer */
-    int n_refused;      /* REMOTE_TOO_DEAR since the last transfer */
+    int n_refused;      /* refusals (REMOTE_TOO_DEAR) since the last transfer */
 };
 
 /* Corrects the pace by a fetch. Values of 0 teach nothing. */
@@ -52,9 +53,10 @@ double remote_pace_price_s(const struct remote_pace *p, uint64_t n_bytes);
  * they attend to more. */
 double remote_rest_s(double all_s, double half_s, double share);
 
-/* Returns the same for a view of a truncated context. Replaying all its stairs takes replay_s. Once
- * all moved chunks are there, only the n_stair chunks behind them are computed, in stair_s.
- * n_behind of these are there already; below 0: moved chunks are missing. */
+/* Returns the time to compute a view of a truncated context. Replaying all its stairs takes
+ * replay_s. If all its moved chunks are there, only the n_stair chunks of its last stair need be
+ * computed, which takes stair_s. n_behind of these n_stair chunks are there already; below 0: moved
+ * chunks are missing. */
 double remote_replay_s(double replay_s, double stair_s, int n_behind, int n_stair);
 
 struct remote_view {

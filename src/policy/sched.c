@@ -68,9 +68,9 @@ static bool has_place(const struct decision *d, int i)
            d->choice[i].what != SCHED_TIME_OUT;
 }
 
-/* Returns the worst-ranked request behind order[at] that has a place and may lose it, or -1. A
- * waiting request takes a place only from a worse priority, or equals would take each other's
- * places. */
+/* Returns the worst-ranked request after order[at] that has a place and may lose it, or -1. A
+ * waiting request takes a place only from a worse priority; otherwise requests of equal priority
+ * would take each other's places. */
 static int victim_of(const struct decision *d, int at)
 {
     const struct sched_req *asks = &d->req[d->order[at]];
@@ -109,16 +109,16 @@ static void run_decodes(struct decision *d)
     }
 }
 
-/* Returns whether the request whose beginning this one shares is computing it, or will from this
- * step on. */
+/* Returns whether request i (sched_req.after; -1: none) is computing the beginning that it shares
+ * with a waiting request, or will do so from this step on. */
 static bool is_ahead(const struct decision *d, int i)
 {
     return i >= 0 && (d->choice[i].what == SCHED_ADMIT ||
                       (has_place(d, i) && d->req[i].phase != SCHED_DECODE));
 }
 
-/* Returns the blocks that a newcomer needs, plus a free block for each decoding request, or it
- * would be preempted at once. */
+/* Returns the blocks that a newcomer needs, plus one for each decoding request: if these found no
+ * free block, they would preempt the newcomer at once. */
 static int wanted_blocks(const struct decision *d, int i)
 {
     int n = d->req[i].blocks_needed;
@@ -142,8 +142,8 @@ static bool can_fit(const struct decision *d, int at)
     return places > 0 && blocks >= wanted_blocks(d, i);
 }
 
-/* Admits in rank order. The first request that does not fit ends it, or small requests would
- * starve large ones. */
+/* Admits in rank order. Stops at the first request that does not fit; otherwise small requests
+ * would starve large ones. */
 static void admit(struct decision *d)
 {
     for (int k = 0; k < d->n; k++) {

@@ -13,15 +13,15 @@
  *
  * Rank. A request's rank is arrival + priority * age: a request of priority p counts as if it
  * had arrived p ages later (earlier if p is negative). The rank never changes, so any two
- * requests keep their order for ever. Whatever keeps arriving, a waiting request becomes the
- * first: none starves.
+ * requests keep their order for ever. However many requests keep arriving, every waiting request
+ * becomes the first one some day: none starves.
  *
  * Blocks. A request is admitted when the pool has blocks for all its known tokens and one more.
  * As it decodes it takes blocks one by one. If none is left, the request with the worst rank is
  * preempted, until the asking request has its block. A request never preempts one with a better
- * rank; it waits. So the first of all always goes on. A request alone always fits (its caller
- * has checked), so all end. A waiting request takes places and blocks only from requests of a
- * worse priority.
+ * rank; it waits. So the request with the best rank always goes on. A request that runs alone
+ * always fits (its caller has checked this), so every request ends. A waiting request takes
+ * places and blocks only from requests of a worse priority.
  *
  * Pure: no clock, no allocation, no I/O. The engine only carries out these decisions. */
 #ifndef POLICY_SCHED_H
@@ -94,8 +94,8 @@ int sched_next(const struct sched_req *req, const struct sched_choice *choice,
  * beside them; 0: unknown. */
 int sched_rows_beside(double decode_ns, double row_ns, double stretch, int least);
 
-/* Returns about how long a newcomer waits for a place behind n_waiting others, if n_running
- * requests hold theirs for held_s each. */
+/* Estimates how long a newcomer waits for a place after n_waiting others, if n_running requests
+ * hold their places for held_s each. */
 double sched_wait_s(int n_waiting, int n_running, double held_s);
 
 /* Returns the rank: lower is earlier. */

@@ -4,10 +4,13 @@
  * view cannot be computed by itself: all stairs from the first one on are computed again, one after
  * another, each token once.  This is a *replay*.
  *
- *     stair 0    C rows behind 0                        prefill(0, C)
- *     stair 1    C - S tokens move,  S rows behind them    place(C - S) + prefill(C - S, S)
+ *     stair 0    C rows                                     prefill(0, C)
+ *     stair 1    C - S tokens move,  S rows after them      move(C - S) + prefill(C - S, S)
  *     ...                                                   n_whole times in all
- *     the last   C - S tokens move, the rest behind them   place(C - S) + prefill(C - S, n_last)
+ *     the last   C - S tokens move, the rest after them     move(C - S) + prefill(C - S, n_last)
+ *
+ * prefill(p, n) computes n rows after p positions; move(n) writes n tokens into the cache at new
+ * positions.
  *
  * Pure. */
 #ifndef POLICY_STAIRCASE_H
@@ -19,7 +22,7 @@
 /* The rows that a replay of tokens [from, n) computes. The earlier positions of the stair of token
  * `from` are there already. */
 struct staircase {
-    /* n_first rows behind `past` positions, on the stair of `from` */
+    /* n_first rows after `past` positions, on the stair of `from` */
     int64_t past, n_first;
     int64_t n_whole; /* later stairs of S rows each */
     int64_t n_last;  /* rows of a last stair that is not whole; 0: there is none */

@@ -7,10 +7,10 @@
  *   reads go on. Rows that are recomputed are no longer read. The restore ends when one of the
  *   two has brought the last row. A race costs only compute that would be idle, so little
  *   evidence suffices.
- * - LEAVE: the restore ends with the rows that it has, and prefill computes the others. This is
- *   the answer beside decodes, since a restore then has only a small share of the compute, and
- *   if recomputation cannot race. Rows that the reads have brought since are lost, so it takes
- *   more evidence.
+ * - LEAVE: the restore ends with the rows that a race has recomputed, or with none, and prefill
+ *   computes the others. This is the answer beside decodes, since a restore then has only a
+ *   small share of the compute, and if recomputation cannot race. All that the reads have
+ *   brought is lost, so this answer takes more evidence.
  *
  * The evidence is a silence or a slow pace. A silence counts if it is longer than a share of the
  * recomputation time, and longer than reads take by the plan or by this restore's own pace. A

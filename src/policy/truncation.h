@@ -56,7 +56,7 @@ int truncation_make(const struct truncation_ask *ask, bool may_keep_none,
 int64_t truncation_cut(const struct truncation *t, int64_t p);
 /* Returns the first token of the stair with this cut; 0 for cut 0. */
 int64_t truncation_first(const struct truncation *t, int64_t cut);
-/* Returns the first token behind the stair with this cut; INT64_MAX if nothing is truncated. */
+/* Returns the first token after the stair with this cut; INT64_MAX if nothing is truncated. */
 int64_t truncation_end(const struct truncation *t, int64_t cut);
 
 /* Returns whether the stair with this cut sees token p. The token need not be computed yet. */

@@ -257,7 +257,7 @@ static void test_bad_requests_are_named(void **state)
     layer[2].has_kv = false;
     expect_error(&q, "r1,h2", ERR_USAGE, "these are 3 layers, the model has 4");
     expect_error(&q, "r1,h2,k9", ERR_USAGE, "these are 12 layers");
-    expect_error(&q, "HRHH", ERR_USAGE, "layer 1 is R behind H at layer 0");
+    expect_error(&q, "HRHH", ERR_USAGE, "layer 1 is R after H at layer 0");
     expect_error(&q, "RRR", ERR_USAGE, "3 letters for 4 layers");
     expect_error(&q, "hidden", ERR_NOT_FOUND, "layer 3 is H, but the store has no hidden");
     expect_error(&q, "kv", ERR_NOT_FOUND, "layer 2 is K, but the store has no KV");
