@@ -29,8 +29,8 @@ bool timeline_lane_at(const struct pipeline *p, int i, struct timeline_lane *out
 bool timeline_in_lane(const struct pipe_item *x, const struct timeline_lane *lane);
 
 /* Draws plain ASCII, in whole lines. width: columns of the terminal (used within 40..400).  Each
- * column shows what its lane does for most of that time. Letters alternate in case from layer to
- * layer if layers are wide enough to show it. */
+ * column shows the item, or the idle time, that takes most of its time. Letters alternate in case
+ * from layer to layer if layers are wide enough to show this. */
 int timeline_text(const struct pipeline *p, int width, char *out, size_t cap);
 
 /* Draws one SVG document, in which every item has its layer and times as a tool tip.  title: any

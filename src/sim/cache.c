@@ -41,7 +41,8 @@ static bool is_leaf(const struct cache_block *b)
     return b->n_pins == 0 && (b->tier == 1 ? b->n_above == 0 : b->n_children == 0);
 }
 
-/* Call when the block's children, pins or tier have changed. in: the tier in which it was. */
+/* Makes the block evictable if it is a leaf now, else not. Call when the block's children, pins or
+ * tier have changed. */
 static void settle(struct cache *c, struct cache_block *b)
 {
     int t = b->tier - 1;

@@ -5,12 +5,13 @@
  * block is in the cache only if its parent is. With two tiers (memory and disk) a block is in
  * one of them. When memory is full a block moves to disk; when disk is full a block is evicted.
  *
- *     tier 0 (memory)   loses blocks without children in it, to tier 1, or for good if it is alone
- *     tier 1 (disk)     loses blocks without any children, for good
+ *     tier 0 (memory)   loses blocks that have no children in memory: to the disk, or for good if
+ *                       there is no disk
+ *     tier 1 (disk)     loses blocks that have no children at all, for good
  *
- * A request pins the last block of its path, and with it all before it: a block with a child is
- * no leaf. src/store treats chunks in the same way, and tests/store/test_victims.c checks that
- * both choose the same victims.
+ * A request pins the last block of its path. This protects all blocks before it too, because a
+ * block with a child is no leaf. src/store treats chunks in the same way, and
+ * tests/store/test_victims.c checks that both choose the same victims.
  *
  * Pure: no clock, no I/O; memory is taken at creation. */
 #ifndef SIM_CACHE_H
@@ -37,7 +38,8 @@ struct cache_opts {
     int n_tiers;
     uint64_t max_blocks[CACHE_TIERS];
     enum placement_kind policy;
-    bool refuses; /* a newcomer may be worth less than the victim (placement_admits) */
+    bool
+        refuses; /* a newcomer that is worth less than the victim is refused (placement_admits) */
     /* The caller's window, whose ids are 1 + a block's number; NULL: no window. */
     struct placement_window *window;
 };
@@ -47,7 +49,8 @@ struct cache {
     struct cache_block *block; /* [n_blocks] */
     struct placement policy[CACHE_TIERS];
     struct placement_part part[CACHE_TIERS];
-    struct placement_learn *learn; /* what both tiers have learned, for the policy `ours` */
+    struct placement_learn
+        *learn; /* ours: the learner of both tiers; NULL for other policies */
     uint64_t n_in[CACHE_TIERS];
     uint64_t tick;
     /* Blocks evicted, added, moved down, and moved up. */
@@ -67,21 +70,21 @@ static inline bool cache_has(const struct cache *c, uint32_t block)
     return c->block[block].tier != 0;
 }
 
-/* Notes a use of a block in the cache. Its counter of uses (use->at) is set here. */
+/* Notes a use of a block in the cache. use->at is ignored: the cache counts uses itself. */
 void cache_touch(struct cache *c, uint32_t block, const struct placement_use *use);
-/* Puts a block into tier 0, behind its parent (CACHE_NONE: it has none), which is in the cache;
- * evicts if the tier is full. The block gets one pin. Returns false if nothing may be evicted. */
+/* Puts a block into tier 0; evicts if the tier is full. parent is in the cache; CACHE_NONE: the
+ * block has no parent. The block gets one pin. Returns false if nothing may be evicted. */
 bool cache_add(struct cache *c, uint32_t block, uint32_t parent,
                const struct placement_use *use);
-/* Moves a block of tier 1, whose parent is in tier 0, up; evicts if tier 0 is full. It must be
- * pinned. */
+/* Moves a pinned block of tier 1, whose parent is in tier 0, to tier 0; evicts if tier 0 is full.
+ * Returns false if nothing may be evicted. */
 bool cache_raise(struct cache *c, uint32_t block, uint32_t time);
 void cache_pin(struct cache *c, uint32_t block);
 void cache_unpin(struct cache *c, uint32_t block);
 /* Call when the window has changed for a block. */
 void cache_review(struct cache *c, uint32_t block);
-/* Marks a block as useless, so it is evicted first. If `child` is a child of the block in the
- * cache, it becomes a first block, without a parent. CACHE_NONE: no child changes. */
+/* Marks a block as useless, so it is evicted first. If `child` is in the cache and its parent is
+ * the block, it loses this parent and becomes a first block. CACHE_NONE: no child changes. */
 void cache_drop(struct cache *c, uint32_t block, uint32_t child);
 
 /* Returns whether all counts add up. Slow; for tests. */

@@ -37,7 +37,8 @@ struct session {
 };
 
 struct job {
-    struct read_ahead_want ahead; /* first: a want of the list is a job */
+    struct read_ahead_want
+        ahead; /* first member, so a want of the list is cast to its job */
     uint32_t session;
     double served_s;
     bool is_known; /* the job is in the look-ahead window for eviction */
@@ -242,7 +243,8 @@ static void save(struct closed *c, struct session *s, uint32_t n_blocks, uint8_t
         bool is_there = cache_has(&c->cache, b);
         if (is_there) {
             cache_pin(&c->cache, b);
-            /* The block's state is computed anew. */
+            /* The block's state is invalid, and the block cannot be added again before it is
+             * evicted. So the rest is not saved. */
             if (c->cache.block[b].place.is_dropped) {
                 cache_unpin(&c->cache, b);
                 break;
@@ -261,7 +263,7 @@ static void save(struct closed *c, struct session *s, uint32_t n_blocks, uint8_t
     s->n_blocks = n_blocks;
 }
 
-/* Counts the distinct sessions of the last hour: the job has been served now. */
+/* Notes that job `at` has been served now, and counts the distinct sessions of the last hour. */
 static void count_session(struct closed *c, uint32_t at)
 {
     c->queue[at].served_s = c->now;

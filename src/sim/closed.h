@@ -8,8 +8,8 @@
  *
  *     queue: [job][job][job] ... [job]
  *             <- L_pw ->                 read ahead from disk to memory: C_mem / S_kv jobs
- *             <---- L_ev ---->           exempt from eviction: (C_mem + C_disk) / S_kv jobs, since
- *                                        state goes from the queue's tail on
+ *             <---- L_ev ---->           exempt from eviction: (C_mem + C_disk) / S_kv jobs; the
+ *                                        state of jobs near the tail is evicted first
  *
  * Policies that do not look ahead (lru, fifo, lfu) read nothing ahead. A session whose history
  * outgrows the context loses its older half. The rest stays valid, unless `overflow_loses_all`
@@ -21,7 +21,7 @@
 #include "sim/load.h"
 
 /* Jobs count only while at least this many others wait. At the end of the run no session arrives
- * any more and all remaining state fits into the cache, so it says nothing about a loaded
+ * any more and all remaining state fits into the cache, so those jobs say nothing about a loaded
  * server. */
 #define CLOSED_LEAST_QUEUE 1500
 

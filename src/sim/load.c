@@ -15,7 +15,8 @@ enum { AGENT_BLOCK_TOKENS = 64, MOONCAKE_BLOCK_TOKENS = 512, CHAT_BLOCK_TOKENS =
 
 /* --- building a load -------------------------------------------------------------------------- */
 
-/* Returns whether an array of n entries is full: its size is a power of two, and it doubles. */
+/* Returns whether an array with n used entries is full. Arrays grow by doubling, so their sizes are
+ * powers of two. */
 static bool is_full(uint32_t n)
 {
     return (n & (n - 1)) == 0;

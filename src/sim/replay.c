@@ -12,7 +12,8 @@ struct replay {
     struct replay_result *out;
     struct cache cache;
     struct placement_window window;
-    /* For belady. By references in their order: the request that refers to the same block next. */
+    /* belady: for each reference, in their order, the next request that refers to the same block;
+     * at_next points to the entry of the present reference. */
     uint32_t *next, *at_next;
     bool *was_seen; /* [n_blocks]; NULL: every block is admitted at once */
 };
@@ -108,7 +109,7 @@ struct walk {
     struct placement_use use;
     /* n_done: number of blocks used or stored so far; last: the last one of them. */
     uint32_t n_done, last;
-    bool is_missing; /* a block was missing, and so are all behind it */
+    bool is_missing; /* a block was missing, and so are all after it */
     bool is_full;    /* no block may be evicted, so the rest is not stored */
     bool is_judged;
 };
@@ -144,7 +145,7 @@ static void step(struct replay *p, struct walk *w, uint32_t block, uint8_t class
         if (w->is_full)
             return;
         if (parent != CACHE_NONE)
-            /* The parent's child now keeps it from eviction. */
+            /* The parent now has a child in the cache, so it cannot be evicted. */
             cache_unpin(&p->cache, parent);
         w->last = block;
         w->n_done++;
