@@ -70,7 +70,7 @@ bool process_with_file(uint64_t device, uint64_t inode, char *out, size_t n)
     return found;
 }
 
-/* Returns the number behind a label in a system file, multiplied by `unit`; UINT64_MAX if the label
+/* Returns the number after a label in a system file, multiplied by `unit`; UINT64_MAX if the label
  * is not there. */
 static uint64_t number_in(const char *path, const char *label, uint64_t unit)
 {

@@ -3,14 +3,14 @@
  * It is a `struct io` like any other (io.h), with its own namespace of absolute paths, in which
  * only "/" exists at first. For every file it keeps
  *
- *   current   what reads see
- *   durable   what has been synced
+ *   current   the content that reads see
+ *   durable   the content that has been synced
  *   unsynced  the list of writes, truncates and punches that lead from durable to current
  *
  * and likewise for the names of every folder. A crash starts from `durable`. For each 4 KiB
  * sector of each unsynced write it decides by seed whether the sector is applied, dropped, torn
  * (some of its eight 512-byte parts applied) or filled with garbage. Each unsynced change of a
- * name is applied or dropped. In half of the crashes the oldest changes survive, as behind a
+ * name is applied or dropped. In half of the crashes the oldest changes survive, as with a
  * journal; in the other half each change is decided alone. Syncing a file does not make its name
  * durable.
  *

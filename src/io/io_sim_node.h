@@ -32,8 +32,8 @@ struct sim_change {
 };
 
 struct sim_node {
-    unsigned
-        n_refs; /* names, unsynced changes of names, and handles that refer to the node */
+    /* names, unsynced changes of names, and handles that refer to the node */
+    unsigned n_refs;
     /* Current names and handles that refer to the node. While it is above 0, the node's sectors
      * count as used. */
     unsigned n_live;
@@ -47,7 +47,7 @@ struct sim_node {
 /* Treatment of unsynced changes in a crash. */
 enum sim_crash_mode {
     SIM_CRASH_DROP,   /* no unsynced change survives */
-    SIM_CRASH_PREFIX, /* the oldest changes survive whole, as behind a journal */
+    SIM_CRASH_PREFIX, /* the oldest changes survive whole, as with a journal */
     SIM_CRASH_MIX,    /* each sector of a change is applied, dropped or torn */
     SIM_CRASH_GARBAGE /* as MIX, and some sectors hold bytes that were never written */
 };

@@ -41,8 +41,8 @@
 struct jinja_template;
 
 struct jinja_limits {
-    uint64_t
-        max_steps; /* bound on steps: one per evaluated node, one per 64 bytes processed */
+    /* bound on steps: one per evaluated node, one per 64 bytes processed */
+    uint64_t max_steps;
     /* bound on nesting in the source, in evaluation, and in printed values */
     uint32_t max_depth;
     size_t max_source_bytes; /* bound on the bytes of the template */

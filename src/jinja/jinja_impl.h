@@ -486,8 +486,8 @@ struct jmacro {
 struct jloop {
     struct jseq *items;
     size_t pos; /* index of the next item, if `shared` is false */
-    bool
-        shared; /* items belong to a J_ITER, whose own pos then counts: both consume the items */
+    /* The items belong to a J_ITER: its own pos is used, so that both consume the items. */
+    bool shared;
     const struct jnode *node; /* the N_FOR; its filter applies if `filtered` is set */
     struct jscope *scope;     /* scope in which the filter is evaluated */
     bool filtered;

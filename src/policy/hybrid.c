@@ -5,7 +5,8 @@
 
 #include "policy/hybrid_share.h"
 
-/* ACT blocks must shorten a step by at least this share, or a second kind of block does not pay. */
+/* ACT blocks must shorten a step by at least this share, because a second kind of block has costs
+ * of its own. */
 #define LEAST_GAIN 0.03
 
 static double line(const struct hybrid_line *l, double n, int n_minibatches)

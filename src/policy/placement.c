@@ -266,7 +266,7 @@ void placement_evicted(struct placement *p, const struct placement_item *item,
         placement_learn_evicted(p->learn, item->id, n_items);
 }
 
-/* --- what may be evicted ---------------------------------------------------------------------- */
+/* --- the items that may be evicted ------------------------------------------------------------ */
 
 void placement_insert(struct placement *p, struct placement_part *h,
                       struct placement_item *item)

@@ -7,9 +7,9 @@
  * - K: read K and V, then verify, RoPE, scatter.
  *
  * One I/O lane and one compute lane work at the same time. A layer's compute starts when its
- * read has arrived. Reads may be issued in any order; compute takes what has arrived. With
- * `fused`, new tokens are prefilled layer by layer as soon as layers 0..i are restored, and the
- * predicted time is that of the whole pipeline.
+ * read has arrived. Reads may be issued in any order; compute takes the layers whose reads have
+ * arrived. With `fused`, layer i of the new tokens is prefilled as soon as layers 0..i are
+ * restored, and the predicted time is that of the whole pipeline.
  *
  *   I/O      [H4 ][H5 ][H6 ][H7 ][K8    ][K9    ]
  *   compute  [R0      ][R1      ][r2][H4][H5]..[H6][H7][K8][K9]
@@ -168,8 +168,8 @@ int plan_mode_parse(const char *text, struct plan_request *req, struct err *e);
 const char *plan_mode_name(enum plan_mode mode);
 
 /* Fills the descriptors of a model with equal layers, from a platform. layer[0].h_free is set,
- * all records count as present, and all layers may be recomputed; the caller clears what does
- * not hold. */
+ * all records count as present, and all layers may be recomputed; the caller clears the flags
+ * that do not hold. */
 void plan_layers_uniform(const struct platform *p, int tier, int64_t n_tokens, int n_layers,
                          struct plan_layer *layer);
 /* Fills the whole request for n_history tokens to restore and n_new to prefill. Points

@@ -75,9 +75,9 @@ struct platform_tier {
      * gather: bandwidth at which ranks gather hidden states that they brought up in shares,
      * bytes/s; 0: one rank. */
     double up_bytes_per_s, gather_bytes_per_s;
-    double
-        request_s; /* seconds per record beyond those for its bytes, with the queue full */
-    double r2;     /* R^2 of the fit over both kinds and many lengths; 0: unknown */
+    /* Seconds per record beyond those for its bytes, with the queue full. */
+    double request_s;
+    double r2; /* R^2 of the fit over both kinds and many lengths; 0: unknown */
     /* Bandwidth with 2^i records in flight; 0: not measured. It is only shown to people: plans do
      * not use it, because a restore keeps more reads in flight. */
     double depth_bytes_per_s[PLATFORM_DEPTHS];

@@ -1,8 +1,8 @@
 /* prefix_order.c - see prefix_order.h.
  *
  * In the list sorted by tokens, the item that shares the most with a prompt stands beside the
- * place of that prompt. Two items share the least number of tokens that any neighbours between
- * them share. */
+ * prompt's place. The number of tokens that two items share is the smallest one that any two
+ * neighbours between them share. */
 #include "policy/prefix_order.h"
 
 #include <stddef.h>

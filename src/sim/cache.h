@@ -38,8 +38,8 @@ struct cache_opts {
     int n_tiers;
     uint64_t max_blocks[CACHE_TIERS];
     enum placement_kind policy;
-    bool
-        refuses; /* a newcomer that is worth less than the victim is refused (placement_admits) */
+    /* a newcomer that is worth less than the victim is refused (placement_admits) */
+    bool refuses;
     /* The caller's window, whose ids are 1 + a block's number; NULL: no window. */
     struct placement_window *window;
 };
@@ -49,8 +49,7 @@ struct cache {
     struct cache_block *block; /* [n_blocks] */
     struct placement policy[CACHE_TIERS];
     struct placement_part part[CACHE_TIERS];
-    struct placement_learn
-        *learn; /* ours: the learner of both tiers; NULL for other policies */
+    struct placement_learn *learn; /* ours: the learner of both tiers; else NULL */
     uint64_t n_in[CACHE_TIERS];
     uint64_t tick;
     /* Blocks evicted, added, moved down, and moved up. */

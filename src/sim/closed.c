@@ -37,8 +37,7 @@ struct session {
 };
 
 struct job {
-    struct read_ahead_want
-        ahead; /* first member, so a want of the list is cast to its job */
+    struct read_ahead_want ahead; /* first member: a want of the list is cast to its job */
     uint32_t session;
     double served_s;
     bool is_known; /* the job is in the look-ahead window for eviction */
