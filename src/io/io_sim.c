@@ -100,7 +100,7 @@ static void crash_locked(struct sim *s)
     sim_disk_after_crash(&s->disk, s->seed ^ rng_mix(s->epoch), &after);
     sim_disk_deinit(&s->disk);
     s->disk = after;
-    /* the copied tail points into the local variable */
+    /* the copy's tail pointer still points into `after` */
     s->disk.changes_tail = &s->disk.changes;
     s->crashed = true;
     s->crash_due = false;

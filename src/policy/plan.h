@@ -203,7 +203,7 @@ char plan_range_method(char method, uint8_t mask, bool h_free);
 
 /* Chooses how many leading ranges to restore (*n_used, possibly 0).
  *
- * auto chooses the number with which the restore, and then the prefill of the other ranges'
+ * auto chooses the number for which the restore, followed by the prefill of the other ranges'
  * tokens and of n_new more, ends soonest. The predicted time is within 1 % of the result of a
  * full search for every number of ranges. Planning takes at most about 3 ms for any chain
  * (plan_cut.c), since an engine's step waits for it. If plain prefill is faster it uses 0
@@ -222,9 +222,9 @@ char plan_range_method(char method, uint8_t mask, bool h_free);
  * its first range does. plan.deviation names ranges that use the other kind, and ranges that are
  * left to prefill.
  *
- * req carries mode, fused, window and slow-downs. It has no budget (ERR_USAGE): a budget bounds
- * what is saved. Its layers are made here in the caller's scratch arrays [p->n_layers], to which
- * it then points. */
+ * req carries mode, fused, window and slow-downs. It must not have a budget (ERR_USAGE), which
+ * bounds the bytes to save. The call fills the caller's scratch arrays `layer` and `prefill_s`
+ * [p->n_layers], to which req then points. */
 int plan_best_prefix(const struct platform *p, const struct plan_range *range, int n_ranges,
                      int64_t n_new, bool can_recompute, struct plan_layer *layer,
                      double *prefill_s, struct plan_request *req, struct plan *out,

@@ -303,7 +303,7 @@ static void offer_balanced(struct branch *b)
             continue;
         char m = b->lean[l];
         struct option x = option_of(b, l, other_option(m)), y = option_of(b, l, m);
-        /* Offers the last assignment on this side of the balance. */
+        /* Offers the last assignment whose reads take longer than its compute. */
         if ((io - x.a + y.a) * io_f <= (comp - x.b + y.b) * comp_f)
             offer(b, b->method);
         b->method[l] = m;

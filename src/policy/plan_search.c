@@ -229,8 +229,8 @@ static void search_counts(struct search *s)
     s->exact = true;
 }
 
-/* Searches again without H: a search that was cut short must not lose to KV + recompute, the
- * baseline of every claim. */
+/* Searches again without H: a search that was cut short must not lose to KV + recompute, with which
+ * users and papers compare. */
 static void search_again_without_h(struct search *s)
 {
     struct plan_effort less = *s->effort;

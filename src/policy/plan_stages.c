@@ -410,8 +410,8 @@ static void search(struct search *s)
         improve(&g);
 }
 
-/* Searches with several stages. A search that is not complete must still not lose to KV +
- * recompute, the baseline of every claim. */
+/* Searches with several stages. Searches first without H: a search that is not complete must still
+ * not lose to KV + recompute, with which users and papers compare. */
 void plan_search_stages(struct search *s)
 {
     bool without_h = s->without_h;

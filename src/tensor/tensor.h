@@ -117,7 +117,7 @@ struct device {
     /* Types of packed weights that operations accept. q8: DTYPE_Q8; quantised: all types that only
      * packed weights have. */
     bool q8, quantised;
-    /* Number of rows of a forward pass from which on products run close to their best speed */
+    /* Number of rows in a forward pass with which products run close to their best speed */
     int batch_rows;
     size_t stream_bytes; /* device memory of a compute stream; 0 if memory is unified */
     enum device_checksums checksums; /* as the user requested */

@@ -33,7 +33,7 @@
 #define TILE_ROWS   192
 #define TILE_PANELS 8
 
-/* Query vectors of one attention tile. */
+/* Most query vectors of one attention tile. */
 #define TILE_QUERIES ATTENTION_MAX_GROUP
 
 /* One tile of a matrix product: m rows by n_panels panels. */
