@@ -140,9 +140,9 @@ int io_file_allocate(struct io_file *f, uint64_t offset, uint64_t length, struct
 int io_file_punch(struct io_file *f, uint64_t offset, uint64_t length, struct err *err);
 
 /* Takes an advisory lock on the whole file, without waiting: exclusive, or shared if f is
- * IO_READ_ONLY. Returns ERR_BUSY if another process or another io_file of this process holds a lock
- * in its way; as it is an fcntl lock, an sqlite3 shell's locks count too. The lock ends with
- * io_file_unlock, with close, or with the process. */
+ * IO_READ_ONLY. Returns ERR_BUSY if another process or another io_file of this process holds a
+ * conflicting lock. These are fcntl locks, so the locks of an sqlite3 shell count too. The lock
+ * ends with io_file_unlock, with close, or with the process. */
 int io_file_lock(struct io_file *f, struct err *err);
 int io_file_unlock(struct io_file *f, struct err *err);
 

@@ -36,7 +36,7 @@ struct read_ahead_want {
     uint64_t turn; /* position in the queue: a smaller turn is served earlier */
     int n;         /* number of the request's chunks */
     int at;        /* chunks [0, at) were fetched or needed no fetch; they are skipped */
-    /* A fetch was made; a fetch has failed, so there are no more. */
+    /* has_begun: a fetch was made; has_failed: a fetch has failed, so no more are made */
     bool has_begun, has_failed;
 };
 

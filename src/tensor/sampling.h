@@ -116,8 +116,8 @@ SAMPLE_FN uint64_t sample_least(float min_p)
     return w < 1 ? 1 : w;
 }
 
-/* Returns the target of the choice: the survivor at which the running sum of weights first exceeds
- * it is chosen. */
+/* Returns the target. ops.sample chooses the survivor at which the running sum of the survivors'
+ * weights first exceeds the target. */
 SAMPLE_FN uint64_t sample_target(double draw, uint64_t total)
 {
     uint64_t w = (uint64_t)(draw * (double)total);
