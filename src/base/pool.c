@@ -31,7 +31,7 @@ struct pool {
     pthread_mutex_t turn;  /* the caller of pool_run holds it until the job ends */
     pthread_mutex_t lock;  /* held to sleep on the conditions below, and to signal them */
     pthread_cond_t start;  /* a job has shares to take, or the workers shall quit */
-    pthread_cond_t finish; /* n_left may be 0 */
+    pthread_cond_t finish; /* a worker has finished the last share of the job */
     /* Job number in the upper half, next share in the lower half, so a late thread cannot take a
      * share of an ended job. fn and arg do not change while a taken share runs. */
     atomic_uint_least64_t ticket;

@@ -57,7 +57,7 @@ static int64_t int_pow(struct jinja *j, int64_t base, int64_t exponent)
 }
 
 /* Fails where Python has no real result: 0 to a negative power is an error there, and a negative
- * number to a broken power is a complex number. */
+ * number to a power that is not whole is a complex number. */
 static struct jval real_pow(struct jinja *j, double base, double exponent)
 {
     if (base == 0 && exponent < 0)
