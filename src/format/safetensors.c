@@ -103,7 +103,7 @@ static int parse_offsets(struct safetensors_tensor *t, const struct json *v,
         return err_set(err, ERR_FORMAT,
                        "data_offsets [%" PRId64 ", %" PRId64
                        "] lie outside of the file, which "
-                       "has %" PRIu64 " bytes of data",
+                       "has %" PRIu64 " bytes of data; download the file again",
                        b, e, file_bytes - data_begin);
     t->begin = data_begin + (uint64_t)b;
     t->end = data_begin + (uint64_t)e;
@@ -185,13 +185,14 @@ int safetensors_header_end(const void *bytes, size_t n, uint64_t file_bytes,
 {
     if (n < 8 || file_bytes < 8)
         return err_set(err, ERR_FORMAT,
-                       "%s: truncated: %" PRIu64 " bytes, a safetensors file begins with 8",
+                       "%s: truncated: %" PRIu64 " bytes, but the header's length alone "
+                       "takes 8; download the file again",
                        file, file_bytes);
     uint64_t len = get_u64(bytes);
     if (len > file_bytes - 8)
         return err_set(err, ERR_FORMAT,
-                       "%s: the header says it has %" PRIu64
-                       " bytes, the file has %" PRIu64,
+                       "%s: the header says it has %" PRIu64 " bytes, the file has %" PRIu64
+                       "; download the file again",
                        file, len, file_bytes);
     if (len > HEADER_MAX_BYTES)
         return err_set(err, ERR_FORMAT,
@@ -252,7 +253,8 @@ int safetensors_parse(struct safetensors *out, const void *bytes, size_t n,
     if (rc != 0)
         return rc;
     if (n < end)
-        return err_set(err, ERR_FORMAT, "%s: truncated inside the header", file);
+        return err_set(err, ERR_FORMAT,
+                       "%s: truncated inside the header; download the file again", file);
     out->data_begin = end;
 
     struct json *root;

@@ -47,7 +47,7 @@ cudaError_t cuda_memory_take(struct cuda_memory *m, size_t bytes, void **out)
     if (fits)
         return cudaSuccess;
     if (planned)
-        log_info("device cuda: %zu bytes beside the planned memory", bytes);
+        log_info("device cuda: allocating %zu bytes more than the planned memory", bytes);
     return cudaMalloc(out, bytes);
 }
 
