@@ -126,8 +126,8 @@ bool placement_looks_ahead(enum placement_kind kind);
 /* Initialises p. `window` and `learn` may be NULL; the caller keeps ownership of both. */
 void placement_init(struct placement *p, enum placement_kind kind,
                     struct placement_window *window, struct placement_learn *learn);
-/* Provides a larger array, into which the part's n items are copied. The owner frees the former
- * array. */
+/* Gives the part a larger array, to whose first n slots the owner has already copied the part's
+ * items. The owner frees the former array. */
 void placement_set_slots(struct placement_part *h, struct placement_slot *slot,
                          uint32_t max);
 

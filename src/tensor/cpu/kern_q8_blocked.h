@@ -8,8 +8,8 @@
 #define GROUP_PANELS Q8_PANELS
 #define GROUP_ROWS   Q8_ROWS
 
-/* A widened k-block of a group of panels: step i has pairs, each half of a group of four numbers.
- */
+/* A widened k-block of a group of panels: step i has a pair of numbers for each column, which is
+ * half of a group of four. */
 struct wide {
     int16_t w[KB / 2][Q8_PANELS][PANEL][2];
     float d[QUANT_PER_K_BLOCK][Q8_PANELS][PANEL];
