@@ -153,8 +153,8 @@ static bool is_large_miss(double miss)
 
 /* Corrects the cost of splits, or the kind that was most of the compute lane's work. The costs of
  * the other kinds are taken as right. If no kind was most of the work, a large miss corrects both
- * kinds by the same ratio. In a context that lost records in parts, every plan mixes both kinds, so
- * any miss does. */
+ * kinds by the same ratio. With splits a miss of any size does: the context has lost records in
+ * parts, and each of its plans mixes both kinds. */
 static void learn_compute(struct platform *p, const struct correction_expected *e,
                           double observed_s)
 {

@@ -20,7 +20,7 @@
  *
  * A restore of less than CORRECTION_SHORT_S also waits for threads to wake up, and that time
  * belongs to no lane. Its time beyond the prediction moves platform.start_s. A longer restore
- * shortens start_s if its busier lane paused for less.
+ * shortens start_s if its busier lane paused for less than start_s.
  *
  * Under load, short work mostly runs without interruption, and longer work does not. So a short
  * restore may be much faster than longer ones have taught, and teaches that.

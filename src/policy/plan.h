@@ -209,13 +209,14 @@ char plan_range_method(char method, uint8_t mask, bool h_free);
  * (plan_cut.c), since an engine's step waits for it. If plain prefill is faster it uses 0
  * ranges: out->reason says so, and out->n_layers is 0.
  *
- * A hedged plan's time is not a least time. For each number of ranges it is that of the plan with
- * the least worst regret, and it jumps where another plan has the least regret. The full search
- * jumps, too: by 1.5 % between neighbouring numbers of ranges where two plans are equally fast on
- * a slower disk. So 1 % is not a bound there: of 800 random chains of 80 layers and 300 ranges two
- * were above it, by 1.5 and 2.2 %. The hedge itself holds: at its cut a mixture is never
- * slower than its estimate, and its worst regret is at most 2.8 % above that of the full search's
- * plan in all but two of these chains (3.4 and 6.2 %).
+ * A hedged plan's time is not the least time: for each number of ranges it is the time of the plan
+ * with the least worst regret, and it jumps where another plan has the least regret. The full
+ * search's time jumps, too: by 1.5 % between neighbouring numbers of ranges where two plans are
+ * equally fast on a slower disk. So a hedged plan may be more than 1 % slower than the full
+ * search's: two of 800 random chains of 80 layers and 300 ranges were, by 1.5 and 2.2 %. The
+ * hedge itself holds: at its cut a mixture is never slower than its estimate, and its worst regret
+ * is at most 2.8 % above that of the full search's plan in all but two of these chains (3.4 and
+ * 6.2 %).
  *
  * Any other mode takes the longest prefix that it can restore, however slow; ERR_NOT_FOUND if
  * there is none. With may_deviate: the longest prefix that adds no more recomputed layers than

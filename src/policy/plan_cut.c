@@ -20,9 +20,10 @@
  *        |            ' . :.....   candidate a: its regret is the larger one from here on
  *        +----------------------------- cut
  *
- * So the least time is often at a jump. The candidates' own times change evenly. They are
- * interpolated between estimates, which tells where the jump is, and the next estimate halves the
- * doubt. A jump between two neighbouring cuts can still be missed (plan.h).
+ * So the least time is often at a jump. Each candidate's own time changes evenly from cut to cut.
+ * Interpolating these times between two estimates tells about where the jump is. The next estimate
+ * is made in the middle of the cuts in question. A jump between two neighbouring cuts can still be
+ * missed (plan.h).
  *
  * Searches are few and take a bounded number of steps; nothing depends on a clock.
  * tests/policy/test_plan_cut.c compares with a full search for every cut, `make plan-check` at
@@ -40,8 +41,8 @@ enum {
     SAMPLES_MAX = SAMPLES + PLAN_MAX_LAYERS + 2,
     REFINED_MAX = 12,
     REFINED_ESTIMATES = 4, /* estimates that are kept for refining */
-    /* Estimates with hedging that are remembered. Long chains of models with few layers have more;
-     * the others of these do not help to interpolate. */
+    /* Estimates with hedging that are remembered. A long chain of a model with few layers has more
+     * estimates; those beyond this number are not used to interpolate. */
     KNOWN_MAX = 32,
 };
 
@@ -222,9 +223,9 @@ static int gap_of(const struct cuts *k, int cut)
     return i;
 }
 
-/* Returns the time that a hedged plan for the cut probably has. Between two estimates each
- * candidate's times change evenly; the time of the chosen one jumps where another candidate has the
- * least regret. Elsewhere that is the bound. */
+/* Returns the time that a hedged plan for the sample's cut probably has. Between two estimates each
+ * candidate's times are interpolated, and the candidate with the least regret is chosen. A cut
+ * before the first or after the last estimate gets its bound. */
 static double probable_s(const struct cuts *k, const struct sample *x)
 {
     int i = gap_of(k, x->cut);
