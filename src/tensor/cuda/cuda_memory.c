@@ -1,9 +1,9 @@
 /* cuda_memory.c - a GPU's memory: one allocation of the planned size, and the pieces cut from it.
  *
  * Before cuda_memory_reserve, and if the plan has no room (buffers of a benchmark), each piece is
- * requested from the driver; the log reports the latter.  Freed memory may be taken again at once,
- * so the device is synchronised first.  That is cheap enough, because pieces come and go only when
- * an engine starts or ends. */
+ * requested from the driver; if there is no room, the log says so.  Freed memory may be taken again
+ * at once, so the device is synchronised first.  That is cheap enough, because pieces come and go
+ * only when an engine starts or ends. */
 #include "tensor/cuda/cuda.h"
 
 #include <errno.h>
