@@ -15,8 +15,8 @@ enum { THREAD_STACK_BYTES = 2 << 20 };
 int thread_create(pthread_t *out, void *(*run)(void *arg), void *arg);
 
 /* Asks the scheduler for slices of slice_ns for the calling thread, which then runs soon after it
- * wakes, even if other threads compute. For threads that work for less than that between waits.
- * Kernels before Linux 6.12 ignore it. */
+ * wakes, even if other threads compute. It suits threads that work for less than slice_ns between
+ * waits. Kernels before Linux 6.12 ignore the request, and a failure is not reported. */
 void thread_wake_soon(int64_t slice_ns);
 
 /* Calls run(arg) and returns its result; for main().  It runs on this thread if `ulimit -s` allows
