@@ -14,7 +14,7 @@
   bench/tier_figures.py MODEL documents  documents with six tasks each (AttentionStore, figures 25
                                          and 26)
   bench/tier_figures.py MODEL zero       the cost of a tier to requests that find nothing: time
-                                         between tokens, saving on
+                                         between tokens, saving on, and processor time
 
 Arms take turns in each round, in another order each time.  Nothing is kept on the device
 (--no-reuse). Prints medians."""
@@ -198,11 +198,13 @@ def zero(_):
     def run(arm, i):
         with tempfile.TemporaryDirectory(prefix="tiers.", dir="/var/tmp") as folder:
             s = server("--store", folder, "--dram", a.dram if arm == "dram" else "0")
+            before = sum(s.processor_s())
             t = [s.ask(ids(5000 + 10 * i + k, a.tokens), a.answer) for k in range(3)]
+            used = sum(s.processor_s()) - before
             s.stop()
-        return {key: statistics.median(x[key + "_ms"] for x in t) for key in ("per_token", "prefill")}
+        return {"processor": 1e3 * used, **{key: statistics.median(x[key + "_ms"] for x in t) for key in ("per_token", "prefill")}}
     r = by_turns(["dram", "0", "0 again"], a.rounds, run)
-    for key in ("per_token", "prefill"):
+    for key in ("per_token", "prefill", "processor"):
         base = median(r["0"], key)
         print(f"{key}: --dram 0 {base:.2f} ms; again {median(r['0 again'], key) / base - 1:+.1%}; --dram {a.dram} "
               f"{median(r['dram'], key) / base - 1:+.1%}")

@@ -98,7 +98,7 @@ int prompts_read(const struct client *c, struct gen_params *p, struct json *body
                  struct prompts *out, struct fault *f)
 {
     *out = (struct prompts){0};
-    if (request_check_truncation(p, &c->truncation, f) != 0)
+    if (request_check_truncation(p, c->h, &c->truncation, f) != 0)
         return -1;
     if (p->kind != REQUEST_CHAT)
         return read_texts(c->h, request_truncates(p, &c->truncation), p->prompt, out, f);

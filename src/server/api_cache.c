@@ -158,7 +158,7 @@ static int read_numbers(const struct json *body, struct subject *s, struct fault
 
 /* Reads whether a prompt or messages are truncated. For a response, truncation_of has already read
  * this from the kept turn. */
-static int read_truncation(const struct call *c, const struct json *body, struct subject *s,
+static int read_truncation(struct call *c, const struct json *body, struct subject *s,
                            struct fault *f)
 {
     struct err err = {0};
@@ -177,9 +177,7 @@ static int read_truncation(const struct call *c, const struct json *body, struct
     if (!truncates)
         return 0;
     if (c->s->truncation.ratio == 0)
-        return fault_set(f, 400, "unsupported_value", "truncation",
-                         "'truncation' cannot be auto: this server keeps no state "
-                         "(--store or --truncate), or its model cannot be truncated");
+        return request_refuse_truncation(call_model(c), f);
     if (s->truncation.ratio == 0)
         s->truncation = c->s->truncation;
     return 0;

@@ -326,7 +326,7 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
                        struct fault *f)
 {
     struct hcache_err err = {0};
-    int rc = request_check_truncation(p, &c->s->truncation, f);
+    int rc = request_check_truncation(p, call_model(c), &c->s->truncation, f);
     bool truncates = request_truncates(p, &c->s->truncation);
     if (rc == 0)
         rc = read_dialog(p, d, f);

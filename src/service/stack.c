@@ -142,6 +142,15 @@ static int share_memory(void *arg, const struct model *m, const struct weights_s
     return 0;
 }
 
+/* Logs a line if the user asks for copies in DRAM and there is no store on a disk. */
+static void say_dram_unused(const struct stack *k)
+{
+    const struct hcache_opts *u = &k->o.user;
+    if (u->n_store == 0 && u->dram_bytes != 0 && u->dram_bytes != HCACHE_DRAM_AUTO)
+        say(k, "--dram is not used: copies in memory are made of state in a --store on a "
+               "disk");
+}
+
 /* Does everything that can fail without the weights, whose loading may take minutes: the caller's
  * checks, the memory that the engine will need, and the opening of the store, which another process
  * may have open. */
@@ -157,6 +166,7 @@ static int before_weights(void *arg, const struct model *m, const struct model_n
         k->kv_tokens = memory_plan_kv_tokens(&a);
     a.kv_tokens = k->kv_tokens;
     k->is_dram_auto = k->o.user.dram_bytes == HCACHE_DRAM_AUTO;
+    say_dram_unused(k);
     k->o.user.dram_bytes = a.dram_bytes = dram_bytes(k, &a);
     int rc = k->o.check != NULL ? k->o.check(k->o.check_arg, m, err) : 0;
     if (rc == 0)

@@ -110,6 +110,14 @@ def story(i):
     return [10 + (i * 7919 + k * 104729 + k * k * 31) % 2900 for k in range(650)]
 
 
+def test_unused():
+    for options in ([], ["--store", "memory"]):
+        p = subprocess.run([HC, "run", MODEL, "--dram", "64M", "-p", "x", "--max-tokens", "1", *options],
+                           capture_output=True, text=True)
+        check(f"without a store on a disk it is said that --dram is not used {options}",
+              p.returncode == 0 and "--dram is not used" in p.stderr, p.stderr)
+
+
 def test_ended(store):
     """SIGTERM ends a server whose memory for copies is full while more is read ahead. No state is
     lost."""
@@ -179,6 +187,7 @@ server.stop()
 test_truncated()
 test_run()
 test_refused()
+test_unused()
 test_ended(os.path.join(tmp, "full"))
 test_auto()
 shutil.rmtree(tmp)

@@ -64,6 +64,17 @@ def test_conversation(tmp):
     server.stop()
 
 
+def test_other_models(tmp):
+    """A request is refused with the reason why this model's contexts cannot be truncated."""
+    for family, why in (("opt", "learned positions"), ("mistral", "a sliding window of 16 tokens")):
+        server = Server(f"tests/model/golden/families/{family}", "--plain-chat", "--store", os.path.join(tmp, family))
+        for path, more in (("completions", {}), ("cache/lookup", {}), ("responses", {"input": "a", "prompt": None})):
+            body = {"prompt": [5, 6, 7], "truncation": "auto", **more}
+            status, _, r = server.post("/v1/" + path, {k: v for k, v in body.items() if v is not None})
+            check(f"{family}, {path}: 400 with the reason", status == 400 and why in r["error"]["message"], r)
+        server.stop()
+
+
 def message(role, text):
     return {"type": "message", "role": role, "content": text}
 
@@ -256,4 +267,5 @@ with tempfile.TemporaryDirectory() as tmp:
     test_system_items(tmp)
     test_cache(tmp)
     test_resent(tmp)
+    test_other_models(tmp)
 end()
