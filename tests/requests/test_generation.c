@@ -79,6 +79,8 @@ static int close_model(void **state)
     (void)state;
     hcache_serve_stop(h);
     hcache_close(h);
+    pthread_cond_destroy(&told.woken);
+    pthread_mutex_destroy(&told.lock);
     return 0;
 }
 

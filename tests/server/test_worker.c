@@ -73,6 +73,12 @@ static void init(struct call *c, const struct route *r, size_t n_body)
     pthread_mutex_init(&c->lock, NULL);
 }
 
+static void deinit(struct call *c, int n)
+{
+    for (int i = 0; i < n; i++)
+        pthread_mutex_destroy(&c[i].lock);
+}
+
 static struct worker *start(int max_calls)
 {
     const struct worker_opts o = {
@@ -88,7 +94,7 @@ static struct worker *start(int max_calls)
 static void large_bodies_hold_up_no_smaller_ones(void **state)
 {
     struct worker *w = start(100);
-    struct call large[3], medium[3], small[3];
+    struct call large[3], medium[3], small[3], one_more;
     (void)state;
     for (int i = 0; i < 3; i++) {
         init(&large[i], &holds, 100000);
@@ -100,8 +106,8 @@ static void large_bodies_hold_up_no_smaller_ones(void **state)
         assert_true(worker_take(w, &medium[i]));
     }
     wait_for(&gate.n_ended, 3);
-    init(&medium[0], &holds, 11);
-    assert_true(worker_take(w, &medium[0]));
+    init(&one_more, &holds, 11);
+    assert_true(worker_take(w, &one_more));
     wait_for(&gate.n_inside, 2);
     /* with medium bodies waiting, too, the thread for small bodies is free */
     for (int i = 0; i < 3; i++) {
@@ -114,6 +120,10 @@ static void large_bodies_hold_up_no_smaller_ones(void **state)
     worker_destroy(w);
     for (int i = 0; i < 3; i++)
         assert_false(atomic_load(&large[i].is_pending));
+    deinit(large, 3);
+    deinit(medium, 3);
+    deinit(&one_more, 1);
+    deinit(small, 3);
 }
 
 static void it_refuses_more_than_it_may_hold(void **state)
@@ -131,6 +141,7 @@ static void it_refuses_more_than_it_may_hold(void **state)
     assert_false(atomic_load(&c[3].is_pending));
     set_open(true);
     worker_destroy(w);
+    deinit(c, 4);
 }
 
 /* At the end, all accepted calls are answered. A call that comes later still runs. */
@@ -154,6 +165,8 @@ static void nothing_is_lost_at_the_end(void **state)
     worker_run(w, run, NULL);
     assert_int_equal(gate.n_ended, 22);
     worker_destroy(w);
+    deinit(&held, 1);
+    deinit(c, 20);
 }
 
 int main(void)
