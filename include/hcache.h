@@ -63,6 +63,8 @@ enum { HCACHE_MAX_DEVICES = 16 };
 
 /* Maximum number of tokens in one forward pass. */
 enum { HCACHE_MAX_BATCH_ROWS = 16384 };
+/* Maximum number of tokens in the KV cache. */
+enum { HCACHE_MAX_KV_TOKENS = INT32_MAX };
 /* Maximum number of mini-batches in one step. */
 enum { HCACHE_MAX_MINI_BATCHES = 64 };
 
@@ -105,7 +107,8 @@ struct hcache_opts {
      * it. */
     bool truncates;
     int max_sequences; /* maximum number of sequences that run at once; 0: 1 */
-    /* capacity of the KV cache in tokens, for all sequences together; 0: see docs/SERVER.md */
+    /* capacity of the KV cache in tokens, for all sequences together, at most
+     * HCACHE_MAX_KV_TOKENS; 0: see docs/SERVER.md */
     uint64_t kv_tokens;
     bool no_reuse; /* no request reuses state that finished requests left in the KV cache */
     /* For jobs: contexts that do not fit on the device keep their blocks on the host. The blocks

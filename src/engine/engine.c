@@ -91,7 +91,7 @@ static int reserve_mixed(struct engine *e, struct err *err)
     CHECK(e->o.store == NULL && e->o.saver == NULL);
     for (int c = 0; c < PLACES_CLASSES; c++)
         n += o->n[c];
-    CHECK(n > 0 && n <= INT32_MAX / KV_BLOCK_TOKENS);
+    CHECK(n > 0 && n <= MIXED_MAX_BLOCKS);
     e->o.max_kv_tokens = n * KV_BLOCK_TOKENS;
     return mixed_init(&e->mixed, o, e->o.model, e->shared.work, e->shared.stream,
                       &e->zigzag, e->o.max_seqs, err);

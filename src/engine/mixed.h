@@ -47,8 +47,11 @@ enum mixed_packing {
     MIXED_IN_ORDER, /* mini-batches in the order of the batch, for comparison */
 };
 
+/* Maximum number of blocks of all classes together: their tokens are counted in 31 bits. */
+enum { MIXED_MAX_BLOCKS = INT32_MAX / KV_BLOCK_TOKENS };
+
 struct mixed_opts {
-    int n[PLACES_CLASSES]; /* blocks of each class */
+    int n[PLACES_CLASSES]; /* blocks of each class, at most MIXED_MAX_BLOCKS together */
     /* HybridServe's equation 11: the ratio of ACT to KV blocks of a sequence, while blocks of both
      * types are left. */
     double act_share, kv_share;

@@ -160,7 +160,8 @@ int mixed_decide(const struct mixed_job *j, const struct model *m,
                                  .n_layers = m->cfg.n_layers},
                      .mem = {(double)(j->device_bytes - fixed) / n_layers,
                              (double)j->host_bytes / n_layers}};
-    int64_t most = (int64_t)j->max_seqs * context;
+    int64_t wanted = (int64_t)j->max_seqs * context,
+            most = wanted < MIXED_MAX_BLOCKS ? wanted : MIXED_MAX_BLOCKS;
     if (j->method == MIXED_PRINTED)
         split_as_printed(&r, most, &out->split);
     else

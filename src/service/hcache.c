@@ -132,9 +132,9 @@ static int check_opts(const struct hcache_opts *o, struct err *err)
     if (o->max_context < 0)
         return err_set(err, ERR_USAGE, "max_context is %d; it must not be negative",
                        o->max_context);
-    if (o->kv_tokens > INT64_MAX)
-        return err_set(err, ERR_USAGE, "kv_tokens is %llu; it must be at most %lld",
-                       (unsigned long long)o->kv_tokens, (long long)INT64_MAX);
+    if (o->kv_tokens > HCACHE_MAX_KV_TOKENS)
+        return err_set(err, ERR_USAGE, "kv_tokens is %llu; it must be at most %d",
+                       (unsigned long long)o->kv_tokens, HCACHE_MAX_KV_TOKENS);
     if (o->n_store < 0 || (o->n_store > 0 && o->store == NULL) ||
         (o->n_store > 0 && o->store_in_memory))
         return err_set(err, ERR_USAGE, "a store is in directories or in memory, not both");

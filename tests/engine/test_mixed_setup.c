@@ -197,6 +197,27 @@ static void too_little_memory_is_refused(void **state)
     assert_non_null(strstr(err.msg, "--host-memory"));
 }
 
+/* Many long contexts and a huge host memory make no more blocks than the engine can number. */
+static void blocks_are_bounded(void **state)
+{
+    (void)state;
+    struct model m = model_of(16);
+    m.max_ctx = 1 << 24;
+    const enum mixed_method methods[] = {MIXED_KV, MIXED_ACT, MIXED_AUTO, MIXED_PRINTED};
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
+        struct mixed_job j = job_of(methods[i]);
+        j.max_seqs = 256;
+        j.device_bytes = (uint64_t)1 << 50;
+        j.host_bytes = (uint64_t)1 << 60;
+        struct mixed_choice c = choose(&j, &m, 0.9);
+        int64_t n = 0;
+        for (int k = 0; k < PLACES_CLASSES; k++)
+            n += c.opts.n[k];
+        assert_int_equal(n, n_act(&c) + n_kv(&c));
+        assert_in_range(n, c.is_on ? 1 << 18 : 0, MIXED_MAX_BLOCKS);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -205,6 +226,7 @@ int main(void)
         cmocka_unit_test(forced_methods_have_one_type),
         cmocka_unit_test(paper_is_as_printed),
         cmocka_unit_test(too_little_memory_is_refused),
+        cmocka_unit_test(blocks_are_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -94,6 +94,11 @@ static void options_that_cannot_be_used(void **state)
     o.max_sequences = 100000;
     refuse_open(&o, "max_sequences");
     o = options("synth:tiny-mha");
+    for (uint64_t n = (uint64_t)HCACHE_MAX_KV_TOKENS + 1; n != 0; n *= 2) {
+        o.kv_tokens = n;
+        refuse_open(&o, "kv_tokens");
+    }
+    o = options("synth:tiny-mha");
     o.max_context = -5;
     refuse_open(&o, "max_context");
     o = options("synth:tiny-mha");
