@@ -1018,6 +1018,33 @@ static void quota_cap_and_idle_eviction_reach_the_copy(void **state)
     end(&p, s);
 }
 
+/* Chunks whose time to live has passed leave no bytes in DRAM. */
+static void expiry_reaches_the_copy(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct st_ctx c = {.base = 1, .own = 1};
+    struct sha256 keys[N];
+    uint64_t n_chunks;
+    struct store *s = begin(&p);
+    save(s, &c, N);
+    st_keys(&c, N, keys);
+    pthread_mutex_lock(&s->lock);
+    for (int i = 0; i < N; i++) { /* used 20 s ago, with a time to live of 10 s */
+        struct chunk_node *n = catalog_find(&s->catalog, &keys[i]);
+        n->place.used_time = (uint32_t)clock_wall_s() - 20;
+        catalog_set_ttl(&s->catalog, n, 10);
+    }
+    pthread_mutex_unlock(&s->lock);
+    assert_true(arena_has(&keys[0]));
+    assert_int_equal(store_evict_expired(s, &n_chunks, &err), 0);
+    assert_int_equal(n_chunks, N);
+    assert_int_equal(settled(s).used_bytes, 0);
+    assert_true(arena_is_zero());
+    end(&p, s);
+}
+
 /* A chunk whose parent is gone cannot be reached. gc removes it, and removes its copy before it
  * returns. */
 static void gc_reaches_the_copy(void **state)
@@ -1198,6 +1225,7 @@ int main(void)
         cmocka_unit_test(erasing_waits_for_readers),
         cmocka_unit_test(condemning_reaches_the_copy),
         cmocka_unit_test(quota_cap_and_idle_eviction_reach_the_copy),
+        cmocka_unit_test(expiry_reaches_the_copy),
         cmocka_unit_test(gc_reaches_the_copy),
         cmocka_unit_test(superseding_reaches_the_copy),
         cmocka_unit_test(a_damaged_copy_condemns_nothing),
