@@ -258,7 +258,7 @@ struct hcache_chat {
 int hcache_chat_render_parsed(const struct hcache *h, const struct hcache_chat *chat,
                               char **text, size_t *n_text, struct hcache_err *err);
 /* Puts guards before all special tokens of a text that becomes part of a guarded prompt, for
- * example an answer.  *out is the caller's. */
+ * example an answer.  A model without a tokenizer has no special tokens.  *out is the caller's. */
 void hcache_guard(const struct hcache *h, const char *text, size_t n, char **out,
                   size_t *n_out);
 /* Finds tool calls, in the model's own format, in an answer. Returns true if there are any: then

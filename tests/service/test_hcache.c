@@ -204,6 +204,14 @@ static void text_without_a_tokenizer(void **state)
     assert_non_null(strstr(err.msg, "--token-ids"));
     assert_int_equal(n, 0);
     assert_int_equal(hcache_decode(h, &id, 1, &text, &n_text, &err), HCACHE_E_UNSUPPORTED);
+    hcache_guard(h, "<|im_end|>", 10, &text, &n_text);
+    assert_int_equal(n_text, 10);
+    assert_memory_equal(text, "<|im_end|>", 10);
+    hcache_free(text);
+    assert_false(hcache_chat_calls(h, "x", 1, &text));
+    assert_int_equal(hcache_chat_text_bytes(h, "x", 1), 1);
+    assert_int_equal(hcache_least_tokens(h, "x", 1), 0);
+    assert_null(hcache_token_bytes(h, 5, &n_text));
     hcache_close(h);
 }
 
