@@ -139,7 +139,7 @@ timeout "$PATIENCE" $hc run "$good" "${gen[@]}" --store "$tmp/readonly/s" >"$tmp
 rc=$? hc=$common err=$(cat "$tmp/err")
 expect "a store in a read-only folder" 1 'readonly'
 mkdir -p "$tmp/full-of-junk" && echo junk >"$tmp/full-of-junk/superblock"
-cp "$tmp/ids150" "$tmp/full-of-junk/index.sqlite"
+cp "$tmp/ids150" "$tmp/full-of-junk/index.db"
 run_hc run "$good" "${gen[@]}" --store "$tmp/full-of-junk"
 check "a folder with other files: output is right, or it is refused" \
     bash -c "[ $rc -eq 0 ] || { [ $rc -eq 1 ] && grep -q full-of-junk '$tmp/err'; }"
