@@ -53,11 +53,12 @@ INLINE size_t fetch_offset(const struct quant_tile *t, size_t at, int n_rows, in
     return at < t->panel_bytes ? at : at + (size_t)(n_panels - 1) * t->panel_bytes;
 }
 
-/* One panel after another is one stream of memory, whose lines are prefetched in their order: those
- * of STREAM_BLOCKS blocks and as many lines of scales at once, STREAM_BYTES ahead.  `at` is the
- * k-block, `lines` the lines of a block's numbers, scale_lines those of the k-block's scales.  On
- * Zen 5 bursts of four blocks read at 0.95 to 1.0 of a plain read, the same lines block by block at
- * 0.85 to 0.9 (docs/perf/2026-11-24.md). */
+/* Prefetches for kernels that read one panel after another, which is one stream of memory.  Call it
+ * before each block b of the k-block at `at`.  At every STREAM_BLOCKS-th block it prefetches the
+ * lines of STREAM_BLOCKS blocks, STREAM_BYTES ahead, with a line of scales per block while there
+ * are scales.  `lines`: lines of a block's numbers; scale_lines: lines of the k-block's scales.
+ * On Zen 5 bursts of four blocks reach 0.95 to 1.0 of the bandwidth of a plain read; prefetched
+ * block by block, the same lines reach 0.85 to 0.9 (docs/perf/2026-11-24.md). */
 #define STREAM_BLOCKS 4
 #define STREAM_BYTES  4736
 INLINE void stream_fetch(const uint8_t *at, size_t b, size_t lines, size_t scale_lines)

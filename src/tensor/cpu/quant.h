@@ -50,7 +50,8 @@ struct quant_kernels {
     int direct_rows; /* products of at most this many rows use `direct`, larger ones `blocked` */
 
     void (*direct)(const struct quant_tile *t);
-    /* The same, one panel after another; used if cpu_reads_one_stream. NULL: there is only one. */
+    /* Computes the same as `direct`, but reads one panel after another; it is used if
+     * cpu_reads_one_stream() is true. NULL: `direct` is always used. */
     void (*direct_stream)(const struct quant_tile *t);
     void (*blocked)(const struct quant_tile *t);
     /* Round one row of k numbers to x and e, in the form that `direct` or `blocked` reads; k-blocks
