@@ -25,6 +25,7 @@
 #include "format/json.h"
 #include "format/safetensors.h"
 #include "model/weights.h"
+#include "model/weights_choose.h"
 #include "model/weights_names.h"
 #include "tests/base/tempdir.h"
 
@@ -923,11 +924,28 @@ static void tables_have_the_types_of_their_rows(void **state)
     weights_info_deinit(&info);
 }
 
+static void formats_have_names(void **state)
+{
+    (void)state;
+    static const struct {
+        enum weights_held held;
+        const char *name;
+    } cases[] = {{WEIGHTS_AS_STORED, "checkpoint"},
+                 {WEIGHTS_F32, "f32"},
+                 {WEIGHTS_BF16, "bf16"},
+                 {WEIGHTS_Q8, "q8"},
+                 {WEIGHTS_Q4, "q4"},
+                 {WEIGHTS_BF16R, "bf16r"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_string_equal(weights_held_name(cases[i].held), cases[i].name);
+}
+
 int main(void)
 {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tables_have_the_types_of_their_rows),
+        cmocka_unit_test(formats_have_names),
         T(test_synth_equals_written),
         T(test_writing_refuses),
         T(test_synth_values),

@@ -68,6 +68,15 @@ static void test_largest_fits(void **state)
     }
     char text[PLATFORM_FORMAT_MAX];
     assert_true(platform_format(&p, text, sizeof text) < PLATFORM_FORMAT_MAX);
+    p = sample();
+    for (int i = p.n_tiers; i < PLATFORM_TIERS_MAX; i++)
+        p.tier[i] = p.tier[0];
+    p.n_tiers = PLATFORM_TIERS_MAX;
+    for (int i = 0; i < p.n_tiers; i++)
+        snprintf(p.tier[i].name, sizeof p.tier[i].name, "t%d", i);
+    assert_int_equal(platform_validate(&p, NULL), 0);
+    p.n_tiers++;
+    assert_int_equal(platform_validate(&p, NULL), ERR_FORMAT);
 }
 
 static void expect_invalid(struct platform p, const char *want)

@@ -178,6 +178,13 @@ static void traces_are_read_and_bad_lines_named(void **state)
     load_free(&l);
     assert_int_equal(load_agents(&l, agents, sizeof agents - 1, LOAD_ALL, 1e6, 1, &err), 0);
     assert_true(l.n_requests == 3 && l.n_references == 6 && l.request[0].is_tool_pending);
+    static const uint32_t n_in[] = {100, 192, 64};
+    for (int i = 0; i < 3; i++) {
+        uint32_t n = 0;
+        for (int k = 0; k < 3; k++)
+            n += l.request[k].n_in == n_in[i] && l.request[k].n_out == 1;
+        assert_int_equal(n, 1);
+    }
     /* Block 1 of conversation b is another block than block 1 of a. */
     assert_true(hit_rate(&l, PLACEMENT_LRU, 100, 0) == 1.0 / 6);
     load_free(&l);

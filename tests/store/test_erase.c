@@ -681,9 +681,41 @@ static void what_continues_an_erased_text(void **state)
     }
 }
 
+static void note_erased(void *arg, const struct sha256 *keys, int n)
+{
+    struct sha256 *got = arg;
+    for (int i = 0; i < n; i++)
+        got[i] = keys[i];
+}
+
+/* An erasure tells the erased chunks, children before parents; without a listener it tells none. */
+static void an_erasure_tells_its_chunks(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_erased e;
+    struct sha256 keys[N], got[N] = {{{0}}}, none = {{0}};
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    st_keys(&ours, N, keys);
+    save_both(s);
+    store_on_erased(s, note_erased, got);
+    erase_all(s, &ours, &e);
+    for (int i = 0; i < N - 2; i++)
+        assert_memory_equal(&got[i], &keys[N - 1 - i], sizeof got[i]);
+    assert_memory_equal(&got[N - 2], &none, sizeof none);
+    memset(got, 0, sizeof got);
+    store_on_erased(s, NULL, NULL);
+    erase_all(s, &theirs, &e);
+    assert_memory_equal(&got[0], &none, sizeof none);
+    store_close(s);
+    st_place_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_erasure_tells_its_chunks),
         cmocka_unit_test(erased_in_dram),
         cmocka_unit_test(erased_in_files),
         cmocka_unit_test(older_copies),

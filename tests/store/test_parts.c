@@ -365,7 +365,7 @@ static void catalog_names_without_chunks(void **state)
     (void)state;
     struct catalog c;
     struct sha256 key[3] = {{{1}}, {{2}}, {{3}}};
-    catalog_init(&c, PLACEMENT_LRU, false);
+    catalog_init(&c, PLACEMENT_LRU, true);
     for (int i = 0; i < 3; i++) {
         catalog_pin(&c, &key[i], 1000 + i);
         assert_non_null(catalog_find(&c, &key[i]));

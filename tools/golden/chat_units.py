@@ -1031,13 +1031,13 @@ MANY = "{" + ", ".join(f"'k{i}': {i}" for i in range(20)) + "}"
 
 
 def surplus(calls, works):
-    """Returns each call with more arguments than it takes, and with an unknown one by name. Its value is one with
-    which the call itself works."""
+    """Returns each call with more arguments than it takes, with an unknown one by name, and without any. Its value
+    is one with which the call itself works."""
     out = []
     for c in calls:
         bare = re.match(r"( is |[|.])\w+", c)[0]
         value = next((v for v in reversed(VALUES) if works(f"(({v}){c})")), None)
-        for a in ("(1, 2, 3, 4, 5, 6, 7)", "(zz=1)") if value else ():
+        for a in ("(1, 2, 3, 4, 5, 6, 7)", "(zz=1)", "()") if value else ():
             out.append((bare + a, f"(({value}){bare}{a}{' | list' if c.endswith('| list') else ''})"))
     return out
 
