@@ -488,8 +488,9 @@ static int insert(struct conversations *c, const char *tenant, const char *name,
     sqlite3_stmt *st = db_begin(
         c,
         "INSERT INTO conversation(tenant, name, title, metadata, head, created_s,"
-        " updated_s, n_turns) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?6,"
-        " coalesce((SELECT depth + 1 FROM turn WHERE id = ?5), 0))",
+        " updated_s, n_turns, id) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?6,"
+        " coalesce((SELECT depth + 1 FROM turn WHERE id = ?5), 0),"
+        " 1 + max(?7, (SELECT coalesce(max(id), 0) FROM conversation)))",
         err);
     if (st == NULL)
         return err->code;
@@ -499,8 +500,11 @@ static int insert(struct conversations *c, const char *tenant, const char *name,
     db_bind_text(st, 4, metadata);
     db_bind_row(st, 5, head);
     sqlite3_bind_int64(st, 6, clock_wall_s());
+    sqlite3_bind_int64(st, 7, c->last_conversation);
     int rc = db_step(c, st, err);
     db_done(st);
+    if (rc == 0)
+        c->last_conversation = sqlite3_last_insert_rowid(c->db);
     if (rc == 0 && head != 0)
         rc = db_run(c, "UPDATE turn SET n_refs = n_refs + 1 WHERE id = ?1", head, 0, 0,
                     err);

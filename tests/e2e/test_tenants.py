@@ -1,11 +1,11 @@
-"""An API key sees no counters of other keys, unless it is an administrator's."""
+"""An API key sees no counters of other keys, unless it is an administrator's, and no turns of them."""
 import os
 import shutil
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import SAVING, Server  # noqa: E402
+from serve_client import SAVING, Server, Stream  # noqa: E402
 from tap import check, end, equal  # noqa: E402
 
 MODEL = "models/demo"
@@ -68,6 +68,20 @@ def test_admin(s):
     equal("without any key: 401", s.request("GET", "/metrics")[0], 401)
 
 
+def test_deleted_meanwhile(s):
+    """Alice deletes her conversation while it gets an answer. Bob's next conversation stays empty."""
+    name = s.post("/v1/conversations", {}, ALICE)[2]["id"]
+    stream = Stream(s, "/v1/responses", {"input": "My word is aardvark.", "conversation": name,
+                                         "max_output_tokens": 1500, "ignore_eos": True}, ALICE)
+    next(stream.events)
+    equal("a conversation that gets an answer is deleted", s.request("DELETE", "/v1/conversations/" + name, None, ALICE)[0], 200)
+    bobs = s.post("/v1/conversations", {}, BOB)[2]["id"]
+    check("its answer ends", len(list(stream.events)) > 0)
+    equal("the next conversation, another key's, stays empty",
+          s.request("GET", f"/v1/conversations/{bobs}/items", None, BOB)[2]["data"], [])
+    s.request("DELETE", "/v1/conversations/" + bobs, None, BOB)
+
+
 def test_documented(s):
     with open("docs/SERVER.md") as f:
         documented = f.read()
@@ -84,6 +98,7 @@ server = Server(MODEL, *SAVING, "--no-reuse", "--store", os.path.join(tmp, "s"),
                 "root", "--admin-key-file", keys)
 test_own(server)
 test_admin(server)
+test_deleted_meanwhile(server)
 test_documented(server)
 server.stop()
 server = Server(MODEL, "--api-key", "alice")

@@ -794,6 +794,42 @@ static void what_is_not_set_stays(void **state)
     conversation_deinit(&v);
 }
 
+/* An answer that is being generated has the numbers of its parent and of its conversation. Both are
+ * deleted meanwhile, and another tenant's turn and conversation come. The answer belongs to
+ * neither. */
+static void a_deleted_row_never_names_another(void **state)
+{
+    struct fixture *x = *state;
+    struct conversation mine = {0}, theirs = {0};
+    struct err err = {0};
+    struct erased gone;
+    bool branched;
+    assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &mine, &err), 0);
+    int64_t parent = add(x->c, make_turn("resp_a", 0, 0, 0, 70, 1, 1, 1));
+    assert_int_equal(turn_delete(x->c, "", "resp_a", &gone, &err), 0);
+    assert_int_equal(conversation_delete(x->c, "", "conv_a", &gone, &err), 0);
+
+    struct turn *t = make_turn("resp_b", 0, 0, 0, 5, 1, 9, 0);
+    assert_int_equal(turn_add(x->c, "them", t, "title", &branched, &err), 0);
+    assert_int_not_equal(t->row, parent);
+    turn_free(t);
+    assert_int_equal(conversation_add(x->c, "them", "conv_b", NULL, NULL, 0, &theirs, &err),
+                     0);
+    assert_int_not_equal(theirs.row, mine.row);
+
+    t = make_turn("resp_c", parent, 0, 64, 6, 65, 2, 0);
+    assert_int_equal(turn_add(x->c, "", t, "title", &branched, &err), ERR_NOT_FOUND);
+    turn_free(t);
+    t = make_turn("resp_d", 0, mine.row, 0, 6, 65, 2, 0);
+    assert_int_equal(turn_add(x->c, "", t, "title", &branched, &err), ERR_NOT_FOUND);
+    turn_free(t);
+    conversation_deinit(&theirs);
+    assert_int_equal(conversation_find(x->c, "them", "conv_b", &theirs, &err), 0);
+    assert_int_equal(theirs.head, 0);
+    conversation_deinit(&mine);
+    conversation_deinit(&theirs);
+}
+
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -802,6 +838,7 @@ int main(void)
         T(a_path_keeps_its_tokens),
         T(names_say_who_keeps_them),
         T(what_is_not_set_stays),
+        T(a_deleted_row_never_names_another),
         T(the_reserve_is_whole_or_absent),
         T(others_find_nothing),
         T(what_is_shared_stays),
