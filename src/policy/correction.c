@@ -190,6 +190,10 @@ void correction_learn(struct platform *p, const struct correction_expected *e,
 {
     learn_start(p, e->restore_s, o);
     struct platform_correction *io = &p->tier[e->tier].correction;
+    if (e->io_s > 0)
+        io->n_unused = 0;
+    if (e->kv_s > 0)
+        p->kv_correction.n_unused = 0;
     double believed_io_s = e->io_s * platform_correction_factor(io);
     bool io_bound = o->wait_s > IO_BOUND * o->total_s;
     if (e->io_s > LEAST_S && (io_bound || o->io_s < believed_io_s))
@@ -197,9 +201,23 @@ void correction_learn(struct platform *p, const struct correction_expected *e,
     learn_compute(p, e, o->compute_s);
 }
 
+/* Share by which an unused belief fades with each batch of prompts. */
+#define FADE 0.0625
+
+static void fade(struct platform_correction *c)
+{
+    if (c->n_unused < CORRECTION_UNUSED)
+        c->n_unused++;
+    else if (c->log2 > 0)
+        c->log2 -= FADE * c->log2;
+}
+
 void correction_learn_prefill(struct platform *p, double believed_s, double observed_s)
 {
     double miss = observed_s / believed_s;
+    fade(&p->kv_correction);
+    for (int t = 0; t < p->n_tiers; t++)
+        fade(&p->tier[t].correction);
     if (!(believed_s > 0) || !(observed_s > LEAST_S) || p->weights_s > 0)
         return;
     if (!is_large_miss(miss))

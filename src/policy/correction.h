@@ -18,6 +18,12 @@
  * exploring costs nothing. Prefill teaches only large misses, since restores' own products run
  * beside reads and in other sizes.
  *
+ * Nothing else teaches how fast KV is loaded or a tier is read. A belief that these are slower
+ * than the profile says keeps plans from using them, and would stay for ever. So it fades towards
+ * the profile if no restore has used them for CORRECTION_UNUSED batches of prompts. A plan then
+ * uses them again and learns. If they are slow indeed, that costs some restores in hundreds of
+ * prompts.
+ *
  * A restore of less than CORRECTION_SHORT_S also waits for threads to wake up, and that time
  * belongs to no lane. Its time beyond the prediction moves platform.start_s. A longer restore
  * shortens start_s if its busier lane paused for less than start_s.
@@ -46,6 +52,7 @@
 #define CORRECTION_GAIN_MIN 0.2
 #define CORRECTION_RUN      3
 #define CORRECTION_SHORT_S  2e-3
+#define CORRECTION_UNUSED   256
 /* A restore with runs of chunks that compute for less than this on average teaches the cost of
  * splits. Splits are then at least a fifth of its compute, at PLATFORM_SPLIT_S each. */
 #define CORRECTION_SHORT_RUN_S (4 * PLATFORM_SPLIT_S)
@@ -100,10 +107,11 @@ bool correction_is_of_machine(const struct correction_observed *o, bool is_whole
 void correction_learn(struct platform *p, const struct correction_expected *e,
                       const struct correction_observed *o);
 
-/* Corrects GEMM if a batch of nothing but new tokens took another time than predicted: observed_s
- * and believed_s differ by more than the factor CORRECTION_LARGE_MISS. believed_s is the result
- * of platform_prefill_s, corrections included. Does nothing if weights are streamed, since a batch
- * may then take the time of its weights. */
+/* Counts a batch of nothing but new tokens: unused beliefs fade (see above). Corrects GEMM if the
+ * batch took another time than predicted: observed_s and believed_s differ by more than the factor
+ * CORRECTION_LARGE_MISS. believed_s is the result
+ * of platform_prefill_s, corrections included. Does not correct if weights are streamed, since a
+ * batch may then take the time of its weights. */
 void correction_learn_prefill(struct platform *p, double believed_s, double observed_s);
 
 #endif

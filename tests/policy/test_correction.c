@@ -414,6 +414,45 @@ static void learns_the_machine(void **state)
     }
 }
 
+/* While other programs used the machine, loading KV and reading the disk took eight times as long.
+ * Since then no plan uses them, so no restore shows that they are fast again. Prompts, which fit
+ * their predictions, let the beliefs fade until a plan uses what is fast. */
+static void a_belief_that_nothing_tests_fades(void **state)
+{
+    (void)state;
+    for (int disk = 0; disk < 2; disk++) {
+        struct platform p = {0};
+        struct plan_layer layer[12];
+        struct plan_request req;
+        struct plan plan;
+        begin(&p, layer, &req, 2048);
+        p.tier[0].bytes_per_s = disk ? 4e7 : 4e9;
+        p.c_kv.b_s = disk ? 5e-7 : 5e-6;
+        p.n_tiers = 2;
+        p.tier[1] = p.tier[0];
+        struct platform_correction *c = disk ? &p.tier[0].correction : &p.kv_correction;
+        c->log2 = CORRECTION_LOG2_MAX;
+        int n = 0;
+        for (;; n++) {
+            plan_request_from_platform(&p, 0, 2048, 0, layer, NULL, &req);
+            assert_int_equal(plan_make(&req, &plan, NULL), 0);
+            if (disk ? plan.n_r < 6 : plan.n_k > 6)
+                break;
+            assert_true(n < 2 * CORRECTION_UNUSED);
+            correction_learn_prefill(&p, 1, 1);
+        }
+        assert_true(n > CORRECTION_UNUSED);
+        /* A belief in use stays: only its restores change it. */
+        const struct correction_expected e = {.io_s = 1e-9, .kv_s = 1e-9, .slowed = 1};
+        double before = c->log2;
+        for (int i = 0; i < 3 * CORRECTION_UNUSED; i++) {
+            correction_learn(&p, &e, &(struct correction_observed){.total_s = 1});
+            correction_learn_prefill(&p, 1, 1);
+        }
+        assert_true(c->log2 == before);
+    }
+}
+
 /* The platform's text contains the corrections, so they survive a restart. */
 static void is_kept(void **state)
 {
@@ -491,6 +530,7 @@ int main(void)
         cmocka_unit_test(parts_without_kv_teach_gemm),
         cmocka_unit_test(a_large_miss_of_a_mixture_teaches_both_kinds),
         cmocka_unit_test(a_context_in_parts_teaches_both_kinds),
+        cmocka_unit_test(a_belief_that_nothing_tests_fades),
         cmocka_unit_test(learns_the_machine),
         cmocka_unit_test(is_kept),
         cmocka_unit_test(only_whole_restores_that_ran_alone_teach),
