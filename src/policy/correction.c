@@ -16,11 +16,15 @@
 #define LEAST_S    0.2e-3
 #define SHORT_MISS 1.25
 
-/* A short restore moves platform.start_s by at most CORRECTION_GAIN_MIN times this. */
-#define START_STEP_S 0.5e-3
+/* A short restore moves platform.start_s by at most CORRECTION_GAIN_MIN times this. Beside busy
+ * threads one short restore in five waits for milliseconds. With 0.5 ms such restores made the
+ * others seem up to twice as long. */
+#define START_STEP_S 0.1e-3
 
 /* A restore teaches a kind of compute only if that kind is at least this share of its compute. */
 #define MOST 0.8
+/* A lane decides a restore's time if it works for at least this share of it. */
+#define DECIDES 0.8
 /* The I/O lane is the bottleneck if compute waits for it during this share of the restore's time.
  */
 #define IO_BOUND 0.2
@@ -123,16 +127,17 @@ bool correction_is_of_machine(const struct correction_observed *o, bool is_whole
 /* Moves platform.start_s by a limited step towards the time that a short restore took beyond its
  * predicted lanes, lanes_s. The start of a longer restore takes at most the time during which its
  * busier lane did not work, so a longer restore only shortens start_s. */
-static void learn_start(struct platform *p, double lanes_s,
+static void learn_start(struct platform *p, const struct correction_expected *e,
                         const struct correction_observed *o)
 {
+    double lanes_s = e->restore_s, least_s = -p->tier[e->tier].latency_s;
     bool is_short = lanes_s < CORRECTION_SHORT_S;
     double start_s = o->total_s - (is_short ? lanes_s : fmax(o->io_s, o->compute_s));
     if (!(lanes_s > 0) || (!is_short && start_s >= p->start_s))
         return;
     double surprise = clamp(start_s - p->start_s, START_STEP_S);
     p->start_s = fmin(CORRECTION_SHORT_S,
-                      fmax(0, p->start_s + CORRECTION_GAIN_MIN * surprise));
+                      fmax(least_s, p->start_s + CORRECTION_GAIN_MIN * surprise));
 }
 
 /* Moves platform.split_s, the cost of a split, by a limited step. surplus_s: compute beyond the
@@ -166,7 +171,9 @@ static void learn_compute(struct platform *p, const struct correction_expected *
         /* The time of the rows alone may be below LEAST_S, so the splits count too. */
         if (observed_s > LEAST_S || rows_s + e->n_splits * e->slowed * p->split_s > LEAST_S)
             learn_split(p, e, observed_s - rows_s);
-        return;
+        /* If the rows alone would take longer, the belief about their speed is wrong. */
+        if (!(observed_s < rows_s / SHORT_MISS))
+            return;
     }
     observed_s -= e->n_splits * e->slowed * p->split_s;
     double miss = observed_s / rows_s;
@@ -185,10 +192,34 @@ static void learn_compute(struct platform *p, const struct correction_expected *
     }
 }
 
+/* Returns how many times as long as believed a lane took; 0 if it did not decide the restore's
+ * time. */
+static double lane_ratio(double believed_s, double observed_s, double lanes_s)
+{
+    return believed_s >= DECIDES * lanes_s ? observed_s / believed_s : 0;
+}
+
+/* Teaches the factor of pauses: the time of a restore over the time that its lanes take at the
+ * speeds that they had in it. */
+static void learn_pauses(struct platform *p, const struct correction_expected *e,
+                         const struct correction_observed *o)
+{
+    double lanes_s = e->restore_s;
+    double io_s = e->io_s * platform_correction_factor(&p->tier[e->tier].correction);
+    double compute_s = e->gemm_s * platform_correction_factor(&p->gemm_correction) +
+                       e->kv_s * platform_correction_factor(&p->kv_correction) +
+                       e->n_splits * e->slowed * p->split_s;
+    double ratio = fmax(lane_ratio(io_s, o->io_s, lanes_s),
+                        lane_ratio(compute_s, o->compute_s, lanes_s));
+    if (lanes_s >= CORRECTION_SHORT_S && ratio > 0)
+        correction_observe(&p->pause_correction, ratio * lanes_s + p->start_s, o->total_s);
+}
+
 void correction_learn(struct platform *p, const struct correction_expected *e,
                       const struct correction_observed *o)
 {
-    learn_start(p, e->restore_s, o);
+    learn_pauses(p, e, o);
+    learn_start(p, e, o);
     struct platform_correction *io = &p->tier[e->tier].correction;
     if (e->io_s > 0)
         io->n_unused = 0;

@@ -31,6 +31,12 @@
  * Under load, short work mostly runs without interruption, and longer work does not. So a short
  * restore may be much faster than longer ones have taught, and teaches that.
  *
+ * Beside other programs both lanes may take their predicted times, and the whole longer, because
+ * each waits for the other's next piece while threads wait for a processor. The time of the whole
+ * over that of its lanes, at the speeds that they had, moves platform.pause_correction. Plans of
+ * CORRECTION_SHORT_S and more count it in their predicted times. It is the same factor for all of
+ * them, so it does not change which one is chosen.
+ *
  * Where records are lost in parts, layers are restored in short runs of chunks. The surplus of
  * the compute lane is then the cost of splits, and moves platform.split_s. It says nothing about
  * the speed of a kind: later restores of whole contexts would seem slow, too.

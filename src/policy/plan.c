@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "policy/correction.h"
 #include "policy/plan_parts.h"
 
 static const char *const mode_names[] = {
@@ -172,8 +173,12 @@ static void measure(const struct plan_request *req, struct plan *out)
 {
     struct pipeline lanes;
     pipeline_simulate(req, out, &lanes);
-    out->predicted_s = lanes.makespan_s;
-    out->restore_s = lanes.restore_s;
+    bool alone = req->platform != NULL && req->comp_slow <= 1;
+    double pauses = alone ? platform_pause_factor(req->platform) : 1;
+    if (lanes.restore_s < CORRECTION_SHORT_S)
+        pauses = 1;
+    out->predicted_s = lanes.makespan_s + (pauses - 1) * lanes.restore_s;
+    out->restore_s = pauses * lanes.restore_s;
     out->io_busy_s = lanes.io_busy_s;
     out->comp_busy_s = lanes.comp_busy_s;
     double busiest = lanes.io_busy_s;

@@ -384,6 +384,11 @@ double platform_correction_factor(const struct platform_correction *c)
     return exp2(c->log2);
 }
 
+double platform_pause_factor(const struct platform *p)
+{
+    return exp2(fmin(1, fmax(0, p->pause_correction.log2)));
+}
+
 void platform_slow_compute(struct platform *p, double times)
 {
     p->gemm_correction.log2 += log2(times);

@@ -260,9 +260,76 @@ static void long_restores_shorten_the_start(void **state)
     const struct correction_expected e = {.restore_s = 2 * CORRECTION_SHORT_S};
     const struct correction_observed io = {.io_s = 4e-3, .total_s = 4.1e-3};
     const struct correction_observed compute = {.compute_s = 4e-3, .total_s = 4.1e-3};
-    for (int i = 0; i < 20; i++)
+    for (int i = 0; i < 60; i++)
         correction_learn(&p, &e, i % 2 ? &io : &compute);
     assert_true(fabs(p.start_s - 0.1e-3) < 0.01e-3);
+}
+
+/* The latency of the disk was measured while other programs used it. Now it is 0.1 ms. */
+static void a_latency_of_a_busy_disk_is_corrected(void **state)
+{
+    (void)state;
+    struct platform p = {0};
+    struct plan_layer layer[12];
+    struct plan_request req;
+    struct plan plan;
+    begin(&p, layer, &req, 64);
+    p.tier[0].bytes_per_s = 1e10;
+    p.tier[0].latency_s = 1.1e-3;
+    for (int i = 0; i < 100; i++) {
+        begin(&p, layer, &req, 64);
+        assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
+        assert_int_equal(plan_make(&req, &plan, NULL), 0);
+        struct correction_expected e = correction_expect(&p, 0, &req, &plan);
+        correction_learn(&p, &e,
+                         &(struct correction_observed){.compute_s = plan.comp_busy_s,
+                                                       .total_s = e.restore_s - 1e-3});
+    }
+    assert_true(fabs(req.io_latency_s - 0.1e-3) < 0.02e-3);
+    for (int i = 0; i < 100; i++) /* it does not become negative */
+        correction_learn(&p, &(struct correction_expected){.restore_s = 1.9e-3},
+                         &(struct correction_observed){.total_s = 1e-6});
+    begin(&p, layer, &req, 64);
+    assert_true(req.io_latency_s == 0);
+}
+
+/* Both lanes take the predicted times, and the restore 1.2 times as long. Later predictions count
+ * these pauses. They do not for a short restore, whose pauses are its start, nor beside decodes. */
+static void pauses_are_predicted(void **state)
+{
+    (void)state;
+    struct platform p = {0};
+    struct plan_layer layer[12];
+    struct plan_request req;
+    struct plan plan, before, beside;
+    begin(&p, layer, &req, 2048);
+    assert_int_equal(plan_make(&req, &before, NULL), 0);
+    for (int i = 0; i < 40; i++) {
+        struct correction_expected e = correction_expect(&p, 0, &req, &before);
+        struct correction_observed o = {.io_s = before.io_busy_s,
+                                        .compute_s = before.comp_busy_s,
+                                        .wait_s = before.restore_s * 1.2 -
+                                                  before.comp_busy_s,
+                                        .total_s = before.restore_s * 1.2};
+        correction_learn(&p, &e, &o);
+    }
+    begin(&p, layer, &req, 2048);
+    assert_int_equal(plan_make(&req, &plan, NULL), 0);
+    assert_string_equal(plan.method, before.method);
+    assert_true(fabs(plan.restore_s / before.restore_s - 1.2) < 0.03);
+    assert_true(fabs(plan.predicted_s / before.predicted_s - 1.2) < 0.03);
+    req.comp_slow = 33;
+    assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
+    assert_int_equal(plan_make(&req, &beside, NULL), 0);
+    p.pause_correction.log2 = 0;
+    assert_int_equal(plan_make(&req, &plan, NULL), 0);
+    assert_true(beside.restore_s == plan.restore_s);
+    p.pause_correction.log2 = 1;
+    p.tier[0].bytes_per_s = 1e10;
+    begin(&p, layer, &req, 64);
+    assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
+    assert_int_equal(plan_make(&req, &plan, NULL), 0);
+    assert_true(plan.restore_s < 1e-3);
 }
 
 /* Large restores beside other work have taught that loading takes 2.5 times as long as the profile
@@ -325,6 +392,24 @@ static void parts_without_kv_teach_gemm(void **state)
     }
     assert_true(fabs(factor(&p.gemm_correction) / 2 - 1) < 0.02);
     assert_true(p.kv_correction.n_observed == 0);
+}
+
+/* Runs of chunks are short, and they take less time than their rows alone by the believed speed.
+ * Then the speed is wrong, and not the cost of splits, which cannot be negative. */
+static void short_runs_correct_a_speed_that_is_too_slow(void **state)
+{
+    (void)state;
+    struct platform p = {0};
+    struct plan_layer layer[12];
+    struct plan_request req;
+    begin(&p, layer, &req, 64);
+    p.kv_correction.log2 = 2;
+    const struct correction_expected e = {.kv_s = 0.25e-3, .n_splits = 100, .slowed = 1};
+    const struct correction_observed o = {.compute_s = 0.3e-3, .total_s = 0.3e-3};
+    for (int i = 0; i < 60; i++)
+        correction_learn(&p, &e, &o);
+    double predicted_s = e.kv_s * factor(&p.kv_correction) + e.n_splits * p.split_s;
+    assert_true(fabs(predicted_s / o.compute_s - 1) < 0.3);
 }
 
 /* Lets restores whose work is 3/4 projections and 1/4 loading, with n_splits that cost nothing,
@@ -526,6 +611,9 @@ int main(void)
         cmocka_unit_test(any_bandwidth_is_taught),
         cmocka_unit_test(short_restores_teach_the_start),
         cmocka_unit_test(long_restores_shorten_the_start),
+        cmocka_unit_test(a_latency_of_a_busy_disk_is_corrected),
+        cmocka_unit_test(pauses_are_predicted),
+        cmocka_unit_test(short_runs_correct_a_speed_that_is_too_slow),
         cmocka_unit_test(a_short_restore_teaches_that_compute_is_faster),
         cmocka_unit_test(parts_without_kv_teach_gemm),
         cmocka_unit_test(a_large_miss_of_a_mixture_teaches_both_kinds),
