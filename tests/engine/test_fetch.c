@@ -19,8 +19,8 @@ static const int32_t *const prompt = wt_prompt;
 
 /* Makes the platform predict that recomputation takes minutes. With less, a thread that waits for a
  * processor looks like a disk that hangs: recomputation then races the reads, and may win. The disk
- * is slow in proportion: otherwise the prefill of new tokens would hide its reads, and nothing would
- * be read ahead. */
+ * is slow in proportion: otherwise the prefill of new tokens would hide its reads, and reading
+ * ahead would gain nothing. */
 static void slow_compute(struct stack *k)
 {
     et_platform(&k->platform, 1, 1e-6, 1e-7, 1e4);
