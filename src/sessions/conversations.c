@@ -282,6 +282,17 @@ static void cut_log(struct conversations *c)
         log_warn("the log of %s could not be cut yet: %s", c->path, why.msg);
 }
 
+/* Finds the greatest numbers of rows. Counting never reaches the bound, only a damaged file does. */
+static int find_last_rows(struct conversations *c, struct err *err)
+{
+    int rc = db_int(c, "SELECT max(id) FROM turn", 0, &c->last_turn, err);
+    if (rc == 0)
+        rc = db_int(c, "SELECT max(id) FROM conversation", 0, &c->last_conversation, err);
+    if (rc == 0 && (c->last_turn > INT64_MAX / 2 || c->last_conversation > INT64_MAX / 2))
+        rc = err_set(err, ERR_CORRUPT, "%s: the number of a row is too large", c->path);
+    return rc;
+}
+
 int conversations_open(const struct conversations_opts *o, struct conversations **out,
                        struct err *err)
 {
@@ -317,6 +328,8 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
         rc = db_exec(c, schema, err);
     if (rc == 0)
         rc = set_version(c, err);
+    if (rc == 0)
+        rc = find_last_rows(c, err);
     if (rc == 0)
         cut_log(c);
     if (rc != 0) {
@@ -490,7 +503,7 @@ static int insert(struct conversations *c, const char *tenant, const char *name,
         "INSERT INTO conversation(tenant, name, title, metadata, head, created_s,"
         " updated_s, n_turns, id) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?6,"
         " coalesce((SELECT depth + 1 FROM turn WHERE id = ?5), 0),"
-        " 1 + max(?7, (SELECT coalesce(max(id), 0) FROM conversation)))",
+        " ?7)",
         err);
     if (st == NULL)
         return err->code;
@@ -500,11 +513,9 @@ static int insert(struct conversations *c, const char *tenant, const char *name,
     db_bind_text(st, 4, metadata);
     db_bind_row(st, 5, head);
     sqlite3_bind_int64(st, 6, clock_wall_s());
-    sqlite3_bind_int64(st, 7, c->last_conversation);
+    sqlite3_bind_int64(st, 7, ++c->last_conversation);
     int rc = db_step(c, st, err);
     db_done(st);
-    if (rc == 0)
-        c->last_conversation = sqlite3_last_insert_rowid(c->db);
     if (rc == 0 && head != 0)
         rc = db_run(c, "UPDATE turn SET n_refs = n_refs + 1 WHERE id = ?1", head, 0, 0,
                     err);

@@ -24,10 +24,10 @@ struct conversations {
     /* Number of turns; -1: not counted yet. Counting 300000 rows for every turn would cost more
      * than the turn itself. */
     int64_t n_turns;
-    /* The greatest numbers of rows that were given out. A new row has a greater number, so the
-     * number of a deleted row never names another row: an answer that is being generated still has
-     * the numbers of its parent and of its conversation. (SQLite alone gives the number of a
-     * deleted last row again.) */
+    /* The greatest numbers of rows that the file had when it was opened, or that were given out
+     * since. A new row has a greater number, so the number of a deleted row never names another
+     * row: an answer that is being generated still has the numbers of its parent and of its
+     * conversation. (SQLite alone gives the number of a deleted last row again.) */
     int64_t last_turn, last_conversation;
     struct {
         const char *sql;

@@ -145,8 +145,7 @@ static int insert(struct conversations *c, const char *tenant, struct turn *t,
         " output, restoration, id)"
         " VALUES(?1, ?2, ?3, ?4, ?5, ?6,"
         " max(?6, coalesce((SELECT used_s FROM turn WHERE id = ?3), 0)),"
-        " ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17,"
-        " 1 + max(?18, (SELECT coalesce(max(id), 0) FROM turn)))",
+        " ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
         err);
     uint8_t marks[TURN_MAX_MARKS * MARK_BYTES];
     size_t n_tokens;
@@ -172,13 +171,11 @@ static int insert(struct conversations *c, const char *tenant, struct turn *t,
     db_bind_text(st, 15, t->input);
     db_bind_text(st, 16, t->output);
     db_bind_text(st, 17, t->restoration);
-    sqlite3_bind_int64(st, 18, c->last_turn);
+    t->row = ++c->last_turn;
+    sqlite3_bind_int64(st, 18, t->row);
     int rc = db_step(c, st, err);
     db_done(st);
     free(tokens);
-    t->row = sqlite3_last_insert_rowid(c->db);
-    if (rc == 0)
-        c->last_turn = t->row;
     /* a known count goes up by one; after a rollback all turns are counted again */
     c->n_turns += c->n_turns >= 0;
     return rc;

@@ -797,15 +797,18 @@ static void what_is_not_set_stays(void **state)
 /* An answer that is being generated has the numbers of its parent and of its conversation. Both are
  * deleted meanwhile, and another tenant's turn and conversation come. The answer belongs to
  * neither. */
-static void a_deleted_row_never_names_another(void **state)
+static void check_deleted_rows(struct fixture *x, bool reopens)
 {
-    struct fixture *x = *state;
     struct conversation mine = {0}, theirs = {0};
     struct err err = {0};
     struct erased gone;
     bool branched;
     assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &mine, &err), 0);
     int64_t parent = add(x->c, make_turn("resp_a", 0, 0, 0, 70, 1, 1, 1));
+    if (reopens) {
+        conversations_close(x->c);
+        x->c = open_file(x, 0, 0, 0);
+    }
     assert_int_equal(turn_delete(x->c, "", "resp_a", &gone, &err), 0);
     assert_int_equal(conversation_delete(x->c, "", "conv_a", &gone, &err), 0);
 
@@ -830,6 +833,17 @@ static void a_deleted_row_never_names_another(void **state)
     conversation_deinit(&theirs);
 }
 
+static void a_deleted_row_never_names_another(void **state)
+{
+    check_deleted_rows(*state, false);
+}
+
+/* The same with rows that the file had when the server started. */
+static void a_deleted_row_of_a_former_process_never_names_another(void **state)
+{
+    check_deleted_rows(*state, true);
+}
+
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -839,6 +853,7 @@ int main(void)
         T(names_say_who_keeps_them),
         T(what_is_not_set_stays),
         T(a_deleted_row_never_names_another),
+        T(a_deleted_row_of_a_former_process_never_names_another),
         T(the_reserve_is_whole_or_absent),
         T(others_find_nothing),
         T(what_is_shared_stays),
