@@ -282,7 +282,7 @@ static void cut_log(struct conversations *c)
         log_warn("the log of %s could not be cut yet: %s", c->path, why.msg);
 }
 
-/* Finds the greatest numbers of rows. Counting never reaches the bound, only a damaged file does. */
+/* Finds the greatest numbers of rows. Only a damaged file has numbers above the bound. */
 static int find_last_rows(struct conversations *c, struct err *err)
 {
     int rc = db_int(c, "SELECT max(id) FROM turn", 0, &c->last_turn, err);
