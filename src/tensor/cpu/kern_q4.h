@@ -127,13 +127,13 @@ INLINE void direct_block(i_part (*s)[WIDE_MAX], const uint8_t *x, const uint8_t 
 /* Prefetches ahead of block b of the k-block at offset `at` of each panel: lines of numbers, and in
  * the first blocks also a line of scales. */
 INLINE void direct_fetch(const struct quant_tile *t, enum dtype dtype,
-                         const uint8_t *const *panel, size_t at, int b, int n_rows,
-                         int n_panels, bool stream)
+                         const uint8_t *const *panel, size_t at, int b, int n_blocks,
+                         int n_rows, int n_panels, bool stream)
 {
     const size_t scale_lines = (8 * q4_scale_bytes(dtype) + q4_shared_bytes(dtype)) / 64,
                  bytes = q4_number_bytes(dtype);
     if (stream) {
-        stream_fetch(panel[0] + at, (size_t)b, bytes / 64, scale_lines);
+        stream_fetch(panel[0] + at, (size_t)b, (size_t)n_blocks, bytes / 64, scale_lines);
         return;
     }
     size_t numbers = fetch_offset(t, at + (size_t)b * bytes, n_rows, n_panels);
@@ -200,7 +200,7 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
         EACH_PANEL top[j] = v_load_f16((const uint16_t *)(panel[j] + scales));
     for (int b = 0; b < n_blocks; b++) {
         const uint8_t *w[WIDE_MAX];
-        direct_fetch(t, dtype, panel, at, b, n_rows, n_panels, stream);
+        direct_fetch(t, dtype, panel, at, b, n_blocks, n_rows, n_panels, stream);
         EACH_PANEL w[j] = panel[j] + at + (size_t)b * q4_number_bytes(dtype);
         if (dtype == DTYPE_Q6_K) {
             direct_block6(acc, x, w, panel, scales, top, b, n_rows, n_panels);

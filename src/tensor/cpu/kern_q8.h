@@ -134,8 +134,8 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
                                     n_panels);
         EACH_PANEL fetch[j] = panel[j] + ahead;
         if (stream)
-            stream_fetch(panel[0] + q8_offset(k), (size_t)b, Q8_BLOCK_BYTES / 64,
-                         QUANT_PER_K_BLOCK * Q8_SCALE_BYTES / 64);
+            stream_fetch(panel[0] + q8_offset(k), (size_t)b, (size_t)n_blocks,
+                         Q8_BLOCK_BYTES / 64, QUANT_PER_K_BLOCK * Q8_SCALE_BYTES / 64);
         direct_block(s, x + b * Q8_BLOCK, w, stream ? NULL : fetch, t->fetch_into_l2,
                      n_rows, n_panels);
         EACH_PANEL

@@ -54,16 +54,18 @@ INLINE size_t fetch_offset(const struct quant_tile *t, size_t at, int n_rows, in
 }
 
 /* Prefetches for kernels that read one panel after another, which is one stream of memory.  Call it
- * before each block b of the k-block at `at`.  At every STREAM_BLOCKS-th block it prefetches the
- * lines of STREAM_BLOCKS blocks, STREAM_BYTES ahead, with a line of scales per block while there
- * are scales.  `lines`: lines of a block's numbers; scale_lines: lines of the k-block's scales.
- * On Zen 5 bursts of four blocks reach 0.95 to 1.0 of the bandwidth of a plain read; prefetched
- * block by block, the same lines reach 0.85 to 0.9 (docs/perf/2026-11-24.md). */
+ * before each block b of the k-block at `at`, which has n_blocks.  At every STREAM_BLOCKS-th block
+ * it prefetches the lines of at most STREAM_BLOCKS blocks, STREAM_BYTES ahead, with a line of
+ * scales per block while there are scales.  `lines`: lines of a block's numbers; scale_lines: lines
+ * of a whole k-block's scales.  On Zen 5 bursts of four blocks reach 0.93 to 0.98 of the bandwidth
+ * of a plain read; prefetched block by block, the same lines reach 0.85 to 0.9
+ * (docs/perf/2026-11-24.md). */
 #define STREAM_BLOCKS 4
 #define STREAM_BYTES  4736
-INLINE void stream_fetch(const uint8_t *at, size_t b, size_t lines, size_t scale_lines)
+INLINE void stream_fetch(const uint8_t *at, size_t b, size_t n_blocks, size_t lines,
+                         size_t scale_lines)
 {
-    size_t end = b + STREAM_BLOCKS;
+    size_t end = b + STREAM_BLOCKS < n_blocks ? b + STREAM_BLOCKS : n_blocks;
     if (b % STREAM_BLOCKS != 0)
         return;
     size_t from = b * lines + (b < scale_lines ? b : scale_lines),
