@@ -1,6 +1,6 @@
 """Checks every #include "..." against the table of layers below: which directory may include which.
 
-tests/ and bench/ may include everything; examples/ are built against an installed copy.  A header
+tests/ and bench/ may include everything; examples/ and tools/ are built against an installed copy.  A header
 without a directory ("x.h") is in the same directory; the public header is "hcache.h"."""
 import re
 import subprocess
@@ -32,7 +32,7 @@ MAY = {
 # Most commands see the library as its users do. Commands that are tools may include other headers.
 PUBLIC_ONLY = ["hcache.h", "base", "format", "apps", "sessions", "requests", "batch", "server"]
 APPS_PUBLIC_ONLY = {"apps/cmd_run.c", "apps/cmd_serve.c", "apps/cmd_batch.c", "apps/main.c"}
-FREE = ("tests/", "bench/", "apps/", "examples/")
+FREE = ("tests/", "bench/", "apps/", "examples/", "tools/")
 
 # Only the CUDA backend may include its own parts that no GPU has run yet.
 UNTRIED = "tensor/cuda/untried/"
