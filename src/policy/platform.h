@@ -63,7 +63,8 @@ struct platform_correction {
     int run;
     /* the observation of that run that is nearest to log2; not in the text */
     double run_log2;
-    /* Batches of new tokens since a restore last used what the factor corrects; not in the text. */
+    /* Batches of new tokens since a restore last used the cost that the factor corrects; not in the
+     * text. */
     int n_unused;
 };
 

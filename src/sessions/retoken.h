@@ -7,8 +7,8 @@
 #include "sessions/prompt.h"
 
 /* Tokenizes the text. If m remembers a beginning of the text, the remembered tokens replace that
- * beginning's own tokens (m NULL: nothing is remembered). If that is impossible, what [200] gets
- * the miss reason "retokenised at N"; else "". Returns 0, or the code. */
+ * beginning's own tokens (m NULL: nothing is remembered). `what` [200] receives the miss reason
+ * "retokenised at N" if this is impossible, else "". Returns 0, or a negative code. */
 int retoken_encode(const struct hcache *h, struct answers *m, const char *salt,
                    const struct prompt_text *text, struct prompt_ids *out, char *what,
                    struct hcache_err *err);

@@ -500,8 +500,8 @@ static void learns_the_machine(void **state)
 }
 
 /* While other programs used the machine, loading KV and reading the disk took eight times as long.
- * Since then no plan uses them, so no restore shows that they are fast again. Prompts, which fit
- * their predictions, let the beliefs fade until a plan uses what is fast. */
+ * Since then no plan uses them, so no restore shows that they are fast again. Prompts that fit
+ * their predictions make these beliefs fade, until a plan uses loading and the disk again. */
 static void a_belief_that_nothing_tests_fades(void **state)
 {
     (void)state;

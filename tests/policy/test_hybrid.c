@@ -424,7 +424,7 @@ static void an_event_simulation_finds_hardly_better(void **state)
     }
     print_message("beside the best by simulation: worst %.5f, mean %.6f\n", worst,
                   sum / n_judged);
-    /* what the present choice reaches */
+    /* the results of today's rule: a worse one fails */
     assert_true(n_judged > 200 && worst <= 1.0267 && sum / n_judged <= 1.00039);
 }
 
@@ -492,7 +492,7 @@ static void all_shares_of_mini_batches_find_hardly_better(void **state)
         "%d of %d shared out; beside the best of all shares: worst %.5f, mean %.6f; the "
         "best equal share: worst %.3f\n",
         n_shared, N, worst, sum / N, worst_equal);
-    /* what the present choice reaches */
+    /* the results of today's rule: a worse one fails */
     assert_true(n_shared == 278 && worst <= 1.02095 && sum / N <= 1.00019);
 }
 
