@@ -185,8 +185,7 @@ static int transfer(struct io_file *f, enum io_op op, uint8_t *buf, size_t n,
         rc = io_attempt_result(f, op, left, r, &step);
         *done += step;
     }
-    if (ready_ns != 0)
-        clock_sleep_ns(ready_ns - clock_now_ns());
+    io_throttle_wait(&f->io->throttle[op], ready_ns);
     return rc;
 }
 

@@ -3,17 +3,15 @@
 
 #include "base/clock.h"
 
-/* How much of the idle time just passed a transfer may use: it may be booked to begin this long
- * ago. A single synchronous reader oversleeps by 50 to 100 us per transfer; without the credit that
- * would cost half of the bandwidth at 4 KiB. 1 ms is 1 % of the 100 ms over which the limit has to
- * be accurate. */
-#define CREDIT_NS 1000000
+/* Most that a late report gives back. It is 1 % of the 100 ms over which the limit has to be
+ * accurate. */
+#define LATE_NS 1000000
 
 void io_throttle_init(struct io_throttle *t)
 {
     pthread_mutex_init(&t->lock, NULL);
     t->bytes_per_s = 0;
-    t->next_ns = 0;
+    t->next_ns = t->late_ns = 0;
 }
 
 void io_throttle_deinit(struct io_throttle *t)
@@ -24,7 +22,7 @@ void io_throttle_deinit(struct io_throttle *t)
 void io_throttle_set(struct io_throttle *t, uint64_t bytes_per_s)
 {
     t->bytes_per_s = bytes_per_s;
-    t->next_ns = 0;
+    t->next_ns = t->late_ns = 0;
 }
 
 int64_t io_throttle_reserve(struct io_throttle *t, uint64_t n_bytes)
@@ -33,10 +31,11 @@ int64_t io_throttle_reserve(struct io_throttle *t, uint64_t n_bytes)
         return 0;
     unsigned __int128 exact_ns = (unsigned __int128)n_bytes * 1000000000u / t->bytes_per_s;
     int64_t took_ns = exact_ns < INT64_MAX ? (int64_t)exact_ns : INT64_MAX;
-    int64_t earliest_ns = clock_now_ns() - CREDIT_NS;
     pthread_mutex_lock(&t->lock);
+    int64_t earliest_ns = clock_now_ns() - t->late_ns;
     if (t->next_ns < earliest_ns)
         t->next_ns = earliest_ns;
+    t->late_ns = 0;
     /* The sum overflows after 292 years of booked time, which only a rate of a few bytes per second
      * can reach. */
     if (__builtin_add_overflow(t->next_ns, took_ns, &t->next_ns))
@@ -44,4 +43,15 @@ int64_t io_throttle_reserve(struct io_throttle *t, uint64_t n_bytes)
     int64_t end_ns = t->next_ns;
     pthread_mutex_unlock(&t->lock);
     return end_ns;
+}
+
+void io_throttle_wait(struct io_throttle *t, int64_t end_ns)
+{
+    if (end_ns == 0 || end_ns <= clock_now_ns())
+        return;
+    clock_sleep_ns(end_ns - clock_now_ns());
+    int64_t late_ns = clock_now_ns() - end_ns;
+    pthread_mutex_lock(&t->lock);
+    t->late_ns = late_ns < LATE_NS ? late_ns : LATE_NS;
+    pthread_mutex_unlock(&t->lock);
 }

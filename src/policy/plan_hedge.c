@@ -7,9 +7,10 @@
  * over the best plan's, with reads at 1/f, 1 and f times the measured time. Candidates are the
  * best plan of each case and every single method.
  *
- * A single method also wins if a mixture is predicted to gain less than PLAN_LEAST_GAIN or
- * PLAN_LEAST_GAIN_S over it: costs are not known that well. Plain reads have a second use: with
- * little compute beside them they show the full speed of the disk. */
+ * A single method also wins if a mixture is predicted to gain less over it than PLAN_LEAST_GAIN,
+ * or less than both PLAN_LEAST_GAIN_S and PLAN_GREAT_GAIN: costs are not known that well. Plain
+ * reads have a second use: with little compute beside them they show the full speed of the
+ * disk. */
 #include <math.h>
 #include <string.h>
 
@@ -127,8 +128,8 @@ static double worst_regret(const double *time_s, const double *best)
 static bool is_good_enough(const double *time_s, const double *best, double least)
 {
     for (int i = 0; i < CASES; i++)
-        if (time_s[i] >
-            fmax(best[i] * least * (1 + PLAN_LEAST_GAIN), best[i] + PLAN_LEAST_GAIN_S))
+        if (time_s[i] > fmax(best[i] * least * (1 + PLAN_LEAST_GAIN),
+                             best[i] + fmin(PLAN_LEAST_GAIN_S, PLAN_GREAT_GAIN * best[i])))
             return false;
     return true;
 }

@@ -163,10 +163,11 @@ void plan_order_stages(const struct plan_request *req, struct pipe_job *job, int
 
 /* ---- plan_hedge.c: when reading may be faster or slower than was measured ---- */
 
-/* A hedged mixture must be predicted to be faster than the best single method by at least this
- * share and at least this many seconds. */
+/* A hedged mixture must be predicted to be faster than the best single method by at least the share
+ * PLAN_LEAST_GAIN, and by PLAN_LEAST_GAIN_S seconds or the share PLAN_GREAT_GAIN. */
 #define PLAN_LEAST_GAIN   0.04
 #define PLAN_LEAST_GAIN_S 0.5e-3
+#define PLAN_GREAT_GAIN   0.2
 
 bool plan_wants_hedge(const struct plan_request *req);
 /* Does the same as plan_search, but chooses the plan with the least worst regret over

@@ -286,6 +286,23 @@ static void test_throttle_overflow(void **state)
     io_throttle_deinit(&t);
 }
 
+/* A device that was idle has no time in hand: its first transfer takes its whole time. */
+static void test_throttle_idle(void **state)
+{
+    (void)state;
+    struct io_throttle t;
+    io_throttle_init(&t);
+    io_throttle_set(&t, LIMIT);
+    int64_t end_ns = 0;
+    for (int i = 0; i < 2; i++) {
+        clock_sleep_ns(end_ns == 0 ? 0 : end_ns - clock_now_ns() + 200000);
+        int64_t now_ns = clock_now_ns();
+        end_ns = io_throttle_reserve(&t, LIMIT / 1000);
+        assert_true(end_ns >= now_ns + limit_ns(LIMIT / 1000));
+    }
+    io_throttle_deinit(&t);
+}
+
 static void test_throttle_queue(void **state)
 {
     struct iotest *t = begin(state);
@@ -544,6 +561,7 @@ int main(void)
         ON("sim", test_stuck),
         ALL(test_throttle_sync),
         cmocka_unit_test(test_throttle_overflow),
+        cmocka_unit_test(test_throttle_idle),
         ALL(test_throttle_queue),
         ALL(test_alarm),
         ALL(test_shared_disk),

@@ -118,6 +118,44 @@ static void a_mixture_must_gain_enough(void **state)
     assert_true(n_single > 10 && n_mixed > 4);
 }
 
+/* If a restore takes less than PLAN_LEAST_GAIN_S, no mixture can gain that much. It then has to
+ * gain PLAN_GREAT_GAIN. Once every single method was good enough, even at twice the time. */
+static void a_mixture_of_a_short_restore_must_gain_a_share(void **state)
+{
+    (void)state;
+    struct plan_layer layer[L];
+    struct plan bare, hedged;
+    int n_single = 0, n_mixed = 0;
+    for (double speed = 1e8; speed < 4e9; speed *= 1.03) {
+        make_layers(layer, speed);
+        for (int i = 0; i < L; i++) {
+            layer[i].io_h_s *= 1e-4;
+            layer[i].io_kv_s *= 1e-4;
+            layer[i].comp_h_s *= 1e-4;
+            layer[i].comp_kv_s *= 1e-4;
+            layer[i].comp_tok_s *= 1e-4;
+            layer[i].comp_tok_last_s *= 1e-4;
+        }
+        double least_s = INFINITY;
+        for (const char *single = "KH"; *single != 0; single++) {
+            char method[L + 1] = {0};
+            memset(method, *single, L);
+            least_s = fmin(least_s, time_at(layer, method, 1));
+        }
+        assert_true(least_s < PLAN_LEAST_GAIN_S);
+        plan(layer, 0, "auto", &bare);
+        plan(layer, 1.021, "auto", &hedged);
+        double gain = least_s / bare.predicted_s - 1;
+        if (gain < PLAN_GREAT_GAIN - 0.05)
+            assert_true(is_single(hedged.method));
+        if (gain > PLAN_GREAT_GAIN + 0.05)
+            assert_string_equal(hedged.method, bare.method);
+        n_single += is_single(hedged.method);
+        n_mixed += gain > PLAN_GREAT_GAIN + 0.05;
+    }
+    assert_true(n_single > 10 && n_mixed > 4);
+}
+
 static void regret_is_never_worse(void **state)
 {
     (void)state;
@@ -178,6 +216,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_small_gain_is_not_worth_a_drift),
         cmocka_unit_test(a_mixture_must_gain_enough),
+        cmocka_unit_test(a_mixture_of_a_short_restore_must_gain_a_share),
         cmocka_unit_test(regret_is_never_worse),
         cmocka_unit_test(without_spread_nothing_changes),
     };
