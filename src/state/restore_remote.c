@@ -41,8 +41,7 @@ static bool is_wanted(const struct restore *r)
     const struct restore_found *f = &r->found;
     int n_have = r->want.n_have / STORE_CHUNK_TOKENS;
     return r->rr->o.remote != NULL && f->err.code == 0 && f->n_hits < r->n_keys &&
-           n_have < r->n_keys && f->n_hits >= n_have &&
-           strcmp(f->why, STORE_WHY_UNCOMMITTED) != 0;
+           f->n_hits >= n_have && strcmp(f->why, STORE_WHY_UNCOMMITTED) != 0;
 }
 
 /* Adds the reason why the remote cannot provide the chunks either. */

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include <cmocka.h>
 
@@ -497,6 +498,177 @@ static void short_groups_are_computed_together(void **state)
     bench_close(&b);
 }
 
+/* --- what fits a budget ----------------------------------------------------------------------- */
+
+static void wait_arrived(struct bench *b, struct restore *r)
+{
+    while (!all_have_arrived(b->rr, r))
+        restore_pipeline_wait(b->rr, 1000000);
+}
+
+/* Does one item with room for this many rows of each method. Returns the rows that it did. */
+static int64_t rows_of_item(struct bench *b, struct restore *r, int method, double n_rows)
+{
+    int64_t before = r->rows_by_method[method];
+    for (int i = 0; i < 3; i++)
+        b->rr->row_ns[i] = 1000;
+    assert_true(restore_pipeline_work(b->rr, (int64_t)(n_rows * 1000)));
+    return r->rows_by_method[method] - before;
+}
+
+/* An item takes as many whole chunks of K and V as fit its budget, and at least one. */
+static void a_budget_bounds_the_chunks_of_an_item(void **state)
+{
+    (void)state;
+    static const struct {
+        double budget;
+        int rows;
+    } cases[] = {{200, 192},  {0, 64},    {63.9, 64}, {128, 128},
+                 {127.9, 64}, {600, 576}, {-5, 64}};
+    struct bench b;
+    bench_open_with(&b, 16, (size_t)64 << 20);
+    struct restore *r = begin(&b, "KKKK");
+    wait_arrived(&b, r);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_int_equal(rows_of_item(&b, r, 2, cases[i].budget), cases[i].rows);
+    b.rr->row_ns[2] = 0; /* nothing is known */
+    int64_t before = r->rows_by_method[2];
+    assert_true(restore_pipeline_work(b.rr, 1000000000));
+    assert_int_equal(r->rows_by_method[2] - before, 64);
+    finish(&b, r);
+    assert_int_equal(result_of(r).n_chunks, N_CHUNKS);
+    assert_int_equal(r->rows_by_method[2], 4 * N_CHUNKS * 64);
+    restore_end(r);
+    bench_close(&b);
+}
+
+/* An item takes as many rows of hidden states as fit its budget, in steps of 16. */
+static void a_budget_bounds_the_hidden_rows_of_an_item(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_open_with(&b, 17, (size_t)64 << 20);
+    struct restore *r = begin(&b, "RHHH");
+    wait_arrived(&b, r);
+    assert_int_equal(rows_of_item(&b, r, 1, 100), 96);
+    assert_int_equal(rows_of_item(&b, r, 1, 15), 16);
+    assert_int_equal(rows_of_item(&b, r, 1, 0), 16);
+    /* with 32 rows left of a chunk, the rest comes from the next one */
+    assert_int_equal(rows_of_item(&b, r, 1, 130), 128);
+    finish(&b, r);
+    assert_int_equal(result_of(r).n_chunks, N_CHUNKS);
+    assert_int_equal(r->rows_by_method[1], 3 * N_CHUNKS * 64);
+    restore_end(r);
+    bench_close(&b);
+}
+
+/* A piece of recomputation has as many rows as fit the budget of one layer, in steps of 16, and at
+ * least 16. All layers of the piece have these rows. */
+static void a_budget_bounds_a_piece(void **state)
+{
+    (void)state;
+    static const struct {
+        double budget;
+        int rows;
+    } cases[] = {{100, 96}, {1, 16}, {-1, 16}, {1000000, N_CHUNKS * 64 - 96 - 16 - 16}};
+    struct bench b;
+    bench_open(&b, 18);
+    struct restore *r = begin(&b, "RRRR");
+    int row = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int rows = cases[i].rows < MAX_ROWS ? cases[i].rows : MAX_ROWS;
+        for (int l = 0; l < N_LAYERS; l++) {
+            assert_int_equal(r->re.row, row);
+            assert_int_equal(rows_of_item(&b, r, 0, cases[i].budget), rows);
+            assert_int_equal(b.rr->recomputing == r, l < N_LAYERS - 1);
+        }
+        row += rows;
+    }
+    assert_true(restore_is_done(r));
+    restore_end(r);
+    bench_close(&b);
+}
+
+/* The rate of a method follows its items slowly. An item that takes more than twice as long as
+ * usual counts as twice as long. */
+static void one_stall_changes_no_rate(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_open_with(&b, 19, (size_t)64 << 20);
+    double *rate = &b.rr->row_ns[2];
+    struct restore *r = begin(&b, "KKKK");
+    wait_arrived(&b, r);
+    *rate = 0;
+    assert_true(restore_pipeline_work(b.rr, 0));
+    assert_true(*rate > 0 && *rate == (double)restore_pipeline_cost_ns(b.rr) / 64);
+    *rate = 1e-3; /* any real item is slower than that */
+    assert_true(restore_pipeline_work(b.rr, 0));
+    assert_int_equal(restore_pipeline_cost_ns(b.rr), 0);
+    assert_true(*rate > 1.0624e-3 && *rate < 1.0626e-3);
+    *rate = 1e12; /* any real item is quicker than that */
+    assert_true(restore_pipeline_work(b.rr, 0));
+    double per_row = (double)restore_pipeline_cost_ns(b.rr) / 64;
+    assert_true(per_row > 0 && per_row < 1e12);
+    assert_true(*rate == 1e12 + (per_row - 1e12) / 16);
+    restore_end(r);
+    bench_close(&b);
+}
+
+/* --- a whole restore -------------------------------------------------------------------------- */
+
+static void a_restore_of_pinned_chunks_runs_to_its_end(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct store_hit hits[N_CHUNKS];
+    struct restore_result out;
+    struct err err = {0};
+    int n = 0;
+    bench_open(&b, 20);
+    assert_int_equal(
+        store_lookup(b.p.k.store, b.chain.keys, N_CHUNKS, hits, &n, NULL, 0, &err), 0);
+    assert_int_equal(n, N_CHUNKS);
+    b.plan = (struct plan){.n_layers = N_LAYERS, .mode = PLAN_FORCED_LAYERS};
+    memcpy(b.plan.method, "RHKK", N_LAYERS);
+    struct restore_job job = {.hits = hits,
+                              .n_chunks = N_CHUNKS,
+                              .tokens = prompt,
+                              .table = &b.table,
+                              .plan = &b.plan};
+    assert_int_equal(restore_run(b.rr, &job, &out, &err), 0);
+    assert_int_equal(out.n_chunks, N_CHUNKS);
+    assert_int_equal(out.n_by_method[0], N_CHUNKS);
+    assert_int_equal(out.n_by_method[1], N_CHUNKS);
+    assert_int_equal(out.n_by_method[2], 2 * N_CHUNKS);
+    assert_string_equal(out.fault, "");
+    assert_null(b.rr->runs);
+    store_release(b.p.k.store, hits, n);
+    bench_close(&b);
+}
+
+/* A pipeline needs a descriptor for its alarm. Without one it is not created, and nothing is
+ * left. */
+static void a_pipeline_needs_a_descriptor(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct restore_pipeline *rr = NULL;
+    struct rlimit before, none;
+    struct err err = {0};
+    bench_open(&b, 21);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = before;
+    none.rlim_cur = 0;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    int rc = restore_pipeline_create(&b.rr->o, &rr, &err);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(rc, -EMFILE);
+    assert_null(rr);
+    assert_true(err.msg[0] != 0);
+    bench_close(&b);
+}
+
 /* --- sound disks ------------------------------------------------------------------------------ */
 
 static void every_plan_through_three_slots(void **state)
@@ -770,6 +942,12 @@ int main(void)
         cmocka_unit_test(the_result_counts_what_was_done),
         cmocka_unit_test(chunks_in_dram_take_keys_and_values),
         cmocka_unit_test(short_groups_are_computed_together),
+        cmocka_unit_test(a_budget_bounds_the_chunks_of_an_item),
+        cmocka_unit_test(a_budget_bounds_the_hidden_rows_of_an_item),
+        cmocka_unit_test(a_budget_bounds_a_piece),
+        cmocka_unit_test(one_stall_changes_no_rate),
+        cmocka_unit_test(a_restore_of_pinned_chunks_runs_to_its_end),
+        cmocka_unit_test(a_pipeline_needs_a_descriptor),
         cmocka_unit_test(every_plan_through_three_slots),
         cmocka_unit_test(slow_disk),
         cmocka_unit_test(flipped_bits),

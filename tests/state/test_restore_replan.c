@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "state/restore_impl.h"
 
@@ -177,6 +178,104 @@ static void some_restores_stay_as_they_are(void **state)
     becomes("KKKK", "KKKK");
 }
 
+/* Layers with a window have fewer chunks: shares of a layer are shares of its own chunks. */
+static void a_window_makes_a_layer_shorter(void **state)
+{
+    (void)state;
+    set_comp_h(2);
+    r->start[0] = N_CHUNKS / 2;
+    r->costs[0].io_kv_s = 5;
+    r->next_chunk = N_CHUNKS - 3; /* 3 of its 5 chunks are left: 3 s of reads */
+    becomes("KKKK", "KHHH");
+    r->next_chunk = N_CHUNKS - 1;
+    becomes("KKKK", "KHHK");
+    r->next_chunk = N_CHUNKS;
+    /* the measured time of a row counts for the rows that a layer has */
+    for (int l = 1; l < N_LAYERS; l++)
+        r->start[l] = N_CHUNKS / 2;
+    r->kind_rows[STORE_HIDDEN] = GROUP_ROWS;
+    r->kind_ns[STORE_HIDDEN] = (int64_t)(4e9 / N_ROWS *
+                                         GROUP_ROWS); /* 2 s for half a layer */
+    set_comp_h(100);
+    becomes("KKKK", "KHHK");
+}
+
+/* A read that is in flight counts with its time so far. */
+static void a_read_in_flight_shows_a_slow_disk(void **state)
+{
+    (void)state;
+    set_comp_h(2);
+    r->io_done_s = 2;
+    r->io_ns = 2000000000;
+    r->io_since = clock_now_ns() - 4000000000;
+    becomes("KKKK", "KHHK");
+    r->n_in_flight = 1;
+    becomes("KKKK", "KHHH");
+}
+
+/* --- what a job plans ------------------------------------------------------------------------- */
+
+/* The costs of the plan are the costs of the restore. A layer may change if it has both kinds of
+ * records and its hidden states must be read. */
+static void a_job_brings_its_costs(void **state)
+{
+    (void)state;
+    struct plan plan = {.n_layers = N_LAYERS};
+    struct plan_layer layer[N_LAYERS];
+    memcpy(plan.method, "KHKH", N_LAYERS);
+    for (int l = 0; l < N_LAYERS; l++)
+        layer[l] = (struct plan_layer){.io_h_s = 1 + l,
+                                       .io_kv_s = 10 + l,
+                                       .comp_h_s = 20 + l,
+                                       .comp_kv_s = 30 + l,
+                                       .has_h = l != 1,
+                                       .has_kv = l != 2,
+                                       .h_free = l == 0};
+    r->job.plan = &plan;
+    for (int i = 0; i < 3; i++) {
+        rr->up = i == 1 ? (struct stream *)(void *)rr : NULL;
+        r->job.layer = i == 0 ? NULL : layer;
+        r->io_planned_s = 0;
+        memset(r->method, 0, sizeof r->method);
+        restore_replan_begin(r);
+        assert_memory_equal(r->method, "KHKH", N_LAYERS);
+        /* a device with memory of its own keeps its plan */
+        assert_int_equal(r->may_replan, i == 2);
+        assert_true(r->io_planned_s == (i == 2 ? 10 + 2 + 12 + 4 : 0));
+    }
+    for (int l = 0; l < N_LAYERS; l++) {
+        const struct layer_cost *c = &r->costs[l];
+        assert_true(c->io_h_s == 1 + l && c->io_kv_s == 10 + l);
+        assert_true(c->comp_h_s == 20 + l && c->comp_kv_s == 30 + l);
+        assert_int_equal(c->has_both, l == 3);
+    }
+    r->n_order = 2; /* only the layers that are read count */
+    r->io_planned_s = 0;
+    restore_replan_begin(r);
+    assert_true(r->io_planned_s == 10 + 2);
+}
+
+/* A group that has come back counts with its share of its layer's planned time. */
+static void a_group_is_a_share_of_its_layer(void **state)
+{
+    (void)state;
+    struct group g = {.layer = 1, .n_chunks = 5, .kind = STORE_KV};
+    restore_replan_read(r, &g);
+    assert_true(r->io_done_s == 1);
+    g.kind = STORE_HIDDEN;
+    restore_replan_read(r, &g);
+    assert_true(r->io_done_s == 1.5);
+    r->start[1] = 5;
+    restore_replan_read(r, &g);
+    assert_true(r->io_done_s == 2.5);
+    g.n_chunks = 0;
+    restore_replan_read(r, &g);
+    r->may_replan = false;
+    g.n_chunks = 5;
+    restore_replan_read(r, &g);
+    assert_true(r->io_done_s == 2.5);
+}
+
 #define CASE(f) cmocka_unit_test_setup_teardown(f, make, destroy)
 
 int main(void)
@@ -191,6 +290,10 @@ int main(void)
         CASE(rows_that_have_come_say_what_a_layer_takes),
         CASE(recomputation_keeps_the_lane_busy),
         CASE(some_restores_stay_as_they_are),
+        CASE(a_window_makes_a_layer_shorter),
+        CASE(a_read_in_flight_shows_a_slow_disk),
+        CASE(a_job_brings_its_costs),
+        CASE(a_group_is_a_share_of_its_layer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
