@@ -187,6 +187,56 @@ static void test_poll_and_close(void **state)
     free(b);
 }
 
+/* Depths and numbers of buffers outside of their bounds are refused; the bounds are allowed. */
+static void test_bounds(void **state)
+{
+    struct iotest *t = begin(state);
+    struct err err = {0};
+    struct io_queue *q;
+    struct io_buffer buffers[65];
+    uint8_t *b = iotest_buffer(65 * IO_ALIGN);
+    static const unsigned bad[] = {0, 1025, UINT32_MAX}, good[] = {1, 1024};
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(io_queue_open(t->io, bad[i], &q, &err), -EINVAL);
+        assert_null(q);
+        assert_non_null(strstr(err.msg, "must be 1 to 1024"));
+    }
+    for (int i = 0; i < 2; i++) {
+        q = open_queue(t, good[i]);
+        io_queue_close(q);
+    }
+    for (int i = 0; i < 65; i++)
+        buffers[i] = (struct io_buffer){b + i * (int)IO_ALIGN, IO_ALIGN};
+    q = open_queue(t, 2);
+    assert_int_equal(io_queue_register_buffers(q, buffers, 0, &err), -EINVAL);
+    assert_int_equal(io_queue_register_buffers(q, buffers, 65, &err), -EINVAL);
+    assert_non_null(strstr(err.msg, "register 65 buffers: must be 1 to 64"));
+    assert_int_equal(io_queue_register_buffers(q, buffers, 64, &err), 0);
+    struct io_file *f = open_new(t, "f", 0);
+    /* inside a buffer, across two, and behind the last one */
+    iotest_fill(b, 65 * IO_ALIGN, 4);
+    static const size_t at[] = {0, 100, 63 * IO_ALIGN, 64 * IO_ALIGN};
+    for (int i = 0; i < 4; i++) {
+        uint8_t back[IO_ALIGN];
+        struct io_req w = {.file = f, .op = IO_WRITE, .buf = b + at[i], .length = IO_ALIGN};
+        submit(q, &w);
+        assert_int_equal(wait_one(q)->result, 0);
+        assert_int_equal(io_file_pread(f, back, IO_ALIGN, 0, NULL), 0);
+        assert_memory_equal(back, b + at[i], IO_ALIGN);
+    }
+    struct io_file *reads;
+    assert_int_equal(io_file_open(t->io, iotest_path(t, "f"), IO_READ_ONLY, &reads, NULL),
+                     0);
+    struct io_req w = {.file = reads, .op = IO_WRITE, .buf = b, .length = 10, .offset = 5};
+    submit(q, &w);
+    assert_int_equal(io_req_err(wait_one(q), &err), -EBADF);
+    assert_non_null(strstr(err.msg, "write 10 bytes at 5 of "));
+    io_queue_close(q);
+    io_file_close(reads);
+    io_file_close(f);
+    free(b);
+}
+
 /* ---- Short transfers: only the simulated disk makes them on demand ------------------------ */
 
 static void test_short_transfers(void **state)
@@ -300,6 +350,28 @@ static void test_throttle_idle(void **state)
         end_ns = io_throttle_reserve(&t, LIMIT / 1000);
         assert_true(end_ns >= now_ns + limit_ns(LIMIT / 1000));
     }
+    io_throttle_deinit(&t);
+}
+
+/* The time by which a wait has ended late is given back once, to the next transfer. */
+static void test_throttle_late(void **state)
+{
+    (void)state;
+    struct io_throttle t;
+    const int64_t took_ns = 1000000000, late_ns = 400000000;
+    io_throttle_init(&t);
+    io_throttle_set(&t, LIMIT);
+    t.late_ns = late_ns;
+    int64_t before_ns = clock_now_ns();
+    int64_t end_ns = io_throttle_reserve(&t, LIMIT);
+    assert_true(end_ns >= before_ns - late_ns + took_ns);
+    assert_true(end_ns <= clock_now_ns() - late_ns + took_ns);
+    assert_true(t.late_ns == 0 && t.next_ns == end_ns);
+    /* a transfer behind it begins when it ends */
+    assert_true(io_throttle_reserve(&t, LIMIT / 2) == end_ns + took_ns / 2);
+    io_throttle_set(&t, 0);
+    assert_true(io_throttle_reserve(&t, LIMIT) == 0);
+    assert_true(t.late_ns == 0 && t.next_ns == 0);
     io_throttle_deinit(&t);
 }
 
@@ -555,6 +627,7 @@ int main(void)
         ALL(test_round_trip),
         ALL(test_errors_come_with_the_request),
         ALL(test_poll_and_close),
+        ALL(test_bounds),
         ON("sim", test_short_transfers),
         ON("sim", test_failure_in_one_piece),
         ALL(test_cancel),
@@ -562,6 +635,7 @@ int main(void)
         ALL(test_throttle_sync),
         cmocka_unit_test(test_throttle_overflow),
         cmocka_unit_test(test_throttle_idle),
+        cmocka_unit_test(test_throttle_late),
         ALL(test_throttle_queue),
         ALL(test_alarm),
         ALL(test_shared_disk),

@@ -438,6 +438,8 @@ static void test_damaged_bits(void **state)
     io_dir_sync(io, "/", NULL);
     assert_int_equal(io_sim_flip(io, "/f", 42, 3), 0);
     assert_int_equal(io_sim_flip(io, "/f", 100, 3), -EINVAL);
+    assert_int_equal(io_sim_flip(io, "/f", 99, 8), -EINVAL);
+    assert_int_equal(io_sim_flip(io, "/../f", 0, 3), -EINVAL);
     assert_int_equal(io_sim_flip(io, "/g", 0, 3), -ENOENT);
     power_cycle(io);
     io_file_close(f);
@@ -606,6 +608,258 @@ static void test_names_that_are_refused(void **state)
     io_close(io);
 }
 
+/* ---- Which operations a fault hits --------------------------------------------------------- */
+
+/* Does one operation of each kind. Their results do not matter here. */
+static void do_each(struct io *io, struct io_file *f)
+{
+    char b[1] = {1};
+    struct io_file *again = NULL;
+    (void)io_file_pread(f, b, 1, 0, NULL);
+    (void)io_file_pwrite(f, b, 1, 0, NULL);
+    (void)io_dir_sync(io, "/", NULL);
+    (void)io_file_open(io, "/f", 0, &again, NULL);
+    (void)io_mkdir(io, "/d", NULL);
+    (void)io_file_truncate(f, 1, NULL);
+    (void)io_file_sync(f, NULL);
+    io_file_close(again);
+}
+
+/* Without `on`, a fault hits the operations that its kind can harm. */
+static void test_what_a_fault_hits(void **state)
+{
+    (void)state;
+    static const struct {
+        enum io_sim_fault_kind kind;
+        uint64_t n_hits;
+    } kinds[] = {
+        {IO_SIM_FAIL, 7},        {IO_SIM_SHORT, 2},     {IO_SIM_LOST, 1},
+        {IO_SIM_MISDIRECTED, 1}, {IO_SIM_READ_FLIP, 1}, {IO_SIM_SLOW, 7},
+        {IO_SIM_STUCK, 0},       {IO_SIM_SYNC_LIES, 1},
+    };
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        struct io *io = open_sim(i);
+        struct io_file *f = open_file(io, "/f", IO_CREATE);
+        assert_int_equal(io_file_pwrite(f, "xyz", 3, 0, NULL), 0);
+        add_fault(io, (struct io_sim_fault){.kind = kinds[i].kind});
+        uint64_t before = io_sim_count(io, IO_SIM_AT_OP);
+        do_each(io, f);
+        uint64_t n = io_sim_count(io, IO_SIM_AT_OP) - before;
+        assert_int_equal(n, kinds[i].kind == IO_SIM_FAIL ? 0 : 5);
+        assert_int_equal(io_sim_fault_hits(io), kinds[i].n_hits);
+        int code = kinds[i].kind == IO_SIM_FAIL ? -EIO : 0;
+        assert_int_equal(io_sim_fault_count(io, kinds[i].kind, code), kinds[i].n_hits);
+        for (int k = 0; k < IO_SIM_FAULT_KINDS; k++)
+            if (k != (int)kinds[i].kind)
+                assert_int_equal(io_sim_fault_count(io, (enum io_sim_fault_kind)k, -EIO),
+                                 0);
+        io_file_close(f);
+        io_close(io);
+    }
+}
+
+/* The first eight codes are counted, each by itself. */
+static void test_failures_count_by_code(void **state)
+{
+    (void)state;
+    struct io *io = open_sim(1);
+    struct io_file *f = open_file(io, "/f", IO_CREATE);
+    for (int code = 1; code <= IO_SIM_MAX_CODES + 1; code++) {
+        add_fault(io, (struct io_sim_fault){
+                          .kind = IO_SIM_FAIL, .on = IO_SIM_ON_WRITE, .code = -100 - code});
+        for (int i = 0; i < code; i++)
+            assert_int_equal(io_file_pwrite(f, "x", 1, 0, NULL), -100 - code);
+        io_sim_fault_clear(io);
+    }
+    for (int code = 1; code <= IO_SIM_MAX_CODES + 1; code++)
+        assert_int_equal(io_sim_fault_count(io, IO_SIM_FAIL, -100 - code),
+                         code <= IO_SIM_MAX_CODES ? code : 0);
+    assert_int_equal(io_sim_fault_count(io, IO_SIM_FAIL, -EIO), 0);
+    assert_int_equal(io_sim_fault_hits(io), 45);
+    io_file_close(f);
+    io_close(io);
+}
+
+/* ---- Paths, renames and locks ---------------------------------------------------------------- */
+
+static void must_list(struct io *io, const char *path, const char *want)
+{
+    struct io_names names;
+    char said[100] = "";
+    assert_int_equal(io_list(io, path, &names, NULL), 0);
+    for (size_t i = 0; i < names.n; i++) {
+        strcat(said, i > 0 ? " " : "");
+        strcat(said, names.name[i]);
+    }
+    assert_string_equal(said, want);
+    io_names_free(&names);
+}
+
+static void test_paths(void **state)
+{
+    (void)state;
+    struct io *io = open_sim(1);
+    static const char *const folders[] = {"/d", "/dd", "/d/e", "/d/e/"};
+    static const char *const files[] = {"/d/f", "/dd/g", "/d/e/h", "/.x", "/..y", "z"};
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(io_mkdir(io, folders[i], NULL), i < 3 ? 0 : -EEXIST);
+    for (int i = 0; i < 6; i++)
+        io_file_close(open_file(io, files[i], IO_CREATE));
+    must_list(io, "/", "..y .x d dd z");
+    must_list(io, "/d", "e f");
+    must_list(io, "//dd/.", "g");
+    must_list(io, "/d/./e", "h");
+    static const char *const there[] = {"/",      "",     "/.",    "//",
+                                        "/d/./f", "d//f", "/d/f/", "/z"};
+    static const char *const gone[] = {"/d/g", "/e", "/x", "/y", "/dd/f"};
+    for (int i = 0; i < 8; i++)
+        assert_true(io_exists(io, there[i]));
+    for (int i = 0; i < 5; i++)
+        assert_false(io_exists(io, gone[i]));
+    assert_int_equal(io_unlink(io, "/d/e", NULL), -ENOTEMPTY);
+    assert_int_equal(io_unlink(io, "/d/e/h", NULL), 0);
+    assert_int_equal(io_unlink(io, "/d/e", NULL), 0);
+    must_list(io, "/d", "f");
+    io_close(io);
+}
+
+static void test_renames(void **state)
+{
+    (void)state;
+    struct io *io = open_sim(1);
+    uint64_t before, after, total;
+    uint8_t b[3 * SECTOR] = {1};
+    assert_int_equal(io_mkdir(io, "/d", NULL), 0);
+    struct io_file *f = open_file(io, "/a", IO_CREATE);
+    assert_int_equal(io_file_pwrite(f, b, sizeof b, 0, NULL), 0);
+    io_file_close(f);
+    f = open_file(io, "/b", IO_CREATE);
+    assert_int_equal(io_file_pwrite(f, b, SECTOR, 0, NULL), 0);
+    io_file_close(f);
+    assert_int_equal(io_space(io, "/", &before, &total, NULL), 0);
+    assert_int_equal(total, 1 << 30);
+    assert_int_equal(before, (1 << 30) - 4 * SECTOR);
+    assert_int_equal(io_rename(io, "/a", "/none/a", NULL), -ENOENT);
+    assert_int_equal(io_rename(io, "/a", "/b/a", NULL), -ENOTDIR);
+    assert_int_equal(io_rename(io, "/d", "/e", NULL), -EISDIR);
+    assert_int_equal(io_rename(io, "/a", "/d", NULL), -EISDIR);
+    assert_int_equal(io_rename(io, "/a", "/a", NULL), 0);
+    must_list(io, "/", "a b d");
+    assert_int_equal(io_rename(io, "/a", "/b", NULL), 0); /* the former b is gone */
+    must_list(io, "/", "b d");
+    assert_int_equal(io_space(io, "/", &after, &total, NULL), 0);
+    assert_int_equal(after - before, SECTOR);
+    assert_int_equal(io_rename(io, "/b", "/d/c", NULL), 0);
+    must_list(io, "/d", "c");
+    io_close(io);
+}
+
+/* A folder's sync leaves changes in other folders as they are. */
+static void test_a_folder_is_synced_alone(void **state)
+{
+    (void)state;
+    unsigned n_lost = 0;
+    for (uint64_t seed = 0; seed < 30; seed++) {
+        struct io *io = open_sim(seed);
+        assert_int_equal(io_mkdirs(io, "/a", NULL, NULL), 0);
+        assert_int_equal(io_mkdirs(io, "/b", NULL, NULL), 0);
+        for (int i = 0; i < 3; i++) {
+            char path[] = "/a/0";
+            path[3] = (char)('0' + i);
+            io_file_close(open_file(io, path, IO_CREATE));
+            path[1] = 'b';
+            io_file_close(open_file(io, path, IO_CREATE));
+        }
+        assert_int_equal(io_dir_sync(io, "/a", NULL), 0);
+        io_file_close(open_file(io, "/a/3", IO_CREATE));
+        assert_int_equal(io_dir_sync(io, "/a", NULL), 0);
+        power_cycle(io);
+        must_list(io, "/a", "0 1 2 3");
+        struct io_names names;
+        assert_int_equal(io_list(io, "/b", &names, NULL), 0);
+        n_lost += names.n < 3;
+        io_names_free(&names);
+        io_close(io);
+    }
+    assert_true(n_lost > 5);
+}
+
+static void test_locks(void **state)
+{
+    (void)state;
+    struct io *io = open_sim(1);
+    struct io_file *w = open_file(io, "/f", IO_CREATE), *r[2];
+    for (int i = 0; i < 2; i++) {
+        r[i] = open_file(io, "/f", IO_READ_ONLY);
+        assert_int_equal(io_file_lock(r[i], NULL), 0);
+        assert_int_equal(io_file_lock(r[i], NULL), 0); /* has the lock already */
+    }
+    assert_int_equal(io_file_lock(w, NULL), ERR_BUSY);
+    assert_int_equal(io_file_unlock(r[0], NULL), 0);
+    assert_int_equal(io_file_unlock(r[0], NULL), 0);
+    assert_int_equal(io_file_lock(w, NULL), ERR_BUSY);
+    io_file_close(r[1]);
+    assert_int_equal(io_file_lock(w, NULL), 0);
+    assert_int_equal(io_file_lock(r[0], NULL), ERR_BUSY);
+    assert_int_equal(io_file_truncate(r[0], 1, NULL), -EBADF);
+    assert_int_equal(io_file_allocate(r[0], 0, 1, NULL), -EBADF);
+    assert_int_equal(io_file_punch(r[0], 0, SECTOR, NULL), -EBADF);
+    assert_int_equal(io_dir_sync(io, "/", NULL), 0);
+    power_cycle(io); /* ends all locks */
+    struct io_file *again = open_file(io, "/f", 0);
+    assert_int_equal(io_file_lock(r[0], NULL), ERR_CRASHED);
+    assert_int_equal(io_file_lock(again, NULL), 0);
+    io_file_close(again);
+    io_file_close(w);
+    io_file_close(r[0]);
+    io_close(io);
+}
+
+/* A file that was cut and grown again reads as zeros behind the cut, and its space is free. */
+static void test_cut_and_grown(void **state)
+{
+    (void)state;
+    static const uint64_t cuts[] = {0, 1, SECTOR - 1, SECTOR, SECTOR + 1, 2 * SECTOR};
+    for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++) {
+        struct io *io = open_sim(1);
+        struct io_file *f = open_file(io, "/f", IO_CREATE);
+        uint8_t b[3 * SECTOR], want[3 * SECTOR], in[3 * SECTOR];
+        struct io_stat st;
+        iotest_fill(b, sizeof b, 3);
+        memset(want, 0, sizeof want);
+        memcpy(want, b, cuts[i]);
+        assert_int_equal(io_file_pwrite(f, b, sizeof b, 0, NULL), 0);
+        assert_int_equal(io_file_truncate(f, cuts[i], NULL), 0);
+        assert_int_equal(io_stat(io, "/f", &st, NULL), 0);
+        assert_int_equal(st.size_bytes, cuts[i]);
+        assert_int_equal(st.allocated_bytes, (cuts[i] + SECTOR - 1) / SECTOR * SECTOR);
+        assert_int_equal(io_file_truncate(f, sizeof b, NULL), 0);
+        assert_int_equal(io_file_pread(f, in, sizeof in, 0, NULL), 0);
+        assert_memory_equal(in, want, sizeof in);
+        assert_int_equal(io_file_allocate(f, SECTOR, 4 * SECTOR, NULL), 0);
+        assert_int_equal(io_stat(io, "/f", &st, NULL), 0);
+        assert_int_equal(st.size_bytes, 5 * SECTOR);
+        assert_int_equal(st.allocated_bytes, (4 + (cuts[i] > 0)) * SECTOR);
+        io_file_close(f);
+        io_close(io);
+    }
+}
+
+/* The seed decides random bytes. */
+static void test_random_bytes(void **state)
+{
+    (void)state;
+    uint8_t b[3][17] = {{0}};
+    for (uint64_t i = 0; i < 3; i++) {
+        struct io *io = open_sim(i / 2);
+        assert_int_equal(io_random(io, b[i], 16, NULL), 0);
+        assert_int_equal(b[i][16], 0);
+        io_close(io);
+    }
+    assert_memory_equal(b[0], b[1], 16);
+    assert_memory_not_equal(b[0], b[2], 16);
+}
+
 /* ---- Threads ----------------------------------------------------------------------------- */
 
 static void *hammer(void *arg)
@@ -665,6 +919,14 @@ int main(void)
         cmocka_unit_test(test_capacity),
         cmocka_unit_test(test_stat),
         cmocka_unit_test(test_names_that_are_refused),
+        cmocka_unit_test(test_what_a_fault_hits),
+        cmocka_unit_test(test_failures_count_by_code),
+        cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_renames),
+        cmocka_unit_test(test_a_folder_is_synced_alone),
+        cmocka_unit_test(test_locks),
+        cmocka_unit_test(test_cut_and_grown),
+        cmocka_unit_test(test_random_bytes),
         cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

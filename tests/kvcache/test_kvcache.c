@@ -9,6 +9,7 @@
 
 #include "base/rng.h"
 #include "kvcache/kvcache.h"
+#include "tensor/group.h"
 
 static const struct kv_pool_opts opts = {
     .n_layers = 3, .n_kv = 2, .d_head = 8, .dtype = DTYPE_BF16, .n_blocks = 16};
@@ -54,6 +55,8 @@ static void test_reserve_and_cut(void **state)
     assert_int_equal(t.n_blocks, 2);
     struct err err;
     assert_int_equal(kv_table_reserve(pool, &t, 16 * 64 + 1, &err), ERR_LIMIT);
+    assert_string_equal(err.msg,
+                        "KV cache: 1025 tokens need 15 more blocks, 14 of 16 are free");
     assert_int_equal(t.n_blocks, 2);
     assert_int_equal(kv_pool_free_blocks(pool), 14);
     assert_int_equal(kv_table_reserve(pool, &t, 16 * 64, NULL), 0);
@@ -102,6 +105,7 @@ static void test_random_walk(void **state)
         for (int b = 0; b < 16; b++)
             n_used += used[b];
         assert_int_equal(kv_pool_free_blocks(pool), 16 - n_used);
+        assert_true(kv_pool_audit(pool));
     }
     for (int i = 0; i < N; i++)
         kv_table_free(pool, &t[i]);
@@ -219,6 +223,8 @@ static void test_reuse(void **state)
         for (int b = 0; b < 16; b++)
             n_used += used[b];
         assert_int_equal(kv_pool_free_blocks(keeping), 16 - n_used);
+        if (step % 16 == 0)
+            assert_true(kv_pool_audit(keeping));
     }
     assert_true(n_taken > 1000 && n_copies > 100 && kv_pool_n_evicted(keeping) > 1000);
     for (int i = 0; i < N_SEQS; i++)
@@ -516,6 +522,135 @@ static void test_names_come_and_go_with_their_blocks(void **state)
     kv_pool_destroy(keeping);
 }
 
+/* Fills half a pool of 16 blocks with two chains of 4 blocks. Two waiting requests of turns 5 and 6
+ * need the first chain, one of turn 4 needs the second chain. Then takes 11 blocks. Returns how
+ * many blocks of the first chain are left, and stores the second chain's in *n_other. With
+ * no_more, all three requests have ended before. */
+static int left_of_the_shared(enum placement_kind policy, uint64_t step, bool no_more,
+                              int *n_other)
+{
+    static const int chain[] = {0, 0, 1};
+    static const uint64_t turn[] = {5, 6, 4};
+    struct kv_pool_opts o = opts;
+    int32_t tokens[2][4 * 64];
+    struct kv_table t = {0};
+    int n_unused;
+    o.keep = true;
+    o.policy = policy;
+    assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
+    kv_pool_set_step(keeping, step);
+    for (int k = 0; k < 2; k++) {
+        for (int i = 0; i < 4 * 64; i++)
+            tokens[k][i] = k;
+        assert_int_equal(kv_table_reserve(keeping, &t, 4 * 64, NULL), 0);
+        kv_table_keep(keeping, &t, &roots[0], tokens[k], 4 * 64);
+        kv_table_free(keeping, &t);
+    }
+    for (int i = 0; i < 3; i++)
+        kv_pool_expect(keeping, &roots[0], tokens[chain[i]], 256, turn[i]);
+    assert_int_equal(kv_pool_n_expected(keeping), 12);
+    for (int i = 0; no_more && i < 3; i++)
+        kv_pool_expect_no_more(keeping, &roots[0], tokens[chain[i]], 256, turn[i]);
+    assert_int_equal(kv_pool_n_expected(keeping), no_more ? 0 : 12);
+    assert_int_equal(kv_table_reserve(keeping, &t, 11 * 64, NULL), 0);
+    int left = kv_pool_find(keeping, &roots[0], tokens[0], 256, false, &n_unused);
+    *n_other = kv_pool_find(keeping, &roots[0], tokens[1], 256, false, &n_unused);
+    kv_table_free(keeping, &t);
+    for (int i = 0; !no_more && i < 3; i++)
+        kv_pool_expect_no_more(keeping, &roots[0], tokens[chain[i]], 256, turn[i]);
+    kv_pool_destroy(keeping);
+    return left;
+}
+
+/* The block that is needed last goes first. Under `ours`, a block that two requests need counts as
+ * needed `step` turns earlier. A request that has ended protects nothing. */
+static void test_turns_decide(void **state)
+{
+    (void)state;
+    int other;
+    assert_int_equal(left_of_the_shared(PLACEMENT_OURS, 0, false, &other), 1);
+    assert_int_equal(other, 4);
+    assert_int_equal(left_of_the_shared(PLACEMENT_OURS, 2, false, &other), 4);
+    assert_int_equal(other, 1);
+    assert_int_equal(left_of_the_shared(PLACEMENT_ATTENTIONSTORE, 2, false, &other), 1);
+    assert_int_equal(other, 4);
+    assert_int_equal(left_of_the_shared(PLACEMENT_OURS, 2, true, &other), 1);
+    assert_int_equal(other, 4);
+    assert_int_equal(left_of_the_shared(PLACEMENT_ATTENTIONSTORE, 0, true, &other), 1);
+    assert_int_equal(other, 4);
+}
+
+/* --- stages ----------------------------------------------------------------------------------- */
+
+/* Copies a block of a layer from the pool, or to it. */
+static void block_copy(struct stream *s, const struct kv_layer *l, int block, uint8_t *host,
+                       bool to_pool)
+{
+    uint8_t *at = l->blocks + (size_t)block * l->block_stride;
+    size_t n = kv_block_bytes(2, 8, DTYPE_BF16);
+    assert_int_equal(to_pool ? stream_copy(s, at, host, n) : stream_copy(s, host, at, n),
+                     0);
+    assert_int_equal(stream_sync(s), 0);
+}
+
+/* Each layer's blocks lie on the layer's stage, apart from all other blocks. A copy of a block has
+ * all layers. */
+static void blocks_lie_on_their_stages(int n_stages)
+{
+    struct device *d;
+    struct kv_pool *p;
+    struct stream *s;
+    struct kv_pool_opts o = opts;
+    struct kv_table t = {0}, u = {0};
+    int32_t tokens[64] = {0};
+    int n_copied = 0;
+    uint8_t host[4096], want[4096];
+    o.keep = true;
+    o.n_blocks = 4;
+    assert_int_equal(kv_block_bytes(2, 8, DTYPE_BF16), sizeof host);
+    assert_int_equal(group_open("cpu", NULL, 1, n_stages, NULL, &d, NULL), 0);
+    assert_int_equal(kv_pool_create(d, &o, &p, NULL), 0);
+    assert_int_equal(stream_create(d, STREAM_INLINE, &s, NULL), 0);
+    for (int l = 0; l < 3; l++) {
+        struct kv_layer layer = kv_pool_layer(p, l);
+        int n_here = 0;
+        for (int i = 0; i < 3; i++)
+            n_here += stage_of(i, 3, n_stages) == stage_of(l, 3, n_stages);
+        assert_int_equal(layer.stage, stage_of(l, 3, n_stages));
+        assert_int_equal(layer.block_stride, (size_t)n_here * sizeof host);
+        assert_ptr_equal(kv_pool_layers(p)[l].blocks, layer.blocks);
+        for (int b = 0; b < 4; b++) {
+            memset(host, 1 + 4 * l + b, sizeof host);
+            block_copy(s, &layer, b, host, true);
+        }
+    }
+    assert_int_equal(kv_table_reserve(p, &t, 64, NULL), 0);
+    kv_table_keep(p, &t, &roots[0], tokens, 40);
+    assert_int_equal(kv_table_copy_tail(p, &u, s, &roots[0], tokens, 64, &n_copied), 0);
+    assert_int_equal(n_copied, 40);
+    assert_int_not_equal(u.blocks[0], t.blocks[0]);
+    for (int l = 0; l < 3; l++) {
+        for (int b = 0; b < 4; b++) {
+            int from = b == u.blocks[0] ? t.blocks[0] : b;
+            memset(want, 1 + 4 * l + from, sizeof want);
+            block_copy(s, &kv_pool_layers(p)[l], b, host, false);
+            assert_memory_equal(host, want, sizeof host);
+        }
+    }
+    kv_table_free(p, &t);
+    kv_table_free(p, &u);
+    stream_destroy(s);
+    kv_pool_destroy(p);
+    device_close(d);
+}
+
+static void test_stages(void **state)
+{
+    (void)state;
+    for (int n_stages = 1; n_stages <= 3; n_stages++)
+        blocks_lie_on_their_stages(n_stages);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -528,6 +663,8 @@ int main(void)
                                         teardown),
         cmocka_unit_test_setup_teardown(test_a_waiting_request_keeps_its_blocks, setup,
                                         teardown),
+        cmocka_unit_test_setup_teardown(test_turns_decide, setup, teardown),
+        cmocka_unit_test(test_stages),
         cmocka_unit_test_setup_teardown(test_names_come_and_go_with_their_blocks, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_a_hint_keeps_blocks, setup, teardown),

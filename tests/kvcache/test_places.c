@@ -165,6 +165,7 @@ static void a_pool_of_numbers_takes_classes_in_order(void **state)
     kv_table_cut(pool, &b, 0);
     assert_int_equal(b.tail, 0);
     kv_table_cut(pool, &a, 0);
+    assert_int_equal(kv_pool_kept_blocks(pool), 5);
     assert_int_equal(kv_table_take(pool, &b, &root, tokens, 5 * 64 + 10, false), 5);
     assert_int_equal(
         kv_table_copy_tail(pool, &b, NULL, &root, tokens, 5 * 64 + 10, &n_copied), 0);
@@ -184,11 +185,79 @@ static void a_pool_of_numbers_takes_classes_in_order(void **state)
     kv_pool_destroy(pool);
 }
 
+/* A table has a place for an unfinished block from its first block on until it has none. */
+static void a_table_with_blocks_has_one_tail(void **state)
+{
+    (void)state;
+    struct kv_pool_numbers numbers = {.n = {8}, .n_tails = 2};
+    struct kv_pool_opts o = {.n_layers = 1,
+                             .n_kv = 1,
+                             .d_head = 8,
+                             .n_blocks = 8,
+                             .keep = true,
+                             .numbers = &numbers};
+    struct kv_pool *pool;
+    struct kv_table a = {0}, b = {0}, empty = {0};
+    struct sha256 root = {0};
+    int32_t tokens[64] = {0};
+    assert_int_equal(kv_pool_create(device, &o, &pool, NULL), 0);
+    for (int round = 0; round < 3; round++) {
+        assert_int_equal(kv_table_reserve(pool, &a, 0, NULL), 0);
+        assert_int_equal(a.tail, 0);
+        kv_table_cut(pool, &empty, 0);
+        assert_int_equal(kv_table_reserve(pool, &a, 128, NULL), 0);
+        int tail = a.tail;
+        assert_int_equal(kv_table_reserve(pool, &a, 192, NULL), 0);
+        kv_table_cut(pool, &a, 1);
+        assert_int_equal(a.tail, tail);
+        assert_int_equal(kv_table_reserve(pool, &b, 1, NULL), 0);
+        assert_true(tail + b.tail == 3 && (tail == 1 || tail == 2));
+        kv_table_keep(pool, &a, &root, tokens, 64);
+        kv_table_cut(pool, round == 1 ? &b : &a, 0);
+        kv_table_cut(pool, round == 1 ? &a : &b, 0);
+        assert_int_equal(a.tail + b.tail, 0);
+    }
+    /* A table that has taken a known block gets its tail with the next reservation. */
+    assert_int_equal(kv_table_take(pool, &a, &root, tokens, 64, false), 1);
+    assert_int_equal(a.tail, 0);
+    assert_int_equal(kv_table_reserve(pool, &a, 64, NULL), 0);
+    assert_int_not_equal(a.tail, 0);
+    kv_table_free(pool, &a);
+    kv_table_free(pool, &b);
+    kv_table_free(pool, &empty);
+    kv_pool_destroy(pool);
+}
+
+/* Without ACT blocks and blocks on the host there is no memory for them. */
+static void memory_that_no_block_needs_is_not_allocated(void **state)
+{
+    (void)state;
+    struct places_opts o = opts;
+    struct places p;
+    memset(o.n, 0, sizeof o.n);
+    o.n[PLACES_KV_DEVICE] = 2;
+    o.n_staging = 0;
+    size_t kv_bytes = kv_block_bytes(N_KV, D_HEAD, DTYPE_BF16);
+    assert_int_equal(places_device_bytes(&o),
+                     (N_LAYERS * (2 + N_TAILS) + 2 * N_SCRATCH) * kv_bytes);
+    assert_int_equal(places_host_bytes(&o), 0);
+    assert_int_equal(places_init(&p, device, &o, NULL), 0);
+    assert_non_null(p.device_kv.ptr);
+    assert_null(p.device_act.ptr);
+    assert_null(p.host.ptr);
+    places_deinit(&p);
+    assert_null(p.layers);
+    places_deinit(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(blocks_are_disjoint_and_counted, setup, teardown),
         cmocka_unit_test_setup_teardown(numbers_say_the_class, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_table_with_blocks_has_one_tail, setup, teardown),
+        cmocka_unit_test_setup_teardown(memory_that_no_block_needs_is_not_allocated, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(a_pool_of_numbers_takes_classes_in_order, setup,
                                         teardown),
     };

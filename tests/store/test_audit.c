@@ -163,11 +163,85 @@ static void space(void **state)
     st_place_close(&p);
 }
 
+/* The tree of parents, guarantees, and times to live. */
+static void links(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store_hit hit;
+    struct err err = {0};
+    struct sha256 keys[CHUNKS];
+    struct store *s = store_make(&p, &hit);
+    struct catalog *c = &s->catalog;
+    struct st_ctx branch = {.base = 3, .own = 13, .branch = 1};
+    for (uint64_t i = 0; i < 3; i++) { /* three chunks behind one */
+        branch.own++;
+        st_must_save(s, &branch, 2);
+    }
+    struct chunk_node *newest = node_of(s, &branch, 1), *parent = newest->parent;
+    struct chunk_node *middle = newest->older, *oldest = middle->older;
+    assert_true(oldest->older == NULL && parent->child == newest &&
+                parent->n_children == 3);
+    BREAK(s, parent->child, middle);
+    BREAK(s, newest->older, oldest);
+    BREAK(s, middle->newer, oldest);
+    BREAK(s, middle->older, NULL);
+    BREAK(s, oldest->newer, newest);
+    BREAK(s, oldest->newer, NULL);
+    BREAK(s, oldest->parent, NULL);
+    BREAK(s, parent->n_children, 2);
+
+    st_keys(&branch, 2, keys);
+    assert_int_equal(store_guarantee(s, keys, 2, INT64_MAX, NULL, &err), 0);
+    assert_true(newest->is_guaranteed && newest->n_guarded == 1 && parent->n_guarded == 1);
+    struct catalog_owner *o = &c->owners[newest->owner_idx];
+    BREAK(s, newest->n_guarded, 0);
+    BREAK(s, parent->n_guarded, 2);
+    BREAK(s, parent->n_guarded, 0);
+    BREAK(s, middle->n_guarded, 1);
+    BREAK(s, c->n_guaranteed, 0);
+    BREAK(s, c->n_guaranteed, 2);
+    BREAK(s, c->guaranteed_bytes, c->guaranteed_bytes + 4096);
+    BREAK(s, o->guaranteed_bytes, o->guaranteed_bytes - 4096);
+    newest->is_guaranteed = false;
+    must_see(s, "a guarantee that is counted and not set");
+    newest->is_guaranteed = true;
+    /* a guarantee without a pin, in all counts */
+    uint32_t pin_at = newest->pin_at;
+    newest->pin_at = 0;
+    newest->place.is_kept = false;
+    c->n_pins--;
+    must_see(s, "a guarantee without a pin");
+    newest->pin_at = pin_at;
+    newest->place.is_kept = true;
+    c->n_pins++;
+    assert_true(store_audit(s));
+    newest->place.is_kept = false;
+    must_see(s, "a pin that the policy does not know");
+    newest->place.is_kept = true;
+
+    catalog_set_ttl(c, middle, 100);
+    catalog_set_ttl(c, oldest, 200);
+    assert_true(store_audit(s));
+    BREAK(s, middle->ttl_s, 0);
+    BREAK(s, parent->ttl_s, 100);
+    BREAK(s, middle->expiry_at, 0);
+    BREAK(s, middle->expiry_at, 3);
+    BREAK(s, middle->expiry_at, oldest->expiry_at);
+    BREAK(s, c->expiry.entry[0].node, parent);
+    catalog_set_ttl(c, middle, 0);
+    catalog_set_ttl(c, oldest, 0);
+    store_release(s, &hit, 1);
+    store_close(s);
+    st_place_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nodes),
         cmocka_unit_test(sums),
+        cmocka_unit_test(links),
         cmocka_unit_test(space),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -382,6 +382,302 @@ static void catalog_names_without_chunks(void **state)
     catalog_deinit(&c);
 }
 
+/* --- bounds of the pure parts ----------------------------------------------------------------- */
+
+static void names_and_owners(void **state)
+{
+    (void)state;
+    struct sha256 parent = {{1}}, stair[4], key = {{0}};
+    static const uint32_t numbers[4][3] = {{1, 2, 3}, {2, 2, 3}, {1, 3, 3}, {1, 2, 4}};
+    for (int i = 0; i < 4; i++) {
+        stair[i] = store_stair_key(&parent, numbers[i]);
+        for (int j = 0; j < i; j++)
+            assert_memory_not_equal(stair[i].b, stair[j].b, 32);
+    }
+    assert_true(store_owner(NULL) == 0 && store_owner("") == 0);
+    assert_true(store_owner("a") != 0 && store_owner("a") != store_owner("b"));
+    assert_true(store_owner("a") == store_owner("a"));
+    put_u64(key.b, 6);
+    assert_int_equal(store_chunk_name(&key), 7);
+    put_u64(key.b, 7);
+    assert_int_equal(store_chunk_name(&key), 7);
+}
+
+static int table_decode(int n, int layer, int kind, uint32_t n_bytes, uint64_t extent_bytes)
+{
+    static struct chunk_record records[CHUNK_MAX_RECORDS], back[CHUNK_MAX_RECORDS];
+    static uint8_t bytes[(CHUNK_MAX_RECORDS + 1) * CHUNK_RECORD_CODE];
+    memset(records, 0, sizeof records);
+    for (int i = 0; i < n && i < CHUNK_MAX_RECORDS; i++)
+        records[i] = (struct chunk_record){.layer = (uint8_t)(layer + i),
+                                           .kind = (uint8_t)kind,
+                                           .n_bytes = n_bytes,
+                                           .checksum = 9};
+    chunk_table_encode(records,
+                       n < 1                   ? 1
+                       : n < CHUNK_MAX_RECORDS ? n
+                                               : CHUNK_MAX_RECORDS,
+                       bytes);
+    return chunk_table_decode(bytes, n, extent_bytes, back);
+}
+
+/* The largest and smallest values of a table of records are accepted, the next ones are not. */
+static void table_bounds(void **state)
+{
+    (void)state;
+    enum { MIB = 1 << 20, H = CHUNK_HEADER_BYTES };
+    static const struct {
+        int n, layer, kind;
+        uint32_t n_bytes;
+        uint64_t extent_bytes;
+        int code;
+    } cases[] = {
+        {1, 0, 0, 1, H + 4096, 0},
+        {1, 0, 0, 1, H, ERR_CORRUPT},
+        {1, 0, 0, 1, H + 8192, ERR_CORRUPT},
+        {0, 0, 0, 1, H, ERR_CORRUPT},
+        {CHUNK_MAX_RECORDS + 1, 0, 0, 1, H + 4096, ERR_CORRUPT},
+        {1, 0, 0, 0, H + 4096, ERR_CORRUPT},
+        {1, 0, 0, 4096, H + 4096, 0},
+        {1, 0, 0, 4097, H + 8192, 0},
+        {1, 127, 1, 1, H + 4096, 0},
+        {1, 128, 1, 1, H + 4096, ERR_CORRUPT},
+        {1, 127, 2, 1, H + 4096, ERR_CORRUPT},
+        {128, 0, 1, 1, H + 128 * 4096, 0},
+        {1, 0, 0, 64 * MIB, H + 64 * MIB, 0},
+        {1, 0, 0, 64 * MIB + 1, H + 64 * MIB + 4096, ERR_CORRUPT},
+        {63, 0, 0, 64 * MIB, H + (uint64_t)63 * 64 * MIB, 0},
+        {64, 0, 0, 64 * MIB, H + (uint64_t)64 * 64 * MIB, ERR_CORRUPT},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        if (table_decode(cases[i].n, cases[i].layer, cases[i].kind, cases[i].n_bytes,
+                         cases[i].extent_bytes) != cases[i].code)
+            fail_msg("case %d", (int)i);
+}
+
+/* Only a chunk that is not full yields. Tokens behind the last one are refused. */
+static void header_flags_and_tokens(void **state)
+{
+    (void)state;
+    uint8_t bytes[CHUNK_HEADER_BYTES];
+    struct chunk_header *h = xmalloc(sizeof *h), *back = xmalloc(sizeof *back);
+    struct err err = {0};
+    for (int is_partial = 0; is_partial < 2; is_partial++) {
+        for (int yields = 0; yields < 2; yields++) {
+            header_make(h, 2 + (uint64_t)is_partial, 3);
+            assert_int_equal(h->n_tokens < STORE_CHUNK_TOKENS, is_partial);
+            h->yields = yields;
+            chunk_header_encode(h, bytes);
+            assert_int_equal(chunk_header_decode(bytes, back, &err), 0);
+            assert_int_equal(back->yields, is_partial && yields);
+            assert_true(back->id == h->id && back->segment == h->segment &&
+                        back->offset == h->offset && back->chunk_idx == h->chunk_idx &&
+                        back->device == h->device && back->n_bytes == h->n_bytes);
+        }
+    }
+    header_make(h, 3, 12); /* a chunk that is not full */
+    int behind = 176 + 4 * h->n_tokens;
+    assert_int_equal(decode_with(h, behind, 4, 1), ERR_CORRUPT);
+    assert_int_equal(decode_with(h, 176 + 4 * 63, 4, 1), ERR_CORRUPT);
+    assert_int_equal(decode_with(h, 68, 4, CHUNK_MAX_IDX - 1), 0);
+    assert_int_equal(decode_with(h, 72, 2, STORE_MAX_DEVICES - 1), 0);
+    assert_int_equal(decode_with(h, 56, 8, 4096), 0);
+    free(h);
+    free(back);
+}
+
+static void superblock_fields(void **state)
+{
+    (void)state;
+    uint8_t bytes[SUPERBLOCK_FILE_BYTES];
+    struct superblock sb = {.uuid = {1, 2, 3},
+                            .device = STORE_MAX_DEVICES - 1,
+                            .n_devices = STORE_MAX_DEVICES,
+                            .segment_bytes = SUPERBLOCK_MAX_SEGMENT_BYTES},
+                      back;
+    for (uint32_t version = 0; version <= SUPERBLOCK_VERSION; version++) {
+        sb.version = version;
+        superblock_encode(&sb, bytes);
+        assert_int_equal(superblock_decode(bytes, &back, NULL), 0);
+        assert_int_equal(back.version, version == 0 ? SUPERBLOCK_VERSION : version);
+        assert_memory_equal(back.uuid, sb.uuid, sizeof sb.uuid);
+        assert_true(back.device == sb.device && back.n_devices == sb.n_devices &&
+                    back.segment_bytes == sb.segment_bytes);
+    }
+    assert_int_equal(superblock_bad_copy(bytes), -1);
+    bytes[60] ^= 1;
+    assert_int_equal(superblock_bad_copy(bytes), 0);
+    bytes[SUPERBLOCK_BYTES + 60] ^= 1;
+    assert_int_equal(superblock_bad_copy(bytes), -1);
+    bytes[60] ^= 1;
+    assert_int_equal(superblock_bad_copy(bytes), 1);
+}
+
+static void alloc_in_given_segments(void **state)
+{
+    (void)state;
+    enum { BLOCK = STORE_ALIGN, SEGMENT = 4 * STORE_ALIGN };
+    struct alloc a;
+    uint32_t segment = 9;
+    uint64_t offset = 9;
+    alloc_init(&a, SEGMENT);
+    assert_false(alloc_fits(&a, BLOCK));
+    assert_false(alloc_take_within(&a, BLOCK, &segment, &offset));
+    alloc_add_segments(&a, 2);
+    assert_int_equal(a.n_segments, 2);
+    assert_true(alloc_fits(&a, SEGMENT) && !alloc_fits(&a, SEGMENT + BLOCK));
+    for (uint32_t i = 0; i < 2; i++) {
+        assert_true(alloc_take_within(&a, SEGMENT, &segment, &offset));
+        assert_true(segment == i && offset == 0);
+    }
+    assert_false(alloc_fits(&a, BLOCK));
+    assert_false(alloc_take_within(&a, BLOCK, &segment, &offset));
+    assert_int_equal(a.used_bytes, 2 * SEGMENT);
+    alloc_give(&a, 1, BLOCK, 2 * BLOCK);
+    assert_true(alloc_fits(&a, 2 * BLOCK) && !alloc_fits(&a, 3 * BLOCK));
+    assert_true(alloc_take_within(&a, 2 * BLOCK, &segment, &offset));
+    assert_true(segment == 1 && offset == BLOCK);
+    alloc_soil(&a, 4);
+    assert_int_equal(a.n_segments, 5);
+    for (uint32_t i = 0; i < 5; i++) {
+        assert_int_equal(a.segments[i].soiled, i == 4);
+        assert_int_equal(alloc_end(&a, i), i < 2 ? SEGMENT : 0);
+    }
+    assert_int_equal(alloc_end(&a, 5), 0);
+    assert_true(alloc_audit(&a));
+    alloc_deinit(&a);
+}
+
+static void catalog_owners_are_bounded(void **state)
+{
+    (void)state;
+    struct catalog c;
+    uint16_t idx = 7;
+    catalog_init(&c, PLACEMENT_LRU, false);
+    for (uint64_t i = 0; i < UINT16_MAX; i++) {
+        assert_int_equal(catalog_owner(&c, rng_mix(i), &idx), 0);
+        assert_int_equal(idx, i);
+    }
+    assert_int_equal(catalog_owner(&c, rng_mix(UINT16_MAX), &idx), ERR_LIMIT);
+    for (uint64_t i = 0; i < UINT16_MAX; i += 1000) {
+        assert_int_equal(catalog_owner(&c, rng_mix(i), &idx), 0);
+        assert_int_equal(idx, i);
+        assert_true(c.owners[idx].tag == rng_mix(i));
+    }
+    catalog_deinit(&c);
+}
+
+/* A name is a key's first bytes with the lowest bit set, so two buckets are searched. */
+static void catalog_finds_names(void **state)
+{
+    (void)state;
+    enum { N = 600 };
+    struct catalog c;
+    struct sha256 key = {{0}};
+    catalog_init(&c, PLACEMENT_LRU, false);
+    for (uint64_t i = 0; i < N; i++) {
+        put_u64(key.b, 4 * i + i % 2);
+        catalog_pin(&c, &key, 1);
+    }
+    static const uint64_t reserved[] = {10, 1024, 1025, 5000};
+    static const uint64_t n_buckets[] = {1024, 1024, 2048, 8192};
+    for (int r = 0; r < 4; r++) {
+        catalog_reserve(&c, reserved[r]);
+        assert_int_equal(c.n_buckets, n_buckets[r]);
+        for (uint64_t i = 0; i < N; i++) {
+            put_u64(key.b, 4 * i + i % 2);
+            struct chunk_node *n = catalog_find(&c, &key);
+            assert_non_null(n);
+            assert_ptr_equal(catalog_named(&c, store_chunk_name(&key)), n);
+            assert_null(catalog_named(&c, 4 * i + 3));
+        }
+    }
+    catalog_deinit(&c);
+}
+
+/* Adds a committed chunk of two blocks without a parent. */
+static struct chunk_node *chunk_put(struct catalog *c, uint64_t number)
+{
+    static const struct sha256 fingerprint = {{1}};
+    static const struct store_mask mask = {{{1, 0}, {0, 0}}};
+    struct sha256 k = key_of(number), p = key_of(1000 + number);
+    struct chunk_id id = {&k, &p, &fingerprint, 0, 0, STORE_CHUNK_TOKENS, false};
+    struct chunk_node *n;
+    assert_int_equal(catalog_add(c, &id, &n), 0);
+    struct extent *x = xcalloc(1, sizeof *x);
+    x->state = EXTENT_LIVE;
+    x->n_blocks = 2;
+    catalog_attach(c, n, x, &mask);
+    return n;
+}
+
+static void catalog_finds_idle_chunks(void **state)
+{
+    (void)state;
+    struct catalog c;
+    struct chunk_node *n[4], *found[4];
+    static const uint32_t used_s[] = {10, 20, 20, 30};
+    static const struct {
+        uint32_t before_s;
+        int most, n;
+    } cases[] = {{10, 4, 0}, {11, 4, 1}, {20, 4, 1}, {21, 4, 3}, {30, 4, 3},
+                 {31, 4, 4}, {31, 2, 2}, {31, 0, 0}, {21, 1, 1}};
+    catalog_init(&c, PLACEMENT_LRU, false);
+    for (uint64_t i = 0; i < 4; i++) {
+        n[i] = chunk_put(&c, i);
+        catalog_touch(&c, n[i], used_s[i], NULL);
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        assert_int_equal(catalog_idle(&c, cases[i].before_s, found, cases[i].most),
+                         cases[i].n);
+        for (int k = 0; k < cases[i].n; k++)
+            assert_true(found[k]->place.used_time < cases[i].before_s);
+    }
+    catalog_pin(&c, &n[0]->key, 1000); /* a lasting pin keeps a chunk from being idle */
+    assert_int_equal(catalog_idle(&c, 11, found, 4), 0);
+    assert_int_equal(catalog_idle(&c, 31, found, 4), 3);
+    catalog_unpin(&c, n[0]);
+    assert_int_equal(catalog_idle(&c, 11, found, 4), 1);
+    catalog_deinit(&c);
+}
+
+/* A chunk has the longest time to live of its uses; a use without one counts as the longest. */
+static void catalog_times_to_live(void **state)
+{
+    (void)state;
+    struct catalog c;
+    static const uint32_t ttl_s[] = {60, 100, 80, 100, 0, 50};
+    static const uint32_t want_s[] = {60, 100, 100, 100, 0, 0};
+    catalog_init(&c, PLACEMENT_LRU, false);
+    struct sha256 k = key_of(1), p = key_of(2), f = {{1}};
+    struct chunk_id id = {&k, &p, &f, 0, 0, STORE_CHUNK_TOKENS, false};
+    struct chunk_node *n;
+    assert_int_equal(catalog_add(&c, &id, &n), 0);
+    n->n_pins++; /* a new chunk, which has no extent yet */
+    catalog_touch(&c, n, 1000, &(struct store_use){.ttl_s = 70});
+    assert_int_equal(n->ttl_s, 70);
+    catalog_touch(&c, n, 1000, &(struct store_use){.ttl_s = 60});
+    assert_int_equal(n->ttl_s, 60);
+    assert_int_equal(expiry_first(&c.expiry)->at_s, 1070); /* an entry may be too early */
+    n->n_pins--;
+    n = chunk_put(&c, 1);
+    for (uint32_t i = 0; i < 6; i++) {
+        catalog_touch(&c, n, 2000 + i, &(struct store_use){.ttl_s = ttl_s[i]});
+        assert_int_equal(n->ttl_s, want_s[i]);
+        assert_int_equal(n->expiry_at != 0, want_s[i] > 0);
+        catalog_touch(&c, n, 2000 + i, NULL); /* no hints: the time to live stays */
+        assert_int_equal(n->ttl_s, want_s[i]);
+    }
+    uint64_t at = n->place.used_at;
+    catalog_used_at(&c, n, at, 7000); /* an older use changes nothing */
+    assert_true(n->place.used_time == 2005 && c.tick == at);
+    catalog_used_at(&c, n, at + 5, 7000);
+    assert_true(n->place.used_time == 7000 && n->place.used_at == at + 5 &&
+                c.tick == at + 5);
+    assert_true(catalog_audit(&c));
+    catalog_deinit(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -395,6 +691,15 @@ int main(void)
         cmocka_unit_test(alloc_refuses),
         cmocka_unit_test(catalog_victims),
         cmocka_unit_test(catalog_names_without_chunks),
+        cmocka_unit_test(names_and_owners),
+        cmocka_unit_test(table_bounds),
+        cmocka_unit_test(header_flags_and_tokens),
+        cmocka_unit_test(superblock_fields),
+        cmocka_unit_test(alloc_in_given_segments),
+        cmocka_unit_test(catalog_owners_are_bounded),
+        cmocka_unit_test(catalog_finds_names),
+        cmocka_unit_test(catalog_finds_idle_chunks),
+        cmocka_unit_test(catalog_times_to_live),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

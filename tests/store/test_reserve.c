@@ -149,11 +149,53 @@ static void a_lower_cap_waits(void **state)
     st_place_close(&p);
 }
 
+/* The reserve takes 1/32 of the disk or of the cap, whole blocks, and at most 1 MiB. */
+static void its_size(void **state)
+{
+    (void)state;
+    enum { MIB = 1 << 20 };
+    static const struct {
+        uint64_t disk_bytes, cap_bytes, reserve_bytes;
+    } cases[] = {
+        {8 * MIB, 0, MIB / 4},
+        {64 * MIB, 0, MIB},
+        {64 * MIB, 16 * MIB, MIB / 2},
+        {8 * MIB, 16 * MIB, MIB / 4},
+        {64 * MIB, 2 * MIB + 4095 * 32, MIB / 16},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct st_place p;
+        struct err err = {0};
+        struct io_stat st;
+        assert_true(st_place_open(&p, "sim", 1));
+        io_close(p.io);
+        assert_int_equal(
+            io_sim_open(
+                &(struct io_sim_opts){.seed = 1, .capacity_bytes = cases[i].disk_bytes},
+                &p.io, &err),
+            0);
+        p.opts.io = p.io;
+        p.opts.cap_bytes = cases[i].cap_bytes;
+        store_close(st_open(&p));
+        assert_int_equal(io_stat(p.io, "/st/d0/reserve", &st, NULL), 0);
+        assert_int_equal(st.allocated_bytes, cases[i].reserve_bytes);
+        assert_int_equal(st.size_bytes, cases[i].reserve_bytes);
+        /* a reserve that was given up is filled again, once */
+        assert_true(store_release_reserve(p.io, p.dirs[0]));
+        assert_false(store_release_reserve(p.io, p.dirs[0]));
+        store_close(st_open(&p));
+        assert_int_equal(io_stat(p.io, "/st/d0/reserve", &st, NULL), 0);
+        assert_int_equal(st.allocated_bytes, cases[i].reserve_bytes);
+        st_place_close(&p);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(erasing_works),
         cmocka_unit_test(gc_works),
+        cmocka_unit_test(its_size),
         cmocka_unit_test(a_lower_cap_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

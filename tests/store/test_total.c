@@ -184,6 +184,93 @@ static void a_cap_that_leaves_nothing_is_refused(void **state)
     st_place_close(&p);
 }
 
+/* The shares of a bound on all files, as cap.c describes them. The numbers were added up by
+ * hand. */
+static void shares_of_a_cap(void **state)
+{
+    (void)state;
+    static struct store s;
+    static const struct {
+        uint64_t cap;
+        int n_dirs;
+        uint32_t log_frames;
+        uint64_t index_bytes, left;
+    } cases[] = {
+        {1 << 20, 1, 8, 73728, 811008},          {1000001, 1, 8, 73728, 765952},
+        {4718592, 1, 9, 102400, 4304896},        {16 << 20, 1, 32, 196608, 15704064},
+        {1 << 30, 2, 1000, 8454144, 1051586560}, {207847, 1, 8, 69632, 8192},
+    };
+    struct io *io = (struct io *)&s; /* not used */
+    struct err err = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct store_opts o = {
+            .io = io, .n_dirs = cases[i].n_dirs, .files_cap_bytes = cases[i].cap};
+        static const int64_t beside[] = {0, -4096, 4096};
+        for (int k = 0; k < 3; k++) { /* a bound on extents may be lower */
+            memset(&s, 0, sizeof s);
+            o.cap_bytes = k == 0 ? 0 : (uint64_t)((int64_t)cases[i].left + beside[k]);
+            assert_int_equal(store_cap_share(&s, &o, &err), 0);
+            assert_int_equal(s.files_cap_bytes, cases[i].cap);
+            assert_int_equal(s.log_frames, cases[i].log_frames);
+            assert_int_equal(s.index_cap_bytes, cases[i].index_bytes);
+            assert_int_equal(s.cap_bytes, cases[i].left - (k == 1 ? 4096 : 0));
+        }
+    }
+    struct store_opts o = {.io = io, .n_dirs = 1, .files_cap_bytes = 207846};
+    assert_int_equal(store_cap_share(&s, &o, &err), ERR_USAGE);
+    assert_non_null(
+        strstr(err.msg, "a cap of 207846 bytes on the store's files is too small"));
+    assert_non_null(strstr(err.msg, "may take 199655"));
+    for (int i = 0; i < 3; i++) { /* no bound on files */
+        memset(&s, 0, sizeof s);
+        o = (struct store_opts){.io = i == 0 ? NULL : io,
+                                .n_dirs = 1,
+                                .read_only = i == 1,
+                                .files_cap_bytes = i == 2 ? 0 : 1 << 20,
+                                .cap_bytes = 77};
+        assert_int_equal(store_cap_share(&s, &o, &err), 0);
+        assert_true(s.cap_bytes == 77 && s.files_cap_bytes == 0 && s.log_frames == 0 &&
+                    s.index_cap_bytes == 0);
+    }
+}
+
+/* Pins and rows in the index's share, at the last number that fits and at the next one. */
+static void the_share_of_the_index(void **state)
+{
+    (void)state;
+    static struct store s;
+    struct err err = {0};
+    memset(&s, 0, sizeof s);
+    assert_int_equal(store_check_pins(&s, STORE_MAX_PINS, &err), 0);
+    assert_int_equal(store_check_pins(&s, STORE_MAX_PINS + 1, &err), ERR_LIMIT);
+    assert_string_equal(err.msg,
+                        "there may be at most 1048576 pins; end some of them first");
+    assert_true(store_index_has_room(&s, UINT32_MAX));
+    s.index_cap_bytes = ((uint64_t)STORE_MAX_PINS + 1) * 1024;
+    assert_int_equal(store_check_pins(&s, STORE_MAX_PINS, &err), 0);
+    s.index_cap_bytes = 73728;
+    s.catalog.n_pins = 70;
+    assert_int_equal(store_check_pins(&s, 2, &err), 0);
+    assert_int_equal(store_check_pins(&s, 3, &err), ERR_LIMIT);
+    assert_non_null(strstr(err.msg, "at most 72 pins under the store's cap"));
+    s.n_dirs = 1;
+    s.n_pending = 3;
+    s.pending_bytes = 8192;
+    s.catalog.n_live = 10;
+    /* 4 extents of 320 bytes, 5 blocks of 28, 14 extents of 160 and 2 pins of 96 */
+    s.index_bytes = 73728 - 3852;
+    assert_true(store_index_has_room(&s, 12288));
+    assert_false(store_index_has_room(&s, 12288 + 4096));
+    s.index_bytes++;
+    assert_false(store_index_has_room(&s, 12288));
+    s.catalog.n_pins = 80; /* more pins than a lower cap allows */
+    assert_int_equal(store_check_pins(&s, 0, &err), ERR_LIMIT);
+    s.index_bytes = 73728 - 3660;
+    assert_true(store_index_has_room(&s, 12288));
+    s.index_bytes++;
+    assert_false(store_index_has_room(&s, 12288));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -191,6 +278,8 @@ int main(void)
         cmocka_unit_test(small_extents_are_bounded_by_the_index),
         cmocka_unit_test(it_holds_after_opening_again),
         cmocka_unit_test(a_cap_that_leaves_nothing_is_refused),
+        cmocka_unit_test(shares_of_a_cap),
+        cmocka_unit_test(the_share_of_the_index),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,6 +17,7 @@
 #include <cmocka.h>
 #include <sqlite3.h>
 
+#include "base/clock.h"
 #include "io/io.h"
 #include "io/io_sim.h"
 #include "store/vfs.h"
@@ -394,6 +395,302 @@ static void test_only_reading(void **state)
     sim_end(io);
 }
 
+/* --- the methods, without SQLite above them --------------------------------------------------- */
+
+static sqlite3_file *file_open(sqlite3_vfs *vfs, const char *path, int flags)
+{
+    sqlite3_file *f = calloc(1, (size_t)vfs->szOsFile);
+    int said = 0;
+    assert_int_equal(vfs->xOpen(vfs, path, f, flags, &said), SQLITE_OK);
+    assert_int_equal(said, flags);
+    return f;
+}
+
+static void file_end(sqlite3_file *f)
+{
+    assert_int_equal(f->pMethods->xClose(f), SQLITE_OK);
+    free(f);
+}
+
+static void fault_add(struct io *io, unsigned on, int code)
+{
+    struct io_sim_fault fault = {.kind = IO_SIM_FAIL, .on = on, .code = code};
+    assert_int_equal(io_sim_fault_add(io, &fault), 0);
+}
+
+enum { READWRITE = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_MAIN_DB };
+
+/* Bytes behind the end of the file read as zeros. A read writes no byte behind its buffer. */
+static void test_reads_fill_their_buffer(void **state)
+{
+    (void)state;
+    struct io *io = sim_with_folder(1);
+    sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
+    sqlite3_file *f = file_open(vfs, "/db/f", READWRITE);
+    char out[100], in[200], want[200];
+    sqlite3_int64 size = -1;
+    memset(out, 'x', sizeof out);
+    assert_int_equal(f->pMethods->xWrite(f, out, 100, 10), SQLITE_OK);
+    assert_int_equal(f->pMethods->xFileSize(f, &size), SQLITE_OK);
+    assert_int_equal(size, 110);
+    static const struct {
+        int n, offset, n_there, code;
+    } reads[] = {
+        {110, 0, 110, SQLITE_OK},
+        {100, 10, 100, SQLITE_OK},
+        {101, 10, 100, SQLITE_IOERR_SHORT_READ},
+        {20, 100, 10, SQLITE_IOERR_SHORT_READ},
+        {20, 110, 0, SQLITE_IOERR_SHORT_READ},
+        {20, 5000, 0, SQLITE_IOERR_SHORT_READ},
+    };
+    for (size_t i = 0; i < sizeof reads / sizeof reads[0]; i++) {
+        memset(in, '#', sizeof in);
+        memset(want, '#', sizeof want);
+        for (int k = 0; k < reads[i].n; k++)
+            want[k] = k < reads[i].n_there && reads[i].offset + k >= 10 ? 'x' : 0;
+        assert_int_equal(f->pMethods->xRead(f, in, reads[i].n, reads[i].offset),
+                         reads[i].code);
+        assert_memory_equal(in, want, sizeof in);
+    }
+    assert_int_equal(f->pMethods->xTruncate(f, 50), SQLITE_OK);
+    assert_int_equal(f->pMethods->xFileSize(f, &size), SQLITE_OK);
+    assert_int_equal(size, 50);
+    file_end(f);
+    sim_end(io);
+}
+
+/* Each failure has SQLite's code for it, and the system's code for SQLite's log. */
+static void test_each_failure_has_its_code(void **state)
+{
+    (void)state;
+    struct io *io = sim_with_folder(1);
+    sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
+    sqlite3_file *f = file_open(vfs, "/db/f", READWRITE);
+    const sqlite3_io_methods *m = f->pMethods;
+    sqlite3_file *g = calloc(1, (size_t)vfs->szOsFile);
+    char b[8] = "content";
+    sqlite3_int64 size;
+    int exists = -1;
+    assert_int_equal(m->xWrite(f, b, 8, 0), SQLITE_OK);
+    static const struct {
+        unsigned on;
+        int code, said, error;
+    } faults[] = {
+        {IO_SIM_ON_READ, -EIO, SQLITE_IOERR_READ, EIO},
+        {IO_SIM_ON_WRITE, -EROFS, SQLITE_IOERR_WRITE, EROFS},
+        {IO_SIM_ON_WRITE, -ENOSPC, SQLITE_FULL, ENOSPC},
+        {IO_SIM_ON_SPACE, -EPERM, SQLITE_IOERR_TRUNCATE, EPERM},
+        {IO_SIM_ON_OPEN, -EMFILE, SQLITE_CANTOPEN, EMFILE},
+        {IO_SIM_ON_NAME, -EACCES, SQLITE_IOERR_DELETE, EACCES},
+        {IO_SIM_ON_DIR_SYNC, -EBADF, SQLITE_IOERR_DIR_FSYNC, EBADF},
+        {IO_SIM_ON_SYNC, -ENOLCK, SQLITE_IOERR_FSYNC, ENOLCK},
+    };
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+        unsigned on = faults[i].on;
+        fault_add(io, on, faults[i].code);
+        int rc = on == IO_SIM_ON_READ    ? m->xRead(f, b, 8, 0)
+                 : on == IO_SIM_ON_WRITE ? m->xWrite(f, b, 8, 0)
+                 : on == IO_SIM_ON_SPACE ? m->xTruncate(f, 4)
+                 : on == IO_SIM_ON_OPEN  ? vfs->xOpen(vfs, "/db/f", g, READWRITE, NULL)
+                 : on == IO_SIM_ON_NAME  ? vfs->xDelete(vfs, "/db/f", 0)
+                                         : m->xSync(f, SQLITE_SYNC_NORMAL);
+        assert_int_equal(rc, faults[i].said);
+        assert_int_equal(vfs->xGetLastError(vfs, 0, NULL), faults[i].error);
+        io_sim_fault_clear(io);
+    }
+    /* a code that the system does not have counts as EIO */
+    io_sim_crash(io);
+    assert_int_equal(m->xFileSize(f, &size), SQLITE_IOERR_FSTAT);
+    assert_int_equal(vfs->xGetLastError(vfs, 0, NULL), EIO);
+    assert_int_equal(m->xLock(f, SQLITE_LOCK_SHARED), SQLITE_IOERR_LOCK);
+    assert_int_equal(vfs->xAccess(vfs, "/db/f", SQLITE_ACCESS_EXISTS, &exists),
+                     SQLITE_IOERR_ACCESS);
+    assert_int_equal(m->xUnlock(f, SQLITE_LOCK_NONE), SQLITE_OK); /* no lock was taken */
+    file_end(f);
+    io_sim_restart(io);
+    f = file_open(vfs, "/db/f", READWRITE);
+    assert_int_equal(m->xLock(f, SQLITE_LOCK_SHARED), SQLITE_OK);
+    io_sim_crash(io);
+    assert_int_equal(m->xUnlock(f, SQLITE_LOCK_NONE), SQLITE_IOERR_UNLOCK);
+    file_end(f);
+    free(g);
+    sim_end(io);
+}
+
+/* The first sync of a file also syncs its name, later ones do not. A deletion is synced if SQLite
+ * asks for it. */
+static void test_names_are_synced_once(void **state)
+{
+    (void)state;
+    struct io *io = sim_with_folder(1);
+    sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
+    sqlite3_file *f = file_open(vfs, "/db/f", READWRITE);
+    static const uint64_t n_barriers[] = {2, 1, 1};
+    for (int i = 0; i < 3; i++) {
+        uint64_t before = io_sim_count(io, IO_SIM_AT_BARRIER);
+        assert_int_equal(f->pMethods->xSync(f, SQLITE_SYNC_FULL), SQLITE_OK);
+        assert_int_equal(io_sim_count(io, IO_SIM_AT_BARRIER) - before, n_barriers[i]);
+    }
+    for (int sync = 0; sync < 2; sync++) {
+        file_end(f);
+        uint64_t before = io_sim_count(io, IO_SIM_AT_BARRIER);
+        assert_int_equal(vfs->xDelete(vfs, "/db/f", sync), SQLITE_OK);
+        assert_int_equal(io_sim_count(io, IO_SIM_AT_BARRIER) - before, sync);
+        assert_int_equal(vfs->xDelete(vfs, "/db/f", sync), SQLITE_IOERR_DELETE_NOENT);
+        f = file_open(vfs, "/db/f", READWRITE);
+    }
+    file_end(f);
+    f = file_open(vfs, "/db/f", READWRITE);
+    fault_add(io, IO_SIM_ON_DIR_SYNC, -EIO);
+    file_end(f);
+    assert_int_equal(vfs->xDelete(vfs, "/db/f", 1), SQLITE_IOERR_DIR_FSYNC);
+    sim_end(io);
+}
+
+static void test_one_lock_at_all_levels(void **state)
+{
+    (void)state;
+    struct io *io = sim_with_folder(1);
+    sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
+    sqlite3_file *f = file_open(vfs, "/db/f", READWRITE),
+                 *g = file_open(vfs, "/db/f", READWRITE);
+    const sqlite3_io_methods *m = f->pMethods;
+    int reserved = -1;
+    assert_int_equal(m->xLock(f, SQLITE_LOCK_NONE), SQLITE_OK); /* takes no lock */
+    assert_int_equal(m->xLock(g, SQLITE_LOCK_SHARED), SQLITE_OK);
+    assert_int_equal(m->xLock(f, SQLITE_LOCK_SHARED), SQLITE_BUSY);
+    assert_int_equal(m->xLock(g, SQLITE_LOCK_EXCLUSIVE), SQLITE_OK);
+    assert_int_equal(m->xUnlock(g, SQLITE_LOCK_SHARED), SQLITE_OK); /* keeps the lock */
+    assert_int_equal(m->xLock(f, SQLITE_LOCK_SHARED), SQLITE_BUSY);
+    assert_int_equal(m->xCheckReservedLock(g, &reserved), SQLITE_OK);
+    assert_int_equal(reserved, 0);
+    assert_int_equal(m->xUnlock(g, SQLITE_LOCK_NONE), SQLITE_OK);
+    assert_int_equal(m->xLock(f, SQLITE_LOCK_SHARED), SQLITE_OK);
+    assert_int_equal(m->xLock(g, SQLITE_LOCK_SHARED), SQLITE_BUSY);
+    file_end(f); /* closing gives up the lock */
+    assert_int_equal(m->xLock(g, SQLITE_LOCK_SHARED), SQLITE_OK);
+    file_end(g);
+    sim_end(io);
+}
+
+static void test_which_files_are_opened(void **state)
+{
+    (void)state;
+    struct io *io = sim_with_folder(1);
+    assert_int_equal(vfs_register(io, "only-read", true, NULL), 0);
+    sqlite3_vfs *vfs = sqlite3_vfs_find(VFS), *reads = sqlite3_vfs_find("only-read");
+    sqlite3_file *f = calloc(1, (size_t)vfs->szOsFile);
+    char b[4] = "abc", in[4];
+    sqlite3_int64 size = -1;
+    static const struct {
+        const char *path;
+        int flags;
+    } refused[] = {
+        {NULL, READWRITE},
+        {"/db/new", READWRITE | SQLITE_OPEN_DELETEONCLOSE},
+        {"/db/new", SQLITE_OPEN_READWRITE | SQLITE_OPEN_MAIN_DB},
+        {"/db/new", SQLITE_OPEN_READONLY | SQLITE_OPEN_MAIN_DB},
+        {"/db/there", READWRITE | SQLITE_OPEN_EXCLUSIVE},
+        {"/none/new", READWRITE},
+    };
+    file_end(file_open(vfs, "/db/there", READWRITE | SQLITE_OPEN_EXCLUSIVE));
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        assert_int_equal(vfs->xOpen(vfs, refused[i].path, f, refused[i].flags, NULL),
+                         SQLITE_CANTOPEN);
+        assert_null(f->pMethods);
+        assert_false(io_exists(io, "/db/new"));
+    }
+    free(f);
+    f = file_open(vfs, "/db/there", SQLITE_OPEN_READONLY | SQLITE_OPEN_MAIN_DB);
+    assert_int_equal(f->pMethods->xWrite(f, b, 3, 0), SQLITE_IOERR_WRITE);
+    file_end(f);
+    /* A VFS for reading only opens what is there, and a missing log as an empty one. */
+    f = file_open(reads, "/db/there", READWRITE);
+    assert_int_equal(f->pMethods->xWrite(f, b, 3, 0), SQLITE_READONLY);
+    assert_int_equal(f->pMethods->xTruncate(f, 0), SQLITE_READONLY);
+    assert_int_equal(f->pMethods->xSync(f, SQLITE_SYNC_NORMAL), SQLITE_OK);
+    file_end(f);
+    assert_int_equal(reads->xDelete(reads, "/db/there", 0), SQLITE_READONLY);
+    assert_true(io_exists(io, "/db/there"));
+    f = file_open(reads, "/db/log", SQLITE_OPEN_READWRITE | SQLITE_OPEN_WAL);
+    assert_int_equal(f->pMethods->xFileSize(f, &size), SQLITE_OK);
+    assert_int_equal(size, 0);
+    memset(in, '#', sizeof in);
+    assert_int_equal(f->pMethods->xRead(f, in, 3, 0), SQLITE_IOERR_SHORT_READ);
+    assert_memory_equal(in, "\0\0\0#", 4);
+    file_end(f);
+    f = calloc(1, (size_t)vfs->szOsFile);
+    assert_int_equal(reads->xOpen(reads, "/db/log", f, READWRITE, NULL), SQLITE_CANTOPEN);
+    fault_add(io, IO_SIM_ON_OPEN, -EIO); /* only a missing log is empty */
+    assert_int_equal(
+        reads->xOpen(reads, "/db/log", f, SQLITE_OPEN_READWRITE | SQLITE_OPEN_WAL, NULL),
+        SQLITE_CANTOPEN);
+    free(f);
+    vfs_unregister("only-read");
+    assert_null(sqlite3_vfs_find("only-read"));
+    vfs_unregister("unix"); /* not one of this module's */
+    assert_non_null(sqlite3_vfs_find("unix"));
+    sim_end(io);
+}
+
+/* An empty journal counts as missing; an empty file may be read and written. */
+static void test_access(void **state)
+{
+    (void)state;
+    struct io *io = sim_with_folder(1);
+    sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
+    static const int kinds[] = {SQLITE_ACCESS_EXISTS, SQLITE_ACCESS_READWRITE,
+                                SQLITE_ACCESS_READ};
+    static const char *const paths[] = {"/db/none", "/db/empty", "/db/full", "/db",
+                                        "/db/full/none"};
+    static const int want[][3] = {{0, 0, 0}, {0, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0}};
+    sqlite3_file *f = file_open(vfs, "/db/full", READWRITE);
+    assert_int_equal(f->pMethods->xWrite(f, "x", 1, 0), SQLITE_OK);
+    file_end(f);
+    file_end(file_open(vfs, "/db/empty", READWRITE));
+    for (int i = 0; i < 5; i++)
+        for (int k = 0; k < 3; k++) {
+            int exists = -1;
+            assert_int_equal(vfs->xAccess(vfs, paths[i], kinds[k], &exists), SQLITE_OK);
+            assert_int_equal(exists, want[i][k]);
+        }
+    sim_end(io);
+}
+
+static void test_what_the_system_tells(void **state)
+{
+    (void)state;
+    struct io *io = sim_with_folder(1);
+    sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
+    sqlite3_file *f = file_open(vfs, "/db/f", READWRITE);
+    char path[8] = "#######", random[2][16] = {{0}};
+    assert_int_equal(f->pMethods->xSectorSize(f), 4096);
+    assert_int_equal(f->pMethods->xDeviceCharacteristics(f), 0);
+    assert_int_equal(f->pMethods->xFileControl(f, SQLITE_FCNTL_SIZE_HINT, NULL),
+                     SQLITE_NOTFOUND);
+    file_end(f);
+    assert_int_equal(vfs->xFullPathname(vfs, "/db/f", 5, path), SQLITE_CANTOPEN);
+    assert_memory_equal(path, "#######", 8);
+    assert_int_equal(vfs->xFullPathname(vfs, "/db/f", 6, path), SQLITE_OK);
+    assert_memory_equal(path, "/db/f\0#", 8);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(vfs->xRandomness(vfs, 15, random[i]), 15);
+    assert_memory_not_equal(random[0], random[1], 15);
+    assert_int_equal(random[0][15] | random[1][15], 0);
+    int64_t before_ns = clock_now_ns();
+    assert_int_equal(vfs->xSleep(vfs, 1500), 1500);
+    assert_true(clock_now_ns() - before_ns >= 1500000);
+    /* 1 January 1970 is the Julian day 2440587.5. */
+    sqlite3_int64 ms = 0, before_ms = 210866760000000 + 1000 * clock_wall_s();
+    double days = 0;
+    assert_int_equal(vfs->xCurrentTimeInt64(vfs, &ms), SQLITE_OK);
+    assert_int_equal(vfs->xCurrentTime(vfs, &days), SQLITE_OK);
+    sqlite3_int64 after_ms = 210866760000000 + 1000 * clock_wall_s();
+    assert_true(ms >= before_ms && ms <= after_ms);
+    assert_true(days >= (double)ms / 86400000.0 && days <= (double)after_ms / 86400000.0);
+    sim_end(io);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -407,6 +704,13 @@ int main(void)
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_lost_syncs_are_noticed),
         cmocka_unit_test(test_only_reading),
+        cmocka_unit_test(test_reads_fill_their_buffer),
+        cmocka_unit_test(test_each_failure_has_its_code),
+        cmocka_unit_test(test_names_are_synced_once),
+        cmocka_unit_test(test_one_lock_at_all_levels),
+        cmocka_unit_test(test_which_files_are_opened),
+        cmocka_unit_test(test_access),
+        cmocka_unit_test(test_what_the_system_tells),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
