@@ -47,7 +47,7 @@ static inline uint64_t round_up(uint64_t n, uint64_t unit)
     return (n + unit - 1) & ~(unit - 1);
 }
 
-/* Sets *out = a * b and returns true. On overflow returns false and leaves *out unchanged. */
+/* Sets *out = a * b and returns true. On overflow returns false, and *out means nothing. */
 static inline bool mul_fits(uint64_t a, uint64_t b, uint64_t *out)
 {
     return !__builtin_mul_overflow(a, b, out);

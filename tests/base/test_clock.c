@@ -1,18 +1,114 @@
-/* test_clock.c - a thread's used processor time, and its time spent waiting for a processor. */
+/* test_clock.c - the clocks and sleeps, a thread's used processor time, and its time spent waiting
+ * for a processor. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+
+enum { MS = 1000000 };
+
+static int64_t set_by_s; /* how many seconds the system's clock has been set forward */
+
+/* Replaces the C library's function, so that a test can set the system's clock. */
+int clock_gettime(clockid_t id, struct timespec *t)
+{
+    long rc = syscall(SYS_clock_gettime, id, t);
+    if (rc == 0 && id == CLOCK_REALTIME)
+        t->tv_sec += set_by_s;
+    return (int)rc;
+}
+
+static int64_t read_ns(clockid_t id)
+{
+    struct timespec t;
+    assert_int_equal(clock_gettime(id, &t), 0);
+    return (int64_t)t.tv_sec * 1000 * MS + t.tv_nsec;
+}
+
+static void the_clock_is_the_monotonic_one(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 1000; i++) {
+        int64_t before = read_ns(CLOCK_MONOTONIC), now = clock_now_ns();
+        assert_true(before <= now && now <= read_ns(CLOCK_MONOTONIC));
+    }
+}
+
+/* The clock is one hour ahead, or two hours behind. Ages and time limits do not change. */
+static void the_wall_clock_does_not_follow_a_clock_that_is_set(void **state)
+{
+    static const int64_t set[] = {0, 3600, -7200};
+    (void)state;
+    int64_t real_s = read_ns(CLOCK_REALTIME) / (1000 * MS);
+    for (int i = 0; i < 3; i++) {
+        set_by_s = set[i];
+        assert_in_range(clock_wall_s() - real_s + 1, 0, 60);
+        assert_in_range(clock_set_by_s() - set[i] + 1, 0, 2);
+    }
+    set_by_s = 0;
+}
+
+static atomic_int n_signals;
+
+static void on_alarm(int n)
+{
+    (void)n;
+    atomic_fetch_add(&n_signals, 1);
+}
+
+static void a_signal_does_not_shorten_a_sleep(void **state)
+{
+    (void)state;
+    const struct sigaction interrupts = {.sa_handler = on_alarm};
+    const struct itimerval often = {{0, 5000}, {0, 5000}}, never = {0};
+    struct sigaction old;
+    assert_int_equal(sigaction(SIGALRM, &interrupts, &old), 0);
+    int64_t start = clock_now_ns();
+    assert_int_equal(setitimer(ITIMER_REAL, &often, NULL), 0);
+    clock_sleep_ns(50 * MS);
+    assert_true(clock_now_ns() - start >= 50 * MS);
+    assert_int_equal(setitimer(ITIMER_REAL, &never, NULL), 0);
+    assert_int_equal(sigaction(SIGALRM, &old, NULL), 0);
+    assert_true(atomic_load(&n_signals) > 0);
+    clock_sleep_ns(0); /* both return at once */
+    clock_sleep_ns(INT64_MIN);
+}
+
+static void a_timed_wait_uses_the_monotonic_clock(void **state)
+{
+    (void)state;
+    pthread_mutex_t lock;
+    pthread_cond_t never;
+    pthread_mutex_init(&lock, NULL);
+    clock_cond_init(&never);
+    int64_t end = clock_now_ns() + 20 * MS;
+    const struct timespec until = {.tv_sec = end / (1000 * MS),
+                                   .tv_nsec = end % (1000 * MS)};
+    int rc = 0;
+    pthread_mutex_lock(&lock);
+    while (rc == 0)
+        rc = pthread_cond_timedwait(&never, &lock, &until);
+    pthread_mutex_unlock(&lock);
+    assert_int_equal(rc, ETIMEDOUT);
+    assert_true(clock_now_ns() >= end);
+    pthread_cond_destroy(&never);
+    pthread_mutex_destroy(&lock);
+}
 
 static atomic_bool stop;
 
@@ -64,6 +160,10 @@ static void test_waited(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_clock_is_the_monotonic_one),
+        cmocka_unit_test(the_wall_clock_does_not_follow_a_clock_that_is_set),
+        cmocka_unit_test(a_signal_does_not_shorten_a_sleep),
+        cmocka_unit_test(a_timed_wait_uses_the_monotonic_clock),
         cmocka_unit_test(test_ran),
         cmocka_unit_test(test_waited),
     };

@@ -29,6 +29,7 @@ static void wrap_puts_context_in_front(void **state)
     err_set(&e, -ENOENT, "a.json: not there");
     assert_int_equal(err_wrap(&e, "model %s", "m"), -ENOENT);
     assert_string_equal(e.msg, "model m: a.json: not there");
+    assert_int_equal(err_wrap(NULL, "model %s", "m"), ERR_FORMAT);
 }
 
 static void long_messages_are_cut_not_spilled(void **state)
@@ -43,16 +44,30 @@ static void long_messages_are_cut_not_spilled(void **state)
     err_wrap(&e, "%s", big);
     assert_int_equal(strlen(e.msg), sizeof e.msg - 1);
     assert_int_equal(e.code, ERR_FORMAT);
+    /* a context that fills the message but for three bytes */
+    big[sizeof e.msg - 4] = 0;
+    err_set(&e, ERR_FORMAT, "old");
+    err_wrap(&e, "%s", big);
+    assert_int_equal(strlen(e.msg), sizeof e.msg - 1);
+    assert_string_equal(e.msg + sizeof e.msg - 5, "x: o");
 }
 
 static void every_code_has_a_name(void **state)
 {
     (void)state;
     assert_string_equal(err_name(0), "no error");
-    for (int code = ERR_FORMAT; code >= ERR_CANCELLED; code--)
-        assert_memory_equal(err_name(code), "ERR_", 4);
+    static const char *const names[] = {"ERR_FORMAT",    "ERR_UNSUPPORTED", "ERR_MISMATCH",
+                                        "ERR_CORRUPT",   "ERR_LIMIT",       "ERR_NOT_FOUND",
+                                        "ERR_USAGE",     "ERR_CRASHED",     "ERR_BUSY",
+                                        "ERR_CANCELLED", "ERR_ERASED"};
+    for (int i = 0; i < 11; i++)
+        assert_string_equal(err_name(ERR_FORMAT - i), names[i]);
     assert_string_equal(err_name(-ENOSPC), "No space left on device");
+    assert_string_equal(err_name(-1), "Operation not permitted");
+    assert_string_equal(err_name(-3999), "Unknown error 3999");
+    assert_string_equal(err_name(-4000), "error -4000");
     assert_string_equal(err_name(-5000), "error -5000");
+    assert_string_equal(err_name(1), "error 1");
 }
 
 /* The codes in `refused` say that a disk is full or failing, or that files on it may not be

@@ -8,11 +8,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -97,6 +101,104 @@ static void pipes_are_read_where_they_may_be(void **state)
     close(end[0]);
 }
 
+enum { LARGE = 300000 };
+
+/* Starts a process that writes LARGE bytes to a pipe. Returns the end to read from. */
+static int large_pipe(void)
+{
+    int end[2];
+    assert_int_equal(pipe(end), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        char byte[LARGE];
+        for (int i = 0; i < LARGE; i++)
+            byte[i] = (char)(i * 7 + i / 251);
+        close(end[0]);
+        _exit(file_write_all(end[1], byte, LARGE, -1) == 0 ? 0 : 1);
+    }
+    close(end[1]);
+    return end[0];
+}
+
+/* The size of a pipe is not known before it is read. A bound of its size lets it in. */
+static void a_large_pipe_is_read_to_its_end(void **state)
+{
+    (void)state;
+    for (size_t most = LARGE + 1; most >= LARGE - 1; most--) {
+        struct err err = {0};
+        char path[32], *text = NULL;
+        size_t n = 0;
+        int fd = large_pipe();
+        snprintf(path, sizeof path, "/dev/fd/%d", fd);
+        int rc = file_read(path, most, &text, &n, &err);
+        close(fd);
+        assert_true(wait(NULL) > 0);
+        assert_int_equal(rc, most >= LARGE ? 0 : ERR_LIMIT);
+        if (rc != 0) {
+            assert_null(text);
+            continue;
+        }
+        assert_int_equal(n, LARGE);
+        for (int i = 0; i < LARGE; i++)
+            if (text[i] != (char)(i * 7 + i / 251))
+                fail_msg("byte %d differs", i);
+        assert_int_equal(text[LARGE], 0);
+        free(text);
+    }
+}
+
+/* The pipe that the signal writes to, or reads from. */
+static int alarm_fd;
+static bool alarm_writes;
+static atomic_int n_alarms;
+
+static void on_alarm(int n)
+{
+    char bytes[65536];
+    (void)n;
+    if (alarm_writes && write(alarm_fd, "abc", 3) == 3)
+        close(alarm_fd);
+    else if (!alarm_writes)
+        (void)!read(alarm_fd, bytes, sizeof bytes);
+    atomic_fetch_add(&n_alarms, 1);
+}
+
+/* A signal interrupts a read of an empty pipe, and a write to a full one. Both go on. */
+static void a_signal_interrupts_no_file(void **state)
+{
+    (void)state;
+    const struct sigaction interrupts = {.sa_handler = on_alarm};
+    const struct itimerval soon = {.it_value = {0, 20000}};
+    struct sigaction old;
+    int end[2];
+    char path[32], page[4096] = {0};
+    assert_int_equal(sigaction(SIGALRM, &interrupts, &old), 0);
+    assert_int_equal(pipe(end), 0);
+    snprintf(path, sizeof path, "/dev/fd/%d", end[0]);
+    alarm_fd = end[1];
+    alarm_writes = true;
+    assert_int_equal(setitimer(ITIMER_REAL, &soon, NULL), 0);
+    expect_abc(file_read, path);
+    close(end[0]);
+    assert_int_equal(atomic_load(&n_alarms), 1);
+
+    assert_int_equal(pipe(end), 0);
+    alarm_fd = end[0];
+    alarm_writes = false;
+    assert_int_equal(fcntl(end[1], F_SETFL, O_NONBLOCK), 0);
+    while (write(end[1], page, sizeof page) > 0)
+        ;
+    assert_int_equal(errno, EAGAIN);
+    assert_int_equal(fcntl(end[1], F_SETFL, 0), 0);
+    assert_int_equal(setitimer(ITIMER_REAL, &soon, NULL), 0);
+    assert_int_equal(file_write_all(end[1], "x", 1, -1), 0);
+    assert_int_equal(atomic_load(&n_alarms), 2);
+    close(end[0]);
+    close(end[1]);
+    assert_int_equal(sigaction(SIGALRM, &old, NULL), 0);
+}
+
 /* Nobody writes to the pipe: if the call waited for it, this program would hit the runner's time
  * limit. */
 static void only_files_belong_to_folders(void **state)
@@ -167,6 +269,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(files_are_read_within_bounds),
         cmocka_unit_test(pipes_are_read_where_they_may_be),
+        cmocka_unit_test(a_large_pipe_is_read_to_its_end),
+        cmocka_unit_test(a_signal_interrupts_no_file),
         cmocka_unit_test(only_files_belong_to_folders),
         cmocka_unit_test(writes_all_bytes),
         cmocka_unit_test(a_part_is_followed_by_the_rest),

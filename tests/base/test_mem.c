@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/mem_left.h"
 #include "tests/base/memtest.h"
 
 static void an_allocation_is_served_from_the_reserve(void **state)
@@ -55,8 +57,69 @@ static void a_second_reserve_changes_nothing(void **state)
 static void sizes_that_do_not_fit(void **state)
 {
     (void)state;
+    errno = 0;
     assert_null(mem_try_calloc(SIZE_MAX / 2, 4));
     assert_int_equal(errno, ENOMEM);
+    errno = 0;
+    assert_null(mem_map(SIZE_MAX / 2));
+    assert_int_equal(errno, ENOMEM);
+}
+
+/* No bytes are a block, too, which can be freed or grow. */
+static void nothing_can_be_allocated(void **state)
+{
+    (void)state;
+    void *blocks[] = {mem_try(0),       mem_try_calloc(0, 5), mem_try_calloc(5, 0),
+                      xmalloc(0),       xcalloc(0, 5),        xcalloc(5, 0),
+                      xmemdup(NULL, 0), xasprintf("%s", ""),  xstrdup("")};
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+        assert_non_null(blocks[i]);
+        if (i >= 6)
+            assert_string_equal(blocks[i], "");
+        blocks[i] = mem_try_realloc(blocks[i], i % 2 == 0 ? 100 : 0);
+        assert_non_null(blocks[i]);
+        free(blocks[i]);
+    }
+}
+
+static void copies_have_their_bytes(void **state)
+{
+    (void)state;
+    char *bytes = xmemdup("a\0bc", 3), *text = xstrdup("text");
+    assert_memory_equal(bytes, "a\0b", 4);
+    assert_string_equal(text, "text");
+    uint64_t *zeros = xcalloc(1000, 8);
+    for (int i = 0; i < 1000; i++)
+        assert_true(zeros[i] == 0);
+    char *grown = xrealloc(text, 5000);
+    assert_string_equal(grown, "text");
+    free(bytes);
+    free(grown);
+    free(zeros);
+}
+
+/* Mappings are counted, and their pages can be provided before they are used. */
+static void mappings_are_counted(void **state)
+{
+    (void)state;
+    enum { N = 16 * 4096 };
+    unsigned char in_memory[N / 4096];
+    int before = mem_mappings();
+    char *p = mem_map(N);
+    assert_non_null(p);
+    assert_int_equal(mem_mappings(), before + 1);
+    mem_provide(p, N);
+    int n_provided = 0;
+    assert_int_equal(mincore(p, N, in_memory), 0);
+    for (int i = 0; i < N / 4096; i++)
+        n_provided += in_memory[i] & 1;
+    /* kernels before Linux 5.14 cannot provide pages */
+    if (n_provided != 0 || madvise(p, N, MADV_POPULATE_WRITE) == 0)
+        assert_int_equal(n_provided, N / 4096);
+    mem_unmap(p, N);
+    assert_int_equal(mem_mappings(), before);
+    mem_unmap(NULL, N);
+    assert_int_equal(mem_mappings(), before);
 }
 
 /* Runs fn in a child whose memory is that of a fresh process. Returns its exit status. */
@@ -80,6 +143,35 @@ static int in_child(void (*fn)(void), char *said, size_t room)
     close(to[0]);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* Spends the reserve twice. Each time is reported once. */
+static void spend_twice(void)
+{
+    log_set_level(LOG_WARN);
+    for (int i = 0; i < 2; i++) {
+        memtest_start(MEMTEST_RESERVED, 1, true);
+        free(xmalloc(10));
+        free(xcalloc(10, 1));
+        if (mem_check(NULL) != -ENOMEM || !mem_is_short())
+            _exit(2);
+        memtest_stop();
+        if (mem_is_short() || mem_check(NULL) != 0)
+            _exit(3);
+    }
+}
+
+static void a_spent_reserve_is_told_once(void **state)
+{
+    (void)state;
+    char said[2000], *at = said;
+    int n = 0;
+    assert_int_equal(in_child(spend_twice, said, sizeof said), 42);
+    while ((at = strstr(at, "hcache: warning: memory is short")) != NULL) {
+        n++;
+        at++;
+    }
+    assert_int_equal(n, 2);
 }
 
 /* Allocates more than was set aside. */
@@ -122,6 +214,15 @@ static void a_pledge_is_spent_before_the_reserve(void **state)
     assert_non_null(strstr(err.msg, "1048576 bytes"));
     assert_int_equal(mem_pledge(1 << 20, &err), 0);
     mem_unpledge();
+    mem_unpledge(); /* there is no pledge to give up */
+    /* a pledge serves zeroed memory, too */
+    memtest_start(MEMTEST_MAY_FAIL, 2, false);
+    assert_int_equal(mem_pledge(1 << 20, &err), 0);
+    char *zeros = mem_try_calloc(10, 100);
+    assert_non_null(zeros);
+    for (int i = 0; i < 1000; i++)
+        assert_int_equal(zeros[i], 0);
+    free(zeros);
     memtest_start(MEMTEST_RESERVED, 1, false);
     char *r = xmalloc(1000);
     assert_true(mem_is_short()); /* without a pledge the reserve serves the allocation */
@@ -138,6 +239,10 @@ int main(void)
         cmocka_unit_test(an_allocation_is_served_from_the_reserve),
         cmocka_unit_test(a_second_reserve_changes_nothing),
         cmocka_unit_test(sizes_that_do_not_fit),
+        cmocka_unit_test(nothing_can_be_allocated),
+        cmocka_unit_test(copies_have_their_bytes),
+        cmocka_unit_test(mappings_are_counted),
+        cmocka_unit_test(a_spent_reserve_is_told_once),
         cmocka_unit_test(a_pledge_is_spent_before_the_reserve),
         cmocka_unit_test(where_the_reserve_ends_the_program_ends),
     };

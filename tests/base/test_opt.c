@@ -205,14 +205,62 @@ static void sizes(void **state)
         assert_int_equal(o.a.cap, good[i].bytes);
         opt_end(o.parsed);
     }
-    static const char *const bad[] = {
-        "x",   "-4096", "4096Q", "4096.5", "9999999999G",
-        "K",   "4KK",   "1e6",   "0x1000", "99999999999999999999",
-        "4Kb1"};
+    static const char *const bad[] = {"x",
+                                      "-4096",
+                                      "4096Q",
+                                      "4096.5",
+                                      "9999999999G",
+                                      "K",
+                                      "4KK",
+                                      "1e6",
+                                      "0x1000",
+                                      "99999999999999999999",
+                                      "4Kb1",
+                                      "4Ki",
+                                      "4iB",
+                                      "4096BB",
+                                      ".5K",
+                                      "1.5KB.",
+                                      "9223372036854775808",
+                                      "8388608T",
+                                      "8388607.9999999999999T",
+                                      "18014398509481984K"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char line[64];
         snprintf(line, sizeof line, "m --cap=%s", bad[i]);
         expect_error(line, "is not a size");
+    }
+}
+
+/* A part of a unit is rounded to the nearest byte. The largest size is 2^63 - 1. */
+static void sizes_are_exact(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } rows[] = {{"0", 0},
+                {"0B", 0},
+                {"9", 9},
+                {"1b", 1},
+                {"1.0004K", 1024},
+                {"1.0005K", 1025},
+                {"0.0004KB", 0},
+                {"0.0005KB", 1},
+                {"1.25kib", 1280},
+                {"12.345KB", 12345},
+                {"1M", 1048576},
+                {"1mb", 1000000},
+                {"1G", 1073741824},
+                {"1GB", 1000000000},
+                {"1t", 1099511627776},
+                {"1TB", 1000000000000},
+                {"8388607T", 9223370937343148032u},
+                {"9223372036854775807", INT64_MAX}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        uint64_t bytes = 1;
+        if (!opt_size_parse(rows[i].text, &bytes) || bytes != rows[i].bytes)
+            fail_msg("%s gives %llu", rows[i].text, (unsigned long long)bytes);
     }
 }
 
@@ -228,6 +276,267 @@ static void size_texts(void **state)
     assert_string_equal(t, "1536");
     opt_size_text((uint64_t)3 << 40, t, sizeof t);
     assert_string_equal(t, "3T");
+    opt_size_text((uint64_t)3 << 50, t, sizeof t); /* there is no larger unit */
+    assert_string_equal(t, "3072T");
+    opt_size_text(1023, t, sizeof t);
+    assert_string_equal(t, "1023");
+    opt_size_text(1024, t, sizeof t);
+    assert_string_equal(t, "1K");
+    opt_size_text(1 << 20, t, sizeof t);
+    assert_string_equal(t, "1M");
+    opt_size_text(1025 << 10, t, sizeof t);
+    assert_string_equal(t, "1025K");
+    opt_size_text(1 << 30, t, sizeof t);
+    assert_string_equal(t, "1G");
+}
+
+/* --- a command with the forms that the first one lacks ---------------------------------- */
+
+struct small {
+    const char *one, *two;
+    int n, m;
+    int64_t seed;
+    uint64_t cap;
+    bool verbose;
+    double share;
+    struct opt_list some;
+};
+
+static const struct opt small_positionals[] = {
+    {"ONE", OPT(struct small, one), .help = "one"},
+    {"TWO", OPT(struct small, two), .def = "second", .help = "two"},
+    {0},
+};
+static const struct opt small_options[] = {
+    {"count", OPT(struct small, n), .required = true, .min = INT_MIN, .help = "n"},
+    {"more", OPT(struct small, m), .letter = 'm', .help = "m"},
+    {"seed", OPT(struct small, seed), .min = -5, .max = -1, .def = "-3", .help = "s"},
+    {"cap", OPT(struct small, cap), .max = 4096, .help = "c"},
+    {"verbose", OPT(struct small, verbose), .letter = 'v', .help = "v"},
+    {"share", OPT(struct small, share), .lo = 0.5, .def = "0.5", .help = "sh"},
+    {"some", OPT(struct small, some), .min = 2, .choices = dtypes, .help = "so"},
+    {0},
+};
+static const struct opt_cmd small_cmd = {.name = "small",
+                                         .positionals = small_positionals,
+                                         .options = small_options,
+                                         .values_bytes = sizeof(struct small)};
+
+/* Parses up to seven words, which end with NULL. Returns the code; *parsed is the caller's. */
+static int parse_small(const char *const *words, struct small *s,
+                       struct opt_parsed **parsed, struct err *e)
+{
+    char *argv[8] = {"small"};
+    int argc = 1;
+    enum opt_help help;
+    for (; words[argc - 1] != NULL; argc++)
+        argv[argc] = (char *)(uintptr_t)words[argc - 1];
+    const struct opt_input in = {.argc = argc, .argv = argv};
+    int rc = opt_parse(&small_cmd, &in, s, parsed, &help, e);
+    assert_true(rc == 0 ? *parsed != NULL : *parsed == NULL);
+    return rc;
+}
+
+static void bounds_may_be_negative_or_missing(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *words[7];
+        const char *error; /* NULL: the words are accepted */
+    } rows[] = {
+        {{"--count", "1"}, NULL},
+        {{"--count=-2147483648"}, NULL},
+        {{"--count", "2147483647"}, NULL},
+        {{"--count", "2147483648"}, "--count: \"2147483648\" is out of bounds"},
+        {{"--count=-2147483649"}, "--count: \"-2147483649\" is out of bounds"},
+        {{"--count", "+7"}, NULL},
+        {{"--count", ""}, "--count: \"\" is not a whole number"},
+        {{"--count", " 7"}, "--count: \" 7\" is not a whole number"},
+        {{"--count", "-"}, "--count: \"-\" is not a whole number"},
+        {{"one"}, "--count is required"},
+        {{"--count=1", "--more", "-1"},
+         "--more: \"-1\" is out of bounds (allowed: at least 0)"},
+        {{"--count=1", "-m2147483647"}, NULL},
+        {{"--count=1", "-m2147483648"}, "-m: \"2147483648\" is out of bounds"},
+        {{"--count=1", "--seed", "-5"}, NULL},
+        {{"--count=1", "--seed", "-1"}, NULL},
+        {{"--count=1", "--seed", "0"},
+         "--seed: \"0\" is out of bounds (allowed: -5 to -1)"},
+        {{"--count=1", "--seed", "-6"}, "--seed: \"-6\" is out of bounds"},
+        {{"--count=1", "--cap", "4K"}, NULL},
+        {{"--count=1", "--cap", "0"}, NULL},
+        {{"--count=1", "--cap", "4097"},
+         "--cap: \"4097\" is out of bounds (allowed: 0 to 4K)"},
+        {{"--count=1", "-v"}, NULL},
+        {{"--count=1", "-v5"}, "-v takes no value: \"-v5\""},
+        {{"--count=1", "-m"}, "-m needs a value (allowed: at least 0)"},
+        {{"--count=1", "--share", "1e300"}, NULL},
+        {{"--count=1", "--share", "+.5"}, NULL},
+        {{"--count=1", "--share", "0.4999"},
+         "--share: \"0.4999\" is out of bounds (allowed: at least 0.5)"},
+        {{"--count=1", "--share", "1e999"}, "--share: \"1e999\" is not a number"},
+        {{"--count=1", "--share", "1.5x"}, "--share: \"1.5x\" is not a number"},
+        {{"--count=1", "--some", "f32"}, "--some: 1 items (allowed: at least 2)"},
+        {{"--count=1", "--some", "f32,f16"}, NULL},
+        {{"--count=1", "--some", "f32", "--some", "f32"}, NULL},
+        {{"--count=1", "--some", "f32,f64"},
+         "--some: \"f64\" is not known (allowed: f32, bf16 or f16)"},
+        {{"--count=1", "one", "two"}, NULL},
+        {{"--count=1", "one", "two", "three"}, "unexpected argument \"three\""},
+        {{"--count=1", "--config", "x"}, "--config: files cannot be read here"},
+        {{"--no-count", "1"}, "unknown option \"--no-count\""},
+        {{"--no-verbose", "--count=1"}, NULL},
+        {{"--no-", "--count=1"}, "unknown option \"--no-\""},
+        {{"--count=1", "-q5"}, "unknown option \"-q5\""},
+        {{"--count"}, "--count needs a value"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct small s;
+        struct opt_parsed *parsed;
+        struct err e = {0};
+        int rc = parse_small(rows[i].words, &s, &parsed, &e);
+        bool is_good = rows[i].error == NULL;
+        if (is_good ? rc != 0 : rc != ERR_USAGE || strstr(e.msg, rows[i].error) != e.msg)
+            fail_msg("row %zu: %d \"%s\"", i, rc, e.msg);
+        opt_end(parsed);
+    }
+}
+
+/* What nobody sets has its default, and each way to set a value leaves the others alone. */
+static void values_are_set_one_by_one(void **state)
+{
+    (void)state;
+    struct small s;
+    struct opt_parsed *parsed;
+    struct err e = {0};
+    assert_int_equal(parse_small((const char *const[]){"--count=4", NULL}, &s, &parsed, &e),
+                     0);
+    assert_null(s.one);
+    assert_string_equal(s.two, "second");
+    assert_int_equal(s.n, 4);
+    assert_true(s.m == 0 && s.seed == -3 && s.cap == 0 && !s.verbose && s.share == 0.5);
+    assert_int_equal(s.some.n, 0);
+    assert_int_equal(opt_source_of(parsed, "count"), OPT_FROM_CLI);
+    assert_int_equal(opt_source_of(parsed, "seed"), OPT_FROM_DEFAULT);
+    opt_end(parsed);
+    const char *const words[] = {"a", "-v", "-m", "3", "b", "--count=-1", NULL};
+    assert_int_equal(parse_small(words, &s, &parsed, &e), 0);
+    assert_string_equal(s.one, "a");
+    assert_string_equal(s.two, "b");
+    assert_true(s.n == -1 && s.m == 3 && s.verbose && s.seed == -3);
+    opt_end(parsed);
+    opt_end(NULL);
+}
+
+static void booleans_have_words(void **state)
+{
+    (void)state;
+    static const char *const words[] = {"true",  "yes", "on",  "1", "TRUE",  "Yes",
+                                        "false", "no",  "off", "0", "FALSE", "No"};
+    for (int i = 0; i < 12; i++) {
+        char line[40];
+        snprintf(line, sizeof line, "m --color=%s", words[i]);
+        struct outcome o = parse(line);
+        assert_int_equal(o.rc, 0);
+        assert_int_equal(o.a.color, i < 6);
+        opt_end(o.parsed);
+    }
+}
+
+/* Long names and values are cut in messages, and the message stays whole. */
+static void long_words_are_cut_in_messages(void **state)
+{
+    (void)state;
+    char line[700], want[700], x[400];
+    memset(x, 'x', sizeof x - 1);
+    x[sizeof x - 1] = 0;
+    snprintf(line, sizeof line, "m --%s=1", x);
+    snprintf(want, sizeof want, "unknown option \"--%.79s\"", x);
+    expect_error(line, want);
+    snprintf(line, sizeof line, "m -%s", x);
+    snprintf(want, sizeof want, "unknown option \"-%.39s\"", x);
+    expect_error(line, want);
+    snprintf(line, sizeof line, "m -n %s", x);
+    snprintf(want, sizeof want, "-n: \"%.80s\" is not a whole number", x);
+    expect_error(line, want);
+}
+
+/* --- the process ------------------------------------------------------------------------- */
+
+/* Calls opt_begin with these words. *said: what it has printed on that descriptor. */
+static bool begin(char **argv, int argc, int fd, struct small *s,
+                  struct opt_parsed **parsed, int *code, char said[4000])
+{
+    FILE *f = tmpfile();
+    int own = dup(fd);
+    assert_non_null(f);
+    fflush(NULL);
+    assert_int_equal(dup2(fileno(f), fd), fd);
+    bool goes_on = opt_begin(&small_cmd, argc, argv, s, parsed, code);
+    fflush(NULL);
+    assert_int_equal(dup2(own, fd), fd);
+    close(own);
+    rewind(f);
+    said[fread(said, 1, 3999, f)] = 0;
+    fclose(f);
+    return goes_on;
+}
+
+static void a_command_begins_or_says_why_not(void **state)
+{
+    (void)state;
+    struct small s;
+    struct opt_parsed *parsed = NULL;
+    int code = 77;
+    char said[4000];
+    static const struct {
+        const char *word, *begins;
+    } pages[] = {{"--help", "usage: hcache small [OPTION]... [ONE] [TWO]\n"},
+                 {"-h", "usage: hcache small [OPTION]... [ONE] [TWO]\n"},
+                 {"--help=x", "usage: hcache small"},
+                 {"--help=markdown", "### hcache small\n"},
+                 {"--help=man", ".TH \"hcache-small\" 1"},
+                 {"--help=words", "--count value\n--more value\n"}};
+    for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++) {
+        char word[40], *argv[] = {"small", word};
+        snprintf(word, sizeof word, "%s", pages[i].word);
+        code = 77;
+        assert_false(begin(argv, 2, STDOUT_FILENO, &s, &parsed, &code, said));
+        assert_int_equal(code, 0);
+        assert_null(parsed);
+        if (strncmp(said, pages[i].begins, strlen(pages[i].begins)) != 0)
+            fail_msg("%s prints \"%.100s\"", word, said);
+    }
+    char *bad[] = {"small", "--more=x"};
+    assert_false(begin(bad, 2, STDERR_FILENO, &s, &parsed, &code, said));
+    assert_int_equal(code, 2);
+    assert_string_equal(said, "hcache small: --more: \"x\" is not a whole number (allowed: "
+                              "at least 0)\nsee: hcache small --help\n");
+    char *good[] = {"small", "--count=5"};
+    assert_true(begin(good, 2, STDERR_FILENO, &s, &parsed, &code, said));
+    assert_string_equal(said, "");
+    assert_int_equal(s.n, 5);
+    opt_end(parsed);
+    assert_int_equal(setenv("HCACHE_COUNT", "6", 1), 0);
+    assert_true(begin(good, 1, STDERR_FILENO, &s, &parsed, &code, said));
+    assert_int_equal(unsetenv("HCACHE_COUNT"), 0);
+    assert_int_equal(s.n, 6);
+    assert_int_equal(opt_source_of(parsed, "count"), OPT_FROM_ENV);
+    opt_end(parsed);
+    char path[] = "/tmp/hcache-opt.XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(file_write_all(fd, "count = 8", 9, -1), 0);
+    close(fd);
+    char *from_file[] = {"small", "--config", path};
+    assert_true(begin(from_file, 3, STDERR_FILENO, &s, &parsed, &code, said));
+    assert_int_equal(s.n, 8);
+    opt_end(parsed);
+    unlink(path);
+    assert_false(begin(from_file, 3, STDERR_FILENO, &s, &parsed, &code, said));
+    assert_int_equal(code, 2);
+    assert_non_null(strstr(said, ": No such file or directory\n"));
+    assert_ptr_equal(strstr(said, "hcache small: --config: /tmp/hcache-opt."), said);
 }
 
 static void errors_name_option_value_and_bounds(void **state)
@@ -332,6 +641,28 @@ static void config_syntax(void **state)
     opt_end(o.parsed);
 }
 
+/* A # begins a comment at the start of a value or after a blank, and not inside quotes. */
+static void values_of_a_config_file_are_trimmed(void **state)
+{
+    (void)state;
+    static const char *const rows[][2] = {
+        {"prompt=a", "a"},          {"prompt = a b ", "a b"},    {"\tprompt\t=\ta\t", "a"},
+        {"prompt=a#b", "a#b"},      {"prompt=a #b", "a"},        {"prompt=a\t#b", "a"},
+        {"prompt=#b", ""},          {"prompt= # b", ""},         {"prompt=", ""},
+        {"prompt=\"\"", ""},        {"prompt=\" a \"", " a "},   {"prompt=\"a\"#b", "a"},
+        {"prompt=\"a\"  # b", "a"}, {"prompt=\"a\"\t\r", "a"},   {"prompt=a=b", "a=b"},
+        {"prompt=a\r", "a"},        {"prompt=a\nprompt=b", "b"}, {"prompt=a\n\n#x\n", "a"},
+        {"prompt=a\"b\"", "a\"b\""}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct world w = {.file = rows[i][0]};
+        struct outcome o = parse_in(&w, "m --config x");
+        if (o.rc != 0 || strcmp(o.a.prompt, rows[i][1]) != 0)
+            fail_msg("\"%s\" gives %d \"%s\"", rows[i][0], o.rc,
+                     o.rc == 0 ? o.a.prompt : o.err.msg);
+        opt_end(o.parsed);
+    }
+}
+
 static void config_errors_name_file_and_line(void **state)
 {
     (void)state;
@@ -343,7 +674,10 @@ static void config_errors_name_file_and_line(void **state)
                {"prompt = \"a", "x:1: prompt: the quotes do not match"},
                {"prompt = \"a\" b", "x:1: prompt: the quotes do not match"},
                {"json =", "x:1: json: \"\" is neither true nor false"},
-               {"= 5", "x:1: unknown option \"\""}};
+               {"= 5", "x:1: unknown option \"\""},
+               {"#\n\r\n \t\nprompt \"a\"\n", "x:4: \"prompt \"a\"\" is not a line"},
+               {"prompt=\"", "x:1: prompt: the quotes do not match"},
+               {"prompt=\"a\"b", "x:1: prompt: the quotes do not match"}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         struct world w = {.file = bad[i].file};
         struct outcome o = parse_in(&w, "m --config x");
@@ -595,13 +929,20 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_form),
         cmocka_unit_test(last_one_wins),
         cmocka_unit_test(sizes),
+        cmocka_unit_test(sizes_are_exact),
         cmocka_unit_test(size_texts),
+        cmocka_unit_test(bounds_may_be_negative_or_missing),
+        cmocka_unit_test(values_are_set_one_by_one),
+        cmocka_unit_test(booleans_have_words),
+        cmocka_unit_test(long_words_are_cut_in_messages),
+        cmocka_unit_test(a_command_begins_or_says_why_not),
         cmocka_unit_test(errors_name_option_value_and_bounds),
         cmocka_unit_test(list_keeps_all_items),
         cmocka_unit_test(precedence),
         cmocka_unit_test(config_from_environment),
         cmocka_unit_test(environment_errors_name_the_variable),
         cmocka_unit_test(config_syntax),
+        cmocka_unit_test(values_of_a_config_file_are_trimmed),
         cmocka_unit_test(config_errors_name_file_and_line),
         cmocka_unit_test(help_wins),
         cmocka_unit_test(help_text),

@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -163,16 +164,37 @@ static void shares_cover_everything_once(void **state)
     for (size_t i = 0; i < 8; i++)
         for (size_t u = 0; u < 4; u++)
             for (int n = 1; n <= 7; n++) {
-                long at = 0;
+                long at = 0, least = LONG_MAX, most = 0;
                 for (int t = 0; t < n; t++) {
                     long begin, end;
                     pool_share(items[i], units[u], t, n, &begin, &end);
                     assert_int_equal(begin, at);
                     assert_true(end >= begin && (end == items[i] || end % units[u] == 0));
                     at = end;
+                    least = end - begin < least ? end - begin : least;
+                    most = end - begin > most ? end - begin : most;
                 }
                 assert_int_equal(at, items[i]);
+                /* shares differ by one unit, and the last unit may be a part of one */
+                assert_true(most - least < 2 * units[u]);
             }
+}
+
+static void shares_are_whole_units(void **state)
+{
+    (void)state;
+    static const struct {
+        long n, unit, begin[3], end[3];
+    } rows[] = {{96, 16, {0, 32, 64}, {32, 64, 96}},  {97, 16, {0, 32, 64}, {32, 64, 97}},
+                {100, 1, {0, 33, 66}, {33, 66, 100}}, {17, 16, {0, 0, 16}, {0, 16, 17}},
+                {5, 16, {0, 0, 0}, {0, 0, 5}},        {0, 16, {0, 0, 0}, {0, 0, 0}}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int t = 0; t < 3; t++) {
+            long begin, end;
+            pool_share(rows[i].n, rows[i].unit, t, 3, &begin, &end);
+            assert_int_equal(begin, rows[i].begin[t]);
+            assert_int_equal(end, rows[i].end[t]);
+        }
 }
 
 int main(void)
@@ -185,6 +207,7 @@ int main(void)
         cmocka_unit_test(create_and_destroy_without_work),
         cmocka_unit_test(two_callers_take_turns),
         cmocka_unit_test(shares_cover_everything_once),
+        cmocka_unit_test(shares_are_whole_units),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

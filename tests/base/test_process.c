@@ -1,13 +1,19 @@
-/* test_process.c - the memory that the control groups of a process leave to it. */
+/* test_process.c - which process has a file open, and the memory that the control groups of a
+ * process leave to it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "base/mem.h"
 #include "base/process.h"
 #include "tests/base/tempdir.h"
 
@@ -65,8 +71,22 @@ static void version_2_counts_idle_files_as_left(void **state)
     assert_int_equal(left("0::/a\n"), 2000);
     put("a/memory.stat", "anon 600\ninactive_file 300\nactive_file 100\n");
     assert_int_equal(left("0::/a\n"), 2300);
+    /* more idle files than used memory count for nothing: the files overlap in time */
+    put("a/memory.stat", "inactive_file 1000\n");
+    assert_int_equal(left("0::/a\n"), 2000);
+    put("a/memory.stat", "inactive_file 999\n");
+    assert_int_equal(left("0::/a\n"), 2999);
+    put("a/memory.stat", "inactive_file many\n");
+    assert_int_equal(left("0::/a\n"), 2000);
+    put("a/memory.current", "3000\n");
+    assert_int_equal(left("0::/a\n"), 0);
+    put("a/memory.current", "many\n");
+    assert_true(left("0::/a\n") == UINT64_MAX);
+    put("a/memory.current", "1000\n");
     put("a/memory.max", "max\n");
     assert_true(left("0::/a\n") == UINT64_MAX);
+    assert_true(left("") == UINT64_MAX);
+    assert_true(left("0:\n0\n:\n") == UINT64_MAX);
 }
 
 static void a_group_above_bounds_those_below(void **state)
@@ -111,6 +131,102 @@ static void a_container_finds_its_group_at_the_top(void **state)
     assert_true(left("no line of a group\n") == UINT64_MAX);
 }
 
+/* Two groups bound the process: the smaller rest counts, whichever comes first. */
+static void the_smallest_rest_counts(void **state)
+{
+    (void)state;
+    folder("a");
+    put("a/memory.max", "3000\n");
+    put("a/memory.current", "1000\n");
+    folder("memory");
+    folder("memory/b");
+    put("memory/b/memory.limit_in_bytes", "1500\n");
+    put("memory/b/memory.usage_in_bytes", "1000\n");
+    assert_int_equal(left("0::/a\n4:memory:/b\n"), 500);
+    assert_int_equal(left("4:memory:/b\n0::/a\n"), 500);
+    put("memory/b/memory.limit_in_bytes", "9000\n");
+    assert_int_equal(left("0::/a\n4:memory:/b\n"), 2000);
+    assert_int_equal(left("4:memory:/b\n0::/a\n"), 2000);
+    assert_int_equal(left("4:cpu,memory,io:/b\n"), 8000);
+    assert_true(left("4:cpumemory:/b\n") == UINT64_MAX);
+}
+
+/* Starts a process that has the file open under that name of a program. */
+static pid_t opener(const char *path, const char *name)
+{
+    int ready[2];
+    char byte;
+    assert_int_equal(pipe(ready), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        int fd = open(path, O_RDONLY);
+        dup2(ready[1], STDOUT_FILENO);
+        close(ready[0]);
+        close(ready[1]);
+        if (fd >= 0)
+            execl("/bin/sh", name, "-c", "echo; read never", "a\tb", (char *)NULL);
+        _exit(1);
+    }
+    close(ready[1]);
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    close(ready[0]);
+    return pid;
+}
+
+static void the_process_that_has_a_file_is_named(void **state)
+{
+    (void)state;
+    char path[TEMPDIR_BYTES + 200], said[300] = "", want[300];
+    struct stat st, other;
+    put("file", "x");
+    put("other", "x");
+    snprintf(path, sizeof path, "%s", at("file"));
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(stat(at("other"), &other), 0);
+    assert_false(process_with_file(st.st_dev, st.st_ino, said, sizeof said));
+    assert_string_equal(said, "");
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(process_with_file(st.st_dev, st.st_ino, said, sizeof said));
+    assert_string_equal(said, "this process");
+    assert_false(process_with_file(other.st_dev, other.st_ino, said, sizeof said));
+    assert_false(process_with_file(st.st_dev + 1, st.st_ino, said, sizeof said));
+
+    int in[2], own = dup(STDIN_FILENO);
+    assert_int_equal(pipe2(in, O_CLOEXEC), 0);
+    dup2(in[0], STDIN_FILENO);
+    close(in[0]);
+    pid_t pid = opener(path, "my server");
+    bool found = process_with_file(st.st_dev, st.st_ino, said, sizeof said);
+    close(in[1]);
+    dup2(own, STDIN_FILENO);
+    close(own);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    close(fd);
+    assert_true(found);
+    /* the other process is named first; a tab would spoil the line */
+    snprintf(want, sizeof want, "process %ld (my server -c echo; read never a b)",
+             (long)pid);
+    assert_string_equal(said, want);
+    assert_false(process_with_file(st.st_dev, st.st_ino, said, sizeof said));
+}
+
+/* The peak counts pages that were given back, and in bytes. */
+static void the_peak_is_in_bytes(void **state)
+{
+    (void)state;
+    enum { N = 64 << 20 };
+    volatile char *p = mem_map(N);
+    assert_non_null(p);
+    for (int i = 0; i < N; i += 4096)
+        p[i] = 1;
+    mem_unmap((void *)(uintptr_t)p, N);
+    uint64_t peak = process_memory_peak();
+    assert_true(peak >= N && peak < (uint64_t)N << 8);
+    uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    assert_in_range(process_memory_left(), all / 10000, all);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -122,6 +238,10 @@ int main(void)
                                         remove_root),
         cmocka_unit_test_setup_teardown(a_container_finds_its_group_at_the_top, make_root,
                                         remove_root),
+        cmocka_unit_test_setup_teardown(the_smallest_rest_counts, make_root, remove_root),
+        cmocka_unit_test_setup_teardown(the_process_that_has_a_file_is_named, make_root,
+                                        remove_root),
+        cmocka_unit_test(the_peak_is_in_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/strmap.h"
 
@@ -62,12 +63,39 @@ static void a_full_map_is_half_full(void **state)
     }
 }
 
+/* A reserved map keeps its keys, at least doubles its room, and never loses room. */
+static void a_map_grows(void **state)
+{
+    (void)state;
+    static char text[1000][8];
+    static const struct {
+        size_t reserve, room;
+    } steps[] = {{0, 0},   {3, 3},   {3, 3},     {4, 6},     {6, 6},    {7, 12},
+                 {30, 30}, {31, 60}, {121, 121}, {122, 242}, {50, 242}, {1000, 1000}};
+    struct strmap m = {0};
+    size_t n = 0;
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        strmap_reserve(&m, steps[i].reserve);
+        assert_int_equal(m.max, steps[i].room);
+        assert_true(m.slots == NULL || m.mask + 1 >= 2 * m.max);
+        for (; n < m.max; n++) {
+            int k = snprintf(text[n], sizeof text[n], "k%zu", n);
+            assert_int_equal(strmap_add(&m, text[n], (size_t)k, (int32_t)n), n);
+        }
+        assert_int_equal(m.count, n);
+        for (size_t j = 0; j < n; j++)
+            assert_int_equal(strmap_find(&m, text[j], strlen(text[j])), j);
+    }
+    strmap_deinit(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_key_has_its_first_id),
         cmocka_unit_test(keys_differ_by_length_and_bytes),
         cmocka_unit_test(a_full_map_is_half_full),
+        cmocka_unit_test(a_map_grows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/textbuf.h"
+#include "tests/base/memtest.h"
 
 static void bytes_are_appended_in_order(void **state)
 {
@@ -64,12 +65,64 @@ static void it_grows_with_its_text(void **state)
     textbuf_free(&b);
 }
 
+/* The room is twice what is needed when it grows, and stays while it suffices. */
+static void the_room_doubles(void **state)
+{
+    (void)state;
+    struct textbuf b[3] = {{0}};
+    static const struct {
+        size_t add, room;
+    } steps[] = {{0, 2}, {1, 2}, {1, 6}, {3, 6}, {1, 14}, {7, 14}, {0, 14}, {100, 228}};
+    char bytes[100];
+    memset(bytes, 'b', sizeof bytes);
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        textbuf_add(&b[0], bytes, steps[i].add);
+        assert_true(textbuf_try_add(&b[1], bytes, steps[i].add));
+        if (steps[i].add > 0)
+            textbuf_addf(&b[2], "%.*s", (int)steps[i].add, bytes);
+        else
+            textbuf_add(&b[2], "", 0);
+        for (int k = 0; k < 3; k++)
+            assert_int_equal(b[k].cap, steps[i].room);
+    }
+    for (int k = 0; k < 3; k++) {
+        assert_int_equal(b[k].n, 113);
+        assert_int_equal(strspn(b[k].p, "b"), 113);
+        assert_int_equal(b[k].p[113], 0);
+        textbuf_free(&b[k]);
+    }
+}
+
+/* Without memory the text stays as it is, and what fits into its room still comes in. */
+static void a_text_survives_a_lack_of_memory(void **state)
+{
+    (void)state;
+    struct textbuf b = {0};
+    memtest_start(MEMTEST_MAY_FAIL, 1, false);
+    assert_false(textbuf_try_add(&b, "ab", 2));
+    memtest_stop();
+    assert_null(b.p);
+    assert_int_equal(b.n + b.cap, 0);
+    assert_true(textbuf_try_add(&b, "ab", 2)); /* has room for five bytes and NUL */
+    memtest_start(MEMTEST_MAY_FAIL, 1, false);
+    assert_true(textbuf_try_add(&b, "cde", 3));
+    assert_false(textbuf_try_add(&b, "f", 1));
+    memtest_stop();
+    assert_string_equal(b.p, "abcde");
+    assert_int_equal(b.n, 5);
+    assert_int_equal(b.cap, 6);
+    textbuf_free(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_are_appended_in_order),
         cmocka_unit_test(formatted_text_is_appended),
         cmocka_unit_test(it_grows_with_its_text),
+        cmocka_unit_test(the_room_doubles),
+        cmocka_unit_test(a_text_survives_a_lack_of_memory),
     };
+    memtest_init();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
