@@ -124,6 +124,294 @@ static void test_every_kind_of_value_is_read_back(void **state)
     gguf_deinit(&g);
 }
 
+/* Numbers of every width, alone and as the last element of an array. */
+static void test_numbers_of_every_width(void **state)
+{
+    (void)state;
+    static const struct {
+        enum gguf_kind kind;
+        size_t n_bytes;
+        uint64_t bits;
+        bool is_int;
+        int64_t want;
+    } rows[] = {
+        {GGUF_U8, 1, 0xfe, true, 0xfe},
+        {GGUF_I8, 1, 0xfe, true, -2},
+        {GGUF_U16, 2, 0xfffe, true, 0xfffe},
+        {GGUF_I16, 2, 0xfffe, true, -2},
+        {GGUF_U32, 4, 0xfffffffe, true, 0xfffffffe},
+        {GGUF_I32, 4, 0xfffffffe, true, -2},
+        {GGUF_I64, 8, UINT64_MAX - 1, true, -2},
+        {GGUF_U64, 8, INT64_MAX, true, INT64_MAX},
+        {GGUF_U64, 8, 0, true, 0},
+        {GGUF_U64, 8, (uint64_t)INT64_MAX + 1, false, 0},
+        {GGUF_BOOL, 1, 1, false, 0},
+        {GGUF_F32, 4, 0x3fc00000, false, 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct gguf_bytes f;
+        struct gguf g;
+        struct err e = {0};
+        int64_t one, last;
+        uint8_t bytes[8];
+        put_u64(bytes, rows[i].bits);
+        begin(&f, 2, 0, 2);
+        add_text(&f, "one");
+        add_u32(&f, rows[i].kind);
+        memcpy(f.bytes + f.n, bytes, rows[i].n_bytes);
+        f.n += rows[i].n_bytes;
+        add_text(&f, "list");
+        add_u32(&f, GGUF_ARRAY);
+        add_u32(&f, rows[i].kind);
+        add_u64(&f, 3);
+        f.n += 2 * rows[i].n_bytes; /* zeros */
+        memcpy(f.bytes + f.n, bytes, rows[i].n_bytes);
+        f.n += rows[i].n_bytes;
+        assert_int_equal(gguf_parse(&g, f.bytes, f.n, f.n, "f.gguf", &e), 0);
+        assert_int_equal(g.version, 2);
+        const struct gguf_value *v = gguf_find(&g, "one"), *list = gguf_find(&g, "list");
+        assert_true(!v->is_array && v->n == 1 && v->n_bytes == rows[i].n_bytes);
+        assert_true(list->is_array && list->n == 3 && list->n_bytes == 3 * rows[i].n_bytes);
+        assert_int_equal(gguf_int(v, 0, &one), rows[i].is_int);
+        assert_int_equal(gguf_int(list, 2, &last), rows[i].is_int);
+        assert_true(!rows[i].is_int || (one == rows[i].want && last == rows[i].want));
+        assert_false(gguf_int(list, 3, &last));
+        assert_false(gguf_int(NULL, 0, &last));
+        bool is_bool = rows[i].kind == GGUF_BOOL, on = false;
+        assert_int_equal(gguf_bool(v, &on), is_bool);
+        assert_true(on == is_bool);
+        assert_false(gguf_bool(list, &on));
+        assert_false(gguf_bool(NULL, &on));
+        gguf_deinit(&g);
+        assert_null(g.values);
+    }
+}
+
+static void test_reals_of_both_widths(void **state)
+{
+    (void)state;
+    static const double values[] = {1.5, -0.1, 0};
+    struct gguf_bytes f;
+    struct gguf g;
+    struct err e = {0};
+    double x = 7;
+    const char *s;
+    size_t n;
+    struct gguf_strings it;
+    begin(&f, 3, 0, 2);
+    for (int wide = 0; wide < 2; wide++) {
+        add_text(&f, wide ? "wide" : "narrow");
+        add_u32(&f, GGUF_ARRAY);
+        add_u32(&f, wide ? GGUF_F64 : GGUF_F32);
+        add_u64(&f, 3);
+        for (int i = 0; i < 3; i++) {
+            float narrow = (float)values[i];
+            memcpy(f.bytes + f.n, wide ? (const void *)&values[i] : (const void *)&narrow,
+                   wide ? 8 : 4);
+            f.n += wide ? 8 : 4;
+        }
+    }
+    assert_int_equal(gguf_parse(&g, f.bytes, f.n, f.n, "f.gguf", &e), 0);
+    const struct gguf_value *narrow = gguf_find(&g, "narrow"),
+                            *wide = gguf_find(&g, "wide");
+    for (uint64_t i = 0; i < 3; i++) {
+        assert_true(gguf_real(wide, i, &x) && x == values[i]);
+        assert_true(gguf_real(narrow, i, &x) && x == (double)(float)values[i]);
+    }
+    assert_false(gguf_real(wide, 3, &x));
+    assert_false(gguf_real(NULL, 0, &x));
+    assert_false(gguf_string(narrow, &s, &n));
+    assert_false(gguf_string(NULL, &s, &n));
+    assert_false(gguf_strings_begin(narrow, &it));
+    assert_false(gguf_strings_begin(NULL, &it));
+    assert_null(gguf_find_tensor(&g, "wide"));
+    gguf_deinit(&g);
+}
+
+/* Hundreds of values and tensors in any order are found by their names. */
+static void test_many_values_and_tensors(void **state)
+{
+    (void)state;
+    enum { N = 300 };
+    static struct gguf_bytes f;
+    struct gguf g;
+    struct err e = {0};
+    char name[16];
+    int64_t v;
+    begin(&f, 3, N, N);
+    for (int i = 0; i < N; i++) {
+        snprintf(name, sizeof name, "k%d", i * 77 % N);
+        add_text(&f, name);
+        add_u32(&f, GGUF_U16);
+        put_u16(f.bytes + f.n, (uint16_t)(i * 77 % N));
+        f.n += 2;
+    }
+    for (int i = 0; i < N; i++) {
+        snprintf(name, sizeof name, "t%d", i * 77 % N);
+        add_tensor(&f, name, 8, 0, GGUF_TYPE_F32, (uint64_t)(i * 77 % N) * 32);
+    }
+    size_t directory = f.n;
+    add_data(&f, N * 32);
+    assert_int_equal(gguf_parse(&g, f.bytes, f.n, f.n, "f.gguf", &e), 0);
+    assert_int_equal(g.n_values, N);
+    assert_int_equal(g.n_tensors, N);
+    assert_int_equal(g.data_begin, round_up(directory, 32));
+    for (int i = 0; i < N; i++) {
+        snprintf(name, sizeof name, "k%d", i);
+        assert_true(gguf_int(gguf_find(&g, name), 0, &v) && v == i);
+        snprintf(name, sizeof name, "t%d", i);
+        const struct gguf_tensor *t = gguf_find_tensor(&g, name);
+        assert_non_null(t);
+        assert_int_equal(t->begin, g.data_begin + (uint64_t)i * 32);
+        assert_int_equal(t->end, t->begin + 32);
+        assert_int_equal(t->n_dims, 1);
+        assert_int_equal(t->type, GGUF_TYPE_F32);
+    }
+    gguf_deinit(&g);
+}
+
+/* An alignment is a power of two of at most 2^20, and tensors begin at its multiples. */
+static void test_alignment(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t value;
+        bool is_good;
+    } rows[] = {{0, false},       {1, true},
+                {2, true},        {3, false},
+                {64, true},       {96, false},
+                {1 << 15, true},  {1 << 20, true},
+                {1 << 21, false}, {(1 << 20) - 1, false},
+                {1u << 31, false}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct gguf_bytes f;
+        struct gguf g;
+        struct err e = {0};
+        begin(&f, 3, 1, 1);
+        add_text(&f, "general.alignment");
+        add_u32(&f, GGUF_U32);
+        add_u32(&f, rows[i].value);
+        add_tensor(&f, "t", 4, 0, GGUF_TYPE_F32, rows[i].value);
+        uint64_t begins = rows[i].is_good ? round_up(f.n, rows[i].value) : 0;
+        int rc = gguf_parse(&g, f.bytes, f.n, begins + rows[i].value + 16, "f.gguf", &e);
+        assert_int_equal(rc, rows[i].is_good ? 0 : ERR_FORMAT);
+        if (rc == 0) {
+            assert_int_equal(g.alignment, rows[i].value);
+            assert_int_equal(g.data_begin, begins);
+            assert_int_equal(g.tensors[0].begin, begins + rows[i].value);
+        } else {
+            assert_non_null(strstr(e.msg, "'general.alignment' must be a power of two"));
+        }
+        gguf_deinit(&g);
+        if (rc != 0)
+            continue;
+        /* one byte less is a truncated file */
+        rc = gguf_parse(&g, f.bytes, f.n, begins + rows[i].value + 15, "f.gguf", &e);
+        assert_int_equal(rc, ERR_FORMAT);
+        assert_non_null(strstr(e.msg, "truncated: tensor 't'"));
+        gguf_deinit(&g);
+    }
+}
+
+/* A tensor has one to four dimensions, and a name of at most 65535 bytes without a zero. */
+static void test_dimensions_and_names(void **state)
+{
+    (void)state;
+    static struct gguf_bytes f;
+    struct gguf g;
+    struct err e = {0};
+    for (uint32_t n = 0; n <= 5; n++) {
+        begin(&f, 3, 1, 0);
+        add_text(&f, "t");
+        add_u32(&f, n);
+        for (uint32_t i = 0; i < n; i++)
+            add_u64(&f, 2 + i);
+        add_u32(&f, GGUF_TYPE_F32);
+        add_u64(&f, 0);
+        uint64_t bytes = 4;
+        for (uint32_t i = 0; i < n; i++)
+            bytes *= 2 + i;
+        int rc = gguf_parse(&g, f.bytes, f.n, round_up(f.n, 32) + bytes, "f.gguf", &e);
+        assert_int_equal(rc, n >= 1 && n <= 4 ? 0 : ERR_FORMAT);
+        for (uint32_t i = 0; rc == 0 && i < n; i++)
+            assert_int_equal(g.tensors[0].shape[i], 2 + n - 1 - i);
+        assert_true(rc != 0 || g.tensors[0].end - g.tensors[0].begin == bytes);
+        assert_true(rc == 0 || strstr(e.msg, "dimensions; 1 to 4 are allowed") != NULL);
+        gguf_deinit(&g);
+    }
+    for (uint64_t n = 65534; n <= 65536; n++) {
+        uint8_t *bytes = xcalloc(1, 70000), *at = bytes + 24;
+        memcpy(bytes, "GGUF", 4);
+        put_u32(bytes + 4, 3);
+        put_u64(bytes + 16, 1);
+        put_u64(at, n);
+        memset(at + 8, 'k', n);
+        put_u32(at + 8 + n, GGUF_U8);
+        int rc = gguf_parse(&g, bytes, 24 + 8 + n + 5, 24 + 8 + n + 5, "f.gguf", &e);
+        assert_int_equal(rc, n <= 65535 ? 0 : ERR_FORMAT);
+        if (rc == 0)
+            assert_int_equal(strlen(g.values[0].key), n);
+        else
+            assert_non_null(strstr(e.msg, "the key at byte 32 is empty, too long, or not"));
+        gguf_deinit(&g);
+        free(bytes);
+    }
+    static const char *const bad[] = {"", "a\xff", "\0b"};
+    static const size_t bad_bytes[] = {0, 2, 2};
+    for (int i = 0; i < 3; i++) {
+        begin(&f, 3, 0, 1);
+        add_u64(&f, bad_bytes[i]);
+        memcpy(f.bytes + f.n, bad[i], bad_bytes[i]);
+        f.n += bad_bytes[i];
+        add_u32(&f, GGUF_U8);
+        f.n++;
+        assert_int_equal(parse(&g, &f, &e), ERR_FORMAT);
+        assert_non_null(
+            strstr(e.msg, "the key at byte 32 is empty, too long, or not text"));
+    }
+}
+
+/* The counts of a file are bounded by its size: a pair takes at least 13 bytes, a tensor 24. Up to
+ * the bound the first pair or tensor is read. */
+static void test_counts_fit_into_the_file(void **state)
+{
+    (void)state;
+    for (uint64_t n = 0; n < 12; n++) {
+        struct gguf_bytes f;
+        struct gguf g;
+        struct err e = {0};
+        begin(&f, 3, n, 0);
+        f.n = 100;
+        assert_int_equal(parse(&g, &f, &e), n == 0 ? 0 : ERR_FORMAT);
+        assert_int_equal(strstr(e.msg, "do not fit into 100 bytes") != NULL, n > 100 / 24);
+        e.msg[0] = 0;
+        begin(&f, 3, 0, n);
+        f.n = 100;
+        assert_int_equal(parse(&g, &f, &e), n == 0 ? 0 : ERR_FORMAT);
+        assert_int_equal(strstr(e.msg, "do not fit into 100 bytes") != NULL, n > 100 / 13);
+    }
+}
+
+/* Tensors may touch; one byte of overlap is refused. */
+static void test_neighbours(void **state)
+{
+    (void)state;
+    struct gguf_bytes f;
+    struct gguf g;
+    struct err e = {0};
+    for (uint64_t cols = 8; cols <= 9; cols++) {
+        begin(&f, 3, 2, 0);
+        add_tensor(&f, "z", 8, 0, GGUF_TYPE_F32, 32);
+        add_tensor(&f, "a", cols, 0, GGUF_TYPE_F32, 0);
+        add_data(&f, 64);
+        assert_int_equal(parse(&g, &f, &e), cols == 8 ? 0 : ERR_FORMAT);
+    }
+    assert_non_null(strstr(e.msg, "tensors 'a' and 'z' overlap"));
+    assert_true(gguf_is("GGUF", 4));
+    assert_false(gguf_is("GGUF", 3));
+    assert_false(gguf_is("GGUE", 4));
+}
+
 /* --- bad files ---------------------------------------------------------------------------- */
 
 static void expect(const struct gguf_bytes *f, int code, const char *message)
@@ -321,6 +609,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_kind_of_value_is_read_back),
+        cmocka_unit_test(test_numbers_of_every_width),
+        cmocka_unit_test(test_reals_of_both_widths),
+        cmocka_unit_test(test_many_values_and_tensors),
+        cmocka_unit_test(test_alignment),
+        cmocka_unit_test(test_dimensions_and_names),
+        cmocka_unit_test(test_counts_fit_into_the_file),
+        cmocka_unit_test(test_neighbours),
         cmocka_unit_test(test_bad_headers_are_refused_by_name),
         cmocka_unit_test(test_bad_values_are_refused_by_key),
         cmocka_unit_test(test_bad_tensors_are_refused_by_name),

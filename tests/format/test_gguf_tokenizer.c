@@ -175,6 +175,7 @@ static void a_pre_tokenizer_has_its_steps(void **state)
                           s->pattern.n > 0 && s->behavior == SPLIT_ISOLATED;
             bool runs = s->kind == PRETOKENIZER_PUNCTUATION &&
                         s->behavior == SPLIT_CONTIGUOUS;
+            assert_true(!splits || s->pattern.n == strlen(s->pattern.s));
             steps[k] = splits                               ? 's'
                        : runs                               ? 'p'
                        : s->kind == PRETOKENIZER_BYTE_LEVEL ? (s->use_regex ? 'B' : 'b')

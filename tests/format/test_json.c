@@ -58,6 +58,19 @@ static void test_depth(void **state)
     struct json *root;
     assert_int_equal(json_parse(&root, text + 300 - 128, 256, "t", &err), 0);
     json_free(root);
+    refuse(text + 300 - 129, 258, "nested deeper than 128 levels");
+    /* what has ended does not count */
+    char *flat = calloc(1, 4000), *at = flat;
+    *at++ = '[';
+    for (int i = 0; i < 500; i++, at += 6)
+        memcpy(at, "[{}]  ", 6);
+    for (char *c = flat + 6; c < at; c += 6)
+        *c = ',';
+    memcpy(at, "1]", 3);
+    assert_int_equal(json_parse(&root, flat, strlen(flat), "t", &err), 0);
+    assert_int_equal(json_count(root), 501);
+    json_free(root);
+    free(flat);
     /* Brackets inside strings do not count, and an escaped quote does not end a string. */
     memset(text, '[', sizeof text);
     memcpy(text, "[\"\\\"", 4);
@@ -204,6 +217,81 @@ static void test_huge_integers(void **state)
     json_free(o);
 }
 
+/* A double stands for an integer if it holds it exactly: up to 2^53. */
+static void test_reals_that_are_integers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        bool is_int;
+        int64_t value;
+    } rows[] = {{"[2.0]", true, 2},
+                {"[-2e3]", true, -2000},
+                {"[2.5]", false, 0},
+                {"[-0.0]", true, 0},
+                {"[9007199254740992.0]", true, 9007199254740992},
+                {"[-9007199254740992.0]", true, -9007199254740992},
+                {"[9007199254740994.0]", false, 0},
+                {"[-9007199254740994.0]", false, 0},
+                {"[1e300]", false, 0},
+                {"[9223372036854775807]", true, INT64_MAX},
+                {"[-9223372036854775808]", true, INT64_MIN},
+                {"[\"2\"]", false, 0},
+                {"[null]", false, 0},
+                {"[true]", false, 0}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct json *o = parse(rows[i].text);
+        int64_t v = 77;
+        assert_int_equal(json_int_of(json_at(o, 0), &v), rows[i].is_int);
+        assert_int_equal(v, rows[i].is_int ? rows[i].value : 77);
+        json_free(o);
+    }
+}
+
+/* The plain getters refuse every other kind and leave the caller's value alone. */
+static void test_plain_getters(void **state)
+{
+    (void)state;
+    struct json *o = parse("[null, true, 1, 1.5, \"s\", [3], {\"k\": 4}]");
+    for (size_t i = 0; i < 7; i++) {
+        const struct json *v = json_at(o, i);
+        bool b = false;
+        double r = 77;
+        size_t n = 99;
+        assert_int_equal(json_bool_of(v, &b), i == 1);
+        assert_int_equal(b, i == 1);
+        assert_int_equal(json_real_of(v, &r), i == 2 || i == 3);
+        assert_true(r == (i == 2 ? 1 : i == 3 ? 1.5 : 77));
+        assert_int_equal(json_string_of(v, &n) != NULL, i == 4);
+        assert_int_equal(n, i == 4 ? 1 : 99);
+        assert_int_equal(json_string_of(v, NULL) != NULL, i == 4);
+        assert_int_equal(json_count(v), i >= 5);
+        assert_int_equal(json_at(v, 0) != NULL, i == 5);
+        assert_int_equal(json_member(v, "k") != NULL, i == 6);
+        struct json_iter it = json_begin(v);
+        assert_int_equal(json_next(&it), i == 6);
+        assert_false(json_next(&it));
+    }
+    json_free(o);
+    json_free(NULL);
+    o = parse("{\"r\": 1, \"b\": false}");
+    bool b = true;
+    double r = 0;
+    struct err err = {0};
+    assert_int_equal(json_opt_bool(o, "b", &b, &err), 0);
+    assert_false(b);
+    assert_int_equal(json_get_real(o, "none", &r, &err), ERR_FORMAT);
+    assert_string_equal(err.msg, "'none' is missing");
+    assert_int_equal(json_get_bool(o, "none", &b, &err), ERR_FORMAT);
+    const char *s = NULL;
+    const struct json *v = NULL;
+    assert_int_equal(json_get_string(o, "none", &s, &err), ERR_FORMAT);
+    assert_int_equal(json_get_object(o, "none", &v, &err), ERR_FORMAT);
+    assert_int_equal(json_get_array(o, "r", &v, &err), ERR_FORMAT);
+    assert_string_equal(err.msg, "'r' must be an array, it is an integer");
+    json_free(o);
+}
+
 static void test_iteration_keeps_order(void **state)
 {
     (void)state;
@@ -267,6 +355,51 @@ static void no_string_from_outside_is_raw(void **state)
     json_free(o);
 }
 
+/* A text with indents, and one whose raw value is written on one line all the same. */
+static void test_indents(void **state)
+{
+    (void)state;
+    struct json *o = json_new_object(), *a = json_new_array(), *shared = json_new_array();
+    json_push(shared, json_new_real(1.0 / 0.0));
+    json_push_real(a, 2.5);
+    json_push_string(a, NULL);
+    json_push(a, json_share(NULL));
+    json_push(a, json_share(shared));
+    json_push(a, json_new_bytes("x\0\xff", 3));
+    json_put(o, "a", a);
+    json_put_null(o, "n");
+    json_put_bool(o, "t", true);
+    char *text = json_text(o, 2);
+    assert_string_equal(text, "{\n  \"a\": [\n    2.5,\n    null,\n    null,\n    [\n"
+                              "      null\n    ],\n    \"x\\u0000\xEF\xBF\xBD\"\n  ],\n"
+                              "  \"n\": null,\n  \"t\": true\n}");
+    free(text);
+    json_free(shared); /* the tree is its other owner */
+    text = json_text(json_member(o, "a"), 0);
+    assert_string_equal(text, "[2.5, null, null, [null], \"x\\u0000\xEF\xBF\xBD\"]");
+    free(text);
+    text = json_text(json_at(json_member(o, "a"), 0), 0);
+    assert_string_equal(text, "2.5");
+    free(text);
+    json_free(o);
+    static const struct {
+        double ms;
+        const char *text;
+    } times[] = {{0.0004, "{\"t\": 0.0}"},
+                 {0.0005, "{\"t\": 0.001}"},
+                 {1.0014999, "{\"t\": 1.001}"},
+                 {1234.5, "{\"t\": 1234.5}"},
+                 {0, "{\"t\": 0.0}"}};
+    for (size_t i = 0; i < sizeof times / sizeof times[0]; i++) {
+        o = json_new_object();
+        json_put_ms(o, "t", times[i].ms);
+        text = json_text(o, 0);
+        assert_string_equal(text, times[i].text);
+        free(text);
+        json_free(o);
+    }
+}
+
 static void test_writing(void **state)
 {
     (void)state;
@@ -304,6 +437,9 @@ int main(void)
         cmocka_unit_test(test_optional_members),
         cmocka_unit_test(test_kinds_have_names),
         cmocka_unit_test(test_huge_integers),
+        cmocka_unit_test(test_reals_that_are_integers),
+        cmocka_unit_test(test_plain_getters),
+        cmocka_unit_test(test_indents),
         cmocka_unit_test(test_writing),
         cmocka_unit_test(test_iteration_keeps_order),
         cmocka_unit_test(raw_text_is_written_as_its_values),

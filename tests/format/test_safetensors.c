@@ -123,6 +123,128 @@ static void test_bad_lengths(void **state)
     expect_error(b, 64, 200, "truncated inside the header");
     put_u64(b, 0);
     expect_error(b, 64, 64, "'[' or '{' expected");
+    expect_error(b, 8, 7, "truncated: 7 bytes");
+    expect_error(b, 7, 8, "truncated: 8 bytes");
+    expect_error(b, 8, 8, "'[' or '{' expected");
+}
+
+/* The header may fill the file, and have 100,000,000 bytes, but not one more. */
+static void test_header_end(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t length, file_bytes;
+        uint64_t end; /* 0: refused */
+    } rows[] = {{56, 64, 64},
+                {57, 64, 0},
+                {0, 8, 8},
+                {1, 8, 0},
+                {100000000, 200000000, 100000008},
+                {100000001, 200000000, 0},
+                {100000000, 100000008, 100000008},
+                {100000000, 100000007, 0}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        uint8_t b[8];
+        uint64_t end = 0;
+        put_u64(b, rows[i].length);
+        assert_int_equal(safetensors_header_end(b, 8, rows[i].file_bytes, "m", &end, NULL),
+                         rows[i].end != 0 ? 0 : ERR_FORMAT);
+        assert_int_equal(end, rows[i].end);
+    }
+}
+
+/* Every element type is read and written with its size. */
+static void test_types(void **state)
+{
+    (void)state;
+    static const size_t bytes[] = {1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8};
+    static const char *const names[] = {"BOOL", "U8",  "I8",  "F8_E5M2", "F8_E4M3",
+                                        "I16",  "U16", "F16", "BF16",    "I32",
+                                        "U32",  "F32", "F64", "I64",     "U64"};
+    for (int i = 0; i < 15; i++) {
+        char header[200];
+        size_t n;
+        struct safetensors s;
+        struct err err = {0};
+        snprintf(header, sizeof header,
+                 "{\"t\": {\"dtype\": \"%s\", \"shape\": [3, 1, 2], \"data_offsets\": [0, "
+                 "%zu]}}",
+                 names[i], 6 * bytes[i]);
+        uint8_t *file = make_file(header, 6 * bytes[i], &n);
+        if (safetensors_parse(&s, file, n, n, "m", &err) != 0)
+            fail_msg("%s", err.msg);
+        assert_int_equal(s.tensors[0].dtype, i);
+        assert_int_equal(s.tensors[0].n_dims, 3);
+        assert_true(s.tensors[0].shape[0] == 3 && s.tensors[0].shape[2] == 2);
+        assert_int_equal(s.data_begin, 8 + strlen(header));
+        assert_int_equal(s.tensors[0].begin, s.data_begin);
+        assert_int_equal(s.tensors[0].end, n);
+        assert_string_equal(safetensors_dtype_name((enum safetensors_dtype)i), names[i]);
+        safetensors_deinit(&s);
+        assert_null(s.tensors);
+        free(file);
+    }
+}
+
+/* Eight dimensions, empty tensors between others and at both ends, and no tensor at all. */
+static void test_odd_files(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *header;
+        size_t n_data, n_tensors;
+    } rows[] = {
+        {"{}", 0, 0},
+        {"{\"__metadata__\": {\"a\": \"b\"}}", 0, 0},
+        {"{\"t\": {\"dtype\": \"U8\", \"shape\": [1,1,1,1,1,1,1,2], \"data_offsets\": [0, "
+         "2]}}",
+         2, 1},
+        {"{\"c\": {\"dtype\": \"U8\", \"shape\": [0], \"data_offsets\": [4, 4]},"
+         " \"b\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [2, 4]},"
+         " \"a\": {\"dtype\": \"U8\", \"shape\": [0], \"data_offsets\": [2, 2]},"
+         " \"e\": {\"dtype\": \"U8\", \"shape\": [0], \"data_offsets\": [0, 0]},"
+         " \"d\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [0, 2]}}",
+         4, 5},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        size_t n;
+        struct safetensors s;
+        struct err err = {0};
+        uint8_t *file = make_file(rows[i].header, rows[i].n_data, &n);
+        if (safetensors_parse(&s, file, n, n, "m", &err) != 0)
+            fail_msg("%s", err.msg);
+        assert_int_equal(s.n_tensors, rows[i].n_tensors);
+        for (size_t k = 1; k < s.n_tensors; k++)
+            assert_true(strcmp(s.tensors[k - 1].name, s.tensors[k].name) < 0);
+        assert_null(safetensors_find(&s, "__metadata__"));
+        safetensors_deinit(&s);
+        free(file);
+    }
+}
+
+/* A header's data begin at the next multiple of 64, whatever the length of its names. */
+static void test_padding(void **state)
+{
+    (void)state;
+    for (size_t len = 1; len <= 130; len++) {
+        char name[140] = {0};
+        memset(name, 'n', len);
+        struct safetensors_tensor t = {
+            .name = name, .dtype = SAFETENSORS_U16, .n_dims = 2, .shape = {3, 2}};
+        uint8_t *bytes;
+        size_t n;
+        safetensors_write_header(&t, 1, &bytes, &n);
+        assert_int_equal(n % 64, 0);
+        assert_int_equal(get_u64(bytes), n - 8);
+        size_t used = n;
+        while (bytes[used - 1] == ' ')
+            used--;
+        assert_int_equal(bytes[used - 1], '}');
+        assert_true(n - used < 64);
+        assert_int_equal(t.begin, n);
+        assert_int_equal(t.end, n + 12);
+        free(bytes);
+    }
 }
 
 /* Every truncation and every flipped byte gives an error or a parse, never a crash. */
@@ -251,6 +373,9 @@ static void test_index(void **state)
         {"{\"weight_map\": {\"a\": \"/x\"}}",
          "tensor 'a' is not mapped to a plain file name"},
         {"{\"weight_map\": {\"a\": \"x\\u0000\"}}", "tensor 'a' is not mapped"},
+        {"{\"weight_map\": {\"a\": \"\"}}", "tensor 'a' is not mapped"},
+        {"{\"weight_map\": {\"a\": \".x\"}}", "tensor 'a' is not mapped"},
+        {"{\"weight_map\": {\"a\": \"x\", \"b\": \"x/y\"}}", "tensor 'b' is not mapped"},
     };
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         const char *text = refused[i][0];
@@ -260,12 +385,35 @@ static void test_index(void **state)
             fail_msg("'%s' is not in: %s", refused[i][1], err.msg);
         safetensors_index_deinit(&x);
     }
+    for (int n = 255; n <= 256; n++) { /* the longest name of a file has 255 bytes */
+        char name[257] = {0}, text[400];
+        memset(name, 'n', (size_t)n);
+        snprintf(text, sizeof text, "{\"weight_map\": {\"a\": \"%s\"}}", name);
+        assert_int_equal(safetensors_index_parse(&x, text, strlen(text), "i.json", &err),
+                         n == 255 ? 0 : ERR_FORMAT);
+        safetensors_index_deinit(&x);
+    }
+    const char *many = "{\"weight_map\": {\"d\": \"2\", \"c\": \"3\", \"b\": \"1\","
+                       "\"a\": \"2\", \"f\": \"2\", \"e\": \"3\"}}";
+    static const size_t files[] = {1, 0, 2, 1, 2, 1};
+    assert_int_equal(safetensors_index_parse(&x, many, strlen(many), "i.json", &err), 0);
+    assert_int_equal(x.n_files, 3);
+    assert_int_equal(x.n_entries, 6);
+    for (size_t i = 0; i < 6; i++) {
+        assert_int_equal(x.entries[i].name[0], 'a' + (int)i);
+        assert_int_equal(x.entries[i].file_idx, files[i]);
+        assert_int_equal(x.files[i / 2][0], '1' + (int)(i / 2));
+    }
+    safetensors_index_deinit(&x);
+    assert_null(x.files);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bad_headers), cmocka_unit_test(test_bad_lengths),
+        cmocka_unit_test(test_header_end),  cmocka_unit_test(test_types),
+        cmocka_unit_test(test_odd_files),   cmocka_unit_test(test_padding),
         cmocka_unit_test(test_damage),      cmocka_unit_test(test_write_then_parse),
         cmocka_unit_test(test_real_file),   cmocka_unit_test(test_index),
     };
