@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "engine/mixed_setup.h"
+#include "tests/base/golden.h"
 
 enum { L = 10, D = 1024, CONTEXT = 1024, N_SEQS = 8 };
 
@@ -218,6 +219,61 @@ static void blocks_are_bounded(void **state)
     }
 }
 
+static void tell_choice(struct textbuf *b, const struct mixed_choice *c)
+{
+    const struct mixed_opts *o = &c->opts;
+    const struct hybrid_machine *m = &o->machine;
+    textbuf_addf(b, "  %s\n", c->why);
+    if (!c->is_on)
+        return;
+    textbuf_addf(b, "  n %d %d %d %d %d, shares %.6g : %.6g, split %.6g s%s, packing %d\n",
+                 o->n[0], o->n[1], o->n[2], o->n[3], o->n[4], o->act_share, o->kv_share,
+                 o->split.seconds, o->split.is_shared_out ? ", shared out" : "",
+                 o->packing);
+    textbuf_addf(
+        b,
+        "  weights %.6g s, forward %.6g + %.6g s, %d mini-batches, %d requests, %d "
+        "layers\n",
+        m->weights_s, m->forward_s, m->forward_mini_s, m->n_minibatches, m->n_requests,
+        m->n_layers);
+}
+
+/* Every method for machines, memories and jobs of several sizes: numbers and words. */
+static void choices_are_the_golden_ones(void **state)
+{
+    (void)state;
+    static const struct {
+        int n_kv_heads, max_ctx, max_seqs;
+        uint64_t device_mib, host_mib;
+        double x, weights_s;
+    } jobs[] = {{16, 1024, 8, 200, 1024, 1.4, 0},   {16, 1024, 8, 100, 64, 1.4, 0},
+                {16, 1000, 7, 90, 300, 2.2, 1e-3},  {8, 512, 16, 150, 500, 0.7, 0},
+                {16, 64, 1, 40, 1, 1.4, 0},         {16, 2048, 12, 400, 400, 9.9, 5e-3},
+                {16, 2048, 12, 400, 4000, 10.1, 0}, {16, 1025, 3, 60, 20, 1.4, 0},
+                {16, 1024, 8, 8, 1024, 1.4, 0}};
+    struct textbuf b = {0};
+    for (size_t i = 0; i < sizeof jobs / sizeof jobs[0]; i++)
+        for (int method = 0; method < MIXED_METHODS; method++) {
+            struct model m = model_of(jobs[i].n_kv_heads);
+            struct mixed_costs c = costs_of(&m, jobs[i].x);
+            struct mixed_job j = job_of((enum mixed_method)method);
+            struct mixed_choice out;
+            struct err err = {0};
+            m.max_ctx = jobs[i].max_ctx;
+            j.max_seqs = jobs[i].max_seqs;
+            j.device_bytes = jobs[i].device_mib << 20;
+            j.host_bytes = jobs[i].host_mib << 20;
+            j.weights_s = jobs[i].weights_s;
+            textbuf_addf(&b, "%d, %s\n", (int)i, mixed_methods[method]);
+            int rc = mixed_decide(&j, &m, &c, &out, &err);
+            if (rc != 0)
+                textbuf_addf(&b, "  %s: %s\n", err_name(rc), err.msg);
+            else
+                tell_choice(&b, &out);
+        }
+    golden_check(&b, "tests/engine/golden/mixtures.txt");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -227,6 +283,7 @@ int main(void)
         cmocka_unit_test(paper_is_as_printed),
         cmocka_unit_test(too_little_memory_is_refused),
         cmocka_unit_test(blocks_are_bounded),
+        cmocka_unit_test(choices_are_the_golden_ones),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "report/timeline.h"
+#include "tests/base/golden.h"
 
 static struct pipeline lanes;
 
@@ -131,6 +132,69 @@ static void test_svg_is_golden(void **state)
         assert_string_equal(got, want);
 }
 
+static void scale_times(double factor)
+{
+    lanes.makespan_s *= factor;
+    lanes.io_busy_s *= factor;
+    lanes.comp_busy_s *= factor;
+    for (int i = 0; i < lanes.n_items; i++) {
+        lanes.item[i].start_s *= factor;
+        lanes.item[i].end_s *= factor;
+    }
+}
+
+/* Pictures of all widths, units of time and kinds of plans: every letter and every number. */
+static void test_texts_are_golden(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *mode;
+        double io_s, factor;
+        int n_layers;
+    } cases[] = {{"r2,h2,k1", 2e-3, 1, 5},      {"hidden", 1e-3, 1e-3, 4},
+                 {"kv", 3e-3, 100, 7},          {"recompute", 1e-3, 1, 9},
+                 {"r1,h30,k1", 1.5e-3, 30, 32}, {"r0,h16,k1", 1e-4, 0.01, 17}};
+    static const int widths[] = {40, 41, 57, 80, 399, 400, 401};
+    static char got[4 * 402];
+    struct textbuf b = {0};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
+            simulate(cases[i].mode, cases[i].io_s, cases[i].n_layers);
+            scale_times(cases[i].factor);
+            timeline_text(&lanes, widths[w], got, sizeof got);
+            textbuf_addf(&b, "%s, %d columns\n%s", cases[i].mode, widths[w], got);
+        }
+    golden_check(&b, "tests/report/golden/timelines.txt");
+}
+
+/* Draws a pipeline of two stages, in which a bus and a compute lane are busy on each. */
+static void test_stages_are_golden(void **state)
+{
+    (void)state;
+    static char got[1 << 16];
+    struct textbuf b = {0};
+    memset(&lanes, 0, sizeof lanes);
+    lanes.n_stages = 2;
+    lanes.makespan_s = 10;
+    lanes.io_busy_s = 4;
+    for (int k = 0; k < 2; k++) {
+        lanes.stage_up_s[k] = 3 + k;
+        lanes.stage_comp_s[k] = 5 + k;
+    }
+    for (int i = 0; i < 8; i++)
+        lanes.item[lanes.n_items++] = (struct pipe_item){.start_s = i,
+                                                         .end_s = i == 6 ? i : i + 1.5,
+                                                         .layer = (int16_t)(i / 2),
+                                                         .method = "HKRPLHKX"[i],
+                                                         .lane = (uint8_t)(i % 4),
+                                                         .stage = (uint8_t)(i / 4)};
+    timeline_text(&lanes, 80, got, sizeof got);
+    textbuf_addf(&b, "%s", got);
+    timeline_svg(&lanes, "a \"stage\" & <b>\tline\x7f \xc3\xa9", got, sizeof got);
+    textbuf_addf(&b, "%s", got);
+    golden_check(&b, "tests/report/golden/stages.txt");
+}
+
 static void test_nothing(void **state)
 {
     (void)state;
@@ -184,6 +248,8 @@ int main(void)
         cmocka_unit_test(test_width_is_bounded),
         cmocka_unit_test(test_svg),
         cmocka_unit_test(test_svg_is_golden),
+        cmocka_unit_test(test_texts_are_golden),
+        cmocka_unit_test(test_stages_are_golden),
         cmocka_unit_test(test_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
