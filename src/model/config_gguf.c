@@ -130,12 +130,13 @@ static void stretch_all(struct meta *m, struct model_config *c, double factor)
         c->rope_scaling.factors[i] = (float)factor;
 }
 
+/* Reads the kind of scaling. As in llama.cpp, a factor without a kind is linear. */
 static void read_scaling(struct meta *m, struct model_config *c)
 {
     const struct gguf_value *v = look(m, "rope.scaling.type");
     double factor = real(m, "rope.scaling.factor", 1);
-    const char *s = "none";
-    size_t n = 4;
+    const char *s = "linear";
+    size_t n = 6;
     if (m->rc == 0 && v != NULL && !gguf_string(v, &s, &n))
         m->rc = err_set(m->err, ERR_FORMAT, "'%s.rope.scaling.type' is not a string",
                         m->arch);

@@ -1,0 +1,551 @@
+/* test_model.c - opening a model: options, state dtype, context, rotation tables, announced memory,
+ * activations, and the format of its weights. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/pool.h"
+#include "model/weights_choose.h"
+#include "model/work.h"
+#include "packed_file.h"
+#include "solo.h"
+#include "tests/base/tempdir.h"
+
+#define FAMILIES "tests/model/golden/families/"
+#define GGUF     "tests/model/golden/gguf/"
+
+static struct device *open_device(int n_ranks, int n_stages)
+{
+    struct device *d;
+    struct err e = {0};
+    if (group_open("cpu", NULL, n_ranks, n_stages, NULL, &d, &e) != 0)
+        fail_msg("%s", e.msg);
+    return d;
+}
+
+static struct model *open_on(struct device *d, const char *source, struct model_opts o)
+{
+    struct model *m = NULL;
+    struct err e = {0};
+    o.dev = d;
+    if (model_open(source, &o, &m, &e) != 0)
+        fail_msg("%s: %s", source, e.msg);
+    return m;
+}
+
+static void refuse(const char *source, struct model_opts o, int code, const char *message)
+{
+    struct device *d = open_device(1, 1);
+    struct model *m = NULL;
+    struct err e = {0};
+    o.dev = d;
+    int rc = model_open(source, &o, &m, &e);
+    assert_null(m);
+    device_close(d);
+    if (rc != code || strstr(e.msg, message) == NULL)
+        fail_msg("%s: expected %s with '%s', got %s: %s", source, err_name(code), message,
+                 err_name(rc), e.msg);
+}
+
+#define OPTS(...) ((struct model_opts){__VA_ARGS__})
+
+/* --- options ------------------------------------------------------------------------------ */
+
+static void test_the_state_has_the_checkpoints_type_or_the_wanted_one(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *source, *dtype;
+        enum dtype want;
+    } known[] = {
+        {"synth:tiny-mha", NULL, DTYPE_F32},    {"synth:bench-220m", NULL, DTYPE_BF16},
+        {"synth:llama-2-7b", NULL, DTYPE_F16},  {"synth:tiny-mha", "bf16", DTYPE_BF16},
+        {"synth:llama-2-7b", "f32", DTYPE_F32}, {"models/demo", NULL, DTYPE_BF16},
+        {GGUF "llama3.gguf", NULL, DTYPE_BF16}, {GGUF "llama.gguf", "f16", DTYPE_F16},
+        {FAMILIES "llama", "bf16", DTYPE_BF16},
+    };
+    struct device *d = open_device(1, 1);
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        struct model *m = NULL;
+        enum weights_held held;
+        struct err e = {0};
+        struct model_opts o = {.dev = d, .dtype = known[i].dtype};
+        assert_int_equal(model_describe(known[i].source, &o, &m, &held, &e), 0);
+        if (strncmp(known[i].source, GGUF, strlen(GGUF)) == 0 && known[i].dtype == NULL) {
+            model_close(m); /* only the weights tell */
+            m = open_on(d, known[i].source, OPTS(0));
+        }
+        assert_int_equal(m->dtype, known[i].want);
+        model_close(m);
+    }
+    device_close(d);
+    refuse("synth:tiny-mha", OPTS(.dtype = "q8"), ERR_USAGE,
+           "state dtype 'q8': must be f32, f16 or bf16");
+}
+
+static int context(struct device *d, const char *source, int max_ctx)
+{
+    struct model *m = NULL;
+    enum weights_held held;
+    struct err e = {0};
+    struct model_opts o = {.dev = d, .max_ctx = max_ctx};
+    assert_int_equal(model_describe(source, &o, &m, &held, &e), 0);
+    int got = m->max_ctx;
+    model_close(m);
+    return got;
+}
+
+static void test_which_context_is_allowed(void **state)
+{
+    (void)state;
+    struct device *d = open_device(1, 1);
+    assert_int_equal(context(d, "synth:tiny-mha", 0), 2048);
+    assert_int_equal(context(d, "synth:tiny-mha", 100), 100);
+    assert_int_equal(context(d, "synth:tiny-mha", 5000), 5000); /* random weights */
+    assert_int_equal(context(d, "synth:opt-6.7b", 5000), 2048); /* a table of positions */
+    assert_int_equal(context(d, "synth:opt-6.7b", 2047), 2047);
+    assert_int_equal(context(d, FAMILIES "llama", 0), 256);
+    assert_int_equal(context(d, FAMILIES "llama", 255), 255);
+    assert_int_equal(context(d, FAMILIES "llama", 257), 256);
+    device_close(d);
+    /* the tables' memory is checked before it is taken */
+    refuse("synth:tiny-mha", OPTS(.max_ctx = 1 << 30), -ENOMEM,
+           "rotation tables for a context of 1073741824 tokens take");
+}
+
+static void test_formats_of_weights(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *source, *weights;
+        enum weights_held held;
+    } known[] = {
+        {"synth:tiny-mha", NULL, WEIGHTS_AS_STORED},
+        {"synth:tiny-mha", "checkpoint", WEIGHTS_AS_STORED},
+        {"synth:tiny-mha", "f32", WEIGHTS_F32},
+        {"synth:tiny-mha", "bf16", WEIGHTS_BF16},
+        {"synth:tiny-mha", "q8", WEIGHTS_Q8},
+        {"synth:tiny-mha", "bf16r", WEIGHTS_BF16R},
+        {"synth:tiny-mha", "q4", WEIGHTS_Q4},
+        {GGUF "llama.gguf", NULL, WEIGHTS_AS_STORED}, /* not quantised: nothing is chosen */
+        {GGUF "mixed.gguf", NULL, WEIGHTS_Q4},
+        {GGUF "mixed.gguf", "bf16", WEIGHTS_BF16},
+        {FAMILIES "llama3", "auto", WEIGHTS_BF16},
+    };
+    struct device *d = open_device(1, 1);
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        struct model *m = NULL;
+        enum weights_held held;
+        struct err e = {0};
+        struct model_opts o = {.dev = d, .weights = known[i].weights};
+        if (model_describe(known[i].source, &o, &m, &held, &e) != 0)
+            fail_msg("%s", e.msg);
+        assert_int_equal(held, known[i].held);
+        model_close(m);
+    }
+    device_close(d);
+    refuse("synth:tiny-mha", OPTS(.weights = "q5"), ERR_USAGE,
+           "weights 'q5': must be checkpoint, auto, f32, bf16, q8, q4 or bf16r");
+    refuse("synth:no-such", OPTS(0), ERR_NOT_FOUND, "unknown shape 'no-such'");
+}
+
+/* The note says what was measured, and exists only if something was. */
+static void test_notes(void **state)
+{
+    (void)state;
+    struct device *d = open_device(1, 1);
+    struct model *m = open_on(d, FAMILIES "llama3", OPTS(.weights = "auto"));
+    assert_non_null(strstr(m->note,
+                           "weights: matrices are held as bf16; q8 differs from f32 "
+                           "by "));
+    assert_non_null(strstr(m->note, "(limit 1e-03), bf16 differs from f32 by 0.0e+00 nats "
+                                    "per token (limit 1e-03)"));
+    model_close(m);
+    m = open_on(d, GGUF "mixed.gguf", OPTS(0));
+    assert_int_equal(strncmp(m->note, "weights: ", 9), 0);
+    assert_non_null(strstr(m->note, " tensors), "));
+    assert_non_null(strstr(m->note, " held as q4; q4 differs from f32 by "));
+    assert_null(strstr(m->note, "F32")); /* only quantised types are listed */
+    model_close(m);
+    m = open_on(d, "synth:tiny-gqa", OPTS(.weights = "q4"));
+    assert_non_null(strstr(m->note, "weights: converted to q4; they differ from f32 by "));
+    assert_non_null(strstr(m->note, "a short text has perplexity "));
+    model_close(m);
+    m = open_on(d, GGUF "mixed.gguf", OPTS(.weights = "q4"));
+    assert_string_equal(m->note, ""); /* the file's own blocks are used */
+    model_close(m);
+    m = open_on(d, "synth:tiny-gqa", OPTS(.weights = "q8"));
+    assert_string_equal(m->note, "");
+    model_close(m);
+    device_close(d);
+}
+
+static void test_formats_of_sources(void **state)
+{
+    (void)state;
+    char dir[TEMPDIR_BYTES], path[PATH_MAX];
+    struct device *d = open_device(1, 1);
+    tempdir_make_on_disk(dir, "model");
+    packed_file_make(dir, "synth:tiny-mha", "cpu", 1, "bf16", path);
+    const struct {
+        const char *source, *format;
+        bool any_context;
+    } known[] = {{"synth:tiny-mha", "synth", false},
+                 {GGUF "llama.gguf", "gguf", false},
+                 {FAMILIES "llama", "safetensors", false},
+                 {path, "packed", true}};
+    for (int i = 0; i < 4; i++) {
+        struct model *m = open_on(d, known[i].source, OPTS(.max_ctx = 4096));
+        assert_string_equal(model_format(m), known[i].format);
+        assert_string_equal(m->source, known[i].source);
+        assert_int_equal(m->is_packed, i == 3);
+        assert_int_equal(m->any_context, known[i].any_context);
+        assert_int_equal(m->max_ctx, i == 1 || i == 2 ? 256 : 4096);
+        if (i == 3)
+            assert_int_equal(m->packed_held, DTYPE_BF16);
+        model_close(m);
+    }
+    device_close(d);
+    /* the type was chosen when the file was written */
+    refuse(path, OPTS(.weights = "f32"), ERR_MISMATCH,
+           "is packed as bf16: remove --weights f32, or pack the model again with it");
+    d = open_device(1, 1);
+    static const char *const same[] = {"checkpoint", "auto", "bf16"};
+    for (int i = 0; i < 3; i++)
+        model_close(open_on(d, path, OPTS(.weights = same[i])));
+    device_close(d);
+    tempdir_remove(dir);
+}
+
+static void test_which_contexts_can_be_truncated(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *source;
+        int code;
+        const char *message;
+    } known[] = {{FAMILIES "llama", 0, ""},
+                 {FAMILIES "mistral", ERR_UNSUPPORTED, "sliding window of 16 tokens"},
+                 {FAMILIES "opt", ERR_UNSUPPORTED, "it has learned positions"}};
+    struct device *d = open_device(1, 1);
+    for (int i = 0; i < 3; i++) {
+        struct err e = {0};
+        struct model *m = open_on(d, known[i].source, OPTS(0));
+        assert_int_equal(model_check_truncation(m, &e), known[i].code);
+        assert_non_null(strstr(e.msg, known[i].message));
+        model_close(m);
+    }
+    device_close(d);
+}
+
+/* --- rotation tables ---------------------------------------------------------------------- */
+
+/* The definition: angles of a position, with the stretching of long wavelengths of Llama 3.1. */
+static double angle(const struct model_config *c, int pos, int i)
+{
+    const struct rope_scaling *s = &c->rope_scaling;
+    double freq = pow(c->rope_theta, -2.0 * i / c->d_rope);
+    if (s->kind == ROPE_SCALING_FACTORS)
+        freq /= (double)s->factors[i];
+    if (s->kind == ROPE_SCALING_LLAMA3) {
+        double wavelength = 2 * acos(-1.0) / freq;
+        double low = s->original_max_ctx / s->low_freq_factor,
+               high = s->original_max_ctx / s->high_freq_factor;
+        double smooth = (s->original_max_ctx / wavelength - s->low_freq_factor) /
+                        (s->high_freq_factor - s->low_freq_factor);
+        if (wavelength > low)
+            freq /= s->factor;
+        else if (wavelength >= high)
+            freq = (1 - smooth) * freq / s->factor + smooth * freq;
+    }
+    return pos * freq;
+}
+
+static void expect_rows(const struct model_config *c, const int32_t *pos, int n,
+                        const float *cos_rows, const float *sin_rows)
+{
+    int half = c->d_rope / 2;
+    for (int r = 0; r < n; r++)
+        for (int i = 0; i < half; i++) {
+            double a = angle(c, pos[r], i);
+            assert_true(fabs((double)cos_rows[r * half + i] - cos(a)) < 1e-6);
+            assert_true(fabs((double)sin_rows[r * half + i] - sin(a)) < 1e-6);
+        }
+}
+
+static void test_rotations_of_every_kind(void **state)
+{
+    (void)state;
+    static float cos_rows[4 * 128], sin_rows[4 * 128];
+    static const int32_t pos[4] = {0, 1, 63, 4097};
+    struct model_config c;
+    assert_int_equal(config_shape(&c, "llama-3-8b", NULL), 0);
+    model_rope_rows(&c, pos, 4, cos_rows, sin_rows);
+    expect_rows(&c, pos, 4, cos_rows, sin_rows);
+    /* frequencies on both sides of the two limits, and between them */
+    c.rope_scaling = (struct rope_scaling){.kind = ROPE_SCALING_LLAMA3,
+                                           .factor = 8,
+                                           .low_freq_factor = 1,
+                                           .high_freq_factor = 4,
+                                           .original_max_ctx = 8192};
+    model_rope_rows(&c, pos, 4, cos_rows, sin_rows);
+    expect_rows(&c, pos, 4, cos_rows, sin_rows);
+    c.rope_scaling = (struct rope_scaling){.kind = ROPE_SCALING_FACTORS};
+    for (int i = 0; i < 64; i++)
+        c.rope_scaling.factors[i] = 1 + (float)i / 8;
+    model_rope_rows(&c, pos, 4, cos_rows, sin_rows);
+    expect_rows(&c, pos, 4, cos_rows, sin_rows);
+}
+
+/* Tables have whole blocks of positions, one copy per stage. */
+static void test_rotation_tables_of_stages(void **state)
+{
+    (void)state;
+    for (int n_stages = 1; n_stages <= 2; n_stages++) {
+        struct device *d = open_device(1, n_stages);
+        struct model *m = open_on(d, "synth:tiny-mha", OPTS(.max_ctx = 65));
+        int half = m->cfg.d_rope / 2;
+        int32_t pos[128];
+        for (int i = 0; i < 128; i++)
+            pos[i] = i;
+        size_t floats = 128 * (size_t)half;
+        size_t block = rope_block_floats(128, m->cfg.d_rope);
+        assert_int_equal(model_rope_bytes(m), 2 * (floats + block) * sizeof(float));
+        for (int k = 0; k < n_stages; k++) {
+            const struct rope *r = &m->rope[k];
+            assert_int_equal(r->max_pos, 128);
+            assert_int_equal(r->d_rot, m->cfg.d_rope);
+            assert_int_equal(m->rope_mem[k].bytes, model_rope_bytes(m));
+            expect_rows(&m->cfg, pos, 128, r->cos, r->sin);
+            float *cos_t = calloc(block, sizeof *cos_t),
+                  *sin_t = calloc(block, sizeof *sin_t);
+            rope_block_make(r, cos_t, sin_t);
+            assert_memory_equal(cos_t, r->cos_t, block * sizeof *cos_t);
+            assert_memory_equal(sin_t, r->sin_t, block * sizeof *sin_t);
+            free(cos_t);
+            free(sin_t);
+        }
+        model_close(m);
+        device_close(d);
+    }
+    struct device *d = open_device(1, 1);
+    struct model *m = open_on(d, FAMILIES "opt", OPTS(0));
+    assert_int_equal(model_rope_bytes(m), 0);
+    assert_null(m->rope_mem[0].ptr);
+    assert_int_equal(m->rope[0].max_pos % KV_BLOCK_TOKENS, 0);
+    assert_true(m->rope[0].max_pos >= m->max_ctx);
+    model_close(m);
+    device_close(d);
+}
+
+/* --- memory ------------------------------------------------------------------------------- */
+
+struct told {
+    struct model_need need;
+    enum dtype dtype;
+    int n_calls, code;
+};
+
+static int reserve(void *arg, const struct model *m, const struct model_need *need,
+                   struct err *err)
+{
+    struct told *t = arg;
+    t->need = *need;
+    t->dtype = m->dtype;
+    t->n_calls++;
+    assert_null(m->w.layers[0].wq.mem.ptr); /* nothing is allocated yet */
+    return t->code == 0 ? 0 : err_set(err, t->code, "no room");
+}
+
+static size_t weights_bytes(const struct model *m, int stage)
+{
+    size_t n = 0;
+    for (int l = 0; l < m->cfg.n_layers; l++) {
+        const struct layer_weights *w = &m->w.layers[l];
+        if (model_stage(m, l) == stage)
+            n += w->wq.mem.bytes + w->wkv.mem.bytes + w->wv.mem.bytes + w->wo.mem.bytes +
+                 w->w_up.mem.bytes + w->w_down.mem.bytes;
+    }
+    return n;
+}
+
+/* A model announces exactly the memory of its matrices, vectors, tables and rotations. */
+static void test_the_announced_memory(void **state)
+{
+    (void)state;
+    static const char *const formats[] = {"f32", "bf16", "q8", "q4"};
+    for (int i = 0; i < 8; i++) {
+        struct told told = {0};
+        struct device *d = open_device(1, 1 + i / 4);
+        struct model *m = open_on(
+            d, "synth:tiny-gqa",
+            OPTS(.weights = formats[i % 4], .reserve = reserve, .reserve_arg = &told));
+        const struct model_config *c = &m->cfg;
+        size_t all = 0;
+        assert_int_equal(told.n_calls, 1);
+        /* a tensor each, one for vectors and one for rotations */
+        assert_int_equal(told.need.n_parts, 9 * c->n_layers + 3 + 2);
+        assert_int_equal(told.dtype, m->dtype);
+        for (int k = 0; k < d->n_stages; k++) {
+            int n_layers = 0;
+            for (int l = 0; l < c->n_layers; l++)
+                n_layers += model_stage(m, l) == k;
+            size_t vectors = (size_t)(2 * n_layers * c->n_embd) * sizeof(float);
+            size_t want = weights_bytes(m, k) + vectors + model_rope_bytes(m);
+            if (k == 0)
+                want += (size_t)(c->vocab_size * c->n_embd) * dtype_bytes(m->w.embed.dtype);
+            if (k == d->n_stages - 1)
+                want += m->w.head.mem.bytes + (size_t)c->n_embd * sizeof(float);
+            assert_int_equal(told.need.bytes[k], want);
+            all += want - model_rope_bytes(m);
+        }
+        assert_int_equal(m->w.bytes, all);
+        model_close(m);
+        device_close(d);
+    }
+    struct told told = {.code = ERR_LIMIT};
+    refuse("synth:tiny-gqa", OPTS(.reserve = reserve, .reserve_arg = &told), ERR_LIMIT,
+           "no room");
+    assert_int_equal(told.n_calls, 1);
+}
+
+static size_t lines(int64_t rows, int64_t cols, size_t element)
+{
+    return ((size_t)rows * (size_t)cols * element + 63) / 64 * 64;
+}
+
+/* Activations take exactly their matrices, each in whole cache lines. */
+static void test_the_memory_of_activations(void **state)
+{
+    (void)state;
+    static const char *const sources[] = {"synth:tiny-gqa", FAMILIES "phi"};
+    for (int i = 0; i < 4; i++) {
+        int ranks = 1 + i / 2, rows = i % 2 == 0 ? 3 : 40;
+        struct device *d = open_device(ranks, 1);
+        struct model *m = open_on(d, sources[i % 2], OPTS(.dtype = "bf16"));
+        const struct model_config *c = &m->cfg;
+        int64_t q = (int64_t)c->n_heads * c->d_head / ranks, kv = model_rank_kv_dim(m) * 2,
+                ffn = c->n_ffn / ranks;
+        size_t act = dtype_bytes(d->act_dtype);
+        size_t want = 2 * lines(rows, c->n_embd, 2) + lines(rows, kv, 2) +
+                      2 * lines(rows, c->n_embd, act) + lines(rows, c->n_embd, 4) +
+                      2 * lines(rows, q, act) + lines(rows, kv, act) +
+                      lines(rows, c->mlp_gated ? 2 * ffn : ffn, act) +
+                      lines(rows, ffn, act);
+        if (ranks > 1) {
+            int n = rows < 32 ? rows : 32;
+            want += lines(n, c->vocab_size / ranks, 4) +
+                    lines((int64_t)n * ranks, c->vocab_size / ranks, 4);
+        }
+        assert_int_equal(model_work_bytes(m, rows), want);
+        struct model_work *w;
+        struct err e = {0};
+        assert_int_equal(model_work_create(m, rows, &w, &e), 0);
+        assert_int_equal(model_work_rows(w), rows);
+        assert_int_equal(w->mem[0].bytes, want);
+        assert_int_equal(w->x.n, 2);
+        const struct activations *a = &w->at[0];
+        const struct mat *last = &a->ffn;
+        assert_int_equal((uint8_t *)last->data - (uint8_t *)w->mem[0].ptr,
+                         want - lines(rows, ffn, act));
+        assert_int_equal(a->head.rows, ranks > 1 ? (rows < 32 ? rows : 32) : 0);
+        model_work_destroy(w);
+        model_close(m);
+        device_close(d);
+    }
+}
+
+/* --- comparing formats -------------------------------------------------------------------- */
+
+enum { PROBE = 128, MAX_VOCAB = 512 };
+
+static void logits_of(const char *source, const char *weights, float *logits, int32_t *ids)
+{
+    struct solo t;
+    solo_open_held(&t, source, "f32", weights);
+    assert_true(t.m->cfg.vocab_size <= MAX_VOCAB);
+    for (int i = 0; i < PROBE; i++)
+        ids[i] = (i * 7919 + 13) % t.m->cfg.vocab_size;
+    for (int at = 0; at < PROBE; at += 32) /* a batch changes no bit */
+        solo_feed(&t, ids + at, 32, logits + (size_t)(at * t.m->cfg.vocab_size));
+    solo_close(&t);
+}
+
+static double log_p(const float *row, int vocab, int id)
+{
+    double sum = 0;
+    for (int i = 0; i < vocab; i++)
+        sum += exp((double)row[i]);
+    return (double)row[id] - log(sum);
+}
+
+/* A comparison reports the divergence and the perplexities that follow from the logits of whole
+ * models, on a text of 128 tokens. */
+static void test_a_comparison_measures_logits(void **state)
+{
+    (void)state;
+    static float exact[PROBE * MAX_VOCAB], other[PROBE * MAX_VOCAB];
+    int32_t ids[PROBE];
+    struct weights_choice c;
+    struct err e = {0};
+    struct device *d = open_device(1, 1);
+    struct model *m = open_on(d, "synth:tiny-gqa", OPTS(0));
+    assert_int_equal(weights_compare(m, WEIGHTS_Q8, &c, &e), 0);
+    assert_int_equal(c.held, WEIGHTS_Q8);
+    assert_int_equal(c.n_tried, 1);
+    int vocab = m->cfg.vocab_size;
+    logits_of("synth:tiny-gqa", "f32", exact, ids);
+    logits_of("synth:tiny-gqa", "q8", other, ids);
+    double kl = 0, nll[2] = {0, 0};
+    for (int r = 0; r < PROBE; r++) {
+        const float *a = exact + r * vocab, *b = other + r * vocab;
+        for (int i = 0; i < vocab; i++)
+            kl += exp(log_p(a, vocab, i)) * (log_p(a, vocab, i) - log_p(b, vocab, i));
+        if (r + 1 < PROBE) {
+            nll[0] -= log_p(a, vocab, ids[r + 1]);
+            nll[1] -= log_p(b, vocab, ids[r + 1]);
+        }
+    }
+    assert_true(kl > 0);
+    assert_true(fabs(c.tried[0].kl / (kl / PROBE) - 1) < 1e-6);
+    assert_true(fabs(c.perplexity / exp(nll[0] / (PROBE - 1)) - 1) < 1e-9);
+    assert_true(fabs(c.tried[0].perplexity / exp(nll[1] / (PROBE - 1)) - 1) < 1e-9);
+    model_close(m);
+    device_close(d);
+}
+
+static void test_limits_of_a_choice(void **state)
+{
+    (void)state;
+    assert_true(weights_max_kl(WEIGHTS_Q4) == WEIGHTS_MAX_KL_Q4);
+    assert_true(weights_max_kl(WEIGHTS_Q8) == WEIGHTS_MAX_KL);
+    assert_true(weights_max_kl(WEIGHTS_BF16) == WEIGHTS_MAX_KL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_state_has_the_checkpoints_type_or_the_wanted_one),
+        cmocka_unit_test(test_which_context_is_allowed),
+        cmocka_unit_test(test_formats_of_weights),
+        cmocka_unit_test(test_notes),
+        cmocka_unit_test(test_formats_of_sources),
+        cmocka_unit_test(test_which_contexts_can_be_truncated),
+        cmocka_unit_test(test_rotations_of_every_kind),
+        cmocka_unit_test(test_rotation_tables_of_stages),
+        cmocka_unit_test(test_the_announced_memory),
+        cmocka_unit_test(test_the_memory_of_activations),
+        cmocka_unit_test(test_a_comparison_measures_logits),
+        cmocka_unit_test(test_limits_of_a_choice),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
