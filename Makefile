@@ -240,6 +240,10 @@ $(TURNS): private WRAP := $(call wrapped,clock_now_ns clock_sleep_ns clock_wall_
          pthread_create pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock \
          pthread_mutex_trylock pthread_mutex_unlock sched_setscheduler setpriority)
 
+# This program has a clock of its own.
+PROFILE_CLOCK := $(B)/tests/state/test_profile_fit
+$(PROFILE_CLOCK): private WRAP += $(call wrapped,clock_now_ns clock_sleep_ns clock_cpu_now)
+
 tests: $(TEST_BIN) $(if $(filter release,$(VARIANT)),libs) $(if $(EMULATED),$(B)/hcache_emulated)
 
 # --- the library for other programs, and installing ---------------------------------------------

@@ -9,10 +9,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/utsname.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "policy/correction.h"
 #include "state/chain.h"
 #include "state/profile.h"
@@ -112,6 +116,17 @@ static void others_are_refused(void **state)
     p = measured(&expected);
     p.kv_bytes *= 2;
     refuse(&p, &expected, "bytes");
+    p = measured(&expected);
+    p.h_bytes *= 2;
+    refuse(&p, &expected,
+           "hidden states of 512 bytes and K and V of 512 bytes, the model's "
+           "have 256 and 512");
+    p = measured(&expected);
+    p.n_ranks = 2;
+    refuse(&p, &expected, "1 stages of 2 ranks each, this run has 1 of 1");
+    p = measured(&expected);
+    p.n_stages = 2;
+    refuse(&p, &expected, "2 stages of 1 ranks each, this run has 1 of 1");
     stack_close(&k);
 }
 
@@ -157,6 +172,108 @@ static void torn_files_are_refused(void **state)
         n_good += profile_load(&q, path, &expected, &err) == 0;
     }
     assert_int_equal(n_good, 0);
+    stack_close(&k);
+}
+
+/* A profile names the machine and the model, and the costs of both are unknown. */
+static void a_profile_begins_with_its_names(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct platform p, blank;
+    struct sha256 f = {{0xab, 0xcd}};
+    char today[2][16];
+    et_open(&k, &(struct stack_opts){.user.no_reuse = true});
+    platform_init(&blank);
+    for (int i = 0; i < 2; i++) { /* before and behind, since midnight may come between */
+        time_t now = (time_t)clock_wall_s();
+        struct tm tm;
+        strftime(today[i], sizeof today[i], "%Y-%m-%d", gmtime_r(&now, &tm));
+        if (i == 0)
+            profile_begin(&p, k.model, &f);
+    }
+    assert_true(strcmp(p.date, today[0]) == 0 || strcmp(p.date, today[1]) == 0);
+    assert_string_equal(p.commit, "-");
+    assert_int_equal(strlen(p.model), 64);
+    assert_ptr_equal(strstr(p.model, "abcd0000"), p.model);
+    assert_non_null(strstr(p.machine, ", cpu, 1 threads"));
+    struct utsname u;
+    assert_int_equal(uname(&u), 0);
+    assert_int_equal(strncmp(p.machine, u.nodename, strcspn(p.machine, ",")), 0);
+    assert_int_equal(p.n_ranks, 1);
+    assert_int_equal(p.n_stages, 1);
+    assert_int_equal(p.n_tiers, 0);
+    assert_true(p.c_tok.b_s == 0 && p.cpu_share == 0 && p.split_s == blank.split_s);
+    /* The stages of a device with memory of its own run beside one another. */
+    struct device grouped = *k.dev;
+    struct model m = *k.model;
+    m.dev = &grouped;
+    grouped.n_ranks = 2;
+    grouped.n_stages = 3;
+    profile_begin(&p, &m, &f);
+    assert_int_equal(p.n_ranks, 2);
+    assert_int_equal(p.n_stages, blank.n_stages);
+    grouped.unified = false;
+    profile_begin(&p, &m, &f);
+    assert_int_equal(p.n_stages, 3);
+    stack_close(&k);
+}
+
+static void a_shape_is_the_models(void **state)
+{
+    (void)state;
+    struct model_config c = {.n_layers = 1,
+                             .n_embd = 2,
+                             .n_heads = 3,
+                             .n_kv_heads = 4,
+                             .d_head = 5,
+                             .n_ffn = 6,
+                             .vocab_size = 7,
+                             .mlp_gated = true};
+    struct platform_shape s = profile_shape("name", &c, 1.5);
+    assert_string_equal(s.name, "name");
+    assert_int_equal(s.n_layers, 1);
+    assert_int_equal(s.d_model, 2);
+    assert_int_equal(s.n_heads, 3);
+    assert_int_equal(s.n_kv_heads, 4);
+    assert_int_equal(s.d_head, 5);
+    assert_int_equal(s.d_ffn, 6);
+    assert_int_equal(s.n_vocab, 7);
+    assert_true(s.gated_ffn && s.elem_bytes == 1.5);
+}
+
+/* A profile measured with less than three quarters of the processors is not kept. */
+static void a_disturbed_profile_is_known_by_its_share(void **state)
+{
+    (void)state;
+    static const struct {
+        double share;
+        bool is_disturbed;
+    } cases[] = {{0, false}, {0.01, true}, {0.74, true}, {0.75, false}, {1, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct platform p = {.cpu_share = cases[i].share};
+        assert_int_equal(profile_is_disturbed(&p), cases[i].is_disturbed);
+    }
+}
+
+/* Each model has a profile of its own, which only its owner may read. */
+static void a_profile_has_its_place(void **state)
+{
+    (void)state;
+    struct sha256 f = {{0x12, 0x34, 0, 0, 0, 0, 0, 0x56, 0x78}};
+    struct stack k;
+    struct platform p;
+    struct stat st;
+    struct err err = {0};
+    char *at = profile_path("/a/b", &f);
+    assert_string_equal(at, "/a/b/profile-1234000000000056.txt");
+    free(at);
+    et_open(&k, &(struct stack_opts){.user.no_reuse = true});
+    begin(&k, &p);
+    p = measured(&p);
+    assert_int_equal(profile_store(&p, path, &err), 0);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
     stack_close(&k);
 }
 
@@ -448,6 +565,10 @@ int main(void)
         cmocka_unit_test(others_are_refused),
         cmocka_unit_test(nonsense_is_refused),
         cmocka_unit_test(torn_files_are_refused),
+        cmocka_unit_test(a_profile_begins_with_its_names),
+        cmocka_unit_test(a_shape_is_the_models),
+        cmocka_unit_test(a_disturbed_profile_is_known_by_its_share),
+        cmocka_unit_test(a_profile_has_its_place),
         cmocka_unit_test(compute_costs_are_sane),
         cmocka_unit_test(a_failed_sample_ends_the_measurement),
         cmocka_unit_test(io_is_measured_on_what_exists),
