@@ -13,6 +13,7 @@
 
 #include "base/mem.h"
 #include "io/io.h"
+#include "io/io_sim.h"
 #include "storetest.h"
 #include "store/store_impl.h"
 
@@ -202,6 +203,303 @@ static void the_holder_is_named(void **state)
     st_place_close(&p);
 }
 
+/* --- the files themselves, without a store above them ----------------------------------------- */
+
+enum { BLOCK = STORE_ALIGN, DISK_BYTES = 32 << 20, DISK_RESERVE = DISK_BYTES / 16 };
+
+/* Opens the files of two folders on a simulated disk of 32 MiB. */
+static struct media *media_open(struct st_place *p, uint64_t max_step_bytes,
+                                uint64_t max_bytes)
+{
+    struct io_sim_opts disk = {.seed = 1, .capacity_bytes = DISK_BYTES};
+    struct err err = {0};
+    struct media *m = NULL;
+    assert_true(st_place_open(p, "sim", 2));
+    io_close(p->io);
+    assert_int_equal(io_sim_open(&disk, &p->io, &err), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(io_mkdirs(p->io, p->dirs[i], NULL, &err), 0);
+    struct files_opts o = {.io = p->io,
+                           .dirs = p->dirs,
+                           .n_dirs = 2,
+                           .segment_bytes = 1 << 20,
+                           .max_step_bytes = max_step_bytes,
+                           .max_bytes = max_bytes,
+                           .stuck_ns = INT64_MAX};
+    assert_int_equal(files_open(&o, &m, &err), 0);
+    return m;
+}
+
+static void media_end(struct st_place *p, struct media *m)
+{
+    m->ops->close(m);
+    st_place_close(p);
+}
+
+/* Writes an extent of n_blocks blocks that ends at end_bytes. */
+static int put(struct media *m, int device, uint32_t segment, uint64_t end_bytes,
+               int n_blocks, struct err *err)
+{
+    static uint8_t bytes[8 * BLOCK];
+    memset(bytes, 'x', sizeof bytes);
+    struct store_record r = {
+        .kind = STORE_KV, .bytes = bytes, .n_bytes = (uint32_t)(n_blocks - 1) * BLOCK};
+    const struct store_record *from[] = {&r};
+    struct chunk_header h = {.device = (uint16_t)device,
+                             .segment = segment,
+                             .offset = end_bytes - (uint64_t)n_blocks * BLOCK,
+                             .n_records = 1,
+                             .n_tokens = 1};
+    h.records[0] = (struct chunk_record){.kind = STORE_KV, .n_bytes = r.n_bytes};
+    h.n_bytes = chunk_layout(h.records, 1);
+    return m->ops->write(m, &h, from, NULL, err);
+}
+
+static uint64_t size_of(const struct st_place *p, struct media *m, int device,
+                        uint32_t segment)
+{
+    struct io_stat st = {0};
+    char path[400];
+    snprintf(path, sizeof path, "%s/seg-%06u.hc", p->dirs[device], segment);
+    if (io_stat(p->io, path, &st, NULL) != 0)
+        st.size_bytes = 0;
+    assert_int_equal(m->ops->segment_size(m, device, segment), st.size_bytes);
+    return st.size_bytes;
+}
+
+/* A file grows by a quarter of its length beyond the written bytes, by a step at most, and not
+ * beyond the length of a segment. */
+static void files_grow_in_steps(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t end_kib, size_kib;
+    } writes[] = {{16, 20},   {20, 20},   {24, 32},   {32, 32},    {36, 48},
+                  {512, 576}, {900, 964}, {964, 964}, {968, 1024}, {1024, 1024}};
+    struct st_place p;
+    struct err err = {0};
+    struct media *m = media_open(&p, 64 << 10, 0);
+    for (size_t i = 0; i < sizeof writes / sizeof writes[0]; i++) {
+        assert_int_equal(put(m, 0, 0, writes[i].end_kib << 10, 2, &err), 0);
+        assert_int_equal(size_of(&p, m, 0, 0), writes[i].size_kib << 10);
+    }
+    assert_int_equal(m->ops->n_segments(m, 0), 1);
+    assert_int_equal(m->ops->n_segments(m, 1), 0);
+    media_end(&p, m);
+}
+
+/* The files of all folders together stay within their bound. */
+static void files_stay_within_their_bound(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    enum { KIB = 1024 };
+    struct media *m = media_open(&p, 64 << 10, 200 * KIB + 1000);
+    assert_int_equal(put(m, 0, 0, 80 * KIB, 2, &err), 0);
+    assert_int_equal(size_of(&p, m, 0, 0), 100 * KIB);
+    assert_int_equal(put(m, 1, 2, 88 * KIB, 2, &err), 0);
+    assert_int_equal(size_of(&p, m, 1, 2),
+                     100 * KIB); /* a part of the step: 12 of 24 KiB */
+    assert_int_equal(put(m, 0, 0, 104 * KIB, 2, &err), ERR_LIMIT);
+    assert_non_null(strstr(err.msg, "would exceed its cap of 205800 bytes"));
+    assert_int_equal(size_of(&p, m, 0, 0), 100 * KIB);
+    assert_int_equal(put(m, 0, 0, 100 * KIB, 2, &err), 0);
+    assert_int_equal(m->ops->cut(m, 1, 2, 96 * KIB, &err), 0);
+    assert_int_equal(put(m, 0, 0, 104 * KIB, 2, &err), 0); /* exactly what is left */
+    assert_int_equal(size_of(&p, m, 0, 0), 104 * KIB);
+    assert_int_equal(put(m, 0, 1, 8 * KIB, 2, &err), ERR_LIMIT);
+    media_end(&p, m);
+}
+
+/* Takes space until so many bytes are free. */
+static void leave(const struct st_place *p, uint64_t free_bytes)
+{
+    struct io_file *f;
+    uint64_t now, total;
+    assert_int_equal(io_file_open(p->io, "/ballast", IO_CREATE, &f, NULL), 0);
+    assert_int_equal(io_space(p->io, "/", &now, &total, NULL), 0);
+    assert_int_equal(io_file_allocate(f, 0, now - free_bytes, NULL), 0);
+    io_file_close(f);
+}
+
+/* The index's device keeps a sixteenth of a small disk free, the others nothing. */
+static void files_leave_room_for_the_index(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t free_bytes;
+        int device, code;
+        uint64_t size_bytes;
+    } cases[] = {
+        {DISK_RESERVE + 5 * BLOCK, 0, 0, 5 * BLOCK},
+        {DISK_RESERVE + 4 * BLOCK, 0, 0, 4 * BLOCK}, /* without the step */
+        {DISK_RESERVE + 3 * BLOCK, 0, -ENOSPC, 0},
+        {DISK_RESERVE - BLOCK, 0, -ENOSPC, 0},
+        {5 * BLOCK, 1, 0, 5 * BLOCK},
+        {4 * BLOCK, 1, 0, 4 * BLOCK},
+        {3 * BLOCK, 1, -ENOSPC, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct st_place p;
+        struct err err = {0};
+        struct media *m = media_open(&p, 64 << 10, 0);
+        leave(&p, cases[i].free_bytes);
+        assert_int_equal(put(m, cases[i].device, 0, 4 * BLOCK, 4, &err), cases[i].code);
+        assert_int_equal(size_of(&p, m, cases[i].device, 0), cases[i].size_bytes);
+        if (i == 2)
+            assert_string_equal(err.msg,
+                                "/st/d0: No space left on device: 2060 KiB are free, "
+                                "and 2048 are kept for the index");
+        media_end(&p, m);
+    }
+}
+
+/* A file system that cannot reserve space, or has none for a whole step. */
+static void files_that_cannot_be_reserved(void **state)
+{
+    (void)state;
+    static const struct {
+        int fault;
+        uint64_t count;
+        int code;
+        uint64_t size_bytes;
+    } cases[] = {
+        {-EOPNOTSUPP, 1, 0, 4 * BLOCK},
+        {-EOPNOTSUPP, 2, 0, 4 * BLOCK},
+        {-ENOSPC, 1, 0, 4 * BLOCK},
+        {-ENOSPC, 2, -ENOSPC, 0},
+        {-EIO, 1, -EIO, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct st_place p;
+        struct err err = {0};
+        struct io_sim_fault fault = {.kind = IO_SIM_FAIL,
+                                     .on = IO_SIM_ON_SPACE,
+                                     .code = cases[i].fault,
+                                     .count = cases[i].count};
+        struct media *m = media_open(&p, 64 << 10, 0);
+        assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+        assert_int_equal(put(m, 0, 0, 4 * BLOCK, 4, &err), cases[i].code);
+        assert_int_equal(size_of(&p, m, 0, 0), cases[i].size_bytes);
+        media_end(&p, m);
+    }
+}
+
+/* Returns how many files and folders a sync writes. */
+static uint64_t n_synced(const struct st_place *p, struct media *m)
+{
+    struct err err = {0};
+    uint64_t before = io_sim_count(p->io, IO_SIM_AT_BARRIER);
+    assert_int_equal(m->ops->sync(m, &err), 0);
+    return io_sim_count(p->io, IO_SIM_AT_BARRIER) - before;
+}
+
+static void what_has_changed_is_synced_once(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct media *m = media_open(&p, 64 << 10, 0);
+    assert_int_equal(n_synced(&p, m), 2); /* a killed process may have left names */
+    assert_int_equal(n_synced(&p, m), 0);
+    assert_int_equal(put(m, 0, 0, 4 * BLOCK, 2, &err), 0);
+    assert_int_equal(put(m, 1, 3, 4 * BLOCK, 2, &err), 0);
+    assert_int_equal(n_synced(&p, m), 4);
+    assert_int_equal(put(m, 1, 3, 2 * BLOCK, 2, &err), 0);
+    assert_int_equal(n_synced(&p, m), 1);
+    assert_int_equal(m->ops->wipe(m, 0, 0, 0, BLOCK, &err), 0);
+    assert_int_equal(n_synced(&p, m), 1);
+    assert_int_equal(m->ops->cut(m, 0, 0, 3 * BLOCK, &err), 0);
+    assert_int_equal(n_synced(&p, m), 1);
+    assert_int_equal(m->ops->cut(m, 0, 0, 3 * BLOCK, &err), 0); /* has this length */
+    assert_int_equal(m->ops->cut(m, 0, 0, 4 * BLOCK, &err), 0);
+    assert_int_equal(m->ops->cut(m, 0, 7, 0, &err), 0); /* there is no such segment */
+    assert_int_equal(m->ops->wipe(m, 0, 7, 0, BLOCK, &err), 0);
+    assert_int_equal(m->ops->wipe(m, 0, 0, 3 * BLOCK, 5 * BLOCK, &err), 0);
+    assert_int_equal(m->ops->wipe(m, 0, 0, BLOCK, BLOCK, &err), 0);
+    assert_int_equal(n_synced(&p, m), 0);
+    assert_int_equal(size_of(&p, m, 0, 0), 3 * BLOCK);
+    assert_int_equal(m->ops->cut(m, 0, 0, 0, &err), 0);
+    assert_int_equal(size_of(&p, m, 0, 0), 0);
+    assert_int_equal(n_synced(&p, m), 1); /* the folder */
+    /* what could not be synced is tried again; a file stays failed (io.h) */
+    struct io_sim_fault fault = {
+        .kind = IO_SIM_FAIL, .on = IO_SIM_ON_DIR_SYNC, .code = -EIO, .count = 1};
+    assert_int_equal(put(m, 0, 1, 4 * BLOCK, 2, &err), 0);
+    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    assert_int_equal(m->ops->sync(m, &err), -EIO);
+    assert_int_equal(n_synced(&p, m), 1);
+    io_sim_fault_clear(p.io);
+    fault.on = IO_SIM_ON_SYNC;
+    assert_int_equal(put(m, 0, 1, 4 * BLOCK, 2, &err), 0);
+    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(m->ops->sync(m, &err), -EIO);
+    media_end(&p, m);
+}
+
+/* Wiping reaches to the file's end, and no other byte. */
+static void only_the_range_is_wiped(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t begin, end;
+    } ranges[] = {{1, 2}, {3, 4}, {4, 9}, {4, 5}, {5, 9}};
+    uint8_t *in = mem_map(5 * BLOCK), *want = mem_map(5 * BLOCK);
+    for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++) {
+        struct st_place p;
+        struct err err = {0};
+        struct media *m = media_open(&p, 64 << 10, 0);
+        uint64_t begin = ranges[i].begin * BLOCK, end = ranges[i].end * BLOCK;
+        assert_int_equal(put(m, 0, 0, 5 * BLOCK, 5, &err), 0);
+        assert_int_equal(m->ops->cut(m, 0, 0, 5 * BLOCK, &err), 0);
+        assert_int_equal(m->ops->read(m, 0, 0, 0, want, 5 * BLOCK, &err), 0);
+        assert_int_equal(want[5 * BLOCK - 1], 'x');
+        if (begin < 5 * BLOCK)
+            memset(want + begin, 0, (end < 5 * BLOCK ? end : 5 * BLOCK) - begin);
+        assert_int_equal(m->ops->wipe(m, 0, 0, begin, end, &err), 0);
+        assert_int_equal(m->ops->read(m, 0, 0, 0, in, 5 * BLOCK, &err), 0);
+        assert_memory_equal(in, want, 5 * BLOCK);
+        assert_int_equal(size_of(&p, m, 0, 0), 5 * BLOCK);
+        assert_int_equal(m->ops->read(m, 0, 0, 4 * BLOCK, in, 2 * BLOCK, &err), -ENODATA);
+        assert_null(m->ops->at(m, 0, 0, 0));
+        media_end(&p, m);
+    }
+    mem_unmap(in, 5 * BLOCK);
+    mem_unmap(want, 5 * BLOCK);
+}
+
+/* Only files with the names of segments are opened. */
+static void names_of_segments(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "seg-000003.hc",  "seg-4.hc",       "seg-0000005.hc",
+        "seg-000006.hcx", "seg-000007",     "seg-1048577.hc",
+        "xseg-000008.hc", "seg-000009.hc~", "seg--00010.hc"};
+    struct st_place p;
+    struct err err = {0};
+    struct media *m = media_open(&p, 64 << 10, 0);
+    m->ops->close(m);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char path[400];
+        struct io_file *f;
+        snprintf(path, sizeof path, "%s/%s", p.dirs[1], names[i]);
+        assert_int_equal(io_file_open(p.io, path, IO_CREATE, &f, &err), 0);
+        assert_int_equal(io_file_truncate(f, 3 * BLOCK, &err), 0);
+        io_file_close(f);
+    }
+    struct files_opts o = {
+        .io = p.io, .dirs = p.dirs, .n_dirs = 2, .segment_bytes = 1 << 20};
+    assert_int_equal(files_open(&o, &m, &err), 0);
+    assert_int_equal(m->ops->n_segments(m, 0), 0);
+    assert_int_equal(m->ops->n_segments(m, 1), 4);
+    for (uint32_t i = 0; i < 5; i++)
+        assert_int_equal(m->ops->segment_size(m, 1, i), i == 3 ? 3 * BLOCK : 0);
+    media_end(&p, m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -210,6 +508,13 @@ int main(void)
         cmocka_unit_test(removed_under_way),
         cmocka_unit_test(read_beside_a_writer),
         cmocka_unit_test(the_holder_is_named),
+        cmocka_unit_test(files_grow_in_steps),
+        cmocka_unit_test(files_stay_within_their_bound),
+        cmocka_unit_test(files_leave_room_for_the_index),
+        cmocka_unit_test(files_that_cannot_be_reserved),
+        cmocka_unit_test(what_has_changed_is_synced_once),
+        cmocka_unit_test(only_the_range_is_wiped),
+        cmocka_unit_test(names_of_segments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
