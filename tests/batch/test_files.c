@@ -20,6 +20,7 @@
 #include "batch/input.h"
 #include "batch/line.h"
 #include "batch/output.h"
+#include "format/json.h"
 
 static char folder[] = "/tmp/hcache-batch.XXXXXX";
 
@@ -69,6 +70,25 @@ static void a_set_knows_what_it_was_given(void **state)
     }
     assert_int_equal(s.n, 5000);
     idset_free(&s);
+}
+
+/* At most half of the slots are used, and their number doubles from 256 on. */
+static void a_set_grows_by_doubling(void **state)
+{
+    (void)state;
+    struct idset s = {0};
+    for (int i = 0; i < 600; i++) {
+        char name[8];
+        int n = snprintf(name, sizeof name, "%d", i);
+        assert_true(idset_add(&s, name, (size_t)n));
+        assert_int_equal(s.n, i + 1);
+        assert_int_equal(s.cap, i < 128 ? 256 : i < 256 ? 512 : i < 512 ? 1024 : 2048);
+    }
+    assert_false(idset_has(&s, "600", 3));
+    assert_false(idset_has(&s, "60", 3)); /* a zero byte is a part of a name */
+    idset_free(&s);
+    assert_null(s.slots);
+    assert_int_equal(s.n + s.cap, 0);
 }
 
 /* --- input ------------------------------------------------------------------------------------ */
@@ -314,6 +334,110 @@ static void a_line_is_refused_with_a_code(void **state)
     idset_free(&seen);
 }
 
+/* Each fault says what to change, and where. */
+static void a_refusal_has_its_message(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *code, *param, *message;
+    } rows[] = {
+        {"{", "invalid_json_line", "", "the line: a string was expected, at byte 1"},
+        {"{\"custom_id\":\"b\"}", "invalid_method", "method", "'method' must be \"POST\""},
+        {"{\"custom_id\":\"c\",\"method\":\"post\"}", "invalid_method", "method",
+         "'method' must be \"POST\""},
+        {"{\"custom_id\":\"d\",\"method\":\"POST\",\"url\":\"/v1/completion\"}",
+         "invalid_url", "url",
+         "'url' must be \"/v1/chat/completions\" or \"/v1/completions\" in a batch of this "
+         "server"},
+        {"{\"custom_id\":\"e\",\"method\":\"POST\",\"url\":\"/v1/completions\"}",
+         "missing_body", "body", "'body' must be an object"},
+        {CHAT("first", "{}"), "duplicate_custom_id", "custom_id",
+         "an earlier line has the custom_id 'first'"},
+    };
+    struct idset seen = {0};
+    struct line l;
+    struct fault f;
+    assert_int_equal(read_as(CHAT("first", "{}"), 1, &seen, &l, &f), 0);
+    line_deinit(&l);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        f = (struct fault){0};
+        assert_int_equal(read_as(rows[i].text, 2, &seen, &l, &f), -1);
+        assert_int_equal(f.status, 400);
+        assert_string_equal(f.code, rows[i].code);
+        assert_string_equal(f.param, rows[i].param);
+        assert_string_equal(f.message, rows[i].message);
+        line_deinit(&l);
+    }
+    assert_int_equal(seen.n, 1); /* a refused line's custom_id can be used again */
+    idset_free(&seen);
+    assert_int_equal(line_kind("/v1/chat/completions"), REQUEST_CHAT);
+    assert_int_equal(line_kind("/v1/completions"), REQUEST_COMPLETION);
+    assert_int_equal(line_kind("/v1/completions/"), 0);
+}
+
+/* A line's values may take 16 MiB more memory than its text. Empty lists take 168 bytes each. */
+static void a_line_of_many_values_is_refused(void **state)
+{
+    (void)state;
+    static const int n_lists[] = {99000, 103000};
+    for (int i = 0; i < 2; i++) {
+        struct textbuf text = {0};
+        struct idset seen = {0};
+        struct line l;
+        struct fault f = {0};
+        textbuf_addf(&text, "{\"custom_id\":\"a\",\"x\":[[]");
+        for (int k = 1; k < n_lists[i]; k++)
+            textbuf_add(&text, ",[]", 3);
+        textbuf_add(&text, "]}", 2);
+        assert_int_equal(read_as(text.p, 1, &seen, &l, &f), -1);
+        assert_string_equal(f.code, i == 0 ? "unknown_parameter" : "too_many_values");
+        assert_int_equal(l.json != NULL, i == 0);
+        assert_true(i == 1 || l.n_memory > sizeof l + text.n + 168u * 99000);
+        assert_true(i == 0 || l.n_memory == sizeof l + text.n);
+        line_deinit(&l);
+        idset_free(&seen);
+        textbuf_free(&text);
+    }
+}
+
+/* The lines that answer a request and a line that is none, letter for letter. */
+static void answers_have_their_form(void **state)
+{
+    (void)state;
+    struct idset seen = {0};
+    struct line l;
+    struct fault f = {0};
+    assert_int_equal(read_as(CHAT("a\\\"b", "{}"), 1, &seen, &l, &f), 0);
+    assert_int_equal(strlen(l.name), LINE_NAME_BYTES - 1);
+    assert_int_equal(strspn(l.name, "0123456789abcdef"), LINE_NAME_BYTES - 1);
+    assert_int_equal(json_kind(l.body), JSON_KIND_OBJECT);
+    struct json *body = json_new_object();
+    json_put_int(body, "x", 1);
+    char *got = line_answer(&l, 201, body);
+    char *want = xasprintf(
+        "{\"id\": \"batch_req_%s\", \"custom_id\": \"a\\\"b\", \"response\": "
+        "{\"status_code\": 201, \"request_id\": \"req_%s\", \"body\": "
+        "{\"x\": 1}}, \"error\": null}",
+        l.name, l.name);
+    assert_string_equal(got, want);
+    free(got);
+    free(want);
+    line_deinit(&l);
+    assert_null(l.json);
+    assert_int_equal(read_as("{\"custom_id\":\"k\"}", 7, &seen, &l, &f), -1);
+    got = line_fault(&l, &f);
+    want = xasprintf(
+        "{\"id\": \"batch_req_%s\", \"custom_id\": \"k\", \"response\": null, "
+        "\"error\": {\"code\": \"invalid_method\", \"message\": \"'method' must be "
+        "\\\"POST\\\"\", \"param\": \"method\", \"line\": 7}}",
+        l.name);
+    assert_string_equal(got, want);
+    free(got);
+    free(want);
+    line_deinit(&l);
+    idset_free(&seen);
+}
+
 /* A custom_id has at most LINE_MAX_CUSTOM_ID bytes. The fault names the line and the field. */
 static void a_custom_id_has_a_bound(void **state)
 {
@@ -552,6 +676,75 @@ static void what_was_not_synced_is_not_there(void **state)
     idset_free(&done);
 }
 
+/* Lines of more than one buffer are all found, and a file of another kind is recognised late. */
+static void a_long_output_is_read_to_its_end(void **state)
+{
+    (void)state;
+    struct output o;
+    struct idset done = {0};
+    struct err err = {0};
+    struct textbuf text = {0};
+    char *filler = xcalloc(1, 100001);
+    memset(filler, 'f', 100000);
+    for (int i = 0; i < 9; i++)
+        textbuf_addf(&text,
+                     "{\"id\": \"batch_req_%d\", \"custom_id\": \"%d\", \"response\": "
+                     "{\"status_code\": %d, \"body\": \"%s\"}}\n",
+                     i, i,
+                     i % 3 == 0   ? 200
+                     : i % 3 == 1 ? 201
+                                  : 400,
+                     filler);
+    assert_int_equal(output_open(&o, put("out", text.p, text.n), false, &done, &err), 0);
+    assert_int_equal(o.n_lines, 9);
+    assert_int_equal(o.n_failed, 6);
+    assert_int_equal(o.n_bytes, text.n);
+    assert_true(is_done(&done, "0") && is_done(&done, "8") && !is_done(&done, "9"));
+    output_close(&o);
+    textbuf_addf(&text, "{\"id\": 1}\n");
+    assert_int_equal(output_open(&o, put("out", text.p, text.n), false, &done, &err),
+                     ERR_FORMAT);
+    assert_non_null(strstr(err.msg, "/out: line 10 is not from a batch's output;"));
+    output_close(&o);
+    assert_holds("out", text.p);
+    textbuf_free(&text);
+    idset_free(&done);
+    free(filler);
+}
+
+/* Lines for standard output are written at its position, and it stays open. */
+static void standard_output_is_written_and_stays_open(void **state)
+{
+    (void)state;
+    struct output o;
+    struct idset done = {0};
+    struct err err = {0};
+    int own = dup(STDOUT_FILENO), fd = open(put("stdout", "x", 1), O_WRONLY | O_CLOEXEC);
+    assert_true(own >= 0 && fd >= 0);
+    fflush(stdout);
+    assert_int_equal(lseek(fd, 1, SEEK_SET), 1);
+    dup2(fd, STDOUT_FILENO);
+    int opened = output_open(&o, "-", true, &done, &err);
+    output_add(&o, "one");
+    output_add(&o, "two");
+    int first = output_sync(&o, &err);
+    output_add(&o, "three");
+    int second = output_sync(&o, &err);
+    output_close(&o);
+    struct stat st;
+    int is_open = fstat(STDOUT_FILENO, &st);
+    assert_int_equal(dup2(own, STDOUT_FILENO), STDOUT_FILENO);
+    close(own);
+    close(fd);
+    assert_int_equal(opened, 0);
+    assert_int_equal(first, 0);
+    assert_int_equal(second, 0);
+    assert_int_equal(is_open, 0);
+    assert_holds("stdout", "xone\ntwo\nthree\n");
+    idset_free(&done);
+    output_close(&(struct output){0});
+}
+
 /* A user who names the wrong file loses nothing. */
 static void a_file_of_another_kind_stays_as_it_is(void **state)
 {
@@ -629,6 +822,8 @@ static void the_time_left_is_a_range(void **state)
     assert_true(estimate_left(&early, &low, &high));
     early.elapsed_s = 0.9;
     assert_false(estimate_left(&early, &low, &high));
+    early.elapsed_s = 0;
+    assert_false(estimate_left(&early, &low, &high));
     early.elapsed_s = 1;
     assert_true(estimate_left(&early, &low, &high));
     early.bytes_done = 0;
@@ -641,6 +836,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_set_knows_what_it_was_given),
+        cmocka_unit_test(a_set_grows_by_doubling),
         cmocka_unit_test(lines_come_one_by_one),
         cmocka_unit_test(a_line_has_a_bound),
         cmocka_unit_test(the_bound_counts_the_bytes_of_a_line),
@@ -651,6 +847,9 @@ int main(void)
         cmocka_unit_test(an_input_may_be_the_first_descriptor),
         cmocka_unit_test(a_pipe_may_have_nothing_yet),
         cmocka_unit_test(a_line_is_refused_with_a_code),
+        cmocka_unit_test(a_refusal_has_its_message),
+        cmocka_unit_test(a_line_of_many_values_is_refused),
+        cmocka_unit_test(answers_have_their_form),
         cmocka_unit_test(a_custom_id_has_a_bound),
         cmocka_unit_test(a_line_that_was_dropped_is_answered),
         cmocka_unit_test(names_follow_the_text),
@@ -658,6 +857,8 @@ int main(void)
         cmocka_unit_test(an_output_that_is_no_file_is_refused),
         cmocka_unit_test(a_write_that_fails_is_made_again),
         cmocka_unit_test(what_was_not_synced_is_not_there),
+        cmocka_unit_test(a_long_output_is_read_to_its_end),
+        cmocka_unit_test(standard_output_is_written_and_stays_open),
         cmocka_unit_test(a_file_of_another_kind_stays_as_it_is),
         cmocka_unit_test(one_job_writes_a_file),
         cmocka_unit_test(the_time_left_is_a_range),

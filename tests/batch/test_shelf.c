@@ -6,15 +6,21 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "batch/shelf.h"
+#include "format/json.h"
 
 /* The folder lies in memory if the machine has a file system for that, because these tests write
  * hundreds of files. */
@@ -358,17 +364,630 @@ static void old_batches_are_forgotten(void **state)
     free(b);
 }
 
+/* --- records ---------------------------------------------------------------------------------- */
+
+static struct json *read_record(const char *id)
+{
+    char *path = xasprintf("%s/%s.json", folder, id), *text;
+    size_t n;
+    struct json *o;
+    assert_int_equal(file_read(path, 1 << 20, &text, &n, &err), 0);
+    assert_int_equal(json_parse(&o, text, n, path, &err), 0);
+    free(text);
+    free(path);
+    return o;
+}
+
+static void write_record(const char *id, const struct json *o)
+{
+    char *name = xasprintf("%s.json", id), *text = json_text(o, 0);
+    put(name, text);
+    free(text);
+    free(name);
+}
+
+/* Opens the shelf and returns whether it has the record. Warnings are not printed. */
+static bool is_known(const char *id, bool is_file)
+{
+    struct shelf_batch *b = xcalloc(1, sizeof *b);
+    struct shelf_file f;
+    log_set_level(LOG_QUIET);
+    struct shelf *s = open_shelf(1 << 20);
+    log_set_level(LOG_WARN);
+    int rc = is_file ? shelf_read_file(s, "t", id, &f, NULL, &err)
+                     : shelf_find_batch(s, "t", id, b, &err);
+    shelf_close(s);
+    free(b);
+    assert_true(rc == 0 || rc == ERR_NOT_FOUND);
+    return rc == 0;
+}
+
+enum change { DROPPED, NULLED, OTHER_TYPE, NEGATIVE, LONG, TOO_LONG, CHANGES };
+
+/* Changes a member of a record. Returns false if the change does not suit the member: its type is
+ * 't' (text), 'i' (integer) or 'b' (boolean), and a text with a bound has `room` bytes. */
+static bool change_member(struct json *o, const char *name, char type, size_t room,
+                          enum change how)
+{
+    char text[SHELF_MAX_METADATA + 1] = {0};
+    memset(text, 'x', how == LONG && room > 0 ? room - 1 : room);
+    json_drop(o, name);
+    switch (how) {
+    case DROPPED:
+        return true;
+    case NULLED:
+        json_put_null(o, name);
+        return true;
+    case OTHER_TYPE:
+        if (type == 't')
+            json_put_int(o, name, 1);
+        else
+            json_put_string(o, name, "1");
+        return true;
+    case NEGATIVE:
+        json_put_int(o, name, -1);
+        return type == 'i';
+    case LONG:
+    case TOO_LONG:
+        json_put_string(o, name, text);
+        return room > 0;
+    case CHANGES:
+        break;
+    }
+    return false;
+}
+
+/* A record counts only if it has all its fields, each with its type, and no text is too long. */
+static void a_record_needs_each_of_its_fields(void **state)
+{
+    (void)state;
+    static const struct {
+        bool is_file;
+        const char *name;
+        char type;
+        size_t room;
+    } rows[] = {
+        {true, "id", 't', 0},
+        {true, "tenant", 't', 0},
+        {true, "created", 'i', 0},
+        {true, "name", 't', SHELF_NAME_BYTES},
+        {true, "purpose", 't', 16},
+        {true, "bytes", 'i', 0},
+        {false, "id", 't', 0},
+        {false, "tenant", 't', 0},
+        {false, "created", 'i', 0},
+        {false, "status", 't', 0},
+        {false, "endpoint", 't', 64},
+        {false, "input", 't', 0},
+        {false, "output", 't', 0},
+        {false, "errors", 't', 0},
+        {false, "has_output", 'b', 0},
+        {false, "has_errors", 'b', 0},
+        {false, "lines", 'i', 0},
+        {false, "done", 'i', 0},
+        {false, "failed", 'i', 0},
+        {false, "error_code", 't', 32},
+        {false, "error_message", 't', 300},
+        {false, "metadata", 't', SHELF_MAX_METADATA},
+    };
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_batch *b = add_batch(s, "t");
+    shelf_close(s);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const char *id = rows[i].is_file ? b->input : b->head.id;
+        struct json *whole = read_record(id);
+        for (int how = 0; how < CHANGES; how++) {
+            struct json *o = read_record(id);
+            if (change_member(o, rows[i].name, rows[i].type, rows[i].room,
+                              (enum change)how)) {
+                write_record(id, o);
+                if (is_known(id, rows[i].is_file) != (how == LONG))
+                    fail_msg("%s, change %d", rows[i].name, how);
+                write_record(id, whole);
+            }
+            json_free(o);
+        }
+        assert_true(is_known(id, rows[i].is_file));
+        json_free(whole);
+    }
+    /* an unknown status, and a record under the name of another one */
+    struct json *o = read_record(b->head.id);
+    json_drop(o, "status");
+    json_put_string(o, "status", "paused");
+    write_record(b->head.id, o);
+    assert_false(is_known(b->head.id, false));
+    json_drop(o, "status");
+    json_put_string(o, "status", "completed");
+    write_record(b->head.id, o);
+    assert_true(is_known(b->head.id, false));
+    static const char other[] = "batch_012301230123012301230123";
+    write_record(other, o);
+    assert_false(is_known(other, false));
+    json_drop(o, "at"); /* times may be missing */
+    write_record(b->head.id, o);
+    assert_true(is_known(b->head.id, false));
+    json_free(o);
+    free(b);
+}
+
+/* Every field of a batch comes back after a restart. */
+static void a_batch_is_kept_with_all_its_fields(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_batch *b = add_batch(s, "t"), *found = xcalloc(1, sizeof *found);
+    assert_int_equal(b->status, BATCH_VALIDATING);
+    assert_int_equal(strspn(b->head.id + 6, "0123456789abcdef"), SHELF_ID_DIGITS);
+    assert_memory_equal(b->head.id, "batch_", 6);
+    assert_string_equal(b->head.tenant, "t");
+    assert_memory_equal(b->output, "file-", 5);
+    assert_string_not_equal(b->output, b->errors);
+    assert_true(b->head.created_s > 1500000000);
+    for (int status = 0; status < BATCH_STATUSES; status++) {
+        b->status = (enum batch_status)status;
+        for (int i = 0; i < BATCH_STATUSES; i++)
+            b->at_s[i] = i == status ? 0 : 100 + i;
+        b->has_output = status % 2 == 0;
+        b->has_errors = status % 2 == 1;
+        b->n_lines = 30 + status;
+        b->n_done = 20 + status;
+        b->n_failed = 10 + status;
+        strcpy(b->error_code, "code");
+        strcpy(b->error_message, "a \"message\"");
+        assert_int_equal(shelf_put_batch(s, b, &err), 0);
+        shelf_close(s);
+        s = open_shelf(1 << 20);
+        assert_int_equal(shelf_find_batch(s, "t", b->head.id, found, &err), 0);
+        assert_memory_equal(b, found, sizeof *b);
+    }
+    shelf_close(s);
+    free(found);
+    free(b);
+}
+
+static void states_have_names_and_ends(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        bool is_end;
+    } rows[BATCH_STATUSES] = {[BATCH_VALIDATING] = {"validating", false},
+                              [BATCH_IN_PROGRESS] = {"in_progress", false},
+                              [BATCH_FINALIZING] = {"finalizing", false},
+                              [BATCH_COMPLETED] = {"completed", true},
+                              [BATCH_FAILED] = {"failed", true},
+                              [BATCH_CANCELLING] = {"cancelling", false},
+                              [BATCH_CANCELLED] = {"cancelled", true}};
+    struct shelf_batch *b = xcalloc(1, sizeof *b);
+    for (int i = 0; i < BATCH_STATUSES; i++) {
+        b->status = (enum batch_status)i;
+        assert_string_equal(batch_status_name(b->status), rows[i].name);
+        assert_int_equal(batch_has_ended(b), rows[i].is_end);
+    }
+    free(b);
+}
+
+/* --- pages ------------------------------------------------------------------------------------ */
+
+/* Sets the time at which a record was created. */
+static void set_created(const char *id, int64_t created_s)
+{
+    struct json *o = read_record(id);
+    json_drop(o, "created");
+    json_put_int(o, "created", created_s);
+    write_record(id, o);
+    json_free(o);
+}
+
+/* Lists a page of files. Returns the first letters of their names, and '+' if there are more. */
+static const char *page_of(struct shelf *s, struct shelf_page page)
+{
+    static char text[20];
+    struct shelf_file f[10];
+    bool more;
+    int n = shelf_list_files(s, &page, f, &more);
+    for (int i = 0; i < n; i++)
+        text[i] = f[i].name[0];
+    text[n] = more ? '+' : 0;
+    text[n + 1] = 0;
+    return text;
+}
+
+static void files_are_listed_in_pages(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_file f[6];
+    static const char *const names[] = {"a", "b", "c", "d", "e", "other"};
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(
+            shelf_add_file(s, i < 5 ? "t" : "u", names[i], "x", 1, &f[i], &err), 0);
+    shelf_close(s);
+    /* the order of creation, not that of the ids or of the folder, decides after a restart */
+    for (int i = 0; i < 6; i++)
+        set_created(f[i].head.id, i == 5 ? 1002 : 1000 + (i * 2) % 5);
+    struct json *o = read_record(f[3].head.id);
+    json_drop(o, "purpose");
+    json_put_string(o, "purpose", "batch_output");
+    write_record(f[3].head.id, o);
+    json_free(o);
+    s = open_shelf(1 << 20);
+    /* a 1000, d 1001, b 1002, e 1003, c 1004 */
+    struct shelf_page p = {.tenant = "t", .limit = 10, .oldest_first = true};
+    assert_string_equal(page_of(s, p), "adbec");
+    p.oldest_first = false;
+    assert_string_equal(page_of(s, p), "cebda");
+    p.limit = 5;
+    assert_string_equal(page_of(s, p), "cebda");
+    p.limit = 4;
+    assert_string_equal(page_of(s, p), "cebd+");
+    p.after = f[4].head.id;
+    assert_string_equal(page_of(s, p), "bda");
+    p.limit = 3;
+    assert_string_equal(page_of(s, p), "bda");
+    p.limit = 2;
+    assert_string_equal(page_of(s, p), "bd+");
+    p.oldest_first = true;
+    assert_string_equal(page_of(s, p), "c");
+    p.after = f[2].head.id;
+    assert_string_equal(page_of(s, p), "");
+    p.after = f[5].head.id; /* of another tenant */
+    assert_string_equal(page_of(s, p), "");
+    p.after = NULL;
+    p.limit = 0;
+    assert_string_equal(page_of(s, p), "+");
+    p.limit = 10;
+    p.purpose = "batch_output";
+    assert_string_equal(page_of(s, p), "d");
+    p.purpose = "batch";
+    assert_string_equal(page_of(s, p), "abec");
+    p.purpose = NULL;
+    assert_int_equal(shelf_delete_file(s, "t", f[1].head.id, &err), 0);
+    assert_string_equal(page_of(s, p), "adec");
+    p.tenant = "u";
+    assert_string_equal(page_of(s, p), "o");
+    shelf_close(s);
+}
+
+/* Records of the same second are in the order of their ids. */
+static void equal_times_are_ordered_by_id(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_file f[8], all[8];
+    bool more;
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(shelf_add_file(s, "t", "n", "x", 1, &f[i], &err), 0);
+    shelf_close(s);
+    for (int i = 0; i < 8; i++)
+        set_created(f[i].head.id, 1000);
+    s = open_shelf(1 << 20);
+    const struct shelf_page p = {.tenant = "t", .limit = 8, .oldest_first = true};
+    assert_int_equal(shelf_list_files(s, &p, all, &more), 8);
+    for (int i = 1; i < 8; i++)
+        assert_true(strcmp(all[i - 1].head.id, all[i].head.id) < 0);
+    shelf_close(s);
+}
+
+static void batches_are_listed_in_pages(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_batch *b[3], *page = xcalloc(3, sizeof *page);
+    bool more;
+    for (int i = 0; i < 3; i++)
+        b[i] = add_batch(s, "t");
+    struct shelf_page p = {.tenant = "t", .limit = 2};
+    assert_int_equal(shelf_list_batches(s, &p, page, &more), 2);
+    assert_true(more);
+    for (int i = 0; i < 2; i++)
+        assert_memory_equal(&page[i], b[2 - i], sizeof *page);
+    p.after = page[1].head.id;
+    assert_int_equal(shelf_list_batches(s, &p, page, &more), 1);
+    assert_false(more);
+    assert_string_equal(page[0].head.id, b[0]->head.id);
+    shelf_close(s);
+    for (int i = 0; i < 3; i++)
+        free(b[i]);
+    free(page);
+}
+
+/* --- bounds and faults ------------------------------------------------------------------------ */
+
+static void a_file_has_its_bytes_and_a_short_name(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_file f, again;
+    struct stat st;
+    char name[SHELF_NAME_BYTES + 10] = {0}, bytes[10];
+    int fd = -1;
+    memset(name, 'n', sizeof name - 1);
+    assert_int_equal(shelf_add_file(s, "t", name, "by\0es", 5, &f, &err), 0);
+    assert_int_equal(strlen(f.name), SHELF_NAME_BYTES - 1);
+    assert_string_equal(f.purpose, "batch");
+    assert_int_equal(f.n_bytes, 5);
+    assert_memory_equal(f.head.id, "file-", 5);
+    assert_int_equal(strlen(f.head.id), 5 + SHELF_ID_DIGITS);
+    assert_int_equal(shelf_read_file(s, "t", f.head.id, &again, &fd, &err), 0);
+    assert_memory_equal(&f, &again, sizeof f);
+    assert_int_equal(read(fd, bytes, 10), 5);
+    assert_memory_equal(bytes, "by\0es", 5);
+    assert_int_equal(fstat(fd, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    close(fd);
+    assert_int_equal(shelf_delete_file(s, "t", f.head.id, &err), 0);
+    assert_int_equal(shelf_delete_file(s, "t", f.head.id, &err), ERR_NOT_FOUND);
+    char *want = xasprintf("there is no file '%s'", f.head.id);
+    assert_string_equal(err.msg, want);
+    free(want);
+    char *record = xasprintf("%s.json", f.head.id);
+    assert_false(is_there(f.head.id) || is_there(record));
+    free(record);
+    shelf_close(s);
+    shelf_close(NULL);
+}
+
+/* A batch needs room for its record, and for one more that its answers will have. */
+static void a_batch_needs_room(void **state)
+{
+    (void)state;
+    for (uint64_t less = 0; less < 2; less++) {
+        struct shelf *s = open_shelf(3 * SHELF_RECORD_BYTES + 3 - less);
+        struct shelf_batch *b = xcalloc(1, sizeof *b);
+        struct shelf_file f;
+        assert_int_equal(shelf_add_file(s, "t", "in", "{}\n", 3, &f, &err), 0);
+        assert_int_equal(shelf_room(s), 2 * SHELF_RECORD_BYTES - less);
+        assert_int_equal(shelf_add_batch(s, "t", f.head.id, b, &err),
+                         less == 0 ? 0 : ERR_LIMIT);
+        assert_int_equal(shelf_room(s),
+                         less == 0 ? SHELF_RECORD_BYTES : 2 * SHELF_RECORD_BYTES - 1);
+        shelf_set_growing(s, 5 * SHELF_RECORD_BYTES);
+        assert_int_equal(shelf_room(s), 0);
+        assert_int_equal(shelf_keep_answers(s, b, &err),
+                         0); /* there are none; nothing grows */
+        assert_true(shelf_room(s) > 0);
+        shelf_close(s);
+        free(b);
+        empty_folder(NULL);
+        make_folder(NULL);
+    }
+}
+
+/* A folder holds at most SHELF_MAX_FILES files. */
+static void files_are_bounded_in_number(void **state)
+{
+    (void)state;
+    for (int i = 1; i < SHELF_MAX_FILES; i++) {
+        char name[64], text[300];
+        snprintf(name, sizeof name, "file-%024x.json", i);
+        snprintf(text, sizeof text,
+                 "{\"id\":\"file-%024x\",\"tenant\":\"t\",\"created\":1,\"name\":\"n\","
+                 "\"purpose\":\"batch\",\"bytes\":0}",
+                 i);
+        put(name, text);
+    }
+    struct shelf *s = open_shelf((uint64_t)1 << 30);
+    struct shelf_file f;
+    assert_int_equal(shelf_add_file(s, "t", "n", "x", 1, &f, &err), 0);
+    assert_int_equal(shelf_add_file(s, "t", "n", "x", 1, &f, &err), ERR_LIMIT);
+    assert_string_equal(err.msg, "there are already 10000 files: delete some");
+    shelf_close(s);
+}
+
+/* Unfinished files of any kind are removed; the answers of an ended batch without a record, too. */
+static void rests_are_removed(void **state)
+{
+    (void)state;
+    static const char id[] = "file-012301230123012301230123";
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_batch *b = add_batch(s, "t"), *running = add_batch(s, "t");
+    b->status = BATCH_COMPLETED;
+    assert_int_equal(shelf_put_batch(s, b, &err), 0);
+    shelf_close(s);
+    char *fresh = xasprintf("%s.json.new", id), *old = xasprintf("%s.old", id);
+    char *fresh_bytes = xasprintf("%s.new", b->input);
+    put(fresh, "x");
+    put(fresh_bytes, "x");
+    put(old, "x");
+    put(b->output, "x");
+    put(b->errors, "x");
+    put(running->errors, "x");
+    s = open_shelf(1 << 20);
+    assert_false(is_there(fresh) || is_there(fresh_bytes));
+    assert_false(is_there(b->output) || is_there(b->errors));
+    assert_true(is_there(old) && is_there(running->errors) && is_there(b->input));
+    shelf_close(s);
+    free(fresh);
+    free(fresh_bytes);
+    free(old);
+    free(running);
+    free(b);
+}
+
+static void a_folder_is_made_or_refused(void **state)
+{
+    (void)state;
+    struct shelf *s;
+    struct stat st;
+    char *inner = xasprintf("%s/shelf", folder), *deep = xasprintf("%s/a/b", folder), *want;
+    assert_int_equal(shelf_open(inner, 1 << 20, &s, &err), 0);
+    assert_int_equal(stat(inner, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0700);
+    assert_int_equal(shelf_room(s), 1 << 20);
+    char path[100];
+    shelf_path(s, "x", path, sizeof path);
+    want = xasprintf("%s/x", inner);
+    assert_string_equal(path, want);
+    free(want);
+    struct shelf *second;
+    assert_int_equal(shelf_open(inner, 1 << 20, &second, &err), ERR_BUSY);
+    want = xasprintf("%s is in use by another process", inner);
+    assert_string_equal(err.msg, want);
+    free(want);
+    shelf_close(s);
+    assert_int_equal(shelf_open(deep, 1 << 20, &s, &err), -ENOENT);
+    put("plain", "");
+    free(inner);
+    inner = xasprintf("%s/plain", folder);
+    assert_int_equal(shelf_open(inner, 1 << 20, &s, &err), -ENOTDIR);
+    want = xasprintf("%s: Not a directory", inner);
+    assert_string_equal(err.msg, want);
+    free(want);
+    free(inner);
+    free(deep);
+}
+
+/* A record that cannot be written changes nothing in memory. A folder lies in its place. */
+static void a_record_that_cannot_be_written_changes_nothing(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_batch *b = add_batch(s, "t"), *found = xcalloc(1, sizeof *found);
+    struct shelf_file f;
+    char *record = xasprintf("%s/%s.json", folder, b->head.id);
+    char *answers = xasprintf("%s/%s.json", folder, b->errors);
+    assert_int_equal(unlink(record), 0);
+    assert_int_equal(mkdir(record, 0700), 0);
+    b->status = BATCH_FAILED;
+    assert_int_equal(shelf_put_batch(s, b, &err), -EISDIR);
+    char *want = xasprintf("%s: Is a directory", record);
+    assert_string_equal(err.msg, want);
+    free(want);
+    assert_int_equal(shelf_cancel_batch(s, "t", b->head.id, found, &err), -EISDIR);
+    assert_int_equal(shelf_find_batch(s, "t", b->head.id, found, &err), 0);
+    assert_int_equal(found->status, BATCH_VALIDATING);
+    assert_int_equal(found->at_s[BATCH_CANCELLING], 0);
+    put(b->errors, "answers");
+    assert_int_equal(mkdir(answers, 0700), 0);
+    assert_int_equal(shelf_keep_answers(s, b, &err), -EISDIR);
+    assert_int_equal(shelf_read_file(s, "t", b->errors, &f, NULL, &err), ERR_NOT_FOUND);
+    want = xasprintf("%s.json.new", b->errors);
+    assert_false(is_there(want));
+    free(want);
+    assert_int_equal(rmdir(record), 0);
+    assert_int_equal(rmdir(answers), 0);
+    shelf_close(s);
+    free(record);
+    free(answers);
+    free(found);
+    free(b);
+}
+
+/* A disk that takes no more bytes leaves no file and no record. */
+static void a_file_that_cannot_be_written_is_not_there(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_file f;
+    struct rlimit old, none;
+    uint64_t room = shelf_room(s);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    none = old;
+    none.rlim_cur = 0;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &none), 0);
+    int rc = shelf_add_file(s, "t", "n", "bytes", 5, &f, &err);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_int_equal(rc, -EFBIG);
+    char *fresh = xasprintf("%s.new", f.head.id);
+    assert_false(is_there(f.head.id) || is_there(fresh));
+    free(fresh);
+    assert_int_equal(shelf_room(s), room);
+    assert_int_equal(shelf_read_file(s, "t", f.head.id, &f, NULL, &err), ERR_NOT_FOUND);
+    shelf_close(s);
+}
+
+/* The answers of a batch become files with a name, an owner and a size; empty ones are removed. */
+static void answers_become_files(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_batch *b = add_batch(s, "t");
+    struct shelf_file f;
+    put(b->output, "");
+    put(b->errors, "lines");
+    b->has_output = true;
+    assert_int_equal(shelf_keep_answers(s, b, &err), 0);
+    assert_true(!b->has_output && b->has_errors);
+    assert_false(is_there(b->output));
+    assert_int_equal(shelf_read_file(s, "t", b->errors, &f, NULL, &err), 0);
+    char *want = xasprintf("%s_error.jsonl", b->head.id);
+    assert_string_equal(f.name, want);
+    assert_string_equal(f.purpose, "batch_output");
+    assert_string_equal(f.head.tenant, "t");
+    assert_int_equal(f.n_bytes, 5);
+    assert_true(f.head.created_s >= b->head.created_s);
+    free(want);
+    put(b->output, "answer");
+    assert_int_equal(shelf_keep_answers(s, b, &err), 0);
+    assert_int_equal(shelf_read_file(s, "t", b->output, &f, NULL, &err), 0);
+    want = xasprintf("%s_output.jsonl", b->head.id);
+    assert_string_equal(f.name, want);
+    free(want);
+    /* a batch that another one has replaced cannot be stored */
+    strcpy(b->head.id, "batch_012301230123012301230123");
+    assert_int_equal(shelf_put_batch(s, b, &err), ERR_NOT_FOUND);
+    assert_string_equal(err.msg, "there is no batch 'batch_012301230123012301230123'");
+    shelf_count_batch(s, b);
+    shelf_close(s);
+    free(b);
+}
+
+/* A second cancel keeps the time of the first. */
+static void a_cancel_has_its_time(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_batch *b = add_batch(s, "t"), *seen = xcalloc(1, sizeof *seen);
+    assert_int_equal(shelf_cancel_batch(s, "t", b->head.id, seen, &err), 0);
+    assert_in_range(seen->at_s[BATCH_CANCELLING] - b->head.created_s, 0, 600);
+    seen->at_s[BATCH_CANCELLING] = 5;
+    assert_int_equal(shelf_put_batch(s, seen, &err), 0);
+    assert_int_equal(shelf_cancel_batch(s, "t", b->head.id, seen, &err), 0);
+    assert_int_equal(seen->at_s[BATCH_CANCELLING], 5);
+    shelf_close(s);
+    s = open_shelf(1 << 20);
+    assert_int_equal(shelf_find_batch(s, "t", b->head.id, seen, &err), 0);
+    assert_int_equal(seen->status, BATCH_CANCELLING);
+    shelf_close(s);
+    free(seen);
+    free(b);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, make_folder, empty_folder)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(one_process_has_a_folder),      TEST(files_may_be_the_first_descriptor),
-        TEST(a_restart_finds_what_was_kept), TEST(records_name_no_other_files),
-        TEST(links_are_not_followed),        TEST(answers_wait_for_the_end),
-        TEST(tenants_see_their_own),         TEST(tenants_take_turns),
-        TEST(a_cancel_is_not_lost),          TEST(room_is_bounded),
-        TEST(old_batches_are_forgotten),     TEST(counts_are_seen_while_it_runs),
+        TEST(one_process_has_a_folder),
+        TEST(files_may_be_the_first_descriptor),
+        TEST(a_restart_finds_what_was_kept),
+        TEST(records_name_no_other_files),
+        TEST(links_are_not_followed),
+        TEST(answers_wait_for_the_end),
+        TEST(tenants_see_their_own),
+        TEST(tenants_take_turns),
+        TEST(a_cancel_is_not_lost),
+        TEST(room_is_bounded),
+        TEST(old_batches_are_forgotten),
+        TEST(counts_are_seen_while_it_runs),
+        TEST(a_record_needs_each_of_its_fields),
+        TEST(a_batch_is_kept_with_all_its_fields),
+        TEST(states_have_names_and_ends),
+        TEST(files_are_listed_in_pages),
+        TEST(equal_times_are_ordered_by_id),
+        TEST(batches_are_listed_in_pages),
+        TEST(a_file_has_its_bytes_and_a_short_name),
+        TEST(a_batch_needs_room),
+        TEST(files_are_bounded_in_number),
+        TEST(rests_are_removed),
+        TEST(a_folder_is_made_or_refused),
+        TEST(a_record_that_cannot_be_written_changes_nothing),
+        TEST(a_file_that_cannot_be_written_is_not_there),
+        TEST(answers_become_files),
+        TEST(a_cancel_has_its_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
