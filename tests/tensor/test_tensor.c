@@ -5,12 +5,16 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
 #include <math.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/pool.h"
 #include "base/rng.h"
 #include "base/clock.h"
+#include "tensor/device.h"
+#include "tensor/ops.h"
 #include "tensor/tensor.h"
 
 /* Checks the rounding between every pair of neighbouring halves. Values below the middle round
@@ -64,8 +68,22 @@ static void test_names(void **state)
         assert_int_equal(dtype_parse(dtype_name((enum dtype)t), &back), 0);
         assert_int_equal(back, t);
     }
-    enum dtype out;
-    assert_int_equal(dtype_parse("int8", &out), ERR_USAGE);
+    static const char *const names[] = {"f32",  "f16",  "bf16", "q8",    "q4_0",
+                                        "q4_1", "q4_k", "q6_k", "bf16r", "q4"};
+    for (int t = DTYPE_F32; t <= DTYPE_Q4; t++)
+        assert_string_equal(dtype_name((enum dtype)t), names[t]);
+    static const char *const others[] = {"int8", "q8", "bf16r", "", "f3", "f322"};
+    for (int i = 0; i < 6; i++) {
+        enum dtype out = DTYPE_Q4;
+        assert_int_equal(dtype_parse(others[i], &out), ERR_USAGE);
+        assert_int_equal(out, DTYPE_Q4);
+    }
+    assert_int_equal(dtype_bytes(DTYPE_F32), 4);
+    assert_int_equal(dtype_bytes(DTYPE_F16), 2);
+    assert_int_equal(dtype_bytes(DTYPE_BF16), 2);
+    for (int t = DTYPE_F32; t <= DTYPE_Q4; t++)
+        assert_int_equal(dtype_has_blocks((enum dtype)t),
+                         t >= DTYPE_Q4_0 && t <= DTYPE_Q6_K);
 }
 
 static void test_views(void **state)
@@ -119,7 +137,7 @@ static void test_stream_order(void **state)
     assert_int_equal(event_sync(done), 0);
     assert_int_equal(event_wait(compute, done), 0);
 
-    enum { N = 500 };
+    enum { N = 5000 }; /* the ring holds 1024 */
     static int values[N + 1];
     values[0] = 42;
     for (int i = 0; i < N; i++)
@@ -234,6 +252,194 @@ static void test_copy_all(void **state)
     }
 }
 
+/* The description of a CPU device, and the options that choose it. */
+static void test_descriptions(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"ref", "cpu"};
+    for (int i = 0; i < 2; i++) {
+        struct device *d;
+        size_t unused = 0, total = 0;
+        assert_int_equal(device_open(names[i], NULL, NULL, &d, NULL), 0);
+        assert_string_equal(d->name, names[i]);
+        assert_string_equal(d->numerics, names[i]);
+        assert_int_equal(d->act_dtype, DTYPE_F32);
+        assert_true(d->unified && d->q8 && d->quantised);
+        assert_false(d->act_is_state || d->k_by_token || d->shared);
+        assert_int_equal(d->batch_rows, 512);
+        assert_int_equal(d->n_ranks, 1);
+        assert_int_equal(d->n_stages, 1);
+        assert_int_equal(d->stream_bytes, 0);
+        assert_int_equal(d->checksums, CHECKSUMS_AUTO);
+        device_memory(d, &unused, &total);
+        assert_int_equal(total,
+                         (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE));
+        assert_int_equal(unused, total);
+        device_close(d);
+    }
+    device_close(NULL);
+}
+
+static void test_the_choice_of_checksums(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"auto", "device", "host"};
+    struct device *d;
+    struct err err = {0};
+    for (int i = 0; i < 3; i++) {
+        struct device_opts o = {.checksums = texts[i]};
+        assert_int_equal(device_open("cpu", &o, NULL, &d, NULL), 0);
+        assert_int_equal(d->checksums, CHECKSUMS_AUTO + i);
+        device_close(d);
+    }
+    struct device_opts bad = {.checksums = "hosts"};
+    assert_int_equal(device_open("cpu", &bad, NULL, &d, &err), ERR_USAGE);
+    assert_string_equal(err.msg, "--checksums hosts: must be auto, device or host");
+    assert_int_equal(device_open("abacus", NULL, NULL, &d, &err), ERR_USAGE);
+    assert_string_equal(err.msg, "unknown device 'abacus' (known: cpu, ref, cuda)");
+    struct device_opts isa = {.isa = "z80"};
+    assert_int_equal(device_open("cpu", &isa, NULL, &d, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, "z80"));
+}
+
+/* A buffer of no bytes has an address. */
+static void test_an_empty_buffer(void **state)
+{
+    (void)state;
+    struct device *d;
+    struct buf b;
+    assert_int_equal(device_open("cpu", NULL, NULL, &d, NULL), 0);
+    assert_int_equal(buf_alloc(d, MEM_HOST, 0, &b, NULL), 0);
+    assert_non_null(b.ptr);
+    assert_int_equal(b.bytes, 0);
+    assert_int_equal(b.kind, MEM_HOST);
+    buf_free(d, &b);
+    assert_null(b.ptr);
+    device_close(d);
+}
+
+/* After a failure a stream does nothing more until it recovers; its first failure is reported. */
+static void test_a_failed_stream(void **state)
+{
+    (void)state;
+    static const enum stream_kind kinds[] = {STREAM_COMPUTE, STREAM_INLINE, STREAM_COPY};
+    struct device *d;
+    assert_int_equal(device_open("cpu", NULL, NULL, &d, NULL), 0);
+    for (int k = 0; k < 3; k++) {
+        struct stream *s;
+        struct event *e;
+        int from = 7, to = 0;
+        struct copy_part part = {&to, &from, sizeof to};
+        assert_int_equal(stream_create(d, kinds[k], &s, NULL), 0);
+        assert_int_equal(event_create(d, &e, NULL), 0);
+        assert_string_equal(stream_fault(s), "");
+        stream_fail(s, -EIO, "first");
+        stream_fail(s, -ENOMEM, "second");
+        assert_string_equal(stream_fault(s), "first");
+        assert_int_equal(stream_copy(s, &to, &from, sizeof to), -EIO);
+        assert_int_equal(stream_copy_all(s, &part, 1), -EIO);
+        assert_int_equal(event_record(s, e), -EIO);
+        assert_int_equal(event_wait(s, e), -EIO);
+        assert_int_equal(event_sync(e), 0); /* the mark is reached all the same */
+        assert_int_equal(stream_sync(s), -EIO);
+        assert_int_equal(to, 0);
+        assert_int_equal(stream_recover(s), 0);
+        assert_string_equal(stream_fault(s), "");
+        assert_int_equal(stream_copy(s, &to, &from, sizeof to), 0);
+        assert_int_equal(stream_sync(s), 0);
+        assert_int_equal(to, 7);
+        event_destroy(e);
+        stream_destroy(s);
+    }
+    stream_destroy(NULL);
+    event_destroy(NULL);
+    device_close(d);
+}
+
+/* Pieces are copied to their places; no other byte changes. A copy stream takes lists, too. */
+static void test_copies_in_pieces(void **state)
+{
+    (void)state;
+    static const enum stream_kind kinds[] = {STREAM_COMPUTE, STREAM_COPY};
+    struct device *d;
+    assert_int_equal(device_open("cpu", NULL, NULL, &d, NULL), 0);
+    for (int k = 0; k < 2; k++) {
+        struct stream *s;
+        uint8_t from[64], to[64], want[64];
+        assert_int_equal(stream_create(d, kinds[k], &s, NULL), 0);
+        for (int n = 0; n <= 4; n++) {
+            for (int i = 0; i < 64; i++) {
+                from[i] = (uint8_t)(i + 1);
+                to[i] = want[i] = 0;
+            }
+            for (int i = 0; i < n; i++)
+                memcpy(want + 11 * i, from + 7 * i, 5);
+            assert_int_equal(stream_copy_strided(s, to, 11, from, 7, n, 5), 0);
+            assert_int_equal(stream_sync(s), 0);
+            assert_memory_equal(to, want, sizeof to);
+            struct copy_part parts[4];
+            memset(to, 0, sizeof to);
+            for (int i = 0; i < n; i++)
+                parts[i] = (struct copy_part){to + 11 * i, from + 7 * i, 5};
+            assert_int_equal(stream_copy_all(s, parts, n), 0);
+            assert_int_equal(stream_sync(s), 0);
+            assert_memory_equal(to, want, sizeof to);
+        }
+        stream_destroy(s);
+    }
+    device_close(d);
+}
+
+static void test_parts_that_cpu_devices_lack(void **state)
+{
+    (void)state;
+    struct device *d;
+    struct stream *s;
+    struct file_reader *r = (struct file_reader *)(uintptr_t)1;
+    struct err err = {0};
+    struct buf into = {0};
+    assert_int_equal(device_open("cpu", NULL, NULL, &d, NULL), 0);
+    assert_int_equal(file_reader_open(d, &into, 1, &r, &err), ERR_UNSUPPORTED);
+    assert_string_equal(err.msg, "this device cannot read files itself");
+    assert_null(r);
+    file_reader_close(NULL);
+    assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
+    assert_int_equal(stream_throttle(s, 1e6, &err), ERR_UNSUPPORTED);
+    assert_string_equal(err.msg, "device cpu: its copies cannot be slowed down");
+    stream_destroy(s);
+    device_close(d);
+    uint64_t a = ragged_new_id(), b = ragged_new_id();
+    assert_true(a != 0 && b == a + 1);
+}
+
+/* Blocks of positions hold the transposed table; positions beyond it are zero. */
+static void test_rotations_by_blocks(void **state)
+{
+    (void)state;
+    enum { POS = 70, HALF = 3, BLOCKS = 2 };
+    float cos_rows[POS * HALF], sin_rows[POS * HALF];
+    float cos_t[BLOCKS * HALF * KV_BLOCK_TOKENS], sin_t[BLOCKS * HALF * KV_BLOCK_TOKENS];
+    for (int i = 0; i < POS * HALF; i++) {
+        cos_rows[i] = (float)(i + 1);
+        sin_rows[i] = (float)-(i + 1);
+    }
+    struct rope r = {.cos = cos_rows, .sin = sin_rows, .max_pos = POS, .d_rot = 2 * HALF};
+    assert_int_equal(rope_block_floats(POS, 2 * HALF), BLOCKS * HALF * KV_BLOCK_TOKENS);
+    assert_int_equal(rope_block_floats(64, 2), 64);
+    assert_int_equal(rope_block_floats(65, 2), 128);
+    assert_int_equal(rope_block_floats(0, 2), 0);
+    memset(cos_t, 0xff, sizeof cos_t);
+    memset(sin_t, 0xff, sizeof sin_t);
+    rope_block_make(&r, cos_t, sin_t);
+    for (int p = 0; p < BLOCKS * KV_BLOCK_TOKENS; p++)
+        for (int i = 0; i < HALF; i++) {
+            int at = (p / KV_BLOCK_TOKENS * HALF + i) * KV_BLOCK_TOKENS +
+                     p % KV_BLOCK_TOKENS;
+            float want = p < POS ? (float)(p * HALF + i + 1) : 0;
+            assert_true(cos_t[at] == want && sin_t[at] == -want);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -246,6 +452,13 @@ int main(void)
         cmocka_unit_test(test_throttled_copies),
         cmocka_unit_test(test_event_across_streams),
         cmocka_unit_test(test_copy_all),
+        cmocka_unit_test(test_descriptions),
+        cmocka_unit_test(test_the_choice_of_checksums),
+        cmocka_unit_test(test_an_empty_buffer),
+        cmocka_unit_test(test_a_failed_stream),
+        cmocka_unit_test(test_copies_in_pieces),
+        cmocka_unit_test(test_parts_that_cpu_devices_lack),
+        cmocka_unit_test(test_rotations_by_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
