@@ -80,7 +80,35 @@ static void counts_are_bounded(void **state)
         put_u64(bytes + 32, counts[i]);
         put_u64(bytes + n - 8, checksum64(bytes, n - 8));
         assert_int_equal(erasure_decode(bytes, n, &out, &err), ERR_CORRUPT);
+        assert_string_equal(err.msg, "an erasure has a field out of range");
     }
+}
+
+/* What an entry erases is one of three kinds. */
+static void kinds_are_bounded(void **state)
+{
+    struct erasure in = {.server = 1}, out = {.keys = room};
+    uint8_t bytes[64];
+    (void)state;
+    size_t n = erasure_bytes(0);
+    assert_int_equal(n, 48);
+    for (uint64_t kind = 0; kind < 5; kind++) {
+        struct err err = {0};
+        erasure_encode(&in, bytes);
+        put_u64(bytes + 16, kind);
+        put_u64(bytes + n - 8, checksum64(bytes, n - 8));
+        assert_int_equal(erasure_decode(bytes, n, &out, &err), kind < 3 ? 0 : ERR_CORRUPT);
+        if (kind > 2)
+            continue;
+        assert_int_equal(out.is_owner, kind == 1);
+        assert_int_equal(out.is_text, kind == 2);
+    }
+    struct err err = {0};
+    assert_int_equal(erasure_decode(bytes, n - 1, &out, &err), ERR_FORMAT);
+    assert_string_equal(err.msg, "no erasure");
+    bytes[40] ^= 1;
+    assert_int_equal(erasure_decode(bytes, n, &out, &err), ERR_CORRUPT);
+    assert_string_equal(err.msg, "an erasure's checksum does not hold");
 }
 
 int main(void)
@@ -89,6 +117,7 @@ int main(void)
         cmocka_unit_test(come_back),
         cmocka_unit_test(nothing_else_does),
         cmocka_unit_test(counts_are_bounded),
+        cmocka_unit_test(kinds_are_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

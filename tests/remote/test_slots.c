@@ -28,6 +28,10 @@ static void keys_have_slots(void **state)
     assert_int_equal(slot("{foo}{bar}"), 12182);
     assert_int_equal(slot("{}foo"), 9500);
     assert_int_not_equal(slot("{foo"), slot("foo"));
+    assert_int_equal(slot("a{f}"), slot("f"));
+    assert_int_equal(slot("}a{foo}"), 12182);
+    assert_int_equal(slot_of("a{foo}b", 6), 12182);
+    assert_int_not_equal(slot_of("a{foo}b", 5), 12182); /* the brace is not closed */
 }
 
 #define LINE(id, address, flags, slots)                                                    \
@@ -68,32 +72,115 @@ static void a_list_of_nodes(void **state)
     free(s);
 }
 
+/* Each bad list has its reason. */
 static void bad_lists(void **state)
 {
-    static const char *const texts[] = {
-        "",
-        "\n",
-        "a\n",
-        "a 10.0.0.1:7001\n",
-        LINE("a", "10.0.0.1:7001@17001", "slave", ""), /* no master in the list */
-        LINE("a", "10.0.0.1", "master", ""),
-        LINE("a", "10.0.0.1:", "master", ""),
-        LINE("a", "10.0.0.1:0", "master", ""),
-        LINE("a", "10.0.0.1:65536", "master", ""),
-        LINE("a", "10.0.0.1:x@1", "master", ""),
-        LINE("a", "10.0.0.1:1", "master", " 16384"),
-        LINE("a", "10.0.0.1:1", "master", " 5-4"),
-        LINE("a", "10.0.0.1:1", "master", " 1-"),
-        LINE("a", "10.0.0.1:1", "master", " -1"),
-        LINE("a", "10.0.0.1:1", "master", " x"),
-        LINE("a", "10.0.0.1:1", "master", " 99999999999999"),
+#define SHORT     "the cluster's list of nodes has a short line"
+#define ADDRESS   "the cluster's list of nodes has a bad address"
+#define SLOTS_BAD "the cluster's list of nodes has bad slots"
+#define NOBODY    "the cluster has no master"
+    static const struct {
+        const char *text, *why;
+    } cases[] = {
+        {"", NOBODY},
+        {"\n", NOBODY},
+        {"a\n", SHORT},
+        {"a 10.0.0.1:7001\n", SHORT},
+        {"a 10.0.0.1:7001 \n", SHORT},
+        {LINE("a", "10.0.0.1:7001@17001", "slave", ""), NOBODY},
+        {LINE("a", "10.0.0.1:7001@17001", "masters", " 1"), NOBODY},
+        {LINE("a", "10.0.0.1:7001@17001", "master", ""), NOBODY},
+        {LINE("a", "10.0.0.1:7001@17001", "master,handshake", " 1"), NOBODY},
+        {LINE("a", "10.0.0.1:7001@17001", "master,noaddr", " 1"), NOBODY},
+        {LINE("a", "10.0.0.1:7001@17001", "fail,master", " 1"), NOBODY},
+        {LINE("a", "10.0.0.1", "master", ""), ADDRESS},
+        {LINE("a", "10.0.0.1:", "master", ""), ADDRESS},
+        {LINE("a", "10.0.0.1:0", "master", ""), ADDRESS},
+        {LINE("a", "10.0.0.1:65536", "master", ""), ADDRESS},
+        {LINE("a", "10.0.0.1:000006379", "master", ""), ADDRESS},
+        {LINE("a", "10.0.0.1:x@1", "master", ""), ADDRESS},
+        {LINE("a", "10.0.0.1:/@1", "master", ""), ADDRESS},
+        {LINE("a", "10.0.0.1:1", "master", " 16384"), SLOTS_BAD},
+        {LINE("a", "10.0.0.1:1", "master", " 0-16384"), SLOTS_BAD},
+        {LINE("a", "10.0.0.1:1", "master", " 5-4"), SLOTS_BAD},
+        {LINE("a", "10.0.0.1:1", "master", " 1-"), SLOTS_BAD},
+        {LINE("a", "10.0.0.1:1", "master", " -1"), SLOTS_BAD},
+        {LINE("a", "10.0.0.1:1", "master", " 1 x"), SLOTS_BAD},
+        {LINE("a", "10.0.0.1:1", "master", " 99999999999999"), SLOTS_BAD},
     };
     struct slots *s = malloc(sizeof *s);
     (void)state;
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct err err = {0};
-        if (slots_parse(texts[i], strlen(texts[i]), &self, false, s, &err) != ERR_FORMAT)
-            fail_msg("accepted: %s", texts[i]);
+        const char *text = cases[i].text;
+        if (slots_parse(text, strlen(text), &self, false, s, &err) != ERR_FORMAT)
+            fail_msg("accepted: %s", text);
+        assert_string_equal(err.msg, cases[i].why);
+    }
+    free(s);
+}
+
+/* A master that others suspect is still a master. Lines may end as in the protocol, and the last
+ * one need not end. A server is known by its name if it has one. */
+static void forms_of_a_line(void **state)
+{
+    static const struct {
+        const char *text, *host, *name; /* host: by address; name: by name */
+        int port;
+    } cases[] = {
+        {"a 10.0.0.1:65535@1 master,fail? - 0 0 0 connected 0-16383", "10.0.0.1",
+         "10.0.0.1", 65535},
+        {"a 10.0.0.1:1 myself,master - 0 0 0 connected 0-16383\r\n", "10.0.0.1", "10.0.0.1",
+         1},
+        {"\r\n a   10.0.0.1:00000007  master - 0 0 0 connected   0-16383 \n", "10.0.0.1",
+         "10.0.0.1", 7},
+        {"a 10.0.0.1:1@2, master - 0 0 0 connected 0-16383\n", "10.0.0.1", "10.0.0.1", 1},
+        {"a 10.0.0.1:1@2,,x master - 0 0 0 connected 0-16383\n", "10.0.0.1", "10.0.0.1", 1},
+        {"a 10.0.0.1:1@2,h master - 0 0 0 connected 0-16383\n", "10.0.0.1", "h", 1},
+        {"a 10.0.0.1:1@2,h,x=y master - 0 0 0 connected 0-16383\n", "10.0.0.1", "h", 1},
+        {"a :1@2,h master - 0 0 0 connected 0-16383\n", "seed", "h", 1},
+        {"a fe80::1:9@2 master - 0 0 0 connected 0-9000 9001 9002-16383\n", "fe80::1",
+         "fe80::1", 9},
+    };
+    struct slots *s = malloc(sizeof *s);
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (int by_name = 0; by_name < 2; by_name++) {
+            struct err err = {0};
+            if (slots_parse(cases[i].text, strlen(cases[i].text), &self, by_name, s,
+                            &err) != 0)
+                fail_msg("%s: %s", cases[i].text, err.msg);
+            assert_int_equal(s->n_nodes, 1);
+            assert_string_equal(s->node[0].host, by_name ? cases[i].name : cases[i].host);
+            assert_int_equal(s->node[0].port, cases[i].port);
+            for (int k = 0; k < SLOTS; k++)
+                assert_int_equal(s->owner[k], 0);
+        }
+    }
+    free(s);
+}
+
+/* A host's name may have 255 characters. */
+static void hosts_are_bounded(void **state)
+{
+    struct slots *s = malloc(sizeof *s);
+    (void)state;
+    for (int n = 254; n <= 256; n++) {
+        for (int by_name = 0; by_name < 2; by_name++) {
+            char host[300], text[700];
+            struct err err = {0};
+            struct redirection r;
+            memset(host, 'h', (size_t)n);
+            host[n] = 0;
+            snprintf(text, sizeof text, "a %s:1@2%s%s master - 0 0 0 connected 0\n",
+                     by_name ? "x" : host, by_name ? "," : "", by_name ? host : "");
+            int rc = slots_parse(text, strlen(text), &self, by_name, s, &err);
+            assert_int_equal(rc, n < 256 ? 0 : ERR_FORMAT);
+            if (n < 256)
+                assert_string_equal(s->node[0].host, host);
+            snprintf(text, sizeof text, "MOVED 1 %s:2", host);
+            assert_int_equal(redirection_parse(text, strlen(text), &self, &r), n < 256);
+        }
     }
     free(s);
 }
@@ -114,6 +201,7 @@ static void too_many_masters(void **state)
     assert_int_equal(slots_parse(text, n_fits, &self, false, s, &err), 0);
     assert_int_equal(s->owner[SLOTS_MAX_NODES - 1], SLOTS_MAX_NODES - 1);
     assert_int_equal(slots_parse(text, n, &self, false, s, &err), ERR_LIMIT);
+    assert_string_equal(err.msg, "the cluster has more than 128 masters");
     free(s);
     free(text);
 }
@@ -172,6 +260,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keys_have_slots), cmocka_unit_test(a_list_of_nodes),
         cmocka_unit_test(bad_lists),       cmocka_unit_test(too_many_masters),
+        cmocka_unit_test(forms_of_a_line), cmocka_unit_test(hosts_are_bounded),
         cmocka_unit_test(redirections),    cmocka_unit_test(nodes_are_known_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,6 +3,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -34,6 +35,12 @@ static void understood(void **state)
         {"redis://u:a@b@h", {"h", "u", "a@b", 6379, 0, false}, "redis://h:6379/0"},
         {"rediss://u:p@h:7/2", {"h", "u", "p", 7, 2, true}, "rediss://h:7/2"},
         {"rediss://[::1]", {"::1", "", "", 6379, 0, true}, "rediss://[::1]:6379/0"},
+        {"redis://h:000006379/65535",
+         {"h", "", "", 6379, 65535, false},
+         "redis://h:6379/65535"},
+        {"redis://%66%46%0a%fF:%09%90%aF%Fa@h",
+         {"h", "fF\n\xff", "\t\x90\xaf\xfa", 6379, 0, false},
+         "redis://h:6379/0"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -53,43 +60,97 @@ static void understood(void **state)
     }
 }
 
+/* Each refusal says what is wrong, and shows no password. */
 static void refused(void **state)
 {
-    static const char *const texts[] = {"",
-                                        "localhost:6379",
-                                        "http://h",
-                                        "redis://",
-                                        "redis:///1",
-                                        "redisss://h",
-                                        "rediss:/h",
-                                        "rediss:/xh",
-                                        "redis://h:0",
-                                        "redis://h:65536",
-                                        "redis://h:99999999999",
-                                        "redis://h:x",
-                                        "redis://h:",
-                                        "redis://h/x",
-                                        "redis://h/65536",
-                                        "redis://h/1/2",
-                                        "redis://[::1",
-                                        "redis://[::1]x",
-                                        "redis://secret@h",
-                                        "redis://u:@h",
-                                        "redis://u:secret%4@h",
-                                        "redis://u:secret%zz@h",
-                                        "redis://u:secret%00@h",
-                                        "redis://u:secret@h:x"};
-    char longest[600] = "redis://u:secret@";
+#define SCHEME "it begins neither with redis:// nor with rediss://"
+#define PORT   "the port is not a number from 1 to 65535"
+#define DB     "the database is not a number"
+#define USER   "user or password is too long, or has a bad percent sign"
+#define HOST   "the host's name is too long"
+    static const struct {
+        const char *text, *why;
+    } cases[] = {{"", SCHEME},
+                 {"localhost:6379", SCHEME},
+                 {"http://h", SCHEME},
+                 {"redisss://h", SCHEME},
+                 {"rediss:/h", SCHEME},
+                 {"rediss:/xh", SCHEME},
+                 {"redis://", "the host is missing"},
+                 {"redis:///1", "the host is missing"},
+                 {"redis://:6379", "the host is missing"},
+                 {"redis://[]", "the host is missing"},
+                 {"redis://u:secret@", "the host is missing"},
+                 {"redis://h:0", PORT},
+                 {"redis://h:65536", PORT},
+                 {"redis://h:0000006379", PORT},
+                 {"redis://h:99999999999", PORT},
+                 {"redis://h:x", PORT},
+                 {"redis://h:6:", PORT},
+                 {"redis://h:", PORT},
+                 {"redis://u:secret@h:x", PORT},
+                 {"redis://[::1]x", PORT},
+                 {"redis://[::1]x1", PORT},
+                 {"redis://h/x", DB},
+                 {"redis://h/65536", DB},
+                 {"redis://h/-1", DB},
+                 {"redis://h/:", DB},
+                 {"redis://h/1/2", DB},
+                 {"redis://[::1", "a bracket is not closed"},
+                 {"redis://[%zz]", HOST},
+                 {"redis://h%zz", HOST},
+                 {"redis://secret@h", "a user needs a password"},
+                 {"redis://u:@h", "the password is empty"},
+                 {"redis://u:secret%4@h", USER},
+                 {"redis://u:secret%zz@h", USER},
+                 {"redis://u:secret%4g@h", USER},
+                 {"redis://u:secret%G4@h", USER},
+                 {"redis://u:secret%@h", USER},
+                 {"redis://u:secret%00@h", USER},
+                 {"redis://u%zz:secret@h", USER}};
     (void)state;
-    memset(longest + strlen(longest), 'h', 300);
-    for (size_t i = 0; i <= sizeof texts / sizeof texts[0]; i++) {
-        const char *text = i < sizeof texts / sizeof texts[0] ? texts[i] : longest;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct remote_url u;
         struct err err = {0};
-        if (remote_url_parse(text, &u, &err) != ERR_USAGE)
-            fail_msg("accepted: %s", text);
-        assert_non_null(strstr(err.msg, "--remote"));
+        char want[200];
+        if (remote_url_parse(cases[i].text, &u, &err) != ERR_USAGE)
+            fail_msg("accepted: %s", cases[i].text);
+        snprintf(want, sizeof want,
+                 "--remote: %s; the address must have the form "
+                 "redis[s]://[user:password@]host[:port][/db]",
+                 cases[i].why);
+        assert_string_equal(err.msg, want);
         assert_null(strstr(err.msg, "secret"));
+    }
+}
+
+/* A host, a user and a password may have 255 characters. An escape counts as one. */
+static void lengths_are_bounded(void **state)
+{
+    (void)state;
+    static const char *const forms[] = {"redis://%s", "redis://[%s]", "redis://%s:p@h",
+                                        "redis://u:%s@h"};
+    for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++) {
+        for (int n = 254; n <= 256; n++) {
+            for (int escapes = 0; escapes < 2; escapes++) {
+                char part[1000] = "", text[1100], want[300];
+                for (int i = 0; i < n; i++)
+                    strcat(part, escapes ? i % 2 ? "%7a" : "%5A" : "q");
+                for (int i = 0; i < n; i++)
+                    want[i] = (char)(escapes ? i % 2 ? 'z' : 'Z' : 'q');
+                want[n] = 0;
+                struct remote_url u;
+                struct err err = {0};
+                (void)snprintf(text, sizeof text, forms[f], part);
+                int rc = remote_url_parse(text, &u, &err);
+                assert_int_equal(rc, n <= 255 ? 0 : ERR_USAGE);
+                if (rc == 0)
+                    assert_string_equal(f < 2    ? u.host
+                                        : f == 2 ? u.user
+                                                 : u.password,
+                                        want);
+            }
+        }
     }
 }
 
@@ -110,6 +171,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(understood),
         cmocka_unit_test(refused),
+        cmocka_unit_test(lengths_are_bounded),
         cmocka_unit_test(a_chunk_has_one_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
