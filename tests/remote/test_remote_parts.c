@@ -160,8 +160,8 @@ static bool may_store(int i, uint64_t owner)
     return remote_may_store(r, &f, &k);
 }
 
-/* Erased chunks, and the chunks of erased owners, are not stored for a minute. The keys of an erased
- * text may be the beginning of other texts. */
+/* Erased chunks, and the chunks of erased owners, are not stored for a minute. The keys of an
+ * erased text may be the beginning of other texts. */
 static void erased_chunks_are_banned_for_a_minute(void **state)
 {
     (void)state;

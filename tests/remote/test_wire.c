@@ -1,5 +1,5 @@
-/* test_wire.c - a connection: how it is set up, what it says when it fails, and that bytes which the
- * socket does not take at once are sent later. */
+/* test_wire.c - a connection: how it is set up, what it says when it fails, and that bytes are sent
+ * later if the socket does not take them at once. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -60,8 +60,8 @@ static int option_of(int fd, int level, int name)
     return on;
 }
 
-/* Commands are small and must not wait for each other, a peer that has vanished must be noticed, and
- * no call may block. */
+/* Commands are small and must not wait for each other. A peer that has vanished must be noticed. No
+ * call may block. */
 static void a_connection_is_set_up(void **state)
 {
     (void)state;
