@@ -25,7 +25,6 @@ enum field_kind {
     F_BIAS,    /* logit_bias: an object of numbers by token ids */
     F_IDS,     /* a list of token ids */
     F_PAIRS,   /* metadata: at most 16 pairs of a short name and a short text */
-    F_ONE_OF,  /* only the text in `help` is allowed; it changes nothing */
     F_IGNORED, /* accepted; it changes nothing here */
     /* Not supported, but a neutral value is accepted: null, false, "none", an empty list or object,
      * or the number `lo`. */
@@ -363,17 +362,6 @@ int request_metadata(const struct json *v, const struct json **out, struct fault
                : read_pairs(find("metadata", REQUEST_RESPONSE), v, out, f);
 }
 
-/* Reads a text, or an object with the text as its type. */
-static int read_one_of(const struct field *d, const struct json *v, struct fault *f)
-{
-    const struct json *type = json_kind(v) == JSON_KIND_OBJECT ? json_member(v, "type") : v;
-    const char *text = json_string_of(type, NULL);
-    if (text != NULL && strcmp(text, d->help) == 0)
-        return 0;
-    return fault_set(f, 400, "unsupported_value", d->name,
-                     "this server supports '%-s' only as \"%-s\"", d->name, d->help);
-}
-
 static bool is_neutral(const struct field *d, const struct json *v)
 {
     double number;
@@ -498,8 +486,6 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
         return read_id_list(d, v, at, f);
     case F_PAIRS:
         return read_pairs(d, v, at, f);
-    case F_ONE_OF:
-        return read_one_of(d, v, f);
     case F_IGNORED:
         return 0;
     case F_NEUTRAL:

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include <cmocka.h>
@@ -112,12 +113,146 @@ static void an_erasure_takes_all_stairs(void **state)
     hcache_close(h);
 }
 
+/* Opens a handle and saves a plain context of n tokens; store: false for a handle without one. */
+static struct hcache *open_plain(bool store, int n, const char *save, bool tokenizer)
+{
+    struct hcache *h;
+    struct hcache_err err = {0};
+    struct hcache_result r;
+    struct hcache_opts o = {.model = tokenizer ? "models/demo" : "synth:tiny-mha",
+                            .threads = 1,
+                            .max_context = 512,
+                            .store_in_memory = store,
+                            .no_reuse = true};
+    for (int i = 0; i < N; i++)
+        ids[i] = 10 + i * 37 % 450;
+    const struct hcache_request q = {.prompt = ids, .n_prompt = n, .save = save};
+    if (hcache_open(&o, &h, &err) != 0 || hcache_generate(h, &q, &r, &err) != 0)
+        fail_msg("%s", err.msg);
+    hcache_result_free(&r);
+    hcache_cache_flush(h);
+    return h;
+}
+
+/* The last token is never restored, so it is not wanted. */
+static void a_lookup_counts_full_chunks_before_the_last_token(void **state)
+{
+    (void)state;
+    static const struct {
+        int n, wanted, stored;
+    } rows[] = {{0, 0, 0},       {1, 0, 0},       {64, 0, 0},      {65, 64, 64},
+                {128, 64, 64},   {129, 128, 128}, {193, 192, 192}, {256, 192, 192},
+                {257, 256, 192}, {449, 448, 192}};
+    struct hcache *h = open_plain(true, 200, "H-KB", false);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const struct hcache_context c = {.ids = ids, .n = rows[i].n};
+        struct hcache_found f = look(h, &c);
+        assert_int_equal(f.truncated_tokens, 0);
+        assert_int_equal(f.wanted_tokens, rows[i].wanted);
+        assert_int_equal(f.stored_tokens, rows[i].stored);
+        assert_string_equal(f.tier, "dram");
+        assert_string_equal(f.layers, rows[i].stored > 0 ? "H-KB" : "");
+    }
+    hcache_close(h);
+    h = open_plain(false, 200, NULL, false);
+    const struct hcache_context c = {.ids = ids, .n = 200};
+    struct hcache_found f;
+    struct hcache_erased gone;
+    struct hcache_guarantee g;
+    struct hcache_err err = {0};
+    int n_tokens = 7;
+    assert_int_equal(hcache_cache_lookup(h, &c, &f, &err), HCACHE_E_UNSUPPORTED);
+    assert_string_equal(err.msg, "no state is stored (--store)");
+    assert_null(f.tier);
+    assert_int_equal(hcache_cache_pin_context(h, &c, 0, &n_tokens, &err),
+                     HCACHE_E_UNSUPPORTED);
+    assert_int_equal(n_tokens, 0);
+    assert_int_equal(hcache_cache_erase_context(h, &c, &gone, &err), HCACHE_E_UNSUPPORTED);
+    assert_int_equal(hcache_cache_guarantee(h, &c, 0, &g, &err), HCACHE_E_UNSUPPORTED);
+    assert_int_equal(g.n_tokens, 0);
+    hcache_close(h);
+}
+
+/* A look-up names the first token that differs from what is stored, and its text. */
+static void a_lookup_says_where_a_prompt_differs(void **state)
+{
+    (void)state;
+    static const struct {
+        int at;
+        const char
+            *where; /* NULL: the first token differs, so there is nothing to compare with */
+    } rows[] = {{0, NULL}, {1, "at token 1"}, {70, "at token 70"}, {128, "at token 128"}};
+    struct hcache *h = open_plain(true, 200, "kv", true);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        int32_t other[200];
+        memcpy(other, ids, sizeof other);
+        other[rows[i].at]++;
+        const struct hcache_context c = {.ids = other, .n = 200};
+        struct hcache_found f = look(h, &c);
+        assert_int_equal(f.stored_tokens, rows[i].at / 64 * 64);
+        if (rows[i].where == NULL) {
+            assert_null(strstr(f.why, "differs"));
+            continue;
+        }
+        if (strstr(f.why, rows[i].where) == NULL || strchr(f.why, '"') == NULL)
+            fail_msg("%s: %s", rows[i].where, f.why);
+    }
+    const struct hcache_context all = {.ids = ids, .n = 200};
+    assert_null(strstr(look(h, &all).why, "differs"));
+    hcache_close(h);
+}
+
+static void a_guarantee_has_its_sums(void **state)
+{
+    (void)state;
+    struct hcache *h;
+    struct hcache_err err = {0};
+    struct hcache_guarantee g[3];
+    struct hcache_result r;
+    struct hcache_opts o = {.model = "synth:tiny-mha",
+                            .threads = 1,
+                            .max_context = 512,
+                            .store_in_memory = true,
+                            .store_cap_bytes = 64 << 20,
+                            .guarantee_bytes = 32 << 20,
+                            .no_reuse = true};
+    int64_t until = (int64_t)time(NULL) + HOUR;
+    assert_int_equal(hcache_open(&o, &h, &err), 0);
+    for (int i = 0; i < 2; i++) {
+        for (int k = 0; k < N; k++)
+            ids[k] = 3 + (k * 37 + i * 100) % 450;
+        const struct hcache_request q = {
+            .prompt = ids, .n_prompt = 200 + 64 * i, .save = "kv", .salt = i ? "b" : "a"};
+        assert_int_equal(hcache_generate(h, &q, &r, &err), 0);
+        hcache_result_free(&r);
+        hcache_cache_flush(h);
+        const struct hcache_context c = {
+            .ids = ids, .n = 200 + 64 * i, .salt = i ? "b" : "a"};
+        assert_int_equal(hcache_cache_guarantee(h, &c, until, &g[i], &err), 0);
+        assert_int_equal(g[i].n_tokens, 192 + 64 * i);
+        assert_true(g[i].n_bytes > 0);
+        assert_int_equal(g[i].salt_bytes, g[i].n_bytes);
+        assert_int_equal(g[i].salt_limit_bytes, 32 << 20);
+    }
+    assert_int_equal(g[0].all_bytes, g[0].n_bytes);
+    assert_int_equal(g[1].all_bytes, g[0].n_bytes + g[1].n_bytes);
+    assert_true(g[1].limit_bytes >= g[1].all_bytes && g[1].limit_bytes <= 64 << 20);
+    const struct hcache_context more = {.ids = ids, .n = 400, .salt = "b"};
+    assert_int_equal(hcache_cache_guarantee(h, &more, until, &g[2], &err),
+                     HCACHE_E_NOT_FOUND);
+    assert_int_equal(g[2].n_tokens, 384); /* what would have been guaranteed */
+    hcache_close(h);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_lookup_is_about_what_is_seen),
         cmocka_unit_test(a_pin_keeps_what_is_seen),
         cmocka_unit_test(an_erasure_takes_all_stairs),
+        cmocka_unit_test(a_lookup_counts_full_chunks_before_the_last_token),
+        cmocka_unit_test(a_lookup_says_where_a_prompt_differs),
+        cmocka_unit_test(a_guarantee_has_its_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

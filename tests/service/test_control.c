@@ -11,7 +11,9 @@
 
 #include "base/clock.h"
 #include "hcache.h"
+#include "service/hcache_impl.h"
 #include "tests/base/tempdir.h"
+#include "tests/remote/fake_redis.h"
 
 enum { N = 200, FULL = 192, CHUNKS = 4, HOUR_S = 3600 };
 
@@ -299,6 +301,150 @@ static void the_counters_say_what_happened(void **state)
     hcache_close(h);
 }
 
+/* The advice has a row for each time, and all chunks were used a moment ago. */
+static void the_advice_counts_recent_contexts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *within;
+        int64_t seconds;
+    } rows[HCACHE_ADVICES] = {{"hour", 3600},
+                              {"day", 86400},
+                              {"week", 604800},
+                              {"30 days", 2592000},
+                              {"all time", 0}};
+    struct hcache *h = open_with(64 << 20);
+    struct hcache_advice a[HCACHE_ADVICES];
+    struct hcache_err err = {0};
+    save(h, 1, NULL);
+    save(h, 2, NULL);
+    assert_int_equal(hcache_cache_advise(h, a, &err), 0);
+    for (int i = 0; i < HCACHE_ADVICES; i++) {
+        assert_string_equal(a[i].within, rows[i].within);
+        assert_int_equal(a[i].seconds, rows[i].seconds);
+        assert_int_equal(a[i].contexts, 2);
+        assert_int_equal(a[i].bytes, stats_of(h, NULL).used_bytes);
+    }
+    hcache_close(h);
+    h = open_with(0);
+    assert_int_equal(hcache_cache_advise(h, a, &err), HCACHE_E_UNSUPPORTED);
+    hcache_close(h);
+}
+
+/* Eviction by age takes chunks whose last use is at least that long ago. */
+static void idle_time_is_counted_back_from_now(void **state)
+{
+    (void)state;
+    struct hcache *h = open_with(64 << 20);
+    struct hcache_err err = {0};
+    uint64_t n_chunks = 99;
+    save(h, 1, NULL);
+    static const int64_t too_long[] = {HOUR_S, 60};
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(hcache_cache_evict_idle(h, too_long[i], &n_chunks, &err), 0);
+        assert_int_equal(n_chunks, 0);
+    }
+    n_chunks = 99;
+    assert_int_equal(hcache_cache_evict_expired(h, &n_chunks, &err), 0);
+    assert_int_equal(n_chunks, 0);
+    assert_int_equal(stored(h, 1, NULL), FULL);
+    hcache_close(h);
+}
+
+/* The statistics name the policy, and a fault that keeps state from being saved. */
+static void the_statistics_say_why_nothing_is_saved(void **state)
+{
+    (void)state;
+    struct hcache *h = open_with(64 << 20);
+    struct hcache_cache_stats s = stats_of(h, NULL);
+    assert_string_equal(s.policy, placement_names[PLACEMENT_DEFAULT]);
+    assert_string_equal(s.remote.url, "");
+    err_set(&h->k.store_err, -28, "no room for anything");
+    s = stats_of(h, NULL);
+    assert_int_equal(s.saving_fault, -28);
+    assert_string_equal(s.saving_why, "no room for anything");
+    h->k.store_err = (struct err){0};
+    hcache_close(h);
+}
+
+/* --- with a remote ---------------------------------------------------------------------------- */
+
+static struct hcache *open_beside(const char *url)
+{
+    struct hcache *h = NULL;
+    struct hcache_err err = {0};
+    struct hcache_opts o = {.model = "synth:tiny-mha",
+                            .dtype = "f32",
+                            .threads = 1,
+                            .max_context = 512,
+                            .store_in_memory = true,
+                            .store_cap_bytes = 64 << 20,
+                            .remote = url,
+                            .remote_timeout_s = 600,
+                            .no_reuse = true};
+    if (hcache_open(&o, &h, &err) != 0)
+        fail_msg("%s", err.msg);
+    return h;
+}
+
+static void until_written(struct hcache *h, uint64_t n)
+{
+    for (struct hcache_cache_stats s = stats_of(h, NULL); s.remote.n_written < n;
+         s = stats_of(h, NULL))
+        clock_sleep_ns(1000000);
+}
+
+static void until_published(struct hcache *h, struct fake_redis *f, uint64_t n)
+{
+    while (fake_redis_n_added(f) < n || stats_of(h, NULL).remote.n_unpublished > 0)
+        clock_sleep_ns(1000000);
+    assert_int_equal(fake_redis_n_added(f), n);
+}
+
+/* State that one server has saved is fetched by another one, unless it was erased: each way of
+ * erasing is published. */
+static void erasures_reach_the_other_servers(void **state)
+{
+    (void)state;
+    struct fake_redis *f = fake_redis_start();
+    struct hcache *a = open_beside(fake_redis_url(f)), *b = open_beside(fake_redis_url(f));
+    struct hcache_err err = {0};
+    struct hcache_erased gone;
+    struct hcache_result r;
+    int32_t ids[N];
+    uint8_t keys[CHUNKS + 2][32];
+    struct hcache_cache_stats s = stats_of(a, NULL);
+    assert_non_null(strstr(s.remote.url, "127.0.0.1"));
+    for (int seed = 1; seed <= 3; seed++)
+        save(a, seed, seed == 3 ? "salt" : NULL);
+    until_written(a, FULL / 64 + FULL / 64 - 1 + FULL / 64);
+    make_ids(ids, 1);
+    const struct hcache_request q = {
+        .prompt = ids, .n_prompt = N, .save = "both", .plan = "kv"};
+    assert_int_equal(hcache_generate(b, &q, &r, &err), 0);
+    assert_int_equal(r.cached_tokens, FULL);
+    assert_int_equal(r.remote_tokens, FULL);
+    hcache_result_free(&r);
+    int n = keys_of(a, 1, N, NULL, keys);
+    assert_int_equal(hcache_cache_erase(a, keys, n, &gone, &err), 0);
+    assert_int_equal(gone.n_shared, 1);
+    until_published(a, f, 1);
+    n = keys_of(a, 2, 100, NULL, keys);
+    assert_int_equal(hcache_cache_forget(a, keys, n, &gone, &err), 0);
+    assert_int_equal(gone.n_chunks, CHUNKS - 1);
+    until_published(a, f, 3); /* the text, and the chunks that continued it */
+    assert_int_equal(hcache_cache_clear(a, "salt", &gone, &err), 0);
+    assert_int_equal(gone.n_chunks, CHUNKS);
+    until_published(a, f, 4);
+    /* the other server has erased the chunks, too, but not the first, which is shared */
+    while (stored(b, 1, NULL) > 64)
+        clock_sleep_ns(1000000);
+    assert_int_equal(stored(b, 1, NULL), 64);
+    hcache_close(a);
+    hcache_close(b);
+    fake_redis_stop(f);
+}
+
 /* Without a store there is nothing to control, and each call says so. */
 static void without_a_store(void **state)
 {
@@ -337,6 +483,10 @@ int main(void)
         cmocka_unit_test(a_guarantee_is_counted),
         cmocka_unit_test(a_quota_bounds_one_salt),
         cmocka_unit_test(the_counters_say_what_happened),
+        cmocka_unit_test(the_advice_counts_recent_contexts),
+        cmocka_unit_test(idle_time_is_counted_back_from_now),
+        cmocka_unit_test(the_statistics_say_why_nothing_is_saved),
+        cmocka_unit_test(erasures_reach_the_other_servers),
         cmocka_unit_test(without_a_store),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,11 +20,12 @@
 #include "tests/base/tempdir.h"
 
 static int n_warnings;
+static char last_warning[700];
 
 static void warn(void *arg, const char *text)
 {
     (void)arg;
-    (void)text;
+    snprintf(last_warning, sizeof last_warning, "%s", text);
     n_warnings++;
 }
 
@@ -116,6 +117,191 @@ static void options_that_cannot_be_used(void **state)
     hcache_close(NULL);
 }
 
+/* Opens a model that does not exist: options that are refused are refused before that. */
+static void refuse_or_look_for_model(struct hcache_opts *o, bool is_refused,
+                                     const char *name)
+{
+    struct hcache *h = NULL;
+    struct hcache_err err = {0};
+    o->model = "/no/such/folder";
+    int rc = hcache_open(o, &h, &err);
+    assert_true(rc < 0 && h == NULL);
+    if (strstr(err.msg, is_refused ? name : "/no/such/folder") == NULL)
+        fail_msg("%s: %s", name, err.msg);
+    if (is_refused)
+        assert_int_equal(rc, HCACHE_E_USAGE);
+}
+
+static void each_number_has_its_bounds(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        size_t at;
+        int least, most;
+    } rows[] = {
+        {"threads", offsetof(struct hcache_opts, threads), 0, 1024},
+        {"tensor_parallel", offsetof(struct hcache_opts, tensor_parallel), 0,
+         HCACHE_MAX_DEVICES},
+        {"pipeline_parallel", offsetof(struct hcache_opts, pipeline_parallel), 0,
+         HCACHE_MAX_DEVICES},
+        {"max_sequences", offsetof(struct hcache_opts, max_sequences), 0, 512},
+        {"max_context", offsetof(struct hcache_opts, max_context), 0, INT32_MAX},
+        {"mini-batches", offsetof(struct hcache_opts, mini_batches), 0,
+         HCACHE_MAX_MINI_BATCHES},
+        {"batch rows", offsetof(struct hcache_opts, batch_rows), 512,
+         HCACHE_MAX_BATCH_ROWS},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const int64_t values[] = {(int64_t)rows[i].least - 1, rows[i].least, rows[i].most,
+                                  (int64_t)rows[i].most + 1};
+        for (int k = 0; k < 4; k++) {
+            struct hcache_opts o = options(NULL);
+            if (values[k] > INT32_MAX)
+                continue;
+            o.threads = o.max_context = 0;
+            *(int *)(void *)((char *)&o + rows[i].at) = (int)values[k];
+            refuse_or_look_for_model(&o, k == 0 || k == 3, rows[i].name);
+        }
+    }
+    struct hcache_opts o = options(NULL);
+    o.kv_tokens = HCACHE_MAX_KV_TOKENS;
+    refuse_or_look_for_model(&o, false, "kv_tokens");
+}
+
+static void options_that_exclude_each_other(void **state)
+{
+    (void)state;
+    static const char *const dirs[] = {"/proc/hcache-cannot-be-here"};
+    static const uint64_t speeds[] = {1, 65535, 65536, 1 << 20};
+    for (int i = 0; i < 4; i++) {
+        struct hcache_opts o = options(NULL);
+        o.store = dirs;
+        o.n_store = 1;
+        o.throttle_bytes_per_s = speeds[i];
+        refuse_or_look_for_model(&o, i < 2, "throttle is");
+    }
+    struct hcache_opts o = options(NULL);
+    o.store_in_memory = true;
+    refuse_or_look_for_model(&o, false, "throttle");
+    o.throttle_bytes_per_s = 1 << 20;
+    refuse_or_look_for_model(&o, true, "a store in memory cannot be slowed");
+    o = options(NULL);
+    o.store = dirs; /* without their number */
+    refuse_or_look_for_model(&o, false, "store");
+    o.n_store = -1;
+    refuse_or_look_for_model(&o, true, "in directories or in memory");
+    static const char *const methods[] = {"off", "recompute", "auto", "paper", "kv", "act"};
+    for (int i = 0; i < 6; i++) {
+        o = options(NULL);
+        o.cache_method = methods[i];
+        refuse_or_look_for_model(&o, false, "method");
+        o.store = dirs;
+        o.n_store = 1;
+        refuse_or_look_for_model(&o, i >= 3, "exclude each other");
+        o.n_store = 0;
+        o.store_in_memory = true;
+        refuse_or_look_for_model(&o, i >= 3, "exclude each other");
+    }
+    o = options(NULL);
+    o.cache_method = "half";
+    refuse_or_look_for_model(&o, true, "'half' is none of auto, paper, kv, act");
+    static const char *const policies[] = {"lru", "fifo", "lfu", "attentionstore", "ours"};
+    for (int i = 0; i < 5; i++) {
+        o = options(NULL);
+        o.policy = policies[i];
+        refuse_or_look_for_model(&o, false, "policy");
+    }
+    static const char *const no_policies[] = {"belady", "best", ""};
+    for (int i = 0; i < 3; i++) {
+        o = options(NULL);
+        o.policy = no_policies[i];
+        refuse_or_look_for_model(&o, true, "is none of lru, fifo, lfu");
+    }
+    o = options(NULL);
+    o.remote = "redis://127.0.0.1:1";
+    refuse_or_look_for_model(&o, true, "--remote needs --store");
+    o.store_in_memory = true;
+    refuse_or_look_for_model(&o, false, "remote");
+    o.store_in_memory = false;
+    o.store = dirs;
+    o.n_store = 1;
+    refuse_or_look_for_model(&o, false, "remote");
+    o.remote = "http://127.0.0.1";
+    refuse_or_look_for_model(&o, true, "redis://");
+}
+
+/* What is wrong with a future request, or a missing tokenizer, is said before the weights. */
+static void a_future_request_is_checked_ahead(void **state)
+{
+    (void)state;
+    static const struct {
+        struct hcache_request r;
+        const char *word; /* NULL: accepted */
+    } rows[] = {
+        {{.plan = "fast"}, "fast"},
+        {{.plan = "RKKKK"}, "5 layers, but the model has 4"},
+        {{.plan = "RHKK"}, NULL},
+        {{.plan = "r1,h1,k2"}, NULL},
+        {{.plan = "r1,h1,k1"}, "3 layers"},
+        {{.plan = "tokenwise"}, "can be planned, but not be carried out"},
+        {{.save = "everything"}, "everything"},
+        {{.save = "both"}, NULL},
+        {{.save = "auto"}, NULL},
+        {{.plan = "kv", .save = "HHHHH"}, "HHHHH"},
+        {{0}, NULL},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct hcache_opts o = options("synth:tiny-mha");
+        o.ahead = &rows[i].r;
+        if (rows[i].word != NULL) {
+            refuse_open(&o, rows[i].word);
+            continue;
+        }
+        hcache_close(open_or_fail(&o));
+    }
+    struct hcache_opts o = options("synth:tiny-mha");
+    o.needs_tokenizer = true;
+    refuse_open(&o, "has no tokenizer: give token ids");
+    o.model = DEMO;
+    hcache_close(open_or_fail(&o));
+}
+
+static void what_has_no_effect_is_told(void **state)
+{
+    (void)state;
+    struct hcache_opts o = options("synth:tiny-mha");
+    struct hcache_model_info info;
+    n_warnings = 0;
+    hcache_close(open_or_fail(&o));
+    assert_int_equal(n_warnings, 0);
+    o.throttle_bytes_per_s = 65536;
+    hcache_close(open_or_fail(&o));
+    assert_int_equal(n_warnings, 1);
+    assert_string_equal(
+        last_warning,
+        "throttle limits the reads of a store; without a store it has no effect");
+    o = options(DEMO);
+    for (int more = 0; more < 2; more++) {
+        o.max_context = 2048 + more;
+        struct hcache *h = open_or_fail(&o);
+        hcache_model_info(h, &info);
+        assert_int_equal(info.max_context, 2048);
+        assert_int_equal(n_warnings, 1 + more);
+        hcache_close(h);
+    }
+    assert_string_equal(
+        last_warning,
+        "a context of 2049 tokens was asked for; the model's own maximum of 2048 is used");
+    o = options("synth:tiny-mha");
+    o.verbose = true;
+    hcache_close(open_or_fail(&o));
+    assert_int_equal(n_warnings, 3);
+    assert_memory_equal(last_warning, "memory reserved, MiB: ", 22);
+    assert_non_null(strstr(last_warning, "; 1 threads, device cpu ("));
+    assert_non_null(strstr(last_warning, "weights f32, state f32"));
+}
+
 static void requests_that_cannot_be_used(void **state)
 {
     (void)state;
@@ -131,6 +317,27 @@ static void requests_that_cannot_be_used(void **state)
         {{.n_prompt = 10, .temperature = -1}, "temperature"},
         {{.n_prompt = 10, .temperature = NAN}, "temperature"},
         {{.n_prompt = 10, .top_p = 1.5f}, "top_p"},
+        {{.n_prompt = 10, .top_p = -0.1f}, "top_p"},
+        {{.n_prompt = 10, .min_p = -0.1f}, "min_p"},
+        {{.n_prompt = 10, .priority = -HCACHE_MAX_PRIORITY - 1}, "priority is -101"},
+        {{.n_prompt = 10, .priority = HCACHE_MAX_PRIORITY + 1}, "priority is 101"},
+        {{.n_prompt = 10, .timeout_ms = -1}, "timeout_ms is -1"},
+        {{.n_prompt = 10, .timeout_ms = HCACHE_MAX_TIMEOUT_MS + 1}, "timeout_ms"},
+        {{.n_prompt = 10, .cache_ttl_s = -1}, "cache_ttl_s"},
+        {{.n_prompt = 10, .cache_ttl_s = HCACHE_MAX_CACHE_TTL_S + 1}, "cache_ttl_s"},
+        {{.n_prompt = 10, .expect_reuse_in_s = -1}, "expect_reuse_in_s"},
+        {{.n_prompt = 10, .expect_reuse_in_s = HCACHE_MAX_CACHE_TTL_S + 1}, "expect_reuse"},
+        {{.n_prompt = 10, .turn = -1}, "turn at least 0"},
+        {{.n_prompt = 10, .n_top = -1}, "n_top is -1"},
+        {{.n_prompt = 10, .n_top = HCACHE_MAX_TOP + 1}, "n_top is 21"},
+        {{.n_prompt = 10, .n_stop = -1}, "-1 stop strings"},
+        {{.n_prompt = 10, .n_stop = HCACHE_MAX_STOP + 1}, "17 stop strings"},
+        {{.n_prompt = 10, .n_stop = 1}, "stop strings need a tokenizer"},
+        {{.n_prompt = 10,
+          .truncation = {.ratio = 0.5, .context = 256},
+          .max_tokens = HCACHE_MAX_TRUNCATED_ANSWER + 1},
+         "for a truncated context it must be at most"},
+        {{.n_prompt = 10, .truncation = {.ratio = 0.5, .context = 1024}}, "window is 1024"},
         {{.n_prompt = 10, .min_p = 1}, "min_p"},
         {{.n_prompt = 10, .top_k = -1}, "top_k"},
         {{.n_prompt = 10, .plan = "fast"}, "fast"},
@@ -184,6 +391,187 @@ static void requests_that_cannot_be_used(void **state)
     hcache_close(h);
 }
 
+/* Values at their bounds are accepted. */
+static void requests_at_their_bounds(void **state)
+{
+    (void)state;
+    int32_t prompt[512];
+    make_prompt(prompt, 512);
+    prompt[3] = 0;
+    prompt[4] = 511;
+    static const struct hcache_request good[] = {
+        {.n_prompt = 1},
+        {.n_prompt = 511, .max_tokens = 1},
+        {.n_prompt = 512},
+        {.n_prompt = 10, .top_p = 1, .min_p = 0.999f, .temperature = 1, .max_tokens = 1},
+        {.n_prompt = 10, .priority = -HCACHE_MAX_PRIORITY},
+        {.n_prompt = 10, .priority = HCACHE_MAX_PRIORITY},
+        {.n_prompt = 10, .timeout_ms = HCACHE_MAX_TIMEOUT_MS},
+        {.n_prompt = 10, .cache_ttl_s = HCACHE_MAX_CACHE_TTL_S},
+        {.n_prompt = 10, .expect_reuse_in_s = HCACHE_MAX_CACHE_TTL_S, .turn = 1},
+        {.n_prompt = 10, .n_top = HCACHE_MAX_TOP, .logprobs = true, .max_tokens = 1},
+        {.n_prompt = 10, .plan = "auto"},
+        {.n_prompt = 10, .plan = "recompute"},
+        {.n_prompt = 10, .truncation = {.ratio = 0.5, .context = 512}, .max_tokens = 1},
+    };
+    struct hcache_opts o = options("synth:tiny-mha");
+    o.store_in_memory = true;
+    struct hcache *h = open_or_fail(&o);
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        struct hcache_request q = good[i];
+        struct hcache_result r;
+        struct hcache_err err = {0};
+        q.prompt = prompt;
+        q.ignore_eos = true;
+        if (hcache_generate(h, &q, &r, &err) != 0)
+            fail_msg("request %zu: %s", i, err.msg);
+        assert_int_equal(r.n_tokens, q.max_tokens);
+        hcache_result_free(&r);
+    }
+    hcache_close(h);
+}
+
+static void stop_strings_have_bounds(void **state)
+{
+    (void)state;
+    static char longest[HCACHE_MAX_STOP_BYTES + 2];
+    const char *stop[HCACHE_MAX_STOP];
+    int32_t prompt[4];
+    struct hcache_opts o = options(DEMO);
+    struct hcache *h = open_or_fail(&o);
+    make_prompt(prompt, 4);
+    memset(longest, 'x', HCACHE_MAX_STOP_BYTES);
+    for (int i = 0; i < HCACHE_MAX_STOP; i++)
+        stop[i] = i == 1 ? longest : "y";
+    static const struct {
+        int n_stop;
+        const char *first, *word;
+    } rows[] = {{HCACHE_MAX_STOP, "y", NULL},
+                {1, "", "stop string 0 has 0 bytes; 1 to 256 are allowed"},
+                {1, "z", NULL}};
+    for (int i = 0; i < 4; i++) {
+        struct hcache_result r;
+        struct hcache_err err = {0};
+        struct hcache_request q = {.prompt = prompt, .n_prompt = 4, .stop = stop};
+        q.n_stop = i < 3 ? rows[i].n_stop : 2;
+        stop[0] = i < 3 ? rows[i].first : "y";
+        if (i == 3)
+            longest[HCACHE_MAX_STOP_BYTES] = 'x';
+        const char *word = i < 3 ? rows[i].word : "stop string 1 has 257 bytes";
+        int rc = hcache_generate(h, &q, &r, &err);
+        if ((rc == 0) != (word == NULL) || (word != NULL && strstr(err.msg, word) == NULL))
+            fail_msg("%d: %d, %s", i, rc, err.msg);
+        hcache_result_free(&r);
+    }
+    hcache_close(h);
+}
+
+/* Shapings at their bounds are accepted, and refused beyond them. */
+static void shapings_have_bounds(void **state)
+{
+    (void)state;
+    static struct hcache_bias bias[HCACHE_MAX_BIAS + 1];
+    static int32_t stop[HCACHE_MAX_STOP_IDS + 1];
+    int32_t prompt[4];
+    make_prompt(prompt, 4);
+    for (int i = 0; i <= HCACHE_MAX_BIAS; i++)
+        bias[i] = (struct hcache_bias){i % 512, i % 2 == 0 ? 100 : -100};
+    static const struct hcache_bias wrong[] = {
+        {-1, 0}, {512, 0}, {1, 100.5f}, {1, -100.5f}, {1, NAN}};
+    static const int32_t wrong_stop[] = {-1, 512};
+    const struct {
+        struct hcache_shaping g;
+        const char *word; /* NULL: accepted */
+    } rows[] = {
+        {{.bias = bias, .n_bias = HCACHE_MAX_BIAS}, NULL},
+        {{.bias = bias, .n_bias = HCACHE_MAX_BIAS + 1}, "at most 1024 biases"},
+        {{.n_bias = -1}, "at most 1024 biases"},
+        {{.stop_ids = stop, .n_stop_ids = HCACHE_MAX_STOP_IDS}, NULL},
+        {{.stop_ids = stop, .n_stop_ids = HCACHE_MAX_STOP_IDS + 1}, "64 stop tokens"},
+        {{.n_stop_ids = -1}, "64 stop tokens"},
+        {{.bias = &wrong[0], .n_bias = 1},
+         "logit_bias of token -1 is 0; tokens are 0 to 511"},
+        {{.bias = &wrong[1], .n_bias = 1}, "logit_bias of token 512"},
+        {{.bias = &wrong[2], .n_bias = 1}, "biases -100 to 100"},
+        {{.bias = &wrong[3], .n_bias = 1}, "biases -100 to 100"},
+        {{.bias = &wrong[4], .n_bias = 1}, "biases -100 to 100"},
+        {{.stop_ids = &wrong_stop[0], .n_stop_ids = 1}, "stop token -1 is not in 0 to 511"},
+        {{.stop_ids = &wrong_stop[1], .n_stop_ids = 1},
+         "stop token 512 is not in 0 to 511"},
+        {{.frequency_penalty = 2}, NULL},
+        {{.frequency_penalty = -2}, NULL},
+        {{.frequency_penalty = 2.5f}, "must be -2 to 2"},
+        {{.frequency_penalty = -2.5f}, "must be -2 to 2"},
+        {{.presence_penalty = 2}, NULL},
+        {{.presence_penalty = 2.5f}, "must be -2 to 2"},
+        {{.presence_penalty = -2.5f}, "must be -2 to 2"},
+        {{.repetition_penalty = 0.01f}, NULL},
+        {{.repetition_penalty = 100}, NULL},
+        {{.repetition_penalty = 0.009f}, "repetition_penalty 0.01 to 100"},
+        {{.repetition_penalty = 100.5f}, "repetition_penalty 0.01 to 100"},
+        {{.repetition_penalty = -1}, "repetition_penalty 0.01 to 100"},
+        {{.min_tokens = -1}, "min_tokens at least 0"},
+        {{.min_tokens = 1}, NULL},
+    };
+    struct hcache_opts o = options("synth:tiny-mha");
+    struct hcache *h = open_or_fail(&o);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct hcache_result r;
+        struct hcache_err err = {0};
+        struct hcache_request q = {
+            .prompt = prompt, .n_prompt = 4, .max_tokens = 1, .shaping = &rows[i].g};
+        int rc = hcache_generate(h, &q, &r, &err);
+        if (rc != (rows[i].word == NULL ? 0 : HCACHE_E_USAGE) ||
+            (rc != 0 && strstr(err.msg, rows[i].word) == NULL))
+            fail_msg("shaping %zu: %d, %s", i, rc, err.msg);
+        hcache_result_free(&r);
+    }
+    hcache_close(h);
+}
+
+static void the_model_is_described(void **state)
+{
+    (void)state;
+    struct hcache_opts o = options("synth:tiny-mha");
+    struct hcache_model_info info, other;
+    o.store_in_memory = true; /* only saved state has a fingerprint */
+    struct hcache *h = open_or_fail(&o);
+    hcache_model_info(h, &info);
+    assert_string_equal(info.family, "llama");
+    assert_string_equal(info.dtype, "f32");
+    assert_string_equal(info.format, "synth");
+    assert_string_equal(info.held, "f32");
+    assert_int_equal(info.vocab_size, 512);
+    assert_int_equal(info.max_history, 16 * 512);
+    assert_int_equal(info.hidden_bytes, 256);
+    assert_int_equal(info.kv_bytes, 2 * 256);
+    assert_int_equal(info.max_sequences, 1);
+    assert_false(info.has_chat_template || info.has_tools);
+    assert_int_equal(strlen(info.fingerprint), 64);
+    hcache_close(h);
+    o.max_history = 700;
+    o.max_sequences = 3;
+    o.dtype = "bf16";
+    h = open_or_fail(&o);
+    hcache_model_info(h, &other);
+    assert_int_equal(other.max_history, 700);
+    assert_int_equal(other.max_sequences, 3);
+    assert_string_equal(other.dtype, "bf16");
+    assert_int_equal(other.hidden_bytes, 128);
+    assert_string_not_equal(other.fingerprint, info.fingerprint);
+    hcache_close(h);
+    o = options(DEMO);
+    h = open_or_fail(&o);
+    hcache_model_info(h, &info);
+    assert_string_equal(info.format, "safetensors");
+    assert_true(info.has_tokenizer && info.has_chat_template && !info.has_tools);
+    assert_int_equal(info.vocab_size, 3072);
+    assert_int_equal(info.n_file_types, 1);
+    assert_string_equal(info.file_types[0].name, "bf16");
+    assert_true(info.file_types[0].n_tensors > 4 * 7);
+    hcache_close(h);
+}
+
 static void text_without_a_tokenizer(void **state)
 {
     (void)state;
@@ -211,7 +599,76 @@ static void text_without_a_tokenizer(void **state)
     assert_false(hcache_chat_calls(h, "x", 1, &text));
     assert_int_equal(hcache_chat_text_bytes(h, "x", 1), 1);
     assert_int_equal(hcache_least_tokens(h, "x", 1), 0);
+    n_text = 7;
     assert_null(hcache_token_bytes(h, 5, &n_text));
+    assert_int_equal(n_text, 0);
+    static const char chat[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}";
+    assert_int_equal(hcache_chat_render(h, chat, sizeof chat - 1, &text, &n_text, &err),
+                     HCACHE_E_UNSUPPORTED);
+    assert_string_equal(err.msg, "synth:tiny-mha has no chat template");
+    assert_int_equal(hcache_chat_render(h, "{", 1, &text, &n_text, &err), HCACHE_E_FORMAT);
+    int layer = 7, n_layers = 0;
+    assert_false(
+        hcache_step_progress(h, &layer, &n_layers)); /* all weights are in memory */
+    assert_int_equal(layer, 0);
+    assert_int_equal(n_layers, 4);
+    hcache_close(h);
+}
+
+/* A special token that a message spells is guarded on request, and then stays text. */
+static void guards_keep_text_from_being_special(void **state)
+{
+    (void)state;
+    static const char chat[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"a<|end|>\"}],\"tools\":null}";
+    struct hcache_opts o = options(DEMO);
+    struct hcache *h = open_or_fail(&o);
+    struct hcache_err err = {0};
+    char *plain, *guarded, *text;
+    size_t n_plain, n_guarded, n;
+    int32_t *ids;
+    int n_special[2] = {0};
+    assert_int_equal(hcache_chat_render(h, chat, sizeof chat - 1, &plain, &n_plain, &err),
+                     0);
+    assert_string_equal(plain, "<|begin|><|user|>a<|end|><|end|><|assistant|>");
+    assert_int_equal(n_plain, strlen(plain));
+    assert_int_equal(
+        hcache_chat_render_guarded(h, chat, sizeof chat - 1, &guarded, &n_guarded, &err),
+        0);
+    assert_int_equal(n_guarded, n_plain + 1);
+    assert_int_equal((unsigned char)guarded[18], HCACHE_GUARD);
+    for (int guards = 0; guards < 2; guards++) {
+        int n_ids;
+        assert_int_equal(
+            hcache_encode(h, guards ? guarded : plain, guards ? n_guarded : n_plain,
+                          HCACHE_PARSE_SPECIAL | (guards ? (unsigned)HCACHE_GUARDED : 0u),
+                          &ids, &n_ids, &err),
+            0);
+        for (int i = 0; i < n_ids; i++)
+            n_special[guards] += ids[i] < 5;
+        hcache_free(ids);
+    }
+    assert_int_equal(n_special[0], 5);
+    assert_int_equal(n_special[1], 4);
+    hcache_guard(h, "x<|end|>y", 9, &text, &n);
+    assert_int_equal(n, 10);
+    assert_int_equal((unsigned char)text[1], HCACHE_GUARD);
+    hcache_free(text);
+    /* without HCACHE_PARSE_SPECIAL nothing is special */
+    int n_ids, n_text_ids;
+    assert_int_equal(
+        hcache_encode(h, "<|end|>", 7, HCACHE_PARSE_SPECIAL, &ids, &n_ids, &err), 0);
+    assert_int_equal(n_ids, 1);
+    assert_int_equal(ids[0], 1);
+    hcache_free(ids);
+    assert_int_equal(hcache_encode(h, "<|end|>", 7, 0, &ids, &n_text_ids, &err), 0);
+    assert_true(n_text_ids > 1);
+    hcache_free(ids);
+    assert_string_equal(hcache_token_bytes(h, 1, &n), "<|end|>");
+    assert_int_equal(n, 7);
+    assert_true(hcache_least_tokens(h, plain, n_plain) > 0);
+    hcache_free(plain);
+    hcache_free(guarded);
     hcache_close(h);
 }
 
@@ -473,6 +930,63 @@ static void encode_and_decode(void **state)
     hcache_close(h);
 }
 
+/* Returns a number of tokens with their log-probabilities, as a ticket hands them out. */
+static void log_probabilities_come_with_their_tokens(void **state)
+{
+    (void)state;
+    enum { TOP = 3, TOKENS = 12 };
+    int32_t prompt[5];
+    struct hcache_opts o = options(DEMO);
+    struct hcache *h = open_or_fail(&o);
+    make_prompt(prompt, 5);
+    struct hcache_request q = {.prompt = prompt,
+                               .n_prompt = 5,
+                               .max_tokens = TOKENS,
+                               .ignore_eos = true,
+                               .logprobs = true,
+                               .n_top = TOP};
+    for (int greedy = 0; greedy < 2; greedy++) {
+        struct hcache_ticket *t = NULL;
+        struct hcache_delta d = {0};
+        struct hcache_result r;
+        struct hcache_err err = {0};
+        struct hcache_logprob lp[TOKENS][1 + TOP];
+        int32_t ids[TOKENS];
+        size_t n_text = 0;
+        int n = 0, n_chosen = 0;
+        q.temperature = greedy ? 0 : 30;
+        assert_int_equal(hcache_serve_start(h, 0, &err), 0);
+        assert_int_equal(hcache_submit(h, &q, &t, &err), 0);
+        do {
+            hcache_ticket_read(t, &d);
+            assert_true(n + d.n_ids <= TOKENS);
+            memcpy(ids + n, d.ids, (size_t)d.n_ids * sizeof *ids);
+            memcpy(lp[n], d.logprobs, (size_t)d.n_ids * sizeof lp[0]);
+            assert_int_equal(d.text[d.n_text], 0);
+            n += d.n_ids;
+            n_text += d.n_text;
+        } while (!d.ended);
+        assert_int_equal(n, TOKENS);
+        assert_int_equal(hcache_ticket_result(t, &r, &err), 0);
+        assert_memory_equal(r.token_ids, ids, sizeof ids);
+        assert_int_equal(n_text, r.n_text);
+        for (int i = 0; i < TOKENS; i++) {
+            assert_int_equal(lp[i][0].id, ids[i]);
+            n_chosen += lp[i][1].id == ids[i];
+            for (int k = 1; k < TOP; k++)
+                assert_true(lp[i][k].logprob >= lp[i][k + 1].logprob);
+            assert_true(lp[i][0].logprob <= lp[i][1].logprob && lp[i][1].logprob <= 0);
+        }
+        assert_true(greedy ? n_chosen == TOKENS : n_chosen < TOKENS);
+        hcache_ticket_read(t, &d); /* nothing comes twice */
+        assert_true(d.ended && d.n_ids == 0 && d.n_text == 0);
+        hcache_result_free(&r);
+        hcache_ticket_free(t);
+        hcache_serve_stop(h);
+    }
+    hcache_close(h);
+}
+
 /* --- saved state ------------------------------------------------------------------------------ */
 
 static struct hcache_result generate(struct hcache *h, int n_prompt, const char *plan)
@@ -587,6 +1101,105 @@ static void turns_of_a_conversation(void **state)
             said[n++] = 5 + (turn * 31 + i) % 400; /* the user's next message */
         hcache_result_free(&r);
     }
+    hcache_close(h);
+}
+
+/* Returns the kinds of records that are stored for the prompt of generate(), a letter a layer. */
+static const char *stored_layers(struct hcache *h, const char *salt)
+{
+    static struct hcache_found f;
+    int32_t prompt[512];
+    make_prompt(prompt, 512);
+    const struct hcache_context c = {.ids = prompt, .n = 300, .salt = salt};
+    assert_int_equal(hcache_cache_lookup(h, &c, &f, NULL), 0);
+    return f.layers;
+}
+
+/* A forced plan may need any kind of record later. A request may also name the kinds itself. */
+static void what_is_saved_follows_from_plan_and_save(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *plan, *save, *layers;
+    } rows[] = {{"kv", NULL, "BBBB"},   {"hidden", NULL, "BBBB"}, {"RHKK", NULL, "BBBB"},
+                {"kv", "kv", "KKKK"},   {NULL, "both", "BBBB"},   {NULL, "hidden", "HHHH"},
+                {NULL, "H-KB", "H-KB"}, {"recompute", "none", ""}};
+    int32_t prompt[512];
+    make_prompt(prompt, 512);
+    struct hcache_opts o = options("synth:tiny-mha");
+    o.store_in_memory = true;
+    struct hcache *h = open_or_fail(&o);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char salt[8];
+        struct hcache_result r;
+        struct hcache_err err = {0};
+        snprintf(salt, sizeof salt, "%zu", i);
+        struct hcache_request q = {.prompt = prompt,
+                                   .n_prompt = 300,
+                                   .salt = salt,
+                                   .plan = rows[i].plan,
+                                   .save = rows[i].save};
+        if (hcache_generate(h, &q, &r, &err) != 0)
+            fail_msg("%s", err.msg);
+        hcache_result_free(&r);
+        assert_string_equal(stored_layers(h, salt), rows[i].layers);
+    }
+    /* "auto" and "recompute" save alike */
+    char own[300];
+    struct hcache_result r;
+    struct hcache_request q = {.prompt = prompt, .n_prompt = 300, .salt = "x"};
+    assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
+    hcache_result_free(&r);
+    snprintf(own, sizeof own, "%s", stored_layers(h, "x"));
+    static const char *const plans[] = {"auto", "recompute"};
+    for (int i = 0; i < 2; i++) {
+        q.plan = q.salt = plans[i];
+        assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
+        hcache_result_free(&r);
+        assert_string_equal(stored_layers(h, q.salt), own);
+    }
+    /* a truncated context needs records of all layers but the first */
+    q = (struct hcache_request){.prompt = prompt,
+                                .n_prompt = 500,
+                                .salt = "t",
+                                .truncation = {.ratio = 0.5, .context = 256}};
+    assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
+    hcache_result_free(&r);
+    const struct hcache_context c = {
+        .ids = prompt, .n = 250, .salt = "t", .truncation = q.truncation};
+    struct hcache_found f;
+    assert_int_equal(hcache_cache_lookup(h, &c, &f, NULL), 0);
+    assert_int_equal(f.stored_tokens, 192);
+    for (int l = 1; l < 4; l++)
+        assert_int_not_equal(f.layers[l], '-');
+    hcache_close(h);
+}
+
+/* State with a time to live is counted, and other state is not. */
+static void a_time_to_live_reaches_the_store(void **state)
+{
+    (void)state;
+    struct hcache_opts o = options("synth:tiny-mha");
+    struct hcache_cache_stats s;
+    int32_t prompt[512];
+    uint64_t n_gone = 7;
+    make_prompt(prompt, 512);
+    o.store_in_memory = true;
+    struct hcache *h = open_or_fail(&o);
+    for (int ttl = 0; ttl < 2; ttl++) {
+        struct hcache_result r;
+        struct hcache_request q = {.prompt = prompt,
+                                   .n_prompt = 200,
+                                   .salt = ttl ? "a" : "b",
+                                   .save = "kv",
+                                   .cache_ttl_s = ttl * 3600};
+        assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
+        hcache_result_free(&r);
+        hcache_cache_stats(h, NULL, &s);
+        assert_int_equal(s.n_expiring, ttl * 4);
+    }
+    assert_int_equal(hcache_cache_evict_expired(h, &n_gone, NULL), 0);
+    assert_int_equal(n_gone, 0);
     hcache_close(h);
 }
 
@@ -755,9 +1368,19 @@ int main(void)
     mallopt(M_PERTURB, 0x5a);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(options_that_cannot_be_used),
+        cmocka_unit_test(each_number_has_its_bounds),
+        cmocka_unit_test(options_that_exclude_each_other),
+        cmocka_unit_test(a_future_request_is_checked_ahead),
+        cmocka_unit_test(what_has_no_effect_is_told),
         cmocka_unit_test(requests_that_cannot_be_used),
+        cmocka_unit_test(requests_at_their_bounds),
+        cmocka_unit_test(stop_strings_have_bounds),
+        cmocka_unit_test(shapings_have_bounds),
+        cmocka_unit_test(the_model_is_described),
         cmocka_unit_test(text_without_a_tokenizer),
+        cmocka_unit_test(guards_keep_text_from_being_special),
         cmocka_unit_test(text_comes_in_whole_characters),
+        cmocka_unit_test(log_probabilities_come_with_their_tokens),
         cmocka_unit_test(a_prompt_tells_how_far_it_is),
         cmocka_unit_test(a_prompt_is_cancelled_before_its_end),
         cmocka_unit_test(cancelling_is_final),
@@ -765,6 +1388,8 @@ int main(void)
         cmocka_unit_test(encode_and_decode),
         cmocka_unit_test(a_store_outlives_its_process),
         cmocka_unit_test(turns_of_a_conversation),
+        cmocka_unit_test(what_is_saved_follows_from_plan_and_save),
+        cmocka_unit_test(a_time_to_live_reaches_the_store),
         cmocka_unit_test(tickets_are_given_up_anywhere),
         cmocka_unit_test(time_is_bounded),
         cmocka_unit_test(threads_come_and_go),

@@ -227,6 +227,65 @@ static void keys_and_values_come_before_layers(void **state)
     stack_close(&budget_stack);
 }
 
+/* The KV cache holds a context for each sequence, within a quarter of the memory, but at least one
+ * context. */
+static void the_kv_cache_has_a_quarter_of_the_memory(void **state)
+{
+    (void)state;
+    open_budget_stack();
+    struct model m = *budget_stack.model;
+    struct memory_ask a = {.model = &m, .max_seqs = 3, .max_rows = 64};
+    size_t unused, total;
+    device_memory(m.dev, &unused, &total);
+    int64_t token_bytes = (int64_t)model_kv_bytes(&m) * m.cfg.n_layers;
+    int64_t fits = (int64_t)(total / 4) / token_bytes / 64 * 64;
+    assert_true(fits > 100 * 1024 && fits < 1 << 30);
+    assert_int_equal(memory_plan_kv_tokens(&a), 3 * 1024);
+    m.max_ctx = 1000; /* whole blocks */
+    assert_int_equal(memory_plan_kv_tokens(&a), 3 * 1024);
+    a.max_seqs = (int)(fits / 1024);
+    assert_int_equal(memory_plan_kv_tokens(&a), fits / 1024 * 1024);
+    a.max_seqs = (int)(fits / 1024) + 1;
+    assert_int_equal(memory_plan_kv_tokens(&a), fits);
+    m.max_ctx = 1 << 30;
+    a.max_seqs = 2;
+    assert_int_equal(memory_plan_kv_tokens(&a), 1 << 30);
+    stack_close(&budget_stack);
+}
+
+/* A store in memory counts beside the weights. If the weights alone would fit, the message says
+ * so. */
+static void a_store_in_memory_counts_beside_the_weights(void **state)
+{
+    (void)state;
+    struct sysinfo s;
+    struct err err = {0};
+    struct model_need need = {.n_parts = 1};
+    open_budget_stack();
+    struct model m = *budget_stack.model;
+    struct memory_ask a = {
+        .model = &m, .need = &need, .max_seqs = 1, .max_rows = 64, .kv_tokens = 64};
+    assert_int_equal(sysinfo(&s), 0);
+    uint64_t all = ((uint64_t)s.totalram + s.totalswap) * s.mem_unit;
+    m.w.bytes = all / 2;
+    a.store_bytes = all - m.w.bytes;
+    assert_int_equal(memory_plan_reserve(&a, &err), 0);
+    a.store_bytes++;
+    assert_int_equal(memory_plan_reserve(&a, &err), -ENOMEM);
+    assert_memory_equal(err.msg, "truncated contexts need a store in memory of", 44);
+    m.w.bytes = all + 1;
+    assert_int_equal(memory_plan_reserve(&a, &err), -ENOMEM);
+    assert_non_null(strstr(err.msg, "choose a smaller model, hold its matrices in 8 bits"));
+    m.w.dtype = DTYPE_Q8;
+    assert_int_equal(memory_plan_reserve(&a, &err), -ENOMEM);
+    assert_null(strstr(err.msg, "in 8 bits"));
+    assert_non_null(strstr(err.msg, "or pack it and read layers as they are needed"));
+    m.w.dtype = DTYPE_Q4;
+    assert_int_equal(memory_plan_reserve(&a, &err), -ENOMEM);
+    assert_null(strstr(err.msg, "in 8 bits"));
+    stack_close(&budget_stack);
+}
+
 static void percentages_and_texts(void **state)
 {
     struct memory_share s;
@@ -235,10 +294,18 @@ static void percentages_and_texts(void **state)
     open_budget_stack();
     assert_int_equal(share("0%", 1, 0, &s, &err), 0);
     assert_int_equal(s.n_resident, 0);
+    assert_int_equal(share("3%", 1, 0, &s, &err), 0);
+    assert_int_equal(s.n_resident, 0);
+    assert_int_equal(share("4%", 1, 0, &s, &err), 0);
+    assert_int_equal(s.n_resident, 1);
     assert_int_equal(share("50%", 1, 0, &s, &err), 0);
     assert_int_equal(s.n_resident, 8);
+    assert_string_equal(
+        s.table, "weights: 8 of 16 layers stay in memory, 0.08 GB are read for each pass");
+    assert_int_equal(s.kv_tokens, 0); /* a percentage decides nothing about KV */
     assert_int_equal(share("100%", 1, 0, &s, &err), 0);
     assert_int_equal(s.n_resident, 16);
+    assert_string_equal(s.table, "");
     assert_int_equal(share("auto", 1, 0, &s, &err), 0); /* `auto` here has 180 MB */
     assert_int_equal(s.n_resident, 16);
     static const char *const wrong[] = {"", "101%", "-1%", "many", "5%x"};
@@ -255,6 +322,8 @@ int main(void)
         cmocka_unit_test(copies_beyond_memory_are_refused_with_the_sums),
         cmocka_unit_test(the_least_budget_is_two_layers_and_a_context),
         cmocka_unit_test(keys_and_values_come_before_layers),
+        cmocka_unit_test(the_kv_cache_has_a_quarter_of_the_memory),
+        cmocka_unit_test(a_store_in_memory_counts_beside_the_weights),
         cmocka_unit_test(percentages_and_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,6 +6,10 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
+#include <string.h>
+
+#include "base/clock.h"
 #include "service/service.h"
 #include "service/stack.h"
 
@@ -210,6 +214,211 @@ static void the_first_wait_is_a_lower_bound(void **state)
     close_desk(&d);
 }
 
+/* Submits a request that is a copy of `r`. */
+static int submit_as(struct desk *d, const struct hcache_request *r,
+                     struct hcache_ticket **t, struct err *err)
+{
+    static int32_t prompt[N_PROMPT];
+    for (int i = 0; i < N_PROMPT; i++)
+        prompt[i] = 3 + i % 50;
+    struct request q = {
+        .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_TOKENS, .ignore_eos = true};
+    return service_submit(d->s, &q, r, false, t, err);
+}
+
+/* A full queue refuses requests and counts them. The queue has room again when one of them ends. */
+static void a_full_queue_refuses(void **state)
+{
+    struct desk d;
+    struct hcache_stats st;
+    struct err err = {0};
+    struct hcache_ticket *t[65];
+    static const struct hcache_request r = {0};
+    bool ended;
+    (void)state;
+    open_desk(&d, 1);
+    for (int i = 0; i < 64; i++) /* the default of the queue */
+        assert_int_equal(submit_as(&d, &r, &t[i], &err), 0);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(submit_as(&d, &r, &t[64], &err), ERR_LIMIT);
+        assert_string_equal(err.msg, "64 requests are waiting already");
+        service_stats(d.s, &st);
+        assert_int_equal(st.n_refused, i + 1);
+        assert_int_equal(st.n_waiting, 64);
+    }
+    assert_int_equal(step(&d, t[0], &ended), 1); /* the first one runs */
+    assert_int_equal(submit_as(&d, &r, &t[64], &err), 0);
+    for (int i = 0; i < 65; i++)
+        hcache_ticket_cancel(t[i]);
+    for (int i = 0; i < 65; i++) {
+        run_to_end(&d, t[i]);
+        drop(t[i]);
+    }
+    service_stats(d.s, &st);
+    assert_int_equal(st.n_cancelled, 65);
+    assert_int_equal(st.n_waiting + st.n_running, 0);
+    close_desk(&d);
+}
+
+/* A thread has the queue that it was started with, and there is only one thread. */
+static void a_thread_is_started_once(void **state)
+{
+    struct desk d;
+    struct err err = {0};
+    (void)state;
+    open_desk(&d, 1);
+    assert_false(service_is_started(d.s));
+    assert_int_equal(service_start(d.s, 3, &err), 0);
+    assert_true(service_is_started(d.s));
+    assert_int_equal(service_start(d.s, 3, &err), ERR_USAGE);
+    assert_string_equal(err.msg, "the engine's thread runs already");
+    service_stop(d.s);
+    service_stop(d.s); /* does nothing */
+    assert_false(service_is_started(d.s));
+    struct hcache_ticket *t;
+    static const struct hcache_request r = {0};
+    assert_int_equal(submit_as(&d, &r, &t, &err), ERR_LIMIT);
+    assert_string_equal(err.msg, "the engine's thread was stopped");
+    close_desk(&d);
+}
+
+struct told {
+    int n_news, n_ended;
+};
+
+static void on_news(void *arg, bool ended)
+{
+    struct told *told = arg;
+    assert_int_equal(told->n_ended, 0); /* nothing follows the end */
+    told->n_news += !ended;
+    told->n_ended += ended;
+}
+
+static void on_prompt(void *arg, int n_done)
+{
+    (void)arg, (void)n_done;
+}
+
+/* Each token and the end are told, and nothing after the ticket was given up. The progress of the
+ * prompt is known if it was asked for. */
+static void each_token_is_told_once(void **state)
+{
+    struct desk d;
+    struct err err = {0};
+    struct hcache_delta delta;
+    struct told told[2] = {{0}};
+    struct hcache_ticket *t[2];
+    struct hcache_stats st;
+    bool ended = false;
+    (void)state;
+    open_desk(&d, 2);
+    for (int i = 0; i < 2; i++) {
+        const struct hcache_request r = {
+            .notify = on_news, .arg = &told[i], .on_prompt = i == 0 ? on_prompt : NULL};
+        assert_int_equal(submit_as(&d, &r, &t[i], &err), 0);
+    }
+    (void)service_run(d.s, t[0], NULL, NULL);
+    for (int i = 0; i < 2; i++) {
+        hcache_ticket_read(t[i], &delta);
+        assert_int_equal(delta.n_ids, 1);
+        assert_int_equal(delta.prompt_done, i == 0 ? N_PROMPT : 0);
+        assert_null(delta.logprobs);
+        assert_false(delta.ended);
+        assert_int_equal(told[i].n_news, 1);
+    }
+    int n_before = 0;
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(step(&d, t[0], &ended), 1);
+    n_before = told[1].n_news;
+    hcache_ticket_free(t[1]);
+    for (int n = 4; n < N_TOKENS; n++)
+        assert_int_equal(step(&d, t[0], &ended), 1);
+    if (!ended)
+        assert_int_equal(step(&d, t[0], &ended), 0);
+    assert_true(ended);
+    assert_int_equal(told[0].n_news, N_TOKENS);
+    assert_int_equal(told[0].n_ended, 1);
+    assert_int_equal(told[1].n_news, n_before);
+    assert_int_equal(told[1].n_ended, 0);
+    service_stats(d.s, &st);
+    uint64_t n_gaps = 0;
+    for (int i = 0; i <= HCACHE_HIST_BUCKETS; i++)
+        n_gaps += st.tbt.count[i];
+    /* a gap lies between two tokens of one request */
+    assert_int_equal(n_gaps, N_TOKENS - 1 + n_before - 1);
+    assert_int_equal(st.n_ended, 2);
+    assert_int_equal(st.n_cancelled, 1);
+    drop(t[0]);
+    close_desk(&d);
+}
+
+/* A deadline that passes before the first token is an error. It is counted from the submission. */
+static void a_deadline_begins_at_the_submission(void **state)
+{
+    struct desk d;
+    struct err err = {0};
+    struct hcache_err herr = {0};
+    struct hcache_result out;
+    struct hcache_stats st;
+    struct hcache_ticket *t;
+    bool ended = false;
+    (void)state;
+    open_desk(&d, 1);
+    const struct hcache_request r = {.timeout_ms = 1};
+    assert_int_equal(submit_as(&d, &r, &t, &err), 0);
+    clock_sleep_ns(2000000);
+    assert_int_equal(run_to_end(&d, t), 0);
+    assert_int_equal(hcache_ticket_result(t, &out, &herr), -ETIMEDOUT);
+    assert_string_equal(herr.msg, "the request's timeout passed before the first token");
+    assert_null(out.token_ids);
+    hcache_ticket_free(t);
+    const struct hcache_request later = {.timeout_ms = 100000};
+    assert_int_equal(submit_as(&d, &later, &t, &err), 0);
+    assert_int_equal(t->req.deadline_ns - t->t_submit, 100000000000);
+    assert_int_equal(step(&d, t, &ended), 1);
+    hcache_ticket_cancel(t);
+    run_to_end(&d, t);
+    drop(t);
+    service_stats(d.s, &st);
+    assert_int_equal(st.n_timed_out, 1);
+    assert_int_equal(st.n_failed, 0);
+    assert_int_equal(st.n_cancelled, 1);
+    const struct hcache_request none = {0};
+    assert_int_equal(submit_as(&d, &none, &t, &err), 0);
+    assert_int_equal(t->req.deadline_ns, 0);
+    assert_int_equal(run_to_end(&d, t), N_TOKENS);
+    drop(t);
+    close_desk(&d);
+}
+
+static bool is_cancelled(void *arg)
+{
+    return ++*(int *)arg == 3;
+}
+
+/* is_cancelled is asked before each step, and ends the wait without a further step. */
+static void a_wait_ends_when_it_is_cancelled(void **state)
+{
+    struct desk d;
+    struct hcache_delta delta;
+    int n_asked = 0;
+    (void)state;
+    open_desk(&d, 1);
+    struct hcache_ticket *t = submit(&d);
+    for (int i = 0; i < 2; i++) {
+        assert_true(service_run(d.s, t, is_cancelled, &n_asked));
+        assert_int_equal(n_asked, i + 1);
+        hcache_ticket_read(t, &delta);
+        assert_int_equal(delta.n_ids, 1);
+    }
+    assert_false(service_run(d.s, t, is_cancelled, &n_asked));
+    hcache_ticket_read(t, &delta);
+    assert_int_equal(delta.n_ids, 0);
+    assert_int_equal(run_to_end(&d, t), N_TOKENS - 2);
+    drop(t);
+    close_desk(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -218,6 +427,11 @@ int main(void)
         cmocka_unit_test(a_cancel_leaves_the_queue_whole),
         cmocka_unit_test(the_wait_follows_the_queue),
         cmocka_unit_test(the_first_wait_is_a_lower_bound),
+        cmocka_unit_test(a_full_queue_refuses),
+        cmocka_unit_test(a_thread_is_started_once),
+        cmocka_unit_test(each_token_is_told_once),
+        cmocka_unit_test(a_deadline_begins_at_the_submission),
+        cmocka_unit_test(a_wait_ends_when_it_is_cancelled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
