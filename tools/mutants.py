@@ -53,7 +53,7 @@ OPERATORS = [
     (r"^(\s+)(?!return\b|break\b|continue\b|goto\b)[\w>.*\[\]()-]+(\(.*\)| [-+|&]?= .*|\+\+|--);$", r"\1;"),
     (r"\breturn (?!0;|NULL;|false;|true;)[^;]+;", "return 0;"),
 ]
-SKIP = re.compile(r"^\s*(#|//|/?\*|enum|static const|extern|typedef|struct \w+;|CHECK\(|assert)|\bsizeof\b|\bfor \(.*\+\+\)?\s*$")
+SKIP = re.compile(r"^\s*(#|//|/?\*|enum|static const|extern|typedef|struct \w+;|CHECK\(|assert|_Static_assert)|\bsizeof\b|\bfor \(.*\+\+\)?\s*$")
 EQUIVALENT = "tools/mutants_equivalent.txt"
 RESULTS = "build/mutants/results.tsv"
 SECONDS = "build/mutants/seconds.tsv"

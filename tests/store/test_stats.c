@@ -376,6 +376,9 @@ static void names_and_defaults(void **state)
             assert_int_equal(store_is_on_disk(s), i);
             assert_false(store_has_files(s));
             assert_null(store_beside(s));
+            assert_int_equal(store_epoch(s), 1);
+            store_refuse_former(s);
+            assert_int_equal(store_epoch(s), 2);
             assert_string_equal(st_stats(s).tier, i == 0 ? "dram" : "disk");
             assert_int_equal(st_stats(s).guarantee_limit_bytes, 0);
             store_close(s);

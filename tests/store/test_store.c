@@ -343,6 +343,29 @@ static void nearest_is_oldest(struct st_place *p)
     store_close(s);
 }
 
+/* A search looks at the newest 4096 children of a parent. */
+static void newest_children(struct st_place *p)
+{
+    enum { MOST = 4096, SAME = 50 };
+    struct store *s;
+    struct st_ctx c = {1, 2, 3, 7, NULL};
+    struct sha256 f = st_fingerprint(7), root = store_root_key(&f, NULL);
+    int32_t t[STORE_CHUNK_TOKENS];
+    if (p->io != NULL) /* the search is the same everywhere */
+        return;
+    s = st_open(p);
+    st_tokens(&c, 0, t);
+    append_beside(s, t, SAME, 0);
+    for (int i = 1; i < MOST; i++)
+        append_beside(s, t, 0, i);
+    OK(store_commit(s, err));
+    assert_int_equal(store_differs_at(s, &root, t, 64), SAME);
+    append_beside(s, t, 0, MOST);
+    OK(store_commit(s, err));
+    assert_int_equal(store_differs_at(s, &root, t, 64), 0);
+    store_close(s);
+}
+
 static void wrong_use(struct st_place *p)
 {
     struct store *s = st_open(p);
@@ -517,6 +540,7 @@ int main(void)
         {reasons, "reasons", false},
         {differences, "differences", false},
         {nearest_is_oldest, "the nearest is the oldest", false},
+        {newest_children, "the newest children", true},
         {wrong_use, "wrong use", false},
         {listing, "listing, verify, gc", false},
         {reopen, "reopen", false},
