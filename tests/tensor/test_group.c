@@ -491,6 +491,250 @@ static void devices_are_entered_and_copies_ordered(void **state)
     device_close(d);
 }
 
+/* --- faults of single devices ------------------------------------------------------------------ */
+
+static const struct device *bad_device; /* the device whose calls fail; NULL: none */
+
+static int bad_alloc(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
+                     struct err *err)
+{
+    return d == bad_device ? err_set(err, -ENOMEM, "full")
+                           : spy_alloc(d, kind, bytes, out, err);
+}
+
+static int bad_create(struct device *d, enum stream_kind kind, struct stream **out,
+                      struct err *err)
+{
+    return d == bad_device ? err_set(err, -EAGAIN, "no stream")
+                           : spy_create(d, kind, out, err);
+}
+
+static int event_create_or_fail(struct device *d, struct event **out, struct err *err)
+{
+    note(d, 'e');
+    return d == bad_device ? err_set(err, -EMFILE, "no event")
+                           : real->event_create(d, out, err);
+}
+
+static void spy_event_destroy(struct event *e)
+{
+    note(e->device, 'x');
+    real->event_destroy(e);
+}
+
+static int bad_event_sync(struct event *e)
+{
+    return e->device == bad_device ? -EIO : spy_event_sync(e);
+}
+
+static int bad_recover(struct stream *s)
+{
+    int rc = spy_recover(s);
+    if (s->device == bad_device)
+        stream_fail(s, -EIO, "still gone");
+    return rc;
+}
+
+static int spy_reserve(struct device *d, size_t bytes, struct err *err)
+{
+    note(d, bytes == 100 ? 'R' : 'S');
+    return d == bad_device ? err_set(err, -ENOMEM, "full") : 0;
+}
+
+/* A device that fails ends the call with its code and its number. Devices before it release what
+ * they have taken. */
+static void a_failing_device_is_named(void **state)
+{
+    (void)state;
+    struct device *d = open_spied(2, 2);
+    struct stream *s;
+    struct event *e;
+    struct err err = {0};
+    struct buf b[MAX_STAGES] = {{0}}, one;
+    spied.buf_alloc = bad_alloc;
+    spied.stream_create = bad_create;
+    spied.event_create = event_create_or_fail;
+    spied.event_destroy = spy_event_destroy;
+    spied.event_sync = bad_event_sync;
+    spied.stream_recover = bad_recover;
+    spied.reserve = spy_reserve;
+
+    bad_device = group_of(d)->rank[3];
+    assert_int_equal(stages_alloc(d, 64, b, &err), -ENOMEM);
+    assert_string_equal(err.msg, "device 3 of 4: full");
+    called("0a1a2a2f0f1f");
+    assert_null(b[0].ptr);
+    assert_int_equal(group_of(d)->n_extents, 0);
+    bad_device = group_of(d)->rank[0];
+    assert_int_equal(stage_alloc(d, 0, 64, &one, &err), -ENOMEM);
+    assert_string_equal(err.msg, "device 0 of 4: full");
+    called("");
+
+    bad_device = group_of(d)->rank[2];
+    assert_int_equal(stream_create(d, STREAM_COPY, &s, &err), -EAGAIN);
+    assert_string_equal(err.msg, "device 2 of 4: no stream");
+    called("0n0e1n1e0x0d1x1d");
+    assert_int_equal(event_create(d, &e, &err), -EMFILE);
+    assert_string_equal(err.msg, "no event");
+    called("0e1e2e0x!1x!");
+    const size_t bytes[MAX_STAGES] = {100, 200};
+    assert_int_equal(stages_reserve(d, bytes, &err), -ENOMEM);
+    assert_string_equal(err.msg, "device 2 of 4: full");
+    called("0R1R2S");
+    bad_device = NULL;
+    assert_int_equal(stages_reserve(d, bytes, &err), 0);
+    called("0R1R2S3S");
+    spied.reserve = NULL;
+    assert_int_equal(stages_reserve(d, bytes, &err), 0);
+    called("");
+
+    assert_int_equal(stream_create(d, STREAM_COPY, &s, NULL), 0);
+    assert_int_equal(event_create(d, &e, NULL), 0);
+    memset(calls, 0, sizeof calls);
+    bad_device = group_of(d)->rank[1];
+    assert_int_equal(event_sync(e), -EIO); /* the others are waited for all the same */
+    called("0y2y3y");
+    assert_int_equal(stream_recover(s), -EIO);
+    assert_string_equal(stream_fault(s), "still gone");
+    bad_device = NULL;
+    memset(calls, 0, sizeof calls);
+    assert_int_equal(stream_recover(s), 0);
+    stream_destroy(s);
+    event_destroy(e);
+    memset(calls, 0, sizeof calls);
+    device_close(d);
+}
+
+/* Large copies to devices with memory of their own go up in shares, which the ranks exchange. */
+static void large_copies_go_up_in_shares(void **state)
+{
+    (void)state;
+    enum { SHARE = 64 << 10, MOST = 2 * SHARE + 7 };
+    static const struct {
+        size_t bytes;
+        bool in_shares;
+    } cases[] = {
+        {2 * SHARE - 1, false}, {2 * SHARE, true}, {2 * SHARE + 1, true}, {MOST, true}};
+    static uint8_t from[MOST];
+    struct device *d = open_spied(2, 1);
+    struct stream *s;
+    struct buf b, host;
+    for (size_t i = 0; i < MOST; i++)
+        from[i] = (uint8_t)(i * 31 >> 3);
+    assert_int_equal(buf_alloc(d, MEM_DEVICE, MOST, &b, NULL), 0);
+    assert_int_equal(buf_alloc(d, MEM_HOST, MOST, &host, NULL), 0);
+    assert_int_equal(stream_create(d, STREAM_COPY, &s, NULL), 0);
+    memset(calls, 0, sizeof calls);
+    for (int unified = 0; unified < 2; unified++)
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+            bool in_shares = cases[i].in_shares && !unified;
+            d->unified = unified;
+            for (int r = 0; r < 2; r++)
+                memset(rank_address(d, b.ptr, r), 0, MOST);
+            assert_int_equal(stream_copy(s, b.ptr, from, cases[i].bytes), 0);
+            /* each rank copies its share and takes the other's; the rest goes to both */
+            int n_copies = 0;
+            for (size_t k = 0; k < strlen(calls); k++)
+                n_copies += calls[k] == 'c';
+            assert_int_equal(n_copies, !in_shares                    ? 2
+                                       : cases[i].bytes == 2 * SHARE ? 4
+                                                                     : 6);
+            assert_int_equal(stream_sync(s), 0);
+            memset(calls, 0, sizeof calls);
+            for (int r = 0; r < 2; r++) {
+                const uint8_t *got = rank_address(d, b.ptr, r);
+                assert_memory_equal(got, from, cases[i].bytes);
+                for (size_t k = cases[i].bytes; k < MOST; k++)
+                    assert_int_equal(got[k], 0);
+            }
+        }
+    d->unified = true;
+    buf_free(d, &b);
+    buf_free(d, &host);
+    stream_destroy(s);
+    memset(calls, 0, sizeof calls);
+    device_close(d);
+}
+
+static int failing_reduce(struct collective *c, const struct ranks *r, const struct mat *x)
+{
+    (void)c;
+    (void)r;
+    (void)x;
+    return -EPIPE;
+}
+
+static int failing_gather(struct collective *c, const struct ranks *r,
+                          const struct mat *out, const struct mat *in)
+{
+    (void)in;
+    return failing_reduce(c, r, out);
+}
+
+/* An exchange that fails names itself, unless a rank has said more. */
+static void a_failing_exchange_is_named(void **state)
+{
+    (void)state;
+    struct device *d = open_group("cpu", 2);
+    struct collective *c = group_of(d)->collective[0];
+    struct stream *s;
+    struct buf b;
+    float *x = alloc_floats(d, 40000, &b), host[4] = {0};
+    struct mat m = mat_of(x, DTYPE_F32, 1, 4);
+    assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
+    c->all_reduce = failing_reduce;
+    c->all_gather = failing_gather;
+    assert_int_equal(all_reduce(s, m), -EPIPE);
+    assert_string_equal(stream_fault(s), "all-reduce");
+    assert_int_equal(all_reduce(s, m), -EPIPE);
+    assert_int_equal(stream_recover(s), 0);
+    assert_int_equal(all_gather(s, mat_of(x, DTYPE_F32, 2, 2), mat_of(x, DTYPE_F32, 1, 2)),
+                     -EPIPE);
+    assert_string_equal(stream_fault(s), "all-gather");
+    assert_int_equal(stream_recover(s), 0);
+    d->unified = false;
+    static float many[40000];
+    assert_int_equal(stream_copy(s, x, many, sizeof many), -EPIPE);
+    assert_string_equal(stream_fault(s), "a copy up, in shares");
+    d->unified = true;
+    assert_int_equal(stream_recover(s), 0);
+    assert_int_equal(stream_copy(s, host, x, sizeof host), 0);
+    buf_free(d, &b);
+    stream_destroy(s);
+    device_close(d);
+}
+
+/* A single device and a group describe themselves; the group's fields are its own. */
+static void descriptions(void **state)
+{
+    (void)state;
+    struct device *d;
+    struct err err = {0};
+    struct file_reader *r;
+    struct buf none = {0};
+    assert_int_equal(group_open("cpu", NULL, 1, 1, NULL, &d, NULL), 0);
+    assert_int_equal(d->n_ranks, 1);
+    assert_ptr_equal(rank_address(d, &err, 0), &err);
+    device_close(d);
+    assert_int_equal(group_open("cpu", NULL, 2, 3, NULL, &d, NULL), 0);
+    struct group *g = group_of(d);
+    assert_int_equal(g->n, 6);
+    assert_int_equal(d->n_ranks, 2);
+    assert_int_equal(d->n_stages, 3);
+    assert_string_equal(d->name, "cpu");
+    assert_ptr_equal(d->ops, &g->ops);
+    assert_true(d->ops != g->rank[0]->ops);
+    assert_ptr_equal(d->ops->weight_bytes, g->rank[0]->ops->weight_bytes);
+    for (int k = 0; k < 3; k++)
+        assert_non_null(g->collective[k]);
+    assert_int_equal(file_reader_open(d, &none, 1, &r, &err), ERR_UNSUPPORTED);
+    assert_string_equal(err.msg, "a group of devices cannot read files itself");
+    device_close(d);
+    assert_int_equal(group_open("cpu", NULL, 1, 2, NULL, &d, NULL), 0);
+    assert_null(group_of(d)->collective[0]); /* a stage of one rank exchanges nothing */
+    device_close(d);
+}
+
 static void shares_things_out_over_stages(void **state)
 {
     (void)state;
@@ -515,12 +759,20 @@ static void refuses(void **state)
     struct err err = {0};
     assert_int_equal(group_open("cpu", NULL, 0, 1, NULL, &d, &err), ERR_USAGE);
     assert_int_equal(group_open("cpu", NULL, MAX_RANKS + 1, 1, NULL, &d, &err), ERR_USAGE);
-    assert_non_null(strstr(err.msg, "1 to 16"));
+    assert_string_equal(err.msg, "17 ranks: 1 to 16 are allowed");
     assert_int_equal(group_open("cpu", NULL, 1, 0, NULL, &d, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, "0 stages: 1 to "));
+    assert_int_equal(group_open("cpu", NULL, 1, MAX_STAGES + 1, NULL, &d, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, " stages: 1 to "));
+    assert_int_equal(group_open("cpu", NULL, 1, MAX_STAGES, NULL, &d, &err), 0);
+    device_close(d);
     assert_int_equal(group_open("cpu", NULL, 3, 6, NULL, &d, &err), ERR_USAGE);
     assert_non_null(strstr(err.msg, "18 devices"));
     assert_int_equal(group_open("abacus", NULL, 2, 1, NULL, &d, &err), ERR_USAGE);
-    assert_non_null(strstr(err.msg, "abacus"));
+    assert_string_equal(err.msg,
+                        "2 ranks: unknown device 'abacus' (known: cpu, ref, cuda)");
+    assert_int_equal(group_open("abacus", NULL, 2, 2, NULL, &d, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, "2 stages of 2 ranks: unknown device"));
 }
 
 int main(void)
@@ -534,6 +786,10 @@ int main(void)
         cmocka_unit_test(a_rank_fails),
         cmocka_unit_test(stages),
         cmocka_unit_test(devices_are_entered_and_copies_ordered),
+        cmocka_unit_test(a_failing_device_is_named),
+        cmocka_unit_test(large_copies_go_up_in_shares),
+        cmocka_unit_test(a_failing_exchange_is_named),
+        cmocka_unit_test(descriptions),
         cmocka_unit_test(shares_things_out_over_stages),
         cmocka_unit_test(refuses),
     };
