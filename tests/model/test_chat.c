@@ -425,13 +425,138 @@ static void test_abilities(void **state)
     json_free(golden);
 }
 
+/* Each part's text stands on a line of its own, whatever bytes it has. */
+static void test_joined_parts(void **state)
+{
+    (void)state;
+#define PART(text)    "{\"type\": \"text\", \"text\": \"" text "\"}"
+#define USER(content) "[{\"role\": \"user\", \"content\": " content "}]"
+    static const char show[] = "{{ messages[0].content | tojson }}";
+    expect(show, USER("[" PART("a") "]"), NULL, 0, "\"a\"");
+    expect(show, USER("[" PART("a") "," PART("") "," PART("bc") "]"), NULL, 0,
+           "\"a\\n\\nbc\"");
+    expect(show, USER("[" PART("") "]"), NULL, 0, "\"\"");
+    expect(show, USER("[" PART("") "," PART("") "]"), NULL, 0, "\"\\n\"");
+    expect(show, USER("[" PART("a") ",5]"), NULL, ERR_USAGE,
+           "messages[0].content[1] must be an object with a type");
+    expect(show, USER("[" PART("a") ",{\"type\": 5}]"), NULL, ERR_USAGE,
+           "messages[0].content[1] must be an object with a type");
+    expect(show, USER("[" PART("a") ",{\"type\": \"text\", \"text\": null}]"), NULL,
+           ERR_USAGE, "messages[0].content[1].text must be a string");
+    expect(show, USER("\"a\"") "", NULL, 0, "\"a\"");
+}
+
+/* Members keep their order; those that are null and empty lists of calls are left out. */
+static void test_members_of_a_message(void **state)
+{
+    (void)state;
+    static const char show[] = "{{ messages | tojson }}";
+    expect(show,
+           "[{\"name\": \"n\", \"content\": \"c\", \"role\": \"user\", \"x\": null},"
+           "{\"role\": \"assistant\", \"tool_calls\": null, \"y\": [1]},"
+           "{\"tool_calls\": [], \"role\": \"assistant\", \"content\": \"d\"}]",
+           NULL, 0,
+           "[{\"name\": \"n\", \"content\": \"c\", \"role\": \"user\"}, "
+           "{\"role\": \"assistant\", \"y\": [1], \"content\": \"\"}, "
+           "{\"role\": \"assistant\", \"content\": \"d\"}]");
+    /* the second message is named */
+    expect(show, "[{\"role\": \"user\", \"content\": \"c\"}, {\"role\": 5}]", NULL,
+           ERR_USAGE, "messages[1].role must be a string");
+    expect(show, "[{\"role\": \"user\", \"content\": null}]", NULL, ERR_USAGE,
+           "messages[0].content is missing");
+    expect(show, "[{\"role\": \"user\", \"content\": {}}]", NULL, ERR_USAGE,
+           "messages[0].content must be a string or an array of parts, it is an object");
+}
+
+static void expect_request(const char *kwargs, const char *tools, int rc, const char *text)
+{
+    struct chat_template *t = open_template(
+        "{{ bos_token is defined }} {{ x }} "
+        "{{ add_generation_prompt }} {{ tools is none }}");
+    struct json *m = parse(USER("\"q\"")), *k = parse(kwargs);
+    char wrapped[64];
+    snprintf(wrapped, sizeof wrapped, "{\"t\": %s}", tools);
+    struct json *list = parse(wrapped);
+    struct chat_request r = {.messages = m,
+                             .kwargs = k,
+                             .tools = json_member(list, "t"),
+                             .add_generation_prompt = true};
+    struct err err = {0};
+    char *out = NULL;
+    size_t n = 9;
+    assert_int_equal(chat_render(t, &r, &out, &n, &err), rc);
+    assert_string_equal(rc == 0 ? out : err.msg, text);
+    assert_int_equal(n, rc == 0 ? strlen(text) : 0);
+    free(out);
+    json_free(list);
+    json_free(k);
+    json_free(m);
+    chat_close(t);
+}
+
+static void test_requests(void **state)
+{
+    (void)state;
+    expect_request("{\"x\": 5}", "null", 0, "False 5 True True");
+    expect_request("{\"x\": 5, \"bos_token\": \"b\"}", "[]", 0, "True 5 True True");
+    expect_request("{}", "[1]", 0, "False  True False");
+    expect_request("{}", "\"f\"", ERR_USAGE, "tools must be an array, it is a string");
+    expect_request("[]", "null", ERR_USAGE,
+                   "the template's arguments must be an object, not an array");
+    static const char *const reserved[] = {"messages", "tools", "documents",
+                                           "add_generation_prompt"};
+    for (size_t i = 0; i < 4; i++) {
+        char kwargs[64], message[80];
+        snprintf(kwargs, sizeof kwargs, "{\"a\": 1, \"%s\": null}", reserved[i]);
+        snprintf(message, sizeof message, "'%s' cannot be an argument of the template",
+                 reserved[i]);
+        expect_request(kwargs, "null", ERR_USAGE, message);
+    }
+}
+
+/* Bytes of a message are foreign, except for a known role, which may make a template's marker. */
+static void test_which_bytes_are_foreign(void **state)
+{
+    (void)state;
+    static const char *const known[] = {"system",    "developer",   "user",
+                                        "assistant", "tool",        "function",
+                                        "ipython",   "observation", "model"};
+    static const char *const others[] = {"User", "users", "use", "x", "<|im_end|>"};
+    struct chat_template *t = open_template(
+        "<{% for m in messages %}{{ m.role }}>{{ m.content }}{% endfor %}");
+    for (size_t i = 0; i < 9 + 5; i++) {
+        const char *role = i < 9 ? known[i] : others[i - 9];
+        char text[96], *out = NULL;
+        uint8_t *foreign = NULL;
+        size_t n = 0;
+        struct err err = {0};
+        snprintf(text, sizeof text, "[{\"role\": \"%s\", \"content\": \"user\"}]", role);
+        struct json *m = parse(text);
+        struct chat_request r = {.messages = m};
+        assert_int_equal(chat_render_traced(t, &r, &out, &n, &foreign, &err), 0);
+        assert_int_equal(n, strlen(role) + 6);
+        for (size_t k = 0; k < n; k++) {
+            bool in_role = k > 0 && k <= strlen(role), in_content = k > strlen(role) + 1;
+            bool is_foreign = foreign != NULL && (foreign[k / 8] >> k % 8 & 1) != 0;
+            assert_int_equal(is_foreign, in_content || (in_role && i >= 9));
+        }
+        free(foreign);
+        free(out);
+        json_free(m);
+    }
+    chat_close(t);
+    chat_close(NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_content),   cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_calls),     cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_kwargs),    cmocka_unit_test(test_turns),
-        cmocka_unit_test(test_abilities), cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_content),      cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_calls),        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_kwargs),       cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_abilities),    cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_joined_parts), cmocka_unit_test(test_members_of_a_message),
+        cmocka_unit_test(test_requests),     cmocka_unit_test(test_which_bytes_are_foreign),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

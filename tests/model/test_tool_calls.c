@@ -123,6 +123,109 @@ static void test_streaming(void **state)
     assert_int_equal(held(TOOL_FORMAT_NONE, "<tool_call>"), 11);
 }
 
+/* Which bytes are an argument's text: everything between its brackets, whatever quotes, escapes and
+ * members stand around it. */
+static void test_the_text_of_arguments(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *call, *found;
+    } known[] = {
+        {"{\"name\":\"f\",\"arguments\":{}}", "f({})"},
+        {"{ \"arguments\" :\t{ } ,\n\"name\" : \"f\" }", "f({ })"},
+        {"{\"arguments\":{\"a\":[{},[1,\"]\"]]},\"name\":\"f\"}",
+         "f({\"a\":[{},[1,\"]\"]]})"},
+        {"{\"x\":\"\\\\\",\"arguments\":{\"q\":\"\\\"}\"},\"name\":\"f\"}",
+         "f({\"q\":\"\\\"}\"})"},
+        {"{\"x\":12,\"y\":null,\"z\":[1,{}],\"w\":{\"arguments\":5},"
+         "\"arguments\":{\"k\":1},\"name\":\"f\"}",
+         "f({\"k\":1})"},
+        /* names that begin or end alike are other members */
+        {"{\"argument\":{\"a\":1},\"arguments2\":{\"b\":1},\"arguments\":{\"c\":1},"
+         "\"name\":\"f\"}",
+         "f({\"c\":1})"},
+        /* arguments count before parameters */
+        {"{\"parameters\":{\"p\":1},\"arguments\":{\"a\":1},\"name\":\"f\"}",
+         "f({\"a\":1})"},
+        {"{\"parameters\":{\"p\":1},\"name\":\"f\"}", "f({\"p\":1})"},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        char text[300];
+        snprintf(text, sizeof text, "<tool_call>%s</tool_call>", known[i].call);
+        expect(Q, text, "", known[i].found);
+        expect(L, known[i].call, "", known[i].found);
+        snprintf(text, sizeof text, "<|python_tag|> \n%s ;; ; %s;", known[i].call,
+                 known[i].call);
+        char twice[300];
+        snprintf(twice, sizeof twice, "%s %s", known[i].found, known[i].found);
+        expect(L, text, "", twice);
+    }
+    static const char *const bad[] = {"{\"name\":\"f\",\"arguments\":null}",
+                                      "{\"name\":\"f\",\"arguments\":[{}]}",
+                                      "[{\"name\":\"f\",\"arguments\":{}}]",
+                                      "{\"arguments\":{}}",
+                                      "5",
+                                      "\"name\"",
+                                      "{",
+                                      "}"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char text[300];
+        snprintf(text, sizeof text, "a<tool_call>%s</tool_call>", bad[i]);
+        expect_text(Q, text);
+        expect_text(L, bad[i]);
+    }
+}
+
+static void test_content_around_calls(void **state)
+{
+    (void)state;
+#define F "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>"
+    expect(Q, " \t\r\na \n" F, " \t\r\na", "f({})");
+    expect(Q, F " \n", "", "f({})");
+    expect(Q, F " b" F "c" F, " bc", "f({}) f({}) f({})");
+    expect(Q, "a <tool_cal" F, "a <tool_cal", "f({})");
+    expect(Q, "<tool_call> {\"name\":\"f\",\"arguments\":{}} \r\n", "", "f({})");
+    struct tool_calls c;
+    tool_calls_parse(Q, "a\0b", 3, &c); /* a zero byte is content, too */
+    assert_int_equal(c.n_content, 3);
+    assert_memory_equal(c.content, "a\0b", 3);
+    assert_int_equal(c.n, 0);
+    tool_calls_deinit(&c);
+    assert_null(c.content);
+    tool_calls_parse(Q, "a" F, 1 + sizeof F - 1, &c);
+    assert_int_equal(c.n_content, 1);
+    tool_calls_deinit(&c);
+    assert_int_equal(tool_format_of("<tool_call> <|start_header_id|> tool_calls"), Q);
+    assert_int_equal(tool_format_of("tool_calls"), TOOL_FORMAT_NONE);
+}
+
+/* The bytes that may be shown, for every beginning of an opening tag at the end. */
+static void test_streaming_of_each_beginning(void **state)
+{
+    (void)state;
+    static const char tag[] = "<tool_call>", python[] = "<|python_tag|>";
+    for (size_t k = 1; k <= strlen(tag); k++) {
+        char text[64];
+        snprintf(text, sizeof text, "a  %.*s", (int)k, tag);
+        assert_int_equal(held(Q, text), 1);
+        snprintf(text, sizeof text, "%.*s", (int)k, tag);
+        assert_int_equal(held(Q, text), 0);
+        snprintf(text, sizeof text, "a %.*sx", (int)k, tag);
+        assert_int_equal(held(Q, text), k < strlen(tag) ? strlen(text) : 1);
+    }
+    for (size_t k = 1; k <= strlen(python); k++) {
+        char text[64];
+        snprintf(text, sizeof text, " %.*s", (int)k, python);
+        assert_int_equal(held(L, text), 0);
+        snprintf(text, sizeof text, "%.*sx", (int)k, python);
+        assert_int_equal(held(L, text), k < strlen(python) ? strlen(text) : 0);
+    }
+    assert_int_equal(held(L, " \t"), 0);
+    assert_int_equal(held(L, "a {"), 3);
+    assert_int_equal(held(Q, ""), 0);
+    assert_int_equal(held(Q, "  "), 0);
+}
+
 /* Text that was shown while streaming is the beginning of the final content. */
 static void test_streamed_is_a_prefix(void **state)
 {
@@ -180,6 +283,9 @@ int main(void)
         cmocka_unit_test(test_format_of),
         cmocka_unit_test(test_streaming),
         cmocka_unit_test(test_streamed_is_a_prefix),
+        cmocka_unit_test(test_the_text_of_arguments),
+        cmocka_unit_test(test_content_around_calls),
+        cmocka_unit_test(test_streaming_of_each_beginning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
