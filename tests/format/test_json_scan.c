@@ -234,6 +234,8 @@ static void a_scan_accepts_exactly_the_texts_that_a_parse_accepts(void **state)
     agree_on_all("[\"\\", "ubnx\\\"/0", 4, "\"]");
     agree_on_all("[\"\\u", "0dDcCe8gG", 4, "\"]");
     agree_on_all("[\"\\ud83d\\u", "0dDbBcef", 4, "\"]");
+    agree_on_all("[\"\\u000", "/09:@AFG`afg", 1, "\"]");
+    agree_on_all("[\"\\u", "09afAF", 4, "\"]");
     agree_on_all("[", "truefals", 4, "]");
 }
 
