@@ -1,4 +1,4 @@
-/* test_pretokenize.c - how each step cuts and rewrites a text. The pieces of the five behaviours are
+/* test_pretokenize.c - how each step cuts and rewrites a text. The pieces of the behaviours are
  * those that the tokenizers library documents for the text "the-final--countdown". */
 #include "model/pretokenize.h"
 
