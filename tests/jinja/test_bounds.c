@@ -127,8 +127,8 @@ static uint64_t steps_of(const char *before, const char *piece, int n, const cha
     return steps;
 }
 
-/* Returns the steps that running the statements once takes. They run 50 times, so that the run takes
- * more steps than the compilation, which has the same limit. */
+/* Returns the steps that running the statements once takes. They run 50 times, so that the run
+ * takes more steps than the compilation, which has the same limit. */
 static uint64_t steps_to_run(const char *statements)
 {
     const char *loop = "{% for i in range(50) %}", *end = "{% endfor %}";
