@@ -491,7 +491,7 @@ static void devices_are_entered_and_copies_ordered(void **state)
     device_close(d);
 }
 
-/* --- faults of single devices ------------------------------------------------------------------ ----------------------------------------------- */
+/* --- faults of single devices ----------------------------------------------------------------- */
 
 static const struct device *bad_device; /* the device whose calls fail; NULL: none */
 
