@@ -177,6 +177,48 @@ static void erase_ours(struct store *s)
     erase_owner(s, NULL);
 }
 
+/* Makes a record's bytes. Erases the chunks before it meanwhile. */
+static const void *make_and_erase(void *s, const struct store_record *r)
+{
+    static const uint8_t bytes[100] = {1};
+    (void)r;
+    erase_chunks(s);
+    return bytes;
+}
+
+/* The first chunk of the next stair is being written when the chunk before it is erased. That chunk
+ * is not its parent, and its own key is not erased. */
+static void the_next_stair_while_it_is_written(void **state)
+{
+    (void)state;
+    for (int k = 0; k < KINDS; k++) {
+        struct st_place p;
+        struct store *s = open_kind(&p, kinds[k]);
+        struct sha256 keys[N];
+        struct store_hit hit;
+        struct err err = {0};
+        st_must_save(s, &ours, 3);
+        st_keys(&ours, N, keys);
+        struct store_record record = {
+            .kind = STORE_KV, .n_bytes = 100, .make = make_and_erase, .make_arg = s};
+        struct store_chunk c = {
+            .parent = store_stair_key(&keys[2], (uint32_t[]){256, 64, 0}),
+            .fingerprint = st_fingerprint(ours.model),
+            .epoch = store_epoch(s),
+            .follows = &keys[2],
+            .records = &record,
+            .n_records = 1};
+        c.key = store_chunk_key(&c.parent, c.tokens);
+        assert_int_equal(store_append(s, &c, &err), ERR_ERASED);
+        assert_int_equal(store_commit(s, &err), 0);
+        assert_false(store_pin(s, &c.key, &hit));
+        assert_int_equal(store_settle(s, &err), 0);
+        assert_int_equal(store_commit(s, &err), 0);
+        assert_true(st_stats(s).n_chunks == 0 && st_stats(s).used_bytes == 0);
+        close_all(&p, s);
+    }
+}
+
 /* Keys of a text that ends with the 20th token of chunk 2. */
 static void text_keys(struct sha256 out[3])
 {
@@ -307,6 +349,7 @@ int main(void)
         cmocka_unit_test(kept_chunks),
         cmocka_unit_test(an_owner),
         cmocka_unit_test(while_it_is_written),
+        cmocka_unit_test(the_next_stair_while_it_is_written),
         cmocka_unit_test(wiped_without_another_save),
         cmocka_unit_test(a_text_inside_a_chunk),
         cmocka_unit_test(more_marks_than_are_kept),

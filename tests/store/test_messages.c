@@ -1,0 +1,268 @@
+/* test_messages.c - what a store tells the person at the terminal when it repairs, rebuilds or
+ * postpones something. */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/log.h"
+#include "io/io.h"
+#include "io/io_sim.h"
+#include "storetest.h"
+#include "store/store_impl.h"
+#include "store/superblock.h"
+
+enum { N = 3 };
+
+static const struct st_ctx ours = {.base = 1, .own = 1, .salt = "ours"};
+static struct st_place place;
+static struct err err;
+static FILE *said;
+static int own_stderr;
+
+/* From now on messages go to a file. */
+static void listen(void)
+{
+    said = tmpfile();
+    own_stderr = dup(STDERR_FILENO);
+    assert_true(said != NULL && own_stderr >= 0);
+    log_set_level(LOG_INFO);
+    assert_int_equal(dup2(fileno(said), STDERR_FILENO), STDERR_FILENO);
+}
+
+/* Compares all messages since listen() with a text. */
+static void must_have_said(const char *want)
+{
+    char text[2000];
+    assert_int_equal(dup2(own_stderr, STDERR_FILENO), STDERR_FILENO);
+    log_set_level(LOG_WARN);
+    close(own_stderr);
+    rewind(said);
+    size_t n = fread(text, 1, sizeof text - 1, said);
+    text[n] = 0;
+    fclose(said);
+    assert_string_equal(text, want);
+}
+
+static void saved(int n_dirs)
+{
+    assert_true(st_place_open(&place, "sim", n_dirs));
+    struct store *s = st_open(&place);
+    st_must_save(s, &ours, N);
+    store_close(s);
+}
+
+static void change(const char *path, uint64_t at, const void *bytes, size_t n)
+{
+    struct io_file *f;
+    assert_int_equal(io_file_open(place.io, path, 0, &f, &err), 0);
+    assert_int_equal(io_file_pwrite(f, bytes, n, at, &err), 0);
+    assert_int_equal(io_file_sync(f, &err), 0);
+    io_file_close(f);
+}
+
+static void open_and_close(void)
+{
+    store_close(st_open(&place));
+}
+
+static void superblocks(void **state)
+{
+    (void)state;
+    static const uint8_t bad[8] = {1};
+    saved(2);
+    listen();
+    open_and_close();
+    must_have_said("");
+    change("/st/d0/superblock", 100, bad, sizeof bad);
+    listen();
+    open_and_close();
+    open_and_close(); /* it is repaired */
+    must_have_said(
+        "hcache: /st/d0: a copy of the superblock, damaged, was written again\n");
+    change("/st/d1/superblock", SUPERBLOCK_BYTES + 100, bad, sizeof bad);
+    assert_int_equal(io_unlink(place.io, "/st/d0/superblock", &err), 0);
+    listen();
+    open_and_close();
+    must_have_said(
+        "hcache: /st/d0: the superblock, lost or damaged, was written again\n"
+        "hcache: /st/d1: a copy of the superblock, damaged, was written again\n");
+    change("/st/d1/superblock", 100, bad, sizeof bad);
+    struct io_sim_fault fault = {.kind = IO_SIM_FAIL,
+                                 .on = IO_SIM_ON_WRITE,
+                                 .path = "superblock",
+                                 .code = -EROFS,
+                                 .count = 1};
+    assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
+    listen();
+    open_and_close(); /* goes on without the second copy */
+    must_have_said(
+        "hcache: warning: /st/d1: a copy of the superblock, damaged, could not be "
+        "repaired (write 4096 bytes at 0 of /st/d1/superblock: Read-only file "
+        "system)\n");
+    io_sim_fault_clear(place.io);
+    open_and_close();
+    assert_int_equal(io_list(place.io, "/none", &(struct io_names){0}, &err), -ENOENT);
+    st_place_close(&place);
+}
+
+static void an_older_format(void **state)
+{
+    (void)state;
+    uint8_t bytes[SUPERBLOCK_FILE_BYTES];
+    struct superblock sb;
+    struct io_file *f;
+    saved(1);
+    assert_int_equal(io_file_open(place.io, "/st/d0/superblock", 0, &f, &err), 0);
+    assert_int_equal(io_file_pread(f, bytes, sizeof bytes, 0, &err), 0);
+    io_file_close(f);
+    assert_int_equal(superblock_decode(bytes, &sb, &err), 0);
+    sb.version = 1;
+    superblock_encode(&sb, bytes);
+    change("/st/d0/superblock", 0, bytes, sizeof bytes);
+    listen();
+    open_and_close();
+    open_and_close();
+    must_have_said("hcache: store in /st/d0: format version 1 is raised to 2\n");
+    st_place_close(&place);
+}
+
+/* The index is lost, and so is one of the chunks. */
+static void a_rebuild(void **state)
+{
+    (void)state;
+    saved(1);
+    assert_int_equal(io_unlink(place.io, "/st/d0/index.db", &err), 0);
+    assert_int_equal(io_sim_flip(place.io, "/st/d0/seg-000000.hc", 4096 + 17, 3), 0);
+    listen();
+    open_and_close();
+    open_and_close();
+    must_have_said(
+        "hcache: index rebuilt: 2 extents, 1 damaged or overwritten ones left out\n"
+        "hcache: warning: pins and guarantees of saved state were in the index: "
+        "none is left\n");
+    st_place_close(&place);
+}
+
+/* The first commit finds that the index cannot be written. */
+static void a_rebuild_to_come(void **state)
+{
+    (void)state;
+    enum { WRITE_VERSION = 18 }; /* in SQLite's header */
+    for (int denied = 0; denied < 2; denied++) {
+        saved(1);
+        assert_int_equal(io_sim_flip(place.io, "/st/d0/index.db", WRITE_VERSION, 6), 0);
+        struct store *s = st_open(&place);
+        struct io_sim_fault fault = {.kind = IO_SIM_FAIL,
+                                     .on = IO_SIM_ON_NAME,
+                                     .path = "index.rebuild",
+                                     .code = -EACCES};
+        if (denied)
+            assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
+        listen();
+        assert_int_equal(store_commit(s, &err), ERR_CORRUPT);
+        must_have_said(
+            denied ? "hcache: warning: the index in /st/d0 is damaged; remove index.db* to "
+                     "have it rebuilt (open /st/d0/index.rebuild: Permission denied)\n"
+                   : "hcache: warning: the index in /st/d0 is damaged; it will be rebuilt "
+                     "when "
+                     "the store is opened next\n");
+        store_close(s);
+        st_place_close(&place);
+    }
+}
+
+/* An erasure that a read-only store has noted is carried out by the next opening. */
+static void an_erasure_that_waited(void **state)
+{
+    (void)state;
+    struct sha256 keys[N];
+    struct store_erased e;
+    for (int n = 1; n <= 2; n++) {
+        saved(1);
+        st_keys(&ours, N, keys);
+        place.opts.read_only = true;
+        struct store *s = st_open(&place);
+        assert_int_equal(store_erase(s, &keys[N - n], n, &e, &err), -EROFS);
+        assert_true(e.is_noted && e.n_owed == (uint64_t)n);
+        store_close(s);
+        place.opts.read_only = false;
+        listen();
+        open_and_close();
+        open_and_close();
+        must_have_said(
+            n == 1
+                ? "hcache: 1 erasure that had waited for the store to be writable: done\n"
+                : "hcache: 2 erasures that had waited for the store to be writable: "
+                  "done\n");
+        st_place_close(&place);
+    }
+}
+
+/* Wiping fails, in the erasure and at the next opening. */
+static void bytes_that_cannot_be_wiped(void **state)
+{
+    (void)state;
+    struct sha256 keys[N];
+    struct store_erased e;
+    struct io_sim_fault fault = {
+        .kind = IO_SIM_FAIL, .on = IO_SIM_ON_SPACE, .path = "seg-", .code = -EIO};
+    saved(1);
+    st_keys(&ours, N, keys);
+    struct store *s = st_open(&place);
+    assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
+    assert_int_equal(store_erase(s, keys, N, &e, &err), -EIO);
+    store_close(s);
+    listen();
+    open_and_close();
+    must_have_said("hcache: erased chunks could not be wiped yet: punch "
+                   "/st/d0/seg-000000.hc: Input/output error\n"
+                   "hcache: free space could not be wiped yet: punch "
+                   "/st/d0/seg-000000.hc: Input/output error\n");
+    io_sim_fault_clear(place.io);
+    listen();
+    open_and_close();
+    must_have_said("");
+    st_place_close(&place);
+}
+
+static void a_broken_guarantee(void **state)
+{
+    (void)state;
+    struct sha256 keys[N];
+    struct store_hit hit;
+    saved(1);
+    st_keys(&ours, N, keys);
+    struct store *s = st_open(&place);
+    assert_int_equal(store_guarantee(s, keys, N, INT64_MAX / 4, NULL, &err), 0);
+    assert_true(store_pin(s, &keys[1], &hit));
+    listen();
+    store_condemn(s, &hit, "a test says so");
+    must_have_said(
+        "hcache: warning: damage (a test says so) breaks 1 guarantee of saved state, "
+        "which is computed again\n");
+    store_release(s, &hit, 1);
+    store_close(s);
+    st_place_close(&place);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(superblocks),
+        cmocka_unit_test(an_older_format),
+        cmocka_unit_test(a_rebuild),
+        cmocka_unit_test(a_rebuild_to_come),
+        cmocka_unit_test(an_erasure_that_waited),
+        cmocka_unit_test(bytes_that_cannot_be_wiped),
+        cmocka_unit_test(a_broken_guarantee),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
