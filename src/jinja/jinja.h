@@ -79,8 +79,8 @@ struct jinja_input {
     const struct tm *now;
     /* Returns whether the bytes of a string of a foreign variable are traced. Traced bytes are
      * followed through slices, joins, replacements, macros and filters into the rendered text. key
-     * is the name of the member that holds the string; NULL for an element of a list. traces NULL:
-     * all strings are traced. Names of members are always traced. */
+     * is the name of the member that holds the string; NULL for an element of a list. Names of
+     * members are always traced. traces NULL: nothing is traced. */
     bool (*traces)(const char *key, const struct json *string);
 };
 
@@ -89,7 +89,7 @@ int jinja_render(const struct jinja_template *t, const struct jinja_input *in, c
                  size_t *n, struct err *err);
 /* Like jinja_render, but also traces foreign text (in->traces). Bit i of *foreign is set if byte i
  * of the text is foreign. The caller frees *foreign. *foreign has 8 bytes more than needed, so that
- * it can be read in words. */
+ * it can be read in words. If nothing is traced, *foreign is NULL. */
 int jinja_render_traced(const struct jinja_template *t, const struct jinja_input *in,
                         char **text, size_t *n, uint8_t **foreign, struct err *err);
 

@@ -5,7 +5,9 @@
 #include "base/arena.h"
 #include "base/file.h"
 #include "base/rng.h"
+#include "base/utf8.h"
 
+#include <locale.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <wctype.h>
 #include <cmocka.h>
 
 static struct json *golden;
@@ -318,6 +321,61 @@ static void test_long_is_not_deep(void **state)
     free(source);
 }
 
+/* The case of every letter up to U+05FF agrees with the C library, or is an error. So does that of
+ * the characters around the blocks without case. */
+static void test_letters(void **state)
+{
+    (void)state;
+    static const uint32_t others[] = {
+        0x109F,  0x10A0,  0x10FF,  0x1100,  0x139F,  0x13A0,  0x177F,  0x1780,  0x17FF,
+        0x1800,  0x1FFF,  0x2000,  0x206F,  0x2070,  0x209F,  0x20A0,  0x20CF,  0x20D0,
+        0x218F,  0x2190,  0x245F,  0x2460,  0x24FF,  0x2500,  0x2BFF,  0x2C00,  0x2E7F,
+        0x2E80,  0xA4FF,  0xA500,  0xABFF,  0xAC00,  0xD7FF,  0xE000,  0xF8FF,  0xF900,
+        0xFAFF,  0xFB00,  0xFDFF,  0xFE00,  0xFF20,  0xFF21,  0xFF5A,  0xFF5B,  0xFFFD,
+        0xFFFE,  0x1EFFF, 0x1F000, 0x1F12F, 0x1F130, 0x1F189, 0x1F18A, 0x1FAFF, 0x1FB00,
+        0x1FFFF, 0x20000, 0x3FFFD, 0x3FFFE, 0xE00FF, 0xE0100, 0xE01EF, 0xE01F0};
+    enum { N_OTHERS = sizeof others / sizeof *others, N_FIRST = 0x600 };
+    locale_t c_utf8 = newlocale(LC_CTYPE_MASK, "C.UTF-8", (locale_t)0);
+    if (c_utf8 == (locale_t)0) {
+        print_message("skipped: this system has no locale C.UTF-8\n");
+        skip();
+    }
+    size_t n_known = 0, n_others = 0;
+    for (uint32_t i = 0x20; i < N_FIRST + N_OTHERS; i++) {
+        uint32_t cp = i < N_FIRST ? i : others[i - N_FIRST];
+        char c[5] = "", upper[5] = "", lower[5] = "", source[100], want[100];
+        if (cp == '\'' || cp == '\\')
+            continue;
+        uint32_t up = (uint32_t)towupper_l((wint_t)cp, c_utf8);
+        uint32_t low = (uint32_t)towlower_l((wint_t)cp, c_utf8);
+        c[utf8_encode(cp, c)] = 0;
+        upper[utf8_encode(up, upper)] = 0;
+        lower[utf8_encode(low, lower)] = 0;
+        snprintf(source, sizeof source,
+                 "{{ '%s'.upper() }}{{ '%s'.isupper() }}{{ '%s'.islower() }}", c, c, c);
+        snprintf(want, sizeof want, "%s%s%s", cp == 0xDF ? "SS" : upper,
+                 low != cp ? "True" : "False", up != cp || cp == 0xDF ? "True" : "False");
+        struct outcome o = render(source, strlen(source), NULL, NULL);
+        assert_true(o.rc == 0 || o.rc == ERR_UNSUPPORTED);
+        if (o.rc == 0 && strcmp(o.text, want) != 0)
+            fail_msg("U+%04X: %s instead of %s", cp, o.text, want);
+        bool is_known = o.rc == 0;
+        free(o.text);
+        snprintf(source, sizeof source, "{{ '%s'.lower() }}", c);
+        o = render(source, strlen(source), NULL, NULL);
+        /* the lower case of a sigma depends on its word */
+        assert_int_equal(o.rc, is_known && cp != 0x3A3 ? 0 : ERR_UNSUPPORTED);
+        if (o.rc == 0)
+            assert_string_equal(o.text, lower);
+        free(o.text);
+        n_known += is_known && i < N_FIRST;
+        n_others += is_known && i >= N_FIRST;
+    }
+    freelocale(c_utf8);
+    assert_int_equal(n_known, 933);
+    assert_int_equal(n_others, 31);
+}
+
 /* --- damage ------------------------------------------------------------------------- */
 
 /* Puts a piece of another template somewhere into this one, and changes, cuts or doubles bytes.
@@ -433,8 +491,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_messages), cmocka_unit_test(test_corners),
         cmocka_unit_test(test_limits),   cmocka_unit_test(test_long_is_not_deep),
-        cmocka_unit_test(test_damage),   cmocka_unit_test(test_units),
-        cmocka_unit_test(test_chats),
+        cmocka_unit_test(test_letters),  cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_units),    cmocka_unit_test(test_chats),
     };
     return cmocka_run_group_tests(tests, load_golden, free_golden);
 }

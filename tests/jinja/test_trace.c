@@ -1,10 +1,12 @@
 /* test_trace.c - which bytes of a rendered text come from foreign strings of the caller. */
 #include "jinja/jinja.h"
 
+#include <malloc.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
@@ -113,6 +115,141 @@ static void test_changed(void **state)
     expect("{{ m.sp | indent(1) }}", "  xy  ", "ffffff");
 }
 
+/* --- bit by bit ----------------------------------------------------------------------------- */
+
+struct traced {
+    char *text;
+    size_t n;
+    uint8_t *foreign;
+};
+
+/* `m` is foreign, `own` is not. */
+static struct traced render(const char *source, const struct json *m,
+                            const struct json *own,
+                            bool (*traces)(const char *key, const struct json *string))
+{
+    struct traced out;
+    struct jinja_template *t = NULL;
+    struct err err = {0};
+    const struct jinja_var extra[] = {{"m", m, true}, {"own", own, false}};
+    const struct jinja_input in = {.extra = extra, .n_extra = 2, .traces = traces};
+    if (jinja_compile(&t, source, strlen(source), "t", NULL, &err) != 0 ||
+        jinja_render_traced(t, &in, &out.text, &out.n, &out.foreign, &err) != 0)
+        fail_msg("%s: %s", source, err.msg);
+    jinja_destroy(t);
+    return out;
+}
+
+static void traced_free(struct traced *t)
+{
+    free(t->text);
+    free(t->foreign);
+}
+
+/* Capital letters of the text are foreign, and no other byte is. */
+static void assert_capitals(const char *source, const struct traced *t)
+{
+    for (size_t i = 0; i < t->n + 64; i++) {
+        bool is_foreign = t->foreign[i / 8] >> i % 8 & 1;
+        bool is_capital = i < t->n && t->text[i] >= 'A' && t->text[i] <= 'Z';
+        if (is_foreign != is_capital)
+            fail_msg("%s: byte %zu of %zu", source, i, t->n);
+    }
+    /* the bits can be read in words of 8 bytes */
+    assert_true(malloc_usable_size(t->foreign) >= (t->n + 7) / 8 + 8);
+}
+
+/* Texts of every length are copied from and to every bit of a byte, once as they come and once
+ * after a block has captured them. The last source alternates between the two origins. */
+static void every_bit_is_copied(void **state)
+{
+    (void)state;
+    static const char *const sources[] = {
+        "{{ 'p' * %d }}{{ m[%d:][:%d] }}ppp",
+        "{%% set x %%}{{ 'p' * %d }}{{ m[%d:][:%d] }}pp{%% endset %%}{{ x }}{{ x }}",
+        "{%% set x %%}{{ 'p' * %d }}{%% for c in m[%d:][:%d] %%}{{ c }}{{ 'p' * "
+        "(loop.index %% 4) }}{%% endfor %%}{%% endset %%}{{ x[3:] }}p{{ x }}",
+    };
+    struct json *list = parse("[\"ABCDEFGHIJKLMNOPQRSTUVWXYZABCDEFGHIJKLMNOPQRSTUVWXYZABCDE"
+                              "FGHIJKLMNOPQRSTUVWXYZ\"]");
+    for (int kind = 0; kind < 3; kind++)
+        for (int to = 0; to < 9; to++)
+            for (int from = 0; from < 9; from += kind == 0 ? 1 : 4)
+                for (int n = 0; n < 69; n += n < 18 ? 1 : 5) {
+                    char source[300];
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+                    snprintf(source, sizeof source, sources[kind], to, from, n);
+#pragma GCC diagnostic pop
+                    struct traced t = render(source, json_at(list, 0), NULL, all);
+                    assert_capitals(source, &t);
+                    traced_free(&t);
+                }
+    json_free(list);
+}
+
+/* Strings of 16 KiB and more are not copied. There may be more of them than the trace remembers,
+ * and their parts are foreign, too. */
+static void large_strings_are_foreign(void **state)
+{
+    (void)state;
+    static const int sizes[] = {16383, 16384, 16385};
+    char *text = calloc(1, 16386);
+    for (int i = 0; i < 3; i++) {
+        struct json *list = json_new_array(), *own = json_new_array();
+        memset(text, 'A', (size_t)sizes[i]);
+        text[sizes[i]] = 0;
+        for (int k = 0; k < 260; k++)
+            json_push_string(list, text);
+        json_push_string(own, text);
+        struct traced t = render("p{% for s in m %}{{ s }}pp{% endfor %}"
+                                 "{{ m[0][:3] }}p{{ m[255][9000:9100] }}p{{ m[259][-5:] }}p"
+                                 "{{ own[0] | lower }}",
+                                 list, own, all);
+        assert_int_equal(t.n, 1 + 260 * (sizes[i] + 2) + 4 + 101 + 6 + sizes[i]);
+        assert_capitals("large strings", &t);
+        traced_free(&t);
+        /* equal strings of another variable are not foreign */
+        t = render("{{ own[0] | lower }}{{ m[0] }}{{ own[0] }}", list, own, all);
+        size_t n = (size_t)sizes[i];
+        for (size_t k = 0; k < 3 * n; k++)
+            if ((t.foreign[k / 8] >> k % 8 & 1) != (k >= n && k < 2 * n))
+                fail_msg("%d bytes: byte %zu", sizes[i], k);
+        traced_free(&t);
+        json_free(list);
+        json_free(own);
+    }
+    free(text);
+}
+
+static bool none(const char *key, const struct json *string)
+{
+    (void)key;
+    (void)string;
+    return false;
+}
+
+/* A caller that traces nothing gets no bits. One that traces no string still has the names. */
+static void a_caller_may_trace_nothing(void **state)
+{
+    (void)state;
+    struct json *m = parse("{\"KEY\": \"Value\"}");
+    struct traced t = render("{{ m }}", m, NULL, NULL);
+    assert_string_equal(t.text, "{'KEY': 'Value'}");
+    assert_null(t.foreign);
+    traced_free(&t);
+    t = render("{{ m.keys() | join }}{{ m.KEY | lower }}", m, NULL, none);
+    assert_string_equal(t.text, "KEYvalue");
+    assert_capitals("names", &t);
+    traced_free(&t);
+    t = render("", m, NULL, all);
+    assert_int_equal(t.n, 0);
+    assert_string_equal(t.text, "");
+    assert_capitals("nothing", &t);
+    traced_free(&t);
+    json_free(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -120,6 +257,9 @@ int main(void)
         cmocka_unit_test(test_joined),
         cmocka_unit_test(test_cut),
         cmocka_unit_test(test_changed),
+        cmocka_unit_test(every_bit_is_copied),
+        cmocka_unit_test(large_strings_are_foreign),
+        cmocka_unit_test(a_caller_may_trace_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
