@@ -19,6 +19,7 @@
 #include "io/io_sim.h"
 #include "model/pack_file.h"
 #include "model/pass.h"
+#include "model/weights_use.h"
 #include "packed_file.h"
 #include "solo.h"
 
@@ -194,6 +195,128 @@ static void the_next_pass_is_read_ahead(void **state)
     assert_true(s.disk_bytes_per_s > 0 &&
                 fabs((double)s.ahead_ns * 1e-9 / ahead_s - 1) < 0.01);
     solo_close(&lab.t);
+}
+
+/* --- what a source lends and counts ------------------------------------------------------------ */
+
+static void expect_same_matrix(const struct device *a, const struct weight *x,
+                               const struct device *b, const struct weight *y)
+{
+    size_t bytes = a->ops->weight_bytes(x->dtype, x->n, x->k);
+    assert_int_equal(x->dtype, y->dtype);
+    assert_int_equal(x->n, y->n);
+    assert_int_equal(x->k, y->k);
+    for (int rank = 0; rank < a->n_ranks; rank++)
+        assert_memory_equal(rank_address(a, x->mem.ptr, rank),
+                            rank_address(b, y->mem.ptr, rank), bytes);
+}
+
+/* All layers may be held at once, although the ring has two slots. A layer that is acquired twice is
+ * lent twice from one slot. */
+static void all_layers_may_be_held_at_once(void **state)
+{
+    char path[PATH_MAX];
+    (void)state;
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+        const struct layer_weights *lw[4], *again;
+        static struct lab all;
+        pack("synth:tiny-mha", n_ranks, NULL, path);
+        lab_open(&all, path, n_ranks, INT_MAX, NULL, 0);
+        lab_open(&lab, path, n_ranks, 0, NULL, 0);
+        const struct weights *w = &lab.t.m->w;
+        for (int round = 0; round < 3; round++) {
+            for (int i = 0; i < 4; i++) {
+                int l = round == 1 ? 3 - i : i;
+                assert_int_equal(weights_acquire(w, l, lab.t.s, &lw[l]), 0);
+                assert_int_equal(weights_reached(w), l + 1);
+            }
+            assert_int_equal(weights_acquire(w, 2, lab.t.s, &again), 0);
+            assert_ptr_equal(again, lw[2]);
+            assert_int_equal(stream_sync(lab.t.s), 0);
+            for (int l = 0; l < 4; l++) {
+                const struct layer_weights *own = &all.t.m->w.layers[l];
+                const struct device *a = all.t.dev, *b = lab.t.dev;
+                expect_same_matrix(a, &own->wq, b, &lw[l]->wq);
+                expect_same_matrix(a, &own->wkv, b, &lw[l]->wkv);
+                expect_same_matrix(a, &own->wo, b, &lw[l]->wo);
+                expect_same_matrix(a, &own->w_up, b, &lw[l]->w_up);
+                expect_same_matrix(a, &own->w_down, b, &lw[l]->w_down);
+                assert_memory_equal(own->norm1_w, lw[l]->norm1_w, 64 * sizeof(float));
+            }
+            weights_release(w, 2, lab.t.s);
+            for (int l = 0; l < 4; l++)
+                weights_release(w, l, lab.t.s);
+        }
+        assert_int_equal(weights_reached(&all.t.m->w), 0); /* all layers are resident */
+        solo_close(&lab.t);
+        solo_close(&all.t);
+    }
+}
+
+/* From host memory, a pass copies each streamed layer once, one layer ahead; with at most two of
+ * them, none is ever copied again. */
+static void copies_from_host_memory_are_counted(void **state)
+{
+    static const struct {
+        int n_resident, n_streamed, first, per_pass;
+    } known[] = {{0, 4, 5, 4}, {1, 3, 4, 3}, {2, 2, 2, 0}, {3, 1, 1, 0}};
+    char path[PATH_MAX];
+    (void)state;
+    pack("synth:tiny-mha", 2, NULL, path);
+    for (int i = 0; i < 4; i++) {
+        lab_open(&lab, path, 2, known[i].n_resident, NULL, 0);
+        struct weights_stream_stats s = stats_of(&lab);
+        assert_int_equal(s.n_layers, 4);
+        assert_int_equal(s.n_streamed, known[i].n_streamed);
+        assert_int_equal(s.layer_bytes, 2 * lab.sizes.layer);
+        assert_int_equal(s.read_bytes, 0);
+        for (int pass = 0; pass < 3; pass++) {
+            assert_int_equal(solo_try(&lab.t, lab.ids + pass, 1, NULL, NULL), 0);
+            s = stats_of(&lab);
+            assert_int_equal(s.read_bytes,
+                             (uint64_t)(known[i].first + pass * known[i].per_pass) *
+                                 s.layer_bytes);
+        }
+        assert_int_equal(s.n_failed, 0);
+        weights_stop(&lab.t.m->w, true);
+        assert_int_equal(solo_try(&lab.t, lab.ids, 1, NULL, NULL), ERR_CANCELLED);
+        weights_stop(&lab.t.m->w, false);
+        assert_int_equal(solo_try(&lab.t, lab.ids, 1, NULL, NULL), 0);
+        solo_close(&lab.t);
+    }
+}
+
+/* The sizes that a packed model announces are those of its parts. */
+static void sizes_are_those_of_the_parts(void **state)
+{
+    char path[PATH_MAX];
+    struct pack_file f;
+    struct err err = {0};
+    (void)state;
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+        uint64_t kept = 0, layer = 0;
+        if (n_ranks == 1) /* its layers differ in size */
+            pack("tests/model/golden/gguf/layers.gguf", n_ranks, "q4", path);
+        else
+            pack("synth:tiny-mha", n_ranks, NULL, path);
+        assert_int_equal(pack_file_open(&f, path, &err), 0);
+        for (size_t i = 0; i < f.n_parts; i++) {
+            bool streamed = i >= PACK_LAYERS && (i - PACK_LAYERS) % 2 == 0;
+            kept += streamed ? 0 : f.parts[i].bytes / (uint64_t)n_ranks;
+            if (streamed && f.parts[i].bytes / (uint64_t)n_ranks > layer)
+                layer = f.parts[i].bytes / (uint64_t)n_ranks;
+        }
+        lab_open(&lab, path, n_ranks, 1, NULL, 0);
+        assert_int_equal(lab.sizes.kept, kept);
+        assert_int_equal(lab.sizes.layer, layer);
+        assert_int_equal(lab.sizes.n_layers, f.n_layers);
+        assert_int_equal(lab.sizes.n_slots, 2);
+        assert_int_equal(lab.t.m->w.bytes,
+                         kept + 2 * layer +
+                             f.parts[pack_streamed_part(0)].bytes / (uint64_t)n_ranks);
+        pack_file_close(&f);
+        solo_close(&lab.t);
+    }
 }
 
 /* --- several passes at once ------------------------------------------------------------------- */
@@ -466,6 +589,9 @@ int main(void)
         cmocka_unit_test(resident_layers_are_spread_evenly),
         cmocka_unit_test(the_next_pass_is_read_ahead),
         cmocka_unit_test(held_layers_stay_while_others_pass),
+        cmocka_unit_test(all_layers_may_be_held_at_once),
+        cmocka_unit_test(copies_from_host_memory_are_counted),
+        cmocka_unit_test(sizes_are_those_of_the_parts),
         cmocka_unit_test(keys_and_values_need_no_stream),
         cmocka_unit_test(a_flipped_bit_fails_the_pass),
         cmocka_unit_test(a_bad_transfer_is_read_again),
