@@ -197,7 +197,7 @@ static void the_next_pass_is_read_ahead(void **state)
     solo_close(&lab.t);
 }
 
-/* --- what a source lends and counts ------------------------------------------------------------ */
+/* --- what a source lends and counts ----------------------------------------------------------- */
 
 static void expect_same_matrix(const struct device *a, const struct weight *x,
                                const struct device *b, const struct weight *y)
@@ -211,8 +211,8 @@ static void expect_same_matrix(const struct device *a, const struct weight *x,
                             rank_address(b, y->mem.ptr, rank), bytes);
 }
 
-/* All layers may be held at once, although the ring has two slots. A layer that is acquired twice is
- * lent twice from one slot. */
+/* All layers may be held at once, although the ring has two slots. A layer that is acquired twice
+ * is lent twice from one slot. */
 static void all_layers_may_be_held_at_once(void **state)
 {
     char path[PATH_MAX];

@@ -440,6 +440,42 @@ static void test_rotations_by_blocks(void **state)
         }
 }
 
+/* Bytes of packed weights: panels of 16 rows, as packed files hold them. */
+static void test_bytes_of_packed_weights(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][2] = {{1, 1},    {16, 256}, {17, 256}, {16, 257},
+                                        {33, 512}, {32, 32},  {48, 768}};
+    static const struct {
+        enum dtype type;
+        int64_t block;
+        size_t bytes[7];
+    } known[] = {{DTYPE_F32, 1, {64, 16384, 32768, 16448, 98304, 4096, 147456}},
+                 {DTYPE_F16, 1, {32, 8192, 16384, 8224, 49152, 2048, 73728}},
+                 {DTYPE_BF16, 1, {32, 8192, 16384, 8224, 49152, 2048, 73728}},
+                 {DTYPE_Q8, 1, {576, 4352, 8704, 4928, 26112, 1152, 39168}},
+                 {DTYPE_BF16R, 1, {1024, 8192, 16384, 9216, 49152, 2048, 73728}},
+                 {DTYPE_Q4_0, 32, {0, 2304, 4608, 0, 13824, 640, 20736}},
+                 {DTYPE_Q4_1, 32, {0, 2560, 5120, 0, 15360, 640, 23040}},
+                 {DTYPE_Q4_K, 256, {0, 2368, 4736, 0, 14208, 0, 21312}},
+                 {DTYPE_Q6_K, 256, {0, 3392, 6784, 0, 20352, 0, 30528}}};
+    struct device *d;
+    bool good = true;
+    assert_int_equal(device_open("cpu", NULL, NULL, &d, NULL), 0);
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        for (int k = 0; k < 7; k++) {
+            if (shapes[k][1] % known[i].block != 0)
+                continue;
+            size_t got = d->ops->weight_bytes(known[i].type, shapes[k][0], shapes[k][1]);
+            if (got != known[i].bytes[k])
+                print_error("%s %d: %zu\n", dtype_name(known[i].type), k, got);
+            good = good && got == known[i].bytes[k];
+        }
+    }
+    device_close(d);
+    assert_true(good);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -459,6 +495,7 @@ int main(void)
         cmocka_unit_test(test_copies_in_pieces),
         cmocka_unit_test(test_parts_that_cpu_devices_lack),
         cmocka_unit_test(test_rotations_by_blocks),
+        cmocka_unit_test(test_bytes_of_packed_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
