@@ -428,6 +428,94 @@ static void a_description_has_both_types_of_k_and_v(void **state)
     weights_info_deinit(&info);
 }
 
+/* The result of packing is the description of the file that it made. */
+static void the_result_describes_the_file(void **state)
+{
+    static const struct {
+        const char *source, *weights;
+        enum dtype dtype;
+        const char *layout;
+        int n_ranks;
+        bool has_note;
+    } cases[] = {
+        {"synth:tiny-gqa", NULL, DTYPE_F32, "cpu 1", 1, false},
+        {"synth:tiny-gqa", "bf16", DTYPE_BF16, "cpu 1, 2 ranks", 2, false},
+        {"synth:tiny-gqa", "bf16r", DTYPE_BF16R, "cpu 1", 1, false},
+        {"synth:tiny-gqa", "q8", DTYPE_Q8, "cpu 1", 1, false},
+        {"synth:tiny-gqa", "q4", DTYPE_Q4, "cpu 1", 1, true},
+        {"models/demo", NULL, DTYPE_BF16, "cpu 1", 1, false},
+        {GGUF "mixed.gguf", NULL, DTYPE_Q4, "cpu 1", 1, true},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct device *d;
+        struct pack_result r = {0};
+        struct pack_file f;
+        struct err err = {0};
+        struct stat st;
+        const char *path = path_of("result.packed");
+        unlink(path);
+        assert_int_equal(group_open("cpu", NULL, cases[i].n_ranks, 1, NULL, &d, &err), 0);
+        assert_int_equal(pack_write(cases[i].source, path, d, cases[i].weights, &r, &err),
+                         0);
+        device_close(d);
+        assert_int_equal(pack_file_open(&f, path, &err), 0);
+        assert_int_equal(stat(path, &st), 0);
+        assert_int_equal(r.bytes, st.st_size);
+        assert_int_equal(r.n_layers, f.n_layers);
+        assert_int_equal(r.dtype, cases[i].dtype);
+        assert_int_equal(f.dtype, cases[i].dtype);
+        assert_memory_equal(&r.hash, &f.hash, sizeof r.hash);
+        assert_string_equal(r.layout, cases[i].layout);
+        assert_string_equal(f.layout, cases[i].layout);
+        assert_string_equal(r.note, f.note);
+        assert_int_equal(r.note[0] != 0, cases[i].has_note);
+        assert_string_equal(f.source, cases[i].source);
+        assert_int_equal(f.any_context, strncmp(cases[i].source, "synth:", 6) == 0);
+        assert_int_equal(r.errors.n > 0, strcmp(cases[i].source, "synth:tiny-gqa") == 0 &&
+                                             cases[i].dtype == DTYPE_Q4);
+        assert_int_equal(access(path_of("result.packed.tmp"), F_OK), -1);
+        free(r.errors.of);
+        pack_file_close(&f);
+    }
+}
+
+static void expect_pack_error(const char *source, const char *path, int n_ranks,
+                              const char *weights, int code, const char *says)
+{
+    struct err err = {0};
+    assert_int_equal(pack_for(source, path, "cpu", n_ranks, weights, &err), code);
+    if (strstr(err.msg, says) == NULL)
+        fail_msg("'%s' does not say '%s'", err.msg, says);
+}
+
+static void what_cannot_be_packed(void **state)
+{
+    (void)state;
+    expect_pack_error("synth:tiny-mha", path_of("no/such.packed"), 1, NULL, -ENOENT,
+                      "no/such.packed.tmp: No such file or directory");
+    expect_pack_error("synth:tiny-mha", path_of("odd.packed"), 3, NULL, ERR_UNSUPPORTED,
+                      "tensor parallelism over 3 ranks");
+    expect_pack_error("synth:no-such", path_of("odd.packed"), 1, NULL, ERR_NOT_FOUND,
+                      "unknown shape 'no-such'");
+    expect_pack_error("synth:tiny-mha", path_of("odd.packed"), 1, "q7", ERR_USAGE,
+                      "weights 'q7'");
+    assert_int_equal(access(path_of("odd.packed"), F_OK), -1);
+    assert_int_equal(access(path_of("odd.packed.tmp"), F_OK), -1);
+    /* the file may lie in the present folder */
+    char *cwd = getcwd(NULL, 0);
+    struct err err = {0};
+    assert_non_null(cwd);
+    assert_int_equal(chdir(dir), 0);
+    int rc = pack_for("synth:tiny-mha", "here.packed", "cpu", 1, NULL, &err);
+    assert_int_equal(chdir(cwd), 0);
+    free(cwd);
+    assert_int_equal(rc, 0);
+    assert_int_equal(access(path_of("here.packed"), F_OK), 0);
+    expect_pack_error("synth:tiny-mha", path_of("here.packed"), 1, NULL, -EEXIST,
+                      "here.packed: already exists; choose another name");
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -474,6 +562,8 @@ int main(void)
         cmocka_unit_test(a_table_of_blocks_must_fit),
         cmocka_unit_test(packing_never_replaces_a_file),
         cmocka_unit_test(ranks_have_their_shares),
+        cmocka_unit_test(the_result_describes_the_file),
+        cmocka_unit_test(what_cannot_be_packed),
         cmocka_unit_test(a_description_has_both_types_of_k_and_v),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
