@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -288,6 +289,116 @@ static void what_cannot_be_answered_is_refused(void **state)
     assert_int_equal(told.n_began, 0);
 }
 
+/* A queue that is full now may have room later, and says so. */
+static void a_full_queue_is_told_to_try_again(void **state)
+{
+    (void)state;
+    struct client c = client();
+    struct generation *g[8] = {NULL};
+    struct fault f = {0};
+    int n = 12, i = 0;
+    static const char body[] =
+        "{\"prompt\":\"x\",\"ignore_eos\":true,\"max_tokens\":200,\"n\":16}";
+    while (i < 8 && start(&c, REQUEST_COMPLETION, body, &n, 1, &g[i], &f) == 0)
+        i++;
+    assert_in_range(i, 4, 7); /* 64 requests wait, and one runs */
+    assert_null(g[i]);
+    assert_int_equal(f.status, 429);
+    assert_string_equal(f.code, "queue_full");
+    assert_string_equal(f.type, "rate_limit_error");
+    assert_string_equal(f.message, "64 requests are waiting already; try again later");
+    for (int k = 0; k < i; k++)
+        generation_free(g[k]);
+    assert_true(told.n_began >= 16 * i && told.n_began < 16 * (i + 1));
+    assert_int_equal(told.n_ended[ANSWER_CANCELLED], told.n_began);
+    struct hcache_stats st;
+    do
+        hcache_stats(h, &st);
+    while (st.n_waiting + st.n_running > 0); /* the next test has an empty queue */
+}
+
+/* Fields whose bounds depend on the model are refused by their own names. */
+static void fields_are_bounded_by_the_model(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body, *param, *message; /* param NULL: accepted */
+    } rows[] = {
+        {"{\"prompt\":\"x\",\"max_tokens\":0,\"logit_bias\":{\"3071\":1,\"0\":1}}", NULL,
+         NULL},
+        {"{\"prompt\":\"x\",\"logit_bias\":{\"1\":1,\"3072\":1}}", "logit_bias",
+         "'logit_bias' has the token 3072; tokens are 0 to 3071"},
+        {"{\"prompt\":\"x\",\"max_tokens\":0,\"stop_token_ids\":[3071,0]}", NULL, NULL},
+        {"{\"prompt\":\"x\",\"stop_token_ids\":[1,3072]}", "stop_token_ids",
+         "'stop_token_ids' has the token 3072; tokens are 0 to 3071"},
+        {"{\"prompt\":\"x\",\"max_tokens\":0,\"stop\":\"a\"}", NULL, NULL},
+    };
+    struct client c = client();
+    int n = 12;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct generation *g;
+        struct fault f = {0};
+        int rc = start(&c, REQUEST_COMPLETION, rows[i].body, &n, 1, &g, &f);
+        assert_int_equal(rc, rows[i].param == NULL ? 0 : -1);
+        if (rc != 0) {
+            assert_int_equal(f.status, 400);
+            assert_string_equal(f.param, rows[i].param);
+            assert_string_equal(f.message, rows[i].message);
+        }
+        generation_free(g);
+    }
+    struct gen_params p = {.kind = REQUEST_COMPLETION, .n = 1, .max_tokens = 0};
+    static const int32_t wrong[] = {-1, 3072};
+    for (int i = 0; i < 2; i++) {
+        struct prompt_ids prompt = prompt_of(3);
+        struct generation *g;
+        struct fault f = {0};
+        prompt.ids[2] = wrong[i];
+        assert_int_equal(generation_start(&c, &shape_completions, NULL, &p, &prompt, 1,
+                                          NULL, "", &g, &f),
+                         -1);
+        assert_string_equal(f.param, "prompt");
+        assert_null(g);
+    }
+}
+
+/* A request without a seed of its own has the client's, or a random one. */
+static void a_seed_may_be_the_clients(void **state)
+{
+    (void)state;
+    static const char body[] = "{\"prompt\":\"x\",\"ignore_eos\":true,\"temperature\":1.5,"
+                               "\"max_tokens\":8}";
+    int n = 20;
+    struct json *own = answer_to(REQUEST_COMPLETION, SAMPLED("1", "5"), &n, 1);
+    struct json *clients = answer_to(REQUEST_COMPLETION, body, &n, 1);
+    assert_string_equal(text_of(own, 0), text_of(clients, 0)); /* the client's seed is 5 */
+    json_free(own);
+    json_free(clients);
+    struct client c = client();
+    char *texts[2], ids[2][60];
+    c.repeatable = false;
+    for (int i = 0; i < 2; i++) {
+        struct generation *g;
+        struct fault f;
+        struct json *answer = NULL;
+        assert_int_equal(start(&c, REQUEST_COMPLETION, body, &n, 1, &g, &f), 0);
+        wait_for_end(g);
+        assert_int_equal(generation_answer(g, &answer, &f), 0);
+        texts[i] = strdup(text_of(answer, 0));
+        snprintf(ids[i], sizeof ids[i], "%s",
+                 json_string_of(json_member(answer, "id"), NULL));
+        assert_true(number(answer, "created") > 1600000000);
+        assert_non_null(json_member(answer, "timings"));
+        assert_int_equal(strlen(ids[i]), 5 + 24);
+        json_free(answer);
+        generation_free(g);
+    }
+    assert_string_not_equal(texts[0], texts[1]);
+    assert_string_not_equal(ids[0], ids[1]);
+    free(texts[0]);
+    free(texts[1]);
+}
+
 /* --- callbacks -------------------------------------------------------------------------------- */
 
 static void each_answer_begins_and_ends_once(void **state)
@@ -426,6 +537,9 @@ int main(void)
         cmocka_unit_test_setup(the_envelope_is_that_of_the_request, forget_told),
         cmocka_unit_test_setup(each_answer_has_its_seed, forget_told),
         cmocka_unit_test_setup(what_cannot_be_answered_is_refused, forget_told),
+        cmocka_unit_test_setup(a_full_queue_is_told_to_try_again, forget_told),
+        cmocka_unit_test_setup(fields_are_bounded_by_the_model, forget_told),
+        cmocka_unit_test_setup(a_seed_may_be_the_clients, forget_told),
         cmocka_unit_test_setup(each_answer_begins_and_ends_once, forget_told),
         cmocka_unit_test_setup(what_nobody_reads_is_cancelled, forget_told),
         cmocka_unit_test_setup(a_stream_says_what_an_answer_says, forget_told),

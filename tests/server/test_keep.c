@@ -1,5 +1,5 @@
 /* test_keep.c - the code that all routes of kept conversations share: faults, pages of a list,
- * times to live, and the check for changes of the system's clock. */
+ * times to live, the check for changes of the system's clock, and what is tidied when. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,11 +13,15 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
+#include "base/mem.h"
 #include "server/keep.h"
 
 /* --- the system's clock, and the query of a call ---------------------------------------------- */
 
 static int64_t set_by_s; /* seconds by which the system's clock was set */
+static int64_t
+    passed_s; /* seconds that have passed since the start, in addition to the real ones */
 
 /* The system's clock, changed by set_by_s. A further half second makes clock_set_by_s, which rounds
  * towards zero, return set_by_s. */
@@ -25,6 +29,8 @@ int clock_gettime(clockid_t id, struct timespec *t)
 {
     enum { HALF_NS = 500000000 };
     int rc = (int)syscall(SYS_clock_gettime, id, t);
+    if (id == CLOCK_BOOTTIME || id == CLOCK_REALTIME)
+        t->tv_sec += passed_s;
     if (id != CLOCK_REALTIME || set_by_s == 0)
         return rc;
     int64_t ns = (t->tv_sec + set_by_s) * 1000000000 + t->tv_nsec;
@@ -205,6 +211,207 @@ static void a_clock_that_is_set_is_logged_once(void **state)
     set_by_s = 0;
 }
 
+/* --- tidying ---------------------------------------------------------------------------------- */
+
+enum { N = 200, CHUNKS = 4 };
+
+static void make_ids(int32_t ids[N], int seed)
+{
+    for (int i = 0; i < N; i++)
+        ids[i] = 3 + (i * 37 + (i < 64 ? 0 : seed * 101)) % 450;
+}
+
+/* Opens a server's state around a model with a store in memory; the server itself does not run. */
+static void open_server(struct server *s)
+{
+    const struct hcache_opts o = {.model = "synth:tiny-mha",
+                                  .threads = 1,
+                                  .max_context = 512,
+                                  .store_in_memory = true,
+                                  .no_reuse = true};
+    struct hcache *h = NULL;
+    struct hcache_err err = {0};
+    *s = (struct server){0};
+    if (hcache_open(&o, &h, &err) != 0)
+        fail_msg("%s", err.msg);
+    pthread_mutex_init(&s->advice_lock, NULL);
+    atomic_store(&s->h, h);
+}
+
+static void close_server(struct server *s)
+{
+    hcache_close(atomic_load(&s->h));
+    pthread_mutex_destroy(&s->advice_lock);
+    passed_s = 0;
+}
+
+/* Saves 200 tokens, which begin like those of each other seed. */
+static void save(struct server *s, int seed, int cache_ttl_s)
+{
+    int32_t ids[N];
+    struct hcache_result r;
+    make_ids(ids, seed);
+    const struct hcache_request q = {
+        .prompt = ids, .n_prompt = N, .save = "kv", .cache_ttl_s = cache_ttl_s};
+    assert_int_equal(hcache_generate(atomic_load(&s->h), &q, &r, NULL), 0);
+    hcache_result_free(&r);
+}
+
+static uint64_t n_chunks(struct server *s)
+{
+    struct hcache_cache_stats k;
+    hcache_cache_stats(atomic_load(&s->h), NULL, &k);
+    return k.n_chunks;
+}
+
+/* Idle chunks are searched sixteen times within their time, and are evicted behind it. */
+static void idle_chunks_are_evicted_at_their_time(void **state)
+{
+    (void)state;
+    static struct server s;
+    open_server(&s);
+    save(&s, 1, 0);
+    keep_tidy(&s); /* without a time nothing is searched */
+    assert_int_equal(s.next_idle_s, 0);
+    s.o.idle_ttl_s = 1600;
+    keep_tidy(&s);
+    int64_t next = s.next_idle_s;
+    assert_in_range(next, clock_wall_s() + 100 - 30, clock_wall_s() + 100);
+    passed_s = next - clock_wall_s() - 1;
+    keep_tidy(&s);
+    assert_int_equal(s.next_idle_s, next);
+    passed_s++;
+    keep_tidy(&s);
+    assert_true(s.next_idle_s >= next + 100);
+    assert_int_equal(n_chunks(&s), CHUNKS);
+    passed_s = 1600 - 60; /* the test itself takes less than that */
+    s.next_idle_s = 0;
+    keep_tidy(&s);
+    assert_int_equal(n_chunks(&s), CHUNKS);
+    passed_s = 1602;
+    s.next_idle_s = 0;
+    keep_tidy(&s);
+    assert_int_equal(n_chunks(&s), 0);
+    close_server(&s);
+}
+
+static void expired_chunks_are_evicted(void **state)
+{
+    (void)state;
+    static struct server s;
+    open_server(&s);
+    save(&s, 1, 3600);
+    save(&s, 2, 0);
+    passed_s = 3600 - 60;
+    keep_tidy(&s);
+    assert_int_equal(n_chunks(&s), 2 * CHUNKS - 1);
+    passed_s = 3602;
+    keep_tidy(&s);
+    assert_int_equal(n_chunks(&s), CHUNKS); /* the shared beginning stays */
+    close_server(&s);
+}
+
+/* The advice is made at once, and again only after a thousand times the time that it took. */
+static void the_advice_is_made_now_and_then(void **state)
+{
+    (void)state;
+    static struct server s;
+    open_server(&s);
+    save(&s, 1, 0);
+    assert_null(s.advice[0].within);
+    keep_tidy(&s);
+    assert_string_equal(s.advice[0].within, "hour");
+    assert_int_equal(s.advice[0].contexts, 1);
+    assert_true(s.next_advice_ns > 0);
+    save(&s, 2, 0);
+    s.next_advice_ns = INT64_MAX;
+    keep_tidy(&s);
+    assert_int_equal(s.advice[0].contexts, 1);
+    assert_int_equal(s.next_advice_ns, INT64_MAX);
+    int64_t now = clock_now_ns();
+    s.next_advice_ns = now;
+    keep_tidy(&s);
+    assert_int_equal(s.advice[0].contexts, 2);
+    assert_true(s.next_advice_ns > now);
+    close_server(&s);
+}
+
+/* Keeps a turn whose chunks are those of the saved tokens of a seed. */
+static void keep_turn(struct server *s, const char *name, int seed)
+{
+    int32_t ids[N];
+    struct err err = {0};
+    bool branched;
+    struct turn *t = xcalloc(1, sizeof *t);
+    make_ids(ids, seed);
+    snprintf(t->name, sizeof t->name, "%s", name);
+    t->is_visible = true;
+    t->input = xstrdup("[]");
+    t->output = xstrdup("[]");
+    t->keys = xcalloc(CHUNKS + 2, sizeof *t->keys);
+    t->n_keys = hcache_chunk_keys(atomic_load(&s->h), ids, N, NULL, (void *)t->keys);
+    if (turn_add(s->conversations, "", t, NULL, &branched, &err) != 0)
+        fail_msg("%s", err.msg);
+    turn_free(t);
+}
+
+static int n_doomed(struct server *s)
+{
+    struct sha256 keys[16];
+    int n = 0;
+    assert_int_equal(conversations_doomed(s->conversations, keys, 16, &n, NULL), 0);
+    return n;
+}
+
+/* The chunks of an erased turn are erased, but those that other contexts continue stay. */
+static void the_chunks_of_erased_turns_are_erased(void **state)
+{
+    (void)state;
+    static struct server s;
+    struct conversations *c = NULL;
+    const struct conversations_opts o = {.ttl_s = 1000};
+    struct erased gone;
+    struct err err = {0};
+    open_server(&s);
+    assert_int_equal(conversations_open(&o, &c, &err), 0);
+    atomic_store(&s.conversations, c);
+    struct hcache_erased sum = keep_bury(&s); /* there is nothing to erase */
+    assert_true(sum.n_chunks == 0 && sum.n_shared == 0);
+    for (int seed = 1; seed <= 3; seed++)
+        save(&s, seed, 0);
+    keep_turn(&s, "resp_1", 1);
+    keep_turn(&s, "resp_2", 2);
+    assert_int_equal(n_chunks(&s), 3 * CHUNKS - 2);
+    assert_int_equal(turn_delete(c, "", "resp_1", &gone, &err), 0);
+    /* the keys of the unfinished chunk with its last token and without it are doomed, too */
+    assert_int_equal(n_doomed(&s), CHUNKS);
+    sum = keep_bury(&s);
+    assert_int_equal(sum.n_chunks, CHUNKS - 1);
+    assert_int_equal(sum.n_shared,
+                     0); /* another turn names the first chunk, so it is not doomed */
+    assert_true(sum.n_bytes > 0 && sum.n_busy == 0 && sum.n_owed == 0);
+    assert_int_equal(n_doomed(&s), 0);
+    assert_int_equal(n_chunks(&s), 2 * CHUNKS - 1);
+    /* no turn names the chunks of seed 3, but they continue the first chunk of seed 2 */
+    assert_int_equal(turn_delete(c, "", "resp_2", &gone, &err), 0);
+    sum = keep_bury(&s);
+    assert_int_equal(sum.n_chunks, CHUNKS - 1);
+    assert_int_equal(sum.n_shared, 1);
+    assert_int_equal(n_doomed(&s), 0);
+    assert_int_equal(n_chunks(&s), CHUNKS);
+    /* tidying ends old turns, and erases their chunks */
+    keep_turn(&s, "resp_3", 3);
+    passed_s = 900;
+    keep_tidy(&s);
+    assert_int_equal(n_chunks(&s), CHUNKS);
+    passed_s = 1002;
+    keep_tidy(&s);
+    assert_int_equal(n_chunks(&s), 0);
+    assert_int_equal(n_doomed(&s), 0);
+    conversations_close(c);
+    close_server(&s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -213,6 +420,10 @@ int main(void)
         cmocka_unit_test(a_path_is_cut_at_its_first_slash),
         cmocka_unit_test(a_time_to_live_is_digits_within_its_bound),
         cmocka_unit_test(a_clock_that_is_set_is_logged_once),
+        cmocka_unit_test(idle_chunks_are_evicted_at_their_time),
+        cmocka_unit_test(expired_chunks_are_evicted),
+        cmocka_unit_test(the_advice_is_made_now_and_then),
+        cmocka_unit_test(the_chunks_of_erased_turns_are_erased),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

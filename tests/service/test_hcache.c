@@ -1073,6 +1073,77 @@ static void a_store_outlives_its_process(void **state)
     tempdir_remove(dir);
 }
 
+/* Asks for the first n tokens of the prompt of generate(), by loading keys and values. */
+static struct hcache_result restored(struct hcache *h, int n)
+{
+    int32_t prompt[512];
+    struct hcache_err err = {0};
+    struct hcache_result r;
+    make_prompt(prompt, 512);
+    const struct hcache_request q = {
+        .prompt = prompt, .n_prompt = n, .max_tokens = 1, .save = "kv", .plan = "kv"};
+    if (hcache_generate(h, &q, &r, &err) != 0)
+        fail_msg("%s", err.msg);
+    return r;
+}
+
+/* State that was just saved has copies in memory; after a restart it comes from the disk. The
+ * result tells the parts of the prompt apart. */
+static void the_tiers_of_restored_tokens_are_told(void **state)
+{
+    (void)state;
+    static const struct {
+        int n, cached;    /* tokens of the prompt, and of its restored part */
+        bool reopens;     /* before the request */
+        const char *tier; /* NULL: nothing is restored */
+        int n_disk,
+            n_dram; /* tokens of the parts, in this order; 0: there is no such part */
+    } rows[] = {{192, 0, false, NULL, 0, 0},
+                {192, 128, false, "dram", 0, 128},
+                {192, 128, true, "disk", 128, 0},
+                {384, 192, false, "disk", 192, 0},
+                {384, 320, false, "dram+disk", 192, 128}};
+    char dir[TEMPDIR_BYTES];
+    tempdir_make_on_disk(dir, "tiers");
+    const char *dirs[] = {dir};
+    struct hcache_opts o = options("synth:tiny-mha");
+    o.store = dirs;
+    o.n_store = 1;
+    o.dram_bytes = 64 << 20;
+    o.prefetch = "off";
+    o.no_reuse = true;
+    struct hcache *h = open_or_fail(&o);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (rows[i].reopens) {
+            hcache_close(h);
+            h = open_or_fail(&o);
+        }
+        struct hcache_result r = restored(h, rows[i].n);
+        assert_int_equal(r.cached_tokens, rows[i].cached);
+        if (rows[i].tier == NULL)
+            assert_null(r.tier);
+        else
+            assert_string_equal(r.tier, rows[i].tier);
+        int n_parts = (rows[i].n_disk > 0) + (rows[i].n_dram > 0);
+        assert_int_equal(r.n_restored_parts, n_parts);
+        if (rows[i].n_disk > 0) {
+            assert_int_equal(r.restored_part[0].n_tokens, rows[i].n_disk);
+            assert_string_equal(r.restored_part[0].source, "disk");
+        }
+        if (rows[i].n_dram > 0) {
+            assert_int_equal(r.restored_part[n_parts - 1].n_tokens, rows[i].n_dram);
+            assert_string_equal(r.restored_part[n_parts - 1].source, "dram");
+        }
+        assert_int_equal(r.dram_tokens, rows[i].n_dram);
+        assert_int_equal(r.restored_dram_bytes > 0, rows[i].n_dram > 0);
+        assert_int_equal(r.restored_dram_bytes<r.restored_bytes, rows[i].n_disk> 0);
+        assert_true(r.timings.load_ms > 0);
+        hcache_result_free(&r);
+    }
+    hcache_close(h);
+    tempdir_remove(dir);
+}
+
 /* In a conversation each turn restores all earlier turns, except their last token, which was never
  * computed. */
 static void turns_of_a_conversation(void **state)
@@ -1387,6 +1458,7 @@ int main(void)
         cmocka_unit_test(shaping_reaches_the_choice_of_tokens),
         cmocka_unit_test(encode_and_decode),
         cmocka_unit_test(a_store_outlives_its_process),
+        cmocka_unit_test(the_tiers_of_restored_tokens_are_told),
         cmocka_unit_test(turns_of_a_conversation),
         cmocka_unit_test(what_is_saved_follows_from_plan_and_save),
         cmocka_unit_test(a_time_to_live_reaches_the_store),

@@ -18,7 +18,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "sessions/conversations.h"
+#include "sessions/conversations_db.h"
 #include "tests/base/tempdir.h"
 
 struct fixture {
@@ -846,6 +846,292 @@ static void a_deleted_row_of_a_former_process_never_names_another(void **state)
 
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
+/* --- fields and bounds ------------------------------------------------------------------------ */
+
+/* Every field of a turn comes back, also after the file was closed. */
+static void a_turn_has_all_its_fields(void **state)
+{
+    struct fixture *x = *state;
+    struct conversation v = {0};
+    struct err err = {0};
+    struct turn *t = NULL;
+    assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &v, &err), 0);
+    int64_t a = add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 0));
+    struct turn *b = make_turn("resp_b", a, v.row, 2, 4, 200, 7, 2);
+    b->created_s = 12345;
+    snprintf(b->fingerprint, sizeof b->fingerprint, "%064d", 8);
+    b->restoration = xstrdup("{\"r\":1}");
+    for (int i = 0; i < TURN_MAX_MARKS; i++)
+        b->mark[i] = (struct turn_mark){(uint32_t)(70 + i), (uint32_t)(3 + i),
+                                        key_of(90 + i)};
+    b->n_marks = TURN_MAX_MARKS;
+    int64_t row = add(x->c, b);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(turn_find(x->c, "", "resp_b", &t, &err), 0);
+        assert_int_equal(t->row, row);
+        assert_int_equal(t->parent, a);
+        assert_int_equal(t->conversation, v.row);
+        assert_string_equal(t->name, "resp_b");
+        assert_int_equal(t->created_s, 12345);
+        assert_int_equal(t->depth, 1);
+        assert_true(t->is_visible);
+        assert_int_equal(strlen(t->fingerprint), 64);
+        assert_int_equal(t->fingerprint[63], '8');
+        assert_int_equal(t->n_kept, 2);
+        assert_int_equal(t->n_tokens, 6);
+        for (int k = 0; k < 4; k++)
+            assert_int_equal(t->tokens[k], 200 + k);
+        assert_int_equal(t->n_keys, 2);
+        assert_int_equal(t->keys[1].b[0], 8);
+        assert_int_equal(t->n_marks, TURN_MAX_MARKS);
+        for (int k = 0; k < TURN_MAX_MARKS; k++) {
+            assert_int_equal(t->mark[k].n_bytes, 70 + k);
+            assert_int_equal(t->mark[k].n_tokens, 3 + k);
+            assert_int_equal(t->mark[k].digest.b[0], 90 + k);
+        }
+        assert_string_equal(t->answer, "{}");
+        assert_string_equal(t->input, "[{\"secret\":\"alpaca\"}]");
+        assert_string_equal(t->output, "[]");
+        assert_string_equal(t->restoration, "{\"r\":1}");
+        turn_free(t);
+        conversations_close(x->c);
+        x->c = open_file(x, 0, 0, 0);
+    }
+    conversation_deinit(&v);
+}
+
+/* A path of many turns is read in their order. Each turn adds one token. */
+static void a_long_path_is_read_in_order(void **state)
+{
+    enum { N = 70 };
+    struct fixture *x = *state;
+    struct turn **path;
+    struct err err = {0};
+    int64_t row = 0;
+    int n;
+    for (int i = 0; i < N; i++) {
+        char name[NAME_BYTES];
+        snprintf(name, sizeof name, "resp_%d", i);
+        row = add(x->c, make_turn(name, row, 0, i, 1, 500 + i, 1, 0));
+    }
+    assert_int_equal(turn_path(x->c, row, &path, &n, &err), 0);
+    assert_int_equal(n, N);
+    int32_t *ids = turn_path_tokens(path, n);
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(path[i]->depth, i);
+        assert_int_equal(ids[i], 500 + i);
+        assert_null(path[i]->answer);
+    }
+    free(ids);
+    turn_path_free(path, n);
+    assert_int_equal(turn_path(x->c, 0, &path, &n, &err), 0);
+    assert_int_equal(n, 0);
+    assert_int_equal(turn_path(x->c, row + 1, &path, &n, &err), ERR_NOT_FOUND);
+    assert_null(path);
+}
+
+/* Returns the bytes that a turn of make_turn counts for: its content, and what it may touch. */
+static uint64_t bytes_of_turn(const struct turn *t)
+{
+    return 4096 + 4 * (uint64_t)(t->n_tokens - t->n_kept) + 64 * (uint64_t)t->n_keys +
+           strlen(t->answer) + strlen(t->input) + strlen(t->output) +
+           strlen(t->restoration);
+}
+
+/* A turn that just fits is kept, and one byte less is too little. */
+static void the_bound_on_bytes_is_exact(void **state)
+{
+    struct fixture *x = *state;
+    struct conversations_stats st;
+    struct err err = {0};
+    bool branched;
+    char want[100];
+    add(x->c, make_turn("resp_a", 0, 0, 0, 5, 100, 1, 0));
+    assert_int_equal(conversations_stats(x->c, &st, &err), 0);
+    for (int less = 1; less >= 0; less--) {
+        x->c->o.max_bytes = st.used_bytes + 4096 - (uint64_t)less;
+        assert_int_equal(turn_has_room(x->c, &err), less ? ERR_LIMIT : 0);
+    }
+    struct turn *t = make_turn("resp_b", 0, 0, 0, 3000, 100, 1, 3);
+    t->restoration = xstrdup("{\"restoration\":true}");
+    for (int less = 1; less >= 0; less--) {
+        assert_int_equal(conversations_stats(x->c, &st, &err), 0);
+        x->c->o.max_bytes = st.used_bytes + bytes_of_turn(t) - (uint64_t)less;
+        err = (struct err){0};
+        assert_int_equal(turn_add(x->c, "", t, NULL, &branched, &err),
+                         less ? ERR_LIMIT : 0);
+        if (less) {
+            snprintf(want, sizeof want, "the stored turns have %llu bytes, and %llu are",
+                     (unsigned long long)st.used_bytes,
+                     (unsigned long long)x->c->o.max_bytes);
+            assert_memory_equal(err.msg, want, strlen(want));
+        }
+    }
+    turn_free(t);
+    x->c->o.max_bytes = 0;
+    x->c->o.max_turns = 2;
+    assert_int_equal(turn_has_room(x->c, &err), ERR_LIMIT);
+    assert_memory_equal(err.msg, "2 turns are stored", 18);
+    x->c->o.max_turns = 3;
+    assert_int_equal(turn_has_room(x->c, &err), 0);
+}
+
+/* Items that were inserted by hand have no name of their own. If the conversation has gone on
+ * meanwhile, they are refused, since they cannot become a branch. */
+static void what_has_no_name_cannot_branch(void **state)
+{
+    struct fixture *x = *state;
+    struct conversation v = {0};
+    struct err err = {0};
+    bool branched;
+    assert_int_equal(conversation_add(x->c, "", "conv_a", "own", "{}", 0, &v, &err), 0);
+    int64_t a = add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 0));
+    struct turn *late = make_turn("turn_late", 0, v.row, 0, 0, 0, 1, 0);
+    late->is_visible = false;
+    assert_int_equal(turn_add(x->c, "", late, "later", &branched, &err), ERR_MISMATCH);
+    assert_string_equal(err.msg, "the conversation has changed in the meantime");
+    turn_free(late);
+    struct turn *next = make_turn("turn_next", a, v.row, 5, 0, 0, 1, 0);
+    next->is_visible = false;
+    next->created_s = 0; /* now */
+    assert_int_equal(turn_add(x->c, "", next, "later", &branched, &err), 0);
+    assert_false(branched);
+    assert_true(next->created_s >= v.created_s);
+    assert_int_equal(code_of_find(x->c, "", "turn_next"), ERR_NOT_FOUND);
+    conversation_deinit(&v);
+    assert_int_equal(conversation_find(x->c, "", "conv_a", &v, &err), 0);
+    assert_int_equal(v.head, next->row);
+    assert_int_equal(v.n_turns, 2);
+    assert_string_equal(v.title, "own"); /* a title stays */
+    turn_free(next);
+    conversation_deinit(&v);
+    /* a turn whose parent was deleted is not kept */
+    struct turn *orphan = make_turn("resp_o", 999, 0, 0, 1, 1, 1, 0);
+    assert_int_equal(turn_add(x->c, "", orphan, NULL, &branched, &err), ERR_NOT_FOUND);
+    assert_string_equal(err.msg, "the turn to continue was deleted in the meantime");
+    turn_free(orphan);
+}
+
+/* A branch begins with the turns up to its head, which then have one reference more. */
+static void a_branch_shares_its_beginning(void **state)
+{
+    struct fixture *x = *state;
+    struct conversation v = {0}, w = {0};
+    struct erased gone;
+    struct err err = {0};
+    assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &v, &err), 0);
+    int64_t a = add(x->c, make_turn("resp_a", 0, v.row, 0, 5, 100, 1, 1));
+    int64_t b = add(x->c, make_turn("resp_b", a, v.row, 5, 5, 100, 2, 1));
+    assert_int_equal(conversation_add(x->c, "", "conv_b", "t", "{\"m\":1}", b, &w, &err),
+                     0);
+    assert_string_equal(w.name, "conv_b");
+    assert_string_equal(w.title, "t");
+    assert_string_equal(w.metadata, "{\"m\":1}");
+    assert_int_equal(w.head, b);
+    assert_int_equal(w.n_turns, 2);
+    assert_true(w.created_s > 0 && w.updated_s == w.created_s && w.row != v.row);
+    conversation_deinit(&w);
+    assert_int_equal(conversation_delete(x->c, "", "conv_a", &gone, &err), 0);
+    assert_int_equal(gone.n_turns, 0);
+    assert_int_equal(gone.n_shared, 2);
+    assert_doomed(x->c, NULL, 0);
+    assert_int_equal(conversation_delete(x->c, "", "conv_b", &gone, &err), 0);
+    assert_int_equal(gone.n_turns, 2);
+    assert_doomed(x->c, (const int[]){2, 1}, 2);
+    struct sha256 keys[2];
+    int n = 7;
+    for (int max = 1; max <= 2; max++) {
+        assert_int_equal(conversations_doomed(x->c, keys, max, &n, &err), 0);
+        assert_int_equal(n, max);
+    }
+    assert_int_equal(conversation_add(x->c, "", "conv_c", NULL, NULL, b, &w, &err),
+                     ERR_NOT_FOUND);
+    assert_string_equal(err.msg, "the turn to begin from was deleted");
+    conversation_deinit(&v);
+}
+
+/* Content ends when it was not used for longer than its time; at most `most` at once. */
+static void the_bound_on_age_is_exact(void **state)
+{
+    struct fixture *x = *state;
+    struct conversation v = {0};
+    struct erased gone;
+    struct err err = {0};
+    struct turn *t;
+    for (int i = 0; i < 4; i++) {
+        char name[NAME_BYTES];
+        snprintf(name, sizeof name, "resp_%d", i);
+        t = make_turn(name, 0, 0, 0, 5, 100, 1, 0);
+        t->created_s = 1000;
+        add(x->c, t);
+    }
+    assert_int_equal(conversations_expire(x->c, 1 << 30, 99, &gone, &err), 0);
+    assert_int_equal(gone.n_turns, 0); /* content of this file does not age */
+    x->c->o.ttl_s = 100;
+    assert_int_equal(conversations_expire(x->c, 1100, 99, &gone, &err), 0);
+    assert_int_equal(gone.n_turns, 0);
+    assert_int_equal(conversations_expire(x->c, 1101, 3, &gone, &err), 0);
+    /* the search for old conversations counts, too */
+    assert_int_equal(gone.n_turns, 2);
+    assert_int_equal(conversations_expire(x->c, 1101, 99, &gone, &err), 0);
+    assert_int_equal(gone.n_turns, 2);
+    assert_int_equal(conversation_add(x->c, "", "conv_a", NULL, NULL, 0, &v, &err), 0);
+    assert_int_equal(conversations_expire(x->c, v.updated_s + 100, 99, &gone, &err), 0);
+    conversation_deinit(&v);
+    assert_int_equal(conversation_find(x->c, "", "conv_a", &v, &err), 0);
+    assert_int_equal(conversations_expire(x->c, v.updated_s + 101, 99, &gone, &err), 0);
+    conversation_deinit(&v);
+    assert_int_equal(conversation_find(x->c, "", "conv_a", &v, &err), ERR_NOT_FOUND);
+}
+
+/* Pages in the order of use, from either end. */
+static void pages_may_begin_with_the_oldest(void **state)
+{
+    struct fixture *x = *state;
+    struct conversation page[3];
+    struct err err = {0};
+    int n;
+    bool more;
+    for (int i = 0; i < 5; i++) {
+        char name[NAME_BYTES];
+        snprintf(name, sizeof name, "conv_%d", i);
+        assert_int_equal(conversation_add(x->c, "", name, i % 2 ? "odd" : "even", NULL, 0,
+                                          &page[0], &err),
+                         0);
+        conversation_deinit(&page[0]);
+    }
+    static const struct {
+        const char *after;
+        bool oldest_first;
+        int limit;
+        const char *names;
+        bool more;
+    } rows[] = {{NULL, true, 3, "012", true},      {"conv_2", true, 3, "34", false},
+                {"conv_1", true, 3, "234", false}, {"conv_4", true, 3, "", false},
+                {NULL, false, 2, "43", true},      {"conv_1", false, 3, "0", false},
+                {"conv_3", false, 3, "210", false}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char names[8] = "";
+        assert_int_equal(conversation_list(x->c, "", rows[i].after, rows[i].oldest_first,
+                                           rows[i].limit, page, &n, &more, &err),
+                         0);
+        for (int k = 0; k < n; k++) {
+            strcat(names, page[k].name + 5);
+            conversation_deinit(&page[k]);
+        }
+        assert_string_equal(names, rows[i].names);
+        assert_int_equal(more, rows[i].more);
+    }
+    struct conversation v;
+    assert_int_equal(conversation_find_title(x->c, "", "odd", &v, &err), 0);
+    assert_string_equal(v.name, "conv_3"); /* the newest of that title */
+    conversation_deinit(&v);
+    assert_int_equal(conversation_find_title(x->c, "", "none", &v, &err), ERR_NOT_FOUND);
+    assert_string_equal(err.msg, "there is no conversation 'none'");
+    assert_int_equal(conversation_find_title(x->c, "", "none", &v, NULL), ERR_NOT_FOUND);
+    assert_int_equal(conversation_find(x->c, "", "none", &v, NULL), ERR_NOT_FOUND);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -871,6 +1157,13 @@ int main(void)
         T(opening_cuts_the_log),
         T(pages_of_a_list),
         T(counts_are_of_all_and_of_a_tenant),
+        T(a_turn_has_all_its_fields),
+        T(a_long_path_is_read_in_order),
+        T(the_bound_on_bytes_is_exact),
+        T(what_has_no_name_cannot_branch),
+        T(a_branch_shares_its_beginning),
+        T(the_bound_on_age_is_exact),
+        T(pages_may_begin_with_the_oldest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,10 +7,14 @@
 
 #include <cmocka.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/file.h"
 #include "sessions/retoken.h"
+#include "tests/base/tempdir.h"
 
 static struct hcache *h;
 static struct answers *m;
@@ -257,6 +261,104 @@ static void an_answer_is_remembered_in_both_forms(void **state)
     free(r.token_ids);
 }
 
+/* --- a tokenizer that begins each text with a token ------------------------------------------- */
+
+/* Opens models/demo with a tokenizer that puts token 0 before each text. */
+static struct hcache *open_with_begin(const char *dir)
+{
+    static const char
+        none[] = "\"post_processor\": null",
+        begins[] =
+            "\"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": "
+            "[{\"SpecialToken\": {\"id\": \"<|begin|>\", \"type_id\": 0}}, "
+            "{\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}], \"pair\": [], "
+            "\"special_tokens\": {\"<|begin|>\": {\"id\": \"<|begin|>\", \"ids\": [0], "
+            "\"tokens\": [\"<|begin|>\"]}}}";
+    static const char *const same[] = {"config.json", "model.safetensors"};
+    char from[200], to[TEMPDIR_BYTES + 40], cwd[100], *text;
+    size_t n;
+    struct err err = {0};
+    assert_non_null(getcwd(cwd, sizeof cwd));
+    for (int i = 0; i < 2; i++) {
+        snprintf(from, sizeof from, "%s/models/demo/%s", cwd, same[i]);
+        snprintf(to, sizeof to, "%s/%s", dir, same[i]);
+        assert_int_equal(symlink(from, to), 0);
+    }
+    assert_int_equal(file_read("models/demo/tokenizer.json", 1 << 24, &text, &n, &err), 0);
+    char *at = strstr(text, none);
+    assert_non_null(at);
+    snprintf(to, sizeof to, "%s/tokenizer.json", dir);
+    FILE *f = fopen(to, "w");
+    assert_non_null(f);
+    fprintf(f, "%.*s%s%s", (int)(at - text), text, begins, at + strlen(none));
+    fclose(f);
+    free(text);
+    struct hcache *model = NULL;
+    struct hcache_err herr = {0};
+    const struct hcache_opts o = {.model = dir, .threads = 1, .max_context = 128};
+    if (hcache_open(&o, &model, &herr) != 0)
+        fail_msg("%s", herr.msg);
+    return model;
+}
+
+/* The first token of a text stands for no bytes. It is kept once, however much of the text is
+ * known. */
+static void the_first_token_is_kept_once(void **state)
+{
+    (void)state;
+    char dir[TEMPDIR_BYTES];
+    struct hcache *own = h;
+    struct hcache_err err = {0};
+    struct prompt_text t = text_of(KNOWN REST);
+    struct prompt_ids out = {0}, whole = {0}, known = letters(KNOWN), rest;
+    int32_t *ids = malloc(((size_t)known.n + 1) * sizeof *ids);
+    char what[200];
+    tempdir_make(dir, "retoken");
+    h = open_with_begin(dir);
+    t.flags = HCACHE_ADD_SPECIAL;
+    assert_int_equal(hcache_encode(h, t.text, t.n, t.flags, &whole.ids, &whole.n, &err), 0);
+    assert_int_equal(whole.ids[0], 0);
+    /* nothing of the text is known but its first token */
+    const int32_t begin = 0;
+    assert_int_equal(retoken_continue(h, &begin, 1, 0, &t, &out, &err), 0);
+    assert_int_equal(out.n, whole.n);
+    assert_memory_equal(out.ids, whole.ids, (size_t)whole.n * sizeof *out.ids);
+    hcache_free(out.ids);
+    /* the letters of KNOWN are known, with the first token */
+    ids[0] = 0;
+    memcpy(ids + 1, known.ids, (size_t)known.n * sizeof *ids);
+    rest = encode(REST, strlen(REST));
+    for (int by = 0; by < 2; by++) {
+        out = (struct prompt_ids){0};
+        if (by == 0) {
+            put(NULL, KNOWN, ids, known.n + 1);
+            assert_int_equal(retoken_encode(h, m, NULL, &t, &out, what, &err), 0);
+            assert_string_equal(what, "");
+        } else {
+            assert_int_equal(
+                retoken_continue(h, ids, known.n + 1, strlen(KNOWN), &t, &out, &err), 0);
+        }
+        assert_int_equal(out.n, known.n + 1 + rest.n);
+        assert_memory_equal(out.ids, ids, (size_t)(known.n + 1) * sizeof *ids);
+        assert_memory_equal(out.ids + known.n + 1, rest.ids, (size_t)rest.n * sizeof *ids);
+        hcache_free(out.ids);
+    }
+    /* all of the text is known */
+    t.n = strlen(KNOWN);
+    out = (struct prompt_ids){0};
+    assert_int_equal(retoken_continue(h, ids, known.n + 1, t.n, &t, &out, &err), 0);
+    assert_int_equal(out.n, known.n + 1);
+    assert_memory_equal(out.ids, ids, (size_t)out.n * sizeof *ids);
+    hcache_free(out.ids);
+    hcache_free(whole.ids);
+    hcache_free(known.ids);
+    hcache_free(rest.ids);
+    free(ids);
+    hcache_close(h);
+    h = own;
+    tempdir_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -267,6 +369,7 @@ int main(void)
         WITH_ANSWERS(known_tokens_are_continued),
         WITH_ANSWERS(an_answer_is_marked_as_shown_and_trimmed),
         WITH_ANSWERS(an_answer_is_remembered_in_both_forms),
+        WITH_ANSWERS(the_first_token_is_kept_once),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }
