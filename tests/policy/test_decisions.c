@@ -375,9 +375,10 @@ static void stalls_and_remotes_are_judged_as_before(void **state)
             .done_bytes = rng_below(&r, 3) ? rng_below(&r, 1 << 20) : 0,
             .left_bytes = rng_below(&r, 1 << 22)};
         struct remote_pace p = {0};
-        for (int i = 0; i < t % 4; i++)
-            remote_pace_learn(&p, between(&r, 1e-4, 1e-2), rng_below(&r, 1 << 22),
-                              between(&r, 1e-3, 1));
+        for (int i = 0; i < t % 4; i++) {
+            double latency_s = between(&r, 1e-4, 1e-2), transfer_s = between(&r, 1e-3, 1);
+            remote_pace_learn(&p, latency_s, rng_below(&r, 1 << 22), transfer_s);
+        }
         for (int i = 0; i < t % 40; i++)
             remote_pace_refuse(&p);
         enum remote_choice choice = remote_choose(&w, &p, &again_s);
@@ -396,9 +397,10 @@ static void stalls_and_remotes_are_judged_as_before(void **state)
                                      .load_s = between(&r, 1e-2, 1),
                                      .prefill_s = between(&r, 1e-2, 1),
                                      .compute_s = between(&r, 1e-2, 1)};
+        double room = 1.2 * rng_unit(&r), buffer_bytes = between(&r, 1, 100);
         textbuf_addf(&b, " ahead %.6g, pays %d, layers %d, makespan %.6g, backoff %.6g;",
-                     read_ahead_share(&a, rng_unit(&r) * 1.2), read_ahead_pays(&a, 0.5),
-                     read_buffer_layers(between(&r, 1, 100), 50, a.load_s, 12),
+                     read_ahead_share(&a, room), read_ahead_pays(&a, 0.5),
+                     read_buffer_layers(buffer_bytes, 50, a.load_s, 12),
                      read_buffer_makespan_s(a.load_s, a.prefill_s, 12, t % 13),
                      backoff_s(t % 12, (uint64_t)t));
         const struct surprise_times x = {between(&r, 1e-3, 1), between(&r, 1e-3, 1),
