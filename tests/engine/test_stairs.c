@@ -15,7 +15,7 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
-#include "engine/seq.h"
+#include "engine/engine_impl.h"
 #include "state/chain.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
@@ -295,7 +295,9 @@ static void condemn(struct stack *k, const struct truncation *t, const struct te
 }
 
 /* A chunk in view is missing. The computation starts again at the last stair that does not need the
- * chunk. Without a chunk of kept tokens it starts at the first stair. The bits are the same. */
+ * chunk. Without a chunk of kept tokens it starts at the first stair. The bits are the same. A
+ * remote that does not have the chunk either changes nothing: the sequence first tries its last
+ * view, and then does as it does without a remote. */
 static void a_lost_chunk_replays_the_stairs_after_it(void **state)
 {
     (void)state;
@@ -304,15 +306,20 @@ static void a_lost_chunk_replays_the_stairs_after_it(void **state)
     static const struct {
         int chunk, n_cached;
     } lost[] = {{12, 64 * 12}, {5, FULL}, {0, 0}};
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 6; i++) {
         struct stack k;
         struct text x;
         struct et_run r;
+        bool has_remote = i >= 3;
         open_stack(&k, "f32", false);
         make_text(&k, &small, "kv", &x);
-        condemn(&k, &small, &x, lost[i].chunk);
+        condemn(&k, &small, &x, lost[i % 3].chunk);
+        k.engine->shared.has_remote = has_remote;
+        uint64_t n_before = k.engine->shared.n_edges[PHASE_RESTORE][PHASE_WAIT];
         run_last(&k, &small, &x, "kv", NULL, &r);
-        assert_int_equal(r.n_cached, lost[i].n_cached);
+        assert_int_equal(r.n_cached, lost[i % 3].n_cached);
+        assert_int_equal(k.engine->shared.n_edges[PHASE_RESTORE][PHASE_WAIT] - n_before,
+                         has_remote && lost[i % 3].n_cached < FULL);
         assert_true(r.digest == judge(&k, &small, x.tokens, N_ALL, N_ALL - N_LAST));
         run_last(&k, &small, &x, "kv", NULL, &r); /* the lost chunk was saved again */
         assert_int_equal(r.n_cached, FULL);
