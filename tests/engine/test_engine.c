@@ -60,6 +60,100 @@ static void context_limit(void **state)
     stack_close(&k);
 }
 
+/* A refusal says which number is too large, and for which bound. */
+static void refusals_name_their_numbers(void **state)
+{
+    (void)state;
+    static const struct truncation window = {.context = 256, .step = 64, .keep = 64};
+    static const struct {
+        int n_prompt, max_tokens, kv_tokens, max_context;
+        bool is_truncated;
+        const char *words; /* NULL: the request is taken */
+    } cases[] = {
+        {257, 0, 1024, 256, false,
+         "the prompt has 257 tokens, but the maximum context length is 256"},
+        {256, 1, 1024, 256, false,
+         "the prompt has 256 tokens and 1 are to be generated, but the maximum context "
+         "length is "
+         "256; shorten the prompt or lower --max-tokens"},
+        {256, 0, 1024, 256, false, NULL},
+        {120, 73, 192, 256, false,
+         "the prompt has 120 tokens and 73 are to be generated, but the KV cache holds "
+         "192; make "
+         "it larger (--kv-tokens)"},
+        {120, 72, 192, 256, false, NULL},
+        {100, 156, 192, 512, true,
+         "the KV cache holds 192"}, /* it does not outgrow its window */
+        {100, 157, 192, 512, true,
+         "truncation: a window of 256 tokens, but the KV cache holds 192; make it larger "
+         "(--kv-tokens)"},
+        {100, 157, 256, 512, true, NULL},
+        {100, 157, 256, 255, true,
+         "truncation: a window of 256 tokens, but there is room for contexts of 255 only "
+         "(--max-context)"},
+        {100, 157, 256, 256, true, NULL},
+    };
+    int32_t prompt[N_MAX];
+    et_prompt(prompt, N_MAX, 1);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct stack k;
+        struct seq *s = NULL;
+        struct err err = {0};
+        et_open(&k, &(struct stack_opts){.user.max_context = cases[i].max_context,
+                                         .user.kv_tokens = cases[i].kv_tokens,
+                                         .user.store_in_memory = true});
+        struct et_ask a = {.prompt = prompt,
+                           .n_prompt = cases[i].n_prompt,
+                           .max_tokens = cases[i].max_tokens,
+                           .save = "kv"};
+        if (cases[i].is_truncated)
+            a.truncation = window;
+        int rc = add(&k, &a, &s, &err);
+        assert_int_equal(rc, cases[i].words == NULL ? 0 : ERR_LIMIT);
+        if (rc == 0)
+            engine_remove(k.engine, s);
+        else if (strstr(err.msg, cases[i].words) == NULL)
+            fail_msg("case %d: %s", (int)i, err.msg);
+        stack_close(&k);
+    }
+}
+
+/* The reserved bytes are those of the parts: the pool's blocks in all layers, the activations of a
+ * batch with the logits, and what restores read into. Nothing lies on the host. */
+static void memory_is_that_of_the_parts(void **state)
+{
+    (void)state;
+    struct stack k;
+    struct mixed_stats mixed;
+    size_t kv, activations, restore;
+    et_open(&k, &(struct stack_opts){.user.max_context = 256,
+                                     .user.kv_tokens = 65,
+                                     .user.max_sequences = 3,
+                                     .user.store_in_memory = true});
+    const struct engine *e = k.engine;
+    const struct model *m = k.model;
+    size_t all = engine_bytes(e, &kv, &activations, &restore);
+    assert_int_equal(kv_pool_n_blocks(engine_pool(e)),
+                     e->o.max_kv_tokens / 64 + (e->o.max_kv_tokens % 64 != 0));
+    assert_int_equal(kv, (size_t)kv_pool_n_blocks(engine_pool(e)) *
+                             (size_t)m->cfg.n_layers *
+                             kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype));
+    assert_int_equal(activations,
+                     model_work_bytes(m, e->o.max_batch_rows) + e->next.mem.bytes);
+    assert_int_equal(restore,
+                     restore_pipeline_bytes(e->restores.pipeline) +
+                         2 * (size_t)e->restores.fused.max_rows * model_hidden_bytes(m));
+    assert_int_equal(all, kv + activations + restore);
+    assert_int_equal(engine_host_bytes(e), 0);
+    assert_false(engine_mixed_stats(e, &mixed));
+    stack_close(&k);
+    et_open(&k, &(struct stack_opts){.user.max_context = 256});
+    all = engine_bytes(k.engine, &kv, &activations, &restore);
+    assert_int_equal(all, kv + activations);
+    assert_int_equal(restore, 0);
+    stack_close(&k);
+}
+
 /* Sequences wait if there are more of them than places, or if the pool is smaller than their
  * contexts. */
 static void places_and_blocks(void **state)
@@ -773,6 +867,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(context_limit),
+        cmocka_unit_test(refusals_name_their_numbers),
+        cmocka_unit_test(memory_is_that_of_the_parts),
         cmocka_unit_test(places_and_blocks),
         cmocka_unit_test(prompt_lengths),
         cmocka_unit_test(salts_keep_apart),

@@ -159,6 +159,38 @@ static void what_was_read_ahead_is_used(void **state)
     lab_close(&l);
 }
 
+/* What is read ahead follows from a prediction: the time of the plan's reads and compute, of the
+ * new tokens, and of a restore that reads nothing ahead. */
+static void the_prediction_is_that_of_the_plan(void **state)
+{
+    (void)state;
+    struct lab l;
+    lab_open(&l);
+    const struct platform *p = &l.k.platform;
+    const struct plan *plan = &l.s->out.plan;
+    const struct read_ahead *a = &l.s->staging.ahead;
+    int n_old = l.s->n_planned * 64,
+        n_reads = plan->n_h + plan->n_k - (plan->method[0] == 'H');
+    double new_s = p->n_layers * platform_prefill_s(p, n_old, WT_PROMPT - n_old),
+           load_s = 0;
+    for (int i = 0; i < p->n_layers; i++)
+        if (plan->method[i] == 'K' || (plan->method[i] == 'H' && i > 0))
+            load_s += platform_io_s(p, 0, n_old,
+                                    plan->method[i] == 'K' ? RECORD_KV : RECORD_HIDDEN);
+    assert_true(n_reads > 0 && n_old == WT_CHUNKS * 64);
+    assert_int_equal(l.s->staging.first, 0);
+    assert_true(l.s->staging.is_decided && !l.s->staging.is_placed);
+    assert_true(a->load_s == load_s && load_s > 0);
+    assert_true(a->prefill_s == new_s && new_s > 0);
+    assert_true(a->compute_s == plan->comp_busy_s && a->compute_s >= new_s);
+    assert_true(a->alone_s > a->compute_s);
+    assert_true(l.s->staging.bytes ==
+                (uint64_t)(plan->stored_bytes_per_token * (double)n_old));
+    wt_run(&l.k, l.first, &l.got);
+    wt_run(&l.k, l.s, &l.got);
+    lab_close(&l);
+}
+
 /* Nothing is staged with --prefetch off, or if the store has copies in DRAM, which then serve as
  * the read buffer. */
 static void nothing_is_staged_where_it_is_not_wanted(void **state)
@@ -467,6 +499,7 @@ int main(int argc, char **argv)
     et_only(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_was_read_ahead_is_used),
+        cmocka_unit_test(the_prediction_is_that_of_the_plan),
         cmocka_unit_test(nothing_is_staged_where_it_is_not_wanted),
         cmocka_unit_test(a_cancelled_request_gives_back_what_it_has),
         cmocka_unit_test(erased_chunks_are_not_used),

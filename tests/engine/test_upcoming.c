@@ -154,6 +154,33 @@ static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state
     stack_close(&k);
 }
 
+/* A waiting request's turn is its arrival, moved by a second for each step of priority, and never
+ * before the beginning of time. */
+static void a_turn_is_the_order_of_admission(void **state)
+{
+    (void)state;
+    static const struct truncation whole = {0};
+    static const int priority[] = {0, 1, -1, 7, -1000000000};
+    struct stack k;
+    open_stack(&k, 1);
+    struct seq *first = occupy(&k), *s[5];
+    for (int i = 0; i < 5; i++) {
+        s[i] = add(&k, prompt, N_WHOLE, 4, &whole);
+        s[i]->req.priority = priority[i];
+        s[i]->t_arrival = INT64_C(5000000000) + i;
+    }
+    first->req.priority = -2000000000; /* it keeps its place */
+    step(&k);
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(s[i]->phase, PHASE_WAIT);
+        assert_int_equal(s[i]->upcoming.turn,
+                         i == 4 ? 0 : 5000000000 + i + priority[i] * 1000000000LL);
+        engine_remove(k.engine, s[i]);
+    }
+    run_to_end(&k, first);
+    stack_close(&k);
+}
+
 static struct sha256 junk_key(uint32_t i)
 {
     struct sha256 key = {{0}};
@@ -270,6 +297,7 @@ int main(int argc, char **argv)
     et_only(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_waiting_request_needs_its_view),
+        cmocka_unit_test(a_turn_is_the_order_of_admission),
         cmocka_unit_test(a_request_that_begins_earlier_needs_what_it_begins_with),
         cmocka_unit_test(a_store_without_room_is_told_the_rest_later),
         cmocka_unit_test(the_store_knows_the_price_of_state),
