@@ -81,7 +81,7 @@ static void make(struct made *m, struct rng *rng, bool crossing)
     m->byte_fallback = rng_below(rng, 3) == 0;
 }
 
-/* Fills a tokenizer_json, which the test owns. Bytes of the fallback are tokens behind the others. */
+/* Fills a tokenizer_json, which the test owns. Tokens of the fallback stand behind the others. */
 static void describe(const struct made *m, struct tokenizer_json *t)
 {
     *t = (struct tokenizer_json){.n_ids = m->n + (m->byte_fallback ? 256 : 0),

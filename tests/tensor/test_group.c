@@ -704,6 +704,62 @@ static void a_failing_exchange_is_named(void **state)
     device_close(d);
 }
 
+/* The number of calls to devices after which one fails; it counts down. */
+static int calls_left;
+
+static int may_fail(int rc)
+{
+    return calls_left-- == 0 ? -EIO : rc;
+}
+
+static int failing_copy(struct stream *s, void *dst, const void *src, size_t bytes)
+{
+    return may_fail(real->stream_copy(s, dst, src, bytes));
+}
+
+static int failing_record(struct stream *s, struct event *e)
+{
+    return may_fail(real->event_record(s, e));
+}
+
+static int failing_wait(struct stream *s, struct event *e)
+{
+    return may_fail(real->event_wait(s, e));
+}
+
+/* An exchange is 15 or 27 calls to three devices. If any of them fails, the exchange does. */
+static void every_call_of_an_exchange_counts(void **state)
+{
+    (void)state;
+    struct device *d = open_spied(3, 1);
+    struct stream *s;
+    struct buf b, c;
+    float *x = alloc_floats(d, 12, &b), *y = alloc_floats(d, 4, &c);
+    assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
+    spied.stream_copy = failing_copy;
+    spied.event_record = failing_record;
+    spied.event_wait = failing_wait;
+    for (int gather = 0; gather < 2; gather++) {
+        int n_calls = gather ? 27 : 15;
+        for (int k = 0; k <= n_calls; k++) {
+            calls_left = k;
+            int rc = gather ? all_gather(s, mat_of(x, DTYPE_F32, 3, 4),
+                                         mat_of(y, DTYPE_F32, 1, 4))
+                            : all_reduce(s, mat_of(x, DTYPE_F32, 3, 4));
+            assert_int_equal(rc, k < n_calls ? -EIO : 0);
+            assert_string_equal(stream_fault(s), k == n_calls ? ""
+                                                 : gather     ? "all-gather"
+                                                              : "all-reduce");
+            assert_int_equal(stream_recover(s), 0);
+        }
+    }
+    buf_free(d, &b);
+    buf_free(d, &c);
+    stream_destroy(s);
+    memset(calls, 0, sizeof calls);
+    device_close(d);
+}
+
 /* A single device and a group describe themselves; the group's fields are its own. */
 static void descriptions(void **state)
 {
@@ -789,6 +845,7 @@ int main(void)
         cmocka_unit_test(a_failing_device_is_named),
         cmocka_unit_test(large_copies_go_up_in_shares),
         cmocka_unit_test(a_failing_exchange_is_named),
+        cmocka_unit_test(every_call_of_an_exchange_counts),
         cmocka_unit_test(descriptions),
         cmocka_unit_test(shares_things_out_over_stages),
         cmocka_unit_test(refuses),

@@ -6,9 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "format/gguf_types.h"
 #include "tensor/cpu/q4.h"
 #include "tensor/q4_blocks.h"
+#include "tensor/q4_make.h"
 
 #define EACH_TYPE(t) for (enum dtype t = DTYPE_Q4_0; t <= DTYPE_Q6_K; t++)
 
@@ -155,11 +157,90 @@ static void test_pack(void **state)
     }
 }
 
+/* --- making 4-bit weights --------------------------------------------------------------------- */
+
+static double square(double x)
+{
+    return x * x;
+}
+
+/* The bytes that a row of random numbers becomes. They decide the bits of all state that is
+ * computed with converted weights, so they may only change with the numerics version. */
+static void test_made_blocks_stay_the_same(void **state)
+{
+    (void)state;
+    enum { K = 4096 };
+    struct mat row = mat_random(DTYPE_F32, 1, K, 12);
+    const float *w = row.data;
+    uint8_t *out = calloc(1, q4_row_bytes(DTYPE_Q4_1, K) + 1);
+    struct q4_error e = {0};
+    assert_true(q4_make_row(w, K, out, &e));
+    assert_int_equal(out[q4_row_bytes(DTYPE_Q4_1, K)], 0);
+    assert_int_equal(checksum64(out, q4_row_bytes(DTYPE_Q4_1, K)), 0xe1f7323c7e245afc);
+    /* the reported error is that of the decoded numbers */
+    double error = 0, weights = 0;
+    for (int part = 0; part < K / Q4_BLOCK; part++) {
+        float got[Q4_BLOCK];
+        q4_part_decode(DTYPE_Q4_1, out, part, got);
+        for (int i = 0; i < Q4_BLOCK; i++) {
+            error += square((double)got[i] - (double)w[part * Q4_BLOCK + i]);
+            weights += square((double)w[part * Q4_BLOCK + i]);
+        }
+    }
+    assert_true(fabs(e.of_error / error - 1) < 1e-4);
+    assert_true(fabs(e.of_weights / weights - 1) < 1e-9);
+    free(out);
+    mat_free(&row);
+}
+
+/* Numbers on a grid of 16 steps are kept exactly, also if all are equal. */
+static void test_numbers_on_a_grid_are_exact(void **state)
+{
+    (void)state;
+    static const struct {
+        float step, least;
+    } grids[] = {{0.25f, -2}, {1, 0}, {0, 3}, {0, 0}, {0.5f, -65504 + 64}, {-0.5f, 4}};
+    for (size_t g = 0; g < sizeof grids / sizeof grids[0]; g++) {
+        float w[2 * Q4_BLOCK], got[Q4_BLOCK];
+        uint8_t out[2 * 20];
+        struct q4_error e = {0};
+        for (int i = 0; i < 2 * Q4_BLOCK; i++)
+            w[i] = grids[g].least + grids[g].step * (float)(i * 7 % 16);
+        bool exact = f16_to_f32(f32_to_f16(w[0])) == w[0];
+        assert_true(q4_make_row(w, 2 * Q4_BLOCK, out, &e));
+        for (int part = 0; part < 2 && exact; part++) {
+            q4_part_decode(DTYPE_Q4_1, out, part, got);
+            assert_memory_equal(got, w + part * Q4_BLOCK, sizeof got);
+        }
+    }
+}
+
+static void test_numbers_that_4_bits_cannot_hold(void **state)
+{
+    (void)state;
+    static const struct {
+        float x;
+        bool fits;
+    } known[] = {{65504, true},     {-65504, true},     {65504.01f, false}, {-65505, false},
+                 {INFINITY, false}, {-INFINITY, false}, {NAN, false},       {0, true}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        for (int at = 0; at < 2 * Q4_BLOCK; at += 21) {
+            float w[2 * Q4_BLOCK] = {0};
+            uint8_t out[2 * 20];
+            struct q4_error e = {0};
+            w[at] = known[i].x;
+            assert_int_equal(q4_make_row(w, 2 * Q4_BLOCK, out, &e), known[i].fits);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values_are_the_files),
         cmocka_unit_test(test_pack),
+        cmocka_unit_test(test_made_blocks_stay_the_same),
+        cmocka_unit_test(test_numbers_on_a_grid_are_exact),
+        cmocka_unit_test(test_numbers_that_4_bits_cannot_hold),
         cmocka_unit_test(test_every_kernel),
         cmocka_unit_test(test_extremes),
         cmocka_unit_test(test_error),
