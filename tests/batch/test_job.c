@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/file.h"
@@ -448,6 +449,10 @@ static void common_beginnings_follow_one_another(void **state)
         const char *name = i == 0 ? "order" : "salts";
         assert_int_equal(run_lines(name, (const char *const *)lines, 4, o, &t, &c), 0);
         assert_order(name, wants[i], 4);
+        /* The second prompt of a common beginning finds it on the device. Single tokens of other
+         * tests may be there, too. */
+        assert_in_range(c.device_tokens, 2 * 64, 2 * 64 + (i == 0 ? 8 : 2 * 65));
+        assert_int_equal(c.restored_tokens, 0);
         for (int j = 0; j < 4; j++)
             free(lines[j]);
     }
@@ -500,6 +505,7 @@ static void each_line_has_its_seed(void **state)
 
 static double most_left_s;
 static bool has_slept;
+static int n_estimates;
 
 /* Lets the job run for more than a second, because it gives no estimate before that. */
 static void watch_estimate(struct told *t, const struct batch_counts *c)
@@ -509,6 +515,15 @@ static void watch_estimate(struct told *t, const struct batch_counts *c)
         clock_sleep_ns(1050000000);
     has_slept = true;
     most_left_s = c->left_high_s > most_left_s ? c->left_high_s : most_left_s;
+    assert_true(c->left_low_s <= c->left_high_s);
+    /* All lines have nearly the same size, so both ends of the range follow their number. */
+    uint64_t done = c->n_done - c->n_skipped;
+    if (done < 3 || c->left_high_s == 0)
+        return;
+    double left_s = c->elapsed_s * (double)(N_LINES - c->n_done) / (double)done;
+    assert_true(c->left_high_s >= 0.99 * left_s && c->left_high_s <= 1.2 * left_s);
+    assert_true(c->left_low_s >= 0.8 * left_s && c->left_low_s <= 1.01 * left_s);
+    n_estimates++;
 }
 
 /* The job estimates the time that is left, and at its end none is left, also if an earlier job has
@@ -521,7 +536,7 @@ static void the_time_left_comes_to_an_end(void **state)
     assert_int_equal(run("timed", 0, &t, &stopped), ERR_CANCELLED);
     t = (struct told){.act = watch_estimate};
     assert_int_equal(run("timed", 0, &t, &c), 0);
-    assert_true(most_left_s > 0);
+    assert_true(most_left_s > 0 && n_estimates > 0);
     assert_true(c.left_high_s == 0 && c.left_low_s == 0);
     assert_int_equal(c.n_skipped, stopped.n_done);
     assert_true(c.out_bytes > stopped.out_bytes);
@@ -544,6 +559,150 @@ static void the_time_left_comes_to_an_end(void **state)
     t = (struct told){0};
     assert_int_equal(run("timed", 0, &t, &c), 0);
     assert_int_equal(c.out_bytes, bytes);
+}
+
+/* --- bounds ----------------------------------------------------------------------------------- */
+
+static char *path_of(const char *name)
+{
+    return xasprintf("%s/%s", folder, name);
+}
+
+/* The input must not be an output, by any of its names. Output and errors may be one file. */
+static void the_input_is_no_output(void **state)
+{
+    (void)state;
+    char *in = path_of("in"), *link_in = path_of("link in"), *other = path_of("other");
+    assert_int_equal(link(in, link_in), 0);
+    const struct {
+        const char *output, *errors;
+        int rc;
+    } rows[] = {{in, NULL, ERR_USAGE},  {link_in, NULL, ERR_USAGE},
+                {other, in, ERR_USAGE}, {other, link_in, ERR_USAGE},
+                {other, other, 0},      {other, NULL, 0}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct batch *b = NULL;
+        struct batch_counts c;
+        const struct batch_opts o = {.client = {.h = h},
+                                     .input = in,
+                                     .output = rows[i].output,
+                                     .errors = rows[i].errors,
+                                     .in_flight = 1,
+                                     .lookahead = 1};
+        assert_int_equal(batch_open(&o, &b, &err), rows[i].rc);
+        if (rows[i].rc != 0) {
+            char *want = xasprintf("%s is both the input and an output: name another file",
+                                   in);
+            assert_string_equal(err.msg, want);
+            free(want);
+        } else {
+            batch_counts(b, &c);
+            assert_int_equal(c.total_lines, N_LINES);
+            assert_int_equal(c.n_done + c.n_failed + c.out_bytes + c.n_lines, 0);
+        }
+        batch_close(b);
+    }
+    free(in);
+    free(link_in);
+    free(other);
+    batch_close(NULL);
+}
+
+/* The answers may fill the bound to its last byte. A job may be opened before its model is known,
+ * and the bound may be raised while it runs. */
+static void the_bound_of_answers_is_exact(void **state)
+{
+    (void)state;
+    struct told t = {0};
+    struct batch_counts c;
+    int n;
+    char *text = undisturbed("whole");
+    uint64_t n_bytes = strlen(text);
+    free(text);
+    assert_int_equal(run("exact", n_bytes, &t, &c), 0);
+    assert_int_equal(c.out_bytes, n_bytes);
+    assert_false(c.is_stopped);
+    t = (struct told){0};
+    assert_int_equal(run("less", n_bytes - 1, &t, &c), ERR_LIMIT);
+    char *want = xasprintf("there is no room for more than %llu bytes of answers",
+                           (unsigned long long)n_bytes - 1);
+    assert_string_equal(err.msg, want);
+    free(want);
+    assert_true(c.out_bytes < n_bytes && !c.is_stopped);
+    free(lines_of("less", &n));
+    assert_true(n < N_LINES);
+}
+
+static uint64_t raised_bytes;
+
+static void raise_bound(struct told *t, const struct batch_counts *c)
+{
+    (void)c;
+    batch_set_bound(t->job, raised_bytes);
+}
+
+static void a_job_may_get_its_model_and_room_later(void **state)
+{
+    (void)state;
+    char *in = path_of("in"), *out = path_of("later");
+    struct told t = {.act = raise_bound};
+    struct batch_counts c;
+    const struct batch_opts o = {.client = {.model_name = "m"},
+                                 .input = in,
+                                 .output = out,
+                                 .in_flight = 4,
+                                 .lookahead = 16,
+                                 .max_out_bytes = 1,
+                                 .on_progress = on_progress,
+                                 .arg = &t};
+    raised_bytes = 1 << 20;
+    assert_int_equal(batch_open(&o, &t.job, &err), 0);
+    batch_model(t.job, h);
+    assert_int_equal(batch_run(t.job, &err), 0);
+    batch_counts(t.job, &c);
+    assert_int_equal(c.n_done, N_LINES);
+    assert_int_equal(c.n_failed, 0);
+    batch_close(t.job);
+    free(in);
+    free(out);
+}
+
+static uint64_t most_ahead;
+
+static void count_ahead(struct told *t, const struct batch_counts *c)
+{
+    (void)t;
+    most_ahead = c->n_lines - c->n_done > most_ahead ? c->n_lines - c->n_done : most_ahead;
+}
+
+/* No more lines are read than may wait and run. */
+static void lines_ahead_are_bounded(void **state)
+{
+    (void)state;
+    static const struct {
+        int lookahead, in_flight;
+    } rows[] = {{3, 1}, {1, 2}, {8, 20}};
+    for (size_t i = 0; i < 3; i++) {
+        char *in = path_of("in"), *out = xasprintf("%s/ahead %zu", folder, i);
+        struct told t = {.act = count_ahead};
+        struct batch_counts c;
+        const struct batch_opts o = {.client = {.h = h, .model_name = "m"},
+                                     .input = in,
+                                     .output = out,
+                                     .in_flight = rows[i].in_flight,
+                                     .lookahead = rows[i].lookahead,
+                                     .on_progress = on_progress,
+                                     .arg = &t};
+        most_ahead = 0;
+        assert_int_equal(batch_open(&o, &t.job, &err), 0);
+        assert_int_equal(batch_run(t.job, &err), 0);
+        batch_counts(t.job, &c);
+        batch_close(t.job);
+        assert_int_equal(c.n_done, N_LINES);
+        assert_int_equal(most_ahead, rows[i].lookahead + rows[i].in_flight);
+        free(in);
+        free(out);
+    }
 }
 
 static int most_at_once, n_progress;
@@ -598,6 +757,10 @@ int main(void)
         cmocka_unit_test(each_line_has_its_seed),
         cmocka_unit_test(the_time_left_comes_to_an_end),
         cmocka_unit_test(answers_in_flight_are_bounded),
+        cmocka_unit_test(the_input_is_no_output),
+        cmocka_unit_test(the_bound_of_answers_is_exact),
+        cmocka_unit_test(a_job_may_get_its_model_and_room_later),
+        cmocka_unit_test(lines_ahead_are_bounded),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

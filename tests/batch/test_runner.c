@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -216,6 +217,40 @@ static void a_batch_ends_with_its_answers(void **state)
     free(b);
 }
 
+/* Answers have the time of the batch, and only their owner may read them. Lines for another endpoint
+ * than the batch's are refused. A runner may tell nobody about its answers. */
+static void a_batch_has_one_endpoint_and_one_time(void **state)
+{
+    (void)state;
+    static const char chat[] = "{\"custom_id\":\"c\",\"method\":\"POST\",\"url\":"
+                               "\"/v1/chat/completions\",\"body\":{\"messages\":[]}}\n";
+    struct shelf_batch *b = add("t", 2, 1, chat);
+    const struct runner_opts o = {
+        .shelf = shelf, .client = {.h = h, .model_name = "m"}, .in_flight = 1};
+    struct runner *r;
+    struct stat st;
+    size_t n;
+    char path[TEMPDIR_BYTES + 64], want[64], *text;
+    assert_int_equal(runner_start(&o, &r, &err), 0);
+    wait_for_end(b);
+    assert_int_equal(b->status, BATCH_COMPLETED);
+    assert_true(b->n_lines == 3 && b->n_done == 3 && b->n_failed == 1);
+    shelf_path(shelf, b->errors, path, sizeof path);
+    assert_int_equal(file_read(path, ROOM, &text, &n, &err), 0);
+    assert_non_null(strstr(text, "\"mismatched_url\""));
+    free(text);
+    shelf_path(shelf, b->output, path, sizeof path);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(file_read(path, ROOM, &text, &n, &err), 0);
+    snprintf(want, sizeof want, "\"created\": %lld", (long long)b->head.created_s);
+    assert_non_null(strstr(text, want));
+    free(text);
+    assert_int_equal(count(&told.n_began), 0);
+    runner_destroy(r);
+    free(b);
+}
+
 /* The runner has nothing to do until it is woken. */
 static void a_new_batch_wakes_the_runner(void **state)
 {
@@ -340,7 +375,8 @@ static void a_batch_fails_if_there_is_no_room(void **state)
     wait_for_end(b);
     assert_int_equal(b->status, BATCH_FAILED);
     assert_string_equal(b->error_code, "storage_full");
-    assert_true(b->error_message[0] != 0);
+    assert_memory_equal(b->error_message, "there is no room for more than ", 31);
+    assert_int_equal(b->at_s[BATCH_FINALIZING] + b->at_s[BATCH_COMPLETED], 0);
     assert_true(b->at_s[BATCH_FAILED] > 0);
     assert_true(b->has_output && b->n_done < 30);
     runner_destroy(r);
@@ -378,6 +414,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_batch_ends_with_its_answers, begin, end),
+        cmocka_unit_test_setup_teardown(a_batch_has_one_endpoint_and_one_time, begin, end),
         cmocka_unit_test_setup_teardown(a_new_batch_wakes_the_runner, begin, end),
         cmocka_unit_test_setup_teardown(tenants_take_turns, begin, end),
         cmocka_unit_test_setup_teardown(a_cancelled_batch_keeps_its_answers, begin, end),
