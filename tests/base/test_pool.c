@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
@@ -86,6 +87,42 @@ static void sleeping_workers_wake_up(void **state)
         run_many(p, 1);
     }
     pool_destroy(p);
+}
+
+struct meeting {
+    atomic_int n_here;
+    atomic_int n_lonely; /* shares that did not meet all others */
+};
+
+/* Waits until all shares have begun, which needs a thread for each. */
+static void meet(void *arg, int thread_idx, int n_threads)
+{
+    struct meeting *m = arg;
+    (void)thread_idx;
+    int64_t end = clock_now_ns() + (int64_t)60 * 1000000000;
+    atomic_fetch_add(&m->n_here, 1);
+    while (atomic_load(&m->n_here) < n_threads && clock_now_ns() < end)
+        sched_yield();
+    if (atomic_load(&m->n_here) < n_threads)
+        atomic_fetch_add(&m->n_lonely, 1);
+}
+
+/* Without its workers a pool would give the same results, on one thread. (A job must not rely on a
+ * thread for each share; here all threads are free.) */
+static void each_share_finds_a_thread(void **state)
+{
+    (void)state;
+    for (int n = 2; n <= MAX_THREADS; n++) {
+        struct pool *p = make(n);
+        for (int i = 0; i < 4; i++) {
+            struct meeting m = {0};
+            clock_sleep_ns(i % 2 * 2000000); /* the workers spin, or sleep */
+            pool_run(p, meet, &m);
+            assert_int_equal(atomic_load(&m.n_here), n);
+            assert_int_equal(atomic_load(&m.n_lonely), 0);
+        }
+        pool_destroy(p);
+    }
 }
 
 static void create_and_destroy_without_work(void **state)
@@ -204,6 +241,7 @@ int main(void)
         cmocka_unit_test(no_pool_runs_inline),
         cmocka_unit_test(refused_threads_are_told),
         cmocka_unit_test(sleeping_workers_wake_up),
+        cmocka_unit_test(each_share_finds_a_thread),
         cmocka_unit_test(create_and_destroy_without_work),
         cmocka_unit_test(two_callers_take_turns),
         cmocka_unit_test(shares_cover_everything_once),

@@ -1,10 +1,14 @@
 /* test_json.c - strict reading, typed getters and their messages, writing. */
 #include "format/json.h"
 
+#include "tests/base/memtest.h"
+
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
@@ -196,6 +200,40 @@ static void test_kinds_have_names(void **state)
     }
     assert_int_equal(json_kind(NULL), JSON_KIND_NULL);
     assert_null(json_at(o, 7));
+    json_free(o);
+}
+
+/* A parse may fail for lack of memory at any allocation. It then says so, and leaves nothing. */
+static void test_memory(void **state)
+{
+    (void)state;
+    const char *text =
+        "{\"a\": [1, 2.5, \"text\", null], \"b\": {\"c\": \"d\\u00e9\", \"e\": true},"
+        " \"big\": 12345678901234567890}";
+    char want[60];
+    uint64_t n = 1;
+    snprintf(want, sizeof want, "t.json: no memory to read its %zu bytes", strlen(text));
+    for (;; n++) {
+        struct err err = {0};
+        struct json *root;
+        memtest_start(MEMTEST_MAY_FAIL, n, false);
+        int rc = json_parse(&root, text, strlen(text), "t.json", &err);
+        bool is_denied = memtest_denied() > 0;
+        memtest_stop();
+        assert_int_equal(rc, is_denied ? -ENOMEM : 0);
+        assert_int_equal(root == NULL, is_denied);
+        assert_string_equal(err.msg, is_denied ? want : "");
+        json_free(root);
+        if (!is_denied)
+            break;
+    }
+    assert_true(n > 10);
+    /* a tree is made from the reserve */
+    memtest_start(MEMTEST_RESERVED, 1, true);
+    struct json *o = json_new_object();
+    json_put_string(o, "a", "b");
+    memtest_stop();
+    assert_string_equal(json_string_of(json_member(o, "a"), NULL), "b");
     json_free(o);
 }
 
@@ -436,6 +474,7 @@ int main(void)
         cmocka_unit_test(test_getters),
         cmocka_unit_test(test_optional_members),
         cmocka_unit_test(test_kinds_have_names),
+        cmocka_unit_test(test_memory),
         cmocka_unit_test(test_huge_integers),
         cmocka_unit_test(test_reals_that_are_integers),
         cmocka_unit_test(test_plain_getters),
@@ -445,5 +484,6 @@ int main(void)
         cmocka_unit_test(raw_text_is_written_as_its_values),
         cmocka_unit_test(no_string_from_outside_is_raw),
     };
+    memtest_init();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
