@@ -363,7 +363,9 @@ static void test_throttle_late(void **state)
     (void)state;
     struct io_throttle t;
     const int64_t took_ns = 1000000000, late_ns = 400000000;
+    memset(&t, 0xff, sizeof t);
     io_throttle_init(&t);
+    assert_true(t.bytes_per_s == 0 && t.next_ns == 0 && t.late_ns == 0);
     io_throttle_set(&t, LIMIT);
     t.late_ns = late_ns;
     int64_t before_ns = clock_now_ns();
@@ -507,8 +509,13 @@ static void test_stuck(void **state)
     assert_int_equal(io_queue_wait(q, 2, 2, 2000000, done, &n, NULL), 0);
     assert_int_equal(n, 1);
     assert_ptr_equal(done[0], &r[1]);
-    assert_int_equal(io_queue_wait(q, 1, 2, 1000000, done, &n, NULL), 0);
-    assert_int_equal(n, 0);
+    for (int timeout_ns = 0; timeout_ns <= 1000000; timeout_ns += 500000) {
+        bool is_done = true;
+        assert_int_equal(io_queue_wait(q, 1, 2, timeout_ns, done, &n, NULL), 0);
+        assert_int_equal(n, 0);
+        assert_int_equal(io_queue_await(q, timeout_ns, &is_done, NULL), 0);
+        assert_false(is_done);
+    }
     io_queue_cancel(q);
     assert_int_equal(wait_one(q)->result, -ECANCELED);
     assert_int_equal(io_sim_fault_count(t->io, IO_SIM_STUCK, 0), 1);

@@ -723,6 +723,29 @@ static void test_paths(void **state)
     io_close(io);
 }
 
+/* If a folder cannot be made or its name cannot be synced, no folder of the path is left. */
+static void test_half_made_folders(void **state)
+{
+    (void)state;
+    static const unsigned on[] = {IO_SIM_ON_DIR_SYNC, IO_SIM_ON_NAME};
+    for (uint64_t i = 0; i < 6; i++) {
+        struct io *io = open_sim(1);
+        int n_made = 7;
+        assert_int_equal(io_mkdir(io, "/there", NULL), 0);
+        add_fault(io, (struct io_sim_fault){
+                          .kind = IO_SIM_FAIL, .on = on[i % 2], .skip = i / 2, .count = 1});
+        assert_int_equal(io_mkdirs(io, "/there/a/b/c", &n_made, NULL), -EIO);
+        assert_int_equal(n_made, 0);
+        must_list(io, "/there", "");
+        assert_int_equal(io_mkdirs(io, "/there/a/b/c", &n_made, NULL), 0);
+        assert_int_equal(n_made, 3);
+        io_rmdirs(io, "/there/a/b/c", 2);
+        must_list(io, "/there", "a");
+        must_list(io, "/there/a", "");
+        io_close(io);
+    }
+}
+
 static void test_renames(void **state)
 {
     (void)state;
@@ -923,6 +946,7 @@ int main(void)
         cmocka_unit_test(test_failures_count_by_code),
         cmocka_unit_test(test_paths),
         cmocka_unit_test(test_renames),
+        cmocka_unit_test(test_half_made_folders),
         cmocka_unit_test(test_a_folder_is_synced_alone),
         cmocka_unit_test(test_locks),
         cmocka_unit_test(test_cut_and_grown),

@@ -43,6 +43,21 @@ static void test_sizes(void **state)
     b.blocks[15 * b.block_stride + kv_block_bytes(2, 8, DTYPE_BF16) - 1] = 1;
 }
 
+/* A pool beyond the address space is refused. */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    struct kv_pool_opts o = opts;
+    struct kv_pool *p = NULL;
+    struct err err = {0};
+    o.n_kv = 64;
+    o.d_head = 1024;
+    o.n_blocks = INT32_MAX;
+    assert_int_not_equal(kv_pool_create(device, &o, &p, &err), 0);
+    assert_non_null(strstr(err.msg, "KV pool of 2147483647 blocks: "));
+    assert_null(p);
+}
+
 static void test_reserve_and_cut(void **state)
 {
     (void)state;
@@ -655,6 +670,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_sizes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reserve_and_cut, setup, teardown),
         cmocka_unit_test_setup_teardown(test_random_walk, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reuse, setup, teardown),

@@ -1,5 +1,6 @@
 /* test_headers.c - damage in a chunk's header only. Serving the chunk finds the damage, and saving
  * the chunk again repairs it. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -90,11 +91,48 @@ static void read_once(void **state)
     st_place_close(&p);
 }
 
+/* A header that cannot be read hides no damage in the chunk's other header. */
+static void an_unreadable_header_hides_nothing(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct sha256 keys[N];
+    struct store_hit hit;
+    char path[600];
+    assert_true(st_place_open(&p, "sim", 2));
+    struct store *s = st_open(&p);
+    st_must_save(s, &ours, N);
+    store_close(s);
+    s = st_open(&p);
+    st_keys(&ours, N, keys);
+    assert_true(store_pin(s, &keys[BAD], &hit));
+    const struct extent *first = store_extent_nth(s, &hit, 0),
+                        *second = store_extent_nth(s, &hit, 1);
+    assert_true(first != NULL && second != NULL && first->device != second->device);
+    assert_null(store_extent_nth(s, &hit, 2));
+    snprintf(path, sizeof path, "%s/seg-%06u.hc", p.dirs[second->device], second->segment);
+    assert_int_equal(io_sim_flip(p.io, path, second->offset + 200, 3), 0);
+    snprintf(path, sizeof path, "%s/seg-", p.dirs[first->device]);
+    store_release(s, &hit, 1);
+    assert_int_equal(st_n_found(s, &ours, N), N);
+    struct io_sim_fault fault = {
+        .kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = path, .code = -EIO};
+    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    assert_int_equal(store_settle(s, &err), 0);
+    io_sim_fault_clear(p.io);
+    assert_int_equal(st_stats(s).n_corrupt, 1);
+    assert_int_equal(st_n_found(s, &ours, N), BAD);
+    store_close(s);
+    st_place_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(found_and_mended),
         cmocka_unit_test(read_once),
+        cmocka_unit_test(an_unreadable_header_hides_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -155,6 +155,90 @@ static void pins_run_out(void **state)
     st_place_close(&p);
 }
 
+/* --- pins that have run out ------------------------------------------------------------------- */
+
+/* Makes all lasting pins look as if their time had come. */
+static void run_out(struct store *s)
+{
+    for (uint32_t i = 0; i < s->catalog.n_pins; i++)
+        s->catalog.pins[i].until_wall_s = 1;
+    s->next_expiry_wall_s = 1;
+}
+
+static void pin_all(struct store *s, const struct st_ctx *c)
+{
+    struct sha256 keys[N];
+    struct err err = {0};
+    st_keys(c, N, keys);
+    if (store_pin_until(s, keys, N, clock_wall_s() + 3600, &err) != 0)
+        fail_msg("%s", err.msg);
+}
+
+/* Everything that asks for pins ends those that have run out first: no number counts them, and they
+ * protect nothing. */
+static void what_has_run_out_counts_no_more(void **state)
+{
+    (void)state;
+    enum { GUARANTEE, PIN, IDLE, LIST, CAP, QUOTA, EXPIRED, WAYS };
+    const struct st_ctx a = {.base = 1, .own = 1, .salt = "q"},
+                        b = {.base = 2, .own = 2, .salt = "q"},
+                        c = {.base = 3, .own = 3, .salt = "q"};
+    for (int way = 0; way < WAYS; way++) {
+        struct st_place p;
+        struct err err = {0};
+        struct sha256 keys[N];
+        uint64_t n_gone = 0;
+        int n_pins = 0;
+        assert_true(st_place_open(&p, "sim", 1));
+        p.opts.cap_bytes = way == CAP ? 2 * st_context_bytes(N) : 64 << 20;
+        p.opts.quota_bytes = way == QUOTA ? 2 * st_context_bytes(N) : 0;
+        p.opts.guarantee_bytes = st_context_bytes(N);
+        struct store *s = st_open(&p);
+        st_must_save(s, &a, N);
+        st_must_save(s, &b, N);
+        st_keys(&a, N, keys);
+        if (way == GUARANTEE)
+            assert_int_equal(store_guarantee(s, keys, N, clock_wall_s() + 3600, NULL, &err),
+                             0);
+        else
+            pin_all(s, &a);
+        if (way == PIN)
+            s->index_cap_bytes = N * 1024; /* no more pins than these */
+        if (way == EXPIRED)
+            for (int i = 0; i < N; i++) {
+                struct chunk_node *n = catalog_find(&s->catalog, &keys[i]);
+                n->place.used_time -= 1000;
+                catalog_set_ttl(&s->catalog, n, 10);
+            }
+        run_out(s);
+        st_keys(&b, N, keys);
+        if (way == GUARANTEE) /* for as many bytes as the owner may guarantee */
+            assert_int_equal(store_guarantee(s, keys, N, clock_wall_s() + 3600, NULL, &err),
+                             0);
+        else if (way == PIN)
+            pin_all(s, &b);
+        else if (way == IDLE)
+            assert_int_equal(store_evict_idle(s, clock_wall_s() + 1000, &n_gone, &err), 0);
+        else if (way == LIST)
+            assert_int_equal(store_each_pin(s, pin_count, &n_pins), 0);
+        else if (way == EXPIRED)
+            assert_int_equal(store_evict_expired(s, &n_gone, &err), 0);
+        else
+            st_must_save(s, &c, 1);
+        assert_int_equal(st_stats(s).n_pins, way == GUARANTEE ? 1 : way == PIN ? N : 0);
+        assert_int_equal(n_gone, way == IDLE ? 2 * N : way == EXPIRED ? N : 0);
+        assert_int_equal(n_pins, 0);
+        /* the least recently used chunk goes, which was pinned before */
+        bool is_short = way == CAP || way == QUOTA, is_gone = way == IDLE || way == EXPIRED;
+        assert_int_equal(st_n_found(s, &a, N), is_short ? N - 1 : is_gone ? 0 : N);
+        assert_int_equal(st_n_found(s, &b, N), way == IDLE ? 0 : N);
+        assert_int_equal(st_stats(s).n_evicted_pinned, 0);
+        assert_true(store_audit(s));
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
 /* An acknowledged pin survives any crash. */
 static void pins_survive_power(void **state)
 {
@@ -667,6 +751,56 @@ static void reasons_are_the_newest(void **state)
     st_place_close(&p);
 }
 
+/* A lookup tells an evicted chunk from one that was never stored, whatever has evicted it. Chunks
+ * that gc has freed count as not stored. */
+static void every_eviction_is_remembered(void **state)
+{
+    (void)state;
+    static const enum store_evict ways[] = {STORE_EVICT_CAP, STORE_EVICT_QUOTA,
+                                            STORE_EVICT_IDLE, STORE_EVICT_EXPIRED,
+                                            STORE_EVICT_ORPHAN};
+    const struct st_ctx a = {.base = 1, .own = 1, .salt = "q"},
+                        b = {.base = 2, .own = 2, .salt = "q"};
+    for (int i = 0; i < 5; i++) {
+        struct st_place p;
+        struct err err = {0};
+        struct sha256 keys[N];
+        struct store_hit hit;
+        uint64_t n_gone = 0;
+        char why[128];
+        assert_true(st_place_open(&p, "sim", 1));
+        p.opts.cap_bytes = ways[i] == STORE_EVICT_CAP ? st_context_bytes(N) : 0;
+        p.opts.quota_bytes = ways[i] == STORE_EVICT_QUOTA ? st_context_bytes(N) : 0;
+        struct store *s = st_open(&p);
+        st_must_save(s, &a, N);
+        st_keys(&a, N, keys);
+        struct chunk_node *n = catalog_find(&s->catalog, &keys[N - 1]);
+        if (ways[i] == STORE_EVICT_EXPIRED) {
+            n->place.used_time -= 1000;
+            catalog_set_ttl(&s->catalog, n, 10);
+            assert_int_equal(store_evict_expired(s, &n_gone, &err), 0);
+        } else if (ways[i] == STORE_EVICT_IDLE) {
+            n->place.used_time -= 1000;
+            assert_int_equal(store_evict_idle(s, clock_wall_s() - 500, &n_gone, &err), 0);
+        } else if (ways[i] == STORE_EVICT_ORPHAN) {
+            assert_true(store_pin(s, &keys[N - 2], &hit));
+            store_condemn(s, &hit, "a test says so");
+            store_release(s, &hit, 1);
+            assert_int_equal(store_gc(s, &n_gone, &err), 0);
+            assert_int_equal(st_append(s, &st_small, &a, N - 2, ST_BOTH, &err), 0);
+            assert_int_equal(store_commit(s, &err), 0);
+        } else {
+            st_must_save(s, &b, 1);
+        }
+        assert_int_equal(st_stats(s).evictions[ways[i]], 1);
+        why_of(s, &a, why);
+        assert_string_equal(why, ways[i] == STORE_EVICT_ORPHAN ? "not stored" : "evicted");
+        assert_int_equal(st_n_found(s, &a, N), N - 1);
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
 static void misses_have_reasons(void **state)
 {
     (void)state;
@@ -755,6 +889,8 @@ int main(void)
         cmocka_unit_test(pins_last_everywhere),
         cmocka_unit_test(a_sample_leaves_room),
         cmocka_unit_test(pins_run_out),
+        cmocka_unit_test(what_has_run_out_counts_no_more),
+        cmocka_unit_test(every_eviction_is_remembered),
         cmocka_unit_test(pins_survive_power),
         cmocka_unit_test(quotas_bound_everywhere),
         cmocka_unit_test(partial_chunks_everywhere),

@@ -93,7 +93,11 @@ static void made_late(struct st_place *p)
     chunk.parent = store_root_key(&chunk.fingerprint, c.salt);
     st_tokens(&c, 0, chunk.tokens);
     assert_int_equal(store_append(s, &chunk, &why), -EIO);
-    assert_non_null(strstr(why.msg, "could not be made"));
+    assert_non_null(strstr(why.msg, "the KV of layer "));
+    assert_non_null(strstr(why.msg, " could not be made"));
+    m.n_made = m.fail_at = 0;
+    assert_int_equal(store_append(s, &chunk, &why), -EIO);
+    assert_string_equal(why.msg, "the hidden states of layer 0 could not be made");
     OK(store_commit(s, err));
     store_stats(s, &st);
     assert_int_equal(st.used_bytes, 0);
