@@ -59,6 +59,7 @@ struct fake_redis {
     struct value *entry; /* [n_entries] the stream, oldest first */
     int n_entries;
     uint64_t n_added;
+    char last_id[32];
     bool has_stream;
     struct value field[MAX_FIELDS]; /* [n_fields] the hash */
     int n_fields;
@@ -114,12 +115,15 @@ static void forget_walk(struct fake_redis *f)
         free(f->walk[--f->n_walk]);
 }
 
-static void add_entry(struct fake_redis *f, const void *bytes, size_t n)
+/* The id of an entry begins with `number`. */
+static void add_entry(struct fake_redis *f, uint64_t number, const void *bytes, size_t n)
 {
     f->entry = xrealloc(f->entry, ((size_t)f->n_entries + 1) * sizeof *f->entry);
     struct value *e = &f->entry[f->n_entries++];
-    *e = (struct value){.name = xasprintf("%llu-0", (unsigned long long)++f->n_added)};
+    *e = (struct value){.name = xasprintf("%llu-0", (unsigned long long)number)};
+    snprintf(f->last_id, sizeof f->last_id, "%s", e->name);
     value_set(e, bytes, n);
+    f->n_added++;
     f->has_stream = true;
 }
 
@@ -222,10 +226,8 @@ static void do_scan(struct fake_redis *f, const struct arg *a, struct textbuf *o
 
 static void do_stream(struct fake_redis *f, const struct arg *a, int n, struct textbuf *out)
 {
-    char last[32];
-    snprintf(last, sizeof last, "%llu-0", (unsigned long long)f->n_added);
     if (strcmp(a[0].text, "XADD") == 0) {
-        add_entry(f, a[n - 1].text, a[n - 1].n);
+        add_entry(f, f->n_added + 1, a[n - 1].text, a[n - 1].n);
         put_text(out, f->entry[f->n_entries - 1].name);
         return;
     }
@@ -240,7 +242,7 @@ static void do_stream(struct fake_redis *f, const struct arg *a, int n, struct t
         put_text(out, "radix-tree-keys");
         put_number(out, 1);
         put_text(out, "last-generated-id");
-        put_text(out, last);
+        put_text(out, f->last_id);
         put_text(out, "entries-added");
         put_number(out, (int64_t)f->n_added);
         return;
@@ -542,7 +544,14 @@ uint64_t fake_redis_n_added(struct fake_redis *f)
 void fake_redis_add(struct fake_redis *f, const void *bytes, size_t n)
 {
     pthread_mutex_lock(&f->lock);
-    add_entry(f, bytes, n);
+    add_entry(f, f->n_added + 1, bytes, n);
+    pthread_mutex_unlock(&f->lock);
+}
+
+void fake_redis_add_at(struct fake_redis *f, int64_t ms, const void *bytes, size_t n)
+{
+    pthread_mutex_lock(&f->lock);
+    add_entry(f, (uint64_t)ms, bytes, n);
     pthread_mutex_unlock(&f->lock);
 }
 

@@ -47,6 +47,8 @@ void fake_redis_put(struct fake_redis *f, const char *name, const void *bytes, s
 uint64_t fake_redis_n_added(struct fake_redis *f);
 /* Adds an entry whose field "e" has these bytes. */
 void fake_redis_add(struct fake_redis *f, const void *bytes, size_t n);
+/* Adds an entry that was added at this time, in ms since 1970, by the Redis's clock. */
+void fake_redis_add_at(struct fake_redis *f, int64_t ms, const void *bytes, size_t n);
 /* Drops all entries but the newest n. */
 void fake_redis_trim(struct fake_redis *f, int n);
 /* Begins a new stream without entries. */

@@ -16,6 +16,7 @@
 
 #include <cmocka.h>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "remote/remote_impl.h"
@@ -374,6 +375,67 @@ static void sizes_that_are_no_chunks(void **state)
     fake_redis_stop(f);
 }
 
+/* A store without room takes the chunks that fit. */
+static void a_full_store_takes_what_fits(void **state)
+{
+    (void)state;
+    struct fake_redis *f = fake_redis_start();
+    struct server a, b = {0};
+    server_open(&a, f);
+    write_all(&a, f, N);
+    assert_true(st_place_open(&b.place, "dram", 1));
+    b.place.opts.cap_bytes = st_context_bytes(3) - 1;
+    b.store = st_open(&b.place);
+    join_as(&b, &(struct remote_opts){.url = fake_redis_url(f)});
+    struct remote_fetched out = fetch(&b, N);
+    assert_int_equal(out.n_chunks, 2);
+    assert_int_equal(out.why, REMOTE_MISS_STORE);
+    assert_true(out.text[0] != 0);
+    assert_int_equal(stats_of(&b).misses[REMOTE_MISS_STORE], 1);
+    assert_int_equal(st_n_right(b.store, &context, N), 2);
+    server_close(&a);
+    server_close(&b);
+    fake_redis_stop(f);
+}
+
+/* More offers than are settled together: each is settled once. */
+static void many_offers_are_settled(void **state)
+{
+    (void)state;
+    enum { MANY = 150 };
+    struct fake_redis *f = fake_redis_start();
+    struct server a;
+    server_open(&a, f);
+    for (int i = 0; i < MANY; i++) { /* the store lacks these chunks */
+        struct sha256 k = {{9}};
+        put_u32(k.b + 4, (uint32_t)i);
+        remote_offer(a.remote, &k, 0);
+    }
+    WAIT_FOR(stats_of(&a).n_queued == 0);
+    struct remote_stats st = stats_of(&a);
+    assert_int_equal(st.n_gone, MANY);
+    assert_int_equal(st.n_dropped + st.n_written + st.n_known + st.n_failures, 0);
+    assert_int_equal(fake_redis_count(f, "STRLEN"), MANY);
+    server_close(&a);
+    fake_redis_stop(f);
+}
+
+/* A process that ends at once still writes what it has offered. */
+static void offers_are_written_before_the_end(void **state)
+{
+    (void)state;
+    struct fake_redis *f = fake_redis_start();
+    struct server a;
+    server_open(&a, f);
+    WAIT_FOR(stats_of(&a).is_up);
+    st_must_save(a.store, &context, N);
+    offer_all(&a, N, 0);
+    server_close(&a);
+    for (int i = 0; i < N; i++)
+        assert_true(fake_redis_value(f, names[i], NULL) > 0);
+    fake_redis_stop(f);
+}
+
 /* --- trouble ---------------------------------------------------------------------------------- */
 
 /* A chunk that the Redis refuses is dropped and counted. After a rest the next chunks are
@@ -657,6 +719,111 @@ static void an_owners_chunks_are_found_and_erased(void **state)
     fake_redis_stop(f);
 }
 
+/* An erasure has at most 1,024 keys, so a larger one is several entries. */
+static void a_large_erasure_is_several_entries(void **state)
+{
+    (void)state;
+    enum { MANY = ERASURE_MAX_KEYS + 3 };
+    struct fake_redis *f = fake_redis_start();
+    struct server a;
+    struct sha256 *all = xcalloc(MANY, sizeof *all);
+    for (int i = 0; i < MANY; i++)
+        put_u32(all[i].b, (uint32_t)i + 1);
+    server_open(&a, f);
+    WAIT_FOR(stats_of(&a).is_up);
+    remote_erase_begin(a.remote);
+    remote_erase_end(a.remote, NULL, all, MANY);
+    WAIT_FOR(stats_of(&a).n_unpublished == 0);
+    assert_int_equal(fake_redis_n_added(f), 2);
+    assert_int_equal(fake_redis_count(f, "XADD"), 2);
+    assert_int_equal(fake_redis_count(f, "UNLINK"), MANY);
+    remote_erase_begin(a.remote);
+    remote_erase_end(a.remote, NULL, all, ERASURE_MAX_KEYS);
+    WAIT_FOR(stats_of(&a).n_unpublished == 0);
+    assert_int_equal(fake_redis_n_added(f), 3);
+    remote_erase_begin(a.remote); /* nothing is erased, so nothing is published */
+    remote_erase_end(a.remote, NULL, NULL, 0);
+    assert_int_equal(stats_of(&a).n_unpublished, 0);
+    free(all);
+    server_close(&a);
+    fake_redis_stop(f);
+}
+
+/* A text is erased with all that continues it, here and on other servers. The chunks before it
+ * stay, and may be fetched again. */
+static void an_erased_text_is_gone_everywhere(void **state)
+{
+    (void)state;
+    struct fake_redis *f = fake_redis_start();
+    struct server a, b;
+    struct store_erased gone = {0};
+    struct err err = {0};
+    server_open(&a, f);
+    server_open(&b, f);
+    write_all(&a, f, N);
+    assert_int_equal(fetch(&b, N).n_chunks, N);
+    /* The text ends within chunk 2, and chunk 3 continues that chunk. */
+    struct sha256 text[3] = {keys[0], keys[1]};
+    int32_t tokens[STORE_CHUNK_TOKENS];
+    st_tokens(&context, 2, tokens);
+    text[2] = store_partial_key(&keys[1], tokens, 20);
+    remote_erase_begin(a.remote);
+    assert_int_equal(store_erase_continuing(a.store, text, 3, &gone, &err), 0);
+    remote_erase_end_text(a.remote, text, 3);
+    assert_int_equal(gone.n_chunks, 2);
+    WAIT_FOR(stats_of(&a).n_unpublished == 0);
+    /* the text, and the chunks that were taken away */
+    assert_int_equal(fake_redis_n_added(f), 2);
+    for (int i = 0; i < N; i++)
+        assert_int_equal(fake_redis_value(f, names[i], NULL) > 0, i < 2);
+    WAIT_FOR(st_n_found(b.store, &context, N) == 2);
+    WAIT_FOR(stats_of(&b).n_erasures == 2);
+    assert_true(atomic_load(&b.n_erased) > 0);
+    assert_int_equal(st_n_right(a.store, &context, N), 2);
+    server_close(&a);
+    server_close(&b);
+    fake_redis_stop(f);
+}
+
+/* A server bans the chunks that others have erased in the minute before it was opened: a server
+ * that has not read the erasure may write them again. */
+static void a_new_server_bans_what_was_erased_lately(void **state)
+{
+    (void)state;
+    struct fake_redis *f = fake_redis_start();
+    struct server a, b;
+    uint8_t entry[200];
+    int64_t now_ms = clock_wall_s() * 1000;
+    server_open(&a, f);
+    write_all(&a, f, N);
+    /* Chunk 0 was erased long ago. The others were erased lately, the last one in an entry that one
+     * answer has no room for. */
+    for (int i = 0; i < 20; i++) {
+        struct sha256 k = i == 0    ? keys[0]
+                          : i == 19 ? keys[3]
+                                    : (struct sha256){{(uint8_t)i}};
+        struct erasure e = {.server = 1, .n = 1, .keys = &k};
+        erasure_encode(&e, entry);
+        fake_redis_add_at(f, now_ms - (i == 0 ? 120000 : 30000 - i), entry,
+                          erasure_bytes(1));
+    }
+    WAIT_FOR(stats_of(&a).n_erasures == 20);
+    st_must_save(a.store, &context, N);
+    offer_all(&a, N, 0); /* it has removed chunks 0 and 3 from the Redis */
+    for (int i = 0; i < N; i++)
+        WAIT_FOR(fake_redis_value(f, names[i], NULL) > 0);
+    server_open(&b, f);
+    struct remote_fetched out = fetch_with(&b, (struct remote_want){.keys = keys, .n = 1});
+    assert_int_equal(out.n_chunks, 1);
+    out = fetch_with(&b, (struct remote_want){.keys = keys + 3, .n = 1});
+    assert_int_equal(out.n_chunks, 0);
+    assert_int_equal(out.why, REMOTE_MISS_ABSENT);
+    assert_string_equal(out.text, "the remote's copy was erased a moment ago");
+    server_close(&a);
+    server_close(&b);
+    fake_redis_stop(f);
+}
+
 /* --- a server that was away ------------------------------------------------------------------- */
 
 /* A server with a store and a file of its position in the list of erasures leaves, and comes back
@@ -776,21 +943,23 @@ static void an_empty_store_skips_the_stream(void **state)
     (void)state;
     struct fake_redis *f = fake_redis_start();
     struct server a;
-    char now[64], old[64];
+    char now[64], lately[64], old[64];
     for (int i = 0; i < 30; i++)
         put_erasure(f, &keys[0]);
     snprintf(now, sizeof now, "12 %lld", (long long)clock_wall_s());
-    snprintf(old, sizeof old, "3 %lld", (long long)clock_wall_s() - 3600);
+    snprintf(lately, sizeof lately, "13 %lld", (long long)clock_wall_s() - 10);
+    snprintf(old, sizeof old, "3 %lld", (long long)clock_wall_s() - 40);
     fake_redis_set_field(f, "0000000000000001", now);
     fake_redis_set_field(f, "0000000000000002", old);
     fake_redis_set_field(f, "0000000000000003", "no number");
+    fake_redis_set_field(f, "0000000000000004", lately);
     server_open(&a, f);
     assert_true(remote_is_current(a.remote));
     WAIT_FOR(stats_of(&a).n_servers > 0);
     struct remote_stats st = stats_of(&a);
     assert_int_equal(st.n_erasures, 30);
     assert_int_equal(st.n_erasures_everywhere, 12);
-    assert_int_equal(st.n_servers, 2);
+    assert_int_equal(st.n_servers, 3);
     assert_int_equal(fake_redis_count(f, "UNLINK"), 0);
     server_close(&a);
     fake_redis_stop(f);
@@ -847,6 +1016,9 @@ int main(void)
         cmocka_unit_test(a_wrong_value_is_removed),
         cmocka_unit_test(a_chunk_of_others_is_wrong),
         cmocka_unit_test(sizes_that_are_no_chunks),
+        cmocka_unit_test(a_full_store_takes_what_fits),
+        cmocka_unit_test(many_offers_are_settled),
+        cmocka_unit_test(offers_are_written_before_the_end),
         cmocka_unit_test(a_full_remote_refuses_one_chunk),
         cmocka_unit_test(a_chunk_that_ends_connections_is_dropped),
         cmocka_unit_test(a_remote_that_is_gone_rests),
@@ -854,6 +1026,9 @@ int main(void)
         cmocka_unit_test(a_dear_remote_is_not_asked_for_chunks),
         cmocka_unit_test(an_erasure_reaches_every_server),
         cmocka_unit_test(an_owners_chunks_are_found_and_erased),
+        cmocka_unit_test(a_large_erasure_is_several_entries),
+        cmocka_unit_test(an_erased_text_is_gone_everywhere),
+        cmocka_unit_test(a_new_server_bans_what_was_erased_lately),
         cmocka_unit_test(a_server_catches_up),
         cmocka_unit_test(an_empty_store_skips_the_stream),
         cmocka_unit_test(names_and_options),
