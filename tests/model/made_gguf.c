@@ -29,6 +29,18 @@ static const struct made_tensor tensors[] = {
     {.name = "token_embd.weight", .n_dims = 2, .dims = {16, 32}},
 };
 
+/* The tensors of a layer: names behind "blk.L.", rows and columns. */
+static const struct {
+    const char *name;
+    uint32_t n_dims;
+    uint64_t dims[2];
+} of_layer[] = {
+    {"attn_norm", 1, {16}},    {"attn_q", 2, {16, 16}},      {"attn_k", 2, {16, 8}},
+    {"attn_v", 2, {16, 8}},    {"attn_output", 2, {16, 16}}, {"ffn_norm", 1, {16}},
+    {"ffn_gate", 2, {16, 24}}, {"ffn_up", 2, {16, 24}},      {"ffn_down", 2, {24, 16}},
+};
+enum { N_OF_LAYER = sizeof of_layer / sizeof of_layer[0], N_ALL = 3 + 2 * N_OF_LAYER };
+
 struct out {
     uint8_t *bytes;
     size_t n;
@@ -117,16 +129,37 @@ static int list_values(const struct made_file *f, struct made_value *out)
     return n;
 }
 
-static int list_tensors(const struct made_file *f, struct made_tensor *out)
+static bool is_replaced(const struct made_file *f, const char *name)
 {
-    int n = 0;
-    for (size_t i = 0; i < sizeof tensors / sizeof tensors[0]; i++) {
-        bool replaced = false;
-        for (int k = 0; k < N_TENSORS && f->tensors[k].name != NULL; k++)
-            replaced |= strcmp(f->tensors[k].name, tensors[i].name) == 0;
-        if (!replaced)
-            out[n++] = tensors[i];
+    for (int k = 0; k < N_TENSORS && f->tensors[k].name != NULL; k++)
+        if (strcmp(f->tensors[k].name, name) == 0)
+            return true;
+    return false;
+}
+
+/* names: memory for the names of a whole model's tensors. */
+static int list_tensors(const struct made_file *f, struct made_tensor *out,
+                        char names[N_ALL][64])
+{
+    struct made_tensor all[N_ALL] = {tensors[0]};
+    int n_all = 1, n = 0;
+    if (f->whole) {
+        all[n_all++] = (struct made_tensor){"output_norm.weight", 1, {16}, 0, 1};
+        all[n_all++] = (struct made_tensor){"output.weight", 2, {16, 32}, 0, 1};
+        for (int i = 0; i < 2 * N_OF_LAYER; i++, n_all++) {
+            int k = i % N_OF_LAYER;
+            snprintf(names[n_all], 64, "blk.%d.%s.weight", i / N_OF_LAYER,
+                     of_layer[k].name);
+            all[n_all] = (struct made_tensor){names[n_all],
+                                              of_layer[k].n_dims,
+                                              {of_layer[k].dims[0], of_layer[k].dims[1]},
+                                              0,
+                                              (float)n_all};
+        }
     }
+    for (int i = 0; i < n_all; i++)
+        if (!is_replaced(f, all[i].name))
+            out[n++] = all[i];
     for (int k = 0; k < N_TENSORS && f->tensors[k].name != NULL; k++)
         if (f->tensors[k].n_dims > 0)
             out[n++] = f->tensors[k];
@@ -137,10 +170,11 @@ void made_gguf_write(const char *path, const struct made_file *f)
 {
     const char *arch = f->arch != NULL ? f->arch : "llama";
     struct made_value v[16];
-    struct made_tensor t[8];
+    struct made_tensor t[N_ALL + N_TENSORS];
+    char names[N_ALL][64];
     struct out o = {.bytes = calloc(1, MAX_BYTES)};
     assert_non_null(o.bytes);
-    int n_values = list_values(f, v), n_tensors = list_tensors(f, t);
+    int n_values = list_values(f, v), n_tensors = list_tensors(f, t, names);
     memcpy(take(&o, 4), "GGUF", 4);
     put_u32(take(&o, 4), 3);
     put_u64(take(&o, 8), (uint64_t)n_tensors);

@@ -6,6 +6,7 @@
 #ifndef TESTS_MODEL_MADE_GGUF_H
 #define TESTS_MODEL_MADE_GGUF_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -35,11 +36,13 @@ struct made_tensor {
 
 struct made_file {
     const char *arch; /* NULL: "llama" */
+    bool whole;       /* also has the tensors of both layers, the final norm and the head */
     struct made_value values[6];
     struct made_tensor tensors[3];
 };
 
-/* Writes the file. Entries and tensors replace those of the same name. */
+/* Writes the file. Entries and tensors replace those of the same name; a tensor of no dimensions is
+ * left out. */
 void made_gguf_write(const char *path, const struct made_file *f);
 
 #endif
