@@ -13,7 +13,7 @@
 #include "base/bytes.h"
 #include "format/gguf_types.h"
 
-enum { MAX_BYTES = 1 << 20, N_VALUES = 6, N_TENSORS = 3 };
+enum { MAX_BYTES = 1 << 20, N_VALUES = 10, N_TENSORS = 3 };
 
 static const struct made_value values[] = {
     {.key = "block_count", .kind = GGUF_U32, .value = 2},
@@ -60,6 +60,17 @@ static void put_text(struct out *o, const char *s)
     memcpy(take(o, n), s, n);
 }
 
+/* Puts line i of the text; the last line if there are fewer. */
+static void put_line(struct out *o, const char *text, uint64_t i)
+{
+    const char *end;
+    for (; (end = strchr(text, '\n')) != NULL && i > 0; i--)
+        text = end + 1;
+    size_t n = end != NULL ? (size_t)(end - text) : strlen(text);
+    put_u64(take(o, 8), n);
+    memcpy(take(o, n), text, n);
+}
+
 static void put_number(struct out *o, int kind, double x)
 {
     float f = (float)x;
@@ -99,7 +110,9 @@ static void put_value(struct out *o, const char *arch, const struct made_value *
         put_u64(take(o, 8), v->n);
     }
     for (uint64_t i = 0; i < (v->n > 0 ? v->n : 1); i++)
-        if (v->kind == GGUF_STRING)
+        if (v->kind == GGUF_STRING && v->n > 0)
+            put_line(o, v->text, i);
+        else if (v->kind == GGUF_STRING)
             put_text(o, v->text);
         else
             put_number(o, v->kind, v->last != 0 && i + 1 == v->n ? v->last : v->value);
@@ -169,7 +182,7 @@ static int list_tensors(const struct made_file *f, struct made_tensor *out,
 void made_gguf_write(const char *path, const struct made_file *f)
 {
     const char *arch = f->arch != NULL ? f->arch : "llama";
-    struct made_value v[16];
+    struct made_value v[20];
     struct made_tensor t[N_ALL + N_TENSORS];
     char names[N_ALL][64];
     struct out o = {.bytes = calloc(1, MAX_BYTES)};

@@ -19,11 +19,12 @@ enum { MADE_ABSENT = 99 };
  * get the architecture in front. */
 struct made_value {
     const char *key;
-    int kind;         /* enum gguf_kind, or MADE_ABSENT */
-    double value;     /* of a number */
-    const char *text; /* of a string */
-    uint64_t n;       /* above 0: an array of n equal elements */
-    double last;      /* the array's last number, if it is not 0 */
+    int kind;     /* enum gguf_kind, or MADE_ABSENT */
+    double value; /* of a number */
+    /* of a string; in an array, element i is line i, or the last line */
+    const char *text;
+    uint64_t n;  /* above 0: an array of n equal elements */
+    double last; /* the array's last number, if it is not 0 */
 };
 
 struct made_tensor {
@@ -37,7 +38,7 @@ struct made_tensor {
 struct made_file {
     const char *arch; /* NULL: "llama" */
     bool whole;       /* also has the tensors of both layers, the final norm and the head */
-    struct made_value values[6];
+    struct made_value values[10];
     struct made_tensor tensors[3];
 };
 
