@@ -108,9 +108,8 @@ static const char *opt_string(struct fields *f, const char *key, const char *dfl
     return dflt;
 }
 
-static bool is_null(struct fields *f, const char *key)
+static bool is_null(const struct fields *f, const char *key)
 {
-    saw(f, key);
     return json_kind(json_member(f->o, key)) == JSON_KIND_NULL;
 }
 

@@ -206,7 +206,7 @@ static int add_config(struct packer *p)
     if (rc != 0)
         return err_wrap(p->err, "%s: its configuration cannot be packed", p->m->source);
     char *a = config_state_text(&p->m->cfg), *b = config_state_text(&again);
-    bool same = strcmp(a, b) == 0 && again.n_layers == p->m->cfg.n_layers;
+    bool same = strcmp(a, b) == 0;
     free(a);
     free(b);
     return same ? 0
