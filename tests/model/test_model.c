@@ -18,6 +18,7 @@
 #include "model/work.h"
 #include "packed_file.h"
 #include "solo.h"
+#include "tensor/device.h"
 #include "tests/base/tempdir.h"
 
 #define FAMILIES "tests/model/golden/families/"
@@ -464,6 +465,123 @@ static void test_the_memory_of_activations(void **state)
     }
 }
 
+/* --- devices with fewer abilities --------------------------------------------------------- */
+
+/* Formats for which a device has no kernels are refused, and never chosen. */
+static void test_formats_without_kernels(void **state)
+{
+    (void)state;
+    char dir[TEMPDIR_BYTES], path[PATH_MAX];
+    struct device *d = open_device(1, 1);
+    tempdir_make_on_disk(dir, "model");
+    packed_file_make(dir, "synth:tiny-gqa", "cpu", 1, "q4", path);
+    static const struct {
+        const char *weights;
+        bool q8, quantised, accepted;
+    } known[] = {{"q8", false, false, false},       {"q8", true, false, true},
+                 {"q8", false, true, true},         {"q4", true, false, false},
+                 {"bf16r", true, false, false},     {"bf16r", false, true, true},
+                 {"bf16", false, false, true},      {"f32", false, false, true},
+                 {"checkpoint", false, false, true}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        struct model *m = NULL;
+        enum weights_held held;
+        struct err e = {0};
+        struct model_opts o = {.dev = d, .weights = known[i].weights};
+        char message[96];
+        d->q8 = known[i].q8;
+        d->quantised = known[i].quantised;
+        int rc = model_describe("synth:tiny-gqa", &o, &m, &held, &e);
+        assert_int_equal(rc, known[i].accepted ? 0 : ERR_UNSUPPORTED);
+        snprintf(message, sizeof message,
+                 "weights %s: device cpu has no kernels for them: use --weights bf16",
+                 known[i].weights);
+        assert_string_equal(e.msg, rc == 0 ? "" : message);
+        model_close(m);
+    }
+    d->q8 = d->quantised = false;
+    struct model *m = NULL;
+    enum weights_held held;
+    struct err e = {0};
+    struct model_opts o = {.dev = d};
+    assert_int_equal(model_describe(GGUF "mixed.gguf", &o, &m, &held, &e), 0);
+    assert_true(held == WEIGHTS_BF16 || held == WEIGHTS_F32);
+    assert_null(strstr(m->note, "q8"));
+    assert_null(strstr(m->note, "q4"));
+    model_close(m);
+    m = NULL;
+    assert_int_equal(model_describe(path, &o, &m, &held, &e), ERR_UNSUPPORTED);
+    assert_non_null(strstr(e.msg,
+                           "is packed as q4, for which device cpu has no kernels: pack "
+                           "it as bf16"));
+    d->q8 = true; /* 8 bits are not enough for a file of 4 bits */
+    assert_int_equal(model_describe(path, &o, &m, &held, &e), ERR_UNSUPPORTED);
+    d->quantised = true;
+    assert_int_equal(model_describe(path, &o, &m, &held, &e), 0);
+    model_close(m);
+    device_close(d);
+    tempdir_remove(dir);
+}
+
+static size_t unused_bytes;
+
+static void little_memory(struct device *d, size_t *unused, size_t *total)
+{
+    (void)d;
+    *unused = unused_bytes;
+    *total = 8000000000;
+}
+
+/* On a device with memory of its own nothing is used in place: weights and tables are copied, and
+ * must fit into its unused memory. */
+static void test_a_device_with_memory_of_its_own(void **state)
+{
+    (void)state;
+    static const char *const sources[] = {"synth:tiny-gqa", FAMILIES "llama",
+                                          GGUF "llama3.gguf"};
+    for (int i = 0; i < 3; i++) {
+        struct device *a = open_device(1, 1), *b = open_device(1, 1);
+        struct device_vtable v = *b->v;
+        b->unified = false;
+        b->v = &v;
+        v.memory = little_memory;
+        unused_bytes = 1000000000;
+        struct model *x = open_on(a, sources[i], OPTS(0)),
+                     *y = open_on(b, sources[i], OPTS(0));
+        const struct model_config *c = &x->cfg;
+        assert_int_equal(x->rope_mem[0].bytes, y->rope_mem[0].bytes);
+        assert_memory_equal(x->rope_mem[0].ptr, y->rope_mem[0].ptr, x->rope_mem[0].bytes);
+        assert_memory_equal(x->w.embed.data, y->w.embed.data,
+                            (size_t)(c->vocab_size * c->n_embd) *
+                                dtype_bytes(x->w.embed.dtype));
+        assert_memory_equal(x->w.layers[1].w_down.mem.ptr, y->w.layers[1].w_down.mem.ptr,
+                            x->w.layers[1].w_down.mem.bytes);
+        assert_memory_equal(x->w.final_norm_w, y->w.final_norm_w,
+                            (size_t)c->n_embd * sizeof(float));
+        size_t in_place = i == 0 ? 0
+                                 : (size_t)(c->vocab_size * c->n_embd) *
+                                       dtype_bytes(x->w.embed.dtype);
+        assert_int_equal(y->w.bytes, x->w.bytes + in_place);
+        /* a third buffer of the residual stream, and a second of K and V */
+        size_t more = lines(7, c->n_embd, dtype_bytes(x->dtype)) +
+                      lines(7, 2 * model_kv_dim(x), dtype_bytes(x->dtype));
+        assert_int_equal(model_work_bytes(y, 7), model_work_bytes(x, 7) + more);
+        unused_bytes = y->w.bytes;
+        model_close(open_on(b, sources[i], OPTS(0)));
+        unused_bytes = y->w.bytes - 1;
+        struct model *m = NULL;
+        struct err e = {0};
+        struct model_opts o = {.dev = b};
+        assert_int_equal(model_open(sources[i], &o, &m, &e), -ENOMEM);
+        assert_non_null(strstr(e.msg, "GB are needed on device cpu"));
+        assert_non_null(strstr(e.msg, "of 8.00 GB are free: choose a smaller model"));
+        model_close(y);
+        model_close(x);
+        device_close(b);
+        device_close(a);
+    }
+}
+
 /* --- comparing formats -------------------------------------------------------------------- */
 
 enum { PROBE = 128, MAX_VOCAB = 512 };
@@ -544,6 +662,8 @@ int main(void)
         cmocka_unit_test(test_rotation_tables_of_stages),
         cmocka_unit_test(test_the_announced_memory),
         cmocka_unit_test(test_the_memory_of_activations),
+        cmocka_unit_test(test_formats_without_kernels),
+        cmocka_unit_test(test_a_device_with_memory_of_its_own),
         cmocka_unit_test(test_a_comparison_measures_logits),
         cmocka_unit_test(test_limits_of_a_choice),
     };
