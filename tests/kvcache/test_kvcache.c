@@ -483,6 +483,47 @@ static void test_a_growing_block_is_known_anew(void **state)
     kv_pool_destroy(keeping);
 }
 
+/* Tokens that leave a known history differ at a position counted from the beginning of the context,
+ * whatever the table has taken of it. */
+static void test_where_tokens_differ(void **state)
+{
+    (void)state;
+    struct kv_pool_opts o = opts;
+    int32_t known[4 * 64], tokens[4 * 64];
+    struct kv_table t = {0}, u = {0};
+    o.keep = true;
+    assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
+    for (int i = 0; i < 4 * 64; i++)
+        known[i] = i;
+    assert_int_equal(kv_table_reserve(keeping, &t, 4 * 64, NULL), 0);
+    kv_table_keep(keeping, &t, &roots[0], known, 3 * 64 + 20);
+    static const struct {
+        int at, n_tokens, differs; /* at: the first token that is changed; -1: none */
+    } cases[] = {
+        {0, 256, 0},     {10, 256, 10},  {63, 256, 63}, {64, 256, 64},   {138, 256, 138},
+        {138, 139, 138}, {138, 138, -1}, {-1, 256, -1}, {-1, 192, -1},   {192, 256, 192},
+        {211, 256, 211}, {212, 256, -1}, {63, 63, -1},  {130, 131, 130}, {1, 1, -1},
+        {64, 64, -1},    {-1, 0, -1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int n = cases[i].n_tokens;
+        memcpy(tokens, known, sizeof tokens);
+        for (int k = cases[i].at; k >= 0 && k < 256; k++)
+            tokens[k] += 1000;
+        int n_taken = kv_table_take(keeping, &u, &roots[0], tokens, n, false);
+        int same = cases[i].at >= 0 && cases[i].at < n ? cases[i].at : n;
+        assert_int_equal(n_taken, same / 64 < 3 ? same / 64 : 3);
+        assert_int_equal(kv_table_differs_at(keeping, &u, &roots[0], tokens, n),
+                         cases[i].differs);
+        assert_int_equal(kv_table_differs_at(keeping, &u, &roots[1], tokens, n),
+                         n_taken > 0 ? cases[i].differs : -1);
+        kv_table_free(keeping, &u);
+    }
+    assert_int_equal(kv_table_differs_at(pool, &u, &roots[0], tokens, 256), -1);
+    kv_table_free(keeping, &t);
+    kv_pool_destroy(keeping);
+}
+
 /* Adds the pool's reported changes to count[name]: +1 if the name is now held, -1 if not. */
 static void count_changes(int *count, int n_names)
 {
@@ -679,6 +720,7 @@ int main(void)
                                         teardown),
         cmocka_unit_test_setup_teardown(test_a_waiting_request_keeps_its_blocks, setup,
                                         teardown),
+        cmocka_unit_test_setup_teardown(test_where_tokens_differ, setup, teardown),
         cmocka_unit_test_setup_teardown(test_turns_decide, setup, teardown),
         cmocka_unit_test(test_stages),
         cmocka_unit_test_setup_teardown(test_names_come_and_go_with_their_blocks, setup,

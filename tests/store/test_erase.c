@@ -625,6 +625,85 @@ static void wipe_fails(void **state)
     st_place_close(&p);
 }
 
+/* The marker is durable before the chunks are taken away, and an erasure that cannot remove it has
+ * not ended. On a full disk an erasure does without it. */
+static void the_marker(void **state)
+{
+    (void)state;
+    static const struct {
+        struct io_sim_fault fault;
+        int code, n_found;
+        bool is_left;
+    } cases[] = {
+        {{.kind = IO_SIM_FAIL,
+          .on = IO_SIM_ON_NAME,
+          .path = STORE_WIPE_MARKER,
+          .code = -EACCES},
+         -EACCES,
+         N,
+         false},
+        {{.kind = IO_SIM_FAIL,
+          .on = IO_SIM_ON_NAME,
+          .path = STORE_WIPE_MARKER,
+          .code = -ENOSPC},
+         -ENOSPC,
+         2,
+         false},
+        {{.kind = IO_SIM_FAIL,
+          .on = IO_SIM_ON_NAME,
+          .path = STORE_WIPE_MARKER,
+          .code = -ENOSPC,
+          .count = 1},
+         0,
+         2,
+         false},
+        {{.kind = IO_SIM_FAIL,
+          .on = IO_SIM_ON_DIR_SYNC,
+          .path = "/st/d0",
+          .code = -EIO,
+          .skip = 1, /* the index's log has another name to be synced */
+          .count = 1},
+         -EIO,
+         N,
+         true},
+        {{.kind = IO_SIM_FAIL,
+          .on = IO_SIM_ON_NAME,
+          .path = STORE_WIPE_MARKER,
+          .code = -EACCES,
+          .skip = 1},
+         -EACCES,
+         2,
+         true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct st_place p;
+        struct err err = {0};
+        struct store_erased e;
+        struct sha256 keys[N];
+        assert_true(st_place_open(&p, "sim", 1));
+        struct store *s = st_open(&p);
+        save_both(s);
+        store_close(s);
+        s = st_open(&p); /* free space may hold bytes of a killed process */
+        st_keys(&ours, N, keys);
+        assert_int_equal(io_sim_fault_add(p.io, &cases[i].fault), 0);
+        assert_int_equal(store_erase(s, keys, N, &e, &err), cases[i].code);
+        assert_int_equal(st_n_found(s, &ours, N), cases[i].n_found);
+        assert_int_equal(io_exists(p.io, "/st/d0/" STORE_WIPE_MARKER), cases[i].is_left);
+        io_sim_fault_clear(p.io);
+        if (cases[i].code != 0 && cases[i].n_found == N)
+            assert_int_equal(store_erase(s, keys, N, &e, &err), 0);
+        else
+            assert_int_equal(store_erase(s, keys, 0, &e, &err), 0);
+        assert_int_equal(st_n_found(s, &ours, N), 2);
+        assert_false(io_exists(p.io, "/st/d0/" STORE_WIPE_MARKER));
+        for (int c = 2; c < N; c++)
+            assert_int_equal(remains(&p, &ours, c, false), 0);
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
 /* --- chunks that continue an erased text ------------------------------------------------------ */
 
 /* The erased text has `n_full` chunks and 20 more tokens. An interrupted answer has saved the chunk
@@ -727,6 +806,7 @@ int main(void)
         cmocka_unit_test(pending_too),
         cmocka_unit_test(power_fails),
         cmocka_unit_test(wipe_fails),
+        cmocka_unit_test(the_marker),
         cmocka_unit_test(damaged_while_doomed),
         cmocka_unit_test(superseded_ends),
         cmocka_unit_test(never_committed),
