@@ -369,6 +369,153 @@ static void refusals_are_printable(void **state)
     part(&p, r);
 }
 
+/* --- the greeting ----------------------------------------------------------------------------- */
+
+/* A server that answers every command with `answer`, and keeps what it has heard. */
+struct greeter {
+    int listener, port;
+    const char *answer;
+    char heard[4096];
+    pthread_t thread;
+};
+
+static void *greeter_main(void *arg)
+{
+    struct greeter *g = arg;
+    size_t n = 0;
+    int fd = accept(g->listener, NULL, NULL);
+    for (;;) {
+        ssize_t k = recv(fd, g->heard + n, sizeof g->heard - 1 - n, 0);
+        if (k <= 0)
+            break;
+        n += (size_t)k;
+        (void)!send(fd, g->answer, strlen(g->answer), MSG_NOSIGNAL);
+    }
+    close(fd);
+    return NULL;
+}
+
+/* Opens a connection with this URL, with %d for the port. Returns the code. */
+static int greet(struct greeter *g, const char *form, const char *answer, struct err *err)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t n_a = sizeof a;
+    struct remote_url url;
+    struct redis *r = NULL;
+    *g = (struct greeter){.answer = answer};
+    g->listener = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(g->listener, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(g->listener, 1), 0);
+    assert_int_equal(getsockname(g->listener, (struct sockaddr *)&a, &n_a), 0);
+    assert_int_equal(pthread_create(&g->thread, NULL, greeter_main, g), 0);
+    assert_int_equal(remote_url_parse(form, &url, err), 0);
+    const struct redis_opts o = {.url = &url, .stop_fd = -1, .max_answer_bytes = 1000};
+    int rc = redis_open(&o, url.host, ntohs(a.sin_port), clock_now_ns() + 60 * SECOND, &r,
+                        err);
+    assert_int_equal(r != NULL, rc == 0);
+    redis_close(r);
+    pthread_join(g->thread, NULL);
+    close(g->listener);
+    return rc;
+}
+
+/* A connection begins with what the URL asks for, and ends with a PING. */
+static void a_connection_begins_with_a_greeting(void **state)
+{
+    (void)state;
+#define PING   "*1\r\n$4\r\nPING\r\n"
+#define AUTH_P "*2\r\n$4\r\nAUTH\r\n$3\r\npwd\r\n"
+    static const struct {
+        const char *url, *heard;
+    } cases[] = {
+        {"redis://127.0.0.1", PING},
+        {"redis://127.0.0.1/0", PING},
+        {"redis://127.0.0.1/12", "*2\r\n$6\r\nSELECT\r\n$2\r\n12\r\n" PING},
+        {"redis://:pwd@127.0.0.1", AUTH_P PING},
+        {"redis://:pwd@127.0.0.1/1", AUTH_P "*2\r\n$6\r\nSELECT\r\n$1\r\n1\r\n" PING},
+        {"redis://me:pwd@127.0.0.1", "*3\r\n$4\r\nAUTH\r\n$2\r\nme\r\n$3\r\npwd\r\n" PING},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct greeter g;
+        struct err err = {0};
+        assert_int_equal(greet(&g, cases[i].url, "+OK\r\n", &err), 0);
+        assert_string_equal(g.heard, cases[i].heard);
+        /* the first command that is refused is the last */
+        assert_int_equal(greet(&g, cases[i].url, "-NO way\r\n", &err), -EACCES);
+        assert_string_equal(err.msg, "the remote refuses: NO way");
+        size_t n = strlen(g.heard);
+        assert_int_equal(strncmp(g.heard, cases[i].heard, n), 0);
+        assert_int_equal(n == strlen(cases[i].heard), i < 2);
+    }
+}
+
+/* A server that answers the first command and then only listens. */
+struct sender {
+    int listener;
+    char *heard;
+    size_t n;
+    pthread_t thread;
+};
+
+static void *sender_main(void *arg)
+{
+    struct sender *s = arg;
+    int fd = accept(s->listener, NULL, NULL);
+    s->heard = malloc(200000);
+    for (ssize_t k; (k = recv(fd, s->heard + s->n, 200000 - s->n, 0)) > 0;) {
+        if (s->n == 0)
+            (void)!send(fd, "+PONG\r\n", 7, MSG_NOSIGNAL);
+        s->n += (size_t)k;
+    }
+    close(fd);
+    return NULL;
+}
+
+/* Large arguments are sent at once, and small ones with the next flush. */
+static void arguments_of_any_size_are_sent(void **state)
+{
+    (void)state;
+    static const size_t sizes[] = {0, 1, 4095, 4096, 4097, 100000};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        struct remote_url url;
+        struct err err = {0};
+        struct redis *r = NULL;
+        struct sockaddr_in a = {.sin_family = AF_INET,
+                                .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        socklen_t n_a = sizeof a;
+        int listener = socket(AF_INET, SOCK_STREAM, 0);
+        assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
+        assert_int_equal(listen(listener, 1), 0);
+        assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n_a), 0);
+        assert_int_equal(remote_url_parse("redis://127.0.0.1", &url, &err), 0);
+        struct sender s = {.listener = listener};
+        assert_int_equal(pthread_create(&s.thread, NULL, sender_main, &s), 0);
+        const struct redis_opts o = {.url = &url, .stop_fd = -1, .max_answer_bytes = 1000};
+        int64_t deadline_ns = clock_now_ns() + 60 * SECOND;
+        assert_int_equal(
+            redis_open(&o, "127.0.0.1", ntohs(a.sin_port), deadline_ns, &r, &err), 0);
+        char *value = malloc(sizes[i] + 1);
+        memset(value, 'v', sizes[i]);
+        const struct redis_arg args[] = {{"SET", 3}, {value, sizes[i]}, {"end", 3}};
+        assert_int_equal(redis_command(r, args, 3, deadline_ns, &err), 0);
+        assert_int_equal(redis_flush(r, deadline_ns, &err), 0);
+        redis_close(r);
+        pthread_join(s.thread, NULL);
+        char head[64];
+        int n_head = snprintf(head, sizeof head, PING "*3\r\n$3\r\nSET\r\n$%zu\r\n",
+                              sizes[i]);
+        const char end[] = "\r\n$3\r\nend\r\n";
+        assert_int_equal(s.n, (size_t)n_head + sizes[i] + sizeof end - 1);
+        assert_memory_equal(s.heard, head, (size_t)n_head);
+        assert_memory_equal(s.heard + n_head, value, sizes[i]);
+        assert_memory_equal(s.heard + n_head + sizes[i], end, sizeof end - 1);
+        free(value);
+        free(s.heard);
+        close(listener);
+    }
+}
+
 /* A peer that accepts the connection and never answers the greeting is given up. */
 static void silence_at_the_greeting_ends(void **state)
 {
@@ -506,6 +653,8 @@ int main(void)
         cmocka_unit_test(the_largest_string_comes_in_two_parts),
         cmocka_unit_test(a_large_string_has_an_end),
         cmocka_unit_test(sizes_are_bounded),
+        cmocka_unit_test(a_connection_begins_with_a_greeting),
+        cmocka_unit_test(arguments_of_any_size_are_sent),
         cmocka_unit_test(silence_at_the_greeting_ends),
         cmocka_unit_test(silence_ends),
         cmocka_unit_test(a_stop_ends_a_wait),

@@ -785,6 +785,42 @@ static void an_erased_text_is_gone_everywhere(void **state)
     fake_redis_stop(f);
 }
 
+/* Another server erases a text of which this server alone has a continuation. The continuation is
+ * erased here and in the Redis, and is not fetched again. */
+static void a_continuation_of_an_erased_text_is_banned(void **state)
+{
+    (void)state;
+    struct fake_redis *f = fake_redis_start();
+    struct server a;
+    struct sha256 text[3] = {keys[0], keys[1]};
+    int32_t tokens[STORE_CHUNK_TOKENS];
+    uint8_t entry[200];
+    struct erasure e = {.server = 1, .is_text = true, .n = 3, .keys = text};
+    st_tokens(&context, 2, tokens);
+    text[2] = store_partial_key(&keys[1], tokens, 20);
+    server_open(&a, f);
+    write_all(&a, f, N);
+    size_t n = fake_redis_value(f, names[2], NULL);
+    uint8_t *bytes = xmalloc(n);
+    fake_redis_get(f, names[2], bytes);
+    erasure_encode(&e, entry);
+    fake_redis_add(f, entry, erasure_bytes(3));
+    WAIT_FOR(stats_of(&a).n_erasures == 1);
+    assert_int_equal(st_n_found(a.store, &context, N), 2);
+    assert_int_equal(atomic_load(&a.n_erased), 1);
+    for (int i = 0; i < N; i++)
+        assert_int_equal(fake_redis_value(f, names[i], NULL) > 0, i < 2);
+    assert_int_equal(fake_redis_count(f, "UNLINK"), 2);
+    fake_redis_put(f, names[2], bytes, n); /* a server that has not read the erasure */
+    struct remote_fetched out = fetch_with(&a,
+                                           (struct remote_want){.keys = keys + 2, .n = 1});
+    assert_int_equal(out.n_chunks, 0);
+    assert_string_equal(out.text, "the remote's copy was erased a moment ago");
+    free(bytes);
+    server_close(&a);
+    fake_redis_stop(f);
+}
+
 /* A server bans the chunks that others have erased in the minute before it was opened: a server
  * that has not read the erasure may write them again. */
 static void a_new_server_bans_what_was_erased_lately(void **state)
@@ -1028,6 +1064,7 @@ int main(void)
         cmocka_unit_test(an_owners_chunks_are_found_and_erased),
         cmocka_unit_test(a_large_erasure_is_several_entries),
         cmocka_unit_test(an_erased_text_is_gone_everywhere),
+        cmocka_unit_test(a_continuation_of_an_erased_text_is_banned),
         cmocka_unit_test(a_new_server_bans_what_was_erased_lately),
         cmocka_unit_test(a_server_catches_up),
         cmocka_unit_test(an_empty_store_skips_the_stream),

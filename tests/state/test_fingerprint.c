@@ -388,6 +388,30 @@ static void each_field_counts(void **state)
     place_close(&p);
 }
 
+/* State that an earlier build has saved is found under its fingerprint. If one of these values
+ * changes although no declared version does, all saved state is lost without need. */
+static void fingerprints_stay_the_same(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model, *dtype, *hex;
+    } cases[] = {
+        {"synth:tiny-gqa", "f32", "e94eb667e5b9a56f"},
+        {"synth:tiny-gqa", "q4", "c895b4b933f865e4"},
+        {"synth:tiny-mha", "bf16r", "d16c5acc9946ca38"},
+        {"tests/model/golden/families/qwen2-window", "bf16", "1eee6fb1f44994a1"},
+        {"tests/model/golden/families/opt", "f16", "35ac282cfaeb7b87"},
+        {"tests/model/golden/families/phi", "f32", "9bf6b4fb58a6fd56"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char hex[65];
+        struct sha256 f = make("cpu", cases[i].model, cases[i].dtype, 1);
+        sha256_hex(&f, hex);
+        if (strncmp(hex, cases[i].hex, 16) != 0)
+            fail_msg("%s in %s: %.16s", cases[i].model, cases[i].dtype, hex);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -403,6 +427,7 @@ int main(void)
         cmocka_unit_test(a_table_of_blocks_counts_where_bits_differ),
         cmocka_unit_test(each_field_counts),
         cmocka_unit_test(the_kind_of_weights_counts),
+        cmocka_unit_test(fingerprints_stay_the_same),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1228,6 +1228,172 @@ static void the_end_of_a_document_stays(void **state)
     }
 }
 
+/* Every end of saving but the first two has a reason of its own. */
+static void every_end_has_its_reason(void **state)
+{
+    (void)state;
+    assert_string_equal(save_end_text(SAVE_GOES_ON), "");
+    for (int e = SAVE_GOES_ON + 1; e < SAVE_ENDS; e++) {
+        const char *text = save_end_text((enum save_end)e);
+        assert_true(strlen(text) > 20);
+        for (int other = SAVE_GOES_ON + 1; other < e; other++)
+            assert_string_not_equal(text, save_end_text((enum save_end)other));
+    }
+}
+
+static void without_a_saver_nothing_is_saved(void **state)
+{
+    (void)state;
+    struct save_policy policy = {.kinds = {SAVE_KV}};
+    const struct sha256 root = {{1}};
+    const struct store_hit none = {0};
+    struct save_begin b = {.parent = &root, .tail = &none, .policy = &policy};
+    assert_null(save_open(NULL, &b));
+    assert_int_equal(save_ended(NULL), SAVE_GOES_ON);
+    assert_true(save_is_settled(NULL));
+    assert_int_equal(save_committed_tokens(NULL), 0);
+    assert_true(save_reserve(NULL, 0, 1, SAVE_TRY));
+    save_advance(NULL, NULL, 64);
+    save_idle(NULL, NULL, 64);
+    save_stop(NULL);
+    save_close(NULL);
+    saver_destroy(NULL);
+}
+
+/* A chunk that continues a chunk which is not stored would never be found, so it is not saved. Its
+ * sequence says why. */
+static void a_chunk_without_its_parent_is_not_saved(void **state)
+{
+    (void)state;
+    for (int from = 64; from <= 128; from += 64) {
+        struct rig r;
+        struct line x;
+        rig_open(&r, 0);
+        if (from == 128)
+            line_save_all(&r, 5, "both", 64);
+        line_open(&x, &r, 5, "both", from);
+        line_run(&x, 256, 64);
+        assert_int_equal(saver_flush(r.saver, NULL), 0);
+        assert_int_equal(save_ended(x.q), SAVE_END_PARENT);
+        assert_int_equal(save_committed_tokens(x.q), from);
+        assert_true(save_is_settled(x.q));
+        assert_int_equal(told(&r).n_ended[SAVE_END_PARENT], 1);
+        assert_int_equal(told(&r).n_chunks, from / 128);
+        assert_int_equal(atomic_load(&r.n_warnings), 0);
+        line_close(&x);
+        check_stored(&r, 5, from / 128, "both");
+        rig_close(&r);
+    }
+}
+
+/* A saver counts the chunks that were handed over and those that are settled. */
+static void marks_follow_the_chunks(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct line x;
+    rig_open(&r, 0);
+    assert_int_equal(saver_mark(r.saver), 0);
+    assert_true(saver_reached(r.saver, 0));
+    assert_false(saver_reached(r.saver, 1));
+    line_open(&x, &r, 5, "both", 0);
+    saver_hold_back(r.saver);
+    line_run(&x, 64 * 3, 64);
+    assert_int_equal(saver_mark(r.saver), 3);
+    assert_int_equal(saver_settled(r.saver), 0);
+    assert_false(save_is_settled(x.q));
+    assert_false(saver_reached(r.saver, 1));
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(saver_settled(r.saver), 3);
+    assert_true(saver_reached(r.saver, 3));
+    assert_false(saver_reached(r.saver, 4));
+    assert_true(save_is_settled(x.q));
+    line_close(&x);
+    rig_close(&r);
+}
+
+/* The memory of a saver is that of its buffer, of a packed record and of a tail's record. The
+ * buffer has room for at least one batch. */
+static void the_memory_of_a_saver_is_counted(void **state)
+{
+    (void)state;
+    static const size_t asked[] = {1, 16 << 20};
+    struct rig r;
+    for (int i = 0; i < 2; i++) {
+        rig_open_small(&r, asked[i], 0);
+        size_t hidden = 64 * row_bytes(&r, STORE_HIDDEN), kv = 64 * row_bytes(&r, STORE_KV);
+        size_t record = round_up(hidden > kv ? hidden : kv, STORE_ALIGN);
+        size_t bound = told(&r).bound_bytes;
+        assert_true(saver_bytes(r.saver) >= bound + kv + record);
+        assert_true(saver_bytes(r.saver) < bound + kv + record + 2 * STORE_ALIGN);
+        size_t chunk = (size_t)r.m->cfg.n_layers * (hidden + kv);
+        assert_true(i == 0 ? bound > 4 * chunk && bound < 4 * (chunk + 2048)
+                           : bound == asked[i]);
+        rig_close(&r);
+    }
+}
+
+/* The smallest chunks fill the whole buffer. */
+static void the_buffer_has_room_for_the_smallest_chunks(void **state)
+{
+    (void)state;
+    enum { MOST = 64 };
+    struct rig r;
+    struct line *hog = xcalloc(MOST, sizeof *hog);
+    rig_open_small(&r, 1, 0);
+    size_t record = 64 * row_bytes(&r, STORE_HIDDEN);
+    int n = 0;
+    do {
+        line_open(&hog[n], &r, 50 + (uint64_t)n, "---H", 0);
+        line_step(&hog[n], 1, SAVE_TRY);
+    } while (save_ended(hog[n].q) == SAVE_GOES_ON && ++n < MOST);
+    assert_true(n < MOST);
+    struct saver_stats st = told(&r);
+    assert_true(st.used_bytes <= st.bound_bytes);
+    assert_true(st.used_bytes + record + 2048 > st.bound_bytes);
+    for (int i = 0; i <= n; i++)
+        line_close(&hog[i]);
+    assert_int_equal(told(&r).used_bytes, 0);
+    rig_close(&r);
+    free(hog);
+}
+
+/* What is stopped gives its memory back, and saves nothing more of the open chunk. */
+static void a_stopped_sequence_gives_its_memory_back(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct line x;
+    rig_open(&r, 0);
+    line_open(&x, &r, 5, "both", 0);
+    line_run(&x, 70, 70);
+    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_true(told(&r).used_bytes > 0);
+    save_stop(x.q);
+    assert_int_equal(told(&r).used_bytes, 0);
+    assert_int_equal(save_committed_tokens(x.q), 64);
+    line_close(&x);
+    rig_close(&r);
+}
+
+static void the_kinds_of_a_chunk_are_letters(void **state)
+{
+    (void)state;
+    struct store_mask mask = {0};
+    uint8_t kinds[5] = {9, 9, 9, 9, 9};
+    store_mask_add(&mask, 1, STORE_HIDDEN);
+    store_mask_add(&mask, 2, STORE_KV);
+    store_mask_add(&mask, 3, STORE_HIDDEN);
+    store_mask_add(&mask, 3, STORE_KV);
+    store_mask_add(&mask, 4, STORE_KV);
+    save_stored_kinds(&mask, 4, kinds);
+    assert_int_equal(kinds[0], 0);
+    assert_int_equal(kinds[1], SAVE_HIDDEN);
+    assert_int_equal(kinds[2], SAVE_KV);
+    assert_int_equal(kinds[3], SAVE_HIDDEN | SAVE_KV);
+    assert_int_equal(kinds[4], 9);
+}
+
 /* --- main ------------------------------------------------------------------------------------- */
 
 int main(void)
@@ -1259,6 +1425,14 @@ int main(void)
         cmocka_unit_test(chunks_have_the_owner_and_the_hints_of_their_request),
         cmocka_unit_test(a_context_erased_meanwhile_is_not_saved),
         cmocka_unit_test(the_end_of_a_document_stays),
+        cmocka_unit_test(every_end_has_its_reason),
+        cmocka_unit_test(without_a_saver_nothing_is_saved),
+        cmocka_unit_test(a_chunk_without_its_parent_is_not_saved),
+        cmocka_unit_test(marks_follow_the_chunks),
+        cmocka_unit_test(the_memory_of_a_saver_is_counted),
+        cmocka_unit_test(the_buffer_has_room_for_the_smallest_chunks),
+        cmocka_unit_test(a_stopped_sequence_gives_its_memory_back),
+        cmocka_unit_test(the_kinds_of_a_chunk_are_letters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
