@@ -1,6 +1,7 @@
 /* test_mem.c - the reserve: when it is spent, which work is refused then, and when it is refilled.
  */
 #include <errno.h>
+#include <malloc.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -145,6 +146,51 @@ static int in_child(void (*fn)(void), char *said, size_t room)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+/* Allocates n blocks of 900 KB, which the heap serves, and frees them. */
+static void use_heap(int n)
+{
+    void *blocks[20];
+    for (int i = 0; i < n; i++)
+        memset(blocks[i] = xmalloc(900000), 1, 900000);
+    while (n > 0)
+        free(blocks[--n]);
+}
+
+/* The exit status tells which step went wrong; 42: none. */
+static void return_memory(void)
+{
+    free(xmalloc(
+        20 << 20)); /* from now on glibc by itself would serve 20 MB from the heap */
+    mem_return_large();
+    size_t mapped = mallinfo2().hblks;
+    void *large = xmalloc(2 << 20), *small = xmalloc(900000);
+    if (mallinfo2().hblks != mapped + 1)
+        _exit(2);
+    free(large);
+    free(small);
+    use_heap(20); /* 18 MB are more than the heap keeps */
+    if (mallinfo2().arena > 9 << 20)
+        _exit(3);
+    use_heap(6);
+    if (mallinfo2().arena < 5 * 900000)
+        _exit(4);
+    mem_trim();
+    if (mallinfo2().arena > 4 * 900000)
+        _exit(5);
+}
+
+/* Large blocks return to the system at once, the heap's end from 8 MiB on, and all on request. */
+static void freed_memory_returns_to_the_system(void **state)
+{
+    (void)state;
+    char said[2000];
+    if (mallinfo2().arena == 0) {
+        print_message("skipped: this allocator (a sanitizer's) does not count\n");
+        skip();
+    }
+    assert_int_equal(in_child(return_memory, said, sizeof said), 42);
+}
+
 /* Spends the reserve twice. Each time is reported once. */
 static void spend_twice(void)
 {
@@ -236,6 +282,8 @@ static void a_pledge_is_spent_before_the_reserve(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        /* first, while the heap is small */
+        cmocka_unit_test(freed_memory_returns_to_the_system),
         cmocka_unit_test(an_allocation_is_served_from_the_reserve),
         cmocka_unit_test(a_second_reserve_changes_nothing),
         cmocka_unit_test(sizes_that_do_not_fit),
