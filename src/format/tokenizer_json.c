@@ -384,7 +384,6 @@ int tokenizer_json_parse(struct tokenizer_json *out, const void *bytes, size_t n
                          const char *file, struct err *err)
 {
     memset(out, 0, sizeof *out);
-    out->unk_id = -1;
     struct json *root;
     int rc = json_parse(&root, bytes, n, file, err);
     if (rc != 0)
