@@ -97,8 +97,13 @@ static void open_index(bool read_only)
 
 static void reopen(bool read_only)
 {
+    uint64_t live_bytes = ix != NULL ? index_live_bytes(ix) : 0;
     index_close(ix);
     open_index(read_only);
+    /* the pages in use are those of the last commit */
+    assert_true(live_bytes == 0 || index_live_bytes(ix) == live_bytes);
+    assert_true(index_live_bytes(ix) >= 5 * INDEX_PAGE_BYTES &&
+                index_live_bytes(ix) % INDEX_PAGE_BYTES == 0);
 }
 
 static int begin(void **state)

@@ -255,6 +255,38 @@ static void erasures(void **state)
     store_end(s);
 }
 
+/* Erasing an owner adds up what each of its contexts has lost. One context is in use. */
+static void an_owner_in_sum(void **state)
+{
+    (void)state;
+    const struct st_ctx mine[] = {{.base = 4, .own = 4, .salt = "x"},
+                                  {.base = 5, .own = 5, .salt = "x"},
+                                  {.base = 6, .own = 6, .salt = "x"}};
+    struct store *s = store_make("sim");
+    struct sha256 keys[N];
+    struct store_hit hit;
+    struct store_erased e;
+    for (int i = 0; i < 3; i++)
+        st_must_save(s, &mine[i], 2 + i);
+    st_keys(&mine[2], 4, keys);
+    assert_true(store_pin(s, &keys[3], &hit));
+    assert_int_equal(store_erase_owner(s, store_owner("x"), &e, &err), 0);
+    assert_int_equal(e.n_chunks, 5);
+    assert_int_equal(e.n_bytes, st_context_bytes(5));
+    assert_int_equal(e.n_busy, 4);
+    assert_int_equal(e.n_shared + e.n_owed, 0);
+    assert_int_equal(st_stats(s).n_chunks, 3 * N + 4);
+    assert_int_equal(st_n_found(s, &mine[2], 4), 0);
+    store_release(s, &hit, 1);
+    assert_int_equal(store_settle(s, &err), 0);
+    assert_int_equal(st_stats(s).n_chunks, 3 * N);
+    assert_int_equal(st_stats(s).used_bytes, st_context_bytes(3 * N));
+    assert_int_equal(store_erase_owner(s, store_owner("nobody"), &e, &err), 0);
+    assert_int_equal(e.n_chunks + e.n_bytes + e.n_busy + e.n_shared + e.n_owed, 0);
+    assert_int_equal(st_n_found(s, &one, N), N);
+    store_end(s);
+}
+
 /* A sample has full chunks of the model, first those that others continue, and is no use of
  * them. */
 static void samples(void **state)
@@ -295,7 +327,8 @@ int main(void)
         cmocka_unit_test(lookups),  cmocka_unit_test(hits_that_stand),
         cmocka_unit_test(pins),     cmocka_unit_test(guarantees),
         cmocka_unit_test(drops),    cmocka_unit_test(expected_uses),
-        cmocka_unit_test(erasures), cmocka_unit_test(samples),
+        cmocka_unit_test(erasures), cmocka_unit_test(an_owner_in_sum),
+        cmocka_unit_test(samples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

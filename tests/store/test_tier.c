@@ -584,7 +584,9 @@ static void what_waits_is_fetched(void **state)
     struct store_dram d = settled(s);
     assert_int_equal(d.n_promoted, LONG);
     assert_int_equal(d.promoted_bytes, LONG * COPY);
+    assert_int_equal(st_stats(s).read_bytes, LONG * COPY); /* read from the disk */
     assert_int_equal(read_dram(s, &c[1], LONG), LONG * RECORDS);
+    assert_int_equal(st_stats(s).read_bytes, LONG * COPY);
     want_end(s, &c[1], LONG, 5);
     assert_int_equal(settled(s).n_unused, 0);
     store_fetcher_close(f);
