@@ -358,6 +358,10 @@ static void fields_are_bounded_by_the_model(void **state)
                                           NULL, "", &g, &f),
                          -1);
         assert_string_equal(f.param, "prompt");
+        assert_string_equal(f.message,
+                            i == 0 ? "'prompt' has the token -1; tokens are 0 to 3071"
+                                   : "'prompt' has the token 3072; tokens are 0 to "
+                                     "3071");
         assert_null(g);
     }
 }
@@ -487,6 +491,42 @@ static void a_stream_says_what_an_answer_says(void **state)
     json_free(answer);
 }
 
+static int n_begun;
+
+static void begins(struct generation *g, struct textbuf *out)
+{
+    (void)g;
+    (void)out;
+    n_begun++;
+}
+
+/* A stream begins once, however often it is read. Nothing follows its end. */
+static void a_stream_begins_once(void **state)
+{
+    (void)state;
+    struct client c = client();
+    struct dialect dialect = shape_completions;
+    struct generation *g;
+    struct fault f = {0};
+    struct textbuf events = {0};
+    int n = 20;
+    static const char body[] = "{\"prompt\":\"x\",\"ignore_eos\":true,\"max_tokens\":3,"
+                               "\"stream\":true}";
+    dialect.begin = begins;
+    assert_int_equal(start_as(&dialect, &c, REQUEST_COMPLETION, body, &n, 1, &g, &f), 0);
+    assert_int_equal(n_begun, 0);
+    generation_stream(g, &events);
+    assert_int_equal(n_begun, 1);
+    wait_for_end(g);
+    generation_stream(g, &events);
+    assert_true(generation_is_over(g));
+    assert_int_equal(n_begun, 1);
+    assert_string_equal(events.p + events.n - strlen("data: [DONE]\n\n"),
+                        "data: [DONE]\n\n");
+    generation_free(g);
+    textbuf_free(&events);
+}
+
 static int keeps_nothing(struct generation *g, struct fault *f)
 {
     (void)g;
@@ -543,6 +583,7 @@ int main(void)
         cmocka_unit_test_setup(each_answer_begins_and_ends_once, forget_told),
         cmocka_unit_test_setup(what_nobody_reads_is_cancelled, forget_told),
         cmocka_unit_test_setup(a_stream_says_what_an_answer_says, forget_told),
+        cmocka_unit_test_setup(a_stream_begins_once, forget_told),
         cmocka_unit_test_setup(what_cannot_be_kept_is_told, forget_told),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);

@@ -182,8 +182,18 @@ static void timings_are_those_of_the_result(void **state)
     r->restored_bytes = 4096;
     r->n_preempted = 2;
     r->committed_tokens = 63;
+    r->dram_tokens = 11;
+    r->restored_staged_bytes = 12;
+    r->remote_tokens = 13;
+    r->timings.bubble = 0.5;
+    r->timings.decode_tokens_per_s = 14;
     struct json *t = shape_timings(g, &g->choice[0]);
     double ms, per_token;
+    assert_int_equal(number(t, "dram_tokens"), 11);
+    assert_int_equal(number(t, "staged_bytes"), 12);
+    assert_int_equal(number(t, "remote_tokens"), 13);
+    assert_true(json_real_of(json_member(t, "restore_bubble"), &ms) && ms == 0.5);
+    assert_true(json_real_of(json_member(t, "decode_tokens_per_s"), &ms) && ms == 14);
     for (int i = 0; i < 10; i++) {
         assert_true(json_real_of(json_member(t, names[i]), &ms));
         assert_true(ms == i + 1);
@@ -210,6 +220,94 @@ static void stream_is(struct textbuf *b, const char *want)
 {
     assert_string_equal(b->p != NULL ? b->p : "", want);
     textbuf_free(b);
+}
+
+/* Gives the answer two tokens, each with the two likeliest ones. */
+static void add_logprobs(struct generation *g)
+{
+    static const struct hcache_logprob lp[2][3] = {{{40, -0.5f}, {40, -0.5f}, {41, -1}},
+                                                   {{163, -2}, {41, -0.25f}, {-1, 0}}};
+    g->params.logprobs = true;
+    g->params.n_top = 2;
+    textbuf_add(&g->choice[0].logprobs, (const char *)lp, sizeof lp);
+}
+
+static void as_text_is(struct json *v, const char *want)
+{
+    char *text = json_text(v, 0);
+    assert_string_equal(text, want);
+    free(text);
+    json_free(v);
+}
+
+/* A chat names each token with its bytes; a completion has a list of each kind. A token that is no
+ * whole character is spelled byte by byte. */
+static void log_probabilities_have_the_form_of_their_api(void **state)
+{
+    (void)state;
+    struct generation *g = make(REQUEST_CHAT, 1, 1);
+    add_logprobs(g);
+    struct json *a = shape_completions.answer(g);
+    as_text_is(
+        json_share(json_member(json_at(json_member(a, "choices"), 0), "logprobs")),
+        "{\"content\": [{\"token\": \"D\", \"logprob\": -0.5, \"bytes\": [68], "
+        "\"top_logprobs\": [{\"token\": \"D\", \"logprob\": -0.5, \"bytes\": [68]}, "
+        "{\"token\": \"E\", \"logprob\": -1.0, \"bytes\": [69]}]}, "
+        "{\"token\": \"bytes:\\\\xe2\", \"logprob\": -2.0, \"bytes\": [226], "
+        "\"top_logprobs\": [{\"token\": \"E\", \"logprob\": -0.25, \"bytes\": [69]}]}], "
+        "\"refusal\": null}");
+    json_free(a);
+    assert_int_equal(g->choice[0].logprobs.n, 0); /* they are sent once */
+    textbuf_free(&g->choice[0].logprobs);
+    drop(g);
+    g = make(REQUEST_COMPLETION, 1, 1);
+    add_logprobs(g);
+    a = shape_completions.answer(g);
+    as_text_is(json_share(json_member(json_at(json_member(a, "choices"), 0), "logprobs")),
+               "{\"tokens\": [\"D\", \"bytes:\\\\xe2\"], \"token_logprobs\": [-0.5, -2.0], "
+               "\"top_logprobs\": [{\"E\": -1.0, \"D\": -0.5}, {\"E\": -0.25}], "
+               "\"text_offset\": [0, 1]}");
+    json_free(a);
+    textbuf_free(&g->choice[0].logprobs);
+    drop(g);
+    g = make(REQUEST_CHAT, 1, 1); /* without tokens the lists are empty */
+    g->params.logprobs = true;
+    a = shape_completions.answer(g);
+    as_text_is(json_share(json_member(json_at(json_member(a, "choices"), 0), "logprobs")),
+               "{\"content\": [], \"refusal\": null}");
+    json_free(a);
+    drop(g);
+}
+
+/* From 80 % of the context on, the usage warns, unless the context is truncated. */
+static void a_context_that_is_nearly_full_is_told(void **state)
+{
+    (void)state;
+    static const int used[] = {204, 205, 256};
+    for (int i = 0; i < 3; i++)
+        for (int truncates = 0; truncates < 2; truncates++) {
+            struct generation *g = make(REQUEST_CHAT, 2, 2);
+            g->choice[0].n_prompt = g->choice[1].n_prompt = used[i] - 5;
+            g->choice[0].result.n_tokens = 5;
+            g->choice[1].result.n_tokens = 1;
+            g->choice[1].result.truncated_tokens = 7;
+            g->client.truncation.ratio = truncates ? 0.5 : 0;
+            g->params.truncation = "auto";
+            struct json *u = json_new_object();
+            shape_context(u, g);
+            assert_int_equal(number(u, "context_used"), used[i]);
+            assert_int_equal(number(u, "truncated_tokens"), 7);
+            const char *warning = text(u, "context_warning");
+            assert_int_equal(warning != NULL, i > 0 && !truncates);
+            if (warning != NULL)
+                assert_memory_equal(
+                    warning,
+                    i == 1 ? "205 of 256 tokens of the context are used (80 %)"
+                           : "256 of 256 tokens of the context are used (100 %)",
+                    48);
+            json_free(u);
+            drop(g);
+        }
 }
 
 #define HEAD                                                                               \
@@ -250,6 +348,8 @@ int main(void)
         cmocka_unit_test(calls_are_told_with_their_ids),
         cmocka_unit_test(timings_are_those_of_the_result),
         cmocka_unit_test(chunks_follow_one_another),
+        cmocka_unit_test(log_probabilities_have_the_form_of_their_api),
+        cmocka_unit_test(a_context_that_is_nearly_full_is_told),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }

@@ -6,6 +6,9 @@
 #include <cmocka.h>
 
 #include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "base/mem.h"
 #include "server/call.h"
@@ -169,12 +172,68 @@ static void nothing_is_lost_at_the_end(void **state)
     deinit(c, 20);
 }
 
+/* --- tidying ---------------------------------------------------------------------------------- */
+
+/* seconds by which this program's clock is ahead of the kernel's */
+static _Atomic int64_t ahead_s;
+
+int clock_gettime(clockid_t id, struct timespec *t)
+{
+    int rc = (int)syscall(SYS_clock_gettime, id, t);
+    if (id == CLOCK_MONOTONIC)
+        t->tv_sec += atomic_load(&ahead_s);
+    return rc;
+}
+
+static int n_tidied;
+
+static void tidy(void *arg)
+{
+    assert_ptr_equal(arg, &n_tidied);
+    pthread_mutex_lock(&gate.lock);
+    n_tidied++;
+    pthread_cond_broadcast(&gate.change);
+    pthread_mutex_unlock(&gate.lock);
+}
+
+/* Tidies at the start, and then once in each period, also if there are jobs all the time. */
+static void it_tidies_once_in_a_period(void **state)
+{
+    enum { PERIOD_S = 3600, SLACK_S = 300 };
+    struct worker *w;
+    const struct worker_opts o = {.threads = &threads[2], /* it takes all jobs */
+                                  .n_threads = 1,
+                                  .max_calls = 1,
+                                  .tidy = tidy,
+                                  .arg = &n_tidied,
+                                  .period_s = PERIOD_S};
+    (void)state;
+    atomic_store(&ahead_s, 1000 * PERIOD_S);
+    gate.n_ended = 0;
+    assert_int_equal(worker_create(&o, &w, NULL), 0);
+    wait_for(&n_tidied, 1);
+    static const int more_s[] = {0, PERIOD_S - SLACK_S, SLACK_S, 0};
+    for (int i = 0; i < 4; i++) {
+        atomic_fetch_add(&ahead_s, more_s[i]);
+        for (int k = 0; k < 9; k++) { /* the thread looks at the clock behind each job */
+            worker_run(w, run, NULL);
+            wait_for(&gate.n_ended, 9 * i + k + 1);
+        }
+        if (i >= 2)
+            wait_for(&n_tidied, 2);
+        assert_int_equal(n_tidied, i < 2 ? 1 : 2);
+    }
+    worker_destroy(w);
+    assert_int_equal(n_tidied, 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(large_bodies_hold_up_no_smaller_ones),
         cmocka_unit_test(it_refuses_more_than_it_may_hold),
         cmocka_unit_test(nothing_is_lost_at_the_end),
+        cmocka_unit_test(it_tidies_once_in_a_period),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "base/utf8.h"
 #include "hcache.h"
 #include "tests/base/tempdir.h"
@@ -1112,11 +1113,14 @@ static void the_tiers_of_restored_tokens_are_told(void **state)
     o.dram_bytes = 64 << 20;
     o.prefetch = "off";
     o.no_reuse = true;
-    struct hcache *h = open_or_fail(&o);
+    struct hcache *h = NULL;
+    double opened_ms = 0; /* longer than opening took */
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        if (rows[i].reopens) {
+        if (i == 0 || rows[i].reopens) {
+            int64_t begin_ns = clock_now_ns();
             hcache_close(h);
             h = open_or_fail(&o);
+            opened_ms = (double)(clock_now_ns() - begin_ns) * 1e-6;
         }
         struct hcache_result r = restored(h, rows[i].n);
         assert_int_equal(r.cached_tokens, rows[i].cached);
@@ -1137,7 +1141,7 @@ static void the_tiers_of_restored_tokens_are_told(void **state)
         assert_int_equal(r.dram_tokens, rows[i].n_dram);
         assert_int_equal(r.restored_dram_bytes > 0, rows[i].n_dram > 0);
         assert_int_equal(r.restored_dram_bytes<r.restored_bytes, rows[i].n_disk> 0);
-        assert_true(r.timings.load_ms > 0);
+        assert_true(r.timings.load_ms > 0 && r.timings.load_ms <= opened_ms);
         hcache_result_free(&r);
     }
     hcache_close(h);

@@ -123,6 +123,9 @@ static const struct weights_sizes sizes = {
 
 static struct stack budget_stack;
 static uint64_t context_bytes;
+static struct memory_ask
+    also; /* what the store needs beside the rest; all 0: there is none */
+static size_t also_save_bytes;
 
 static int share(const char *budget, int max_seqs, int64_t kv_tokens,
                  struct memory_share *out, struct err *err)
@@ -130,8 +133,12 @@ static int share(const char *budget, int max_seqs, int64_t kv_tokens,
     struct memory_ask a = {.model = budget_stack.model,
                            .max_seqs = max_seqs,
                            .max_rows = 64,
-                           .kv_tokens = kv_tokens};
-    return memory_plan_share(&a, &sizes, budget, 0, out, err);
+                           .kv_tokens = kv_tokens,
+                           .has_store = also.has_store,
+                           .staging_bytes = also.staging_bytes,
+                           .store_bytes = also.store_bytes,
+                           .dram_bytes = also.dram_bytes};
+    return memory_plan_share(&a, &sizes, budget, also_save_bytes, out, err);
 }
 
 /* Returns the least accepted budget in bytes, from the message of a refusal. */
@@ -286,6 +293,35 @@ static void a_store_in_memory_counts_beside_the_weights(void **state)
     stack_close(&budget_stack);
 }
 
+/* Each part of a store's memory is part of the least budget, and counts only with a store. */
+static void the_stores_memory_is_part_of_the_budget(void **state)
+{
+    (void)state;
+    open_budget_stack();
+    uint64_t without = least_budget(1);
+    also.has_store = true;
+    uint64_t with = least_budget(1);
+    assert_true(with > without);
+    for (int has = 0; has < 2; has++) {
+        also.has_store = has;
+        uint64_t least = has ? with : without;
+        also.store_bytes = 3 * MB;
+        assert_int_equal(least_budget(1), least + (has ? 3 * MB : 0));
+        also.store_bytes = 0;
+        also.dram_bytes = 5 * MB;
+        assert_int_equal(least_budget(1), least + (has ? 5 * MB : 0));
+        also.dram_bytes = 0;
+        also_save_bytes = 7 * MB;
+        assert_int_equal(least_budget(1), least + (has ? 7 * MB : 0));
+        also_save_bytes = 0;
+        also.staging_bytes = 9 * MB; /* the pipeline's own memory may follow from it */
+        assert_true(least_budget(1) >= least + (has ? 9 * MB : 0));
+        also.staging_bytes = 0;
+    }
+    also.has_store = false;
+    stack_close(&budget_stack);
+}
+
 static void percentages_and_texts(void **state)
 {
     struct memory_share s;
@@ -324,6 +360,7 @@ int main(void)
         cmocka_unit_test(keys_and_values_come_before_layers),
         cmocka_unit_test(the_kv_cache_has_a_quarter_of_the_memory),
         cmocka_unit_test(a_store_in_memory_counts_beside_the_weights),
+        cmocka_unit_test(the_stores_memory_is_part_of_the_budget),
         cmocka_unit_test(percentages_and_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -49,21 +49,24 @@ static struct stack_opts options(const char *model, const char *budget, struct s
                                .user.no_reuse = true};
 }
 
-/* Opens with a budget at most 5 % above the least that is accepted. */
-static void open_with_least(struct stack *k, const char *path, struct said *said)
+/* Opens with a budget at most 5 % above the least that is accepted. Returns its bytes. */
+static uint64_t open_with_least(struct stack *k, const char *path, struct said *said)
 {
     char budget[40];
+    uint64_t least = 0;
     struct err err = {0};
     int rc = ERR_LIMIT;
     for (uint64_t bytes = 32 << 20; rc == ERR_LIMIT; bytes += bytes / 20) {
         snprintf(budget, sizeof budget, "%llu", (unsigned long long)bytes);
         struct stack_opts o = options(path, budget, said);
         rc = et_try_open(k, &o, &err);
+        least = bytes;
         if (rc != 0)
             stack_close(k);
     }
     if (rc != 0)
         fail_msg("%s", err.msg);
+    return least;
 }
 
 /* Without a budget the KV cache holds a context for each sequence. A budget decides how much it
@@ -85,13 +88,23 @@ static void a_budget_decides_the_kv_cache_unless_the_user_does(void **state)
         assert_int_equal(said.n, 0);
         stack_close(&k);
     }
-    open_with_least(&k, path, &said);
+    uint64_t least = open_with_least(&k, path, &said);
     assert_in_range(k.kv_tokens, CONTEXT, N_SEQS * CONTEXT / 2);
     stack_close(&k);
     struct stack_opts asked = options(path, "8G", &said);
     asked.user.kv_tokens = 3 * CONTEXT;
     et_open(&k, &asked);
     assert_int_equal(k.kv_tokens, 3 * CONTEXT);
+    stack_close(&k);
+    /* a store in memory for truncated contexts is part of the budget */
+    char text[40];
+    struct err err = {0};
+    snprintf(text, sizeof text, "%llu", (unsigned long long)least);
+    struct stack_opts truncates = options(path, text, &said);
+    truncates.user.truncates = true;
+    assert_int_equal(et_try_open(&k, &truncates, &err), ERR_LIMIT);
+    assert_non_null(strstr(err.msg, "is less than the minimum"));
+    assert_true(k.window_store_bytes > least / 10);
     stack_close(&k);
     tempdir_remove(dir);
 }

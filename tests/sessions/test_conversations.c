@@ -408,6 +408,7 @@ static void not_opened(const char *path, const char *says)
     assert_int_not_equal(conversations_open(&o, &c, &err), 0);
     if (strstr(err.msg, says) == NULL)
         fail_msg("wanted \"%s\": %s", says, err.msg);
+    assert_non_null(strstr(err.msg, "; it is not changed: give a new file"));
 }
 
 static void file_write(const char *path, const char *text)
@@ -466,6 +467,45 @@ static void files_of_others_stay_as_they_are(void **state)
         assert_int_equal(chown(x->path, 12345, 12345), 0);
         not_opened(x->path, "belongs to another user");
     }
+}
+
+/* The first 20 bytes of a file tell whether it may hold conversations. An empty file may. */
+static void the_head_of_a_file_decides(void **state)
+{
+    struct fixture *x = *state;
+    char path[sizeof x->path + 8];
+    snprintf(path, sizeof path, "%s/head", x->dir);
+    static const struct {
+        size_t n;
+        char format, write, read; /* bytes 0, 18 and 19 */
+        const char *says;
+    } rows[] = {{19, 'S', 2, 2, "is not a database"},
+                {20, 's', 2, 2, "is not a database"},
+                {20, 'S', 1, 2, "is a database of another program"},
+                {20, 'S', 2, 1, "is a database of another program"},
+                {1, 'S', 2, 2, "is not a database"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char head[20] = "SQLite format 3", back[32];
+        head[0] = rows[i].format;
+        head[18] = rows[i].write;
+        head[19] = rows[i].read;
+        FILE *f = fopen(path, "wb");
+        assert_int_equal(fwrite(head, 1, rows[i].n, f), rows[i].n);
+        fclose(f);
+        not_opened(path, rows[i].says);
+        f = fopen(path, "rb");
+        assert_int_equal(fread(back, 1, sizeof back, f), rows[i].n);
+        fclose(f);
+        assert_memory_equal(back, head, rows[i].n);
+    }
+    FILE *f = fopen(path, "wb");
+    fclose(f);
+    const struct conversations_opts o = {.path = path};
+    struct conversations *c = NULL;
+    struct err err = {0};
+    if (conversations_open(&o, &c, &err) != 0)
+        fail_msg("%s", err.msg);
+    conversations_close(c);
 }
 
 static void damage_is_told(void **state)
@@ -651,8 +691,15 @@ static void opening_cuts_the_log(void **state)
     assert_int_equal(waitpid(child, NULL, 0), child);
     assert_int_equal(stat(log, &st), 0);
     assert_true(st.st_size > 0);
+    assert_int_equal(chmod(log, 0644), 0);
+    assert_int_equal(chmod(x->path, 0640), 0);
     x->c = open_file(x, 0, 0, 0);
     assert_true(stat(log, &st) != 0 || st.st_size == 0);
+    (void)add(x->c, make_turn("resp_2", 0, 0, 0, 4, 0, 1, 1));
+    assert_int_equal(stat(log, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600); /* file and log are made private again */
+    assert_int_equal(stat(x->path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
     assert_int_equal(code_of_find(x->c, "", "resp_1"), 0);
 }
 
@@ -1151,6 +1198,7 @@ int main(void)
         T(a_clock_that_is_behind_ages_nothing),
         T(the_file_is_private_and_locked),
         T(files_of_others_stay_as_they_are),
+        T(the_head_of_a_file_decides),
         T(damage_is_told),
         T(rows_out_of_range),
         T(a_killed_process_loses_nothing_told),

@@ -251,7 +251,9 @@ static void the_first_words_of_the_user_are_the_title(void **state)
              80, "first");
     title_is("\"one\\n\\ttwo three\"", 9, "one  two ");
     title_is("\"abc\"", 3, "abc");
-    title_is("\"a\xc3\xa9\"", 2, "a"); /* a character is not cut */
+    title_is("\"\"", 80, "");
+    title_is("\"a\x7f~\"", 80, "a\x7f~"); /* only control characters become spaces */
+    title_is("\"a\xc3\xa9\"", 2, "a");    /* a character is not cut */
     title_is("\"a\xc3\xa9\"", 3, "a\xc3\xa9");
     title_is("[{\"role\":\"user\",\"content\":[]}," SAID("user", "then") "]", 80, "then");
     title_is("[" SAID("assistant", "a") "]", 80, NULL);

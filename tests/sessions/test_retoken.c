@@ -1,5 +1,6 @@
 /* test_retoken.c - a conversation keeps the generated tokens: in the text of the next prompt an
  * answer has its own tokens, even if the tokenizer would split it differently. */
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,11 +14,20 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/mem.h"
 #include "sessions/retoken.h"
 #include "tests/base/tempdir.h"
 
 static struct hcache *h;
 static struct answers *m;
+
+/* bytes of the largest allocation that succeeds */
+static size_t most_bytes = SIZE_MAX;
+
+bool mem_test_denies(size_t n, enum mem_ask ask)
+{
+    return ask == MEM_MAY_FAIL && n > most_bytes;
+}
 
 static int open_model(void **state)
 {
@@ -261,6 +271,40 @@ static void an_answer_is_remembered_in_both_forms(void **state)
     free(r.token_ids);
 }
 
+/* Without memory for the tokens the prompt is refused. An answer is then not remembered, or counts as
+ * not remembered, and its text is tokenized. */
+static void without_memory_nothing_is_remembered(void **state)
+{
+    (void)state;
+    enum { MANY = 5000 };
+    static int32_t many[MANY];
+    struct prompt_text t = text_of(KNOWN REST);
+    struct prompt_ids out = {0};
+    struct hcache_err err = {0};
+    most_bytes = 4 * MANY;
+    int rc = retoken_continue(h, many, MANY, strlen(KNOWN), &t, &out, &err);
+    hcache_free(out.ids);
+    out = (struct prompt_ids){0};
+    int rc_without = retoken_continue(h, many, MANY, strlen(KNOWN), &t, &out, NULL);
+    hcache_free(out.ids);
+    put(NULL, KNOWN, many, MANY); /* not remembered */
+    most_bytes = SIZE_MAX;
+    assert_int_equal(rc, -ENOMEM);
+    assert_int_equal(err.code, -ENOMEM);
+    assert_memory_equal(err.msg, "no memory for 50", 16);
+    assert_int_equal(rc_without, -ENOMEM);
+    struct answers_stats st;
+    answers_stats(m, &st);
+    assert_int_equal(st.n_entries, 0);
+    put(NULL, KNOWN, many, MANY);
+    answers_stats(m, &st);
+    assert_int_equal(st.n_entries, 1);
+    most_bytes = 4 * MANY;
+    ids_are(retoken(NULL, KNOWN REST, ""), (struct prompt_ids){0},
+            encode(KNOWN REST, strlen(KNOWN REST)), 0);
+    most_bytes = SIZE_MAX;
+}
+
 /* --- a tokenizer that begins each text with a token ------------------------------------------- */
 
 /* Opens models/demo with a tokenizer that puts token 0 before each text. */
@@ -369,6 +413,7 @@ int main(void)
         WITH_ANSWERS(known_tokens_are_continued),
         WITH_ANSWERS(an_answer_is_marked_as_shown_and_trimmed),
         WITH_ANSWERS(an_answer_is_remembered_in_both_forms),
+        WITH_ANSWERS(without_memory_nothing_is_remembered),
         WITH_ANSWERS(the_first_token_is_kept_once),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);

@@ -26,7 +26,8 @@ static struct conversations *c;
 static int open_model(void **state)
 {
     (void)state;
-    const struct hcache_opts o = {.model = "models/demo", .threads = 1, .max_context = 640};
+    const struct hcache_opts o = {
+        .model = "models/demo", .threads = 1, .max_context = 640, .store_in_memory = true};
     return hcache_open(&o, &h, &(struct hcache_err){0});
 }
 
@@ -413,6 +414,70 @@ static void a_retry_asks_the_last_question_on_a_branch(void **state)
     talk_close(t);
 }
 
+/* A turn that fails says why, and leaves nothing: neither a result nor a turn. */
+static void a_turn_that_fails_is_not_kept(void **state)
+{
+    (void)state;
+    struct talk *t = talk_with("fails", NULL);
+    const struct hcache_request good = {.max_tokens = 2,
+                                        .ignore_eos = true,
+                                        .save = "none"},
+                                bad = {.max_tokens = 2, .temperature = -1};
+    struct hcache_result r;
+    struct err err = {0};
+    struct conversations_stats st;
+    assert_int_equal(talk_say(t, LONG, strlen(LONG), &bad, &r, &err), ERR_USAGE);
+    assert_non_null(strstr(err.msg, "temperature"));
+    assert_null(r.token_ids);
+    assert_int_equal(talk_n_turns(t), 0);
+    (void)say(t, "Hi.", 2);
+    err = (struct err){0};
+    assert_int_equal(talk_retry(t, &bad, &r, &err), ERR_USAGE);
+    assert_null(r.token_ids);
+    assert_int_equal(conversations_stats(c, &st, &err), 0);
+    assert_int_equal(st.n_turns, 1);
+    assert_int_equal(talk_retry(t, &good, &r, &err),
+                     ERR_NOT_FOUND); /* the branch is empty */
+    talk_close(t);
+    struct talk_opts o = {.h = h, .conversations = c, .model_name = "demo"};
+    assert_int_equal(talk_open(&o, "fails", &t, &err), 0);
+    assert_int_equal(talk_n_turns(t), 0); /* the newest conversation of that title */
+    assert_string_equal(talk_title(t), "fails");
+    talk_close(t);
+}
+
+/* A truncated conversation is never full: an answer may have half of the context. */
+static void a_truncated_talk_is_never_full(void **state)
+{
+    (void)state;
+    struct talk *t = talk_with("long", NULL);
+    struct hcache_result r;
+    struct err err = {0};
+    static const int asked[] = {600, -1, 5, 0}, got[] = {600, 320, 5, 0};
+    for (int i = 0; i < 4; i++) {
+        const struct hcache_request q = {.max_tokens = asked[i],
+                                         .ignore_eos = true,
+                                         .truncation = {.ratio = 0.5, .context = 256}};
+        if (talk_say(t, "Go on.", 6, &q, &r, &err) != 0)
+            fail_msg("%s", err.msg);
+        assert_int_equal(r.n_tokens, got[i]);
+        assert_true(r.truncated_tokens > 0);
+        hcache_result_free(&r);
+    }
+    talk_close(t);
+    /* without truncation an answer fills the context at most */
+    static const int most[] = {1000, -1, 0};
+    for (int i = 0; i < 3; i++) {
+        const struct hcache_request q = {
+            .max_tokens = most[i], .ignore_eos = true, .save = "none"};
+        t = talk_with(NULL, NULL);
+        assert_int_equal(talk_say(t, "Go on.", 6, &q, &r, &err), 0);
+        assert_int_equal(r.prompt_tokens + r.n_tokens, i < 2 ? 640 : r.prompt_tokens);
+        hcache_result_free(&r);
+        talk_close(t);
+    }
+}
+
 #define TALK_TEST(fn)                                                                      \
     cmocka_unit_test_setup_teardown(fn, open_conversations, close_conversations)
 
@@ -431,6 +496,8 @@ int main(void)
         TALK_TEST(an_answer_has_the_room_that_is_left),
         TALK_TEST(a_branch_begins_after_the_chosen_answer),
         TALK_TEST(a_retry_asks_the_last_question_on_a_branch),
+        TALK_TEST(a_turn_that_fails_is_not_kept),
+        TALK_TEST(a_truncated_talk_is_never_full),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }
