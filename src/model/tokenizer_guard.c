@@ -91,7 +91,7 @@ int tokenizer_guard(const struct tokenizer *t, char **text, size_t *n,
 
 bool guards_take(const char *text, size_t n, struct guards *g, char **out, size_t *n_out)
 {
-    char *s = mem_try(n + 1);
+    char *s = mem_try(n);
     size_t to = 0;
     bool is_good = s != NULL;
     for (size_t i = 0; i < n && is_good; i++) {
@@ -106,7 +106,6 @@ bool guards_take(const char *text, size_t n, struct guards *g, char **out, size_
         *g = (struct guards){0};
         return false;
     }
-    s[to] = 0;
     *out = s;
     *n_out = to;
     return true;

@@ -190,6 +190,7 @@ static void the_next_pass_is_read_ahead(void **state)
         s = stats_of(&lab);
     } while (s.read_bytes < 10 * s.layer_bytes);
     assert_int_equal(s.read_bytes, 10 * s.layer_bytes);
+    assert_true(s.read_ns > 0 && s.verify_ns > 0 && s.wait_ns > 0);
     /* the reported lead is the time to read a ring of two layers */
     double ahead_s = (double)(2 * s.layer_bytes) / s.disk_bytes_per_s;
     assert_true(s.disk_bytes_per_s > 0 &&
@@ -282,6 +283,54 @@ static void copies_from_host_memory_are_counted(void **state)
         assert_int_equal(solo_try(&lab.t, lab.ids, 1, NULL, NULL), ERR_CANCELLED);
         weights_stop(&lab.t.m->w, false);
         assert_int_equal(solo_try(&lab.t, lab.ids, 1, NULL, NULL), 0);
+        solo_close(&lab.t);
+    }
+}
+
+/* A copy takes the place of the layer that is needed last. */
+static void the_layer_needed_last_is_replaced(void **state)
+{
+    static const struct {
+        int acquired[3]; /* one after another, each released at once */
+        uint64_t copies; /* layers that were copied until then, one ahead included */
+    } known[] = {
+        {{0, 3, 0}, 4}, {{0, 3, 1}, 5}, {{0, 1, 0}, 4}, {{3, 0, 3}, 4}, {{1, 2, 3}, 4}};
+    char path[PATH_MAX];
+    (void)state;
+    pack("synth:tiny-mha", 2, NULL, path);
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        lab_open(&lab, path, 2, 0, NULL, 0);
+        for (int k = 0; k < 3; k++) {
+            const struct layer_weights *lw;
+            int l = known[i].acquired[k];
+            assert_int_equal(weights_acquire(&lab.t.m->w, l, lab.t.s, &lw), 0);
+            weights_release(&lab.t.m->w, l, lab.t.s);
+        }
+        struct weights_stream_stats s = stats_of(&lab);
+        if (s.read_bytes != known[i].copies * s.layer_bytes)
+            fail_msg("case %zu: %d copies", i, (int)(s.read_bytes / s.layer_bytes));
+        solo_close(&lab.t);
+    }
+}
+
+/* After weights_stop no layer is lent, whether it is resident or not. */
+static void a_stop_is_for_all_layers(void **state)
+{
+    char path[PATH_MAX];
+    (void)state;
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+        pack("synth:tiny-mha", n_ranks, NULL, path);
+        lab_open(&lab, path, n_ranks, 2, NULL, 0);
+        for (int stops = 1; stops >= 0; stops--) {
+            weights_stop(&lab.t.m->w, stops);
+            for (int l = 0; l < 4; l++) {
+                const struct layer_weights *lw;
+                int rc = weights_acquire(&lab.t.m->w, l, lab.t.s, &lw);
+                assert_int_equal(rc, stops ? ERR_CANCELLED : 0);
+                if (rc == 0)
+                    weights_release(&lab.t.m->w, l, lab.t.s);
+            }
+        }
         solo_close(&lab.t);
     }
 }
@@ -466,8 +515,10 @@ static void a_flipped_bit_fails_the_pass(void **state)
     }
     assert_non_null(strstr(stats_of(&lab).fault, "damaged at byte"));
     assert_non_null(strstr(stats_of(&lab).fault, path));
+    assert_true(stats_of(&lab).n_failed >= 3);
     assert_int_equal(io_sim_flip(sim, path, at, 3), 0);
     expect_logits(&lab, want);
+    assert_string_equal(stats_of(&lab).fault, ""); /* a success ends the fault */
     close_on_sim();
 }
 
@@ -526,6 +577,7 @@ static void a_disk_that_hangs_fails_the_pass(void **state)
     assert_int_equal(rc, -ETIMEDOUT);
     assert_int_equal(feed(&lab), -ETIMEDOUT);
     assert_non_null(strstr(stats_of(&lab).fault, "does not answer"));
+    assert_int_equal(stats_of(&lab).n_failed, 1); /* the second pass does not wait again */
     io_sim_fault_clear(sim);
     io_sim_unstick(sim);
     while ((rc = feed(&lab)) == -ETIMEDOUT)
@@ -591,6 +643,8 @@ int main(void)
         cmocka_unit_test(held_layers_stay_while_others_pass),
         cmocka_unit_test(all_layers_may_be_held_at_once),
         cmocka_unit_test(copies_from_host_memory_are_counted),
+        cmocka_unit_test(the_layer_needed_last_is_replaced),
+        cmocka_unit_test(a_stop_is_for_all_layers),
         cmocka_unit_test(sizes_are_those_of_the_parts),
         cmocka_unit_test(keys_and_values_need_no_stream),
         cmocka_unit_test(a_flipped_bit_fails_the_pass),

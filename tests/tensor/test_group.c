@@ -760,6 +760,117 @@ static void every_call_of_an_exchange_counts(void **state)
     device_close(d);
 }
 
+/* --- recordings ------------------------------------------------------------------------------- */
+
+/* The recordings that ranks were asked for, and the one that fails. */
+static struct {
+    const struct device *device;
+    uint64_t key;
+} recorded[16];
+static int n_recorded, failing_recording;
+
+static int note_and_queue(struct stream *s, const struct ragged *r, uint64_t key,
+                          const void *at, int (*queue)(void *arg), void *arg)
+{
+    assert_true(n_recorded < 16 && r == NULL && at != NULL);
+    if (n_recorded == failing_recording) {
+        stream_fail(s, -EIO, "no graph");
+        return -EIO;
+    }
+    recorded[n_recorded].device = s->device;
+    recorded[n_recorded++].key = key;
+    return queue(arg);
+}
+
+struct work {
+    struct device *d;
+    struct stream *s;
+    struct mat x;
+};
+
+/* Three spans of operations, cut by two exchanges. */
+static int queue_work(void *arg)
+{
+    const struct work *w = arg;
+    const struct ops *op = w->d->ops;
+    int rc = op->act(w->s, w->x, ACTIVATION_RELU);
+    if (rc == 0)
+        rc = all_reduce(w->s, w->x);
+    if (rc == 0)
+        rc = op->add(w->s, w->x, w->x, w->x);
+    if (rc == 0)
+        rc = op->act(w->s, w->x, ACTIVATION_SILU);
+    if (rc == 0)
+        rc = all_reduce(w->s, w->x);
+    return rc == 0 ? op->add(w->s, w->x, w->x, w->x) : rc;
+}
+
+/* Each rank records each span once, under a key of the span. The result is that of the operations
+ * without a recording. */
+static void a_recording_is_cut_into_spans(void **state)
+{
+    (void)state;
+    enum { N = 12, RANKS = 3, SPANS = 3 };
+    struct device *d = open_group("cpu", RANKS);
+    struct group *g = group_of(d);
+    struct ops with_record = *g->rank[0]->ops;
+    struct work w = {.d = d};
+    struct buf b;
+    float want[N];
+    assert_null(d->ops->record);
+    assert_int_equal(stream_create(d, STREAM_COMPUTE, &w.s, NULL), 0);
+    float *x = alloc_floats(d, N, &b);
+    w.x = mat_of(x, DTYPE_F32, 1, N);
+    fill(d, x, N);
+    x[3] = -1; /* rank 0 alone */
+    assert_int_equal(queue_work(&w), 0);
+    memcpy(want, x, sizeof want);
+
+    with_record.record = note_and_queue;
+    for (int r = 0; r < RANKS; r++)
+        g->rank[r]->ops = &with_record;
+    g->ops = group_ops(g->rank[0]);
+    uint64_t keys[2][SPANS];
+    for (int round = 0; round < 3; round++) {
+        n_recorded = 0;
+        failing_recording = -1;
+        fill(d, x, N);
+        x[3] = -1;
+        assert_int_equal(d->ops->record(w.s, NULL, round == 2 ? 8 : 7, x, queue_work, &w),
+                         0);
+        for (int r = 0; r < RANKS; r++)
+            assert_memory_equal(rank_address(d, x, r), want, sizeof want);
+        assert_int_equal(n_recorded, SPANS * RANKS);
+        for (int i = 0; i < n_recorded; i++) {
+            assert_ptr_equal(recorded[i].device, g->rank[i % RANKS]);
+            assert_int_equal(recorded[i].key, recorded[i / RANKS * RANKS].key);
+            if (round == 0)
+                keys[0][i / RANKS] = recorded[i].key;
+            if (round == 1)
+                assert_int_equal(recorded[i].key, keys[0][i / RANKS]);
+            if (round == 2)
+                keys[1][i / RANKS] = recorded[i].key;
+        }
+        assert_null(group_stream(w.s)->recording);
+        assert_int_equal(group_stream(w.s)->only, -1);
+    }
+    for (int i = 0; i < 2 * SPANS; i++)
+        for (int k = 0; k < i; k++)
+            assert_true(keys[i / SPANS][i % SPANS] != keys[k / SPANS][k % SPANS]);
+    for (int bad = 0; bad < SPANS * RANKS; bad++) {
+        n_recorded = 0;
+        failing_recording = bad;
+        assert_int_equal(d->ops->record(w.s, NULL, 7, x, queue_work, &w), -EIO);
+        assert_int_equal(n_recorded, bad);
+        assert_string_equal(stream_fault(w.s), "no graph");
+        assert_null(group_stream(w.s)->recording);
+        assert_int_equal(stream_recover(w.s), 0);
+    }
+    buf_free(d, &b);
+    stream_destroy(w.s);
+    device_close(d);
+}
+
 /* A single device and a group describe themselves; the group's fields are its own. */
 static void descriptions(void **state)
 {
@@ -846,6 +957,7 @@ int main(void)
         cmocka_unit_test(large_copies_go_up_in_shares),
         cmocka_unit_test(a_failing_exchange_is_named),
         cmocka_unit_test(every_call_of_an_exchange_counts),
+        cmocka_unit_test(a_recording_is_cut_into_spans),
         cmocka_unit_test(descriptions),
         cmocka_unit_test(shares_things_out_over_stages),
         cmocka_unit_test(refuses),
