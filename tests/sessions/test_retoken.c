@@ -271,8 +271,8 @@ static void an_answer_is_remembered_in_both_forms(void **state)
     free(r.token_ids);
 }
 
-/* Without memory for the tokens the prompt is refused. An answer is then not remembered, or counts as
- * not remembered, and its text is tokenized. */
+/* Without memory for the tokens the prompt is refused. An answer is then not remembered, or counts
+ * as not remembered, and its text is tokenized. */
 static void without_memory_nothing_is_remembered(void **state)
 {
     (void)state;
