@@ -253,7 +253,6 @@ static int group_stream_create(struct device *d, enum stream_kind kind, struct s
     gs->base.device = d;
     gs->base.kind = kind;
     gs->only = -1;
-    gs->base.pool = kind == STREAM_COMPUTE ? d->pool : NULL;
     for (int i = 0; i < g->n; i++) {
         gs->n = i + 1;
         group_enter(g, i);

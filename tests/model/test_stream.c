@@ -522,6 +522,52 @@ static void a_flipped_bit_fails_the_pass(void **state)
     close_on_sim();
 }
 
+static void flip_byte(const char *path, uint64_t at)
+{
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, (long)at, SEEK_SET), 0);
+    int c = fgetc(f);
+    assert_int_equal(fseek(f, (long)at, SEEK_SET), 0);
+    assert_true(fputc(c ^ 1, f) != EOF);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* Layers in host memory are checked when the model is opened; those on a disk when they are used.
+ * Parts that stay are always checked at once. */
+static void a_damaged_part_ends_the_opening(void **state)
+{
+    char path[PATH_MAX];
+    (void)state;
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+        struct pack_file f;
+        struct err err = {0};
+        pack("synth:tiny-mha", n_ranks, NULL, path);
+        assert_int_equal(pack_file_open(&f, path, &err), 0);
+        for (size_t part = 0; part < f.n_parts; part++) {
+            struct device *d;
+            struct model *m = NULL;
+            lab.n_resident = 1; /* layer 0 */
+            if (f.parts[part].bytes == 0)
+                continue;
+            flip_byte(path, f.parts[part].at + 100);
+            assert_int_equal(group_open("cpu", NULL, n_ranks, 1, NULL, &d, &err), 0);
+            struct model_opts o = {.dev = d, .share = share, .share_arg = &lab};
+            bool waits = n_ranks == 1 && part > pack_streamed_part(0) &&
+                         (part - PACK_LAYERS) % 2 == 0;
+            err = (struct err){0};
+            assert_int_equal(model_open(path, &o, &m, &err), waits ? 0 : ERR_CORRUPT);
+            assert_int_equal(m != NULL, waits);
+            if (!waits)
+                assert_non_null(strstr(err.msg, "the weights are damaged at byte"));
+            model_close(m);
+            device_close(d);
+            flip_byte(path, f.parts[part].at + 100);
+        }
+        pack_file_close(&f);
+    }
+}
+
 /* Bytes that are damaged in transit, not on the disk, are read again, and the second read is
  * good. */
 static void a_bad_transfer_is_read_again(void **state)
@@ -648,6 +694,7 @@ int main(void)
         cmocka_unit_test(sizes_are_those_of_the_parts),
         cmocka_unit_test(keys_and_values_need_no_stream),
         cmocka_unit_test(a_flipped_bit_fails_the_pass),
+        cmocka_unit_test(a_damaged_part_ends_the_opening),
         cmocka_unit_test(a_bad_transfer_is_read_again),
         cmocka_unit_test(a_disk_that_ends_fails_the_pass),
         cmocka_unit_test(a_disk_that_hangs_fails_the_pass),
