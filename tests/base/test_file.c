@@ -194,8 +194,13 @@ static void a_signal_interrupts_no_file(void **state)
     assert_int_equal(setitimer(ITIMER_REAL, &soon, NULL), 0);
     assert_int_equal(file_write_all(end[1], "x", 1, -1), 0);
     assert_int_equal(atomic_load(&n_alarms), 2);
-    close(end[0]);
     close(end[1]);
+    ssize_t n;
+    char last = 0;
+    while ((n = read(end[0], page, sizeof page)) > 0)
+        last = page[n - 1];
+    assert_int_equal(last, 'x');
+    close(end[0]);
     assert_int_equal(sigaction(SIGALRM, &old, NULL), 0);
 }
 
@@ -207,6 +212,28 @@ static void only_files_belong_to_folders(void **state)
     expect_refusal(file_read_regular, at("pipe"), ERR_FORMAT, "not a regular file");
     expect_refusal(file_read_regular, "/dev/zero", ERR_FORMAT, "not a regular file");
     expect_refusal(file_read_regular, dir, ERR_FORMAT, "not a regular file");
+}
+
+/* A program without standard input reads its files as descriptor 0. */
+static void a_file_may_be_the_first_descriptor(void **state)
+{
+    (void)state;
+    struct err err = {0};
+    char *text = NULL;
+    size_t n = 0;
+    const char *path = at("abc");
+    int own = dup(STDIN_FILENO);
+    assert_true(own >= 0);
+    close(STDIN_FILENO);
+    int rc = file_read(path, 3, &text, &n, &err);
+    struct stat st;
+    int is_open = fstat(STDIN_FILENO, &st);
+    assert_int_equal(dup2(own, STDIN_FILENO), STDIN_FILENO);
+    close(own);
+    assert_int_equal(rc, 0);
+    assert_int_equal(is_open, -1);
+    assert_int_equal(n, 3);
+    free(text);
 }
 
 /* Bytes are written at the descriptor's position, or at an offset, which leaves the position
@@ -272,6 +299,7 @@ int main(void)
         cmocka_unit_test(a_large_pipe_is_read_to_its_end),
         cmocka_unit_test(a_signal_interrupts_no_file),
         cmocka_unit_test(only_files_belong_to_folders),
+        cmocka_unit_test(a_file_may_be_the_first_descriptor),
         cmocka_unit_test(writes_all_bytes),
         cmocka_unit_test(a_part_is_followed_by_the_rest),
     };

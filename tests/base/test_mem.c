@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -37,9 +38,13 @@ static void an_allocation_is_served_from_the_reserve(void **state)
     /* the reserve's own allocation is denied, too */
     assert_int_equal(mem_check(&err), -ENOMEM);
     assert_non_null(strstr(err.msg, "memory is short"));
+    errno = 0;
     assert_null(mem_try(10));
+    assert_int_equal(errno, ENOMEM);
     assert_null(mem_try_calloc(10, 1));
+    errno = 0;
     assert_null(mem_map(4096));
+    assert_int_equal(errno, ENOMEM);
     memtest_stop();
     assert_false(mem_is_short()); /* memtest_stop has refilled the reserve */
     assert_int_equal(mem_check(&err), 0);
@@ -90,6 +95,7 @@ static void copies_have_their_bytes(void **state)
     assert_memory_equal(bytes, "a\0b", 4);
     assert_string_equal(text, "text");
     uint64_t *zeros = xcalloc(1000, 8);
+    assert_true(malloc_usable_size(zeros) >= 8000 && malloc_usable_size(bytes) >= 4);
     for (int i = 0; i < 1000; i++)
         assert_true(zeros[i] == 0);
     char *grown = xrealloc(text, 5000);
@@ -279,6 +285,36 @@ static void a_pledge_is_spent_before_the_reserve(void **state)
     free(r);
 }
 
+/* Returns the pages of this process's address space. */
+static long address_pages(void)
+{
+    long n = -1;
+    FILE *f = fopen("/proc/self/statm", "re");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%ld", &n), 1);
+    fclose(f);
+    return n;
+}
+
+/* A pledge takes address space until it is given up. A second one replaces the first. */
+static void a_pledge_holds_address_space(void **state)
+{
+    (void)state;
+    enum { N = 1 << 28, PAGES = N / 4096 };
+    struct err err = {0};
+    long before = address_pages();
+    assert_int_equal(mem_pledge(N, &err), 0);
+    assert_int_equal(address_pages() - before, PAGES);
+    assert_int_equal(mem_pledge(2 * N, &err), 0);
+    assert_int_equal(address_pages() - before, 2 * PAGES);
+    mem_unpledge();
+    assert_int_equal(address_pages(), before);
+    assert_int_equal(mem_pledge(SIZE_MAX / 2, &err), -ENOMEM);
+    assert_int_equal(err.code, -ENOMEM);
+    mem_unpledge();
+    assert_int_equal(address_pages(), before);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -292,6 +328,7 @@ int main(void)
         cmocka_unit_test(mappings_are_counted),
         cmocka_unit_test(a_spent_reserve_is_told_once),
         cmocka_unit_test(a_pledge_is_spent_before_the_reserve),
+        cmocka_unit_test(a_pledge_holds_address_space),
         cmocka_unit_test(where_the_reserve_ends_the_program_ends),
     };
     memtest_init();

@@ -895,6 +895,16 @@ static void nearest(void **state)
     assert_null(opt_nearest("abcdef", (const char *const[]){"abcxyz"}, 1));
     assert_null(opt_nearest("foo", (const char *const[]){"top-k", "host", "port"}, 3));
     assert_null(opt_nearest("", words, 0));
+    /* words of 40 letters are not compared, and those of 39 are */
+    for (int n = 38; n <= 41; n++) {
+        char typed[50] = "x", word[50] = "y";
+        const char *const one[] = {word};
+        memset(typed + 1, 'a', 36);
+        memset(word + 1, 'a', (size_t)n - 1);
+        assert_int_equal(opt_nearest(typed, one, 1) != NULL, n < 40);
+        assert_int_equal(opt_nearest(word, (const char *const[]){typed}, 1) != NULL,
+                         n < 40);
+    }
 }
 
 /* A mistake in the use of a command gives a message on stderr that says where to look, and ends the

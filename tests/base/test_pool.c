@@ -90,7 +90,7 @@ static void sleeping_workers_wake_up(void **state)
 }
 
 struct meeting {
-    atomic_int n_here;
+    atomic_int n_here, n_gone;
     atomic_int n_lonely; /* shares that did not meet all others */
 };
 
@@ -98,13 +98,15 @@ struct meeting {
 static void meet(void *arg, int thread_idx, int n_threads)
 {
     struct meeting *m = arg;
-    (void)thread_idx;
     int64_t end = clock_now_ns() + (int64_t)60 * 1000000000;
     atomic_fetch_add(&m->n_here, 1);
     while (atomic_load(&m->n_here) < n_threads && clock_now_ns() < end)
         sched_yield();
     if (atomic_load(&m->n_here) < n_threads)
         atomic_fetch_add(&m->n_lonely, 1);
+    if (thread_idx > 0)
+        clock_sleep_ns(1000000); /* the caller waits much longer than it spins */
+    atomic_fetch_add(&m->n_gone, 1);
 }
 
 /* Without its workers a pool would give the same results, on one thread. (A job must not rely on a
@@ -119,10 +121,25 @@ static void each_share_finds_a_thread(void **state)
             clock_sleep_ns(i % 2 * 2000000); /* the workers spin, or sleep */
             pool_run(p, meet, &m);
             assert_int_equal(atomic_load(&m.n_here), n);
+            assert_int_equal(atomic_load(&m.n_gone), n);
             assert_int_equal(atomic_load(&m.n_lonely), 0);
         }
         pool_destroy(p);
     }
+}
+
+/* Workers without work block: together they use a small part of the time that passes. */
+static void idle_workers_use_no_processor(void **state)
+{
+    (void)state;
+    struct pool *p = make(MAX_THREADS);
+    run_many(p, 1);
+    clock_sleep_ns(20000000);
+    int64_t before = clock_cpu_now().ran_ns;
+    clock_sleep_ns(200000000);
+    int64_t ran = clock_cpu_now().ran_ns - before;
+    pool_destroy(p);
+    assert_in_range(ran, 0, 50000000);
 }
 
 static void create_and_destroy_without_work(void **state)
@@ -242,6 +259,7 @@ int main(void)
         cmocka_unit_test(refused_threads_are_told),
         cmocka_unit_test(sleeping_workers_wake_up),
         cmocka_unit_test(each_share_finds_a_thread),
+        cmocka_unit_test(idle_workers_use_no_processor),
         cmocka_unit_test(create_and_destroy_without_work),
         cmocka_unit_test(two_callers_take_turns),
         cmocka_unit_test(shares_cover_everything_once),
