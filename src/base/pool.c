@@ -23,6 +23,18 @@
 #include "base/thread.h"
 
 #define SPIN_NS 30000
+/* Most that a thread prefetches for the next job: a fraction of a core's second cache. */
+#define EXPECT_BYTES (192 << 10)
+/* Lines that a thread prefetches before it looks for work again. */
+#define EXPECT_LINES 16
+
+/* A thread's progress through the announced ranges. */
+struct ahead {
+    int thread_idx; /* a worker often gets the share of its number, and always if it is alone */
+    unsigned turn; /* the announcement that `at` and `left` belong to */
+    uintptr_t at;  /* next address to prefetch; the memory may no longer exist */
+    size_t left;   /* bytes that are still to be prefetched */
+};
 
 struct pool {
     int n_threads;         /* shares of a job, one per thread */
@@ -35,8 +47,18 @@ struct pool {
     /* Job number in the upper half, next share in the lower half, so a late thread cannot take a
      * share of an ended job. fn and arg do not change while a taken share runs. */
     atomic_uint_least64_t ticket;
-    atomic_int n_left; /* shares of the present job that are not finished */
+    atomic_int n_begun; /* workers that run */
+    atomic_int n_left;  /* shares of the present job that are not finished */
     atomic_bool quit;
+    /* The announced ranges, and how many announcements there were.  A thread that reads them while
+     * they change prefetches memory that nobody needs. */
+    struct {
+        atomic_uint turn;
+        atomic_uintptr_t at[POOL_RANGES];
+        atomic_size_t n_bytes[POOL_RANGES];
+        atomic_bool is_new; /* the next job publishes them by counting them in `turn` */
+    } expected;
+    struct ahead ahead; /* of the caller of pool_run; thread_idx is 0 */
     pool_fn *fn;
     void *arg;
 };
@@ -69,24 +91,80 @@ static bool job_is_done(struct pool *p)
     return atomic_load_explicit(&p->n_left, memory_order_acquire) == 0;
 }
 
-static bool spin_until(struct pool *p, bool (*reached)(struct pool *p))
+/* Begins this thread's share of the announced ranges: the part of it that lies in its first range.
+ */
+static void ahead_begin(struct pool *p, struct ahead *a, unsigned turn)
+{
+    size_t n[POOL_RANGES], all = 0;
+    for (int i = 0; i < POOL_RANGES; i++) {
+        n[i] = atomic_load_explicit(&p->expected.n_bytes[i], memory_order_relaxed);
+        all += n[i];
+    }
+    size_t skip = all / (size_t)p->n_threads * (size_t)a->thread_idx;
+    a->turn = turn;
+    a->left = 0;
+    for (int i = 0; i < POOL_RANGES && a->left == 0; i++) {
+        if (skip < n[i]) {
+            a->at = atomic_load_explicit(&p->expected.at[i], memory_order_relaxed) + skip;
+            a->left = n[i] - skip;
+        }
+        skip -= skip < n[i] ? skip : n[i];
+    }
+    size_t share = all / (size_t)p->n_threads;
+    a->left = a->left < share ? a->left : share;
+    a->left = a->left < EXPECT_BYTES ? a->left : EXPECT_BYTES;
+}
+
+/* Prefetches some lines.  Returns false if there is nothing to prefetch. */
+static bool ahead_fetch(struct pool *p, struct ahead *a)
+{
+    unsigned turn = atomic_load_explicit(&p->expected.turn, memory_order_acquire);
+    if (turn != a->turn)
+        ahead_begin(p, a, turn);
+    if (a->left == 0)
+        return false;
+    for (int i = 0; i < EXPECT_LINES && a->left > 0; i++) {
+        __builtin_prefetch((const void *)a->at, 0, 2);
+        a->at += 64;
+        a->left -= a->left < 64 ? a->left : 64;
+    }
+    return true;
+}
+
+static bool spin_until(struct pool *p, bool (*reached)(struct pool *p), struct ahead *a)
 {
     int64_t end = clock_now_ns() + SPIN_NS;
     do {
         for (int i = 0; i < 64; i++) {
             if (reached(p))
                 return true;
-            __builtin_ia32_pause();
+            if (!ahead_fetch(p, a))
+                __builtin_ia32_pause();
         }
     } while (clock_now_ns() < end);
     return false;
 }
 
+void pool_expect(struct pool *p, const struct pool_range *range, int n)
+{
+    if (p == NULL || p->n_threads == 1)
+        return;
+    for (int i = 0; i < POOL_RANGES; i++) {
+        bool is_there = i < n;
+        atomic_store_explicit(&p->expected.at[i], is_there ? (uintptr_t)range[i].at : 0,
+                              memory_order_relaxed);
+        atomic_store_explicit(&p->expected.n_bytes[i], is_there ? range[i].n_bytes : 0,
+                              memory_order_relaxed);
+    }
+    atomic_store(&p->expected.is_new, true);
+}
+
 static void *worker_main(void *arg)
 {
     struct pool *p = arg;
+    struct ahead ahead = {.thread_idx = atomic_fetch_add(&p->n_begun, 1) + 1};
     while (!atomic_load(&p->quit)) {
-        if (!spin_until(p, share_is_left)) {
+        if (!spin_until(p, share_is_left, &ahead)) {
             pthread_mutex_lock(&p->lock);
             while (!share_is_left(p) && !atomic_load(&p->quit))
                 pthread_cond_wait(&p->start, &p->lock);
@@ -156,7 +234,7 @@ int pool_threads(const struct pool *p)
 
 static void job_wait(struct pool *p)
 {
-    if (spin_until(p, job_is_done))
+    if (spin_until(p, job_is_done, &p->ahead))
         return;
     pthread_mutex_lock(&p->lock);
     while (!job_is_done(p))
@@ -174,6 +252,8 @@ void pool_run(struct pool *p, pool_fn *fn, void *arg)
     p->fn = fn;
     p->arg = arg;
     atomic_store(&p->n_left, p->n_threads);
+    if (atomic_exchange(&p->expected.is_new, false))
+        atomic_fetch_add_explicit(&p->expected.turn, 1, memory_order_release);
     uint64_t job = (atomic_load(&p->ticket) >> 32) + 1;
     atomic_store(&p->ticket, job << 32 | 1); /* the new job's share 0 is the caller's */
     wake_all(p);

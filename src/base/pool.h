@@ -6,9 +6,15 @@
  * not wait for another share.  Idle workers block after a short bounded spin; a pool that only
  * spins becomes very slow when other programs use the cores.  A pool runs one pool_run at a time; a
  * second caller waits.  The division of work never changes results: kernels split rows or columns,
- * never sums. */
+ * never sums.
+ *
+ * Between jobs the caller works alone, and at a job's end one thread waits for the other.  A thread
+ * that waits reads nothing, so memory is idle.  pool_expect says what will be read next; threads
+ * that wait then bring the beginning of their shares into their caches. */
 #ifndef BASE_POOL_H
 #define BASE_POOL_H
+
+#include <stddef.h>
 
 #include "base/err.h"
 
@@ -24,6 +30,20 @@ void pool_destroy(struct pool *p); /* joins the workers; NULL is allowed */
 int pool_threads(const struct pool *p);
 /* p NULL: all shares run on this thread */
 void pool_run(struct pool *p, pool_fn *fn, void *arg);
+
+/* n_bytes of memory. */
+struct pool_range {
+    const void *at;
+    size_t n_bytes;
+};
+
+enum { POOL_RANGES = 3 };
+
+/* Announces what will be read after the next job: n <= POOL_RANGES ranges, one after another, in a
+ * share for each thread.  From the start of the next job on, threads that wait prefetch them.  A
+ * wrong announcement costs time and nothing else, even if the memory no longer exists.  p NULL is
+ * allowed. */
+void pool_expect(struct pool *p, const struct pool_range *range, int n);
 
 /* Computes the range [*begin, *end) of [0, n_items) that thread i of n takes, in multiples of
  * `unit`. */

@@ -197,6 +197,41 @@ static enum activation activation_of(enum act_kind a)
     return ACTIVATION_RELU;
 }
 
+/* Products of at most this many rows wait for memory, and not for arithmetic. */
+enum { FEW_ROWS = 4 };
+
+/* Says which weights are read after the next product. */
+static void expect(const struct layer_call *c, const struct weight *const *w, int n)
+{
+    const struct ops *op = c->m->dev->ops;
+    if (op->expect != NULL && c->r->n_rows <= FEW_ROWS)
+        op->expect(c->s, w, n);
+}
+
+static void expect_one(const struct layer_call *c, const struct weight *w)
+{
+    expect(c, &w, 1);
+}
+
+/* Says what follows the layer's last product: the next layer's first products, or the head. */
+static void expect_after(const struct layer_call *c)
+{
+    const struct weight *w[MATMUL_MANY];
+    int n = 0;
+    if (c->l + 1 == c->m->cfg.n_layers) {
+        w[n++] = &c->m->w.head;
+    } else {
+        const struct layer_weights *next = weights_resident(&c->m->w, c->l + 1);
+        if (next == NULL)
+            return;
+        w[n++] = &next->wkv;
+        if (next->wv.n > 0)
+            w[n++] = &next->wv;
+        w[n++] = &next->wq;
+    }
+    expect(c, w, n);
+}
+
 /* Computes out = the layer applied to x, rounded to the state dtype.  Each rank of a device group
  * has a share of the heads and of the MLP's columns.  Its products with wo and w_down are summands,
  * which all_reduce adds. */
@@ -220,9 +255,11 @@ static int layer(void *arg)
     /* Attention: q, K and V are projected from the normalised input.  K and V enter the cache; q
      * attends to the whole cache. */
     TRY(norm(m, s, normed, c->x, lw->norm1_w, lw->norm1_b));
+    expect_one(c, &lw->wo);
     TRY(project_qkv(m, a, s, lw, normed, q, c->kv_rows));
     TRY(op->rope_kv_fill(s, q, c->kv, c->kv_rows, &m->rope[c->kv->stage], c->r));
     TRY(op->attention(s, att, q, c->kv, c->r, scale, window));
+    expect_one(c, &lw->w_up);
     TRY(op->matmul(s, summand, att, &lw->wo, lw->bo));
     TRY(all_reduce(s, summand));
 
@@ -243,11 +280,13 @@ static int layer(void *arg)
     }
 
     /* MLP: down(act(gate) * up), or down(act(up)). */
+    expect_one(c, &lw->w_down);
     TRY(op->matmul(s, up, normed, &lw->w_up, lw->b_up));
     if (cfg->mlp_gated)
         TRY(op->act_mul(s, ffn, up, activation_of(cfg->act)));
     else
         TRY(op->act(s, up, activation_of(cfg->act)));
+    expect_after(c);
     TRY(op->matmul(s, summand, ffn, &lw->w_down, lw->b_down));
     TRY(all_reduce(s, summand));
 

@@ -12,6 +12,11 @@ int weights_acquire(const struct weights *w, int l, struct stream *s,
     return 0;
 }
 
+const struct layer_weights *weights_resident(const struct weights *w, int l)
+{
+    return w->source == NULL ? &w->layers[l] : NULL;
+}
+
 void weights_release(const struct weights *w, int l, struct stream *s)
 {
     if (w->source != NULL)

@@ -52,6 +52,8 @@ struct layer_source {
 int weights_acquire(const struct weights *w, int l, struct stream *s,
                     const struct layer_weights **out);
 void weights_release(const struct weights *w, int l, struct stream *s);
+/* Returns layer l if all layers are resident, else NULL. */
+const struct layer_weights *weights_resident(const struct weights *w, int l);
 
 /* Does the same as weights_acquire, for operations that compute K and V only. */
 int weights_acquire_kv(const struct weights *w, int l, struct stream *s,

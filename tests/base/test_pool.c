@@ -251,6 +251,30 @@ static void shares_are_whole_units(void **state)
         }
 }
 
+/* Announced memory need not exist, may change between jobs, and may be of any size. Jobs are
+ * unaffected. Without a pool or workers nothing happens. */
+static void announced_memory_may_be_anything(void **state)
+{
+    (void)state;
+    static char there[1 << 20];
+    const struct pool_range ranges[][POOL_RANGES] = {
+        {{there, sizeof there}, {there, 1}, {NULL, 0}},
+        {{NULL, SIZE_MAX}, {there, SIZE_MAX}, {there, SIZE_MAX}},
+        {{(const void *)~(uintptr_t)0, 4096}, {NULL, 0}, {there, 100}},
+    };
+    for (int n_threads = 1; n_threads <= MAX_THREADS; n_threads++) {
+        struct pool *p = make(n_threads);
+        for (int i = 0; i < 60; i++) {
+            pool_expect(p, ranges[i % 3], i / 3 % (POOL_RANGES + 1));
+            run_many(p, 1 + i % 3);
+            if (i % 20 == 0)
+                clock_sleep_ns(200000);
+        }
+        pool_destroy(p);
+    }
+    pool_expect(NULL, ranges[0], 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -264,6 +288,7 @@ int main(void)
         cmocka_unit_test(two_callers_take_turns),
         cmocka_unit_test(shares_cover_everything_once),
         cmocka_unit_test(shares_are_whole_units),
+        cmocka_unit_test(announced_memory_may_be_anything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

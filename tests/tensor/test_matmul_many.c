@@ -108,21 +108,30 @@ static void test_as_the_reference(void **state)
 }
 
 /* A thread takes its own stretch of items first, then items of the others. No item is taken twice,
- * and none is left. */
+ * and none is left. A take is a quarter of what is left of a stretch, or `least` items, or all. */
 static void test_stretches_are_taken_whole(void **state)
 {
     (void)state;
     for (long n_items = 0; n_items < 40; n_items++)
-        for (int n_threads = 1; n_threads <= MAX_STRETCHES + 3; n_threads++) {
-            struct stretches s;
-            int seen[40] = {0}, at = n_threads - 1;
-            long item;
-            stretches_init(&s, n_items, n_threads);
-            while (stretch_take(&s, n_threads - 1, &at, &item))
-                seen[item]++;
-            for (long i = 0; i < n_items; i++)
-                assert_int_equal(seen[i], 1);
-        }
+        for (int n_threads = 1; n_threads <= MAX_STRETCHES + 3; n_threads++)
+            for (long least = 1; least <= 3; least++) {
+                struct stretches s;
+                int seen[40] = {0}, at = n_threads - 1, before = at;
+                long item, n, left = 0;
+                stretches_init(&s, n_items, least, n_threads);
+                while ((n = stretch_take(&s, n_threads - 1, &at, &item)) > 0) {
+                    if (left == 0 || at != before)
+                        left = s.of[at % s.n].end - item;
+                    long quarter = left / 4 > least ? left / 4 : least;
+                    assert_int_equal(n, quarter < left ? quarter : left);
+                    before = at;
+                    left -= n;
+                    for (long i = item; i < item + n; i++)
+                        seen[i]++;
+                }
+                for (long i = 0; i < n_items; i++)
+                    assert_int_equal(seen[i], 1);
+            }
 }
 
 int main(void)

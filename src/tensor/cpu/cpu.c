@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct ops cpu_ops = OPERATIONS_TABLE(cpu, .matmul_many = cpu_matmul_many);
+static const struct ops cpu_ops = OPERATIONS_TABLE(cpu, .matmul_many = cpu_matmul_many,
+                                                   .expect = cpu_expect);
 
 /* --- instruction sets ----------------------------------------------------------------------- */
 
@@ -171,8 +172,9 @@ void rows_run(const struct stream *s, int64_t n_rows, int64_t elements, rows_fn 
         pool_run(s->pool, rows_share, &job);
 }
 
-void stretches_init(struct stretches *s, long n_items, int n_threads)
+void stretches_init(struct stretches *s, long n_items, long least, int n_threads)
 {
+    s->least = least;
     s->n = n_threads < MAX_STRETCHES ? n_threads : MAX_STRETCHES;
     for (int i = 0; i < s->n; i++) {
         long begin;

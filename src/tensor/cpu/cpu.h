@@ -162,27 +162,35 @@ static inline bool item_take(struct items *it, long *item)
 
 /* Like struct items, for few rows of activations, where reading weights takes all the time.  Each
  * thread begins with its own stretch of neighbouring items, so that it can prefetch the next item's
- * memory while it reads one.  When its stretch is done it takes items of other stretches. */
+ * memory while it reads one.  When its stretch is done it takes items of other stretches.  A thread
+ * takes a quarter of what is left at once: each take waits for the loads before it. */
 #define MAX_STRETCHES 16
 struct stretches {
     int n;
+    long least; /* items of one take, at least, while there are as many */
     struct {
         _Alignas(64) atomic_long next;
         long end;
     } of[MAX_STRETCHES];
 };
-void stretches_init(struct stretches *s, long n_items, int n_threads);
-/* Takes an item.  *at: the stretch that this thread works on, initially its own index.  Returns
- * false if no item is left. */
-static inline bool stretch_take(struct stretches *s, int thread_idx, int *at, long *item)
+void stretches_init(struct stretches *s, long n_items, long least, int n_threads);
+/* Takes items [*item, *item + n).  Returns n; 0 if no item is left.  *at: the stretch that this
+ * thread works on, initially its own index. */
+static inline long stretch_take(struct stretches *s, int thread_idx, int *at, long *item)
 {
     for (; *at < thread_idx + s->n; ++*at) {
         int i = *at % s->n;
-        *item = atomic_fetch_add_explicit(&s->of[i].next, 1, memory_order_relaxed);
-        if (*item < s->of[i].end)
-            return true;
+        long n, left;
+        *item = atomic_load_explicit(&s->of[i].next, memory_order_relaxed);
+        while ((left = s->of[i].end - *item) > 0) {
+            n = left / 4 > s->least ? left / 4 : left < s->least ? left : s->least;
+            if (atomic_compare_exchange_weak_explicit(&s->of[i].next, item, *item + n,
+                                                      memory_order_relaxed,
+                                                      memory_order_relaxed))
+                return n;
+        }
     }
-    return false;
+    return 0;
 }
 
 /* Returns whether the weights of a product of few rows are prefetched into the second cache only.
@@ -214,5 +222,6 @@ static inline void *row_ptr(struct mat a, int64_t row)
 
 OPERATIONS_DECLARE(cpu)
 int cpu_matmul_many(struct stream *s, struct mat a, const struct product *p, int n);
+void cpu_expect(struct stream *s, const struct weight *const *w, int n);
 
 #endif

@@ -237,3 +237,14 @@ int cpu_matmul_many(struct stream *s, struct mat a, const struct product *p, int
     }
     return rc;
 }
+
+void cpu_expect(struct stream *s, const struct weight *const *w, int n)
+{
+    struct pool_range range[MATMUL_MANY];
+    _Static_assert((int)MATMUL_MANY <= (int)POOL_RANGES, "every weight has a range");
+    CHECK(n <= MATMUL_MANY);
+    for (int i = 0; i < n; i++)
+        range[i] = (struct pool_range){w[i]->mem.ptr,
+                                       cpu_weight_bytes(w[i]->dtype, w[i]->n, w[i]->k)};
+    pool_expect(s->pool, range, n);
+}

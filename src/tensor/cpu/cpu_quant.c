@@ -14,8 +14,10 @@
 
 /* Size of one tile, rows by panels, as in cpu_matmul.c: a k-block of 192 rows is 96 KiB. */
 #define TILE_N_PANELS 8
-/* Panels of one tile of few rows: as many as a kernel reads at once. */
+/* Panels of one tile of few rows, at least: as many as a kernel reads at once.  A kernel that reads
+ * one after another needs larger tiles only to take fewer of them. */
 #define DIRECT_N_PANELS 4
+#define STREAM_N_PANELS 2
 
 size_t quant_panel_bytes(enum dtype t, int64_t k)
 {
@@ -66,9 +68,9 @@ struct quant_job {
     int m;
     int n_row_tiles;
     int tile_panels;
-    bool direct;
-    int16_t *x; /* [k-blocks][m][256] */
-    float *e;   /* [k-blocks][m] */
+    bool direct, streams; /* few rows; weights are read panel by panel */
+    int16_t *x;           /* [k-blocks][m][256] */
+    float *e;             /* [k-blocks][m] */
     struct items items;
     struct stretches stretches; /* used by products of few rows */
 };
@@ -87,19 +89,23 @@ static void round_rows(void *arg, int64_t begin, int64_t end)
     }
 }
 
-static struct quant_tile tile_at(const struct quant_job *job, long item, int thread_idx)
+/* Makes the tile of n items from `item` on, or of fewer if they belong to several matrices.  n is 1
+ * if there are several tiles of rows.  Returns the number of its items. */
+static long tile_at(const struct quant_job *job, long item, long n, int thread_idx,
+                    struct quant_tile *t)
 {
     const struct part *p = job->part;
     while (item >= p->n_items)
         item -= p++->n_items;
+    n = n < p->n_items - item ? n : p->n_items - item;
     const struct weight *w = p->w;
     int rt = (int)(item % job->n_row_tiles);
     int r0 = job->m * rt / job->n_row_tiles, r1 = job->m * (rt + 1) / job->n_row_tiles;
     int64_t panel = item / job->n_row_tiles * job->tile_panels, col = panel * PANEL;
     int64_t n_panels = panels_of(w->n) - panel;
-    if (n_panels > job->tile_panels)
-        n_panels = job->tile_panels;
-    return (struct quant_tile){
+    if (n_panels > n * job->tile_panels)
+        n_panels = n * job->tile_panels;
+    *t = (struct quant_tile){
         .x = job->x + (int64_t)r0 * MATMUL_K_BLOCK,
         .e = job->e + r0,
         .x_rows = job->m,
@@ -116,6 +122,7 @@ static struct quant_tile tile_at(const struct quant_job *job, long item, int thr
         .bias = p->bias != NULL ? p->bias + col : NULL,
         .scratch = scratch_thread(job->s, thread_idx),
     };
+    return n;
 }
 
 static void run_blocked(void *arg, int thread_idx, int n_threads)
@@ -123,7 +130,8 @@ static void run_blocked(void *arg, int thread_idx, int n_threads)
     struct quant_job *job = arg;
     (void)n_threads;
     for (long item; item_take(&job->items, &item);) {
-        struct quant_tile t = tile_at(job, item, thread_idx);
+        struct quant_tile t;
+        tile_at(job, item, 1, thread_idx, &t);
         job->kernels->blocked(&t);
     }
 }
@@ -132,14 +140,17 @@ static void run_direct(void *arg, int thread_idx, int n_threads)
 {
     struct quant_job *job = arg;
     const struct quant_kernels *k = job->kernels;
-    bool stream = k->direct_stream != NULL && cpu_reads_one_stream();
-    void (*direct)(const struct quant_tile *) = stream ? k->direct_stream : k->direct;
+    void (*direct)(const struct quant_tile *) = job->streams ? k->direct_stream : k->direct;
     int at = thread_idx;
     (void)n_threads;
-    for (long item; stretch_take(&job->stretches, thread_idx, &at, &item);) {
-        struct quant_tile t = tile_at(job, item, thread_idx);
-        direct(&t);
-    }
+    for (long item, n; (n = stretch_take(&job->stretches, thread_idx, &at, &item)) > 0;)
+        while (n > 0) {
+            struct quant_tile t;
+            long taken = tile_at(job, item, n, thread_idx, &t);
+            direct(&t);
+            item += taken;
+            n -= taken;
+        }
 }
 
 /* Multiplies rows [row0, row0 + m), m <= PACK_ROWS. */
@@ -150,7 +161,11 @@ static void multiply_rows(struct quant_job *job)
     job->e = (float *)(job->x + k_blocks * job->m * MATMUL_K_BLOCK);
     job->direct = job->m <= job->kernels->direct_rows;
     job->n_row_tiles = (job->m + TILE_ROWS - 1) / TILE_ROWS;
-    job->tile_panels = job->direct ? DIRECT_N_PANELS : TILE_N_PANELS;
+    job->streams = job->direct && job->kernels->direct_stream != NULL &&
+                   cpu_reads_one_stream();
+    job->tile_panels = job->streams  ? STREAM_N_PANELS
+                       : job->direct ? DIRECT_N_PANELS
+                                     : TILE_N_PANELS;
     rows_run(job->s, job->m, job->m * job->a.cols, round_rows, job);
     long n_items = 0;
     for (int i = 0; i < job->n_parts; i++) {
@@ -160,7 +175,8 @@ static void multiply_rows(struct quant_job *job)
         n_items += p->n_items;
     }
     if (job->direct) {
-        stretches_init(&job->stretches, n_items, pool_threads(job->s->pool));
+        stretches_init(&job->stretches, n_items, DIRECT_N_PANELS / job->tile_panels,
+                       pool_threads(job->s->pool));
     } else {
         job->items.n = n_items;
         atomic_store(&job->items.next, 0);

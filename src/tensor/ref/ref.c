@@ -1,7 +1,8 @@
 /* ref.c - the reference device: host memory and the naive operations. */
 #include "tensor/ref/ref.h"
 
-static const struct ops ref_ops = OPERATIONS_TABLE(ref, .matmul_many = NULL);
+static const struct ops ref_ops = OPERATIONS_TABLE(ref, .matmul_many = NULL,
+                                                   .expect = NULL);
 
 int ref_device_open(struct pool *pool, struct device **out, struct err *err)
 {
