@@ -363,13 +363,14 @@ void seq_enter_prefill(struct seq *s)
 static void leave(struct seq *s)
 {
     CHECK(s->restore == NULL);
+    int n_done = s->n_done;
     save_idle(s->save, s->tokens, seq_at(s));
     seq_drop_blocks(s);
     save_stop(s->save);
     s->n_done = 0;
     enter(s, PHASE_WAIT);
     chain_extend(&s->chain, s->tokens, s->n_tokens);
-    stairs_left(s);
+    stairs_left(s, n_done);
 }
 
 /* Gives up place and blocks. From now on the statistics of the first admission are reported. */

@@ -98,6 +98,8 @@ struct stairs {
     uint64_t mark;
     /* Index of the first chunk that could not be restored; INT_MAX: no chunk failed. */
     int limit;
+    /* Tokens [0, n_left) were done when the sequence last left its place and had its state. */
+    int n_left;
     int n_replays;      /* times that stairs were replayed because their state was lost */
     enum save_end lost; /* why the sequence's last save ended early */
     int64_t t_step;     /* when the last stair ended */

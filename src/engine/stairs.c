@@ -126,8 +126,10 @@ void stairs_deinit(struct seq *s)
     free(s->stairs.pins);
 }
 
-void stairs_left(struct seq *s)
+void stairs_left(struct seq *s, int n_done)
 {
+    if (n_done >= view_moved(&s->view))
+        s->stairs.n_left = view_token(&s->view, n_done);
     begin(s);
 }
 
@@ -306,7 +308,7 @@ static void choose_view(struct seq *s)
     view_set(&s->view, &s->chain, s->tokens, s->n_tokens, 0);
 }
 
-/* Replays the stairs, because a stair that s had reached has lost its state. */
+/* Replays the stairs, because the stair that s was on has lost its state. */
 static void replay(struct seq *s)
 {
     enum save_end lost = s->save != NULL ? save_ended(s->save) : s->stairs.lost;
@@ -338,8 +340,8 @@ void stairs_choose(struct seq *s)
     }
     choose_view(s);
     s->stairs.must_choose = false;
-    int next = s->n_reached < s->n_tokens ? s->n_reached : s->n_tokens - 1;
-    bool is_lost = s->n_reached > 0 && s->view.cut < truncation_cut(t, next);
+    int next = s->stairs.n_left < s->n_tokens ? s->stairs.n_left : s->n_tokens - 1;
+    bool is_lost = s->view.cut < truncation_cut(t, next);
     /* The next stair begins: all chunks of the ended stair are durable. */
     if (s->stairs.is_stepping && !is_lost)
         let_go(s);
@@ -366,13 +368,15 @@ void stairs_began(struct seq *s)
     s->stairs.asks_remote = false;
     s->stairs.limit = INT_MAX;
     o->n_dropped = s->view.cut;
-    o->n_computed_again += s->n_reached > seq_at(s) ? s->n_reached - seq_at(s) : 0;
 }
 
 void stairs_advanced(struct seq *s)
 {
     int64_t first = truncation_first(truncation_of(s), s->view.cut);
-    s->n_reached = seq_at(s) > s->n_reached ? seq_at(s) : s->n_reached;
+    int end = seq_at(s), begin = end - s->n_rows, before = s->n_reached;
+    int known_end = end < before ? end : before;
+    s->out.truncation.n_computed_again += known_end > begin ? known_end - begin : 0;
+    s->n_reached = end > before ? end : before;
     if (carry_is_on(&s->stairs.carry))
         s->stairs.carry.n = s->n_done;
     if (s->stairs.n_former > 0 &&

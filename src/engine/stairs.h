@@ -34,8 +34,9 @@
 void stairs_init(struct seq *s);
 void stairs_deinit(struct seq *s);
 
-/* Call when s has left its place and waits; its chain is complete. Sets the view anew. */
-void stairs_left(struct seq *s);
+/* Call when s has left its place and waits; its chain is complete. n_done: its n_done before that.
+ * Sets the view anew. */
+void stairs_left(struct seq *s, int n_done);
 /* Returns whether s must choose its view and its saves have not settled yet. */
 bool stairs_must_wait(const struct seq *s);
 /* WAIT: returns the cut of the view that s has chosen. Before it chooses, returns the cut of its
@@ -70,7 +71,7 @@ static inline bool stairs_need_store(const struct seq *s)
 
 /* Call when all moved tokens of the view are back and the stair goes on. */
 void stairs_began(struct seq *s);
-/* Call when the tokens before index seq_at(s) are done. */
+/* Call when the tokens before index seq_at(s) are done, the last n_rows of them in this step. */
 void stairs_advanced(struct seq *s);
 
 #endif

@@ -402,6 +402,108 @@ static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
     stack_close(&k);
 }
 
+static void step(struct stack *k)
+{
+    struct err err = {0};
+    int n_active;
+    if (engine_step(k->engine, &n_active, &err) != 0)
+        fail_msg("%s", err.msg);
+}
+
+/* Makes the sequence lose its place, and the store its chunks [first, first + n). */
+static void lose(struct stack *k, struct seq *s, int first, int n)
+{
+    struct store_hit hit;
+    seq_preempt(s);
+    assert_int_equal(saver_flush(k->saver, NULL), 0);
+    for (int c = first; c < first + n && c < s->chain.n_chunks; c++)
+        if (store_pin(k->store, &s->chain.keys[c], &hit)) {
+            store_condemn(k->store, &hit, "a test");
+            store_release(k->store, &hit, 1);
+        }
+}
+
+static struct seq *add_long(struct stack *k, const int32_t *prompt)
+{
+    struct err err = {0};
+    struct seq *s;
+    struct et_ask a = {.prompt = prompt,
+                       .n_prompt = N_PROMPT,
+                       .max_tokens = N_ALL + 1 - N_PROMPT,
+                       .save = "kv",
+                       .truncation = small};
+    struct request q = et_request(k, &a);
+    assert_int_equal(engine_add(k->engine, &q, &s, &err), 0);
+    return s;
+}
+
+/* A sequence loses chunks after ten stairs: the first moved one of its view, the first of all, or
+ * all. It computes the stair of the lost chunk again, or all stairs but for the unfinished chunk, and
+ * goes on with the same bits.
+ * A climb over many stairs is one loss. */
+static void a_sequence_that_loses_its_state_climbs_again(void **state)
+{
+    (void)state;
+    static struct et_run r, ref;
+    int32_t prompt[N_PROMPT];
+    et_prompt(prompt, N_PROMPT, 1);
+    for (int i = 0; i < 4; i++) {
+        struct stack k;
+        et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
+                                         .user.kv_tokens = 512,
+                                         .user.no_reuse = true});
+        struct seq *s = add_long(&k, prompt);
+        while (s->n_tokens < N_ALL - 3)
+            step(&k);
+        assert_int_equal(s->out.truncation.n_steps, N_STEPS);
+        int first = i == 1 ? (small.keep + s->view.cut) / STORE_CHUNK_TOKENS : 0;
+        /* A stair whose tokens are lost ends after a step; then the last view is there again. */
+        const int64_t again[] = {0, small.step, small.context,
+                                 s->n_reached / STORE_CHUNK_TOKENS * STORE_CHUNK_TOKENS};
+        if (i > 0)
+            lose(&k, s, first, i < 3 ? 1 : N_ALL);
+        while (s->phase != PHASE_DONE)
+            step(&k);
+        assert_int_equal(s->out.truncation.n_computed_again, again[i]);
+        assert_int_equal(s->out.truncation.n_dropped, truncation_cut(&small, N_ALL - 1));
+        et_take(&k, s, i == 0 ? &ref : &r);
+        if (i > 0)
+            et_same(&r, &ref, "after a loss");
+        stack_close(&k);
+    }
+}
+
+/* A sequence that loses its state again and again ends with this reason, after eight replays. */
+static void a_sequence_does_not_climb_for_ever(void **state)
+{
+    (void)state;
+    enum { MOST = 8 };
+    static struct et_run r;
+    int32_t prompt[N_PROMPT];
+    struct stack k;
+    int n_lost = 0;
+    et_prompt(prompt, N_PROMPT, 1);
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
+                                     .user.kv_tokens = 512,
+                                     .user.no_reuse = true});
+    struct seq *s = add_long(&k, prompt);
+    while (s->phase != PHASE_DONE) {
+        step(&k);
+        if (s->phase != PHASE_DECODE || s->n_tokens < 450 + 4 * n_lost)
+            continue;
+        assert_int_equal(s->stairs.n_replays, n_lost++);
+        lose(&k, s, 0, N_ALL);
+    }
+    assert_int_equal(n_lost, MOST + 1);
+    assert_int_equal(s->out.n_preempted, n_lost);
+    et_take(&k, s, &r);
+    assert_int_equal(r.finish, FINISH_ERROR);
+    assert_int_equal(r.err.code, ERR_LIMIT);
+    assert_non_null(strstr(r.err.msg, "outgrown its window of 256 tokens"));
+    assert_non_null(strstr(r.err.msg, "evicted from the store again and again"));
+    stack_close(&k);
+}
+
 /* Several sequences run at once in a KV cache that cannot hold all of them. The bits are the
  * same. */
 static void many_at_once(void **state)
@@ -598,6 +700,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_lost_chunk_replays_the_stairs_after_it),
         cmocka_unit_test(truncations_share_what_is_equal),
         cmocka_unit_test(dropped_chunks_go_when_the_next_stair_is_durable),
+        cmocka_unit_test(a_sequence_that_loses_its_state_climbs_again),
+        cmocka_unit_test(a_sequence_does_not_climb_for_ever),
         cmocka_unit_test(many_at_once),
         cmocka_unit_test(a_place_that_has_just_become_free_waits_for_the_view),
         cmocka_unit_test(views_from_dram_are_told_as_such),
