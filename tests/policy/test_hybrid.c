@@ -496,6 +496,28 @@ static void all_shares_of_mini_batches_find_hardly_better(void **state)
     assert_true(n_shared == 278 && worst <= 1.02095 && sum / N <= 1.00019);
 }
 
+/* A transfer costs much, however short it is, and compute takes longer in any case. The first load
+ * of a step overlaps nothing, so the best mixture is the least one that leaves nothing on the
+ * host. */
+static void a_dear_transfer_is_avoided_altogether(void **state)
+{
+    (void)state;
+    const struct hybrid_machine m = {.forward_s = 0.1,
+                                     .project = {0, 1e-7},
+                                     .link = {1e-2, 1e-7},
+                                     .kv_bytes = 2,
+                                     .act_bytes = 1,
+                                     .n_minibatches = 1,
+                                     .n_layers = 2};
+    const struct hybrid_memory mem = {.device_bytes = 150, .host_bytes = 1000};
+    struct hybrid_split s;
+    hybrid_choose(&m, &mem, 100, &s);
+    assert_int_equal(s.act_device, 50);
+    assert_int_equal(s.kv_device, 50);
+    assert_int_equal(s.act_host + s.kv_host, 0);
+    assert_true(s.link_s == 0 && s.fits);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -514,6 +536,7 @@ int main(void)
         cmocka_unit_test(no_fixed_ratio_is_better),
         cmocka_unit_test(an_event_simulation_finds_hardly_better),
         cmocka_unit_test(all_shares_of_mini_batches_find_hardly_better),
+        cmocka_unit_test(a_dear_transfer_is_avoided_altogether),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

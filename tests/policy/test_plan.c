@@ -286,6 +286,81 @@ static void test_bad_requests_are_named(void **state)
     expect_error(&q, "auto", ERR_USAGE, "257 layers");
 }
 
+/* Each cost of each layer must be a number of at least 0, if the layer has the method that the cost
+ * belongs to. The message names the layer, the cost and the fault. */
+static void test_bad_costs_are_named(void **state)
+{
+    (void)state;
+    enum { L = 3 };
+    static const struct {
+        const char *name;
+        size_t at;
+        char method; /* the method that uses it: H, K, R */
+    } costs[] = {{"io_h_s", offsetof(struct plan_layer, io_h_s), 'H'},
+                 {"up_h_s", offsetof(struct plan_layer, up_h_s), 'H'},
+                 {"comp_h_s", offsetof(struct plan_layer, comp_h_s), 'H'},
+                 {"h_bytes", offsetof(struct plan_layer, h_bytes), 'H'},
+                 {"io_kv_s", offsetof(struct plan_layer, io_kv_s), 'K'},
+                 {"up_kv_s", offsetof(struct plan_layer, up_kv_s), 'K'},
+                 {"comp_kv_s", offsetof(struct plan_layer, comp_kv_s), 'K'},
+                 {"kv_bytes", offsetof(struct plan_layer, kv_bytes), 'K'},
+                 {"comp_tok_s", offsetof(struct plan_layer, comp_tok_s), 'R'},
+                 {"comp_tok_last_s", offsetof(struct plan_layer, comp_tok_last_s), 'R'}};
+    static const struct {
+        double value;
+        const char *why;
+    } bad[] = {{-1e-9, "negative"}, {INFINITY, "infinite"}, {NAN, "not a number"}};
+    const struct plan_layer good = {.io_h_s = 1,
+                                    .io_kv_s = 2,
+                                    .comp_h_s = 1,
+                                    .comp_kv_s = 1,
+                                    .comp_tok_s = 9,
+                                    .comp_tok_last_s = 9,
+                                    .has_h = true,
+                                    .has_kv = true,
+                                    .can_recompute = true};
+    struct plan_request q = {.n_layers = L, .layer = layer};
+    char want[80];
+    for (size_t c = 0; c < sizeof costs / sizeof *costs; c++)
+        for (int how = 0; how < L * 3 * 2; how++) {
+            int i = how / 6;
+            bool is_used = how % 2;
+            struct plan_layer *l = &layer[i];
+            for (int k = 0; k < L; k++)
+                layer[k] = good;
+            *(double *)(void *)((char *)l + costs[c].at) = bad[how / 2 % 3].value;
+            l->has_h = is_used || costs[c].method != 'H';
+            l->has_kv = is_used || costs[c].method != 'K';
+            l->can_recompute = is_used || costs[c].method != 'R';
+            assert_int_equal(plan_make(&q, &plan, &e), is_used ? ERR_USAGE : 0);
+            snprintf(want, sizeof want, "plan request: layer %d: %s is %s", i,
+                     costs[c].name, bad[how / 2 % 3].why);
+            if (is_used)
+                assert_string_equal(e.msg, want);
+        }
+    /* A free layer 0 reads nothing, and is projected. */
+    layer[L - 1] = good;
+    layer[0].h_free = true;
+    layer[0].io_h_s = layer[0].up_h_s = layer[0].comp_h_s = NAN;
+    assert_int_equal(plan_make(&q, &plan, &e), 0);
+    layer[0].can_recompute = false;
+    layer[0].comp_tok_last_s = -1;
+    expect_error(&q, "auto", ERR_USAGE, "layer 0: comp_tok_last_s is negative");
+    layer[0].comp_tok_last_s = 1;
+    layer[1].h_free = true;
+    expect_error(&q, "auto", ERR_USAGE, "layer 1: only layer 0 can be h_free");
+    layer[1].h_free = false;
+    q.prefill_s = prefill_s;
+    for (int i = 0; i < L; i++) {
+        prefill_s[0] = prefill_s[1] = prefill_s[2] = 1;
+        prefill_s[i] = -1;
+        snprintf(want, sizeof want, "layer %d: prefill_s is negative", i);
+        expect_error(&q, "auto", ERR_USAGE, want);
+    }
+    prefill_s[L - 1] = 0;
+    assert_int_equal(plan_make(&q, &plan, &e), 0);
+}
+
 /* In every plan a layer computes after its read, and the work of a lane never overlaps itself. */
 static void test_lanes_are_consistent(void **state)
 {
@@ -442,6 +517,7 @@ int main(void)
         cmocka_unit_test(test_truncated_context),
         cmocka_unit_test(test_budget),
         cmocka_unit_test(test_bad_requests_are_named),
+        cmocka_unit_test(test_bad_costs_are_named),
         cmocka_unit_test(test_lanes_are_consistent),
         cmocka_unit_test(test_range_methods),
         cmocka_unit_test(test_ranges),
