@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "requests/shape.h"
+#include "sessions/answers.h"
 
 enum { CONTEXT = 256 };
 
@@ -527,6 +528,45 @@ static void a_stream_begins_once(void **state)
     textbuf_free(&events);
 }
 
+/* A generation of a chat owns the prompt and its text, and remembers the answer's tokens. */
+static void a_chat_owns_its_text(void **state)
+{
+    (void)state;
+    static const char asked[] = "The sea is";
+    const struct answers_opts o = {.max_entries = 4, .max_bytes = 1 << 20};
+    struct answers_stats st;
+    struct client c = client();
+    struct json *j = parse(
+                    "{\"messages\":[],\"ignore_eos\":true,\"logit_bias\":{\"40\":100},"
+                    "\"max_tokens\":4}"),
+                *answer;
+    struct gen_params p;
+    struct fault f;
+    assert_int_equal(answers_open(&o, &c.answers, &(struct err){0}), 0);
+    assert_int_equal(request_parse(j, REQUEST_CHAT, &p, &f), 0);
+    for (int refused = 0; refused < 2; refused++) {
+        struct generation *g;
+        struct prompt_ids prompt = prompt_of(refused ? CONTEXT : 20);
+        struct prompt_text text = {.text = strdup(asked), .n = strlen(asked)};
+        for (int i = 0; i < prompt.n; i++) /* whole characters */
+            prompt.ids[i] = 40;
+        int rc = generation_start(&c, &shape_completions, NULL, &p, &prompt, 1, &text,
+                                  "why", &g, &f);
+        assert_int_equal(rc, refused ? -1 : 0);
+        if (rc != 0)
+            continue;
+        assert_int_equal(generation_client(g)->created_s, 77);
+        wait_for_end(g);
+        assert_int_equal(generation_answer(g, &answer, &f), 0);
+        answers_stats(c.answers, &st);
+        assert_true(st.n_entries == 1);
+        json_free(answer);
+        generation_free(g);
+    }
+    json_free(j);
+    answers_close(c.answers);
+}
+
 static int keeps_nothing(struct generation *g, struct fault *f)
 {
     (void)g;
@@ -584,6 +624,7 @@ int main(void)
         cmocka_unit_test_setup(what_nobody_reads_is_cancelled, forget_told),
         cmocka_unit_test_setup(a_stream_says_what_an_answer_says, forget_told),
         cmocka_unit_test_setup(a_stream_begins_once, forget_told),
+        cmocka_unit_test_setup(a_chat_owns_its_text, forget_told),
         cmocka_unit_test_setup(what_cannot_be_kept_is_told, forget_told),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
