@@ -29,9 +29,11 @@ static struct {
     /* Every second measured run begins with a pause of this long, and gets half of the processor
      * time. The others get `share`. */
     int64_t pause_ns;
-    double share;
-    int n_looks; /* calls of clock_cpu_now: one before each run and one behind it */
-    bool pauses; /* the present run has a pause before it */
+    double share, layer_share; /* layer_share: of runs with attention */
+    bool in_layer;
+    int n_looks;    /* calls of clock_cpu_now: one before each run and one behind it */
+    bool is_paused; /* the present run has a pause */
+    bool pauses;    /* the pause is still to come */
 } fake;
 
 int64_t __real_clock_now_ns(void);
@@ -57,9 +59,11 @@ struct clock_cpu __wrap_clock_cpu_now(void)
     static struct clock_cpu cpu;
     if (fake.n_looks++ % 2 == 0) {
         fake.pauses = fake.pause_ns > 0 && fake.n_looks / 2 % 2 == 0;
+        fake.is_paused = fake.pauses;
+        fake.in_layer = false;
         return cpu;
     }
-    double share = fake.pauses ? 0.5 : fake.share;
+    double share = fake.is_paused ? 0.5 : fake.in_layer ? fake.layer_share : fake.share;
     cpu.ran_ns += (int64_t)(1000000 * share);
     cpu.waited_ns += 1000000 - (int64_t)(1000000 * share);
     return cpu;
@@ -97,6 +101,7 @@ static int attention(struct stream *s, struct mat out, struct mat q,
 {
     (void)s, (void)out, (void)q, (void)kv, (void)scale, (void)window;
     int64_t n = 0;
+    fake.in_layer = true;
     for (int i = 0; i < r->n_rows; i++)
         n += 2 * r->pos[i] + 1;
     takes(n * KEY_NS);
@@ -148,7 +153,7 @@ static void open_with(int max_context, int max_rows)
     head_cols = k.model->cfg.vocab_size;
     n_products = n_embeds = n_heads = n_loads = 0;
     fake.n_looks = 0;
-    fake.share = 0.95;
+    fake.share = fake.layer_share = 0.95;
     fake.pause_ns = 0;
     atomic_store(&fake.now_ns, 1000000000);
     fake.runs = true;
@@ -276,12 +281,26 @@ static void samples_take_their_time(void **state)
                  {0.85, PROFILE_QUICK, 4}, {0.84, PROFILE_QUICK, 17}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         open_with(4096, 512);
-        fake.share = cases[i].share;
+        fake.share = fake.layer_share = cases[i].share;
         struct platform p = compute(cases[i].effort);
         assert_near(p.cpu_share, cases[i].share);
         assert_int_equal(profile_is_disturbed(&p), cases[i].share < 0.75);
         assert_int_equal(n_embeds, cases[i].n_embeds);
         assert_int_equal(n_heads, 50); /* 5.1 us each */
+        close_all();
+    }
+}
+
+/* The profile has the least share that a layer or a projection had. */
+static void the_least_share_of_the_processors_counts(void **state)
+{
+    (void)state;
+    static const double shares[][2] = {{0.6, 0.9}, {0.9, 0.6}};
+    for (int i = 0; i < 2; i++) {
+        open_with(4096, 512);
+        fake.layer_share = shares[i][0];
+        fake.share = shares[i][1];
+        assert_near(compute(PROFILE_FULL).cpu_share, 0.6);
         close_all();
     }
 }
@@ -461,6 +480,7 @@ int main(void)
         cmocka_unit_test(curves_have_the_times_of_the_operations),
         cmocka_unit_test(short_contexts_have_few_samples),
         cmocka_unit_test(samples_take_their_time),
+        cmocka_unit_test(the_least_share_of_the_processors_counts),
         cmocka_unit_test(loading_takes_many_records),
         cmocka_unit_test(the_memory_of_a_profile_is_counted),
         cmocka_unit_test(a_tier_has_the_speed_of_its_disk),
