@@ -17,6 +17,7 @@
 #include "base/mem.h"
 #include "policy/backoff.h"
 #include "remote/remote_impl.h"
+#include "tests/base/tempdir.h"
 #include "tests/remote/fake_redis.h"
 
 #define SECOND ((int64_t)1000000000)
@@ -307,6 +308,61 @@ static void a_link_is_opened_when_it_has_rested(void **state)
     fake_redis_stop(f);
 }
 
+/* --- the position in the stream --------------------------------------------------------------- */
+
+/* A server goes on behind the last entry that it has read. A file that says nothing sound is as
+ * good as none. A server whose store is empty needs none. */
+static void a_position_is_read_if_it_is_sound(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        bool is_sound;
+        uint64_t n_seen;
+        const char *id;
+    } cases[] = {
+        {"3 3-0\n", true, 3, "3-0"},
+        {"18446744073709551615 1700000000000-12", true, UINT64_MAX, "1700000000000-12"},
+        {"0 0-0\n", true, 0, "0-0"},
+        {"", false, 0, "0-0"},
+        {"3", false, 0, "0-0"},
+        {"x 3-0", false, 0, "0-0"},
+        {"3 3", false, 0, "0-0"},
+        {"3 3-", false, 0, "0-0"},
+        {"3 -0", false, 0, "0-0"},
+        {"3 a-0", false, 0, "0-0"},
+        {"3 3-0x", false, 0, "0-0"},
+        {"3 3-0-1", false, 0, "0-0"},
+        {"3 11111111111111111111111111111111111111111111111-1", false, 0, "0-0"},
+    };
+    char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 32];
+    tempdir_make(dir, "place");
+    snprintf(path, sizeof path, "%s/remote.erasures", dir);
+    for (int i = -1; i < (int)(sizeof cases / sizeof cases[0]); i++) {
+        if (i >= 0) {
+            FILE *file = fopen(path, "w");
+            assert_non_null(file);
+            fputs(cases[i].text, file);
+            fclose(file);
+        }
+        for (int is_empty = 0; is_empty < 2; is_empty++) {
+            bool is_sound = i >= 0 && cases[i].is_sound && !is_empty;
+            destroy(NULL);
+            make(NULL);
+            r->place_path = path;
+            remote_follow_init(r, is_empty);
+            assert_int_equal(r->has_place, is_sound);
+            assert_int_equal(r->skips, is_empty);
+            assert_int_equal(r->n_seen, is_sound ? cases[i].n_seen : 0);
+            assert_string_equal(r->seen_id, is_sound ? cases[i].id : "0-0");
+        }
+    }
+    r->place_path = NULL;
+    tempdir_remove(dir);
+    remote_follow_init(r, false); /* no position is kept */
+    assert_false(r->has_place);
+}
+
 /* --- fetches and statistics ------------------------------------------------------------------- */
 
 static void fetches_begin_only_with_a_sound_remote(void **state)
@@ -427,6 +483,7 @@ int main(void)
         CASE(too_many_bans_ban_all),
         CASE(a_failed_link_rests),
         CASE(a_link_is_opened_when_it_has_rested),
+        CASE(a_position_is_read_if_it_is_sound),
         CASE(fetches_begin_only_with_a_sound_remote),
         CASE(statistics_count_what_waits),
         CASE(a_wait_has_an_end),
