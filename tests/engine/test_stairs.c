@@ -438,9 +438,8 @@ static struct seq *add_long(struct stack *k, const int32_t *prompt)
 }
 
 /* A sequence loses chunks after ten stairs: the first moved one of its view, the first of all, or
- * all. It computes the stair of the lost chunk again, or all stairs but for the unfinished chunk, and
- * goes on with the same bits.
- * A climb over many stairs is one loss. */
+ * all. It computes the stair of the lost chunk again, or all stairs except for the unfinished
+ * chunk, and goes on with the same bits. A climb over many stairs is one loss. */
 static void a_sequence_that_loses_its_state_climbs_again(void **state)
 {
     (void)state;
