@@ -1,5 +1,7 @@
 /* test_folders.c - the directories given to a store: one directory under two names, directories and
  * files of other users, links. */
+#include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -173,6 +175,52 @@ static void folders_of_others(void **state)
     st_place_close(&p);
 }
 
+/* --- a folder that cannot be listed ----------------------------------------------------------- */
+
+static int n_listed, fails_at; /* the call of opendir that fails; 0: none */
+
+/* Stands in front of the C library's function. */
+DIR *opendir(const char *path)
+{
+    if (fails_at > 0 && ++n_listed == fails_at) {
+        errno = EIO;
+        return NULL;
+    }
+    return ((__typeof__(&opendir))(uintptr_t)dlsym(RTLD_NEXT, "opendir"))(path);
+}
+
+/* A store whose folder cannot be listed is not taken for an empty one. */
+static void folders_that_cannot_be_listed(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store *s;
+    assert_true(st_place_open(&p, "pread", 2));
+    s = st_open(&p);
+    st_must_save(s, &ctx, 3);
+    store_close(s);
+    /* Before it makes folders, an opening looks at each one, and a failure there decides nothing.
+     * Then it looks for data in each, and for segments in each. */
+    enum { LOOKS = 2, LISTS = 6 };
+    for (int at = 1; at <= LISTS + 1; at++) {
+        struct err err = {0};
+        s = NULL;
+        n_listed = 0;
+        fails_at = at;
+        int rc = store_open(&p.opts, &s, &err);
+        fails_at = 0;
+        assert_int_equal(n_listed, at < LISTS ? (at > LOOKS ? at : LISTS) : LISTS);
+        assert_int_equal(rc, at > LOOKS && at <= LISTS ? -EIO : 0);
+        if (rc != 0)
+            assert_non_null(strstr(err.msg, "list "));
+        store_close(s);
+        s = st_open(&p);
+        assert_int_equal(st_n_right(s, &ctx, 3), 3);
+        store_close(s);
+    }
+    st_place_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -180,6 +228,7 @@ int main(void)
         cmocka_unit_test(bind_mounts),
         cmocka_unit_test(links_are_not_followed),
         cmocka_unit_test(folders_of_others),
+        cmocka_unit_test(folders_that_cannot_be_listed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -613,6 +613,89 @@ static void quota_under_one_chunk(void **state)
 
 /* --- room ------------------------------------------------------------------------------------- */
 
+/* A chunk that needs room evicts a 64th of the cap beyond it, if this is at least four times its
+ * size. */
+static void the_low_watermark(void **state)
+{
+    (void)state;
+    static const struct st_shape one = {.n_layers = 1, .n_bytes = {100, 100}};
+    static const uint64_t fits[] = {255, 256, 257, 320}, n_gone[] = {1, 5, 6, 6};
+    for (int i = 0; i < 4; i++) {
+        struct st_place p;
+        struct err err = {0};
+        assert_true(st_place_open(&p, "dram", 1));
+        p.opts.cap_bytes = fits[i] * 8192;
+        struct store *s = st_open(&p);
+        for (uint64_t k = 0; k < fits[i]; k++) {
+            struct st_ctx c = {.base = 1000 + k, .own = k};
+            assert_int_equal(st_save(s, &one, &c, 1, ST_KV, &err), 0);
+        }
+        assert_int_equal(st_stats(s).n_evicted, 0);
+        assert_int_equal(st_stats(s).used_bytes, st_stats(s).cap_bytes);
+        struct st_ctx more = {.base = 1, .own = 1};
+        assert_int_equal(st_save(s, &one, &more, 1, ST_KV, &err), 0);
+        assert_int_equal(st_stats(s).evictions[STORE_EVICT_CAP], n_gone[i]);
+        assert_int_equal(st_stats(s).used_bytes, (fits[i] + 1 - n_gone[i]) * 8192);
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
+/* A chunk that finds no room is refused with the numbers. */
+static void what_a_full_store_says(void **state)
+{
+    (void)state;
+    enum { IN_USE, GUARANTEED, WAITING, WAYS };
+    const struct st_ctx a = {.base = 1, .own = 1, .salt = "q"},
+                        b = {.base = 2, .own = 2, .salt = "q"};
+    unsigned long long one = st_context_bytes(1), all = 4 * one;
+    for (int of_owner = 0; of_owner < 2; of_owner++)
+        for (int way = 0; way < WAYS; way++) {
+            struct st_place p;
+            struct err err = {0};
+            struct sha256 keys[N];
+            struct store_hit hit;
+            char want[300], in_use[100];
+            assert_true(st_place_open(&p, "dram", 1));
+            p.opts.policy = PLACEMENT_OURS;
+            p.opts.cap_bytes = of_owner ? 64 << 20 : all;
+            p.opts.quota_bytes = of_owner ? all : 0;
+            struct store *s = st_open(&p);
+            st_keys(&a, 4, keys);
+            st_must_save(s, &a, way == GUARANTEED ? 3 : 4);
+            if (way == GUARANTEED) {
+                assert_int_equal(store_guarantee(s, keys, 3, INT64_MAX / 4, NULL, &err), 0);
+                st_must_save(s, &a, 4);
+            }
+            if (way == WAITING)
+                assert_int_equal(store_expect_use(s, keys, 4, 1), 4);
+            else
+                assert_true(store_pin(s, &keys[3], &hit));
+            st_may_be_refused = way == WAITING;
+            int rc = st_append(s, &st_small, &b, 0, ST_BOTH, &err);
+            st_may_be_refused = false;
+            assert_int_equal(rc, way == WAITING ? ERR_BUSY : ERR_LIMIT);
+            snprintf(in_use, sizeof in_use, "%llu are in use (%llu guaranteed) and %s", all,
+                     way == GUARANTEED ? 3 * one : 0,
+                     of_owner ? "none of them can be evicted" : "nothing can be evicted");
+            snprintf(want, sizeof want, "%llu bytes do not fit %s of %llu: %s", one,
+                     of_owner ? "into the owner's quota" : "under the store's cap", all,
+                     way == WAITING ? "waiting requests need the other chunks sooner"
+                                    : in_use);
+            assert_string_equal(err.msg, want);
+            assert_int_equal(st_stats(s).n_evicted, 0);
+            if (way == WAITING)
+                store_expect_use_no_more(s, keys, 4, 1);
+            else
+                store_release(s, &hit, 1);
+            assert_int_equal(st_append(s, &st_small, &b, 0, ST_BOTH, &err), 0);
+            assert_int_equal(st_stats(s).n_evicted, 1);
+            assert_true(store_audit(s));
+            store_close(s);
+            st_place_close(&p);
+        }
+}
+
 /* The cap is the high watermark and the low one is a 64th below it: one append in several makes
  * room for those that follow.  The space in use never exceeds the cap. */
 static void watermarks(void **state)
@@ -898,6 +981,8 @@ int main(void)
         cmocka_unit_test(superseded_together),
         cmocka_unit_test(quota_under_one_chunk),
         cmocka_unit_test(watermarks),
+        cmocka_unit_test(the_low_watermark),
+        cmocka_unit_test(what_a_full_store_says),
         cmocka_unit_test(orphans_are_swept),
         cmocka_unit_test(misses_have_reasons),
         cmocka_unit_test(reasons_are_the_newest),
