@@ -1,12 +1,16 @@
-/* test_failed.c - an operation on a stream that has failed does nothing and returns the failure, on
- * every device. File readers pass calls on. */
+/* test_failed.c - an operation on a stream that has failed returns the failure, and misuse of an
+ * operation is asserted, on every device. File readers pass calls on. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -50,86 +54,148 @@ static void weight_open(enum dtype t)
     assert_int_equal(buf_alloc(lab.d, MEM_DEVICE, bytes, &lab.weight.mem, NULL), 0);
 }
 
-/* The result of operation i on the lab's memory; 1 if there is none. */
-static int operate(int i)
+/* Arguments of all operations. */
+struct args {
+    struct stream *s;
+    struct mat a, b, wide; /* [64][256], [64][256], [64][512] f32 */
+    struct ragged r;
+    struct rope rope;
+    struct kv_layer kv;
+    struct kv_chunks chunks;
+    struct weight w;
+    struct sample_row rows[ROWS];
+    int64_t pack_row, n_pack;
+    int d_head, n_sums;
+    uint8_t *first; /* the first of n_sums runs of bytes, 64 apart */
+    size_t stride;
+};
+
+static struct args good_args(void)
+{
+    struct args x = {.s = lab.s,
+                     .a = mat_of(lab.a, DTYPE_F32, ROWS, D),
+                     .b = mat_of(lab.b, DTYPE_F32, ROWS, D),
+                     .wide = mat_of(lab.b, DTYPE_F32, ROWS, 2 * D),
+                     .r = {.n_rows = ROWS,
+                           .n_seqs = 1,
+                           .pos = lab.pos,
+                           .seq_row = lab.seq_row,
+                           .tables = lab.tables},
+                     .rope = {.cos = lab.cos,
+                              .sin = lab.sin,
+                              .cos_t = lab.cos,
+                              .sin_t = lab.sin,
+                              .max_pos = ROWS,
+                              .d_rot = D_HEAD},
+                     .kv = {.blocks = lab.block,
+                            .block_stride = kv_block_bytes(N_KV, D_HEAD, DTYPE_F32),
+                            .dtype = DTYPE_F32,
+                            .n_kv = N_KV,
+                            .d_head = D_HEAD},
+                     .w = lab.weight,
+                     .n_pack = 1,
+                     .d_head = D_HEAD,
+                     .n_sums = 2,
+                     .first = (uint8_t *)lab.a,
+                     .stride = 64};
+    x.chunks = (struct kv_chunks){
+        .first = lab.block, .stride = x.kv.block_stride, .blocks = lab.blocks, .n = 1};
+    return x;
+}
+
+enum operation {
+    WEIGHT_PACK,
+    WEIGHT_ROWS,
+    MATMUL,
+    MATMUL_TWICE,
+    EMBED,
+    RMSNORM,
+    LAYERNORM,
+    HEAD_NORM,
+    CONVERT,
+    ADD,
+    ADD_NORM,
+    ACT_MUL,
+    ACT,
+    ALL_FINITE,
+    ROPE,
+    KV_FILL,
+    ROPE_KV_FILL,
+    KV_LOAD,
+    KV_PACK,
+    KV_READ,
+    ATTENTION,
+    SAMPLE,
+    CHECKSUM,
+    N_OPERATIONS
+};
+
+static int operate_on(enum operation i, struct args *x)
 {
     const struct ops *op = lab.d->ops;
-    struct stream *s = lab.s;
-    struct mat a = mat_of(lab.a, DTYPE_F32, ROWS, D), b = mat_of(lab.b, DTYPE_F32, ROWS, D);
-    struct mat wide = mat_of(lab.b, DTYPE_F32, ROWS, 2 * D);
-    struct ragged r = {.n_rows = ROWS,
-                       .n_seqs = 1,
-                       .pos = lab.pos,
-                       .seq_row = lab.seq_row,
-                       .tables = lab.tables};
-    struct rope rope = {.cos = lab.cos,
-                        .sin = lab.sin,
-                        .cos_t = lab.cos,
-                        .sin_t = lab.sin,
-                        .max_pos = ROWS,
-                        .d_rot = D_HEAD};
-    struct kv_layer kv = {.blocks = lab.block,
-                          .block_stride = kv_block_bytes(N_KV, D_HEAD, DTYPE_F32),
-                          .dtype = DTYPE_F32,
-                          .n_kv = N_KV,
-                          .d_head = D_HEAD};
-    struct kv_chunks chunks = {
-        .first = lab.block, .stride = kv.block_stride, .blocks = lab.blocks, .n = 1};
-    struct sample_row rows[ROWS] = {{0}};
-    struct product p[2] = {{b, &lab.weight, NULL}, {b, &lab.weight, NULL}};
-    uint64_t sum;
-    uint32_t n_bytes = 64;
+    struct stream *s = x->s;
+    struct product p[2] = {{x->b, &x->w, NULL}, {x->b, &x->w, NULL}};
+    uint64_t sums[2];
+    uint32_t n_bytes[2] = {64, 64};
     bool finite;
     switch (i) {
-    case 0:
-        return op->weight_pack(s, &lab.weight, 0, lab.a, 1);
-    case 1:
-        return op->weight_rows(s, a, &lab.weight, lab.ids);
-    case 2:
-        return op->matmul(s, b, a, &lab.weight, NULL);
-    case 3:
-        return op->matmul_many != NULL ? op->matmul_many(s, a, p, 2) : stream_sync(s);
-    case 4:
-        return op->embed(s, a, b, lab.ids, 1);
-    case 5:
-        return op->rmsnorm(s, a, b, lab.w, 1);
-    case 6:
-        return op->layernorm(s, a, b, lab.w, lab.w, 1);
-    case 7:
-        return op->head_norm(s, a, D_HEAD, lab.w, 1);
-    case 8:
-        return op->convert(s, a, b);
-    case 9:
-        return op->add(s, a, b, b);
-    case 10:
-        return op->add_norm(s, a, b, b, b, lab.w, NULL, 1);
-    case 11:
-        return op->act_mul(s, a, wide, ACTIVATION_RELU);
-    case 12:
-        return op->act(s, a, ACTIVATION_RELU);
-    case 13:
-        return op->all_finite(s, a, &finite);
-    case 14:
-        return op->rope(s, a, D_HEAD, &rope, &r);
-    case 15:
-        return op->kv_fill(s, &kv, b, &rope, &r);
-    case 16:
-        return op->rope_kv_fill(s, a, &kv, b, &rope, &r);
-    case 17:
-        return op->kv_load(s, &kv, &chunks, &rope);
-    case 18:
-        return op->kv_pack(s, lab.block, b, N_KV, D_HEAD);
-    case 19:
-        return op->kv_read(s, b, &kv, &r);
-    case 20:
-        return op->attention(s, a, b, &kv, &r, 1, 0);
-    case 21:
-        return op->sample(s, lab.ids, a, rows);
-    case 22:
-        return op->checksum(s, &sum, lab.a, 64, &n_bytes, 1);
-    default:
-        return 1;
+    case WEIGHT_PACK:
+        return op->weight_pack(s, &x->w, x->pack_row, lab.a, x->n_pack);
+    case WEIGHT_ROWS:
+        return op->weight_rows(s, x->a, &x->w, lab.ids);
+    case MATMUL:
+        return op->matmul(s, x->b, x->a, &x->w, NULL);
+    case MATMUL_TWICE:
+        return op->matmul_many != NULL ? op->matmul_many(s, x->a, p, 2)
+                                       : op->matmul(s, x->b, x->a, &x->w, NULL);
+    case EMBED:
+        return op->embed(s, x->a, x->b, lab.ids, 1);
+    case RMSNORM:
+        return op->rmsnorm(s, x->a, x->b, lab.w, 1);
+    case LAYERNORM:
+        return op->layernorm(s, x->a, x->b, lab.w, lab.w, 1);
+    case HEAD_NORM:
+        return op->head_norm(s, x->a, x->d_head, lab.w, 1);
+    case CONVERT:
+        return op->convert(s, x->a, x->b);
+    case ADD:
+        return op->add(s, x->a, x->b, x->b);
+    case ADD_NORM:
+        return op->add_norm(s, x->a, x->b, x->b, x->b, lab.w, NULL, 1);
+    case ACT_MUL:
+        return op->act_mul(s, x->a, x->wide, ACTIVATION_RELU);
+    case ACT:
+        return op->act(s, x->a, ACTIVATION_RELU);
+    case ALL_FINITE:
+        return op->all_finite(s, x->a, &finite);
+    case ROPE:
+        return op->rope(s, x->a, x->d_head, &x->rope, &x->r);
+    case KV_FILL:
+        return op->kv_fill(s, &x->kv, x->b, &x->rope, &x->r);
+    case ROPE_KV_FILL:
+        return op->rope_kv_fill(s, x->a, &x->kv, x->b, &x->rope, &x->r);
+    case KV_LOAD:
+        return op->kv_load(s, &x->kv, &x->chunks, &x->rope);
+    case KV_PACK:
+        return op->kv_pack(s, lab.block, x->b, N_KV, D_HEAD);
+    case KV_READ:
+        return op->kv_read(s, x->b, &x->kv, &x->r);
+    case ATTENTION:
+        return op->attention(s, x->a, x->b, &x->kv, &x->r, 1, 0);
+    case SAMPLE:
+        return op->sample(s, lab.ids, x->a, x->rows);
+    case CHECKSUM:
+        return op->checksum(s, sums, x->first, x->stride, n_bytes, x->n_sums);
+    case N_OPERATIONS:
+        break;
     }
+    return 1;
+}
+
+static int operate(enum operation i)
+{
+    struct args x = good_args();
+    return operate_on(i, &x);
 }
 
 static void test_operations_return_the_streams_failure(void **state)
@@ -142,21 +208,209 @@ static void test_operations_return_the_streams_failure(void **state)
         lab_open(names[k], pool);
         for (enum dtype t = DTYPE_F32; t <= DTYPE_BF16R; t++) {
             weight_open(t);
-            for (int i = 0; i <= 22; i++) {
-                assert_int_equal(operate(i), 0);
+            for (int i = 0; i < N_OPERATIONS; i++) {
+                assert_int_equal(operate((enum operation)i), 0);
                 stream_fail(lab.s, -EIO, "gone");
-                if (operate(i) != -EIO)
+                if (operate((enum operation)i) != -EIO)
                     fail_msg("%s, %s: operation %d does not return the failure", names[k],
                              dtype_name(t), i);
                 assert_int_equal(stream_recover(lab.s), 0);
             }
             buf_free(lab.d, &lab.weight.mem);
         }
-        assert_int_equal(operate(23), 1);
         stream_destroy(lab.s);
         device_close(lab.d);
     }
     pool_destroy(pool);
+}
+
+/* --- misuse ----------------------------------------------------------------------------------- */
+
+static const int32_t late[2] = {1, ROWS}, early[2] = {0, ROWS - 1};
+
+#define SPOIL(name, statement)                                                             \
+    static void name(struct args *x)                                                       \
+    {                                                                                      \
+        statement;                                                                         \
+    }
+SPOIL(a_row_less, x->a.rows--)
+SPOIL(a_column_less, x->a.cols--)
+SPOIL(a_is_half, x->a.dtype = DTYPE_F16)
+SPOIL(a_is_packed, x->a.dtype = DTYPE_Q8)
+SPOIL(a_is_nowhere, x->a.data = NULL)
+SPOIL(a_has_half_rows, x->a.ld = D / 2)
+SPOIL(b_row_less, x->b.rows--)
+SPOIL(b_column_less, x->b.cols--)
+SPOIL(b_is_half, x->b.dtype = DTYPE_F16)
+SPOIL(b_is_nowhere, x->b.data = NULL)
+SPOIL(wide_column_less, x->wide.cols--)
+SPOIL(wide_row_less, x->wide.rows--)
+SPOIL(wide_is_half, x->wide.dtype = DTYPE_F16)
+SPOIL(row_before, x->pack_row = -1)
+SPOIL(row_behind, x->pack_row = D)
+SPOIL(rows_behind, x->n_pack = D + 1)
+SPOIL(rows_below_0, x->n_pack = -1)
+SPOIL(weight_column_less, x->w.k--)
+SPOIL(weight_row_less, x->w.n--)
+SPOIL(heads_do_not_fit, x->d_head = 60)
+SPOIL(fewer_rows, x->r.n_rows--)
+SPOIL(sequences_below_0, x->r.n_seqs = -1)
+SPOIL(sequences_begin_later, x->r.seq_row = late)
+SPOIL(sequences_end_before, x->r.seq_row = early)
+SPOIL(position_behind, x->rope.max_pos = ROWS - 1)
+SPOIL(rotation_is_odd, x->rope.d_rot = 63)
+SPOIL(rotation_is_wide, x->rope.d_rot = D_HEAD + 2)
+SPOIL(rotation_below_0, x->rope.d_rot = -2)
+SPOIL(other_heads, x->kv.n_kv = 3)
+SPOIL(state_is_half, x->kv.dtype = DTYPE_F16)
+SPOIL(begins_inside, x->chunks.pos0 = 1)
+SPOIL(begins_before, x->chunks.pos0 = -64)
+SPOIL(ends_behind, x->chunks.pos0 = 64)
+SPOIL(chunks_below_0, x->chunks.n = -1)
+SPOIL(draws_1, x->rows[ROWS - 1].draw = 1)
+SPOIL(draws_below_0, x->rows[ROWS - 1].draw = -0.1)
+SPOIL(no_logits, x->a.cols = 0)
+SPOIL(first_is_odd, x->first += 8)
+SPOIL(stride_is_odd, x->stride = 72)
+SPOIL(sums_below_0, x->n_sums = -1)
+
+static const struct misuse {
+    enum operation op;
+    void (*spoil)(struct args *x);
+} misuses[] = {
+    {WEIGHT_PACK, row_before},
+    {WEIGHT_PACK, row_behind},
+    {WEIGHT_PACK, rows_behind},
+    {WEIGHT_PACK, rows_below_0},
+    {WEIGHT_ROWS, a_column_less},
+    {MATMUL, a_row_less},
+    {MATMUL, a_column_less},
+    {MATMUL, a_is_half},
+    {MATMUL, b_row_less},
+    {MATMUL, b_column_less},
+    {MATMUL, b_is_half},
+    {MATMUL, weight_column_less},
+    {MATMUL, weight_row_less},
+    {MATMUL_TWICE, a_row_less},
+    {MATMUL_TWICE, b_column_less},
+    {MATMUL_TWICE, a_is_half},
+    {EMBED, a_column_less},
+    {EMBED, b_column_less},
+    {EMBED, b_is_nowhere},
+    {RMSNORM, a_row_less},
+    {RMSNORM, a_column_less},
+    {RMSNORM, b_row_less},
+    {LAYERNORM, a_row_less},
+    {LAYERNORM, a_column_less},
+    {LAYERNORM, b_column_less},
+    {HEAD_NORM, a_is_half},
+    {HEAD_NORM, heads_do_not_fit},
+    {CONVERT, a_row_less},
+    {CONVERT, b_column_less},
+    {CONVERT, a_is_packed},
+    {ADD, a_row_less},
+    {ADD, a_column_less},
+    {ADD, b_row_less},
+    {ADD_NORM, a_row_less},
+    {ACT_MUL, a_row_less},
+    {ACT_MUL, a_column_less},
+    {ACT_MUL, a_is_half},
+    {ACT_MUL, wide_column_less},
+    {ACT_MUL, wide_row_less},
+    {ACT_MUL, wide_is_half},
+    {ACT, a_is_half},
+    {ACT, a_is_nowhere},
+    {ACT, a_has_half_rows},
+    {ALL_FINITE, a_is_packed},
+    {ALL_FINITE, a_is_nowhere},
+    {ROPE, a_is_half},
+    {ROPE, a_row_less},
+    {ROPE, fewer_rows},
+    {ROPE, position_behind},
+    {ROPE, rotation_is_odd},
+    {ROPE, rotation_is_wide},
+    {ROPE, rotation_below_0},
+    {ROPE, sequences_below_0},
+    {ROPE, sequences_begin_later},
+    {ROPE, sequences_end_before},
+    {KV_FILL, b_row_less},
+    {KV_FILL, b_column_less},
+    {KV_FILL, b_is_half},
+    {KV_FILL, fewer_rows},
+    {KV_FILL, position_behind},
+    {KV_FILL, rotation_is_odd},
+    {KV_FILL, other_heads},
+    {KV_FILL, state_is_half},
+    {ROPE_KV_FILL, a_row_less},
+    {ROPE_KV_FILL, b_column_less},
+    {KV_LOAD, begins_inside},
+    {KV_LOAD, begins_before},
+    {KV_LOAD, ends_behind},
+    {KV_LOAD, rotation_is_wide},
+    {KV_LOAD, chunks_below_0},
+    {KV_READ, b_column_less},
+    {KV_READ, fewer_rows},
+    {KV_READ, state_is_half},
+    {ATTENTION, a_row_less},
+    {ATTENTION, b_column_less},
+    {ATTENTION, a_is_half},
+    {ATTENTION, b_is_half},
+    {ATTENTION, fewer_rows},
+    {ATTENTION, other_heads},
+    {SAMPLE, a_is_half},
+    {SAMPLE, draws_1},
+    {SAMPLE, draws_below_0},
+    {SAMPLE, no_logits},
+    {CHECKSUM, first_is_odd},
+    {CHECKSUM, stride_is_odd},
+    {CHECKSUM, sums_below_0},
+};
+
+/* Returns whether the call ends the process by an assertion. */
+static bool is_asserted(enum operation op, struct args *x)
+{
+    int status = 0;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        signal(SIGABRT, SIG_DFL);
+        fclose(stderr); /* the assertion's message */
+        operate_on(op, x);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+}
+
+/* Arguments that do not fit together end the process before any memory is touched. Operations never
+ * run on a copy stream. */
+static void test_misuse_is_asserted(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"ref", "cpu"};
+    for (int k = 0; k < 2; k++) {
+        lab_open(names[k], NULL);
+        weight_open(DTYPE_F32);
+        for (size_t i = 0; i < sizeof misuses / sizeof misuses[0]; i++) {
+            struct args x = good_args();
+            misuses[i].spoil(&x);
+            if (!is_asserted(misuses[i].op, &x))
+                fail_msg("%s: misuse %zu of operation %d passes", names[k], i,
+                         misuses[i].op);
+        }
+        struct stream *copies;
+        assert_int_equal(stream_create(lab.d, STREAM_COPY, &copies, NULL), 0);
+        for (int i = 0; i < N_OPERATIONS; i++) {
+            struct args x = good_args();
+            x.s = copies;
+            if (!is_asserted((enum operation)i, &x))
+                fail_msg("%s: operation %d runs on a copy stream", names[k], i);
+        }
+        stream_destroy(copies);
+        buf_free(lab.d, &lab.weight.mem);
+        stream_destroy(lab.s);
+        device_close(lab.d);
+    }
 }
 
 /* --- file readers ----------------------------------------------------------------------------- */
@@ -233,6 +487,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operations_return_the_streams_failure),
+        cmocka_unit_test(test_misuse_is_asserted),
         cmocka_unit_test(test_file_readers_pass_calls_on),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
