@@ -51,6 +51,102 @@ static void the_beginning_of_another_text_ends_this_one(void **state)
     stack_close(&k);
 }
 
+/* Six requests for one prompt are in one batch: their logits are shaped differently, or not at all,
+ * and only some are shown. Each gets the tokens that its own shaping gives. The logits that are
+ * shown are those of the model. */
+static void each_request_has_its_own_shaping(void **state)
+{
+    (void)state;
+    enum { N = 6, FORCED = 99, MOST = 4 };
+    struct stack k;
+    struct err err = {0};
+    struct seq *s[N];
+    struct et_run r[N], one;
+    int32_t prompt[20], first;
+    et_prompt(prompt, 20, 5);
+    et_open(&k, &(struct stack_opts){.user.max_sequences = N, .user.no_reuse = true});
+    struct model_config *c = &k.model->cfg;
+    c->bos_id = -1;
+    c->n_eos = 0;
+    struct et_ask a = {.prompt = prompt, .n_prompt = 20, .max_tokens = 1};
+    assert_int_equal(et_run(&k, &a, &one), 0);
+    first = one.tokens[0];
+    assert_int_not_equal(first, FORCED);
+    c->eos_ids[c->n_eos++] = first;
+    const struct shaping_bias bias = {FORCED, 1e6f};
+    const struct shaping forces = {.repetition_penalty = 1, .bias = &bias, .n_bias = 1};
+    const struct shaping longer = {.repetition_penalty = 1, .min_tokens = 2};
+    const struct shaping stops = {
+        .repetition_penalty = 1, .stop_ids = &first, .n_stop_ids = 1};
+    const struct {
+        const struct shaping *shaping;
+        bool ignore_eos, shown;
+    } how[N] = {{NULL, true, false},  {&forces, true, true},  {&longer, false, true},
+                {&stops, true, true}, {&forces, true, false}, {NULL, false, true}};
+    a.max_tokens = MOST;
+    for (int i = 0; i < N; i++) {
+        struct request q = et_request(&k, &a);
+        q.shaping = how[i].shaping;
+        q.ignore_eos = how[i].ignore_eos;
+        q.digest = how[i].shown;
+        q.max_tokens = i == 1 ? 1 : MOST;
+        assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+    }
+    assert_int_equal(engine_run(k.engine, &err), 0);
+    for (int i = 0; i < N; i++)
+        et_take(&k, s[i], &r[i]);
+    assert_int_equal(r[0].n_tokens, MOST);
+    assert_int_equal(r[0].tokens[0], first);
+    assert_true(r[1].n_tokens == 1 && r[1].tokens[0] == FORCED &&
+                r[1].digest == one.digest);
+    assert_in_range(r[2].n_tokens, 2, MOST);
+    assert_true(r[2].tokens[0] != first && r[2].tokens[1] != first);
+    assert_true(r[3].finish == FINISH_EOS && r[3].n_tokens == 0 &&
+                r[3].digest == one.digest);
+    assert_true(r[4].n_tokens == MOST && r[4].digest == 0);
+    for (int i = 0; i < MOST; i++)
+        assert_int_equal(r[4].tokens[i], FORCED);
+    assert_true(r[5].finish == FINISH_EOS && r[5].n_tokens == 0 &&
+                r[5].digest == one.digest);
+    stack_close(&k);
+}
+
+/* With attention windows a restore brings back only the last tokens. The blocks before them are not
+ * shared with later requests, because they have no keys and values. */
+static void blocks_before_a_window_are_not_shared(void **state)
+{
+    (void)state;
+    enum { N = 250 };
+    static const char model[] = "tests/model/golden/families/mistral";
+    struct io *io = et_disk(9, 0);
+    struct stack_opts o = {.user.model = model,
+                           .user.store = et_dirs,
+                           .user.n_store = 2,
+                           .user.max_context = 512,
+                           .io = io};
+    struct stack k;
+    struct et_run ref, r;
+    int32_t prompt[N];
+    et_small_prompt(prompt, N, 3);
+    struct et_ask a = {.prompt = prompt, .n_prompt = N, .max_tokens = 3, .save = "kv"};
+    et_open(&k, &o);
+    assert_int_equal(et_run(&k, &a, &ref), 0);
+    a.save = "none";
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    assert_int_equal(r.n_device, N / 64 * 64); /* computed blocks are shared */
+    stack_close(&k);
+    et_open(&k, &o);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        assert_true(r.restore.first_token > 0);
+        assert_int_equal(r.n_device, 0);
+        assert_int_equal(r.n_cached, N / 64 * 64);
+        et_same(&r, &ref, "within the window");
+    }
+    stack_close(&k);
+    io_close(io);
+}
+
 /* Two sequences with one prompt run at once. The second takes over blocks of the first before their
  * chunks are stored. At the end the chunks are stored and count as committed for both sequences,
  * even if the second saves nothing itself. */
@@ -130,6 +226,8 @@ int main(void)
         cmocka_unit_test(the_beginning_of_another_text_ends_this_one),
         cmocka_unit_test(chunks_that_are_shared_on_the_device_count_as_committed),
         cmocka_unit_test(a_tail_without_the_wanted_records_is_computed_again),
+        cmocka_unit_test(each_request_has_its_own_shaping),
+        cmocka_unit_test(blocks_before_a_window_are_not_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

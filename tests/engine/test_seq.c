@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "engine/engine_impl.h"
 #include "policy/staircase.h"
+#include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 
 enum { N_STORED = 4 * 64, N_PROMPT = N_STORED + 20, STEP_ROWS = 64 };
@@ -281,6 +282,11 @@ static void state_comes_back(void **state)
     lab_close();
 }
 
+static void count_admission(void *arg)
+{
+    ++*(int *)arg;
+}
+
 /* A request of better rank takes the only place. The first sequence comes back, and ends with the
  * tokens that it gives alone. */
 static void a_better_rank_preempts_in_each_phase(void **state)
@@ -296,7 +302,10 @@ static void a_better_rank_preempts_in_each_phase(void **state)
     for (int i = 0; i < 3; i++) {
         memcpy(lab.seen, engine()->shared.n_edges, sizeof lab.seen);
         struct request q = request(lab.prompt, 4, i == 0 ? "kv" : "recompute");
+        int n_admitted = 0;
         q.priority = 9;
+        q.on_admit = count_admission;
+        q.arg = &n_admitted;
         if (i == 0)
             stop_reads();
         s = add(q);
@@ -310,12 +319,42 @@ static void a_better_rank_preempts_in_each_phase(void **state)
             let_reads_go_on();
         run_all();
         assert_int_equal(seq_outcome(better)->finish, FINISH_LENGTH);
+        assert_int_equal(n_admitted, 1); /* coming back is no admission */
         assert_int_equal(seq_outcome(s)->n_preempted, 1);
         assert_memory_equal(seq_outcome(s)->tokens + N_PROMPT, alone, sizeof alone);
         engine_remove(engine(), s);
         engine_remove(engine(), better);
     }
     lab_close();
+}
+
+/* While a sequence runs, the last chunk that it continues is pinned, whether its state came from the
+ * store or from blocks on the device. So no chunk of its beginning is evicted. */
+static void a_sequence_pins_what_it_continues(void **state)
+{
+    (void)state;
+    for (int reuse = 0; reuse < 2; reuse++) {
+        struct et_run r;
+        memset(&lab, 0, sizeof lab);
+        et_open(&lab.k, &(struct stack_opts){.user.store_in_memory = true,
+                                             .user.no_reuse = !reuse,
+                                             .step_rows = STEP_ROWS});
+        et_prompt(lab.prompt, N_PROMPT, 11);
+        struct et_ask a = {
+            .prompt = lab.prompt, .n_prompt = N_STORED, .max_tokens = 1, .save = "both"};
+        assert_int_equal(et_run(&lab.k, &a, &r), 0);
+        struct seq *s = add(request(lab.prompt, 4, NULL));
+        step_until(s, PHASE_DECODE);
+        assert_int_equal(seq_outcome(s)->n_device, reuse ? N_STORED : 0);
+        assert_int_equal(seq_outcome(s)->n_cached, N_STORED);
+        assert_int_equal(seq_outcome(s)->n_stored, N_STORED);
+        const struct catalog *c = &lab.k.store->catalog;
+        const struct chunk_node *n = catalog_find(c, &s->chain.keys[N_STORED / 64 - 1]);
+        assert_true(n != NULL && n->n_pins == 1 && s->pin.impl != NULL);
+        engine_remove(engine(), s);
+        assert_int_equal(n->n_pins, 0);
+        stack_close(&lab.k);
+    }
 }
 
 /* In each phase a sequence may end: at its deadline, or because its plan is impossible. */
@@ -499,6 +538,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_prompt_is_computed_and_decodes),
         cmocka_unit_test(state_comes_back),
         cmocka_unit_test(a_better_rank_preempts_in_each_phase),
+        cmocka_unit_test(a_sequence_pins_what_it_continues),
         cmocka_unit_test(a_sequence_ends_in_each_phase),
         cmocka_unit_test(the_owner_cancels),
         cmocka_unit_test(chunks_of_another_request_count_once_they_are_durable),

@@ -257,6 +257,7 @@ static void times_add_up(void **state)
         assert_true(o->ttft_ns + o->decode_ns <= all_ns);
         assert_true(o->restore.total_ns <= o->restore_ns);
         assert_true((o->restore.total_ns > 0) == restores);
+        assert_true(o->restore.bubble >= 0 && o->restore.bubble < 1);
         (void)saver_flush(k.saver, NULL);
         engine_remove(k.engine, s);
     }
