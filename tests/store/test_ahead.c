@@ -1,16 +1,20 @@
 /* test_ahead.c - memory that the system provides before it is used: how far ahead, in which region,
  * at which price. A store in memory asks for it if the store's option is set. */
+#include <dirent.h>
 #include <math.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "base/cpus.h"
 #include "base/mem.h"
 #include "base/process.h"
 #include "store/ahead.h"
@@ -144,6 +148,50 @@ static void several_threads_provide_it_at_once(void **state)
     mem_unmap(p, 33 * MIB);
 }
 
+/* Counts this program's threads: all of them, and those that run only on idle processors. */
+static void count_threads(int *n_all, int *n_idle)
+{
+    DIR *dir = opendir("/proc/self/task");
+    assert_non_null(dir);
+    *n_all = *n_idle = 0;
+    for (const struct dirent *e; (e = readdir(dir)) != NULL;) {
+        pid_t thread = (pid_t)atoi(e->d_name);
+        if (thread == 0)
+            continue;
+        ++*n_all;
+        *n_idle += sched_getscheduler(thread) == SCHED_IDLE &&
+                   getpriority(PRIO_PROCESS, (id_t)thread) == 19;
+    }
+    closedir(dir);
+}
+
+/* Beside other work one thread of the lowest priority provides the memory; at once, one for each
+ * processor, at most 8, of the usual priority. */
+static void threads_and_their_priority(void **state)
+{
+    (void)state;
+    uint8_t *p = must_map(8 * MIB);
+    int n_before, n_all, n_idle;
+    ahead_destroy(begin());
+    do /* a thread that has ended may be listed for a moment */
+        count_threads(&n_before, &n_idle);
+    while (n_idle > 0);
+    for (int at_once = 0; at_once < 2; at_once++) {
+        struct ahead *a = ahead_create(UINT64_MAX, at_once ? AHEAD_AT_ONCE : AHEAD_BESIDE);
+        int n_cpus = cpus_usable() < 8 ? cpus_usable() : 8;
+        ahead_follow(a, p, 8 * MIB);
+        assert_int_equal(awaited(a), 8 * MIB);
+        int want = at_once ? n_cpus : 1, want_idle = at_once ? 0 : 1;
+        do
+            count_threads(&n_all, &n_idle);
+        while (n_all - n_before > want);
+        assert_int_equal(n_all - n_before, want);
+        assert_int_equal(n_idle, want_idle);
+        ahead_destroy(a);
+    }
+    mem_unmap(p, 8 * MIB);
+}
+
 static void without_a_thread_nothing_happens(void **state)
 {
     (void)state;
@@ -221,6 +269,7 @@ int main(void)
         cmocka_unit_test(another_region_begins_anew),
         cmocka_unit_test(missing_memory_has_a_price),
         cmocka_unit_test(several_threads_provide_it_at_once),
+        cmocka_unit_test(threads_and_their_priority),
         cmocka_unit_test(without_a_thread_nothing_happens),
         cmocka_unit_test(a_store_in_memory_asks_for_it),
         cmocka_unit_test(a_store_with_a_capacity_gets_all_of_it),
