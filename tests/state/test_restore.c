@@ -382,6 +382,24 @@ static void a_look_up_does_not_wait_for_a_stuck_read(void **state)
     bench_close(&b);
 }
 
+/* Returns the letters of the layers that have spans in a trace, '-' for a layer without one. Checks
+ * that no two spans overlap and that all lie within the restore. */
+static const char *layers_of(const struct restore_trace *t, int64_t t_start)
+{
+    static char text[N_LAYERS + 1];
+    int64_t end_ns = t_start;
+    memset(text, '-', N_LAYERS);
+    for (int i = 0; i < t->n; i++) {
+        const struct restore_span *x = &t->span[i];
+        assert_true(x->start_ns >= end_ns && x->end_ns > x->start_ns);
+        end_ns = x->end_ns;
+        assert_in_range(x->layer, 0, N_LAYERS - 1);
+        text[x->layer] = x->method;
+    }
+    assert_true(end_ns <= clock_now_ns());
+    return text;
+}
+
 /* The result counts the bytes that were read and the chunks of each method. Its times lie within
  * the time of the restore. */
 static void the_result_counts_what_was_done(void **state)
@@ -393,8 +411,11 @@ static void the_result_counts_what_was_done(void **state)
         const char *methods;
         /* number of layers of each method; hidden states of layer 0 are not read */
         int n_r, n_h, n_k;
-    } cases[] = {
-        {"KKKK", 0, 0, 4}, {"HHHH", 1, 3, 0}, {"RRHK", 2, 1, 1}, {"RRRR", 4, 0, 0}};
+        const char *computed, *read; /* the layers in the traces of the lanes */
+    } cases[] = {{"KKKK", 0, 0, 4, "KKKK", "KKKK"},
+                 {"HHHH", 1, 3, 0, "RHHH", "-HHH"},
+                 {"RRHK", 2, 1, 1, "RRHK", "--HK"},
+                 {"RRRR", 4, 0, 0, "RRRR", "----"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         int64_t t0 = clock_now_ns();
         struct restore *r = begin(&b, cases[i].methods);
@@ -434,6 +455,12 @@ static void the_result_counts_what_was_done(void **state)
         for (int m = 0; m < 3; m++)
             assert_true(out.n_by_method[m] == 0 || b.rr->row_ns[m] > 0);
         assert_true(b.rr->row_ns[0] < (double)ns && b.rr->row_ns[1] < (double)ns);
+        static struct restore_trace io, compute;
+        int64_t t_start;
+        restore_trace_of(r, &io, &compute, &t_start);
+        assert_in_range(t_start, t0, t0 + ns);
+        assert_string_equal(layers_of(&compute, t_start), cases[i].computed);
+        assert_string_equal(layers_of(&io, t_start), cases[i].read);
         restore_end(r);
     }
     bench_close(&b);
@@ -666,6 +693,26 @@ static void a_pipeline_needs_a_descriptor(void **state)
     assert_int_equal(rc, -EMFILE);
     assert_null(rr);
     assert_true(err.msg[0] != 0);
+    bench_close(&b);
+}
+
+/* What the user has asked for, and this device cannot do, is refused when the pipeline is made. */
+static void a_pipeline_refuses_what_its_device_cannot_do(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_open(&b, 22);
+    struct restore_pipeline_opts o = b.rr->o;
+    for (int i = 0; i < 2; i++) {
+        struct restore_pipeline *rr = NULL;
+        struct err err = {0};
+        b.p.k.dev->checksums = i == 0 ? CHECKSUMS_DEVICE : CHECKSUMS_AUTO;
+        o.direct = i == 0 ? RESTORE_DIRECT_OFF : RESTORE_DIRECT_ON;
+        assert_int_equal(restore_pipeline_create(&o, &rr, &err),
+                         i == 0 ? ERR_USAGE : ERR_UNSUPPORTED);
+        assert_null(rr);
+        assert_non_null(strstr(err.msg, i == 0 ? "--checksums device" : "gpu-direct on"));
+    }
     bench_close(&b);
 }
 
@@ -948,6 +995,7 @@ int main(void)
         cmocka_unit_test(one_stall_changes_no_rate),
         cmocka_unit_test(a_restore_of_pinned_chunks_runs_to_its_end),
         cmocka_unit_test(a_pipeline_needs_a_descriptor),
+        cmocka_unit_test(a_pipeline_refuses_what_its_device_cannot_do),
         cmocka_unit_test(every_plan_through_three_slots),
         cmocka_unit_test(slow_disk),
         cmocka_unit_test(flipped_bits),

@@ -300,7 +300,10 @@ static void the_last_one_frees_the_restore(void **state)
     r->state = RESTORE_ABANDONED;
     r->keys = NULL; /* they belong to the test */
     r->hits = NULL;
+    uint64_t n_news = rr->n_io_news;
     end_fetch(0, REMOTE_MISS_NONE, ""); /* frees r and the fetch */
+    assert_int_equal(rr->n_io_news,
+                     n_news + 2); /* the end of the pipeline waits for the second */
     assert_int_equal(rr->n_fetches, 0);
     r = new_restore();
 }

@@ -202,6 +202,30 @@ static void a_look_up_takes_a_partial_chunk(void **state)
     restore_end(r);
 }
 
+/* The caller's keys and tokens may be gone before the look-up. */
+static void a_look_up_has_its_own_keys_and_tokens(void **state)
+{
+    (void)state;
+    enum { n_tokens = 3 * 64 + 20 };
+    st_must_save(store, &context, 3);
+    save_partial(3, 20);
+    struct sha256 *some_keys = xcalloc(3, sizeof *some_keys), some_root = root;
+    int32_t *some_tokens = xcalloc(n_tokens, sizeof *some_tokens);
+    memcpy(some_keys, keys, 3 * sizeof keys[0]);
+    memcpy(some_tokens, tokens, n_tokens * sizeof tokens[0]);
+    struct restore_want want = {
+        .root = &some_root, .keys = some_keys, .tokens = some_tokens, .n_tokens = n_tokens};
+    struct restore *r = restore_find(rr, &want);
+    memset(&some_root, 1, sizeof some_root);
+    memset(some_keys, 1, 3 * sizeof *some_keys);
+    memset(some_tokens, 1, n_tokens * sizeof *some_tokens);
+    assert_int_equal(restore_io_step(rr), STEP_WORKED);
+    assert_int_equal(restore_found(r)->n_hits, 4);
+    restore_end(r);
+    free(some_keys);
+    free(some_tokens);
+}
+
 /* Before a server knows what others have erased, it uses no saved state. */
 static void nothing_is_used_before_the_erasures_are_known(void **state)
 {
@@ -462,21 +486,61 @@ static void the_last_read_frees_an_abandoned_restore(void **state)
 {
     (void)state;
     st_must_save(store, &context, N);
-    struct restore *r = start("KKK", 0, N, NULL);
-    assert_int_equal(restore_io_step(rr), STEP_WORKED);
-    assert_int_equal(restore_io_step(rr), STEP_WORKED);
-    assert_int_equal(r->n_in_flight, 2);
-    restore_end(r);
-    assert_null(rr->runs);
-    rr->quit = true; /* the thread waits for its reads */
-    while (rr->n_in_flight > 0)
-        assert_int_equal(restore_io_step(rr), STEP_WORKED);
-    assert_null(rr->ready.first);
-    int n_free = 0;
-    for (const struct group *g = rr->free.first; g != NULL; g = g->next)
-        n_free++;
-    assert_int_equal(n_free, N_SLOTS);
+    for (int n = 1; n <= 3; n++) {
+        struct restore *r = start("KKK", 0, N, NULL);
+        for (int i = 0; i < n; i++)
+            assert_int_equal(restore_io_step(rr), STEP_WORKED);
+        assert_int_equal(r->n_in_flight, n);
+        restore_end(r);
+        assert_null(rr->runs);
+        rr->quit = n == 3; /* the thread waits for its reads */
+        while (rr->n_in_flight > 0)
+            assert_int_equal(restore_io_step(rr), STEP_WORKED);
+        assert_null(rr->ready.first);
+        int n_free = 0;
+        for (const struct group *g = rr->free.first; g != NULL; g = g->next)
+            n_free++;
+        assert_int_equal(n_free, N_SLOTS);
+    }
     assert_int_equal(restore_io_step(rr), STEP_ENDED);
+}
+
+/* Measuring ahead holds no chunk back from an erasure. */
+static void a_measurement_releases_its_chunks(void **state)
+{
+    (void)state;
+    struct sha256 fingerprint = st_fingerprint(0);
+    struct store_erased gone = {0};
+    struct err err = {0};
+    st_must_save(store, &context, N);
+    rr->has_tier = true; /* the speed is known, so nothing is read */
+    restore_pipeline_measure(rr, &fingerprint);
+    assert_true(rr->wants_measure);
+    assert_int_equal(restore_io_step(rr), STEP_WORKED);
+    assert_false(rr->wants_measure);
+    assert_int_equal(restore_io_step(rr), STEP_WAITS);
+    assert_int_equal(store_erase(store, keys, N, &gone, &err), 0);
+    assert_int_equal(gone.n_chunks, N);
+    assert_int_equal(gone.n_busy, 0);
+}
+
+/* A restore holds its chunks until it ends. */
+static void a_restore_releases_its_chunks_at_its_end(void **state)
+{
+    (void)state;
+    struct store_erased gone = {0};
+    struct err err = {0};
+    st_must_save(store, &context, N);
+    struct restore *r = start("KKK", 0, N, NULL);
+    assert_true(restore_stands(r));
+    assert_int_equal(store_erase(store, keys, N, &gone, &err), 0);
+    assert_int_equal(gone.n_busy, N);
+    assert_false(restore_stands(r));
+    restore_end(r);
+    st_must_save(store, &context, N);
+    assert_int_equal(store_erase(store, keys, N, &gone, &err), 0);
+    assert_int_equal(gone.n_chunks, N);
+    assert_int_equal(gone.n_busy, 0);
 }
 
 #define CASE(f) cmocka_unit_test_setup_teardown(f, make, destroy)
@@ -486,6 +550,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(a_look_up_finds_the_longest_chain),
         CASE(a_look_up_takes_a_partial_chunk),
+        CASE(a_look_up_has_its_own_keys_and_tokens),
         CASE(nothing_is_used_before_the_erasures_are_known),
         CASE(other_look_ups_go_on_during_a_fetch),
         CASE(groups_come_in_their_order),
@@ -494,6 +559,8 @@ int main(void)
         CASE(reads_stay_within_the_good_chunks),
         CASE(a_staged_restore_comes_second),
         CASE(the_last_read_frees_an_abandoned_restore),
+        CASE(a_measurement_releases_its_chunks),
+        CASE(a_restore_releases_its_chunks_at_its_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

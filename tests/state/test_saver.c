@@ -1,5 +1,6 @@
 /* test_saver.c - two-stage saving.  Rows handed to the saver come back bit for bit, callers never
  * wait when they must not, and a fault ends saving with one warning and no other effect. */
+#include <dirent.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include <cmocka.h>
 
@@ -16,6 +18,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "remote/remote_impl.h"
 #include "state/chain.h"
 #include "state/save_policy.h"
 #include "tests/engine/enginetest.h"
@@ -1394,6 +1397,157 @@ static void the_kinds_of_a_chunk_are_letters(void **state)
     assert_int_equal(kinds[4], 9);
 }
 
+/* Opens the rig's saver anew with a remote that has no threads. */
+static struct remote *open_with_remote(struct rig *r, enum remote_when when)
+{
+    struct remote *remote = xcalloc(1, sizeof *remote);
+    pthread_mutex_init(&remote->lock, NULL);
+    clock_cond_init(&remote->for_writer);
+    remote->offers = xcalloc(MAX_OFFERS, sizeof *remote->offers);
+    remote->o.when = when;
+    saver_destroy(r->saver);
+    struct err err = {0};
+    struct saver_opts o = {.store = r->store,
+                           .model = r->m,
+                           .fingerprint = r->fingerprint,
+                           .buffer_bytes = r->buffer_bytes,
+                           .max_batch_rows = MAX_ROWS,
+                           .warn = warn,
+                           .warn_arg = r,
+                           .remote = remote};
+    assert_int_equal(saver_create(&o, &r->saver, &err), 0);
+    return remote;
+}
+
+static void free_remote(struct remote *remote)
+{
+    pthread_mutex_destroy(&remote->lock);
+    pthread_cond_destroy(&remote->for_writer);
+    free(remote->offers);
+    free(remote);
+}
+
+/* Full chunks are offered to the remote in their order: when they are committed, or when their
+ * sequence has ended. A partial chunk is not offered. */
+static void full_chunks_are_offered_in_time(void **state)
+{
+    (void)state;
+    enum { CHUNKS = 18 }; /* more than a sequence remembers at first */
+    static const struct {
+        enum remote_when when;
+        uint32_t n_committed, n_ended;
+    } cases[] = {{REMOTE_WHEN_COMMITTED, CHUNKS, CHUNKS},
+                 {REMOTE_WHEN_ENDED, 0, CHUNKS},
+                 {REMOTE_WHEN_USED, 0, 0}};
+    for (int i = 0; i < 3; i++) {
+        struct rig r;
+        struct line x;
+        rig_open(&r, 0);
+        struct remote *remote = open_with_remote(&r, cases[i].when);
+        assert_true(line_find(&x, &r, 5, 0));
+        line_save_for(&x, &(struct save_begin){.use = {.ttl_s = 77}});
+        line_run(&x, 64 * CHUNKS + 20, 64);
+        save_idle(x.q, x.tokens, x.n);
+        assert_int_equal(saver_flush(r.saver, NULL), 0);
+        assert_int_equal(save_committed_tokens(x.q), 64 * CHUNKS + 20);
+        assert_int_equal(remote->n_offers, cases[i].n_committed);
+        struct sha256 keys[CHUNKS];
+        memcpy(keys, x.chain.keys, sizeof keys);
+        line_close(&x);
+        assert_int_equal(remote->n_offers, cases[i].n_ended);
+        for (uint32_t k = 0; k < remote->n_offers; k++) {
+            assert_memory_equal(remote->offers[k].key.b, keys[k].b, sizeof keys[k].b);
+            assert_int_equal(remote->offers[k].ttl_s, 77);
+        }
+        rig_close(&r);
+        free_remote(remote);
+    }
+}
+
+/* The header of a partial chunk has no tokens of a chunk that had the same memory before. */
+static void a_partial_chunk_has_no_other_tokens(void **state)
+{
+    (void)state;
+    struct rig r;
+    struct line x;
+    struct store_reader *reader;
+    struct parcel parcel = {0};
+    struct chunk_header h;
+    struct err err = {0};
+    rig_open_small(&r, 1, 0);
+    line_save_all(&r, 5, "both", 64 * 8); /* every chunk of the buffer was in use */
+    line_save_all(&r, 6, "both", 20);
+    line_open(&x, &r, 6, "none", 0);
+    struct sha256 key = store_partial_key(chain_parent(&x.chain, 0), x.tokens, 20);
+    assert_int_equal(store_reader_open(r.store, 4, NULL, 0, &reader, &err), 0);
+    if (parcel_read(r.store, reader, &key, &parcel, &err) != 0)
+        fail_msg("%s", err.msg);
+    assert_int_equal(parcel_check(parcel.bytes, parcel.n_bytes, &h, &err), 0);
+    assert_int_equal(h.n_tokens, 20);
+    assert_memory_equal(h.tokens, x.tokens, 20 * sizeof x.tokens[0]);
+    for (int i = 20; i < 64; i++)
+        assert_int_equal(h.tokens[i], 0);
+    parcel_deinit(&parcel);
+    store_reader_close(reader);
+    line_close(&x);
+    rig_close(&r);
+}
+
+/* A document is saved although waiting requests need the chunks that it evicts. */
+static void a_document_is_not_refused(void **state)
+{
+    (void)state;
+    for (int is_document = 0; is_document < 2; is_document++) {
+        struct rig r;
+        struct line a, b;
+        struct store_stats stats;
+        rig_open(&r, 0);
+        line_save_all(&r, 93, "both", 128);
+        store_stats(r.store, &stats);
+        close_saver(&r);
+        r.policy = PLACEMENT_OURS;
+        open_saver(&r, stats.used_bytes + stats.used_bytes / 4);
+        line_open(&a, &r, 93, "none", 0);
+        assert_int_equal(store_expect_use(r.store, a.chain.keys, 2, 1), 2);
+        assert_true(line_find(&b, &r, 94, 0));
+        line_save_for(&b, &(struct save_begin){.is_document = is_document});
+        line_run(&b, 128, 64);
+        assert_int_equal(saver_flush(r.saver, NULL), 0);
+        assert_int_equal(save_ended(b.q), is_document ? SAVE_GOES_ON : SAVE_END_REFUSED);
+        assert_int_equal(save_committed_tokens(b.q), is_document ? 128 : 0);
+        line_close(&b);
+        store_expect_use_no_more(r.store, a.chain.keys, 2, 1);
+        line_close(&a);
+        rig_close(&r);
+    }
+}
+
+/* Returns how many threads of this program have this nice value. */
+static int n_threads_at(int nice)
+{
+    int n = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    assert_non_null(tasks);
+    for (struct dirent *e; (e = readdir(tasks)) != NULL;)
+        if (e->d_name[0] != '.')
+            n += getpriority(PRIO_PROCESS, (id_t)atoi(e->d_name)) == nice;
+    closedir(tasks);
+    return n;
+}
+
+/* The writer leaves the processors to decodes: its priority is lower than that of this thread. */
+static void the_writer_steps_back(void **state)
+{
+    (void)state;
+    struct rig r;
+    int own = getpriority(PRIO_PROCESS, 0), want = own < 10 ? 10 : own;
+    rig_open(&r, 0);
+    line_save_all(&r, 5, "both", 64); /* the thread has begun its work */
+    assert_true(n_threads_at(want) > 0);
+    assert_int_equal(getpriority(PRIO_PROCESS, 0), own);
+    rig_close(&r);
+}
+
 /* --- main ------------------------------------------------------------------------------------- */
 
 int main(void)
@@ -1425,6 +1579,10 @@ int main(void)
         cmocka_unit_test(chunks_have_the_owner_and_the_hints_of_their_request),
         cmocka_unit_test(a_context_erased_meanwhile_is_not_saved),
         cmocka_unit_test(the_end_of_a_document_stays),
+        cmocka_unit_test(full_chunks_are_offered_in_time),
+        cmocka_unit_test(a_partial_chunk_has_no_other_tokens),
+        cmocka_unit_test(a_document_is_not_refused),
+        cmocka_unit_test(the_writer_steps_back),
         cmocka_unit_test(every_end_has_its_reason),
         cmocka_unit_test(without_a_saver_nothing_is_saved),
         cmocka_unit_test(a_chunk_without_its_parent_is_not_saved),
