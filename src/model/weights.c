@@ -754,7 +754,10 @@ static int load_vectors(struct loader *ld)
                              rank_address(ld->dev, h->vectors[k].ptr, rank),
                              ld->vectors[k] + (size_t)rank * ld->n_vector_floats[k],
                              h->vectors[k].bytes);
-    return rc != 0 ? rc : stream_sync(ld->s);
+    if (rc == 0)
+        rc = stream_sync(ld->s);
+    return rc == 0 ? 0
+                   : err_set(ld->err, rc, "weights: norms and biases: %s", err_name(rc));
 }
 
 /* Warns of tensors with a NaN or an infinity, which usually mean damage that a format without
