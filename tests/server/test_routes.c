@@ -33,6 +33,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/textbuf.h"
 #include "batch/shelf.h"
@@ -515,13 +516,176 @@ static void a_connection_may_be_descriptor_0(void **state)
     }
 }
 
+/* --- connections ------------------------------------------------------------------------------ */
+
+static int connected(void)
+{
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)server_port(server)),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = high_socket();
+    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof to), 0);
+    return fd;
+}
+
+/* Asks for the health on a connection that stays open. Returns false if the server closes it. */
+static bool is_served(int fd)
+{
+    static const char ask[] = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    char got[4096];
+    size_t n = 0;
+    if (send(fd, ask, sizeof ask - 1, MSG_NOSIGNAL) != (ssize_t)sizeof ask - 1)
+        return false;
+    do {
+        ssize_t more = recv(fd, got + n, sizeof got - 1 - n, 0);
+        if (more <= 0)
+            return false;
+        n += (size_t)more;
+        got[n] = 0;
+    } while (strstr(got, "\"status\": \"ok\"") == NULL);
+    return true;
+}
+
+/* A server with as many connections as it may have leaves further ones in the system's queue. They
+ * are served when others have ended. */
+static void connections_wait_for_their_turn(void **state)
+{
+    (void)state;
+    enum { MOST = 16 };
+    int fd[MOST + 2];
+    for (int i = 0; i < MOST; i++) {
+        fd[i] = connected();
+        assert_true(is_served(fd[i]));
+    }
+    fd[MOST] = connected();
+    fd[MOST + 1] = connected();
+    for (int i = 0; i < 3 * MOST; i++) /* the server could accept meanwhile */
+        assert_true(is_served(fd[i % MOST]));
+    for (int i = 0; i < 2; i++)
+        close(fd[i]);
+    for (int i = 2; i < MOST + 2; i++) {
+        assert_true(is_served(fd[i]));
+        close(fd[i]);
+    }
+}
+
+/* --- the log ---------------------------------------------------------------------------------- */
+
+/* Returns what was logged to `f` so far, with times written as #. The caller frees it. */
+static char *logged(FILE *f)
+{
+    char *text = NULL, *out, *to;
+    size_t n;
+    long size = lseek(fileno(f), 0, SEEK_END);
+    text = xasprintf("%*s", (int)size, "");
+    n = (size_t)pread(fileno(f), text, (size_t)size, 0);
+    text[n] = 0;
+    to = out = xasprintf("%s", text);
+    for (const char *p = text; *p != 0; p++) {
+        /* on a busy machine restores miss their predictions, and say so */
+        while (strncmp(p, "hcache: restoring ", 18) == 0 && strchr(p, '\n') != NULL)
+            p = strchr(p, '\n') + 1;
+        *to++ = *p;
+        if (*p == 0)
+            break;
+        if (strncmp(p, " in ", 4) == 0 && isdigit((unsigned char)p[4])) {
+            memcpy(to, "in #", 4);
+            to += 4;
+            p += 3 + strspn(p + 4, "0123456789.");
+        }
+    }
+    *to = 0;
+    free(text);
+    return out;
+}
+
+/* Each request has a line with its route, its status, and its tokens or the reason of its refusal.
+ * Polls that are answered have none. */
+static void each_request_has_a_line_in_the_log(void **state)
+{
+    (void)state;
+    enum { LONG = 100 };
+    static const char want[] =
+        "hcache: POST /v1/completions 200 in # ms: prompt 100, cached 0, generated 2\n"
+        "hcache: POST /v1/completions 200 in # ms: prompt 100, cached 64 (dram R0 H0 K4), "
+        "generated 4\n"
+        "hcache: POST /v1/completions 200 in # ms: prompt 3, cached 0, generated 2\n"
+        "hcache: GET (no route) 404 in # ms: there is no such path\n"
+        "hcache: GET /v1/responses/ID 404 in # ms: not_found\n"
+        "hcache: GET /v1/models 200 in # ms\n"
+        "hcache: GET / 200 in # ms\n"
+        "hcache: POST /v1/completions 400 in # ms: 'top_p' is 7; it must be 0 to 1\n"
+        "hcache: GET /v1/cache/stats 401 in # ms: the API key is missing or unknown "
+        "(Authorization: Bearer KEY)\n"
+        "hcache: DELETE (no route) 405 in # ms: this path has no such method\n";
+    struct textbuf prompt = {0};
+    for (int i = 0; i < LONG; i++)
+        textbuf_addf(&prompt, "%s%d", i > 0 ? "," : "", 40 + i % 20);
+    char *const bodies[] = {
+        xasprintf("{\"prompt\":[%s],\"max_tokens\":2,\"ignore_eos\":true}", prompt.p),
+        xasprintf("{\"prompt\":[%s],\"max_tokens\":2,\"ignore_eos\":true,\"n\":2}",
+                  prompt.p),
+        xasprintf("{\"prompt\":[[40],[41,42]],\"max_tokens\":1,\"ignore_eos\":true}")};
+    FILE *f = tmpfile();
+    int own = dup(STDERR_FILENO);
+    fflush(stderr);
+    assert_int_equal(dup2(fileno(f), STDERR_FILENO), STDERR_FILENO);
+    log_set_level(LOG_INFO);
+    for (int i = 0; i < 3; i++) {
+        char *text = xasprintf("POST /v1/completions HTTP/1.0\r\nHost: localhost\r\n"
+                               "Authorization: Bearer one\r\nContent-Length: %zu\r\n\r\n%s",
+                               strlen(bodies[i]), bodies[i]);
+        free(exchange(text));
+        free(text);
+        free(bodies[i]);
+        hcache_cache_flush(h);
+    }
+    static const char *const asked[] = {
+        "GET /v1/nothing HTTP/1.0\r\nAuthorization: Bearer one",
+        "GET /v1/responses/resp_secret HTTP/1.0\r\nAuthorization: Bearer one",
+        "GET /health HTTP/1.0",
+        "GET /metrics HTTP/1.0\r\nAuthorization: Bearer one",
+        "GET /v1/cache/stats HTTP/1.0\r\nAuthorization: Bearer one",
+        "GET /v1/models HTTP/1.0\r\nAuthorization: Bearer one",
+        "GET / HTTP/1.0",
+        "POST /v1/completions HTTP/1.0\r\nAuthorization: Bearer one\r\nContent-Length: 24",
+        "GET /v1/cache/stats HTTP/1.0",
+        "DELETE /v1/models HTTP/1.0\r\nAuthorization: Bearer one"};
+    for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
+        char *text = xasprintf("%s\r\nHost: localhost\r\n\r\n%s", asked[i],
+                               i == 7 ? "{\"prompt\":\"x\",\"top_p\":7}" : "");
+        free(exchange(text));
+        free(text);
+    }
+    char *got = logged(f);
+    int64_t end = clock_now_ns() + (int64_t)PATIENCE_S * 1000000000;
+    while (strlen(got) < strlen(want) && clock_now_ns() < end) {
+        /* a line comes when its connection has ended */
+        free(got);
+        clock_sleep_ns(1000000);
+        got = logged(f);
+    }
+    log_set_level(LOG_WARN);
+    fflush(stderr);
+    assert_int_equal(dup2(own, STDERR_FILENO), STDERR_FILENO);
+    close(own);
+    fclose(f);
+    assert_string_equal(got, want);
+    free(got);
+    textbuf_free(&prompt);
+}
+
 #define STAGE(f, i) cmocka_unit_test_prestate_setup_teardown(f, start, stop, &stages[i])
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        STAGE(a_connection_may_be_descriptor_0, 0), STAGE(each_route_answers_as_written, 0),
-        STAGE(each_route_answers_as_written, 1),    STAGE(each_route_answers_as_written, 2),
+        STAGE(a_connection_may_be_descriptor_0, 0),
+        STAGE(connections_wait_for_their_turn, 0),
+        STAGE(each_request_has_a_line_in_the_log, 0),
+        STAGE(each_route_answers_as_written, 0),
+        STAGE(each_route_answers_as_written, 1),
+        STAGE(each_route_answers_as_written, 2),
         STAGE(each_route_answers_as_written, 3),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

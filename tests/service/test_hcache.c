@@ -926,6 +926,11 @@ static void encode_and_decode(void **state)
     assert_true(hcache_encode(h, "ab\xff", 3, 0, &ids, &n, &err) < 0);
     assert_int_equal(n, 0);
     assert_non_null(strstr(err.msg, "2"));
+    const int32_t special[] = {1, 40, 0};
+    assert_int_equal(hcache_decode(h, special, 3, &text, &n_text, &err), 0);
+    assert_string_equal(text, "D"); /* special tokens have no text */
+    assert_int_equal(n_text, 1);
+    hcache_free(text);
     int32_t bad = 1 << 20;
     assert_true(hcache_decode(h, &bad, 1, &text, &n_text, &err) < 0);
     hcache_close(h);
@@ -1138,6 +1143,9 @@ static void the_tiers_of_restored_tokens_are_told(void **state)
             assert_int_equal(r.restored_part[n_parts - 1].n_tokens, rows[i].n_dram);
             assert_string_equal(r.restored_part[n_parts - 1].source, "dram");
         }
+        assert_int_equal(r.measured.span != NULL, rows[i].tier != NULL);
+        assert_int_equal(r.measured.n > 0, rows[i].tier != NULL);
+        assert_string_equal(r.plan.layers, rows[i].tier != NULL ? "KKKK" : "");
         assert_int_equal(r.dram_tokens, rows[i].n_dram);
         assert_int_equal(r.restored_dram_bytes > 0, rows[i].n_dram > 0);
         assert_int_equal(r.restored_dram_bytes<r.restored_bytes, rows[i].n_disk> 0);

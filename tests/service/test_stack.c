@@ -244,6 +244,15 @@ static void options_have_their_defaults(void **state)
     assert_int_equal(k.method, MIXED_OFF);
     assert_int_equal(k.model->max_ctx, k.model->cfg.max_ctx);
     stack_close(&k);
+    /* the platform of a stack without a profile still has the model's shape */
+    assert_int_equal(stack_open(&(struct stack_opts){.user.model = "synth:tiny-mha",
+                                                     .user.store_in_memory = true,
+                                                     .no_profile = true},
+                                &k, &err),
+                     0);
+    assert_int_equal(k.platform.n_layers, k.model->cfg.n_layers);
+    assert_int_equal(k.platform.n_tiers, 0);
+    stack_close(&k);
     const struct device_opts d = stack_device_opts(
         &(struct hcache_opts){.isa = "a",
                               .checksums = "b",

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +21,28 @@
 #include "base/mem.h"
 #include "sessions/conversations_db.h"
 #include "tests/base/tempdir.h"
+
+/* The next call of this name fails once, with EIO. */
+static const char *fails = "";
+
+static bool has_failed(const char *name)
+{
+    if (strcmp(fails, name) != 0)
+        return false;
+    fails = "";
+    errno = EIO;
+    return true;
+}
+
+int fstat(int fd, struct stat *st)
+{
+    return has_failed("fstat") ? -1 : (int)syscall(SYS_fstat, fd, st);
+}
+
+ssize_t pread(int fd, void *out, size_t n, off_t at)
+{
+    return has_failed("pread") ? -1 : syscall(SYS_pread64, fd, out, n, at);
+}
 
 struct fixture {
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 8];
@@ -506,6 +529,28 @@ static void the_head_of_a_file_decides(void **state)
     if (conversations_open(&o, &c, &err) != 0)
         fail_msg("%s", err.msg);
     conversations_close(c);
+}
+
+/* A file that cannot be looked at is not opened. */
+static void a_file_that_cannot_be_read_is_not_opened(void **state)
+{
+    struct fixture *x = *state;
+    static const char *const calls[] = {"fstat", "pread"};
+    conversations_close(x->c);
+    for (int i = 0; i < 2; i++) {
+        const struct conversations_opts o = {.path = x->path};
+        struct conversations *c = NULL;
+        struct err err = {0};
+        char want[sizeof x->path + 80];
+        fails = calls[i];
+        assert_int_equal(conversations_open(&o, &c, &err), -EIO);
+        assert_string_equal(fails, "");
+        assert_null(c);
+        snprintf(want, sizeof want, "cannot open the conversations in %s: %s", x->path,
+                 strerror(EIO));
+        assert_string_equal(err.msg, want);
+    }
+    x->c = open_file(x, 0, 0, 0);
 }
 
 static void damage_is_told(void **state)
@@ -1199,6 +1244,7 @@ int main(void)
         T(the_file_is_private_and_locked),
         T(files_of_others_stay_as_they_are),
         T(the_head_of_a_file_decides),
+        T(a_file_that_cannot_be_read_is_not_opened),
         T(damage_is_told),
         T(rows_out_of_range),
         T(a_killed_process_loses_nothing_told),

@@ -200,6 +200,22 @@ static void known_tokens_are_continued(void **state)
     hcache_free(k.ids);
 }
 
+static void a_text_that_is_none_is_refused(void **state)
+{
+    (void)state;
+    struct prompt_text t = text_of(KNOWN "\xff");
+    struct prompt_ids out = {0};
+    struct hcache_err err = {0};
+    char what[200] = "?";
+    const int32_t id = 40;
+    put_known(NULL);
+    assert_true(retoken_encode(h, m, NULL, &t, &out, what, &err) < 0);
+    assert_string_equal(what, "");
+    assert_int_not_equal(err.code, 0);
+    assert_true(retoken_continue(h, &id, 1, 1, &t, &out, &err) < 0);
+    hcache_free(out.ids);
+}
+
 /* Returns an answer that consists of the letters of `said`. Its text is `shown`. */
 static struct hcache_result answer(const char *said, const char *shown)
 {
@@ -411,6 +427,7 @@ int main(void)
         WITH_ANSWERS(what_is_not_remembered_is_tokenized),
         WITH_ANSWERS(a_token_across_the_boundary_is_told),
         WITH_ANSWERS(known_tokens_are_continued),
+        WITH_ANSWERS(a_text_that_is_none_is_refused),
         WITH_ANSWERS(an_answer_is_marked_as_shown_and_trimmed),
         WITH_ANSWERS(an_answer_is_remembered_in_both_forms),
         WITH_ANSWERS(without_memory_nothing_is_remembered),

@@ -364,6 +364,25 @@ static void an_answer_has_the_room_that_is_left(void **state)
     talk_close(t);
 }
 
+/* A text that cannot fit is refused with its size, before it is tokenized. */
+static void a_text_beyond_the_context_is_refused(void **state)
+{
+    (void)state;
+    enum { N = 60000 };
+    struct talk *t = talk_with("huge", NULL);
+    const struct hcache_request q = {.max_tokens = 1, .save = "none"};
+    struct hcache_result r;
+    struct err err = {0};
+    char *text = malloc(N);
+    memset(text, 'x', N);
+    assert_int_equal(talk_say(t, text, N, &q, &r, &err), ERR_USAGE);
+    assert_memory_equal(err.msg, "the prompt has 600", 18);
+    assert_non_null(strstr(err.msg, "the maximum context length is 640 tokens"));
+    assert_int_equal(talk_n_turns(t), 0);
+    free(text);
+    talk_close(t);
+}
+
 /* --- branches --------------------------------------------------------------------------------- */
 
 static void a_branch_begins_after_the_chosen_answer(void **state)
@@ -497,6 +516,7 @@ int main(void)
         TALK_TEST(a_branch_begins_after_the_chosen_answer),
         TALK_TEST(a_retry_asks_the_last_question_on_a_branch),
         TALK_TEST(a_turn_that_fails_is_not_kept),
+        TALK_TEST(a_text_beyond_the_context_is_refused),
         TALK_TEST(a_truncated_talk_is_never_full),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
