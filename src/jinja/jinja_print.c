@@ -175,24 +175,19 @@ struct dumper {
 
 static void dump(struct dumper *d, const struct jval *v);
 
-/* Appends the character cp, which lies at `at`. */
-static void dump_char(struct dumper *d, const char *at, uint32_t cp)
+/* Appends the escape of the character cp. */
+static void dump_escape(struct dumper *d, uint32_t cp)
 {
     static const char from[] = "\"\\\n\r\t\b\f", to[] = "\"\\nrtbf";
     const char *known = cp != 0 && cp < 0x80 ? strchr(from, (int)cp) : NULL;
     if (known != NULL) {
         jbuf_printf(d->j, d->b, "\\%c", to[known - from]);
-    } else if (cp < 0x20 || (d->ascii && cp >= 0x80 && cp < 0x10000)) {
+    } else if (cp < 0x10000) {
         jbuf_printf(d->j, d->b, "\\u%04x", cp);
-    } else if (d->ascii && cp >= 0x10000) {
+    } else {
         cp -= 0x10000;
         jbuf_printf(d->j, d->b, "\\u%04x\\u%04x", 0xD800 + (cp >> 10),
                     0xDC00 + (cp & 0x3FF));
-    } else {
-        char utf8[4];
-        size_t n = utf8_encode(cp, utf8);
-        jbuf_put(d->j, d->b, utf8, n);
-        jbuf_inherit(d->j, d->b, n, at);
     }
 }
 
@@ -208,9 +203,8 @@ static void dump_string(struct dumper *d, struct jstr s)
         i = plain;
         uint32_t cp = 0;
         if (i < s.n) {
-            const char *at = s.s + i;
-            i += utf8_decode(at, s.n - i, &cp);
-            dump_char(d, at, cp);
+            i += utf8_decode(s.s + i, s.n - i, &cp);
+            dump_escape(d, cp);
         }
     }
     jbuf_puts(d->j, d->b, "\"");
