@@ -229,12 +229,9 @@ static void load_record(struct shelf *s, const char *name)
     free(text);
 }
 
-/* Returns whether the bytes of that name belong to a file, or to a batch that has not ended. */
-static bool is_wanted(const struct shelf *s, const char *name)
+/* Returns whether the bytes of that name belong to a batch that has not ended. */
+static bool is_growing(const struct shelf *s, const char *name)
 {
-    for (int i = 0; i < s->files.n; i++)
-        if (strcmp(s->files.at[i]->id, name) == 0)
-            return true;
     for (int i = 0; i < s->batches.n; i++) {
         const struct shelf_batch *b = (const struct shelf_batch *)s->batches.at[i];
         if (strcmp(b->output, name) == 0 || strcmp(b->errors, name) == 0)
@@ -271,9 +268,9 @@ static void visit_rest(struct shelf *s, const char *name)
     if (n == 0 || (name[n] != 0 && strcmp(name + n, ".new") != 0 &&
                    strcmp(name + n, ".json.new") != 0))
         return;
-    /* A record that this version cannot read protects its bytes, too. */
+    /* A record protects its bytes, also if this version cannot read it. */
     bool has_record = faccessat(s->fd, record, F_OK, 0) == 0;
-    if (ends_with(name, ".new") || (!has_record && !is_wanted(s, name)))
+    if (ends_with(name, ".new") || (!has_record && !is_growing(s, name)))
         shelf_remove(s, name);
 }
 

@@ -652,6 +652,12 @@ static void a_write_that_fails_is_made_again(void **state)
     assert_int_equal(o.n_bytes, 0);
     assert_int_equal(o.lines.n, strlen(answer_a) + 1);
     close(o.fd);
+    /* this device takes bytes, and cannot make them durable */
+    o.fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    assert_int_equal(output_sync(&o, &err), -EINVAL);
+    assert_int_equal(o.n_bytes, 0);
+    assert_int_equal(o.lines.n, strlen(answer_a) + 1);
+    close(o.fd);
     o.fd = own;
     assert_int_equal(output_sync(&o, &err), 0);
     assert_int_equal(o.n_bytes, strlen(answer_a) + 1);
@@ -742,7 +748,8 @@ static void standard_output_is_written_and_stays_open(void **state)
     assert_int_equal(is_open, 0);
     assert_holds("stdout", "xone\ntwo\nthree\n");
     idset_free(&done);
-    output_close(&(struct output){0});
+    output_close(&(struct output){0}); /* does not close descriptor 0 */
+    assert_int_equal(fstat(STDIN_FILENO, &st), 0);
 }
 
 /* A user who names the wrong file loses nothing. */

@@ -5,9 +5,12 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -103,6 +106,7 @@ struct told {
     struct batch *job;
     void (*act)(struct told *t, const struct batch_counts *c);
     int n_began, n_ended;
+    int device_tokens[2]; /* of the answers to prompts of 65 and of 66 tokens */
 };
 
 static void on_progress(void *arg, const struct batch_counts *c)
@@ -120,10 +124,12 @@ static void began(void *arg)
 static void ended(void *arg, enum answer_end end, const struct hcache_result *r,
                   bool missed)
 {
+    struct told *t = arg;
     (void)end;
-    (void)r;
     (void)missed;
-    ((struct told *)arg)->n_ended++;
+    t->n_ended++;
+    if (r != NULL && (r->prompt_tokens == 65 || r->prompt_tokens == 66))
+        t->device_tokens[r->prompt_tokens - 65] = r->device_tokens;
 }
 
 static int run(const char *out, uint64_t bound, struct told *t, struct batch_counts *counts)
@@ -386,6 +392,12 @@ static void refused_lines_are_answered_in_the_errors(void **state)
     assert_int_equal(run_lines("mixed", lines, 9, o, &t, &c), 0);
     assert_lines("mixed out", 2, done, 3);
     assert_lines("mixed errors", 7, refused, 8);
+    int n_out, n_errors;
+    char *out = lines_of("mixed out", &n_out),
+         *errors = lines_of("mixed errors", &n_errors);
+    assert_int_equal(c.out_bytes, strlen(out) + strlen(errors));
+    free(out);
+    free(errors);
     assert_int_equal(c.n_lines, 9);
     assert_int_equal(c.n_done, 9);
     assert_int_equal(c.n_failed, 7);
@@ -428,7 +440,9 @@ static char *block_line(const char *id, int token, int last, const char *more)
     textbuf_addf(&t, "\"url\":\"/v1/completions\",\"body\":{\"prompt\":[");
     for (int i = 0; i < 64; i++)
         textbuf_addf(&t, "%d,", token);
-    textbuf_addf(&t, "%d],\"max_tokens\":4%s}}", last, more);
+    /* `more` may add tokens to the prompt */
+    bool has_tokens = more[0] == ',' && more[1] != '"';
+    textbuf_addf(&t, "%d%s%s,\"max_tokens\":4}}", last, has_tokens ? "" : "]", more);
     return t.p;
 }
 
@@ -667,6 +681,113 @@ static void a_job_may_get_its_model_and_room_later(void **state)
     free(out);
 }
 
+/* Runs a job on this descriptor as standard input. */
+static int run_stdin(int fd, const char *name, struct batch_counts *c)
+{
+    char *out = path_of(name);
+    struct told t = {0};
+    const struct batch_opts o = {.client = {.h = h, .model_name = "m"},
+                                 .input = "-",
+                                 .output = out,
+                                 .in_flight = 2,
+                                 .lookahead = 2};
+    int own = dup(STDIN_FILENO);
+    assert_true(own >= 0);
+    assert_int_equal(dup2(fd, STDIN_FILENO), STDIN_FILENO);
+    assert_int_equal(batch_open(&o, &t.job, &err), 0);
+    int rc = batch_run(t.job, &err);
+    batch_counts(t.job, c);
+    batch_close(t.job);
+    assert_int_equal(dup2(own, STDIN_FILENO), STDIN_FILENO);
+    close(own);
+    free(out);
+    return rc;
+}
+
+/* A pipe's lines come late: the job waits for them, and reads them when they are there. Nothing is
+ * known of the time that is left. */
+static void a_slow_pipe_is_waited_for(void **state)
+{
+    (void)state;
+    static const char line[] = LINE("0", "completions",
+                                    "\"prompt\":[5],\"max_tokens\":2") "\n";
+    int ends[2];
+    struct batch_counts c;
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        clock_sleep_ns(250000000);
+        _exit(write(ends[1], line, sizeof line - 1) == (ssize_t)sizeof line - 1 ? 0 : 1);
+    }
+    close(ends[1]);
+    int rc = run_stdin(ends[0], "piped", &c), status = -1;
+    close(ends[0]);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_int_equal(rc, 0);
+    assert_true(c.n_done == 1 && c.n_failed == 0 && c.total_lines == 0);
+    assert_true(c.waiting_s >= 0.2 && c.reading_s > 0 && c.reading_s < c.elapsed_s);
+    assert_true(c.left_high_s == 0);
+}
+
+/* A descriptor that cannot be read ends the job with its fault. */
+static void an_input_that_fails_ends_the_job(void **state)
+{
+    (void)state;
+    struct batch_counts c;
+    char *path = path_of("unreadable");
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(run_stdin(fd, "fault", &c), -EBADF);
+    assert_string_equal(err.msg, "the input cannot be read: Bad file descriptor");
+    assert_true(c.n_lines == 0 && !c.is_stopped);
+    close(fd);
+    free(path);
+}
+
+/* Frees one place when both lines of the job wait for it. */
+static void free_place(struct told *t, const struct batch_counts *c)
+{
+    (void)c;
+    if (t->n_began == 2 && n_others == 4)
+        hcache_ticket_free(others[--n_others]);
+}
+
+/* A line's priority counts if the job has none of its own. Requests of others have all places but
+ * one, so one line runs after the other, and finds their common beginning on the device. */
+static void priorities_are_those_of_the_lines_or_of_the_job(void **state)
+{
+    (void)state;
+    static const int32_t prompt[] = {5, 6, 7};
+    const struct hcache_request r = {
+        .prompt = prompt, .n_prompt = 3, .max_tokens = 2000, .ignore_eos = true};
+    for (int of_job = 0; of_job < 2; of_job++) {
+        struct told t = {.act = free_place};
+        struct batch_counts c;
+        struct hcache_stats st = {0};
+        struct hcache_err herr = {0};
+        char *lines[] = {block_line("late", 11 + of_job, 1, ",\"priority\":5"),
+                         block_line("soon", 11 + of_job, 2, ",2],\"priority\":-5")};
+        const struct batch_opts o = {
+            .in_flight = 2, .lookahead = 2, .priority = of_job * 3};
+        const char *name = of_job ? "priorities" : "priority";
+        for (n_others = 0; n_others < 4; n_others++)
+            assert_int_equal(hcache_submit(h, &r, &others[n_others], &herr), 0);
+        while (st.n_running < 4)
+            hcache_stats(h, &st);
+        assert_int_equal(run_lines(name, (const char *const *)lines, 2, o, &t, &c), 0);
+        while (n_others > 0)
+            hcache_ticket_free(others[--n_others]);
+        assert_int_equal(c.n_done, 2);
+        assert_int_equal(c.n_failed, 0);
+        assert_int_equal(t.device_tokens[0] >= 64, of_job == 0);
+        assert_int_equal(t.device_tokens[1] >= 64, of_job == 1);
+        free(lines[0]);
+        free(lines[1]);
+    }
+}
+
 static uint64_t most_ahead;
 
 static void count_ahead(struct told *t, const struct batch_counts *c)
@@ -681,7 +802,7 @@ static void lines_ahead_are_bounded(void **state)
     (void)state;
     static const struct {
         int lookahead, in_flight;
-    } rows[] = {{3, 1}, {1, 2}, {8, 20}};
+    } rows[] = {{3, 1}, {1, 2}, {4, 3}};
     for (size_t i = 0; i < 3; i++) {
         char *in = path_of("in"), *out = xasprintf("%s/ahead %zu", folder, i);
         struct told t = {.act = count_ahead};
@@ -736,6 +857,8 @@ static void answers_in_flight_are_bounded(void **state)
     assert_int_equal(most_at_once, 2);
     /* one report for each line that was read, and three rounds of answers */
     assert_true(n_progress >= 5 + 3);
+    /* the job waits for news; it does not ask again and again */
+    assert_true(n_progress < 2000);
     assert_int_equal(t.n_began, 5);
     assert_int_equal(t.n_ended, 5);
     n_progress = 0;
@@ -761,6 +884,9 @@ int main(void)
         cmocka_unit_test(the_bound_of_answers_is_exact),
         cmocka_unit_test(a_job_may_get_its_model_and_room_later),
         cmocka_unit_test(lines_ahead_are_bounded),
+        cmocka_unit_test(a_slow_pipe_is_waited_for),
+        cmocka_unit_test(an_input_that_fails_ends_the_job),
+        cmocka_unit_test(priorities_are_those_of_the_lines_or_of_the_job),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

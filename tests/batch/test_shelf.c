@@ -78,6 +78,7 @@ static struct shelf_batch *add_batch(struct shelf *s, const char *tenant)
     assert_int_equal(shelf_add_file(s, tenant, "in", "{}\n", 3, &f, &err), 0);
     strcpy(b->endpoint, "/v1/completions");
     strcpy(b->metadata, "{\"a\":\"\\\"\"}");
+    b->status = BATCH_FAILED; /* a new batch waits, whatever is in its place */
     assert_int_equal(shelf_add_batch(s, tenant, f.head.id, b, &err), 0);
     return b;
 }
@@ -110,6 +111,19 @@ static void files_may_be_the_first_descriptor(void **state)
     assert_int_equal(read, 0);
     assert_int_equal(fd, STDIN_FILENO);
     shelf_close(s);
+    /* the folder may be this descriptor, too, and is closed */
+    struct stat st;
+    own = dup(STDIN_FILENO);
+    close(STDIN_FILENO);
+    int opened = shelf_open(folder, 1 << 20, &s, &err);
+    int was_open = fstat(STDIN_FILENO, &st);
+    shelf_close(opened == 0 ? s : NULL);
+    int is_open = fstat(STDIN_FILENO, &st);
+    assert_int_equal(dup2(own, STDIN_FILENO), STDIN_FILENO);
+    close(own);
+    assert_int_equal(opened, 0);
+    assert_int_equal(was_open, 0);
+    assert_int_equal(is_open, -1);
 }
 
 static void a_restart_finds_what_was_kept(void **state)
@@ -359,6 +373,16 @@ static void old_batches_are_forgotten(void **state)
     assert_int_equal(shelf_put_batch(s, first, &err), 0);
     assert_int_equal(shelf_add_batch(s, "t", first->input, b, &err), 0);
     assert_int_equal(shelf_find_batch(s, "t", first->head.id, b, &err), ERR_NOT_FOUND);
+    /* the last one has ended, and those before it have not */
+    struct shelf_batch *last = xcalloc(1, sizeof *last);
+    const struct shelf_page page = {.tenant = "t", .limit = 1};
+    bool more;
+    assert_int_equal(shelf_list_batches(s, &page, last, &more), 1);
+    last->status = BATCH_COMPLETED;
+    assert_int_equal(shelf_put_batch(s, last, &err), 0);
+    assert_int_equal(shelf_add_batch(s, "t", first->input, b, &err), 0);
+    assert_int_equal(shelf_find_batch(s, "t", last->head.id, b, &err), ERR_NOT_FOUND);
+    free(last);
     shelf_close(s);
     free(first);
     free(b);
@@ -508,6 +532,48 @@ static void a_record_needs_each_of_its_fields(void **state)
     assert_true(is_known(b->head.id, false));
     json_free(o);
     free(b);
+}
+
+/* Opens the shelf, and returns the warnings. */
+static char *warnings(void)
+{
+    FILE *f = tmpfile();
+    int own = dup(STDERR_FILENO);
+    assert_non_null(f);
+    fflush(stderr);
+    assert_int_equal(dup2(fileno(f), STDERR_FILENO), STDERR_FILENO);
+    struct shelf *s = open_shelf(1 << 20);
+    fflush(stderr);
+    assert_int_equal(dup2(own, STDERR_FILENO), STDERR_FILENO);
+    close(own);
+    shelf_close(s);
+    rewind(f);
+    char *text = xcalloc(1, 4000);
+    (void)!fread(text, 1, 3999, f);
+    fclose(f);
+    return text;
+}
+
+/* A record that is not used is named, with the reason. */
+static void a_record_that_is_not_used_is_named(void **state)
+{
+    (void)state;
+    static const char *const rows[][2] = {
+        {"{}", "a field is missing"},
+        {"{", "string or '}' expected near end of file"},
+        {"[]", "a field is missing"},
+    };
+    char *said = warnings();
+    assert_string_equal(said, "");
+    free(said);
+    for (int i = 0; i < 3; i++) {
+        put("file-012301230123012301230123.json", rows[i][0]);
+        said = warnings();
+        assert_non_null(strstr(said, "hcache: warning: "));
+        assert_non_null(strstr(said, "/file-012301230123012301230123.json is not used: "));
+        assert_non_null(strstr(said, rows[i][1]));
+        free(said);
+    }
 }
 
 /* Every field of a batch comes back after a restart. */
@@ -746,7 +812,8 @@ static void a_batch_needs_room(void **state)
         assert_int_equal(shelf_room(s), 0);
         assert_int_equal(shelf_keep_answers(s, b, &err),
                          0); /* there are none; nothing grows */
-        assert_true(shelf_room(s) > 0);
+        assert_int_equal(shelf_room(s),
+                         less == 0 ? SHELF_RECORD_BYTES : 2 * SHELF_RECORD_BYTES - 1);
         shelf_close(s);
         free(b);
         empty_folder(NULL);
@@ -845,6 +912,12 @@ static void a_record_that_cannot_be_written_changes_nothing(void **state)
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t"), *found = xcalloc(1, sizeof *found);
     struct shelf_file f;
+    /* the rest of an earlier write is in nobody's way */
+    char *rest = xasprintf("%s.json.new", b->head.id);
+    put(rest, "a torn record");
+    assert_int_equal(shelf_put_batch(s, b, &err), 0);
+    assert_false(is_there(rest));
+    free(rest);
     char *record = xasprintf("%s/%s.json", folder, b->head.id);
     char *answers = xasprintf("%s/%s.json", folder, b->errors);
     assert_int_equal(unlink(record), 0);
@@ -974,6 +1047,7 @@ int main(void)
         TEST(old_batches_are_forgotten),
         TEST(counts_are_seen_while_it_runs),
         TEST(a_record_needs_each_of_its_fields),
+        TEST(a_record_that_is_not_used_is_named),
         TEST(a_batch_is_kept_with_all_its_fields),
         TEST(states_have_names_and_ends),
         TEST(files_are_listed_in_pages),
