@@ -17,6 +17,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "base/mem.h"
 #include "state/profile.h"
 #include "state/record.h"
 #include "tests/engine/enginetest.h"
@@ -82,6 +83,17 @@ static void takes(int64_t ns)
 enum { ROW_NS = 100, CALL_NS = 5000, KEY_NS = 3, EMBED_NS = 7000, CHUNK_NS = 2000000 };
 
 static int n_products, n_embeds, n_heads, n_loads;
+/* the operation that fails from its n-th call on; 0: none does */
+static struct {
+    enum { MATMUL = 1, ATTENTION, EMBED, LOAD } op;
+    int n_good;
+} failing;
+
+static int result_of(int op)
+{
+    return op == (int)failing.op && failing.n_good-- <= 0 ? -EIO : 0;
+}
+
 static int64_t head_cols;
 
 static int matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
@@ -91,7 +103,7 @@ static int matmul(struct stream *s, struct mat c, struct mat a, const struct wei
     n_products++;
     n_heads += c.cols == head_cols;
     takes(a.rows * ROW_NS + CALL_NS);
-    return 0;
+    return result_of(MATMUL);
 }
 
 /* The (2 p + 1) of a row add up to the third term of a layer's sample. */
@@ -105,7 +117,7 @@ static int attention(struct stream *s, struct mat out, struct mat q,
     for (int i = 0; i < r->n_rows; i++)
         n += 2 * r->pos[i] + 1;
     takes(n * KEY_NS);
-    return 0;
+    return result_of(ATTENTION);
 }
 
 static int embed(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
@@ -114,7 +126,7 @@ static int embed(struct stream *s, struct mat out, struct mat table, const int32
     (void)s, (void)table, (void)ids, (void)scale;
     n_embeds++;
     takes(out.rows * EMBED_NS);
-    return 0;
+    return result_of(EMBED);
 }
 
 static int kv_load(struct stream *s, const struct kv_layer *kv,
@@ -125,7 +137,7 @@ static int kv_load(struct stream *s, const struct kv_layer *kv,
     assert_int_equal(chunks->pos0, 0);
     n_loads++;
     takes(CHUNK_NS);
-    return 0;
+    return result_of(LOAD);
 }
 
 static struct stack k;
@@ -305,6 +317,32 @@ static void the_least_share_of_the_processors_counts(void **state)
     }
 }
 
+/* An operation that fails ends the measurement with its code. */
+static void a_failure_ends_the_measurement(void **state)
+{
+    (void)state;
+    static const int n_good[] = {0, 1, 30};
+    for (int op = MATMUL; op <= LOAD; op++) {
+        for (int i = 0; i < 3; i++) {
+            struct sha256 f = {{1}};
+            struct platform p;
+            struct err err = {0};
+            if (op == EMBED && i == 2)
+                continue; /* it is called less often */
+            open_with(4096, 512);
+            failing.op = op;
+            failing.n_good = n_good[i];
+            profile_begin(&p, k.model, &f);
+            assert_int_equal(profile_compute(&p, k.model, work, stream, PROFILE_FULL, &err),
+                             -EIO);
+            assert_ptr_equal(strstr(err.msg, "profile: "), err.msg);
+            assert_int_equal(n_embeds, op == EMBED ? n_good[i] + 1 : 0);
+            failing.op = 0;
+            close_all();
+        }
+    }
+}
+
 /* --- loading ---------------------------------------------------------------------------------- */
 
 /* 256 records of 32 KiB are loaded: more than the caches hold. */
@@ -365,6 +403,13 @@ static void close_scratch(void)
     io_close(disk);
 }
 
+static uint64_t st_read_bytes(struct store *s)
+{
+    struct store_stats stats;
+    store_stats(s, &stats);
+    return stats.read_bytes;
+}
+
 static struct platform_tier tier_of(const struct profile_source *from,
                                     enum profile_effort effort)
 {
@@ -417,6 +462,57 @@ static void a_slow_disk_is_measured_for_a_bounded_time(void **state)
     assert_true(fabs(t.bytes_per_s - 500000) < 5000);
     if (!(quick_s > 3 && quick_s < 30 && full_s > quick_s && full_s < 60))
         fail_msg("%.3f s, %.3f s", quick_s, full_s);
+    close_scratch();
+    close_all();
+}
+
+/* Reads from a store in memory move no bytes, so they and the compute do not disturb each other,
+ * and nothing is measured. */
+static void reading_in_place_disturbs_nothing(void **state)
+{
+    (void)state;
+    struct platform p = {.io_overlap = 7, .comp_overlap = 8};
+    struct err err = {0};
+    open_with(1024, 512);
+    assert_int_equal(profile_scratch_open(k.model, NULL, NULL, 0, &scratch, &err), 0);
+    struct profile_source from = profile_scratch_source(scratch);
+    assert_int_equal(profile_overlap(&p, k.model, work, stream, &from, &err), 0);
+    assert_true(p.io_overlap == 1 && p.comp_overlap == 1);
+    assert_int_equal(n_products, 0);
+    /* the first tier gets the speed of the store */
+    p.n_tiers = 3;
+    assert_int_equal(profile_io(&p, k.model, from.store, from.hits, from.n_hits, &err), 0);
+    assert_int_equal(p.n_tiers, 1);
+    assert_string_equal(p.tier[0].name, "store");
+    assert_true(p.tier[0].bytes_per_s > 0);
+    profile_scratch_close(scratch);
+    close_all();
+}
+
+/* Without records of a kind the other kind is measured. */
+static void a_chain_of_one_kind_is_measured(void **state)
+{
+    (void)state;
+    open_with(1024, 512);
+    struct profile_source from = open_scratch(1000000000);
+    struct store_hit *hits = xcalloc((size_t)from.n_hits, sizeof *hits);
+    for (int kind = 0; kind < STORE_KINDS; kind++) {
+        memcpy(hits, from.hits, (size_t)from.n_hits * sizeof *hits);
+        for (int i = 0; i < from.n_hits; i++) {
+            hits[i].mask = (struct store_mask){0};
+            for (int l = 1; l < 3; l++)
+                store_mask_add(&hits[i].mask, l, (enum store_kind)kind);
+        }
+        struct profile_source some = {
+            .store = from.store, .hits = hits, .n_hits = from.n_hits};
+        uint64_t before = st_read_bytes(from.store);
+        struct platform_tier t = tier_of(&some, PROFILE_QUICK);
+        assert_true(fabs(t.bytes_per_s - 1e9) < 1e6);
+        /* 1 + 8 + 64 + 256 records */
+        size_t record = record_bytes(k.model, (enum store_kind)kind);
+        assert_int_equal(st_read_bytes(from.store) - before, 329 * record);
+    }
+    free(hits);
     close_scratch();
     close_all();
 }
@@ -481,10 +577,13 @@ int main(void)
         cmocka_unit_test(short_contexts_have_few_samples),
         cmocka_unit_test(samples_take_their_time),
         cmocka_unit_test(the_least_share_of_the_processors_counts),
+        cmocka_unit_test(a_failure_ends_the_measurement),
         cmocka_unit_test(loading_takes_many_records),
         cmocka_unit_test(the_memory_of_a_profile_is_counted),
         cmocka_unit_test(a_tier_has_the_speed_of_its_disk),
         cmocka_unit_test(a_slow_disk_is_measured_for_a_bounded_time),
+        cmocka_unit_test(reading_in_place_disturbs_nothing),
+        cmocka_unit_test(a_chain_of_one_kind_is_measured),
         cmocka_unit_test(a_large_model_fills_the_scratch_store_with_few_layers),
         cmocka_unit_test(filling_a_slow_device_ends),
     };
