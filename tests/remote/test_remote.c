@@ -1,6 +1,7 @@
 /* test_remote.c - two servers whose stores share chunks through a Redis: which chunks are written,
  * fetched and refused, and the counters. The Redis is tests/remote/fake_redis.h. Each server has a
  * store in memory. */
+#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -581,6 +583,87 @@ static void a_fetch_is_given_up(void **state)
     }
 }
 
+/* A fetch that waits behind another one ends when its request ends, and not when the other does. */
+static void a_waiting_fetch_ends_by_itself(void **state)
+{
+    (void)state;
+    struct fake_redis *f = fake_redis_start();
+    struct server a, b;
+    struct waiter first = {0}, second = {0}, third = {0};
+    struct remote_fetched out;
+    server_open(&a, f);
+    server_open(&b, f);
+    write_all(&a, f, N);
+    fake_redis_trouble(f, "GETEX", FAKE_WITHHOLDS, 1);
+    struct remote_fetch *one = begin(&b, &first);
+    WAIT_FOR(fake_redis_count(f, "GETEX") > 0);
+    struct remote_fetch *two = begin(&b, &second), *three = begin(&b, &third);
+    remote_fetch_cancel(three);
+    WAIT_FOR(atomic_load(&third.n_done) == 1);
+    assert_int_equal(atomic_load(&first.n_done) + atomic_load(&second.n_done), 0);
+    remote_fetch_end(three, &out);
+    assert_int_equal(out.why, REMOTE_MISS_CANCELLED);
+    assert_string_equal(out.text, "the request has ended");
+    remote_fetch_cancel(two);
+    WAIT_FOR(atomic_load(&second.n_done) == 1);
+    assert_int_equal(atomic_load(&first.n_done), 0);
+    remote_fetch_end(two, &out);
+    assert_int_equal(out.n_chunks, 0);
+    assert_int_equal(stats_of(&b).misses[REMOTE_MISS_CANCELLED], 2);
+    fake_redis_answer(f);
+    WAIT_FOR(atomic_load(&first.n_done) == 1);
+    remote_fetch_end(one, &out);
+    assert_int_equal(out.why, REMOTE_MISS_FAILED);
+    server_close(&a);
+    server_close(&b);
+    fake_redis_stop(f);
+}
+
+/* An idle connection is probed, so a remote that fails is known before a request needs it. */
+static void an_idle_remote_is_probed(void **state)
+{
+    (void)state;
+    struct fake_redis *f = fake_redis_start();
+    struct server a;
+    server_open(&a, f);
+    WAIT_FOR(stats_of(&a).is_up);
+    fake_redis_trouble(f, "PING", FAKE_REFUSES, INT_MAX);
+    WAIT_FOR(!stats_of(&a).is_up);
+    WAIT_FOR(strstr(stats_of(&a).why_down, "the remote refuses: OOM no room") != NULL);
+    assert_true(stats_of(&a).n_failures > 0);
+    fake_redis_answer(f);
+    WAIT_FOR(stats_of(&a).is_up);
+    server_close(&a);
+    fake_redis_stop(f);
+}
+
+/* Returns how many threads of this program have this nice value. */
+static int n_threads_at(int nice)
+{
+    int n = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    assert_non_null(tasks);
+    for (struct dirent *e; (e = readdir(tasks)) != NULL;)
+        if (e->d_name[0] != '.')
+            n += getpriority(PRIO_PROCESS, (id_t)atoi(e->d_name)) == nice;
+    closedir(tasks);
+    return n;
+}
+
+/* The writer leaves the processors to decodes. */
+static void the_writer_steps_back(void **state)
+{
+    (void)state;
+    struct fake_redis *f = fake_redis_start();
+    struct server a;
+    int own = getpriority(PRIO_PROCESS, 0), want = own < 10 ? 10 : own;
+    server_open(&a, f);
+    WAIT_FOR(n_threads_at(want) > 0);
+    assert_int_equal(getpriority(PRIO_PROCESS, 0), own);
+    server_close(&a);
+    fake_redis_stop(f);
+}
+
 /* A fetch that is predicted to take longer than recomputing does not begin. */
 static void a_dear_remote_is_not_asked_for_chunks(void **state)
 {
@@ -1059,6 +1142,9 @@ int main(void)
         cmocka_unit_test(a_chunk_that_ends_connections_is_dropped),
         cmocka_unit_test(a_remote_that_is_gone_rests),
         cmocka_unit_test(a_fetch_is_given_up),
+        cmocka_unit_test(a_waiting_fetch_ends_by_itself),
+        cmocka_unit_test(an_idle_remote_is_probed),
+        cmocka_unit_test(the_writer_steps_back),
         cmocka_unit_test(a_dear_remote_is_not_asked_for_chunks),
         cmocka_unit_test(an_erasure_reaches_every_server),
         cmocka_unit_test(an_owners_chunks_are_found_and_erased),
