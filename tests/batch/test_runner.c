@@ -7,10 +7,13 @@
 
 #include <cmocka.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -26,6 +29,18 @@ enum {
     ROOM = 1 << 20,
     MANY = 200 /* number of lines of a batch that is always stopped before its end */
 };
+
+/* by how many seconds the monotonic clock is ahead */
+static atomic_int ahead_s;
+
+/* Replaces the C library's function, so that a test can let time pass. */
+int clock_gettime(clockid_t id, struct timespec *t)
+{
+    long rc = syscall(SYS_clock_gettime, id, t);
+    if (rc == 0 && id == CLOCK_MONOTONIC)
+        t->tv_sec += atomic_load(&ahead_s);
+    return (int)rc;
+}
 
 static char dir[TEMPDIR_BYTES];
 static struct hcache *h;
@@ -217,8 +232,8 @@ static void a_batch_ends_with_its_answers(void **state)
     free(b);
 }
 
-/* Answers have the time of the batch, and only their owner may read them. Lines for another endpoint
- * than the batch's are refused. A runner may tell nobody about its answers. */
+/* Answers have the time of the batch, and only their owner may read them. Lines for another
+ * endpoint than the batch's are refused. A runner may tell nobody about its answers. */
 static void a_batch_has_one_endpoint_and_one_time(void **state)
 {
     (void)state;
@@ -280,6 +295,93 @@ static void tenants_take_turns(void **state)
     runner_destroy(r);
     for (int i = 0; i < 4; i++)
         free(b[i]);
+}
+
+/* A batch that has run for RUNNER_TURN_S makes room for another tenant's, and goes on after it. */
+static void a_long_batch_makes_room(void **state)
+{
+    (void)state;
+    struct shelf_batch *a = add("a", MANY, 100, ""), *b = add("b", 1, 1, "");
+    struct runner *r = start();
+    wait_for_answers(1);
+    assert_null(strchr(told.began, 'b'));
+    atomic_store(&ahead_s, RUNNER_TURN_S + 1);
+    wait_for_end(b);
+    look(a);
+    assert_int_equal(b->status, BATCH_COMPLETED);
+    assert_int_equal(a->status, BATCH_IN_PROGRESS);
+    assert_true(a->n_done >= 1 && a->n_done < MANY);
+    runner_destroy(r);
+    free(a);
+    free(b);
+}
+
+/* A runner without a batch waits without looking again and again: before its first batch, and after
+ * the last. */
+static void an_idle_runner_uses_no_processor(void **state)
+{
+    (void)state;
+    struct runner *r = start();
+    for (int i = 0; i < 2; i++) {
+        clock_sleep_ns(20000000);
+        int64_t before = clock_cpu_now().ran_ns;
+        clock_sleep_ns(200000000);
+        assert_in_range(clock_cpu_now().ran_ns - before, 0, 100000000);
+        struct shelf_batch *b = add("t", 1, 1, "");
+        runner_wake(r);
+        wait_for_end(b);
+        free(b);
+    }
+    runner_destroy(r);
+}
+
+/* Returns how often the text is in the file. */
+static int count_in(FILE *f, const char *text)
+{
+    char all[10000];
+    int n = 0;
+    ssize_t got = pread(fileno(f), all, sizeof all - 1, 0);
+    all[got > 0 ? got : 0] = 0;
+    for (const char *at = all; (at = strstr(at, text)) != NULL; at++)
+        n++;
+    return n;
+}
+
+/* A fault of the disk holds a batch up. The runner says so, tries again later or when it is woken,
+ * and the batch goes on. A folder lies in place of the record. */
+static void a_fault_of_the_disk_is_waited_out(void **state)
+{
+    (void)state;
+    struct shelf_batch *b = add("t", 1, 1, "");
+    char id[SHELF_ID_BYTES + 8], path[TEMPDIR_BYTES + 64], want[TEMPDIR_BYTES + 200];
+    snprintf(id, sizeof id, "%s.json", b->head.id);
+    shelf_path(shelf, id, path, sizeof path);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkdir(path, 0700), 0);
+    FILE *f = tmpfile();
+    int own = dup(STDERR_FILENO);
+    assert_non_null(f);
+    fflush(stderr);
+    assert_int_equal(dup2(fileno(f), STDERR_FILENO), STDERR_FILENO);
+    struct runner *r = start();
+    snprintf(want, sizeof want, "hcache: warning: a batch waits: %s: Is a directory\n",
+             path);
+    for (int i = 0; i < 60000 && count_in(f, want) == 0; i++)
+        clock_sleep_ns(1000000);
+    clock_sleep_ns(100000000);
+    look(b);
+    int n = count_in(f, want), status = b->status;
+    assert_int_equal(rmdir(path), 0);
+    runner_wake(r);
+    wait_for_end(b);
+    assert_int_equal(dup2(own, STDERR_FILENO), STDERR_FILENO);
+    close(own);
+    fclose(f);
+    assert_int_equal(n, 1);
+    assert_int_equal(status, BATCH_VALIDATING);
+    assert_int_equal(b->status, BATCH_COMPLETED);
+    runner_destroy(r);
+    free(b);
 }
 
 static void a_cancelled_batch_keeps_its_answers(void **state)
@@ -422,6 +524,9 @@ int main(void)
                                         end),
         cmocka_unit_test_setup_teardown(a_batch_goes_on_with_the_next_runner, begin, end),
         cmocka_unit_test_setup_teardown(answers_in_progress_take_room, begin, end),
+        cmocka_unit_test_setup_teardown(a_long_batch_makes_room, begin, end),
+        cmocka_unit_test_setup_teardown(an_idle_runner_uses_no_processor, begin, end),
+        cmocka_unit_test_setup_teardown(a_fault_of_the_disk_is_waited_out, begin, end),
         cmocka_unit_test_setup_teardown(a_batch_fails_if_there_is_no_room, begin, end),
         cmocka_unit_test_setup_teardown(a_batch_whose_file_is_gone_fails, begin, end),
         cmocka_unit_test(no_runner_can_be_stopped),
