@@ -171,6 +171,49 @@ static void read_beside_a_writer(void **state)
     }
 }
 
+/* An index of several MiB is copied in parts, and so is its log. */
+static void read_beside_a_large_index(void **state)
+{
+    (void)state;
+    enum { CONTEXTS = 160, CHUNKS = 60, MIB = 1 << 20 };
+    static const struct st_shape one = {.n_layers = 1, .n_bytes = {100, 100}};
+    struct st_place p;
+    struct err err = {0};
+    struct store_stats st;
+    struct store *s, *beside;
+    assert_true(st_place_open(&p, "sim", 1));
+    s = st_open(&p);
+    for (int in_log = 0; in_log < 2; in_log++) {
+        struct io_stat index, log;
+        for (uint64_t i = 0; i < CONTEXTS / 2; i++) {
+            struct st_ctx c = {.base = 1 + i, .own = 1 + i, .model = (uint64_t)in_log};
+            for (int k = 0; k < CHUNKS; k++)
+                assert_int_equal(st_append(s, &one, &c, k, ST_KV, &err), 0);
+        }
+        assert_int_equal(store_commit(s, &err), 0);
+        if (in_log == 0) { /* closing folds the log */
+            store_close(s);
+            assert_int_equal(io_stat(p.io, "/st/d0/index.db", &index, &err), 0);
+            assert_true(index.size_bytes > MIB);
+            s = st_open(&p);
+            continue;
+        }
+        assert_int_equal(io_stat(p.io, "/st/d0/index.db-wal", &log, &err), 0);
+        assert_true(log.size_bytes > MIB);
+    }
+    p.opts.read_only = true;
+    beside = st_open(&p);
+    assert_non_null(store_beside(beside));
+    store_stats(beside, &st);
+    assert_int_equal(st.n_chunks, CONTEXTS * CHUNKS);
+    assert_int_equal(
+        st_n_found(beside, &(struct st_ctx){.base = 40, .own = 40, .model = 1}, CHUNKS),
+        CHUNKS);
+    store_close(beside);
+    store_close(s);
+    st_place_close(&p);
+}
+
 /* The message for a store in use names the process that uses it. */
 static void the_holder_is_named(void **state)
 {
@@ -507,6 +550,7 @@ int main(void)
         cmocka_unit_test(a_lower_cap_cuts_files),
         cmocka_unit_test(removed_under_way),
         cmocka_unit_test(read_beside_a_writer),
+        cmocka_unit_test(read_beside_a_large_index),
         cmocka_unit_test(the_holder_is_named),
         cmocka_unit_test(files_grow_in_steps),
         cmocka_unit_test(files_stay_within_their_bound),
