@@ -328,8 +328,8 @@ static void a_better_rank_preempts_in_each_phase(void **state)
     lab_close();
 }
 
-/* While a sequence runs, the last chunk that it continues is pinned, whether its state came from the
- * store or from blocks on the device. So no chunk of its beginning is evicted. */
+/* While a sequence runs, the last chunk that it continues is pinned, whether its state came from
+ * the store or from blocks on the device. So no chunk of its beginning is evicted. */
 static void a_sequence_pins_what_it_continues(void **state)
 {
     (void)state;

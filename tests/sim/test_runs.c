@@ -362,6 +362,11 @@ static void loaded_servers_are_the_golden_ones(void **state)
     o.policy = PLACEMENT_LFU;
     tell_closed(&b, "another model", &l, &o);
     load_free(&l);
+    /* Sessions come slowly, so an hour sees only some of them. */
+    co.sessions_per_s = 0.15;
+    load_chats(&l, &co);
+    tell_closed(&b, "sessions over hours", &l, &plain);
+    load_free(&l);
     golden_check(&b, "tests/sim/golden/servers.txt");
 }
 
