@@ -60,6 +60,8 @@ SECONDS = "build/mutants/seconds.tsv"
 # Source files that run only on a device with memory of its own, and the test with such a device.
 NEAREST = dict.fromkeys(("src/state/restore_up.c", "src/state/restore_direct.c", "src/state/save_down.c"),
                         ["tests/state/test_lives.c"])
+# And a file whose own test may be too slow to judge, with another one.
+NEAREST["src/policy/plan_cut.c"] = ["tests/policy/test_plan_cut.c", "tests/policy/test_plan_decisions.c"]
 # A header that is included by more objects than this is not judged, because that would take
 # minutes.
 MOST_OBJECTS = 60

@@ -221,6 +221,30 @@ static void reports_are_the_golden_ones(void **state)
     golden_check(&b, "tests/engine/golden/reports.txt");
 }
 
+/* The measured spans of a restore lie within it, in the order of their beginnings. The last one
+ * ends with it. */
+static void check_lanes(struct seq *s)
+{
+    struct hcache_lanes predicted, lanes;
+    double last_ms = 0, before_ms = 0;
+    int n_io = 0;
+    seq_take_lanes(s, &predicted, &lanes);
+    assert_true(predicted.n > 0 && lanes.n > 0);
+    for (int i = 0; i < lanes.n; i++) {
+        const struct hcache_span *x = &lanes.span[i];
+        assert_true(x->start_ms >= before_ms && x->end_ms >= x->start_ms);
+        assert_in_range(x->layer, 0, s->shared->model->cfg.n_layers - 1);
+        before_ms = x->start_ms;
+        last_ms = x->end_ms > last_ms ? x->end_ms : last_ms;
+        n_io += x->is_io;
+    }
+    assert_true(n_io > 0 && n_io < lanes.n);
+    assert_true(last_ms > 0.999 * lanes.total_ms && last_ms < 1.001 * lanes.total_ms);
+    assert_true(lanes.total_ms < 1.001e-6 * (double)s->out.restore.total_ns);
+    free(predicted.span);
+    free(lanes.span);
+}
+
 /* The parts of a request's time are parts of the time that passed: looking up, restoring (planning
  * included) and prefill end before the first token, and decoding comes after it. */
 static void times_add_up(void **state)
@@ -258,6 +282,8 @@ static void times_add_up(void **state)
         assert_true(o->restore.total_ns <= o->restore_ns);
         assert_true((o->restore.total_ns > 0) == restores);
         assert_true(o->restore.bubble >= 0 && o->restore.bubble < 1);
+        if (restores)
+            check_lanes(s);
         (void)saver_flush(k.saver, NULL);
         engine_remove(k.engine, s);
     }

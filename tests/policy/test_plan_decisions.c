@@ -306,6 +306,31 @@ static void cuts_are_the_golden_ones(void **state)
     golden_check(&b, "tests/policy/golden/cuts.txt");
 }
 
+/* Cuts of long chains, which are found by few estimates. Only the number of ranges, the time and
+ * the letters are told. */
+static void cuts_of_long_chains_are_the_golden_ones(void **state)
+{
+    (void)state;
+    static const struct {
+        int n_layers, n_ranges, n;
+    } sizes[] = {{2, 500, 20},  {16, 400, 40}, {17, 200, 40}, {40, 120, 60},
+                 {80, 300, 80}, {40, 3, 40},   {80, 5, 40},   {20, 6, 40}};
+    struct textbuf b = {0};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int k = 0; k < sizes[i].n; k++) {
+            struct rng r = {20000 * (uint64_t)(i + 1) + (uint64_t)k};
+            int n_used = -1;
+            random_chain(&r, sizes[i].n_layers, sizes[i].n_ranges, k % 4 != 0, &c);
+            int rc = random_chain_plan(&c, &plan, &n_used, &e);
+            textbuf_addf(&b, "%d %d %d: %d %.6g ms", sizes[i].n_layers, sizes[i].n_ranges,
+                         k, n_used, plan.predicted_s * 1e3);
+            if (rc == 0)
+                tell_letters(&b, plan.method);
+            textbuf_addf(&b, "\n");
+        }
+    golden_check(&b, "tests/policy/golden/long_cuts.txt");
+}
+
 /* Plans of whole contexts on a platform, token-wise ones too, with stages and without. */
 static void platforms_make_the_golden_plans(void **state)
 {
@@ -343,6 +368,7 @@ int main(void)
         cmocka_unit_test(plans_are_the_golden_ones),
         cmocka_unit_test(searches_take_the_golden_steps),
         cmocka_unit_test(cuts_are_the_golden_ones),
+        cmocka_unit_test(cuts_of_long_chains_are_the_golden_ones),
         cmocka_unit_test(platforms_make_the_golden_plans),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
