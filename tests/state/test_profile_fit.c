@@ -111,9 +111,17 @@ static int attention(struct stream *s, struct mat out, struct mat q,
                      const struct kv_layer *kv, const struct ragged *r, float scale,
                      int window)
 {
-    (void)s, (void)out, (void)q, (void)kv, (void)scale, (void)window;
+    (void)s, (void)scale, (void)window;
     int64_t n = 0;
     fake.in_layer = true;
+    /* one sequence of consecutive positions, in blocks of its own */
+    assert_true(out.rows == r->n_rows && q.rows == r->n_rows);
+    assert_true(r->n_seqs == 1 && r->seq_row[0] == 0 && r->seq_row[1] == r->n_rows);
+    assert_int_equal(kv->block_stride, kv_block_bytes(kv->n_kv, kv->d_head, kv->dtype));
+    for (int i = 0; i < r->n_rows; i++) {
+        assert_int_equal(r->pos[i], r->pos[0] + i);
+        assert_int_equal(r->tables[0][r->pos[i] / 64], r->pos[i] / 64);
+    }
     for (int i = 0; i < r->n_rows; i++)
         n += 2 * r->pos[i] + 1;
     takes(n * KEY_NS);
@@ -132,9 +140,20 @@ static int embed(struct stream *s, struct mat out, struct mat table, const int32
 static int kv_load(struct stream *s, const struct kv_layer *kv,
                    const struct kv_chunks *chunks, const struct rope *rope)
 {
-    (void)s, (void)kv, (void)rope;
+    (void)s, (void)rope;
+    static const uint8_t *last;
+    static int32_t last_block;
     assert_int_equal(chunks->n, 1);
     assert_int_equal(chunks->pos0, 0);
+    /* the records lie one behind the other, in blocks of their own */
+    int block = chunks->blocks[0];
+    const uint8_t *at = chunks->first;
+    if (block > 0) {
+        assert_int_equal(block, last_block + 1);
+        assert_ptr_equal(at, last + kv->block_stride);
+    }
+    last = at;
+    last_block = block;
     n_loads++;
     takes(CHUNK_NS);
     return result_of(LOAD);
@@ -517,6 +536,40 @@ static void a_chain_of_one_kind_is_measured(void **state)
     close_all();
 }
 
+/* Copies to a device with memory of its own are measured on at most 16 MiB, several at a time. On a
+ * clock that stands still they take one nanosecond together. */
+static void copies_are_measured_together(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t bytes, copied;
+        int n_queued;
+    } cases[] = {{1, 1, 64},
+                 {1 << 20, 1 << 20, 64},
+                 {(1 << 20) + 1, (1 << 20) + 1, 63},
+                 {PROFILE_COPY_BYTES - 1, PROFILE_COPY_BYTES - 1, 4},
+                 {PROFILE_COPY_BYTES, PROFILE_COPY_BYTES, 4},
+                 {PROFILE_COPY_BYTES + 1, PROFILE_COPY_BYTES, 4}};
+    uint8_t *from = mem_map(PROFILE_COPY_BYTES);
+    open_with(1024, 512);
+    for (int unified = 0; unified < 2; unified++) {
+        k.dev->unified = unified;
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+            struct platform_tier t = {.up_bytes_per_s = 5, .gather_bytes_per_s = 6};
+            struct err err = {0};
+            assert_int_equal(profile_copies(k.dev, from, cases[i].bytes, &t, &err), 0);
+            double want = (double)cases[i].copied * cases[i].n_queued / 1e-9;
+            assert_near(t.up_bytes_per_s, unified ? 0 : want);
+            assert_true(t.gather_bytes_per_s == 0);
+            t.up_bytes_per_s = 5;
+            assert_int_equal(profile_copies(k.dev, from, 0, &t, &err), 0);
+            assert_true(t.up_bytes_per_s == 0);
+        }
+    }
+    close_all();
+    mem_unmap(from, PROFILE_COPY_BYTES);
+}
+
 /* --- the scratch store ------------------------------------------------------------------------ */
 
 /* A model whose records are so large that only some layers of a few chunks fit. */
@@ -584,6 +637,7 @@ int main(void)
         cmocka_unit_test(a_slow_disk_is_measured_for_a_bounded_time),
         cmocka_unit_test(reading_in_place_disturbs_nothing),
         cmocka_unit_test(a_chain_of_one_kind_is_measured),
+        cmocka_unit_test(copies_are_measured_together),
         cmocka_unit_test(a_large_model_fills_the_scratch_store_with_few_layers),
         cmocka_unit_test(filling_a_slow_device_ends),
     };
