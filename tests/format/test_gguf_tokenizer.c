@@ -247,22 +247,23 @@ static void switches_decide_what_is_around_a_text(void **state)
 {
     (void)state;
     static struct gguf_bytes f;
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < 48; i++) {
         bool wants_bos = i & 1, wants_eos = i & 2, has_bos = i & 4, has_eos = i & 8;
         struct tokenizer_json t;
         struct err err = {0};
         begin_gpt2(&f, "gpt-2");
         add_bool(&f, KEY("add_bos_token"), wants_bos);
         add_bool(&f, KEY("add_eos_token"), wants_eos);
+        uint32_t bos = i % 3 == 0 ? 0 : 3, eos = i % 3 == 1 ? 0 : 4;
         if (has_bos)
-            add_id(&f, KEY("bos_token_id"), 3);
+            add_id(&f, KEY("bos_token_id"), bos);
         if (has_eos)
-            add_id(&f, KEY("eos_token_id"), 4);
+            add_id(&f, KEY("eos_token_id"), eos);
         assert_int_equal(read_file(&f, &t, &err), 0);
         assert_int_equal(t.n_prefix, wants_bos && has_bos);
         assert_int_equal(t.n_suffix, wants_eos && has_eos);
-        assert_true(t.n_prefix == 0 || t.prefix[0] == 3);
-        assert_true(t.n_suffix == 0 || t.suffix[0] == 4);
+        assert_true(t.n_prefix == 0 || t.prefix[0] == (int32_t)bos);
+        assert_true(t.n_suffix == 0 || t.suffix[0] == (int32_t)eos);
         tokenizer_json_deinit(&t);
     }
 }

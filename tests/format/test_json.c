@@ -209,7 +209,7 @@ static void test_memory(void **state)
     (void)state;
     const char *text =
         "{\"a\": [1, 2.5, \"text\", null], \"b\": {\"c\": \"d\\u00e9\", \"e\": true},"
-        " \"big\": 12345678901234567890}";
+        " \"i\": 1234567890}";
     char want[60];
     uint64_t n = 1;
     snprintf(want, sizeof want, "t.json: no memory to read its %zu bytes", strlen(text));
@@ -368,6 +368,23 @@ static void raw_text_is_written_as_its_values(void **state)
     assert_string_equal(a, b);
     free(a);
     free(b);
+    /* the only raw value may be deep in lists and objects */
+    struct json *lists = json_new_array(), *inner = json_new_array(),
+                *o = json_new_object();
+    json_put(o, "raw", json_new_raw("{}", 2));
+    json_push(inner, json_new_int(1));
+    json_push(inner, o);
+    json_push(lists, json_new_array());
+    json_push(lists, inner);
+    a = json_text(lists, 0);
+    assert_string_equal(a, "[[], [1, {\"raw\": {}}]]");
+    free(a);
+    json_free(lists);
+    inner = json_new_raw("7", 1);
+    a = json_text(inner, 0);
+    assert_string_equal(a, "7");
+    free(a);
+    json_free(inner);
     json_free(with);
     json_free(without);
     json_free(parsed);

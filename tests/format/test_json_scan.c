@@ -239,6 +239,76 @@ static void a_scan_accepts_exactly_the_texts_that_a_parse_accepts(void **state)
     agree_on_all("[", "truefals", 4, "]");
 }
 
+/* What a text costs is the sum of its values' costs. */
+static void the_cost_is_exact(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        size_t cost;
+    } rows[] = {{"{}", 240},
+                {"[]", 144},
+                {" [ ] ", 144},
+                {"[1]", 144 + 24 + 32},
+                {"[1, -2.5e3]", 144 + 2 * (24 + 32)},
+                {"[true, false, null]", 144 + 3 * 24},
+                {"[\"\"]", 144 + 24 + 80 + 2},
+                {"[\"abc\\n\"]", 144 + 24 + 80 + 7},
+                {"{\"abc\": 1}", 240 + 144 + 3 + 32},
+                {"{\"\": {\"k\": []}}", 240 + 144 + 240 + 144 + 1 + 144},
+                {"[[], {}]", 144 + 2 * 24 + 144 + 240}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        assert_int_equal(cost_of(rows[i].text), rows[i].cost);
+    char text[] = "{\"user\": [[[1]]], \"b\": 2}";
+    size_t cost;
+    assert_int_equal(json_scan(text, strlen(text), is_user, "user", "it", &cost, NULL), 0);
+    assert_int_equal(cost, 240 + 2 * (144 + 32) + 4 + 1);
+    assert_string_equal(text, "{\"user\": 0      , \"b\": 2}");
+}
+
+/* A refusal names its reason and its place. */
+static void a_refusal_says_why_and_where(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        size_t n; /* 0: the length of the text */
+        const char *message;
+    } rows[] = {
+        {"", 0, "'{' or '[' was expected, at byte 0"},
+        {" 1", 0, "'{' or '[' was expected, at byte 1"},
+        {"[1] 2", 0, "text follows its end, at byte 4"},
+        {"[\"a", 0, "a string does not end, at byte 3"},
+        {"[\"a\0\"]", 6, "a control character stands in a string, at byte 3"},
+        {"[\"a\x1f\"]", 0, "a control character stands in a string, at byte 3"},
+        {"[\"a\xff\"]", 0, "the text is not valid UTF-8, at byte 3"},
+        {"[\"\\x\"]", 0, "an escape is not one of JSON's, at byte 3"},
+        {"[\"\\", 0, "an escape is not one of JSON's, at byte 3"},
+        {"[\"\\u12g4\"]", 0, "an escape does not stand for a character, at byte 6"},
+        {"[\"\\udc00\"]", 0, "an escape does not stand for a character, at byte 8"},
+        {"[\"\\ud800\"]", 0, "an escape is half of a surrogate pair, at byte 8"},
+        {"[\"\\ud800\\n\"]", 0, "an escape is half of a surrogate pair, at byte 9"},
+        {"[\"\\ud800\\u0041\"]", 0, "an escape is half of a surrogate pair, at byte 14"},
+        {"[-]", 0, "a number has no digits, at byte 2"},
+        {"[1.]", 0, "a number has no digits after its point, at byte 3"},
+        {"[1e+]", 0, "a number has no digits in its exponent, at byte 4"},
+        {"[trux]", 0, "a value was expected, at byte 1"},
+        {"{1}", 0, "a string was expected, at byte 1"},
+        {"{\"a\" 1}", 0, "':' was expected, at byte 5"},
+        {"{\"a\": 1 2}", 0, "',' or '}' was expected, at byte 8"},
+        {"[1 2]", 0, "',' or ']' was expected, at byte 3"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char copy[40], want[100];
+        size_t n = rows[i].n != 0 ? rows[i].n : strlen(rows[i].text), cost;
+        struct err err = {0};
+        memcpy(copy, rows[i].text, n);
+        snprintf(want, sizeof want, "it: %s", rows[i].message);
+        assert_int_equal(json_scan(copy, n, NULL, NULL, "it", &cost, &err), ERR_FORMAT);
+        assert_string_equal(err.msg, want);
+    }
+}
+
 static void depth_is_bounded(void **state)
 {
     char text[2 * JSON_MAX_DEPTH + 3];
@@ -261,6 +331,8 @@ int main(void)
         cmocka_unit_test(ignored_members_cost_nothing),
         cmocka_unit_test(what_is_no_json_is_refused),
         cmocka_unit_test(a_scan_accepts_exactly_the_texts_that_a_parse_accepts),
+        cmocka_unit_test(the_cost_is_exact),
+        cmocka_unit_test(a_refusal_says_why_and_where),
         cmocka_unit_test(depth_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
