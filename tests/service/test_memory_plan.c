@@ -10,7 +10,11 @@
 #include <string.h>
 #include <sys/sysinfo.h>
 
+#include "engine/next_token.h"
+#include "engine/zigzag.h"
 #include "service/memory_plan.h"
+#include "state/fingerprint.h"
+#include "state/profile.h"
 #include "tests/engine/enginetest.h"
 
 /* Plans the memory for weights of this many bytes in each rank, over all stages. */
@@ -314,11 +318,63 @@ static void the_stores_memory_is_part_of_the_budget(void **state)
         also_save_bytes = 7 * MB;
         assert_int_equal(least_budget(1), least + (has ? 7 * MB : 0));
         also_save_bytes = 0;
-        also.staging_bytes = 9 * MB; /* the pipeline's own memory may follow from it */
-        assert_true(least_budget(1) >= least + (has ? 9 * MB : 0));
+        also.staging_bytes = 9 * MB;
+        assert_int_equal(least_budget(1), least + (has ? 9 * MB : 0));
         also.staging_bytes = 0;
     }
     also.has_store = false;
+    stack_close(&budget_stack);
+}
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* The least budget is the sum of its parts: weights that are kept, two layers, one context,
+ * activations, sampling, the rotation tables, 64 small parts of a page each, and the process. A
+ * store adds the new tokens of restores and the copies of a measurement, or the probes at the
+ * start, whichever is more. */
+static void the_least_budget_is_a_sum(void **state)
+{
+    (void)state;
+    enum { PAGE = 4096, ROWS = 64, SEQS = 5 };
+    open_budget_stack();
+    const struct model *m = budget_stack.model;
+    const struct zigzag_opts z = {.model = m, .piece_rows = ROWS};
+    uint64_t work = model_work_bytes(m, ROWS) + zigzag_bytes(&z) + m->dev->stream_bytes +
+                    next_token_bytes(m, SEQS) + 64 * PAGE;
+    uint64_t least = 40 * MB + context_bytes + work + model_rope_bytes(m) + PAGE +
+                     (64 << 20);
+    assert_int_equal(least_budget(SEQS), least);
+    also.has_store = true;
+    uint64_t restore = 2 * (uint64_t)ROWS * model_hidden_bytes(m) + PROFILE_COPY_BYTES;
+    uint64_t probes = larger(fingerprint_device_bytes(m), profile_device_bytes(m, ROWS));
+    assert_int_equal(least_budget(SEQS), least + larger(restore, probes));
+    also.has_store = false;
+    stack_close(&budget_stack);
+}
+
+/* A device with memory of its own refuses what does not fit, with the parts. */
+static void a_device_of_its_own_has_its_own_memory(void **state)
+{
+    (void)state;
+    struct err err = {0};
+    open_budget_stack();
+    struct device dev = *budget_stack.model->dev;
+    struct model m = *budget_stack.model;
+    struct model_need need = {.n_parts = 1, .bytes = {(size_t)1 << 50}};
+    struct memory_ask a = {
+        .model = &m, .need = &need, .max_seqs = 3, .max_rows = 64, .kv_tokens = 128};
+    dev.unified = false;
+    m.dev = &dev;
+    assert_int_equal(memory_plan_reserve(&a, &err), -ENOMEM);
+    assert_non_null(strstr(err.msg, "GB are needed on device cpu, "));
+    assert_non_null(strstr(err.msg, "weights 1125899.91, KV cache of 128 tokens 0.00"));
+    /* nothing is left for the KV cache, which still holds one context */
+    assert_int_equal(memory_plan_kv_tokens(&a), 1024);
+    need.bytes[0] = 0;
+    assert_int_equal(memory_plan_kv_tokens(&a), 3 * 1024);
     stack_close(&budget_stack);
 }
 
@@ -361,6 +417,8 @@ int main(void)
         cmocka_unit_test(the_kv_cache_has_a_quarter_of_the_memory),
         cmocka_unit_test(a_store_in_memory_counts_beside_the_weights),
         cmocka_unit_test(the_stores_memory_is_part_of_the_budget),
+        cmocka_unit_test(the_least_budget_is_a_sum),
+        cmocka_unit_test(a_device_of_its_own_has_its_own_memory),
         cmocka_unit_test(percentages_and_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
