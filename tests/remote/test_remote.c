@@ -589,8 +589,9 @@ static void a_waiting_fetch_ends_by_itself(void **state)
     (void)state;
     struct fake_redis *f = fake_redis_start();
     struct server a, b;
-    struct waiter first = {0}, second = {0}, third = {0};
+    struct waiter first = {0}, second = {0}, third = {0}, fourth = {0};
     struct remote_fetched out;
+    char why[200];
     server_open(&a, f);
     server_open(&b, f);
     write_all(&a, f, N);
@@ -610,6 +611,15 @@ static void a_waiting_fetch_ends_by_itself(void **state)
     remote_fetch_end(two, &out);
     assert_int_equal(out.n_chunks, 0);
     assert_int_equal(stats_of(&b).misses[REMOTE_MISS_CANCELLED], 2);
+    /* recomputing takes so little that no remote is waited for */
+    struct remote_want cheap = {
+        .keys = keys, .n = N, .recompute_s = 0.001, .done = done, .arg = &fourth};
+    struct remote_fetch *four = remote_fetch_begin(b.remote, &cheap, why, sizeof why);
+    assert_non_null(four);
+    WAIT_FOR(atomic_load(&fourth.n_done) == 1);
+    assert_int_equal(atomic_load(&first.n_done), 0);
+    remote_fetch_end(four, &out);
+    assert_true(out.why == REMOTE_MISS_SILENT || out.why == REMOTE_MISS_SLOW);
     fake_redis_answer(f);
     WAIT_FOR(atomic_load(&first.n_done) == 1);
     remote_fetch_end(one, &out);

@@ -25,7 +25,7 @@
 /* --- the clock -------------------------------------------------------------------------------- */
 
 static struct {
-    bool runs; /* otherwise the clock is the machine's */
+    atomic_bool runs; /* otherwise the clock is the machine's */
     atomic_llong now_ns;
     /* Every second measured run begins with a pause of this long, and gets half of the processor
      * time. The others get `share`. */
@@ -41,14 +41,14 @@ int64_t __real_clock_now_ns(void);
 int64_t __wrap_clock_now_ns(void);
 int64_t __wrap_clock_now_ns(void)
 {
-    return fake.runs ? atomic_load(&fake.now_ns) : __real_clock_now_ns();
+    return atomic_load(&fake.runs) ? atomic_load(&fake.now_ns) : __real_clock_now_ns();
 }
 
 void __real_clock_sleep_ns(int64_t ns);
 void __wrap_clock_sleep_ns(int64_t ns);
 void __wrap_clock_sleep_ns(int64_t ns)
 {
-    if (!fake.runs)
+    if (!atomic_load(&fake.runs))
         __real_clock_sleep_ns(ns);
     else if (ns > 0)
         atomic_fetch_add(&fake.now_ns, ns);
@@ -187,12 +187,12 @@ static void open_with(int max_context, int max_rows)
     fake.share = fake.layer_share = 0.95;
     fake.pause_ns = 0;
     atomic_store(&fake.now_ns, 1000000000);
-    fake.runs = true;
+    atomic_store(&fake.runs, true);
 }
 
 static void close_all(void)
 {
-    fake.runs = false;
+    atomic_store(&fake.runs, false);
     k.dev->ops = real_ops;
     model_work_destroy(work);
     stream_destroy(stream);
