@@ -666,6 +666,34 @@ static void a_stop_ends_a_pass_that_waits(void **state)
     close_on_sim();
 }
 
+/* A model can be closed while its disk does not answer. */
+static void a_disk_that_hangs_does_not_hold_the_closing(void **state)
+{
+    char path[PATH_MAX];
+    (void)state;
+    pack("synth:tiny-mha", 1, NULL, path);
+    open_on_sim(path, 0, EVER);
+    assert_int_equal(solo_try(&lab.t, lab.ids, N, NULL, NULL), 0);
+    io_sim_fault_add(sim,
+                     &(struct io_sim_fault){.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ});
+    /* two layers are read ahead, or a read is stuck already */
+    struct weights_stream_stats s = stats_of(&lab);
+    for (; io_sim_fault_hits(sim) == 0 && s.read_bytes < 6 * s.layer_bytes;
+         s = stats_of(&lab))
+        usleep(1000);
+    const struct layer_weights *lw;
+    if (io_sim_fault_hits(sim) == 0) { /* a slot that is free is filled again */
+        assert_int_equal(weights_acquire(&lab.t.m->w, 0, lab.t.s, &lw), 0);
+        weights_release(&lab.t.m->w, 0, lab.t.s);
+    }
+    while (io_sim_fault_hits(sim) == 0)
+        usleep(1000);
+    solo_close(&lab.t); /* the reads in flight are cancelled */
+    io_sim_fault_clear(sim);
+    io_sim_unstick(sim);
+    io_close(sim);
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -699,6 +727,7 @@ int main(void)
         cmocka_unit_test(a_disk_that_ends_fails_the_pass),
         cmocka_unit_test(a_disk_that_hangs_fails_the_pass),
         cmocka_unit_test(a_stop_ends_a_pass_that_waits),
+        cmocka_unit_test(a_disk_that_hangs_does_not_hold_the_closing),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

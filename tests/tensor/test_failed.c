@@ -57,7 +57,7 @@ static void weight_open(enum dtype t)
 /* Arguments of all operations. */
 struct args {
     struct stream *s;
-    struct mat a, b, wide; /* [64][256], [64][256], [64][512] f32 */
+    struct mat a, b, c, wide; /* f32: [64][256] each, but wide [64][512] */
     struct ragged r;
     struct rope rope;
     struct kv_layer kv;
@@ -75,6 +75,7 @@ static struct args good_args(void)
     struct args x = {.s = lab.s,
                      .a = mat_of(lab.a, DTYPE_F32, ROWS, D),
                      .b = mat_of(lab.b, DTYPE_F32, ROWS, D),
+                     .c = mat_of(lab.b, DTYPE_F32, ROWS, D),
                      .wide = mat_of(lab.b, DTYPE_F32, ROWS, 2 * D),
                      .r = {.n_rows = ROWS,
                            .n_seqs = 1,
@@ -159,9 +160,9 @@ static int operate_on(enum operation i, struct args *x)
     case CONVERT:
         return op->convert(s, x->a, x->b);
     case ADD:
-        return op->add(s, x->a, x->b, x->b);
+        return op->add(s, x->a, x->b, x->c);
     case ADD_NORM:
-        return op->add_norm(s, x->a, x->b, x->b, x->b, lab.w, NULL, 1);
+        return op->add_norm(s, x->a, x->b, x->c, x->c, lab.w, NULL, 1);
     case ACT_MUL:
         return op->act_mul(s, x->a, x->wide, ACTIVATION_RELU);
     case ACT:
@@ -243,6 +244,9 @@ SPOIL(b_row_less, x->b.rows--)
 SPOIL(b_column_less, x->b.cols--)
 SPOIL(b_is_half, x->b.dtype = DTYPE_F16)
 SPOIL(b_is_nowhere, x->b.data = NULL)
+SPOIL(c_row_less, x->c.rows--)
+SPOIL(c_column_less, x->c.cols--)
+SPOIL(c_is_nowhere, x->c.data = NULL)
 SPOIL(wide_column_less, x->wide.cols--)
 SPOIL(wide_row_less, x->wide.rows--)
 SPOIL(wide_is_half, x->wide.dtype = DTYPE_F16)
@@ -312,6 +316,10 @@ static const struct misuse {
     {ADD, a_column_less},
     {ADD, b_row_less},
     {ADD_NORM, a_row_less},
+    {ADD_NORM, c_row_less},
+    {ADD, c_row_less},
+    {ADD, c_column_less},
+    {ADD, c_is_nowhere},
     {ACT_MUL, a_row_less},
     {ACT_MUL, a_column_less},
     {ACT_MUL, a_is_half},
