@@ -360,26 +360,31 @@ static bool read_command(int fd, struct arg *a, int *n)
     return n_args > 0 && *n == n_args;
 }
 
-static bool send_all(int fd, const struct textbuf *out)
+static bool send_all(int fd, const struct textbuf *out, bool drips)
 {
     for (size_t at = 0; at < out->n;) {
-        ssize_t sent = send(fd, out->p + at, out->n - at, MSG_NOSIGNAL);
+        ssize_t sent = send(fd, out->p + at, drips ? 1 : out->n - at, MSG_NOSIGNAL);
         if (sent <= 0)
             return false;
         at += (size_t)sent;
+        if (drips)
+            usleep(1000);
     }
     return true;
 }
 
-/* Carries out one command. Returns false if the connection must end. */
-static bool carry_out(struct fake_redis *f, const struct arg *a, int n, struct textbuf *out)
+/* Carries out one command. Returns false if the connection must end. *drips: the answer must be
+ * sent slowly. */
+static bool carry_out(struct fake_redis *f, const struct arg *a, int n, struct textbuf *out,
+                      bool *drips)
 {
     pthread_mutex_lock(&f->lock);
     struct command_state *c = state_of(f, a[0].text);
     bool stays = !f->ends, is_troubled = c->n_troubled > 0;
     c->n_come++;
     c->n_troubled -= is_troubled;
-    if (!is_troubled)
+    *drips = is_troubled && c->trouble == FAKE_DRIPS;
+    if (!is_troubled || *drips)
         answer(f, a, n, out);
     else if (c->trouble == FAKE_REFUSES)
         textbuf_addf(out, "-OOM no room\r\n");
@@ -403,7 +408,9 @@ static void *connection_main(void *arg)
         int n = 0;
         stays = read_command(c->fd, a, &n);
         out.n = 0;
-        stays = stays && carry_out(c->f, a, n, &out) && send_all(c->fd, &out);
+        bool drips;
+        stays = stays && carry_out(c->f, a, n, &out, &drips) &&
+                send_all(c->fd, &out, drips);
         for (int i = 0; i < n; i++)
             free(a[i].text);
     }

@@ -22,7 +22,9 @@ const char *fake_redis_url(const struct fake_redis *f);
 enum fake_trouble {
     FAKE_REFUSES,  /* answers "-OOM no room" */
     FAKE_DROPS,    /* closes the connection */
-    FAKE_WITHHOLDS /* sends no answer; fake_redis_answer then closes the connection */
+    /* sends no answer; fake_redis_answer then closes the connection */
+    FAKE_WITHHOLDS,
+    FAKE_DRIPS /* sends the answer byte by byte, one each millisecond */
 };
 void fake_redis_trouble(struct fake_redis *f, const char *command, enum fake_trouble what,
                         int n);

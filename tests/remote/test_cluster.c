@@ -312,6 +312,31 @@ static void each_server_can_be_told_something(void **state)
     cluster_close(c);
 }
 
+/* The first server in the table is followed like any other, for good or for one command, also when
+ * it redirects in turn. */
+static void the_first_server_is_followed(void **state)
+{
+    (void)state;
+    for (int for_good = 0; for_good < 2; for_good++) {
+        seeds.n = 0;
+        struct cluster *c = open_at(0);
+        const char *key = key_of_node(1);
+        atomic_store(&moved[1], for_good ? 0 : -1);
+        atomic_store(&asks[1], for_good ? -1 : 0);
+        send_get(c, key);
+        assert_next(c, 0, key);
+        assert_int_equal(cluster_is_old(c), for_good);
+        atomic_store(&asks[0], 2); /* node 0 redirects the command once more */
+        atomic_store(&moved[0], -1);
+        send_get(c, key);
+        assert_next(c, 2, key);
+        atomic_store(&asks[0], -1);
+        atomic_store(&moved[1], -1);
+        atomic_store(&asks[1], -1);
+        cluster_close(c);
+    }
+}
+
 /* All slots of a server have moved for good: the first command is redirected, and later ones go to
  * the new owner at once. */
 static void a_move_is_remembered(void **state)
@@ -485,6 +510,7 @@ int main(void)
         TEST(a_command_goes_to_the_owner_of_its_key),
         TEST(a_stream_is_asked_for_by_its_name),
         TEST(each_server_can_be_told_something),
+        TEST(the_first_server_is_followed),
         TEST(a_move_is_remembered),
         TEST(an_ask_is_not_remembered),
         TEST(a_new_server_is_followed),

@@ -629,6 +629,28 @@ static void a_waiting_fetch_ends_by_itself(void **state)
     fake_redis_stop(f);
 }
 
+/* A remote that sends a value byte by byte is never silent, but recomputing is faster. */
+static void a_crawling_remote_is_given_up(void **state)
+{
+    (void)state;
+    struct fake_redis *f = fake_redis_start();
+    struct server a, b;
+    server_open(&a, f);
+    server_open(&b, f);
+    write_all(&a, f, N);
+    fake_redis_trouble(f, "GETEX", FAKE_DRIPS, 1);
+    struct remote_fetched out = fetch_with(
+        &b, (struct remote_want){.keys = keys, .n = N, .recompute_s = 2});
+    assert_int_equal(out.n_chunks, 0);
+    /* on a busy machine the bytes may stop for too long */
+    assert_true(out.why == REMOTE_MISS_SLOW || out.why == REMOTE_MISS_SILENT);
+    if (out.why == REMOTE_MISS_SLOW)
+        assert_string_equal(out.text, "the remote is slower than recomputing");
+    server_close(&a);
+    server_close(&b);
+    fake_redis_stop(f);
+}
+
 /* An idle connection is probed, so a remote that fails is known before a request needs it. */
 static void an_idle_remote_is_probed(void **state)
 {
@@ -1153,6 +1175,7 @@ int main(void)
         cmocka_unit_test(a_remote_that_is_gone_rests),
         cmocka_unit_test(a_fetch_is_given_up),
         cmocka_unit_test(a_waiting_fetch_ends_by_itself),
+        cmocka_unit_test(a_crawling_remote_is_given_up),
         cmocka_unit_test(an_idle_remote_is_probed),
         cmocka_unit_test(the_writer_steps_back),
         cmocka_unit_test(a_dear_remote_is_not_asked_for_chunks),
