@@ -48,14 +48,15 @@ static void unpin_all(struct seq *s)
 }
 
 /* Pins the chunks in view. A pin keeps all chunks before it in its stair. So the view needs one pin
- * at the end of each stair, and one at the end of the kept chunks. */
+ * at the end of each stair, and one at the end of the kept chunks. The last moved chunk ends a
+ * stair: the present one begins behind it. */
 static void pin_view(struct seq *s)
 {
     int n = view_moved(&s->view) / STORE_CHUNK_TOKENS;
     int n_kept = truncation_of(s)->keep / STORE_CHUNK_TOKENS;
     for (int i = 0; i < n; i++) {
         int64_t behind = (int64_t)(view_chunk(&s->view, i) + 1) * STORE_CHUNK_TOKENS;
-        if (i + 1 == n_kept || i + 1 == n || truncation_begins(truncation_of(s), behind))
+        if (i + 1 == n_kept || truncation_begins(truncation_of(s), behind))
             pin(s, &s->view.keys[i]);
     }
 }

@@ -561,6 +561,46 @@ static void prompts_teach_what_compute_takes(void **state)
     place_close(&p);
 }
 
+/* Beside decodes, a step takes fused tokens through as many layers as its rows allow: through all,
+ * once the restore has ended. */
+static void a_step_fuses_as_many_layers_as_it_may(void **state)
+{
+    (void)state;
+    enum { N_OLD = 9 * 64, N_NEW = 100 };
+    static int32_t prompt[N_OLD + N_NEW];
+    struct place p;
+    place_open(&p, 24, NULL);
+    struct engine *e = p.k.engine;
+    memcpy(prompt, p.prompt[0], N_OLD * sizeof prompt[0]);
+    et_prompt(prompt + N_OLD, N_NEW, 77);
+    struct seq *d = add_decode(&p, 0);
+    while (d->phase != PHASE_DECODE)
+        step(&p);
+    stuck_reads(&p); /* the restore does not end before the test says so */
+    struct seq *s = add(&p, ask(prompt, N_OLD + N_NEW, 1, "none", "kv"));
+    while (e->restores.fused.seq != s) {
+        step(&p);
+        assert_true(s->phase == PHASE_WAIT || s->phase == PHASE_RESTORE);
+    }
+    reads_go_on(&p);
+    while (!restore_is_done(s->restore))
+        if (!restore_pipeline_work(e->restores.pipeline, RESTORE_NO_LIMIT))
+            clock_sleep_ns(100000);
+    /* Without a beginning the batch would take the tokens. */
+    int n;
+    assert_int_equal(fused_work(&e->restores.fused, 10, &n), 0);
+    assert_int_equal(n, 10);
+    assert_int_equal(e->shared.stats.fused_rows, 10);
+    e->schedule.speed = (struct beside_speed){.decode_ns = 1e9, .row_ns = 1};
+    step(&p);
+    assert_int_equal(e->shared.stats.fused_rows, p.k.model->cfg.n_layers * N_NEW);
+    assert_int_equal(s->phase, PHASE_DONE);
+    assert_int_equal(seq_outcome(s)->n_cached, N_OLD);
+    engine_remove(e, s);
+    engine_remove(e, d);
+    place_close(&p);
+}
+
 /* A batch teaches if it has at least 64 rows and all of them belong to prompts. Its predicted time
  * is that of all layers, and of the ends of a pass. */
 static void long_batches_of_prompts_are_predicted(void **state)
@@ -672,8 +712,9 @@ static void a_look_up_tells_what_the_tokens_cost(void **state)
     place_close(&p);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    et_only(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decodes_go_on_while_a_read_is_stuck),
         cmocka_unit_test(a_step_without_work_waits),
@@ -688,6 +729,7 @@ int main(void)
         cmocka_unit_test(a_missed_prediction_is_told_with_its_cause),
         cmocka_unit_test(a_wrong_price_of_splits_is_told),
         cmocka_unit_test(prompts_teach_what_compute_takes),
+        cmocka_unit_test(a_step_fuses_as_many_layers_as_it_may),
         cmocka_unit_test(long_batches_of_prompts_are_predicted),
         cmocka_unit_test(a_look_up_tells_what_the_tokens_cost),
     };

@@ -356,6 +356,77 @@ static void truncations_share_what_is_equal(void **state)
     stack_close(&k);
 }
 
+static void step(struct stack *k)
+{
+    struct err err = {0};
+    int n_active;
+    if (engine_step(k->engine, &n_active, &err) != 0)
+        fail_msg("%s", err.msg);
+}
+
+/* Returns whether the pin keeps the chunk: it pins the chunk or one that continues it. */
+static bool keeps(const struct store_hit *pin, const struct chunk_node *chunk)
+{
+    const struct chunk_node *n = pin->impl;
+    while (n != NULL && n != chunk)
+        n = n->parent;
+    return n != NULL;
+}
+
+/* While a sequence goes on, no chunk that it sees can be evicted. No more chunks are pinned than
+ * that takes: the last kept one, and the last one of each stair. At the end no pin is left. */
+static void no_chunk_in_view_can_be_evicted(void **state)
+{
+    (void)state;
+    static const struct truncation *const ts[] = {&small, &wide};
+    static const int n_pins[] = {3, 2};
+    for (int t = 0; t < 2; t++) {
+        struct stack k;
+        struct seq *s;
+        struct err err = {0};
+        int32_t prompt[N_PROMPT];
+        int64_t cut = 0;
+        struct et_run r;
+        open_stack(&k, "f32", false);
+        et_prompt(prompt, N_PROMPT, 1);
+        struct et_ask a = {.prompt = prompt,
+                           .n_prompt = N_PROMPT,
+                           .max_tokens = 400,
+                           .save = "kv",
+                           .truncation = *ts[t]};
+        struct request q = et_request(&k, &a);
+        assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+        while (s->phase != PHASE_DONE) {
+            step(&k);
+            if (s->view.cut == cut || s->phase != PHASE_DECODE)
+                continue;
+            cut = s->view.cut;
+            assert_int_equal(saver_flush(k.saver, NULL), 0);
+            assert_in_range(s->stairs.n_pins - s->stairs.n_former, 2, n_pins[t]);
+            for (int i = 0; i < view_moved(&s->view) / STORE_CHUNK_TOKENS; i++) {
+                const struct chunk_node *n = catalog_find(&k.store->catalog,
+                                                          &s->view.keys[i]);
+                int n_keeping = 0;
+                for (int p = s->stairs.n_former; p < s->stairs.n_pins; p++)
+                    n_keeping += keeps(&s->stairs.pins[p], n);
+                assert_true(n != NULL && n_keeping > 0);
+            }
+        }
+        assert_true(cut > 256);
+        et_take(&k, s, &r);
+        for (int i = 0; i < 256 / STORE_CHUNK_TOKENS; i++) {
+            struct chain c;
+            chain_init(&c, &k.fingerprint, NULL);
+            c.truncation = *ts[t];
+            chain_extend(&c, prompt, N_PROMPT);
+            if (i < c.n_chunks)
+                assert_int_equal(catalog_find(&k.store->catalog, &c.keys[i])->n_pins, 0);
+            chain_deinit(&c);
+        }
+        stack_close(&k);
+    }
+}
+
 /* The chunks that a stair drops stay pinned until the first chunk of that stair is durable. Then
  * the store removes them. At the end, only chunks of the last stair are left. */
 static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
@@ -400,14 +471,6 @@ static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
     assert_false(kept->place.is_dropped || moved->place.is_dropped);
     et_take(&k, s, &r);
     stack_close(&k);
-}
-
-static void step(struct stack *k)
-{
-    struct err err = {0};
-    int n_active;
-    if (engine_step(k->engine, &n_active, &err) != 0)
-        fail_msg("%s", err.msg);
 }
 
 /* Makes the sequence lose its place, and the store its chunks [first, first + n). */
@@ -698,6 +761,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(turns_compute_nothing_twice),
         cmocka_unit_test(a_lost_chunk_replays_the_stairs_after_it),
         cmocka_unit_test(truncations_share_what_is_equal),
+        cmocka_unit_test(no_chunk_in_view_can_be_evicted),
         cmocka_unit_test(dropped_chunks_go_when_the_next_stair_is_durable),
         cmocka_unit_test(a_sequence_that_loses_its_state_climbs_again),
         cmocka_unit_test(a_sequence_does_not_climb_for_ever),
