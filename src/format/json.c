@@ -35,17 +35,51 @@ static struct json *wrap(json_t *j)
  * recover. */
 static _Thread_local enum { BUILDING, PARSING, PARSE_FAILED } memory_mode;
 
+/* The text that jansson parses on this thread. jansson loses a byte of a token if the token's
+ * buffer cannot grow, and then an assertion of its own ends the program. So the first allocation
+ * that fails gets `spare`, and the bytes that jansson has not read are made invalid: it stops at
+ * the next one. */
+static _Thread_local struct {
+    const char *at;
+    size_t left; /* bytes that jansson has not got */
+    char *got;   /* jansson's buffer with the bytes that it got last; NULL: none yet */
+    size_t n_got;
+    void *spare; /* has room for any token's buffer */
+    size_t n_spare;
+} parsed;
+
+static size_t give_text(void *buffer, size_t n, void *unused)
+{
+    (void)unused;
+    if (memory_mode == PARSE_FAILED || parsed.left == 0)
+        return 0;
+    parsed.got = buffer;
+    parsed.n_got = n < parsed.left ? n : parsed.left;
+    memcpy(buffer, parsed.at, parsed.n_got);
+    parsed.at += parsed.n_got;
+    parsed.left -= parsed.n_got;
+    return parsed.n_got;
+}
+
+static void *last_memory(size_t n)
+{
+    void *p = n <= parsed.n_spare ? parsed.spare : NULL;
+    memory_mode = PARSE_FAILED;
+    if (p != NULL)
+        parsed.spare = NULL;
+    if (parsed.got != NULL)
+        memset(parsed.got, 0xff, parsed.n_got); /* no byte of UTF-8 */
+    return p;
+}
+
 static void *json_memory(size_t n)
 {
     if (memory_mode == BUILDING)
         return xmalloc(n);
-    /* after a failure jansson asks again for each byte of a string */
     if (memory_mode == PARSE_FAILED)
         return NULL;
     void *p = mem_try(n);
-    if (p == NULL)
-        memory_mode = PARSE_FAILED;
-    return p;
+    return p != NULL ? p : last_memory(n);
 }
 
 __attribute__((constructor)) static void json_memory_choose(void)
@@ -57,43 +91,68 @@ __attribute__((constructor)) static void json_memory_choose(void)
 
 /* Returns whether the nesting is at most JSON_MAX_DEPTH.  jansson's own limit of 2048 is fixed when
  * it is compiled, so depth is counted before it runs.  Only brackets outside of strings count;
- * jansson refuses malformed text. */
-static bool depth_ok(const char *s, size_t n)
+ * jansson refuses malformed text. *longest: no token has more bytes. */
+static bool depth_ok(const char *s, size_t n, size_t *longest)
 {
     int depth = 0;
+    size_t begin = 0; /* of the token at i */
+    *longest = 0;
     for (size_t i = 0; i < n; i++) {
         if (s[i] == '"') {
+            begin = i;
             for (i++; i < n && s[i] != '"'; i++)
                 i += s[i] == '\\';
         } else if (s[i] == '[' || s[i] == '{') {
             if (++depth > JSON_MAX_DEPTH)
                 return false;
+            begin = i;
         } else if (s[i] == ']' || s[i] == '}') {
             depth--;
+            begin = i;
+        } else if (memchr(",: \t\r\n", s[i], 6) != NULL) {
+            begin = i;
         }
+        *longest = i + 1 - begin > *longest ? i + 1 - begin : *longest;
     }
     return true;
+}
+
+/* Parses the text with these flags, in PARSING mode. */
+static json_t *parse_text(const char *bytes, size_t n, size_t flags, json_error_t *e)
+{
+    parsed.at = bytes;
+    parsed.left = n;
+    parsed.got = NULL;
+    return json_load_callback(give_text, NULL, flags, e);
 }
 
 int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
                struct err *err)
 {
     *out = NULL;
-    if (!depth_ok(bytes, n))
+    size_t longest;
+    if (!depth_ok(bytes, n, &longest))
         return err_set(err, ERR_FORMAT, "%s: nested deeper than %d levels", file,
                        JSON_MAX_DEPTH);
     const size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL;
     json_error_t e;
-    memory_mode = PARSING;
-    json_t *j = json_loadb(bytes, n, flags, &e);
+    json_t *j = NULL;
+    /* A token's buffer doubles when it grows. */
+    parsed.n_spare = 2 * longest + 64;
+    parsed.spare = mem_try(parsed.n_spare);
+    memory_mode = parsed.spare != NULL ? PARSING : PARSE_FAILED;
+    if (memory_mode == PARSING)
+        j = parse_text(bytes, n, flags, &e);
     /* Integers beyond 64 bits are legal JSON. They are common in tokenizer_config.json, where a
      * model_max_length of 10^30 means "none". If a text has such an integer, every number in it is
      * read as a real, and json_int_of accepts only those that a double holds exactly. */
-    if (j == NULL && json_error_code(&e) == json_error_numeric_overflow)
-        j = json_loadb(bytes, n, flags | JSON_DECODE_INT_AS_REAL, &e);
+    if (j == NULL && memory_mode == PARSING &&
+        json_error_code(&e) == json_error_numeric_overflow)
+        j = parse_text(bytes, n, flags | JSON_DECODE_INT_AS_REAL, &e);
     bool is_short = memory_mode == PARSE_FAILED;
     memory_mode = BUILDING;
-    /* jansson misses some failed allocations and then loses characters of strings */
+    free(parsed.spare);
+    parsed.spare = NULL;
     if (is_short) {
         json_decref(j);
         return err_set(err, -ENOMEM, "%s: no memory to read its %zu bytes", file, n);

@@ -203,31 +203,59 @@ static void test_kinds_have_names(void **state)
     json_free(o);
 }
 
-/* A parse may fail for lack of memory at any allocation. It then says so, and leaves nothing. */
+/* Parses the text with the n-th allocation denied, alone or with all after it. Returns whether there
+ * was such an allocation. */
+static bool is_refused_without(const char *text, uint64_t n, bool all_after)
+{
+    char want[60];
+    struct err err = {0};
+    struct json *root;
+    snprintf(want, sizeof want, "t.json: no memory to read its %zu bytes", strlen(text));
+    memtest_start(MEMTEST_MAY_FAIL, n, all_after);
+    int rc = json_parse(&root, text, strlen(text), "t.json", &err);
+    bool is_denied = memtest_denied() > 0;
+    memtest_stop();
+    assert_int_equal(rc, is_denied ? -ENOMEM : 0);
+    assert_int_equal(root == NULL, is_denied);
+    assert_string_equal(err.msg, is_denied ? want : "");
+    json_free(root);
+    return is_denied;
+}
+
+/* A parse may fail for lack of memory at any allocation, also in the middle of a token, at its last
+ * byte and behind it. It then says so, and leaves nothing. */
 static void test_memory(void **state)
 {
     (void)state;
-    const char *text =
-        "{\"a\": [1, 2.5, \"text\", null], \"b\": {\"c\": \"d\\u00e9\", \"e\": true},"
-        " \"i\": 1234567890}";
-    char want[60];
-    uint64_t n = 1;
-    snprintf(want, sizeof want, "t.json: no memory to read its %zu bytes", strlen(text));
-    for (;; n++) {
-        struct err err = {0};
-        struct json *root;
-        memtest_start(MEMTEST_MAY_FAIL, n, false);
-        int rc = json_parse(&root, text, strlen(text), "t.json", &err);
-        bool is_denied = memtest_denied() > 0;
-        memtest_stop();
-        assert_int_equal(rc, is_denied ? -ENOMEM : 0);
-        assert_int_equal(root == NULL, is_denied);
-        assert_string_equal(err.msg, is_denied ? want : "");
-        json_free(root);
-        if (!is_denied)
-            break;
+    const char *small = "{\"a\": [1, 2.5, \"text\", null], \"b\": {\"c\": \"d\\u00e9\"},"
+                        " \"big\": 12345678901234567890, \"e\": true}";
+    for (int all_after = 0; all_after < 2; all_after++) {
+        uint64_t n = 1;
+        while (is_refused_without(small, n, all_after))
+            n++;
+        assert_true(n > 10);
+        for (int len = 1; len<140; len += len> 66 ? 29 : 1)
+            for (int kind = 0; kind < 4; kind++) {
+                static const char *const around[] = {"[%s]", "[1,%s, 2]", "[\"%s\"]",
+                                                     "{\"%s\":\"\xC3\xA9\"}"};
+                char token[150] = "", text[200];
+                memset(token, kind < 2 ? '7' : 'x', (size_t)len);
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+                snprintf(text, sizeof text, around[kind], token);
+#pragma GCC diagnostic pop
+                for (n = 1; is_refused_without(text, n, all_after); n++)
+                    ;
+                assert_true(n > 4);
+            }
     }
-    assert_true(n > 10);
+    /* a text of more than one of jansson's buffers, of 1024 bytes */
+    char *text = malloc(8000), *at = stpcpy(text, "[\"");
+    memset(at, 'y', 3000);
+    strcpy(at + 3000, "\", 1]");
+    for (uint64_t n = 1; is_refused_without(text, n, false); n++)
+        ;
+    free(text);
     /* a tree is made from the reserve */
     memtest_start(MEMTEST_RESERVED, 1, true);
     struct json *o = json_new_object();
