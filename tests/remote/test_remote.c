@@ -640,7 +640,7 @@ static void a_crawling_remote_is_given_up(void **state)
     write_all(&a, f, N);
     fake_redis_trouble(f, "GETEX", FAKE_DRIPS, 1);
     struct remote_fetched out = fetch_with(
-        &b, (struct remote_want){.keys = keys, .n = N, .recompute_s = 2});
+        &b, (struct remote_want){.keys = keys, .n = N, .recompute_s = 10});
     assert_int_equal(out.n_chunks, 0);
     /* on a busy machine the bytes may stop for too long */
     assert_true(out.why == REMOTE_MISS_SLOW || out.why == REMOTE_MISS_SILENT);
