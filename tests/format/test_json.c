@@ -203,8 +203,8 @@ static void test_kinds_have_names(void **state)
     json_free(o);
 }
 
-/* Parses the text with the n-th allocation denied, alone or with all after it. Returns whether there
- * was such an allocation. */
+/* Parses the text with the n-th allocation denied, alone or with all after it. Returns whether
+ * there was such an allocation. */
 static bool is_refused_without(const char *text, uint64_t n, bool all_after)
 {
     char want[60];

@@ -28,7 +28,7 @@ SYSTEM = set("""
 assert.h complex.h ctype.h dirent.h dlfcn.h endian.h errno.h fcntl.h fenv.h float.h ftw.h getopt.h glob.h
 emmintrin.h immintrin.h inttypes.h cpuid.h libgen.h limits.h locale.h malloc.h math.h netdb.h poll.h pthread.h pwd.h sched.h
 semaphore.h setjmp.h signal.h spawn.h stdalign.h stdarg.h stdatomic.h stdbool.h stddef.h stdint.h
-stdio.h stdlib.h stdnoreturn.h string.h strings.h termios.h time.h unistd.h wchar.h x86intrin.h
+stdio.h stdlib.h stdnoreturn.h string.h strings.h termios.h time.h unistd.h wchar.h wctype.h x86intrin.h
 linux/fs.h linux/falloc.h linux/futex.h linux/magic.h
 sys/epoll.h sys/eventfd.h sys/file.h sys/ioctl.h sys/mman.h sys/mount.h sys/random.h sys/resource.h sys/select.h sys/socket.h
 sys/stat.h sys/statfs.h sys/statvfs.h sys/syscall.h sys/sysinfo.h sys/time.h sys/types.h sys/uio.h sys/un.h
