@@ -263,6 +263,10 @@ static void judge(struct restore_pipeline *rr, struct group *g)
         struct err e = {0};
         if (g->first_chunk + i >= shared_load(&r->n_good))
             break;
+        /* A failed read brought no record up.  It was counted as lost before, but a restore that
+         * races with recomputation does not lower n_good for it. */
+        if (g->reads[i].status != 0)
+            continue;
         int rc = store_read_judge(&g->reads[i], sums_of(rr, g)[i], &e);
         if (rc != 0)
             restore_lose_chunk(r, g->first_chunk + i, rc, e.msg);
