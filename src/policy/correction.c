@@ -211,8 +211,11 @@ static void learn_pauses(struct platform *p, const struct correction_expected *e
                        e->n_splits * e->slowed * p->split_s;
     double ratio = fmax(lane_ratio(io_s, o->io_s, lanes_s),
                         lane_ratio(compute_s, o->compute_s, lanes_s));
+    bool balanced = platform_is_balanced(io_s, compute_s, lanes_s);
+    p->pause_correction[balanced].n_unused = 0;
     if (lanes_s >= CORRECTION_SHORT_S && ratio > 0)
-        correction_observe(&p->pause_correction, ratio * lanes_s + p->start_s, o->total_s);
+        correction_observe(&p->pause_correction[balanced], ratio * lanes_s + p->start_s,
+                           o->total_s);
 }
 
 void correction_learn(struct platform *p, const struct correction_expected *e,
@@ -247,6 +250,7 @@ void correction_learn_prefill(struct platform *p, double believed_s, double obse
 {
     double miss = observed_s / believed_s;
     fade(&p->kv_correction);
+    fade(&p->pause_correction[true]);
     for (int t = 0; t < p->n_tiers; t++)
         fade(&p->tier[t].correction);
     if (!(believed_s > 0) || !(observed_s > LEAST_S) || p->weights_s > 0)

@@ -18,8 +18,9 @@
  * exploring costs nothing. Prefill teaches only large misses, since restores' own products run
  * beside reads and in other sizes.
  *
- * Nothing else teaches how fast KV is loaded or a tier is read. A belief that these are slower
- * than the profile says keeps plans from using them, and would stay for ever. So it fades towards
+ * Nothing else teaches how fast KV is loaded or a tier is read, or how long balanced plans pause. A
+ * belief that these are slower than the profile says keeps plans from using them, and would stay
+ * for ever. So it fades towards
  * the profile if no restore has used them for CORRECTION_UNUSED batches of prompts. A plan then
  * uses them again and learns. If they are slow indeed, that costs some restores in hundreds of
  * prompts.
@@ -34,8 +35,10 @@
  * Beside other programs both lanes may take their predicted times, and the whole longer, because
  * each waits for the other's next piece while threads wait for a processor. The time of the whole
  * over that of its lanes, at the speeds that they had, moves platform.pause_correction. Plans of
- * CORRECTION_SHORT_S and more count it in their predicted times. It is the same factor for all of
- * them, so it does not change which one is chosen.
+ * CORRECTION_SHORT_S and more count it in their predicted times. A thread that mostly waits is run
+ * as soon as it is ready; one that always computes gets its share of the processor only. So
+ * balanced plans, both of whose lanes work most of the time, have a factor of their own. If it is
+ * the larger one, a single method may be faster than the mixture that the search finds.
  *
  * Where records are lost in parts, layers are restored in short runs of chunks. The surplus of
  * the compute lane is then the cost of splits, and moves platform.split_s. It says nothing about

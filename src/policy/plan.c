@@ -174,7 +174,9 @@ static void measure(const struct plan_request *req, struct plan *out)
     struct pipeline lanes;
     pipeline_simulate(req, out, &lanes);
     bool alone = req->platform != NULL && req->comp_slow <= 1;
-    double pauses = alone ? platform_pause_factor(req->platform) : 1;
+    bool balanced = platform_is_balanced(lanes.io_busy_s, lanes.comp_busy_s,
+                                         lanes.restore_s);
+    double pauses = alone ? platform_pause_factor(req->platform, balanced) : 1;
     if (lanes.restore_s < CORRECTION_SHORT_S)
         pauses = 1;
     out->predicted_s = lanes.makespan_s + (pauses - 1) * lanes.restore_s;
@@ -208,12 +210,41 @@ int plan_estimate(const struct plan_request *req, const struct plan_effort *effo
     return choose(req, effort, out, e);
 }
 
-void plan_complete(const struct plan_request *req, struct plan *out)
+static void fill(const struct plan_request *req, struct plan *out)
 {
     if (out->method[0] != 'T')
         order_reads(req, out);
     count_methods(req, out);
     measure(req, out);
+}
+
+/* Replaces a mixture by a single method that ends sooner with its pauses. The search does not know
+ * pauses, and those of balanced plans may be longer. */
+static void prefer_single(const struct plan_request *req, struct plan *out)
+{
+    for (const char *m = "KHR"; *m != 0; m++) {
+        struct plan single = {.mode = out->mode,
+                              .n_layers = out->n_layers,
+                              .exact = out->exact,
+                              .hedged_s = out->hedged_s};
+        memset(single.method, *m, (size_t)out->n_layers);
+        if (strcmp(single.method, out->method) == 0 ||
+            plan_check_method(req, single.method, NULL) != 0)
+            continue;
+        fill(req, &single);
+        if (single.predicted_s < out->predicted_s &&
+            plan_within_budget(req, single.stored_bytes_per_token))
+            *out = single;
+    }
+}
+
+void plan_complete(const struct plan_request *req, struct plan *out)
+{
+    const struct platform *p = req->platform;
+    fill(req, out);
+    if (req->mode == PLAN_AUTO && p != NULL &&
+        platform_pause_factor(p, true) > platform_pause_factor(p, false))
+        prefer_single(req, out);
     plan_explain(req, out);
 }
 

@@ -384,9 +384,14 @@ double platform_correction_factor(const struct platform_correction *c)
     return exp2(c->log2);
 }
 
-double platform_pause_factor(const struct platform *p)
+bool platform_is_balanced(double io_s, double compute_s, double restore_s)
 {
-    return exp2(fmin(1, fmax(0, p->pause_correction.log2)));
+    return fmin(io_s, compute_s) >= 0.6 * restore_s;
+}
+
+double platform_pause_factor(const struct platform *p, bool balanced)
+{
+    return exp2(fmin(1, fmax(0, p->pause_correction[balanced].log2)));
 }
 
 void platform_slow_compute(struct platform *p, double times)

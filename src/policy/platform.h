@@ -117,10 +117,11 @@ struct platform {
     /* Seconds of compute for each split of a layer (plan.h): the run of chunks after it is handed
      * over and computed on its own. Restores teach it, as they teach start_s. */
     double split_s;
-    /* Factor of the time of a whole restore over the time that its lanes take at their measured
-     * speeds: pauses in which neither works as the pipeline predicts. It counts as 1 if it is less.
-     * Restores teach it, and the text leaves it out. */
-    struct platform_correction pause_correction;
+    /* Factors of the time of a whole restore over the time that its lanes take at their measured
+     * speeds: pauses in which neither works as the pipeline predicts. The second one is that of
+     * balanced plans (platform_is_balanced). They count as 1 if they are less. Restores teach them,
+     * and the text leaves them out. */
+    struct platform_correction pause_correction[2];
     double embed_s; /* seconds per token to look up embedding rows */
     double head_s;  /* seconds of final norm, head and sampling for one position */
     /* Seconds until a layer's weights have come up, the mean of all layers; 0: all are resident.
@@ -207,8 +208,10 @@ double platform_io_bytes_per_s(const struct platform *p, int tier);
 bool platform_is_store_bound(const struct platform *p, int tier);
 /* Returns the factor by which a correction multiplies costs; 1: nothing was learned. */
 double platform_correction_factor(const struct platform_correction *c);
-/* Returns the factor of pauses, 1 to 2. */
-double platform_pause_factor(const struct platform *p);
+/* Returns whether both lanes of a restore work for most of its time. */
+bool platform_is_balanced(double io_s, double compute_s, double restore_s);
+/* Returns the factor of pauses, 1 to 2, of balanced plans or of others. */
+double platform_pause_factor(const struct platform *p, bool balanced);
 /* Changes *p to the machine that a restore sees beside other work: compute takes `times` as
  * long. */
 void platform_slow_compute(struct platform *p, double times);

@@ -321,15 +321,58 @@ static void pauses_are_predicted(void **state)
     req.comp_slow = 33;
     assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
     assert_int_equal(plan_make(&req, &beside, NULL), 0);
-    p.pause_correction.log2 = 0;
+    p.pause_correction[0].log2 = 0;
     assert_int_equal(plan_make(&req, &plan, NULL), 0);
     assert_true(beside.restore_s == plan.restore_s);
-    p.pause_correction.log2 = 1;
+    p.pause_correction[0].log2 = 1;
     p.tier[0].bytes_per_s = 1e10;
     begin(&p, layer, &req, 64);
     assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
     assert_int_equal(plan_make(&req, &plan, NULL), 0);
     assert_true(plan.restore_s < 1e-3);
+}
+
+/* Beside busy threads a mixture, whose lanes both work all the time, takes 1.8 times as long as
+ * predicted, and plain KV takes its predicted time. Then KV is chosen, though the lanes of the
+ * mixture are shorter. Without restores that use a mixture the belief fades, and it is tried again.
+ */
+static void a_mixture_with_longer_pauses_gives_way(void **state)
+{
+    (void)state;
+    struct platform p = {0};
+    struct plan_layer layer[12];
+    struct plan_request req;
+    struct plan mixture, plan;
+    begin(&p, layer, &req, 2048);
+    assert_int_equal(plan_make(&req, &mixture, NULL), 0);
+    assert_true(mixture.n_k > 0 && mixture.n_k < 12);
+    assert_true(
+        platform_is_balanced(mixture.io_busy_s, mixture.comp_busy_s, mixture.restore_s));
+    for (int i = 0; i < 40; i++) {
+        struct correction_expected e = correction_expect(&p, 0, &req, &mixture);
+        struct correction_observed o = {.io_s = mixture.io_busy_s,
+                                        .compute_s = mixture.comp_busy_s,
+                                        .wait_s = mixture.restore_s * 1.8 -
+                                                  mixture.comp_busy_s,
+                                        .total_s = mixture.restore_s * 1.8};
+        correction_learn(&p, &e, &o);
+    }
+    assert_true(fabs(platform_pause_factor(&p, true) - 1.8) < 0.05);
+    assert_true(platform_pause_factor(&p, false) == 1);
+    begin(&p, layer, &req, 2048);
+    assert_int_equal(plan_make(&req, &plan, NULL), 0);
+    assert_string_equal(plan.method, "KKKKKKKKKKKK");
+    assert_true(plan.n_k == 12 && plan.n_io == 12 && plan.n_h == 0);
+    assert_true(plan.predicted_s < mixture.predicted_s * 1.8);
+    /* Equal pauses change nothing. */
+    p.pause_correction[0].log2 = p.pause_correction[1].log2;
+    assert_int_equal(plan_make(&req, &plan, NULL), 0);
+    assert_string_equal(plan.method, mixture.method);
+    p.pause_correction[0].log2 = 0;
+    for (int i = 0; i < CORRECTION_UNUSED + 60; i++)
+        correction_learn_prefill(&p, 1, 1);
+    assert_int_equal(plan_make(&req, &plan, NULL), 0);
+    assert_string_equal(plan.method, mixture.method);
 }
 
 /* Large restores beside other work have taught that loading takes 2.5 times as long as the profile
@@ -613,6 +656,7 @@ int main(void)
         cmocka_unit_test(long_restores_shorten_the_start),
         cmocka_unit_test(a_latency_of_a_busy_disk_is_corrected),
         cmocka_unit_test(pauses_are_predicted),
+        cmocka_unit_test(a_mixture_with_longer_pauses_gives_way),
         cmocka_unit_test(short_runs_correct_a_speed_that_is_too_slow),
         cmocka_unit_test(a_short_restore_teaches_that_compute_is_faster),
         cmocka_unit_test(parts_without_kv_teach_gemm),
