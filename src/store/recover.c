@@ -234,9 +234,6 @@ static void load_undo(struct store *s)
     s->freeing_bytes = s->wiping_bytes = s->used_bytes = 0;
     s->n_corrupt = 0;
     s->evictions[STORE_EVICT_DAMAGED] = 0;
-    free(s->pin_changes);
-    s->pin_changes = NULL;
-    s->n_pin_changes = 0;
     s->n_reasons = 0;
     enum placement_kind policy = s->catalog.policy.kind;
     bool has_window = s->catalog.window != NULL;

@@ -87,6 +87,8 @@ static void version_2_counts_idle_files_as_left(void **state)
     assert_true(left("0::/a\n") == UINT64_MAX);
     assert_true(left("") == UINT64_MAX);
     assert_true(left("0:\n0\n:\n") == UINT64_MAX);
+    put("a/memory.max", "3000\n");
+    assert_int_equal(left("no line of a group\n0\n5:cpu:/a\n0::/a\n"), 2000);
 }
 
 static void a_group_above_bounds_those_below(void **state)

@@ -753,6 +753,18 @@ static void batches_are_listed_in_pages(void **state)
     assert_false(more);
     assert_string_equal(page[0].head.id, b[0]->head.id);
     shelf_close(s);
+    /* after a restart the times of creation decide: the second is the oldest */
+    static const int64_t created_s[] = {1002, 1000, 1001};
+    for (int i = 0; i < 3; i++)
+        set_created(b[i]->head.id, created_s[i]);
+    s = open_shelf(1 << 20);
+    p = (struct shelf_page){.tenant = "t", .limit = 3, .oldest_first = true};
+    assert_int_equal(shelf_list_batches(s, &p, page, &more), 3);
+    for (int i = 0; i < 3; i++)
+        assert_string_equal(page[i].head.id, b[(i + 1) % 3]->head.id);
+    assert_true(shelf_next_batch(s, "", page));
+    assert_string_equal(page[0].head.id, b[1]->head.id);
+    shelf_close(s);
     for (int i = 0; i < 3; i++)
         free(b[i]);
     free(page);

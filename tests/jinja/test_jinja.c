@@ -242,6 +242,15 @@ static void test_corners(void **state)
         "{% set least = -9223372036854775807 - 1 %}{{ 1 % least }} {{ least % -1 }} "
         "{{ -7 % 3 }} {{ 7 % -3 }} {{ -6 % 3 }} {{ least % 7 }}",
         "-9223372036854775807 0 2 -2 0 6");
+    /* a part of a path that has digits only is an index */
+    expect_text(
+        "{% set r = [range(12) | list] %}{{ r | map(attribute='0') | first }} "
+        "{{ r | map(attribute='9') | first }} {{ r | map(attribute='10') | first }} "
+        "{{ [{'1a': 7, 'b': [5, {'0': 8}]}] | map(attribute='1a') | first }} "
+        "{{ [{'b': [5, [6, 8]]}] | map(attribute='b.1.1') | first }}",
+        "0 9 10 7 8");
+    expect_text("{{ '\\na\\n'.splitlines() }} {{ '\\n'.splitlines(true) }}",
+                "['', 'a'] ['\\n']");
 }
 
 /* Returns `before`, n times `unit`, and `after` as one string, which the caller frees. */

@@ -542,6 +542,7 @@ static const struct {
     {"{{ strftime_now('\\0') }}", ERR_UNSUPPORTED,
      "1: strftime_now: a format with zeros, or too long"},
     {"{{ strftime_now() }}", ERR_MISMATCH, "1: strftime_now() is missing argument 1"},
+    {"{% if 1 %}a\n\nb", ERR_FORMAT, "3: unexpected end of template, 'endif' is missing"},
 };
 
 static void each_failure_has_its_message(void **state)
@@ -570,6 +571,26 @@ static void each_failure_has_its_message(void **state)
         jinja_destroy(t);
     }
     assert_int_equal(n_bad, 0);
+}
+
+/* Without a time, strftime_now alone is unknown. */
+static void a_render_may_have_no_time(void **state)
+{
+    (void)state;
+    static const char *const rows_without[][2] = {
+        {"{{ cycler() }}", "t:1: function 'cycler' is not supported"},
+        {"{{ strftime_now('%Y') }}", "t:1: 'strftime_now' is undefined"}};
+    for (int i = 0; i < 2; i++) {
+        struct jinja_template *t;
+        struct err err = {0};
+        char *text;
+        size_t n;
+        const char *source = rows_without[i][0];
+        assert_int_equal(jinja_compile(&t, source, strlen(source), "t", NULL, &err), 0);
+        assert_int_not_equal(jinja_render(t, &(struct jinja_input){0}, &text, &n, &err), 0);
+        assert_string_equal(err.msg, rows_without[i][1]);
+        jinja_destroy(t);
+    }
 }
 
 /* raise_exception's message is the whole message: up to 500 bytes, with blanks for zeros. */
@@ -601,6 +622,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_failure_has_its_message),
+        cmocka_unit_test(a_render_may_have_no_time),
         cmocka_unit_test(a_raised_message_is_cut),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

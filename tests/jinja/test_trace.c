@@ -1,6 +1,9 @@
 /* test_trace.c - which bytes of a rendered text come from foreign strings of the caller. */
 #include "jinja/jinja.h"
 
+#include "tests/base/memtest.h"
+
+#include <errno.h>
 #include <malloc.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -169,10 +172,13 @@ static void every_bit_is_copied(void **state)
         "{%% set x %%}{{ 'p' * %d }}{{ m[%d:][:%d] }}pp{%% endset %%}{{ x }}{{ x }}",
         "{%% set x %%}{{ 'p' * %d }}{%% for c in m[%d:][:%d] %%}{{ c }}{{ 'p' * "
         "(loop.index %% 4) }}{%% endfor %%}{%% endset %%}{{ x[3:] }}p{{ x }}",
+        /* more than a word of bits is not foreign, before and between the bytes that are */
+        "{%% set x %%}{{ 'p' * %d }}{{ 'q' * 70 }}{{ m[%d:][:3] }}{{ 'q' * %d }}{{ m[0] }}"
+        "{%% endset %%}p{{ x }}{{ x[1:] }}",
     };
     struct json *list = parse("[\"ABCDEFGHIJKLMNOPQRSTUVWXYZABCDEFGHIJKLMNOPQRSTUVWXYZABCDE"
                               "FGHIJKLMNOPQRSTUVWXYZ\"]");
-    for (int kind = 0; kind < 3; kind++)
+    for (int kind = 0; kind < 4; kind++)
         for (int to = 0; to < 9; to++)
             for (int from = 0; from < 9; from += kind == 0 ? 1 : 4)
                 for (int n = 0; n < 69; n += n < 18 ? 1 : 5) {
@@ -250,6 +256,41 @@ static void a_caller_may_trace_nothing(void **state)
     json_free(m);
 }
 
+/* Each allocation of a compilation and of a render may fail. Then there is a message, and no text. */
+static void a_lack_of_memory_is_told(void **state)
+{
+    (void)state;
+    static const char source[] = "{{ m }}";
+    struct json *m = parse("[\"A\"]");
+    const struct jinja_var extra[] = {{"m", m, true}};
+    const struct jinja_input in = {.extra = extra, .n_extra = 1, .traces = all};
+    for (uint64_t n = 1;; n++) {
+        struct jinja_template *t = NULL;
+        struct err err = {0};
+        char *text = NULL;
+        uint8_t *foreign = NULL;
+        size_t n_text;
+        memtest_start(MEMTEST_MAY_FAIL, n, false);
+        int rc = jinja_compile(&t, source, sizeof source - 1, "t", NULL, &err);
+        if (rc == 0)
+            rc = jinja_render_traced(t, &in, &text, &n_text, &foreign, &err);
+        bool is_denied = memtest_denied() > 0;
+        memtest_stop();
+        assert_int_equal(rc, is_denied ? -ENOMEM : 0);
+        assert_true((text != NULL && foreign != NULL) == !is_denied);
+        assert_true((text == NULL && foreign == NULL) == is_denied);
+        assert_true(!is_denied || strncmp(err.msg, "t: no ", 6) == 0);
+        free(text);
+        free(foreign);
+        jinja_destroy(t);
+        if (!is_denied) {
+            assert_int_equal(n, 8); /* five regions of address space, and two results */
+            break;
+        }
+    }
+    json_free(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -260,6 +301,8 @@ int main(void)
         cmocka_unit_test(every_bit_is_copied),
         cmocka_unit_test(large_strings_are_foreign),
         cmocka_unit_test(a_caller_may_trace_nothing),
+        cmocka_unit_test(a_lack_of_memory_is_told),
     };
+    memtest_init();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -578,6 +578,39 @@ static void test_names_come_and_go_with_their_blocks(void **state)
     kv_pool_destroy(keeping);
 }
 
+/* Under `lfu` each eviction ages the blocks that stay: a block that was used four times goes when
+ * four others have come and gone. */
+static void test_uses_age(void **state)
+{
+    (void)state;
+    struct kv_pool_opts o = opts;
+    int32_t often[64], other[64];
+    struct kv_table t = {0};
+    int n_unused;
+    o.keep = true;
+    o.n_blocks = 2;
+    o.policy = PLACEMENT_LFU;
+    assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
+    for (int i = 0; i < 64; i++)
+        often[i] = 7;
+    for (int k = 0; k < 4; k++) {
+        assert_int_equal(kv_table_take(keeping, &t, &roots[0], often, 64, false), k > 0);
+        assert_int_equal(kv_table_reserve(keeping, &t, 64, NULL), 0);
+        kv_table_keep(keeping, &t, &roots[0], often, 64);
+        kv_table_free(keeping, &t);
+    }
+    for (int k = 0; k < 6; k++) {
+        for (int i = 0; i < 64; i++)
+            other[i] = 100 + k;
+        assert_int_equal(kv_table_reserve(keeping, &t, 64, NULL), 0);
+        kv_table_keep(keeping, &t, &roots[0], other, 64);
+        kv_table_free(keeping, &t);
+        assert_int_equal(kv_pool_find(keeping, &roots[0], often, 64, false, &n_unused),
+                         k < 4);
+    }
+    kv_pool_destroy(keeping);
+}
+
 /* Fills half a pool of 16 blocks with two chains of 4 blocks. Two waiting requests of turns 5 and 6
  * need the first chain, one of turn 4 needs the second chain. Then takes 11 blocks. Returns how
  * many blocks of the first chain are left, and stores the second chain's in *n_other. With
@@ -721,6 +754,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_a_waiting_request_keeps_its_blocks, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_where_tokens_differ, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_uses_age, setup, teardown),
         cmocka_unit_test_setup_teardown(test_turns_decide, setup, teardown),
         cmocka_unit_test(test_stages),
         cmocka_unit_test_setup_teardown(test_names_come_and_go_with_their_blocks, setup,

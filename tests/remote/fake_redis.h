@@ -20,8 +20,8 @@ const char *fake_redis_url(const struct fake_redis *f);
 
 /* What goes wrong with the next n commands of a name. */
 enum fake_trouble {
-    FAKE_REFUSES,  /* answers "-OOM no room" */
-    FAKE_DROPS,    /* closes the connection */
+    FAKE_REFUSES, /* answers "-OOM no room" */
+    FAKE_DROPS,   /* closes the connection */
     /* sends no answer; fake_redis_answer then closes the connection */
     FAKE_WITHHOLDS,
     FAKE_DRIPS /* sends the answer byte by byte, one each millisecond */

@@ -349,13 +349,55 @@ static void a_damaged_note(void **state)
     st_place_close(&p);
 }
 
+/* More entries than are read at once. */
+static void many_entries(void **state)
+{
+    (void)state;
+    enum { CONTEXTS = 20, CHUNKS = 55, ALL = CONTEXTS * CHUNKS };
+    static const struct st_shape tiny = {.n_layers = 1, .n_bytes = {100, 100}};
+    struct st_place p;
+    struct err err = {0};
+    struct sha256 keys[CHUNKS];
+    struct store_erased e;
+    struct io_stat st;
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    for (uint64_t i = 1; i <= CONTEXTS; i++) {
+        struct st_ctx c = {.base = i, .own = i};
+        assert_int_equal(st_save(s, &tiny, &c, CHUNKS, ST_KV, &err), 0);
+    }
+    store_close(s);
+    s = open_for_reading(&p);
+    for (uint64_t i = 1; i <= CONTEXTS; i++) {
+        st_keys(&(struct st_ctx){.base = i, .own = i}, CHUNKS, keys);
+        assert_int_equal(store_erase(s, keys, CHUNKS, &e, &err), -EROFS);
+        assert_int_equal(e.n_owed, CHUNKS);
+        assert_true(e.is_noted);
+    }
+    store_close(s);
+    assert_int_equal(io_stat(p.io, "/st/d0/" STORE_OWED_FILE, &st, &err), 0);
+    assert_int_equal(st.size_bytes, ALL * 64);
+    s = open_for_reading(&p);
+    assert_int_equal(s->owed.n, ALL);
+    assert_int_equal(s->owed.n_noted, ALL);
+    for (uint64_t i = 1; i <= CONTEXTS; i++)
+        assert_int_equal(st_n_found(s, &(struct st_ctx){.base = i, .own = i}, CHUNKS), 0);
+    store_close(s);
+    s = st_open(&p);
+    assert_int_equal(st_stats(s).n_chunks + st_stats(s).used_bytes, 0);
+    assert_false(is_noted(&p));
+    store_close(s);
+    st_place_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(noted_and_done),   cmocka_unit_test(of_an_owner),
-        cmocka_unit_test(after_a_fault),    cmocka_unit_test(noted_later),
-        cmocka_unit_test(on_a_full_disk),   cmocka_unit_test(without_a_block_left),
-        cmocka_unit_test(cut_off_anywhere), cmocka_unit_test(a_damaged_note),
+        cmocka_unit_test(noted_and_done),       cmocka_unit_test(many_entries),
+        cmocka_unit_test(of_an_owner),          cmocka_unit_test(after_a_fault),
+        cmocka_unit_test(noted_later),          cmocka_unit_test(on_a_full_disk),
+        cmocka_unit_test(without_a_block_left), cmocka_unit_test(cut_off_anywhere),
+        cmocka_unit_test(a_damaged_note),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,11 +8,13 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <sqlite3.h>
 
 #include "base/mem.h"
 #include "io/io_sim.h"
 #include "storetest.h"
 #include "store/store_impl.h"
+#include "store/vfs.h"
 
 enum { N = 3 };
 
@@ -111,12 +113,70 @@ static void ids_go_on_after_the_newest_chunk(void **state)
     st_place_close(&p);
 }
 
+/* Drops the newest extent's row, as no build of this store would. */
+static void lose_row(struct io *io)
+{
+    sqlite3 *db = NULL;
+    assert_int_equal(vfs_register(io, "test-rebuild", false, NULL), 0);
+    assert_int_equal(sqlite3_open_v2(INDEX, &db, SQLITE_OPEN_READWRITE, "test-rebuild"),
+                     SQLITE_OK);
+    assert_int_equal(
+        sqlite3_exec(db,
+                     "PRAGMA locking_mode = EXCLUSIVE; PRAGMA temp_store = MEMORY;"
+                     "PRAGMA journal_mode = WAL;"
+                     "DELETE FROM extent WHERE id = (SELECT max(id) FROM extent)",
+                     NULL, NULL, NULL),
+        SQLITE_OK);
+    sqlite3_close(db);
+    vfs_unregister("test-rebuild");
+}
+
+/* What was found while the damaged index was loaded counts no more: neither chunks whose file is
+ * gone, nor their space. */
+static void a_rebuild_begins_from_nothing(void **state)
+{
+    (void)state;
+    enum { MANY = 20 };
+    struct st_place p;
+    struct err err = {0};
+    struct sha256 keys[MANY];
+    struct store_hit hit;
+    char why[128];
+    int n = -1;
+    assert_true(st_place_open(&p, "sim", 1));
+    struct store *s = st_open(&p);
+    st_must_save(s, &old, MANY);
+    uint64_t n_in_first = 0;
+    st_keys(&old, MANY, keys);
+    for (int i = 0; i < MANY; i++)
+        n_in_first += catalog_find(&s->catalog, &keys[i])->extents->segment == 0;
+    assert_true(n_in_first > 0 && n_in_first < MANY - 1);
+    store_close(s);
+    assert_int_equal(io_unlink(p.io, "/st/d0/seg-000000.hc", &err), 0);
+    lose_row(p.io);
+    s = st_open(&p);
+    assert_true(s->was_rebuilt);
+    struct store_stats st = st_stats(s);
+    assert_int_equal(st.n_chunks, MANY - n_in_first);
+    assert_int_equal(st.used_bytes, st_context_bytes(MANY - (int)n_in_first));
+    assert_int_equal(st.freeing_bytes + st.n_corrupt + st.evictions[STORE_EVICT_DAMAGED],
+                     0);
+    assert_false(store_was_damaged(s, &keys[0]));
+    assert_int_equal(store_lookup(s, keys, 1, &hit, &n, why, sizeof why, &err), 0);
+    assert_int_equal(n, 0);
+    assert_string_equal(why, "not stored");
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_is_removed_before_the_marker_is_durable),
         cmocka_unit_test(a_marker_that_was_left_means_a_rebuild),
         cmocka_unit_test(ids_go_on_after_the_newest_chunk),
+        cmocka_unit_test(a_rebuild_begins_from_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
