@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -172,6 +173,64 @@ static void nothing_is_lost_at_the_end(void **state)
     deinit(c, 20);
 }
 
+static int order[20], n_order;
+
+static void note(void *arg)
+{
+    order[n_order++] = *(int *)arg;
+    run(NULL);
+}
+
+/* Jobs are run in the order of their arrival, and as many as there are. */
+static void jobs_keep_their_order(void **state)
+{
+    static int number[20];
+    struct worker *w = start(1);
+    struct call held[3];
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        init(&held[i], &holds, i == 0 ? 5000 : i == 1 ? 500 : 5);
+        assert_true(worker_take(w, &held[i]));
+        wait_for(&gate.n_inside,
+                 i + 1); /* a call that runs takes no room of the waiting ones */
+    }
+    n_order = 0;
+    for (int i = 0; i < 20; i++) {
+        number[i] = i;
+        worker_run(w, note, &number[i]);
+    }
+    set_open(true);
+    worker_destroy(w);
+    assert_int_equal(n_order, 20);
+    for (int i = 0; i < 20; i++)
+        assert_int_equal(order[i], i);
+    deinit(held, 3);
+}
+
+static void look_at_priority(void *arg)
+{
+    *(int *)arg = getpriority(PRIO_PROCESS, (id_t)gettid());
+}
+
+static void a_thread_has_its_priority(void **state)
+{
+    (void)state;
+    for (int nice = 0; nice < 8; nice += 7) {
+        const struct worker_thread_opts one = {.max_bytes = SIZE_MAX, .nice = nice};
+        const struct worker_opts o = {.threads = &one, .n_threads = 1, .max_calls = 1};
+        struct worker *w;
+        int before = getpriority(PRIO_PROCESS, (id_t)gettid()), inside = -100;
+        assert_int_equal(worker_create(&o, &w, NULL), 0);
+        worker_run(w, look_at_priority, &inside);
+        worker_destroy(w);
+        if (nice > before)
+            assert_int_equal(inside, nice);
+        else
+            assert_int_equal(inside, before);
+        assert_int_equal(getpriority(PRIO_PROCESS, (id_t)gettid()), before);
+    }
+}
+
 /* --- tidying ---------------------------------------------------------------------------------- */
 
 /* seconds by which this program's clock is ahead of the kernel's */
@@ -233,6 +292,8 @@ int main(void)
         cmocka_unit_test(large_bodies_hold_up_no_smaller_ones),
         cmocka_unit_test(it_refuses_more_than_it_may_hold),
         cmocka_unit_test(nothing_is_lost_at_the_end),
+        cmocka_unit_test(jobs_keep_their_order),
+        cmocka_unit_test(a_thread_has_its_priority),
         cmocka_unit_test(it_tidies_once_in_a_period),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <malloc.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -391,6 +392,35 @@ static void a_deadline_begins_at_the_submission(void **state)
     close_desk(&d);
 }
 
+/* A request has memory for all its answer, but not for an answer that admission will refuse. */
+static void memory_is_for_the_whole_answer(void **state)
+{
+    static const struct {
+        int max_tokens, truncation, n;
+    } rows[] = {{30, 0, 30},   {256, 0, 256},   {257, 0, 256},  {1000000, 0, 256},
+                {30, 256, 30}, {256, 256, 256}, {600, 256, 600}};
+    struct desk d;
+    (void)state;
+    open_desk(&d, 1);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        static const int32_t prompt[N_PROMPT] = {3};
+        const struct hcache_request r = {.prompt = prompt, .n_prompt = N_PROMPT};
+        const struct request q = {.prompt = prompt,
+                                  .n_prompt = N_PROMPT,
+                                  .max_tokens = rows[i].max_tokens,
+                                  .truncation.context = rows[i].truncation};
+        struct hcache_ticket *t = NULL;
+        struct err err = {0};
+        assert_int_equal(service_submit(d.s, &q, &r, false, &t, &err), 0);
+        size_t n = malloc_usable_size(t->ids), least = ((size_t)rows[i].n + 1) * 4;
+        assert_in_range(n, least, least + 64);
+        hcache_ticket_cancel(t);
+        assert_int_equal(run_to_end(&d, t), 0);
+        drop(t);
+    }
+    close_desk(&d);
+}
+
 static bool is_cancelled(void *arg)
 {
     return ++*(int *)arg == 3;
@@ -431,6 +461,7 @@ int main(void)
         cmocka_unit_test(a_thread_is_started_once),
         cmocka_unit_test(each_token_is_told_once),
         cmocka_unit_test(a_deadline_begins_at_the_submission),
+        cmocka_unit_test(memory_is_for_the_whole_answer),
         cmocka_unit_test(a_wait_ends_when_it_is_cancelled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
