@@ -256,7 +256,7 @@ static void a_caller_may_trace_nothing(void **state)
     json_free(m);
 }
 
-/* Each allocation of a compilation and of a render may fail. Then there is a message and no text. */
+/* Each allocation of a compilation and of a render may fail. A message tells it, without text. */
 static void a_lack_of_memory_is_told(void **state)
 {
     (void)state;
