@@ -159,6 +159,10 @@ static struct found under_limit(rlim_t n_bytes)
  * the limit is smaller, and receives the same signals there. */
 static void stacks_are_large_enough(void **state)
 {
+#if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
+    print_message("skipped: a sanitizer reserves more address space than the limit\n");
+    skip();
+#endif
     static const struct {
         rlim_t limit;
         bool is_main;
