@@ -249,7 +249,8 @@ static void restores_teach_as_before(void **state)
             tell_factor(&b, "gemm", &p.gemm_correction);
             textbuf_addf(&b, "\n ");
             tell_factor(&b, "kv", &p.kv_correction);
-            tell_factor(&b, "pauses", &p.pause_correction);
+            tell_factor(&b, "pauses", &p.pause_correction[0]);
+            tell_factor(&b, "of balanced plans", &p.pause_correction[1]);
             textbuf_addf(&b, " start %.4f ms, split %.4f us\n", p.start_s * 1e3,
                          p.split_s * 1e6);
         }
@@ -550,9 +551,11 @@ static void tell_costs(struct textbuf *b, const struct platform *p)
             b, "  tier %d (%s): %.6g bytes/s, store-bound %d, in place %d, ratio %.6g\n", t,
             p->tier[t].name, platform_io_bytes_per_s(p, t), platform_is_store_bound(p, t),
             platform_tier_in_place(&p->tier[t]), platform_compute_to_io(p, t, 1000));
-    textbuf_addf(b, "  balance %.6g bytes/s, pauses %.6g, overlap %.6g %.6g\n",
-                 platform_balance_bytes_per_s(p, 1000), platform_pause_factor(p),
-                 p->io_overlap, p->comp_overlap);
+    textbuf_addf(
+        b,
+        "  balance %.6g bytes/s, pauses %.6g, of balanced plans %.6g, overlap %.6g %.6g\n",
+        platform_balance_bytes_per_s(p, 1000), platform_pause_factor(p, false),
+        platform_pause_factor(p, true), p->io_overlap, p->comp_overlap);
 }
 
 static void draw_platform(struct rng *r, struct platform *p)
@@ -572,7 +575,8 @@ static void draw_platform(struct rng *r, struct platform *p)
     p->weights_s = rng_below(r, 3) ? 0 : 2e-3;
     p->gemm_correction.log2 = rng_unit(r) - 0.5;
     p->kv_correction.log2 = rng_unit(r) - 0.5;
-    p->pause_correction.log2 = 3 * rng_unit(r) - 1;
+    p->pause_correction[0].log2 = 3 * rng_unit(r) - 1;
+    p->pause_correction[1].log2 = p->pause_correction[0].log2 / 2;
     p->io_overlap = 1 + rng_unit(r);
     p->comp_overlap = 1 + rng_unit(r);
     p->n_tiers = 2;

@@ -348,8 +348,8 @@ static void platforms_make_the_golden_plans(void **state)
         p->start_s = 1e-3 * k;
         p->weights_s = k % 5 == 4 ? 2e-3 : 0;
         if (k % 4 == 3)
-            p->pause_correction = (struct platform_correction){.log2 = 0.3,
-                                                               .n_observed = 4};
+            p->pause_correction[0] = p->pause_correction[1] = (struct platform_correction){
+                .log2 = 0.3, .n_observed = 4};
         plan_request_from_platform(p, (int)rng_below(&r, (uint64_t)p->n_tiers),
                                    64 * (1 + k * k), k % 2 ? 100 * k : 0, c.layer,
                                    c.prefill_s, &c.req);
