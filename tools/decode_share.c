@@ -10,8 +10,10 @@
  *   ./decode_share MODEL THREADS TOKENS BYTES
  *
  * THREADS is 1 or 2. BYTES: bytes of weights that a token reads; `hcache run -v` prints the bytes
- * of all weights in memory, of which an untied embedding table is not read. A pair counts only if
- * both sides had the processors for themselves. */
+ * of all weights in memory, of which an untied embedding table is not read. It prints the medians of
+ * all pairs, and the shares of pairs in which both sides had the processors for themselves. Steps
+ * of less than some 5 ms hardly ever seem so, since the kernel adds up a running thread's time at
+ * its ticks. For these run it alone, or at real-time priority (chrt -f 1). */
 #include <hcache.h>
 #include <immintrin.h>
 #include <pthread.h>
@@ -114,10 +116,26 @@ static int is_undisturbed(struct timing t)
     return t.cpu_s > 0.9 * n_threads * t.wall_s;
 }
 
+static double median_of(const struct timing *of)
+{
+    static double wall_s[MAX_PAIRS];
+    for (int i = 1; i < n_pairs; i++)
+        wall_s[i - 1] = of[i].wall_s;
+    qsort(wall_s, (size_t)n_pairs - 1, sizeof wall_s[0], ascending);
+    return wall_s[(n_pairs - 1) / 2];
+}
+
 static void print_shares(double bytes)
 {
     static double share[MAX_PAIRS], decode[MAX_PAIRS];
     int n = 0;
+    if (n_pairs < 2)
+        return;
+    double step_s = median_of(step_of), read_s = median_of(read_of);
+    printf(
+        "%d threads, all %d pairs, medians: a step %.3f ms, a read %.1f GB/s, share %.3f\n",
+        n_threads, n_pairs - 1, step_s * 1e3, SLICE / read_s * 1e-9,
+        bytes / step_s / (SLICE / read_s));
     for (int i = 1; i < n_pairs; i++) {
         if (!is_undisturbed(step_of[i]) || !is_undisturbed(read_of[i]))
             continue;
