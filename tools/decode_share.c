@@ -10,10 +10,10 @@
  *   ./decode_share MODEL THREADS TOKENS BYTES
  *
  * THREADS is 1 or 2. BYTES: bytes of weights that a token reads; `hcache run -v` prints the bytes
- * of all weights in memory, of which an untied embedding table is not read. It prints the medians of
- * all pairs, and the shares of pairs in which both sides had the processors for themselves. Steps
- * of less than some 5 ms hardly ever seem so, since the kernel adds up a running thread's time at
- * its ticks. For these run it alone, or at real-time priority (chrt -f 1). */
+ * of all weights in memory, of which an untied embedding table is not read. It prints the medians
+ * of all pairs, and the shares of pairs in which both sides had the processors for themselves.
+ * Steps of less than some 5 ms hardly ever seem so, since the kernel adds up a running thread's
+ * time at its ticks. For these run it alone, or at real-time priority (chrt -f 1). */
 #include <hcache.h>
 #include <immintrin.h>
 #include <pthread.h>
