@@ -20,10 +20,9 @@
  *
  * Nothing else teaches how fast KV is loaded or a tier is read, or how long balanced plans pause. A
  * belief that these are slower than the profile says keeps plans from using them, and would stay
- * for ever. So it fades towards
- * the profile if no restore has used them for CORRECTION_UNUSED batches of prompts. A plan then
- * uses them again and learns. If they are slow indeed, that costs some restores in hundreds of
- * prompts.
+ * for ever. So it fades towards the profile if no restore has used them for CORRECTION_UNUSED
+ * batches of prompts. A plan then uses them again and learns. If they are slow indeed, that costs
+ * some restores in hundreds of prompts.
  *
  * A restore of less than CORRECTION_SHORT_S also waits for threads to wake up, and that time
  * belongs to no lane. Its time beyond the prediction moves platform.start_s. A longer restore
@@ -118,9 +117,8 @@ void correction_learn(struct platform *p, const struct correction_expected *e,
 
 /* Counts a batch of nothing but new tokens: unused beliefs fade (see above). Corrects GEMM if the
  * batch took another time than predicted: observed_s and believed_s differ by more than the factor
- * CORRECTION_LARGE_MISS. believed_s is the result
- * of platform_prefill_s, corrections included. Does not correct if weights are streamed, since a
- * batch may then take the time of its weights. */
+ * CORRECTION_LARGE_MISS. believed_s is the result of platform_prefill_s, corrections included.
+ * Does not correct if weights are streamed, since a batch may then take the time of its weights. */
 void correction_learn_prefill(struct platform *p, double believed_s, double observed_s);
 
 #endif

@@ -223,10 +223,8 @@ static void fill(const struct plan_request *req, struct plan *out)
 static void prefer_single(const struct plan_request *req, struct plan *out)
 {
     for (const char *m = "KHR"; *m != 0; m++) {
-        struct plan single = {.mode = out->mode,
-                              .n_layers = out->n_layers,
-                              .exact = out->exact,
-                              .hedged_s = out->hedged_s};
+        struct plan single = {
+            .mode = out->mode, .n_layers = out->n_layers, .exact = out->exact};
         memset(single.method, *m, (size_t)out->n_layers);
         if (strcmp(single.method, out->method) == 0 ||
             plan_check_method(req, single.method, NULL) != 0)

@@ -384,9 +384,12 @@ double platform_correction_factor(const struct platform_correction *c)
     return exp2(c->log2);
 }
 
+/* A restore is balanced if both lanes work for at least this share of it. */
+#define BALANCED 0.6
+
 bool platform_is_balanced(double io_s, double compute_s, double restore_s)
 {
-    return fmin(io_s, compute_s) >= 0.6 * restore_s;
+    return fmin(io_s, compute_s) >= BALANCED * restore_s;
 }
 
 double platform_pause_factor(const struct platform *p, bool balanced)
