@@ -39,10 +39,10 @@ struct pool_range {
 
 enum { POOL_RANGES = 3 };
 
-/* Announces what will be read after the next job: n <= POOL_RANGES ranges, one after another, in a
- * share for each thread.  From the start of the next job on, threads that wait prefetch them.  A
- * wrong announcement costs time and nothing else, even if the memory no longer exists.  p NULL is
- * allowed. */
+/* Announces n <= POOL_RANGES ranges that the program reads after the next job, one after another,
+ * and each thread an equal share.  Threads that wait prefetch them from the start of the next job
+ * on.  A wrong announcement costs time and nothing else, even if the memory no longer exists.  p
+ * NULL is allowed. */
 void pool_expect(struct pool *p, const struct pool_range *range, int n);
 
 /* Computes the range [*begin, *end) of [0, n_items) that thread i of n takes, in multiples of

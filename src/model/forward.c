@@ -213,7 +213,8 @@ static void expect_one(const struct layer_call *c, const struct weight *w)
     expect(c, &w, 1);
 }
 
-/* Says what follows the layer's last product: the next layer's first products, or the head. */
+/* Says which weights are read after the layer's last product: those of the next layer's first
+ * products, or of the head. */
 static void expect_after(const struct layer_call *c)
 {
     const struct weight *w[MATMUL_MANY];

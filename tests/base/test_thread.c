@@ -62,7 +62,7 @@ static void a_thread_gets_its_slice(void **state)
 
 /* --- stacks ----------------------------------------------------------------------------------- */
 
-/* What a program finds out about its stacks, after its limit was set. */
+/* Facts about a program's stacks under the limit that the test has set. */
 struct found {
     size_t new_bytes; /* stack of a new thread */
     bool is_main;     /* thread_with_stack stayed on the main thread */

@@ -628,7 +628,7 @@ static void long_batches_of_prompts_are_predicted(void **state)
     place_close(&p);
 }
 
-/* Looks up for a new request, and returns what the look-up asks for. */
+/* Begins and abandons the look-up of a new request. Returns the request's restore_want. */
 static struct restore_want want_of(struct place *p, struct seq *s)
 {
     restore_phase_find(&p->k.engine->restores, s);
@@ -642,8 +642,8 @@ static struct restore_want want_of(struct place *p, struct seq *s)
     return w;
 }
 
-/* A look-up leaves out the last token, which is computed in any case, and says what it would cost
- * to compute, or to restore, the tokens that the sequence does not have. */
+/* A look-up leaves out the last token, because that is computed in any case. It states two costs
+ * for the tokens that the sequence does not have: of computing them, and of restoring them. */
 static void a_look_up_tells_what_the_tokens_cost(void **state)
 {
     (void)state;

@@ -12,6 +12,7 @@
 
 #include "base/bytes.h"
 #include "format/gguf_types.h"
+#include "tests/base/tempdir.h"
 
 enum { MAX_BYTES = 1 << 20, N_VALUES = 10, N_TENSORS = 3 };
 
@@ -219,4 +220,24 @@ void made_gguf_write(const char *path, const struct made_file *f)
     assert_int_equal(fwrite(o.bytes, 1, o.n, out), o.n);
     assert_int_equal(fclose(out), 0);
     free(o.bytes);
+}
+
+/* --- a temporary folder ----------------------------------------------------------------------- */
+
+static char dir[TEMPDIR_BYTES];
+char made_gguf_path[TEMPDIR_BYTES + 16];
+
+int made_gguf_setup(void **state)
+{
+    (void)state;
+    tempdir_make(dir, "gguf");
+    snprintf(made_gguf_path, sizeof made_gguf_path, "%s/m.gguf", dir);
+    return 0;
+}
+
+int made_gguf_teardown(void **state)
+{
+    (void)state;
+    tempdir_remove(dir);
+    return 0;
 }

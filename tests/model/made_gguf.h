@@ -46,4 +46,10 @@ struct made_file {
  * left out. */
 void made_gguf_write(const char *path, const struct made_file *f);
 
+/* A file in a temporary folder of its own, which made_gguf_setup makes and made_gguf_teardown
+ * removes: the setup and teardown of a group of tests. */
+extern char made_gguf_path[];
+int made_gguf_setup(void **state);
+int made_gguf_teardown(void **state);
+
 #endif

@@ -14,31 +14,13 @@
 #include "format/gguf_types.h"
 #include "made_gguf.h"
 #include "model/config.h"
-#include "tests/base/tempdir.h"
-
-static char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
-
-static int make_dir(void **state)
-{
-    (void)state;
-    tempdir_make(dir, "gguf");
-    snprintf(path, sizeof path, "%s/m.gguf", dir);
-    return 0;
-}
-
-static int remove_dir(void **state)
-{
-    (void)state;
-    tempdir_remove(dir);
-    return 0;
-}
 
 static struct model_config load(const struct made_file *f)
 {
     struct model_config c;
     struct err e = {0};
-    made_gguf_write(path, f);
-    if (config_load(&c, path, &e) != 0)
+    made_gguf_write(made_gguf_path, f);
+    if (config_load(&c, made_gguf_path, &e) != 0)
         fail_msg("%s", e.msg);
     return c;
 }
@@ -47,9 +29,10 @@ static void refuse(const struct made_file *f, int code, const char *message)
 {
     struct model_config c;
     struct err e = {0};
-    made_gguf_write(path, f);
-    int rc = config_load(&c, path, &e);
-    if (rc != code || strstr(e.msg, message) == NULL || strstr(e.msg, path) != e.msg)
+    made_gguf_write(made_gguf_path, f);
+    int rc = config_load(&c, made_gguf_path, &e);
+    if (rc != code || strstr(e.msg, message) == NULL ||
+        strstr(e.msg, made_gguf_path) != e.msg)
         fail_msg("expected %s with '%s', got %s: %s", err_name(code), message, err_name(rc),
                  e.msg);
 }
@@ -463,5 +446,5 @@ int main(void)
         cmocka_unit_test(test_ends_by_their_texts),
         cmocka_unit_test(test_other_architectures_entries_are_ignored),
     };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+    return cmocka_run_group_tests(tests, made_gguf_setup, made_gguf_teardown);
 }

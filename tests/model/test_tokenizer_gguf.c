@@ -13,24 +13,6 @@
 
 #include "made_gguf.h"
 #include "model/tokenizer.h"
-#include "tests/base/tempdir.h"
-
-static char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
-
-static int make_dir(void **state)
-{
-    (void)state;
-    tempdir_make(dir, "gguf");
-    snprintf(path, sizeof path, "%s/m.gguf", dir);
-    return 0;
-}
-
-static int remove_dir(void **state)
-{
-    (void)state;
-    tempdir_remove(dir);
-    return 0;
-}
 
 /* <unk> <s> </s> and tokens of a text, all with the score 0; the first three are control tokens. */
 #define VOCABULARY                                                                         \
@@ -49,8 +31,8 @@ static struct tokenizer *open_with(struct made_value a, struct made_value b)
     struct tokenizer *t = NULL;
     struct err e = {0};
     struct made_file f = {.values = {VOCABULARY, a, b}};
-    made_gguf_write(path, &f);
-    if (tokenizer_open(&t, path, &e) != 0)
+    made_gguf_write(made_gguf_path, &f);
+    if (tokenizer_open(&t, made_gguf_path, &e) != 0)
         fail_msg("%s", e.msg);
     return t;
 }
@@ -86,9 +68,9 @@ static void test_named_tokens(void **state)
         char message[96];
         struct err e = {0};
         struct made_file f = {.values = {VOCABULARY, bad[i]}};
-        made_gguf_write(path, &f);
+        made_gguf_write(made_gguf_path, &f);
         snprintf(message, sizeof message, "'%s' is none of the 6 tokens", bad[i].key);
-        assert_int_equal(tokenizer_open(&t, path, &e), ERR_FORMAT);
+        assert_int_equal(tokenizer_open(&t, made_gguf_path, &e), ERR_FORMAT);
         assert_non_null(strstr(e.msg, message));
     }
 }
@@ -153,9 +135,9 @@ static void test_files_without_a_tokenizer(void **state)
     (void)state;
     struct tokenizer *t = NULL;
     struct err e = {0};
-    made_gguf_write(path, &(struct made_file){0});
-    assert_int_equal(tokenizer_open(&t, path, &e), -ENOENT);
-    assert_non_null(strstr(e.msg, path));
+    made_gguf_write(made_gguf_path, &(struct made_file){0});
+    assert_int_equal(tokenizer_open(&t, made_gguf_path, &e), -ENOENT);
+    assert_non_null(strstr(e.msg, made_gguf_path));
     assert_null(t);
 }
 
@@ -167,5 +149,5 @@ int main(void)
         cmocka_unit_test(test_ids_of_a_text),
         cmocka_unit_test(test_files_without_a_tokenizer),
     };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+    return cmocka_run_group_tests(tests, made_gguf_setup, made_gguf_teardown);
 }

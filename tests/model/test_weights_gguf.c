@@ -14,32 +14,14 @@
 #include "made_gguf.h"
 #include "model/weights.h"
 #include "model/weights_names.h"
-#include "tests/base/tempdir.h"
-
-static char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
-
-static int make_dir(void **state)
-{
-    (void)state;
-    tempdir_make(dir, "gguf");
-    snprintf(path, sizeof path, "%s/m.gguf", dir);
-    return 0;
-}
-
-static int remove_dir(void **state)
-{
-    (void)state;
-    tempdir_remove(dir);
-    return 0;
-}
 
 static int describe(const struct made_file *f, struct weights_info *info, struct err *e)
 {
     struct model_config c;
-    made_gguf_write(path, f);
-    if (config_load(&c, path, e) != 0)
+    made_gguf_write(made_gguf_path, f);
+    if (config_load(&c, made_gguf_path, e) != 0)
         fail_msg("%s", e->msg);
-    return weights_describe(info, path, &c, DTYPE_F32, e);
+    return weights_describe(info, made_gguf_path, &c, DTYPE_F32, e);
 }
 
 static void refuse(const struct made_tensor *t, int code, const char *message)
@@ -48,7 +30,8 @@ static void refuse(const struct made_tensor *t, int code, const char *message)
     struct err e = {0};
     struct made_file f = {.whole = true, .tensors = {*t}};
     int rc = describe(&f, &info, &e);
-    if (rc != code || strstr(e.msg, message) == NULL || strstr(e.msg, path) != e.msg)
+    if (rc != code || strstr(e.msg, message) == NULL ||
+        strstr(e.msg, made_gguf_path) != e.msg)
         fail_msg("expected %s with '%s', got %s: %s", err_name(code), message, err_name(rc),
                  e.msg);
     assert_null(info.impl);
@@ -88,7 +71,7 @@ static void test_a_description_lists_every_tensor(void **state)
         const struct tensor_info *t = &info.tensors[i < N - 2 ? i : i + 9];
         bool half = strcmp(all[i].file, "blk.0.ffn_up.weight") == 0;
         assert_string_equal(t->name, all[i].model);
-        assert_string_equal(t->file, path);
+        assert_string_equal(t->file, made_gguf_path);
         assert_string_equal(t->type, half ? "F16" : "F32");
         assert_int_equal(t->n_dims, all[i].n_dims);
         assert_int_equal(t->rows, all[i].rows);
@@ -174,5 +157,5 @@ int main(void)
         cmocka_unit_test(test_every_tensor_is_needed_in_its_shape),
         cmocka_unit_test(test_types_and_other_tensors),
     };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+    return cmocka_run_group_tests(tests, made_gguf_setup, made_gguf_teardown);
 }

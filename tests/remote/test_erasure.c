@@ -84,7 +84,7 @@ static void counts_are_bounded(void **state)
     }
 }
 
-/* What an entry erases is one of three kinds. */
+/* An entry of an unknown kind is refused: there are three kinds of erasures. */
 static void kinds_are_bounded(void **state)
 {
     struct erasure in = {.server = 1}, out = {.keys = room};

@@ -371,7 +371,7 @@ static void refusals_are_printable(void **state)
 
 /* --- the greeting ----------------------------------------------------------------------------- */
 
-/* A server that answers every command with `answer`, and keeps what it has heard. */
+/* A server that answers every command with `answer` and keeps the bytes that it received. */
 struct greeter {
     int listener, port;
     const char *answer;

@@ -1,7 +1,6 @@
 /* test_remote.c - two servers whose stores share chunks through a Redis: which chunks are written,
  * fetched and refused, and the counters. The Redis is tests/remote/fake_redis.h. Each server has a
  * store in memory. */
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
@@ -22,6 +21,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "remote/remote_impl.h"
+#include "tests/base/niceness.h"
 #include "tests/remote/fake_redis.h"
 #include "tests/store/storetest.h"
 
@@ -669,19 +669,6 @@ static void an_idle_remote_is_probed(void **state)
     fake_redis_stop(f);
 }
 
-/* Returns how many threads of this program have this nice value. */
-static int n_threads_at(int nice)
-{
-    int n = 0;
-    DIR *tasks = opendir("/proc/self/task");
-    assert_non_null(tasks);
-    for (struct dirent *e; (e = readdir(tasks)) != NULL;)
-        if (e->d_name[0] != '.')
-            n += getpriority(PRIO_PROCESS, (id_t)atoi(e->d_name)) == nice;
-    closedir(tasks);
-    return n;
-}
-
 /* The writer leaves the processors to decodes. */
 static void the_writer_steps_back(void **state)
 {
@@ -690,7 +677,7 @@ static void the_writer_steps_back(void **state)
     struct server a;
     int own = getpriority(PRIO_PROCESS, 0), want = own < 10 ? 10 : own;
     server_open(&a, f);
-    WAIT_FOR(n_threads_at(want) > 0);
+    WAIT_FOR(threads_at_nice(want) > 0);
     assert_int_equal(getpriority(PRIO_PROCESS, 0), own);
     server_close(&a);
     fake_redis_stop(f);

@@ -435,7 +435,7 @@ static char *play(struct block *b)
 /* Plays a block. Returns whether the answer is the script's, and adds the block to `out`. */
 static bool play_block(const char *text, struct textbuf *out)
 {
-    hcache_cache_flush(h); /* so that the next request finds what the last one has saved */
+    hcache_cache_flush(h); /* the next request finds the state of the last one */
     const char *equals = strncmp(text, "= ", 2) == 0 ? text : strstr(text, "\n= ");
     size_t n = equals != NULL ? (size_t)(equals - text) + 1 : strlen(text);
     struct block b = {.request = xasprintf("%.*s", (int)n, text)};

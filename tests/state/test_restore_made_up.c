@@ -1,7 +1,8 @@
-/* test_restore_made_up.c - the decisions of restores whose fields the test has made up: what a job
- * reads and in which order, what a result says, and when a restore is ready, raced or staged.
+/* test_restore_made_up.c - decisions of restores, without a thread, memory or a store.
  *
- * The pipeline has a model's shape and no thread, no memory and no store. */
+ * The tests fill in the fields of restores and of a pipeline with a model's shape. They assert
+ * which reads a job makes and in which order, the fields of results, and the moments at which a
+ * restore is ready, raced or staged. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

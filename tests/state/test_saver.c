@@ -1,6 +1,5 @@
 /* test_saver.c - two-stage saving.  Rows handed to the saver come back bit for bit, callers never
  * wait when they must not, and a fault ends saving with one warning and no other effect. */
-#include <dirent.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,6 +20,7 @@
 #include "remote/remote_impl.h"
 #include "state/chain.h"
 #include "state/save_policy.h"
+#include "tests/base/niceness.h"
 #include "tests/engine/enginetest.h"
 
 enum { MAX_TOKENS = 1200, MAX_ROWS = 128, MAX_SEQS = 3 };
@@ -1522,19 +1522,6 @@ static void a_document_is_not_refused(void **state)
     }
 }
 
-/* Returns how many threads of this program have this nice value. */
-static int n_threads_at(int nice)
-{
-    int n = 0;
-    DIR *tasks = opendir("/proc/self/task");
-    assert_non_null(tasks);
-    for (struct dirent *e; (e = readdir(tasks)) != NULL;)
-        if (e->d_name[0] != '.')
-            n += getpriority(PRIO_PROCESS, (id_t)atoi(e->d_name)) == nice;
-    closedir(tasks);
-    return n;
-}
-
 /* The writer leaves the processors to decodes: its priority is lower than that of this thread. */
 static void the_writer_steps_back(void **state)
 {
@@ -1543,7 +1530,7 @@ static void the_writer_steps_back(void **state)
     int own = getpriority(PRIO_PROCESS, 0), want = own < 10 ? 10 : own;
     rig_open(&r, 0);
     line_save_all(&r, 5, "both", 64); /* the thread has begun its work */
-    assert_true(n_threads_at(want) > 0);
+    assert_true(threads_at_nice(want) > 0);
     assert_int_equal(getpriority(PRIO_PROCESS, 0), own);
     rig_close(&r);
 }

@@ -466,7 +466,7 @@ static void what_has_changed_is_synced_once(void **state)
     assert_int_equal(m->ops->cut(m, 0, 0, 0, &err), 0);
     assert_int_equal(size_of(&p, m, 0, 0), 0);
     assert_int_equal(n_synced(&p, m), 1); /* the folder */
-    /* what could not be synced is tried again; a file stays failed (io.h) */
+    /* a failed sync of a folder is tried again; a file stays failed (io.h) */
     struct io_sim_fault fault = {
         .kind = IO_SIM_FAIL, .on = IO_SIM_ON_DIR_SYNC, .code = -EIO, .count = 1};
     assert_int_equal(put(m, 0, 1, 4 * BLOCK, 2, &err), 0);

@@ -131,8 +131,8 @@ static void lose_row(struct io *io)
     vfs_unregister("test-rebuild");
 }
 
-/* What was found while the damaged index was loaded counts no more: neither chunks whose file is
- * gone, nor their space. */
+/* A rebuild forgets the chunks that the damaged index named, and their space, if their file is
+ * gone. */
 static void a_rebuild_begins_from_nothing(void **state)
 {
     (void)state;
