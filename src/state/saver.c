@@ -37,11 +37,11 @@ const char *save_end_text(enum save_end e)
                "fill the save buffer (make it larger, or run fewer sequences at once), or "
                "the machine's memory is used up";
     case SAVE_END_CAP:
-        return "the store is full: its cap is reached, and nothing may be evicted";
+        return "the cap of the store (store-cap) or the quota of its salt is reached, and "
+               "nothing may be evicted";
     case SAVE_END_REFUSED:
-        return "the store is full of chunks that waiting requests need sooner: make it "
-               "larger "
-               "(store-cap)";
+        return "the store or the quota of its salt is full of chunks that waiting requests "
+               "need sooner: raise the cap (store-cap) or the quota";
     case SAVE_END_SPACE:
         return "the disk is full: make room on it, or bound the store (store-cap)";
     case SAVE_END_PARENT:
