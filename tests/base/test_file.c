@@ -15,14 +15,45 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/mem.h"
 #include "tests/base/tempdir.h"
 
 static char dir[TEMPDIR_BYTES];
+
+/* --- the calls -------------------------------------------------------------------------------- */
+
+/* Whether the next write stores no byte and reports no error, as a FUSE file system may do. */
+static bool stores_nothing;
+
+ssize_t write(int fd, const void *bytes, size_t n)
+{
+    bool none = stores_nothing;
+    stores_nothing = false;
+    return none ? 0 : syscall(SYS_write, fd, bytes, n);
+}
+
+ssize_t pwrite(int fd, const void *bytes, size_t n, off_t at)
+{
+    bool none = stores_nothing;
+    stores_nothing = false;
+    return none ? 0 : syscall(SYS_pwrite64, fd, bytes, n, at);
+}
+
+static size_t largest = SIZE_MAX; /* bytes of the largest allocation that succeeds */
+
+bool mem_test_denies(size_t n, enum mem_ask ask)
+{
+    (void)ask;
+    return n > largest;
+}
+
+/* --- reading ---------------------------------------------------------------------------------- */
 
 static const char *at(const char *name)
 {
@@ -87,6 +118,8 @@ static void files_are_read_within_bounds(void **state)
     expect_refusal(file_read, dir, -EISDIR, "Is a directory");
 }
 
+enum { LARGE = 300000 };
+
 /* A prompt may come from another program (<(...), /dev/stdin). */
 static void pipes_are_read_where_they_may_be(void **state)
 {
@@ -101,7 +134,34 @@ static void pipes_are_read_where_they_may_be(void **state)
     close(end[0]);
 }
 
-enum { LARGE = 300000 };
+/* The text's memory has one byte more, in which a file that has grown is noticed, and one for the
+ * final zero. The size of a pipe is not known: it begins with one byte. */
+static void memory_is_as_large_as_the_file(void **state)
+{
+    (void)state;
+    enum { PIPE = 2 * 1 + 4096 };
+    int end[2];
+    char path[32], bytes[PIPE - 1], *text = NULL;
+    size_t n;
+    largest = 3 + 2;
+    expect_abc(file_read, at("abc"));
+    largest--;
+    assert_int_equal(file_read(at("abc"), 3, &text, &n, NULL), -ENOMEM);
+    memset(bytes, 'x', sizeof bytes);
+    for (int i = 0; i < 2; i++) {
+        largest = SIZE_MAX;
+        assert_int_equal(pipe(end), 0);
+        assert_int_equal(write(end[1], bytes, sizeof bytes), sizeof bytes);
+        close(end[1]);
+        snprintf(path, sizeof path, "/dev/fd/%d", end[0]);
+        largest = (size_t)(PIPE + 1 - i);
+        assert_int_equal(file_read(path, LARGE, &text, &n, NULL), i == 0 ? 0 : -ENOMEM);
+        close(end[0]);
+    }
+    largest = SIZE_MAX;
+    assert_int_equal(n, sizeof bytes);
+    free(text);
+}
 
 /* Starts a process that writes LARGE bytes to a pipe. Returns the end to read from. */
 static int large_pipe(void)
@@ -291,17 +351,31 @@ static void a_part_is_followed_by_the_rest(void **state)
     free(bytes);
 }
 
+static void a_write_of_nothing_is_a_fault(void **state)
+{
+    (void)state;
+    int fd = open(at("nothing"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    for (int offset = -1; offset < 1; offset++) {
+        stores_nothing = true;
+        assert_int_equal(file_write_all(fd, "x", 1, offset), -EIO);
+    }
+    close(fd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(files_are_read_within_bounds),
         cmocka_unit_test(pipes_are_read_where_they_may_be),
+        cmocka_unit_test(memory_is_as_large_as_the_file),
         cmocka_unit_test(a_large_pipe_is_read_to_its_end),
         cmocka_unit_test(a_signal_interrupts_no_file),
         cmocka_unit_test(only_files_belong_to_folders),
         cmocka_unit_test(a_file_may_be_the_first_descriptor),
         cmocka_unit_test(writes_all_bytes),
         cmocka_unit_test(a_part_is_followed_by_the_rest),
+        cmocka_unit_test(a_write_of_nothing_is_a_fault),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,8 +1,9 @@
-/* test_gguf_pages.c - the file's pages of a quantised tensor are given back batch by batch.
+/* test_gguf_pages.c - the pages of each tensor are asked for before their use, and the file's pages
+ * of a quantised tensor are given back batch by batch.
  *
  * A page of the file counts as memory of the process until it is given back. If the pages of a
  * whole tensor stayed until it is loaded, the peak of loading would include all pages of the output
- * head. This file defines madvise to see which ranges are given back. */
+ * head. This file defines madvise to see which ranges are asked for and given back. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,6 +25,7 @@
 
 #define SIX  "tests/model/golden/gguf/six.gguf"
 #define PAGE ((size_t)4096)
+enum { N_TENSORS = 20 }; /* of SIX */
 
 /* --- the call --------------------------------------------------------------------------------- */
 
@@ -31,9 +33,16 @@ static size_t most; /* bytes of the largest range given back */
 /* bytes of the longest run of ranges in which each range began where the previous one ended */
 static size_t longest_run;
 static uintptr_t run_begin, run_end;
+static int n_wanted;       /* ranges that were asked for before their use */
+static size_t most_wanted; /* bytes of the largest */
 
 int madvise(void *p, size_t n, int advice)
 {
+    if (advice == MADV_WILLNEED) {
+        n_wanted++;
+        if (n > most_wanted)
+            most_wanted = n;
+    }
     if (advice == MADV_DONTNEED) {
         if ((uintptr_t)p != run_end)
             run_begin = (uintptr_t)p;
@@ -93,6 +102,8 @@ static void test_pages_of_a_quantised_tensor_are_given_back_batch_by_batch(void 
     solo_close(&t);
     tempdir_remove(dir);
     assert_true(bytes > 8000000);
+    assert_int_equal(n_wanted, N_TENSORS);
+    assert_true(most_wanted >= bytes);
     if (most > bytes / 4)
         fail_msg("%zu bytes of a tensor of %zu were given back at once", most, bytes);
     if (longest_run + PAGE < bytes)

@@ -559,6 +559,28 @@ static void test_vocab_and_merges(void **state)
     tempdir_remove(dir);
 }
 
+/* The vocabulary's first token may have no bytes. */
+static void test_empty_token(void **state)
+{
+    (void)state;
+    char dir[TEMPDIR_BYTES], *text;
+    static const int32_t ids[] = {1, 0, 2, 0};
+    size_t n;
+    tempdir_make(dir, "tokenizer");
+    put_file(dir, "vocab.json", "{\"\": 0, \"a\": 1, \"b\": 2}");
+    put_file(dir, "merges.txt", "");
+    put_file(dir, "tokenizer_config.json", "{}");
+    struct tokenizer *t = open_dir(dir);
+    assert_string_equal(tokenizer_bytes(t, 0, &n), "");
+    assert_int_equal(n, 0);
+    assert_string_equal(tokenizer_bytes(t, 1, &n), "a");
+    assert_int_equal(tokenizer_decode(t, ids, 4, 0, &text, &n, NULL), 0);
+    assert_string_equal(text, "ab");
+    free(text);
+    tokenizer_close(t);
+    tempdir_remove(dir);
+}
+
 /* A normalizer that doubles its text in every step: the text is refused, and a later text is
  * accepted. */
 static void test_replace_bomb(void **state)
@@ -983,6 +1005,7 @@ int main(void)
         cmocka_unit_test(test_long_runs),
         cmocka_unit_test(test_threads_share),
         cmocka_unit_test(test_vocab_and_merges),
+        cmocka_unit_test(test_empty_token),
         cmocka_unit_test(test_replace_bomb),
         cmocka_unit_test(test_listed_tokens),
         cmocka_unit_test(test_named_tokens),

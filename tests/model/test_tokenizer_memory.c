@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,6 +14,7 @@
 #include "base/mem.h"
 #include "jinja/jinja.h"
 #include "model/tokenizer.h"
+#include "tests/base/tempdir.h"
 
 #define SMALL(name) "tests/model/golden/" name
 
@@ -81,6 +83,41 @@ static void a_large_text_fails_alone(void **state)
     free(text);
 }
 
+/* The message names the bytes of the text as the steps before have left it. */
+static void the_message_names_the_bytes(void **state)
+{
+    (void)state;
+    enum { N = 1000 };
+    char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16], text[N];
+    struct tokenizer *t;
+    struct err err = {0};
+    tempdir_make(dir, "memory");
+    snprintf(path, sizeof path, "%s/tokenizer.json", dir);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs("{\"added_tokens\": [], \"normalizer\": null, \"pre_tokenizer\": {\"type\": "
+          "\"Sequence\", \"pretokenizers\": [{\"type\": \"ByteLevel\", "
+          "\"add_prefix_space\": true, \"use_regex\": false}, {\"type\": \"Digits\", "
+          "\"individual_digits\": false}]}, \"post_processor\": null, \"decoder\": "
+          "{\"type\": \"ByteLevel\"}, \"model\": {\"type\": \"BPE\", \"vocab\": "
+          "{\"a\": 0, \"\\u0120\": 1}, \"merges\": []}}",
+          f);
+    assert_int_equal(fclose(f), 0);
+    if (tokenizer_open(&t, dir, &err) != 0)
+        fail_msg("%s", err.msg);
+    memset(text, 'a', N);
+    assert_int_equal(count(t, text, N, &err), N + 1);
+    /* The first step takes 2 bytes for each byte of the text and 2 for its piece. It adds a space,
+     * so the second step takes 2 bytes more. */
+    most = 2 * (N + 1);
+    int rc = count(t, text, N, &err);
+    most = 0;
+    assert_int_equal(rc, -ENOMEM);
+    assert_string_equal(err.msg, "no memory to split a text of 1001 bytes");
+    tokenizer_close(t);
+    tempdir_remove(dir);
+}
+
 /* Rendering a template with too little memory fails in the same way. */
 static void a_large_render_fails_alone(void **state)
 {
@@ -108,6 +145,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_large_text_fails_alone),
+        cmocka_unit_test(the_message_names_the_bytes),
         cmocka_unit_test(a_large_render_fails_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

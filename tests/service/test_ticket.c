@@ -5,12 +5,22 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "engine/seq.h"
 #include "service/ticket.h"
+
+static size_t largest = SIZE_MAX; /* bytes of the largest allocation that succeeds */
+
+bool mem_test_denies(size_t n, enum mem_ask ask)
+{
+    (void)ask;
+    return n > largest;
+}
 
 /* The pieces of `pieces`, separated by '|', arrive one after another. `visible` has the text that
  * becomes visible after each piece. */
@@ -298,6 +308,32 @@ static void text_ends_at_a_stop_string(void **state)
     free(t.text);
 }
 
+/* A result's text has room for its bytes and a final zero. */
+static void a_text_without_memory_is_a_fault(void **state)
+{
+    (void)state;
+    char text[] = "twenty-one characters";
+    struct hcache_ticket t = {.ids = ids,
+                              .n_ids = N_IDS,
+                              .stream = (struct tokenizer_stream *)(void *)text,
+                              .text = text,
+                              .n_text = sizeof text - 1};
+    largest = sizeof text;
+    ticket_describe(&t);
+    largest = SIZE_MAX;
+    assert_int_equal(t.err.code, 0);
+    assert_string_equal(t.result.text, text);
+    assert_int_equal(t.result.n_text, 21);
+    hcache_result_free(&t.result);
+    largest = sizeof text - 1;
+    ticket_describe(&t);
+    largest = SIZE_MAX;
+    assert_int_equal(t.err.code, -ENOMEM);
+    assert_string_equal(t.err.msg, "no memory for an answer of 3 tokens");
+    assert_string_equal(t.result.finish, "cancelled");
+    hcache_result_free(&t.result);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -310,6 +346,7 @@ int main(void)
         cmocka_unit_test(parts_are_no_more_than_the_whole),
         cmocka_unit_test(each_end_has_a_name),
         cmocka_unit_test(text_ends_at_a_stop_string),
+        cmocka_unit_test(a_text_without_memory_is_a_fault),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
