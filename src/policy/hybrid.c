@@ -64,7 +64,7 @@ static double overlap(const struct hybrid_machine *m, double link_s, double comp
 
 static int64_t least(int64_t a, double b)
 {
-    return (double)a < b ? a : (int64_t)b;
+    return (int64_t)fmin((double)a, b);
 }
 
 /* --- placing ---------------------------------------------------------------------------------- */

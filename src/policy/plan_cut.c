@@ -349,8 +349,9 @@ static bool range_suits(const struct stored_ranges *c, const struct plan *p, int
     int64_t end = begin + c->range[g].n_tokens;
     for (int i = 0; i < p->n_layers; i++) {
         char m = p->method[i];
-        bool windowed = c->window.tokens > 0 && i >= c->window.layer;
-        if (end > (windowed ? plan_tokens_skipped(&c->window, used) : 0) && m != 'R' &&
+        int64_t n_skipped = i >= c->window.layer ? plan_tokens_skipped(&c->window, used)
+                                                 : 0;
+        if (end > n_skipped && m != 'R' &&
             plan_range_method(m, c->range[g].mask[i], i == 0) != m)
             return false;
     }

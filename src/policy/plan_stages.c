@@ -125,10 +125,10 @@ struct staged {
     const struct plan_request *q;
     int n, n_choices;
     struct choice choice[PLAN_MAX_LAYERS]; /* ordered by falling rate */
-    /* Method of layers without a choice; 0: the layer has no possible method. */
-    char only[PLAN_MAX_LAYERS];
     int n_offers;
     char method[PLAN_MAX_LAYERS + 1];
+    /* Method of layers without a choice; 0: the layer has no possible method. */
+    char only[PLAN_MAX_LAYERS];
 };
 
 /* Work of the lanes. */

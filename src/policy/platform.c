@@ -171,7 +171,7 @@ static int check_number(const char *name, double x, double least, struct err *e)
     if (least == FRACTION && x > 1)
         return err_set(e, ERR_FORMAT, "platform: %s is %g; it must lie within 0 and 1",
                        name, x);
-    if (least > 0 && x < least)
+    if (x < least)
         return err_set(e, ERR_FORMAT, "platform: %s is %g, at least %g is needed", name, x,
                        least);
     return 0;

@@ -507,6 +507,24 @@ static void test_ranks_share_what_goes_up(void **state)
     assert_true(platform_io_s(&four, 0, 1024, RECORD_HIDDEN) == up_4);
 }
 
+/* Every layer of the largest model keeps its only method. */
+static void test_the_most_layers(void **state)
+{
+    (void)state;
+    struct rng r = {7};
+    struct instance x;
+    struct plan p;
+    struct err e = {0};
+    char want[PLAN_MAX_LAYERS + 1] = {0};
+    memset(want, 'K', PLAN_MAX_LAYERS);
+    random_instance(&r, PLAN_MAX_LAYERS, 2, true, &x);
+    for (int i = 0; i < PLAN_MAX_LAYERS; i++)
+        x.layer[i].has_h = x.layer[i].h_free = x.layer[i].can_recompute = false;
+    if (plan_make(&x.req, &p, &e) != 0)
+        fail_msg("%s", e.msg);
+    assert_string_equal(p.method, want);
+}
+
 static void test_nonsense_is_named(void **state)
 {
     (void)state;
@@ -539,6 +557,7 @@ int main(void)
         cmocka_unit_test(test_budget),
         cmocka_unit_test(test_stages_share_the_store_alone),
         cmocka_unit_test(test_ranks_share_what_goes_up),
+        cmocka_unit_test(test_the_most_layers),
         cmocka_unit_test(test_nonsense_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
