@@ -46,7 +46,6 @@ int jtrace_init(struct jtrace *t, const struct arena *values, const struct arena
 void jtrace_end_values(struct jtrace *t)
 {
     region_deinit(&t->values);
-    t->n_far = 0;
 }
 
 void jtrace_deinit(struct jtrace *t)

@@ -622,8 +622,10 @@ static struct jval slice_string(struct jinja *j, struct jstr s, size_t count, in
     }
     const struct jseq *chars = characters(j, s);
     struct jbuf b = {0};
-    for (size_t i = 0; i < count; i++, first += i < count ? by : 0)
-        jbuf_put(j, &b, chars->at[first].str.s, chars->at[first].str.n);
+    for (size_t i = 0; i < count; i++) {
+        struct jstr c = chars->at[first + (int64_t)i * by].str;
+        jbuf_put(j, &b, c.s, c.n);
+    }
     return jval_buf(&b);
 }
 
@@ -642,7 +644,7 @@ struct jval jval_slice(struct jinja *j, const struct jval *v, const struct jval 
                    "a '%s' object cannot be sliced", jval_type(v));
     size_t count = slice_bounds(j, (int64_t)v->seq->n, start, stop, step, &first, &by);
     struct jval out = jval_seq(j, v->kind, count);
-    for (size_t i = 0; i < count; i++, first += i < count ? by : 0)
-        out.seq->at[i] = v->seq->at[first];
+    for (size_t i = 0; i < count; i++)
+        out.seq->at[i] = v->seq->at[first + (int64_t)i * by];
     return out;
 }

@@ -242,6 +242,11 @@ static void test_corners(void **state)
         "{% set least = -9223372036854775807 - 1 %}{{ 1 % least }} {{ least % -1 }} "
         "{{ -7 % 3 }} {{ 7 % -3 }} {{ -6 % 3 }} {{ least % 7 }}",
         "-9223372036854775807 0 2 -2 0 6");
+    /* a step that leads past both ends of 64 bits */
+    expect_text(
+        "{{ 'abc'[1::9223372036854775807] }} {{ [1, 2, 3][1::9223372036854775807] }} "
+        "{{ 'abc'[1::-9223372036854775807] }} {{ [1, 2, 3][::-2] }}",
+        "b [2] b [3, 1]");
     /* a part of a path that has digits only is an index */
     expect_text(
         "{% set r = [range(12) | list] %}{{ r | map(attribute='0') | first }} "
