@@ -178,8 +178,6 @@ static void stop(void *arg, bool stops)
 static void close_pinned(void *arg)
 {
     struct weights_pinned *p = arg;
-    if (p->copies != NULL)
-        (void)stream_sync(p->copies);
     stream_destroy(p->copies);
     for (int i = 0; i < p->n_slots; i++)
         slot_deinit(p, &p->slots[i]);

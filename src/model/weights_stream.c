@@ -18,7 +18,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 
-enum { MAX_SLOTS = 32, MAX_READS = 2 };
+enum { MAX_SLOTS = 32 };
 /* How often a thread that waits for the disk checks for new requests. */
 #define POLL_NS ((int64_t)50 * 1000000)
 
@@ -180,7 +180,7 @@ static void begin_read(struct weights_stream *st, struct ring_slot *s)
 static void begin_reads(struct weights_stream *st)
 {
     shrink(st);
-    while (st->n_reading < MAX_READS && !st->stopped) {
+    while (!st->stopped) {
         bool is_wanted;
         int l = next_layer(st, &is_wanted);
         struct ring_slot *s = l < 0 ? NULL : slot_for(st, l, is_wanted);

@@ -156,6 +156,7 @@ enum stream_kind {
 };
 int stream_create(struct device *d, enum stream_kind kind, struct stream **out,
                   struct err *err);
+/* Waits until all queued work is done. s may be NULL. */
 void stream_destroy(struct stream *s);
 struct device *stream_device(struct stream *s);
 /* Waits until all queued work is done. Returns the stream's sticky code. */
