@@ -10,7 +10,7 @@
  * no quota, and n is returned. */
 static int under_group(int n)
 {
-    long long quota = 0, period = 0;
+    long long quota, period;
     /* The file holds "max 100000" if there is no quota. */
     FILE *f = fopen("/sys/fs/cgroup/cpu.max", "re");
     if (f != NULL) {

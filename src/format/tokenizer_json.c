@@ -166,7 +166,7 @@ static int read_merges(struct tokenizer_json *t, const struct json *merges, stru
     t->merges = xcalloc(json_count(merges), sizeof *t->merges);
     for (size_t i = 0; i < json_count(merges); i++) {
         const struct json *v = json_at(merges, i);
-        size_t n = 0, na = 0, nb = 0;
+        size_t n, na, nb;
         const char *line = json_string_of(v, &n);
         const char *a = json_string_of(json_at(v, 0), &na);
         const char *b = json_string_of(json_at(v, 1), &nb);

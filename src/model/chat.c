@@ -229,12 +229,10 @@ static int prepare_message(const struct chat_template *t, const struct json *fro
     if (json_string_of(json_member(from, "role"), NULL) == NULL)
         return err_set(err, ERR_USAGE, "messages[%zu].role must be a string", i);
     struct json_iter it = json_begin(from);
-    bool content = false;
     int rc = 0;
     while (rc == 0 && json_next(&it)) {
         if (strcmp(it.key, "content") == 0) {
             rc = prepare_content(t, from, i, to, err);
-            content = true;
         } else if (json_kind(it.value) == JSON_KIND_NULL) {
             continue;
         } else if (strcmp(it.key, "tool_calls") == 0) {
@@ -243,7 +241,7 @@ static int prepare_message(const struct chat_template *t, const struct json *fro
             json_put(to, it.key, json_share(it.value));
         }
     }
-    if (rc == 0 && !content)
+    if (rc == 0 && json_member(from, "content") == NULL)
         rc = prepare_content(t, from, i, to, err);
     if (rc == 0 && json_count(json_member(to, "tool_calls")) > 0)
         rc = prepare_beside_calls(t, json_member(from, "content"), i, to, err);

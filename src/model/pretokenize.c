@@ -328,10 +328,10 @@ static size_t put_bytes(const struct step *s, const char *piece, size_t n, bool 
 {
     (void)s;
     (void)first;
-    size_t len = 0;
+    size_t n_bytes = 0;
     /* Cannot fail: the text was written by put_byte_text, and cut between its characters. */
-    (void)bpe_bytes_from_text(piece, n, to, &len);
-    return len;
+    (void)bpe_bytes_from_text(piece, n, to, &n_bytes);
+    return n_bytes;
 }
 
 /* Rewrites all pieces by fn. fn makes at most `grow` bytes of each byte, and adds at most `grow`

@@ -23,7 +23,7 @@
 static int read_tokenizer_json(struct tokenizer_json *j, const char *dir, struct err *err)
 {
     char *path = xasprintf("%s/tokenizer.json", dir), *bytes = NULL;
-    size_t n = 0;
+    size_t n;
     int rc = model_file_read(dir, "tokenizer.json", TOKENIZER_MAX_BYTES, &bytes, &n, err);
     if (rc == 0)
         rc = tokenizer_json_parse(j, bytes, n, path, err);
@@ -112,7 +112,7 @@ static int add_special(struct tokenizer *t, struct err *err)
 static int refuse_added_tokens_file(const char *dir, struct err *err)
 {
     char *path = xasprintf("%s/added_tokens.json", dir), *bytes = NULL;
-    size_t n = 0;
+    size_t n;
     int rc = model_file_read(dir, "added_tokens.json", TOKENIZER_MAX_BYTES, &bytes, &n,
                              NULL);
     free(bytes);

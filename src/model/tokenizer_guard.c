@@ -170,7 +170,7 @@ int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s
                        "a text with special tokens contains every noncharacter from U+FDD0 "
                        "to U+FDEF");
     char *held = mem_try(n + (last - first) * HOLDER_BYTES + 1), *normal = NULL;
-    size_t to = 0, n_normal = 0;
+    size_t to = 0, n_normal;
     if (held == NULL)
         return no_memory(n, err);
     for (size_t i = 0; i < n; i++) {

@@ -186,7 +186,7 @@ static int wrong_size(struct fault *f, const char *name, size_t n, size_t min, s
 static int read_bytes(const struct field *d, const struct json *v, const struct json **out,
                       struct fault *f)
 {
-    size_t n = 0;
+    size_t n;
     if (json_string_of(v, &n) == NULL)
         return wrong_type(f, d->name, "a string", v);
     if ((double)n < d->lo || (double)n > d->hi)
@@ -198,7 +198,7 @@ static int read_bytes(const struct field *d, const struct json *v, const struct 
 static int read_text(const char *name, const struct json *v, size_t min, size_t max,
                      const char **out, struct fault *f)
 {
-    size_t n = 0;
+    size_t n;
     *out = json_string_of(v, &n);
     if (*out == NULL)
         return wrong_type(f, name, "a string", v);
