@@ -230,6 +230,7 @@ static int set_value(struct opt_parsed *p, const struct opt *o, void *values,
         return add_items(p, o, place, text, field, err);
     }
     CHECK(false); /* fails for a type that this switch does not handle */
+    return ERR_USAGE;
 }
 
 /* Sets an option from a source. The list of a stronger source replaces the list of a weaker one;
