@@ -82,7 +82,7 @@ enum save_end {
     SAVE_END_BEHIND, /* the writer fell behind: all memory for chunks waits for the store */
     /* The tails of living sequences fill the memory for chunks, or memory is short. */
     SAVE_END_MEMORY,
-    SAVE_END_CAP,     /* the cap or the quota of the salt is reached, and no chunk may be evicted */
+    SAVE_END_CAP, /* the cap or the quota of the salt is reached, and no chunk may be evicted */
     SAVE_END_REFUSED, /* waiting requests need the stored chunks sooner */
     SAVE_END_SPACE,   /* the disk is full; later sequences are saved once there is room */
     SAVE_END_PARENT,  /* the chunk that the sequence continues was evicted */
