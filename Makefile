@@ -91,7 +91,7 @@ SRC   := $(if $(filter 1,$(CUDA)),$(filter-out src/tensor/cuda_absent.c,$(SRC)) 
 SRC   := $(if $(filter fuzz,$(VARIANT)),src/tensor/dtype.c $(filter-out $(addprefix src/,tensor/% kvcache/% state/% engine/% service/% io/%),$(SRC)),$(SRC))
 # FOLDERS limits a build of tests to some directories of src/ and their tests.  A quick run of a
 # sanitizer uses it, and so does coverage.  Tests that also need other directories are left out.
-FOLDERS ?= $(if $(filter cov,$(VARIANT)),base io store)
+FOLDERS ?= $(if $(filter cov,$(VARIANT)),base io policy store)
 NEED_OTHERS := tests/sessions/test_retoken.c tests/sessions/test_talk.c tests/store/test_victims.c
 SRC   := $(if $(FOLDERS),$(filter $(FOLDERS:%=src/%/%),$(SRC)),$(SRC))
 APPS  := $(sort $(wildcard apps/*.c))
