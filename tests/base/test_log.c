@@ -9,41 +9,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/progress.h"
-
-/* Captures the bytes written to stderr between begin and end. */
-struct capture {
-    FILE *file;
-    int saved_fd;
-    char text[4096];
-};
-
-static void capture_begin(struct capture *c)
-{
-    fflush(stderr);
-    c->file = fdopen(memfd_create("stderr", 0), "w+");
-    assert_non_null(c->file);
-    c->saved_fd = dup(STDERR_FILENO);
-    dup2(fileno(c->file), STDERR_FILENO);
-}
-
-static const char *capture_end(struct capture *c)
-{
-    fflush(stderr);
-    dup2(c->saved_fd, STDERR_FILENO);
-    close(c->saved_fd);
-    rewind(c->file);
-    size_t n = fread(c->text, 1, sizeof c->text - 1, c->file);
-    c->text[n] = 0;
-    fclose(c->file);
-    return c->text;
-}
+#include "tests/base/said.h"
 
 static void levels_hide_and_show(void **state)
 {
@@ -57,24 +29,20 @@ static void levels_hide_and_show(void **state)
                  {LOG_DEBUG, "hcache: warning: w 1\nhcache: i 2\nhcache: d 3\n"}};
     assert_int_equal(log_level(), LOG_WARN);
     for (size_t i = 0; i < 4; i++) {
-        struct capture c;
-        capture_begin(&c);
-        log_set_level(cases[i].level);
+        said_begin(cases[i].level);
         log_warn("w %d", 1);
         log_info("i %d", 2);
         log_debug("d %d", 3);
-        assert_string_equal(capture_end(&c), cases[i].text);
+        assert_string_equal(said_end(), cases[i].text);
     }
-    log_set_level(LOG_WARN);
 }
 
 static void a_message_is_one_line(void **state)
 {
     (void)state;
-    struct capture c;
-    capture_begin(&c);
+    said_begin(LOG_WARN);
     log_warn("two\nlines\r\n");
-    assert_string_equal(capture_end(&c), "hcache: warning: two lines  \n");
+    assert_string_equal(said_end(), "hcache: warning: two lines  \n");
 }
 
 static void a_long_message_is_cut(void **state)
@@ -83,10 +51,9 @@ static void a_long_message_is_cut(void **state)
     char big[3000];
     memset(big, 'x', sizeof big - 1);
     big[sizeof big - 1] = 0;
-    struct capture c;
-    capture_begin(&c);
+    said_begin(LOG_WARN);
     log_warn("%s", big);
-    const char *text = capture_end(&c);
+    const char *text = said_end();
     assert_int_equal(strlen(text), 1023);
     assert_int_equal(text[strlen(text) - 1], '\n');
 }
@@ -145,13 +112,12 @@ static void once_is_once_per_object(void **state)
 {
     (void)state;
     atomic_bool a = false, b = false;
-    struct capture c;
-    capture_begin(&c);
+    said_begin(LOG_WARN);
     for (int i = 0; i < 3; i++) {
         log_warn_once(&a, "a %d", i);
         log_warn_once(&b, "b %d", i);
     }
-    assert_string_equal(capture_end(&c), "hcache: warning: a 0\nhcache: warning: b 0\n");
+    assert_string_equal(said_end(), "hcache: warning: a 0\nhcache: warning: b 0\n");
 }
 
 static void progress_says_how_far(void **state)
@@ -244,14 +210,13 @@ static void progress_is_drawn_on_a_terminal(void **state)
 static void progress_is_silent_without_a_terminal(void **state)
 {
     (void)state;
-    struct capture c;
     struct progress p;
-    capture_begin(&c);
+    said_begin(LOG_WARN);
     progress_begin(&p, "working", PROGRESS_ITEMS, 10);
     p.drawn_ns = 0; /* as if the last redraw were long ago */
     progress_at(&p, 5);
     progress_end(&p);
-    assert_string_equal(capture_end(&c), "");
+    assert_string_equal(said_end(), "");
 }
 
 int main(void)

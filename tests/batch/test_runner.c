@@ -22,6 +22,7 @@
 #include "base/mem.h"
 #include "base/textbuf.h"
 #include "batch/runner.h"
+#include "tests/base/said.h"
 #include "tests/base/tempdir.h"
 
 enum {
@@ -335,18 +336,6 @@ static void an_idle_runner_uses_no_processor(void **state)
     runner_destroy(r);
 }
 
-/* Returns how often the text is in the file. */
-static int count_in(FILE *f, const char *text)
-{
-    char all[10000];
-    int n = 0;
-    ssize_t got = pread(fileno(f), all, sizeof all - 1, 0);
-    all[got > 0 ? got : 0] = 0;
-    for (const char *at = all; (at = strstr(at, text)) != NULL; at++)
-        n++;
-    return n;
-}
-
 /* A fault of the disk holds a batch up. The runner says so, tries again later or when it is woken,
  * and the batch goes on. A folder lies in place of the record. */
 static void a_fault_of_the_disk_is_waited_out(void **state)
@@ -358,25 +347,19 @@ static void a_fault_of_the_disk_is_waited_out(void **state)
     shelf_path(shelf, id, path, sizeof path);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkdir(path, 0700), 0);
-    FILE *f = tmpfile();
-    int own = dup(STDERR_FILENO);
-    assert_non_null(f);
-    fflush(stderr);
-    assert_int_equal(dup2(fileno(f), STDERR_FILENO), STDERR_FILENO);
+    said_begin(LOG_WARN);
     struct runner *r = start();
     snprintf(want, sizeof want, "hcache: warning: a batch waits: %s: Is a directory\n",
              path);
-    for (int i = 0; i < 60000 && count_in(f, want) == 0; i++)
+    for (int i = 0; i < 60000 && said_count(said_so_far(), want) == 0; i++)
         clock_sleep_ns(1000000);
     clock_sleep_ns(100000000);
     look(b);
-    int n = count_in(f, want), status = b->status;
+    int n = said_count(said_so_far(), want), status = b->status;
     assert_int_equal(rmdir(path), 0);
     runner_wake(r);
     wait_for_end(b);
-    assert_int_equal(dup2(own, STDERR_FILENO), STDERR_FILENO);
-    close(own);
-    fclose(f);
+    said_end();
     assert_int_equal(n, 1);
     assert_int_equal(status, BATCH_VALIDATING);
     assert_int_equal(b->status, BATCH_COMPLETED);

@@ -39,6 +39,7 @@
 #include "batch/shelf.h"
 #include "server/server.h"
 #include "sessions/conversations.h"
+#include "tests/base/said.h"
 #include "tests/base/tempdir.h"
 
 /* A server, and the script that it is asked. */
@@ -571,16 +572,11 @@ static void connections_wait_for_their_turn(void **state)
 
 /* --- the log ---------------------------------------------------------------------------------- */
 
-/* Returns what was logged to `f` so far, with times written as #. The caller frees it. */
-static char *logged(FILE *f)
+/* Returns what was logged so far, with times written as #. The caller frees it. */
+static char *logged(void)
 {
-    char *text = NULL, *out, *to;
-    size_t n;
-    long size = lseek(fileno(f), 0, SEEK_END);
-    text = xasprintf("%*s", (int)size, "");
-    n = (size_t)pread(fileno(f), text, (size_t)size, 0);
-    text[n] = 0;
-    to = out = xasprintf("%s", text);
+    const char *text = said_so_far();
+    char *out = xstrdup(text), *to = out;
     for (const char *p = text; *p != 0; p++) {
         /* on a busy machine restores miss their predictions, and say so */
         while (strncmp(p, "hcache: restoring ", 18) == 0 && strchr(p, '\n') != NULL)
@@ -595,7 +591,6 @@ static char *logged(FILE *f)
         }
     }
     *to = 0;
-    free(text);
     return out;
 }
 
@@ -626,11 +621,7 @@ static void each_request_has_a_line_in_the_log(void **state)
         xasprintf("{\"prompt\":[%s],\"max_tokens\":2,\"ignore_eos\":true,\"n\":2}",
                   prompt.p),
         xasprintf("{\"prompt\":[[40],[41,42]],\"max_tokens\":1,\"ignore_eos\":true}")};
-    FILE *f = tmpfile();
-    int own = dup(STDERR_FILENO);
-    fflush(stderr);
-    assert_int_equal(dup2(fileno(f), STDERR_FILENO), STDERR_FILENO);
-    log_set_level(LOG_INFO);
+    said_begin(LOG_INFO);
     for (int i = 0; i < 3; i++) {
         char *text = xasprintf("POST /v1/completions HTTP/1.0\r\nHost: localhost\r\n"
                                "Authorization: Bearer one\r\nContent-Length: %zu\r\n\r\n%s",
@@ -657,19 +648,15 @@ static void each_request_has_a_line_in_the_log(void **state)
         free(exchange(text));
         free(text);
     }
-    char *got = logged(f);
+    char *got = logged();
     int64_t end = clock_now_ns() + (int64_t)PATIENCE_S * 1000000000;
     while (strlen(got) < strlen(want) && clock_now_ns() < end) {
         /* a line comes when its connection has ended */
         free(got);
         clock_sleep_ns(1000000);
-        got = logged(f);
+        got = logged();
     }
-    log_set_level(LOG_WARN);
-    fflush(stderr);
-    assert_int_equal(dup2(own, STDERR_FILENO), STDERR_FILENO);
-    close(own);
-    fclose(f);
+    said_end();
     assert_string_equal(got, want);
     free(got);
     textbuf_free(&prompt);

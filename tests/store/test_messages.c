@@ -18,37 +18,23 @@
 #include "storetest.h"
 #include "store/store_impl.h"
 #include "store/superblock.h"
+#include "tests/base/said.h"
 
 enum { N = 3 };
 
 static const struct st_ctx ours = {.base = 1, .own = 1, .salt = "ours"};
 static struct st_place place;
 static struct err err;
-static FILE *said;
-static int own_stderr;
 
-/* From now on messages go to a file. */
 static void listen(void)
 {
-    said = tmpfile();
-    own_stderr = dup(STDERR_FILENO);
-    assert_true(said != NULL && own_stderr >= 0);
-    log_set_level(LOG_INFO);
-    assert_int_equal(dup2(fileno(said), STDERR_FILENO), STDERR_FILENO);
+    said_begin(LOG_INFO);
 }
 
 /* Compares all messages since listen() with a text. */
 static void must_have_said(const char *want)
 {
-    char text[2000];
-    assert_int_equal(dup2(own_stderr, STDERR_FILENO), STDERR_FILENO);
-    log_set_level(LOG_WARN);
-    close(own_stderr);
-    rewind(said);
-    size_t n = fread(text, 1, sizeof text - 1, said);
-    text[n] = 0;
-    fclose(said);
-    assert_string_equal(text, want);
+    assert_string_equal(said_end(), want);
 }
 
 static void saved(int n_dirs)
