@@ -189,6 +189,32 @@ static void sequences_get_the_shares_of_their_mini_batches(void **state)
     job_close(&j, N);
 }
 
+/* The bytes that stand for weights come over the link in parts, one before each mini-batch. After a
+ * step all of them have come. */
+static void bytes_for_weights_come_in_parts(void **state)
+{
+    (void)state;
+    enum { ODD = 1001 };
+    struct job j;
+    struct mixed_opts mo = {.n = {[PLACES_KV_HOST] = 16},
+                            .kv_share = 1,
+                            .buffer_blocks = 9,
+                            .weights_bytes = ODD};
+    job_open(&j, &mo, N_PROMPT, N_SEQS, 4, false);
+    const struct mixed *x = &j.k.engine->mixed;
+    while (seq_outcome(j.s[N_SEQS - 1])->n_generated == 0)
+        step(&j);
+    uint8_t *from = x->weights_host.ptr, *to = x->weights.ptr;
+    for (int i = 0; i < ODD; i++) {
+        from[i] = (uint8_t)(i * 7 + 1);
+        to[i] = (uint8_t)~from[i];
+    }
+    step(&j);
+    assert_true(x->n_minis > 1);
+    assert_memory_equal(to, from, ODD);
+    job_close(&j, N_SEQS);
+}
+
 /* The first two blocks of each context are kept as tokens only, although there is room for more. A
  * step computes their rows again and loads only the other blocks. */
 static void tokens_are_computed_again(void **state)
@@ -457,6 +483,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(random_patterns_have_the_same_bits),
         cmocka_unit_test(a_step_moves_the_bytes_of_the_policy),
         cmocka_unit_test(sequences_get_the_shares_of_their_mini_batches),
+        cmocka_unit_test(bytes_for_weights_come_in_parts),
         cmocka_unit_test(tokens_are_computed_again),
         cmocka_unit_test(sequences_have_the_ratio),
         cmocka_unit_test(mini_batches_are_those_of_the_policy),

@@ -16,6 +16,8 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "engine/seq.h"
+#include "state/chain.h"
+#include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 
 enum { N = 12, N_PROMPT = 330, MODEL_CONTEXT = 512 };
@@ -275,6 +277,49 @@ static void the_store_continues_the_device(void **state)
     }
 }
 
+/* Returns how many of the chunks the store believes to be in the KV cache. */
+static int n_told(const struct stack *k, const struct chain *c)
+{
+    int n = 0;
+    for (int i = 0; i < c->n_chunks; i++)
+        n += tier_is_held(k->store->tier, catalog_find(&k->store->catalog, &c->keys[i]));
+    return n;
+}
+
+/* Each step tells a store with copies in DRAM which chunks the KV cache has gained or lost. */
+static void a_store_with_copies_knows_what_the_device_holds(void **state)
+{
+    (void)state;
+    struct io *io = et_disk(8, 0);
+    struct stack k;
+    struct et_run r;
+    struct chain c;
+    struct et_ask a = {
+        .prompt = prompt[0], .n_prompt = 200, .max_tokens = 1, .save = "both"};
+    et_open(&k, &(struct stack_opts){.io = io,
+                                     .user.store = et_dirs,
+                                     .user.n_store = 2,
+                                     .user.dram_bytes = 32 << 20,
+                                     .user.max_context = MODEL_CONTEXT,
+                                     .user.kv_tokens = 8 * 64});
+    chain_init(&c, &k.fingerprint, NULL);
+    chain_extend(&c, prompt[0], 200);
+    assert_int_equal(c.n_chunks, 3);
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    step(&k, 1);
+    assert_int_equal(n_told(&k, &c), 3);
+    a.n_prompt = 330;
+    for (int i = 2; i < 6; i += 2) { /* two prompts that need most blocks of the KV cache */
+        a.prompt = prompt[i];
+        assert_int_equal(et_run(&k, &a, &r), 0);
+    }
+    step(&k, 1);
+    assert_int_equal(n_told(&k, &c), 0);
+    chain_deinit(&c);
+    stack_close(&k);
+    io_close(io);
+}
+
 /* Tenants with different salts do not share blocks on the device. */
 static void salts_do_not_share(void **state)
 {
@@ -525,6 +570,7 @@ int main(void)
         cmocka_unit_test(answers_share_their_prompt),
         cmocka_unit_test(turns_come_from_anywhere),
         cmocka_unit_test(the_store_continues_the_device),
+        cmocka_unit_test(a_store_with_copies_knows_what_the_device_holds),
         cmocka_unit_test(salts_do_not_share),
         cmocka_unit_test(deadlines),
         cmocka_unit_test(priorities),
