@@ -15,10 +15,12 @@
 #include "base/bytes.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/progress.h"
 #include "format/safetensors.h"
 #include "model/weights.h"
 #include "model/weights_names.h"
 #include "model/weights_source.h"
+#include "tests/base/said.h"
 #include "tests/base/tempdir.h"
 
 #define SINGLE "model.safetensors"
@@ -123,6 +125,41 @@ static void put_tensors(const char *name, size_t first, size_t n, const struct c
     assert_int_equal(fclose(f), 0);
     free(head);
     free(t);
+}
+
+/* --- progress: these functions take the place of src/base/progress.c ---------------------- */
+
+static struct {
+    int n_begun, n_ended, n_at;
+    enum progress_unit unit;
+    uint64_t total, done;
+    bool rises;
+} shown;
+
+void progress_begin(struct progress *p, const char *label, enum progress_unit unit,
+                    uint64_t total)
+{
+    (void)p;
+    (void)label;
+    shown.n_begun++;
+    shown.unit = unit;
+    shown.total = total;
+    shown.rises = true;
+}
+
+void progress_at(struct progress *p, uint64_t done)
+{
+    (void)p;
+    assert_true(shown.n_begun > shown.n_ended);
+    shown.n_at++;
+    shown.rises &= done > shown.done;
+    shown.done = done;
+}
+
+void progress_end(struct progress *p)
+{
+    (void)p;
+    shown.n_ended++;
 }
 
 static int load(struct weights *w, const char *source, enum weights_held held,
@@ -315,26 +352,16 @@ static void test_hashes_stay_the_same(void **state)
 
 /* --- values that are no numbers ----------------------------------------------------------- */
 
-/* Loads the folder and returns what it logs. The caller frees it. */
-static char *logged(void)
+/* Loads the folder and returns what it logs. */
+static const char *logged(void)
 {
-    char path[TEMPDIR_BYTES + 16], *text;
-    size_t n;
     struct weights w;
     struct err e = {0};
-    snprintf(path, sizeof path, "%s/log", dir);
-    int old = dup(2), fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
-    assert_true(old >= 0 && fd >= 0);
-    fflush(stderr);
-    dup2(fd, 2);
+    said_begin(LOG_WARN);
     int rc = load(&w, dir, WEIGHTS_AS_STORED, &e);
-    fflush(stderr);
-    dup2(old, 2);
-    close(old);
-    close(fd);
+    const char *text = said_end();
     assert_int_equal(rc, 0);
     weights_unload(&w, dev);
-    assert_int_equal(file_read(path, 1 << 16, &text, &n, &e), 0);
     return text;
 }
 
@@ -344,21 +371,18 @@ static void test_values_that_are_no_numbers_are_named(void **state)
     static const char norm[] = "model.layers.1.input_layernorm.weight",
                       down[] = "model.layers.2.mlp.down_proj.weight";
     put_tensors(SINGLE, 0, list.n, &(struct change){0});
-    char *text = logged();
+    const char *text = logged();
     assert_null(strstr(text, "no numbers"));
-    free(text);
     put_tensors(SINGLE, 0, list.n, &(struct change){.nan = {down}});
     text = logged();
     assert_non_null(strstr(text,
                            "weights: tensor 'model.layers.2.mlp.down_proj.weight' holds "
                            "values that are no numbers (NaN or infinite; row 3)"));
-    free(text);
     put_tensors(SINGLE, 0, list.n, &(struct change){.nan = {down, norm}});
     text = logged();
     assert_non_null(strstr(text,
                            "'model.layers.1.input_layernorm.weight' and 1 others hold "
                            "values that are no numbers (NaN or infinite; row 0)"));
-    free(text);
 }
 
 static void test_small_formats_refuse_them(void **state)
@@ -415,6 +439,54 @@ static void test_files_that_are_not_needed_are_unmapped(void **state)
     assert_false(is_mapped("a.safetensors"));
 }
 
+/* Progress is shown from the first byte to the last one, also if loading fails. */
+static void test_progress_counts_the_bytes_of_all_tensors(void **state)
+{
+    (void)state;
+    struct weights w;
+    struct err e;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < list.n; i++)
+        bytes += (uint64_t)(list.items[i].rows * list.items[i].cols) * sizeof(float);
+    put_tensors(SINGLE, 0, list.n, &(struct change){0});
+    memset(&shown, 0, sizeof shown);
+    assert_int_equal(load(&w, dir, WEIGHTS_AS_STORED, &e), 0);
+    weights_unload(&w, dev);
+    assert_int_equal(shown.n_begun, 1);
+    assert_int_equal(shown.n_ended, 1);
+    assert_int_equal(shown.unit, PROGRESS_BYTES);
+    assert_int_equal(shown.total, bytes);
+    assert_int_equal(shown.done, bytes);
+    assert_true(shown.rises && shown.n_at >= (int)list.n);
+
+    put_tensors(SINGLE, 0, list.n,
+                &(struct change){.nan = {"model.layers.2.mlp.down_proj.weight"}});
+    memset(&shown, 0, sizeof shown);
+    assert_int_not_equal(load(&w, dir, WEIGHTS_Q8, &e), 0);
+    assert_true(shown.n_begun == 1 && shown.n_ended == 1);
+}
+
+/* Loading a part of the model, to examine it, shows no progress and warns of no bad values. */
+static void test_a_part_is_loaded_in_silence(void **state)
+{
+    (void)state;
+    static const char norm[] = "model.layers.1.input_layernorm.weight";
+    struct weights w;
+    struct err e = {0};
+    put_tensors(SINGLE, 0, list.n, &(struct change){.nan = {norm}});
+    for (int part = WEIGHTS_OF_LAYER; part <= WEIGHTS_OUTSIDE; part++) {
+        struct weights_opts o = {
+            .dev = dev, .s = stream, .part = (enum weights_part)part, .layer = 1};
+        memset(&shown, 0, sizeof shown);
+        said_begin(LOG_WARN);
+        int rc = weights_load(&w, dir, &shape, &o, &e);
+        assert_string_equal(said_end(), "");
+        assert_int_equal(rc, 0);
+        assert_int_equal(shown.n_begun + shown.n_at + shown.n_ended, 0);
+        weights_unload(&w, dev);
+    }
+}
+
 int main(void)
 {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
@@ -428,6 +500,8 @@ int main(void)
         T(test_values_that_are_no_numbers_are_named),
         T(test_small_formats_refuse_them),
         T(test_files_that_are_not_needed_are_unmapped),
+        T(test_progress_counts_the_bytes_of_all_tensors),
+        T(test_a_part_is_loaded_in_silence),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }
