@@ -528,6 +528,63 @@ static void test_stuck(void **state)
     free(b);
 }
 
+/* Cancelling also returns stuck requests that lie behind requests that are not stuck. */
+static void test_cancel_reaches_every_stuck_request(void **state)
+{
+    enum { N = 4 };
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "s", 0);
+    struct io_queue *q = open_queue(t, N);
+    uint8_t *b = iotest_buffer(IO_ALIGN);
+    struct io_req r[N], *done[N];
+    unsigned n = 0;
+    struct io_sim_fault stuck = {.kind = IO_SIM_STUCK, .on = IO_SIM_ON_WRITE};
+    for (int i = 0; i < N; i++) {
+        r[i] = (struct io_req){.file = f, .op = IO_WRITE, .buf = b, .length = IO_ALIGN};
+        io_sim_fault_clear(t->io);
+        if (i % 2 == 1)
+            assert_int_equal(io_sim_fault_add(t->io, &stuck), 0);
+        submit(q, &r[i]);
+    }
+    io_queue_cancel(q);
+    assert_int_equal(io_queue_wait(q, N, N, (int64_t)5e9, done, &n, NULL), 0);
+    assert_int_equal(n, N);
+    for (int i = 0; i < N; i++)
+        assert_int_equal(r[i].result, i % 2 == 1 ? -ECANCELED : 0);
+    io_queue_close(q);
+    io_file_close(f);
+    free(b);
+}
+
+/* When a wait returns, the next request is on its way to the disk: it ends although nobody calls
+ * the queue again. */
+static void test_the_next_request_is_sent(void **state)
+{
+    struct iotest *t = begin(state);
+    struct io_file *f = open_new(t, "f", 0);
+    struct io_queue *q = open_queue(t, 1);
+    uint8_t out[2][100], in[100] = {0};
+    struct io_req r[2];
+    for (int i = 0; i < 2; i++) {
+        iotest_fill(out[i], sizeof out[i], 1 + (uint64_t)i);
+        r[i] = (struct io_req){.file = f,
+                               .op = IO_WRITE,
+                               .buf = out[i],
+                               .length = sizeof out[i],
+                               .offset = (uint64_t)i * sizeof out[i]};
+        submit(q, &r[i]);
+    }
+    assert_ptr_equal(wait_one(q), &r[0]);
+    for (int i = 0; i < 5000 && memcmp(in, out[1], sizeof in) != 0; i++) {
+        clock_sleep_ns(i > 0 ? 1000000 : 0);
+        io_file_pread(f, in, sizeof in, sizeof in, NULL);
+    }
+    assert_memory_equal(in, out[1], sizeof in);
+    assert_ptr_equal(wait_one(q), &r[1]);
+    io_queue_close(q);
+    io_file_close(f);
+}
+
 #define ON(kind, test)                                                                     \
     {                                                                                      \
 #test " on " kind, test, iotest_setup, iotest_teardown, (void *)(uintptr_t)kind    \
@@ -643,6 +700,8 @@ int main(void)
         ON("sim", test_failure_in_one_piece),
         ALL(test_cancel),
         ON("sim", test_stuck),
+        ON("sim", test_cancel_reaches_every_stuck_request),
+        ON("uring", test_the_next_request_is_sent),
         ALL(test_throttle_sync),
         cmocka_unit_test(test_throttle_overflow),
         cmocka_unit_test(test_throttle_idle),

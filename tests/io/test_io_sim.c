@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "io/io.h"
 #include "io/io_sim.h"
+#include "io/io_sim_node.h"
 #include "iotest.h"
 
 #define SECTOR IO_ALIGN
@@ -156,6 +157,37 @@ static void test_length_needs_sync_too(void **state)
         io_close(io);
     }
     assert_true(n_short > 10 && n_long > 10 && n_between > 0);
+}
+
+/* A hole and then a cut were not synced. A crash drops both, keeps the older one, or keeps any of
+ * them, as its mode says. */
+static void test_cuts_and_holes_need_sync_too(void **state)
+{
+    (void)state;
+    /* [was the hole made][was the file cut] */
+    static const bool may_be[][2][2] = {[SIM_CRASH_DROP] = {{true, false}, {false, false}},
+                                        [SIM_CRASH_PREFIX] = {{true, false}, {true, true}},
+                                        [SIM_CRASH_MIX] = {{true, true}, {true, true}},
+                                        [SIM_CRASH_GARBAGE] = {{true, true}, {true, true}}};
+    uint8_t b[2 * SECTOR];
+    struct rng rng = {.s = 1};
+    iotest_fill(b, sizeof b, 1);
+    struct sim_node *n = sim_node_create(false);
+    sim_node_change(n, SIM_WRITE, b, 0, sizeof b);
+    sim_node_sync(n);
+    sim_node_change(n, SIM_PUNCH, NULL, 0, SECTOR);
+    sim_node_change(n, SIM_TRUNCATE, NULL, SECTOR, 0);
+    for (int mode = SIM_CRASH_DROP; mode <= SIM_CRASH_GARBAGE; mode++) {
+        bool was[2][2] = {{false}};
+        for (int i = 0; i < 64; i++) {
+            struct sim_node *after = sim_node_after_crash(n, (enum sim_crash_mode)mode,
+                                                          &rng);
+            was[after->current.allocated[0] == 0][after->current.size == SECTOR] = true;
+            sim_node_unref(after);
+        }
+        assert_memory_equal(was, may_be[mode], sizeof was);
+    }
+    sim_node_unref(n);
 }
 
 static void test_names_need_their_own_sync(void **state)
@@ -928,6 +960,7 @@ int main(void)
         cmocka_unit_test(test_synced_data_survive),
         cmocka_unit_test(test_unsynced_sectors_take_every_fate),
         cmocka_unit_test(test_length_needs_sync_too),
+        cmocka_unit_test(test_cuts_and_holes_need_sync_too),
         cmocka_unit_test(test_names_need_their_own_sync),
         cmocka_unit_test(test_a_lost_folder_takes_its_files),
         cmocka_unit_test(test_crash_at),
