@@ -256,6 +256,25 @@ static void attentionstore_exempts_the_window_and_evicts_its_tail_first(void **s
     assert_int_equal(evict(), 1);
 }
 
+/* After its request, an item has the place among the others that its last use gives it. The turns
+ * would order the items the other way round. */
+static void an_item_that_was_needed_goes_back_to_its_place(void **state)
+{
+    (void)state;
+    static const enum placement_kind kinds[] = {PLACEMENT_ATTENTIONSTORE, PLACEMENT_OURS};
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        begin_as(kinds[k]);
+        for (int i = 0; i < 4; i++) {
+            add(i, (uint64_t)(1 + i));
+            expect_use(i, (uint64_t)(100 + i));
+        }
+        for (int i = 0; i < 4; i++)
+            expect_no_more(i, (uint64_t)(100 + i));
+        for (int i = 0; i < 4; i++)
+            assert_int_equal(evict(), i);
+    }
+}
+
 static void lru_does_not_look_ahead(void **state)
 {
     (void)state;
@@ -427,6 +446,29 @@ static void teach(uint8_t busy, uint8_t idle)
     }
 }
 
+static const struct placement_sample *sample_of(uint64_t id)
+{
+    for (int i = 0; i < PLACEMENT_SAMPLES; i++)
+        if (learn.sample[i].id == id)
+            return &learn.sample[i];
+    return NULL;
+}
+
+/* An eviction tells the learner which item has left, and the size of the tier. */
+static void ours_learns_what_was_evicted(void **state)
+{
+    (void)state;
+    begin_as(PLACEMENT_OURS);
+    add(0, 1);
+    add(1, 2);
+    assert_int_equal(learn.n_items, 0);
+    assert_true(sample_of(item[0].id)->is_there);
+    assert_int_equal(evict(), 0);
+    assert_int_equal(learn.n_items, N);
+    assert_false(sample_of(item[0].id)->is_there);
+    assert_true(sample_of(item[1].id)->is_there);
+}
+
 static void ours_holds_longer_what_is_used_again(void **state)
 {
     (void)state;
@@ -578,6 +620,7 @@ int main(void)
         cmocka_unit_test(fifo_evicts_by_first_use),
         cmocka_unit_test(lfu_evicts_the_least_used_and_ages),
         cmocka_unit_test(attentionstore_exempts_the_window_and_evicts_its_tail_first),
+        cmocka_unit_test(an_item_that_was_needed_goes_back_to_its_place),
         cmocka_unit_test(lru_does_not_look_ahead),
         cmocka_unit_test(an_item_that_several_requests_need_waits_for_the_first),
         cmocka_unit_test(ours_counts_every_waiting_request),
@@ -585,6 +628,7 @@ int main(void)
         cmocka_unit_test(dropped_items_go_first_and_kept_ones_last),
         cmocka_unit_test(belady_evicts_the_farthest_next_use),
         cmocka_unit_test(a_newcomer_is_admitted_where_it_is_needed_sooner),
+        cmocka_unit_test(ours_learns_what_was_evicted),
         cmocka_unit_test(ours_holds_longer_what_is_used_again),
         cmocka_unit_test(ours_holds_longer_what_saves_more),
         cmocka_unit_test(ours_is_lru_before_it_has_learned),

@@ -29,7 +29,8 @@ struct instance {
 struct shape {
     int min_layers, max_layers;
     bool uniform, holes, overlap, budget;
-    int fused; /* whether prefill is fused: 0 no, 1 at random, 2 always */
+    int fused;    /* whether prefill is fused: 0 no, 1 at random, 2 always */
+    bool slow_kv; /* placing K and V may take longer than projecting a hidden state */
 };
 
 /* Draws a time within three decades, as on real machines; sometimes zero. */
@@ -40,7 +41,7 @@ static double random_time(struct rng *r)
     return exp(log(1e-3) + rng_unit(r) * log(1e3));
 }
 
-static struct plan_layer random_layer(struct rng *r, bool holes)
+static struct plan_layer random_layer(struct rng *r, const struct shape *s)
 {
     struct plan_layer l = {.has_h = true, .has_kv = true, .can_recompute = true};
     l.io_h_s = random_time(r);
@@ -51,7 +52,9 @@ static struct plan_layer random_layer(struct rng *r, bool holes)
     l.comp_tok_last_s = l.comp_h_s;
     l.h_bytes = 2;
     l.kv_bytes = rng_below(r, 2) ? 4 : 1;
-    if (holes) {
+    if (s->slow_kv)
+        l.comp_kv_s = 4 * l.comp_h_s * rng_unit(r);
+    if (s->holes) {
         l.has_h = rng_below(r, 4) != 0;
         l.has_kv = rng_below(r, 4) != 0;
     }
@@ -64,9 +67,9 @@ static void random_instance(struct rng *r, const struct shape *s, struct instanc
     int n = s->min_layers +
             (int)rng_below(r, (uint64_t)(s->max_layers - s->min_layers + 1));
     x->req = (struct plan_request){.n_layers = n, .layer = x->layer};
-    x->layer[0] = random_layer(r, s->holes);
+    x->layer[0] = random_layer(r, s);
     for (int i = 1; i < n; i++)
-        x->layer[i] = s->uniform ? x->layer[0] : random_layer(r, s->holes);
+        x->layer[i] = s->uniform ? x->layer[0] : random_layer(r, s);
     x->layer[0].h_free = rng_below(r, 4) != 0;
     bool recompute = rng_below(r, 8) != 0;
     for (int i = 0; i < n; i++)
@@ -221,6 +224,15 @@ static void test_budget(void **state)
     s.uniform = true;
     s.holes = false;
     compare(&s, 1000, 7, true, 0, 0);
+}
+
+static void test_slow_kv(void **state)
+{
+    (void)state;
+    struct shape s = {.min_layers = 1, .max_layers = 5, .slow_kv = true, .fused = 1};
+    compare(&s, 300, 13, true, 0, 0);
+    s.uniform = true;
+    compare(&s, 1000, 14, true, 0, 0);
 }
 
 /* Compares with all assignments in the planner's own order of reads, for more layers. */
@@ -446,6 +458,7 @@ int main(void)
         cmocka_unit_test(test_different_layers),
         cmocka_unit_test(test_different_layers_fused),
         cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_slow_kv),
         cmocka_unit_test(test_assignments_of_ten_layers),
         cmocka_unit_test(test_overlap),
         cmocka_unit_test(test_never_worse_uniform),
