@@ -64,7 +64,7 @@ struct seq_shared {
 
 /* The announcement of a waiting sequence to the store and the KV pool (upcoming.h). */
 struct seq_upcoming {
-    uint64_t turn; /* announced position in the order of admission: upcoming.c, turn_of */
+    uint64_t turn; /* announced position in the order of admission (sched_turn) */
     int cut;       /* cut of the view that was announced */
     /* The view needs n_wanted chunks; the first n_chunks were announced to the store. */
     int n_chunks, n_wanted;

@@ -3,13 +3,13 @@
 
 #include "engine/stairs.h"
 #include "policy/dram_tier.h"
+#include "policy/sched.h"
 
-/* Returns the turn of a sequence: its arrival, in ns, moved by age_ns for each step of priority.
- * The scheduler admits in this order. */
+/* Returns the turn of a sequence. The scheduler admits in this order. */
 static uint64_t turn_of(const struct seq *s, int64_t age_ns)
 {
-    int64_t turn = s->t_arrival + s->req.priority * age_ns;
-    return turn > 0 ? (uint64_t)turn : 0;
+    const struct sched_req r = {.arrival_ns = s->t_arrival, .priority = s->req.priority};
+    return sched_turn(&r, age_ns);
 }
 
 /* Returns the view that s was, or will be, announced with. Only its tokens are needed: the

@@ -21,6 +21,12 @@ int64_t sched_rank(const struct sched_req *r, int64_t age_ns)
     return r->arrival_ns + r->priority * age_ns;
 }
 
+uint64_t sched_turn(const struct sched_req *r, int64_t age_ns)
+{
+    int64_t rank = sched_rank(r, age_ns);
+    return rank > 0 ? (uint64_t)rank : 0;
+}
+
 static bool is_before(const struct sched_limits *l, const struct sched_req *req, int a,
                       int b)
 {

@@ -100,5 +100,8 @@ double sched_wait_s(int n_waiting, int n_running, double held_s);
 
 /* Returns the rank: lower is earlier. */
 int64_t sched_rank(const struct sched_req *r, int64_t age_ns);
+/* Returns the rank as a turn of policy/placement_window.h: 0 for a rank before the beginning of
+ * time. */
+uint64_t sched_turn(const struct sched_req *r, int64_t age_ns);
 
 #endif

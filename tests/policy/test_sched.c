@@ -560,6 +560,18 @@ static void the_next_ones_wait_for_a_place_alone(void **state)
     assert_int_equal(next[0], 3);
 }
 
+/* The window of upcoming requests has the scheduler's order, and turns that are not negative. */
+static void a_turn_is_the_rank_from_the_beginning_of_time(void **state)
+{
+    (void)state;
+    struct sched_req r = {.arrival_ns = 5000, .priority = 3};
+    assert_int_equal(sched_turn(&r, 100), 5300);
+    r.priority = -3;
+    assert_int_equal(sched_turn(&r, 100), 4700);
+    assert_int_equal(sched_turn(&r, 1666), 2);
+    assert_int_equal(sched_turn(&r, 1667), 0);
+}
+
 static void nobody_starves(void **state)
 {
     (void)state;
@@ -580,6 +592,7 @@ int main(void)
         cmocka_unit_test(a_worse_priority_gives_its_place_up),
         cmocka_unit_test(equal_prompts_follow_one),
         cmocka_unit_test(the_next_ones_wait_for_a_place_alone),
+        cmocka_unit_test(a_turn_is_the_rank_from_the_beginning_of_time),
         cmocka_unit_test(nobody_starves),
         cmocka_unit_test(all_end_and_nothing_leaks),
     };
