@@ -6,6 +6,7 @@
 
 #include "policy/dram_tier.h"
 #include "policy/save_kinds.h"
+#include "policy/staircase.h"
 #include "engine/stairs.h"
 #include "state/profile.h"
 
@@ -62,7 +63,7 @@ bool restore_plan_is_forced(const struct seq *s)
 static int find_copies(struct restore_phase *g, const struct store_hit *hits, int n_hits,
                        bool is_ahead)
 {
-    bool any = is_ahead;
+    bool any = false;
     if (is_ahead)
         memset(g->in_dram, true, (size_t)n_hits * sizeof *g->in_dram);
     else
@@ -73,8 +74,8 @@ static int find_copies(struct restore_phase *g, const struct store_hit *hits, in
 }
 
 /* Makes one range of all chunks, because the moved tokens of a truncated context come back
- * together or not at all. If the chunks of a layer have no kind in common, each is restored from
- * its own kind. */
+ * together or not at all. There is at least one chunk. If the chunks of a layer have no kind in
+ * common, each is restored from its own kind. */
 static int make_one_range(struct restore_phase *g, const struct store_hit *hits, int n_hits)
 {
     int tier = find_copies(g, hits, n_hits, false);
@@ -94,7 +95,7 @@ static int make_one_range(struct restore_phase *g, const struct store_hit *hits,
     g->ranges[0] = (struct plan_range){.mask = g->masks, .tier = tier};
     for (int c = 0; c < n_hits; c++)
         g->ranges[0].n_tokens += hits[c].n_tokens;
-    return n_hits > 0;
+    return 1;
 }
 
 /* Merges neighbouring chunks with equal records in the same tier into ranges. Returns their number.
@@ -197,9 +198,9 @@ double restore_plan_price_s(const struct restore_phase *g, const struct seq *s,
 /* The times of the plan and of the replay both include the prefill of the new tokens. */
 bool restore_plan_is_slower(const struct restore_phase *g, const struct seq *s)
 {
-    double price_s = stairs_need_replay(s) ? restore_plan_price_s(g, s, s->view.n_tokens)
-                                           : 0;
-    return price_s > 0 && price_s < s->out.plan.predicted_s;
+    return stairs_need_replay(s) &&
+           staircase_pays(restore_plan_price_s(g, s, s->view.n_tokens),
+                          s->out.plan.predicted_s);
 }
 
 struct restore_job restore_plan_job(const struct restore_phase *g, const struct seq *s,

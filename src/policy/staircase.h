@@ -16,6 +16,8 @@
 #ifndef POLICY_STAIRCASE_H
 #define POLICY_STAIRCASE_H
 
+#include <stdbool.h>
+
 #include "policy/platform.h"
 #include "policy/truncation.h"
 
@@ -36,6 +38,9 @@ int64_t staircase_moves(const struct staircase *c);
 /* Returns the time of a replay of all layers on a platform. */
 double staircase_price_s(const struct platform *p, const struct truncation *t, int64_t from,
                          int64_t n);
+/* Returns whether a replay is predicted to be faster than a planned restore. replay_s 0: the
+ * context must not be replayed. */
+bool staircase_pays(double replay_s, double restore_s);
 
 /* Returns the number of tokens that are computed for each token in view if the view of tokens
  * [0, n) is lost: n over the number of tokens that its last stair sees; 1 without a truncation. */

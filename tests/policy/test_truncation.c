@@ -212,6 +212,16 @@ static void a_replay_has_the_price_of_its_stairs(void **state)
     assert_true(is_near(staircase_share(&t, 2561), 2561.0 / 513));
 }
 
+/* A replay is chosen if it is faster than the restore, and never without a price. */
+static void a_replay_pays_if_it_is_faster(void **state)
+{
+    (void)state;
+    assert_true(staircase_pays(1, 1.01));
+    assert_false(staircase_pays(1, 1));
+    assert_false(staircase_pays(1.01, 1));
+    assert_false(staircase_pays(0, 1));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -221,6 +231,7 @@ int main(void)
         cmocka_unit_test(no_truncation_cuts_nothing),
         cmocka_unit_test(a_replay_computes_each_token_once),
         cmocka_unit_test(a_replay_has_the_price_of_its_stairs),
+        cmocka_unit_test(a_replay_pays_if_it_is_faster),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
