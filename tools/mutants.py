@@ -8,8 +8,8 @@ Mutants are drawn from .c files and headers. The emulated GPU judges GPU sources
 test runs, has no mutants, and AMX sources have none on a processor without AMX.  A mutant changes one operator, constant, condition, field or statement of one
 line.  It *dies* when a test fails, crashes or takes ten times as long as without it.  A mutant that does
 not compile is drawn again, and so is one that no test can judge.  A survivor is a missing test, or
-equivalent: the line decides nothing differently.  Mutants in tools/mutants_equivalent.txt are known to be
-equivalent and are drawn again.
+equivalent: the line decides nothing differently.  A survivor of which the compiler makes the same code is
+equivalent and is drawn again.  So are the mutants in tools/mutants_equivalent.txt, which people have judged.
 
 The tool keeps a copy of the tree in build/mutants and builds it there once.  A mutant's object is compiled
 beside that build and linked with each test, so --jobs mutants are judged side by side.  A test ends at its
@@ -283,7 +283,7 @@ class Mutant:
         argv = [a for a in self.lab.compiles[o] if a not in ("-g", "-MMD", "-MP")]
         argv = [f"{self.here}/{a}" if a == self.path else to if a == o else a for a in argv]
         i = argv.index("-Isrc")
-        return run([*argv[:i], f"-I{self.here}/src", *argv[i:]], self.lab.dir)
+        return run([*argv[:i], f"-I{self.here}/src", f"-ffile-prefix-map={self.here}/=", *argv[i:]], self.lab.dir)
 
     def link(self, program):
         """Links a program. The changed objects come before the archives that hold the unchanged
@@ -305,6 +305,16 @@ class Mutant:
         if not os.path.exists(os.path.join(self.dir, program[14:])) and not self.link(program):
             sys.exit(f"{test} cannot be linked with a changed {self.path}")
         return not self.lab.passes(test, self.here, 20 + 10 * self.lab.seconds[test])
+
+    def is_same_code(self):
+        """Returns whether the compiler makes the same objects of the unchanged source."""
+        unchanged = Mutant(self.lab, self.path, text_of(os.path.join(self.lab.dir, self.path)))
+        try:
+            return all(unchanged.compile(o) and
+                       filecmp.cmp(*(os.path.join(self.lab.dir, x.made[o]) for x in (self, unchanged)), shallow=False)
+                       for o in self.made)
+        finally:
+            unchanged.close()
 
     def close(self):
         shutil.rmtree(self.dir, ignore_errors=True)
@@ -363,7 +373,7 @@ class Session:
         self.tally = collections.defaultdict(lambda: [0, 0])
 
     def verdict(self, mutant):
-        """Returns the test that kills a mutant, or SURVIVES, "no build" or "no judge"."""
+        """Returns the test that kills a mutant, or SURVIVES, "same code", "no build" or "no judge"."""
         known = self.results.get(key_of(mutant))
         if known is not None and not (self.o.again and known == "SURVIVES"):
             return known
@@ -378,7 +388,8 @@ class Session:
             said = "no build"
         else:
             try:
-                said = next((t for t in near if m.fails(t)), None) or self.wide(m, path, near) or "SURVIVES"
+                said = next((t for t in near if m.fails(t)), None)
+                said = said or ("same code" if m.is_same_code() else self.wide(m, path, near) or "SURVIVES")
             finally:
                 m.close()
         with open(RESULTS, "a", encoding="utf-8") as f:
@@ -419,7 +430,7 @@ class Session:
         path, i, old, new = mutant
         if said == "no judge":
             print(f"# no test judges {path}", flush=True)
-        if said in ("no build", "no judge"):
+        if said in ("same code", "no build", "no judge"):
             return False
         self.tally[name][0] += 1
         self.tally[name][1] += said == "SURVIVES"
