@@ -111,13 +111,10 @@ static size_t text_end(const struct lexer *l, size_t begin, size_t tag, char sig
 {
     size_t end = begin;
     if (sign == '-') {
-        /* `end` becomes the end of the last character that is not whitespace. */
-        for (size_t at = begin; at < tag;) {
-            size_t k = space_at(l, at);
-            uint32_t cp = 0;
-            at += k != 0 ? k : utf8_decode(l->s + at, l->n - at, &cp);
-            end = k != 0 ? end : at;
-        }
+        /* `end` becomes the end of the last character that is not whitespace. No whitespace begins
+         * inside of a character. */
+        for (size_t at; (at = skip_space(l, end)) < tag;)
+            end = at + 1;
         return end;
     }
     if (sign == '+' || !block)

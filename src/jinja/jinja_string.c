@@ -132,7 +132,7 @@ struct jstr jstr_replace(struct jinja *j, struct jstr s, struct jstr from, struc
                          int64_t count)
 {
     struct jbuf b = {0};
-    size_t done = 0, at = 0;
+    size_t at, done = 0;
     if (from.n == 0)
         return replace_between(j, s, to, count);
     while (count != 0 && jstr_find(j, s, from, done, &at)) {

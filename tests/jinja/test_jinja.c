@@ -258,6 +258,33 @@ static void test_corners(void **state)
                 "['', 'a'] ['\\n']");
 }
 
+/* As in Python, a count bounds the replacements, and the empty text lies between all characters. */
+static void test_replacing(void **state)
+{
+    (void)state;
+    expect_text("{{ 'abab'.replace('a', 'xy') }} {{ 'abab'.replace('b', '') }} "
+                "{{ 'abab'.replace('c', 'x') }} {{ 'aaa'.replace('aa', 'b') }}",
+                "xybxyb aa abab ba");
+    expect_text("{{ 'abab'.replace('a', 'x', 1) }} {{ 'abab'.replace('a', 'x', 0) }} "
+                "{{ 'abab'.replace('a', 'x', -1) }}",
+                "xbab abab xbxb");
+    expect_text("{{ 'a\xc3\xa9'.replace('', '-') }} {{ 'abc'.replace('', '-', 0) }} "
+                "{{ 'abc'.replace('', '-', 1) }} {{ 'abc'.replace('', '-', 2) }} "
+                "{{ 'abc'.replace('', '-', 4) }} {{ 'abc'.replace('', '-', 9) }}",
+                "-a-\xc3\xa9- abc -abc -a-bc -a-b-c- -a-b-c-");
+}
+
+/* A tag with a sign takes the whitespace beside it, also blanks of several bytes, and no part of a
+ * character. */
+static void test_trimming(void **state)
+{
+    (void)state;
+    expect_text("a \t\n{%- if true %} b  {%- endif -%} \n c", "a bc");
+    expect_text("x y\xc2\xa0\xe3\x80\x80{{- 1 -}}\xe2\x80\x83\xc3\xa9", "x y1\xc3\xa9");
+    expect_text("\xc3\xa9\xe6\x97\xa5 {{- 1 }} {{- 2 }}", "\xc3\xa9\xe6\x97\xa5\x31\x32");
+    expect_text("  {{- 1 }}", "1");
+}
+
 /* Returns `before`, n times `unit`, and `after` as one string, which the caller frees. */
 static char *repeated(const char *before, const char *unit, size_t n, const char *after)
 {
@@ -503,10 +530,11 @@ static void test_damage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_messages), cmocka_unit_test(test_corners),
-        cmocka_unit_test(test_limits),   cmocka_unit_test(test_long_is_not_deep),
-        cmocka_unit_test(test_letters),  cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_units),    cmocka_unit_test(test_chats),
+        cmocka_unit_test(test_messages),  cmocka_unit_test(test_corners),
+        cmocka_unit_test(test_replacing), cmocka_unit_test(test_trimming),
+        cmocka_unit_test(test_limits),    cmocka_unit_test(test_long_is_not_deep),
+        cmocka_unit_test(test_letters),   cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_units),     cmocka_unit_test(test_chats),
     };
     return cmocka_run_group_tests(tests, load_golden, free_golden);
 }
