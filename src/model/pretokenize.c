@@ -56,6 +56,13 @@ static int add_split(struct pretokenizer *p, const char *pattern, size_t n, bool
     return 0;
 }
 
+/* Adds a cut at one of the expressions above. */
+static int add_known_split(struct pretokenizer *p, const char *pattern,
+                           enum split_behavior behavior, struct err *err)
+{
+    return add_split(p, pattern, strlen(pattern), false, behavior, false, err);
+}
+
 static int add_byte_level(struct pretokenizer *p, const struct pretokenizer_step *in,
                           bool last, struct err *err)
 {
@@ -66,8 +73,7 @@ static int add_byte_level(struct pretokenizer *p, const struct pretokenizer_step
         p->steps[p->n_steps++].kind = STEP_PREFIX_SPACE;
     int rc = 0;
     if (in->use_regex)
-        rc = add_split(p, gpt2_pattern, strlen(gpt2_pattern), false, SPLIT_ISOLATED, false,
-                       err);
+        rc = add_known_split(p, gpt2_pattern, SPLIT_ISOLATED, err);
     if (rc == 0 && !last) {
         p->steps[p->n_steps++].kind = STEP_BYTE_TEXT;
         p->byte_text = true;
@@ -91,11 +97,10 @@ static int add_step(struct pretokenizer *p, const struct pretokenizer_step *in, 
                                      SPLIT_MERGED_WITH_NEXT, false, err)
                          : 0;
     case PRETOKENIZER_DIGITS:
-        return add_split(p, digit_pattern, strlen(digit_pattern), false,
-                         in->individual ? SPLIT_ISOLATED : SPLIT_CONTIGUOUS, false, err);
+        return add_known_split(p, digit_pattern,
+                               in->individual ? SPLIT_ISOLATED : SPLIT_CONTIGUOUS, err);
     case PRETOKENIZER_PUNCTUATION:
-        return add_split(p, punctuation_pattern, strlen(punctuation_pattern), false,
-                         in->behavior, false, err);
+        return add_known_split(p, punctuation_pattern, in->behavior, err);
     }
     return 0;
 }

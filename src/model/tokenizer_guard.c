@@ -133,17 +133,17 @@ static bool find_holder(const char *s, size_t n, char holder[HOLDER_BYTES])
  * list. */
 static bool take_holders(char *s, size_t *n, const char *holder, struct guards *moved)
 {
+    const char *at = s, *end = s + *n, *next;
     size_t to = 0;
-    for (size_t i = 0; i < *n;) {
-        if (*n - i >= HOLDER_BYTES && memcmp(s + i, holder, HOLDER_BYTES) == 0) {
-            if (!guards_push(moved, to))
-                return false;
-            i += HOLDER_BYTES;
-        } else {
-            s[to++] = s[i++];
-        }
+    while ((next = memmem(at, (size_t)(end - at), holder, HOLDER_BYTES)) != NULL) {
+        memmove(s + to, at, (size_t)(next - at));
+        to += (size_t)(next - at);
+        if (!guards_push(moved, to))
+            return false;
+        at = next + HOLDER_BYTES;
     }
-    *n = to;
+    memmove(s + to, at, (size_t)(end - at));
+    *n = to + (size_t)(end - at);
     return true;
 }
 
