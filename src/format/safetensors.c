@@ -163,9 +163,9 @@ static int check_cover(const struct safetensors *s, uint64_t file_bytes, struct 
     int rc = 0;
     uint64_t at = s->data_begin;
     for (size_t i = 0; i < s->n_tensors && rc == 0; i++) {
-        if (order[i]->begin < at)
+        if (order[i]->begin < at) /* not the first one: no tensor begins before the data */
             rc = err_set(err, ERR_FORMAT, "tensors '%s' and '%s' overlap",
-                         i > 0 ? order[i - 1]->name : "", order[i]->name);
+                         order[i - 1]->name, order[i]->name);
         else if (order[i]->begin > at)
             rc = err_set(err, ERR_FORMAT,
                          "%" PRIu64 " bytes before tensor '%s' belong to no tensor",

@@ -69,9 +69,9 @@ static const struct {
      6, ERR_FORMAT, "tensors 'a' and 'b' overlap"},
     {"{\"a\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [0, 2]},"
      " \"b\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [4, 6]}}",
-     6, ERR_FORMAT, "2 bytes before tensor 'b' belong to no tensor"},
+     6, ERR_FORMAT, ": 2 bytes before tensor 'b' belong to no tensor"},
     {"{\"a\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [0, 2]}}", 3,
-     ERR_FORMAT, "1 bytes after the last tensor belong to none"},
+     ERR_FORMAT, ": 1 bytes after the last tensor belong to none"},
     {"{\"a\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [0, 2]},"
      " \"a\": {\"dtype\": \"U8\", \"shape\": [2], \"data_offsets\": [0, 2]}}",
      2, ERR_FORMAT, "duplicate object key"},
