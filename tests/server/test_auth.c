@@ -79,6 +79,29 @@ static void no_keys_let_all_in(void **state)
     auth_destroy(auth);
 }
 
+/* A tenant is found by the text of its salt. A server without keys has one tenant, which has no
+ * salt. */
+static void a_salt_finds_its_key(void **state)
+{
+    (void)state;
+    const char *keys[] = {"alpha", "beta"};
+    struct auth *auth;
+    char salt[65];
+    auth_create(keys, 2, 0, &auth);
+    for (int i = 0; i < 2; i++) {
+        auth_salt(keys[i], salt);
+        assert_int_equal(auth_find(auth, salt), i);
+    }
+    assert_int_equal(auth_find(auth, ""), -1);
+    auth_salt("gamma", salt);
+    assert_int_equal(auth_find(auth, salt), -1);
+    auth_destroy(auth);
+    auth_create(NULL, 0, 0, &auth);
+    assert_int_equal(auth_find(auth, ""), 0);
+    assert_int_equal(auth_find(auth, salt), -1);
+    auth_destroy(auth);
+}
+
 /* The salt is the HMAC of RFC 2104 with SHA-256. Python's hmac module computed the expected
  * value. */
 static void the_salt_is_an_hmac(void **state)
@@ -110,8 +133,11 @@ static void events_are_framed(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keys_open),          cmocka_unit_test(who_sees_all),
-        cmocka_unit_test(no_keys_let_all_in), cmocka_unit_test(the_salt_is_an_hmac),
+        cmocka_unit_test(keys_open),
+        cmocka_unit_test(who_sees_all),
+        cmocka_unit_test(no_keys_let_all_in),
+        cmocka_unit_test(the_salt_is_an_hmac),
+        cmocka_unit_test(a_salt_finds_its_key),
         cmocka_unit_test(events_are_framed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

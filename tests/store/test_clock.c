@@ -200,6 +200,35 @@ static void idle_chunks_go(void **state)
     passed_s = 0;
 }
 
+/* While a guarantee lasts, a cap below its bytes is refused. When it has ended, also while no store
+ * was open, its chunks make room for that cap. */
+static void an_ended_guarantee_holds_nothing(void **state)
+{
+    (void)state;
+    enum { N = 4, HOUR_S = 3600 };
+    struct st_place p;
+    struct err err = {0};
+    struct sha256 keys[N];
+    struct st_ctx c = context(0);
+    assert_true(st_place_open(&p, "sim", 1));
+    p.opts.cap_bytes = 4 * st_context_bytes(N);
+    struct store *s = st_open(&p);
+    st_must_save(s, &c, N);
+    st_keys(&c, N, keys);
+    assert_int_equal(store_guarantee(s, keys, N, clock_wall_s() + HOUR_S, NULL, &err), 0);
+    store_close(s);
+    p.opts.cap_bytes = st_context_bytes(N) - 1;
+    assert_int_equal(store_open(&p.opts, &s, &err), ERR_LIMIT);
+    passed_s = HOUR_S;
+    s = st_open(&p);
+    assert_int_equal(st_n_found(s, &c, N), N - 1);
+    assert_int_equal(st_stats(s).n_guarantees, 0);
+    assert_true(store_audit(s));
+    store_close(s);
+    st_place_close(&p);
+    passed_s = 0;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -207,6 +236,7 @@ int main(void)
         cmocka_unit_test(eviction_follows_use),
         cmocka_unit_test(idle_chunks_go),
         cmocka_unit_test(pins_and_dates_stay),
+        cmocka_unit_test(an_ended_guarantee_holds_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
