@@ -1,5 +1,4 @@
 /* said.c - see said.h. */
-#define _GNU_SOURCE
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
