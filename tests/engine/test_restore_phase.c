@@ -1,7 +1,6 @@
 /* test_restore_phase.c - restores beside decodes, beside each other, and ended midway. No sequence
  * waits for a disk, and every sequence gives the bits that it gives alone. */
 #include <errno.h>
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +14,6 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "engine/engine_impl.h"
-#include "policy/staircase.h"
 #include "state/restore_impl.h"
 #include "tests/engine/enginetest.h"
 
@@ -601,117 +599,6 @@ static void a_step_fuses_as_many_layers_as_it_may(void **state)
     place_close(&p);
 }
 
-/* A batch teaches if it has at least 64 rows and all of them belong to prompts. Its predicted time
- * is that of all layers, and of the ends of a pass. */
-static void long_batches_of_prompts_are_predicted(void **state)
-{
-    (void)state;
-    struct place p;
-    place_open(&p, 22, NULL);
-    et_platform(&p.k.platform, 1e-5, 2e-6, 1e-7, 1e9);
-    p.k.platform.embed_s = 1e-6;
-    p.k.platform.head_s = 1e-3;
-    struct restore_phase *g = &p.k.engine->restores;
-    struct seq x = {.phase = PHASE_PREFILL, .n_done = 100, .n_rows = 40};
-    struct seq y = {.phase = PHASE_PREFILL, .n_done = 0, .n_rows = 24};
-    struct seq *seqs[] = {&x, &y};
-    struct step_batch b = {.seqs = seqs, .n_seqs = 2, .n_rows = 64};
-    double layer_s = platform_prefill_s(&p.k.platform, 100, 40) +
-                     platform_prefill_s(&p.k.platform, 0, 24);
-    double want_s = layer_s * p.k.model->cfg.n_layers + platform_ends_s(&p.k.platform, 64);
-    assert_true(restore_phase_believes(g, &b) == want_s && want_s > 1e-3);
-    b.n_rows = 63;
-    assert_true(restore_phase_believes(g, &b) == 0);
-    b.n_rows = 64;
-    y.phase = PHASE_DECODE;
-    assert_true(restore_phase_believes(g, &b) == 0);
-    place_close(&p);
-}
-
-/* Begins and abandons the look-up of a new request. Returns the request's restore_want. */
-static struct restore_want want_of(struct place *p, struct seq *s)
-{
-    restore_phase_find(&p->k.engine->restores, s);
-    struct restore_want w = s->restore->want;
-    assert_memory_equal(s->restore->keys, w.root, sizeof *w.root);
-    assert_memory_equal(s->restore->keys + 1, s->view.keys,
-                        (size_t)(w.n_tokens / 64) * sizeof *w.root);
-    assert_memory_equal(s->restore->tokens, s->view.tokens,
-                        (size_t)w.n_tokens * sizeof *s->view.tokens);
-    restore_phase_abandon(&p->k.engine->restores, s);
-    return w;
-}
-
-/* A look-up leaves out the last token, because that is computed in any case. It states two costs
- * for the tokens that the sequence does not have: of computing them, and of restoring them. */
-static void a_look_up_tells_what_the_tokens_cost(void **state)
-{
-    (void)state;
-    static const struct truncation small = {.context = 256, .step = 64, .keep = 64};
-    struct place p;
-    place_open(&p, 23, NULL);
-    et_platform(&p.k.platform, 1e-5, 2e-6, 1e-7, 1e9);
-    const struct platform *f = &p.k.platform;
-    int n_layers = p.k.model->cfg.n_layers;
-    struct et_ask a = ask(p.prompt[0], N_PROMPT, 4, "kv", NULL);
-    a.salt = "alice";
-    struct seq *s = add(&p, a);
-    struct restore_want w = want_of(&p, s);
-    assert_int_equal(w.n_tokens, N_PROMPT - 1);
-    assert_int_equal(w.n_moved, 0);
-    assert_int_equal(w.n_have, 0);
-    assert_true(w.owner == store_owner("alice") && w.owner != store_owner(NULL));
-    assert_true(w.use.lot == (uint64_t)s->t_arrival && w.use.share == 1);
-    assert_false(w.measure_io);
-    assert_true(w.recompute_s == n_layers * platform_prefill_s(f, 0, N_PROMPT));
-    assert_true(w.recompute_half_s == n_layers * platform_prefill_s(f, 0, N_PROMPT / 2));
-    assert_true(w.stair_s == w.recompute_s);
-    double h_s = fmax(platform_io_s(f, 0, N_PROMPT, RECORD_HIDDEN),
-                      platform_h_s(f, N_PROMPT));
-    double kv_s = fmax(platform_io_s(f, 0, N_PROMPT, RECORD_KV),
-                       platform_kv_s(f, N_PROMPT));
-    assert_true(w.restore_s == n_layers * fmin(h_s, kv_s) && h_s != kv_s);
-    s->n_done = 128; /* as if the device had two blocks */
-    w = want_of(&p, s);
-    s->n_done = 0;
-    int n = N_PROMPT - 128;
-    assert_int_equal(w.n_have, 128);
-    assert_true(w.recompute_s == n_layers * platform_prefill_s(f, 128, n));
-    assert_true(w.recompute_half_s == n_layers * platform_prefill_s(f, 128, n / 2));
-    h_s = fmax(platform_io_s(f, 0, n, RECORD_HIDDEN), platform_h_s(f, n));
-    kv_s = fmax(platform_io_s(f, 0, n, RECORD_KV), platform_kv_s(f, n));
-    assert_true(w.restore_s == n_layers * fmin(h_s, kv_s));
-    engine_remove(p.k.engine, s);
-
-    /* Without a measured disk the time of a restore is unknown, and the look-up measures. */
-    int n_tiers = p.k.platform.n_tiers;
-    p.k.platform.n_tiers = 0;
-    s = add(&p, ask(p.prompt[0], N_PROMPT, 4, "kv", "kv"));
-    w = want_of(&p, s);
-    assert_true(w.measure_io && w.restore_s == 0);
-    assert_true(w.recompute_s == 0 && w.recompute_half_s == 0); /* a forced plan waits */
-    p.k.platform.n_tiers = n_tiers;
-    engine_remove(p.k.engine, s);
-
-    /* A truncated context: the tokens before the last stair are moved. */
-    a.truncation = small;
-    s = add(&p, a);
-    int64_t cut = truncation_cut(&small, N_PROMPT - 1);
-    view_set(&s->view, &s->chain, s->tokens, s->n_tokens, (int)cut);
-    w = want_of(&p, s);
-    int n_view = s->view.n_tokens, n_moved = view_moved(&s->view);
-    assert_int_equal(n_moved, small.context - small.step);
-    assert_int_equal(w.n_tokens, n_view - 1);
-    assert_int_equal(w.n_moved, n_moved / 64);
-    struct sha256 stair = chain_stored_parent(&s->chain, (int)(n_moved + cut) / 64);
-    assert_memory_equal(&w.stair, &stair, sizeof stair);
-    assert_true(w.stair_s == n_layers * platform_prefill_s(f, n_moved, n_view - n_moved));
-    assert_true(w.recompute_s == staircase_price_s(f, &small, 0, N_PROMPT));
-    assert_true(w.use.share == staircase_share(&small, N_PROMPT) && w.use.share > 1);
-    engine_remove(p.k.engine, s);
-    place_close(&p);
-}
-
 int main(int argc, char **argv)
 {
     et_only(argc, argv);
@@ -730,8 +617,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_wrong_price_of_splits_is_told),
         cmocka_unit_test(prompts_teach_what_compute_takes),
         cmocka_unit_test(a_step_fuses_as_many_layers_as_it_may),
-        cmocka_unit_test(long_batches_of_prompts_are_predicted),
-        cmocka_unit_test(a_look_up_tells_what_the_tokens_cost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

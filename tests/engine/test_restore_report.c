@@ -1,0 +1,321 @@
+/* test_restore_report.c - what an ended restore reports and teaches. Results are made up. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/restore_report.h"
+#include "tests/engine/enginetest.h"
+
+enum { N_LAYERS = 4, N_CHUNKS = 6 };
+
+/* A sequence whose restore ended as its plan predicted: 6 chunks in 100 ms, in which reads took
+ * 90 ms and compute took 60 ms. */
+struct lab {
+    struct platform p;
+    struct seq_shared sh;
+    struct seq s;
+};
+
+static void lab_init(struct lab *l)
+{
+    *l = (struct lab){0};
+    platform_init(&l->p);
+    l->p.n_layers = N_LAYERS;
+    l->p.h_bytes = 256;
+    l->p.kv_bytes = 512;
+    et_platform(&l->p, 1e-4, 2e-6, 1e-7, 1e7);
+    l->s.shared = &l->sh;
+    l->s.n_planned = N_CHUNKS;
+    l->s.expected = (struct correction_expected){
+        .io_s = 0.09, .gemm_s = 0.06, .restore_s = 0.1, .slowed = 1};
+    struct plan *p = &l->s.out.plan;
+    p->n_layers = N_LAYERS;
+    snprintf(p->method, sizeof p->method, "RHHK");
+    p->n_r = 1;
+    p->n_h = 2;
+    p->n_k = 1;
+    p->restore_s = 0.1;
+    p->predicted_s = 5;
+    p->io_busy_s = 0.09;
+    p->comp_busy_s = 0.06;
+    l->s.out.restore = (struct restore_result){.n_chunks = N_CHUNKS,
+                                               .n_tokens = N_CHUNKS * 64,
+                                               .total_ns = 100000000,
+                                               .io_ns = 90000000,
+                                               .compute_ns = 60000000,
+                                               .wait_ns = 40000000};
+    snprintf(l->s.out.restore.method, sizeof l->s.out.restore.method, "RHHK");
+}
+
+static void report(struct lab *l)
+{
+    restore_report(&l->p, &l->s, N_CHUNKS);
+}
+
+static int n_taught(const struct lab *l)
+{
+    return l->p.tier[0].correction.n_observed;
+}
+
+/* A restore as predicted reports nothing, and confirms the platform. */
+static void a_restore_as_predicted_is_no_surprise(void **state)
+{
+    (void)state;
+    struct lab l;
+    lab_init(&l);
+    report(&l);
+    assert_int_equal(l.s.out.surprise, SURPRISE_NONE);
+    assert_int_equal(l.s.out.stall, STALL_NONE);
+    assert_int_equal(l.sh.stats.n_stalls[STALL_NONE], 0);
+    assert_string_equal(l.s.out.miss, "");
+    assert_string_equal(l.s.out.plan.deviation, "");
+    assert_string_equal(l.s.out.plan.method, "RHHK");
+    assert_string_equal(l.s.out.plan.reason, "");
+    assert_int_equal(l.s.out.plan.n_layers, N_LAYERS);
+    assert_int_equal(l.sh.stats.n_replanned, 0);
+    assert_int_equal(n_taught(&l), 1);
+    assert_int_equal(l.p.gemm_correction.n_observed, 1);
+    assert_true(fabs(l.p.tier[0].correction.log2) < 1e-9);
+    assert_true(fabs(l.p.gemm_correction.log2) < 1e-9);
+}
+
+/* --- what teaches ----------------------------------------------------------------------------- */
+
+/* Each lane teaches its own speed. */
+static void the_lanes_teach_their_speeds(void **state)
+{
+    (void)state;
+    struct lab l;
+    lab_init(&l);
+    l.s.out.restore.io_ns *= 2;
+    l.s.out.restore.total_ns = 200000000;
+    l.s.out.restore.wait_ns = 140000000;
+    report(&l);
+    assert_true(l.p.tier[0].correction.log2 > 0.01);
+    assert_true(fabs(l.p.gemm_correction.log2) < 1e-9);
+    lab_init(&l);
+    l.s.out.restore.compute_ns = 100000000;
+    l.s.out.restore.wait_ns = 0;
+    report(&l);
+    assert_true(l.p.gemm_correction.log2 > 0.01);
+    assert_int_equal(n_taught(&l), 0); /* compute never waited for the reads */
+}
+
+/* Restores whose times are not the machine's teach nothing. */
+static void an_unusual_restore_teaches_nothing(void **state)
+{
+    (void)state;
+    struct lab l;
+    for (int i = 0; i < 5; i++) {
+        lab_init(&l);
+        struct restore_result *r = &l.s.out.restore;
+        switch (i) {
+        case 0:
+            snprintf(r->fault, sizeof r->fault, "a fault");
+            break;
+        case 1:
+            r->raced_layers = 1;
+            break;
+        case 2:
+            r->n_replanned = 1;
+            break;
+        case 3:
+            l.s.staging.is_placed = true;
+            break;
+        default: /* the sequence spent its time elsewhere */
+            r->wait_ns = 0;
+        }
+        report(&l);
+        assert_int_equal(n_taught(&l), 0);
+        assert_int_equal(l.p.gemm_correction.n_observed, 0);
+    }
+}
+
+/* While new tokens are prefilled, the restore's compute waits. */
+static void prefill_counts_as_waiting(void **state)
+{
+    (void)state;
+    struct lab l;
+    lab_init(&l);
+    l.s.out.restore.wait_ns = 0;
+    l.s.out.restore.prefill_ns = 40000000;
+    report(&l);
+    assert_int_equal(n_taught(&l), 1);
+}
+
+/* --- surprises -------------------------------------------------------------------------------- */
+
+static enum surprise surprise_at(int64_t total_ns, int64_t io_ns, int64_t compute_ns)
+{
+    struct lab l;
+    lab_init(&l);
+    l.s.out.restore.total_ns = total_ns;
+    l.s.out.restore.io_ns = io_ns;
+    l.s.out.restore.compute_ns = compute_ns;
+    report(&l);
+    return l.s.out.surprise;
+}
+
+/* The whole and both lanes are compared with the plan's restore, without the prefill. */
+static void a_miss_has_the_cause_of_its_lane(void **state)
+{
+    (void)state;
+    const int64_t ms = 1000000;
+    assert_int_equal(surprise_at(201 * ms, 190 * ms, 60 * ms), SURPRISE_READS);
+    assert_int_equal(surprise_at(201 * ms, 90 * ms, 160 * ms), SURPRISE_COMPUTE);
+    assert_int_equal(surprise_at(201 * ms, 90 * ms, 60 * ms), SURPRISE_SHARED);
+    assert_int_equal(surprise_at(201 * ms, 130 * ms, 60 * ms), SURPRISE_SHARED);
+    assert_int_equal(surprise_at(49 * ms, 40 * ms, 30 * ms), SURPRISE_FASTER);
+    assert_int_equal(surprise_at(199 * ms, 190 * ms, 60 * ms), SURPRISE_NONE);
+    struct lab l;
+    lab_init(&l);
+    l.s.out.restore.total_ns = 201 * ms;
+    l.s.out.restore.prefill_ns = 2 * ms;
+    report(&l);
+    assert_int_equal(l.s.out.surprise, SURPRISE_NONE);
+}
+
+/* The prediction of a staged restore, or of a preempted sequence, is not judged. */
+static void only_the_first_restore_can_surprise(void **state)
+{
+    (void)state;
+    struct lab l;
+    for (int i = 0; i < 3; i++) {
+        lab_init(&l);
+        l.s.out.restore.total_ns = 1000000000;
+        l.s.was_preempted = i == 1;
+        l.s.staging.is_placed = i == 2;
+        report(&l);
+        assert_int_equal(l.s.out.surprise, i == 0 ? SURPRISE_SHARED : SURPRISE_NONE);
+    }
+}
+
+/* --- changes and losses ----------------------------------------------------------------------- */
+
+/* Layers that changed their kind of record are reported by their last kind. */
+static void changed_layers_are_told(void **state)
+{
+    (void)state;
+    struct lab l;
+    lab_init(&l);
+    struct plan *p = &l.s.out.plan;
+    l.s.out.restore.n_replanned = 3;
+    snprintf(l.s.out.restore.method, sizeof l.s.out.restore.method, "RKKH");
+    report(&l);
+    assert_string_equal(p->method, "RKKH");
+    assert_true(p->n_r == 1 && p->n_h == 1 && p->n_k == 2);
+    assert_non_null(strstr(p->reason, "changed between layers"));
+    assert_int_equal(l.sh.stats.n_replanned, 1);
+}
+
+/* If recomputation won, the raced layers were recomputed, and the others restored. */
+static void a_won_race_is_told(void **state)
+{
+    (void)state;
+    struct lab l;
+    lab_init(&l);
+    struct plan *p = &l.s.out.plan;
+    l.s.out.restore.raced_layers = 3;
+    l.s.out.restore.won = true;
+    report(&l);
+    assert_string_equal(p->method, "RRRK");
+    assert_true(p->n_r == 3 && p->n_h == 0 && p->n_k == 1);
+    assert_non_null(strstr(p->reason, "recomputing was faster"));
+    assert_int_equal(l.s.out.stall, STALL_RECOMPUTED);
+    assert_int_equal(l.sh.stats.n_stalls[STALL_RECOMPUTED], 1);
+
+    lab_init(&l); /* the reads ended first */
+    l.s.out.restore.raced_layers = 3;
+    report(&l);
+    assert_string_equal(l.s.out.plan.method, "RHHK");
+    assert_int_equal(l.s.out.stall, STALL_READ);
+    assert_int_equal(l.sh.stats.n_stalls[STALL_READ], 1);
+
+    lab_init(&l); /* the reads were left, and that is what counts */
+    l.s.out.stall = STALL_LEFT;
+    l.s.out.restore.raced_layers = 3;
+    report(&l);
+    assert_int_equal(l.s.out.stall, STALL_LEFT);
+    assert_int_equal(l.sh.stats.n_stalls[STALL_LEFT], 1);
+    assert_int_equal(l.sh.stats.n_stalls[STALL_NONE], 0);
+}
+
+/* Lost chunks are the miss. A forced plan names them as a deviation, behind those that it had. */
+static void lost_chunks_are_told(void **state)
+{
+    (void)state;
+    static const char *const want[] = {
+        "",
+        "2 of 6 chunks could not be restored and are computed: chunk 4: bad",
+        "it was so; 2 of 6 chunks could not be restored and are computed: chunk 4: bad",
+    };
+    struct lab l;
+    for (int i = 0; i < 3; i++) {
+        lab_init(&l);
+        struct plan *p = &l.s.out.plan;
+        p->mode = i == 0 ? PLAN_AUTO : PLAN_KV;
+        snprintf(p->deviation, sizeof p->deviation, "%s", i == 2 ? "it was so" : "");
+        l.s.out.restore.n_chunks = 4;
+        l.s.out.restore.n_tokens = 4 * 64;
+        l.s.out.restore.total_ns = 1000000000;
+        snprintf(l.s.out.restore.fault, sizeof l.s.out.restore.fault, "chunk 4: bad");
+        report(&l);
+        assert_string_equal(p->deviation, want[i]);
+        assert_string_equal(l.s.out.miss, "chunk 4: bad");
+        assert_int_equal(l.s.out.surprise, SURPRISE_LOST);
+        assert_int_equal(p->n_layers, N_LAYERS);
+    }
+}
+
+/* A plan that restores fewer chunks than are stored is a miss by choice. */
+static void a_shorter_plan_is_told(void **state)
+{
+    (void)state;
+    struct lab l;
+    lab_init(&l);
+    restore_report(&l.p, &l.s, N_CHUNKS + 1);
+    assert_non_null(strstr(l.s.out.miss, "the plan restores 6 of 7 stored chunks"));
+}
+
+/* A restore that brought no token beyond those of the device has no plan. */
+static void a_restore_of_nothing_has_no_plan(void **state)
+{
+    (void)state;
+    struct lab l;
+    lab_init(&l);
+    l.s.out.restore.n_chunks = 2;
+    l.s.out.restore.n_tokens = 128;
+    l.s.n_done = 128;
+    report(&l);
+    assert_int_equal(l.s.out.plan.n_layers, 0);
+    lab_init(&l);
+    l.s.out.restore.n_tokens = 128;
+    l.s.n_done = 127;
+    report(&l);
+    assert_int_equal(l.s.out.plan.n_layers, N_LAYERS);
+}
+
+int main(int argc, char **argv)
+{
+    et_only(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_restore_as_predicted_is_no_surprise),
+        cmocka_unit_test(the_lanes_teach_their_speeds),
+        cmocka_unit_test(an_unusual_restore_teaches_nothing),
+        cmocka_unit_test(prefill_counts_as_waiting),
+        cmocka_unit_test(a_miss_has_the_cause_of_its_lane),
+        cmocka_unit_test(only_the_first_restore_can_surprise),
+        cmocka_unit_test(changed_layers_are_told),
+        cmocka_unit_test(a_won_race_is_told),
+        cmocka_unit_test(lost_chunks_are_told),
+        cmocka_unit_test(a_shorter_plan_is_told),
+        cmocka_unit_test(a_restore_of_nothing_has_no_plan),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
