@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/sysinfo.h>
 
+#include "base/process.h"
 #include "engine/next_token.h"
 #include "engine/zigzag.h"
 #include "service/memory_plan.h"
@@ -107,6 +108,9 @@ static void auto_copies_fit_beside_the_rest(void **state)
     uint64_t bytes = memory_plan_dram_bytes(&a);
     assert_true(bytes <= all / 8 && bytes % (1 << 20) == 0);
     assert_true(bytes == 0 || bytes >= 64 << 20);
+    uint64_t left = process_memory_left();
+    m.w.bytes = left / 16 * 15; /* half of the rest is much less than half of all */
+    assert_true(memory_plan_dram_bytes(&a) < left / 16);
     m.w.bytes = all; /* the weights leave no memory for copies */
     assert_int_equal(memory_plan_dram_bytes(&a), 0);
     m.w.bytes = k.model->w.bytes;
@@ -205,6 +209,12 @@ static void the_least_budget_is_two_layers_and_a_context(void **state)
     assert_int_equal(shared_with(least, 8, 2048, &s), ERR_LIMIT);
     assert_int_equal(shared_with(least + context_bytes, 8, 2048, &s), 0);
     assert_int_equal(s.kv_tokens, 2048);
+    /* All layers stay as soon as they fit. They need no slots to pass through then. */
+    uint64_t all = least + context_bytes + 14 * sizes.layer;
+    assert_int_equal(shared_with(all - 1, 8, 2048, &s), 0);
+    assert_int_equal(s.n_resident, 13);
+    assert_int_equal(shared_with(all, 8, 2048, &s), 0);
+    assert_int_equal(s.n_resident, 16);
     stack_close(&budget_stack);
 }
 

@@ -246,6 +246,25 @@ static void the_file_is_bounded(void **state)
     answers_close(m);
 }
 
+/* The file is rewritten only when it has grown to twice its answers, and a mebibyte more. */
+static void the_file_grows_before_it_is_rewritten(void **state)
+{
+    (void)state;
+    enum { N_IDS = 230000, TIMES = 3 };
+    struct stat st;
+    int32_t *ids = calloc(N_IDS, sizeof *ids);
+    struct answers *m = open_file(6);
+    for (int i = 0; i < TIMES; i++)
+        put_ids(m, NULL, "again", 5, ids, N_IDS);
+    assert_int_equal(stat(path, &st), 0);
+    assert_true(st.st_size > TIMES * N_IDS * 4);
+    put_ids(m, NULL, "again", 5, ids, N_IDS);
+    assert_int_equal(stat(path, &st), 0);
+    assert_true(st.st_size < 2 * N_IDS * 4);
+    answers_close(m);
+    free(ids);
+}
+
 /* The file keeps the order in which answers were stored, also when it is opened and written
  * anew. So after a restart, too, the oldest answer is the first to go. Only the owner may read
  * the file. */
@@ -369,6 +388,7 @@ int main(void)
         cmocka_unit_test(a_file_outlives_the_process),
         cmocka_unit_test(a_damaged_file_is_survived),
         cmocka_unit_test(the_file_is_bounded),
+        cmocka_unit_test(the_file_grows_before_it_is_rewritten),
         cmocka_unit_test(the_order_of_answers_outlives_the_process),
         cmocka_unit_test(a_file_that_cannot_be_written_is_told),
         cmocka_unit_test(uses_are_counted),

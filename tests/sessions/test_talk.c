@@ -125,27 +125,40 @@ static void a_turn_keeps_the_tokens_of_its_parent(void **state)
     talk_close(t);
 }
 
-/* Returns a draft of a turn that continues the conversation with this title. */
-static struct draft draft_behind(const char *title, const char *instructions)
+/* Begins a draft of a turn that continues the conversation with this title. */
+static struct draft draft_begun(const char *title)
 {
     struct draft d = {0};
     struct fault f = {0};
     struct err err = {0};
     int n_turns;
-    struct json *said = json_new_array(), *m = json_new_object(), *text = NULL;
+    struct json *said = json_new_array(), *m = json_new_object();
     json_put_string(m, "role", "user");
     json_put_string(m, "content", "Go on.");
     json_push(said, m);
     assert_int_equal(draft_continue(&d, c, head_of("", title, &n_turns), &err), 0);
     assert_int_equal(items_read(said, "input", &d.input, &f), 0);
-    text = json_new_object();
+    json_free(said);
+    return d;
+}
+
+static void draft_made(struct draft *d, const char *instructions)
+{
+    struct fault f = {0};
+    struct json *text = json_new_object();
     if (instructions != NULL)
         json_put_string(text, "is", instructions);
     struct draft_opts o = {.instructions = json_member(text, "is"), .param = "input"};
-    if (draft_render(&d, h, &o, &f) != 0)
+    if (draft_render(d, h, &o, &f) != 0)
         fail_msg("%s", f.message);
     json_free(text);
-    json_free(said);
+}
+
+/* Returns a draft of a turn that continues the conversation with this title. */
+static struct draft draft_behind(const char *title, const char *instructions)
+{
+    struct draft d = draft_begun(title);
+    draft_made(&d, instructions);
     return d;
 }
 
@@ -216,6 +229,59 @@ static void another_text_is_tokenized_from_where_it_differs(void **state)
     talk_close(t);
 }
 
+/* The longest known beginning of the text is that of the last turn's last mark. Its tokens are
+ * used as they were generated, whatever the text's own tokens are. */
+static void the_last_mark_gives_the_tokens(void **state)
+{
+    (void)state;
+    struct talk *t = talk_with("birds", NULL);
+    (void)say(t, LONG, 20);
+    (void)say(t, "And then?", 9);
+    struct draft plain = draft_behind("birds", NULL), d = draft_begun("birds");
+    struct turn *last = d.path[1];
+    assert_true(d.n_path == 2 && last->n_marks >= 2);
+    const struct turn_mark *mark = &last->mark[last->n_marks - 1];
+    int at = (int)mark->n_tokens - 1;
+    assert_true(mark->n_tokens > last->mark[0].n_tokens);
+    last->tokens[at - last->n_kept] = 7; /* as if this token had been generated */
+    draft_made(&d, NULL);
+    assert_string_equal(plain.what, "");
+    assert_string_equal(d.what, "");
+    assert_int_equal(d.n_ids, plain.n_ids);
+    assert_int_equal(d.ids[at], 7);
+    assert_int_not_equal(plain.ids[at], 7);
+    draft_deinit(&plain);
+    draft_deinit(&d);
+
+    /* A mark behind the turn's last token is damaged, and the one before it is used. */
+    plain = draft_behind("birds", NULL);
+    d = draft_begun("birds");
+    last = d.path[1];
+    for (int i = 1; i < last->n_marks; i++)
+        last->mark[i].n_tokens = (uint32_t)last->n_tokens + 1;
+    draft_made(&d, NULL);
+    assert_int_equal(d.n_ids, plain.n_ids);
+    draft_deinit(&plain);
+    draft_deinit(&d);
+    talk_close(t);
+}
+
+/* Items that were inserted after the last answer have no tokens and no model. */
+static void inserted_items_have_no_model(void **state)
+{
+    (void)state;
+    struct talk *t = talk_with("birds", NULL);
+    (void)say(t, LONG, 20);
+    (void)say(t, "And then?", 9);
+    struct draft d = draft_begun("birds");
+    d.path[1]->n_tokens = d.path[1]->n_kept = d.path[1]->n_marks = 0;
+    d.path[1]->fingerprint[0] = 0;
+    draft_made(&d, NULL);
+    assert_string_equal(d.what, "");
+    draft_deinit(&d);
+    talk_close(t);
+}
+
 static void tokens_of_another_model_mean_nothing(void **state)
 {
     (void)state;
@@ -283,6 +349,31 @@ static void an_answer_that_was_cut_off_says_so(void **state)
     free(last);
     json_free(o);
     json_free(output);
+    turn_path_free(path, n);
+    talk_close(t);
+}
+
+/* Of several answers the last one is shown. */
+static void the_last_answer_is_the_last_turns(void **state)
+{
+    (void)state;
+    int n, n_turns;
+    struct talk *t = talk_with("two", NULL);
+    (void)say(t, LONG, 12);
+    char *first = talk_last_answer(t);
+    (void)say(t, "And then?", 5);
+    char *last = talk_last_answer(t);
+    struct turn **path = path_of(head_of("", "two", &n_turns), &n);
+    struct json *output = NULL;
+    assert_int_equal(json_parse(&output, path[1]->output, strlen(path[1]->output), "output",
+                                &(struct err){0}),
+                     0);
+    assert_string_equal(
+        last, member(json_at(json_member(json_at(output, 0), "content"), 0), "text"));
+    assert_string_not_equal(first, last);
+    json_free(output);
+    free(first);
+    free(last);
     turn_path_free(path, n);
     talk_close(t);
 }
@@ -507,8 +598,11 @@ int main(void)
         TALK_TEST(state_under_another_salt_is_another),
         TALK_TEST(short_turns_are_kept_under_any_salt),
         TALK_TEST(another_text_is_tokenized_from_where_it_differs),
+        TALK_TEST(the_last_mark_gives_the_tokens),
+        TALK_TEST(inserted_items_have_no_model),
         TALK_TEST(tokens_of_another_model_mean_nothing),
         TALK_TEST(an_answer_that_was_cut_off_says_so),
+        TALK_TEST(the_last_answer_is_the_last_turns),
         TALK_TEST(a_nameless_talk_is_kept_with_its_first_answer),
         TALK_TEST(talks_belong_to_their_salt),
         TALK_TEST(the_systems_message_is_said_once),

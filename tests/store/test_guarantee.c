@@ -177,6 +177,37 @@ static void an_owner_has_a_bound(void **state)
     st_place_close(&p);
 }
 
+/* Of an owner's quota, or else of the quota of all owners, three quarters may be guaranteed, and
+ * never more than the bound of store_opts. */
+static void the_least_bound_of_an_owner_counts(void **state)
+{
+    (void)state;
+    const uint64_t each = st_context_bytes(N);
+    const struct {
+        uint64_t all_quota, own_quota, bound, want;
+    } cases[] = {
+        {40 * each, 0, 0, 30 * each},        {40 * each, 0, 2 * each, 2 * each},
+        {4 * each, 0, 20 * each, 3 * each},  {40 * each, 8 * each, 0, 6 * each},
+        {4 * each, 40 * each, 0, 30 * each},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct st_place p;
+        struct st_ctx a = {.base = 1, .own = 1, .salt = "a"};
+        struct store_guaranteed g;
+        struct err err = {0};
+        assert_true(st_place_open(&p, "dram", 1));
+        p.opts.quota_bytes = cases[i].all_quota;
+        p.opts.guarantee_bytes = cases[i].bound;
+        struct store *s = st_open(&p);
+        store_set_quota(s, store_owner("a"), cases[i].own_quota);
+        st_must_save(s, &a, N);
+        assert_int_equal(guarantee(s, &a, &g, &err), 0);
+        assert_true(g.owner_limit_bytes == cases[i].want);
+        store_close(s);
+        st_place_close(&p);
+    }
+}
+
 /* At most three quarters of the cap may be guaranteed.  A refusal gives the numbers and changes
  * nothing. */
 static void too_much_is_refused(void **state)
@@ -396,6 +427,7 @@ int main(void)
         cmocka_unit_test(nothing_is_saved_in_its_place),
         cmocka_unit_test(a_quota_passes_over_it),
         cmocka_unit_test(an_owner_has_a_bound),
+        cmocka_unit_test(the_least_bound_of_an_owner_counts),
         cmocka_unit_test(too_much_is_refused),
         cmocka_unit_test(what_is_not_stored_is_refused),
         cmocka_unit_test(shared_chunks_count_once),
