@@ -17,6 +17,7 @@
 #include "base/mem.h"
 #include "policy/backoff.h"
 #include "remote/remote_impl.h"
+#include "tests/base/said.h"
 #include "tests/base/tempdir.h"
 #include "tests/remote/fake_redis.h"
 
@@ -308,6 +309,42 @@ static void a_link_is_opened_when_it_has_rested(void **state)
     fake_redis_stop(f);
 }
 
+/* The reader's link says once that the remote is not used, and once that it answers again. The
+ * writer's link says nothing. */
+static void a_change_of_state_is_said_once(void **state)
+{
+    (void)state;
+    struct fake_redis *f = fake_redis_start();
+    struct err err = {.code = -EPIPE, .msg = "broken"}, other = {.msg = "no route"};
+    static const char down[] = "hcache: warning: the remote redis://h is not used until it "
+                               "answers again: broken\n",
+                      up[] = "hcache: the remote redis://h answers\n";
+    snprintf(r->stats.url, sizeof r->stats.url, "redis://h");
+    assert_int_equal(remote_url_parse(fake_redis_url(f), &r->url, &err), 0);
+    r->stats.is_up = true;
+    for (int round = 0; round < 2; round++) {
+        said_begin(LOG_INFO);
+        link_fail(&r->write_link, &other);
+        assert_string_equal(said_end(), "");
+        said_begin(LOG_INFO);
+        link_fail(&r->read_link, &err);
+        link_fail(&r->read_link, &other);
+        assert_string_equal(said_end(), down);
+        assert_string_equal(r->stats.why_down, "no route");
+        said_begin(LOG_INFO);
+        for (int i = 0; i < 2; i++) {
+            r->read_link.rest_until_ns = r->write_link.rest_until_ns = 0;
+            bool is_ready = link_ready(&r->write_link, 60 * SECOND) &&
+                            link_ready(&r->read_link, 60 * SECOND);
+            link_drop(&r->read_link);
+            link_drop(&r->write_link);
+            assert_true(is_ready);
+        }
+        assert_string_equal(said_end(), up);
+    }
+    fake_redis_stop(f);
+}
+
 /* --- the position in the stream --------------------------------------------------------------- */
 
 /* A server goes on behind the last entry that it has read. A file that says nothing sound is as
@@ -483,6 +520,7 @@ int main(void)
         CASE(too_many_bans_ban_all),
         CASE(a_failed_link_rests),
         CASE(a_link_is_opened_when_it_has_rested),
+        CASE(a_change_of_state_is_said_once),
         CASE(a_position_is_read_if_it_is_sound),
         CASE(fetches_begin_only_with_a_sound_remote),
         CASE(statistics_count_what_waits),
