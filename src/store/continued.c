@@ -35,45 +35,35 @@ static int by_bytes(const void *a, const void *b)
 
 static bool keys_have(const struct keys *sorted, const struct sha256 *key)
 {
-    return sorted->n > 0 &&
-           bsearch(key, sorted->at, sorted->n, sizeof *key, by_bytes) != NULL;
+    return bsearch(key, sorted->at, sorted->n, sizeof *key, by_bytes) != NULL;
 }
 
-/* [lock] Returns whether a chunk outside the set of keys continues one of them. *has_full: whether
- * any key belongs to a full chunk. */
-static bool has_others(const struct store *s, const struct keys *set, bool *has_full)
+static void add_unknown(const struct keys *set, const struct sha256 *key, struct keys *out)
 {
-    /* n_children counts the children of the keys' nodes. n_inside counts those children that are
-     * keys themselves. */
-    uint64_t n_children = 0, n_inside = 0;
-    *has_full = false;
-    for (size_t i = 0; i < set->n; i++) {
-        const struct chunk_node *node = catalog_find(&s->catalog, &set->at[i]);
-        if (node == NULL)
-            continue;
-        n_children += node->n_children;
-        *has_full |= node->n_children > 0 ||
-                     (node->extents != NULL && node->n_tokens == STORE_CHUNK_TOKENS);
-        if (node->parent != NULL && keys_have(set, &node->parent->key))
-            n_inside++;
-    }
-    return n_children > n_inside;
+    if (!keys_have(set, key))
+        keys_add(out, key);
 }
 
-/* [lock] Finds the chunks that continue one of the keys and whose own keys are not in the set.
- * at_root: also all chunks that begin a context, since an erased text of less than a chunk has no
- * other parent. */
-static void candidates_find(const struct store *s, const struct keys *set, bool at_root,
-                            struct keys *out)
+/* [lock] Finds the keys of chunks that continue one of the keys and are not in the set. If no key
+ * belongs to a full chunk, also finds all chunks that begin a context, since an erased text of less
+ * than a chunk has no other parent. */
+static void candidates_find(const struct store *s, const struct keys *set, struct keys *out)
 {
     const struct catalog *c = &s->catalog;
-    for (uint64_t i = 0; i < c->n_buckets; i++)
-        for (const struct chunk_node *x = c->buckets[i]; x != NULL; x = x->next) {
-            if (x->n_live == 0 || x->doomed || x->parent == NULL || keys_have(set, &x->key))
-                continue;
-            if ((at_root && x->chunk_idx == 0) || keys_have(set, &x->parent->key))
-                keys_add(out, &x->key);
-        }
+    bool has_full = false;
+    for (size_t i = 0; i < set->n; i++) {
+        const struct chunk_node *node = catalog_find(c, &set->at[i]);
+        if (node == NULL)
+            continue;
+        has_full |= node->child != NULL ||
+                    (node->extents != NULL && node->n_tokens == STORE_CHUNK_TOKENS);
+        for (const struct chunk_node *x = node->child; x != NULL; x = x->older)
+            add_unknown(set, &x->key, out);
+    }
+    for (uint64_t i = 0; !has_full && i < c->n_buckets; i++)
+        for (const struct chunk_node *x = c->buckets[i]; x != NULL; x = x->next)
+            if (x->chunk_idx == 0)
+                add_unknown(set, &x->key, out);
 }
 
 /* Returns whether the chunk begins with the last part of an erased text, and so holds that whole
@@ -144,13 +134,13 @@ int store_erase_continuing(struct store *s, const struct sha256 *keys, int n,
     pthread_mutex_unlock(&s->lock);
     (void)store_commit_run(s, STORE_COMMIT_PENDING, NULL);
     pthread_mutex_lock(&s->lock);
-    bool has_full, wanted = has_others(s, &set, &has_full);
-    if (wanted || !has_full)
-        candidates_find(s, &set, !has_full, &found);
+    candidates_find(s, &set, &found);
     pthread_mutex_unlock(&s->lock);
-    void *block = found.n > 0 ? mem_map(CHUNK_HEADER_BYTES) : NULL;
+    void *block = mem_map(CHUNK_HEADER_BYTES);
+    if (block == NULL)
+        rc = err_set(err, -ENOMEM, "no memory to read the heads of chunks");
     struct chunk_header *h = xmalloc(sizeof *h);
-    for (size_t i = 0; block != NULL && i < found.n; i++)
+    for (size_t i = 0; rc == 0 && i < found.n; i++)
         if (is_whole(s, &set, &found.at[i], block, h))
             keys_add(&t.roots, &found.at[i]);
     if (t.roots.n > 0) {

@@ -126,22 +126,27 @@ static void older_copies(void **state)
 
 /* --- bytes that no row of the index names ----------------------------------------------------- */
 
+static struct sha256 parent_of(const struct st_ctx *c, int chunk)
+{
+    struct sha256 keys[N], fingerprint = st_fingerprint(c->model);
+    st_keys(c, N, keys);
+    return chunk > 0 ? keys[chunk - 1] : store_root_key(&fingerprint, c->salt);
+}
+
 /* Makes the key and the state of a context's end: the first n_tokens tokens of chunk `chunk`. */
 static void end_state(const struct st_ctx *c, int chunk, int n_tokens, struct sha256 *key,
                       uint8_t state[700])
 {
-    struct sha256 keys[N];
+    struct sha256 parent = parent_of(c, chunk);
     int32_t tokens[STORE_CHUNK_TOKENS];
-    st_keys(c, N, keys);
     st_tokens(c, chunk, tokens);
-    *key = store_partial_key(&keys[chunk - 1], tokens, n_tokens);
+    *key = store_partial_key(&parent, tokens, n_tokens);
     st_fill(key, 0, STORE_KV, state, 700);
 }
 
 static void append_end(struct store *s, const struct st_ctx *c, int chunk, int n_tokens,
                        const struct sha256 *supersedes, struct sha256 *key)
 {
-    struct sha256 keys[N];
     struct err err = {0};
     uint8_t state[700];
     struct store_record r = {.kind = STORE_KV, .bytes = state, .n_bytes = sizeof state};
@@ -153,9 +158,8 @@ static void append_end(struct store *s, const struct st_ctx *c, int chunk, int n
                              .yields = n_tokens < STORE_CHUNK_TOKENS,
                              .supersedes = supersedes};
     end_state(c, chunk, n_tokens, key, state);
-    st_keys(c, N, keys);
     st_tokens(c, chunk, sc.tokens);
-    sc.parent = keys[chunk - 1];
+    sc.parent = parent_of(c, chunk);
     sc.key = *key;
     if (store_append(s, &sc, &err) != 0)
         fail_msg("%s", err.msg);
@@ -712,7 +716,7 @@ static void continuing(const char *kind, int n_full, bool with_others)
 {
     struct st_place p;
     struct err err = {0};
-    struct sha256 keys[N], root;
+    struct sha256 keys[N];
     struct store_erased e;
     int32_t tokens[STORE_CHUNK_TOKENS];
     assert_true(st_place_open(&p, kind, 1));
@@ -724,12 +728,10 @@ static void continuing(const char *kind, int n_full, bool with_others)
     if (with_others)
         assert_int_equal(st_save(s, &st_small, &theirs, N, ST_BOTH, &err), 0);
     st_keys(&ours, N, keys);
-    struct sha256 fingerprint = st_fingerprint(ours.model);
-    root = store_root_key(&fingerprint, ours.salt);
     st_tokens(&ours, n_full, tokens);
-    struct sha256 turn[N];
+    struct sha256 turn[N], parent = parent_of(&ours, n_full);
     memcpy(turn, keys, (size_t)n_full * sizeof keys[0]);
-    turn[n_full] = store_partial_key(n_full > 0 ? &keys[n_full - 1] : &root, tokens, 20);
+    turn[n_full] = store_partial_key(&parent, tokens, 20);
     assert_int_equal(store_erase(s, turn, n_full, &e, &err), 0);
     /* other contexts continue these chunks, so this erase removes none */
     assert_int_equal(e.n_chunks, 0);
@@ -758,6 +760,26 @@ static void what_continues_an_erased_text(void **state)
         continuing(kinds[i], 2, true);
         continuing(kinds[i], 4, false);
     }
+}
+
+/* The end of a text of less than a chunk is stored itself, and another chunk begins with it. */
+static void what_continues_a_short_text_that_is_stored(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct sha256 text;
+    struct store_erased e;
+    assert_true(st_place_open(&p, "dram", 1));
+    struct store *s = st_open(&p);
+    assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
+    append_end(s, &ours, 0, 20, NULL, &text);
+    assert_int_equal(store_commit(s, &err), 0);
+    assert_int_equal(store_erase_continuing(s, &text, 1, &e, &err), 0);
+    assert_int_equal(e.n_chunks, N);
+    assert_int_equal(st_stats(s).n_chunks, 1);
+    store_close(s);
+    st_place_close(&p);
 }
 
 static void note_erased(void *arg, const struct sha256 *keys, int n)
@@ -812,6 +834,7 @@ int main(void)
         cmocka_unit_test(never_committed),
         cmocka_unit_test(power_fails_with_ends),
         cmocka_unit_test(what_continues_an_erased_text),
+        cmocka_unit_test(what_continues_a_short_text_that_is_stored),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* test_erasures.c - chunks of a request that began before an erasure. None of the erased chunks
  * comes back, however late the request appends it. Other chunks are not refused. */
+#include <errno.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/mem.h"
 #include "remains.h"
 #include "storetest.h"
 #include "store/store_impl.h"
@@ -313,6 +315,53 @@ static void a_text_inside_a_chunk(void **state)
     close_all(&p, s);
 }
 
+/* The caller erases the chunks whose keys it knows, so they stay here. */
+static void known_chunks_are_left_to_the_caller(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct store_erased e;
+    struct sha256 keys[4];
+    struct store *s = open_kind(&p, "dram");
+    st_must_save(s, &ours, 3);
+    text_keys(keys);
+    keys[3] = keys[2];
+    st_keys(&ours, 3, keys);
+    assert_int_equal(store_erase_continuing(s, keys, 4, &e, &err), 0);
+    assert_int_equal(e.n_chunks, 0);
+    assert_int_equal(st_n_right(s, &ours, 3), 3);
+    close_all(&p, s);
+}
+
+static bool denies_headers;
+
+bool mem_test_denies(size_t n, enum mem_ask ask)
+{
+    return denies_headers && ask == MEM_MAY_FAIL && n == CHUNK_HEADER_BYTES;
+}
+
+/* If the chunks cannot be read, the erasure fails instead of leaving them in silence. */
+static void without_memory_nothing_counts_as_erased(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct store_erased e;
+    struct sha256 keys[3];
+    struct store *s = open_kind(&p, "dram");
+    st_must_save(s, &ours, 3);
+    text_keys(keys);
+    denies_headers = true;
+    int rc = store_erase_continuing(s, keys, 3, &e, &err);
+    denies_headers = false;
+    assert_int_equal(rc, -ENOMEM);
+    assert_string_equal(err.msg, "no memory to read the heads of chunks");
+    assert_int_equal(store_erase_continuing(s, keys, 3, &e, &err), 0);
+    assert_int_equal(e.n_chunks, 1);
+    close_all(&p, s);
+}
+
 /* --- bounded memory --------------------------------------------------------------------------- */
 
 /* The store keeps the marks of a limited number of erasures. Once it has dropped a mark, it refuses
@@ -352,6 +401,8 @@ int main(void)
         cmocka_unit_test(the_next_stair_while_it_is_written),
         cmocka_unit_test(wiped_without_another_save),
         cmocka_unit_test(a_text_inside_a_chunk),
+        cmocka_unit_test(known_chunks_are_left_to_the_caller),
+        cmocka_unit_test(without_memory_nothing_counts_as_erased),
         cmocka_unit_test(more_marks_than_are_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
