@@ -71,9 +71,10 @@ static void ring_start(struct io_queue *q, struct io_piece *p)
     CHECK(sqe != NULL);
     int fd = io_posix_fd(p->file);
     unsigned n = (unsigned)p->length;
-    if (p->buffer_idx >= 0 && p->op == IO_READ)
+    bool is_fixed = p->buffer_idx >= 0;
+    if (is_fixed && p->op == IO_READ)
         io_uring_prep_read_fixed(sqe, fd, p->buf, n, p->offset, p->buffer_idx);
-    else if (p->buffer_idx >= 0)
+    else if (is_fixed)
         io_uring_prep_write_fixed(sqe, fd, p->buf, n, p->offset, p->buffer_idx);
     else if (p->op == IO_READ)
         io_uring_prep_read(sqe, fd, p->buf, n, p->offset);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -594,6 +595,37 @@ static void a_job_goes_on_after_whole_lines(void **state)
     free(whole);
 }
 
+static int n_interrupts; /* how many reads a signal still interrupts */
+
+ssize_t read(int fd, void *buf, size_t n)
+{
+    if (n_interrupts > 0) {
+        n_interrupts--;
+        errno = EINTR;
+        return -1;
+    }
+    return syscall(SYS_read, fd, buf, n);
+}
+
+/* On some file systems a signal may interrupt a read. */
+static void an_interrupted_read_is_made_again(void **state)
+{
+    (void)state;
+    struct output o;
+    struct idset done = {0};
+    struct err err = {0};
+    char *line = xasprintf("%s\n", answer_a);
+    const char *path = put("interrupted", line, strlen(line));
+    n_interrupts = 2;
+    assert_int_equal(output_open(&o, path, false, &done, &err), 0);
+    assert_int_equal(n_interrupts, 0);
+    assert_int_equal(o.n_lines, 1);
+    assert_true(is_done(&done, "a"));
+    output_close(&o);
+    idset_free(&done);
+    free(line);
+}
+
 /* A job continues only from a regular file that it can open. */
 static void an_output_that_is_no_file_is_refused(void **state)
 {
@@ -861,6 +893,7 @@ int main(void)
         cmocka_unit_test(a_line_that_was_dropped_is_answered),
         cmocka_unit_test(names_follow_the_text),
         cmocka_unit_test(a_job_goes_on_after_whole_lines),
+        cmocka_unit_test(an_interrupted_read_is_made_again),
         cmocka_unit_test(an_output_that_is_no_file_is_refused),
         cmocka_unit_test(a_write_that_fails_is_made_again),
         cmocka_unit_test(what_was_not_synced_is_not_there),

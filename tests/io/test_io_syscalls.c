@@ -164,12 +164,21 @@ struct dirent *readdir(DIR *d)
 RING(io_uring_queue_init, (unsigned n, struct io_uring *r, unsigned flags), (n, r, flags))
 RING(io_uring_register_buffers, (struct io_uring * r, const struct iovec *v, unsigned n),
      (r, v, n))
-RING(io_uring_submit, (struct io_uring * r), (r))
 RING(io_uring_submit_and_wait, (struct io_uring * r, unsigned n), (r, n))
 RING(io_uring_submit_and_wait_timeout,
      (struct io_uring * r, struct io_uring_cqe **cqe, unsigned n,
       struct __kernel_timespec *t, sigset_t *mask),
      (r, cqe, n, t, mask))
+
+static int last_op; /* operation of the last request that a ring got, IORING_OP_ */
+
+int io_uring_submit(struct io_uring *r)
+{
+    const struct fault *f = hit_of("io_uring_submit");
+    if (r->sq.sqe_tail != r->sq.sqe_head)
+        last_op = r->sq.sqes[(r->sq.sqe_tail - 1) & r->sq.ring_mask].opcode;
+    return f != NULL ? -f->error : REAL(io_uring_submit)(r);
+}
 
 /* --- each operation --------------------------------------------------------------------------- */
 
@@ -616,6 +625,48 @@ static void test_ring_limits(void **state)
     place_clear(&p);
 }
 
+/* A transfer from or into a registered buffer tells the kernel so; any other transfer does not. */
+static void test_ring_names_buffers(void **state)
+{
+    enum { A = IO_ALIGN };
+    static const struct {
+        size_t from, length;
+        enum io_op op;
+        int expected;
+    } cases[] = {
+        {A, 2 * A, IO_READ, IORING_OP_READ_FIXED},
+        {A, 2 * A, IO_WRITE, IORING_OP_WRITE_FIXED},
+        {2 * A, A, IO_READ, IORING_OP_READ_FIXED},
+        {0, 2 * A, IO_READ, IORING_OP_READ},
+        {2 * A, 2 * A, IO_READ, IORING_OP_READ},
+        {2 * A, 2 * A, IO_WRITE, IORING_OP_WRITE},
+    };
+    struct place p = place_make(state);
+    struct io_queue *q = queue_of(p.t);
+    uint8_t *b = iotest_buffer(4 * A);
+    struct io_buffer buffer = {b + A, 2 * A};
+    /* a low limit of locked memory (ulimit -l) may forbid registered buffers */
+    bool may_lock = io_queue_register_buffers(q, &buffer, 1, NULL) == 0;
+    for (size_t i = 0; may_lock && i < sizeof cases / sizeof cases[0]; i++) {
+        struct io_req req = {.file = p.f,
+                             .op = cases[i].op,
+                             .buf = b + cases[i].from,
+                             .length = cases[i].length},
+                      *list[] = {&req}, *done[1];
+        unsigned n;
+        last_op = -1;
+        io_queue_submit(q, list, 1);
+        assert_int_equal(last_op, cases[i].expected);
+        assert_int_equal(io_queue_wait(q, 1, 1, -1, done, &n, NULL), 0);
+        assert_int_equal(req.result, 0);
+    }
+    io_queue_close(q);
+    free(b);
+    place_clear(&p);
+    if (!may_lock)
+        skip();
+}
+
 /* If the kernel lacks a resource for a moment, the request is still carried out. */
 static void test_ring_goes_on(void **state)
 {
@@ -683,8 +734,8 @@ int main(void)
         ON("pread", test_mkdirs_race),         ON("pread", test_no_direct),
         ON("pread", test_punch_without_holes), ON("pread", test_punch_without_zeros),
         ON("uring", test_each_operation),      cmocka_unit_test(test_ring_absent),
-        ON("uring", test_ring_limits),         ON("uring", test_ring_goes_on),
-        ON("uring", test_ring_breaks),
+        ON("uring", test_ring_names_buffers),  ON("uring", test_ring_limits),
+        ON("uring", test_ring_goes_on),        ON("uring", test_ring_breaks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -100,6 +100,22 @@ static void cut_with_counts(struct kv_table *t, int n_blocks, struct rng *rng)
 
 /* Reserves and cuts tables at random. The blocks in tables are all distinct, and are exactly the
  * blocks that are not free. */
+/* A table that has the room asked for keeps its memory. */
+static void test_room_is_kept(void **state)
+{
+    (void)state;
+    struct kv_table t = {0};
+    assert_true(kv_table_try_prepare(&t, 3));
+    assert_int_equal(t.cap_blocks, 3);
+    assert_true(kv_table_try_prepare(&t, 3));
+    assert_int_equal(t.cap_blocks, 3);
+    assert_int_equal(kv_table_reserve(pool, &t, 3 * 64, NULL), 0);
+    assert_int_equal(t.cap_blocks, 3);
+    assert_int_equal(kv_table_reserve(pool, &t, 4 * 64, NULL), 0);
+    assert_int_equal(t.cap_blocks, 6);
+    kv_table_free(pool, &t);
+}
+
 static void test_random_walk(void **state)
 {
     (void)state;
@@ -746,6 +762,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_sizes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reserve_and_cut, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_room_is_kept, setup, teardown),
         cmocka_unit_test_setup_teardown(test_random_walk, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reuse, setup, teardown),
         cmocka_unit_test_setup_teardown(test_eviction_order, setup, teardown),

@@ -15,6 +15,7 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -80,6 +81,27 @@ static void a_connection_is_set_up(void **state)
     wire_close(&w);
     close(listener);
     close(stop);
+}
+
+/* A process whose standard input is closed gets descriptor 0 for its connection. */
+static void the_first_descriptor_is_closed(void **state)
+{
+    (void)state;
+    struct wire w;
+    struct stat st;
+    int port, listener = listen_on(&port), own = dup(STDIN_FILENO);
+    assert_true(own >= 0);
+    close(STDIN_FILENO);
+    int opened = wire_open(&w, "127.0.0.1", port, -1, NULL, soon(), NULL), fd = w.fd;
+    wire_close(&w);
+    int rc = fstat(STDIN_FILENO, &st), code = errno;
+    assert_int_equal(dup2(own, STDIN_FILENO), STDIN_FILENO);
+    close(own);
+    close(listener);
+    assert_int_equal(opened, 0);
+    assert_int_equal(fd, STDIN_FILENO);
+    assert_int_equal(rc, -1);
+    assert_int_equal(code, EBADF);
 }
 
 static void a_failure_says_what_failed(void **state)
@@ -266,6 +288,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_connection_is_set_up),
+        cmocka_unit_test(the_first_descriptor_is_closed),
         cmocka_unit_test(a_failure_says_what_failed),
         cmocka_unit_test(a_process_without_descriptors_cannot_connect),
         cmocka_unit_test(every_address_of_a_name_is_tried),

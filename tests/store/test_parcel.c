@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "base/mem.h"
 #include "io/io_sim.h"
 #include "storetest.h"
 #include "store/parcel.h"
@@ -84,6 +85,32 @@ static void carried_between_stores(void **state)
     carry("sim", 1, "dram", 1);
     carry("dram", 1, "sim", 3);
     carry("sim", 3, "sim", 2);
+}
+
+static int n_asked; /* allocations that may fail */
+
+bool mem_test_denies(size_t n, enum mem_ask ask)
+{
+    (void)n;
+    n_asked += ask == MEM_MAY_FAIL;
+    return false;
+}
+
+/* A parcel takes new memory only for more bytes than it has room for. */
+static void room_is_used_again(void **state)
+{
+    (void)state;
+    struct parcel p = {0};
+    assert_int_equal(parcel_reserve(&p, STORE_ALIGN, NULL), 0);
+    n_asked = 0;
+    assert_int_equal(parcel_reserve(&p, 1, NULL), 0);
+    assert_int_equal(p.n_bytes, 1);
+    assert_int_equal(parcel_reserve(&p, STORE_ALIGN, NULL), 0);
+    assert_int_equal(p.n_bytes, STORE_ALIGN);
+    assert_int_equal(n_asked, 0);
+    assert_int_equal(parcel_reserve(&p, STORE_ALIGN + 1, NULL), 0);
+    assert_int_equal(n_asked, 1);
+    parcel_deinit(&p);
 }
 
 static struct parcel one_parcel(void)
@@ -231,6 +258,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(carried_between_stores),
+        cmocka_unit_test(room_is_used_again),
         cmocka_unit_test(every_flipped_bit_is_found),
         cmocka_unit_test(other_sizes_are_refused),
         cmocka_unit_test(a_piece_of_a_store_is_refused),
