@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "batch/estimate.h"
 #include "batch/line.h"
 #include "batch/output.h"
@@ -238,8 +239,8 @@ static void tell(struct batch *b, bool now)
     uint64_t bytes = b->in.total_bytes, bytes_passed = b->bytes_passed + b->bytes_done;
     struct estimate e = {.lines_done = done,
                          .bytes_done = b->bytes_done,
-                         .lines_left = total > passed ? total - passed : 0,
-                         .bytes_left = bytes > bytes_passed ? bytes - bytes_passed : 0,
+                         .lines_left = total - MIN(total, passed),
+                         .bytes_left = bytes - MIN(bytes, bytes_passed),
                          .is_size_known = bytes > 0,
                          .elapsed_s = c->elapsed_s};
     c->left_low_s = c->left_high_s = 0;

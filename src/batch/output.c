@@ -12,6 +12,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "batch/line.h"
 #include "format/json.h"
 
@@ -65,7 +66,7 @@ static bool is_torn_line(const struct textbuf *rest)
 {
     static const char begin[] = "{\"id\": \"" LINE_ID;
     size_t n = sizeof begin - 1;
-    return memcmp(rest->p, begin, rest->n < n ? rest->n : n) == 0;
+    return memcmp(rest->p, begin, MIN(rest->n, n)) == 0;
 }
 
 static int not_ours(const struct output *o, uint64_t line, struct err *err)

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/thread.h"
 #include "batch/job.h"
 #include "batch/line.h"
@@ -61,7 +62,7 @@ static void ended(void *arg, enum answer_end end, const struct hcache_result *re
 static void count(struct runner *r, const struct batch_counts *c)
 {
     struct shelf_batch *b = &r->now;
-    uint64_t total = c->total_lines > c->n_lines ? c->total_lines : c->n_lines;
+    uint64_t total = MAX(c->total_lines, c->n_lines);
     b->n_lines = (int64_t)total;
     b->n_done = (int64_t)c->n_done;
     b->n_failed = (int64_t)c->n_failed;

@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "batch/shelf_impl.h"
 
 static const char *const status_names[BATCH_STATUSES] = {
@@ -54,14 +55,13 @@ static int by_age(const void *a, const void *b)
 {
     const struct shelf_head *x = *(struct shelf_head *const *)a;
     const struct shelf_head *y = *(struct shelf_head *const *)b;
-    if (x->created_s != y->created_s)
-        return x->created_s < y->created_s ? -1 : 1;
-    return strcmp(x->id, y->id);
+    int by = ORDER(x->created_s, y->created_s);
+    return by != 0 ? by : strcmp(x->id, y->id);
 }
 
 void shelf_list_sort(struct shelf_list *l)
 {
-    if (l->n > 0)
+    if (l->at != NULL)
         qsort(l->at, (size_t)l->n, sizeof *l->at, by_age);
 }
 

@@ -124,10 +124,16 @@ static bool is_aligned(uint64_t n)
     return n % IO_ALIGN == 0;
 }
 
+/* Returns whether a file can have these bytes. */
+static bool is_place(uint64_t offset, uint64_t n_bytes)
+{
+    int64_t end;
+    return !__builtin_add_overflow(offset, n_bytes, &end);
+}
+
 int io_check_transfer(const struct io_file *f, const void *buf, size_t n, uint64_t offset)
 {
-    uint64_t end;
-    if (!add_fits(offset, n, &end) || end > INT64_MAX)
+    if (!is_place(offset, n))
         return -EINVAL;
     if ((f->flags & IO_DIRECT) == 0)
         return 0;
@@ -241,17 +247,15 @@ int io_file_truncate(struct io_file *f, uint64_t size_bytes, struct err *err)
 
 int io_file_allocate(struct io_file *f, uint64_t offset, uint64_t length, struct err *err)
 {
-    uint64_t end;
-    bool fits = add_fits(offset, length, &end) && end <= INT64_MAX && length > 0;
+    bool fits = is_place(offset, length) && length > 0;
     return file_err(f, "allocate",
                     fits ? f->io->ops->file_allocate(f, offset, length) : -EINVAL, err);
 }
 
 int io_file_punch(struct io_file *f, uint64_t offset, uint64_t length, struct err *err)
 {
-    uint64_t end;
-    bool fits = add_fits(offset, length, &end) && end <= INT64_MAX && length > 0 &&
-                is_aligned(offset) && is_aligned(length);
+    bool fits = is_place(offset, length) && length > 0 && is_aligned(offset) &&
+                is_aligned(length);
     return file_err(f, "punch", fits ? f->io->ops->file_punch(f, offset, length) : -EINVAL,
                     err);
 }

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
+#include "base/minmax.h"
 
 struct posix_file {
     struct io_file base;
@@ -169,13 +170,13 @@ static int write_zeros(struct io_file *f, uint64_t offset, uint64_t length)
     static const _Alignas(IO_ALIGN) uint8_t zeros[16 * IO_ALIGN];
     uint64_t size = 0;
     int rc = posix_file_size(f, &size);
-    uint64_t end = offset + length < size ? offset + length : size;
+    uint64_t end = MIN(offset + length, size);
     while (rc == 0 && offset < end) {
         size_t n = end - offset < sizeof zeros ? (size_t)(end - offset) : sizeof zeros;
         ssize_t r = posix_file_pwrite(f, zeros, n, offset);
         if (r < 0 && r != -EINTR)
             rc = (int)r;
-        offset += r > 0 ? (uint64_t)r : 0;
+        offset += (uint64_t)MAX(r, 0);
     }
     return rc;
 }

@@ -17,11 +17,14 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 
 #define MAX_DEPTH   1024u
 #define MAX_BUFFERS 64u
 /* Interval at which a wait checks its alarm if the backend has no descriptor to poll */
 #define DEAF_NS 1000000
+/* A time that does not come */
+#define NEVER INT64_MAX
 
 int io_queue_open(struct io *io, unsigned depth, struct io_queue **out, struct err *err)
 {
@@ -168,7 +171,7 @@ static void cut_piece(struct io_queue *q, struct io_req *req)
         .file = req->file,
         .op = req->op,
         .buf = (uint8_t *)req->buf + req->issued_bytes,
-        .length = left < IO_PIECE_BYTES ? left : IO_PIECE_BYTES,
+        .length = MIN(left, IO_PIECE_BYTES),
         .offset = req->offset + req->issued_bytes,
     };
     p->buffer_idx = find_buffer(q, p->buf, p->length);
@@ -232,10 +235,10 @@ static void take_piece(struct io_queue *q, struct io_piece *p, int64_t now_ns)
 }
 
 /* Releases held pieces whose time has come. Returns the time at which the next held piece may be
- * released, or -1 if none is held. */
+ * released, or NEVER if none is held. */
 static int64_t release_held(struct io_queue *q, int64_t now_ns)
 {
-    int64_t next_ns = -1;
+    int64_t next_ns = NEVER;
     for (struct io_piece **at = &q->held; *at != NULL;) {
         struct io_piece *p = *at;
         if (p->ready_ns <= now_ns) {
@@ -243,8 +246,7 @@ static int64_t release_held(struct io_queue *q, int64_t now_ns)
             finish_piece(q, p, (int)p->result);
             continue;
         }
-        if (next_ns < 0 || p->ready_ns < next_ns)
-            next_ns = p->ready_ns;
+        next_ns = MIN(next_ns, p->ready_ns);
         at = &p->next;
     }
     return next_ns;
@@ -299,16 +301,15 @@ static int64_t listen(struct io_queue *q, int64_t timeout_ns)
     return 0;
 }
 
-/* Waits until a started piece ends, the alarm rings, or the time until_ns (negative: never) has
- * come. */
+/* Waits until a started piece ends, the alarm rings, or the time until_ns has come. */
 static int reap(struct io_queue *q, int64_t until_ns, bool listens)
 {
     int64_t now_ns = clock_now_ns();
-    int64_t timeout_ns = until_ns < 0 ? -1 : until_ns > now_ns ? until_ns - now_ns : 0;
+    int64_t timeout_ns = until_ns == NEVER ? -1 : MAX(until_ns - now_ns, 0);
     if (listens && timeout_ns != 0)
         timeout_ns = listen(q, timeout_ns);
     if (q->n_started == 0) { /* all pieces are held by the throttle */
-        clock_sleep_ns(timeout_ns);
+        clock_sleep_ns(listens ? 0 : until_ns - now_ns); /* `listen` has slept already */
         return 0;
     }
     struct io_piece *list;
@@ -324,16 +325,8 @@ static int reap(struct io_queue *q, int64_t until_ns, bool listens)
     return 0;
 }
 
-/* Returns the earlier of two times; a negative time means never. */
-static int64_t earlier(int64_t a_ns, int64_t b_ns)
-{
-    if (a_ns < 0 || b_ns < 0)
-        return a_ns < 0 ? b_ns : a_ns;
-    return a_ns < b_ns ? a_ns : b_ns;
-}
-
 /* Moves everything that can move without waiting. Returns the time at which the next held piece may
- * be released, or -1 if none is held. */
+ * be released, or NEVER if none is held. */
 static int64_t settle(struct io_queue *q)
 {
     int64_t held_ns = release_held(q, clock_now_ns());
@@ -348,10 +341,10 @@ static int wait_for(struct io_queue *q, unsigned want, int64_t until_ns, bool li
     int rc = 0;
     q->has_rung = false;
     while (rc == 0 && !q->has_rung && (q->n_done < want || poll)) {
-        rc = reap(q, poll ? 0 : earlier(until_ns, held_ns), listens);
+        rc = reap(q, poll ? 0 : MIN(until_ns, held_ns), listens);
         held_ns = settle(q);
         poll = false;
-        if (until_ns >= 0 && clock_now_ns() >= until_ns)
+        if (clock_now_ns() >= until_ns)
             break;
     }
     if (q->n_started > 0)
@@ -362,8 +355,9 @@ static int wait_for(struct io_queue *q, unsigned want, int64_t until_ns, bool li
 static int await(struct io_queue *q, unsigned min, int64_t timeout_ns, bool listens,
                  struct err *err)
 {
-    unsigned want = min < q->n_outstanding ? min : q->n_outstanding;
-    int rc = wait_for(q, want, timeout_ns < 0 ? -1 : clock_now_ns() + timeout_ns, listens);
+    unsigned want = MIN(min, q->n_outstanding);
+    int rc = wait_for(q, want, timeout_ns < 0 ? NEVER : clock_now_ns() + timeout_ns,
+                      listens);
     return rc == 0 ? 0 : err_set(err, rc, "%s queue: %s", q->io->name, err_name(rc));
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 
 /* ---- Images ------------------------------------------------------------------------------ */
 
@@ -54,8 +55,7 @@ static void image_truncate(struct sim_image *im, uint64_t size)
     if (size < im->size) {
         uint64_t sector_end = round_up(size, SIM_SECTOR);
         image_free(im, sector_end, im->size);
-        if (sector_end > size)
-            memset(im->bytes + size, 0, sector_end - size);
+        memset(im->bytes + size, 0, sector_end - size);
     }
     image_grow(im, size);
     im->size = size;
@@ -204,10 +204,8 @@ static void fill_garbage(uint8_t *p, size_t n, struct rng *rng)
 static void put_range(struct sim_image *im, const struct sim_change *c, uint64_t begin,
                       uint64_t end)
 {
-    if (begin < c->offset)
-        begin = c->offset;
-    if (end > c->offset + c->length)
-        end = c->offset + c->length;
+    begin = MAX(begin, c->offset);
+    end = MIN(end, c->offset + c->length);
     if (begin < end)
         image_put(im, c->bytes + (begin - c->offset), begin, end - begin);
 }
@@ -231,8 +229,7 @@ static void put_garbage(struct sim_image *im, const struct sim_change *c, uint64
         begin += SIM_PART * rng_below(rng, SIM_SECTOR / SIM_PART);
         end = begin + SIM_PART;
     }
-    if (end > im->size)
-        end = im->size;
+    end = MIN(end, im->size);
     if (begin < end)
         fill_garbage(im->bytes + begin, (size_t)(end - begin), rng);
 }

@@ -2,6 +2,7 @@
 #include "io/io_throttle.h"
 
 #include "base/clock.h"
+#include "base/minmax.h"
 
 /* Most that a late report gives back. It is 1 % of the 100 ms over which the limit has to be
  * accurate. */
@@ -30,11 +31,10 @@ int64_t io_throttle_reserve(struct io_throttle *t, uint64_t n_bytes)
     if (t->bytes_per_s == 0)
         return 0;
     unsigned __int128 exact_ns = (unsigned __int128)n_bytes * 1000000000u / t->bytes_per_s;
-    int64_t took_ns = exact_ns < INT64_MAX ? (int64_t)exact_ns : INT64_MAX;
+    int64_t took_ns = (int64_t)MIN(exact_ns, INT64_MAX);
     pthread_mutex_lock(&t->lock);
     int64_t earliest_ns = clock_now_ns() - t->late_ns;
-    if (t->next_ns < earliest_ns)
-        t->next_ns = earliest_ns;
+    t->next_ns = MAX(t->next_ns, earliest_ns);
     t->late_ns = 0;
     /* The sum overflows after 292 years of booked time, which only a rate of a few bytes per second
      * can reach. */
@@ -52,6 +52,6 @@ void io_throttle_wait(struct io_throttle *t, int64_t end_ns)
     clock_sleep_ns(end_ns - clock_now_ns());
     int64_t late_ns = clock_now_ns() - end_ns;
     pthread_mutex_lock(&t->lock);
-    t->late_ns = late_ns < LATE_NS ? late_ns : LATE_NS;
+    t->late_ns = MIN(late_ns, LATE_NS);
     pthread_mutex_unlock(&t->lock);
 }

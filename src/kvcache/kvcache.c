@@ -16,6 +16,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "kvcache/prefix.h"
 #include "tensor/group.h"
 
@@ -290,7 +291,7 @@ static void block_drop(struct kv_pool *p, int32_t b, const struct kv_use *use)
 
 static int grown_cap(const struct kv_table *t, int n_blocks)
 {
-    return t->cap_blocks * 2 > n_blocks ? t->cap_blocks * 2 : n_blocks;
+    return MAX(t->cap_blocks * 2, n_blocks);
 }
 
 static void kv_table_prepare(struct kv_table *t, int n_blocks)
@@ -347,9 +348,9 @@ void kv_table_cut(struct kv_pool *p, struct kv_table *t, int n_blocks)
         p->free_tails[p->n_free_tails++] = t->tail - 1;
         t->tail = 0;
     }
-    t->n_known = t->n_known < t->n_blocks ? t->n_known : t->n_blocks;
-    t->n_saved = t->n_saved < t->n_blocks ? t->n_saved : t->n_blocks;
-    t->n_named = t->n_named < t->n_blocks ? t->n_named : t->n_blocks;
+    t->n_known = MIN(t->n_known, t->n_blocks);
+    t->n_saved = MIN(t->n_saved, t->n_blocks);
+    t->n_named = MIN(t->n_named, t->n_blocks);
 }
 
 void kv_table_free(struct kv_pool *p, struct kv_table *t)
@@ -437,7 +438,7 @@ int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
     *n_copied = 0;
     if (p->prefix == NULL || !p->has_memory)
         return 0;
-    int n = left < KV_BLOCK_TOKENS ? (int)left : KV_BLOCK_TOKENS, n_same = 0;
+    int n = (int)MIN(left, KV_BLOCK_TOKENS), n_same = 0;
     int32_t b = prefix_find_tail(p->prefix, root, last_known(t), tokens + from, n, &n_same);
     if (b == PREFIX_NONE)
         return 0;
@@ -456,7 +457,7 @@ int kv_table_differs_at(const struct kv_pool *p, const struct kv_table *t,
                         const struct sha256 *root, const int32_t *tokens, int64_t n_tokens)
 {
     int64_t from = (int64_t)t->n_known * KV_BLOCK_TOKENS, left = n_tokens - from;
-    int n = left < KV_BLOCK_TOKENS ? (int)left : KV_BLOCK_TOKENS;
+    int n = (int)MIN(left, KV_BLOCK_TOKENS);
     if (p->prefix == NULL || n <= 0)
         return -1;
     int same = prefix_differs_at(p->prefix, root, last_known(t), tokens + from, n);
@@ -502,7 +503,7 @@ void kv_table_keep(struct kv_pool *p, struct kv_table *t, const struct sha256 *r
 
 void kv_table_mark_saved(struct kv_pool *p, struct kv_table *t, int n_blocks)
 {
-    n_blocks = n_blocks < t->n_known ? n_blocks : t->n_known;
+    n_blocks = MIN(n_blocks, t->n_known);
     for (; t->n_saved < n_blocks; t->n_saved++)
         p->prefix->node[t->blocks[t->n_saved]].saved = true;
 }

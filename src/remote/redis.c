@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/textbuf.h"
 
 /* Arguments up to this size are gathered and sent together. */
@@ -66,7 +67,7 @@ static bool answer_add(struct redis_answer *a, const void *bytes, size_t n)
 {
     size_t need = a->n_bytes + n + 1;
     if (need > a->max_bytes) {
-        size_t max = need < 2 * a->max_bytes ? 2 * a->max_bytes : need;
+        size_t max = MAX(need, 2 * a->max_bytes);
         void *p = mem_try_realloc(a->bytes, max);
         if (p == NULL)
             return false;
@@ -124,7 +125,6 @@ static void *take_string(const redisReadTask *t, char *bytes, size_t n)
     if (t->parent != NULL)
         return list_add(r, bytes, n);
     a->kind = t->type == REDIS_REPLY_ERROR ? REDIS_REFUSED : REDIS_BYTES;
-    a->n_bytes = 0;
     r->is_too_long = n > r->max_answer_bytes;
     bool ok = !r->is_too_long && answer_add(a, bytes, n);
     if (ok && a->kind == REDIS_REFUSED)
@@ -227,13 +227,12 @@ static int large_begin(struct redis *r, struct redis_answer *out, struct err *er
         return 0;
     if ((uint64_t)n > r->max_answer_bytes)
         return too_long(r, err);
-    out->n_bytes = 0;
     if (!answer_reserve(out, (size_t)n + 2))
         return err_set(err, -ENOMEM, "no memory for the remote's answer");
     r->large_bytes = (size_t)n + 2;
     r->at += n_header;
     n_here -= n_header;
-    r->n_large = n_here < r->large_bytes ? n_here : r->large_bytes;
+    r->n_large = MIN(n_here, r->large_bytes);
     memcpy(out->bytes, r->receive + r->at, r->n_large);
     r->at += r->n_large;
     return 0;
@@ -267,7 +266,7 @@ static size_t short_answer_bytes(const struct redis *r)
         n_answer = n_header + (size_t)n_string + 2;
     else if (line != NULL && line > p && line[-1] == '\r' && memchr(":+-", p[0], 3) != NULL)
         n_answer = (size_t)(line + 1 - p);
-    return n_answer < n ? n_answer : n;
+    return MIN(n_answer, n);
 }
 
 static int parse_short(struct redis *r, bool *complete, struct err *err)

@@ -64,7 +64,8 @@ bool redis_next(const struct redis_answer *a, size_t *at, const char **bytes,
                 size_t *n_bytes);
 
 /* Receives some bytes. If they complete the next answer, in the order of the commands, hands it out
- * and sets *complete. Returns -ETIMEDOUT at the deadline. */
+ * and sets *complete. *out has no bytes before the first call for an answer. Returns -ETIMEDOUT at
+ * the deadline. */
 int redis_receive_some(struct redis *r, int64_t deadline_ns, struct redis_answer *out,
                        bool *complete, struct err *err);
 /* Sends queued commands and waits for the whole of the next answer. Returns -ETIMEDOUT after

@@ -21,6 +21,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "remote/remote_impl.h"
 
 enum { SCAN_AT_ONCE = 500 };
@@ -158,8 +159,7 @@ static void turn_around(struct sha256 *keys, int n)
 static void publish_keys(struct remote *r, bool is_text, const struct sha256 *keys, int n)
 {
     for (int i = 0; i < n; i += ERASURE_MAX_KEYS)
-        publish(r, NULL, is_text, keys + i,
-                n - i < ERASURE_MAX_KEYS ? n - i : ERASURE_MAX_KEYS);
+        publish(r, NULL, is_text, keys + i, MIN(n - i, ERASURE_MAX_KEYS));
 }
 
 /* [lock] Publishes the chunks that the store has taken away. */

@@ -29,6 +29,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "remote/remote_impl.h"
 
 /* Intervals at which the writer reads the stream: usually, and while chunks wait to be
@@ -455,7 +456,7 @@ static int read_bans(struct remote *r, int64_t now_ms, struct redis_answer *a,
     char id[STREAM_ID_BYTES];
     int64_t from_ms = now_ms - BAN_NS / 1000000;
     int rc = 0, n = 2;
-    snprintf(id, sizeof id, "%" PRId64 "-0", from_ms > 0 ? from_ms : 0);
+    snprintf(id, sizeof id, "%" PRId64 "-0", MAX(from_ms, 0));
     /* Each answer but the first begins with the last entry of the previous answer. */
     for (int i = 0; rc == 0 && n > 1 && i < READS_OF_BANS; i++) {
         rc = stream_read(r, id, a, err);
@@ -502,7 +503,7 @@ static int look_at_places(struct remote *r, struct redis_answer *a, struct err *
             when < clock_wall_s() - GONE_S)
             continue;
         n_servers++;
-        least = seen < least ? seen : least;
+        least = MIN(seen, least);
     }
     pthread_mutex_lock(&r->lock);
     /* the stream was read past the erasures that this server published */

@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/minmax.h"
 #include "remote/remote_impl.h"
 
 enum { COMMANDS_AT_ONCE = 128 };
@@ -52,7 +53,7 @@ uint32_t remote_ttl_s(const struct remote *r, uint32_t own_s)
 int64_t remote_lease_until_ms(const struct remote *r, uint32_t ttl_s)
 {
     int64_t ttl_ms = (int64_t)ttl_s * 1000;
-    return r->read_ms + (ttl_ms < LEASE_MS ? ttl_ms : LEASE_MS);
+    return r->read_ms + MIN(ttl_ms, LEASE_MS);
 }
 
 /* --- the remote's clock ----------------------------------------------------------------------- */
@@ -140,7 +141,7 @@ int remote_leases_settle(struct remote *r, uint32_t n, struct redis_answer *a,
     struct lease some[COMMANDS_AT_ONCE];
     int rc = 0;
     while (rc == 0 && n > 0) {
-        uint32_t now = n < COMMANDS_AT_ONCE ? n : COMMANDS_AT_ONCE;
+        uint32_t now = MIN(n, COMMANDS_AT_ONCE);
         pthread_mutex_lock(&r->lock);
         memcpy(some, r->leases, now * sizeof some[0]);
         pthread_mutex_unlock(&r->lock);

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/minmax.h"
 #include "policy/backoff.h"
 #include "remote/remote_impl.h"
 
@@ -57,7 +58,7 @@ void link_praise(struct link *l)
 int64_t link_rest_ns(const struct link *l)
 {
     int64_t left = l->rest_until_ns - clock_now_ns();
-    return left > 0 ? left : 0;
+    return MAX(left, 0);
 }
 
 bool link_ready(struct link *l, int64_t timeout_ns)

@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/minmax.h"
 #include "remote/remote_impl.h"
 
 /* Number of connection failures after which a chunk is dropped: it may be their cause. */
@@ -165,7 +166,7 @@ static void work(struct round *b)
 /* [lock] Copies the oldest offers; they stay in the queue. */
 static void take(struct remote *r, struct round *b)
 {
-    b->n = r->n_offers < ROUND_OFFERS ? (int)r->n_offers : ROUND_OFFERS;
+    b->n = (int)MIN(r->n_offers, ROUND_OFFERS);
     for (int i = 0; i < b->n; i++)
         b->offer[i] = r->offers[(r->first_offer + (uint32_t)i) % MAX_OFFERS];
 }

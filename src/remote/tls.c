@@ -16,6 +16,7 @@
 #include <sys/socket.h>
 
 #include "base/mem.h"
+#include "base/minmax.h"
 
 struct tls {
     SSL_CTX *ctx;
@@ -203,7 +204,7 @@ static ssize_t judge(struct tls_session *s, int n, short *events, struct err *er
 
 static int at_most(size_t n)
 {
-    return n < INT_MAX ? (int)n : INT_MAX;
+    return (int)MIN(n, INT_MAX);
 }
 
 ssize_t tls_shake(struct tls_session *s, short *events, struct err *err)

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/minmax.h"
 #include "remote/tls.h"
 
 #define STOPPED "stopped waiting for the remote"
@@ -24,7 +25,7 @@ static int await(const struct wire *w, short events, int64_t deadline_ns, struct
                               {.fd = w->stop_fd, .events = POLLIN}};
         int64_t left_ns = deadline_ns - clock_now_ns();
         int64_t ms = left_ns > 0 ? (left_ns + 999999) / 1000000 : 0;
-        int n = poll(p, 2, ms < 60000 ? (int)ms : 60000);
+        int n = poll(p, 2, (int)MIN(ms, 60000));
         if (n < 0 && errno != EINTR)
             return err_set(err, -errno, "waiting for the remote: %s", strerror(errno));
         if (n > 0 && p[1].revents != 0)
@@ -125,7 +126,7 @@ static ssize_t send_some(struct wire *w, const void *bytes, size_t n, short *eve
     *events = POLLOUT;
     if (k < 0 && errno != EAGAIN && errno != EINTR)
         return err_set(err, -errno, "sending: %s", strerror(errno));
-    return k > 0 ? k : 0;
+    return MAX(k, 0);
 }
 
 int wire_send(struct wire *w, const void *bytes, size_t n, size_t *n_sent,
@@ -156,7 +157,7 @@ static ssize_t receive_some(struct wire *w, void *bytes, size_t n, short *events
         return err_set(err, -EPIPE, "the remote has closed the connection");
     if (k < 0 && errno != EAGAIN && errno != EINTR)
         return err_set(err, -errno, "receiving: %s", strerror(errno));
-    return k > 0 ? k : 0;
+    return MAX(k, 0);
 }
 
 ssize_t wire_receive(struct wire *w, void *bytes, size_t n, int64_t deadline_ns,

@@ -6,6 +6,8 @@
 #include <stddef.h>
 #include <stdio.h>
 
+#include "base/minmax.h"
+
 struct text_out {
     char *out;
     size_t cap;
@@ -28,7 +30,7 @@ static inline void text_add(struct text_out *t, const char *fmt, ...)
     int n = vsnprintf(at < t->cap ? t->out + at : NULL, at < t->cap ? t->cap - at : 0, fmt,
                       ap);
     va_end(ap);
-    t->length += n > 0 ? n : 0;
+    t->length += MAX(n, 0);
 }
 
 #endif

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/minmax.h"
 #include "report/text_out.h"
 
 enum { MIN_WIDTH = 40, MAX_WIDTH = 400, LABEL = 9, SHARE = 13 };
@@ -136,7 +137,7 @@ bool timeline_in_lane(const struct pipe_item *x, const struct timeline_lane *lan
 int timeline_text(const struct pipeline *p, int width, char *out, size_t cap)
 {
     struct text_out t = text_begin(out, cap);
-    int w = width < MIN_WIDTH ? MIN_WIDTH : width > MAX_WIDTH ? MAX_WIDTH : width;
+    int w = MIN(MAX(width, MIN_WIDTH), MAX_WIDTH);
     int n = w - LABEL - SHARE;
     if (!(p->makespan_s > 0)) {
         text_add(&t, "nothing to restore\n");

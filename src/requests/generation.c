@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "sessions/retoken.h"
 #include "requests/shape.h"
 #include "sessions/provenance.h"
@@ -82,7 +83,7 @@ static int check_fit(const struct gen_params *p, bool truncates,
                              prompts[i].n, (long long)info->max_history, info->max_context);
         if (truncates)
             continue;
-        if ((int64_t)prompts[i].n + (p->max_tokens > 0 ? p->max_tokens : 0) > max_context ||
+        if ((int64_t)prompts[i].n + MAX(p->max_tokens, 0) > max_context ||
             (p->max_tokens != 0 && prompts[i].n >= max_context))
             return too_long(p, prompts[i].n, max_context, f);
     }
@@ -185,7 +186,7 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .turn = p->turn,
                                .may_call_tools = p->tools != NULL,
                                .expect_reuse_in_s = (int)p->expect_reuse_in,
-                               .cache_ttl_s = p->cache_ttl > 0 ? (int)p->cache_ttl : 0,
+                               .cache_ttl_s = (int)MAX(p->cache_ttl, 0),
                                .timeout_ms = (int)p->timeout_ms,
                                .durable = p->durable,
                                .notify = on_notify,
@@ -444,7 +445,7 @@ static void hold_back(struct choice *ch, struct hcache_delta *d)
     if (!d->ended || hcache_chat_calls(h, ch->text.p, ch->text.n, &calls))
         sure = hcache_chat_text_bytes(h, ch->text.p, ch->text.n);
     hcache_free(calls);
-    sure = sure > ch->n_sent ? sure : ch->n_sent;
+    sure = MAX(sure, ch->n_sent);
     d->text = ch->text.p + ch->n_sent;
     d->n_text = sure - ch->n_sent;
     ch->n_sent = sure;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/minmax.h"
 #include "base/textbuf.h"
 #include "base/utf8.h"
 #include "sessions/fullness.h"
@@ -158,8 +159,8 @@ void shape_context(struct json *usage, const struct generation *g)
     for (int i = 0; i < g->n; i++) {
         int64_t n = g->choice[i].n_prompt + g->choice[i].result.n_tokens;
         int64_t dropped = g->choice[i].result.truncated_tokens;
-        used = n > used ? n : used;
-        n_truncated = dropped > n_truncated ? dropped : n_truncated;
+        used = MAX(n, used);
+        n_truncated = MAX(dropped, n_truncated);
     }
     json_put_int(usage, "truncated_tokens", n_truncated);
     json_put_int(usage, "context_used", used);

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "server/keep.h"
 #include "sessions/prompt.h"
 #include "sessions/retoken.h"
@@ -392,9 +393,9 @@ static struct json *usage(const struct generation *g, int n_cached, int n_output
     int prompt = g->choice[0].n_prompt, before = 0, by_ttl[2] = {0, 0};
     for (int i = 0; i < m->n; i++) {
         int end = m->at[i].n_tokens / 64 * 64;
-        int from = n_cached > before ? n_cached : before;
+        int from = MAX(n_cached, before);
         by_ttl[m->at[i].ttl_s > 300] += end > from ? end - from : 0;
-        before = end > before ? end : before;
+        before = MAX(end, before);
     }
     json_put_int(o, "input_tokens", prompt - n_cached - by_ttl[0] - by_ttl[1]);
     json_put_int(o, "cache_creation_input_tokens", by_ttl[0] + by_ttl[1]);

@@ -10,6 +10,7 @@
 
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 
 #define SECOND_NS INT64_C(1000000000)
 
@@ -94,7 +95,7 @@ static int64_t hold(struct place *p, int64_t now_ns)
     p->last_ns = now_ns;
     if (p->n < INT32_MAX)
         p->n++;
-    p->free_ns = (p->free_ns > now_ns ? p->free_ns : now_ns) + pause_ns(p->n);
+    p->free_ns = MAX(p->free_ns, now_ns) + pause_ns(p->n);
     if (p->free_ns > now_ns + GUESSES_MAX_HOLD_S * SECOND_NS)
         p->free_ns = now_ns + GUESSES_MAX_HOLD_S * SECOND_NS;
     return p->free_ns - now_ns;

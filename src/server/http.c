@@ -23,6 +23,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "batch/runner.h"
 #include "server/auth.h"
 #include "server/body.h"
@@ -331,7 +332,7 @@ static ssize_t stream_read(void *arg, uint64_t pos, char *buf, size_t max)
     (void)pos;
     for (;;) {
         if (c->out.n > 0) {
-            size_t n = c->out.n < max ? c->out.n : max;
+            size_t n = MIN(c->out.n, max);
             memcpy(buf, c->out.p, n);
             memmove(c->out.p, c->out.p + n, c->out.n - n);
             c->out.n -= n;

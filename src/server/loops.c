@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/thread.h"
 
 enum {
@@ -93,7 +94,7 @@ static int timeout_ms(const struct loop *p)
     unsigned long long library = 0;
     int64_t ms = -1, pause = (p->pause_until_ns - clock_now_ns()) / 1000000;
     if (MHD_get_timeout(p->daemon, &library) == MHD_YES)
-        ms = library < INT32_MAX ? (int64_t)library : INT32_MAX;
+        ms = (int64_t)MIN(library, INT32_MAX);
     if (pause >= 0 && (ms < 0 || pause < ms))
         ms = pause + 1;
     return (int)ms;

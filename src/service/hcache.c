@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "remote/remote.h"
 #include "service/hcache_impl.h"
 #include "state/save_policy.h"
@@ -154,7 +155,7 @@ static int check_opts(const struct hcache_opts *o, struct err *err)
 static int context_of(const struct hcache *h)
 {
     int64_t pool = (int64_t)kv_pool_n_blocks(engine_pool(h->k.engine)) * KV_BLOCK_TOKENS;
-    return pool < h->k.model->max_ctx ? (int)pool : h->k.model->max_ctx;
+    return (int)MIN(pool, h->k.model->max_ctx);
 }
 
 /* Memory that running requests and the writer of the store may still need when memory has run

@@ -7,6 +7,7 @@
 #include <sys/sysinfo.h>
 
 #include "base/bytes.h"
+#include "base/minmax.h"
 #include "base/opt.h"
 #include "base/process.h"
 #include "engine/next_token.h"
@@ -74,7 +75,7 @@ static struct needs needs_of(const struct memory_ask *a, int stage)
 static size_t total_of(const struct needs *n)
 {
     size_t later = n->kv + n->restore;
-    return n->model + n->work + (later > n->probes ? later : n->probes);
+    return n->model + n->work + MAX(later, n->probes);
 }
 
 /* Computes the need of each stage [n_stages]. Returns the parts of the stage that needs the most
@@ -109,7 +110,7 @@ int64_t memory_plan_kv_tokens(const struct memory_ask *a)
     int64_t token_bytes = (int64_t)model_kv_bytes(m) / m->dev->n_ranks * most_layers;
     int64_t fits = budget / token_bytes / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
     int64_t want = a->max_seqs * context;
-    return want < fits ? want : fits > context ? fits : context;
+    return want < fits ? want : MAX(fits, context);
 }
 
 /* --- a budget --------------------------------------------------------------------------------- */
@@ -309,7 +310,7 @@ uint64_t memory_plan_dram_bytes(const struct memory_ask *a)
     uint64_t rest = n.weights + n.kv + n.buffers, left = process_memory_left();
     uint64_t half = left > rest ? (left - rest) / 2 : 0;
     uint64_t eighth = (uint64_t)s.totalram * s.mem_unit / 8;
-    uint64_t bytes = (eighth < half ? eighth : half) >> 20 << 20;
+    uint64_t bytes = MIN(eighth, half) >> 20 << 20;
     return bytes >= least ? bytes : 0;
 }
 

@@ -20,6 +20,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/thread.h"
 #include "service/counts.h"
 #include "policy/sched.h"
@@ -74,7 +75,7 @@ static double expected_wait_s(const struct service *s)
     for (const struct hcache_ticket *t = s->live; t != NULL && s->held_s == 0;
          t = t->next) {
         double seconds = t->state == TICKET_RUNNING ? (double)(now - t->t_admit) * 1e-9 : 0;
-        held_s = seconds > held_s ? seconds : held_s;
+        held_s = MAX(seconds, held_s);
     }
     return sched_wait_s(s->counts.now.n_waiting, s->counts.now.n_running, held_s);
 }
@@ -344,7 +345,7 @@ static void tell_progress(struct service *s)
         if (!t->wants_progress || t->seq == NULL)
             continue;
         int n = seq_tokens_done(t->seq);
-        t->n_prompt_done = n < t->req.n_prompt ? n : t->req.n_prompt;
+        t->n_prompt_done = MIN(n, t->req.n_prompt);
         pthread_cond_broadcast(&s->progress);
     }
 }

@@ -14,6 +14,7 @@
 #include "base/cpus.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/pool.h"
 #include "model/pack_file.h"
 #include "remote/remote.h"
@@ -197,9 +198,8 @@ static int open_model(struct stack *k, struct err *err)
                         k->pool, &k->dev, err);
     if (rc == 0)
         k->batch_rows = o->batch_rows > 0 ? o->batch_rows : k->dev->batch_rows;
-    k->step_rows = k->o.step_rows > 0
-                       ? k->o.step_rows
-                       : k->batch_rows * (o->mini_batches > 1 ? o->mini_batches : 1);
+    k->step_rows = k->o.step_rows > 0 ? k->o.step_rows
+                                      : k->batch_rows * MAX(o->mini_batches, 1);
     struct model_opts mo = {.dev = k->dev,
                             .reserve = before_weights,
                             .reserve_arg = k,
@@ -413,7 +413,7 @@ static int open_profile(struct stack *k, struct model_work *work, struct stream 
 /* Returns the largest number of rows in one step. */
 static int most_rows(const struct stack *k)
 {
-    return k->step_rows > k->batch_rows ? k->step_rows : k->batch_rows;
+    return MAX(k->step_rows, k->batch_rows);
 }
 
 /* Default time to live of chunks in the remote: seven days. */

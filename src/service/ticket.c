@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "service/miss.h"
 
 /* --- text ------------------------------------------------------------------------------------- */
@@ -14,7 +15,7 @@
 /* Returns how many bytes at the end of the text are the beginning of a stop string. */
 static size_t held_back(const char *text, size_t n, const char *stop, size_t stop_bytes)
 {
-    size_t most = stop_bytes - 1 < n ? stop_bytes - 1 : n;
+    size_t most = MIN(stop_bytes - 1, n);
     for (size_t k = most; k > 0; k--) {
         if (memcmp(text + n - k, stop, k) == 0)
             return k;
@@ -34,7 +35,7 @@ bool ticket_scan_stop(const char *text, size_t n_old, size_t *n_text, char *cons
         if (hit != NULL && (size_t)(hit - text) < first)
             first = (size_t)(hit - text);
         size_t h = held_back(text, *n_text, stop[i], stop_bytes[i]);
-        held = h > held ? h : held;
+        held = MAX(h, held);
     }
     bool found = first < *n_text;
     *n_text = first;
@@ -73,7 +74,7 @@ void ticket_logprobs(const float *logits, int n_vocab, int32_t chosen, int n_top
     float max = -INFINITY;
     double sum = 0;
     for (int i = 0; i < n_vocab; i++)
-        max = logits[i] > max ? logits[i] : max;
+        max = MAX(logits[i], max);
     for (int i = 0; i < n_vocab; i++)
         sum += exp((double)(logits[i] - max));
     float log_sum = max + (float)log(sum);
@@ -202,7 +203,7 @@ void ticket_describe(struct hcache_ticket *t)
     r->dram_tokens = o->restore.dram_tokens < restored && !is_all_dram
                          ? o->restore.dram_tokens
                          : restored;
-    r->remote_tokens = o->n_remote < r->cached_tokens ? o->n_remote : r->cached_tokens;
+    r->remote_tokens = MIN(o->n_remote, r->cached_tokens);
     snprintf(r->miss, sizeof r->miss, "%s", o->miss);
     if (o->differs_at > 0 && strcmp(o->miss, STORE_WHY_ABSENT) == 0)
         miss_text(t->tokenizer, t->prompt, t->req.n_prompt, o->differs_at, r->miss,

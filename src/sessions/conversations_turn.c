@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "sessions/conversations_db.h"
 
 enum {
@@ -49,7 +50,7 @@ static void marks_encode(const struct turn *t, uint8_t out[TURN_MAX_MARKS * MARK
 
 static void marks_decode(struct turn *t, const uint8_t *p, size_t n)
 {
-    t->n_marks = (int)(n / MARK_BYTES < TURN_MAX_MARKS ? n / MARK_BYTES : TURN_MAX_MARKS);
+    t->n_marks = (int)MIN(n / MARK_BYTES, TURN_MAX_MARKS);
     for (int i = 0; i < t->n_marks; i++, p += MARK_BYTES) {
         t->mark[i].n_bytes = get_u32(p);
         t->mark[i].n_tokens = get_u32(p + 4);
@@ -475,7 +476,7 @@ int32_t *turn_path_tokens(struct turn *const *path, int n)
         const struct turn *t = path[i];
         if (t->n_kept < until)
             memcpy(ids + t->n_kept, t->tokens, (size_t)(until - t->n_kept) * sizeof *ids);
-        until = t->n_kept < until ? t->n_kept : until;
+        until = MIN(t->n_kept, until);
     }
     return ids;
 }

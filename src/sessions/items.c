@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "sessions/conversations.h"
 #include "base/textbuf.h"
 
@@ -312,7 +313,7 @@ char *items_title(const struct json *items, size_t max)
         const char *text = json_string_of(json_member(part, "text"), &n);
         if (role == NULL || strcmp(role, "user") != 0 || text == NULL)
             continue;
-        n = n < max ? n : max;
+        n = MIN(n, max);
         /* The cut moves back to the beginning of a character. */
         while (n > 0 && ((unsigned char)text[n] & 0xc0) == 0x80)
             n--;

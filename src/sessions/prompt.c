@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/textbuf.h"
 
 static bool is_role(const char *role)
@@ -160,13 +161,13 @@ int prompt_system_tokens(const struct hcache *h, const struct json *messages)
         int n = text_tokens(h, json_member(m, "content"));
         sum += n > 0 ? n + AROUND_SYSTEM : 0;
     }
-    return sum < INT32_MAX / 2 ? (int)sum : INT32_MAX / 2;
+    return (int)MIN(sum, INT32_MAX / 2);
 }
 
 void prompt_keep(int n_tokens, struct hcache_truncation *t)
 {
     int keep = (n_tokens + 63) / 64 * 64;
-    t->keep = keep > t->keep ? keep : t->keep;
+    t->keep = MAX(keep, t->keep);
 }
 
 void prompt_text_deinit(struct prompt_text *t)

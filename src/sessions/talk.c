@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "sessions/draft.h"
 #include "sessions/items.h"
 #include "sessions/provenance.h"
@@ -215,7 +216,7 @@ static int check_room(const struct talk *t, struct hcache_request *q, struct err
     if (q->truncation.ratio > 0) { /* a truncated context is never full */
         int left = info.max_context - q->n_prompt, half = info.max_context / 2;
         if (q->max_tokens < 0)
-            q->max_tokens = left > half ? left : half;
+            q->max_tokens = MAX(left, half);
         return 0;
     }
     if (q->n_prompt >= info.max_context)

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 
 void cache_init(struct cache *c, const struct cache_opts *o)
 {
@@ -18,7 +19,7 @@ void cache_init(struct cache *c, const struct cache_opts *o)
         placement_learn_init(c->learn);
     }
     for (int t = 0; t < o->n_tiers; t++) {
-        uint64_t max = o->max_blocks[t] < o->n_blocks ? o->max_blocks[t] : o->n_blocks;
+        uint64_t max = MIN(o->max_blocks[t], o->n_blocks);
         placement_init(&c->policy[t], o->policy, o->window, c->learn);
         placement_set_slots(&c->part[t], xcalloc(max + 1, sizeof c->part[t].slot[0]),
                             (uint32_t)max + 1);

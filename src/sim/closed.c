@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "policy/read_ahead.h"
 #include "sim/cache.h"
 
@@ -86,7 +87,7 @@ static void truncate(struct closed *c, struct session *s, uint32_t n_tokens)
     uint32_t context = c->o->model->context, block = c->l->block_tokens;
     while (n_tokens - s->cut_tokens > context) {
         uint32_t cut = context / 2 / block, start = s->start + cut;
-        start = start < s->n_blocks ? start : s->n_blocks;
+        start = MIN(start, s->n_blocks);
         if (c->o->overflow_loses_all && c->has_cache)
             for (uint32_t i = s->start; i < s->n_blocks; i++)
                 cache_drop(&c->cache, s->base + i, s->base + i + 1);
@@ -112,7 +113,7 @@ static void arrivals(struct closed *c)
     const struct load *l = c->l;
     if (c->head == c->tail && c->next_arrival < l->n_sessions) {
         double first = l->request[c->session[c->next_arrival].first_job].time_s;
-        c->now = first > c->now ? first : c->now;
+        c->now = MAX(first, c->now);
     }
     while (c->next_arrival < l->n_sessions &&
            l->request[c->session[c->next_arrival].first_job].time_s <= c->now)
@@ -190,12 +191,12 @@ static struct read_ahead_room block_room(void *arg, const struct read_ahead_want
 static void read_ahead(struct closed *c, double seconds)
 {
     int least = LEAST_TOKENS / (int)c->l->block_tokens;
-    const struct read_ahead_view v = {c, block_place, block_room, least > 1 ? least : 1};
+    const struct read_ahead_view v = {c, block_place, block_room, MAX(least, 1)};
     struct read_ahead_want *w;
     int at;
     c->disk_budget_bytes += seconds * c->o->disk_bytes_per_s;
     double most = 4 * c->o->disk_bytes_per_s; /* an idle disk does not save up time */
-    c->disk_budget_bytes = c->disk_budget_bytes < most ? c->disk_budget_bytes : most;
+    c->disk_budget_bytes = MIN(c->disk_budget_bytes, most);
     while (c->o->disk_bytes > 0 && c->disk_budget_bytes >= c->block_bytes &&
            read_ahead_choose(&c->waiting, &v, &w, &at) == READ_AHEAD_FETCH) {
         uint32_t b = block_of(c, w, at);
@@ -288,7 +289,7 @@ static void serve(struct closed *c)
         expect(c, at, false);
     struct service v = look_up(c, s, class, at);
     uint32_t n_tokens = n_history - s->cut_tokens, n_cached = v.n_found * block;
-    n_cached = n_cached < n_tokens ? n_cached : n_tokens;
+    n_cached = MIN(n_cached, n_tokens);
     double prefill_s = (n_tokens - n_cached) * m->prefill_s;
     double wait_s = (v.n_found - v.n_in_memory) * c->block_bytes / c->o->disk_bytes_per_s;
     double decode_s = r->n_out * m->decode_s;

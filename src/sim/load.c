@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/rng.h"
 #include "format/json.h"
 
@@ -63,11 +64,9 @@ void load_free(struct load *l)
 static int by_time(const void *a, const void *b)
 {
     const struct load_request *x = a, *y = b;
-    if (x->time_s != y->time_s)
-        return x->time_s < y->time_s ? -1 : 1;
-    if (x->session != y->session)
-        return x->session < y->session ? -1 : 1;
-    return x->turn < y->turn ? -1 : x->turn > y->turn;
+    int by = ORDER(x->time_s, y->time_s);
+    by = by != 0 ? by : ORDER(x->session, y->session);
+    return by != 0 ? by : ORDER(x->turn, y->turn);
 }
 
 void load_sort(struct load *l)
@@ -265,7 +264,7 @@ static uint32_t turns_of(double z)
         return 1;
     double q = (p - SINGLE_SHARE) / (1 - SINGLE_SHARE), mean = MANY_MEAN - 2;
     double n = 2 + floor(log(1 - q) / log(mean / (1 + mean)));
-    return n < 200 ? (uint32_t)n : 200;
+    return (uint32_t)MIN(n, 200);
 }
 
 static void add_chat(struct load *l, const struct chats_opts *o, struct rng *r,
@@ -275,8 +274,8 @@ static void add_chat(struct load *l, const struct chats_opts *o, struct rng *r,
                                sqrt(1 - TURNS_CORRELATION * TURNS_CORRELATION) * normal(r);
     uint32_t n_turns = turns_of(z2), base = l->n_blocks, session = l->n_sessions++;
     double total = exp(LENGTH_MU + LENGTH_SIGMA * z), share[200], sum = 0, time_s = start_s;
-    total = total > o->max_tokens ? o->max_tokens : total;
-    total = total < 16.0 * n_turns ? 16.0 * n_turns : total;
+    total = MIN(total, o->max_tokens);
+    total = MAX(total, 16.0 * n_turns);
     for (uint32_t i = 0; i < n_turns; i++)
         sum += share[i] = exponential(r, 1) + 0.2;
     uint32_t n_history = 0;

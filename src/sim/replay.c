@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 
 struct replay {
     const struct load *l;
@@ -88,7 +89,7 @@ static uint32_t most_waits(const struct load *l, uint32_t window)
         sum += l->request[i].n_blocks;
         if (i > window)
             sum -= l->request[i - window - 1].n_blocks;
-        most = sum > most ? sum : most;
+        most = MAX(sum, most);
     }
     return (uint32_t)most;
 }

@@ -6,6 +6,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 
 void chain_init(struct chain *c, const struct sha256 *fingerprint, const char *salt)
 {
@@ -70,7 +71,7 @@ void chain_extend(struct chain *c, const int32_t *tokens, int64_t n_tokens)
 {
     int n = (int)(n_tokens / STORE_CHUNK_TOKENS);
     if (n > c->cap_chunks) {
-        c->cap_chunks = n > 2 * c->cap_chunks ? n : 2 * c->cap_chunks;
+        c->cap_chunks = MAX(n, 2 * c->cap_chunks);
         c->keys = xrealloc(c->keys, (size_t)c->cap_chunks * sizeof *c->keys);
     }
     for (int i = c->n_chunks; i < n; i++) {

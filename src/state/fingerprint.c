@@ -7,6 +7,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "model/pass.h"
 #include "tensor/readback.h"
 
@@ -47,9 +48,9 @@ static int n_positions(const struct model *m)
 static void choose_positions(struct probe *p)
 {
     int n = n_positions(p->m);
-    p->n_near = n < N_NEAR ? n : N_NEAR;
+    p->n_near = MIN(n, N_NEAR);
     p->far = (n - 1) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
-    p->n_far = n - p->far < N_FAR ? n - p->far : N_FAR;
+    p->n_far = MIN(n - p->far, N_FAR);
     if (p->far < N_NEAR)
         p->n_far = 0;
 }

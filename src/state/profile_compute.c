@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/pool.h"
 #include "model/pass.h"
 #include "policy/regress.h"
@@ -65,13 +66,13 @@ struct bench {
  * model's maximum. */
 static int context_of(const struct model *m, int rows, int max_past)
 {
-    return m->max_ctx < max_past + rows ? m->max_ctx : max_past + rows;
+    return MIN(m->max_ctx, max_past + rows);
 }
 
 int profile_rows(const struct model *m, const struct model_work *w)
 {
     int rows = model_work_rows(w);
-    return rows < m->max_ctx ? rows : m->max_ctx;
+    return MIN(rows, m->max_ctx);
 }
 
 /* Sizes of a bench's memory: the K and V blocks of one layer's context, a batch's rows, logits. */
@@ -94,7 +95,7 @@ static struct bench_sizes sizes_of(const struct model *m, int rows, int n_ctx)
 static size_t n_loaded(const struct model *m)
 {
     size_t n = LOAD_BYTES / record_bytes(m, STORE_KV);
-    return n < 8 ? 8 : n > 256 ? 256 : n;
+    return MIN(MAX(n, 8), 256);
 }
 
 size_t profile_device_bytes(const struct model *m, int max_rows)
@@ -216,18 +217,17 @@ static int run_once(struct bench *b, int (*fn)(struct bench *, int), int n, int6
 static int sample(struct bench *b, int (*fn)(struct bench *, int), int n, double *seconds)
 {
     int64_t best = INT64_MAX, spent = 0, ns;
-    double share, best_share = 0;
+    double share;
     for (int i = 0;
-         i < 2 || (i < 50 && spent < (best_share < OURS ? PATIENCE : 1) * b->sample_ns);
+         i < 2 || (i < 50 && spent < (b->share < OURS ? PATIENCE : 1) * b->sample_ns);
          i++) {
         int rc = run_once(b, fn, n, &ns, &share);
         if (rc != 0)
             return rc;
         spent += ns;
-        best_share = ns < best ? share : best_share;
-        best = ns < best ? ns : best;
+        b->share = ns < best ? share : b->share;
+        best = MIN(ns, best);
     }
-    b->share = best_share;
     *seconds = (double)best * 1e-9;
     return 0;
 }
@@ -282,10 +282,10 @@ static void load_twins(struct load *ld)
     struct kv_chunks c = {.stride = record_bytes(m, STORE_KV), .blocks = blocks};
     long end = ld->first + ld->n, most = m->rope[0].max_pos / STORE_CHUNK_TOKENS;
     int rc = 0;
-    most = most < RESTORE_GROUP_CHUNKS ? most : RESTORE_GROUP_CHUNKS;
+    most = MIN(most, RESTORE_GROUP_CHUNKS);
     for (long i = ld->first; ld->twins != NULL && rc == 0 && i < end; i += c.n) {
         c.first = ld->twins + (size_t)i * c.stride;
-        c.n = (int)(end - i < most ? end - i : most);
+        c.n = (int)MIN(end - i, most);
         for (int k = 0; k < c.n; k++) {
             blocks[k] = (int32_t)(i + k);
             n_bytes[k] = (uint32_t)c.stride;
@@ -306,7 +306,7 @@ static int run_load(struct bench *b, int n)
 {
     struct load *ld = b->load;
     for (ld->first = 0; ld->first < n; ld->first += LOAD_CHUNKS) {
-        ld->n = n - ld->first < LOAD_CHUNKS ? n - ld->first : LOAD_CHUNKS;
+        ld->n = MIN(n - ld->first, LOAD_CHUNKS);
         pool_run(b->m->dev->pool, load_share, ld);
         load_twins(ld);
     }
@@ -473,7 +473,7 @@ static int fit_load(struct platform *p, struct bench *b, bool full)
 
 static int measure(struct platform *p, struct bench *b, bool full)
 {
-    int rows = profile_rows(b->m, b->w), group = rows < NEAR_ROWS ? rows : NEAR_ROWS;
+    int rows = profile_rows(b->m, b->w), group = MIN(rows, NEAR_ROWS);
     double embed_s = 0, head_s = 0;
     int rc = fit_layer(p, b, rows, full);
     p->cpu_share = 0;

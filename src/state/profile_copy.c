@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "base/clock.h"
+#include "base/minmax.h"
 #include "state/profile.h"
 #include "tensor/collective.h"
 
@@ -38,7 +39,7 @@ static int time_of(struct copying *c, int (*once)(struct copying *), double *sec
 {
     int64_t best = INT64_MAX;
     int rc = 0, n = (int)(QUEUED_BYTES / c->bytes);
-    n = n < 1 ? 1 : n > MOST_QUEUED ? MOST_QUEUED : n;
+    n = MIN(MAX(n, 1), MOST_QUEUED);
     for (int i = 0; rc == 0 && i < RUNS; i++) {
         int64_t t0 = clock_now_ns();
         for (int k = 0; rc == 0 && k < n; k++)
@@ -46,7 +47,7 @@ static int time_of(struct copying *c, int (*once)(struct copying *), double *sec
         if (rc == 0)
             rc = stream_sync(c->s);
         int64_t ns = clock_now_ns() - t0;
-        best = ns < best ? ns : best;
+        best = MIN(ns, best);
     }
     *seconds = (double)(best > 0 ? best : 1) * 1e-9 / n;
     return rc == 0 ? 0 : err_set(err, rc, "profile: %s", stream_fault(c->s));
@@ -72,7 +73,7 @@ static int measure(struct copying *c, struct platform_tier *t, struct err *err)
 int profile_copies(struct device *d, const void *from, size_t bytes,
                    struct platform_tier *t, struct err *err)
 {
-    bytes = bytes < PROFILE_COPY_BYTES ? bytes : PROFILE_COPY_BYTES;
+    bytes = MIN(bytes, PROFILE_COPY_BYTES);
     struct copying c = {.from = from, .bytes = bytes, .n_ranks = d->n_ranks};
     t->up_bytes_per_s = t->gather_bytes_per_s = 0;
     if (d->unified || bytes == 0)

@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/thread.h"
 #include "policy/regress.h"
 #include "state/profile.h"
@@ -57,9 +58,9 @@ static int reads_open(struct reads *r, const struct model *m,
     CHECK(from->n_hits > 0);
     size_t hidden = model_hidden_bytes(m), kv = model_kv_bytes(m);
     *r = (struct reads){.m = m, .from = from};
-    r->room = round_up(STORE_CHUNK_TOKENS * (hidden > kv ? hidden : kv), STORE_ALIGN);
+    r->room = round_up(STORE_CHUNK_TOKENS * MAX(hidden, kv), STORE_ALIGN);
     size_t depth = STAGING_BYTES / r->room;
-    r->depth = depth < 4 ? 4 : depth > MAX_DEPTH ? MAX_DEPTH : (int)depth;
+    r->depth = (int)MIN(MAX(depth, 4), MAX_DEPTH);
     int rc = buf_alloc(m->dev, MEM_PINNED, (size_t)r->depth * r->room, &r->staging, err);
     if (rc != 0)
         return err_wrap(err, "profile");
@@ -125,7 +126,7 @@ static int read_records(struct reads *r, enum store_kind kind, int n, int depth,
     int started = 0, ended = 0, rc = 0;
     int64_t t0 = clock_now_ns();
     *out = (struct tally){0};
-    depth = depth < r->depth ? depth : r->depth;
+    depth = MIN(depth, r->depth);
     for (;
          rc == 0 && started < n && started < depth && (started == 0 || has_time(t0, stop));
          started++)
@@ -173,7 +174,7 @@ static int add_sample(struct reads *r, enum store_kind kind, int n, struct io_sa
     int rc = read_records(r, kind, n, MAX_DEPTH, NULL, &t, err);
     if (rc != 0 || t.n == 0)
         return rc;
-    double seconds = (double)(t.ns > 100 ? t.ns : 100) * 1e-9;
+    double seconds = (double)MAX(t.ns, 100) * 1e-9;
     v->s[v->n++] = (struct regress_sample){.x = {(double)t.bytes, 1, t.n}, .y = seconds};
     v->bytes += t.bytes;
     v->ns += t.ns;
@@ -351,7 +352,7 @@ static int by_value(const void *a, const void *b)
 static double median_at_least_1(double *v, int n)
 {
     qsort(v, (size_t)n, sizeof *v, by_value);
-    return v[n / 2] > 1 ? v[n / 2] : 1;
+    return MAX(v[n / 2], 1);
 }
 
 /* Measures each lane alone, then both together, in several rounds, so that changes on the machine
@@ -381,7 +382,7 @@ int profile_overlap(struct platform *p, const struct model *m, struct model_work
                     struct stream *s, const struct profile_source *from, struct err *err)
 {
     int rows = RESTORE_GROUP_CHUNKS * STORE_CHUNK_TOKENS;
-    rows = model_work_rows(w) < rows ? model_work_rows(w) : rows;
+    rows = MIN(model_work_rows(w), rows);
     struct projecting c = {.m = m, .w = w, .s = s};
     while (c.n_layers < m->cfg.n_layers && model_stage(m, c.n_layers) == 0)
         c.n_layers++;

@@ -10,6 +10,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/rng.h"
 #include "io/io.h"
 #include "state/chain.h"
@@ -68,8 +69,8 @@ static int count_layers(const struct model *m, int n_dirs)
 {
     size_t layer = record_bytes(m, STORE_HIDDEN) + record_bytes(m, STORE_KV);
     size_t n = SCRATCH_BYTES * (size_t)(n_dirs > 0 ? n_dirs : 1) / (MIN_CHUNKS * layer);
-    int n_layers = m->cfg.n_layers < STORE_MAX_LAYERS ? m->cfg.n_layers : STORE_MAX_LAYERS;
-    return n < 1 ? 1 : n < (size_t)n_layers ? (int)n : n_layers;
+    int n_layers = MIN(m->cfg.n_layers, STORE_MAX_LAYERS);
+    return (int)MIN(MAX(n, 1), (size_t)n_layers);
 }
 
 static int append(struct profile_scratch *s, const struct model *m, int n_layers, int c,
@@ -109,9 +110,9 @@ static int fill(struct profile_scratch *s, const struct model *m, struct err *er
     int n_layers = count_layers(m, s->n_dirs), rc = 0;
     size_t chunk = (hidden + kv) * (size_t)n_layers;
     size_t n = SCRATCH_BYTES * (size_t)(s->n_dirs > 0 ? s->n_dirs : 1) / chunk;
-    int n_chunks = n < MIN_CHUNKS ? MIN_CHUNKS : n > MAX_CHUNKS ? MAX_CHUNKS : (int)n;
+    int n_chunks = (int)MIN(MAX(n, MIN_CHUNKS), MAX_CHUNKS);
     int32_t *tokens = xcalloc((size_t)n_chunks * STORE_CHUNK_TOKENS, sizeof *tokens);
-    uint8_t *bytes = make_bytes(hidden > kv ? hidden : kv);
+    uint8_t *bytes = make_bytes(MAX(hidden, kv));
     chain_extend(&s->chain, tokens, (int64_t)n_chunks * STORE_CHUNK_TOKENS);
     int64_t t0 = clock_now_ns();
     int c = 0;

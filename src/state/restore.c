@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/pool.h"
 #include "base/step.h"
 #include "base/thread.h"
@@ -86,13 +87,13 @@ static size_t record_room(const struct model *m, enum store_kind kind)
 static size_t slot_bytes(const struct model *m)
 {
     size_t hidden = record_room(m, STORE_HIDDEN), kv = record_room(m, STORE_KV);
-    return GROUP * (hidden > kv ? hidden : kv);
+    return GROUP * MAX(hidden, kv);
 }
 
 static int n_slots(const struct model *m, size_t staging_bytes)
 {
     size_t n = staging_bytes / slot_bytes(m);
-    return n < 3 ? 3 : n > MAX_SLOTS ? MAX_SLOTS : (int)n;
+    return (int)MIN(MAX(n, 3), MAX_SLOTS);
 }
 
 static size_t scratch_bytes(const struct model *m, int max_rows)
@@ -395,7 +396,7 @@ static int first_seen(const struct restore *r, int l, int pos)
 {
     int w = window_of(r, l),
         c = w > 0 && pos + 1 > w ? (pos + 1 - w) / STORE_CHUNK_TOKENS : 0;
-    return c > r->job.first_chunk ? c : r->job.first_chunk;
+    return MAX(c, r->job.first_chunk);
 }
 
 /* Finds the first wanted chunk of each layer: the first chunk to which tokens behind the job's last
@@ -471,10 +472,6 @@ static struct restore *begin(struct restore_pipeline *rr, const struct restore_w
     r->state = state;
     r->owns_hits = want != NULL;
     pthread_mutex_init(&r->fault_lock, NULL);
-    atomic_init(&r->n_good, 0);
-    atomic_init(&r->is_raced, 0);
-    atomic_init(&r->n_raced, 0);
-    atomic_init(&r->has_lost_reads, 0);
     if (want != NULL) {
         size_t n = (size_t)want->n_tokens / STORE_CHUNK_TOKENS;
         /* The look-up may outlive the restore and the caller's tokens. */
@@ -660,7 +657,7 @@ void restore_trace_of(struct restore *r, struct restore_trace *io,
 double restore_bubble(const struct restore_result *r, int64_t makespan_ns)
 {
     int64_t compute_ns = r->compute_ns + r->prefill_ns;
-    int64_t busier_ns = r->io_ns > compute_ns ? r->io_ns : compute_ns;
+    int64_t busier_ns = MAX(r->io_ns, compute_ns);
     return busier_ns < makespan_ns ? 1 - (double)busier_ns / (double)makespan_ns : 0;
 }
 
@@ -712,7 +709,7 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
     out->first_token = 0;
     for (int l = 0; r->t_start != 0 && l < r->job.plan->n_layers; l++) {
         int first = r->start[l] > r->job.first_chunk ? r->start[l] * STORE_CHUNK_TOKENS : 0;
-        out->first_token = first > out->first_token ? first : out->first_token;
+        out->first_token = MAX(first, out->first_token);
     }
     out->bubble = restore_bubble(out, out->total_ns);
     for (int i = 0; i < 3; i++)

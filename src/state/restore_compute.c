@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/minmax.h"
 #include "base/pool.h"
 #include "base/step.h"
 #include "state/restore_impl.h"
@@ -28,7 +29,7 @@ static int rows_for(const struct restore_pipeline *rr, int method, int64_t budge
     double per_row = rr->row_ns[method];
     double n = per_row > 0 && budget_ns > 0 ? (double)budget_ns / per_row : 0;
     int rows = n < max ? (int)n / unit * unit : max;
-    return rows > max ? max : rows;
+    return MIN(rows, max);
 }
 
 /* Updates the rate of a method. The rate is an average over some tens of items, since it drifts
@@ -150,7 +151,7 @@ static bool add_part(struct item *a, struct group *g, int64_t *budget_ns)
     if (n == 0 && a->n_parts > 0)
         return false;
     n = n > 0 ? n : unit;
-    n = n < group_rows(g) - begin ? n : group_rows(g) - begin;
+    n = MIN(n, group_rows(g) - begin);
     int n_taken = (begin + n + STORE_CHUNK_TOKENS - 1) / STORE_CHUNK_TOKENS;
     struct part *p = &a->parts[a->n_parts++];
     *p = (struct part){.g = g, .first = g->n_taken, .n = n_taken - g->n_taken};
@@ -266,7 +267,7 @@ static int adjacent_rows(const struct restore_pipeline *rr, const struct group *
             restore_record(rr, g, i) + rr->record_bytes[STORE_HIDDEN])
             break;
     }
-    return (to < end ? to : end) - row;
+    return MIN(to, end) - row;
 }
 
 /* Returns the first row of a group that may be used. After a failed read in a race no row may be
@@ -274,14 +275,14 @@ static int adjacent_rows(const struct restore_pipeline *rr, const struct group *
 static int first_wanted_row(const struct restore *r, const struct group *g)
 {
     int row = restore_race_row(r) - g->first_chunk * STORE_CHUNK_TOKENS;
-    return row > 0 ? row : 0;
+    return MAX(row, 0);
 }
 
 /* In a race: notes that the records of g's rows before `first` were not used. */
 static void note_kept_out(struct restore *r, const struct group *g, int first)
 {
     int begin = g->first_chunk * STORE_CHUNK_TOKENS;
-    int end = begin + (first < group_rows(g) ? first : group_rows(g));
+    int end = begin + MIN(first, group_rows(g));
     if (first > 0 && end > r->re.kept_out)
         r->re.kept_out = end;
 }
@@ -299,8 +300,8 @@ static int project_part(struct restore *r, const struct part *p)
     int rc = 0, end = (end_of_wanted(r) - g->first_chunk) * STORE_CHUNK_TOKENS;
     int first = first_wanted_row(r, g);
     note_kept_out(r, g, first);
-    first = first > g->n_projected ? first : g->n_projected;
-    end = end < p->project_to ? end : p->project_to;
+    first = MAX(first, g->n_projected);
+    end = MIN(end, p->project_to);
     for (int row = first, n; rc == 0 && row < end; row += n) {
         n = adjacent_rows(r->rr, g, row, end);
         rc = project_and_fill(r, g->layer, g->first_chunk * STORE_CHUNK_TOKENS + row,
@@ -314,12 +315,12 @@ static int project_part(struct restore *r, const struct part *p)
 static int bring_up(struct restore *r, const struct part *p)
 {
     int end = shared_load(&r->n_good) - p->g->first_chunk;
-    end = end < p->first + p->n ? end : p->first + p->n;
+    end = MIN(end, p->first + p->n);
     int rc = restore_up(r->rr, p->g, p->first, end);
     int first = (first_wanted_row(r, p->g) + STORE_CHUNK_TOKENS - 1) / STORE_CHUNK_TOKENS;
     if (p->g->kind == STORE_KV)
         note_kept_out(r, p->g, first * STORE_CHUNK_TOKENS);
-    first = first > p->first ? first : p->first;
+    first = MAX(first, p->first);
     bool loads = p->g->kind == STORE_KV && first < end &&
                  shared_load(&r->has_lost_reads) == 0;
     return rc == 0 && loads ? load_chunks(r, p->g, first, end, r->rr->o.stream) : rc;
@@ -434,7 +435,7 @@ bool restore_recompute_remains(const struct restore *r)
 static int piece_rows(struct restore *r)
 {
     int end = r->re.row + model_work_rows(r->rr->o.work), l = 0;
-    end = end < good_tokens(r) ? end : good_tokens(r);
+    end = MIN(end, good_tokens(r));
     while (l < r->n_recompute - 1 && r->start[l + 1] * STORE_CHUNK_TOKENS <= r->re.row)
         l++;
     r->re.last = l;

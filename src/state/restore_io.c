@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/minmax.h"
 #include "base/thread.h"
 #include "state/bugs.h"
 #include "state/profile.h"
@@ -192,7 +193,7 @@ static void next_group(struct restore *r, struct group *g, struct good_chunks go
         r->next_layer++;
         c = r->start[r->order[r->next_layer]];
     }
-    c = c > good.first ? c : good.first;
+    c = MAX(c, good.first);
     g->run = r;
     g->layer = r->order[r->next_layer];
     g->first_chunk = c;
@@ -297,8 +298,8 @@ static struct restore *group_arrived(struct restore_pipeline *rr, struct group *
     if (--r->n_in_flight == 0)
         r->io_ns += now - r->io_since;
     /* A staged restore's trace begins when the restore gets its place. */
-    restore_trace_add(&r->io_trace, g->t_issued > r->t_start ? g->t_issued : r->t_start,
-                      now, g->layer, g->kind == STORE_HIDDEN ? 'H' : 'K');
+    restore_trace_add(&r->io_trace, MAX(g->t_issued, r->t_start), now, g->layer,
+                      g->kind == STORE_HIDDEN ? 'H' : 'K');
     for (int i = 0; i < g->n_chunks; i++)
         count_read(r, g->first_chunk + i, &g->reads[i]);
     for (int i = 0; g->is_direct && i < g->n_chunks; i++)

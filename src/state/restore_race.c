@@ -14,6 +14,7 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "base/minmax.h"
 #include "state/restore_impl.h"
 
 /* --- the state of the reads ------------------------------------------------------------------- */
@@ -28,12 +29,12 @@ static int64_t waits_since(struct restore *r)
 {
     const struct restore_pipeline *rr = r->rr;
     if (rr->n_in_flight > 0)
-        return rr->t_heard > r->t_start ? rr->t_heard : r->t_start;
+        return MAX(rr->t_heard, r->t_start);
     /* No slot is free: the compute lane has all of them. */
     if (rr->free.first == NULL || !restore_reads_remain(r))
         return 0;
     /* Nothing is in flight: the I/O thread is busy with other work of the store. */
-    return rr->t_heard > r->t_start ? rr->t_heard : r->t_start;
+    return MAX(rr->t_heard, r->t_start);
 }
 
 void restore_reads_of(struct restore *r, struct restore_reads *out)
@@ -117,8 +118,8 @@ void restore_stop(struct restore *r, const char *why)
         return;
     pthread_mutex_lock(&r->fault_lock);
     int n = shared_load(&r->n_raced), n_good = shared_load(&r->n_good);
-    n = n > first ? n : first;
-    shared_store(&r->n_good, n < n_good ? n : n_good);
+    n = MAX(n, first);
+    shared_store(&r->n_good, MIN(n, n_good));
     snprintf(r->out.fault, sizeof r->out.fault, "%s", why);
     r->is_stopped = true;
     pthread_mutex_unlock(&r->fault_lock);

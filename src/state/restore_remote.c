@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/minmax.h"
 #include "state/restore_impl.h"
 
 /* Runs on the remote's thread. */
@@ -112,7 +113,7 @@ void restore_remote_take(struct restore *r)
             r->rr->o.store, &r->want.use, r->keys + 1 + f->n_hits, r->n_keys - f->n_hits,
             r->hits + f->n_hits, &n_more, f->why, sizeof f->why, &f->err);
     f->n_hits += n_more;
-    f->n_remote = n_more < got.n_chunks ? n_more : got.n_chunks;
+    f->n_remote = MIN(n_more, got.n_chunks);
     if (f->n_hits < r->n_keys)
         tell_why(r, got.why, got.text);
 }

@@ -4,6 +4,7 @@
  * restore_replan decides after each work item that had no budget. With a budget, beside decodes, a
  * restore has a fixed share of the compute, which its plan takes into account. A device with memory
  * of its own does not report the time of one kind of record, so plans stay unchanged there. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -121,13 +122,13 @@ static struct replan_view look(const struct restore *r, int64_t now, int16_t *le
  * last layers become K and V, and the first ones hidden states. */
 static void change(struct restore *r, const int16_t *left, int n_left, int n_more_hidden)
 {
-    char from = n_more_hidden > 0 ? 'K' : 'H', to = n_more_hidden > 0 ? 'H' : 'K';
-    int n = n_more_hidden > 0 ? n_more_hidden : -n_more_hidden;
+    bool to_hidden = n_more_hidden > 0;
+    int n = abs(n_more_hidden);
     for (int i = 0; i < n_left && n > 0; i++) {
-        int l = left[n_more_hidden > 0 ? i : n_left - 1 - i];
-        if (r->method[l] != from)
+        int l = left[to_hidden ? i : n_left - 1 - i];
+        if (r->method[l] != (to_hidden ? 'K' : 'H'))
             continue;
-        r->method[l] = to;
+        r->method[l] = to_hidden ? 'H' : 'K';
         r->out.n_replanned++;
         n--;
     }

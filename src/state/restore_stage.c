@@ -9,6 +9,7 @@
  * - leave a quarter of the slots free, and at least KEPT_SLOTS. */
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/minmax.h"
 #include "state/restore_impl.h"
 
 enum { STAGED_READS = 2, KEPT_SLOTS = 2 };
@@ -56,7 +57,7 @@ void restore_place(struct restore *r, const struct kv_table *table)
 
 int restore_stage_groups(const struct restore_pipeline *r)
 {
-    int kept = r->n_slots / 4 > KEPT_SLOTS ? r->n_slots / 4 : KEPT_SLOTS;
+    int kept = MAX(r->n_slots / 4, KEPT_SLOTS);
     return r->n_slots - kept;
 }
 
@@ -78,5 +79,5 @@ void restore_stage_takes(struct restore *r, const struct group *g)
 {
     uint64_t bytes = (uint64_t)g->n_chunks * r->rr->record_room[g->kind];
     if (r->state == RESTORE_STAGED)
-        r->stage_left -= bytes < r->stage_left ? bytes : r->stage_left;
+        r->stage_left -= MIN(bytes, r->stage_left);
 }

@@ -23,6 +23,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/minmax.h"
 #include "base/step.h"
 #include "state/restore_impl.h"
 #include "tensor/ops.h"
@@ -276,7 +277,7 @@ static void judge(struct restore_pipeline *rr, struct group *g)
 int64_t restore_count_compute(struct restore *r, int64_t from)
 {
     struct restore_pipeline *rr = r->rr;
-    from = from > rr->t_counted ? from : rr->t_counted;
+    from = MAX(from, rr->t_counted);
     rr->t_counted = clock_now_ns();
     r->out.compute_ns += rr->t_counted - from;
     return from;

@@ -101,11 +101,9 @@ static int fill_from_tail(struct saver *s, const struct save_chunk *c, struct er
         rc = store_reader_open(s->o.store, 1, s->tail_record.ptr, s->tail_record.bytes,
                                &s->reader, err);
     for (int l = 0; rc == 0 && l < s->o.model->cfg.n_layers; l++) {
-        for (int k = 0; rc == 0 && k < STORE_KINDS; k++) {
-            enum store_kind kind = (enum store_kind)k;
+        for (int k = 0; rc == 0 && k < STORE_KINDS; k++)
             if (q->policy.kinds[l] & 1u << k)
-                rc = read_tail_record(s, c, l, kind, err);
-        }
+                rc = read_tail_record(s, c, l, (enum store_kind)k, err);
     }
     if (rc == ERR_CORRUPT)
         store_condemn(s->o.store, &q->tail, err->msg);

@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/step.h"
 #include "base/thread.h"
 #include "state/record.h"
@@ -119,7 +120,7 @@ static int reserve_memory(struct saver *s, struct err *err)
     lay_out(s, &both, &full);
     /* n rows of one sequence touch at most n/64 full chunks plus a partial one at each end. */
     size_t least = ((size_t)s->o.max_batch_rows / STORE_CHUNK_TOKENS + 2) * full.n_bytes;
-    size_t bytes = s->o.buffer_bytes > least ? s->o.buffer_bytes : least;
+    size_t bytes = MAX(s->o.buffer_bytes, least);
     size_t smallest = sizeof(struct save_chunk) + s->record_bytes[STORE_HIDDEN];
     if (s->record_bytes[STORE_KV] < s->record_bytes[STORE_HIDDEN])
         smallest = sizeof(struct save_chunk) + s->record_bytes[STORE_KV];
@@ -513,7 +514,7 @@ static void save_rows(const struct save_part *p, int l, const struct rows *src)
         int64_t row = (p->pos + done) % STORE_CHUNK_TOKENS;
         int i = (int)((p->pos + done) / STORE_CHUNK_TOKENS) - q->first_open;
         n = STORE_CHUNK_TOKENS - row;
-        n = n < p->n_rows - done ? n : p->n_rows - done;
+        n = MIN(n, p->n_rows - done);
         if (i >= q->n_open)
             return; /* nothing was reserved, since saving had ended */
         if (kinds & SAVE_HIDDEN)
@@ -539,8 +540,8 @@ static void bring_down(struct save_down *d, const struct save_part *parts, int n
         if (!is_saved(&parts[i]))
             continue;
         kinds |= parts[i].seq->policy.kinds[l];
-        src->first = parts[i].row < src->first ? parts[i].row : src->first;
-        end = parts[i].row + parts[i].n_rows > end ? parts[i].row + parts[i].n_rows : end;
+        src->first = MIN(parts[i].row, src->first);
+        end = MAX(parts[i].row + parts[i].n_rows, end);
     }
     for (int k = 0; k < STORE_KINDS; k++)
         src->at[k] = kinds & 1u << k ? save_down_rows(d, m[k], k == STORE_KV, src->first,

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/cpus.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/thread.h"
 
 /* Bytes that one call provides. A call blocks the thread: a huge page takes up to a millisecond,
@@ -42,7 +43,7 @@ struct ahead {
 static uint64_t wanted_bytes(const struct ahead *a)
 {
     uint64_t left = a->n_bytes - a->end_bytes;
-    return a->end_bytes + (left < a->ahead_bytes ? left : a->ahead_bytes);
+    return a->end_bytes + MIN(left, a->ahead_bytes);
 }
 
 /* [lock] Returns whether memory should be provided now. */
@@ -69,7 +70,7 @@ static void note_speed(struct ahead *a, double s_per_byte)
 static void provide_piece(struct ahead *a)
 {
     uint64_t left = wanted_bytes(a) - a->at;
-    uint64_t n = left < PIECE_BYTES ? left : PIECE_BYTES;
+    uint64_t n = MIN(left, PIECE_BYTES);
     uint8_t *p = a->base + a->at;
     a->at += n;
     a->n_busy++;
@@ -120,7 +121,7 @@ void ahead_use(struct ahead *a, const uint8_t *base, uint64_t end_bytes)
         return;
     pthread_mutex_lock(&a->lock);
     if (base == a->base && end_bytes > a->end_bytes) {
-        a->end_bytes = end_bytes < a->n_bytes ? end_bytes : a->n_bytes;
+        a->end_bytes = MIN(end_bytes, a->n_bytes);
         if (a->at < a->end_bytes) /* the pages in use were provided on their first use */
             a->at = a->end_bytes / PIECE_BYTES * PIECE_BYTES;
         if (has_work(a))
@@ -182,7 +183,7 @@ struct ahead *ahead_create(uint64_t ahead_bytes, enum ahead_pace pace)
     pthread_cond_init(&a->news, NULL);
     clock_cond_init(&a->rest);
     int n = pace == AHEAD_BESIDE ? 1 : cpus_usable();
-    n = n < MAX_THREADS ? n : MAX_THREADS;
+    n = MIN(n, MAX_THREADS);
     while (a->n_threads < n && thread_create(&a->threads[a->n_threads], ahead_main, a) == 0)
         a->n_threads++;
     if (a->n_threads > 0)

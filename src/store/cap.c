@@ -13,6 +13,7 @@
 #include <stdlib.h>
 
 #include "base/bytes.h"
+#include "base/minmax.h"
 #include "store/store_impl.h"
 
 enum {
@@ -35,7 +36,7 @@ enum { RECORD_BYTES = 2 * CHUNK_RECORD_CODE };
 static uint64_t log_frames(uint64_t cap)
 {
     uint64_t n = cap / 128 / INDEX_PAGE_BYTES;
-    return n < MIN_LOG_FRAMES ? MIN_LOG_FRAMES : n > MAX_LOG_FRAMES ? MAX_LOG_FRAMES : n;
+    return MIN(MAX(n, MIN_LOG_FRAMES), MAX_LOG_FRAMES);
 }
 
 int store_cap_share(struct store *s, const struct store_opts *o, struct err *err)
@@ -48,7 +49,7 @@ int store_cap_share(struct store *s, const struct store_opts *o, struct err *err
     s->log_frames = (uint32_t)log_frames(cap);
     s->index_cap_bytes = round_up(INDEX_BASE_BYTES + cap / 128, INDEX_PAGE_BYTES);
     uint64_t n_frames = s->log_frames + PAD_FRAMES + s->index_cap_bytes / INDEX_PAGE_BYTES;
-    uint64_t reserve = cap / 32 < STORE_RESERVE_BYTES ? cap / 32 : STORE_RESERVE_BYTES;
+    uint64_t reserve = MIN(cap / 32, STORE_RESERVE_BYTES);
     uint64_t others = (uint64_t)o->n_dirs * 2 * STORE_ALIGN + reserve + s->index_cap_bytes +
                       STORE_ALIGN + n_frames * INDEX_FRAME_BYTES;
     if (cap < others + 2 * STORE_ALIGN)

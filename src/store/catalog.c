@@ -17,6 +17,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 
 /* Nodes are allocated in blocks. Allocating a million of them one by one took a third of the time
  * of opening a store. */
@@ -610,8 +611,7 @@ static void used_at(struct catalog *c, struct chunk_node *n, uint64_t tick, uint
     if (n->place.is_dropped)
         placement_drop(&c->policy, place_of(c, n), &n->place, false);
     placement_touch(&c->policy, place_of(c, n), &n->place, &u);
-    if (tick > c->tick)
-        c->tick = tick;
+    c->tick = MAX(c->tick, tick);
 }
 
 void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
@@ -626,7 +626,7 @@ static uint32_t ttl_after(const struct chunk_node *n, uint32_t ttl_s)
         return ttl_s;
     if (n->ttl_s == 0 || ttl_s == 0)
         return 0;
-    return n->ttl_s > ttl_s ? n->ttl_s : ttl_s;
+    return MAX(n->ttl_s, ttl_s);
 }
 
 void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s,

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/process.h"
 #include "store/ahead.h"
 #include "store/media.h"
@@ -50,7 +51,7 @@ static uint64_t ahead_bytes(const struct dram *d, uint32_t segment)
     uint64_t left = d->most_bytes == 0       ? d->base.segment_bytes
                     : d->most_bytes > before ? d->most_bytes - before
                                              : 0;
-    return left < d->base.segment_bytes ? left : d->base.segment_bytes;
+    return MIN(left, d->base.segment_bytes);
 }
 
 /* [lock] Returns the memory of a new segment; NULL if there is none. */
@@ -66,16 +67,26 @@ static uint8_t *segment_make(struct dram *d, uint32_t segment)
     return p;
 }
 
-static uint8_t *segment_get(struct dram *d, uint32_t segment, bool create)
+/* Returns the memory of a segment, which is made if it does not exist; NULL if there is none. */
+static uint8_t *segment_need(struct dram *d, uint32_t segment)
 {
     pthread_mutex_lock(&d->lock);
-    if (create && segment >= d->n_segments) {
+    if (segment >= d->n_segments) {
         d->segments = xrealloc(d->segments, (segment + 1) * sizeof d->segments[0]);
         while (d->n_segments <= segment)
             d->segments[d->n_segments++] = NULL;
     }
-    if (create && d->segments[segment] == NULL)
+    if (d->segments[segment] == NULL)
         d->segments[segment] = segment_make(d, segment);
+    uint8_t *p = d->segments[segment];
+    pthread_mutex_unlock(&d->lock);
+    return p;
+}
+
+/* Returns the memory of a segment; NULL if it does not exist. */
+static uint8_t *segment_find(struct dram *d, uint32_t segment)
+{
+    pthread_mutex_lock(&d->lock);
     uint8_t *p = segment < d->n_segments ? d->segments[segment] : NULL;
     pthread_mutex_unlock(&d->lock);
     return p;
@@ -101,7 +112,7 @@ static int dram_write(struct media *m, struct chunk_header *h,
 {
     (void)copy; /* a store in memory has no copies: its bytes are in DRAM already */
     CHECK(h->device == 0 && h->offset + h->n_bytes <= m->segment_bytes);
-    uint8_t *segment = segment_get(dram_of(m), h->segment, true);
+    uint8_t *segment = segment_need(dram_of(m), h->segment);
     if (segment == NULL)
         return err_set(err, -ENOMEM, "no memory for another %llu bytes of saved state",
                        (unsigned long long)m->segment_bytes);
@@ -128,7 +139,7 @@ static int dram_sync(struct media *m, struct err *err)
 static const uint8_t *dram_at(struct media *m, int device, uint32_t segment,
                               uint64_t offset)
 {
-    uint8_t *p = segment_get(dram_of(m), segment, false);
+    uint8_t *p = segment_find(dram_of(m), segment);
     CHECK(device == 0 && p != NULL);
     return p + offset;
 }
@@ -160,7 +171,7 @@ static uint32_t dram_n_segments(struct media *m, int device)
 static uint64_t dram_segment_size(struct media *m, int device, uint32_t segment)
 {
     (void)device;
-    return segment_get(dram_of(m), segment, false) != NULL ? m->segment_bytes : 0;
+    return segment_find(dram_of(m), segment) != NULL ? m->segment_bytes : 0;
 }
 
 static int dram_cut(struct media *m, int device, uint32_t segment, uint64_t end_bytes,
@@ -182,7 +193,7 @@ static int dram_wipe(struct media *m, int device, uint32_t segment, uint64_t beg
                      uint64_t end, struct err *err)
 {
     (void)device, (void)err;
-    uint8_t *p = segment_get(dram_of(m), segment, false);
+    uint8_t *p = segment_find(dram_of(m), segment);
     if (p != NULL)
         memset(p + begin, 0, end - begin);
     return 0;

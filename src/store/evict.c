@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "store/store_impl.h"
 
 void store_give_extent(struct store *s, struct extent *x)
@@ -117,7 +118,7 @@ static void victim_evict(struct store *s, struct chunk_node *n, enum store_evict
 static uint32_t retry_of(uint32_t ttl_s)
 {
     enum { LEAST_S = 5 };
-    return ttl_s / 16 > LEAST_S ? ttl_s / 16 : LEAST_S;
+    return MAX(ttl_s / 16, LEAST_S);
 }
 
 /* [lock] Evicts an expired node. Its parent is examined next, because it may have expired, too. */
@@ -436,7 +437,7 @@ bool store_make_space(struct store *s, uint64_t n_bytes, enum store_evict why,
     if (s->cap_bytes == 0)
         return false;
     uint64_t slack = s->used_bytes / 64;
-    evict(s, n_bytes > slack ? n_bytes : slack, why, newcomer);
+    evict(s, MAX(n_bytes, slack), why, newcomer);
     if (!is_freeing(s))
         return false;
     return evicted_free(s, &err) == 0;

@@ -19,6 +19,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "io/io.h"
 #include "store/store_impl.h"
 
@@ -247,7 +248,7 @@ static void pieces_submit(struct store_fetcher *f)
         *req = (struct io_req){.file = file,
                                .op = IO_READ,
                                .buf = tier_at(s->tier, f->copy, offset),
-                               .length = left < PIECE_BYTES ? left : PIECE_BYTES,
+                               .length = MIN(left, PIECE_BYTES),
                                .offset = f->x->offset + offset};
         f->busy[i] = true;
         f->asked_bytes += req->length;
@@ -259,7 +260,7 @@ static void pieces_submit(struct store_fetcher *f)
 static bool pieces_collect(struct store_fetcher *f)
 {
     struct io_req *done[PIECES];
-    unsigned n = 0;
+    unsigned n;
     int rc = io_queue_wait(f->queue, 0, PIECES, 0, done, &n, NULL);
     if (rc != 0) { /* the queue is broken; closing it waits for pieces in flight */
         io_queue_close(f->queue);

@@ -20,6 +20,7 @@
 #include "base/check.h"
 #include "base/copy.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "io/io.h"
 #include "store/alloc.h"
 #include "store/media.h"
@@ -142,7 +143,7 @@ static void segment_resized(struct files *f, struct segment *seg, uint64_t size_
 static uint64_t step_of(const struct files *f, uint64_t end_bytes)
 {
     uint64_t step = round_up(end_bytes / 4, STORE_ALIGN);
-    return step < f->max_step_bytes ? step : f->max_step_bytes;
+    return MIN(step, f->max_step_bytes);
 }
 
 /* Space that segment files leave free on the index's device. The index's log grows to 4 MiB before
@@ -186,9 +187,7 @@ static int segment_grow(struct files *f, int device, struct segment *seg,
 {
     if (seg->size_bytes >= end_bytes)
         return 0;
-    uint64_t want = end_bytes + step_of(f, end_bytes);
-    if (want > f->base.segment_bytes)
-        want = f->base.segment_bytes;
+    uint64_t want = MIN(end_bytes + step_of(f, end_bytes), f->base.segment_bytes);
     uint64_t left = growth_left(f);
     if (end_bytes - seg->size_bytes > left)
         return err_set(err, ERR_LIMIT,
@@ -303,7 +302,7 @@ static void stream_reap(struct stream *st, bool all)
 {
     do {
         struct io_req *done[WRITER_PIECES];
-        unsigned n = 0;
+        unsigned n;
         struct err queue_err = {0};
         int rc = io_queue_wait(st->w->queue, 1, WRITER_PIECES, st->stuck_ns, done, &n,
                                &queue_err);
@@ -370,9 +369,7 @@ static void stream_put(struct stream *st, const uint8_t *bytes, size_t n)
             stream_next(st);
             continue;
         }
-        size_t part = IO_PIECE_BYTES - st->fill_bytes;
-        if (part > n)
-            part = n;
+        size_t part = MIN(IO_PIECE_BYTES - st->fill_bytes, n);
         uint8_t *to = piece_buf(st, st->piece) + st->fill_bytes;
         if (bytes != NULL) {
             /* the device reads this memory next, not the processor */
@@ -412,7 +409,7 @@ static int extent_write(struct stream *st, struct chunk_header *h,
     for (int i = 0; i < h->n_records && st->status == 0; i++)
         stream_record(st, &h->records[i], from[i]);
     if (st->status == 0) {
-        size_t first_bytes = h->n_bytes < IO_PIECE_BYTES ? h->n_bytes : IO_PIECE_BYTES;
+        size_t first_bytes = MIN(h->n_bytes, IO_PIECE_BYTES);
         chunk_header_encode(h, piece_buf(st, 0));
         CHECK(st->offset + st->fill_bytes == h->offset + h->n_bytes);
         if (st->piece != 0)

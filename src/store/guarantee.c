@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/plural.h"
 #include "store/store_impl.h"
 
@@ -27,7 +28,7 @@ uint64_t store_guarantee_limit(uint64_t cap_bytes)
 /* Returns the lesser of two bounds; 0 means no bound. */
 static uint64_t least(uint64_t x, uint64_t y)
 {
-    return x == 0 ? y : y == 0 || x < y ? x : y;
+    return MIN(x - 1, y - 1) + 1; /* 0 wraps to the greatest number */
 }
 
 static uint64_t owner_limit(const struct store *s, const struct catalog_owner *o)

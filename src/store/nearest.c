@@ -12,6 +12,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/rng.h"
 #include "store/store_impl.h"
 
@@ -36,7 +37,7 @@ static int marks_common(const struct chunk_marks *a, const struct chunk_marks *b
 {
     uint64_t differ = (a->bits[0] ^ b->bits[0]) | (a->bits[1] ^ b->bits[1]);
     int same = differ != 0 ? __builtin_ctzll(differ) : STORE_CHUNK_TOKENS;
-    return same < n ? same : n;
+    return MIN(same, n);
 }
 
 /* --- candidates ------------------------------------------------------------------------------- */
@@ -75,8 +76,7 @@ static void candidates_find(const struct store *s, const struct sha256 *parent,
         if (x->n_live == 0 || x->doomed)
             continue;
         if (x->has_marks)
-            candidate_put(
-                c, x, marks_common(&marks, &x->marks, n < x->n_tokens ? n : x->n_tokens));
+            candidate_put(c, x, marks_common(&marks, &x->marks, MIN(n, x->n_tokens)));
         else if (c->n_unmarked < STORE_NEAREST)
             c->unmarked[c->n_unmarked++] = x;
     }
@@ -150,7 +150,7 @@ int store_differs_at(struct store *s, const struct sha256 *parent, const int32_t
     struct chunk_header *h = xmalloc(sizeof *h);
     void *block = mem_map(CHUNK_HEADER_BYTES);
     int n_pinned = 0;
-    n = n < STORE_CHUNK_TOKENS ? n : STORE_CHUNK_TOKENS;
+    n = MIN(n, STORE_CHUNK_TOKENS);
     if (block != NULL) {
         pthread_mutex_lock(&s->lock);
         candidates_find(s, parent, tokens, n, &c);

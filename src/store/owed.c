@@ -193,7 +193,7 @@ static int file_read(struct store *s, const char *path, struct err *err)
     struct store_owed *o = &s->owed;
     struct io_file *f = NULL;
     uint8_t *block = xmalloc((size_t)READ_ENTRIES * ENTRY_BYTES);
-    size_t got = 0;
+    size_t got;
     struct entry e;
     int rc = io_file_open(s->io, path, IO_READ_ONLY, &f, err);
     do {

@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "store/store_impl.h"
 
 /* Most reads that are in flight at once. */
@@ -144,7 +145,7 @@ static int read_some(struct store_reader *r, const struct store_hit *hit, struct
                                       .user = &h->records[first + i]};
         ask[i] = &read[i];
     }
-    int rc = store_reader_submit(r, ask, n, err), n_done = 0;
+    int rc = store_reader_submit(r, ask, n, err), n_done;
     for (int left = rc == 0 ? n : 0; left > 0; left -= n_done) {
         struct err why = {0};
         int failed = store_reader_wait(r, done, AT_ONCE, &n_done, &why);
@@ -166,7 +167,7 @@ static int read_records(struct store_reader *r, const struct store_hit *hit,
     int rc = parcel_reserve(to, h->n_bytes, err);
     for (int i = 0; rc == 0 && i < h->n_records; i += AT_ONCE) {
         int left = h->n_records - i;
-        rc = read_some(r, hit, to, h, i, left < AT_ONCE ? left : AT_ONCE, err);
+        rc = read_some(r, hit, to, h, i, MIN(left, AT_ONCE), err);
     }
     return rc;
 }

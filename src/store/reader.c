@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "io/io.h"
 #include "store/store_impl.h"
 
@@ -254,8 +255,7 @@ int store_reader_await(struct store_reader *r, int64_t most_ns, struct err *err)
         int64_t left_ns = most_ns - waited_ns, until_stuck_ns = r->store->stuck_ns;
         until_stuck_ns -= r->silent_ns;
         int64_t begin_ns = clock_now_ns();
-        rc = io_queue_await(r->queue, left_ns < until_stuck_ns ? left_ns : until_stuck_ns,
-                            &is_done, err);
+        rc = io_queue_await(r->queue, MIN(left_ns, until_stuck_ns), &is_done, err);
         ns = clock_now_ns() - begin_ns;
         has_rung = io_queue_has_rung(r->queue);
         r->silent_ns = is_done ? 0 : r->silent_ns + ns;

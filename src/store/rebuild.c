@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/plural.h"
 #include "io/io.h"
 #include "store/store_impl.h"
@@ -67,7 +68,7 @@ static int segment_scan(struct scan *sc, int device, uint32_t segment, struct er
     struct media *m = sc->s->media;
     uint64_t size = m->ops->segment_size(m, device, segment) / STORE_ALIGN * STORE_ALIGN;
     for (uint64_t at = 0; at < size; at += SCAN_BYTES) {
-        size_t n = size - at < SCAN_BYTES ? size - at : SCAN_BYTES;
+        size_t n = MIN(size - at, SCAN_BYTES);
         int rc = m->ops->read(m, device, segment, at, sc->buffer, n, err);
         if (rc != 0)
             return rc;

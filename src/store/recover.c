@@ -14,6 +14,7 @@
 
 #include "base/bytes.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/process.h"
 #include "io/io.h"
 #include "store/store_impl.h"
@@ -206,11 +207,9 @@ static int loader_see(void *arg, const struct index_row *row)
     l->row[l->n_seen++ % ROWS_AHEAD] = *row;
     catalog_prefetch_chain(c, &row->key);
     catalog_prefetch_chain(c, &row->parent);
-    if (l->n_seen > ROWS_AHEAD / 2) {
-        const struct index_row *half = &l->row[(l->n_seen - ROWS_AHEAD / 2) % ROWS_AHEAD];
-        catalog_prefetch_node(c, &half->key);
-        catalog_prefetch_node(c, &half->parent);
-    }
+    const struct index_row *half = &l->row[(l->n_seen + ROWS_AHEAD / 2) % ROWS_AHEAD];
+    catalog_prefetch_node(c, &half->key);
+    catalog_prefetch_node(c, &half->parent);
     return l->n_seen - l->n_entered == ROWS_AHEAD ? loader_enter(l) : 0;
 }
 
@@ -219,7 +218,7 @@ static int rows_load(struct store *s, struct err *err)
 {
     struct loader l = {.s = s};
     uint64_t n_rows = index_n_rows(s->index); /* a hint: a wrong number costs only memory */
-    catalog_reserve(&s->catalog, n_rows < MAX_RESERVE ? n_rows : MAX_RESERVE);
+    catalog_reserve(&s->catalog, MIN(n_rows, MAX_RESERVE));
     int rc = index_load(s->index, loader_see, &l, err);
     while (rc == 0 && l.n_entered < l.n_seen)
         rc = loader_enter(&l);
@@ -279,9 +278,9 @@ static int index_find(struct store *s, struct index_meta *meta, struct err *err)
     if (!s->is_beside)
         return index_open(s->io, s->index_path, s->read_only, &s->index, meta, err);
     int rc = store_snapshot_index(s, err);
-    return rc != 0
-               ? rc
-               : index_open(s->snapshot, STORE_SNAPSHOT_PATH, true, &s->index, meta, err);
+    return rc != 0 ? rc
+                   : index_open(s->snapshot, STORE_SNAPSHOT_PATH, s->read_only, &s->index,
+                                meta, err);
 }
 
 static int index_recover(struct store *s, const char *dir, struct err *err)

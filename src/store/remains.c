@@ -18,6 +18,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "io/io.h"
 #include "store/store_impl.h"
 
@@ -81,7 +82,7 @@ static void ranges_take(struct store *s, int device, uint32_t segment, struct ra
     for (uint32_t i = 0; i < g->n_free && g->free[i].begin < size; i++) {
         struct alloc_range r = g->free[i];
         uint64_t file_end = round_up(size, STORE_ALIGN);
-        r.end = r.end < file_end ? r.end : file_end;
+        r.end = MIN(r.end, file_end);
         out->at[out->n++] = r;
     }
     for (uint32_t i = 0; i < out->n; i++) {

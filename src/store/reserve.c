@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "base/minmax.h"
 #include "io/io.h"
 #include "store/store_impl.h"
 
@@ -15,7 +16,7 @@ static uint64_t reserve_bytes(const struct store *s)
     uint64_t free_bytes, total_bytes, want = STORE_RESERVE_BYTES;
     if (io_space(s->io, s->dirs[0], &free_bytes, &total_bytes, NULL) != 0)
         return 0;
-    want = total_bytes / 32 < want ? total_bytes / 32 : want;
+    want = MIN(total_bytes / 32, want);
     want = s->cap_bytes > 0 && s->cap_bytes / 32 < want ? s->cap_bytes / 32 : want;
     return want / STORE_ALIGN * STORE_ALIGN;
 }

@@ -24,7 +24,7 @@ static int log_header(struct io *io, const char *path, uint8_t out[LOG_HEADER],
                       struct err *err)
 {
     struct io_file *f = NULL;
-    size_t got = 0;
+    size_t got;
     memset(out, 0, LOG_HEADER);
     int rc = io_file_open(io, path, IO_READ_ONLY, &f, err);
     if (rc == 0)

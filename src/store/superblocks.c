@@ -35,7 +35,7 @@ static int superblock_read(struct io *io, const char *dir, struct sb_found *out,
     uint8_t bytes[SUPERBLOCK_FILE_BYTES] = {0};
     char *path = store_path(dir, "superblock");
     struct io_file *file = NULL;
-    size_t got = 0;
+    size_t got;
     *out = (struct sb_found){.state = SB_MISSING, .bad_copy = -1};
     int rc = io_file_open(io, path, IO_READ_ONLY, &file, err);
     if (rc == 0) {
@@ -288,7 +288,7 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
                                 .segment_bytes = s->media->segment_bytes};
         char *path = store_path(s->dirs[i], "superblock");
         struct io_file *file = NULL;
-        size_t got = 0;
+        size_t got;
         memcpy(sb.uuid, s->uuid, sizeof sb.uuid);
         superblock_encode(&sb, want);
         int rc = io_file_open(s->io, path, IO_READ_ONLY, &file, err);
@@ -298,7 +298,7 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
         free(path);
         if (rc != 0 && rc != -ENOENT)
             return rc;
-        if (got == sizeof bytes && memcmp(bytes, want, sizeof bytes) == 0)
+        if (rc == 0 && got == sizeof bytes && memcmp(bytes, want, sizeof bytes) == 0)
             continue;
         char what[256];
         snprintf(what, sizeof what, "%s/superblock: one or both copies are damaged",

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/thread.h"
 #include "store/alloc.h"
 #include "store/arena.h"
@@ -200,7 +201,7 @@ static void tell(struct tier *t)
 static uint64_t most_bytes(const struct tier *t)
 {
     uint64_t most = t->arena_bytes / FREE_PART;
-    return most < t->alloc.segment_bytes ? most : t->alloc.segment_bytes;
+    return MIN(most, t->alloc.segment_bytes);
 }
 
 bool tier_has_room(struct tier *t, uint64_t extent_bytes)

@@ -50,7 +50,7 @@ static int reads_finish(struct verify *v, int n, struct err *err)
 {
     for (int n_left = n; n_left > 0;) {
         struct store_read *done[DEPTH];
-        int n_done = 0;
+        int n_done;
         int rc = store_reader_wait(v->reader, done, DEPTH, &n_done, err);
         if (rc != 0)
             return rc;
