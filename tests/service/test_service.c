@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "service/service.h"
 #include "service/stack.h"
+#include "service/ticket.h"
 
 enum { N_PROMPT = 40, N_TOKENS = 30 };
 
@@ -213,6 +214,102 @@ static void the_first_wait_is_a_lower_bound(void **state)
     drop(a);
     drop(b);
     close_desk(&d);
+}
+
+/* Makes a running request seem to have got its place this many seconds earlier. */
+static void age(struct hcache_ticket *t, int seconds)
+{
+    t->t_admit -= (int64_t)seconds * 1000000000;
+}
+
+/* Lets a request hold a place for this many seconds. */
+static void hold(struct desk *d, int seconds)
+{
+    bool ended;
+    struct hcache_ticket *t = submit(d);
+    assert_int_equal(step(d, t, &ended), 1);
+    age(t, seconds);
+    run_to_end(d, t);
+    drop(t);
+}
+
+static double wait_s(struct desk *d)
+{
+    struct hcache_stats st;
+    service_stats(d->s, &st);
+    return st.wait_s;
+}
+
+/* Fails unless the wait is that of the made-up seconds, and of the few that the test has taken. */
+#define assert_wait(d, want) assert_true(wait_s(d) >= (want) && wait_s(d) < (want) + 60)
+
+/* The first time of a place is taken as it is. Each later one moves the average by a sixteenth. */
+static void the_time_of_a_place_is_averaged(void **state)
+{
+    struct desk d;
+    bool ended;
+    (void)state;
+    open_desk(&d, 1);
+    hold(&d, 1000);
+    assert_true(wait_s(&d) == 0); /* a place is free, and no request waits */
+    struct hcache_ticket *a = submit(&d);
+    assert_wait(&d, 2 * 1000); /* it waits itself */
+    assert_int_equal(step(&d, a, &ended), 1);
+    assert_wait(&d, 1000);
+    run_to_end(&d, a);
+    drop(a);
+    hold(&d, 16000);
+    a = submit(&d);
+    assert_int_equal(step(&d, a, &ended), 1);
+    assert_wait(&d, (1000. - 1000. / 16) * 15 / 16 + 1000);
+    run_to_end(&d, a);
+    drop(a);
+    close_desk(&d);
+}
+
+/* A request that was cancelled while it waited has held no place. */
+static void a_request_without_a_place_teaches_no_time(void **state)
+{
+    struct desk d;
+    bool ended;
+    (void)state;
+    open_desk(&d, 1);
+    hold(&d, 1000);
+    struct hcache_ticket *a = submit(&d), *b = submit(&d);
+    assert_int_equal(step(&d, a, &ended), 1);
+    b->t_admit = clock_now_ns() - INT64_C(1000000) * 1000000000;
+    hcache_ticket_cancel(b);
+    (void)step(&d, b, &ended);
+    assert_true(ended);
+    assert_wait(&d, 1000);
+    run_to_end(&d, a);
+    drop(a);
+    drop(b);
+    close_desk(&d);
+}
+
+/* Until a request has ended, the oldest running one stands for the average. */
+static void the_oldest_place_stands_for_the_average(void **state)
+{
+    (void)state;
+    static const int seconds[2][2] = {{500, 1000}, {1000, 500}};
+    for (int i = 0; i < 2; i++) {
+        struct desk d;
+        struct hcache_ticket *t[2];
+        bool ended;
+        open_desk(&d, 2);
+        for (int k = 0; k < 2; k++) {
+            t[k] = submit(&d);
+            assert_int_equal(step(&d, t[k], &ended), 1);
+            age(t[k], seconds[i][k]);
+        }
+        assert_wait(&d, 1000 / 2);
+        for (int k = 0; k < 2; k++) {
+            run_to_end(&d, t[k]);
+            drop(t[k]);
+        }
+        close_desk(&d);
+    }
 }
 
 /* Submits a request that is a copy of `r`. */
@@ -457,6 +554,9 @@ int main(void)
         cmocka_unit_test(a_cancel_leaves_the_queue_whole),
         cmocka_unit_test(the_wait_follows_the_queue),
         cmocka_unit_test(the_first_wait_is_a_lower_bound),
+        cmocka_unit_test(the_time_of_a_place_is_averaged),
+        cmocka_unit_test(a_request_without_a_place_teaches_no_time),
+        cmocka_unit_test(the_oldest_place_stands_for_the_average),
         cmocka_unit_test(a_full_queue_refuses),
         cmocka_unit_test(a_thread_is_started_once),
         cmocka_unit_test(each_token_is_told_once),

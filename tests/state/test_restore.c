@@ -525,6 +525,74 @@ static void short_groups_are_computed_together(void **state)
     bench_close(&b);
 }
 
+/* Each kind of record has its own time and rows, from which the rest of a layer is predicted. */
+static void the_lane_measures_each_kind(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_open(&b, 20);
+    struct restore *r = begin(&b, "KHHH");
+    finish(&b, r);
+    assert_int_equal(r->kind_rows[STORE_KV], N_CHUNKS * 64);
+    assert_int_equal(r->kind_rows[STORE_HIDDEN], 3 * N_CHUNKS * 64);
+    assert_true(r->kind_ns[STORE_KV] > 0 && r->kind_ns[STORE_HIDDEN] > 0);
+    restore_end(r);
+    bench_close(&b);
+}
+
+/* Layers whose reads have not begun change to the other kind if that is planned to be much quicker:
+ * after an item without a budget. With three slots the last two layers are not read yet. */
+static void layers_change_after_an_item_without_a_budget(void **state)
+{
+    (void)state;
+    struct bench b;
+    bench_open(&b, 21);
+    struct restore *r = begin(&b, "KKKK");
+    pthread_mutex_lock(&b.rr->lock);
+    for (int l = 0; l < N_LAYERS; l++)
+        r->costs[l].has_both = true;
+    r->may_replan = true;
+    pthread_mutex_unlock(&b.rr->lock);
+    while (!restore_pipeline_work(b.rr, 1))
+        restore_pipeline_wait(b.rr, 1000000);
+    assert_int_equal(r->out.n_replanned, 0);
+    pthread_mutex_lock(&b.rr->lock);
+    for (int l = 0; l < N_LAYERS; l++)
+        r->costs[l].io_kv_s = 1000;
+    r->io_planned_s = 4000;
+    pthread_mutex_unlock(&b.rr->lock);
+    while (!restore_pipeline_work(b.rr, RESTORE_NO_LIMIT))
+        restore_pipeline_wait(b.rr, 1000000);
+    assert_true(r->out.n_replanned >= 2);
+    finish(&b, r);
+    struct restore_result out = result_of(r);
+    assert_int_equal(out.n_chunks, N_CHUNKS);
+    assert_true(out.method[0] == 'K' && out.method[3] == 'H');
+    restore_end(r);
+    bench_close(&b);
+}
+
+/* Rows that a race has recomputed need no records, so bad ones lose nothing. */
+static void records_of_recomputed_rows_are_not_looked_at(void **state)
+{
+    (void)state;
+    for (int n_raced = 0; n_raced < 2; n_raced++) {
+        struct bench b;
+        bench_open_with(&b, 22, (size_t)64 << 20);
+        struct restore *r = begin(&b, "KKKK");
+        while (!all_have_arrived(b.rr, r))
+            restore_pipeline_wait(b.rr, 1000000);
+        struct group *g = b.rr->ready.first;
+        int chunk = g->first_chunk;
+        g->reads[0].status = -ENOMEM;
+        r->n_raced = n_raced == 0 ? chunk : chunk + 1;
+        assert_true(restore_pipeline_work(b.rr, RESTORE_NO_LIMIT));
+        assert_int_equal(r->n_good, n_raced == 0 ? chunk : N_CHUNKS);
+        restore_end(r);
+        bench_close(&b);
+    }
+}
+
 /* --- what fits a budget ----------------------------------------------------------------------- */
 
 static void wait_arrived(struct bench *b, struct restore *r)
@@ -538,7 +606,7 @@ static int64_t rows_of_item(struct bench *b, struct restore *r, int method, doub
 {
     int64_t before = r->rows_by_method[method];
     for (int i = 0; i < 3; i++)
-        b->rr->row_ns[i] = 1000;
+        b->rr->row_ns[i] = i == method ? 1000 : 1;
     assert_true(restore_pipeline_work(b->rr, (int64_t)(n_rows * 1000)));
     return r->rows_by_method[method] - before;
 }
@@ -989,6 +1057,9 @@ int main(void)
         cmocka_unit_test(the_result_counts_what_was_done),
         cmocka_unit_test(chunks_in_dram_take_keys_and_values),
         cmocka_unit_test(short_groups_are_computed_together),
+        cmocka_unit_test(the_lane_measures_each_kind),
+        cmocka_unit_test(layers_change_after_an_item_without_a_budget),
+        cmocka_unit_test(records_of_recomputed_rows_are_not_looked_at),
         cmocka_unit_test(a_budget_bounds_the_chunks_of_an_item),
         cmocka_unit_test(a_budget_bounds_the_hidden_rows_of_an_item),
         cmocka_unit_test(a_budget_bounds_a_piece),

@@ -120,6 +120,20 @@ static void a_disk_is_as_slow_as_it_has_shown(void **state)
     becomes("KKKK", "KHHH");
     r->io_done_s = 0.7;
     becomes("KKKK", "KHHK");
+    /* Both kinds of reads are slow: 9 s of hidden states against 10.5 s of compute. */
+    set_comp_h(3.5);
+    r->io_done_s = 2;
+    becomes("KKKK", "KHHH");
+}
+
+/* Keys and values need compute, too: with 1 s each, one hidden layer of 2 s is best. */
+static void keys_and_values_have_their_own_compute(void **state)
+{
+    (void)state;
+    set_comp_h(2);
+    for (int l = 1; l < N_LAYERS; l++)
+        r->costs[l].comp_kv_s = 1;
+    becomes("KKKK", "KHKK");
 }
 
 /* The part of layer 0 that is not read yet counts as well. */
@@ -253,6 +267,10 @@ static void a_job_brings_its_costs(void **state)
     r->io_planned_s = 0;
     restore_replan_begin(r);
     assert_true(r->io_planned_s == 10 + 2);
+    r->order[0] = 3;
+    r->io_planned_s = 0;
+    restore_replan_begin(r);
+    assert_true(r->io_planned_s == 4 + 2);
 }
 
 /* A group that has come back counts with its share of its layer's planned time. */
@@ -285,6 +303,7 @@ int main(void)
         CASE(a_busy_compute_lane_takes_keys_and_values),
         CASE(the_first_become_hidden_and_the_last_keys_and_values),
         CASE(a_disk_is_as_slow_as_it_has_shown),
+        CASE(keys_and_values_have_their_own_compute),
         CASE(the_rest_of_a_layer_is_read_first),
         CASE(layers_without_both_kinds_stay),
         CASE(rows_that_have_come_say_what_a_layer_takes),

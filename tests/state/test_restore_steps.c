@@ -202,6 +202,43 @@ static void a_look_up_takes_a_partial_chunk(void **state)
     restore_end(r);
 }
 
+/* The partial chunk may lack one token only. */
+static void a_partial_chunk_may_be_nearly_full(void **state)
+{
+    (void)state;
+    st_must_save(store, &context, 3);
+    save_partial(3, 63);
+    struct restore_want want = want_of(N_TOKENS);
+    struct restore *r = find(&want);
+    assert_int_equal(restore_found(r)->n_hits, 4);
+    assert_int_equal(restore_found(r)->hits[3].n_tokens, 63);
+    restore_end(r);
+}
+
+/* A known speed is reported to look-ups that asked for it, and not measured again. While the speed
+ * is unknown, a tail alone is not taken, because it does not measure the store. */
+static void a_known_speed_is_not_measured(void **state)
+{
+    (void)state;
+    save_partial(0, 20);
+    struct restore_want want = want_of(N_TOKENS);
+    for (int i = 0; i < 4; i++) {
+        want.measure_io = i % 2 == 1;
+        rr->has_tier = i >= 2;
+        rr->tier.bytes_per_s = i;
+        struct restore *r = find(&want);
+        const struct restore_found *f = restore_found(r);
+        assert_int_equal(f->n_hits, i != 1);
+        assert_int_equal(f->measured, i == 3);
+        restore_end(r);
+    }
+    st_must_save(store, &context, 3);
+    struct restore *r = find(&want);
+    assert_int_equal(restore_found(r)->n_hits, 3);
+    assert_true(restore_found(r)->measured && restore_found(r)->tier.bytes_per_s == 3);
+    restore_end(r);
+}
+
 /* The caller's keys and tokens may be gone before the look-up. */
 static void a_look_up_has_its_own_keys_and_tokens(void **state)
 {
@@ -550,6 +587,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(a_look_up_finds_the_longest_chain),
         CASE(a_look_up_takes_a_partial_chunk),
+        CASE(a_partial_chunk_may_be_nearly_full),
+        CASE(a_known_speed_is_not_measured),
         CASE(a_look_up_has_its_own_keys_and_tokens),
         CASE(nothing_is_used_before_the_erasures_are_known),
         CASE(other_look_ups_go_on_during_a_fetch),

@@ -117,6 +117,26 @@ static void automatic_by_plan(void **state)
     (void)automatic(&mha, 1e-3, 1e-4, 1e-9, 1e12, 1);
 }
 
+/* Recomputing grows faster than reading, so what is saved depends on the longest context. */
+static void the_longest_context_counts(void **state)
+{
+    (void)state;
+    struct model mha = shaped(1024, 16, 64);
+    struct platform f = platform_of(&mha);
+    /* Reading the hidden states of 512 tokens takes as long as computing ten layers. */
+    et_platform(&f, 0, 1e-9, 1e-9, 4e8);
+    f.c_tok.c_s = 1e-9;
+    for (int i = 0; i < 2; i++) {
+        struct save_policy p;
+        int n_saved = 0;
+        assert_int_equal(save_policy_make(&p, "auto", &mha, &f, i == 0 ? 512 : 4096, NULL),
+                         0);
+        for (int l = 0; l < 8; l++)
+            n_saved += p.kinds[l] != 0;
+        assert_int_equal(n_saved > 0, i == 1);
+    }
+}
+
 /* When decodes leave restores only a share of the compute, projections do not pay any more. */
 static void automatic_beside_decodes(void **state)
 {
@@ -155,8 +175,11 @@ static void too_many_layers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_and_letters), cmocka_unit_test(automatic_without_a_profile),
-        cmocka_unit_test(automatic_by_plan), cmocka_unit_test(automatic_beside_decodes),
+        cmocka_unit_test(names_and_letters),
+        cmocka_unit_test(automatic_without_a_profile),
+        cmocka_unit_test(automatic_by_plan),
+        cmocka_unit_test(the_longest_context_counts),
+        cmocka_unit_test(automatic_beside_decodes),
         cmocka_unit_test(too_many_layers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
