@@ -1,0 +1,400 @@
+/* test_schedule_choices.c - how sequences are described to the scheduler, and how an admitted one
+ * begins. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "engine/engine_impl.h"
+#include "engine/staging.h"
+#include "state/saver_impl.h"
+#include "tests/engine/enginetest.h"
+#include "tests/engine/found.h"
+
+enum { N_PROMPT = 300, N_ROWS = 100 };
+
+static const struct truncation small = {.context = 256, .step = 64, .keep = 64};
+
+static struct stack k;
+static struct schedule *c;
+static int32_t prompts[4][700];
+
+static void open_stack(int max_sequences)
+{
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
+                                     .user.max_sequences = max_sequences,
+                                     .user.save_buffer_bytes = 4 << 20,
+                                     .step_rows = N_ROWS});
+    c = &k.engine->schedule;
+    for (int i = 0; i < 4; i++)
+        et_prompt(prompts[i], 700, 10 + (uint64_t)i);
+}
+
+static struct seq *add(int i, int n, int priority, const struct et_ask *ask)
+{
+    struct err err = {0};
+    struct seq *s;
+    struct et_ask a = *ask;
+    a.prompt = prompts[i];
+    a.n_prompt = n;
+    a.max_tokens = a.max_tokens > 0 ? a.max_tokens : 50;
+    struct request q = et_request(&k, &a);
+    q.priority = priority;
+    assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+    return s;
+}
+
+static void step(void)
+{
+    struct err err = {0};
+    int n_active;
+    assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
+}
+
+static void run_to_end(struct seq *s)
+{
+    while (s->phase != PHASE_DONE)
+        step();
+    if (k.saver != NULL)
+        assert_int_equal(saver_flush(k.saver, NULL), 0);
+}
+
+/* Returns how the last step has described a sequence. */
+static int index_of(const struct seq *s)
+{
+    for (int i = 0; i < c->n_live; i++)
+        if (c->seqs[i] == s)
+            return i;
+    fail();
+    return -1;
+}
+
+static const struct sched_req *view_of(const struct seq *s)
+{
+    return &c->view[index_of(s)];
+}
+
+static const struct lead_request *prompt_of(const struct seq *s)
+{
+    return &c->prompt[index_of(s)];
+}
+
+/* A prompt that is being computed has the rows that are not done. A decode has one row, and frees
+ * the blocks that no other sequence shares. */
+static void running_sequences_are_described(void **state)
+{
+    (void)state;
+    open_stack(3);
+    struct seq *a = add(0, N_PROMPT, 3, &(struct et_ask){0});
+    while (a->n_done == 0)
+        step();
+    assert_int_equal(a->n_done, N_ROWS);
+    struct seq *b = add(0, N_PROMPT, 4, &(struct et_ask){0});
+    a->req.deadline_ns = INT64_MAX;
+    schedule_step(c);
+    assert_int_equal(view_of(a)->phase, SCHED_PREFILL);
+    assert_int_equal(view_of(a)->rows, N_PROMPT - N_ROWS);
+    assert_int_equal(view_of(a)->priority, 3);
+    assert_true(view_of(a)->arrival_ns == a->t_arrival && a->t_arrival != a->t_start);
+    assert_true(view_of(a)->deadline_ns == INT64_MAX);
+    assert_int_equal(view_of(a)->after, -1);
+    assert_int_equal(prompt_of(a)->n_done, N_ROWS);
+    assert_int_equal(view_of(b)->after, index_of(a));
+    a->req.deadline_ns = 0;
+    while (b->phase != PHASE_DECODE)
+        step();
+    assert_int_equal(a->phase, PHASE_DECODE);
+    schedule_step(c);
+    assert_int_equal(view_of(a)->rows, 1);
+    int n_shared = N_PROMPT / 64;
+    assert_int_equal(view_of(a)->blocks_freed, a->table.n_blocks - n_shared);
+    assert_int_equal(view_of(b)->blocks_freed, b->table.n_blocks - n_shared);
+    run_to_end(a);
+    run_to_end(b);
+    engine_remove(k.engine, a);
+    engine_remove(k.engine, b);
+    stack_close(&k);
+}
+
+/* A waiting prompt needs rows and blocks for the tokens that the device does not know. Known blocks
+ * that no sequence uses count as needed. While no place is free, nothing is looked up. */
+static void waiting_sequences_are_described(void **state)
+{
+    (void)state;
+    open_stack(2);
+    struct seq *a = add(0, N_PROMPT, 0, &(struct et_ask){.max_tokens = 1});
+    run_to_end(a);
+    for (int full = 1; full >= 0; full--) {
+        c->o.max_seqs = full ? 0 : 1;
+        struct seq *s = add(0, N_PROMPT, 0, &(struct et_ask){0});
+        schedule_step(c);
+        const struct sched_req *r = view_of(s);
+        assert_int_equal(r->phase, SCHED_WAITING);
+        assert_int_equal(r->rows, full ? N_PROMPT : N_PROMPT - 4 * 64);
+        assert_int_equal(r->blocks_needed, seq_blocks_wanted(s));
+        assert_int_equal(r->after, -1);
+        assert_false(r->is_held);
+        if (!full) {
+            c->o.max_seqs = 2;
+            struct seq *other = add(0, N_PROMPT, 0, &(struct et_ask){0});
+            schedule_step(c); /* s uses the blocks now */
+            assert_int_equal(view_of(other)->blocks_needed, seq_blocks_wanted(s) - 4);
+            run_to_end(other);
+            engine_remove(k.engine, other);
+            run_to_end(s);
+        }
+        engine_remove(k.engine, s);
+    }
+    engine_remove(k.engine, a);
+    stack_close(&k);
+}
+
+/* A sequence that is not saved may copy a part of a block. A forced plan reuses nothing. */
+static void prompts_tell_what_they_may_share(void **state)
+{
+    (void)state;
+    open_stack(3);
+    struct seq *s[] = {add(0, N_PROMPT, 0, &(struct et_ask){0}),
+                       add(1, N_PROMPT, 0, &(struct et_ask){.save = "kv"}),
+                       add(2, N_PROMPT, 0, &(struct et_ask){.plan = "recompute"})};
+    schedule_step(c);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(prompt_of(s[i])->may_copy, i != 1);
+        assert_int_equal(prompt_of(s[i])->may_reuse, i != 2);
+        assert_int_equal(prompt_of(s[i])->n_tokens, N_PROMPT);
+    }
+    for (int i = 0; i < 3; i++) {
+        run_to_end(s[i]);
+        engine_remove(k.engine, s[i]);
+    }
+    stack_close(&k);
+}
+
+/* A sequence is held while its saved state is on its way to the store, unless it carries its state
+ * itself. A truncated one is held until it has chosen its view. While no place is free, it need not
+ * have chosen: it asks for the place if it could choose. */
+static void unsettled_sequences_are_held(void **state)
+{
+    (void)state;
+    open_stack(1);
+    c->o.max_seqs = 0;
+    struct save_seq save = {.n_handed_over = 64};
+    struct seq *s = add(0, 600, 0, &(struct et_ask){.save = "kv", .truncation = small});
+    s->stairs.must_choose = false;
+    schedule_step(c);
+    assert_false(view_of(s)->is_held);
+    s->save = &save;
+    schedule_step(c);
+    assert_true(view_of(s)->is_held);
+    s->stairs.carry.rows = xmalloc(1);
+    schedule_step(c);
+    assert_false(view_of(s)->is_held);
+    free(s->stairs.carry.rows);
+    s->stairs.carry.rows = NULL;
+    s->save = NULL;
+    s->stairs.must_choose = true;
+    schedule_step(c);
+    assert_false(view_of(s)->is_held);
+    uint64_t mark = s->stairs.mark;
+    s->stairs.mark = UINT64_MAX; /* state is on its way that the view may need */
+    schedule_step(c);
+    assert_true(view_of(s)->is_held);
+    c->o.max_seqs = 1;
+    schedule_step(c);
+    assert_true(view_of(s)->is_held && s->stairs.must_choose);
+    s->stairs.mark = mark;
+    run_to_end(s);
+    engine_remove(k.engine, s);
+    stack_close(&k);
+}
+
+/* If the store has no more than the device, the prompt is computed at once. The chunk of the last
+ * token does not count. */
+static void what_the_device_has_is_not_looked_up(void **state)
+{
+    (void)state;
+    static const struct {
+        int n_tokens, n_device;
+        bool restores;
+        const char *miss;
+    } cases[] = {{256, 192, false, ""},
+                 {192, 128, false, ""},
+                 {200, 192, false, ""},
+                 {400, 256, false, STORE_WHY_ABSENT}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        open_stack(1);
+        struct seq *a = add(0, 256, 0, &(struct et_ask){.save = "kv", .max_tokens = 1});
+        run_to_end(a);
+        struct seq *s = add(0, cases[i].n_tokens, 0, &(struct et_ask){.save = "kv"});
+        schedule_step(c);
+        assert_int_equal(s->phase, cases[i].restores ? PHASE_RESTORE : PHASE_PREFILL);
+        assert_int_equal(s->out.n_device, cases[i].n_device);
+        assert_int_equal(s->out.n_cached, cases[i].n_device);
+        assert_int_equal(s->out.n_stored, cases[i].n_device);
+        assert_string_equal(s->out.miss, cases[i].miss);
+        run_to_end(s);
+        engine_remove(k.engine, s);
+        engine_remove(k.engine, a);
+        stack_close(&k);
+    }
+}
+
+/* The second admission of a sequence does not change the report of what the device had. */
+static void the_first_admission_is_reported(void **state)
+{
+    (void)state;
+    for (int again = 0; again < 2; again++) {
+        open_stack(1);
+        struct seq *s = add(0, N_PROMPT, 0, &(struct et_ask){.save = "kv"});
+        s->was_preempted = again == 1;
+        s->out.n_device = 77;
+        schedule_step(c);
+        assert_int_equal(s->phase, PHASE_RESTORE);
+        assert_int_equal(s->out.n_device, again == 1 ? 77 : 0);
+        run_to_end(s);
+        engine_remove(k.engine, s);
+        stack_close(&k);
+    }
+}
+
+/* Prompts beside decodes get the rows that the measured speeds allow, or all rows of a step. */
+static void rows_beside_decodes_may_be_unlimited(void **state)
+{
+    (void)state;
+    open_stack(1);
+    c->speed = (struct beside_speed){.decode_ns = 1e6, .row_ns = 5e4};
+    c->o.no_limit_beside = false;
+    schedule_step(c);
+    assert_int_equal(c->rows_beside, beside_rows(&c->speed));
+    assert_int_equal(c->rows_beside, 30);
+    c->o.no_limit_beside = true;
+    schedule_step(c);
+    assert_int_equal(c->rows_beside, N_ROWS);
+    stack_close(&k);
+}
+
+/* A truncated context continues the tokens of its view: the number of stored tokens includes those
+ * that the view has dropped. */
+static void a_view_on_the_device_is_continued(void **state)
+{
+    (void)state;
+    open_stack(1);
+    const struct et_ask a = {.save = "kv", .truncation = small, .max_tokens = 1};
+    struct seq *s = add(0, 600, 0, &a);
+    run_to_end(s);
+    engine_remove(k.engine, s);
+    s = add(0, 600, 0, &a);
+    schedule_step(c);
+    int64_t cut = truncation_cut(&small, 599);
+    assert_int_equal(s->view.cut, cut);
+    assert_int_equal(s->phase, PHASE_PREFILL);
+    assert_true(s->n_done >= view_moved(&s->view));
+    assert_int_equal(s->out.n_stored, s->n_done / 64 * 64 + cut);
+    run_to_end(s);
+    engine_remove(k.engine, s);
+    stack_close(&k);
+}
+
+/* --- staging ---------------------------------------------------------------------------------- */
+
+/* While no place is free, the next two sequences are looked up behind the chunks of the device. One
+ * with the same beginning as another is left out. A sequence that is no longer next gives up what
+ * it has. */
+static void the_next_two_are_looked_up(void **state)
+{
+    (void)state;
+    open_stack(1);
+    struct seq *a = add(0, 70, 0, &(struct et_ask){.max_tokens = 1}), *s[4];
+    run_to_end(a); /* leaves one full block of prompt 0 on the device */
+    memcpy(prompts[1], prompts[0], 64 * sizeof prompts[0][0]);
+    c->o.max_seqs = 0;
+    c->restores->stages = true;
+    s[0] = add(0, 600, 1, &(struct et_ask){0});
+    s[1] = add(1, 600, 2, &(struct et_ask){0}); /* shares only what the device has */
+    s[2] = add(2, 600, 3, &(struct et_ask){0});
+    schedule_step(c);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(s[i]->restore != NULL, i < 2);
+        assert_int_equal(s[i]->staging.is_decided, i < 2);
+        assert_int_equal(s[i]->staging.first, i < 2);
+    }
+    s[2]->req.priority = -5;
+    s[3] = add(2, 600, -4, &(struct et_ask){0}); /* the same prompt as s[2] */
+    schedule_step(c);
+    assert_null(s[0]->restore);
+    assert_null(s[1]->restore);
+    assert_false(s[0]->staging.is_decided || s[1]->staging.is_decided);
+    assert_non_null(s[2]->restore);
+    assert_true(s[3]->staging.is_decided);
+    assert_null(s[3]->restore);
+    for (int i = 0; i < 4; i++) {
+        staging_end(c->restores, s[i]);
+        engine_remove(k.engine, s[i]);
+    }
+    engine_remove(k.engine, a);
+    stack_close(&k);
+}
+
+/* A staged sequence that is still next keeps its restore. The restore is planned beside decodes if
+ * two decode now: one of them will have ended when the sequence gets its place. */
+static void a_staged_restore_knows_of_a_second_decode(void **state)
+{
+    (void)state;
+    static struct chunk_node nodes[10];
+    for (int n_decodes = 1; n_decodes < 3; n_decodes++) {
+        open_stack(2);
+        struct seq *d[2];
+        for (int i = 0; i < n_decodes; i++) {
+            d[i] = add(i, 40, -9, &(struct et_ask){0});
+            while (d[i]->phase != PHASE_DECODE)
+                step();
+        }
+        c->o.max_seqs = n_decodes;
+        et_platform(&k.platform, 1e-4, 1e-6, 1e-7, 1e7);
+        struct restore_pipeline *rr = c->restores->pipeline;
+        struct group_list slots = found_take_slots(rr);
+        int n_slots = rr->n_slots;
+        rr->n_slots = 64;
+        struct seq *s = add(2, 700, 0, &(struct et_ask){0});
+        s->req.restore_first = true;
+        c->restores->stages = true;
+        s->restore = found_restore(rr, nodes, 10, "K");
+        s->staging.is_decided = true;
+        schedule_step(c);
+        assert_int_equal(s->n_planned, 10);
+        assert_int_equal(s->expected.restore_s > 0, n_decodes == 1);
+        struct restore *r = s->restore;
+        schedule_step(c);
+        assert_ptr_equal(s->restore, r);
+        staging_end(c->restores, s);
+        found_give_slots(rr, slots);
+        rr->n_slots = n_slots;
+        engine_remove(k.engine, s);
+        for (int i = 0; i < n_decodes; i++)
+            engine_remove(k.engine, d[i]);
+        stack_close(&k);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    et_only(argc, argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(running_sequences_are_described),
+        cmocka_unit_test(waiting_sequences_are_described),
+        cmocka_unit_test(prompts_tell_what_they_may_share),
+        cmocka_unit_test(unsettled_sequences_are_held),
+        cmocka_unit_test(what_the_device_has_is_not_looked_up),
+        cmocka_unit_test(the_first_admission_is_reported),
+        cmocka_unit_test(rows_beside_decodes_may_be_unlimited),
+        cmocka_unit_test(a_view_on_the_device_is_continued),
+        cmocka_unit_test(the_next_two_are_looked_up),
+        cmocka_unit_test(a_staged_restore_knows_of_a_second_decode),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
