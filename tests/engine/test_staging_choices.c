@@ -1,5 +1,6 @@
-/* test_staging_choices.c - which waiting sequences read ahead, what they tell the policy of the read
- * buffer, and when what they have read is used. Found chunks are made up, and nothing is read. */
+/* test_staging_choices.c - which waiting sequences read ahead, what they tell the policy of the
+ * read buffer, and when what they have read is used. Found chunks are made up, and nothing is
+ * read. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -293,8 +294,8 @@ static void an_erased_chunk_ends_the_staging(void **state)
     lab_close(&l);
 }
 
-/* A staged restore of 100 bytes: all reads take 10 s, its compute 1 s, and a restore without reading
- * ahead takes 5 s. So more than half of the bytes must have been read. */
+/* A staged restore of 100 bytes: all reads take 10 s, its compute 1 s, and a restore without
+ * reading ahead takes 5 s. So more than half of the bytes must have been read. */
 static void stage_half(struct lab *l, int n_hits, uint64_t read_bytes)
 {
     assert_true(stages(l, n_hits, "K", 0, false));
@@ -333,8 +334,8 @@ static void a_staged_restore_is_used_if_it_still_fits(void **state)
     lab_close(&l);
 }
 
-/* More chunks have been saved since the look-up. The chunk of the last token does not count, because
- * that token is computed in any case. */
+/* More chunks have been saved since the look-up. The chunk of the last token does not count,
+ * because that token is computed in any case. */
 static void more_stored_chunks_are_worth_a_new_look_up(void **state)
 {
     (void)state;
