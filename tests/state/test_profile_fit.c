@@ -128,10 +128,14 @@ static int attention(struct stream *s, struct mat out, struct mat q,
     return result_of(ATTENTION);
 }
 
+/* The tokens name rows all over the table, as those of a prompt do, and not one row that a cache
+ * holds. */
 static int embed(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
                  float scale)
 {
-    (void)s, (void)table, (void)ids, (void)scale;
+    (void)s, (void)table, (void)scale;
+    for (int64_t i = 1; i < out.rows; i++)
+        assert_int_not_equal(ids[i], ids[i - 1]);
     n_embeds++;
     takes(out.rows * EMBED_NS);
     return result_of(EMBED);
