@@ -206,6 +206,38 @@ static void large_strings(void **state)
     }
 }
 
+/* After a large string at most 64 bytes are received at first, so that the next large string comes
+ * into its answer without a copy. */
+static void behind_a_large_string_few_bytes_are_received(void **state)
+{
+    enum { N = 65536 };
+    static char text[2 * N + 64];
+    size_t n = 0;
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        n += (size_t)sprintf(text + n, "$%d\r\n", N);
+        memset(text + n, 'a' + i, N);
+        n += N + (size_t)sprintf(text + n + N, "\r\n");
+    }
+    struct peer p;
+    struct redis_answer a = {0}, b = {0};
+    struct err err = {0};
+    bool complete = false;
+    struct redis *r = meet(&p, text, n, n, true, N);
+    assert_int_equal(redis_ask(r, get, 2, 60 * SECOND, &a, &err), 0);
+    int64_t deadline_ns = clock_now_ns() + 60 * SECOND;
+    assert_int_equal(redis_receive_some(r, deadline_ns, &b, &complete, &err), 0);
+    assert_false(complete);
+    assert_in_range(b.n_here, 1, 64);
+    for (int rc = 0; !complete; assert_int_equal(rc, 0))
+        rc = redis_receive_some(r, deadline_ns, &b, &complete, &err);
+    assert_int_equal(b.n_bytes, N);
+    assert_true(b.bytes[0] == 'b' && b.bytes[N - 1] == 'b');
+    redis_answer_deinit(&a);
+    redis_answer_deinit(&b);
+    part(&p, r);
+}
+
 /* A string of the largest allowed size is taken although its header, its last byte or the end of
  * its line comes later than the rest. One byte more is refused, also if all of it comes at once. */
 static void the_largest_string_comes_in_two_parts(void **state)
@@ -650,6 +682,7 @@ int main(void)
         cmocka_unit_test(answers_of_every_kind),
         cmocka_unit_test(lies_are_errors),
         cmocka_unit_test(large_strings),
+        cmocka_unit_test(behind_a_large_string_few_bytes_are_received),
         cmocka_unit_test(the_largest_string_comes_in_two_parts),
         cmocka_unit_test(a_large_string_has_an_end),
         cmocka_unit_test(sizes_are_bounded),
