@@ -136,6 +136,34 @@ static void test_unsynced_sectors_take_every_fate(void **state)
     assert_int_equal(t.garbage_part + t.garbage_all, t.garbage);
 }
 
+/* The same holds for a sector that is not the file's first one. The sectors before it stay. */
+static void test_unsynced_sectors_behind_others(void **state)
+{
+    (void)state;
+    enum { N = 4, LAST = (N - 1) * SECTOR };
+    uint8_t a[N * SECTOR], b[SECTOR], in[N * SECTOR];
+    struct tally t = {0};
+    iotest_fill(a, sizeof a, 1);
+    iotest_fill(b, sizeof b, 2);
+    for (uint64_t seed = 0; seed < 50; seed++) {
+        struct io *io = open_sim(seed);
+        struct io_file *f = open_file(io, "/f", IO_CREATE);
+        io_file_pwrite(f, a, sizeof a, 0, NULL);
+        io_file_sync(f, NULL);
+        io_dir_sync(io, "/", NULL);
+        io_file_pwrite(f, b, sizeof b, LAST, NULL);
+        power_cycle(io);
+        io_file_close(f);
+        f = open_file(io, "/f", 0);
+        assert_int_equal(io_file_pread(f, in, sizeof in, 0, NULL), 0);
+        assert_memory_equal(in, a, LAST);
+        tally_sector(in + LAST, a + LAST, b, &t);
+        io_file_close(f);
+        io_close(io);
+    }
+    assert_true(t.old > 5 && t.new > 5 && t.torn > 0);
+}
+
 static void test_length_needs_sync_too(void **state)
 {
     (void)state;
@@ -959,6 +987,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_synced_data_survive),
         cmocka_unit_test(test_unsynced_sectors_take_every_fate),
+        cmocka_unit_test(test_unsynced_sectors_behind_others),
         cmocka_unit_test(test_length_needs_sync_too),
         cmocka_unit_test(test_cuts_and_holes_need_sync_too),
         cmocka_unit_test(test_names_need_their_own_sync),
