@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "remote/remote_impl.h"
 #include "remote/storing.h"
 
@@ -135,9 +136,7 @@ static void show_progress(struct work *w)
 {
     w->view.elapsed_s = w->t_transfer != 0 ? since_s(w->t_transfer) : 0;
     w->view.done_bytes = w->come_bytes + w->answer.n_here;
-    w->view.left_bytes = w->all_bytes > w->view.done_bytes
-                             ? w->all_bytes - w->view.done_bytes
-                             : 0;
+    w->view.left_bytes = w->all_bytes - MIN(w->all_bytes, w->view.done_bytes);
 }
 
 /* Receives the next answer, within the time that the fetch has. */

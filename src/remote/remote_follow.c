@@ -341,7 +341,7 @@ enum stand {
 static enum stand stand_of(const struct stream_info *s, uint64_t n_seen, uint64_t n_new,
                            bool has_last)
 {
-    uint64_t n_gone = s->n_added > s->n_kept ? s->n_added - s->n_kept : 0;
+    uint64_t n_gone = s->n_added - MIN(s->n_added, s->n_kept);
     if (n_seen > s->n_added || (n_seen > n_gone && !has_last))
         return STAND_OTHER;
     /* If nothing new was read although n_seen < n_added, the stream has dropped unseen entries

@@ -394,7 +394,7 @@ static struct json *usage(const struct generation *g, int n_cached, int n_output
     for (int i = 0; i < m->n; i++) {
         int end = m->at[i].n_tokens / 64 * 64;
         int from = MAX(n_cached, before);
-        by_ttl[m->at[i].ttl_s > 300] += end > from ? end - from : 0;
+        by_ttl[m->at[i].ttl_s > 300] += end - MIN(end, from);
         before = MAX(end, before);
     }
     json_put_int(o, "input_tokens", prompt - n_cached - by_ttl[0] - by_ttl[1]);

@@ -143,7 +143,7 @@ static uint64_t budget_left(const struct memory_ask *a)
     size_t unused, total;
     device_memory(a->model->dev, &unused, &total);
     if (!a->model->dev->unified)
-        return unused > LIBRARY_BYTES ? unused - LIBRARY_BYTES : 0;
+        return unused - MIN(unused, LIBRARY_BYTES);
     uint64_t left = process_memory_left();
     return (left > 0 ? left : total) / 10 * 9;
 }

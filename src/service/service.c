@@ -555,7 +555,7 @@ static void prime_text(struct hcache_ticket *t)
 {
     const char *text;
     size_t n;
-    for (int i = t->req.n_prompt > 4 ? t->req.n_prompt - 4 : 0; i < t->req.n_prompt; i++)
+    for (int i = t->req.n_prompt - MIN(t->req.n_prompt, 4); i < t->req.n_prompt; i++)
         (void)tokenizer_stream_push(t->stream, t->prompt[i], &text, &n, NULL);
 }
 

@@ -30,7 +30,7 @@ bool ticket_scan_stop(const char *text, size_t n_old, size_t *n_text, char *cons
     for (int i = 0; i < n_stop; i++) {
         /* a stop string may have begun in the text before n_old */
         size_t back = stop_bytes[i] - 1;
-        size_t from = n_old > back ? n_old - back : 0;
+        size_t from = n_old - MIN(n_old, back);
         const char *hit = memmem(text + from, *n_text - from, stop[i], stop_bytes[i]);
         if (hit != NULL && (size_t)(hit - text) < first)
             first = (size_t)(hit - text);

@@ -238,7 +238,7 @@ static void item_share(void *arg, int thread_idx, int n_threads)
     pool_share(a->n_chunks, 1, thread_idx, n_threads, &begin, &end);
     for (int p = 0; p < a->n_parts; first += a->parts[p++].n) {
         const struct part *part = &a->parts[p];
-        long from = begin > first ? begin - first : 0;
+        long from = begin - MIN(begin, first);
         for (long i = from; i < part->n && first + i < end; i++)
             take_chunk(a, part->g, part->first + (int)i, s);
     }

@@ -167,8 +167,8 @@ double ahead_price_s(struct ahead *a, uint64_t n_bytes, uint64_t n_promised)
         return 0;
     pthread_mutex_lock(&a->lock);
     bool is_all = a->at == a->n_bytes;
-    uint64_t ahead = a->at > a->end_bytes ? a->at - a->end_bytes : 0;
-    uint64_t own = ahead > n_promised ? ahead - n_promised : 0;
+    uint64_t ahead = a->at - MIN(a->at, a->end_bytes);
+    uint64_t own = ahead - MIN(ahead, n_promised);
     double s = n_bytes > own && !is_all ? (double)(n_bytes - own) * a->s_per_byte : 0;
     pthread_mutex_unlock(&a->lock);
     return s;

@@ -48,9 +48,8 @@ static void unmap(void *arg, void *p, size_t bytes)
 static uint64_t ahead_bytes(const struct dram *d, uint32_t segment)
 {
     uint64_t before = segment * d->base.segment_bytes;
-    uint64_t left = d->most_bytes == 0       ? d->base.segment_bytes
-                    : d->most_bytes > before ? d->most_bytes - before
-                                             : 0;
+    uint64_t left = d->most_bytes == 0 ? d->base.segment_bytes
+                                       : d->most_bytes - MIN(d->most_bytes, before);
     return MIN(left, d->base.segment_bytes);
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/minmax.h"
 
 void erasures_deinit(struct erasures *e)
 {
@@ -90,7 +91,7 @@ bool erasures_concern(const struct erasures *e, const struct store_chunk *c)
         return false;
     if (c->epoch < e->floor)
         return true;
-    uint64_t oldest = e->n_marks > ERASURES_MARKS ? e->n_marks - ERASURES_MARKS : 0;
+    uint64_t oldest = e->n_marks - MIN(e->n_marks, ERASURES_MARKS);
     for (uint64_t i = e->n_marks; i > oldest; i--) {
         const struct erasure_mark *m = &e->marks[(i - 1) % ERASURES_MARKS];
         if (m->epoch <= c->epoch)

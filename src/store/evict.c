@@ -405,7 +405,7 @@ int store_make_room(struct store *s, uint64_t n_bytes, const struct sha256 *newc
     while (n_bytes > s->cap_bytes || s->used_bytes > s->cap_bytes - n_bytes ||
            !store_index_has_room(s, n_bytes)) {
         uint64_t limit = n_bytes > s->cap_bytes ? UINT64_MAX : s->cap_bytes - n_bytes;
-        uint64_t over = s->used_bytes > limit ? s->used_bytes - limit : 0;
+        uint64_t over = s->used_bytes - MIN(s->used_bytes, limit);
         /* Each round of evicting costs an fsync of the index, so a large store makes room for
          * several chunks at once. */
         uint64_t slack = s->cap_bytes / 64;

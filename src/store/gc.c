@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "store/store_impl.h"
 
 static int by_chunk_idx(const void *a, const void *b)
@@ -130,8 +131,6 @@ int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
     pthread_mutex_unlock(&s->lock);
     pthread_mutex_unlock(&s->erase_lock);
     store_stats(s, &after);
-    *freed_bytes = before.file_bytes > after.file_bytes
-                       ? before.file_bytes - after.file_bytes
-                       : 0;
+    *freed_bytes = before.file_bytes - MIN(before.file_bytes, after.file_bytes);
     return rc;
 }
