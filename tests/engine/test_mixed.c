@@ -75,7 +75,11 @@ static void job_close(struct job *j, int n_seqs)
 static struct mixed_stats stats_of(const struct job *j)
 {
     struct mixed_stats s;
+    struct engine_stats all;
     assert_true(engine_mixed_stats(j->k.engine, &s));
+    engine_stats(j->k.engine, &all);
+    assert_int_equal(all.link_bytes, s.up_bytes);
+    assert_int_equal(all.link_down_bytes, s.down_bytes);
     return s;
 }
 
@@ -465,6 +469,19 @@ static void values_out_of_range_end_one_sequence(void **state)
     stack_close(&k);
 }
 
+/* The pool has the blocks that are reserved, whatever max_kv_tokens says. */
+static void the_pool_has_the_reserved_blocks(void **state)
+{
+    (void)state;
+    struct job j;
+    struct engine_stats st;
+    struct mixed_opts mo = {.n = {1, 2, 5, 6}, .act_share = 1, .kv_share = 1};
+    job_open(&j, &mo, 40, 1, 4, false);
+    engine_stats(j.k.engine, &st);
+    assert_int_equal(st.blocks, 14);
+    job_close(&j, 1);
+}
+
 static void parallel_devices_are_refused(void **state)
 {
     (void)state;
@@ -491,6 +508,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(beginnings_are_shared),
         cmocka_unit_test(short_beginnings_are_not_waited_for),
         cmocka_unit_test(values_out_of_range_end_one_sequence),
+        cmocka_unit_test(the_pool_has_the_reserved_blocks),
         cmocka_unit_test(parallel_devices_are_refused),
     };
     et_only(argc, argv);

@@ -68,6 +68,7 @@ struct outcome {
     float logits[N_IDS * MAX_VOCAB];
     struct sha256 hash;
     enum dtype state, held;
+    struct weights_types types;
     int vocab;
 };
 
@@ -84,6 +85,7 @@ static void compute(const char *source, const char *weights, struct outcome *out
     out->hash = t.m->w.hash;
     out->state = t.m->dtype;
     out->held = t.m->w.dtype;
+    out->types = t.m->w.types;
     solo_close(&t);
 }
 
@@ -98,6 +100,13 @@ static void expect_same(const char *source, const char *weights)
     assert_memory_equal(a.hash.b, b.hash.b, sizeof a.hash.b);
     assert_int_equal(a.state, b.state);
     assert_int_equal(a.held, b.held);
+    assert_true(a.types.n > 0);
+    assert_int_equal(a.types.n, b.types.n);
+    for (int i = 0; i < a.types.n; i++) {
+        assert_string_equal(a.types.of[i].name, b.types.of[i].name);
+        assert_int_equal(a.types.of[i].n_tensors, b.types.of[i].n_tensors);
+        assert_int_equal(a.types.of[i].quantised, b.types.of[i].quantised);
+    }
 }
 
 static void a_packed_family_is_the_model(void **state)

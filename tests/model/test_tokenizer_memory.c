@@ -23,11 +23,14 @@ enum { N_TEXT = 1 << 17 };
 /* bytes of the largest allocation that succeeds, from any caller; 0: all succeed */
 static size_t most;
 static int n_denied;
+/* number of the one allocation that fails, of those that may; 0: none does */
+static int nth, n_asked;
 
 bool mem_test_denies(size_t n, enum mem_ask ask)
 {
-    (void)ask;
     bool no = most != 0 && n > most;
+    if (ask == MEM_MAY_FAIL && nth != 0)
+        no = ++n_asked == nth;
     n_denied += no;
     return no;
 }
@@ -81,6 +84,32 @@ static void a_large_text_fails_alone(void **state)
         tokenizer_close(t);
     }
     free(text);
+}
+
+/* Denies each allocation of a call once. */
+static void no_allocation_is_done_without(void **state)
+{
+    (void)state;
+    static const char *const folders[] = {SMALL("llama2-like"), SMALL("llama2-first"),
+                                          SMALL("gpt2-like"),   SMALL("qwen-like"),
+                                          SMALL("falcon-like"), SMALL("splits-like")};
+    static const char text[] = "Two words, and 12 digits: a b";
+    for (int f = 0; f < 6; f++) {
+        struct tokenizer *t;
+        struct err err = {0};
+        if (tokenizer_open(&t, folders[f], &err) != 0)
+            fail_msg("%s", err.msg);
+        int whole = count(t, text, sizeof text - 1, &err), rc = -ENOMEM;
+        assert_true(whole > 0);
+        for (nth = 1; rc == -ENOMEM; nth++) {
+            n_asked = n_denied = 0;
+            rc = count(t, text, sizeof text - 1, &err);
+            assert_int_equal(rc, n_denied > 0 ? -ENOMEM : whole);
+        }
+        assert_true(nth > 3);
+        nth = 0;
+        tokenizer_close(t);
+    }
 }
 
 /* The message names the bytes of the text as the steps before have left it. */
@@ -145,6 +174,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_large_text_fails_alone),
+        cmocka_unit_test(no_allocation_is_done_without),
         cmocka_unit_test(the_message_names_the_bytes),
         cmocka_unit_test(a_large_render_fails_alone),
     };

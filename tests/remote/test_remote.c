@@ -15,6 +15,7 @@
 
 #include "base/bytes.h"
 #include "base/mem.h"
+#include "io/io_sim.h"
 #include "tests/base/niceness.h"
 #include "tests/remote/remotetest.h"
 
@@ -247,6 +248,31 @@ static void sizes_that_are_no_chunks(void **state)
         assert_int_equal(fake_redis_count(f, "GETEX"), before + 1);
     }
     free(bytes);
+    rt_close(&a);
+    rt_close(&b);
+    fake_redis_stop(f);
+}
+
+/* Chunks that cannot be made durable are not fetched, and the reason is told. */
+static void a_store_that_cannot_commit_takes_nothing(void **state)
+{
+    (void)state;
+    struct fake_redis *f = fake_redis_start();
+    struct rt_server a, b = {0};
+    rt_open(&a, f);
+    rt_write(&a, f, RT_CHUNKS);
+    assert_true(st_place_open(&b.place, "sim", 1));
+    b.store = st_open(&b.place);
+    rt_join(&b, &(struct remote_opts){.url = fake_redis_url(f)});
+    struct io_sim_fault no_sync = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_SYNC};
+    assert_int_equal(io_sim_fault_add(b.place.io, &no_sync), 0);
+    struct remote_fetched out = rt_fetch(&b, RT_CHUNKS);
+    assert_int_equal(out.n_chunks, 0);
+    assert_int_equal(out.n_bytes, 0);
+    assert_int_equal(out.why, REMOTE_MISS_STORE);
+    assert_true(out.text[0] != 0);
+    assert_int_equal(rt_stats(&b).misses[REMOTE_MISS_STORE], 1);
+    io_sim_fault_clear(b.place.io);
     rt_close(&a);
     rt_close(&b);
     fake_redis_stop(f);
@@ -628,6 +654,7 @@ int main(void)
         cmocka_unit_test(a_chunk_of_others_is_wrong),
         cmocka_unit_test(sizes_that_are_no_chunks),
         cmocka_unit_test(a_full_store_takes_what_fits),
+        cmocka_unit_test(a_store_that_cannot_commit_takes_nothing),
         cmocka_unit_test(many_offers_are_settled),
         cmocka_unit_test(offers_are_written_before_the_end),
         cmocka_unit_test(a_full_remote_refuses_one_chunk),
