@@ -244,8 +244,7 @@ static void stage_next(struct schedule *c, int n_live)
             staging_end(c->restores, s);
     }
     for (int k = 0; k < n; k++)
-        if (c->seqs[next[k]]->phase == PHASE_WAIT)
-            stage(c, next[k], n_live, beside);
+        stage(c, next[k], n_live, beside);
 }
 
 /* --- the step --------------------------------------------------------------------------------- */

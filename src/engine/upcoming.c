@@ -60,7 +60,7 @@ static void tell_fetcher(struct seq *s, const struct view *v)
         return;
     n = store_count(s->shared->store, v->keys, n);
     if (seq_may_reuse(s))
-        n_held = kv_pool_find(s->shared->pool, &v->root, v->tokens, v->n_tokens - 1,
+        n_held = kv_pool_find(s->shared->pool, &v->root, v->tokens, n * KV_BLOCK_TOKENS,
                               seq_is_saved(s), &n_unused);
     if (n_held >= n || !may_gain(s, v, n_held, n))
         return;
