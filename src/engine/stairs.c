@@ -252,15 +252,15 @@ static bool is_stored(const struct seq *s, const struct sha256 *key)
     return found;
 }
 
-/* Returns how many positions of the view the device or the store has. */
-static int count_there(const struct seq *s)
+/* Returns whether the device or the store has all moved tokens of the view. */
+static bool has_moved(const struct seq *s)
 {
     const struct view *v = &s->view;
-    int n = (v->n_tokens - 1) / STORE_CHUNK_TOKENS, n_unused;
+    int n = view_moved(v) / STORE_CHUNK_TOKENS, n_unused;
     int i = seq_find_known(s, &n_unused);
     while (i < n && view_chunk(v, i) < s->stairs.limit && is_stored(s, &v->keys[i]))
         i++;
-    return i * STORE_CHUNK_TOKENS;
+    return i >= n;
 }
 
 /* Returns whether the sequence begins with the first stair: its request asks for recomputation. */
@@ -299,7 +299,7 @@ static void choose_view(struct seq *s)
     end_try(s);
     for (int cut = stairs_next_cut(s); cut > 0; cut -= t->step) {
         view_set(&s->view, &s->chain, s->tokens, s->n_tokens, cut);
-        if (count_there(s) >= view_moved(&s->view))
+        if (has_moved(s))
             return;
         if (may_try_remote(s)) {
             s->stairs.has_asked_remote = s->stairs.asks_remote = true;

@@ -59,7 +59,7 @@ expect "and one that is no text" 1 'latin\.txt.*UTF-8'
 check "the others go on" grep -qE 'doc1\.txt: [0-9]+ tokens, [0-9]+ restored, [0-9]+ computed, all durable$' "$tmp/out"
 check "and how many failed is said" grep -q '2 of 3 files are not stored as a whole' "$tmp/err"
 run_hc ingest "$model" --store "$tmp/small" --store-cap 300K "$tmp/doc1.txt" --save both
-expect "what does not fit under the cap is named with its reason" 1 'doc1\.txt: not completely stored: the store is full'
+expect "what does not fit under the cap is named with its reason" 1 'doc1\.txt: not completely stored: the cap of the store'
 doc 7 3000 >"$tmp/long.txt"
 run_hc ingest "$model" --store "$store" "$tmp/long.txt"
 expect "a document that is longer than the context" 1 'long.txt: the prompt has [0-9]+ tokens, but the maximum context length is 2048$'

@@ -713,7 +713,7 @@ static void a_full_store_ends_a_sequence_by_name(void **state)
     assert_int_equal(r.finish, FINISH_ERROR);
     assert_int_equal(r.n_tokens, 257 - N_PROMPT);
     assert_non_null(strstr(r.err.msg, "outgrown its window of 256 tokens"));
-    assert_non_null(strstr(r.err.msg, "the store is full"));
+    assert_non_null(strstr(r.err.msg, "the cap of the store (store-cap)"));
     stack_close(&k);
 }
 

@@ -194,6 +194,65 @@ static void a_bus_teaches_nothing(void **state)
     assert_true(correction_expect(&p, 0, &req, &plan).io_s > 0);
 }
 
+/* What a restore should take is that of the restore alone, without new tokens and without the
+ * corrections and the start that were learned. */
+static void a_prediction_is_of_the_restore_alone(void **state)
+{
+    (void)state;
+    struct platform p = {0};
+    struct plan_layer layer[12];
+    struct plan_request req;
+    struct plan plan;
+    double prefill_s[12];
+    begin(&p, layer, &req, 4096);
+    p.io_overlap = p.comp_overlap = 1;
+    p.tier[0].latency_s = 0.01;
+    p.tier[0].correction.log2 = 1;
+    p.kv_correction.log2 = 0.5;
+    p.gemm_correction.log2 = -0.5;
+    p.start_s = 0.002;
+    begin(&p, layer, &req, 4096);
+    assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
+    assert_int_equal(plan_make(&req, &plan, NULL), 0);
+    struct correction_expected e = correction_expect(&p, 0, &req, &plan);
+    double io_s = 12 * platform_io_s(&p, 0, 4096, RECORD_KV) + 0.01;
+    assert_true(fabs(e.io_s - io_s / 2) < 1e-9);
+    assert_true(fabs(e.kv_s - 12 * platform_kv_s(&p, 4096) / sqrt(2)) < 1e-9);
+    assert_true(e.gemm_s == 0 && fabs(e.slowed - 1) < 1e-9);
+    assert_true(fabs(e.restore_s - (plan.restore_s - 0.002)) < 1e-9);
+    /* New tokens change nothing. */
+    for (int i = 0; i < 12; i++)
+        prefill_s[i] = 0.5;
+    req.prefill_s = prefill_s;
+    req.head_s = 0.7;
+    req.fused = true;
+    struct correction_expected with = correction_expect(&p, 0, &req, &plan);
+    assert_memory_equal(&with, &e, sizeof e);
+    req.comp_slow = 1.5; /* beside decodes it says nothing */
+    assert_true(correction_expect(&p, 0, &req, &plan).restore_s == 0);
+}
+
+/* The lesser kind of compute counts as predicted. The rest is the time of the other kind. */
+static void the_lesser_kind_is_taken_as_believed(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct platform p = {0};
+        p.kv_correction.log2 = i == 0 ? 0 : 1;
+        p.gemm_correction.log2 = i == 0 ? 1 : 0;
+        struct correction_expected e = {.kv_s = i == 0 ? 0.9 : 0.1,
+                                        .gemm_s = i == 0 ? 0.1 : 0.9,
+                                        .restore_s = 1.1,
+                                        .slowed = 1};
+        correction_learn(&p, &e,
+                         &(struct correction_observed){.compute_s = 1.1, .total_s = 1.1});
+        assert_int_equal(p.kv_correction.n_observed, i == 0);
+        assert_int_equal(p.gemm_correction.n_observed, i == 1);
+        assert_true(fabs(p.kv_correction.log2 - (i == 0 ? 0 : 1)) < 1e-9);
+        assert_true(fabs(p.gemm_correction.log2 - (i == 0 ? 1 : 0)) < 1e-9);
+    }
+}
+
 /* Every bandwidth of a store is learned. Once a rounding error prevented it: 1 / (1 / x) was
  * smaller than x for an x like 4e9, so the reads were taken for those of a slower bus. */
 static void any_bandwidth_is_taught(void **state)
@@ -669,6 +728,8 @@ int main(void)
         cmocka_unit_test(three_surprises_are_a_change),
         cmocka_unit_test(nonsense_is_ignored),
         cmocka_unit_test(a_bus_teaches_nothing),
+        cmocka_unit_test(a_prediction_is_of_the_restore_alone),
+        cmocka_unit_test(the_lesser_kind_is_taken_as_believed),
         cmocka_unit_test(any_bandwidth_is_taught),
         cmocka_unit_test(short_restores_teach_the_start),
         cmocka_unit_test(long_restores_shorten_the_start),

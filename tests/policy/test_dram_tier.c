@@ -50,6 +50,15 @@ static void the_tier_is_added_once(void **state)
     p.tier[2] = p.tier[1];
     snprintf(p.tier[1].name, sizeof p.tier[1].name, "other");
     assert_int_equal(dram_tier(&p), 2);
+    /* The store itself is never the tier of copies. Copies come up to a device as the store's
+     * records do. */
+    struct platform store = machine();
+    snprintf(store.tier[0].name, sizeof store.tier[0].name, "dram");
+    store.tier[0].up_bytes_per_s = 3e9;
+    store.tier[0].gather_bytes_per_s = 5e9;
+    assert_int_equal(dram_tier(&store), 1);
+    assert_true(store.tier[1].up_bytes_per_s == 3e9);
+    assert_true(store.tier[1].gather_bytes_per_s == 5e9);
     struct platform none = machine();
     none.n_tiers = 0;
     assert_int_equal(dram_tier(&none), 0);
