@@ -4,6 +4,8 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "cases.h"
 #include "tensor/cpu/cpu.h"
@@ -70,11 +72,57 @@ static void test_largest(void **state)
     free(logits);
 }
 
+struct fenced {
+    uint8_t *base;
+    size_t bytes;
+    float *end; /* access to the bytes behind it ends the process */
+};
+
+static struct fenced fenced_make(void)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    struct fenced f = {.bytes = 2 * page};
+    f.base = mmap(NULL, f.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                  0);
+    assert_true(f.base != MAP_FAILED);
+    assert_int_equal(mprotect(f.base + page, page, PROT_NONE), 0);
+    f.end = (float *)(void *)(f.base + page);
+    return f;
+}
+
+/* No byte outside of a row is read or written, whatever its length. */
+static void test_rows_end_where_they_end(void **state)
+{
+    (void)state;
+    struct fenced in = fenced_make(), to = fenced_make();
+    for (int i = 0; i < ISA_COUNT; i++) {
+        struct lab l = lab_cpu(isa_names[i], 1);
+        if (l.device == NULL)
+            continue;
+        const struct cpu_kernels *k = cpu_kernels_of(l.stream);
+        for (int n = 1; n < 50; n++) {
+            float *x = in.end - n, *out = to.end - n;
+            for (int j = 0; j < n; j++)
+                x[j] = best - (float)(n - 1 - j);
+            out[-1] = 77;
+            assert_true(k->max_row(x, n) == best);
+            k->sample_row_exp(out, x, n, best, 1);
+            for (int j = 0; j < n; j++)
+                assert_true((uint64_t)out[j] == sample_weight(x[j], best, 1));
+            assert_true(out[-1] == 77);
+        }
+        lab_close(&l);
+    }
+    munmap(in.base, in.bytes);
+    munmap(to.base, to.bytes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_weights),
         cmocka_unit_test(test_largest),
+        cmocka_unit_test(test_rows_end_where_they_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
