@@ -194,15 +194,10 @@ static int share_budget(const struct memory_ask *a, const struct weights_sizes *
         return refuse_budget(b, least, err);
     if (b->kv == 0) {
         uint64_t half = (b->all - b->other - b->kept - layers_least) / 2;
-        int64_t fits = (int64_t)(half / b->context) * b->context_tokens;
-        if (b->context <= half && b->context > 0)
-            fits += (int64_t)((half % b->context) * (uint64_t)b->context_tokens /
-                              b->context) /
-                    KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
+        uint64_t block = kv_bytes(m, 0, KV_BLOCK_TOKENS) * n_ranks;
+        int64_t fits = (int64_t)(half / block) * KV_BLOCK_TOKENS;
         int64_t want = a->max_seqs * b->context_tokens;
-        b->kv_tokens = want < fits                ? want
-                       : fits > b->context_tokens ? fits
-                                                  : b->context_tokens;
+        b->kv_tokens = MAX(MIN(want, fits), b->context_tokens);
         b->kv = kv_bytes(m, 0, b->kv_tokens) * n_ranks;
     }
     uint64_t rest = b->all - b->other - b->kept - b->kv;

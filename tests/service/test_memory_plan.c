@@ -230,6 +230,9 @@ static void keys_and_values_come_before_layers(void **state)
     for (uint64_t more = 0; more < 200 * MB; more += MB / 2) {
         assert_int_equal(shared_with(least + more, 4, 0, &s), 0);
         uint64_t kv = context_bytes * (uint64_t)s.kv_tokens / 1024;
+        /* whole blocks of 64 tokens in half of the memory that has no other use */
+        int64_t fits = (int64_t)((context_bytes + more) / 2 / (context_bytes / 16)) * 64;
+        assert_int_equal(s.kv_tokens, fits < 1024 ? 1024 : fits > 4096 ? 4096 : fits);
         int ring = s.n_resident < 16 ? 2 : 0;
         assert_true(base - 20 * MB + kv + (uint64_t)(s.n_resident + ring) * 10 * MB <=
                     least + more);
