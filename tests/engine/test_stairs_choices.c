@@ -279,8 +279,8 @@ static void dropped_chunks_stay_pinned(void **state)
     close_lab(s);
 }
 
-/* If the stair is lost, the chunks of the stair before are needed again. The first stair has dropped
- * nothing. */
+/* If the stair is lost, the chunks of the stair before are needed again. The first stair has
+ * dropped nothing. */
 static void a_lost_stair_lets_nothing_go(void **state)
 {
     (void)state;

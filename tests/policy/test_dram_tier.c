@@ -231,6 +231,34 @@ static void a_fetch_that_costs_more_than_it_gains_is_not_made(void **state)
     assert_true(dram_tier_gains(&p, 2048, 1, load_s));
 }
 
+/* The gain is the time of the best kind from the disk minus that of the best kind in DRAM. It must
+ * be more than a part of the time in DRAM and the price together. */
+static void the_gain_is_that_of_the_best_kinds(void **state)
+{
+    (void)state;
+    /* the seconds per token of projecting, loading and computing: each kind is best in turn */
+    static const double costs[][3] = {
+        {2e-6, 1e-7, 1e-5}, {1e-8, 1e-7, 1e-5}, {5e-7, 5e-7, 1e-6}, {1e-7, 3e-6, 1e-6}};
+    enum { N = 2048, N_NEW = 40 };
+    for (int i = 0; i < 4; i++) {
+        struct platform p = machine();
+        p.c_h.b_s = costs[i][0];
+        p.c_kv.b_s = costs[i][1];
+        p.c_tok = (struct cost_curve){.b_s = costs[i][2], .c_s = 1e-9};
+        double new_s = platform_prefill_s(&p, N, N_NEW);
+        double comp[] = {platform_h_s(&p, N) + new_s, platform_kv_s(&p, N) + new_s};
+        double disk = INFINITY;
+        for (int kind = 0; kind < 2; kind++) {
+            double io = platform_io_s(&p, 0, N, kind == 0 ? RECORD_HIDDEN : RECORD_KV);
+            disk = fmin(disk, fmax(LAYERS * io + comp[kind], io + LAYERS * comp[kind]));
+        }
+        double dram = LAYERS * fmin(comp[0], comp[1]), most = disk - dram - dram / 32;
+        assert_true(most > 0);
+        assert_true(dram_tier_gains(&p, N, N_NEW, most * 0.999));
+        assert_false(dram_tier_gains(&p, N, N_NEW, most * 1.001));
+    }
+}
+
 /* Prefill of a long prompt takes longer than loading its state, and hides the load. So a fetch
  * gains nothing. */
 static void a_long_prompt_hides_its_load(void **state)
@@ -251,6 +279,7 @@ int main(void)
         cmocka_unit_test(a_mixed_context_waits_for_its_disk_part),
         cmocka_unit_test(a_fast_disk_is_not_read_ahead_from),
         cmocka_unit_test(a_fetch_that_costs_more_than_it_gains_is_not_made),
+        cmocka_unit_test(the_gain_is_that_of_the_best_kinds),
         cmocka_unit_test(a_long_prompt_hides_its_load),
         cmocka_unit_test(a_letter_for_each_tier_pays),
     };

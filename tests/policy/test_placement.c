@@ -394,12 +394,16 @@ static void a_newcomer_is_admitted_where_it_is_needed_sooner(void **state)
         uint64_t turn, next;
         bool waits; /* whether a request at turn 10 waits for the victim */
         bool is_admitted;
-    } cases[] = {
-        {PLACEMENT_OURS, 0, 0, true, false},   {PLACEMENT_OURS, 11, 0, true, false},
-        {PLACEMENT_OURS, 10, 0, true, false},  {PLACEMENT_OURS, 9, 0, true, true},
-        {PLACEMENT_OURS, 0, 0, false, true},   {PLACEMENT_ATTENTIONSTORE, 0, 0, true, true},
-        {PLACEMENT_LRU, 0, 0, true, true},     {PLACEMENT_BELADY, 0, 31, false, false},
-        {PLACEMENT_BELADY, 0, 29, false, true}};
+    } cases[] = {{PLACEMENT_OURS, 0, 0, true, false},
+                 {PLACEMENT_OURS, 11, 0, true, false},
+                 {PLACEMENT_OURS, 10, 0, true, false},
+                 {PLACEMENT_OURS, 9, 0, true, true},
+                 {PLACEMENT_OURS, 0, 0, false, true},
+                 {PLACEMENT_ATTENTIONSTORE, 0, 0, true, true},
+                 {PLACEMENT_LRU, 0, 0, true, true},
+                 {PLACEMENT_BELADY, 0, 31, false, false},
+                 {PLACEMENT_BELADY, 0, 30, false, false},
+                 {PLACEMENT_BELADY, 0, 29, false, true}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         begin_as(cases[i].kind);
         struct placement_use use = {.at = 1, .time = 1, .next = 30};
@@ -412,6 +416,21 @@ static void a_newcomer_is_admitted_where_it_is_needed_sooner(void **state)
         assert_int_equal(
             placement_admits(&policy, placement_victim(&part), item[1].id, cases[i].next),
             cases[i].is_admitted);
+    }
+}
+
+/* Only the eviction of an ordinary item ages the others: a dropped one tells nothing of them. */
+static void a_dropped_item_ages_no_other(void **state)
+{
+    (void)state;
+    for (int is_dropped = 0; is_dropped < 2; is_dropped++) {
+        begin_as(PLACEMENT_LFU);
+        add(0, 1);
+        touch(&item[0], 2);
+        if (is_dropped)
+            placement_drop(&policy, &part, &item[0], true);
+        assert_int_equal(evict(), 0);
+        assert_int_equal(policy.age, is_dropped ? 0 : 2);
     }
 }
 
@@ -498,6 +517,34 @@ static void ours_is_lru_before_it_has_learned(void **state)
         add((i * 7) % N, (uint64_t)(1000 + i));
     for (int i = 0; i < N; i++)
         assert_int_equal(evict(), (i * 7) % N);
+}
+
+/* Where `ours` may not depart from LRU, items that waiting requests need still go in the order of
+ * their turns. */
+static void ours_keeps_the_order_of_turns_where_it_is_bound(void **state)
+{
+    (void)state;
+    begin_as(PLACEMENT_OURS);
+    learn.may_depart = false;
+    add(0, 1);
+    add(1, 2);
+    expect_use(0, 5);
+    expect_use(1, 10);
+    assert_int_equal(evict(), 1); /* it is needed last, although it was used last */
+}
+
+/* The learner gets the class of an item with the number of its uses. */
+static void uses_are_part_of_a_class(void **state)
+{
+    (void)state;
+    uint8_t class = placement_class(1, false, true);
+    begin_as(PLACEMENT_OURS);
+    struct placement_use u = {.at = 1, .time = 1000, .class = class};
+    for (int n = 1; n < 3; n++, u.at++, u.time++) {
+        placement_touch(&policy, &part, &item[0], &u);
+        assert_int_equal(sample_of(item[0].id)->class, placement_class_used(class, n));
+    }
+    assert_int_not_equal(placement_class_used(class, 1), placement_class_used(class, 2));
 }
 
 static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
@@ -628,6 +675,9 @@ int main(void)
         cmocka_unit_test(dropped_items_go_first_and_kept_ones_last),
         cmocka_unit_test(belady_evicts_the_farthest_next_use),
         cmocka_unit_test(a_newcomer_is_admitted_where_it_is_needed_sooner),
+        cmocka_unit_test(a_dropped_item_ages_no_other),
+        cmocka_unit_test(ours_keeps_the_order_of_turns_where_it_is_bound),
+        cmocka_unit_test(uses_are_part_of_a_class),
         cmocka_unit_test(ours_learns_what_was_evicted),
         cmocka_unit_test(ours_holds_longer_what_is_used_again),
         cmocka_unit_test(ours_holds_longer_what_saves_more),
