@@ -438,7 +438,7 @@ int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
     *n_copied = 0;
     if (p->prefix == NULL || !p->has_memory)
         return 0;
-    int n = (int)MIN(left, KV_BLOCK_TOKENS), n_same = 0;
+    int n = (int)MIN(left, KV_BLOCK_TOKENS), n_same;
     int32_t b = prefix_find_tail(p->prefix, root, last_known(t), tokens + from, n, &n_same);
     if (b == PREFIX_NONE)
         return 0;

@@ -341,6 +341,26 @@ static int left_of_the_upcoming(enum placement_kind policy, int n, int *n_other)
 }
 
 /* After an erasure, no block counts as saved. Blocks that are saved again do. */
+/* A block that no other request can find is not marked as saved. */
+static void test_only_known_blocks_are_marked_saved(void **state)
+{
+    (void)state;
+    struct kv_pool_opts o = opts;
+    int32_t tokens[3 * 64];
+    struct kv_table t = {0};
+    o.keep = true;
+    assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
+    for (int i = 0; i < 3 * 64; i++)
+        tokens[i] = i;
+    assert_int_equal(kv_table_reserve(keeping, &t, 3 * 64, NULL), 0);
+    kv_table_keep(keeping, &t, &roots[0], tokens, 2 * 64);
+    assert_int_equal(t.n_known, 2);
+    kv_table_mark_saved(keeping, &t, 3);
+    assert_int_equal(t.n_saved, 2);
+    kv_table_free(keeping, &t);
+    kv_pool_destroy(keeping);
+}
+
 static void test_an_erasure_unmarks_saved_blocks(void **state)
 {
     (void)state;
@@ -766,6 +786,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_random_walk, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reuse, setup, teardown),
         cmocka_unit_test_setup_teardown(test_eviction_order, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_only_known_blocks_are_marked_saved, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(test_an_erasure_unmarks_saved_blocks, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(test_a_waiting_request_keeps_its_blocks, setup,
