@@ -55,8 +55,7 @@ static void candidates_find(const struct store *s, const struct keys *set, struc
         const struct chunk_node *node = catalog_find(c, &set->at[i]);
         if (node == NULL)
             continue;
-        has_full |= node->child != NULL ||
-                    (node->extents != NULL && node->n_tokens == STORE_CHUNK_TOKENS);
+        has_full |= node->n_tokens == STORE_CHUNK_TOKENS;
         for (const struct chunk_node *x = node->child; x != NULL; x = x->older)
             add_unknown(set, &x->key, out);
     }

@@ -732,10 +732,11 @@ static void continuing(const char *kind, int n_full, bool with_others)
     struct sha256 turn[N], parent = parent_of(&ours, n_full);
     memcpy(turn, keys, (size_t)n_full * sizeof keys[0]);
     turn[n_full] = store_partial_key(&parent, tokens, 20);
+    turn[n_full + 1] = (struct sha256){{0}}; /* a chunk that is not stored */
     assert_int_equal(store_erase(s, turn, n_full, &e, &err), 0);
     /* other contexts continue these chunks, so this erase removes none */
     assert_int_equal(e.n_chunks, 0);
-    assert_int_equal(store_erase_continuing(s, turn, n_full + 1, &e, &err), 0);
+    assert_int_equal(store_erase_continuing(s, turn, n_full + 2, &e, &err), 0);
     assert_int_equal(e.n_chunks, N - n_full);
     assert_int_equal(st_n_right(s, &ours, N), n_full);
     assert_int_equal(store_erase(s, turn, n_full, &e, &err), 0);
