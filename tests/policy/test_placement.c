@@ -547,6 +547,20 @@ static void uses_are_part_of_a_class(void **state)
     assert_int_not_equal(placement_class_used(class, 1), placement_class_used(class, 2));
 }
 
+/* Content that comes back after its eviction, and that LRU would still have, is a loss. */
+static void content_that_comes_back_was_not_there(void **state)
+{
+    (void)state;
+    begin_as(PLACEMENT_OURS);
+    learn.lru_age = 100;
+    touch(&item[0], 1000);
+    touch(&item[0], 1001);
+    assert_true(learn.guard.regret == 0);
+    item[0] = (struct placement_item){.id = item[0].id}; /* it was evicted meanwhile */
+    touch(&item[0], 1002);
+    assert_true(learn.guard.regret > 0);
+}
+
 static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
 {
     (void)state;
@@ -678,6 +692,7 @@ int main(void)
         cmocka_unit_test(a_dropped_item_ages_no_other),
         cmocka_unit_test(ours_keeps_the_order_of_turns_where_it_is_bound),
         cmocka_unit_test(uses_are_part_of_a_class),
+        cmocka_unit_test(content_that_comes_back_was_not_there),
         cmocka_unit_test(ours_learns_what_was_evicted),
         cmocka_unit_test(ours_holds_longer_what_is_used_again),
         cmocka_unit_test(ours_holds_longer_what_saves_more),
