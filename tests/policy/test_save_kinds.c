@@ -158,6 +158,29 @@ static void a_partial_chunk_is_used_with_all_wanted_records(void **state)
     assert_int_equal(save_kinds_usable(&f, wanted, 2), 0);
 }
 
+/* Plans for the longest context count, even if no shorter length wants a record. */
+static void the_longest_context_is_planned_for(void **state)
+{
+    (void)state;
+    struct platform p = balanced();
+    p.c_tok = (struct cost_curve){.c_s = 1e-9};
+    p.c_h.b_s = p.c_kv.b_s = 1e-9;
+    /* Of 2048 tokens, reading hidden states takes as long as computing ten layers; of 4096, as
+     * long as five. */
+    p.tier[0].bytes_per_s = 1000 / (10 * 2048 * 1e-9);
+    for (int i = 0; i < 3; i++) {
+        const int64_t most[] = {2048, 4096, 4000};
+        uint8_t kinds[L];
+        const struct save_kinds_from from = {.n_layers = L,
+                                             .h_bytes = 1000,
+                                             .kv_bytes = 2000,
+                                             .platform = &p,
+                                             .max_tokens = most[i]};
+        assert_int_equal(save_kinds_choose("auto", &from, kinds, &e), 0);
+        assert_int_equal(count(kinds, B) > 0, i > 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -165,6 +188,7 @@ int main(void)
         cmocka_unit_test(an_unknown_store_keeps_every_option),
         cmocka_unit_test(plans_that_have_less_compute_want_kv),
         cmocka_unit_test(growth_is_planned_for),
+        cmocka_unit_test(the_longest_context_is_planned_for),
         cmocka_unit_test(a_chunk_suffices_with_all_wanted_records),
         cmocka_unit_test(a_partial_chunk_is_used_with_all_wanted_records),
     };
