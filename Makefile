@@ -152,6 +152,8 @@ $(B)/%_avx2.o: ARCH_FLAGS := $(ARCH_avx2)
 $(B)/%_avx512.o: ARCH_FLAGS := $(ARCH_avx512)
 $(B)/%_vnni.o: ARCH_FLAGS := $(ARCH_vnni)
 $(B)/%_amx.o: ARCH_FLAGS := $(ARCH_amx)
+# These tests have kernels compiled in, which would take the compiler a minute.
+$(B)/tests/tensor/test_fetch_%.o: ARCH_FLAGS := -O0
 
 $(B)/%.o: %.c $(B)/flags.stamp
 	@mkdir -p $(@D)

@@ -128,7 +128,7 @@ def nearest_tests(path):
     if "/cuda/" in path:
         return ["tests/tensor/test_cuda_emulated.c"]
     if path.count("/") == 3:  # a backend of the tensor operations
-        return [t for t in of_folder if os.path.basename(t)[5:-2] in ("parity", "q8", "q4", "cpu_sample", "invariance")]
+        return [t for t in of_folder if re.search("parity|_q[48]|_cpu|_fetch|invariance", t)]
     for stems in ([name], {parts[0], parts[-1]}):
         found = [t for t in of_folder if os.path.basename(t).startswith(tuple(f"test_{s}" for s in stems))]
         if found:

@@ -19,6 +19,7 @@
 #include "base/copy.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/pool.h"
 #include "base/thread.h"
 #include "tensor/device.h"
@@ -333,8 +334,8 @@ static void copy_share(void *arg, int thread_idx, int n_threads)
     size_t at = 0;
     for (int i = 0; i < j->n && at < (size_t)end; at += j->copies[i++].bytes) {
         const struct copy_part *c = &j->copies[i];
-        size_t from = at < (size_t)begin ? (size_t)begin - at : 0;
-        size_t to = (size_t)end - at < c->bytes ? (size_t)end - at : c->bytes;
+        size_t from = MAX((size_t)begin, at) - at;
+        size_t to = MIN((size_t)end - at, c->bytes);
         if (from < to)
             copy_past_caches((uint8_t *)c->dst + from, (const uint8_t *)c->src + from,
                              to - from);
@@ -503,19 +504,21 @@ int host_device_open(const char *name, const struct ops *ops, int numerics_versi
 {
     (void)err;
     struct host_device *d = xcalloc(1, sizeof *d);
-    d->base.name = name;
-    d->base.ops = ops;
-    d->base.pool = pool;
-    d->base.act_dtype = DTYPE_F32;
-    d->base.unified = true;
-    d->base.q8 = d->base.quantised = true;
-    d->base.batch_rows = 512;
-    d->base.n_ranks = d->base.n_stages = 1;
-    d->base.v = &host_vtable;
-    d->base.numerics = name;
-    d->base.numerics_version = numerics_version;
-    d->base.isa = isa;
-    d->scratch_bytes = scratch_bytes;
+    *d = (struct host_device){.base = {.name = name,
+                                       .ops = ops,
+                                       .pool = pool,
+                                       .act_dtype = DTYPE_F32,
+                                       .unified = true,
+                                       .q8 = true,
+                                       .quantised = true,
+                                       .batch_rows = 512,
+                                       .n_ranks = 1,
+                                       .n_stages = 1,
+                                       .v = &host_vtable,
+                                       .numerics = name,
+                                       .numerics_version = numerics_version,
+                                       .isa = isa},
+                              .scratch_bytes = scratch_bytes};
     *out = &d->base;
     return 0;
 }

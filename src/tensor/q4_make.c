@@ -7,6 +7,7 @@
  * them.  The candidate with the least sum of squared errors is kept. */
 #include "tensor/q4_make.h"
 
+#include "base/minmax.h"
 #include "tensor/ops.h"
 
 #include <math.h>
@@ -95,8 +96,8 @@ bool q4_make_row(const float *w, int64_t k, uint8_t *out, struct q4_error *error
             float v = w[i + j];
             if (!(fabsf(v) <= 65504))
                 return false;
-            least = v < least ? v : least;
-            most = v > most ? v : most;
+            least = MIN(v, least);
+            most = MAX(v, most);
             error->of_weights += (double)v * (double)v;
         }
         struct made b = make_block(w + i, least, most);

@@ -28,7 +28,7 @@ extern const struct quant_kernels *const bf16r_all_kernels[];
 /* Returns the number of blocks of 32 in the k-block at k. */
 static inline int bf16r_blocks_at(int64_t k, int64_t all)
 {
-    int64_t left = all - k < MATMUL_K_BLOCK ? all - k : MATMUL_K_BLOCK;
+    int64_t left = MIN(all - k, MATMUL_K_BLOCK);
     return (int)((left + BF16R_BLOCK - 1) / BF16R_BLOCK);
 }
 

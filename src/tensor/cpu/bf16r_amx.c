@@ -55,8 +55,7 @@ static void few_panels(const struct quant_tile *t, int p, float *sums)
 {
     const uint8_t *w[WIDE];
     for (int j = 0; j < WIDE; j++)
-        w[j] = t->w +
-               (size_t)(p + j < t->n_panels ? p + j : t->n_panels - 1) * t->panel_bytes;
+        w[j] = t->w + (size_t)MIN(p + j, t->n_panels - 1) * t->panel_bytes;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -86,7 +85,7 @@ static void direct_amx(const struct quant_tile *t)
     tiles_configure(t->m);
     for (int p = 0; p < t->n_panels; p += WIDE) {
         int64_t col = (int64_t)p * PANEL, n = t->n_cols - col;
-        n = n < WIDE * PANEL ? n : WIDE * PANEL;
+        n = MIN(n, WIDE * PANEL);
         few_panels(t, p, sums);
         for (int r = 0; r < t->m; r++)
             memcpy(t->c + r * t->ldc + col, sums + r * WIDE * PANEL,
@@ -153,9 +152,9 @@ static void panels_block(const struct quant_tile *t, int p, int64_t k)
     size_t at = (size_t)(k / BF16R_BLOCK) * BF16R_BLOCK_BYTES;
     const uint8_t *w0 = t->w + (size_t)p * t->panel_bytes + at,
                   *w1 = p + 1 < t->n_panels ? w0 + t->panel_bytes : w0;
-    n_cols = n_cols < 2 * PANEL ? n_cols : 2 * PANEL;
+    n_cols = MIN(n_cols, 2 * PANEL);
     for (int r0 = 0; r0 < t->m; r0 += STRIP) {
-        int n_rows = t->m - r0 < STRIP ? t->m - r0 : STRIP;
+        int n_rows = MIN(t->m - r0, STRIP);
         const int16_t *x = t->x + k * t->x_rows + (int64_t)r0 * KB;
         float *c = t->c + r0 * t->ldc + col;
         if (n_rows == STRIP && n_cols == 2 * PANEL)

@@ -87,39 +87,30 @@ bool cpu_fetches_into_l2(void)
 #endif
 }
 
-/* Returns whether this is an AMD CPU of the family of Zen 5, or of a later one. */
-static bool is_zen_5(void)
+int cpu_family(void)
 {
+    static atomic_int known; /* CPUID takes microseconds in a virtual machine */
+    int family = atomic_load_explicit(&known, memory_order_relaxed);
 #if defined(__x86_64__)
-    enum { FAMILY = 0x1a };
     unsigned a, b, c, d;
-    return __builtin_cpu_is("amd") && __get_cpuid(1, &a, &b, &c, &d) != 0 &&
-           (a >> 8 & 15) + (a >> 20 & 255) >= FAMILY;
-#else
-    return false;
+    if (family == 0 && __get_cpuid(1, &a, &b, &c, &d) != 0) {
+        family = (int)((a >> 8 & 15) + (a >> 20 & 255));
+        atomic_store_explicit(&known, family, memory_order_relaxed);
+    }
 #endif
+    return family;
 }
 
 bool cpu_reads_one_stream(void)
 {
-    enum { UNKNOWN, NO, YES };
-    static atomic_int known; /* CPUID takes microseconds in a virtual machine */
-    int now = atomic_load_explicit(&known, memory_order_relaxed);
-    if (now == UNKNOWN) {
-        now = is_zen_5() ? YES : NO;
-        atomic_store_explicit(&known, now, memory_order_relaxed);
-    }
-    return now == YES;
+    return family_reads_one_stream(cpu_fetches_into_l2(), cpu_family());
 }
 
 /* --- scratch -------------------------------------------------------------------------------- */
 
 #define PACKED_FLOATS ((size_t)PACK_ROWS * MATMUL_MAX_K)
-#define LARGER(a, b)  ((a) > (b) ? (a) : (b))
 #define THREAD_FLOATS                                                                      \
-    ((size_t)LARGER(LARGER(MM_SCRATCH, QUANT_SCRATCH / 4),                                 \
-                    LARGER(ATTN_SCRATCH, KV_SCRATCH)) +                                    \
-     1024)
+    ((size_t)MAX(MAX(MM_SCRATCH, QUANT_SCRATCH / 4), MAX(ATTN_SCRATCH, KV_SCRATCH)) + 1024)
 
 float *scratch_packed(const struct stream *s)
 {
@@ -175,7 +166,7 @@ void rows_run(const struct stream *s, int64_t n_rows, int64_t elements, rows_fn 
 void stretches_init(struct stretches *s, long n_items, long least, int n_threads)
 {
     s->least = least;
-    s->n = n_threads < MAX_STRETCHES ? n_threads : MAX_STRETCHES;
+    s->n = MIN(n_threads, MAX_STRETCHES);
     for (int i = 0; i < s->n; i++) {
         long begin;
         pool_share(n_items, 1, i, s->n, &begin, &s->of[i].end);

@@ -17,6 +17,7 @@
 
 #include <stdatomic.h>
 
+#include "base/minmax.h"
 #include "tensor/device.h"
 #include "tensor/operations.h"
 #include "tensor/shape.h"
@@ -183,7 +184,7 @@ static inline long stretch_take(struct stretches *s, int thread_idx, int *at, lo
         long n, left;
         *item = atomic_load_explicit(&s->of[i].next, memory_order_relaxed);
         while ((left = s->of[i].end - *item) > 0) {
-            n = left / 4 > s->least ? left / 4 : left < s->least ? left : s->least;
+            n = MAX(left / 4, MIN(left, s->least));
             if (atomic_compare_exchange_weak_explicit(&s->of[i].next, item, *item + n,
                                                       memory_order_relaxed,
                                                       memory_order_relaxed))
@@ -203,6 +204,13 @@ bool cpu_fetches_into_l2(void);
  * prefetches into the first cache.  On AMD's CPUs from Zen 5 on that is a third faster than several
  * panels side by side.  On others it was slower or was not measured (docs/perf/). */
 bool cpu_reads_one_stream(void);
+/* Returns the same for a CPU of that family. */
+static inline bool family_reads_one_stream(bool is_amd, int family)
+{
+    return is_amd && family >= 0x1a;
+}
+/* Returns the family of this CPU, as /proc/cpuinfo has it; 0 if CPUs of this kind have none. */
+int cpu_family(void);
 
 /* For fewer elements than this, a fork and join (2 to 5 us) costs more than the second core gains.
  */

@@ -48,7 +48,7 @@ static void run_tile(const struct attn_job *j, int seq, int row0, int row1, int 
             for (int h = g * j->group; h < (g + 1) * j->group; h++) {
                 t.q[i] = (const float *)row_ptr(j->q, row) + h * j->kv->d_head;
                 t.out[i] = (float *)row_ptr(j->out, row) + h * j->kv->d_head;
-                t.begin[i] = j->window > 0 && end > j->window ? end - j->window : 0;
+                t.begin[i] = j->window > 0 ? MAX(end - j->window, 0) : 0;
                 t.end[i++] = end;
             }
         }

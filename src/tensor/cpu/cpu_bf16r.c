@@ -53,7 +53,7 @@ int cpu_bf16r_rows(struct stream *s, struct mat out, const struct weight *w,
         CHECK(ids[i] >= 0 && ids[i] < w->n);
         for (int64_t k = 0; k < w->k; k += BF16R_BLOCK) {
             uint16_t piece[BF16R_BLOCK];
-            int64_t n = w->k - k < BF16R_BLOCK ? w->k - k : BF16R_BLOCK;
+            int64_t n = MIN(w->k - k, BF16R_BLOCK);
             for (int64_t j = 0; j < n; j++)
                 piece[j] = *element_at(w, ids[i], k + j);
             kernels->scale_row((char *)row_ptr(out, i) + (size_t)k * dtype_bytes(out.dtype),

@@ -67,7 +67,7 @@ static int span_length(const struct ragged *r, int seq, int row)
 {
     int in_block = KV_BLOCK_TOKENS - r->pos[row] % KV_BLOCK_TOKENS;
     int in_seq = r->seq_row[seq + 1] - row;
-    int n = in_block < in_seq ? in_block : in_seq;
+    int n = MIN(in_block, in_seq);
     CHECK(r->pos[row + n - 1] == r->pos[row] + n - 1);
     return n;
 }
@@ -102,8 +102,8 @@ static struct kv_run run_of(const struct kv_job *j, struct span sp, int head, in
         .k_rows = row + (size_t)head * head_bytes,
         .v_rows = row + (size_t)(kv->n_kv + head) * head_bytes,
         .row_bytes = (size_t)j->rows.ld * e,
-        .cos = half > 0 ? j->rope->cos + (int64_t)pos * half : NULL,
-        .sin = half > 0 ? j->rope->sin + (int64_t)pos * half : NULL,
+        .cos = j->rope->cos + (int64_t)pos * half,
+        .sin = j->rope->sin + (int64_t)pos * half,
         .half = half,
         .k = block + (size_t)head * head_bytes * KV_BLOCK_TOKENS,
         .is_cached = kv->is_scratch,
@@ -124,8 +124,7 @@ static void fill_items(void *arg, int thread_idx, int n_threads)
         for (; more && at < item / n_groups; at++)
             more = span_next(j->r, &sp);
         int h = (int)(item % n_groups) * j->heads_per_item, left = j->kv->n_kv - h;
-        struct kv_run run = run_of(j, sp, h,
-                                   left < j->heads_per_item ? left : j->heads_per_item);
+        struct kv_run run = run_of(j, sp, h, MIN(left, j->heads_per_item));
         run.scratch = scratch_thread(j->s, thread_idx);
         j->k->kv_fill(&run);
     }
@@ -151,8 +150,8 @@ int cpu_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
         return rc;
     struct kv_job job = {
         .s = s, .k = cpu_kernels_of(s), .kv = kv, .rows = rows, .rope = rope, .r = r};
-    int heads = KV_ITEM_ELEMENTS / kv->d_head;
-    job.heads_per_item = heads < 1 ? 1 : heads < kv->n_kv ? heads : kv->n_kv;
+    _Static_assert(KV_ITEM_ELEMENTS >= ATTENTION_MAX_D_HEAD, "an item has a head");
+    job.heads_per_item = KV_ITEM_ELEMENTS / kv->d_head;
     job.items.n = span_count(r) *
                   ((kv->n_kv + job.heads_per_item - 1) / job.heads_per_item);
     bool small = rows.rows * rows.cols < 32768;
@@ -176,8 +175,8 @@ int cpu_kv_load(struct stream *s, const struct kv_layer *kv, const struct kv_chu
                                .chunk = (const uint8_t *)c->first + (size_t)i * c->stride,
                                .block = kv->blocks +
                                         (size_t)c->blocks[i] * kv->block_stride,
-                               .cos = half > 0 ? rope->cos_t + table : NULL,
-                               .sin = half > 0 ? rope->sin_t + table : NULL,
+                               .cos = rope->cos_t + table,
+                               .sin = rope->sin_t + table,
                                .half = half};
         cpu_kernels_of(s)->kv_load(&one);
     }

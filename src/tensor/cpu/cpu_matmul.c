@@ -105,7 +105,7 @@ int cpu_weight_rows(struct stream *s, struct mat out, const struct weight *w,
         uint16_t row16[256];
         uint32_t row32[256];
         for (int64_t j = 0; j < w->k; j += 256) { /* gathers a piece, then converts it */
-            int64_t n = w->k - j < 256 ? w->k - j : 256;
+            int64_t n = MIN(w->k - j, 256);
             for (int64_t e = 0; e < n; e++) {
                 if (w->dtype == DTYPE_F32)
                     row32[e] = src32[(j + e) * PANEL];
@@ -143,7 +143,7 @@ static void pack_activations(void *arg, int64_t begin, int64_t end)
         const float *src = (const float *)job->a.data + (job->row0 + i) * job->a.ld;
         float *dst = scratch_packed(job->s) + i * MATMUL_K_BLOCK;
         for (int64_t j = 0; j < k; j += MATMUL_K_BLOCK) {
-            int64_t n = k - j < MATMUL_K_BLOCK ? k - j : MATMUL_K_BLOCK;
+            int64_t n = MIN(k - j, MATMUL_K_BLOCK);
             memcpy(dst + j * job->m, src + j, (size_t)n * sizeof *dst);
         }
     }
@@ -168,7 +168,7 @@ static struct mm_tile tile_at(const struct mm_job *job, long item, int thread_id
         .n_panels = (int)n_panels,
         .c = (float *)job->c.data + (job->row0 + r0) * job->c.ld + col,
         .ldc = job->c.ld,
-        .n_cols = w->n - col < n_panels * PANEL ? w->n - col : n_panels * PANEL,
+        .n_cols = MIN(w->n - col, n_panels * PANEL),
         .bias = job->bias != NULL ? job->bias + col : NULL,
         .fetch_into_l2 = cpu_fetches_into_l2(),
         .scratch = scratch_thread(job->s, thread_idx),
@@ -217,7 +217,7 @@ int cpu_matmul(struct stream *s, struct mat c, struct mat a, const struct weight
         .s = s, .kernels = cpu_kernels_of(s), .c = c, .a = a, .w = w, .bias = bias};
     for (; rc == 0 && job.row0 < c.rows; job.row0 += job.m) {
         int64_t left = c.rows - job.row0;
-        job.m = (int)(left < PACK_ROWS ? left : PACK_ROWS);
+        job.m = (int)MIN(left, PACK_ROWS);
         multiply_rows(&job);
     }
     return rc;

@@ -70,7 +70,7 @@ int cpu_q8_rows(struct stream *s, struct mat out, const struct weight *w,
     for (int64_t i = 0; i < out.rows; i++) {
         CHECK(ids[i] >= 0 && ids[i] < w->n);
         for (int64_t k = 0; k < w->k; k += Q8_BLOCK) {
-            int64_t n = w->k - k < Q8_BLOCK ? w->k - k : Q8_BLOCK;
+            int64_t n = MIN(w->k - k, Q8_BLOCK);
             float piece[Q8_BLOCK];
             read_block(w, ids[i], k, n, piece);
             kernels->scale_row((char *)row_ptr(out, i) + (size_t)k * dtype_bytes(out.dtype),

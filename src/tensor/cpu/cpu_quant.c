@@ -97,7 +97,7 @@ static long tile_at(const struct quant_job *job, long item, long n, int thread_i
     const struct part *p = job->part;
     while (item >= p->n_items)
         item -= p++->n_items;
-    n = n < p->n_items - item ? n : p->n_items - item;
+    n = MIN(n, p->n_items - item);
     const struct weight *w = p->w;
     int rt = (int)(item % job->n_row_tiles);
     int r0 = job->m * rt / job->n_row_tiles, r1 = job->m * (rt + 1) / job->n_row_tiles;
@@ -118,7 +118,7 @@ static long tile_at(const struct quant_job *job, long item, long n, int thread_i
         .n_panels = (int)n_panels,
         .c = (float *)p->c.data + (job->row0 + r0) * p->c.ld + col,
         .ldc = p->c.ld,
-        .n_cols = w->n - col < n_panels * PANEL ? w->n - col : n_panels * PANEL,
+        .n_cols = MIN(w->n - col, n_panels * PANEL),
         .bias = p->bias != NULL ? p->bias + col : NULL,
         .scratch = scratch_thread(job->s, thread_idx),
     };
@@ -189,7 +189,7 @@ static int run_job(struct quant_job *job)
     int rc = stream_enter(job->s);
     for (; rc == 0 && job->row0 < job->a.rows; job->row0 += job->m) {
         int64_t left = job->a.rows - job->row0;
-        job->m = (int)(left < PACK_ROWS ? left : PACK_ROWS);
+        job->m = (int)MIN(left, PACK_ROWS);
         multiply_rows(job);
     }
     return rc;

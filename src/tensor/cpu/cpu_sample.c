@@ -141,7 +141,7 @@ static int32_t choose(const struct cpu_kernels *k, const float *logits, int n_vo
         return first;
     int n = 0;
     for (int32_t at = 0; at < n_vocab; at += PIECE) {
-        int n_piece = n_vocab - at < PIECE ? n_vocab - at : PIECE;
+        int n_piece = MIN(n_vocab - at, PIECE);
         k->sample_row_exp(exps, logits + at, n_piece, logits[first], o->temperature);
         n += append(c + n, logits + at, exps, at, n_piece);
     }
@@ -175,7 +175,7 @@ static void choose_rows(void *arg, int thread_idx, int n_threads)
 {
     struct sample_job *job = arg;
     long begin, end;
-    n_threads = n_threads < job->n_threads ? n_threads : job->n_threads;
+    n_threads = MIN(n_threads, job->n_threads);
     if (thread_idx >= n_threads)
         return;
     struct candidate *room = (void *)(job->scratch + (size_t)thread_idx * job->bytes);

@@ -239,14 +239,14 @@ static struct strip strip_of(const struct attn_state *s, int head, int idx,
     for (int r = 0; r < st.n; r++) {
         int32_t lo = s->t->begin[st.first + r] - block_pos;
         int32_t hi = s->t->end[st.first + r] - block_pos;
-        st.lo[r] = lo > 0 ? lo : 0;
-        st.hi[r] = hi < KEYS ? hi : KEYS;
+        st.lo[r] = MAX(lo, 0);
+        st.hi[r] = MIN(hi, KEYS);
         if (st.lo[r] >= st.hi[r])
             st.lo[r] = st.hi[r] = 0;
         else
             st.any = true;
-        st.all_lo = st.lo[r] > st.all_lo ? st.lo[r] : st.all_lo;
-        st.all_hi = st.hi[r] < st.all_hi ? st.hi[r] : st.all_hi;
+        st.all_lo = MAX(st.lo[r], st.all_lo);
+        st.all_hi = MIN(st.hi[r], st.all_hi);
     }
     /* The rows have no keys in common: each row is computed alone. */
     if (st.all_lo >= st.all_hi)
@@ -536,7 +536,8 @@ static struct kv_part v_of_pair(const struct attn_state *s, int32_t block, int h
 }
 
 /* Memory would be idle while softmaxes are computed.  So softmax number idx prefetches some of the
- * first lines of V of the first pair, a few in each of V's stretches.  (If this function is not
+ * first lines of the pair `v`, a few in each of its stretches: the pair that is prefetched while V
+ * of the first pair is read.  (If this function is not
  * inlined, gcc 12 takes it for one without effects and drops the call.) */
 #define SOFTMAX_LINES 4
 INLINE void softmax_ask(const struct ahead *v, int idx)
@@ -598,8 +599,8 @@ static void attention(const struct attn_tile *t)
     struct attn_state s = attn_begin(t);
     int32_t begin = t->begin[0], end = t->end[0];
     for (int i = 1; i < t->n; i++) {
-        begin = t->begin[i] < begin ? t->begin[i] : begin;
-        end = t->end[i] > end ? t->end[i] : end;
+        begin = MIN(t->begin[i], begin);
+        end = MAX(t->end[i], end);
     }
     int32_t last = (end - 1) / KEYS;
     for (int32_t i = begin / KEYS; i <= last; i++) {

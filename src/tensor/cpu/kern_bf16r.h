@@ -26,7 +26,7 @@ static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, flo
     (void)e;
     (void)e_step;
     for (int64_t i = 0; i < k; i += KB, x += x_step) {
-        int64_t n = k - i < KB ? k - i : KB;
+        int64_t n = MIN(k - i, KB);
         for (int64_t j = 0; j < n; j++)
             x[j] = (int16_t)to_bf16(a[i + j]);
         memset(x + n, 0, (size_t)(KB - n) * sizeof *x);

@@ -81,8 +81,9 @@ INLINE void token_rows(const struct kv_run *run, enum dtype t, int i, char *rota
                 *sin = run->sin + (int64_t)i * run->half;
     for (size_t h = 0; h < (size_t)run->n_heads; h++) {
         for (size_t b = 0; b < head_bytes; b += 64) {
-            __builtin_prefetch(run->k_rows + row + 2 * run->row_bytes + h * head_bytes + b);
-            __builtin_prefetch(run->v_rows + row + 2 * run->row_bytes + h * head_bytes + b);
+            size_t ahead = row + 2 * run->row_bytes + h * head_bytes + b;
+            __builtin_prefetch(run->k_rows + ahead, 0, 3);
+            __builtin_prefetch(run->v_rows + ahead, 0, 3);
         }
         rotate_row(rotated + (h * (size_t)slots + (size_t)slot) * head_bytes,
                    run->k_rows + row + h * head_bytes, t, cos, sin, run->half, run->d_head);

@@ -207,7 +207,7 @@ static void group_block(const struct mm_tile *t, const struct edge *e, int64_t k
 {
     bool at_edge = col == e->first_col;
     int panel = (int)(col / PANEL), left = t->n_panels - panel;
-    int kb = (int)(t->k - k < KB ? t->k - k : KB);
+    int kb = (int)MIN(t->k - k, KB);
     const float *bias = at_edge ? e->bias : t->bias != NULL ? t->bias + col : NULL;
     struct micro m = {
         .a = t->a + k * t->a_rows,
@@ -310,7 +310,7 @@ INLINE void direct_block_sums(v16 (*sum)[WIDE_MAX], const struct mm_tile *t, enu
 {
     const int64_t ahead = FETCH_AHEAD(n_rows);
     int64_t end = t->k - k < KB ? t->k : k + KB;
-    int64_t own_end = t->k - ahead < k ? k : t->k - ahead < end ? t->k - ahead : end;
+    int64_t own_end = t->k - ahead < k ? k : MIN(t->k - ahead, end);
     const uint8_t *fetch[WIDE_MAX];
     EACH_ROW EACH_PANEL sum[r][j] = v_zero();
     EACH_PANEL fetch[j] = panel[j] + (size_t)(k + ahead) * PANEL * dtype_bytes(dt);

@@ -49,7 +49,7 @@ static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, flo
                       int64_t e_step)
 {
     for (int64_t i = 0; i < k; i += KB) {
-        int n = (int)(k - i < KB ? k - i : KB);
+        int n = (int)MIN(k - i, KB);
         *e = round_block(a + i, n, x);
         x += x_step;
         e += e_step;
@@ -83,7 +83,7 @@ static bool pack_row(uint8_t *panel, int column, const float *w, int64_t k)
         uint8_t *scales = at + quant_blocks_at(kb, k) * Q8_BLOCK_BYTES;
         int8_t q[Q8_BLOCK];
         uint16_t d;
-        if (!round_weights(w + i, (int)(k - i < Q8_BLOCK ? k - i : Q8_BLOCK), q, &d))
+        if (!round_weights(w + i, (int)MIN(k - i, Q8_BLOCK), q, &d))
             return false;
         for (int g = 0; g < Q8_GROUPS; g++)
             memcpy(at + b * Q8_BLOCK_BYTES + (g * PANEL + column) * 4, q + 4 * g, 4);

@@ -34,7 +34,7 @@ static uint32_t largest_bits(const float *a, int64_t n)
     uint32_t top = 0;
     for (int64_t i = 0; i < n; i++) {
         uint32_t u = abs_bits(a[i]);
-        top = u > top ? u : top;
+        top = MAX(u, top);
     }
     return top;
 }
@@ -65,11 +65,10 @@ INLINE size_t fetch_offset(const struct quant_tile *t, size_t at, int n_rows, in
 INLINE void stream_fetch(const uint8_t *at, size_t b, size_t n_blocks, size_t lines,
                          size_t scale_lines)
 {
-    size_t end = b + STREAM_BLOCKS < n_blocks ? b + STREAM_BLOCKS : n_blocks;
+    size_t end = MIN(b + STREAM_BLOCKS, n_blocks);
     if (b % STREAM_BLOCKS != 0)
         return;
-    size_t from = b * lines + (b < scale_lines ? b : scale_lines),
-           to = end * lines + (end < scale_lines ? end : scale_lines);
+    size_t from = b * lines + MIN(b, scale_lines), to = end * lines + MIN(end, scale_lines);
     for (size_t i = from; i < to; i++)
         __builtin_prefetch(at + STREAM_BYTES + 64 * i, 0, 3);
 }

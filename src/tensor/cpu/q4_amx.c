@@ -198,11 +198,11 @@ static void blocked_amx(const struct quant_tile *t)
     tiles_configure(t->dtype == DTYPE_Q6_K ? Q4_BLOCK / 2 : Q4_BLOCK);
     for (int64_t k = 0; k < t->k; k += KB) {
         for (int first = 0; first < t->n_panels; first += GROUP) {
-            int n = t->n_panels - first < GROUP ? t->n_panels - first : GROUP;
+            int n = MIN(t->n_panels - first, GROUP);
             widen_group(t, s, k, first, n);
             for (int r0 = 0; r0 < t->m; r0 += STRIP)
                 for (int i = 0; i < n; i++)
-                    strip(t, s, k, first + i, r0, t->m - r0 < STRIP ? t->m - r0 : STRIP);
+                    strip(t, s, k, first + i, r0, MIN(t->m - r0, STRIP));
         }
     }
     _tile_release();

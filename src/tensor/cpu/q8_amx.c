@@ -32,7 +32,7 @@ static void round_row_split(const float *a, int64_t k, int16_t *x, int64_t x_ste
     for (int64_t i = 0; i < k; i += KB) {
         int16_t both[KB];
         uint8_t *h = (uint8_t *)x, *l = h + KB;
-        *e = round_numbers(a + i, (int)(k - i < KB ? k - i : KB), both);
+        *e = round_numbers(a + i, (int)MIN(k - i, KB), both);
         for (int j = 0; j < KB; j++) {
             h[j] = (uint8_t)(both[j] >> 8);
             l[j] = (uint8_t)both[j];
@@ -139,7 +139,7 @@ static void blocked_amx(const struct quant_tile *t)
         int n_blocks = quant_blocks_at(k, t->k);
         const uint8_t *x = (const uint8_t *)(t->x + k * t->x_rows);
         for (int r0 = 0; r0 < t->m; r0 += STRIP) {
-            int n = t->m - r0 < STRIP ? t->m - r0 : STRIP;
+            int n = MIN(t->m - r0, STRIP);
             for (int panel = 0; panel < t->n_panels; panel++) {
                 const uint8_t *w = t->w + (size_t)panel * t->panel_bytes + q8_offset(k);
                 v16 p[STRIP];

@@ -81,7 +81,7 @@ static inline int64_t quant_blocks_of(int64_t k)
 static inline int quant_blocks_at(int64_t k, int64_t all)
 {
     int64_t left = quant_blocks_of(all - k);
-    return (int)(left < QUANT_PER_K_BLOCK ? left : QUANT_PER_K_BLOCK);
+    return (int)MIN(left, QUANT_PER_K_BLOCK);
 }
 size_t quant_panel_bytes(enum dtype t, int64_t k);
 

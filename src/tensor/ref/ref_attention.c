@@ -2,6 +2,7 @@
  *
  * The online softmax (running maximum m, running sum l, running output o) makes the result of a row
  * depend on the fixed key blocks alone. */
+#include "base/minmax.h"
 #include "tensor/ref/ref.h"
 
 #include <math.h>
@@ -63,7 +64,7 @@ static void attend_row(float *out, const float *q, const struct kv_layer *kv, in
     while (begin < end) {
         int32_t b = begin / KV_BLOCK_TOKENS, block_end = (b + 1) * KV_BLOCK_TOKENS;
         struct key_range keys = {kv->blocks + (size_t)table[b] * kv->block_stride, head,
-                                 begin, block_end < end ? block_end : end};
+                                 begin, MIN(block_end, end)};
         attend_block(&row, q, kv, keys, scale);
         begin = keys.end;
     }
@@ -80,7 +81,7 @@ int ref_attention(struct stream *s, struct mat out, struct mat q, const struct k
     for (int seq = 0; seq < r->n_seqs; seq++) {
         for (int row = r->seq_row[seq]; row < r->seq_row[seq + 1]; row++) {
             int32_t end = r->pos[row] + 1;
-            int32_t begin = window > 0 && end > window ? end - window : 0;
+            int32_t begin = window > 0 ? MAX(end - window, 0) : 0;
             for (int h = 0; h < n_heads; h++)
                 attend_row((float *)out.data + row * out.ld + h * kv->d_head,
                            (const float *)q.data + row * q.ld + h * kv->d_head, kv,

@@ -1,4 +1,5 @@
 /* ref_matmul.c - weights as stored, [n][k], and the matrix product in the order of ops.h. */
+#include "base/minmax.h"
 #include "tensor/ref/ref.h"
 
 #include <math.h>
@@ -51,7 +52,7 @@ int ref_weight_rows(struct stream *s, struct mat out, const struct weight *w,
 static float block_dot(struct mat a, int64_t i, const struct weight *w, int64_t j,
                        int64_t k0)
 {
-    int64_t k1 = k0 + MATMUL_K_BLOCK < w->k ? k0 + MATMUL_K_BLOCK : w->k;
+    int64_t k1 = MIN(k0 + MATMUL_K_BLOCK, w->k);
     float p = 0;
     for (int64_t k = k0; k < k1; k++)
         p = fmaf(mat_get(a, i, k), elem_load(w->mem.ptr, w->dtype, j * w->k + k), p);

@@ -1,6 +1,7 @@
 /* ref_q8.c - 8-bit weights, and the matrix product with them in the order of ops.h.
  *
  * A weight is an array [n][blocks] of struct block: a scale, then numbers. */
+#include "base/minmax.h"
 #include "tensor/ref/ref.h"
 
 #include <errno.h>
@@ -50,7 +51,7 @@ int ref_q8_pack(struct stream *s, struct weight *w, int64_t row, const float *sr
 {
     for (int64_t i = 0; i < n_rows; i++) {
         for (int64_t k = 0; k < w->k; k += Q8_BLOCK) {
-            int64_t n = w->k - k < Q8_BLOCK ? w->k - k : Q8_BLOCK;
+            int64_t n = MIN(w->k - k, Q8_BLOCK);
             struct block *b = block_at(w, row + i, k / Q8_BLOCK);
             if (!q8_round(src + i * w->k + k, n, &b->d, b->q))
                 return -ERANGE;
@@ -94,7 +95,7 @@ int ref_q8_matmul(struct stream *s, struct mat c, struct mat a, const struct wei
         for (int64_t j = 0; j < c.cols; j++)
             mat_set(c, i, j, 0);
         for (int64_t k = 0; k < w->k; k += MATMUL_K_BLOCK) {
-            int64_t n = w->k - k < MATMUL_K_BLOCK ? w->k - k : MATMUL_K_BLOCK;
+            int64_t n = MIN(w->k - k, MATMUL_K_BLOCK);
             float e = round_activations(x, a, i, k, n);
             for (int64_t j = 0; j < c.cols; j++)
                 mat_set(c, i, j, fmaf(block_sum(x, w, j, k), e, mat_get(c, i, j)));

@@ -1,0 +1,76 @@
+/* test_fetch_q4.c - what the kernels of 4-bit and 6-bit weights for few rows prefetch. */
+#include "fetch_quant.h"
+
+#include "tensor/cpu/q4.h"
+#include "tensor/cpu/vec_nib_portable.h"
+
+/* The shapes of the kernels of vector instructions, in plain C. */
+#undef Q4_WIDE_1
+#undef Q4_WIDE_2
+#undef Q4_WIDE_4
+#define Q4_WIDE_1 4
+#define Q4_WIDE_2 2
+#define Q4_WIDE_4 2
+
+#include "tensor/cpu/kern_math.h"
+#include "tensor/cpu/kern_q4.h"
+
+static const enum dtype types[] = {DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q4_K, DTYPE_Q6_K};
+enum { N_TYPES = sizeof types / sizeof types[0] };
+
+/* While a block is read, as many bytes of numbers further on are prefetched. Its first blocks also
+ * prefetch a line of the k-block's scales each. A panel that the tile lacks is replaced by its last
+ * one. */
+static void check_direct(enum dtype t, int m, int n_panels, int scale_lines)
+{
+    enum { K = 512 };
+    size_t panel_bytes = quant_panel_bytes(t, K), bytes = q4_number_bytes(t);
+    for (int lacks = 0; lacks < 2; lacks++) {
+        int last = N_PANELS - 1 - lacks, cache = lacks ? 2 : 3;
+        product(direct, t, m, K, last + 1, cache == 2);
+        for (int p = 0; p < N_PANELS; p += n_panels)
+            for (int64_t k = 0; k < K; k += Q4_BLOCK) {
+                size_t begin = q4_offset(t, k / KB * KB), b = (size_t)(k % KB / Q4_BLOCK);
+                for (int j = p; j < p + n_panels; j++)
+                    for (size_t line = 0; line < bytes; line += 64)
+                        fetch_want(ahead_of(MIN(j, last), begin + b * bytes, panel_bytes, m,
+                                            n_panels) +
+                                       line,
+                                   cache);
+                for (int j = p; j < p + n_panels && b < (size_t)scale_lines; j++)
+                    fetch_want(ahead_of(MIN(j, last), begin + 8 * bytes + b * 64,
+                                        panel_bytes, m, n_panels),
+                               cache);
+            }
+        fetch_check(weights);
+    }
+}
+
+static void a_block_fetches_a_block_further_on(void **state)
+{
+    (void)state;
+    static const int scale_lines[N_TYPES] = {4, 8, 5, 5};
+    for (int i = 0; i < N_TYPES; i++) {
+        check_direct(types[i], 1, 4, scale_lines[i]);
+        check_direct(types[i], 2, 2, scale_lines[i]);
+        check_direct(types[i], 3, 2, scale_lines[i]);
+        check_direct(types[i], 4, 2, scale_lines[i]);
+    }
+}
+
+static void a_stream_fetches_each_line_once(void **state)
+{
+    (void)state;
+    for (int i = 0; i < N_TYPES; i++)
+        for (int m = 1; m <= Q4_DIRECT; m++)
+            check_stream(direct_stream, types[i], m);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_block_fetches_a_block_further_on),
+        cmocka_unit_test(a_stream_fetches_each_line_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
