@@ -293,6 +293,30 @@ static void wiped_without_another_save(void **state)
     close_all(&p, s);
 }
 
+/* A damaged chunk keeps its bytes while a request uses it. If it is erased meanwhile, these bytes
+ * are wiped when the request lets it go. */
+static void a_damaged_chunk_in_use_is_wiped_at_its_release(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct store *s = open_kind(&p, "sim");
+    struct sha256 key[1];
+    struct store_hit hit;
+    struct store_erased e;
+    assert_int_equal(append_since(s, store_epoch(s), &ours, 0), 0);
+    assert_int_equal(store_commit(s, NULL), 0);
+    st_keys(&ours, 1, key);
+    assert_true(store_pin(s, key, &hit));
+    store_condemn(s, &hit, "a test");
+    assert_int_equal(store_erase(s, key, 1, &e, NULL), 0);
+    assert_true(remains(&p, &ours, 0, false) > 0);
+    store_release(s, &hit, 1);
+    assert_int_equal(store_settle(s, NULL), 0);
+    assert_int_equal(store_commit(s, NULL), 0);
+    assert_int_equal(remains(&p, &ours, 0, false), 0);
+    close_all(&p, s);
+}
+
 /* --- texts ------------------------------------------------------------------------------------ */
 
 /* A chunk that contains a whole erased text is refused. A chunk with only a part of the text, which
@@ -400,6 +424,7 @@ int main(void)
         cmocka_unit_test(while_it_is_written),
         cmocka_unit_test(the_next_stair_while_it_is_written),
         cmocka_unit_test(wiped_without_another_save),
+        cmocka_unit_test(a_damaged_chunk_in_use_is_wiped_at_its_release),
         cmocka_unit_test(a_text_inside_a_chunk),
         cmocka_unit_test(known_chunks_are_left_to_the_caller),
         cmocka_unit_test(without_memory_nothing_counts_as_erased),
