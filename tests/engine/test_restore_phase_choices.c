@@ -463,6 +463,39 @@ static void a_slow_plan_is_replaced_by_a_replay(void **state)
     }
 }
 
+/* Waiting sequences own staging memory if the store is on a disk and has no copies in DRAM. With
+ * copies, chunks are fetched into these. */
+static void reading_ahead_follows_from_the_store(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *prefetch;
+        bool on_disk;
+        uint64_t dram_bytes;
+        bool stages, fetches;
+    } cases[] = {{"on", false, 0, false, false},
+                 {"on", true, 0, true, false},
+                 {"on", true, 32 << 20, false, true},
+                 {"off", true, 0, false, false},
+                 {"off", true, 32 << 20, false, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct stack k;
+        struct io *disk = et_disk(1, 0);
+        bool on_disk = cases[i].on_disk;
+        et_open(&k, &(struct stack_opts){.io = disk,
+                                         .user.store = on_disk ? et_dirs : NULL,
+                                         .user.n_store = on_disk ? 2 : 0,
+                                         .user.store_in_memory = !on_disk,
+                                         .user.dram_bytes = cases[i].dram_bytes,
+                                         .user.prefetch = cases[i].prefetch});
+        const struct restore_phase *g = &k.engine->restores;
+        assert_int_equal(g->stages, cases[i].stages);
+        assert_int_equal(g->shared->fetcher != NULL, cases[i].fetches);
+        stack_close(&k);
+        io_close(disk);
+    }
+}
+
 /* --- the budget of a step --------------------------------------------------------------------- */
 
 /* Beside decodes restores get their share of the pass, and the time that delays no later pass.
@@ -522,6 +555,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_is_not_stored_is_a_plain_miss),
         cmocka_unit_test(the_first_restore_is_measured),
         cmocka_unit_test(a_slow_plan_is_replaced_by_a_replay),
+        cmocka_unit_test(reading_ahead_follows_from_the_store),
         cmocka_unit_test(a_step_earns_its_credit),
         cmocka_unit_test(new_tokens_follow_whole_views_only),
     };
