@@ -359,7 +359,7 @@ static void catalog_victims(void **state)
     catalog_deinit(&c);
 }
 
-/* A use gives a chunk the class of its request, of its owner, and of a chunk that is full or not. */
+/* A use gives a chunk the class of its request and owner, and of a full or partial chunk. */
 static void catalog_classes(void **state)
 {
     (void)state;
