@@ -85,10 +85,9 @@ static int session_open(struct session *s, const struct store_args *a, bool read
 {
     *s = (struct session){0};
     int rc = dirs_split(s, &a->dirs, err);
-    if (rc == 0)
-        rc = io_machine_open(&s->io, NULL, err);
     if (rc != 0)
         return rc;
+    s->io = io_machine_open(NULL);
     struct store_opts opts = {.io = s->io,
                               .dirs = (const char *const *)s->dirs,
                               .n_dirs = s->n_dirs,

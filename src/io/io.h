@@ -51,11 +51,11 @@ struct io_queue;
 /* Opens the machine's file system with io_uring. Returns ERR_UNSUPPORTED if this kernel or sandbox
  * has no io_uring. The caller then reports it and calls io_pread_open, which always works. */
 int io_uring_open(struct io **out, struct err *err);
-int io_pread_open(struct io **out, struct err *err);
+struct io *io_pread_open(void);
 
 /* Opens an io over io_uring. If that fails, opens one over plain system calls and sets *why (NULL
  * is allowed) to the reason. */
-int io_machine_open(struct io **out, struct err *why, struct err *err);
+struct io *io_machine_open(struct err *why);
 
 /* Closes the io. All its files and queues must be closed before. NULL is allowed. */
 void io_close(struct io *io);

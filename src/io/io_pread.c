@@ -73,9 +73,7 @@ const struct io_queue_ops io_pread_queue_ops = {
     .reap = fifo_reap,
 };
 
-int io_pread_open(struct io **out, struct err *err)
+struct io *io_pread_open(void)
 {
-    (void)err;
-    *out = io_posix_create("pread", &io_pread_queue_ops);
-    return 0;
+    return io_posix_create("pread", &io_pread_queue_ops);
 }

@@ -176,9 +176,10 @@ int io_uring_open(struct io **out, struct err *err)
     return 0;
 }
 
-int io_machine_open(struct io **out, struct err *why, struct err *err)
+struct io *io_machine_open(struct err *why)
 {
     struct err unsupported = {0};
-    int rc = io_uring_open(out, why != NULL ? why : &unsupported);
-    return rc == 0 ? 0 : io_pread_open(out, err);
+    struct io *io;
+    int rc = io_uring_open(&io, why != NULL ? why : &unsupported);
+    return rc == 0 ? io : io_pread_open();
 }

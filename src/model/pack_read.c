@@ -18,16 +18,14 @@ int pack_reader_open(struct pack_reader *r, const struct pack_file *f, struct io
                      struct err *err)
 {
     *r = (struct pack_reader){.f = f, .io = io};
-    int rc = 0;
     if (io == NULL) {
         struct err why = {0};
         r->owns_io = true;
-        rc = io_machine_open(&r->io, &why, err);
+        r->io = io_machine_open(&why);
         if (why.code != 0)
             log_info("%s; weights are read with plain reads", why.msg);
     }
-    if (rc == 0)
-        rc = io_file_open(r->io, f->path, IO_READ_ONLY | IO_DIRECT, &r->file, err);
+    int rc = io_file_open(r->io, f->path, IO_READ_ONLY | IO_DIRECT, &r->file, err);
     return rc == 0 ? io_queue_open(r->io, DEPTH, &r->q, err) : rc;
 }
 

@@ -215,33 +215,31 @@ static int open_model(struct stack *k, struct err *err)
             "--weights-memory needs a packed model: hcache model pack %s --out FILE",
             o->model);
     if (rc == 0 && o->weights_memory != NULL && k->o.io == NULL)
-        rc = io_machine_open(&k->weights_io, NULL, err);
+        k->weights_io = io_machine_open(NULL);
     if (k->weights_io != NULL)
         io_share_disk(k->weights_io, &k->turn, true);
     mo.io = k->o.io != NULL ? k->o.io : k->weights_io;
     return rc == 0 ? model_open(o->model, &mo, &k->model, err) : rc;
 }
 
-static int open_io(struct stack *k, struct err *err)
+static void open_io(struct stack *k)
 {
     const struct hcache_opts *o = &k->o.user;
     k->io = k->o.io;
     if (o->store_in_memory || k->io != NULL)
-        return 0;
+        return;
     struct err why = {0};
     k->owns_io = true;
-    int rc = io_machine_open(&k->io, &why, err);
+    k->io = io_machine_open(&why);
     if (why.code != 0) {
         char text[640];
         snprintf(text, sizeof text, "%s; using plain reads and writes, which are slower",
                  why.msg);
         say(k, text);
     }
-    if (rc == 0)
-        io_share_disk(k->io, &k->turn, false);
-    if (rc == 0 && o->throttle_bytes_per_s > 0)
+    io_share_disk(k->io, &k->turn, false);
+    if (o->throttle_bytes_per_s > 0)
         io_throttle(k->io, o->throttle_bytes_per_s, 0);
-    return rc;
 }
 
 /* Segment size of a store in pinned memory. A device with memory of its own copies from pinned
@@ -339,7 +337,7 @@ static uint64_t dram_ahead_bytes(const struct stack *k)
 
 static int open_store(struct stack *k, struct err *err)
 {
-    int rc = open_io(k, err);
+    open_io(k);
     struct store_opts so = {
         .io = k->o.user.store_in_memory ? NULL : k->io,
         .dirs = k->o.user.store,
@@ -359,7 +357,8 @@ static int open_store(struct stack *k, struct err *err)
         so.segment_bytes = k->o.user.store_in_memory ? PINNED_SEGMENT_BYTES : 0;
     }
     struct err why = {0};
-    if (rc == 0 && (rc = open_durable(&so, &k->store, &why)) != 0) {
+    int rc = open_durable(&so, &k->store, &why);
+    if (rc != 0) {
         err_wrap(&why, "store %s",
                  k->o.user.n_store > 0 ? k->o.user.store[0] : "in memory");
         if (k->o.user.store_optional && is_fault_of_disk(rc))

@@ -17,15 +17,17 @@ int iotest_setup(void **state)
     const char *kind = *state;
     struct iotest *t = xcalloc(1, sizeof *t);
     struct err err = {0};
-    int rc;
+    int rc = 0;
     *state = t;
     if (strcmp(kind, "sim") == 0) {
         rc = io_sim_open(&(struct io_sim_opts){.seed = 1}, &t->io, &err);
         strcpy(t->dir, "/work");
         return rc != 0 ? rc : io_mkdir(t->io, t->dir, NULL);
     }
-    rc = strcmp(kind, "uring") == 0 ? io_uring_open(&t->io, &err)
-                                    : io_pread_open(&t->io, &err);
+    if (strcmp(kind, "uring") == 0)
+        rc = io_uring_open(&t->io, &err);
+    else
+        t->io = io_pread_open();
     if (rc == ERR_UNSUPPORTED) {
         print_message("SKIP: %s\n", err.msg);
         return 0;

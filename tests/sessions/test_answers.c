@@ -116,6 +116,23 @@ static void the_least_used_goes_first(void **state)
     answers_close(m);
 }
 
+/* The order is that of use, and not that of the entries' places. */
+static void places_that_are_used_again_keep_the_order(void **state)
+{
+    (void)state;
+    struct answers *m;
+    size_t n;
+    m = make(2, 1 << 20);
+    put(m, NULL, "a", 1);
+    put(m, NULL, "b", 2);
+    put(m, NULL, "c", 3);
+    put(m, NULL, "d", 4);
+    assert_int_equal(find(m, NULL, "b", &n), 0);
+    assert_int_equal(find(m, NULL, "c", &n), 3);
+    assert_int_equal(find(m, NULL, "d", &n), 4);
+    answers_close(m);
+}
+
 static void bytes_are_bounded(void **state)
 {
     (void)state;
@@ -384,6 +401,7 @@ int main(void)
         cmocka_unit_test(the_longest_beginning_is_found),
         cmocka_unit_test(salts_do_not_meet),
         cmocka_unit_test(the_least_used_goes_first),
+        cmocka_unit_test(places_that_are_used_again_keep_the_order),
         cmocka_unit_test(bytes_are_bounded),
         cmocka_unit_test(a_file_outlives_the_process),
         cmocka_unit_test(a_damaged_file_is_survived),

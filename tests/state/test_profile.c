@@ -532,12 +532,10 @@ static void a_restore_corrects_the_profile(void **state)
     int32_t prompt[1001];
     struct stack k;
     struct et_run r;
-    struct err err = {0};
-    struct io *io = NULL;
+    struct io *io = io_pread_open();
     char store[TEMPDIR_BYTES];
     const char *const dirs[] = {store};
     tempdir_make(store, "learn");
-    assert_int_equal(io_pread_open(&io, &err), 0);
     io_throttle(io, 2000000, 0);
     et_prompt(prompt, 1001, 1);
     et_open(&k,

@@ -241,7 +241,7 @@ static bool io_of(const char *kind, struct io **io)
     else if (strcmp(kind, "uring") == 0)
         rc = io_uring_open(io, &err);
     else if (strcmp(kind, "pread") == 0)
-        rc = io_pread_open(io, &err);
+        *io = io_pread_open();
     if (rc != 0)
         print_message("SKIP: %s\n", err.msg);
     return rc == 0;

@@ -80,6 +80,10 @@ static void a_lower_cap_cuts_files(void **state)
     store_stats(s, &st);
     assert_true(st.file_bytes > st.used_bytes); /* space is allocated ahead */
     store_close(s);
+    p.opts.cap_bytes = st.file_bytes; /* files of just the cap stay as they are */
+    s = st_open(&p);
+    assert_int_equal(file_bytes(s), st.file_bytes);
+    store_close(s);
     p.opts.cap_bytes = st.used_bytes;
     s = st_open(&p);
     assert_true(file_bytes(s) <= p.opts.cap_bytes);

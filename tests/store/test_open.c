@@ -66,9 +66,8 @@ static void one_at_a_time(void **state)
             struct store *mine = NULL;
             struct store_opts opts = p.opts;
             struct err err = {0};
-            int rc = io_pread_open(&opts.io, &err);
-            if (rc == 0)
-                rc = store_open(&opts, &mine, &err);
+            opts.io = io_pread_open();
+            int rc = store_open(&opts, &mine, &err);
             _exit(rc == ERR_BUSY ? 0 : 1);
         }
         int status;

@@ -338,9 +338,7 @@ static void on_real_files(struct io *io)
 static void test_pread(void **state)
 {
     (void)state;
-    struct io *io;
-    assert_int_equal(io_pread_open(&io, NULL), 0);
-    on_real_files(io);
+    on_real_files(io_pread_open());
 }
 
 static void test_uring(void **state)
