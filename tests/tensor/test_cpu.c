@@ -48,6 +48,18 @@ static void zen_5_and_later_read_one_stream(void **state)
     assert_false(family_reads_one_stream(false, 0x1a));
 }
 
+static void a_device_has_the_kernels_of_its_instruction_set(void **state)
+{
+    (void)state;
+    for (int i = 0; i < ISA_COUNT; i++) {
+        struct lab l = lab_cpu(isa_names[i], 1);
+        if (l.device == NULL)
+            continue;
+        assert_string_equal(cpu_kernels_of(l.stream)->isa, isa_names[i]);
+        lab_close(&l);
+    }
+}
+
 /* --- few rows --------------------------------------------------------------------------------- */
 
 /* The rows of the product are few if the kernel for few rows was called. */
@@ -130,6 +142,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_family_is_that_of_cpuinfo),
         cmocka_unit_test(zen_5_and_later_read_one_stream),
+        cmocka_unit_test(a_device_has_the_kernels_of_its_instruction_set),
         cmocka_unit_test(quantised_weights_have_a_kernel_for_up_to_direct_rows),
         cmocka_unit_test(float_weights_have_a_kernel_for_up_to_direct_rows),
     };
