@@ -316,7 +316,7 @@ static int read_strip(struct tokenizer_json *t, const struct json *o, struct err
     struct decoder_step *s = push_decoder(t, DECODER_STRIP, err);
     if (s == NULL)
         return ERR_UNSUPPORTED;
-    int64_t start = 0, stop = 0;
+    int64_t start, stop;
     int rc;
     if ((rc = read_text(t, o, "content", &s->text, err)) != 0 ||
         (rc = json_get_int(o, "start", 0, 1000, &start, err)) != 0 ||

@@ -275,7 +275,7 @@ static struct jval f_int(struct jinja *j, const struct jcall *c)
     struct jval a[2];
     const struct jval *v = &c->self;
     int64_t i = 0;
-    double f = 0;
+    double f;
     jcall_bind(j, c, names, 2, 0, a);
     if (int_argument(j, c, &a[1], 10) != 10)
         jinja_fail(j, ERR_UNSUPPORTED, "int with another base");

@@ -353,7 +353,7 @@ static void tell_progress(struct service *s)
 static void service_step(struct service *s)
 {
     struct err err = {0};
-    int n_active = 0;
+    int n_active;    /* the tickets tell it, too */
     end_finished(s); /* ends tickets that were cancelled while there was nothing to step */
     pass_to_engine(s);
     if (s->live == NULL)

@@ -190,14 +190,9 @@ static struct entry *oldest(struct answers *m)
     return best;
 }
 
-/* Adds an entry, which then owns new->sealed. Returns false, and frees new->sealed, if the entry is
- * larger than the bound on all entries. */
-static bool remember(struct answers *m, const struct entry *new)
+/* Adds an entry, which then owns new->sealed. The entry alone is within the bound on all entries. */
+static void remember(struct answers *m, const struct entry *new)
 {
-    if (record_bytes(new) > m->o.max_bytes) {
-        free(new->sealed);
-        return false;
-    }
     struct entry *e = place_for(m, &new->name);
     if (e->n != 0)
         entry_drop(m, e);
@@ -206,7 +201,6 @@ static bool remember(struct answers *m, const struct entry *new)
     *e = *new;
     e->used = ++m->clock;
     m->bytes += record_bytes(e);
-    return true;
 }
 
 /* --- the file [lock] -------------------------------------------------------------------------- */
@@ -336,7 +330,10 @@ static int load(struct answers *m, struct err *err)
                 memcmp(bytes, magic, sizeof magic) == 0 &&
                 memcmp(bytes + sizeof magic, &m->o.vocabulary, sizeof m->o.vocabulary) == 0;
     while (ours && (step = read_record(bytes + at, n - at, &e)) > 0) {
-        (void)remember(m, &e);
+        if (record_bytes(&e) <= m->o.max_bytes)
+            remember(m, &e);
+        else
+            free(e.sealed);
         at += step;
     }
     free(text);
@@ -422,8 +419,8 @@ void answers_put(struct answers *m, const char *salt, const struct answers_text 
                (size_t)ids->n_answer * sizeof *ids->answer);
     seal_ids(&seal, new.sealed, new.sealed, n_ids);
     pthread_mutex_lock(&m->lock);
-    if (remember(m, &new))
-        append(m, &new);
+    remember(m, &new);
+    append(m, &new);
     pthread_mutex_unlock(&m->lock);
 }
 

@@ -81,6 +81,7 @@ static void an_idle_compute_lane_takes_hidden_states(void **state)
     (void)state;
     becomes("KKKK", "KHHH");
     becomes("KHHH", "KHHH");
+    becomes("KHKK", "KHHH"); /* a layer that has this kind already is passed over */
 }
 
 /* The remaining compute of layer 0 counts in proportion to its remaining chunks. */
