@@ -190,7 +190,7 @@ static struct entry *oldest(struct answers *m)
     return best;
 }
 
-/* Adds an entry, which then owns new->sealed. The entry alone is within the bound on all entries. */
+/* Adds an entry, which then owns new->sealed. The entry is within the bound on all entries. */
 static void remember(struct answers *m, const struct entry *new)
 {
     struct entry *e = place_for(m, &new->name);
