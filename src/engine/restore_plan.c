@@ -133,6 +133,7 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
     struct plan_request req = {.n_layers = g->shared->model->cfg.n_layers,
                                .fused = !s->req.restore_first,
                                .fused_tokens = g->o.max_rows,
+                               .n_held = (int64_t)first * STORE_CHUNK_TOKENS,
                                .window = {.layer = g->shared->model->cfg.window_layer,
                                           .tokens = g->shared->model->cfg.sliding_window}};
     int n_used = 0, rc = 0;

@@ -97,6 +97,9 @@ struct plan_request {
     /* plan_best_prefix: at most this many new tokens are fused, the others are prefilled after
      * the restore; 0: all are fused. */
     int64_t fused_tokens;
+    /* plan_best_prefix: tokens before the first range, which the device holds (whole chunks). The
+     * tokens that are computed attend to them, too. */
+    int64_t n_held;
     struct plan_window window; /* needs n_tokens and `platform` */
     double head_s;             /* time after the last prefill: final norm and head */
     /* plan_best_prefix: the compute of restores, and prefill, take this many times as long,
@@ -181,8 +184,8 @@ void plan_request_from_platform(const struct platform *p, int tier, int64_t n_hi
 
 /* ---- chunk ranges with different records ----
  *
- * The stored chain is a list of ranges of tokens, from position 0; chunks in one range have the
- * same records. A plan has one letter per layer, which is a preference: a range that lacks the
+ * The stored chain is a list of ranges of tokens, from position 0 or behind the tokens that the
+ * device holds; chunks in one range have the same records. A plan has one letter per layer, which is a preference: a range that lacks the
  * preferred kind uses the other one (plan_range_method). If a used range has neither kind for a
  * layer, that layer and every layer before it must be recomputed. Alternatively the prefix is
  * used only up to that range, and the rest is prefilled.

@@ -349,8 +349,7 @@ static bool range_suits(const struct stored_ranges *c, const struct plan *p, int
     int64_t end = begin + c->range[g].n_tokens;
     for (int i = 0; i < p->n_layers; i++) {
         char m = p->method[i];
-        int64_t n_skipped = i >= c->window.layer ? plan_tokens_skipped(&c->window, used)
-                                                 : 0;
+        int64_t n_skipped = i >= c->window.layer ? plan_tokens_skipped(c, used) : 0;
         if (end > n_skipped && m != 'R' &&
             plan_range_method(m, c->range[g].mask[i], i == 0) != m)
             return false;
@@ -428,6 +427,7 @@ int plan_best_prefix(const struct platform *p, const struct plan_range *range, i
                               .range = range,
                               .n_ranges = n_ranges,
                               .n_new = n_new,
+                              .n_held = req->n_held,
                               .can_recompute = can_recompute,
                               .window = req->window,
                               .layer = layer,
@@ -436,7 +436,8 @@ int plan_best_prefix(const struct platform *p, const struct plan_range *range, i
         .c = &c, .req = req, .best_plan = out, .best_s = INFINITY, .restoring_s = INFINITY};
     for (int g = 0; g < n_ranges; g++)
         c.n_tokens += range[g].n_tokens;
-    double nothing_s = prefill_all_s(p, 0, c.n_tokens + n_new) * fmax(1, req->prefill_slow);
+    double nothing_s = prefill_all_s(p, c.n_held, c.n_tokens + n_new) *
+                       fmax(1, req->prefill_slow);
     bool may_prefill = can_recompute || n_ranges == 0;
     *n_used = 0;
     if (req->budget_bytes_per_token != 0)

@@ -87,6 +87,7 @@ struct stored_ranges {
     int n_ranges;
     /* n_tokens: tokens of all ranges; n_new: new tokens after the ranges */
     int64_t n_tokens, n_new;
+    int64_t n_held; /* tokens before the ranges, which the device holds */
     bool can_recompute;
     struct plan_window window;
     struct plan_layer *layer; /* the caller's arrays [n_layers]: layer and prefill_s */
@@ -109,9 +110,9 @@ struct range_sums {
         kv_splits[PLAN_MAX_LAYERS]; /* see plan_range in plan.h */
 };
 
-/* Returns how many of n tokens the next token no longer sees through the window, in whole chunks.
- */
-int64_t plan_tokens_skipped(const struct plan_window *w, int64_t n);
+/* Returns how many of the first n tokens of the ranges the next token no longer sees through the
+ * window, in whole chunks. */
+int64_t plan_tokens_skipped(const struct stored_ranges *c, int64_t n);
 void range_sums_init(struct range_sums *s);
 /* Adds the next range to the sums. */
 void range_sums_next(const struct stored_ranges *c, struct range_sums *s);

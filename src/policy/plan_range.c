@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/minmax.h"
 #include "policy/plan_parts.h"
 
 double plan_io_s(const struct platform *p, int tier, int64_t n, enum platform_record kind)
@@ -51,10 +52,12 @@ void plan_layers_uniform(const struct platform *p, int tier, int64_t n_tokens, i
     layer[0].h_free = true;
 }
 
-static void fill_lanes(const struct platform *p, int tier, int64_t n_past, int64_t n_new,
-                       struct plan_layer *layer, double *prefill_s,
+/* The new tokens attend to the n_restored tokens and to the req->n_held tokens before these. */
+static void fill_lanes(const struct platform *p, int tier, int64_t n_restored,
+                       int64_t n_new, struct plan_layer *layer, double *prefill_s,
                        struct plan_request *req)
 {
+    int64_t n_past = req->n_held + n_restored;
     req->n_layers = p->n_layers;
     req->n_stages = p->n_stages;
     req->layer = layer;
@@ -79,7 +82,7 @@ static void fill_lanes(const struct platform *p, int tier, int64_t n_past, int64
     req->io_overlap = p->io_overlap;
     req->comp_overlap = p->comp_overlap;
     req->platform = p;
-    req->n_tokens = n_past;
+    req->n_tokens = n_restored;
     req->tier = tier;
 }
 
@@ -200,9 +203,10 @@ void range_sums_init(struct range_sums *s)
     memset(s, 0, sizeof *s);
 }
 
-int64_t plan_tokens_skipped(const struct plan_window *w, int64_t n)
+int64_t plan_tokens_skipped(const struct stored_ranges *c, int64_t n)
 {
-    return w->tokens > 0 && n >= w->tokens ? (n + 1 - w->tokens) / TOKENS * TOKENS : 0;
+    int64_t w = c->window.tokens, all = c->n_held + n;
+    return w > 0 && all >= w ? MAX(0, (all + 1 - w) / TOKENS * TOKENS - c->n_held) : 0;
 }
 
 /* Subtracts the tokens that have left the window, from the sums of the layers that have a window.
@@ -232,7 +236,7 @@ void range_sums_next(const struct stored_ranges *c, struct range_sums *s)
     sums_add(c, s, g, 0, c->platform->n_layers, c->range[g].n_tokens, 1);
     splits_add(c, s, g, 0, is_first ? c->window.layer : c->platform->n_layers, 1);
     s->n_tokens += c->range[g].n_tokens;
-    int64_t n_skipped = plan_tokens_skipped(&c->window, s->n_tokens);
+    int64_t n_skipped = plan_tokens_skipped(c, s->n_tokens);
     if (n_skipped > s->n_skipped)
         slide_window(c, s, n_skipped);
 }
@@ -243,7 +247,7 @@ void range_sums_at(const struct stored_ranges *c, int n_ranges, struct range_sum
     for (int g = 0; g < n_ranges; g++)
         s->n_tokens += c->range[g].n_tokens;
     s->n_ranges = n_ranges;
-    s->n_skipped = plan_tokens_skipped(&c->window, s->n_tokens);
+    s->n_skipped = plan_tokens_skipped(c, s->n_tokens);
     int first_windowed = s->n_skipped > 0 ? c->window.layer : c->platform->n_layers;
     int64_t skip = s->n_skipped;
     bool is_first = true; /* no range before this one is in the windows */
@@ -316,7 +320,7 @@ static void layer_from_shares(const struct platform *p, const struct range_share
 static void layers_from_sums(const struct stored_ranges *c, const struct range_sums *s)
 {
     const struct platform *p = c->platform;
-    double tok_s = platform_tok_s(p, s->n_tokens);
+    double tok_s = platform_prefill_s(p, c->n_held, s->n_tokens);
     double last_s[2] = {platform_h_s(p, s->n_tokens),
                         platform_h_s(p, s->n_tokens - s->n_skipped)};
     for (int i = 0; i < p->n_layers; i++) {

@@ -172,10 +172,9 @@ static void the_prediction_leaves_out_the_devices_chunks(void **state)
     enum { FIRST = 3, N_HITS = 12, N_OLD = 64 * N_HITS, N_READ = N_OLD - 64 * FIRST };
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
+    l.p->c_tok.c_s = 1e-8;
     for (int i = 0; i < 2; i++) {
         l.s->req.restore_first = i == 1;
-        l.p->c_tok.c_s = i == 0 ? 1e-8
-                                : 0; /* the plan does not count the device's chunks */
         assert_true(stages(&l, N_HITS, "K", FIRST, false));
         const struct read_ahead *a = &l.s->staging.ahead;
         const struct plan *plan = &l.s->out.plan;

@@ -43,6 +43,11 @@ static int by_size(const void *a, const void *b)
     return (x_s > y_s) - (x_s < y_s);
 }
 
+static bool close_to(double a, double b)
+{
+    return fabs(a - b) <= 1e-12 * fabs(b);
+}
+
 /* Makes a chain of the first n_ranges ranges of x, and the sums over them in *s. */
 static struct stored_ranges ranges_of(int n_ranges, int64_t n_new, struct range_sums *s)
 {
@@ -50,6 +55,7 @@ static struct stored_ranges ranges_of(int n_ranges, int64_t n_new, struct range_
                               .range = x.range,
                               .n_ranges = n_ranges,
                               .n_new = n_new,
+                              .n_held = x.req.n_held,
                               .can_recompute = x.can_recompute,
                               .window = x.req.window,
                               .layer = x.layer,
@@ -409,6 +415,76 @@ static void windows_skip_whole_chunks(void **state)
         assert_int_equal(s.h[2].h_tokens, cases[i].wanted);
         assert_int_equal(s.kv[3].kv_tokens, cases[i].wanted);
     }
+    /* Behind 256 tokens that the device holds, token 640 sees positions from 641 - `tokens` on. */
+    const struct {
+        int window, wanted;
+    } held[] = {{64, 64},   {66, 128},  {130, 192}, {322, 384},
+                {386, 384}, {641, 384}, {700, 384}};
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
+        x.req.n_held = 256;
+        x.req.window = (struct plan_window){.layer = 2, .tokens = held[i].window};
+        (void)ranges_of(3, 0, &s);
+        assert_int_equal(s.h[1].h_tokens, 384);
+        assert_int_equal(s.h[2].h_tokens, held[i].wanted);
+    }
+}
+
+/* Tokens that the device holds are not restored, but the tokens that are computed attend to them.
+ */
+static void computed_tokens_attend_to_held_ones(void **state)
+{
+    (void)state;
+    struct rng r = {13};
+    static struct range_sums s;
+    static struct plan_layer alone[8];
+    random_chain(&r, 8, 6, false, &x);
+    x.req = (struct plan_request){0};
+    struct stored_ranges c = ranges_of(6, 100, &s);
+    range_request(&c, &s, &x.req);
+    memcpy(alone, x.layer, sizeof alone);
+    x.req = (struct plan_request){.n_held = 640};
+    c = ranges_of(6, 100, &s);
+    range_request(&c, &s, &x.req);
+    const struct platform *p = &x.platform;
+    double again_s = platform_prefill_s(p, 640, s.n_tokens);
+    double new_s = platform_prefill_s(p, 640 + s.n_tokens, 100);
+    assert_true(again_s > platform_tok_s(p, s.n_tokens));
+    assert_int_equal(x.req.n_tokens, s.n_tokens);
+    for (int i = 0; i < 8; i++) {
+        const struct plan_layer *l = &x.layer[i];
+        assert_true(close_to(l->comp_tok_s, again_s));
+        assert_true(i == 0 || close_to(x.prefill_s[i], new_s));
+        assert_true(l->io_h_s == alone[i].io_h_s && l->io_kv_s == alone[i].io_kv_s);
+        assert_true(l->comp_h_s == alone[i].comp_h_s && l->comp_kv_s == alone[i].comp_kv_s);
+        assert_true(l->comp_tok_last_s == alone[i].comp_tok_last_s);
+    }
+}
+
+/* A chain that takes less time to compute than to read is computed. Behind many tokens that the
+ * device holds its computation takes longer, so layers of it are read. */
+static void chains_behind_held_tokens_are_read(void **state)
+{
+    (void)state;
+    static const uint8_t both[4] = {3, 3, 3, 3};
+    const struct plan_range range = {.n_tokens = 1024, .mask = both};
+    struct plan_layer layer[4];
+    double prefill_s[4];
+    struct platform p = {.n_layers = 4,
+                         .n_tiers = 1,
+                         .tier[0].bytes_per_s = 2e8,
+                         .h_bytes = 1000,
+                         .kv_bytes = 2000,
+                         .c_tok = {.b_s = 1e-7, .c_s = 1e-10},
+                         .c_h = {.b_s = 1e-7},
+                         .c_kv = {.b_s = 1e-9}};
+    for (int i = 0; i < 2; i++) {
+        struct plan_request q = {.n_held = (int64_t)i * 1000 * 64, .fused = true};
+        int n_used = -1;
+        assert_int_equal(plan_best_prefix(&p, &range, 1, 1, true, layer, prefill_s, &q,
+                                          &plan, &n_used, &e),
+                         0);
+        assert_string_equal(plan.method, i == 0 ? "RRRR" : "RRHH");
+    }
 }
 
 /* A layer costs the time to read its own records, range by range, and to compute them, kind by
@@ -467,11 +543,6 @@ static void recompute_request(int64_t n_tokens, struct plan_request *q)
             .comp_tok_last_s = platform_h_s(&x.platform, n_tokens)};
     *q = (struct plan_request){
         .n_layers = 6, .layer = x.layer, .platform = &x.platform, .n_tokens = n_tokens};
-}
-
-static bool close_to(double a, double b)
-{
-    return fabs(a - b) <= 1e-12 * fabs(b);
 }
 
 /* 1000 tokens, windows of 100 tokens from layer 2 on, 5 recomputed layers. Layer 4 is only
@@ -650,6 +721,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_budget_is_refused),
         cmocka_unit_test(sums_move),
         cmocka_unit_test(windows_skip_whole_chunks),
+        cmocka_unit_test(computed_tokens_attend_to_held_ones),
+        cmocka_unit_test(chains_behind_held_tokens_are_read),
         cmocka_unit_test(layers_cost_what_their_records_cost),
         cmocka_unit_test(a_layer_recomputes_what_the_windows_above_it_see),
         cmocka_unit_test(wide_windows_recompute_everything),
