@@ -185,10 +185,10 @@ void plan_request_from_platform(const struct platform *p, int tier, int64_t n_hi
 /* ---- chunk ranges with different records ----
  *
  * The stored chain is a list of ranges of tokens, from position 0 or behind the tokens that the
- * device holds; chunks in one range have the same records. A plan has one letter per layer, which is a preference: a range that lacks the
- * preferred kind uses the other one (plan_range_method). If a used range has neither kind for a
- * layer, that layer and every layer before it must be recomputed. Alternatively the prefix is
- * used only up to that range, and the rest is prefilled.
+ * device holds; chunks in one range have the same records. A plan has one letter per layer, which
+ * is a preference: a range that lacks the preferred kind uses the other one (plan_range_method).
+ * If a used range has neither kind for a layer, that layer and every layer before it must be
+ * recomputed. Alternatively the prefix is used only up to that range, and the rest is prefilled.
  *
  * A layer is *split* between two ranges that are restored from different kinds of records. Each
  * run of chunks of one kind is a read group of its own, and costs platform.split_s beyond its
