@@ -192,12 +192,11 @@ static void name_blocks(struct seq *s)
         kv_table_name(s->shared->pool, t, store_chunk_name(&s->view.keys[t->n_named]));
 }
 
-/* Names the blocks behind the prompt, too. Skips a truncated context, whose chunks' keys may have
- * other parents. */
+/* Names the blocks behind the prompt, whose own blocks have names. Skips a truncated context, whose
+ * chunks' keys may have other parents. */
 static void name_all_blocks(struct seq *s)
 {
     struct kv_table *t = &s->table;
-    name_blocks(s);
     if (!s->shared->tells_held || s->view.truncation.context > 0)
         return;
     struct sha256 key = t->n_named > 0 && t->n_named == s->view.n_keys

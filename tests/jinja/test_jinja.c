@@ -258,6 +258,24 @@ static void test_corners(void **state)
                 "['', 'a'] ['\\n']");
 }
 
+/* A scope hides a name that it sets later, unless it sets it within an `if`. The expected texts come
+ * from the reference implementation. */
+static void test_hiding(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {
+        "{% set range = 2 %}", "{% if false %}{% set range = 2 %}{% endif %}",
+        "{% if false %}{% else %}{% set range = 2 %}{% endif %}",
+        "{% if false %}{% elif false %}{% set range = 2 %}{% endif %}",
+        "{% if false %}{% elif false %}{% else %}{% set range = 2 %}{% endif %}"};
+    for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
+        char source[200];
+        snprintf(source, sizeof source,
+                 "{%% for m in [1] %%}{{ range is defined }}{%% endfor %%}%s", sets[i]);
+        expect_text(source, i == 0 ? "False" : "True");
+    }
+}
+
 /* As in Python, a count bounds the replacements, and the empty text lies between all characters. */
 static void test_replacing(void **state)
 {
@@ -530,11 +548,17 @@ static void test_damage(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_messages),  cmocka_unit_test(test_corners),
-        cmocka_unit_test(test_replacing), cmocka_unit_test(test_trimming),
-        cmocka_unit_test(test_limits),    cmocka_unit_test(test_long_is_not_deep),
-        cmocka_unit_test(test_letters),   cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_units),     cmocka_unit_test(test_chats),
+        cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_corners),
+        cmocka_unit_test(test_hiding),
+        cmocka_unit_test(test_replacing),
+        cmocka_unit_test(test_trimming),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_long_is_not_deep),
+        cmocka_unit_test(test_letters),
+        cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_units),
+        cmocka_unit_test(test_chats),
     };
     return cmocka_run_group_tests(tests, load_golden, free_golden);
 }

@@ -177,6 +177,9 @@ static void the_next_pass_is_read_ahead(void **state)
     (void)state;
     pack("synth:tiny-mha", 1, NULL, path);
     lab_open(&lab, path, 1, 0, NULL, 0);
+    /* what the opening has read is the first measurement of the disk */
+    s = stats_of(&lab);
+    assert_true(s.disk_bytes_per_s > 0 && s.disk_bytes_per_s < 1e12 && s.ahead_ns > 0);
     assert_int_equal(solo_try(&lab.t, lab.ids, N, NULL, NULL), 0);
     do {
         usleep(1000);

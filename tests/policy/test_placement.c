@@ -135,7 +135,8 @@ static void random_histories_choose_as_a_search_does(void **state)
     (void)state;
     struct rng r = {1};
     for (int t = 0; t < 300; t++) {
-        begin();
+        bool ours = t % 3 == 0; /* it has a second heap, in the order of use */
+        begin_as(ours ? PLACEMENT_OURS : PLACEMENT_LRU);
         uint64_t now = 0;
         uint32_t n = 0;
         for (int i = 0; i < N; i++)
@@ -155,7 +156,8 @@ static void random_histories_choose_as_a_search_does(void **state)
                 n--;
             }
             assert_int_equal(part.n, n);
-            assert_ptr_equal(placement_victim(&part), search());
+            if (!ours)
+                assert_ptr_equal(placement_victim(&part), search());
             for (int i = 0; i < N; i++)
                 assert_true(placement_audit(&part, &item[i]));
         }
