@@ -258,8 +258,8 @@ static void test_corners(void **state)
                 "['', 'a'] ['\\n']");
 }
 
-/* A scope hides a name that it sets later, unless it sets it within an `if`. The expected texts come
- * from the reference implementation. */
+/* A scope hides a name that it sets later, unless it sets it within an `if`. The reference
+ * implementation gives the same texts. */
 static void test_hiding(void **state)
 {
     (void)state;
