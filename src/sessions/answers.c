@@ -456,16 +456,17 @@ static int hash_beginnings(struct answers *m, const struct key *key, struct begi
     return n_list;
 }
 
-/* [lock] Returns the longest entry that is shorter than `below` and whose short hash equals that of
- * a beginning of the text. */
+/* [lock] Returns the longest entry whose short hash equals that of a beginning of the text. Entries
+ * longer than n count as tried, and of those with this length the first n_tried places. */
 static struct entry *candidate(struct answers *m, const struct beginning *list, int n_list,
-                               size_t below)
+                               size_t n, int n_tried)
 {
     struct entry *best = NULL;
     for (int i = 0; i < m->o.max_entries; i++) {
         struct entry *e = &m->entry[i];
         const struct beginning key = {.n = e->n}, *found;
-        if (e->n == 0 || e->n >= below || (best != NULL && e->n <= best->n))
+        bool is_tried = e->n > n || (e->n == n && i < n_tried);
+        if (e->n == 0 || is_tried || (best != NULL && e->n <= best->n))
             continue;
         found = bsearch(&key, list, (size_t)n_list, sizeof *list, by_length);
         if (found != NULL && found->hash == e->hash)
@@ -484,8 +485,11 @@ bool answers_find(struct answers *m, const char *salt, const char *text, size_t 
     struct entry *e;
     bool found = false;
     pthread_mutex_lock(&m->lock);
-    for (size_t below = key.n + 1;
-         !found && (e = candidate(m, list, n_list, below)) != NULL; below = e->n) {
+    size_t n = key.n;
+    int n_tried = 0;
+    while (!found && (e = candidate(m, list, n_list, n, n_tried)) != NULL) {
+        n = e->n;
+        n_tried = (int)(e - m->entry) + 1;
         struct sha256 seal = digest_key(&key, e->n), name = name_of(&seal);
         if (memcmp(&name, &e->name, sizeof name) != 0)
             continue;
