@@ -7,12 +7,15 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
 #include "io/io_sim.h"
 #include "model/pack_read.h"
+#include "tests/base/said.h"
+#include "tests/base/tempdir.h"
 
 enum { MIB = PACK_SUM_BYTES, N_PARTS = 4, FILE_BYTES = 32 * MIB, FILLER = 0x55 };
 
@@ -188,6 +191,32 @@ static void a_disk_that_fails_ends_the_job_with_its_code(void **state)
     forget(&j, 1);
 }
 
+/* Without an io the reader opens the machine's, and says if that has plain reads only. */
+static void plain_reads_are_told(void **state)
+{
+    char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
+    struct pack_file on_disk = {.path = path, .n_parts = N_PARTS, .parts = parts};
+    struct pack_reader r;
+    struct err err = {0};
+    struct io *ring = NULL;
+    (void)state;
+    tempdir_make_on_disk(dir, "reader");
+    snprintf(path, sizeof path, "%s/weights", dir);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(bytes, 1, 8192, f), 8192);
+    assert_int_equal(fclose(f), 0);
+    bool is_plain = io_uring_open(&ring, &err) != 0;
+    io_close(ring);
+    said_begin(LOG_INFO);
+    int rc = pack_reader_open(&r, &on_disk, NULL, &err);
+    int n_said = said_count(said_end(), "weights are read with plain reads");
+    assert_int_equal(rc, 0);
+    assert_int_equal(n_said, is_plain);
+    pack_reader_close(&r);
+    tempdir_remove(dir);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
 
 int main(void)
@@ -196,6 +225,7 @@ int main(void)
         TEST(parts_arrive_whole),
         TEST(damage_is_named),
         TEST(a_cancel_ends_all_jobs),
+        TEST(plain_reads_are_told),
         TEST(a_disk_that_fails_ends_the_job_with_its_code),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
