@@ -1,5 +1,6 @@
 /* cpus.c - see cpus.h. */
 #include "base/cpus.h"
+#include "base/minmax.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -46,5 +47,5 @@ int cpus_usable(void)
     int n = sched_getaffinity(0, sizeof set, &set) == 0
                 ? CPU_COUNT(&set)
                 : (int)sysconf(_SC_NPROCESSORS_ONLN);
-    return under_group(n > 1 ? n : 1);
+    return under_group(MAX(n, 1));
 }

@@ -6,6 +6,7 @@
  *   2. every string that a value points to is a copy owned by opt_parsed;
  *   3. a default passes through the same parser and bounds as a user's value; a default
  *      that does not parse is a bug and is asserted. */
+#include "base/minmax.h"
 #include "base/opt.h"
 
 #include <errno.h>
@@ -295,7 +296,7 @@ static int unknown_option(const struct opt_cmd *cmd, const char *place, const ch
     names[n++] = "config";
     names[n++] = "help";
     char typed[80];
-    snprintf(typed, sizeof typed, "%.*s", (int)(name_bytes < 79 ? name_bytes : 79), name);
+    snprintf(typed, sizeof typed, "%.*s", (int)MIN(name_bytes, 79), name);
     const char *near = opt_nearest(typed, names, n);
     if (near != NULL)
         return err_set(err, ERR_USAGE, "%sunknown option \"%s%s\"; did you mean \"%s%s\"?",
@@ -376,7 +377,7 @@ static int scan_long(const struct opt_cmd *cmd, const struct opt_input *in, int 
     size_t n = equals != NULL ? (size_t)(equals - name) : strlen(name);
     const char *value = equals != NULL ? equals + 1 : NULL;
     char shown[80];
-    snprintf(shown, sizeof shown, "--%.*s", (int)(n < 70 ? n : 70), name);
+    snprintf(shown, sizeof shown, "--%.*s", (int)MIN(n, 70), name);
 
     if (same_name("help", name, n)) {
         cli->help = help_kind(value);

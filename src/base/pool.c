@@ -8,6 +8,7 @@
  * Caller and workers poll for at most SPIN_NS before they block on a condition variable.  A decode
  * step makes about a hundred calls that are a few microseconds apart, and in a virtual machine a
  * wake-up through the scheduler costs tens of microseconds. */
+#include "base/minmax.h"
 #include "base/pool.h"
 
 #include <pthread.h>
@@ -108,11 +109,11 @@ static void ahead_begin(struct pool *p, struct ahead *a, unsigned turn)
             a->at = atomic_load_explicit(&p->expected.at[i], memory_order_relaxed) + skip;
             a->left = n[i] - skip;
         }
-        skip -= skip < n[i] ? skip : n[i];
+        skip -= MIN(skip, n[i]);
     }
     size_t share = all / (size_t)p->n_threads;
-    a->left = a->left < share ? a->left : share;
-    a->left = a->left < EXPECT_BYTES ? a->left : EXPECT_BYTES;
+    a->left = MIN(a->left, share);
+    a->left = MIN(a->left, EXPECT_BYTES);
 }
 
 /* Prefetches some lines.  Returns false if there is nothing to prefetch. */
@@ -126,7 +127,7 @@ static bool ahead_fetch(struct pool *p, struct ahead *a)
     for (int i = 0; i < EXPECT_LINES && a->left > 0; i++) {
         __builtin_prefetch((const void *)a->at, 0, 2);
         a->at += 64;
-        a->left -= a->left < 64 ? a->left : 64;
+        a->left -= MIN(a->left, 64);
     }
     return true;
 }
@@ -271,6 +272,6 @@ void pool_share(long n_items, long unit, int thread_idx, int n_threads, long *be
     long n_units = (n_items + unit - 1) / unit;
     long b = n_units * thread_idx / n_threads * unit;
     long e = n_units * (thread_idx + 1) / n_threads * unit;
-    *begin = b < n_items ? b : n_items;
-    *end = e < n_items ? e : n_items;
+    *begin = MIN(b, n_items);
+    *end = MIN(e, n_items);
 }

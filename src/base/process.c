@@ -1,4 +1,5 @@
 /* process.c - see process.h. */
+#include "base/minmax.h"
 #include "base/process.h"
 
 #include <dirent.h>
@@ -128,7 +129,7 @@ static uint64_t least_upwards(const struct group_files *f, const char *root, cha
         char dir[PATH_MAX];
         snprintf(dir, sizeof dir, "%s%s%s", root, f->folder, path);
         uint64_t left = left_in(f, dir);
-        least = left < least ? left : least;
+        least = MIN(left, least);
         char *end = strrchr(path, '/');
         if (end == NULL)
             return least;
@@ -163,7 +164,7 @@ uint64_t process_group_memory_left(const char *groups, const char *root)
         if (!is_v2 && !has_memory(controllers + 1))
             continue;
         uint64_t left = least_upwards(&versions[is_v2 ? 0 : 1], root, path + 1);
-        least = left < least ? left : least;
+        least = MIN(left, least);
     }
     if (f != NULL)
         fclose(f);
@@ -176,7 +177,7 @@ uint64_t process_memory_left(void)
 {
     uint64_t free_bytes = number_in("/proc/meminfo", "MemAvailable:", 1024);
     uint64_t group = process_group_memory_left("/proc/self/cgroup", "/sys/fs/cgroup");
-    uint64_t least = free_bytes < group ? free_bytes : group;
+    uint64_t least = MIN(free_bytes, group);
     return least == UINT64_MAX ? 0 : least;
 }
 

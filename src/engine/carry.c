@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 
 bool carry_may(const struct device *d)
 {
@@ -54,7 +55,7 @@ void carry_move(struct carry *c, const struct truncation *t, int n_layers)
 static int fill_block(const struct carry *c, const struct model *m, struct stream *s,
                       struct kv_pool *pool, const struct kv_table *table, int first)
 {
-    int n = c->n - first < KV_BLOCK_TOKENS ? c->n - first : KV_BLOCK_TOKENS, rc = 0;
+    int n = MIN(c->n - first, KV_BLOCK_TOKENS), rc = 0;
     int32_t pos[KV_BLOCK_TOKENS];
     const int32_t seq_row[2] = {0, n};
     const int32_t *const tables[1] = {table->blocks};

@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "engine/engine_impl.h"
 #include "engine/stairs.h"
 
@@ -331,7 +332,7 @@ static void make_batch(struct engine *e)
         if (s->phase != PHASE_PREFILL || s->rows == 0)
             continue;
         int left = s->view.n_tokens - s->n_done;
-        int n = left < s->rows ? left : s->rows;
+        int n = MIN(left, s->rows);
         enum save_wait how = carry_is_on(&s->stairs.carry) ? SAVE_SHED
                              : b->n_seqs > 0               ? SAVE_TRY
                                                            : SAVE_WAIT;

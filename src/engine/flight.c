@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "engine/step_batch.h"
 
 void flight_init(struct flight *f, int max_seqs)
@@ -36,8 +37,8 @@ void flight_cut(const struct step_batch *b, int begin, int end, struct flight *f
     f->seq_row[0] = 0;
     for (int k = 0; k < b->n_parts; k++) {
         const struct save_part *all = &b->parts[k];
-        int from = all->row > begin ? all->row : begin;
-        int to = all->row + all->n_rows < end ? all->row + all->n_rows : end;
+        int from = MAX(all->row, begin);
+        int to = MIN(all->row + all->n_rows, end);
         if (from >= to)
             continue;
         f->parts[f->n_parts] = (struct save_part){all->seq, all->pos + (from - all->row),

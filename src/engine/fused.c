@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 
 int fused_init(struct fused *f, struct seq_shared *sh, struct next_token *next,
                int max_rows, struct err *err)
@@ -46,7 +47,7 @@ void fused_begin(struct fused *f, struct seq *s, int first, const struct store_h
     int n = s->view.n_tokens - first;
     if (f->seq != NULL || s->req.restore_first)
         return;
-    n = n < f->max_rows ? n : f->max_rows;
+    n = MIN(n, f->max_rows);
     seq_open_save(s, first, tail);
     if (!save_reserve(s->save, view_token(&s->view, first), n, SAVE_TRY)) {
         save_close(s->save);
@@ -150,7 +151,7 @@ int fused_work(struct fused *f, int max_rows, int *n)
         return 0;
     int64_t t0 = clock_now_ns();
     int left = f->n - f->pass.row;
-    *n = left < max_rows ? left : max_rows;
+    *n = MIN(left, max_rows);
     int rc = pass_rows(f, *n);
     f->busy_ns += clock_now_ns() - t0;
     f->shared->stats.fused_rows += (uint64_t)*n;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "policy/pipeline.h"
 #include "state/restore_trace.h"
 
@@ -53,7 +54,7 @@ void lanes_measure(struct hcache_lanes *out, struct restore *r)
     for (int lane = 0; lane < 2; lane++) {
         for (int i = 0; i < t[lane].n; i++) {
             const struct restore_span *s = &t[lane].span[i];
-            end = s->end_ns > end ? s->end_ns : end;
+            end = MAX(s->end_ns, end);
             span[n++] = (struct hcache_span){.start_ms = (float)(s->start_ns - t0) * 1e-6f,
                                              .end_ms = (float)(s->end_ns - t0) * 1e-6f,
                                              .layer = s->layer,

@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "engine/step_batch.h"
 #include "model/pass.h"
 #include "policy/hybrid_share.h"
@@ -39,7 +40,7 @@ void mixed_places(const struct mixed_opts *o, const struct model *m, int max_seq
     int n = o->buffer_blocks;
     if (n == 0)
         n = (int)(BUFFER_BYTES / kv) < all ? (int)(BUFFER_BYTES / kv) : all;
-    n = n > context ? n : context;
+    n = MAX(n, context);
     *out = (struct places_opts){.n_layers = m->cfg.n_layers,
                                 .n_kv = model_rank_kv_heads(m),
                                 .d_head = m->cfg.d_head,

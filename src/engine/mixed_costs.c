@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "engine/mixed_impl.h"
 #include "policy/regress.h"
 
@@ -47,7 +48,7 @@ static int project(struct sampling *p, int n)
 {
     struct mixed *x = &p->x;
     for (int at = 0, k; at < n; at += k) {
-        k = n - at < x->project_blocks ? n - at : x->project_blocks;
+        k = MIN(n - at, x->project_blocks);
         x->seqs[0].number[0] = places_scratch(&x->places, LAYER, 0, at);
         TRY(mixed_project_some(x, p->acts, LAYER, 0, at, k));
     }
@@ -157,8 +158,8 @@ static int forward(struct sampling *p, int n, double *seconds)
 static double forward_mini(int n_rows, double forward_s, double one_row_s)
 {
     double per_row = n_rows > 1 ? (forward_s - one_row_s) / (n_rows - 1) : 0;
-    double at_none = one_row_s - (per_row > 0 ? per_row : 0);
-    return at_none < 0 ? 0 : at_none < forward_s ? at_none : forward_s;
+    double at_none = one_row_s - MAX(per_row, 0);
+    return at_none < 0 ? 0 : MIN(at_none, forward_s);
 }
 
 int mixed_measure(const struct model *m, struct model_work *work, struct stream *s,

@@ -3,6 +3,7 @@
 #include "engine/mixed_impl.h"
 
 #include "base/check.h"
+#include "base/minmax.h"
 
 static int scratch_index(const struct mixed_seq *q, int block)
 {
@@ -106,7 +107,7 @@ int mixed_project(struct mixed *x, const struct mixed_mini *m, int layer, int bu
                             places_act(p, layer, block), p->act_bytes));
     }
     for (int at = 0, n; at < m->n_act; at += n) {
-        n = m->n_act - at < x->project_blocks ? m->n_act - at : x->project_blocks;
+        n = MIN(m->n_act - at, x->project_blocks);
         TRY(mixed_project_some(x, x->acts + m->first_act, layer, buffer, at, n));
     }
     x->stats.n_projected += (uint64_t)m->n_act;
@@ -128,7 +129,7 @@ static int store_block(struct mixed *x, int i, int k, int layer)
                         places_view(p, layer, q->number[k]), p->kv_bytes));
     }
     if (is_act(c)) {
-        int from = s->n_done > k * KV_BLOCK_TOKENS ? s->n_done : k * KV_BLOCK_TOKENS;
+        int from = MAX(s->n_done, k * KV_BLOCK_TOKENS);
         int to = finished ? (k + 1) * KV_BLOCK_TOKENS : s->n_done + s->n_rows;
         size_t row = p->act_bytes / KV_BLOCK_TOKENS, bytes = (size_t)(to - from) * row;
         struct mat hidden = mat_rows(zigzag_input(x->zigzag, layer),

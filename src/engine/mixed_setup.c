@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/minmax.h"
 
 const char *const mixed_methods[MIXED_METHODS + 1] = {
     [MIXED_OFF] = "off", [MIXED_RECOMPUTE] = "recompute", [MIXED_KV] = "kv",
@@ -160,8 +161,7 @@ int mixed_decide(const struct mixed_job *j, const struct model *m,
                                  .n_layers = m->cfg.n_layers},
                      .mem = {(double)(j->device_bytes - fixed) / n_layers,
                              (double)j->host_bytes / n_layers}};
-    int64_t wanted = (int64_t)j->max_seqs * context,
-            most = wanted < MIXED_MAX_BLOCKS ? wanted : MIXED_MAX_BLOCKS;
+    int64_t wanted = (int64_t)j->max_seqs * context, most = MIN(wanted, MIXED_MAX_BLOCKS);
     if (j->method == MIXED_PRINTED)
         split_as_printed(&r, most, &out->split);
     else

@@ -24,6 +24,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "engine/restore_plan.h"
 #include "engine/restore_report.h"
 #include "engine/staging.h"
@@ -395,7 +396,7 @@ static bool leaves_lookup(struct restore_phase *g, struct seq *s)
 {
     double again_s, price_s = restore_plan_price_s(g, s, s->view.n_tokens);
     int64_t heard_ns = restore_heard_ns(s->restore);
-    int64_t since_ns = heard_ns > s->t_start ? heard_ns : s->t_start;
+    int64_t since_ns = MAX(heard_ns, s->t_start);
     const struct stall_view v = {.recompute_s = price_s,
                                  .silent_s = (double)(clock_now_ns() - since_ns) * 1e-9,
                                  .n_left = 1,
@@ -477,8 +478,7 @@ static void work_alone(struct restore_phase *g, struct seq_list l, int n_restori
             break;
         int64_t left = end - now;
         if (!worked && left > 0)
-            (void)restore_pipeline_wait(g->pipeline,
-                                        left < g->again_ns ? left : g->again_ns);
+            (void)restore_pipeline_wait(g->pipeline, MIN(left, g->again_ns));
         now = clock_now_ns();
     }
 }

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "engine/upcoming.h"
 #include "policy/staircase.h"
 
@@ -324,7 +325,7 @@ static void tell_first(struct seq *s)
     struct outcome again = s->out;
     struct engine_stats *stats = &s->shared->stats;
     s->out = s->first;
-    s->out.n_stored = again.n_stored > s->out.n_stored ? again.n_stored : s->out.n_stored;
+    s->out.n_stored = MAX(again.n_stored, s->out.n_stored);
     s->out.truncation = again.truncation;
     s->out.restore.read_bytes += again.restore.read_bytes;
     s->out.restore.dram_bytes += again.restore.dram_bytes;

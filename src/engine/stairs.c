@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "engine/step_batch.h"
 #include "policy/staircase.h"
 #include "policy/stall.h"
@@ -375,9 +376,9 @@ void stairs_advanced(struct seq *s)
 {
     int64_t first = truncation_first(truncation_of(s), s->view.cut);
     int end = seq_at(s), begin = end - s->n_rows, before = s->n_reached;
-    int known_end = end < before ? end : before;
+    int known_end = MIN(end, before);
     s->out.truncation.n_computed_again += known_end > begin ? known_end - begin : 0;
-    s->n_reached = end > before ? end : before;
+    s->n_reached = MAX(end, before);
     if (carry_is_on(&s->stairs.carry))
         s->stairs.carry.n = s->n_done;
     if (s->stairs.n_former > 0 &&

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/minmax.h"
 #include "base/check.h"
 #include "base/mem.h"
 
@@ -74,8 +75,7 @@ static int carry_rows(const struct step_batch *b, int l, struct mat kv_rows)
     int begin = b->now->first_row, end = begin + b->now->r.n_rows, rc = 0;
     for (int i = 0; rc == 0 && i < b->n_seqs; i++) {
         struct seq *s = b->seqs[i];
-        int from = s->row > begin ? s->row : begin;
-        int to = s->row + s->n_rows < end ? s->row + s->n_rows : end;
+        int from = MAX(s->row, begin), to = MIN(s->row + s->n_rows, end);
         if (carry_is_on(&s->stairs.carry) && from < to)
             rc = carry_take(&s->stairs.carry, b->shared->stream, l,
                             s->n_done + (from - s->row),
@@ -271,10 +271,10 @@ static int fail_overflowed(struct step_batch *b)
     int n_failed = 0;
     for (int i = 0; i < b->n_seqs; i++) {
         struct seq *s = b->seqs[i];
-        int begin = s->row > f->first_row ? s->row : f->first_row;
+        int begin = MAX(s->row, f->first_row);
         int end = s->row + s->n_rows, piece_end = f->first_row + f->r.n_rows;
         bool finite = true;
-        end = end < piece_end ? end : piece_end;
+        end = MIN(end, piece_end);
         int rc = begin < end
                      ? dev->ops->all_finite(b->shared->stream,
                                             mat_rows(out, begin, end - begin), &finite)

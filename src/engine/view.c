@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 
 void view_init(struct view *v, const struct truncation *t)
 {
@@ -22,7 +23,7 @@ void view_deinit(struct view *v)
 int view_room(const struct view *v, int n_max)
 {
     int64_t end = truncation_end(&v->truncation, v->cut);
-    return (int)(n_max < end ? n_max : end) - v->cut;
+    return (int)MIN(n_max, end) - v->cut;
 }
 
 /* Fills the lists of a view with cut > 0. It has lists of its own, since the tokens that it sees do

@@ -6,6 +6,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "engine/step_batch.h"
 
 /* Returns the number of buffers. On a device with memory of its own a tap's copy of a layer's
@@ -72,7 +73,7 @@ void zigzag_add(struct zigzag *z, const struct step_batch *b, int begin, int end
 {
     CHECK(b->n_rows > 0 && b->n_rows <= z->max_rows && begin < end);
     for (int at = begin, n; at < end; at += n) {
-        n = end - at < z->piece_rows ? end - at : z->piece_rows;
+        n = MIN(end - at, z->piece_rows);
         CHECK(z->n_pieces < z->cap_pieces);
         flight_cut(b, at, at + n, &z->pieces[z->n_pieces++]);
     }

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/textbuf.h"
 #include "base/utf8.h"
 
@@ -54,7 +55,7 @@ static size_t give_text(void *buffer, size_t n, void *unused)
     if (memory_mode == PARSE_FAILED || parsed.left == 0)
         return 0;
     parsed.got = buffer;
-    parsed.n_got = n < parsed.left ? n : parsed.left;
+    parsed.n_got = MIN(n, parsed.left);
     memcpy(buffer, parsed.at, parsed.n_got);
     parsed.at += parsed.n_got;
     parsed.left -= parsed.n_got;

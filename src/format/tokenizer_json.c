@@ -3,6 +3,7 @@
 #include "format/tokenizer_steps.h"
 
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/utf8.h"
 
 #include <inttypes.h>
@@ -22,7 +23,7 @@ static char *take(struct tokenizer_json *t, size_t n)
 {
     if (t->n_blocks == 0 || t->block_cap - t->block_used < n + 1) {
         size_t cap = t->n_blocks == 0 ? FIRST_BLOCK_BYTES : t->block_cap * 2;
-        cap = cap < BLOCK_BYTES ? cap : BLOCK_BYTES;
+        cap = MIN(cap, BLOCK_BYTES);
         t->block_cap = n + 1 > cap ? n + 1 : cap;
         t->block_used = 0;
         t->blocks = xrealloc(t->blocks, (t->n_blocks + 1) * sizeof *t->blocks);
@@ -74,7 +75,7 @@ static int find_n_ids(struct tokenizer_json *t, const struct json *vocab,
             return err_set(err, ERR_FORMAT,
                            "vocab: the id of '%s' must be an integer in 0..%d", it.key,
                            TOKENIZER_MAX_ID);
-        max = id > max ? id : max;
+        max = MAX(id, max);
     }
     for (size_t i = 0; i < json_count(added); i++) {
         int rc = json_get_int(json_at(added, i), "id", 0, TOKENIZER_MAX_ID, &id, err);
@@ -82,7 +83,7 @@ static int find_n_ids(struct tokenizer_json *t, const struct json *vocab,
             err_wrap(err, "added_tokens[%zu]", i);
             return rc;
         }
-        max = id > max ? id : max;
+        max = MAX(id, max);
     }
     if (max < 0)
         return err_set(err, ERR_FORMAT, "the vocabulary is empty");

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/utf8.h"
 
 #include <stdio.h>
@@ -118,7 +119,7 @@ void jbuf_put(struct jinja *j, struct jbuf *b, const char *s, size_t n)
     if (b->own != NULL && n > b->cap - b->n)
         jbuf_extend(j, b, n - (b->cap - b->n));
     if (n > b->cap - b->n) {
-        size_t cap = b->cap < 256 ? 256 : b->cap;
+        size_t cap = MAX(b->cap, 256);
         while (cap - b->n < n) {
             if (cap > j->limits.max_memory_bytes)
                 jinja_fail(j, ERR_LIMIT, "needs more than %zu bytes of memory",

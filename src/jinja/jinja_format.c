@@ -7,6 +7,7 @@
  * padded by characters, not bytes. */
 #include "jinja/jinja_impl.h"
 
+#include "base/minmax.h"
 #include "base/utf8.h"
 
 #include <inttypes.h>
@@ -108,7 +109,7 @@ static int64_t read_number(struct format *f, int64_t otherwise, int64_t most)
         n = jval_as_int(&v);
     }
     for (; peek(f) >= '0' && peek(f) <= '9'; f->at++) {
-        n = (n < 0 ? 0 : n) * 10 + (peek(f) - '0');
+        n = MAX(n, 0) * 10 + (peek(f) - '0');
         n = n > most ? most + 1 : n;
     }
     if (n > most || n < -most)
@@ -128,7 +129,7 @@ static struct spec read_spec(struct format *f)
     if (peek(f) == '.') {
         f->at++;
         s.precision = read_number(f, 0, MAX_PRECISION);
-        s.precision = s.precision < 0 ? 0 : s.precision;
+        s.precision = MAX(s.precision, 0);
     }
     while (strchr("hlL", peek(f)) != NULL && peek(f) != 0)
         f->at++;

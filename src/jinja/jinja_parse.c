@@ -4,6 +4,7 @@
  * parentheses in the same places as in Jinja. Unknown tags are errors when the template is
  * compiled. */
 #include "jinja/jinja_impl.h"
+#include "base/minmax.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -71,7 +72,7 @@ static const char *token_text(const struct jtoken *t, char buf[static 64])
     case T_VAR_END:
         return "end of print statement";
     case T_NAME:
-        snprintf(buf, 64, "%.*s", (int)(t->text.n < 60 ? t->text.n : 60), t->text.s);
+        snprintf(buf, 64, "%.*s", (int)MIN(t->text.n, 60), t->text.s);
         return buf;
     case T_STRING:
         return "string";

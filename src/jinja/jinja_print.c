@@ -1,6 +1,7 @@
 /* jinja_print.c - prints values like Python's str(), repr() and json.dumps. */
 #include "jinja/jinja_impl.h"
 
+#include "base/minmax.h"
 #include "base/utf8.h"
 
 #include <inttypes.h>
@@ -31,7 +32,7 @@ static void print_real(struct jinja *j, struct jbuf *b, double f, bool json)
         return;
     }
     int decimals = digits - exponent;
-    jbuf_printf(j, b, "%.*f", decimals > 1 ? decimals : 1, f);
+    jbuf_printf(j, b, "%.*f", MAX(decimals, 1), f);
 }
 
 /* --- repr --------------------------------------------------------------------------- */

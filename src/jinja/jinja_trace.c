@@ -10,6 +10,7 @@
 #include "jinja/jinja_impl.h"
 
 #include "base/mem.h"
+#include "base/minmax.h"
 
 #include <errno.h>
 #include <string.h>
@@ -92,7 +93,7 @@ static void bits_or(uint8_t *to_bits, size_t to, const uint8_t *from_bits, size_
 {
     for (size_t i = 0, k; i < n; i += k) {
         uint64_t in, out;
-        k = n - i < 32 ? n - i : 32;
+        k = MIN(n - i, 32);
         memcpy(&in, from_bits + (from + i) / 8, sizeof in);
         in = in >> (from + i) % 8 & (((uint64_t)1 << k) - 1);
         if (in == 0)

@@ -10,6 +10,7 @@
 #include "jinja/jinja_impl.h"
 
 #include "base/check.h"
+#include "base/minmax.h"
 
 #include <math.h>
 #include <string.h>
@@ -413,7 +414,7 @@ bool jval_equal(struct jinja *j, const struct jval *a, const struct jval *b)
 
 static int order_strings(struct jstr a, struct jstr b)
 {
-    size_t n = a.n < b.n ? a.n : b.n;
+    size_t n = MIN(a.n, b.n);
     /* in UTF-8 the order of bytes equals the order of code points */
     int d = n != 0 ? memcmp(a.s, b.s, n) : 0;
     return d != 0 ? d : (a.n > b.n) - (a.n < b.n);
@@ -586,7 +587,7 @@ static bool slice_part(struct jinja *j, const struct jval *v, int64_t *out)
 static int64_t clamp(int64_t i, int64_t n, int64_t low, int64_t high)
 {
     i = i < 0 ? (i < -n ? -1 - n : i) + n : i;
-    return i < low ? low : i > high ? high : i;
+    return i < low ? low : MIN(high, i);
 }
 
 /* Computes Python's slice.indices for n items. Returns the number of selected items. */

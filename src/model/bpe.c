@@ -2,6 +2,7 @@
 #include "model/bpe.h"
 
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/rng.h"
 #include "base/strmap.h"
 #include "base/utf8.h"
@@ -111,7 +112,7 @@ static void index_text(struct bpe *b, const struct tokenizer_json *t, const bool
         if (!makeable[i])
             continue;
         strmap_add(&b->by_bytes, t->tokens[i].s, t->tokens[i].n, i);
-        b->longest = t->tokens[i].n > b->longest ? t->tokens[i].n : b->longest;
+        b->longest = MAX(t->tokens[i].n, b->longest);
     }
 }
 
@@ -388,7 +389,7 @@ static struct symbol *symbols_for(struct bpe_work *w, size_t n)
 {
     if (w->symbols_cap < n) {
         free(w->symbols);
-        w->symbols_cap = n < 64 ? 64 : n;
+        w->symbols_cap = MAX(n, 64);
         w->symbols = mem_try(w->symbols_cap * sizeof(struct symbol));
         if (w->symbols == NULL)
             w->symbols_cap = 0;

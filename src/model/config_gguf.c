@@ -8,6 +8,7 @@
 #include "model/config_gguf.h"
 
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "format/gguf_tokenizer.h"
 #include "model/config_family.h"
 
@@ -146,7 +147,7 @@ static void read_scaling(struct meta *m, struct model_config *c)
         m->rc = err_set(m->err, ERR_UNSUPPORTED,
                         "'%s.rope.scaling.type': '%.*s' is not supported; none, linear and "
                         "the tensor rope_freqs.weight are",
-                        m->arch, (int)(n < 40 ? n : 40), s);
+                        m->arch, (int)MIN(n, 40), s);
 }
 
 /* Reads rope_freqs.weight: each frequency is divided by its own number (Llama 3.1). */

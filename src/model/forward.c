@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/minmax.h"
 #include "model/share.h"
 #include "model/work.h"
 #include "tensor/collective.h"
@@ -326,7 +327,7 @@ static int head_of_ranks(const struct model *m, struct activations *a, struct st
     int n_ranks = m->dev->n_ranks;
     int64_t run = a->head.cols;
     for (int64_t row = 0, n; row < normed.rows; row += n) {
-        n = normed.rows - row < a->head.rows ? normed.rows - row : a->head.rows;
+        n = MIN(normed.rows - row, a->head.rows);
         struct mat own = first_rows(a->head, n), to = mat_rows(logits, row, n);
         struct mat all = first_rows(a->head_all, n * n_ranks);
         TRY(m->dev->ops->matmul(s, own, mat_rows(normed, row, n), &m->w.head,

@@ -13,6 +13,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "model/gguf_files.h"
 #include "model/matrix_types.h"
 #include "model/pack_file.h"
@@ -514,7 +515,7 @@ static size_t lay_out(const struct model *m, struct activations *a, struct mat x
         a->kv_rows[i] = cut(base, &used, m->dtype, rows, z.kv);
     if (share_cuts_head(&m->cfg, n_ranks)) {
         int64_t run = m->cfg.vocab_size / n_ranks;
-        int head_rows = rows < MAX_HEAD_ROWS ? rows : MAX_HEAD_ROWS;
+        int head_rows = MIN(rows, MAX_HEAD_ROWS);
         a->head = cut(base, &used, DTYPE_F32, head_rows, run);
         a->head_all = cut(base, &used, DTYPE_F32, (int64_t)head_rows * n_ranks, run);
     }

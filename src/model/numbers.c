@@ -1,5 +1,6 @@
 /* numbers.c - see numbers.h. */
 #include "model/numbers.h"
+#include "base/minmax.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -34,7 +35,7 @@ bool numbers_only(const void *p, size_t n, enum dtype t)
     union run r = {{0}};
     bool bad = false;
     for (size_t left = n * dtype_bytes(t), now; left > 0 && !bad; left -= now) {
-        now = left < RUN_BYTES ? left : RUN_BYTES;
+        now = MIN(left, RUN_BYTES);
         if (now < RUN_BYTES)
             memset(&r, 0, sizeof r);
         memcpy(&r, bytes, now);

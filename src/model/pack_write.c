@@ -19,6 +19,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/progress.h"
 #include "model/gguf_files.h"
 #include "model/pack_file.h"
@@ -92,8 +93,7 @@ static int flush(struct packer *p)
 static int put(struct packer *p, struct stream *s, const void *src, size_t n)
 {
     for (size_t done = 0; done < n;) {
-        size_t k = PACK_SUM_BYTES - p->fill < n - done ? PACK_SUM_BYTES - p->fill
-                                                       : n - done;
+        size_t k = MIN(PACK_SUM_BYTES - p->fill, n - done);
         uint8_t *to = (uint8_t *)p->piece.ptr + p->fill;
         int rc = 0;
         if (src == NULL)

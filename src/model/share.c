@@ -1,6 +1,7 @@
 /* share.c - see share.h. */
 #include "model/share.h"
 
+#include "base/minmax.h"
 #include "tensor/group.h"
 
 bool share_cuts_head(const struct model_config *c, int n_ranks)
@@ -125,7 +126,7 @@ bool share_next(const struct model_config *c, enum slot s, int rank, int n_ranks
     int64_t section = slot_rows(c, s) / sections, share = section / n_ranks;
     for (int i = 0; i < sections; i++) {
         int64_t from = i * section + rank * share, to = from + share;
-        int64_t lo = from > *row ? from : *row, hi = to < end ? to : end;
+        int64_t lo = MAX(from, *row), hi = MIN(to, end);
         if (lo >= hi)
             continue;
         *row = lo;

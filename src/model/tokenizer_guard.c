@@ -3,6 +3,7 @@
  * A guard is a byte of the text, so a digest of the text covers its guards, and a piece of the text
  * keeps its own guards.  For encoding, guards become a list of places. */
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "model/tokenizer_impl.h"
 #include "model/tokenizer_normalize.h"
 
@@ -41,7 +42,7 @@ static bool needs_guard(const struct tokenizer *t, const char *s, size_t n, size
 {
     size_t raw = added_control_bytes(t->added_raw, s + at, n - at);
     size_t written = added_control_bytes(t->added_written, s + at, n - at);
-    size_t bytes = raw > written ? raw : written;
+    size_t bytes = MAX(raw, written);
     return bytes > 0 && (foreign == NULL || any_bit(foreign, at, bytes));
 }
 

@@ -6,6 +6,7 @@
  * any amount, white space is not counted. */
 #include "model/tokenizer_impl.h"
 
+#include "base/minmax.h"
 #include "base/utf8.h"
 
 /* Returns the bound on shrinking: of n bytes, at least n / bound reach BPE; 0: no bound. */
@@ -46,9 +47,9 @@ static size_t longest_token(const struct tokenizer *t)
     const struct tokenizer_json *j = &t->j;
     size_t longest = 4; /* an unknown character is one token */
     for (int32_t i = 0; i < j->n_ids; i++)
-        longest = j->tokens[i].n > longest ? j->tokens[i].n : longest;
+        longest = MAX(j->tokens[i].n, longest);
     for (size_t i = 0; i < j->n_added; i++)
-        longest = t->added_text[i].n > longest ? t->added_text[i].n : longest;
+        longest = MAX(t->added_text[i].n, longest);
     return longest;
 }
 

@@ -3,6 +3,7 @@
 
 #include "base/err.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "format/json.h"
 
 #include <stdbool.h>
@@ -242,7 +243,7 @@ static size_t qwen_text_bytes(const char *text, size_t n)
 static size_t llama3_text_bytes(const char *text, size_t n)
 {
     struct span s = skip_blanks((struct span){text, n});
-    size_t tag = s.n < python_tag.n ? s.n : python_tag.n;
+    size_t tag = MIN(s.n, python_tag.n);
     bool call = s.n == 0 || *s.s == '{' || memcmp(s.s, python_tag.s, tag) == 0;
     return call ? 0 : n;
 }

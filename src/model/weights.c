@@ -24,6 +24,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/pool.h"
 #include "base/progress.h"
 #include "model/matrix_types.h"
@@ -168,7 +169,7 @@ static int check_room(const struct loader *ld)
     uint64_t bytes = 0;
     device_memory(ld->dev, &unused, &total);
     for (int k = 0; k < ld->n_stages; k++)
-        bytes = ld->stage_bytes[k] > bytes ? ld->stage_bytes[k] : bytes;
+        bytes = MAX(ld->stage_bytes[k], bytes);
     if (ld->dev->unified || bytes <= unused)
         return 0;
     return err_set(ld->err, -ENOMEM,
@@ -343,8 +344,7 @@ static void fill_blocks(void *arg, int thread_idx, int n_threads)
     int64_t n = (b->n_rows + b->cut.block_rows - 1) / b->cut.block_rows;
     for (int64_t i = thread_idx; i < n; i += n_threads) {
         int64_t at = i * b->cut.block_rows;
-        int64_t rows = b->n_rows - at < b->cut.block_rows ? b->n_rows - at
-                                                          : b->cut.block_rows;
+        int64_t rows = MIN(b->n_rows - at, b->cut.block_rows);
         size_t offset = (size_t)at * b->cut.row_bytes;
         if (b->src->coded != NULL)
             tensor_src_decode(b->src, b->t->cols, b->row + at, rows, b->make_at + offset);
@@ -407,7 +407,7 @@ static void convert(void *dst, enum dtype to, const void *src, enum dtype from, 
     }
     CHECK(to == DTYPE_BF16);
     for (size_t at = 0, k; at < n; at += k) {
-        k = n - at < 256 ? n - at : 256;
+        k = MIN(n - at, 256);
         widen(part, (const uint8_t *)src + at * dtype_bytes(from), from, k);
         narrow((uint16_t *)dst + at, part, k);
     }
@@ -578,7 +578,7 @@ static int deliver_part(struct loader *ld, const struct loaded_rows *b,
     int64_t end = b->row + b->n_rows;
     for (int64_t g = 0; g < p->n_groups; g++) {
         int64_t from = p->src_row + g * p->src_stride, to = from + p->n_rows;
-        int64_t lo = from > b->row ? from : b->row, hi = to < end ? to : end;
+        int64_t lo = MAX(from, b->row), hi = MIN(to, end);
         if (lo >= hi)
             continue;
         const uint8_t *rows = b->rows + (size_t)(lo - b->row) * b->cut.row_bytes;
@@ -817,7 +817,7 @@ static int make_scratch(struct loader *ld)
         size_t blocks = (size_t)rows * (size_t)t->cols;
         if (ld->w->dtype == DTYPE_Q4 && !slot_is_vector(s) && blocks > ld->blocks_bytes)
             ld->blocks_bytes = blocks;
-        raw = bytes > raw ? bytes : raw;
+        raw = MAX(bytes, raw);
         if (!slot_is_vector(s) && ld->set.src[i].dtype != to && !dtype_has_blocks(to) &&
             (size_t)rows * (size_t)t->cols > wide)
             wide = (size_t)rows * (size_t)t->cols;
@@ -831,7 +831,7 @@ static int make_scratch(struct loader *ld)
     if (ld->blocks_bytes > 0 && (ld->blocks = mem_map(ld->blocks_bytes)) == NULL)
         return err_set(ld->err, -ENOMEM, "weights: no memory for %zu bytes of scratch",
                        ld->blocks_bytes);
-    ld->cut_bytes = ld->wide_bytes > raw ? ld->wide_bytes : raw;
+    ld->cut_bytes = MAX(ld->wide_bytes, raw);
     if (ld->n_ranks > 1 && (ld->cut = mem_map(ld->cut_bytes)) == NULL)
         return err_set(ld->err, -ENOMEM, "weights: no memory for %zu bytes of scratch",
                        ld->cut_bytes);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "model/tokenizer.h"
 #include "model/weights_use.h"
 #include "model/work.h"
@@ -81,7 +82,7 @@ static int probe_ids(const struct model *m, int32_t ids[MAX_PROBE])
     struct err unused;
     int32_t *all = NULL;
     size_t n = 0;
-    int most = m->cfg.max_ctx < MAX_PROBE ? m->cfg.max_ctx : MAX_PROBE;
+    int most = MIN(m->cfg.max_ctx, MAX_PROBE);
     if (tokenizer_open(&t, m->source, &unused) != 0 ||
         tokenizer_encode(t, probe_text, sizeof probe_text - 1, TOKENIZER_ADD_SPECIAL, &all,
                          &n, &unused) != 0)

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/progress.h"
 #include "model/pack_image.h"
 #include "model/pack_read.h"
@@ -196,7 +197,7 @@ static int make_staging(struct loader *ld)
 {
     uint64_t most = 0;
     for (size_t i = 0; i < ld->p->f.n_parts; i++)
-        most = ld->p->f.parts[i].bytes > most ? ld->p->f.parts[i].bytes : most;
+        most = MAX(ld->p->f.parts[i].bytes, most);
     return buf_alloc(ld->o->dev, MEM_PINNED, (size_t)most, &ld->staging, ld->err);
 }
 

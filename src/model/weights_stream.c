@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/thread.h"
 
 enum { MAX_SLOTS = 32 };
@@ -304,7 +305,7 @@ static int wait_for(struct weights_stream *st, int l, struct ring_slot **out)
         }
         if (st->broken != 0)
             return st->broken;
-        int64_t since = st->progress_ns > t0 ? st->progress_ns : t0;
+        int64_t since = MAX(st->progress_ns, t0);
         if (st->hangs || clock_now_ns() - since >= st->o.stuck_ns) {
             if (!st->hangs) {
                 st->stats.n_failed++;

@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "base/hash.h"
+#include "base/minmax.h"
 #include "base/rng.h"
 
 #define GOLDEN 0x9e3779b97f4a7c15u
@@ -94,7 +95,7 @@ void synth_fill(const struct tensor_spec *t, enum dtype dtype, bool norm_plus_on
     size_t n = (size_t)n_rows * (size_t)t->cols;
     float batch[BATCH];
     for (size_t at = 0; at < n; at += BATCH) {
-        size_t k = n - at < BATCH ? n - at : BATCH;
+        size_t k = MIN(n - at, BATCH);
         make_elements(&g, first + at, k, batch);
         store(dst, at, dtype, batch, k);
     }

@@ -19,6 +19,7 @@
 #include "base/cpus.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/pool.h"
 #include "base/progress.h"
 #include "format/json.h"
@@ -83,7 +84,7 @@ static int write_tensor(struct writer *w, int fd, const struct tensor_spec *t)
     int64_t per_batch = (int64_t)(BATCH_BYTES / row_bytes); /* rows are far below 16 MiB */
     struct fill_job j = {t, w->dtype, w->c->norm == NORM_RMS_PLUS_ONE, 0, 0, w->batch};
     for (; j.row < t->rows; j.row += j.n_rows) {
-        j.n_rows = t->rows - j.row < per_batch ? t->rows - j.row : per_batch;
+        j.n_rows = MIN(t->rows - j.row, per_batch);
         pool_run(w->pool, fill_share, &j);
         int rc = file_write_all(fd, w->batch, (size_t)j.n_rows * row_bytes, -1);
         if (rc != 0)

@@ -1,5 +1,6 @@
 /* placement_guard.c - see placement_guard.h. */
 #include "policy/placement_guard.h"
+#include "base/minmax.h"
 
 /* Limit on debt + fall, as a share of the references of 10,000 requests. It is less than 1 point,
  * to allow for errors of the sample. Against the adversary of tests/sim/test_guard.c the worst
@@ -57,13 +58,12 @@ void placement_guard_departed(struct placement_guard *g, double weight)
 
 double placement_guard_room(const struct placement_guard *g)
 {
-    uint32_t n = g->n_epochs < PLACEMENT_GUARD_EPOCHS ? g->n_epochs
-                                                      : PLACEMENT_GUARD_EPOCHS;
+    uint32_t n = MIN(g->n_epochs, PLACEMENT_GUARD_EPOCHS);
     double least = g->regret, n_uses = 0;
     if (n == 0)
         return 0;
     for (uint32_t i = 0; i < n; i++) {
-        least = g->epoch[i].least < least ? g->epoch[i].least : least;
+        least = MIN(g->epoch[i].least, least);
         n_uses += (double)g->epoch[i].n_uses;
     }
     double n_requests = (double)(n - 1) * EPOCH_REQUESTS + g->n_requests;

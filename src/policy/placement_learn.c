@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/minmax.h"
 #include "base/rng.h"
 
 /* Events between two updates: an update takes about 0.2 ms. */
@@ -102,7 +103,7 @@ static int note_end(struct placement_counts *n, uint32_t age)
     int a = age_of(age);
     double stay = age - age_from(a);
     n->ended[a]++;
-    n->stay[a] += stay > 0 ? stay : 0;
+    n->stay[a] += MAX(stay, 0);
     return a;
 }
 
@@ -151,7 +152,7 @@ static void sample_clear(struct placement_learn *l, struct placement_sample *s)
 static void sample_sweep(struct placement_learn *l, uint32_t time)
 {
     double longest = OBSERVED_LIVES * l->lru_age;
-    longest = longest > LEAST_OBSERVED ? longest : LEAST_OBSERVED;
+    longest = MAX(longest, LEAST_OBSERVED);
     for (int i = 0; i < PLACEMENT_SAMPLES; i++) {
         struct placement_sample *s = &l->sample[i];
         if (s->id != 0 && age_at(s, time) > longest) {
@@ -322,7 +323,7 @@ static double age_of_content(const double n[PLACEMENT_AGES], double content)
 static double share_of(const struct placement_learn *l, int class, double price)
 {
     double share = (l->index[class][0] / price - (1 - PRICE_BAND)) / (2 * PRICE_BAND);
-    return share < 0 ? 0 : share > 1 ? 1 : share;
+    return share < 0 ? 0 : MIN(share, 1);
 }
 
 /* Returns how long items of a class are held at a price. If the class is worth less than the
@@ -448,7 +449,7 @@ static void try_both(struct placement_learn *l, const struct placement_sample *s
     uint32_t worth = placement_learn_worth(l, use->class, use->lot, use->value);
     uint32_t most = UINT32_MAX - use->time;
     placement_trial_sampled(&l->trial, slot_of(l, s), s->id == use->id,
-                            use->time + (worth < most ? worth : most), room);
+                            use->time + MIN(worth, most), room);
 }
 
 void placement_learn_used(struct placement_learn *l, const struct placement_learn_use *use)

@@ -1,5 +1,6 @@
 /* placement_trial.c - see placement_trial.h. */
 #include "policy/placement_trial.h"
+#include "base/minmax.h"
 
 #include <math.h>
 #include <string.h>
@@ -119,7 +120,7 @@ static bool hits(const struct placement_mini *m, uint32_t slot, bool *has_ended)
 /* Returns the order of eviction of the present use: within a request, the tail goes first. */
 static uint64_t order_of(const struct placement_trial *t)
 {
-    uint32_t from_head = t->n_in_lot < UINT16_MAX ? t->n_in_lot : UINT16_MAX;
+    uint32_t from_head = MIN(t->n_in_lot, UINT16_MAX);
     return t->n_lots << 16 | (UINT16_MAX - from_head);
 }
 

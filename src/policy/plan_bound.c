@@ -13,6 +13,7 @@
 #include <math.h>
 
 #include "policy/plan_parts.h"
+#include "base/minmax.h"
 
 /* Fills least[w] with the least weighted work of the options h and k. */
 static void weigh(const struct plan_bounds *b, const struct pipe_job *h,
@@ -60,7 +61,7 @@ void plan_bounds_init(struct plan_bounds *b, const struct search *s)
 {
     b->fused = plan_is_fused(s->req);
     b->n = s->n;
-    b->n_stages = s->req->n_stages > 1 ? s->req->n_stages : 1;
+    b->n_stages = MAX(s->req->n_stages, 1);
     b->latency_s = s->req->io_latency_s;
     b->last_prefill_s = b->fused ? s->req->prefill_s[s->n - 1] : 0;
     b->prefill_s = b->fused ? s->prefill_sum_s : 0;

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/minmax.h"
 #include "policy/plan_parts.h"
 
 struct option {
@@ -86,7 +87,7 @@ static void rank_options(struct branch *b)
     int n = b->n_by_rank;
     for (int run = 1; run < n; run *= 2) {
         for (int i = 0; i < n; i += 2 * run) {
-            int mid = i + run < n ? i + run : n, end = i + 2 * run < n ? i + 2 * run : n;
+            int mid = MIN(i + run, n), end = MIN(i + 2 * run, n);
             merge_ranked(b, from, i, mid, end, to);
         }
         struct option *swap = from;

@@ -33,6 +33,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/minmax.h"
 #include "policy/plan_parts.h"
 
 enum {
@@ -208,7 +209,7 @@ static void take_samples(struct cuts *k)
             continue;
         add_sample(k, s);
         last = s->n_tokens;
-        lost = next_lost > lost ? next_lost : lost;
+        lost = MAX(next_lost, lost);
     }
 }
 

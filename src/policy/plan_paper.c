@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "policy/plan_parts.h"
+#include "base/minmax.h"
 
 /* Costs averaged over the layers, since the formula has one cost of each kind. */
 struct means {
@@ -31,7 +32,7 @@ struct means {
 static struct means mean_costs(const struct plan_request *q)
 {
     struct means m = {0};
-    double stages = q->n_stages > 1 ? q->n_stages : 1;
+    double stages = MAX(q->n_stages, 1);
     for (int i = 0; i < q->n_layers; i++) {
         const struct plan_layer *l = &q->layer[i];
         m.io_h += fmax(l->io_h_s * stages, l->up_h_s) / q->n_layers;
@@ -51,7 +52,7 @@ static int closed_form_h(int n_layers, struct means m, char *other)
         return n_layers;
     /* Treats 31.000000000000004 as 31. */
     int h = (int)ceil(n_layers * per_layer / (per_layer + gap) - 1e-9);
-    return h < 0 ? 0 : h > n_layers ? n_layers : h;
+    return h < 0 ? 0 : MIN(h, n_layers);
 }
 
 static int check_numbers(const struct plan_request *q, struct err *e)
@@ -106,7 +107,7 @@ int plan_tokenwise(const struct plan_request *q, struct plan *out, struct err *e
     if (q->mode == PLAN_TOKENWISE_ROUNDED)
         unit = p->tile_tokens > 1 ? p->tile_tokens : 64;
     int64_t t = (int64_t)(round(tokens / unit) * unit);
-    out->tokens_h = t > q->n_tokens ? q->n_tokens : t;
+    out->tokens_h = MIN(t, q->n_tokens);
     out->tokens_other = q->n_tokens - out->tokens_h;
     for (int i = 0; i < q->n_layers; i++) {
         if ((out->tokens_h > 0 && !q->layer[i].has_h && !q->layer[i].h_free) ||

@@ -217,8 +217,8 @@ static void slide_window(const struct stored_ranges *c, struct range_sums *s,
     int64_t first = 0; /* first token of range g */
     for (int g = 0; g < s->n_ranges && first < n_skipped; g++) {
         int64_t end = first + c->range[g].n_tokens;
-        int64_t from = first > s->n_skipped ? first : s->n_skipped;
-        int64_t to = end < n_skipped ? end : n_skipped;
+        int64_t from = MAX(first, s->n_skipped);
+        int64_t to = MIN(end, n_skipped);
         if (from < to)
             sums_add(c, s, g, c->window.layer, c->platform->n_layers, to - from, -1);
         if (from < to && to == end && g + 1 < s->n_ranges)
@@ -252,7 +252,7 @@ void range_sums_at(const struct stored_ranges *c, int n_ranges, struct range_sum
     int64_t skip = s->n_skipped;
     bool is_first = true; /* no range before this one is in the windows */
     for (int g = 0; g < n_ranges; g++) {
-        int64_t n = c->range[g].n_tokens, n_out = skip < n ? skip : n;
+        int64_t n = c->range[g].n_tokens, n_out = MIN(skip, n);
         sums_add(c, s, g, 0, first_windowed, n, 1);
         splits_add(c, s, g, 0, is_first ? first_windowed : c->platform->n_layers, 1);
         if (n_out < n)

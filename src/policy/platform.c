@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/minmax.h"
 #include "policy/correction.h"
 
 enum key_type { KEY_TEXT, KEY_INT, KEY_NUMBER };
@@ -309,7 +310,7 @@ static int parse_line(const char *s, size_t n, int line_no, struct platform *p, 
     int i = find_key(&l, &k, name, sizeof name);
     if (i < 0)
         return err_set(e, ERR_FORMAT, "platform: line %d: unknown key '%.*s'", line_no,
-                       (int)(l.n_key < 40 ? l.n_key : 40), l.key);
+                       (int)MIN(l.n_key, 40), l.key);
     if (seen[i])
         return err_set(e, ERR_FORMAT, "platform: line %d: %s a second time", line_no, name);
     seen[i] = true;
@@ -410,7 +411,7 @@ static double curve_tiled(const struct platform *p, const struct cost_curve *c, 
 {
     if (n <= 0)
         return 0;
-    int64_t tile = p->tile_tokens > 1 ? p->tile_tokens : 1;
+    int64_t tile = MAX(p->tile_tokens, 1);
     int64_t n_pieces = piece > 0 ? (n + piece - 1) / piece : 1;
     double m = (double)((n + tile - 1) / tile * tile);
     return (double)n_pieces * c->a_s + c->b_s * m + c->c_s * (double)n * (double)n;

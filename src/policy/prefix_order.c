@@ -9,10 +9,11 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/minmax.h"
 
 int prefix_shared(const struct prefix_item *a, const struct prefix_item *b)
 {
-    int n = a->n < b->n ? a->n : b->n, i = 0;
+    int n = MIN(a->n, b->n), i = 0;
     if (a->group != b->group)
         return 0;
     while (i < n && a->tokens[i] == b->tokens[i])

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/minmax.h"
 #include "policy/beside.h"
 
 /* First length; lengths double from here, since plans change slowly with length. */
@@ -36,7 +37,7 @@ static int choose_auto(const struct save_kinds_from *from, uint8_t *kinds, struc
         return 0;
     }
     for (int64_t n = FIRST_TOKENS; rc == 0; n *= 2) {
-        rc = add_wanted(from, n < from->max_tokens ? n : from->max_tokens, kinds, err);
+        rc = add_wanted(from, MIN(n, from->max_tokens), kinds, err);
         if (n >= from->max_tokens)
             break;
     }

@@ -6,6 +6,7 @@
  *    back.
  * 3. No request is preempted for a request with a worse rank. */
 #include "policy/sched.h"
+#include "base/minmax.h"
 
 struct decision {
     const struct sched_limits *l;
@@ -191,7 +192,7 @@ int sched_rows_beside(double decode_ns, double row_ns, double stretch, int least
 
 double sched_wait_s(int n_waiting, int n_running, double held_s)
 {
-    return (n_waiting + 1) * held_s / (n_running > 1 ? n_running : 1);
+    return (n_waiting + 1) * held_s / MAX(n_running, 1);
 }
 
 static void share_rows(struct decision *d)
@@ -206,7 +207,7 @@ static void share_rows(struct decision *d)
                     has_place(d, i);
         if (!runs && d->choice[i].what != SCHED_ADMIT)
             continue;
-        int rows = r->rows < d->rows_left ? r->rows : d->rows_left;
+        int rows = MIN(r->rows, d->rows_left);
         d->rows_left -= rows;
         d->choice[i].rows = rows;
         if (runs)

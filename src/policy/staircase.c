@@ -2,13 +2,14 @@
 #include "policy/staircase.h"
 
 #include "base/check.h"
+#include "base/minmax.h"
 
 struct staircase staircase_of(const struct truncation *t, int64_t from, int64_t n)
 {
     CHECK(from >= 0 && from <= n);
     int64_t cut = truncation_cut(t, from), end = truncation_end(t, cut);
     struct staircase c = {.past = truncation_position(t, cut, from),
-                          .n_first = (n < end ? n : end) - from};
+                          .n_first = MIN(n, end) - from};
     if (n > end) {
         c.n_whole = (n - end) / t->step;
         c.n_last = (n - end) % t->step;

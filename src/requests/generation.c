@@ -157,8 +157,7 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
     const struct gen_params *p = &g->params;
     int64_t max = p->max_tokens >= 0              ? p->max_tokens
                   : p->kind != REQUEST_COMPLETION ? max_context - prompt->n
-                  : 16 < max_context - prompt->n  ? 16
-                                                  : max_context - prompt->n;
+                                                  : MIN(max_context - prompt->n, 16);
     if (truncation->ratio > 0 && p->max_tokens < 0 && max < max_context / 2)
         max = max_context / 2;
     struct request_shaping shaping;

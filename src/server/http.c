@@ -93,7 +93,7 @@ static int expected_wait_s(struct hcache *h)
 {
     struct hcache_stats st;
     hcache_stats(h, &st);
-    return st.wait_s < MAX_RETRY_S ? (int)ceil(st.wait_s > 1 ? st.wait_s : 1) : MAX_RETRY_S;
+    return st.wait_s < MAX_RETRY_S ? (int)ceil(MAX(st.wait_s, 1)) : MAX_RETRY_S;
 }
 
 void call_fault(struct call *c, const struct fault *f)

@@ -29,6 +29,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 
 static const char magic[8] = "HCANSW1\n";
 
@@ -103,7 +104,7 @@ static struct sha256 digest_key(const struct key *k, size_t n)
     struct sha256_ctx *c = sha256_begin();
     sha256_field_begin(c, "answer", n);
     for (int i = 0; i < KEY_PARTS; i++) {
-        size_t most = n < k->n_part[i] ? n : k->n_part[i];
+        size_t most = MIN(n, k->n_part[i]);
         if (most > 0)
             sha256_add(c, k->part[i], most);
         n -= most;

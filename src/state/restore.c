@@ -410,7 +410,7 @@ static void find_starts(struct restore *r)
         if (l >= r->n_recompute - 1)
             continue;
         int wanted = first_seen(r, l, r->start[l + 1] * STORE_CHUNK_TOKENS);
-        r->start[l] = wanted < r->start[l] ? wanted : r->start[l];
+        r->start[l] = MIN(wanted, r->start[l]);
     }
 }
 

@@ -448,7 +448,7 @@ static void begin_piece(struct restore_pipeline *rr, struct restore *r, int64_t 
 {
     int left = piece_rows(r);
     int n = rows_for(rr, BY_R, budget_ns, MIN_ROWS, left);
-    n = n > 0 ? n : left < MIN_ROWS ? left : MIN_ROWS;
+    n = n > 0 ? n : MIN(left, MIN_ROWS);
     rr->recomputing = r;
     model_pass_begin(&rr->pass,
                      &(struct model_pass_opts){.model = rr->o.model,

@@ -128,9 +128,7 @@ static int reserve_memory(struct saver *s, struct err *err)
     if (rc != 0)
         return err_set(err, rc, "memory for chunks to be saved: %zu bytes", bytes);
     rc = buf_alloc(m->dev, MEM_HOST, s->record_bytes[STORE_KV], &s->packed, err);
-    size_t record = s->record_bytes[STORE_KV] > s->record_bytes[STORE_HIDDEN]
-                        ? s->record_bytes[STORE_KV]
-                        : s->record_bytes[STORE_HIDDEN];
+    size_t record = MAX(s->record_bytes[STORE_KV], s->record_bytes[STORE_HIDDEN]);
     if (rc == 0)
         rc = buf_alloc(m->dev, MEM_PINNED, round_up(record, STORE_ALIGN), &s->tail_record,
                        err);
