@@ -391,8 +391,6 @@ static struct symbol *symbols_for(struct bpe_work *w, size_t n)
         free(w->symbols);
         w->symbols_cap = MAX(n, 64);
         w->symbols = mem_try(w->symbols_cap * sizeof(struct symbol));
-        if (w->symbols == NULL)
-            w->symbols_cap = 0;
     }
     return w->symbols;
 }

@@ -41,7 +41,8 @@ struct id_list {
 void id_list_push(struct id_list *l, int32_t id);
 void id_list_deinit(struct id_list *l);
 
-/* Scratch memory of one encoding call; zero it before its first use. */
+/* Scratch memory of one encoding call; zero it before its first use. The call ends with its first
+ * error. */
 struct bpe_work {
     void *symbols;
     size_t symbols_cap;

@@ -254,6 +254,8 @@ static void test_corners(void **state)
         "{{ [{'1a': 7, 'b': [5, {'0': 8}]}] | map(attribute='1a') | first }} "
         "{{ [{'b': [5, [6, 8]]}] | map(attribute='b.1.1') | first }}",
         "0 9 10 7 8");
+    expect_text("{{ ['\xc2\xad\xe1\x9a\x80\xc3\xa9\xc2\xa0\xc2\xa1'] }}",
+                "['\\xad\\u1680\xc3\xa9\\xa0\xc2\xa1']");
     expect_text("{{ '\\na\\n'.splitlines() }} {{ '\\n'.splitlines(true) }}",
                 "['', 'a'] ['\\n']");
 }

@@ -173,6 +173,44 @@ static const char *text_of(const struct json *answer, size_t i)
     return json_string_of(json_member(choice_of(answer, i), "text"), NULL);
 }
 
+/* Returns how many tokens of a prompt came from the device's cache. */
+static int64_t cached_for(const char *key_salt, const char *body)
+{
+    struct client c = client();
+    c.salt = key_salt;
+    c.repeatable = false; /* tells what was cached */
+    struct generation *g;
+    struct fault f;
+    struct json *answer = NULL;
+    int n = 200;
+    if (start(&c, REQUEST_COMPLETION, body, &n, 1, &g, &f) != 0)
+        fail_msg("%s", f.message);
+    wait_for_end(g);
+    assert_int_equal(generation_answer(g, &answer, &f), 0);
+    generation_free(g);
+    const struct json *details = json_member(json_member(answer, "usage"),
+                                             "prompt_tokens_details");
+    int64_t n_cached = number(details, "cached_tokens");
+    json_free(answer);
+    return n_cached;
+}
+
+/* State is shared by requests with the key's and the request's own salt, and by no others. */
+static void salts_share_nothing(void **state)
+{
+    (void)state;
+    static const char plain[] = "{\"prompt\":\"x\",\"max_tokens\":1}";
+    static const char salted[] =
+        "{\"prompt\":\"x\",\"max_tokens\":1,\"cache_salt\":\"own\"}";
+    static const struct {
+        const char *key_salt, *body;
+    } who[] = {{NULL, plain}, {"salt-a", plain}, {"salt-b", plain}, {"salt-a", salted}};
+    for (size_t i = 0; i < sizeof who / sizeof *who; i++) {
+        assert_int_equal(cached_for(who[i].key_salt, who[i].body), 0);
+        assert_true(cached_for(who[i].key_salt, who[i].body) >= 128);
+    }
+}
+
 /* --- lengths ---------------------------------------------------------------------------------- */
 
 static void generates(unsigned kind, const char *body, int n_prompt, int want)
@@ -613,6 +651,7 @@ static void what_cannot_be_kept_is_told(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(salts_share_nothing, forget_told),
         cmocka_unit_test_setup(answers_without_a_bound_have_the_default, forget_told),
         cmocka_unit_test_setup(the_envelope_is_that_of_the_request, forget_told),
         cmocka_unit_test_setup(each_answer_has_its_seed, forget_told),
