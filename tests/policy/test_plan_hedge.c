@@ -189,6 +189,26 @@ static void regret_is_never_worse(void **state)
     assert_true(n_better > 50);
 }
 
+/* A hedge may not store more than the budget, however safe it is. */
+static void a_hedge_keeps_to_the_budget(void **state)
+{
+    (void)state;
+    struct plan_layer layer[L];
+    struct err e = {0};
+    int n_larger = 0;
+    for (int speed = 8; speed < 40; speed++) {
+        struct plan p;
+        make_layers(layer, speed * 1e8);
+        struct plan_request req = {.n_layers = L, .layer = layer, .io_spread = 1.5};
+        assert_int_equal(plan_make(&req, &p, &e), 0);
+        n_larger += p.stored_bytes_per_token > 30000;
+        req.budget_bytes_per_token = 30000;
+        assert_int_equal(plan_make(&req, &p, &e), 0);
+        assert_true(p.stored_bytes_per_token <= 30000);
+    }
+    assert_true(n_larger > 10);
+}
+
 static void without_spread_nothing_changes(void **state)
 {
     (void)state;
@@ -218,6 +238,7 @@ int main(void)
         cmocka_unit_test(a_mixture_must_gain_enough),
         cmocka_unit_test(a_mixture_of_a_short_restore_must_gain_a_share),
         cmocka_unit_test(regret_is_never_worse),
+        cmocka_unit_test(a_hedge_keeps_to_the_budget),
         cmocka_unit_test(without_spread_nothing_changes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

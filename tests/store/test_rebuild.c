@@ -11,6 +11,7 @@
 #include <sqlite3.h>
 
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "io/io_sim.h"
 #include "storetest.h"
 #include "store/store_impl.h"
@@ -113,6 +114,65 @@ static void ids_go_on_after_the_newest_chunk(void **state)
     st_place_close(&p);
 }
 
+/* A disk that fails any read of a rebuild fails it, because the records there may be good. Nothing
+ * is lost: the next opening finds all chunks. */
+static void a_read_that_fails_is_an_error(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    uint64_t n_failed = 0;
+    damaged(&p);
+    for (bool hit = true; hit; n_failed += hit) {
+        struct store *s = NULL;
+        const struct io_sim_fault f = {.kind = IO_SIM_FAIL,
+                                       .on = IO_SIM_ON_READ,
+                                       .path = "seg-",
+                                       .skip = n_failed,
+                                       .count = 1};
+        assert_int_equal(io_sim_fault_add(p.io, &f), 0);
+        uint64_t n_before = io_sim_fault_hits(p.io);
+        int rc = store_open(&p.opts, &s, &err);
+        hit = io_sim_fault_hits(p.io) > n_before;
+        io_sim_fault_clear(p.io);
+        assert_int_equal(rc, hit ? -EIO : 0);
+        store_close(s);
+    }
+    assert_true(n_failed > 4 * N); /* at least a header and a record of each chunk */
+    struct store *s = st_open(&p);
+    assert_int_equal(st_n_right(s, &old, N) + st_n_right(s, &young, N), 2 * N);
+    store_close(s);
+    st_place_close(&p);
+}
+
+/* Records beyond the end of a cut file are lost, and nothing else: the chunks have other records in
+ * the other folder. */
+static void a_cut_file_loses_the_records_behind_its_end(void **state)
+{
+    (void)state;
+    uint64_t whole = 0, left = 0; /* the file's last block has no records yet */
+    for (uint64_t cut = STORE_ALIGN; left == whole; cut += STORE_ALIGN) {
+        struct st_place p;
+        struct io_file *f;
+        struct err err = {0};
+        uint64_t end = 0;
+        damaged(&p);
+        assert_int_equal(io_file_open(p.io, "/st/d0/seg-000000.hc", 0, &f, &err), 0);
+        assert_int_equal(io_file_size(f, &end, &err), 0);
+        assert_true(end > cut);
+        assert_int_equal(io_file_truncate(f, end - cut, &err), 0);
+        io_file_close(f);
+        struct store *s = st_open(&p);
+        assert_true(s->was_rebuilt);
+        left = st_stats(s).used_bytes;
+        whole = MAX(whole, left);
+        assert_int_equal(st_n_right(s, &old, N) + st_n_right(s, &young, N), 2 * N);
+        store_close(s);
+        st_place_close(&p);
+    }
+    assert_true(left < whole && left > whole / 2);
+}
+
 /* Drops the newest extent's row, as no build of this store would. */
 static void lose_row(struct io *io)
 {
@@ -176,6 +236,8 @@ int main(void)
         cmocka_unit_test(nothing_is_removed_before_the_marker_is_durable),
         cmocka_unit_test(a_marker_that_was_left_means_a_rebuild),
         cmocka_unit_test(ids_go_on_after_the_newest_chunk),
+        cmocka_unit_test(a_read_that_fails_is_an_error),
+        cmocka_unit_test(a_cut_file_loses_the_records_behind_its_end),
         cmocka_unit_test(a_rebuild_begins_from_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
