@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/minmax.h"
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 
 void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_token *next,
                      struct zigzag *zigzag, struct mixed *mixed, int max_rows, int max_seqs)

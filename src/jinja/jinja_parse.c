@@ -3,8 +3,8 @@
  * A tag may contain everything that Jinja's grammar allows, and a ternary ("a if b else c") needs
  * parentheses in the same places as in Jinja. Unknown tags are errors when the template is
  * compiled. */
-#include "jinja/jinja_impl.h"
 #include "base/minmax.h"
+#include "jinja/jinja_impl.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -12,24 +12,19 @@
  * With several stages, their compute counts as shared evenly. */
 #include <math.h>
 
-#include "policy/plan_parts.h"
 #include "base/minmax.h"
+#include "policy/plan_parts.h"
 
-/* Fills least[w] with the least weighted work of the options h and k. */
-static void weigh(const struct plan_bounds *b, const struct pipe_job *h,
-                  const struct pipe_job *k, double *least)
+/* Returns the weighted work of an option, NULL if the layer lacks it. (Infinite costs would not do:
+ * infinity times a weight of 0 is a NaN.) */
+static double work_of(const struct plan_bounds *b, int w, const struct pipe_job *job)
 {
-    for (int w = 0; w < PLAN_WEIGHTS; w++) {
-        double x = b->u[w] * h->io_s + b->v[w] * h->comp_s;
-        double y = b->u[w] * k->io_s + b->v[w] * k->comp_s;
-        least[w] = lesser(x, y);
-    }
+    return job == NULL ? INFINITY : b->u[w] * job->io_s + b->v[w] * job->comp_s;
 }
 
 static void bound_layer(struct plan_bounds *b, const struct search *s, int i)
 {
     bool can_h = search_allows(s, i, 'H'), can_k = search_allows(s, i, 'K');
-    double least[PLAN_WEIGHTS];
     struct pipe_job h = {.io_s = INFINITY, .comp_s = INFINITY}, k = h;
     if (can_h)
         h = plan_job(s->req, i, 'H', 0);
@@ -37,10 +32,6 @@ static void bound_layer(struct plan_bounds *b, const struct search *s, int i)
         k = plan_job(s->req, i, 'K', 0);
     h.comp_s /= b->n_stages;
     k.comp_s /= b->n_stages;
-    for (int w = 0; w < PLAN_WEIGHTS; w++)
-        least[w] = INFINITY;
-    if (can_h || can_k) /* not for infinite costs: infinity times a weight of 0 is a NaN */
-        weigh(b, can_h ? &h : &k, can_k ? &k : &h, least);
     double h_bytes = can_h ? plan_layer_bytes(&s->req->layer[i], 'H') : INFINITY;
     double kv_bytes = can_k ? plan_layer_bytes(&s->req->layer[i], 'K') : INFINITY;
     b->least_bytes[i] = lesser(h_bytes, kv_bytes);
@@ -52,8 +43,9 @@ static void bound_layer(struct plan_bounds *b, const struct search *s, int i)
     b->min_io_s[i] = lesser(b->min_io_s[i + 1], min_io_s);
     b->min_comp_s[i] = lesser(b->min_comp_s[i + 1], min_comp_s);
     for (int w = 0; w < PLAN_WEIGHTS; w++) {
-        b->least[i][w] = least[w];
-        b->rest[i][w] = b->rest[i + 1][w] + least[w];
+        b->least[i][w] = lesser(work_of(b, w, can_h ? &h : NULL),
+                                work_of(b, w, can_k ? &k : NULL));
+        b->rest[i][w] = b->rest[i + 1][w] + b->least[i][w];
     }
 }
 

@@ -19,8 +19,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "policy/plan_parts.h"
 #include "base/minmax.h"
+#include "policy/plan_parts.h"
 
 /* Costs averaged over the layers, since the formula has one cost of each kind. */
 struct means {
