@@ -415,7 +415,9 @@ class Session:
         n, running = 0, collections.deque()
         with concurrent.futures.ThreadPoolExecutor(self.o.jobs) as pool:
             while n < count:
-                while len(running) < self.o.jobs and self.in_time():
+                # so that a slow mutant does not keep the others waiting
+                ahead = max(self.o.jobs, min(4 * self.o.jobs, count - n))
+                while len(running) < ahead and self.in_time():
                     mutant = next(drawn, None)
                     if not mutant:
                         break
