@@ -152,8 +152,7 @@ int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
         j = parse_text(bytes, n, flags | JSON_DECODE_INT_AS_REAL, &e);
     bool is_short = memory_mode == PARSE_FAILED;
     memory_mode = BUILDING;
-    free(parsed.spare);
-    parsed.spare = NULL;
+    free(parsed.spare); /* the next parse has its own */
     if (is_short) {
         json_decref(j);
         return err_set(err, -ENOMEM, "%s: no memory to read its %zu bytes", file, n);
