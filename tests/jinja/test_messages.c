@@ -533,6 +533,8 @@ static const struct {
      "1: strftime_now: a conversion that is not supported"},
     {"{{ strftime_now('%') }}", ERR_UNSUPPORTED,
      "1: strftime_now: a conversion that is not supported"},
+    {"{{ strftime_now('%Y'[:1]) }}", ERR_UNSUPPORTED,
+     "1: strftime_now: a conversion that is not supported"},
     {"{{ strftime_now('%-') }}", ERR_UNSUPPORTED,
      "1: strftime_now: a conversion that is not supported"},
     {"{{ strftime_now('%5d') }}", ERR_UNSUPPORTED,
