@@ -3,10 +3,12 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
+#include "base/mem.h"
 #include "base/rng.h"
 #include "state/save_policy.h"
 
@@ -113,6 +115,29 @@ struct request et_request(const struct stack *k, const struct et_ask *a)
                          &err) != 0)
         fail_msg("%s", err.msg);
     return q;
+}
+
+struct seq *et_add(const struct stack *k, const struct et_ask *a)
+{
+    struct err err = {0};
+    struct seq *s;
+    struct request q = et_request(k, a);
+    if (engine_add(k->engine, &q, &s, &err) != 0)
+        fail_msg("%s", err.msg);
+    return s;
+}
+
+struct seq *et_add_prompt(const struct stack *k, const struct et_ask *ask, int n)
+{
+    int32_t *prompt = xmalloc((size_t)n * sizeof *prompt);
+    struct et_ask a = *ask;
+    et_prompt(prompt, n, 1);
+    a.prompt = prompt;
+    a.n_prompt = n;
+    a.max_tokens = 4;
+    struct seq *s = et_add(k, &a);
+    free(prompt);
+    return s;
 }
 
 void et_take(struct stack *k, struct seq *s, struct et_run *out)

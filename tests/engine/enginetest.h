@@ -64,6 +64,10 @@ struct et_run {
 
 /* Returns the request of an ask, with `save` filled in. */
 struct request et_request(const struct stack *k, const struct et_ask *a);
+/* Adds the request of an ask. An error fails the test. */
+struct seq *et_add(const struct stack *k, const struct et_ask *a);
+/* Adds an ask whose prompt is n ids of seed 1, for at most 4 tokens. */
+struct seq *et_add_prompt(const struct stack *k, const struct et_ask *ask, int n);
 /* Flushes, copies the outcome of a sequence to *out, and removes the sequence. */
 void et_take(struct stack *k, struct seq *s, struct et_run *out);
 /* Adds, runs, flushes and removes a request. Returns the engine's own code and fails no test. */

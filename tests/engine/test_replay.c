@@ -106,12 +106,7 @@ static void go_on(struct place *p)
 
 static struct seq *add(struct place *p, const struct et_ask *a)
 {
-    struct err err = {0};
-    struct seq *s;
-    struct request q = et_request(&p->k, a);
-    if (engine_add(p->k.engine, &q, &s, &err) != 0)
-        fail_msg("%s", err.msg);
-    return s;
+    return et_add(&p->k, a);
 }
 
 static struct seq *add_end(struct place *p, const char *plan)

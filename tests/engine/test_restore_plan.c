@@ -42,17 +42,7 @@ struct lab {
 
 static struct seq *add(struct lab *l, const struct et_ask *ask)
 {
-    static int32_t prompt[N_PROMPT];
-    struct err err = {0};
-    struct et_ask a = *ask;
-    struct seq *s;
-    et_prompt(prompt, N_PROMPT, 1);
-    a.prompt = prompt;
-    a.n_prompt = N_PROMPT;
-    a.max_tokens = 4;
-    struct request q = et_request(&l->k, &a);
-    assert_int_equal(engine_add(l->k.engine, &q, &s, &err), 0);
-    return s;
+    return et_add_prompt(&l->k, ask, N_PROMPT);
 }
 
 /* kinds: the kinds of records of each chunk in all layers. */
@@ -244,7 +234,7 @@ static void copies_in_dram_are_another_tier(void **state)
     struct restore_job job = restore_plan_job(l.g, l.s, 0);
     assert_ptr_equal(job.takes_kv, l.g->in_dram);
     assert_true(!job.takes_kv[0] && job.takes_kv[1] && !job.takes_kv[2] && job.takes_kv[3]);
-    /* Only if all chunks are copied, the restore teaches what reads of copies take. */
+    /* A restore teaches what reads of copies take only if all of its chunks are copied. */
     for (int c = 0; c < 4; c++)
         l.nodes[c].n_live = 1;
     assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 4);

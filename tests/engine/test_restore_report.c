@@ -237,7 +237,8 @@ static void a_won_race_is_told(void **state)
     assert_int_equal(l.s.out.stall, STALL_READ);
     assert_int_equal(l.sh.stats.n_stalls[STALL_READ], 1);
 
-    lab_init(&l); /* the reads were left, and that is what counts */
+    lab_init(
+        &l); /* a restore whose reads were left counts as left, whatever else happened */
     l.s.out.stall = STALL_LEFT;
     l.s.out.restore.raced_layers = 3;
     report(&l);

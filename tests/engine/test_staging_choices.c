@@ -32,17 +32,7 @@ struct lab {
 
 static struct seq *add(struct lab *l, const struct et_ask *ask)
 {
-    static int32_t prompt[N_PROMPT];
-    struct err err = {0};
-    struct et_ask a = *ask;
-    struct seq *s;
-    et_prompt(prompt, N_PROMPT, 1);
-    a.prompt = prompt;
-    a.n_prompt = N_PROMPT;
-    a.max_tokens = 4;
-    struct request q = et_request(&l->k, &a);
-    assert_int_equal(engine_add(l->k.engine, &q, &s, &err), 0);
-    return s;
+    return et_add_prompt(&l->k, ask, N_PROMPT);
 }
 
 static void lab_open(struct lab *l, const struct et_ask *ask)

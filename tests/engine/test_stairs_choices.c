@@ -30,8 +30,6 @@ static struct stack k;
 static struct seq *add(const struct et_ask *ask)
 {
     static int32_t prompt[N];
-    struct seq *s;
-    struct err err = {0};
     struct et_ask a = *ask;
     et_prompt(prompt, N, 1);
     a.prompt = prompt;
@@ -39,9 +37,7 @@ static struct seq *add(const struct et_ask *ask)
     a.max_tokens = 8;
     a.save = "kv";
     a.truncation = small;
-    struct request q = et_request(&k, &a);
-    assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
-    return s;
+    return et_add(&k, &a);
 }
 
 static void open_stack(void)

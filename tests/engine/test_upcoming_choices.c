@@ -43,15 +43,11 @@ static void close_lab(void)
 
 static struct seq *add(const int32_t *tokens, int n, const struct et_ask *ask)
 {
-    struct seq *s;
-    struct err err = {0};
     struct et_ask a = *ask;
     a.prompt = tokens;
     a.n_prompt = n;
     a.max_tokens = 4;
-    struct request q = et_request(&k, &a);
-    assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
-    return s;
+    return et_add(&k, &a);
 }
 
 /* Decides on a fetch for s. Returns the number of chunks that are to be fetched; 0: none. */

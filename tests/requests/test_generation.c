@@ -178,7 +178,7 @@ static int64_t cached_for(const char *key_salt, const char *body)
 {
     struct client c = client();
     c.salt = key_salt;
-    c.repeatable = false; /* tells what was cached */
+    c.repeatable = false; /* only such an answer says how many tokens were cached */
     struct generation *g;
     struct fault f;
     struct json *answer = NULL;

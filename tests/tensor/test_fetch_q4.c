@@ -1,4 +1,5 @@
-/* test_fetch_q4.c - what the kernels of 4-bit and 6-bit weights for few rows prefetch. */
+/* test_fetch_q4.c - which lines the kernels of 4-bit and 6-bit weights prefetch
+ * for few rows. */
 #include "fetch_quant.h"
 
 #include "tensor/cpu/q4.h"

@@ -1,4 +1,4 @@
-/* test_fetch_q8.c - what the kernels of 8-bit weights for few rows prefetch. */
+/* test_fetch_q8.c - which lines the kernels of 8-bit weights prefetch for few rows. */
 #include "fetch_quant.h"
 
 #include "tensor/cpu/q8.h"
