@@ -187,7 +187,10 @@ static struct json *model_json(const struct info *i)
     for (int k = 0; k < i->w.types.n; k++)
         json_put_int(types, i->w.types.of[k].name, i->w.types.of[k].n_tensors);
     json_put(o, "file_types", types);
-    json_put_string(o, "held", i->w.quantised ? "auto" : dtype_name(i->w.dtype));
+    json_put_string(o, "held",
+                    !i->w.quantised ? dtype_name(i->w.dtype)
+                    : i->w.has_q4   ? "q4"
+                                    : "q8");
     json_put_bool(o, "template", i->has_template);
     json_put_int(o, "context", i->c.max_ctx);
     return o;

@@ -310,6 +310,22 @@ static int print_token(void *arg, int32_t id, const char *text, size_t n)
     return 0;
 }
 
+/* Puts the parts of the start, and the number of its forward passes. */
+static void put_start(struct json *timings, const struct hcache *h)
+{
+    struct hcache_start start;
+    struct json *spans = json_new_array();
+    hcache_start_info(h, &start);
+    for (int i = 0; i < start.n_parts; i++) {
+        struct json *o = json_new_object();
+        json_put_string(o, "name", start.parts[i].name);
+        json_put_real(o, "ms", start.parts[i].ms);
+        json_push(spans, o);
+    }
+    json_put(timings, "spans", spans);
+    json_put_int(timings, "start_passes", start.n_passes);
+}
+
 static void put_timings(struct json *o, const struct hcache_timings *t)
 {
     json_put_real(o, "load_ms", t->load_ms);
@@ -402,6 +418,7 @@ static void print_json(struct hcache *h, const struct hcache_result *r)
     put_plan(plan, &r->plan);
     json_put(o, "plan", plan);
     put_timings(timings, &r->timings);
+    put_start(timings, h);
     json_put(o, "timings", timings);
     put_dram(o, h);
     put_model(model, h);

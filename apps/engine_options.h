@@ -44,10 +44,10 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 #define OPT_WEIGHTS(s)                                                                     \
     {"weights", OPT(s, engine.o.weights), .choices = engine_weights, .def = "checkpoint",  \
      .help = "format of the matrices: f32, bf16, 8 bits (q8), 4 bits (q4), or bf16 with " \
-             "activations rounded to bf16 (bf16r: for processors with AMX); auto: 4-bit " \
-             "tensors of a GGUF file unchanged, else the smallest format, q4 excepted, that " \
-             "changes predictions by at most 0.001 nats per token; checkpoint: their own type, " \
-             "quantized ones as with auto"}
+             "activations rounded to bf16 (bf16r: for processors with AMX); checkpoint: " \
+             "their own type, quantized ones as the file has them where there are kernels, " \
+             "else in 8 bits; auto: measures once, and takes the smallest format that changes " \
+             "predictions by at most 0.001 nats per token (0.01 for 4-bit tensors unchanged)"}
 #define OPT_WEIGHTS_MEMORY(s)                                                              \
     {"weights-memory", OPT(s, engine.o.weights_memory), .arg = "BYTES|auto|P%",            \
      .help = "memory for a packed model (hcache model pack), KV cache and buffers; " \

@@ -80,9 +80,10 @@ struct hcache_opts {
      *  - "q8": 8 bits, with one scale per 32 values.
      *  - "q4": 4 bits. A GGUF file's 4-bit tensors are used as they are; others are converted.
      *  - "bf16r": bf16; products round their activations to bf16 as well, which is fast with AMX.
-     *  - "auto": 4-bit tensors of the file as they are; for others the smallest of "f32", "bf16"
+     *  - "auto": measured: 4-bit tensors of the file as they are, or the smallest of "f32", "bf16"
      *    and "q8" that hardly changes the model's predictions.
-     *  - "checkpoint" or NULL: the file's own type; quantised tensors as in "auto".
+     *  - "checkpoint" or NULL: the file's own type. Quantised tensors are held as the file has
+     *    them; types without kernels become 8 bits. Nothing is measured.
      *
      * State that was computed with one format is never used with another. */
     const char *weights;
@@ -214,6 +215,18 @@ struct hcache_model_info {
     char fingerprint[65];
 };
 void hcache_model_info(const struct hcache *h, struct hcache_model_info *out);
+
+/* What hcache_open did: its parts one after another, whose times add up to the whole. */
+enum { HCACHE_MAX_START_PARTS = 24 };
+struct hcache_start {
+    int n_parts;
+    struct {
+        const char *name; /* static */
+        double ms;
+    } parts[HCACHE_MAX_START_PARTS];
+    int64_t n_passes; /* forward passes: measurements, and the probe of the fingerprint */
+};
+void hcache_start_info(const struct hcache *h, struct hcache_start *out);
 
 /* --- text ----------------------------------------------------------------------------------- */
 

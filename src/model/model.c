@@ -238,24 +238,54 @@ static bool says_dtype(enum weight_type t)
     return t != WEIGHT_UNSPECIFIED;
 }
 
-/* Lists quantised types that are converted: "Q4_1 (210 tensors), Q8_0 (1)". */
-static void list_quantised(const struct weights_types *t, char *out, size_t n)
+/* Appends the types of a file that `which` selects: "Q4_1 (210 tensors), Q8_0 (1)". */
+static void list_types(const struct weights_types *t, bool (*which)(const char *name),
+                       char *out, size_t n)
 {
     size_t at = 0;
     out[0] = 0;
     for (int i = 0; i < t->n; i++)
-        if (t->of[i].quantised && at < n) {
+        if (t->of[i].quantised && which(t->of[i].name) && at < n) {
             int k = snprintf(out + at, n - at, "%s%s (%d%s)", at > 0 ? ", " : "",
                              t->of[i].name, t->of[i].n_tensors, at == 0 ? " tensors" : "");
             at += k > 0 ? (size_t)k : 0;
         }
 }
 
+static bool any_type(const char *name)
+{
+    (void)name;
+    return true;
+}
+
+static bool has_no_kernels(const char *name)
+{
+    return strncmp(name, "Q5_", 3) == 0;
+}
+
+/* Says which types the file has, how they are held, and which of them are converted. */
+static void note_held(struct model *m, const struct weights_types *types,
+                      enum weights_held held)
+{
+    char list[160], converted[100];
+    list_types(types, any_type, list, sizeof list);
+    list_types(types, has_no_kernels, converted, sizeof converted);
+    size_t at = (size_t)snprintf(m->note, sizeof m->note, "weights: %s held as %s",
+                                 list[0] != 0 ? list : "matrices are",
+                                 weights_held_name(held));
+    if (held == WEIGHTS_BF16 && at < sizeof m->note)
+        snprintf(m->note + at, sizeof m->note - at,
+                 "; device %s has no kernels for the file's types", m->dev->name);
+    else if (converted[0] != 0 && held >= WEIGHTS_Q8 && at < sizeof m->note)
+        snprintf(m->note + at, sizeof m->note - at,
+                 "; %s have no kernels and are converted to q8", converted);
+}
+
 static void note_choice(struct model *m, const struct weights_types *types,
                         const struct weights_choice *c)
 {
     char list[160];
-    list_quantised(types, list, sizeof list);
+    list_types(types, any_type, list, sizeof list);
     size_t at = (size_t)snprintf(m->note, sizeof m->note, "weights: %s held as %s",
                                  list[0] != 0 ? list : "matrices are",
                                  weights_held_name(c->held));
@@ -271,7 +301,7 @@ static void note_choice(struct model *m, const struct weights_types *types,
 static int compare_q4(struct model *m, const struct weights_info *info, struct err *err)
 {
     struct weights_choice c;
-    if (matrix_types_any_q4(info->impl))
+    if (info->has_q4)
         return 0; /* the file's own 4 bits are used */
     int rc = weights_compare(m, WEIGHTS_Q4, &c, err);
     if (rc == 0 && c.n_tried == 1)
@@ -282,22 +312,39 @@ static int compare_q4(struct model *m, const struct weights_info *info, struct e
     return rc;
 }
 
+/* Sets the state dtype of a file whose metadata names none. */
+static void choose_dtype(struct model *m, const struct model_opts *o,
+                         const struct weights_info *info)
+{
+    if (o->dtype == NULL && m->cfg.weight_type == WEIGHT_UNSPECIFIED)
+        m->dtype = info->quantised ? DTYPE_BF16 : info->dtype;
+}
+
 /* Chooses the format of the matrices by measuring. */
 static int choose_held(struct model *m, const struct model_opts *o,
                        const struct weights_info *info, enum weights_held *held,
                        struct err *err)
 {
     struct weights_choice c;
-    if (o->dtype == NULL && m->cfg.weight_type == WEIGHT_UNSPECIFIED)
-        m->dtype = info->quantised ? DTYPE_BF16 : info->dtype;
+    choose_dtype(m, o, info);
     enum weights_smallest smallest = !m->dev->quantised ? WEIGHTS_DOWN_TO_BF16
-                                     : matrix_types_any_q4(info->impl) ? WEIGHTS_DOWN_TO_Q4
-                                                                       : WEIGHTS_DOWN_TO_Q8;
+                                     : info->has_q4     ? WEIGHTS_DOWN_TO_Q4
+                                                        : WEIGHTS_DOWN_TO_Q8;
     int rc = weights_choose(m, smallest, &c, err);
     *held = c.held;
     if (rc == 0)
         note_choice(m, &info->types, &c);
     return rc;
+}
+
+/* Holds a quantised file as it is, without measuring: types that have kernels unchanged, others in
+ * 8 bits. A device without kernels for quantised matrices holds all as bf16. */
+static void hold_as_in_file(struct model *m, const struct model_opts *o,
+                            const struct weights_info *info, enum weights_held *held)
+{
+    choose_dtype(m, o, info);
+    *held = weights_held_by_default(info, m->dev);
+    note_held(m, &info->types, *held);
 }
 
 /* Returns whether a device computes with matrices of this type. */
@@ -353,8 +400,10 @@ static int weight_kind(struct model *m, const struct model_opts *o, enum weights
     int rc = weights_describe(&info, m->source, &m->cfg, m->dtype, err);
     if (rc == 0 && made)
         rc = compare_q4(m, &info, err);
-    else if (rc == 0 && (chosen || info.quantised))
+    else if (rc == 0 && chosen)
         rc = choose_held(m, o, &info, held, err);
+    else if (rc == 0 && info.quantised)
+        hold_as_in_file(m, o, &info, held);
     weights_info_deinit(&info);
     return rc;
 }
@@ -397,8 +446,10 @@ int model_describe(const char *source, const struct model_opts *o, struct model 
     m->dev = o->dev;
     m->source = xstrdup(source);
     int rc = load_config(m, o, err);
+    spans_end(o->spans, "configuration");
     if (rc == 0)
         rc = weight_kind(m, o, held, err);
+    spans_end(o->spans, "format of the weights");
     if (rc != 0) {
         model_close(m);
         return rc;
@@ -430,9 +481,11 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
                               .stuck_ns = o->stuck_ns};
     if (rc == 0)
         rc = weights_load(&m->w, source, &m->cfg, &wo, err);
+    spans_end(o->spans, "weights");
     if (rc == 0) {
         take_file_dtype(&opening);
         rc = model_make_rope(m, s, err);
+        spans_end(o->spans, "rotation tables");
     }
     stream_destroy(s);
     if (rc != 0) {

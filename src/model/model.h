@@ -17,6 +17,7 @@
 
 #include "base/err.h"
 #include "base/hash.h"
+#include "base/spans.h"
 #include "model/config.h"
 #include "model/weights.h"
 #include "tensor/group.h"
@@ -41,7 +42,7 @@ struct model {
     /* positions for which the RoPE tables (and the caller's memory) have room */
     int max_ctx;
     char *source;
-    char note[320];         /* how matrices are held, if measuring chose it; else empty */
+    char note[320];         /* how quantised matrices are held, and why; else empty */
     bool is_packed;         /* the source is a packed file (pack_file.h) */
     enum dtype packed_held; /* type of the packed file's matrices */
     bool any_context; /* the weights are random, so positions may exceed cfg.max_ctx */
@@ -62,10 +63,10 @@ struct model_opts {
                    struct err *err);
     void *reserve_arg;
     const char *dtype; /* name of the state dtype; NULL: the checkpoint's */
-    /* Format of the matrices in memory: "f32", "bf16", "q8", "q4".  "auto": 4-bit tensors of the
-     * file as they are, for others the smallest of "f32", "bf16" and "q8" that is good enough
-     * (weights_choose.h). "checkpoint" or NULL: the file's own type; quantised tensors as in
-     * "auto". */
+    /* Format of the matrices in memory: "f32", "bf16", "q8", "q4".  "auto": measures 4-bit tensors of
+     * the file as they are, then "q8", "bf16" and "f32", and takes the smallest that is good enough
+     * (weights_choose.h). "checkpoint" or NULL: the file's own type; quantised tensors as the file
+     * has them, or in 8 bits if there are no kernels for their types. */
     const char *weights;
     /* 0: the model's own maximum. Only synth:SHAPE with rotary positions may exceed it. */
     int max_ctx;
@@ -75,7 +76,8 @@ struct model_opts {
     int (*share)(void *arg, const struct model *m, const struct weights_sizes *sizes,
                  int *n_resident, struct err *err);
     void *share_arg;
-    int64_t stuck_ns; /* see weights_opts.stuck_ns */
+    int64_t stuck_ns;    /* see weights_opts.stuck_ns */
+    struct spans *spans; /* receives the parts of the opening; NULL: not wanted */
 };
 
 /* Opens a model without its weights; *held gets the format in which its matrices would be held.

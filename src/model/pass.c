@@ -1,13 +1,23 @@
 /* pass.c - see pass.h. */
 #include "model/pass.h"
 
+#include <stdatomic.h>
+
 #include "base/check.h"
 #include "model/work.h"
+
+static atomic_llong n_passes;
+
+int64_t model_passes(void)
+{
+    return atomic_load(&n_passes);
+}
 
 void model_pass_begin(struct model_pass *p, const struct model_pass_opts *o)
 {
     CHECK(o->n_rows > 0 && o->x->n >= 1 && o->x->n <= 3);
     CHECK(o->first_layer == 0 || o->ids == NULL);
+    atomic_fetch_add(&n_passes, 1);
     *p = (struct model_pass){.o = *o, .layer = o->first_layer};
 }
 

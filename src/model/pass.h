@@ -53,6 +53,9 @@ struct model_pass {
     const struct layer_weights *lw; /* the layer's weights; NULL: not acquired */
 };
 
+/* Returns how many passes this process has begun. Any thread. */
+int64_t model_passes(void);
+
 void model_pass_begin(struct model_pass *p, const struct model_pass_opts *o);
 
 /* Takes the next r->n_rows rows through the present layer; r has their positions and tables.  After

@@ -227,9 +227,14 @@ struct weights_info {
     uint64_t bytes;              /* bytes in the checkpoint */
     enum dtype dtype;            /* type of the matrices with WEIGHTS_AS_STORED */
     bool quantised;
+    bool has_q4; /* a matrix has a 4-bit or 6-bit type that is held unchanged */
     struct weights_types types;
     void *impl;
 };
+/* Returns the format in which a quantised checkpoint is held by default on a device: unchanged as
+ * far as the device has kernels. */
+enum weights_held weights_held_by_default(const struct weights_info *info,
+                                          const struct device *d);
 int weights_describe(struct weights_info *out, const char *source,
                      const struct model_config *cfg, enum dtype synth_dtype,
                      struct err *err);

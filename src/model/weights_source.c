@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "model/matrix_types.h"
 #include "model/pack_file.h"
 #include "model/weights.h"
 #include "tensor/q4_blocks.h"
@@ -200,6 +201,7 @@ int weights_describe(struct weights_info *out, const char *source,
     }
     out->dtype = set->dtype;
     out->quantised = set->quantised;
+    out->has_q4 = matrix_types_any_q4(set);
     out->types = set->types;
     out->n_tensors = set->list.n;
     out->tensors = xcalloc(set->list.n, sizeof *out->tensors);
@@ -219,6 +221,14 @@ int weights_describe(struct weights_info *out, const char *source,
         out->bytes += out->tensors[i].bytes;
     }
     return 0;
+}
+
+enum weights_held weights_held_by_default(const struct weights_info *info,
+                                          const struct device *d)
+{
+    if (!d->quantised)
+        return WEIGHTS_BF16;
+    return info->has_q4 ? WEIGHTS_Q4 : WEIGHTS_Q8;
 }
 
 void weights_table_types(const struct weights_info *info, enum dtype held,

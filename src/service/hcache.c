@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/minmax.h"
+#include "model/pass.h"
 #include "remote/remote.h"
 #include "service/hcache_impl.h"
 #include "state/save_policy.h"
@@ -83,6 +84,24 @@ static void say_memory(const struct hcache_opts *o, const struct stack *k)
 {
     char text[400];
     stack_describe(k, text, sizeof text);
+    say(o, text);
+}
+
+/* Prints the parts of the start that took time. */
+static void say_start(const struct hcache_opts *o, const struct hcache *h)
+{
+    char text[800];
+    double all = 0;
+    int at = snprintf(text, sizeof text, "start, ms:");
+    for (int i = 0; i < h->spans.n && at < (int)sizeof text; i++) {
+        double ms = (double)h->spans.of[i].ns * 1e-6;
+        all += ms;
+        if (ms >= 0.05)
+            at += snprintf(text + at, sizeof text - (size_t)at, " %s %.1f,",
+                           h->spans.of[i].name, ms);
+    }
+    if (at < (int)sizeof text)
+        snprintf(text + at, sizeof text - (size_t)at, " together %.1f", all);
     say(o, text);
 }
 
@@ -173,7 +192,10 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
     struct hcache *h = xcalloc(1, sizeof *h);
     int64_t t0 = clock_now_ns();
     h->opening = o;
-    struct stack_opts so = {.user = *o, .check = before_weights, .check_arg = h};
+    h->n_start_passes = -model_passes();
+    spans_begin(&h->spans);
+    struct stack_opts so = {
+        .user = *o, .check = before_weights, .check_arg = h, .spans = &h->spans};
     if (o->throttle_bytes_per_s > 0 && o->n_store == 0) {
         warn(o, "throttle limits the reads of a store; without a store it has no effect");
         so.user.throttle_bytes_per_s = 0;
@@ -186,6 +208,7 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
     }
     /* A failure is kept in dialog_err and reported to chats. */
     (void)dialog_open(&h->dialog, h->tokenizer, &h->dialog_err);
+    spans_end(&h->spans, "chat template");
     struct service_opts vo = {.weights = &h->k.model->w,
                               .engine = h->k.engine,
                               .saver = h->k.saver,
@@ -204,10 +227,12 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
     remote_on_erased(h->k.remote, service_forget_erased_soon, h->service);
     h->platform = h->k.platform;
     warn_context(o, &h->k);
-    if (h->k.model->note[0] != 0)
-        say(o, h->k.model->note);
-    if (o->verbose)
+    spans_end(&h->spans, "service");
+    h->n_start_passes += model_passes();
+    if (o->verbose) {
+        say_start(o, h);
         say_memory(o, &h->k);
+    }
     *out = h;
     return 0;
 }
@@ -222,6 +247,16 @@ void hcache_close(struct hcache *h)
     dialog_close(h->dialog);
     tokenizer_close(h->tokenizer);
     free(h);
+}
+
+void hcache_start_info(const struct hcache *h, struct hcache_start *out)
+{
+    *out = (struct hcache_start){.n_passes = h->n_start_passes};
+    for (int i = 0; i < h->spans.n && i < HCACHE_MAX_START_PARTS; i++) {
+        out->parts[i].name = h->spans.of[i].name;
+        out->parts[i].ms = (double)h->spans.of[i].ns * 1e-6;
+        out->n_parts = i + 1;
+    }
 }
 
 void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)

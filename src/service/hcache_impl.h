@@ -22,6 +22,8 @@ struct hcache {
     /* Platform for decisions about saving; a copy, because the engine's thread writes measured
      * speeds to k.platform. */
     struct platform platform;
+    struct spans spans;     /* parts of hcache_open */
+    int64_t n_start_passes; /* forward passes of hcache_open */
 };
 
 /* Computes the numbers of a truncation; context 0: no truncation is asked for. Returns the errors

@@ -247,9 +247,26 @@ int memory_plan_share(const struct memory_ask *a, const struct weights_sizes *z,
     return 0;
 }
 
+/* Refuses a model whose memory fits the machine, but not what other programs have left of it. */
+static int host_has_left(const struct memory_ask *a, uint64_t swap, struct err *err)
+{
+    uint64_t weights = a->model->w.bytes * (uint64_t)a->model->dev->n_ranks;
+    uint64_t work = model_work_bytes(a->model, a->max_rows) *
+                    (uint64_t)a->model->dev->n_ranks;
+    uint64_t left = process_memory_left(), need = weights + work + a->store_bytes;
+    if (left == 0 || need <= left + swap)
+        return 0;
+    return err_set(
+        err, -ENOMEM,
+        "weights %.2f GB, activations %.2f and the store in memory %.2f make "
+        "%.2f GB, and %.2f GB of memory and swap are free: end other programs, or "
+        "pack the model and give --weights-memory (hcache model pack)",
+        (double)weights / 1e9, (double)work / 1e9, (double)a->store_bytes / 1e9,
+        (double)need / 1e9, (double)(left + swap) / 1e9);
+}
+
 /* If all memory is the host's, the kernel grants weights that do not fit and ends the process
- * minutes later, when they are touched. So weights are refused now if memory and swap are too small
- * for the weights alone. */
+ * minutes later, when they are touched. So weights that do not fit are refused now. */
 static int host_can_hold(const struct memory_ask *a, struct err *err)
 {
     struct sysinfo s;
@@ -258,7 +275,7 @@ static int host_can_hold(const struct memory_ask *a, struct err *err)
         return 0; /* the sizes of memory and swap are unknown */
     uint64_t all = ((uint64_t)s.totalram + s.totalswap) * s.mem_unit;
     if (weights + a->store_bytes <= all)
-        return 0;
+        return host_has_left(a, (uint64_t)s.freeswap * s.mem_unit, err);
     if (weights <= all)
         return err_set(
             err, -ENOMEM,

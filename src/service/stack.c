@@ -40,6 +40,15 @@ static void warn(void *arg, const char *text)
     say(arg, text);
 }
 
+/* Like say, for a line that is no warning. */
+static void note(const struct stack *k, const char *text)
+{
+    if (k->o.user.warn != NULL)
+        k->o.user.warn(k->o.user.warn_arg, text);
+    else
+        fprintf(stderr, "%s\n", text);
+}
+
 static int max_sequences(const struct stack *k)
 {
     return k->o.user.max_sequences > 0 ? k->o.user.max_sequences : 1;
@@ -159,6 +168,8 @@ static int before_weights(void *arg, const struct model *m, const struct model_n
                           struct err *err)
 {
     struct stack *k = arg;
+    if (m->note[0] != 0)
+        note(k, m->note);
     make_window_store(k, m);
     struct memory_ask a = ask_of(k, m, need);
     if (a.kv_tokens > 0)
@@ -169,10 +180,16 @@ static int before_weights(void *arg, const struct model *m, const struct model_n
     k->is_dram_auto = k->o.user.dram_bytes == HCACHE_DRAM_AUTO;
     say_dram_unused(k);
     k->o.user.dram_bytes = a.dram_bytes = dram_bytes(k, &a);
+    spans_end(k->o.spans, "memory plan");
     int rc = k->o.check != NULL ? k->o.check(k->o.check_arg, m, err) : 0;
     if (rc == 0)
         rc = memory_plan_reserve(&a, err);
-    return rc == 0 && a.has_store ? open_store(k, err) : rc;
+    spans_end(k->o.spans, "tokenizer");
+    if (rc == 0 && a.has_store) {
+        rc = open_store(k, err);
+        spans_end(k->o.spans, "store");
+    }
+    return rc;
 }
 
 struct device_opts stack_device_opts(const struct hcache_opts *o)
@@ -196,6 +213,7 @@ static int open_model(struct stack *k, struct err *err)
     if (rc == 0)
         rc = group_open(o->device != NULL ? o->device : "cpu", &d, n_ranks, n_stages,
                         k->pool, &k->dev, err);
+    spans_end(k->o.spans, "device");
     if (rc == 0)
         k->batch_rows = o->batch_rows > 0 ? o->batch_rows : k->dev->batch_rows;
     k->step_rows = k->o.step_rows > 0 ? k->o.step_rows
@@ -208,6 +226,7 @@ static int open_model(struct stack *k, struct err *err)
                             .max_ctx = o->max_context,
                             .share = o->weights_memory != NULL ? share_memory : NULL,
                             .share_arg = k,
+                            .spans = k->o.spans,
                             .stuck_ns = k->o.stuck_ns};
     if (rc == 0 && o->weights_memory != NULL && !pack_file_is(o->model))
         rc = err_set(
@@ -487,19 +506,25 @@ static int open_state(struct stack *k, struct err *err)
         rc = model_work_create(k->model, k->batch_rows, &work, err);
     if (rc == 0)
         rc = fingerprint_make(k->model, work, s, &k->fingerprint, err);
+    spans_end(k->o.spans, "fingerprint");
     /* The store gets the fingerprint, so that a miss can report "state of another model". */
     if (rc == 0 && k->store != NULL) {
         /* before the profile: the threads that provide pages would disturb its measurements */
         await_dram(k);
         store_expect(k->store, &k->fingerprint);
+        spans_end(k->o.spans, "memory for copies");
         rc = open_profile(k, work, s, err);
         k->platform.weights_s = mean_weights_s(k->model);
+        spans_end(k->o.spans, "profile");
     }
     model_work_destroy(work);
     stream_destroy(s);
     if (rc == 0 && k->store != NULL && k->o.user.remote != NULL)
         rc = open_remote(k, err);
-    return rc == 0 && k->store != NULL ? open_saver(k, err) : rc;
+    if (rc == 0 && k->store != NULL)
+        rc = open_saver(k, err);
+    spans_end(k->o.spans, "remote and saver");
+    return rc;
 }
 
 static int read_method(struct stack *k, struct err *err)
@@ -660,6 +685,7 @@ int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
         rc = open_state(out, err);
     if (rc == 0)
         rc = open_engine(out, err);
+    spans_end(o->spans, "engine");
     if (rc == 0)
         say_step(out);
     return rc;

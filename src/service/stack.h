@@ -38,6 +38,7 @@ struct stack_opts {
      * other than 0 ends the opening. NULL: not called. */
     int (*check)(void *arg, const struct model *m, struct err *err);
     void *check_arg;
+    struct spans *spans; /* receives the parts of the opening; NULL: not wanted */
 };
 
 struct stack {

@@ -18,6 +18,7 @@
 #include "base/file.h"
 #include "format/gguf_types.h"
 #include "format/json.h"
+#include "model/pass.h"
 #include "model/weights_choose.h"
 #include "solo.h"
 #include "table_file.h"
@@ -444,9 +445,10 @@ static void test_layers_differ(void **state)
     solo_close(&t);
 }
 
-/* Without an option, or with "auto", a quantised file is held in the format that `auto` measures to
- * be good enough. An option names another format. State is bf16 in each case. */
-static void test_quantised_files_are_held_as_measured(void **state)
+/* Without an option a quantised file is held as it is, and no pass runs. With "auto" it is held in
+ * the format that is measured to be good enough. Other options name a format. State is bf16 in each
+ * case. */
+static void test_quantised_files_are_held_as_they_are(void **state)
 {
     (void)state;
     static const struct {
@@ -469,12 +471,15 @@ static void test_quantised_files_are_held_as_measured(void **state)
     for (int i = 1; i < 4; i++)
         assert_memory_equal(&hashes[0], &hashes[i], sizeof hashes[0]);
     for (int i = 0; i < 2; i++) {
+        int64_t n_passes = model_passes();
+        enum weights_held held = i == 0 ? WEIGHTS_Q4 : c.held;
         solo_open_held(&t, GGUF "mixed.gguf", NULL, i == 0 ? NULL : "auto");
+        assert_int_equal(model_passes() > n_passes, i == 1);
         for (int k = 0; k < 4; k++)
-            if (c.held == (enum weights_held)(WEIGHTS_F32 + k))
+            if (held == (enum weights_held)(WEIGHTS_F32 + k))
                 assert_int_equal(t.m->w.dtype, asked[k].held);
         assert_non_null(strstr(t.m->note, "Q4_K (1")); /* the note names every type */
-        assert_non_null(strstr(t.m->note, weights_held_name(c.held)));
+        assert_non_null(strstr(t.m->note, weights_held_name(held)));
         assert_null(strstr(t.m->note, "F16"));
         solo_close(&t);
     }
@@ -684,7 +689,7 @@ int main(void)
     tests[N + 4] = (struct CMUnitTest)cmocka_unit_test(
         test_auto_takes_the_smallest_format_that_is_good_enough);
     tests[N + 5] = (struct CMUnitTest)cmocka_unit_test(
-        test_quantised_files_are_held_as_measured);
+        test_quantised_files_are_held_as_they_are);
     tests[N + 6] = (struct CMUnitTest)cmocka_unit_test(
         test_4_bit_tensors_are_held_as_they_are);
     tests[N + 7] = (struct CMUnitTest)cmocka_unit_test(test_layers_differ);

@@ -159,7 +159,7 @@ static void test_formats_of_weights(void **state)
     refuse("synth:no-such", OPTS(0), ERR_NOT_FOUND, "unknown shape 'no-such'");
 }
 
-/* The note says what was measured, and exists only if something was. */
+/* The note says how a quantised file is held, and what was measured, if something was. */
 static void test_notes(void **state)
 {
     (void)state;
@@ -174,8 +174,13 @@ static void test_notes(void **state)
     m = open_on(d, GGUF "mixed.gguf", OPTS(0));
     assert_int_equal(strncmp(m->note, "weights: ", 9), 0);
     assert_non_null(strstr(m->note, " tensors), "));
+    assert_non_null(strstr(m->note, " held as q4; Q5_"));
+    assert_non_null(strstr(m->note, " have no kernels and are converted to q8"));
+    assert_null(strstr(m->note, "nats per token")); /* nothing is measured */
+    assert_null(strstr(m->note, "F32"));            /* only quantised types are listed */
+    model_close(m);
+    m = open_on(d, GGUF "mixed.gguf", OPTS(.weights = "auto"));
     assert_non_null(strstr(m->note, " held as q4; q4 differs from f32 by "));
-    assert_null(strstr(m->note, "F32")); /* only quantised types are listed */
     model_close(m);
     m = open_on(d, "synth:tiny-gqa", OPTS(.weights = "q4"));
     assert_non_null(strstr(m->note, "weights: converted to q4; they differ from f32 by "));
