@@ -260,6 +260,14 @@ int io_file_punch(struct io_file *f, uint64_t offset, uint64_t length, struct er
                     err);
 }
 
+int io_file_next_data(struct io_file *f, uint64_t at, uint64_t *begin, uint64_t *end,
+                      struct err *err)
+{
+    *begin = *end = at;
+    int rc = at > INT64_MAX ? -EINVAL : f->io->ops->file_next_data(f, at, begin, end);
+    return rc == -ENXIO ? 0 : file_err(f, "find data in", rc, err);
+}
+
 int io_file_lock(struct io_file *f, struct err *err)
 {
     int rc = f->io->ops->file_lock(f);

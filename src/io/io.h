@@ -136,8 +136,15 @@ int io_file_truncate(struct io_file *f, uint64_t size_bytes, struct err *err);
 int io_file_allocate(struct io_file *f, uint64_t offset, uint64_t length, struct err *err);
 
 /* Frees the space of a range of whole sectors, which then reads as zeros; the file's size stays. On
- * a file system without holes it writes zeros instead, so the content is gone there, too. */
+ * a file system without holes it writes zeros instead. Like truncate and unlink it leaves the bytes
+ * in free blocks of the medium: io_erase.h overwrites them first. */
 int io_file_punch(struct io_file *f, uint64_t offset, uint64_t length, struct err *err);
+
+/* Finds the first run [*begin, *end) of stored bytes at or behind `at`: what lies between runs is a
+ * hole. *begin == *end: there is none. A file system that does not know its holes reports the whole
+ * file. */
+int io_file_next_data(struct io_file *f, uint64_t at, uint64_t *begin, uint64_t *end,
+                      struct err *err);
 
 /* Takes an advisory lock on the whole file, without waiting: exclusive, or shared if f is
  * IO_READ_ONLY. Returns ERR_BUSY if another process or another io_file of this process holds a
@@ -153,6 +160,7 @@ struct io_stat {
     uint64_t size_bytes;
     uint64_t allocated_bytes; /* space used on the device; holes do not count */
     uint64_t device, inode;   /* equal for two paths that name the same file or folder */
+    uint64_t n_names;         /* number of names (hard links) of the file */
     /* The owner is neither this process's user nor root. Always false for root, who may use all
      * files. */
     bool is_foreign;

@@ -31,6 +31,8 @@ struct io_ops {
     int (*file_truncate)(struct io_file *f, uint64_t size_bytes);
     int (*file_allocate)(struct io_file *f, uint64_t offset, uint64_t length);
     int (*file_punch)(struct io_file *f, uint64_t offset, uint64_t length);
+    /* As io_file_next_data. -ENXIO: there is no data at or behind `at`. */
+    int (*file_next_data)(struct io_file *f, uint64_t at, uint64_t *begin, uint64_t *end);
     int (*file_lock)(struct io_file *f);
     int (*file_unlock)(struct io_file *f);
 
@@ -41,6 +43,11 @@ struct io_ops {
     int (*stat)(struct io *io, const char *path, struct io_stat *out);
     int (*unlink)(struct io *io, const char *path);
     int (*rename)(struct io *io, const char *from, const char *to);
+    /* Exchanges two names atomically. Returns -ENOENT if one is missing, -EINVAL if the file system
+     * cannot. NULL: the io cannot. */
+    int (*exchange)(struct io *io, const char *a, const char *b);
+    /* As io_medium_check. NULL: files are overwritten in place. */
+    bool (*medium_check)(const char *path, char *why, size_t n);
     int (*dir_sync)(struct io *io, const char *path);
     int (*space)(struct io *io, const char *path, uint64_t *free_bytes,
                  uint64_t *total_bytes);
@@ -88,6 +95,8 @@ struct io {
     struct io_throttle throttle[2]; /* throttles, by enum io_op */
     struct io_turn *turn;           /* NULL: the disk is not shared between ios */
     bool goes_first;
+    /* time that erasures have worked and not yet rested, see io_erase.c */
+    _Atomic int64_t erase_owes_ns;
 };
 
 void io_init(struct io *io, const char *name, const struct io_ops *ops,

@@ -189,6 +189,25 @@ static int posix_file_punch(struct io_file *f, uint64_t offset, uint64_t length)
     return errno == EOPNOTSUPP ? write_zeros(f, offset, length) : -errno;
 }
 
+static int posix_file_next_data(struct io_file *f, uint64_t at, uint64_t *begin,
+                                uint64_t *end)
+{
+    off_t from = lseek(fd_of(f), (off_t)at, SEEK_DATA);
+    off_t to = from < 0 ? -1 : lseek(fd_of(f), from, SEEK_HOLE);
+    if (to >= 0) {
+        *begin = (uint64_t)from;
+        *end = (uint64_t)to;
+        return 0;
+    }
+    /* EINVAL: the file system knows no holes. */
+    if (errno != EINVAL)
+        return -errno;
+    *begin = at;
+    int rc = posix_file_size(f, end);
+    *end = MAX(*end, at);
+    return rc;
+}
+
 static int set_lock(struct io_file *f, short type)
 {
     /* An l_len of 0 locks the whole file, whatever its length. */
@@ -256,6 +275,7 @@ static int posix_stat(struct io *io, const char *path, struct io_stat *out)
         .allocated_bytes = (uint64_t)st.st_blocks * 512,
         .device = st.st_dev,
         .inode = st.st_ino,
+        .n_names = st.st_nlink,
         .is_foreign = st.st_uid != geteuid() && st.st_uid != 0 && geteuid() != 0,
     };
     return 0;
@@ -273,6 +293,12 @@ static int posix_rename(struct io *io, const char *from, const char *to)
 {
     (void)io;
     return code(rename(from, to));
+}
+
+static int posix_exchange(struct io *io, const char *a, const char *b)
+{
+    (void)io;
+    return code(renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE));
 }
 
 static int posix_dir_sync(struct io *io, const char *path)
@@ -314,6 +340,7 @@ const struct io_ops io_posix_ops = {
     .file_truncate = posix_file_truncate,
     .file_allocate = posix_file_allocate,
     .file_punch = posix_file_punch,
+    .file_next_data = posix_file_next_data,
     .file_lock = posix_file_lock,
     .file_unlock = posix_file_unlock,
     .file_fd = io_posix_fd,
@@ -323,6 +350,8 @@ const struct io_ops io_posix_ops = {
     .stat = posix_stat,
     .unlink = posix_unlink,
     .rename = posix_rename,
+    .exchange = posix_exchange,
+    .medium_check = io_medium_posix,
     .dir_sync = posix_dir_sync,
     .space = posix_space,
 };

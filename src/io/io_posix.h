@@ -11,6 +11,11 @@ struct io *io_posix_create(const char *name, const struct io_queue_ops *queue_op
 
 int io_posix_fd(const struct io_file *f);
 
+/* As io_medium_check (io_medium.c). */
+bool io_medium_posix(const char *path, char *why, size_t n);
+/* Returns whether blocks of the file belong to another file, too (a reflink). */
+bool io_posix_is_shared(int fd);
+
 /* Queues that transfer by plain system calls (io_pread.c). */
 extern const struct io_queue_ops io_pread_queue_ops;
 

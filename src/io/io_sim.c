@@ -23,6 +23,8 @@ struct sim {
     uint64_t seed;
     pthread_mutex_t lock; /* guards the fields below, and the nodes of all handles */
     struct sim_disk disk;
+    struct sim_freed freed;
+    bool keeps_freed;
     struct sim_faults faults;
     struct rng rng; /* for faults and random bytes */
     uint64_t epoch; /* number of crashes */
@@ -53,6 +55,11 @@ static struct sim_file *file_of(struct io_file *f)
     return (struct sim_file *)f;
 }
 
+static struct sim_freed *freed_of(struct sim *s)
+{
+    return s->keeps_freed ? &s->freed : NULL;
+}
+
 static struct io *sim_create(uint64_t seed)
 {
     struct sim *s = xcalloc(1, sizeof *s);
@@ -68,7 +75,8 @@ int io_sim_open(const struct io_sim_opts *opts, struct io **out, struct err *err
     (void)err;
     *out = sim_create(opts->seed);
     uint64_t capacity = opts->capacity_bytes != 0 ? opts->capacity_bytes : DEFAULT_CAPACITY;
-    sim_disk_init(&sim_of(*out)->disk, capacity);
+    sim_of(*out)->keeps_freed = opts->keeps_freed;
+    sim_disk_init(&sim_of(*out)->disk, capacity, freed_of(sim_of(*out)));
     return 0;
 }
 
@@ -76,6 +84,7 @@ static void sim_close(struct io *io)
 {
     struct sim *s = sim_of(io);
     sim_disk_deinit(&s->disk);
+    free(s->freed.bytes);
     sim_faults_clear(&s->faults);
     pthread_mutex_destroy(&s->lock);
     io_deinit(io);
@@ -97,7 +106,7 @@ static void crash_locked(struct sim *s)
 {
     struct sim_disk after;
     s->epoch++;
-    sim_disk_after_crash(&s->disk, s->seed ^ rng_mix(s->epoch), &after);
+    sim_disk_after_crash(&s->disk, s->seed ^ rng_mix(s->epoch), freed_of(s), &after);
     sim_disk_deinit(&s->disk);
     s->disk = after;
     /* the copy's tail pointer still points into `after` */
@@ -157,7 +166,7 @@ int io_sim_fork(struct io *io, uint64_t seed, struct io **out, struct err *err)
     *out = sim_create(seed);
     struct sim_disk *disk = &sim_of(*out)->disk;
     pthread_mutex_lock(&s->lock);
-    sim_disk_after_crash(&s->disk, seed, disk);
+    sim_disk_after_crash(&s->disk, seed, NULL, disk);
     pthread_mutex_unlock(&s->lock);
     return 0;
 }
@@ -397,6 +406,19 @@ static int sim_file_punch(struct io_file *f, uint64_t offset, uint64_t length)
     return change_space(f, SIM_PUNCH, offset, length);
 }
 
+static int sim_file_next_data(struct io_file *base, uint64_t at, uint64_t *begin,
+                              uint64_t *end)
+{
+    struct sim *s = sim_of(base->io);
+    struct sim_file *f = file_of(base);
+    pthread_mutex_lock(&s->lock);
+    int rc = check_power(s, f);
+    if (rc == 0 && !sim_node_next_data(f->node, at, begin, end))
+        rc = -ENXIO;
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
 static int sim_file_lock(struct io_file *base)
 {
     struct sim *s = sim_of(base->io);
@@ -557,6 +579,7 @@ static int sim_stat(struct io *io, const char *path, struct io_stat *out)
     else
         *out = (struct io_stat){.is_dir = n->is_dir,
                                 .inode = (uint64_t)(uintptr_t)n,
+                                .n_names = 1,
                                 .size_bytes = n->current.size,
                                 .allocated_bytes = n->current.n_allocated * SIM_SECTOR};
     free(normal);
@@ -666,6 +689,15 @@ int io_sim_flip(struct io *io, const char *path, uint64_t offset, unsigned bit)
     return rc;
 }
 
+size_t io_sim_raw_count(struct io *io, const void *what, size_t n)
+{
+    struct sim *s = sim_of(io);
+    pthread_mutex_lock(&s->lock);
+    size_t count = sim_disk_raw_count(&s->disk, what, n);
+    pthread_mutex_unlock(&s->lock);
+    return count;
+}
+
 uint64_t io_sim_digest(struct io *io)
 {
     struct sim *s = sim_of(io);
@@ -687,6 +719,7 @@ static const struct io_ops sim_ops = {
     .file_truncate = sim_file_truncate,
     .file_allocate = sim_file_allocate,
     .file_punch = sim_file_punch,
+    .file_next_data = sim_file_next_data,
     .file_lock = sim_file_lock,
     .file_unlock = sim_file_unlock,
     .mkdir = sim_mkdir,

@@ -26,6 +26,7 @@
 struct io_sim_opts {
     uint64_t seed;
     uint64_t capacity_bytes; /* 0: 1 GiB. Writes beyond the capacity fail with -ENOSPC. */
+    bool keeps_freed;        /* the bytes of freed sectors are kept: io_sim_raw_count */
 };
 
 int io_sim_open(const struct io_sim_opts *opts, struct io **out, struct err *err);
@@ -113,6 +114,13 @@ void io_sim_unstick(struct io *io);
 
 /* Flips one bit (0 to 7) of a byte on the medium. Returns -ENOENT, or -EINVAL past the end. */
 int io_sim_flip(struct io *io, const char *path, uint64_t offset, unsigned bit);
+
+/* Returns in how many places the medium itself holds these bytes: a file as it is durable counts
+ * once, and each freed sector once (of a disk with keeps_freed). Every sector that a punch, a
+ * truncate or the end of a file has ever freed keeps its bytes: those that were durable, and those
+ * that were written and not synced, because the system may have written them. A file that is open
+ * and unsynced is searched as of its last sync. */
+size_t io_sim_raw_count(struct io *io, const void *what, size_t n);
 
 /* Returns a digest of names and durable content, for tests of determinism. */
 uint64_t io_sim_digest(struct io *io);

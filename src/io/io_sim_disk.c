@@ -154,11 +154,11 @@ static void name_change_add(struct sim_disk *d, enum name_change_kind kind,
     d->changes_tail = &c->next;
 }
 
-void sim_disk_init(struct sim_disk *d, uint64_t capacity_bytes)
+void sim_disk_init(struct sim_disk *d, uint64_t capacity_bytes, struct sim_freed *freed)
 {
-    *d = (struct sim_disk){.capacity_bytes = capacity_bytes};
+    *d = (struct sim_disk){.capacity_bytes = capacity_bytes, .freed = freed};
     d->changes_tail = &d->changes;
-    struct sim_node *root = sim_node_create(true);
+    struct sim_node *root = sim_node_create(true, NULL);
     names_set(&d->current, "/", root);
     names_set(&d->durable, "/", root);
     root->n_live = 1;
@@ -198,7 +198,7 @@ int sim_disk_create(struct sim_disk *d, const char *path, bool is_dir)
     int rc = sim_disk_find(d, path) != NULL ? -EEXIST : check_folder(d, path);
     if (rc != 0)
         return rc;
-    struct sim_node *n = sim_node_create(is_dir);
+    struct sim_node *n = sim_node_create(is_dir, d->freed);
     n->n_live = 1;
     names_set(&d->current, path, n);
     name_change_add(d, SIM_LINK, path, n);
@@ -339,19 +339,22 @@ static bool has_folder(const struct sim_names *t, const char *path)
     return found;
 }
 
-void sim_disk_after_crash(const struct sim_disk *d, uint64_t seed, struct sim_disk *out)
+void sim_disk_after_crash(const struct sim_disk *d, uint64_t seed, struct sim_freed *freed,
+                          struct sim_disk *out)
 {
     struct rng rng = {.s = rng_mix(seed)};
     struct sim_names left;
     names_after_crash(d, &rng, &left);
     enum sim_crash_mode mode = (enum sim_crash_mode)rng_below(&rng, SIM_CRASH_GARBAGE + 1);
-    sim_disk_init(out, d->capacity_bytes);
+    sim_disk_init(out, d->capacity_bytes, freed);
     for (size_t i = 0; i < left.n; i++) {
         const char *path = left.entry[i].path;
         /* A file without its folder is lost. */
         if (strcmp(path, "/") == 0 || !has_folder(&out->current, path))
             continue;
-        struct sim_node *n = sim_node_after_crash(left.entry[i].node, mode, &rng);
+        struct sim_node *n = sim_node_after_crash(left.entry[i].node, mode, &rng, freed);
+        if (freed != NULL) /* the new node has the sectors */
+            left.entry[i].node->freed = NULL;
         n->n_live = 1;
         names_set(&out->current, path, n);
         names_set(&out->durable, path, n);
@@ -359,6 +362,23 @@ void sim_disk_after_crash(const struct sim_disk *d, uint64_t seed, struct sim_di
         sim_node_unref(n);
     }
     names_deinit(&left);
+}
+
+static bool has(const uint8_t *bytes, size_t n_bytes, const void *what, size_t n)
+{
+    return n_bytes >= n && memmem(bytes, n_bytes, what, n) != NULL;
+}
+
+size_t sim_disk_raw_count(const struct sim_disk *d, const void *what, size_t n)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < d->durable.n; i++) {
+        const struct sim_image *im = &d->durable.entry[i].node->durable;
+        count += has(im->bytes, im->n_sectors * SIM_SECTOR, what, n);
+    }
+    for (size_t i = 0; d->freed != NULL && i < d->freed->n; i++)
+        count += has(d->freed->bytes + i * SIM_SECTOR, SIM_SECTOR, what, n);
+    return count;
 }
 
 uint64_t sim_disk_digest(const struct sim_disk *d)

@@ -31,13 +31,20 @@ struct sim_disk {
     uint64_t used_sectors; /* sectors that the live nodes take */
     struct sim_names current, durable;
     struct sim_name_change *changes, **changes_tail;
+    struct sim_freed *freed; /* borrowed; NULL: bytes of freed sectors are forgotten */
 };
 
-void sim_disk_init(struct sim_disk *d, uint64_t capacity_bytes);
+/* freed (NULL allowed) outlives the disk and its nodes. */
+void sim_disk_init(struct sim_disk *d, uint64_t capacity_bytes, struct sim_freed *freed);
 void sim_disk_deinit(struct sim_disk *d); /* Nodes that handles still hold stay alive. */
+/* Returns how many files, as they are durable, and how many freed sectors hold these bytes. The
+ * bytes of a file are searched as a whole. */
+size_t sim_disk_raw_count(const struct sim_disk *d, const void *what, size_t n);
 
-/* Makes the disk after a power failure, chosen by seed. `d` itself is not changed. */
-void sim_disk_after_crash(const struct sim_disk *d, uint64_t seed, struct sim_disk *out);
+/* Makes the disk after a power failure, chosen by seed, whose freed sectors go to `freed` (NULL
+ * allowed). `d` itself is not changed. */
+void sim_disk_after_crash(const struct sim_disk *d, uint64_t seed, struct sim_freed *freed,
+                          struct sim_disk *out);
 /* Returns a digest of all durable names and bytes. */
 uint64_t sim_disk_digest(const struct sim_disk *d);
 

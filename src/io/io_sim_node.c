@@ -9,6 +9,18 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 
+void sim_freed_add(struct sim_freed *f, const uint8_t *sector)
+{
+    static const uint8_t zeros[SIM_SECTOR];
+    if (f == NULL || memcmp(sector, zeros, SIM_SECTOR) == 0)
+        return;
+    if (f->n == f->room) {
+        f->room = f->room == 0 ? 16 : 2 * f->room;
+        f->bytes = xrealloc(f->bytes, f->room * SIM_SECTOR);
+    }
+    memcpy(f->bytes + f->n++ * SIM_SECTOR, sector, SIM_SECTOR);
+}
+
 /* ---- Images ------------------------------------------------------------------------------ */
 
 static void image_grow(struct sim_image *im, uint64_t end)
@@ -101,6 +113,16 @@ static void image_copy(struct sim_image *to, const struct sim_image *from)
     }
 }
 
+/* Notes the bytes of the image's sectors that begin in [begin, end). */
+static void image_note_freed(const struct sim_image *im, uint64_t begin, uint64_t end,
+                             struct sim_freed *freed)
+{
+    for (uint64_t s = round_up(begin, SIM_SECTOR) / SIM_SECTOR;
+         s * SIM_SECTOR < end && s < im->n_sectors; s++)
+        if (im->allocated[s] != 0)
+            sim_freed_add(freed, im->bytes + s * SIM_SECTOR);
+}
+
 static void image_deinit(struct sim_image *im)
 {
     free(im->bytes);
@@ -109,9 +131,10 @@ static void image_deinit(struct sim_image *im)
 
 /* ---- Nodes ------------------------------------------------------------------------------- */
 
-struct sim_node *sim_node_create(bool is_dir)
+struct sim_node *sim_node_create(bool is_dir, struct sim_freed *freed)
 {
     struct sim_node *n = xcalloc(1, sizeof *n);
+    n->freed = freed;
     n->n_refs = 1;
     n->is_dir = is_dir;
     n->changes_tail = &n->changes;
@@ -128,14 +151,41 @@ void sim_node_forget(struct sim_node *n)
     n->changes_tail = &n->changes;
 }
 
+/* Notes what the medium holds in freed sectors: the durable bytes, because no unsynced write of a
+ * freed sector reaches the medium any more, and the current ones, because it may have. */
+static void free_sectors(struct sim_node *n, uint64_t begin, uint64_t end)
+{
+    if (n->freed == NULL)
+        return;
+    image_note_freed(&n->durable, begin, end, n->freed);
+    image_note_freed(&n->current, begin, end, n->freed);
+}
+
 void sim_node_unref(struct sim_node *n)
 {
     if (--n->n_refs > 0)
         return;
     sim_node_forget(n);
+    free_sectors(n, 0, UINT64_MAX);
     image_deinit(&n->current);
     image_deinit(&n->durable);
     free(n);
+}
+
+bool sim_node_next_data(const struct sim_node *n, uint64_t at, uint64_t *begin,
+                        uint64_t *end)
+{
+    const struct sim_image *im = &n->current;
+    size_t s = (size_t)(at / SIM_SECTOR);
+    while (s < im->n_sectors && im->allocated[s] == 0)
+        s++;
+    if (s >= im->n_sectors || s * (uint64_t)SIM_SECTOR >= im->size)
+        return false;
+    *begin = MAX(at, s * (uint64_t)SIM_SECTOR);
+    while (s < im->n_sectors && im->allocated[s] != 0)
+        s++;
+    *end = MIN(s * (uint64_t)SIM_SECTOR, im->size);
+    return *begin < *end;
 }
 
 size_t sim_node_read(const struct sim_node *n, void *buf, size_t length, uint64_t offset)
@@ -167,6 +217,10 @@ void sim_node_change(struct sim_node *n, enum sim_change_kind kind, const void *
         memcpy(c->bytes, bytes, n_bytes);
     *n->changes_tail = c;
     n->changes_tail = &c->next;
+    if (kind == SIM_PUNCH)
+        free_sectors(n, offset, offset + length);
+    else if (kind == SIM_TRUNCATE)
+        free_sectors(n, offset, UINT64_MAX);
     image_apply(&n->current, c);
 }
 
@@ -281,9 +335,9 @@ static void crash_mix(struct sim_image *im, const struct sim_node *n, bool garba
 }
 
 struct sim_node *sim_node_after_crash(const struct sim_node *n, enum sim_crash_mode mode,
-                                      struct rng *rng)
+                                      struct rng *rng, struct sim_freed *freed)
 {
-    struct sim_node *out = sim_node_create(n->is_dir);
+    struct sim_node *out = sim_node_create(n->is_dir, freed);
     image_copy(&out->durable, &n->durable);
     if (mode == SIM_CRASH_PREFIX)
         crash_prefix(&out->durable, n, rng);

@@ -12,6 +12,13 @@
 #define SIM_SECTOR 4096u
 #define SIM_PART   512u /* a crash tears a sector between parts of this size */
 
+/* Bytes of freed sectors. They stay on the medium: see io_sim_raw_count. A sector of zeros is left
+ * out. */
+struct sim_freed {
+    uint8_t *bytes; /* [n * SIM_SECTOR] */
+    size_t n, room;
+};
+
 /* The content of a file, and which of its sectors take space. */
 struct sim_image {
     uint8_t *bytes;     /* [n_sectors * SIM_SECTOR], zero past size */
@@ -38,6 +45,8 @@ struct sim_node {
      * count as used. */
     unsigned n_live;
     bool is_dir;
+    struct sim_freed
+        *freed; /* receives the bytes of freed sectors; NULL: they are forgotten */
     struct sim_image current, durable;
     /* Changes that lead from durable to current content, oldest first. */
     struct sim_change *changes, **changes_tail;
@@ -52,13 +61,19 @@ enum sim_crash_mode {
     SIM_CRASH_GARBAGE /* as MIX, and some sectors hold bytes that were never written */
 };
 
-struct sim_node *sim_node_create(bool is_dir); /* Returns a node with one reference. */
+/* Returns a node with one reference. freed (NULL allowed) outlives the node. */
+struct sim_node *sim_node_create(bool is_dir, struct sim_freed *freed);
 void sim_node_unref(struct sim_node *n);
 
-/* Returns a new node with the content of n after a crash. */
+/* Returns a new node with the content of n after a crash. freed as in sim_node_create. */
 struct sim_node *sim_node_after_crash(const struct sim_node *n, enum sim_crash_mode mode,
-                                      struct rng *rng);
+                                      struct rng *rng, struct sim_freed *freed);
 
+/* Finds the first run of allocated sectors at or behind `at`. Returns false if there is none. */
+bool sim_node_next_data(const struct sim_node *n, uint64_t at, uint64_t *begin,
+                        uint64_t *end);
+/* Adds the sector's bytes. Does nothing if they are zeros, or if f is NULL. */
+void sim_freed_add(struct sim_freed *f, const uint8_t *sector);
 size_t sim_node_read(const struct sim_node *n, void *buf, size_t length, uint64_t offset);
 /* Returns how many sectors a write or allocation of this range would newly take. */
 uint64_t sim_node_sectors_needed(const struct sim_node *n, uint64_t offset,

@@ -232,8 +232,12 @@ static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **draf
             (evicts && !store_make_space(s, n_bytes << round, why, newcomer)))
             return rc;
         /* frees space at the end of other files, which counts under the same cap */
-        if (is_cap)
+        if (is_cap) {
+            pthread_mutex_unlock(&s->lock);
+            store_wipe_tails(s);
+            pthread_mutex_lock(&s->lock);
             store_cut_files(s);
+        }
     }
 }
 

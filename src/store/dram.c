@@ -198,6 +198,12 @@ static int dram_wipe(struct media *m, int device, uint32_t segment, uint64_t beg
     return 0;
 }
 
+static void dram_punch(struct media *m, int device, uint32_t segment, uint64_t begin,
+                       uint64_t end)
+{
+    (void)m, (void)device, (void)segment, (void)begin, (void)end; /* memory has no holes */
+}
+
 static const struct media_ops dram_ops = {
     .close = dram_close,
     .write = dram_write,
@@ -209,6 +215,7 @@ static const struct media_ops dram_ops = {
     .segment_size = dram_segment_size,
     .cut = dram_cut,
     .wipe = dram_wipe,
+    .punch = dram_punch,
 };
 
 /* Returns how much memory is provided ahead: the whole newest segment for a store with a cap, if

@@ -4,10 +4,11 @@
  *   2. a marker says that free space must be wiped (remains.c)
  *   3. lock: the chunks are taken off the catalog; their extents are marked to be wiped
  *   4. one index transaction: rows dropped, their places entered into `wipe`
- *   5. the places are wiped, and synced
+ *   5. the places are overwritten with zeros, synced, and then punched
  *   6. one index transaction: the places leave `wipe`; their space may be used again
- *   7. free space that may hold older bytes is wiped, and synced; the marker is removed
- *   8. the chunks' copies in DRAM, which step 3 has taken away, are zeroed
+ *   7. free space that may hold older bytes is wiped in the same way; the marker is removed
+ *   8. the index's log, which still has the dropped rows, is folded, overwritten and cut
+ *   9. the chunks' copies in DRAM, which step 3 has taken away, are zeroed
  *
  * A crash before step 4 leaves the chunks as they were. A crash after step 4 leaves them absent,
  * and the next open continues with step 5. A chunk in use is doomed: it is missing for lookups, and
@@ -186,6 +187,8 @@ static int erase_now(struct store *s, const struct sha256 *keys, int n, struct t
     if (rc == 0)
         rc = store_wipe_remains(s, err);
     if (rc == 0)
+        rc = store_fold_log(s, err);
+    if (rc == 0)
         store_fill_reserve(s);
     return rc;
 }
@@ -300,24 +303,22 @@ int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
 
 /* --- wiping ----------------------------------------------------------------------------------- */
 
-/* [commit_lock] Wipes the bytes of all places and syncs. */
+/* Bytes that are wiped between two syncs: about 60 ms of a fast disk. */
+#define WIPE_AT_ONCE ((uint64_t)32 << 20)
+
+/* Overwrites the bytes of all places, syncs, and gives their space back to the file system. No lock
+ * is held while bytes are overwritten, so commits go on. */
 static int places_wipe(struct store *s, const struct extent *list, struct err *err)
 {
     struct media *m = s->media;
-    struct err why = {0};
     int rc = 0;
     for (const struct extent *x = list; x != NULL && rc == 0; x = x->next)
         rc = m->ops->wipe(m, x->device, x->segment, x->offset, x->offset + extent_bytes(x),
                           err);
-    if (rc != 0)
-        return rc;
-    rc = m->ops->sync(m, &why);
-    if (rc != 0) { /* the failed sync may have lost appended bytes, too */
-        pthread_mutex_lock(&s->lock);
-        store_end_saving(s, rc, &why);
-        pthread_mutex_unlock(&s->lock);
-        err_set(err, rc, "%s", why.msg);
-    }
+    if (rc == 0)
+        rc = store_sync_wiped(s, err);
+    for (const struct extent *x = list; x != NULL && rc == 0; x = x->next)
+        m->ops->punch(m, x->device, x->segment, x->offset, x->offset + extent_bytes(x));
     return rc;
 }
 
@@ -331,17 +332,22 @@ static int rows_forget(struct store *s, const struct extent *list, uint64_t id_l
     return rc == 0 ? index_commit(s->index, id_limit, err) : rc;
 }
 
-/* [commit_lock] Removes the places of a list from the index. Takes index_lock. */
-static int places_forget(struct store *s, const struct extent *list, uint64_t id_limit,
-                         struct err *err)
+/* Removes the places of a list from the index. Takes commit_lock, because a commit raises id_limit,
+ * and index_lock. */
+static int places_forget(struct store *s, const struct extent *list, struct err *err)
 {
     if (s->index == NULL)
         return 0;
+    pthread_mutex_lock(&s->commit_lock);
+    pthread_mutex_lock(&s->lock);
+    uint64_t id_limit = s->id_limit;
+    pthread_mutex_unlock(&s->lock);
     pthread_mutex_lock(&s->index_lock);
     int rc = rows_forget(s, list, id_limit, err);
     if (rc == -ENOSPC && store_release_reserve(s->io, s->dirs[0]))
         rc = rows_forget(s, list, id_limit, err);
     pthread_mutex_unlock(&s->index_lock);
+    pthread_mutex_unlock(&s->commit_lock);
     return rc;
 }
 
@@ -362,8 +368,22 @@ static void places_settle(struct store *s, struct extent *list, bool done)
     }
 }
 
-int store_wipe(struct store *s, struct err *err)
+/* [lock] Takes the first places that wait to be wiped, about WIPE_AT_ONCE bytes. */
+static struct extent *places_take(struct store *s)
 {
+    struct extent *list = s->wiping, **end = &s->wiping;
+    for (uint64_t n = 0; *end != NULL && n < WIPE_AT_ONCE; end = &(*end)->next)
+        n += extent_bytes(*end);
+    s->wiping = *end;
+    *end = NULL;
+    return list;
+}
+
+/* [wipe_lock] Wipes some of the places. *more: others wait. */
+static int wipe_some(struct store *s, bool *more, struct err *err)
+{
+    struct extent *list = NULL;
+    *more = false;
     pthread_mutex_lock(&s->lock);
     bool wanted = s->wiping != NULL;
     pthread_mutex_unlock(&s->lock);
@@ -373,32 +393,53 @@ int store_wipe(struct store *s, struct err *err)
                     : 0;
     if (rc != 0 || !wanted)
         return rc;
-    pthread_mutex_lock(&s->commit_lock);
     pthread_mutex_lock(&s->lock);
-    struct extent *list = s->wiping;
-    if (list != NULL)
-        rc = store_can_save(s, err);
+    rc = store_can_save(s, err);
     if (rc == 0)
-        s->wiping = NULL;
-    uint64_t id_limit = s->id_limit;
+        list = places_take(s);
     pthread_mutex_unlock(&s->lock);
-    if (list != NULL && rc == 0) {
+    if (rc == 0 && list != NULL)
         rc = places_wipe(s, list, err);
-        if (rc == 0)
-            rc = places_forget(s, list, id_limit, err);
-        pthread_mutex_lock(&s->lock);
-        places_settle(s, list, rc == 0);
-        pthread_mutex_unlock(&s->lock);
+    if (rc == 0 && list != NULL)
+        rc = places_forget(s, list, err);
+    pthread_mutex_lock(&s->lock);
+    places_settle(s, list, rc == 0);
+    *more = s->wiping != NULL;
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+int store_wipe_some(struct store *s, struct err *err)
+{
+    bool more;
+    pthread_mutex_lock(&s->wipe_lock);
+    int rc = wipe_some(s, &more, err);
+    pthread_mutex_unlock(&s->wipe_lock);
+    return rc;
+}
+
+int store_wipe(struct store *s, struct err *err)
+{
+    bool more = true;
+    int rc = 0;
+    while (rc == 0 && more) {
+        /* Given up in between, so that a thread which needs room waits for a part only. */
+        pthread_mutex_lock(&s->wipe_lock);
+        rc = wipe_some(s, &more, err);
+        pthread_mutex_unlock(&s->wipe_lock);
     }
-    pthread_mutex_unlock(&s->commit_lock);
     return rc;
 }
 
 void store_wipe_rest(struct store *s)
 {
     struct err why = {0};
-    if (!s->read_only && store_wipe(s, &why) != 0)
+    bool more;
+    if (s->read_only || pthread_mutex_trylock(&s->wipe_lock) != 0)
+        return; /* another thread wipes */
+    if (wipe_some(s, &more, &why) != 0)
         log_info("erased chunks could not be wiped yet: %s", why.msg);
+    pthread_mutex_unlock(&s->wipe_lock);
 }
 
 /* --- at open ---------------------------------------------------------------------------------- */

@@ -61,6 +61,11 @@ void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict wh
         *evicted_slot(s, &n->key) = get_u64(n->key.b) | 1;
     s->evictions[why]++;
     s->n_evicted_pinned += kept && n->pin_at != 0;
+    /* A time to live is a promise to forget. Other evicted bytes stay in free space until the next
+     * erase. */
+    if (why == STORE_EVICT_IDLE || why == STORE_EVICT_EXPIRED)
+        for (struct extent *x = n->extents; x != NULL; x = x->next)
+            x->wipe = 1;
     n->n_pins++; /* keeps the node while its extents are freed */
     while (n->extents != NULL)
         store_free_extent(s, n->extents);
@@ -354,7 +359,7 @@ static int evicted_free(struct store *s, struct err *err)
     pthread_mutex_unlock(&s->lock);
     int rc = store_commit_run(s, 0, err);
     if (rc == 0)
-        rc = store_wipe(s, err);
+        rc = store_wipe_some(s, err);
     pthread_mutex_lock(&s->lock);
     return rc;
 }

@@ -22,6 +22,7 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "io/io.h"
+#include "io/io_erase.h"
 #include "store/alloc.h"
 #include "store/media.h"
 
@@ -555,7 +556,7 @@ static int segment_remove(struct files *f, struct device *d, uint32_t segment,
     pthread_mutex_unlock(&f->lock);
     io_file_close(seg->file);
     free(seg);
-    int rc = io_unlink(f->io, path, err);
+    int rc = io_erase(f->io, path, err);
     dirty_set(f, &d->dir_dirty);
     free(path);
     return rc;
@@ -571,29 +572,46 @@ static int files_cut(struct media *m, int device, uint32_t segment, uint64_t end
     if (seg != NULL && end_bytes == 0) {
         rc = segment_remove(f, &f->devices[device], segment, err);
     } else if (seg != NULL && seg->size_bytes > end_bytes) {
-        rc = io_file_truncate(seg->file, end_bytes, err);
+        rc = io_file_cut(seg->file, end_bytes, err);
         segment_resized(f, seg, rc == 0 ? end_bytes : seg->size_bytes);
     }
     pthread_mutex_unlock(&f->grow_lock);
     return rc;
 }
 
+/* Returns the segment's file, and cuts *end to it: the file may have been damaged. NULL: there is
+ * nothing in [begin, *end). */
+static struct segment *part_of(struct files *f, int device, uint32_t segment,
+                               uint64_t begin, uint64_t *end)
+{
+    struct segment *seg = segment_get(f, device, segment);
+    if (seg == NULL)
+        return NULL;
+    pthread_mutex_lock(&f->lock);
+    *end = MIN(*end, round_up(seg->size_bytes, STORE_ALIGN));
+    pthread_mutex_unlock(&f->lock);
+    return begin < *end ? seg : NULL;
+}
+
 static int files_wipe(struct media *m, int device, uint32_t segment, uint64_t begin,
                       uint64_t end, struct err *err)
 {
     struct files *f = files_of(m);
-    int rc = 0;
-    pthread_mutex_lock(&f->grow_lock);
-    struct segment *seg = segment_get(f, device, segment);
-    /* The file may have been damaged, so its end may lie before `end`. */
-    if (seg != NULL && end > seg->size_bytes)
-        end = round_up(seg->size_bytes, STORE_ALIGN);
-    if (seg != NULL && begin < end) {
-        rc = io_file_punch(seg->file, begin, end - begin, err);
+    struct segment *seg = part_of(f, device, segment, begin, &end);
+    bool any = false;
+    int rc = seg != NULL ? io_file_zero(seg->file, begin, end, &any, err) : 0;
+    if (any)
         dirty_set(f, &seg->dirty);
-    }
-    pthread_mutex_unlock(&f->grow_lock);
     return rc;
+}
+
+/* A failure only leaves zeros where a hole could be. */
+static void files_punch(struct media *m, int device, uint32_t segment, uint64_t begin,
+                        uint64_t end)
+{
+    struct segment *seg = part_of(files_of(m), device, segment, begin, &end);
+    if (seg != NULL)
+        (void)io_file_punch(seg->file, begin, end - begin, NULL);
 }
 
 /* --- life cycle ------------------------------------------------------------------------------- */
@@ -631,6 +649,7 @@ static const struct media_ops files_ops = {
     .segment_size = files_segment_size,
     .cut = files_cut,
     .wipe = files_wipe,
+    .punch = files_punch,
 };
 
 /* Reads the number of a segment from its file's name, "seg-000000.hc". Returns false for any other

@@ -1,5 +1,5 @@
-/* gc.c - garbage collection: removes chunks that cannot be reached, wipes erased chunks, cuts
- * files behind their last used byte, wipes their free space, and folds the index's log.
+/* gc.c - garbage collection: removes chunks that cannot be reached, wipes erased chunks and the
+ * files' free space, cuts files behind their last used byte, and folds the index's log.
  *
  * After a collection no byte of an evicted or erased chunk is left in a file of the store. */
 #include <errno.h>
@@ -73,6 +73,7 @@ void store_cut_to_cap(struct store *s)
     /* If the commit fails, the next opening tries again. */
     if (n_bytes <= s->cap_bytes || store_commit_run(s, STORE_COMMIT_FRESH, NULL) != 0)
         return;
+    store_wipe_tails(s);
     pthread_mutex_lock(&s->lock);
     store_cut_files(s);
     pthread_mutex_unlock(&s->lock);
@@ -91,7 +92,7 @@ static int files_trim(struct store *s, struct err *err)
     return rc;
 }
 
-static int index_trim(struct store *s, struct err *err)
+int store_fold_log(struct store *s, struct err *err)
 {
     int rc = 0;
     if (s->index == NULL)
@@ -118,12 +119,14 @@ int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
         rc = store_commit_run(s, STORE_COMMIT_FRESH | STORE_COMMIT_RESERVE, err);
     if (rc == 0)
         rc = store_wipe(s, err);
-    if (rc == 0)
-        rc = files_trim(s, err);
+    /* Free space is wiped before the files are cut. So the cut, which holds the lock, finds nothing
+     * to overwrite. */
     if (rc == 0)
         rc = store_wipe_remains(s, err);
     if (rc == 0)
-        rc = index_trim(s, err);
+        rc = files_trim(s, err);
+    if (rc == 0)
+        rc = store_fold_log(s, err);
     if (rc == 0)
         store_fill_reserve(s);
     pthread_mutex_lock(&s->lock);

@@ -44,12 +44,17 @@ struct media_ops {
     /* Returns the size of a segment in bytes; 0 if there is no such segment. */
     uint64_t (*segment_size)(struct media *m, int device, uint32_t segment);
 
-    /* cut shortens a segment to end_bytes, or removes it if end_bytes is 0. wipe zeroes the bytes
-     * [begin, end) of a segment. No used byte may lie in the part that is cut or wiped. */
+    /* cut overwrites and shortens a segment to end_bytes, or removes it if end_bytes is 0. wipe
+     * overwrites the bytes [begin, end) of a segment with zeros, which are durable after sync.
+     * punch, behind that sync, gives the space of a wiped range back to the file system; it is only
+     * an attempt. No used byte may lie in the part that is cut, wiped or punched, and a part that
+     * is wiped or punched is claimed in the allocator. */
     int (*cut)(struct media *m, int device, uint32_t segment, uint64_t end_bytes,
                struct err *err);
     int (*wipe)(struct media *m, int device, uint32_t segment, uint64_t begin, uint64_t end,
                 struct err *err);
+    void (*punch)(struct media *m, int device, uint32_t segment, uint64_t begin,
+                  uint64_t end);
 };
 
 struct media {

@@ -25,6 +25,7 @@
 #include "base/mem.h"
 #include "base/plural.h"
 #include "io/io.h"
+#include "io/io_erase.h"
 #include "store/store_impl.h"
 
 enum { ENTRY_BYTES = 64, READ_ENTRIES = 1024, HEADERS_AT_ONCE = 256 };
@@ -293,7 +294,7 @@ int store_pay_owed(struct store *s, struct err *err)
     if (rc == 0)
         rc = store_wipe_remains(s, err);
     if (rc == 0)
-        rc = io_unlink(s->io, path, err);
+        rc = io_erase(s->io, path, err);
     if (rc == 0)
         rc = io_dir_sync(s->io, s->dirs[0], err);
     free(path);

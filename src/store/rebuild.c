@@ -21,6 +21,7 @@
 #include "base/minmax.h"
 #include "base/plural.h"
 #include "io/io.h"
+#include "io/io_erase.h"
 #include "store/store_impl.h"
 
 #define SCAN_BYTES (4u << 20)
@@ -185,9 +186,12 @@ static int scan_all(struct scan *sc, struct err *err)
     return rc;
 }
 
-static int unlink_if_there(struct io *io, const char *path, struct err *err)
+/* A damaged disk may refuse the overwriting. The rebuild goes on without it. */
+static int erase_if_there(struct io *io, const char *path, struct err *err)
 {
-    int rc = io_unlink(io, path, err);
+    int rc = io_erase(io, path, err);
+    if (rc != 0 && rc != -ENOENT)
+        rc = io_unlink(io, path, err);
     return rc == -ENOENT ? 0 : rc;
 }
 
@@ -221,7 +225,7 @@ static int old_index_remove(struct store *s, const char *dir, const char *marker
     static const char *const suffixes[] = {"-journal", "-wal", ""};
     for (int i = 0; i < 3 && rc == 0; i++) {
         char *path = xasprintf("%s%s", s->index_path, suffixes[i]);
-        rc = unlink_if_there(s->io, path, err);
+        rc = erase_if_there(s->io, path, err);
         free(path);
     }
     return rc == 0 ? io_dir_sync(s->io, dir, err) : rc;

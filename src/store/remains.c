@@ -1,7 +1,7 @@
 /* remains.c - bytes of former extents in free space, and wiping them.
  *
  * The space of an extent that is evicted, superseded, damaged or never committed is given back
- * without being wiped, because wiping costs a sync. Its segment is then *soiled*: its free
+ * unwiped, because wiping costs writes and a sync. Its segment is then *soiled*: its free
  * ranges may hold state and token ids. Every erase wipes the free ranges of all soiled segments,
  * so that a deleted conversation leaves no older copy behind. A killed process may have left
  * bytes anywhere, so all segments are soiled at open.
@@ -69,8 +69,10 @@ struct ranges {
     uint32_t n;
 };
 
-/* [lock] Takes the free ranges of a soiled segment up to the end of its file. */
-static void ranges_take(struct store *s, int device, uint32_t segment, struct ranges *out)
+/* [lock] Takes the free ranges of a soiled segment up to the end of its file. tail: only the last
+ * one, behind all used bytes. */
+static void ranges_take(struct store *s, int device, uint32_t segment, bool tail,
+                        struct ranges *out)
 {
     struct alloc *a = &s->alloc[device];
     struct alloc_segment *g = &a->segments[segment];
@@ -78,9 +80,11 @@ static void ranges_take(struct store *s, int device, uint32_t segment, struct ra
     *out = (struct ranges){.at = xmalloc((g->n_free + 1) * sizeof out->at[0])};
     if (!g->soiled)
         return;
-    g->soiled = false;
+    g->soiled = tail; /* the other ranges are not wiped yet */
     for (uint32_t i = 0; i < g->n_free && g->free[i].begin < size; i++) {
         struct alloc_range r = g->free[i];
+        if (tail && r.begin < alloc_end(a, segment))
+            continue;
         uint64_t file_end = round_up(size, STORE_ALIGN);
         r.end = MIN(r.end, file_end);
         out->at[out->n++] = r;
@@ -92,16 +96,41 @@ static void ranges_take(struct store *s, int device, uint32_t segment, struct ra
     }
 }
 
-static int segment_wipe(struct store *s, int device, uint32_t segment, struct err *err)
+int store_sync_files(struct store *s, struct err *err)
+{
+    struct err why = {0};
+    int rc = s->media->ops->sync(s->media, &why);
+    if (rc == 0)
+        return 0;
+    pthread_mutex_lock(&s->lock);
+    store_end_saving(s, rc, &why);
+    pthread_mutex_unlock(&s->lock);
+    return err_set(err, rc, "%s", why.msg);
+}
+
+int store_sync_wiped(struct store *s, struct err *err)
+{
+    pthread_mutex_lock(&s->commit_lock);
+    int rc = store_sync_files(s, err);
+    pthread_mutex_unlock(&s->commit_lock);
+    return rc;
+}
+
+static int segment_wipe(struct store *s, int device, uint32_t segment, bool tail,
+                        struct err *err)
 {
     struct media *m = s->media;
     struct ranges r;
     int rc = 0;
     pthread_mutex_lock(&s->lock);
-    ranges_take(s, device, segment, &r);
+    ranges_take(s, device, segment, tail, &r);
     pthread_mutex_unlock(&s->lock);
     for (uint32_t i = 0; i < r.n && rc == 0; i++)
         rc = m->ops->wipe(m, device, segment, r.at[i].begin, r.at[i].end, err);
+    if (rc == 0 && r.n > 0)
+        rc = store_sync_wiped(s, err);
+    for (uint32_t i = 0; i < r.n && rc == 0; i++)
+        m->ops->punch(m, device, segment, r.at[i].begin, r.at[i].end);
     pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < r.n; i++)
         alloc_give(&s->alloc[device], segment, r.at[i].begin, r.at[i].end - r.at[i].begin);
@@ -120,25 +149,12 @@ static uint32_t n_segments_of(struct store *s, int device)
     return n;
 }
 
-int store_sync_files(struct store *s, struct err *err)
+void store_wipe_tails(struct store *s)
 {
-    struct err why = {0};
-    int rc = s->media->ops->sync(s->media, &why);
-    if (rc == 0)
-        return 0;
-    pthread_mutex_lock(&s->lock);
-    store_end_saving(s, rc, &why);
-    pthread_mutex_unlock(&s->lock);
-    return err_set(err, rc, "%s", why.msg);
-}
-
-/* Makes the wiping of space durable. */
-static int wiped_sync(struct store *s, struct err *err)
-{
-    pthread_mutex_lock(&s->commit_lock);
-    int rc = store_sync_files(s, err);
-    pthread_mutex_unlock(&s->commit_lock);
-    return rc;
+    int rc = in_files(s) ? 0 : -1;
+    for (int d = 0; d < s->media->n_devices; d++)
+        for (uint32_t i = 0; rc == 0 && i < n_segments_of(s, d); i++)
+            rc = segment_wipe(s, d, i, true, NULL);
 }
 
 int store_wipe_remains(struct store *s, struct err *err)
@@ -151,9 +167,7 @@ int store_wipe_remains(struct store *s, struct err *err)
     pthread_mutex_unlock(&s->lock);
     for (int d = 0; d < s->media->n_devices && wanted; d++)
         for (uint32_t i = 0; rc == 0 && i < n_segments_of(s, d); i++)
-            rc = segment_wipe(s, d, i, err);
-    if (rc == 0 && wanted)
-        rc = wiped_sync(s, err);
+            rc = segment_wipe(s, d, i, false, err);
     if (rc != 0)
         return rc;
     char *path = marker_path(s);

@@ -31,6 +31,7 @@ static struct store *store_new(const struct store_opts *opts)
     s->id_limit = UINT64_MAX;
     s->pending_end = &s->pending;
     pthread_mutex_init(&s->erase_lock, NULL);
+    pthread_mutex_init(&s->wipe_lock, NULL);
     pthread_mutex_init(&s->commit_lock, NULL);
     pthread_mutex_init(&s->index_lock, NULL);
     pthread_mutex_init(&s->lock, NULL);
@@ -68,6 +69,7 @@ static void store_free(struct store *s)
     pthread_mutex_destroy(&s->lock);
     pthread_mutex_destroy(&s->index_lock);
     pthread_mutex_destroy(&s->commit_lock);
+    pthread_mutex_destroy(&s->wipe_lock);
     pthread_mutex_destroy(&s->erase_lock);
     free(s);
 }

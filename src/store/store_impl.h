@@ -17,6 +17,7 @@
  *
  * Locks, in the order in which they may be nested:
  *   erase_lock   one erase (or gc) at a time; held across fsync
+ *   wipe_lock    one thread at a time overwrites erased chunks; held across I/O
  *   commit_lock  one commit (or gc) at a time; held across fsync
  *   index_lock   the index connection; held across the index's fsync
  *   lock         everything else here; never held during I/O, except by gc */
@@ -129,7 +130,7 @@ struct store {
     int64_t stuck_ns;
     bool read_only;
 
-    pthread_mutex_t erase_lock, commit_lock, index_lock, lock;
+    pthread_mutex_t erase_lock, wipe_lock, commit_lock, index_lock, lock;
     /* Condition for `lock`. Signalled when an append ends, that is, when a node's has_writer
      * becomes false. */
     pthread_cond_t writer_left;
@@ -288,11 +289,13 @@ int store_doom_writing(struct store *s);
  * kept. */
 void store_settle_doomed(struct store *s, struct chunk_node *n);
 /* Wipes the places that wait to be wiped, and gives their space back. After an error the next call
- * tries again. */
+ * tries again. Takes wipe_lock. */
 int store_wipe(struct store *s, struct err *err);
-/* Wipes the places that earlier erases have left, because a crash cut them off or because the
- * chunks were in use. A failure does not stop the open or commit that calls it: the next erase,
- * commit, gc or open tries again. */
+/* Wipes the first of these places only, so that a thread that needs room does not wait for all. */
+int store_wipe_some(struct store *s, struct err *err);
+/* Wipes some of the places that earlier erases have left, because a crash cut them off or because
+ * the chunks were in use, unless another thread wipes. A failure does not stop the open or commit
+ * that calls it: the next erase, commit, gc or open tries again. */
 void store_wipe_rest(struct store *s);
 /* Marks durably that free space must be wiped, if it may hold bytes of former extents. If a
  * crash cuts an erase off, the next open then finishes it. A full disk is no error: the mark is
@@ -301,6 +304,9 @@ int store_mark_remains(struct store *s, struct err *err);
 /* Wipes the free space that may hold bytes of former extents, syncs it, and removes the durable
  * mark. */
 int store_wipe_remains(struct store *s, struct err *err);
+/* Wipes the free space behind the used bytes of each segment, so that store_cut_files finds nothing
+ * to overwrite. A failure is left to store_cut_files. */
+void store_wipe_tails(struct store *s);
 /* At open: treats every free byte of the segment files as if it held bytes of a former extent. */
 void store_soil_all(struct store *s);
 /* At open: wipes the free space that may hold bytes of former extents, if the mark exists. */
@@ -357,6 +363,11 @@ void store_end_saving(struct store *s, int rc, const struct err *why);
 /* [commit_lock] Makes everything that was written durable. A failure is final: it ends saving,
  * since appended bytes may be among the lost ones. */
 int store_sync_files(struct store *s, struct err *err);
+
+/* As store_sync_files, and takes commit_lock. */
+int store_sync_wiped(struct store *s, struct err *err);
+/* Folds the index's log into the index, and overwrites and cuts the log. Takes index_lock. */
+int store_fold_log(struct store *s, struct err *err);
 
 /* [lock] Returns 0, or the code of the error that keeps this store from saving. */
 int store_can_save(struct store *s, struct err *err);

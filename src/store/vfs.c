@@ -7,7 +7,9 @@
  * 2. The lock on the database is taken whole at the first SHARED and given up at NONE. There are
  *    no levels in between, since no other user can be inside.
  * 3. Reads past the end are zero-filled, as SQLite requires.
- * 4. A VFS for reading only changes nothing. SQLite makes a log for each database in WAL mode;
+ * 4. What is cut from a file or deleted with it is overwritten first (io_erase.h): a log holds the
+ *    rows that were dropped. Its header goes first, durably, so no part of it is ever replayed.
+ * 5. A VFS for reading only changes nothing. SQLite makes a log for each database in WAL mode;
  *    here a missing log is an empty file without io_file. */
 #include "store/vfs.h"
 
@@ -19,6 +21,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "io/io.h"
+#include "io/io_erase.h"
 
 #define MAX_PATH 1024
 
@@ -100,7 +103,12 @@ static int file_truncate(sqlite3_file *base, sqlite3_int64 size)
     struct err err;
     if (vfs_is_read_only(base))
         return SQLITE_READONLY;
-    int rc = io_file_truncate(file_of(base)->file, (uint64_t)size, &err);
+    struct io_file *file = file_of(base)->file;
+    uint64_t now = 0;
+    int rc = io_file_size(file, &now, &err);
+    if (rc == 0)
+        rc = now > (uint64_t)size ? io_file_cut(file, (uint64_t)size, &err)
+                                  : io_file_truncate(file, (uint64_t)size, &err);
     return rc == 0 ? SQLITE_OK : failed(SQLITE_IOERR_TRUNCATE, &err);
 }
 
@@ -241,7 +249,7 @@ static int vfs_delete(sqlite3_vfs *base, const char *path, int sync_folder)
     struct err err;
     if (vfs_of(base)->read_only)
         return SQLITE_READONLY;
-    int rc = io_unlink(io, path, &err);
+    int rc = io_erase(io, path, &err);
     if (rc == -ENOENT)
         return SQLITE_IOERR_DELETE_NOENT;
     if (rc != 0)

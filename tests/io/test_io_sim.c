@@ -200,7 +200,7 @@ static void test_cuts_and_holes_need_sync_too(void **state)
     uint8_t b[2 * SECTOR];
     struct rng rng = {.s = 1};
     iotest_fill(b, sizeof b, 1);
-    struct sim_node *n = sim_node_create(false);
+    struct sim_node *n = sim_node_create(false, NULL);
     sim_node_change(n, SIM_WRITE, b, 0, sizeof b);
     sim_node_sync(n);
     sim_node_change(n, SIM_PUNCH, NULL, 0, SECTOR);
@@ -209,7 +209,7 @@ static void test_cuts_and_holes_need_sync_too(void **state)
         bool was[2][2] = {{false}};
         for (int i = 0; i < 64; i++) {
             struct sim_node *after = sim_node_after_crash(n, (enum sim_crash_mode)mode,
-                                                          &rng);
+                                                          &rng, NULL);
             was[after->current.allocated[0] == 0][after->current.size == SECTOR] = true;
             sim_node_unref(after);
         }

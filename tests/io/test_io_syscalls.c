@@ -23,6 +23,7 @@
 
 #include <cmocka.h>
 
+#include "io/io_erase.h"
 #include "iotest.h"
 
 /* --- the calls -------------------------------------------------------------------------------- */
@@ -137,6 +138,10 @@ PASS(int, fdatasync, (int fd), (fd))
 PASS(int, fsync, (int fd), (fd))
 PASS(int, ftruncate, (int fd, off_t n), (fd, n))
 PASS(int, fallocate, (int fd, int mode, off_t at, off_t n), (fd, mode, at, n))
+PASS(off_t, lseek, (int fd, off_t at, int from), (fd, at, from))
+PASS(int, renameat2,
+     (int from_dir, const char *from, int to_dir, const char *to, unsigned flags),
+     (from_dir, from, to_dir, to, flags))
 PASS(int, mkdir, (const char *path, mode_t mode), (path, mode))
 PASS(int, chmod, (const char *path, mode_t mode), (path, mode))
 PASS(int, unlink, (const char *path), (path))
@@ -552,6 +557,48 @@ static void test_punch_without_zeros(void **state)
     place_clear(&p);
 }
 
+/* Where the file system knows no holes, all of the file is overwritten. Where it cannot exchange
+ * names, the old file is held open while the new one takes its name. */
+static void test_erase_elsewhere(void **state)
+{
+    struct place p = place_make(state);
+    struct err err = {0};
+    uint64_t begin, end;
+    arm("lseek", EINVAL, 1);
+    assert_int_equal(io_file_next_data(p.f, 0, &begin, &end, &err), 0);
+    assert_int_equal(disarm(), 1);
+    assert_true(begin == 0 && end > 0);
+    arm("lseek", EIO, 1);
+    assert_int_equal(io_file_next_data(p.f, 0, &begin, &end, &err), -EIO);
+    assert_non_null(strstr(err.msg, "find data in "));
+    disarm();
+    arm("lseek", EIO, 1);
+    assert_int_equal(io_file_cut(p.f, 1, &err), -EIO);
+    disarm();
+    char *to = strdup(iotest_path(p.t, "to"));
+    struct io_file *f, *old;
+    uint8_t back[2] = {0};
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(io_file_open(p.t->io, p.fresh, IO_CREATE, &f, &err), 0);
+        assert_int_equal(io_file_pwrite(f, i == 0 ? "a" : "b", 1, 0, &err), 0);
+        io_file_close(f);
+        if (i == 1)
+            assert_int_equal(io_file_open(p.t->io, to, 0, &old, &err), 0);
+        arm("renameat2", EINVAL, 1);
+        assert_int_equal(io_replace(p.t->io, p.fresh, to, NULL, &err), 0);
+        assert_int_equal(disarm(), 1);
+    }
+    assert_int_equal(io_file_pread(old, back, 1, 0, &err), 0);
+    assert_int_equal(back[0], 0); /* the old file was overwritten */
+    io_file_close(old);
+    assert_int_equal(io_file_open(p.t->io, to, 0, &f, &err), 0);
+    assert_int_equal(io_file_pread(f, back, 1, 0, &err), 0);
+    assert_int_equal(back[0], 'b');
+    io_file_close(f);
+    free(to);
+    place_clear(&p);
+}
+
 /* --- io_uring --------------------------------------------------------------------------------- */
 
 static void test_ring_absent(void **state)
@@ -733,9 +780,10 @@ int main(void)
         ON("pread", test_interrupted),         ON("pread", test_short),
         ON("pread", test_mkdirs_race),         ON("pread", test_no_direct),
         ON("pread", test_punch_without_holes), ON("pread", test_punch_without_zeros),
-        ON("uring", test_each_operation),      cmocka_unit_test(test_ring_absent),
-        ON("uring", test_ring_names_buffers),  ON("uring", test_ring_limits),
-        ON("uring", test_ring_goes_on),        ON("uring", test_ring_breaks),
+        ON("pread", test_erase_elsewhere),     ON("uring", test_each_operation),
+        cmocka_unit_test(test_ring_absent),    ON("uring", test_ring_names_buffers),
+        ON("uring", test_ring_limits),         ON("uring", test_ring_goes_on),
+        ON("uring", test_ring_breaks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

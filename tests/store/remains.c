@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/mem.h"
+#include "io/io_sim.h"
 
 struct bytes {
     uint8_t *p;
@@ -84,6 +85,9 @@ int files_with(const struct st_place *p, const void *what, size_t n)
         }
         io_names_free(&names);
     }
+    /* the medium itself, with the blocks that were freed */
+    if (p->io != NULL && strcmp(io_name(p->io), "sim") == 0)
+        n_with += (int)io_sim_raw_count(p->io, what, n);
     return n_with;
 }
 

@@ -237,7 +237,7 @@ static bool io_of(const char *kind, struct io **io)
     int rc = 0;
     *io = NULL;
     if (strcmp(kind, "sim") == 0)
-        rc = io_sim_open(&(struct io_sim_opts){.seed = 1}, io, &err);
+        rc = io_sim_open(&(struct io_sim_opts){.seed = 1, .keeps_freed = true}, io, &err);
     else if (strcmp(kind, "uring") == 0)
         rc = io_uring_open(io, &err);
     else if (strcmp(kind, "pread") == 0)

@@ -555,7 +555,9 @@ static bool cut_off_at(uint64_t n, uint64_t seed)
     struct sha256 keys[N];
     assert_true(st_place_open(&p, "sim", 2));
     io_close(p.io);
-    assert_int_equal(io_sim_open(&(struct io_sim_opts){.seed = seed}, &p.io, &err), 0);
+    assert_int_equal(
+        io_sim_open(&(struct io_sim_opts){.seed = seed, .keeps_freed = true}, &p.io, &err),
+        0);
     p.opts.io = p.io;
     struct store *s = st_open(&p);
     save_both(s);
@@ -612,7 +614,7 @@ static void wipe_fails(void **state)
     struct store *s = st_open(&p);
     save_both(s);
     st_keys(&ours, N, keys);
-    struct io_sim_fault bad = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_SPACE, .path = "seg-"};
+    struct io_sim_fault bad = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_WRITE, .path = "seg-"};
     io_sim_fault_add(p.io, &bad);
     assert_int_equal(store_erase(s, keys, N, &e, &err), -EIO);
     assert_int_equal(st_n_right(s, &ours, N), 2);
