@@ -336,6 +336,23 @@ static void get_item(struct call *c, const struct conversation *v, const char *i
     json_free(items);
 }
 
+/* Returns the title for a conversation that loses an item: NULL, its title stays; else the first
+ * words of the items that are left, because its title was made from the item. */
+static char *title_without(const struct conversation *v, const struct json *item,
+                           const struct json *left)
+{
+    struct json *gone = json_new_array();
+    json_push(gone, json_share(item));
+    char *made = items_title(gone, KEEP_TITLE_BYTES), *title = NULL;
+    if (made != NULL && v->title != NULL && strcmp(made, v->title) == 0) {
+        title = items_title(left, KEEP_TITLE_BYTES);
+        title = title != NULL ? title : xstrdup("");
+    }
+    free(made);
+    json_free(gone);
+    return title;
+}
+
 /* Replaces the conversation's turns by one turn with all items except number `without`. */
 static int rewrite(struct call *c, const struct conversation *v, size_t without,
                    struct fault *f)
@@ -356,11 +373,13 @@ static int rewrite(struct call *c, const struct conversation *v, size_t without,
     t->conversation = v->row;
     turn_path_free(path, n); /* frees the large texts, so that they exist only once */
     t->input = json_text(left, 0);
+    char *title = title_without(v, json_at(all, without), left);
     json_free(all);
     json_free(left);
     t->output = xstrdup("[]");
-    int rc = conversation_rewrite(c->s->conversations, call_tenant(c), v->head, t, &gone,
-                                  &err);
+    int rc = conversation_rewrite(c->s->conversations, call_tenant(c), v->head, t, title,
+                                  &gone, &err);
+    free(title);
     if (rc == 0)
         json_free(keep_deleted(c, v->name, "", &gone));
     turn_free(t);

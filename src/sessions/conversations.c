@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/process.h"
+#include "io/io.h"
+#include "io/vfs.h"
 #include "sessions/conversations_db.h"
 
 static const char IN_MEMORY[] = ":memory:"; /* SQLite's name of a database in memory */
@@ -270,16 +273,29 @@ static int set_version(struct conversations *c, struct err *err)
                : db_exec(c, "PRAGMA user_version = 1", err);
 }
 
-/* Cuts the log, because a killed process may have left texts there that it was deleting. On a full
- * disk the next deletion cuts the log. */
+/* Overwrites and cuts the log, because a killed process may have left texts there that it was
+ * deleting. On a full disk the next deletion cuts the log. */
 static void cut_log(struct conversations *c)
 {
     struct err why = {0};
-    int rc = db_exec(c, "PRAGMA wal_checkpoint(TRUNCATE)", &why);
-    if (rc == -ENOSPC && db_reserve_release(c))
-        rc = db_exec(c, "PRAGMA wal_checkpoint(TRUNCATE)", &why);
+    int rc = db_cut_log(c, &why);
     if (rc != 0)
         log_warn("the log of %s could not be cut yet: %s", c->path, why.msg);
+}
+
+/* Makes the VFS through which the file, and the log beside it, are overwritten before they are cut
+ * or deleted. */
+static int db_vfs_open(struct conversations *c, struct err *err)
+{
+    static atomic_uint counter;
+    char *name = xasprintf("hcache-conversations-%u", atomic_fetch_add(&counter, 1));
+    c->io = io_pread_open();
+    int rc = vfs_register(c->io, name, false, err);
+    if (rc == 0)
+        c->vfs_name = name;
+    else
+        free(name);
+    return rc;
 }
 
 /* Finds the greatest numbers of rows. Only a damaged file has numbers above the bound. */
@@ -308,12 +324,14 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
     pthread_mutex_init(&c->lock, NULL);
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
     int rc = o->path != NULL ? db_file_check(path, err) : 0;
-    if (rc == 0 && sqlite3_open_v2(path, &c->db, flags, NULL) != SQLITE_OK)
+    if (rc == 0 && o->path != NULL)
+        rc = db_vfs_open(c, err);
+    if (rc == 0 && sqlite3_open_v2(path, &c->db, flags, c->vfs_name) != SQLITE_OK)
         rc = db_err(c, "open", err);
     /* The exclusive mode is set before the first read, so that SQLite makes no file for shared
      * memory. */
     if (rc == 0)
-        rc = db_exec(c, "PRAGMA locking_mode = EXCLUSIVE", err);
+        rc = db_exec(c, "PRAGMA locking_mode = EXCLUSIVE; PRAGMA temp_store = MEMORY", err);
     if (rc == 0) /* the log of a refused database must stay as it is */
         sqlite3_db_config(c->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
     if (rc == 0)
@@ -353,6 +371,10 @@ void conversations_close(struct conversations *c)
     for (int i = 0; i < c->n_kept; i++)
         sqlite3_finalize(c->kept[i].st);
     sqlite3_close(c->db);
+    if (c->vfs_name != NULL)
+        vfs_unregister(c->vfs_name);
+    io_close(c->io);
+    free(c->vfs_name);
     pthread_mutex_destroy(&c->lock);
     free(c->path);
     free(c->stands_in_because);

@@ -183,9 +183,11 @@ int conversation_delete(struct conversations *c, const char *tenant, const char 
                         struct erased *out, struct err *err);
 /* Replaces all turns of t->conversation by the turn t, which has no parent. head: the
  * conversation's head, as the caller knows it; returns ERR_MISMATCH if it has moved. Turns made in
- * the conversation are erased as in conversation_delete. */
+ * the conversation are erased as in conversation_delete. title replaces the conversation's title;
+ * "": no title; NULL: the title stays. */
 int conversation_rewrite(struct conversations *c, const char *tenant, int64_t head,
-                         struct turn *t, struct erased *out, struct err *err);
+                         struct turn *t, const char *title, struct erased *out,
+                         struct err *err);
 /* Erases content older than the TTL, at most `most` turns and conversations per call. */
 int conversations_expire(struct conversations *c, int64_t now_s, int most,
                          struct erased *out, struct err *err);

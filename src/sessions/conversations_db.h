@@ -21,6 +21,8 @@ struct conversations {
     /* Protects all fields below. Held for whole transactions. */
     pthread_mutex_t lock;
     sqlite3 *db;
+    struct io *io;  /* through which the file is reached; NULL: there is no file */
+    char *vfs_name; /* name of SQLite's VFS over io; NULL: SQLite's own */
     /* Number of turns; -1: not counted yet. Counting 300000 rows for every turn would cost more
      * than the turn itself. */
     int64_t n_turns;
@@ -94,6 +96,9 @@ int db_release(struct conversations *c, int64_t row, struct erased *out, struct 
 /* Removes the names of all turns that were made in the conversation. */
 int db_hide_all(struct conversations *c, int64_t conversation, struct erased *out,
                 struct err *err);
+/* Folds the log into the file, and overwrites and cuts the log. Releases the reserve if the disk is
+ * full. */
+int db_cut_log(struct conversations *c, struct err *err);
 /* Ends a transaction like db_end, and then overwrites erased content in the log, too. */
 int db_end_and_overwrite(struct conversations *c, int rc, struct err *err);
 

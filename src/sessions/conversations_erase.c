@@ -133,15 +133,26 @@ static int hide(struct conversations *c, int64_t row, struct erased *out, struct
     return rc;
 }
 
+/* Returns an error also if the log is in use. (The pragma wal_checkpoint would not.) */
+static int cut_log_once(struct conversations *c, struct err *err)
+{
+    int rc = sqlite3_wal_checkpoint_v2(c->db, NULL, SQLITE_CHECKPOINT_TRUNCATE, NULL, NULL);
+    return rc == SQLITE_OK ? 0 : db_err(c, "cut the log", err);
+}
+
+int db_cut_log(struct conversations *c, struct err *err)
+{
+    int rc = cut_log_once(c, err);
+    return rc == -ENOSPC && db_reserve_release(c) ? cut_log_once(c, err) : rc;
+}
+
 /* The checkpoint overwrites erased content, which would otherwise stay in the write-ahead log. */
 int db_end_and_overwrite(struct conversations *c, int rc, struct err *err)
 {
     rc = db_end(c, rc, err);
     if (rc == 0) {
         pthread_mutex_lock(&c->lock);
-        rc = db_exec(c, "PRAGMA wal_checkpoint(TRUNCATE)", err);
-        if (rc == -ENOSPC && db_reserve_release(c))
-            rc = db_exec(c, "PRAGMA wal_checkpoint(TRUNCATE)", err);
+        rc = db_cut_log(c, err);
         if (rc == 0)
             db_reserve_fill(c);
         pthread_mutex_unlock(&c->lock);
@@ -245,6 +256,7 @@ static int expire_once(struct conversations *c, int64_t now_s, int most, struct 
     if (rc != 0)
         return rc;
     int i = 0;
+    bool any = false;
     for (; rc == 0 && row != 0 && i < most; i++) {
         rc = db_int(c,
                     "SELECT id FROM conversation WHERE updated_s < ?1"
@@ -252,6 +264,7 @@ static int expire_once(struct conversations *c, int64_t now_s, int most, struct 
                     before, &row, err);
         if (rc == 0 && row != 0)
             rc = drop_conversation(c, row, out, err);
+        any = any || row != 0;
     }
     for (row = 1; rc == 0 && row != 0 && i < most; i++) {
         rc = db_int(c,
@@ -260,8 +273,9 @@ static int expire_once(struct conversations *c, int64_t now_s, int most, struct 
                     before, &row, err);
         if (rc == 0 && row != 0)
             rc = hide(c, row, out, err);
+        any = any || row != 0;
     }
-    return out->n_turns > 0 ? db_end_and_overwrite(c, rc, err) : db_end(c, rc, err);
+    return any ? db_end_and_overwrite(c, rc, err) : db_end(c, rc, err);
 }
 
 int conversations_expire(struct conversations *c, int64_t now_s, int most,
@@ -310,7 +324,8 @@ static int buried_once(struct conversations *c, const struct sha256 *keys, int n
         return rc;
     for (int i = 0; rc == 0 && i < n; i++)
         rc = key_run(c, "DELETE FROM doomed WHERE key = ?1", keys[i].b, err);
-    return db_end(c, rc, err);
+    /* a key confirms a guess of the text */
+    return db_end_and_overwrite(c, rc, err);
 }
 
 int conversations_buried(struct conversations *c, const struct sha256 *keys, int n,

@@ -296,8 +296,21 @@ int turn_add(struct conversations *c, const char *tenant, struct turn *t, const 
     return db_end(c, rc, err);
 }
 
+static int retitle(struct conversations *c, int64_t row, const char *title, struct err *err)
+{
+    sqlite3_stmt *st = db_begin(c, "UPDATE conversation SET title = ?2 WHERE id = ?1", err);
+    if (st == NULL)
+        return err->code;
+    sqlite3_bind_int64(st, 1, row);
+    db_bind_text(st, 2, title[0] != 0 ? title : NULL);
+    int rc = db_step(c, st, err);
+    db_done(st);
+    return rc;
+}
+
 int conversation_rewrite(struct conversations *c, const char *tenant, int64_t head,
-                         struct turn *t, struct erased *out, struct err *err)
+                         struct turn *t, const char *title, struct erased *out,
+                         struct err *err)
 {
     struct err local = {0};
     bool has_branched = false;
@@ -322,6 +335,8 @@ int conversation_rewrite(struct conversations *c, const char *tenant, int64_t he
         rc = insert(c, tenant, t, err);
     if (rc == 0)
         rc = move_head(c, t, NULL, err);
+    if (rc == 0 && title != NULL)
+        rc = retitle(c, row, title, err);
     return db_end_and_overwrite(c, rc, err);
 }
 

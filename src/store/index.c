@@ -21,7 +21,7 @@
 #include "base/err_sqlite.h"
 #include "base/mem.h"
 #include "io/io.h"
-#include "store/vfs.h"
+#include "io/vfs.h"
 
 #define FORMAT_VERSION 2
 

@@ -234,7 +234,7 @@ static int rewrites(struct conversations *c, struct err *err)
     struct erased e;
     struct turn *t = make_turn("anew", 0, 1);
     t->n_keys = 0;
-    int rc = conversation_rewrite(c, "t", 2, t, &e, err);
+    int rc = conversation_rewrite(c, "t", 2, t, NULL, &e, err);
     turn_free(t);
     return rc;
 }

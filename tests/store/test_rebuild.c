@@ -15,7 +15,7 @@
 #include "io/io_sim.h"
 #include "storetest.h"
 #include "store/store_impl.h"
-#include "store/vfs.h"
+#include "io/vfs.h"
 
 enum { N = 3 };
 

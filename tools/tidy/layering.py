@@ -23,9 +23,9 @@ MAY = {
     "src/engine": ["hcache.h", "state", "model", "kvcache", "remote", "store", "policy", "tensor", "io", "base"],
     "src/service": ["hcache.h", "engine", "state", "model", "kvcache", "remote", "store", "policy", "tensor", "io", "format", "base"],
     "src/sim": ["policy", "format", "base"],
-    "src/sessions": ["hcache.h", "format", "base"],
+    "src/sessions": ["hcache.h", "io", "format", "base"],
     "src/requests": ["hcache.h", "sessions", "format", "base"],
-    "src/batch": ["hcache.h", "requests", "sessions", "policy", "format", "base"],
+    "src/batch": ["hcache.h", "requests", "sessions", "policy", "io", "format", "base"],
     "src/server": ["hcache.h", "batch", "requests", "sessions", "format", "base"],
     "include": [],
 }

@@ -10,7 +10,7 @@ PLACES = [
     (r"ucontext\.h|deque|functional|map|memory|mutex|vector", r"tests/cuda_emu/.*", None),
     (r"ucontext\.h|sanitizer/.*", r"tests/state/turns\.c", None),
     (r"liburing\.h", r"(src|tests)/io/[^/]*\.c", 2),
-    (r"sqlite3(ext)?\.h", r"src/base/err_sqlite\.c|src/store/(index|vfs|sqlite)[^/]*|src/store/[^/]*(index|vfs)[^/]*|src/sessions/conversation[^/]*", None),
+    (r"sqlite3(ext)?\.h", r"src/base/err_sqlite\.c|src/io/vfs\.c|src/store/index\.c|src/sessions/conversation[^/]*", None),
     (r"jansson\.h", r"src/format/.*", None),
     (r"microhttpd\.h", r"src/server/.*", None),
     (r"pcre2\.h|utf8proc\.h", r"src/(format|model)/.*token.*", None),

@@ -11,7 +11,7 @@
  *    rows that were dropped. Its header goes first, durably, so no part of it is ever replayed.
  * 5. A VFS for reading only changes nothing. SQLite makes a log for each database in WAL mode;
  *    here a missing log is an empty file without io_file. */
-#include "store/vfs.h"
+#include "io/vfs.h"
 
 #include <errno.h>
 #include <sqlite3.h>

@@ -20,7 +20,7 @@
 #include "base/clock.h"
 #include "io/io.h"
 #include "io/io_sim.h"
-#include "store/vfs.h"
+#include "io/vfs.h"
 #include "tests/base/tempdir.h"
 
 #define VFS     "test-vfs"

@@ -13,8 +13,8 @@
  * connection, in this process or another, gets SQLITE_BUSY, so this is also the store's
  * two-process lock. The VFS does not claim that a write leaves the rest of its sector alone
  * (SQLITE_IOCAP_POWERSAFE_OVERWRITE), so SQLite pads WAL commits to 4 KiB. */
-#ifndef STORE_VFS_H
-#define STORE_VFS_H
+#ifndef IO_VFS_H
+#define IO_VFS_H
 
 #include <stdbool.h>
 
