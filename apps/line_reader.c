@@ -17,6 +17,8 @@
 
 #include "apps/user_files.h"
 #include "base/mem.h"
+#include "io/io.h"
+#include "io/io_erase.h"
 
 enum { HISTORY_LINES = 500 };
 
@@ -160,8 +162,8 @@ static void history_load(struct line_reader *r)
     history(r->history, &event, H_LOAD, r->file);
 }
 
-/* Writes the history to a new file, which is then renamed over the old one, so that no reader sees
- * half of it. */
+/* Writes the history to a new file, which then replaces the old one, so that no reader sees half of
+ * it. The old one is overwritten: lines that have left the history leave the disk. */
 static void history_save(struct line_reader *r)
 {
     HistEvent event;
@@ -171,8 +173,13 @@ static void history_save(struct line_reader *r)
     bool ok = f != NULL && history(r->history, &event, H_SAVE_FP, f) >= 0;
     if (f != NULL && fclose(f) != 0)
         ok = false;
-    if (ok && rename(made, r->file) != 0)
-        ok = false;
+    if (ok) {
+        struct io *io = io_pread_open();
+        int rc = io_replace(io, made, r->file, NULL, NULL);
+        errno = -rc;
+        ok = rc == 0;
+        io_close(io);
+    }
     if (!ok) {
         history_fault(r, "written");
         (void)unlink(made);

@@ -11,7 +11,10 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/log.h"
 #include "base/mem.h"
+#include "io/io.h"
+#include "io/io_erase.h"
 #include "store/parcel.h"
 
 enum { BLOCK = CHUNK_HEADER_BYTES, B_VERSION = 8, B_SUM = 16, B_COUNT = 24, VERSION = 2 };
@@ -125,13 +128,14 @@ int bundle_write(struct store *s, const struct sha256 *keys, int n, const char *
                  const char *path, struct bundle_counts *out, struct err *err)
 {
     char *tmp = xasprintf("%s.part", path);
+    struct io *io = io_pread_open();
     *out = (struct bundle_counts){0};
     struct stat st;
     int rc = 0, fd = -1;
     if (lstat(path, &st) == 0)
         rc = err_set(err, -EEXIST, "%s already exists", path);
     if (rc == 0) {
-        (void)unlink(tmp); /* such a file is left by an export that was killed */
+        (void)io_erase(io, tmp, NULL); /* an export that was killed leaves such a file */
         fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     }
     FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
@@ -142,9 +146,13 @@ int bundle_write(struct store *s, const struct sha256 *keys, int n, const char *
         fclose(f);
         if (rc == 0 && name_it(tmp, path) != 0)
             rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
-        if (rc != 0)
-            unlink(tmp);
+        struct err why = {0};
+        if (rc != 0 && io_erase(io, tmp, &why) != 0 && why.code != -ENOENT)
+            log_warn("%s still holds a part of the export: %s", tmp, why.msg);
+        if (rc == 0)
+            rc = io_parent_sync(io, path, err);
     }
+    io_close(io);
     free(tmp);
     return rc;
 }

@@ -77,6 +77,23 @@ static int not_ours(const struct output *o, uint64_t line, struct err *err)
                    o->path, (unsigned long long)line);
 }
 
+/* Overwrites what lies behind the whole lines, because freed blocks keep their bytes, and cuts it
+ * off. */
+static int cut_rest(const struct output *o)
+{
+    static const char zeros[64 << 10];
+    struct stat st;
+    if (fstat(o->fd, &st) != 0)
+        return -errno;
+    int rc = 0;
+    for (uint64_t at = o->n_bytes; rc == 0 && at < (uint64_t)st.st_size; at += sizeof zeros)
+        rc = file_write_all(o->fd, zeros, MIN(sizeof zeros, (uint64_t)st.st_size - at),
+                            (off_t)at);
+    if (rc == 0 && (uint64_t)st.st_size > o->n_bytes && fdatasync(o->fd) != 0)
+        rc = -errno;
+    return rc == 0 && ftruncate(o->fd, (off_t)o->n_bytes) != 0 ? -errno : rc;
+}
+
 /* Reads all whole lines, and cuts off a torn one after them. */
 static int read_lines(struct output *o, struct idset *done, struct err *err)
 {
@@ -106,8 +123,9 @@ static int read_lines(struct output *o, struct idset *done, struct err *err)
     }
     if (rc == 0 && rest.n > 0 && !is_torn_line(&rest))
         rc = not_ours(o, o->n_lines + 1, err);
-    if (rc == 0 && rest.n > 0 && ftruncate(o->fd, (off_t)o->n_bytes) != 0)
-        rc = err_set(err, -errno, "%s: %s", o->path, strerror(errno));
+    int cut = rc == 0 && rest.n > 0 ? cut_rest(o) : 0;
+    if (cut != 0)
+        rc = err_set(err, cut, "%s: %s", o->path, strerror(-cut));
     textbuf_free(&rest);
     free(buf);
     return rc;
@@ -174,7 +192,7 @@ int output_sync(struct output *o, struct err *err)
         /* Removes the part that was written. If that fails, the next run cuts off a torn line, and
          * counts the whole lines as done, which is right. */
         if (!o->is_stdout)
-            (void)!ftruncate(o->fd, (off_t)o->n_bytes);
+            (void)cut_rest(o);
         return err_set(err, rc, "%s: %s", o->is_stdout ? "standard output" : o->path,
                        strerror(-rc));
     }

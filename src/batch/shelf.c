@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -154,7 +155,7 @@ int shelf_add_file(struct shelf *s, const char *tenant, const char *name, const 
     if (rc == 0)
         shelf_list_add(&s->files, xmemdup(out, sizeof *out));
     else
-        shelf_remove(s, out->head.id);
+        (void)shelf_erase(s, out->head.id, NULL); /* else the next start erases it */
     pthread_mutex_unlock(&s->lock);
     return rc;
 }
@@ -172,8 +173,11 @@ int shelf_read_file(struct shelf *s, const char *tenant, const char *id,
         *out = *(const struct shelf_file *)s->files.at[i];
         shelf_path(s, id, path, sizeof path);
         if (fd != NULL &&
-            (*fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)) < 0)
+            ((*fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)) < 0 ||
+             flock(*fd, LOCK_SH | LOCK_NB) != 0))
             rc = err_set(err, -errno, "%s: %s", id, strerror(errno));
+        if (rc != 0 && *fd >= 0)
+            close(*fd);
     }
     pthread_mutex_unlock(&s->lock);
     return rc;
@@ -190,24 +194,49 @@ static bool is_in_use(const struct shelf *s, const char *id)
     return false;
 }
 
-int shelf_delete_file(struct shelf *s, const char *tenant, const char *id, struct err *err)
+/* [lock held] Locks the file's bytes against shelf_read_file. Returns a descriptor that holds the
+ * lock, -1 if there are no bytes, or -2 if they are being read. */
+static int lock_bytes(const struct shelf *s, const char *id)
 {
-    char record[SHELF_ID_BYTES + 8];
+    int fd = openat(s->fd, id, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        close(fd);
+        return -2;
+    }
+    return fd;
+}
+
+/* [lock held] Deletes file i. The record goes first: without it the bytes are not a file, and the
+ * next start erases them. */
+static int delete_file(struct shelf *s, int i, const char *id, bool *is_pending,
+                       struct err *err)
+{
+    int fd = lock_bytes(s, id);
+    if (fd == -2)
+        return err_set(err, ERR_BUSY, "the file '%.60s' is being read", id);
+    int rc = shelf_drop_record(s, id, err);
+    if (rc == 0) {
+        list_remove(&s->files, i);
+        *is_pending = shelf_erase(s, id, err) != 0 || shelf_sync(s, err) != 0;
+    }
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+int shelf_delete_file(struct shelf *s, const char *tenant, const char *id, bool *is_pending,
+                      struct err *err)
+{
     int rc = 0;
+    *is_pending = false;
     pthread_mutex_lock(&s->lock);
     int i = find(&s->files, tenant, id);
-    if (i < 0) {
+    if (i < 0)
         rc = not_found("file", id, err);
-    } else if (is_in_use(s, id)) {
+    else if (is_in_use(s, id))
         rc = err_set(err, ERR_BUSY, "an unfinished batch reads the file '%.60s'", id);
-    } else {
-        snprintf(record, sizeof record, "%s.json", id);
-        /* the record goes first: without it the bytes are not a file */
-        shelf_remove(s, record);
-        shelf_remove(s, id);
-        list_remove(&s->files, i);
-        rc = shelf_sync(s, err);
-    }
+    else
+        rc = delete_file(s, i, id, is_pending, err);
     pthread_mutex_unlock(&s->lock);
     return rc;
 }
@@ -269,16 +298,15 @@ int shelf_list_batches(struct shelf *s, const struct shelf_page *page,
 /* [lock held] Forgets the oldest batch that has ended. */
 static int make_place(struct shelf *s, struct err *err)
 {
-    char record[SHELF_ID_BYTES + 8];
     if (s->batches.n < SHELF_MAX_BATCHES)
         return 0;
     for (int i = 0; i < s->batches.n; i++) {
         if (!batch_has_ended((const struct shelf_batch *)s->batches.at[i]))
             continue;
-        snprintf(record, sizeof record, "%s.json", s->batches.at[i]->id);
-        shelf_remove(s, record);
-        list_remove(&s->batches, i);
-        return 0;
+        int rc = shelf_drop_record(s, s->batches.at[i]->id, err);
+        if (rc == 0)
+            list_remove(&s->batches, i);
+        return rc;
     }
     return err_set(err, ERR_LIMIT, "%d batches are already waiting", s->batches.n);
 }
@@ -384,7 +412,7 @@ static int keep(struct shelf *s, const struct shelf_batch *b, const char *id,
     shelf_path(s, id, path, sizeof path);
     *has = stat(path, &st) == 0 && st.st_size > 0;
     if (!*has) {
-        shelf_remove(s, id);
+        (void)shelf_erase(s, id, NULL); /* it is empty; else the next start erases it */
         return 0;
     }
     if (find(&s->files, b->head.tenant, id) >= 0)

@@ -95,12 +95,15 @@ void shelf_path(const struct shelf *s, const char *id, char *out, size_t n);
  * returned 0, the file survives a crash. */
 int shelf_add_file(struct shelf *s, const char *tenant, const char *name, const char *bytes,
                    size_t n, struct shelf_file *out, struct err *err);
-/* Finds a file and opens it for reading, unless fd is NULL. *fd is the caller's and can be read
- * even if the file is deleted meanwhile. */
+/* Finds a file and opens it for reading, unless fd is NULL. *fd is the caller's; while it is open,
+ * the file cannot be deleted, because deleting overwrites its bytes. */
 int shelf_read_file(struct shelf *s, const char *tenant, const char *id,
                     struct shelf_file *out, int *fd, struct err *err);
-/* Deletes a file. Returns ERR_BUSY if a batch that has not ended reads it. */
-int shelf_delete_file(struct shelf *s, const char *tenant, const char *id, struct err *err);
+/* Overwrites and deletes a file. Returns ERR_BUSY if it is being read: by a batch that has not ended,
+ * or by a caller of shelf_read_file. After an error the file is as before. *is_pending: it is deleted
+ * for good, but the next start has to overwrite its bytes, for the reason in *err. */
+int shelf_delete_file(struct shelf *s, const char *tenant, const char *id, bool *is_pending,
+                      struct err *err);
 
 struct shelf_page {
     const char *tenant;

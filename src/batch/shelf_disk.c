@@ -15,6 +15,8 @@
 #include "base/mem.h"
 #include "batch/shelf_impl.h"
 #include "format/json.h"
+#include "io/io.h"
+#include "io/io_erase.h"
 
 enum { MAX_RECORD_BYTES = 64 << 10 };
 
@@ -46,13 +48,13 @@ int shelf_sync(struct shelf *s, struct err *err)
                              : err_set(err, -errno, "%s: %s", s->folder, strerror(errno));
 }
 
-int shelf_write(struct shelf *s, const char *name, const char *bytes, size_t n,
-                struct err *err)
+/* Writes a file that has no name yet to lose. */
+static int write_fresh(struct shelf *s, const char *fresh, const char *bytes, size_t n,
+                       struct err *err)
 {
-    char fresh[SHELF_ID_BYTES + 16];
-    int rc = 0;
-    snprintf(fresh, sizeof fresh, "%s.new", name);
-    (void)unlinkat(s->fd, fresh, 0);
+    int rc = shelf_erase(s, fresh, err);
+    if (rc != 0)
+        return rc;
     int fd = openat(s->fd, fresh, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0)
         return err_set(err, -errno, "%s/%s: %s", s->folder, fresh, strerror(errno));
@@ -60,17 +62,47 @@ int shelf_write(struct shelf *s, const char *name, const char *bytes, size_t n,
     if (rc == 0 && fsync(fd) != 0)
         rc = -errno;
     close(fd);
-    if (rc == 0 && renameat(s->fd, fresh, s->fd, name) != 0)
-        rc = -errno;
-    if (rc == 0)
-        return shelf_sync(s, err);
-    (void)unlinkat(s->fd, fresh, 0);
-    return err_set(err, rc, "%s/%s: %s", s->folder, name, strerror(-rc));
+    return rc == 0 ? 0 : err_set(err, rc, "%s/%s: %s", s->folder, fresh, strerror(-rc));
 }
 
-void shelf_remove(struct shelf *s, const char *name)
+int shelf_write(struct shelf *s, const char *name, const char *bytes, size_t n,
+                struct err *err)
 {
-    (void)unlinkat(s->fd, name, 0);
+    char fresh[SHELF_ID_BYTES + 16], from[SHELF_PATH_BYTES], to[SHELF_PATH_BYTES];
+    int old_rc = 0;
+    snprintf(fresh, sizeof fresh, "%s.new", name);
+    shelf_path(s, fresh, from, sizeof from);
+    shelf_path(s, name, to, sizeof to);
+    int rc = write_fresh(s, fresh, bytes, n, err);
+    if (rc == 0 && (rc = io_replace(s->io, from, to, &old_rc, NULL)) != 0)
+        err_set(err, rc, "%s: %s", to, err_name(rc));
+    if (rc != 0)
+        (void)shelf_erase(s, fresh, NULL); /* else the next start erases it */
+    else if (old_rc != 0)
+        log_warn("%s: the older file is not overwritten yet: %s", to, err_name(old_rc));
+    return rc;
+}
+
+int shelf_erase(struct shelf *s, const char *name, struct err *err)
+{
+    char path[SHELF_PATH_BYTES];
+    shelf_path(s, name, path, sizeof path);
+    int rc = io_erase(s->io, path, err);
+    return rc == -ENOENT ? 0 : rc;
+}
+
+int shelf_drop_record(struct shelf *s, const char *id, struct err *err)
+{
+    char record[SHELF_ID_BYTES + 8], gone[SHELF_ID_BYTES + 16];
+    struct err why = {0};
+    snprintf(record, sizeof record, "%s.json", id);
+    snprintf(gone, sizeof gone, "%s.new", record);
+    if (renameat(s->fd, record, s->fd, gone) != 0)
+        return err_set(err, -errno, "%s/%s: %s", s->folder, record, strerror(errno));
+    int rc = shelf_sync(s, err);
+    if (rc == 0 && shelf_erase(s, gone, &why) != 0)
+        log_warn("%s; the next start tries again", why.msg);
+    return rc;
 }
 
 /* --- records as JSON -------------------------------------------------------------------------- */
@@ -259,7 +291,7 @@ static void visit_record(struct shelf *s, const char *name)
         load_record(s, name);
 }
 
-/* Removes files that an earlier process left unfinished. Files of the user have other names. */
+/* Erases files that an earlier process left, unfinished or not erased. Files of the user have other names. */
 static void visit_rest(struct shelf *s, const char *name)
 {
     char record[300];
@@ -270,8 +302,10 @@ static void visit_rest(struct shelf *s, const char *name)
         return;
     /* A record protects its bytes, also if this version cannot read it. */
     bool has_record = faccessat(s->fd, record, F_OK, 0) == 0;
-    if (ends_with(name, ".new") || (!has_record && !is_growing(s, name)))
-        shelf_remove(s, name);
+    struct err err = {0};
+    if ((ends_with(name, ".new") || (!has_record && !is_growing(s, name))) &&
+        shelf_erase(s, name, &err) != 0)
+        log_warn("%s; the next start tries again", err.msg);
 }
 
 static int lock_folder(struct shelf *s, struct err *err)
@@ -294,6 +328,7 @@ int shelf_open(const char *folder, uint64_t max_bytes, struct shelf **out, struc
     struct shelf *s = xcalloc(1, sizeof *s);
     s->folder = xstrdup(folder);
     s->fd = -1;
+    s->io = io_pread_open();
     s->max_bytes = max_bytes;
     pthread_mutex_init(&s->lock, NULL);
     int rc = lock_folder(s, err);
@@ -324,6 +359,7 @@ void shelf_close(struct shelf *s)
         return;
     if (s->fd >= 0)
         close(s->fd);
+    io_close(s->io);
     list_free(&s->files);
     list_free(&s->batches);
     pthread_mutex_destroy(&s->lock);

@@ -17,6 +17,7 @@ struct shelf_list {
 struct shelf {
     char *folder;
     int fd; /* descriptor of the folder, which is locked */
+    struct io *io;
     uint64_t max_bytes;
     pthread_mutex_t lock; /* protects the fields below */
     struct shelf_list files, batches;
@@ -32,8 +33,12 @@ int shelf_write(struct shelf *s, const char *name, const char *bytes, size_t n,
                 struct err *err);
 int shelf_write_file_record(struct shelf *s, const struct shelf_file *f, struct err *err);
 int shelf_write_batch_record(struct shelf *s, const struct shelf_batch *b, struct err *err);
-/* Does nothing if the file is missing. */
-void shelf_remove(struct shelf *s, const char *name);
+/* Overwrites and removes a file. A missing file is no error. */
+int shelf_erase(struct shelf *s, const char *name, struct err *err);
+/* Takes the record of the id away, durably: it is renamed to ID.json.new, which the next start
+ * erases, and so are bytes without a record. Then erases it. A failure of the erasing is only
+ * logged. */
+int shelf_drop_record(struct shelf *s, const char *id, struct err *err);
 int shelf_sync(struct shelf *s, struct err *err); /* makes removals of files durable */
 
 #endif

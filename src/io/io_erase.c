@@ -131,6 +131,10 @@ int io_replace(struct io *io, const char *from, const char *to, int *old_rc,
                struct err *err)
 {
     struct err why;
+    struct io_stat st;
+    /* An exchange would put a folder aside, which a rename refuses. */
+    if (io->ops->stat(io, to, &st) == 0 && st.is_dir)
+        return err_set(err, -EISDIR, "rename %s to %s: %s", from, to, err_name(-EISDIR));
     int rc = io->ops->exchange != NULL ? io->ops->exchange(io, from, to) : -EINVAL;
     bool is_exchanged = rc == 0;
     if (old_rc != NULL)

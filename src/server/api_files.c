@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "server/keep.h"
@@ -200,7 +201,8 @@ void api_files(struct call *c)
 static void delete_file(struct call *c, struct shelf *shelf, const char *id)
 {
     struct err err = {0};
-    if (shelf_delete_file(shelf, call_tenant(c), id, &err) != 0) {
+    bool is_pending;
+    if (shelf_delete_file(shelf, call_tenant(c), id, &is_pending, &err) != 0) {
         shelves_fault(c, &err);
         return;
     }
@@ -208,7 +210,12 @@ static void delete_file(struct call *c, struct shelf *shelf, const char *id)
     json_put_string(o, "id", id);
     json_put_string(o, "object", "file");
     json_put_bool(o, "deleted", true);
-    call_json(c, 200, o);
+    if (is_pending) {
+        log_warn("%s", err.msg);
+        json_put_string(o, "pending_because",
+                        "its bytes could not be overwritten: the server's next start does");
+    }
+    call_json(c, is_pending ? 202 : 200, o);
 }
 
 /* Answers GET /v1/files/ID, GET /v1/files/ID/content and DELETE /v1/files/ID. */

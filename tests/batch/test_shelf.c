@@ -27,6 +27,7 @@
  * hundreds of files. */
 static char folder[64];
 static struct err err;
+static bool pending;
 
 static int make_folder(void **state)
 {
@@ -228,7 +229,7 @@ static void answers_wait_for_the_end(void **state)
     shelf_close(s);
     s = open_shelf(1 << 20);
     assert_true(is_there(b->output));
-    assert_int_equal(shelf_delete_file(s, "t", b->input, &err), ERR_BUSY);
+    assert_int_equal(shelf_delete_file(s, "t", b->input, &pending, &err), ERR_BUSY);
     /* the second time, the process was killed before the record was written */
     for (int i = 0; i < 2; i++) {
         assert_int_equal(shelf_keep_answers(s, b, &err), 0);
@@ -238,8 +239,8 @@ static void answers_wait_for_the_end(void **state)
     }
     b->status = BATCH_COMPLETED;
     assert_int_equal(shelf_put_batch(s, b, &err), 0);
-    assert_int_equal(shelf_delete_file(s, "t", b->input, &err), 0);
-    assert_int_equal(shelf_delete_file(s, "t", b->output, &err), 0);
+    assert_int_equal(shelf_delete_file(s, "t", b->input, &pending, &err), 0);
+    assert_int_equal(shelf_delete_file(s, "t", b->output, &pending, &err), 0);
     assert_false(is_there(b->output) || is_there(b->input));
     shelf_close(s);
     free(b);
@@ -279,7 +280,7 @@ static void tenants_see_their_own(void **state)
     struct shelf_page mine = {.tenant = "t", .limit = 2},
                       other = {.tenant = "u", .limit = 2};
     assert_int_equal(shelf_read_file(s, "u", b->input, &f, NULL, &err), ERR_NOT_FOUND);
-    assert_int_equal(shelf_delete_file(s, "u", b->input, &err), ERR_NOT_FOUND);
+    assert_int_equal(shelf_delete_file(s, "u", b->input, &pending, &err), ERR_NOT_FOUND);
     assert_int_equal(shelf_find_batch(s, "u", b->head.id, page, &err), ERR_NOT_FOUND);
     assert_int_equal(shelf_cancel_batch(s, "u", b->head.id, page, &err), ERR_NOT_FOUND);
     assert_int_equal(shelf_add_batch(s, "u", b->input, page, &err), ERR_NOT_FOUND);
@@ -351,7 +352,7 @@ static void room_is_bounded(void **state)
     assert_int_equal(shelf_room(s), SHELF_RECORD_BYTES);
     assert_int_equal(shelf_add_file(s, "t", "g", bytes, 1, &g, &err), ERR_LIMIT);
     assert_false(is_there(g.head.id));
-    assert_int_equal(shelf_delete_file(s, "t", f.head.id, &err), 0);
+    assert_int_equal(shelf_delete_file(s, "t", f.head.id, &pending, &err), 0);
     shelf_set_growing(s, 2 * SHELF_RECORD_BYTES); /* room taken by answers in progress */
     assert_int_equal(shelf_add_file(s, "t", "g", bytes, 1, &g, &err), ERR_LIMIT);
     shelf_set_growing(s, 0);
@@ -696,7 +697,7 @@ static void files_are_listed_in_pages(void **state)
     p.purpose = "batch";
     assert_string_equal(page_of(s, p), "abec");
     p.purpose = NULL;
-    assert_int_equal(shelf_delete_file(s, "t", f[1].head.id, &err), 0);
+    assert_int_equal(shelf_delete_file(s, "t", f[1].head.id, &pending, &err), 0);
     assert_string_equal(page_of(s, p), "adec");
     p.tenant = "u";
     assert_string_equal(page_of(s, p), "o");
@@ -782,8 +783,8 @@ static void a_file_has_its_bytes_and_a_short_name(void **state)
     assert_int_equal(fstat(fd, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0600);
     close(fd);
-    assert_int_equal(shelf_delete_file(s, "t", f.head.id, &err), 0);
-    assert_int_equal(shelf_delete_file(s, "t", f.head.id, &err), ERR_NOT_FOUND);
+    assert_int_equal(shelf_delete_file(s, "t", f.head.id, &pending, &err), 0);
+    assert_int_equal(shelf_delete_file(s, "t", f.head.id, &pending, &err), ERR_NOT_FOUND);
     char *want = xasprintf("there is no file '%s'", f.head.id);
     assert_string_equal(err.msg, want);
     free(want);
@@ -792,6 +793,96 @@ static void a_file_has_its_bytes_and_a_short_name(void **state)
     free(record);
     shelf_close(s);
     shelf_close(NULL);
+}
+
+/* Opens a file of the folder without telling the shelf. */
+static int open_in_secret(const char *name)
+{
+    char *path = xasprintf("%s/%s", folder, name);
+    int fd = open(path, O_RDONLY);
+    free(path);
+    assert_true(fd >= 0);
+    return fd;
+}
+
+static bool is_zeroed(int fd)
+{
+    char bytes[4096];
+    ssize_t n = pread(fd, bytes, sizeof bytes, 0);
+    assert_true(n > 0);
+    while (n > 0 && bytes[n - 1] == 0)
+        n--;
+    close(fd);
+    return n == 0;
+}
+
+/* Freed blocks keep their bytes, so what is deleted or replaced is overwritten first. */
+static void what_goes_is_overwritten(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_file f;
+    struct shelf_batch *b = xcalloc(1, sizeof *b);
+    assert_int_equal(shelf_add_file(s, "t", "secret", "secret", 6, &f, &err), 0);
+    assert_int_equal(shelf_add_batch(s, "t", f.head.id, b, &err), 0);
+    char *record = xasprintf("%s.json", f.head.id),
+         *batch = xasprintf("%s.json", b->head.id);
+    int old_batch = open_in_secret(batch), bytes = open_in_secret(f.head.id),
+        old_record = open_in_secret(record);
+    b->status = BATCH_FAILED;
+    assert_int_equal(shelf_put_batch(s, b, &err), 0);
+    assert_true(is_zeroed(old_batch));
+    assert_false(is_zeroed(open_in_secret(batch)));
+    assert_int_equal(shelf_delete_file(s, "t", f.head.id, &pending, &err), 0);
+    assert_false(pending);
+    assert_true(is_zeroed(bytes) && is_zeroed(old_record));
+    free(record);
+    free(batch);
+    free(b);
+    shelf_close(s);
+}
+
+/* Overwriting would change what a reader sees. So a file stays while it is read. */
+static void a_file_that_is_read_stays(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_file f, again;
+    int fd = -1;
+    assert_int_equal(shelf_add_file(s, "t", "f", "bytes", 5, &f, &err), 0);
+    assert_int_equal(shelf_read_file(s, "t", f.head.id, &again, &fd, &err), 0);
+    assert_int_equal(shelf_delete_file(s, "t", f.head.id, &pending, &err), ERR_BUSY);
+    close(fd);
+    assert_int_equal(shelf_delete_file(s, "t", f.head.id, &pending, &err), 0);
+    shelf_close(s);
+}
+
+/* A deletion is acknowledged only if the record is gone for good. */
+static void a_deletion_that_fails_changes_nothing(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf(1 << 20);
+    struct shelf_file f, again;
+    assert_int_equal(shelf_add_file(s, "t", "f", "bytes", 5, &f, &err), 0);
+    char *in_the_way = xasprintf("%s/%s.json.new", folder, f.head.id);
+    assert_int_equal(mkdir(in_the_way, 0700), 0);
+    assert_int_equal(shelf_delete_file(s, "t", f.head.id, &pending, &err), -EISDIR);
+    assert_int_equal(shelf_read_file(s, "t", f.head.id, &again, NULL, &err), 0);
+    assert_true(is_there(f.head.id));
+    assert_int_equal(rmdir(in_the_way), 0);
+    free(in_the_way);
+    /* The record goes, and the bytes cannot be overwritten: the next start has to. */
+    char *bytes = xasprintf("%s/%s", folder, f.head.id);
+    assert_int_equal(unlink(bytes), 0);
+    assert_int_equal(mkdir(bytes, 0700), 0);
+    assert_int_equal(shelf_delete_file(s, "t", f.head.id, &pending, &err), 0);
+    assert_true(pending);
+    shelf_close(s);
+    assert_int_equal(rmdir(bytes), 0);
+    free(bytes);
+    s = open_shelf(1 << 20);
+    assert_int_equal(shelf_read_file(s, "t", f.head.id, &again, NULL, &err), ERR_NOT_FOUND);
+    shelf_close(s);
 }
 
 /* A batch needs room for its record, and for one more that its answers will have. */
@@ -1054,6 +1145,9 @@ int main(void)
         TEST(equal_times_are_ordered_by_id),
         TEST(batches_are_listed_in_pages),
         TEST(a_file_has_its_bytes_and_a_short_name),
+        TEST(what_goes_is_overwritten),
+        TEST(a_file_that_is_read_stays),
+        TEST(a_deletion_that_fails_changes_nothing),
         TEST(a_batch_needs_room),
         TEST(files_are_bounded_in_number),
         TEST(rests_are_removed),

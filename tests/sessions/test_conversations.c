@@ -313,7 +313,8 @@ static void a_rewrite_erases_what_was(void **state)
     t->conversation = v.row;
     t->input = xstrdup("[{\"kept\":\"vicuna\"}]");
     t->output = xstrdup("[]");
-    assert_int_equal(conversation_rewrite(x->c, "", a + 1, t, NULL, &gone, &err), ERR_MISMATCH);
+    assert_int_equal(conversation_rewrite(x->c, "", a + 1, t, NULL, &gone, &err),
+                     ERR_MISMATCH);
     t->conversation = v.row;
     assert_int_equal(conversation_rewrite(x->c, "", a, t, NULL, &gone, &err), 0);
     assert_int_equal(gone.n_turns, 1);
