@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/hash.h"
 #include "base/mem.h"
+#include "base/textbuf.h"
 #include "base/utf8.h"
 #include "batch/line.h"
 #include "jinja/jinja.h"
@@ -19,6 +20,7 @@
 #include "format/json_scan.h"
 #include "format/safetensors.h"
 #include "format/tokenizer_json.h"
+#include "grammar/automaton.h"
 #include "model/chat.h"
 #include "model/config.h"
 #include "model/config_gguf.h"
@@ -551,6 +553,70 @@ static void fuzz_platform(const uint8_t *bytes, size_t n)
     free(text);
 }
 
+/* --- forms of answers ----------------------------------------------------------------------- */
+
+/* A grammar that compiles can be walked: from each state that is not complete, a byte leads on. */
+static void walk_grammar(struct grammar *g, int rc, struct err *err)
+{
+    struct walk w = {0};
+    MUST_SAY(rc, *err);
+    MUST((g != NULL) == (rc == 0));
+    struct automaton *a = g == NULL ? NULL : automaton_create(g, NULL);
+    bool ok = a != NULL && walk_begin(&w, a) == 0;
+    for (int i = 0; ok && i < 40 && !walk_is_complete(&w); i++) {
+        int rest = 256;
+        for (ok = false; !ok && rest > 0; rest--) {
+            struct walk next;
+            uint8_t byte = (uint8_t)(rest + i * 37);
+            walk_copy(&next, &w);
+            if (walk_bytes(&next, &byte, 1, &ok) != 0) { /* too ambiguous */
+                walk_end(&next);
+                goto out;
+            }
+            if (ok) {
+                walk_end(&w);
+                walk_copy(&w, &next);
+            }
+            walk_end(&next);
+        }
+        MUST(ok);
+    }
+out:
+    walk_end(&w);
+    automaton_destroy(a);
+    grammar_free(g);
+}
+
+static void fuzz_schema(const uint8_t *bytes, size_t n)
+{
+    struct json *v;
+    struct err err = {0};
+    struct grammar *g = NULL;
+    struct textbuf loose = {0};
+    if (json_parse(&v, bytes, n, "schema", &err) != 0)
+        return;
+    int rc = grammar_of_schema(&g, v, n % 2 ? &loose : NULL, &err);
+    walk_grammar(g, rc, &err);
+    textbuf_free(&loose);
+    json_free(v);
+}
+
+static void fuzz_gbnf(const uint8_t *bytes, size_t n)
+{
+    struct err err = {0};
+    struct grammar *g = NULL;
+    int rc = grammar_of_gbnf(&g, (const char *)bytes, n, &err);
+    walk_grammar(g, rc, &err);
+}
+
+static void fuzz_regex(const uint8_t *bytes, size_t n)
+{
+    struct err err = {0};
+    struct grammar *g = NULL;
+    int rc = grammar_of_regex(&g, (const char *)bytes, n, &err);
+    walk_grammar(g, rc, &err);
+}
+
 const struct fuzz_target fuzz_targets[] = {
     {"safetensors", fuzz_safetensors},
     {"safetensors-index", fuzz_safetensors_index},
@@ -571,6 +637,9 @@ const struct fuzz_target fuzz_targets[] = {
     {"chunk-table", fuzz_chunk_table},
     {"superblock", fuzz_superblock},
     {"platform", fuzz_platform},
+    {"schema", fuzz_schema},
+    {"gbnf", fuzz_gbnf},
+    {"regex", fuzz_regex},
     {0},
 };
 

@@ -13,6 +13,7 @@ MAY = {
     "src/tensor": ["base"],
     "src/format": ["base"],
     "src/jinja": ["format", "base"],
+    "src/grammar": ["format", "base"],
     "src/policy": ["base"],
     "src/report": ["policy", "base"],
     "src/model": ["io", "tensor", "jinja", "format", "base"],

@@ -13,7 +13,7 @@ PLACES = [
     (r"sqlite3(ext)?\.h", r"src/base/err_sqlite\.c|src/io/vfs\.c|src/store/index\.c|src/sessions/conversation[^/]*", None),
     (r"jansson\.h", r"src/format/.*", None),
     (r"microhttpd\.h", r"src/server/.*", None),
-    (r"pcre2\.h|utf8proc\.h", r"src/(format|model)/.*token.*", None),
+    (r"pcre2\.h|utf8proc\.h", r"src/(format|model)/.*token.*|src/grammar/regex\.c|tests/grammar/test_regex\.c", None),
     (r"xxhash\.h|xxh_x86dispatch\.h|openssl/.*|isa-l.*", r"src/base/hash\.c", None),
     (r"openssl/(err|ssl|x509v3)\.h", r"src/remote/tls\.c", 1),
     (r"hiredis/.*", r"src/remote/redis\.c", 1),

@@ -1,0 +1,429 @@
+/* dfa.c - see dfa.h. */
+#include "grammar/dfa.h"
+
+#include <string.h>
+
+#include "base/check.h"
+#include "base/minmax.h"
+
+bool dfa_contains(const struct dfa *d, const char *text, size_t n)
+{
+    uint32_t s = d->start;
+    for (size_t i = 0; i < n && s != 0; i++)
+        s = dfa_step(d, s, (uint8_t)text[i]);
+    return d->accepts[s];
+}
+
+static struct dfa *dfa_new(struct build *b, uint32_t n, const uint8_t cls[256],
+                           uint32_t n_cls)
+{
+    if (n > DFA_MAX_STATES)
+        build_fault(b, ERR_LIMIT,
+                    "a pattern, length or number is too large: more than %d states",
+                    DFA_MAX_STATES);
+    struct dfa *d = build_alloc(b, sizeof *d);
+    memcpy(d->cls, cls, sizeof d->cls);
+    d->n_cls = n_cls;
+    d->n = n;
+    d->to = build_alloc(b, (size_t)n * n_cls * sizeof *d->to);
+    d->accepts = build_alloc(b, n);
+    return d;
+}
+
+/* --- trim and merge ----------------------------------------------------------------- */
+
+/* Marks the states that can be completed, and all others as dead. */
+static bool *live_states(struct build *b, const struct dfa *d)
+{
+    bool *live = build_alloc(b, d->n);
+    memcpy(live, d->accepts, d->n);
+    for (bool changed = true; changed;) {
+        changed = false;
+        build_work(b, d->n);
+        for (uint32_t s = d->n; s-- > 0;) {
+            for (uint32_t c = 0; c < d->n_cls && !live[s]; c++)
+                if (live[d->to[s * d->n_cls + c]])
+                    live[s] = changed = true;
+        }
+    }
+    return live;
+}
+
+/* Sets group[s] of each state; equal states have equal groups; group 0 is dead. Returns the number
+ * of groups. (Moore's refinement: groups are split by the groups of their successors until none
+ * splits.) */
+static uint32_t group_states(struct build *b, const struct dfa *d, const bool *live,
+                             uint32_t *group)
+{
+    uint32_t n_groups = 0, before = UINT32_MAX, size = 64;
+    while (size < d->n * 2)
+        size *= 2;
+    uint32_t *next = build_alloc(b, d->n * sizeof *next);
+    uint32_t *slots = build_alloc(b, size * sizeof *slots); /* state + 1 */
+    for (uint32_t s = 0; s < d->n; s++)
+        group[s] = !live[s] ? 0 : d->accepts[s] ? 2 : 1;
+    while (n_groups != before) {
+        before = n_groups;
+        n_groups = 0;
+        build_work(b, (uint64_t)d->n * (d->n_cls + 1) + size / 8);
+        memset(slots, 0, size * sizeof *slots);
+        for (uint32_t s = 0; s < d->n; s++) {
+            const uint32_t *to = d->to + (size_t)s * d->n_cls;
+            if (!live[s])
+                continue;
+            uint64_t h = group[s];
+            for (uint32_t c = 0; c < d->n_cls; c++)
+                h = (h ^ group[to[c]]) * 0x9E3779B97F4A7C15u, h ^= h >> 32;
+            uint32_t at = (uint32_t)h & (size - 1);
+            for (; slots[at] != 0; at = (at + 1) & (size - 1)) {
+                uint32_t other = slots[at] - 1, c = 0;
+                const uint32_t *tx = d->to + (size_t)other * d->n_cls;
+                while (c < d->n_cls && group[tx[c]] == group[to[c]])
+                    c++;
+                if (c == d->n_cls && group[other] == group[s])
+                    break;
+            }
+            if (slots[at] == 0) {
+                slots[at] = s + 1;
+                next[s] = ++n_groups;
+            } else {
+                next[s] = next[slots[at] - 1];
+            }
+        }
+        memcpy(group, next, d->n * sizeof *group);
+    }
+    return n_groups + 1;
+}
+
+/* Merges classes of bytes that no state tells apart. */
+static void merge_classes(struct dfa *d)
+{
+    uint8_t as[256];
+    uint32_t n = 0, from[256];
+    for (uint32_t c = 0; c < d->n_cls; c++) {
+        uint32_t k = 0;
+        for (; k < n; k++) {
+            bool same = true;
+            for (uint32_t s = 0; s < d->n && same; s++)
+                same = d->to[s * d->n_cls + c] == d->to[s * d->n_cls + from[k]];
+            if (same)
+                break;
+        }
+        if (k == n)
+            from[n++] = c;
+        as[c] = (uint8_t)k;
+    }
+    for (uint32_t s = 0; s < d->n; s++)
+        for (uint32_t k = 0; k < n; k++)
+            d->to[s * n + k] = d->to[s * d->n_cls + from[k]];
+    for (int i = 0; i < 256; i++)
+        d->cls[i] = as[d->cls[i]];
+    d->n_cls = n;
+}
+
+const struct dfa *dfa_minimize(struct build *b, const struct dfa *draft)
+{
+    const bool *live = live_states(b, draft);
+    uint32_t *group = build_alloc(b, draft->n * sizeof *group);
+    uint32_t n = group_states(b, draft, live, group);
+    /* Groups are numbered anew from the start on, so that unreachable ones are left out. */
+    uint32_t *seen = build_alloc(b, n * sizeof *seen);     /* group -> its number */
+    uint32_t *any = build_alloc(b, (n + 1) * sizeof *any); /* number -> one of its states */
+    uint32_t count = 1;
+    if (group[draft->start] != 0) {
+        any[count] = draft->start;
+        seen[group[draft->start]] = count++;
+    }
+    for (uint32_t i = 1; i < count; i++) {
+        for (uint32_t c = 0; c < draft->n_cls; c++) {
+            uint32_t to = draft->to[any[i] * draft->n_cls + c];
+            if (group[to] != 0 && seen[group[to]] == 0) {
+                any[count] = to;
+                seen[group[to]] = count++;
+            }
+        }
+    }
+    scratch_end(b);
+    struct dfa *d = dfa_new(b, count, draft->cls, draft->n_cls);
+    d->start = seen[group[draft->start]];
+    for (uint32_t i = 1; i < count; i++) {
+        d->accepts[i] = draft->accepts[any[i]];
+        for (uint32_t c = 0; c < draft->n_cls; c++) {
+            uint32_t to = group[draft->to[any[i] * draft->n_cls + c]];
+            d->to[i * d->n_cls + c] = to == 0 ? 0 : seen[to];
+        }
+    }
+    merge_classes(d);
+    return d;
+}
+
+/* --- combination -------------------------------------------------------------------- */
+
+/* A set of pairs of states with a number for each. */
+struct pairs {
+    uint64_t *at; /* pair of each number */
+    uint32_t n, cap;
+    uint32_t *slots;
+    uint32_t mask;
+};
+
+static uint32_t pair_number(struct build *b, struct pairs *p, uint32_t x, uint32_t y)
+{
+    uint64_t key = (uint64_t)x << 32 | y;
+    if (p->n * 2 >= p->mask) {
+        p->mask = p->mask == 0 ? 255 : p->mask * 2 + 1;
+        p->slots = build_alloc(b, (p->mask + 1u) * sizeof *p->slots);
+        for (uint32_t i = 0; i < p->n; i++) {
+            uint32_t at = (uint32_t)(p->at[i] * 0x9E3779B97F4A7C15u >> 32) & p->mask;
+            while (p->slots[at] != 0)
+                at = (at + 1) & p->mask;
+            p->slots[at] = i + 1;
+        }
+    }
+    uint32_t at = (uint32_t)(key * 0x9E3779B97F4A7C15u >> 32) & p->mask;
+    for (; p->slots[at] != 0; at = (at + 1) & p->mask)
+        if (p->at[p->slots[at] - 1] == key)
+            return p->slots[at] - 1;
+    p->at = build_grow(b, p->at, &p->cap, p->n, sizeof *p->at);
+    p->at[p->n] = key;
+    p->slots[at] = ++p->n;
+    return p->n - 1;
+}
+
+const struct dfa *dfa_combine(struct build *b, const struct dfa *x, const struct dfa *y,
+                              enum dfa_mode mode)
+{
+    uint8_t cls[256], of_x[256], of_y[256];
+    uint32_t n_cls = 0;
+    for (int i = 0; i < 256; i++) {
+        uint32_t c = 0;
+        while (c < n_cls && (of_x[c] != x->cls[i] || of_y[c] != y->cls[i]))
+            c++;
+        if (c == n_cls) {
+            of_x[n_cls] = x->cls[i];
+            of_y[n_cls++] = y->cls[i];
+        }
+        cls[i] = (uint8_t)c;
+    }
+    struct pairs p = {0};
+    uint32_t *to = NULL, cap = 0;
+    scratch_begin(b);
+    pair_number(b, &p, 0, 0);
+    uint32_t start = pair_number(b, &p, x->start, y->start);
+    for (uint32_t i = 0; i < p.n; i++) {
+        uint32_t sx = (uint32_t)(p.at[i] >> 32), sy = (uint32_t)p.at[i];
+        if (p.n > DFA_MAX_STATES)
+            build_fault(b, ERR_LIMIT, "the patterns together are too large");
+        to = build_grow(b, to, &cap, i, n_cls * sizeof *to);
+        build_work(b, n_cls);
+        for (uint32_t c = 0; c < n_cls; c++) {
+            uint32_t tx = x->to[sx * x->n_cls + of_x[c]],
+                     ty = y->to[sy * y->n_cls + of_y[c]];
+            bool dead = mode == DFA_AND ? tx == 0 || ty == 0 : mode == DFA_MINUS && tx == 0;
+            to[i * n_cls + c] = dead ? 0 : pair_number(b, &p, tx, ty);
+        }
+    }
+    struct dfa *d = dfa_new(b, p.n, cls, n_cls);
+    memcpy(d->to, to, (size_t)p.n * n_cls * sizeof *to);
+    d->start = start;
+    for (uint32_t i = 0; i < p.n; i++) {
+        bool ax = x->accepts[p.at[i] >> 32], ay = y->accepts[(uint32_t)p.at[i]];
+        d->accepts[i] = mode == DFA_AND     ? ax && ay
+                        : mode == DFA_MINUS ? ax && !ay
+                                            : ax || ay;
+    }
+    return dfa_minimize(b, d);
+}
+
+/* --- simple sets -------------------------------------------------------------------- */
+
+/* Ranges of first bytes of characters, and how many bytes follow. The second byte of some is
+ * limited (Unicode 15, table 3-7). */
+static const struct lead {
+    uint8_t lo, hi, n_more, lo2, hi2;
+} leads[] = {
+    {0x00, 0x7F, 0, 0, 0},       {0xC2, 0xDF, 1, 0x80, 0xBF}, {0xE0, 0xE0, 2, 0xA0, 0xBF},
+    {0xE1, 0xEC, 2, 0x80, 0xBF}, {0xED, 0xED, 2, 0x80, 0x9F}, {0xEE, 0xEF, 2, 0x80, 0xBF},
+    {0xF0, 0xF0, 3, 0x90, 0xBF}, {0xF1, 0xF3, 3, 0x80, 0xBF}, {0xF4, 0xF4, 3, 0x80, 0x8F},
+};
+
+const struct dfa *dfa_length(struct build *b, int32_t min, int32_t max)
+{
+    static const uint8_t borders[] = {0x00, 0x80, 0x90, 0xA0, 0xC0, 0xC2, 0xE0,
+                                      0xE1, 0xED, 0xEE, 0xF0, 0xF1, 0xF4, 0xF5};
+    /* A count of c characters is at 1 + 8 * c. The states behind it wait for bytes of a character:
+     * +1, +2, +3 for as many of any kind, +4 to +7 for a limited second byte. */
+    static const int limited[] = {0, 0, 4, 0, 5, 0, 6, 0, 7};
+    uint8_t cls[256];
+    uint32_t n_cls = 0;
+    int32_t bound = max == REPEAT_ENDLESS ? min : max;
+    if (bound > DFA_MAX_STATES / 8 - 2)
+        build_fault(b, ERR_UNSUPPORTED, "a length of %d beside a pattern or a format",
+                    bound);
+    for (int i = 0; i < 256; i++) {
+        while (n_cls < sizeof borders && borders[n_cls] <= i)
+            n_cls++;
+        cls[i] = (uint8_t)(n_cls - 1);
+    }
+    scratch_begin(b);
+    struct dfa *d = dfa_new(b, 1 + 8 * ((uint32_t)bound + 1), cls, n_cls);
+    d->start = 1;
+    for (int32_t c = 0; c <= bound; c++) {
+        uint32_t at = 1 + 8 * (uint32_t)c;
+        bool last = c == bound && max != REPEAT_ENDLESS;
+        uint32_t done = c == bound ? at : at + 8; /* a count at an open bound stays */
+        d->accepts[at] = c >= min;
+        for (int byte = 0; byte < 256 && !last; byte++) {
+            uint32_t k = cls[byte];
+            for (size_t l = 0; l < sizeof leads / sizeof *leads; l++) {
+                const struct lead *e = &leads[l];
+                if (byte >= e->lo && byte <= e->hi)
+                    d->to[at * n_cls + k] = e->n_more == 0 ? done
+                                            : limited[l]   ? at + (uint32_t)limited[l]
+                                                           : at + e->n_more;
+                if (limited[l] && byte >= e->lo2 && byte <= e->hi2)
+                    d->to[(at + (uint32_t)limited[l]) * n_cls + k] = at + e->n_more - 1u;
+            }
+            for (uint32_t more = 1; more <= 3 && byte >= 0x80 && byte < 0xC0; more++)
+                d->to[(at + more) * n_cls + k] = more == 1 ? done : at + more - 1;
+        }
+    }
+    return dfa_minimize(b, d);
+}
+
+const struct dfa *dfa_any(struct build *b)
+{
+    return dfa_length(b, 0, REPEAT_ENDLESS);
+}
+
+const struct dfa *dfa_text(struct build *b, const char *text, size_t n)
+{
+    uint8_t cls[256] = {0};
+    uint32_t n_cls = 1;
+    if (n > DFA_MAX_STATES - 2)
+        build_fault(b, ERR_LIMIT, "a text of a list has more than %d bytes",
+                    DFA_MAX_STATES - 2);
+    for (size_t i = 0; i < n; i++)
+        if (cls[(uint8_t)text[i]] == 0)
+            cls[(uint8_t)text[i]] = (uint8_t)n_cls++;
+    struct dfa *d = dfa_new(b, (uint32_t)n + 2, cls, n_cls);
+    d->start = 1;
+    d->accepts[n + 1] = true;
+    for (uint32_t i = 0; i < n; i++)
+        d->to[(i + 1) * n_cls + cls[(uint8_t)text[i]]] = i + 2;
+    return d;
+}
+
+const struct dfa *dfa_of_texts(struct build *b, const char *const *texts, uint32_t n)
+{
+    uint8_t cls[256] = {0};
+    uint32_t n_cls = 1;
+    size_t most = 2;
+    for (uint32_t i = 0; i < n; i++) {
+        for (const uint8_t *p = (const uint8_t *)texts[i]; *p != 0; p++, most++)
+            if (cls[*p] == 0)
+                cls[*p] = (uint8_t)n_cls++;
+    }
+    if (most > DFA_MAX_STATES)
+        build_fault(b, ERR_LIMIT, "the names of an object's keys are too long together");
+    scratch_begin(b);
+    struct dfa *d = dfa_new(b, (uint32_t)most, cls, n_cls);
+    uint32_t n_states = 2;
+    d->start = 1;
+    for (uint32_t i = 0; i < n; i++) { /* a trie */
+        uint32_t at = 1;
+        for (const uint8_t *p = (const uint8_t *)texts[i]; *p != 0; p++) {
+            uint32_t *to = &d->to[at * n_cls + cls[*p]];
+            if (*to == 0)
+                *to = n_states++;
+            at = *to;
+        }
+        d->accepts[at] = true;
+    }
+    return dfa_minimize(b, d);
+}
+
+/* --- into the graph ----------------------------------------------------------------- */
+
+static uint32_t embed_escapes(struct build *b, const struct dfa *d, uint32_t s,
+                              const uint32_t *node)
+{
+    static const struct {
+        char as, byte;
+    } shorts[] = {{'"', '"'},  {'\\', '\\'}, {'b', '\b'}, {'f', '\f'},
+                  {'n', '\n'}, {'r', '\r'},  {'t', '\t'}};
+    uint32_t ways[48], n = 0;
+    for (size_t i = 0; i < sizeof shorts / sizeof *shorts; i++) {
+        uint32_t to = dfa_step(d, s, (uint8_t)shorts[i].byte);
+        if (to != 0)
+            ways[n++] = node_bytes(b, &shorts[i].as, 1, node[to]);
+    }
+    for (int c = 0; c < 0x20; c++) {
+        static const char hex[] = "0123456789abcdef";
+        const char text[] = {'u', '0', '0', (char)('0' + c / 16), hex[c % 16]};
+        uint32_t to = dfa_step(d, s, (uint8_t)c);
+        if (to != 0 && c != '\b' && c != '\f' && c != '\n' && c != '\r' && c != '\t')
+            ways[n++] = node_bytes(b, text, sizeof text, node[to]);
+    }
+    return n == 0 ? NODE_ID_FAIL : node_split(b, ways, n);
+}
+
+/* Returns whether every character without an escape leads from state s back to s. */
+static bool is_free(const struct dfa *d, uint32_t s)
+{
+    for (size_t l = 0; l < sizeof leads / sizeof *leads; l++) {
+        const struct lead *e = &leads[l];
+        for (int byte = MAX(e->lo, 0x20); byte <= e->hi; byte++) {
+            uint32_t at = dfa_step(d, s, (uint8_t)byte);
+            if (e->n_more == 0) {
+                if (byte != '"' && byte != '\\' && at != s)
+                    return false;
+                continue;
+            }
+            /* All second bytes must agree, then all third ones. */
+            for (int more = 0; more < e->n_more; more++) {
+                int lo = more == 0 ? e->lo2 : 0x80, hi = more == 0 ? e->hi2 : 0xBF;
+                uint32_t to = dfa_step(d, at, (uint8_t)lo);
+                for (int k = lo; k <= hi; k++)
+                    if (dfa_step(d, at, (uint8_t)k) != to)
+                        return false;
+                at = to;
+            }
+            if (at != s)
+                return false;
+        }
+    }
+    return true;
+}
+
+uint32_t dfa_embed(struct build *b, const struct dfa *d, bool quoted, uint32_t next)
+{
+    if (d->start == 0)
+        return NODE_ID_FAIL;
+    uint32_t *node = build_alloc(b, d->n * sizeof *node);
+    uint32_t *body = build_alloc(b, d->n * sizeof *body);
+    /* Nodes first, since states form loops; their edges are filled in afterwards. */
+    for (uint32_t s = 1; s < d->n; s++) {
+        body[s] = node_edges(b, NULL, 0);
+        node[s] = d->accepts[s] ? node_either(b, body[s], next) : body[s];
+    }
+    for (uint32_t s = 1; s < d->n; s++) {
+        uint32_t escapes = quoted ? embed_escapes(b, d, s, node) : NODE_ID_FAIL;
+        struct edge edges[256];
+        uint32_t n = 0;
+        for (int c = 0; c < 256; c++) {
+            uint32_t to = dfa_step(d, s, (uint8_t)c);
+            uint32_t k = to == 0 ? NODE_ID_FAIL : node[to];
+            if (quoted && (c < 0x20 || c == '"'))
+                continue;
+            if (quoted && c == '\\')
+                k = escapes;
+            if (k != NODE_ID_FAIL)
+                edges[n++] = (struct edge){.lo = (uint8_t)c, .hi = (uint8_t)c, .next = k};
+        }
+        uint32_t made = node_edges(b, edges, n);
+        b->nodes[body[s]] = b->nodes[made];
+        b->nodes[body[s]].free = quoted && is_free(d, s) ? FREE_ENDLESS : FREE_NOT;
+    }
+    return node[d->start];
+}

@@ -1,0 +1,289 @@
+/* node.c - see node.h. */
+#include "grammar/node.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+
+enum { NO_NODE = UINT32_MAX, MAX_WORK = 300000000 };
+
+int build_abandon(struct build *b)
+{
+    arena_deinit(&b->arena);
+    arena_deinit(&b->scratch);
+    return b->err->code;
+}
+
+void build_fault(struct build *b, int code, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    err_setv(b->err, code, fmt, ap);
+    va_end(ap);
+    longjmp(b->fault, 1);
+}
+
+void *build_alloc(struct build *b, size_t n)
+{
+    void *p = arena_alloc(b->now, n);
+    if (p == NULL)
+        build_fault(b, ERR_LIMIT, "the grammar is too large: it needs more than %d MiB",
+                    GRAMMAR_MAX_BYTES >> 20);
+    memset(p, 0, n);
+    return p;
+}
+
+void scratch_begin(struct build *b)
+{
+    b->scratch.used_bytes = 0;
+    b->now = &b->scratch;
+}
+
+void scratch_end(struct build *b)
+{
+    b->now = &b->arena;
+}
+
+void build_work(struct build *b, uint64_t steps)
+{
+    b->work += steps;
+    if (b->work > MAX_WORK)
+        build_fault(b, ERR_LIMIT, "the form is too complex: compiling it takes too long");
+}
+
+void *build_grow(struct build *b, void *array, uint32_t *cap, uint32_t n, size_t size)
+{
+    if (n < *cap)
+        return array;
+    uint32_t more = *cap == 0 ? 64 : *cap * 2;
+    void *p = build_alloc(b, more * size);
+    if (n > 0)
+        memcpy(p, array, n * size);
+    *cap = more;
+    return p;
+}
+
+static uint32_t node_new(struct build *b, enum node_kind kind)
+{
+    b->nodes = build_grow(b, b->nodes, &b->cap_nodes, b->n_nodes, sizeof *b->nodes);
+    b->nodes[b->n_nodes] = (struct node){.kind = (uint8_t)kind};
+    return b->n_nodes++;
+}
+
+int build_begin(struct build *b, struct err *err)
+{
+    memset(b, 0, sizeof *b);
+    b->err = err;
+    int rc = arena_init(&b->arena, GRAMMAR_MAX_BYTES);
+    if (rc == 0)
+        rc = arena_init(&b->scratch, GRAMMAR_MAX_BYTES);
+    if (rc != 0) {
+        arena_deinit(&b->arena);
+        return err_set(err, rc, "no memory to compile a grammar");
+    }
+    b->now = &b->arena;
+    node_new(b, NODE_EDGES); /* NODE_ID_FAIL; the empty arena has room for both */
+    node_new(b, NODE_RETURN);
+    return 0;
+}
+
+uint32_t node_edges(struct build *b, const struct edge *edges, uint32_t n)
+{
+    uint32_t id = node_new(b, NODE_EDGES), first = b->n_edges;
+    for (uint32_t i = 0; i < n; i++) {
+        struct edge *last = b->n_edges > first ? &b->edges[b->n_edges - 1] : NULL;
+        CHECK(last == NULL || edges[i].lo > last->hi);
+        if (last != NULL && last->next == edges[i].next && last->hi + 1 == edges[i].lo) {
+            last->hi = edges[i].hi;
+            continue;
+        }
+        b->edges = build_grow(b, b->edges, &b->cap_edges, b->n_edges, sizeof *b->edges);
+        b->edges[b->n_edges++] = edges[i];
+    }
+    b->nodes[id].first = first;
+    b->nodes[id].n = b->n_edges - first;
+    return id;
+}
+
+uint32_t node_range(struct build *b, uint8_t lo, uint8_t hi, uint32_t next)
+{
+    struct edge e = {.lo = lo, .hi = hi, .next = next};
+    return node_edges(b, &e, 1);
+}
+
+uint32_t node_bytes(struct build *b, const char *text, size_t n, uint32_t next)
+{
+    for (size_t i = n; i > 0; i--)
+        next = node_range(b, (uint8_t)text[i - 1], (uint8_t)text[i - 1], next);
+    return next;
+}
+
+uint32_t node_split(struct build *b, const uint32_t *nodes, uint32_t n)
+{
+    if (n == 0)
+        return NODE_ID_FAIL;
+    if (n == 1)
+        return nodes[0];
+    uint32_t id = node_new(b, NODE_SPLIT), first = b->n_lists;
+    for (uint32_t i = 0; i < n; i++) {
+        b->lists = build_grow(b, b->lists, &b->cap_lists, b->n_lists, sizeof *b->lists);
+        b->lists[b->n_lists++] = nodes[i];
+    }
+    b->nodes[id].first = first;
+    b->nodes[id].n = n;
+    return id;
+}
+
+uint32_t node_either(struct build *b, uint32_t one, uint32_t other)
+{
+    const uint32_t both[] = {one, other};
+    return node_split(b, both, 2);
+}
+
+uint32_t node_call(struct build *b, uint32_t rule, uint32_t next)
+{
+    uint32_t id = node_new(b, NODE_CALL);
+    b->nodes[id].body = rule;
+    b->nodes[id].next = next;
+    return id;
+}
+
+uint32_t repeat_begin(struct build *b, int32_t min, int32_t max, uint32_t next)
+{
+    const uint32_t both[] = {NO_NODE, next};
+    CHECK(min >= 0 && max >= min);
+    if (max == REPEAT_ENDLESS && min == 0) /* a loop needs no count */
+        return node_split(b, both, 2);
+    uint32_t id = node_new(b, NODE_REPEAT);
+    b->nodes[id].min = min;
+    b->nodes[id].max = max;
+    b->nodes[id].next = next;
+    b->nodes[id].body = NO_NODE;
+    return id;
+}
+
+uint32_t repeat_again(struct build *b, uint32_t repeat)
+{
+    if (b->nodes[repeat].kind == NODE_SPLIT)
+        return repeat;
+    uint32_t id = node_new(b, NODE_AGAIN);
+    b->nodes[id].body = repeat;
+    return id;
+}
+
+void repeat_end(struct build *b, uint32_t repeat, uint32_t body)
+{
+    struct node *r = &b->nodes[repeat];
+    if (r->kind == NODE_SPLIT)
+        b->lists[r->first] = body;
+    else
+        r->body = body;
+}
+
+uint32_t rule_new(struct build *b)
+{
+    b->rules = build_grow(b, b->rules, &b->cap_rules, b->n_rules, sizeof *b->rules);
+    b->rules[b->n_rules] = NODE_ID_FAIL;
+    return b->n_rules++;
+}
+
+void rule_set(struct build *b, uint32_t rule, uint32_t node)
+{
+    b->rules[rule] = node;
+}
+
+/* --- nodes from which a text can be completed --------------------------------------- */
+
+static bool completes(const struct build *b, const bool *ok, const struct node *n)
+{
+    bool any = false;
+    switch ((enum node_kind)n->kind) {
+    case NODE_EDGES:
+        for (uint32_t i = 0; i < n->n; i++)
+            any |= ok[b->edges[n->first + i].next];
+        return any;
+    case NODE_SPLIT:
+        for (uint32_t i = 0; i < n->n; i++)
+            any |= ok[b->lists[n->first + i]];
+        return any;
+    case NODE_CALL:
+        return ok[n->next] && ok[b->rules[n->body]];
+    case NODE_REPEAT:
+        return ok[n->next] && (n->min == 0 || ok[n->body]);
+    case NODE_RETURN:
+    case NODE_AGAIN: /* the body ends; its REPEAT decides */
+        return true;
+    }
+    return false;
+}
+
+/* Removes the ways of a node that cannot be completed. */
+static void prune(struct build *b, const bool *ok, struct node *n)
+{
+    uint32_t kept = 0;
+    if (n->kind == NODE_EDGES) {
+        for (uint32_t i = 0; i < n->n; i++)
+            if (ok[b->edges[n->first + i].next])
+                b->edges[n->first + kept++] = b->edges[n->first + i];
+        n->n = kept;
+    } else if (n->kind == NODE_SPLIT) {
+        for (uint32_t i = 0; i < n->n; i++)
+            if (ok[b->lists[n->first + i]])
+                b->lists[n->first + kept++] = b->lists[n->first + i];
+        n->n = kept;
+    } else if (n->kind == NODE_REPEAT && !ok[n->body]) {
+        n->max = 0;
+    }
+}
+
+static void copy(void *to, const void *from, size_t n)
+{
+    if (n > 0)
+        memcpy(to, from, n);
+}
+
+struct grammar *build_finish(struct build *b, uint32_t root)
+{
+    bool *ok = build_alloc(b, b->n_nodes);
+    /* Parts that follow have lower ids, but for loops and rules. So nearly all is known after one
+     * pass. */
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (uint32_t i = 0; i < b->n_nodes; i++) {
+            if (!ok[i] && completes(b, ok, &b->nodes[i]))
+                changed = ok[i] = true;
+        }
+    }
+    if (!ok[root])
+        build_fault(b, ERR_USAGE, "no text has this form");
+    for (uint32_t i = 0; i < b->n_nodes; i++)
+        prune(b, ok, &b->nodes[i]);
+    /* The build's memory also holds drafts, so the graph is copied. */
+    size_t nodes = b->n_nodes * sizeof *b->nodes, edges = b->n_edges * sizeof *b->edges;
+    size_t lists = b->n_lists * sizeof *b->lists, rules = b->n_rules * sizeof *b->rules;
+    struct grammar *g = mem_try(sizeof *g + nodes + edges + lists + rules);
+    if (g == NULL)
+        build_fault(b, -ENOMEM, "no memory for a grammar");
+    *g = (struct grammar){.n_nodes = b->n_nodes, .root = root};
+    char *at = (char *)(g + 1);
+    g->nodes = (struct node *)(void *)at;
+    g->edges = (struct edge *)(void *)(at += nodes);
+    g->lists = (uint32_t *)(void *)(at += edges);
+    g->rules = (uint32_t *)(void *)(at + lists);
+    copy(g->nodes, b->nodes, nodes);
+    copy(g->edges, b->edges, edges);
+    copy(g->lists, b->lists, lists);
+    copy(g->rules, b->rules, rules);
+    arena_deinit(&b->arena);
+    arena_deinit(&b->scratch);
+    return g;
+}
+
+void grammar_free(struct grammar *g)
+{
+    free(g);
+}

@@ -1,0 +1,72 @@
+/* vocab.h - a model's tokens as two tries over bytes, for masks (automaton.h).
+ *
+ * Most tokens consist of characters that a JSON string may contain without an escape. They are the
+ * trie `plain`: inside a string all of them are allowed at once, without a walk. The others (with a
+ * quote, a backslash, a control byte or part of a character) are the trie `other`.
+ *
+ * A trie is an array of nodes in preorder. The subtree of node i is [i, at[i].end), and its tokens
+ * are ids[at[i].tok .. at[at[i].end].tok).  The last node is a sentinel.
+ *
+ * Immutable after vocab_create. Special tokens and tokens without bytes are in no trie. */
+#ifndef GRAMMAR_VOCAB_H
+#define GRAMMAR_VOCAB_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+struct trie_node {
+    uint32_t end;   /* first node behind the subtree */
+    uint32_t tok;   /* index in ids of the first token of this node */
+    uint16_t depth; /* bytes from the root, from 1 on */
+    uint8_t byte;   /* last byte of the node's text */
+    uint8_t
+        max_chars; /* plain: most characters between the node and a token below; at most 255 */
+};
+
+struct trie {
+    struct trie_node *at; /* [n + 1] */
+    int32_t *ids;
+    uint32_t n, n_ids;
+    int max_depth;
+};
+
+enum { VOCAB_SHORT = 16 };
+
+struct vocab {
+    int32_t n_tokens; /* ids are below it */
+    size_t n_words;   /* 32-bit words of a mask */
+    struct trie plain, other;
+    uint32_t *all_plain; /* [n_words] every plain token */
+    /* [VOCAB_SHORT][n_words] row i: the plain tokens of at most i characters */
+    uint32_t *short_plain;
+    /* plain tokens of more than VOCAB_SHORT - 1 characters, the longest first */
+    int32_t *long_ids;
+    uint8_t *long_chars;
+    uint32_t n_long;
+    int max_chars; /* characters of the longest plain token */
+    /* [n_tokens] bytes of each token; NULL: the token is in no trie */
+    const char **bytes;
+    uint32_t *n_bytes;
+};
+
+/* Makes the tries of tokens 0 to n_tokens - 1. bytes returns the bytes of a token, which must
+ * outlive the vocab, or NULL for a token that no form allows. -ENOMEM: no memory. */
+int vocab_create(struct vocab **out, int32_t n_tokens,
+                 const char *(*bytes)(void *arg, int32_t id, size_t *n), void *arg,
+                 struct err *err);
+void vocab_destroy(struct vocab *v); /* NULL is allowed */
+
+static inline void mask_set(uint32_t *mask, int32_t id)
+{
+    mask[id >> 5] |= 1u << (id & 31);
+}
+
+static inline bool mask_has(const uint32_t *mask, int32_t id)
+{
+    return mask[id >> 5] >> (id & 31) & 1;
+}
+
+#endif

@@ -1,0 +1,279 @@
+/* test_automaton.c - the mask of a state against the definition of a mask: each token is tried by
+ * itself. The vocabulary is made of pieces that cross all borders of JSON. */
+#include "grammar/automaton.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "format/json.h"
+
+enum { N_TOKENS = 3000, N_SPECIAL = 7 };
+
+static char *words[N_TOKENS];
+static size_t n_words[N_TOKENS];
+
+static const char *bytes_of(void *arg, int32_t id, size_t *n)
+{
+    (void)arg;
+    *n = n_words[id];
+    return id % 500 == N_SPECIAL ? NULL : words[id];
+}
+
+/* The 256 bytes, then sequences of pieces. */
+static struct vocab *make_vocab(void)
+{
+    static const char *const pieces[] = {"a",        "b",
+                                         "name",     "\"",
+                                         "\\",       "\\\"",
+                                         "{",        "}",
+                                         "[",        "]",
+                                         ",",        ":",
+                                         " ",        "\n",
+                                         "  ",       "\": ",
+                                         "\": \"",   "\", \"",
+                                         "\xC3\xA9", "\xC3",
+                                         "\xA9",     "\xF0\x9F\x98\x80",
+                                         "\xF0\x9F", "1",
+                                         "23",       "0.5",
+                                         "-",        "e",
+                                         "true",     "null",
+                                         "x",        "ab",
+                                         "\\u00",    "e9",
+                                         "\t",       "long word of many characters",
+                                         "}}",       "]}",
+                                         "\"}"};
+    struct rng r = {0};
+    struct vocab *v;
+    r.s = 17;
+    for (int i = 0; i < N_TOKENS; i++) {
+        char text[200] = "";
+        size_t n = i < 256 ? 1 : 0;
+        text[0] = i < 256 ? (char)i : 0;
+        for (uint64_t k = 0, m = 1 + rng_below(&r, 4); i >= 256 && k < m; k++) {
+            const char *p = pieces[rng_below(&r, sizeof pieces / sizeof *pieces)];
+            memcpy(text + n, p, strlen(p));
+            n += strlen(p);
+        }
+        words[i] = malloc(n);
+        memcpy(words[i], text, n);
+        n_words[i] = n;
+    }
+    assert_int_equal(vocab_create(&v, N_TOKENS, bytes_of, NULL, NULL), 0);
+    return v;
+}
+
+static struct vocab *vocab;
+
+static int set_up(void **state)
+{
+    (void)state;
+    vocab = make_vocab();
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    vocab_destroy(vocab);
+    for (int i = 0; i < N_TOKENS; i++)
+        free(words[i]);
+    return 0;
+}
+
+static struct grammar *schema(const char *text)
+{
+    struct json *v;
+    struct grammar *g;
+    struct err err = {0};
+    assert_int_equal(json_parse(&v, text, strlen(text), "schema", &err), 0);
+    if (grammar_of_schema(&g, v, NULL, &err) != 0)
+        fail_msg("%s: %s", text, err.msg);
+    json_free(v);
+    return g;
+}
+
+/* Returns whether the text and then the token are the beginning of a text of the grammar. */
+static bool allows(struct automaton *a, const char *text, size_t n, int32_t id)
+{
+    struct walk w;
+    bool ok = true;
+    assert_int_equal(walk_begin(&w, a), 0);
+    assert_int_equal(walk_bytes(&w, text, n, &ok), 0);
+    assert_true(ok);
+    assert_int_equal(walk_token(&w, id, &ok), 0);
+    walk_end(&w);
+    return ok;
+}
+
+/* Writes random answers of allowed tokens, and compares each mask with the definition. */
+static void check(const char *name, struct grammar *g, uint64_t seed)
+{
+    struct automaton *a = automaton_create(g, vocab), *judge = automaton_create(g, vocab);
+    uint32_t *mask = calloc(vocab->n_words, sizeof *mask);
+    struct rng r;
+    r.s = seed;
+    for (int answer = 0; answer < 6; answer++) {
+        struct walk w;
+        char text[4096];
+        size_t n = 0;
+        assert_int_equal(walk_begin(&w, a), 0);
+        for (int step = 0; step < 25 && n < sizeof text - 200; step++) {
+            int32_t chosen = -1;
+            uint64_t n_allowed = 0;
+            bool ok;
+            assert_int_equal(walk_mask(&w, mask), 0);
+            for (int32_t id = 0; id < N_TOKENS; id++) {
+                bool has = mask_has(mask, id);
+                if (has != allows(judge, text, n, id))
+                    fail_msg("%s: behind \"%.*s\" token \"%.*s\" is %s", name, (int)n, text,
+                             (int)n_words[id], words[id], has ? "allowed" : "forbidden");
+                if (has && rng_below(&r, ++n_allowed) == 0)
+                    chosen = id;
+            }
+            if (chosen < 0) {
+                assert_true(walk_accepts(&w));
+                assert_true(walk_is_complete(&w));
+                break;
+            }
+            assert_int_equal(walk_token(&w, chosen, &ok), 0);
+            assert_true(ok);
+            memcpy(text + n, words[chosen], n_words[chosen]);
+            n += n_words[chosen];
+        }
+        walk_end(&w);
+    }
+    free(mask);
+    automaton_destroy(a);
+    automaton_destroy(judge);
+}
+
+static void test_masks(void **state)
+{
+    static const char *const schemas[] = {
+        "{}",
+        "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\"},\"ab\":{"
+        "\"type\":\"integer\"}},"
+        "\"required\":[\"name\"],\"additionalProperties\":false}",
+        "{\"type\":\"string\"}",
+        "{\"type\":\"string\",\"minLength\":3,\"maxLength\":40}",
+        "{\"type\":\"string\",\"maxLength\":1000}",
+        "{\"type\":\"string\",\"pattern\":\"^(name|[a-z ]*)$\"}",
+        "{\"type\":\"array\",\"items\":{\"type\":\"string\",\"maxLength\":5},\"minItems\":"
+        "2,\"maxItems\":300}",
+        "{\"anyOf\":[{\"type\":\"string\",\"maxLength\":4},{\"type\":\"string\","
+        "\"pattern\":\"ab\"}]}",
+        "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"string\"},"
+        "\"properties\":{\"name\":{\"type\":\"null\"}}}",
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
+        struct grammar *g = schema(schemas[i]);
+        check(schemas[i], g, i + 1);
+        grammar_free(g);
+    }
+}
+
+static void test_gbnf_masks(void **state)
+{
+    static const char text[] = "root ::= line+\nline ::= [a-z ]{1,70} (\"{\" root? \"}\")* "
+                               "| \"\\\"\" [^\"]* \"\\\"\"\n";
+    struct grammar *g;
+    (void)state;
+    assert_int_equal(grammar_of_gbnf(&g, text, strlen(text), NULL), 0);
+    check("gbnf", g, 5);
+    grammar_free(g);
+}
+
+/* An automaton that forgets its states goes on with all walks where they were. */
+static void test_forgetting(void **state)
+{
+    struct grammar *g = schema("{\"type\":\"string\",\"maxLength\":100000}");
+    struct automaton *a = automaton_create(g, vocab);
+    struct walk w, other;
+    bool ok;
+    (void)state;
+    assert_int_equal(walk_begin(&w, a), 0);
+    assert_int_equal(walk_begin(&other, a), 0);
+    assert_int_equal(walk_bytes(&other, "\"ab", 3, &ok), 0);
+    assert_int_equal(walk_bytes(&w, "\"", 1, &ok), 0);
+    for (int i = 0; i < 100000; i++) { /* each character is a state of its own */
+        assert_int_equal(walk_bytes(&w, "a", 1, &ok), 0);
+        assert_true(ok);
+    }
+    assert_int_equal(walk_bytes(&w, "a", 1, &ok), 0);
+    assert_false(ok);
+    assert_false(walk_accepts(&w));
+    assert_int_equal(walk_bytes(&other, "c\"", 2, &ok), 0);
+    assert_true(ok && walk_accepts(&other) && walk_is_complete(&other));
+    walk_end(&w);
+    walk_end(&other);
+    automaton_destroy(a);
+    grammar_free(g);
+}
+
+static void test_forced(void **state)
+{
+    struct grammar *g = schema(
+        "{\"type\":\"object\",\"properties\":{\"name\":{\"enum\":[\"abc\",\"abd\"]}},"
+        "\"required\":[\"name\"],\"additionalProperties\":false}");
+    struct automaton *a = automaton_create(g, vocab);
+    struct walk w;
+    char text[64];
+    bool ok;
+    (void)state;
+    assert_int_equal(walk_begin(&w, a), 0);
+    assert_int_equal(walk_forced(&w, text, sizeof text),
+                     1); /* a blank may follow the brace */
+    assert_int_equal(walk_bytes(&w, "{\"", 2, &ok), 0);
+    size_t n = walk_forced(&w, text, sizeof text);
+    assert_true(n == 6 && memcmp(text, "name\":", 6) == 0);
+    assert_int_equal(walk_forced(&w, text, 3), 3);
+    assert_int_equal(walk_bytes(&w, "name\":\"", 7, &ok), 0);
+    n = walk_forced(&w, text, sizeof text);
+    assert_true(n == 2 && memcmp(text, "ab", 2) == 0);
+    assert_int_equal(walk_bytes(&w, "abc\"}", 5, &ok), 0);
+    assert_true(ok && walk_accepts(&w));
+    assert_int_equal(walk_forced(&w, text, sizeof text), 0);
+    walk_end(&w);
+    automaton_destroy(a);
+    grammar_free(g);
+}
+
+/* A walk that left the form allows nothing, and a token without bytes is never allowed. */
+static void test_dead(void **state)
+{
+    struct grammar *g = schema("{\"type\":\"null\"}");
+    struct automaton *a = automaton_create(g, vocab);
+    uint32_t *mask = calloc(vocab->n_words, sizeof *mask);
+    struct walk w;
+    bool ok;
+    (void)state;
+    assert_int_equal(walk_begin(&w, a), 0);
+    assert_int_equal(walk_token(&w, N_SPECIAL, &ok), 0);
+    assert_false(ok);
+    assert_int_equal(walk_mask(&w, mask), 0);
+    for (size_t i = 0; i < vocab->n_words; i++)
+        assert_int_equal(mask[i], 0);
+    assert_false(walk_accepts(&w));
+    walk_end(&w);
+    automaton_destroy(a);
+    grammar_free(g);
+    free(mask);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_masks),      cmocka_unit_test(test_gbnf_masks),
+        cmocka_unit_test(test_forgetting), cmocka_unit_test(test_forced),
+        cmocka_unit_test(test_dead),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}

@@ -1,0 +1,301 @@
+/* test_schema.c - which texts a JSON schema allows, what is refused by name, and what malformed
+ * schemas are told. Each row is a decision of docs/STRUCTURED.md. */
+#include "grammar/grammar.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "base/textbuf.h"
+#include "format/json.h"
+
+/* Compiles a schema. Returns the code; the message is in *err. */
+static int compile(struct grammar **g, const char *schema, struct textbuf *loose,
+                   struct err *err)
+{
+    struct json *v;
+    char text[4096];
+    snprintf(text, sizeof text, "[%s]", schema); /* true and false are schemas, too */
+    assert_int_equal(json_parse(&v, text, strlen(text), "schema", err), 0);
+    int rc = grammar_of_schema(g, json_at(v, 0), loose, err);
+    json_free(v);
+    return rc;
+}
+
+struct row {
+    const char *schema;
+    const char *yes[8], *no[8];
+};
+
+static void check_rows(const struct row *rows, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        struct grammar *g;
+        struct err err = {0};
+        if (compile(&g, rows[i].schema, NULL, &err) != 0)
+            fail_msg("%s is refused: %s", rows[i].schema, err.msg);
+        for (size_t k = 0; k < 8 && rows[i].yes[k] != NULL; k++)
+            if (!grammar_contains(g, rows[i].yes[k], strlen(rows[i].yes[k])))
+                fail_msg("%s does not allow %s", rows[i].schema, rows[i].yes[k]);
+        for (size_t k = 0; k < 8 && rows[i].no[k] != NULL; k++)
+            if (grammar_contains(g, rows[i].no[k], strlen(rows[i].no[k])))
+                fail_msg("%s allows %s", rows[i].schema, rows[i].no[k]);
+        grammar_free(g);
+    }
+}
+
+#define CHECK_ROWS(rows) check_rows(rows, sizeof(rows) / sizeof *(rows))
+
+static void test_types(void **state)
+{
+    static const struct row rows[] = {
+        {"{\"type\":\"null\"}", {"null"}, {"nul", "0", "\"null\""}},
+        {"{\"type\":[\"boolean\",\"null\"]}", {"true", "false", "null"}, {"True", "0"}},
+        {"{\"type\":\"integer\"}",
+         {"0", "-1", "12345678901234567890123"},
+         {"-0", "01", "1.0", "1e2", "+1"}},
+        {"{\"type\":\"number\"}",
+         {"0", "-0", "1.50", "1e5", "2E-10", "-0.0"},
+         {"1.", ".5", "1e400", "01"}},
+        {"true", {"{}", "[1,{\"a\":null}]", "\"x\""}, {"", "{,}", "[1,]", "{\"a\"}"}},
+        {"{\"not\":{\"type\":\"integer\"}}", {"1.5", "\"1\"", "[]"}, {"1", "-7"}},
+    };
+    (void)state;
+    CHECK_ROWS(rows);
+}
+
+static void test_numbers(void **state)
+{
+    static const struct row rows[] = {
+        {"{\"type\":\"integer\",\"minimum\":-3,\"maximum\":12}",
+         {"-3", "0", "12"},
+         {"-4", "13", "100", "-10"}},
+        {"{\"type\":\"number\",\"exclusiveMinimum\":0.5,\"maximum\":10}",
+         {"0.51", "10", "10.0", "9.99"},
+         {"0.5", "0.50", "10.01", "0", "-1"}},
+        {"{\"type\":\"number\",\"minimum\":-1.25}",
+         {"-1.25", "-1.2", "0", "7"},
+         {"-1.26", "-2"}},
+        {"{\"type\":\"integer\",\"multipleOf\":7,\"minimum\":8}",
+         {"14", "21", "70000"},
+         {"7", "0", "15", "-14"}},
+        {"{\"type\":\"integer\",\"exclusiveMaximum\":true,\"maximum\":3}",
+         {"2"},
+         {"3"}}, /* draft 4 */
+        {"{\"enum\":[1,2.5,-3]}", {"1", "2.5", "-3"}, {"2", "1.0", "3"}},
+        {"{\"type\":\"integer\",\"not\":{\"const\":5}}", {"4", "55"}, {"5"}},
+    };
+    (void)state;
+    CHECK_ROWS(rows);
+}
+
+static void test_strings(void **state)
+{
+    static const struct row rows[] = {
+        /* Lengths count characters of the parsed text, however they are spelled. */
+        {"{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}",
+         {"\"ab\"", "\"\xC3\xA9\xC3\xA9\xC3\xA9\"", "\"\\n\\u00e9\"", "\"a\\ud83d\\ude00\"",
+          "\"a\xF0\x9F\x98\x80z\""},
+         {"\"a\"", "\"abcd\"", "\"\\u00e9\"", "\"\\ud83d\\ude00\"", "\"a\\ud83d\"",
+          "\"ab"}},
+        /* Patterns are not anchored, and are written in their shortest spelling. */
+        {"{\"type\":\"string\",\"pattern\":\"b+$\"}",
+         {"\"b\"", "\"aabb\"", "\"\\\"b\""},
+         {"\"ba\"", "\"\\u0062\""}},
+        {"{\"type\":\"string\",\"pattern\":\"^\\\\d{3}$\",\"not\":{\"const\":\"123\"}}",
+         {"\"124\""},
+         {"\"123\"", "\"12\""}},
+        {"{\"type\":\"string\",\"format\":\"date\"}",
+         {"\"2024-02-29\""},
+         {"\"2023-02-29\"", "\"2023-2-1\"", "\"2023-04-31\""}},
+        {"{\"type\":\"string\",\"format\":\"uuid\"}",
+         {"\"2eb8aa08-AA98-11ea-b4aa-73b441d16380\""},
+         {"\"2eb8aa08\""}},
+        {"{\"type\":\"string\",\"format\":\"ipv4\"}",
+         {"\"127.0.0.1\""},
+         {"\"256.0.0.1\"", "\"1.2.3\"", "\"01.2.3.4\""}},
+        /* Formats that the standard does not define are annotations. */
+        {"{\"type\":\"string\",\"format\":\"int32\"}", {"\"x\""}, {"1"}},
+        {"{\"type\":\"string\"}",
+         {"\"\\/\\b\x7F\""},
+         {"\"\x01\"", "\"\\x\"", "\"\xC3\"", "\"\xED\xA0\x80\""}},
+    };
+    (void)state;
+    CHECK_ROWS(rows);
+}
+
+static void test_objects(void **state)
+{
+    static const struct row rows[] = {
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{"
+         "\"type\":\"null\"}},"
+         "\"required\":[\"b\"],\"additionalProperties\":false}",
+         {"{\"a\":1,\"b\":null}", "{\"b\":null}", "{ \"a\": 1, \"b\": null }",
+          "{\n  \"b\": null\n}"},
+         {"{\"b\":null,\"a\":1}", "{}", "{\"a\":1}", "{\"b\":null,\"c\":1}",
+          "{\"b\" :null}", "{  \"b\":null}", "{\"b\":null,}"}},
+        /* A key that is declared is never spelled with escapes, nor written twice. */
+        {"{\"properties\":{\"ab\":{\"type\":\"integer\"}},\"type\":\"object\"}",
+         {"{\"ab\":1,\"x\":[]}", "{\"abc\":\"y\"}", "{}"},
+         {"{\"a\\u0062\":\"y\"}", "{\"ab\":\"y\"}", "{\"x\":1,\"ab\":1}",
+          "{\"ab\":1,\"ab\":2}"}},
+        {"{\"type\":\"object\",\"patternProperties\":{\"^x\":{\"type\":\"integer\"},\"y$\":"
+         "{\"minimum\":5}},"
+         "\"additionalProperties\":{\"type\":\"null\"}}",
+         {"{\"x\":1}", "{\"xy\":5}", "{\"y\":7.5}", "{\"q\":null}"},
+         {"{\"x\":1.5}", "{\"xy\":4}", "{\"xy\":5.5}", "{\"q\":1}"}},
+        /* Keys that only `required` names come in any order. */
+        {"{\"type\":\"object\",\"required\":[\"a\",\"b\"]}",
+         {"{\"a\":1,\"b\":2}", "{\"b\":2,\"c\":0,\"a\":1}"},
+         {"{\"a\":1}"}},
+        {"{\"type\":\"object\",\"maxProperties\":2,\"minProperties\":1}",
+         {"{\"a\":1}", "{\"a\":1,\"b\":1}"},
+         {"{}", "{\"a\":1,\"b\":1,\"c\":1}"}},
+        {"{\"type\":\"object\",\"propertyNames\":{\"maxLength\":2}}",
+         {"{\"ab\":1}", "{}"},
+         {"{\"abc\":1}"}},
+        {"{\"type\":\"object\",\"dependentRequired\":{\"a\":[\"b\"]}}",
+         {"{\"b\":1}", "{\"a\":1,\"b\":1}", "{}"},
+         {"{\"a\":1}", "{\"a\":1,\"c\":1}"}},
+        {"{\"type\":\"object\",\"properties\":{\"k\":{\"$ref\":\"#\"}},"
+         "\"additionalProperties\":false}",
+         {"{\"k\":{\"k\":{}}}"},
+         {"{\"k\":1}", "{\"k\":{\"k\":{}}"}},
+    };
+    (void)state;
+    CHECK_ROWS(rows);
+}
+
+static void test_arrays(void **state)
+{
+    static const struct row rows[] = {
+        {"{\"type\":\"array\",\"items\":{\"type\":\"null\"},\"minItems\":1,\"maxItems\":3}",
+         {"[null]", "[null, null,null]", "[ null ]"},
+         {"[]", "[null,null,null,null]", "[1]"}},
+        {"{\"type\":\"array\",\"prefixItems\":[{\"type\":\"null\"},{\"type\":\"integer\"}],"
+         "\"items\":false}",
+         {"[]", "[null]", "[null,1]"},
+         {"[1]", "[null,1,1]"}},
+        {"{\"type\":\"array\",\"contains\":{\"const\":1},\"items\":{\"type\":\"integer\"}}",
+         {"[1]", "[2,1,3]"},
+         {"[]", "[2]", "[1,null]"}},
+        {"{\"type\":\"array\",\"contains\":{\"const\":1},\"minContains\":0,\"maxContains\":"
+         "1}",
+         {"[]", "[1]", "[2,1,3]", "[null]"},
+         {"[1,1]", "[1,2,1]"}},
+    };
+    (void)state;
+    CHECK_ROWS(rows);
+}
+
+static void test_combinations(void **state)
+{
+    static const struct row rows[] = {
+        {"{\"anyOf\":[{\"type\":\"integer\",\"minimum\":5},{\"const\":\"x\"}]}",
+         {"5", "\"x\""},
+         {"4", "\"y\""}},
+        /* Where two of oneOf overlap, a value that matches both is left out. */
+        {"{\"oneOf\":[{\"type\":\"integer\"},{\"minimum\":2}]}",
+         {"1", "2.5", "\"s\""},
+         {"3", "1.5"}},
+        {"{\"allOf\":[{\"properties\":{\"a\":{\"minimum\":3}}},{\"properties\":{\"a\":{"
+         "\"type\":\"integer\"}}}],"
+         "\"type\":\"object\",\"required\":[\"a\"]}",
+         {"{\"a\":3}"},
+         {"{\"a\":2}", "{\"a\":3.5}", "{}"}},
+        {"{\"if\":{\"properties\":{\"k\":{\"const\":\"n\"}}},\"then\":{\"required\":[\"n\"]"
+         "},\"else\":{\"required\":[\"m\"]},"
+         "\"type\":\"object\",\"required\":[\"k\"],\"properties\":{\"k\":{\"type\":"
+         "\"string\"},\"n\":{},\"m\":{}}}",
+         {"{\"k\":\"n\",\"n\":1}", "{\"k\":\"z\",\"m\":1}"},
+         {"{\"k\":\"n\"}", "{\"k\":\"z\",\"n\":1}"}},
+        {"{\"not\":{\"required\":[\"a\"]},\"type\":\"object\"}",
+         {"{}", "{\"b\":1}"},
+         {"{\"a\":1}"}},
+        {"{\"$ref\":\"#/$defs/"
+         "n\",\"$defs\":{\"n\":{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/n\"}}}}",
+         {"[]", "[[],[[]]]"},
+         {"[1]"}},
+        {"{\"$defs\":{\"a\":{\"$anchor\":\"x\",\"type\":\"null\"}},\"$ref\":\"#x\"}",
+         {"null"},
+         {"1"}},
+        {"{\"properties\":{\"a\":{}},\"unevaluatedProperties\":false,\"type\":\"object\"}",
+         {"{\"a\":1}"},
+         {"{\"b\":1}"}},
+    };
+    (void)state;
+    CHECK_ROWS(rows);
+}
+
+static void test_refusals(void **state)
+{
+    static const struct {
+        const char *schema;
+        int code;
+        const char *says;
+    } rows[] = {
+        {"{\"uniqueItems\":true}", ERR_UNSUPPORTED, "uniqueItems"},
+        {"{\"type\":\"number\",\"multipleOf\":0.01}", ERR_UNSUPPORTED, "multipleOf"},
+        {"{\"$ref\":\"http://example.com/x\"}", ERR_UNSUPPORTED, "nothing is fetched"},
+        {"{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}", ERR_UNSUPPORTED,
+         "back reference"},
+        {"{\"type\":\"string\",\"pattern\":\"a\\\\b\"}", ERR_UNSUPPORTED, "word boundary"},
+        {"{\"$ref\":\"#\"}", ERR_UNSUPPORTED, "leads back to itself"},
+        {"{\"type\":\"strin\"}", ERR_USAGE, "type"},
+        {"{\"minLength\":-1}", ERR_USAGE, "minLength"},
+        {"{\"required\":[1]}", ERR_USAGE, "required"},
+        {"{\"properties\":[]}", ERR_USAGE, "properties"},
+        {"{\"properties\":{\"a\":3}}", ERR_USAGE, "a schema must be"},
+        {"{\"$ref\":\"#/$defs/none\"}", ERR_USAGE, "leads nowhere"},
+        {"{\"type\":\"string\",\"pattern\":\"(\"}", ERR_USAGE, "malformed"},
+        {"false", ERR_USAGE, "no text has this form"},
+        {"{\"type\":\"integer\",\"minimum\":3,\"maximum\":2}", ERR_USAGE,
+         "no text has this form"},
+        {"{\"type\":\"string\",\"pattern\":\"(((a{100}){100}){100}){100}\"}", ERR_LIMIT,
+         "too large"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct grammar *g;
+        struct err err = {0};
+        int rc = compile(&g, rows[i].schema, NULL, &err);
+        if (rc != rows[i].code || strstr(err.msg, rows[i].says) == NULL)
+            fail_msg("%s: %d, \"%s\"", rows[i].schema, rc, err.msg);
+        assert_null(g);
+    }
+}
+
+static void test_loose(void **state)
+{
+    struct grammar *g;
+    struct err err = {0};
+    struct textbuf loose = {0};
+    const char *text = "[1,1]";
+    (void)state;
+    assert_int_equal(
+        compile(&g,
+                "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"number\","
+                "\"multipleOf\":0.1},\"contains\":{\"uniqueItems\":true}}",
+                &loose, &err),
+        0);
+    assert_string_equal(loose.p, "uniqueItems, multipleOf");
+    assert_true(grammar_contains(g, text, strlen(text)));
+    textbuf_free(&loose);
+    grammar_free(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_types),    cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_strings),  cmocka_unit_test(test_objects),
+        cmocka_unit_test(test_arrays),   cmocka_unit_test(test_combinations),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_loose),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
