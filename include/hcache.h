@@ -274,12 +274,32 @@ int hcache_chat_render_parsed(const struct hcache *h, const struct hcache_chat *
  * example an answer.  A model without a tokenizer has no special tokens.  *out is the caller's. */
 void hcache_guard(const struct hcache *h, const char *text, size_t n, char **out,
                   size_t *n_out);
-/* Finds tool calls, in the model's own format, in an answer. Returns true if there are any: then
- * *json is the text of an object with content and tool_calls (name, arguments), and is the
- * caller's. */
-bool hcache_chat_calls(const struct hcache *h, const char *text, size_t n, char **json);
-/* Returns how many bytes of an unfinished answer are certainly text, not the start of a call. */
-size_t hcache_chat_text_bytes(const struct hcache *h, const char *text, size_t n);
+/* Reads an answer of a chat while it is generated: thoughts, text and calls of tools, in the
+ * model's own format. Parts are final as soon as they exist: a text only grows. prompt: the text
+ * before the answer, which may begin the answer's thought. tools: a list of the tools that may be
+ * called, in the form of any API, borrowed; NULL: nothing is a call. The caller closes it. */
+struct hcache_answer;
+struct hcache_answer *hcache_answer_open(const struct hcache *h, const char *prompt,
+                                         size_t n_prompt, const struct json *tools);
+void hcache_answer_close(struct hcache_answer *a); /* NULL is allowed */
+/* A special token among the text: it is not part of it. */
+struct hcache_special {
+    size_t at; /* bytes of the text before it */
+    int32_t id;
+};
+/* Adds the text that follows, with its special tokens. */
+void hcache_answer_push(struct hcache_answer *a, const char *text, size_t n,
+                        const struct hcache_special *special, int n_special);
+void hcache_answer_end(struct hcache_answer *a); /* the answer has ended */
+enum hcache_part_kind { HCACHE_PART_THOUGHT, HCACHE_PART_TEXT, HCACHE_PART_CALL };
+struct hcache_part {
+    enum hcache_part_kind kind;
+    const char *name; /* of the called tool; NULL: no call */
+    const char *text; /* thought, text, or the text of a JSON object with the arguments */
+    size_t n;
+};
+/* Returns whether there is a part i. *out is valid until the next push, end or close. */
+bool hcache_answer_part(const struct hcache_answer *a, int i, struct hcache_part *out);
 /* Returns the bytes of one token, which may be part of a character; NULL: there is no such token.
  * The memory belongs to h. */
 const char *hcache_token_bytes(const struct hcache *h, int32_t id, size_t *n);
@@ -460,6 +480,9 @@ struct hcache_result {
     int n_tokens;
     char *text; /* NULL if the model has no tokenizer */
     size_t n_text;
+    struct hcache_special
+        *special; /* [n_special] special tokens inside and behind the text */
+    int n_special;
     /* "stop", "length", "cancelled" or "timeout". After a timeout before the first token there is
      * no result, but the error -ETIMEDOUT. */
     const char *finish;
@@ -756,6 +779,9 @@ struct hcache_delta {
     const struct hcache_logprob *logprobs;
     const char *text; /* whole characters, without any part of a stop string */
     size_t n_text;
+    /* [n_special] special tokens inside and behind this text */
+    const struct hcache_special *special;
+    int n_special;
     bool ended;        /* the request has ended, and no more will follow */
     int cached_tokens; /* cached tokens of the prompt; 0 before the first generated token */
     /* tokens of the prompt whose state is there; always 0 if on_prompt is NULL */

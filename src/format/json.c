@@ -5,6 +5,7 @@
 #include "format/json.h"
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "base/textbuf.h"
@@ -13,6 +14,7 @@
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,6 +29,29 @@ static struct json *wrap(json_t *j)
     /* jansson returns NULL when memory runs out, or when it is used wrongly */
     CHECK(j != NULL);
     return (struct json *)j;
+}
+
+/* Marks of strings that stand for other values: their first bytes, which are not UTF-8, so no other
+ * string has them. */
+static const char raw_mark[2] = {'\xFF', '\xFE'}; /* a value in the form of its text */
+static const char big_mark[2] = {'\xFF',
+                                 '\xFD'}; /* the digits of an integer beyond 64 bits */
+
+static bool is_marked(const json_t *j, const char mark[2])
+{
+    return json_is_string(j) && json_string_length(j) >= 2 &&
+           memcmp(json_string_value(j), mark, 2) == 0;
+}
+
+static bool is_big(const json_t *j)
+{
+    return is_marked(j, big_mark);
+}
+
+/* A value whose text is written as it stands. */
+static bool is_raw(const json_t *j)
+{
+    return is_marked(j, raw_mark) || is_big(j);
 }
 
 /* --- memory ------------------------------------------------------------------------- */
@@ -118,13 +143,130 @@ static bool depth_ok(const char *s, size_t n, size_t *longest)
     return true;
 }
 
-/* Parses the text with these flags, in PARSING mode. */
-static json_t *parse_text(const char *bytes, size_t n, size_t flags, json_error_t *e)
+/* Parses the text. *short_of_memory: the result is NULL because there was no memory. longest: no
+ * token has more bytes. */
+static json_t *parse_text(const char *bytes, size_t n, size_t longest, json_error_t *e,
+                          bool *short_of_memory)
 {
+    json_t *j = NULL;
     parsed.at = bytes;
     parsed.left = n;
     parsed.got = NULL;
-    return json_load_callback(give_text, NULL, flags, e);
+    /* A token's buffer doubles when it grows. */
+    parsed.n_spare = 2 * longest + 64;
+    parsed.spare = mem_try(parsed.n_spare);
+    memory_mode = parsed.spare != NULL ? PARSING : PARSE_FAILED;
+    if (memory_mode == PARSING)
+        j = json_load_callback(give_text, NULL, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, e);
+    *short_of_memory = memory_mode == PARSE_FAILED;
+    memory_mode = BUILDING;
+    free(parsed.spare); /* the next parse has its own */
+    if (!*short_of_memory)
+        return j;
+    json_decref(j);
+    return NULL;
+}
+
+/* --- integers beyond 64 bits ------------------------------------------------------------ */
+
+/* Returns the length of the number at s if it is an integer that jansson cannot hold; else 0.
+ * *length: the length of the number. */
+static size_t big_bytes(const char *s, size_t n, size_t *length)
+{
+    size_t i = *s == '-', digits = i;
+    while (i < n && s[i] >= '0' && s[i] <= '9')
+        i++;
+    bool is_real = i < n && (s[i] == '.' || s[i] == 'e' || s[i] == 'E');
+    digits = i - digits;
+    *length = i > 0 ? i : 1;
+    if (is_real || digits < 19 || digits > 4096)
+        return 0;
+    errno = 0;
+    char text[24] = "9223372036854775808";
+    if (digits == 19)
+        memcpy(text, s, i);
+    text[digits == 19 ? i : 19] = 0;
+    (void)strtoll(text, NULL, 10);
+    return errno == ERANGE ? i : 0;
+}
+
+/* Appends the text to *out with each such integer as a string that begins with `name`. Returns
+ * false if there is no memory. */
+static bool name_bigs(const char *s, size_t n, const char *name, struct textbuf *out)
+{
+    bool good = true;
+    for (size_t i = 0; good && i < n;) {
+        size_t length = 1, big = 0, from = i;
+        if (s[i] == '"') {
+            for (i++; i < n && s[i] != '"'; i++)
+                i += s[i] == '\\';
+            length = i < n ? i + 1 - from : n - from;
+        } else if (s[i] == '-' || (s[i] >= '0' && s[i] <= '9')) {
+            big = big_bytes(s + i, n - i, &length);
+        }
+        good = (big == 0 || (textbuf_try_add(out, "\"", 1) &&
+                             textbuf_try_add(out, name, strlen(name)))) &&
+               textbuf_try_add(out, s + from, length) &&
+               (big == 0 || textbuf_try_add(out, "\"", 1));
+        i = from + length;
+    }
+    return good;
+}
+
+/* Returns the value for a string of a tree that name_bigs changed; NULL: it stays as it is. */
+static json_t *big_of(const json_t *j, const char *name)
+{
+    size_t n = strlen(name);
+    const char *s = json_string_value(j);
+    if (s == NULL || json_string_length(j) <= n || memcmp(s, name, n) != 0)
+        return NULL;
+    size_t digits = json_string_length(j) - n;
+    char *marked = xmalloc(sizeof big_mark + digits);
+    memcpy(marked, big_mark, sizeof big_mark);
+    memcpy(marked + sizeof big_mark, s + n, digits);
+    json_t *big = json_stringn_nocheck(marked, sizeof big_mark + digits);
+    free(marked);
+    return big;
+}
+
+static void restore_bigs(json_t *j, const char *name)
+{
+    for (size_t i = 0; json_is_array(j) && i < json_array_size(j); i++) {
+        json_t *big = big_of(json_array_get(j, i), name);
+        if (big != NULL)
+            (void)json_array_set_new(j, i, big);
+        else
+            restore_bigs(json_array_get(j, i), name);
+    }
+    for (void *at = json_object_iter(j); at != NULL; at = json_object_iter_next(j, at)) {
+        json_t *big = big_of(json_object_iter_value(at), name);
+        if (big != NULL)
+            (void)json_object_iter_set_new(j, at, big);
+        else
+            restore_bigs(json_object_iter_value(at), name);
+    }
+}
+
+/* Parses a text with integers that jansson cannot hold: they become strings with an unguessable
+ * name in front, and then values of their own. */
+static json_t *parse_bigs(const char *bytes, size_t n, json_error_t *e,
+                          bool *short_of_memory)
+{
+    struct sha256_ctx *c = sha256_begin();
+    struct textbuf text = {0};
+    size_t longest = 0;
+    char name[65];
+    sha256_add(c, bytes, n);
+    struct sha256 digest = sha256_end(c);
+    sha256_hex(&digest, name);
+    json_t *j = NULL;
+    *short_of_memory = !name_bigs(bytes, n, name, &text);
+    if (!*short_of_memory && depth_ok(text.p, text.n, &longest))
+        j = parse_text(text.p, text.n, longest, e, short_of_memory);
+    textbuf_free(&text);
+    if (j != NULL)
+        restore_bigs(j, name);
+    return j;
 }
 
 int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
@@ -135,28 +277,14 @@ int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
     if (!depth_ok(bytes, n, &longest))
         return err_set(err, ERR_FORMAT, "%s: nested deeper than %d levels", file,
                        JSON_MAX_DEPTH);
-    const size_t flags = JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL;
     json_error_t e;
-    json_t *j = NULL;
-    /* A token's buffer doubles when it grows. */
-    parsed.n_spare = 2 * longest + 64;
-    parsed.spare = mem_try(parsed.n_spare);
-    memory_mode = parsed.spare != NULL ? PARSING : PARSE_FAILED;
-    if (memory_mode == PARSING)
-        j = parse_text(bytes, n, flags, &e);
-    /* Integers beyond 64 bits are legal JSON. They are common in tokenizer_config.json, where a
-     * model_max_length of 10^30 means "none". If a text has such an integer, every number in it is
-     * read as a real, and json_int_of accepts only those that a double holds exactly. */
-    if (j == NULL && memory_mode == PARSING &&
-        json_error_code(&e) == json_error_numeric_overflow)
-        j = parse_text(bytes, n, flags | JSON_DECODE_INT_AS_REAL, &e);
-    bool is_short = memory_mode == PARSE_FAILED;
-    memory_mode = BUILDING;
-    free(parsed.spare); /* the next parse has its own */
-    if (is_short) {
-        json_decref(j);
+    bool is_short = false;
+    json_t *j = parse_text(bytes, n, longest, &e, &is_short);
+    /* Integers beyond 64 bits are legal JSON: ids, hashes, and a model_max_length of 10^30. */
+    if (j == NULL && !is_short && json_error_code(&e) == json_error_numeric_overflow)
+        j = parse_bigs(bytes, n, &e, &is_short);
+    if (is_short)
         return err_set(err, -ENOMEM, "%s: no memory to read its %zu bytes", file, n);
-    }
     if (j == NULL)
         return err_set(err, ERR_FORMAT, "%s:%d:%d: %s", file, e.line, e.column, e.text);
     *out = wrap(j);
@@ -180,7 +308,7 @@ enum json_kind json_kind(const struct json *v)
     case JSON_ARRAY:
         return JSON_KIND_ARRAY;
     case JSON_STRING:
-        return JSON_KIND_STRING;
+        return is_big(node(v)) ? JSON_KIND_INT : JSON_KIND_STRING;
     case JSON_INTEGER:
         return JSON_KIND_INT;
     case JSON_REAL:
@@ -230,7 +358,7 @@ const struct json *json_member(const struct json *object, const char *key)
 const char *json_string_of(const struct json *v, size_t *n)
 {
     const char *s = json_string_value(node(v));
-    if (s == NULL)
+    if (s == NULL || is_big(node(v)))
         return NULL;
     size_t length = json_string_length(node(v));
     if (n == NULL)
@@ -250,7 +378,7 @@ bool json_bool_of(const struct json *v, bool *out)
 bool json_int_of(const struct json *v, int64_t *out)
 {
     const double exact = 0x1p53; /* doubles up to here hold every integer exactly */
-    if (json_kind(v) == JSON_KIND_INT) {
+    if (json_is_integer(node(v))) {
         *out = json_integer_value(node(v));
         return true;
     }
@@ -263,8 +391,22 @@ bool json_int_of(const struct json *v, int64_t *out)
     return true;
 }
 
+const char *json_big_of(const struct json *v, size_t *n)
+{
+    if (v == NULL || !is_big(node(v)))
+        return NULL;
+    *n = json_string_length(node(v)) - sizeof big_mark;
+    return json_string_value(node(v)) + sizeof big_mark;
+}
+
 bool json_real_of(const struct json *v, double *out)
 {
+    size_t n;
+    const char *digits = json_big_of(v, &n);
+    if (digits != NULL) {
+        *out = strtod(digits, NULL);
+        return true;
+    }
     if (json_kind(v) != JSON_KIND_INT && json_kind(v) != JSON_KIND_REAL)
         return false;
     *out = json_number_value(node(v));
@@ -573,10 +715,6 @@ static void append_by_jansson(const json_t *j, int indent, struct textbuf *out)
     CHECK(rc == 0);
 }
 
-/* Marks a raw value: a string that begins with these bytes.  They are not UTF-8, so no other string
- * has them. */
-static const char raw_mark[2] = {'\xFF', '\xFE'};
-
 struct json *json_new_raw(const char *text, size_t n)
 {
     char *marked = xmalloc(sizeof raw_mark + n);
@@ -585,12 +723,6 @@ struct json *json_new_raw(const char *text, size_t n)
     json_t *j = json_stringn_nocheck(marked, sizeof raw_mark + n);
     free(marked);
     return wrap(j);
-}
-
-static bool is_raw(const json_t *j)
-{
-    return json_is_string(j) && json_string_length(j) >= sizeof raw_mark &&
-           memcmp(json_string_value(j), raw_mark, sizeof raw_mark) == 0;
 }
 
 static bool has_raw(json_t *j)
@@ -614,15 +746,29 @@ static bool has_raw(json_t *j)
     return is_raw(j);
 }
 
-/* Appends the tree on one line, with jansson's separators and with raw values. */
-static void append_with_raw(json_t *j, struct textbuf *out)
+/* Appends a real with the fewest digits that give the same real again. */
+static void append_exact(double x, struct textbuf *out)
+{
+    char text[32];
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, x);
+        if (strtod(text, NULL) == x)
+            break;
+    }
+    if (strpbrk(text, ".eEn") == NULL)
+        memcpy(text + strlen(text), ".0", 3);
+    textbuf_add(out, text, strlen(text));
+}
+
+/* Appends the tree on one line, with jansson's separators and with raw values. exact: reals keep
+ * all digits; otherwise 15. */
+static void append_with_raw(json_t *j, bool exact, struct textbuf *out)
 {
     const char *key, *between = "";
     json_t *child;
     size_t i;
     if (is_raw(j)) {
-        textbuf_add(out, json_string_value(j) + sizeof raw_mark,
-                    json_string_length(j) - sizeof raw_mark);
+        textbuf_add(out, json_string_value(j) + 2, json_string_length(j) - 2);
     } else if (json_is_object(j)) {
         textbuf_add(out, "{", 1);
         json_object_foreach(j, key, child)
@@ -631,7 +777,7 @@ static void append_with_raw(json_t *j, struct textbuf *out)
             textbuf_add(out, between, strlen(between));
             append_by_jansson(node(wrap(name)), 0, out);
             textbuf_add(out, ": ", 2);
-            append_with_raw(child, out);
+            append_with_raw(child, exact, out);
             json_decref(name);
             between = ", ";
         }
@@ -641,10 +787,12 @@ static void append_with_raw(json_t *j, struct textbuf *out)
         json_array_foreach(j, i, child)
         {
             textbuf_add(out, between, strlen(between));
-            append_with_raw(child, out);
+            append_with_raw(child, exact, out);
             between = ", ";
         }
         textbuf_add(out, "]", 1);
+    } else if (exact && json_is_real(j)) {
+        append_exact(json_real_value(j), out);
     } else {
         append_by_jansson(j, 0, out);
     }
@@ -652,8 +800,8 @@ static void append_with_raw(json_t *j, struct textbuf *out)
 
 void json_append(const struct json *v, int indent, struct textbuf *out)
 {
-    if (indent == 0 && has_raw(node(v)))
-        append_with_raw(node(v), out);
+    if (has_raw(node(v))) /* such a tree is always written on one line */
+        append_with_raw(node(v), false, out);
     else
         append_by_jansson(node(v), indent, out);
 }
@@ -662,5 +810,12 @@ char *json_text(const struct json *v, int indent)
 {
     struct textbuf out = {0};
     json_append(v, indent, &out);
+    return out.p;
+}
+
+char *json_text_exact(const struct json *v)
+{
+    struct textbuf out = {0};
+    append_with_raw(node(v), true, &out);
     return out.p;
 }

@@ -65,8 +65,10 @@ const struct json *json_member(const struct json *object, const char *key);
 const char *json_string_of(const struct json *v, size_t *n);
 /* returns false if v is not a boolean */
 bool json_bool_of(const struct json *v, bool *out);
-/* returns false if v is not an integer */
+/* returns false if v is not an integer, or is one beyond 64 bits */
 bool json_int_of(const struct json *v, int64_t *out);
+/* Returns the digits of an integer that json_int_of cannot hold, with its sign; NULL: v is none. */
+const char *json_big_of(const struct json *v, size_t *n);
 /* as json_int_of; integers count as reals, too */
 bool json_real_of(const struct json *v, double *out);
 
@@ -151,6 +153,8 @@ void json_push_string(struct json *array, const char *s);
 /* Returns the text, with members in the order in which they were put; `indent` is the number of
  * spaces per level; 0: all on one line. The caller frees it. */
 char *json_text(const struct json *v, int indent);
+/* Like json_text on one line, with all digits of every real: json_text writes 15. */
+char *json_text_exact(const struct json *v);
 /* Appends the text that json_text would return to *out. */
 void json_append(const struct json *v, int indent, struct textbuf *out);
 

@@ -67,6 +67,7 @@ static bool scan_digits(struct scan *s)
 
 static bool scan_number(struct scan *s)
 {
+    size_t from = s->at;
     s->cost += COST_NUMBER;
     (void)take(s, '-');
     if (!take(s, '0') && !scan_digits(s))
@@ -79,6 +80,8 @@ static bool scan_number(struct scan *s)
         if (!scan_digits(s))
             return fail(s, "a number has no digits in its exponent");
     }
+    if (s->at - from > 18) /* it may be beyond 64 bits, and is then kept as its digits */
+        s->cost += COST_STRING + (s->at - from);
     return true;
 }
 

@@ -88,6 +88,7 @@ static const char *object_type(const struct jval *v)
         [J_NONE] = "None",
         [J_BOOL] = "bool object",
         [J_INT] = "int object",
+        [J_BIG] = "int object",
         [J_REAL] = "float object",
         [J_STR] = "str object",
         [J_LIST] = "list object",
@@ -154,6 +155,7 @@ static bool own_attribute(struct jinja *j, const struct jval *v, struct jstr nam
         return out->kind != J_MISSING;
     case J_BOOL:
     case J_INT:
+    case J_BIG:
     case J_REAL:
         if (in_list(int_other, name) != NULL)
             jinja_fail(j, ERR_UNSUPPORTED, "attribute '%.*s' of %s", JARG(name),

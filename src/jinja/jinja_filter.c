@@ -280,6 +280,8 @@ static struct jval f_int(struct jinja *j, const struct jcall *c)
     if (int_argument(j, c, &a[1], 10) != 10)
         jinja_fail(j, ERR_UNSUPPORTED, "int with another base");
     jval_need(j, v);
+    if (v->kind == J_BIG)
+        return *v;
     if (v->kind == J_INT || v->kind == J_BOOL)
         return jval_int(jval_as_int(v));
     if (v->kind == J_REAL && to_int(j, v->f, &i))

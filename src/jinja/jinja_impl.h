@@ -92,6 +92,7 @@ enum jkind {
     J_NONE,
     J_BOOL,
     J_INT,
+    J_BIG, /* an integer beyond 64 bits, which can be shown and compared; uses str: its digits */
     J_REAL,
     J_STR,
     J_LIST,

@@ -118,6 +118,9 @@ void jval_repr(struct jinja *j, struct jbuf *b, const struct jval *v)
     case J_INT:
         jbuf_printf(j, b, "%" PRId64, v->i);
         break;
+    case J_BIG:
+        jbuf_put(j, b, v->str.s, v->str.n);
+        break;
     case J_REAL:
         print_real(j, b, v->f, false);
         break;
@@ -301,6 +304,9 @@ static void dump(struct dumper *d, const struct jval *v)
         break;
     case J_INT:
         jbuf_printf(d->j, d->b, "%" PRId64, v->i);
+        break;
+    case J_BIG:
+        jbuf_put(d->j, d->b, v->str.s, v->str.n);
         break;
     case J_REAL:
         print_real(d->j, d->b, v->f, true);

@@ -41,7 +41,7 @@ static struct jval t_false(struct jinja *j, const struct jcall *c)
 
 static struct jval t_integer(struct jinja *j, const struct jcall *c)
 {
-    return is_kind(j, c, c->self.kind == J_INT);
+    return is_kind(j, c, c->self.kind == J_INT || c->self.kind == J_BIG);
 }
 
 static struct jval t_float(struct jinja *j, const struct jcall *c)
@@ -51,7 +51,7 @@ static struct jval t_float(struct jinja *j, const struct jcall *c)
 
 static struct jval t_number(struct jinja *j, const struct jcall *c)
 {
-    return is_kind(j, c, jval_is_number(&c->self));
+    return is_kind(j, c, jval_is_number(&c->self) || c->self.kind == J_BIG);
 }
 
 static struct jval t_string(struct jinja *j, const struct jcall *c)

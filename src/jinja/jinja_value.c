@@ -200,8 +200,12 @@ static struct jval member_from_json(struct jinja *j, const char *key, const stru
     }
     case JSON_KIND_INT: {
         int64_t i = 0;
-        json_int_of(v, &i);
-        out = jval_int(i);
+        struct jstr digits = {0};
+        out = jval_int(0);
+        if (json_int_of(v, &i))
+            out = jval_int(i);
+        else if ((digits.s = json_big_of(v, &digits.n)) != NULL)
+            out = (struct jval){.kind = J_BIG, .str = digits};
         break;
     }
     case JSON_KIND_REAL: {
@@ -244,23 +248,15 @@ bool jstr_equal(struct jstr a, struct jstr b)
 const char *jval_type(const struct jval *v)
 {
     static const char *const names[] = {
-        [J_MISSING] = "missing",
-        [J_UNDEF] = "Undefined",
-        [J_NONE] = "NoneType",
-        [J_BOOL] = "bool",
-        [J_INT] = "int",
-        [J_REAL] = "float",
-        [J_STR] = "str",
-        [J_LIST] = "list",
-        [J_TUPLE] = "tuple",
-        [J_DICT] = "dict",
-        [J_RANGE] = "range",
-        [J_VIEW] = "dict_items",
-        [J_ITER] = "generator",
-        [J_NS] = "Namespace",
-        [J_MACRO] = "Macro",
-        [J_FUNC] = "function",
-        [J_METHOD] = "builtin_function_or_method",
+        [J_MISSING] = "missing",  [J_UNDEF] = "Undefined",
+        [J_NONE] = "NoneType",    [J_BOOL] = "bool",
+        [J_INT] = "int",          [J_BIG] = "int",
+        [J_REAL] = "float",       [J_STR] = "str",
+        [J_LIST] = "list",        [J_TUPLE] = "tuple",
+        [J_DICT] = "dict",        [J_RANGE] = "range",
+        [J_VIEW] = "dict_items",  [J_ITER] = "generator",
+        [J_NS] = "Namespace",     [J_MACRO] = "Macro",
+        [J_FUNC] = "function",    [J_METHOD] = "builtin_function_or_method",
         [J_LOOP] = "LoopContext",
     };
     return v->kind == J_STR && v->safe ? "Markup" : names[v->kind];
@@ -268,6 +264,7 @@ const char *jval_type(const struct jval *v)
 
 bool jval_is_number(const struct jval *v)
 {
+    /* Arithmetic with J_BIG is not supported, so it does not count as a number there. */
     return v->kind == J_INT || v->kind == J_BOOL || v->kind == J_REAL;
 }
 
@@ -292,6 +289,8 @@ bool jval_truth(struct jinja *j, const struct jval *v)
         return v->b;
     case J_INT:
         return v->i != 0;
+    case J_BIG:
+        return true;
     case J_REAL:
         return v->f != 0;
     case J_STR:
@@ -387,6 +386,7 @@ bool jval_equal(struct jinja *j, const struct jval *a, const struct jval *b)
         equal = true;
         break;
     case J_STR:
+    case J_BIG:
         jinja_charge(j, a->str.n);
         equal = jstr_equal(a->str, b->str);
         break;
@@ -448,6 +448,8 @@ int jval_order(struct jinja *j, const struct jval *a, const struct jval *b, cons
     jinja_charge(j, 0);
     if (jval_is_number(a) && jval_is_number(b))
         return order_numbers(j, a, b);
+    if (a->kind == J_BIG || b->kind == J_BIG)
+        jinja_fail(j, ERR_UNSUPPORTED, "'%s' with integers beyond 64 bits", op);
     if (a->kind == J_STR && b->kind == J_STR) {
         jinja_charge(j, a->str.n);
         return order_strings(a->str, b->str);

@@ -8,13 +8,20 @@
  *     Beside tool calls, empty content becomes "" or null, whichever the template handles.
  *   - The arguments of a tool call, JSON text in the API, become the object that they describe or
  *     stay text, whichever the template handles.  Text that describes no object stays text.
- *   - Members that are null, and an empty tool_calls, are left out.  An empty `tools` counts as
- *     none.
+ *   - Members that are null, and an empty tool_calls, are left out.
+ *   - The role developer becomes system for a template that does not know it. System messages in a
+ *     row become one, and one behind the beginning becomes the user's, where the template would
+ *     leave them out or refuse them.
+ *   - Thoughts (reasoning_content, reasoning, thinking, parts of the type thinking) get the name
+ *     that the template knows. For a template that knows none they stand in front of the content,
+ *     between the model's tags.
+ *   - function_call and the role function, the older form of calls, become the newer one.
+ *   - Text beside calls stands in a message before them, if the template would leave out either.
  *
- * chat_open renders probes to learn whether a template walks parts, shows tools, takes a system
- * message, and how it shows tool calls; it does not guess from the template's text.  A call that
- * the template would leave out is refused, because the model would otherwise answer a conversation
- * that did not happen.
+ * chat_open renders probes to learn what a template shows, and how; it does not guess from the
+ * template's text.  What the template would leave out is refused, because the model would
+ * otherwise answer a conversation that did not happen.  (A template may leave out thoughts of
+ * earlier turns: its model is used to it.)
  *
  * An open template is immutable: any number of threads may render with it. */
 #ifndef MODEL_CHAT_H
@@ -22,6 +29,7 @@
 
 #include "base/err.h"
 #include "format/json.h"
+#include "model/answer_syntax.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -43,6 +51,8 @@ struct chat_abilities {
     bool calls_beside_text; /* the template shows calls also if the message has content */
 };
 struct chat_abilities chat_abilities(const struct chat_template *t);
+/* Returns how the model writes thoughts and calls. Valid as long as t. */
+const struct answer_syntax *chat_syntax(const struct chat_template *t);
 
 struct chat_request {
     const struct json *messages;  /* an array of objects with a role */

@@ -183,7 +183,7 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .save = saved_for(g->client.plan),
                                .priority = (int)p->priority,
                                .turn = p->turn,
-                               .may_call_tools = p->tools != NULL,
+                               .may_call_tools = p->tools != NULL && !p->no_tools,
                                .expect_reuse_in_s = (int)p->expect_reuse_in,
                                .cache_ttl_s = (int)MAX(p->cache_ttl, 0),
                                .timeout_ms = (int)p->timeout_ms,
@@ -298,15 +298,36 @@ bool generation_is_over(const struct generation *g)
     return g->is_over;
 }
 
-/* Finds the tool calls in the answer. */
-static void read_calls(struct generation *g, struct choice *ch)
+/* Gives new text to the answer's parser. */
+static void read_answer(struct choice *ch, const char *text, size_t n,
+                        const struct hcache_special *special, int n_special)
 {
-    char *text;
-    if (g->params.tools == NULL || ch->result.text == NULL ||
-        !hcache_chat_calls(g->client.h, ch->result.text, ch->result.n_text, &text))
+    const struct gen_params *p = &ch->gen->params;
+    if (p->kind == REQUEST_COMPLETION)
         return;
-    (void)json_parse(&ch->calls, text, strlen(text), "tool calls", NULL);
-    hcache_free(text);
+    if (ch->answer == NULL)
+        ch->answer = hcache_answer_open(ch->gen->client.h, p->prompt_end,
+                                        strlen(p->prompt_end),
+                                        p->no_tools ? NULL : p->tools);
+    hcache_answer_push(ch->answer, text, n, special, n_special);
+    ch->n_read += n;
+    ch->n_special += n_special;
+}
+
+/* Gives the rest of the answer to its parser. */
+static void end_answer(struct choice *ch)
+{
+    const struct hcache_result *r = &ch->result;
+    struct hcache_special *rest = xcalloc((size_t)r->n_special + 1, sizeof *rest);
+    int n = 0;
+    for (int i = ch->n_special; i < r->n_special; i++, n++)
+        rest[n] = (struct hcache_special){
+            r->special[i].at - MIN(r->special[i].at, ch->n_read), r->special[i].id};
+    size_t from = MIN(ch->n_read, r->n_text);
+    read_answer(ch, r->text != NULL ? r->text + from : "", r->n_text - from, rest, n);
+    if (ch->answer != NULL)
+        hcache_answer_end(ch->answer);
+    free(rest);
 }
 
 /* Reports the end of a choice to the client, only once. */
@@ -343,7 +364,7 @@ static int take_result(struct choice *ch, struct fault *f)
     if (strcmp(ch->result.finish, "cancelled") == 0)
         return fault_set(f, 503, "stopping", NULL, "the server is stopping");
     struct generation *g = ch->gen;
-    read_calls(g, ch);
+    end_answer(ch);
     if (g->text.text != NULL)
         retoken_remember(g->client.h, g->client.answers, g->client.salt, &g->text,
                          g->prompt.ids, g->prompt.n, &ch->result);
@@ -433,44 +454,55 @@ static void stream_fault(struct generation *g, const struct fault *f, struct tex
     generation_cancel(g);
 }
 
-/* With tools, sends only text that cannot become a call. At the end of the answer, sends all text
- * outside of calls. */
-static void hold_back(struct choice *ch, struct hcache_delta *d)
+/* Sends what is new in the parts of an answer. */
+static void send_parts(struct generation *g, struct choice *ch, struct textbuf *out)
 {
-    struct hcache *h = ch->gen->client.h;
-    char *calls = NULL;
-    textbuf_add(&ch->text, d->text, d->n_text);
-    size_t sure = ch->text.n;
-    if (!d->ended || hcache_chat_calls(h, ch->text.p, ch->text.n, &calls))
-        sure = hcache_chat_text_bytes(h, ch->text.p, ch->text.n);
-    hcache_free(calls);
-    sure = MAX(sure, ch->n_sent);
-    d->text = ch->text.p + ch->n_sent;
-    d->n_text = sure - ch->n_sent;
-    ch->n_sent = sure;
+    struct hcache_part p, after;
+    while (hcache_answer_part(ch->answer, ch->part, &p)) {
+        bool is_call = p.kind == HCACHE_PART_CALL;
+        if (p.n > ch->n_sent || (is_call && ch->n_sent == 0)) {
+            size_t n = p.n;
+            p.text += is_call ? 0 : ch->n_sent;
+            p.n -= is_call ? 0 : ch->n_sent;
+            g->dialect->piece(g, ch, ch->part, &p, out);
+            ch->n_sent = n;
+        }
+        if (!is_call && !hcache_answer_part(ch->answer, ch->part + 1, &after))
+            break;
+        ch->part++;
+        ch->n_sent = 0;
+    }
 }
 
-/* Streams text as it comes. A token without visible text waits for one that has some, so that no
- * chunk is empty, above all not the first (clients take it for the first token). */
+/* Sends new text. A token without visible text waits for one that has some, so that no chunk is
+ * empty, above all not the first (clients take it for the first token). */
+static void send_delta(struct generation *g, struct choice *ch,
+                       const struct hcache_delta *d, struct textbuf *out)
+{
+    const struct hcache_part p = {
+        .kind = HCACHE_PART_TEXT, .text = d->text, .n = d->n_text};
+    if (ch->answer != NULL)
+        send_parts(g, ch, out);
+    else if (d->n_text > 0)
+        g->dialect->piece(g, ch, 0, &p, out);
+}
+
 static void stream_choice(struct generation *g, struct choice *ch, struct textbuf *out)
 {
     struct hcache_delta d;
     struct fault f;
     read_choice(ch, &d);
-    if (g->params.tools != NULL)
-        hold_back(ch, &d);
+    read_answer(ch, d.text, d.n_text, d.special, d.n_special);
     if (ch->lacks_logprobs) {
         (void)no_memory(&f);
         stream_fault(g, &f, out);
         return;
     }
-    if (d.n_text > 0)
-        g->dialect->piece(g, ch, d.text, d.n_text, out);
-    if (!d.ended)
-        return;
-    if (take_result(ch, &f) != 0)
+    bool failed = d.ended && take_result(ch, &f) != 0;
+    send_delta(g, ch, &d, out);
+    if (failed)
         stream_fault(g, &f, out);
-    else
+    else if (d.ended)
         g->dialect->end(g, ch, out);
 }
 
@@ -514,8 +546,7 @@ void generation_free(struct generation *g)
             tell_end(&g->choice[i], ANSWER_CANCELLED, NULL);
         hcache_ticket_free(g->choice[i].ticket);
         textbuf_free(&g->choice[i].logprobs);
-        textbuf_free(&g->choice[i].text);
-        json_free(g->choice[i].calls);
+        hcache_answer_close(g->choice[i].answer);
         hcache_result_free(&g->choice[i].result);
     }
     if (g->dialect->drop != NULL)

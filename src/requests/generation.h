@@ -15,15 +15,17 @@
 struct choice;
 struct generation;
 
-/* The form of a generation in one API. A stream is begin, then piece and end of every choice,
+/* The form of a generation in one API. A stream is begin, then pieces and end of every choice,
  * then close. Functions that are NULL write nothing. */
 struct dialect {
     /* Makes the answer; every choice has its result. */
     struct json *(*answer)(struct generation *g);
     /* Begins a stream; called when the generation starts. */
     void (*begin)(struct generation *g, struct textbuf *out);
-    void (*piece)(struct generation *g, struct choice *ch, const char *text, size_t n,
-                  struct textbuf *out);
+    /* Writes more of the part i of an answer: the next bytes of a thought or a text, or a whole
+     * call. The parts come in order. */
+    void (*piece)(struct generation *g, struct choice *ch, int i,
+                  const struct hcache_part *p, struct textbuf *out);
     void (*end)(struct generation *g, struct choice *ch, struct textbuf *out);
     void (*close)(struct generation *g, struct textbuf *out);
     void (*fault)(struct generation *g, const struct fault *f, struct textbuf *out);

@@ -25,6 +25,8 @@ static int render_chat(const struct client *c, struct gen_params *p, struct prom
         p->n_system = prompt_system_tokens(c->h, p->messages);
     if (rc == 0)
         rc = prompt_fits(c->h, truncates, ps->text.text, ps->text.n, "messages", f);
+    if (rc == 0)
+        request_note_prompt(p, ps->text.text, ps->text.n);
     return rc;
 }
 

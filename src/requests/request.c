@@ -496,6 +496,13 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
                                         "'%-s' is not supported by this server", d->name);
 }
 
+void request_note_prompt(struct gen_params *p, const char *text, size_t n)
+{
+    size_t k = n < REQUEST_PROMPT_END ? n : REQUEST_PROMPT_END;
+    memcpy(p->prompt_end, text + (n - k), k);
+    p->prompt_end[k] = 0;
+}
+
 bool request_ignores(unsigned kind, const char *name, size_t n)
 {
     for (int i = 0; i < N_FIELDS; i++) {
@@ -575,8 +582,6 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
         out->top_k = 0;
     if (kind == REQUEST_CHAT && out->n_top > 0 && !out->logprobs)
         return fault_field(f, "top_logprobs", "needs 'logprobs' to be true");
-    if (out->no_tools)
-        out->tools = NULL;
     if (read_truncation(out, f) != 0)
         return -1;
     if (out->messages == NULL && out->prompt == NULL)

@@ -22,7 +22,7 @@ enum {
     REQUEST_COUNT = 16,   /* /v1/messages/count_tokens */
 };
 
-enum { REQUEST_MAX_N = 16 };
+enum { REQUEST_MAX_N = 16, REQUEST_PROMPT_END = 63 };
 
 struct gen_params {
     unsigned kind;     /* one of REQUEST_ */
@@ -31,7 +31,11 @@ struct gen_params {
     const struct json *messages, *prompt;
     const struct json *tools;  /* NULL: no tools may be used */
     const struct json *kwargs; /* arguments of the chat template */
+    /* No call is wanted. The prompt still shows the tools, so that its beginning stays as it was;
+     * what the model writes is text. */
     bool no_tools;
+    /* The end of the prompt's text, which shows whether the answer begins with a thought. */
+    char prompt_end[REQUEST_PROMPT_END + 1];
     int64_t max_tokens;            /* -1: not given */
     int64_t max_completion_tokens; /* request_parse copies it to max_tokens */
     int64_t n, top_k, n_top, priority, timeout_ms;
@@ -68,6 +72,9 @@ struct gen_params {
 /* Parses a body into *out. Returns 0, or -1 with *f. */
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f);
+
+/* Keeps the end of the prompt's text. */
+void request_note_prompt(struct gen_params *p, const char *text, size_t n);
 
 /* Returns whether a request of that kind has a field of that name that changes nothing. */
 bool request_ignores(unsigned kind, const char *name, size_t n);

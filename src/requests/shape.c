@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/minmax.h"
 #include "base/textbuf.h"
 #include "base/utf8.h"
@@ -182,7 +183,7 @@ void shape_context(struct json *usage, const struct generation *g)
 static struct json *usage(const struct generation *g)
 {
     struct json *o = json_new_object(), *details = json_new_object();
-    int64_t prompt = 0, cached = 0, completion = 0, best = 0;
+    int64_t prompt = 0, cached = 0, completion = 0, best = 0, thought = 0;
     for (int i = 0; i < g->n; i++) {
         const struct choice *ch = &g->choice[i];
         bool first = i % (int)g->params.n == 0, last = (i + 1) % (int)g->params.n == 0;
@@ -190,6 +191,7 @@ static struct json *usage(const struct generation *g)
         prompt += first ? ch->n_prompt : 0;
         cached += last ? best : 0;
         completion += ch->result.n_tokens;
+        thought += shape_thought_tokens(ch);
     }
     json_put_int(o, "prompt_tokens", prompt);
     json_put_int(o, "completion_tokens", completion);
@@ -199,6 +201,11 @@ static struct json *usage(const struct generation *g)
         json_free(details);
     else
         json_put(o, "prompt_tokens_details", details);
+    if (thought > 0) {
+        struct json *made = json_new_object();
+        json_put_int(made, "reasoning_tokens", thought);
+        json_put(o, "completion_tokens_details", made);
+    }
     shape_context(o, g);
     return o;
 }
@@ -237,42 +244,128 @@ struct json *shape_timings(const struct generation *g, const struct choice *ch)
     return o;
 }
 
-/* --- tool calls ------------------------------------------------------------------------------- */
+/* --- parts ------------------------------------------------------------------------------------ */
+
+bool shape_part(const struct choice *ch, int i, struct hcache_part *out)
+{
+    const struct hcache_result *r = &ch->result;
+    if (ch->answer != NULL)
+        return hcache_answer_part(ch->answer, i, out);
+    *out = (struct hcache_part){
+        .kind = HCACHE_PART_TEXT, .text = r->text != NULL ? r->text : "", .n = r->n_text};
+    return i == 0;
+}
+
+static bool any_call(const struct choice *ch)
+{
+    struct hcache_part p;
+    for (int i = 0; shape_part(ch, i, &p); i++)
+        if (p.kind == HCACHE_PART_CALL)
+            return true;
+    return false;
+}
+
+bool shape_has_calls(const struct choice *ch)
+{
+    return any_call(ch) && strcmp(ch->result.finish, "stop") == 0;
+}
+
+struct json *shape_texts(const struct choice *ch, enum hcache_part_kind kind)
+{
+    struct textbuf all = {0};
+    struct hcache_part p;
+    for (int i = 0; shape_part(ch, i, &p); i++)
+        if (p.kind == kind)
+            textbuf_add(&all, p.text, p.n);
+    struct json *v = json_new_bytes(all.p != NULL ? all.p : "", all.n);
+    textbuf_free(&all);
+    return v;
+}
+
+int shape_thought_tokens(const struct choice *ch)
+{
+    struct hcache_part p;
+    size_t thought = 0, all = 0;
+    for (int i = 0; shape_part(ch, i, &p); i++) {
+        all += p.n;
+        thought += p.kind == HCACHE_PART_THOUGHT ? p.n : 0;
+    }
+    return thought == 0
+               ? 0
+               : (int)((double)ch->result.n_tokens * (double)thought / (double)all);
+}
 
 static const char *finish_of(const struct choice *ch)
 {
-    return ch->calls != NULL ? "tool_calls" : ch->result.finish;
+    return shape_has_calls(ch) ? "tool_calls" : ch->result.finish;
 }
 
-void shape_id(const struct choice *ch, int call_idx, char out[80])
+void shape_id(const struct choice *ch, int i, char out[32])
 {
-    snprintf(out, 80, "call_%s_%d_%d", ch->gen->id, ch->index, call_idx);
+    struct sha256_ctx *c = sha256_begin();
+    char hex[65];
+    const int32_t places[2] = {ch->index, i};
+    sha256_field(c, "answer", ch->gen->id, strlen(ch->gen->id));
+    sha256_field(c, "call", places, sizeof places);
+    struct sha256 digest = sha256_end(c);
+    sha256_hex(&digest, hex);
+    snprintf(out, 32, "call_%.24s", hex);
 }
 
-/* Makes the tool calls. In a stream every call is whole, with its index. */
-static struct json *tool_calls(const struct choice *ch, bool in_stream)
+/* Makes a tool call. index: its number among the calls, in a stream; -1: none. */
+static struct json *tool_call(const struct choice *ch, int i, const struct hcache_part *p,
+                              int index)
 {
-    const struct json *calls = json_member(ch->calls, "tool_calls");
-    struct json *list = json_new_array();
-    for (size_t i = 0; i < json_count(calls); i++) {
-        struct json *o = json_new_object(), *f = json_new_object();
-        char id[80];
-        shape_id(ch, (int)i, id);
-        if (in_stream)
-            json_put_int(o, "index", (int64_t)i);
-        json_put_string(o, "id", id);
-        json_put_string(o, "type", "function");
-        json_put_string(f, "name",
-                        json_string_of(json_member(json_at(calls, i), "name"), NULL));
-        json_put_string(f, "arguments",
-                        json_string_of(json_member(json_at(calls, i), "arguments"), NULL));
-        json_put(o, "function", f);
-        json_push(list, o);
-    }
-    return list;
+    struct json *o = json_new_object(), *f = json_new_object();
+    char id[32];
+    shape_id(ch, i, id);
+    if (index >= 0)
+        json_put_int(o, "index", index);
+    json_put_string(o, "id", id);
+    json_put_string(o, "type", "function");
+    json_put_string(f, "name", p->name);
+    json_put_bytes(f, "arguments", p->text, p->n);
+    json_put(o, "function", f);
+    return o;
+}
+
+/* Returns how many calls come before part i. */
+static int calls_before(const struct choice *ch, int i)
+{
+    struct hcache_part p;
+    int n = 0;
+    for (int k = 0; k < i && shape_part(ch, k, &p); k++)
+        n += p.kind == HCACHE_PART_CALL;
+    return n;
 }
 
 /* --- answers ---------------------------------------------------------------------------------- */
+
+static struct json *chat_message(const struct choice *ch)
+{
+    struct json *m = json_new_object(), *calls = json_new_array();
+    struct json *content = shape_texts(ch, HCACHE_PART_TEXT);
+    struct json *thoughts = shape_texts(ch, HCACHE_PART_THOUGHT);
+    struct hcache_part p;
+    size_t n = 0, n_thoughts = 0;
+    for (int i = 0; shape_part(ch, i, &p); i++)
+        if (p.kind == HCACHE_PART_CALL)
+            json_push(calls, tool_call(ch, i, &p, -1));
+    bool has_calls = json_count(calls) > 0;
+    (void)json_string_of(content, &n);
+    (void)json_string_of(thoughts, &n_thoughts);
+    json_put_string(m, "role", "assistant");
+    if (n_thoughts > 0)
+        json_put(m, "reasoning_content", json_share(thoughts));
+    json_put(m, "content", json_share(n > 0 || !has_calls ? content : NULL));
+    if (has_calls)
+        json_put(m, "tool_calls", json_share(calls));
+    json_put_null(m, "refusal");
+    json_free(content);
+    json_free(thoughts);
+    json_free(calls);
+    return m;
+}
 
 static struct json *answer(struct generation *g)
 {
@@ -280,26 +373,13 @@ static struct json *answer(struct generation *g)
     struct json *choices = json_new_array();
     for (int i = 0; i < g->n; i++) {
         struct choice *ch = &g->choice[i];
-        struct json *c = json_new_object(), *m = json_new_object();
+        struct json *c = json_new_object();
         const char *text = ch->result.text != NULL ? ch->result.text : "";
         json_put_int(c, "index", ch->index);
-        json_put_string(m, "role", "assistant");
-        if (ch->calls != NULL) {
-            const struct json *content = json_member(ch->calls, "content");
-            size_t n = 0;
-            (void)json_string_of(content, &n);
-            json_put(m, "content", json_share(n > 0 ? content : NULL));
-            json_put(m, "tool_calls", tool_calls(ch, false));
-        } else {
-            json_put_bytes(m, "content", text, ch->result.n_text);
-        }
-        json_put_null(m, "refusal");
-        if (is_chat(g)) {
-            json_put(c, "message", m);
-        } else {
+        if (is_chat(g))
+            json_put(c, "message", chat_message(ch));
+        else
             json_put_bytes(c, "text", text, ch->result.n_text);
-            json_free(m);
-        }
         put_logprobs(c, g, ch);
         json_put_string(c, "finish_reason", finish_of(ch));
         json_push(choices, c);
@@ -316,49 +396,61 @@ static struct json *chunk_envelope(struct generation *g)
     return envelope(g, is_chat(g) ? "chat.completion.chunk" : "text_completion");
 }
 
-/* Makes a chunk: a piece of text, or (last) the end of a choice with its reason. */
-static struct json *chunk(struct generation *g, struct choice *ch, const char *text,
-                          size_t n, bool last)
+/* Adds a piece of a part to a chunk's delta. */
+static void put_piece(struct json *delta, const struct choice *ch, int i,
+                      const struct hcache_part *p)
+{
+    if (p->kind == HCACHE_PART_CALL) {
+        struct json *list = json_new_array();
+        json_push(list, tool_call(ch, i, p, calls_before(ch, i)));
+        json_put(delta, "tool_calls", list);
+    } else {
+        json_put_bytes(delta, p->kind == HCACHE_PART_TEXT ? "content" : "reasoning_content",
+                       p->text, p->n);
+    }
+}
+
+/* Makes a chunk: a piece of part i; or, if p is NULL, the end of a choice with its reason. */
+static struct json *chunk(struct generation *g, struct choice *ch, int i,
+                          const struct hcache_part *p)
 {
     struct json *o = chunk_envelope(g), *choices = json_new_array(), *c = json_new_object();
     struct json *delta = json_new_object();
     json_put_int(c, "index", ch->index);
     if (!ch->started)
         json_put_string(delta, "role", "assistant");
-    if (text != NULL)
-        json_put_bytes(delta, "content", text, n);
-    if (last && ch->calls != NULL)
-        json_put(delta, "tool_calls", tool_calls(ch, true));
     if (is_chat(g)) {
+        if (p != NULL)
+            put_piece(delta, ch, i, p);
         json_put(c, "delta", delta);
     } else {
-        json_put_bytes(c, "text", text != NULL ? text : "", n);
+        json_put_bytes(c, "text", p != NULL ? p->text : "", p != NULL ? p->n : 0);
         json_free(delta);
     }
-    if (g->params.logprobs && last && ch->logprobs.n == 0)
+    if (g->params.logprobs && p == NULL && ch->logprobs.n == 0)
         json_put_null(c, "logprobs");
     else
         put_logprobs(c, g, ch);
-    json_put_string(c, "finish_reason", last ? finish_of(ch) : NULL);
+    json_put_string(c, "finish_reason", p == NULL ? finish_of(ch) : NULL);
     json_push(choices, c);
     json_put(o, "choices", choices);
     if (g->params.include_usage)
         json_put_null(o, "usage");
-    if (last)
+    if (p == NULL)
         json_put(o, "timings", shape_timings(g, ch));
     ch->started = true;
     return o;
 }
 
-static void piece(struct generation *g, struct choice *ch, const char *text, size_t n,
-                  struct textbuf *out)
+static void piece(struct generation *g, struct choice *ch, int i,
+                  const struct hcache_part *p, struct textbuf *out)
 {
-    sse_json(out, chunk(g, ch, text, n, false));
+    sse_json(out, chunk(g, ch, i, p));
 }
 
 static void end(struct generation *g, struct choice *ch, struct textbuf *out)
 {
-    sse_json(out, chunk(g, ch, NULL, 0, true));
+    sse_json(out, chunk(g, ch, 0, NULL));
 }
 
 static void close_stream(struct generation *g, struct textbuf *out)

@@ -16,10 +16,13 @@ struct choice {
     bool is_told; /* the tenant's counters know that this choice has ended */
     bool finished;
     struct hcache_result result;
-    /* With tools, in a stream: all text of the choice, of which n_sent bytes were sent. */
-    struct textbuf text;
+    /* Of a chat: the parts of the answer. n_read bytes and n_special tokens were given to it. */
+    struct hcache_answer *answer;
+    size_t n_read;
+    int n_special;
+    /* In a stream: the part that is sent next, and how many of its bytes were sent. */
+    int part;
     size_t n_sent;
-    struct json *calls; /* content and tool_calls; NULL: no calls, or not known yet */
     /* Log-probabilities that were read and not yet sent: struct hcache_logprob [][1 + n_top]. */
     struct textbuf logprobs;
     bool lacks_logprobs; /* there was no memory for log probabilities */
@@ -54,7 +57,16 @@ struct json *shape_timings(const struct generation *g, const struct choice *ch);
 /* Adds to a usage object how full the context of the fullest choice is: context_used,
  * context_window, and from 80 % on context_warning, a sentence. */
 void shape_context(struct json *usage, const struct generation *g);
-/* Writes the id of a tool call. */
-void shape_id(const struct choice *ch, int call_idx, char out[80]);
+/* Returns whether the answer has part i. An answer that is no chat has one part, its text. */
+bool shape_part(const struct choice *ch, int i, struct hcache_part *out);
+/* Returns whether the answer calls a tool, and was not cut off. */
+bool shape_has_calls(const struct choice *ch);
+/* Returns the texts of all parts of a kind in a row. */
+struct json *shape_texts(const struct choice *ch, enum hcache_part_kind kind);
+/* Returns how many tokens the thoughts have: 0 if there is no thought, else an estimate from their
+ * share of the bytes. */
+int shape_thought_tokens(const struct choice *ch);
+/* Writes the id of the call in part i: 29 letters, digits and underscores, the same every time. */
+void shape_id(const struct choice *ch, int i, char out[32]);
 
 #endif

@@ -35,9 +35,10 @@ struct message {
     char id[NAME_BYTES];
     struct breakpoint at[MAX_BREAKPOINTS];
     int n;
-    /* has_begun: message_start was sent; is_open: a block of text has begun */
+    /* has_begun: message_start was sent; is_open: a block has begun, with `part` */
     bool has_begun, is_open;
-    int n_blocks;
+    int n_blocks, part;
+    enum hcache_part_kind kind;
 };
 
 static void drop(void *own)
@@ -145,14 +146,12 @@ static int read_tool_use(const struct json *block, struct json *calls, struct fa
         json_kind(input) != JSON_KIND_OBJECT)
         return bad(f, "messages", "a tool_use needs 'id', 'name' and an object 'input'");
     struct json *call = json_new_object(), *function = json_new_object();
-    char *arguments = json_text(input, 0);
     json_put(call, "id", json_share(id));
     json_put_string(call, "type", "function");
     json_put(function, "name", json_share(name));
-    json_put_string(function, "arguments", arguments);
+    json_put(function, "arguments", json_share(input));
     json_put(call, "function", function);
     json_push(calls, call);
-    free(arguments);
     return 0;
 }
 
@@ -342,6 +341,8 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
     if (rc == 0)
         rc = prompt_fits(call_model(c), truncates, text->text, text->n, "messages", f);
     if (rc == 0)
+        request_note_prompt(p, text->text, text->n);
+    if (rc == 0)
         forget_messages(c, p, d);
     if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, text, prompt, what,
                                   &err) != 0)
@@ -377,11 +378,11 @@ static void put_stop(struct json *o, const struct generation *g, const struct ch
 {
     const char *stop = stop_of(g, ch);
     json_put_string(o, "stop_reason",
-                    ch->calls != NULL                          ? "tool_use"
+                    shape_has_calls(ch)                        ? "tool_use"
                     : strcmp(ch->result.finish, "length") == 0 ? "max_tokens"
                     : stop != NULL                             ? "stop_sequence"
                                                                : "end_turn");
-    json_put_string(o, "stop_sequence", ch->calls == NULL ? stop : NULL);
+    json_put_string(o, "stop_sequence", shape_has_calls(ch) ? NULL : stop);
 }
 
 /* Makes the usage. Every token of the prompt counts once: as read from the cache, as put into the
@@ -417,23 +418,30 @@ static struct json *text_block(const char *text, size_t n)
     return o;
 }
 
-/* Makes a block with a tool call. with_input: with its input; otherwise the input follows as a
- * delta. */
-static struct json *tool_block(const struct choice *ch, int i, bool with_input)
+/* Clients send the signature back with the thought. It says nothing here. */
+static const char signature[] = "aGNhY2hl";
+
+/* Makes the block of part i. is_whole: with its content; otherwise the content follows as
+ * deltas. The input keeps the digits that the model wrote. */
+static struct json *block_of(const struct choice *ch, int i, const struct hcache_part *p,
+                             bool is_whole)
 {
-    const struct json *call = json_at(json_member(ch->calls, "tool_calls"), (size_t)i);
-    struct json *o = json_new_object(), *input = NULL;
-    size_t n;
-    const char *arguments = json_string_of(json_member(call, "arguments"), &n);
-    char id[80];
+    char id[32];
+    size_t n = is_whole ? p->n : 0;
+    if (p->kind == HCACHE_PART_TEXT)
+        return text_block(p->text, n);
+    struct json *o = json_new_object();
+    if (p->kind == HCACHE_PART_THOUGHT) {
+        json_put_string(o, "type", "thinking");
+        json_put_bytes(o, "thinking", p->text, n);
+        json_put_string(o, "signature", is_whole ? signature : "");
+        return o;
+    }
     shape_id(ch, i, id);
-    if (!with_input || arguments == NULL ||
-        json_parse(&input, arguments, n, "arguments", NULL) != 0)
-        input = json_new_object();
     json_put_string(o, "type", "tool_use");
     json_put_string(o, "id", id);
-    json_put(o, "name", json_share(json_member(call, "name")));
-    json_put(o, "input", input);
+    json_put_string(o, "name", p->name);
+    json_put(o, "input", is_whole ? json_new_raw(p->text, p->n) : json_new_object());
     return o;
 }
 
@@ -452,14 +460,11 @@ static struct json *answer(struct generation *g)
 {
     const struct choice *ch = &g->choice[0];
     struct json *o = envelope(g), *content = json_new_array();
-    size_t n = ch->result.n_text;
-    const char *text = ch->result.text;
-    if (ch->calls != NULL)
-        text = json_string_of(json_member(ch->calls, "content"), &n);
-    if (n > 0 || ch->calls == NULL)
-        json_push(content, text_block(text, n));
-    for (size_t i = 0; i < json_count(json_member(ch->calls, "tool_calls")); i++)
-        json_push(content, tool_block(ch, (int)i, true));
+    struct hcache_part p;
+    for (int i = 0; shape_part(ch, i, &p); i++)
+        json_push(content, block_of(ch, i, &p, true));
+    if (json_count(content) == 0)
+        json_push(content, text_block("", 0));
     json_put(o, "content", content);
     put_stop(o, g, ch);
     json_put(o, "usage", usage(g, ch->result.cached_tokens, ch->result.n_tokens));
@@ -520,33 +525,40 @@ static void close_block(struct message *m, struct textbuf *out)
     m->is_open = false;
 }
 
-static void piece(struct generation *g, struct choice *ch, const char *text, size_t n,
-                  struct textbuf *out)
+static void end_block(struct message *m, struct textbuf *out)
 {
-    struct message *m = g->own;
-    (void)ch;
-    start(g, out);
     if (!m->is_open)
-        open_block(m, text_block("", 0), out);
+        return;
+    if (m->kind == HCACHE_PART_THOUGHT)
+        delta(m, "signature_delta", "signature", signature, strlen(signature), out);
+    close_block(m, out);
+}
+
+static void piece(struct generation *g, struct choice *ch, int i,
+                  const struct hcache_part *p, struct textbuf *out)
+{
+    static const struct {
+        const char *type, *key;
+    } kinds[] = {[HCACHE_PART_THOUGHT] = {"thinking_delta", "thinking"},
+                 [HCACHE_PART_TEXT] = {"text_delta", "text"},
+                 [HCACHE_PART_CALL] = {"input_json_delta", "partial_json"}};
+    struct message *m = g->own;
+    start(g, out);
+    if (m->is_open && m->part != i)
+        end_block(m, out);
+    if (!m->is_open)
+        open_block(m, block_of(ch, i, p, false), out);
     m->is_open = true;
-    delta(m, "text_delta", "text", text, n, out);
+    m->part = i;
+    m->kind = p->kind;
+    delta(m, kinds[p->kind].type, kinds[p->kind].key, p->text, p->n, out);
 }
 
 static void end(struct generation *g, struct choice *ch, struct textbuf *out)
 {
-    struct message *m = g->own;
-    const struct json *calls = json_member(ch->calls, "tool_calls");
+    (void)ch;
     start(g, out);
-    if (m->is_open)
-        close_block(m, out);
-    for (size_t i = 0; i < json_count(calls); i++) {
-        size_t n;
-        const char *arguments = json_string_of(json_member(json_at(calls, i), "arguments"),
-                                               &n);
-        open_block(m, tool_block(ch, (int)i, false), out);
-        delta(m, "input_json_delta", "partial_json", arguments, n, out);
-        close_block(m, out);
-    }
+    end_block(g->own, out);
 }
 
 static void close_stream(struct generation *g, struct textbuf *out)

@@ -30,8 +30,9 @@ struct response {
      * asked not to keep it. */
     char *not_kept;
     int64_t sequence; /* sequence number of the next event */
-    bool is_open;     /* the message's events have begun */
-    int n_open;       /* number of items whose events have begun */
+    bool is_open;     /* the events of the item of `part` have begun, and not ended */
+    int part;
+    int n_open; /* number of items whose events have begun */
 };
 
 static void drop(void *own)
@@ -47,7 +48,7 @@ static void drop(void *own)
 
 static const char *status_of(const struct choice *ch)
 {
-    bool is_cut = ch->calls == NULL && strcmp(ch->result.finish, "stop") != 0;
+    bool is_cut = strcmp(ch->result.finish, "stop") != 0;
     return is_cut ? "incomplete" : "completed";
 }
 
@@ -56,7 +57,7 @@ static struct json *usage(const struct generation *g)
     const struct hcache_result *r = &g->choice[0].result;
     struct json *o = json_new_object(), *in = json_new_object(), *out = json_new_object();
     json_put_int(in, "cached_tokens", r->cached_tokens);
-    json_put_int(out, "reasoning_tokens", 0);
+    json_put_int(out, "reasoning_tokens", shape_thought_tokens(&g->choice[0]));
     json_put_int(o, "input_tokens", r->prompt_tokens);
     json_put(o, "input_tokens_details", in);
     json_put_int(o, "output_tokens", r->n_tokens);
@@ -66,32 +67,45 @@ static struct json *usage(const struct generation *g)
     return o;
 }
 
+/* Makes the item of part i. is_whole: with its content. All ids derive from the message's name, so
+ * they are the same every time. */
+static struct json *item_of(const struct generation *g, int i, const struct hcache_part *p,
+                            bool is_whole)
+{
+    const struct choice *ch = &g->choice[0];
+    const struct response *r = g->own;
+    const char *base = strchr(r->message_id, '_') + 1;
+    const char *status = is_whole ? status_of(ch) : "in_progress";
+    char call_id[32], id[NAME_BYTES + 24];
+    if (p->kind != HCACHE_PART_CALL) {
+        bool is_thought = p->kind == HCACHE_PART_THOUGHT;
+        snprintf(id, sizeof id, "%s_%s_%d", is_thought ? "rs" : "msg", base, i);
+        const char *text = is_whole ? p->text : NULL;
+        return is_thought ? item_reasoning(id, status, text, p->n)
+                          : item_message(i == 0 ? r->message_id : id, status, text, p->n);
+    }
+    struct json *call = json_new_object();
+    shape_id(ch, i, call_id);
+    snprintf(id, sizeof id, "fc_%s_%d", base, i);
+    json_put_string(call, "call_id", call_id);
+    json_put_string(call, "name", p->name);
+    json_put_bytes(call, "arguments", p->text, p->n);
+    struct json *item = item_call(id, is_whole ? "completed" : status, call, is_whole);
+    json_free(call);
+    return item;
+}
+
 /* Returns the items of the answer. */
 static struct json *output(const struct generation *g)
 {
     const struct choice *ch = &g->choice[0];
-    const struct response *r = g->own;
-    const struct json *calls = json_member(ch->calls, "tool_calls");
+    static const struct hcache_part nothing = {.kind = HCACHE_PART_TEXT, .text = ""};
     struct json *list = json_new_array();
-    size_t n = ch->result.n_text;
-    const char *text = ch->result.text;
-    if (ch->calls != NULL)
-        text = json_string_of(json_member(ch->calls, "content"), &n);
-    if (ch->calls == NULL || n > 0)
-        json_push(list, item_message(r->message_id, status_of(ch), text, n));
-    for (size_t i = 0; i < json_count(calls); i++) {
-        /* both ids are derived from the name, so they are the same every time */
-        char call_id[80], id[NAME_BYTES + 16];
-        struct json *call = json_new_object();
-        shape_id(ch, (int)i, call_id);
-        json_put_string(call, "call_id", call_id);
-        json_put(call, "name", json_share(json_member(json_at(calls, i), "name")));
-        json_put(call, "arguments",
-                 json_share(json_member(json_at(calls, i), "arguments")));
-        snprintf(id, sizeof id, "fc_%s_%zu", strchr(r->message_id, '_') + 1, i);
-        json_push(list, item_call(id, "completed", call, true));
-        json_free(call);
-    }
+    struct hcache_part p;
+    for (int i = 0; shape_part(ch, i, &p); i++)
+        json_push(list, item_of(g, i, &p, true));
+    if (json_count(list) == 0)
+        json_push(list, item_of(g, 0, &nothing, true));
     return list;
 }
 
@@ -255,13 +269,6 @@ static struct json *of_item(const char *item_id, int index)
     return o;
 }
 
-static struct json *of_part(struct response *r)
-{
-    struct json *o = of_item(r->message_id, 0);
-    json_put_int(o, "content_index", 0);
-    return o;
-}
-
 static void event_item(struct response *r, const char *type, int index, struct json *item,
                        struct textbuf *out)
 {
@@ -271,75 +278,112 @@ static void event_item(struct response *r, const char *type, int index, struct j
     event(r, type, o, out);
 }
 
-static void open_message(struct response *r, struct textbuf *out)
+/* The names of the events of a message or a thought. */
+struct text_events {
+    const char *delta, *done;
+};
+
+static const struct text_events *text_events(const struct json *item)
 {
-    struct json *o = of_part(r);
-    r->is_open = true;
-    event_item(r, "response.output_item.added", r->n_open++,
-               item_message(r->message_id, "in_progress", NULL, 0), out);
-    json_put(o, "part", item_text_part("", 0));
-    event(r, "response.content_part.added", o, out);
+    static const struct text_events message = {"response.output_text.delta",
+                                               "response.output_text.done"},
+                                    thought = {"response.reasoning_text.delta",
+                                               "response.reasoning_text.done"};
+    return json_member(item, "role") != NULL ? &message : &thought;
 }
 
-static void piece(struct generation *g, struct choice *ch, const char *text, size_t n,
-                  struct textbuf *out)
+static bool is_call(const struct json *item)
+{
+    return json_member(item, "call_id") != NULL;
+}
+
+static const char *id_of(const struct json *item)
+{
+    return json_string_of(json_member(item, "id"), NULL);
+}
+
+static struct json *of_part(const struct response *r, const struct json *item)
+{
+    struct json *o = of_item(id_of(item), r->n_open - 1);
+    json_put_int(o, "content_index", 0);
+    return o;
+}
+
+static void open_item(struct generation *g, int i, const struct hcache_part *p,
+                      struct textbuf *out)
 {
     struct response *r = g->own;
-    struct json *o = of_part(r);
-    (void)ch;
-    if (!r->is_open)
-        open_message(r, out);
-    json_put_bytes(o, "delta", text, n);
-    json_put(o, "logprobs", json_new_array());
-    event(r, "response.output_text.delta", o, out);
+    struct json *item = item_of(g, i, p, false);
+    r->is_open = true;
+    r->part = i;
+    event_item(r, "response.output_item.added", r->n_open++, json_share(item), out);
+    if (!is_call(item)) {
+        struct json *o = of_part(r, item);
+        json_put(o, "part",
+                 p->kind == HCACHE_PART_TEXT ? item_text_part("", 0)
+                                             : item_thought_part("", 0));
+        event(r, "response.content_part.added", o, out);
+    }
+    json_free(item);
 }
 
-static void close_message(struct response *r, const struct json *item, struct textbuf *out)
+/* Writes the end of the open item, which is whole. */
+static void close_item(struct generation *g, struct textbuf *out)
 {
+    struct response *r = g->own;
+    struct hcache_part p = {.kind = HCACHE_PART_TEXT, .text = ""};
+    (void)shape_part(&g->choice[0], r->part, &p);
+    struct json *item = item_of(g, r->part, &p, true), *o;
     const struct json *part = json_at(json_member(item, "content"), 0);
-    struct json *o = of_part(r);
-    json_put(o, "text", json_share(json_member(part, "text")));
-    json_put(o, "logprobs", json_new_array());
-    event(r, "response.output_text.done", o, out);
-    o = of_part(r);
-    json_put(o, "part", json_share(part));
-    event(r, "response.content_part.done", o, out);
-    event_item(r, "response.output_item.done", 0, json_share(item), out);
+    r->is_open = false;
+    if (is_call(item)) {
+        o = of_item(id_of(item), r->n_open - 1);
+        json_put(o, "name", json_share(json_member(item, "name")));
+        json_put(o, "arguments", json_share(json_member(item, "arguments")));
+        event(r, "response.function_call_arguments.done", o, out);
+    } else {
+        o = of_part(r, item);
+        json_put(o, "text", json_share(json_member(part, "text")));
+        if (p.kind == HCACHE_PART_TEXT)
+            json_put(o, "logprobs", json_new_array());
+        event(r, text_events(item)->done, o, out);
+        o = of_part(r, item);
+        json_put(o, "part", json_share(part));
+        event(r, "response.content_part.done", o, out);
+    }
+    event_item(r, "response.output_item.done", r->n_open - 1, item, out);
 }
 
-/* Writes the events of a tool call: its begin, all of its arguments, its end. */
-static void tell_call(struct response *r, const struct json *item, struct textbuf *out)
+static void piece(struct generation *g, struct choice *ch, int i,
+                  const struct hcache_part *p, struct textbuf *out)
 {
-    int index = r->n_open++;
-    const char *id = json_string_of(json_member(item, "id"), NULL);
-    struct json *o = of_item(id, index);
-    event_item(r, "response.output_item.added", index,
-               item_call(id, "in_progress", item, false), out);
-    json_put(o, "delta", json_share(json_member(item, "arguments")));
-    event(r, "response.function_call_arguments.delta", o, out);
-    o = of_item(id, index);
-    json_put(o, "name", json_share(json_member(item, "name")));
-    json_put(o, "arguments", json_share(json_member(item, "arguments")));
-    event(r, "response.function_call_arguments.done", o, out);
-    event_item(r, "response.output_item.done", index, json_share(item), out);
+    struct response *r = g->own;
+    (void)ch;
+    if (r->is_open && r->part != i)
+        close_item(g, out);
+    if (!r->is_open)
+        open_item(g, i, p, out);
+    struct json *item = item_of(g, i, p, false);
+    struct json *o = is_call(item) ? of_item(id_of(item), r->n_open - 1) : of_part(r, item);
+    json_put_bytes(o, "delta", p->text, p->n);
+    if (p->kind == HCACHE_PART_TEXT)
+        json_put(o, "logprobs", json_new_array());
+    event(r,
+          is_call(item) ? "response.function_call_arguments.delta"
+                        : text_events(item)->delta,
+          o, out);
+    json_free(item);
 }
 
 static void end(struct generation *g, struct choice *ch, struct textbuf *out)
 {
+    static const struct hcache_part nothing = {.kind = HCACHE_PART_TEXT, .text = ""};
     struct response *r = g->own;
-    struct json *items = output(g);
     (void)ch;
-    for (size_t i = 0; i < json_count(items); i++) {
-        const struct json *item = json_at(items, i);
-        if (json_member(item, "role") == NULL) {
-            tell_call(r, item, out);
-            continue;
-        }
-        if (!r->is_open)
-            open_message(r, out);
-        close_message(r, item, out);
-    }
-    json_free(items);
+    if (r->n_open == 0)
+        open_item(g, 0, &nothing, out);
+    if (r->is_open)
+        close_item(g, out);
 }
 
 static void close_stream(struct generation *g, struct textbuf *out)
@@ -512,6 +556,8 @@ void api_responses(struct call *c)
         rc = call_check_name(c, p.model, &f);
     if (rc == 0)
         rc = make_draft(c, &p, r, &f);
+    if (rc == 0)
+        request_note_prompt(&p, r->draft.text.text, r->draft.text.n);
     if (rc != 0) {
         drop(r);
         call_fault(c, &f);

@@ -8,13 +8,13 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "format/json.h"
+#include "model/answer.h"
 #include "model/chat.h"
-#include "model/tool_calls.h"
 
 struct dialog {
     const struct tokenizer *tokenizer;
     struct chat_template *template;
-    enum tool_format tools;
+    struct answer_form *form;
     char *bos, *eos; /* texts of these tokens; NULL: the tokenizer has none */
 };
 
@@ -44,7 +44,7 @@ int dialog_open(struct dialog **out, const struct tokenizer *t, struct err *err)
         dialog_close(k);
         return rc;
     }
-    k->tools = tool_format_of(source);
+    k->form = answer_form_create(chat_syntax(k->template), t);
     k->bos = token_text(t, tokenizer_bos(t));
     k->eos = token_text(t, tokenizer_eos(t));
     *out = k;
@@ -55,6 +55,7 @@ void dialog_close(struct dialog *k)
 {
     if (k == NULL)
         return;
+    answer_form_destroy(k->form);
     chat_close(k->template);
     free(k->bos);
     free(k->eos);
@@ -63,7 +64,7 @@ void dialog_close(struct dialog *k)
 
 bool dialog_has_tools(const struct dialog *k)
 {
-    return k->tools != TOOL_FORMAT_NONE && chat_abilities(k->template).tools;
+    return chat_syntax(k->template)->calls != NULL && chat_abilities(k->template).tools;
 }
 
 /* Renders a chat with guards around text of messages that spells special tokens. */
@@ -103,29 +104,7 @@ int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char *
     return rc;
 }
 
-bool dialog_calls(const struct dialog *k, const char *text, size_t n, char **json)
+const struct answer_form *dialog_form(const struct dialog *k)
 {
-    struct tool_calls calls;
-    tool_calls_parse(k->tools, text, n, &calls);
-    bool any = calls.n > 0;
-    if (any) {
-        struct json *o = json_new_object(), *list = json_new_array();
-        json_put_bytes(o, "content", calls.content, calls.n_content);
-        for (size_t i = 0; i < calls.n; i++) {
-            struct json *call = json_new_object();
-            json_put_string(call, "name", calls.at[i].name);
-            json_put_string(call, "arguments", calls.at[i].arguments);
-            json_push(list, call);
-        }
-        json_put(o, "tool_calls", list);
-        *json = json_text(o, 0);
-        json_free(o);
-    }
-    tool_calls_deinit(&calls);
-    return any;
-}
-
-size_t dialog_text_bytes(const struct dialog *k, const char *text, size_t n)
-{
-    return tool_calls_text_bytes(k->tools, text, n);
+    return k->form;
 }

@@ -1,4 +1,4 @@
-/* dialog.h - chats: applies the model's template to messages, and finds tool calls in answers.
+/* dialog.h - chats: applies the model's template to messages, and reads its answers.
  *
  * It covers the model's side of a chat, not HTTP. Immutable: any thread. */
 #ifndef SERVICE_DIALOG_H
@@ -23,7 +23,7 @@ bool dialog_has_tools(const struct dialog *k);
 /* Renders a chat: see hcache_chat_render_parsed. */
 int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char **text,
                   size_t *n_text, struct err *err);
-bool dialog_calls(const struct dialog *k, const char *text, size_t n, char **json);
-size_t dialog_text_bytes(const struct dialog *k, const char *text, size_t n);
+/* Returns the tables of the model's answers. They belong to k. */
+const struct answer_form *dialog_form(const struct dialog *k);
 
 #endif

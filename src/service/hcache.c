@@ -2,6 +2,7 @@
  *
  * It does not know how the parts below are put together (stack.c). */
 #include "hcache.h"
+#include "model/answer.h"
 
 #include <errno.h>
 #include <math.h>
@@ -381,14 +382,64 @@ void hcache_guard(const struct hcache *h, const char *text, size_t n, char **out
         *n_out = 0;
 }
 
-bool hcache_chat_calls(const struct hcache *h, const char *text, size_t n, char **json)
+struct hcache_answer {
+    struct answer *a;
+    struct answer_form
+        *own; /* tables of a model without a template; NULL: the dialog's are used */
+};
+
+struct hcache_answer *hcache_answer_open(const struct hcache *h, const char *prompt,
+                                         size_t n_prompt, const struct json *tools)
 {
-    return h->dialog != NULL && dialog_calls(h->dialog, text, n, json);
+    static const struct answer_syntax plain = {.calls = NULL};
+    struct hcache_answer *a = xcalloc(1, sizeof *a);
+    if (h->dialog == NULL)
+        a->own = answer_form_create(&plain, NULL);
+    a->a = answer_open(h->dialog != NULL ? dialog_form(h->dialog) : a->own, prompt,
+                       n_prompt, tools);
+    return a;
 }
 
-size_t hcache_chat_text_bytes(const struct hcache *h, const char *text, size_t n)
+void hcache_answer_close(struct hcache_answer *a)
 {
-    return h->dialog != NULL ? dialog_text_bytes(h->dialog, text, n) : n;
+    if (a == NULL)
+        return;
+    answer_close(a->a);
+    answer_form_destroy(a->own);
+    free(a);
+}
+
+void hcache_answer_push(struct hcache_answer *a, const char *text, size_t n,
+                        const struct hcache_special *special, int n_special)
+{
+    size_t at = 0;
+    for (int i = 0; i < n_special; i++) {
+        size_t to = MIN(special[i].at, n);
+        if (to > at)
+            answer_push(a->a, text + at, to - at);
+        at = MAX(at, to);
+        answer_token(a->a, special[i].id);
+    }
+    if (n > at)
+        answer_push(a->a, text + at, n - at);
+}
+
+void hcache_answer_end(struct hcache_answer *a)
+{
+    answer_end(a->a);
+}
+
+bool hcache_answer_part(const struct hcache_answer *a, int i, struct hcache_part *out)
+{
+    size_t n;
+    const struct answer_part *p = answer_parts(a->a, &n);
+    if ((size_t)i >= n)
+        return false;
+    *out = (struct hcache_part){.kind = (enum hcache_part_kind)p[i].kind,
+                                .name = p[i].name,
+                                .text = p[i].text != NULL ? p[i].text : "",
+                                .n = p[i].n};
+    return true;
 }
 
 const char *hcache_token_bytes(const struct hcache *h, int32_t id, size_t *n)
@@ -622,6 +673,7 @@ void hcache_result_free(struct hcache_result *r)
 {
     free(r->token_ids);
     free(r->text);
+    free(r->special);
     free(r->predicted.span);
     free(r->measured.span);
     *r = (struct hcache_result){0};

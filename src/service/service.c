@@ -125,6 +125,8 @@ static int on_token(void *arg, int32_t id)
     t->ids[t->n_ids++] = id;
     t->n_cached = seq_outcome(t->seq)->n_cached;
     ticket_append(t, text, n);
+    if (t->tokenizer != NULL && tokenizer_is_special(t->tokenizer, id))
+        ticket_special(t, id);
     if (t->t_last != 0)
         counts_gap(&t->service->counts, (double)(now - t->t_last) * 1e-9);
     t->t_last = now;
@@ -735,10 +737,20 @@ void hcache_ticket_read(struct hcache_ticket *t, struct hcache_delta *out)
     /* a copy, because the text may move when it grows */
     memcpy(t->piece, t->text + t->n_text_read, n);
     t->piece[n] = 0;
+    int first = t->n_special_read, last = first;
+    while (last < t->n_special && t->special[last].at <= t->n_visible)
+        last++;
+    t->piece_special = xrealloc(t->piece_special,
+                                (size_t)(last - first + 1) * sizeof *t->special);
+    for (int i = first; i < last; i++)
+        t->piece_special[i - first] = (struct hcache_special){
+            t->special[i].at - MIN(t->special[i].at, t->n_text_read), t->special[i].id};
     *out = (struct hcache_delta){.ids = t->ids + t->n_ids_read,
                                  .n_ids = t->n_ids - t->n_ids_read,
                                  .text = t->piece,
                                  .n_text = n,
+                                 .special = t->piece_special,
+                                 .n_special = last - first,
                                  .ended = t->state == TICKET_ENDED,
                                  .cached_tokens = t->n_cached,
                                  .prompt_done = t->n_prompt_done};
@@ -746,6 +758,7 @@ void hcache_ticket_read(struct hcache_ticket *t, struct hcache_delta *out)
         out->logprobs = t->logprobs + (size_t)t->n_ids_read * width;
     t->n_ids_read = t->n_ids;
     t->n_text_read = t->n_visible;
+    t->n_special_read = last;
     t->n_prompt_read = t->n_prompt_done;
     pthread_mutex_unlock(&t->service->lock);
 }

@@ -59,6 +59,17 @@ void ticket_append(struct hcache_ticket *t, const char *text, size_t n)
     t->text[t->n_text] = 0;
 }
 
+void ticket_special(struct hcache_ticket *t, int32_t id)
+{
+    if (t->stopped)
+        return;
+    if (t->n_special == t->special_cap) {
+        t->special_cap = 2 * t->special_cap + 8;
+        t->special = xrealloc(t->special, (size_t)t->special_cap * sizeof *t->special);
+    }
+    t->special[t->n_special++] = (struct hcache_special){t->n_text, id};
+}
+
 /* --- log-probabilities ------------------------------------------------------------------------ */
 
 static bool is_likelier(const float *logits, int32_t a, int32_t b)
@@ -153,7 +164,9 @@ static int describe_text(const struct hcache_ticket *t, struct hcache_result *r,
     r->token_ids = mem_try(((size_t)t->n_ids + 1) * sizeof *r->token_ids);
     if (t->stream != NULL)
         r->text = mem_try(t->n_text + 1);
-    if (r->token_ids == NULL || (t->stream != NULL && r->text == NULL))
+    r->special = mem_try(((size_t)t->n_special + 1) * sizeof *r->special);
+    if (r->token_ids == NULL || r->special == NULL ||
+        (t->stream != NULL && r->text == NULL))
         return err_set(err, -ENOMEM, "no memory for an answer of %d tokens", t->n_ids);
     memcpy(r->token_ids, t->ids, (size_t)t->n_ids * sizeof *r->token_ids);
     r->n_tokens = t->n_ids;
@@ -162,6 +175,10 @@ static int describe_text(const struct hcache_ticket *t, struct hcache_result *r,
     memcpy(r->text, t->text, t->n_text);
     r->text[t->n_text] = 0;
     r->n_text = t->n_text;
+    while (r->n_special < t->n_special && t->special[r->n_special].at <= t->n_text)
+        r->n_special++;
+    if (r->n_special > 0)
+        memcpy(r->special, t->special, (size_t)r->n_special * sizeof *r->special);
     return 0;
 }
 
@@ -229,6 +246,8 @@ void ticket_destroy(struct hcache_ticket *t)
     free(t->ids);
     free(t->logprobs);
     free(t->text);
+    free(t->special);
     free(t->piece);
+    free(t->piece_special);
     free(t);
 }

@@ -70,13 +70,17 @@ struct hcache_ticket {
     char *text;
     size_t n_text, text_cap;
     size_t n_visible; /* bytes that can no longer become part of a stop string */
+    struct hcache_special *special; /* special tokens, by their places in the text */
+    int n_special, special_cap;
     struct hcache_result result;
     struct err err;
 
     /* The next fields belong to the reader. */
     int n_ids_read, n_prompt_read;
     size_t n_text_read;
+    int n_special_read;
     char *piece;
+    struct hcache_special *piece_special;
     size_t piece_cap;
 };
 
@@ -93,6 +97,9 @@ void ticket_logprobs(const float *logits, int n_vocab, int32_t chosen, int n_top
 
 /* Appends text to the ticket, under the service's lock. */
 void ticket_append(struct hcache_ticket *t, const char *text, size_t n);
+
+/* Notes a special token at the end of the text, under the service's lock. */
+void ticket_special(struct hcache_ticket *t, int32_t id);
 
 /* Fills t->result for an ended sequence; the caller sets t->result.timings.load_ms. */
 void ticket_describe(struct hcache_ticket *t);

@@ -50,6 +50,24 @@ struct json *item_message(const char *id, const char *status, const char *text, 
     return o;
 }
 
+struct json *item_thought_part(const char *text, size_t n)
+{
+    struct json *part = json_new_object();
+    json_put_string(part, "type", "reasoning_text");
+    json_put_bytes(part, "text", text, n);
+    return part;
+}
+
+struct json *item_reasoning(const char *id, const char *status, const char *text, size_t n)
+{
+    struct json *o = new_item("rs", id, "reasoning", status), *content = json_new_array();
+    json_put(o, "summary", json_new_array());
+    if (text != NULL)
+        json_push(content, item_thought_part(text, n));
+    json_put(o, "content", content);
+    return o;
+}
+
 struct json *item_call(const char *id, const char *status, const struct json *of,
                        bool with_arguments)
 {
@@ -190,6 +208,26 @@ static int read_output(const struct json *v, const char *param, size_t i, struct
     return rc;
 }
 
+/* Reads a thought: its text, else its summary. An encrypted one of another server has neither, and
+ * says nothing. */
+static int read_reasoning(const struct json *v, struct json **out)
+{
+    static const char *const keys[] = {"content", "summary"};
+    struct textbuf all = {0};
+    for (int k = 0; k < 2 && all.n == 0; k++) {
+        const struct json *parts = json_member(v, keys[k]);
+        for (size_t p = 0; p < json_count(parts); p++) {
+            size_t n = 0;
+            const char *text = json_string_of(json_member(json_at(parts, p), "text"), &n);
+            if (text != NULL)
+                textbuf_add(&all, text, n);
+        }
+    }
+    *out = item_reasoning(NULL, "completed", all.p, all.n);
+    textbuf_free(&all);
+    return 0;
+}
+
 static int read_item(const struct json *v, const char *param, size_t i, struct json **out,
                      struct fault *f)
 {
@@ -202,9 +240,11 @@ static int read_item(const struct json *v, const char *param, size_t i, struct j
         return read_call(v, param, i, out, f);
     if (strcmp(type, "function_call_output") == 0)
         return read_output(v, param, i, out, f);
+    if (strcmp(type, "reasoning") == 0)
+        return read_reasoning(v, out);
     return fault_set(f, 400, "unsupported_value", param,
                      "'%s' element %zu has the type '%.60s', which is not supported: only "
-                     "message, function_call and function_call_output are",
+                     "message, function_call, function_call_output and reasoning are",
                      param, i, type);
 }
 
@@ -277,27 +317,61 @@ static struct json *chat_message(const struct json *item)
     return m;
 }
 
+/* Adds an item of the assistant to its message: a thought, a text or a call. Returns false if it
+ * needs a message of its own: a thought or a second text behind a call. */
+static bool add_to(struct json *m, const struct json *item)
+{
+    bool has_text = json_member(m, "content") != NULL;
+    bool has_calls = json_member(m, "tool_calls") != NULL;
+    const struct json *calls = json_member(m, "tool_calls");
+    if (is_type(item, "function_call")) {
+        struct json *list = json_new_array();
+        if (!has_text)
+            json_put_string(m, "content", "");
+        for (size_t i = 0; i < json_count(calls); i++)
+            json_push(list, json_share(json_at(calls, i)));
+        json_push(list, chat_call(item));
+        json_put(m, "tool_calls", list);
+        return true;
+    }
+    if (has_text || has_calls)
+        return false;
+    const char *key = is_type(item, "reasoning") ? "reasoning_content" : "content";
+    if (json_member(m, key) != NULL)
+        return false;
+    json_put(m, key, joined(json_member(item, "content")));
+    return true;
+}
+
+/* Returns whether a thought has no text. */
+static bool is_silent(const struct json *item)
+{
+    struct json *text = joined(json_member(item, "content"));
+    size_t n = 0;
+    (void)json_string_of(text, &n);
+    json_free(text);
+    return n == 0;
+}
+
 void items_to_messages(const struct json *items, struct json *messages)
 {
-    struct json *last = NULL, *calls = NULL; /* the previous message, and its calls */
+    struct json *last = NULL; /* the message of the assistant that may go on */
     for (size_t i = 0; i < json_count(items); i++) {
         const struct json *item = json_at(items, i);
-        bool is_call = is_type(item, "function_call");
         const char *role = json_string_of(json_member(item, "role"), NULL);
-        if (!is_call || last == NULL) {
-            last = chat_message(item);
-            calls = NULL;
-            json_push(messages, last);
-        }
-        if (is_call && calls == NULL) {
-            calls = json_new_array();
-            json_put(last, "tool_calls", calls);
-        }
-        if (is_call)
-            json_push(calls, chat_call(item));
-        /* A call after a message of another role begins a new message. */
-        else if (role == NULL || strcmp(role, "assistant") != 0)
+        bool is_assistant = is_type(item, "function_call") || is_type(item, "reasoning") ||
+                            (role != NULL && strcmp(role, "assistant") == 0);
+        if (is_type(item, "reasoning") && is_silent(item))
+            continue;
+        if (!is_assistant) {
+            json_push(messages, chat_message(item));
             last = NULL;
+        } else if (last == NULL || !add_to(last, item)) {
+            last = json_new_object();
+            json_put_string(last, "role", "assistant");
+            json_push(messages, last);
+            (void)add_to(last, item);
+        }
     }
 }
 

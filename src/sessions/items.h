@@ -5,6 +5,8 @@
  *     {"id", "type": "message", "status", "role", "content": [{"type": "input_text", "text"}]}
  *     {"id", "type": "function_call", "status", "call_id", "name", "arguments"}
  *     {"id", "type": "function_call_output", "status", "call_id", "output"}
+ *     {"id", "type": "reasoning", "status", "summary": [], "content": [{"type": "reasoning_text",
+ *      "text"}]}
  *
  * Clients may send shorter forms (a text, {"role", "content": "text"}). */
 #ifndef SESSIONS_ITEMS_H
@@ -23,15 +25,19 @@ int items_read(const struct json *sent, const char *param, struct json **out,
 
 /* Makes a message item of the assistant. */
 struct json *item_message(const char *id, const char *status, const char *text, size_t n);
+/* Makes a reasoning item: a thought of the assistant. */
+struct json *item_reasoning(const char *id, const char *status, const char *text, size_t n);
 /* Makes a function_call item. `of` has call_id, name and arguments. with_arguments false: the
  * item's arguments are "". */
 struct json *item_call(const char *id, const char *status, const struct json *of,
                        bool with_arguments);
 /* Makes the part {"type": "output_text", ...} of a message. */
 struct json *item_text_part(const char *text, size_t n);
+/* Makes the part {"type": "reasoning_text", ...} of a thought. */
+struct json *item_thought_part(const char *text, size_t n);
 
-/* Adds the items to `messages` in the form of OpenAI's chat API, which templates take. Calls belong
- * to the assistant's message before them. */
+/* Adds the items to `messages` in the form of OpenAI's chat API, which templates take. Thoughts,
+ * texts and calls of the assistant in a row are one message. */
 void items_to_messages(const struct json *items, struct json *messages);
 
 /* Returns the beginning of the first text of a user, at most `max` bytes of whole characters on one

@@ -95,3 +95,50 @@ def make(folder, hello=HELLO, context=2048):
             json.dump(content, f)
     write_safetensors(os.path.join(folder, "model.safetensors"), tensors())
     return folder
+
+
+def write_script(folder, pieces, template, special=(), context=4096):
+    """Writes a model that answers with exactly these tokens, whatever it is asked, behind a prompt
+    that ends with a line break. A piece that is a special token's text is that token. Returns the
+    folder."""
+    os.makedirs(folder)
+    end = "<|im_end|>"
+    added = [end, *special]
+    ids = {text: N_BYTES + i for i, text in enumerate(added)}
+    names = byte_names()
+    vocab = {name: b for b, name in names.items()}
+    script = []
+    for p in pieces:
+        raw = p if isinstance(p, bytes) else p.encode()
+        if p not in ids:
+            key = "".join(names[b] for b in raw)
+            vocab.setdefault(key, N_BYTES + len(added) + len(vocab) - len(names))
+        script.append(ids[p] if p in ids else vocab[key])
+    n_vocab, chain = len(vocab) + len(added), [10, *script]
+    assert len(set(chain)) == len(chain), "every token of a script occurs once"
+    d = (len(chain) + 17) // 16 * 16
+    embed, head = [0.0] * (n_vocab * d), [0.0] * (n_vocab * d)
+    for t in range(n_vocab):
+        embed[t * d + (1 + chain.index(t) if t in chain[:-1] else 0)] = 1.0
+    head[ids[end] * d] = 20.0
+    for i, t in enumerate(chain[1:]):
+        head[t * d + 1 + i] = 20.0
+    named = {"model.embed_tokens.weight": ((n_vocab, d), embed), "lm_head.weight": ((n_vocab, d), head),
+             "model.norm.weight": ((d,), [1.0] * d)}
+    for name, (shape, _) in tensors().items():
+        if ".layers." in name:
+            named[name] = ((d, d), [0.0] * (d * d)) if len(shape) == 2 else ((d,), [1.0] * d)
+    token_json = tokenizer("x")
+    token_json["added_tokens"] = [{**token_json["added_tokens"][0], "id": i, "content": t, "special": True}
+                                  for t, i in ids.items()]
+    token_json["model"]["vocab"] = vocab
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": d, "intermediate_size": d,
+              "num_hidden_layers": N_LAYERS, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_act": "silu",
+              "vocab_size": n_vocab, "max_position_embeddings": context, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+              "tie_word_embeddings": False, "eos_token_id": ids[end], "torch_dtype": "float32"}
+    for name, content in (("config.json", config), ("tokenizer.json", token_json),
+                          ("tokenizer_config.json", {"chat_template": template, "eos_token": end})):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+            json.dump(content, f)
+    write_safetensors(os.path.join(folder, "model.safetensors"), named)
+    return folder

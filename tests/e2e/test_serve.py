@@ -453,7 +453,7 @@ def test_template():
     texts, _, done = collect(s, "/v1/chat/completions", {**chat, "tools": tools})
     check("an answer without calls is streamed whole", texts == {0: r["choices"][0]["message"]["content"]} and done, texts)
     r = s.post("/v1/chat/completions", {**chat, "tools": tools, "tool_choice": "none"})[2]
-    equal("tool_choice none: they do not", r["usage"]["prompt_tokens"], n)
+    check("tool_choice none: they do, so that the prompt stays as it was", r["usage"]["prompt_tokens"] > n + 50, r["usage"])
     status, _, r = s.post("/v1/chat/completions", {**chat, "tools": tools, "tool_choice": "required"})
     check("tool_choice required: refused", status == 400 and r["error"]["param"] == "tool_choice", r)
     status, _, r = s.post("/v1/chat/completions", {"messages": [{"role": "robot", "content": "x"}]})

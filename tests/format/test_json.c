@@ -279,7 +279,35 @@ static void test_huge_integers(void **state)
     assert_int_equal(json_get_real(o, "max", &r, &err), 0);
     assert_true(r > 9e29);
     assert_int_equal(json_get_int(o, "max", 0, INT64_MAX, &i, &err), ERR_FORMAT);
-    assert_int_equal(json_get_int(o, "odd", 0, INT64_MAX, &i, &err), ERR_FORMAT);
+    assert_int_equal(json_get_int(o, "odd", 0, INT64_MAX, &i, &err), 0);
+    assert_true(i == 9007199254740993000);
+    json_free(o);
+    /* All digits stay, and other numbers and texts stay what they are. */
+    static const char same[] =
+        "{\"a\": [18446744073709551615, -9223372036854775809, 9223372036854775808, 7, "
+        "1.5], "
+        "\"18446744073709551615\": \"18446744073709551615 \\\" 99999999999999999999\"}";
+    o = parse(same);
+    char *text = json_text(o, 0);
+    assert_string_equal(text, same);
+    free(text);
+    text = json_text_exact(o);
+    assert_string_equal(text, same);
+    free(text);
+    struct json *reals = parse("[0.1, 1e300, 2.0, 0.12345678901234568, -1e-7]");
+    text = json_text_exact(reals);
+    assert_string_equal(text, "[0.1, 1e+300, 2.0, 0.12345678901234568, -1e-07]");
+    free(text);
+    json_free(reals);
+    const struct json *list = json_member(o, "a");
+    size_t n = 0;
+    assert_int_equal(json_kind(json_at(list, 0)), JSON_KIND_INT);
+    assert_false(json_int_of(json_at(list, 0), &i));
+    assert_true(json_real_of(json_at(list, 0), &r) && r == 0x1p64);
+    assert_string_equal(json_big_of(json_at(list, 0), &n), "18446744073709551615");
+    assert_int_equal(n, 20);
+    assert_null(json_string_of(json_at(list, 0), &n));
+    assert_null(json_big_of(json_at(list, 3), &n));
     json_free(o);
 }
 

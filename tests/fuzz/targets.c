@@ -21,11 +21,11 @@
 #include "format/safetensors.h"
 #include "format/tokenizer_json.h"
 #include "grammar/automaton.h"
+#include "model/answer.h"
 #include "model/chat.h"
 #include "model/config.h"
 #include "model/config_gguf.h"
 #include "model/pack_file.h"
-#include "model/tool_calls.h"
 #include "policy/platform.h"
 #include "server/head.h"
 #include "server/origin.h"
@@ -244,24 +244,39 @@ static void fuzz_template(const uint8_t *bytes, size_t n)
     jinja_destroy(t);
 }
 
+static struct answer *read_answer(const struct answer_form *f, const struct json *tools,
+                                  const char *text, size_t n, size_t step)
+{
+    struct answer *a = answer_open(f, "", 0, tools);
+    for (size_t i = 0; i < n; i += step)
+        answer_push(a, text + i, i + step < n ? step : n - i);
+    answer_end(a);
+    return a;
+}
+
+/* An answer of every family has the same parts however it is cut. */
 static void fuzz_tool_calls(const uint8_t *bytes, size_t n)
 {
-    for (int f = TOOL_FORMAT_NONE; f <= TOOL_FORMAT_LLAMA3; f++) {
-        struct tool_calls c = {0};
-        char *text = xmalloc(n + 1);
-        memcpy(text, bytes, n);
-        text[n] = 0;
-        tool_calls_parse((enum tool_format)f, text, n, &c);
-        size_t sure = tool_calls_text_bytes((enum tool_format)f, text, n);
-        MUST(sure <= n);
-        /* Text shown while streaming is the beginning of the content. */
-        if (memchr(text, 0, n) == NULL)
-            MUST(strlen(c.content) >= sure && memcmp(c.content, text, sure) == 0);
-        for (size_t i = 0; i < c.n; i++)
-            MUST(c.at[i].name[0] != 0 && c.at[i].arguments[0] == '{');
-        tool_calls_deinit(&c);
-        free(text);
+    static const char offered[] = "[{\"name\":\"f\"},{\"name\":\"get_weather\"}]";
+    struct json *tools = NULL;
+    MUST(json_parse(&tools, offered, sizeof offered - 1, "tools", NULL) == 0);
+    for (int i = 0; i < CALL_SYNTAXES; i++) {
+        const struct answer_syntax s = {&call_syntaxes[i], thought_syntaxes[0]};
+        struct answer_form *f = answer_form_create(&s, NULL);
+        struct answer *whole = read_answer(f, tools, (const char *)bytes, n, n + 1),
+                      *cut = read_answer(f, tools, (const char *)bytes, n, 1);
+        size_t n_whole, n_cut;
+        const struct answer_part *p = answer_parts(whole, &n_whole),
+                                 *q = answer_parts(cut, &n_cut);
+        MUST(n_whole == n_cut);
+        for (size_t k = 0; k < n_whole; k++)
+            MUST(p[k].kind == q[k].kind && p[k].n == q[k].n &&
+                 memcmp(p[k].text, q[k].text, p[k].n) == 0);
+        answer_close(whole);
+        answer_close(cut);
+        answer_form_destroy(f);
     }
+    json_free(tools);
 }
 
 /* --- requests --------------------------------------------------------------------------------- */

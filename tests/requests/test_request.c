@@ -413,7 +413,7 @@ static void each_field_arrives(void **state)
     assert_int_equal(p.max_tokens, 3);
     assert_string_equal(request_max_name(&p), "max_output_tokens");
     assert_true(p.no_tools &&
-                p.tools == NULL); /* no tool may be called, so none is shown */
+                p.tools != NULL); /* the prompt shows the tools all the same */
     assert_string_equal(p.truncation, "auto");
     assert_true(p.numbers.ratio == 0.25);
     assert_int_equal(p.numbers.keep, 128);

@@ -59,17 +59,8 @@ static struct generation *make(unsigned kind, int n, int n_each)
 static void drop(struct generation *g)
 {
     for (int i = 0; i < g->n; i++)
-        json_free(g->choice[i].calls);
+        hcache_answer_close(g->choice[i].answer);
     free(g);
-}
-
-static struct json *parse(const char *text)
-{
-    struct json *v = NULL;
-    struct err e = {0};
-    if (json_parse(&v, text, strlen(text), "test", &e) != 0)
-        fail_msg("%s", e.msg);
-    return v;
 }
 
 static int64_t number(const struct json *o, const char *key)
@@ -121,41 +112,6 @@ static void answers_to_one_prompt_share_it(void **state)
     assert_null(json_member(a, "timings"));
     json_free(a);
     drop(g);
-}
-
-/* An answer with tool calls has finish_reason "tool_calls". Its content is the text before the
- * calls, or null. */
-static void calls_are_told_with_their_ids(void **state)
-{
-    (void)state;
-    for (int has_text = 0; has_text < 2; has_text++) {
-        struct generation *g = make(REQUEST_CHAT, 1, 1);
-        g->choice[0].calls = parse(
-            has_text ? "{\"content\":\"so\",\"tool_calls\":[{\"name\":\"f\","
-                       "\"arguments\":\"{}\"},{\"name\":\"g\",\"arguments\":\"[]\"}]}"
-                     : "{\"content\":\"\",\"tool_calls\":[{\"name\":\"f\","
-                       "\"arguments\":\"{}\"},{\"name\":\"g\",\"arguments\":\"[]\"}]}");
-        struct json *a = shape_completions.answer(g);
-        const struct json *c = json_at(json_member(a, "choices"), 0),
-                          *m = json_member(c, "message"),
-                          *calls = json_member(m, "tool_calls");
-        assert_string_equal(text(c, "finish_reason"), "tool_calls");
-        assert_string_equal(text(m, "role"), "assistant");
-        if (has_text)
-            assert_string_equal(text(m, "content"), "so");
-        else
-            assert_true(is_null(m, "content"));
-        assert_int_equal(json_count(calls), 2);
-        assert_string_equal(text(json_at(calls, 0), "id"), "call_id-1_0_0");
-        assert_string_equal(text(json_at(calls, 1), "id"), "call_id-1_0_1");
-        assert_string_equal(text(json_member(json_at(calls, 1), "function"), "name"), "g");
-        assert_string_equal(text(json_member(json_at(calls, 1), "function"), "arguments"),
-                            "[]");
-        /* only the events of a stream have an index */
-        assert_null(json_member(json_at(calls, 0), "index"));
-        json_free(a);
-        drop(g);
-    }
 }
 
 static void timings_are_those_of_the_result(void **state)
@@ -314,19 +270,26 @@ static void a_context_that_is_nearly_full_is_told(void **state)
     "data: {\"id\": \"id-1\", \"object\": \"chat.completion.chunk\", \"created\": 9, "     \
     "\"model\": \"m\", "
 
+static void piece(struct generation *g, const char *said, struct textbuf *out)
+{
+    const struct hcache_part p = {
+        .kind = HCACHE_PART_TEXT, .text = said, .n = strlen(said)};
+    shape_completions.piece(g, &g->choice[0], 0, &p, out);
+}
+
 /* Only the first chunk of a stream has the role. Usage comes last, if the request asked for it. */
 static void chunks_follow_one_another(void **state)
 {
     (void)state;
     struct generation *g = make(REQUEST_CHAT, 1, 1);
     struct textbuf out = {0};
-    shape_completions.piece(g, &g->choice[0], "ab", 2, &out);
+    piece(g, "ab", &out);
     stream_is(&out,
               HEAD "\"choices\": [{\"index\": 0, \"delta\": {\"role\": \"assistant\", "
                    "\"content\": \"ab\"}, \"logprobs\": null, \"finish_reason\": "
                    "null}]}\n\n");
     g->params.include_usage = true;
-    shape_completions.piece(g, &g->choice[0], "c", 1, &out);
+    piece(g, "c", &out);
     stream_is(&out,
               HEAD "\"choices\": [{\"index\": 0, \"delta\": {\"content\": \"c\"}, "
                    "\"logprobs\": null, \"finish_reason\": null}], \"usage\": null}\n\n");
@@ -345,7 +308,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(answers_to_one_prompt_share_it),
-        cmocka_unit_test(calls_are_told_with_their_ids),
         cmocka_unit_test(timings_are_those_of_the_result),
         cmocka_unit_test(chunks_follow_one_another),
         cmocka_unit_test(log_probabilities_have_the_form_of_their_api),

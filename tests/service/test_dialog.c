@@ -14,6 +14,8 @@
 #include "base/file.h"
 #include "format/json.h"
 #include "service/dialog.h"
+
+#include "model/answer.h"
 #include "tests/base/tempdir.h"
 
 /* Makes a folder with a tokenizer of the golden files and this template. */
@@ -80,22 +82,27 @@ static void messages_become_text(void **state)
     tokenizer_close(t);
 }
 
+/* The template shows how the model writes its calls. */
 static void calls_are_found(void **state)
 {
     (void)state;
-    static const char answer[] = "Let me see. <tool_call>\n{\"name\": \"f\", "
-                                 "\"arguments\": {\"a\": 1.0}}\n</tool_call>";
+    static const char said[] = "Let me see. <tool_call>\n{\"name\": \"f\", "
+                               "\"arguments\": {\"a\": 1.0}}\n</tool_call>";
     struct tokenizer *t;
     struct dialog *k = dialog_with(qwen, &t);
-    char *json;
-    assert_false(dialog_calls(k, "no call", 7, &json));
-    assert_int_equal(dialog_text_bytes(k, "no call", 7), 7);
-    assert_true(dialog_calls(k, answer, strlen(answer), &json));
-    assert_string_equal(json,
-                        "{\"content\": \"Let me see.\", \"tool_calls\": [{\"name\": \"f\", "
-                        "\"arguments\": \"{\\\"a\\\": 1.0}\"}]}");
-    free(json);
-    assert_true(dialog_text_bytes(k, answer, strlen(answer)) <= strlen("Let me see. "));
+    struct json *tools = NULL;
+    size_t n;
+    assert_int_equal(json_parse(&tools, "[{\"name\": \"f\"}]", 15, "t", NULL), 0);
+    struct answer *a = answer_open(dialog_form(k), "", 0, tools);
+    answer_push(a, said, strlen(said));
+    answer_end(a);
+    const struct answer_part *p = answer_parts(a, &n);
+    assert_int_equal(n, 2);
+    assert_string_equal(p[0].text, "Let me see.");
+    assert_string_equal(p[1].name, "f");
+    assert_string_equal(p[1].text, "{\"a\": 1.0}");
+    answer_close(a);
+    json_free(tools);
     dialog_close(k);
     tokenizer_close(t);
 }
@@ -154,11 +161,6 @@ static void templates_get_what_they_ask_for(void **state)
         free(text);
     }
     assert_false(dialog_has_tools(k)); /* the template shows no format of calls */
-    char *json = NULL;
-    static const char call[] =
-        "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
-    assert_false(dialog_calls(k, call, strlen(call), &json));
-    assert_int_equal(dialog_text_bytes(k, call, strlen(call)), strlen(call));
     dialog_close(k);
     tokenizer_close(t);
 }

@@ -597,8 +597,16 @@ static void text_without_a_tokenizer(void **state)
     assert_int_equal(n_text, 10);
     assert_memory_equal(text, "<|im_end|>", 10);
     hcache_free(text);
-    assert_false(hcache_chat_calls(h, "x", 1, &text));
-    assert_int_equal(hcache_chat_text_bytes(h, "x", 1), 1);
+    /* without a template an answer is text, whatever it has */
+    struct hcache_answer *answer = hcache_answer_open(h, "<think>", 7, NULL);
+    struct hcache_part part;
+    hcache_answer_push(answer, "<think>x", 8, NULL, 0);
+    hcache_answer_end(answer);
+    assert_true(hcache_answer_part(answer, 0, &part));
+    assert_int_equal(part.kind, HCACHE_PART_TEXT);
+    assert_string_equal(part.text, "<think>x");
+    assert_false(hcache_answer_part(answer, 1, &part));
+    hcache_answer_close(answer);
     assert_int_equal(hcache_least_tokens(h, "x", 1), 0);
     n_text = 7;
     assert_null(hcache_token_bytes(h, 5, &n_text));

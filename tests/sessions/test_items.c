@@ -151,7 +151,8 @@ static void what_is_not_supported_is_refused(void **state)
             "a part that is not text");
     refused("[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":1}]}]",
             NULL, "a part that is not text");
-    refused("[{\"type\":\"reasoning\"}]", "unsupported_value", "the type 'reasoning'");
+    refused("[{\"type\":\"item_reference\"}]", "unsupported_value",
+            "the type 'item_reference'");
     refused("[{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"n\"}]", NULL,
             "needs the texts");
     refused("[{\"type\":\"function_call\",\"name\":\"n\",\"arguments\":\"\"}]", NULL,

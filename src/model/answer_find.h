@@ -1,0 +1,30 @@
+/* answer_find.h - finds out how a model writes thoughts and calls, from its chat template.
+ *
+ * The template shows it: an answer with a call is rendered, and the row of the tables that reads
+ * the call back is the model's syntax. Where a template renders no calls, its text must name the
+ * tags. */
+#ifndef MODEL_ANSWER_FIND_H
+#define MODEL_ANSWER_FIND_H
+
+#include "model/answer_syntax.h"
+
+#define ANSWER_SAMPLE      "hcacheprobe"
+#define ANSWER_SAMPLE_KEY  "keyprobe"
+#define ANSWER_SAMPLE_TOOL "hcachetool" /* a second one has a 2 behind it */
+
+/* A prompt that ends with an answer. */
+struct answer_sample {
+    const char *text; /* NULL: the template renders no such answer */
+    size_t n, begin;  /* the answer begins near `begin` */
+};
+
+struct answer_samples {
+    /* an answer that calls the tool with {ANSWER_SAMPLE_KEY: ANSWER_SAMPLE} */
+    struct answer_sample one;
+    struct answer_sample two;     /* that calls both tools so */
+    struct answer_sample thought; /* with the thought ANSWER_SAMPLE */
+};
+
+struct answer_syntax answer_find(const char *chat_template, const struct answer_samples *s);
+
+#endif

@@ -1,0 +1,53 @@
+/* chat_impl.h - shared by the files of chats; only they include it.
+ *
+ *     chat.c            rendering, opening
+ *     chat_messages.c   the API's messages -> messages for one template
+ *     chat_probe.c      what a template shows */
+#ifndef MODEL_CHAT_IMPL_H
+#define MODEL_CHAT_IMPL_H
+
+#include "model/chat.h"
+
+struct jinja_template;
+
+/* Roles whose content may be an array of parts. */
+enum chat_role { CHAT_USER, CHAT_SYSTEM, CHAT_ASSISTANT, CHAT_TOOL, CHAT_ROLES };
+
+struct chat_template {
+    struct jinja_template *jinja;
+    struct chat_abilities can;
+    struct answer_syntax syntax;
+    bool parts[CHAT_ROLES]; /* the template walks parts in messages of this role */
+    /* Form in which the template shows tool calls: */
+    bool null_beside_calls; /* content without text is null beside calls; false: "" */
+    bool text_arguments;    /* arguments are JSON text; false: an object */
+    bool short_ids;         /* ids of calls have exactly nine letters and digits */
+    /* Text beside calls is shown in the same message, or in a message before it. If both are
+     * false, one of the two is lost. */
+    bool text_beside_calls, text_before_calls;
+    bool needs_tools;  /* the template refuses a conversation without tools */
+    bool tool_results; /* messages of the role tool are shown */
+    /* The template knows the role developer, shows a second system message at the beginning, shows
+     * one behind the beginning, and takes two users' messages in a row. */
+    bool developer, two_systems, later_system, two_users;
+    /* The member of a message in which the template shows thoughts; NULL: none. */
+    const char *thought_key;
+    bool thought_or_text; /* a message with a thought, a text and a call is refused */
+    bool thought_parts;   /* the template shows thoughts in parts of the type "thinking" */
+};
+
+/* chat.c: renders prepared messages. foreign: NULL, or as in chat_render_traced. */
+int chat_render_prepared(const struct chat_template *t, const struct chat_request *r,
+                         const struct json *messages, char **text, size_t *n,
+                         uint8_t **foreign, struct err *err);
+
+/* chat_messages.c: makes the messages for the template. The caller frees *out. */
+int chat_prepare(const struct chat_template *t, const struct json *messages,
+                 struct json **out, struct err *err);
+
+/* chat_probe.c: finds out what the template shows, and its syntax. source: the template. */
+void chat_probe(struct chat_template *t, const char *source);
+/* Returns whether the template shows messages of that role, or refuses them itself. */
+bool chat_probe_role(const struct chat_template *t, const char *role);
+
+#endif
