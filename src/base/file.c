@@ -93,6 +93,22 @@ int file_read_regular(const char *path, size_t max_bytes, char **out, size_t *n,
     return read_path(path, true, max_bytes, out, n, err);
 }
 
+int file_read_at(int fd, void *bytes, size_t n, uint64_t at)
+{
+    uint8_t *to = bytes;
+    while (n > 0) {
+        ssize_t got = pread(fd, to, n, (off_t)at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return got == 0 ? -ENODATA : -errno;
+        to += got;
+        at += (uint64_t)got;
+        n -= (size_t)got;
+    }
+    return 0;
+}
+
 int file_write_all(int fd, const void *bytes, size_t n, off_t at)
 {
     const char *p = bytes;

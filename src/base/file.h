@@ -8,6 +8,7 @@
 #include "base/err.h"
 
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 /* Reads a file, a pipe (a prompt that another program writes) or a device. *out gets the bytes and
@@ -19,6 +20,9 @@ int file_read(const char *path, size_t max_bytes, char **out, size_t *n, struct 
  * anything but a regular file, where file_read would wait for a pipe's writer. */
 int file_read_regular(const char *path, size_t max_bytes, char **out, size_t *n,
                       struct err *err);
+
+/* Reads n bytes from offset `at` on. Returns 0, -errno, or -ENODATA if the file ends before. */
+int file_read_at(int fd, void *bytes, size_t n, uint64_t at);
 
 /* Writes all n bytes: from offset `at` on, or at the descriptor's position if `at` is -1. Returns 0
  * or -errno. After an error some of the bytes may have been written. */

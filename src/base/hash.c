@@ -78,3 +78,16 @@ void sha256_hex(const struct sha256 *h, char out[65])
     }
     out[64] = 0;
 }
+
+bool sha256_parse(const char *text, struct sha256 *out)
+{
+    static const char digits[] = "0123456789abcdef";
+    for (int i = 0; i < SHA256_HEX; i++) {
+        const char *d = text[i] != 0 ? strchr(digits, text[i]) : NULL;
+        if (d == NULL)
+            return false;
+        int low = (int)(d - digits);
+        out->b[i / 2] = (uint8_t)(i % 2 == 0 ? low << 4 : out->b[i / 2] | low);
+    }
+    return true;
+}

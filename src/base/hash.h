@@ -5,11 +5,13 @@
 #ifndef BASE_HASH_H
 #define BASE_HASH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 uint64_t checksum64(const void *bytes, size_t n);
 
+enum { SHA256_HEX = 64 };
 struct sha256 {
     uint8_t b[32];
 };
@@ -28,5 +30,7 @@ struct sha256 sha256_end(struct sha256_ctx *c);
 
 /* Writes lower-case hexadecimal and a final zero; out has room for 65 bytes. */
 void sha256_hex(const struct sha256 *h, char out[65]);
+/* Reads 64 lower-case hexadecimal digits. Returns false if the text does not begin with them. */
+bool sha256_parse(const char *text, struct sha256 *out);
 
 #endif

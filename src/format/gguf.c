@@ -4,9 +4,11 @@
 #include "base/arena.h"
 #include "base/bytes.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/utf8.h"
 #include "format/gguf_types.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +49,10 @@ static const uint8_t *take(struct reader *r, uint64_t n)
 {
     if (r->rc != 0)
         return NULL;
+    if (n > r->n - r->at && r->n < r->file_bytes) {
+        r->rc = err_set(r->err, -EAGAIN, "the directory needs more than %zu bytes", r->n);
+        return NULL;
+    }
     if (n > r->n - r->at) {
         r->rc = err_set(r->err, ERR_FORMAT,
                         "truncated: the directory needs more than %zu bytes; download the "
@@ -335,12 +341,13 @@ static void parse(struct reader *r, struct gguf *g)
     g->version = take_u32(r);
     check_version(r, g->version);
     uint64_t n_tensors = take_u64(r), n_values = take_u64(r);
+    uint64_t most = MAX(r->file_bytes, (uint64_t)r->n);
     if (r->rc == 0 &&
-        (n_tensors > r->n / MIN_TENSOR_BYTES || n_values > r->n / MIN_PAIR_BYTES))
+        (n_tensors > most / MIN_TENSOR_BYTES || n_values > most / MIN_PAIR_BYTES))
         r->rc = err_set(r->err, ERR_FORMAT,
                         "%" PRIu64 " tensors and %" PRIu64
-                        " metadata pairs do not fit into %zu bytes",
-                        n_tensors, n_values, r->n);
+                        " metadata pairs do not fit into %" PRIu64 " bytes",
+                        n_tensors, n_values, most);
     if (r->rc == 0)
         take_values(r, g, n_values);
     read_alignment(r, g);

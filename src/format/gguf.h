@@ -76,8 +76,9 @@ struct gguf {
 };
 
 /* Parses the beginning of a file. `bytes` are the first n bytes of a file of file_bytes, and must
- * contain everything before the tensors. `file` is the file's name in messages. Values point into
- * `bytes`, which must outlive *out; tensors do not. Call deinit also after an error. */
+ * contain everything before the tensors; -EAGAIN: they do not, and n < file_bytes. `file` is the
+ * file's name in messages. Values point into `bytes`, which must outlive *out; tensors do not. Call
+ * deinit also after an error. */
 int gguf_parse(struct gguf *out, const void *bytes, size_t n, uint64_t file_bytes,
                const char *file, struct err *err);
 void gguf_deinit(struct gguf *g);

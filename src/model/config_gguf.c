@@ -7,6 +7,7 @@
  * The tensors tell whether the embeddings are tied, and how many rows the embedding table has. */
 #include "model/config_gguf.h"
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "format/gguf_tokenizer.h"
@@ -164,9 +165,14 @@ static void read_factors(struct meta *m, struct model_config *c)
                         ROPE_FACTORS_NAME, c->d_rope / 2);
         return;
     }
+    uint8_t bytes[sizeof c->rope_scaling.factors];
+    int rc = file_read_at(in->fd, bytes, (size_t)t->shape[0] * sizeof(float), t->begin);
+    if (rc != 0) {
+        m->rc = err_set(m->err, rc, "tensor '%s': %s", ROPE_FACTORS_NAME, strerror(-rc));
+        return;
+    }
     c->rope_scaling.kind = ROPE_SCALING_FACTORS;
-    gguf_type(t->type)->decode(in->bytes + t->begin, c->rope_scaling.factors,
-                               (size_t)t->shape[0]);
+    gguf_type(t->type)->decode(bytes, c->rope_scaling.factors, (size_t)t->shape[0]);
 }
 
 static void read_positions(struct meta *m, struct model_config *c)

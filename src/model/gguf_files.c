@@ -1,7 +1,9 @@
 /* gguf_files.c - see gguf_files.h. */
 #include "model/gguf_files.h"
 
+#include "base/file.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -29,30 +30,49 @@ bool gguf_files_is(const char *path)
     return yes;
 }
 
-static int map_file(struct gguf_file *f, char *path, struct err *err)
+/* Bytes of a file that are read first. Directories of models with a large vocabulary take some MiB.
+ * A directory of more than DIRECTORY_MAX_BYTES is refused. */
+#define DIRECTORY_BYTES     ((size_t)4 << 20)
+#define DIRECTORY_MAX_BYTES ((size_t)256 << 20)
+
+/* Reads the first n bytes of a file again and again, four times as many, until they contain its
+ * directory. */
+static int read_directory(struct gguf_file *f, struct err *err)
+{
+    for (size_t n = DIRECTORY_BYTES;; n *= 4) {
+        n = (size_t)MIN(n, f->n_bytes);
+        f->directory = xrealloc(f->directory, n);
+        int rc = file_read_at(f->fd, f->directory, n, 0);
+        if (rc != 0)
+            return err_set(err, rc, "%s: %s", f->path,
+                           rc == -ENODATA ? "the file was cut while it was read"
+                                          : strerror(-rc));
+        gguf_deinit(&f->g);
+        rc = gguf_parse(&f->g, f->directory, n, f->n_bytes, f->path, err);
+        if (rc != -EAGAIN)
+            return rc;
+        if (n >= DIRECTORY_MAX_BYTES)
+            return err_set(err, ERR_FORMAT,
+                           "%s: the directory needs more than %zu bytes; download the file "
+                           "again",
+                           f->path, n);
+    }
+}
+
+static int open_file(struct gguf_file *f, char *path, struct err *err)
 {
     struct stat st;
     f->path = path;
     /* O_NONBLOCK: opening a pipe does not wait */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
+    f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (f->fd < 0)
         return err_set(err, -errno, "%s: %s", path, strerror(errno));
-    int rc = fstat(fd, &st) != 0 ? -errno : 0;
-    if (rc == 0 && (!S_ISREG(st.st_mode) || st.st_size < 4))
-        rc = err_set(err, ERR_FORMAT, "%s: not a GGUF file", path);
-    else if (rc != 0)
-        err_set(err, rc, "%s: %s", path, strerror(errno));
-    if (rc == 0) {
-        f->n_bytes = (size_t)st.st_size;
-        void *p = mmap(NULL, f->n_bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (p == MAP_FAILED)
-            rc = err_set(err, -errno, "%s: cannot map %zu bytes: %s", path, f->n_bytes,
-                         strerror(errno));
-        else
-            f->bytes = p;
-    }
-    close(fd);
-    return rc != 0 ? rc : gguf_parse(&f->g, f->bytes, f->n_bytes, f->n_bytes, path, err);
+    if (fstat(f->fd, &st) != 0)
+        return err_set(err, -errno, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(st.st_mode) || st.st_size < 4)
+        return err_set(err, ERR_FORMAT, "%s: not a GGUF file", path);
+    f->n_bytes = (uint64_t)st.st_size;
+    return read_directory(f, err);
 }
 
 /* --- split models ------------------------------------------------------------------------- */
@@ -111,7 +131,7 @@ static int open_rest(struct gguf_files *f, int64_t count, struct err *err)
         char *path = xasprintf("%s-%05" PRId64 "-of-%05" PRId64 ".gguf", prefix, i + 1,
                                count);
         struct gguf_file *next = &f->files[f->n++];
-        rc = map_file(next, path, err);
+        rc = open_file(next, path, err);
         if (rc == 0)
             rc = check_split(next, i, count, err);
         else if (rc == -ENOENT)
@@ -124,7 +144,8 @@ static int open_rest(struct gguf_files *f, int64_t count, struct err *err)
 int gguf_files_open(struct gguf_files *out, const char *path, bool all, struct err *err)
 {
     *out = (struct gguf_files){.n = 1, .files = xcalloc(1, sizeof *out->files)};
-    int rc = map_file(&out->files[0], xstrdup(path), err);
+    out->files[0].fd = -1;
+    int rc = open_file(&out->files[0], xstrdup(path), err);
     if (rc != 0)
         return rc;
     int64_t count = split_number(&out->files[0], "split.count", 1);
@@ -138,22 +159,18 @@ int gguf_files_open(struct gguf_files *out, const char *path, bool all, struct e
     if (!all || count <= 1)
         return 0;
     out->files = xrealloc(out->files, (size_t)count * sizeof *out->files);
-    memset(out->files + 1, 0, (size_t)(count - 1) * sizeof *out->files);
+    for (int64_t i = 1; i < count; i++)
+        out->files[i] = (struct gguf_file){.fd = -1};
     return open_rest(out, count, err);
-}
-
-void gguf_files_unmap(struct gguf_file *f)
-{
-    if (f->bytes != NULL)
-        munmap(f->bytes, f->n_bytes);
-    f->bytes = NULL;
 }
 
 void gguf_files_close(struct gguf_files *f)
 {
     for (size_t i = 0; i < f->n; i++) {
         gguf_deinit(&f->files[i].g);
-        gguf_files_unmap(&f->files[i]);
+        free(f->files[i].directory);
+        if (f->files[i].fd >= 0)
+            close(f->files[i].fd);
         free(f->files[i].path);
     }
     free(f->files);

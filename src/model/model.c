@@ -475,6 +475,7 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
                               .reserve = o->reserve != NULL ? tell_need : NULL,
                               .reserve_arg = &opening,
                               .held = held,
+                              .remembers = true,
                               .io = o->io,
                               .share = o->share != NULL ? tell_sizes : NULL,
                               .share_arg = &opening,

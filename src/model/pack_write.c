@@ -223,8 +223,15 @@ static int add_gguf(struct packer *p)
     int rc = gguf_files_open(&files, p->m->source, false, p->err);
     if (rc == 0) {
         const struct gguf_file *g = &files.files[0];
-        size_t n = g->g.data_begin < g->n_bytes ? (size_t)g->g.data_begin : g->n_bytes;
-        add_member(p, "tokenizer.gguf", xmemdup(g->bytes, n), n, g->n_bytes);
+        size_t n = (size_t)MIN(g->g.data_begin, g->n_bytes);
+        char *bytes = xmalloc(n);
+        rc = file_read_at(g->fd, bytes, n, 0);
+        if (rc == 0)
+            add_member(p, "tokenizer.gguf", bytes, n, g->n_bytes);
+        else
+            free(bytes);
+        if (rc != 0)
+            err_set(p->err, rc, "%s: %s", g->path, strerror(-rc));
     }
     gguf_files_close(&files);
     return rc;

@@ -1,11 +1,10 @@
 /* weights.h - a model's tensors on a device.
  *
- * Matrices are packed once into the backend's layout; norms, biases and small tables are f32.  The
- * checkpoint stays mapped only for tensors that are used in place (an untied embedding table).  The
- * pages of packed tensors are given back, so that weights are resident once.
+ * Matrices are packed into the backend's layout; norms, biases and small tables are f32.  Blocks of
+ * 4, 6 and 8 bits are moved there as they are.  Files are read and closed: nothing is mapped.
  *
  * Three sources feed the same code: a Hugging Face folder (safetensors, single or sharded), a GGUF
- * file (whose quantised tensors are decoded block by block), and a seeded generator
+ * file (whose quantised tensors are hashed as decoded values), and a seeded generator
  * ("synth:SHAPE"), which gives every tensor the same bits on every machine.  The fourth source, a
  * packed file (pack_file.h), holds the converted result of the other three, so it is only read. */
 #ifndef MODEL_WEIGHTS_H
@@ -54,7 +53,7 @@ struct weights_types {
 
 struct weights {
     struct weight head; /* [vocab][d]; also the embedding table if tied */
-    /* [vocab][d], mapped or owned; data NULL if tied. The type may have blocks (ops.h, embed). */
+    /* [vocab][d]; data NULL if tied. The type may have blocks (ops.h, embed). */
     struct mat embed;
     struct mat pos_embed;   /* learned positions; data NULL: the model has none */
     const float *head_bias; /* [vocab] or NULL */
@@ -69,7 +68,8 @@ struct weights {
     uint64_t bytes;
     struct weights_types types; /* types of the tensors in the checkpoint */
     struct sha256 hash;         /* hash over every tensor's name, type, shape and bytes */
-    void *impl;                 /* owns the memory and the mappings */
+    uint64_t hashed_bytes; /* bytes from which it was computed; 0: an earlier process did */
+    void *impl;            /* owns the memory */
     /* Owns memory and mappings of a packed file; else NULL. */
     struct weights_packed *packed;
 };
@@ -186,6 +186,8 @@ struct weights_opts {
      * wanted. */
     struct weights_digests *digests;
     struct weights_errors *errors; /* NULL: not wanted */
+    /* The hash of a file is remembered in the user's cache (base/known.h), and looked up there. */
+    bool remembers;
     struct io *io; /* reads a packed file; borrowed. NULL: the machine's best method */
     /* Called before anything is allocated: sets the number of a packed file's layers that stay in
      * memory. NULL: all stay. */

@@ -1,8 +1,7 @@
-/* weights_files.c - a checkpoint's files: mapped, parsed, and matched with the model's tensors.
+/* weights_files.c - a checkpoint's files: opened, parsed, and matched with the model's tensors.
  *
  * Invariants:
- *  1. Nothing outside a mapping is read: the parser has checked every range against the file's
- *     size.
+ *  1. Nothing outside a file is read: the parser has checked every range against the file's size.
  *  2. A tensor is accepted only if the model's description asks for exactly this tensor.  Leftover
  *     tensors are refused too, because an unused bias or layer would change results. */
 #include "model/weights_source.h"
@@ -13,22 +12,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
 #include "base/file.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "format/safetensors.h"
 
 #define SINGLE_FILE     "model.safetensors"
 #define INDEX_FILE      "model.safetensors.index.json"
 #define INDEX_MAX_BYTES ((size_t)64 << 20)
+/* Bytes of two tensors that are compared at a time. */
+#define PIECE_BYTES ((uint64_t)1 << 20)
 
-struct mapped_file {
+struct tensor_file {
     char *path;
-    uint8_t *bytes; /* NULL after it was unmapped */
-    size_t n_bytes;
+    int fd;
     struct safetensors tensors;
 };
 
@@ -36,21 +38,23 @@ struct checkpoint {
     char *dir;
     struct gguf_files gguf; /* n 0: the files are safetensors */
     size_t n_files;
-    struct mapped_file *files;
+    struct tensor_file *files;
 };
 
 /* One tensor in the merged directory of all files. */
 struct found {
-    const struct mapped_file *file;
+    const struct tensor_file *file;
     const struct safetensors_tensor *tensor;
 };
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-static int map_bytes(struct mapped_file *f, int fd, struct err *err)
+static int read_header(struct tensor_file *f, struct err *err)
 {
     struct stat st;
-    if (fstat(fd, &st) != 0)
+    uint8_t first[8], *header = NULL;
+    uint64_t end;
+    if (fstat(f->fd, &st) != 0)
         return err_set(err, -errno, "%s: %s", f->path, strerror(errno));
     if (!S_ISREG(st.st_mode))
         return err_set(err, ERR_FORMAT, "%s: not a regular file", f->path);
@@ -60,28 +64,31 @@ static int map_bytes(struct mapped_file *f, int fd, struct err *err)
             "%s: truncated: %lld bytes, a safetensors file begins with 8; download "
             "it again",
             f->path, (long long)st.st_size);
-    void *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (p == MAP_FAILED)
-        return err_set(err, -errno, "%s: cannot map %lld bytes: %s", f->path,
-                       (long long)st.st_size, strerror(errno));
-    f->bytes = p;
-    f->n_bytes = (size_t)st.st_size;
-    return 0;
+    int rc = file_read_at(f->fd, first, sizeof first, 0);
+    if (rc != 0)
+        return err_set(err, rc, "%s: %s", f->path, strerror(-rc));
+    rc = safetensors_header_end(first, sizeof first, (uint64_t)st.st_size, f->path, &end,
+                                err);
+    if (rc != 0)
+        return rc;
+    header = xmalloc((size_t)end);
+    rc = file_read_at(f->fd, header, (size_t)end, 0);
+    rc = rc != 0 ? err_set(err, rc, "%s: %s", f->path, strerror(-rc))
+                 : safetensors_parse(&f->tensors, header, (size_t)end, (uint64_t)st.st_size,
+                                     f->path, err);
+    free(header);
+    return rc;
 }
 
-static int map_file(struct mapped_file *f, const char *dir, const char *name,
-                    struct err *err)
+static int open_file(struct tensor_file *f, const char *dir, const char *name,
+                     struct err *err)
 {
     f->path = xasprintf("%s/%s", dir, name);
     /* O_NONBLOCK: opening a pipe does not wait */
-    int fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
+    f->fd = open(f->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (f->fd < 0)
         return err_set(err, -errno, "%s: %s", f->path, strerror(errno));
-    int rc = map_bytes(f, fd, err);
-    close(fd);
-    if (rc != 0)
-        return rc;
-    return safetensors_parse(&f->tensors, f->bytes, f->n_bytes, f->n_bytes, f->path, err);
+    return read_header(f, err);
 }
 
 static bool exists(const char *dir, const char *name)
@@ -97,7 +104,7 @@ static int check_index(const struct checkpoint *cp, const struct safetensors_ind
                        struct err *err)
 {
     for (size_t i = 0; i < x->n_entries; i++) {
-        const struct mapped_file *f = &cp->files[x->entries[i].file_idx];
+        const struct tensor_file *f = &cp->files[x->entries[i].file_idx];
         if (safetensors_find(&f->tensors, x->entries[i].name) == NULL)
             return err_set(
                 err, ERR_FORMAT,
@@ -118,7 +125,7 @@ static int open_sharded(struct checkpoint *cp, struct err *err)
         cp->files = xcalloc(x.n_files + 1, sizeof *cp->files);
         while (rc == 0 && cp->n_files < x.n_files) {
             const char *name = x.files[cp->n_files++];
-            rc = map_file(&cp->files[cp->n_files - 1], cp->dir, name, err);
+            rc = open_file(&cp->files[cp->n_files - 1], cp->dir, name, err);
             if (rc == -ENOENT)
                 err_wrap(err, "incomplete download: a file that %s names is missing",
                          INDEX_FILE);
@@ -137,7 +144,7 @@ static int open_files(struct checkpoint *cp, struct err *err)
     if (exists(cp->dir, SINGLE_FILE)) {
         cp->files = xcalloc(1, sizeof *cp->files);
         cp->n_files = 1;
-        return map_file(&cp->files[0], cp->dir, SINGLE_FILE, err);
+        return open_file(&cp->files[0], cp->dir, SINGLE_FILE, err);
     }
     if (exists(cp->dir, INDEX_FILE))
         return open_sharded(cp, err);
@@ -162,19 +169,13 @@ int checkpoint_open(const char *dir, struct checkpoint **out, struct err *err)
     return 0;
 }
 
-static void unmap_file(struct mapped_file *f)
-{
-    if (f->bytes != NULL)
-        munmap(f->bytes, f->n_bytes);
-    f->bytes = NULL;
-}
-
 void checkpoint_close(struct checkpoint *cp)
 {
     if (cp == NULL)
         return;
     for (size_t i = 0; i < cp->n_files; i++) {
-        unmap_file(&cp->files[i]);
+        if (cp->files[i].path != NULL && cp->files[i].fd >= 0)
+            close(cp->files[i].fd);
         safetensors_deinit(&cp->files[i].tensors);
         free(cp->files[i].path);
     }
@@ -272,11 +273,6 @@ static int check_dtype(const struct found *f, enum dtype *out, struct err *err)
     }
 }
 
-static const uint8_t *bytes_of(const struct found *f)
-{
-    return f->file->bytes + f->tensor->begin;
-}
-
 static int match_one(const struct checkpoint *cp, const struct directory *d,
                      const struct tensor_spec *t, size_t skip, struct tensor_src *out,
                      struct err *err)
@@ -293,9 +289,31 @@ static int match_one(const struct checkpoint *cp, const struct directory *d,
     int rc = check_shape(f, t, err);
     if (rc == 0)
         rc = check_dtype(f, &out->dtype, err);
-    out->mapped = bytes_of(f);
+    out->in_file = true;
+    out->fd = f->file->fd;
+    out->at = f->tensor->begin;
+    out->file_row_bytes = (size_t)t->cols * dtype_bytes(out->dtype);
     out->file = f->file->path;
     d->used[f - d->items] = true;
+    return rc;
+}
+
+/* Sets *equal to whether two tensors have the same bytes. Returns 0 or -errno. */
+static int same_bytes(const struct found *a, const struct found *b, bool *equal)
+{
+    uint64_t n = a->tensor->end - a->tensor->begin;
+    uint8_t *piece = xmalloc((size_t)2 * PIECE_BYTES);
+    int rc = 0;
+    *equal = n == b->tensor->end - b->tensor->begin;
+    for (uint64_t at = 0, k; rc == 0 && *equal && at < n; at += k) {
+        k = MIN(n - at, PIECE_BYTES);
+        rc = file_read_at(a->file->fd, piece, (size_t)k, a->tensor->begin + at);
+        if (rc == 0)
+            rc = file_read_at(b->file->fd, piece + PIECE_BYTES, (size_t)k,
+                              b->tensor->begin + at);
+        *equal = rc == 0 && memcmp(piece, piece + PIECE_BYTES, (size_t)k) == 0;
+    }
+    free(piece);
     return rc;
 }
 
@@ -308,11 +326,12 @@ static int match_repeated_head(const struct directory *d, const struct found *em
     struct found *head = directory_find(d, tensor_head_name());
     if (head == NULL)
         return 0;
-    size_t n = head->tensor->end - head->tensor->begin;
     d->used[head - d->items] = true;
-    if (head->tensor->dtype == embed->tensor->dtype &&
-        n == embed->tensor->end - embed->tensor->begin &&
-        memcmp(bytes_of(head), bytes_of(embed), n) == 0)
+    bool equal = false;
+    int rc = same_bytes(head, embed, &equal);
+    if (rc != 0)
+        return err_set(err, rc, "%s: %s", head->file->path, strerror(-rc));
+    if (equal && head->tensor->dtype == embed->tensor->dtype)
         return 0;
     return err_set(
         err, ERR_MISMATCH,
@@ -403,44 +422,41 @@ int checkpoint_match(struct checkpoint *cp, const struct model_config *c,
     return rc;
 }
 
-/* --- pages ------------------------------------------------------------------------------------ */
+/* --- the stamp -------------------------------------------------------------------------------- */
 
-#define PAGE ((uintptr_t)4096)
-
-void checkpoint_want(const void *p, size_t n)
+static int add_stamp(struct sha256_ctx *h, int fd, int64_t *newest_ns)
 {
-    uintptr_t begin = (uintptr_t)p & ~(PAGE - 1);
-    madvise((void *)begin, (uintptr_t)p + n - begin, MADV_WILLNEED);
-}
-
-/* Keeps the last page, which may hold the first bytes of the next rows.  The first page is dropped
- * even if it holds the end of earlier rows, which were used before.  A dropped page that is used
- * again is read from the file again. */
-void checkpoint_drop(const void *p, size_t n)
-{
-    uintptr_t begin = (uintptr_t)p & ~(PAGE - 1);
-    uintptr_t end = ((uintptr_t)p + n) & ~(PAGE - 1);
-    if (end > begin)
-        madvise((void *)begin, end - begin, MADV_DONTNEED);
-}
-
-static bool holds_any(const uint8_t *bytes, size_t n_bytes, const void *const *used,
-                      size_t n)
-{
-    for (size_t i = 0; i < n && bytes != NULL; i++) {
-        const uint8_t *p = used[i];
-        if (p >= bytes && p < bytes + n_bytes)
-            return true;
+    struct stat st;
+    if (fstat(fd, &st) != 0)
+        return -errno;
+    const struct timespec *t[2] = {&st.st_mtim, &st.st_ctim};
+    uint64_t of[7] = {st.st_dev, st.st_ino, (uint64_t)st.st_size};
+    uint8_t le[sizeof of];
+    for (int i = 0; i < 2; i++) {
+        of[3 + 2 * i] = (uint64_t)t[i]->tv_sec;
+        of[4 + 2 * i] = (uint64_t)t[i]->tv_nsec;
     }
-    return false;
+    for (int i = 0; i < 7; i++)
+        put_u64(le + 8 * i, of[i]);
+    sha256_field(h, "file", le, sizeof le);
+    *newest_ns = MAX(*newest_ns,
+                     st.st_ctim.tv_sec * INT64_C(1000000000) + st.st_ctim.tv_nsec);
+    return 0;
 }
 
-void checkpoint_keep_only(struct checkpoint *cp, const void *const *used, size_t n)
+int checkpoint_stamp(const struct checkpoint *cp, struct sha256 *out, bool *settled)
 {
-    for (size_t i = 0; i < cp->n_files; i++)
-        if (!holds_any(cp->files[i].bytes, cp->files[i].n_bytes, used, n))
-            unmap_file(&cp->files[i]);
-    for (size_t i = 0; i < cp->gguf.n; i++)
-        if (!holds_any(cp->gguf.files[i].bytes, cp->gguf.files[i].n_bytes, used, n))
-            gguf_files_unmap(&cp->gguf.files[i]);
+    const int64_t two_seconds = 2000000000;
+    struct timespec now;
+    struct sha256_ctx *h = sha256_begin();
+    int64_t newest_ns = 0;
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < cp->n_files; i++)
+        rc = add_stamp(h, cp->files[i].fd, &newest_ns);
+    for (size_t i = 0; rc == 0 && i < cp->gguf.n; i++)
+        rc = add_stamp(h, cp->gguf.files[i].fd, &newest_ns);
+    *out = sha256_end(h);
+    clock_gettime(CLOCK_REALTIME, &now);
+    *settled = newest_ns + two_seconds <= now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+    return rc;
 }

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 #include "model/config_gguf.h"
 
@@ -137,26 +138,21 @@ static int64_t file_row(const struct row_map *m, int64_t r)
     return r;
 }
 
-void tensor_src_decode(const struct tensor_src *s, int64_t cols, int64_t row, int64_t n,
-                       void *dst)
+/* Reads runs of rows that lie together in the file with one call each. */
+int tensor_src_read(const struct tensor_src *s, int64_t row, int64_t n, void *dst)
 {
     uint8_t *to = dst;
-    size_t row_bytes = (size_t)cols * dtype_bytes(s->dtype);
-    for (int64_t i = 0; i < n; i++, to += row_bytes) {
-        const uint8_t *from = s->coded +
-                              (size_t)file_row(&s->rows, row + i) * s->coded_row_bytes;
-        if (tensor_src_is_quantised(s))
-            s->type->decode(from, (float *)to, (size_t)cols / s->type->block);
-        else
-            memcpy(to, from, row_bytes);
+    int rc = 0;
+    for (int64_t i = 0, run; rc == 0 && i < n; i += run) {
+        int64_t first = file_row(&s->rows, row + i);
+        run = s->rows.order == ROWS_SAME ? n : 1;
+        while (i + run < n && file_row(&s->rows, row + i + run) == first + run)
+            run++;
+        rc = file_read_at(s->fd, to + (size_t)i * s->file_row_bytes,
+                          (size_t)run * s->file_row_bytes,
+                          s->at + (uint64_t)first * s->file_row_bytes);
     }
-}
-
-void tensor_src_copy_coded(const struct tensor_src *s, int64_t row, int64_t n, uint8_t *dst)
-{
-    for (int64_t i = 0; i < n; i++, dst += s->coded_row_bytes)
-        memcpy(dst, s->coded + (size_t)file_row(&s->rows, row + i) * s->coded_row_bytes,
-               s->coded_row_bytes);
+    return rc;
 }
 
 /* --- matching ----------------------------------------------------------------------------- */
@@ -214,7 +210,7 @@ static int take_rows(const struct match *m, const struct gguf_file *in,
     if (rc != 0)
         return rc;
     out->file = in->path;
-    out->coded_row_bytes = (size_t)t->cols / out->type->block * out->type->bytes;
+    out->file_row_bytes = (size_t)t->cols / out->type->block * out->type->bytes;
     /* A row of a vector is one number, which is no whole block. */
     if (t->n_dims == 1 && tensor_src_is_quantised(out))
         return err_set(
@@ -222,13 +218,11 @@ static int take_rows(const struct match *m, const struct gguf_file *in,
             "%s: tensor '%s' is a vector of type %s; vectors must be F32, F16 or "
             "BF16",
             in->path, have->name, out->type->name);
-    const uint8_t *bytes = in->bytes + have->begin + (size_t)first * out->coded_row_bytes;
+    out->in_file = true;
+    out->fd = in->fd;
+    out->at = have->begin + (uint64_t)first * out->file_row_bytes;
     out->rows = rows_of(m->c, t);
     out->norm_has_one = m->c->norm == NORM_RMS_PLUS_ONE;
-    if (out->rows.order == ROWS_SAME && !tensor_src_is_quantised(out))
-        out->mapped = bytes;
-    else
-        out->coded = bytes;
     return 0;
 }
 

@@ -1,17 +1,17 @@
-/* weights_source.h - the source of a checkpoint's tensors: mapped files, or a seeded generator.
- * Private to src/model.
+/* weights_source.h - the source of a checkpoint's tensors: files, or a seeded generator.  Private
+ * to src/model.
  *
- * A *checkpoint* is a folder of mapped safetensors files, or a GGUF file.  checkpoint_match pairs
- * every tensor that the model needs with its bytes and refuses everything that does not fit.  It
- * checks names, shapes, element types and ranges; later code does not check them again.
+ * A *checkpoint* is a folder of safetensors files, or a GGUF file.  checkpoint_match pairs every
+ * tensor that the model needs with its place in a file and refuses everything that does not fit.
+ * It checks names, shapes, element types and ranges; later code does not check them again.
  *
  * GGUF files differ from folders: their tensors may be quantised, have the rows of a head in
- * another order, or be stacked differently.  They are presented like a folder's: tensor_src_decode
- * finds a row of the tensor and decodes it, so that later code knows one form only.
+ * another order, or be stacked differently.  tensor_src_read brings the rows into the model's
+ * order, and tensor_src_decode decodes them.
  *
- * A mapped file must not be written to.  Shortening it ends this program with SIGBUS, and a tensor
- * used in place would change while the model keeps its fingerprint.  Replace checkpoints by
- * renaming, as downloaders do. */
+ * Files are read, not mapped.  A file that is cut meanwhile gives an error of the read, and one
+ * that is rewritten another stamp (checkpoint_stamp): its weights are not used.  After loading no
+ * file is open any more. */
 #ifndef MODEL_WEIGHTS_SOURCE_H
 #define MODEL_WEIGHTS_SOURCE_H
 
@@ -40,19 +40,16 @@ struct row_map {
     int32_t d_head, per_group, n_groups;
 };
 
-/* The bytes of one tensor, row-major. */
+/* The place of one tensor's bytes, row-major. */
 struct tensor_src {
     /* type of rows as they are delivered: quantised ones are decoded to f32 */
     enum dtype dtype;
-    /* rows that can be used as they are, at any alignment; NULL: rows must be made */
-    const uint8_t *mapped;
     const char *file; /* name for messages; lives as long as the checkpoint */
-
-    /* Rows that must be decoded or reordered; NULL: the rows are mapped. */
-    const uint8_t *coded;
-    /* Type of a GGUF tensor, also of a mapped one; else NULL. */
-    const struct gguf_type *type;
-    size_t coded_row_bytes;
+    bool in_file;     /* false: rows are generated */
+    int fd;
+    uint64_t at;                  /* offset of the file's first row */
+    const struct gguf_type *type; /* type of a GGUF tensor; else NULL */
+    size_t file_row_bytes;
     struct row_map rows;
     /* the file's norm weights already include the 1 that is added (gemma) */
     bool norm_has_one;
@@ -63,22 +60,24 @@ static inline bool tensor_src_is_quantised(const struct tensor_src *s)
     return s->type != NULL && s->type->block > 1;
 }
 
-/* Decodes rows [row, row + n) of a coded tensor of `cols` columns, to s->dtype. */
-void tensor_src_decode(const struct tensor_src *s, int64_t cols, int64_t row, int64_t n,
-                       void *dst);
-
-/* Copies rows [row, row + n) without decoding them. Each row has coded_row_bytes. */
-void tensor_src_copy_coded(const struct tensor_src *s, int64_t row, int64_t n,
-                           uint8_t *dst);
+/* Reads rows [row, row + n) as the file has them, file_row_bytes each, in the model's order.
+ * Returns 0, -errno, or -ENODATA if the file was cut. */
+int tensor_src_read(const struct tensor_src *s, int64_t row, int64_t n, void *dst);
+/* Decodes n rows of a quantised tensor of `cols` columns. */
+static inline void tensor_src_decode(const struct tensor_src *s, int64_t cols,
+                                     const uint8_t *rows, int64_t n, float *dst)
+{
+    s->type->decode(rows, dst, (size_t)(n * cols) / s->type->block);
+}
 
 struct checkpoint;
 
-/* Maps a GGUF file; or DIR/model.safetensors, or the files named by
+/* Opens a GGUF file; or DIR/model.safetensors, or the files named by
  * DIR/model.safetensors.index.json. */
 int checkpoint_open(const char *source, struct checkpoint **out, struct err *err);
 void checkpoint_close(struct checkpoint *cp); /* NULL is allowed */
 
-/* Sets src[i] to the bytes of want->items[i]. */
+/* Sets src[i] to the place of want->items[i]. */
 int checkpoint_match(struct checkpoint *cp, const struct model_config *c,
                      const struct tensor_list *want, struct tensor_src *src,
                      struct err *err);
@@ -87,12 +86,10 @@ int checkpoint_match(struct checkpoint *cp, const struct model_config *c,
 int gguf_match(const struct gguf_files *files, const struct model_config *c,
                const struct tensor_list *want, struct tensor_src *src, struct err *err);
 
-/* checkpoint_want asks for the pages of [p, p + n) before their use; checkpoint_drop gives these
- * pages back, except a last page that also holds bytes behind p + n. */
-void checkpoint_want(const void *p, size_t n);
-void checkpoint_drop(const void *p, size_t n);
-/* Unmaps every file that contains none of the n addresses. */
-void checkpoint_keep_only(struct checkpoint *cp, const void *const *used, size_t n);
+/* Hashes device, inode, size and times of all files.  Equal stamps mean equal bytes, except that a
+ * change within the same tick of the file system's clock may not show: *settled is set if the last
+ * change was two seconds ago or earlier.  Returns 0 or -errno. */
+int checkpoint_stamp(const struct checkpoint *cp, struct sha256 *out, bool *settled);
 
 /* All tensors of a model from any source, and the type in which its matrices are held: their common
  * type, or f32 if they differ (f16 and bf16 each hold numbers that the other does not). */

@@ -166,6 +166,10 @@ struct ops {
      */
     int (*weight_pack)(struct stream *s, struct weight *w, int64_t row, const void *src,
                        int64_t n_rows);
+    /* The same for q8, from the blocks of 34 bytes of q8_0: d f16 | 32 x 8 bits.  Gives the bits of
+     * weight_pack with the decoded numbers.  k is a multiple of 32.  NULL: the device cannot. */
+    int (*weight_pack_q8_0)(struct stream *s, struct weight *w, int64_t row,
+                            const uint8_t *src, int64_t n_rows);
     /* out [n][k] T = rows ids[0..n) of a packed weight (tied embeddings).  Exact; for q8, q * d
      * rounded to T; for 4 and 6 bits, the values of q4_blocks.h rounded to T. */
     int (*weight_rows)(struct stream *s, struct mat out, const struct weight *w,

@@ -5,7 +5,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include "base/file.h"
 #include "base/bytes.h"
 #include "base/hash.h"
 #include "base/mem.h"
@@ -94,13 +97,19 @@ static void fuzz_packed(const uint8_t *bytes, size_t n)
 /* The directory, and the configuration and tokenizer made from it. */
 static void fuzz_gguf(const uint8_t *bytes, size_t n)
 {
-    struct gguf_file file = {.path = "f", .bytes = (uint8_t *)bytes, .n_bytes = n};
+    struct gguf_file file = {
+        .path = "f", .fd = memfd_create("f", MFD_CLOEXEC), .n_bytes = n};
     struct gguf_files files = {1, &file};
     struct gguf *g = &file.g;
     struct model_config c;
     struct tokenizer_json t;
     struct err err = {0};
-    int rc = gguf_parse(g, bytes, n, n, "f", &err);
+    MUST(file.fd >= 0 && file_write_all(file.fd, bytes, n, 0) == 0);
+    /* only a part of the directory */
+    int rc = gguf_parse(g, bytes, n / 2, n, "f", &err);
+    MUST_SAY(rc, err);
+    gguf_deinit(g);
+    rc = gguf_parse(g, bytes, n, n, "f", &err);
     MUST_SAY(rc, err);
     for (size_t i = 0; rc == 0 && i < g->n_tensors; i++) {
         const struct gguf_tensor *x = &g->tensors[i];
@@ -133,6 +142,7 @@ static void fuzz_gguf(const uint8_t *bytes, size_t n)
         MUST(rc != 0 || t.n_ids > 0);
         tokenizer_json_deinit(&t);
     }
+    close(file.fd);
     gguf_deinit(g);
 }
 

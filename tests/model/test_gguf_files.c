@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "made_gguf.h"
+#include "base/file.h"
 #include "tests/base/tempdir.h"
 
 static char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 32];
@@ -117,13 +118,10 @@ static void test_the_parts_are_one_model(void **state)
     assert_non_null(c);
     assert_ptr_equal(in, &f.files[2]);
     float value;
-    memcpy(&value, in->bytes + c->begin, sizeof value);
+    assert_int_equal(file_read_at(in->fd, &value, sizeof value, c->begin), 0);
     assert_true(value == 2);
     assert_ptr_equal(gguf_files_find(&f, "c", NULL), c);
     assert_null(gguf_files_find(&f, "d", &in));
-    gguf_files_unmap(&f.files[2]);
-    assert_null(f.files[2].bytes);
-    assert_string_equal(gguf_files_find(&f, "c", NULL)->name, "c"); /* stays valid */
     gguf_files_close(&f);
     assert_int_equal(f.n, 0);
 

@@ -289,9 +289,9 @@ static void table_logits(struct solo *t, float *out)
     solo_feed(t, ids, TABLE_IDS, out);
 }
 
-/* An untied embedding table of 4 or 6 bits is used where it lies in the file: it takes no memory,
- * and its rows have exactly the file's values. */
-static void test_a_table_of_blocks_is_used_in_place(void **state)
+/* An untied embedding table of 4 or 6 bits is held as it is in the file, and its rows have exactly
+ * the file's values. */
+static void test_a_table_of_blocks_is_held_as_it_is(void **state)
 {
     (void)state;
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
@@ -700,7 +700,7 @@ int main(void)
         test_6_bit_tensors_are_held_as_they_are);
     tests[N + 11] = (struct CMUnitTest)cmocka_unit_test(test_asked_dtype);
     tests[N + 12] = (struct CMUnitTest)cmocka_unit_test(
-        test_a_table_of_blocks_is_used_in_place);
+        test_a_table_of_blocks_is_held_as_it_is);
     tests[N + 13] = (struct CMUnitTest)cmocka_unit_test(
         test_a_table_of_blocks_gives_the_bits_of_bf16);
     tests[N + 14] = (struct CMUnitTest)cmocka_unit_test(test_ranks_read_a_table_of_blocks);

@@ -875,7 +875,7 @@ static int measure_peak(const struct model_config *c)
     return added > packed + 20000 ? 3 : 0; /* room for a batch of 16 MiB */
 }
 
-/* While a model loads, no weight is in memory twice, as mapped pages and packed. */
+/* While a model loads, no weight is in memory twice, as it is in the file and packed. */
 static void test_peak_memory(void **state)
 {
     (void)state;

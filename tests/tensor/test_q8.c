@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "tensor/cpu/q8.h"
 
 /* --- the product ------------------------------------------------------------------------------ */
@@ -121,6 +122,40 @@ static void test_pack(void **state)
     free(rows);
 }
 
+/* Blocks of q8_0 become the bytes that their decoded numbers become: blocks as programs quantise
+ * them (the largest number is 127), and others; with scales of 0, and packed piece by piece. */
+static void test_blocks_of_q8_0(void **state)
+{
+    (void)state;
+    enum { N = 45, K = 288, BLOCK = 34, ROW = K / 32 * BLOCK };
+    uint8_t *blocks = random_elems(DTYPE_F32, N * ROW / 4 + 4, 8);
+    float *rows = xmalloc(sizeof *rows * N * K);
+    for (int64_t i = 0; i < (int64_t)N * K / 32; i++) {
+        uint8_t *b = blocks + i * BLOCK;
+        uint16_t d = i % 11 == 0 ? 0 : i % 7 == 0 ? 0x9c00 : (uint16_t)(0x1400 + i);
+        memcpy(b, &d, 2);
+        for (int k = 0; k < 32; k++)
+            if (i % 5 != 0 && b[2 + k] == 128)
+                b[2 + k] = 1;
+        b[2 + i % 32] = i % 3 != 0 ? 127 : i % 2 == 0 ? 129 : 5;
+        for (int k = 0; k < 32; k++)
+            rows[i * 32 + k] = f16_to_f32(d) * (float)(int8_t)b[2 + k];
+    }
+    struct weight want = weight_make(&cpu, DTYPE_Q8, N, K, rows), got = want;
+    assert_int_equal(buf_alloc(cpu.device, MEM_DEVICE, want.mem.bytes, &got.mem, NULL), 0);
+    for (int64_t r = 0, n = 1; r < N; r += n, n = r + 23 < N ? 23 : N - r)
+        assert_int_equal(
+            cpu.ops->weight_pack_q8_0(cpu.stream, &got, r, blocks + r * ROW, n), 0);
+    assert_memory_equal(want.mem.ptr, got.mem.ptr, want.mem.bytes);
+    blocks[1] = 0x7c; /* an infinite scale */
+    blocks[2] = 127;
+    assert_int_equal(cpu.ops->weight_pack_q8_0(cpu.stream, &got, 0, blocks, 1), -ERANGE);
+    weight_free(&cpu, &want);
+    weight_free(&cpu, &got);
+    free(blocks);
+    free(rows);
+}
+
 /* Values that 8 bits and an f16 scale cannot represent are refused, never approximated. */
 static void test_refused(void **state)
 {
@@ -150,7 +185,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_kernel), cmocka_unit_test(test_extremes),
         cmocka_unit_test(test_error),        cmocka_unit_test(test_pack),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_refused),      cmocka_unit_test(test_blocks_of_q8_0),
     };
     return cmocka_run_group_tests(tests, quant_setup, quant_teardown);
 }

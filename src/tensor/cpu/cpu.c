@@ -1,6 +1,7 @@
 /* cpu.c - the CPU device: the choice of kernels, the size of scratch memory, and the division of
  * rows among threads. */
 #include "tensor/cpu/cpu.h"
+#include "tensor/cpu/q8.h"
 #include "tensor/cpu/quant.h"
 
 #include "base/pool.h"
@@ -12,6 +13,7 @@
 #include <string.h>
 
 static const struct ops cpu_ops = OPERATIONS_TABLE(cpu, .matmul_many = cpu_matmul_many,
+                                                   .weight_pack_q8_0 = cpu_q8_pack_blocks,
                                                    .expect = cpu_expect);
 
 /* --- instruction sets ----------------------------------------------------------------------- */

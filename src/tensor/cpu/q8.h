@@ -37,6 +37,8 @@ static inline size_t q8_offset(int64_t k)
 
 int cpu_q8_pack(struct stream *s, struct weight *w, int64_t row, const float *src,
                 int64_t n_rows);
+int cpu_q8_pack_blocks(struct stream *s, struct weight *w, int64_t row, const uint8_t *src,
+                       int64_t n_rows);
 int cpu_q8_rows(struct stream *s, struct mat out, const struct weight *w,
                 const int32_t *ids);
 
