@@ -12,6 +12,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/known.h"
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "model/gguf_files.h"
@@ -320,13 +321,64 @@ static void choose_dtype(struct model *m, const struct model_opts *o,
         m->dtype = info->quantised ? DTYPE_BF16 : info->dtype;
 }
 
-/* Chooses the format of the matrices by measuring. */
+/* Returns the key under which the measured format of weights is remembered: other arithmetic may
+ * need another format. */
+static struct sha256 choice_key(const struct model *m, const struct sha256 *weights)
+{
+    uint8_t le[8];
+    struct sha256_ctx *h = sha256_begin();
+    put_u32(le, (uint32_t)m->dev->numerics_version);
+    put_u32(le + 4, MODEL_NUMERICS_VERSION);
+    sha256_field(h, "measured format of weights", weights->b, sizeof weights->b);
+    sha256_field(h, "device", m->dev->numerics, strlen(m->dev->numerics));
+    sha256_field(h, "versions", le, sizeof le);
+    sha256_field(h, "state", dtype_name(m->dtype), strlen(dtype_name(m->dtype)));
+    return sha256_end(h);
+}
+
+/* Remembers a measured format. */
+static void keep_choice(const struct model *m, enum weights_held held)
+{
+    char text[KNOWN_TEXT_BYTES];
+    struct sha256 key = choice_key(m, &m->w.hash);
+    snprintf(text, sizeof text, "%s %s", weights_held_name(held), m->note);
+    known_put(&key, text);
+}
+
+/* Takes the format that an earlier process measured for the same weights. */
+static bool find_choice(struct model *m, const struct weights_info *info,
+                        enum weights_held *held)
+{
+    char text[KNOWN_TEXT_BYTES];
+    struct sha256 weights;
+    if (!weights_known_hash(info, &weights))
+        return false;
+    struct sha256 key = choice_key(m, &weights);
+    if (!known_get(&key, text))
+        return false;
+    for (int i = WEIGHTS_F32; i <= WEIGHTS_BF16R; i++) {
+        const char *name = weights_held_name((enum weights_held)i);
+        size_t n = strlen(name);
+        if (strncmp(text, name, n) == 0 && text[n] == ' ') {
+            *held = (enum weights_held)i;
+            snprintf(m->note, sizeof m->note, "%.*s; as measured before",
+                     (int)sizeof m->note - 24, text + n + 1);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Chooses the format of the matrices by measuring, once. */
 static int choose_held(struct model *m, const struct model_opts *o,
                        const struct weights_info *info, enum weights_held *held,
                        struct err *err)
 {
     struct weights_choice c;
     choose_dtype(m, o, info);
+    if (find_choice(m, info, held))
+        return 0;
+    m->is_measured = true;
     enum weights_smallest smallest = !m->dev->quantised ? WEIGHTS_DOWN_TO_BF16
                                      : info->has_q4     ? WEIGHTS_DOWN_TO_Q4
                                                         : WEIGHTS_DOWN_TO_Q8;
@@ -485,6 +537,8 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
     spans_end(o->spans, "weights");
     if (rc == 0) {
         take_file_dtype(&opening);
+        if (m->is_measured)
+            keep_choice(m, held);
         rc = model_make_rope(m, s, err);
         spans_end(o->spans, "rotation tables");
     }

@@ -43,6 +43,7 @@ struct model {
     int max_ctx;
     char *source;
     char note[320];         /* how quantised matrices are held, and why; else empty */
+    bool is_measured;       /* this process measured how to hold the matrices */
     bool is_packed;         /* the source is a packed file (pack_file.h) */
     enum dtype packed_held; /* type of the packed file's matrices */
     bool any_context; /* the weights are random, so positions may exceed cfg.max_ctx */

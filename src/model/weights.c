@@ -400,6 +400,18 @@ static struct sha256 known_key(const struct sha256 *stamp)
     return sha256_end(h);
 }
 
+bool weights_known_hash(const struct weights_info *info, struct sha256 *hash)
+{
+    const struct tensor_set *set = info->impl;
+    char text[KNOWN_TEXT_BYTES];
+    struct sha256 stamp;
+    bool settled = false;
+    if (set->cp == NULL || checkpoint_stamp(set->cp, &stamp, &settled) != 0)
+        return false;
+    struct sha256 key = known_key(&stamp);
+    return known_get(&key, text) && sha256_parse(text, hash);
+}
+
 /* Looks up the hash of a file that has not changed since an earlier process computed it, and the
  * warning that belongs to it. */
 static void look_up(struct loader *ld)

@@ -241,6 +241,9 @@ int weights_describe(struct weights_info *out, const char *source,
                      const struct model_config *cfg, enum dtype synth_dtype,
                      struct err *err);
 void weights_info_deinit(struct weights_info *info);
+/* Sets *hash to the hash of the checkpoint if an earlier process computed it and the files have not
+ * changed since (weights_opts.remembers). */
+bool weights_known_hash(const struct weights_info *info, struct sha256 *hash);
 /* Gives the row types of the embeddings and of the learned positions on a device that holds
  * matrices as `held`; `held` itself if there is no such table.  Not for packed files. */
 void weights_table_types(const struct weights_info *info, enum dtype held,

@@ -399,6 +399,24 @@ static int64_t count_observed(const struct platform *p)
     return n;
 }
 
+/* Stores a new profile, and the corrections that restores have made, beside the state. A profile
+ * that a throttle distorted is not stored. */
+static void keep_profile(struct stack *k)
+{
+    struct err err = {0};
+    bool changed = k->profile_changed || count_observed(&k->platform) != k->n_observed;
+    if (k->profile_path == NULL || !changed || k->o.user.throttle_bytes_per_s > 0)
+        return;
+    if (profile_store(&k->platform, k->profile_path, &err) != 0)
+        log_info("%s", err.msg);
+}
+
+/* Returns whether a stored profile is measured again: other work disturbed it, on another day. */
+static bool is_outdated(const struct platform *p, const struct platform *now)
+{
+    return profile_is_disturbed(p) && strcmp(p->date, now->date) != 0;
+}
+
 /* Loads the cached profile, or measures a new one. The cache lies beside the state that it
  * describes. */
 static int open_profile(struct stack *k, struct model_work *work, struct stream *s,
@@ -418,14 +436,22 @@ static int open_profile(struct stack *k, struct model_work *work, struct stream 
         if (rc == 0 && k->platform.piece_tokens != profile_rows(k->model, work))
             rc = err_set(&why, ERR_MISMATCH, "%s: measured with batches of %d rows",
                          k->profile_path, k->platform.piece_tokens);
-        if (rc == 0)
+        if (rc == 0 && !is_outdated(&k->platform, &expected))
             return 0;
-        if (rc != -ENOENT)
+        if (rc != 0 && rc != -ENOENT)
             log_warn("%s; measuring again", why.msg);
     }
     k->platform = expected;
     k->profile_changed = true;
-    return profile_compute(&k->platform, k->model, work, s, PROFILE_QUICK, err);
+    int rc = profile_compute(&k->platform, k->model, work, s, PROFILE_QUICK, err);
+    if (rc == 0 && profile_is_disturbed(&k->platform))
+        log_info("the profile was measured while other work had %.0f %% of the processors: "
+                 "it is measured again on another day",
+                 100 * (1 - k->platform.cpu_share));
+    /* now, because a killed process keeps nothing at its end, and the next one would measure */
+    if (rc == 0)
+        keep_profile(k);
+    return rc;
 }
 
 /* Returns the largest number of rows in one step. */
@@ -689,25 +715,6 @@ int stack_open(const struct stack_opts *o, struct stack *out, struct err *err)
     if (rc == 0)
         say_step(out);
     return rc;
-}
-
-/* Stores a new profile, and the corrections that restores have made, beside the state. A profile
- * that a throttle distorted is not stored. */
-static void keep_profile(struct stack *k)
-{
-    struct err err = {0};
-    bool changed = k->profile_changed || count_observed(&k->platform) != k->n_observed;
-    if (k->profile_path == NULL || !changed || k->o.user.throttle_bytes_per_s > 0 ||
-        k->platform.n_tiers == 0)
-        return;
-    if (profile_is_disturbed(&k->platform)) {
-        log_info("the profile was measured while other work had %.0f %% of the processors: "
-                 "it is not kept",
-                 100 * (1 - k->platform.cpu_share));
-        return;
-    }
-    if (profile_store(&k->platform, k->profile_path, &err) != 0)
-        log_info("%s", err.msg);
 }
 
 void stack_close(struct stack *k)

@@ -30,7 +30,7 @@ enum profile_effort {
 void profile_begin(struct platform *p, const struct model *m,
                    const struct sha256 *fingerprint);
 /* Returns whether other work took the processors away during the measurement. Such a profile is
- * used, since there is no better one, but it is not kept. */
+ * used, since there is no better one, and measured again on another day. */
 bool profile_is_disturbed(const struct platform *p);
 /* Returns the path of the profile of a store in `dir`. The caller frees it. */
 char *profile_path(const char *dir, const struct sha256 *fingerprint);

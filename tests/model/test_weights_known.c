@@ -21,6 +21,7 @@
 #include "base/bytes.h"
 #include "base/file.h"
 #include "format/gguf.h"
+#include "model/pass.h"
 #include "solo.h"
 #include "tests/base/tempdir.h"
 
@@ -131,6 +132,27 @@ static void a_file_is_hashed_once(void **state)
     assert_memory_equal(&first, &second, sizeof first);
 }
 
+/* The format that "auto" measures is remembered with the hash of the weights, and that is said. */
+static void a_format_is_measured_once(void **state)
+{
+    (void)state;
+    ahead_s = 10;
+    for (int i = 0; i < 3; i++) {
+        struct solo t;
+        int64_t n_passes = model_passes();
+        solo_open_held(&t, path, NULL, "auto");
+        assert_int_equal(model_passes() > n_passes, i == 0);
+        assert_int_equal(strstr(t.m->note, "; as measured before") != NULL, i > 0);
+        assert_non_null(strstr(t.m->note, " held as "));
+        solo_close(&t);
+        if (i == 1) { /* the same weights, written again */
+            struct sha256 hash;
+            write_with_rows(40000);
+            assert_true(load(&hash) > 0);
+        }
+    }
+}
+
 static void a_file_that_changed_is_hashed_again(void **state)
 {
     (void)state;
@@ -198,6 +220,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_file_is_hashed_once, begin, end),
+        cmocka_unit_test_setup_teardown(a_format_is_measured_once, begin, end),
         cmocka_unit_test_setup_teardown(a_file_that_changed_is_hashed_again, begin, end),
         cmocka_unit_test_setup_teardown(a_damaged_line_is_ignored, begin, end),
         cmocka_unit_test_setup_teardown(a_file_that_is_cut_or_rewritten_is_refused, begin,

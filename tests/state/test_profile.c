@@ -242,7 +242,7 @@ static void a_shape_is_the_models(void **state)
     assert_true(s.gated_ffn && s.elem_bytes == 1.5);
 }
 
-/* A profile measured with less than three quarters of the processors is not kept. */
+/* A profile measured with less than three quarters of the processors is a disturbed one. */
 static void a_disturbed_profile_is_known_by_its_share(void **state)
 {
     (void)state;
