@@ -22,6 +22,7 @@
 #include "apps/engine_options.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/minmax.h"
 #include "base/opt.h"
 #include "base/plural.h"
 #include "base/thread.h"
@@ -443,6 +444,15 @@ static int fail(int code, const char *message)
     return code == HCACHE_E_USAGE ? 2 : 1;
 }
 
+/* Returns the time to live of remembered answers: the shorter one of those of texts and of state; 0:
+ * none. */
+static int64_t answers_ttl_s(const struct serve_args *a)
+{
+    return a->idle_ttl > 0 && a->conversation_ttl > 0
+               ? MIN(a->idle_ttl, a->conversation_ttl)
+               : MAX(a->idle_ttl, a->conversation_ttl);
+}
+
 static int serve(const struct serve_args *a, const struct api_keys *keys, int n_admin_keys,
                  struct stopping *st)
 {
@@ -480,6 +490,7 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
                              .plain_chat = a->plain_chat,
                              .parse_special = a->parse_special,
                              .answers = on_disk ? answers : NULL,
+                             .answers_ttl_s = answers_ttl_s(a),
                              .store_required = a->store_required,
                              .idle_ttl_s = a->idle_ttl,
                              .salt_quota_bytes = a->engine.o.salt_quota_bytes};

@@ -23,6 +23,7 @@
 #include "base/progress.h"
 #include "format/json.h"
 #include "io/io.h"
+#include "sessions/answers.h"
 #include "store/store.h"
 
 struct store_args {
@@ -1127,8 +1128,53 @@ static const struct opt_cmd gc_cmd = {
 };
 const struct opt_cmd *const options_of_store_gc = &gc_cmd;
 
+/* The beginnings of the keys of all stored chunks, sorted. */
+struct stored_keys {
+    uint8_t (*at)[ANSWERS_KEY_BYTES];
+    size_t n, cap;
+};
+
+static int stored_keys_add(void *arg, const struct store_entry *e)
+{
+    struct stored_keys *k = arg;
+    if (k->n == k->cap) {
+        k->cap = k->cap > 0 ? 2 * k->cap : 256;
+        k->at = xrealloc(k->at, k->cap * sizeof *k->at);
+    }
+    memcpy(k->at[k->n++], e->key.b, ANSWERS_KEY_BYTES);
+    return 0;
+}
+
+static int by_bytes(const void *a, const void *b)
+{
+    return memcmp(a, b, ANSWERS_KEY_BYTES);
+}
+
+static bool key_is_stored(void *arg, const uint8_t *key)
+{
+    const struct stored_keys *k = arg;
+    return k->n > 0 && bsearch(key, k->at, k->n, sizeof *k->at, by_bytes) != NULL;
+}
+
+/* Forgets the answers that a server remembers in the file `answers`, as far as their state is not
+ * stored any more. */
+static int gc_answers(struct store *s, const char *dir, int *n_forgotten, struct err *err)
+{
+    struct stored_keys k = {0};
+    char *path = xasprintf("%s/answers", dir);
+    int rc = store_each(s, stored_keys_add, &k, err);
+    if (k.n > 0)
+        qsort(k.at, k.n, sizeof *k.at, by_bytes);
+    if (rc == 0)
+        rc = answers_keep_stored(path, key_is_stored, &k, n_forgotten, err);
+    free(k.at);
+    free(path);
+    return rc;
+}
+
 static int run_gc(const struct store_args *a, struct err *err)
 {
+    int n_forgotten = 0;
     struct session s;
     struct store_stats st;
     uint64_t freed_bytes = 0, n_idle = 0;
@@ -1143,6 +1189,8 @@ static int run_gc(const struct store_args *a, struct err *err)
         rc = store_evict_idle(s.store, clock_wall_s() - a->idle_ttl_s, &n_idle, err);
     if (rc == 0)
         rc = store_gc(s.store, &freed_bytes, err);
+    if (rc == 0)
+        rc = gc_answers(s.store, s.dirs[0], &n_forgotten, err);
     if (rc == 0) {
         char freed[32], files[32];
         store_stats(s.store, &st);
@@ -1153,10 +1201,13 @@ static int run_gc(const struct store_args *a, struct err *err)
             json_put_int(j, "evicted_chunks", (int64_t)n_idle);
             json_put_int(j, "freed_bytes", (int64_t)freed_bytes);
             json_put_int(j, "file_bytes", (int64_t)st.file_bytes);
+            json_put_int(j, "forgotten_answers", n_forgotten);
             print_json(j);
         } else {
             if (a->idle_ttl_s > 0)
                 printf("%llu chunks evicted\n", (unsigned long long)n_idle);
+            if (n_forgotten > 0)
+                printf("%d remembered answers forgotten\n", n_forgotten);
             printf("%s freed; the files have %s now\n", freed, files);
         }
     }

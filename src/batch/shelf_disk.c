@@ -291,7 +291,8 @@ static void visit_record(struct shelf *s, const char *name)
         load_record(s, name);
 }
 
-/* Erases files that an earlier process left, unfinished or not erased. Files of the user have other names. */
+/* Erases files that an earlier process left, unfinished or not erased. Files of the user have other
+ * names. */
 static void visit_rest(struct shelf *s, const char *name)
 {
     char record[300];

@@ -365,9 +365,12 @@ static int take_result(struct choice *ch, struct fault *f)
         return fault_set(f, 503, "stopping", NULL, "the server is stopping");
     struct generation *g = ch->gen;
     end_answer(ch);
-    if (g->text.text != NULL)
-        retoken_remember(g->client.h, g->client.answers, g->client.salt, &g->text,
-                         g->prompt.ids, g->prompt.n, &ch->result);
+    const struct retoken_owner owner = {.salt = g->client.salt,
+                                        .state_salt = g->salt,
+                                        .ttl_s = MAX(g->params.cache_ttl, 0)};
+    if (g->text.text != NULL && g->client.answers != NULL)
+        retoken_remember(g->client.h, g->client.answers, &owner, &g->text, g->prompt.ids,
+                         g->prompt.n, &ch->result);
     return 0;
 }
 

@@ -10,7 +10,9 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
+#include "sessions/answers.h"
 #include "sessions/draft.h"
 #include "server/keep.h"
 #include "sessions/retoken.h"
@@ -373,6 +375,36 @@ void api_cache_pin(struct call *c)
     subject_deinit(&s);
 }
 
+/* Forgets the remembered answers to the prompt, and those that are a part of it. */
+static int forget_answers(struct call *c, const struct subject *s, struct err *err)
+{
+    struct answers *m = c->s->answers;
+    int *lengths;
+    if (s->truncation.ratio >
+        0) /* the keys depend on numbers that the subject does not have */
+        return answers_forget_owner(m, s->salt, err);
+    int n = answers_lengths(m, s->salt, s->prompt.n, &lengths);
+    struct sha256 *keys = xmalloc(((size_t)n + 1) * sizeof *keys);
+    for (int i = 0; i <= n; i++)
+        keys[i] = retoken_end_key(call_model(c), 0, 0, 0, s->prompt.ids,
+                                  i < n ? lengths[i] : s->prompt.n, s->salt);
+    int rc = answers_forget_keys(m, keys, n + 1, err);
+    free(keys);
+    free(lengths);
+    return rc;
+}
+
+/* Answers that the state is erased, and that remembered answers could not be overwritten. */
+static void answers_left(struct call *c, const struct err *err)
+{
+    struct fault f;
+    log_warn("%s", err->msg);
+    fault_set(&f, 503, "not_erased", NULL,
+              "the state is erased, but the remembered answers could not be overwritten: "
+              "erase them again when the disk can be written");
+    call_fault(c, &f);
+}
+
 /* Answers that the store cannot be written: the chunks are not found any more, but their bytes are
  * still in its files. */
 static void answer_owed(struct call *c, const char *name, const struct hcache_erased *gone,
@@ -449,7 +481,12 @@ void api_cache_evict(struct call *c)
     /* The flush comes first, so that chunks on their way to the store are erased, too. */
     hcache_cache_flush(call_model(c));
     int rc = hcache_cache_erase_context(call_model(c), &context, &gone, &err);
-    answer_erasing(c, "cache.evict", rc, &gone, &err);
+    struct err why = {0};
+    bool left = forget_answers(c, &s, &why) != 0;
+    if (left && rc == 0)
+        answers_left(c, &why);
+    else
+        answer_erasing(c, "cache.evict", rc, &gone, &err);
     subject_deinit(&s);
 }
 
@@ -466,7 +503,12 @@ void api_cache_clear(struct call *c)
     }
     hcache_cache_flush(call_model(c));
     int rc = hcache_cache_clear(call_model(c), s.salt, &gone, &err);
-    answer_erasing(c, "cache.clear", rc, &gone, &err);
+    struct err why = {0};
+    bool left = answers_forget_owner(c->s->answers, s.salt, &why) != 0;
+    if (left && rc == 0)
+        answers_left(c, &why);
+    else
+        answer_erasing(c, "cache.clear", rc, &gone, &err);
     subject_deinit(&s);
 }
 

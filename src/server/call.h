@@ -71,6 +71,7 @@ struct server {
     struct hcache_advice advice[HCACHE_ADVICES];
     atomic_bool said_expired;   /* logged that expired chunks cannot be evicted */
     atomic_bool said_idle;      /* logged that idle chunks cannot be evicted */
+    atomic_bool said_answers;   /* logged that old answers cannot be overwritten */
     atomic_bool said_owed;      /* logged that erased state cannot be overwritten */
     _Atomic(struct hcache *) h; /* NULL: the model is still loading */
     atomic_bool draining;

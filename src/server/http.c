@@ -797,6 +797,7 @@ int server_ready(struct server *s, struct hcache *h, struct err *err)
     struct answers_opts o = {.max_entries = MEMORY_ENTRIES,
                              .max_bytes = MEMORY_BYTES,
                              .path = s->o.answers,
+                             .ttl_s = s->o.answers_ttl_s,
                              .vocabulary = vocabulary_of(h)};
     struct hcache_cache_stats store;
     hcache_cache_stats(h, NULL, &store);

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "sessions/answers.h"
 
 int keep_fault(const struct err *err, struct fault *f)
 {
@@ -174,6 +175,8 @@ static int bury_some(struct server *s, struct hcache *h, struct sha256 *keys, in
     rc = forgot != 0 ? forgot : rc;
     if (rc == HCACHE_E_UNSUPPORTED)
         rc = 0; /* without a store there is nothing to erase */
+    int forgotten = answers_forget_keys(s->answers, keys, *n, &err);
+    rc = rc != 0 ? rc : forgotten;
     /* otherwise the chunks stay doomed and are tried again */
     if (rc == 0 && sum->n_busy == 0)
         rc = conversations_buried(s->conversations, keys, *n, &err);
@@ -215,6 +218,14 @@ static void note_clock(struct server *s)
     log_warn("the system's clock was set by %+lld s since this server started: ages, pins "
              "and recorded times do not follow the change; restart the server to apply it",
              (long long)by_s);
+}
+
+/* Forgets remembered answers whose time is over. */
+static void forget_old_answers(struct server *s)
+{
+    struct err err = {0};
+    if (answers_expire(s->answers, &err) != 0)
+        log_warn_once(&s->said_answers, "old answers are not overwritten: %s", err.msg);
 }
 
 static void evict_idle(struct server *s)
@@ -272,6 +283,7 @@ void keep_tidy(void *arg)
         return;
     evict_idle(s);
     evict_expired(s);
+    forget_old_answers(s);
     refresh_advice(s);
     if (hcache_cache_settle(atomic_load(&s->h), &herr) != 0)
         log_warn_once(&s->said_owed, "chunks to be erased are not noted on disk yet: %s",

@@ -50,6 +50,8 @@ struct server_opts {
     bool parse_special; /* special tokens spelled in messages count as special tokens */
     /* file that remembers the tokens of this server's answers; NULL: no file */
     const char *answers;
+    int64_t
+        answers_ttl_s; /* answers are forgotten this time after they were given; 0: never */
     bool store_required; /* an unusable file of answers is an error, not a warning */
     /* Stored chunks that were not used for this time are evicted; 0: never. */
     int64_t idle_ttl_s;

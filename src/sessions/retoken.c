@@ -221,35 +221,71 @@ static bool is_whole(const struct hcache *h, const struct hcache_result *r)
 /* Remembers the tokens of the text that consists of the prompt and a[0, n). */
 static void remember(const struct hcache *h, struct answers *m, const char *salt,
                      const struct prompt_text *asked, const char *a, size_t n,
-                     const struct answers_ids *ids)
+                     const struct answers_ids *ids, const struct answers_of *of)
 {
     struct answers_text text = {.text = asked->text, .n_text = asked->n};
     char *answer;
     prompt_text_answer(h, asked, a, n, &answer, &text.n_more);
     text.more = answer;
-    answers_put(m, salt, &text, ids);
+    answers_put(m, salt, &text, ids, of);
     hcache_free(answer);
 }
 
-void retoken_remember(const struct hcache *h, struct answers *m, const char *salt,
-                      const struct prompt_text *asked, const int32_t *prompt, int n_prompt,
+struct sha256 retoken_end_key(const struct hcache *h, int context, int step, int keep,
+                              const int32_t *ids, int n, const char *state_salt)
+{
+    struct sha256 *keys = xmalloc(((size_t)n / 64 + 2) * sizeof *keys), end = {{0}};
+    int n_keys = hcache_truncated_keys(h, context, step, keep, ids, n, state_salt,
+                                       (void *)keys);
+    /* The last key is that without the last token. If that token begins a chunk, the chunk before
+     * it is full, and there is only the key with it. */
+    bool begins = n % 64 == 1 && n_keys > 1;
+    if (n_keys > 0)
+        end = keys[begins ? n_keys - 2 : n_keys - 1];
+    free(keys);
+    return end;
+}
+
+/* Finds out which erasures concern the answer. */
+static struct answers_of of_whom(const struct hcache *h, const struct retoken_owner *owner,
+                                 const int32_t *prompt, int n_prompt,
+                                 const struct hcache_result *r)
+{
+    const int c = r->truncation.context, s = r->truncation.step, k = r->truncation.keep;
+    int n = n_prompt + r->n_tokens;
+    int32_t *ids = xmalloc(((size_t)n + 1) * sizeof *ids);
+    memcpy(ids, prompt, (size_t)n_prompt * sizeof *ids);
+    memcpy(ids + n_prompt, r->token_ids, (size_t)r->n_tokens * sizeof *ids);
+    const struct answers_of of = {
+        .state_salt = owner->state_salt,
+        .ttl_s = owner->ttl_s,
+        .end = retoken_end_key(h, c, s, k, ids, n, owner->state_salt),
+        .asked = retoken_end_key(h, c, s, k, ids, n_prompt, owner->state_salt)};
+    free(ids);
+    return of;
+}
+
+void retoken_remember(const struct hcache *h, struct answers *m,
+                      const struct retoken_owner *owner, const struct prompt_text *asked,
+                      const int32_t *prompt, int n_prompt,
                       const struct hcache_result *answer)
 {
     if (answer->n_tokens == 0 || !is_whole(h, answer))
         return;
+    const struct answers_of of = of_whom(h, owner, prompt, n_prompt, answer);
     size_t begin = 0, end, n_shown;
     char *shown = as_shown(answer->text, answer->n_text, &n_shown);
     const struct answers_ids ids = {.prompt = prompt,
                                     .n_prompt = n_prompt,
                                     .answer = answer->token_ids,
                                     .n_answer = answer->n_tokens};
-    remember(h, m, salt, asked, shown, n_shown, &ids);
+    remember(h, m, owner->salt, asked, shown, n_shown, &ids, &of);
     end = n_shown;
     while (begin < end && is_blank(shown[begin]))
         begin++;
     while (end > begin && is_blank(shown[end - 1]))
         end--;
     if (end - begin < n_shown && end > begin)
-        remember(h, m, salt, asked, shown + begin, end - begin, &ids);
+        remember(h, m, owner->salt, asked, shown + begin, end - begin, &ids, &of);
     free(shown);
 }

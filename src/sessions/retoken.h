@@ -34,10 +34,22 @@ int retoken_marks(const struct hcache *h, const struct prompt_text *asked,
                   const struct hcache_result *answer, int n_prompt,
                   struct retoken_mark out[RETOKEN_MAX_MARKS]);
 
+/* Returns the key of the chunk in which the tokens end, without the last one: a sequence's last
+ * token has no state. The numbers are those of hcache_truncated_keys. */
+struct sha256 retoken_end_key(const struct hcache *h, int context, int step, int keep,
+                              const int32_t *ids, int n, const char *state_salt);
+
+/* Whose answer is remembered. */
+struct retoken_owner {
+    const char *salt;       /* salt of the client's key; NULL: none */
+    const char *state_salt; /* salt of the request's state; NULL: none */
+    int64_t ttl_s;          /* time to live of the request's state; 0: none */
+};
 /* Remembers an answer to that prompt as it was shown, and in the form that templates give it,
  * trimmed. */
-void retoken_remember(const struct hcache *h, struct answers *m, const char *salt,
-                      const struct prompt_text *text, const int32_t *prompt, int n_prompt,
+void retoken_remember(const struct hcache *h, struct answers *m,
+                      const struct retoken_owner *owner, const struct prompt_text *text,
+                      const int32_t *prompt, int n_prompt,
                       const struct hcache_result *answer);
 
 #endif

@@ -115,7 +115,8 @@ static struct prompt_ids retoken(const char *salt, const char *text, const char 
 static void put(const char *salt, const char *text, const int32_t *ids, int n)
 {
     answers_put(m, salt, &(struct answers_text){.text = text, .n_text = strlen(text)},
-                &(struct answers_ids){.prompt = ids, .n_prompt = n});
+                &(struct answers_ids){.prompt = ids, .n_prompt = n},
+                &(struct answers_of){.state_salt = salt});
 }
 
 static void put_known(const char *salt)
@@ -263,7 +264,7 @@ static void an_answer_is_remembered_in_both_forms(void **state)
     const int32_t prompt[2] = {7, 8};
     struct hcache_result r = answer(" yes\n", " yes\n");
     static const char *const forms[] = {"ask: yes\n", "ask:yes"};
-    retoken_remember(h, m, NULL, &asked, prompt, 2, &r);
+    retoken_remember(h, m, &(struct retoken_owner){0}, &asked, prompt, 2, &r);
     for (int i = 0; i < 2; i++) {
         size_t n;
         int32_t *ids;
@@ -279,7 +280,7 @@ static void an_answer_is_remembered_in_both_forms(void **state)
     /* A stop string has cut the text, so it is not the text of all tokens. */
     r = answer("noSTOP", "no");
     asked = text_of("again:");
-    retoken_remember(h, m, NULL, &asked, prompt, 2, &r);
+    retoken_remember(h, m, &(struct retoken_owner){0}, &asked, prompt, 2, &r);
     size_t n;
     int32_t *ids;
     int n_ids;
