@@ -444,8 +444,8 @@ static int fail(int code, const char *message)
     return code == HCACHE_E_USAGE ? 2 : 1;
 }
 
-/* Returns the time to live of remembered answers: the shorter one of those of texts and of state; 0:
- * none. */
+/* Returns the time to live of remembered answers, the shorter one of those of texts and of state.
+ * 0: none. */
 static int64_t answers_ttl_s(const struct serve_args *a)
 {
     return a->idle_ttl > 0 && a->conversation_ttl > 0
