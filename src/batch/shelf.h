@@ -100,7 +100,7 @@ int shelf_add_file(struct shelf *s, const char *tenant, const char *name, const 
 int shelf_read_file(struct shelf *s, const char *tenant, const char *id,
                     struct shelf_file *out, int *fd, struct err *err);
 /* Overwrites and deletes a file. Returns ERR_BUSY while a batch that has not ended, or a caller of
- * shelf_read_file, reads it. After an error the file is as before. *is_pending: the file is gone for
+ * shelf_read_file, reads it. After an error the file is as before. *is_pending: it is gone for
  * good, but the next start has to overwrite its bytes, for the reason in *err. */
 int shelf_delete_file(struct shelf *s, const char *tenant, const char *id, bool *is_pending,
                       struct err *err);
