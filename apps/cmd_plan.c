@@ -193,6 +193,9 @@ static int load_platform(const struct plan_args *a, struct platform *p, struct e
     if (rc != 0)
         return rc;
     rc = platform_parse(text, n, p, e);
+    if (rc == 0 && p->n_tiers == 0)
+        rc = err_set(e, ERR_MISMATCH,
+                     "platform: no disk has been measured yet: run hcache profile");
     free(text);
     if (rc != 0) {
         err_wrap(e, "%s", a->platform);

@@ -70,7 +70,7 @@ static const struct key keys[] = {
     {"tile_tokens", KEY_INT, AT(tile_tokens), 1},
     {"io_overlap", KEY_NUMBER, AT(io_overlap), 1},
     {"comp_overlap", KEY_NUMBER, AT(comp_overlap), 1},
-    {"n_tiers", KEY_INT, AT(n_tiers), 1},
+    {"n_tiers", KEY_INT, AT(n_tiers), 0},
 };
 
 /* Keys of tier i: "tier0_name" and so on. */
@@ -195,8 +195,8 @@ static int check_text(const char *name, const char *text, size_t size, struct er
 
 int platform_validate(const struct platform *p, struct err *e)
 {
-    if (p->n_tiers > PLATFORM_TIERS_MAX)
-        return err_set(e, ERR_FORMAT, "platform: n_tiers is %d, at most %d are possible",
+    if (p->n_tiers < 0 || p->n_tiers > PLATFORM_TIERS_MAX)
+        return err_set(e, ERR_FORMAT, "platform: n_tiers is %d, 0 to %d are possible",
                        p->n_tiers, PLATFORM_TIERS_MAX);
     if (p->n_stages > PLATFORM_MAX_STAGES || (p->n_layers > 0 && p->n_stages > p->n_layers))
         return err_set(e, ERR_FORMAT,

@@ -100,7 +100,7 @@ static void test_nonsense_is_named(void **state)
     BAD(p.io_overlap = 0.5, "io_overlap is 0.5, at least 1");
     BAD(p.comp_overlap = NAN, "comp_overlap is not a number");
     BAD(p.n_layers = 0, "n_layers is 0");
-    BAD(p.n_tiers = 0, "n_tiers is 0");
+    BAD(p.n_tiers = -1, "n_tiers is -1");
     BAD(p.n_tiers = 9, "n_tiers is 9");
     BAD(p.tile_tokens = 0, "tile_tokens is 0");
     BAD(p.tier[1].bytes_per_s = 0, "tier1_bytes_per_s is zero");
