@@ -758,15 +758,3 @@ int walk_mask(struct walk *w, uint32_t *mask)
     }
     return 0;
 }
-
-bool grammar_contains(const struct grammar *g, const char *text, size_t n)
-{
-    struct automaton *a = automaton_create(g, NULL);
-    struct walk w = {0};
-    bool ok = false;
-    if (a != NULL && walk_begin(&w, a) == 0 && walk_bytes(&w, text, n, &ok) == 0)
-        ok = ok && walk_accepts(&w);
-    walk_end(&w);
-    automaton_destroy(a);
-    return ok;
-}

@@ -1,4 +1,4 @@
-/* gbnf.c - GBNF grammars, and the two simple forms: a regular expression and a list of texts.
+/* gbnf.c - GBNF grammars.
  *
  * GBNF is the notation of llama.cpp's grammars:
  *
@@ -405,17 +405,11 @@ static void check_left_recursion(struct reader *r)
     }
 }
 
-/* --- the compilers ------------------------------------------------------------------ */
+/* --- the whole ------------------------------------------------------------------------------ */
 
-struct input {
-    const char *text;
-    size_t n;
-    const char *const *texts;
-};
-
-static uint32_t read_gbnf(struct build *b, const struct input *in)
+uint32_t gbnf_root(struct build *b, const char *text, size_t n, uint32_t next)
 {
-    struct reader r = {.b = b, .text = in->text, .n = in->n};
+    struct reader r = {.b = b, .text = text, .n = n};
     uint32_t root = UINT32_MAX;
     for (skip(&r, true); peek(&r) >= 0; skip(&r, true)) {
         uint32_t i = (uint32_t)(name_of(&r) - r.names);
@@ -442,59 +436,5 @@ static uint32_t read_gbnf(struct build *b, const struct input *in)
     if (root == UINT32_MAX)
         build_fault(b, ERR_USAGE, "the grammar has no rule \"root\"");
     check_left_recursion(&r);
-    return node_call(b, root, NODE_ID_RETURN);
-}
-
-static uint32_t read_regex(struct build *b, const struct input *in)
-{
-    return dfa_embed(b, dfa_of_regex(b, in->text, in->n, true), false, NODE_ID_RETURN);
-}
-
-static uint32_t read_choice(struct build *b, const struct input *in)
-{
-    for (size_t i = 0; i < in->n; i++)
-        if (in->texts[i][0] == 0)
-            build_fault(b, ERR_USAGE, "a choice is empty");
-    return dfa_embed(b,
-                     dfa_of_texts(b, in->texts, (uint32_t)MIN(in->n, (size_t)UINT32_MAX)),
-                     false, NODE_ID_RETURN);
-}
-
-static struct grammar *compile(struct build *b,
-                               uint32_t (*read)(struct build *, const struct input *),
-                               const struct input *in)
-{
-    if (setjmp(b->fault) != 0)
-        return NULL;
-    return build_finish(b, read(b, in));
-}
-
-static int run(struct grammar **out, uint32_t (*read)(struct build *, const struct input *),
-               const struct input *in, struct err *err)
-{
-    struct err own;
-    struct build b;
-    *out = NULL;
-    err = err == NULL ? &own : err;
-    int rc = build_begin(&b, err);
-    if (rc != 0)
-        return rc;
-    *out = compile(&b, read, in);
-    return *out == NULL ? build_abandon(&b) : 0;
-}
-
-int grammar_of_gbnf(struct grammar **out, const char *text, size_t n, struct err *err)
-{
-    return run(out, read_gbnf, &(struct input){.text = text, .n = n}, err);
-}
-
-int grammar_of_regex(struct grammar **out, const char *text, size_t n, struct err *err)
-{
-    return run(out, read_regex, &(struct input){.text = text, .n = n}, err);
-}
-
-int grammar_of_choice(struct grammar **out, const char *const *texts, size_t n,
-                      struct err *err)
-{
-    return run(out, read_choice, &(struct input){.texts = texts, .n = n}, err);
+    return node_call(b, root, next);
 }

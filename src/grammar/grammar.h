@@ -25,18 +25,30 @@ struct textbuf;
 
 enum { GRAMMAR_MAX_BYTES = 96 << 20 };
 
-/* Compiles a JSON schema (draft 2020-12 unless its "$schema" says otherwise).  The text is one JSON
- * value.  loose NULL: a keyword that cannot be enforced is refused.  Else such a keyword is left
- * out, and its name is added to *loose, separated by ", ". */
-int grammar_of_schema(struct grammar **out, const struct json *schema,
-                      struct textbuf *loose, struct err *err);
-/* Compiles a GBNF grammar. Its rule "root" is the text. */
-int grammar_of_gbnf(struct grammar **out, const char *text, size_t n, struct err *err);
-/* Compiles a regular expression that the whole text matches. */
-int grammar_of_regex(struct grammar **out, const char *text, size_t n, struct err *err);
-/* Compiles a list of texts, of which the answer is one. */
-int grammar_of_choice(struct grammar **out, const char *const *texts, size_t n,
-                      struct err *err);
+enum grammar_kind {
+    GRAMMAR_SCHEMA, /* one JSON value, by a schema of draft 2020-12 unless "$schema" says otherwise */
+    GRAMMAR_GBNF,   /* the rule "root" is the text */
+    GRAMMAR_REGEX,  /* the whole text matches */
+    GRAMMAR_CHOICE, /* one of several texts */
+};
+
+struct grammar_source {
+    enum grammar_kind kind;
+    const struct json *schema;
+    const char *text; /* GBNF or a regular expression */
+    size_t n;         /* bytes of text, or number of texts */
+    const char *const *texts;
+    /* The form begins behind the first occurrence of these bytes and up to 8 blanks; before them
+     * stands any text. NULL: the form begins at once. */
+    const char *after;
+    size_t n_after;
+    /* NULL: a keyword of a schema that cannot be enforced is refused.  Else such a keyword is left
+     * out, and its name is added to *loose, separated by ", ". */
+    struct textbuf *loose;
+};
+
+/* Compiles a form. *out is the caller's. */
+int grammar_compile(struct grammar **out, const struct grammar_source *s, struct err *err);
 void grammar_free(struct grammar *g); /* NULL is allowed */
 
 /* Returns whether the grammar contains the text. Slow: for tests and for compilers. */

@@ -116,4 +116,11 @@ void repeat_end(struct build *b, uint32_t repeat, uint32_t body);
 uint32_t rule_new(struct build *b);
 void rule_set(struct build *b, uint32_t rule, uint32_t node);
 
+/* --- the compilers; `next` follows the texts ---------------------------------------------------- */
+
+uint32_t gbnf_root(struct build *b, const char *text, size_t n, uint32_t next);
+/* loose: see grammar.h. */
+uint32_t schema_root(struct build *b, const struct json *schema, struct textbuf *loose,
+                     uint32_t next);
+
 #endif

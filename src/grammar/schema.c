@@ -1,12 +1,10 @@
 /* schema.c - see schema.h: the entry, the parts of a document, and references. */
 #include "grammar/schema.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/bytes.h"
-#include "base/mem.h"
 #include "base/textbuf.h"
 
 void schema_refuse(struct schema *c, const char *what)
@@ -276,42 +274,21 @@ static int draft_of(struct schema *c, const struct json *schema)
     return 2020;
 }
 
-static struct grammar *compile(struct build *b, struct schema *c, const struct json *schema)
+uint32_t schema_root(struct build *b, const struct json *schema, struct textbuf *loose,
+                     uint32_t next)
 {
-    if (setjmp(b->fault) != 0)
-        return NULL;
+    struct schema *c = build_alloc(b, sizeof *c);
+    struct goal g = {0};
     c->b = b;
+    c->loose = loose;
     c->draft = draft_of(c, schema);
     const struct resource *root = resource_new(c, "", schema);
     survey(c, schema, root, 0);
-    struct goal g = {0};
     /* A document with an $id is its own second resource. */
+    bool named = c->n_resources > 1 && c->resources[1]->root == schema;
     goal_add(c, &g,
-             (struct want){.schema = schema,
-                           .base = c->n_resources > 1 && c->resources[1]->root == schema
-                                       ? c->resources[1]
-                                       : root});
+             (struct want){.schema = schema, .base = named ? c->resources[1] : root});
     uint32_t rule = schema_rule(c, &g);
     schema_emit_all(c);
-    return build_finish(b, node_call(b, rule, NODE_ID_RETURN));
-}
-
-int grammar_of_schema(struct grammar **out, const struct json *schema,
-                      struct textbuf *loose, struct err *err)
-{
-    struct err own;
-    struct build b;
-    *out = NULL;
-    err = err == NULL ? &own : err;
-    struct schema *c = mem_try_calloc(1, sizeof *c);
-    if (c == NULL)
-        return err_set(err, -ENOMEM, "no memory to compile a schema");
-    int rc = build_begin(&b, err);
-    if (rc == 0) {
-        c->loose = loose;
-        *out = compile(&b, c, schema);
-        rc = *out == NULL ? build_abandon(&b) : 0;
-    }
-    free(c);
-    return rc;
+    return node_call(b, rule, next);
 }

@@ -7,7 +7,10 @@
  * A trie is an array of nodes in preorder. The subtree of node i is [i, at[i].end), and its tokens
  * are ids[at[i].tok .. at[at[i].end].tok).  The last node is a sentinel.
  *
- * Immutable after vocab_create. Special tokens and tokens without bytes are in no trie. */
+ * A special token is no text. Its bytes are VOCAB_SPECIAL, which occurs in no text, and three bytes
+ * of its id, so that a grammar can ask for it and no text allows it.
+ *
+ * Immutable after vocab_create. Tokens without bytes are in no trie. */
 #ifndef GRAMMAR_VOCAB_H
 #define GRAMMAR_VOCAB_H
 
@@ -16,6 +19,17 @@
 #include <stdint.h>
 
 #include "base/err.h"
+
+enum { VOCAB_SPECIAL = 0xFF, VOCAB_SPECIAL_BYTES = 4 };
+
+/* Writes the bytes of a special token. */
+static inline void vocab_special(int32_t id, char out[VOCAB_SPECIAL_BYTES])
+{
+    out[0] = (char)VOCAB_SPECIAL;
+    out[1] = (char)(id >> 16);
+    out[2] = (char)(id >> 8);
+    out[3] = (char)id;
+}
 
 struct trie_node {
     uint32_t end;   /* first node behind the subtree */

@@ -620,7 +620,11 @@ static void fuzz_schema(const uint8_t *bytes, size_t n)
     struct textbuf loose = {0};
     if (json_parse(&v, bytes, n, "schema", &err) != 0)
         return;
-    int rc = grammar_of_schema(&g, v, n % 2 ? &loose : NULL, &err);
+    int rc = grammar_compile(&g,
+                             &(struct grammar_source){.kind = GRAMMAR_SCHEMA,
+                                                      .schema = v,
+                                                      .loose = n % 2 ? &loose : NULL},
+                             &err);
     walk_grammar(g, rc, &err);
     textbuf_free(&loose);
     json_free(v);
@@ -630,7 +634,10 @@ static void fuzz_gbnf(const uint8_t *bytes, size_t n)
 {
     struct err err = {0};
     struct grammar *g = NULL;
-    int rc = grammar_of_gbnf(&g, (const char *)bytes, n, &err);
+    int rc = grammar_compile(
+        &g,
+        &(struct grammar_source){.kind = GRAMMAR_GBNF, .text = (const char *)bytes, .n = n},
+        &err);
     walk_grammar(g, rc, &err);
 }
 
@@ -638,7 +645,11 @@ static void fuzz_regex(const uint8_t *bytes, size_t n)
 {
     struct err err = {0};
     struct grammar *g = NULL;
-    int rc = grammar_of_regex(&g, (const char *)bytes, n, &err);
+    int rc = grammar_compile(&g,
+                             &(struct grammar_source){.kind = GRAMMAR_REGEX,
+                                                      .text = (const char *)bytes,
+                                                      .n = n},
+                             &err);
     walk_grammar(g, rc, &err);
 }
 

@@ -1,7 +1,9 @@
 /* test_automaton.c - the mask of a state against the definition of a mask: each token is tried by
  * itself. The vocabulary is made of pieces that cross all borders of JSON. */
 #include "grammar/automaton.h"
+#include "grammar/form.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -93,7 +95,10 @@ static struct grammar *schema(const char *text)
     struct grammar *g;
     struct err err = {0};
     assert_int_equal(json_parse(&v, text, strlen(text), "schema", &err), 0);
-    if (grammar_of_schema(&g, v, NULL, &err) != 0)
+    if (grammar_compile(
+            &g,
+            &(struct grammar_source){.kind = GRAMMAR_SCHEMA, .schema = v, .loose = NULL},
+            &err) != 0)
         fail_msg("%s: %s", text, err.msg);
     json_free(v);
     return g;
@@ -186,7 +191,12 @@ static void test_gbnf_masks(void **state)
                                "| \"\\\"\" [^\"]* \"\\\"\"\n";
     struct grammar *g;
     (void)state;
-    assert_int_equal(grammar_of_gbnf(&g, text, strlen(text), NULL), 0);
+    assert_int_equal(
+        grammar_compile(
+            &g,
+            &(struct grammar_source){.kind = GRAMMAR_GBNF, .text = text, .n = strlen(text)},
+            NULL),
+        0);
     check("gbnf", g, 5);
     grammar_free(g);
 }
@@ -246,6 +256,68 @@ static void test_forced(void **state)
     grammar_free(g);
 }
 
+/* A form that begins behind a tag: before the first tag stands any text. */
+static void test_after(void **state)
+{
+    static const char *const yes[] = {"x</t>null", "</t>\n null", "</</t></t>",
+                                      "a\"</</t>null"};
+    static const char *const no[] = {"null", "</t>x", "</t></t>null", "x</t>         null"};
+    char special[5] = "";
+    struct grammar *g;
+    (void)state;
+    struct grammar_source s = {
+        .kind = GRAMMAR_REGEX, .text = "null|</t>", .n = 9, .after = "</t>", .n_after = 4};
+    assert_int_equal(grammar_compile(&g, &s, NULL), 0);
+    for (size_t i = 0; i < 4; i++) {
+        if (!grammar_contains(g, yes[i], strlen(yes[i])))
+            fail_msg("%s", yes[i]);
+        if (grammar_contains(g, no[i], strlen(no[i])))
+            fail_msg("%s", no[i]);
+    }
+    grammar_free(g);
+    vocab_special(N_SPECIAL, special);
+    s.after = special;
+    assert_int_equal(grammar_compile(&g, &s, NULL), 0);
+    assert_true(grammar_contains(g, "a</t>\xFF\0\0\7null", 13));
+    assert_false(grammar_contains(g, "a</t>\xFF\0\0\6null", 13));
+    assert_false(grammar_contains(g, "a</t>null", 9));
+    grammar_free(g);
+}
+
+/* A form shared by two answers, which stand at different places. */
+static void test_form(void **state)
+{
+    struct form *f = form_create(schema("{\"enum\":[\"a\",12]}"), vocab);
+    struct form_place one = {0}, two = {0};
+    const int32_t ends[] = {4, -1}; /* the byte 4 stands for an end of answers */
+    const struct form_ends e = {.ids = ends, .n = 2};
+    int32_t answer[] = {'"', 'a', '"'}, digits[] = {'1', '2'};
+    float logits[N_TOKENS];
+    struct err err = {0};
+    (void)state;
+    for (int i = 0; i < N_TOKENS; i++)
+        logits[i] = (float)i;
+    assert_int_equal(form_shape(f, &one, answer, 0, e, N_TOKENS, logits, &err), 0);
+    assert_true(logits['"'] == '"' && logits['1'] == '1' && isinf(logits['2']) &&
+                isinf(logits[4]));
+    assert_false(form_take(f, &two, digits, 1));
+    assert_false(form_take(f, &one, answer, 2));
+    assert_true(form_take(f, &one, answer, 3));
+    assert_true(form_take(f, &two, digits, 2));
+    /* A complete answer may only end, even if something else forbade its end. */
+    for (int i = 0; i < N_TOKENS; i++)
+        logits[i] = i == 4 ? -INFINITY : 1;
+    assert_int_equal(form_shape(f, &two, digits, 2, e, N_TOKENS, logits, &err), 0);
+    assert_true(logits[4] == 0 && isinf(logits['1']) && isinf(logits[N_TOKENS - 1]));
+    assert_int_equal(
+        form_shape(f, &two, digits, 2, (struct form_ends){0}, N_TOKENS, logits, &err),
+        ERR_UNSUPPORTED);
+    form_leave(&one);
+    form_leave(&two);
+    form_release(form_share(f));
+    form_release(f);
+}
+
 /* A walk that left the form allows nothing, and a token without bytes is never allowed. */
 static void test_dead(void **state)
 {
@@ -273,7 +345,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_masks),      cmocka_unit_test(test_gbnf_masks),
         cmocka_unit_test(test_forgetting), cmocka_unit_test(test_forced),
-        cmocka_unit_test(test_dead),
+        cmocka_unit_test(test_dead),       cmocka_unit_test(test_after),
+        cmocka_unit_test(test_form),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

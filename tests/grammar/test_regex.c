@@ -75,7 +75,10 @@ static void test_against_pcre2(void **state)
                                        NULL);
         assert_non_null(re);
         pcre2_match_data *m = pcre2_match_data_create_from_pattern(re, NULL);
-        if (grammar_of_regex(&g, regex, strlen(regex), &err) != 0)
+        if (grammar_compile(&g,
+                            &(struct grammar_source){
+                                .kind = GRAMMAR_REGEX, .text = regex, .n = strlen(regex)},
+                            &err) != 0)
             fail_msg("%s: %s", regex, err.msg);
         for (int k = 0; k < 40; k++) {
             char text[64] = "";
@@ -119,7 +122,10 @@ static void test_patterns(void **state)
         snprintf(schema, sizeof schema, "{\"type\":\"string\",\"pattern\":\"%s\"}",
                  rows[i].pattern);
         assert_int_equal(json_parse(&v, schema, strlen(schema), "schema", &err), 0);
-        if (grammar_of_schema(&g, v, NULL, &err) != 0)
+        if (grammar_compile(&g,
+                            &(struct grammar_source){
+                                .kind = GRAMMAR_SCHEMA, .schema = v, .loose = NULL},
+                            &err) != 0)
             fail_msg("%s: %s", schema, err.msg);
         for (size_t k = 0; k < 4 && rows[i].yes[k] != NULL; k++)
             if (!grammar_contains(g, rows[i].yes[k], strlen(rows[i].yes[k])))
@@ -137,11 +143,19 @@ static void test_choice(void **state)
     static const char *const texts[] = {"yes", "no", "yesterday"};
     struct grammar *g;
     (void)state;
-    assert_int_equal(grammar_of_choice(&g, texts, 3, NULL), 0);
+    assert_int_equal(
+        grammar_compile(
+            &g, &(struct grammar_source){.kind = GRAMMAR_CHOICE, .texts = texts, .n = 3},
+            NULL),
+        0);
     assert_true(grammar_contains(g, "yes", 3) && grammar_contains(g, "yesterday", 9));
     assert_false(grammar_contains(g, "yest", 4) || grammar_contains(g, "", 0));
     grammar_free(g);
-    assert_int_equal(grammar_of_choice(&g, texts, 0, NULL), ERR_USAGE);
+    assert_int_equal(
+        grammar_compile(
+            &g, &(struct grammar_source){.kind = GRAMMAR_CHOICE, .texts = texts, .n = 0},
+            NULL),
+        ERR_USAGE);
 }
 
 static void test_gbnf(void **state)
@@ -178,7 +192,11 @@ static void test_gbnf(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct grammar *g;
         struct err err = {0};
-        if (grammar_of_gbnf(&g, rows[i].text, strlen(rows[i].text), &err) != 0)
+        if (grammar_compile(&g,
+                            &(struct grammar_source){.kind = GRAMMAR_GBNF,
+                                                     .text = rows[i].text,
+                                                     .n = strlen(rows[i].text)},
+                            &err) != 0)
             fail_msg("%s: %s", rows[i].text, err.msg);
         for (size_t k = 0; k < 4 && rows[i].yes[k] != NULL; k++)
             if (!grammar_contains(g, rows[i].yes[k], strlen(rows[i].yes[k])))
@@ -191,7 +209,11 @@ static void test_gbnf(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct grammar *g;
         struct err err = {0};
-        int rc = grammar_of_gbnf(&g, bad[i].text, strlen(bad[i].text), &err);
+        int rc = grammar_compile(&g,
+                                 &(struct grammar_source){.kind = GRAMMAR_GBNF,
+                                                          .text = bad[i].text,
+                                                          .n = strlen(bad[i].text)},
+                                 &err);
         if (rc != bad[i].code || strstr(err.msg, bad[i].says) == NULL)
             fail_msg("%s: %d, %s", bad[i].text, rc, err.msg);
     }
@@ -213,7 +235,12 @@ static void test_ranges(void **state)
             snprintf(schema, sizeof schema, "{\"type\":\"number\",\"%s\":%g}", keys[kind],
                      bounds[i]);
             assert_int_equal(json_parse(&v, schema, strlen(schema), "schema", NULL), 0);
-            assert_int_equal(grammar_of_schema(&g, v, NULL, NULL), 0);
+            assert_int_equal(
+                grammar_compile(&g,
+                                &(struct grammar_source){
+                                    .kind = GRAMMAR_SCHEMA, .schema = v, .loose = NULL},
+                                NULL),
+                0);
             for (int hundredths = -1300; hundredths <= 10100;
                  hundredths += hundredths < 1300 ? 1 : 37) {
                 char text[32];

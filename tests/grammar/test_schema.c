@@ -22,7 +22,11 @@ static int compile(struct grammar **g, const char *schema, struct textbuf *loose
     char text[4096];
     snprintf(text, sizeof text, "[%s]", schema); /* true and false are schemas, too */
     assert_int_equal(json_parse(&v, text, strlen(text), "schema", err), 0);
-    int rc = grammar_of_schema(g, json_at(v, 0), loose, err);
+    int rc = grammar_compile(g,
+                             &(struct grammar_source){.kind = GRAMMAR_SCHEMA,
+                                                      .schema = json_at(v, 0),
+                                                      .loose = loose},
+                             err);
     json_free(v);
     return rc;
 }

@@ -1,0 +1,123 @@
+/* form.c - see form.h. */
+#include "grammar/form.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/mem.h"
+#include "base/minmax.h"
+
+struct form {
+    struct grammar *grammar;
+    const struct vocab *vocab;
+    struct automaton *automaton; /* made at the first use */
+    uint32_t *mask;              /* [vocab.n_words] of one call */
+    atomic_int n_owners;
+};
+
+struct form *form_create(struct grammar *g, const struct vocab *v)
+{
+    struct form *f = mem_try_calloc(1, sizeof *f);
+    uint32_t *mask = mem_try_calloc(v->n_words, sizeof *mask);
+    if (f == NULL || mask == NULL) {
+        free(f);
+        free(mask);
+        grammar_free(g);
+        return NULL;
+    }
+    f->grammar = g;
+    f->vocab = v;
+    f->mask = mask;
+    atomic_init(&f->n_owners, 1);
+    return f;
+}
+
+struct form *form_share(struct form *f)
+{
+    atomic_fetch_add(&f->n_owners, 1);
+    return f;
+}
+
+void form_release(struct form *f)
+{
+    if (f == NULL || atomic_fetch_sub(&f->n_owners, 1) > 1)
+        return;
+    automaton_destroy(f->automaton);
+    grammar_free(f->grammar);
+    free(f->mask);
+    free(f);
+}
+
+/* Walks the tokens of the answer that the place has not seen. */
+static int catch_up(struct form *f, struct form_place *p, const int32_t *answer, int n)
+{
+    int rc = 0;
+    if (f->automaton == NULL)
+        f->automaton = automaton_create(f->grammar, f->vocab);
+    if (f->automaton == NULL)
+        return -ENOMEM;
+    if (p->walk.automaton == NULL)
+        rc = walk_begin(&p->walk, f->automaton);
+    CHECK(p->n <= n);
+    for (; rc == 0 && p->n < n; p->n++) {
+        bool ok;
+        rc = walk_token(&p->walk, answer[p->n], &ok);
+    }
+    return rc;
+}
+
+/* Makes forbidden logits minus infinity. Returns whether a token is allowed. */
+static bool apply(const uint32_t *mask, size_t n_words, int n_vocab, float *logits)
+{
+    bool any = false;
+    for (size_t w = 0; w < n_words; w++) {
+        int first = (int)w * 32, n = MIN(32, n_vocab - first);
+        any |= mask[w] != 0;
+        for (int i = 0; mask[w] != UINT32_MAX && i < n; i++)
+            if (!(mask[w] >> i & 1))
+                logits[first + i] = -INFINITY;
+    }
+    return any;
+}
+
+int form_shape(struct form *f, struct form_place *p, const int32_t *answer, int n,
+               struct form_ends ends, int n_vocab, float *logits, struct err *err)
+{
+    int rc = catch_up(f, p, answer, n);
+    if (rc == 0)
+        rc = walk_mask(&p->walk, f->mask);
+    if (rc != 0)
+        return err_set(err, rc, "the answer's form is too ambiguous to go on");
+    float kept[64];
+    int n_ends = MIN(ends.n, 64);
+    for (int i = 0; i < n_ends; i++)
+        kept[i] = ends.ids[i] >= 0 && ends.ids[i] < n_vocab ? logits[ends.ids[i]] : 0;
+    bool any = apply(f->mask, f->vocab->n_words, n_vocab, logits);
+    bool accepts = walk_accepts(&p->walk), ends_it = false;
+    for (int i = 0; accepts && i < n_ends; i++) {
+        if (ends.ids[i] < 0 || ends.ids[i] >= n_vocab)
+            continue;
+        /* A minimum of tokens cannot keep an answer from ending that has no other way. */
+        logits[ends.ids[i]] = any || isfinite(kept[i]) ? kept[i] : 0;
+        ends_it = true;
+    }
+    if (!any && !ends_it)
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "no token of the model's vocabulary can continue the answer in its form");
+    return 0;
+}
+
+bool form_take(struct form *f, struct form_place *p, const int32_t *answer, int n)
+{
+    return catch_up(f, p, answer, n) == 0 && walk_accepts(&p->walk) &&
+           walk_is_complete(&p->walk);
+}
+
+void form_leave(struct form_place *p)
+{
+    walk_end(&p->walk);
+}
