@@ -30,8 +30,9 @@ struct run_args {
     bool interactive, ignore_eos, json, verbose, no_special, plan_strict, raw, history;
     int max_tokens, top_k, cache_ttl;
     double temperature, top_p, min_p;
-    const char *truncate;
+    const char *truncate, *json_schema, *grammar;
     struct hcache_truncation truncation;
+    struct hcache_form *form; /* of --json-schema or --grammar; NULL: any */
     int64_t seed;
 };
 
@@ -83,6 +84,10 @@ static const struct opt options[] = {
      .help = "drop tokens less likely than P times the likeliest"},
     {"seed", OPT(struct run_args, seed), .arg = "N", .def = "0", .min = INT64_MIN,
      .max = INT64_MAX, .help = "seed of sampling"},
+    {"json-schema", OPT(struct run_args, json_schema), .arg = "FILE",
+     .help = "the answer is a JSON value of the schema in this file (docs/STRUCTURED.md)"},
+    {"grammar", OPT(struct run_args, grammar), .arg = "FILE",
+     .help = "the answer is a text of the GBNF grammar in this file"},
     {"ignore-eos", OPT(struct run_args, ignore_eos),
      .help = "do not stop at the end of the text"},
     {"no-special", OPT(struct run_args, no_special), .help = "like --raw, and without BOS"},
@@ -468,8 +473,31 @@ static struct hcache_request request_of(struct run_args *a)
                                    .save = a->save,
                                    .plan = a->plan,
                                    .plan_strict = a->plan_strict,
+                                   .form = a->form,
                                    .on_token = print_token,
                                    .arg = a};
+}
+
+/* Compiles the form of --json-schema or --grammar. */
+static int form_make(struct hcache *h, struct run_args *a, struct hcache_err *err)
+{
+    const char *path = a->json_schema != NULL ? a->json_schema : a->grammar;
+    struct hcache_form_opts o = {
+        .kind = a->json_schema != NULL ? HCACHE_FORM_SCHEMA : HCACHE_FORM_GBNF};
+    struct err e = {0};
+    char *text = NULL;
+    if (path == NULL)
+        return 0;
+    int rc = file_read(path, (size_t)1 << 24, &text, &o.n, &e);
+    if (rc != 0) {
+        err->code = rc;
+        snprintf(err->msg, sizeof err->msg, "%s", e.msg);
+        return rc;
+    }
+    o.text = text;
+    rc = hcache_form_create(h, &o, &a->form, NULL, err);
+    free(text);
+    return rc;
 }
 
 /* Returns the largest number of answer tokens, for a run without --max-tokens. */
@@ -667,6 +695,10 @@ static int check_args(struct run_args *a)
                                "--conversation and --plain-chat");
     if (a->interactive && a->json)
         return opt_usage(&cmd, "-i and --json cannot be combined");
+    if (a->json_schema != NULL && a->grammar != NULL)
+        return opt_usage(&cmd, "give one of --json-schema and --grammar");
+    if (a->interactive && (a->json_schema != NULL || a->grammar != NULL))
+        return opt_usage(&cmd, "--json-schema and --grammar cannot be combined with -i");
     return 0;
 }
 
@@ -702,6 +734,8 @@ int cmd_run(int argc, char **argv)
     int rc = prompt_read(&p, &a, &err);
     if (rc == 0)
         rc = hcache_open(&a.engine.o, &h, &err);
+    if (rc == 0)
+        rc = form_make(h, &a, &err);
     struct hcache_truncation half = {.ratio = 0.5};
     bool talks = rc == 0 && (a.conversation != NULL || (a.interactive && is_chat(h, &a)));
     if (talks && a.truncate == NULL && is_kept(&a) &&
@@ -713,6 +747,7 @@ int cmd_run(int argc, char **argv)
         rc = run(h, &p, &a, &err);
     if (rc != 0)
         code = fail(&err);
+    hcache_form_free(a.form);
     hcache_close(h);
     prompt_free(&p);
     opt_end(parsed);

@@ -305,6 +305,41 @@ bool hcache_answer_part(const struct hcache_answer *a, int i, struct hcache_part
 const char *hcache_token_bytes(const struct hcache *h, int32_t id, size_t *n);
 void hcache_free(void *p);
 
+/* --- the form of an answer ------------------------------------------------------------------- */
+
+/* A form restricts an answer to the texts of a JSON schema, a grammar, a regular expression or a
+ * list.  Tokens that would leave the form are never chosen, and the answer ends only where the form
+ * is complete.  docs/STRUCTURED.md says what is enforced and how it is written. */
+enum hcache_form_kind {
+    HCACHE_FORM_SCHEMA, /* text: a JSON schema */
+    HCACHE_FORM_GBNF,   /* text: a GBNF grammar */
+    HCACHE_FORM_REGEX,  /* text: a regular expression that the whole answer matches */
+    HCACHE_FORM_CHOICE, /* text: a JSON array of the texts of which the answer is one */
+};
+
+struct hcache_form_opts {
+    enum hcache_form_kind kind;
+    const char *text;
+    size_t n; /* bytes of text */
+    /* Keywords of a schema that cannot be enforced are left out and named, instead of refused. */
+    bool loose;
+    /* The form begins behind the first occurrence of this text, a special token or not; before it
+     * stands any text, such as a thought.  NULL: the form begins at once. */
+    const char *after;
+};
+
+struct hcache_form;
+
+/* Compiles a form, or finds one that was compiled lately.  *out is the caller's; it may be used by
+ * any number of requests.  *unenforced (NULL is allowed) gets the names of the keywords that were
+ * left out, separated by ", ", and is the caller's (hcache_free); NULL if there are none.
+ * HCACHE_E_USAGE: malformed, or no text has the form.  HCACHE_E_UNSUPPORTED: the message names what
+ * cannot be enforced.  HCACHE_E_LIMIT: too large. */
+int hcache_form_create(struct hcache *h, const struct hcache_form_opts *o,
+                       struct hcache_form **out, char **unenforced, struct hcache_err *err);
+/* Requests that were submitted keep their form. NULL is allowed. */
+void hcache_form_free(struct hcache_form *f);
+
 /* --- generation ----------------------------------------------------------------------------- */
 
 struct hcache_bias {
@@ -369,6 +404,8 @@ struct hcache_request {
     /* Changes the logits before a token is chosen; NULL: no change. Log-probabilities are those of
      * the raw logits. */
     const struct hcache_shaping *shaping;
+    /* form of the answer; NULL: any. It is needed until the request is submitted. */
+    const struct hcache_form *form;
     struct hcache_truncation truncation;
     const char *salt; /* requests share state only if their salts are equal */
     /* requests with a lower number run earlier, -HCACHE_MAX_PRIORITY..HCACHE_MAX_PRIORITY */

@@ -86,6 +86,8 @@ enum finish {
     FINISH_ERROR,   /* an error: outcome.err has it */
 };
 
+struct form;
+
 struct request {
     const int32_t *prompt; /* copied; every id is within the vocabulary */
     int n_prompt;          /* number of prompt tokens, above 0 */
@@ -96,6 +98,8 @@ struct request {
     struct sample_opts sample;
     /* NULL: logits are not shaped. Must outlive the sequence. */
     const struct shaping *shaping;
+    /* Form of the answer; NULL: any. Must outlive the sequence. */
+    struct form *form;
     const char *salt; /* salt of its chunk keys; NULL: no salt */
     /* Plan as in option --plan; NULL: auto. Must outlive the sequence. */
     const char *plan;

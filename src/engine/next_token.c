@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "engine/seq.h"
+#include "hcache.h"
 
 static size_t hidden_bytes(const struct model *m, int max_rows)
 {
@@ -85,39 +86,67 @@ int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct
                        model_hidden_bytes(h->model));
 }
 
+static bool is_shaped(const struct seq *q)
+{
+    return shaping_changes(q->req.shaping) || q->req.form != NULL;
+}
+
 static bool any_is_shaped(const struct next_token *h, int n)
 {
     for (int i = 0; i < n; i++)
-        if (shaping_changes(h->seqs[i]->req.shaping))
+        if (is_shaped(h->seqs[i]))
             return true;
     return false;
+}
+
+/* Collects the tokens that end the answer of q: its model's, and those of its request. Returns
+ * their number, and in *n_own the number of the model's. */
+static int end_ids(const struct seq *q, const struct model_config *c,
+                   int32_t ids[CONFIG_MAX_EOS + 1 + HCACHE_MAX_STOP_IDS], int *n_own)
+{
+    const struct shaping *g = q->req.shaping;
+    int n = 0;
+    for (; !q->req.ignore_eos && n < c->n_eos; n++)
+        ids[n] = c->eos_ids[n];
+    /* The BOS token ends an answer, as an EOS token does. */
+    if (!q->req.ignore_eos)
+        ids[n++] = c->bos_id;
+    *n_own = n;
+    for (int i = 0; g != NULL && i < g->n_stop_ids; i++)
+        ids[n++] = g->stop_ids[i];
+    return n;
+}
+
+/* Changes the logits [n_vocab] of q. */
+static void shape_row(struct next_token *h, struct seq *q, int n_vocab, float *logits)
+{
+    int32_t ends[CONFIG_MAX_EOS + 1 + HCACHE_MAX_STOP_IDS];
+    int n_own, n_ends = end_ids(q, &h->model->cfg, ends, &n_own),
+               n_prompt = q->req.n_prompt;
+    struct shaping_place place = {.tokens = q->tokens,
+                                  .n_prompt = n_prompt,
+                                  .n_tokens = q->n_tokens,
+                                  .end_ids = ends,
+                                  .n_end_ids = n_own};
+    if (shaping_changes(q->req.shaping))
+        shaping_apply(q->req.shaping, &place, n_vocab, h->counts, logits);
+    if (q->req.form != NULL)
+        form_shape(q->req.form, &q->place, q->tokens + n_prompt, q->n_tokens - n_prompt,
+                   (struct form_ends){.ids = ends, .n = n_ends}, n_vocab, logits,
+                   &q->form_err);
 }
 
 /* Shapes the logits that came down. at [n][vocab] holds them and stays unchanged. */
 static int shape(struct next_token *h, struct stream *s, struct mat logits, const float *at,
                  int n)
 {
-    const struct model_config *c = &h->model->cfg;
     const size_t row = (size_t)logits.cols;
     int rc = 0;
     for (int i = 0; rc == 0 && i < n; i++) {
-        const struct seq *q = h->seqs[i];
-        int32_t ends[CONFIG_MAX_EOS + 1];
-        int n_ends = 0;
-        if (!shaping_changes(q->req.shaping))
+        if (!is_shaped(h->seqs[i]))
             continue;
-        for (; !q->req.ignore_eos && n_ends < c->n_eos; n_ends++)
-            ends[n_ends] = c->eos_ids[n_ends];
-        /* The BOS token ends an answer, as an EOS token does. */
-        if (!q->req.ignore_eos)
-            ends[n_ends++] = c->bos_id;
-        struct shaping_place place = {.tokens = q->tokens,
-                                      .n_prompt = q->req.n_prompt,
-                                      .n_tokens = q->n_tokens,
-                                      .end_ids = ends,
-                                      .n_end_ids = n_ends};
         memcpy(h->shaped, at + (size_t)i * row, row * sizeof *h->shaped);
-        shaping_apply(q->req.shaping, &place, (int)row, h->counts, h->shaped);
+        shape_row(h, h->seqs[i], (int)row, h->shaped);
         rc = stream_copy(s, mat_rows(logits, i, 1).data, h->shaped, row * sizeof(float));
         if (rc == 0)
             rc = stream_sync(s); /* the next row reuses h->shaped */

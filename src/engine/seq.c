@@ -105,6 +105,7 @@ void seq_destroy(struct seq *s)
         save_idle(s->save, s->tokens, seq_at(s));
     forget_save(s);
     upcoming_end(s);
+    form_leave(&s->place);
     stairs_deinit(s);
     seq_drop_blocks(s);
     kv_table_free(s->shared->pool, &s->table);
@@ -449,6 +450,10 @@ static void take_token(struct seq *s)
 {
     const struct model_config *c = &s->shared->model->cfg;
     int32_t id = s->next;
+    if (s->form_err.code != 0) {
+        seq_fail(s, s->form_err.code, s->form_err.msg);
+        return;
+    }
     if (id == SAMPLE_NO_TOKEN) {
         seq_fail(s, ERR_UNSUPPORTED,
                  "no token can be chosen: all logits are NaN. The weights hold a NaN or an "
@@ -470,8 +475,13 @@ static void take_token(struct seq *s)
     s->tokens[s->n_tokens++] = id;
     view_add(&s->view, id);
     s->out.n_generated++;
+    bool complete = s->req.form != NULL &&
+                    form_take(s->req.form, &s->place, s->tokens + s->req.n_prompt,
+                              s->n_tokens - s->req.n_prompt);
     if (s->req.on_token != NULL && s->req.on_token(s->req.arg, id) != 0)
         seq_finish(s, FINISH_CANCELLED);
+    else if (complete) /* nothing can follow, so the answer need not say that it ends */
+        seq_finish(s, FINISH_EOS);
     else if (s->out.n_generated == s->req.max_tokens)
         seq_finish(s, FINISH_LENGTH);
 }

@@ -19,9 +19,9 @@ enum {
     UNKNOWN = UINT32_MAX,
     MAX_PLACES = 4096,     /* places of one state */
     MAX_VISITS = 16384,    /* nodes visited after one byte */
-    SOFT_STATES = 1 << 14, /* at this bound states are forgotten before the next token */
+    SOFT_STATES = 1 << 13, /* at this bound states are forgotten before the next token */
     HARD_STATES = 1 << 17, /* bound inside the search of one token */
-    SOFT_BYTES = 32 << 20, /* of kept masks */
+    SOFT_BYTES = 12 << 20, /* of kept masks */
     N_BUCKETS = 4096,      /* of kept masks */
 };
 

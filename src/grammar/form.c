@@ -91,8 +91,9 @@ int form_shape(struct form *f, struct form_place *p, const int32_t *answer, int 
         rc = walk_mask(&p->walk, f->mask);
     if (rc != 0)
         return err_set(err, rc, "the answer's form is too ambiguous to go on");
-    float kept[64];
-    int n_ends = MIN(ends.n, 64);
+    float kept[FORM_MAX_ENDS];
+    int n_ends = ends.n;
+    CHECK(n_ends <= FORM_MAX_ENDS);
     for (int i = 0; i < n_ends; i++)
         kept[i] = ends.ids[i] >= 0 && ends.ids[i] < n_vocab ? logits[ends.ids[i]] : 0;
     bool any = apply(f->mask, f->vocab->n_words, n_vocab, logits);

@@ -23,6 +23,8 @@ struct form_place { /* {0} is the beginning */
     int n; /* tokens that were walked */
 };
 
+enum { FORM_MAX_ENDS = 256 };
+
 struct form_ends {
     const int32_t *ids; /* tokens that end the answer */
     int n;

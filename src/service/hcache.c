@@ -17,6 +17,7 @@
 #include "base/minmax.h"
 #include "model/pass.h"
 #include "remote/remote.h"
+#include "service/forms.h"
 #include "service/hcache_impl.h"
 #include "state/save_policy.h"
 #include "tensor/group.h"
@@ -225,6 +226,8 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
         vo.tier = st.tier;
     }
     service_create(&vo, &h->service);
+    if (h->tokenizer != NULL)
+        h->forms = forms_create(h->tokenizer, h->k.model->cfg.vocab_size);
     remote_on_erased(h->k.remote, service_forget_erased_soon, h->service);
     h->platform = h->k.platform;
     warn_context(o, &h->k);
@@ -246,6 +249,7 @@ void hcache_close(struct hcache *h)
     service_destroy(h->service);
     stack_close(&h->k);
     dialog_close(h->dialog);
+    forms_destroy(h->forms);
     tokenizer_close(h->tokenizer);
     free(h);
 }

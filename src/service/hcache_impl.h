@@ -19,6 +19,7 @@ struct hcache {
     struct dialog *dialog;
     struct err dialog_err; /* reason why dialog is NULL */
     struct service *service;
+    struct forms *forms; /* compiled forms of answers; NULL: the model has no tokenizer */
     /* Platform for decisions about saving; a copy, because the engine's thread writes measured
      * speeds to k.platform. */
     struct platform platform;

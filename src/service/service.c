@@ -23,6 +23,7 @@
 #include "base/minmax.h"
 #include "base/thread.h"
 #include "service/counts.h"
+#include "service/forms.h"
 #include "policy/sched.h"
 #include "state/saver.h"
 
@@ -623,6 +624,8 @@ static struct hcache_ticket *ticket_create(struct service *s, const struct reque
     }
     if (r->shaping != NULL)
         copy_shaping(t, r->shaping);
+    if (r->form != NULL)
+        t->req.form = t->form = form_share(r->form->form);
     t->wants_logprobs = t->req.logits = r->logprobs;
     t->wants_progress = r->on_prompt != NULL;
     t->n_top = r->logprobs ? r->n_top : 0;

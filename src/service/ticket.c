@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "grammar/form.h"
 #include "base/minmax.h"
 #include "service/miss.h"
 
@@ -240,6 +241,7 @@ void ticket_destroy(struct hcache_ticket *t)
         free(t->stop[i]);
     free((void *)t->shaping.bias);
     free((void *)t->shaping.stop_ids);
+    form_release(t->form);
     free(t->prompt);
     free(t->salt);
     free(t->plan);

@@ -43,6 +43,7 @@ struct hcache_ticket {
     int n_stop;
     /* Its arrays belong to the ticket. req.shaping points to this struct, or is NULL. */
     struct shaping shaping;
+    struct form *form; /* the ticket's share of req.form; NULL: any form */
     bool wants_logprobs;
     bool wants_progress; /* the caller wants the progress of the prompt */
     bool wants_durable;  /* the ticket ends only when its saved state is durable */
