@@ -25,6 +25,7 @@ static const struct {
      "whether a server's answers are those of cold runs, and leak nothing"},
     {"beside", bench_beside, "decodes, beside a prompt and its restoration"},
     {"stream", bench_stream, "weights read from the disk for each pass"},
+    {"form", bench_form, "forms of answers: compiling schemas, masks of the vocabulary"},
     {"tiers", bench_tiers, "placement policies on simulated caches: hit rates by load"},
     {"hybrid", bench_hybrid,
      "keys and values, activations, or both, with streamed weights: modelled"},

@@ -66,6 +66,7 @@ static void collect(struct names *all)
                                             options_of_batch,
                                             options_of_plan,
                                             options_of_bench_plan,
+                                            options_of_bench_form,
                                             options_of_bench_tiers,
                                             options_of_bench_beside,
                                             options_of_bench_restore,

@@ -25,6 +25,7 @@ extern const struct opt_cmd *const options_of_ingest;
 extern const struct opt_cmd *const options_of_tokenize;
 extern const struct opt_cmd *const options_of_plan;
 extern const struct opt_cmd *const options_of_bench_plan;
+extern const struct opt_cmd *const options_of_bench_form;
 extern const struct opt_cmd *const options_of_bench_tiers;
 extern const struct opt_cmd *const options_of_bench_beside;
 extern const struct opt_cmd *const options_of_bench_restore;

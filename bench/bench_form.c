@@ -1,0 +1,243 @@
+/* bench_form.c - `hcache bench form`: forms of answers: the time to compile them, and the time of a
+ * mask at each token of given answers, with a real vocabulary and without a model. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "apps/option_tables.h"
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/minmax.h"
+#include "base/opt.h"
+#include "bench/bench.h"
+#include "format/json.h"
+#include "grammar/automaton.h"
+#include "model/tokenizer.h"
+
+struct form_bench_args {
+    const char *tokenizer, *file;
+    bool json;
+};
+
+static const struct opt positionals[] = {
+    {"MODEL", OPT(struct form_bench_args, tokenizer), .required = true,
+     .help = "a folder with a tokenizer, or a GGUF file"},
+    {"FILE", OPT(struct form_bench_args, file), .required = true,
+     .help = "lines {\"schema\": S, \"texts\": [answers]}; the answers have the form"},
+    {0},
+};
+
+static const struct opt options[] = {
+    {"json", OPT(struct form_bench_args, json),
+     .help = "print one JSON object and nothing else"},
+    {0},
+};
+
+static const struct opt_cmd cmd = {
+    .name = "bench form",
+    .summary =
+        "Measures forms of answers: the time to compile a JSON schema, and the time of a "
+        "mask of the vocabulary at each token of given answers.  Times are of the "
+        "processor.",
+    .positionals = positionals,
+    .options = options,
+    .examples = "  hcache bench form ~/.cache/hcache/SmolLM2-135M-Instruct.Q4_1.gguf "
+                "schemas.jsonl\n",
+    .values_bytes = sizeof(struct form_bench_args),
+};
+const struct opt_cmd *const options_of_bench_form = &cmd;
+
+struct times {
+    double *at;
+    size_t n, cap;
+};
+
+struct form_bench {
+    struct tokenizer *t;
+    struct vocab *v;
+    char (*special)[VOCAB_SPECIAL_BYTES];
+    uint32_t *mask;
+    struct times compile_ms, mask_us;
+    int n_schemas, n_refused, n_texts, n_outside;
+};
+
+static double cpu_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void add(struct times *t, double v)
+{
+    if (t->n == t->cap) {
+        t->cap = MAX(t->cap * 2, (size_t)256);
+        t->at = xrealloc(t->at, t->cap * sizeof *t->at);
+    }
+    t->at[t->n++] = v;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    return ORDER(*(const double *)a, *(const double *)b);
+}
+
+/* Returns the share-th value of sorted times. */
+static double share_of(struct times *t, double share)
+{
+    qsort(t->at, t->n, sizeof *t->at, by_size);
+    return t->n == 0 ? 0 : t->at[MIN((size_t)((double)t->n * share), t->n - 1)];
+}
+
+static double mean_of(const struct times *t)
+{
+    double sum = 0;
+    for (size_t i = 0; i < t->n; i++)
+        sum += t->at[i];
+    return t->n == 0 ? 0 : sum / (double)t->n;
+}
+
+static const char *bytes_of(void *arg, int32_t id, size_t *n)
+{
+    struct form_bench *f = arg;
+    if (!tokenizer_is_special(f->t, id))
+        return tokenizer_bytes(f->t, id, n);
+    vocab_special(id, f->special[id]);
+    *n = VOCAB_SPECIAL_BYTES;
+    return f->special[id];
+}
+
+/* Walks an answer and makes the mask in front of each of its tokens. */
+static void walk_text(struct form_bench *f, struct automaton *a, const char *text, size_t n)
+{
+    struct walk w = {0};
+    int32_t *ids = NULL;
+    size_t n_ids = 0;
+    bool ok = tokenizer_encode(f->t, text, n, 0, &ids, &n_ids, NULL) == 0;
+    f->n_texts++;
+    ok = ok && walk_begin(&w, a) == 0;
+    for (size_t i = 0; ok && i < n_ids; i++) {
+        double t0 = cpu_s();
+        ok = walk_mask(&w, f->mask) == 0 && mask_has(f->mask, ids[i]);
+        add(&f->mask_us, (cpu_s() - t0) * 1e6);
+        if (ok)
+            ok = walk_token(&w, ids[i], &ok) == 0 && ok;
+    }
+    f->n_outside += !(ok && walk_accepts(&w));
+    walk_end(&w);
+    free(ids);
+}
+
+static void run_line(struct form_bench *f, const struct json *line)
+{
+    struct grammar *g;
+    struct grammar_source s = {.kind = GRAMMAR_SCHEMA,
+                               .schema = json_member(line, "schema")};
+    const struct json *texts = json_member(line, "texts");
+    double t0 = cpu_s();
+    f->n_schemas++;
+    int rc = grammar_compile(&g, &s, NULL);
+    add(&f->compile_ms, (cpu_s() - t0) * 1e3);
+    if (rc != 0) {
+        f->n_refused++;
+        return;
+    }
+    struct automaton *a = automaton_create(g, f->v);
+    for (size_t i = 0; a != NULL && i < json_count(texts); i++) {
+        size_t n;
+        const char *text = json_string_of(json_at(texts, i), &n);
+        if (text != NULL)
+            walk_text(f, a, text, n);
+    }
+    automaton_destroy(a);
+    grammar_free(g);
+}
+
+static void print(struct form_bench *f, bool as_json)
+{
+    struct json *o = json_new_object();
+    json_put_int(o, "tokens", f->v->n_tokens);
+    json_put_int(o, "schemas", f->n_schemas);
+    json_put_int(o, "refused", f->n_refused);
+    json_put_int(o, "texts", f->n_texts);
+    json_put_int(o, "texts_outside", f->n_outside);
+    json_put_int(o, "masks", (int64_t)f->mask_us.n);
+    json_put_real(o, "mask_mean_us", mean_of(&f->mask_us));
+    json_put_real(o, "mask_p99_us", share_of(&f->mask_us, 0.99));
+    json_put_real(o, "mask_max_us", share_of(&f->mask_us, 1));
+    json_put_real(o, "compile_median_ms", share_of(&f->compile_ms, 0.5));
+    json_put_real(o, "compile_p99_ms", share_of(&f->compile_ms, 0.99));
+    json_put_real(o, "compile_max_ms", share_of(&f->compile_ms, 1));
+    char *text = json_text(o, 2);
+    if (as_json)
+        printf("%s\n", text);
+    for (struct json_iter it = json_begin(o); !as_json && json_next(&it);) {
+        double v = 0;
+        json_real_of(it.value, &v);
+        printf("%-20s %.6g\n", it.key, v);
+    }
+    free(text);
+    json_free(o);
+}
+
+static int run(struct form_bench *f, const struct form_bench_args *a, struct err *err)
+{
+    char *text = NULL;
+    size_t n = 0;
+    int rc = tokenizer_open(&f->t, a->tokenizer, err);
+    if (rc == 0)
+        rc = file_read(a->file, (size_t)1 << 30, &text, &n, err);
+    if (rc != 0)
+        return rc;
+    int32_t n_tokens = tokenizer_size(f->t);
+    f->special = xcalloc((size_t)n_tokens, sizeof *f->special);
+    rc = vocab_create(&f->v, n_tokens, bytes_of, f, err);
+    if (rc == 0)
+        f->mask = xcalloc(f->v->n_words, sizeof *f->mask);
+    int number = 0;
+    for (char *at = text; rc == 0 && at < text + n;) {
+        char *end = memchr(at, '\n', (size_t)(text + n - at));
+        struct json *line;
+        size_t len = end == NULL ? (size_t)(text + n - at) : (size_t)(end - at);
+        number++;
+        if (len > 0) {
+            rc = json_parse(&line, at, len, a->file, err);
+            if (rc != 0)
+                rc = err_wrap(err, "line %d", number);
+            else
+                run_line(f, line);
+            if (rc == 0)
+                json_free(line);
+        }
+        at += len + 1;
+    }
+    free(text);
+    if (rc == 0)
+        print(f, a->json);
+    return rc;
+}
+
+int bench_form(int argc, char **argv)
+{
+    struct form_bench_args a;
+    struct opt_parsed *parsed;
+    struct form_bench f = {0};
+    struct err err = {0};
+    int code;
+    if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
+        return code;
+    if (run(&f, &a, &err) != 0) {
+        fprintf(stderr, "hcache bench form: %s\n", err.msg);
+        code = 1;
+    }
+    free(f.mask);
+    free(f.special);
+    free(f.compile_ms.at);
+    free(f.mask_us.at);
+    vocab_destroy(f.v);
+    tokenizer_close(f.t);
+    opt_end(parsed);
+    return code;
+}
