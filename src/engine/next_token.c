@@ -102,15 +102,12 @@ static bool any_is_shaped(const struct next_token *h, int n)
 /* Collects the tokens that end the answer of q: its model's, and those of its request. Returns
  * their number, and in *n_own the number of the model's. */
 static int end_ids(const struct seq *q, const struct model_config *c,
-                   int32_t ids[CONFIG_MAX_EOS + 1 + HCACHE_MAX_STOP_IDS], int *n_own)
+                   int32_t ids[CONFIG_MAX_EOS + HCACHE_MAX_STOP_IDS], int *n_own)
 {
     const struct shaping *g = q->req.shaping;
     int n = 0;
     for (; !q->req.ignore_eos && n < c->n_eos; n++)
         ids[n] = c->eos_ids[n];
-    /* The BOS token ends an answer, as an EOS token does. */
-    if (!q->req.ignore_eos)
-        ids[n++] = c->bos_id;
     *n_own = n;
     for (int i = 0; g != NULL && i < g->n_stop_ids; i++)
         ids[n++] = g->stop_ids[i];
@@ -120,7 +117,7 @@ static int end_ids(const struct seq *q, const struct model_config *c,
 /* Changes the logits [n_vocab] of q. */
 static void shape_row(struct next_token *h, struct seq *q, int n_vocab, float *logits)
 {
-    int32_t ends[CONFIG_MAX_EOS + 1 + HCACHE_MAX_STOP_IDS];
+    int32_t ends[CONFIG_MAX_EOS + HCACHE_MAX_STOP_IDS];
     int n_own, n_ends = end_ids(q, &h->model->cfg, ends, &n_own),
                n_prompt = q->req.n_prompt;
     struct shaping_place place = {.tokens = q->tokens,

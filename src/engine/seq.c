@@ -467,8 +467,7 @@ static void take_token(struct seq *s)
         s->out.ttft_ns = s->t_first - s->t_admit;
     }
     enter(s, PHASE_DECODE);
-    if ((!s->req.ignore_eos && config_ends_text(c, id)) ||
-        shaping_stops(s->req.shaping, id)) {
+    if ((!s->req.ignore_eos && config_is_eos(c, id)) || shaping_stops(s->req.shaping, id)) {
         seq_finish(s, FINISH_EOS);
         return;
     }

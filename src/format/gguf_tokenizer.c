@@ -159,18 +159,6 @@ int gguf_token_type(const struct gguf *g, uint64_t id)
     return type >= 0 && type <= GGUF_TOKEN_BYTE ? (int)type : GGUF_TOKEN_NORMAL;
 }
 
-bool gguf_token_ends_answer(const struct gguf *g, uint64_t id, const char *s, size_t n)
-{
-    static const char *const texts[] = {
-        "<|eot_id|>",    "<|im_end|>",      "<|end|>",    "<end_of_turn>",
-        "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<EOT>",
-        "</s>",          "<eos>",           "<|return|>", "<end_of_utterance>"};
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
-        if (strlen(texts[i]) == n && memcmp(texts[i], s, n) == 0)
-            return gguf_token_type(g, id) != GGUF_TOKEN_NORMAL;
-    return false;
-}
-
 static int add_tokens(struct tokenizer_json *t, const struct gguf *g, struct err *err)
 {
     const struct gguf_value *v = gguf_find(g, KEY("tokens"));
@@ -201,13 +189,15 @@ static int add_tokens(struct tokenizer_json *t, const struct gguf *g, struct err
 }
 
 /* Collects the tokens that are matched in the text itself.  Only control tokens and the unknown
- * token are special: a user's text never becomes them. */
+ * token are special: a user's text never becomes them.  A token that ends a turn by its text is a
+ * control token even if the file calls it ordinary, as some published files do. */
 static void add_added(struct tokenizer_json *t, const struct gguf *g)
 {
     t->added = xcalloc((size_t)t->n_ids, sizeof *t->added);
     for (int32_t id = 0; id < t->n_ids; id++) {
         int type = gguf_token_type(g, (uint64_t)id);
-        bool special = type == GGUF_TOKEN_CONTROL || type == GGUF_TOKEN_UNKNOWN;
+        bool special = type == GGUF_TOKEN_CONTROL || type == GGUF_TOKEN_UNKNOWN ||
+                       token_ends_turn(t->tokens[id].s, t->tokens[id].n);
         if (t->tokens[id].s == NULL || (!special && type != GGUF_TOKEN_USER_DEFINED))
             continue;
         t->added[t->n_added++] = (struct tokenizer_added){

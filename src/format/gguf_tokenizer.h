@@ -22,10 +22,6 @@ enum {
 /* Returns the type of a token; NORMAL if the file does not say. */
 int gguf_token_type(const struct gguf *g, uint64_t id);
 
-/* Returns whether a token that is not ordinary text ends an answer. The file's metadata names only
- * one such token, but chat models have two. */
-bool gguf_token_ends_answer(const struct gguf *g, uint64_t id, const char *s, size_t n);
-
 /* Reads the tokenizer. Returns 0, -ENOENT if the file has none, or ERR_UNSUPPORTED for an unknown
  * kind or `pre`, with the list of known ones in the message. Strings are copied. Call deinit also
  * after an error. */

@@ -281,6 +281,46 @@ int tokenizer_json_add(struct tokenizer_json *t, const struct tokenizer_added *a
     return 0;
 }
 
+static const char *const turn_ends[] = {
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|calls|>",
+    "<|flush|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<|tool_response>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "[e~[",
+    "</s>",
+    "<eos>",
+    "<\xEF\xBD\x9C"
+    "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>", /* DeepSeek */
+};
+
+const char *token_end_at(int i)
+{
+    int n = sizeof turn_ends / sizeof turn_ends[0];
+    return i < n ? turn_ends[i] : NULL;
+}
+
+bool token_ends_turn(const char *text, size_t n)
+{
+    for (size_t i = 0; i < sizeof turn_ends / sizeof turn_ends[0]; i++)
+        if (strlen(turn_ends[i]) == n && memcmp(turn_ends[i], text, n) == 0)
+            return true;
+    return false;
+}
+
 bool tokenizer_json_is_added(const struct tokenizer_json *t, const char *text, size_t n)
 {
     const int32_t id = tokenizer_json_find(t, text, n);

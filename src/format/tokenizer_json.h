@@ -174,6 +174,11 @@ bool tokenizer_json_is_added(const struct tokenizer_json *t, const char *text, s
 
 void tokenizer_json_deinit(struct tokenizer_json *t);
 
+/* Texts of tokens that end a turn in chat models.  A model may have several of them, and its files
+ * often name only one as its EOS.  token_end_at returns the i-th text, or NULL after the last. */
+const char *token_end_at(int i);
+bool token_ends_turn(const char *text, size_t n);
+
 /* Returns the id of a token's text, or -1 if there is no such token. */
 int32_t tokenizer_json_find(const struct tokenizer_json *t, const char *text, size_t n);
 

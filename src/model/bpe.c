@@ -24,7 +24,6 @@ struct bpe {
     char *bytes; /* byte-level vocabulary: memory of the keys of by_bytes */
     /* byte-level: token of each byte; else: token "<0x..>" of each byte, or -1 */
     int32_t byte_id[256];
-    bool byte_fallback;
 
     /* Map from (left, right) to rank, with open addressing, at most 2/3 full. */
     uint64_t *pairs; /* left << 32 | right, or NO_PAIR */
@@ -116,21 +115,32 @@ static void index_text(struct bpe *b, const struct tokenizer_json *t, const bool
     }
 }
 
-static int find_fallback_bytes(struct bpe *b, const struct tokenizer_json *t,
-                               struct err *err)
+/* Finds the tokens "<0x..>". A vocabulary may lack some of them. */
+static void find_fallback_bytes(struct bpe *b, const struct tokenizer_json *t)
 {
-    b->byte_fallback = t->byte_fallback;
-    for (int i = 0; i < 256 && b->byte_fallback; i++) {
+    memset(b->byte_id, -1, sizeof b->byte_id);
+    for (int i = 0; i < 256 && t->byte_fallback; i++) {
         char name[8];
         snprintf(name, sizeof name, "<0x%02X>", (unsigned)i);
         b->byte_id[i] = tokenizer_json_find(t, name, 6);
-        if (b->byte_id[i] < 0)
-            return err_set(err, ERR_FORMAT,
-                           "the tokenizer uses byte_fallback, but '%s' is not in the "
-                           "vocabulary",
-                           name);
     }
-    return 0;
+}
+
+bool bpe_has_all_bytes(const struct bpe *b)
+{
+    for (int i = 0; i < 256; i++)
+        if (b->byte_id[i] < 0)
+            return false;
+    return true;
+}
+
+/* Returns whether a character's bytes are all tokens. */
+static bool has_bytes(const struct bpe *b, const char *s, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (b->byte_id[(uint8_t)s[i]] < 0)
+            return false;
+    return true;
 }
 
 static uint64_t pair_of(int32_t left, int32_t right)
@@ -190,11 +200,12 @@ static bool crosses_words(const struct tokenizer_text *s)
  * a piece is a whole text.  If no merge makes a token in which a metaspace follows another
  * character, no merge crosses such a boundary, and cutting there changes no id.  Words can be
  * looked up and keep the heap small.  (The metaspace must be a token itself, so that no run of
- * unknown characters spans a cut.) */
+ * unknown characters spans a cut.  No text may be dropped, or tokens on both sides of it merge.) */
 static bool find_word_cuts(const struct bpe *b, const struct tokenizer_json *t,
                            const bool *makeable)
 {
-    if (b->byte_level || b->ignore_merges ||
+    bool drops = b->unk_id < 0 && !bpe_has_all_bytes(b);
+    if (b->byte_level || b->ignore_merges || drops ||
         strmap_find(&b->by_bytes, metaspace, METASPACE_BYTES) < 0)
         return false;
     for (size_t r = 0; r < t->n_merges; r++)
@@ -206,8 +217,7 @@ static bool find_word_cuts(const struct bpe *b, const struct tokenizer_json *t,
     return true;
 }
 
-int bpe_create(struct bpe **out, const struct tokenizer_json *t, bool byte_level,
-               struct err *err)
+struct bpe *bpe_create(const struct tokenizer_json *t, bool byte_level)
 {
     struct bpe *b = xcalloc(1, sizeof *b);
     b->byte_level = byte_level;
@@ -217,18 +227,14 @@ int bpe_create(struct bpe **out, const struct tokenizer_json *t, bool byte_level
     strmap_init(&b->by_bytes, (size_t)t->n_ids);
     bool *makeable = find_makeable(t);
     (byte_level ? index_bytes : index_text)(b, t, makeable);
+    if (!byte_level)
+        find_fallback_bytes(b, t);
     b->scores = t->scores;
     b->cut_words = find_word_cuts(b, t, makeable);
     free(makeable);
-    int rc = byte_level ? 0 : find_fallback_bytes(b, t, err);
-    if (rc != 0) {
-        bpe_destroy(b);
-        return rc;
-    }
     index_merges(b, t);
     b->whole = xcalloc((size_t)t->n_ids, sizeof *b->whole);
-    *out = b;
-    return 0;
+    return b;
 }
 
 void bpe_destroy(struct bpe *b)
@@ -328,60 +334,69 @@ static void merge_all(const struct bpe *b, struct bpe_work *w, struct symbol *s,
     }
 }
 
-static int no_token(const char *piece, size_t n, struct err *err)
+/* Symbols of a piece, before merging. */
+struct symbols {
+    const struct bpe *b;
+    struct symbol *s;
+    uint32_t n;
+    bool owes_unknown; /* the unknown token for the text before is still to be added */
+};
+
+static void add_symbol(struct symbols *l, int32_t id)
 {
-    return err_set(err, ERR_UNSUPPORTED, "the tokenizer has no token for '%.*s'", (int)n,
-                   piece);
+    l->s[l->n++].id = id;
 }
 
-/* Adds a symbol for text that the vocabulary lacks. If fuse_unk is set, a run of such text is one
- * symbol. */
-static int add_unknown(const struct bpe *b, struct symbol *s, uint32_t *n, bool *in_unknown)
+static void settle_unknown(struct symbols *l)
 {
-    if (b->unk_id < 0)
-        return ERR_UNSUPPORTED;
-    if (!(*in_unknown && b->fuse_unk))
-        s[(*n)++].id = b->unk_id;
-    *in_unknown = true;
-    return 0;
+    if (l->owes_unknown)
+        add_symbol(l, l->b->unk_id);
+    l->owes_unknown = false;
 }
 
-static int split_bytes(const struct bpe *b, const char *piece, size_t n_piece,
-                       struct symbol *s, uint32_t *n, struct err *err)
+/* Adds text that the vocabulary lacks. If fuse_unk is set, a run of such text is one symbol. If
+ * there is no unknown token, the text is dropped, as in the reference. */
+static void add_unknown(struct symbols *l)
 {
-    bool in_unknown = false;
+    if (!l->b->fuse_unk)
+        settle_unknown(l);
+    l->owes_unknown = l->b->unk_id >= 0;
+}
+
+static void split_bytes(struct symbols *l, const char *piece, size_t n_piece)
+{
     for (size_t i = 0; i < n_piece; i++) {
-        int32_t id = b->byte_id[(uint8_t)piece[i]];
-        if (id >= 0) {
-            s[(*n)++].id = id;
-            in_unknown = false;
-        } else if (add_unknown(b, s, n, &in_unknown) != 0) {
-            return err_set(err, ERR_UNSUPPORTED,
-                           "the tokenizer has no token for byte 0x%02X", (uint8_t)piece[i]);
+        int32_t id = l->b->byte_id[(uint8_t)piece[i]];
+        if (id < 0) {
+            add_unknown(l);
+            continue;
         }
+        settle_unknown(l);
+        add_symbol(l, id);
     }
-    return 0;
+    settle_unknown(l);
 }
 
-static int split_characters(const struct bpe *b, const char *piece, size_t n_piece,
-                            struct symbol *s, uint32_t *n, struct err *err)
+/* A character that becomes its bytes does not settle the unknown token before it: the reference
+ * puts that token behind the bytes. */
+static void split_characters(struct symbols *l, const char *piece, size_t n_piece)
 {
-    bool in_unknown = false;
+    const struct bpe *b = l->b;
     for (size_t i = 0, len; i < n_piece; i += len) {
         uint32_t c;
         len = utf8_decode(piece + i, n_piece - i, &c);
         int32_t id = strmap_find(&b->by_bytes, piece + i, len);
         if (id >= 0) {
-            s[(*n)++].id = id;
-            in_unknown = false;
-        } else if (b->byte_fallback) {
+            settle_unknown(l);
+            add_symbol(l, id);
+        } else if (has_bytes(b, piece + i, len)) {
             for (size_t k = 0; k < len; k++)
-                s[(*n)++].id = b->byte_id[(uint8_t)piece[i + k]];
-        } else if (add_unknown(b, s, n, &in_unknown) != 0) {
-            return no_token(piece + i, len, err);
+                add_symbol(l, b->byte_id[(uint8_t)piece[i + k]]);
+        } else {
+            add_unknown(l);
         }
     }
-    return 0;
+    settle_unknown(l);
 }
 
 /* Returns room for n symbols, or NULL if there is no memory. */
@@ -465,21 +480,19 @@ static void merge_runs(const struct bpe *b, struct bpe_work *w, const char *piec
 }
 
 /* Adds the ids of a run.  A run that is not a token is one character: it becomes its bytes or the
- * unknown token. */
-static int add_run(const struct bpe *b, const char *text, size_t n, struct id_list *out,
-                   bool *in_unknown, struct err *err)
+ * unknown token, or is dropped if there is neither. */
+static void add_run(const struct bpe *b, const char *text, size_t n, struct id_list *out,
+                    bool *in_unknown)
 {
     int32_t id = strmap_find(&b->by_bytes, text, n);
-    if (id < 0 && !b->byte_fallback && b->unk_id < 0)
-        return no_token(text, n, err);
+    bool bytes = id < 0 && has_bytes(b, text, n);
     if (id >= 0)
         id_list_push(out, id);
-    else if (!b->byte_fallback && !(*in_unknown && b->fuse_unk))
+    else if (!bytes && b->unk_id >= 0 && !(*in_unknown && b->fuse_unk))
         id_list_push(out, b->unk_id);
-    for (size_t k = 0; id < 0 && b->byte_fallback && k < n; k++)
+    for (size_t k = 0; bytes && k < n; k++)
         id_list_push(out, b->byte_id[(uint8_t)text[k]]);
     *in_unknown = id < 0;
-    return 0;
 }
 
 static int encode_by_scores(const struct bpe *b, struct bpe_work *w, const char *piece,
@@ -503,10 +516,9 @@ static int encode_by_scores(const struct bpe *b, struct bpe_work *w, const char 
     if (w->failed)
         return no_memory(n, err);
     bool in_unknown = false;
-    int rc = 0;
-    for (uint32_t i = 0; i != NO_SYMBOL && rc == 0; i = s[i].s.next)
-        rc = add_run(b, piece + s[i].begin, (size_t)s[i].s.id, out, &in_unknown, err);
-    return rc;
+    for (uint32_t i = 0; i != NO_SYMBOL; i = s[i].s.next)
+        add_run(b, piece + s[i].begin, (size_t)s[i].s.id, out, &in_unknown);
+    return 0;
 }
 
 /* Merges the piece and appends its ids to *out. */
@@ -514,13 +526,13 @@ static int encode_by_merging(const struct bpe *b, struct bpe_work *w, const char
                              size_t n, struct id_list *out, struct err *err)
 {
     struct symbol *s = symbols_for(w, n); /* there are never more symbols than bytes */
-    uint32_t count = 0;
     if (s == NULL)
         return no_memory(n, err);
-    int rc = b->byte_level ? split_bytes(b, piece, n, s, &count, err)
-                           : split_characters(b, piece, n, s, &count, err);
-    if (rc != 0)
-        return rc;
+    struct symbols l = {.b = b, .s = s};
+    (b->byte_level ? split_bytes : split_characters)(&l, piece, n);
+    const uint32_t count = l.n;
+    if (count == 0)
+        return 0;
     for (uint32_t i = 0; i < count; i++) {
         s[i].prev = i > 0 ? i - 1 : NO_SYMBOL;
         s[i].next = i + 1 < count ? i + 1 : NO_SYMBOL;

@@ -2,10 +2,10 @@
  *
  * A piece begins as a list of symbols.  Byte-level vocabularies begin with bytes;
  * SentencePiece-style ones begin with characters, and a character that the vocabulary lacks becomes
- * its bytes.  Then the adjacent pair of the lowest rank is merged, the leftmost first, until no
- * pair has a rank.  If the vocabulary has scores instead of merges, the pair whose joined text is
- * the token with the best score is merged first.  Pairs wait in a heap, so a piece of n symbols
- * takes O(n log n).
+ * its bytes, if they are tokens.  Then the adjacent pair of the lowest rank is merged, the leftmost
+ * first, until no pair has a rank.  If the vocabulary has scores instead of merges, the pair whose
+ * joined text is the token with the best score is merged first.  Pairs wait in a heap, so a piece
+ * of n symbols takes O(n log n).
  *
  * If merging a piece ends in the one token that spells the piece, later pieces with this text are
  * looked up instead of merged.  One relaxed atomic byte per token remembers this.  These bytes are
@@ -27,9 +27,10 @@ struct bpe;
 
 /* Makes a bpe from the vocabulary and merges of t. byte_level: the vocabulary is written in the
  * alphabet of bpe_bytes.h. The strings of t are borrowed and must outlive the bpe. */
-int bpe_create(struct bpe **out, const struct tokenizer_json *t, bool byte_level,
-               struct err *err);
+struct bpe *bpe_create(const struct tokenizer_json *t, bool byte_level);
 void bpe_destroy(struct bpe *b); /* NULL is allowed */
+/* Returns whether each byte has a token, so that all text becomes tokens. */
+bool bpe_has_all_bytes(const struct bpe *b);
 
 /* A growing list of ids.  If there is no memory for an id, it is left out and `failed` is set
  * permanently. */
@@ -53,8 +54,8 @@ struct bpe_work {
 void bpe_work_deinit(struct bpe_work *w);
 
 /* Appends the ids of one piece: n >= 1 bytes of valid UTF-8, or any bytes for a byte-level
- * vocabulary. -ENOMEM: no memory for the piece.  ERR_UNSUPPORTED: the vocabulary has neither a
- * token for a character nor an unknown token. */
+ * vocabulary.  Text that the vocabulary lacks becomes the unknown token, or is dropped if there is
+ * none, as in the reference.  -ENOMEM: no memory for the piece. */
 int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *piece, size_t n,
                struct id_list *out, struct err *err);
 

@@ -573,12 +573,8 @@ static void read_weight_type(struct fields *f, struct model_config *c)
         f->rc = err_set(f->err, ERR_UNSUPPORTED, "'torch_dtype': '%s' is not supported", s);
 }
 
-static int add_eos(struct model_config *c, const struct json *v, struct err *err)
+int config_add_eos(struct model_config *c, int64_t id, struct err *err)
 {
-    int64_t id;
-    if (!json_int_of(v, &id))
-        return err_set(err, ERR_FORMAT,
-                       "'eos_token_id' must be an integer or a list of integers");
     if (id == -1)
         return 0;
     if (id < 0 || id >= c->vocab_size)
@@ -591,6 +587,15 @@ static int add_eos(struct model_config *c, const struct json *v, struct err *err
     if (!config_is_eos(c, (int32_t)id))
         c->eos_ids[c->n_eos++] = (int32_t)id;
     return 0;
+}
+
+static int add_eos(struct model_config *c, const struct json *v, struct err *err)
+{
+    int64_t id;
+    if (!json_int_of(v, &id))
+        return err_set(err, ERR_FORMAT,
+                       "'eos_token_id' must be an integer or a list of integers");
+    return config_add_eos(c, id, err);
 }
 
 /* Reads the EOS ids: one id or a list. If the file has neither, c's ids stay unchanged. */

@@ -93,7 +93,7 @@ struct rope_scaling {
     float factors[ROPE_MAX_FACTORS];
 };
 
-enum { CONFIG_MAX_EOS = 16 };
+enum { CONFIG_MAX_EOS = 64 };
 
 struct model_config {
     enum model_family family;
@@ -136,7 +136,8 @@ struct model_config {
     bool tie_word_embeddings;
     bool head_bias; /* bias on the output head (phi) */
 
-    /* Tokens that begin and end a text. Any of eos_ids ends generation. */
+    /* Tokens that begin and end a text. Any of eos_ids ends generation, bos_id does not.  Opening a
+     * model adds the tokens that its tokenizer knows as ends (tokenizer_ends). */
     int32_t bos_id; /* -1: the model has no BOS */
     int32_t n_eos;
     int32_t eos_ids[CONFIG_MAX_EOS];
@@ -173,8 +174,8 @@ const char *config_shape_name(int i);
 
 /* Returns whether this id is one of the model's EOS ids. */
 bool config_is_eos(const struct model_config *c, int32_t id);
-/* Returns whether generation stops at this id: an EOS, or the beginning of another text. */
-bool config_ends_text(const struct model_config *c, int32_t id);
+/* Adds an EOS id. An id of -1 and a known id change nothing. */
+int config_add_eos(struct model_config *c, int64_t id, struct err *err);
 
 /* Returns the number of parameters, as the tensors hold them (tied embeddings count once). */
 int64_t config_params(const struct model_config *c);

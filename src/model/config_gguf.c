@@ -238,12 +238,6 @@ static void read_family(struct meta *m, struct model_config *c)
 
 /* --- tokens that end a text --------------------------------------------------------------- */
 
-static void add_end(struct meta *m, struct model_config *c, int64_t id)
-{
-    if (m->rc == 0 && !config_is_eos(c, (int32_t)id) && c->n_eos < CONFIG_MAX_EOS)
-        c->eos_ids[c->n_eos++] = (int32_t)id;
-}
-
 static int32_t special_id(struct meta *m, const struct model_config *c, const char *name)
 {
     char key[64];
@@ -263,20 +257,12 @@ static int32_t special_id(struct meta *m, const struct model_config *c, const ch
 static void read_special(struct meta *m, struct model_config *c)
 {
     static const char *const ends[] = {"eos", "eot", "eom"};
-    struct gguf_strings it;
-    const char *s;
-    size_t n;
     c->bos_id = special_id(m, c, "bos");
     for (int i = 0; i < 3; i++) {
         int32_t id = special_id(m, c, ends[i]);
-        if (id >= 0)
-            add_end(m, c, id);
+        if (m->rc == 0 && id >= 0)
+            m->rc = config_add_eos(c, id, m->err);
     }
-    if (!gguf_strings_begin(gguf_find(m->g, "tokenizer.ggml.tokens"), &it))
-        return;
-    for (int64_t id = 0; id < c->vocab_size && gguf_strings_next(&it, &s, &n); id++)
-        if (gguf_token_ends_answer(m->g, (uint64_t)id, s, n))
-            add_end(m, c, id);
 }
 
 /* --- keys that were not read -------------------------------------------------------------- */

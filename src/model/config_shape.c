@@ -166,11 +166,6 @@ bool config_is_eos(const struct model_config *c, int32_t id)
     return false;
 }
 
-bool config_ends_text(const struct model_config *c, int32_t id)
-{
-    return config_is_eos(c, id) || id == c->bos_id;
-}
-
 static int64_t linear(int64_t n_in, int64_t n_out, bool bias)
 {
     return n_in * n_out + (bias ? n_out : 0);

@@ -38,6 +38,7 @@ static const char *const folder_members[] = {
     "vocab.bpe",
     "added_tokens.json",
     "special_tokens_map.json",
+    "generation_config.json",
 };
 enum { N_FOLDER_MEMBERS = sizeof folder_members / sizeof folder_members[0] };
 enum { MAX_MEMBERS = N_FOLDER_MEMBERS + 1 };

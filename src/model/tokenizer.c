@@ -4,6 +4,7 @@
  * tokenizer_decode); this file connects them. */
 #include "model/tokenizer.h"
 
+#include "format/json.h"
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "format/gguf_tokenizer.h"
@@ -137,6 +138,46 @@ static int read_vocab_and_merges(struct tokenizer *t, const char *dir, struct er
     return rc == 0 ? refuse_added_tokens_file(dir, err) : rc;
 }
 
+/* Adds a token that answers must not contain. An id without a token needs no care. */
+static void suppress(struct tokenizer *t, int64_t id)
+{
+    if (id < 0 || id >= t->j.n_ids)
+        return;
+    t->suppressed = xrealloc(t->suppressed,
+                             ((size_t)t->n_suppressed + 1) * sizeof *t->suppressed);
+    t->suppressed[t->n_suppressed++] = (int32_t)id;
+}
+
+/* Reads suppress_tokens of generation_config.json, if there is such a file. */
+static int read_suppressed(struct tokenizer *t, const char *dir, struct err *err)
+{
+    char *path = xasprintf("%s/generation_config.json", dir), *bytes = NULL;
+    const struct json *list = NULL;
+    struct json *root = NULL;
+    size_t n;
+    int rc = model_file_read(dir, "generation_config.json", TOKENIZER_MAX_BYTES, &bytes, &n,
+                             NULL);
+    if (rc == 0)
+        rc = json_parse(&root, bytes, n, path, err);
+    else
+        rc = 0; /* config_load reads the file, too, and reports that it cannot be read */
+    if (rc == 0 && root != NULL &&
+        (rc = json_opt_array(root, "suppress_tokens", &list, err)) != 0)
+        err_wrap(err, "%s", path);
+    for (size_t i = 0; rc == 0 && i < json_count(list); i++) {
+        int64_t id;
+        if (!json_int_of(json_at(list, i), &id))
+            rc = err_set(err, ERR_FORMAT,
+                         "%s: 'suppress_tokens' must be a list of integers", path);
+        else
+            suppress(t, id);
+    }
+    json_free(root);
+    free(bytes);
+    free(path);
+    return rc;
+}
+
 /* --- reading a GGUF file ------------------------------------------------------------------ */
 
 /* Copies a string of the metadata; NULL if there is none, or if it is not UTF-8 or contains a zero
@@ -162,6 +203,20 @@ static char *gguf_token_text(const struct tokenizer_json *j, const struct gguf *
     return xstrdup(j->tokens[id].s);
 }
 
+/* Reads the list of tokens that answers must not contain. */
+static int read_gguf_suppressed(struct tokenizer *t, const struct gguf *g, struct err *err)
+{
+    const struct gguf_value *v = gguf_find(g, "tokenizer.ggml.suppress_tokens");
+    for (uint64_t i = 0; v != NULL && i < v->n; i++) {
+        int64_t id;
+        if (!v->is_array || !gguf_int(v, i, &id))
+            return err_set(err, ERR_FORMAT,
+                           "'tokenizer.ggml.suppress_tokens' must be a list of integers");
+        suppress(t, id);
+    }
+    return 0;
+}
+
 static int read_gguf(struct tokenizer *t, const struct gguf *g, const char *path,
                      struct err *err)
 {
@@ -172,6 +227,8 @@ static int read_gguf(struct tokenizer *t, const struct gguf *g, const char *path
         t->cfg.bos_token = gguf_token_text(&t->j, g, "tokenizer.ggml.bos_token_id");
         t->cfg.eos_token = gguf_token_text(&t->j, g, "tokenizer.ggml.eos_token_id");
         t->cfg.unk_token = gguf_token_text(&t->j, g, "tokenizer.ggml.unknown_token_id");
+        if ((rc = read_gguf_suppressed(t, g, err)) != 0)
+            err_wrap(err, "%s", path);
     }
     return rc;
 }
@@ -197,7 +254,9 @@ static int read_folder(struct tokenizer *t, const char *dir, struct err *err)
         rc = read_vocab_and_merges(t, dir, err);
     if (rc == 0)
         rc = add_listed(t, err);
-    return rc == 0 ? add_special(t, err) : rc;
+    if (rc == 0)
+        rc = add_special(t, err);
+    return rc == 0 ? read_suppressed(t, dir, err) : rc;
 }
 
 /* Reads the tokenizer from a packed file, which holds the files of its source folder or the
@@ -279,10 +338,10 @@ static int compile(struct tokenizer *t, struct err *err)
         (rc = find_named(t, t->cfg.eos_token, &t->eos_id, err)) != 0 ||
         (rc = pretokenizer_create(&t->pre, j->pretokenizers, j->n_pretokenizers, err)) !=
             0 ||
-        (rc = bpe_create(&t->bpe, j, pretokenizer_is_byte_level(t->pre), err)) != 0 ||
         (rc = token_bytes_init(&t->bytes, j, err)) != 0 ||
         (rc = find_added_texts(t, err)) != 0)
         return rc;
+    t->bpe = bpe_create(j, pretokenizer_is_byte_level(t->pre));
     t->special = xcalloc((size_t)j->n_ids, sizeof *t->special);
     for (size_t i = 0; i < j->n_added; i++)
         t->special[j->added[i].id] = j->added[i].special;
@@ -329,6 +388,7 @@ void tokenizer_close(struct tokenizer *t)
     free(t->added_owned);
     free(t->added_text);
     free(t->special);
+    free(t->suppressed);
     token_bytes_deinit(&t->bytes);
     bpe_destroy(t->bpe);
     pretokenizer_destroy(t->pre);
@@ -483,6 +543,41 @@ int32_t tokenizer_bos(const struct tokenizer *t)
 int32_t tokenizer_eos(const struct tokenizer *t)
 {
     return t->eos_id;
+}
+
+static bool has_token(const struct tokenizer *t, const char *text)
+{
+    return tokenizer_json_is_added(&t->j, text, strlen(text));
+}
+
+/* Returns whether a text of token_end_at means something else in this tokenizer.  Harmony's <|end|>
+ * ends a message inside an answer, if other tokens end the answer.  </s> is ordinary text in
+ * Gemma 4 and PLaMo. */
+static bool is_no_end(const struct tokenizer *t, const char *text)
+{
+    if (strcmp(text, "<|end|>") == 0)
+        return (has_token(t, "<|return|>") && has_token(t, "<|call|>")) ||
+               (has_token(t, "<|calls|>") && has_token(t, "<|flush|>"));
+    return strcmp(text, "</s>") == 0 &&
+           (has_token(t, "<|tool_response>") || has_token(t, "<|plamo:eos|>"));
+}
+
+int tokenizer_ends(const struct tokenizer *t, int32_t ids[TOKENIZER_MAX_ENDS])
+{
+    const char *text;
+    int n = 0;
+    if (t->eos_id >= 0)
+        ids[n++] = t->eos_id;
+    for (int i = 0; (text = token_end_at(i)) != NULL && n < TOKENIZER_MAX_ENDS; i++)
+        if (has_token(t, text) && !is_no_end(t, text))
+            ids[n++] = tokenizer_find(t, text);
+    return n;
+}
+
+const int32_t *tokenizer_suppressed(const struct tokenizer *t, int *n)
+{
+    *n = t->n_suppressed;
+    return t->suppressed;
 }
 
 int32_t tokenizer_find(const struct tokenizer *t, const char *token)

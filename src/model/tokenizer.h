@@ -105,6 +105,15 @@ int32_t tokenizer_bos(const struct tokenizer *t); /* -1: the tokenizer names no 
 /* Returns the EOS; -1: the tokenizer names none. The model's config may name more. */
 int32_t tokenizer_eos(const struct tokenizer *t);
 
+/* Lists the tokens that end an answer: the EOS, and added tokens whose texts end a turn in chat
+ * models. Ids may be above the model's vocabulary. Returns how many there are, at most
+ * TOKENIZER_MAX_ENDS. */
+enum { TOKENIZER_MAX_ENDS = 32 };
+int tokenizer_ends(const struct tokenizer *t, int32_t ids[TOKENIZER_MAX_ENDS]);
+/* Returns the tokens that the model's files forbid in answers; *n is their number. They belong to
+ * the tokenizer. A folder names them in generation_config.json (suppress_tokens). */
+const int32_t *tokenizer_suppressed(const struct tokenizer *t, int *n);
+
 /* Returns the id of a token from its text in the tokenizer's file ("<|im_end|>", "▁the"), or -1 if
  * no token has this text. */
 int32_t tokenizer_find(const struct tokenizer *t, const char *token);

@@ -36,6 +36,8 @@ struct tokenizer {
     bool *special; /* [n_ids] whether the token is special */
     struct token_bytes bytes;
     int32_t bos_id, eos_id;
+    int32_t *suppressed; /* [n_suppressed] tokens that answers must not contain */
+    int n_suppressed;
     /* ids from here on belong to special tokens that a folder names without an id */
     int32_t n_listed;
     size_t most_bytes; /* most bytes of text that one token can stand for; 0: no limit */

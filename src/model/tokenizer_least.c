@@ -36,10 +36,10 @@ static bool removes_text(const struct pretokenizer_step *s)
            s->behavior == SPLIT_REMOVED;
 }
 
-/* Returns whether a run of unknown characters of any length may be one token. */
-static bool fuses_unknown(const struct tokenizer_json *j)
+/* Returns whether a run of unknown characters of any length may be one token, or none. */
+static bool swallows_unknown(const struct tokenizer *t)
 {
-    return j->fuse_unk && j->unk_id >= 0 && !j->byte_fallback;
+    return !bpe_has_all_bytes(t->bpe) && (t->j.fuse_unk || t->j.unk_id < 0);
 }
 
 static size_t longest_token(const struct tokenizer *t)
@@ -57,7 +57,7 @@ static size_t longest_token(const struct tokenizer *t)
 static size_t most_bytes_of_token(const struct tokenizer *t)
 {
     const struct tokenizer_json *j = &t->j;
-    size_t most = fuses_unknown(j) ? 0 : longest_token(t);
+    size_t most = swallows_unknown(t) ? 0 : longest_token(t);
     for (int i = 0; i < j->n_normalizers; i++)
         most *= shrink_of_normalizer(&j->normalizers[i]);
     for (int i = 0; i < j->n_pretokenizers; i++)

@@ -63,6 +63,18 @@ static int check_ahead(const struct hcache_request *r, const struct model *m,
     return rc;
 }
 
+/* Adds the tokens that end an answer by the tokenizer to those that the model's files name. */
+static int add_ends(struct hcache *h, struct err *err)
+{
+    struct model_config *c = &h->k.model->cfg;
+    int32_t ids[TOKENIZER_MAX_ENDS];
+    int n = h->tokenizer != NULL ? tokenizer_ends(h->tokenizer, ids) : 0, rc = 0;
+    for (int i = 0; rc == 0 && i < n; i++)
+        if (ids[i] < c->vocab_size)
+            rc = config_add_eos(c, ids[i], err);
+    return rc;
+}
+
 /* stack_opts.check. Also opens the tokenizer. */
 static int before_weights(void *arg, const struct model *m, struct err *err)
 {
@@ -203,6 +215,8 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
         so.user.throttle_bytes_per_s = 0;
     }
     rc = stack_open(&so, &h->k, hcache_inner(err));
+    if (rc == 0)
+        rc = add_ends(h, hcache_inner(err));
     h->opening = NULL;
     if (rc != 0) {
         hcache_close(h);

@@ -139,12 +139,16 @@ static int on_token(void *arg, int32_t id)
 
 /* --- the loop --------------------------------------------------------------------------------- */
 
-static void finish_text(struct hcache_ticket *t)
+/* Ends the text. The beginning of a character that the model has left unfinished stays; one that
+ * was cut off, by max_tokens for example, is left out. */
+static void finish_text(struct hcache_ticket *t, enum finish finish)
 {
     const char *text = "";
     size_t n = 0;
     if (t->stream != NULL)
         tokenizer_stream_finish(t->stream, &text, &n);
+    if (finish != FINISH_EOS)
+        n = 0;
     pthread_mutex_lock(&t->service->lock);
     ticket_append(t, text, n);
     /* the answer has ended, so no stop string can be completed any more */
@@ -195,7 +199,7 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
         t->err = seq_outcome(t->seq)->err;
     if (finish == FINISH_TIMEOUT && t->n_ids == 0)
         err_set(&t->err, -ETIMEDOUT, "the request's timeout passed before the first token");
-    finish_text(t);
+    finish_text(t, finish);
     ticket_describe(t);
     t->result.timings.load_ms = s->o.load_ms;
     t->result.tier = tier_of(&t->result, s->o.tier);
@@ -562,11 +566,22 @@ static void prime_text(struct hcache_ticket *t)
         (void)tokenizer_stream_push(t->stream, t->prompt[i], &text, &n, NULL);
 }
 
-static void copy_shaping(struct hcache_ticket *t, const struct hcache_shaping *g)
+/* Bias of a token that the model's files forbid in answers: finite, so that no sampler meets a
+ * NaN. */
+#define NEVER (-1e30f)
+
+/* Copies the request's shaping, and adds the tokens that the model's files forbid. */
+static void copy_shaping(struct hcache_ticket *t, const struct hcache_shaping *g,
+                         const int32_t *suppressed, int n_suppressed)
 {
-    struct shaping_bias *bias = xcalloc((size_t)g->n_bias + 1, sizeof *bias);
+    int n_bias = 0;
+    struct shaping_bias *bias = xcalloc((size_t)g->n_bias + (size_t)n_suppressed + 1,
+                                        sizeof *bias);
     for (int i = 0; i < g->n_bias; i++)
-        bias[i] = (struct shaping_bias){g->bias[i].id, g->bias[i].bias};
+        bias[n_bias++] = (struct shaping_bias){g->bias[i].id, g->bias[i].bias};
+    for (int i = 0; i < n_suppressed; i++)
+        if (suppressed[i] < t->n_vocab)
+            bias[n_bias++] = (struct shaping_bias){suppressed[i], NEVER};
     int32_t *stop_ids = xcalloc((size_t)g->n_stop_ids + 1, sizeof *stop_ids);
     for (int i = 0; i < g->n_stop_ids; i++)
         stop_ids[i] = g->stop_ids[i];
@@ -575,7 +590,7 @@ static void copy_shaping(struct hcache_ticket *t, const struct hcache_shaping *g
         .presence_penalty = g->presence_penalty,
         .repetition_penalty = g->repetition_penalty > 0 ? g->repetition_penalty : 1,
         .bias = bias,
-        .n_bias = g->n_bias,
+        .n_bias = n_bias,
         .stop_ids = stop_ids,
         .n_stop_ids = g->n_stop_ids,
         .min_tokens = g->min_tokens};
@@ -622,8 +637,6 @@ static struct hcache_ticket *ticket_create(struct service *s, const struct reque
         t->stop[t->n_stop] = xstrdup(r->stop[t->n_stop]);
         t->stop_bytes[t->n_stop] = strlen(r->stop[t->n_stop]);
     }
-    if (r->shaping != NULL)
-        copy_shaping(t, r->shaping);
     if (r->form != NULL)
         t->req.form = t->form = form_share(r->form->form);
     t->wants_logprobs = t->req.logits = r->logprobs;
@@ -631,6 +644,13 @@ static struct hcache_ticket *ticket_create(struct service *s, const struct reque
     t->n_top = r->logprobs ? r->n_top : 0;
     t->n_vocab = s->o.n_vocab;
     t->tokenizer = s->o.tokenizer;
+    int n = 0;
+    const int32_t *suppressed = t->tokenizer != NULL
+                                    ? tokenizer_suppressed(t->tokenizer, &n)
+                                    : NULL;
+    static const struct hcache_shaping none;
+    if (r->shaping != NULL || n > 0)
+        copy_shaping(t, r->shaping != NULL ? r->shaping : &none, suppressed, n);
     if (t->tokenizer != NULL) {
         t->stream = tokenizer_stream_create(t->tokenizer, true);
         prime_text(t);

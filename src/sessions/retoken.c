@@ -209,15 +209,6 @@ int retoken_marks(const struct hcache *h, const struct prompt_text *asked,
     return is_trimmed ? 2 : 1;
 }
 
-/* Returns whether all generated text was shown, that is, no stop string has cut it. */
-static bool is_whole(const struct hcache *h, const struct hcache_result *r)
-{
-    size_t total = 0, n;
-    for (int i = 0; i < r->n_tokens; i++)
-        total += hcache_token_bytes(h, r->token_ids[i], &n) != NULL ? n : 0;
-    return r->text != NULL && total == r->n_text;
-}
-
 /* Remembers the tokens of the text that consists of the prompt and a[0, n). */
 static void remember(const struct hcache *h, struct answers *m, const char *salt,
                      const struct prompt_text *asked, const char *a, size_t n,
@@ -270,15 +261,15 @@ void retoken_remember(const struct hcache *h, struct answers *m,
                       const int32_t *prompt, int n_prompt,
                       const struct hcache_result *answer)
 {
-    if (answer->n_tokens == 0 || !is_whole(h, answer))
+    size_t begin = 0, end, n_shown, n_bytes = 0;
+    int n = answer->text != NULL ? shown_tokens(h, answer, &n_bytes) : 0;
+    /* A stop string or max_tokens may have cut the text inside a token. */
+    if (n == 0 || n_bytes != answer->n_text)
         return;
     const struct answers_of of = of_whom(h, owner, prompt, n_prompt, answer);
-    size_t begin = 0, end, n_shown;
     char *shown = as_shown(answer->text, answer->n_text, &n_shown);
-    const struct answers_ids ids = {.prompt = prompt,
-                                    .n_prompt = n_prompt,
-                                    .answer = answer->token_ids,
-                                    .n_answer = answer->n_tokens};
+    const struct answers_ids ids = {
+        .prompt = prompt, .n_prompt = n_prompt, .answer = answer->token_ids, .n_answer = n};
     remember(h, m, owner->salt, asked, shown, n_shown, &ids, &of);
     end = n_shown;
     while (begin < end && is_blank(shown[begin]))

@@ -16,7 +16,7 @@ CALL_TAIL = '"arguments": {"city": "Oslo"}}\n</tool_call>'
 ANSWER = "It is sunny in Oslo."
 HELLO = "Hello, I have no tools."
 
-N_BYTES, D, N_LAYERS = 256, 16, 2
+N_BYTES, N_LAYERS = 256, 2
 PIECES = ["<|end|>", "<|ask|>", "<|told|>", "<|plain|>", CALL_HEAD, CALL_TAIL, ANSWER, HELLO]
 SPECIAL = 4  # ids below this are never shown
 END, ASK, TOLD, PLAIN, HEAD, TAIL, SAYS, GREETS = range(N_BYTES, N_BYTES + len(PIECES))
@@ -37,36 +37,42 @@ def byte_names():
     return {b: chr(b) for b in shown} | {b: chr(N_BYTES + i) for i, b in enumerate(hidden)}
 
 
-def tokenizer(hello):
+def tokenizer(added, pieces=()):
+    """Returns a byte-level tokenizer. added: pairs of an added token's text and whether it is special;
+    pieces: bytes of tokens that no text is encoded to, so a character may lie in two of them."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    added = [{"id": N_BYTES + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
-              "normalized": False, "special": i < SPECIAL} for i, text in enumerate([*PIECES[:-1], hello])]
-    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+    names = byte_names()
+    vocab = {name: b for b, name in names.items()}
+    vocab |= {"".join(names[b] for b in piece): N_BYTES + i for i, piece in enumerate(pieces)}
+    listed = [{"id": len(vocab) + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
+               "normalized": False, "special": special} for i, (text, special) in enumerate(added)]
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": listed, "normalizer": None,
             "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
             "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                      "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
-                      "vocab": {name: b for b, name in byte_names().items()}, "merges": []}}
+                      "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "vocab": vocab,
+                      "merges": []}}
 
 
-def tensors():
-    """Returns the weights as a dictionary: name -> (shape, values)."""
-    n_vocab = N_BYTES + len(PIECES)
-    way = {t: 1 + i for i, t in enumerate(NEXT)}  # the direction of a token; 0 leads to the end
-    embed, head = [0.0] * (n_vocab * D), [0.0] * (n_vocab * D)
+def tensors(n_vocab, end, following):
+    """Returns the weights as a dictionary: name -> (shape, values). A token of `following` is followed
+    by the token that it names, each other token by `end`."""
+    d = max(16, (len(following) + 16) // 16 * 16)
+    way = {t: 1 + i for i, t in enumerate(following)}  # the direction of a token; 0 leads to the end
+    embed, head = [0.0] * (n_vocab * d), [0.0] * (n_vocab * d)
     for t in range(n_vocab):
-        embed[t * D + way.get(t, 0)] = 1.0
-    head[END * D] = 20.0
-    for t, after in NEXT.items():
-        head[after * D + way[t]] = 20.0
-    out = {"model.embed_tokens.weight": ((n_vocab, D), embed), "lm_head.weight": ((n_vocab, D), head),
-           "model.norm.weight": ((D,), [1.0] * D)}
+        embed[t * d + way.get(t, 0)] = 1.0
+    head[end * d] = 20.0
+    for t, after in following.items():
+        head[after * d + way[t]] = 20.0
+    out = {"model.embed_tokens.weight": ((n_vocab, d), embed), "lm_head.weight": ((n_vocab, d), head),
+           "model.norm.weight": ((d,), [1.0] * d)}
     for layer in range(N_LAYERS):
         at = f"model.layers.{layer}."
         for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
                      "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
-            out[at + name + ".weight"] = ((D, D), [0.0] * (D * D))
+            out[at + name + ".weight"] = ((d, d), [0.0] * (d * d))
         for name in ("input_layernorm", "post_attention_layernorm"):
-            out[at + name + ".weight"] = ((D,), [1.0] * D)
+            out[at + name + ".weight"] = ((d,), [1.0] * d)
     return out
 
 
@@ -81,64 +87,53 @@ def write_safetensors(path, named):
         f.write(struct.pack("<Q", len(text)) + text + data)
 
 
+def write_model(folder, tok, tok_config, weights, end, context):
+    d = weights["model.norm.weight"][0][0]
+    n_vocab = weights["lm_head.weight"][0][0]
+    os.makedirs(folder)
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": d, "intermediate_size": d,
+              "num_hidden_layers": N_LAYERS, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_act": "silu",
+              "vocab_size": n_vocab, "max_position_embeddings": context, "rms_norm_eps": 1e-6,
+              "rope_theta": 10000.0, "tie_word_embeddings": False, "eos_token_id": end, "torch_dtype": "float32"}
+    for name, content in (("config.json", config), ("tokenizer.json", tok), ("tokenizer_config.json", tok_config)):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+            json.dump(content, f)
+    write_safetensors(os.path.join(folder, "model.safetensors"), weights)
+    return folder
+
+
 def make(folder, hello=HELLO, context=2048):
     """Writes the model into the folder and returns the folder. `hello` is the answer when no tools
     are offered."""
-    os.makedirs(folder)
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": D, "intermediate_size": D,
-              "num_hidden_layers": N_LAYERS, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_act": "silu",
-              "vocab_size": N_BYTES + len(PIECES), "max_position_embeddings": context, "rms_norm_eps": 1e-6,
-              "rope_theta": 10000.0, "tie_word_embeddings": False, "eos_token_id": END, "torch_dtype": "float32"}
-    for name, content in (("config.json", config), ("tokenizer.json", tokenizer(hello)),
-                          ("tokenizer_config.json", {"chat_template": TEMPLATE, "eos_token": PIECES[0]})):
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
-            json.dump(content, f)
-    write_safetensors(os.path.join(folder, "model.safetensors"), tensors())
-    return folder
+    added = [(text, i < SPECIAL) for i, text in enumerate([*PIECES[:-1], hello])]
+    return write_model(folder, tokenizer(added), {"chat_template": TEMPLATE, "eos_token": PIECES[0]},
+                       tensors(N_BYTES + len(PIECES), END, NEXT), END, context)
+
+
+def make_chain(folder, pieces, template, end="<|end|>", special=(), context=4096, config_end=None):
+    """Writes a model that answers with these pieces of bytes, each a token, when its prompt ends with a
+    newline, and then with `end`, the tokenizer's EOS. config_end: the special token that config.json
+    names as EOS instead."""
+    added = [(text, True) for text in (end, *special)]
+    first = N_BYTES + len(pieces)
+    way = [ord("\n"), *range(N_BYTES, first), first]
+    weights = tensors(first + len(added), first, dict(zip(way[:-1], way[1:])))
+    config_id = first + [text for text, _ in added].index(config_end or end)
+    return write_model(folder, tokenizer(added, pieces), {"chat_template": template, "eos_token": end}, weights,
+                       config_id, context)
 
 
 def write_script(folder, pieces, template, special=(), context=4096):
     """Writes a model that answers with exactly these tokens, whatever it is asked, behind a prompt
     that ends with a line break. A piece that is a special token's text is that token. Returns the
     folder."""
-    os.makedirs(folder)
     end = "<|im_end|>"
     added = [end, *special]
-    ids = {text: N_BYTES + i for i, text in enumerate(added)}
-    names = byte_names()
-    vocab = {name: b for b, name in names.items()}
-    script = []
-    for p in pieces:
-        raw = p if isinstance(p, bytes) else p.encode()
-        if p not in ids:
-            key = "".join(names[b] for b in raw)
-            vocab.setdefault(key, N_BYTES + len(added) + len(vocab) - len(names))
-        script.append(ids[p] if p in ids else vocab[key])
-    n_vocab, chain = len(vocab) + len(added), [10, *script]
+    raw = {p: p if isinstance(p, bytes) else p.encode() for p in pieces if p not in added}
+    own = [r for r in raw.values() if len(r) > 1]
+    ids = {t: N_BYTES + i for i, t in enumerate([*own, *added])}
+    chain = [10, *(ids[p] if p in added else ids.get(raw[p], raw[p][0]) for p in pieces)]
     assert len(set(chain)) == len(chain), "every token of a script occurs once"
-    d = (len(chain) + 17) // 16 * 16
-    embed, head = [0.0] * (n_vocab * d), [0.0] * (n_vocab * d)
-    for t in range(n_vocab):
-        embed[t * d + (1 + chain.index(t) if t in chain[:-1] else 0)] = 1.0
-    head[ids[end] * d] = 20.0
-    for i, t in enumerate(chain[1:]):
-        head[t * d + 1 + i] = 20.0
-    named = {"model.embed_tokens.weight": ((n_vocab, d), embed), "lm_head.weight": ((n_vocab, d), head),
-             "model.norm.weight": ((d,), [1.0] * d)}
-    for name, (shape, _) in tensors().items():
-        if ".layers." in name:
-            named[name] = ((d, d), [0.0] * (d * d)) if len(shape) == 2 else ((d,), [1.0] * d)
-    token_json = tokenizer("x")
-    token_json["added_tokens"] = [{**token_json["added_tokens"][0], "id": i, "content": t, "special": True}
-                                  for t, i in ids.items()]
-    token_json["model"]["vocab"] = vocab
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": d, "intermediate_size": d,
-              "num_hidden_layers": N_LAYERS, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_act": "silu",
-              "vocab_size": n_vocab, "max_position_embeddings": context, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-              "tie_word_embeddings": False, "eos_token_id": ids[end], "torch_dtype": "float32"}
-    for name, content in (("config.json", config), ("tokenizer.json", token_json),
-                          ("tokenizer_config.json", {"chat_template": template, "eos_token": end})):
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
-            json.dump(content, f)
-    write_safetensors(os.path.join(folder, "model.safetensors"), named)
-    return folder
+    weights = tensors(N_BYTES + len(ids), ids[end], dict(zip(chain[:-1], chain[1:])))
+    return write_model(folder, tokenizer([(t, True) for t in added], own), {"chat_template": template, "eos_token": end},
+                       weights, ids[end], context)

@@ -29,8 +29,8 @@ static enum finish finish_of(struct stack *k, const int32_t *prompt, bool ignore
     return r.finish;
 }
 
-/* A model that emits BOS begins another text. That ends the present text, as EOS does. */
-static void the_beginning_of_another_text_ends_this_one(void **state)
+/* An EOS ends an answer.  BOS does not, as in the reference library. */
+static void only_an_eos_ends_an_answer(void **state)
 {
     (void)state;
     struct stack k;
@@ -42,12 +42,12 @@ static void the_beginning_of_another_text_ends_this_one(void **state)
     c->n_eos = 0;
     assert_int_equal(finish_of(&k, prompt, false, &first), FINISH_LENGTH);
     c->bos_id = first;
+    assert_int_equal(finish_of(&k, prompt, false, &none), FINISH_LENGTH);
+    assert_int_equal(none, first);
+    c->eos_ids[c->n_eos++] = first;
     assert_int_equal(finish_of(&k, prompt, false, &none), FINISH_EOS);
     assert_int_equal(none, -1);
     assert_int_equal(finish_of(&k, prompt, true, &none), FINISH_LENGTH);
-    c->bos_id = -1;
-    c->eos_ids[c->n_eos++] = first;
-    assert_int_equal(finish_of(&k, prompt, false, &none), FINISH_EOS);
     stack_close(&k);
 }
 
@@ -223,7 +223,7 @@ static void a_tail_without_the_wanted_records_is_computed_again(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_beginning_of_another_text_ends_this_one),
+        cmocka_unit_test(only_an_eos_ends_an_answer),
         cmocka_unit_test(chunks_that_are_shared_on_the_device_count_as_committed),
         cmocka_unit_test(a_tail_without_the_wanted_records_is_computed_again),
         cmocka_unit_test(each_request_has_its_own_shaping),

@@ -444,31 +444,36 @@ static void what_is_not_understood_is_refused_by_name(void **state)
     }
 }
 
-/* A token ends an answer if it has a known text and is not ordinary text. */
-static void an_end_of_answers_is_no_ordinary_text(void **state)
+/* A token that ends a turn by its text is a control token, also if the file calls it ordinary text
+ * or names no types. */
+static void an_end_of_turns_is_a_control_token(void **state)
 {
     (void)state;
-    static const char *const texts[] = {"<|im_end|>", "<|im_end|>x", "</s>", "end"};
+    static const char *const ends[] = {"<|im_end|>", "<|call|>",  "[EOS]",
+                                       "<turn|>",    "</s>",      "<|tool_response>",
+                                       "[e~[",       "<|calls|>", "_<EOT>"};
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++)
+        assert_true(token_ends_turn(ends[i], strlen(ends[i])));
+    assert_false(token_ends_turn("<|im_end|>x", 11) || token_ends_turn("<|im_end|", 9) ||
+                 token_ends_turn("<|im_start|>", 12) || token_ends_turn("", 0));
     static struct gguf_bytes f;
-    struct gguf g;
+    struct tokenizer_json t;
     struct err err = {0};
-    begin(&f);
-    add_array(&f, KEY("token_type"), I32, 3);
-    add_u32(&f, 1);
-    add_u32(&f, 3);
-    add_u32(&f, 99);
-    put_u64(f.bytes + 16, f.n_values);
-    assert_int_equal(gguf_parse(&g, f.bytes, f.n, f.n, "f", &err), 0);
-    for (int i = 0; i < 4; i++) {
-        size_t n = strlen(texts[i]);
-        assert_false(gguf_token_ends_answer(&g, 0, texts[i], n));
-        assert_int_equal(gguf_token_ends_answer(&g, 1, texts[i], n), i == 0 || i == 2);
-        assert_false(gguf_token_ends_answer(&g, 7, texts[i], n)); /* it has no type */
+    static const char *const texts[] = {"a", "<|im_end|>", "<|im_start|>", "user"};
+    for (int typed = 0; typed < 2; typed++) {
+        begin(&f);
+        add_string(&f, KEY("model"), "llama");
+        add_strings(&f, KEY("tokens"), texts, 4);
+        add_scores(&f, 4);
+        if (typed) {
+            add_array(&f, KEY("token_type"), I32, 4);
+            for (int i = 0; i < 4; i++)
+                add_u32(&f, GGUF_TOKEN_NORMAL);
+        }
+        assert_int_equal(read_file(&f, &t, &err), 0);
+        assert_true(t.n_added == 1 && t.added[0].id == 1 && t.added[0].special);
+        tokenizer_json_deinit(&t);
     }
-    assert_int_equal(gguf_token_type(&g, 1), GGUF_TOKEN_CONTROL);
-    assert_int_equal(gguf_token_type(&g, 2), GGUF_TOKEN_NORMAL); /* no such type */
-    assert_int_equal(gguf_token_type(&g, 3), GGUF_TOKEN_NORMAL);
-    gguf_deinit(&g);
 }
 
 int main(void)
@@ -481,7 +486,7 @@ int main(void)
         cmocka_unit_test(a_llama_tokenizer_has_scores_and_blanks),
         cmocka_unit_test(all_bytes_are_a_fallback),
         cmocka_unit_test(what_is_not_understood_is_refused_by_name),
-        cmocka_unit_test(an_end_of_answers_is_no_ordinary_text),
+        cmocka_unit_test(an_end_of_turns_is_a_control_token),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

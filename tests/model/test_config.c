@@ -63,8 +63,9 @@ static void test_llama(void **state)
     assert_true(c.mlp_gated && !c.qkv_bias && !c.qk_norm);
     assert_int_equal(c.bos_id, 1);
     assert_true(config_is_eos(&c, 2) && !config_is_eos(&c, 1));
-    assert_true(config_ends_text(&c, 2) && config_ends_text(&c, 1) &&
-                !config_ends_text(&c, 3));
+    assert_int_equal(config_add_eos(&c, 3, NULL), 0);
+    assert_int_equal(config_add_eos(&c, 2, NULL), 0);
+    assert_true(config_is_eos(&c, 3) && c.n_eos == 2);
 
     c = parse(
         LLAMA(", \"head_dim\": 32, \"dtype\": \"float16\", \"eos_token_id\": [3, 4, 3]"));

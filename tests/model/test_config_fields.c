@@ -657,11 +657,15 @@ static void test_special_ids(void **state)
     refuse(&llama, "\"eos_token_id\": [512, 1]", ERR_FORMAT, "'eos_token_id' 512");
     refuse(&llama, "\"eos_token_id\": [1.5]", ERR_FORMAT,
            "'eos_token_id' must be an integer or a list of integers");
-    c = with(&llama, "\"eos_token_id\": [0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]");
+    char list[512] = "\"eos_token_id\": [0";
+    for (int i = 1; i < CONFIG_MAX_EOS; i++)
+        snprintf(list + strlen(list), sizeof list - strlen(list), ",%d", i);
+    snprintf(list + strlen(list), sizeof list - strlen(list), "]");
+    c = with(&llama, list);
     assert_int_equal(c.n_eos, CONFIG_MAX_EOS);
-    assert_int_equal(c.eos_ids[15], 15);
-    refuse(&llama, "\"eos_token_id\": [0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16]",
-           ERR_UNSUPPORTED, "'eos_token_id' has more than 16 entries");
+    assert_int_equal(c.eos_ids[CONFIG_MAX_EOS - 1], CONFIG_MAX_EOS - 1);
+    snprintf(list + strlen(list) - 1, 8, ",500]");
+    refuse(&llama, list, ERR_UNSUPPORTED, "'eos_token_id' has more than 64 entries");
 }
 
 static void test_ids_of_generation_config(void **state)

@@ -380,27 +380,6 @@ static void test_special_tokens(void **state)
     }
 }
 
-/* Texts that end an answer in chat models end it here, up to the number that a description holds.
- */
-static void test_ends_by_their_texts(void **state)
-{
-    (void)state;
-#define TOKENS(s, k)                                                                       \
-    {.key = "tokenizer.ggml.tokens", .kind = GGUF_STRING, .text = s, .n = k},              \
-    {                                                                                      \
-        .key = "tokenizer.ggml.token_type", .kind = GGUF_I32, .value = 3, .n = k           \
-    }
-    struct model_config c = load(FILE_OF(.values = {TOKENS("<|im_end|>", 2)}));
-    assert_int_equal(c.n_eos, 2);
-    assert_int_equal(c.eos_ids[0], 0);
-    assert_int_equal(c.eos_ids[1], 1);
-    c = load(FILE_OF(.values = {TOKENS("<|im_end|>", 40)}));
-    assert_int_equal(c.n_eos, CONFIG_MAX_EOS);
-    assert_int_equal(c.eos_ids[CONFIG_MAX_EOS - 1], CONFIG_MAX_EOS - 1);
-    c = load(FILE_OF(.values = {TOKENS("text", 2)}));
-    assert_int_equal(c.n_eos, 0);
-}
-
 /* --- other entries ------------------------------------------------------------------------ */
 
 static void test_other_architectures_entries_are_ignored(void **state)
@@ -443,7 +422,6 @@ int main(void)
         cmocka_unit_test(test_factors_of_frequencies),
         cmocka_unit_test(test_the_embedding_table_is_a_matrix),
         cmocka_unit_test(test_special_tokens),
-        cmocka_unit_test(test_ends_by_their_texts),
         cmocka_unit_test(test_other_architectures_entries_are_ignored),
     };
     return cmocka_run_group_tests(tests, made_gguf_setup, made_gguf_teardown);

@@ -538,9 +538,10 @@ static void test_vocab_and_merges(void **state)
     assert_int_equal(n, 3);
     assert_memory_equal(ids, want, sizeof want);
     free(ids);
-    struct err err = {0};
-    assert_int_equal(tokenizer_encode(t, "abc", 3, 0, &ids, &n, &err), ERR_UNSUPPORTED);
-    assert_string_equal(err.msg, "the tokenizer has no token for byte 0x63");
+    ids = encode(t, "acb", 3, 0, &n); /* a byte without a token is dropped before merging */
+    assert_true(n == 1 && ids[0] == 4);
+    free(ids);
+    assert_int_equal(tokenizer_least_count(t, "ccc", 3), 0);
     tokenizer_close(t);
 
     /* A named token that the vocabulary lacks gets the next id. */
@@ -985,12 +986,62 @@ static void test_unsupported_parts(void **state)
         put_file(dir, "tokenizer.json", text);
         expect_open_error(dir, cases[i].code, cases[i].part);
     }
-    put_file(
-        dir, "tokenizer.json",
-        "{\"model\": {\"type\": \"BPE\", \"byte_fallback\": true, \"vocab\": {\"a\": 0},"
-        "\"merges\": []}, \"decoder\": {\"type\": \"Fuse\"}}");
-    expect_open_error(dir, ERR_FORMAT,
-                      "byte_fallback, but '<0x00>' is not in the vocabulary");
+    tempdir_remove(dir);
+}
+
+/* The EOS and added tokens that end a turn end an answer.  A text that means something else beside
+ * other tokens does not.  generation_config.json names tokens that answers must not contain. */
+static void test_ends_and_suppressed_tokens(void **state)
+{
+#define BYTES                                                                              \
+    "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "      \
+    "\"use_regex\": true}"
+    (void)state;
+    static const struct {
+        const char *eos, *added[4];
+        int n, ends[4];
+    } rows[] = {
+        {"b", {"<|im_end|>", "<|im_start|>"}, 2, {1, 2}},
+        {NULL, {"<|end|>", "<|return|>"}, 2, {2, 3}},
+        {NULL, {"<|end|>", "<|return|>", "<|call|>"}, 2, {3, 4}},
+        {"<|end|>", {"<|end|>", "<|calls|>", "<|flush|>"}, 3, {2, 3, 4}},
+        {NULL, {"</s>", "<eos>"}, 2, {3, 2}},
+        {NULL, {"</s>", "<|tool_response>", "<turn|>"}, 2, {4, 3}},
+        {NULL, {"</s>", "<|plamo:eos|>"}, 0, {0}},
+    };
+    char dir[TEMPDIR_BYTES];
+    tempdir_make(dir, "tokenizer");
+    put_file(dir, "generation_config.json", "{\"suppress_tokens\": [1, -1, 3, 99]}");
+    for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
+        char added[768] = "", config[128] = "{}";
+        int32_t ids[TOKENIZER_MAX_ENDS];
+        int n_suppressed;
+        for (int i = 0; rows[r].added[i] != NULL; i++)
+            snprintf(added + strlen(added), sizeof added - strlen(added),
+                     "%s{\"id\": %d, \"content\": \"%s\", \"special\": true, "
+                     "\"single_word\": false, \"lstrip\": false, \"rstrip\": false, "
+                     "\"normalized\": false}",
+                     i > 0 ? ", " : "", 2 + i, rows[r].added[i]);
+        char *json = xasprintf("{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, "
+                               "\"b\": 1}, \"merges\": []}, \"added_tokens\": [%s], "
+                               "\"pre_tokenizer\": " BYTES ", \"decoder\": " BYTES "}",
+                               added);
+        put_file(dir, "tokenizer.json", json);
+        free(json);
+        if (rows[r].eos != NULL)
+            snprintf(config, sizeof config, "{\"eos_token\": \"%s\"}", rows[r].eos);
+        put_file(dir, "tokenizer_config.json", config);
+        struct tokenizer *t = open_dir(dir);
+        assert_int_equal(tokenizer_ends(t, ids), rows[r].n);
+        for (int i = 0; i < rows[r].n; i++)
+            assert_int_equal(ids[i], rows[r].ends[i]);
+        const int32_t *suppressed = tokenizer_suppressed(t, &n_suppressed);
+        assert_int_equal(suppressed[0], 1);
+        assert_int_equal(n_suppressed, rows[r].added[1] != NULL ? 2 : 1);
+        tokenizer_close(t);
+    }
+    put_file(dir, "generation_config.json", "{\"suppress_tokens\": [1.5]}");
+    expect_open_error(dir, ERR_FORMAT, "'suppress_tokens' must be a list of integers");
     tempdir_remove(dir);
 }
 
@@ -1012,6 +1063,7 @@ int main(void)
         cmocka_unit_test(test_named_flags),
         cmocka_unit_test(test_switches),
         cmocka_unit_test(test_unsupported_parts),
+        cmocka_unit_test(test_ends_and_suppressed_tokens),
     };
     const struct CMUnitTest extra[] = {
         cmocka_unit_test(test_vectors_gpt2),

@@ -37,8 +37,8 @@ static struct tokenizer *make(const char *model, const char *steps, const char *
 }
 
 #define PLAIN                                                                              \
-    "\"vocab\": {\"a\": 0, \"b\": 1, \"aa\": 2, \"aaaa\": 3}, \"merges\": [\"a a\", \"aa " \
-    "aa\"]"
+    "\"vocab\": {\"a\": 0, \"b\": 1, \"aa\": 2, \"aaaa\": 3, \"?\": 4}, "                  \
+    "\"merges\": [\"a a\", \"aa aa\"], \"unk_token\": \"?\""
 #define UNKNOWN                                                                            \
     "\"vocab\": {\"a\": 0, \"?\": 1, \"aaaaa\": 2}, \"merges\": [], \"unk_token\": \"?\""
 #define ADDED(text, lstrip)                                                                \
