@@ -73,6 +73,7 @@ static const struct opt options[] = {
     {"kv-tokens", OPT(struct batch_args, engine.o.kv_tokens), .arg = "N", .def = "0",
      .help = "capacity of the KV cache in tokens, all sequences together; 0: a context for "
              "each, but at most a quarter of this machine's memory"},
+    OPT_TEMPLATE_DATE(struct batch_args),
     {"plain-chat", OPT(struct batch_args, plain_chat),
      .help = "allow chats if the model has no chat template, as lines \"role: text\""},
     {"parse-special", OPT(struct batch_args, parse_special),
@@ -321,6 +322,9 @@ static int run(const struct batch_args *a, struct signals *signals)
     struct shown shown = {.is_terminal = isatty(STDERR_FILENO), .at_ns = clock_now_ns()};
     char *name = a->name != NULL ? strdup(a->name) : engine_model_name(a->engine.o.model);
     int code = 1, max = a->engine.o.max_sequences;
+    struct dates *dates = NULL;
+    char moment
+        [PROMPT_DATE_BYTES]; /* to all prompts, the present moment is the job's beginning */
     struct batch_opts o = {.client = {.model_name = name,
                                       .plain_chat = a->plain_chat,
                                       .parse_special = a->parse_special,
@@ -334,9 +338,16 @@ static int run(const struct batch_args *a, struct signals *signals)
                            .on_progress = show,
                            .progress_ns = 100000000,
                            .arg = &shown};
-    int rc = batch_open(&o, &job, &err);
+    int rc = engine_dates_open(&a->engine, &dates, &err);
+    if (rc == 0) {
+        prompt_moment(clock_wall_s() + clock_set_by_s(), moment);
+        o.client.dates = dates;
+        o.client.moment = moment;
+        rc = batch_open(&o, &job, &err);
+    }
     if (rc != 0) {
         fprintf(stderr, "hcache batch: %s\n", err.msg);
+        dates_close(dates);
         free(name);
         return rc == ERR_USAGE ? 2 : 1;
     }
@@ -356,6 +367,7 @@ static int run(const struct batch_args *a, struct signals *signals)
     if (h != NULL)
         hcache_serve_stop(h);
     hcache_close(h);
+    dates_close(dates);
     free(name);
     return code;
 }

@@ -26,6 +26,9 @@ struct ingest_args {
     struct opt_list files;
     int part_tokens, overlap_tokens;
     bool json;
+    struct dates *dates;
+    char date
+        [PROMPT_DATE_BYTES]; /* moment that the last document's prompt shows; "": none */
 };
 
 static const char *const roles[] = {"system", "user", NULL};
@@ -58,6 +61,7 @@ static const struct opt options[] = {
     {"overlap-tokens", OPT(struct ingest_args, overlap_tokens), .arg = "N", .def = "64",
      .min = 0, .max = 1 << 20,
      .help = "about this many tokens of a part are repeated in the next one"},
+    OPT_TEMPLATE_DATE(struct ingest_args),
     {"salt", OPT(struct ingest_args, salt), .arg = "TEXT",
      .help = "share saved state only with runs of the same salt"},
     OPT_COMPUTE(struct ingest_args),
@@ -128,7 +132,8 @@ struct piece {
     bool is_part;
 };
 
-static void print_file(const struct piece *p, int n, const struct hcache_result *r)
+static void print_file(const struct piece *p, const char *date, int n,
+                       const struct hcache_result *r)
 {
     if (p->is_part)
         printf("%s, bytes %zu to %zu", p->path, p->from, p->to);
@@ -136,13 +141,15 @@ static void print_file(const struct piece *p, int n, const struct hcache_result 
         printf("%s", p->path);
     printf(": %d token%s, %d restored, %d computed, ", n, plural((uint64_t)n),
            r->cached_tokens, n - r->cached_tokens);
+    if (date[0] != 0)
+        printf("with the date %.10s, ", date);
     if (r->committed_tokens >= n)
         printf("all durable\n");
     else
         printf("%lld durable: %s\n", (long long)r->committed_tokens, why_unsaved(r));
 }
 
-static void add_file(struct json *list, const struct piece *p, int n,
+static void add_file(struct json *list, const struct piece *p, const char *date, int n,
                      const struct hcache_result *r)
 {
     struct json *o = json_new_object();
@@ -154,6 +161,8 @@ static void add_file(struct json *list, const struct piece *p, int n,
     json_put_int(o, "tokens", n);
     json_put_int(o, "cached_tokens", r->cached_tokens);
     json_put_int(o, "committed_tokens", r->committed_tokens);
+    if (date[0] != 0)
+        json_put_bytes(o, "template_date", date, 10);
     if (r->committed_tokens < n)
         json_put_string(o, "unsaved", why_unsaved(r));
     json_put_real(o, "ms", r->timings.restore_ms + r->timings.prefill_ms);
@@ -161,8 +170,8 @@ static void add_file(struct json *list, const struct piece *p, int n,
 }
 
 /* Tokenizes a document: as it is, or as the first message of a chat. */
-static int encode(const struct hcache *h, const struct ingest_args *a, const char *text,
-                  size_t n_text, int32_t **ids, int *n, struct hcache_err *err)
+static int encode(struct hcache *h, struct ingest_args *a, const char *text, size_t n_text,
+                  int32_t **ids, int *n, struct hcache_err *err)
 {
     if (a->chat == NULL)
         return hcache_encode(h, text, n_text, HCACHE_ADD_SPECIAL, ids, n, err);
@@ -173,7 +182,8 @@ static int encode(const struct hcache *h, const struct ingest_args *a, const cha
     json_put_bytes(message, "content", text, n_text);
     json_push(messages, message);
     struct chat_source source = {.messages = messages};
-    int rc = prompt_render(h, &source, &rendered, &f);
+    int rc = dates_render(a->dates, h, a->salt, &source, &rendered, &f);
+    snprintf(a->date, sizeof a->date, "%s", rendered.date.moment);
     if (rc == 0) {
         rc = hcache_encode(h, rendered.text, rendered.n, rendered.flags, ids, n, err);
     } else {
@@ -185,26 +195,42 @@ static int encode(const struct hcache *h, const struct ingest_args *a, const cha
     return rc;
 }
 
-static int ingest_piece(struct hcache *h, const struct ingest_args *a,
-                        const struct piece *p, struct json *list, struct totals *sum,
-                        struct hcache_err *err)
+/* Remembers the date of a document that is a chat's first message. */
+static int keep_date(const struct ingest_args *a, const char *text, size_t n,
+                     struct hcache_err *err)
+{
+    struct err e = {0};
+    int rc = a->chat != NULL
+                 ? dates_ingested(a->dates, a->salt, a->chat, text, n, a->date, &e)
+                 : 0;
+    if (rc != 0) {
+        err->code = rc;
+        snprintf(err->msg, sizeof err->msg, "%.500s", e.msg);
+    }
+    return rc;
+}
+
+static int ingest_piece(struct hcache *h, struct ingest_args *a, const struct piece *p,
+                        struct json *list, struct totals *sum, struct hcache_err *err)
 {
     int32_t *ids = NULL;
     struct hcache_result r = {0};
     int n = 0, rc = encode(h, a, p->text + p->from, p->to - p->from, &ids, &n, err);
     if (rc == 0)
         rc = compute(h, a, p->path, ids, n, &r, err);
+    if (rc == 0)
+        rc = keep_date(a, p->text + p->from, p->to - p->from, err);
     if (rc != 0) {
         char old[400];
         snprintf(old, sizeof old, "%.399s", err->msg);
         snprintf(err->msg, sizeof err->msg, "%.100s: %s", p->path, old);
     } else {
-        add_file(list, p, n, &r);
+        add_file(list, p, a->date, n, &r);
         sum->tokens += n;
         sum->cached += r.cached_tokens;
         sum->committed += r.committed_tokens;
         if (!a->json)
-            print_file(p, n, &r);
+            print_file(p, a->date, n, &r);
         if (r.save_stopped != NULL) {
             rc = err->code = HCACHE_E_LIMIT;
             snprintf(err->msg, sizeof err->msg, "%.100s: not completely stored: %s",
@@ -216,8 +242,8 @@ static int ingest_piece(struct hcache *h, const struct ingest_args *a,
     return rc;
 }
 
-static int count(const struct hcache *h, const struct ingest_args *a, const char *text,
-                 size_t n, int *out, struct hcache_err *err)
+static int count(struct hcache *h, struct ingest_args *a, const char *text, size_t n,
+                 int *out, struct hcache_err *err)
 {
     int32_t *ids = NULL;
     int rc = encode(h, a, text, n, &ids, out, err);
@@ -235,8 +261,8 @@ static int most_tokens(const struct hcache *h, const struct ingest_args *a)
 
 /* Finds the end of the longest part that begins at p->from and has at most `most` tokens. bytes: an
  * estimate of the part's size. */
-static int find_end(const struct hcache *h, const struct ingest_args *a, struct piece *p,
-                    size_t n_text, int most, size_t bytes, struct hcache_err *err)
+static int find_end(struct hcache *h, struct ingest_args *a, struct piece *p, size_t n_text,
+                    int most, size_t bytes, struct hcache_err *err)
 {
     for (int n = 0;; bytes = bytes * 7 / 8) {
         p->to = text_split_end(p->text, n_text, p->from, bytes > 0 ? bytes : 1);
@@ -255,7 +281,7 @@ static int find_end(const struct hcache *h, const struct ingest_args *a, struct 
 }
 
 /* Splits a text into parts and ingests them one by one. n: tokens of the whole text. */
-static int ingest_parts(struct hcache *h, const struct ingest_args *a, struct piece *p,
+static int ingest_parts(struct hcache *h, struct ingest_args *a, struct piece *p,
                         size_t n_text, int n, int most, struct json *list,
                         struct totals *sum, struct hcache_err *err)
 {
@@ -274,7 +300,7 @@ static int ingest_parts(struct hcache *h, const struct ingest_args *a, struct pi
     return rc;
 }
 
-static int ingest_file(struct hcache *h, const struct ingest_args *a, const char *path,
+static int ingest_file(struct hcache *h, struct ingest_args *a, const char *path,
                        struct json *list, struct totals *sum, struct hcache_err *err)
 {
     struct err e = {0};
@@ -298,7 +324,7 @@ static int ingest_file(struct hcache *h, const struct ingest_args *a, const char
     return rc;
 }
 
-static int run(const struct ingest_args *a, struct hcache_err *err)
+static int run(struct ingest_args *a, struct hcache_err *err)
 {
     struct hcache *h = NULL;
     struct hcache_opts o = a->engine.o;
@@ -354,6 +380,8 @@ int cmd_ingest(int argc, char **argv)
                 "whole");
     else if (engine_args_finish(&a.engine, &why) == 0 && a.engine.o.store_in_memory)
         err_set(&why, ERR_USAGE, "--store memory would be lost at the end: give a folder");
+    else if (why.code == 0)
+        (void)engine_dates_open(&a.engine, &a.dates, &why);
     if (why.code != 0) {
         code = opt_usage(&cmd, "%s", why.msg);
         opt_end(parsed);
@@ -362,6 +390,7 @@ int cmd_ingest(int argc, char **argv)
     int rc = run(&a, &err);
     if (rc != 0)
         fprintf(stderr, "hcache ingest: %s\n", err.msg);
+    dates_close(a.dates);
     opt_end(parsed);
     return rc == 0 ? 0 : rc == HCACHE_E_USAGE ? 2 : 1;
 }

@@ -34,6 +34,7 @@ struct run_args {
     struct hcache_truncation truncation;
     struct hcache_form *form; /* of --json-schema or --grammar; NULL: any */
     int64_t seed;
+    struct dates *dates;
 };
 
 static const struct opt positionals[] = {
@@ -68,6 +69,7 @@ static const struct opt options[] = {
     {"history", OPT(struct run_args, history), .def = "true",
      .help = "with -i on a terminal: keep typed lines for the next run, in hcache/history "
              "below $XDG_STATE_HOME (~/.local/state), readable only by you"},
+    OPT_TEMPLATE_DATE(struct run_args),
     {"plain-chat", OPT(struct run_args, plain_chat),
      .help = "chat with a model that has no chat template: lines \"role: text\""},
     {"max-tokens", OPT(struct run_args, max_tokens), .letter = 'n', .arg = "N", .min = 0,
@@ -155,6 +157,7 @@ struct prompt {
     size_t n_text;
     int32_t *ids;
     int n, cap;
+    struct prompt_date date; /* the date in a chat's prompt */
 };
 
 static void prompt_add(struct prompt *p, const int32_t *ids, int n)
@@ -257,8 +260,8 @@ static int prompt_read(struct prompt *p, const struct run_args *a, struct hcache
 }
 
 /* Applies the chat template to the system's message and the prompt. */
-static int prompt_add_chat(struct prompt *p, const struct hcache *h,
-                           const struct run_args *a, struct hcache_err *err)
+static int prompt_add_chat(struct prompt *p, struct hcache *h, const struct run_args *a,
+                           struct hcache_err *err)
 {
     struct fault f = {0};
     struct prompt_text text = {0};
@@ -267,19 +270,21 @@ static int prompt_add_chat(struct prompt *p, const struct hcache *h,
         add_message(messages, "system", a->system, strlen(a->system));
     add_message(messages, "user", p->text, p->n_text);
     struct chat_source source = {.messages = messages, .plain = a->plain_chat};
-    int rc = prompt_render(h, &source, &text, &f);
+    int rc = dates_render(a->dates, h, a->salt, &source, &text, &f);
     if (rc != 0) {
         err->code = rc = HCACHE_E_USAGE;
         snprintf(err->msg, sizeof err->msg, "%s", f.message);
     }
     if (rc == 0)
         rc = prompt_add_text(p, h, text.text, text.n, text.flags, err);
+    if (rc == 0)
+        date_locate(h, &text, &(struct prompt_ids){p->ids, p->n}, &p->date);
     prompt_text_deinit(&text);
     json_free(messages);
     return rc;
 }
 
-static int prompt_make(struct prompt *p, const struct hcache *h, const struct run_args *a,
+static int prompt_make(struct prompt *p, struct hcache *h, const struct run_args *a,
                        struct hcache_err *err)
 {
     unsigned flags = a->no_special ? 0 : HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL;
@@ -385,7 +390,8 @@ static void put_dram(struct json *o, struct hcache *h)
         json_put_null(o, "dram");
 }
 
-static void print_json(struct hcache *h, const struct hcache_result *r)
+static void print_json(struct hcache *h, const struct prompt_date *date,
+                       const struct hcache_result *r)
 {
     char digest[17];
     struct json *o = json_new_object(), *ids = json_new_array();
@@ -419,6 +425,8 @@ static void print_json(struct hcache *h, const struct hcache_result *r)
     json_put_real(truncation, "stall_ms", r->truncation.stall_ms);
     json_put(o, "truncation", truncation);
     json_put_string(o, "miss", provenance_miss(r, ""));
+    if (date->moment[0] != 0)
+        json_put_bytes(o, "template_date", date->moment, 10);
     json_put_string(o, "save_stopped", r->save_stopped);
     put_plan(plan, &r->plan);
     json_put(o, "plan", plan);
@@ -525,8 +533,9 @@ static int answer(struct hcache *h, struct prompt *p, struct run_args *a,
     int rc = hcache_generate(h, &q, &r, err);
     if (rc != 0)
         return rc;
+    date_explain(&p->date, r.differs_at, r.miss, sizeof r.miss);
     if (a->json)
-        print_json(h, &r);
+        print_json(h, &p->date, &r);
     else
         putchar('\n');
     if (a->verbose)
@@ -612,7 +621,8 @@ static int run_conversation(struct hcache *h, const struct prompt *p, struct run
                                              .model_name = a->engine.o.model,
                                              .salt = a->salt,
                                              .plain = a->plain_chat,
-                                             .system = a->system},
+                                             .system = a->system,
+                                             .dates = a->dates},
                                     .sampling = sampling_of(a)};
     if (is_kept(a)) {
         snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->engine.o.store[0]);
@@ -731,6 +741,12 @@ int cmd_run(int argc, char **argv)
     a.engine.o.ahead = &ahead;
     a.engine.o.needs_tokenizer = a.token_ids == NULL || a.interactive;
     struct prompt p = {0};
+    struct err why = {0};
+    if (engine_dates_open(&a.engine, &a.dates, &why) != 0) {
+        code = opt_usage(&cmd, "%s", why.msg);
+        opt_end(parsed);
+        return code;
+    }
     int rc = prompt_read(&p, &a, &err);
     if (rc == 0)
         rc = hcache_open(&a.engine.o, &h, &err);
@@ -749,6 +765,7 @@ int cmd_run(int argc, char **argv)
         code = fail(&err);
     hcache_form_free(a.form);
     hcache_close(h);
+    dates_close(a.dates);
     prompt_free(&p);
     opt_end(parsed);
     return code;

@@ -187,6 +187,7 @@ static const struct opt options[] = {
      .max = 64, .help = "threads for connections; the engine has its own"},
     {"plain-chat", OPT(struct serve_args, plain_chat),
      .help = "allow chats if the model has no chat template, as lines \"role: text\""},
+    OPT_TEMPLATE_DATE(struct serve_args),
     {"parse-special", OPT(struct serve_args, parse_special),
      .help =
          "read special tokens such as <|im_end|> in messages as special tokens; by "
@@ -465,7 +466,13 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
     char *name = a->name != NULL ? strdup(a->name) : engine_model_name(a->engine.o.model);
     char answers[4096];
     bool on_disk = a->engine.o.n_store > 0;
+    struct dates *dates = NULL;
     snprintf(answers, sizeof answers, "%s/answers", on_disk ? a->engine.o.store[0] : "");
+    int code = 0, rc = engine_dates_open(&a->engine, &dates, &err);
+    if (rc != 0) {
+        free(name);
+        return fail(rc, err.msg);
+    }
     struct server_opts so = {.host = a->host,
                              .port = a->port,
                              .model_name = name,
@@ -489,12 +496,13 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
                              .plan_strict = a->plan_strict,
                              .plain_chat = a->plain_chat,
                              .parse_special = a->parse_special,
+                             .dates = dates,
                              .answers = on_disk ? answers : NULL,
                              .answers_ttl_s = answers_ttl_s(a),
                              .store_required = a->store_required,
                              .idle_ttl_s = a->idle_ttl,
                              .salt_quota_bytes = a->engine.o.salt_quota_bytes};
-    int code = 0, rc = server_start(&so, &s, &err);
+    rc = server_start(&so, &s, &err);
     if (rc != 0)
         code = fail(rc, err.msg);
     if (rc == 0 && (rc = load(a, &h, &herr)) != 0)
@@ -526,6 +534,7 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
     conversations_close(conversations);
     shelf_close(shelf);
     hcache_close(h); /* makes state that is being saved durable */
+    dates_close(dates);
     free(name);
     return code;
 }

@@ -12,12 +12,14 @@
 #include "base/err.h"
 #include "base/opt.h"
 #include "hcache.h"
+#include "sessions/dates.h"
 
 struct engine_args {
     struct hcache_opts o;
     /* values of --store and --dram as given; engine_args_finish copies both to o */
     struct opt_list store;
     const char *dram;
+    const char *template_date; /* as in dates_open */
 };
 
 static const char *const engine_dtypes[] = {"f32", "bf16", "f16", NULL};
@@ -135,6 +137,10 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 #define OPT_SAVE_BUFFER(s)                                                                 \
     {"save-buffer", OPT(s, engine.o.save_buffer_bytes), .arg = "BYTES", .def = "0",        \
      .help = "memory for state that waits to be written; 0 is 256M"}
+#define OPT_TEMPLATE_DATE(s)                                                               \
+    {"template-date", OPT(s, engine.template_date), .arg = "YYYY-MM-DD|sticky",            \
+     .help = "date that chat templates print: a date; or sticky, the date of the longest " \
+             "stored match; today's by default. A kept conversation keeps its own"}
 #define OPT_THROTTLE(s)                                                                    \
     {"throttle", OPT(s, engine.o.throttle_bytes_per_s), .arg = "BYTES_PER_S", .def = "0",  \
      .help = "limit the speed of the store's reads, for experiments"}
@@ -164,16 +170,46 @@ static inline int engine_args_finish(struct engine_args *e, struct err *err)
     return 0;
 }
 
-/* Returns the model's name, made from its folder or file. It is from malloc. */
+/* Opens the dates that chat templates print. Dates that were used lie beside the store. */
+static inline int engine_dates_open(const struct engine_args *e, struct dates **out,
+                                    struct err *err)
+{
+    return dates_open(e->template_date, e->o.n_store > 0 ? e->o.store[0] : NULL, out, err);
+}
+
+/* Returns the beginning of the last name in the first *n bytes of a path. *n becomes its end. */
+static inline const char *engine_last_name(const char *path, size_t *n)
+{
+    while (*n > 1 && path[*n - 1] == '/')
+        --*n;
+    size_t begin = *n;
+    while (begin > 0 && path[begin - 1] != '/')
+        begin--;
+    return path + begin;
+}
+
+/* Returns the model's name, made from its folder or file. It is from malloc.  A folder in the cache
+ * of Hugging Face, .../models--ORG--NAME/snapshots/COMMIT, is named ORG/NAME. */
 static inline char *engine_model_name(const char *model)
 {
-    size_t n = strlen(model);
-    while (n > 1 && model[n - 1] == '/')
-        n--;
-    size_t begin = n;
-    while (begin > 0 && model[begin - 1] != '/')
-        begin--;
-    return strndup(model + begin, n - begin);
+    static const char mark[] = "models--";
+    size_t n = strlen(model), n_mark = sizeof mark - 1;
+    const char *last = engine_last_name(model, &n);
+    size_t end = (size_t)(last - model);
+    const char *folder = engine_last_name(model, &end), *top = NULL;
+    if (end == (size_t)(folder - model) + 9 && strncmp(folder, "snapshots", 9) == 0) {
+        end = (size_t)(folder - model);
+        top = engine_last_name(model, &end);
+    }
+    size_t n_top = top != NULL ? end - (size_t)(top - model) : 0;
+    if (n_top <= n_mark || strncmp(top, mark, n_mark) != 0)
+        return strndup(last, n - (size_t)(last - model));
+    char *name = strndup(top + n_mark, n_top - n_mark), *cut = strstr(name, "--");
+    if (cut != NULL) {
+        *cut = '/';
+        memmove(cut + 1, cut + 2, strlen(cut + 2) + 1);
+    }
+    return name;
 }
 
 #endif

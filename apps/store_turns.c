@@ -48,6 +48,7 @@ static struct json *turn_json(const struct turn *t)
     json_put_string(o, "output", t->output);
     json_put_string(o, "restoration", t->restoration);
     json_put_string(o, "fingerprint", t->fingerprint);
+    json_put_string(o, "moment", t->moment);
     json_put_int(o, "n_kept", t->n_kept);
     json_put(o, "tokens", tokens_json(t));
     json_put(o, "marks", marks_json(t));
@@ -251,6 +252,10 @@ static int read_turn(const struct json *o, struct turn *t, struct err *err)
         return bad(err, "fingerprint");
     memcpy(t->name, name, strlen(name) + 1);
     memcpy(t->fingerprint, fingerprint, strlen(fingerprint) + 1);
+    const char *moment = json_string_of(json_member(o, "moment"), NULL);
+    if (moment != NULL && strlen(moment) >= sizeof t->moment)
+        return bad(err, "moment");
+    snprintf(t->moment, sizeof t->moment, "%s", moment != NULL ? moment : "");
     t->answer = opt_text(o, "answer");
     t->input = opt_text(o, "input");
     t->output = opt_text(o, "output");

@@ -264,9 +264,15 @@ int hcache_chat_render_guarded(const struct hcache *h, const char *request, size
  * program's own parser (src/format/json.h) and are borrowed for the call. tools or kwargs NULL:
  * there are none. Other programs use the two functions above. */
 struct json;
+enum { HCACHE_SHOWN_DATE = 64 };
 struct hcache_chat {
     const struct json *messages, *tools, *kwargs;
     bool guarded;
+    /* local time that the template sees, as "2026-11-28 22:05:00" or "2026-11-28"; NULL: now */
+    const char *moment;
+    /* [HCACHE_SHOWN_DATE] receives the first text that the template got when it asked for date or
+     * time, cut to this size; unchanged if it did not ask. NULL: the text is not wanted. */
+    char *shown_date;
 };
 int hcache_chat_render_parsed(const struct hcache *h, const struct hcache_chat *chat,
                               char **text, size_t *n_text, struct hcache_err *err);
@@ -546,6 +552,8 @@ struct hcache_result {
     uint64_t restored_staged_bytes;
     int remote_tokens; /* tokens fetched from the remote into the store for this request */
     char miss[200];    /* reason why no more tokens were restored */
+    /* first token of the prompt that differs from a saved one; 0: unknown, or there is none */
+    int differs_at;
     /* reason why saving ended early, and advice; NULL: saving did not end early. A static string */
     const char *save_stopped;
     struct hcache_plan plan;
@@ -605,6 +613,8 @@ struct hcache_found {
     /* where the stored tokens are: "dram", "disk"; NULL: there is no store */
     const char *tier;
     char why[200]; /* reason why no more tokens are stored */
+    /* first token of the context that differs from a stored one; 0: unknown, or there is none */
+    int differs_at;
 };
 int hcache_cache_lookup(struct hcache *h, const struct hcache_context *c,
                         struct hcache_found *out, struct hcache_err *err);

@@ -21,6 +21,7 @@
 #include "base/thread.h"
 #include "batch/job.h"
 #include "batch/line.h"
+#include "sessions/prompt.h"
 
 enum {
     LOOKAHEAD = 1024,
@@ -170,6 +171,11 @@ static int run_job(struct runner *r, struct err *run_err)
     o.client.salt = b->head.tenant[0] != 0 ? b->head.tenant : NULL;
     o.client.calls = &r->calls;
     o.client.arg = r;
+    /* To all prompts the present moment is that at which the batch was made, also after midnight
+     * and after a restart. */
+    char moment[PROMPT_DATE_BYTES];
+    prompt_moment(b->head.created_s, moment);
+    o.client.moment = moment;
     int rc = batch_open(&o, &job, run_err);
     if (rc != 0)
         return rc;

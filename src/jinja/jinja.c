@@ -313,6 +313,7 @@ int jinja_render_traced(const struct jinja_template *t, const struct jinja_input
                       .line = 1,
                       .limits = t->limits,
                       .now = in->now,
+                      .shown_time = in->shown_time,
                       .trace = in->traces != NULL ? &trace : NULL};
     rc = run(&j, t, in, &out);
     if (in->traces != NULL)

@@ -69,6 +69,8 @@ struct jinja_var {
     bool is_foreign; /* the bytes of its strings are traced: see jinja_input.traces */
 };
 
+enum { JINJA_SHOWN_BYTES = 64 };
+
 struct jinja_input {
     /* an object whose members are variables; NULL: there are none */
     const struct json *vars;
@@ -77,6 +79,9 @@ struct jinja_input {
     size_t n_extra;
     /* The time that strftime_now shows; NULL: strftime_now is undefined. */
     const struct tm *now;
+    /* [JINJA_SHOWN_BYTES] receives the first text that strftime_now returned, cut to this size;
+     * unchanged if it was not called. NULL: the text is not wanted. */
+    char *shown_time;
     /* Returns whether the bytes of a string of a foreign variable are traced. Traced bytes are
      * followed through slices, joins, replacements, macros and filters into the rendered text. key
      * is the name of the member that holds the string; NULL for an element of a list. Names of

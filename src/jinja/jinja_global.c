@@ -1,6 +1,7 @@
 /* jinja_global.c - the functions that are available to every template. */
 #include "jinja/jinja_impl.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { MAX_RANGE = 100000 }; /* as in Jinja's sandbox */
@@ -115,6 +116,8 @@ static struct jval g_strftime(struct jinja *j, const struct jcall *c)
     jbuf_put(j, &fmt, format.str.s, format.str.n);
     jbuf_put(j, &fmt, "", 1);
     size_t n = strftime(text, MAX_TEXT, fmt.s, j->now);
+    if (j->shown_time != NULL && j->shown_time[0] == 0)
+        snprintf(j->shown_time, JINJA_SHOWN_BYTES, "%s", text);
     return jval_str((struct jstr){text, n});
 }
 

@@ -51,6 +51,7 @@ struct jinja {
     size_t output_bytes;
     struct jbuf *out; /* buffer to which statements print */
     const struct tm *now;
+    char *shown_time;
     struct jtrace *trace; /* NULL: nothing is traced */
 };
 

@@ -77,6 +77,7 @@ int chat_render_prepared(const struct chat_template *t, const struct chat_reques
                                    .extra = extra,
                                    .n_extra = 3,
                                    .now = r->now,
+                                   .shown_time = r->shown_time,
                                    .traces = foreign != NULL ? is_traced : NULL};
     int rc = foreign != NULL ? jinja_render_traced(t->jinja, &in, text, n, foreign, err)
                              : jinja_render(t->jinja, &in, text, n, err);

@@ -65,6 +65,7 @@ struct chat_request {
     const char *eos_token;
     /* the time that strftime_now uses; NULL: strftime_now is undefined */
     const struct tm *now;
+    char *shown_time; /* as in jinja_input */
 };
 
 /* Renders a request.  The caller frees *text; its final zero is not counted in *n.  The text

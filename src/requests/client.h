@@ -33,6 +33,8 @@ struct client_calls {
 
 /* A generation copies this struct. Everything that it points to is borrowed until the generation is
  * freed. */
+struct dates;
+
 struct client {
     struct hcache *h;
     const char *model_name;
@@ -40,6 +42,9 @@ struct client {
     struct answers *answers;
     const char *salt; /* salt of the client's API key; NULL: no salt */
     const char *plan; /* plan of every restore; NULL: auto */
+    /* Decides on the date that a prompt shows (sessions/dates.h); NULL: the present one. */
+    struct dates *dates;
+    const char *moment; /* moment that counts as the present one; NULL: the clock's */
     /* Switches of the server, as in struct server_opts (server/server.h). */
     bool plan_strict, plain_chat, parse_special;
     /* Numbers for requests that truncate; ratio 0: no request can truncate. */

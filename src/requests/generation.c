@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/minmax.h"
+#include "sessions/dates.h"
 #include "sessions/retoken.h"
 #include "requests/shape.h"
 #include "sessions/provenance.h"
@@ -364,6 +365,8 @@ static int take_result(struct choice *ch, struct fault *f)
     if (strcmp(ch->result.finish, "cancelled") == 0)
         return fault_set(f, 503, "stopping", NULL, "the server is stopping");
     struct generation *g = ch->gen;
+    date_explain(&g->params.date, ch->result.differs_at, ch->result.miss,
+                 sizeof ch->result.miss);
     end_answer(ch);
     const struct retoken_owner owner = {.salt = g->client.salt,
                                         .state_salt = g->salt,

@@ -6,6 +6,9 @@
  * special tokens, because the user of that route writes the prompt format. */
 #include "requests/prompts.h"
 
+#include <stdlib.h>
+
+#include "sessions/dates.h"
 #include "sessions/retoken.h"
 
 /* --- chats ------------------------------------------------------------------------------------ */
@@ -19,8 +22,11 @@ static int render_chat(const struct client *c, struct gen_params *p, struct prom
                                  .kwargs = p->kwargs,
                                  .plain = c->plain_chat,
                                  .parse_special = c->parse_special,
-                                 .truncates = truncates};
-    int rc = prompt_render(c->h, &source, &ps->text, f);
+                                 .truncates = truncates,
+                                 .now = c->moment};
+    char *salt = client_state_salt(c, p->cache_salt);
+    int rc = dates_render(c->dates, c->h, salt, &source, &ps->text, f);
+    free(salt);
     if (rc == 0 && truncates)
         p->n_system = prompt_system_tokens(c->h, p->messages);
     if (rc == 0)
@@ -30,13 +36,15 @@ static int render_chat(const struct client *c, struct gen_params *p, struct prom
     return rc;
 }
 
-static int encode_chat(const struct client *c, struct prompts *ps, struct fault *f)
+static int encode_chat(const struct client *c, struct gen_params *p, struct prompts *ps,
+                       struct fault *f)
 {
     struct hcache_err err = {0};
     if (retoken_encode(c->h, c->answers, c->salt, &ps->text, &ps->p[0], ps->what, &err) !=
         0)
         return fault_refuse(f, err.code, "messages", "'messages': %s", err.msg);
     ps->n = 1;
+    date_locate(c->h, &ps->text, &ps->p[0], &p->date);
     return 0;
 }
 
@@ -109,7 +117,7 @@ int prompts_read(const struct client *c, struct gen_params *p, struct json *body
         p->messages = NULL;
         json_drop(body, "messages");
     }
-    return rc == 0 ? encode_chat(c, out, f) : rc;
+    return rc == 0 ? encode_chat(c, p, out, f) : rc;
 }
 
 void prompts_deinit(struct prompts *ps)

@@ -13,6 +13,7 @@
 #include "format/json.h"
 #include "hcache.h"
 #include "sessions/fault.h"
+#include "sessions/prompt.h"
 
 enum {
     REQUEST_CHAT = 1,
@@ -65,6 +66,7 @@ struct gen_params {
     struct hcache_truncation numbers;
     /* The first n_system tokens are never dropped; they include the system's messages. */
     int n_system;
+    struct prompt_date date; /* the date in the prompt; set by the code that renders it */
     /* Fields of a message: */
     const struct json *system, *cache_control;
 };

@@ -166,6 +166,8 @@ void shape_context(struct json *usage, const struct generation *g)
     json_put_int(usage, "truncated_tokens", n_truncated);
     json_put_int(usage, "context_used", used);
     json_put_int(usage, "context_window", info.max_context);
+    if (g->params.date.moment[0] != 0)
+        json_put_bytes(usage, "template_date", g->params.date.moment, 10);
     /* A truncated context is never full. */
     if (request_truncates(&g->params, &g->client.truncation) ||
         !fullness_warns(used, info.max_context))
@@ -295,9 +297,12 @@ int shape_thought_tokens(const struct choice *ch)
                : (int)((double)ch->result.n_tokens * (double)thought / (double)all);
 }
 
+/* An answer that was cut says so also if it contains calls, since the last one may be incomplete.
+ */
 static const char *finish_of(const struct choice *ch)
 {
-    return shape_has_calls(ch) ? "tool_calls" : ch->result.finish;
+    bool is_whole = strcmp(ch->result.finish, "stop") == 0;
+    return shape_has_calls(ch) && is_whole ? "tool_calls" : ch->result.finish;
 }
 
 void shape_id(const struct choice *ch, int i, char out[32])

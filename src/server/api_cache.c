@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "sessions/answers.h"
+#include "sessions/dates.h"
 #include "sessions/draft.h"
 #include "server/keep.h"
 #include "sessions/retoken.h"
@@ -22,6 +23,7 @@ enum { MAX_TTL_S = 10 * 366 * 86400 };
 
 struct subject {
     struct prompt_ids prompt;
+    struct prompt_date date;
     struct hcache_truncation truncation; /* ratio 0: the context is not truncated */
     char *salt;                          /* salt of the state, from call_state_salt */
     const char *cache_salt; /* the request's, borrowed from its body; NULL: none */
@@ -71,7 +73,7 @@ static int from_messages(struct call *c, const struct json *body, struct subject
                                  .plain = c->s->o.plain_chat,
                                  .parse_special = c->s->o.parse_special,
                                  .truncates = truncates};
-    int rc = prompt_render(call_model(c), &source, &text, f);
+    int rc = dates_render(c->s->o.dates, call_model(c), s->salt, &source, &text, f);
     if (rc == 0 && truncates)
         prompt_keep(prompt_system_tokens(call_model(c), source.messages), &s->truncation);
     if (rc == 0)
@@ -79,6 +81,8 @@ static int from_messages(struct call *c, const struct json *body, struct subject
     if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, &text, &s->prompt,
                                   what, &err) != 0)
         rc = fault_refuse(f, err.code, "messages", "'messages': %s", err.msg);
+    if (rc == 0)
+        date_locate(call_model(c), &text, &s->prompt, &s->date);
     prompt_text_deinit(&text);
     return rc;
 }
@@ -270,6 +274,7 @@ void api_cache_lookup(struct call *c)
         fail(c, &s, &f);
         return;
     }
+    date_explain(&s.date, found.differs_at, found.why, sizeof found.why);
     struct json *o = object("cache.lookup");
     json_put_int(o, "prompt_tokens", s.prompt.n);
     json_put_int(o, "truncated_tokens", found.truncated_tokens);

@@ -371,6 +371,7 @@ static int rewrite(struct call *c, const struct conversation *v, size_t without,
     struct turn *t = xcalloc(1, sizeof *t);
     conversations_name_kept(c->s->conversations, "turn", t->name);
     t->conversation = v->row;
+    (void)draft_moment(path, n, t->moment);
     turn_path_free(path, n); /* frees the large texts, so that they exist only once */
     t->input = json_text(left, 0);
     char *title = title_without(v, json_at(all, without), left);

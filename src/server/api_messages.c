@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "server/keep.h"
+#include "sessions/dates.h"
 #include "sessions/prompt.h"
 #include "sessions/retoken.h"
 #include "requests/shape.h"
@@ -271,8 +272,12 @@ static int render(struct call *c, const struct json *messages, const struct dial
                                  .kwargs = p->kwargs,
                                  .plain = c->s->o.plain_chat,
                                  .parse_special = c->s->o.parse_special,
-                                 .truncates = request_truncates(p, &c->s->truncation)};
-    return prompt_render(call_model(c), &source, out, f);
+                                 .truncates = request_truncates(p, &c->s->truncation),
+                                 .date = p->date.moment[0] != 0 ? p->date.moment : NULL};
+    char *salt = call_state_salt(c, p->cache_salt);
+    int rc = dates_render(c->s->o.dates, call_model(c), salt, &source, out, f);
+    free(salt);
+    return rc;
 }
 
 /* Returns how many of the prompt's tokens come before a breakpoint: the tokens that equal those of
@@ -347,6 +352,8 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
     if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, text, prompt, what,
                                   &err) != 0)
         rc = fault_refuse(f, err.code, "messages", "'messages': %s", err.msg);
+    if (rc == 0)
+        date_locate(call_model(c), text, prompt, &p->date);
     for (int i = 0; rc == 0 && i < d->n; i++)
         d->at[i].n_tokens = tokens_before(c, d, d->at[i].n_messages, p, prompt);
     return rc;
@@ -378,10 +385,10 @@ static void put_stop(struct json *o, const struct generation *g, const struct ch
 {
     const char *stop = stop_of(g, ch);
     json_put_string(o, "stop_reason",
-                    shape_has_calls(ch)                        ? "tool_use"
-                    : strcmp(ch->result.finish, "length") == 0 ? "max_tokens"
-                    : stop != NULL                             ? "stop_sequence"
-                                                               : "end_turn");
+                    strcmp(ch->result.finish, "length") == 0 ? "max_tokens"
+                    : shape_has_calls(ch)                    ? "tool_use"
+                    : stop != NULL                           ? "stop_sequence"
+                                                             : "end_turn");
     json_put_string(o, "stop_sequence", shape_has_calls(ch) ? NULL : stop);
 }
 

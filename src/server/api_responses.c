@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/call.h"
+#include "sessions/dates.h"
 #include "sessions/draft.h"
 #include "sessions/items.h"
 #include "server/keep.h"
@@ -521,6 +522,7 @@ static int make_draft(struct call *c, struct gen_params *p, struct response *r,
     struct err err = {0};
     int64_t parent = 0;
     struct json *tools = NULL;
+    char *salt = call_state_salt(c, p->cache_salt);
     int rc = check(c, p, f);
     if (rc == 0)
         rc = find_parent(c, p, r, &parent, f);
@@ -536,9 +538,13 @@ static int make_draft(struct call *c, struct gen_params *p, struct response *r,
                            .plain = c->s->o.plain_chat,
                            .parse_special = c->s->o.parse_special,
                            .truncates = request_truncates(p, &c->s->truncation),
-                           .param = "input"};
+                           .param = "input",
+                           .dates = c->s->o.dates,
+                           .salt = salt};
     if (rc == 0)
         rc = draft_render(&r->draft, call_model(c), &o, f);
+    p->date = r->draft.date;
+    free(salt);
     json_free(tools);
     return rc;
 }

@@ -23,6 +23,7 @@
 #include "server/origin.h"
 
 struct conversations;
+struct dates;
 struct shelf;
 struct server;
 
@@ -48,6 +49,8 @@ struct server_opts {
     bool plan_strict;   /* as in hcache_request */
     bool plain_chat;    /* chat without a chat template: see docs/SERVER.md */
     bool parse_special; /* special tokens spelled in messages count as special tokens */
+    struct dates
+        *dates; /* decides on the date that a prompt shows; NULL: the present one */
     /* file that remembers the tokens of this server's answers; NULL: no file */
     const char *answers;
     int64_t

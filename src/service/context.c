@@ -83,8 +83,10 @@ static void tell_where(struct hcache *h, const struct keys *k, int n_hits,
         return;
     int same = store_differs_at(h->k.store, n_hits > 0 ? &k->seen[n_hits - 1] : &root,
                                 c->ids + first, c->n - first);
-    if (same >= 0 && first + same > 0)
-        miss_text(h->tokenizer, c->ids, c->n, first + same, out->why, sizeof out->why);
+    if (same < 0 || first + same == 0)
+        return;
+    out->differs_at = first + same;
+    miss_text(h->tokenizer, c->ids, c->n, out->differs_at, out->why, sizeof out->why);
 }
 
 static int look_up(struct hcache *h, const struct keys *k, const struct hcache_context *c,

@@ -1,6 +1,7 @@
 /* dialog.c - see dialog.h. */
 #include "service/dialog.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -79,12 +80,42 @@ static int render_guarded(const struct dialog *k, const struct chat_request *r, 
     return rc;
 }
 
+/* Reads "2026-11-28" or "2026-11-28 22:05:00". */
+static int read_moment(const char *text, struct tm *out, struct err *err)
+{
+    struct tm t = {.tm_isdst = -1};
+    int n = 0;
+    bool good = sscanf(text, "%4d-%2d-%2d%n", &t.tm_year, &t.tm_mon, &t.tm_mday, &n) == 3 &&
+                n == 10;
+    if (good && text[n] != 0)
+        good = sscanf(text + n, " %2d:%2d:%2d%n", &t.tm_hour, &t.tm_min, &t.tm_sec, &n) ==
+                   3 &&
+               n == 9 && text[19] == 0;
+    t.tm_year -= 1900;
+    t.tm_mon -= 1;
+    struct tm known = t;
+    /* timegm finds the day of the week and of the year, and moves a date that does not exist. */
+    good = good && timegm(&known) != -1 && known.tm_mday == t.tm_mday &&
+           known.tm_mon == t.tm_mon;
+    if (!good)
+        return err_set(err, ERR_USAGE,
+                       "'%.40s' is no date: write it as 2026-11-28, or with the time as "
+                       "2026-11-28 22:05:00",
+                       text);
+    *out = known;
+    return 0;
+}
+
 int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char **text,
                   size_t *n_text, struct err *err)
 {
     struct tm now;
-    time_t seconds = (time_t)clock_wall_s();
-    localtime_r(&seconds, &now);
+    time_t seconds = (time_t)(clock_wall_s() + clock_set_by_s());
+    *text = NULL;
+    if (chat->moment == NULL)
+        localtime_r(&seconds, &now);
+    else if (read_moment(chat->moment, &now, err) != 0)
+        return ERR_USAGE;
     bool has_tools = json_kind(chat->tools) == JSON_KIND_ARRAY;
     bool has_vars = json_kind(chat->kwargs) == JSON_KIND_OBJECT;
     struct chat_request r = {.messages = chat->messages,
@@ -93,8 +124,8 @@ int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char *
                              .add_generation_prompt = true,
                              .bos_token = k->bos,
                              .eos_token = k->eos,
-                             .now = &now};
-    *text = NULL;
+                             .now = &now,
+                             .shown_time = chat->shown_date};
     int rc = chat->guarded ? render_guarded(k, &r, text, n_text, err)
                            : chat_render(k->template, &r, text, n_text, err);
     if (rc != 0) {

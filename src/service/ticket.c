@@ -223,9 +223,11 @@ void ticket_describe(struct hcache_ticket *t)
                          : restored;
     r->remote_tokens = MIN(o->n_remote, r->cached_tokens);
     snprintf(r->miss, sizeof r->miss, "%s", o->miss);
-    if (o->differs_at > 0 && strcmp(o->miss, STORE_WHY_ABSENT) == 0)
+    if (o->differs_at > 0 && strcmp(o->miss, STORE_WHY_ABSENT) == 0) {
+        r->differs_at = o->differs_at;
         miss_text(t->tokenizer, t->prompt, t->req.n_prompt, o->differs_at, r->miss,
                   sizeof r->miss);
+    }
     describe_plan(&o->plan, &r->plan);
     snprintf(r->plan.surprise, sizeof r->plan.surprise, "%s", surprise_name(o->surprise));
     if (r->plan.layers[0] != 0)

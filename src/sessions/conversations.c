@@ -46,7 +46,8 @@ static const char schema[] =
     " visible INTEGER NOT NULL, n_refs INTEGER NOT NULL DEFAULT 0,"
     " fingerprint TEXT NOT NULL, n_kept INTEGER NOT NULL, n_tokens INTEGER NOT NULL,"
     " marks BLOB NOT NULL, tokens BLOB NOT NULL, keys BLOB NOT NULL,"
-    " answer TEXT, input TEXT NOT NULL, output TEXT NOT NULL, restoration TEXT);"
+    " answer TEXT, input TEXT NOT NULL, output TEXT NOT NULL, restoration TEXT,"
+    " moment TEXT);"
     "CREATE INDEX IF NOT EXISTS turn_use ON turn(used_s) WHERE visible;"
     "CREATE INDEX IF NOT EXISTS turn_of ON turn(conversation)"
     " WHERE conversation IS NOT NULL;"
@@ -262,6 +263,21 @@ static int check_version(struct conversations *c, struct err *err)
     return rc;
 }
 
+/* Adds the column `moment` to a file of an earlier build. Earlier builds can still use the file. */
+static int add_moment(struct conversations *c, struct err *err)
+{
+    int64_t n = 0;
+    int rc = db_int(c,
+                    "SELECT count(*) FROM pragma_table_info('turn') WHERE name = 'moment'",
+                    0, &n, err);
+    if (rc != 0 || n > 0)
+        return rc;
+    rc = db_exec(c, "ALTER TABLE turn ADD COLUMN moment TEXT", err);
+    if (rc == -ENOSPC && db_reserve_release(c))
+        rc = db_exec(c, "ALTER TABLE turn ADD COLUMN moment TEXT", err);
+    return rc;
+}
+
 /* Sets the version of a new file. A file that has a version is not written, because the disk may be
  * full. */
 static int set_version(struct conversations *c, struct err *err)
@@ -344,6 +360,8 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
         rc = db_file_make_private(path, err);
     if (rc == 0)
         rc = db_exec(c, schema, err);
+    if (rc == 0)
+        rc = add_moment(c, err);
     if (rc == 0)
         rc = set_version(c, err);
     if (rc == 0)

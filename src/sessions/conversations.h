@@ -102,6 +102,9 @@ struct turn {
     /* JSON object that says how the turn's state came back; NULL: unknown */
     char *restoration;
     char fingerprint[65]; /* fingerprint of the state of the turn's tokens */
+    /* moment that the chat template saw (dates.h); "": it asked for none, or an earlier version made
+     * the turn */
+    char moment[20];
     /* n_kept: the turn's first tokens, which are its parent's; n_tokens: all its tokens */
     int n_kept, n_tokens;
     int32_t *tokens; /* [n_tokens - n_kept] the other tokens */

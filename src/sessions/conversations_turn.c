@@ -143,10 +143,10 @@ static int insert(struct conversations *c, const char *tenant, struct turn *t,
         c,
         "INSERT INTO turn(name, tenant, parent, conversation, depth, created_s, used_s,"
         " visible, fingerprint, n_kept, n_tokens, marks, tokens, keys, answer, input,"
-        " output, restoration, id)"
+        " output, restoration, id, moment)"
         " VALUES(?1, ?2, ?3, ?4, ?5, ?6,"
         " max(?6, coalesce((SELECT used_s FROM turn WHERE id = ?3), 0)),"
-        " ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
+        " ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
         err);
     uint8_t marks[TURN_MAX_MARKS * MARK_BYTES];
     size_t n_tokens;
@@ -174,6 +174,7 @@ static int insert(struct conversations *c, const char *tenant, struct turn *t,
     db_bind_text(st, 17, t->restoration);
     t->row = ++c->last_turn;
     sqlite3_bind_int64(st, 18, t->row);
+    db_bind_text(st, 19, t->moment[0] != 0 ? t->moment : NULL);
     int rc = db_step(c, st, err);
     db_done(st);
     free(tokens);
@@ -344,7 +345,8 @@ int conversation_rewrite(struct conversations *c, const char *tenant, int64_t he
 
 #define COLUMNS                                                                            \
     "id, parent, conversation, name, created_s, depth, visible, fingerprint, n_kept, "     \
-    "n_tokens, marks, tokens, keys, answer, input, output, restoration"
+    "n_tokens, marks, tokens, keys, answer, input, output, restoration, "                  \
+    "moment"
 
 static int read_turn(sqlite3_stmt *st, struct turn **out, struct err *err)
 {
@@ -373,6 +375,8 @@ static int read_turn(sqlite3_stmt *st, struct turn **out, struct err *err)
     t->input = db_text(st, 14);
     t->output = db_text(st, 15);
     t->restoration = db_text(st, 16);
+    const char *moment = (const char *)sqlite3_column_text(st, 17);
+    snprintf(t->moment, sizeof t->moment, "%s", moment != NULL ? moment : "");
     if (rc != 0) {
         turn_free(t);
         return rc;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "sessions/dates.h"
 #include "sessions/items.h"
 #include "sessions/retoken.h"
 
@@ -68,9 +69,28 @@ static struct json *take_items(struct draft *d)
     return list;
 }
 
-static int render(struct draft *d, const struct hcache *h, const struct draft_opts *o,
+/* A turn of an earlier version has no moment; the model saw it when it was made. */
+bool draft_moment(struct turn *const *path, int n, char out[PROMPT_DATE_BYTES])
+{
+    out[0] = 0;
+    for (int i = 0; i < n; i++) {
+        const struct turn *t = path[i];
+        if (t->moment[0] == 0 && t->n_tokens == 0)
+            continue;
+        if (t->moment[0] != 0)
+            memcpy(out, t->moment, PROMPT_DATE_BYTES);
+        else
+            prompt_moment(t->created_s, out);
+        return true;
+    }
+    return false;
+}
+
+static int render(struct draft *d, struct hcache *h, const struct draft_opts *o,
                   struct fault *f)
 {
+    char moment[PROMPT_DATE_BYTES];
+    const bool has_moment = draft_moment(d->path, d->n_path, moment);
     struct json *messages = json_new_array(), *said = take_items(d);
     size_t n_instructions = 0;
     if (json_string_of(o->instructions, &n_instructions) != NULL && n_instructions > 0) {
@@ -90,8 +110,9 @@ static int render(struct draft *d, const struct hcache *h, const struct draft_op
                                  .kwargs = o->kwargs,
                                  .plain = o->plain,
                                  .parse_special = o->parse_special,
-                                 .truncates = o->truncates};
-    int rc = prompt_render(h, &source, &d->text, f);
+                                 .truncates = o->truncates,
+                                 .date = has_moment ? moment : NULL};
+    int rc = dates_render(o->dates, h, o->salt, &source, &d->text, f);
     if (rc != 0 && strcmp(f->param, "messages") == 0)
         snprintf(f->param, sizeof f->param, "%s", o->param);
     json_free(messages);
@@ -176,7 +197,7 @@ static int tokenize(struct draft *d, const struct hcache *h, struct hcache_err *
     return rc;
 }
 
-int draft_render(struct draft *d, const struct hcache *h, const struct draft_opts *o,
+int draft_render(struct draft *d, struct hcache *h, const struct draft_opts *o,
                  struct fault *f)
 {
     struct hcache_err err = {0};
@@ -186,6 +207,7 @@ int draft_render(struct draft *d, const struct hcache *h, const struct draft_opt
         return -1;
     if (tokenize(d, h, &err) != 0)
         return fault_refuse(f, err.code, o->param, "'%s': %s", o->param, err.msg);
+    date_locate(h, &d->text, &(struct prompt_ids){d->ids, d->n_ids}, &d->date);
     return 0;
 }
 
@@ -260,6 +282,7 @@ void draft_finish(const struct draft *d, const struct hcache *h,
     t->parent = d->parent;
     t->conversation = d->conversation;
     t->input = json_text(d->input, 0);
+    snprintf(t->moment, sizeof t->moment, "%s", d->date.moment);
     snprintf(t->fingerprint, sizeof t->fingerprint, "%s", info.fingerprint);
     t->n_tokens = n;
     t->n_kept = count_kept(d, ids, n, keys);

@@ -5,7 +5,10 @@
  * The tokens of all earlier texts are those that the model saw and generated, not those that
  * tokenizing the text would give. If the conversation's text has changed (other instructions, a
  * template that leaves thoughts out), the longest equal beginning keeps its tokens, and `what`
- * tells where other tokens begin. Knows no HTTP. */
+ * tells where other tokens begin.
+ *
+ * The template sees the moment at which the conversation began (dates.h), in all its turns: else
+ * the prompt's beginning, and with it all saved state, would change at midnight.  Knows no HTTP. */
 #ifndef SESSIONS_DRAFT_H
 #define SESSIONS_DRAFT_H
 
@@ -25,6 +28,7 @@ struct draft {
     int n_ids;
     /* Another object owns text and ids, and keeps them longer than the draft. */
     bool is_lent;
+    struct prompt_date date; /* the date in the prompt */
     /* Bound on the tokens of the system's messages; 0 unless the request truncates. */
     int n_system;
     char what[200]; /* reason why saved state of earlier turns may not fit; "": it fits */
@@ -42,14 +46,20 @@ struct draft_opts {
     const struct json *tools, *kwargs;
     bool plain, parse_special, truncates; /* as in chat_source (prompt.h) */
     const char *param;                    /* name of the field that a fault is about */
+    struct dates *dates; /* dates of new conversations; NULL: the present one */
+    const char *salt;    /* salt of the turn's state */
 };
 /* Makes the text and the tokens of all turns and of d->input. Call it once. Afterwards the turns of
  * d->path have no input and output. Returns 0, or -1 with *f. */
-int draft_render(struct draft *d, const struct hcache *h, const struct draft_opts *o,
+int draft_render(struct draft *d, struct hcache *h, const struct draft_opts *o,
                  struct fault *f);
 
 /* Returns the items of all turns of a path, inputs and outputs. The caller owns the result. */
 struct json *draft_items(struct turn *const *path, int n);
+
+/* Finds the moment at which the conversation of a path began.  Returns false, with "", if the model
+ * has seen none of its turns. */
+bool draft_moment(struct turn *const *path, int n, char out[PROMPT_DATE_BYTES]);
 
 /* Fills in the turn, except name, answer, output and restoration. salt: the salt of its state. */
 void draft_finish(const struct draft *d, const struct hcache *h,

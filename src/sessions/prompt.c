@@ -1,9 +1,12 @@
 /* prompt.c - see prompt.h. */
 #include "sessions/prompt.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "base/textbuf.h"
@@ -225,6 +228,15 @@ static int check_history(const struct hcache *h, const struct chat_source *s,
         info->max_context);
 }
 
+void prompt_moment(int64_t wall_s, char out[PROMPT_DATE_BYTES])
+{
+    struct tm t;
+    time_t seconds = (time_t)wall_s;
+    localtime_r(&seconds, &t);
+    if (strftime(out, PROMPT_DATE_BYTES, "%Y-%m-%d %H:%M:%S", &t) == 0)
+        snprintf(out, PROMPT_DATE_BYTES, "1970-01-01 00:00:00");
+}
+
 int prompt_render(const struct hcache *h, const struct chat_source *s,
                   struct prompt_text *out, struct fault *f)
 {
@@ -247,10 +259,18 @@ int prompt_render(const struct hcache *h, const struct chat_source *s,
     if (check_history(h, s, &info, f) != 0)
         return -1;
     out->flags = HCACHE_PARSE_SPECIAL | (s->parse_special ? 0u : HCACHE_GUARDED);
+    char now[PROMPT_DATE_BYTES];
+    prompt_moment(clock_wall_s() + clock_set_by_s(), now);
     const struct hcache_chat chat = {.messages = s->messages,
                                      .tools = s->tools,
                                      .kwargs = s->kwargs,
-                                     .guarded = !s->parse_special};
+                                     .guarded = !s->parse_special,
+                                     .moment = s->date != NULL  ? s->date
+                                               : s->now != NULL ? s->now
+                                                                : now,
+                                     .shown_date = out->date.shown};
     int rc = hcache_chat_render_parsed(h, &chat, &out->text, &out->n, &err);
+    if (out->date.shown[0] != 0)
+        snprintf(out->date.moment, sizeof out->date.moment, "%s", chat.moment);
     return rc == 0 ? 0 : fault_refuse(f, rc, "messages", "%s", err.msg);
 }

@@ -20,12 +20,27 @@ struct prompt_ids {
     int n;
 };
 
+/* Bytes of a moment: "2026-11-28 22:05:00", and its end. */
+enum { PROMPT_DATE_BYTES = 20 };
+
+/* Writes the local time of that second since 1970. */
+void prompt_moment(int64_t wall_s, char out[PROMPT_DATE_BYTES]);
+
 struct chat_source {
     const struct json *messages;       /* list of messages, as in OpenAI's chat API */
     const struct json *tools, *kwargs; /* NULL: the request has none */
     bool plain;
     bool parse_special; /* special tokens spelled in messages count as special tokens */
     bool truncates;     /* the history may be longer than the context */
+    const char *date;   /* moment that the template sees (dates.h); NULL: the present one */
+    const char *now;    /* moment that counts as the present one; NULL: the clock's */
+};
+
+/* The date in a prompt. */
+struct prompt_date {
+    char moment[PROMPT_DATE_BYTES]; /* "": the template asked for no date */
+    char shown[HCACHE_SHOWN_DATE];  /* the date's text in the prompt */
+    int from, to; /* the date is in the tokens [from, to); 0, 0: the place is unknown */
 };
 
 /* A rendered prompt. */
@@ -33,6 +48,7 @@ struct prompt_text {
     char *text; /* from malloc; may contain zero bytes, and guards (hcache_guard) */
     size_t n;
     unsigned flags; /* flags with which hcache_encode encodes this text */
+    struct prompt_date date;
 };
 /* Checks a prompt by the size of its text, before tokenizing it: whether it may fit the context, or
  * hcache_opts.max_history if it is truncated. Returns 0, or -1 with *f, which names the field

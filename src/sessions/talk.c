@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/minmax.h"
+#include "sessions/dates.h"
 #include "sessions/draft.h"
 #include "sessions/items.h"
 #include "sessions/provenance.h"
@@ -124,6 +125,8 @@ static char *response_json(const struct talk *t, const struct turn *turn,
     json_put_int(usage, "input_tokens", r->prompt_tokens);
     json_put_int(usage, "output_tokens", r->n_tokens);
     json_put_int(usage, "total_tokens", r->prompt_tokens + r->n_tokens);
+    if (turn->moment[0] != 0)
+        json_put_bytes(usage, "template_date", turn->moment, 10);
     json_put(o, "usage", usage);
     char *text = json_text(o, 0);
     json_free(o);
@@ -189,7 +192,11 @@ static int make_draft(struct talk *t, const struct json *said, bool truncates,
                       struct draft *d, struct err *err)
 {
     struct fault f;
-    struct draft_opts o = {.plain = t->o.plain, .truncates = truncates, .param = "input"};
+    struct draft_opts o = {.plain = t->o.plain,
+                           .truncates = truncates,
+                           .param = "input",
+                           .dates = t->o.dates,
+                           .salt = t->o.salt};
     *d = (struct draft){.conversation = t->v.row};
     int rc = draft_continue(d, t->o.conversations, t->v.head, err);
     if (rc == 0 && (items_read(said, "input", &d->input, &f) != 0 ||
@@ -250,6 +257,7 @@ static int answer(struct talk *t, const struct json *said,
         rc = check_room(t, &q, err);
     if (rc == 0 && (rc = hcache_generate(t->o.h, &q, out, &herr)) != 0)
         rc = err_set(err, rc, "%s", herr.msg);
+    date_explain(&d.date, out->differs_at, out->miss, sizeof out->miss);
     if (rc == 0)
         rc = keep(t, &d, &q, out, err);
     draft_deinit(&d);

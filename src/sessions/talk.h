@@ -19,6 +19,7 @@ struct talk_opts {
     const char *salt;       /* salt of the conversations and of their state; NULL: none */
     bool plain;             /* as in chat_source (prompt.h) */
     const char *system;     /* system message of a new conversation; NULL: none */
+    struct dates *dates;    /* date of a new conversation; NULL: the present one */
 };
 
 /* Opens the conversation that has this id or title (the last used one, if several have the title).
