@@ -2,7 +2,7 @@
 
 The model is models/demo with three changes: no chat template, a BOS before every prompt, and a
 context of 512 tokens. Unless a test asks for an end-of-text token, the model has none, so that an
-answer has the length that the test wants. `python3 plain_model.py DIR` writes the model into
+answer has the length that the test wants: <|end|>, which ends a turn by its text, has another one. `python3 plain_model.py DIR` writes the model into
 DIR."""
 import json
 import os
@@ -21,18 +21,19 @@ def write_plain_model(folder, ends=False):
     """Writes a writable copy of the model into the folder and returns the folder."""
     os.makedirs(folder, exist_ok=True)
     shutil.copyfile(os.path.join(DEMO, "model.safetensors"), os.path.join(folder, "model.safetensors"))
-    change(folder, "tokenizer.json", post_processor=BOS_FIRST)
+    change(folder, "tokenizer.json", ends, post_processor=BOS_FIRST)
     change(folder, "config.json", max_position_embeddings=512, **({} if ends else {"eos_token_id": None}))
     change(folder, "tokenizer_config.json", chat_template=None,
            **({} if ends else {"eos_token": None}))
     return folder
 
 
-def change(folder, name, **fields):
+def change(folder, name, ends=True, **fields):
     """Writes the demo model's JSON file `name` into the folder with these fields changed; None
-    removes a field."""
+    removes a field. ends: <|end|> keeps its text."""
     with open(os.path.join(DEMO, name)) as f:
-        settings = {**json.load(f), **fields}
+        text = f.read()
+    settings = {**json.loads(text if ends else text.replace("<|end|>", "<|stop|>")), **fields}
     with open(os.path.join(folder, name), "w") as f:
         json.dump({k: v for k, v in settings.items() if v is not None}, f)
 
