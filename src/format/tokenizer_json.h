@@ -61,9 +61,14 @@ enum normalizer_kind {
     NORMALIZER_NFKD,
 };
 
+struct regex;
+
 struct normalizer_step {
     enum normalizer_kind kind;
     struct tokenizer_text pattern, text;
+    bool is_regex;
+    struct regex
+        *regex; /* the compiled pattern, which the reader of this struct makes and frees */
 };
 
 enum pretokenizer_kind {

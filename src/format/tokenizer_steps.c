@@ -167,7 +167,7 @@ static int read_normalizer_replace(struct tokenizer_json *t, const struct json *
     struct normalizer_step *s = push_normalizer(t, NORMALIZER_REPLACE, err);
     if (s == NULL)
         return ERR_UNSUPPORTED;
-    int rc = read_pattern(t, o, &s->pattern, NULL, err);
+    int rc = read_pattern(t, o, &s->pattern, &s->is_regex, err);
     return rc != 0 ? rc : read_text(t, o, "content", &s->text, err);
 }
 

@@ -255,6 +255,10 @@ struct jstr jstr_repeat(struct jinja *j, struct jstr s, int64_t times);
 /* jinja_format.c */
 struct jstr jstr_format(struct jinja *j, struct jstr format, const struct jval *args);
 
+/* jinja_strformat.c: Python's str.format. */
+struct jcall;
+struct jval jstr_format_method(struct jinja *j, struct jstr s, const struct jcall *c);
+
 /* --- calls of built-ins ------------------------------------------------------------- */
 
 struct jkwarg {

@@ -2,6 +2,7 @@
  * name is ever undefined in a template. Calling a method that has no function here is an error. */
 #include "jinja/jinja_impl.h"
 
+#include "base/minmax.h"
 #include "base/utf8.h"
 
 #include <string.h>
@@ -126,6 +127,16 @@ static struct jval m_isalpha(struct jinja *j, struct jstr s, const struct jcall 
 static struct jval m_isalnum(struct jinja *j, struct jstr s, const struct jcall *c)
 {
     return jval_bool(all_ascii_are(j, s, c, true, true));
+}
+
+static struct jval m_isascii(struct jinja *j, struct jstr s, const struct jcall *c)
+{
+    no_arguments(j, c);
+    jinja_charge(j, s.n);
+    bool all = true;
+    for (size_t i = 0; i < s.n; i++)
+        all = all && (s.s[i] & 0x80) == 0;
+    return jval_bool(all);
 }
 
 /* --- stripping ---------------------------------------------------------------------- */
@@ -415,6 +426,63 @@ static struct jval m_replace(struct jinja *j, struct jstr s, const struct jcall 
                                  opt_int(j, c, &a[2], -1)));
 }
 
+/* Pads a text to a width; before: how much of the padding comes first. */
+static struct jval justify(struct jinja *j, struct jstr s, const struct jcall *c,
+                           int64_t (*before)(int64_t pad, int64_t width))
+{
+    static const char *const names[] = {NULL, NULL};
+    struct jval a[2];
+    struct jbuf b = {0};
+    jcall_bind(j, c, names, 2, 1, a);
+    int64_t width = opt_int(j, c, &a[0], 0);
+    int64_t pad = MAX(width - (int64_t)jutf_len(s), 0);
+    struct jstr fill = a[1].kind != J_MISSING ? need_str(j, c, &a[1]) : JLIT(" ");
+    if (jutf_len(fill) != 1)
+        jinja_fail(j, ERR_MISMATCH,
+                   "The fill character must be exactly one character long");
+    int64_t first = before(pad, width);
+    struct jstr left = jstr_repeat(j, fill, first),
+                right = jstr_repeat(j, fill, pad - first);
+    jbuf_put(j, &b, left.s, left.n);
+    jbuf_put(j, &b, s.s, s.n);
+    jbuf_put(j, &b, right.s, right.n);
+    return jval_buf(&b);
+}
+
+static int64_t pad_none(int64_t pad, int64_t width)
+{
+    (void)pad;
+    (void)width;
+    return 0;
+}
+
+static int64_t pad_all(int64_t pad, int64_t width)
+{
+    (void)width;
+    return pad;
+}
+
+/* Python puts the odd one first if the width is odd. */
+static int64_t pad_half(int64_t pad, int64_t width)
+{
+    return pad / 2 + (pad & width & 1);
+}
+
+static struct jval m_ljust(struct jinja *j, struct jstr s, const struct jcall *c)
+{
+    return justify(j, s, c, pad_none);
+}
+
+static struct jval m_rjust(struct jinja *j, struct jstr s, const struct jcall *c)
+{
+    return justify(j, s, c, pad_all);
+}
+
+static struct jval m_center(struct jinja *j, struct jstr s, const struct jcall *c)
+{
+    return justify(j, s, c, pad_half);
+}
+
 static struct jval m_zfill(struct jinja *j, struct jstr s, const struct jcall *c)
 {
     static const char *const names[] = {NULL};
@@ -437,17 +505,21 @@ static const struct {
     method *call;
 } methods[] = {
     {"capitalize", m_capitalize},
+    {"center", m_center},
     {"count", m_count},
     {"endswith", m_endswith},
     {"find", m_find},
+    {"format", jstr_format_method},
     {"index", m_index},
     {"isalnum", m_isalnum},
     {"isalpha", m_isalpha},
+    {"isascii", m_isascii},
     {"isdigit", m_isdigit},
     {"islower", m_islower},
     {"isspace", m_isspace},
     {"isupper", m_isupper},
     {"join", m_join},
+    {"ljust", m_ljust},
     {"lower", m_lower},
     {"lstrip", m_lstrip},
     {"partition", m_partition},
@@ -456,6 +528,7 @@ static const struct {
     {"replace", m_replace},
     {"rfind", m_rfind},
     {"rindex", m_index},
+    {"rjust", m_rjust},
     {"rpartition", m_partition},
     {"rsplit", m_split},
     {"rstrip", m_rstrip},
@@ -468,20 +541,15 @@ static const struct {
     {"zfill", m_zfill},
     /* These methods are known, but not implemented. */
     {"casefold", NULL},
-    {"center", NULL},
     {"encode", NULL},
     {"expandtabs", NULL},
-    {"format", NULL},
     {"format_map", NULL},
-    {"isascii", NULL},
     {"isdecimal", NULL},
     {"isidentifier", NULL},
     {"isnumeric", NULL},
     {"isprintable", NULL},
     {"istitle", NULL},
-    {"ljust", NULL},
     {"maketrans", NULL},
-    {"rjust", NULL},
     {"swapcase", NULL},
     {"translate", NULL},
 };

@@ -201,7 +201,8 @@ static void dump_string(struct dumper *d, struct jstr s)
     for (size_t i = 0; i < s.n;) {
         size_t plain = i; /* start of a run of characters that need no escape */
         while (plain < s.n && s.s[plain] != '"' && s.s[plain] != '\\' &&
-               (unsigned char)s.s[plain] >= 0x20 && !(d->ascii && (s.s[plain] & 0x80)))
+               (unsigned char)s.s[plain] >= 0x20 &&
+               !(d->ascii && (unsigned char)s.s[plain] >= 0x7F))
             plain++;
         jbuf_put(d->j, d->b, s.s + i, plain - i);
         i = plain;

@@ -186,17 +186,62 @@ static void check_act(struct fields *f, const struct model_config *c, const char
                         family_name(c->family));
 }
 
-static void read_llama3_scaling(struct fields *f, struct rope_scaling *s)
+/* A scaling as a folder writes it. */
+struct written_scaling {
+    bool is_llama3, is_linear;
+    double factor, low, high; /* low, high: only for llama3 */
+    int32_t original_ctx;
+};
+
+static void read_llama3_scaling(struct fields *f, struct written_scaling *s)
 {
-    s->kind = ROPE_SCALING_LLAMA3;
-    s->original_max_ctx = need_int(f, "original_max_position_embeddings", 1, MAX_CTX);
+    s->is_llama3 = true;
+    s->original_ctx = need_int(f, "original_max_position_embeddings", 1, MAX_CTX);
     s->factor = need_real(f, "factor");
-    s->low_freq_factor = need_real(f, "low_freq_factor");
-    s->high_freq_factor = need_real(f, "high_freq_factor");
-    if (f->rc == 0 && !(s->factor >= 1 && s->low_freq_factor > 0 &&
-                        s->high_freq_factor > s->low_freq_factor))
+    s->low = need_real(f, "low_freq_factor");
+    s->high = need_real(f, "high_freq_factor");
+    if (f->rc == 0 && !(s->factor >= 1 && s->low > 0 && s->high > s->low))
         f->rc = err_set(f->err, ERR_FORMAT,
                         "needs factor >= 1 and 0 < low_freq_factor < high_freq_factor");
+}
+
+static void read_linear_scaling(struct fields *f, struct written_scaling *s)
+{
+    s->is_linear = true;
+    s->factor = need_real(f, "factor");
+    if (f->rc == 0 && !(s->factor >= 1 && s->factor <= 1e6))
+        f->rc = err_set(f->err, ERR_FORMAT, "'factor' must be a number from 1 to 1000000");
+}
+
+/* Returns the divisor of frequency i by Llama 3.1's scaling, which stretches long wavelengths by
+ * `factor`, keeps short ones, and blends in between.  Every step is rounded to f32, in the order of
+ * the converter that writes GGUF files: a folder and its file then have the same factors. */
+static float llama3_factor(const struct written_scaling *s, double theta, int i, int d_rope)
+{
+    static const float two_pi = 6.283185307179586f;
+    const float power = (float)pow((double)(float)theta,
+                                   (double)((float)(2 * i) / (float)d_rope));
+    const float freq = 1.0f / power;
+    const float wave = (1.0f / freq) * two_pi;
+    if (wave < (float)(s->original_ctx / s->high))
+        return 1;
+    if (wave > (float)(s->original_ctx / s->low))
+        return (float)s->factor;
+    float turns = (1.0f / wave) * (float)s->original_ctx;
+    float keep = (turns - (float)s->low) / (float)(s->high - s->low);
+    return 1.0f / ((1.0f - keep) / (float)s->factor + keep);
+}
+
+/* Converts the scaling to factors. A factor of 1 is no scaling. */
+static void make_factors(const struct written_scaling *s, struct model_config *c)
+{
+    if (!(s->is_llama3 || (s->is_linear && s->factor != 1)))
+        return;
+    c->rope_scaling.kind = ROPE_SCALING_FACTORS;
+    for (int i = 0; i < c->d_rope / 2 && i < ROPE_MAX_FACTORS; i++)
+        c->rope_scaling.factors[i] = s->is_linear
+                                         ? (float)s->factor
+                                         : llama3_factor(s, c->rope_theta, i, c->d_rope);
 }
 
 /* Reads "factors", one divisor for each frequency.  Only config_write writes this field, for GGUF
@@ -224,7 +269,7 @@ static void read_scaling_factors(struct fields *f, struct rope_scaling *s)
 /* Reads the object `key`: "rope_scaling", or in newer files "rope_parameters", which also holds
  * rope_theta and partial_rotary_factor. */
 static void read_rope_object(struct fields *f, struct model_config *c, const char *key,
-                             double *fraction)
+                             double *fraction, struct written_scaling *written)
 {
     const struct json *o = NULL;
     saw(f, key);
@@ -239,7 +284,9 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
     /* The field has no effect without scaling. */
     saw(&in, "original_max_position_embeddings");
     if (in.rc == 0 && strcmp(type, "llama3") == 0)
-        read_llama3_scaling(&in, &c->rope_scaling);
+        read_llama3_scaling(&in, written);
+    else if (in.rc == 0 && strcmp(type, "linear") == 0)
+        read_linear_scaling(&in, written);
     else if (in.rc == 0 && strcmp(type, "factors") == 0)
         read_scaling_factors(&in, &c->rope_scaling);
     else if (in.rc == 0 && strcmp(type, "default") != 0)
@@ -269,8 +316,9 @@ static void read_rope(struct fields *f, struct model_config *c, double rope_frac
     double fraction = opt_real(f, "partial_rotary_factor", rope_fraction);
     if (!is_null(f, "rope_scaling") && !is_null(f, "rope_parameters"))
         refuse(f, "rope_scaling", "stands beside 'rope_parameters': remove one of them");
-    read_rope_object(f, c, "rope_scaling", &fraction);
-    read_rope_object(f, c, "rope_parameters", &fraction);
+    struct written_scaling written = {0};
+    read_rope_object(f, c, "rope_scaling", &fraction, &written);
+    read_rope_object(f, c, "rope_parameters", &fraction, &written);
     if (f->rc != 0)
         return;
     if (!(isfinite(c->rope_theta) && c->rope_theta > 0))
@@ -284,6 +332,8 @@ static void read_rope(struct fields *f, struct model_config *c, double rope_frac
         f->rc = err_set(f->err, ERR_FORMAT, "'partial_rotary_factor' must lie in (0, 1]");
     else
         c->d_rope = (int32_t)(c->d_head * fraction);
+    if (f->rc == 0)
+        make_factors(&written, c);
     for (int i = 0;
          f->rc == 0 && c->rope_scaling.kind == ROPE_SCALING_FACTORS && i < c->d_rope / 2;
          i++)

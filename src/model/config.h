@@ -76,20 +76,17 @@ enum position_kind {
 };
 
 enum rope_scaling_kind {
-    ROPE_SCALING_NONE,
-    ROPE_SCALING_LLAMA3,
-    ROPE_SCALING_FACTORS, /* a divisor for each frequency, as in GGUF files */
+    ROPE_SCALING_NONE = 0,
+    ROPE_SCALING_FACTORS = 2, /* the number is part of config_state_text */
 };
 
 enum { ROPE_MAX_FACTORS = 128 };
 
+/* Frequency i of the rotation is divided by factors[i].  Llama 3.1's scaling and the linear one of
+ * a folder are converted to factors when they are read, so that a folder and its GGUF file, which
+ * has the factors, are one model. */
 struct rope_scaling {
     enum rope_scaling_kind kind;
-    double factor;
-    double low_freq_factor;
-    double high_freq_factor;
-    int32_t original_max_ctx;
-    /* For ROPE_SCALING_FACTORS: frequency i is divided by factors[i]. */
     float factors[ROPE_MAX_FACTORS];
 };
 

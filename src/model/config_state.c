@@ -12,7 +12,7 @@
 
 /* If this fails, a field was added.  Decide whether it changes a state's bits, name it below if it
  * does, and adapt the size. */
-_Static_assert(sizeof(struct model_config) == 928 || sizeof(void *) != 8,
+_Static_assert(sizeof(struct model_config) == 888 || sizeof(void *) != 8,
                "struct model_config has changed: see config_state_text");
 
 /* Returns the maximum context if the rotation depends on it, else 0. */
@@ -21,7 +21,6 @@ static int32_t context_of(const struct model_config *c)
     switch (c->rope_scaling.kind) {
     case ROPE_SCALING_NONE:
     /* the rotation depends on the original context, which is another field */
-    case ROPE_SCALING_LLAMA3:
     case ROPE_SCALING_FACTORS:
         return 0;
     }
@@ -43,22 +42,20 @@ static char *factors_text(const struct model_config *c)
 
 char *config_state_text(const struct model_config *c)
 {
-    const struct rope_scaling *r = &c->rope_scaling;
     char *factors = factors_text(c);
     char *text = xasprintf(
         "family %s; layers %d; width %d; heads %d; kv heads %d; head %d; ffn "
         "%d; vocabulary %d; "
         "block %d; norm %d; eps %a; act %d; gated %d; biases %d %d %d %d; qk "
         "norm %d; position %d; "
-        "theta %a; rotated %d; scaling %d %a %a %a %d; context %d; offset %d; "
+        "theta %a; rotated %d; scaling %d 0x0p+0 0x0p+0 0x0p+0 0; context %d; offset %d; "
         "window %d from layer %d; "
         "embedding %a; tied %d; factors%s",
         family_name(c->family), c->n_layers, c->n_embd, c->n_heads, c->n_kv_heads,
         c->d_head, c->n_ffn, c->vocab_size, (int)c->block, (int)c->norm,
         (double)c->norm_eps, (int)c->act, c->mlp_gated, c->qkv_bias, c->attn_out_bias,
         c->mlp_bias, c->head_bias, c->qk_norm, (int)c->position, c->rope_theta, c->d_rope,
-        (int)r->kind, r->factor, r->low_freq_factor, r->high_freq_factor,
-        r->original_max_ctx, context_of(c), c->position_offset, c->sliding_window,
+        (int)c->rope_scaling.kind, context_of(c), c->position_offset, c->sliding_window,
         c->window_layer, (double)c->embed_scale, c->tie_word_embeddings, factors);
     free(factors);
     return text;

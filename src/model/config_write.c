@@ -38,16 +38,6 @@ static void put_rope(struct json *o, const struct model_config *c)
     json_put_real(o, "rope_theta", c->rope_theta);
     if (c->d_rope != c->d_head) /* 0.5 is added so that truncation gives d_rope again */
         json_put_real(o, "partial_rotary_factor", (c->d_rope + 0.5) / c->d_head);
-    if (c->rope_scaling.kind == ROPE_SCALING_LLAMA3) {
-        struct json *s = json_new_object();
-        json_put_string(s, "rope_type", "llama3");
-        json_put_real(s, "factor", c->rope_scaling.factor);
-        json_put_real(s, "low_freq_factor", c->rope_scaling.low_freq_factor);
-        json_put_real(s, "high_freq_factor", c->rope_scaling.high_freq_factor);
-        json_put_int(s, "original_max_position_embeddings",
-                     c->rope_scaling.original_max_ctx);
-        json_put(o, "rope_scaling", s);
-    }
     if (c->rope_scaling.kind == ROPE_SCALING_FACTORS) {
         struct json *s = json_new_object(), *list = json_new_array();
         for (int i = 0; i < c->d_rope / 2; i++)

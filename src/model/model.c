@@ -26,31 +26,12 @@
  * 128 take 11 GB. */
 #define ROPE_MAX_BYTES ((size_t)16 << 30)
 
-static const double TWO_PI = 6.283185307179586476925287;
-
-/* Returns a scaled frequency. Llama 3.1 stretches long wavelengths by `factor`, keeps short ones,
- * and blends in between (the reference library's rope type "llama3"). */
-static double scale_frequency(const struct rope_scaling *sc, double freq)
-{
-    if (sc->kind != ROPE_SCALING_LLAMA3)
-        return freq;
-    /* turns within the original context */
-    double turns = sc->original_max_ctx * freq / TWO_PI;
-    if (turns < sc->low_freq_factor)
-        return freq / sc->factor;
-    if (turns > sc->high_freq_factor)
-        return freq;
-    double keep = (turns - sc->low_freq_factor) /
-                  (sc->high_freq_factor - sc->low_freq_factor);
-    return (1 - keep) * freq / sc->factor + keep * freq;
-}
-
 static double frequency(const struct model_config *c, int i)
 {
     double freq = pow(c->rope_theta, -2.0 * i / c->d_rope);
     return c->rope_scaling.kind == ROPE_SCALING_FACTORS
                ? freq / (double)c->rope_scaling.factors[i]
-               : scale_frequency(&c->rope_scaling, freq);
+               : freq;
 }
 
 void model_rope_rows(const struct model_config *c, const int32_t *pos, int n,

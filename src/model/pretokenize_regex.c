@@ -7,13 +7,14 @@
  *   \p{X} \P{X}, X a general category                        the same
  *   \s \S                          Unicode's White_Space, spelled out: PCRE2's has U+180E, too
  *   \d                             \p{Nd}
+ *   \A \z outside of classes       the same
  *   | ( ) (?: ) (?= ) (?! )        the same
  *   (?i: )                         only ASCII letters, ' and | inside, and no pair of letters
  *                                  that is the folding of one character (ss, st, ff, fi, fl)
  *   ? * + and ?? *? +? ?+ *+ ++    the same
  *   {n} {n,} {n,m}                 the same; a ? or + behind it has another meaning, so is refused
  *
- * Everything else is refused: . ^ $ anchors, \w \b \h \v and the like, back-references,
+ * Everything else is refused: . ^ $, other anchors, \w \b \h \v and the like, back-references,
  * look-behind, nested classes, && and POSIX classes, {,n}.  A pattern that matches the empty text
  * is refused, too: the reference cuts there and this program would not. */
 #include "model/pretokenize_regex.h"
@@ -121,7 +122,7 @@ static int translate_escape(struct translation *t, bool in_class)
         t->p += 2;
         return 0;
     }
-    if (strchr("rntf", c) == NULL && !ispunct((unsigned char)c))
+    if (strchr(in_class ? "rntf" : "rntfAz", c) == NULL && !ispunct((unsigned char)c))
         return refuse(t, 2);
     copy(t, 2);
     return 0;

@@ -4,10 +4,10 @@
  * tokenizer_decode); this file connects them. */
 #include "model/tokenizer.h"
 
-#include "format/json.h"
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "format/gguf_tokenizer.h"
+#include "format/json.h"
 #include "model/gguf_files.h"
 #include "model/pack_file.h"
 #include "model/tokenizer_impl.h"
@@ -336,6 +336,7 @@ static int compile(struct tokenizer *t, struct err *err)
     int rc;
     if ((rc = find_named(t, t->cfg.bos_token, &t->bos_id, err)) != 0 ||
         (rc = find_named(t, t->cfg.eos_token, &t->eos_id, err)) != 0 ||
+        (rc = tokenizer_normalizers_compile(j->normalizers, j->n_normalizers, err)) != 0 ||
         (rc = pretokenizer_create(&t->pre, j->pretokenizers, j->n_pretokenizers, err)) !=
             0 ||
         (rc = token_bytes_init(&t->bytes, j, err)) != 0 ||
@@ -392,6 +393,7 @@ void tokenizer_close(struct tokenizer *t)
     token_bytes_deinit(&t->bytes);
     bpe_destroy(t->bpe);
     pretokenizer_destroy(t->pre);
+    tokenizer_normalizers_free(t->j.normalizers, t->j.n_normalizers);
     tokenizer_json_deinit(&t->j);
     tokenizer_config_deinit(&t->cfg);
     free(t);

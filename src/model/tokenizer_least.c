@@ -9,6 +9,18 @@
 #include "base/minmax.h"
 #include "base/utf8.h"
 
+#include <string.h>
+
+/* Returns the most bytes that a pattern matches; 0: no bound. */
+static size_t most_matched(const struct normalizer_step *s)
+{
+    bool repeats = false;
+    for (size_t i = 0; i < s->pattern.n; i++)
+        repeats |= strchr("*+{", s->pattern.s[i]) != NULL;
+    /* each character of a regular expression without repetition matches at most one of 4 bytes */
+    return !s->is_regex ? s->pattern.n : repeats ? 0 : 4 * s->pattern.n;
+}
+
 /* Returns the bound on shrinking: of n bytes, at least n / bound reach BPE; 0: no bound. */
 static size_t shrink_of_normalizer(const struct normalizer_step *s)
 {
@@ -18,7 +30,7 @@ static size_t shrink_of_normalizer(const struct normalizer_step *s)
     case NORMALIZER_REPLACE:
         if (s->text.n == 0)
             return 0;
-        return (s->pattern.n + s->text.n - 1) / s->text.n;
+        return (most_matched(s) + s->text.n - 1) / s->text.n;
     case NORMALIZER_NFC:
     case NORMALIZER_NFD:
     case NORMALIZER_NFKC:

@@ -2,6 +2,7 @@
 #include "model/tokenizer_normalize.h"
 
 #include "base/mem.h"
+#include "model/pretokenize_regex.h"
 #include "model/tokenizer_impl.h"
 
 #include <errno.h>
@@ -87,6 +88,50 @@ static size_t replaced_bytes(const struct text *t, const struct normalizer_step 
     return n <= most ? n : SIZE_MAX;
 }
 
+/* Replaces every match of the pattern, each with the same text. */
+static int replace_matches(struct text *t, const struct normalizer_step *step, size_t most,
+                           struct err *err)
+{
+    void *scratch = NULL;
+    size_t at = 0, begin, end, n = 0, cap = t->n + 64;
+    char *s = mem_try(cap);
+    int rc = s == NULL ? no_memory(t->n, err) : 1;
+    while (rc > 0) {
+        rc = regex_find(step->regex, &scratch, t->s, t->n, at, &begin, &end, err);
+        if (rc == 0)
+            begin = end = t->n;
+        if (rc < 0)
+            break;
+        size_t more = begin - at + (rc > 0 ? step->text.n : 0);
+        if (more > most - n) {
+            rc = too_long(most, t->n, err);
+            break;
+        }
+        if (cap - n < more) {
+            cap = n + more + cap / 2;
+            char *grown = mem_try_realloc(s, cap);
+            if (grown == NULL) {
+                rc = no_memory(t->n, err);
+                break;
+            }
+            s = grown;
+        }
+        memcpy(s + n, t->s + at, begin - at);
+        n += begin - at;
+        memcpy(s + n, step->text.s, rc > 0 ? step->text.n : 0);
+        n += rc > 0 ? step->text.n : 0;
+        at = end;
+    }
+    regex_scratch_free(scratch);
+    if (rc != 0) {
+        free(s);
+        return rc;
+    }
+    free(t->s);
+    *t = (struct text){.s = s, .n = n};
+    return 0;
+}
+
 static int run_step(const struct normalizer_step *step, struct text *t, size_t most,
                     struct err *err)
 {
@@ -96,6 +141,8 @@ static int run_step(const struct normalizer_step *step, struct text *t, size_t m
             return too_long(most, t->n, err);
         return prepend(t, &step->text, err);
     case NORMALIZER_REPLACE: {
+        if (step->is_regex)
+            return replace_matches(t, step, most, err);
         char *old = t->s;
         if (replaced_bytes(t, step, most) > most)
             return too_long(most, t->n, err);
@@ -116,6 +163,26 @@ static int run_step(const struct normalizer_step *step, struct text *t, size_t m
         return to_normal_form(t, UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT, err);
     }
     return 0;
+}
+
+int tokenizer_normalizers_compile(struct normalizer_step *steps, int n_steps,
+                                  struct err *err)
+{
+    for (int i = 0; i < n_steps; i++) {
+        struct normalizer_step *s = &steps[i];
+        int rc = s->is_regex
+                     ? regex_compile(&s->regex, s->pattern.s, s->pattern.n, false, err)
+                     : 0;
+        if (rc != 0)
+            return err_wrap(err, "normalizer: Replace");
+    }
+    return 0;
+}
+
+void tokenizer_normalizers_free(struct normalizer_step *steps, int n_steps)
+{
+    for (int i = 0; i < n_steps; i++)
+        regex_free(steps[i].regex);
 }
 
 int tokenizer_normalize(const struct normalizer_step *steps, int n_steps, const char *text,

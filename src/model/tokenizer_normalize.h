@@ -5,6 +5,11 @@
 #include "base/err.h"
 #include "format/tokenizer_json.h"
 
+/* Compiles the patterns of the steps, and frees them. */
+int tokenizer_normalizers_compile(struct normalizer_step *steps, int n_steps,
+                                  struct err *err);
+void tokenizer_normalizers_free(struct normalizer_step *steps, int n_steps);
+
 /* Normalizes n bytes of valid UTF-8 into *out, which the caller frees. */
 int tokenizer_normalize(const struct normalizer_step *steps, int n_steps, const char *text,
                         size_t n, char **out, size_t *n_out, struct err *err);

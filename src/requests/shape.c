@@ -297,12 +297,9 @@ int shape_thought_tokens(const struct choice *ch)
                : (int)((double)ch->result.n_tokens * (double)thought / (double)all);
 }
 
-/* An answer that was cut says so also if it contains calls, since the last one may be incomplete.
- */
 static const char *finish_of(const struct choice *ch)
 {
-    bool is_whole = strcmp(ch->result.finish, "stop") == 0;
-    return shape_has_calls(ch) && is_whole ? "tool_calls" : ch->result.finish;
+    return shape_has_calls(ch) ? "tool_calls" : ch->result.finish;
 }
 
 void shape_id(const struct choice *ch, int i, char out[32])

@@ -385,10 +385,10 @@ static void put_stop(struct json *o, const struct generation *g, const struct ch
 {
     const char *stop = stop_of(g, ch);
     json_put_string(o, "stop_reason",
-                    strcmp(ch->result.finish, "length") == 0 ? "max_tokens"
-                    : shape_has_calls(ch)                    ? "tool_use"
-                    : stop != NULL                           ? "stop_sequence"
-                                                             : "end_turn");
+                    shape_has_calls(ch)                        ? "tool_use"
+                    : strcmp(ch->result.finish, "length") == 0 ? "max_tokens"
+                    : stop != NULL                             ? "stop_sequence"
+                                                               : "end_turn");
     json_put_string(o, "stop_sequence", shape_has_calls(ch) ? NULL : stop);
 }
 

@@ -44,7 +44,7 @@ enum {
      * together. */
     CONNECTION_BYTES = 32 << 10,
     BACKLOG = 1024, /* connections that may wait to be accepted */
-    MAX_RETRY_S = 3600,
+    MAX_RETRY_S = 60,
     TIDY_PERIOD_S = 5,       /* expired content is erased at most this much later */
     MAX_WAITING_CALLS = 256, /* calls that may wait for a worker; further calls get 503 */
     MAX_PLAIN_BODY = 4 << 10,

@@ -17,6 +17,7 @@ CHATML = ("{% for m in messages %}{{ '<|s|>' + m.role + '\n' + m.content + '\n' 
           "{% if add_generation_prompt %}{{ '<|s|>assistant\n' }}{% endif %}")
 WHOLE = "Hi! \U0001f60a."
 GO = [{"role": "user", "content": "go"}]
+names = []  # names of the models, in the order in which they were served
 
 
 def texts(server, n):
@@ -63,6 +64,7 @@ def test_cut_characters():
 
 def answer_of(model):
     server = Server(model)
+    names.append(server.request("GET", "/v1/models")[2]["data"][0]["id"])
     r = server.post("/v1/chat/completions", {"messages": GO, "max_tokens": 20, "temperature": 0})[2]["choices"][0]
     server.stop()
     return r["message"]["content"], r["finish_reason"]
@@ -71,7 +73,10 @@ def answer_of(model):
 def test_ends():
     """config.json names a token that the model never emits."""
     for name, end_token in (("eos", "<|never-heard-of|>"), ("turn", "<turn|>")):
-        model = scripted_model.make_chain(os.path.join(tmp, name), [b"Hel", b"lo"], CHATML, end=end_token,
+        # the folder of a model in the cache of Hugging Face
+        folder = os.path.join(tmp, "models--some-org--" + name, "snapshots", "0123abcd")
+        os.makedirs(os.path.dirname(folder))
+        model = scripted_model.make_chain(folder, [b"Hel", b"lo"], CHATML, end=end_token,
                                           special=["<|s|>", "<|other|>"], config_end="<|other|>")
         if name == "turn":  # known by its text alone
             with open(os.path.join(model, "tokenizer_config.json"), "w") as f:
@@ -90,5 +95,6 @@ def test_ends():
 
 test_cut_characters()
 test_ends()
+equal("a model of the cache has its own name", names[:3], ["some-org/eos", "eos.packed", "some-org/turn"])
 shutil.rmtree(tmp, ignore_errors=True)
 end()

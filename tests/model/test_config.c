@@ -5,6 +5,7 @@
 #include "tests/base/tempdir.h"
 
 #include <errno.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -87,16 +88,31 @@ static void test_rope_scaling(void **state)
     snprintf(text, sizeof text, LLAMA(", \"rope_theta\": 500000.0, \"rope_scaling\": {%s}"),
              inner);
     struct model_config c = parse(text);
-    assert_int_equal(c.rope_scaling.kind, ROPE_SCALING_LLAMA3);
-    assert_true(c.rope_scaling.factor == 8 && c.rope_scaling.high_freq_factor == 4);
-    assert_int_equal(c.rope_scaling.original_max_ctx, 8192);
+    /* two short wavelengths stay, one is blended, the long one is stretched */
+    const float *factors = c.rope_scaling.factors;
+    assert_int_equal(c.rope_scaling.kind, ROPE_SCALING_FACTORS);
+    assert_true(factors[0] == 1 && factors[1] == 1 && factors[3] == 8);
+    assert_true(fabs((double)factors[2] - 2.69453001) < 1e-7);
     assert_true(c.rope_theta == 500000);
 
     snprintf(text, sizeof text, LLAMA(", \"rope_parameters\": {\"rope_theta\": 7, %s}"),
              inner);
     c = parse(text);
-    assert_int_equal(c.rope_scaling.kind, ROPE_SCALING_LLAMA3);
+    assert_int_equal(c.rope_scaling.kind, ROPE_SCALING_FACTORS);
     assert_true(c.rope_theta == 7);
+
+    /* linear scaling stretches all wavelengths; a factor of 1 is none */
+    c = parse(LLAMA(", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.5}"));
+    assert_int_equal(c.rope_scaling.kind, ROPE_SCALING_FACTORS);
+    for (int i = 0; i < 4; i++)
+        assert_true(c.rope_scaling.factors[i] == 2.5f);
+    assert_true(c.rope_scaling.factors[4] == 0);
+    c = parse(LLAMA(", \"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 1}"));
+    assert_int_equal(c.rope_scaling.kind, ROPE_SCALING_NONE);
+    refuse(LLAMA(", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 0.5}"), ERR_FORMAT,
+           "'rope_scaling': 'factor' must be a number from 1 to 1000000");
+    refuse(LLAMA(", \"rope_scaling\": {\"type\": \"linear\"}"), ERR_FORMAT,
+           "'rope_scaling': 'factor' is missing");
 
     assert_int_equal(parse(LLAMA(", \"rope_scaling\": null")).rope_scaling.kind,
                      ROPE_SCALING_NONE);
@@ -463,8 +479,8 @@ static void assert_same(const struct model_config *a, const struct model_config 
     assert_true(a->rope_theta == b->rope_theta);
     assert_int_equal(a->d_rope, b->d_rope);
     assert_int_equal(a->rope_scaling.kind, b->rope_scaling.kind);
-    assert_true(a->rope_scaling.factor == b->rope_scaling.factor);
-    assert_int_equal(a->rope_scaling.original_max_ctx, b->rope_scaling.original_max_ctx);
+    assert_memory_equal(a->rope_scaling.factors, b->rope_scaling.factors,
+                        sizeof a->rope_scaling.factors);
     assert_int_equal(a->position_offset, b->position_offset);
     assert_int_equal(a->sliding_window, b->sliding_window);
     assert_int_equal(a->window_layer, b->window_layer);

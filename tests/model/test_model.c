@@ -282,24 +282,13 @@ static void test_which_contexts_can_be_truncated(void **state)
 
 /* --- rotation tables ---------------------------------------------------------------------- */
 
-/* The definition: angles of a position, with the stretching of long wavelengths of Llama 3.1. */
+/* The definition: angles of a position. */
 static double angle(const struct model_config *c, int pos, int i)
 {
     const struct rope_scaling *s = &c->rope_scaling;
     double freq = pow(c->rope_theta, -2.0 * i / c->d_rope);
     if (s->kind == ROPE_SCALING_FACTORS)
         freq /= (double)s->factors[i];
-    if (s->kind == ROPE_SCALING_LLAMA3) {
-        double wavelength = 2 * acos(-1.0) / freq;
-        double low = s->original_max_ctx / s->low_freq_factor,
-               high = s->original_max_ctx / s->high_freq_factor;
-        double smooth = (s->original_max_ctx / wavelength - s->low_freq_factor) /
-                        (s->high_freq_factor - s->low_freq_factor);
-        if (wavelength > low)
-            freq /= s->factor;
-        else if (wavelength >= high)
-            freq = (1 - smooth) * freq / s->factor + smooth * freq;
-    }
     return pos * freq;
 }
 
@@ -322,14 +311,6 @@ static void test_rotations_of_every_kind(void **state)
     static const int32_t pos[4] = {0, 1, 63, 4097};
     struct model_config c;
     assert_int_equal(config_shape(&c, "llama-3-8b", NULL), 0);
-    model_rope_rows(&c, pos, 4, cos_rows, sin_rows);
-    expect_rows(&c, pos, 4, cos_rows, sin_rows);
-    /* frequencies on both sides of the two limits, and between them */
-    c.rope_scaling = (struct rope_scaling){.kind = ROPE_SCALING_LLAMA3,
-                                           .factor = 8,
-                                           .low_freq_factor = 1,
-                                           .high_freq_factor = 4,
-                                           .original_max_ctx = 8192};
     model_rope_rows(&c, pos, 4, cos_rows, sin_rows);
     expect_rows(&c, pos, 4, cos_rows, sin_rows);
     c.rope_scaling = (struct rope_scaling){.kind = ROPE_SCALING_FACTORS};

@@ -1005,7 +1005,7 @@ static void test_ends_and_suppressed_tokens(void **state)
         {NULL, {"<|end|>", "<|return|>"}, 2, {2, 3}},
         {NULL, {"<|end|>", "<|return|>", "<|call|>"}, 2, {3, 4}},
         {"<|end|>", {"<|end|>", "<|calls|>", "<|flush|>"}, 3, {2, 3, 4}},
-        {NULL, {"</s>", "<eos>"}, 2, {3, 2}},
+        {NULL, {"</s>", "<eos>"}, 2, {2, 3}},
         {NULL, {"</s>", "<|tool_response>", "<turn|>"}, 2, {4, 3}},
         {NULL, {"</s>", "<|plamo:eos|>"}, 0, {0}},
     };
@@ -1045,6 +1045,66 @@ static void test_ends_and_suppressed_tokens(void **state)
     tempdir_remove(dir);
 }
 
+/* SentencePiece's handling of spaces, as transformers 5.24 saves it for Mistral: normalizers with
+ * regular expressions, which see each text between special tokens.  The ids are the reference's. */
+static void test_regular_expressions_that_replace(void **state)
+{
+    (void)state;
+    static const char json[] =
+        "{\"added_tokens\": [{\"id\": 6, \"content\": \"<s>\", \"single_word\": false, "
+        "\"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": true}],"
+        "\"normalizer\": {\"type\": \"Sequence\", \"normalizers\": ["
+        "{\"type\": \"Replace\", \"pattern\": {\"Regex\": \"\\\\A +| +\\\\z\"}, "
+        "\"content\": "
+        "\"\"},"
+        "{\"type\": \"Replace\", \"pattern\": {\"Regex\": \" {2,}\"}, \"content\": \" \"},"
+        "{\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, \"content\": "
+        "\"\xE2\x96\x81\"},"
+        "{\"type\": \"Replace\", \"pattern\": {\"Regex\": \"\\\\A\xE2\x96\x81\"}, "
+        "\"content\": "
+        "\"\xE2\x96\x81\xE2\x96\x81\"}]},"
+        "\"pre_tokenizer\": {\"type\": \"Metaspace\", \"replacement\": \"\xE2\x96\x81\", "
+        "\"prepend_scheme\": \"always\", \"split\": false}, \"decoder\": {\"type\": "
+        "\"Fuse\"}, "
+        "\"model\": {\"type\": \"BPE\", \"unk_token\": \"?\", \"vocab\": {\"?\": 0, "
+        "\"\xE2\x96\x81\": 1, \"a\": 2, \"b\": 3, \"\xE2\x96\x81"
+        "a\": 4, \"\xE2\x96\x81\xE2\x96\x81\": 5, "
+        "\"<s>\": 6}, \"merges\": [[\"\xE2\x96\x81\", \"a\"], [\"\xE2\x96\x81\", "
+        "\"\xE2\x96\x81\"]]}}";
+    static const struct {
+        const char *text;
+        size_t n;
+        int32_t ids[4];
+    } rows[] = {{"a", 1, {4}},
+                {"\xE2\x96\x81"
+                 "a",
+                 2,
+                 {1, 4}},
+                {"  a   b ", 3, {4, 1, 3}},
+                {"a<s>\xE2\x96\x81"
+                 "b",
+                 4,
+                 {4, 6, 5, 3}},
+                {"\xE2\x96\x81", 1, {5}},
+                {"\xE2\x96\x81\xE2\x96\x81", 2, {5, 1}},
+                {"<s>  a", 2, {6, 4}}};
+    char dir[TEMPDIR_BYTES];
+    size_t n;
+    tempdir_make(dir, "tokenizer");
+    put_file(dir, "tokenizer.json", json);
+    struct tokenizer *t = open_dir(dir);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        int32_t *ids = encode(t, rows[i].text, strlen(rows[i].text),
+                              TOKENIZER_PARSE_SPECIAL, &n);
+        assert_int_equal(n, rows[i].n);
+        assert_memory_equal(ids, rows[i].ids, n * sizeof *ids);
+        free(ids);
+    }
+    assert_int_equal(tokenizer_least_count(t, "a      a", 8), 0); /* spaces may vanish */
+    tokenizer_close(t);
+    tempdir_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1064,6 +1124,7 @@ int main(void)
         cmocka_unit_test(test_switches),
         cmocka_unit_test(test_unsupported_parts),
         cmocka_unit_test(test_ends_and_suppressed_tokens),
+        cmocka_unit_test(test_regular_expressions_that_replace),
     };
     const struct CMUnitTest extra[] = {
         cmocka_unit_test(test_vectors_gpt2),

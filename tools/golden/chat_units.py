@@ -718,6 +718,43 @@ i | truncate(3)
 '<b> c d e f' | safe | truncate(7, true, '<', 0)
 s | truncate
 '{}'.format(1)
+'{} {}-{}'.format(s, i, f) ~ '{1}{0}{1}'.format('a', 'b') ~ '{x}|{y!r}'.format(x=1, y=s)
+'{{}} {{{}}}'.format(i) ~ '{!r} {!s}'.format('q', 'q')
+'{0[a]} {0.a} {1[0]}'.format({'a': 5}, [7]) ~ '{0[a b]}'.format({'a b': 1})
+'{:>6}|{:<6}|{:^7}|{:*^9}|{:é>5}'.format('ab', 'ab', 'ab', 'ab', 'ab')
+'{:6}|{:06}|{:<06}|{:6}'.format(42, 42, 42, 'x') ~ '{:05}|{:>05}'.format('a', 'b')
+'{:.2}|{:5.1}|{:s}'.format('abc', 'äöü', 'x')
+'{:d}|{:x}|{:X}|{:#x}|{:o}|{:#o}|{:b}|{:#b}|{:c}'.format(255, 255, 255, 255, 8, 8, 5, 5, 233)
+'{:+d}|{: d}|{:-d}|{:+d}|{:=+6d}|{:<+6d}'.format(5, 5, 5, -5, -5, 5)
+'{:,}|{:_}|{:,}|{:_x}|{:09,}|{:010_x}'.format(1234567, 1234567, -1234, 1048575, 1234, 65535)
+'{:f}|{:.2f}|{:8.3f}|{:08.3f}|{:+.1f}|{:e}|{:.1E}|{:g}|{:G}|{:%}|{:.1%}'.format(1.5, 2.345, 3.14159, -3.14159, 2, 12345.678, 0.00012, 1e20, 1e-7, 0.25, 1)
+'{}|{:}|{!s:>5}|{:>8}|{:<8}|'.format(1.0, 2.5, 3, 1.5, none) if false else '{}|{:}|{!s:>5}|{:>8}'.format(1.0, 2.5, 3, 1.5)
+'{:.3}|{:.3}|{:.3}|{:.10}|{:.1}|{:.3}|{:8.2}'.format(3.14159, 1e20, 3.0, 123456.789, 9.96, 100.0, 0.5)
+'{:,.2f}|{:_.1f}|{:012,.1f}'.format(1234567.891, 1234.5, 1234.5)
+'{:{}}|{:{w}.{p}}|{:>{0}}'.format('a', 4, 3.14159, w=8, p=3) if false else '{:{}}|{:{w}.{p}f}'.format('a', 4, 3.14159, w=8, p=3)
+'{}|{}|{}|{}|{}'.format(true, none, [1, 'a'], {'k': 'v'}, (1, 2)) ~ '{:d}|{:>6}'.format(true, true)
+'{} and {missing}'.format(1)
+'{} {}'.format(1)
+'{0} {}'.format(1, 2)
+'{:d}'.format('a')
+'{:x}'.format(1.5)
+'{:.2d}'.format(5)
+'{:>5}'.format(none)
+'{:q}'.format(5)
+'{'.format()
+'}'.format()
+'{a.b.c}'.format(a={'b': {'c': 3}}) ~ '{a[b][0]}'.format(a={'b': [9]})
+'{0.x}'.format({}) ~ '|'
+'{:=5}'.format('a')
+'{:+}'.format('a')
+'{:,}'.format('a')
+'{:5c}|{:<5c}|'.format(65, 66)
+'{}'.format('{}') ~ '{}'.format()
+s.ljust(14) ~ '|' ~ s.rjust(14, '.') ~ '|' ~ 'ab'.center(7, '-') ~ 'abc'.center(6, '-') ~ 'äb'.ljust(3) ~ '|' ~ s.ljust(2)
+s.isascii() ~ 'é'.isascii() ~ ''.isascii()
+s.ljust(5, 'ab')
+s.center()
+'\x7f' | tojson ~ '\x7f' | tojson(ensure_ascii=true) ~ 'a\x7fé😀' | tojson(ensure_ascii=true)
 s is string ~ i is string ~ i is number ~ f is number ~ t is number ~ i is integer ~ t is integer ~ f is float ~ i is float
 t is boolean ~ i is boolean ~ t is true ~ i is true ~ 1 is true ~ z is false ~ false is false
 n is none ~ missing is none ~ n is defined ~ missing is defined ~ missing is undefined ~ d.zz is defined ~ d.a is defined
@@ -998,7 +1035,6 @@ UNSUPPORTED = {
     "{% do xs.append(1) %}",
     "{% include 'x' %}",
     "{% extends 'x' %}",
-    "{{ '{}'.format(1) }}",
     "{{ s | wordcount }}",
     "{{ self is defined }}",
     "{{ true.real }}",

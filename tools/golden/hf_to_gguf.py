@@ -87,15 +87,22 @@ def stacked(heads, kv_heads, d):
     return rows(0, per * d) + rows(per * d, d) + rows((per + 1) * d, d)
 
 
+def f32(x):
+    return struct.unpack("<f", struct.pack("<f", x))[0]
+
+
 def rope_factors(rope, d):
-    """Returns the factors that llama.cpp's converter computes from Llama 3.1's scaling."""
+    """Returns the factors that llama.cpp's converter computes from Llama 3.1's scaling. Like it, rounds
+    every step to f32, and divides by multiplying with the reciprocal."""
     factors = []
+    lo, hi, f = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    old = rope["original_max_position_embeddings"]
     for i in range(d // 2):
-        wave = 2 * math.pi * rope["rope_theta"] ** (2 * i / d)
-        turns = rope["original_max_position_embeddings"] / wave
-        lo, hi, f = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
-        smooth = (turns - lo) / (hi - lo)
-        factors.append(1.0 if turns > hi else f if turns < lo else 1 / ((1 - smooth) / f + smooth))
+        freq = f32(1 / f32(f32(rope["rope_theta"]) ** f32(2 * i / d)))
+        wave = f32(f32(1 / freq) * f32(2 * math.pi))
+        smooth = f32(f32(f32(f32(1 / wave) * old) - lo) / (hi - lo))
+        blend = f32(1 / f32(f32(f32(1 - smooth) / f) + smooth))
+        factors.append(1.0 if wave < old / hi else f if wave > old / lo else blend)
     return factors
 
 
