@@ -18,6 +18,7 @@
 
 #include "apps/api_keys.h"
 #include "apps/cmds.h"
+#include "apps/medium.h"
 #include "apps/option_tables.h"
 #include "apps/engine_options.h"
 #include "base/clock.h"
@@ -521,6 +522,8 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
         if ((rc = server_ready(s, h, &err)) != 0)
             code = fail(rc, err.msg);
     }
+    for (int i = 0; rc == 0 && i < a->engine.o.n_store; i++)
+        medium_warn(a->engine.o.store[i]);
     if (rc == 0) {
         print_limits(a, keys->n);
         atomic_store(&st->loaded, true);

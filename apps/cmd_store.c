@@ -11,6 +11,7 @@
 #include "apps/api_keys.h"
 #include "apps/bytes_text.h"
 #include "apps/cmds.h"
+#include "apps/medium.h"
 #include "apps/option_tables.h"
 #include "apps/store_advise.h"
 #include "apps/store_bundle.h"
@@ -308,7 +309,7 @@ static int shares_of(const struct list *l, struct model_share **out)
     return n;
 }
 
-static void stat_json(const struct store_stats *st, uint64_t n_tokens,
+static void stat_json(const struct store_stats *st, uint64_t n_tokens, const char *kept,
                       const struct model_share *shares, int n)
 {
     char hex[65];
@@ -325,6 +326,8 @@ static void stat_json(const struct store_stats *st, uint64_t n_tokens,
     json_put_int(j, "expiring_chunks", (int64_t)st->n_expiring);
     json_put_int(j, "guarantees", (int64_t)st->n_guarantees);
     json_put_int(j, "guaranteed_bytes", (int64_t)st->guaranteed_bytes);
+    json_put_bool(j, "overwrites_in_place", kept[0] == 0);
+    json_put_string(j, "not_in_place_because", kept[0] != 0 ? kept : NULL);
     for (int i = 0; i < n; i++) {
         struct json *m = json_new_object();
         sha256_hex(&shares[i].fingerprint, hex);
@@ -338,7 +341,7 @@ static void stat_json(const struct store_stats *st, uint64_t n_tokens,
     print_json(j);
 }
 
-static void stat_text(const struct store_stats *st, uint64_t n_tokens,
+static void stat_text(const struct store_stats *st, uint64_t n_tokens, const char *kept,
                       const struct model_share *shares, int n)
 {
     char used[32], files[32], hex[65];
@@ -349,6 +352,8 @@ static void stat_text(const struct store_stats *st, uint64_t n_tokens,
            st->n_chunks, plural(st->n_chunks), n_tokens, plural(n_tokens), st->n_extents,
            plural(st->n_extents), st->n_devices, st->n_devices == 1 ? "y" : "ies");
     printf("%s of state, in files of %s\n", used, files);
+    if (kept[0] != 0)
+        printf("erased bytes may stay on the medium: %s\n", kept);
     if (st->n_pins > 0)
         printf("%" PRIu64 " context%s pinned\n", st->n_pins, plural(st->n_pins));
     if (st->n_expiring > 0)
@@ -386,8 +391,11 @@ static int run_stat(const struct store_args *a, struct err *err)
     if (rc == 0) {
         struct model_share *shares;
         int n = shares_of(&l, &shares);
+        char kept[160] = "";
         store_stats(s.store, &st);
-        (a->json ? stat_json : stat_text)(&st, l.n_tokens, shares, n);
+        for (int i = 0; i < s.n_dirs && medium_check(s.dirs[i], kept, sizeof kept); i++)
+            ;
+        (a->json ? stat_json : stat_text)(&st, l.n_tokens, kept, shares, n);
         free(shares);
     }
     free(l.e);

@@ -311,6 +311,11 @@ struct json *keep_deleted(struct call *c, const char *id, const char *object,
 {
     struct json *o = json_new_object();
     struct hcache_erased state = keep_bury(c->s);
+    struct conversations_stats st;
+    /* Whatever has kept them from being erased, doomed chunks are not erased yet. */
+    if (state.n_owed == 0 && state.n_busy == 0 &&
+        conversations_stats(c->s->conversations, &st, NULL) == 0)
+        state.n_owed = st.n_doomed;
     json_put_string(o, "id", id);
     json_put_string(o, "object", object);
     json_put_bool(o, "deleted", true);
