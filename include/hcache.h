@@ -682,9 +682,9 @@ int hcache_cache_clear(struct hcache *h, const char *salt, struct hcache_erased 
 /* Call it every few seconds.  It retries erasures that a full or unwritable disk has delayed, and
  * looks for damaged headers of chunks that were restored. */
 int hcache_cache_settle(struct hcache *h, struct hcache_err *err);
-/* Evicts chunks that were not used for idle_s seconds; *n_chunks is their number.  Pinned chunks,
- * chunks in use, and all chunks that they continue stay.  Eviction does not overwrite the bytes;
- * use hcache_cache_erase for state that must leave no trace. */
+/* Evicts chunks that were not used for idle_s seconds, and overwrites their bytes; *n_chunks is
+ * their number.  Pinned chunks, chunks in use, and all chunks that they continue stay.  Free space
+ * may keep older copies; use hcache_cache_erase for state that must leave no trace. */
 int hcache_cache_evict_idle(struct hcache *h, int64_t idle_s, uint64_t *n_chunks,
                             struct hcache_err *err);
 /* Evicts state whose time to live has passed (hcache_request.cache_ttl_s); *n_chunks is the number
