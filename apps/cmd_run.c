@@ -490,8 +490,8 @@ static struct hcache_request request_of(struct run_args *a)
 static int form_make(struct hcache *h, struct run_args *a, struct hcache_err *err)
 {
     const char *path = a->json_schema != NULL ? a->json_schema : a->grammar;
-    struct hcache_form_opts o = {
-        .kind = a->json_schema != NULL ? HCACHE_FORM_SCHEMA : HCACHE_FORM_GBNF};
+    struct hcache_form_opts o = {.kind = a->json_schema != NULL ? HCACHE_FORM_SCHEMA
+                                                                : HCACHE_FORM_GBNF};
     struct err e = {0};
     char *text = NULL;
     if (path == NULL)

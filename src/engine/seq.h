@@ -157,7 +157,7 @@ struct seq {
     const float *logits; /* [vocab], a row in host memory of the engine; NULL: not wanted */
     int32_t next;        /* the next token, just chosen, or SAMPLE_NO_TOKEN */
     struct form_place place; /* of the answer in its form */
-    struct err form_err;     /* reason why no token can be chosen in the form; code 0: none */
+    struct err form_err; /* reason why no token can be chosen in the form; code 0: none */
     int64_t t_arrival, t_first;
     int64_t t_admit, t_start; /* time of the first admission; time of the last admission */
     bool was_preempted;

@@ -116,7 +116,7 @@ void repeat_end(struct build *b, uint32_t repeat, uint32_t body);
 uint32_t rule_new(struct build *b);
 void rule_set(struct build *b, uint32_t rule, uint32_t node);
 
-/* --- the compilers; `next` follows the texts ---------------------------------------------------- */
+/* --- the compilers; `next` follows the texts ------------------------------------------- */
 
 uint32_t gbnf_root(struct build *b, const char *text, size_t n, uint32_t next);
 /* loose: see grammar.h. */
