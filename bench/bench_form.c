@@ -57,7 +57,6 @@ struct times {
 struct form_bench {
     struct tokenizer *t;
     struct vocab *v;
-    char (*special)[VOCAB_SPECIAL_BYTES];
     uint32_t *mask;
     struct times compile_ms, mask_us;
     int n_schemas, n_refused, n_texts, n_outside;
@@ -99,14 +98,11 @@ static double mean_of(const struct times *t)
     return t->n == 0 ? 0 : sum / (double)t->n;
 }
 
-static const char *bytes_of(void *arg, int32_t id, size_t *n)
+static const char *bytes_of(void *arg, int32_t id, size_t *n, bool *special)
 {
     struct form_bench *f = arg;
-    if (!tokenizer_is_special(f->t, id))
-        return tokenizer_bytes(f->t, id, n);
-    vocab_special(id, f->special[id]);
-    *n = VOCAB_SPECIAL_BYTES;
-    return f->special[id];
+    *special = tokenizer_is_special(f->t, id);
+    return tokenizer_bytes(f->t, id, n);
 }
 
 /* Walks an answer and makes the mask in front of each of its tokens. */
@@ -192,7 +188,6 @@ static int run(struct form_bench *f, const struct form_bench_args *a, struct err
     if (rc != 0)
         return rc;
     int32_t n_tokens = tokenizer_size(f->t);
-    f->special = xcalloc((size_t)n_tokens, sizeof *f->special);
     rc = vocab_create(&f->v, n_tokens, bytes_of, f, err);
     if (rc == 0)
         f->mask = xcalloc(f->v->n_words, sizeof *f->mask);
@@ -233,7 +228,6 @@ int bench_form(int argc, char **argv)
         code = 1;
     }
     free(f.mask);
-    free(f.special);
     free(f.compile_ms.at);
     free(f.mask_us.at);
     vocab_destroy(f.v);

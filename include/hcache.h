@@ -321,6 +321,8 @@ enum hcache_form_kind {
     HCACHE_FORM_GBNF,   /* text: a GBNF grammar */
     HCACHE_FORM_REGEX,  /* text: a regular expression that the whole answer matches */
     HCACHE_FORM_CHOICE, /* text: a JSON array of the texts of which the answer is one */
+    HCACHE_FORM_CALLS, /* text: a JSON array of tools, in any form of the APIs, of which the answer
+                         * calls one or more in the model's own syntax */
 };
 
 struct hcache_form_opts {
@@ -329,9 +331,14 @@ struct hcache_form_opts {
     size_t n; /* bytes of text */
     /* Keywords of a schema that cannot be enforced are left out and named, instead of refused. */
     bool loose;
-    /* The form begins behind the first occurrence of this text, a special token or not; before it
-     * stands any text, such as a thought.  NULL: the form begins at once. */
-    const char *after;
+    /* The end of the prompt's text, which shows whether the answer begins with a thought.  The form
+     * begins behind the thought.  A model whose template has thoughts may begin one itself.  NULL:
+     * the form begins at once. */
+    const char *prompt_end;
+    /* HCACHE_FORM_CALLS only: the tool that is called; NULL: any.  many: several calls may be
+     * made. */
+    const char *only;
+    bool many;
 };
 
 struct hcache_form;

@@ -1,9 +1,14 @@
 /* grammar.c - see grammar.h: the entry of all compilers. */
+#include <string.h>
+
 #include "base/minmax.h"
 #include "grammar/automaton.h"
 #include "grammar/dfa.h"
 
-enum { MAX_BLANKS = 8 /* between `after` and the form */ };
+enum {
+    TAG_BLANKS = 4,     /* for a blank in a tag */
+    THOUGHT_BLANKS = 8, /* between a thought and the form */
+};
 
 static uint32_t choice_root(struct build *b, const struct grammar_source *s, uint32_t next)
 {
@@ -16,21 +21,39 @@ static uint32_t choice_root(struct build *b, const struct grammar_source *s, uin
     return dfa_embed(b, dfa_of_texts(b, s->texts, (uint32_t)s->n), false, next);
 }
 
-/* Any text up to the first `tag`, and blanks. The text is bytes, without the bytes that stand for
- * special tokens unless the tag has them (vocab.h). Knuth, Morris and Pratt's automaton: state i
- * says that the last i bytes are the tag's first. */
-static uint32_t node_after(struct build *b, const uint8_t *tag, size_t n, uint32_t next)
+uint32_t node_blanks(struct build *b, int32_t max, uint32_t next)
 {
+    uint32_t r = repeat_begin(b, 0, max, next), again = repeat_again(b, r);
+    const struct edge blank[] = {
+        {'\t', '\n', again}, {'\r', '\r', again}, {' ', ' ', again}};
+    repeat_end(b, r, node_edges(b, blank, 3));
+    return r;
+}
+
+uint32_t node_tag(struct build *b, struct grammar_tag t, uint32_t next)
+{
+    /* Parts are made from the end, but a special token is seen at its first byte. */
+    uint8_t *is_id = build_alloc(b, t.n + 1);
+    for (size_t i = 0; i < t.n; i++)
+        if (!is_id[i] && (uint8_t)t.at[i] == VOCAB_SPECIAL)
+            memset(is_id + i, 1, MIN(t.n - i, (size_t)VOCAB_SPECIAL_BYTES));
+    for (size_t i = t.n; i > 0; i--)
+        next = t.at[i - 1] == ' ' && !is_id[i - 1] ? node_blanks(b, TAG_BLANKS, next)
+                                                   : node_bytes(b, t.at + i - 1, 1, next);
+    return next;
+}
+
+/* The text is bytes, without those that stand for special tokens unless the tag has them.  Knuth,
+ * Morris and Pratt's automaton: state i says that the last i bytes are the tag's first. */
+uint32_t node_up_to(struct build *b, struct grammar_tag t, uint32_t next)
+{
+    const uint8_t *tag = (const uint8_t *)t.at;
+    size_t n = t.n;
     uint32_t *at = build_alloc(b, (n + 1) * sizeof *at);
     size_t *back = build_alloc(b, (n + 1) * sizeof *back);
-    uint32_t blanks = repeat_begin(b, 0, MAX_BLANKS, next);
-    const struct edge blank[] = {{'\t', '\n', repeat_again(b, blanks)},
-                                 {'\r', '\r', repeat_again(b, blanks)},
-                                 {' ', ' ', repeat_again(b, blanks)}};
-    repeat_end(b, blanks, node_edges(b, blank, 3));
     for (size_t i = 0; i < n; i++)
         at[i] = node_edges(b, NULL, 0);
-    at[n] = blanks;
+    at[n] = next;
     for (size_t i = 1; i < n; i++) { /* back[i]: the longest border of the first i bytes */
         size_t k = back[i];
         while (k > 0 && tag[k] != tag[i])
@@ -61,7 +84,7 @@ static uint32_t root_of(struct build *b, const struct grammar_source *s)
     uint32_t root = NODE_ID_FAIL;
     switch (s->kind) {
     case GRAMMAR_SCHEMA:
-        root = schema_root(b, s->schema, s->loose, NODE_ID_RETURN);
+        root = node_call(b, schema_root(b, s->schema, NULL, s->loose), NODE_ID_RETURN);
         break;
     case GRAMMAR_GBNF:
         root = gbnf_root(b, s->text, s->n, NODE_ID_RETURN);
@@ -72,10 +95,17 @@ static uint32_t root_of(struct build *b, const struct grammar_source *s)
     case GRAMMAR_CHOICE:
         root = choice_root(b, s, NODE_ID_RETURN);
         break;
+    case GRAMMAR_CALLS:
+        root = calls_root(b, s->calls, s->loose, NODE_ID_RETURN);
+        break;
     }
-    if (s->after != NULL)
-        root = node_after(b, (const uint8_t *)s->after, s->n_after, root);
-    return root;
+    if (s->thought == GRAMMAR_NO_THOUGHT)
+        return root;
+    uint32_t thought = node_up_to(b, s->thought_close,
+                                  node_blanks(b, THOUGHT_BLANKS, root));
+    if (s->thought == GRAMMAR_IN_THOUGHT)
+        return thought;
+    return node_either(b, root, node_tag(b, s->thought_open, thought));
 }
 
 /* Returns NULL after a fault. */

@@ -30,7 +30,38 @@ enum grammar_kind {
     GRAMMAR_GBNF,   /* the rule "root" is the text */
     GRAMMAR_REGEX,  /* the whole text matches */
     GRAMMAR_CHOICE, /* one of several texts */
+    GRAMMAR_CALLS,  /* tool calls in a model's own syntax */
 };
+
+/* Bytes of a tag. A blank stands for up to 4 blanks; special tokens are as in vocab.h. n 0: the tag
+ * does not occur. */
+struct grammar_tag {
+    const char *at;
+    size_t n;
+};
+
+struct grammar_tool {
+    const char *name;
+    const struct json *schema; /* of its arguments; NULL: none */
+};
+
+/* The forms of one call; model/answer_syntax.h explains them and the tags below. */
+enum grammar_call_body { GRAMMAR_CALL_OBJECT, GRAMMAR_CALL_JSON, GRAMMAR_CALL_TAGS };
+
+struct grammar_calls {
+    enum grammar_call_body body;
+    struct grammar_tag section, section_end, open, name_end, close, close_more;
+    struct grammar_tag key_open, key_end, key_skip, value_end;
+    const char *name_key, *arguments_key; /* name_key NULL: {"f": {...}} */
+    bool is_list, value_on_lines;
+    const struct grammar_tool *tools;
+    size_t n_tools;
+    const struct json
+        *any_object; /* the schema {"type": "object"}, which all arguments match */
+    bool many;       /* more than one call may be made */
+};
+
+enum grammar_thought { GRAMMAR_NO_THOUGHT, GRAMMAR_IN_THOUGHT, GRAMMAR_MAY_THINK };
 
 struct grammar_source {
     enum grammar_kind kind;
@@ -38,10 +69,11 @@ struct grammar_source {
     const char *text; /* GBNF or a regular expression */
     size_t n;         /* bytes of text, or number of texts */
     const char *const *texts;
-    /* The form begins behind the first occurrence of these bytes and up to 8 blanks; before them
-     * stands any text. NULL: the form begins at once. */
-    const char *after;
-    size_t n_after;
+    const struct grammar_calls *calls;
+    /* Whether the form begins behind a thought: any text up to the first thought_close, and up to 8
+     * blanks. The thought has begun, or the answer may begin with thought_open. */
+    enum grammar_thought thought;
+    struct grammar_tag thought_open, thought_close;
     /* NULL: a keyword of a schema that cannot be enforced is refused.  Else such a keyword is left
      * out, and its name is added to *loose, separated by ", ". */
     struct textbuf *loose;

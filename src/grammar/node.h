@@ -118,9 +118,19 @@ void rule_set(struct build *b, uint32_t rule, uint32_t node);
 
 /* --- the compilers; `next` follows the texts ------------------------------------------- */
 
+/* Exactly a tag; see grammar.h. */
+uint32_t node_tag(struct build *b, struct grammar_tag t, uint32_t next);
+/* Any text up to and with the first occurrence of a tag without blanks. */
+uint32_t node_up_to(struct build *b, struct grammar_tag t, uint32_t next);
+uint32_t node_blanks(struct build *b, int32_t max, uint32_t next);
+/* A text in double quotes, in its shortest JSON spelling. */
+uint32_t node_quoted(struct build *b, const char *text, size_t n, uint32_t next);
+/* Returns a rule whose texts are the values of a schema and of another; also NULL: of the schema
+ * alone. loose: see grammar.h. */
+uint32_t schema_root(struct build *b, const struct json *schema, const struct json *also,
+                     struct textbuf *loose);
+uint32_t calls_root(struct build *b, const struct grammar_calls *k, struct textbuf *loose,
+                    uint32_t next);
 uint32_t gbnf_root(struct build *b, const char *text, size_t n, uint32_t next);
-/* loose: see grammar.h. */
-uint32_t schema_root(struct build *b, const struct json *schema, struct textbuf *loose,
-                     uint32_t next);
 
 #endif

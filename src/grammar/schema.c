@@ -274,8 +274,8 @@ static int draft_of(struct schema *c, const struct json *schema)
     return 2020;
 }
 
-uint32_t schema_root(struct build *b, const struct json *schema, struct textbuf *loose,
-                     uint32_t next)
+uint32_t schema_root(struct build *b, const struct json *schema, const struct json *also,
+                     struct textbuf *loose)
 {
     struct schema *c = build_alloc(b, sizeof *c);
     struct goal g = {0};
@@ -288,7 +288,9 @@ uint32_t schema_root(struct build *b, const struct json *schema, struct textbuf 
     bool named = c->n_resources > 1 && c->resources[1]->root == schema;
     goal_add(c, &g,
              (struct want){.schema = schema, .base = named ? c->resources[1] : root});
+    if (also != NULL)
+        goal_add(c, &g, (struct want){.schema = also, .base = root});
     uint32_t rule = schema_rule(c, &g);
     schema_emit_all(c);
-    return node_call(b, rule, next);
+    return rule;
 }

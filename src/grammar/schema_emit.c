@@ -102,8 +102,7 @@ static uint32_t any_string(struct build *b, int32_t min, int32_t max, uint32_t n
     return node_range(b, '"', '"', r);
 }
 
-/* A string in its shortest spelling, with its quotes. */
-static uint32_t literal_string(struct build *b, const char *text, size_t n, uint32_t next)
+uint32_t node_quoted(struct build *b, const char *text, size_t n, uint32_t next)
 {
     static const char shorts[] = "\"\"\\\\\bb\ff\nn\rr\tt";
     char *out = build_alloc(b, n * 6 + 3);
@@ -152,7 +151,7 @@ static uint32_t literal(struct schema *c, const struct json *v, bool integers,
     case JSON_KIND_STRING: {
         size_t bytes;
         const char *text = json_string_of(v, &bytes);
-        return literal_string(b, text, bytes, next);
+        return node_quoted(b, text, bytes, next);
     }
     case JSON_KIND_ARRAY:
         next = node_range(b, ']', ']', next);
@@ -172,7 +171,7 @@ static uint32_t literal(struct schema *c, const struct json *v, bool integers,
             next = literal(c, json_member(v, keys[i - 1]), false,
                            i == n ? blanks(b, next) : next);
             next = node_range(b, ':', ':', blanks(b, next));
-            next = literal_string(b, keys[i - 1], strlen(keys[i - 1]), next);
+            next = node_quoted(b, keys[i - 1], strlen(keys[i - 1]), next);
             if (i > 1)
                 next = node_range(b, ',', ',', blanks(b, next));
         }
@@ -468,7 +467,7 @@ static uint32_t member(struct build *b, bool first, const char *name, const stru
 {
     uint32_t value = node_range(b, ':', ':', blanks(b, node_call(b, rule, next)));
     if (name != NULL)
-        return comma(b, first, literal_string(b, name, strlen(name), value));
+        return comma(b, first, node_quoted(b, name, strlen(name), value));
     uint32_t end = node_range(b, '"', '"', value);
     return comma(b, first, node_range(b, '"', '"', dfa_embed(b, dfa, true, end)));
 }

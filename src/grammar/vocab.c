@@ -121,14 +121,20 @@ static bool masks_make(struct vocab *v, struct token *plain, size_t n)
     return true;
 }
 
-static int fill(struct vocab *v, struct token *tokens,
-                const char *(*bytes)(void *, int32_t, size_t *), void *arg)
+static int fill(struct vocab *v, struct token *tokens, vocab_bytes *bytes, void *arg)
 {
     size_t n_plain = 0, n_other = 0;
     for (int32_t id = 0; id < v->n_tokens; id++) {
         size_t n = 0;
-        const char *s = bytes(arg, id, &n);
-        if (s == NULL || n == 0 || n > UINT16_MAX)
+        bool special = false;
+        const char *s = bytes(arg, id, &n, &special);
+        if (special) {
+            vocab_special(id, v->special[id]);
+            s = v->special[id];
+            n = VOCAB_SPECIAL_BYTES;
+        }
+        if (s == NULL || n == 0 || n > UINT16_MAX ||
+            (!special && memchr(s, VOCAB_SPECIAL, n) != NULL))
             continue;
         v->bytes[id] = s;
         v->n_bytes[id] = (uint32_t)n;
@@ -147,8 +153,7 @@ static int fill(struct vocab *v, struct token *tokens,
     return ok ? 0 : -ENOMEM;
 }
 
-int vocab_create(struct vocab **out, int32_t n_tokens,
-                 const char *(*bytes)(void *arg, int32_t id, size_t *n), void *arg,
+int vocab_create(struct vocab **out, int32_t n_tokens, vocab_bytes *bytes, void *arg,
                  struct err *err)
 {
     struct vocab *v = mem_try_calloc(1, sizeof *v);
@@ -161,7 +166,9 @@ int vocab_create(struct vocab **out, int32_t n_tokens,
         v->n_words = (n + 31) / 32;
         v->bytes = mem_try_calloc(n, sizeof *v->bytes);
         v->n_bytes = mem_try_calloc(n, sizeof *v->n_bytes);
-        rc = v->bytes == NULL || v->n_bytes == NULL ? -ENOMEM : fill(v, tokens, bytes, arg);
+        v->special = mem_try_calloc(n, sizeof *v->special);
+        bool ok = v->bytes != NULL && v->n_bytes != NULL && v->special != NULL;
+        rc = ok ? fill(v, tokens, bytes, arg) : -ENOMEM;
     }
     free(tokens);
     if (rc != 0) {
@@ -186,5 +193,6 @@ void vocab_destroy(struct vocab *v)
     free(v->long_chars);
     free(v->bytes);
     free(v->n_bytes);
+    free(v->special);
     free(v);
 }

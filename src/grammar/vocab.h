@@ -10,7 +10,8 @@
  * A special token is no text. Its bytes are VOCAB_SPECIAL, which occurs in no text, and three bytes
  * of its id, so that a grammar can ask for it and no text allows it.
  *
- * Immutable after vocab_create. Tokens without bytes are in no trie. */
+ * Immutable after vocab_create. Tokens without bytes, and texts that contain that byte, are in no
+ * trie. */
 #ifndef GRAMMAR_VOCAB_H
 #define GRAMMAR_VOCAB_H
 
@@ -64,12 +65,15 @@ struct vocab {
     /* [n_tokens] bytes of each token; NULL: the token is in no trie */
     const char **bytes;
     uint32_t *n_bytes;
+    char (*special)[VOCAB_SPECIAL_BYTES]; /* [n_tokens] bytes of special tokens */
 };
 
-/* Makes the tries of tokens 0 to n_tokens - 1. bytes returns the bytes of a token, which must
- * outlive the vocab, or NULL for a token that no form allows. -ENOMEM: no memory. */
-int vocab_create(struct vocab **out, int32_t n_tokens,
-                 const char *(*bytes)(void *arg, int32_t id, size_t *n), void *arg,
+/* Returns the bytes of a token, which outlive the vocab, or NULL for a token that no form allows.
+ * *special: it is a special token, and its bytes do not matter. */
+typedef const char *vocab_bytes(void *arg, int32_t id, size_t *n, bool *special);
+
+/* Makes the tries of tokens 0 to n_tokens - 1. -ENOMEM: no memory. */
+int vocab_create(struct vocab **out, int32_t n_tokens, vocab_bytes *bytes, void *arg,
                  struct err *err);
 void vocab_destroy(struct vocab *v); /* NULL is allowed */
 

@@ -165,6 +165,7 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
     request_shaping(p, &shaping);
     struct hcache_request r = {.prompt = prompt->ids,
                                .shaping = &shaping.shaping,
+                               .form = g->form,
                                .n_prompt = prompt->n,
                                .max_tokens = (int)max,
                                .ignore_eos = p->ignore_eos,
@@ -206,7 +207,8 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
     hcache_model_info(g->client.h, &info);
     struct hcache_truncation truncation = truncation_of(g);
     if (check_fit(&g->params, truncation.ratio > 0, prompts, g->n / n, &info, f) != 0 ||
-        check_fields(g, prompts, &truncation, &info, f) != 0)
+        check_fields(g, prompts, &truncation, &info, f) != 0 ||
+        form_compile(g->client.h, &g->params, &g->form, &g->unenforced, f) != 0)
         return -1;
     for (int i = 0; i < g->n; i++) {
         struct choice *ch = &g->choice[i];
@@ -558,6 +560,8 @@ void generation_free(struct generation *g)
     if (g->dialect->drop != NULL)
         g->dialect->drop(g->own);
     free(g->salt);
+    hcache_form_free(g->form);
+    hcache_free(g->unenforced);
     prompt_text_deinit(&g->text);
     hcache_free(g->prompt.ids);
     free(g);

@@ -20,8 +20,11 @@ enum field_kind {
     F_STOP,    /* text, or a list of texts */
     F_OPTIONS, /* stream_options */
     F_LOGPROBS,
-    F_FORMAT,  /* response_format: only {"type": "text"} */
-    F_TEXT,    /* text of a response: only {"format": {"type": "text"}} */
+    F_FORMAT,  /* response_format: see form.h */
+    F_TEXT,    /* text of a response: {"format": ...} */
+    F_FORM,    /* a form of the kind `lo` (enum hcache_form_kind) */
+    F_FORMS,   /* structured_outputs */
+    F_ONE,     /* parallel_tool_calls: false allows one call */
     F_BIAS,    /* logit_bias: an object of numbers by token ids */
     F_IDS,     /* a list of token ids */
     F_PAIRS,   /* metadata: at most 16 pairs of a short name and a short text */
@@ -85,10 +88,18 @@ static const struct field fields[] = {
     {"stream_options", F_OPTIONS, 0, 0, 0, BOTH | RESP, "{\"include_usage\": true}"},
     {"logprobs", F_LOGPROBS, 0, HCACHE_MAX_TOP, 0, BOTH, "chat: true or false; else a number"},
     {"top_logprobs", F_INT, 0, HCACHE_MAX_TOP, AT(n_top), REQUEST_CHAT, "needs logprobs"},
-    {"response_format", F_FORMAT, 0, 0, 0, BOTH, "only {\"type\": \"text\"}"},
-    {"text", F_TEXT, 0, 0, 0, RESP, "only {\"format\": {\"type\": \"text\"}}"},
+    {"response_format", F_FORMAT, 0, 0, 0, BOTH, "form of the answer: text, json_object or json_schema"},
+    {"structured_outputs", F_FORMS, 0, 0, 0, BOTH, "form of the answer: {json, regex, choice, grammar}"},
+    {"json_schema", F_FORM, HCACHE_FORM_SCHEMA, 0, 0, BOTH, "form of the answer: a JSON schema"},
+    {"grammar", F_FORM, HCACHE_FORM_GBNF, 0, 0, BOTH, "form of the answer: a GBNF grammar"},
+    {"guided_json", F_FORM, HCACHE_FORM_SCHEMA, 0, 0, BOTH, "same as json_schema"},
+    {"guided_regex", F_FORM, HCACHE_FORM_REGEX, 0, 0, BOTH, "form of the answer: a regular expression"},
+    {"guided_choice", F_FORM, HCACHE_FORM_CHOICE, 0, 0, BOTH, "form of the answer: a list of texts"},
+    {"guided_grammar", F_FORM, HCACHE_FORM_GBNF, 0, 0, BOTH, "same as grammar"},
+    {"output_format", F_FORMAT, 0, 0, 0, MSG, "form of the answer: a JSON schema"},
+    {"text", F_TEXT, 0, 0, 0, RESP, "{\"format\": ...}: form of the answer"},
     {"tools", F_LIST, 0, 128, AT(tools), REQUEST_CHAT | RESP | MSGS, "functions that may be called"},
-    {"tool_choice", F_CHOICE, 0, 0, 0, REQUEST_CHAT | RESP | MSGS, "auto or none"},
+    {"tool_choice", F_CHOICE, 0, 0, 0, REQUEST_CHAT | RESP | MSGS, "auto, none, required (any), or a function"},
     {"chat_template_kwargs", F_TREE, 0, 0, AT(kwargs), REQUEST_CHAT | RESP | MSGS, "variables of the template"},
     {"functions", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
     {"function_call", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
@@ -121,7 +132,7 @@ static const struct field fields[] = {
     {"mcp_servers", F_NEUTRAL, 0, 0, 0, MSGS, "not supported"},
     {"output_config", F_NEUTRAL, 0, 0, 0, MSGS, "not supported"},
     {"modalities", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored: only text is generated"},
-    {"parallel_tool_calls", F_IGNORED, 0, 0, 0, REQUEST_CHAT | RESP, "ignored"},
+    {"parallel_tool_calls", F_ONE, 0, 0, 0, REQUEST_CHAT | RESP, "false: a wanted call is the only one"},
     {"user", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored"},
     {"metadata", F_IGNORED, 0, 0, 0, BOTH | MSG, "ignored"},
     {"store", F_IGNORED, 0, 0, 0, BOTH, "ignored"},
@@ -265,26 +276,19 @@ static int read_list(const struct field *d, const struct json *v, const struct j
 static int read_choice(const struct field *d, const struct json *v, struct gen_params *p,
                        struct fault *f)
 {
-    bool is_object = (p->kind & MSGS) != 0;
+    bool is_object = (p->kind & MSGS) != 0, one = false;
     const char *text = json_string_of(is_object ? json_member(v, "type") : v, NULL);
     p->no_tools = text != NULL && strcmp(text, "none") == 0;
+    if (json_bool_of(json_member(v, "disable_parallel_tool_use"), &one))
+        p->one_call = one;
     if (p->no_tools || (text != NULL && strcmp(text, "auto") == 0))
         return 0;
-    return fault_set(
-        f, 400, "unsupported_value", d->name,
-        "'%-s' other than \"auto\" and \"none\" is not supported by this server", d->name);
+    return form_read_choice(d->name, v, &p->form, f);
 }
 
-static int read_format(const struct field *d, const struct json *v, struct fault *f)
-{
-    const char *type = json_string_of(json_member(v, "type"), NULL);
-    if (type != NULL && strcmp(type, "text") == 0)
-        return 0;
-    return fault_set(f, 400, "unsupported_value", d->name,
-                     "this server supports '%-s' only as {\"type\": \"text\"}", d->name);
-}
-
-static int read_text_format(const struct field *d, const struct json *v, struct fault *f)
+/* Reads an object whose member `format` gives the answer a form. */
+static int read_text_format(const struct field *d, const struct json *v,
+                            struct gen_params *p, struct fault *f)
 {
     struct json_iter it = json_begin(v);
     if (json_kind(v) != JSON_KIND_OBJECT)
@@ -294,8 +298,8 @@ static int read_text_format(const struct field *d, const struct json *v, struct 
             continue;
         if (strcmp(it.key, "format") != 0)
             return fault_set(f, 400, "unknown_parameter", d->name,
-                             "'text' has an unknown member '%.100s'", it.key);
-        if (read_format(d, it.value, f) != 0)
+                             "'%-s' has an unknown member '%.100s'", d->name, it.key);
+        if (form_read_format(d->name, it.value, &p->form, f) != 0)
             return -1;
     }
     return 0;
@@ -477,9 +481,20 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
     case F_LOGPROBS:
         return read_logprobs(d, v, p, f);
     case F_FORMAT:
-        return read_format(d, v, f);
+        return form_read_format(d->name, v, &p->form, f);
     case F_TEXT:
-        return read_text_format(d, v, f);
+        return read_text_format(d, v, p, f);
+    case F_FORM:
+        return form_read_value(d->name, (enum hcache_form_kind)d->lo, v, &p->form, f);
+    case F_FORMS:
+        return form_read_structured(d->name, v, &p->form, f);
+    case F_ONE: {
+        bool many = true;
+        if (json_kind(v) != JSON_KIND_NULL && read_bool(d->name, v, &many, f) != 0)
+            return -1;
+        p->one_call = p->one_call || !many;
+        return 0;
+    }
     case F_BIAS:
         return read_bias(d, v, at, f);
     case F_IDS:

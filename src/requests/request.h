@@ -12,6 +12,7 @@
 
 #include "format/json.h"
 #include "hcache.h"
+#include "requests/form.h"
 #include "sessions/fault.h"
 #include "sessions/prompt.h"
 
@@ -35,6 +36,8 @@ struct gen_params {
     /* No call is wanted. The prompt still shows the tools, so that its beginning stays as it was;
      * what the model writes is text. */
     bool no_tools;
+    struct form_want form; /* of the answer */
+    bool one_call;         /* a wanted call is the only one */
     /* The end of the prompt's text, which shows whether the answer begins with a thought. */
     char prompt_end[REQUEST_PROMPT_END + 1];
     int64_t max_tokens;            /* -1: not given */

@@ -152,6 +152,8 @@ static void put_logprobs(struct json *o, struct generation *g, struct choice *ch
 
 void shape_context(struct json *usage, const struct generation *g)
 {
+    if (g->unenforced != NULL)
+        json_put_string(usage, "unenforced", g->unenforced);
     struct hcache_model_info info;
     char text[160];
     int64_t used = 0;

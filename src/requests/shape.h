@@ -34,7 +34,9 @@ struct generation {
     const struct dialect *dialect;
     void *own; /* the data that the route gave to generation_start for the dialect */
     struct gen_params params;
-    char *salt; /* salt of the request's state; NULL: no salt */
+    char *salt;               /* salt of the request's state; NULL: no salt */
+    struct hcache_form *form; /* of the answers; NULL: any */
+    char *unenforced;         /* names of what the form leaves out; NULL: nothing */
     char id[48], miss[200];
     int64_t created_s;
     atomic_int n_ended;
@@ -55,7 +57,8 @@ extern const struct dialect shape_completions;
 /* Returns the timings of one choice, for any API. */
 struct json *shape_timings(const struct generation *g, const struct choice *ch);
 /* Adds to a usage object how full the context of the fullest choice is: context_used,
- * context_window, and from 80 % on context_warning, a sentence. */
+ * context_window, and from 80 % on context_warning, a sentence. Adds unenforced: the keywords of a
+ * schema that were left out. */
 void shape_context(struct json *usage, const struct generation *g);
 /* Returns whether the answer has part i. An answer that is no chat has one part, its text. */
 bool shape_part(const struct choice *ch, int i, struct hcache_part *out);

@@ -139,3 +139,9 @@ const struct answer_form *dialog_form(const struct dialog *k)
 {
     return k->form;
 }
+
+const struct answer_syntax *dialog_syntax(const struct dialog *k)
+{
+    static const struct answer_syntax none = {.calls = NULL};
+    return k == NULL ? &none : chat_syntax(k->template);
+}

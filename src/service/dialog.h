@@ -9,6 +9,7 @@
 
 #include "base/err.h"
 #include "hcache.h"
+#include "model/answer_syntax.h"
 #include "model/tokenizer.h"
 
 struct dialog;
@@ -25,5 +26,7 @@ int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char *
                   size_t *n_text, struct err *err);
 /* Returns the tables of the model's answers. They belong to k. */
 const struct answer_form *dialog_form(const struct dialog *k);
+/* Returns how the model writes thoughts and calls; k NULL: neither. */
+const struct answer_syntax *dialog_syntax(const struct dialog *k);
 
 #endif

@@ -8,6 +8,7 @@
 #include "base/err.h"
 #include "grammar/form.h"
 #include "hcache.h"
+#include "model/answer_syntax.h"
 #include "model/tokenizer.h"
 
 struct hcache_form {
@@ -17,7 +18,8 @@ struct hcache_form {
 struct forms;
 
 /* t and its tokens outlive the forms. n_vocab: logits of the model. */
-struct forms *forms_create(const struct tokenizer *t, int32_t n_vocab);
+struct forms *forms_create(const struct tokenizer *t, const struct answer_syntax *syntax,
+                           int32_t n_vocab);
 /* All shares of forms have been released, but for those that are kept here. NULL is allowed. */
 void forms_destroy(struct forms *f);
 

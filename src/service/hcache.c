@@ -241,7 +241,8 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
     }
     service_create(&vo, &h->service);
     if (h->tokenizer != NULL)
-        h->forms = forms_create(h->tokenizer, h->k.model->cfg.vocab_size);
+        h->forms = forms_create(h->tokenizer, dialog_syntax(h->dialog),
+                                h->k.model->cfg.vocab_size);
     remote_on_erased(h->k.remote, service_forget_erased_soon, h->service);
     h->platform = h->k.platform;
     warn_context(o, &h->k);

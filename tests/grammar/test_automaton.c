@@ -21,9 +21,10 @@ enum { N_TOKENS = 3000, N_SPECIAL = 7 };
 static char *words[N_TOKENS];
 static size_t n_words[N_TOKENS];
 
-static const char *bytes_of(void *arg, int32_t id, size_t *n)
+static const char *bytes_of(void *arg, int32_t id, size_t *n, bool *special)
 {
     (void)arg;
+    *special = id % 500 == N_SPECIAL + 300; /* no text spells them */
     *n = n_words[id];
     return id % 500 == N_SPECIAL ? NULL : words[id];
 }
@@ -265,8 +266,11 @@ static void test_after(void **state)
     char special[5] = "";
     struct grammar *g;
     (void)state;
-    struct grammar_source s = {
-        .kind = GRAMMAR_REGEX, .text = "null|</t>", .n = 9, .after = "</t>", .n_after = 4};
+    struct grammar_source s = {.kind = GRAMMAR_REGEX,
+                               .text = "null|</t>",
+                               .n = 9,
+                               .thought = GRAMMAR_IN_THOUGHT,
+                               .thought_close = {"</t>", 4}};
     assert_int_equal(grammar_compile(&g, &s, NULL), 0);
     for (size_t i = 0; i < 4; i++) {
         if (!grammar_contains(g, yes[i], strlen(yes[i])))
@@ -276,7 +280,7 @@ static void test_after(void **state)
     }
     grammar_free(g);
     vocab_special(N_SPECIAL, special);
-    s.after = special;
+    s.thought_close.at = special;
     assert_int_equal(grammar_compile(&g, &s, NULL), 0);
     assert_true(grammar_contains(g, "a</t>\xFF\0\0\7null", 13));
     assert_false(grammar_contains(g, "a</t>\xFF\0\0\6null", 13));

@@ -1,0 +1,127 @@
+"""Answers in a given form on all routes: schemas, grammars, lists, wanted calls, thoughts in front of them."""
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+
+sys.path.insert(0, os.path.dirname(__file__))
+from scripted_model import write_script  # noqa: E402
+from serve_client import Server  # noqa: E402
+from tap import check, end, equal  # noqa: E402
+
+QWEN_XML = ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content or '' }}"
+            "{% for c in m.tool_calls or [] %}{{ '<tool_call>\\n<function=' + c.function.name + '>\\n' }}"
+            "{% for k, v in c.function.arguments | items %}{{ '<parameter=' + k + '>\\n' }}"
+            "{{ v if v is string else v | tojson }}{{ '\\n</parameter>\\n' }}{% endfor %}{{ '</function>\\n</tool_call>' }}"
+            "{% endfor %}{% endfor %}{{ '\\n' }}")
+HERMES = ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content or '' }}"
+          "{% for c in m.tool_calls or [] %}{{ '<tool_call>\\n' + c.function | tojson + '\\n</tool_call>' }}"
+          "{% endfor %}{% endfor %}{{ '<think>\\n' }}")
+MISTRAL = ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content or '' }}"
+           "{% for c in m.tool_calls or [] %}{{ '[TOOL_CALLS]' + c.function.name + '[ARGS]' + c.function.arguments | tojson }}"
+           "{% endfor %}{% endfor %}{{ '\\n' }}")
+CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"], "additionalProperties": False}
+TOOLS = [("weather", CITY), ("noop", {"type": "object", "properties": {}, "additionalProperties": False})]
+CHAT_TOOLS = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in TOOLS]
+RESPONSE_TOOLS = [{"type": "function", "name": n, "parameters": p} for n, p in TOOLS]
+MESSAGE_TOOLS = [{"name": n, "input_schema": p} for n, p in TOOLS]
+USER = [{"role": "user", "content": "go"}]
+DOG = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 30}},
+       "required": ["name", "age"], "additionalProperties": False}
+tmp = tempfile.mkdtemp(prefix="structured")
+
+
+def post(s, path, **body):
+    return s.post(path, {"temperature": 0, **body})
+
+
+def chat(s, status=200, **body):
+    r = post(s, "/v1/chat/completions", messages=USER, **{"max_tokens": 400, **body})
+    if r[0] != status:
+        check("status", False, r)
+    return r[2] if status != 200 else r[2]["choices"][0]
+
+
+def is_dog(text):
+    d = json.loads(text)
+    return list(d) == ["name", "age"] and len(d["name"]) <= 8 and 0 <= d["age"] <= 30
+
+
+# a real model, at temperatures at which it would write anything
+s = Server("models/demo")
+for t in (0, 1, 5):
+    c = chat(s, temperature=t, seed=t, response_format={"type": "json_schema", "json_schema": {"name": "d", "schema": DOG}})
+    check(f"chat: a schema holds at temperature {t}", is_dog(c["message"]["content"]) and c["finish_reason"] == "stop", c)
+c = chat(s, response_format={"type": "json_object"}, temperature=2, seed=3)
+check("json_object is an object, or its beginning", c["message"]["content"].lstrip().startswith("{"), c)
+for name, fields, want in (("structured_outputs json", {"structured_outputs": {"json": DOG}}, None),
+                           ("json_schema", {"json_schema": DOG}, None), ("guided_json", {"guided_json": DOG}, None),
+                           ("a GBNF grammar", {"grammar": 'root ::= "x" [0-9]{2} "y"?'}, "x[0-9]{2}y?"),
+                           ("a regular expression", {"structured_outputs": {"regex": "(ab|c){2}"}}, "(ab|c){2}"),
+                           ("choices", {"guided_choice": ["left", "right"]}, "left|right")):
+    text = chat(s, **fields)["message"]["content"]
+    check("chat: " + name, re.fullmatch(want, text) if want else is_dog(text), text)
+r = post(s, "/v1/completions", prompt="A dog:", max_tokens=100, json_schema=DOG)
+check("completions", is_dog(r[2]["choices"][0]["text"]), r)
+r = post(s, "/v1/responses", input="go", max_output_tokens=400, text={"format": {"type": "json_schema", "name": "d", "schema": DOG}})
+check("responses", is_dog(r[2]["output"][-1]["content"][0]["text"]), r)
+r = post(s, "/v1/messages", messages=USER, max_tokens=400, output_format={"type": "json_schema", "schema": DOG})
+check("messages", is_dog(r[2]["content"][-1]["text"]), r)
+streamed = s.post("/v1/chat/completions", {"messages": USER, "max_tokens": 200, "stream": True, "temperature": 0,
+                                           "json_schema": DOG})[2]
+deltas = [json.loads(line[6:]) for line in streamed.split("\n") if line.startswith("data: {")]
+check("a stream", is_dog("".join(d["choices"][0]["delta"].get("content") or "" for d in deltas if d["choices"])), deltas)
+r = chat(s, status=400, json_schema={"type": "array", "uniqueItems": True})
+equal("what cannot be enforced is refused by name", (r["error"]["param"], "uniqueItems" in r["error"]["message"]), ("json_schema", True))
+loose = {"type": "json_schema", "json_schema": {"name": "n", "strict": False, "schema": {
+    "type": "array", "uniqueItems": True, "items": {"type": "null"}, "minItems": 2, "maxItems": 2}}}
+r = post(s, "/v1/chat/completions", messages=USER, max_tokens=40, response_format=loose)[2]
+equal("strict false: it is left out and named", (json.loads(r["choices"][0]["message"]["content"]), r["usage"]["unenforced"]),
+      ([None, None], "uniqueItems"))
+c = chat(s, json_schema={"type": "string", "minLength": 190, "maxLength": 4000}, temperature=1, max_tokens=100)
+equal("without tokens left it is the beginning of the form", (c["message"]["content"][0], c["finish_reason"]), ('"', "length"))
+c = chat(s, json_schema=DOG, min_tokens=390)
+check("a complete form ends, whatever the least number of tokens", is_dog(c["message"]["content"]), c)
+r = chat(s, status=400, grammar='root ::= root "a" | "b"')
+check("left recursion is refused by name", "left recursion" in r["error"]["message"], r)
+equal("status 0", s.stop(), 0)
+
+
+def calls_of(c):
+    return [(k["function"]["name"], json.loads(k["function"]["arguments"])) for k in c["message"].get("tool_calls") or []]
+
+
+def is_weather(call):
+    return call[0] == "weather" and call[1]["city"] in ("Oslo", "Rome") and 1 <= call[1]["days"] <= 9
+
+
+# wanted calls, in three syntaxes; the model itself would answer "No."
+for name, template, special in (("qwen-xml", QWEN_XML, []), ("mistral", MISTRAL, ["[TOOL_CALLS]", "[ARGS]"]), ("hermes", HERMES, [])):
+    s = Server(write_script(os.path.join(tmp, name), ["No", ".", "</think>"] if name == "hermes" else ["No", "."], template,
+                            special=special))
+    one = {"tools": CHAT_TOOLS, "parallel_tool_calls": False}
+    c = chat(s, tool_choice={"type": "function", "function": {"name": "weather"}}, **one)
+    check(name + ": the named tool is called", len(calls_of(c)) == 1 and is_weather(calls_of(c)[0]), c)
+    equal(name + ": and it is the reason of the end", c["finish_reason"], "tool_calls")
+    c = chat(s, tool_choice="required", **one)
+    check(name + ": required: some tool is called, once", [k[0] in ("weather", "noop") for k in calls_of(c)] == [True], c)
+    r = post(s, "/v1/messages", messages=USER, max_tokens=400, tools=MESSAGE_TOOLS,
+             tool_choice={"type": "tool", "name": "weather", "disable_parallel_tool_use": True})[2]
+    b = r["content"][-1]
+    check(name + ": messages", b["type"] == "tool_use" and is_weather((b["name"], b["input"])), r)
+    r = post(s, "/v1/responses", input="go", max_output_tokens=400, tools=RESPONSE_TOOLS, parallel_tool_calls=False,
+             tool_choice={"type": "function", "name": "weather"})[2]
+    o = r["output"][-1]
+    check(name + ": responses", o["type"] == "function_call" and is_weather((o["name"], json.loads(o["arguments"]))), r)
+    r = chat(s, status=400, tool_choice={"type": "function", "function": {"name": "nobody"}}, **one)
+    check(name + ": a tool that is not offered is refused", "nobody" in r["error"]["message"], r)
+    if name == "hermes":  # the template opens a thought; the form begins behind it
+        c = chat(s, json_schema=DOG)
+        equal("a thought stands in front of a form", c["message"].get("reasoning_content"), "No.")
+        check("and the form behind it", is_dog(c["message"]["content"]), c)
+    equal("status 0", s.stop(), 0)
+shutil.rmtree(tmp)
+end()
