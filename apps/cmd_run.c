@@ -334,6 +334,7 @@ static void put_start(struct json *timings, const struct hcache *h)
     }
     json_put(timings, "spans", spans);
     json_put_int(timings, "start_passes", start.n_passes);
+    json_put_int(timings, "start_hashed_bytes", (int64_t)start.hashed_bytes);
 }
 
 static void put_timings(struct json *o, const struct hcache_timings *t)

@@ -225,6 +225,8 @@ struct hcache_start {
         double ms;
     } parts[HCACHE_MAX_START_PARTS];
     int64_t n_passes; /* forward passes: measurements, and the probe of the fingerprint */
+    /* bytes of the weights that were hashed; 0: the hash was remembered, or a packed file has it */
+    uint64_t hashed_bytes;
 };
 void hcache_start_info(const struct hcache *h, struct hcache_start *out);
 

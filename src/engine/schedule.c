@@ -171,7 +171,9 @@ static void begin(struct schedule *c, struct seq *s)
         stairs_take_up(s);
         return;
     }
-    if (s->n_done == 0 || s->n_done < view_moved(&s->view) || store_has_more(s)) {
+    bool has_tail = s->pin.impl != NULL; /* seq_take_place has taken a stored tail */
+    if (s->n_done == 0 || s->n_done < view_moved(&s->view) ||
+        (!has_tail && store_has_more(s))) {
         restore_phase_begin(c->restores, s);
         return;
     }
@@ -179,8 +181,12 @@ static void begin(struct schedule *c, struct seq *s)
     tell_miss(s);
     int n = s->n_done / STORE_CHUNK_TOKENS;
     s->out.n_cached = seq_tokens_done(s);
-    s->out.n_stored = seq_pin_chunks(s, n) ? view_token(&s->view, n * STORE_CHUNK_TOKENS)
-                                           : 0;
+    if (has_tail)
+        s->out.n_stored = seq_at(s);
+    else if (seq_pin_chunks(s, n))
+        s->out.n_stored = view_token(&s->view, n * STORE_CHUNK_TOKENS);
+    else
+        s->out.n_stored = 0;
     seq_enter_prefill(s);
 }
 

@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "engine/upcoming.h"
+#include "policy/save_kinds.h"
 #include "policy/staircase.h"
 
 int seq_count(struct seq_list l, enum phase phase)
@@ -86,6 +87,13 @@ struct seq *seq_create(struct seq_shared *sh, const struct request *r)
     return s;
 }
 
+static void release_pin(struct seq *s)
+{
+    if (s->pin.impl != NULL)
+        store_release(s->shared->store, &s->pin, 1);
+    s->pin.impl = NULL;
+}
+
 /* Forgets the save from before a preemption: its chunks are in the store and are found there. */
 static void forget_save(struct seq *s)
 {
@@ -93,9 +101,7 @@ static void forget_save(struct seq *s)
         s->stairs.lost = save_ended(s->save);
     save_close(s->save);
     s->save = NULL;
-    if (s->pin.impl != NULL)
-        store_release(s->shared->store, &s->pin, 1);
-    s->pin.impl = NULL;
+    release_pin(s);
 }
 
 void seq_destroy(struct seq *s)
@@ -152,9 +158,54 @@ int seq_find_known(const struct seq *s, int *n_unused)
                             : 0;
 }
 
-/* Takes known blocks. Full blocks are shared. The block in which the sequence diverges is
- * copied, unless the sequence is saved: then its rows are computed once more, since a chunk is
- * saved whole. */
+/* Pins a stored chunk that the sequence's save can continue. Returns false if there is none, or if
+ * it lacks records that are to be saved. */
+static bool pin_to_continue(struct seq *s, const struct sha256 *key)
+{
+    uint8_t stored[STORE_MAX_LAYERS];
+    int n_layers = s->shared->model->cfg.n_layers;
+    if (!store_pin(s->shared->store, key, &s->pin))
+        return false;
+    save_stored_kinds(&s->pin.mask, n_layers, stored);
+    if (save_kinds_suffice(s->req.save.kinds, stored, n_layers))
+        return true;
+    release_pin(s);
+    return false;
+}
+
+/* Pins the stored partial chunk behind n full chunks that has the most of the prompt's next tokens:
+ * that of the device's unfinished block, or the longest whose tokens the prompt has. Returns how
+ * many of these tokens agree. 0: there is none, or the store has the full chunk, which is better.
+ * Looks into the store's memory only. */
+static int pin_tail(struct seq *s, int n)
+{
+    const struct view *v = &s->view;
+    struct store *store = s->shared->store;
+    const int32_t *tokens = v->tokens + n * STORE_CHUNK_TOKENS, *block;
+    int left = v->n_tokens - 1 - n * STORE_CHUNK_TOKENS, n_found = 0, n_block;
+    struct sha256 key;
+    if (store == NULL || v->truncation.context > 0 || left <= 0)
+        return 0;
+    bool has_full = left >= STORE_CHUNK_TOKENS && store_pin(store, &v->keys[n], &s->pin);
+    release_pin(s);
+    if (has_full)
+        return 0;
+    const struct sha256 *parent = chain_parent(&s->chain, n);
+    int n_same = kv_table_find_tail(s->shared->pool, &s->table, &v->root, v->tokens,
+                                    v->n_tokens - 1, &block, &n_block);
+    if (n_same > 0) {
+        key = store_partial_key(parent, block, n_block);
+        if (pin_to_continue(s, &key))
+            return n_same;
+    }
+    bool found = store_find_partial(store, parent, tokens,
+                                    MIN(left, STORE_CHUNK_TOKENS - 1), &key, &n_found);
+    return found && pin_to_continue(s, &key) ? n_found : 0;
+}
+
+/* Takes known blocks. Full blocks are shared. The block in which the sequence diverges is copied.
+ * If the sequence is saved, it takes no more of that block than a stored partial chunk has: a chunk
+ * is saved whole, and the records of the rows that are not computed come from there. */
 static int take_known(struct seq *s)
 {
     const struct seq_shared *sh = s->shared;
@@ -164,10 +215,15 @@ static int take_known(struct seq *s)
     if (!seq_may_reuse(s))
         return 0;
     int n = kv_table_take(sh->pool, &s->table, &v->root, v->tokens, v->n_tokens - 1, saved);
-    if (!saved)
+    int n_tail = saved ? pin_tail(s, n) : 0;
+    if (!saved || n_tail > 0)
         rc = kv_table_copy_tail(sh->pool, &s->table, sh->stream, &v->root, v->tokens,
                                 v->n_tokens - 1, &n_copied);
-    s->n_done = n * KV_BLOCK_TOKENS + n_copied;
+    if (saved && (rc != 0 || n_copied < n_tail)) {
+        release_pin(s);
+        n_tail = 0;
+    }
+    s->n_done = n * KV_BLOCK_TOKENS + (saved ? n_tail : n_copied);
     return rc;
 }
 

@@ -429,6 +429,23 @@ static int copy_block(const struct kv_pool *p, struct stream *s, int32_t to, int
     return rc;
 }
 
+int kv_table_find_tail(const struct kv_pool *p, const struct kv_table *t,
+                       const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
+                       const int32_t **block_tokens, int *n_block)
+{
+    int64_t from = (int64_t)t->n_blocks * KV_BLOCK_TOKENS, left = n_tokens - from;
+    CHECK(t->n_known == t->n_blocks && left >= 0);
+    if (p->prefix == NULL || !p->has_memory)
+        return 0;
+    int n = (int)MIN(left, KV_BLOCK_TOKENS), n_same;
+    int32_t b = prefix_find_tail(p->prefix, root, last_known(t), tokens + from, n, &n_same);
+    if (b == PREFIX_NONE || p->prefix->node[b].n_tokens == KV_BLOCK_TOKENS)
+        return 0;
+    *block_tokens = p->prefix->node[b].tokens;
+    *n_block = p->prefix->node[b].n_tokens;
+    return n_same;
+}
+
 int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
                        const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
                        int *n_copied)

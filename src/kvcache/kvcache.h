@@ -127,6 +127,12 @@ int kv_pool_find(const struct kv_pool *p, const struct sha256 *root, const int32
 /* t, which is empty, takes the known full blocks of tokens[0..n_tokens). Returns how many. */
 int kv_table_take(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
                   const int32_t *tokens, int64_t n_tokens, bool saved_only);
+/* Finds the known unfinished block that agrees longest with the tokens behind t's blocks, all of
+ * which are known. Sets *block_tokens to its *n_block tokens, valid until the pool changes.
+ * Returns how many agree; 0: there is no such block. */
+int kv_table_find_tail(const struct kv_pool *p, const struct kv_table *t,
+                       const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
+                       const int32_t **block_tokens, int *n_block);
 /* Adds a copy of a known block to t. All blocks of t are known, and hold the beginning of the
  * tokens. The copied block is the one that agrees longest with the tokens behind this beginning;
  * *n_copied is the number of tokens that agree. *n_copied is 0 if there is no such block, no room

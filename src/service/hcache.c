@@ -271,7 +271,8 @@ void hcache_close(struct hcache *h)
 
 void hcache_start_info(const struct hcache *h, struct hcache_start *out)
 {
-    *out = (struct hcache_start){.n_passes = h->n_start_passes};
+    *out = (struct hcache_start){.n_passes = h->n_start_passes,
+                                 .hashed_bytes = h->k.model->w.hashed_bytes};
     for (int i = 0; i < h->spans.n && i < HCACHE_MAX_START_PARTS; i++) {
         out->parts[i].name = h->spans.of[i].name;
         out->parts[i].ms = (double)h->spans.of[i].ns * 1e-6;

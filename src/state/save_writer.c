@@ -64,7 +64,8 @@ static bool continues_tail(const struct save_chunk *c)
     return c->seq->tail.impl != NULL && c->chunk_idx == c->seq->tail_idx;
 }
 
-/* Reads one record of a stored tail into the first rows of the chunk's record. */
+/* Reads one record of a stored tail. Copies the rows that the sequence continues to the first rows
+ * of the chunk's record. */
 static int read_tail_record(struct saver *s, const struct save_chunk *c, int l,
                             enum store_kind kind, struct err *err)
 {
@@ -76,7 +77,8 @@ static int read_tail_record(struct saver *s, const struct save_chunk *c, int l,
                               .dst_bytes = s->tail_record.bytes};
     struct store_read *one = &read, *done[1];
     int n_done = 0;
-    size_t n_bytes = (size_t)hit->n_tokens * s->record_bytes[kind] / STORE_CHUNK_TOKENS;
+    size_t row_bytes = s->record_bytes[kind] / STORE_CHUNK_TOKENS;
+    size_t n_bytes = (size_t)hit->n_tokens * row_bytes;
     int rc = store_reader_submit(s->reader, &one, 1, err);
     if (rc == 0)
         rc = store_reader_wait(s->reader, done, 1, &n_done, err);
@@ -88,7 +90,7 @@ static int read_tail_record(struct saver *s, const struct save_chunk *c, int l,
         rc = err_set(err, ERR_CORRUPT, "a record has %u bytes instead of %zu", read.n_bytes,
                      n_bytes);
     if (rc == 0)
-        memcpy(save_record(c, l, kind), read.bytes, n_bytes);
+        memcpy(save_record(c, l, kind), read.bytes, (size_t)c->seq->n_tail * row_bytes);
     return rc;
 }
 
@@ -96,8 +98,8 @@ static int read_tail_record(struct saver *s, const struct save_chunk *c, int l,
 static int fill_from_tail(struct saver *s, const struct save_chunk *c, struct err *err)
 {
     struct save_seq *q = c->seq;
-    int rc = 0;
-    if (s->reader == NULL)
+    int rc = store_load(s->o.store, &q->tail, err); /* it was pinned without its records */
+    if (rc == 0 && s->reader == NULL)
         rc = store_reader_open(s->o.store, 1, s->tail_record.ptr, s->tail_record.bytes,
                                &s->reader, err);
     for (int l = 0; rc == 0 && l < s->o.model->cfg.n_layers; l++) {
@@ -216,7 +218,8 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
         .may_be_refused = !q->is_document && q->truncation.context == 0,
         .records = records};
     memcpy(chunk.tokens, c->tokens, sizeof chunk.tokens);
-    if (continues_tail(c))
+    /* A tail that goes on in another way remains. */
+    if (continues_tail(c) && q->n_tail == q->tail.n_tokens)
         chunk.supersedes = &q->tail.key;
     (void)store_pin(s->o.store, key, &stored);
     if (!is_sound(s, q, key, &stored))

@@ -333,6 +333,8 @@ struct save_seq *save_open(struct saver *s, const struct save_begin *b)
     if (b->first_token % STORE_CHUNK_TOKENS == 0)
         return q;
     q->tail = store_hold(s->o.store, b->tail);
+    q->n_tail = (int)(b->first_token % STORE_CHUNK_TOKENS);
+    CHECK(q->n_tail <= q->tail.n_tokens);
     CHECK(tail_suffices(q, s->o.model->cfg.n_layers));
     return q;
 }
@@ -640,8 +642,7 @@ void save_advance(struct save_seq *q, const int32_t *tokens, int64_t n_tokens)
 static void enqueue_tail(struct save_seq *q, const int32_t *tokens, int64_t n_tokens)
 {
     int64_t n = n_tokens - (int64_t)q->first_open * STORE_CHUNK_TOKENS;
-    bool is_news = q->tail.impl == NULL || q->first_open != q->tail_idx ||
-                   n > q->tail.n_tokens;
+    bool is_news = q->tail.impl == NULL || q->first_open != q->tail_idx || n > q->n_tail;
     CHECK(n < STORE_CHUNK_TOKENS);
     if (n > 0 && is_news)
         enqueue(q, tokens, (int)n);

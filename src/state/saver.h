@@ -119,8 +119,9 @@ struct save_begin {
     const struct sha256 *parent;
     /* Truncation, which is part of the keys of chunks beyond its context; context 0: none. */
     struct truncation truncation;
-    /* If first_token is no multiple of 64: the partial chunk that ends there. The caller has found
-     * it in the store, has pinned it, and has checked that it can be continued. The sequence also
+    /* If first_token is no multiple of 64: a partial chunk that has the tokens before it, and ends
+     * there or later. The caller has found it in the store, has pinned it, and has checked that it
+     * has the records that are to be saved. The sequence also
      * pins it as long as it needs it, since another sequence that continues the partial chunk may
      * supersede it at any time. */
     const struct store_hit *tail;

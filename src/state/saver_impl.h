@@ -62,6 +62,7 @@ struct save_seq {
     /* Pinned partial chunk that the first chunk continues. impl is NULL if there is none. */
     struct store_hit tail;
     int tail_idx;
+    int n_tail; /* rows of the tail that the sequence continues */
     /* Committed chunks that are offered to the remote when the sequence ends. */
     struct sha256 *fresh;
     int n_fresh, max_fresh;

@@ -278,6 +278,11 @@ bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit)
     return found;
 }
 
+int store_load(struct store *s, const struct store_hit *hit, struct err *err)
+{
+    return store_load_node(s, hit->impl, err);
+}
+
 int store_count(struct store *s, const struct sha256 *keys, int n)
 {
     int i = 0;

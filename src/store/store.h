@@ -285,8 +285,11 @@ void store_expect_use_no_more(struct store *s, const struct sha256 *keys, int n,
 
 /* Pins one chunk by its key, wherever it stands in a chain, and with it all chunks before it, since
  * only leaves are evicted. Returns false if the chunk is not stored. The hit cannot be used for
- * reading, because the records are not looked up. */
+ * reading before store_load, because the records are not looked up. */
 bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit);
+/* Looks up the records of a pinned chunk, on the disk if need be. Returns 0 or the reason why they
+ * cannot be read. */
+int store_load(struct store *s, const struct store_hit *hit, struct err *err);
 /* Returns another hold on a chunk that the caller holds, to be released separately. This also
  * works for a chunk that lookups no longer find because it was superseded: its holders can still
  * read it. */

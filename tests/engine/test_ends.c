@@ -220,6 +220,76 @@ static void a_tail_without_the_wanted_records_is_computed_again(void **state)
     }
 }
 
+/* Turns of a chat: each prompt is the prompt and the answer before it, and 21 tokens more. A later
+ * turn computes these, and the answer's last token, whose state does not exist yet. The rows that
+ * it takes from the device's unfinished block are saved with it: after a restart all of them come
+ * back from the store. */
+static void a_turn_computes_only_what_is_new(void **state)
+{
+    (void)state;
+    enum { N_TURNS = 7, MORE = 21, ANSWER = 5 };
+    static const char *const kinds[] = {"kv", "hidden", "both"};
+    for (int i = 0; i < 3; i++) {
+        int32_t prompt[600];
+        struct stack k, alone;
+        struct et_run r = {0}, ref;
+        struct io *io = et_disk(20 + (uint64_t)i, 0);
+        struct stack_opts o = {.io = io, .user.store = et_dirs, .user.n_store = 2};
+        et_prompt(prompt, 600, 9);
+        struct et_ask a = {
+            .prompt = prompt, .n_prompt = 100, .max_tokens = ANSWER, .save = kinds[i]};
+        et_open(&k, &o);
+        et_open(&alone, &(struct stack_opts){.user.no_reuse = true});
+        for (int turn = 0; turn <= N_TURNS; turn++) {
+            bool restarts = turn == N_TURNS;
+            int n_known = turn > 0 ? a.n_prompt + ANSWER - 1 : 0;
+            if (turn > 0) {
+                memcpy(prompt + a.n_prompt, r.tokens, ANSWER * sizeof *prompt);
+                a.n_prompt += ANSWER + MORE;
+            }
+            if (restarts) {
+                stack_close(&k);
+                et_open(&k, &o);
+            }
+            assert_int_equal(et_run(&k, &a, &r), 0);
+            assert_int_equal(r.n_cached, n_known);
+            assert_int_equal(r.n_device, restarts ? 0 : n_known);
+            assert_int_equal(r.save_end, SAVE_GOES_ON);
+            struct et_ask b = a;
+            b.save = "none";
+            assert_int_equal(et_run(&alone, &b, &ref), 0);
+            et_same(&r, &ref, kinds[i]);
+        }
+        /* The last prompt, but it ends in another way: it takes the tokens of the block that agree.
+         * Then it goes on, on the device and after a restart. */
+        int n_same = a.n_prompt / 64 * 64 + 5;
+        assert_true(n_same < a.n_prompt - 15);
+        for (int t = n_same; t < a.n_prompt; t++)
+            prompt[t] = prompt[t] % 400 + 1 + t % 3;
+        for (int again = 0; again < 3; again++) {
+            int n_known = again == 0 ? n_same : a.n_prompt + ANSWER - 1;
+            if (again > 0) {
+                memcpy(prompt + a.n_prompt, r.tokens, ANSWER * sizeof *prompt);
+                a.n_prompt += ANSWER;
+            }
+            if (again == 2) {
+                stack_close(&k);
+                et_open(&k, &o);
+            }
+            assert_int_equal(et_run(&k, &a, &r), 0);
+            assert_int_equal(r.n_cached, n_known);
+            assert_int_equal(r.n_device, again == 2 ? 0 : n_known);
+            struct et_ask b = a;
+            b.save = "none";
+            assert_int_equal(et_run(&alone, &b, &ref), 0);
+            et_same(&r, &ref, "another end");
+        }
+        stack_close(&k);
+        stack_close(&alone);
+        io_close(io);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -228,6 +298,7 @@ int main(void)
         cmocka_unit_test(a_tail_without_the_wanted_records_is_computed_again),
         cmocka_unit_test(each_request_has_its_own_shaping),
         cmocka_unit_test(blocks_before_a_window_are_not_shared),
+        cmocka_unit_test(a_turn_computes_only_what_is_new),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
