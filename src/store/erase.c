@@ -21,6 +21,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "store/store_impl.h"
 
 void store_free_list(struct extent *list)
@@ -306,19 +307,61 @@ int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
 /* Bytes that are wiped between two syncs: about 60 ms of a fast disk. */
 #define WIPE_AT_ONCE ((uint64_t)32 << 20)
 
+/* A run of bytes that several places may share. */
+struct run {
+    uint64_t begin, end;
+    uint32_t segment;
+    uint8_t device;
+};
+
+static int by_place(const void *a, const void *b)
+{
+    const struct run *x = a, *y = b;
+    int by = ORDER(x->device, y->device);
+    by = by != 0 ? by : ORDER(x->segment, y->segment);
+    return by != 0 ? by : ORDER(x->begin, y->begin);
+}
+
+/* Lists the runs of the places. Extents that were written one after the other are one run: a file
+ * system takes milliseconds to make a hole, however long it is. The caller frees *out. */
+static size_t runs_of(const struct extent *list, struct run **out)
+{
+    size_t n = 0, n_runs = 0;
+    for (const struct extent *x = list; x != NULL; x = x->next)
+        n++;
+    struct run *runs = xmalloc(n * sizeof *runs);
+    n = 0;
+    for (const struct extent *x = list; x != NULL; x = x->next)
+        runs[n++] = (struct run){x->offset, x->offset + extent_bytes(x), x->segment,
+                                 x->device};
+    qsort(runs, n, sizeof *runs, by_place);
+    for (size_t i = 0; i < n; i++) {
+        struct run *last = n_runs > 0 ? &runs[n_runs - 1] : NULL;
+        if (last != NULL && last->device == runs[i].device &&
+            last->segment == runs[i].segment && last->end == runs[i].begin)
+            last->end = runs[i].end;
+        else
+            runs[n_runs++] = runs[i];
+    }
+    *out = runs;
+    return n_runs;
+}
+
 /* Overwrites the bytes of all places, syncs, and gives their space back to the file system. No lock
  * is held while bytes are overwritten, so commits go on. */
 static int places_wipe(struct store *s, const struct extent *list, struct err *err)
 {
     struct media *m = s->media;
+    struct run *r;
+    size_t n = runs_of(list, &r);
     int rc = 0;
-    for (const struct extent *x = list; x != NULL && rc == 0; x = x->next)
-        rc = m->ops->wipe(m, x->device, x->segment, x->offset, x->offset + extent_bytes(x),
-                          err);
+    for (size_t i = 0; i < n && rc == 0; i++)
+        rc = m->ops->wipe(m, r[i].device, r[i].segment, r[i].begin, r[i].end, err);
     if (rc == 0)
         rc = store_sync_wiped(s, err);
-    for (const struct extent *x = list; x != NULL && rc == 0; x = x->next)
-        m->ops->punch(m, x->device, x->segment, x->offset, x->offset + extent_bytes(x));
+    for (size_t i = 0; i < n && rc == 0; i++)
+        m->ops->punch(m, r[i].device, r[i].segment, r[i].begin, r[i].end);
+    free(r);
     return rc;
 }
 
