@@ -20,6 +20,7 @@
  *     noise_floor    pairs of cold runs whose texts differ: the server's own variation
  *
  * The model need not be good: only differences from its own cold runs count. */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,7 +69,9 @@ static const struct opt exact_options[] = {
     {"restarts", OPT(struct exact_args, restarts), .arg = "N", .def = "3", .min = 1,
      .max = 10000, .help = "number of times that --restart-cmd runs, spread over the run"},
     {"patience", OPT(struct exact_args, patience), .arg = "S", .def = "120", .min = 0,
-     .max = 86400, .help = "seconds for which a request that fails is sent again"},
+     .max = 86400,
+     .help = "seconds for which a request is sent again that fails for a reason that may pass: no "
+             "connection, a full queue, an error of the server"},
     {"seed", OPT(struct exact_args, seed), .arg = "N", .def = "1", .min = 0,
      .max = INT64_MAX, .help = "seed of names, order and cancellations"},
     {"check", OPT(struct exact_args, check),
@@ -109,6 +112,7 @@ struct client {
     /* when its requests began to fail; 0: its last request did not fail */
     int64_t failing_since_ns;
     bool is_sent, will_cancel;
+    int64_t retry_ns;                   /* earliest time of its next request, after a failure */
     int n_restarts_before;              /* number of restarts before its request was sent */
     struct textbuf text[1 + COLD_RUNS]; /* texts of the warm answer and the cold ones */
 };
@@ -129,7 +133,6 @@ struct exact {
     int64_t n_interrupted;
     /* whether no request sent after the last restart has been answered yet */
     bool is_restarting;
-    int64_t retry_ns;      /* earliest time of the next request while the server starts */
     char first_error[200]; /* message of a fault outside restarts */
 };
 
@@ -303,8 +306,15 @@ static void on_end(void *user, int status, const struct http_usage *u, const cha
     b->n_interrupted += is_interrupted;
     if (!is_interrupted)
         note_error(b, status, error);
+    /* A refusal would be the same the next time: a context that is full, for example. */
+    bool may_pass = status == 0 || status == 200 || status == 408 || status == 429 ||
+                    status >= 500;
+    if (!may_pass) {
+        give_up(k, status, error);
+        return;
+    }
     int64_t now = clock_now_ns();
-    b->retry_ns = now + 250000000;
+    k->retry_ns = now + 250000000;
     if (k->failing_since_ns == 0)
         k->failing_since_ns = now;
     if (now - k->failing_since_ns > b->args.patience * (int64_t)1000000000)
@@ -363,11 +373,27 @@ static int feed(struct exact *b)
         struct conversation *c = k->c == NULL ? next_conversation(b) : NULL;
         if (c != NULL)
             begin_turn(k, c);
-        if (k->c != NULL && !k->is_sent && clock_now_ns() >= b->retry_ns)
+        if (k->c != NULL && !k->is_sent && clock_now_ns() >= k->retry_ns)
             send(k);
         n += k->c != NULL;
     }
     return n;
+}
+
+/* A signal ends the run; what was counted until then is printed. */
+static volatile sig_atomic_t was_asked;
+
+static void on_signal(int number)
+{
+    (void)number;
+    was_asked = 1;
+}
+
+static void catch_signals(void)
+{
+    struct sigaction act = {.sa_handler = on_signal};
+    (void)sigaction(SIGINT, &act, NULL);
+    (void)sigaction(SIGTERM, &act, NULL);
 }
 
 static void run(struct exact *b)
@@ -375,7 +401,7 @@ static void run(struct exact *b)
     struct progress p;
     progress_begin(&p, "turns", PROGRESS_ITEMS,
                    (uint64_t)b->args.conversations * (uint64_t)b->args.turns);
-    while (feed(b) > 0) {
+    while (!was_asked && feed(b) > 0) {
         http_load_poll(b->http, 20);
         cancel(b);
         restart(b);
@@ -411,11 +437,12 @@ static void print(const struct exact *b)
             "context, %lld differ from a cold run (%lld of the cold runs differ from each "
             "other)\n%lld cancelled and asked for again, %d restarts interrupted %lld "
             "requests, "
-            "%lld failed%s%s\n",
+            "%lld failed%s%s%s\n",
             (long long)b->n_answers, (long long)b->n_leaked, (long long)b->n_wrong,
             (long long)b->n_differs, (long long)b->n_noise, (long long)b->n_cancelled,
             b->n_restarts, (long long)b->n_interrupted, (long long)b->n_errors,
-            b->first_error[0] != 0 ? "; the first fault: " : "", b->first_error);
+            b->first_error[0] != 0 ? "; the first fault: " : "", b->first_error,
+            was_asked ? "; the run was ended early" : "");
         return;
     }
     struct json *o = json_new_object();
@@ -428,6 +455,7 @@ static void print(const struct exact *b)
     json_put_int(o, "restarts", b->n_restarts);
     json_put_int(o, "interrupted", b->n_interrupted);
     json_put_int(o, "cancelled", b->n_cancelled);
+    json_put_bool(o, "ended_early", was_asked);
     json_put_string(o, "first_error", b->first_error[0] != 0 ? b->first_error : NULL);
     char *text = json_text(o, 2);
     puts(text);
@@ -458,6 +486,7 @@ int bench_exact(int argc, char **argv)
         return code;
     int rc = prepare(&b, &err);
     if (rc == 0) {
+        catch_signals();
         run(&b);
         print(&b);
     }

@@ -48,18 +48,42 @@ a = a.parse_args()
 CONTEXT, SEQUENCES = 4096, 8
 
 
-def make_model(folder):
-    """Makes bench-220m with a byte-level vocabulary of as many tokens as the model has rows, so
-    that random ids are text."""
-    subprocess.run([a.program, "model", "synth", "--shape", "bench-220m", "--out", folder], check=True)
-    with open(os.path.join(folder, "config.json")) as f:
-        n_ids = json.load(f)["vocab_size"]
-    with open(os.path.join(a.shared, "tokenizers/llama3/tokenizer.json")) as f:
+def words_tokenizer(n):
+    """Returns a byte-level tokenizer with n tokens: the bytes, and words of up to four letters behind a
+    space. A text of random tokens has these tokens again."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in shown]
+    names = {b: chr(b) for b in shown} | {b: chr(256 + i) for i, b in enumerate(hidden)}
+    vocab, merges = {names[b]: b for b in range(256)}, []
+    ends, letters = [names[32]], [chr(c) for c in range(ord("a"), ord("z") + 1)]
+    while len(vocab) < n:
+        longer = [(word, c) for word in ends for c in letters][: n - len(vocab)]
+        merges += [f"{word} {c}" for word, c in longer]
+        vocab |= {word + c: len(vocab) + i for i, (word, c) in enumerate(longer)}
+        ends = [word + c for word, c in longer]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return {"version": "1.0", "truncation": None, "padding": None, "normalizer": None, "pre_tokenizer": byte_level,
+            "decoder": byte_level, "model": {"type": "BPE", "vocab": vocab, "merges": merges}}
+
+
+def cut_tokenizer(path, n):
+    """Returns the first n tokens of a real byte-level tokenizer."""
+    with open(path) as f:
         t = json.load(f)
-    n = n_ids - 2
     vocab = t["model"]["vocab"] = {text: i for text, i in t["model"]["vocab"].items() if i < n}
     pairs = (m.split(" ") if isinstance(m, str) else m for m in t["model"]["merges"])
     t["model"]["merges"] = [m for m in pairs if m[0] in vocab and m[1] in vocab and m[0] + m[1] in vocab]
+    return t
+
+
+def make_model(folder):
+    """Makes bench-220m with a byte-level vocabulary of as many tokens as the model has rows, so
+    that random ids are text: a real one if it lies beside the checkout, else one of made-up words."""
+    subprocess.run([a.program, "model", "synth", "--shape", "bench-220m", "--out", folder], check=True)
+    with open(os.path.join(folder, "config.json")) as f:
+        n_ids = json.load(f)["vocab_size"]
+    n, real = n_ids - 2, os.path.join(a.shared, "tokenizers/llama3/tokenizer.json")
+    t = cut_tokenizer(real, n) if os.path.exists(real) else words_tokenizer(n)
     t["added_tokens"] = [{"id": n + i, "content": c, "single_word": False, "lstrip": False, "rstrip": False,
                           "normalized": False, "special": True} for i, c in enumerate(("<|begin|>", "<|end|>"))]
     t["post_processor"] = None

@@ -359,7 +359,7 @@ int tiers_write_page(const struct tiers_report *r, const char *load, const char 
         fprintf(f, "</tr>\n");
     }
     fprintf(f, "</table><h2>Figures and "
-               "gates</h2><table><tr><th>figure<th>row<th>paper<th>ours<th>"
+               "gates</h2><table><tr><th>figure<th>row<th>paper, or least<th>ours<th>"
                "(grey: paper or gate, blue: ours)<th>gate<th>why they differ</tr>\n");
     for (int i = 0; i < r->n_figures; i++) {
         const struct tiers_figure *g = &r->figure[i];

@@ -26,7 +26,8 @@ enum { TIERS_MAX_FIGURES = 128, TIERS_LAST_FIGURE = 24 };
 struct tiers_figure {
     int figure; /* number of the paper's figure; 0: a gate on the rows */
     char row[64];
-    double paper, ours;
+    double paper; /* the paper's value; for a gate, the least value that meets it */
+    double ours;
     const char *gate; /* the condition in words; "": no condition */
     bool is_ok;
     const char *why; /* why our value differs from the paper's */

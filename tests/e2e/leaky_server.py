@@ -4,6 +4,7 @@
   leaky    answers with the last name that any warm conversation gave
   forgets  answers a warm question without the name
   noisy    adds a random word to each answer
+  refuses  answers 400
 
 A request with "cache_prompt": false is cold, any other is warm. A cold request gets an honest
 answer, except from `noisy`."""
@@ -42,6 +43,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if fault == "refuses":
+            self.send_response(400)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         event = json.dumps({"choices": [{"delta": {"content": answer_of(body)}}]})
         out = f"data: {event}\n\ndata: [DONE]\n\n".encode()
         self.send_response(200)

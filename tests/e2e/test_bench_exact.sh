@@ -33,6 +33,15 @@ false_server noisy
 exact "$url"
 check "noise passes: cold runs differ as much" test "$rc" -eq 0
 check "noise is counted as such" json_is '[j["noise_floor"], j["differs"], j["leaked"]] == [72, 72, 0]' True
+rc=0
+timeout -s INT 3 "$hc" bench exact --url "$url" --conversations 100000 --turns 6 --json >"$tmp/out" || rc=$?
+out=$(cat "$tmp/out")
+check "a run that is ended prints what it has counted" json_is 'j["ended_early"] and j["answers"] > 0' True
+false_server refuses
+seconds=$SECONDS
+exact "$url"
+check "a refusal is not sent again" json_is '[j["errors"], j["answers"]] == [12, 0]' True
+check "so it costs no patience" test $((SECONDS - seconds)) -lt 60
 
 port=$(python3 tests/e2e/ports.py)
 cat >"$tmp/start.sh" <<SH
