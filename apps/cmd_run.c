@@ -136,10 +136,13 @@ static const struct opt_cmd cmd = {
                "restored instead of computed, and new state is saved.",
     .positionals = positionals,
     .options = options,
-    .examples = "  hcache run models/demo -p 'Hello' --store /var/tmp/state\n"
-                "  hcache run models/demo -i --conversation birds --store /var/tmp/state\n"
-                "  hcache run -i --url http://127.0.0.1:8080 --conversation birds\n"
-                "  hcache run synth:bench-220m --token-ids ids.txt --json\n",
+    .examples =
+        "  hcache run models/demo -p 'Hello' --store /var/tmp/state\n"
+        "  hcache run ~/.cache/hcache/SmolLM2-135M-Instruct.Q4_1.gguf -p 'What is the "
+        "opposite of hot?'\n"
+        "  hcache run models/demo -i --conversation birds --store /var/tmp/state\n"
+        "  hcache run -i --url http://127.0.0.1:8080 --conversation birds\n"
+        "  hcache run synth:bench-220m --token-ids ids.txt --json\n",
     .values_bytes = sizeof(struct run_args),
 };
 const struct opt_cmd *const options_of_run = &cmd;

@@ -70,7 +70,8 @@ static const struct opt exact_options[] = {
      .max = 10000, .help = "number of times that --restart-cmd runs, spread over the run"},
     {"patience", OPT(struct exact_args, patience), .arg = "S", .def = "120", .min = 0,
      .max = 86400,
-     .help = "seconds for which a request is sent again that fails for a reason that may pass: no "
+     .help = "seconds for which a request is sent again that fails for a reason that may "
+             "pass: no "
              "connection, a full queue, an error of the server"},
     {"seed", OPT(struct exact_args, seed), .arg = "N", .def = "1", .min = 0,
      .max = INT64_MAX, .help = "seed of names, order and cancellations"},
@@ -112,8 +113,8 @@ struct client {
     /* when its requests began to fail; 0: its last request did not fail */
     int64_t failing_since_ns;
     bool is_sent, will_cancel;
-    int64_t retry_ns;                   /* earliest time of its next request, after a failure */
-    int n_restarts_before;              /* number of restarts before its request was sent */
+    int64_t retry_ns;      /* earliest time of its next request, after a failure */
+    int n_restarts_before; /* number of restarts before its request was sent */
     struct textbuf text[1 + COLD_RUNS]; /* texts of the warm answer and the cold ones */
 };
 
