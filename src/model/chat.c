@@ -33,6 +33,9 @@ static int check_request(const struct chat_request *r, struct err *err)
 static struct json *variables(const struct chat_request *r)
 {
     struct json *vars = json_new_object();
+    struct json_iter named = json_begin(r->tokens);
+    while (json_next(&named))
+        json_put(vars, named.key, json_share(named.value));
     if (r->bos_token != NULL)
         json_put_string(vars, "bos_token", r->bos_token);
     if (r->eos_token != NULL)

@@ -63,6 +63,8 @@ struct chat_request {
     bool add_generation_prompt; /* ends the prompt with the beginning of an answer */
     const char *bos_token;      /* texts of BOS and EOS; NULL: the model has none */
     const char *eos_token;
+    /* an object with the texts of other named tokens ("pad_token"), or NULL */
+    const struct json *tokens;
     /* the time that strftime_now uses; NULL: strftime_now is undefined */
     const struct tm *now;
     char *shown_time; /* as in jinja_input */

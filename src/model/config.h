@@ -192,6 +192,12 @@ struct tokenizer_config {
     char *eos_token;
     char *unk_token;
     char *chat_template; /* Jinja source; from chat_template.jinja if that file exists */
+    char *tool_template; /* the template named tool_use, for requests with tools */
+    /* named tokens with their texts ("pad_token", "<pad>"), for templates */
+    struct tokenizer_config_name {
+        char *key, *text;
+    } * names;
+    size_t n_names;
     int add_bos_token;   /* 1 or 0; -1: the file does not say */
     int add_eos_token;
     /* the file's added_tokens_decoder, by ascending id */
@@ -214,6 +220,8 @@ struct tokenizer_config {
 int tokenizer_config_load(struct tokenizer_config *out, const char *dir, struct err *err);
 int tokenizer_config_parse(struct tokenizer_config *out, const void *bytes, size_t n,
                            const char *file, struct err *err);
+/* Adds a named token; both texts are copied. text NULL or empty: does nothing. */
+void tokenizer_config_name(struct tokenizer_config *c, const char *key, const char *text);
 void tokenizer_config_deinit(struct tokenizer_config *c);
 
 #endif

@@ -236,6 +236,7 @@ int config_special_read(struct tokenizer_config *out, const struct json *config,
         keep_name(&out->unk_token, &l.tokens[2]);
     }
     for (size_t i = 0; i < l.n; i++) {
+        tokenizer_config_name(out, l.keys[i], l.tokens[i].text);
         int pushed = push(out, &l.tokens[i], err);
         rc = rc == 0 ? pushed : rc;
     }

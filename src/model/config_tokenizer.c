@@ -23,15 +23,24 @@ static int read_switch(int *out, const struct json *o, const char *key, struct e
     return rc;
 }
 
-/* Reads the template: a string, or the template "default" of a list of named ones. */
-static int read_chat_template(char **out, const struct json *o, struct err *err)
+void tokenizer_config_name(struct tokenizer_config *c, const char *key, const char *text)
+{
+    if (text == NULL || text[0] == 0)
+        return;
+    c->names = xrealloc(c->names, (c->n_names + 1) * sizeof *c->names);
+    c->names[c->n_names++] = (struct tokenizer_config_name){xstrdup(key), xstrdup(text)};
+}
+
+/* Reads the templates: a string, or "default" and "tool_use" of a list of named ones. */
+static int read_chat_template(struct tokenizer_config *c, const struct json *o,
+                              struct err *err)
 {
     const struct json *v = json_member(o, "chat_template");
     const char *s = NULL;
     if (json_kind(v) != JSON_KIND_ARRAY) {
         int rc = json_opt_string(o, "chat_template", &s, err);
         if (rc == 0 && s != NULL)
-            *out = xstrdup(s);
+            c->chat_template = xstrdup(s);
         return rc;
     }
     for (size_t i = 0; i < json_count(v); i++) {
@@ -41,8 +50,10 @@ static int read_chat_template(char **out, const struct json *o, struct err *err)
         if (name == NULL || s == NULL)
             return err_set(err, ERR_FORMAT,
                            "'chat_template': every entry must have a name and a template");
-        if (strcmp(name, "default") == 0 && *out == NULL)
-            *out = xstrdup(s);
+        if (strcmp(name, "default") == 0 && c->chat_template == NULL)
+            c->chat_template = xstrdup(s);
+        if (strcmp(name, "tool_use") == 0 && c->tool_template == NULL)
+            c->tool_template = xstrdup(s);
     }
     return 0;
 }
@@ -113,7 +124,7 @@ static int read_files(struct tokenizer_config *out, const struct json *config,
         (rc = read_switch(&out->add_eos_token, config, "add_eos_token", err)) != 0 ||
         (rc = read_added_decoder(out, config, err)) != 0)
         return rc;
-    return read_chat_template(&out->chat_template, config, err);
+    return read_chat_template(out, config, err);
 }
 
 int tokenizer_config_parse(struct tokenizer_config *out, const void *bytes, size_t n,
@@ -175,6 +186,23 @@ static int load_files(struct tokenizer_config *out, const char *dir, struct err 
     return rc;
 }
 
+/* Reads a file with a template, if there is one. */
+static int load_template(char **out, const char *dir, const char *name, struct err *err)
+{
+    char *bytes;
+    size_t n = 0;
+    int rc = read_optional(dir, name, &bytes, &n, err);
+    if (rc == 0 && bytes != NULL && (utf8_check(bytes, n) != n || strlen(bytes) != n))
+        rc = err_set(err, ERR_FORMAT, "%s/%s: is not UTF-8 text", dir, name);
+    if (rc == 0 && bytes != NULL) {
+        free(*out);
+        *out = bytes;
+        bytes = NULL;
+    }
+    free(bytes);
+    return rc;
+}
+
 int tokenizer_config_load(struct tokenizer_config *out, const char *dir, struct err *err)
 {
     memset(out, 0, sizeof *out);
@@ -183,19 +211,10 @@ int tokenizer_config_load(struct tokenizer_config *out, const char *dir, struct 
     if (rc != 0)
         return rc;
 
-    char *path, *bytes;
-    size_t n = 0;
-    path = xasprintf("%s/chat_template.jinja", dir);
-    rc = read_optional(dir, "chat_template.jinja", &bytes, &n, err);
-    if (rc == 0 && bytes != NULL && (utf8_check(bytes, n) != n || strlen(bytes) != n))
-        rc = err_set(err, ERR_FORMAT, "%s: is not UTF-8 text", path);
-    if (rc == 0 && bytes != NULL) {
-        free(out->chat_template);
-        out->chat_template = bytes;
-        bytes = NULL;
-    }
-    free(bytes);
-    free(path);
+    rc = load_template(&out->chat_template, dir, "chat_template.jinja", err);
+    if (rc == 0)
+        rc = load_template(&out->tool_template, dir, "additional_chat_templates/tool_use.jinja",
+                           err);
     return rc;
 }
 
@@ -205,6 +224,12 @@ void tokenizer_config_deinit(struct tokenizer_config *c)
     free(c->eos_token);
     free(c->unk_token);
     free(c->chat_template);
+    free(c->tool_template);
+    for (size_t i = 0; i < c->n_names; i++) {
+        free(c->names[i].key);
+        free(c->names[i].text);
+    }
+    free(c->names);
     for (size_t i = 0; i < c->n_added; i++)
         free(c->added[i].text);
     free(c->added);

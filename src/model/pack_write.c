@@ -32,6 +32,7 @@ static const char *const folder_members[] = {
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
     "vocab.json",
     "merges.txt",
     "encoder.json",

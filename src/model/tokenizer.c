@@ -217,6 +217,21 @@ static int read_gguf_suppressed(struct tokenizer *t, const struct gguf *g, struc
     return 0;
 }
 
+static void name_gguf_tokens(struct tokenizer *t, const struct gguf *g)
+{
+    static const char *const names[][2] = {{"bos_token", "bos"},       {"eos_token", "eos"},
+                                           {"unk_token", "unknown"},   {"sep_token", "seperator"},
+                                           {"sep_token", "separator"}, {"pad_token", "padding"},
+                                           {"cls_token", "cls"},       {"mask_token", "mask"}};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char *key = xasprintf("tokenizer.ggml.%s_token_id", names[i][1]);
+        char *text = gguf_token_text(&t->j, g, key);
+        tokenizer_config_name(&t->cfg, names[i][0], text);
+        free(text);
+        free(key);
+    }
+}
+
 static int read_gguf(struct tokenizer *t, const struct gguf *g, const char *path,
                      struct err *err)
 {
@@ -229,6 +244,8 @@ static int read_gguf(struct tokenizer *t, const struct gguf *g, const char *path
         t->cfg.unk_token = gguf_token_text(&t->j, g, "tokenizer.ggml.unknown_token_id");
         if ((rc = read_gguf_suppressed(t, g, err)) != 0)
             err_wrap(err, "%s", path);
+        t->cfg.tool_template = gguf_text(g, "tokenizer.chat_template.tool_use");
+        name_gguf_tokens(t, g);
     }
     return rc;
 }
@@ -602,5 +619,18 @@ const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *n)
 
 const char *tokenizer_chat_template(const struct tokenizer *t)
 {
-    return t->cfg.chat_template;
+    return t->cfg.chat_template != NULL ? t->cfg.chat_template : t->cfg.tool_template;
+}
+
+const char *tokenizer_tool_template(const struct tokenizer *t)
+{
+    return t->cfg.tool_template;
+}
+
+const char *tokenizer_named(const struct tokenizer *t, size_t i, const char **text)
+{
+    if (i >= t->cfg.n_names)
+        return NULL;
+    *text = t->cfg.names[i].text;
+    return t->cfg.names[i].key;
 }

@@ -126,5 +126,10 @@ const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *n);
 /* Returns the template of tokenizer_config.json or chat_template.jinja; NULL: the model has none.
  */
 const char *tokenizer_chat_template(const struct tokenizer *t);
+/* Returns the template named tool_use, which makes the prompts of requests with tools; NULL: the
+ * model has none, and its one template makes all prompts. */
+const char *tokenizer_tool_template(const struct tokenizer *t);
+/* Returns the name of named token i ("pad_token"), with its text; NULL: there is none. */
+const char *tokenizer_named(const struct tokenizer *t, size_t i, const char **text);
 
 #endif

@@ -15,7 +15,9 @@
 struct dialog {
     const struct tokenizer *tokenizer;
     struct chat_template *template;
+    struct chat_template *for_tools; /* makes the prompts with tools; may be `template` */
     struct answer_form *form;
+    struct json *tokens; /* an object with the texts of named tokens */
     char *bos, *eos; /* texts of these tokens; NULL: the tokenizer has none */
 };
 
@@ -45,7 +47,18 @@ int dialog_open(struct dialog **out, const struct tokenizer *t, struct err *err)
         dialog_close(k);
         return rc;
     }
-    k->form = answer_form_create(chat_syntax(k->template), t);
+    const char *tools = tokenizer_tool_template(t), *text = NULL, *name;
+    rc = tools != NULL && tools != source ? chat_open(&k->for_tools, tools, err) : 0;
+    if (rc != 0) {
+        dialog_close(k);
+        return rc;
+    }
+    if (k->for_tools == NULL)
+        k->for_tools = k->template;
+    k->form = answer_form_create(chat_syntax(k->for_tools), t);
+    k->tokens = json_new_object();
+    for (size_t i = 0; (name = tokenizer_named(t, i, &text)) != NULL; i++)
+        json_put_string(k->tokens, name, text);
     k->bos = token_text(t, tokenizer_bos(t));
     k->eos = token_text(t, tokenizer_eos(t));
     *out = k;
@@ -57,6 +70,9 @@ void dialog_close(struct dialog *k)
     if (k == NULL)
         return;
     answer_form_destroy(k->form);
+    json_free(k->tokens);
+    if (k->for_tools != k->template)
+        chat_close(k->for_tools);
     chat_close(k->template);
     free(k->bos);
     free(k->eos);
@@ -65,7 +81,14 @@ void dialog_close(struct dialog *k)
 
 bool dialog_has_tools(const struct dialog *k)
 {
-    return chat_syntax(k->template)->calls != NULL && chat_abilities(k->template).tools;
+    return chat_syntax(k->for_tools)->calls != NULL && chat_abilities(k->for_tools).tools;
+}
+
+/* In some models requests with tools have a template of their own. */
+static const struct chat_template *template_for(const struct dialog *k,
+                                                const struct chat_request *r)
+{
+    return json_count(r->tools) > 0 ? k->for_tools : k->template;
 }
 
 /* Renders a chat with guards around text of messages that spells special tokens. */
@@ -73,7 +96,7 @@ static int render_guarded(const struct dialog *k, const struct chat_request *r, 
                           size_t *n_text, struct err *err)
 {
     uint8_t *foreign = NULL;
-    int rc = chat_render_traced(k->template, r, text, n_text, &foreign, err);
+    int rc = chat_render_traced(template_for(k, r), r, text, n_text, &foreign, err);
     if (rc == 0)
         rc = tokenizer_guard(k->tokenizer, text, n_text, foreign, err);
     free(foreign);
@@ -124,10 +147,11 @@ int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char *
                              .add_generation_prompt = true,
                              .bos_token = k->bos,
                              .eos_token = k->eos,
+                             .tokens = k->tokens,
                              .now = &now,
                              .shown_time = chat->shown_date};
     int rc = chat->guarded ? render_guarded(k, &r, text, n_text, err)
-                           : chat_render(k->template, &r, text, n_text, err);
+                           : chat_render(template_for(k, &r), &r, text, n_text, err);
     if (rc != 0) {
         free(*text);
         *text = NULL;
@@ -143,5 +167,5 @@ const struct answer_form *dialog_form(const struct dialog *k)
 const struct answer_syntax *dialog_syntax(const struct dialog *k)
 {
     static const struct answer_syntax none = {.calls = NULL};
-    return k == NULL ? &none : chat_syntax(k->template);
+    return k == NULL ? &none : chat_syntax(k->for_tools);
 }
