@@ -103,6 +103,8 @@ struct hcache_opts {
     int mini_batches;
     int max_context;     /* maximum tokens of a context; 0: the model's own limit */
     int64_t max_history; /* maximum tokens of a prompt that is truncated; 0: 16 contexts */
+    /* Regular expression: its matches are dropped by hcache_drop_system. NULL: none. */
+    const char *drop_system;
     /* Requests may be truncated.  Without a store, hcache_open then creates a store in memory,
      * sized for twice the model's window.  It is counted in the memory plan, and all requests use
      * it. */
@@ -278,6 +280,11 @@ struct hcache_chat {
 };
 int hcache_chat_render_parsed(const struct hcache *h, const struct hcache_chat *chat,
                               char **text, size_t *n_text, struct hcache_err *err);
+/* Drops what says nothing to the model from the text of a system message: lines with a client's
+ * checksum for billing, and matches of hcache_opts.drop_system. Returns 1 with the rest in *text_out,
+ * which is the caller's; 0 if nothing is dropped; or a negative code. */
+int hcache_drop_system(const struct hcache *h, const char *text, size_t n, char **text_out,
+                       size_t *n_out, struct hcache_err *err);
 /* Puts guards before all special tokens of a text that becomes part of a guarded prompt, for
  * example an answer.  A model without a tokenizer has no special tokens.  *out is the caller's. */
 void hcache_guard(const struct hcache *h, const char *text, size_t n, char **out,

@@ -80,12 +80,30 @@ static const char *type_of(const struct json *block)
     return type != NULL ? type : "";
 }
 
-/* Reads a text, or joins the texts of a list of blocks. */
-static int read_texts(const struct json *v, const char *param, size_t n_messages,
+/* Reads a text of the system, without what is dropped from it. */
+static int add_system(struct call *c, const char *text, size_t n, struct textbuf *out,
+                      struct fault *f)
+{
+    struct hcache_err err = {0};
+    char *left = NULL;
+    size_t n_left = 0;
+    int rc = hcache_drop_system(call_model(c), text, n, &left, &n_left, &err);
+    if (rc < 0)
+        return fault_refuse(f, rc, "system", "'system': %s", err.msg);
+    textbuf_add(out, rc > 0 ? left : text, rc > 0 ? n_left : n);
+    hcache_free(left);
+    return 0;
+}
+
+/* Reads a text, or joins the texts of a list of blocks. c: its model drops text of the system;
+ * NULL: it is no text of the system. */
+static int read_texts(struct call *c, const struct json *v, const char *param, size_t n_messages,
                       struct textbuf *out, struct dialog_text *d, struct fault *f)
 {
     size_t n;
     const char *text = json_string_of(v, &n);
+    if (text != NULL && c != NULL)
+        return add_system(c, text, n, out, f);
     if (text != NULL)
         textbuf_add(out, text, n);
     if (text != NULL || json_kind(v) == JSON_KIND_NULL)
@@ -99,8 +117,10 @@ static int read_texts(const struct json *v, const char *param, size_t n_messages
             return fault_set(f, 400, "unsupported_value", param,
                              "'%s': a block of type '%.40s' is not supported here", param,
                              type_of(block));
-        textbuf_add(out, text, n);
-        if (read_mark(json_member(block, "cache_control"), n_messages, d, f) != 0)
+        if (c == NULL)
+            textbuf_add(out, text, n);
+        if ((c != NULL && add_system(c, text, n, out, f) != 0) ||
+            read_mark(json_member(block, "cache_control"), n_messages, d, f) != 0)
             return -1;
     }
     return 0;
@@ -126,7 +146,7 @@ static int read_tool_result(const struct json *block, struct dialog_text *d,
     size_t next = json_count(d->messages) + 1;
     if (json_kind(id) != JSON_KIND_STRING)
         return bad(f, "messages", "a tool_result needs a 'tool_use_id'");
-    int rc = read_texts(json_member(block, "content"), "messages", next, &text, d, f);
+    int rc = read_texts(NULL, json_member(block, "content"), "messages", next, &text, d, f);
     if (rc == 0) {
         struct json *m = json_new_object();
         json_put_string(m, "role", "tool");
@@ -232,7 +252,7 @@ static void dialog_deinit(struct dialog_text *d)
     json_free(d->tools);
 }
 
-static int read_dialog(const struct gen_params *p, struct dialog_text *d, struct fault *f)
+static int read_dialog(struct call *c, const struct gen_params *p, struct dialog_text *d, struct fault *f)
 {
     struct textbuf system = {0};
     *d = (struct dialog_text){.messages = json_new_array()};
@@ -241,7 +261,7 @@ static int read_dialog(const struct gen_params *p, struct dialog_text *d, struct
     for (size_t i = 0; rc == 0 && i < json_count(p->tools); i++)
         rc = read_tool(json_at(p->tools, i), d, f);
     if (rc == 0 && p->system != NULL)
-        rc = read_texts(p->system, "system", 1, &system, d, f);
+        rc = read_texts(c, p->system, "system", 1, &system, d, f);
     if (rc == 0 && system.n > 0)
         push_message(d, "system", &system, NULL);
     textbuf_free(&system);
@@ -334,7 +354,7 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
     int rc = request_check_truncation(p, call_model(c), &c->s->truncation, f);
     bool truncates = request_truncates(p, &c->s->truncation);
     if (rc == 0)
-        rc = read_dialog(p, d, f);
+        rc = read_dialog(c, p, d, f);
     if (rc == 0 && truncates && d->n > 0)
         rc = fault_set(f, 400, "unsupported_value", "truncation",
                        "'truncation' cannot be auto beside 'cache_control': the marked "

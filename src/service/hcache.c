@@ -3,6 +3,7 @@
  * It does not know how the parts below are put together (stack.c). */
 #include "hcache.h"
 #include "model/answer.h"
+#include "model/chat_drop.h"
 
 #include <errno.h>
 #include <math.h>
@@ -214,7 +215,11 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
         warn(o, "throttle limits the reads of a store; without a store it has no effect");
         so.user.throttle_bytes_per_s = 0;
     }
-    rc = stack_open(&so, &h->k, hcache_inner(err));
+    rc = chat_drop_open(&h->drop, o->drop_system, hcache_inner(err));
+    if (rc != 0)
+        err_wrap(hcache_inner(err), "--drop-system");
+    if (rc == 0)
+        rc = stack_open(&so, &h->k, hcache_inner(err));
     if (rc == 0)
         rc = add_ends(h, hcache_inner(err));
     h->opening = NULL;
@@ -265,6 +270,7 @@ void hcache_close(struct hcache *h)
     stack_close(&h->k);
     dialog_close(h->dialog);
     forms_destroy(h->forms);
+    chat_drop_close(h->drop);
     tokenizer_close(h->tokenizer);
     free(h);
 }
@@ -388,6 +394,12 @@ int hcache_chat_render_guarded(const struct hcache *h, const char *request, size
                                char **text, size_t *n_text, struct hcache_err *err)
 {
     return render(h, request, n, true, text, n_text, err);
+}
+
+int hcache_drop_system(const struct hcache *h, const char *text, size_t n, char **text_out,
+                       size_t *n_out, struct hcache_err *err)
+{
+    return chat_drop_text(h->drop, text, n, text_out, n_out, hcache_inner(err));
 }
 
 void hcache_guard(const struct hcache *h, const char *text, size_t n, char **out,

@@ -14,6 +14,7 @@ struct hcache {
     struct stack k;
     /* the caller's options during hcache_open; else NULL */
     const struct hcache_opts *opening;
+    struct chat_drop *drop;
     struct tokenizer *tokenizer; /* NULL for synthetic models */
     /* NULL: the model has no chat template, or one that is not understood */
     struct dialog *dialog;

@@ -237,6 +237,94 @@ void prompt_moment(int64_t wall_s, char out[PROMPT_DATE_BYTES])
         snprintf(out, PROMPT_DATE_BYTES, "1970-01-01 00:00:00");
 }
 
+/* Returns v, a text or a part with one, without what hcache_drop_system drops; NULL: nothing is
+ * left of it. *changed is set if something was dropped. */
+static struct json *drop_from(const struct hcache *h, const struct json *v, bool *changed,
+                              int *rc, struct hcache_err *err)
+{
+    const struct json *text = json_kind(v) == JSON_KIND_OBJECT ? json_member(v, "text") : v;
+    size_t n = 0, n_left = 0;
+    char *left = NULL;
+    const char *s = json_string_of(text, &n);
+    int dropped = s != NULL && *rc == 0 ? hcache_drop_system(h, s, n, &left, &n_left, err) : 0;
+    *rc = dropped < 0 ? dropped : *rc;
+    if (dropped <= 0)
+        return json_share(v);
+    struct json *one = NULL;
+    *changed = true;
+    if (n_left > 0 && text != v) {
+        one = json_new_object();
+        struct json_iter it = json_begin(v);
+        while (json_next(&it))
+            json_put(one, it.key,
+                     strcmp(it.key, "text") == 0 ? json_new_bytes(left, n_left)
+                                                 : json_share(it.value));
+    } else if (n_left > 0) {
+        one = json_new_bytes(left, n_left);
+    }
+    hcache_free(left);
+    return one;
+}
+
+/* Returns the content of a system message without what is dropped; NULL: nothing is left. */
+static struct json *drop_from_content(const struct hcache *h, const struct json *content,
+                                      bool *changed, int *rc, struct hcache_err *err)
+{
+    if (json_kind(content) != JSON_KIND_ARRAY)
+        return drop_from(h, content, changed, rc, err);
+    struct json *list = json_new_array();
+    for (size_t i = 0; i < json_count(content); i++) {
+        struct json *part = drop_from(h, json_at(content, i), changed, rc, err);
+        if (part != NULL)
+            json_push(list, part);
+    }
+    if (json_count(list) > 0 || !*changed)
+        return list;
+    json_free(list);
+    return NULL;
+}
+
+static bool is_system(const struct json *message)
+{
+    const char *role = json_string_of(json_member(message, "role"), NULL);
+    return role != NULL && (strcmp(role, "system") == 0 || strcmp(role, "developer") == 0);
+}
+
+/* Makes *out: the messages, without what is dropped from system messages; NULL: they stay as they
+ * are. */
+static int drop_system(const struct hcache *h, const struct json *messages, struct json **out,
+                       struct hcache_err *err)
+{
+    struct json *list = json_new_array();
+    bool any = false;
+    int rc = 0;
+    for (size_t i = 0; i < json_count(messages); i++) {
+        const struct json *m = json_at(messages, i), *content = json_member(m, "content");
+        bool changed = false;
+        struct json *left = is_system(m) ? drop_from_content(h, content, &changed, &rc, err)
+                                         : NULL;
+        if (!changed) {
+            json_free(left);
+            json_push(list, json_share(m));
+            continue;
+        }
+        any = true;
+        if (left == NULL)
+            continue;
+        struct json *to = json_new_object();
+        struct json_iter it = json_begin(m);
+        while (json_next(&it))
+            json_put(to, it.key,
+                     strcmp(it.key, "content") == 0 ? json_share(left) : json_share(it.value));
+        json_free(left);
+        json_push(list, to);
+    }
+    *out = any && rc == 0 ? list : NULL;
+    if (*out == NULL)
+        json_free(list);
+    return rc;
+}
+
 int prompt_render(const struct hcache *h, const struct chat_source *s,
                   struct prompt_text *out, struct fault *f)
 {
@@ -260,8 +348,12 @@ int prompt_render(const struct hcache *h, const struct chat_source *s,
         return -1;
     out->flags = HCACHE_PARSE_SPECIAL | (s->parse_special ? 0u : HCACHE_GUARDED);
     char now[PROMPT_DATE_BYTES];
+    struct json *left = NULL;
+    int rc = drop_system(h, s->messages, &left, &err);
+    if (rc != 0)
+        return fault_refuse(f, rc, "messages", "%s", err.msg);
     prompt_moment(clock_wall_s() + clock_set_by_s(), now);
-    const struct hcache_chat chat = {.messages = s->messages,
+    const struct hcache_chat chat = {.messages = left != NULL ? left : s->messages,
                                      .tools = s->tools,
                                      .kwargs = s->kwargs,
                                      .guarded = !s->parse_special,
@@ -269,8 +361,9 @@ int prompt_render(const struct hcache *h, const struct chat_source *s,
                                                : s->now != NULL ? s->now
                                                                 : now,
                                      .shown_date = out->date.shown};
-    int rc = hcache_chat_render_parsed(h, &chat, &out->text, &out->n, &err);
+    rc = hcache_chat_render_parsed(h, &chat, &out->text, &out->n, &err);
     if (out->date.shown[0] != 0)
         snprintf(out->date.moment, sizeof out->date.moment, "%s", chat.moment);
+    json_free(left);
     return rc == 0 ? 0 : fault_refuse(f, rc, "messages", "%s", err.msg);
 }
