@@ -77,8 +77,9 @@ static const struct opt options[] = {
     {"plain-chat", OPT(struct batch_args, plain_chat),
      .help = "allow chats if the model has no chat template, as lines \"role: text\""},
     {"drop-system", OPT(struct batch_args, engine.o.drop_system), .arg = "REGEX",
-     .help = "drop what matches from system messages, such as a line that changes with every "
-             "request; lines for billing that Claude Code sends are always dropped"},
+     .help =
+         "drop what matches from system messages, such as a line that changes with every "
+         "request; lines for billing that Claude Code sends are always dropped"},
     {"parse-special", OPT(struct batch_args, parse_special),
      .help = "read special tokens in messages as special tokens; by default they are text"},
     OPT_COMPUTE(struct batch_args),

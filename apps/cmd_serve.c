@@ -190,8 +190,9 @@ static const struct opt options[] = {
      .help = "allow chats if the model has no chat template, as lines \"role: text\""},
     OPT_TEMPLATE_DATE(struct serve_args),
     {"drop-system", OPT(struct serve_args, engine.o.drop_system), .arg = "REGEX",
-     .help = "drop what matches from system messages, such as a line that changes with every "
-             "request; lines for billing that Claude Code sends are always dropped"},
+     .help =
+         "drop what matches from system messages, such as a line that changes with every "
+         "request; lines for billing that Claude Code sends are always dropped"},
     {"parse-special", OPT(struct serve_args, parse_special),
      .help =
          "read special tokens such as <|im_end|> in messages as special tokens; by "

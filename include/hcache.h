@@ -212,6 +212,7 @@ struct hcache_model_info {
     bool has_tokenizer, has_chat_template;
     /* the template shows tools to the model, and calls in its format can be parsed */
     bool has_tools;
+    bool has_thoughts; /* the template knows thoughts */
     int max_sequences;
     /* fingerprint of the saved state (model, weight format, dtype, arithmetic), hexadecimal */
     char fingerprint[65];
@@ -281,8 +282,8 @@ struct hcache_chat {
 int hcache_chat_render_parsed(const struct hcache *h, const struct hcache_chat *chat,
                               char **text, size_t *n_text, struct hcache_err *err);
 /* Drops what says nothing to the model from the text of a system message: lines with a client's
- * checksum for billing, and matches of hcache_opts.drop_system. Returns 1 with the rest in *text_out,
- * which is the caller's; 0 if nothing is dropped; or a negative code. */
+ * checksum for billing, and matches of hcache_opts.drop_system. Returns 1 with the rest in
+ * *text_out, which is the caller's; 0 if nothing is dropped; or a negative code. */
 int hcache_drop_system(const struct hcache *h, const char *text, size_t n, char **text_out,
                        size_t *n_out, struct hcache_err *err);
 /* Puts guards before all special tokens of a text that becomes part of a guarded prompt, for

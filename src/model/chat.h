@@ -47,6 +47,7 @@ struct chat_abilities {
     bool parts;             /* the template walks arrays of content parts */
     bool tools;             /* the template shows the tools of the request */
     bool system;            /* the template shows a system message */
+    bool thoughts;          /* the template shows thoughts, or names their tags */
     bool calls;             /* the template shows an assistant's tool calls */
     bool calls_beside_text; /* the template shows calls also if the message has content */
 };

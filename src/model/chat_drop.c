@@ -42,7 +42,8 @@ static void drop_billing(const char *text, size_t n, struct textbuf *out)
     for (size_t i = 0; i < n;) {
         const char *end = memchr(text + i, '\n', n - i);
         size_t next = end != NULL ? (size_t)(end - text) + 1 : n;
-        if (next - i < sizeof billing - 1 || memcmp(text + i, billing, sizeof billing - 1) != 0)
+        if (next - i < sizeof billing - 1 ||
+            memcmp(text + i, billing, sizeof billing - 1) != 0)
             textbuf_add(out, text + i, next - i);
         i = next;
     }
@@ -71,7 +72,8 @@ int chat_drop_text(const struct chat_drop *d, const char *text, size_t n, char *
     struct textbuf all = {0};
     *out = NULL;
     *n_out = 0;
-    if (n == 0 || (d->pattern == NULL && memmem(text, n, billing, sizeof billing - 1) == NULL))
+    if (n == 0 ||
+        (d->pattern == NULL && memmem(text, n, billing, sizeof billing - 1) == NULL))
         return 0;
     textbuf_add(&all, "", 0);
     drop_billing(text, n, &all);

@@ -198,7 +198,7 @@ struct tokenizer_config {
         char *key, *text;
     } * names;
     size_t n_names;
-    int add_bos_token;   /* 1 or 0; -1: the file does not say */
+    int add_bos_token; /* 1 or 0; -1: the file does not say */
     int add_eos_token;
     /* the file's added_tokens_decoder, by ascending id */
     struct tokenizer_config_added {

@@ -213,8 +213,8 @@ int tokenizer_config_load(struct tokenizer_config *out, const char *dir, struct 
 
     rc = load_template(&out->chat_template, dir, "chat_template.jinja", err);
     if (rc == 0)
-        rc = load_template(&out->tool_template, dir, "additional_chat_templates/tool_use.jinja",
-                           err);
+        rc = load_template(&out->tool_template, dir,
+                           "additional_chat_templates/tool_use.jinja", err);
     return rc;
 }
 

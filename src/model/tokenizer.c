@@ -219,10 +219,10 @@ static int read_gguf_suppressed(struct tokenizer *t, const struct gguf *g, struc
 
 static void name_gguf_tokens(struct tokenizer *t, const struct gguf *g)
 {
-    static const char *const names[][2] = {{"bos_token", "bos"},       {"eos_token", "eos"},
-                                           {"unk_token", "unknown"},   {"sep_token", "seperator"},
-                                           {"sep_token", "separator"}, {"pad_token", "padding"},
-                                           {"cls_token", "cls"},       {"mask_token", "mask"}};
+    static const char *const names[][2] = {
+        {"bos_token", "bos"},       {"eos_token", "eos"},       {"unk_token", "unknown"},
+        {"sep_token", "seperator"}, {"sep_token", "separator"}, {"pad_token", "padding"},
+        {"cls_token", "cls"},       {"mask_token", "mask"}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char *key = xasprintf("tokenizer.ggml.%s_token_id", names[i][1]);
         char *text = gguf_token_text(&t->j, g, key);

@@ -84,7 +84,8 @@ static int check_fit(const struct gen_params *p, bool truncates,
                              prompts[i].n, (long long)info->max_history, info->max_context);
         if (truncates)
             continue;
-        if ((int64_t)prompts[i].n + MAX(p->max_tokens, 0) > max_context ||
+        /* More tokens than the context has left are cut to that, as agents always ask for many. */
+        if (prompts[i].n > max_context ||
             (p->max_tokens != 0 && prompts[i].n >= max_context))
             return too_long(p, prompts[i].n, max_context, f);
     }
@@ -159,6 +160,8 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
     int64_t max = p->max_tokens >= 0              ? p->max_tokens
                   : p->kind != REQUEST_COMPLETION ? max_context - prompt->n
                                                   : MIN(max_context - prompt->n, 16);
+    if (truncation->ratio == 0 && max > max_context - prompt->n)
+        g->max_tokens = max = max_context - prompt->n;
     if (truncation->ratio > 0 && p->max_tokens < 0 && max < max_context / 2)
         max = max_context / 2;
     struct request_shaping shaping;
@@ -311,7 +314,9 @@ static void read_answer(struct choice *ch, const char *text, size_t n,
     if (ch->answer == NULL)
         ch->answer = hcache_answer_open(ch->gen->client.h, p->prompt_end,
                                         strlen(p->prompt_end),
-                                        p->no_tools ? NULL : p->tools);
+                                        p->no_tools          ? NULL
+                                        : p->offered != NULL ? p->offered
+                                                             : p->tools);
     hcache_answer_push(ch->answer, text, n, special, n_special);
     ch->n_read += n;
     ch->n_special += n_special;

@@ -20,6 +20,8 @@ static int render_chat(const struct client *c, struct gen_params *p, struct prom
     struct chat_source source = {.messages = p->messages,
                                  .tools = p->tools,
                                  .kwargs = p->kwargs,
+                                 .effort = p->effort,
+                                 .thinking = p->thinking,
                                  .plain = c->plain_chat,
                                  .parse_special = c->parse_special,
                                  .truncates = truncates,

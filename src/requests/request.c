@@ -1,6 +1,7 @@
 /* request.c - see request.h. */
 #include "requests/request.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +30,13 @@ enum field_kind {
     F_IDS,     /* a list of token ids */
     F_PAIRS,   /* metadata: at most 16 pairs of a short name and a short text */
     F_IGNORED, /* accepted; it changes nothing here */
+    F_EXTRA,   /* as F_IGNORED, for other servers' fields: the answer's usage lists them */
+    F_SEED,
+    F_EFFORT,   /* how much to think: a word, or an object with `effort` */
+    F_THINKING, /* {"type": "enabled" | "disabled" | "adaptive"} */
+    F_CONFIG,   /* output_config: {"effort", "format"} */
+    F_EDITS,    /* context_management: {"edits": [...]} */
+    F_TRUE,     /* only true is supported, or leaving it out */
     /* Not supported, but a neutral value is accepted: null, false, "none", an empty list or object,
      * or the number `lo`. */
     F_NEUTRAL,
@@ -51,9 +59,6 @@ struct field {
 #define ANY   (GEN | REQUEST_COUNT)
 #define AT(f) offsetof(struct gen_params, f)
 
-/* JSON integers are exact here, so every 64-bit integer is a seed. */
-#define MAX_SEED 0x1p63
-
 /* clang-format off */
 static const struct field fields[] = {
     {"model", F_STRING, 0, 256, AT(model), ANY, "the name that /v1/models shows"},
@@ -68,14 +73,15 @@ static const struct field fields[] = {
     {"store", F_BOOL, 0, 0, AT(store), RESP, "keep the response; default true"},
     {"metadata", F_PAIRS, 0, 16, AT(metadata), RESP, "at most 16 texts by names"},
     {"max_output_tokens", F_INT, 1, 1 << 24, AT(max_tokens), RESP, "most tokens to generate"},
-    {"max_tokens", F_INT, 0, 1 << 24, AT(max_tokens), BOTH | MSG, "most tokens to generate"},
-    {"max_completion_tokens", F_INT, 0, 1 << 24, AT(max_completion_tokens), REQUEST_CHAT, "same as max_tokens, which it overrides"},
+    {"max_tokens", F_INT, -1, 1 << 24, AT(max_tokens), BOTH | MSG, "most tokens to generate; -1: to the end of the context. More than the context has left is cut to that"},
+    {"n_predict", F_INT, -1, 1 << 24, AT(max_tokens), BOTH, "same as max_tokens"},
+    {"max_completion_tokens", F_INT, -1, 1 << 24, AT(max_completion_tokens), REQUEST_CHAT, "same as max_tokens, which it overrides"},
     {"n", F_INT, 1, REQUEST_MAX_N, AT(n), BOTH, "answers"},
     {"temperature", F_REAL, 0, 100, AT(temperature), GEN, "0 is greedy"},
     {"top_p", F_REAL, 0, 1, AT(top_p), GEN, "nucleus sampling"},
     {"min_p", F_REAL, 0, 0.999999, AT(min_p), GEN, "relative to the likeliest token"},
     {"top_k", F_INT, -1, 1 << 24, AT(top_k), GEN, "0 and -1: all"},
-    {"seed", F_INT, -MAX_SEED, MAX_SEED, AT(seed), GEN, "seed of sampling"},
+    {"seed", F_SEED, 0, 0, AT(seed), GEN, "seed of sampling: a 64-bit integer, signed or not"},
     {"stop", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, BOTH | RESP, "a text or a list of at most 16"},
     {"stop_sequences", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, MSG, "a list of at most 16"},
     {"ignore_eos", F_BOOL, 0, 0, AT(ignore_eos), GEN, "continue to max_tokens"},
@@ -118,19 +124,20 @@ static const struct field fields[] = {
     {"prediction", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
     {"background", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
     {"prompt", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
-    {"max_tool_calls", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
+    {"max_tool_calls", F_EXTRA, 0, 0, 0, RESP, "ignored: it counts calls of built-in tools, and there are none"},
     {"top_logprobs", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
-    {"context_management", F_NEUTRAL, 0, 0, 0, RESP | MSGS, "not supported"},
+    {"context_management", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
+    {"context_management", F_EDITS, 0, 0, 0, MSGS, "edits of the types clear_thinking_20251015 and clear_tool_uses_20250919"},
     {"moderation", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
     {"include", F_IGNORED, 0, 0, 0, RESP, "ignored: the answer never has the requested parts"},
     {"truncation", F_STRING, 1, 64, AT(truncation), BOTH | RESP | MSG, "auto, disabled, or numbers in the form of --truncate; in a conversation auto is the default"},
-    {"reasoning", F_IGNORED, 0, 0, 0, RESP, "ignored: chat_template_kwargs may turn thinking on"},
-    {"thinking", F_IGNORED, 0, 0, 0, MSGS, "ignored: chat_template_kwargs may turn thinking on"},
-    {"reasoning_effort", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored: chat_template_kwargs may turn thinking on"},
+    {"reasoning", F_EFFORT, 0, 0, 0, REQUEST_CHAT | RESP, "{\"effort\": ...}, which the template gets as reasoning_effort"},
+    {"thinking", F_THINKING, 0, 0, 0, REQUEST_CHAT | MSGS, "{\"type\": \"enabled\"} or disabled, which the template gets as enable_thinking"},
+    {"reasoning_effort", F_EFFORT, 0, 0, 0, REQUEST_CHAT, "none, low, medium or high, which the template gets under this name"},
     {"verbosity", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored"},
     {"container", F_NEUTRAL, 0, 0, 0, MSG, "not supported"},
     {"mcp_servers", F_NEUTRAL, 0, 0, 0, MSGS, "not supported"},
-    {"output_config", F_NEUTRAL, 0, 0, 0, MSGS, "not supported"},
+    {"output_config", F_CONFIG, 0, 0, 0, MSGS, "{\"effort\": ..., \"format\": ...}: the template's reasoning_effort, and the form of the answer"},
     {"modalities", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored: only text is generated"},
     {"parallel_tool_calls", F_ONE, 0, 0, 0, REQUEST_CHAT | RESP, "false: a wanted call is the only one"},
     {"user", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored"},
@@ -140,6 +147,87 @@ static const struct field fields[] = {
     {"safety_identifier", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored"},
     {"prompt_cache_key", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored: prefixes are found by content"},
     {"prompt_cache_retention", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored: state is kept until room is needed"},
+    {"client_metadata", F_EXTRA, 0, 0, 0, RESP | REQUEST_CHAT, "ignored"},
+    {"prompt_cache_options", F_EXTRA, 0, 0, 0, BOTH | RESP, "ignored: prefixes are found by content"},
+    {"safeguards", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
+    {"speed", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
+    {"inference_geo", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
+    {"diagnostics", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
+    {"betas", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
+    {"user_profile_id", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
+    {"fallbacks", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
+    {"id_slot", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"slot_id", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"timings_per_token", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"return_progress", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"return_tokens", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"samplers", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"n_keep", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"t_max_predict_ms", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"reasoning_format", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"parse_tool_calls", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"response_fields", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"skip_special_tokens", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"spaces_between_special_tokens", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"request_id", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"return_tokens_as_token_ids", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"return_token_ids", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"include_reasoning", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"kv_transfer_params", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"vllm_xargs", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"mm_processor_kwargs", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"allowed_local_media_path", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"separate_reasoning", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"stream_reasoning", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"rid", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"provider", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"models", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"route", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"transforms", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"usage", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"preset", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"session_id", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"trace", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"debug", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"keep_alive", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of Ollama"},
+    {"guided_decoding_backend", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"guided_whitespace_pattern", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"structural_tag", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"regex", F_FORM, HCACHE_FORM_REGEX, 0, 0, BOTH, "same as guided_regex"},
+    {"ebnf", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"lora", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"lora_path", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"images", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"image_data", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"documents", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"chat_template", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"continue_final_message", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"include_stop_str_in_output", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"truncate_prompt_tokens", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"prompt_logprobs", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"allowed_token_ids", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"bad_words", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"no_stop_trim", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"plugins", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"web_search_options", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"thinking_token_budget", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"logits_processors", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"custom_logit_processor", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"n_probs", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"post_sampling_probs", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"mirostat", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"mirostat_tau", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"mirostat_eta", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"dynatemp_range", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"xtc_probability", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"dry_multiplier", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"top_a", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"thinking_forced_open", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"typical_p", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
+    {"tfs_z", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
+    {"repeat_last_n", F_NEUTRAL, 64, 0, 0, BOTH, "not supported"},
+    {"add_generation_prompt", F_TRUE, 0, 0, 0, BOTH, "only true is supported"},
+    {"repeat_penalty", F_REAL, 0.01, 100, AT(repetition_penalty), BOTH, "same as repetition_penalty"},
     {"cache_prompt", F_IGNORED, 0, 0, 0, BOTH, "ignored: prefixes are found by content"},
 };
 /* clang-format on */
@@ -171,6 +259,25 @@ static int read_int(const struct field *d, const struct json *v, int64_t *out,
     if ((double)*out < d->lo || (double)*out > d->hi)
         return fault_field(f, d->name, "is %lld; it must be %.0f to %.0f", (long long)*out,
                            d->lo, d->hi);
+    return 0;
+}
+
+/* A seed beyond the signed integers is an unsigned one: the same 64 bits. */
+static int read_seed(const struct field *d, const struct json *v, struct gen_params *p,
+                     struct fault *f)
+{
+    size_t n = 0;
+    const char *digits = json_big_of(v, &n);
+    p->has_seed = true;
+    if (json_int_of(v, &p->seed))
+        return 0;
+    if (digits == NULL)
+        return wrong_type(f, d->name, "an integer", v);
+    errno = 0;
+    unsigned long long seed = strtoull(digits, NULL, 10);
+    if (errno != 0 || digits[0] == '-')
+        return fault_field(f, d->name, "must be an integer of 64 bits");
+    p->seed = (int64_t)seed;
     return 0;
 }
 
@@ -226,15 +333,20 @@ static int read_stop(const struct field *d, const struct json *v, struct gen_par
     size_t n = json_kind(v) == JSON_KIND_ARRAY ? json_count(v) : 1;
     if (json_kind(v) != JSON_KIND_ARRAY && json_kind(v) != JSON_KIND_STRING)
         return wrong_type(f, d->name, "a string or a list of strings", v);
+    p->n_stop = 0;
     if (n > HCACHE_MAX_STOP)
         return fault_field(f, d->name, "has %zu strings; at most %d are allowed", n,
                            HCACHE_MAX_STOP);
     for (size_t i = 0; i < n; i++) {
         const struct json *one = json_kind(v) == JSON_KIND_ARRAY ? json_at(v, i) : v;
-        if (read_text(d->name, one, (size_t)d->lo, (size_t)d->hi, &p->stop[i], f) != 0)
+        size_t n_bytes = 1;
+        if (json_string_of(one, &n_bytes) != NULL && n_bytes == 0)
+            continue; /* an empty text stops nothing */
+        if (read_text(d->name, one, (size_t)d->lo, (size_t)d->hi, &p->stop[p->n_stop], f) !=
+            0)
             return -1;
+        p->n_stop++;
     }
-    p->n_stop = (int)n;
     return 0;
 }
 
@@ -284,6 +396,102 @@ static int read_choice(const struct field *d, const struct json *v, struct gen_p
     if (p->no_tools || (text != NULL && strcmp(text, "auto") == 0))
         return 0;
     return form_read_choice(d->name, v, &p->form, f);
+}
+
+void request_note_ignored(struct gen_params *p, const char *name)
+{
+    for (int i = 0; i < p->n_ignored; i++)
+        if (strcmp(p->ignored[i], name) == 0)
+            return;
+    if (p->n_ignored < REQUEST_MAX_IGNORED)
+        p->ignored[p->n_ignored++] = name;
+}
+
+/* Templates know three efforts; clients have words beyond. */
+static int read_effort(const char *name, const struct json *v, struct gen_params *p,
+                       struct fault *f)
+{
+    static const char *const words[][2] = {{"minimal", "low"},   {"low", "low"},
+                                           {"medium", "medium"}, {"high", "high"},
+                                           {"xhigh", "high"},    {"max", "high"}};
+    const char *word = NULL;
+    if (json_kind(v) == JSON_KIND_OBJECT)
+        v = json_member(v, "effort");
+    if (v == NULL || json_kind(v) == JSON_KIND_NULL)
+        return 0;
+    if (read_text(name, v, 1, 32, &word, f) != 0)
+        return -1;
+    if (strcmp(word, "none") == 0)
+        p->thinking = 0;
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strcmp(word, words[i][0]) == 0)
+            p->effort = words[i][1];
+    return p->effort != NULL || p->thinking == 0
+               ? 0
+               : fault_set(f, 400, "unsupported_value", name,
+                           "'%-s': the effort '%.32s' is unknown", name, word);
+}
+
+static int read_thinking(const struct field *d, const struct json *v, struct gen_params *p,
+                         struct fault *f)
+{
+    const char *type = json_string_of(json_member(v, "type"), NULL);
+    bool on;
+    if (json_bool_of(v, &on)) {
+        p->thinking = on;
+        return 0;
+    }
+    if (type == NULL)
+        return wrong_type(f, d->name, "an object with a type", v);
+    if (strcmp(type, "enabled") == 0)
+        p->thinking = 1;
+    else if (strcmp(type, "disabled") == 0)
+        p->thinking = 0;
+    else if (strcmp(type, "adaptive") != 0 && strcmp(type, "auto") != 0)
+        return fault_set(f, 400, "unsupported_value", d->name,
+                         "'%-s' has the unknown type '%.40s'", d->name, type);
+    return 0;
+}
+
+static int read_config(const struct field *d, const struct json *v, struct gen_params *p,
+                       struct fault *f)
+{
+    struct json_iter it = json_begin(v);
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return wrong_type(f, d->name, "an object", v);
+    while (json_next(&it)) {
+        bool is_effort = strcmp(it.key, "effort") == 0;
+        bool is_format = strcmp(it.key, "format") == 0;
+        if (is_effort && read_effort(d->name, it.value, p, f) != 0)
+            return -1;
+        if (is_format && json_kind(it.value) != JSON_KIND_NULL &&
+            form_read_format(d->name, it.value, &p->form, f) != 0)
+            return -1;
+        if (!is_effort && !is_format && json_kind(it.value) != JSON_KIND_NULL)
+            return fault_set(f, 400, "unsupported_parameter", d->name,
+                             "'%-s.%.40s' is not supported by this server", d->name,
+                             it.key);
+    }
+    return 0;
+}
+
+static int read_edits(const struct field *d, const struct json *v, struct gen_params *p,
+                      struct fault *f)
+{
+    static const char *const known[] = {"clear_thinking_20251015",
+                                        "clear_tool_uses_20250919"};
+    const struct json *edits = json_member(v, "edits");
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return wrong_type(f, d->name, "an object", v);
+    for (size_t i = 0; i < json_count(edits); i++) {
+        const char *type = json_string_of(json_member(json_at(edits, i), "type"), NULL);
+        if (type == NULL || (strcmp(type, known[0]) != 0 && strcmp(type, known[1]) != 0))
+            return fault_set(f, 400, "unsupported_value", d->name,
+                             "'%-s': edits of the type '%.60s' are not supported", d->name,
+                             type != NULL ? type : "?");
+    }
+    p->edits = json_count(edits) > 0 ? edits : NULL;
+    return 0;
 }
 
 /* Reads an object whose member `format` gives the answer a form. */
@@ -457,7 +665,6 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
     void *at = (char *)p + d->offset;
     switch (d->kind) {
     case F_INT:
-        p->has_seed = p->has_seed || strcmp(d->name, "seed") == 0;
         return read_int(d, v, at, f);
     case F_REAL:
         return read_real(d, v, at, f);
@@ -501,7 +708,27 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
         return read_id_list(d, v, at, f);
     case F_PAIRS:
         return read_pairs(d, v, at, f);
+    case F_SEED:
+        return read_seed(d, v, p, f);
+    case F_EFFORT:
+        return read_effort(d->name, v, p, f);
+    case F_THINKING:
+        return read_thinking(d, v, p, f);
+    case F_CONFIG:
+        return read_config(d, v, p, f);
+    case F_EDITS:
+        return read_edits(d, v, p, f);
+    case F_TRUE: {
+        bool on = false;
+        if (json_bool_of(v, &on) && on)
+            return 0;
+        return fault_set(f, 400, "unsupported_parameter", d->name,
+                         "'%-s' is not supported by this server", d->name);
+    }
     case F_IGNORED:
+        return 0;
+    case F_EXTRA:
+        request_note_ignored(p, d->name);
         return 0;
     case F_NEUTRAL:
         break;
@@ -522,8 +749,8 @@ bool request_ignores(unsigned kind, const char *name, size_t n)
 {
     for (int i = 0; i < N_FIELDS; i++) {
         const struct field *d = &fields[i];
-        if ((d->where & kind) != 0 && d->kind == F_IGNORED && strlen(d->name) == n &&
-            memcmp(d->name, name, n) == 0)
+        if ((d->where & kind) != 0 && (d->kind == F_IGNORED || d->kind == F_EXTRA) &&
+            strlen(d->name) == n && memcmp(d->name, name, n) == 0)
             return true;
     }
     return false;
@@ -574,6 +801,7 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
                                .max_completion_tokens = -1,
                                .n = 1,
                                .cache_ttl = -1,
+                               .thinking = -1,
                                .temperature = 1,
                                .top_p = 1,
                                .store = true};
@@ -664,6 +892,8 @@ static struct json *field_schema(const struct field *d)
         json_put_string(o, "type", d->kind == F_INT ? "integer" : "number");
         json_put_real(o, "minimum", d->lo);
         json_put_real(o, "maximum", d->hi);
+    } else if (d->kind == F_SEED) {
+        json_put_string(o, "type", "integer");
     } else if (d->kind == F_BOOL || d->kind == F_STRING) {
         json_put_string(o, "type", d->kind == F_BOOL ? "boolean" : "string");
     }

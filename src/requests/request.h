@@ -24,15 +24,24 @@ enum {
     REQUEST_COUNT = 16,   /* /v1/messages/count_tokens */
 };
 
-enum { REQUEST_MAX_N = 16, REQUEST_PROMPT_END = 63 };
+enum { REQUEST_MAX_N = 16, REQUEST_PROMPT_END = 63, REQUEST_MAX_IGNORED = 32 };
 
 struct gen_params {
     unsigned kind;     /* one of REQUEST_ */
     const char *model; /* NULL: not given. Strings belong to the JSON tree. */
     /* The content to answer; for a response, `prompt` is its input. */
     const struct json *messages, *prompt;
-    const struct json *tools;  /* NULL: no tools may be used */
+    const struct json *tools; /* NULL: no tools may be used */
+    /* The tools that an answer may call, if not all of `tools` are in the prompt; NULL: all are. */
+    const struct json *offered;
     const struct json *kwargs; /* arguments of the chat template */
+    /* Fields and tools that change nothing here; each has a static name. */
+    const char *ignored[REQUEST_MAX_IGNORED];
+    int n_ignored;
+    /* Switches of the template: "low", "medium", "high" or NULL; and 1 or 0: with thoughts or
+     * without, -1: as the template does by itself. */
+    const char *effort;
+    int thinking;
     /* No call is wanted. The prompt still shows the tools, so that its beginning stays as it was;
      * what the model writes is text. */
     bool no_tools;
@@ -72,12 +81,15 @@ struct gen_params {
     struct prompt_date date; /* the date in the prompt; set by the code that renders it */
     /* Fields of a message: */
     const struct json *system, *cache_control;
+    const struct json *edits; /* context_management.edits; NULL: none */
 };
 
 /* Parses a body into *out. Returns 0, or -1 with *f. */
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f);
 
+/* Notes something that changes nothing, once. The name is static. */
+void request_note_ignored(struct gen_params *p, const char *name);
 /* Keeps the end of the prompt's text. */
 void request_note_prompt(struct gen_params *p, const char *text, size_t n);
 

@@ -182,6 +182,19 @@ void shape_context(struct json *usage, const struct generation *g)
     json_put_string(usage, "context_warning", text);
 }
 
+void shape_adapted(struct json *usage, const struct generation *g)
+{
+    const struct gen_params *p = &g->params;
+    if (p->n_ignored > 0) {
+        struct json *list = json_new_array();
+        for (int i = 0; i < p->n_ignored; i++)
+            json_push_string(list, p->ignored[i]);
+        json_put(usage, "ignored", list);
+    }
+    if (g->max_tokens > 0)
+        json_put_int(usage, "max_tokens", g->max_tokens);
+}
+
 /* Makes the usage. The answers to one prompt share it, so it counts once, with the best
  * restoration among them. */
 static struct json *usage(const struct generation *g)
@@ -211,6 +224,7 @@ static struct json *usage(const struct generation *g)
         json_put(o, "completion_tokens_details", made);
     }
     shape_context(o, g);
+    shape_adapted(o, g);
     return o;
 }
 

@@ -38,6 +38,7 @@ struct generation {
     struct hcache_form *form; /* of the answers; NULL: any */
     char *unenforced;         /* names of what the form leaves out; NULL: nothing */
     char id[48], miss[200];
+    int64_t max_tokens; /* of each answer, if the request's was cut to this; else 0 */
     int64_t created_s;
     atomic_int n_ended;
     /* For a stream: whether its first event was written, and whether its last event was. */
@@ -56,6 +57,9 @@ extern const struct dialect shape_completions;
 
 /* Returns the timings of one choice, for any API. */
 struct json *shape_timings(const struct generation *g, const struct choice *ch);
+/* Adds to a usage object what the request asked for and did not get: ignored, a list of names, and
+ * max_tokens, if it was cut to the rest of the context. */
+void shape_adapted(struct json *usage, const struct generation *g);
 /* Adds to a usage object how full the context of the fullest choice is: context_used,
  * context_window, and from 80 % on context_warning, a sentence. Adds unenforced: the keywords of a
  * schema that were left out. */

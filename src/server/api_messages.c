@@ -28,6 +28,7 @@ struct breakpoint {
 struct dialog_text {
     /* messages and tools in the chat API's form; tools NULL: none */
     struct json *messages, *tools;
+    struct textbuf prefill_text; /* with which the answer begins, by the client's wish */
     struct breakpoint at[MAX_BREAKPOINTS];
     int n;
 };
@@ -40,11 +41,14 @@ struct message {
     bool has_begun, is_open;
     int n_blocks, part;
     enum hcache_part_kind kind;
+    struct json *tools; /* those of the prompt */
 };
 
 static void drop(void *own)
 {
-    free(own);
+    struct message *m = own;
+    json_free(m->tools);
+    free(m);
 }
 
 /* --- reading ---------------------------------------------------------------------------------- */
@@ -97,8 +101,9 @@ static int add_system(struct call *c, const char *text, size_t n, struct textbuf
 
 /* Reads a text, or joins the texts of a list of blocks. c: its model drops text of the system;
  * NULL: it is no text of the system. */
-static int read_texts(struct call *c, const struct json *v, const char *param, size_t n_messages,
-                      struct textbuf *out, struct dialog_text *d, struct fault *f)
+static int read_texts(struct call *c, const struct json *v, const char *param,
+                      size_t n_messages, struct textbuf *out, struct dialog_text *d,
+                      struct fault *f)
 {
     size_t n;
     const char *text = json_string_of(v, &n);
@@ -127,10 +132,13 @@ static int read_texts(struct call *c, const struct json *v, const char *param, s
 }
 
 static void push_message(struct dialog_text *d, const char *role,
-                         const struct textbuf *text, struct json *calls)
+                         const struct textbuf *text, const struct textbuf *thought,
+                         struct json *calls)
 {
     struct json *m = json_new_object();
     json_put_string(m, "role", role);
+    if (thought->n > 0)
+        json_put_bytes(m, "reasoning_content", thought->p, thought->n);
     json_put_bytes(m, "content", text->p != NULL ? text->p : "", text->n);
     if (calls != NULL)
         json_put(m, "tool_calls", calls);
@@ -176,17 +184,55 @@ static int read_tool_use(const struct json *block, struct json *calls, struct fa
     return 0;
 }
 
-static int read_block(const struct json *block, const char *role, struct textbuf *text,
-                      struct json *calls, struct dialog_text *d, struct fault *f)
+/* Reads a document of text; others are refused. */
+static int read_document(const struct json *block, struct textbuf *text,
+                         struct dialog_text *d, struct fault *f)
 {
-    size_t n, next = json_count(d->messages) + 1;
+    const struct json *source = json_member(block, "source");
+    static const char *const heads[] = {"title", "context"};
+    size_t n = 0, next = json_count(d->messages) + 1;
+    for (int i = 0; i < 2; i++) {
+        const char *head = json_string_of(json_member(block, heads[i]), &n);
+        if (head != NULL)
+            textbuf_addf(text, "%s\n", head);
+    }
+    if (strcmp(type_of(source), "content") == 0)
+        return read_texts(NULL, json_member(source, "content"), "messages", next, text, d,
+                          f);
+    const char *data = json_string_of(json_member(source, "data"), &n);
+    if (strcmp(type_of(source), "text") != 0 || data == NULL)
+        return fault_set(f, 400, "unsupported_value", "messages",
+                         "'messages': a document with a source of type '%.40s' is not "
+                         "supported, only text is",
+                         type_of(source));
+    textbuf_add(text, data, n);
+    textbuf_add(text, "\n", 1);
+    return 0;
+}
+
+static int read_block(const struct json *block, const char *role, struct textbuf *text,
+                      struct textbuf *thought, struct json *calls, struct dialog_text *d,
+                      struct fault *f)
+{
+    size_t n, n_thought = 0, next = json_count(d->messages) + 1;
     const char *type = type_of(block), *t = json_string_of(json_member(block, "text"), &n);
-    bool is_user = strcmp(role, "user") == 0;
+    const char *h = json_string_of(json_member(block, "thinking"), &n_thought);
+    bool is_user = strcmp(role, "user") == 0, is_assistant = strcmp(role, "assistant") == 0;
     if (strcmp(type, "tool_result") == 0 && is_user)
         return read_tool_result(block, d, f);
+    if (is_assistant && strcmp(type, "redacted_thinking") == 0)
+        return 0; /* only its server can read it */
+    if (is_assistant && strcmp(type, "thinking") == 0 && h != NULL) {
+        textbuf_add(thought, h, n_thought);
+        return 0;
+    }
+    if (strcmp(type, "document") == 0 && is_user)
+        return read_document(block, text, d, f) != 0
+                   ? -1
+                   : read_mark(json_member(block, "cache_control"), next, d, f);
     if (strcmp(type, "text") == 0 && t != NULL)
         textbuf_add(text, t, n);
-    else if (strcmp(type, "tool_use") != 0 || is_user)
+    else if (strcmp(type, "tool_use") != 0 || !is_assistant)
         return fault_set(
             f, 400, "unsupported_value", "messages",
             "'messages': a block of type '%.40s' is not supported in a message "
@@ -201,34 +247,54 @@ static int read_message(const struct json *m, struct dialog_text *d, struct faul
 {
     const char *role = json_string_of(json_member(m, "role"), NULL);
     const struct json *content = json_member(m, "content");
-    struct textbuf text = {0};
+    struct textbuf text = {0}, thought = {0};
     struct json *calls = json_new_array();
     size_t n;
     int rc = 0;
     const char *whole = json_string_of(content, &n);
-    if (role == NULL || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0))
-        rc = bad(f, "messages", "every message needs a role, user or assistant");
+    if (role == NULL || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 &&
+                         strcmp(role, "system") != 0))
+        rc = bad(f, "messages", "every message needs a role: user, assistant or system");
     else if (whole == NULL && json_kind(content) != JSON_KIND_ARRAY)
         rc = bad(f, "messages", "'content' must be a text or a list of blocks");
     if (rc == 0 && whole != NULL)
         textbuf_add(&text, whole, n);
     for (size_t i = 0; rc == 0 && whole == NULL && i < json_count(content); i++)
-        rc = read_block(json_at(content, i), role, &text, calls, d, f);
+        rc = read_block(json_at(content, i), role, &text, &thought, calls, d, f);
     bool has_calls = json_count(calls) > 0;
-    bool only_results = whole == NULL && text.n == 0 && !has_calls &&
+    bool only_results = whole == NULL && text.n == 0 && thought.n == 0 && !has_calls &&
                         json_count(content) > 0;
     if (rc == 0 && !only_results)
-        push_message(d, role, &text, has_calls ? json_share(calls) : NULL);
+        push_message(d, role, &text, &thought, has_calls ? json_share(calls) : NULL);
     json_free(calls);
     textbuf_free(&text);
+    textbuf_free(&thought);
     return rc;
 }
 
+/* Returns the name of tools of a type that a server runs itself, or that its model was trained on;
+ * NULL: there is no such type. This server leaves them out of the prompt. */
+static const char *server_tool(const char *type)
+{
+    static const char *const kinds[] = {
+        "web_search", "web_fetch", "code_execution",   "bash",        "text_editor",
+        "computer",   "memory",    "tool_search_tool", "mcp_toolset", "advisor"};
+    for (size_t i = 0; type != NULL && i < sizeof kinds / sizeof kinds[0]; i++)
+        if (strncmp(type, kinds[i], strlen(kinds[i])) == 0)
+            return kinds[i];
+    return NULL;
+}
+
 /* Converts {"name", "description", "input_schema"} to the chat API's form. */
-static int read_tool(const struct json *tool, struct dialog_text *d, struct fault *f)
+static int read_tool(const struct json *tool, struct gen_params *p, struct dialog_text *d,
+                     struct fault *f)
 {
     const char *type = json_string_of(json_member(tool, "type"), NULL);
     const struct json *schema = json_member(tool, "input_schema");
+    if (server_tool(type) != NULL && schema == NULL) {
+        request_note_ignored(p, server_tool(type));
+        return read_mark(json_member(tool, "cache_control"), 0, d, f);
+    }
     if ((type != NULL && strcmp(type, "custom") != 0) ||
         json_string_of(json_member(tool, "name"), NULL) == NULL)
         return fault_set(
@@ -250,20 +316,122 @@ static void dialog_deinit(struct dialog_text *d)
 {
     json_free(d->messages);
     json_free(d->tools);
+    textbuf_free(&d->prefill_text);
 }
 
-static int read_dialog(struct call *c, const struct gen_params *p, struct dialog_text *d, struct fault *f)
+/* Takes the last message, of the assistant: its text is the beginning of the answer, which goes on
+ * behind it. */
+static int take_prefill(struct dialog_text *d, struct fault *f)
 {
-    struct textbuf system = {0};
+    size_t n = json_count(d->messages) - 1, n_text = 0;
+    const struct json *last = json_at(d->messages, n);
+    const char *text = json_string_of(json_member(last, "content"), &n_text);
+    if (json_member(last, "tool_calls") != NULL)
+        return fault_set(f, 400, "unsupported_value", "messages",
+                         "'messages': the last one has a tool_use without its tool_result");
+    while (n_text > 0 && strchr(" \n\t\r", text[n_text - 1]) != NULL)
+        n_text--;
+    textbuf_add(&d->prefill_text, text, n_text);
+    struct json *rest = json_new_array();
+    for (size_t i = 0; i < n; i++)
+        json_push(rest, json_share(json_at(d->messages, i)));
+    json_free(d->messages);
+    d->messages = rest;
+    return n > 0 ? 0 : bad(f, "messages", "the first one must be the user's");
+}
+
+static int64_t number_of(const struct json *edit, const char *key, const char *kind,
+                         int64_t otherwise)
+{
+    const struct json *v = json_member(edit, key);
+    int64_t n = otherwise;
+    if (strcmp(type_of(v), kind) == 0)
+        (void)json_int_of(json_member(v, "value"), &n);
+    return n;
+}
+
+/* Returns the message without a member, or with another text in its place. */
+static struct json *changed(const struct json *m, const char *key, const char *text)
+{
+    struct json *o = json_new_object();
+    struct json_iter it = json_begin(m);
+    while (json_next(&it)) {
+        if (strcmp(it.key, key) != 0)
+            json_put(o, it.key, json_share(it.value));
+        else if (text != NULL)
+            json_put_string(o, key, text);
+    }
+    return o;
+}
+
+/* Changes the member of all messages that have the role and the member, but not of the last
+ * `keep` ones. */
+static void clear_old(struct dialog_text *d, const char *role, const char *key,
+                      int64_t keep, const char *text)
+{
+    struct json *list = json_new_array();
+    int64_t n = 0, at = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (size_t i = 0; i < json_count(d->messages); i++) {
+            const struct json *m = json_at(d->messages, i);
+            const char *r = json_string_of(json_member(m, "role"), NULL);
+            bool has = r != NULL && strcmp(r, role) == 0 && json_member(m, key) != NULL;
+            n += pass == 0 && has;
+            if (pass == 1)
+                json_push(list,
+                          has && n - at++ > keep ? changed(m, key, text) : json_share(m));
+        }
+    json_free(d->messages);
+    d->messages = list;
+}
+
+/* Applies what the client wants to be forgotten: thoughts of earlier turns, results of earlier
+ * tools. A result goes when there are more tools than the trigger says; a trigger in tokens counts
+ * four bytes as one. */
+static void apply_edits(const struct json *edits, struct dialog_text *d)
+{
+    for (size_t i = 0; i < json_count(edits); i++) {
+        const struct json *e = json_at(edits, i);
+        const char *keep = json_string_of(json_member(e, "keep"), NULL);
+        if (strcmp(type_of(e), "clear_thinking_20251015") == 0) {
+            if (keep == NULL || strcmp(keep, "all") != 0)
+                clear_old(d, "assistant", "reasoning_content",
+                          number_of(e, "keep", "thinking_turns", 1), NULL);
+            continue;
+        }
+        int64_t tools = number_of(e, "trigger", "tool_uses", -1), n = 0;
+        int64_t tokens = number_of(e, "trigger", "input_tokens", tools < 0 ? 100000 : -1);
+        char *all = json_text(d->messages, 0);
+        for (size_t k = 0; k < json_count(d->messages); k++) {
+            const char *r = json_string_of(json_member(json_at(d->messages, k), "role"),
+                                           NULL);
+            n += r != NULL && strcmp(r, "tool") == 0;
+        }
+        if ((tools >= 0 && n > tools) ||
+            (tokens >= 0 && (int64_t)(strlen(all) / 4) > tokens))
+            clear_old(d, "tool", "content", number_of(e, "keep", "tool_uses", 3),
+                      "[old result of a tool, cleared]");
+        free(all);
+    }
+}
+
+static int read_dialog(struct call *c, struct gen_params *p, struct dialog_text *d,
+                       struct fault *f)
+{
+    struct textbuf system = {0}, none = {0};
     *d = (struct dialog_text){.messages = json_new_array()};
     d->tools = p->tools != NULL ? json_new_array() : NULL;
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < json_count(p->tools); i++)
-        rc = read_tool(json_at(p->tools, i), d, f);
+        rc = read_tool(json_at(p->tools, i), p, d, f);
+    if (rc == 0 && d->tools != NULL && json_count(d->tools) == 0) {
+        json_free(d->tools);
+        d->tools = NULL;
+    }
     if (rc == 0 && p->system != NULL)
         rc = read_texts(c, p->system, "system", 1, &system, d, f);
     if (rc == 0 && system.n > 0)
-        push_message(d, "system", &system, NULL);
+        push_message(d, "system", &system, &none, NULL);
     textbuf_free(&system);
     if (rc == 0 &&
         (json_kind(p->messages) != JSON_KIND_ARRAY || json_count(p->messages) == 0))
@@ -274,11 +442,10 @@ static int read_dialog(struct call *c, const struct gen_params *p, struct dialog
         rc = read_mark(p->cache_control, json_count(d->messages), d, f);
     const struct json *last = json_at(p->messages, json_count(p->messages) - 1);
     const char *role = json_string_of(json_member(last, "role"), NULL);
-    if (rc == 0 && strcmp(role, "user") != 0)
-        rc = fault_set(
-            f, 400, "unsupported_value", "messages",
-            "'messages': the last one must be the user's; an answer that is begun "
-            "by the client is not supported");
+    if (rc == 0 && strcmp(role, "assistant") == 0)
+        rc = take_prefill(d, f);
+    if (rc == 0 && p->edits != NULL)
+        apply_edits(p->edits, d);
     return rc;
 }
 
@@ -290,6 +457,8 @@ static int render(struct call *c, const struct json *messages, const struct dial
     struct chat_source source = {.messages = messages,
                                  .tools = d->tools,
                                  .kwargs = p->kwargs,
+                                 .effort = p->effort,
+                                 .thinking = p->thinking,
                                  .plain = c->s->o.plain_chat,
                                  .parse_special = c->s->o.parse_special,
                                  .truncates = request_truncates(p, &c->s->truncation),
@@ -346,6 +515,23 @@ static void forget_messages(struct call *c, struct gen_params *p, struct dialog_
     p->messages = NULL;
 }
 
+/* Puts the beginning of the answer behind the prompt. */
+static void add_prefill(struct call *c, const struct dialog_text *d,
+                        struct prompt_text *text)
+{
+    char *more;
+    size_t n;
+    struct textbuf all = {0};
+    prompt_text_answer(call_model(c), text, d->prefill_text.p, d->prefill_text.n, &more,
+                       &n);
+    textbuf_add(&all, text->text, text->n);
+    textbuf_add(&all, more, n);
+    hcache_free(more);
+    hcache_free(text->text);
+    text->text = all.p;
+    text->n = all.n;
+}
+
 static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text *d,
                        struct prompt_ids *prompt, struct prompt_text *text, char *what,
                        struct fault *f)
@@ -361,6 +547,8 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
                        "part may be dropped");
     if (rc == 0)
         rc = render(c, d->messages, d, p, text, f);
+    if (rc == 0 && d->prefill_text.n > 0)
+        add_prefill(c, d, text);
     if (rc == 0 && truncates)
         p->n_system = prompt_system_tokens(call_model(c), d->messages);
     if (rc == 0)
@@ -434,6 +622,7 @@ static struct json *usage(const struct generation *g, int n_cached, int n_output
     json_put_int(o, "output_tokens", n_output);
     json_put_string(o, "service_tier", "standard");
     shape_context(o, g);
+    shape_adapted(o, g);
     return o;
 }
 
@@ -683,6 +872,8 @@ void api_messages(struct call *c)
     if (read_prompt(c, REQUEST_MESSAGE, &p, &d, &prompt, &text, what)) {
         struct message *m = xcalloc(1, sizeof *m);
         conversations_name("msg", m->id);
+        m->tools = d.tools != NULL ? json_share(d.tools) : json_new_array();
+        p.offered = m->tools;
         memcpy(m->at, d.at, sizeof m->at);
         m->n = d.n;
         call_generate(c, &messages, m, &p, &prompt, 1, &text, what);

@@ -78,6 +78,11 @@ static struct json *model_object(struct call *c)
     json_put_int(o, "created", c->s->created_s);
     json_put_string(o, "owned_by", "hcache");
     json_put_int(o, "max_model_len", info.max_context);
+    struct json *abilities = json_new_object();
+    json_put_bool(abilities, "tools", info.has_tools);
+    json_put_bool(abilities, "reasoning", info.has_thoughts);
+    json_put_bool(abilities, "structured_output", false);
+    json_put(o, "abilities", abilities);
     json_put_string(o, "conversations",
                     conversations_kept_in(atomic_load(&c->s->conversations)));
     return o;

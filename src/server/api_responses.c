@@ -21,6 +21,7 @@
 
 struct response {
     struct draft draft;
+    struct json *tools; /* those of the prompt, in the chat API's form */
     char id[NAME_BYTES], message_id[NAME_BYTES];
     /* conversation to which the response belongs; "": none */
     char conversation[NAME_BYTES];
@@ -40,6 +41,7 @@ static void drop(void *own)
 {
     struct response *r = own;
     draft_deinit(&r->draft);
+    json_free(r->tools);
     free(r->title);
     free(r->not_kept);
     free(r);
@@ -65,7 +67,43 @@ static struct json *usage(const struct generation *g)
     json_put(o, "output_tokens_details", out);
     json_put_int(o, "total_tokens", r->prompt_tokens + r->n_tokens);
     shape_context(o, g);
+    shape_adapted(o, g);
     return o;
+}
+
+/* Returns whether a tool of the request is a custom one. *space: the namespace that it is in, or
+ * NULL. */
+static bool find_tool(const struct json *tools, const char *name, const char *in,
+                      const char **space)
+{
+    for (size_t i = 0; i < json_count(tools); i++) {
+        const struct json *tool = json_at(tools, i);
+        const char *type = json_string_of(json_member(tool, "type"), NULL);
+        const char *own = json_string_of(json_member(tool, "name"), NULL);
+        if (type == NULL || own == NULL)
+            continue;
+        if (strcmp(type, "namespace") == 0) {
+            bool custom = find_tool(json_member(tool, "tools"), name, own, space);
+            if (custom || *space != NULL)
+                return custom;
+        } else if (strcmp(own, name) == 0) {
+            *space = in;
+            return strcmp(type, "custom") == 0;
+        }
+    }
+    return false;
+}
+
+/* Returns the text for a custom tool: the parameter `input`, or all arguments if there is none. */
+static struct json *custom_input(const struct hcache_part *p)
+{
+    struct json *v = NULL;
+    (void)json_parse(&v, p->text, p->n, "arguments", NULL);
+    const struct json *input = json_member(v, "input");
+    struct json *out = json_kind(input) == JSON_KIND_STRING ? json_share(input)
+                                                            : json_new_bytes(p->text, p->n);
+    json_free(v);
+    return out;
 }
 
 /* Makes the item of part i. is_whole: with its content. All ids derive from the message's name, so
@@ -86,12 +124,21 @@ static struct json *item_of(const struct generation *g, int i, const struct hcac
                           : item_message(i == 0 ? r->message_id : id, status, text, p->n);
     }
     struct json *call = json_new_object();
+    const char *space = NULL;
+    bool is_custom = find_tool(g->params.tools, p->name, NULL, &space);
     shape_id(ch, i, call_id);
-    snprintf(id, sizeof id, "fc_%s_%d", base, i);
+    snprintf(id, sizeof id, "%s_%s_%d", is_custom ? "ctc" : "fc", base, i);
     json_put_string(call, "call_id", call_id);
     json_put_string(call, "name", p->name);
-    json_put_bytes(call, "arguments", p->text, p->n);
-    struct json *item = item_call(id, is_whole ? "completed" : status, call, is_whole);
+    if (space != NULL)
+        json_put_string(call, "namespace", space);
+    if (is_custom)
+        json_put(call, "input", custom_input(p));
+    else
+        json_put_bytes(call, "arguments", p->text, p->n);
+    status = is_whole ? "completed" : status;
+    struct json *item = is_custom ? item_custom(id, status, call, is_whole)
+                                  : item_call(id, status, call, is_whole);
     json_free(call);
     return item;
 }
@@ -298,6 +345,12 @@ static bool is_call(const struct json *item)
     return json_member(item, "call_id") != NULL;
 }
 
+/* Returns the member with what a call sends to its tool. */
+static const char *call_key(const struct json *item)
+{
+    return json_member(item, "input") != NULL ? "input" : "arguments";
+}
+
 static const char *id_of(const struct json *item)
 {
     return json_string_of(json_member(item, "id"), NULL);
@@ -338,10 +391,14 @@ static void close_item(struct generation *g, struct textbuf *out)
     const struct json *part = json_at(json_member(item, "content"), 0);
     r->is_open = false;
     if (is_call(item)) {
+        const char *key = call_key(item);
         o = of_item(id_of(item), r->n_open - 1);
         json_put(o, "name", json_share(json_member(item, "name")));
-        json_put(o, "arguments", json_share(json_member(item, "arguments")));
-        event(r, "response.function_call_arguments.done", o, out);
+        json_put(o, key, json_share(json_member(item, key)));
+        event(r,
+              strcmp(key, "input") == 0 ? "response.custom_tool_call_input.done"
+                                        : "response.function_call_arguments.done",
+              o, out);
     } else {
         o = of_part(r, item);
         json_put(o, "text", json_share(json_member(part, "text")));
@@ -484,34 +541,78 @@ static int find_parent(struct call *c, struct gen_params *p, struct response *r,
     return 0;
 }
 
-/* Converts tools to the chat API's form: {"type", "function": {...}}. */
-static int read_tools(const struct json *tools, struct json **out, struct fault *f)
+/* The text that a custom tool takes is a parameter of this name. */
+#define CUSTOM_INPUT "input"
+
+static struct json *custom_parameters(void)
 {
-    *out = NULL;
-    if (tools == NULL)
-        return 0;
-    *out = json_new_array();
+    static const char schema[] =
+        "{\"type\": \"object\", \"properties\": {\"" CUSTOM_INPUT
+        "\": {\"type\": \"string\"}}, \"required\": [\"" CUSTOM_INPUT "\"]}";
+    struct json *v = NULL;
+    (void)json_parse(&v, schema, sizeof schema - 1, "schema", NULL);
+    return v;
+}
+
+/* Returns the type of tools that other servers run themselves; NULL: there is no such type. */
+static const char *server_tool(const char *type)
+{
+    static const char *const types[] = {"web_search",  "web_search_preview",
+                                        "file_search", "code_interpreter",
+                                        "computer",    "computer_use_preview",
+                                        "mcp",         "image_generation",
+                                        "local_shell", "shell",
+                                        "apply_patch", "tool_search"};
+    for (size_t i = 0; type != NULL && i < sizeof types / sizeof types[0]; i++)
+        if (strncmp(type, types[i], strlen(types[i])) == 0)
+            return types[i];
+    return NULL;
+}
+
+static void add_tool(const struct json *tool, bool is_custom, struct json *out)
+{
+    struct json *o = json_new_object(), *function = json_new_object();
+    struct json_iter it = json_begin(tool);
+    while (json_next(&it)) {
+        bool own = strcmp(it.key, "type") == 0 ||
+                   (is_custom && strcmp(it.key, "format") == 0);
+        if (!own && json_kind(it.value) != JSON_KIND_NULL)
+            json_put(function, it.key, json_share(it.value));
+    }
+    if (is_custom)
+        json_put(function, "parameters", custom_parameters());
+    json_put_string(o, "type", "function");
+    json_put(o, "function", function);
+    json_push(out, o);
+}
+
+/* Converts tools to the chat API's form: {"type", "function": {...}}. A custom tool becomes a
+ * function of one text, the tools of a namespace stand on their own, and tools that a server runs
+ * are left out and noted. */
+static int read_tools(const struct json *tools, struct gen_params *p, struct json *out,
+                      struct fault *f)
+{
     for (size_t i = 0; i < json_count(tools); i++) {
-        const struct json *tool = json_at(tools, i);
+        const struct json *tool = json_at(tools, i), *inner = json_member(tool, "tools");
         const char *type = json_string_of(json_member(tool, "type"), NULL);
-        struct json *o = json_new_object(), *function = json_new_object();
-        struct json_iter it = json_begin(tool);
-        if (type == NULL || strcmp(type, "function") != 0 ||
-            json_string_of(json_member(tool, "name"), NULL) == NULL) {
-            json_free(o);
-            json_free(function);
-            return fault_set(f, 400, "unsupported_value", "tools",
-                             "'tools' element %zu is not {\"type\": \"function\", "
-                             "\"name\": ...}: only functions are supported",
-                             i);
+        bool has_name = json_string_of(json_member(tool, "name"), NULL) != NULL;
+        bool is_custom = type != NULL && strcmp(type, "custom") == 0;
+        if (type != NULL && strcmp(type, "namespace") == 0) {
+            if (read_tools(inner, p, out, f) != 0)
+                return -1;
+        } else if (has_name && type != NULL &&
+                   (is_custom || strcmp(type, "function") == 0)) {
+            add_tool(tool, is_custom, out);
+        } else if (server_tool(type) != NULL) {
+            request_note_ignored(p, server_tool(type));
+        } else {
+            return fault_set(
+                f, 400, "unsupported_value", "tools",
+                "'tools' element %zu is not {\"type\": \"function\", "
+                "\"name\": ...}: only functions, custom tools and namespaces are "
+                "supported",
+                i);
         }
-        while (json_next(&it)) {
-            if (strcmp(it.key, "type") != 0 && json_kind(it.value) != JSON_KIND_NULL)
-                json_put(function, it.key, json_share(it.value));
-        }
-        json_put_string(o, "type", "function");
-        json_put(o, "function", function);
-        json_push(*out, o);
     }
     return 0;
 }
@@ -521,8 +622,9 @@ static int make_draft(struct call *c, struct gen_params *p, struct response *r,
 {
     struct err err = {0};
     int64_t parent = 0;
-    struct json *tools = NULL;
     char *salt = call_state_salt(c, p->cache_salt);
+    r->tools = json_new_array();
+    p->offered = r->tools;
     int rc = check(c, p, f);
     if (rc == 0)
         rc = find_parent(c, p, r, &parent, f);
@@ -531,10 +633,12 @@ static int make_draft(struct call *c, struct gen_params *p, struct response *r,
     if (rc == 0)
         rc = items_read(p->prompt, "input", &r->draft.input, f);
     if (rc == 0)
-        rc = read_tools(p->tools, &tools, f);
+        rc = read_tools(p->tools, p, r->tools, f);
     struct draft_opts o = {.instructions = p->instructions,
-                           .tools = tools,
+                           .tools = json_count(r->tools) > 0 ? r->tools : NULL,
                            .kwargs = p->kwargs,
+                           .effort = p->effort,
+                           .thinking = p->thinking,
                            .plain = c->s->o.plain_chat,
                            .parse_special = c->s->o.parse_special,
                            .truncates = request_truncates(p, &c->s->truncation),
@@ -545,7 +649,6 @@ static int make_draft(struct call *c, struct gen_params *p, struct response *r,
         rc = draft_render(&r->draft, call_model(c), &o, f);
     p->date = r->draft.date;
     free(salt);
-    json_free(tools);
     return rc;
 }
 

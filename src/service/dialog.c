@@ -18,7 +18,7 @@ struct dialog {
     struct chat_template *for_tools; /* makes the prompts with tools; may be `template` */
     struct answer_form *form;
     struct json *tokens; /* an object with the texts of named tokens */
-    char *bos, *eos; /* texts of these tokens; NULL: the tokenizer has none */
+    char *bos, *eos;     /* texts of these tokens; NULL: the tokenizer has none */
 };
 
 static char *token_text(const struct tokenizer *t, int32_t id)
@@ -82,6 +82,11 @@ void dialog_close(struct dialog *k)
 bool dialog_has_tools(const struct dialog *k)
 {
     return chat_syntax(k->for_tools)->calls != NULL && chat_abilities(k->for_tools).tools;
+}
+
+bool dialog_has_thoughts(const struct dialog *k)
+{
+    return chat_abilities(k->template).thoughts;
 }
 
 /* In some models requests with tools have a template of their own. */

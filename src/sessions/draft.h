@@ -44,6 +44,8 @@ struct draft_opts {
     /* a string, which becomes the system's message; NULL: none */
     const struct json *instructions;
     const struct json *tools, *kwargs;
+    const char *effort; /* as in chat_source (prompt.h) */
+    int thinking;
     bool plain, parse_special, truncates; /* as in chat_source (prompt.h) */
     const char *param;                    /* name of the field that a fault is about */
     struct dates *dates; /* dates of new conversations; NULL: the present one */

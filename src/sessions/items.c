@@ -74,10 +74,25 @@ struct json *item_call(const char *id, const char *status, const struct json *of
     struct json *o = new_item("fc", id, "function_call", status);
     json_put(o, "call_id", json_share(json_member(of, "call_id")));
     json_put(o, "name", json_share(json_member(of, "name")));
+    if (json_member(of, "namespace") != NULL)
+        json_put(o, "namespace", json_share(json_member(of, "namespace")));
     if (with_arguments)
         json_put(o, "arguments", json_share(json_member(of, "arguments")));
     else
         json_put_string(o, "arguments", "");
+    return o;
+}
+
+struct json *item_custom(const char *id, const char *status, const struct json *of,
+                         bool with_input)
+{
+    struct json *o = new_item("ctc", id, "custom_tool_call", status);
+    json_put(o, "call_id", json_share(json_member(of, "call_id")));
+    json_put(o, "name", json_share(json_member(of, "name")));
+    if (with_input)
+        json_put(o, "input", json_share(json_member(of, "input")));
+    else
+        json_put_string(o, "input", "");
     return o;
 }
 
@@ -91,6 +106,12 @@ static int bad_item(struct fault *f, const char *param, size_t i, const char *wh
 static bool is_string(const struct json *v)
 {
     return json_kind(v) == JSON_KIND_STRING;
+}
+
+static bool string_is(const struct json *v, const char *text)
+{
+    const char *s = json_string_of(v, NULL);
+    return s != NULL && strcmp(s, text) == 0;
 }
 
 static bool is_text_part(const struct json *part)
@@ -171,6 +192,16 @@ static int read_call(const struct json *v, const char *param, size_t i, struct j
     return 0;
 }
 
+static int read_custom(const struct json *v, const char *param, size_t i, struct json **out,
+                       struct fault *f)
+{
+    if (!is_string(json_member(v, "call_id")) || !is_string(json_member(v, "name")) ||
+        !is_string(json_member(v, "input")))
+        return bad_item(f, param, i, "needs the texts 'call_id', 'name' and 'input'");
+    *out = item_custom(NULL, "completed", v, true);
+    return 0;
+}
+
 /* Returns the texts of all parts in a row, shared with the part if there is only one. The caller
  * owns the result. */
 static struct json *joined(const struct json *parts)
@@ -200,7 +231,11 @@ static int read_output(const struct json *v, const char *param, size_t i, struct
     if (rc == 0 && !is_string(id))
         rc = bad_item(f, param, i, "needs a text 'call_id'");
     if (rc == 0) {
-        *out = new_item("fco", NULL, "function_call_output", "completed");
+        *out = new_item("fco", NULL,
+                        string_is(json_member(v, "type"), "custom_tool_call_output")
+                            ? "custom_tool_call_output"
+                            : "function_call_output",
+                        "completed");
         json_put(*out, "call_id", json_share(id));
         json_put(*out, "output", joined(parts));
     }
@@ -238,14 +273,21 @@ static int read_item(const struct json *v, const char *param, size_t i, struct j
         return read_message(v, param, i, out, f);
     if (strcmp(type, "function_call") == 0)
         return read_call(v, param, i, out, f);
-    if (strcmp(type, "function_call_output") == 0)
+    if (strcmp(type, "custom_tool_call") == 0)
+        return read_custom(v, param, i, out, f);
+    if (strcmp(type, "function_call_output") == 0 ||
+        strcmp(type, "custom_tool_call_output") == 0)
         return read_output(v, param, i, out, f);
+    if (strcmp(type, "web_search_call") == 0 || strcmp(type, "tool_search_call") == 0 ||
+        strcmp(type, "tool_search_output") == 0)
+        return 0; /* what another server's own tools did; the answer tells it */
     if (strcmp(type, "reasoning") == 0)
         return read_reasoning(v, out);
-    return fault_set(f, 400, "unsupported_value", param,
-                     "'%s' element %zu has the type '%.60s', which is not supported: only "
-                     "message, function_call, function_call_output and reasoning are",
-                     param, i, type);
+    return fault_set(
+        f, 400, "unsupported_value", param,
+        "'%s' element %zu has the type '%.60s', which is not supported: only "
+        "message, reasoning, function_call, custom_tool_call and their outputs are",
+        param, i, type);
 }
 
 int items_read(const struct json *sent, const char *param, struct json **out,
@@ -268,8 +310,9 @@ int items_read(const struct json *sent, const char *param, struct json **out,
                        "'%-s' must be a text, or a list of at most %d items", param,
                        ITEMS_MAX);
     for (size_t i = 0; rc == 0 && i < json_count(sent); i++) {
+        item = NULL;
         rc = read_item(json_at(sent, i), param, i, &item, f);
-        if (rc == 0)
+        if (rc == 0 && item != NULL)
             json_push(list, item);
     }
     if (rc != 0) {
@@ -293,7 +336,12 @@ static struct json *chat_call(const struct json *item)
     json_put(call, "id", json_share(json_member(item, "call_id")));
     json_put_string(call, "type", "function");
     json_put(function, "name", json_share(json_member(item, "name")));
-    json_put(function, "arguments", json_share(json_member(item, "arguments")));
+    struct json *input = json_new_object();
+    if (is_type(item, "custom_tool_call"))
+        json_put(input, "input", json_share(json_member(item, "input")));
+    json_put(function, "arguments",
+             json_share(json_count(input) > 0 ? input : json_member(item, "arguments")));
+    json_free(input);
     json_put(call, "function", function);
     return call;
 }
@@ -302,7 +350,7 @@ static struct json *chat_message(const struct json *item)
 {
     struct json *m = json_new_object();
     const char *role = json_string_of(json_member(item, "role"), NULL);
-    if (is_type(item, "function_call_output")) {
+    if (is_type(item, "function_call_output") || is_type(item, "custom_tool_call_output")) {
         json_put_string(m, "role", "tool");
         json_put(m, "tool_call_id", json_share(json_member(item, "call_id")));
         json_put(m, "content", json_share(json_member(item, "output")));
@@ -317,6 +365,11 @@ static struct json *chat_message(const struct json *item)
     return m;
 }
 
+static bool is_call(const struct json *item)
+{
+    return is_type(item, "function_call") || is_type(item, "custom_tool_call");
+}
+
 /* Adds an item of the assistant to its message: a thought, a text or a call. Returns false if it
  * needs a message of its own: a thought or a second text behind a call. */
 static bool add_to(struct json *m, const struct json *item)
@@ -324,7 +377,7 @@ static bool add_to(struct json *m, const struct json *item)
     bool has_text = json_member(m, "content") != NULL;
     bool has_calls = json_member(m, "tool_calls") != NULL;
     const struct json *calls = json_member(m, "tool_calls");
-    if (is_type(item, "function_call")) {
+    if (is_call(item)) {
         struct json *list = json_new_array();
         if (!has_text)
             json_put_string(m, "content", "");
@@ -359,7 +412,7 @@ void items_to_messages(const struct json *items, struct json *messages)
     for (size_t i = 0; i < json_count(items); i++) {
         const struct json *item = json_at(items, i);
         const char *role = json_string_of(json_member(item, "role"), NULL);
-        bool is_assistant = is_type(item, "function_call") || is_type(item, "reasoning") ||
+        bool is_assistant = is_call(item) || is_type(item, "reasoning") ||
                             (role != NULL && strcmp(role, "assistant") == 0);
         if (is_type(item, "reasoning") && is_silent(item))
             continue;

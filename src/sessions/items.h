@@ -5,6 +5,8 @@
  *     {"id", "type": "message", "status", "role", "content": [{"type": "input_text", "text"}]}
  *     {"id", "type": "function_call", "status", "call_id", "name", "arguments"}
  *     {"id", "type": "function_call_output", "status", "call_id", "output"}
+ *     {"id", "type": "custom_tool_call", "status", "call_id", "name", "input"}
+ *     {"id", "type": "custom_tool_call_output", "status", "call_id", "output"}
  *     {"id", "type": "reasoning", "status", "summary": [], "content": [{"type": "reasoning_text",
  *      "text"}]}
  *
@@ -31,6 +33,9 @@ struct json *item_reasoning(const char *id, const char *status, const char *text
  * item's arguments are "". */
 struct json *item_call(const char *id, const char *status, const struct json *of,
                        bool with_arguments);
+/* Makes a custom_tool_call item, in the same way: `of` has an input, a text. */
+struct json *item_custom(const char *id, const char *status, const struct json *of,
+                         bool with_input);
 /* Makes the part {"type": "output_text", ...} of a message. */
 struct json *item_text_part(const char *text, size_t n);
 /* Makes the part {"type": "reasoning_text", ...} of a thought. */

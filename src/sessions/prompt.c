@@ -246,7 +246,8 @@ static struct json *drop_from(const struct hcache *h, const struct json *v, bool
     size_t n = 0, n_left = 0;
     char *left = NULL;
     const char *s = json_string_of(text, &n);
-    int dropped = s != NULL && *rc == 0 ? hcache_drop_system(h, s, n, &left, &n_left, err) : 0;
+    int dropped = s != NULL && *rc == 0 ? hcache_drop_system(h, s, n, &left, &n_left, err)
+                                        : 0;
     *rc = dropped < 0 ? dropped : *rc;
     if (dropped <= 0)
         return json_share(v);
@@ -292,8 +293,8 @@ static bool is_system(const struct json *message)
 
 /* Makes *out: the messages, without what is dropped from system messages; NULL: they stay as they
  * are. */
-static int drop_system(const struct hcache *h, const struct json *messages, struct json **out,
-                       struct hcache_err *err)
+static int drop_system(const struct hcache *h, const struct json *messages,
+                       struct json **out, struct hcache_err *err)
 {
     struct json *list = json_new_array();
     bool any = false;
@@ -315,7 +316,8 @@ static int drop_system(const struct hcache *h, const struct json *messages, stru
         struct json_iter it = json_begin(m);
         while (json_next(&it))
             json_put(to, it.key,
-                     strcmp(it.key, "content") == 0 ? json_share(left) : json_share(it.value));
+                     strcmp(it.key, "content") == 0 ? json_share(left)
+                                                    : json_share(it.value));
         json_free(left);
         json_push(list, to);
     }
@@ -323,6 +325,24 @@ static int drop_system(const struct hcache *h, const struct json *messages, stru
     if (*out == NULL)
         json_free(list);
     return rc;
+}
+
+/* Returns the template's variables with its switches; NULL: there are no switches, or kwargs is no
+ * object and is refused later. */
+static struct json *switches(const struct chat_source *s)
+{
+    bool is_object = s->kwargs == NULL || json_kind(s->kwargs) == JSON_KIND_OBJECT;
+    if ((s->effort == NULL && s->thinking < 0) || !is_object)
+        return NULL;
+    struct json *vars = json_new_object();
+    if (s->effort != NULL)
+        json_put_string(vars, "reasoning_effort", s->effort);
+    if (s->thinking >= 0)
+        json_put_bool(vars, "enable_thinking", s->thinking == 1);
+    struct json_iter it = json_begin(s->kwargs);
+    while (json_next(&it))
+        json_put(vars, it.key, json_share(it.value));
+    return vars;
 }
 
 int prompt_render(const struct hcache *h, const struct chat_source *s,
@@ -348,14 +368,16 @@ int prompt_render(const struct hcache *h, const struct chat_source *s,
         return -1;
     out->flags = HCACHE_PARSE_SPECIAL | (s->parse_special ? 0u : HCACHE_GUARDED);
     char now[PROMPT_DATE_BYTES];
-    struct json *left = NULL;
+    struct json *left = NULL, *kwargs = switches(s);
     int rc = drop_system(h, s->messages, &left, &err);
-    if (rc != 0)
+    if (rc != 0) {
+        json_free(kwargs);
         return fault_refuse(f, rc, "messages", "%s", err.msg);
+    }
     prompt_moment(clock_wall_s() + clock_set_by_s(), now);
     const struct hcache_chat chat = {.messages = left != NULL ? left : s->messages,
                                      .tools = s->tools,
-                                     .kwargs = s->kwargs,
+                                     .kwargs = kwargs != NULL ? kwargs : s->kwargs,
                                      .guarded = !s->parse_special,
                                      .moment = s->date != NULL  ? s->date
                                                : s->now != NULL ? s->now
@@ -365,5 +387,6 @@ int prompt_render(const struct hcache *h, const struct chat_source *s,
     if (out->date.shown[0] != 0)
         snprintf(out->date.moment, sizeof out->date.moment, "%s", chat.moment);
     json_free(left);
+    json_free(kwargs);
     return rc == 0 ? 0 : fault_refuse(f, rc, "messages", "%s", err.msg);
 }

@@ -29,6 +29,10 @@ void prompt_moment(int64_t wall_s, char out[PROMPT_DATE_BYTES]);
 struct chat_source {
     const struct json *messages;       /* list of messages, as in OpenAI's chat API */
     const struct json *tools, *kwargs; /* NULL: the request has none */
+    /* The template's variable reasoning_effort, NULL: unset; and enable_thinking, -1: unset. kwargs
+     * override both. */
+    const char *effort;
+    int thinking;
     bool plain;
     bool parse_special; /* special tokens spelled in messages count as special tokens */
     bool truncates;     /* the history may be longer than the context */

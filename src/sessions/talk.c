@@ -192,7 +192,8 @@ static int make_draft(struct talk *t, const struct json *said, bool truncates,
                       struct draft *d, struct err *err)
 {
     struct fault f;
-    struct draft_opts o = {.plain = t->o.plain,
+    struct draft_opts o = {.thinking = -1,
+                           .plain = t->o.plain,
                            .truncates = truncates,
                            .param = "input",
                            .dates = t->o.dates,

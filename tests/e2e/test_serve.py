@@ -124,7 +124,7 @@ def test_streams(s):
 
 def test_faults(s):
     for body, param in (({"prompt": "x", "temprature": 1}, "temprature"), ({"prompt": 5}, "prompt"), ({}, "prompt"),
-                        ({"prompt": [1, 999999]}, "prompt"), ({"prompt": "x", "max_tokens": 100000}, "prompt"),
+                        ({"prompt": [1, 999999]}, "prompt"),
                         ({"prompt": ["a"] * 17}, "prompt"), ({"prompt": []}, "prompt"),
                         ({"prompt": "x", "logit_bias": {"999999": 1}}, "logit_bias"),
                         ({"prompt": "x", "stop_token_ids": [999999]}, "stop_token_ids")):

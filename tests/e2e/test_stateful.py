@@ -247,7 +247,7 @@ def test_bad_input(tmp):
         ({"input": "x", "temperature": -1}, 400, "temperature"), ({"input": "x", "background": True}, 400, "background"),
         ({"input": "x", "truncation": "often"}, 400, "truncation"),
         ({"input": "x", "text": {"format": {"type": "json_object"}}}, 400, "text"),
-        ({"input": "x", "tools": [{"type": "web_search"}]}, 400, "tools"),
+        ({"input": "x", "tools": [{"type": "quantum"}]}, 400, "tools"),
         ({"input": "x", "metadata": {"a": 1}}, 400, "metadata"),
         ({"input": "x", "metadata": {str(i): "" for i in range(17)}}, 400, "metadata"),
         ({"input": [{"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, 400,

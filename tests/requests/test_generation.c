@@ -312,20 +312,32 @@ static void what_cannot_be_answered_is_refused(void **state)
     (void)state;
     struct client c = client();
     static const char text[] = "{\"prompt\":\"x\"}",
-                      two[] = "{\"prompt\":\"x\",\"max_tokens\":2}",
                       none[] = "{\"prompt\":\"x\",\"max_tokens\":0}";
     refused(&c, text, (const int[]){0}, 1, NULL, "prompt", "has no tokens");
     refused(&c, text, (const int[]){5, 0}, 2, NULL, "prompt", "has no tokens");
     refused(&c, text, (const int[]){CONTEXT}, 1, "context_length_exceeded", "prompt",
             "maximum context length is 256 tokens, but the prompt has 256 and 1 are");
-    refused(&c, two, (const int[]){CONTEXT - 1}, 1, "context_length_exceeded", "prompt",
-            "the prompt has 255 and 2 are to be generated");
     refused(&c, none, (const int[]){CONTEXT + 1}, 1, "context_length_exceeded", "prompt",
             "maximum context length");
     c.max_queue = 3;
     refused(&c, "{\"prompt\":\"x\",\"n\":2}", (const int[]){5, 5}, 2, NULL, "n",
             "4 answers are wanted at once, but at most 3");
     assert_int_equal(told.n_began, 0);
+}
+
+/* Agents always ask for many tokens. They get those that the context has left, and are told. */
+static void more_than_the_context_has_left_is_cut(void **state)
+{
+    (void)state;
+    const int length = CONTEXT - 3;
+    struct json *a = answer_to(
+        REQUEST_COMPLETION, "{\"prompt\":\"x\",\"ignore_eos\":true,\"max_tokens\":32000}",
+        &length, 1);
+    const struct json *usage = json_member(a, "usage");
+    assert_int_equal(number(usage, "completion_tokens"), 3);
+    assert_int_equal(number(usage, "max_tokens"), 3);
+    assert_null(json_member(usage, "ignored"));
+    json_free(a);
 }
 
 /* A queue that is full now may have room later, and says so. */
@@ -656,6 +668,7 @@ int main(void)
         cmocka_unit_test_setup(the_envelope_is_that_of_the_request, forget_told),
         cmocka_unit_test_setup(each_answer_has_its_seed, forget_told),
         cmocka_unit_test_setup(what_cannot_be_answered_is_refused, forget_told),
+        cmocka_unit_test(more_than_the_context_has_left_is_cut),
         cmocka_unit_test_setup(a_full_queue_is_told_to_try_again, forget_told),
         cmocka_unit_test_setup(fields_are_bounded_by_the_model, forget_told),
         cmocka_unit_test_setup(a_seed_may_be_the_clients, forget_told),
