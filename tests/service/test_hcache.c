@@ -386,7 +386,7 @@ static void requests_that_cannot_be_used(void **state)
     assert_int_equal(hcache_generate(h, &q, &r, NULL), 0);
     assert_int_equal(r.n_tokens, 4);
     assert_int_equal(r.cached_tokens, 199); /* the prompt's last token is always computed */
-    assert_null(r.text); /* a synthetic model has no tokenizer */
+    assert_null(r.text);                    /* a synthetic model has no tokenizer */
     hcache_result_free(&r);
     hcache_result_free(&r); /* clears the result */
     hcache_close(h);
