@@ -55,6 +55,13 @@ static const char *status_of(const struct choice *ch)
     return is_cut ? "incomplete" : "completed";
 }
 
+/* Returns the status of part i: only the last one can be cut off. */
+static const char *part_status(const struct choice *ch, int i)
+{
+    struct hcache_part next;
+    return shape_part(ch, i + 1, &next) ? "completed" : status_of(ch);
+}
+
 static struct json *usage(const struct generation *g)
 {
     const struct hcache_result *r = &g->choice[0].result;
@@ -114,7 +121,7 @@ static struct json *item_of(const struct generation *g, int i, const struct hcac
     const struct choice *ch = &g->choice[0];
     const struct response *r = g->own;
     const char *base = strchr(r->message_id, '_') + 1;
-    const char *status = is_whole ? status_of(ch) : "in_progress";
+    const char *status = is_whole ? part_status(ch, i) : "in_progress";
     char call_id[32], id[NAME_BYTES + 24];
     if (p->kind != HCACHE_PART_CALL) {
         bool is_thought = p->kind == HCACHE_PART_THOUGHT;
