@@ -133,18 +133,23 @@ static void shape_row(struct next_token *h, struct seq *q, int n_vocab, float *l
                    &q->form_err);
 }
 
-/* Shapes the logits that came down. at [n][vocab] holds them and stays unchanged. */
+/* Shapes the logits that came down, at [n][vocab]. On unified memory they are the logits. */
 static int shape(struct next_token *h, struct stream *s, struct mat logits, const float *at,
                  int n)
 {
     const size_t row = (size_t)logits.cols;
     int rc = 0;
     for (int i = 0; rc == 0 && i < n; i++) {
+        float *own = mat_rows(logits, i, 1).data;
         if (!is_shaped(h->seqs[i]))
             continue;
+        if (own == at + (size_t)i * row) {
+            shape_row(h, h->seqs[i], (int)row, own);
+            continue;
+        }
         memcpy(h->shaped, at + (size_t)i * row, row * sizeof *h->shaped);
         shape_row(h, h->seqs[i], (int)row, h->shaped);
-        rc = stream_copy(s, mat_rows(logits, i, 1).data, h->shaped, row * sizeof(float));
+        rc = stream_copy(s, own, h->shaped, row * sizeof(float));
         if (rc == 0)
             rc = stream_sync(s); /* the next row reuses h->shaped */
     }

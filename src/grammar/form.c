@@ -76,7 +76,9 @@ static bool apply(const uint32_t *mask, size_t n_words, int n_vocab, float *logi
     for (size_t w = 0; w < n_words; w++) {
         int first = (int)w * 32, n = MIN(32, n_vocab - first);
         any |= mask[w] != 0;
-        for (int i = 0; mask[w] != UINT32_MAX && i < n; i++)
+        for (int i = 0; mask[w] == 0 && i < n; i++) /* nearly all words are 0 or full */
+            logits[first + i] = -INFINITY;
+        for (int i = 0; mask[w] != 0 && mask[w] != UINT32_MAX && i < n; i++)
             if (!(mask[w] >> i & 1))
                 logits[first + i] = -INFINITY;
     }
