@@ -317,7 +317,7 @@ static int lock_folder(struct shelf *s, struct err *err)
     s->fd = open(s->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (s->fd < 0 || fstat(s->fd, &st) != 0)
         return err_set(err, -errno, "%s: %s", s->folder, strerror(errno));
-    if (st.st_uid != geteuid() && st.st_uid != 0 && geteuid() != 0)
+    if (st.st_uid != geteuid() && st.st_uid != 0)
         return err_set(err, -EPERM, "%s belongs to another user", s->folder);
     if (flock(s->fd, LOCK_EX | LOCK_NB) != 0)
         return err_set(err, ERR_BUSY, "%s is in use by another process", s->folder);

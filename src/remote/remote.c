@@ -154,6 +154,12 @@ void remote_stats(struct remote *r, struct remote_stats *out)
     pthread_mutex_lock(&r->lock);
     *out = r->stats;
     out->n_queued = r->n_offers + r->n_leases;
+    for (int i = 0; i < WRITER_TASKS; i++) {
+        bool fails = r->writer_why[i][0] != 0;
+        if (fails && out->is_up)
+            snprintf(out->why_down, sizeof out->why_down, "%s", r->writer_why[i]);
+        out->is_up = out->is_up && !fails;
+    }
     if (out->is_up && !r->may_fetch) {
         out->is_up = false;
         snprintf(out->why_down, sizeof out->why_down, NOT_READ);

@@ -60,7 +60,8 @@ static void keep_place(const struct remote *r)
     int n = snprintf(text, sizeof text, "%" PRIu64 " %s\n", r->n_seen, r->seen_id);
     tmp = xasprintf("%s.new", r->place_path);
     int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    bool ok = fd >= 0 && write(fd, text, (size_t)n) == n;
+    /* Synced before the rename: an empty file after a power loss would hide the position. */
+    bool ok = fd >= 0 && write(fd, text, (size_t)n) == n && fdatasync(fd) == 0;
     if (fd >= 0)
         ok = close(fd) == 0 && ok;
     /* If the file cannot be written, the next start reads the same entries once more. */
@@ -287,13 +288,54 @@ static void erase_all(struct remote *r)
 
 /* --- reading the stream ----------------------------------------------------------------------- */
 
+/* An entry of the stream. */
+struct entry {
+    const char *id,
+        *bytes; /* bytes NULL: the entry has another form than ours, one field "e" */
+    size_t n_id, n;
+};
+
+/* Returns whether a string is an id of the stream. */
+static bool is_entry_id(const char *p, size_t n)
+{
+    char text[STREAM_ID_BYTES];
+    copy_text(text, sizeof text, p, n);
+    return n < sizeof text && is_id(text);
+}
+
+/* Reads the next entry of an answer, which has the strings of all entries one behind the other.
+ * Entries of other programs may have any fields: their strings are passed over up to the next id.
+ */
+static bool next_entry(const struct redis_answer *list, size_t *at, struct entry *out)
+{
+    const char *field;
+    size_t n_field, ahead;
+    *out = (struct entry){0};
+    if (!redis_next(list, at, &out->id, &out->n_id) || !is_entry_id(out->id, out->n_id) ||
+        !redis_next(list, at, &field, &n_field) ||
+        !redis_next(list, at, &out->bytes, &out->n))
+        return false;
+    bool is_ours = text_is(field, n_field, "e");
+    const char *bytes;
+    size_t n;
+    for (ahead = *at; redis_next(list, &ahead, &bytes, &n) && !is_entry_id(bytes, n);
+         *at = ahead)
+        is_ours = false;
+    out->bytes = is_ours ? out->bytes : NULL;
+    return true;
+}
+
 /* Carries out an entry of the stream. Skips a damaged one. */
-static int take_entry(struct remote *r, const char *bytes, size_t n, struct erasure *e,
+static int take_entry(struct remote *r, const struct entry *x, struct erasure *e,
                       struct redis_answer *a, struct err *err)
 {
     struct err why = {0};
-    if (erasure_decode((const uint8_t *)bytes, n, e, &why) != 0) {
-        log_debug("an entry of the remote's stream of erasures is skipped: %s", why.msg);
+    int rc = x->bytes != NULL ? erasure_decode((const uint8_t *)x->bytes, x->n, e, &why)
+                              : err_set(&why, ERR_FORMAT, "it has other fields");
+    if (rc != 0) {
+        log_warn_once(&r->said_skips,
+                      "entry %.*s of the remote's stream of erasures is skipped: %s",
+                      (int)x->n_id, x->id, why.msg);
         return 0;
     }
     return e->server != r->server ? apply(r, e, a, err) : 0;
@@ -306,21 +348,20 @@ static int take_entries(struct remote *r, const struct redis_answer *list, bool 
 {
     struct erasure e = {.keys = xmalloc(ERASURE_MAX_KEYS * sizeof *e.keys)};
     struct redis_answer a = {0};
-    const char *id, *field, *bytes;
-    size_t at = 0, n_id, n_field, n;
+    struct entry x;
+    size_t at = 0;
     int rc = 0;
     *has_last = false;
     *n_new = 0;
-    while (rc == 0 && redis_next(list, &at, &id, &n_id) &&
-           redis_next(list, &at, &field, &n_field) && redis_next(list, &at, &bytes, &n)) {
-        if (text_is(id, n_id, r->seen_id)) {
+    while (rc == 0 && next_entry(list, &at, &x)) {
+        if (text_is(x.id, x.n_id, r->seen_id)) {
             *has_last = true;
             continue;
         }
-        rc = take_entry(r, bytes, n, &e, &a, err);
+        rc = take_entry(r, &x, &e, &a, err);
         if (rc != 0)
             break;
-        copy_text(r->seen_id, sizeof r->seen_id, id, n_id);
+        copy_text(r->seen_id, sizeof r->seen_id, x.id, x.n_id);
         r->n_seen++;
         ++*n_new;
     }
@@ -431,14 +472,13 @@ static int ban_entries(struct remote *r, const struct redis_answer *list,
                        char id[STREAM_ID_BYTES])
 {
     struct erasure e = {.keys = xmalloc(ERASURE_MAX_KEYS * sizeof *e.keys)};
-    const char *name, *field, *bytes;
-    size_t at = 0, n_name, n_field, n;
+    struct entry x;
+    size_t at = 0;
     int n_entries = 0;
-    while (redis_next(list, &at, &name, &n_name) &&
-           redis_next(list, &at, &field, &n_field) && redis_next(list, &at, &bytes, &n)) {
-        copy_text(id, STREAM_ID_BYTES, name, n_name);
+    while (next_entry(list, &at, &x)) {
+        copy_text(id, STREAM_ID_BYTES, x.id, x.n_id);
         n_entries++;
-        if (erasure_decode((const uint8_t *)bytes, n, &e, NULL) != 0)
+        if (x.bytes == NULL || erasure_decode((const uint8_t *)x.bytes, x.n, &e, NULL) != 0)
             continue;
         pthread_mutex_lock(&r->lock);
         remote_ban(r, &e);
@@ -559,6 +599,8 @@ bool remote_erasures_run(struct remote *r)
         rc = look_at_places(r, &a, &err);
     r->t_polled = clock_now_ns() - (rc == 0 && !at_end ? POLL_NS - TURN_NS : 0);
     redis_answer_deinit(&a);
+    if (rc != ERR_CANCELLED)
+        remote_writer_tell(r, WRITER_ERASURES, rc != 0 ? err.msg : NULL);
     if (rc != 0)
         link_fail(&r->write_link, &err);
     else if (cluster_is_old(r->write_link.cluster))

@@ -99,6 +99,9 @@ struct remote_fetch {
     struct sha256 keys[];
 };
 
+/* Tasks of the writer whose failures are told: erasures, and chunks. */
+enum writer_task { WRITER_ERASURES, WRITER_CHUNKS, WRITER_TASKS };
+
 struct remote {
     struct remote_opts o;
     struct remote_url url;
@@ -119,6 +122,9 @@ struct remote {
     struct offer *offers;         /* [MAX_OFFERS] a ring: n_offers from first_offer on */
     uint32_t first_offer, n_offers;
     struct remote_stats stats;
+    atomic_bool said_skips; /* skipped entries of the stream were reported */
+    /* why the writer's last attempt failed, for each of its tasks; "": it succeeded */
+    char writer_why[WRITER_TASKS][160];
     /* Number of erasures that have begun here. Fetches from before an erasure store nothing
      * more. */
     uint64_t epoch;
@@ -162,6 +168,9 @@ struct remote {
 /* Returns whether the link may be used: it is open, or could be opened within timeout_ns. A link
  * that rests is not opened. */
 bool link_ready(struct link *l, int64_t timeout_ns);
+/* Notes how a task of the writer has ended; why NULL: well. Logs a change. */
+void remote_writer_tell(struct remote *r, enum writer_task task, const char *why);
+
 /* Closes a failed link and lets it rest. */
 void link_fail(struct link *l, const struct err *why);
 /* Closes a link that has not failed: answers in flight are no longer needed. */

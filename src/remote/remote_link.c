@@ -23,6 +23,24 @@ static void tell_state(struct link *l, bool is_up, const char *why)
         log_warn("the remote %s is not used until it answers again: %s", r->stats.url, why);
 }
 
+void remote_writer_tell(struct remote *r, enum writer_task task, const char *why)
+{
+    static const char *const fails[] = {"erasures do not reach it",
+                                        "nothing is written to it"};
+    pthread_mutex_lock(&r->lock);
+    char *told = r->writer_why[task];
+    bool changes = (told[0] != 0) != (why != NULL);
+    if (why != NULL)
+        snprintf(told, sizeof r->writer_why[task], "%s: %.100s", fails[task], why);
+    else
+        told[0] = 0;
+    pthread_mutex_unlock(&r->lock);
+    if (changes && why != NULL)
+        log_warn("the remote %s: %s: %s", r->stats.url, fails[task], why);
+    else if (changes)
+        log_info("the remote %s: writing works again", r->stats.url);
+}
+
 /* Returns a seed that differs between servers and between calls. */
 static uint64_t seed_of(const struct link *l)
 {

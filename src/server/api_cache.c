@@ -362,7 +362,7 @@ void api_cache_pin(struct call *c)
     if (rc == 0 && s.ttl_s < 0)
         rc = fault_set(&f, 400, NULL, "ttl", "'ttl' is missing: seconds; 0 ends a pin");
     if (rc == 0) {
-        until = s.ttl_s > 0 ? clock_wall_s() + s.ttl_s : 0;
+        until = s.ttl_s > 0 ? clock_wall_s() + 1 + s.ttl_s : 0;
         rc = pin(c, &s, until, &n_tokens, &g, &f);
     }
     if (rc != 0) {

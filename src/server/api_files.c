@@ -26,6 +26,18 @@ struct shelf *shelves_of(struct call *c)
     return NULL;
 }
 
+/* Answers a fault of the disk. The message has paths of the server, which are for its log alone. */
+static void disk_fault(const struct err *err, struct fault *f)
+{
+    log_warn("files: %s", err->msg);
+    if (err->code == -ENOSPC || err->code == -EDQUOT)
+        fault_set(f, 507, "disk_full", NULL,
+                  "the server's disk is full: delete files, or try again later");
+    else
+        fault_set(f, 500, "storage_failed", NULL,
+                  "the server cannot read or write its files; its log has the reason");
+}
+
 void shelves_fault(struct call *c, const struct err *err)
 {
     struct fault f;
@@ -35,8 +47,10 @@ void shelves_fault(struct call *c, const struct err *err)
         fault_set(&f, 400, "file_in_use", NULL, "%s", err->msg);
     else if (err->code == ERR_LIMIT)
         fault_set(&f, 413, "storage_full", NULL, "%s", err->msg);
+    else if (err->code == -ENOMEM)
+        fault_refuse(&f, err->code, NULL, "%s", err->msg);
     else
-        fault_set(&f, 500, NULL, NULL, "%s", err->msg);
+        disk_fault(err, &f);
     call_fault(c, &f);
 }
 

@@ -817,7 +817,7 @@ static void tell_fault(struct generation *g, const struct fault *f, struct textb
 static int keep(struct generation *g, struct fault *f)
 {
     const struct message *m = g->own;
-    int64_t now = clock_wall_s();
+    int64_t now = clock_wall_s() + 1; /* the second that has begun does not count */
     for (int i = 0; i < m->n; i++) {
         const struct hcache_context part = {
             .ids = g->prompt.ids, .n = m->at[i].n_tokens, .salt = g->salt};

@@ -59,6 +59,8 @@ def test_one_context(redis, a, b):
     for p in (BIRD, FISH):
         text, t = ask(b, p)
         check("another one has them from there", text == texts[p] and t["remote_tokens"] > 64, t)
+    # an entry of another program must not keep erasures from being read
+    redis.ask("XADD", STREAM, "*", "a", "b", "c", "d")
     n = len(redis.chunks())
     values = {k: redis.ask("GET", k) for k in redis.chunks()}
     status, _, r = a.post("/v1/cache/evict", {"prompt": BIRD})
@@ -250,6 +252,17 @@ def test_joins(redis):
     s.stop()
 
 
+def test_refused(redis, a):
+    """A Redis that refuses a command of the writer: the server says so, and goes on when it may."""
+    redis.ask("ACL", "SETUSER", "default", "-xadd")
+    ask(a, BIRD)
+    a.post("/v1/cache/evict", {"prompt": BIRD})
+    check("a refusal is told", until(lambda: "xadd" in (tiers(a)["remote"]["down_because"] or "")), tiers(a)["remote"])
+    equal("the remote does not count as up", (tiers(a)["remote"]["up"], a.metric("hcache_remote_up")), (False, 0))
+    redis.ask("ACL", "SETUSER", "default", "+xadd")
+    check("until the command is allowed again", is_up(a), tiers(a)["remote"])
+
+
 def test_unreachable(redis, a):
     # the server erased all its state before, because it had not read entries that were cut
     check("a server has a context again", until(lambda: ask(a, BIRD) and written(a) and stored(a, BIRD) > 64))
@@ -276,6 +289,7 @@ if is_installed():
     test_all(server, first, second)
     test_told(first)
     test_running(server, first, second)
+    test_refused(server, first)
     test_late_write(server, first)
     test_stopped(server, first, second)
     test_late(server, first)
