@@ -272,6 +272,38 @@ static void test_faults(void **state)
     }
 }
 
+/* A row that was dropped leaves the medium: the pages by secure_delete, the log because it is
+ * overwritten before it is cut, or before the connection's end removes it. */
+static void test_dropped_rows_leave_the_medium(void **state)
+{
+    (void)state;
+    static const char *const ends[] = {"PRAGMA wal_checkpoint(TRUNCATE)", NULL};
+    for (int i = 0; i < 2; i++) {
+        struct io *io;
+        struct io_sim_opts o = {.seed = 1, .keeps_freed = true};
+        sqlite3 *db;
+        assert_int_equal(io_sim_open(&o, &io, NULL), 0);
+        assert_int_equal(io_mkdirs(io, "/db", NULL, NULL), 0);
+        assert_int_equal(vfs_register(io, VFS, false, NULL), 0);
+        assert_int_equal(open_db(DB_PATH, WAL, &db), SQLITE_OK);
+        assert_int_equal(exec(db, "PRAGMA secure_delete = ON"), SQLITE_OK);
+        assert_int_equal(exec(db, "INSERT INTO t VALUES(1, 1, 'a secret of the log')"),
+                         SQLITE_OK);
+        assert_int_equal(insert_txn(db, 2), SQLITE_OK);
+        assert_true(io_sim_raw_count(io, "a secret of the log", 19) > 0);
+        assert_int_equal(exec(db, "DELETE FROM t WHERE i = 1"), SQLITE_OK);
+        if (ends[i] != NULL)
+            assert_int_equal(exec(db, ends[i]), SQLITE_OK);
+        else
+            assert_int_equal(sqlite3_close(db), SQLITE_OK);
+        assert_int_equal(io_dir_sync(io, "/db", NULL), 0);
+        assert_int_equal(io_sim_raw_count(io, "a secret of the log", 19), 0);
+        if (ends[i] != NULL)
+            assert_int_equal(sqlite3_close(db), SQLITE_OK);
+        sim_end(io);
+    }
+}
+
 static void test_full_disk(void **state)
 {
     (void)state;
@@ -700,6 +732,7 @@ int main(void)
         cmocka_unit_test(test_deterministic),
         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_dropped_rows_leave_the_medium),
         cmocka_unit_test(test_lost_syncs_are_noticed),
         cmocka_unit_test(test_only_reading),
         cmocka_unit_test(test_reads_fill_their_buffer),
