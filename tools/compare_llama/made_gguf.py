@@ -1,10 +1,11 @@
 """Writes a GGUF file of a known shape with random quantised weights, to measure speed and memory.
 
-  made_gguf.py SHAPE OUT.gguf [--types q4_k_m|q4_1|q4_0|q8_0|bf16] [--layers N]
+  made_gguf.py SHAPE OUT.gguf [--types q4_k_m|q4_1|q4_0|q8_0|bf16] [--layers N] [--vocab F.gguf]
   SHAPE: 1b (Llama-3.2-1B), 7b (Llama-2-7B), 135m (SmolLM2-135M)
 
 The tensors have the types that llama-quantize chooses: in q4_k_m the head is Q6_K, and W_v and
-W_down are Q6_K in half of the layers.  The file has no vocabulary: prompts are token ids.  The
+W_down are Q6_K in half of the layers.  The file has the vocabulary of --vocab; without it, none:
+prompts are token ids (llama.cpp's server answers none without a vocabulary).  The
 values are small random numbers, so that no activation overflows; texts by such a model mean
 nothing."""
 import argparse
@@ -22,8 +23,12 @@ parser.add_argument("shape", choices=SHAPES)
 parser.add_argument("out")
 parser.add_argument("--types", choices=("q4_k_m", "q4_1", "q4_0", "q8_0", "bf16"), default="q4_k_m")
 parser.add_argument("--layers", type=int)
+parser.add_argument("--vocab", help="GGUF file whose tokenizer is copied")
 args = parser.parse_args()
-s = SHAPES[args.shape]
+s = dict(SHAPES[args.shape])
+fields = gguf.GGUFReader(args.vocab).fields if args.vocab else {}
+if fields:
+    s["vocab"] = len(fields["tokenizer.ggml.tokens"].data)
 n_layers = args.layers or s["layers"]
 Q = gguf.GGMLQuantizationType
 rng = np.random.default_rng(1)
@@ -76,7 +81,11 @@ w.add_rope_dimension_count(s["d_head"])
 w.add_rope_freq_base(10000.0)
 w.add_layer_norm_rms_eps(1e-5)
 w.add_vocab_size(s["vocab"])
-w.add_tokenizer_model("no_vocab")
+if not fields:
+    w.add_tokenizer_model("no_vocab")
+for key, field in fields.items():
+    if key.startswith("tokenizer."):
+        w.add_key_value(key, field.contents(), field.types[0], field.types[1] if len(field.types) > 1 else None)
 
 todo = []
 
