@@ -147,6 +147,7 @@ void restore_phase_find(struct restore_phase *g, struct seq *s)
         .keys = v->keys,
         .tokens = v->tokens,
         .n_tokens = v->n_tokens - 1,
+        .has_next = v->truncation.context == 0,
         .n_moved = n_moved,
         .stair = chain_stored_parent(&s->chain, view_chunk(v, n_moved)),
         .use = seq_use(s),
@@ -310,7 +311,7 @@ static void finish(struct restore_phase *g, struct seq *s)
         r->prefill_ns = g->fused.busy_ns;
     restore_report(g->o.platform, s, n_hits);
     s->has_gap |= r->first_token > 0;
-    s->n_done = r->n_tokens;
+    s->n_done = MIN(r->n_tokens, s->view.n_tokens - 1);
     end(g, s, r->n_chunks < s->n_planned ? r->n_chunks : n_hits);
 }
 

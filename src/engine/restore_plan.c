@@ -27,7 +27,10 @@ void restore_plan_measured(struct restore_phase *g, const struct restore_found *
 
 int restore_plan_tokens(const struct restore_found *f, int n)
 {
-    return n == 0 ? 0 : (n - 1) * STORE_CHUNK_TOKENS + f->hits[n - 1].n_tokens;
+    if (n == 0)
+        return 0;
+    int beyond = n == f->n_hits ? f->n_beyond : 0;
+    return (n - 1) * STORE_CHUNK_TOKENS + f->hits[n - 1].n_tokens - beyond;
 }
 
 int restore_plan_usable(const struct seq *s, const struct restore_found *f)

@@ -15,7 +15,8 @@ bool restore_plan_must_measure(const struct restore_phase *g);
 /* Takes over the speed that a look-up has measured, if any. */
 void restore_plan_measured(struct restore_phase *g, const struct restore_found *f);
 
-/* Returns the number of tokens of the first n found chunks. The last one may be partial. */
+/* Returns the number of tokens that the first n found chunks restore. The last one may be partial,
+ * and may end with the prompt's last token, which is computed and does not count. */
 int restore_plan_tokens(const struct restore_found *f, int n);
 /* Returns the number of found chunks that the restore may use. */
 int restore_plan_usable(const struct seq *s, const struct restore_found *f);

@@ -475,8 +475,9 @@ static struct restore *begin(struct restore_pipeline *rr, const struct restore_w
     if (want != NULL) {
         size_t n = (size_t)want->n_tokens / STORE_CHUNK_TOKENS;
         /* The look-up may outlive the restore and the caller's tokens. */
-        r->tokens = xmalloc((size_t)want->n_tokens * sizeof *r->tokens);
-        memcpy(r->tokens, want->tokens, (size_t)want->n_tokens * sizeof *r->tokens);
+        size_t n_copied = (size_t)want->n_tokens + want->has_next;
+        r->tokens = xmalloc(n_copied * sizeof *r->tokens);
+        memcpy(r->tokens, want->tokens, n_copied * sizeof *r->tokens);
         r->want = *want;
         r->want.tokens = r->tokens;
         r->n_keys = (int)n;

@@ -133,8 +133,11 @@ void restore_pipeline_want_end(struct restore_pipeline *r, const void *id);
 struct restore_want {
     /* Keys [n_tokens / 64] of the full chunks, under `root`; copied. */
     const struct sha256 *root, *keys;
-    const int32_t *tokens; /* [n_tokens]; copied */
+    const int32_t *tokens; /* [n_tokens], with has_next [n_tokens + 1]; copied */
     int n_tokens;          /* > 0 */
+    /* A partial chunk may end with the token behind the n_tokens, which is computed again: the
+     * prompt is one that was saved before. */
+    bool has_next;
     /* For a truncated context: the first n_moved keys are those of the moved tokens
      * (policy/truncation.h). They do not all follow one another, so no partial chunk is looked up
      * among these chunks. The chunk behind them is stored under the parent `stair`. */
@@ -161,6 +164,7 @@ struct restore_found {
     /* [n_hits] owned by the restore. Only the last one may be partial. */
     const struct store_hit *hits;
     int n_hits;
+    int n_beyond;  /* tokens of the last hit behind the wanted ones: 0 or 1 */
     int n_remote;  /* the last n_remote hits came from the remote for this restore */
     char why[200]; /* why the chain is not longer */
     /* Index of the first token where the context differs from the nearest stored one; -1:

@@ -52,14 +52,17 @@ static void find_tail(struct restore *r)
     const struct sha256 *parent = is_first ? &r->want.stair : &r->keys[f->n_hits];
     if (f->n_hits < r->want.n_moved)
         return;
-    int first = f->n_hits * STORE_CHUNK_TOKENS, n = r->want.n_tokens - first, n_found = 0;
+    int first = f->n_hits * STORE_CHUNK_TOKENS, left = r->want.n_tokens - first;
+    int n = MIN(left + r->want.has_next, STORE_CHUNK_TOKENS - 1), n_found = 0, n_hits = 0;
     struct sha256 key;
-    n = n < STORE_CHUNK_TOKENS ? n : STORE_CHUNK_TOKENS - 1;
-    if (n > 0 &&
+    if (left > 0 &&
         store_find_partial(store, parent, r->want.tokens + first, n, &key, &n_found) &&
-        store_lookup_for(store, &r->want.use, &key, 1, &r->hits[f->n_hits], &n_found, NULL,
-                         0, NULL) == 0)
-        f->n_hits += n_found;
+        store_lookup_for(store, &r->want.use, &key, 1, &r->hits[f->n_hits], &n_hits, NULL,
+                         0, NULL) == 0 &&
+        n_hits > 0) {
+        f->n_hits++;
+        f->n_beyond = MAX(n_found - left, 0);
+    }
 }
 
 /* Measures the store's speed on these chunks. */

@@ -260,6 +260,26 @@ static void a_turn_computes_only_what_is_new(void **state)
             assert_int_equal(et_run(&alone, &b, &ref), 0);
             et_same(&r, &ref, kinds[i]);
         }
+        /* The same prompt again: only its last token is computed. */
+        for (int again = 0; again < 2; again++) {
+            int32_t same[600];
+            struct et_ask c = a;
+            memcpy(same, prompt, sizeof same);
+            c.prompt = same;
+            c.n_prompt = a.n_prompt + ANSWER - 1; /* it ends where the state does */
+            memcpy(same + a.n_prompt, r.tokens, (ANSWER - 1) * sizeof *same);
+            c.max_tokens = 1;
+            if (again == 1) {
+                stack_close(&k);
+                et_open(&k, &o);
+            }
+            struct et_run first = r;
+            assert_int_equal(et_run(&k, &c, &r), 0);
+            assert_int_equal(r.n_cached, c.n_prompt - 1);
+            assert_int_equal(r.n_device, again == 1 ? 0 : c.n_prompt - 1);
+            assert_int_equal(r.tokens[0], first.tokens[ANSWER - 1]);
+            r = first;
+        }
         /* The last prompt, but it ends in another way: it takes the tokens of the block that agree.
          * Then it goes on, on the device and after a restart. */
         int n_same = a.n_prompt / 64 * 64 + 5;
