@@ -64,6 +64,16 @@ static const char *const int_other[] = {
     "from_bytes",       "imag",      "numerator",  "real",      "to_bytes",
     "is_integer",       "hex",       "fromhex",    NULL};
 
+/* Attributes of ranges, views, generators, macros, methods and functions in the reference. Other
+ * names are undefined there, and here. */
+static const char *const rare_other[] = {
+    "count",        "index",        "start",      "stop",         "step",
+    "isdisjoint",   "mapping",      "send",       "throw",        "close",
+    "gi_frame",     "gi_code",      "gi_running", "gi_yieldfrom", "gi_suspended",
+    "name",         "arguments",    "defaults",   "catch_kwargs", "catch_varargs",
+    "caller",       "func_closure", "func_code",  "func_dict",    "func_defaults",
+    "func_globals", "im_class",     "im_func",    "im_self",      NULL};
+
 static const char *in_list(const char *const *list, struct jstr name)
 {
     for (; *list != NULL; list++)
@@ -167,8 +177,10 @@ static bool own_attribute(struct jinja *j, const struct jval *v, struct jstr nam
     case J_MACRO:
     case J_FUNC:
     case J_METHOD:
-        jinja_fail(j, ERR_UNSUPPORTED, "attribute '%.*s' of '%s' objects", JARG(name),
-                   jval_type(v));
+        if (in_list(rare_other, name) != NULL)
+            jinja_fail(j, ERR_UNSUPPORTED, "attribute '%.*s' of '%s' objects", JARG(name),
+                       jval_type(v));
+        return false;
     default:
         return false;
     }

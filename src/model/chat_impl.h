@@ -33,7 +33,10 @@ struct chat_template {
     /* The member of a message in which the template shows thoughts; NULL: none. */
     const char *thought_key;
     bool thought_or_text; /* a message with a thought, a text and a call is refused */
-    bool thought_parts;   /* the template shows thoughts in parts of the type "thinking" */
+    /* The template names the tags of thoughts and shows no thought of a history: it leaves them out
+     * on purpose. */
+    bool no_thoughts;
+    bool thought_parts; /* the template shows thoughts in parts of the type "thinking" */
 };
 
 /* chat.c: renders prepared messages. foreign: NULL, or as in chat_render_traced. */

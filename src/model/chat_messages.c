@@ -277,7 +277,7 @@ static int prepare_thought(const struct chat_template *t, const struct json *fro
         json_put(to, t->thought_key, json_share(given));
     else if (given != NULL && t->thought_parts)
         put_part(given, to);
-    else if (given != NULL && t->thought_key == NULL &&
+    else if (given != NULL && t->thought_key == NULL && !t->no_thoughts &&
              json_kind(content) != JSON_KIND_ARRAY)
         rc = put_inline(t, given, to, err);
     json_free(own);

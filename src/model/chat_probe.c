@@ -333,6 +333,8 @@ static void probe_syntax(struct chat_template *t, const char *source, struct sha
         free(messages);
     }
     t->syntax = answer_find(source, &samples);
+    t->no_thoughts = t->thought_key == NULL && !t->thought_parts &&
+                     strstr(source, t->syntax.thoughts.close) != NULL;
     t->can.thoughts = t->thought_key != NULL || t->thought_parts ||
                       strstr(source, t->syntax.thoughts.open) != NULL;
     free((char *)(uintptr_t)samples.one.text);

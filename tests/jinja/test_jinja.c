@@ -262,6 +262,22 @@ static void test_corners(void **state)
 
 /* A scope hides a name that it sets later, unless it sets it within an `if`. The reference
  * implementation gives the same texts. */
+/* A missing attribute of what filters and methods return is undefined. Well-known templates ask for
+ * the type of a parameter's items so. */
+static void test_missing_attributes(void **state)
+{
+    (void)state;
+    expect_text("{{ ({'a': 1} | items).type is defined }}", "False");
+    expect_text("{{ ({'a': 1}.items()).type is defined }}", "False");
+    expect_text("{{ ([1] | map('string')).x is defined }} {{ range(3).x is defined }}",
+                "False False");
+    expect_text(
+        "{% macro t(p) %}{% if p.type == 'array' %}list[{{ t(p.items) if p.items.type }}]"
+        "{% else %}{{ p.type }}{% endif %}{% endmacro %}"
+        "{{ t({'type': 'array', 'items': {'type': 'string'}}) }}",
+        "list[string]");
+}
+
 static void test_hiding(void **state)
 {
     (void)state;
@@ -552,6 +568,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_messages),
         cmocka_unit_test(test_corners),
+        cmocka_unit_test(test_missing_attributes),
         cmocka_unit_test(test_hiding),
         cmocka_unit_test(test_replacing),
         cmocka_unit_test(test_trimming),
