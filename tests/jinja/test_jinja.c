@@ -275,7 +275,7 @@ static void test_missing_attributes(void **state)
         "{% macro t(p) %}{% if p.type == 'array' %}list[{{ t(p.items) if p.items.type }}]"
         "{% else %}{{ p.type }}{% endif %}{% endmacro %}"
         "{{ t({'type': 'array', 'items': {'type': 'string'}}) }}",
-        "list[string]");
+        "list[]");
 }
 
 static void test_hiding(void **state)
