@@ -1,8 +1,8 @@
 /* answer_find.h - finds out how a model writes thoughts and calls, from its chat template.
  *
  * The template shows it: an answer with a call is rendered, and the row of the tables that reads
- * the call back is the model's syntax. Where a template renders no calls, its text must name the
- * tags. */
+ * the call back is the model's syntax. If none does, a row is made from the rendered call. Where a
+ * template renders no calls, its text must name the tags. */
 #ifndef MODEL_ANSWER_FIND_H
 #define MODEL_ANSWER_FIND_H
 
@@ -23,8 +23,17 @@ struct answer_samples {
     struct answer_sample one;
     struct answer_sample two;     /* that calls both tools so */
     struct answer_sample thought; /* with the thought ANSWER_SAMPLE */
+    struct answer_sample plain;   /* that says ANSWER_SAMPLE */
 };
 
-struct answer_syntax answer_find(const char *chat_template, const struct answer_samples *s);
+/* A row that was made from the samples of a template whose family is in no table. */
+struct answer_own {
+    struct call_syntax row;
+    char open[64], close[64], name_key[32], arguments_key[32];
+};
+
+/* own: memory for a row of the template's own, which the result may point to. */
+struct answer_syntax answer_find(const char *chat_template, const struct answer_samples *s,
+                                 struct answer_own *own);
 
 #endif

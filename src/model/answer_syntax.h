@@ -68,7 +68,7 @@ struct answer_syntax {
     struct thought_syntax thoughts;
 };
 
-enum { CALL_SYNTAXES = 25, THOUGHT_SYNTAXES = 14 };
+enum { CALL_SYNTAXES = 27, THOUGHT_SYNTAXES = 14 };
 /* A row whose tags contain those of another row comes before that row. */
 extern const struct call_syntax call_syntaxes[CALL_SYNTAXES];
 /* The first row is the default: most models write these tags. */

@@ -332,7 +332,10 @@ static void probe_syntax(struct chat_template *t, const char *source, struct sha
         samples.thought = sample(text, n, NULL, 0);
         free(messages);
     }
-    t->syntax = answer_find(source, &samples);
+    text = render(t, "[" USER ",{\"role\":\"assistant\",\"content\":\"" MARK "\"}]", NULL,
+                  false, &n);
+    samples.plain = sample(text, n, NULL, 0);
+    t->syntax = answer_find(source, &samples, &t->own);
     t->no_thoughts = t->thought_key == NULL && !t->thought_parts &&
                      strstr(source, t->syntax.thoughts.close) != NULL;
     t->can.thoughts = t->thought_key != NULL || t->thought_parts ||
@@ -340,6 +343,7 @@ static void probe_syntax(struct chat_template *t, const char *source, struct sha
     free((char *)(uintptr_t)samples.one.text);
     free((char *)(uintptr_t)samples.two.text);
     free((char *)(uintptr_t)samples.thought.text);
+    free((char *)(uintptr_t)samples.plain.text);
 }
 
 void chat_probe(struct chat_template *t, const char *source)

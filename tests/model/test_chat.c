@@ -361,6 +361,55 @@ static void test_calls(void **state)
     chat_close(t);
 }
 
+/* The syntax of answers is the one that the template renders. */
+static void test_syntax(void **state)
+{
+    (void)state;
+#define TURN(call)                                                                         \
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|{{ "   \
+    "m.role }}|>\n"                                                                        \
+    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}" call                          \
+    "{% endfor %}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% "    \
+    "endif %}"
+    static const struct {
+        const char *source, *family, *open, *close, *name;
+    } rows[] = {
+        {TURN("<tool_call>{{ c.function | tojson }}</tool_call>"), "hermes", "<tool_call>",
+         "</tool_call>", "name"},
+        {TURN("[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}"),
+         "mistral", "[TOOL_CALLS]", NULL, "name"},
+        {TURN("<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in "
+              "c.function.arguments | items %}"
+              "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor "
+              "%}</function>\n</tool_call>"),
+         "qwen-xml", "<tool_call> <function=", "</function>", NULL},
+        /* tags that no table has */
+        {TURN("<act>{{ {'tool': c.function.name, 'input': c.function.arguments} | tojson "
+              "}}</act>"),
+         "template", "<act>", "</act>", "tool"},
+        {TURN("<<do>>[{{ {'tool': c.function.name, 'input': c.function.arguments} | tojson "
+              "}}]"),
+         "template", "<<do>>", NULL, "tool"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct chat_template *t = open_template(rows[i].source);
+        const struct call_syntax *c = chat_syntax(t)->calls;
+        assert_non_null(c);
+        assert_string_equal(c->family, rows[i].family);
+        assert_string_equal(c->open, rows[i].open);
+        if (rows[i].close == NULL)
+            assert_null(c->close);
+        else
+            assert_string_equal(c->close, rows[i].close);
+        if (rows[i].name != NULL)
+            assert_string_equal(c->name_key, rows[i].name);
+        chat_close(t);
+    }
+    struct chat_template *t = open_template(TURN("{{ c.function.name }}!"));
+    assert_null(chat_syntax(t)->calls);
+    chat_close(t);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -600,12 +649,19 @@ static void test_which_bytes_are_foreign(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_content),      cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_calls),        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_kwargs),       cmocka_unit_test(test_turns),
-        cmocka_unit_test(test_abilities),    cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_joined_parts), cmocka_unit_test(test_members_of_a_message),
-        cmocka_unit_test(test_requests),     cmocka_unit_test(test_which_bytes_are_foreign),
+        cmocka_unit_test(test_content),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_calls),
+        cmocka_unit_test(test_syntax),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_kwargs),
+        cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_abilities),
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_joined_parts),
+        cmocka_unit_test(test_members_of_a_message),
+        cmocka_unit_test(test_requests),
+        cmocka_unit_test(test_which_bytes_are_foreign),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
