@@ -18,7 +18,7 @@ struct chat_template {
     struct jinja_template *jinja;
     struct chat_abilities can;
     struct answer_syntax syntax;
-    struct answer_own own; /* syntax.calls may point to it */
+    struct answer_own own;  /* syntax.calls may point to it */
     bool parts[CHAT_ROLES]; /* the template walks parts in messages of this role */
     /* Form in which the template shows tool calls: */
     bool null_beside_calls; /* content without text is null beside calls; false: "" */
