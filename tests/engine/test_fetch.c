@@ -116,7 +116,7 @@ static void only_what_is_needed_is_fetched(void **state)
     assert_int_equal(n_wants(&k), 0);
     wt_run(&k, first, &got);
     wt_run(&k, s, &got);
-    assert_int_equal(got.n_device, WT_CHUNKS * 64);
+    assert_int_equal(got.n_device, WT_PROMPT - 1);
     stack_close(&k);
     io_close(disk);
 }
