@@ -100,7 +100,7 @@ def format_of_lines():
 FAILING = [
     ("model", line("model", chat("x", model="gpt-9")), 404, "model_not_found"),
     ("long", line("long", {"prompt": "Hello " * 9000}, "/v1/completions"), 400, "context_length_exceeded"),
-    ("exact", line("exact", {"prompt": [5] * 2040, "max_tokens": 100}, "/v1/completions"), 400,
+    ("exact", line("exact", {"prompt": [5] * 2049, "max_tokens": 100}, "/v1/completions"), 400,
      "context_length_exceeded"),
     ("typo", line("typo", chat("x", temprature=1)), 400, "unknown_parameter"),
     ("stream", line("stream", chat("x", stream=True)), 400, "unsupported_parameter"),

@@ -114,10 +114,11 @@ def run_anthropic(c, model):
     check("a history", c.messages.create(model=model, max_tokens=8, messages=talk).content is not None)
     think = c.messages.create(model=model, max_tokens=1100, messages=ask, thinking={"type": "enabled", "budget_tokens": 1024})
     check("thinking is accepted and ignored", [b.type for b in think.content] == ["text"], think)
+    begun = c.messages.create(model=model, max_tokens=4, messages=ask + [{"role": "assistant", "content": "I "}])
+    check("an answer that the client begins goes on", begun.stop_reason in ("end_turn", "max_tokens"), begun)
     for name, fields in {
             "an image": {"messages": [{"role": "user", "content": [{"type": "image", "source": {
                 "type": "base64", "media_type": "image/png", "data": "AAAA"}}]}]},
-            "a begun answer": {"messages": ask + [{"role": "assistant", "content": "I"}]},
             "tools that the template does not know": {"messages": ask, "tools": [{"name": "f", "input_schema": {}}]},
             "five breakpoints": {"messages": ask, "system": system * 5},
             "a bad ttl": {"messages": ask, "system": [{**system[0], "cache_control": {"type": "ephemeral", "ttl": "2h"}}]},
