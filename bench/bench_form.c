@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "base/opt.h"
+#include "base/rng.h"
 #include "bench/bench.h"
 #include "format/json.h"
 #include "grammar/automaton.h"
@@ -19,6 +20,7 @@
 struct form_bench_args {
     const char *tokenizer, *file;
     bool json, verdicts;
+    int samples;
 };
 
 static const struct opt positionals[] = {
@@ -33,6 +35,10 @@ static const struct opt options[] = {
     {"verdicts", OPT(struct form_bench_args, verdicts),
      .help =
          "with --json: for each schema which texts have its form; null if it is refused"},
+    {"samples", OPT(struct form_bench_args, samples), .arg = "N", .def = "0", .min = 0,
+     .max = 1000,
+     .help =
+         "with --json: for each schema N random texts of its form; null if it is refused"},
     {"json", OPT(struct form_bench_args, json),
      .help = "print one JSON object and nothing else"},
     {0},
@@ -64,6 +70,9 @@ struct form_bench {
     struct times compile_ms, mask_us;
     int n_schemas, n_refused, n_texts, n_outside;
     struct json *verdicts; /* NULL: not wanted */
+    struct json *texts;    /* samples; NULL: not wanted */
+    int n_samples, n_stuck;
+    struct rng rng;
 };
 
 static double cpu_s(void)
@@ -133,6 +142,53 @@ static bool walk_text(struct form_bench *f, struct automaton *a, const char *tex
     return ok;
 }
 
+enum { SAMPLE_BYTES = 4096, SAMPLE_LONG = 150 };
+
+/* Chooses a byte that may follow. Behind SAMPLE_LONG bytes it prefers what ends a value. Returns -1
+ * if none may. */
+static int sample_byte(struct form_bench *f, const struct walk *w, int n)
+{
+    uint8_t may[256];
+    int n_may = 0;
+    const char *ends = n > SAMPLE_LONG ? "}]\"" : "\"";
+    for (int byte = 0; byte < 256; byte++) {
+        struct walk next;
+        uint8_t b = (uint8_t)byte;
+        bool ok;
+        walk_copy(&next, w);
+        if (walk_bytes(&next, &b, 1, &ok) == 0 && ok)
+            may[n_may++] = b;
+        walk_end(&next);
+    }
+    if (n_may == 0)
+        return -1;
+    for (const char *p = ends; *p != 0; p++)
+        if (memchr(may, *p, (size_t)n_may) != NULL &&
+            rng_below(&f->rng, n > SAMPLE_LONG ? 2 : 5) == 0)
+            return (uint8_t)*p;
+    return may[rng_below(&f->rng, (uint64_t)n_may)];
+}
+
+/* Adds a random text of the form, unless it grows too long. */
+static void sample(struct form_bench *f, struct automaton *a, struct json *texts)
+{
+    char text[SAMPLE_BYTES];
+    struct walk w;
+    int n = 0;
+    bool ok = walk_begin(&w, a) == 0;
+    while (ok && n < SAMPLE_BYTES) {
+        if (walk_accepts(&w) && (walk_is_complete(&w) || rng_below(&f->rng, 3) == 0)) {
+            json_push(texts, json_new_bytes(text, (size_t)n));
+            break;
+        }
+        int byte = sample_byte(f, &w, n);
+        f->n_stuck += byte < 0;
+        text[n] = (char)byte;
+        ok = byte >= 0 && walk_bytes(&w, &text[n++], 1, &ok) == 0 && ok;
+    }
+    walk_end(&w);
+}
+
 static void run_line(struct form_bench *f, const struct json *line)
 {
     struct grammar *g;
@@ -146,6 +202,9 @@ static void run_line(struct form_bench *f, const struct json *line)
     struct json *verdict = f->verdicts != NULL && rc == 0 ? json_new_array() : NULL;
     if (f->verdicts != NULL)
         json_push(f->verdicts, rc == 0 ? verdict : json_new_raw("null", 4));
+    struct json *texts_out = f->texts != NULL && rc == 0 ? json_new_array() : NULL;
+    if (f->texts != NULL)
+        json_push(f->texts, rc == 0 ? texts_out : json_new_raw("null", 4));
     if (rc != 0) {
         f->n_refused++;
         return;
@@ -158,6 +217,8 @@ static void run_line(struct form_bench *f, const struct json *line)
         if (verdict != NULL)
             json_push(verdict, ok ? json_new_raw("true", 4) : json_new_raw("false", 5));
     }
+    for (int i = 0; a != NULL && i < f->n_samples; i++)
+        sample(f, a, texts_out);
     automaton_destroy(a);
     grammar_free(g);
 }
@@ -179,7 +240,12 @@ static void print(struct form_bench *f, bool as_json)
     json_put_real(o, "compile_max_ms", share_of(&f->compile_ms, 1));
     if (f->verdicts != NULL)
         json_put(o, "verdicts", f->verdicts);
-    char *text = json_text(o, as_json && f->verdicts == NULL ? 2 : 0);
+    if (f->texts != NULL) {
+        json_put_int(o, "stuck", f->n_stuck);
+        json_put(o, "samples", f->texts);
+    }
+    bool lists = f->verdicts != NULL || f->texts != NULL;
+    char *text = json_text(o, as_json && !lists ? 2 : 0);
     if (as_json)
         printf("%s\n", text);
     for (struct json_iter it = json_begin(o); !as_json && json_next(&it);) {
@@ -204,6 +270,11 @@ static int run(struct form_bench *f, const struct form_bench_args *a, struct err
     rc = vocab_create(&f->v, n_tokens, bytes_of, f, err);
     if (rc == 0 && a->json && a->verdicts)
         f->verdicts = json_new_array();
+    if (rc == 0 && a->json && a->samples > 0) {
+        f->texts = json_new_array();
+        f->n_samples = a->samples;
+        f->rng.s = 1;
+    }
     if (rc == 0)
         f->mask = xcalloc(f->v->n_words, sizeof *f->mask);
     int number = 0;

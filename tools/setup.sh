@@ -97,8 +97,8 @@ make_rest() {
     esac
 }
 make_venv() {
-    local want=("openai>=2.0" "anthropic>=0.70" "selenium>=4.20")
-    .venv/bin/python -c 'import openai, anthropic, selenium.webdriver.chrome.service' 2>/dev/null && return 0
+    local want=("openai>=2.0" "anthropic>=0.70" "selenium>=4.20" "jsonschema>=4.23")
+    .venv/bin/python -c 'import openai, anthropic, jsonschema, selenium.webdriver.chrome.service' 2>/dev/null && return 0
     echo "setup: making .venv"
     python3 -m venv .venv && .venv/bin/pip install -q "${want[@]}" || fail "could not make .venv"
 }

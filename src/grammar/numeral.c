@@ -1,6 +1,7 @@
 /* numeral.c - see numeral.h. */
 #include "grammar/numeral.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,9 +32,25 @@ static struct decimal shifted(struct build *b, bool minus, const char *digits, i
     return (struct decimal){.minus = minus && !zero, .whole = whole, .part = part};
 }
 
-struct decimal decimal_of(struct build *b, const struct json *number)
+static struct decimal of_real(struct build *b, double v)
 {
     char text[64], digits[32];
+    int precision = 0, n = 0;
+    do
+        snprintf(text, sizeof text, "%.*e", precision, v < 0 ? -v : v);
+    while (++precision < 18 && strtod(text, NULL) != (v < 0 ? -v : v));
+    char *e = strchr(text, 'e');
+    for (const char *p = text; e != NULL && p < e; p++)
+        if (*p != '.')
+            digits[n++] = *p;
+    digits[n] = 0;
+    int exponent = e == NULL ? 0 : (int)strtol(e + 1, NULL, 10);
+    return shifted(b, v < 0, digits, exponent - (n - 1));
+}
+
+struct decimal decimal_of(struct build *b, const struct json *number)
+{
+    char text[32];
     int64_t i;
     double v = 0;
     if (json_int_of(number, &i)) {
@@ -41,18 +58,16 @@ struct decimal decimal_of(struct build *b, const struct json *number)
         return shifted(b, i < 0, text + (i < 0), 0);
     }
     json_real_of(number, &v);
-    int precision = 0;
-    do
-        snprintf(text, sizeof text, "%.*e", precision, v < 0 ? -v : v);
-    while (++precision < 18 && strtod(text, NULL) != (v < 0 ? -v : v));
-    char *e = strchr(text, 'e');
-    int n = 0;
-    for (const char *p = text; e != NULL && p < e; p++)
-        if (*p != '.')
-            digits[n++] = *p;
-    digits[n] = 0;
-    int exponent = e == NULL ? 0 : (int)strtol(e + 1, NULL, 10);
-    return shifted(b, v < 0, digits, exponent - (n - 1));
+    return of_real(b, v);
+}
+
+bool decimal_next(struct build *b, const struct decimal *x, bool up, struct decimal *out)
+{
+    double v = strtod(decimal_text(b, x), NULL);
+    if (!(fabs(v) < 0x1p53))
+        return false;
+    *out = of_real(b, nextafter(v, up ? INFINITY : -INFINITY));
+    return true;
 }
 
 static int compare_size(const struct decimal *x, const struct decimal *y)
@@ -234,9 +249,10 @@ const struct dfa *dfa_of_numbers(struct build *b, const struct number_set *s)
 {
     static const struct decimal zero = {.whole = "0", .part = ""};
     const struct decimal *lo = s->lo, *hi = s->hi;
+    /* A fraction is no integer as a double either, so it has at most 15 digits. */
     const struct dfa *all = of_text_regex(b, s->integers ? "-?(0|[1-9][0-9]*)"
                                              : s->fractions
-                                                 ? "-?(0|[1-9][0-9]*)\\.[0-9]*[1-9][0-9]*"
+                                                 ? "-?(0|[1-9][0-9]{0,8})\\.[0-9]{0,5}[1-9]"
                                                  : "-?(0|[1-9][0-9]*)(\\.[0-9]+)?");
     const struct dfa *up = compared(b, &zero, EQUAL | GREATER);
     const struct dfa *down = compared(b, &zero,

@@ -18,6 +18,8 @@ struct decimal {
 
 /* Returns the value of a JSON number. A real is the shortest decimal that stands for it. */
 struct decimal decimal_of(struct build *b, const struct json *number);
+/* Sets *out to the next double above or below x. Returns false if doubles are not exact there. */
+bool decimal_next(struct build *b, const struct decimal *x, bool up, struct decimal *out);
 int decimal_compare(const struct decimal *x, const struct decimal *y); /* -1, 0, 1 */
 bool decimal_is_integer(const struct decimal *x);
 /* Returns the decimal's text in the spelling above. */

@@ -154,8 +154,24 @@ static unsigned types_of(struct schema *c, const struct json *v, bool *integer)
 
 /* --- keywords that bound one type --------------------------------------------------- */
 
-static void bound_below(struct spec *s, const struct decimal *d, bool above)
+/* Makes a bound that is left out one that is not: 3.9999999999999999 reads as 4, so what lies below
+ * 4 ends at the double before it. */
+static const struct decimal *closed(struct schema *c, const struct decimal *d, bool up,
+                                    bool *open)
 {
+    struct decimal next;
+    if (!*open || !decimal_next(c->b, d, up, &next))
+        return d;
+    struct decimal *p = build_alloc(c->b, sizeof *p);
+    *p = next;
+    *open = false;
+    return p;
+}
+
+static void bound_below(struct schema *c, struct spec *s, const struct decimal *d,
+                        bool above)
+{
+    d = closed(c, d, true, &above);
     int cmp = s->number.lo == NULL ? 1 : decimal_compare(d, s->number.lo);
     if (cmp > 0 || (cmp == 0 && above)) {
         s->number.lo = d;
@@ -163,8 +179,10 @@ static void bound_below(struct spec *s, const struct decimal *d, bool above)
     }
 }
 
-static void bound_above(struct spec *s, const struct decimal *d, bool below)
+static void bound_above(struct schema *c, struct spec *s, const struct decimal *d,
+                        bool below)
 {
+    d = closed(c, d, false, &below);
     int cmp = s->number.hi == NULL ? -1 : decimal_compare(d, s->number.hi);
     if (cmp < 0 || (cmp == 0 && below)) {
         s->number.hi = d;
@@ -270,15 +288,17 @@ static bool bound(struct schema *c, const struct apply *a, const char *key,
         if ((types & TYPE_NUMBER) && integer)
             s->number.integers = true;
     } else if (strcmp(key, "minimum") == 0) {
-        bound_below(s, number_of(c, key, v), is_true(json_member(of, "exclusiveMinimum")));
+        bound_below(c, s, number_of(c, key, v),
+                    is_true(json_member(of, "exclusiveMinimum")));
     } else if (strcmp(key, "maximum") == 0) {
-        bound_above(s, number_of(c, key, v), is_true(json_member(of, "exclusiveMaximum")));
+        bound_above(c, s, number_of(c, key, v),
+                    is_true(json_member(of, "exclusiveMaximum")));
     } else if (strcmp(key, "exclusiveMinimum") == 0) {
         if (json_kind(v) != JSON_KIND_BOOL)
-            bound_below(s, number_of(c, key, v), true);
+            bound_below(c, s, number_of(c, key, v), true);
     } else if (strcmp(key, "exclusiveMaximum") == 0) {
         if (json_kind(v) != JSON_KIND_BOOL)
-            bound_above(s, number_of(c, key, v), true);
+            bound_above(c, s, number_of(c, key, v), true);
     } else if (strcmp(key, "multipleOf") == 0) {
         bound_multiple(c, s, v);
     } else if (strcmp(key, "minLength") == 0) {
@@ -678,9 +698,9 @@ static struct spec *not_bound(struct schema *c, const struct apply *a, const cha
                              is_true(json_member(a->schema, lower ? "exclusiveMinimum"
                                                                   : "exclusiveMaximum"));
             if (lower)
-                bound_above(s, d, !exclusive);
+                bound_above(c, s, d, !exclusive);
             else
-                bound_below(s, d, !exclusive);
+                bound_below(c, s, d, !exclusive);
             continue;
         }
         int32_t n = count_of(c, key, v);

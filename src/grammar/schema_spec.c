@@ -338,6 +338,9 @@ bool spec_fits(struct schema *c, const struct spec *s, const struct json *v)
 {
     if (!(s->types & type_of(v)))
         return false;
+    for (const struct value_list *l = s->excluded; l != NULL; l = l->next)
+        if (schema_values_equal(c, l->value, v))
+            return false;
     switch (json_kind(v)) {
     case JSON_KIND_INT:
     case JSON_KIND_REAL:
@@ -358,8 +361,6 @@ static bool in_values(struct schema *c, const struct spec *s, const struct json 
     bool found = !s->has_values;
     for (const struct value_list *l = s->values; !found && l != NULL; l = l->next)
         found = schema_values_equal(c, l->value, v);
-    for (const struct value_list *l = s->excluded; found && l != NULL; l = l->next)
-        found = !schema_values_equal(c, l->value, v);
     return found;
 }
 
