@@ -113,7 +113,7 @@ def number(pattern, text):
 stored = said("hcache store ls")
 check("the chat's state is stored", number(r"(\d+) chunks?, \d+ tokens", stored) > 0, stored)
 ingested = said("hcache ingest")
-n_document = number(r"SECURITY\.md: (\d+) tokens", ingested)
+n_document = number(r"CONTRIBUTING\.md: (\d+) tokens", ingested)
 check("the document is ingested", n_document > 200 and "all durable" in ingested, ingested)
 # the last chunk may contain text that the template writes after the message
 found = n_document // 64 * 64 - 64
