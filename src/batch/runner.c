@@ -98,7 +98,7 @@ static void on_progress(void *arg, const struct batch_counts *c)
     struct runner *r = arg;
     count(r, c);
     shelf_count_batch(r->o.shelf, &r->now);
-    shelf_set_growing(r->o.shelf, c->out_bytes);
+    shelf_set_growing(r->o.shelf, &r->now, c->out_bytes);
     batch_set_bound(r->job, c->out_bytes + shelf_room(r->o.shelf));
     if (is_cancelled(r))
         batch_stop(r->job);

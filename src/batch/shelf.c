@@ -97,8 +97,9 @@ static void name_it(struct shelf_head *h, const char *prefix, const char *tenant
 /* [lock held] Returns the bytes that count against max_bytes. */
 static uint64_t used_bytes(const struct shelf *s)
 {
-    uint64_t sum = s->growing_bytes +
-                   (uint64_t)(s->files.n + s->batches.n) * SHELF_RECORD_BYTES;
+    uint64_t sum = (uint64_t)(s->files.n + s->batches.n) * SHELF_RECORD_BYTES;
+    for (int i = 0; i < s->batches.n; i++)
+        sum += ((const struct shelf_batch *)s->batches.at[i])->growing_bytes;
     for (int i = 0; i < s->files.n; i++)
         sum += ((const struct shelf_file *)s->files.at[i])->n_bytes;
     return sum;
@@ -118,10 +119,18 @@ uint64_t shelf_room(struct shelf *s)
     return n;
 }
 
-void shelf_set_growing(struct shelf *s, uint64_t n_bytes)
+/* [lock held] */
+static void set_growing(struct shelf *s, const struct shelf_batch *b, uint64_t n_bytes)
+{
+    int i = find(&s->batches, b->head.tenant, b->head.id);
+    if (i >= 0)
+        ((struct shelf_batch *)s->batches.at[i])->growing_bytes = n_bytes;
+}
+
+void shelf_set_growing(struct shelf *s, const struct shelf_batch *b, uint64_t n_bytes)
 {
     pthread_mutex_lock(&s->lock);
-    s->growing_bytes = n_bytes;
+    set_growing(s, b, n_bytes);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -295,20 +304,38 @@ int shelf_list_batches(struct shelf *s, const struct shelf_page *page,
 
 /* --- batches ---------------------------------------------------------------------------------- */
 
-/* [lock held] Forgets the oldest batch that has ended. */
-static int make_place(struct shelf *s, struct err *err)
+static int n_of_tenant(const struct shelf_list *l, const char *tenant)
 {
+    int n = 0;
+    for (int i = 0; i < l->n; i++)
+        n += strcmp(l->at[i]->tenant, tenant) == 0;
+    return n;
+}
+
+/* [lock held] Forgets the oldest batch that has ended, of the tenant that has most batches: one
+ * tenant's many must not push out the few of another. The batch to come counts, too. */
+static int make_place(struct shelf *s, const char *tenant, struct err *err)
+{
+    int oldest = -1, most = 0;
     if (s->batches.n < SHELF_MAX_BATCHES)
         return 0;
     for (int i = 0; i < s->batches.n; i++) {
-        if (!batch_has_ended((const struct shelf_batch *)s->batches.at[i]))
+        const struct shelf_head *h = s->batches.at[i];
+        if (!batch_has_ended((const struct shelf_batch *)h) ||
+            (oldest >= 0 && strcmp(h->tenant, s->batches.at[oldest]->tenant) == 0))
             continue;
-        int rc = shelf_drop_record(s, s->batches.at[i]->id, err);
-        if (rc == 0)
-            list_remove(&s->batches, i);
-        return rc;
+        int n = n_of_tenant(&s->batches, h->tenant) + (strcmp(h->tenant, tenant) == 0);
+        if (n > most) {
+            most = n;
+            oldest = i;
+        }
     }
-    return err_set(err, ERR_LIMIT, "%d batches are already waiting", s->batches.n);
+    if (oldest < 0)
+        return err_set(err, ERR_LIMIT, "%d batches are already waiting", s->batches.n);
+    int rc = shelf_drop_record(s, s->batches.at[oldest]->id, err);
+    if (rc == 0)
+        list_remove(&s->batches, oldest);
+    return rc;
 }
 
 int shelf_add_batch(struct shelf *s, const char *tenant, const char *input,
@@ -322,10 +349,11 @@ int shelf_add_batch(struct shelf *s, const char *tenant, const char *input,
     memcpy(b->errors, errors.id, sizeof b->errors);
     snprintf(b->input, sizeof b->input, "%s", input);
     b->status = BATCH_VALIDATING;
+    b->growing_bytes = 0;
     pthread_mutex_lock(&s->lock);
     int rc = find(&s->files, tenant, input) < 0 ? not_found("file", input, err) : 0;
     if (rc == 0)
-        rc = make_place(s, err);
+        rc = make_place(s, tenant, err);
     if (rc == 0)
         rc = check_room(s, SHELF_RECORD_BYTES, err);
     if (rc == 0)
@@ -351,8 +379,12 @@ int shelf_find_batch(struct shelf *s, const char *tenant, const char *id,
 static int put(struct shelf *s, int i, const struct shelf_batch *b, struct err *err)
 {
     int rc = shelf_write_batch_record(s, b, err);
-    if (rc == 0)
-        *(struct shelf_batch *)s->batches.at[i] = *b;
+    if (rc == 0) {
+        struct shelf_batch *kept = (struct shelf_batch *)s->batches.at[i];
+        uint64_t growing = kept->growing_bytes;
+        *kept = *b;
+        kept->growing_bytes = growing;
+    }
     return rc;
 }
 
@@ -433,7 +465,8 @@ int shelf_keep_answers(struct shelf *s, struct shelf_batch *b, struct err *err)
     int rc = keep(s, b, b->output, "output", &b->has_output, err);
     if (rc == 0)
         rc = keep(s, b, b->errors, "error", &b->has_errors, err);
-    s->growing_bytes = 0;
+    if (rc == 0)
+        set_growing(s, b, 0);
     pthread_mutex_unlock(&s->lock);
     return rc;
 }

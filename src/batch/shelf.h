@@ -30,7 +30,8 @@ enum {
     SHELF_NAME_BYTES = 256,
     SHELF_RECORD_BYTES = 4096,
     SHELF_MAX_FILES = 10000,
-    SHELF_MAX_BATCHES = 1000, /* above this, the oldest finished batch is forgotten */
+    /* Above this, the oldest finished batch of the tenant that has most batches is forgotten. */
+    SHELF_MAX_BATCHES = 1000,
     SHELF_MAX_METADATA = 16 << 10,
 };
 
@@ -72,6 +73,7 @@ struct shelf_batch {
     int64_t n_lines, n_done, n_failed;
     char error_code[32], error_message[300]; /* why the batch failed; "" if it did not */
     char metadata[SHELF_MAX_METADATA];       /* JSON text of an object; "": there is none */
+    uint64_t growing_bytes;                  /* see shelf_set_growing; not in the record */
 };
 
 /* Returns the status's name in the API, such as "in_progress". */
@@ -86,8 +88,9 @@ void shelf_close(struct shelf *s); /* NULL is allowed */
 
 /* Returns the bytes that may still be added under max_bytes. */
 uint64_t shelf_room(struct shelf *s);
-/* Sets the bytes of unfinished answers, which count against max_bytes, too. */
-void shelf_set_growing(struct shelf *s, uint64_t n_bytes);
+/* Sets the bytes of the answers that a batch has until now. They count against max_bytes, too,
+ * until shelf_keep_answers makes files of them, also while the batch waits for its turn. */
+void shelf_set_growing(struct shelf *s, const struct shelf_batch *b, uint64_t n_bytes);
 /* Writes "FOLDER/ID", the path of a batch's answers. */
 void shelf_path(const struct shelf *s, const char *id, char *out, size_t n);
 

@@ -261,6 +261,19 @@ static void load_record(struct shelf *s, const char *name)
     free(text);
 }
 
+/* Sums the bytes that an earlier process left of the answers of batches that have not ended. */
+static void count_growing(struct shelf *s)
+{
+    for (int i = 0; i < s->batches.n; i++) {
+        struct shelf_batch *b = (struct shelf_batch *)s->batches.at[i];
+        const char *names[] = {b->output, b->errors};
+        struct stat st;
+        for (int k = 0; k < 2 && !batch_has_ended(b); k++)
+            if (fstatat(s->fd, names[k], &st, 0) == 0)
+                b->growing_bytes += (uint64_t)st.st_size;
+    }
+}
+
 /* Returns whether the bytes of that name belong to a batch that has not ended. */
 static bool is_growing(const struct shelf *s, const char *name)
 {
@@ -343,6 +356,7 @@ int shelf_open(const char *folder, uint64_t max_bytes, struct shelf **out, struc
     }
     shelf_list_sort(&s->files);
     shelf_list_sort(&s->batches);
+    count_growing(s);
     *out = s;
     return 0;
 }

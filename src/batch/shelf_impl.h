@@ -21,7 +21,6 @@ struct shelf {
     uint64_t max_bytes;
     pthread_mutex_t lock; /* protects the fields below */
     struct shelf_list files, batches;
-    uint64_t growing_bytes;
 };
 
 /* adds a record, which the list owns from then on */

@@ -353,12 +353,77 @@ static void room_is_bounded(void **state)
     assert_int_equal(shelf_add_file(s, "t", "g", bytes, 1, &g, &err), ERR_LIMIT);
     assert_false(is_there(g.head.id));
     assert_int_equal(shelf_delete_file(s, "t", f.head.id, &pending, &err), 0);
-    shelf_set_growing(s, 2 * SHELF_RECORD_BYTES); /* room taken by answers in progress */
-    assert_int_equal(shelf_add_file(s, "t", "g", bytes, 1, &g, &err), ERR_LIMIT);
-    shelf_set_growing(s, 0);
     assert_int_equal(shelf_add_file(s, "t", "g", bytes, 1, &g, &err), 0);
     shelf_close(s);
     free(bytes);
+}
+
+/* Room is taken by the answers of each batch that has not ended, running or not: of a batch that
+ * made room for another tenant's, too, and of one that an earlier process began. */
+static void room_is_taken_by_answers(void **state)
+{
+    (void)state;
+    uint64_t max = 1 << 20, left;
+    struct shelf *s = open_shelf(max);
+    struct shelf_batch *x = add_batch(s, "x"), *y = add_batch(s, "y");
+    struct shelf_file f;
+    left = shelf_room(s);
+    shelf_set_growing(s, x, 1000);
+    shelf_set_growing(s, x, 3000);
+    assert_int_equal(shelf_room(s), left - 3000);
+    shelf_set_growing(s, y, 200);
+    assert_int_equal(shelf_room(s), left - 3200);
+    x->status = BATCH_IN_PROGRESS; /* the caller's record knows nothing of the answers */
+    assert_int_equal(shelf_put_batch(s, x, &err), 0);
+    shelf_count_batch(s, y);
+    assert_int_equal(shelf_room(s), left - 3200);
+    assert_int_equal(shelf_keep_answers(s, y, &err), 0);
+    assert_int_equal(shelf_room(s), left - 3000);
+    shelf_set_growing(s, x, left);
+    char byte = 0;
+    assert_int_equal(shelf_add_file(s, "z", "f", &byte, 1, &f, &err), ERR_LIMIT);
+    shelf_close(s);
+    put(x->output, "{}\n{}\n");
+    put(x->errors, "{}\n");
+    put(y->output, "{}\n");
+    s = open_shelf(max);
+    assert_int_equal(shelf_room(s), left - 12);
+    x->status = BATCH_CANCELLED;
+    assert_int_equal(shelf_keep_answers(s, x, &err), 0);
+    assert_int_equal(shelf_room(s), left - 12 - 2 * SHELF_RECORD_BYTES);
+    shelf_close(s);
+    free(x);
+    free(y);
+}
+
+/* A tenant's many batches push out its own, not the few of another. */
+static void many_batches_push_out_their_own(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf((uint64_t)1 << 30);
+    struct shelf_batch *mine[3], *b = xcalloc(1, sizeof *b), *first = NULL;
+    for (int i = 0; i < 3; i++) {
+        mine[i] = add_batch(s, "mine");
+        mine[i]->status = BATCH_COMPLETED;
+        assert_int_equal(shelf_put_batch(s, mine[i], &err), 0);
+    }
+    first = add_batch(s, "other");
+    for (int i = 0; i < SHELF_MAX_BATCHES + 20; i++) {
+        assert_int_equal(shelf_add_batch(s, "other", first->input, b, &err), 0);
+        b->status = BATCH_COMPLETED;
+        assert_int_equal(shelf_put_batch(s, b, &err), 0);
+    }
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(shelf_find_batch(s, "mine", mine[i]->head.id, b, &err), 0);
+    /* a place for one more of mine is made by the other's, too */
+    free(add_batch(s, "mine"));
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(shelf_find_batch(s, "mine", mine[i]->head.id, b, &err), 0);
+        free(mine[i]);
+    }
+    shelf_close(s);
+    free(first);
+    free(b);
 }
 
 /* Clients cannot delete batches. If there are too many, the oldest batch that has ended makes
@@ -899,8 +964,9 @@ static void a_batch_needs_room(void **state)
                          less == 0 ? 0 : ERR_LIMIT);
         assert_int_equal(shelf_room(s),
                          less == 0 ? SHELF_RECORD_BYTES : 2 * SHELF_RECORD_BYTES - 1);
-        shelf_set_growing(s, 5 * SHELF_RECORD_BYTES);
-        assert_int_equal(shelf_room(s), 0);
+        shelf_set_growing(s, b, 5 * SHELF_RECORD_BYTES);
+        if (less == 0)
+            assert_int_equal(shelf_room(s), 0);
         assert_int_equal(shelf_keep_answers(s, b, &err),
                          0); /* there are none; nothing grows */
         assert_int_equal(shelf_room(s),
@@ -1135,6 +1201,8 @@ int main(void)
         TEST(tenants_take_turns),
         TEST(a_cancel_is_not_lost),
         TEST(room_is_bounded),
+        TEST(room_is_taken_by_answers),
+        TEST(many_batches_push_out_their_own),
         TEST(old_batches_are_forgotten),
         TEST(counts_are_seen_while_it_runs),
         TEST(a_record_needs_each_of_its_fields),
