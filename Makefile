@@ -89,7 +89,7 @@ EMU_ARCH    := $(if $(shell grep -m1 -wo fma /proc/cpuinfo 2>/dev/null),-mavx2 -
 SRC   := $(filter-out $(CUDA_SRC),$(sort $(wildcard src/*/*.c src/*/*/*.c)))
 SRC   := $(if $(filter 1,$(CUDA)),$(filter-out src/tensor/cuda_absent.c,$(SRC)) $(CUDA_SRC),$(SRC))
 # Parsers need no kernels, whose compilation under the sanitizers takes minutes.
-SRC   := $(if $(filter fuzz,$(VARIANT)),src/tensor/dtype.c src/service/truncate.c $(filter-out $(addprefix src/,tensor/% kvcache/% state/% engine/% service/%),$(SRC)),$(SRC))
+SRC   := $(if $(filter fuzz,$(VARIANT)),src/tensor/dtype.c src/service/truncate_text.c $(filter-out $(addprefix src/,tensor/% kvcache/% state/% engine/% service/%),$(SRC)),$(SRC))
 # FOLDERS limits a build of tests to some directories of src/ and their tests.  A quick run of a
 # sanitizer uses it, and so does coverage.  Tests that also need other directories are left out.
 FOLDERS ?= $(if $(filter cov,$(VARIANT)),base io policy store)

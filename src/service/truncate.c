@@ -1,60 +1,7 @@
-/* truncate.c - the public interface's truncation: its texts and its bounds. */
-#include <stdlib.h>
-#include <string.h>
-
+/* truncate.c - the public interface's truncation: its bounds. */
 #include "service/hcache_impl.h"
 
 enum { DEFAULT_KEEP = 64 };
-
-/* Reads NAME=NUMBER. Fails if the number was given before. */
-static bool read_count(const char *text, const char *name, int *out)
-{
-    size_t n = strlen(name);
-    char *end;
-    if (strncmp(text, name, n) != 0 || text[n] != '=')
-        return false;
-    long v = strtol(text + n + 1, &end, 10);
-    if (*out != 0 || end == text + n + 1 || (*end != 0 && *end != ',') || v < 1 ||
-        v > 1 << 30)
-        return false;
-    *out = (int)v;
-    return true;
-}
-
-/* Reads the ratio, a decimal number. Fails if it was given before. */
-static bool read_ratio(const char *text, double *out)
-{
-    char *end;
-    double v = strtod(text, &end);
-    bool is_decimal = text + strspn(text, "0123456789.eE-") == end;
-    if (*out != 0 || !is_decimal || end == text || (*end != 0 && *end != ',') ||
-        !(v > 0 && v < 1))
-        return false;
-    *out = v;
-    return true;
-}
-
-int hcache_truncation_parse(const char *text, struct hcache_truncation *out,
-                            struct hcache_err *err)
-{
-    *out = (struct hcache_truncation){0};
-    if (strcmp(text, "off") == 0)
-        return 0;
-    for (const char *at = text; at != NULL;) {
-        if (!read_count(at, "keep", &out->keep) &&
-            !read_count(at, "context", &out->context) && !read_ratio(at, &out->ratio))
-            return err_set(
-                hcache_inner(err), ERR_USAGE,
-                "truncate '%s': must be off, or a ratio above 0 and below 1, then "
-                "keep=K and context=C",
-                text);
-        at = strchr(at, ',');
-        at = at != NULL ? at + 1 : NULL;
-    }
-    return out->ratio > 0 ? 0
-                          : err_set(hcache_inner(err), ERR_USAGE,
-                                    "truncate '%s': the ratio is missing", text);
-}
 
 int hcache_make_truncation(const struct hcache *h, const struct hcache_truncation *t,
                            struct truncation *out, struct err *err)

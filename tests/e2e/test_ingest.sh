@@ -68,18 +68,18 @@ expect "a store in memory is no place for it" 2 'give a folder'
 # --- as a message of a chat -----------------------------------------------------------------------------
 
 chat_store=$tmp/chat-store
-run_hc ingest "$model" --store "$chat_store" --save both --chat system SECURITY.md --json
+run_hc ingest "$model" --store "$chat_store" --save both --chat system CONTRIBUTING.md --json
 check "a document is ingested as a system's message" test "$rc" -eq 0
 n_document=$(json 'j["tokens"]')
 # the last chunk may contain tokens of text after the message
 chunks=$((n_document / 64 * 64 - 64))
-run_hc run "$model" --store "$chat_store" --save none --system "$(cat SECURITY.md; printf x)" --prompt "What is my name?" -n 4 --json
+run_hc run "$model" --store "$chat_store" --save none --system "$(cat CONTRIBUTING.md; printf x)" --prompt "What is my name?" -n 4 --json
 check "a message of another end shares what is before it" json_is "j['cached_tokens'] >= $chunks" True
-python3 -c 'import sys; sys.stdout.write(open("SECURITY.md").read())' >"$tmp/document"
+python3 -c 'import sys; sys.stdout.write(open("CONTRIBUTING.md").read())' >"$tmp/document"
 IFS= read -r -d '' document <"$tmp/document" || true
 run_hc run "$model" --store "$chat_store" --save none --system "$document" --prompt "What is my name?" -n 4 --json
 check "sent as a message, it is found" json_is "j['cached_tokens'] >= $chunks and j['cached_tokens'] > 200" True
-run_hc ingest "$model" --store "$tmp/raw-store" --save both SECURITY.md --json
+run_hc ingest "$model" --store "$tmp/raw-store" --save both CONTRIBUTING.md --json
 run_hc run "$model" --store "$tmp/raw-store" --save none --system "$document" --prompt "What is my name?" -n 4 --json
 check "ingested as plain text it is not" json_is 'j["cached_tokens"]' 0
 "$hc" serve "$model" --port 0 --store "$chat_store" --no-reuse >"$tmp/serve.log" 2>&1 &
@@ -87,7 +87,7 @@ server=$!
 port=$(port_of "$server" "$tmp/serve.log")
 python3 - "$port" >"$tmp/out" 2>"$tmp/err" <<'PYTHON'
 import json, sys, urllib.request
-messages = [{"role": "system", "content": open("SECURITY.md").read()}, {"role": "user", "content": "What is my name?"}]
+messages = [{"role": "system", "content": open("CONTRIBUTING.md").read()}, {"role": "user", "content": "What is my name?"}]
 def post(path, body):
     r = urllib.request.Request(f"http://127.0.0.1:{sys.argv[1]}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
     return json.load(urllib.request.urlopen(r))

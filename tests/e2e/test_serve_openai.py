@@ -123,7 +123,7 @@ def run(server):
     ten_turns(c, model)
 
     e = raises(openai.BadRequestError, lambda: c.chat.completions.create(
-        model=model, messages=messages, response_format={"type": "json_object"}))
+        model=model, messages=messages, response_format={"type": "xml"}))
     check("BadRequestError names the field", e is not None and e.param == "response_format", e)
     e = raises(openai.NotFoundError, lambda: c.completions.create(model="none", prompt="x"))
     check("NotFoundError for another model", e is not None and e.code == "model_not_found", e)

@@ -246,7 +246,7 @@ def test_bad_input(tmp):
         ({"input": "x", "temprature": 1}, 400, "temprature"), ({"input": "x", "max_output_tokens": 0}, 400, None),
         ({"input": "x", "temperature": -1}, 400, "temperature"), ({"input": "x", "background": True}, 400, "background"),
         ({"input": "x", "truncation": "often"}, 400, "truncation"),
-        ({"input": "x", "text": {"format": {"type": "json_object"}}}, 400, "text"),
+        ({"input": "x", "text": {"format": {"type": "xml"}}}, 400, "text"),
         ({"input": "x", "tools": [{"type": "quantum"}]}, 400, "tools"),
         ({"input": "x", "metadata": {"a": 1}}, 400, "metadata"),
         ({"input": "x", "metadata": {str(i): "" for i in range(17)}}, 400, "metadata"),

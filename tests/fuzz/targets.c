@@ -578,6 +578,16 @@ static void fuzz_platform(const uint8_t *bytes, size_t n)
     free(text);
 }
 
+/* The fuzzer is linked without the engine, which compiles forms for requests. No target calls it. */
+__attribute__((weak)) int hcache_form_create(struct hcache *h,
+                                             const struct hcache_form_opts *o,
+                                             struct hcache_form **out, char **unenforced,
+                                             struct hcache_err *err)
+{
+    (void)h, (void)o, (void)out, (void)unenforced;
+    return err->code = HCACHE_E_UNSUPPORTED;
+}
+
 /* --- forms of answers ----------------------------------------------------------------------- */
 
 /* A grammar that compiles can be walked: from each state that is not complete, a byte leads on. */
