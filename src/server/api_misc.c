@@ -81,7 +81,7 @@ static struct json *model_object(struct call *c)
     struct json *abilities = json_new_object();
     json_put_bool(abilities, "tools", info.has_tools);
     json_put_bool(abilities, "reasoning", info.has_thoughts);
-    json_put_bool(abilities, "structured_output", false);
+    json_put_bool(abilities, "structured_output", info.has_tokenizer);
     json_put(o, "abilities", abilities);
     json_put_string(o, "conversations",
                     conversations_kept_in(atomic_load(&c->s->conversations)));
