@@ -578,7 +578,8 @@ static void fuzz_platform(const uint8_t *bytes, size_t n)
     free(text);
 }
 
-/* The fuzzer is linked without the engine, which compiles forms for requests. No target calls it. */
+/* The fuzzer is linked without the engine, which compiles the forms of requests. No target calls
+ * this. */
 __attribute__((weak)) int hcache_form_create(struct hcache *h,
                                              const struct hcache_form_opts *o,
                                              struct hcache_form **out, char **unenforced,
