@@ -142,7 +142,7 @@ uint64_t damage_wipe_row(struct st_place *p)
     struct store *s = st_open(p);
     assert_int_equal(st_save(s, &st_small, &victim, 1, ST_BOTH, &err), 0);
     st_keys(&victim, 1, &key);
-    struct io_sim_fault bad = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_SPACE, .path = "seg-"};
+    struct io_sim_fault bad = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_WRITE, .path = "seg-"};
     io_sim_fault_add(p->io, &bad);
     assert_int_equal(store_erase(s, &key, 1, &e, &err), -EIO);
     io_sim_fault_clear(p->io);

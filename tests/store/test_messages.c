@@ -211,7 +211,7 @@ static void bytes_that_cannot_be_wiped(void **state)
     struct sha256 keys[N];
     struct store_erased e;
     struct io_sim_fault fault = {
-        .kind = IO_SIM_FAIL, .on = IO_SIM_ON_SPACE, .path = "seg-", .code = -EIO};
+        .kind = IO_SIM_FAIL, .on = IO_SIM_ON_WRITE, .path = "seg-", .code = -EIO};
     saved(1);
     st_keys(&ours, N, keys);
     struct store *s = st_open(&place);
@@ -220,10 +220,11 @@ static void bytes_that_cannot_be_wiped(void **state)
     store_close(s);
     listen();
     open_and_close();
-    must_have_said("hcache: erased chunks could not be wiped yet: punch "
-                   "/st/d0/seg-000000.hc: Input/output error\n"
-                   "hcache: free space could not be wiped yet: punch "
-                   "/st/d0/seg-000000.hc: Input/output error\n");
+    must_have_said(
+        "hcache: erased chunks could not be wiped yet: write 196608 bytes at 0 of "
+        "/st/d0/seg-000000.hc: Input/output error\n"
+        "hcache: free space could not be wiped yet: write 49152 bytes at 196608 of "
+        "/st/d0/seg-000000.hc: Input/output error\n");
     io_sim_fault_clear(place.io);
     listen();
     open_and_close();
