@@ -75,7 +75,8 @@ bool answers_find(struct answers *m, const char *salt, const char *text, size_t 
 /* The functions that forget return 0 when the answers are gone from memory and from the disk. After
  * an error they are gone from memory, and the next call tries the disk again. Each also drops all
  * records of earlier builds, which name no owner. */
-/* Forgets all answers whose state has this salt (NULL: the empty salt). */
+/* Forgets all answers whose state has this salt (NULL: the empty salt). m NULL, also below: nothing
+ * is remembered. */
 int answers_forget_owner(struct answers *m, const char *state_salt, struct err *err);
 /* Forgets the answers whose end or prompt lies in one of the chunks. */
 int answers_forget_keys(struct answers *m, const struct sha256 *keys, int n,

@@ -594,9 +594,6 @@ static const struct {
     {REST("\"normalizer\": {\"type\": \"Lowercase\"}"), ERR_UNSUPPORTED,
      "tokenizer.json: normalizer: type 'Lowercase' is not supported"},
     {REST("\"normalizer\": {}"), ERR_FORMAT, "normalizer: 'type' is missing"},
-    {REST("\"normalizer\": {\"type\": \"Replace\", \"pattern\": {\"Regex\": \" +\"},"
-          "\"content\": \"\"}"),
-     ERR_UNSUPPORTED, "normalizer: Replace: a 'pattern' with a 'Regex' is not supported"},
     {REST("\"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": ["
           "{\"type\": \"BertPreTokenizer\"}]}"),
      ERR_UNSUPPORTED, "pre_tokenizer: type 'BertPreTokenizer' is not supported"},
