@@ -12,6 +12,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/minmax.h"
+#include "base/textbuf.h"
 #include "grammar/node.h"
 
 enum {
@@ -83,10 +84,7 @@ struct automaton {
     uint32_t *used_slots;  /* [MAX_VISITS] */
     uint32_t *path;        /* [deepest token + 1] states of a search */
     int32_t *ids;          /* [n_tokens] tokens of a search */
-    struct textbuf_key {
-        uint8_t *p;
-        size_t n, cap;
-    } key;
+    struct textbuf key;    /* of a search */
 };
 
 /* --- arrays and tables -------------------------------------------------------------- */
@@ -447,7 +445,7 @@ void automaton_destroy(struct automaton *a)
     free(a->used_slots);
     free(a->path);
     free(a->ids);
-    free(a->key.p);
+    textbuf_free(&a->key);
     free(a);
 }
 
@@ -626,17 +624,7 @@ static uint32_t search(struct automaton *a, const struct trie *t, uint32_t from,
 
 static bool key_add(struct automaton *a, uint32_t v)
 {
-    if (a->key.n + sizeof v > a->key.cap) {
-        size_t cap = MAX(a->key.cap * 2, (size_t)256);
-        uint8_t *p = mem_try_realloc(a->key.p, cap);
-        if (p == NULL)
-            return false;
-        a->key.p = p;
-        a->key.cap = cap;
-    }
-    memcpy(a->key.p + a->key.n, &v, sizeof v);
-    a->key.n += sizeof v;
-    return true;
+    return textbuf_try_add(&a->key, &v, sizeof v);
 }
 
 /* Makes the key of a state's search: its places and stacks, where a count that no token of at most

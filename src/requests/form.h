@@ -36,8 +36,8 @@ int form_read_structured(const char *field, const struct json *v, struct form_wa
 int form_read_choice(const char *field, const struct json *choice, struct form_want *out,
                      struct fault *f);
 
-/* Compiles the form. *out: NULL if none is wanted; else the caller's. *unenforced: names of what
- * the form leaves out (hcache_free), or NULL. Returns 0, or -1 with *f. */
+/* Compiles the form. *out: NULL if none is wanted; else the caller's. *unenforced: the
+ * keywords that the form does not enforce (hcache_free), or NULL. Returns 0, or -1 with *f. */
 int form_compile(struct hcache *h, const struct gen_params *p, struct hcache_form **out,
                  char **unenforced, struct fault *f);
 

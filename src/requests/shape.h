@@ -36,7 +36,7 @@ struct generation {
     struct gen_params params;
     char *salt;               /* salt of the request's state; NULL: no salt */
     struct hcache_form *form; /* of the answers; NULL: any */
-    char *unenforced;         /* names of what the form leaves out; NULL: nothing */
+    char *unenforced;         /* keywords that the form does not enforce; NULL: none */
     char id[48], miss[200];
     int64_t max_tokens; /* of each answer, if the request's was cut to this; else 0 */
     int64_t created_s;
