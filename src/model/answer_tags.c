@@ -6,24 +6,16 @@
 
 #include "base/mem.h"
 
-static int find_token(struct answer_form *f, const struct tokenizer *t, const char *s,
-                      size_t n)
+/* Returns the index of a special token among those of the form. text [n] spells it. */
+static int token_index(struct answer_form *f, int32_t id, const char *text, size_t n)
 {
-    char text[80];
-    if (t == NULL || n < 3 || n >= sizeof text)
-        return -1;
-    memcpy(text, s, n);
-    text[n] = 0;
-    int32_t id = tokenizer_find(t, text);
-    if (id < 0 || !tokenizer_is_special(t, id))
-        return -1;
     for (int i = 0; i < f->n_token; i++)
         if (f->token[i].id == id)
             return i;
     struct textbuf b = {0};
     const char begin = MARK_BEGIN, end = MARK_END;
     textbuf_add(&b, &begin, 1);
-    textbuf_add(&b, s, n);
+    textbuf_add(&b, text, n);
     textbuf_add(&b, &end, 1);
     f->token = xrealloc(f->token, (size_t)(f->n_token + 1) * sizeof *f->token);
     f->token[f->n_token] = (struct form_token){id, {b.p, b.n}};
@@ -35,17 +27,16 @@ static void set_tag(struct answer_form *f, const struct tokenizer *t, enum form_
                     const char *text)
 {
     struct textbuf b = {0};
-    size_t n = text != NULL ? strlen(text) : 0;
-    for (size_t i = 0; i < n;) {
-        int token = -1;
-        size_t k = n - i;
-        for (; k > 0 && (token = find_token(f, t, text + i, k)) < 0; k--)
-            ;
-        if (token >= 0)
-            textbuf_add(&b, f->token[token].marked.s, f->token[token].marked.n);
-        else
+    size_t n = text != NULL ? strlen(text) : 0, k = 1;
+    for (size_t i = 0; i < n; i += k) {
+        int32_t id = tokenizer_special_at(t, text + i, n - i, &k);
+        if (id >= 0) {
+            int token = token_index(f, id, text + i, k); /* may move f->token */
+            const struct tag *marked = &f->token[token].marked;
+            textbuf_add(&b, marked->s, marked->n);
+        } else {
             textbuf_add(&b, text + i, k = 1);
-        i += k;
+        }
     }
     f->tag[which] = (struct tag){b.p, b.n};
 }

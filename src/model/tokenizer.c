@@ -5,6 +5,7 @@
 #include "model/tokenizer.h"
 
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/utf8.h"
 #include "format/gguf_tokenizer.h"
 #include "format/json.h"
@@ -607,6 +608,22 @@ int32_t tokenizer_find(const struct tokenizer *t, const char *token)
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
 {
     return id >= 0 && id < t->j.n_ids && t->special[id];
+}
+
+int32_t tokenizer_special_at(const struct tokenizer *t, const char *text, size_t n,
+                             size_t *len)
+{
+    char name[80];
+    for (size_t k = MIN(n, sizeof name - 1); t != NULL && k >= 3; k--) {
+        memcpy(name, text, k);
+        name[k] = 0;
+        int32_t id = tokenizer_find(t, name);
+        if (id >= 0 && tokenizer_is_special(t, id)) {
+            *len = k;
+            return id;
+        }
+    }
+    return -1;
 }
 
 const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *n)

@@ -118,6 +118,10 @@ const int32_t *tokenizer_suppressed(const struct tokenizer *t, int *n);
  * no token has this text. */
 int32_t tokenizer_find(const struct tokenizer *t, const char *token);
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
+/* Returns the longest special token of 3 to 79 bytes that the text begins with, and its bytes in
+ * *len; -1: none. t NULL: there are no tokens. */
+int32_t tokenizer_special_at(const struct tokenizer *t, const char *text, size_t n,
+                             size_t *len);
 
 /* Returns the bytes that the token stands for inside a text; NULL: the id has no token.  They
  * belong to the tokenizer. */

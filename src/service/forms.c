@@ -180,25 +180,15 @@ static void parts_free(struct parts *p)
 static struct grammar_tag tag_of(const struct forms *f, struct parts *p, const char *text)
 {
     struct textbuf b = {0};
-    size_t n = text == NULL ? 0 : strlen(text);
-    for (size_t i = 0; i < n;) {
-        char name[80], id_bytes[VOCAB_SPECIAL_BYTES];
-        int32_t id = -1;
-        size_t k = n - i < sizeof name ? n - i : sizeof name - 1;
-        for (; k > 2; k--) {
-            memcpy(name, text + i, k);
-            name[k] = 0;
-            id = tokenizer_find(f->tokenizer, name);
-            if (id >= 0 && tokenizer_is_special(f->tokenizer, id))
-                break;
-            id = -1;
-        }
+    size_t n = text == NULL ? 0 : strlen(text), k = 1;
+    for (size_t i = 0; i < n; i += k) {
+        char id_bytes[VOCAB_SPECIAL_BYTES];
+        int32_t id = tokenizer_special_at(f->tokenizer, text + i, n - i, &k);
         if (id >= 0) {
             vocab_special(id, id_bytes);
             textbuf_add(&b, id_bytes, sizeof id_bytes);
-            i += k;
         } else {
-            textbuf_add(&b, text + i++, 1);
+            textbuf_add(&b, text + i, k = 1);
         }
     }
     CHECK(p->n_tags < (int)(sizeof p->tags / sizeof *p->tags));
