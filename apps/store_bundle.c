@@ -44,9 +44,9 @@ static int block_check(const uint8_t *block, const char *magic, uint64_t *count,
         return err_set(err, ERR_FORMAT, "this is not a file of exported chunks");
     if (checksum64(copy, BLOCK) != get_u64(block + B_SUM))
         return err_set(err, ERR_CORRUPT, "the file is damaged: a checksum does not hold");
-    if (get_u32(block + B_VERSION) < 1 || get_u32(block + B_VERSION) > VERSION)
+    if (get_u32(block + B_VERSION) != VERSION)
         return err_set(err, ERR_UNSUPPORTED,
-                       "the file has version %u; this build knows 1 to %d",
+                       "the file has version %u; this build knows only %d",
                        get_u32(block + B_VERSION), VERSION);
     *count = get_u64(block + B_COUNT);
     return 0;

@@ -155,9 +155,9 @@ int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_heade
     if (get_u64(in + H_CHECKSUM) != header_checksum(in))
         return err_set(err, ERR_CORRUPT, "an extent header's checksum does not hold");
     uint32_t version = get_u32(in + H_VERSION), n_tokens = get_u32(in + H_TOKENS_N);
-    if (version < 1 || version > FORMAT_VERSION)
+    if (version != FORMAT_VERSION)
         return err_set(err, ERR_UNSUPPORTED,
-                       "an extent has format version %u; this build knows 1 to %d", version,
+                       "an extent has format version %u; this build knows only %d", version,
                        FORMAT_VERSION);
     memcpy(out->uuid, in + H_UUID, sizeof out->uuid);
     out->id = get_u64(in + H_ID);
@@ -170,8 +170,7 @@ int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_heade
     memcpy(out->key.b, in + H_KEY, sizeof out->key.b);
     memcpy(out->parent.b, in + H_PARENT, sizeof out->parent.b);
     memcpy(out->fingerprint.b, in + H_FINGERPRINT, sizeof out->fingerprint.b);
-    if (n_tokens < 1 || n_tokens > STORE_CHUNK_TOKENS ||
-        (version == 1 && n_tokens != STORE_CHUNK_TOKENS))
+    if (n_tokens < 1 || n_tokens > STORE_CHUNK_TOKENS)
         return err_set(err, ERR_CORRUPT, "an extent header has %u tokens", n_tokens);
     out->n_tokens = (int)n_tokens;
     for (int i = 0; i < STORE_CHUNK_TOKENS; i++)
@@ -179,7 +178,7 @@ int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_heade
     for (int i = out->n_tokens; i < STORE_CHUNK_TOKENS; i++)
         if (out->tokens[i] != 0)
             return err_set(err, ERR_CORRUPT, "an extent header has tokens behind its last");
-    out->owner = version == 1 ? 0 : get_u64(in + H_OWNER);
+    out->owner = get_u64(in + H_OWNER);
     out->yields = n_tokens < STORE_CHUNK_TOKENS &&
                   (get_u32(in + H_FLAGS) & STORE_FLAG_YIELDS) != 0;
     if (chunk_table_decode(in + H_TABLE, out->n_records, out->n_bytes, out->records) != 0 &&

@@ -24,8 +24,7 @@
 #define STORE_UUID_BYTES       16
 
 /* Flag of a partial chunk, in its header and its row. The other bits of the flags are written as 0
- * and ignored. Builds that do not know this bit ignore it as well: they leave the chunk to
- * eviction. */
+ * and ignored. */
 #define STORE_FLAG_YIELDS 1u
 
 struct chunk_record {
@@ -70,11 +69,10 @@ void chunk_table_encode(const struct chunk_record *records, int n, uint8_t *out)
 int chunk_table_decode(const uint8_t *in, int n, uint64_t extent_bytes,
                        struct chunk_record *out);
 
-/* Encodes the current version. Decoding also knows version 1 (64 tokens, no owner). */
 void chunk_header_encode(const struct chunk_header *h, uint8_t out[CHUNK_HEADER_BYTES]);
 
 /* Decodes a header. Returns 0 with *out; ERR_FORMAT if the bytes are no header (no magic);
- * ERR_CORRUPT if a check fails; ERR_UNSUPPORTED for a later format version. If it does not return
+ * ERR_CORRUPT if a check fails; ERR_UNSUPPORTED for another format version. If it does not return
  * 0, *out is unspecified. */
 int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_header *out,
                         struct err *err);

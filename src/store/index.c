@@ -49,7 +49,6 @@ enum {
     R_PARENT = 72,
     R_FINGERPRINT = 104,
     R_MASK = 136,
-    ROW_BYTES_1 = 168, /* size of a row in version 1, which has 64 tokens and no owner */
     R_OWNER = 168,
     R_TOKENS_N = 176,
     R_FLAGS = 180,
@@ -65,13 +64,11 @@ enum {
     WIPE_BYTES = 40
 };
 
-/* In the file this is added to the end time of a pin that is a guarantee. A build that does not
- * know guarantees reads it as a pin that does not end. */
+/* In the file this is added to the end time of a pin that is a guarantee. */
 #define PIN_GUARANTEED (INT64_C(1) << 62)
 
 /* The column used_wall_s holds three values: the time of the last use in its lower half, the
- * time to live in the upper half, and in the highest bit whether the chunk was dropped. A build
- * that does not know times to live or drops ignores these bits. */
+ * time to live in the upper half, and in the highest bit whether the chunk was dropped. */
 #define USE_DROPPED (UINT64_C(1) << 63)
 
 static sqlite3_int64 use_encode(uint32_t used_wall_s, uint32_t ttl_s, bool is_dropped)
@@ -114,11 +111,6 @@ static const char *const statement_sql[N_STATEMENTS] = {
     [DROP_WIPE] = "DELETE FROM wipe WHERE id = ?1",
     [SET_META] = "INSERT OR REPLACE INTO meta(id, row) VALUES(1, ?1)",
 };
-
-/* Tables that version 2 adds to version 1. */
-#define VERSION_2_SQL                                                                      \
-    "CREATE TABLE pin(key BLOB PRIMARY KEY, until_wall_s INTEGER NOT NULL) WITHOUT ROWID;" \
-    "CREATE TABLE wipe(id INTEGER PRIMARY KEY, row BLOB NOT NULL)"
 
 struct index {
     sqlite3 *db;
@@ -200,7 +192,7 @@ static int mask_count(const struct store_mask *m)
 
 static int row_decode(const uint8_t *in, size_t n_bytes, struct index_row *r)
 {
-    if ((n_bytes != ROW_BYTES && n_bytes != ROW_BYTES_1) ||
+    if (n_bytes != ROW_BYTES ||
         get_u64(in + R_CHECKSUM) != checksum64(in + R_ID, n_bytes - R_ID))
         return ERR_CORRUPT;
     *r = (struct index_row){
@@ -211,8 +203,8 @@ static int row_decode(const uint8_t *in, size_t n_bytes, struct index_row *r)
         .chunk_idx = get_u32(in + R_CHUNK_IDX),
         .device = get_u16(in + R_DEVICE),
         .n_records = get_u16(in + R_RECORDS_N),
-        .owner = n_bytes == ROW_BYTES ? get_u64(in + R_OWNER) : 0,
-        .n_tokens = n_bytes == ROW_BYTES ? get_u32(in + R_TOKENS_N) : STORE_CHUNK_TOKENS,
+        .owner = get_u64(in + R_OWNER),
+        .n_tokens = get_u32(in + R_TOKENS_N),
     };
     r->yields = r->n_tokens < STORE_CHUNK_TOKENS &&
                 (get_u32(in + R_FLAGS) & STORE_FLAG_YIELDS) != 0;
@@ -246,11 +238,10 @@ static int meta_decode(struct index *ix, const uint8_t *in, size_t n_bytes, stru
     if (n_bytes != META_BYTES ||
         get_u64(in + M_CHECKSUM) != checksum64(in + M_VERSION, META_BYTES - M_VERSION))
         return err_set(err, ERR_CORRUPT, "index %s: its description is damaged", ix->path);
-    ix->meta.version = get_u32(in + M_VERSION);
-    if (ix->meta.version < 1 || ix->meta.version > FORMAT_VERSION)
+    if (get_u32(in + M_VERSION) != FORMAT_VERSION)
         return err_set(err, ERR_UNSUPPORTED,
-                       "index %s has version %u; this build knows 1 to %d", ix->path,
-                       ix->meta.version, FORMAT_VERSION);
+                       "index %s has version %u; this build knows only %d", ix->path,
+                       get_u32(in + M_VERSION), FORMAT_VERSION);
     ix->meta.n_devices = get_u32(in + M_DEVICES_N);
     memcpy(ix->meta.uuid, in + M_UUID, STORE_UUID_BYTES);
     ix->meta.segment_bytes = get_u64(in + M_SEGMENT);
@@ -279,14 +270,10 @@ static int db_open(struct index *ix, int flags, struct err *err)
                 err);
 }
 
-/* Prepares the statements that are not prepared yet. Statements on two tables that version 1 lacks
- * are left out. */
 static int db_prepare(struct index *ix, struct err *err)
 {
-    bool has_all = !sqlite3_get_autocommit(ix->db) || ix->meta.version >= 2;
     for (int i = 0; i < N_STATEMENTS; i++)
-        if (ix->st[i] == NULL && (has_all || i < SET_PIN || i == SET_META) &&
-            sqlite3_prepare_v3(ix->db, statement_sql[i], -1, SQLITE_PREPARE_PERSISTENT,
+        if (sqlite3_prepare_v3(ix->db, statement_sql[i], -1, SQLITE_PREPARE_PERSISTENT,
                                &ix->st[i], NULL) != SQLITE_OK)
             return db_err(ix, "prepare", err);
     return 0;
@@ -418,18 +405,19 @@ int index_create(struct io *io, const char *path, const struct index_meta *meta,
     if (rc != 0)
         return rc;
     ix->meta = *meta;
-    ix->meta.version = FORMAT_VERSION;
     ix->is_folded = true;
     rc = db_open(ix, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, err);
     if (rc == 0)
-        rc = exec(
-            ix, "create",
-            "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; BEGIN IMMEDIATE;"
-            "CREATE TABLE meta(id INTEGER PRIMARY KEY, row BLOB NOT NULL);"
-            "CREATE TABLE extent(id INTEGER PRIMARY KEY, tick INTEGER NOT NULL,"
-            " used_wall_s INTEGER NOT NULL, row BLOB NOT NULL);"
-            "CREATE TABLE record(id INTEGER PRIMARY KEY, tab BLOB NOT NULL);" VERSION_2_SQL,
-            err);
+        rc = exec(ix, "create",
+                  "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; BEGIN IMMEDIATE;"
+                  "CREATE TABLE meta(id INTEGER PRIMARY KEY, row BLOB NOT NULL);"
+                  "CREATE TABLE extent(id INTEGER PRIMARY KEY, tick INTEGER NOT NULL,"
+                  " used_wall_s INTEGER NOT NULL, row BLOB NOT NULL);"
+                  "CREATE TABLE record(id INTEGER PRIMARY KEY, tab BLOB NOT NULL);"
+                  "CREATE TABLE pin(key BLOB PRIMARY KEY, until_wall_s INTEGER NOT NULL)"
+                  " WITHOUT ROWID;"
+                  "CREATE TABLE wipe(id INTEGER PRIMARY KEY, row BLOB NOT NULL)",
+                  err);
     if (rc == 0)
         rc = db_prepare(ix, err);
     if (rc != 0) {
@@ -520,8 +508,6 @@ int index_load_pins(struct index *ix, int (*fn)(void *arg, const struct index_pi
                     void *arg, struct err *err)
 {
     sqlite3_stmt *st;
-    if (ix->meta.version < 2)
-        return 0;
     if (sqlite3_prepare_v2(ix->db, "SELECT key, until_wall_s FROM pin", -1, &st, NULL) !=
         SQLITE_OK)
         return db_err(ix, "pins", err);
@@ -564,8 +550,6 @@ int index_load_wipes(struct index *ix,
                      struct err *err)
 {
     sqlite3_stmt *st;
-    if (ix->meta.version < 2)
-        return 0;
     if (sqlite3_prepare_v2(ix->db, "SELECT row FROM wipe", -1, &st, NULL) != SQLITE_OK)
         return db_err(ix, "wipes", err);
     int rc = 0, step = SQLITE_ROW;
@@ -624,10 +608,6 @@ int index_begin(struct index *ix, struct err *err)
         rc = index_compact(ix, err);
     if (rc == 0)
         rc = exec(ix, "begin", "BEGIN IMMEDIATE", err);
-    if (rc == 0 && ix->meta.version < FORMAT_VERSION)
-        rc = exec(ix, "upgrade", VERSION_2_SQL, err);
-    if (rc == 0)
-        rc = db_prepare(ix, err); /* prepares the statements that need the new tables */
     return rc == 0 ? 0 : rollback(ix, rc);
 }
 
@@ -665,7 +645,7 @@ int index_drop(struct index *ix, uint64_t id, struct err *err)
     int step = sqlite3_step(st);
     uint64_t checksum = 0;
     bool found = step == SQLITE_ROW;
-    if (found && sqlite3_column_bytes(st, 0) >= ROW_BYTES_1)
+    if (found && sqlite3_column_bytes(st, 0) >= ROW_BYTES)
         checksum = get_u64(sqlite3_column_blob(st, 0));
     int rc = found || step == SQLITE_DONE ? 0 : db_err(ix, "drop", err);
     sqlite3_reset(st);
@@ -741,7 +721,6 @@ int index_commit(struct index *ix, uint64_t next_id, struct err *err)
         return rollback(ix, rc);
     ix->live_bytes = live_bytes;
     ix->meta.next_id = next_id;
-    ix->meta.version = FORMAT_VERSION;
     ix->n_rows = ix->new_n_rows;
     ix->sum = ix->new_sum;
     return 0;

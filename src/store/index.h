@@ -37,8 +37,6 @@ struct index_meta {
     uint32_t n_devices;
     uint64_t segment_bytes;
     uint64_t next_id; /* the id of the next extent */
-    /* Version of the format found in the file. The first index_begin upgrades an older one. */
-    uint32_t version;
 };
 
 struct index_row {

@@ -350,7 +350,6 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
     if (rc != 0)
         return rc;
     memcpy(s->uuid, sb.uuid, sizeof s->uuid);
-    s->sb_version = sb.version;
     struct files_opts fo = {
         .io = opts->io,
         .dirs = opts->dirs,

@@ -157,7 +157,7 @@ struct store_opts {
 /* Opens or creates a store, recovers it, and takes its lock. Returns ERR_MISMATCH if the
  * directories belong to different stores, or their number or order does not match their
  * superblocks (the message says which); ERR_BUSY if another process uses the store;
- * ERR_UNSUPPORTED for a later format version. The caller closes *out. */
+ * ERR_UNSUPPORTED for another format version. The caller closes *out. */
 int store_open(const struct store_opts *opts, struct store **out, struct err *err);
 
 /* Returns the process that has the store open for writing, if this store was opened read_only

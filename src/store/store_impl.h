@@ -120,7 +120,6 @@ struct store {
     char *index_path;
     struct store_file_id superblock_id[STORE_MAX_DEVICES], index_id;
     uint8_t uuid[STORE_UUID_BYTES];
-    uint32_t sb_version;
     /* bounds on the bytes of extents, and of all files; 0: none */
     uint64_t cap_bytes, files_cap_bytes;
     uint64_t index_cap_bytes; /* share of files_cap_bytes for the index; 0: no bound */
@@ -425,8 +424,7 @@ struct superblock;
  * store_open_superblocks reports the others. */
 int store_check_dirs(const struct store_opts *opts, struct err *err);
 /* Reads the superblocks of opts->dirs. Unless opts->read_only is set, writes the superblocks of a
- * new store, repairs damaged ones, and upgrades superblocks of an earlier version. Returns
- * ERR_CORRUPT, ERR_MISMATCH (not the directories of one store), ERR_UNSUPPORTED or
+ * new store, and repairs damaged ones. Returns ERR_CORRUPT, ERR_MISMATCH (not the directories of one store), ERR_UNSUPPORTED or
  * ERR_NOT_FOUND. */
 int store_open_superblocks(const struct store_opts *opts, struct superblock *out,
                            struct err *err);

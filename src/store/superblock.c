@@ -33,7 +33,7 @@ void superblock_encode(const struct superblock *sb, uint8_t out[SUPERBLOCK_FILE_
           sb->segment_bytes <= SUPERBLOCK_MAX_SEGMENT_BYTES);
     memset(out, 0, SUPERBLOCK_FILE_BYTES);
     memcpy(out, magic, sizeof magic);
-    put_u32(out + S_VERSION, sb->version != 0 ? sb->version : SUPERBLOCK_VERSION);
+    put_u32(out + S_VERSION, SUPERBLOCK_VERSION);
     memcpy(out + S_UUID, sb->uuid, sizeof sb->uuid);
     put_u32(out + S_DEVICE, sb->device);
     put_u32(out + S_DEVICES_N, sb->n_devices);
@@ -47,11 +47,10 @@ static int copy_decode(const uint8_t *in, struct superblock *out, struct err *er
     if (memcmp(in, magic, sizeof magic) != 0 ||
         get_u64(in + S_CHECKSUM) != superblock_checksum(in))
         return err_set(err, ERR_CORRUPT, "the superblock is damaged");
-    out->version = get_u32(in + S_VERSION);
-    if (out->version < 1 || out->version > SUPERBLOCK_VERSION)
+    if (get_u32(in + S_VERSION) != SUPERBLOCK_VERSION)
         return err_set(err, ERR_UNSUPPORTED,
-                       "the store has format version %u; this build knows 1 to %d",
-                       out->version, SUPERBLOCK_VERSION);
+                       "the store has format version %u; this build knows only %d",
+                       get_u32(in + S_VERSION), SUPERBLOCK_VERSION);
     memcpy(out->uuid, in + S_UUID, sizeof out->uuid);
     out->device = get_u32(in + S_DEVICE);
     out->n_devices = get_u32(in + S_DEVICES_N);

@@ -2,8 +2,7 @@
  * bytes.
  *
  * The file holds the same 4096 bytes twice, so one damaged copy does no harm. It is written when
- * the store is created, and again, one copy after the other, when a later build first opens it
- * for writing. From then on older builds refuse the store. */
+ * the store is created. A damaged copy is written again when the store is opened for writing. */
 #ifndef STORE_SUPERBLOCK_H
 #define STORE_SUPERBLOCK_H
 
@@ -22,12 +21,11 @@ struct superblock {
     uint32_t device; /* position of this directory, 0 <= device < n_devices */
     uint32_t n_devices;
     uint64_t segment_bytes;
-    uint32_t version; /* version of the format; encoding takes 0 as the current one */
 };
 
 void superblock_encode(const struct superblock *sb, uint8_t out[SUPERBLOCK_FILE_BYTES]);
 
-/* Returns ERR_CORRUPT if both copies are damaged, ERR_UNSUPPORTED for a later format version. */
+/* Returns ERR_CORRUPT if both copies are damaged, ERR_UNSUPPORTED for another format version. */
 int superblock_decode(const uint8_t in[SUPERBLOCK_FILE_BYTES], struct superblock *out,
                       struct err *err);
 /* Returns the index (0 or 1) of the damaged copy if exactly one is damaged; else -1. */

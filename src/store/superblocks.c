@@ -1,4 +1,4 @@
-/* superblocks.c - the superblocks of a store's directories: read, compared, repaired, upgraded,
+/* superblocks.c - the superblocks of a store's directories: read, compared, repaired,
  * first written.
  *
  * A store exists once its index or a segment exists. Before that, a crash left at most some
@@ -135,8 +135,7 @@ static int index_tells(struct io *io, const char *dir, struct superblock *out, b
     if (rc != 0)
         return err_set(err, rc, "%s", why.msg);
     *out = (struct superblock){.n_devices = meta.n_devices,
-                               .segment_bytes = meta.segment_bytes,
-                               .version = meta.version};
+                               .segment_bytes = meta.segment_bytes};
     memcpy(out->uuid, meta.uuid, sizeof out->uuid);
     return 0;
 }
@@ -258,17 +257,14 @@ static int superblocks_write(const struct store_opts *opts, const struct superbl
                              struct superblock *out, struct err *err)
 {
     int rc = 0;
-    *out = (struct superblock){.version = SUPERBLOCK_VERSION,
-                               .n_devices = (uint32_t)opts->n_dirs,
+    *out = (struct superblock){.n_devices = (uint32_t)opts->n_dirs,
                                .segment_bytes = opts->segment_bytes != 0
                                                     ? opts->segment_bytes
                                                     : STORE_SEGMENT_BYTES};
-    if (like != NULL) {
+    if (like != NULL)
         *out = *like;
-        out->version = SUPERBLOCK_VERSION;
-    } else {
+    else
         rc = io_random(opts->io, out->uuid, sizeof out->uuid, err);
-    }
     for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
         out->device = (uint32_t)i;
         dir_make_private(opts->io, opts->dirs[i]);
@@ -282,8 +278,7 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
 {
     for (int i = 0; i < s->n_dirs; i++) {
         uint8_t bytes[SUPERBLOCK_FILE_BYTES], want[SUPERBLOCK_FILE_BYTES];
-        struct superblock sb = {.version = s->sb_version,
-                                .device = (uint32_t)i,
+        struct superblock sb = {.device = (uint32_t)i,
                                 .n_devices = (uint32_t)s->n_dirs,
                                 .segment_bytes = s->media->segment_bytes};
         char *path = store_path(s->dirs[i], "superblock");
@@ -348,26 +343,6 @@ static void superblocks_mend(const struct store_opts *opts, const struct sb_foun
         else
             log_warn("%s: %s could not be repaired (%s)", dir, what, why.msg);
     }
-}
-
-/* Upgrades the format when a newer build first opens a store for writing: first the superblocks, so
- * that older builds refuse the store; then the index, with the first commit. Extents stay
- * unchanged. */
-static int superblocks_upgrade(const struct store_opts *opts, struct superblock *sb,
-                               struct err *err)
-{
-    int rc = 0;
-    if (sb->version == SUPERBLOCK_VERSION)
-        return 0;
-    log_info("store in %s: format version %u is raised to %d", opts->dirs[0], sb->version,
-             SUPERBLOCK_VERSION);
-    sb->version = SUPERBLOCK_VERSION;
-    for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
-        sb->device = (uint32_t)i;
-        for (int copy = 1; copy >= 0 && rc == 0; copy--)
-            rc = superblock_copy_write(opts->io, opts->dirs[i], sb, copy, err);
-    }
-    return rc;
 }
 
 static int no_superblock(const char *dir, struct err *err)
@@ -435,12 +410,7 @@ int store_open_superblocks(const struct store_opts *opts, struct superblock *out
     if (!has_data && !opts->read_only)
         return superblocks_write(opts, first, out, err);
     *out = found[0].sb;
-    /* Finishes an upgrade that was cut off. */
-    for (int i = 0; i < opts->n_dirs; i++)
-        if (found[i].sb.version < out->version)
-            out->version = found[i].sb.version;
-    if (opts->read_only)
-        return 0;
-    superblocks_mend(opts, found);
-    return superblocks_upgrade(opts, out, err);
+    if (!opts->read_only)
+        superblocks_mend(opts, found);
+    return 0;
 }

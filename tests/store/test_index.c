@@ -325,7 +325,6 @@ static void committed_changes_stay_and_others_do_not(void **state)
             assert_int_equal(meta.next_id, now.next_id);
             assert_int_equal(meta.n_devices, 2);
             assert_int_equal(meta.segment_bytes, 1 << 30);
-            assert_int_equal(meta.version, 2);
             assert_memory_equal(meta.uuid, "sixteen letters.", sizeof meta.uuid);
             assert_content(&now);
             reopen(false);

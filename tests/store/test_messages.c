@@ -111,27 +111,6 @@ static void an_empty_store_is_found_again(void **state)
     st_place_close(&place);
 }
 
-static void an_older_format(void **state)
-{
-    (void)state;
-    uint8_t bytes[SUPERBLOCK_FILE_BYTES];
-    struct superblock sb;
-    struct io_file *f;
-    saved(1);
-    assert_int_equal(io_file_open(place.io, "/st/d0/superblock", 0, &f, &err), 0);
-    assert_int_equal(io_file_pread(f, bytes, sizeof bytes, 0, &err), 0);
-    io_file_close(f);
-    assert_int_equal(superblock_decode(bytes, &sb, &err), 0);
-    sb.version = 1;
-    superblock_encode(&sb, bytes);
-    change("/st/d0/superblock", 0, bytes, sizeof bytes);
-    listen();
-    open_and_close();
-    open_and_close();
-    must_have_said("hcache: store in /st/d0: format version 1 is raised to 2\n");
-    st_place_close(&place);
-}
-
 /* The index is lost, and so is one of the chunks. */
 static void a_rebuild(void **state)
 {
@@ -257,7 +236,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(superblocks),
         cmocka_unit_test(an_empty_store_is_found_again),
-        cmocka_unit_test(an_older_format),
         cmocka_unit_test(a_rebuild),
         cmocka_unit_test(a_rebuild_to_come),
         cmocka_unit_test(an_erasure_that_waited),
