@@ -24,6 +24,8 @@
 #include "io/vfs.h"
 
 #define FORMAT_VERSION 2
+/* Place of the two bytes in a database's header that are 1 if it has no log, 2 if it has one. */
+#define IMAGE_NO_LOG 18
 
 enum {
     M_CHECKSUM = 0,
@@ -117,6 +119,7 @@ struct index {
     char *vfs_name, *path;
     sqlite3_stmt *st[N_STATEMENTS];
     struct index_meta meta;
+    uint8_t *image; /* the database of index_open_image */
     bool read_only;
     bool is_folded; /* no frame of the log is from before the opening */
     /* number of rows and sum of their checksums, as of the last commit */
@@ -257,7 +260,8 @@ static int meta_decode(struct index *ix, const uint8_t *in, size_t n_bytes, stru
 
 static int db_open(struct index *ix, int flags, struct err *err)
 {
-    if (sqlite3_open_v2(ix->path, &ix->db, flags | SQLITE_OPEN_NOMUTEX, ix->vfs_name) !=
+    const char *name = ix->image != NULL ? ":memory:" : ix->path;
+    if (sqlite3_open_v2(name, &ix->db, flags | SQLITE_OPEN_NOMUTEX, ix->vfs_name) !=
         SQLITE_OK)
         return db_err(ix, "open", err);
     sqlite3_extended_result_codes(ix->db, 1);
@@ -279,13 +283,19 @@ static int db_prepare(struct index *ix, struct err *err)
     return 0;
 }
 
+static struct index *index_alloc(const char *path, bool read_only)
+{
+    struct index *ix = xcalloc(1, sizeof *ix);
+    ix->path = xstrdup(path);
+    ix->read_only = read_only;
+    return ix;
+}
+
 static int index_new(struct io *io, const char *path, bool read_only, struct index **out,
                      struct err *err)
 {
     static atomic_uint counter;
-    struct index *ix = xcalloc(1, sizeof *ix);
-    ix->path = xstrdup(path);
-    ix->read_only = read_only;
+    struct index *ix = index_alloc(path, read_only);
     ix->vfs_name = xasprintf("hcache-index-%u", atomic_fetch_add(&counter, 1));
     int rc = vfs_register(io, ix->vfs_name, read_only, err);
     if (rc != 0) {
@@ -310,6 +320,7 @@ void index_close(struct index *ix)
         vfs_unregister(ix->vfs_name);
     free(ix->vfs_name);
     free(ix->path);
+    free(ix->image);
     free(ix);
 }
 
@@ -365,6 +376,25 @@ int index_limit_log(struct index *ix, uint32_t n_frames, struct err *err)
     return exec(ix, "limit the log", sql, err);
 }
 
+/* Finishes opening: rc is the result so far. */
+static int index_opened(struct index *ix, int rc, struct index **out,
+                        struct index_meta *meta, struct err *err)
+{
+    if (rc == 0)
+        rc = meta_load(ix, err);
+    if (rc == 0)
+        rc = db_prepare(ix, err);
+    if (rc == 0)
+        rc = measure(ix, &ix->live_bytes, err);
+    if (rc != 0) {
+        index_close(ix);
+        return rc;
+    }
+    *meta = ix->meta;
+    *out = ix;
+    return 0;
+}
+
 int index_open(struct io *io, const char *path, bool read_only, struct index **out,
                struct index_meta *meta, struct err *err)
 {
@@ -382,19 +412,27 @@ int index_open(struct io *io, const char *path, bool read_only, struct index **o
     }
     if (rc == 0 && !read_only)
         rc = exec(ix, "open", "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL", err);
+    return index_opened(ix, rc, out, meta, err);
+}
+
+int index_open_image(const char *path, uint8_t *image, size_t n_bytes, struct index **out,
+                     struct index_meta *meta, struct err *err)
+{
+    struct index *ix = index_alloc(path, true);
+    ix->image = image;
+    if (n_bytes == 0)
+        return index_opened(ix, err_set(err, ERR_CORRUPT, "index %s is empty", path), out,
+                            meta, err);
+    if (n_bytes > IMAGE_NO_LOG + 2) /* SQLite expects no log beside a database in memory */
+        memset(image + IMAGE_NO_LOG, 1, 2);
+    int rc = db_open(ix, SQLITE_OPEN_READWRITE, err);
+    if (rc == 0 && sqlite3_deserialize(ix->db, "main", image, (sqlite3_int64)n_bytes,
+                                       (sqlite3_int64)n_bytes,
+                                       SQLITE_DESERIALIZE_READONLY) != SQLITE_OK)
+        rc = db_err(ix, "open a copy", err);
     if (rc == 0)
-        rc = meta_load(ix, err);
-    if (rc == 0)
-        rc = db_prepare(ix, err);
-    if (rc == 0)
-        rc = measure(ix, &ix->live_bytes, err);
-    if (rc != 0) {
-        index_close(ix);
-        return rc;
-    }
-    *meta = ix->meta;
-    *out = ix;
-    return 0;
+        rc = exec(ix, "open", "PRAGMA query_only = ON", err);
+    return index_opened(ix, rc, out, meta, err);
 }
 
 int index_create(struct io *io, const char *path, const struct index_meta *meta,

@@ -275,12 +275,9 @@ static int index_match(const struct store *s, const struct index_meta *meta,
 
 static int index_find(struct store *s, struct index_meta *meta, struct err *err)
 {
-    if (!s->is_beside)
-        return index_open(s->io, s->index_path, s->read_only, &s->index, meta, err);
-    int rc = store_snapshot_index(s, err);
-    return rc != 0 ? rc
-                   : index_open(s->snapshot, STORE_SNAPSHOT_PATH, s->read_only, &s->index,
-                                meta, err);
+    return s->is_beside
+               ? index_open_beside(s->io, s->index_path, &s->index, meta, err)
+               : index_open(s->io, s->index_path, s->read_only, &s->index, meta, err);
 }
 
 static int index_recover(struct store *s, const char *dir, struct err *err)

@@ -61,7 +61,6 @@ static void store_free(struct store *s)
     if (s->media != NULL)
         s->media->ops->close(s->media);
     io_file_close(s->lock_file);
-    io_close(s->snapshot);
     free(s->index_path);
     for (int i = 0; i < s->n_dirs; i++)
         free(s->dirs[i]);

@@ -107,10 +107,7 @@ struct store {
     char *dirs[STORE_MAX_DEVICES];
     int n_dirs;
     struct io_file *lock_file; /* lock file in the first directory */
-    /* If this store reads beside another process: memory that holds a copy of the index; else
-     * NULL. */
-    struct io *snapshot;
-    bool is_beside;
+    bool is_beside;   /* this store reads a copy of the index beside another process */
     char holder[200]; /* text about the process that has the store open, or "" */
     struct media *media;
     struct tier *tier; /* copies of disk extents in DRAM; NULL: none */
@@ -379,9 +376,6 @@ const struct extent *store_extent_nth(struct store *s, const struct store_hit *h
 int store_load_records(struct store *s, const struct extent *x, struct chunk_record *out,
                        struct err *err);
 
-/* Copies the index of a store that another process has open into s->snapshot. */
-#define STORE_SNAPSHOT_PATH "/index.db"
-int store_snapshot_index(struct store *s, struct err *err);
 /* Remembers which files the store's names refer to. */
 void store_note_files(struct store *s);
 /* Returns -ENOENT if one of the names of store_note_files has gone or refers to another file, else
@@ -424,8 +418,8 @@ struct superblock;
  * store_open_superblocks reports the others. */
 int store_check_dirs(const struct store_opts *opts, struct err *err);
 /* Reads the superblocks of opts->dirs. Unless opts->read_only is set, writes the superblocks of a
- * new store, and repairs damaged ones. Returns ERR_CORRUPT, ERR_MISMATCH (not the directories of one store), ERR_UNSUPPORTED or
- * ERR_NOT_FOUND. */
+ * new store, and repairs damaged ones. Returns ERR_CORRUPT, ERR_MISMATCH (not the directories of
+ * one store), ERR_UNSUPPORTED or ERR_NOT_FOUND. */
 int store_open_superblocks(const struct store_opts *opts, struct superblock *out,
                            struct err *err);
 /* Compares the superblocks with their expected content, and reports each one that differs. */
