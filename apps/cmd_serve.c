@@ -42,7 +42,7 @@ struct serve_args {
     const char *conversations, *server_name;
     int64_t max_turns, conversation_ttl, idle_ttl;
     const char *files;
-    uint64_t files_bytes;
+    uint64_t files_bytes, files_quota;
     int batch_sequences;
     uint64_t conversation_bytes;
     const char *plan;
@@ -113,6 +113,9 @@ static const struct opt options[] = {
              "store, and none without a store; \"none\" keeps none"},
     {"files-bytes", OPT(struct serve_args, files_bytes), .arg = "BYTES", .def = "1G",
      .min = 1 << 20, .help = "most bytes of all files and batches; more are refused"},
+    {"files-quota", OPT(struct serve_args, files_quota), .arg = "BYTES", .def = "0",
+     .help = "most bytes of the files and batches of each API key; 0: an equal share of "
+             "--files-bytes"},
     {"batch-sequences", OPT(struct serve_args, batch_sequences), .arg = "N", .def = "0",
      .min = 0, .max = 256,
      .help = "concurrent answers of batches; 0: half of --max-sequences"},
@@ -360,7 +363,7 @@ static bool is_disk_fault(int rc, bool is_chosen)
 
 /* Opens the kept conversations. *out NULL: no conversations are kept. If the file cannot be used,
  * they are kept in memory. */
-static int open_conversations(const struct serve_args *a, struct hcache *h,
+static int open_conversations(const struct serve_args *a, struct hcache *h, int n_keys,
                               struct conversations **out, struct err *err)
 {
     int rc;
@@ -370,6 +373,7 @@ static int open_conversations(const struct serve_args *a, struct hcache *h,
                                    .server = a->server_name,
                                    .max_turns = a->max_turns,
                                    .max_bytes = a->conversation_bytes,
+                                   .n_tenants = n_keys,
                                    .ttl_s = a->conversation_ttl};
     *out = NULL;
     if (o.server != NULL && !conversations_server_ok(o.server))
@@ -398,8 +402,8 @@ static int open_conversations(const struct serve_args *a, struct hcache *h,
 
 /* Opens the shelf of files and batches. *out NULL: there is none, either because none is wanted or
  * because its folder cannot be used. */
-static int open_files(const struct serve_args *a, struct hcache *h, struct shelf **out,
-                      struct err *err)
+static int open_files(const struct serve_args *a, struct hcache *h, int n_keys,
+                      struct shelf **out, struct err *err)
 {
     struct hcache_cache_stats stats;
     char path[4096];
@@ -416,6 +420,8 @@ static int open_files(const struct serve_args *a, struct hcache *h, struct shelf
                  /* the folder belongs to another user */
                  ? err_set(err, -EPERM, "%s", stats.saving_why)
                  : shelf_open(folder, a->files_bytes, out, err);
+    if (rc == 0)
+        shelf_divide(*out, n_keys, a->files_quota);
     if (rc == 0 || a->store_required || !is_disk_fault(rc, a->files != NULL))
         return rc;
     log_warn("files and batches are off: %s", err->msg);
@@ -512,9 +518,9 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
         code = fail(rc, err.msg);
     if (rc == 0 && (rc = load(a, &h, &herr)) != 0)
         code = fail(rc, herr.msg);
-    if (rc == 0 && (rc = open_conversations(a, h, &conversations, &err)) != 0)
+    if (rc == 0 && (rc = open_conversations(a, h, keys->n, &conversations, &err)) != 0)
         code = fail(rc, err.msg);
-    if (rc == 0 && (rc = open_files(a, h, &shelf, &err)) != 0)
+    if (rc == 0 && (rc = open_files(a, h, keys->n, &shelf, &err)) != 0)
         code = fail(rc, err.msg);
     struct hcache_truncation truncation = {0};
     if (rc == 0 && (rc = choose_truncation(a, h, &truncation, &herr)) != 0)

@@ -490,7 +490,9 @@ static int collect(struct batch *b)
 /* Makes written lines durable. From then on they count as done. */
 static int sync_lines(struct batch *b, struct err *err)
 {
-    uint64_t n = b->out.n_bytes + b->out.lines.n + b->errors.n_bytes + b->errors.lines.n;
+    uint64_t more = b->out.lines.n + b->errors.lines.n;
+    uint64_t n = b->out.n_bytes + b->errors.n_bytes + more;
+    b->counts.lost_bytes = more;
     if (b->o.max_out_bytes != 0 && n > b->o.max_out_bytes)
         return err_set(err, ERR_LIMIT,
                        "there is no room for more than %llu bytes of answers",
@@ -498,8 +500,10 @@ static int sync_lines(struct batch *b, struct err *err)
     int rc = output_sync(&b->out, err);
     if (rc == 0 && b->has_errors)
         rc = output_sync(&b->errors, err);
-    if (rc == 0)
+    if (rc == 0) {
         b->counts.out_bytes = n;
+        b->counts.lost_bytes = 0;
+    }
     return rc;
 }
 

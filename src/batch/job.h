@@ -24,6 +24,7 @@ struct batch_counts {
     /* n_done: lines written, including earlier runs; n_failed: those of them that report a fault */
     uint64_t n_done, n_failed;
     uint64_t out_bytes;   /* bytes written to output and errors */
+    uint64_t lost_bytes;  /* bytes of answers that found no room */
     uint64_t total_lines; /* lines of the input; 0: not known */
     /* Tokens of this run. */
     uint64_t prompt_tokens, device_tokens, restored_tokens, generated_tokens;

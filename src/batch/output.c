@@ -62,11 +62,14 @@ static bool read_line(struct output *o, const char *text, size_t n, struct idset
     return is_ours;
 }
 
-static bool is_torn_line(const struct textbuf *rest)
+/* Returns whether the bytes behind the last whole line are a torn line, or zeros that cut_rest
+ * wrote over one before it failed. */
+static bool is_torn_line(const struct textbuf *rest, bool may_be_zeros)
 {
     static const char begin[] = "{\"id\": \"" LINE_ID;
     size_t n = sizeof begin - 1;
-    return memcmp(rest->p, begin, MIN(rest->n, n)) == 0;
+    return memcmp(rest->p, begin, MIN(rest->n, n)) == 0 ||
+           (may_be_zeros && rest->p[0] == 0);
 }
 
 static int not_ours(const struct output *o, uint64_t line, struct err *err)
@@ -94,8 +97,9 @@ static int cut_rest(const struct output *o)
     return rc == 0 && ftruncate(o->fd, (off_t)o->n_bytes) != 0 ? -errno : rc;
 }
 
-/* Reads all whole lines, and cuts off a torn one after them. */
-static int read_lines(struct output *o, struct idset *done, struct err *err)
+/* Reads all whole lines, and cuts off a torn one after them. is_own: the file is known to be a
+ * batch's, also if it has no lines. */
+static int read_lines(struct output *o, bool is_own, struct idset *done, struct err *err)
 {
     struct textbuf rest = {0};
     char *buf = xmalloc(BUFFER_BYTES);
@@ -121,7 +125,7 @@ static int read_lines(struct output *o, struct idset *done, struct err *err)
         memmove(rest.p, rest.p + at, rest.n - at);
         rest.n -= at;
     }
-    if (rc == 0 && rest.n > 0 && !is_torn_line(&rest))
+    if (rc == 0 && rest.n > 0 && !is_torn_line(&rest, is_own || o->n_lines > 0))
         rc = not_ours(o, o->n_lines + 1, err);
     int cut = rc == 0 && rest.n > 0 ? cut_rest(o) : 0;
     if (cut != 0)
@@ -169,7 +173,7 @@ int output_open(struct output *o, const char *path, bool is_private, struct idse
                                             : "%s: cannot be locked",
                        path);
     int rc = sync_folder(path, err);
-    return rc == 0 ? read_lines(o, done, err) : rc;
+    return rc == 0 ? read_lines(o, is_private, done, err) : rc;
 }
 
 /* --- writing ---------------------------------------------------------------------------------- */

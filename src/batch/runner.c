@@ -1,13 +1,14 @@
 /* runner.c - see runner.h.
  *
  *     validating --> in_progress --> finalizing --> completed
- *          |              |-----> failed
+ *          |           |  |-----> failed
  *          '---> cancelling ----> cancelled
  *
  * Each arrow is a record that is durable before the next step.  A batch found in any state before
  * its end is continued: its job skips the lines that are done (job.h). */
 #include "batch/runner.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +27,7 @@
 enum {
     LOOKAHEAD = 1024,
     PATH_BYTES = 4200,
-    RETRY_S = 5, /* seconds to wait after a fault of the disk */
+    RETRY_S = SHELF_RETRY_S, /* seconds to wait after a fault of the disk */
 };
 
 struct runner {
@@ -35,6 +36,7 @@ struct runner {
     /* the batch that runs; used by the thread only, like all fields up to `lock` */
     struct shelf_batch now;
     struct client_calls calls;
+    uint64_t lost_bytes;           /* bytes of answers that found no room */
     char last[SHELF_TENANT_BYTES]; /* the tenant that had the last turn */
 
     pthread_mutex_t lock; /* protects the fields below */
@@ -72,7 +74,7 @@ static void count(struct runner *r, const struct batch_counts *c)
 static bool other_waits(struct runner *r)
 {
     struct shelf_batch *next = xcalloc(1, sizeof *next);
-    bool waits = shelf_next_batch(r->o.shelf, r->now.head.tenant, next) &&
+    bool waits = shelf_next_batch(r->o.shelf, r->now.head.tenant, next, NULL) &&
                  strcmp(next->head.tenant, r->now.head.tenant) != 0;
     free(next);
     return waits;
@@ -99,7 +101,7 @@ static void on_progress(void *arg, const struct batch_counts *c)
     count(r, c);
     shelf_count_batch(r->o.shelf, &r->now);
     shelf_set_growing(r->o.shelf, &r->now, c->out_bytes);
-    batch_set_bound(r->job, c->out_bytes + shelf_room(r->o.shelf));
+    batch_set_bound(r->job, c->out_bytes + shelf_room(r->o.shelf, r->now.head.tenant));
     if (is_cancelled(r))
         batch_stop(r->job);
     else if (c->elapsed_s > RUNNER_TURN_S && other_waits(r))
@@ -123,16 +125,26 @@ static int finish(struct runner *r, enum batch_status status, struct err *err)
 }
 
 /* Ends the batch as failed. Tenants must not learn the names of the server's files. */
-static int fail(struct runner *r, int code, const char *why, struct err *err)
+static int fail(struct runner *r, const char *why, struct err *err)
 {
-    if (code != ERR_LIMIT) {
-        log_warn("%s fails: %s", r->now.head.id, why);
-        why = "the server could not read or write its files";
-    }
-    snprintf(r->now.error_code, sizeof r->now.error_code, "%s",
-             code == ERR_LIMIT ? "storage_full" : "server_error");
-    snprintf(r->now.error_message, sizeof r->now.error_message, "%s", why);
+    log_warn("%s fails: %s", r->now.head.id, why);
+    snprintf(r->now.error_code, sizeof r->now.error_code, "server_error");
+    snprintf(r->now.error_message, sizeof r->now.error_message,
+             "the server could not read or write its files");
     return finish(r, BATCH_FAILED, err);
+}
+
+static bool is_of_room(int code)
+{
+    return code == ERR_LIMIT || code == -ENOSPC || code == -EDQUOT;
+}
+
+/* Has the batch wait for room. Its first wait is logged. */
+static void hold(struct runner *r, int code, const char *why)
+{
+    if (r->now.held_code == 0)
+        log_warn("%s waits for room: %s", r->now.head.id, why);
+    shelf_hold_batch(r->o.shelf, &r->now, r->lost_bytes, code);
 }
 
 static void set_job(struct runner *r, struct batch *job)
@@ -184,6 +196,7 @@ static int run_job(struct runner *r, struct err *run_err)
     set_job(r, NULL);
     batch_counts(job, &counts);
     count(r, &counts);
+    r->lost_bytes = counts.lost_bytes;
     if (rc == 0) /* blank lines counted as lines until now, so the count is corrected */
         r->now.n_lines = (int64_t)counts.n_lines;
     batch_close(job);
@@ -201,11 +214,17 @@ static int run_batch(struct runner *r, struct err *err)
         return rc;
     if (r->now.status == BATCH_CANCELLING)
         return finish(r, BATCH_CANCELLED, err);
+    shelf_hold_batch(r->o.shelf, &r->now, 0, 0);
+    r->lost_bytes = 0;
     rc = run_job(r, &run_err);
     if (rc == ERR_CANCELLED)
         return is_cancelled(r) ? finish(r, BATCH_CANCELLED, err) : 0;
+    if (is_of_room(rc)) {
+        hold(r, rc, run_err.msg);
+        return 0;
+    }
     if (rc != 0)
-        return fail(r, rc, run_err.msg, err);
+        return fail(r, run_err.msg, err);
     rc = set_status(r, BATCH_FINALIZING, err);
     return rc == 0 ? finish(r, BATCH_COMPLETED, err) : rc;
 }
@@ -243,8 +262,9 @@ static void *runner_main(void *arg)
     bool goes_on = true;
     while (goes_on && !is_stopping(r)) {
         struct err err = {0};
-        if (!shelf_next_batch(r->o.shelf, r->last, &r->now)) {
-            goes_on = wait_for_news(r, 0);
+        int n_held;
+        if (!shelf_next_batch(r->o.shelf, r->last, &r->now, &n_held)) {
+            goes_on = wait_for_news(r, n_held > 0 ? RETRY_S : 0);
             continue;
         }
         memcpy(r->last, r->now.head.tenant, sizeof r->last);

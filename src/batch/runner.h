@@ -2,7 +2,10 @@
  *
  * Tenants take turns. When a batch ends, one of another tenant goes next. A batch that has run for
  * RUNNER_TURN_S makes room if another tenant's batch waits. Its answers are kept, and it continues
- * at its next turn. A batch that ran when the process ended also continues. */
+ * at its next turn. A batch that ran when the process ended also continues.
+ *
+ * A batch that finds no room for its answers, under the shelf's bounds or on the disk, waits until
+ * there is room; other batches run meanwhile. */
 #ifndef BATCH_RUNNER_H
 #define BATCH_RUNNER_H
 

@@ -9,6 +9,7 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -94,27 +95,54 @@ static void name_it(struct shelf_head *h, const char *prefix, const char *tenant
 
 /* --- room ------------------------------------------------------------------------------------- */
 
-/* [lock held] Returns the bytes that count against max_bytes. */
-static uint64_t used_bytes(const struct shelf *s)
+void shelf_divide(struct shelf *s, int n_tenants, uint64_t tenant_bytes)
 {
-    uint64_t sum = (uint64_t)(s->files.n + s->batches.n) * SHELF_RECORD_BYTES;
+    int n = MAX(n_tenants, 1);
+    s->tenant_files = MAX(SHELF_MAX_FILES / n, 1);
+    s->tenant_batches = MAX(SHELF_MAX_BATCHES / n, 1);
+    s->tenant_bytes = tenant_bytes > 0 ? tenant_bytes : s->max_bytes / (uint64_t)n;
+}
+
+static bool is_of(const struct shelf_head *h, const char *tenant)
+{
+    return tenant == NULL || strcmp(h->tenant, tenant) == 0;
+}
+
+static int n_of_tenant(const struct shelf_list *l, const char *tenant)
+{
+    int n = 0;
+    for (int i = 0; i < l->n; i++)
+        n += is_of(l->at[i], tenant);
+    return n;
+}
+
+/* [lock held] Returns the bytes of the tenant's files, answers and records; NULL: of all. */
+static uint64_t used_bytes(const struct shelf *s, const char *tenant)
+{
+    uint64_t sum = 0;
     for (int i = 0; i < s->batches.n; i++)
-        sum += ((const struct shelf_batch *)s->batches.at[i])->growing_bytes;
+        if (is_of(s->batches.at[i], tenant))
+            sum += SHELF_RECORD_BYTES +
+                   ((const struct shelf_batch *)s->batches.at[i])->growing_bytes;
     for (int i = 0; i < s->files.n; i++)
-        sum += ((const struct shelf_file *)s->files.at[i])->n_bytes;
+        if (is_of(s->files.at[i], tenant))
+            sum += SHELF_RECORD_BYTES +
+                   ((const struct shelf_file *)s->files.at[i])->n_bytes;
     return sum;
 }
 
-static uint64_t room(const struct shelf *s)
+/* [lock held] */
+static uint64_t room(const struct shelf *s, const char *tenant)
 {
-    uint64_t used = used_bytes(s);
-    return used < s->max_bytes ? s->max_bytes - used : 0;
+    uint64_t all = used_bytes(s, NULL), own = used_bytes(s, tenant);
+    return MIN(s->max_bytes - MIN(all, s->max_bytes),
+               s->tenant_bytes - MIN(own, s->tenant_bytes));
 }
 
-uint64_t shelf_room(struct shelf *s)
+uint64_t shelf_room(struct shelf *s, const char *tenant)
 {
     pthread_mutex_lock(&s->lock);
-    uint64_t n = room(s);
+    uint64_t n = room(s, tenant);
     pthread_mutex_unlock(&s->lock);
     return n;
 }
@@ -134,16 +162,17 @@ void shelf_set_growing(struct shelf *s, const struct shelf_batch *b, uint64_t n_
     pthread_mutex_unlock(&s->lock);
 }
 
-static int check_room(const struct shelf *s, uint64_t n, struct err *err)
+static int check_room(const struct shelf *s, const char *tenant, uint64_t n,
+                      struct err *err)
 {
-    if (s->files.n >= SHELF_MAX_FILES)
-        return err_set(err, ERR_LIMIT, "there are already %d files: delete some",
-                       s->files.n);
-    if (n + SHELF_RECORD_BYTES > room(s))
-        return err_set(
-            err, ERR_LIMIT,
-            "there is no room for another %llu bytes: delete files, or raise --files-bytes",
-            (unsigned long long)n);
+    int n_files = n_of_tenant(&s->files, tenant);
+    if (n_files >= s->tenant_files || s->files.n >= SHELF_MAX_FILES)
+        return err_set(err, ERR_LIMIT, "there are already %d files: delete some", n_files);
+    if (n + SHELF_RECORD_BYTES > room(s, tenant))
+        return err_set(err, ERR_LIMIT,
+                       "there is no room for another %llu bytes: delete files, or raise "
+                       "--files-bytes or --files-quota",
+                       (unsigned long long)n);
     return 0;
 }
 
@@ -156,7 +185,7 @@ int shelf_add_file(struct shelf *s, const char *tenant, const char *name, const 
     name_it(&out->head, "file-", tenant);
     snprintf(out->name, sizeof out->name, "%s", name);
     pthread_mutex_lock(&s->lock);
-    int rc = check_room(s, n, err);
+    int rc = check_room(s, tenant, n, err);
     if (rc == 0)
         rc = shelf_write(s, out->head.id, bytes, n, err);
     if (rc == 0)
@@ -304,34 +333,29 @@ int shelf_list_batches(struct shelf *s, const struct shelf_page *page,
 
 /* --- batches ---------------------------------------------------------------------------------- */
 
-static int n_of_tenant(const struct shelf_list *l, const char *tenant)
-{
-    int n = 0;
-    for (int i = 0; i < l->n; i++)
-        n += strcmp(l->at[i]->tenant, tenant) == 0;
-    return n;
-}
-
-/* [lock held] Forgets the oldest batch that has ended, of the tenant that has most batches: one
- * tenant's many must not push out the few of another. The batch to come counts, too. */
+/* [lock held] Forgets the oldest batch that has ended: one of the tenant's own if it has its share,
+ * else one of the tenant that has most batches, because one tenant's many must not push out the few
+ * of another. The batch to come counts, too. */
 static int make_place(struct shelf *s, const char *tenant, struct err *err)
 {
-    int oldest = -1, most = 0;
-    if (s->batches.n < SHELF_MAX_BATCHES)
+    int oldest = -1, most = 0, n_own = n_of_tenant(&s->batches, tenant);
+    bool has_share = n_own >= s->tenant_batches;
+    if (!has_share && s->batches.n < SHELF_MAX_BATCHES)
         return 0;
     for (int i = 0; i < s->batches.n; i++) {
         const struct shelf_head *h = s->batches.at[i];
         if (!batch_has_ended((const struct shelf_batch *)h) ||
+            (has_share && !is_of(h, tenant)) ||
             (oldest >= 0 && strcmp(h->tenant, s->batches.at[oldest]->tenant) == 0))
             continue;
-        int n = n_of_tenant(&s->batches, h->tenant) + (strcmp(h->tenant, tenant) == 0);
+        int n = n_of_tenant(&s->batches, h->tenant) + is_of(h, tenant);
         if (n > most) {
             most = n;
             oldest = i;
         }
     }
     if (oldest < 0)
-        return err_set(err, ERR_LIMIT, "%d batches are already waiting", s->batches.n);
+        return err_set(err, ERR_LIMIT, "%d batches are already waiting", n_own);
     int rc = shelf_drop_record(s, s->batches.at[oldest]->id, err);
     if (rc == 0)
         list_remove(&s->batches, oldest);
@@ -349,13 +373,14 @@ int shelf_add_batch(struct shelf *s, const char *tenant, const char *input,
     memcpy(b->errors, errors.id, sizeof b->errors);
     snprintf(b->input, sizeof b->input, "%s", input);
     b->status = BATCH_VALIDATING;
-    b->growing_bytes = 0;
+    b->growing_bytes = b->wants_bytes = 0;
+    b->held_code = 0;
     pthread_mutex_lock(&s->lock);
     int rc = find(&s->files, tenant, input) < 0 ? not_found("file", input, err) : 0;
     if (rc == 0)
         rc = make_place(s, tenant, err);
     if (rc == 0)
-        rc = check_room(s, SHELF_RECORD_BYTES, err);
+        rc = check_room(s, tenant, SHELF_RECORD_BYTES, err);
     if (rc == 0)
         rc = shelf_write_batch_record(s, b, err);
     if (rc == 0)
@@ -380,10 +405,12 @@ static int put(struct shelf *s, int i, const struct shelf_batch *b, struct err *
 {
     int rc = shelf_write_batch_record(s, b, err);
     if (rc == 0) {
-        struct shelf_batch *kept = (struct shelf_batch *)s->batches.at[i];
-        uint64_t growing = kept->growing_bytes;
+        struct shelf_batch *kept = (struct shelf_batch *)s->batches.at[i], old = *kept;
         *kept = *b;
-        kept->growing_bytes = growing;
+        kept->growing_bytes = old.growing_bytes;
+        kept->wants_bytes = old.wants_bytes;
+        kept->held_ns = old.held_ns;
+        kept->held_code = old.held_code;
     }
     return rc;
 }
@@ -478,19 +505,61 @@ static bool is_sooner(const char *last, const char *a, const char *b)
     return a_wraps != b_wraps ? b_wraps : strcmp(a, b) < 0;
 }
 
-bool shelf_next_batch(struct shelf *s, const char *last, struct shelf_batch *out)
+void shelf_hold_batch(struct shelf *s, const struct shelf_batch *b, uint64_t n_bytes,
+                      int code)
+{
+    pthread_mutex_lock(&s->lock);
+    int i = find(&s->batches, b->head.tenant, b->head.id);
+    if (i >= 0) {
+        struct shelf_batch *kept = (struct shelf_batch *)s->batches.at[i];
+        kept->wants_bytes = n_bytes;
+        kept->held_ns = clock_now_ns();
+        kept->held_code = code;
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Returns whether the disk has n bytes free, and a record's. */
+static bool disk_has(const struct shelf *s, uint64_t n)
+{
+    struct statvfs v;
+    if (fstatvfs(s->fd, &v) != 0 || v.f_blocks == 0) /* it does not say */
+        return true;
+    return (uint64_t)v.f_bavail * v.f_frsize >= n + SHELF_RECORD_BYTES;
+}
+
+/* [lock held] Returns whether the batch waits for room that is not there yet. */
+static bool is_held(const struct shelf *s, const struct shelf_batch *b)
+{
+    if (b->held_code == 0 || b->status == BATCH_CANCELLING)
+        return false;
+    if (room(s, b->head.tenant) < b->wants_bytes)
+        return true;
+    return b->held_code != ERR_LIMIT &&
+           (clock_now_ns() - b->held_ns < SHELF_RETRY_S * INT64_C(1000000000) ||
+            !disk_has(s, b->wants_bytes));
+}
+
+bool shelf_next_batch(struct shelf *s, const char *last, struct shelf_batch *out,
+                      int *n_held)
 {
     const struct shelf_batch *best = NULL;
+    int held = 0;
     pthread_mutex_lock(&s->lock);
     /* batches are in order of creation, the oldest first */
     for (int i = 0; i < s->batches.n; i++) {
         const struct shelf_batch *b = (const struct shelf_batch *)s->batches.at[i];
-        if (!batch_has_ended(b) &&
-            (best == NULL || is_sooner(last, b->head.tenant, best->head.tenant)))
+        if (batch_has_ended(b))
+            continue;
+        if (is_held(s, b))
+            held++;
+        else if (best == NULL || is_sooner(last, b->head.tenant, best->head.tenant))
             best = b;
     }
     if (best != NULL)
         *out = *best;
     pthread_mutex_unlock(&s->lock);
+    if (n_held != NULL)
+        *n_held = held;
     return best != NULL;
 }

@@ -13,7 +13,9 @@
  *     one.
  *  2. A look-up finds only records of the tenant that asks.  For others, ERR_NOT_FOUND is returned,
  *     as for records that do not exist.
- *  3. All bytes together stay within max_bytes; a record counts as SHELF_RECORD_BYTES. */
+ *  3. All bytes together stay within max_bytes; a record counts as SHELF_RECORD_BYTES.
+ *  4. No tenant takes another's share of a bound (shelf_divide).  Records of tenants that exist no
+ *     longer count against the bounds of the whole shelf alone. */
 #ifndef BATCH_SHELF_H
 #define BATCH_SHELF_H
 
@@ -30,7 +32,8 @@ enum {
     SHELF_NAME_BYTES = 256,
     SHELF_RECORD_BYTES = 4096,
     SHELF_MAX_FILES = 10000,
-    /* Above this, the oldest finished batch of the tenant that has most batches is forgotten. */
+    /* Above its share, a tenant's oldest finished batch is forgotten; above this, that of the
+     * tenant that has most batches. */
     SHELF_MAX_BATCHES = 1000,
     SHELF_MAX_METADATA = 16 << 10,
 };
@@ -73,7 +76,10 @@ struct shelf_batch {
     int64_t n_lines, n_done, n_failed;
     char error_code[32], error_message[300]; /* why the batch failed; "" if it did not */
     char metadata[SHELF_MAX_METADATA];       /* JSON text of an object; "": there is none */
-    uint64_t growing_bytes;                  /* see shelf_set_growing; not in the record */
+    /* Not in the record: see shelf_set_growing and shelf_hold_batch. */
+    uint64_t growing_bytes, wants_bytes;
+    int64_t held_ns; /* time at which the batch began to wait for room (clock_now_ns) */
+    int held_code;   /* the code of the bound that it met; 0: it does not wait for room */
 };
 
 /* Returns the status's name in the API, such as "in_progress". */
@@ -86,8 +92,12 @@ struct shelf;
 int shelf_open(const char *folder, uint64_t max_bytes, struct shelf **out, struct err *err);
 void shelf_close(struct shelf *s); /* NULL is allowed */
 
-/* Returns the bytes that may still be added under max_bytes. */
-uint64_t shelf_room(struct shelf *s);
+/* Divides the bounds among n tenants, so that each may have an n-th part of the files, the batches
+ * and the bytes. tenant_bytes: bytes of each tenant; 0: an n-th part. Call it after shelf_open;
+ * without this call a tenant may have all. */
+void shelf_divide(struct shelf *s, int n_tenants, uint64_t tenant_bytes);
+/* Returns the bytes that the tenant may still add. */
+uint64_t shelf_room(struct shelf *s, const char *tenant);
 /* Sets the bytes of the answers that a batch has until now. They count against max_bytes, too,
  * until shelf_keep_answers makes files of them, also while the batch waits for its turn. */
 void shelf_set_growing(struct shelf *s, const struct shelf_batch *b, uint64_t n_bytes);
@@ -140,8 +150,16 @@ int shelf_cancel_batch(struct shelf *s, const char *tenant, const char *id,
 /* Makes files of b's output and errors, if there are any. */
 int shelf_keep_answers(struct shelf *s, struct shelf_batch *b, struct err *err);
 
-/* Finds the batch to run next: the oldest unfinished one of the tenant whose turn follows `last`.
- * Returns false if there is none. */
-bool shelf_next_batch(struct shelf *s, const char *last, struct shelf_batch *out);
+/* Has a batch wait until its tenant and the disk have room for n_bytes more. code: the bound that
+ * the batch met, ERR_LIMIT for the shelf's own, else the disk's, which is tried again after
+ * SHELF_RETRY_S at the earliest. code 0: the batch waits no longer. Forgotten by shelf_close. */
+void shelf_hold_batch(struct shelf *s, const struct shelf_batch *b, uint64_t n_bytes,
+                      int code);
+enum { SHELF_RETRY_S = 5 };
+/* Finds the batch to run next: the oldest unfinished one of the tenant whose turn follows `last`,
+ * without those that wait for room. Returns false if there is none. *n_held (or NULL): the number
+ * of batches that wait for room. */
+bool shelf_next_batch(struct shelf *s, const char *last, struct shelf_batch *out,
+                      int *n_held);
 
 #endif

@@ -344,6 +344,7 @@ int shelf_open(const char *folder, uint64_t max_bytes, struct shelf **out, struc
     s->fd = -1;
     s->io = io_pread_open();
     s->max_bytes = max_bytes;
+    shelf_divide(s, 1, 0);
     pthread_mutex_init(&s->lock, NULL);
     int rc = lock_folder(s, err);
     if (rc == 0)

@@ -18,7 +18,8 @@ struct shelf {
     char *folder;
     int fd; /* descriptor of the folder, which is locked */
     struct io *io;
-    uint64_t max_bytes;
+    uint64_t max_bytes, tenant_bytes;
+    int tenant_files, tenant_batches;
     pthread_mutex_t lock; /* protects the fields below */
     struct shelf_list files, batches;
 };

@@ -19,15 +19,22 @@ static void put_time(struct json *o, const char *name, int64_t at_s)
         json_put_null(o, name);
 }
 
+/* A batch that waits for room has an error, too, until there is room. */
 static void put_errors(struct json *o, const struct shelf_batch *b)
 {
-    if (b->error_code[0] == 0) {
+    bool waits = !batch_has_ended(b) && b->held_code != 0;
+    const char *code = waits ? b->held_code == ERR_LIMIT ? "storage_full" : "disk_full"
+                             : b->error_code;
+    if (code[0] == 0) {
         json_put_null(o, "errors");
         return;
     }
     struct json *list = json_new_object(), *data = json_new_array(), *e = json_new_object();
-    json_put_string(e, "code", b->error_code);
-    json_put_string(e, "message", b->error_message);
+    json_put_string(e, "code", code);
+    json_put_string(e, "message",
+                    waits ? "the batch waits until there is room for more answers: delete "
+                            "files, or cancel it to keep the answers that it has"
+                          : b->error_message);
     json_put_null(e, "param");
     json_put_null(e, "line");
     json_push(data, e);

@@ -207,8 +207,8 @@ static void change(struct call *c, struct conversation *v)
         return;
     char *metadata = rc == 0 && change.metadata != NULL ? json_text(change.metadata, 0)
                                                         : NULL;
-    if (rc == 0 &&
-        conversation_set(c->s->conversations, v->row, change.title, metadata, &err) != 0)
+    if (rc == 0 && conversation_set(c->s->conversations, call_tenant(c), v->row,
+                                    change.title, metadata, &err) != 0)
         rc = keep_fault(&err, &f);
     if (rc == 0)
         answer_anew(c, v);

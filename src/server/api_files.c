@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/utf8.h"
+#include "batch/runner.h"
 #include "server/keep.h"
 #include "server/shelves.h"
 
@@ -220,6 +221,7 @@ static void delete_file(struct call *c, struct shelf *shelf, const char *id)
         shelves_fault(c, &err);
         return;
     }
+    runner_wake(c->s->runner); /* a batch may wait for the room */
     struct json *o = json_new_object();
     json_put_string(o, "id", id);
     json_put_string(o, "object", "file");

@@ -496,7 +496,7 @@ static int check(struct call *c, const struct gen_params *p, struct fault *f)
     if (c->s->conversations == NULL &&
         (p->previous != NULL || p->conversation != NULL || p->store))
         return keep_none(f);
-    if (p->store && turn_has_room(c->s->conversations, &err) != 0)
+    if (p->store && turn_has_room(c->s->conversations, call_tenant(c), &err) != 0)
         return keep_fault(&err, f);
     return 0;
 }

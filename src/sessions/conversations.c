@@ -221,7 +221,9 @@ int db_end(struct conversations *c, int rc, struct err *err)
     if (rc != 0) {
         (void)sqlite3_exec(c->db, "ROLLBACK", NULL, NULL, NULL);
         c->n_turns = -1;
+        c->has_shares = c->has_shares && !c->shares_are_new;
     }
+    c->shares_are_new = false;
     pthread_mutex_unlock(&c->lock);
     return rc;
 }
@@ -562,6 +564,14 @@ static int insert(struct conversations *c, const char *tenant, const char *name,
     return rc;
 }
 
+/* Returns the bytes that a conversation takes, beside its turns. */
+static uint64_t content_bytes(const char *title, const char *metadata)
+{
+    enum { OVERHEAD = 512 }; /* its row, and its entries in three indices */
+    return OVERHEAD + (title != NULL ? strlen(title) : 0) +
+           (metadata != NULL ? strlen(metadata) : 0);
+}
+
 int conversation_add(struct conversations *c, const char *tenant, const char *name,
                      const char *title, const char *metadata, int64_t head,
                      struct conversation *out, struct err *err)
@@ -577,6 +587,8 @@ int conversation_add(struct conversations *c, const char *tenant, const char *na
     if (rc == 0 && known == 0)
         rc = err_set(err, ERR_NOT_FOUND, "the turn to begin from was deleted");
     if (rc == 0)
+        rc = db_check_room(c, tenant, 0, content_bytes(title, metadata), err);
+    if (rc == 0)
         rc = insert(c, tenant, name, title, metadata, head, err);
     if (rc == 0)
         rc = find(c, tenant, name, out, err);
@@ -586,26 +598,35 @@ int conversation_add(struct conversations *c, const char *tenant, const char *na
     return end;
 }
 
-int conversation_set(struct conversations *c, int64_t row, const char *title,
-                     const char *metadata, struct err *err)
+static int set(struct conversations *c, int64_t row, const char *title,
+               const char *metadata, struct err *err)
+{
+    sqlite3_stmt *st = db_begin(c,
+                                "UPDATE conversation SET title = coalesce(?2, title),"
+                                " metadata = coalesce(?3, metadata) WHERE id = ?1",
+                                err);
+    if (st == NULL)
+        return err->code;
+    sqlite3_bind_int64(st, 1, row);
+    db_bind_text(st, 2, title);
+    db_bind_text(st, 3, metadata);
+    int rc = db_step(c, st, err);
+    db_done(st);
+    return rc;
+}
+
+int conversation_set(struct conversations *c, const char *tenant, int64_t row,
+                     const char *title, const char *metadata, struct err *err)
 {
     struct err local = {0};
     err = err != NULL ? err : &local;
     int rc = db_lock(c, err);
     if (rc != 0)
         return rc;
-    sqlite3_stmt *st = db_begin(c,
-                                "UPDATE conversation SET title = coalesce(?2, title),"
-                                " metadata = coalesce(?3, metadata) WHERE id = ?1",
-                                err);
-    if (st != NULL) {
-        sqlite3_bind_int64(st, 1, row);
-        db_bind_text(st, 2, title);
-        db_bind_text(st, 3, metadata);
-        rc = db_step(c, st, err);
-        db_done(st);
-    }
-    return db_end(c, st == NULL ? err->code : rc, err);
+    rc = db_check_room(c, tenant, 0, content_bytes(title, metadata), err);
+    if (rc == 0)
+        rc = set(c, row, title, metadata, err);
+    return db_end(c, rc, err);
 }
 
 /* Finds updated_s and row of the conversation `after`, behind which a page begins. */

@@ -48,7 +48,10 @@ struct conversations_opts {
     /* bound on the number of turns; 0 in this and the next two fields: no bound */
     int64_t max_turns;
     uint64_t max_bytes; /* bound on the bytes of the file's content */
-    int64_t ttl_s;      /* content that was not used for this time is erased */
+    /* Number of tenants that share the bounds: each may take an n-th part. 0 and 1: a tenant may
+     * take all. */
+    int n_tenants;
+    int64_t ttl_s; /* content that was not used for this time is erased */
     /* Set if this database is in memory because a file cannot be opened: the reason; else NULL.
      * Copied. A name that is unknown here may be in that file, so looking it up returns -EAGAIN
      * instead of ERR_NOT_FOUND. */
@@ -125,7 +128,7 @@ void turn_free(struct turn *t); /* NULL is allowed */
 int turn_add(struct conversations *c, const char *tenant, struct turn *t, const char *title,
              bool *has_branched, struct err *err);
 /* Returns ERR_LIMIT if turn_add would find no room now. */
-int turn_has_room(struct conversations *c, struct err *err);
+int turn_has_room(struct conversations *c, const char *tenant, struct err *err);
 /* Finds a turn by its name. Returns ERR_NOT_FOUND if there is none, or if it is no longer
  * visible. */
 int turn_find(struct conversations *c, const char *tenant, const char *name,
@@ -152,7 +155,7 @@ struct conversation {
 
 void conversation_deinit(struct conversation *v);
 
-/* Adds a conversation. head: a turn to begin from (a branch); 0: the conversation is empty. The
+/* Adds a conversation. Returns ERR_LIMIT at the bound on bytes. head: a turn to begin from (a branch); 0: the conversation is empty. The
  * caller deinits *out. */
 int conversation_add(struct conversations *c, const char *tenant, const char *name,
                      const char *title, const char *metadata, int64_t head,
@@ -162,9 +165,10 @@ int conversation_find(struct conversations *c, const char *tenant, const char *n
 /* Finds the conversation with that title that was used last. */
 int conversation_find_title(struct conversations *c, const char *tenant, const char *title,
                             struct conversation *out, struct err *err);
-/* Sets title and metadata. NULL leaves title or metadata unchanged. */
-int conversation_set(struct conversations *c, int64_t row, const char *title,
-                     const char *metadata, struct err *err);
+/* Sets title and metadata of the tenant's conversation. NULL leaves title or metadata unchanged.
+ * Returns ERR_LIMIT at the bound on bytes. */
+int conversation_set(struct conversations *c, const char *tenant, int64_t row,
+                     const char *title, const char *metadata, struct err *err);
 /* Lists conversations by last use, newest first (or oldest), from behind the conversation `after`
  * (NULL: from the beginning). Fills at most `limit` of out[]. *more: there are more behind them. */
 int conversation_list(struct conversations *c, const char *tenant, const char *after,

@@ -31,6 +31,9 @@ struct conversations {
      * row: an answer that is being generated still has the numbers of its parent and of its
      * conversation. (SQLite alone gives the number of a deleted last row again.) */
     int64_t last_turn, last_conversation;
+    /* The temporary table `share` has the turns and bytes of each tenant; and it was made in the
+     * present transaction. */
+    bool has_shares, shares_are_new;
     struct {
         const char *sql;
         sqlite3_stmt *st;
@@ -73,6 +76,9 @@ int db_int(struct conversations *c, const char *sql, int64_t a, int64_t *out,
 int db_unknown(const struct conversations *c, const char *what, const char *name,
                struct err *err);
 
+/* Returns ERR_LIMIT if there is no room for n_turns more (0 or 1) with more_bytes in all. */
+int db_check_room(struct conversations *c, const char *tenant, int n_turns,
+                  uint64_t more_bytes, struct err *err);
 /* Counts the turns in the file. */
 int db_count_turns(struct conversations *c, int64_t *out, struct err *err);
 

@@ -95,33 +95,144 @@ static int used_bytes(struct conversations *c, uint64_t *out, struct err *err)
     return rc;
 }
 
-static int check_room(struct conversations *c, uint64_t more_bytes, struct err *err)
+/* --- shares ----------------------------------------------------------------------------------- */
+
+/* The bytes of turn_bytes, and of content_bytes (conversations.c), in SQL. */
+static const char share_tables[] =
+    "CREATE TEMP TABLE IF NOT EXISTS share(tenant TEXT PRIMARY KEY,"
+    " n_turns INTEGER NOT NULL, n_bytes INTEGER NOT NULL) WITHOUT ROWID;"
+    "CREATE TEMP VIEW IF NOT EXISTS turn_cost AS SELECT id, tenant, 1 AS n,"
+    " 4096 + length(tokens) + 2 * length(keys)"
+    " + coalesce(length(CAST(answer AS BLOB)), 0) + length(CAST(input AS BLOB))"
+    " + length(CAST(output AS BLOB)) + coalesce(length(CAST(restoration AS BLOB)), 0)"
+    " AS b FROM main.turn;"
+    "CREATE TEMP VIEW IF NOT EXISTS other_cost AS SELECT id, tenant, 0 AS n,"
+    " 512 + coalesce(length(CAST(title AS BLOB)), 0)"
+    " + coalesce(length(CAST(metadata AS BLOB)), 0) AS b FROM main.conversation;";
+
+static const char share_counts[] =
+    "DELETE FROM share;"
+    "INSERT INTO share SELECT tenant, sum(n), sum(b) FROM (SELECT * FROM turn_cost"
+    " UNION ALL SELECT * FROM other_cost) GROUP BY tenant;";
+
+/* Temporary triggers count along, so that a transaction that is rolled back leaves the counts as
+ * they were, and the file keeps its format. */
+static const struct {
+    const char *name, *when, *sign, *view, *row;
+} share_triggers[] = {
+    {"turn_in", "AFTER INSERT ON main.turn", "+", "turn_cost", "NEW"},
+    {"turn_out", "BEFORE DELETE ON main.turn", "-", "turn_cost", "OLD"},
+    {"other_in", "AFTER INSERT ON main.conversation", "+", "other_cost", "NEW"},
+    {"other_out", "BEFORE DELETE ON main.conversation", "-", "other_cost", "OLD"},
+    {"set_out", "BEFORE UPDATE OF title, metadata ON main.conversation", "-", "other_cost",
+     "OLD"},
+    {"set_in", "AFTER UPDATE OF title, metadata ON main.conversation", "+", "other_cost",
+     "NEW"},
+};
+
+static int count_shares(struct conversations *c, struct err *err)
+{
+    int rc = db_exec(c, share_tables, err);
+    for (size_t i = 0; rc == 0 && i < sizeof share_triggers / sizeof share_triggers[0];
+         i++) {
+        const char *sign = share_triggers[i].sign;
+        char *sql = xasprintf(
+            "CREATE TEMP TRIGGER IF NOT EXISTS %s %s BEGIN"
+            " INSERT INTO share SELECT tenant, %sn, %sb FROM %s WHERE id = %s.id"
+            " ON CONFLICT(tenant) DO UPDATE SET n_turns = n_turns + excluded.n_turns,"
+            " n_bytes = n_bytes + excluded.n_bytes; END",
+            share_triggers[i].name, share_triggers[i].when, sign, sign,
+            share_triggers[i].view, share_triggers[i].row);
+        rc = db_exec(c, sql, err);
+        free(sql);
+    }
+    return rc == 0 ? db_exec(c, share_counts, err) : rc;
+}
+
+/* Reads what a tenant keeps. The first call counts all. */
+static int read_share(struct conversations *c, const char *tenant, int64_t *n_turns,
+                      uint64_t *n_bytes, struct err *err)
+{
+    if (!c->has_shares) {
+        int rc = count_shares(c, err);
+        if (rc != 0)
+            return rc;
+        c->has_shares = true;
+        c->shares_are_new = sqlite3_get_autocommit(c->db) == 0;
+    }
+    sqlite3_stmt *st = db_begin(c, "SELECT n_turns, n_bytes FROM share WHERE tenant = ?1",
+                                err);
+    if (st == NULL)
+        return err->code;
+    db_bind_text(st, 1, tenant);
+    int rc = db_step(c, st, err);
+    *n_turns = rc > 0 ? sqlite3_column_int64(st, 0) : 0;
+    *n_bytes = rc > 0 ? (uint64_t)MAX(sqlite3_column_int64(st, 1), 0) : 0;
+    db_done(st);
+    return rc < 0 ? rc : 0;
+}
+
+static int too_many_turns(int64_t n, struct err *err)
+{
+    return err_set(err, ERR_LIMIT,
+                   "%lld turns are stored, which is the most that this server keeps: "
+                   "delete some, or send \"store\": false",
+                   (long long)n);
+}
+
+static int too_many_bytes(uint64_t used, uint64_t most, struct err *err)
+{
+    return err_set(err, ERR_LIMIT,
+                   "the stored turns have %llu bytes, and %llu are the most that this "
+                   "server keeps: delete some, or send \"store\": false",
+                   (unsigned long long)used, (unsigned long long)most);
+}
+
+/* Checks the tenant's share, if one tenant has not all of the file. A file that is smaller than a
+ * share is not counted. */
+static int check_share(struct conversations *c, const char *tenant, int more_turns,
+                       uint64_t more_bytes, int64_t n_turns, uint64_t used, struct err *err)
+{
+    enum { FREE_BYTES = 64 << 10 }; /* pages that belong to nobody */
+    int n = c->o.n_tenants;
+    int64_t most_turns = c->o.max_turns > 0 ? MAX(c->o.max_turns / n, 1) : INT64_MAX;
+    uint64_t most_bytes = c->o.max_bytes > 0
+                              ? (c->o.max_bytes - MIN(c->o.max_bytes, FREE_BYTES)) /
+                                    (uint64_t)n
+                              : UINT64_MAX;
+    if (n_turns + more_turns <= most_turns && used + more_bytes <= most_bytes)
+        return 0;
+    int rc = read_share(c, tenant, &n_turns, &used, err);
+    if (rc == 0 && n_turns + more_turns > most_turns)
+        return too_many_turns(n_turns, err);
+    return rc == 0 && used + more_bytes > most_bytes ? too_many_bytes(used, most_bytes, err)
+                                                     : rc;
+}
+
+int db_check_room(struct conversations *c, const char *tenant, int more_turns,
+                  uint64_t more_bytes, struct err *err)
 {
     int64_t n_turns = 0;
     uint64_t used = 0;
     int rc = 0;
     if (c->o.max_turns > 0)
         rc = db_count_turns(c, &n_turns, err);
-    if (rc == 0 && c->o.max_turns > 0 && n_turns >= c->o.max_turns)
-        return err_set(err, ERR_LIMIT,
-                       "%lld turns are stored, which is the most that this server keeps: "
-                       "delete some, or send \"store\": false",
-                       (long long)n_turns);
     if (rc == 0 && c->o.max_bytes > 0)
         rc = used_bytes(c, &used, err);
+    if (rc == 0 && c->o.n_tenants > 1)
+        rc = check_share(c, tenant, more_turns, more_bytes, n_turns, used, err);
+    if (rc == 0 && c->o.max_turns > 0 && n_turns + more_turns > c->o.max_turns)
+        return too_many_turns(n_turns, err);
     if (rc == 0 && c->o.max_bytes > 0 && used + more_bytes > c->o.max_bytes)
-        return err_set(err, ERR_LIMIT,
-                       "the stored turns have %llu bytes, and %llu are the most that this "
-                       "server keeps: delete some, or send \"store\": false",
-                       (unsigned long long)used, (unsigned long long)c->o.max_bytes);
+        return too_many_bytes(used, c->o.max_bytes, err);
     return rc;
 }
 
-int turn_has_room(struct conversations *c, struct err *err)
+int turn_has_room(struct conversations *c, const char *tenant, struct err *err)
 {
     struct err local = {0};
     pthread_mutex_lock(&c->lock);
-    int rc = check_room(c, TURN_OVERHEAD, err != NULL ? err : &local);
+    int rc = db_check_room(c, tenant, 1, TURN_OVERHEAD, err != NULL ? err : &local);
     pthread_mutex_unlock(&c->lock);
     return rc;
 }
@@ -281,7 +392,7 @@ int turn_add(struct conversations *c, const char *tenant, struct turn *t, const 
     int rc = db_lock(c, err);
     if (rc != 0)
         return rc;
-    rc = check_room(c, turn_bytes(t), err);
+    rc = db_check_room(c, tenant, 1, turn_bytes(t), err);
     if (rc == 0)
         rc = refer_to_parent(c, t, err);
     if (rc == 0 && t->conversation != 0)

@@ -246,7 +246,7 @@ static int answer(struct talk *t, const struct json *said,
     struct hcache_err herr = {0};
     struct hcache_request q = *sampling;
     *out = (struct hcache_result){0};
-    int rc = turn_has_room(t->o.conversations, err);
+    int rc = turn_has_room(t->o.conversations, tenant_of(&t->o), err);
     if (rc != 0)
         return rc;
     rc = make_draft(t, said, q.truncation.ratio > 0, &d, err);

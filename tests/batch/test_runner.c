@@ -6,12 +6,14 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -41,6 +43,27 @@ int clock_gettime(clockid_t id, struct timespec *t)
     if (rc == 0 && id == CLOCK_MONOTONIC)
         t->tv_sec += atomic_load(&ahead_s);
     return (int)rc;
+}
+
+/* The disk takes no more bytes of answers; it says that it has no room for them. */
+static atomic_bool disk_is_full, disk_says_full;
+
+int fdatasync(int fd)
+{
+    if (atomic_load(&disk_is_full)) {
+        errno = ENOSPC;
+        return -1;
+    }
+    return (int)syscall(SYS_fdatasync, fd);
+}
+
+int fstatvfs(int fd, struct statvfs *v)
+{
+    (void)fd;
+    *v = (struct statvfs){.f_frsize = 4096,
+                          .f_blocks = 1000,
+                          .f_bavail = atomic_load(&disk_says_full) ? 1 : 1000};
+    return 0;
 }
 
 static char dir[TEMPDIR_BYTES];
@@ -437,33 +460,111 @@ static void answers_in_progress_take_room(void **state)
 {
     (void)state;
     struct shelf_batch *b = add("t", MANY, 100, "");
-    uint64_t before = shelf_room(shelf);
+    uint64_t before = shelf_room(shelf, "t");
     struct runner *r = start();
-    for (int i = 0; i < 60000 && !batch_has_ended(b) && shelf_room(shelf) == before; i++) {
+    for (int i = 0; i < 60000 && !batch_has_ended(b) && shelf_room(shelf, "t") == before;
+         i++) {
         clock_sleep_ns(1000000);
         look(b);
     }
     assert_false(batch_has_ended(b));
-    assert_true(shelf_room(shelf) < before);
+    assert_true(shelf_room(shelf, "t") < before);
     runner_destroy(r);
     free(b);
 }
 
-/* Answers and files share the shelf's bound. */
-static void a_batch_fails_if_there_is_no_room(void **state)
+static void wait_for_hold(struct shelf_batch *b, int code)
+{
+    for (int i = 0; i < 60000 && b->held_code == 0; i++) {
+        clock_sleep_ns(1000000);
+        look(b);
+    }
+    assert_int_equal(b->held_code, code);
+    assert_int_equal(b->status, BATCH_IN_PROGRESS);
+}
+
+/* Answers and files share the shelf's bound. At the bound a batch waits, keeps the answers that it
+ * has, and goes on when there is room. Another tenant's batch runs meanwhile. */
+static void a_batch_waits_for_room_and_goes_on(void **state)
+{
+    (void)state;
+    struct shelf_file f;
+    char *bytes = xcalloc(1, 20 << 10);
+    bool pending;
+    shelf_close(shelf);
+    open_shelf(ROOM);
+    shelf_divide(shelf, 2, 6 * SHELF_RECORD_BYTES + (26 << 10));
+    assert_int_equal(shelf_add_file(shelf, "t", "f", bytes, 20 << 10, &f, &err), 0);
+    struct shelf_batch *b = add("t", 30, 2, "");
+    said_begin(LOG_WARN);
+    struct runner *r = start();
+    wait_for_hold(b, ERR_LIMIT);
+    int n_before = n_lines_of(b->output);
+    assert_true(n_before >= 1 && n_before < 30);
+    struct shelf_batch *other = add("u", 1, 1, "");
+    runner_wake(r);
+    wait_for_end(other);
+    assert_int_equal(other->status, BATCH_COMPLETED);
+    look(b);
+    assert_int_equal(b->held_code, ERR_LIMIT);
+    assert_int_equal(shelf_delete_file(shelf, "t", f.head.id, &pending, &err), 0);
+    runner_wake(r);
+    wait_for_end(b);
+    said_end();
+    assert_int_equal(b->status, BATCH_COMPLETED);
+    assert_int_equal(b->n_done, 30);
+    assert_int_equal(n_lines_of(b->output), 30);
+    runner_destroy(r);
+    free(bytes);
+    free(other);
+    free(b);
+}
+
+/* A batch that waits for room can be cancelled, and keeps its answers. */
+static void a_batch_that_waits_for_room_can_be_cancelled(void **state)
 {
     (void)state;
     shelf_close(shelf);
     open_shelf(4 * SHELF_RECORD_BYTES + (6 << 10));
     struct shelf_batch *b = add("t", 30, 2, "");
+    said_begin(LOG_WARN);
     struct runner *r = start();
+    wait_for_hold(b, ERR_LIMIT);
+    assert_int_equal(shelf_cancel_batch(shelf, "t", b->head.id, b, &err), 0);
+    runner_wake(r);
     wait_for_end(b);
-    assert_int_equal(b->status, BATCH_FAILED);
-    assert_string_equal(b->error_code, "storage_full");
-    assert_memory_equal(b->error_message, "there is no room for more than ", 31);
-    assert_int_equal(b->at_s[BATCH_FINALIZING] + b->at_s[BATCH_COMPLETED], 0);
-    assert_true(b->at_s[BATCH_FAILED] > 0);
-    assert_true(b->has_output && b->n_done < 30);
+    said_end();
+    assert_int_equal(b->status, BATCH_CANCELLED);
+    assert_true(b->has_output && n_lines_of(b->output) >= 1);
+    runner_destroy(r);
+    free(b);
+}
+
+/* A disk without room for the next answers holds a batch up, also if it has room for records. The
+ * disk is tried again when it says that it has room for them. */
+static void a_batch_waits_for_room_on_the_disk(void **state)
+{
+    (void)state;
+    struct shelf_batch *b = add("t", 3, 2, "");
+    atomic_store(&disk_is_full, true);
+    atomic_store(&disk_says_full, true);
+    said_begin(LOG_WARN);
+    struct runner *r = start();
+    wait_for_hold(b, -ENOSPC);
+    int n_tried = count(&told.n_ended);
+    atomic_store(&disk_is_full, false);
+    atomic_fetch_add(&ahead_s, SHELF_RETRY_S + 1);
+    runner_wake(r);
+    clock_sleep_ns(50000000);
+    look(b);
+    assert_int_equal(b->held_code, -ENOSPC);
+    assert_int_equal(count(&told.n_ended), n_tried);
+    atomic_store(&disk_says_full, false);
+    runner_wake(r);
+    wait_for_end(b);
+    said_end();
+    assert_int_equal(b->status, BATCH_COMPLETED);
+    assert_int_equal(n_lines_of(b->output), 3);
     runner_destroy(r);
     free(b);
 }
@@ -510,7 +611,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_long_batch_makes_room, begin, end),
         cmocka_unit_test_setup_teardown(an_idle_runner_uses_no_processor, begin, end),
         cmocka_unit_test_setup_teardown(a_fault_of_the_disk_is_waited_out, begin, end),
-        cmocka_unit_test_setup_teardown(a_batch_fails_if_there_is_no_room, begin, end),
+        cmocka_unit_test_setup_teardown(a_batch_waits_for_room_and_goes_on, begin, end),
+        cmocka_unit_test_setup_teardown(a_batch_that_waits_for_room_can_be_cancelled, begin,
+                                        end),
+        cmocka_unit_test_setup_teardown(a_batch_waits_for_room_on_the_disk, begin, end),
         cmocka_unit_test_setup_teardown(a_batch_whose_file_is_gone_fails, begin, end),
         cmocka_unit_test(no_runner_can_be_stopped),
     };

@@ -298,7 +298,7 @@ static void tenants_take_turns(void **state)
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b[4], *next = xcalloc(1, sizeof *next);
     static const char *const tenants[] = {"b", "b", "a", "c"};
-    assert_false(shelf_next_batch(s, "", next));
+    assert_false(shelf_next_batch(s, "", next, NULL));
     for (int i = 0; i < 4; i++)
         b[i] = add_batch(s, tenants[i]);
     static const struct {
@@ -306,12 +306,12 @@ static void tenants_take_turns(void **state)
         int next;
     } rows[] = {{"", 2}, {"a", 0}, {"b", 3}, {"c", 2}, {"bb", 3}, {"z", 2}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        assert_true(shelf_next_batch(s, rows[i].last, next));
+        assert_true(shelf_next_batch(s, rows[i].last, next, NULL));
         assert_string_equal(next->head.id, b[rows[i].next]->head.id);
     }
     b[0]->status = BATCH_CANCELLED; /* then it is the turn of the tenant's second batch */
     assert_int_equal(shelf_put_batch(s, b[0], &err), 0);
-    assert_true(shelf_next_batch(s, "a", next));
+    assert_true(shelf_next_batch(s, "a", next, NULL));
     assert_string_equal(next->head.id, b[1]->head.id);
     shelf_close(s);
     for (int i = 0; i < 4; i++)
@@ -349,7 +349,7 @@ static void room_is_bounded(void **state)
     struct shelf_file f, g;
     char *bytes = xcalloc(1, SHELF_RECORD_BYTES + 1);
     assert_int_equal(shelf_add_file(s, "t", "f", bytes, SHELF_RECORD_BYTES, &f, &err), 0);
-    assert_int_equal(shelf_room(s), SHELF_RECORD_BYTES);
+    assert_int_equal(shelf_room(s, "t"), SHELF_RECORD_BYTES);
     assert_int_equal(shelf_add_file(s, "t", "g", bytes, 1, &g, &err), ERR_LIMIT);
     assert_false(is_there(g.head.id));
     assert_int_equal(shelf_delete_file(s, "t", f.head.id, &pending, &err), 0);
@@ -367,18 +367,18 @@ static void room_is_taken_by_answers(void **state)
     struct shelf *s = open_shelf(max);
     struct shelf_batch *x = add_batch(s, "x"), *y = add_batch(s, "y");
     struct shelf_file f;
-    left = shelf_room(s);
+    left = shelf_room(s, "t");
     shelf_set_growing(s, x, 1000);
     shelf_set_growing(s, x, 3000);
-    assert_int_equal(shelf_room(s), left - 3000);
+    assert_int_equal(shelf_room(s, "t"), left - 3000);
     shelf_set_growing(s, y, 200);
-    assert_int_equal(shelf_room(s), left - 3200);
+    assert_int_equal(shelf_room(s, "t"), left - 3200);
     x->status = BATCH_IN_PROGRESS; /* the caller's record knows nothing of the answers */
     assert_int_equal(shelf_put_batch(s, x, &err), 0);
     shelf_count_batch(s, y);
-    assert_int_equal(shelf_room(s), left - 3200);
+    assert_int_equal(shelf_room(s, "t"), left - 3200);
     assert_int_equal(shelf_keep_answers(s, y, &err), 0);
-    assert_int_equal(shelf_room(s), left - 3000);
+    assert_int_equal(shelf_room(s, "t"), left - 3000);
     shelf_set_growing(s, x, left);
     char byte = 0;
     assert_int_equal(shelf_add_file(s, "z", "f", &byte, 1, &f, &err), ERR_LIMIT);
@@ -387,10 +387,10 @@ static void room_is_taken_by_answers(void **state)
     put(x->errors, "{}\n");
     put(y->output, "{}\n");
     s = open_shelf(max);
-    assert_int_equal(shelf_room(s), left - 12);
+    assert_int_equal(shelf_room(s, "t"), left - 12);
     x->status = BATCH_CANCELLED;
     assert_int_equal(shelf_keep_answers(s, x, &err), 0);
-    assert_int_equal(shelf_room(s), left - 12 - 2 * SHELF_RECORD_BYTES);
+    assert_int_equal(shelf_room(s, "t"), left - 12 - 2 * SHELF_RECORD_BYTES);
     shelf_close(s);
     free(x);
     free(y);
@@ -423,6 +423,43 @@ static void many_batches_push_out_their_own(void **state)
     }
     shelf_close(s);
     free(first);
+    free(b);
+}
+
+/* Of two keys, each has half of every bound: what one takes is never the other's. */
+static void shares_are_of_each_tenant(void **state)
+{
+    (void)state;
+    struct shelf *s = open_shelf((uint64_t)64 << 20);
+    struct shelf_file f;
+    struct shelf_batch *b = xcalloc(1, sizeof *b);
+    char *bytes = xcalloc(1, 3 << 20);
+    shelf_divide(s, 2, 2 << 20);
+    assert_int_equal(shelf_add_file(s, "a", "f", bytes, 1 << 20, &f, &err), 0);
+    assert_int_equal(shelf_add_file(s, "a", "f", bytes, 1 << 20, &f, &err), ERR_LIMIT);
+    assert_int_equal(shelf_room(s, "b"), 2 << 20);
+    shelf_divide(s, 2, 0);
+    assert_int_equal(shelf_room(s, "b"), 32 << 20);
+    assert_int_equal(shelf_add_file(s, "a", "f", bytes, 1 << 20, &f, &err), 0);
+    /* batches: those that wait are refused, those that have ended make room */
+    for (int i = 0; i < SHELF_MAX_BATCHES / 2; i++)
+        assert_int_equal(shelf_add_batch(s, "a", f.head.id, b, &err), 0);
+    assert_int_equal(shelf_add_batch(s, "a", f.head.id, b, &err), ERR_LIMIT);
+    struct shelf_batch *mine = add_batch(s, "b");
+    mine->status = BATCH_COMPLETED;
+    assert_int_equal(shelf_put_batch(s, mine, &err), 0);
+    assert_int_equal(shelf_add_batch(s, "a", f.head.id, b, &err), ERR_LIMIT);
+    assert_int_equal(shelf_find_batch(s, "b", mine->head.id, b, &err), 0);
+    /* files */
+    shelf_divide(s, SHELF_MAX_FILES / 4, 1 << 20);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(shelf_add_file(s, "c", "f", bytes, 1, &f, &err), 0);
+    assert_int_equal(shelf_add_file(s, "c", "f", bytes, 1, &f, &err), 0);
+    assert_int_equal(shelf_add_file(s, "c", "f", bytes, 1, &f, &err), ERR_LIMIT);
+    assert_int_equal(shelf_add_file(s, "d", "f", bytes, 1, &f, &err), 0);
+    shelf_close(s);
+    free(bytes);
+    free(mine);
     free(b);
 }
 
@@ -816,7 +853,7 @@ static void batches_are_listed_in_pages(void **state)
     assert_int_equal(shelf_list_batches(s, &p, page, &more), 3);
     for (int i = 0; i < 3; i++)
         assert_string_equal(page[i].head.id, b[(i + 1) % 3]->head.id);
-    assert_true(shelf_next_batch(s, "", page));
+    assert_true(shelf_next_batch(s, "", page, NULL));
     assert_string_equal(page[0].head.id, b[1]->head.id);
     shelf_close(s);
     for (int i = 0; i < 3; i++)
@@ -959,17 +996,17 @@ static void a_batch_needs_room(void **state)
         struct shelf_batch *b = xcalloc(1, sizeof *b);
         struct shelf_file f;
         assert_int_equal(shelf_add_file(s, "t", "in", "{}\n", 3, &f, &err), 0);
-        assert_int_equal(shelf_room(s), 2 * SHELF_RECORD_BYTES - less);
+        assert_int_equal(shelf_room(s, "t"), 2 * SHELF_RECORD_BYTES - less);
         assert_int_equal(shelf_add_batch(s, "t", f.head.id, b, &err),
                          less == 0 ? 0 : ERR_LIMIT);
-        assert_int_equal(shelf_room(s),
+        assert_int_equal(shelf_room(s, "t"),
                          less == 0 ? SHELF_RECORD_BYTES : 2 * SHELF_RECORD_BYTES - 1);
         shelf_set_growing(s, b, 5 * SHELF_RECORD_BYTES);
         if (less == 0)
-            assert_int_equal(shelf_room(s), 0);
+            assert_int_equal(shelf_room(s, "t"), 0);
         assert_int_equal(shelf_keep_answers(s, b, &err),
                          0); /* there are none; nothing grows */
-        assert_int_equal(shelf_room(s),
+        assert_int_equal(shelf_room(s, "t"),
                          less == 0 ? SHELF_RECORD_BYTES : 2 * SHELF_RECORD_BYTES - 1);
         shelf_close(s);
         free(b);
@@ -1038,7 +1075,7 @@ static void a_folder_is_made_or_refused(void **state)
     assert_int_equal(shelf_open(inner, 1 << 20, &s, &err), 0);
     assert_int_equal(stat(inner, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0700);
-    assert_int_equal(shelf_room(s), 1 << 20);
+    assert_int_equal(shelf_room(s, "t"), 1 << 20);
     char path[100];
     shelf_path(s, "x", path, sizeof path);
     want = xasprintf("%s/x", inner);
@@ -1111,7 +1148,7 @@ static void a_file_that_cannot_be_written_is_not_there(void **state)
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f;
     struct rlimit old, none;
-    uint64_t room = shelf_room(s);
+    uint64_t room = shelf_room(s, "t");
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
     none = old;
     none.rlim_cur = 0;
@@ -1124,7 +1161,7 @@ static void a_file_that_cannot_be_written_is_not_there(void **state)
     char *fresh = xasprintf("%s.new", f.head.id);
     assert_false(is_there(f.head.id) || is_there(fresh));
     free(fresh);
-    assert_int_equal(shelf_room(s), room);
+    assert_int_equal(shelf_room(s, "t"), room);
     assert_int_equal(shelf_read_file(s, "t", f.head.id, &f, NULL, &err), ERR_NOT_FOUND);
     shelf_close(s);
 }
@@ -1203,6 +1240,7 @@ int main(void)
         TEST(room_is_bounded),
         TEST(room_is_taken_by_answers),
         TEST(many_batches_push_out_their_own),
+        TEST(shares_are_of_each_tenant),
         TEST(old_batches_are_forgotten),
         TEST(counts_are_seen_while_it_runs),
         TEST(a_record_needs_each_of_its_fields),

@@ -202,20 +202,34 @@ def restarted(options):
 
 
 def bounded(options):
-    """All files together may take one MiB."""
-    server = Server(DEMO, *options, "--files-bytes", "1M")
-    c = client(server)
+    """Files of two keys may take two MiB, one each."""
+    server = Server(DEMO, *options, "--files-bytes", "2M")
+    c, other = client(server), client(server, "other")
     big = jsonl([line(f"b{i}", "x" * 1000) for i in range(550)])
     f = upload(c, big)
     e = raises(openai.APIStatusError, lambda: upload(c, big))
     check("a file beyond the bound is refused", e is not None and e.status_code == 413 and e.code == "storage_full", e)
-    b = ended(c, start(c, jsonl([line(f"t{i}", "Hi.", max_tokens=40, ignore_eos=True, logprobs=True, top_logprobs=20)
-                                 for i in range(60)])))
-    check("answers beyond the bound fail the batch", b.status == "failed" and b.errors.data[0].code == "storage_full", b)
+    check("another key has its own room", upload(other, big).id)
+    answers = [line(f"t{i}", "Hi.", max_tokens=40, ignore_eos=True, logprobs=True, top_logprobs=20) for i in range(60)]
+    b = start(c, jsonl(answers))
+    until(lambda: c.batches.retrieve(b.id).errors)
+    b = c.batches.retrieve(b.id)
+    check("a batch whose answers find no room waits", b.status == "in_progress" and
+          b.errors.data[0].code == "storage_full" and 0 < b.request_counts.completed < 60, b)
     size = sum(os.path.getsize(os.path.join(tmp, "bounded", x)) for x in os.listdir(os.path.join(tmp, "bounded")))
-    check("the folder stays within the bound", size <= 1 << 20, size)
+    check("the folder stays within the bound", size <= 2 << 20, size)
+    b2 = ended(other, start(other, jsonl(answers[:1])))
+    equal("another key's batch runs meanwhile", (b2.status, b2.request_counts.completed), ("completed", 1))
     c.files.delete(f.id)
-    check("deleting makes room", upload(c, big).id)
+    more = until(lambda: c.batches.retrieve(b.id).request_counts.completed > b.request_counts.completed)
+    check("deleting makes room, and the batch goes on", more)
+    c.batches.cancel(b.id)
+    b = ended(c, b)
+    check("a cancelled batch keeps its answers", b.status == "cancelled" and lines_of(c, b.output_file_id), b)
+    server.kill()
+    server = Server(DEMO, *options, "--files-bytes", "8M", "--files-quota", "1M")
+    e = raises(openai.APIStatusError, lambda: upload(client(server), big + big))
+    check("--files-quota bounds each key's files", e is not None and e.status_code == 413, e)
     server.kill()
 
 

@@ -230,7 +230,7 @@ def test_conversations(tmp):
 
 
 def test_bad_input(tmp):
-    server = Server(MODEL, "--store", os.path.join(tmp, "s"), "--api-key", "alice,bob", "--max-turns", "3")
+    server = Server(MODEL, "--store", os.path.join(tmp, "s"), "--api-key", "alice,bob", "--max-turns", "6")
     alice, bob = ({"Authorization": "Bearer " + k} for k in ("alice", "bob"))
     r = respond(server, "Hello.", alice)
     v = server.post("/v1/conversations", {}, alice)[2]
@@ -275,6 +275,8 @@ def test_bad_input(tmp):
     got, e = error(server, {"input": "x"}, headers=alice)
     check("a full archive refuses, and says what to do", got == 400 and e["code"] == "storage_full" and
           "delete" in e["message"], e)
+    equal("another key keeps its own turns", [error(server, {"input": "x", "max_output_tokens": 1}, headers=bob)[0]
+                                              for _ in range(4)], [200, 200, 200, 400])
     check("what is not to be kept is answered", respond(server, "Hello.", alice, store=False)["store"] is False)
     server.stop()
     server = Server(MODEL, "--conversations", "none")

@@ -335,9 +335,9 @@ static void bounds_hold(void **state)
     conversations_close(x->c);
     x->c = open_file(x, 2, 0, 0);
     add(x->c, make_turn("resp_a", 0, 0, 0, 5, 100, 1, 0));
-    assert_int_equal(turn_has_room(x->c, &err), 0);
+    assert_int_equal(turn_has_room(x->c, "", &err), 0);
     add(x->c, make_turn("resp_b", 0, 0, 0, 5, 100, 1, 0));
-    assert_int_equal(turn_has_room(x->c, &err), ERR_LIMIT);
+    assert_int_equal(turn_has_room(x->c, "", &err), ERR_LIMIT);
     struct turn *t = make_turn("resp_c", 0, 0, 0, 5, 100, 1, 0);
     assert_int_equal(turn_add(x->c, "", t, NULL, &branched, &err), ERR_LIMIT);
     assert_int_equal(code_of_find(x->c, "", "resp_c"), ERR_NOT_FOUND);
@@ -348,6 +348,64 @@ static void bounds_hold(void **state)
     assert_int_equal(turn_add(x->c, "", t, NULL, &branched, &err), ERR_LIMIT);
     turn_free(t);
     add(x->c, make_turn("resp_small", 0, 0, 0, 50, 100, 1, 0));
+}
+
+static int add_as(struct conversations *c, const char *tenant, const char *name, int n)
+{
+    struct turn *t = make_turn(name, 0, 0, 0, n, 100, 1, 0);
+    struct err err = {0};
+    bool branched;
+    int rc = turn_add(c, tenant, t, NULL, &branched, &err);
+    turn_free(t);
+    return rc;
+}
+
+/* Of two keys, each has half of the turns and of the bytes: what one keeps is never the other's.
+ * Deleted turns give room back, also in a file that was there before, and a refusal takes none. */
+static void tenants_have_shares(void **state)
+{
+    struct fixture *x = *state;
+    struct err err = {0};
+    struct erased gone;
+    struct conversation v;
+    char name[32], *text = xcalloc(1, 60001);
+    assert_int_equal(add_as(x->c, "a", "resp_0", 5), 0);
+    x->c->o = (struct conversations_opts){.path = x->path, .max_turns = 4, .n_tenants = 2};
+    assert_int_equal(add_as(x->c, "a", "resp_1", 5), 0);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(add_as(x->c, "a", "resp_2", 5), ERR_LIMIT);
+    assert_int_equal(turn_has_room(x->c, "a", &err), ERR_LIMIT);
+    assert_int_equal(turn_has_room(x->c, "b", &err), 0);
+    assert_int_equal(add_as(x->c, "b", "resp_3", 5), 0);
+    assert_int_equal(turn_delete(x->c, "a", "resp_0", &gone, &err), 0);
+    assert_int_equal(add_as(x->c, "a", "resp_2", 5), 0);
+    assert_int_equal(add_as(x->c, "a", "resp_4", 5), ERR_LIMIT);
+    assert_int_equal(add_as(x->c, "b", "resp_4", 5), 0);
+    /* bytes: turns, and conversations with what is written beside them */
+    x->c->o = (struct conversations_opts){
+        .path = x->path, .max_bytes = 1 << 20, .n_tenants = 2};
+    memset(text, 'x', 60000);
+    int n = 0, rc;
+    do {
+        snprintf(name, sizeof name, "conv_%d", n);
+        rc = conversation_add(x->c, "a", name, NULL, n == 0 ? "{}" : text, 0, &v, &err);
+        if (rc == 0)
+            conversation_deinit(&v);
+    } while (rc == 0 && ++n < 100);
+    assert_int_equal(rc, ERR_LIMIT);
+    assert_in_range(n, 6, 8);
+    assert_int_equal(add_as(x->c, "a", "resp_5", 20000), ERR_LIMIT);
+    assert_int_equal(conversation_find(x->c, "a", "conv_0", &v, &err), 0);
+    assert_int_equal(conversation_set(x->c, "a", v.row, NULL, text, &err), ERR_LIMIT);
+    assert_int_equal(add_as(x->c, "b", "resp_5", 100000), 0);
+    assert_int_equal(add_as(x->c, "b", "resp_6", 20000), ERR_LIMIT);
+    assert_int_equal(turn_delete(x->c, "b", "resp_5", &gone, &err), 0);
+    assert_int_equal(add_as(x->c, "b", "resp_6", 20000), 0);
+    assert_int_equal(conversation_delete(x->c, "a", "conv_1", &gone, &err), 0);
+    assert_int_equal(conversation_set(x->c, "a", v.row, NULL, text, &err), 0);
+    assert_int_equal(add_as(x->c, "a", "resp_7", 20000), ERR_LIMIT);
+    conversation_deinit(&v);
+    free(text);
 }
 
 static void age_ends_them(void **state)
@@ -878,7 +936,7 @@ static void what_is_not_set_stays(void **state)
                 {NULL, NULL, "two", "{\"a\":\"b\"}"}};
     for (int i = 0; i < 3; i++) {
         assert_int_equal(
-            conversation_set(x->c, v.row, rows[i].title, rows[i].metadata, &err), 0);
+            conversation_set(x->c, "", v.row, rows[i].title, rows[i].metadata, &err), 0);
         conversation_deinit(&v);
         assert_int_equal(conversation_find(x->c, "", "conv_a", &v, &err), 0);
         assert_string_equal(v.title, rows[i].want_title);
@@ -1043,7 +1101,7 @@ static void the_bound_on_bytes_is_exact(void **state)
     assert_int_equal(conversations_stats(x->c, &st, &err), 0);
     for (int less = 1; less >= 0; less--) {
         x->c->o.max_bytes = st.used_bytes + 4096 - (uint64_t)less;
-        assert_int_equal(turn_has_room(x->c, &err), less ? ERR_LIMIT : 0);
+        assert_int_equal(turn_has_room(x->c, "", &err), less ? ERR_LIMIT : 0);
     }
     struct turn *t = make_turn("resp_b", 0, 0, 0, 3000, 100, 1, 3);
     t->restoration = xstrdup("{\"restoration\":true}");
@@ -1063,10 +1121,10 @@ static void the_bound_on_bytes_is_exact(void **state)
     turn_free(t);
     x->c->o.max_bytes = 0;
     x->c->o.max_turns = 2;
-    assert_int_equal(turn_has_room(x->c, &err), ERR_LIMIT);
+    assert_int_equal(turn_has_room(x->c, "", &err), ERR_LIMIT);
     assert_memory_equal(err.msg, "2 turns are stored", 18);
     x->c->o.max_turns = 3;
-    assert_int_equal(turn_has_room(x->c, &err), 0);
+    assert_int_equal(turn_has_room(x->c, "", &err), 0);
 }
 
 /* Items that were inserted by hand have no name of their own. If the conversation has gone on
@@ -1240,6 +1298,7 @@ int main(void)
         T(a_conversation_moves_its_head),
         T(a_rewrite_erases_what_was),
         T(bounds_hold),
+        T(tenants_have_shares),
         T(age_ends_them),
         T(a_clock_that_is_behind_ages_nothing),
         T(the_file_is_private_and_locked),

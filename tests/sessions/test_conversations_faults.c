@@ -145,7 +145,7 @@ static int adds_a_branch(struct conversations *c, struct err *err)
 
 static int asks_for_room(struct conversations *c, struct err *err)
 {
-    return turn_has_room(c, err);
+    return turn_has_room(c, "", err);
 }
 
 static int finds_a_turn(struct conversations *c, struct err *err)
@@ -193,7 +193,7 @@ static int finds_a_title(struct conversations *c, struct err *err)
 
 static int sets_a_title(struct conversations *c, struct err *err)
 {
-    return conversation_set(c, 1, "new", "{\"a\":\"b\"}", err);
+    return conversation_set(c, "", 1, "new", "{\"a\":\"b\"}", err);
 }
 
 static int list_behind(struct conversations *c, const char *after, struct err *err)
