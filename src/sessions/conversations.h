@@ -155,8 +155,8 @@ struct conversation {
 
 void conversation_deinit(struct conversation *v);
 
-/* Adds a conversation. Returns ERR_LIMIT at the bound on bytes. head: a turn to begin from (a branch); 0: the conversation is empty. The
- * caller deinits *out. */
+/* Adds a conversation. head: a turn to begin from (a branch); 0: the conversation is empty. Returns
+ * ERR_LIMIT at the bound on bytes. The caller deinits *out. */
 int conversation_add(struct conversations *c, const char *tenant, const char *name,
                      const char *title, const char *metadata, int64_t head,
                      struct conversation *out, struct err *err);
