@@ -48,8 +48,8 @@ static const struct opt options[] = {
     {"save", OPT(struct ingest_args, save), .arg = "KINDS", .def = "auto",
      .help = "auto, hidden, kv, both, or a letter per layer (H, K, B, -)"},
     {"plan", OPT(struct ingest_args, plan), .arg = "PLAN", .def = "auto",
-     .help = "method of restoring: auto, hidden, kv, recompute, rN,hN,kN, or a letter "
-             "per layer"},
+     .help = "method of restoring: auto, hidden, kv, recompute, or a letter per "
+             "layer"},
     {"chat", OPT(struct ingest_args, chat), .choices = roles,
      .help = "store each document as the first message of a chat, in the form of the "
              "model's template, so that a client's chat with that message finds it"},

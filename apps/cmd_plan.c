@@ -58,7 +58,7 @@ static const struct opt plan_options[] = {
      .max = 100000000, .help = "new tokens to prefill after the history"},
     {"method", OPT(struct plan_args, method), .arg = "METHOD", .def = "auto",
      .help = "method to draw: auto, hidden, kv, recompute, kv+recompute, paper, "
-             "tokenwise, tokenwise-rounded, rN,hN,kN, or a letter per layer (RRHHKK)"},
+             "tokenwise, tokenwise-rounded, or a letter per layer (RRHHKK)"},
     {"fused", OPT(struct plan_args, fused),
      .help = "prefill layer i of the new tokens as soon as layers 0 to i are restored"},
     {"dtype", OPT(struct plan_args, dtype), .def = "checkpoint", .choices = dtypes,
@@ -396,7 +396,7 @@ static void print_human(const struct plan_args *a, const struct platform *p,
            "stored/token");
     for (int i = 0; i < N_COMPARED; i++)
         print_row(&row[i], row[AUTO].plan.predicted_s);
-    if (chosen->mode >= PLAN_FORCED_COUNTS)
+    if (chosen->mode >= PLAN_FORCED_LAYERS)
         print_row(&row[CHOSEN], row[AUTO].plan.predicted_s);
     printf("\n%s: %s\n%s\n\n", row[CHOSEN].name, chosen->method, chosen->reason);
     int width = terminal_width(a);

@@ -27,7 +27,7 @@ struct run_args {
     struct engine_args engine;
     const char *prompt, *system, *prompt_file, *token_ids, *save, *plan, *salt, *url, *key;
     bool is_greedy; /* --temperature was not given */
-    bool interactive, ignore_eos, json, verbose, no_special, plan_strict, raw, history;
+    bool interactive, ignore_eos, json, verbose, no_special, raw, history;
     int max_tokens, top_k, cache_ttl;
     double temperature, top_p, min_p;
     const char *truncate, *json_schema, *grammar;
@@ -113,10 +113,8 @@ static const struct opt options[] = {
      .help = "state to save: auto, hidden, kv, both, none, or a letter per layer (H, K, "
              "B, -); by default auto, or both if a plan is forced"},
     {"plan", OPT(struct run_args, plan), .arg = "PLAN", .def = "auto",
-     .help = "auto, hidden, kv, recompute, rN,hN,kN, or a letter per layer (R, H, K); "
+     .help = "auto, hidden, kv, recompute, or a letter per layer (R, H, K), for tests; "
              "layers without stored records are computed"},
-    {"plan-strict", OPT(struct run_args, plan_strict),
-     .help = "fail if the stored records do not allow the plan"},
     OPT_THROTTLE(struct run_args),
     OPT_GPU_DIRECT(struct run_args),
     {"salt", OPT(struct run_args, salt), .arg = "TEXT",
@@ -365,7 +363,6 @@ static void put_plan(struct json *o, const struct hcache_plan *p)
     json_put_string(o, "layers", p->layers);
     json_put_real(o, "predicted_ms", p->predicted_ms);
     json_put_string(o, "reason", p->reason);
-    json_put_string(o, "deviation", p->deviation[0] != 0 ? p->deviation : NULL);
 }
 
 static void put_model(struct json *o, const struct hcache *h)
@@ -456,8 +453,6 @@ static void print_summary(const struct hcache_result *r)
                 (double)r->restored_bytes * 1e-6);
     else if (provenance_miss(r, "") != NULL)
         fprintf(stderr, " (%s)", provenance_miss(r, ""));
-    if (r->plan.deviation[0] != 0)
-        fprintf(stderr, "; it differs from the requested plan: %s", r->plan.deviation);
     fprintf(stderr, "; %d generated at %.1f tokens/s; %lld token%s durable\n", r->n_tokens,
             r->timings.decode_tokens_per_s, (long long)r->committed_tokens,
             plural((uint64_t)r->committed_tokens));
@@ -484,7 +479,6 @@ static struct hcache_request request_of(struct run_args *a)
                                    .cache_ttl_s = a->cache_ttl,
                                    .save = a->save,
                                    .plan = a->plan,
-                                   .plan_strict = a->plan_strict,
                                    .form = a->form,
                                    .on_token = print_token,
                                    .arg = a};

@@ -46,7 +46,6 @@ struct serve_args {
     int batch_sequences;
     uint64_t conversation_bytes;
     const char *plan;
-    bool plan_strict;
     const char *truncate;
     struct hcache_truncation truncation;
     bool plain_chat, parse_special, verbose, store_required;
@@ -163,8 +162,6 @@ static const struct opt options[] = {
      .help =
          "method of restoring, which also selects the saved state; all but auto are for "
          "comparisons"},
-    {"plan-strict", OPT(struct serve_args, plan_strict),
-     .help = "fail a request whose stored records do not allow that plan"},
     {"max-connections", OPT(struct serve_args, max_connections), .arg = "N", .def = "2048",
      .min = 1, .max = 1 << 16, .help = "most connections that may be open"},
     {"max-body", OPT(struct serve_args, max_body), .arg = "BYTES", .def = "16M",
@@ -504,7 +501,6 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
                              .max_body_bytes = a->max_body,
                              .max_bodies_bytes = a->max_bodies,
                              .plan = a->plan,
-                             .plan_strict = a->plan_strict,
                              .plain_chat = a->plain_chat,
                              .parse_special = a->parse_special,
                              .dates = dates,

@@ -44,7 +44,7 @@ const struct opt_cmd *const options_of_bench_plan = &cmd;
 enum { MOST_RANGES = 4096, RANGE_TOKENS = 256 };
 
 /* Makes a machine on which reading hidden states takes about as long as projecting them. */
-static void fill_platform(struct platform *p, int n_layers, bool hedged)
+static void fill_platform(struct platform *p, int n_layers)
 {
     platform_init(p);
     p->n_layers = n_layers;
@@ -58,7 +58,6 @@ static void fill_platform(struct platform *p, int n_layers, bool hedged)
     p->comp_overlap = 1.1;
     p->n_tiers = 1;
     p->tier[0].bytes_per_s = 1e8;
-    p->tier[0].correction.spread_log2 = hedged ? 0.3 : 0;
 }
 
 static void fill_ranges(struct rng *r, bool all_differ, int n_layers, int n,
@@ -82,9 +81,9 @@ static double cpu_s(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Measures one row: a chain of n_ranges ranges, with a hedged plan or without. */
+/* Measures one row: a chain of n_ranges ranges. */
 static int measure(const struct plan_bench_args *a, int n_ranges, bool all_differ,
-                   bool hedged, struct err *err)
+                   struct err *err)
 {
     struct rng r = {1};
     struct platform platform;
@@ -93,7 +92,7 @@ static int measure(const struct plan_bench_args *a, int n_ranges, bool all_diffe
     struct plan_range *range = xcalloc((size_t)n_ranges, sizeof *range);
     uint8_t *mask = xcalloc((size_t)n_ranges, (size_t)a->layers);
     int rc = 0, n_used;
-    fill_platform(&platform, a->layers, hedged);
+    fill_platform(&platform, a->layers);
     for (int i = 0; rc == 0 && i < a->plans; i++) {
         struct plan plan;
         struct plan_request req = {.n_layers = a->layers, .fused = i % 2};
@@ -104,8 +103,8 @@ static int measure(const struct plan_bench_args *a, int n_ranges, bool all_diffe
         took_s[i] = cpu_s() - start;
     }
     if (rc == 0)
-        printf("%7d  %-11s  %-7s  %8.3f  %8.3f\n", n_ranges,
-               all_differ ? "all differ" : "4 policies", hedged ? "hedged" : "",
+        printf("%7d  %-11s  %8.3f  %8.3f\n", n_ranges,
+               all_differ ? "all differ" : "4 policies",
                1e3 * bench_median(took_s, a->plans),
                1e3 * bench_quantile(took_s, a->plans, 0.99));
     free(took_s);
@@ -123,11 +122,11 @@ int bench_plan(int argc, char **argv)
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
     printf("# %d layers, %d plans a row, processor time in ms\n", a.layers, a.plans);
-    printf("%7s  %-11s  %-7s  %8s  %8s\n", "ranges", "layers", "", "median", "99 %");
+    printf("%7s  %-11s  %8s  %8s\n", "ranges", "layers", "median", "99 %");
     for (int i = 0; rc == 0 && i < a.ranges.n; i++) {
         rc = bench_number("ranges", a.ranges.items[i], 1, MOST_RANGES, &n, &err);
-        for (int row = 0; rc == 0 && row < 4; row++)
-            rc = measure(&a, n, row & 1, row & 2, &err);
+        for (int row = 0; rc == 0 && row < 2; row++)
+            rc = measure(&a, n, row == 1, &err);
     }
     opt_end(parsed);
     return bench_end("plan", rc, &err);

@@ -109,10 +109,8 @@ struct way {
 
 static int resume_once(struct lab *b, bool restore_first, struct way *w, struct err *err)
 {
-    struct request q = {.max_tokens = 1,
-                        .plan = b->a->plan,
-                        .plan_strict = true,
-                        .restore_first = restore_first};
+    struct request q = {
+        .max_tokens = 1, .plan = b->a->plan, .restore_first = restore_first};
     struct seq *s;
     int rc = add(b, b->a->n_new, q, &s, err);
     if (rc != 0)
@@ -198,7 +196,7 @@ static int timed_step(struct lab *b, struct steps *to, struct err *err)
 static int turn(struct lab *b, struct steps *beside, struct steps *quiet,
                 double *restore_ms, struct err *err)
 {
-    struct request q = {.max_tokens = 1, .plan = b->a->plan, .plan_strict = true};
+    struct request q = {.max_tokens = 1, .plan = b->a->plan};
     struct seq *s;
     int before = beside->n, rc = add(b, 1, q, &s, err);
     while (rc == 0 && seq_outcome(s)->finish == FINISH_NONE)

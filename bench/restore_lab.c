@@ -307,7 +307,7 @@ static int plan_worn(struct lab *b, const char *method, int n_chunks,
 {
     double prefill_s[STORE_MAX_LAYERS];
     int n_ranges = make_ranges(b, n_chunks), n_used = 0;
-    *req = (struct plan_request){.n_layers = b->k.model->cfg.n_layers, .may_deviate = true};
+    *req = (struct plan_request){.n_layers = b->k.model->cfg.n_layers};
     int rc = plan_mode_parse(method, req, err);
     if (rc == 0)
         rc = plan_best_prefix(&b->platform, b->ranges, n_ranges, 0, true, b->layer,

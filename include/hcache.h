@@ -450,12 +450,10 @@ struct hcache_request {
     /* Kinds of state to save: "auto", "hidden", "kv", "both" or "none"; or a letter per layer: H,
      * K, B (both), - (none). */
     const char *save;
-    /* Methods of the restore: "auto", "hidden", "kv", "recompute", "rN,hN,kN" (numbers of layers),
-     * or a letter per layer. */
+    /* Methods of the restore: "auto", "hidden", "kv", "recompute", or a letter per layer (R, H, K).
+     * Any but "auto" uses the records that the store has and computes the rest; hcache_plan.layers
+     * has the methods that ran. */
     const char *plan;
-    /* A forced plan (any but "auto") uses the records that the store has and computes the rest;
-     * hcache_plan.deviation reports the difference.  With plan_strict a difference is an error. */
-    bool plan_strict;
     /* hcache_generate only. Called for every token with its text, which has whole characters and
      * may be empty. A non-zero result cancels the request, and no call follows. Text of an
      * unfinished character or of a possible stop string is held back; a last call with id -1 brings
@@ -498,9 +496,6 @@ struct hcache_plan {
      * time was within these bounds. */
     char surprise[16];
     char reason[192];
-    /* How the restore departed from a forced plan, and why: records were missing, or chunks could
-     * not be read.  Empty: it followed the plan, or no plan was forced. */
-    char deviation[192];
 };
 
 struct hcache_timings {

@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 EXACT = os.environ.get("HCACHE_CUDA_MATH") in ("exact", "fixed")
-PLANS = ["hidden", "kv", "r1,h1,k2"]
+PLANS = ["hidden", "kv", "RHKK"]
 
 
 def prompt_of(dialogue, n_characters):

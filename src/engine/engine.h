@@ -103,7 +103,6 @@ struct request {
     const char *salt; /* salt of its chunk keys; NULL: no salt */
     /* Plan as in option --plan; NULL: auto. Must outlive the sequence. */
     const char *plan;
-    bool plan_strict; /* a forced plan that the records do not allow is an error */
     struct save_policy save;
     /* Value of store_epoch when the request was made. 0: the request is made now. */
     uint64_t epoch;

@@ -6,8 +6,7 @@
  *
  * A restore always leaves a correct state: n_done tokens whose K and V are in the cache. Prefill
  * continues from there. Fewer tokens than hoped for are a miss with a reason, not an error. A
- * forced plan uses the records that exist and reports the difference in plan.deviation; with
- * plan_strict a deviation is an error.
+ * forced plan uses the records that exist and computes the rest.
  *
  * Decodes never wait for I/O, and hardly for the restores' compute. Beside decodes, restores get
  * BESIDE_RESTORE_SHARE of the time of forward passes, kept as a credit. If an item takes longer

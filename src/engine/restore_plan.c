@@ -1,7 +1,6 @@
 /* restore_plan.c - see restore_plan.h. */
 #include "engine/restore_plan.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "policy/dram_tier.h"
@@ -144,7 +143,6 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
         beside_slow(&req);
     if (s->plan != NULL)
         rc = plan_mode_parse(s->plan, &req, &s->out.err);
-    req.may_deviate = !s->req.plan_strict;
     int n_hits = restore_plan_usable(s, f);
     bool moves = s->view.cut > 0;
     int n_ranges = moves ? make_one_range(g, f->hits + first, n_hits - first)
@@ -155,23 +153,18 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
         rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, !moves,
                               g->plan_layer, g->prefill_s, &req, &s->out.plan, &n_used,
                               &s->out.err);
-    if (rc == ERR_NOT_FOUND && moves && req.mode != PLAN_AUTO && req.may_deviate) {
+    if (rc == ERR_NOT_FOUND && moves && req.mode != PLAN_AUTO) {
         req.mode = PLAN_AUTO;
         s->out.err = (struct err){0};
         rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, false,
                               g->plan_layer, g->prefill_s, &req, &s->out.plan, &n_used,
                               &s->out.err);
-        snprintf(s->out.plan.deviation, sizeof s->out.plan.deviation,
-                 "the context is truncated: layers behind the first cannot be recomputed");
     }
     /* If the moved tokens lack records, their chunks count as not stored. */
-    if (rc == ERR_NOT_FOUND && moves && !s->req.plan_strict) {
+    if (rc == ERR_NOT_FOUND && moves) {
         s->out.err = (struct err){0};
         n_used = rc = 0;
     }
-    if (rc == 0 && s->req.plan_strict && s->out.plan.deviation[0] != 0)
-        rc = err_set(&s->out.err, ERR_NOT_FOUND, "plan '%s' cannot be carried out: %s",
-                     s->plan, s->out.plan.deviation);
     int64_t tokens = 0;
     int tier = n_used > 0 ? g->ranges[0].tier : 0; /* 0 if any chunk is on the disk */
     for (int i = 0; rc == 0 && i < n_used; i++) {

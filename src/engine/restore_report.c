@@ -6,17 +6,6 @@
 
 #include "base/log.h"
 
-/* Notes in plan.deviation that a forced plan lost chunks, whose tokens are computed. */
-static void tell_lost(struct seq *s, const struct restore_result *r)
-{
-    struct plan *p = &s->out.plan;
-    size_t n = strlen(p->deviation);
-    if (p->mode != PLAN_AUTO && r->n_chunks < s->n_planned)
-        snprintf(p->deviation + n, sizeof p->deviation - n,
-                 "%s%d of %d chunks could not be restored and are computed: %s",
-                 n > 0 ? "; " : "", s->n_planned - r->n_chunks, s->n_planned, r->fault);
-}
-
 /* Judges whether the prediction missed. New tokens that were computed meanwhile are not part of
  * the restore. */
 static void judge_prediction(struct seq *s)
@@ -116,7 +105,6 @@ void restore_report(struct platform *p, struct seq *s, int n_hits)
     s->shared->stats.n_replanned += r->n_replanned > 0;
     if (!s->was_preempted && !s->staging.is_placed)
         judge_prediction(s);
-    tell_lost(s, r);
     tell_miss(s, r, n_hits);
     if (r->n_tokens <= s->n_done)
         s->out.plan.n_layers = 0;

@@ -43,8 +43,8 @@
  * the compute lane is then the cost of splits, and moves platform.split_s. It says nothing about
  * the speed of a kind: later restores of whole contexts would seem slow, too.
  *
- * The mean size of surprises is the factor's *spread*: plans are hedged against it
- * (plan_request.io_spread).
+ * The mean size of surprises is the factor's *spread* (plan_request.io_spread): a mixture that is
+ * predicted to gain less loses to a single method.
  *
  * Pure. */
 #ifndef POLICY_CORRECTION_H

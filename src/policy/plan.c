@@ -3,7 +3,6 @@
 #include "policy/plan.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -19,49 +18,14 @@ static const char *const mode_names[] = {
     [PLAN_PAPER] = "paper",
     [PLAN_TOKENWISE] = "tokenwise",
     [PLAN_TOKENWISE_ROUNDED] = "tokenwise-rounded",
-    [PLAN_FORCED_COUNTS] = "rN,hN,kN",
     [PLAN_FORCED_LAYERS] = "layers",
 };
 
-enum { N_NAMED_MODES = PLAN_FORCED_COUNTS };
+enum { N_NAMED_MODES = PLAN_FORCED_LAYERS };
 
 const char *plan_mode_name(enum plan_mode mode)
 {
     return mode_names[mode];
-}
-
-/* ---- forced plans as text ---- */
-
-/* Parses "r1,h30,k1" in any order; each kind at most once. */
-static int parse_counts(const char *text, struct plan_request *req, struct err *e)
-{
-    int *count[3] = {&req->forced_r, &req->forced_h, &req->forced_k};
-    bool seen[3] = {false};
-    *count[0] = *count[1] = *count[2] = 0;
-    for (const char *p = text;;) {
-        const char *kinds = "rhk", *kind = *p ? strchr(kinds, *p) : NULL;
-        if (kind == NULL || p[1] < '0' || p[1] > '9')
-            break;
-        char *end;
-        long n = strtol(p + 1, &end, 10);
-        if (n > PLAN_MAX_LAYERS || seen[kind - kinds])
-            break;
-        *count[kind - kinds] = (int)n;
-        seen[kind - kinds] = true;
-        if (*end == 0) {
-            req->mode = PLAN_FORCED_COUNTS;
-            return 0;
-        }
-        if (*end != ',')
-            break;
-        p = end + 1;
-    }
-    return err_set(
-        e, ERR_USAGE,
-        "plan '%.60s': neither a method (auto, hidden, kv, recompute, kv+recompute, "
-        "paper, tokenwise, tokenwise-rounded) nor counts (r1,h30,k1) nor a letter per "
-        "layer (RRHHKK)",
-        text);
 }
 
 int plan_mode_parse(const char *text, struct plan_request *req, struct err *e)
@@ -76,20 +40,11 @@ int plan_mode_parse(const char *text, struct plan_request *req, struct err *e)
         req->forced_layers = text;
         return 0;
     }
-    return parse_counts(text, req, e);
-}
-
-static int forced_counts(const struct plan_request *req, char *method, struct err *e)
-{
-    int r = req->forced_r, h = req->forced_h, k = req->forced_k;
-    if (r < 0 || h < 0 || k < 0 || r + h + k != req->n_layers)
-        return err_set(e, ERR_USAGE,
-                       "plan r%d,h%d,k%d: these are %d layers, the model has %d", r, h, k,
-                       r + h + k, req->n_layers);
-    memset(method, 'R', (size_t)r);
-    memset(method + r, 'H', (size_t)h);
-    memset(method + r + h, 'K', (size_t)k);
-    return 0;
+    return err_set(
+        e, ERR_USAGE,
+        "plan '%.60s': neither a method (auto, hidden, kv, recompute, kv+recompute, "
+        "paper, tokenwise, tokenwise-rounded) nor a letter per layer (RRHHKK)",
+        text);
 }
 
 static int forced_layers(const struct plan_request *req, char *method, struct err *e)
@@ -109,8 +64,7 @@ static int choose_method(const struct plan_request *req, const struct plan_effor
     size_t n = (size_t)req->n_layers;
     switch (req->mode) {
     case PLAN_AUTO:
-        return plan_wants_hedge(req) ? plan_hedge(req, effort, out, e)
-                                     : plan_search(req, effort, false, out, e);
+        return plan_search(req, effort, false, out, e);
     case PLAN_KV_RECOMPUTE:
         return plan_search(req, effort, true, out, e);
     case PLAN_HIDDEN:
@@ -127,8 +81,6 @@ static int choose_method(const struct plan_request *req, const struct plan_effor
     case PLAN_TOKENWISE:
     case PLAN_TOKENWISE_ROUNDED:
         return plan_tokenwise(req, out, e);
-    case PLAN_FORCED_COUNTS:
-        return forced_counts(req, out->method, e);
     case PLAN_FORCED_LAYERS:
         return forced_layers(req, out->method, e);
     }
@@ -196,8 +148,8 @@ static int choose(const struct plan_request *req, const struct plan_effort *effo
     out->mode = req->mode;
     out->n_layers = req->n_layers;
     int rc = choose_method(req, effort, out, e);
-    if (rc == 0 && req->may_deviate && req->mode != PLAN_AUTO && out->method[0] != 'T')
-        plan_deviate(req, out);
+    if (rc == 0 && req->mode != PLAN_AUTO && out->method[0] != 'T')
+        plan_adapt(req, out);
     if (rc == 0 && out->method[0] != 'T')
         rc = plan_check_method(req, out->method, e);
     return rc;
@@ -218,30 +170,40 @@ static void fill(const struct plan_request *req, struct plan *out)
     measure(req, out);
 }
 
-/* Replaces a mixture by a single method that ends sooner with its pauses. The search does not know
- * pauses, and those of balanced plans may be longer. */
-static void prefer_single(const struct plan_request *req, struct plan *out)
+bool plan_prefers_single(double mixture_s, double single_s, double io_spread)
 {
-    for (const char *m = "KHR"; *m != 0; m++) {
-        struct plan single = {
-            .mode = out->mode, .n_layers = out->n_layers, .exact = out->exact};
-        memset(single.method, *m, (size_t)out->n_layers);
-        if (strcmp(single.method, out->method) == 0 ||
-            plan_check_method(req, single.method, NULL) != 0)
-            continue;
-        fill(req, &single);
-        if (single.predicted_s < out->predicted_s &&
-            plan_within_budget(req, single.stored_bytes_per_token))
-            *out = single;
-    }
+    return single_s < mixture_s * sqrt(fmax(1, io_spread));
 }
 
-void plan_complete(const struct plan_request *req, struct plan *out)
+/* Replaces a mixture by the fastest single method if the mixture is not worth it. The search does
+ * not know pauses, and those of balanced plans may be longer, so a single method may also be
+ * faster. */
+static void prefer_single(const struct plan_request *req, struct plan *out)
 {
-    const struct platform *p = req->platform;
+    struct plan best = {.predicted_s = INFINITY};
+    for (const char *m = "KHR"; *m != 0; m++) {
+        struct plan p = {.mode = out->mode, .n_layers = out->n_layers, .exact = out->exact};
+        memset(p.method, *m, (size_t)out->n_layers);
+        p.method[0] = *m == 'H' && req->layer[0].h_free ? 'R' : *m;
+        if (strcmp(p.method, out->method) == 0)
+            return;
+        if (plan_check_method(req, p.method, NULL) != 0)
+            continue;
+        fill(req, &p);
+        if (p.predicted_s < best.predicted_s &&
+            plan_within_budget(req, p.stored_bytes_per_token))
+            best = p;
+    }
+    if (!plan_prefers_single(out->predicted_s, best.predicted_s, req->io_spread))
+        return;
+    best.passed_gain_s = fmax(0, best.predicted_s - out->predicted_s);
+    *out = best;
+}
+
+static void complete(const struct plan_request *req, struct plan *out)
+{
     fill(req, out);
-    if (req->mode == PLAN_AUTO && p != NULL &&
-        platform_pause_factor(p, true) > platform_pause_factor(p, false))
+    if (req->mode == PLAN_AUTO)
         prefer_single(req, out);
     plan_explain(req, out);
 }
@@ -254,7 +216,7 @@ int plan_make_within(const struct plan_request *req, const struct plan_effort *e
     if (rc == 0)
         rc = choose(req, effort, out, e);
     if (rc == 0)
-        plan_complete(req, out);
+        complete(req, out);
     return rc;
 }
 

@@ -72,8 +72,7 @@ enum plan_mode {
     PLAN_PAPER,     /* the closed form of the paper's section 4.1.2, with its ceiling */
     PLAN_TOKENWISE, /* the paper's 6.3.2: every layer split by tokens; needs `platform` */
     PLAN_TOKENWISE_ROUNDED, /* token-wise, rounded to a good GEMM size */
-    PLAN_FORCED_COUNTS,     /* forced_r, forced_h, forced_k: R prefix, then H, then K */
-    PLAN_FORCED_LAYERS,     /* forced_layers: a letter per layer */
+    PLAN_FORCED_LAYERS,     /* forced_layers: a letter per layer, for tests */
 };
 
 /* Sliding-window attention: layers from `layer` on see only the last `tokens` positions. In these
@@ -111,18 +110,17 @@ struct plan_request {
     double io_overlap;
     /* >= 1: compute takes this many times longer while I/O runs; 0 counts as 1 */
     double comp_overlap;
-    /* auto: reads may take this many times longer or shorter than the layers say; auto then takes
-     * the plan with the least worst regret (plan_hedge.c). 0 and 1: reads take the given time. */
+    /* auto: reads may take this many times longer or shorter than the layers say. auto takes a
+     * mixture only if its predicted gain exceeds this doubt (plan_prefers_single). 0 and 1: reads
+     * take the given time. */
     double io_spread;
     double budget_bytes_per_token; /* auto stores at most this many bytes; 0: no limit */
 
+    /* A mode other than auto uses the existing records and recomputes the rest: a layer without the
+     * wanted kind takes the other one, and a layer without any record is recomputed, with every
+     * layer before it. */
     enum plan_mode mode;
-    int forced_r, forced_h, forced_k;
     const char *forced_layers; /* [n_layers] of R, H, K; borrowed for the call */
-    /* A forced plan that lacks records is adapted to the existing records (plan_deviate.c), and
-     * plan.deviation describes the change. If false, a forced plan that lacks records returns
-     * ERR_NOT_FOUND. */
-    bool may_deviate;
 
     /* Token-wise modes need costs as functions of the token count. */
     const struct platform *platform;
@@ -145,28 +143,31 @@ struct plan {
     double io_busy_s, comp_busy_s; /* time that each lane works, slow-down included */
     double bubble; /* idle share of the busiest lane over predicted_s, 0..1 */
     double stored_bytes_per_token;
-    /* Extra predicted time that auto accepts to be safe against io_spread. */
-    double hedged_s;
-    /* auto: the search was complete (optimal if overlap factors are 1, up to hedged_s). */
+    /* auto: the predicted gain of the mixture that lost to this single method, because the gain is
+     * below the doubt of predictions; 0: no mixture lost. */
+    double passed_gain_s;
+    /* auto: the search was complete (optimal if overlap factors are 1, up to passed_gain_s). */
     bool exact;
     /* token-wise modes: tokens restored from hidden states, and by the method `other`. */
     int64_t tokens_h, tokens_other;
     char other;       /* 'R' or 'K': method of tokens_other; also set in paper mode */
     char reason[192]; /* one line for people and for `run --json` */
-    /* How and why the plan differs from the forced one; empty if it does not differ, and for
-     * auto. */
-    char deviation[192];
-    int n_r_added; /* layers recomputed only because they, or later ones, lack records */
+    int n_r_added;    /* layers recomputed only because they, or later ones, lack records */
 };
 
-/* Makes a plan. Returns 0; ERR_USAGE for a request that makes no sense (counts that do not add
- * up, R after H, numbers that are negative or NaN; the message names the fault); or ERR_NOT_FOUND
- * if a forced kind has no record. */
+/* Makes a plan. Returns 0; ERR_USAGE for a request that makes no sense (letters for another number
+ * of layers, R after H, numbers that are negative or NaN; the message names the fault); or
+ * ERR_NOT_FOUND if a layer without records cannot be recomputed. */
 int plan_make(const struct plan_request *req, struct plan *out, struct err *e);
 
+/* Returns whether auto takes a single method that is predicted to take single_s instead of a
+ * mixture that is predicted to take mixture_s: the mixture's gain is below what predictions are
+ * worth. Half of a mixture's time depends on the disk, so that is the root of io_spread.
+ * docs/RESTORATION.md has the measurement. */
+bool plan_prefers_single(double mixture_s, double single_s, double io_spread);
+
 /* Parses "auto", "hidden", "kv", "recompute", "kv+recompute", "paper", "tokenwise",
- * "tokenwise-rounded", "rN,hN,kN" (any order, absent counts are 0) or a string of R, H, K. Sets
- * mode and forced fields; forced_layers then points into `text`. */
+ * "tokenwise-rounded" or a string of R, H, K. Sets mode; forced_layers then points into `text`. */
 int plan_mode_parse(const char *text, struct plan_request *req, struct err *e);
 const char *plan_mode_name(enum plan_mode mode);
 
@@ -212,19 +213,11 @@ char plan_range_method(char method, uint8_t mask, bool h_free);
  * (plan_cut.c), since an engine's step waits for it. If plain prefill is faster it uses 0
  * ranges: out->reason says so, and out->n_layers is 0.
  *
- * A hedged plan's time is not the least time: for each number of ranges it is the time of the plan
- * with the least worst regret, and it jumps where another plan has the least regret. The full
- * search's time jumps, too: by 1.5 % between neighbouring numbers of ranges where two plans are
- * equally fast on a slower disk. So a hedged plan may be more than 1 % slower than the full
- * search's: two of 800 random chains of 80 layers and 300 ranges were, by 1.5 and 2.2 %. The
- * hedge itself holds: at its cut a mixture is never slower than its estimate, and its worst regret
- * is at most 2.8 % above that of the full search's plan in all but two of these chains (3.4 and
- * 6.2 %).
+ * The number of ranges is chosen for the fastest plan. At that number a single method replaces a
+ * mixture whose gain is too small (plan_prefers_single).
  *
- * Any other mode takes the longest prefix that it can restore, however slow; ERR_NOT_FOUND if
- * there is none. With may_deviate: the longest prefix that adds no more recomputed layers than
- * its first range does. plan.deviation names ranges that use the other kind, and ranges that are
- * left to prefill.
+ * Any other mode takes the longest prefix that adds no more recomputed layers than its first range
+ * does, however slow it is; ERR_NOT_FOUND if there is none.
  *
  * req carries mode, fused, window and slow-downs. It must not have a budget (ERR_USAGE), which
  * bounds the bytes to save. The call fills the caller's scratch arrays `layer` and `prefill_s`

@@ -1,5 +1,5 @@
 /* plan_check.c - refuses requests and forced plans that make no sense, with a message for each
- * case. */
+ * case, and adapts forced plans to the existing records. */
 #include <math.h>
 #include <string.h>
 
@@ -128,4 +128,33 @@ int plan_check_method(const struct plan_request *q, const char *method, struct e
         }
     }
     return check_recompute(q, r, e);
+}
+
+/* Returns the method that restores layer i if `wanted` is forced; 0 if it has no record. */
+static char possible(const struct plan_request *q, int i, char wanted)
+{
+    const struct plan_layer *l = &q->layer[i];
+    bool h = l->has_h || l->h_free;
+    if (wanted == 'K')
+        return l->has_kv ? 'K' : h ? 'H' : 0;
+    return h ? 'H' : l->has_kv ? 'K' : 0;
+}
+
+void plan_adapt(const struct plan_request *q, struct plan *out)
+{
+    int r = plan_prefix_r(out->method), need = r;
+    /* Layer 0 needs no record: its hidden states are the embedding rows. */
+    if (out->method[0] == 'K' && !q->layer[0].has_kv && !q->layer[0].has_h)
+        need = q->layer[0].h_free ? 1 : need;
+    for (int i = r; i < q->n_layers; i++)
+        if (strchr("HK", out->method[i]) != NULL && possible(q, i, out->method[i]) == 0)
+            need = i + 1;
+    if (check_recompute(q, need, NULL) != 0)
+        return; /* plan_check_method names the layer */
+    for (int i = r; i < need; i++)
+        out->method[i] = 'R';
+    for (int i = need; i < q->n_layers; i++)
+        if (strchr("HK", out->method[i]) != NULL)
+            out->method[i] = possible(q, i, out->method[i]);
+    out->n_r_added = need - r;
 }

@@ -10,20 +10,7 @@
  * 3. Estimate: search quickly at the samples of least bound, until no bound is below the best by
  *    SLACK.
  * 4. Refine: bound and estimate the cuts beside the best sample.
- * 5. Plan: search once more at the best cut. With hedging this search only improves the estimate.
- *
- * With hedging a cut's time is that of the candidate with the least worst regret, up to 50 % above
- * the bound, and it jumps where another candidate takes over:
- *
- *   time |  .  .                 . .   candidate b, safe if the disk is fast
- *        |       '  .       . '    :
- *        |            ' . :.....   candidate a: its regret is the larger one from here on
- *        +----------------------------- cut
- *
- * So the least time is often at a jump. Each candidate's own time changes evenly from cut to cut.
- * Interpolating these times between two estimates tells about where the jump is. The next estimate
- * is made in the middle of the cuts in question. A jump between two neighbouring cuts can still be
- * missed (plan.h).
+ * 5. Plan: search once more at the best cut.
  *
  * Searches are few and take a bounded number of steps; nothing depends on a clock.
  * tests/policy/test_plan_cut.c compares with a full search for every cut, `make plan-check` at
@@ -42,9 +29,6 @@ enum {
     SAMPLES_MAX = SAMPLES + PLAN_MAX_LAYERS + 2,
     REFINED_MAX = 12,
     REFINED_ESTIMATES = 4, /* estimates that are kept for refining */
-    /* Estimates with hedging that are remembered. A long chain of a model with few layers has more
-     * estimates; those beyond this number are not used to interpolate. */
-    KNOWN_MAX = 32,
 };
 
 /* A cut whose bound is not below the best time by this share is left out. */
@@ -52,24 +36,20 @@ static const double SLACK = 0.004;
 
 /* A search of at most this many layers takes hardly any time. */
 enum { FEW_LAYERS = 16 };
-static const struct plan_effort estimate_few_effort = {
-    .slack = 1e-4, .regret_slack = 0.01, .steps = 3000};
-/* 80 layers: about 60 us, three times as much with hedging. */
+static const struct plan_effort estimate_few_effort = {.slack = 1e-4, .steps = 3000};
+/* 80 layers: about 60 us. */
 static const struct plan_effort estimate_effort = {
-    .slack = 0.002, .regret_slack = 0.01, .steps = 2000, .quick = true};
-/* Effort of the search at the chosen cut. With hedging that search may not choose a slower plan:
- * among other candidates the slower plan may have the least regret, and the cut was chosen for the
- * estimate's time. One of 100 large chains lost 4.0 % by that. Without this search 5 of 1,160
- * chains lie 1.1 to 1.4 % above a full search. */
+    .slack = 0.002, .steps = 2000, .quick = true};
+/* Effort of the search at the chosen cut. Without this search 5 of 1,160 chains lie 1.1 to 1.4 %
+ * above a full search. */
 static const struct plan_effort final_effort = {.steps = 12000};
-static const struct plan_effort final_hedged_effort = {.regret_slack = 0.01, .steps = 3000};
 
 /* Returns how many estimates to make. For many layers there are few: a bound is then near its plan,
- * and an estimate takes long. With hedging it takes three times as long. */
-static int estimates_for(const struct platform *p, bool hedged)
+ * and an estimate takes long. */
+static int estimates_for(const struct platform *p)
 {
     int n = 6 + 320 / p->n_layers;
-    return hedged ? 5 + n / 2 : p->n_stages > 1 ? REFINED_ESTIMATES / 2 + n / 2 : n;
+    return p->n_stages > 1 ? REFINED_ESTIMATES / 2 + n / 2 : n;
 }
 
 int plan_at_cut(const struct stored_ranges *c, int n_used, const struct plan_effort *effort,
@@ -95,15 +75,6 @@ struct sample {
     double bound_s;
 };
 
-/* The estimate of a cut, with hedging. If it ended after its first search (is_whole is false),
- * time_s is a lower bound and `times` is not filled. */
-struct known {
-    int cut;
-    bool is_whole;
-    double time_s;
-    struct plan_hedge_times times;
-};
-
 struct cuts {
     const struct stored_ranges *c;
     struct plan_request *req;
@@ -112,12 +83,9 @@ struct cuts {
     int best;                  /* number of ranges of the best cut; 0: none */
     double best_s;             /* the least time so far; plain prefill counts too */
     double restoring_s;        /* the least time of a plan that restores something */
-    struct plan *best_plan;    /* the estimate of the best cut */
     struct range_sums sums;
     int n_samples;
     struct sample sample[SAMPLES_MAX];
-    int n_known;
-    struct known known[KNOWN_MAX]; /* with hedging: estimates, by rising cut */
 };
 
 /* Returns a lower bound on the time of every plan for the request; infinite if no plan is possible.
@@ -132,40 +100,18 @@ static double bound_of(const struct plan_request *req)
     return plan_bound_least(&b, s.r_min, s.r_max);
 }
 
-/* Remembers an estimate. */
-static void keep(struct cuts *k, const struct known *x)
-{
-    if (k->n_known == KNOWN_MAX)
-        return;
-    int at = k->n_known++;
-    for (; at > 0 && k->known[at - 1].cut > x->cut; at--)
-        k->known[at] = k->known[at - 1];
-    k->known[at] = *x;
-}
-
 static void estimate(struct cuts *k, const struct range_sums *s, struct sample *x)
 {
     struct plan plan;
-    struct known known = {.cut = x->cut};
     x->done = true;
     k->estimates_left--;
     range_request(k->c, s, k->req);
-    struct plan_effort effort = k->effort;
-    /* A quick search's plan takes at most SLACK longer than the best plan, and a hedged plan is no
-     * faster than the best plan. So if the quick plan takes this long, a hedged plan cannot win. */
-    effort.useless_s = k->best_s * (1 + SLACK);
-    effort.times = &known.times;
-    if (plan_estimate(k->req, &effort, &plan, NULL) != 0)
+    if (plan_estimate(k->req, &k->effort, &plan, NULL) != 0)
         return;
-    known.time_s = plan.predicted_s;
-    known.is_whole = isfinite(known.times.s[1][0]);
-    if (plan_wants_hedge(k->req))
-        keep(k, &known);
     k->restoring_s = fmin(k->restoring_s, plan.predicted_s);
     if (plan.predicted_s <= k->best_s) {
         k->best_s = plan.predicted_s;
         k->best = x->cut;
-        *k->best_plan = plan;
     }
 }
 
@@ -215,68 +161,14 @@ static void take_samples(struct cuts *k)
 
 /* ---- estimating ---- */
 
-/* Returns the number of known cuts before this one. */
-static int gap_of(const struct cuts *k, int cut)
-{
-    int i = 0;
-    while (i < k->n_known && k->known[i].cut < cut)
-        i++;
-    return i;
-}
-
-/* Returns the time that a hedged plan for the sample's cut probably has. Between two estimates each
- * candidate's times are interpolated, and the candidate with the least regret is chosen. A cut
- * before the first or after the last estimate gets its bound. */
-static double probable_s(const struct cuts *k, const struct sample *x)
-{
-    int i = gap_of(k, x->cut);
-    if (i == 0 || i == k->n_known)
-        return x->bound_s;
-    const struct known *a = &k->known[i - 1], *b = &k->known[i];
-    double w = (double)(x->cut - a->cut) / (b->cut - a->cut);
-    if (!a->is_whole || !b->is_whole)
-        return greater(x->bound_s, (1 - w) * a->time_s + w * b->time_s);
-    struct plan_hedge_times t;
-    for (int c = 0; c < PLAN_HEDGE_CANDIDATES; c++)
-        for (int f = 0; f < PLAN_HEDGE_CASES; f++)
-            t.s[c][f] = (1 - w) * a->times.s[c][f] + w * b->times.s[c][f];
-    return greater(x->bound_s,
-                   t.s[plan_hedge_choose(&t, INFINITY, k->effort.regret_slack)][0]);
-}
-
-/* Returns the sample to estimate next, of x[n], which have rising cuts; NULL if none is worth it.
- * Without hedging that is the one with the least bound. With hedging the outermost ones come first,
- * so that the others lie between estimates. Then comes the gap between two estimates that has the
- * least probable time, and in this gap the middle one of the promising samples. */
+/* Returns the sample with the least bound of x[n]; NULL if none is worth an estimate. */
 static struct sample *next_sample(const struct cuts *k, struct sample *x, int n)
 {
-    struct sample *least = NULL, *first = NULL, *last = NULL, *good[SAMPLES_MAX];
-    double least_s = INFINITY;
-    int n_good = 0;
-    for (int i = 0; i < n; i++) {
-        if (!is_worth(k, &x[i]))
-            continue;
-        double s = probable_s(k, &x[i]);
-        if (s < least_s) {
-            least = &x[i];
-            least_s = s;
-        }
-        first = first == NULL ? &x[i] : first;
-        last = &x[i];
-    }
-    if (k->n_known == 0 || least == NULL)
-        return least;
-    if (first->cut < k->known[0].cut)
-        return first;
-    if (last->cut > k->known[k->n_known - 1].cut)
-        return last;
-    int gap = gap_of(k, least->cut);
-    double good_s = greater(least_s, k->best_s * (1 - SLACK));
+    struct sample *least = NULL;
     for (int i = 0; i < n; i++)
-        if (is_worth(k, &x[i]) && gap_of(k, x[i].cut) == gap &&
-            probable_s(k, &x[i]) <= good_s)
-            good[n_good++] = &x[i];
-    return good[n_good / 2];
+        if (is_worth(k, &x[i]) && (least == NULL || x[i].bound_s < least->bound_s))
+            least = &x[i];
+    return least;
 }
 
 static void estimate_samples(struct cuts *k)
@@ -329,55 +221,11 @@ static void refine(struct cuts *k)
 static void find_cut(struct cuts *k)
 {
     take_samples(k);
-    bool hedged = plan_wants_hedge(k->req);
-    k->estimates_left = estimates_for(k->c->platform, hedged);
+    k->estimates_left = estimates_for(k->c->platform);
     k->effort = k->req->n_layers > FEW_LAYERS ? estimate_effort : estimate_few_effort;
-    /* A short chain needs few estimates. Each gets a share of the steps of the others. */
-    if (hedged && k->n_samples > 0 && 2 * k->n_samples <= k->estimates_left) {
-        k->effort.steps *= k->estimates_left / k->n_samples;
-        k->effort.quick = false;
-    }
     estimate_samples(k);
     if (k->best > 0)
         refine(k);
-}
-
-/* Returns whether range g has every kind that the plan's letters name, for the tokens from
- * `begin` on. */
-static bool range_suits(const struct stored_ranges *c, const struct plan *p, int g,
-                        int64_t begin, int64_t used)
-{
-    int64_t end = begin + c->range[g].n_tokens;
-    for (int i = 0; i < p->n_layers; i++) {
-        char m = p->method[i];
-        int64_t n_skipped = i >= c->window.layer ? plan_tokens_skipped(c, used) : 0;
-        if (end > n_skipped && m != 'R' &&
-            plan_range_method(m, c->range[g].mask[i], i == 0) != m)
-            return false;
-    }
-    return true;
-}
-
-/* Describes the facts that the letters of a forced plan do not show: ranges that use the other
- * kind, and ranges after the restored prefix. */
-static void tell_ranges(const struct stored_ranges *c, int n_used, struct plan *out)
-{
-    int64_t used = 0, begin = 0, other = 0;
-    for (int g = 0; g < n_used; g++)
-        used += c->range[g].n_tokens;
-    for (int g = 0; g < n_used; g++) {
-        if (!range_suits(c, out, g, begin, used))
-            other += c->range[g].n_tokens;
-        begin += c->range[g].n_tokens;
-    }
-    if (other > 0)
-        plan_tell_deviation(out,
-                            "%lld of %lld tokens have only the other kind of some layers",
-                            (long long)other, (long long)used);
-    if (used < c->n_tokens)
-        plan_tell_deviation(
-            out, "the last %lld of %lld stored tokens lack records: they are computed",
-            (long long)(c->n_tokens - used), (long long)c->n_tokens);
 }
 
 /* Chooses the letters of a forced plan for the first g ranges, without their time. */
@@ -399,10 +247,7 @@ static int longest_prefix(struct cuts *k, struct plan *out, int *n_used, struct 
         if (rc != 0 || out->n_r_added > n_added)
             continue;
         *n_used = g;
-        rc = plan_at_cut(k->c, g, &plan_effort_full, k->req, out, e);
-        if (rc == 0)
-            tell_ranges(k->c, g, out);
-        return rc;
+        return plan_at_cut(k->c, g, &plan_effort_full, k->req, out, e);
     }
     return rc;
 }
@@ -433,8 +278,7 @@ int plan_best_prefix(const struct platform *p, const struct plan_range *range, i
                               .window = req->window,
                               .layer = layer,
                               .prefill_s = prefill_s};
-    struct cuts k = {
-        .c = &c, .req = req, .best_plan = out, .best_s = INFINITY, .restoring_s = INFINITY};
+    struct cuts k = {.c = &c, .req = req, .best_s = INFINITY, .restoring_s = INFINITY};
     for (int g = 0; g < n_ranges; g++)
         c.n_tokens += range[g].n_tokens;
     double nothing_s = prefill_all_s(p, c.n_held, c.n_tokens + n_new) *
@@ -458,12 +302,5 @@ int plan_best_prefix(const struct platform *p, const struct plan_range *range, i
     /* If nothing can be restored, the first range gives the reason. */
     range_sums_at(&c, k.best > 0 ? k.best : 1, &k.sums);
     range_request(&c, &k.sums, req);
-    if (k.best == 0 || !plan_wants_hedge(req))
-        return plan_make_within(req, &final_effort, out, e);
-    int rc = plan_check_request(req, e);
-    if (rc == 0) {
-        plan_hedge_improve(req, &final_hedged_effort, out);
-        plan_complete(req, out);
-    }
-    return rc;
+    return plan_make_within(req, &final_effort, out, e);
 }

@@ -16,26 +16,11 @@ static inline double greater(double x, double y)
     return x > y ? x : y;
 }
 
-/* Reads are assumed at this many speeds. The candidates are the best plan for each, the single
- * methods K, H and R, and a plan that is to be improved. */
-enum { PLAN_HEDGE_CASES = 3, PLAN_HEDGE_CANDIDATES = PLAN_HEDGE_CASES + 4 };
-
-/* Times of a hedged plan's candidates; infinite if a candidate is impossible. [..][0] is at the
- * measured speed. */
-struct plan_hedge_times {
-    double s[PLAN_HEDGE_CANDIDATES][PLAN_HEDGE_CASES];
-};
-
 /* Bounds of a search. The search ends as soon as no candidate can be faster by more than `slack`, a
  * share of the best time, or after `steps` steps of about 20 ns. `quick` leaves out work that only
  * proves the search complete. */
 struct plan_effort {
     double slack;
-    /* Hedging ends after its first search if that plan takes at least this long; 0: never. */
-    double useless_s;
-    /* hedging: accepts a worst regret that is larger by this share, to save time */
-    double regret_slack;
-    struct plan_hedge_times *times; /* hedging: gets the times, unless NULL */
     long steps;
     bool quick;
 };
@@ -151,8 +136,6 @@ int plan_make_within(const struct plan_request *req, const struct plan_effort *e
  * checking the request. */
 int plan_estimate(const struct plan_request *req, const struct plan_effort *effort,
                   struct plan *out, struct err *e);
-/* Fills the other fields of an estimate. */
-void plan_complete(const struct plan_request *req, struct plan *out);
 
 struct search;
 
@@ -161,30 +144,6 @@ struct search;
 void plan_search_stages(struct search *s);
 /* Orders the reads of job[0, n), which has one job per layer. */
 void plan_order_stages(const struct plan_request *req, struct pipe_job *job, int n);
-
-/* ---- plan_hedge.c: when reading may be faster or slower than was measured ---- */
-
-/* A hedged mixture must be predicted to be faster than the best single method by at least the share
- * PLAN_LEAST_GAIN, and by PLAN_LEAST_GAIN_S seconds or the share PLAN_GREAT_GAIN. */
-#define PLAN_LEAST_GAIN   0.04
-#define PLAN_LEAST_GAIN_S 0.5e-3
-#define PLAN_GREAT_GAIN   0.2
-
-bool plan_wants_hedge(const struct plan_request *req);
-/* Does the same as plan_search, but chooses the plan with the least worst regret over
- * req->io_spread. Also fills hedged_s. */
-int plan_hedge(const struct plan_request *req, const struct plan_effort *effort,
-               struct plan *out, struct err *e);
-
-/* Returns the candidate with the least worst regret of those that take at most most_s; among
- * candidates within `slack` of it, the fastest at the measured speed. A single method that is good
- * enough comes first. */
-int plan_hedge_choose(const struct plan_hedge_times *t, double most_s, double slack);
-/* Searches again with more effort. Replaces *plan, which plan_hedge has made for the same request,
- * by a plan that is not slower at the measured speed and has a smaller worst regret, if it finds
- * one. */
-void plan_hedge_improve(const struct plan_request *req, const struct plan_effort *effort,
-                        struct plan *plan);
 
 /* A search in progress: the best candidate so far, and values that all candidates share. */
 struct search {
@@ -274,13 +233,8 @@ int plan_check_request(const struct plan_request *req, struct err *e);
 /* Checks that every layer can be restored by its letter. */
 int plan_check_method(const struct plan_request *req, const char *method, struct err *e);
 
-/* ---- plan_deviate.c ---- */
-
-/* Adapts out->method to the existing records, and describes the change in out->deviation. */
-void plan_deviate(const struct plan_request *req, struct plan *out);
-/* Appends a clause to out->deviation. */
-void plan_tell_deviation(struct plan *out, const char *fmt, ...)
-    __attribute__((format(printf, 2, 3)));
+/* Adapts out->method to the existing records: see plan_request.mode. */
+void plan_adapt(const struct plan_request *req, struct plan *out);
 
 /* ---- plan_reason.c ---- */
 

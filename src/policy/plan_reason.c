@@ -125,7 +125,6 @@ void plan_explain(const struct plan_request *q, struct plan *out)
         say(out, "token-wise: %lld tokens H + %lld tokens %s", (long long)out->tokens_h,
             (long long)out->tokens_other, out->other == 'K' ? "KV" : "RE");
         break;
-    case PLAN_FORCED_COUNTS:
     case PLAN_FORCED_LAYERS:
         say(out, "forced");
         break;
@@ -138,11 +137,9 @@ void plan_explain(const struct plan_request *q, struct plan *out)
         say(out, "; I/O %.0f %%, compute %.0f %% busy",
             100 * out->io_busy_s / out->predicted_s,
             100 * out->comp_busy_s / out->predicted_s);
-    if (out->hedged_s > 0)
-        say(out,
-            "; %.2g ms slower than the best plan, in case the disk is %.2g times faster "
-            "or slower",
-            out->hedged_s * 1e3, q->io_spread);
+    if (out->passed_gain_s > 0)
+        say(out, "; a mixture would gain %.2g ms, which is less than predictions are worth",
+            out->passed_gain_s * 1e3);
     if (q->mode == PLAN_AUTO && !out->exact && q->n_stages <= 1)
         say(out, " (search cut short)");
 }

@@ -46,7 +46,7 @@ struct client {
     struct dates *dates;
     const char *moment; /* moment that counts as the present one; NULL: the clock's */
     /* Switches of the server, as in struct server_opts (server/server.h). */
-    bool plan_strict, plain_chat, parse_special;
+    bool plain_chat, parse_special;
     /* Numbers for requests that truncate; ratio 0: no request can truncate. */
     struct hcache_truncation truncation;
     /* The answer is a function of the request alone. Its id, time and seed come from the fields

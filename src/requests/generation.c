@@ -184,7 +184,6 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .truncation = *truncation,
                                .salt = g->salt,
                                .plan = g->client.plan,
-                               .plan_strict = g->client.plan_strict,
                                .save = saved_for(g->client.plan),
                                .priority = (int)p->priority,
                                .turn = p->turn,

@@ -46,7 +46,6 @@ struct server_opts {
     uint64_t max_bodies_bytes; /* bound on the bodies of all requests together, in bytes */
     /* plan of every restore: "auto" (NULL), "hidden", "kv" or "recompute" */
     const char *plan;
-    bool plan_strict;   /* as in hcache_request */
     bool plain_chat;    /* chat without a chat template: see docs/SERVER.md */
     bool parse_special; /* special tokens spelled in messages count as special tokens */
     struct dates

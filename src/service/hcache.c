@@ -557,9 +557,7 @@ static bool is_forced(const char *plan)
 static int check_plan(const struct plan_request *q, const char *text, struct err *err)
 {
     int n = q->n_layers;
-    if (q->mode == PLAN_FORCED_COUNTS)
-        n = q->forced_r + q->forced_h + q->forced_k;
-    else if (q->mode == PLAN_FORCED_LAYERS)
+    if (q->mode == PLAN_FORCED_LAYERS)
         n = (int)strlen(q->forced_layers);
     else if (q->mode == PLAN_TOKENWISE || q->mode == PLAN_TOKENWISE_ROUNDED)
         return err_set(err, ERR_UNSUPPORTED,
@@ -626,8 +624,7 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
                                   .may_call_tools = r->may_call_tools,
                                   .reuse_in_s = (uint32_t)r->expect_reuse_in_s,
                                   .ttl_s = (uint32_t)r->cache_ttl_s},
-                          .plan = r->plan,
-                          .plan_strict = r->plan_strict};
+                          .plan = r->plan};
     rc = hcache_make_truncation(h, &r->truncation, &q->truncation, err);
     struct plan_request mode = {.n_layers = h->k.model->cfg.n_layers};
     if (rc == 0 && r->plan != NULL)

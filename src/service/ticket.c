@@ -117,7 +117,6 @@ static double ms(int64_t ns)
 static void describe_plan(const struct plan *p, struct hcache_plan *out)
 {
     *out = (struct hcache_plan){0};
-    snprintf(out->deviation, sizeof out->deviation, "%s", p->deviation);
     if (p->n_layers == 0)
         return;
     out->recompute = p->n_r;

@@ -18,7 +18,7 @@ static void push_part(struct json *list, int from, int to, const char *source)
 
 void provenance_put_plan(struct json *o, const char *key, const struct hcache_plan *p)
 {
-    if (p->layers[0] == 0 && p->deviation[0] == 0) {
+    if (p->layers[0] == 0) {
         json_put_null(o, key);
         return;
     }
@@ -30,7 +30,6 @@ void provenance_put_plan(struct json *o, const char *key, const struct hcache_pl
     json_put_ms(plan, "predicted_ms", p->predicted_ms);
     json_put_string(plan, "surprise", p->surprise[0] != 0 ? p->surprise : NULL);
     json_put_string(plan, "reason", p->reason);
-    json_put_string(plan, "deviation", p->deviation[0] != 0 ? p->deviation : NULL);
     json_put(o, key, plan);
 }
 

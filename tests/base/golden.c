@@ -10,6 +10,8 @@
 
 #include <cmocka.h>
 
+#include "base/hash.h"
+
 static void write_file(const struct textbuf *text, const char *path)
 {
     FILE *f = fopen(path, "w");
@@ -49,5 +51,62 @@ void golden_check(struct textbuf *text, const char *path)
         y += n_y + (y[n_y] != 0);
     }
     textbuf_free(&want);
+    textbuf_free(text);
+}
+
+enum { DIGEST_LINES = 100 };
+
+/* Adds a line "NAME LINE DIGEST" for each 100 lines of the text. */
+static void add_digests(struct textbuf *out, const struct textbuf *text, const char *name)
+{
+    for (const char *x = text->p; *x != 0;) {
+        const char *begin = x;
+        for (int i = 0; i < DIGEST_LINES && *x != 0; i++)
+            x += strcspn(x, "\n") + 1;
+        int first = 1;
+        for (const char *p = text->p; p < begin; p++)
+            first += *p == '\n';
+        textbuf_addf(out, "%s %d %016llx\n", name, first,
+                     (unsigned long long)checksum64(begin, (size_t)(x - begin)));
+    }
+}
+
+/* Copies the lines of `from` that begin with `name` and a space, or all others. */
+static void copy_lines(struct textbuf *out, const struct textbuf *from, const char *name,
+                       bool of_name)
+{
+    size_t n_name = strlen(name);
+    for (const char *x = from->n > 0 ? from->p : ""; *x != 0;) {
+        size_t n = strcspn(x, "\n") + 1;
+        if ((strncmp(x, name, n_name) == 0 && x[n_name] == ' ') == of_name)
+            textbuf_add(out, x, n);
+        x += n;
+    }
+}
+
+void golden_digests(struct textbuf *text, const char *path, const char *name)
+{
+    struct textbuf file = {0}, want = {0}, got = {0};
+    const char *dir = getenv("HCACHE_GOLDEN_TEXTS");
+    if (dir != NULL) {
+        char text_path[4096];
+        snprintf(text_path, sizeof text_path, "%s/%s.txt", dir, name);
+        write_file(text, text_path);
+    }
+    read_file(&file, path);
+    add_digests(&got, text, name);
+    if (getenv("HCACHE_WRITE_GOLDEN") != NULL) {
+        copy_lines(&want, &file, name, false);
+        textbuf_add(&want, got.p, got.n);
+        write_file(&want, path);
+    } else {
+        copy_lines(&want, &file, name, true);
+        if (want.n != got.n || memcmp(want.p, got.p, got.n) != 0)
+            fail_msg("%s: the digests of %s were\n%sand are\n%s", path, name,
+                     want.n > 0 ? want.p : "", got.p);
+    }
+    textbuf_free(&file);
+    textbuf_free(&want);
+    textbuf_free(&got);
     textbuf_free(text);
 }

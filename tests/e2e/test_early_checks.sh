@@ -12,7 +12,7 @@ expect "no tokenizer for a conversation: said first" 1 'llama-2-70b has no token
 run_hc ingest "$large" "$tmp/ids" --store "$tmp/store"
 expect "no tokenizer for documents: said first" 1 'llama-2-70b has no tokenizer'
 check "and no store was made" test ! -e "$tmp/store"
-run_hc run "$large" --token-ids "$tmp/ids" --plan r1,h1,k1
+run_hc run "$large" --token-ids "$tmp/ids" --plan RHK
 expect "a plan that does not suit the model: said first" 2 '3 layers, but the model has 80'
 run_hc run "$large" --token-ids "$tmp/ids" --save HK
 expect "a save that does not suit the model: said first" 2 'HK.*80|80.*HK'

@@ -97,7 +97,7 @@ victim.stdout.read(120)
 victim.send_signal(signal.SIGKILL)
 victim.communicate()
 equal("it was killed in mid-answer", victim.returncode, -signal.SIGKILL)
-for plan in ("auto", "recompute", "hidden", "kv", "r1,h2,k1"):
+for plan in ("auto", "recompute", "hidden", "kv", "RHHK"):
     r = run(GGUF, *asked, "--store", path("store"), "--save", "none", "--plan", plan)
     check(f"restored by {plan}: the same tokens and logits, to the bit",
           bits(r) == bits(folder) and (plan in ("recompute", "auto") or r["cached_tokens"] >= 64 and durable >= 64),

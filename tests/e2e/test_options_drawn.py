@@ -46,7 +46,6 @@ SHARED = {
     "--dram": ["0", "1M", "64M", "auto"],
     "--policy": ["lru", "fifo", "lfu", "attentionstore", "ours"],
     "--plan": ["auto", "hidden", "kv", "recompute"],
-    "--plan-strict": [None],
     "--throttle": ["0", "64K", "20MB", "5G"],
     "--gpu-direct": ["auto", "off"],
     "--weights-memory": ["auto", "100%", "50%", "0%", "1G"],
@@ -65,7 +64,7 @@ SHARED = {
 }
 RUN = {
     "--save": ["auto", "hidden", "kv", "both", "none"],
-    "--plan": ["auto", "hidden", "kv", "recompute", "r1,h1,k2", "r2,h0,k2", "r0,h0,k4"],
+    "--plan": ["auto", "hidden", "kv", "recompute", "RHKK", "RRKK", "KKKK"],
     "--salt": ["a", ""],
     "--cache-ttl": ["0", "1", "3600"],
     "--ignore-eos": [None],

@@ -15,8 +15,8 @@ run_hc "${plan[@]}" --throttle 2500000
 check "a slow store in MB/s" grep -qE '1024 tokens from throttled at 2.5 MB/s$' "$tmp/out"
 run_hc "${plan[@]}" --budget 1K --json
 check "a budget bounds what is stored" json_is 'j["plan"]["stored_bytes_per_token"] <= 1024' True
-run_hc "${plan[@]}" --method r12,h28,k0 --width 70
-check "a forced plan has a row" grep -qE '^r12,h28,k0 +12 R \+ 28 H \+ 0 K ' "$tmp/out"
+run_hc "${plan[@]}" --method RRRRRRRRRRRRHHHHHHHHHHHHHHHHHHHHHHHHHHHH --width 70
+check "a forced plan has a row" grep -qE '^RRRRRRRRRRRRHHHHHHHHHHHHHHHHHHHHHHHHHHHH +12 R \+ 28 H \+ 0 K ' "$tmp/out"
 
 run_hc "${plan[@]}" --pipeline-parallel 4 --width 100
 check "four stages: one lane of I/O, a bus and a compute lane each" \
@@ -41,7 +41,7 @@ refused "no such platform" 1 "no platform 'nope'; built in are" --shape llama-2-
 refused "history below 1" 2 'history.*out of bounds' --shape llama-2-7b --history 0
 refused "a bandwidth that is no number" 2 'throttle.*not a size' --shape llama-2-7b --throttle nan
 refused "a tier too many" 2 'the platform has 1' --shape llama-2-7b --tier 1
-refused "a plan of other layers" 2 'the model has 32' --shape llama-2-7b --method r5,h3
+refused "a plan of other layers" 2 '8 letters for 32' --shape llama-2-7b --method RRRRRHHH
 refused "recomputed layers that are no prefix" 2 'plan' --shape tiny-mha --method HR
 refused "an SVG that cannot be written" 1 'none/plan.svg: No such file' --shape llama-2-7b --svg "$tmp/none/plan.svg"
 refused "more stages than layers" 1 'has 4 layers, and each stage needs one' --shape tiny-mha --pipeline-parallel 5

@@ -15,7 +15,7 @@ for n in 2 4; do
     run_ranks "$n" --store "$tmp/store" --save both --plan recompute
     check "$n ranks: the greedy tokens of one" json_is 'j["token_ids"]' "$one"
     first=$(json 'j["logits_digest"]')
-    for plan in hidden kv r1,h1,k2; do
+    for plan in hidden kv RHKK; do
         run_ranks "$n" --store "$tmp/store" --save none --plan "$plan"
         check "$n ranks, another process, plan $plan: restored" json_is 'j["cached_tokens"] >= 192' True
         check "$n ranks, plan $plan: the same logits, bit for bit" json_is 'j["logits_digest"]' "$first"
@@ -26,7 +26,7 @@ check "one rank does not take what several have saved" json_is 'j["cached_tokens
 digest=$(json 'j["logits_digest"]')
 run_hc run synth:tiny-mha --dtype f32 --token-ids "$tmp/ids" --max-tokens 20 --ignore-eos --json --store "$tmp/one" --save both
 for n in 2 3 4; do
-    run_ranks 1 --pipeline-parallel "$n" --store "$tmp/one" --save none --plan r1,h1,k2
+    run_ranks 1 --pipeline-parallel "$n" --store "$tmp/one" --save none --plan RHKK
     check "$n stages restore what one device has saved" json_is 'j["cached_tokens"] >= 192' True
     check "$n stages: the same logits, bit for bit" json_is 'j["logits_digest"]' "$digest"
 done

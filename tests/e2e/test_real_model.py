@@ -129,7 +129,7 @@ check("the process was killed in mid-answer", victim.returncode == -signal.SIGKI
 alone = run(*held, "--max-tokens", "12", "--ignore-eos")
 check("the prompt is long enough to mean something", alone["prompt_tokens"] > 256, alone["prompt_tokens"])
 for plan, layers in (("auto", None), ("recompute", "R" * LAYERS), ("hidden", "H" * LAYERS), ("kv", "K" * LAYERS),
-                     ("r10,h10,k10", "R" * 10 + "H" * 10 + "K" * 10)):
+                     ("RRRRRRRRRRHHHHHHHHHHKKKKKKKKKK", "R" * 10 + "H" * 10 + "K" * 10)):
     r = run(*held, "--max-tokens", "12", "--ignore-eos", "--store", store, "--save", "none", "--plan", plan)
     same = r["token_ids"] == alone["token_ids"] and r["logits_digest"] == alone["logits_digest"]
     check(f"restored by {plan}: the same tokens and logits, to the bit", same,

@@ -63,6 +63,14 @@ void et_open(struct stack *k, const struct stack_opts *o)
         fail_msg("stack: %s", err.msg);
 }
 
+void et_letters(char *plan, int r, int h, int k)
+{
+    memset(plan, 'R', (size_t)r);
+    memset(plan + r, 'H', (size_t)h);
+    memset(plan + r + h, 'K', (size_t)k);
+    plan[r + h + k] = 0;
+}
+
 struct io *et_disk(uint64_t seed, uint64_t capacity_bytes)
 {
     struct io *io = NULL;
@@ -107,7 +115,6 @@ struct request et_request(const struct stack *k, const struct et_ask *a)
         .digest = true,
         .salt = a->salt,
         .plan = a->plan,
-        .plan_strict = a->plan_strict,
         .restore_first = a->restore_first,
         .truncation = a->truncation,
         .sample = {.temperature = a->temperature, .top_p = 1, .seed = a->seed}};

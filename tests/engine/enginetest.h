@@ -22,6 +22,9 @@ extern struct device_opts et_device;
 void et_platform(struct platform *p, double c_tok, double c_h, double c_kv,
                  double bytes_per_s);
 
+/* Writes r R, h H and k K, with final zero. */
+void et_letters(char *plan, int r, int h, int k);
+
 /* Makes a simulated disk on which stores lie in "/store". */
 struct io *et_disk(uint64_t seed, uint64_t capacity_bytes);
 extern const char *const et_dirs[2]; /* "/store/a", "/store/b" */
@@ -42,7 +45,7 @@ struct et_ask {
     const char *save, *plan, *salt;
     float temperature;
     uint64_t seed;
-    bool restore_first, plan_strict;
+    bool restore_first;
     struct truncation truncation;
 };
 

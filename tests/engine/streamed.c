@@ -18,7 +18,7 @@
 /* The first plan generates N_FIRST tokens, so that contexts grow beyond a block. */
 enum { MAX_PROMPT = 4 * 64 + 70, N_FIRST = 64, N_GENERATE = 4 };
 
-static const char *const plans[] = {"recompute", "auto", "hidden", "kv", "r1,h1,k2"};
+static const char *const plans[] = {"recompute", "auto", "hidden", "kv", "RHKK"};
 enum { N_PLANS = 5 };
 
 static void open_with(struct stack *k, const char *path, const char *device, int n_ranks,

@@ -23,6 +23,7 @@
 #include "service/stack.h"
 #include "state/chain.h"
 #include "state/save_policy.h"
+#include "tests/engine/enginetest.h"
 
 enum {
     N_PROMPT = 205, /* three chunks and a tail of 13 tokens */
@@ -252,7 +253,7 @@ static void every_plan(void **state)
         char plan[64];
         for (int r = 0; r <= n_layers; r++) {
             for (int h = 0; r + h <= n_layers; h++, n_plans++) {
-                snprintf(plan, sizeof plan, "r%d,h%d,k%d", r, h, n_layers - r - h);
+                et_letters(plan, r, h, n_layers - r - h);
                 check_plan(&k, &ref, plan, model[i / 3]);
             }
         }
@@ -292,7 +293,7 @@ static void every_family(void **state)
             for (int r = 0; r <= n_layers; r++) {
                 for (int h = 0; r + h <= n_layers; h++) {
                     char plan[64];
-                    snprintf(plan, sizeof plan, "r%d,h%d,k%d", r, h, n_layers - r - h);
+                    et_letters(plan, r, h, n_layers - r - h);
                     check_plan(&k, &ref, plan, path);
                 }
             }
@@ -312,7 +313,7 @@ static void mixed_policies(void **state)
 {
     (void)state;
     static const char *const saves[] = {"hidden", "kv", "both"};
-    static const char *const wants[] = {"hidden", "kv", "auto", "r1,h1,k2"};
+    static const char *const wants[] = {"hidden", "kv", "auto", "RHKK"};
     for (int d = 0; d < 3; d++) {
         for (int s = 0; s < 3; s++) {
             struct stack k;
@@ -391,7 +392,7 @@ static void tails(void **state)
                 for (int r = 0; r <= n_layers; r++) {
                     for (int h = 0; r + h <= n_layers; h++, n_plans++) {
                         char plan[64];
-                        snprintf(plan, sizeof plan, "r%d,h%d,k%d", r, h, n_layers - r - h);
+                        et_letters(plan, r, h, n_layers - r - h);
                         check_restore(&k, &ref, "none", plan, n, "a tail");
                     }
                 }
@@ -447,7 +448,7 @@ static void chunkings(void **state)
                 fail_msg("%s %s: prefill in steps of %d with %d threads differs",
                          model[i / 3], dtypes[i % 3], rows[c / 2], 1 + c % 2);
             char plan[32];
-            snprintf(plan, sizeof plan, "r1,h2,k%d", k.model->cfg.n_layers - 3);
+            et_letters(plan, 1, 2, k.model->cfg.n_layers - 3);
             check_plan(&k, &ref, plan, "chunkings");
             if (c > 0)
                 run_free(&r);
@@ -473,7 +474,7 @@ static void chunkings_of(const char *weights)
             else if (!same_bits(&r, &ref))
                 fail_msg("%s %s: prefill in steps of %d differs", weights, dtypes[d],
                          rows[c]);
-            check_plan(&k, &ref, "r1,h2,k1", weights);
+            check_plan(&k, &ref, "RHHK", weights);
             if (c > 0)
                 run_free(&r);
             stack_close(&k);
@@ -509,7 +510,7 @@ static void w_v_of_another_type(void **state)
         struct run ref = run_once(&k, "both", "recompute");
         for (int r = 0; r <= n_layers; r++)
             for (int h = 0; r + h <= n_layers; h++) {
-                snprintf(plan, sizeof plan, "r%d,h%d,k%d", r, h, n_layers - r - h);
+                et_letters(plan, r, h, n_layers - r - h);
                 check_plan(&k, &ref, plan, path);
             }
         run_free(&ref);

@@ -133,7 +133,7 @@ static void bad_records(struct place *p, int chunk, bool fused)
     one_bad_record(p, "kv", fused, chunk, 0, STORE_KV, ONE_BIT);
     one_bad_record(p, "kv", fused, chunk, 1, STORE_KV, ALL_ONES);
     one_bad_record(p, "hidden", fused, chunk, 1, STORE_HIDDEN, ALL_ONES);
-    one_bad_record(p, "r1,h0,k1", fused, chunk, 1, STORE_KV, ALL_ONES);
+    one_bad_record(p, "RK", fused, chunk, 1, STORE_KV, ALL_ONES);
 }
 
 static void a_bad_record_is_a_miss(void **state)

@@ -119,7 +119,7 @@ static int check_plans(const char *model, const char *dtype, int stride)
             char plan[32];
             if (n % stride != 0)
                 continue;
-            snprintf(plan, sizeof plan, "r%d,h%d,k%d", r, h, layers - r - h);
+            et_letters(plan, r, h, layers - r - h);
             check_plan(&k, &ref, plan, n / stride % 2 == 0, model);
         }
     }
@@ -240,7 +240,7 @@ static void batches_reuse_and_preemption(void **state)
 static void fast_math_keeps_greedy_tokens(void **state)
 {
     (void)state;
-    static const char *const plans[] = {"hidden", "kv", "r1,h1,k0"};
+    static const char *const plans[] = {"hidden", "kv", "RH"};
     struct stack k;
     struct run ref, r;
     open_cuda(&k, "tests/model/golden/families/llama", "bf16");

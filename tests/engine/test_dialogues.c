@@ -41,8 +41,7 @@ enum { N_DIALOGUES = 2 };
 enum { N_DIALOGUES = 20 };
 #endif
 
-static const char *const plans[] = {"kv",       "hidden",   "r1,h1,k2",
-                                    "r2,h2,k0", "r3,h0,k1", "RHKH"};
+static const char *const plans[] = {"kv", "hidden", "RHKK", "RRHH", "RRRK", "RHKH"};
 enum { N_PLANS = sizeof plans / sizeof plans[0] };
 
 struct talk {

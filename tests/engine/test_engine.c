@@ -398,7 +398,7 @@ static void batches_of_any_size(void **state)
     (void)state;
     enum { N = 1500 };
     static const int rows[] = {512, 1024, 1111, 2048};
-    static const char *const plans[] = {"recompute", "r2,h1,k1", "r4,h0,k0"};
+    static const char *const plans[] = {"recompute", "RRHK", "RRRR"};
     static int32_t prompt[N];
     static struct et_run first, r;
     struct io *io = et_disk(1, 0);
@@ -694,7 +694,7 @@ static void records_are_added(void **state)
     assert_int_equal(et_run(&k, &a, &r), 0);
     assert_int_equal(r.committed, 320);
     assert_int_equal(appended_bytes(&k), kv_bytes + hidden_bytes);
-    static const char *const plans[] = {"hidden", "kv", "r1,h1,k2"};
+    static const char *const plans[] = {"hidden", "kv", "RHKK"};
     for (int i = 0; i < 3; i++) {
         a.save = NULL;
         a.plan = plans[i];

@@ -23,8 +23,7 @@ static int32_t prompt[N_PROMPT];
 static void ranks_restore_bit_equal(void **state)
 {
     (void)state;
-    static const char *const plans[] = {"recompute", "hidden", "kv", "r1,h1,k0",
-                                        "r1,h0,k1"};
+    static const char *const plans[] = {"recompute", "hidden", "kv", "RH", "RK"};
     static const char *const models[] = {"tests/model/golden/families/llama",
                                          "tests/model/golden/families/falcon-40b"};
     et_device.cuda_math = "exact";
@@ -78,8 +77,7 @@ static void ranks_restore_bit_equal(void **state)
 static void stages_restore_bit_equal(void **state)
 {
     (void)state;
-    static const char *const plans[] = {"recompute", "hidden", "kv", "r1,h1,k0",
-                                        "r1,h0,k1"};
+    static const char *const plans[] = {"recompute", "hidden", "kv", "RH", "RK"};
     static const struct {
         /* a model of two layers; the head of the second model is its embedding table */
         const char *model;

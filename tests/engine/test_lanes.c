@@ -41,7 +41,7 @@ static struct plan_request request(void)
 static void a_prediction_shows_the_simulated_restore(void **state)
 {
     (void)state;
-    static const char *const modes[] = {"r2,h2,k2", "r0,h6,k0", "r0,h0,k6", "r6,h0,k0"};
+    static const char *const modes[] = {"RRHHKK", "HHHHHH", "KKKKKK", "RRRRRR"};
     struct hcache_lanes lanes = {0};
     for (int fused = 0; fused < 2; fused++)
         for (size_t m = 0; m < sizeof modes / sizeof modes[0]; m++) {

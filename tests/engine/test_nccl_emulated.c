@@ -70,7 +70,7 @@ static struct stack_opts ranks(int n_ranks, int n_stages)
 static void restores_through_nccl(void **state)
 {
     (void)state;
-    static const char *const plans[] = {"hidden", "kv", "r1,h1,k0", "r1,h0,k1"};
+    static const char *const plans[] = {"hidden", "kv", "RH", "RK"};
     struct et_ask a = {.prompt = prompt,
                        .n_prompt = N_PROMPT,
                        .max_tokens = N_NEW,

@@ -142,7 +142,7 @@ static void batches(void **state)
 static void recomputed_prefixes(void **state)
 {
     (void)state;
-    static const char *const plans[] = {"r1,h0,k3", "r2,h0,k2", "r3,h0,k1"};
+    static const char *const plans[] = {"RKKK", "RRKK", "RRRK"};
     place_open(0);
     for (int i = 0; i < 3; i++) {
         struct et_ask a = ask(N_PROMPT, N_GENERATE, "none", plans[i]);
@@ -193,7 +193,7 @@ static void new_tokens_after_a_restore(void **state)
     (void)state;
     place_open(0);
     stop_reads();
-    struct seq *s = add(ask(N_PROMPT, N_GENERATE, "none", "r1,h0,k3"));
+    struct seq *s = add(ask(N_PROMPT, N_GENERATE, "none", "RKKK"));
     while (fused_rows() < N_NEW)
         step();
     for (int i = 0; i < 2; i++)
@@ -268,7 +268,7 @@ static void new_tokens_in_pieces_beside_decodes(void **state)
     place_open(FEW_ROWS);
     stop_reads();
     n_steps += begin_decodes(d);
-    struct seq *s = add(ask(N_PROMPT, N_GENERATE, "none", "r1,h0,k3"));
+    struct seq *s = add(ask(N_PROMPT, N_GENERATE, "none", "RKKK"));
     while (fused_rows() < N_NEW) {
         step_beside_decodes(d);
         n_steps++;
@@ -305,7 +305,7 @@ static void new_tokens_that_are_given_up(void **state)
     place_open(FEW_ROWS);
     stop_reads();
     begin_decodes(d);
-    struct seq *s = add(ask(N_PROMPT, N_GENERATE, "none", "r1,h0,k3"));
+    struct seq *s = add(ask(N_PROMPT, N_GENERATE, "none", "RKKK"));
     while (fused_rows() == 0)
         step_beside_decodes(d);
     assert_true(fused_rows() < N_NEW);

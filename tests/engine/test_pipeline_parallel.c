@@ -143,7 +143,7 @@ static void a_tail_is_restored(void **state)
 {
     (void)state;
     static const struct shape shape = {"synth:tiny-mha", "bf16", 3, 1};
-    static const char *const plans[] = {"hidden", "kv", "r1,h2,k1", "r3,h0,k1"};
+    static const char *const plans[] = {"hidden", "kv", "RHHK", "RRRK"};
     for (int i = 0; i < 4; i++) {
         struct io *disk = et_disk(7, 0);
         struct stack k;

@@ -55,8 +55,8 @@ static void work_is_queued_by_the_group(void **state)
                                      .user.save_buffer_bytes = 16 << 20,
                                      .user.no_reuse = true});
     int layers = k.model->cfg.n_layers;
-    snprintf(kv, sizeof kv, "r0,h0,k%d", layers);
-    snprintf(recomputed, sizeof recomputed, "r%d,h0,k0", layers);
+    et_letters(kv, 0, 0, layers);
+    et_letters(recomputed, layers, 0, 0);
     struct et_ask a = {
         .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW, .save = "both"};
     assert_int_equal(et_run(&k, &a, &all), 0);

@@ -25,8 +25,7 @@ enum {
     N_SHORT = 20,
 };
 
-static const char *const plans[] = {"kv",       "hidden", "r1,h1,k2", "r2,h2,k0",
-                                    "r2,h0,k2", "RKHK",   "auto"};
+static const char *const plans[] = {"kv", "hidden", "RHKK", "RRHH", "RRKK", "RKHK", "auto"};
 enum { N_PLANS = sizeof plans / sizeof plans[0] };
 
 /* A simulated disk with the contexts of N_SEQS sequences, and the result of each alone. */

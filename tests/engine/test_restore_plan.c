@@ -346,7 +346,7 @@ static void the_planner_gets_the_request(void **state)
     lab_open(&l, 0, &(struct et_ask){0});
     struct restore_plan_ask ask = {0};
     int64_t n_new = N_PROMPT - 64 * N_CHUNKS;
-    struct plan_request req = {.fused = true, .may_deviate = true};
+    struct plan_request req = {.fused = true};
     l.p->c_tok.a_s = 1e-4; /* a batch costs more than its rows */
     l.p->head_s = 1e-3;
     l.p->embed_s = 1e-5;
@@ -382,8 +382,7 @@ static void the_planner_gets_the_window(void **state)
     (void)state;
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){.plan = "kv"});
-    struct plan_request req = {
-        .fused = true, .may_deviate = true, .mode = PLAN_KV, .window = {2, 128}};
+    struct plan_request req = {.fused = true, .mode = PLAN_KV, .window = {2, 128}};
     struct model_config *c = &l.k.model->cfg;
     c->window_layer = 2;
     c->sliding_window = 128;
@@ -427,31 +426,20 @@ static void nothing_is_restored_if_prefill_is_faster(void **state)
 /* --- plans that lack records ------------------------------------------------------------------ */
 
 /* The tokens behind a truncation cannot be recomputed. If a forced plan lacks records there, the
- * best plan takes its place. If that lacks records, too, nothing is restored. A strict plan ends
- * with the reason instead. */
+ * best plan takes its place. If that lacks records, too, nothing is restored. */
 static void a_truncated_context_is_restored_another_way(void **state)
 {
     (void)state;
     static const uint8_t kinds[] = {K, K, K};
     struct lab l;
-    lab_open(&l, 0,
-             &(struct et_ask){.save = "kv", .plan = "r2,h1,k1", .truncation = small});
+    lab_open(&l, 0, &(struct et_ask){.save = "kv", .plan = "RRHK", .truncation = small});
     truncate(&l);
     find(&l, kinds, 3);
     int64_t n_new = l.s->view.n_tokens - 192;
     assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 3);
     assert_int_equal(l.s->out.err.code, 0);
     assert_string_equal(l.s->out.plan.method, "KKKK");
-    assert_string_equal(
-        l.s->out.plan.deviation,
-        "the context is truncated: layers behind the first cannot be recomputed");
-    memset(l.s->out.plan.deviation, 0, sizeof l.s->out.plan.deviation);
-    expect_plan(&l, (struct plan_request){.fused = true, .may_deviate = true}, n_new,
-                false);
-    l.s->req.plan_strict = true;
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 0);
-    assert_int_equal(l.s->out.err.code, ERR_NOT_FOUND);
-    l.s->req.plan_strict = false;
+    expect_plan(&l, (struct plan_request){.fused = true}, n_new, false);
     find(&l, (const uint8_t[]){K, 0, K}, 3);
     assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 0);
     assert_int_equal(l.s->out.err.code, 0);
@@ -467,28 +455,6 @@ static void a_whole_context_keeps_its_reason(void **state)
     lab_open(&l, 0, &(struct et_ask){.plan = "tokenwise"});
     find(&l, kinds, 3);
     assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 0);
-    assert_int_equal(l.s->out.err.code, ERR_NOT_FOUND);
-    assert_null(strstr(l.s->out.plan.deviation, "truncated"));
-    lab_close(&l, NULL);
-}
-
-/* A forced plan is adapted to the records, and says so. A strict one is refused. */
-static void a_strict_plan_is_not_adapted(void **state)
-{
-    (void)state;
-    static const uint8_t kinds[] = {K, K, K};
-    struct lab l;
-    lab_open(&l, 0, &(struct et_ask){.plan = "hidden"});
-    find(&l, kinds, 3);
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 3);
-    assert_true(l.s->out.plan.deviation[0] != 0);
-    l.s->req.plan_strict = true;
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 0);
-    assert_int_equal(l.s->out.err.code, ERR_NOT_FOUND);
-    assert_non_null(strstr(l.s->out.err.msg, "layer 1 is H"));
-    /* Behind the first range the kind is missing: fewer chunks are restored, with a deviation. */
-    find(&l, (const uint8_t[]){B, B, K}, 3);
-    (void)make(&l, &(struct restore_plan_ask){0});
     assert_int_equal(l.s->out.err.code, ERR_NOT_FOUND);
     lab_close(&l, NULL);
 }
@@ -593,7 +559,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(nothing_is_restored_if_prefill_is_faster),
         cmocka_unit_test(a_truncated_context_is_restored_another_way),
         cmocka_unit_test(a_whole_context_keeps_its_reason),
-        cmocka_unit_test(a_strict_plan_is_not_adapted),
         cmocka_unit_test(the_price_is_that_of_the_rest),
         cmocka_unit_test(a_missing_view_has_the_price_of_a_replay),
         cmocka_unit_test(the_job_is_the_plan),

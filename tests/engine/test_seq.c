@@ -388,8 +388,7 @@ static void a_sequence_ends_in_each_phase(void **state)
     }
     let_reads_go_on();
     memcpy(lab.seen, engine()->shared.n_edges, sizeof lab.seen);
-    struct request q = request(lab.prompt, 2, "r1,h1,k1"); /* the model has four layers */
-    q.plan_strict = true;
+    struct request q = request(lab.prompt, 2, "RHK"); /* the model has four layers */
     struct seq *s = add(q);
     run_all();
     assert_int_equal(seq_outcome(s)->finish, FINISH_ERROR);

@@ -79,7 +79,7 @@ static void check_plans(struct stack *k, const char *what)
                 plan[l] = l < r ? 'R' : "HK"[rng_below(&rng, 2)];
             plan[n_layers] = 0;
             if (h % 2 == 0)
-                snprintf(plan, sizeof plan, "r%d,h%d,k%d", r, h, n_layers - r - h);
+                et_letters(plan, r, h, n_layers - r - h);
             for (int fused = 0; fused < 2; fused++) {
                 struct et_run run = ask(k, "none", plan, !fused);
                 if (r < n_layers && run.n_cached != N_FULL)
@@ -128,7 +128,7 @@ static void restored_state_is_exact(void **state)
 static void a_tail_is_restored(void **state)
 {
     (void)state;
-    static const char *const plans[] = {"hidden", "kv", "r1,h1,k2"};
+    static const char *const plans[] = {"hidden", "kv", "RHKK"};
     for (int i = 0; i < 3; i++) {
         struct stack k;
         int32_t ids[N_LONGER];

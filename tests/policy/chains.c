@@ -19,7 +19,7 @@ static bool one_in(struct rng *r, uint64_t n)
     return rng_below(r, n) == 0;
 }
 
-static void random_platform(struct rng *r, int n_layers, bool hedged, struct platform *p)
+static void random_platform(struct rng *r, int n_layers, struct platform *p)
 {
     platform_init(p);
     double flop_s = between(r, 2e-7, 2e-3); /* seconds to project one token of one layer */
@@ -49,8 +49,6 @@ static void random_platform(struct rng *r, int n_layers, bool hedged, struct pla
         tier->bytes_per_s = p->h_bytes / (flop_s * between(r, 1.0 / 30, 30));
         tier->latency_s = one_in(r, 2) ? 1e-4 : 0;
         tier->request_s = one_in(r, 2) ? 1e-5 : 0;
-        if (hedged)
-            tier->correction.spread_log2 = 0.05 + 0.8 * rng_unit(r);
     }
 }
 
@@ -83,11 +81,10 @@ static void random_masks(struct rng *r, struct random_chain *x)
     }
 }
 
-void random_chain(struct rng *r, int n_layers, int n_ranges, bool hedged,
-                  struct random_chain *x)
+void random_chain(struct rng *r, int n_layers, int n_ranges, struct random_chain *x)
 {
     memset(x, 0, sizeof *x);
-    random_platform(r, n_layers, hedged, &x->platform);
+    random_platform(r, n_layers, &x->platform);
     x->n_ranges = n_ranges;
     x->can_recompute = !one_in(r, 8);
     random_masks(r, x);

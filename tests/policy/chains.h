@@ -19,10 +19,8 @@ struct random_chain {
     double prefill_s[PLAN_MAX_LAYERS];
 };
 
-/* Makes a random chain of n_ranges ranges for a model of n_layers layers. If hedged, the plan must
- * allow for tiers whose speeds are known only within a factor. */
-void random_chain(struct rng *r, int n_layers, int n_ranges, bool hedged,
-                  struct random_chain *x);
+/* Makes a random chain of n_ranges ranges for a model of n_layers layers. */
+void random_chain(struct rng *r, int n_layers, int n_ranges, struct random_chain *x);
 /* Calls plan_best_prefix for the chain. */
 int random_chain_plan(struct random_chain *x, struct plan *out, int *n_used, struct err *e);
 /* Returns the least predicted time over all numbers of ranges, with a full search for each. */

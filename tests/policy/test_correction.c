@@ -423,23 +423,6 @@ static void a_mixture_with_longer_pauses_gives_way(void **state)
     assert_string_equal(plan.method, "KKKKKKKKKKKK");
     assert_true(plan.n_k == 12 && plan.n_io == 12 && plan.n_h == 0);
     assert_true(plan.predicted_s < mixture.predicted_s * 1.8);
-    /* Its reason is its pauses, and not what a hedged mixture pays in case the disk changes. */
-    bool was_hedged = false;
-    for (double spread = 0.05; spread < 1; spread += 0.05) {
-        struct plan hedged;
-        struct platform calm = p;
-        p.tier[0].correction.spread_log2 = calm.tier[0].correction.spread_log2 = spread;
-        calm.pause_correction[1].log2 = 0;
-        begin(&calm, layer, &req, 2048);
-        assert_int_equal(plan_make(&req, &hedged, NULL), 0);
-        begin(&p, layer, &req, 2048);
-        assert_int_equal(plan_make(&req, &plan, NULL), 0);
-        was_hedged |= hedged.hedged_s > 0 && hedged.n_k < 12 && plan.n_k == 12;
-        if (hedged.n_k < 12 && plan.n_k == 12)
-            assert_true(plan.hedged_s == 0);
-    }
-    assert_true(was_hedged);
-    p.tier[0].correction.spread_log2 = 0;
     begin(&p, layer, &req, 2048);
     /* Equal pauses change nothing. */
     p.pause_correction[0].log2 = p.pause_correction[1].log2;
@@ -485,7 +468,7 @@ static void parts_without_kv_teach_gemm(void **state)
     struct plan_range ranges[16];
     struct platform p = {0};
     struct plan_layer layer[12];
-    struct plan_request req = {.n_layers = 12, .may_deviate = true};
+    struct plan_request req = {.n_layers = 12};
     struct plan plan;
     struct err err;
     double prefill_s[12];
@@ -496,7 +479,7 @@ static void parts_without_kv_teach_gemm(void **state)
         ranges[i] = (struct plan_range){.n_tokens = 64, .mask = masks[i % 2]};
     begin(&p, layer, &req, 64);
     for (int i = 0; i < 30; i++) {
-        req = (struct plan_request){.n_layers = 12, .may_deviate = true};
+        req = (struct plan_request){.n_layers = 12};
         assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
         assert_int_equal(plan_best_prefix(&p, ranges, 16, 0, true, layer, prefill_s, &req,
                                           &plan, &n_used, &err),

@@ -40,6 +40,8 @@
 #include "policy/surprise.h"
 #include "tests/base/golden.h"
 
+#define GOLDEN "tests/policy/golden/decisions.txt"
+
 static double between(struct rng *r, double least, double most)
 {
     return least * exp(rng_unit(r) * log(most / least));
@@ -108,7 +110,7 @@ static void the_scheduler_decides_as_before(void **state)
             textbuf_addf(&b, k == 0 ? ", next %d" : " %d", next[k]);
         textbuf_addf(&b, "\n");
     }
-    golden_check(&b, "tests/policy/golden/sched.txt");
+    golden_digests(&b, GOLDEN, "sched");
 }
 
 /* ---- blocks of the hybrid cache ---- */
@@ -166,7 +168,7 @@ static void blocks_get_their_types_as_before(void **state)
             textbuf_addf(&b, "\n");
         }
     }
-    golden_check(&b, "tests/policy/golden/hybrid.txt");
+    golden_digests(&b, GOLDEN, "hybrid");
 }
 
 static void requests_join_minibatches_as_before(void **state)
@@ -198,7 +200,7 @@ static void requests_join_minibatches_as_before(void **state)
                          minibatch_imbalance(&m, bins[0].n_act, bins[0].n_kv));
         }
     }
-    golden_check(&b, "tests/policy/golden/minibatches.txt");
+    golden_digests(&b, GOLDEN, "minibatches");
 }
 
 /* ---- what restores teach ---- */
@@ -255,7 +257,7 @@ static void restores_teach_as_before(void **state)
                          p.split_s * 1e6);
         }
     }
-    golden_check(&b, "tests/policy/golden/corrections.txt");
+    golden_digests(&b, GOLDEN, "corrections");
 }
 
 /* Least squares of one to three terms, some of which only a negative coefficient would fit. */
@@ -279,7 +281,7 @@ static void curves_fit_as_before(void **state)
                      is_good, fit.coef[0], fit.coef[1], fit.coef[2], fit.r2, fit.rms,
                      fit.worst);
     }
-    golden_check(&b, "tests/policy/golden/fits.txt");
+    golden_digests(&b, GOLDEN, "fits");
 }
 
 /* ---- the learner of the policy `ours` ---- */
@@ -342,7 +344,7 @@ static void content_teaches_as_before(void **state)
     }
     free(used_at);
     free(l);
-    golden_check(&b, "tests/policy/golden/learner.txt");
+    golden_digests(&b, GOLDEN, "learner");
 }
 
 /* ---- reads that stall, remotes, changes of plan ---- */
@@ -413,7 +415,7 @@ static void stalls_and_remotes_are_judged_as_before(void **state)
                      sched_wait_s(t % 7, t % 5, v.recompute_s),
                      sched_rows_beside(v.silent_s, v.read_s, 2.5, 16));
     }
-    golden_check(&b, "tests/policy/golden/judgements.txt");
+    golden_digests(&b, GOLDEN, "judgements");
 }
 
 /* ---- which request comes first ---- */
@@ -460,7 +462,7 @@ static void prompts_are_ordered_as_before(void **state)
             textbuf_addf(&b, " %llu", (unsigned long long)last->number);
         textbuf_addf(&b, "\n");
     }
-    golden_check(&b, "tests/policy/golden/prefixes.txt");
+    golden_digests(&b, GOLDEN, "prefixes");
 }
 
 /* Keys are numbers here: a chunk's key stands for all tokens up to its end. */
@@ -498,7 +500,7 @@ static void leaders_are_found_as_before(void **state)
                 textbuf_addf(&b, " %d.%d:%d", i, n, lead_find(q, PROMPTS, i, n));
         textbuf_addf(&b, "\n");
     }
-    golden_check(&b, "tests/policy/golden/leaders.txt");
+    golden_digests(&b, GOLDEN, "leaders");
 }
 
 static void waits_are_known_as_before(void **state)
@@ -524,7 +526,7 @@ static void waits_are_known_as_before(void **state)
         textbuf_addf(&b, "; %u used, %u fresh, %llu refused\n", w.n_used, w.n_fresh,
                      (unsigned long long)w.n_refused);
     }
-    golden_check(&b, "tests/policy/golden/waits.txt");
+    golden_digests(&b, GOLDEN, "waits");
 }
 
 /* ---- platforms ---- */
@@ -642,7 +644,7 @@ static void platforms_cost_as_before(void **state)
             textbuf_addf(&b, "%d", kinds[i]);
         textbuf_addf(&b, "\n");
     }
-    golden_check(&b, "tests/policy/golden/costs.txt");
+    golden_digests(&b, GOLDEN, "costs");
 }
 
 /* The paper's machines, for a model with one projection width and for one with grouped heads on
@@ -679,7 +681,7 @@ static void builtin_platforms_are_as_before(void **state)
                 textbuf_addf(&b, "%s", text);
             }
         }
-    golden_check(&b, "tests/policy/golden/builtin.txt");
+    golden_digests(&b, GOLDEN, "builtin");
 }
 
 int main(void)

@@ -21,11 +21,6 @@ static const double WITHIN = 0.01;
  * planning. */
 static const double MOST_S = 3e-3;
 
-/* Largest excess of a hedged mixture's worst regret over that of the full search's plan. It may be
- * more than 1 %, because a faster plan is taken whose regret is up to 1 % above the least one of
- * its cut, and the full search's plan may lie at another cut. */
-static const double REGRET_WITHIN = 0.05;
-
 static struct random_chain x;
 static struct plan plan;
 static struct err e;
@@ -65,49 +60,8 @@ static struct stored_ranges ranges_of(int n_ranges, int64_t n_new, struct range_
     return c;
 }
 
-/* Compares a plan that restores n_used ranges of x with the candidates of a full search at this
- * cut, and returns its worst regret; method NULL: the plan of that search. Returns 1 if nothing is
- * restored, or if plans for these ranges are not hedged. */
-static double worst_regret(int n_used, const char *method)
-{
-    static struct range_sums s, all;
-    static struct plan p;
-    struct plan_hedge_times t;
-    struct plan_effort effort = plan_effort_full;
-    effort.times = &t;
-    if (n_used == 0)
-        return 1;
-    struct stored_ranges c = ranges_of(x.n_ranges, x.n_new, &all);
-    range_sums_at(&c, n_used, &s);
-    range_request(&c, &s, &x.req);
-    if (!plan_wants_hedge(&x.req))
-        return 1;
-    assert_int_equal(plan_estimate(&x.req, &effort, &p, &e), 0);
-    const double f = x.req.io_spread, factor[PLAN_HEDGE_CASES] = {1, f, 1 / f};
-    double worst = 1;
-    for (int i = 0; i < PLAN_HEDGE_CASES; i++) {
-        struct pipe_job job[PLAN_MAX_LAYERS];
-        struct pipe_load load = plan_load_empty(&x.req);
-        double best_s = INFINITY;
-        for (int k = 0; k < PLAN_HEDGE_CANDIDATES; k++)
-            best_s = fmin(best_s, t.s[k][i]);
-        load.job = job;
-        load.n_jobs = plan_jobs_ordered(&x.req, method != NULL ? method : p.method, job);
-        for (int j = 0; j < load.n_jobs; j++)
-            job[j].io_s *= factor[i];
-        worst = fmax(worst, pipe_run(&load, NULL) / best_s);
-    }
-    return worst;
-}
-
-static bool is_mixture(const struct plan *p)
-{
-    return strspn(p->method, (char[]){p->method[0], 0}) < strlen(p->method);
-}
-
 struct shape {
     int least_layers, most_layers, least_ranges, most_ranges;
-    bool hedged;
     /* Sum over all chains of the excess over the full search, which the present search reaches. A
      * better search lowers it; then update the number. INFINITY: unknown. */
     double reached;
@@ -139,12 +93,12 @@ static int compare(const struct shape *s, int n_chains, uint64_t seed, double *t
 {
     struct rng r = {seed};
     int n = 0, n_used, n_full, n_parts = 0;
-    double worst = 0, worst_more = 0, sum = 0;
+    double worst = 0, sum = 0;
     assert_true(n_chains <= MOST_CHAINS);
     for (int t = 0; t < n_chains; t++) {
         int n_layers = between(&r, s->least_layers, s->most_layers);
         int n_ranges = between(&r, s->least_ranges, s->most_ranges);
-        random_chain(&r, n_layers, n_ranges, s->hedged, &x);
+        random_chain(&r, n_layers, n_ranges, &x);
         int rc = plan_timed(&n_used, &took_s[n]);
         double full_s = random_chain_full_s(&x, &n_full);
         if (isinf(full_s)) {
@@ -161,15 +115,6 @@ static int compare(const struct shape *s, int n_chains, uint64_t seed, double *t
         if (plan.predicted_s > full_s * (1 + WITHIN))
             fail_msg("chain %d: %d ranges take %.9g, the full search's %d take %.9g", t,
                      n_used, plan.predicted_s, n_full, full_s);
-        if (!s->hedged || !is_mixture(&plan))
-            continue;
-        double more = worst_regret(n_used, plan.method) / worst_regret(n_full, NULL) - 1;
-        worst_more = fmax(worst_more, more);
-        if (more > REGRET_WITHIN)
-            fail_msg(
-                "chain %d: the worst regret is %.2g %% above that of the full search's "
-                "plan",
-                t, 100 * more);
     }
     assert_true(n > n_chains / 2);
     /* At least one chain in 20 must be used in part, or the chains would offer no choice. */
@@ -177,10 +122,6 @@ static int compare(const struct shape *s, int n_chains, uint64_t seed, double *t
     print_message("# %d chains, %d used in part; at most %.2g %% slower than a full "
                   "search, %.9g in all\n",
                   n, n_parts, 100 * worst, sum);
-    if (s->hedged)
-        print_message(
-            "# worst regret: at most %.2g %% above that of the full search's plan\n",
-            100 * worst_more);
     assert_true(sum <= s->reached + 1e-6);
     return n;
 }
@@ -190,97 +131,15 @@ static double took_s[MOST_CHAINS];
 static void small_chains(void **state)
 {
     (void)state;
-    const struct shape s = {1, 12, 1, 24, false, 0.0405634561};
+    const struct shape s = {1, 12, 1, 24, 0.0405634561};
     compare(&s, 7000, 1, took_s);
-}
-
-static void small_hedged_chains(void **state)
-{
-    (void)state;
-    const struct shape s = {1, 12, 1, 24, true, -0.586803217};
-    compare(&s, 3000, 2, took_s);
-}
-
-/* A chain of at most three ranges needs few estimates, so the planner makes each of them a thorough
- * search. */
-static void hedged_chains_of_few_ranges(void **state)
-{
-    (void)state;
-    const struct shape s = {80, 80, 1, 3, true, -0.368343658};
-    compare(&s, 500, 41, took_s);
-}
-
-/* Makes chain t of a seed, as `compare` draws it. */
-static void draw(const struct shape *s, uint64_t seed, int t)
-{
-    struct rng r = {seed};
-    for (int i = 0; i <= t; i++) {
-        int n_layers = between(&r, s->least_layers, s->most_layers);
-        int n_ranges = between(&r, s->least_ranges, s->most_ranges);
-        random_chain(&r, n_layers, n_ranges, s->hedged, &x);
-    }
-}
-
-static const struct shape large_hedged = {80, 80, 300, 300, true, INFINITY};
-
-/* The plan must be no slower than the estimate because of which its cut was chosen. Searching again
- * at this cut finds other candidates, and the one with the least regret may be slower: by 4.04 %
- * with this chain. */
-static void a_hedged_plan_is_no_slower_than_its_cuts_estimate(void **state)
-{
-    (void)state;
-    int n_used, n_full;
-    draw(&large_hedged, 3004, 49);
-    assert_int_equal(random_chain_plan(&x, &plan, &n_used, &e), 0);
-    double predicted_s = plan.predicted_s, full_s = random_chain_full_s(&x, &n_full);
-    assert_true(predicted_s <= full_s * (1 + WITHIN));
-}
-
-/* From one cut to the next the time of a hedged plan may jump, because there another candidate
- * has the least regret. The search must find such jumps. It once estimated only the cuts of
- * least bound: the first three plans were then 1.1 to 5.1 % slower than the full search's, with
- * a larger regret. The other three were 1.1 to 1.4 % slower, because the search at the chosen
- * cut was short. */
-static void jumps_of_hedged_times_are_found(void **state)
-{
-    (void)state;
-    static const struct shape middle = {48, 64, 20, 100, true, INFINITY};
-    static const struct {
-        const struct shape *shape;
-        uint64_t seed;
-        int chain;
-    } cases[] = {{&large_hedged, 3002, 69}, {&large_hedged, 3003, 23},
-                 {&large_hedged, 3003, 58}, {&large_hedged, 3003, 59},
-                 {&large_hedged, 3004, 13}, {&middle, 8003, 15}};
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int n_used, n_full;
-        draw(cases[i].shape, cases[i].seed, cases[i].chain);
-        assert_int_equal(random_chain_plan(&x, &plan, &n_used, &e), 0);
-        double full_s = random_chain_full_s(&x, &n_full);
-        assert_true(plan.predicted_s <= full_s * (1 + WITHIN));
-        assert_true(worst_regret(n_used, plan.method) <=
-                    worst_regret(n_full, NULL) * (1 + REGRET_WITHIN));
-    }
-}
-
-/* A jump between two neighbouring cuts can be missed, here the jump at cut 287 of 300. The plan is
- * then slower than the full search's, but its worst regret is smaller: it is the safer plan. */
-static void a_missed_jump_is_a_safer_plan(void **state)
-{
-    (void)state;
-    int n_used, n_full;
-    draw(&large_hedged, 7001, 24);
-    assert_int_equal(random_chain_plan(&x, &plan, &n_used, &e), 0);
-    double full_s = random_chain_full_s(&x, &n_full);
-    assert_true(plan.predicted_s <= full_s * 1.025);
-    assert_true(worst_regret(n_used, plan.method) < worst_regret(n_full, NULL));
 }
 
 /* A few chains of the size that `make plan-check` uses. */
 static void large_chains(void **state)
 {
     (void)state;
-    const struct shape s = {80, 80, 300, 300, false, 0};
+    const struct shape s = {80, 80, 300, 300, 0};
     compare(&s, 5, 3, took_s);
 }
 
@@ -293,7 +152,7 @@ static void bounds_hold(void **state)
     static struct plan_bounds b;
     for (int t = 0; t < 5000; t++) {
         int n_layers = between(&r, 1, 12), n_ranges = between(&r, 1, 4);
-        random_chain(&r, n_layers, n_ranges, false, &x);
+        random_chain(&r, n_layers, n_ranges, &x);
         struct stored_ranges c = ranges_of(n_ranges, 100, &s);
         range_request(&c, &s, &x.req);
         if (plan_make(&x.req, &plan, &e) != 0)
@@ -320,7 +179,7 @@ static void the_request_is_the_plans(void **state)
     static struct pipeline lanes;
     for (int t = 0; t < 200; t++) {
         int n_used;
-        random_chain(&r, 12, 24, false, &x);
+        random_chain(&r, 12, 24, &x);
         if (random_chain_plan(&x, &plan, &n_used, &e) != 0 || n_used == 0)
             continue;
         pipeline_simulate(&x.req, &plan, &lanes);
@@ -336,7 +195,7 @@ static void plans_are_repeatable(void **state)
     for (uint64_t seed = 100; seed < 140; seed++) {
         int n_used, n_again;
         struct rng r = {seed};
-        random_chain(&r, 40, 100, seed % 2, &x);
+        random_chain(&r, 40, 100, &x);
         int rc = random_chain_plan(&x, &plan, &n_used, &e);
         assert_int_equal(random_chain_plan(&x, &again, &n_again, &e), rc);
         assert_int_equal(n_used, n_again);
@@ -351,7 +210,7 @@ static void a_budget_is_refused(void **state)
     (void)state;
     struct rng r = {11};
     int n_used;
-    random_chain(&r, 4, 4, false, &x);
+    random_chain(&r, 4, 4, &x);
     x.req.budget_bytes_per_token = 1e9;
     assert_int_equal(random_chain_plan(&x, &plan, &n_used, &e), ERR_USAGE);
     assert_non_null(strstr(e.msg, "budget"));
@@ -367,7 +226,7 @@ static void sums_move(void **state)
     struct rng r = {5};
     static struct range_sums moving, direct;
     for (int t = 0; t < 300; t++) {
-        random_chain(&r, 10, 24, false, &x);
+        random_chain(&r, 10, 24, &x);
         struct stored_ranges c = ranges_of(24, 0, &moving);
         for (int i = 0; i < 12; i++) {
             int cut = (int)rng_below(&r, 25);
@@ -397,7 +256,7 @@ static void windows_skip_whole_chunks(void **state)
     (void)state;
     static struct range_sums s;
     struct rng r = {6};
-    random_chain(&r, 4, 3, false, &x);
+    random_chain(&r, 4, 3, &x);
     for (int g = 0; g < 3; g++) {
         x.range[g].n_tokens = 128;
         memset(x.mask[g], PLAN_HAS_H | PLAN_HAS_KV, 4);
@@ -437,7 +296,7 @@ static void computed_tokens_attend_to_held_ones(void **state)
     struct rng r = {13};
     static struct range_sums s;
     static struct plan_layer alone[8];
-    random_chain(&r, 8, 6, false, &x);
+    random_chain(&r, 8, 6, &x);
     x.req = (struct plan_request){0};
     struct stored_ranges c = ranges_of(6, 100, &s);
     range_request(&c, &s, &x.req);
@@ -495,7 +354,7 @@ static void layers_cost_what_their_records_cost(void **state)
     struct rng r = {12};
     static struct range_sums s;
     for (int t = 0; t < 200; t++) {
-        random_chain(&r, 12, 6, false, &x);
+        random_chain(&r, 12, 6, &x);
         x.req = (struct plan_request){0};
         struct stored_ranges c = ranges_of(6, 100, &s);
         range_request(&c, &s, &x.req);
@@ -536,7 +395,7 @@ static void layers_cost_what_their_records_cost(void **state)
 static void recompute_request(int64_t n_tokens, struct plan_request *q)
 {
     struct rng r = {7};
-    random_chain(&r, 6, 1, false, &x);
+    random_chain(&r, 6, 1, &x);
     for (int i = 0; i < 6; i++)
         x.layer[i] = (struct plan_layer){
             .comp_tok_s = platform_tok_s(&x.platform, n_tokens),
@@ -615,7 +474,7 @@ static void decodes_slow_all_compute(void **state)
     static struct range_sums s;
     static struct plan_layer alone[8];
     double prefill_s[8];
-    random_chain(&r, 8, 6, false, &x);
+    random_chain(&r, 8, 6, &x);
     for (int g = 0; g < 6; g++)
         memset(x.mask[g], PLAN_HAS_H | PLAN_HAS_KV, 8);
     struct stored_ranges c = ranges_of(6, 100, &s);
@@ -678,30 +537,23 @@ static void check(const struct shape *s, int n_chains, uint64_t seed)
 {
     int n = compare(s, n_chains, seed, took_s);
     qsort(took_s, (size_t)n, sizeof *took_s, by_size);
-    print_message("# %d layers, %d ranges%s: %.2f ms at the median, 99 %% within %.2f ms\n",
-                  s->most_layers, s->most_ranges, s->hedged ? ", hedged" : "",
-                  took_s[n / 2] * 1e3, took_s[n * 99 / 100] * 1e3);
+    print_message("# %d layers, %d ranges: %.2f ms at the median, 99 %% within %.2f ms\n",
+                  s->most_layers, s->most_ranges, took_s[n / 2] * 1e3,
+                  took_s[n * 99 / 100] * 1e3);
     assert_true(took_s[n * 99 / 100] <= MOST_S);
 }
 
 static void check_plain(void **state)
 {
     (void)state;
-    const struct shape s = {80, 80, 300, 300, false, INFINITY};
+    const struct shape s = {80, 80, 300, 300, INFINITY};
     check(&s, 300, 21);
-}
-
-static void check_hedged(void **state)
-{
-    (void)state;
-    const struct shape s = {80, 80, 300, 300, true, INFINITY};
-    check(&s, 100, 22);
 }
 
 static void check_small(void **state)
 {
     (void)state;
-    const struct shape s = {1, 12, 1, 24, true, INFINITY};
+    const struct shape s = {1, 12, 1, 24, INFINITY};
     check(&s, 3000, 23);
 }
 
@@ -709,11 +561,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(small_chains),
-        cmocka_unit_test(small_hedged_chains),
-        cmocka_unit_test(hedged_chains_of_few_ranges),
-        cmocka_unit_test(a_hedged_plan_is_no_slower_than_its_cuts_estimate),
-        cmocka_unit_test(jumps_of_hedged_times_are_found),
-        cmocka_unit_test(a_missed_jump_is_a_safer_plan),
         cmocka_unit_test(large_chains),
         cmocka_unit_test(bounds_hold),
         cmocka_unit_test(the_request_is_the_plans),
@@ -732,7 +579,6 @@ int main(int argc, char **argv)
     };
     const struct CMUnitTest checks[] = {
         cmocka_unit_test(check_plain),
-        cmocka_unit_test(check_hedged),
         cmocka_unit_test(check_small),
     };
     if (argc > 1 && strcmp(argv[1], "check") == 0)

@@ -266,10 +266,12 @@ static double predicted(struct plan_request q, enum plan_mode mode)
 
 static double predicted_counts(struct plan_request q, int r, int h)
 {
-    q.forced_r = r;
-    q.forced_h = h;
-    q.forced_k = q.n_layers - r - h;
-    return predicted(q, PLAN_FORCED_COUNTS);
+    char m[PLAN_MAX_LAYERS + 1] = {0};
+    memset(m, 'R', (size_t)r);
+    memset(m + r, 'H', (size_t)h);
+    memset(m + r + h, 'K', (size_t)(q.n_layers - r - h));
+    q.forced_layers = m;
+    return predicted(q, PLAN_FORCED_LAYERS);
 }
 
 static double predicted_random(struct plan_request q, struct rng *r)

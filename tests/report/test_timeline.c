@@ -49,7 +49,7 @@ static void expect_text(int width, const char *want)
 static void test_golden(void **state)
 {
     (void)state;
-    simulate("r2,h2,k1", 2e-3, 5);
+    simulate("RRHHK", 2e-3, 5);
     expect_text(72,
                 "         0           2.94         5.88        8.81     11.8 ms\n"
                 "I/O      HHHHHHHHHhhhhhhhhKKKKKKKKKKKKKKKKK................   68 % busy\n"
@@ -61,7 +61,7 @@ static void test_golden(void **state)
 static void test_many_layers(void **state)
 {
     (void)state;
-    simulate("r4,h24,k4", 1e-3, 32);
+    simulate("RRRRHHHHHHHHHHHHHHHHHHHHHHHHKKKK", 1e-3, 32);
     expect_text(64, "         0         13.8       27.5      41.3     55 ms\n"
                     "I/O      HHHHHHHHHHHHHHHHHHKKKKKK..................   58 % busy\n"
                     "compute  RRRHHHHHHHHHHHHHHHHHHHRRRRRRRPPPPPPPPPPPPL  100 % busy\n"
@@ -96,7 +96,7 @@ static int count(const char *text, const char *what)
 static void test_svg(void **state)
 {
     (void)state;
-    simulate("r2,h2,k1", 2e-3, 5);
+    simulate("RRHHK", 2e-3, 5);
     int n = timeline_svg(&lanes, "a <b> & c", NULL, 0);
     char *svg = malloc((size_t)n + 1);
     assert_int_equal(timeline_svg(&lanes, "a <b> & c", svg, (size_t)n + 1), n);
@@ -118,7 +118,7 @@ static void test_svg_is_golden(void **state)
     (void)state;
     static const char *const path = "tests/report/golden/timeline.svg";
     static char got[1 << 16], want[1 << 16];
-    simulate("r2,h2,k1", 2e-3, 5);
+    simulate("RRHHK", 2e-3, 5);
     assert_true(timeline_svg(&lanes, "a <b> & c", got, sizeof got) < (int)sizeof got);
     bool writes = getenv("HCACHE_WRITE_GOLDEN") != NULL;
     FILE *f = fopen(path, writes ? "w" : "r");
@@ -151,9 +151,12 @@ static void test_texts_are_golden(void **state)
         const char *mode;
         double io_s, factor;
         int n_layers;
-    } cases[] = {{"r2,h2,k1", 2e-3, 1, 5},      {"hidden", 1e-3, 1e-3, 4},
-                 {"kv", 3e-3, 100, 7},          {"recompute", 1e-3, 1, 9},
-                 {"r1,h30,k1", 1.5e-3, 30, 32}, {"r0,h16,k1", 1e-4, 0.01, 17}};
+    } cases[] = {{"RRHHK", 2e-3, 1, 5},
+                 {"hidden", 1e-3, 1e-3, 4},
+                 {"kv", 3e-3, 100, 7},
+                 {"recompute", 1e-3, 1, 9},
+                 {"RHHHHHHHHHHHHHHHHHHHHHHHHHHHHHHK", 1.5e-3, 30, 32},
+                 {"HHHHHHHHHHHHHHHHK", 1e-4, 0.01, 17}};
     static const int widths[] = {40, 41, 57, 80, 399, 400, 401};
     static char got[4 * 402];
     struct textbuf b = {0};

@@ -513,7 +513,7 @@ static void a_restore_measures_first(void **state)
     struct stack k;
     struct et_run r;
     et_prompt(prompt, 201, 1);
-    struct et_ask a = {.prompt = prompt, .n_prompt = 201, .save = "-KKK", .plan = "r1,k3"};
+    struct et_ask a = {.prompt = prompt, .n_prompt = 201, .save = "-KKK", .plan = "RKKK"};
     et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     k.platform.n_tiers = 0;
     assert_int_equal(et_run(&k, &a, &r), 0);

@@ -96,7 +96,7 @@ static struct et_run restore(struct place *p, const char *save, const char *plan
     return r;
 }
 
-static const char *const plans[] = {"kv",   "hidden",    "r1,h1,k2", "r2,h0,k2",
+static const char *const plans[] = {"kv",   "hidden",    "RHKK", "RRKK",
                                     "RKHK", "recompute", "auto"};
 enum { N_PLANS = sizeof plans / sizeof plans[0] };
 
@@ -814,7 +814,7 @@ static void slow_disk(void **state)
     struct io_sim_fault slow = {
         .kind = IO_SIM_SLOW, .on = IO_SIM_ON_READ, .path = "seg-", .slow_ns = 500000};
     assert_int_equal(io_sim_fault_add(p.io, &slow), 0);
-    assert_int_equal(restore(&p, "none", "r1,h1,k2").n_cached, N_CHUNKS * 64);
+    assert_int_equal(restore(&p, "none", "RHKK").n_cached, N_CHUNKS * 64);
     place_close(&p);
 }
 
@@ -970,23 +970,6 @@ static void the_disk_dies(void **state)
 
 /* --- records that do not fit the plan --------------------------------------------------------- */
 
-static void strict_plans_need_their_records(void **state)
-{
-    (void)state;
-    struct place p;
-    struct et_run r;
-    place_open(&p, 8, "kv");
-    struct et_ask a = ask("none", "hidden");
-    a.plan_strict = true;
-    assert_int_equal(et_run(&p.k, &a, &r), 0);
-    assert_int_equal(r.finish, FINISH_ERROR);
-    assert_int_equal(r.err.code, ERR_NOT_FOUND);
-    assert_true(r.err.msg[0] != 0);
-    /* the request was wrong, not the store, so nothing is condemned */
-    assert_int_equal(restore(&p, "none", "kv").n_cached, N_CHUNKS * 64);
-    place_close(&p);
-}
-
 /* A plan that this engine cannot carry out restores nothing and condemns nothing. */
 static void plans_that_cannot_be_carried_out(void **state)
 {
@@ -1074,7 +1057,6 @@ int main(void)
         cmocka_unit_test(trouble_of_the_moment),
         cmocka_unit_test(damaged_medium),
         cmocka_unit_test(the_disk_dies),
-        cmocka_unit_test(strict_plans_need_their_records),
         cmocka_unit_test(plans_that_cannot_be_carried_out),
         cmocka_unit_test(records_of_another_size),
     };

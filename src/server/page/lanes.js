@@ -132,7 +132,6 @@ const Lanes = (() => {
       const reason = r.plan.reason.replace(/; I\/O \d+ %, compute \d+ % busy/, "");
       add(`Plan ${r.plan.layers}: ${reason}. ` + (svg ? `The restoration: ${told(r)}.` : `Predicted ${ms(predictedMs(r))}, measured ${ms(restoreMs(r))}.`));
     }
-    if (r.plan && r.plan.deviation) add(`This plan differs from the one that the server was started with: ${r.plan.deviation}.`);
     if (r.miss === "not stored") add("The computed tokens are new: no saved state has them.");
     else if (r.miss) add(`Not everything was restored: ${r.miss}.`);
     add(`First token after ${ms(t.ttft_ms)}: queue ${ms(t.queue_ms)}, look-up ${ms(t.lookup_ms)}, ` +
