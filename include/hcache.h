@@ -435,6 +435,10 @@ struct hcache_request {
     int priority;
     /* time limit from submission, after which finish is "timeout"; 0: none */
     int timeout_ms;
+    /* Number of the client, and how many of its requests may wait although the queue is full, so
+     * that the others' requests cannot keep it out; 0: none. */
+    uint64_t client;
+    int client_queue;
     /* Hints about the next use of the request's state. Under the policy "ours" they decide how long
      * a full store keeps it. */
     int turn;            /* number of the turn in its conversation, from 1; 0: not known */
@@ -820,7 +824,7 @@ void hcache_serve_stop(struct hcache *h);
 struct hcache_ticket; /* one submitted request */
 
 /* Submits a request, and copies everything that is needed from *r. Returns HCACHE_E_LIMIT if the
- * queue is full or the service is stopping; a later call may succeed. A prompt that can never fit
+ * queue is full (see client_queue) or the service is stopping; a later call may succeed. A prompt that can never fit
  * is reported by hcache_ticket_result. */
 int hcache_submit(struct hcache *h, const struct hcache_request *r,
                   struct hcache_ticket **out, struct hcache_err *err);

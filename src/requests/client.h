@@ -56,6 +56,7 @@ struct client {
     int64_t created_s;
     uint64_t seed; /* seed of requests that name none */
     int max_queue; /* most requests that may wait; 0: unknown */
+    int own_queue; /* requests of this salt that may wait although max_queue others do */
     const struct client_calls *calls;
     void *arg;
 };

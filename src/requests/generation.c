@@ -8,6 +8,7 @@
 #include <sys/random.h>
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "sessions/dates.h"
@@ -152,6 +153,11 @@ static const char *saved_for(const char *plan)
     return plan == NULL || strcmp(plan, "recompute") != 0 ? plan : "none";
 }
 
+static uint64_t client_number(const struct client *c)
+{
+    return c->salt != NULL ? checksum64(c->salt, strlen(c->salt)) : 0;
+}
+
 static int submit(struct generation *g, struct choice *ch, const struct prompt_ids *prompt,
                   const struct hcache_truncation *truncation, int max_context,
                   uint64_t seed, struct hcache_err *err)
@@ -191,6 +197,8 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .expect_reuse_in_s = (int)p->expect_reuse_in,
                                .cache_ttl_s = (int)MAX(p->cache_ttl, 0),
                                .timeout_ms = (int)p->timeout_ms,
+                               .client = client_number(&g->client),
+                               .client_queue = g->client.own_queue,
                                .durable = p->durable,
                                .notify = on_notify,
                                .arg = ch};

@@ -6,7 +6,10 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "format/json_scan.h"
+#include "server/auth.h"
+#include "server/tenants.h"
 #include "server/worker.h"
 
 enum {
@@ -20,26 +23,51 @@ enum {
 
 /* --- bytes ------------------------------------------------------------------------------------ */
 
+/* salt: of the request's key; NULL: it has none, and is nobody's. */
+static void give(struct server *s, const char *salt, uint64_t n)
+{
+    atomic_fetch_sub(&s->body_bytes, n);
+    if (salt != NULL)
+        (void)tenants_body(s->tenants, auth_tenant(s->auth, salt), -(int64_t)n);
+}
+
+/* Counts n bytes. Returns false, and counts none, if all bodies together would have too many, and
+ * those of this key more than its share, or more than one body. */
+static bool take(struct call *c, uint64_t n)
+{
+    struct server *s = c->s;
+    uint64_t share = server_share(s, s->o.max_bodies_bytes), own = UINT64_MAX;
+    uint64_t all = atomic_fetch_add(&s->body_bytes, n) + n;
+    if (c->salt != NULL)
+        own = tenants_body(s->tenants, auth_tenant(s->auth, c->salt), (int64_t)n);
+    bool fits = all <= s->o.max_bodies_bytes ||
+                (share > 0 && own <= MAX(share, s->o.max_body_bytes));
+    if (!fits)
+        give(s, c->salt, n);
+    return fits;
+}
+
+static void free_bytes(struct call *c)
+{
+    if (!c->too_big)
+        give(c->s, c->salt, c->body.n);
+    textbuf_free(&c->body);
+}
+
 /* Takes more of a body. A body without a length can be refused only when it has ended. Until then
  * its bytes are dropped. A body that does not end is cut off. */
 enum MHD_Result body_add(struct call *c, const char *bytes, size_t n)
 {
-    uint64_t total = atomic_fetch_add(&c->s->body_bytes, n) + n;
-    c->body.n += c->too_big ? n : 0;
-    if (!c->too_big && total <= c->s->o.max_bodies_bytes &&
-        c->body.n + n <= c->s->o.max_body_bytes) {
+    if (!c->too_big && c->body.n + n <= c->s->o.max_body_bytes && take(c, n)) {
         if (textbuf_try_add(&c->body, bytes, n))
             return MHD_YES;
+        give(c->s, c->salt, n);
         c->no_memory = true;
     }
-    atomic_fetch_sub(&c->s->body_bytes, n);
-    if (!c->too_big) {
-        atomic_fetch_sub(&c->s->body_bytes, c->body.n);
-        size_t seen = c->body.n + n;
-        textbuf_free(&c->body);
-        c->body.n = seen;
-        c->too_big = true;
-    }
+    size_t seen = c->body.n + n;
+    free_bytes(c);
+    c->body.n = seen;
+    c->too_big = true;
     return c->body.n <= 2 * c->s->o.max_body_bytes ? MHD_YES : MHD_NO;
 }
 
@@ -60,13 +88,6 @@ int body_check(const struct call *c, struct fault *f)
                : too_many(f);
 }
 
-static void free_bytes(struct call *c)
-{
-    if (!c->too_big)
-        atomic_fetch_sub(&c->s->body_bytes, c->body.n);
-    textbuf_free(&c->body);
-}
-
 /* --- parsing into values ---------------------------------------------------------------------- */
 
 static bool is_ignored(const void *arg, const char *name, size_t n)
@@ -83,10 +104,8 @@ static int reserve(struct call *c, size_t cost, struct fault *f)
                          "the body's values would take %zu bytes of memory: it has too "
                          "many small ones for its %zu bytes",
                          cost, c->body.n);
-    if (atomic_fetch_add(&c->s->body_bytes, cost) + cost > c->s->o.max_bodies_bytes) {
-        atomic_fetch_sub(&c->s->body_bytes, cost);
+    if (!take(c, cost))
         return too_many(f);
-    }
     c->json_bytes = cost;
     return 0;
 }
@@ -146,6 +165,7 @@ const struct json *call_body(struct call *c, unsigned kind)
 
 struct tree {
     struct server *s;
+    const char *salt;
     struct json *json;
     size_t bytes;
 };
@@ -154,14 +174,14 @@ static void free_tree(void *arg)
 {
     struct tree *t = arg;
     json_free(t->json);
-    atomic_fetch_sub(&t->s->body_bytes, t->bytes);
+    give(t->s, t->salt, t->bytes);
     free(t);
 }
 
 void body_release(struct call *c)
 {
     struct tree *t = xmalloc(sizeof *t);
-    *t = (struct tree){c->s, c->json, c->json_bytes};
+    *t = (struct tree){c->s, c->salt, c->json, c->json_bytes};
     c->json = NULL;
     free_bytes(c);
     if (t->json != NULL && t->bytes > SMALL_TREE_BYTES)

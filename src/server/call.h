@@ -151,6 +151,10 @@ const char *call_query(struct call *c, const char *name);
 /* Checks that this server has the model of that name (NULL: any). Returns 0, or -1 with *f. */
 int call_check_name(struct call *c, const char *name, struct fault *f);
 
+/* Returns one key's share of a bound, at least 1. Below its share a key is not refused, although
+ * the others have reached the bound together. Returns 0 if there are no others. */
+uint64_t server_share(const struct server *s, uint64_t bound);
+
 /* Wakes a call that may wait for this event. Any thread. */
 void call_wake(struct call *c);
 /* Returns false if the client of the call has gone. Then the call already has a short answer. */

@@ -158,6 +158,12 @@ static void answer_ended(void *arg, enum answer_end end, const struct hcache_res
     tenants_end(c->s->tenants, tenant_of(c), end, r, missed);
 }
 
+uint64_t server_share(const struct server *s, uint64_t bound)
+{
+    int n = s->o.n_api_keys;
+    return n > 1 ? MAX(bound / (uint64_t)n, 1) : 0;
+}
+
 struct client call_client(struct call *c)
 {
     static const struct client_calls calls = {wake_client, answer_began, answer_ended};
@@ -172,6 +178,7 @@ struct client call_client(struct call *c)
                            .plain_chat = o->plain_chat,
                            .parse_special = o->parse_special,
                            .max_queue = o->max_queue,
+                           .own_queue = (int)server_share(c->s, (uint64_t)o->max_queue),
                            .calls = &calls,
                            .arg = c};
 }
@@ -678,16 +685,19 @@ static int start_loops(struct server *s, struct err *err)
 
 static int start_workers(struct server *s, struct err *err)
 {
+    int own_calls = (int)server_share(s, MAX_WAITING_CALLS);
     const struct worker_opts disk = {.threads = &disk_thread,
                                      .n_threads = 1,
                                      .max_calls = MAX_WAITING_CALLS,
+                                     .own_calls = own_calls,
                                      .tidy = keep_tidy,
                                      .arg = s,
                                      .period_s = TIDY_PERIOD_S};
     const struct worker_opts text = {.threads = text_threads,
                                      .n_threads = sizeof text_threads /
                                                   sizeof text_threads[0],
-                                     .max_calls = MAX_WAITING_CALLS};
+                                     .max_calls = MAX_WAITING_CALLS,
+                                     .own_calls = own_calls};
     int rc = worker_create(&disk, &s->disk, err);
     return rc == 0 ? worker_create(&text, &s->text, err) : rc;
 }
@@ -777,18 +787,20 @@ static void batch_ended(void *arg, const char *tenant, enum answer_end end,
 static int start_batches(struct server *s, struct hcache *h, struct err *err)
 {
     const struct server_opts *o = &s->o;
-    struct runner_opts r = {.shelf = s->shelf,
-                            .client = {.h = h,
-                                       .model_name = s->model_name,
-                                       .plan = o->plan,
-                                       .dates = o->dates,
-                                       .plain_chat = o->plain_chat,
-                                       .parse_special = o->parse_special,
-                                       .max_queue = o->max_queue},
-                            .in_flight = s->batch_sequences,
-                            .began = batch_began,
-                            .ended = batch_ended,
-                            .arg = s};
+    struct runner_opts r = {
+        .shelf = s->shelf,
+        .client = {.h = h,
+                   .model_name = s->model_name,
+                   .plan = o->plan,
+                   .dates = o->dates,
+                   .plain_chat = o->plain_chat,
+                   .parse_special = o->parse_special,
+                   .max_queue = o->max_queue,
+                   .own_queue = (int)server_share(s, (uint64_t)o->max_queue)},
+        .in_flight = s->batch_sequences,
+        .began = batch_began,
+        .ended = batch_ended,
+        .arg = s};
     return runner_start(&r, &s->runner, err);
 }
 

@@ -70,6 +70,16 @@ void tenants_end(struct tenants *t, int tenant, enum answer_end end,
     pthread_mutex_unlock(&t->lock);
 }
 
+uint64_t tenants_body(struct tenants *t, int tenant, int64_t more_bytes)
+{
+    pthread_mutex_lock(&t->lock);
+    struct tenant_counts *c = counts_of(t, tenant);
+    c->body_bytes += (uint64_t)more_bytes;
+    uint64_t sum = c->body_bytes;
+    pthread_mutex_unlock(&t->lock);
+    return sum;
+}
+
 void tenants_read(struct tenants *t, int tenant, struct tenant_counts *out)
 {
     pthread_mutex_lock(&t->lock);

@@ -21,6 +21,7 @@ struct tenant_counts {
     /* n_restores: answers with restored state; n_misses: answers with a reason why no more was
      * found. */
     uint64_t n_restores, n_misses;
+    uint64_t body_bytes; /* memory of the bodies of its requests, now */
 };
 
 /* Creates the counters of n keys. n = 0: the server needs no key, and all requests belong to one
@@ -36,6 +37,8 @@ void tenants_begin(struct tenants *t, int tenant);
  * why no more was found. */
 void tenants_end(struct tenants *t, int tenant, enum answer_end end,
                  const struct hcache_result *r, bool missed);
+/* Adds to the bytes of bodies that the tenant has in memory. Returns their sum. */
+uint64_t tenants_body(struct tenants *t, int tenant, int64_t more_bytes);
 void tenants_read(struct tenants *t, int tenant, struct tenant_counts *out);
 
 #endif

@@ -186,10 +186,20 @@ static void add_job(struct worker *w, struct job j)
     pthread_cond_broadcast(&w->change);
 }
 
+/* [lock] Returns how many calls of the key with that salt wait. */
+static int n_calls_of(const struct worker *w, const char *salt)
+{
+    int n = 0;
+    for (int i = 0; i < w->n; i++)
+        n += w->jobs[i].call != NULL && w->jobs[i].call->salt == salt;
+    return n;
+}
+
 bool worker_take(struct worker *w, struct call *c)
 {
     pthread_mutex_lock(&w->lock);
-    bool has_room = w->n_calls < w->o.max_calls && !w->stopping;
+    bool has_room = !w->stopping && (w->n_calls < w->o.max_calls ||
+                                     n_calls_of(w, c->salt) < w->o.own_calls);
     if (has_room) {
         atomic_store(&c->is_pending, true);
         w->n_calls++;

@@ -28,6 +28,7 @@ struct worker_opts {
     const struct worker_thread_opts *threads;
     int n_threads;
     int max_calls; /* most calls that may wait */
+    int own_calls; /* calls of one key that may wait although max_calls wait */
     /* tidy(arg) is called about every period_s, between calls, by the first thread. NULL: not
      * called. */
     void (*tidy)(void *arg);

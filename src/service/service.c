@@ -660,6 +660,17 @@ static struct hcache_ticket *ticket_create(struct service *s, const struct reque
     return t;
 }
 
+/* [lock] Returns how many requests of the client wait. */
+static int n_waiting_of(const struct service *s, uint64_t client)
+{
+    const struct hcache_ticket *lists[] = {s->queue, s->live};
+    int n = 0;
+    for (int i = 0; i < 2; i++)
+        for (const struct hcache_ticket *t = lists[i]; t != NULL; t = t->next)
+            n += t->state == TICKET_WAITING && t->client == client;
+    return n;
+}
+
 int service_submit(struct service *s, const struct request *q,
                    const struct hcache_request *r, bool durable, struct hcache_ticket **out,
                    struct err *err)
@@ -672,6 +683,7 @@ int service_submit(struct service *s, const struct request *q,
         return err_set(err, -ENOMEM, "no memory for a prompt of %d tokens and its answer",
                        q->n_prompt);
     t->wants_durable = durable;
+    t->client = r->client;
     t->notify = r->notify;
     t->notify_arg = r->arg;
     t->t_submit = clock_now_ns();
@@ -684,7 +696,8 @@ int service_submit(struct service *s, const struct request *q,
         rc = err_set(err, ERR_LIMIT,
                      s->has_thread ? "the server is stopping"
                                    : "the engine's thread was stopped");
-    } else if (s->counts.now.n_waiting >= s->max_queue) {
+    } else if (s->counts.now.n_waiting >= s->max_queue &&
+               n_waiting_of(s, r->client) >= r->client_queue) {
         rc = err_set(err, ERR_LIMIT, "%d requests are waiting already",
                      s->counts.now.n_waiting);
         s->counts.now.n_refused++;

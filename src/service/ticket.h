@@ -51,6 +51,7 @@ struct hcache_ticket {
     void (*notify)(void *arg, bool ended); /* shared: NULL once the ticket was given up */
     void *notify_arg;
     int64_t t_submit;
+    uint64_t client; /* as in hcache_request */
 
     /* The next fields belong to the engine's thread. */
     const struct tokenizer *tokenizer;

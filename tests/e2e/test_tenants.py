@@ -5,7 +5,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import SAVING, Server, Stream  # noqa: E402
+from serve_client import SAVING, Server, Stream, until  # noqa: E402
 from tap import check, end, equal  # noqa: E402
 
 MODEL = "models/demo"
@@ -82,6 +82,29 @@ def test_deleted_meanwhile(s):
     s.request("DELETE", "/v1/conversations/" + bobs, None, BOB)
 
 
+def test_queue():
+    """Alice fills the queue. Bob's share of it stays his."""
+    s = Server(MODEL, "--max-sequences", "1", "--max-queue", "4", "--api-key", "alice,bob")
+
+    def ask(n, tokens=2000):
+        return {"prompt": "Tell me something long.", "max_tokens": tokens, "ignore_eos": True, "n": n}
+
+    def waiting(n):
+        return until(lambda: s.request("GET", "/metrics", None, ALICE)[0] == 200 and
+                     stats(s, ALICE)["prompts"]["open"] + stats(s, BOB)["prompts"]["open"] == n)
+    streams = [Stream(s, "/v1/completions", ask(1), ALICE)]
+    next(streams[0].events)
+    streams.append(Stream(s, "/v1/completions", ask(4), ALICE))
+    check("alice fills the queue", waiting(5))
+    equal("her next request is refused", s.post("/v1/completions", ask(1, 1), ALICE)[0], 429)
+    streams.append(Stream(s, "/v1/completions", ask(2), BOB))
+    check("bob's are not", waiting(7))
+    equal("up to his share", s.post("/v1/completions", ask(1, 1), BOB)[0], 429)
+    for x in streams:
+        x.close()
+    s.stop()
+
+
 def test_documented(s):
     with open("docs/SERVER.md") as f:
         documented = f.read()
@@ -101,6 +124,7 @@ test_admin(server)
 test_deleted_meanwhile(server)
 test_documented(server)
 server.stop()
+test_queue()
 server = Server(MODEL, "--api-key", "alice")
 equal("the only key sees all: there are no others", stats(server, ALICE)["of"], "all")
 server.stop()

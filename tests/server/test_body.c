@@ -11,7 +11,9 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "server/auth.h"
 #include "server/body.h"
+#include "server/tenants.h"
 
 enum { MAX_BODY = 100, MAX_ALL = 250 };
 
@@ -89,6 +91,44 @@ static void a_body_that_is_too_large_is_dropped(void **state)
     assert_int_equal(counted(), 0);
     end(&c);
     assert_int_equal(counted(), 0);
+}
+
+/* Of two keys, one may take all of the bound, and the other still has its half. Requests without a
+ * key have no share. */
+static void each_key_has_a_share_of_the_bound(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {"a", "b"};
+    struct call c[5] = {begin(), begin(), begin(), begin(), begin()};
+    struct fault f = {0};
+    auth_create(keys, 2, 0, &server.auth);
+    tenants_create(2, &server.tenants);
+    server.o.n_api_keys = 2;
+    for (int i = 0; i < 5; i++)
+        if (i != 3)
+            assert_true(
+                auth_check(server.auth, i < 3 ? "Bearer a" : "Bearer b", &c[i].salt));
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(add(&c[i], i < 2 ? MAX_BODY : MAX_ALL - 2 * MAX_BODY), MHD_YES);
+    assert_int_equal(add(&c[2], 1), MHD_YES);
+    assert_int_equal(body_check(&c[2], &f), -1);
+    assert_int_equal(add(&c[2], 0), MHD_YES);
+    assert_int_equal(add(&c[4], MAX_BODY), MHD_YES);
+    assert_int_equal(body_check(&c[4], &f), 0);
+    assert_int_equal(add(&c[3], MAX_BODY), MHD_YES);
+    assert_int_equal(body_check(&c[3], &f), -1);
+    assert_int_equal(f.status, 503);
+    for (int i = 0; i < 5; i++)
+        end(&c[i]);
+    assert_int_equal(counted(), 0);
+    struct tenant_counts k;
+    for (int i = 0; i < 2; i++) {
+        tenants_read(server.tenants, i, &k);
+        assert_int_equal(k.body_bytes, 0);
+    }
+    tenants_destroy(server.tenants);
+    auth_destroy(server.auth);
+    server.o.n_api_keys = 0;
 }
 
 static void all_bodies_together_have_a_bound(void **state)
@@ -223,6 +263,7 @@ int main(void)
         CASE(a_body_may_have_as_much_as_its_bound),
         CASE(a_body_that_is_too_large_is_dropped),
         CASE(all_bodies_together_have_a_bound),
+        CASE(each_key_has_a_share_of_the_bound),
         CASE(a_body_becomes_values),
         CASE(a_bad_body_is_answered_once),
         CASE(a_large_bad_body_is_refused_by_the_scan),

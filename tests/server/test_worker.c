@@ -207,6 +207,37 @@ static void jobs_keep_their_order(void **state)
     deinit(held, 3);
 }
 
+/* One key's calls fill the queue; another key's few still have a place. */
+static void a_key_has_a_share_of_the_queue(void **state)
+{
+    (void)state;
+    static const char a[] = "a", b[] = "b";
+    const struct worker_thread_opts one = {.max_bytes = SIZE_MAX};
+    const struct worker_opts o = {
+        .threads = &one, .n_threads = 1, .max_calls = 3, .own_calls = 1};
+    struct worker *w;
+    struct call c[6];
+    assert_int_equal(worker_create(&o, &w, NULL), 0);
+    gate.n_ended = 0;
+    set_open(false);
+    for (int i = 0; i < 6; i++) {
+        init(&c[i], &holds, 1);
+        c[i].salt = i < 5 ? a : b;
+        if (i < 4)
+            assert_true(worker_take(w, &c[i]));
+        if (i == 0) /* it runs, and waits no longer */
+            wait_for(&gate.n_inside, 1);
+    }
+    assert_false(worker_take(w, &c[4]));
+    assert_true(worker_take(w, &c[5]));
+    c[4].salt = b;
+    assert_false(worker_take(w, &c[4]));
+    set_open(true);
+    worker_destroy(w);
+    assert_false(atomic_load(&c[5].is_pending));
+    deinit(c, 6);
+}
+
 static void look_at_priority(void *arg)
 {
     *(int *)arg = getpriority(PRIO_PROCESS, (id_t)gettid());
@@ -293,6 +324,7 @@ int main(void)
         cmocka_unit_test(it_refuses_more_than_it_may_hold),
         cmocka_unit_test(nothing_is_lost_at_the_end),
         cmocka_unit_test(jobs_keep_their_order),
+        cmocka_unit_test(a_key_has_a_share_of_the_queue),
         cmocka_unit_test(a_thread_has_its_priority),
         cmocka_unit_test(it_tidies_once_in_a_period),
     };
