@@ -82,8 +82,10 @@ static const struct opt options[] = {
      .def = "0", .help = "bound on saved state of each API key and cache_salt; 0 is none"},
     {"guarantee-quota", OPT(struct serve_args, engine.o.guarantee_bytes), .arg = "BYTES",
      .def = "0",
-     .help = "bound on guaranteed state of each API key and cache_salt (/v1/cache/pin with "
-             "guarantee); 0 is three quarters of its --salt-quota, or of --store-cap"},
+     .help =
+         "bound on guaranteed state of each API key and cache_salt (/v1/cache/pin with "
+         "guarantee); 0 is three quarters of its --salt-quota, and of the key's share of "
+         "--store-cap"},
     {"idle-ttl", OPT(struct serve_args, idle_ttl), .arg = "S", .def = "0", .min = 0,
      .max = TTL_MAX_S,
      .help = "seconds without use after which saved state is evicted; 0 is never"},
@@ -343,9 +345,21 @@ static void drain(struct server *s, struct hcache *h, int seconds)
         clock_sleep_ns(10000000);
 }
 
-static int load(const struct serve_args *a, struct hcache **h, struct hcache_err *err)
+/* Returns the bound on the guaranteed state of each key. By default each of several keys has a share
+ * of what the store guarantees, three quarters of its cap. */
+static uint64_t guarantee_bytes(const struct serve_args *a, int n_keys)
+{
+    const struct hcache_opts *o = &a->engine.o;
+    if (o->guarantee_bytes > 0 || o->store_cap_bytes == 0 || n_keys <= 1)
+        return o->guarantee_bytes;
+    return MAX(o->store_cap_bytes / 4 * 3 / (uint64_t)n_keys, 1);
+}
+
+static int load(const struct serve_args *a, int n_keys, struct hcache **h,
+                struct hcache_err *err)
 {
     struct hcache_opts o = a->engine.o;
+    o.guarantee_bytes = guarantee_bytes(a, n_keys);
     o.store_optional = !a->store_required;
     int rc = hcache_open(&o, h, err);
     return rc != 0 ? rc : hcache_serve_start(*h, a->max_queue, err);
@@ -512,7 +526,7 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
     rc = server_start(&so, &s, &err);
     if (rc != 0)
         code = fail(rc, err.msg);
-    if (rc == 0 && (rc = load(a, &h, &herr)) != 0)
+    if (rc == 0 && (rc = load(a, keys->n, &h, &herr)) != 0)
         code = fail(rc, herr.msg);
     if (rc == 0 && (rc = open_conversations(a, h, keys->n, &conversations, &err)) != 0)
         code = fail(rc, err.msg);

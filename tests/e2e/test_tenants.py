@@ -105,6 +105,16 @@ def test_queue():
     s.stop()
 
 
+def test_guarantees(tmp):
+    """Two keys share what a store guarantees, three quarters of its cap."""
+    s = Server(MODEL, *SAVING, "--store", os.path.join(tmp, "g"), "--store-cap", "64M", "--api-key", "alice,bob")
+    complete(s, ALICE, LONG)
+    s.post("/v1/cache/flush", {}, ALICE)
+    r = s.post("/v1/cache/pin", {"prompt": LONG, "ttl": 60, "guarantee": True}, ALICE)[2]
+    check("alice may guarantee her half", 0 < r["guarantee"]["salt_limit_bytes"] <= r["guarantee"]["limit_bytes"] * 0.6, r)
+    s.stop()
+
+
 def test_documented(s):
     with open("docs/SERVER.md") as f:
         documented = f.read()
@@ -125,6 +135,7 @@ test_deleted_meanwhile(server)
 test_documented(server)
 server.stop()
 test_queue()
+test_guarantees(tmp)
 server = Server(MODEL, "--api-key", "alice")
 equal("the only key sees all: there are no others", stats(server, ALICE)["of"], "all")
 server.stop()
