@@ -824,8 +824,8 @@ void hcache_serve_stop(struct hcache *h);
 struct hcache_ticket; /* one submitted request */
 
 /* Submits a request, and copies everything that is needed from *r. Returns HCACHE_E_LIMIT if the
- * queue is full (see client_queue) or the service is stopping; a later call may succeed. A prompt that can never fit
- * is reported by hcache_ticket_result. */
+ * queue is full (but see client_queue) or the service is stopping; a later call may succeed. A
+ * prompt that can never fit is reported by hcache_ticket_result. */
 int hcache_submit(struct hcache *h, const struct hcache_request *r,
                   struct hcache_ticket **out, struct hcache_err *err);
 
