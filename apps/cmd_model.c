@@ -15,6 +15,7 @@
 #include "model/pack_file.h"
 #include "model/tokenizer.h"
 #include "model/weights.h"
+#include "service/dialog.h"
 
 static int report(const char *cmd, const struct err *e)
 {
@@ -58,6 +59,8 @@ const struct opt_cmd *const options_of_model_info = &info_cmd;
 struct info {
     const char *source, *format;
     bool has_template;
+    /* how the model is told of tools: "template", or "generic", by a system message; NULL: it is not */
+    const char *tools;
     struct model_config c;
     struct weights_info w;
     enum dtype state;
@@ -71,12 +74,17 @@ static enum dtype dtype_of(enum weight_type t)
     return t == WEIGHT_BF16 ? DTYPE_BF16 : DTYPE_F32;
 }
 
-static bool has_template(const char *source)
+/* Reads what the chat template can. */
+static void read_template(const char *source, struct info *out)
 {
     struct tokenizer *t = NULL;
-    bool yes = tokenizer_open(&t, source, NULL) == 0 && tokenizer_chat_template(t) != NULL;
+    struct dialog *k = NULL;
+    out->has_template = tokenizer_open(&t, source, NULL) == 0 &&
+                        tokenizer_chat_template(t) != NULL;
+    if (out->has_template && dialog_open(&k, t, NULL) == 0 && dialog_has_tools(k))
+        out->tools = dialog_declares_tools(k) ? "generic" : "template";
+    dialog_close(k);
     tokenizer_close(t);
-    return yes;
 }
 
 /* Returns the dtype of state if config.json does not give one: the type of the matrices, or bf16 if
@@ -100,7 +108,8 @@ static int info_read(struct info *out, const struct info_args *a, struct err *e)
                   : gguf_files_is(a->source) ? "gguf"
                   : pack_file_is(a->source)  ? "packed"
                                              : "safetensors";
-    out->has_template = shape == NULL && has_template(a->source);
+    if (shape == NULL)
+        read_template(a->source, out);
     out->state = out->c.weight_type == WEIGHT_UNSPECIFIED ? info_state(out)
                                                           : dtype_of(out->c.weight_type);
     if (a->dtype != NULL)
@@ -157,6 +166,12 @@ static void print_info(const struct info *i, bool tensors)
     printf("  KV        %" PRId64 " a layer, %" PRId64 " in all\n", i->kv_bytes,
            i->kv_bytes * c->n_layers);
     printf("  H/KV      %.4g\n", (double)i->hidden_bytes / (double)i->kv_bytes);
+    if (i->has_template)
+        printf("tools       %s\n", i->tools == NULL
+                                       ? "none: the chat template shows no calls"
+                                   : strcmp(i->tools, "generic") == 0
+                                       ? "declared by a system message, calls are JSON"
+                                       : "in the chat template");
     if (tensors)
         print_tensors(i);
 }
@@ -192,6 +207,7 @@ static struct json *model_json(const struct info *i)
                     : i->w.has_q4   ? "q4"
                                     : "q8");
     json_put_bool(o, "template", i->has_template);
+    json_put_string(o, "tools", i->tools);
     json_put_int(o, "context", i->c.max_ctx);
     return o;
 }

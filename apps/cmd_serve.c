@@ -328,6 +328,16 @@ static void print_limits(const struct serve_args *a, int n_keys)
                  a->host);
 }
 
+/* Says how the model is told of tools, if its template does not do it. */
+static void print_tools(const struct hcache *h)
+{
+    struct hcache_model_info info;
+    hcache_model_info(h, &info);
+    if (info.declares_tools)
+        fprintf(stderr, "tools: the chat template shows none, so a system message declares "
+                        "them, and calls are JSON (docs/MODELS.md)\n");
+}
+
 /* Lets running requests end normally until the time is up. */
 static void drain(struct server *s, struct hcache *h, int seconds)
 {
@@ -546,6 +556,7 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
         medium_warn(a->engine.o.store[i]);
     if (rc == 0) {
         print_limits(a, keys->n);
+        print_tools(h);
         atomic_store(&st->loaded, true);
         bool is_v6 = strchr(a->host, ':') != NULL;
         fprintf(stderr, "hcache serve: %s is ready at http://%s%s%s:%d\n", name,

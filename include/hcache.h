@@ -210,8 +210,10 @@ struct hcache_model_info {
     int64_t max_history;           /* maximum tokens of a prompt that is truncated */
     size_t hidden_bytes, kv_bytes; /* bytes of saved state per token and layer */
     bool has_tokenizer, has_chat_template;
-    /* the template shows tools to the model, and calls in its format can be parsed */
-    bool has_tools;
+    bool has_tools; /* the model can be told of tools, and its calls can be read */
+    /* The chat template shows no tools, or calls in an unknown form: a system message declares the
+     * tools and the form of calls. */
+    bool declares_tools;
     bool has_thoughts; /* the template knows thoughts */
     int max_sequences;
     /* fingerprint of the saved state (model, weight format, dtype, arithmetic), hexadecimal */
@@ -269,7 +271,7 @@ int hcache_chat_render_guarded(const struct hcache *h, const char *request, size
  * program's own parser (src/format/json.h) and are borrowed for the call. tools or kwargs NULL:
  * there are none. Other programs use the two functions above. */
 struct json;
-enum { HCACHE_SHOWN_DATE = 64 };
+enum { HCACHE_SHOWN_DATE = 64, HCACHE_UNSHOWN = 160 };
 struct hcache_chat {
     const struct json *messages, *tools, *kwargs;
     bool guarded;
@@ -278,6 +280,9 @@ struct hcache_chat {
     /* [HCACHE_SHOWN_DATE] receives the first text that the template got when it asked for date or
      * time, cut to this size; unchanged if it did not ask. NULL: the text is not wanted. */
     char *shown_date;
+    /* [HCACHE_UNSHOWN] receives the names of those members of messages that the prompt does not
+     * show and that change nothing else, with blanks between. NULL: they are not wanted. */
+    char *unshown;
 };
 int hcache_chat_render_parsed(const struct hcache *h, const struct hcache_chat *chat,
                               char **text, size_t *n_text, struct hcache_err *err);

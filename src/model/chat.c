@@ -6,6 +6,7 @@
 
 #include "base/mem.h"
 #include "jinja/jinja.h"
+#include "model/answer_write.h"
 #include "model/chat_impl.h"
 
 /* --- rendering ---------------------------------------------------------------------- */
@@ -66,14 +67,37 @@ static bool is_traced(const char *key, const struct json *string)
     return key == NULL || strcmp(key, "role") != 0 || !is_known_role(string);
 }
 
+/* Removes the marks around our own tags, which are not foreign. */
+static void remove_marks(char *text, size_t *n, uint8_t *foreign)
+{
+    size_t to = 0;
+    bool own = false;
+    for (size_t i = 0; i < *n; i++) {
+        bool begins = *n - i >= 4 && memcmp(text + i, ANSWER_TAG_BEGIN, 4) == 0;
+        bool ends = *n - i >= 4 && memcmp(text + i, ANSWER_TAG_END, 4) == 0;
+        if (begins || ends) {
+            own = begins;
+            i += 3;
+            continue;
+        }
+        bool bit = foreign != NULL && !own && (foreign[i / 8] >> i % 8 & 1) != 0;
+        if (foreign != NULL)
+            foreign[to / 8] = (uint8_t)((foreign[to / 8] & ~(1u << to % 8)) |
+                                        (unsigned)bit << to % 8);
+        text[to++] = text[i];
+    }
+    text[to] = 0;
+    *n = to;
+}
+
 int chat_render_prepared(const struct chat_template *t, const struct chat_request *r,
-                         const struct json *messages, char **text, size_t *n,
+                         const struct chat_prepared *p, char **text, size_t *n,
                          uint8_t **foreign, struct err *err)
 {
     struct json *vars = variables(r);
     const struct jinja_var extra[] = {
-        {"messages", messages, true},
-        {"tools", json_kind(r->tools) == JSON_KIND_ARRAY ? r->tools : NULL, true},
+        {"messages", p->messages, true},
+        {"tools", json_kind(p->tools) == JSON_KIND_ARRAY ? p->tools : NULL, true},
         {"documents", json_count(r->documents) != 0 ? r->documents : NULL, true},
     };
     const struct jinja_input in = {.vars = vars,
@@ -84,6 +108,8 @@ int chat_render_prepared(const struct chat_template *t, const struct chat_reques
                                    .traces = foreign != NULL ? is_traced : NULL};
     int rc = foreign != NULL ? jinja_render_traced(t->jinja, &in, text, n, foreign, err)
                              : jinja_render(t->jinja, &in, text, n, err);
+    if (rc == 0 && p->marked)
+        remove_marks(*text, n, foreign != NULL ? *foreign : NULL);
     json_free(vars);
     return rc;
 }
@@ -91,15 +117,17 @@ int chat_render_prepared(const struct chat_template *t, const struct chat_reques
 static int prepare_and_render(const struct chat_template *t, const struct chat_request *r,
                               char **text, size_t *n, uint8_t **foreign, struct err *err)
 {
-    struct json *messages = NULL;
+    struct chat_prepared p = {0};
     *text = NULL;
     *n = 0;
+    if (r->unshown != NULL)
+        r->unshown[0] = 0;
     int rc = check_request(r, err);
     if (rc == 0)
-        rc = chat_prepare(t, r->messages, &messages, err);
+        rc = chat_prepare(t, r, &p, err);
     if (rc == 0)
-        rc = chat_render_prepared(t, r, messages, text, n, foreign, err);
-    json_free(messages);
+        rc = chat_render_prepared(t, r, &p, text, n, foreign, err);
+    json_free(p.messages);
     return rc;
 }
 
@@ -118,7 +146,8 @@ int chat_render_traced(const struct chat_template *t, const struct chat_request 
 
 /* --- opening ------------------------------------------------------------------------ */
 
-int chat_open(struct chat_template **out, const char *source, struct err *err)
+int chat_open(struct chat_template **out, const char *source, const char *tokens,
+              struct err *err)
 {
     *out = NULL;
     if (source == NULL)
@@ -129,7 +158,7 @@ int chat_open(struct chat_template **out, const char *source, struct err *err)
         chat_close(t);
         return rc;
     }
-    chat_probe(t, source);
+    chat_probe(t, source, tokens);
     *out = t;
     return 0;
 }

@@ -17,6 +17,10 @@
  *     between the model's tags.
  *   - function_call and the role function, the older form of calls, become the newer one.
  *   - Text beside calls stands in a message before them, if the template would leave out either.
+ *   - Calls that the template does not show are written into the content, as the model writes them.
+ *     Results that it does not show are said by the user.
+ *   - Results of several calls come in the order of the calls, and get the names of their tools.
+ *   - Tools that the template does not show are declared by a system message.
  *
  * chat_open renders probes to learn what a template shows, and how; it does not guess from the
  * template's text.  What the template would leave out is refused, because the model would
@@ -38,9 +42,12 @@
 
 struct chat_template;
 
-/* Compiles a template. `source` is its text (tokenizer_chat_template), which is not kept.
+/* Compiles a template. `source` is its text (tokenizer_chat_template), which is not kept; `tokens`
+ * has the texts of the special tokens, NULL: unknown. A template that names no tags of calls may
+ * belong to a model that has tokens for them.
  * ERR_NOT_FOUND: source is NULL, the model has no template.  Other codes as in jinja_compile. */
-int chat_open(struct chat_template **out, const char *source, struct err *err);
+int chat_open(struct chat_template **out, const char *source, const char *tokens,
+              struct err *err);
 void chat_close(struct chat_template *t); /* Frees a template. NULL is allowed. */
 
 struct chat_abilities {
@@ -50,6 +57,7 @@ struct chat_abilities {
     bool thoughts;          /* the template shows thoughts, or names their tags */
     bool calls;             /* the template shows an assistant's tool calls */
     bool calls_beside_text; /* the template shows calls also if the message has content */
+    bool declared_tools; /* the template shows no tools: a system message declares them */
 };
 struct chat_abilities chat_abilities(const struct chat_template *t);
 /* Returns how the model writes thoughts and calls. Valid as long as t. */
@@ -69,7 +77,11 @@ struct chat_request {
     /* the time that strftime_now uses; NULL: strftime_now is undefined */
     const struct tm *now;
     char *shown_time; /* as in jinja_input */
+    /* Gets the names of members of messages that the template does not show and that change
+     * nothing else, with blanks between; CHAT_UNSHOWN bytes. NULL: they are not wanted. */
+    char *unshown;
 };
+enum { CHAT_UNSHOWN = 160 };
 
 /* Renders a request.  The caller frees *text; its final zero is not counted in *n.  The text
  * already contains the BOS token if the template writes one: encode it with special tokens parsed,

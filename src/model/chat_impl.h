@@ -39,20 +39,36 @@ struct chat_template {
      * on purpose. */
     bool no_thoughts;
     bool thought_parts; /* the template shows thoughts in parts of the type "thinking" */
+    /* Calls are written into the content, as the model writes them: always, since the template does
+     * not show them; or beside text, since it would leave out either. */
+    bool written_calls, written_beside_text;
+    /* The template shows calls itself. With written_calls: in a form that is not known, which is
+     * good enough if the request has no tools. */
+    bool native_calls;
+};
+
+/* A request for the template. */
+struct chat_prepared {
+    struct json *messages;    /* the caller frees it */
+    const struct json *tools; /* those that the template shows; belongs to the request */
+    bool marked;              /* the messages have tags between ANSWER_TAG_BEGIN and _END */
 };
 
 /* chat.c: renders prepared messages. foreign: NULL, or as in chat_render_traced. */
 int chat_render_prepared(const struct chat_template *t, const struct chat_request *r,
-                         const struct json *messages, char **text, size_t *n,
+                         const struct chat_prepared *p, char **text, size_t *n,
                          uint8_t **foreign, struct err *err);
 
-/* chat_messages.c: makes the messages for the template. The caller frees *out. */
-int chat_prepare(const struct chat_template *t, const struct json *messages,
-                 struct json **out, struct err *err);
+/* chat_messages.c: makes the messages for the template. */
+int chat_prepare(const struct chat_template *t, const struct chat_request *r,
+                 struct chat_prepared *out, struct err *err);
 
-/* chat_probe.c: finds out what the template shows, and its syntax. source: the template. */
-void chat_probe(struct chat_template *t, const char *source);
+/* chat_probe.c: finds out what the template shows, and its syntax. source: the template. tokens: as
+ * in chat_open. */
+void chat_probe(struct chat_template *t, const char *source, const char *tokens);
 /* Returns whether the template shows messages of that role, or refuses them itself. */
 bool chat_probe_role(const struct chat_template *t, const char *role);
+/* Returns whether the template shows that member of a message of that role. */
+bool chat_probe_member(const struct chat_template *t, const char *role, const char *key);
 
 #endif

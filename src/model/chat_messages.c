@@ -10,7 +10,26 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/textbuf.h"
+#include "model/answer_write.h"
 #include "model/chat_impl.h"
+
+/* A result of a tool that the user says, because the template would not show it. */
+#define RESULT_ROLE "result"
+
+/* A conversation that is being prepared. */
+struct talk {
+    const struct chat_template *t;
+    bool marked;         /* our tags are marked: no message contains the marks */
+    bool has_results;    /* some message has RESULT_ROLE */
+    bool results_follow; /* the results that come next get RESULT_ROLE */
+    bool writes_calls;   /* all calls are written into the content */
+    size_t old_call;     /* number of the last message that had a call of the older form */
+    /* Members that no one will see, each once: its role and its name. */
+    struct unshown {
+        const char *role, *key;
+    } unshown[8];
+    int n_unshown;
+};
 
 /* --- content ------------------------------------------------------------------------ */
 
@@ -346,6 +365,25 @@ static struct json *short_id(const struct json *id)
     return json_new_bytes(out, 9);
 }
 
+/* A call of a custom tool has a text, which becomes the argument `input`. Returns a call of a
+ * function. */
+static struct json *as_function(const struct json *call)
+{
+    const struct json *custom = json_member(call, "custom");
+    if (!is_string(json_member(custom, "name")) || json_member(call, "function") != NULL)
+        return json_share(call);
+    struct json *o = json_new_object(), *function = json_new_object(),
+                *arguments = json_new_object();
+    json_put(arguments, "input", json_share(json_member(custom, "input")));
+    json_put(function, "name", json_share(json_member(custom, "name")));
+    json_put(function, "arguments", arguments);
+    if (json_member(call, "id") != NULL)
+        json_put(o, "id", json_share(json_member(call, "id")));
+    json_put_string(o, "type", "function");
+    json_put(o, "function", function);
+    return o;
+}
+
 static struct json *prepare_call(const struct chat_template *t, const struct json *call)
 {
     const struct json *function = json_member(call, "function");
@@ -378,10 +416,19 @@ static int prepare_calls(const struct chat_template *t, const struct json *calls
                        "tool calls",
                        i);
     struct json *out = json_new_array();
-    for (size_t k = 0; k < json_count(calls); k++)
-        json_push(out, prepare_call(t, json_at(calls, k)));
+    int rc = 0;
+    for (size_t k = 0; rc == 0 && k < json_count(calls); k++) {
+        struct json *call = as_function(json_at(calls, k));
+        if (is_string(json_member(json_member(call, "function"), "name")))
+            json_push(out, prepare_call(t, call));
+        else
+            rc = err_set(err, ERR_USAGE,
+                         "messages[%zu].tool_calls[%zu] needs a function with a name", i,
+                         k);
+        json_free(call);
+    }
     json_put(to, "tool_calls", out);
-    return 0;
+    return rc;
 }
 
 /* Id of the call that a message of the older form makes: such calls have none. */
@@ -408,15 +455,59 @@ static int prepare_old_call(const struct chat_template *t, const struct json *fu
     return rc;
 }
 
+/* Writes the calls behind the content, as the model writes them. */
+static int write_calls(const struct talk *k, size_t i, struct json *to, struct err *err)
+{
+    const struct json *calls = json_member(to, "tool_calls");
+    struct textbuf written = {0};
+    struct json *objects = json_new_array();
+    for (size_t c = 0; c < json_count(calls); c++) {
+        const struct json *call = json_at(calls, c),
+                          *function = json_member(call, "function");
+        struct json *arguments = parse_arguments(json_member(function, "arguments"));
+        json_push(objects,
+                  arguments == NULL
+                      ? json_share(call)
+                      : with_member(call, "function",
+                                    with_member(function, "arguments", arguments)));
+    }
+    bool good = answer_write_calls(&written, k->t->syntax.calls, objects, k->marked);
+    struct joined j = {0};
+    int rc = good ? 0
+                  : err_set(
+                        err, ERR_USAGE,
+                        "messages[%zu].tool_calls: the model's chat template does not show "
+                        "tool calls, and one of these cannot be written as text: "
+                        "arguments must be the JSON of an object",
+                        i);
+    if (rc == 0) {
+        join_content(&j, json_member(to, "content"), false);
+        if (j.n == 0)
+            j.n_texts = 0;
+        join(&j, written.p, written.n, "\n");
+        json_drop(to, "tool_calls");
+        rc = put_joined(to, "content", &j, err);
+    }
+    json_free(objects);
+    textbuf_free(&written);
+    return rc;
+}
+
 /* Sets the content of a message with tool calls, after prepare_content, if the template wants
  * another form beside calls. *before: NULL, or the message that shows the content in front of the
  * calls. */
-static int prepare_beside_calls(const struct chat_template *t, size_t i, struct json *to,
+static int prepare_beside_calls(struct talk *k, size_t i, struct json *to,
                                 struct json **before, struct err *err)
 {
+    const struct chat_template *t = k->t;
     const struct json *content = json_member(to, "content");
     *before = NULL;
-    if (is_empty(content)) {
+    bool beside = t->written_beside_text && !is_empty(content);
+    /* results natively follow calls that the template knows */
+    k->results_follow = beside || (k->writes_calls && t->native_calls);
+    if (k->writes_calls || beside) {
+        return write_calls(k, i, to, err);
+    } else if (is_empty(content)) {
         put_empty(to, t->null_beside_calls);
     } else if (!t->text_beside_calls && t->text_before_calls) {
         *before = json_new_object();
@@ -446,7 +537,7 @@ static const char *prepare_role(const struct chat_template *t, const struct json
     if (strcmp(role, "system") == 0)
         return role;
     if (strcmp(role, "tool") == 0 || strcmp(role, "function") == 0) {
-        if (t->tool_results)
+        if (t->tool_results || t->written_calls)
             return "tool";
         err_set(
             err, ERR_USAGE,
@@ -477,11 +568,49 @@ static bool is_prepared(const char *key)
     return false;
 }
 
-/* old_call: number of the last message that had a call of the older form. */
-static int prepare_message(const struct chat_template *t, const struct json *from, size_t i,
-                           size_t *old_call, struct json *to, struct json **before,
-                           struct err *err)
+/* Members that clients send by habit, and that say nothing that another member does not say. */
+static bool is_plain(const char *role, const char *key)
 {
+    return strcmp(key, "tool_call_id") == 0 || strcmp(key, "refusal") == 0 ||
+           (strcmp(key, "name") == 0 && strcmp(role, "tool") == 0);
+}
+
+/* Returns whether a value says nothing: null, false, "", [] or {}. */
+static bool is_nothing(const struct json *v)
+{
+    bool on = false;
+    if (json_kind(v) == JSON_KIND_BOOL)
+        return json_bool_of(v, &on) && !on;
+    return json_kind(v) != JSON_KIND_INT && json_kind(v) != JSON_KIND_REAL && is_empty(v);
+}
+
+/* Takes a member that is not prepared. One that would change the answer and cannot is refused; one
+ * that the template does not show is noted. */
+static int take_member(struct talk *k, const char *role, const char *key,
+                       const struct json *value, size_t i, struct json *to, struct err *err)
+{
+    static const char *const refused[] = {"audio", "prefix", "partial"};
+    if (json_kind(value) == JSON_KIND_NULL)
+        return 0;
+    bool says = !is_nothing(value), known = is_plain(role, key);
+    for (int r = 0; says && strcmp(role, "assistant") == 0 && r < 3; r++)
+        if (strcmp(key, refused[r]) == 0)
+            return err_set(err, ERR_USAGE, "messages[%zu].%s is not supported%s", i, key,
+                           r == 0 ? ""
+                                  : ": /v1/messages and /v1/completions continue a text");
+    json_put(to, key, json_share(value));
+    for (int u = 0; u < k->n_unshown; u++)
+        known = known || (strcmp(k->unshown[u].role, role) == 0 &&
+                          strcmp(k->unshown[u].key, key) == 0);
+    if (says && !known && k->n_unshown < (int)(sizeof k->unshown / sizeof k->unshown[0]))
+        k->unshown[k->n_unshown++] = (struct unshown){role, key};
+    return 0;
+}
+
+static int prepare_message(struct talk *k, const struct json *from, size_t i,
+                           struct json *to, struct json **before, struct err *err)
+{
+    const struct chat_template *t = k->t;
     *before = NULL;
     if (json_kind(from) != JSON_KIND_OBJECT)
         return err_set(err, ERR_USAGE, "messages[%zu] must be an object, it is %s", i,
@@ -503,24 +632,28 @@ static int prepare_message(const struct chat_template *t, const struct json *fro
             rc = prepare_calls(t, it.value, i, to, err);
         else if (strcmp(it.key, "function_call") == 0 && !is_null) {
             rc = prepare_old_call(t, it.value, i, to, err);
-            *old_call = i;
+            k->old_call = i;
         } else if (strcmp(it.key, "tool_call_id") == 0 && t->short_ids) {
             json_put(to, it.key, short_id(it.value));
-        } else if (!is_null && !is_prepared(it.key)) {
-            json_put(to, it.key, json_share(it.value));
+        } else if (!is_prepared(it.key)) {
+            rc = take_member(k, role, it.key, it.value, i, to, err);
         }
     }
     if (rc == 0 && json_member(from, "content") == NULL)
         rc = prepare_content(t, from, i, to, err);
     if (rc == 0 && has_role(from, "function")) {
         char id[16];
-        old_id(*old_call, id);
+        old_id(k->old_call, id);
         json_put_string(to, "tool_call_id", id);
+    }
+    if (rc == 0 && has_role(to, "tool") && (k->results_follow || !t->tool_results)) {
+        json_put_string(to, "role", RESULT_ROLE);
+        k->has_results = true;
     }
     if (rc == 0)
         rc = prepare_thought(t, from, to, err);
     if (rc == 0 && json_count(json_member(to, "tool_calls")) > 0)
-        rc = prepare_beside_calls(t, i, to, before, err);
+        rc = prepare_beside_calls(k, i, to, before, err);
     return rc;
 }
 
@@ -543,34 +676,50 @@ static int join_messages(const struct json *a, const struct json *b, struct json
     return put_joined(*out, "content", &j, err);
 }
 
-static struct json *as_user(const struct json *message)
+/* Makes the user say what a message of another role says. */
+static int as_user(const struct json *message, struct json **out, struct err *err)
 {
-    struct json *m = json_new_object();
-    json_put_string(m, "role", "user");
-    json_put(m, "content", json_share(json_member(message, "content")));
-    return m;
+    struct joined j = {0};
+    *out = json_new_object();
+    json_put_string(*out, "role", "user");
+    if (!has_role(message, RESULT_ROLE)) {
+        json_put(*out, "content", json_share(json_member(message, "content")));
+        return 0;
+    }
+    join(&j, "<tool_response>\n", 16, "");
+    j.n_texts = 0; /* no blank line follows */
+    join_content(&j, json_member(message, "content"), false);
+    join(&j, "</tool_response>", 16, "\n");
+    return put_joined(*out, "content", &j, err);
 }
 
-/* Adapts the messages to the number and the places of system messages that the template shows. One
- * that it does not show is said by the user, at the same place, so that the beginning of the prompt
- * stays as it was. */
-static int join_systems(const struct chat_template *t, const struct json *list,
+/* Adapts the messages to the number and the places of system messages that the template shows, and
+ * to the results of tools. One that it does not show is said by the user, at the same place, so
+ * that the beginning of the prompt stays as it was. */
+static int join_unshown(const struct chat_template *t, const struct json *list,
                         struct json **out, struct err *err)
 {
     struct json *all = json_new_array(), *last = NULL, *m = NULL;
     size_t n = json_count(list);
-    bool at_begin = true, converted = false; /* `last` was made from a system message */
+    /* `last` was made from another role's message, from a result */
+    bool at_begin = true, converted = false, was_result = false;
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < n; i++) {
         const struct json *from = json_at(list, i);
         bool system = is_system(from);
         bool shown = at_begin ? t->can.system : t->later_system;
         at_begin = at_begin && system;
-        bool converts = system && !shown;
-        m = converts ? as_user(from) : json_share(from);
+        bool result = has_role(from, RESULT_ROLE);
+        bool converts = (system && !shown) || result;
+        if (converts)
+            rc = as_user(from, &m, err);
+        else
+            m = json_share(from);
         bool joins = last != NULL && ((system && shown && at_begin && !t->two_systems) ||
                                       (has_role(m, "user") && has_role(last, "user") &&
-                                       (converts || converted) && !t->two_users));
+                                       (converts || converted) &&
+                                       (!t->two_users || (result && was_result))));
+        was_result = result;
         converted = converts || (joins && converted);
         if (joins) {
             struct json *both = NULL;
@@ -599,32 +748,186 @@ static bool needs_joining(const struct chat_template *t, const struct json *list
     return false;
 }
 
-int chat_prepare(const struct chat_template *t, const struct json *messages,
-                 struct json **out, struct err *err)
+/* --- results -------------------------------------------------------------------------- */
+
+/* Returns whether the id of the call is that of the result. */
+static bool answers_call(const struct json *result, const struct json *call)
 {
-    *out = NULL;
+    const char *id = json_string_of(json_member(call, "id"), NULL);
+    return id != NULL && string_is(json_member(result, "tool_call_id"), id);
+}
+
+enum { MAX_ORDERED = 128 };
+
+/* Appends the results from..to in the order of their calls: many templates show no ids. A result
+ * without a name gets that of its call, since some templates show names. */
+static void push_results(const struct json *calls, const struct json *messages, size_t from,
+                         size_t to, struct json *out, size_t *place)
+{
+    bool done[MAX_ORDERED] = {false};
+    bool ordered = to - from <= MAX_ORDERED && json_count(calls) <= MAX_ORDERED;
+    size_t n = json_count(out);
+    for (size_t c = 0; ordered && c < json_count(calls); c++)
+        for (size_t i = from; i < to; i++) {
+            const struct json *m = json_at(messages, i), *call = json_at(calls, c);
+            if (done[i - from] || !answers_call(m, call))
+                continue;
+            const struct json *name = json_member(json_member(call, "function"), "name");
+            struct json *named = with_member(m, "role", json_share(json_member(m, "role")));
+            if (is_string(name) && json_member(m, "name") == NULL)
+                json_put(named, "name", json_share(name));
+            json_push(out, named);
+            place[n++] = i;
+            done[i - from] = true;
+        }
+    for (size_t i = from; i < to; i++)
+        if (!ordered || !done[i - from]) {
+            json_push(out, json_share(json_at(messages, i)));
+            place[n++] = i;
+        }
+}
+
+/* Returns the messages with their results in order. place[i]: the number of message i as the
+ * request counts. */
+static struct json *order_results(const struct json *messages, size_t *place)
+{
+    struct json *out = json_new_array();
+    const struct json *calls = NULL;
+    for (size_t i = 0; i < json_count(messages);) {
+        size_t to = i;
+        while (to < json_count(messages) && has_role(json_at(messages, to), "tool"))
+            to++;
+        if (to > i) {
+            push_results(calls, messages, i, to, out, place);
+            i = to;
+            continue;
+        }
+        calls = json_member(json_at(messages, i), "tool_calls");
+        place[json_count(out)] = i;
+        json_push(out, json_share(json_at(messages, i++)));
+    }
+    return out;
+}
+
+/* --- the whole ------------------------------------------------------------------------ */
+
+/* Returns whether any text inside contains one of our marks. */
+static bool has_marks(const struct json *v)
+{
+    size_t n = 0;
+    const char *text = json_string_of(v, &n);
+    if (text != NULL)
+        return memmem(text, n, ANSWER_TAG_BEGIN, 4) != NULL ||
+               memmem(text, n, ANSWER_TAG_END, 4) != NULL;
+    bool found = false;
+    struct json_iter it = json_begin(v);
+    for (size_t i = 0; json_kind(v) == JSON_KIND_ARRAY && i < json_count(v) && !found; i++)
+        found = has_marks(json_at(v, i));
+    while (!found && json_next(&it))
+        found = has_marks(it.value);
+    return found;
+}
+
+/* Returns a system message that declares the tools, for a template that does not. */
+static struct json *declare_tools(const struct talk *k, const struct json *tools)
+{
+    static const char sample[] = "[{\"function\": {\"name\": \"NAME\", \"arguments\": "
+                                 "{\"PARAMETER\": \"VALUE\"}}}]";
+    struct textbuf text = {0};
+    struct json *call = NULL, *m = json_new_object();
+    textbuf_addf(&text,
+                 "You can call these functions, each described by a line of JSON:\n");
+    for (size_t i = 0; i < json_count(tools); i++) {
+        const struct json *function = json_member(json_at(tools, i), "function");
+        json_append(function != NULL ? function : json_at(tools, i), 0, &text);
+        textbuf_add(&text, "\n", 1);
+    }
+    textbuf_addf(&text, "\nTo call a function, write exactly this, with its name and its "
+                        "arguments as JSON, and then stop:\n");
+    (void)json_parse(&call, sample, sizeof sample - 1, "sample", NULL);
+    (void)answer_write_calls(&text, k->t->syntax.calls, call, k->marked);
+    textbuf_addf(&text, "\nThe next message then has the result. Answer in words when no "
+                        "function is needed.");
+    json_put_string(m, "role", "system");
+    json_put_bytes(m, "content", text.p, text.n);
+    json_free(call);
+    textbuf_free(&text);
+    return m;
+}
+
+/* Puts the declaration of the tools behind the first system message, in the same message. */
+static int add_tools(const struct talk *k, const struct json *tools, struct json **list,
+                     struct err *err)
+{
+    struct json *all = json_new_array(), *said = declare_tools(k, tools), *first = said;
+    const struct json *old = json_at(*list, 0);
+    bool joins = is_system(old);
+    int rc = joins ? join_messages(old, said, &first, err) : 0;
+    json_push(all, first);
+    for (size_t i = joins; i < json_count(*list); i++)
+        json_push(all, json_share(json_at(*list, i)));
+    if (joins)
+        json_free(said);
+    json_free(*list);
+    *list = all;
+    return rc;
+}
+
+/* Writes the names of the members that the template does not show. */
+static void tell_unshown(const struct talk *k, char *out)
+{
+    size_t n = 0;
+    for (int i = 0; i < k->n_unshown; i++) {
+        const struct unshown *u = &k->unshown[i];
+        bool told = strpbrk(u->key, " \n") != NULL;
+        for (int j = 0; j < i; j++)
+            told = told || strcmp(u->key, k->unshown[j].key) == 0;
+        size_t room = CHAT_UNSHOWN - n, want = strlen(u->key) + 2;
+        if (told || want > room || chat_probe_member(k->t, u->role, u->key))
+            continue;
+        n += (size_t)snprintf(out + n, room, "%s%s", n > 0 ? " " : "", u->key);
+    }
+}
+
+int chat_prepare(const struct chat_template *t, const struct chat_request *r,
+                 struct chat_prepared *out, struct err *err)
+{
+    const struct json *messages = r->messages;
+    *out = (struct chat_prepared){.tools = r->tools};
     if (json_kind(messages) != JSON_KIND_ARRAY || json_count(messages) == 0)
         return err_set(err, ERR_USAGE,
                        "messages must be an array with at least one message");
-    struct json *list = json_new_array();
-    size_t old_call = 0;
+    bool declares = t->can.declared_tools && json_count(r->tools) > 0;
+    struct talk k = {.t = t,
+                     .writes_calls = t->written_calls && (!t->native_calls || declares)};
+    k.marked = (k.writes_calls || t->written_beside_text || declares) &&
+               !has_marks(messages) && !has_marks(r->tools);
+    size_t *place = xcalloc(json_count(messages), sizeof *place);
+    struct json *list = json_new_array(), *ordered = order_results(messages, place);
     int rc = 0;
-    for (size_t i = 0; rc == 0 && i < json_count(messages); i++) {
+    for (size_t i = 0; rc == 0 && i < json_count(ordered); i++) {
         struct json *message = json_new_object(), *before = NULL;
-        rc = prepare_message(t, json_at(messages, i), i, &old_call, message, &before, err);
+        rc = prepare_message(&k, json_at(ordered, i), place[i], message, &before, err);
         if (before != NULL)
             json_push(list, before);
         json_push(list, message);
     }
+    if (rc == 0 && declares)
+        rc = add_tools(&k, r->tools, &list, err);
     struct json *joined = NULL;
-    if (rc == 0 && needs_joining(t, list)) {
-        rc = join_systems(t, list, &joined, err);
+    if (rc == 0 && (k.has_results || needs_joining(t, list))) {
+        rc = join_unshown(t, list, &joined, err);
         json_free(list);
         list = joined;
     }
-    if (rc == 0)
-        *out = list;
-    else
+    if (rc == 0 && r->unshown != NULL)
+        tell_unshown(&k, r->unshown);
+    free(place);
+    json_free(ordered);
+    if (rc != 0) {
         json_free(list);
-    return rc;
+        return rc;
+    }
+    *out = (struct chat_prepared){list, declares ? NULL : r->tools, k.marked};
+    return 0;
 }

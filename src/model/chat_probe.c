@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "model/answer_find.h"
+#include "model/answer_write.h"
 #include "model/chat_impl.h"
 
 #define MARK ANSWER_SAMPLE
@@ -37,9 +38,9 @@ static char *render(const struct chat_template *t, const char *messages, const c
         tools = "[" DECLARE("other") "]";
     if (tools != NULL)
         (void)json_parse(&tool_list, tools, strlen(tools), "probe", NULL);
-    r.tools = tool_list;
     r.now = &epoch;
-    (void)chat_render_prepared(t, &r, m, &text, n, NULL, NULL);
+    const struct chat_prepared p = {m, tool_list, true};
+    (void)chat_render_prepared(t, &r, &p, &text, n, NULL, NULL);
     json_free(tool_list);
     json_free(m);
     return text;
@@ -76,6 +77,33 @@ bool chat_probe_role(const struct chat_template *t, const char *role)
     free(text);
     json_free(list);
     return !lost;
+}
+
+bool chat_probe_member(const struct chat_template *t, const char *role, const char *key)
+{
+    static const char *const forms[CHAT_ROLES] = {
+        [CHAT_USER] = "[{\"role\":\"user\",\"content\":\"x\",%s:\"" MARK "\"}]",
+        [CHAT_SYSTEM] = "[{\"role\":\"system\",\"content\":\"x\",%s:\"" MARK "\"}," USER
+                        "]",
+        [CHAT_ASSISTANT] = "[" USER ",{\"role\":\"assistant\",\"content\":\"y\",%s:\"" MARK
+                           "\"}," USER "]",
+        [CHAT_TOOL] = "[" USER "," SAID
+                      ",{\"role\":\"tool\",\"tool_call_id\":\"callid000\","
+                      "\"content\":\"x\",%s:\"" MARK "\"}]"};
+    enum chat_role at = strcmp(role, "assistant") == 0 ? CHAT_ASSISTANT
+                        : strcmp(role, "system") == 0  ? CHAT_SYSTEM
+                        : strcmp(role, "tool") == 0    ? CHAT_TOOL
+                                                       : CHAT_USER;
+    struct json *holder = json_new_bytes(key, strlen(key));
+    char *quoted = json_text(holder, 0);
+    const char *hole = strstr(forms[at], "%s");
+    char *messages = xasprintf("%.*s%s%s", (int)(hole - forms[at]), forms[at], quoted,
+                               hole + 2);
+    bool shown = shows(t, messages, NULL, true);
+    free(messages);
+    free(quoted);
+    json_free(holder);
+    return shown;
 }
 
 static void probe_roles(struct chat_template *t, const char *source)
@@ -214,6 +242,15 @@ static void probe_calls(struct chat_template *t, struct shape *found)
     s.content = found->content;
     s.before = "{\"role\":\"assistant\",\"content\":\"hcachesaid\"},";
     t->text_before_calls = finds_call(t, &s, "hcachesaid");
+    /* a loop goes on behind the result; some templates count the roles */
+    char *call = one_call(&s, TOOL);
+    char *more = xasprintf(
+        "%s{\"role\":\"assistant\",\"content\":%s,\"tool_calls\":[%s]}," DONE ",%s",
+        s.before, s.content, call, s.before);
+    s.before = more;
+    t->text_before_calls = t->text_before_calls && finds_call(t, &s, "hcachesaid");
+    free(call);
+    free(more);
     s = *found;
     s.id = "call_0123456789abcdef";
     t->short_ids = !finds_call(t, &s, NULL);
@@ -309,6 +346,73 @@ static struct answer_sample sample(char *text, size_t n, const char *asked, size
     return (struct answer_sample){.text = text, .n = n, .begin = same};
 }
 
+/* --- calls as text -------------------------------------------------------------------- */
+
+static const struct call_syntax *syntax_of(const char *family)
+{
+    for (int i = 0; i < CALL_SYNTAXES; i++)
+        if (strcmp(call_syntaxes[i].family, family) == 0)
+            return &call_syntaxes[i];
+    return NULL;
+}
+
+/* Returns whether the template shows calls that are written into the content, byte for byte, in a
+ * loop of two calls. */
+static bool shows_written(const struct chat_template *t)
+{
+    static const char sample[] = "[{\"function\":{\"name\":\"" TOOL
+                                 "\",\"arguments\":{\"" ANSWER_SAMPLE_KEY "\":\"" MARK
+                                 "\"}}}]";
+    struct json *calls = NULL, *message = json_new_object();
+    struct textbuf marked = {0}, plain = {0};
+    size_t n = 0;
+    (void)json_parse(&calls, sample, sizeof sample - 1, "sample", NULL);
+    textbuf_addf(&marked, "y\n");
+    bool good = answer_write_calls(&plain, t->syntax.calls, calls, false) &&
+                answer_write_calls(&marked, t->syntax.calls, calls, true);
+    json_put_string(message, "role", "assistant");
+    json_put_bytes(message, "content", marked.p, marked.n);
+    char *said = json_text(message, 0);
+    char *messages = xasprintf("[" USER ",%s," USER ",%s," USER "]", said, said);
+    char *text = good ? render(t, messages, NULL, true, &n) : NULL;
+    good = text != NULL && plain.n > 0 && count(text, n, plain.p) == 2;
+    free(text);
+    free(messages);
+    free(said);
+    json_free(message);
+    json_free(calls);
+    textbuf_free(&plain);
+    textbuf_free(&marked);
+    return good;
+}
+
+/* Chooses how calls and tools reach the model where the template shows none. A model that has
+ * tokens for calls writes these; any other one is told what to write. */
+static void probe_written(struct chat_template *t, const char *tokens)
+{
+    const struct call_syntax *own = t->syntax.calls, *has = NULL;
+    if (own == NULL && tokens != NULL)
+        has = call_syntax_in(tokens);
+    if (has != NULL && answer_writes(has) && !has->is_bare && !t->can.calls)
+        own = has;
+    bool unread = t->syntax.calls == NULL, other = own == NULL;
+    other = other || (!answer_writes(own) && !t->can.calls);
+    if (other)
+        own = syntax_of("hermes");
+    t->syntax.calls = own;
+    bool written = answer_writes(own) && shows_written(t);
+    t->written_calls = written && (!t->can.calls || unread);
+    t->native_calls = t->can.calls;
+    t->written_beside_text = written && t->can.calls && !t->text_beside_calls &&
+                             !t->text_before_calls;
+    t->can.declared_tools = written && (other || !t->can.tools);
+    if (unread && !t->written_calls)
+        t->syntax.calls = NULL;
+    t->can.calls = t->can.calls || t->written_calls;
+    if (t->written_calls || t->written_beside_text)
+        t->can.calls_beside_text = true;
+}
+
 static void probe_syntax(struct chat_template *t, const char *source, struct shape s)
 {
     size_t n = 0, n_asked = 0;
@@ -346,7 +450,7 @@ static void probe_syntax(struct chat_template *t, const char *source, struct sha
     free((char *)(uintptr_t)samples.plain.text);
 }
 
-void chat_probe(struct chat_template *t, const char *source)
+void chat_probe(struct chat_template *t, const char *source, const char *tokens)
 {
     struct shape found = {.content = "\"\""};
     size_t n = 0;
@@ -362,4 +466,5 @@ void chat_probe(struct chat_template *t, const char *source)
     probe_results(t, &found);
     probe_thoughts(t, &found);
     probe_syntax(t, source, found);
+    probe_written(t, tokens);
 }

@@ -7,6 +7,7 @@
 #include "requests/prompts.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "sessions/dates.h"
 #include "sessions/retoken.h"
@@ -35,6 +36,7 @@ static int render_chat(const struct client *c, struct gen_params *p, struct prom
         rc = prompt_fits(c->h, truncates, ps->text.text, ps->text.n, "messages", f);
     if (rc == 0)
         request_note_prompt(p, ps->text.text, ps->text.n);
+    memcpy(p->unshown, ps->text.unshown, sizeof p->unshown);
     return rc;
 }
 

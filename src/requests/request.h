@@ -38,6 +38,8 @@ struct gen_params {
     /* Fields and tools that change nothing here; each has a static name. */
     const char *ignored[REQUEST_MAX_IGNORED];
     int n_ignored;
+    char unshown
+        [HCACHE_UNSHOWN]; /* members of messages that change nothing, as in hcache_chat */
     /* Switches of the template: "low", "medium", "high" or NULL; and 1 or 0: with thoughts or
      * without, -1: as the template does by itself. */
     const char *effort;

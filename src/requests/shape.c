@@ -185,12 +185,18 @@ void shape_context(struct json *usage, const struct generation *g)
 void shape_adapted(struct json *usage, const struct generation *g)
 {
     const struct gen_params *p = &g->params;
-    if (p->n_ignored > 0) {
-        struct json *list = json_new_array();
-        for (int i = 0; i < p->n_ignored; i++)
-            json_push_string(list, p->ignored[i]);
-        json_put(usage, "ignored", list);
+    struct json *list = json_new_array();
+    for (int i = 0; i < p->n_ignored; i++)
+        json_push_string(list, p->ignored[i]);
+    for (const char *s = p->unshown; *s != 0; s += strcspn(s, " "), s += *s == ' ') {
+        char name[HCACHE_UNSHOWN + 16];
+        snprintf(name, sizeof name, "messages.%.*s", (int)strcspn(s, " "), s);
+        json_push_string(list, name);
     }
+    if (json_count(list) > 0)
+        json_put(usage, "ignored", list);
+    else
+        json_free(list);
     if (g->max_tokens > 0)
         json_put_int(usage, "max_tokens", g->max_tokens);
 }

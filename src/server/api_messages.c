@@ -154,7 +154,11 @@ static int read_tool_result(const struct json *block, struct dialog_text *d,
     size_t next = json_count(d->messages) + 1;
     if (json_kind(id) != JSON_KIND_STRING)
         return bad(f, "messages", "a tool_result needs a 'tool_use_id'");
-    int rc = read_texts(NULL, json_member(block, "content"), "messages", next, &text, d, f);
+    bool failed = false;
+    int rc = 0;
+    if (json_bool_of(json_member(block, "is_error"), &failed) && failed)
+        textbuf_addf(&text, "The tool failed.\n");
+    rc = read_texts(NULL, json_member(block, "content"), "messages", next, &text, d, f);
     if (rc == 0) {
         struct json *m = json_new_object();
         json_put_string(m, "role", "tool");

@@ -80,6 +80,9 @@ static struct json *model_object(struct call *c)
     json_put_int(o, "max_model_len", info.max_context);
     struct json *abilities = json_new_object();
     json_put_bool(abilities, "tools", info.has_tools);
+    if (info.has_tools)
+        json_put_string(abilities, "tool_prompt",
+                        info.declares_tools ? "generic" : "template");
     json_put_bool(abilities, "reasoning", info.has_thoughts);
     json_put_bool(abilities, "structured_output", info.has_tokenizer);
     json_put(o, "abilities", abilities);

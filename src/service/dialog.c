@@ -8,9 +8,13 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/textbuf.h"
 #include "format/json.h"
 #include "model/answer.h"
 #include "model/chat.h"
+
+_Static_assert((int)CHAT_UNSHOWN == (int)HCACHE_UNSHOWN,
+               "the public size is the template's");
 
 struct dialog {
     const struct tokenizer *tokenizer;
@@ -34,6 +38,21 @@ static char *token_text(const struct tokenizer *t, int32_t id)
     return text;
 }
 
+/* Collects those tags of calls, of all families, that are special tokens here. */
+static void call_tokens(const struct tokenizer *t, struct textbuf *out)
+{
+    for (int i = 0; i < CALL_SYNTAXES; i++) {
+        const struct call_syntax *s = &call_syntaxes[i];
+        const char *tags[] = {s->section, s->open, s->name_end};
+        for (int k = 0; k < 3; k++) {
+            size_t n = 0;
+            if (tags[k] != NULL &&
+                tokenizer_special_at(t, tags[k], strlen(tags[k]), &n) >= 0)
+                textbuf_add(out, tags[k], n);
+        }
+    }
+}
+
 int dialog_open(struct dialog **out, const struct tokenizer *t, struct err *err)
 {
     const char *source = t != NULL ? tokenizer_chat_template(t) : NULL;
@@ -41,14 +60,14 @@ int dialog_open(struct dialog **out, const struct tokenizer *t, struct err *err)
     if (source == NULL)
         return 0;
     struct dialog *k = xcalloc(1, sizeof *k);
+    struct textbuf special = {0};
     k->tokenizer = t;
-    int rc = chat_open(&k->template, source, err);
-    if (rc != 0) {
-        dialog_close(k);
-        return rc;
-    }
+    call_tokens(t, &special);
+    int rc = chat_open(&k->template, source, special.p, err);
     const char *tools = tokenizer_tool_template(t), *text = NULL, *name;
-    rc = tools != NULL && tools != source ? chat_open(&k->for_tools, tools, err) : 0;
+    if (rc == 0 && tools != NULL && tools != source)
+        rc = chat_open(&k->for_tools, tools, special.p, err);
+    textbuf_free(&special);
     if (rc != 0) {
         dialog_close(k);
         return rc;
@@ -81,7 +100,13 @@ void dialog_close(struct dialog *k)
 
 bool dialog_has_tools(const struct dialog *k)
 {
-    return chat_syntax(k->for_tools)->calls != NULL && chat_abilities(k->for_tools).tools;
+    struct chat_abilities can = chat_abilities(k->for_tools);
+    return chat_syntax(k->for_tools)->calls != NULL && (can.tools || can.declared_tools);
+}
+
+bool dialog_declares_tools(const struct dialog *k)
+{
+    return dialog_has_tools(k) && chat_abilities(k->for_tools).declared_tools;
 }
 
 bool dialog_has_thoughts(const struct dialog *k)
@@ -154,7 +179,8 @@ int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char *
                              .eos_token = k->eos,
                              .tokens = k->tokens,
                              .now = &now,
-                             .shown_time = chat->shown_date};
+                             .shown_time = chat->shown_date,
+                             .unshown = chat->unshown};
     int rc = chat->guarded ? render_guarded(k, &r, text, n_text, err)
                            : chat_render(template_for(k, &r), &r, text, n_text, err);
     if (rc != 0) {

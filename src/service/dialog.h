@@ -20,7 +20,8 @@ int dialog_open(struct dialog **out, const struct tokenizer *t, struct err *err)
 void dialog_close(struct dialog *k); /* NULL is allowed */
 
 bool dialog_has_tools(const struct dialog *k);
-bool dialog_has_thoughts(const struct dialog *k); /* the template knows thoughts */
+bool dialog_declares_tools(const struct dialog *k); /* as in hcache_model_info */
+bool dialog_has_thoughts(const struct dialog *k);   /* the template knows thoughts */
 
 /* Renders a chat: see hcache_chat_render_parsed. */
 int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char **text,

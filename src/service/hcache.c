@@ -305,6 +305,7 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
         .has_tokenizer = h->tokenizer != NULL,
         .has_chat_template = h->dialog != NULL || h->dialog_err.code != 0,
         .has_tools = h->dialog != NULL && dialog_has_tools(h->dialog),
+        .declares_tools = h->dialog != NULL && dialog_declares_tools(h->dialog),
         .has_thoughts = h->dialog != NULL && dialog_has_thoughts(h->dialog),
         .max_sequences = h->k.o.user.max_sequences > 0 ? h->k.o.user.max_sequences : 1};
     const struct weights_types *t = &m->w.types;

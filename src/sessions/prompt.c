@@ -382,7 +382,8 @@ int prompt_render(const struct hcache *h, const struct chat_source *s,
                                      .moment = s->date != NULL  ? s->date
                                                : s->now != NULL ? s->now
                                                                 : now,
-                                     .shown_date = out->date.shown};
+                                     .shown_date = out->date.shown,
+                                     .unshown = out->unshown};
     rc = hcache_chat_render_parsed(h, &chat, &out->text, &out->n, &err);
     if (out->date.shown[0] != 0)
         snprintf(out->date.moment, sizeof out->date.moment, "%s", chat.moment);

@@ -53,6 +53,8 @@ struct prompt_text {
     size_t n;
     unsigned flags; /* flags with which hcache_encode encodes this text */
     struct prompt_date date;
+    char unshown
+        [HCACHE_UNSHOWN]; /* members of messages that it does not show, as in hcache_chat */
 };
 /* Checks a prompt by the size of its text, before tokenizing it: whether it may fit the context, or
  * hcache_opts.max_history if it is truncated. Returns 0, or -1 with *f, which names the field

@@ -116,10 +116,11 @@ def run_anthropic(c, model):
     check("thinking is accepted and ignored", [b.type for b in think.content] == ["text"], think)
     begun = c.messages.create(model=model, max_tokens=4, messages=ask + [{"role": "assistant", "content": "I "}])
     check("an answer that the client begins goes on", begun.stop_reason in ("end_turn", "max_tokens"), begun)
+    told = c.messages.create(model=model, max_tokens=4, messages=ask, tools=[{"name": "f", "input_schema": {}}])
+    check("tools that the template does not know are declared", told.usage.input_tokens > m.usage.input_tokens + 50, told)
     for name, fields in {
             "an image": {"messages": [{"role": "user", "content": [{"type": "image", "source": {
                 "type": "base64", "media_type": "image/png", "data": "AAAA"}}]}]},
-            "tools that the template does not know": {"messages": ask, "tools": [{"name": "f", "input_schema": {}}]},
             "five breakpoints": {"messages": ask, "system": system * 5},
             "a bad ttl": {"messages": ask, "system": [{**system[0], "cache_control": {"type": "ephemeral", "ttl": "2h"}}]},
             "an unknown field": {"messages": ask, "extra_body": {"temprature": 1}}}.items():

@@ -3,6 +3,7 @@
 #include "model/chat.h"
 
 #include "base/file.h"
+#include "model/answer.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -37,7 +38,7 @@ static struct chat_template *open_template(const char *source)
 {
     struct chat_template *t = NULL;
     struct err err = {0};
-    if (chat_open(&t, source, &err) != 0)
+    if (chat_open(&t, source, NULL, &err) != 0)
         fail_msg("%s", err.msg);
     return t;
 }
@@ -149,6 +150,21 @@ static bool shows_all(const struct json *messages, const char *text)
     return true;
 }
 
+/* Returns whether the text has the names of all calls. */
+static bool shows_calls(const struct json *messages, const char *text)
+{
+    bool shown = true;
+    for (size_t i = 0; i < json_count(messages); i++) {
+        const struct json *calls = json_member(json_at(messages, i), "tool_calls");
+        for (size_t k = 0; k < json_count(calls); k++) {
+            const char *name = json_string_of(
+                json_member(json_member(json_at(calls, k), "function"), "name"), NULL);
+            shown = shown && (name == NULL || strstr(text, name) != NULL);
+        }
+    }
+    return shown;
+}
+
 /* Where the reference refuses a conversation or leaves out what a message says, this program shows
  * it, or refuses it by name. */
 static bool is_shown_or_named(const struct json *messages, const char *want, int rc,
@@ -182,16 +198,27 @@ static bool as_expected(const char *source, const struct json *talk, const struc
     char *text = NULL;
     size_t n = 0, n_want = 0;
     int rc = chat_render(t, &r, &text, &n, &err);
-    /* If a template shows no tool calls, the reference leaves them out, and chat_render refuses the
-     * conversation. */
     check_traced(t, &r, rc, text, n);
-    if (!chat_abilities(t).calls && has_calls(r.messages)) {
-        bool is_refused = rc == ERR_USAGE && strstr(err.msg, "does not show tool calls");
+    const char *want = json_string_of(json_member(expected, "output"), &n_want);
+    /* The reference leaves out tools and calls that a template does not show. */
+    bool declares = chat_abilities(t).declared_tools && json_count(r.tools) > 0;
+    bool lost = has_calls(r.messages) && want != NULL &&
+                (!shows_calls(r.messages, want) || !chat_abilities(t).calls);
+    if (declares || lost) {
+        bool refused = rc == ERR_USAGE &&
+                       (!lost || strstr(err.msg, "does not show tool calls"));
+        bool shown = refused ? lost
+                             : rc == 0 && shows_all(r.messages, text) &&
+                                   shows_calls(r.messages, text) &&
+                                   (!declares ||
+                                    strstr(text, "You can call these functions") != NULL);
+        if (!shown)
+            print_error("not all is shown: [%s]\n", text);
+        free(text);
         json_free(kwargs);
         chat_close(t);
-        return is_refused;
+        return shown;
     }
-    const char *want = json_string_of(json_member(expected, "output"), &n_want);
     if (is_shown_or_named(r.messages, want, rc, text, &err)) {
         free(text);
         json_free(kwargs);
@@ -354,10 +381,14 @@ static void test_calls(void **state)
            both, NULL, ERR_USAGE,
            "messages[1] has content and tool_calls: the model's chat template would leave "
            "out the calls");
-    expect("{% for m in messages %}{{ m.content }}{% endfor %}", both, NULL, ERR_USAGE,
+    /* one that shows no calls gets them as text, as the model writes them */
+    expect(
+        "{% for m in messages %}{{ m.content }}{% endfor %}", both, NULL, 0,
+        "qsaid\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>");
+    expect("{{ messages[0].content }}", both, NULL, ERR_USAGE,
            "messages[1].tool_calls: the model's chat template does not show tool calls");
     struct chat_template *t = open_template(CALLS_OF("m.content is none", TEXT));
-    assert_true(chat_abilities(t).calls && !chat_abilities(t).calls_beside_text);
+    assert_true(chat_abilities(t).calls && chat_abilities(t).declared_tools);
     chat_close(t);
 }
 
@@ -405,8 +436,10 @@ static void test_syntax(void **state)
             assert_string_equal(c->name_key, rows[i].name);
         chat_close(t);
     }
+    /* calls that cannot be read: the model is told another form */
     struct chat_template *t = open_template(TURN("{{ c.function.name }}!"));
-    assert_null(chat_syntax(t)->calls);
+    assert_string_equal(chat_syntax(t)->calls->family, "hermes");
+    assert_true(chat_abilities(t).declared_tools);
     chat_close(t);
 }
 
@@ -440,8 +473,8 @@ static void test_refusals(void **state)
            "[{\"role\": \"user\", \"content\": \"x\"}]", NULL, ERR_USAGE, "alternate!");
     struct chat_template *t = NULL;
     struct err err = {0};
-    assert_int_equal(chat_open(&t, NULL, &err), ERR_NOT_FOUND);
-    assert_int_equal(chat_open(&t, "{% nope %}", &err), ERR_FORMAT);
+    assert_int_equal(chat_open(&t, NULL, NULL, &err), ERR_NOT_FOUND);
+    assert_int_equal(chat_open(&t, "{% nope %}", NULL, &err), ERR_FORMAT);
     assert_string_equal(err.msg, "chat_template:1: unknown tag 'nope'");
     assert_null(t);
 }
@@ -564,6 +597,241 @@ static void test_members_of_a_message(void **state)
            "messages[0].content must be a string or an array of parts, it is an object");
 }
 
+/* Renders a conversation. The caller frees the text; NULL: it was refused. */
+static char *rendered(const char *source, const char *messages, const char *tools,
+                      char *unshown, uint8_t **foreign)
+{
+    struct chat_template *t = open_template(source);
+    struct json *m = parse(messages), *list = tools != NULL ? parse(tools) : NULL;
+    struct chat_request r = {.messages = m, .tools = list, .unshown = unshown};
+    char *out = NULL;
+    size_t n = 0;
+    (void)chat_render_traced(t, &r, &out, &n, foreign, NULL);
+    json_free(list);
+    json_free(m);
+    chat_close(t);
+    return out;
+}
+
+#define PLAIN "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+#define A_CALL(id, name)                                                                   \
+    "{\"id\": \"" id "\", \"function\": {\"name\": \"" name "\", \"arguments\": \"{}\"}}"
+#define RESULT(id, text)                                                                   \
+    "{\"role\": \"tool\", \"tool_call_id\": \"" id "\", \"content\": \"" text "\"}"
+
+/* A member that the prompt does not show is named, unless it says nothing or only repeats. */
+static void test_unshown_members(void **state)
+{
+    (void)state;
+    static const char talk[] =
+        "[{\"role\": \"system\", \"content\": \"s\", \"name\": \"n\"},"
+        "{\"role\": \"user\", \"content\": \"u\", \"name\": \"bob\", \"cache_control\": "
+        "{\"a\": 1}},"
+        "{\"role\": \"assistant\", \"content\": \"a\", \"annotations\": [], \"refusal\": "
+        "null,"
+        "\"tool_calls\": [" A_CALL("1", "f") "]}," RESULT(
+            "1", "r") ", {\"role\": \"user\", \"content\": \"v\"}]";
+    static const struct {
+        const char *source, *unshown;
+    } rows[] = {
+        {PLAIN, "name cache_control"},
+        /* shown for users only */
+        {"{% for m in messages %}{{ m.role }} {{ m.name if m.role == 'user' }}{{ m.content "
+         "}}"
+         "{% endfor %}",
+         "name cache_control"},
+        {"{% for m in messages %}{{ m.role }} {{ m.name }} {{ m.content }}{% endfor %}",
+         "cache_control"},
+        {"{{ messages | tojson }}", ""},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char unshown[CHAT_UNSHOWN] = "?";
+        uint8_t *foreign = NULL;
+        char *text = rendered(rows[i].source, talk, NULL, unshown, &foreign);
+        assert_non_null(text);
+        assert_string_equal(unshown, rows[i].unshown);
+        free(foreign);
+        free(text);
+    }
+    /* members that would change the answer */
+    expect(PLAIN,
+           "[{\"role\": \"assistant\", \"content\": null, \"audio\": {\"id\": \"a\"}}]",
+           NULL, ERR_USAGE, "messages[0].audio is not supported");
+    expect(
+        PLAIN, "[{\"role\": \"assistant\", \"content\": \"a\", \"prefix\": true}]", NULL,
+        ERR_USAGE,
+        "messages[0].prefix is not supported: /v1/messages and /v1/completions continue a "
+        "text");
+    expect(PLAIN, "[{\"role\": \"assistant\", \"content\": \"a\", \"prefix\": false}]",
+           NULL, 0, "<assistant>a");
+    expect(
+        PLAIN,
+        "[{\"role\": \"assistant\", \"tool_calls\": [{\"id\": \"1\", \"function\": {}}]}]",
+        NULL, ERR_USAGE, "messages[0].tool_calls[0] needs a function with a name");
+}
+
+/* Results stand in the order of their calls, with the tools' names. */
+static void test_results_in_order(void **state)
+{
+    (void)state;
+    static const char talk[] =
+        "[{\"role\": \"user\", \"content\": \"u\"}, {\"role\": \"assistant\", "
+        "\"tool_calls\": [" A_CALL("1", "f") "," A_CALL("2", "g") "]}," RESULT(
+            "2", "R2") "," RESULT("9", "R9") "," RESULT("1", "R1") "]";
+    expect(
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}({{ c.function.name }} {{ "
+        "c.function.arguments | tojson }}){% endfor %}"
+        "{{ m.name }} {{ m.content }};{% endfor %}",
+        talk, NULL, 0, " u;(f {})(g {}) ;f R1;g R2; R9;");
+}
+
+/* A template that shows neither tools, calls nor results: the model gets all of them as text, and
+ * may get the tags as special tokens. */
+static void test_written_calls(void **state)
+{
+    (void)state;
+    static const char talk[] = "[{\"role\": \"user\", \"content\": \"u\"}, {\"role\": "
+                               "\"assistant\", \"content\": \"said\","
+                               "\"tool_calls\": [{\"id\": \"1\", \"type\": \"custom\", "
+                               "\"custom\": {\"name\": \"f\", "
+                               "\"input\": \"<tool_call>\"}}," A_CALL(
+                                   "2", "g") "]}," RESULT("1", "R1") "," RESULT("2",
+                                                                                "R2") "]";
+    static const char roles[] =
+        "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}"
+        "{{ raise_exception('roles') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor "
+        "%}";
+    static const char written[] =
+        "said\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"input\": "
+        "\"<tool_call>\"}}\n"
+        "</tool_call>\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>";
+    uint8_t *foreign = NULL;
+    char *text = rendered(roles, talk, NULL, NULL, &foreign);
+    assert_non_null(text);
+    char *at = strstr(text, written);
+    assert_non_null(at);
+    assert_string_equal(at + strlen(written),
+                        "<user><tool_response>\nR1\n</tool_response>\n\n"
+                        "<tool_response>\nR2\n</tool_response>");
+    size_t ours = (size_t)(strstr(at, "<tool_call>") - text);
+    size_t theirs = (size_t)(strstr(at, "\"<tool_call>") - text) + 1;
+    assert_false(foreign[ours / 8] >> ours % 8 & 1);
+    assert_true(foreign[theirs / 8] >> theirs % 8 & 1);
+    free(foreign);
+    free(text);
+    /* arguments that are no object cannot be written */
+    expect(roles,
+           "[{\"role\": \"user\", \"content\": \"u\"}, {\"role\": \"assistant\", "
+           "\"tool_calls\": "
+           "[{\"function\": {\"name\": \"f\", \"arguments\": \"{\"}}]}]",
+           NULL, ERR_USAGE,
+           "messages[1].tool_calls: the model's chat template does not show tool calls, "
+           "and one "
+           "of these cannot be written as text: arguments must be the JSON of an object");
+    static const char tools[] =
+        "[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {}}}]";
+    text = rendered(roles,
+                    "[{\"role\": \"system\", \"content\": \"Be brief.\"}, {\"role\": "
+                    "\"user\", \"content\": \"u\"}]",
+                    tools, NULL, &foreign);
+    assert_non_null(text);
+    assert_true(strncmp(text, "<system>Be brief.\n\nYou can call", 31) == 0);
+    assert_non_null(strstr(text, "\n{\"name\": \"f\", \"parameters\": {}}\n"));
+    assert_non_null(
+        strstr(text, "<tool_call>\n{\"name\": \"NAME\", \"arguments\": {\"PARAMETER\": "
+                     "\"VALUE\"}}\n</tool_call>\n"));
+    free(foreign);
+    free(text);
+}
+
+/* Calls are written as the model's own tags want them, and can be read back. */
+static void test_written_forms(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *source, *tokens, *text;
+    } rows[] = {
+        /* the template names the tag, and shows no calls: Granite 3.3 */
+        {"{% if tools %}Answer with <|tool_call|>{{ tools | tojson }}{% endif %}" PLAIN,
+         NULL,
+         "said\n<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"a\": \"x'\\\"\", \"b\": "
+         "[true, null, "
+         "18446744073709551615]}}, {\"name\": \"g\", \"arguments\": {}}]"},
+        /* the tokenizer has the tags: LFM2 */
+        {"{% if tools %}{{ tools | tojson }}{% endif %}" PLAIN, "<|tool_call_start|>",
+         "said\n<|tool_call_start|>[f(a=\"x'\\\"\", b=[True, None, 18446744073709551615]), "
+         "g()]<|tool_call_end|>"},
+    };
+    static const char talk[] =
+        "[{\"role\": \"user\", \"content\": \"u\"}, {\"role\": \"assistant\", \"content\": "
+        "\"said\", "
+        "\"tool_calls\": [{\"id\": \"1\", \"function\": {\"name\": \"f\", \"arguments\": "
+        "\"{\\\"a\\\": \\\"x'\\\\\\\"\\\", \\\"b\\\": [true, null, "
+        "18446744073709551615]}\"}}," A_CALL("2", "g") "]}]";
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct chat_template *t = NULL;
+        struct err err = {0};
+        struct json *m = parse(talk),
+                    *tools = parse("[{\"name\": \"f\"}, {\"name\": \"g\"}]");
+        struct chat_request r = {.messages = m};
+        char *text = NULL;
+        size_t n = 0, n_parts = 0;
+        assert_int_equal(chat_open(&t, rows[i].source, rows[i].tokens, &err), 0);
+        assert_false(chat_abilities(t).declared_tools);
+        assert_int_equal(chat_render(t, &r, &text, &n, &err), 0);
+        assert_string_equal(strstr(text, "said"), rows[i].text);
+        struct answer_form *f = answer_form_create(chat_syntax(t), NULL);
+        struct answer *a = answer_open(f, "", 0, tools);
+        answer_push(a, rows[i].text, strlen(rows[i].text));
+        answer_end(a);
+        const struct answer_part *p = answer_parts(a, &n_parts);
+        assert_int_equal(n_parts, 3);
+        assert_string_equal(p[1].name, "f");
+        assert_string_equal(
+            p[1].text, "{\"a\": \"x'\\\"\", \"b\": [true, null, 18446744073709551615]}");
+        assert_string_equal(p[2].name, "g");
+        answer_close(a);
+        answer_form_destroy(f);
+        free(text);
+        json_free(tools);
+        json_free(m);
+        chat_close(t);
+    }
+}
+
+/* A template that counts roles, and shows calls or text, but not both: text and calls of a loop go
+ * into one message (Mistral Nemo). */
+static void test_loops_beside_text(void **state)
+{
+    (void)state;
+    static const char source[] =
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% set ns = namespace(i=0) %}"
+        "{% for m in messages %}{% if not (m.role == 'tool' or m.tool_calls is defined) %}"
+        "{% if (m.role == 'user') != (ns.i % 2 == 0) %}{{ raise_exception('alternate') "
+        "}}{% endif %}"
+        "{% set ns.i = ns.i + 1 %}{% endif %}{% endfor %}"
+        "{% for m in messages %}{% if m.role == 'tool' %}[R]{{ m.content }}{% elif "
+        "m.tool_calls is "
+        "defined %}[TOOL_CALLS][{% for c in m.tool_calls %}{{ c.function | tojson }}{{ ', "
+        "' if not "
+        "loop.last }}{% endfor %}]</s>{% elif m.role == 'user' %}[I]{{ m.content }}[/I]{% "
+        "else %}"
+        "{{ m.content }}</s>{% endif %}{% endfor %}";
+#define STEP(said, id)                                                                     \
+    "{\"role\": \"assistant\", \"content\": " said                                         \
+    ", \"tool_calls\": [" A_CALL(id, "f") "]}," RESULT(id, "R" id) ","
+    expect(source,
+           "[{\"role\": \"user\", \"content\": \"q\"}," STEP("\"One\"", "1")
+               STEP("null", "2")
+                   STEP("\"Two\"", "3") "{\"role\": \"assistant\", \"content\": \"End\"}]",
+           NULL, 0,
+           "[I]q[/I]One\n[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}]</s>"
+           "[I]<tool_response>\nR1\n</tool_response>[/I]"
+           "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}]</s>[R]R2"
+           "Two\n[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}]</s>"
+           "[I]<tool_response>\nR3\n</tool_response>[/I]End</s>");
+}
+
 static void expect_request(const char *kwargs, const char *tools, int rc, const char *text)
 {
     struct chat_template *t = open_template(
@@ -660,6 +928,11 @@ int main(void)
         cmocka_unit_test(test_golden),
         cmocka_unit_test(test_joined_parts),
         cmocka_unit_test(test_members_of_a_message),
+        cmocka_unit_test(test_unshown_members),
+        cmocka_unit_test(test_results_in_order),
+        cmocka_unit_test(test_written_calls),
+        cmocka_unit_test(test_written_forms),
+        cmocka_unit_test(test_loops_beside_text),
         cmocka_unit_test(test_requests),
         cmocka_unit_test(test_which_bytes_are_foreign),
     };

@@ -70,7 +70,7 @@ static void write_chat(void *arg)
     char *text = NULL;
     size_t n;
     (void)arg;
-    if (memtest_ok(chat_open(&t, chat_source, &err), &err, "template") &&
+    if (memtest_ok(chat_open(&t, chat_source, NULL, &err), &err, "template") &&
         memtest_ok(json_parse(&messages, json, sizeof json - 1, "messages", &err), &err,
                    "parse")) {
         struct chat_request r = {.messages = messages};
