@@ -67,6 +67,21 @@ void correction_observe(struct platform_correction *c, double expected_s, double
         c->n_observed++;
 }
 
+static bool is_large_miss(double miss)
+{
+    return miss > CORRECTION_LARGE_MISS || miss < 1 / CORRECTION_LARGE_MISS;
+}
+
+void correction_check(struct platform_correction *c, double believed_s, double sample_s)
+{
+    double miss = sample_s / believed_s;
+    if (!(believed_s > 0) || !(miss > 0) || !isfinite(miss) || !is_large_miss(miss))
+        return;
+    double half = 0.5 * log2(miss);
+    c->log2 = clamp(c->log2 + clamp(half, 1), CORRECTION_LOG2_MAX);
+    c->spread_log2 = fmax(c->spread_log2, fmin(fabs(half), CORRECTION_SPREAD_MAX));
+}
+
 /* Sums the compute of the plan's layers by kind, from the descriptors (corrections included). */
 static void sum_kinds(const struct plan_request *req, const struct plan *plan,
                       double split_s, struct correction_expected *e)
@@ -149,11 +164,6 @@ static void learn_split(struct platform *p, const struct correction_expected *e,
                             PLATFORM_SPLIT_S);
     p->split_s = fmin(CORRECTION_SPLIT_MAX_S,
                       fmax(0, p->split_s + CORRECTION_GAIN_MIN * surprise));
-}
-
-static bool is_large_miss(double miss)
-{
-    return miss > CORRECTION_LARGE_MISS || miss < 1 / CORRECTION_LARGE_MISS;
 }
 
 /* Corrects the cost of splits, or the kind that was most of the compute lane's work. The costs of

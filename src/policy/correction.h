@@ -43,7 +43,7 @@
  * the compute lane is then the cost of splits, and moves platform.split_s. It says nothing about
  * the speed of a kind: later restores of whole contexts would seem slow, too.
  *
- * The mean size of surprises is the factor's *spread* (plan_request.io_spread): a mixture that is
+ * The mean size of surprises is the factor's *spread* (plan_request.spread): a mixture that is
  * predicted to gain less loses to a single method.
  *
  * Pure. */
@@ -73,6 +73,12 @@
 /* Takes one observation into a factor. Times that are not positive and finite are ignored. */
 void correction_observe(struct platform_correction *c, double expected_s,
                         double observed_s);
+
+/* Takes a check: one sample of a cost, made by a process before its first plan. believed_s includes
+ * the correction. A ratio within CORRECTION_LARGE_MISS is noise and says nothing. A larger one moves
+ * the factor halfway to the sample, at most by 2 or 1/2, because one sample may have been
+ * interrupted. The other half becomes doubt: the factor's spread is at least as large. */
+void correction_check(struct platform_correction *c, double believed_s, double sample_s);
 
 /* Times that a plan's lanes are expected to take, by the profile alone. */
 struct correction_expected {

@@ -170,9 +170,9 @@ static void fill(const struct plan_request *req, struct plan *out)
     measure(req, out);
 }
 
-bool plan_prefers_single(double mixture_s, double single_s, double io_spread)
+bool plan_prefers_single(double mixture_s, double single_s, double spread)
 {
-    return single_s < mixture_s * sqrt(fmax(1, io_spread));
+    return single_s < mixture_s * sqrt(fmax(1, spread));
 }
 
 /* Replaces a mixture by the fastest single method if the mixture is not worth it. The search does
@@ -194,7 +194,7 @@ static void prefer_single(const struct plan_request *req, struct plan *out)
             plan_within_budget(req, p.stored_bytes_per_token))
             best = p;
     }
-    if (!plan_prefers_single(out->predicted_s, best.predicted_s, req->io_spread))
+    if (!plan_prefers_single(out->predicted_s, best.predicted_s, req->spread))
         return;
     best.passed_gain_s = fmax(0, best.predicted_s - out->predicted_s);
     *out = best;

@@ -113,7 +113,7 @@ struct plan_request {
     /* auto: reads may take this many times longer or shorter than the layers say. auto takes a
      * mixture only if its predicted gain exceeds this doubt (plan_prefers_single). 0 and 1: reads
      * take the given time. */
-    double io_spread;
+    double spread;
     double budget_bytes_per_token; /* auto stores at most this many bytes; 0: no limit */
 
     /* A mode other than auto uses the existing records and recomputes the rest: a layer without the
@@ -162,9 +162,9 @@ int plan_make(const struct plan_request *req, struct plan *out, struct err *e);
 
 /* Returns whether auto takes a single method that is predicted to take single_s instead of a
  * mixture that is predicted to take mixture_s: the mixture's gain is below what predictions are
- * worth. Half of a mixture's time depends on the disk, so that is the root of io_spread.
+ * worth. Half of a mixture's time depends on the disk, so that is the root of `spread`.
  * docs/RESTORATION.md has the measurement. */
-bool plan_prefers_single(double mixture_s, double single_s, double io_spread);
+bool plan_prefers_single(double mixture_s, double single_s, double spread);
 
 /* Parses "auto", "hidden", "kv", "recompute", "kv+recompute", "paper", "tokenwise",
  * "tokenwise-rounded" or a string of R, H, K. Sets mode; forced_layers then points into `text`. */

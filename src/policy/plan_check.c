@@ -75,7 +75,7 @@ int plan_check_request(const struct plan_request *q, struct err *e)
             return bad_number(e, costs[c].name, costs[c].value, -1);
     int rc = check_factor("io_overlap", q->io_overlap, e);
     if (rc == 0)
-        rc = check_factor("io_spread", q->io_spread, e);
+        rc = check_factor("spread", q->spread, e);
     if (rc == 0)
         rc = check_factor("comp_overlap", q->comp_overlap, e);
     for (int i = 0; rc == 0 && i < q->n_layers; i++) {

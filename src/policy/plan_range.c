@@ -78,7 +78,7 @@ static void fill_lanes(const struct platform *p, int tier, int64_t n_restored,
         req->head_s += p->n_layers *
                        platform_prefill_s(p, n_past + n_fused, n_new - n_fused);
     req->io_latency_s = fmax(0, p->tier[tier].latency_s + p->start_s);
-    req->io_spread = exp2(p->tier[tier].correction.spread_log2);
+    req->spread = exp2(p->tier[tier].correction.spread_log2);
     req->io_overlap = p->io_overlap;
     req->comp_overlap = p->comp_overlap;
     req->platform = p;

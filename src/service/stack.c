@@ -436,8 +436,11 @@ static int open_profile(struct stack *k, struct model_work *work, struct stream 
         if (rc == 0 && k->platform.piece_tokens != profile_rows(k->model, work))
             rc = err_set(&why, ERR_MISMATCH, "%s: measured with batches of %d rows",
                          k->profile_path, k->platform.piece_tokens);
-        if (rc == 0 && !is_outdated(&k->platform, &expected))
+        if (rc == 0 && !is_outdated(&k->platform, &expected)) {
+            if (k->o.user.throttle_bytes_per_s == 0)
+                profile_check(&k->platform, k->model, work, s, k->store, &k->fingerprint);
             return 0;
+        }
         if (rc != 0 && rc != -ENOENT)
             log_warn("%s; measuring again", why.msg);
     }

@@ -17,6 +17,7 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "base/thread.h"
+#include "policy/correction.h"
 #include "policy/regress.h"
 #include "state/profile.h"
 #include "state/restore.h"
@@ -52,15 +53,16 @@ struct reads {
     const struct store_read *last; /* last read that succeeded */
 };
 
+/* Opens a reader with `depth` slots; 0: as many as an engine has. */
 static int reads_open(struct reads *r, const struct model *m,
-                      const struct profile_source *from, struct err *err)
+                      const struct profile_source *from, int depth, struct err *err)
 {
     CHECK(from->n_hits > 0);
     size_t hidden = model_hidden_bytes(m), kv = model_kv_bytes(m);
     *r = (struct reads){.m = m, .from = from};
     r->room = round_up(STORE_CHUNK_TOKENS * MAX(hidden, kv), STORE_ALIGN);
-    size_t depth = STAGING_BYTES / r->room;
-    r->depth = (int)MIN(MAX(depth, 4), MAX_DEPTH);
+    size_t most = STAGING_BYTES / r->room;
+    r->depth = depth > 0 ? depth : (int)MIN(MAX(most, 4), MAX_DEPTH);
     int rc = buf_alloc(m->dev, MEM_PINNED, (size_t)r->depth * r->room, &r->staging, err);
     if (rc != 0)
         return err_wrap(err, "profile");
@@ -257,7 +259,7 @@ int profile_tier(struct platform_tier *t, const struct model *m,
                  struct err *err)
 {
     struct reads r;
-    int rc = reads_open(&r, m, from, err);
+    int rc = reads_open(&r, m, from, 0, err);
     if (rc == 0)
         rc = measure_tier(&r, effort == PROFILE_FULL, t, err);
     reads_close(&r);
@@ -388,7 +390,7 @@ int profile_overlap(struct platform *p, const struct model *m, struct model_work
         c.n_layers++;
     size_t hidden = (size_t)rows * model_hidden_bytes(m);
     struct reads r;
-    int rc = reads_open(&r, m, from, err);
+    int rc = reads_open(&r, m, from, 0, err);
     if (rc == 0)
         rc = buf_alloc(m->dev, MEM_DEVICE, hidden + (size_t)rows * model_kv_bytes(m),
                        &c.mem, err);
@@ -412,4 +414,70 @@ int profile_overlap(struct platform *p, const struct model *m, struct model_work
     return rc == 0 || err == NULL || err->code != 0
                ? rc
                : err_set(err, rc, "profile: %s", err_name(rc));
+}
+
+/* --- a check of both -------------------------------------------------------------------------- */
+
+enum { CHECK_CHUNKS = 8, CHECK_LEAST_ROWS = 16, CHECK_RUNS = 3 };
+/* Time of each part of a check, by the profile. */
+static const double CHECK_S = 1e-3;
+
+static void check_reads(struct platform *p, const struct model *m, struct store *store,
+                        const struct sha256 *fingerprint)
+{
+    struct store_hit hits[CHECK_CHUNKS];
+    struct reads r;
+    struct tally t;
+    int n_hits = store_sample(store, fingerprint, CHECK_CHUNKS, hits);
+    const struct profile_source from = {.store = store, .hits = hits, .n_hits = n_hits};
+    struct platform_tier *tier = &p->tier[0];
+    bool kv = n_hits > 0 && store_mask_has(&hits[0].mask, m->cfg.n_layers - 1, STORE_KV);
+    enum store_kind kind = kv ? STORE_KV : STORE_HIDDEN;
+    double each_s = platform_read_s(p, 0, STORE_CHUNK_TOKENS,
+                                    kv ? RECORD_KV : RECORD_HIDDEN);
+    int n = (int)fmax(1, fmin(CHECK_CHUNKS, CHECK_S / each_s));
+    if (n_hits == 0)
+        return;
+    if (reads_open(&r, m, &from, n, NULL) == 0 &&
+        read_records(&r, kind, n, n, NULL, &t, NULL) == 0 && t.n == n && !r.in_place)
+        correction_check(&tier->correction, tier->latency_s + n * each_s,
+                         (double)t.ns * 1e-9);
+    reads_close(&r);
+    store_release(store, hits, n_hits);
+}
+
+static void check_projection(struct platform *p, const struct model *m,
+                             struct model_work *w, struct stream *s)
+{
+    int rows = CHECK_LEAST_ROWS, most = MIN(model_work_rows(w), m->max_ctx);
+    struct buf mem;
+    while (2 * rows <= most && CHECK_RUNS * platform_h_s(p, 2 * rows) <= CHECK_S)
+        rows *= 2;
+    size_t hidden = (size_t)rows * model_hidden_bytes(m);
+    size_t bytes = hidden + (size_t)rows * model_kv_bytes(m);
+    if (rows > most || buf_alloc(m->dev, MEM_DEVICE, bytes, &mem, NULL) != 0)
+        return;
+    if (m->dev->unified)
+        memset(mem.ptr, 0, bytes);
+    double best_s = INFINITY;
+    for (int i = 0, rc = 0; rc == 0 && i < CHECK_RUNS; i++) {
+        int64_t t0 = clock_now_ns();
+        rc = model_kv_project(
+            m, w, s, 0, mat_of(mem.ptr, m->dtype, rows, m->cfg.n_embd),
+            mat_of((uint8_t *)mem.ptr + hidden, m->dtype, rows, 2 * model_rank_kv_dim(m)));
+        if (rc == 0)
+            rc = stream_sync(s);
+        if (rc == 0)
+            best_s = fmin(best_s, (double)(clock_now_ns() - t0) * 1e-9);
+    }
+    correction_check(&p->gemm_correction, platform_h_s(p, rows), best_s);
+    buf_free(m->dev, &mem);
+}
+
+void profile_check(struct platform *p, const struct model *m, struct model_work *w,
+                   struct stream *s, struct store *store, const struct sha256 *fingerprint)
+{
+    if (p->n_tiers > 0)
+        check_reads(p, m, store, fingerprint);
+    check_projection(p, m, w, s);
 }

@@ -42,6 +42,33 @@ static void converges(void **state)
     }
 }
 
+/* A check moves a belief halfway to one large miss, and doubts the other half. Other samples are
+ * noise. */
+static void a_check_counts_large_misses_by_half(void **state)
+{
+    (void)state;
+    const struct {
+        double sample_s, log2, spread_log2;
+    } cases[] = {
+        {0.1, 0, 0.1},        {0.14, 0, 0.1},     {0.068, 0, 0.1}, {0.2, 0.5, 0.5},
+        {0.05, -0.5, 0.5},    {0.4, 1, 0.5},      {0.8, 1, 0.5},   {1e-9, -1, 0.5},
+        {0, 0, 0.1},          {INFINITY, 0, 0.1}, {NAN, 0, 0.1},   {-1, 0, 0.1},
+        {0.16, 0.339, 0.339},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct platform_correction c = {.spread_log2 = 0.1, .n_observed = 7};
+        correction_check(&c, 0.1, cases[i].sample_s);
+        assert_true(fabs(c.log2 - cases[i].log2) < 1e-3);
+        assert_true(fabs(c.spread_log2 - cases[i].spread_log2) < 1e-3);
+        assert_int_equal(c.n_observed, 7);
+    }
+    struct platform_correction c = {.log2 = 2.8, .spread_log2 = 0.7};
+    correction_check(&c, 1, 4);
+    assert_true(c.log2 == CORRECTION_LOG2_MAX && c.spread_log2 == 0.7);
+    correction_check(&c, 0, 4);
+    assert_true(c.log2 == CORRECTION_LOG2_MAX);
+}
+
 static void is_bounded(void **state)
 {
     (void)state;
@@ -704,6 +731,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(converges),
+        cmocka_unit_test(a_check_counts_large_misses_by_half),
         cmocka_unit_test(is_bounded),
         cmocka_unit_test(outliers_do_not_count),
         cmocka_unit_test(prefill_ends_a_wrong_belief_about_compute),

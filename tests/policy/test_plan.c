@@ -249,12 +249,12 @@ static void test_budget(void **state)
     expect_error(&q, "auto", ERR_NOT_FOUND, "no plan stores at most 1 bytes");
 }
 
-/* A mixture must be predicted to gain more than the root of the doubt about reads. */
+/* A mixture must be predicted to gain more than the root of the doubt. */
 static void test_a_single_method_wins_a_doubtful_gain(void **state)
 {
     (void)state;
     const struct {
-        double mixture_s, single_s, io_spread;
+        double mixture_s, single_s, spread;
         bool single;
     } cases[] = {
         {1, 0.999, 0, true},     {1, 1, 0, false},       {1, 1.001, 0, false},
@@ -264,7 +264,7 @@ static void test_a_single_method_wins_a_doubtful_gain(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_int_equal(
-            plan_prefers_single(cases[i].mixture_s, cases[i].single_s, cases[i].io_spread),
+            plan_prefers_single(cases[i].mixture_s, cases[i].single_s, cases[i].spread),
             cases[i].single);
 }
 
@@ -285,7 +285,7 @@ static void test_auto_passes_a_doubtful_mixture(void **state)
         kv = plan;
         make(&q, "RHHHHH");
         hidden = plan;
-        q.io_spread = 1.21;
+        q.spread = 1.21;
         make(&q, "auto");
         double single_s = fmin(kv.predicted_s, hidden.predicted_s);
         if (single_s >= 1.1 * mixture.predicted_s) {
@@ -303,11 +303,11 @@ static void test_auto_passes_a_doubtful_mixture(void **state)
         /* Baselines are what they are. */
         make(&q, "kv+recompute");
         struct plan doubted = plan;
-        q.io_spread = 0;
+        q.spread = 0;
         make(&q, "kv+recompute");
         assert_string_equal(plan.method, doubted.method);
         /* A single method that stores too much does not win. */
-        q.io_spread = 1.21;
+        q.spread = 1.21;
         q.budget_bytes_per_token = kv.stored_bytes_per_token - 1;
         make(&q, "auto");
         assert_true(plan.stored_bytes_per_token <= q.budget_bytes_per_token);
@@ -329,9 +329,9 @@ static void test_bad_requests_are_named(void **state)
     expect_error(&q, "", ERR_USAGE, "neither");
     expect_error(&q, "r1,h3", ERR_USAGE, "neither");
     expect_error(&q, "RHHk", ERR_USAGE, "neither");
-    q.io_spread = 0.5;
-    expect_error(&q, "auto", ERR_USAGE, "io_spread is 0.5");
-    q.io_spread = 0;
+    q.spread = 0.5;
+    expect_error(&q, "auto", ERR_USAGE, "spread is 0.5");
+    q.spread = 0;
     layer[1].io_kv_s = NAN;
     expect_error(&q, "auto", ERR_USAGE, "layer 1: io_kv_s is not a number");
     layer[1].io_kv_s = -1;

@@ -185,7 +185,7 @@ static void draw(struct rng *r, const struct shape *s, struct instance *x)
     if (s->budget)
         x->req.budget_bytes_per_token = n * (1024 + 1024 * rng_unit(r));
     if (s->doubted)
-        x->req.io_spread = 1.1 + 0.5 * rng_unit(r);
+        x->req.spread = 1.1 + 0.5 * rng_unit(r);
 }
 
 static struct instance x;
@@ -277,7 +277,7 @@ static void tell_chain(struct textbuf *b, const char *mode)
     textbuf_addf(b,
                  "    request: latency %.6g ms, spread %.6g, head %.6g ms, tier %d, %lld "
                  "tokens\n",
-                 q->io_latency_s * 1e3, q->io_spread, q->head_s * 1e3, q->tier,
+                 q->io_latency_s * 1e3, q->spread, q->head_s * 1e3, q->tier,
                  (long long)q->n_tokens);
     for (int i = 0; i < q->n_layers; i += 1 + q->n_layers / 3) {
         const struct plan_layer *l = &q->layer[i];

@@ -556,6 +556,60 @@ static void a_restore_corrects_the_profile(void **state)
     tempdir_remove(store);
 }
 
+/* Opens a stack over the store in `dirs`, whose profile is loaded or measured. */
+static void open_profiled(struct stack *k, const char *const dirs[])
+{
+    struct err err = {0};
+    const struct stack_opts o = {.user.model = "synth:tiny-mha",
+                                 .user.dtype = "f32",
+                                 .user.max_context = 512,
+                                 .user.store = dirs,
+                                 .user.n_store = 1};
+    if (stack_open(&o, k, &err) != 0)
+        fail_msg("%s", err.msg);
+}
+
+/* A start checks the profile that an earlier one has left, and no other. This one is wrong by far
+ * more than any noise. */
+static void a_profile_of_another_process_is_checked(void **state)
+{
+    (void)state;
+    static int32_t prompt[200];
+    char store[TEMPDIR_BYTES];
+    const char *const dirs[] = {store};
+    struct stack k;
+    struct platform p, expected;
+    struct et_run r;
+    struct err err = {0};
+    tempdir_make(store, "check");
+    et_prompt(prompt, 200, 1);
+    open_profiled(&k, dirs);
+    assert_true(k.platform.gemm_correction.log2 == 0);
+    struct et_ask a = {.prompt = prompt, .n_prompt = 200, .save = "kv"};
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    struct sha256 f = k.fingerprint;
+    profile_begin(&expected, k.model, &f);
+    stack_close(&k);
+    char *at = profile_path(store, &f);
+    for (int fast = 0; fast < 2; fast++) {
+        assert_int_equal(profile_load(&p, at, &expected, &err), 0);
+        double x = fast ? 1e-9 : 1e3;
+        p.c_h = (struct cost_curve){.b_s = x};
+        p.n_tiers = 1;
+        p.tier[0] = (struct platform_tier){.name = "store", .bytes_per_s = 1e3 / x};
+        p.gemm_correction = (struct platform_correction){0};
+        assert_int_equal(profile_store(&p, at, &err), 0);
+        open_profiled(&k, dirs);
+        double want = fast ? 1 : -1;
+        assert_true(k.platform.gemm_correction.log2 == want);
+        assert_true(k.platform.tier[0].correction.log2 == want);
+        assert_true(k.platform.tier[0].correction.spread_log2 == 0.5);
+        stack_close(&k);
+    }
+    free(at);
+    tempdir_remove(store);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -575,6 +629,7 @@ int main(void)
         cmocka_unit_test(a_full_device_cannot_be_measured),
         cmocka_unit_test(a_restore_measures_first),
         cmocka_unit_test(a_restore_corrects_the_profile),
+        cmocka_unit_test(a_profile_of_another_process_is_checked),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }
