@@ -75,8 +75,8 @@ void correction_observe(struct platform_correction *c, double expected_s,
                         double observed_s);
 
 /* Takes a check: one sample of a cost, made by a process before its first plan. believed_s includes
- * the correction. A ratio within CORRECTION_LARGE_MISS is noise and says nothing. A larger one moves
- * the factor halfway to the sample, at most by 2 or 1/2, because one sample may have been
+ * the correction. A ratio within CORRECTION_LARGE_MISS is noise and says nothing. A larger one
+ * moves the factor halfway to the sample, at most by 2 or 1/2, because one sample may have been
  * interrupted. The other half becomes doubt: the factor's spread is at least as large. */
 void correction_check(struct platform_correction *c, double believed_s, double sample_s);
 

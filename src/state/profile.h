@@ -92,8 +92,8 @@ int profile_overlap(struct platform *p, const struct model *m, struct model_work
 int profile_io(struct platform *p, const struct model *m, struct store *store,
                const struct store_hit *hits, int n_hits, struct err *err);
 
-/* Checks a profile that is older than the process, before the first plan. Reads records of the store
- * and projects rows of layer 0, each for about a millisecond by the profile, and corrects *p
+/* Checks a profile that is older than the process, before the first plan. Reads records of the
+ * store and projects rows of layer 0, each for about a millisecond by the profile, and corrects *p
  * (correction_check). What cannot be measured is left as it is. */
 void profile_check(struct platform *p, const struct model *m, struct model_work *w,
                    struct stream *s, struct store *store, const struct sha256 *fingerprint);
