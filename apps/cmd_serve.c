@@ -194,7 +194,9 @@ static const struct opt options[] = {
     {"drop-system", OPT(struct serve_args, engine.o.drop_system), .arg = "REGEX",
      .help =
          "drop what matches from system messages, such as a line that changes with every "
-         "request; lines for billing that Claude Code sends are always dropped"},
+         "request (PCRE2; \"(?m)^Now: .*\\n\"); lines for billing that Claude Code sends "
+         "are "
+         "always dropped"},
     {"parse-special", OPT(struct serve_args, parse_special),
      .help =
          "read special tokens such as <|im_end|> in messages as special tokens; by "

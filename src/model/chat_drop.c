@@ -16,9 +16,12 @@ int chat_drop_open(struct chat_drop **out, const char *pattern, struct err *err)
 {
     struct chat_drop *d = xcalloc(1, sizeof *d);
     int rc = pattern != NULL
-                 ? regex_compile(&d->pattern, pattern, strlen(pattern), false, err)
+                 ? regex_compile(&d->pattern, pattern, strlen(pattern), REGEX_PCRE2, err)
                  : 0;
     if (rc != 0) {
+        if (err != NULL)
+            err->code = ERR_USAGE; /* whatever is wrong with the pattern */
+        rc = ERR_USAGE;
         chat_drop_close(d);
         d = NULL;
     }
@@ -59,6 +62,9 @@ static int drop_matches(const struct regex *r, struct textbuf *text, struct err 
         textbuf_add(&out, text->p + at, begin - at);
         at = end;
     }
+    if (rc < 0)
+        err_set(err, rc,
+                "--drop-system: the regular expression takes too much work on this text");
     textbuf_add(&out, text->p + at, text->n - at);
     regex_scratch_free(scratch);
     textbuf_free(text);

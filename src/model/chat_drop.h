@@ -13,7 +13,7 @@
 
 struct chat_drop;
 
-/* pattern: a regular expression; NULL: only billing lines are dropped. Immutable: any thread. */
+/* pattern: a regular expression of PCRE2; NULL: only billing lines are dropped. Immutable: any thread. */
 int chat_drop_open(struct chat_drop **out, const char *pattern, struct err *err);
 void chat_drop_close(struct chat_drop *d); /* NULL is allowed */
 

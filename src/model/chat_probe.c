@@ -126,9 +126,9 @@ static void probe_parts(struct chat_template *t)
 #define PARTS "\"content\":[{\"type\":\"text\",\"text\":\"" MARK "\"}]"
     t->parts[CHAT_USER] = shows(t, "[{\"role\":\"user\"," PARTS "}]", NULL, false);
     t->parts[CHAT_SYSTEM] = shows(t, "[{\"role\":\"system\"," PARTS "}," USER "]", NULL,
-                                  true);
+                                  false);
     t->parts[CHAT_ASSISTANT] = shows(
-        t, "[" USER ",{\"role\":\"assistant\"," PARTS "}," USER "]", NULL, true);
+        t, "[" USER ",{\"role\":\"assistant\"," PARTS "}," USER "]", NULL, false);
     t->can.parts = t->parts[CHAT_USER];
 }
 

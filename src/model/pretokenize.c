@@ -46,7 +46,8 @@ static int add_split(struct pretokenizer *p, const char *pattern, size_t n, bool
                      enum split_behavior behavior, bool invert, struct err *err)
 {
     struct step *s = &p->steps[p->n_steps];
-    int rc = regex_compile(&s->regex, pattern, n, literal, err);
+    int rc = regex_compile(&s->regex, pattern, n, literal ? REGEX_LITERAL : REGEX_ONIGURUMA,
+                           err);
     if (rc != 0)
         return rc;
     s->kind = STEP_SPLIT;

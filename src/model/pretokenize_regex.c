@@ -251,21 +251,24 @@ struct regex {
     pcre2_code *code;
 };
 
-int regex_compile(struct regex **out, const char *pattern, size_t n, bool literal,
-                  struct err *err)
+int regex_compile(struct regex **out, const char *pattern, size_t n,
+                  enum regex_dialect dialect, struct err *err)
 {
+    bool translates = dialect == REGEX_ONIGURUMA;
     char *own = NULL;
     size_t n_own = 0;
-    int rc = literal ? 0 : translate(pattern, n, &own, &n_own, err);
+    int rc = translates ? translate(pattern, n, &own, &n_own, err) : 0;
     if (rc != 0) {
         free(own);
         return rc;
     }
     int code = 0;
     PCRE2_SIZE at = 0;
-    const uint32_t options = PCRE2_UTF | (literal ? PCRE2_LITERAL : PCRE2_UCP);
-    pcre2_code *c = pcre2_compile((PCRE2_SPTR)(literal ? pattern : own),
-                                  literal ? n : n_own, options, &code, &at, NULL);
+    const uint32_t options = dialect == REGEX_LITERAL
+                                 ? PCRE2_UTF | PCRE2_LITERAL
+                                 : PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
+    pcre2_code *c = pcre2_compile((PCRE2_SPTR)(translates ? own : pattern),
+                                  translates ? n_own : n, options, &code, &at, NULL);
     free(own);
     if (c == NULL) {
         PCRE2_UCHAR text[128];

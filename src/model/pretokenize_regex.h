@@ -13,9 +13,15 @@
 
 struct regex;
 
-/* Compiles a pattern. literal: the pattern is a plain string. The compiled regex is immutable. */
-int regex_compile(struct regex **out, const char *pattern, size_t n, bool literal,
-                  struct err *err);
+enum regex_dialect {
+    REGEX_ONIGURUMA, /* what the list has */
+    REGEX_LITERAL,   /* the pattern is a plain string */
+    REGEX_PCRE2, /* all of PCRE2, with UTF and UCP: a user's own pattern, not a tokenizer's */
+};
+
+/* Compiles a pattern, which must not match the empty text. The compiled regex is immutable. */
+int regex_compile(struct regex **out, const char *pattern, size_t n,
+                  enum regex_dialect dialect, struct err *err);
 void regex_free(struct regex *r); /* NULL is allowed */
 
 /* Frees the scratch memory for matching. The first regex_find makes it, one per thread and call. */

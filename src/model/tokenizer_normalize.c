@@ -170,9 +170,9 @@ int tokenizer_normalizers_compile(struct normalizer_step *steps, int n_steps,
 {
     for (int i = 0; i < n_steps; i++) {
         struct normalizer_step *s = &steps[i];
-        int rc = s->is_regex
-                     ? regex_compile(&s->regex, s->pattern.s, s->pattern.n, false, err)
-                     : 0;
+        int rc = s->is_regex ? regex_compile(&s->regex, s->pattern.s, s->pattern.n,
+                                             REGEX_ONIGURUMA, err)
+                             : 0;
         if (rc != 0)
             return err_wrap(err, "normalizer: Replace");
     }

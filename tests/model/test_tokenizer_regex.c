@@ -17,7 +17,8 @@ static void expect_match(const char *pattern, bool literal, const char *text, in
     struct err err = {0};
     void *scratch = NULL;
     size_t b = 0, e = 0;
-    if (regex_compile(&r, pattern, strlen(pattern), literal, &err) != 0)
+    if (regex_compile(&r, pattern, strlen(pattern),
+                      literal ? REGEX_LITERAL : REGEX_ONIGURUMA, &err) != 0)
         fail_msg("%s: %s", pattern, err.msg);
     int rc = regex_find(r, &scratch, text, strlen(text), 0, &b, &e, &err);
     assert_int_equal(rc, begin >= 0);
@@ -88,7 +89,8 @@ static void test_refusals(void **state)
     for (size_t i = 0; i < sizeof patterns / sizeof patterns[0]; i++) {
         struct regex *r;
         struct err err = {0};
-        int rc = regex_compile(&r, patterns[i][0], strlen(patterns[i][0]), false, &err);
+        int rc = regex_compile(&r, patterns[i][0], strlen(patterns[i][0]), REGEX_ONIGURUMA,
+                               &err);
         if (rc != ERR_UNSUPPORTED || strstr(err.msg, patterns[i][1]) == NULL)
             fail_msg("%s: expected a refusal of %s, got %d: %s", patterns[i][0],
                      patterns[i][1], rc, err.msg);
@@ -97,7 +99,7 @@ static void test_refusals(void **state)
     for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++) {
         struct regex *r;
         struct err err = {0};
-        int rc = regex_compile(&r, broken[i], strlen(broken[i]), false, &err);
+        int rc = regex_compile(&r, broken[i], strlen(broken[i]), REGEX_ONIGURUMA, &err);
         if (rc != ERR_FORMAT)
             fail_msg("%s: expected ERR_FORMAT, got %d: %s", broken[i], rc, err.msg);
     }
@@ -134,7 +136,7 @@ static int split(const char *pattern, const char *text, size_t n, size_t ends[2]
     void *scratch = NULL;
     size_t at = 0, b, e;
     int rc, count = 0;
-    assert_int_equal(regex_compile(&r, pattern, strlen(pattern), false, err), 0);
+    assert_int_equal(regex_compile(&r, pattern, strlen(pattern), REGEX_ONIGURUMA, err), 0);
     while ((rc = regex_find(r, &scratch, text, n, at, &b, &e, err)) > 0) {
         if (count < 2)
             ends[count] = e;

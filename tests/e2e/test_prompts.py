@@ -1,0 +1,161 @@
+"""What of a request reaches the prompt: text that --drop-system drops, the template for tools, members of
+messages, and calls and results that a template does not show. Each byte is a token of the scripted model,
+so the number of a prompt's tokens says which text it has."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "..", "tools", "golden")]
+import hf_to_gguf  # noqa: E402
+from scripted_model import write_script  # noqa: E402
+from serve_client import HC, Server  # noqa: E402
+from tap import PATIENCE, check, end, equal  # noqa: E402
+
+tmp = tempfile.mkdtemp(prefix="hcache-prompts.")
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ '\\n' }}"
+F = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}}
+TOOLS = [{"type": "function", "function": F}]
+USER = {"role": "user", "content": "u"}
+
+
+def model(name, template, pieces=("Yes",), special=()):
+    return write_script(os.path.join(tmp, name), list(pieces), template, special, context=8192)
+
+
+def chat(s, messages, **fields):
+    status, _, r = s.post("/v1/chat/completions", {"messages": messages, "max_tokens": 40, "temperature": 0, **fields})
+    return status, r
+
+
+def length(s, messages, **fields):
+    """Returns the number of bytes of the prompt, or the message of the refusal."""
+    status, r = chat(s, messages, **fields)
+    return r["usage"]["prompt_tokens"] if status == 200 else r["error"]["message"]
+
+
+# --- text of the system that is dropped ---------------------------------------------------------------------------------
+plain = model("plain", PLAIN)
+
+
+def system(text):
+    return [{"role": "system", "content": text}, USER]
+
+
+SHOWN = len("<system><user>u\n")
+s = Server(plain, "--drop-system", r"(?m)^Now: .*\n|\[id=\w+\](?=[^\w]|$)")
+equal("matches are dropped from system messages, everywhere in them",
+      length(s, system("Now: 12:30\nBe brief.[id=0af3]\nNow: 9:00\nEnd")), SHOWN + len("Be brief.\nEnd"))
+parts = [{"type": "text", "text": "Now: 12:30\n"}, {"type": "text", "text": "Be.[id=1]"}]
+equal("a part of which nothing is left goes", length(s, system(parts)), SHOWN + len("Be."))
+equal("so does a message", length(s, system("[id=1]")), len("<user>u\n"))
+equal("users' messages stay as they are", length(s, [{"role": "user", "content": "[id=1]"}]), len("<user>[id=1]\n"))
+one = s.post("/v1/messages/count_tokens", {"system": "Be.[id=1]", "messages": [USER]})[2]["input_tokens"]
+equal("on the route of messages, too", one, SHOWN + len("Be."))
+r = s.post("/v1/responses", {"instructions": "Be.[id=1]", "input": "u", "max_output_tokens": 1})[2]
+equal("and on that of responses", r["usage"]["input_tokens"], SHOWN + len("Be."))
+s.stop()
+
+
+def start_fails(*options):
+    p = subprocess.run([HC, "serve", plain, "--port", "0", *options], capture_output=True, timeout=PATIENCE)
+    return p.returncode, p.stderr.decode()
+
+
+for pattern, why in (("(", "regular expression"), ("x*", "empty text")):
+    rc, err = start_fails("--drop-system", pattern)
+    check(f"the pattern {pattern} is refused at the start", rc == 2 and "--drop-system" in err and why in err, (rc, err))
+s = Server(plain, "--drop-system", "(a+)+b|(?:a|aa)+c")
+status, r = chat(s, system("a" * 3000))
+check("a text that takes a pattern too long is refused, and the option is named",
+      status == 400 and "--drop-system" in r["error"]["message"], (status, r))
+equal("the server goes on", length(s, system("aab!")), SHOWN + 1)
+s.stop()
+
+# --- the template for tools -----------------------------------------------------------------------------------------------
+DEFAULT = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '\\n' }}"
+WITH_TOOLS = ("{% for t in tools %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content or '' }}{% for c in "
+              "m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{% endfor %}{{ 'T\\n' }}")
+CALL = '<tool_call>{"name": "f", "arguments": {"x": "1"}}</tool_call>'
+folder = model("two", DEFAULT, [CALL])
+hf_to_gguf.convert(folder, os.path.join(tmp, "two.gguf"),
+                   change=[("tokenizer.chat_template.tool_use", hf_to_gguf.STRING, WITH_TOOLS)])
+os.makedirs(os.path.join(folder, "additional_chat_templates"))
+with open(os.path.join(folder, "additional_chat_templates", "tool_use.jinja"), "w") as f:
+    f.write(WITH_TOOLS)
+for name in ("two", "two.gguf"):
+    s = Server(os.path.join(tmp, name))
+    equal(f"{name}: without tools, the default template", length(s, [USER]), 2)
+    status, r = chat(s, [USER], tools=TOOLS)
+    m = r["choices"][0]["message"] if status == 200 else r
+    equal(f"{name}: with tools, the one named tool_use", r["usage"]["prompt_tokens"], len(json.dumps(TOOLS[0]) + "uT\n"))
+    equal(f"{name}: its calls are read", m["tool_calls"][0]["function"], {"name": "f", "arguments": '{"x": "1"}'})
+    s.stop()
+
+# --- members of messages --------------------------------------------------------------------------------------------------
+s = Server(plain)
+talk = [{**USER, "name": "bob"}, {"role": "assistant", "content": "a", "annotations": [], "name": "ann", "audio": None},
+        {**USER, "cache_control": {"type": "ephemeral"}}]
+status, r = chat(s, talk)
+equal("members that the prompt does not show are listed", (status, r["usage"].get("ignored")),
+      (200, ["messages.name", "messages.cache_control"]))
+equal("they change nothing", r["usage"]["prompt_tokens"], len("<user>u<assistant>a<user>u\n"))
+status, r = chat(s, [USER, {"role": "assistant", "content": "The", "prefix": True}])
+check("one that would is refused by name", status == 400 and "messages[1].prefix" in r["error"]["message"], r)
+s.stop()
+s = Server(model("named", PLAIN.replace("{{ m.role }}", "{{ m.name or m.role }}")))
+status, r = chat(s, [{**USER, "name": "bob"}])
+equal("a template that shows names gets them", (r["usage"]["prompt_tokens"], r["usage"].get("ignored")),
+      (len("<bob>u\n"), None))
+s.stop()
+
+# --- tools, calls and results as text -------------------------------------------------------------------------------------
+GRANITE = ("{% if tools %}Call with <|tool_call|>: {{ tools | tojson }}{% endif %}" + PLAIN)
+s = Server(model("granite", GRANITE, ['<|tool_call|>', '[{"name": "f", "arguments": {"x": "1"}}]'], ["<|tool_call|>"]))
+asked = length(s, [USER], tools=TOOLS)
+status, r = chat(s, [USER], tools=TOOLS)
+call = r["choices"][0]["message"]["tool_calls"][0]
+talk = [USER, {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "R"}]
+equal("a call that the template does not show is written as the model writes it, its tag as a token",
+      length(s, talk, tools=TOOLS),
+      asked + len("<assistant>[" + '{"name": "f", "arguments": {"x": "1"}}' + "]<tool>R") + 1)
+m = s.post("/v1/messages", {"max_tokens": 40, "messages": [
+    USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"x": "1"}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "R", "is_error": True}]}],
+    "tools": [{"name": "f", "description": "d", "input_schema": F["parameters"]}], "temperature": 0})[2]
+equal("on the route of messages, too; a failed result says so", (
+    m["usage"]["input_tokens"] + m["usage"]["cache_read_input_tokens"], m["stop_reason"]),
+    (length(s, talk, tools=TOOLS) + len("The tool failed.\n"), "tool_use"))
+items = [{"role": "user", "content": "u"}, {"type": "function_call", "call_id": "t", "name": "f", "arguments": '{"x": "1"}'},
+         {"type": "function_call_output", "call_id": "t", "output": "R"}]
+r = s.post("/v1/responses", {"input": items, "tools": [{"type": "function", **F}], "temperature": 0, "store": False})[2]
+equal("and on that of responses", (r["usage"]["input_tokens"], r["output"][0]["type"]),
+      (length(s, talk, tools=TOOLS), "function_call"))
+s.stop()
+
+NOTHING = ("{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('role') }}"
+           "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ '\\n' }}")
+s = Server(model("nothing", NOTHING, ['<tool_call>\n{"name": "f", "arguments": {"x": "1"}}\n</tool_call>']))
+check("the start says how tools are declared", any("declares" in line for line in s.log), s.log)
+abilities = s.request("GET", "/v1/models")[2]["data"][0]["abilities"]
+equal("so do the model's abilities", (abilities["tools"], abilities["tool_prompt"]), (True, "generic"))
+status, r = chat(s, [USER], tools=TOOLS)
+check("a model whose template shows no tools is told of them, and calls",
+      status == 200 and r["usage"]["prompt_tokens"] > len(json.dumps(F)) + 100 and
+      r["choices"][0]["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": "1"}'}, r)
+call = r["choices"][0]["message"]["tool_calls"][0]
+talk = [USER, {"role": "assistant", "content": "I look.", "tool_calls": [call, {**call, "id": "2"}]},
+        {"role": "tool", "tool_call_id": "2", "content": "R2"}, {"role": "tool", "tool_call_id": call["id"], "content": "R"}]
+written = '<tool_call>\n{"name": "f", "arguments": {"x": "1"}}\n</tool_call>'
+equal("a loop of calls reaches it as text", length(s, talk),
+      len(f"<user>u<assistant>I look.\n{written}\n{written}<user><tool_response>\nR\n</tool_response>\n\n"
+          "<tool_response>\nR2\n</tool_response>\n"))
+s.stop()
+p = subprocess.run([HC, "model", "info", os.path.join(tmp, "nothing"), "--json"], capture_output=True, timeout=PATIENCE)
+equal("model info says it", json.loads(p.stdout)["model"]["tools"], "generic")
+shutil.rmtree(tmp, ignore_errors=True)
+end()
