@@ -19,7 +19,7 @@ WARN     += -Wno-format-truncation -Wno-string-conversion -Wno-string-concatenat
 SYMBOLS  ?= -g
 # -ffp-contract=off: if the compiler fused operations, results would depend on it.  Fused steps are
 # written as fma.
-COMMON   := -std=c11 -D_GNU_SOURCE -I. -Isrc -Iinclude -I$(B)/gen -MMD -MP $(SYMBOLS) -pthread \
+COMMON   := -std=c11 -D_GNU_SOURCE -I. -Isrc -Ilib -Iinclude -I$(B)/gen -MMD -MP $(SYMBOLS) -pthread \
             -ffp-contract=off -fno-math-errno $(WARN)
 # The shared library and the program use the same objects, so that they are compiled once.  Hidden
 # symbols are called and addressed directly, as in a program: the kernels' machine code is the same
@@ -66,11 +66,11 @@ ARCH_amx    := $(ARCH_vnni) -mamx-tile -mamx-int8 -mamx-bf16
 CUDA_ARCHS  ?= 80 89 90
 NVCC        := $(shell command -v nvcc 2>/dev/null)
 CUDA        ?= $(if $(and $(NVCC),$(filter release,$(VARIANT))),1,0)
-CUDA_SRC    := $(sort $(wildcard src/tensor/cuda/*.c src/tensor/cuda/untried/*.c))
-CUDA_KERNEL := $(sort $(wildcard src/tensor/cuda/*.cu))
+CUDA_SRC    := $(sort $(wildcard cuda/*.c cuda/untried/*.c))
+CUDA_KERNEL := $(sort $(wildcard cuda/*.cu))
 CUDA_HOME   := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 NVCC_OPT    ?= -O3
-NVCC_FLAGS  := -std=c++17 $(NVCC_OPT) -Isrc -MD -MP --fmad=true -Xcompiler -fPIC,-fvisibility=hidden \
+NVCC_FLAGS  := -std=c++17 $(NVCC_OPT) -I. -Isrc -MD -MP --fmad=true -Xcompiler -fPIC,-fvisibility=hidden \
                $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a$(COMMA)code=sm_$a) \
                $(foreach a,$(lastword $(CUDA_ARCHS)),-gencode arch=compute_$a$(COMMA)code=compute_$a)
 CUDA_LIBS   := $(if $(filter 1,$(CUDA)),-L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt)
@@ -79,24 +79,30 @@ LDLIBS      += $(CUDA_LIBS)
 # The same backend on an emulated GPU, for tests (tests/cuda_emu).  Not built with sanitizers, which
 # cannot follow its coroutines.
 EMULATED    := $(if $(filter x86_64,$(shell uname -m)),$(if $(filter release debug,$(VARIANT)),1))
-EMU_SRC     := $(filter-out src/tensor/cuda/cuda_blas.c,$(CUDA_SRC))
+EMU_SRC     := $(filter-out cuda/cuda_blas.c,$(CUDA_SRC))
 EMU_OBJ     := $(EMU_SRC:%.c=$(B)/emu/%.o) $(CUDA_KERNEL:%.cu=$(B)/emu/%.o) \
                $(patsubst %.cc,$(B)/emu/%.o,$(wildcard tests/cuda_emu/*.cc))
 EMU_FLAGS   := -DHCACHE_CUDA_EMULATED -Itests/cuda_emu
 # (Without the fma instruction every fmaf is a call.)
 EMU_ARCH    := $(if $(shell grep -m1 -wo fma /proc/cpuinfo 2>/dev/null),-mavx2 -mfma)
 
-SRC   := $(filter-out $(CUDA_SRC),$(sort $(wildcard src/*/*.c src/*/*/*.c)))
-SRC   := $(if $(filter 1,$(CUDA)),$(filter-out src/tensor/cuda_absent.c,$(SRC)) $(CUDA_SRC),$(SRC))
+# What the public functions are made of; the rest of src/api is the server's.
+SERVICE := $(addprefix src/api/,$(addsuffix .c,context control counts dialog forms hcache memory_plan miss \
+           service stack ticket truncate truncate_text))
+SRC   := $(sort $(wildcard lib/*/*.c src/*/*.c src/*/*/*.c))
+SRC   := $(if $(filter 1,$(CUDA)),$(filter-out cuda_absent.c,$(SRC)) $(CUDA_SRC),$(SRC))
 # Parsers need no kernels, whose compilation under the sanitizers takes minutes.
-SRC   := $(if $(filter fuzz,$(VARIANT)),src/tensor/dtype.c src/service/truncate_text.c $(filter-out $(addprefix src/,tensor/% kvcache/% state/% engine/% service/%),$(SRC)),$(SRC))
+FUZZED := src/tensor/dtype.c src/api/truncate_text.c
+SRC   := $(if $(filter fuzz,$(VARIANT)),$(FUZZED) $(filter-out src/tensor/% src/save/saver% src/save/save_% src/restore/restore% src/restore/profile% src/restore/kvcache% src/engine/% $(SERVICE),$(SRC)),$(SRC))
 # FOLDERS limits a build of tests to some directories of src/ and their tests.  A quick run of a
 # sanitizer uses it, and so does coverage.  Tests that also need other directories are left out.
-FOLDERS ?= $(if $(filter cov,$(VARIANT)),base io policy store)
-NEED_OTHERS := tests/sessions/test_retoken.c tests/sessions/test_talk.c tests/store/test_victims.c
-SRC   := $(if $(FOLDERS),$(filter $(FOLDERS:%=src/%/%),$(SRC)),$(SRC))
+FOLDERS ?= $(if $(filter cov,$(VARIANT)),base io store)
+NEED_OTHERS := tests/api/test_retoken.c tests/api/test_talk.c tests/store/test_victims.c
+SRC   := $(if $(FOLDERS),$(filter $(FOLDERS:%=src/%/%) $(FOLDERS:%=lib/%/%),$(SRC)),$(SRC))
 APPS  := $(sort $(wildcard apps/*.c))
 BENCH := $(sort $(wildcard bench/*.c))
+# For tests and experiments: a simulated disk, simulated caches and loads.
+SIM   := $(sort $(wildcard sim/*.c))
 TEST_DIRS := $(if $(FOLDERS),$(FOLDERS:%=tests/%),tests/*)
 ALL_TEST_SRC := $(sort $(wildcard $(TEST_DIRS:%=%/test_*.c)))
 TEST_SRC := $(if $(EMULATED),$(ALL_TEST_SRC),$(filter-out %_emulated.c,$(ALL_TEST_SRC)))
@@ -105,6 +111,7 @@ TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard $(TEST_DIRS:%=%/*.
 
 OBJ      := $(SRC:%.c=$(B)/%.o) $(if $(filter 1,$(CUDA)),$(CUDA_KERNEL:%.cu=$(B)/%.o))
 APP_OBJ  := $(APPS:%.c=$(B)/%.o) $(BENCH:%.c=$(B)/%.o)
+SIM_OBJ  := $(SIM:%.c=$(B)/%.o)
 TEST_BIN := $(TEST_SRC:%.c=$(B)/%)
 TESTLIB_OBJ := $(TESTLIB_SRC:%.c=$(B)/%.o)
 
@@ -130,7 +137,7 @@ $(B)/flags.stamp: FORCE
 	    { echo 'make: the compiler or a library is missing: run tools/setup.sh' >&2; exit 1; }
 	@$(call stamp,$@,$(NVCC) $(NVCC_FLAGS) $(CC) $(ALL_CFLAGS) $(LIBRARY) $(ARCH_avx2) $(ARCH_amx) $(LDFLAGS) $(LDLIBS))
 $(B)/files.stamp: FORCE
-	@$(call stamp,$@,$(OBJ) $(APP_OBJ) $(TESTLIB_OBJ))
+	@$(call stamp,$@,$(OBJ) $(APP_OBJ) $(SIM_OBJ) $(TESTLIB_OBJ))
 $(B)/gen/build_id.h: FORCE
 	@$(call stamp,$@,#define BUILD_ID "$(shell git describe --always --dirty 2>/dev/null || echo unknown)")
 $(B)/apps/main.o $(B)/apps/cmd_profile.o: $(B)/gen/build_id.h
@@ -144,11 +151,15 @@ $(B)/libhcache.a: $(OBJ) $(B)/files.stamp
 	@rm -f $@
 	@$(AR) rcs $@ $(OBJ)
 
-$(B)/hcache: $(APP_OBJ) $(B)/libhcache.a
-	@echo "  LINK $@"
-	@$(CC) $(LDFLAGS) -o $@ $(APP_OBJ) $(B)/libhcache.a $(LDLIBS)
+$(B)/libsim.a: $(SIM_OBJ) $(B)/files.stamp
+	@rm -f $@
+	@$(AR) rcs $@ $(SIM_OBJ)
 
-$(B)/src/%.o: MODULE_FLAGS := $(LIBRARY)
+$(B)/hcache: $(APP_OBJ) $(B)/libsim.a $(B)/libhcache.a
+	@echo "  LINK $@"
+	@$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
+$(OBJ): MODULE_FLAGS := $(LIBRARY)
 $(B)/%_avx2.o: ARCH_FLAGS := $(ARCH_avx2)
 $(B)/%_avx512.o: ARCH_FLAGS := $(ARCH_avx512)
 $(B)/%_vnni.o: ARCH_FLAGS := $(ARCH_vnni)
@@ -174,10 +185,10 @@ $(B)/emu/%.o: %.c $(B)/flags.stamp
 $(B)/emu/%.o: %.cu $(B)/flags.stamp
 	@mkdir -p $(@D)
 	@echo "  EMU  $<"
-	@$(CXX) -std=c++17 $(SYMBOLS) -O2 $(EMU_ARCH) -ffp-contract=off -Isrc -MMD -MP $(EMU_FLAGS) -x c++ -c -o $@ $<
+	@$(CXX) -std=c++17 $(SYMBOLS) -O2 $(EMU_ARCH) -ffp-contract=off -I. -Isrc -MMD -MP $(EMU_FLAGS) -x c++ -c -o $@ $<
 $(B)/emu/%.o: %.cc $(B)/flags.stamp
 	@mkdir -p $(@D)
-	@$(CXX) -std=c++17 $(SYMBOLS) -O2 -Isrc -MMD -MP $(EMU_FLAGS) -c -o $@ $<
+	@$(CXX) -std=c++17 $(SYMBOLS) -O2 -I. -Isrc -MMD -MP $(EMU_FLAGS) -c -o $@ $<
 
 # The files that tests share are an archive, so that a test is linked only with those that it uses,
 # and has 1 MB instead of 22.  linewise.c and strict.c act before and after main and no test refers
@@ -186,13 +197,13 @@ TEST_MAIN := $(filter %/linewise.o %/strict.o,$(TESTLIB_OBJ))
 STRICT_LOCKS := $(filter %/strict_locks.o,$(TESTLIB_OBJ))
 TESTLIB := $(B)/tests/libtests.a
 # Each of the two archives uses functions of the other (--wrap below).
-TEST_ARCHIVES := -Wl,--start-group $(TESTLIB) $(B)/libhcache.a -Wl,--end-group
+TEST_ARCHIVES := -Wl,--start-group $(TESTLIB) $(B)/libsim.a $(B)/libhcache.a -Wl,--end-group
 $(TESTLIB): $(TESTLIB_OBJ) $(B)/files.stamp
 	@mkdir -p $(@D)
 	@rm -f $@
 	@$(AR) rcs $@ $(filter-out $(TEST_MAIN) $(STRICT_LOCKS),$(TESTLIB_OBJ))
 
-$(B)/tests/%_emulated: $(B)/tests/%_emulated.o $(EMU_OBJ) $(TESTLIB) $(B)/libhcache.a
+$(B)/tests/%_emulated: $(B)/tests/%_emulated.o $(EMU_OBJ) $(TESTLIB) $(B)/libsim.a $(B)/libhcache.a
 	@echo "  LINK $@"
 	@$(CXX) $(LDFLAGS) $(WRAP_STATE) -o $@ $< $(TEST_MAIN) $(EMU_OBJ) $(TEST_ARCHIVES) $(LDLIBS) -lcmocka
 
@@ -211,7 +222,7 @@ $(CUFILE_FAKE): tests/cuda_emu/cufile/cufile_fake.c tests/cuda_emu/cufile/cufile
 $(B)/tests/engine/test_direct_emulated: | $(CUFILE_FAKE)
 
 # The whole program on the emulated GPU, for the tests of its commands.
-$(B)/hcache_emulated: $(APP_OBJ) $(EMU_OBJ) $(B)/libhcache.a
+$(B)/hcache_emulated: $(APP_OBJ) $(EMU_OBJ) $(B)/libsim.a $(B)/libhcache.a
 	@echo "  LINK $@"
 	@$(CXX) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
@@ -221,9 +232,9 @@ $(B)/hcache_emulated: $(APP_OBJ) $(EMU_OBJ) $(B)/libhcache.a
 LEAKS := $(if $(filter release,$(VARIANT)),$(if $(filter /%,$(shell $(CC) -print-file-name=liblsan.so)),-fsanitize=leak))
 # Not checked: the first of these ends children that leak on purpose, the others count allocations
 # themselves.
-$(addprefix $(B)/tests/,base/test_mem format/test_json_scan engine/test_no_malloc): private LEAKS :=
+$(addprefix $(B)/tests/,base/test_mem base/test_json_scan engine/test_no_malloc): private LEAKS :=
 
-$(B)/tests/%: $(B)/tests/%.o $(TESTLIB) $(B)/libhcache.a
+$(B)/tests/%: $(B)/tests/%.o $(TESTLIB) $(B)/libsim.a $(B)/libhcache.a
 	@echo "  LINK $@"
 	@$(CC) $(LDFLAGS) $(LEAKS) $(WRAP_STATE) $(WRAP) -o $@ $< $(TEST_MAIN) $(TEST_ARCHIVES) $(LDLIBS) -lcmocka
 
@@ -236,15 +247,15 @@ WRAP := $(call wrapped,$(addprefix pthread_,mutex_init mutex_lock mutex_unlock m
         $(STRICT_LOCKS)
 
 # These programs run all threads in one: the linker redirects their calls of locks and clocks to
-# tests/state/turns.c.
-TURNS := $(addprefix $(B)/tests/state/test_,lives life_memory copies)
+# tests/restore/turns.c.
+TURNS := $(addprefix $(B)/tests/restore/test_,lives life_memory copies)
 $(TURNS): private WRAP := $(call wrapped,clock_now_ns clock_sleep_ns clock_wall_s \
          pthread_cond_broadcast pthread_cond_signal pthread_cond_timedwait pthread_cond_wait \
          pthread_create pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock \
          pthread_mutex_trylock pthread_mutex_unlock sched_setscheduler setpriority)
 
 # This program has a clock of its own.
-PROFILE_CLOCK := $(B)/tests/state/test_profile_fit
+PROFILE_CLOCK := $(B)/tests/restore/test_profile_fit
 $(PROFILE_CLOCK): private WRAP += $(call wrapped,clock_now_ns clock_sleep_ns clock_cpu_now)
 
 tests: $(TEST_BIN) $(if $(filter release,$(VARIANT)),libs) $(if $(EMULATED),$(B)/hcache_emulated)
@@ -255,7 +266,7 @@ tests: $(TEST_BIN) $(if $(filter release,$(VARIANT)),libs) $(if $(EMULATED),$(B)
 # hcache_* (include/hcache.h makes these visible, $(LIBRARY) hides the rest).
 VERSION  := $(shell sed -n 's/^.define HCACHE_VERSION "\(.*\)"/\1/p' include/hcache.h)
 SONAME   := libhcache.so.$(firstword $(subst ., ,$(VERSION)))
-PUBLIC   := $(patsubst %.c,$(B)/%.o,$(filter src/service/%,$(SRC)))
+PUBLIC   := $(patsubst %.c,$(B)/%.o,$(SERVICE))
 LIB_PKGS := $(filter-out libmicrohttpd libcurl libedit,$(PKGS))
 LIB_LIBS := -lxxhash -lm -pthread $(CUDA_LIBS)
 
@@ -341,8 +352,8 @@ damage:
 
 # A part of the asan run, in minutes instead of an hour: the code that reads bytes from outside,
 # without the kernels.
-SMOKE := base io format jinja policy store remote sessions
-SMOKE_TESTS := ^(base|io|format|jinja|remote)/|^sessions/test_(answers|conversations|items|provenance)$$|^policy/test_(plan|sched|platform|correction|placement|remote_pace)$$|^store/test_(store|erase|keep|open|reader|vfs|threads|parcel)$$
+SMOKE := base io jinja text model store remote restore engine api
+SMOKE_TESTS := ^(base|io|jinja|remote)/|^text/test_(gguf_tokenizer|tokenizer_json)$$|^model/test_(gguf|safetensors)$$|^api/test_(answers|conversations|items|provenance)$$|^restore/test_(plan|platform|correction)$$|^engine/test_sched$$|^store/test_(store|erase|keep|open|reader|vfs|threads|parcel|placement|remote_pace)$$
 SMOKE_BIN = $(shell cd tests && printf '%s\n' */test_*.c | sed 's/\.c$$//' | grep -E '$(SMOKE_TESTS)' | sed 's,^,build/smoke/tests/,')
 asan-smoke:
 	@$(MAKE) --no-print-directory $(JOBS) VARIANT=asan B=build/smoke FOLDERS='$(SMOKE)' $(SMOKE_BIN)
@@ -376,8 +387,8 @@ placement-check: $(B)/tests/store/test_victims
 	HCACHE_TEST_HISTORIES=100000 $(B)/tests/store/test_victims
 
 # Prints how much of a chain is restored, at full size, and how long planning takes
-# (tests/policy/test_plan_cut.c).
-plan-check: $(B)/tests/policy/test_plan_cut
+# (tests/restore/test_plan_cut.c).
+plan-check: $(B)/tests/restore/test_plan_cut
 	@$< check
 
 # Makes a page with the papers' figures that need no GPU.  ONLY=fig3,tab1 selects some of them.
@@ -390,7 +401,7 @@ papers: all
 # Draws COUNT one-line mutants of FILES (files or directories) with SEED and lists those that the
 # nearest tests miss.  PER_FOLDER=N draws N from each directory of src/ instead.  WIDE=S runs
 # further tests on the survivors for S seconds.
-FILES ?= $(if $(PER_FOLDER),,src/policy)
+FILES ?= $(if $(PER_FOLDER),,src/restore)
 COUNT ?= 20
 SEED  ?= 1
 mutants:
@@ -451,4 +462,4 @@ help:
 .PHONY: all libs install install-built uninstall tests setup demo demo-real demo-cluster test check fuzz damage gpu-bundle asan-smoke tsan coverage cluster kill-turns crash crash-long placement-check plan-check papers mutants walk tidy format options clean help FORCE
 .SECONDARY:
 
--include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)
+-include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(SIM_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

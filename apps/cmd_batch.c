@@ -1,6 +1,6 @@
 /* cmd_batch.c - `hcache batch`: answers a file of requests, in OpenAI's batch format.
  *
- * This file has wiring, options, progress and the summary; batch/job.h does the work.  The first
+ * This file has wiring, options, progress and the summary; api/job.h does the work.  The first
  * SIGTERM or SIGINT stops the job after the engine's present step; the second ends the process at
  * once.  Neither loses anything that was written. */
 #include <pthread.h>
@@ -19,11 +19,11 @@
 #include "base/opt.h"
 #include "base/plural.h"
 #include "base/thread.h"
-#include "batch/estimate.h"
-#include "batch/job.h"
-#include "format/json.h"
+#include "api/estimate.h"
+#include "api/job.h"
+#include "base/json.h"
 #include "hcache.h"
-#include "requests/prompts.h"
+#include "api/prompts.h"
 
 /* Default of --mini-batches with streamed weights. More would gain little: with 8, prompts read the
  * weights an eighth as often, and a step of decodes has few rows. */

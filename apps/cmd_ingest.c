@@ -16,9 +16,9 @@
 #include "base/opt.h"
 #include "base/plural.h"
 #include "base/progress.h"
-#include "format/json.h"
+#include "base/json.h"
 #include "hcache.h"
-#include "sessions/prompt.h"
+#include "api/prompt.h"
 
 struct ingest_args {
     struct engine_args engine;

@@ -8,14 +8,14 @@
 #include "apps/option_tables.h"
 #include "base/clock.h"
 #include "base/opt.h"
-#include "format/json.h"
-#include "format/gguf_types.h"
+#include "base/json.h"
+#include "model/gguf_types.h"
 #include "model/config.h"
 #include "model/gguf_files.h"
 #include "model/pack_file.h"
-#include "model/tokenizer.h"
+#include "text/tokenizer.h"
 #include "model/weights.h"
-#include "service/dialog.h"
+#include "api/dialog.h"
 
 static int report(const char *cmd, const struct err *e)
 {

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/cpus.h"
 #include "base/pool.h"
-#include "format/json.h"
+#include "base/json.h"
 #include "model/pack_write.h"
 #include "tensor/group.h"
 

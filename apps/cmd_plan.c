@@ -18,14 +18,14 @@
 #include "base/mem.h"
 #include "base/opt.h"
 #include "base/plural.h"
-#include "format/json.h"
+#include "base/json.h"
 #include "model/config.h"
 #include "model/share.h"
-#include "policy/pipeline.h"
-#include "policy/plan.h"
-#include "policy/read_buffer.h"
-#include "report/timeline.h"
-#include "state/profile.h"
+#include "restore/pipeline.h"
+#include "restore/plan.h"
+#include "engine/read_buffer.h"
+#include "apps/timeline.h"
+#include "restore/profile.h"
 
 struct plan_args {
     const char *model_dir, *shape, *platform, *method, *svg;

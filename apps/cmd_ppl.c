@@ -23,9 +23,9 @@
 #include "base/mem.h"
 #include "base/opt.h"
 #include "base/progress.h"
-#include "service/stack.h"
-#include "format/json.h"
-#include "model/tokenizer.h"
+#include "api/stack.h"
+#include "base/json.h"
+#include "text/tokenizer.h"
 
 struct ppl_args {
     struct engine_args engine;

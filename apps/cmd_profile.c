@@ -16,8 +16,8 @@
 #include "base/progress.h"
 #include "bench/device_rig.h"
 #include "build_id.h"
-#include "service/stack.h"
-#include "state/profile.h"
+#include "api/stack.h"
+#include "restore/profile.h"
 
 enum { CONTEXT = 8192 + 512 }; /* length of context up to which attention is measured */
 

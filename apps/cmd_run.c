@@ -15,11 +15,11 @@
 #include "base/log.h"
 #include "base/opt.h"
 #include "base/plural.h"
-#include "format/json.h"
+#include "base/json.h"
 #include "hcache.h"
-#include "requests/dram_json.h"
-#include "sessions/provenance.h"
-#include "sessions/prompt.h"
+#include "api/dram_json.h"
+#include "api/provenance.h"
+#include "api/prompt.h"
 
 struct run_args {
     const char *conversation;

@@ -27,9 +27,9 @@
 #include "base/opt.h"
 #include "base/plural.h"
 #include "base/thread.h"
-#include "batch/shelf.h"
+#include "api/shelf.h"
 #include "hcache.h"
-#include "sessions/conversations.h"
+#include "api/conversations.h"
 #include "server/server.h"
 
 struct serve_args {

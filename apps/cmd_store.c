@@ -22,9 +22,9 @@
 #include "base/opt.h"
 #include "base/plural.h"
 #include "base/progress.h"
-#include "format/json.h"
+#include "base/json.h"
 #include "io/io.h"
-#include "sessions/answers.h"
+#include "api/answers.h"
 #include "store/store.h"
 
 struct store_args {

@@ -11,7 +11,7 @@
 #include "apps/token_ids.h"
 #include "base/mem.h"
 #include "base/opt.h"
-#include "model/tokenizer.h"
+#include "text/tokenizer.h"
 
 #define INPUT_MAX_BYTES ((size_t)256 << 20)
 

@@ -12,7 +12,7 @@
 #include "base/err.h"
 #include "base/opt.h"
 #include "hcache.h"
-#include "sessions/dates.h"
+#include "api/dates.h"
 
 struct engine_args {
     struct hcache_opts o;

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 
 #include "base/err.h"
-#include "format/json.h"
+#include "base/json.h"
 
 struct http_client;
 

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/mem.h"
-#include "sessions/conversations.h"
+#include "api/conversations.h"
 
 struct entry {
     struct sha256 key;

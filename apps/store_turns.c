@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "format/json.h"
+#include "base/json.h"
 #include "store/store.h"
 
 /* --- out -------------------------------------------------------------------------------------- */

@@ -13,7 +13,7 @@
 #define APPS_STORE_TURNS_H
 
 #include "apps/api_keys.h"
-#include "sessions/conversations.h"
+#include "api/conversations.h"
 
 /* Exports a conversation "conv_..", or the turns up to a response "resp_..", of any of the tenants.
  * *text and (*keys)[0..*n_keys), the chunks that its *n_turns turns name, are the caller's to free.

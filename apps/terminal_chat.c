@@ -10,7 +10,7 @@
 #include "apps/line_reader.h"
 #include "base/plural.h"
 #include "base/progress.h"
-#include "sessions/fullness.h"
+#include "api/fullness.h"
 
 /* --- Ctrl-C ----------------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /* terminal_talk.h - the conversation behind `hcache run -i`, which this process or a server keeps.
  *
- *     terminal_local.c    uses kept conversations (sessions/talk.h): in the store's file, or in memory
+ *     terminal_local.c    uses kept conversations (api/talk.h): in the store's file, or in memory
  *     terminal_remote.c   uses a running server's API (--url)
  *
  * One thread. Functions return 0, or a code with *err. */
@@ -11,7 +11,7 @@
 #include <stddef.h>
 
 #include "base/err.h"
-#include "sessions/talk.h"
+#include "api/talk.h"
 
 /* Facts about an answer that has ended. */
 struct terminal_end {

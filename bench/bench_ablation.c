@@ -18,7 +18,7 @@
 #include "bench/report.h"
 #include "bench/restore_lab.h"
 #include "bench/save_figure.h"
-#include "state/profile.h"
+#include "restore/profile.h"
 
 struct ablation_args {
     struct bench_common common; /* must be the first member */

@@ -22,8 +22,8 @@
 #include "base/rng.h"
 #include "apps/option_tables.h"
 #include "bench/bench.h"
-#include "service/stack.h"
-#include "state/save_policy.h"
+#include "api/stack.h"
+#include "restore/save_policy.h"
 
 struct beside_args {
     struct bench_common common; /* must be the first member */

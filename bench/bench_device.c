@@ -24,7 +24,7 @@
 #include "base/rng.h"
 #include "bench/device_rig.h"
 #include "tensor/collective.h"
-#include "service/stack.h"
+#include "api/stack.h"
 #include "tensor/group.h"
 
 static const struct opt device_options[] = {

@@ -34,7 +34,7 @@
 #include "base/textbuf.h"
 #include "bench/bench.h"
 #include "bench/http_load.h"
-#include "format/json.h"
+#include "base/json.h"
 
 enum { N_FACTS = 3, NAME_BYTES = 16, COLD_RUNS = 2 };
 

@@ -13,9 +13,9 @@
 #include "base/opt.h"
 #include "base/rng.h"
 #include "bench/bench.h"
-#include "format/json.h"
+#include "base/json.h"
 #include "grammar/automaton.h"
-#include "model/tokenizer.h"
+#include "text/tokenizer.h"
 
 struct form_bench_args {
     const char *tokenizer, *file;

@@ -1,7 +1,7 @@
 /* bench_hybrid.c - `hcache bench hybrid`: mixtures of KV blocks and ACT blocks (hidden states) on a
  * modelled GPU, and HybridServe's figures beside the paper's numbers.
  *
- * src/policy/hybrid.c makes the decisions, and hybrid_model.h computes the times. So every number
+ * src/engine/hybrid.c makes the decisions, and hybrid_model.h computes the times. So every number
  * that this file prints is modelled. `hcache bench hybrid run` (bench_hybrid_run.c) measures. */
 #include <math.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "base/opt.h"
 #include "bench/bench.h"
 #include "bench/hybrid_model.h"
-#include "format/json.h"
+#include "base/json.h"
 
 struct hybrid_args {
     const char *shape, *platform;

@@ -33,9 +33,9 @@
 #include "bench/bench.h"
 #include "engine/mixed.h"
 #include "engine/mixed_costs.h"
-#include "format/json.h"
-#include "policy/hybrid_share.h"
-#include "service/stack.h"
+#include "base/json.h"
+#include "engine/hybrid_share.h"
+#include "api/stack.h"
 
 enum { MOST_BATCH = 256 };
 

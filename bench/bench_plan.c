@@ -1,5 +1,5 @@
 /* bench_plan.c - `hcache bench plan`: the processor time of planning a restore. A step of the
- * engine waits for planning (policy/plan_cut.c).
+ * engine waits for planning (restore/plan_cut.c).
  *
  * Chains are made up. Each range was saved under one of a few policies, or each of its layers has
  * other records, which is the worst case. */
@@ -14,7 +14,7 @@
 #include "base/opt.h"
 #include "base/rng.h"
 #include "bench/bench.h"
-#include "policy/plan.h"
+#include "restore/plan.h"
 
 struct plan_bench_args {
     int layers, plans;

@@ -16,7 +16,7 @@
 #include "base/rng.h"
 #include "apps/option_tables.h"
 #include "bench/bench.h"
-#include "service/stack.h"
+#include "api/stack.h"
 
 struct resume_args {
     struct bench_common common; /* must be the first member */

@@ -28,9 +28,9 @@
 #include "bench/bench.h"
 #include "bench/save_at_end.h"
 #include "bench/save_figure.h"
-#include "service/stack.h"
+#include "api/stack.h"
 #include "io/io.h"
-#include "state/save_policy.h"
+#include "restore/save_policy.h"
 #include "tensor/readback.h"
 
 struct save_args {

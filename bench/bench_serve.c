@@ -22,7 +22,7 @@
 #include "bench/report.h"
 #include "bench/thread_time.h"
 #include "bench/workload.h"
-#include "format/json.h"
+#include "base/json.h"
 
 struct serve_args {
     const char *url, *key, *model, *workload, *trace, *csv, *html, *label;

@@ -24,10 +24,10 @@
 #include "base/pool.h"
 #include "base/process.h"
 #include "bench/bench.h"
-#include "format/json.h"
+#include "base/json.h"
 #include "model/pack_file.h"
 #include "model/pack_write.h"
-#include "service/stack.h"
+#include "api/stack.h"
 #include "tensor/group.h"
 
 enum {

@@ -1,7 +1,7 @@
 /* bench_tiers.c - `hcache bench tiers`: hit rates of placement policies, on a simulated clock.
  *
- * The policies are those of src/policy/placement.c, which the store and the KV pool run. Cache,
- * clock, disk and server are simulated (src/sim). */
+ * The policies are those of src/store/placement.c, which the store and the KV pool run. Cache,
+ * clock, disk and server are simulated (sim). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 #include "base/opt.h"
 #include "bench/bench.h"
 #include "bench/tiers_figures.h"
-#include "format/json.h"
+#include "base/json.h"
 #include "sim/closed.h"
 #include "sim/replay.h"
 

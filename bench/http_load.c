@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "format/json.h"
+#include "base/json.h"
 
 struct http_load {
     CURLM *multi;

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stddef.h>
 
-#include "state/profile.h"
+#include "restore/profile.h"
 
 enum { BLOCK = 64 };
 

@@ -8,8 +8,8 @@
 
 #include "base/err.h"
 #include "model/config.h"
-#include "policy/hybrid.h"
-#include "policy/platform.h"
+#include "engine/hybrid.h"
+#include "restore/platform.h"
 
 /* How the contexts of a batch are kept. */
 enum hybrid_arm {

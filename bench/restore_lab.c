@@ -11,8 +11,8 @@
 #include "base/mem.h"
 #include "base/pool.h"
 #include "base/rng.h"
-#include "policy/correction.h"
-#include "state/profile.h"
+#include "restore/correction.h"
+#include "restore/profile.h"
 
 enum { GROUP = RESTORE_GROUP_CHUNKS, READ_DEPTH = 128 };
 

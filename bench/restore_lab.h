@@ -8,11 +8,11 @@
 #define BENCH_RESTORE_LAB_H
 
 #include "bench/device_rig.h"
-#include "service/stack.h"
-#include "policy/plan.h"
-#include "state/chain.h"
-#include "state/profile.h"
-#include "state/restore.h"
+#include "api/stack.h"
+#include "restore/plan.h"
+#include "save/chain.h"
+#include "restore/profile.h"
+#include "restore/restore.h"
 
 struct lab_opts {
     struct hcache_opts engine;

@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "bench/bench.h"
-#include "state/save_policy.h"
+#include "restore/save_policy.h"
 
 enum arm { NONE, OVERLAPPED, AT_END, ARMS };
 

@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#include "service/stack.h"
+#include "api/stack.h"
 
 #define SAVE_AT_END_CSV_HEAD                                                               \
     "batch,prompt,answer,arm,rounds,job_ms,over_none_pct,of_at_end,shed\n"

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
-#include "policy/placement.h"
+#include "store/placement.h"
 #include "sim/load.h"
 
 struct tiers_row {

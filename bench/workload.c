@@ -9,7 +9,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "format/json.h"
+#include "base/json.h"
 
 /* --- random sizes ----------------------------------------------------------------------------- */
 

@@ -268,7 +268,7 @@ enum { HCACHE_GUARD = 0xFF };
 int hcache_chat_render_guarded(const struct hcache *h, const char *request, size_t n,
                                char **text, size_t *n_text, struct hcache_err *err);
 /* Renders a conversation that is already parsed, guarded or not. The values are those of the
- * program's own parser (src/format/json.h) and are borrowed for the call. tools or kwargs NULL:
+ * program's own parser (src/base/json.h) and are borrowed for the call. tools or kwargs NULL:
  * there are none. Other programs use the two functions above. */
 struct json;
 enum { HCACHE_SHOWN_DATE = 64, HCACHE_UNSHOWN = 160 };

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws one-line mutants with a seed, builds and runs the tests near each, and reports survivors.
 
-    tools/mutants.py --seed 7 --count 20 src/policy src/engine/schedule.c
+    tools/mutants.py --seed 7 --count 20 src/restore src/engine/schedule.c
     tools/mutants.py --seed 7 --per-folder 10 --wide 60      a sample of every folder of src/
 
 Mutants are drawn from .c files and headers. The emulated GPU judges GPU sources; cuda_blas.c, which no
@@ -58,18 +58,18 @@ EQUIVALENT = "tools/mutants_equivalent.txt"
 RESULTS = "build/mutants/results.tsv"
 SECONDS = "build/mutants/seconds.tsv"
 # Source files that run only on a device with memory of its own, and the test with such a device.
-NEAREST = dict.fromkeys(("src/state/restore_up.c", "src/state/restore_direct.c", "src/state/save_down.c"),
-                        ["tests/state/test_lives.c"])
+NEAREST = dict.fromkeys(("src/restore/restore_up.c", "src/restore/restore_direct.c", "src/save/save_down.c"),
+                        ["tests/restore/test_lives.c"])
 # And a file whose own test may be too slow to judge, with another one.
-NEAREST["src/policy/plan_cut.c"] = ["tests/policy/test_plan_cut.c", "tests/policy/test_plan_decisions.c"]
+NEAREST["src/restore/plan_cut.c"] = ["tests/restore/test_plan_cut.c", "tests/restore/test_plan_decisions.c"]
 # A header that is included by more objects than this is not judged, because that would take
 # minutes.
 MOST_OBJECTS = 60
 # End-to-end tests, by their names, that judge a folder after the folder's own tests.
 END_TO_END = {
-    "server": "serve", "service": "serve|stateful", "sessions": "stateful|retoken|moved", "requests": "serve|stateful|shaping|zero",
-    "batch": "batch", "remote": "remote", "store": "store_cmd|heal|owed", "sim": "bench_tiers", "report": "_plan",
-    "model": "golden|bad_input|packed|gguf", "policy": "forced_plans|_plan|hybrid",
+    "server": "serve", "api": "serve|stateful|retoken|moved|shaping|zero|batch", "remote": "remote", "store": "store_cmd|heal|owed",
+    "sim": "bench_tiers", "model": "golden|bad_input|packed|gguf", "text": "golden|bad_input|gguf|answers",
+    "restore": "forced_plans|_plan", "engine": "forced_plans|hybrid",
 }
 
 
@@ -108,7 +108,8 @@ def draw(files, rng):
 
 
 def folder_of(path):
-    return path.split("/")[1]
+    """Returns the name of the folder of tests/ with the tests of a source."""
+    return "tensor" if path.startswith("src/tensor/") else os.path.basename(os.path.dirname(path))
 
 
 def text_of(path):
@@ -125,9 +126,9 @@ def nearest_tests(path):
     parts = name.split("_")
     if path in NEAREST:
         return NEAREST[path]
-    if "/cuda/" in path:
+    if path.startswith("cuda/"):
         return ["tests/tensor/test_cuda_emulated.c"]
-    if path.count("/") == 3:  # a backend of the tensor operations
+    if path.startswith("src/tensor/") and path.count("/") == 3:  # a backend of the tensor operations
         return [t for t in of_folder if re.search("parity|_q[48]|_cpu|_fetch|invariance", t)]
     for stems in ([name], {parts[0], parts[-1]}):
         found = [t for t in of_folder if os.path.basename(t).startswith(tuple(f"test_{s}" for s in stems))]
@@ -141,13 +142,13 @@ def wide_tests(path):
     """Returns the other tests of the folder, followed by tests of other folders that include its
     headers."""
     folder = folder_of(path)
-    if "/cuda/" in path:
+    if path.startswith("cuda/"):
         return sorted(glob.glob("tests/engine/test_*_emulated.c")),
     own = runnable(sorted(glob.glob(f"tests/{folder}/test_*.c")))
     ends = [t for t in sorted(glob.glob("tests/e2e/test_*")) if re.search(END_TO_END.get(folder, "^$"), t[15:])]
     others = [t for t in runnable(sorted(glob.glob("tests/*/test_*.c")))
-              if t not in own and f'"{folder}/' in text_of(t)]
-    if folder in ("engine", "state"):  # some faults show only on a device with memory of its own
+              if t not in own and re.search(f'["/]{folder}/', text_of(t))]
+    if folder in ("engine", "save", "restore"):  # some faults show only on a device with memory of its own
         others += sorted(glob.glob("tests/engine/test_*_emulated.c"))
     return own, others, ends
 
@@ -217,7 +218,7 @@ class Lab:
         for o in self.compiles:
             notes = os.path.join(self.dir, o[:-2] + ".d")
             for path in text_of(notes).split(":", 1)[1].split("\n\n")[0].split() if os.path.exists(notes) else []:
-                if path.startswith("src/"):
+                if path.startswith(("src/", "lib/", "sim/", "cuda/")):
                     self.objects[path.rstrip(":")].append(o)
 
     @staticmethod
@@ -258,7 +259,7 @@ class Lab:
         """Returns a Mutant, or None if the mutant does not compile or is in too many objects. The
         caller closes the Mutant."""
         m = Mutant(self, path, text)
-        wanted = [o for o in self.objects[path] if o.startswith("build/release/emu/" if "/cuda/" in path else "build/release/src/")]
+        wanted = [o for o in self.objects[path] if o.startswith("build/release/emu/" if path.startswith("cuda/") else "build/release/")]
         if 0 < len(wanted) <= MOST_OBJECTS and all(m.compile(o) for o in wanted):
             return m
         m.close()
@@ -458,7 +459,7 @@ def main():
     a.add_argument("--make", help="command that builds the tree, instead of make")
     o = a.parse_args()
     os.chdir(git("rev-parse", "--show-toplevel"))
-    paths = o.paths or (sorted(glob.glob("src/*")) if o.per_folder else ["src/policy"])
+    paths = o.paths or (sorted(glob.glob("src/*")) if o.per_folder else ["src/restore"])
     s = Session(o)
     if o.per_folder:
         for p in paths:

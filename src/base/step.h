@@ -12,7 +12,7 @@
  * The order in which two threads run matters only at locks and at values that both use without a
  * lock.  A value of this sort may change between two reads.  shared_load and shared_store mark
  * these accesses.  In the program they are plain atomic accesses.  A test that simulates all
- * threads on one (tests/state/turns.h) defines shared_test_turn, which may switch to another
+ * threads on one (tests/restore/turns.h) defines shared_test_turn, which may switch to another
  * simulated thread at each access. */
 #ifndef BASE_STEP_H
 #define BASE_STEP_H

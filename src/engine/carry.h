@@ -15,15 +15,15 @@
 #ifndef ENGINE_CARRY_H
 #define ENGINE_CARRY_H
 
-#include "kvcache/kvcache.h"
+#include "restore/kvcache.h"
 #include "model/model.h"
-#include "policy/truncation.h"
+#include "save/truncation.h"
 
 struct carry {
     uint8_t *rows; /* [n_layers][C][2 * kv_dim] T; NULL: nothing is carried */
     size_t row_bytes;
     int max_rows; /* most rows of a layer: the window C */
-    /* Cut of the carried view: the number of dropped tokens (policy/truncation.h). */
+    /* Cut of the carried view: the number of dropped tokens (save/truncation.h). */
     int cut;
     int n; /* number of rows carried so far: rows [0, n) of each layer */
 };

@@ -349,7 +349,7 @@ static int count_decodes(const struct step_batch *b)
 /* Pause of a step in which every sequence waits for the saver. */
 enum { IDLE_NS = 200000 };
 
-/* Runs the batch. *free_ns gets the time that beside_free_ns (policy/beside.h) computes. */
+/* Runs the batch. *free_ns gets the time that beside_free_ns (restore/beside.h) computes. */
 static int run_batch(struct engine *e, int64_t *free_ns, struct err *err)
 {
     struct weights_stream_stats before, after;

@@ -1,6 +1,6 @@
 /* engine.h - continuous batching over sequences whose state is durable.
  *
- * A sequence waits until the scheduler (policy/sched.h) admits it. Then it goes through three
+ * A sequence waits until the scheduler (engine/sched.h) admits it. Then it goes through three
  * phases:
  * - *restore*: the device and the store bring back the part of its prompt that they have;
  * - *prefill*: the rest of the prompt is computed, in pieces that fit the step's budget;
@@ -22,17 +22,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kvcache/kvcache.h"
+#include "restore/kvcache.h"
 #include "model/model.h"
 #include "model/sample.h"
 #include "model/shaping.h"
-#include "policy/plan.h"
-#include "policy/platform.h"
-#include "policy/stall.h"
-#include "policy/surprise.h"
-#include "policy/truncation.h"
-#include "state/restore.h"
-#include "state/saver.h"
+#include "restore/plan.h"
+#include "restore/platform.h"
+#include "restore/stall.h"
+#include "restore/surprise.h"
+#include "save/truncation.h"
+#include "restore/restore.h"
+#include "save/saver.h"
 #include "store/store.h"
 
 struct engine;

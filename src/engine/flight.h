@@ -16,7 +16,7 @@
 #ifndef ENGINE_FLIGHT_H
 #define ENGINE_FLIGHT_H
 
-#include "state/saver.h"
+#include "save/saver.h"
 #include "tensor/ops.h"
 
 struct step_batch;

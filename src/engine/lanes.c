@@ -5,8 +5,8 @@
 
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "policy/pipeline.h"
-#include "state/restore_trace.h"
+#include "restore/pipeline.h"
+#include "restore/restore_trace.h"
 
 static int by_start(const void *a, const void *b)
 {

@@ -4,8 +4,8 @@
 #define ENGINE_LANES_H
 
 #include "hcache.h"
-#include "policy/plan.h"
-#include "state/restore.h"
+#include "restore/plan.h"
+#include "restore/restore.h"
 
 /* Fill *out: lanes_predict with the lanes that a plan predicts, lanes_measure with those of a
  * restore that ran. `out->span` is from malloc; spans that out already has are freed. */

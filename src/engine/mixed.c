@@ -14,7 +14,7 @@
 #include "base/minmax.h"
 #include "engine/step_batch.h"
 #include "model/pass.h"
-#include "policy/hybrid_share.h"
+#include "engine/hybrid_share.h"
 
 enum {
     /* 512 rows: products of this many rows are near their best speed on a CPU. */

@@ -2,7 +2,7 @@
  * (HybridServe's hybrid cache, section 4.2); private to src/engine.
  *
  * A sequence's block table names blocks of places.h. The rows of a step are cut into
- * mini-batches of whole sequences (policy/minibatch.h). In each layer every mini-batch goes
+ * mini-batches of whole sequences (engine/minibatch.h). In each layer every mini-batch goes
  * through three parts:
  *
  *   link      [load 1: host KV -> scratch, host ACT -> staging][load 2 ..
@@ -15,7 +15,7 @@
  * to their place:
  *
  *   a KV block on the device   is written where it lies
- *   another unfinished block   lies in the sequence's tail (kvcache/places.h); its 64th row finishes it
+ *   another unfinished block   lies in the sequence's tail (engine/places.h); its 64th row finishes it
  *   a finished KV block        goes to the host
  *   the rows of an ACT block   go to its place: the layer's input, unchanged
  *   a TOKENS block             goes nowhere
@@ -34,9 +34,9 @@
 #define ENGINE_MIXED_H
 
 #include "engine/zigzag.h"
-#include "kvcache/kvcache.h"
-#include "kvcache/places.h"
-#include "policy/minibatch.h"
+#include "restore/kvcache.h"
+#include "engine/places.h"
+#include "engine/minibatch.h"
 
 struct step_batch;
 
@@ -55,7 +55,7 @@ struct mixed_opts {
     /* HybridServe's equation 11: the ratio of ACT to KV blocks of a sequence, while blocks of both
      * types are left. */
     double act_share, kv_share;
-    /* The decision of hybrid_choose (policy/hybrid.h). If split.fits and machine.n_requests is the
+    /* The decision of hybrid_choose (engine/hybrid.h). If split.fits and machine.n_requests is the
      * number of sequences, each sequence has the ratio that hybrid_share_requests gives to its
      * place. */
     struct hybrid_split split;

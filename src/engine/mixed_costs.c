@@ -8,7 +8,7 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "engine/mixed_impl.h"
-#include "policy/regress.h"
+#include "restore/regress.h"
 
 enum {
     MOST = 16, /* most blocks of a sample */

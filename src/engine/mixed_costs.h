@@ -7,7 +7,7 @@
 #define ENGINE_MIXED_COSTS_H
 
 #include "model/model.h"
-#include "policy/hybrid.h"
+#include "engine/hybrid.h"
 
 struct mixed_costs {
     struct hybrid_line project; /* time to project: a line over ACT blocks of one layer */

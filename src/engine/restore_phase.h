@@ -9,7 +9,7 @@
 #include "engine/fused.h"
 #include "engine/seq.h"
 #include "engine/step_batch.h"
-#include "policy/beside.h"
+#include "restore/beside.h"
 
 struct restore_phase_opts {
     /* Speeds that plans are computed from. Finished restores correct it. */

@@ -3,11 +3,11 @@
 
 #include <string.h>
 
-#include "policy/dram_tier.h"
-#include "policy/save_kinds.h"
-#include "policy/staircase.h"
+#include "restore/dram_tier.h"
+#include "restore/save_kinds.h"
+#include "engine/staircase.h"
 #include "engine/stairs.h"
-#include "state/profile.h"
+#include "restore/profile.h"
 
 bool restore_plan_must_measure(const struct restore_phase *g)
 {

@@ -1,7 +1,7 @@
 /* restore_plan.h - which of the found chunks a sequence restores, and how; private to
  * src/engine.
  *
- * Describes the chunks to policy/plan.h and keeps the plan in the sequence's outcome. Starts no
+ * Describes the chunks to restore/plan.h and keeps the plan in the sequence's outcome. Starts no
  * reads. */
 #ifndef ENGINE_RESTORE_PLAN_H
 #define ENGINE_RESTORE_PLAN_H
@@ -24,7 +24,7 @@ bool restore_plan_is_forced(const struct seq *s);
 
 /* Returns the time to compute the first n_tokens if nothing else is computed. Returns 0 if the
  * restore must wait for the store however long it takes, for example if its plan is forced. The
- * moved tokens of a view are computed by replaying all stairs (policy/staircase.h); if the sequence
+ * moved tokens of a view are computed by replaying all stairs (engine/staircase.h); if the sequence
  * may not do that now, the time is 0. */
 double restore_plan_price_s(const struct restore_phase *g, const struct seq *s,
                             int n_tokens);

@@ -1,15 +1,15 @@
 /* schedule.h - the sequences of an engine, and what one step gives each of them; private to
  * src/engine.
  *
- * The decision is policy/sched.h's.  This module describes the sequences to it and carries the
+ * The decision is engine/sched.h's.  This module describes the sequences to it and carries the
  * decision out: it ends, preempts and admits sequences, and takes blocks for decodes. */
 #ifndef ENGINE_SCHEDULE_H
 #define ENGINE_SCHEDULE_H
 
 #include "engine/restore_phase.h"
 #include "engine/seq.h"
-#include "policy/lead.h"
-#include "policy/sched.h"
+#include "engine/lead.h"
+#include "engine/sched.h"
 
 struct schedule_opts {
     int max_seqs;         /* sequences that run at once */

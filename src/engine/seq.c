@@ -11,8 +11,8 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "engine/upcoming.h"
-#include "policy/save_kinds.h"
-#include "policy/staircase.h"
+#include "save/saver.h"
+#include "engine/staircase.h"
 
 int seq_count(struct seq_list l, enum phase phase)
 {

@@ -32,9 +32,9 @@
 #include "engine/lanes.h"
 #include "engine/view.h"
 #include "grammar/form.h"
-#include "policy/correction.h"
-#include "policy/read_buffer.h"
-#include "state/chain.h"
+#include "restore/correction.h"
+#include "engine/read_buffer.h"
+#include "save/chain.h"
 
 enum phase { PHASE_WAIT, PHASE_RESTORE, PHASE_PREFILL, PHASE_DECODE, PHASE_DONE, PHASES };
 

@@ -4,7 +4,7 @@
  *   WAIT:  looked up --> planned --> reads parked in staging memory --> placed: WAIT -> RESTORE
  *
  * At most STAGING_SEQS sequences, the best-ranked ones that wait for a place, have a restore
- * while they wait. It reads as much as new tokens will not hide (policy/read_buffer.h), and only
+ * while they wait. It reads as much as new tokens will not hide (engine/read_buffer.h), and only
  * as far as restores with a place leave staging memory and the disk free. If the store has
  * copies in DRAM, they serve as the read buffer, and nothing is staged.
  *

@@ -11,8 +11,8 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "engine/step_batch.h"
-#include "policy/staircase.h"
-#include "policy/stall.h"
+#include "engine/staircase.h"
+#include "restore/stall.h"
 
 enum { MAX_REPLAYS = 8 };
 

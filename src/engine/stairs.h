@@ -1,6 +1,6 @@
 /* stairs.h - how a truncated sequence goes from one stair to the next; private to src/engine.
  *
- * The tokens of a truncated context are computed in stairs (policy/truncation.h). At the end of
+ * The tokens of a truncated context are computed in stairs (save/truncation.h). At the end of
  * a stair the sequence gives up its place and waits until its saves are durable. Then it is
  * admitted with the view of the next stair: the tokens that it still sees come back from the
  * store at their new positions, like any saved context. No state on the device is rotated to a
@@ -15,9 +15,9 @@
  * sequence's saving has ended, it fails with that reason, since no replay would help.
  *
  * A sequence waits for a store that does not answer as long as that is cheaper than a replay
- * (policy/stall.h). Then it begins with the first stair and carries the state of its view in memory
- * (carry.h) until it ends. It asks the store for nothing any more, so one replay is enough. One
- * sequence at a time carries; others wait until it has ended. The same replay is chosen if the
+ * (restore/stall.h). Then it begins with the first stair and carries the state of its view in
+ * memory (carry.h) until it ends. It asks the store for nothing any more, so one replay is enough.
+ * One sequence at a time carries; others wait until it has ended. The same replay is chosen if the
  * plan predicts that reading takes longer.
  *
  * If the store lacks the last view of a request, the request tries that view once with the help of

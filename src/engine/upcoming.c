@@ -2,8 +2,8 @@
 #include "engine/upcoming.h"
 
 #include "engine/stairs.h"
-#include "policy/dram_tier.h"
-#include "policy/sched.h"
+#include "restore/dram_tier.h"
+#include "engine/sched.h"
 
 /* Returns the turn of a sequence. The scheduler admits in this order. */
 static uint64_t turn_of(const struct seq *s, int64_t age_ns)

@@ -3,7 +3,7 @@
  *
  * A sequence is announced while it waits, until it has taken or restored all existing state of its
  * prompt (it enters PREFILL), or ends. Policies that look ahead evict the state of announced
- * sequences last (policy/placement.h). The windows of store and pool are bounded: later
+ * sequences last (store/placement.h). The windows of store and pool are bounded: later
  * sequences get room as earlier ones leave.
  *
  * A fetcher (restore_pipeline_want), if there is one, also gets the chunks that the KV pool does

@@ -1,7 +1,7 @@
 /* view.h - the tokens that a sequence sees, by their positions; private to src/engine.
  *
  * A sequence whose context is not truncated sees all its tokens, and the position of a token is its
- * index.  A truncated one sees the tokens of the present stair's view (policy/truncation.h):
+ * index.  A truncated one sees the tokens of the present stair's view (save/truncation.h):
  *
  *     tokens     0 .. K | dropped: cut | K + cut ...
  *     positions  0 .. K                | K ......... C
@@ -13,7 +13,7 @@
 #ifndef ENGINE_VIEW_H
 #define ENGINE_VIEW_H
 
-#include "state/chain.h"
+#include "save/chain.h"
 
 struct view {
     struct truncation truncation;

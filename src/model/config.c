@@ -12,7 +12,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/mem.h"
-#include "format/json.h"
+#include "base/json.h"
 #include "model/config_family.h"
 #include "model/config_gguf.h"
 #include "model/pack_file.h"

@@ -7,7 +7,7 @@
  * carry.  A field that is null is accepted. */
 #include "model/config_family.h"
 
-#include "format/json.h"
+#include "base/json.h"
 
 #include <string.h>
 

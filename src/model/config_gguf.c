@@ -10,7 +10,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "format/gguf_tokenizer.h"
+#include "model/gguf.h"
 #include "model/config_family.h"
 
 #include <inttypes.h>

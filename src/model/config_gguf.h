@@ -2,7 +2,7 @@
 #ifndef MODEL_CONFIG_GGUF_H
 #define MODEL_CONFIG_GGUF_H
 
-#include "format/gguf_types.h"
+#include "model/gguf_types.h"
 #include "model/config.h"
 #include "model/gguf_files.h"
 

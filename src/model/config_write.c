@@ -4,7 +4,7 @@
  * config_parse of the text gives an equal config. */
 #include "model/config_family.h"
 
-#include "format/json.h"
+#include "base/json.h"
 
 static void put_common(struct json *o, const struct model_config *c)
 {

@@ -10,7 +10,7 @@
 #define MODEL_GGUF_FILES_H
 
 #include "base/err.h"
-#include "format/gguf.h"
+#include "model/gguf.h"
 
 #include <stdbool.h>
 

@@ -478,6 +478,7 @@ int model_describe(const char *source, const struct model_opts *o, struct model 
     struct model *m = xcalloc(1, sizeof *m);
     m->dev = o->dev;
     m->source = xstrdup(source);
+    m->probe_ids = o->probe_ids;
     int rc = load_config(m, o, err);
     spans_end(o->spans, "configuration");
     if (rc == 0)

@@ -25,12 +25,17 @@
 
 /* Raise this version whenever the forward pass, the rotation tables or the conversion of weights
  * give other bits on every backend. (A change of one backend raises that backend's
- * device.numerics_version.) State saved under another version is not used; see state/fingerprint.h.
+ * device.numerics_version.) State saved under another version is not used; see save/fingerprint.h.
  */
 #define MODEL_NUMERICS_VERSION 1
 
 /* Code of model_forward for an f16 residual stream that left f16's range; use bf16 instead. */
 #define MODEL_E_OVERFLOW (-ERANGE)
+
+/* Writes the first ids of a text, at most `most`, with the tokenizer of `source`. Returns their
+ * number; 0: it has no tokenizer. */
+typedef int model_probe_ids(const char *source, const char *text, size_t n_text,
+                            int32_t *ids, int most);
 
 struct model {
     struct model_config cfg;
@@ -42,6 +47,7 @@ struct model {
     /* positions for which the RoPE tables (and the caller's memory) have room */
     int max_ctx;
     char *source;
+    model_probe_ids *probe_ids;
     char note[320];         /* how quantised matrices are held, and why; else empty */
     bool is_measured;       /* this process measured how to hold the matrices */
     bool is_packed;         /* the source is a packed file (pack_file.h) */
@@ -69,6 +75,9 @@ struct model_opts {
      * (weights_choose.h). "checkpoint" or NULL: the file's own type; quantised tensors as the file
      * has them, or in 8 bits if there are no kernels for their types. */
     const char *weights;
+    /* The ids of the text that "auto" measures with (text/tokenizer.h has one). NULL: ids spread
+     * over the vocabulary. */
+    model_probe_ids *probe_ids;
     /* 0: the model's own maximum. Only synth:SHAPE with rotary positions may exceed it. */
     int max_ctx;
     struct io *io; /* reads a packed file; borrowed. NULL: the machine's best method */

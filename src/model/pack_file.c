@@ -14,7 +14,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/mem.h"
-#include "format/json.h"
+#include "base/json.h"
 
 #define MAGIC "hcpacked"
 

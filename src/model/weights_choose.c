@@ -7,7 +7,6 @@
 
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "model/tokenizer.h"
 #include "model/weights_use.h"
 #include "model/work.h"
 
@@ -78,20 +77,12 @@ static void unload_layer(void *arg, int l, struct stream *s)
 /* Returns ids of the probe text; without a tokenizer, ids spread over the vocabulary. */
 static int probe_ids(const struct model *m, int32_t ids[MAX_PROBE])
 {
-    struct tokenizer *t = NULL;
-    struct err unused;
-    int32_t *all = NULL;
-    size_t n = 0;
-    int most = MIN(m->cfg.max_ctx, MAX_PROBE);
-    if (tokenizer_open(&t, m->source, &unused) != 0 ||
-        tokenizer_encode(t, probe_text, sizeof probe_text - 1, TOKENIZER_ADD_SPECIAL, &all,
-                         &n, &unused) != 0)
-        n = 0;
-    int n_ids = n == 0 ? most : n < (size_t)most ? (int)n : most;
+    int most = MIN(m->cfg.max_ctx, MAX_PROBE), n = 0;
+    if (m->probe_ids != NULL)
+        n = m->probe_ids(m->source, probe_text, sizeof probe_text - 1, ids, most);
+    int n_ids = n > 0 ? n : most;
     for (int i = 0; i < n_ids; i++)
-        ids[i] = (n != 0 ? all[i] : i * 7919 + 13) % m->cfg.vocab_size;
-    free(all);
-    tokenizer_close(t);
+        ids[i] = (n > 0 ? ids[i] : i * 7919 + 13) % m->cfg.vocab_size;
     return n_ids;
 }
 

@@ -16,7 +16,7 @@
 #define MODEL_WEIGHTS_SOURCE_H
 
 #include "base/err.h"
-#include "format/gguf_types.h"
+#include "model/gguf_types.h"
 #include "model/gguf_files.h"
 #include "model/weights.h"
 #include "model/weights_names.h"

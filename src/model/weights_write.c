@@ -22,8 +22,8 @@
 #include "base/minmax.h"
 #include "base/pool.h"
 #include "base/progress.h"
-#include "format/json.h"
-#include "format/safetensors.h"
+#include "base/json.h"
+#include "model/safetensors.h"
 #include "model/weights_names.h"
 #include "model/weights_source.h"
 

@@ -1,11 +1,11 @@
-/* api_batches.c - /v1/batches: jobs of many requests.  batch/runner.h runs them. */
+/* api_batches.c - /v1/batches: jobs of many requests.  api/runner.h runs them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include "batch/line.h"
-#include "batch/runner.h"
+#include "api/line.h"
+#include "api/runner.h"
 #include "server/keep.h"
 #include "server/shelves.h"
 

@@ -12,12 +12,12 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "sessions/answers.h"
-#include "sessions/dates.h"
-#include "sessions/draft.h"
+#include "api/answers.h"
+#include "api/dates.h"
+#include "api/draft.h"
 #include "server/keep.h"
-#include "sessions/retoken.h"
-#include "requests/shape.h"
+#include "api/retoken.h"
+#include "api/shape.h"
 
 enum { MAX_TTL_S = 10 * 366 * 86400 };
 

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "requests/advice.h"
-#include "requests/dram_json.h"
+#include "api/advice.h"
+#include "api/dram_json.h"
 #include "server/auth.h"
 #include "server/keep.h"
 #include "server/tenants.h"

@@ -3,8 +3,8 @@
  * HTTP. */
 #include "server/call.h"
 
-#include "requests/prompts.h"
-#include "requests/shape.h"
+#include "api/prompts.h"
+#include "api/shape.h"
 
 static void complete(struct call *c, unsigned kind)
 {

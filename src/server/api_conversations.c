@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "sessions/draft.h"
+#include "api/draft.h"
 #include "server/keep.h"
 
 enum { MAX_NEW_ITEMS = 20 }; /* as in OpenAI's API */

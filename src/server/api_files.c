@@ -1,4 +1,4 @@
-/* api_files.c - /v1/files: uploads for batches, and their answers.  batch/shelf.h keeps them. */
+/* api_files.c - /v1/files: uploads for batches, and their answers.  api/shelf.h keeps them. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/utf8.h"
-#include "batch/runner.h"
+#include "api/runner.h"
 #include "server/keep.h"
 #include "server/shelves.h"
 

@@ -12,10 +12,10 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "server/keep.h"
-#include "sessions/dates.h"
-#include "sessions/prompt.h"
-#include "sessions/retoken.h"
-#include "requests/shape.h"
+#include "api/dates.h"
+#include "api/prompt.h"
+#include "api/retoken.h"
+#include "api/shape.h"
 
 enum { MAX_BREAKPOINTS = 4 }; /* as in Anthropic's API */
 

@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 #include "server/call.h"
-#include "sessions/prompt.h"
+#include "api/prompt.h"
 
 enum { MAX_TEXT_BYTES = 1 << 20 };
 

@@ -12,12 +12,12 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "server/call.h"
-#include "sessions/dates.h"
-#include "sessions/draft.h"
-#include "sessions/items.h"
+#include "api/dates.h"
+#include "api/draft.h"
+#include "api/items.h"
 #include "server/keep.h"
-#include "sessions/provenance.h"
-#include "requests/shape.h"
+#include "api/provenance.h"
+#include "api/shape.h"
 
 struct response {
     struct draft draft;

@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "format/json_scan.h"
+#include "base/json_scan.h"
 #include "server/auth.h"
 #include "server/tenants.h"
 #include "server/worker.h"

@@ -3,7 +3,7 @@
  * server_opts.max_bodies_bytes bounds the bytes and values of all requests together. The values
  * of one body may take as much memory as its text, plus BODY_FREE_BYTES. Sensible requests take
  * far less; 16 MB of "{},{},..." would take 1.2 GB. Fields that change nothing are checked and
- * not built (format/json_scan.h). */
+ * not built (base/json_scan.h). */
 #ifndef SERVER_BODY_H
 #define SERVER_BODY_H
 

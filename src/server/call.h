@@ -11,8 +11,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "sessions/conversations.h"
-#include "requests/generation.h"
+#include "api/conversations.h"
+#include "api/generation.h"
 #include "server/server.h"
 #include "server/watch.h"
 

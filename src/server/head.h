@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "requests/request.h"
+#include "api/request.h"
 
 enum { HEAD_MAX_URI_BYTES = 4 << 10 };
 

@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "sessions/answers.h"
+#include "api/answers.h"
 
 int keep_fault(const struct err *err, struct fault *f)
 {

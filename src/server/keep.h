@@ -3,8 +3,8 @@
 #define SERVER_KEEP_H
 
 #include "server/call.h"
-#include "requests/generation.h"
-#include "sessions/items.h"
+#include "api/generation.h"
+#include "api/items.h"
 
 enum { KEEP_TITLE_BYTES = 80 };
 

@@ -8,7 +8,7 @@
 #include "server/call.h"
 #include "server/guesses.h"
 #include "server/loops.h"
-#include "sessions/answers.h"
+#include "api/answers.h"
 
 static void metric(struct textbuf *b, const char *type, const char *name, const char *help,
                    double v)

@@ -17,7 +17,7 @@
 #include <stdbool.h>
 
 #include "base/err.h"
-#include "sessions/fault.h"
+#include "api/fault.h"
 
 struct origin_rules {
     const char *const *hosts; /* names that the Host header may have, without a port */

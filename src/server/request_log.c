@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/call.h"
-#include "requests/shape.h"
+#include "api/shape.h"
 
 /* Writes where the cached tokens of an answer came from: "device", "disk R0 H0 K4". */
 static void how(const struct hcache_result *r, struct textbuf *out)

@@ -2,7 +2,7 @@
 #ifndef SERVER_SHELVES_H
 #define SERVER_SHELVES_H
 
-#include "batch/shelf.h"
+#include "api/shelf.h"
 #include "server/call.h"
 
 enum { SHELVES_MAX_PAGE = 100 };

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 #include "hcache.h"
-#include "requests/client.h"
+#include "api/client.h"
 
 struct tenants;
 

@@ -13,13 +13,13 @@
  * Only leaves are evicted, so a stored chunk's parent is normally stored. If it is not, the
  * chunk cannot be reached until the parent is stored again, since keys hash their whole past.
  *
- * Uses are ordered by `tick`, a counter. policy/placement.h decides which of an owner's
+ * Uses are ordered by `tick`, a counter. store/placement.h decides which of an owner's
  * evictable nodes is evicted first. A chunk takes about 340 bytes on one device. */
 #ifndef STORE_CATALOG_H
 #define STORE_CATALOG_H
 
-#include "policy/placement.h"
-#include "policy/placement.h"
+#include "store/placement.h"
+#include "store/placement.h"
 #include "store/chunk.h"
 #include "store/expiry.h"
 

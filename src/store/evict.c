@@ -1,5 +1,5 @@
 /* evict.c - makes room under the cap, on a full disk, and in an owner's quota.
- * policy/placement.h chooses the leaf that is evicted first.
+ * store/placement.h chooses the leaf that is evicted first.
  *
  * A leaf is a chunk that no stored chunk continues. Chunks that are pinned, being written, or not
  * yet committed are never evicted. An evicted chunk is a miss at once. Its space is free only when

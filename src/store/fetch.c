@@ -5,7 +5,7 @@
  *     store_fetch_step       starts, continues or ends the fetch of one chunk; never waits
  *     store_fetch_want_end   the request waits no longer, or was cancelled
  *
- * policy/read_ahead.h chooses the next fetch. Chunks whose state the caller holds in memory of its
+ * store/read_ahead.h chooses the next fetch. Chunks whose state the caller holds in memory of its
  * own (store_tell_held) need none. The restore of a request whose fetch has failed finds out the
  * cause.
  *

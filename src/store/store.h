@@ -29,7 +29,7 @@
 
 #include "base/err.h"
 #include "base/hash.h"
-#include "policy/placement.h"
+#include "store/placement.h"
 
 #define STORE_CHUNK_TOKENS 64
 /* Two reasons that store_lookup gives: the chunk was never stored, or it is on its way to the
@@ -83,7 +83,7 @@ struct sha256 store_chunk_key(const struct sha256 *parent,
 struct sha256 store_partial_key(const struct sha256 *parent, const int32_t *tokens,
                                 int n_tokens);
 
-/* Returns the parent of a stair's first chunk in a truncated context (policy/truncation.h):
+/* Returns the parent of a stair's first chunk in a truncated context (save/truncation.h):
  * SHA-256(the key of the previous chunk, the numbers C, S, K), fields tagged. So the keys of a
  * stair's chunks name all tokens before them and the truncation. No chunk has this key: to the
  * store each stair is a context of its own, whose tail is evicted before its head. */
@@ -227,7 +227,7 @@ struct store_chunk {
 };
 
 /* Writes the records that the store does not have yet (one extent, one sequential write, per
- * device) and evicts leaves if a bound demands it, in the order of policy/placement.h. The caller
+ * device) and evicts leaves if a bound demands it, in the order of store/placement.h. The caller
  * may free the records' bytes when it returns. A chunk may be appended before its parent; it can be
  * found only once its parent can be found.
  *

@@ -26,7 +26,7 @@
 
 #include <pthread.h>
 
-#include "policy/read_ahead.h"
+#include "store/read_ahead.h"
 #include "store/alloc.h"
 #include "store/bugs.h"
 #include "store/catalog.h"

@@ -25,7 +25,7 @@
  * A copy is needless if the caller holds the chunk's state itself (tier_hold). It is dropped
  * before all others as soon as no copied chunk continues its chunk.
  *
- * The order of victims is attentionstore's (policy/placement.h): chunks that a waiting request
+ * The order of victims is attentionstore's (store/placement.h): chunks that a waiting request
  * needs are dropped last, otherwise chunks fetched for it could be dropped first. Under `ours`
  * it is that policy's order.
  *
@@ -36,7 +36,7 @@
 
 #include <pthread.h>
 
-#include "policy/read_ahead.h"
+#include "store/read_ahead.h"
 #include "store/catalog.h"
 
 struct tier;
@@ -61,7 +61,7 @@ void tier_close(struct tier *t, struct catalog *c);
 /* [lock] Returns room for the copy of an extent, or NULL if there is none. The caller owns the
  * copy until tier_enter or tier_abandon. */
 struct tier_copy *tier_take(struct tier *t, uint64_t extent_bytes);
-/* [lock] Describes the arena's room for the copy of an extent to policy/read_ahead.h. t is not
+/* [lock] Describes the arena's room for the copy of an extent to store/read_ahead.h. t is not
  * NULL. */
 struct read_ahead_room tier_room(const struct tier *t, uint64_t extent_bytes);
 /* [lock] Returns whether tier_take would find room now. If it would not, the tier's thread makes

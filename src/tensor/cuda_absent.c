@@ -1,4 +1,4 @@
-/* cuda_absent.c - device "cuda" in a build without it.  (A build with CUDA links src/tensor/cuda
+/* cuda_absent.c - device "cuda" in a build without it.  (A build with CUDA links cuda
  * first, so this object stays unused in the library.) */
 #include "tensor/group_impl.h"
 

@@ -93,7 +93,7 @@ struct event;
 struct device_opts {
     const char *isa; /* kernels of "cpu": "portable", "avx2+fma", ...; default: the best */
     /* where the checksums of a restore are computed: "device" or "host"; default: on the device if
-     * it can (state/restore.h) */
+     * it can (restore/restore.h) */
     const char *checksums;
     const char *cuda_math;   /* "fast" (default), "fixed", "exact" */
     const char *cuda_graphs; /* records decodes as graphs: "on" (default), "off" */
@@ -127,7 +127,7 @@ struct device {
     const struct device_vtable *v;
     /* Class of the operations' arithmetic: "ref", "cpu", "cuda fixed".  Raise the version whenever
      * the bits of a result change: saved state belongs to a class and a version
-     * (state/fingerprint.h). */
+     * (save/fingerprint.h). */
     const char *numerics;
     int numerics_version;
     const char *isa; /* instruction set of the kernels: "avx2+fma", "portable", ... */

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "kvcache/kvcache.h"
+#include "restore/kvcache.h"
 
 void __real_kv_pool_destroy(struct kv_pool *p);
 void __wrap_kv_pool_destroy(struct kv_pool *p);

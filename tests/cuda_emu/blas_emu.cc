@@ -7,7 +7,7 @@ extern "C" {
 struct cuda_blas;
 struct cuda_blas_handle;
 struct err;
-#include "tensor/cuda/launch.h"
+#include "cuda/launch.h"
 
 int cuda_blas_open(struct cuda_blas **out, struct err *err);
 void cuda_blas_close(struct cuda_blas *b);

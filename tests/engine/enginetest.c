@@ -10,7 +10,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "state/save_policy.h"
+#include "restore/save_policy.h"
 
 struct device_opts et_device;
 const char *const et_dirs[2] = {"/store/a", "/store/b"};

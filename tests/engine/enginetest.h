@@ -3,8 +3,8 @@
 #ifndef TESTS_ENGINE_ENGINETEST_H
 #define TESTS_ENGINE_ENGINETEST_H
 
-#include "service/stack.h"
-#include "io/io_sim.h"
+#include "api/stack.h"
+#include "sim/io_sim.h"
 
 enum { ET_MAX_GENERATED = 800 };
 

@@ -2,7 +2,7 @@
 #ifndef TESTS_ENGINE_FOUND_H
 #define TESTS_ENGINE_FOUND_H
 
-#include "state/restore_impl.h"
+#include "restore/restore_impl.h"
 #include "store/store_impl.h"
 
 /* Makes up a restore that has found n chunks with these kinds of records ("H", "K", "HK") in all

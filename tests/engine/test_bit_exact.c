@@ -20,9 +20,9 @@
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "service/stack.h"
-#include "state/chain.h"
-#include "state/save_policy.h"
+#include "api/stack.h"
+#include "save/chain.h"
+#include "restore/save_policy.h"
 #include "tests/engine/enginetest.h"
 
 enum {

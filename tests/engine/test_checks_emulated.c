@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "enginetest.h"
-#include "state/chain.h"
+#include "save/chain.h"
 #include "tests/cuda_emu/cuda_fault.h"
 
 enum {

@@ -22,9 +22,9 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "tests/engine/enginetest.h"
-#include "format/json.h"
-#include "model/tokenizer.h"
-#include "state/chain.h"
+#include "base/json.h"
+#include "text/tokenizer.h"
+#include "save/chain.h"
 #include "tests/model/solo.h"
 
 #define MODEL "models/demo"

@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 #include "engine/engine_impl.h"
-#include "state/save_policy.h"
+#include "restore/save_policy.h"
 #include "tests/engine/enginetest.h"
 
 enum { N_MAX = 1024 };

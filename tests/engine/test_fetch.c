@@ -10,8 +10,8 @@
 
 #include "base/clock.h"
 #include "engine/seq.h"
-#include "policy/dram_tier.h"
-#include "state/chain.h"
+#include "restore/dram_tier.h"
+#include "save/chain.h"
 #include "store/store_impl.h"
 #include "tests/engine/waiting.h"
 

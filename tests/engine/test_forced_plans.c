@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "tests/engine/enginetest.h"
 
 enum { N_PROMPT = 330, N_STORED = 320, N_GENERATE = 4 };

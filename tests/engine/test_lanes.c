@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "engine/lanes.h"
-#include "policy/pipeline.h"
+#include "restore/pipeline.h"
 
 enum { L = 6 };
 

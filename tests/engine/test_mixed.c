@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "engine/engine_impl.h"
-#include "policy/hybrid_share.h"
+#include "engine/hybrid_share.h"
 #include "tests/engine/mixedtest.h"
 
 static void random_patterns_have_the_same_bits(void **state)

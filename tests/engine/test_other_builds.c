@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "tests/base/tempdir.h"
 #include "tests/engine/enginetest.h"
 

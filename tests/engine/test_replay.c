@@ -12,9 +12,9 @@
 #include <cmocka.h>
 
 #include "engine/engine_impl.h"
-#include "policy/staircase.h"
-#include "state/chain.h"
-#include "state/saver.h"
+#include "engine/staircase.h"
+#include "save/chain.h"
+#include "save/saver.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 

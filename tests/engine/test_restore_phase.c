@@ -14,7 +14,7 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "engine/engine_impl.h"
-#include "state/restore_impl.h"
+#include "restore/restore_impl.h"
 #include "tests/engine/enginetest.h"
 
 enum {

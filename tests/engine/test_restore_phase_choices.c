@@ -14,9 +14,9 @@
 #include "base/clock.h"
 #include "engine/engine_impl.h"
 #include "engine/restore_plan.h"
-#include "policy/staircase.h"
-#include "policy/stall.h"
-#include "state/restore_impl.h"
+#include "engine/staircase.h"
+#include "restore/stall.h"
+#include "restore/restore_impl.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 

@@ -13,7 +13,7 @@
 #include "engine/engine_impl.h"
 #include "engine/restore_plan.h"
 #include "engine/stairs.h"
-#include "policy/staircase.h"
+#include "engine/staircase.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 

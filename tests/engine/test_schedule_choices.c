@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "engine/engine_impl.h"
 #include "engine/staging.h"
-#include "state/saver_impl.h"
+#include "save/saver_impl.h"
 #include "tests/engine/enginetest.h"
 #include "tests/engine/found.h"
 

@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 #include "engine/engine_impl.h"
-#include "policy/staircase.h"
+#include "engine/staircase.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "engine/engine_impl.h"
 #include "engine/staging.h"
-#include "state/restore_impl.h"
+#include "restore/restore_impl.h"
 #include "store/store_impl.h"
 #include "tests/engine/waiting.h"
 

@@ -16,7 +16,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "engine/engine_impl.h"
-#include "state/chain.h"
+#include "save/chain.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 

@@ -13,9 +13,9 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/stairs.h"
-#include "policy/staircase.h"
-#include "policy/stall.h"
-#include "state/saver_impl.h"
+#include "engine/staircase.h"
+#include "restore/stall.h"
+#include "save/saver_impl.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 

@@ -8,7 +8,7 @@
 
 #include "base/bytes.h"
 #include "engine/seq.h"
-#include "state/chain.h"
+#include "save/chain.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 

@@ -14,7 +14,7 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
-#include "format/json.h"
+#include "base/json.h"
 
 enum { N_TOKENS = 3000, N_SPECIAL = 7 };
 

@@ -14,7 +14,7 @@
 #include <pcre2.h>
 
 #include "base/rng.h"
-#include "format/json.h"
+#include "base/json.h"
 
 /* Writes a random expression. */
 static void expression(struct rng *r, int depth, char *out, size_t max)

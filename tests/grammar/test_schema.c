@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "base/textbuf.h"
-#include "format/json.h"
+#include "base/json.h"
 
 /* Compiles a schema. Returns the code; the message is in *err. */
 static int compile(struct grammar **g, const char *schema, struct textbuf *loose,

@@ -10,7 +10,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 
 int iotest_setup(void **state)
 {

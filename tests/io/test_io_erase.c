@@ -13,7 +13,7 @@
 #include <cmocka.h>
 
 #include "io/io_erase.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "iotest.h"
 
 enum { BYTES = 5 * IO_ALIGN + 100 };

@@ -18,7 +18,7 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "io/io.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "io/io_alarm.h"
 #include "io/io_throttle.h"
 #include "iotest.h"

@@ -19,7 +19,7 @@
 
 #include "base/clock.h"
 #include "io/io.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "io/vfs.h"
 #include "tests/base/tempdir.h"
 

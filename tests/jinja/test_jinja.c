@@ -39,7 +39,7 @@ static int load_golden(void **state)
 {
     (void)state;
     int64_t t[6] = {0};
-    golden = read_json("tests/format/golden/chat.json");
+    golden = read_json("tests/model/golden/chat.json");
     for (size_t i = 0; i < 6; i++)
         json_int_of(json_at(json_member(golden, "now"), i), &t[i]);
     now = (struct tm){.tm_year = (int)t[0] - 1900,

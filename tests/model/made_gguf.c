@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "format/gguf_types.h"
+#include "model/gguf_types.h"
 #include "tests/base/tempdir.h"
 
 enum { MAX_BYTES = 1 << 20, N_VALUES = 10, N_TENSORS = 3 };

@@ -12,6 +12,7 @@
 
 #include "base/mem.h"
 #include "base/pool.h"
+#include "text/tokenizer.h"
 
 static void must(int rc, const struct err *e)
 {
@@ -29,6 +30,7 @@ void solo_open_as(struct solo *t, const char *source, const char *device, int n_
     must(group_open(device, NULL, n_ranks, 1, t->pool, &t->dev, &e), &e);
     must(stream_create(t->dev, STREAM_COMPUTE, &t->s, &e), &e);
     o.dev = t->dev;
+    o.probe_ids = tokenizer_first_ids;
     must(model_open(source, &o, &t->m, &e), &e);
     must(model_work_create(t->m, SOLO_MAX_ROWS, &t->work, &e), &e);
     const struct model_config *c = &t->m->cfg;

@@ -2,7 +2,7 @@
 #ifndef TESTS_MODEL_SOLO_H
 #define TESTS_MODEL_SOLO_H
 
-#include "kvcache/kvcache.h"
+#include "restore/kvcache.h"
 #include "model/model.h"
 
 enum { SOLO_MAX_ROWS = 128, SOLO_MAX_TOKENS = 2048 };

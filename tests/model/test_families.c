@@ -21,7 +21,7 @@
 #include <string.h>
 
 #include "base/file.h"
-#include "format/json.h"
+#include "base/json.h"
 #include "solo.h"
 
 #define FAMILIES "tests/model/golden/families/"

@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "format/gguf_types.h"
-#include "format/json.h"
+#include "model/gguf_types.h"
+#include "base/json.h"
 #include "model/pass.h"
 #include "model/weights_choose.h"
 #include "solo.h"

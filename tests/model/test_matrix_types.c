@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "format/gguf_types.h"
+#include "model/gguf_types.h"
 #include "model/config_family.h"
 #include "model/matrix_types.h"
 

@@ -12,11 +12,11 @@
 #include <cmocka.h>
 
 #include "base/pool.h"
-#include "format/json.h"
-#include "model/chat.h"
+#include "base/json.h"
+#include "text/chat.h"
 #include "model/config.h"
 #include "model/model.h"
-#include "model/tokenizer.h"
+#include "text/tokenizer.h"
 #include "model/weights.h"
 #include "tests/base/memtest.h"
 

@@ -20,6 +20,7 @@
 #include "solo.h"
 #include "tensor/device.h"
 #include "tests/base/tempdir.h"
+#include "text/tokenizer.h"
 
 #define FAMILIES "tests/model/golden/families/"
 #define GGUF     "tests/model/golden/gguf/"
@@ -38,6 +39,7 @@ static struct model *open_on(struct device *d, const char *source, struct model_
     struct model *m = NULL;
     struct err e = {0};
     o.dev = d;
+    o.probe_ids = tokenizer_first_ids;
     if (model_open(source, &o, &m, &e) != 0)
         fail_msg("%s: %s", source, e.msg);
     return m;

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "model/pack_read.h"
 #include "tests/base/said.h"
 #include "tests/base/tempdir.h"

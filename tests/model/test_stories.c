@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #include "base/file.h"
-#include "format/json.h"
+#include "base/json.h"
 #include "solo.h"
 #include "tests/base/shareddata.h"
 

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "../base/tempdir.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "model/pack_file.h"
 #include "model/pass.h"
 #include "model/weights_use.h"

@@ -16,7 +16,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/progress.h"
-#include "format/safetensors.h"
+#include "model/safetensors.h"
 #include "model/weights.h"
 #include "model/weights_names.h"
 #include "model/weights_source.h"

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "format/gguf_types.h"
+#include "model/gguf_types.h"
 #include "made_gguf.h"
 #include "model/weights.h"
 #include "model/weights_names.h"

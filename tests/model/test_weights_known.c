@@ -20,7 +20,7 @@
 
 #include "base/bytes.h"
 #include "base/file.h"
-#include "format/gguf.h"
+#include "model/gguf.h"
 #include "model/pass.h"
 #include "solo.h"
 #include "tests/base/tempdir.h"

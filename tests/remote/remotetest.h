@@ -1,11 +1,11 @@
-/* remotetest.h - shared by the tests of src/remote: servers whose stores are in memory and share
- * chunks through a fake Redis. A failure here fails the test. */
+/* remotetest.h - shared by the tests of src/store/remote: servers whose stores are in memory and
+ * share chunks through a fake Redis. A failure here fails the test. */
 #ifndef TESTS_REMOTE_REMOTETEST_H
 #define TESTS_REMOTE_REMOTETEST_H
 
 #include <unistd.h>
 
-#include "remote/remote_impl.h"
+#include "store/remote/remote_impl.h"
 #include "tests/remote/fake_redis.h"
 #include "tests/store/storetest.h"
 

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "base/bytes.h"
-#include "remote/erasure.h"
+#include "store/remote/erasure.h"
 
 static struct sha256 room[ERASURE_MAX_KEYS];
 

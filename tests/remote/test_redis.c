@@ -18,8 +18,8 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "remote/redis.h"
-#include "remote/tls.h"
+#include "store/remote/redis.h"
+#include "store/remote/tls.h"
 
 #define SECOND ((int64_t)1000000000)
 

@@ -15,7 +15,7 @@
 
 #include "base/bytes.h"
 #include "base/mem.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "tests/base/niceness.h"
 #include "tests/remote/remotetest.h"
 

@@ -19,8 +19,8 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "remote/tls.h"
-#include "remote/wire.h"
+#include "store/remote/tls.h"
+#include "store/remote/wire.h"
 #include "tests/base/tempdir.h"
 
 #define SECOND ((int64_t)1000000000)

@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "remote/names.h"
-#include "remote/url.h"
+#include "store/remote/names.h"
+#include "store/remote/url.h"
 
 static void understood(void **state)
 {

@@ -21,8 +21,8 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "remote/tls.h"
-#include "remote/wire.h"
+#include "store/remote/tls.h"
+#include "store/remote/wire.h"
 
 #define SECOND ((int64_t)1000000000)
 

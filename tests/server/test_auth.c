@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "server/auth.h"
-#include "requests/sse.h"
+#include "api/sse.h"
 
 static void keys_open(void **state)
 {

@@ -1,7 +1,7 @@
 /* test_fault.c - the errors of refused requests in the forms of both APIs, and the reasons of
  * misses. */
 #include "server/call.h"
-#include "sessions/provenance.h"
+#include "api/provenance.h"
 
 #include <errno.h>
 #include <setjmp.h>

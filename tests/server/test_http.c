@@ -19,7 +19,7 @@
 #include "base/mem.h"
 #include "base/textbuf.h"
 #include "server/server.h"
-#include "sessions/conversations.h"
+#include "api/conversations.h"
 #include "tests/base/tempdir.h"
 
 enum { PATIENCE_S = 300 };

@@ -36,9 +36,9 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/textbuf.h"
-#include "batch/shelf.h"
+#include "api/shelf.h"
 #include "server/server.h"
-#include "sessions/conversations.h"
+#include "api/conversations.h"
 #include "tests/base/said.h"
 #include "tests/base/tempdir.h"
 

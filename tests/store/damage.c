@@ -13,7 +13,7 @@
 #include "base/bytes.h"
 #include "base/hash.h"
 #include "base/mem.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "store/bugs.h"
 
 const struct st_ctx damage_ctx = {1, 2, 2, 0, NULL}, damage_sibling = {1, 3, 2, 0, NULL};

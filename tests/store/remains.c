@@ -11,7 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/mem.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 
 struct bytes {
     uint8_t *p;

@@ -14,7 +14,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 
 bool st_may_be_refused;
 uint64_t st_epoch;

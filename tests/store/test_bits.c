@@ -15,7 +15,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "damage.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 
 /* Flips every bit of one row of each kind in the index (meta.row, extent.row, record.tab), and of
  * the fields of a header. */

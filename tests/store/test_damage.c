@@ -19,7 +19,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/rng.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "store/bugs.h"
 #include "store/chunk.h"
 #include "damage.h"

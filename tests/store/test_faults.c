@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "store/store_impl.h"
 #include "tests/store/storetest.h"
 

@@ -13,7 +13,7 @@
 
 #include "base/mem.h"
 #include "io/io.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "storetest.h"
 #include "store/store_impl.h"
 

@@ -12,7 +12,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "store/index.h"
 #include "tests/base/sql_faults.h"
 

@@ -14,7 +14,7 @@
 
 #include "base/log.h"
 #include "io/io.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "storetest.h"
 #include "store/store_impl.h"
 #include "store/superblock.h"

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "storetest.h"
 #include "store/store_impl.h"
 

@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "storetest.h"
 #include "store/parcel.h"
 #include "store/store_impl.h"

@@ -16,7 +16,7 @@
 #include "base/bytes.h"
 #include "base/hash.h"
 #include "base/mem.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "storetest.h"
 
 static const struct st_ctx ctx = {.base = 1, .own = 11, .branch = 1};

@@ -12,7 +12,7 @@
 
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "storetest.h"
 #include "store/store_impl.h"
 #include "io/vfs.h"

@@ -10,7 +10,7 @@
 
 #include "base/bytes.h"
 #include "base/mem.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "storetest.h"
 #include "store/store_impl.h"
 #include "store/superblock.h"

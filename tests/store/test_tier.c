@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "io/io_sim.h"
+#include "sim/io_sim.h"
 #include "storetest.h"
 #include "store/store_impl.h"
 #include "tests/base/strict_store.h"

@@ -1,4 +1,4 @@
-/* test_victims.c - which chunks a store under a cap evicts; policy/placement.h has the rules. */
+/* test_victims.c - which chunks a store under a cap evicts; store/placement.h has the rules. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -744,7 +744,7 @@ static void check_sums(const struct lab *l, const uint32_t *n_bytes, int n, size
 }
 
 /* Every length up to a little more than two pieces of 1024 bytes, and long records whose lengths
- * lie around the ends of the kernel's units of work (tensor/cuda/k_checksum.cu). */
+ * lie around the ends of the kernel's units of work (cuda/k_checksum.cu). */
 static void test_checksum(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-"""Writes tests/format/golden/chat.json: chat templates, conversations, and the texts that the
+"""Writes tests/model/golden/chat.json: chat templates, conversations, and the texts that the
 reference Jinja renders from them.
 
     python3 tools/golden/make_chat.py [--check]

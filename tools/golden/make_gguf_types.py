@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/format/golden/gguf/types.bin: blocks of every GGUF element type, and their values.
+"""Writes tests/model/golden/gguf/types.bin: blocks of every GGUF element type, and their values.
 
     python3 -m venv V && V/bin/pip install numpy gguf
     V/bin/python tools/golden/make_gguf_types.py

@@ -6,16 +6,16 @@ import subprocess
 import sys
 
 ENDS = {"src/base/check.c", "src/base/mem.c"}  # the two places that may end the program
-files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "src/*.[ch]", "src/*.cu"],
+files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "src/*.[ch]", "lib/*.[ch]", "sim/*.[ch]", "cuda/*.[ch]", "cuda/*.cu"],
                        capture_output=True, text=True, check=True).stdout.split()
 # Code that only one file may have: its pattern, that file, and the directory whose other files may
 # not have it.
 OWNED = [
     (re.compile(r"->\s*phase\s*=[^=]"), "src/engine/seq.c", "src/engine/",
      "seq.c alone changes a sequence's phase: request the edge (seq.h)"),
-    (re.compile(r"\batomic_(load|store)\s*\("), "src/base/step.h", "src/state/restore",
+    (re.compile(r"\batomic_(load|store)\s*\("), "src/base/step.h", "src/restore/restore",
      "use shared_load and shared_store (base/step.h): a test lets other threads go on there"),
-    (re.compile(r"\batomic_(load|store)\s*\("), "src/base/step.h", "src/state/save",
+    (re.compile(r"\batomic_(load|store)\s*\("), "src/base/step.h", "src/save/save",
      "use shared_load and shared_store (base/step.h): a test lets other threads go on there"),
 ]
 RULES = [

@@ -1,0 +1,70 @@
+/* client.h - the client of a generation: the model, the settings, and the calls that wake it.
+ *
+ * An HTTP call and a job of many requests (batch) are clients. Nothing here knows HTTP. */
+#ifndef API_CLIENT_H
+#define API_CLIENT_H
+
+#include <stdbool.h>
+
+#include "hcache.h"
+#include "api/answers.h"
+#include "api/fault.h"
+
+/* How an answer ended. */
+enum answer_end {
+    ANSWER_DONE,
+    ANSWER_CANCELLED,
+    ANSWER_FAILED,
+    ANSWER_TIMEOUT,
+    ANSWER_ENDS
+};
+
+/* Functions that are NULL are not called. */
+struct client_calls {
+    /* There is something to read. Called on the engine's thread with its lock held, so it must
+     * not wait. */
+    void (*wake)(void *arg);
+    /* An answer was submitted. */
+    void (*began)(void *arg);
+    /* An answer has ended. r: its result, or NULL. missed: the result has a miss reason. */
+    void (*ended)(void *arg, enum answer_end end, const struct hcache_result *r,
+                  bool missed);
+};
+
+/* A generation copies this struct. Everything that it points to is borrowed until the generation is
+ * freed. */
+struct dates;
+
+struct client {
+    struct hcache *h;
+    const char *model_name;
+    /* Remembers the tokens of earlier answers; NULL: nothing is remembered. */
+    struct answers *answers;
+    const char *salt; /* salt of the client's API key; NULL: no salt */
+    const char *plan; /* plan of every restore; NULL: auto */
+    /* Decides on the date that a prompt shows (api/dates.h); NULL: the present one. */
+    struct dates *dates;
+    const char *moment; /* moment that counts as the present one; NULL: the clock's */
+    /* Switches of the server, as in struct server_opts (server/server.h). */
+    bool plain_chat, parse_special;
+    /* Numbers for requests that truncate; ratio 0: no request can truncate. */
+    struct hcache_truncation truncation;
+    /* The answer is a function of the request alone. Its id, time and seed come from the fields
+     * below. It leaves out timings and cached tokens, which depend on earlier runs. */
+    bool repeatable;
+    const char *request_name; /* at most 32 characters */
+    int64_t created_s;
+    uint64_t seed; /* seed of requests that name none */
+    int max_queue; /* most requests that may wait; 0: unknown */
+    int own_queue; /* requests of this salt that may wait although max_queue others do */
+    const struct client_calls *calls;
+    void *arg;
+};
+
+/* Checks that the client's model has that name (NULL: any). Returns 0, or -1 with *f. */
+int client_check_model(const struct client *c, const char *name, struct fault *f);
+/* Returns the salt of a request's state, made from its key's salt and its own cache_salt (NULL: it
+ * has none). The result is from malloc; NULL is the empty salt. */
+char *client_state_salt(const struct client *c, const char *cache_salt);
+
+#endif

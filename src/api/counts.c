@@ -1,0 +1,222 @@
+/* counts.c - see counts.h. */
+#include "api/counts.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "engine/engine.h"
+#include "store/remote/remote.h"
+#include "api/ticket.h"
+#include "save/saver.h"
+#include "store/store.h"
+
+/* Returns the upper bound of bucket i: from 0.1 ms to 839 s, doubling. */
+double hcache_hist_bound_s(int i)
+{
+    return 1e-4 * (double)(1u << i);
+}
+
+static void hist_add(struct hcache_hist *h, double seconds)
+{
+    int i = 0;
+    while (i < HCACHE_HIST_BUCKETS && seconds > hcache_hist_bound_s(i))
+        i++;
+    h->count[i]++;
+    h->sum_s += seconds;
+}
+
+void counts_gap(struct counts *c, double seconds)
+{
+    hist_add(&c->now.tbt, seconds);
+}
+
+/* Names of sets of methods by which layers come back, as bits: recomputed (1), projected (2),
+ * loaded (4). */
+static const char *const plan_names[8] = {
+    "none", "recompute",    "hidden",    "recompute+hidden",
+    "kv",   "recompute+kv", "hidden+kv", "recompute+hidden+kv",
+};
+
+static void count_restore(struct counts *c, const struct hcache_result *r)
+{
+    struct hcache_stats *st = &c->now;
+    if (r->plan.layers[0] == 0)
+        return;
+    c->n_plans[(r->plan.recompute > 0) + 2 * (r->plan.hidden > 0) + 4 * (r->plan.kv > 0)]++;
+    for (int i = 1; i < SURPRISES; i++)
+        c->n_surprises[i] += strcmp(r->plan.surprise, surprise_name(i)) == 0;
+    hist_add(&st->restore, r->timings.restore_ms * 1e-3);
+    hist_add(&st->restore_predicted, r->plan.predicted_ms * 1e-3);
+    st->n_restores++;
+    st->n_restores_recompute += r->plan.recompute > 0;
+    st->layers_recompute += (uint64_t)r->plan.recompute;
+    st->layers_hidden += (uint64_t)r->plan.hidden;
+    st->layers_kv += (uint64_t)r->plan.kv;
+    st->restore_predicted_s += r->plan.predicted_ms * 1e-3;
+    st->restore_measured_s += r->timings.restore_ms * 1e-3;
+    st->restore_wait_s += r->timings.restore_wait_ms * 1e-3;
+}
+
+void counts_end(struct counts *c, const struct hcache_ticket *t)
+{
+    const struct hcache_result *r = &t->result;
+    struct hcache_stats *st = &c->now;
+    bool timed_out = t->err.code == -ETIMEDOUT || strcmp(r->finish, "timeout") == 0;
+    st->n_ended++;
+    st->n_timed_out += timed_out;
+    st->n_failed += t->err.code != 0 && !timed_out;
+    st->n_cancelled += t->err.code == 0 && strcmp(r->finish, "cancelled") == 0;
+    hist_add(&st->queue, r->timings.queue_ms * 1e-3);
+    if (r->timings.ttft_ms > 0) {
+        hist_add(&st->ttft, r->timings.ttft_ms * 1e-3);
+        st->prompt_tokens += (uint64_t)r->prompt_tokens;
+        st->device_tokens += (uint64_t)r->device_tokens;
+        st->restored_tokens += (uint64_t)(r->cached_tokens - r->device_tokens);
+        st->dram_tokens += (uint64_t)r->dram_tokens;
+        st->remote_tokens += (uint64_t)r->remote_tokens;
+        st->computed_tokens += (uint64_t)(r->prompt_tokens - r->cached_tokens);
+    }
+    st->generated_tokens += (uint64_t)r->n_tokens;
+    st->restored_bytes += r->restored_bytes;
+    st->n_misses += t->err.code == 0 && r->cached_tokens < (r->prompt_tokens - 1) / 64 * 64;
+    count_restore(c, r);
+}
+
+static void count_add(struct hcache_counts *c, const char *name, uint64_t n)
+{
+    CHECK(c->n < HCACHE_MAX_COUNTS);
+    c->at[c->n++] = (struct hcache_count){name, n};
+}
+
+void counts_read(const struct counts *c, const struct engine_stats *e,
+                 struct hcache_stats *out)
+{
+    *out = c->now;
+    out->n_preempted = e->n_preempted;
+    out->recovered_tokens = e->recovered_tokens;
+    out->recomputed_tokens = e->recomputed_tokens;
+    out->n_replanned = e->n_replanned;
+    out->n_staged = e->n_staged;
+    out->n_staged_used = e->n_staged_used;
+    out->n_stairs = e->n_stairs;
+    out->n_replays = e->n_replays;
+    out->stairs_s = (double)e->stairs_ns * 1e-9;
+    out->kv_blocks = e->blocks;
+    out->kv_blocks_free = e->blocks_free;
+    out->kv_blocks_kept = e->blocks_kept;
+    out->kv_blocks_evicted = e->n_evicted;
+    out->link_bytes = e->link_bytes;
+    out->link_down_bytes = e->link_down_bytes;
+    out->weights_read_bytes = e->weights_read_bytes;
+    for (int i = 1; i < 8; i++)
+        count_add(&out->plans, plan_names[i], c->n_plans[i]);
+    for (int i = 1; i < SURPRISES; i++)
+        count_add(&out->surprises, surprise_name(i), c->n_surprises[i]);
+    for (int i = 1; i < STALL_ENDS; i++)
+        count_add(&out->stalls, stall_end_name(i), e->n_stalls[i]);
+}
+
+void counts_saver(const struct saver_stats *st, struct hcache_stats *out)
+{
+    out->shed_behind = st->n_ended[SAVE_END_BEHIND];
+    out->shed_memory = st->n_ended[SAVE_END_MEMORY];
+    out->shed_cap = st->n_ended[SAVE_END_CAP];
+    out->shed_refused = st->n_ended[SAVE_END_REFUSED];
+    out->shed_space = st->n_ended[SAVE_END_SPACE];
+    out->shed_parent = st->n_ended[SAVE_END_PARENT];
+    out->shed_erased = st->n_ended[SAVE_END_ERASED];
+    out->shed_tail = st->n_ended[SAVE_END_TAIL];
+    out->shed_fault = st->n_ended[SAVE_END_FAULT] + st->n_ended[SAVE_END_DEVICE];
+    out->saved_chunks = st->n_chunks;
+    out->saved_tails = st->n_tails;
+    out->shared_chunks = st->n_shared;
+    out->save_buffer_bytes = st->bound_bytes;
+    out->save_buffer_used_bytes = st->used_bytes;
+}
+
+struct hcache_dram counts_dram(const struct store_dram *d)
+{
+    return (struct hcache_dram){.cap_bytes = d->cap_bytes,
+                                .used_bytes = d->used_bytes,
+                                .n_chunks = d->n_chunks,
+                                .n_written = d->n_written,
+                                .n_promoted = d->n_promoted,
+                                .promoted_bytes = d->promoted_bytes,
+                                .n_unused = d->n_unused,
+                                .n_demoted = d->n_demoted,
+                                .n_full = d->n_full,
+                                .read_bytes = d->read_bytes};
+}
+
+struct hcache_remote counts_remote(const struct remote_stats *st)
+{
+    struct hcache_remote out = {.is_up = st->is_up,
+                                .n_fetches = st->n_fetches,
+                                .n_round_trips = st->n_round_trips,
+                                .n_fetched = st->n_fetched,
+                                .fetched_bytes = st->fetched_bytes,
+                                .n_written = st->n_written,
+                                .written_bytes = st->written_bytes,
+                                .n_known = st->n_known,
+                                .n_dropped = st->n_dropped,
+                                .n_gone = st->n_gone,
+                                .n_refused = st->n_refused,
+                                .n_failures = st->n_failures,
+                                .n_queued = st->n_queued,
+                                .n_unpublished = st->n_unpublished,
+                                .n_erasures = st->n_erasures,
+                                .n_erasures_everywhere = st->n_erasures_everywhere,
+                                .n_servers = st->n_servers,
+                                .latency_s = st->pace.latency_s,
+                                .bytes_per_s = st->pace.bytes_per_s};
+    memcpy(out.url, st->url, sizeof out.url);
+    memcpy(out.why_down, st->why_down, sizeof out.why_down);
+    for (int i = REMOTE_MISS_NONE + 1; st->url[0] != 0 && i < REMOTE_MISSES; i++)
+        count_add(&out.misses, remote_miss_name((enum remote_miss)i), st->misses[i]);
+    return out;
+}
+
+void counts_store(const struct store_stats *st, struct hcache_stats *out)
+{
+    out->tier = st->tier;
+    out->dram = counts_dram(&st->dram);
+    out->store_bytes = st->used_bytes;
+    out->store_cap_bytes = st->cap_bytes;
+    out->store_read_bytes = st->read_bytes;
+    out->store_written_bytes = st->appended_bytes;
+    out->n_checksum_failures = st->n_checksum_failures;
+    out->n_read_failures = st->n_read_failures;
+    for (int i = 0; i < STORE_MISSES; i++)
+        count_add(&out->misses, store_miss_name((enum store_miss)i), st->misses[i]);
+    for (int i = 0; i < STORE_EVICTS; i++)
+        count_add(&out->evictions, store_evict_name((enum store_evict)i), st->evictions[i]);
+}
+
+void counts_cache(const struct store_stats *st, struct hcache_cache_stats *out)
+{
+    out->tier = st->tier;
+    out->dram = counts_dram(&st->dram);
+    out->n_chunks = st->n_chunks;
+    out->used_bytes = st->used_bytes;
+    out->cap_bytes = st->cap_bytes;
+    out->files_cap_bytes = st->files_cap_bytes;
+    out->file_bytes = st->file_bytes;
+    out->pending_bytes = st->pending_bytes;
+    out->n_pins = st->n_pins;
+    out->n_expiring = st->n_expiring;
+    out->n_guarantees = st->n_guarantees;
+    out->guaranteed_bytes = st->guaranteed_bytes;
+    out->guarantee_limit_bytes = st->guarantee_limit_bytes;
+    out->n_guarantees_broken = st->n_guarantees_broken;
+    out->n_hits = st->n_hits;
+    out->n_misses = st->n_misses;
+    out->n_evicted = st->n_evicted;
+    out->n_corrupt = st->n_corrupt;
+    out->appended_bytes = st->appended_bytes;
+    out->read_bytes = st->read_bytes;
+    for (int i = 0; i < STORE_MISSES; i++)
+        count_add(&out->misses, store_miss_name((enum store_miss)i), st->misses[i]);
+    for (int i = 0; i < STORE_EVICTS; i++)
+        count_add(&out->evictions, store_evict_name((enum store_evict)i), st->evictions[i]);
+}

@@ -1,0 +1,43 @@
+/* counts.h - a server's statistics (struct hcache_stats): counted as requests end, and read from
+ * the engine, the saver and the store. Pure.
+ *
+ * Nothing here locks: the service's lock protects struct counts. */
+#ifndef API_COUNTS_H
+#define API_COUNTS_H
+
+#include <stdint.h>
+
+#include "hcache.h"
+#include "restore/surprise.h"
+#include "store/store.h"
+
+struct engine_stats;
+struct remote_stats;
+struct hcache_ticket;
+struct saver_stats;
+
+struct counts {
+    /* the fields that are counted as requests end; the functions below fill in all others */
+    struct hcache_stats now;
+    uint64_t n_plans[8]; /* plans by the set of their methods, as bits */
+    uint64_t n_surprises[SURPRISES];
+};
+
+/* Notes the time between two tokens of one answer. */
+void counts_gap(struct counts *c, double seconds);
+/* Counts the result of an ended request. */
+void counts_end(struct counts *c, const struct hcache_ticket *t);
+
+/* Sets *out to everything that was counted, and to the engine's statistics. */
+void counts_read(const struct counts *c, const struct engine_stats *e,
+                 struct hcache_stats *out);
+/* Return the public form of statistics. A struct without a URL means that there is no remote; then
+ * it has no misses. */
+struct hcache_dram counts_dram(const struct store_dram *d);
+struct hcache_remote counts_remote(const struct remote_stats *st);
+/* Add statistics to *out. */
+void counts_saver(const struct saver_stats *st, struct hcache_stats *out);
+void counts_store(const struct store_stats *st, struct hcache_stats *out);
+void counts_cache(const struct store_stats *st, struct hcache_cache_stats *out);
+
+#endif

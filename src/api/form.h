@@ -1,0 +1,44 @@
+/* form.h - the form that a request wants for its answer, in all spellings of the APIs.
+ *
+ *     response_format, text.format, output_config.format, output_format, format   JSON, or a schema
+ *     json_schema, grammar                                                        llama-server's
+ *     structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar  vLLM's
+ *     tool_choice: required, any, or the name of a tool                           calls
+ *
+ * docs/STRUCTURED.md says what is enforced. */
+#ifndef API_FORM_H
+#define API_FORM_H
+
+#include "base/json.h"
+#include "hcache.h"
+#include "api/fault.h"
+
+struct gen_params;
+
+struct form_want {
+    const char *field; /* name for messages; NULL: the answer may have any form */
+    enum hcache_form_kind kind;
+    /* A schema or a list of texts; the text of a grammar or a regular expression is a string; NULL:
+     * any JSON object. Borrowed. */
+    const struct json *value;
+    bool loose;       /* the request says "strict": false */
+    const char *only; /* the tool to call; NULL: any */
+};
+
+/* Read a field into *out, which another field may have set. Return 0, or -1 with *f. */
+int form_read_format(const char *field, const struct json *v, struct form_want *out,
+                     struct fault *f);
+int form_read_value(const char *field, enum hcache_form_kind kind, const struct json *v,
+                    struct form_want *out, struct fault *f);
+int form_read_structured(const char *field, const struct json *v, struct form_want *out,
+                         struct fault *f);
+/* choice: as in OpenAI's or Anthropic's API, and neither auto nor none. */
+int form_read_choice(const char *field, const struct json *choice, struct form_want *out,
+                     struct fault *f);
+
+/* Compiles the form. *out: NULL if none is wanted; else the caller's. *unenforced: the
+ * keywords that the form does not enforce (hcache_free), or NULL. Returns 0, or -1 with *f. */
+int form_compile(struct hcache *h, const struct gen_params *p, struct hcache_form **out,
+                 char **unenforced, struct fault *f);
+
+#endif

@@ -1,0 +1,578 @@
+/* generation.c - see generation.h: submitting, streaming, answering. The forms are in shape.c. */
+#include "api/generation.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/minmax.h"
+#include "api/dates.h"
+#include "api/retoken.h"
+#include "api/shape.h"
+#include "api/provenance.h"
+
+/* --- starting --------------------------------------------------------------------------------- */
+
+static void wake(const struct client *c)
+{
+    if (c->calls != NULL && c->calls->wake != NULL)
+        c->calls->wake(c->arg);
+}
+
+/* Called on the engine's thread, with its lock held. */
+static void on_notify(void *arg, bool ended)
+{
+    struct choice *ch = arg;
+    struct generation *g = ch->gen;
+    if (ended)
+        atomic_fetch_add(&g->n_ended, 1);
+    if (ended || g->params.stream)
+        wake(&g->client);
+}
+
+static uint64_t random_u64(void)
+{
+    uint64_t v = 0;
+    (void)!getrandom(&v, sizeof v, 0);
+    return v;
+}
+
+/* Makes the fault for a prompt that is too long. Clients look for "maximum context length"
+ * (OpenAI's) and "prompt is too long" (Anthropic's), and shorten their history. */
+static int too_long(const struct gen_params *p, int n_prompt, int max_context,
+                    struct fault *f)
+{
+    long long wanted = p->max_tokens > 0 ? p->max_tokens : 1;
+    return fault_set(f, 400, "context_length_exceeded", request_prompt_name(p->kind),
+                     "%-sthis model's maximum context length is %d tokens, but the prompt "
+                     "has %d and %lld are to be generated",
+                     p->kind == REQUEST_MESSAGE ? "prompt is too long: " : "", max_context,
+                     n_prompt, wanted);
+}
+
+/* Returns how the request is truncated. If a conversation cannot be truncated, because of its
+ * system message, the request counts as one that did not ask for truncation. */
+static struct hcache_truncation truncation_of(const struct generation *g)
+{
+    const struct gen_params *p = &g->params;
+    if (!request_truncates(p, &g->client.truncation))
+        return (struct hcache_truncation){0};
+    struct hcache_truncation t = request_truncation(p, &g->client.truncation);
+    prompt_keep(p->n_system, &t);
+    if (p->truncation == NULL && hcache_truncation_check(g->client.h, &t, NULL, NULL) != 0)
+        t.ratio = 0;
+    return t;
+}
+
+static int check_fit(const struct gen_params *p, bool truncates,
+                     const struct prompt_ids *prompts, int n_prompts,
+                     const struct hcache_model_info *info, struct fault *f)
+{
+    int max_context = info->max_context;
+    const char *name = request_prompt_name(p->kind);
+    for (int i = 0; i < n_prompts; i++) {
+        if (prompts[i].n == 0)
+            return fault_set(f, 400, NULL, name, "'%-s' has no tokens", name);
+        if (truncates && prompts[i].n > info->max_history)
+            return fault_set(f, 400, "context_length_exceeded", name,
+                             "the prompt has %d tokens: this server truncates at most %lld "
+                             "(--max-history), and the maximum context length is %d tokens",
+                             prompts[i].n, (long long)info->max_history, info->max_context);
+        if (truncates)
+            continue;
+        /* More tokens than the context has left are cut to that, as agents always ask for many. */
+        if (prompts[i].n > max_context ||
+            (p->max_tokens != 0 && prompts[i].n >= max_context))
+            return too_long(p, prompts[i].n, max_context, f);
+    }
+    return 0;
+}
+
+/* Checks the fields whose bounds depend on the model. hcache_submit refuses the same values, but
+ * its message belongs to no field. */
+static int check_fields(const struct generation *g, const struct prompt_ids *prompts,
+                        const struct hcache_truncation *truncation,
+                        const struct hcache_model_info *info, struct fault *f)
+{
+    const struct gen_params *p = &g->params;
+    const char *name = request_prompt_name(p->kind);
+    struct hcache_err err = {0};
+    struct request_shaping own;
+    int n_vocab = info->vocab_size;
+    for (int i = 0; i < g->n / (int)p->n; i++)
+        for (int j = 0; j < prompts[i].n; j++)
+            if (prompts[i].ids[j] < 0 || prompts[i].ids[j] >= n_vocab)
+                return fault_field(f, name, "has the token %d; tokens are 0 to %d",
+                                   prompts[i].ids[j], n_vocab - 1);
+    if (p->n_stop > 0 && !info->has_tokenizer)
+        return fault_field(f, p->kind == REQUEST_MESSAGE ? "stop_sequences" : "stop",
+                           "needs a tokenizer, and this model has none");
+    if (truncation->ratio > 0 &&
+        hcache_truncation_check(g->client.h, truncation, NULL, &err) != 0)
+        return fault_set(f, 400, NULL, "truncation", "%s", err.msg);
+    if (truncation->ratio > 0 && p->max_tokens > HCACHE_MAX_TRUNCATED_ANSWER)
+        return fault_field(f, request_max_name(p),
+                           "is %lld; for a truncated context it must be at most %d",
+                           (long long)p->max_tokens, HCACHE_MAX_TRUNCATED_ANSWER);
+    request_shaping(p, &own);
+    for (int i = 0; i < own.shaping.n_bias; i++)
+        if (own.bias[i].id >= n_vocab)
+            return fault_field(f, "logit_bias", "has the token %d; tokens are 0 to %d",
+                               own.bias[i].id, n_vocab - 1);
+    for (int i = 0; i < own.shaping.n_stop_ids; i++)
+        if (own.stop_ids[i] >= n_vocab)
+            return fault_field(f, "stop_token_ids", "has the token %d; tokens are 0 to %d",
+                               own.stop_ids[i], n_vocab - 1);
+    return 0;
+}
+
+/* Converts an error of the engine to a fault of the API. */
+static void fault_of(const struct hcache_err *err, bool submitting, struct fault *f)
+{
+    if (err->code == HCACHE_E_LIMIT && submitting)
+        fault_set(f, 429, "queue_full", NULL, "%-s; try again later", err->msg);
+    else if (err->code == -ENOMEM)
+        fault_set(f, 503, "out_of_memory", NULL, "%s", err->msg);
+    else if (err->code == -ETIMEDOUT)
+        fault_set(f, 504, "timeout", "timeout_ms", "%s", err->msg);
+    else if (err->code == HCACHE_E_USAGE || err->code == HCACHE_E_LIMIT)
+        fault_set(f, 400, NULL, NULL, "%s", err->msg);
+    else
+        fault_set(f, 500, NULL, NULL, "%s", err->msg);
+}
+
+/* Returns the text that says which records are saved. A plan that is forced on the server is for
+ * comparisons: records that it cannot use are not saved. */
+static const char *saved_for(const char *plan)
+{
+    return plan == NULL || strcmp(plan, "recompute") != 0 ? plan : "none";
+}
+
+static uint64_t client_number(const struct client *c)
+{
+    return c->salt != NULL ? checksum64(c->salt, strlen(c->salt)) : 0;
+}
+
+static int submit(struct generation *g, struct choice *ch, const struct prompt_ids *prompt,
+                  const struct hcache_truncation *truncation, int max_context,
+                  uint64_t seed, struct hcache_err *err)
+{
+    const struct gen_params *p = &g->params;
+    int64_t max = p->max_tokens >= 0              ? p->max_tokens
+                  : p->kind != REQUEST_COMPLETION ? max_context - prompt->n
+                                                  : MIN(max_context - prompt->n, 16);
+    if (truncation->ratio == 0 && max > max_context - prompt->n)
+        g->max_tokens = max = max_context - prompt->n;
+    if (truncation->ratio > 0 && p->max_tokens < 0 && max < max_context / 2)
+        max = max_context / 2;
+    struct request_shaping shaping;
+    request_shaping(p, &shaping);
+    struct hcache_request r = {.prompt = prompt->ids,
+                               .shaping = &shaping.shaping,
+                               .form = g->form,
+                               .n_prompt = prompt->n,
+                               .max_tokens = (int)max,
+                               .ignore_eos = p->ignore_eos,
+                               .temperature = (float)p->temperature,
+                               .top_p = (float)p->top_p,
+                               .min_p = (float)p->min_p,
+                               .top_k = (int)p->top_k,
+                               .seed = seed,
+                               .stop = p->stop,
+                               .n_stop = p->n_stop,
+                               .logprobs = p->logprobs,
+                               .n_top = (int)p->n_top,
+                               .truncation = *truncation,
+                               .salt = g->salt,
+                               .plan = g->client.plan,
+                               .save = saved_for(g->client.plan),
+                               .priority = (int)p->priority,
+                               .expect_reuse_in_s = (int)p->expect_reuse_in,
+                               .cache_ttl_s = (int)MAX(p->cache_ttl, 0),
+                               .timeout_ms = (int)p->timeout_ms,
+                               .client = client_number(&g->client),
+                               .client_queue = g->client.own_queue,
+                               .durable = p->durable,
+                               .notify = on_notify,
+                               .arg = ch};
+    return hcache_submit(g->client.h, &r, &ch->ticket, err);
+}
+
+static int submit_all(struct generation *g, const struct prompt_ids *prompts,
+                      struct fault *f)
+{
+    struct hcache_model_info info;
+    struct hcache_err err = {0};
+    int n = (int)g->params.n;
+    uint64_t seed = g->params.has_seed     ? (uint64_t)g->params.seed
+                    : g->client.repeatable ? g->client.seed
+                                           : random_u64();
+    hcache_model_info(g->client.h, &info);
+    struct hcache_truncation truncation = truncation_of(g);
+    if (check_fit(&g->params, truncation.ratio > 0, prompts, g->n / n, &info, f) != 0 ||
+        check_fields(g, prompts, &truncation, &info, f) != 0 ||
+        form_compile(g->client.h, &g->params, &g->form, &g->unenforced, f) != 0)
+        return -1;
+    for (int i = 0; i < g->n; i++) {
+        struct choice *ch = &g->choice[i];
+        ch->gen = g;
+        ch->index = i;
+        ch->n_prompt = prompts[i / n].n;
+        if (submit(g, ch, &prompts[i / n], &truncation, info.max_context,
+                   seed + (uint64_t)(i % n), &err) != 0) {
+            fault_of(&err, true, f);
+            return -1;
+        }
+        if (g->client.calls != NULL && g->client.calls->began != NULL)
+            g->client.calls->began(g->client.arg);
+    }
+    return 0;
+}
+
+/* Refuses more requests than the queue can ever hold: trying again later would not help. */
+static int never_fits_queue(int n, int max_queue, struct fault *f)
+{
+    return fault_set(f, 400, NULL, "n",
+                     "%d answers are wanted at once, but at most %d requests may wait here "
+                     "(--max-queue)",
+                     n, max_queue);
+}
+
+static void name_it(struct generation *g)
+{
+    static atomic_uint_fast64_t next;
+    const char *kind = g->params.kind == REQUEST_CHAT ? "chatcmpl" : "cmpl";
+    const struct client *c = &g->client;
+    g->created_s = c->repeatable ? c->created_s : clock_wall_s();
+    if (c->repeatable)
+        snprintf(g->id, sizeof g->id, "%s-%.32s", kind, c->request_name);
+    else
+        snprintf(g->id, sizeof g->id, "%s-%016llx%08llx", kind,
+                 (unsigned long long)random_u64(),
+                 (unsigned long long)atomic_fetch_add(&next, 1));
+}
+
+int generation_start(const struct client *c, const struct dialect *dialect, void *own,
+                     const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
+                     struct prompt_text *text, const char *what, struct generation **out,
+                     struct fault *f)
+{
+    int n = n_prompts * (int)p->n, max_queue = c->max_queue;
+    struct generation *g = xcalloc(1, sizeof *g + (size_t)n * sizeof g->choice[0]);
+    g->client = *c;
+    g->dialect = dialect;
+    g->own = own;
+    g->params = *p;
+    g->salt = client_state_salt(c, p->cache_salt);
+    g->n = n;
+    name_it(g);
+    snprintf(g->miss, sizeof g->miss, "%s", what);
+    int rc = max_queue > 0 && n > max_queue ? never_fits_queue(n, max_queue, f)
+                                            : submit_all(g, prompts, f);
+    if (text != NULL) {
+        g->text = *text;
+        g->prompt = prompts[0];
+        n_prompts = 0; /* from here on g owns the prompt and its text */
+    }
+    for (int i = 0; i < n_prompts; i++)
+        hcache_free(prompts[i].ids);
+    if (rc != 0)
+        generation_free(g);
+    *out = rc == 0 ? g : NULL;
+    return rc;
+}
+
+const struct client *generation_client(const struct generation *g)
+{
+    return &g->client;
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+bool generation_is_stream(const struct generation *g)
+{
+    return g->params.stream;
+}
+
+bool generation_has_ended(struct generation *g)
+{
+    return atomic_load(&g->n_ended) == g->n;
+}
+
+bool generation_is_over(const struct generation *g)
+{
+    return g->is_over;
+}
+
+/* Gives new text to the answer's parser. */
+static void read_answer(struct choice *ch, const char *text, size_t n,
+                        const struct hcache_special *special, int n_special)
+{
+    const struct gen_params *p = &ch->gen->params;
+    if (p->kind == REQUEST_COMPLETION)
+        return;
+    if (ch->answer == NULL)
+        ch->answer = hcache_answer_open(ch->gen->client.h, p->prompt_end,
+                                        strlen(p->prompt_end),
+                                        p->no_tools          ? NULL
+                                        : p->offered != NULL ? p->offered
+                                                             : p->tools);
+    hcache_answer_push(ch->answer, text, n, special, n_special);
+    ch->n_read += n;
+    ch->n_special += n_special;
+}
+
+/* Gives the rest of the answer to its parser. */
+static void end_answer(struct choice *ch)
+{
+    const struct hcache_result *r = &ch->result;
+    struct hcache_special *rest = xcalloc((size_t)r->n_special + 1, sizeof *rest);
+    int n = 0;
+    for (int i = ch->n_special; i < r->n_special; i++, n++)
+        rest[n] = (struct hcache_special){
+            r->special[i].at - MIN(r->special[i].at, ch->n_read), r->special[i].id};
+    size_t from = MIN(ch->n_read, r->n_text);
+    read_answer(ch, r->text != NULL ? r->text + from : "", r->n_text - from, rest, n);
+    if (ch->answer != NULL)
+        hcache_answer_end(ch->answer);
+    free(rest);
+}
+
+/* Reports the end of a choice to the client, only once. */
+static void tell_end(struct choice *ch, enum answer_end end, const struct hcache_result *r)
+{
+    struct generation *g = ch->gen;
+    if (ch->is_told)
+        return;
+    ch->is_told = true;
+    if (g->client.calls != NULL && g->client.calls->ended != NULL)
+        g->client.calls->ended(g->client.arg, end, r,
+                               r != NULL && provenance_miss(r, g->miss) != NULL);
+}
+
+static enum answer_end end_of(const struct hcache_result *r)
+{
+    return strcmp(r->finish, "cancelled") == 0 ? ANSWER_CANCELLED
+           : strcmp(r->finish, "timeout") == 0 ? ANSWER_TIMEOUT
+                                               : ANSWER_DONE;
+}
+
+/* Takes a choice's result. Returns 0, or -1 with *f if the choice failed, or was cut off because
+ * the server stops. */
+static int take_result(struct choice *ch, struct fault *f)
+{
+    struct hcache_err err = {0};
+    ch->finished = true;
+    if (hcache_ticket_result(ch->ticket, &ch->result, &err) != 0) {
+        tell_end(ch, err.code == -ETIMEDOUT ? ANSWER_TIMEOUT : ANSWER_FAILED, NULL);
+        fault_of(&err, false, f);
+        return -1;
+    }
+    tell_end(ch, end_of(&ch->result), &ch->result);
+    if (strcmp(ch->result.finish, "cancelled") == 0)
+        return fault_set(f, 503, "stopping", NULL, "the server is stopping");
+    struct generation *g = ch->gen;
+    date_explain(&g->params.date, ch->result.differs_at, ch->result.miss,
+                 sizeof ch->result.miss);
+    end_answer(ch);
+    const struct retoken_owner owner = {.salt = g->client.salt,
+                                        .state_salt = g->salt,
+                                        .ttl_s = MAX(g->params.cache_ttl, 0)};
+    if (g->text.text != NULL && g->client.answers != NULL)
+        retoken_remember(g->client.h, g->client.answers, &owner, &g->text, g->prompt.ids,
+                         g->prompt.n, &ch->result);
+    return 0;
+}
+
+static void read_choice(struct choice *ch, struct hcache_delta *d)
+{
+    hcache_ticket_read(ch->ticket, d);
+    ch->n_cached = d->cached_tokens;
+    size_t n = (size_t)d->n_ids * (size_t)(1 + ch->gen->params.n_top) * sizeof *d->logprobs;
+    ch->lacks_logprobs |= d->logprobs != NULL &&
+                          !textbuf_try_add(&ch->logprobs, d->logprobs, n);
+}
+
+static int no_memory(struct fault *f)
+{
+    return fault_refuse(f, -ENOMEM, NULL,
+                        "there is no memory for the answer; try again later, or ask for "
+                        "fewer tokens or log-probabilities at once");
+}
+
+/* Reserves memory for a whole answer, which is built as values and then as text: measured at
+ * most 300 bytes for each log-probability, and 8 times its text. The code that sends the answer
+ * ends the pledge. */
+static int pledge_answer(const struct generation *g, struct fault *f)
+{
+    enum { FREE_BYTES = 64 << 10, LOGPROB_BYTES = 400, TEXT_TIMES = 8 };
+    size_t n = 0;
+    for (int i = 0; i < g->n; i++) {
+        const struct choice *ch = &g->choice[i];
+        if (ch->lacks_logprobs)
+            return no_memory(f);
+        n += TEXT_TIMES * ch->result.n_text +
+             ch->logprobs.n / sizeof(struct hcache_logprob) * LOGPROB_BYTES;
+    }
+    return n <= FREE_BYTES || mem_pledge(n, NULL) == 0 ? 0 : no_memory(f);
+}
+
+static int keep(struct generation *g, struct fault *f)
+{
+    g->is_kept = true;
+    return g->dialect->keep != NULL ? g->dialect->keep(g, f) : 0;
+}
+
+/* Keeps the part of an answer that exists: the client has gone, or the server stops. A fault
+ * cannot be reported to anyone. */
+static void keep_unfinished(struct generation *g)
+{
+    struct fault f;
+    bool all = !g->is_kept && g->dialect->keeps_unfinished;
+    generation_cancel(g);
+    for (int i = 0; all && i < g->n; i++) {
+        struct choice *ch = &g->choice[i];
+        if (ch->ticket == NULL) {
+            all = false; /* this choice was never submitted */
+        } else if (!ch->finished) {
+            hcache_ticket_wait(ch->ticket);
+            (void)take_result(ch, &f);
+        }
+        all = all && ch->result.finish != NULL;
+    }
+    if (all)
+        (void)keep(g, &f);
+}
+
+int generation_answer(struct generation *g, struct json **answer, struct fault *f)
+{
+    for (int i = 0; i < g->n; i++) {
+        struct hcache_delta d;
+        read_choice(&g->choice[i], &d);
+        if (take_result(&g->choice[i], f) != 0)
+            return -1;
+    }
+    if (pledge_answer(g, f) != 0 || keep(g, f) != 0)
+        return -1;
+    *answer = g->dialect->answer(g);
+    return 0;
+}
+
+/* --- streaming -------------------------------------------------------------------------------- */
+
+static void stream_fault(struct generation *g, const struct fault *f, struct textbuf *out)
+{
+    g->dialect->fault(g, f, out);
+    g->is_over = true;
+    generation_cancel(g);
+}
+
+/* Sends what is new in the parts of an answer. */
+static void send_parts(struct generation *g, struct choice *ch, struct textbuf *out)
+{
+    struct hcache_part p, after;
+    while (hcache_answer_part(ch->answer, ch->part, &p)) {
+        bool is_call = p.kind == HCACHE_PART_CALL;
+        if (p.n > ch->n_sent || (is_call && ch->n_sent == 0)) {
+            size_t n = p.n;
+            p.text += is_call ? 0 : ch->n_sent;
+            p.n -= is_call ? 0 : ch->n_sent;
+            g->dialect->piece(g, ch, ch->part, &p, out);
+            ch->n_sent = n;
+        }
+        if (!is_call && !hcache_answer_part(ch->answer, ch->part + 1, &after))
+            break;
+        ch->part++;
+        ch->n_sent = 0;
+    }
+}
+
+/* Sends new text. A token without visible text waits for one that has some, so that no chunk is
+ * empty, above all not the first (clients take it for the first token). */
+static void send_delta(struct generation *g, struct choice *ch,
+                       const struct hcache_delta *d, struct textbuf *out)
+{
+    const struct hcache_part p = {
+        .kind = HCACHE_PART_TEXT, .text = d->text, .n = d->n_text};
+    if (ch->answer != NULL)
+        send_parts(g, ch, out);
+    else if (d->n_text > 0)
+        g->dialect->piece(g, ch, 0, &p, out);
+}
+
+static void stream_choice(struct generation *g, struct choice *ch, struct textbuf *out)
+{
+    struct hcache_delta d;
+    struct fault f;
+    read_choice(ch, &d);
+    read_answer(ch, d.text, d.n_text, d.special, d.n_special);
+    if (ch->lacks_logprobs) {
+        (void)no_memory(&f);
+        stream_fault(g, &f, out);
+        return;
+    }
+    bool failed = d.ended && take_result(ch, &f) != 0;
+    send_delta(g, ch, &d, out);
+    if (failed)
+        stream_fault(g, &f, out);
+    else if (d.ended)
+        g->dialect->end(g, ch, out);
+}
+
+void generation_stream(struct generation *g, struct textbuf *out)
+{
+    struct fault f;
+    bool all = true;
+    if (!g->has_begun && g->dialect->begin != NULL)
+        g->dialect->begin(g, out);
+    g->has_begun = true;
+    for (int i = 0; i < g->n && !g->is_over; i++) {
+        if (!g->choice[i].finished)
+            stream_choice(g, &g->choice[i], out);
+        all = all && g->choice[i].finished;
+    }
+    if (!all || g->is_over)
+        return;
+    if (keep(g, &f) != 0) {
+        stream_fault(g, &f, out);
+        return;
+    }
+    g->dialect->close(g, out);
+    g->is_over = true;
+}
+
+void generation_cancel(struct generation *g)
+{
+    for (int i = 0; g != NULL && i < g->n; i++) {
+        if (g->choice[i].ticket != NULL)
+            hcache_ticket_cancel(g->choice[i].ticket);
+    }
+}
+
+void generation_free(struct generation *g)
+{
+    if (g == NULL)
+        return;
+    keep_unfinished(g);
+    for (int i = 0; i < g->n; i++) {
+        if (g->choice[i].ticket != NULL) /* no client waits for this answer any more */
+            tell_end(&g->choice[i], ANSWER_CANCELLED, NULL);
+        hcache_ticket_free(g->choice[i].ticket);
+        textbuf_free(&g->choice[i].logprobs);
+        hcache_answer_close(g->choice[i].answer);
+        hcache_result_free(&g->choice[i].result);
+    }
+    if (g->dialect->drop != NULL)
+        g->dialect->drop(g->own);
+    free(g->salt);
+    hcache_form_free(g->form);
+    hcache_free(g->unenforced);
+    prompt_text_deinit(&g->text);
+    hcache_free(g->prompt.ids);
+    free(g);
+}

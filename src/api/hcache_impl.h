@@ -1,0 +1,44 @@
+/* hcache_impl.h - the implementation of the public interface; private to src/api. */
+#ifndef API_HCACHE_IMPL_H
+#define API_HCACHE_IMPL_H
+
+#include "api/dialog.h"
+#include "api/service.h"
+#include "api/stack.h"
+#include "hcache.h"
+#include "text/tokenizer.h"
+
+_Static_assert(sizeof(struct hcache_err) == sizeof(struct err), "one layout of errors");
+
+struct hcache {
+    struct stack k;
+    /* the caller's options during hcache_open; else NULL */
+    const struct hcache_opts *opening;
+    struct chat_drop *drop;
+    struct tokenizer *tokenizer; /* NULL for synthetic models */
+    /* NULL: the model has no chat template, or one that is not understood */
+    struct dialog *dialog;
+    struct err dialog_err; /* reason why dialog is NULL */
+    struct service *service;
+    struct forms *forms; /* compiled forms of answers; NULL: the model has no tokenizer */
+    /* Platform for decisions about saving; a copy, because the engine's thread writes measured
+     * speeds to k.platform. */
+    struct platform platform;
+    struct spans spans;     /* parts of hcache_open */
+    int64_t n_start_passes; /* forward passes of hcache_open */
+};
+
+/* Computes the numbers of a truncation; context 0: no truncation is asked for. Returns the errors
+ * of hcache_truncation_check. */
+int hcache_make_truncation(const struct hcache *h, const struct hcache_truncation *t,
+                           struct truncation *out, struct err *err);
+/* Adds to an automatic policy the records that a truncated context needs: only the first layer
+ * can be recomputed. */
+void hcache_save_for_truncation(const struct model *m, struct save_policy *p);
+
+static inline struct err *hcache_inner(struct hcache_err *e)
+{
+    return (struct err *)(void *)e;
+}
+
+#endif

@@ -1,0 +1,62 @@
+/* items.h - the items of a conversation: messages, function calls and their outputs. Pure.
+ *
+ * An item is a JSON object as in OpenAI's responses API, always in one form here:
+ *
+ *     {"id", "type": "message", "status", "role", "content": [{"type": "input_text", "text"}]}
+ *     {"id", "type": "function_call", "status", "call_id", "name", "arguments"}
+ *     {"id", "type": "function_call_output", "status", "call_id", "output"}
+ *     {"id", "type": "custom_tool_call", "status", "call_id", "name", "input"}
+ *     {"id", "type": "custom_tool_call_output", "status", "call_id", "output"}
+ *     {"id", "type": "reasoning", "status", "summary": [], "content": [{"type": "reasoning_text",
+ *      "text"}]}
+ *
+ * Clients may send shorter forms (a text, {"role", "content": "text"}). */
+#ifndef API_ITEMS_H
+#define API_ITEMS_H
+
+#include "base/json.h"
+#include "api/fault.h"
+
+enum { ITEMS_MAX = 4096 }; /* most items of one request */
+
+/* Converts the value of `param`, a text or a list of items, to a list of items in the form above,
+ * with new ids. The caller owns *out. Returns 0, or -1 with *f, which names what is not
+ * supported. */
+int items_read(const struct json *sent, const char *param, struct json **out,
+               struct fault *f);
+
+/* Makes a message item of the assistant. */
+struct json *item_message(const char *id, const char *status, const char *text, size_t n);
+/* Makes a reasoning item: a thought of the assistant. */
+struct json *item_reasoning(const char *id, const char *status, const char *text, size_t n);
+/* Makes a function_call item. `of` has call_id, name and arguments. with_arguments false: the
+ * item's arguments are "". */
+struct json *item_call(const char *id, const char *status, const struct json *of,
+                       bool with_arguments);
+/* Makes a custom_tool_call item, in the same way: `of` has an input, a text. */
+struct json *item_custom(const char *id, const char *status, const struct json *of,
+                         bool with_input);
+/* Makes the part {"type": "output_text", ...} of a message. */
+struct json *item_text_part(const char *text, size_t n);
+/* Makes the part {"type": "reasoning_text", ...} of a thought. */
+struct json *item_thought_part(const char *text, size_t n);
+
+/* Adds the items to `messages` in the form of OpenAI's chat API, which templates take. Thoughts,
+ * texts and calls of the assistant in a row are one message. */
+void items_to_messages(const struct json *items, struct json *messages);
+
+/* Returns the beginning of the first text of a user, at most `max` bytes of whole characters on one
+ * line; the caller frees it. Returns NULL if there is none. */
+char *items_title(const struct json *items, size_t max);
+
+/* Makes a page of items as the API's list object. The page begins after the item with the id
+ * `after` (NULL: with the first item); an unknown id is a fault *f. */
+struct items_page {
+    int limit;
+    bool oldest_first;
+    const char *after;
+};
+int items_list(const struct json *items, const struct items_page *page, struct json **out,
+               struct fault *f);
+
+#endif

@@ -1,0 +1,215 @@
+/* output.c - see output.h. */
+#include "api/output.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <libgen.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/mem.h"
+#include "base/minmax.h"
+#include "api/line.h"
+#include "base/json.h"
+
+enum { BUFFER_BYTES = 256 << 10 };
+
+void output_name_answer(const char *custom_id, struct textbuf *out)
+{
+    out->n = 0;
+    textbuf_addf(out, "answer %s", custom_id);
+}
+
+void output_name_fault(const char *id, struct textbuf *out)
+{
+    out->n = 0;
+    textbuf_addf(out, "fault %s", id);
+}
+
+/* --- lines of an earlier run ------------------------------------------------------------------ */
+
+/* Reads one line of an earlier run. Adds its name to *done. Returns false if the text is no such
+ * line. */
+static bool read_line(struct output *o, const char *text, size_t n, struct idset *done)
+{
+    struct json *v = NULL;
+    struct textbuf name = {0};
+    int64_t status = 0;
+    if (json_parse(&v, text, n, o->path, NULL) != 0)
+        return false;
+    const char *id = json_string_of(json_member(v, "id"), NULL);
+    const char *custom_id = json_string_of(json_member(v, "custom_id"), NULL);
+    const struct json *response = json_member(v, "response");
+    bool is_answer = json_kind(response) == JSON_KIND_OBJECT;
+    bool is_ours = id != NULL && strncmp(id, LINE_ID, strlen(LINE_ID)) == 0 &&
+                   (custom_id != NULL || !is_answer);
+    if (is_ours && is_answer)
+        output_name_answer(custom_id, &name);
+    else if (is_ours)
+        output_name_fault(id, &name);
+    if (is_ours) {
+        (void)idset_add(done, name.p, name.n);
+        (void)json_int_of(json_member(response, "status_code"), &status);
+        o->n_lines++;
+        o->n_failed += status != 200;
+    }
+    textbuf_free(&name);
+    json_free(v);
+    return is_ours;
+}
+
+/* Returns whether the bytes behind the last whole line are a torn line, or zeros that cut_rest
+ * wrote over one before it failed. */
+static bool is_torn_line(const struct textbuf *rest, bool may_be_zeros)
+{
+    static const char begin[] = "{\"id\": \"" LINE_ID;
+    size_t n = sizeof begin - 1;
+    return memcmp(rest->p, begin, MIN(rest->n, n)) == 0 ||
+           (may_be_zeros && rest->p[0] == 0);
+}
+
+static int not_ours(const struct output *o, uint64_t line, struct err *err)
+{
+    return err_set(err, ERR_FORMAT,
+                   "%s: line %llu is not from a batch's output; the file is unchanged: "
+                   "name another file",
+                   o->path, (unsigned long long)line);
+}
+
+/* Overwrites what lies behind the whole lines, because freed blocks keep their bytes, and cuts it
+ * off. */
+static int cut_rest(const struct output *o)
+{
+    static const char zeros[64 << 10];
+    struct stat st;
+    if (fstat(o->fd, &st) != 0)
+        return -errno;
+    int rc = 0;
+    for (uint64_t at = o->n_bytes; rc == 0 && at < (uint64_t)st.st_size; at += sizeof zeros)
+        rc = file_write_all(o->fd, zeros, MIN(sizeof zeros, (uint64_t)st.st_size - at),
+                            (off_t)at);
+    if (rc == 0 && (uint64_t)st.st_size > o->n_bytes && fdatasync(o->fd) != 0)
+        rc = -errno;
+    return rc == 0 && ftruncate(o->fd, (off_t)o->n_bytes) != 0 ? -errno : rc;
+}
+
+/* Reads all whole lines, and cuts off a torn one after them. is_own: the file is known to be a
+ * batch's, also if it has no lines. */
+static int read_lines(struct output *o, bool is_own, struct idset *done, struct err *err)
+{
+    struct textbuf rest = {0};
+    char *buf = xmalloc(BUFFER_BYTES);
+    ssize_t got;
+    int rc = 0;
+    while (rc == 0 && (got = read(o->fd, buf, BUFFER_BYTES)) != 0) {
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0) {
+            rc = err_set(err, -errno, "%s: %s", o->path, strerror(errno));
+            break;
+        }
+        textbuf_add(&rest, buf, (size_t)got);
+        size_t at = 0;
+        for (const char *nl; rc == 0 && rest.n > at &&
+                             (nl = memchr(rest.p + at, '\n', rest.n - at)) != NULL;) {
+            size_t n = (size_t)(nl - rest.p) - at;
+            if (!read_line(o, rest.p + at, n, done))
+                rc = not_ours(o, o->n_lines + 1, err);
+            at += n + 1;
+        }
+        o->n_bytes += at;
+        memmove(rest.p, rest.p + at, rest.n - at);
+        rest.n -= at;
+    }
+    if (rc == 0 && rest.n > 0 && !is_torn_line(&rest, is_own || o->n_lines > 0))
+        rc = not_ours(o, o->n_lines + 1, err);
+    int cut = rc == 0 && rest.n > 0 ? cut_rest(o) : 0;
+    if (cut != 0)
+        rc = err_set(err, cut, "%s: %s", o->path, strerror(-cut));
+    textbuf_free(&rest);
+    free(buf);
+    return rc;
+}
+
+/* --- opening ---------------------------------------------------------------------------------- */
+
+/* Makes the file's name durable by syncing its folder. */
+static int sync_folder(const char *path, struct err *err)
+{
+    char *copy = xstrdup(path);
+    int fd = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
+    if (fd < 0 || fsync(fd) != 0)
+        rc = err_set(err, -errno, "the folder of %s: %s", path, strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    free(copy);
+    return rc;
+}
+
+int output_open(struct output *o, const char *path, bool is_private, struct idset *done,
+                struct err *err)
+{
+    struct stat st;
+    *o = (struct output){.fd = -1, .path = xstrdup(path)};
+    if (strcmp(path, "-") == 0) {
+        o->fd = STDOUT_FILENO;
+        o->is_stdout = true;
+        return 0;
+    }
+    o->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | (is_private ? O_NOFOLLOW : 0),
+                 is_private ? 0600 : 0666);
+    if (o->fd < 0 || fstat(o->fd, &st) != 0)
+        return err_set(err, -errno, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return err_set(err, ERR_USAGE,
+                       "%s is not a regular file: a job could not continue from it", path);
+    if (flock(o->fd, LOCK_EX | LOCK_NB) != 0)
+        return err_set(err, errno == EWOULDBLOCK ? ERR_BUSY : -errno,
+                       errno == EWOULDBLOCK ? "%s: another job is writing it"
+                                            : "%s: cannot be locked",
+                       path);
+    int rc = sync_folder(path, err);
+    return rc == 0 ? read_lines(o, is_private, done, err) : rc;
+}
+
+/* --- writing ---------------------------------------------------------------------------------- */
+
+void output_add(struct output *o, const char *text)
+{
+    textbuf_add(&o->lines, text, strlen(text));
+    textbuf_add(&o->lines, "\n", 1);
+}
+
+int output_sync(struct output *o, struct err *err)
+{
+    if (o->lines.n == 0)
+        return 0;
+    int rc = file_write_all(o->fd, o->lines.p, o->lines.n,
+                            o->is_stdout ? -1 : (off_t)o->n_bytes);
+    if (rc == 0 && !o->is_stdout && fdatasync(o->fd) != 0)
+        rc = -errno;
+    if (rc != 0) {
+        /* Removes the part that was written. If that fails, the next run cuts off a torn line, and
+         * counts the whole lines as done, which is right. */
+        if (!o->is_stdout)
+            (void)cut_rest(o);
+        return err_set(err, rc, "%s: %s", o->is_stdout ? "standard output" : o->path,
+                       strerror(-rc));
+    }
+    o->n_bytes += o->lines.n;
+    o->lines.n = 0;
+    return 0;
+}
+
+void output_close(struct output *o)
+{
+    if (o->path != NULL && !o->is_stdout && o->fd >= 0)
+        close(o->fd);
+    textbuf_free(&o->lines);
+    free(o->path);
+    *o = (struct output){.fd = -1};
+}

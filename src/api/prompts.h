@@ -1,0 +1,25 @@
+/* prompts.h - the prompts of one request, in tokens. */
+#ifndef API_PROMPTS_H
+#define API_PROMPTS_H
+
+#include "api/client.h"
+#include "api/request.h"
+#include "api/prompt.h"
+
+enum { REQUEST_MAX_PROMPTS = 16 }; /* prompts of one text completion */
+
+struct prompts {
+    struct prompt_ids p[REQUEST_MAX_PROMPTS];
+    int n;
+    struct prompt_text text; /* text of a chat; empty for a text completion */
+    char what[200];          /* a miss reason that tokenizing found, or "" */
+};
+
+/* Reads the prompts of p, which is a chat or a text completion. body: the source of p, whose
+ * messages are freed as soon as the prompt's text is made; NULL: they stay. Returns 0, or -1
+ * with *f. The caller deinits *out in both cases. */
+int prompts_read(const struct client *c, struct gen_params *p, struct json *body,
+                 struct prompts *out, struct fault *f);
+void prompts_deinit(struct prompts *ps);
+
+#endif

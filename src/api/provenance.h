@@ -1,0 +1,21 @@
+/* provenance.h - the origin of an answer's state, as JSON (docs/STATEFUL.md): what was restored,
+ * by which plan, how long it took, and why no more was restored. Pure. */
+#ifndef API_PROVENANCE_H
+#define API_PROVENANCE_H
+
+#include "base/json.h"
+#include "hcache.h"
+
+/* Returns why no more of the prompt's state was restored. Never an empty text; NULL if all full
+ * chunks before the last token came back. `what`: the reason that tokenizing found; "": it found
+ * none. */
+const char *provenance_miss(const struct hcache_result *r, const char *what);
+
+/* Returns a new object, which the caller owns. `what`: as in provenance_miss. */
+struct json *provenance_json(const struct hcache_result *r, const char *what);
+
+/* Adds the plan to o as member `key`: the method of each layer, and the reason. The member is null
+ * if nothing was restored. */
+void provenance_put_plan(struct json *o, const char *key, const struct hcache_plan *p);
+
+#endif

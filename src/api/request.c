@@ -1,0 +1,900 @@
+/* request.c - see request.h. */
+#include "api/request.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+enum field_kind {
+    F_INT,
+    F_REAL,
+    F_BOOL,
+    F_STRING,  /* a name, without zero bytes */
+    F_BYTES,   /* a text that is part of the prompt */
+    F_TREE,    /* a JSON value that other code checks */
+    F_LIST,    /* a list of objects */
+    F_CHOICE,  /* tool_choice */
+    F_STOP,    /* text, or a list of texts */
+    F_OPTIONS, /* stream_options */
+    F_LOGPROBS,
+    F_FORMAT,  /* response_format: see form.h */
+    F_TEXT,    /* text of a response: {"format": ...} */
+    F_FORM,    /* a form of the kind `lo` (enum hcache_form_kind) */
+    F_FORMS,   /* structured_outputs */
+    F_ONE,     /* parallel_tool_calls: false allows one call */
+    F_BIAS,    /* logit_bias: an object of numbers by token ids */
+    F_IDS,     /* a list of token ids */
+    F_PAIRS,   /* metadata: at most 16 pairs of a short name and a short text */
+    F_IGNORED, /* accepted; it changes nothing here */
+    F_EXTRA,   /* as F_IGNORED, for other servers' fields: the answer's usage lists them */
+    F_SEED,
+    F_EFFORT,   /* how much to think: a word, or an object with `effort` */
+    F_THINKING, /* {"type": "enabled" | "disabled" | "adaptive"} */
+    F_CONFIG,   /* output_config: {"effort", "format"} */
+    F_EDITS,    /* context_management: {"edits": [...]} */
+    F_TRUE,     /* only true is supported, or leaving it out */
+    /* Not supported, but a neutral value is accepted: null, false, "none", an empty list or object,
+     * or the number `lo`. */
+    F_NEUTRAL,
+};
+
+struct field {
+    const char *name;
+    enum field_kind kind;
+    double lo, hi;
+    size_t offset;
+    unsigned where;
+    const char *help;
+};
+
+#define BOTH  (REQUEST_CHAT | REQUEST_COMPLETION)
+#define RESP  REQUEST_RESPONSE
+#define MSG   REQUEST_MESSAGE
+#define MSGS  (REQUEST_MESSAGE | REQUEST_COUNT)
+#define GEN   (BOTH | RESP | MSG) /* all kinds of requests that generate */
+#define ANY   (GEN | REQUEST_COUNT)
+#define AT(f) offsetof(struct gen_params, f)
+
+/* clang-format off */
+static const struct field fields[] = {
+    {"model", F_STRING, 0, 256, AT(model), ANY, "the name that /v1/models shows"},
+    {"messages", F_TREE, 0, 0, AT(messages), REQUEST_CHAT | MSGS, "the conversation"},
+    {"prompt", F_TREE, 0, 0, AT(prompt), REQUEST_COMPLETION, "a text, token ids, or a list of either"},
+    {"input", F_TREE, 0, 0, AT(prompt), RESP, "a text, or a list of items"},
+    {"instructions", F_BYTES, 0, 1 << 24, AT(instructions), RESP, "the system's message"},
+    {"system", F_TREE, 0, 0, AT(system), MSGS, "a text, or a list of texts"},
+    {"cache_control", F_TREE, 0, 0, AT(cache_control), MSGS, "applies to the whole prompt"},
+    {"previous_response_id", F_STRING, 1, 128, AT(previous), RESP, "the response that this one continues"},
+    {"conversation", F_TREE, 0, 0, AT(conversation), RESP, "an id, or {\"id\": ...}"},
+    {"store", F_BOOL, 0, 0, AT(store), RESP, "keep the response; default true"},
+    {"metadata", F_PAIRS, 0, 16, AT(metadata), RESP, "at most 16 texts by names"},
+    {"max_output_tokens", F_INT, 1, 1 << 24, AT(max_tokens), RESP, "most tokens to generate"},
+    {"max_tokens", F_INT, -1, 1 << 24, AT(max_tokens), BOTH | MSG, "most tokens to generate; -1: to the end of the context. More than the context has left is cut to that"},
+    {"n_predict", F_INT, -1, 1 << 24, AT(max_tokens), BOTH, "same as max_tokens"},
+    {"max_completion_tokens", F_INT, -1, 1 << 24, AT(max_completion_tokens), REQUEST_CHAT, "same as max_tokens, which it overrides"},
+    {"n", F_INT, 1, REQUEST_MAX_N, AT(n), BOTH, "answers"},
+    {"temperature", F_REAL, 0, 100, AT(temperature), GEN, "0 is greedy"},
+    {"top_p", F_REAL, 0, 1, AT(top_p), GEN, "nucleus sampling"},
+    {"min_p", F_REAL, 0, 0.999999, AT(min_p), GEN, "relative to the likeliest token"},
+    {"top_k", F_INT, -1, 1 << 24, AT(top_k), GEN, "0 and -1: all"},
+    {"seed", F_SEED, 0, 0, AT(seed), GEN, "seed of sampling: a 64-bit integer, signed or not"},
+    {"stop", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, BOTH | RESP, "a text or a list of at most 16"},
+    {"stop_sequences", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, MSG, "a list of at most 16"},
+    {"ignore_eos", F_BOOL, 0, 0, AT(ignore_eos), GEN, "continue to max_tokens"},
+    {"priority", F_INT, -HCACHE_MAX_PRIORITY, HCACHE_MAX_PRIORITY, AT(priority), GEN, "lower runs earlier; default 0"},
+    {"timeout_ms", F_INT, 0, HCACHE_MAX_TIMEOUT_MS, AT(timeout_ms), GEN, "ends the answer after this time, keeping the text so far; 0: never"},
+    {"cache_salt", F_STRING, 0, 256, AT(cache_salt), GEN, "saved state is shared only under one salt"},
+    {"cache_ttl", F_INT, 0, HCACHE_MAX_CACHE_TTL_S, AT(cache_ttl), GEN, "seconds without a use after which saved state expires; 0: never"},
+    {"expect_reuse_in", F_INT, 0, HCACHE_MAX_CACHE_TTL_S, AT(expect_reuse_in), GEN, "seconds until this context is probably used again; 0: unknown"},
+    {"stream", F_BOOL, 0, 0, AT(stream), GEN, "server-sent events"},
+    {"stream_options", F_OPTIONS, 0, 0, 0, BOTH | RESP, "{\"include_usage\": true}"},
+    {"logprobs", F_LOGPROBS, 0, HCACHE_MAX_TOP, 0, BOTH, "chat: true or false; else a number"},
+    {"top_logprobs", F_INT, 0, HCACHE_MAX_TOP, AT(n_top), REQUEST_CHAT, "needs logprobs"},
+    {"response_format", F_FORMAT, 0, 0, 0, BOTH, "form of the answer: text, json_object or json_schema"},
+    {"structured_outputs", F_FORMS, 0, 0, 0, BOTH, "form of the answer: {json, regex, choice, grammar}"},
+    {"json_schema", F_FORM, HCACHE_FORM_SCHEMA, 0, 0, BOTH, "form of the answer: a JSON schema"},
+    {"grammar", F_FORM, HCACHE_FORM_GBNF, 0, 0, BOTH, "form of the answer: a GBNF grammar"},
+    {"guided_json", F_FORM, HCACHE_FORM_SCHEMA, 0, 0, BOTH, "same as json_schema"},
+    {"guided_regex", F_FORM, HCACHE_FORM_REGEX, 0, 0, BOTH, "form of the answer: a regular expression"},
+    {"guided_choice", F_FORM, HCACHE_FORM_CHOICE, 0, 0, BOTH, "form of the answer: a list of texts"},
+    {"guided_grammar", F_FORM, HCACHE_FORM_GBNF, 0, 0, BOTH, "same as grammar"},
+    {"output_format", F_FORMAT, 0, 0, 0, MSG, "form of the answer: a JSON schema"},
+    {"text", F_TEXT, 0, 0, 0, RESP, "{\"format\": ...}: form of the answer"},
+    {"tools", F_LIST, 0, 128, AT(tools), REQUEST_CHAT | RESP | MSGS, "functions that may be called"},
+    {"tool_choice", F_CHOICE, 0, 0, 0, REQUEST_CHAT | RESP | MSGS, "auto, none, required (any), or a function"},
+    {"chat_template_kwargs", F_TREE, 0, 0, AT(kwargs), REQUEST_CHAT | RESP | MSGS, "variables of the template"},
+    {"functions", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
+    {"function_call", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
+    {"logit_bias", F_BIAS, -100, 100, AT(logit_bias), BOTH, "by token id: added to its logit"},
+    {"frequency_penalty", F_REAL, -2, 2, AT(frequency_penalty), BOTH, "subtracted from a token's logit for each time it occurs in the answer"},
+    {"presence_penalty", F_REAL, -2, 2, AT(presence_penalty), BOTH, "subtracted from a token's logit if it occurs in the answer"},
+    {"repetition_penalty", F_REAL, 0.01, 100, AT(repetition_penalty), BOTH, "makes tokens that occur in prompt or answer less likely by this factor; 1: no penalty"},
+    {"stop_token_ids", F_IDS, 0, HCACHE_MAX_STOP_IDS, AT(stop_ids), BOTH, "tokens that end the answer"},
+    {"min_tokens", F_INT, 0, 1 << 24, AT(min_tokens), BOTH, "least tokens of the answer"},
+    {"length_penalty", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
+    {"best_of", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
+    {"use_beam_search", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"echo", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"suffix", F_NEUTRAL, 0, 0, 0, REQUEST_COMPLETION, "not supported"},
+    {"audio", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
+    {"prediction", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
+    {"background", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
+    {"prompt", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
+    {"max_tool_calls", F_EXTRA, 0, 0, 0, RESP, "ignored: it counts calls of built-in tools, and there are none"},
+    {"top_logprobs", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
+    {"context_management", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
+    {"context_management", F_EDITS, 0, 0, 0, MSGS, "edits of the types clear_thinking_20251015 and clear_tool_uses_20250919"},
+    {"moderation", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
+    {"include", F_IGNORED, 0, 0, 0, RESP, "ignored: the answer never has the requested parts"},
+    {"truncation", F_STRING, 1, 64, AT(truncation), BOTH | RESP | MSG, "auto, disabled, or numbers in the form of --truncate; in a conversation auto is the default"},
+    {"reasoning", F_EFFORT, 0, 0, 0, REQUEST_CHAT | RESP, "{\"effort\": ...}, which the template gets as reasoning_effort"},
+    {"thinking", F_THINKING, 0, 0, 0, REQUEST_CHAT | MSGS, "{\"type\": \"enabled\"} or disabled, which the template gets as enable_thinking"},
+    {"reasoning_effort", F_EFFORT, 0, 0, 0, REQUEST_CHAT, "none, low, medium or high, which the template gets under this name"},
+    {"verbosity", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored"},
+    {"container", F_NEUTRAL, 0, 0, 0, MSG, "not supported"},
+    {"mcp_servers", F_NEUTRAL, 0, 0, 0, MSGS, "not supported"},
+    {"output_config", F_CONFIG, 0, 0, 0, MSGS, "{\"effort\": ..., \"format\": ...}: the template's reasoning_effort, and the form of the answer"},
+    {"modalities", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored: only text is generated"},
+    {"parallel_tool_calls", F_ONE, 0, 0, 0, REQUEST_CHAT | RESP, "false: a wanted call is the only one"},
+    {"user", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored"},
+    {"metadata", F_IGNORED, 0, 0, 0, BOTH | MSG, "ignored"},
+    {"store", F_IGNORED, 0, 0, 0, BOTH, "ignored"},
+    {"service_tier", F_IGNORED, 0, 0, 0, GEN, "ignored"},
+    {"safety_identifier", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored"},
+    {"prompt_cache_key", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored: prefixes are found by content"},
+    {"prompt_cache_retention", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored: state is kept until room is needed"},
+    {"client_metadata", F_EXTRA, 0, 0, 0, RESP | REQUEST_CHAT, "ignored"},
+    {"prompt_cache_options", F_EXTRA, 0, 0, 0, BOTH | RESP, "ignored: prefixes are found by content"},
+    {"safeguards", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
+    {"speed", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
+    {"inference_geo", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
+    {"diagnostics", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
+    {"betas", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
+    {"user_profile_id", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
+    {"fallbacks", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
+    {"id_slot", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"slot_id", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"timings_per_token", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"return_progress", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"return_tokens", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"samplers", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"n_keep", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"t_max_predict_ms", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"reasoning_format", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"parse_tool_calls", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"response_fields", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"skip_special_tokens", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"spaces_between_special_tokens", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"request_id", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"return_tokens_as_token_ids", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"return_token_ids", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"include_reasoning", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"kv_transfer_params", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"vllm_xargs", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"mm_processor_kwargs", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"allowed_local_media_path", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"separate_reasoning", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"stream_reasoning", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"rid", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"provider", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"models", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"route", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"transforms", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"usage", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"preset", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"session_id", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"trace", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"debug", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
+    {"keep_alive", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of Ollama"},
+    {"guided_decoding_backend", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"guided_whitespace_pattern", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"structural_tag", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"regex", F_FORM, HCACHE_FORM_REGEX, 0, 0, BOTH, "same as guided_regex"},
+    {"ebnf", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"lora", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"lora_path", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"images", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"image_data", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"documents", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"chat_template", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"continue_final_message", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"include_stop_str_in_output", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"truncate_prompt_tokens", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"prompt_logprobs", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"allowed_token_ids", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"bad_words", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"no_stop_trim", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"plugins", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"web_search_options", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"thinking_token_budget", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"logits_processors", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"custom_logit_processor", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"n_probs", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"post_sampling_probs", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"mirostat", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"mirostat_tau", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"mirostat_eta", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"dynatemp_range", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"xtc_probability", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"dry_multiplier", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"top_a", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"thinking_forced_open", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"typical_p", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
+    {"tfs_z", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
+    {"repeat_last_n", F_NEUTRAL, 64, 0, 0, BOTH, "not supported"},
+    {"add_generation_prompt", F_TRUE, 0, 0, 0, BOTH, "only true is supported"},
+    {"repeat_penalty", F_REAL, 0.01, 100, AT(repetition_penalty), BOTH, "same as repetition_penalty"},
+    {"cache_prompt", F_IGNORED, 0, 0, 0, BOTH, "ignored: prefixes are found by content"},
+};
+/* clang-format on */
+
+enum { N_FIELDS = sizeof fields / sizeof fields[0] };
+
+static const struct field *find(const char *name, unsigned kind)
+{
+    for (int i = 0; i < N_FIELDS; i++) {
+        if ((fields[i].where & kind) != 0 && strcmp(fields[i].name, name) == 0)
+            return &fields[i];
+    }
+    return NULL;
+}
+
+/* --- faults ----------------------------------------------------------------------------------- */
+
+static int wrong_type(struct fault *f, const char *param, const char *wanted,
+                      const struct json *v)
+{
+    return fault_field(f, param, "must be %-s, it is %-s", wanted, json_kind_name(v));
+}
+
+static int read_int(const struct field *d, const struct json *v, int64_t *out,
+                    struct fault *f)
+{
+    if (!json_int_of(v, out))
+        return wrong_type(f, d->name, "an integer", v);
+    if ((double)*out < d->lo || (double)*out > d->hi)
+        return fault_field(f, d->name, "is %lld; it must be %.0f to %.0f", (long long)*out,
+                           d->lo, d->hi);
+    return 0;
+}
+
+/* A seed beyond the signed integers is an unsigned one: the same 64 bits. */
+static int read_seed(const struct field *d, const struct json *v, struct gen_params *p,
+                     struct fault *f)
+{
+    size_t n = 0;
+    const char *digits = json_big_of(v, &n);
+    p->has_seed = true;
+    if (json_int_of(v, &p->seed))
+        return 0;
+    if (digits == NULL)
+        return wrong_type(f, d->name, "an integer", v);
+    errno = 0;
+    unsigned long long seed = strtoull(digits, NULL, 10);
+    if (errno != 0 || digits[0] == '-')
+        return fault_field(f, d->name, "must be an integer of 64 bits");
+    p->seed = (int64_t)seed;
+    return 0;
+}
+
+static int read_real(const struct field *d, const struct json *v, double *out,
+                     struct fault *f)
+{
+    if (!json_real_of(v, out))
+        return wrong_type(f, d->name, "a number", v);
+    if (!(*out >= d->lo && *out <= d->hi)) /* a NaN is refused, too */
+        return fault_field(f, d->name, "is %g; it must be %g to %g", *out, d->lo, d->hi);
+    return 0;
+}
+
+static int read_bool(const char *name, const struct json *v, bool *out, struct fault *f)
+{
+    return json_bool_of(v, out) ? 0 : wrong_type(f, name, "true or false", v);
+}
+
+static int wrong_size(struct fault *f, const char *name, size_t n, size_t min, size_t max)
+{
+    return fault_field(f, name, "has %zu bytes; %zu to %zu are allowed", n, min, max);
+}
+
+static int read_bytes(const struct field *d, const struct json *v, const struct json **out,
+                      struct fault *f)
+{
+    size_t n;
+    if (json_string_of(v, &n) == NULL)
+        return wrong_type(f, d->name, "a string", v);
+    if ((double)n < d->lo || (double)n > d->hi)
+        return wrong_size(f, d->name, n, (size_t)d->lo, (size_t)d->hi);
+    *out = v;
+    return 0;
+}
+
+static int read_text(const char *name, const struct json *v, size_t min, size_t max,
+                     const char **out, struct fault *f)
+{
+    size_t n;
+    *out = json_string_of(v, &n);
+    if (*out == NULL)
+        return wrong_type(f, name, "a string", v);
+    if (strlen(*out) != n)
+        return fault_field(f, name, "contains a zero byte");
+    if (n < min || n > max)
+        return wrong_size(f, name, n, min, max);
+    return 0;
+}
+
+static int read_stop(const struct field *d, const struct json *v, struct gen_params *p,
+                     struct fault *f)
+{
+    size_t n = json_kind(v) == JSON_KIND_ARRAY ? json_count(v) : 1;
+    if (json_kind(v) != JSON_KIND_ARRAY && json_kind(v) != JSON_KIND_STRING)
+        return wrong_type(f, d->name, "a string or a list of strings", v);
+    p->n_stop = 0;
+    if (n > HCACHE_MAX_STOP)
+        return fault_field(f, d->name, "has %zu strings; at most %d are allowed", n,
+                           HCACHE_MAX_STOP);
+    for (size_t i = 0; i < n; i++) {
+        const struct json *one = json_kind(v) == JSON_KIND_ARRAY ? json_at(v, i) : v;
+        size_t n_bytes = 1;
+        if (json_string_of(one, &n_bytes) != NULL && n_bytes == 0)
+            continue; /* an empty text stops nothing */
+        if (read_text(d->name, one, (size_t)d->lo, (size_t)d->hi, &p->stop[p->n_stop], f) !=
+            0)
+            return -1;
+        p->n_stop++;
+    }
+    return 0;
+}
+
+static int read_stream_options(const struct json *v, struct gen_params *p, struct fault *f)
+{
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return wrong_type(f, "stream_options", "an object", v);
+    const struct json *u = json_member(v, "include_usage");
+    return u == NULL || json_kind(u) == JSON_KIND_NULL
+               ? 0
+               : read_bool("include_usage", u, &p->include_usage, f);
+}
+
+static int read_logprobs(const struct field *d, const struct json *v, struct gen_params *p,
+                         struct fault *f)
+{
+    if (p->kind == REQUEST_CHAT)
+        return read_bool(d->name, v, &p->logprobs, f);
+    p->logprobs = true;
+    return read_int(d, v, &p->n_top, f);
+}
+
+static int read_list(const struct field *d, const struct json *v, const struct json **out,
+                     struct fault *f)
+{
+    if (json_kind(v) != JSON_KIND_ARRAY)
+        return wrong_type(f, d->name, "a list", v);
+    if ((double)json_count(v) > d->hi)
+        return fault_field(f, d->name, "has %zu elements; at most %.0f are allowed",
+                           json_count(v), d->hi);
+    for (size_t i = 0; i < json_count(v); i++) {
+        if (json_kind(json_at(v, i)) != JSON_KIND_OBJECT)
+            return wrong_type(f, d->name, "a list of objects", json_at(v, i));
+    }
+    *out = json_count(v) > 0 ? v : NULL;
+    return 0;
+}
+
+static int read_choice(const struct field *d, const struct json *v, struct gen_params *p,
+                       struct fault *f)
+{
+    bool is_object = (p->kind & MSGS) != 0, one = false;
+    const char *text = json_string_of(is_object ? json_member(v, "type") : v, NULL);
+    p->no_tools = text != NULL && strcmp(text, "none") == 0;
+    if (json_bool_of(json_member(v, "disable_parallel_tool_use"), &one))
+        p->one_call = one;
+    if (p->no_tools || (text != NULL && strcmp(text, "auto") == 0))
+        return 0;
+    return form_read_choice(d->name, v, &p->form, f);
+}
+
+void request_note_ignored(struct gen_params *p, const char *name)
+{
+    for (int i = 0; i < p->n_ignored; i++)
+        if (strcmp(p->ignored[i], name) == 0)
+            return;
+    if (p->n_ignored < REQUEST_MAX_IGNORED)
+        p->ignored[p->n_ignored++] = name;
+}
+
+/* Templates know three efforts; clients have words beyond. */
+static int read_effort(const char *name, const struct json *v, struct gen_params *p,
+                       struct fault *f)
+{
+    static const char *const words[][2] = {{"minimal", "low"},   {"low", "low"},
+                                           {"medium", "medium"}, {"high", "high"},
+                                           {"xhigh", "high"},    {"max", "high"}};
+    const char *word = NULL;
+    if (json_kind(v) == JSON_KIND_OBJECT)
+        v = json_member(v, "effort");
+    if (v == NULL || json_kind(v) == JSON_KIND_NULL)
+        return 0;
+    if (read_text(name, v, 1, 32, &word, f) != 0)
+        return -1;
+    if (strcmp(word, "none") == 0)
+        p->thinking = 0;
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strcmp(word, words[i][0]) == 0)
+            p->effort = words[i][1];
+    return p->effort != NULL || p->thinking == 0
+               ? 0
+               : fault_set(f, 400, "unsupported_value", name,
+                           "'%-s': the effort '%.32s' is unknown", name, word);
+}
+
+static int read_thinking(const struct field *d, const struct json *v, struct gen_params *p,
+                         struct fault *f)
+{
+    const char *type = json_string_of(json_member(v, "type"), NULL);
+    bool on;
+    if (json_bool_of(v, &on)) {
+        p->thinking = on;
+        return 0;
+    }
+    if (type == NULL)
+        return wrong_type(f, d->name, "an object with a type", v);
+    if (strcmp(type, "enabled") == 0)
+        p->thinking = 1;
+    else if (strcmp(type, "disabled") == 0)
+        p->thinking = 0;
+    else if (strcmp(type, "adaptive") != 0 && strcmp(type, "auto") != 0)
+        return fault_set(f, 400, "unsupported_value", d->name,
+                         "'%-s' has the unknown type '%.40s'", d->name, type);
+    return 0;
+}
+
+static int read_config(const struct field *d, const struct json *v, struct gen_params *p,
+                       struct fault *f)
+{
+    struct json_iter it = json_begin(v);
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return wrong_type(f, d->name, "an object", v);
+    while (json_next(&it)) {
+        bool is_effort = strcmp(it.key, "effort") == 0;
+        bool is_format = strcmp(it.key, "format") == 0;
+        if (is_effort && read_effort(d->name, it.value, p, f) != 0)
+            return -1;
+        if (is_format && json_kind(it.value) != JSON_KIND_NULL &&
+            form_read_format(d->name, it.value, &p->form, f) != 0)
+            return -1;
+        if (!is_effort && !is_format && json_kind(it.value) != JSON_KIND_NULL)
+            return fault_set(f, 400, "unsupported_parameter", d->name,
+                             "'%-s.%.40s' is not supported by this server", d->name,
+                             it.key);
+    }
+    return 0;
+}
+
+static int read_edits(const struct field *d, const struct json *v, struct gen_params *p,
+                      struct fault *f)
+{
+    static const char *const known[] = {"clear_thinking_20251015",
+                                        "clear_tool_uses_20250919"};
+    const struct json *edits = json_member(v, "edits");
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return wrong_type(f, d->name, "an object", v);
+    for (size_t i = 0; i < json_count(edits); i++) {
+        const char *type = json_string_of(json_member(json_at(edits, i), "type"), NULL);
+        if (type == NULL || (strcmp(type, known[0]) != 0 && strcmp(type, known[1]) != 0))
+            return fault_set(f, 400, "unsupported_value", d->name,
+                             "'%-s': edits of the type '%.60s' are not supported", d->name,
+                             type != NULL ? type : "?");
+    }
+    p->edits = json_count(edits) > 0 ? edits : NULL;
+    return 0;
+}
+
+/* Reads an object whose member `format` gives the answer a form. */
+static int read_text_format(const struct field *d, const struct json *v,
+                            struct gen_params *p, struct fault *f)
+{
+    struct json_iter it = json_begin(v);
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return wrong_type(f, d->name, "an object", v);
+    while (json_next(&it)) {
+        if (json_kind(it.value) == JSON_KIND_NULL || strcmp(it.key, "verbosity") == 0)
+            continue;
+        if (strcmp(it.key, "format") != 0)
+            return fault_set(f, 400, "unknown_parameter", d->name,
+                             "'%-s' has an unknown member '%.100s'", d->name, it.key);
+        if (form_read_format(d->name, it.value, &p->form, f) != 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Reads metadata, with the original API's bounds. */
+static int read_pairs(const struct field *d, const struct json *v, const struct json **out,
+                      struct fault *f)
+{
+    const char *text;
+    struct json_iter it = json_begin(v);
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return wrong_type(f, d->name, "an object", v);
+    if ((double)json_count(v) > d->hi)
+        return fault_field(f, d->name, "has %zu members; at most %.0f are allowed",
+                           json_count(v), d->hi);
+    while (json_next(&it)) {
+        if (strlen(it.key) > 64)
+            return fault_field(f, d->name, "has a name of more than 64 bytes");
+        if (read_text(d->name, it.value, 0, 512, &text, f) != 0)
+            return -1;
+    }
+    *out = v;
+    return 0;
+}
+
+int request_known(const struct json *body, const char *const *names, struct fault *f)
+{
+    struct json_iter it = json_begin(body);
+    if (json_kind(body) != JSON_KIND_OBJECT)
+        return fault_set(f, 400, NULL, NULL, "the body must be a JSON object, it is %-s",
+                         json_kind_name(body));
+    while (json_next(&it)) {
+        int i = 0;
+        while (names[i] != NULL && strcmp(names[i], it.key) != 0)
+            i++;
+        if (names[i] == NULL)
+            return fault_set(f, 400, "unknown_parameter", it.key,
+                             "unknown parameter '%.100s'", it.key);
+    }
+    return 0;
+}
+
+int request_ids(const struct json *list, const char *name, int32_t **out, int *n,
+                struct fault *f)
+{
+    *n = (int)json_count(list);
+    *out = xmalloc(((size_t)*n + 1) * sizeof **out);
+    for (int i = 0; i < *n; i++) {
+        int64_t id;
+        if (!json_int_of(json_at(list, (size_t)i), &id) || id < 0 || id > INT32_MAX)
+            return fault_set(f, 400, NULL, name, "'%-s' element %d is not a token id", name,
+                             i);
+        (*out)[i] = (int32_t)id;
+    }
+    return 0;
+}
+
+int request_metadata(const struct json *v, const struct json **out, struct fault *f)
+{
+    *out = NULL;
+    return json_kind(v) == JSON_KIND_NULL
+               ? 0
+               : read_pairs(find("metadata", REQUEST_RESPONSE), v, out, f);
+}
+
+static bool is_neutral(const struct field *d, const struct json *v)
+{
+    double number;
+    bool flag = true;
+    const char *text = json_string_of(v, NULL);
+    switch (json_kind(v)) {
+    case JSON_KIND_NULL:
+        return true;
+    case JSON_KIND_BOOL:
+        return json_bool_of(v, &flag) && !flag;
+    case JSON_KIND_INT:
+    case JSON_KIND_REAL:
+        return json_real_of(v, &number) && number == d->lo;
+    case JSON_KIND_STRING:
+        return text != NULL && (text[0] == 0 || strcmp(text, "none") == 0);
+    default:
+        return json_count(v) == 0;
+    }
+}
+
+/* Returns the decimal number that the whole key spells; -1: the key is no number. */
+static int64_t id_of(const char *key)
+{
+    size_t n = strlen(key);
+    if (n == 0 || n > 9 || strspn(key, "0123456789") != n)
+        return -1;
+    return strtol(key, NULL, 10);
+}
+
+static int read_bias(const struct field *d, const struct json *v, const struct json **out,
+                     struct fault *f)
+{
+    struct json_iter it = json_begin(v);
+    double bias;
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return wrong_type(f, d->name, "an object", v);
+    if (json_count(v) > HCACHE_MAX_BIAS)
+        return fault_field(f, d->name, "has %zu members; at most %d are allowed",
+                           json_count(v), HCACHE_MAX_BIAS);
+    while (json_next(&it)) {
+        if (id_of(it.key) < 0)
+            return fault_field(f, d->name, "has the name '%.40s'; names are token ids",
+                               it.key);
+        if (!json_real_of(it.value, &bias) || !(bias >= d->lo && bias <= d->hi))
+            return fault_field(f, d->name, "of token %s must be a number from %.0f to %.0f",
+                               it.key, d->lo, d->hi);
+    }
+    *out = v;
+    return 0;
+}
+
+static int read_id_list(const struct field *d, const struct json *v,
+                        const struct json **out, struct fault *f)
+{
+    int64_t id;
+    if (json_kind(v) != JSON_KIND_ARRAY)
+        return wrong_type(f, d->name, "a list", v);
+    if ((double)json_count(v) > d->hi)
+        return fault_field(f, d->name, "has %zu elements; at most %.0f are allowed",
+                           json_count(v), d->hi);
+    for (size_t i = 0; i < json_count(v); i++)
+        if (!json_int_of(json_at(v, i), &id) || id < 0 || id > INT32_MAX)
+            return fault_field(f, d->name, "element %zu is not a token id", i);
+    *out = v;
+    return 0;
+}
+
+void request_shaping(const struct gen_params *p, struct request_shaping *out)
+{
+    struct json_iter it = json_begin(p->logit_bias);
+    struct hcache_shaping *g = &out->shaping;
+    *g = (struct hcache_shaping){.frequency_penalty = (float)p->frequency_penalty,
+                                 .presence_penalty = (float)p->presence_penalty,
+                                 .repetition_penalty = (float)p->repetition_penalty,
+                                 .bias = out->bias,
+                                 .stop_ids = out->stop_ids,
+                                 .min_tokens = (int)p->min_tokens};
+    for (double bias = 0; json_next(&it) && json_real_of(it.value, &bias); g->n_bias++)
+        out->bias[g->n_bias] = (struct hcache_bias){(int32_t)id_of(it.key), (float)bias};
+    for (int64_t id = 0; g->n_stop_ids < (int)json_count(p->stop_ids) &&
+                         json_int_of(json_at(p->stop_ids, (size_t)g->n_stop_ids), &id);
+         g->n_stop_ids++)
+        out->stop_ids[g->n_stop_ids] = (int32_t)id;
+}
+
+static int read_field(const struct field *d, const struct json *v, struct gen_params *p,
+                      struct fault *f)
+{
+    void *at = (char *)p + d->offset;
+    switch (d->kind) {
+    case F_INT:
+        return read_int(d, v, at, f);
+    case F_REAL:
+        return read_real(d, v, at, f);
+    case F_BOOL:
+        return read_bool(d->name, v, at, f);
+    case F_STRING:
+        return read_text(d->name, v, (size_t)d->lo, (size_t)d->hi, at, f);
+    case F_BYTES:
+        return read_bytes(d, v, at, f);
+    case F_TREE:
+        *(const struct json **)at = v;
+        return 0;
+    case F_LIST:
+        return read_list(d, v, at, f);
+    case F_CHOICE:
+        return read_choice(d, v, p, f);
+    case F_STOP:
+        return read_stop(d, v, p, f);
+    case F_OPTIONS:
+        return read_stream_options(v, p, f);
+    case F_LOGPROBS:
+        return read_logprobs(d, v, p, f);
+    case F_FORMAT:
+        return form_read_format(d->name, v, &p->form, f);
+    case F_TEXT:
+        return read_text_format(d, v, p, f);
+    case F_FORM:
+        return form_read_value(d->name, (enum hcache_form_kind)d->lo, v, &p->form, f);
+    case F_FORMS:
+        return form_read_structured(d->name, v, &p->form, f);
+    case F_ONE: {
+        bool many = true;
+        if (json_kind(v) != JSON_KIND_NULL && read_bool(d->name, v, &many, f) != 0)
+            return -1;
+        p->one_call = p->one_call || !many;
+        return 0;
+    }
+    case F_BIAS:
+        return read_bias(d, v, at, f);
+    case F_IDS:
+        return read_id_list(d, v, at, f);
+    case F_PAIRS:
+        return read_pairs(d, v, at, f);
+    case F_SEED:
+        return read_seed(d, v, p, f);
+    case F_EFFORT:
+        return read_effort(d->name, v, p, f);
+    case F_THINKING:
+        return read_thinking(d, v, p, f);
+    case F_CONFIG:
+        return read_config(d, v, p, f);
+    case F_EDITS:
+        return read_edits(d, v, p, f);
+    case F_TRUE: {
+        bool on = false;
+        if (json_bool_of(v, &on) && on)
+            return 0;
+        return fault_set(f, 400, "unsupported_parameter", d->name,
+                         "'%-s' is not supported by this server", d->name);
+    }
+    case F_IGNORED:
+        return 0;
+    case F_EXTRA:
+        request_note_ignored(p, d->name);
+        return 0;
+    case F_NEUTRAL:
+        break;
+    }
+    return is_neutral(d, v) ? 0
+                            : fault_set(f, 400, "unsupported_parameter", d->name,
+                                        "'%-s' is not supported by this server", d->name);
+}
+
+void request_note_prompt(struct gen_params *p, const char *text, size_t n)
+{
+    size_t k = n < REQUEST_PROMPT_END ? n : REQUEST_PROMPT_END;
+    memcpy(p->prompt_end, text + (n - k), k);
+    p->prompt_end[k] = 0;
+}
+
+bool request_ignores(unsigned kind, const char *name, size_t n)
+{
+    for (int i = 0; i < N_FIELDS; i++) {
+        const struct field *d = &fields[i];
+        if ((d->where & kind) != 0 && (d->kind == F_IGNORED || d->kind == F_EXTRA) &&
+            strlen(d->name) == n && memcmp(d->name, name, n) == 0)
+            return true;
+    }
+    return false;
+}
+
+int request_read_truncation(const char *text, bool *truncates,
+                            struct hcache_truncation *numbers, struct fault *f)
+{
+    *numbers = (struct hcache_truncation){0};
+    *truncates = strcmp(text, "disabled") != 0;
+    if (!*truncates || strcmp(text, "auto") == 0)
+        return 0;
+    if (hcache_truncation_parse(text, numbers, NULL) == 0 && numbers->ratio > 0)
+        return 0;
+    return fault_set(f, 400, "unsupported_value", "truncation",
+                     "'truncation' is \"%.64s\"; it must be auto or disabled, or a ratio "
+                     "above 0 and below 1, then keep=K and context=C",
+                     text);
+}
+
+static int read_truncation(struct gen_params *p, struct fault *f)
+{
+    bool truncates;
+    if (p->truncation == NULL)
+        return 0;
+    if (request_read_truncation(p->truncation, &truncates, &p->numbers, f) != 0)
+        return -1;
+    p->truncation = truncates ? "auto" : "disabled";
+    return 0;
+}
+
+int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
+                  struct fault *f)
+{
+    *out = (struct gen_params){.kind = kind,
+                               .max_tokens = -1,
+                               .max_completion_tokens = -1,
+                               .n = 1,
+                               .cache_ttl = -1,
+                               .thinking = -1,
+                               .temperature = 1,
+                               .top_p = 1,
+                               .store = true};
+    if (json_kind(body) != JSON_KIND_OBJECT)
+        return fault_set(f, 400, NULL, NULL, "the body must be a JSON object, it is %-s",
+                         json_kind_name(body));
+    struct json_iter it = json_begin(body);
+    while (json_next(&it)) {
+        const struct field *d = find(it.key, kind);
+        if (d == NULL)
+            return fault_set(f, 400, "unknown_parameter", it.key,
+                             "unknown parameter '%.100s'", it.key);
+        if (json_kind(it.value) == JSON_KIND_NULL)
+            continue; /* the field is treated as absent */
+        if (read_field(d, it.value, out, f) != 0)
+            return -1;
+    }
+    if (out->max_completion_tokens >= 0)
+        out->max_tokens = out->max_completion_tokens;
+    if (out->top_k < 0)
+        out->top_k = 0;
+    if (kind == REQUEST_CHAT && out->n_top > 0 && !out->logprobs)
+        return fault_field(f, "top_logprobs", "needs 'logprobs' to be true");
+    if (read_truncation(out, f) != 0)
+        return -1;
+    if (out->messages == NULL && out->prompt == NULL)
+        return fault_field(f, request_prompt_name(kind), "is missing");
+    if (kind == REQUEST_MESSAGE && out->max_tokens < 0)
+        return fault_field(f, "max_tokens", "is missing");
+    return 0;
+}
+
+struct hcache_truncation request_truncation(const struct gen_params *p,
+                                            const struct hcache_truncation *how)
+{
+    return p->numbers.ratio > 0 ? p->numbers : *how;
+}
+
+bool request_truncates(const struct gen_params *p, const struct hcache_truncation *how)
+{
+    if (how->ratio == 0)
+        return false;
+    return p->truncation != NULL ? strcmp(p->truncation, "auto") == 0
+                                 : p->conversation != NULL;
+}
+
+int request_refuse_truncation(const struct hcache *h, struct fault *f)
+{
+    const struct hcache_truncation half = {.ratio = 0.5};
+    struct hcache_err err = {0};
+    if (hcache_truncation_check(h, &half, NULL, &err) != 0)
+        return fault_set(f, 400, "unsupported_value", "truncation",
+                         "'truncation' cannot be auto: %s", err.msg);
+    return fault_set(f, 400, "unsupported_value", "truncation",
+                     "'truncation' cannot be auto: this server keeps no state (--store or "
+                     "--truncate), or was started with --truncate off");
+}
+
+int request_check_truncation(const struct gen_params *p, const struct hcache *h,
+                             const struct hcache_truncation *how, struct fault *f)
+{
+    if (p->truncation == NULL || strcmp(p->truncation, "auto") != 0 || how->ratio > 0)
+        return 0;
+    return request_refuse_truncation(h, f);
+}
+
+const char *request_prompt_name(unsigned kind)
+{
+    return kind == REQUEST_COMPLETION ? "prompt"
+           : kind == REQUEST_RESPONSE ? "input"
+                                      : "messages";
+}
+
+const char *request_max_name(const struct gen_params *p)
+{
+    return p->kind == REQUEST_RESPONSE     ? "max_output_tokens"
+           : p->max_completion_tokens >= 0 ? "max_completion_tokens"
+                                           : "max_tokens";
+}
+
+/* --- the schema ------------------------------------------------------------------------------- */
+
+static struct json *field_schema(const struct field *d)
+{
+    struct json *o = json_new_object();
+    if (d->kind == F_INT || d->kind == F_REAL) {
+        json_put_string(o, "type", d->kind == F_INT ? "integer" : "number");
+        json_put_real(o, "minimum", d->lo);
+        json_put_real(o, "maximum", d->hi);
+    } else if (d->kind == F_SEED) {
+        json_put_string(o, "type", "integer");
+    } else if (d->kind == F_BOOL || d->kind == F_STRING) {
+        json_put_string(o, "type", d->kind == F_BOOL ? "boolean" : "string");
+    }
+    json_put_string(o, "description", d->help);
+    return o;
+}
+
+struct json *request_schema(unsigned kind)
+{
+    struct json *o = json_new_object();
+    for (int i = 0; i < N_FIELDS; i++) {
+        if ((fields[i].where & kind) != 0)
+            json_put(o, fields[i].name, field_schema(&fields[i]));
+    }
+    return o;
+}

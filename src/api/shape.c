@@ -1,0 +1,502 @@
+/* shape.c - see shape.h. */
+#include "api/shape.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/minmax.h"
+#include "base/textbuf.h"
+#include "base/utf8.h"
+#include "api/fullness.h"
+#include "api/provenance.h"
+
+static bool is_chat(const struct generation *g)
+{
+    return g->params.kind == REQUEST_CHAT;
+}
+
+static struct json *envelope(const struct generation *g, const char *object)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "id", g->id);
+    json_put_string(o, "object", object);
+    json_put_int(o, "created", g->created_s);
+    json_put_string(o, "model", g->client.model_name);
+    return o;
+}
+
+/* --- log-probabilities ------------------------------------------------------------------------ */
+
+/* Writes a token as text. A token that is no whole character is written as in the original API:
+ * "bytes:\xe2\x82". */
+static void token_text(struct hcache *h, int32_t id, struct textbuf *out)
+{
+    size_t n;
+    const char *bytes = hcache_token_bytes(h, id, &n);
+    out->n = 0;
+    if (bytes == NULL || utf8_check(bytes, n) == n) {
+        textbuf_add(out, bytes, bytes != NULL ? n : 0);
+        return;
+    }
+    textbuf_add(out, "bytes:", 6);
+    for (size_t i = 0; i < n; i++)
+        textbuf_addf(out, "\\x%02x", (unsigned char)bytes[i]);
+}
+
+static struct json *chat_token(struct hcache *h, const struct hcache_logprob *lp)
+{
+    struct json *o = json_new_object(), *list = json_new_array();
+    struct textbuf text = {0};
+    size_t n;
+    const char *bytes = hcache_token_bytes(h, lp->id, &n);
+    token_text(h, lp->id, &text);
+    json_put_bytes(o, "token", text.p, text.n);
+    json_put_real(o, "logprob", (double)lp->logprob);
+    for (size_t i = 0; bytes != NULL && i < n; i++)
+        json_push_int(list, (unsigned char)bytes[i]);
+    json_put(o, "bytes", list);
+    textbuf_free(&text);
+    return o;
+}
+
+/* Adds to a list in the form of text, since a long list of values would take ten times the memory
+ * of its text. */
+static void list_add(struct textbuf *list, struct json *v)
+{
+    textbuf_add(list, list->n == 0 ? "[" : ", ", list->n == 0 ? 1 : 2);
+    json_append(v, 0, list);
+    json_free(v);
+}
+
+static struct json *list_end(struct textbuf *list)
+{
+    textbuf_add(list, list->n == 0 ? "[]" : "]", list->n == 0 ? 2 : 1);
+    struct json *v = json_new_raw(list->p, list->n);
+    textbuf_free(list);
+    return v;
+}
+
+static struct json *chat_logprobs(struct hcache *h, const struct hcache_logprob *lp, int n,
+                                  int n_top)
+{
+    struct json *o = json_new_object();
+    struct textbuf content = {0};
+    for (int t = 0; t < n; t++, lp += 1 + n_top) {
+        struct json *token = chat_token(h, lp), *top = json_new_array();
+        for (int i = 1; i <= n_top && lp[i].id >= 0; i++)
+            json_push(top, chat_token(h, &lp[i]));
+        json_put(token, "top_logprobs", top);
+        list_add(&content, token);
+    }
+    json_put(o, "content", list_end(&content));
+    json_put_null(o, "refusal");
+    return o;
+}
+
+static int64_t n_chars(const struct textbuf *b)
+{
+    int64_t n = 0;
+    for (size_t i = 0; i < b->n; i++)
+        n += ((unsigned char)b->p[i] & 0xc0) != 0x80;
+    return n;
+}
+
+static struct json *text_logprobs(struct choice *ch, struct hcache *h,
+                                  const struct hcache_logprob *lp, int n, int n_top)
+{
+    struct json *o = json_new_object();
+    struct textbuf text = {0}, tokens = {0}, chosen = {0}, tops = {0}, offsets = {0};
+    for (int t = 0; t < n; t++, lp += 1 + n_top) {
+        struct json *top = json_new_object();
+        /* Begins with the least likely token. If two tokens have the same text, the likelier one is
+         * written last and stays. */
+        for (int i = n_top; i >= 1; i--) {
+            token_text(h, lp[i].id, &text);
+            if (lp[i].id >= 0)
+                json_put_real(top, text.p, (double)lp[i].logprob);
+        }
+        list_add(&tops, top);
+        token_text(h, lp->id, &text);
+        list_add(&tokens, json_new_bytes(text.p, strlen(text.p)));
+        list_add(&chosen, json_new_real((double)lp->logprob));
+        list_add(&offsets, json_new_int(ch->n_chars));
+        ch->n_chars += n_chars(&text);
+    }
+    json_put(o, "tokens", list_end(&tokens));
+    json_put(o, "token_logprobs", list_end(&chosen));
+    json_put(o, "top_logprobs", list_end(&tops));
+    json_put(o, "text_offset", list_end(&offsets));
+    textbuf_free(&text);
+    return o;
+}
+
+/* Moves unsent log-probabilities into the answer. */
+static void put_logprobs(struct json *o, struct generation *g, struct choice *ch)
+{
+    int width = 1 + (int)g->params.n_top;
+    struct hcache *h = g->client.h;
+    /* The memory is from malloc, so it is aligned for the struct. */
+    const struct hcache_logprob *lp = (const void *)ch->logprobs.p;
+    int n = (int)(ch->logprobs.n / sizeof *lp) / width;
+    if (!g->params.logprobs)
+        json_put_null(o, "logprobs");
+    else if (is_chat(g))
+        json_put(o, "logprobs", chat_logprobs(h, lp, n, width - 1));
+    else
+        json_put(o, "logprobs", text_logprobs(ch, h, lp, n, width - 1));
+    ch->logprobs.n = 0;
+}
+
+/* --- usage and timings ------------------------------------------------------------------------ */
+
+void shape_context(struct json *usage, const struct generation *g)
+{
+    if (g->unenforced != NULL)
+        json_put_string(usage, "unenforced", g->unenforced);
+    struct hcache_model_info info;
+    char text[160];
+    int64_t used = 0;
+    int64_t n_truncated = 0;
+    hcache_model_info(g->client.h, &info);
+    for (int i = 0; i < g->n; i++) {
+        int64_t n = g->choice[i].n_prompt + g->choice[i].result.n_tokens;
+        int64_t dropped = g->choice[i].result.truncated_tokens;
+        used = MAX(n, used);
+        n_truncated = MAX(dropped, n_truncated);
+    }
+    json_put_int(usage, "truncated_tokens", n_truncated);
+    json_put_int(usage, "context_used", used);
+    json_put_int(usage, "context_window", info.max_context);
+    if (g->params.date.moment[0] != 0)
+        json_put_bytes(usage, "template_date", g->params.date.moment, 10);
+    /* A truncated context is never full. */
+    if (request_truncates(&g->params, &g->client.truncation) ||
+        !fullness_warns(used, info.max_context))
+        return;
+    snprintf(
+        text, sizeof text,
+        "%lld of %d tokens of the context are used (%lld %%): start a new conversation "
+        "soon, or branch from an earlier answer",
+        (long long)used, info.max_context, (long long)(used * 100 / info.max_context));
+    json_put_string(usage, "context_warning", text);
+}
+
+void shape_adapted(struct json *usage, const struct generation *g)
+{
+    const struct gen_params *p = &g->params;
+    struct json *list = json_new_array();
+    for (int i = 0; i < p->n_ignored; i++)
+        json_push_string(list, p->ignored[i]);
+    for (const char *s = p->unshown; *s != 0; s += strcspn(s, " "), s += *s == ' ') {
+        char name[HCACHE_UNSHOWN + 16];
+        snprintf(name, sizeof name, "messages.%.*s", (int)strcspn(s, " "), s);
+        json_push_string(list, name);
+    }
+    if (json_count(list) > 0)
+        json_put(usage, "ignored", list);
+    else
+        json_free(list);
+    if (g->max_tokens > 0)
+        json_put_int(usage, "max_tokens", g->max_tokens);
+}
+
+/* Makes the usage. The answers to one prompt share it, so it counts once, with the best
+ * restoration among them. */
+static struct json *usage(const struct generation *g)
+{
+    struct json *o = json_new_object(), *details = json_new_object();
+    int64_t prompt = 0, cached = 0, completion = 0, best = 0, thought = 0;
+    for (int i = 0; i < g->n; i++) {
+        const struct choice *ch = &g->choice[i];
+        bool first = i % (int)g->params.n == 0, last = (i + 1) % (int)g->params.n == 0;
+        best = first || ch->result.cached_tokens > best ? ch->result.cached_tokens : best;
+        prompt += first ? ch->n_prompt : 0;
+        cached += last ? best : 0;
+        completion += ch->result.n_tokens;
+        thought += shape_thought_tokens(ch);
+    }
+    json_put_int(o, "prompt_tokens", prompt);
+    json_put_int(o, "completion_tokens", completion);
+    json_put_int(o, "total_tokens", prompt + completion);
+    json_put_int(details, "cached_tokens", cached);
+    if (g->client.repeatable)
+        json_free(details);
+    else
+        json_put(o, "prompt_tokens_details", details);
+    if (thought > 0) {
+        struct json *made = json_new_object();
+        json_put_int(made, "reasoning_tokens", thought);
+        json_put(o, "completion_tokens_details", made);
+    }
+    shape_context(o, g);
+    shape_adapted(o, g);
+    return o;
+}
+
+struct json *shape_timings(const struct generation *g, const struct choice *ch)
+{
+    const struct hcache_result *r = &ch->result;
+    const struct hcache_timings *t = &r->timings;
+    struct json *o = json_new_object();
+    json_put_ms(o, "queue_ms", t->queue_ms);
+    json_put_ms(o, "lookup_ms", t->lookup_ms);
+    json_put_ms(o, "plan_ms", t->plan_ms);
+    json_put_ms(o, "restore_ms", t->restore_ms);
+    json_put_ms(o, "restore_io_ms", t->restore_io_ms);
+    json_put_ms(o, "restore_wait_ms", t->restore_wait_ms);
+    json_put_ms(o, "restore_fused_ms", t->fused_ms);
+    json_put_real(o, "restore_bubble", t->bubble);
+    json_put_int(o, "restore_bytes", (int64_t)r->restored_bytes);
+    provenance_put_plan(o, "restore_plan", &r->plan);
+    json_put_int(o, "device_tokens", r->device_tokens);
+    json_put_int(o, "restored_tokens", r->cached_tokens - r->device_tokens);
+    json_put_string(o, "restore_source", r->tier);
+    json_put_int(o, "dram_tokens", r->dram_tokens);
+    json_put_int(o, "staged_bytes", (int64_t)r->restored_staged_bytes);
+    json_put_int(o, "remote_tokens", r->remote_tokens);
+    json_put_int(o, "prefilled_tokens", ch->n_prompt - r->cached_tokens);
+    json_put_ms(o, "prefill_ms", t->prefill_ms);
+    json_put_ms(o, "ttft_ms", t->ttft_ms);
+    json_put_ms(o, "decode_ms", t->decode_ms);
+    json_put_ms(o, "per_token_ms", r->n_tokens > 1 ? t->decode_ms / (r->n_tokens - 1) : 0);
+    json_put_ms(o, "decode_tokens_per_s", t->decode_tokens_per_s);
+    json_put_int(o, "preemptions", r->n_preempted);
+    json_put_int(o, "committed_tokens", r->committed_tokens);
+    json_put_string(o, "save_stopped", r->save_stopped);
+    json_put_string(o, "miss", provenance_miss(r, g->miss));
+    return o;
+}
+
+/* --- parts ------------------------------------------------------------------------------------ */
+
+bool shape_part(const struct choice *ch, int i, struct hcache_part *out)
+{
+    const struct hcache_result *r = &ch->result;
+    if (ch->answer != NULL)
+        return hcache_answer_part(ch->answer, i, out);
+    *out = (struct hcache_part){
+        .kind = HCACHE_PART_TEXT, .text = r->text != NULL ? r->text : "", .n = r->n_text};
+    return i == 0;
+}
+
+static bool any_call(const struct choice *ch)
+{
+    struct hcache_part p;
+    for (int i = 0; shape_part(ch, i, &p); i++)
+        if (p.kind == HCACHE_PART_CALL)
+            return true;
+    return false;
+}
+
+bool shape_has_calls(const struct choice *ch)
+{
+    return any_call(ch) && strcmp(ch->result.finish, "stop") == 0;
+}
+
+struct json *shape_texts(const struct choice *ch, enum hcache_part_kind kind)
+{
+    struct textbuf all = {0};
+    struct hcache_part p;
+    for (int i = 0; shape_part(ch, i, &p); i++)
+        if (p.kind == kind)
+            textbuf_add(&all, p.text, p.n);
+    struct json *v = json_new_bytes(all.p != NULL ? all.p : "", all.n);
+    textbuf_free(&all);
+    return v;
+}
+
+int shape_thought_tokens(const struct choice *ch)
+{
+    struct hcache_part p;
+    size_t thought = 0, all = 0;
+    for (int i = 0; shape_part(ch, i, &p); i++) {
+        all += p.n;
+        thought += p.kind == HCACHE_PART_THOUGHT ? p.n : 0;
+    }
+    return thought == 0
+               ? 0
+               : (int)((double)ch->result.n_tokens * (double)thought / (double)all);
+}
+
+static const char *finish_of(const struct choice *ch)
+{
+    return shape_has_calls(ch) ? "tool_calls" : ch->result.finish;
+}
+
+void shape_id(const struct choice *ch, int i, char out[32])
+{
+    struct sha256_ctx *c = sha256_begin();
+    char hex[65];
+    const int32_t places[2] = {ch->index, i};
+    sha256_field(c, "answer", ch->gen->id, strlen(ch->gen->id));
+    sha256_field(c, "call", places, sizeof places);
+    struct sha256 digest = sha256_end(c);
+    sha256_hex(&digest, hex);
+    snprintf(out, 32, "call_%.24s", hex);
+}
+
+/* Makes a tool call. index: its number among the calls, in a stream; -1: none. */
+static struct json *tool_call(const struct choice *ch, int i, const struct hcache_part *p,
+                              int index)
+{
+    struct json *o = json_new_object(), *f = json_new_object();
+    char id[32];
+    shape_id(ch, i, id);
+    if (index >= 0)
+        json_put_int(o, "index", index);
+    json_put_string(o, "id", id);
+    json_put_string(o, "type", "function");
+    json_put_string(f, "name", p->name);
+    json_put_bytes(f, "arguments", p->text, p->n);
+    json_put(o, "function", f);
+    return o;
+}
+
+/* Returns how many calls come before part i. */
+static int calls_before(const struct choice *ch, int i)
+{
+    struct hcache_part p;
+    int n = 0;
+    for (int k = 0; k < i && shape_part(ch, k, &p); k++)
+        n += p.kind == HCACHE_PART_CALL;
+    return n;
+}
+
+/* --- answers ---------------------------------------------------------------------------------- */
+
+static struct json *chat_message(const struct choice *ch)
+{
+    struct json *m = json_new_object(), *calls = json_new_array();
+    struct json *content = shape_texts(ch, HCACHE_PART_TEXT);
+    struct json *thoughts = shape_texts(ch, HCACHE_PART_THOUGHT);
+    struct hcache_part p;
+    size_t n = 0, n_thoughts = 0;
+    for (int i = 0; shape_part(ch, i, &p); i++)
+        if (p.kind == HCACHE_PART_CALL)
+            json_push(calls, tool_call(ch, i, &p, -1));
+    bool has_calls = json_count(calls) > 0;
+    (void)json_string_of(content, &n);
+    (void)json_string_of(thoughts, &n_thoughts);
+    json_put_string(m, "role", "assistant");
+    if (n_thoughts > 0)
+        json_put(m, "reasoning_content", json_share(thoughts));
+    json_put(m, "content", json_share(n > 0 || !has_calls ? content : NULL));
+    if (has_calls)
+        json_put(m, "tool_calls", json_share(calls));
+    json_put_null(m, "refusal");
+    json_free(content);
+    json_free(thoughts);
+    json_free(calls);
+    return m;
+}
+
+static struct json *answer(struct generation *g)
+{
+    struct json *o = envelope(g, is_chat(g) ? "chat.completion" : "text_completion");
+    struct json *choices = json_new_array();
+    for (int i = 0; i < g->n; i++) {
+        struct choice *ch = &g->choice[i];
+        struct json *c = json_new_object();
+        const char *text = ch->result.text != NULL ? ch->result.text : "";
+        json_put_int(c, "index", ch->index);
+        if (is_chat(g))
+            json_put(c, "message", chat_message(ch));
+        else
+            json_put_bytes(c, "text", text, ch->result.n_text);
+        put_logprobs(c, g, ch);
+        json_put_string(c, "finish_reason", finish_of(ch));
+        json_push(choices, c);
+    }
+    json_put(o, "choices", choices);
+    json_put(o, "usage", usage(g));
+    if (!g->client.repeatable)
+        json_put(o, "timings", shape_timings(g, &g->choice[0]));
+    return o;
+}
+
+static struct json *chunk_envelope(struct generation *g)
+{
+    return envelope(g, is_chat(g) ? "chat.completion.chunk" : "text_completion");
+}
+
+/* Adds a piece of a part to a chunk's delta. */
+static void put_piece(struct json *delta, const struct choice *ch, int i,
+                      const struct hcache_part *p)
+{
+    if (p->kind == HCACHE_PART_CALL) {
+        struct json *list = json_new_array();
+        json_push(list, tool_call(ch, i, p, calls_before(ch, i)));
+        json_put(delta, "tool_calls", list);
+    } else {
+        json_put_bytes(delta, p->kind == HCACHE_PART_TEXT ? "content" : "reasoning_content",
+                       p->text, p->n);
+    }
+}
+
+/* Makes a chunk: a piece of part i; or, if p is NULL, the end of a choice with its reason. */
+static struct json *chunk(struct generation *g, struct choice *ch, int i,
+                          const struct hcache_part *p)
+{
+    struct json *o = chunk_envelope(g), *choices = json_new_array(), *c = json_new_object();
+    struct json *delta = json_new_object();
+    json_put_int(c, "index", ch->index);
+    if (!ch->started)
+        json_put_string(delta, "role", "assistant");
+    if (is_chat(g)) {
+        if (p != NULL)
+            put_piece(delta, ch, i, p);
+        json_put(c, "delta", delta);
+    } else {
+        json_put_bytes(c, "text", p != NULL ? p->text : "", p != NULL ? p->n : 0);
+        json_free(delta);
+    }
+    if (g->params.logprobs && p == NULL && ch->logprobs.n == 0)
+        json_put_null(c, "logprobs");
+    else
+        put_logprobs(c, g, ch);
+    json_put_string(c, "finish_reason", p == NULL ? finish_of(ch) : NULL);
+    json_push(choices, c);
+    json_put(o, "choices", choices);
+    if (g->params.include_usage)
+        json_put_null(o, "usage");
+    if (p == NULL)
+        json_put(o, "timings", shape_timings(g, ch));
+    ch->started = true;
+    return o;
+}
+
+static void piece(struct generation *g, struct choice *ch, int i,
+                  const struct hcache_part *p, struct textbuf *out)
+{
+    sse_json(out, chunk(g, ch, i, p));
+}
+
+static void end(struct generation *g, struct choice *ch, struct textbuf *out)
+{
+    sse_json(out, chunk(g, ch, 0, NULL));
+}
+
+static void close_stream(struct generation *g, struct textbuf *out)
+{
+    if (g->params.include_usage) {
+        struct json *o = chunk_envelope(g);
+        json_put(o, "choices", json_new_array());
+        json_put(o, "usage", usage(g));
+        json_put(o, "timings", shape_timings(g, &g->choice[0]));
+        sse_json(out, o);
+    }
+    sse_done(out);
+}
+
+static void tell_fault(struct generation *g, const struct fault *f, struct textbuf *out)
+{
+    (void)g;
+    sse_json(out, fault_json(f));
+}
+
+const struct dialect shape_completions = {.answer = answer,
+                                          .piece = piece,
+                                          .end = end,
+                                          .close = close_stream,
+                                          .fault = tell_fault};

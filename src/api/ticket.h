@@ -1,0 +1,111 @@
+/* ticket.h - one submitted request, from its copy of the prompt to its result; private to
+ * src/api.
+ *
+ *     WAITING -> RUNNING -> ENDED
+ *
+ * Which thread may use which fields:
+ *   fixed      set at creation, read by any thread
+ *   engine     only the thread that steps the engine
+ *   shared     under service.lock; the engine's thread, their only writer while the ticket runs, may
+ *              read them without it
+ *   reader     the one thread that calls hcache_ticket_read
+ *
+ * All memory that grows with the tokens is reserved at creation, except the text, which doubles. */
+#ifndef API_TICKET_H
+#define API_TICKET_H
+
+#include "base/err.h"
+#include "engine/engine.h"
+#include "hcache.h"
+#include "text/tokenizer.h"
+
+struct service;
+
+enum ticket_state {
+    TICKET_WAITING,
+    TICKET_RUNNING,
+    /* the sequence has finished and waits for the disk; it holds no place */
+    TICKET_SETTLING,
+    TICKET_ENDED,
+};
+
+struct hcache_ticket {
+    struct service *service;
+    /* shared: next ticket in the queue, or among the running tickets */
+    struct hcache_ticket *next;
+
+    /* The next fields are fixed. */
+    struct request req;
+    int32_t *prompt;
+    char *salt, *plan;
+    char *stop[HCACHE_MAX_STOP];
+    size_t stop_bytes[HCACHE_MAX_STOP];
+    int n_stop;
+    /* Its arrays belong to the ticket. req.shaping points to this struct, or is NULL. */
+    struct shaping shaping;
+    struct form *form; /* the ticket's share of req.form; NULL: any form */
+    bool wants_logprobs;
+    bool wants_progress; /* the caller wants the progress of the prompt */
+    bool wants_durable;  /* the ticket ends only when its saved state is durable */
+    int n_top;
+    void (*notify)(void *arg, bool ended); /* shared: NULL once the ticket was given up */
+    void *notify_arg;
+    int64_t t_submit;
+    uint64_t client; /* as in hcache_request */
+
+    /* The next fields belong to the engine's thread. */
+    const struct tokenizer *tokenizer;
+    struct tokenizer_stream *stream; /* NULL: the model has no tokenizer */
+    struct seq *seq;
+    int n_vocab;
+    int64_t t_admit, t_last;
+    /* the saver's mark for its saved state, set when the sequence has finished */
+    uint64_t mark;
+
+    /* The next fields are shared. */
+    enum ticket_state state;
+    bool cancel, stopped, given_up;
+    int32_t *ids; /* [max_tokens] */
+    int n_ids, n_cached;
+    int n_prompt_done;
+    struct hcache_logprob *logprobs; /* [max_tokens][1 + n_top] */
+    char *text;
+    size_t n_text, text_cap;
+    size_t n_visible; /* bytes that can no longer become part of a stop string */
+    struct hcache_special *special; /* special tokens, by their places in the text */
+    int n_special, special_cap;
+    struct hcache_result result;
+    struct err err;
+
+    /* The next fields belong to the reader. */
+    int n_ids_read, n_prompt_read;
+    size_t n_text_read;
+    int n_special_read;
+    char *piece;
+    struct hcache_special *piece_special;
+    size_t piece_cap;
+};
+
+/* Finds the visible part of a text. It ends before the first stop string, and before an end of the
+ * text that may become a stop string. The first n_old bytes were there at the last call. Returns
+ * whether a stop string was found; *n_text is then cut before it. Pure. */
+bool ticket_scan_stop(const char *text, size_t n_old, size_t *n_text, char *const *stop,
+                      const size_t *stop_bytes, int n_stop, size_t *n_visible);
+
+/* Computes the log-probabilities of the chosen token and of the n_top likeliest tokens: out [1 +
+ * n_top]. Pure. */
+void ticket_logprobs(const float *logits, int n_vocab, int32_t chosen, int n_top,
+                     struct hcache_logprob *out);
+
+/* Appends text to the ticket, under the service's lock. */
+void ticket_append(struct hcache_ticket *t, const char *text, size_t n);
+
+/* Notes a special token at the end of the text, under the service's lock. */
+void ticket_special(struct hcache_ticket *t, int32_t id);
+
+/* Fills t->result for an ended sequence; the caller sets t->result.timings.load_ms. */
+void ticket_describe(struct hcache_ticket *t);
+
+void ticket_destroy(struct hcache_ticket *t);
+
+#endif

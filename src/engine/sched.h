@@ -1,0 +1,102 @@
+/* sched.h - decides one step of the engine: which requests are admitted, preempted, timed out,
+ * and which get rows.
+ *
+ *            admit                     state is back          prompt computed
+ *   WAITING -------> RESTORE ------------------> PREFILL ------------------> DECODE
+ *      ^                |                           |                          |
+ *      +----------------+------- preempt -----------+--------------------------+
+ *
+ * A step computes at most step_rows rows: decodes first (one each), so that they never stall
+ * behind a long prompt, then prefills, in rank order. Beside decodes prefills get at most
+ * rows_beside: the time that a prompt adds to a step is added to the time between tokens of all
+ * decodes.
+ *
+ * Rank. A request's rank is arrival + priority * age: a request of priority p counts as if it
+ * had arrived p ages later (earlier if p is negative). The rank never changes, so any two
+ * requests keep their order for ever. However many requests keep arriving, every waiting request
+ * becomes the first one some day: none starves.
+ *
+ * Blocks. A request is admitted when the pool has blocks for all its known tokens and one more.
+ * As it decodes it takes blocks one by one. If none is left, the request with the worst rank is
+ * preempted, until the asking request has its block. A request never preempts one with a better
+ * rank; it waits. So the request with the best rank always goes on. A request that runs alone
+ * always fits (its caller has checked this), so every request ends. A waiting request takes
+ * places and blocks only from requests of a worse priority.
+ *
+ * Pure: no clock, no allocation, no I/O. The engine only carries out these decisions. */
+#ifndef ENGINE_SCHED_H
+#define ENGINE_SCHED_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum sched_phase {
+    SCHED_WAITING, /* new, or preempted: holds neither a place nor blocks */
+    SCHED_RESTORE,
+    SCHED_PREFILL,
+    SCHED_DECODE,
+};
+
+struct sched_req {
+    enum sched_phase phase;
+    int priority; /* lower is earlier */
+    int64_t arrival_ns;
+    int64_t deadline_ns; /* time by which the request must have ended; 0: no deadline */
+    int rows;            /* known tokens that are not computed yet; a decode has 1 */
+    /* Blocks needed. WAITING: to be admitted; DECODE: for its next row, 0 or 1. */
+    int blocks_needed;
+    /* Number of blocks that its preemption frees, because no other request shares them. */
+    int blocks_freed;
+    bool is_pinned; /* it must not be preempted now */
+    /* WAITING: not to be admitted now, since its saved state is still on its way to the store */
+    bool is_held;
+    /* WAITING: index of a request that restores or prefills the beginning that both requests share;
+     * this request is not admitted before the other's restore or prefill of it ends. -1: there is
+     * no such request. */
+    int after;
+};
+
+struct sched_limits {
+    int64_t now_ns;
+    int64_t age_ns; /* waiting time that is worth one step of priority */
+    int step_rows;
+    /* Most prefill rows in a step with decodes; 0: bounded by step_rows only. */
+    int rows_beside;
+    int max_running; /* number of places */
+    int free_blocks;
+};
+
+enum sched_verdict {
+    SCHED_NOTHING,
+    SCHED_RUN,      /* computes up to `rows` rows now */
+    SCHED_ADMIT,    /* gets a place and its blocks, and up to `rows` rows in this step */
+    SCHED_PREEMPT,  /* gives back its place and blocks, and waits */
+    SCHED_TIME_OUT, /* its deadline has passed, so it ends */
+};
+
+struct sched_choice {
+    enum sched_verdict what;
+    int rows;
+};
+
+/* Fills choice [n]. order [n] is scratch and afterwards holds the requests in rank order. */
+void sched_decide(const struct sched_limits *l, const struct sched_req *req, int n,
+                  int *order, struct sched_choice *choice);
+
+/* Finds the first requests in rank order, at most `most`, that still wait after the decision.
+ * Leaves out requests that are held or that wait for another with the same beginning. Returns
+ * how many; next[] gets their indices. */
+int sched_next(const struct sched_req *req, const struct sched_choice *choice,
+               const int *order, int n, int most, int *next);
+
+/* Estimates how long a newcomer waits for a place after n_waiting others, if n_running requests
+ * hold their places for held_s each. */
+double sched_wait_s(int n_waiting, int n_running, double held_s);
+
+/* Returns the rank: lower is earlier. */
+int64_t sched_rank(const struct sched_req *r, int64_t age_ns);
+/* Returns the rank as a turn of store/placement_window.h: 0 for a rank before the beginning of
+ * time. */
+uint64_t sched_turn(const struct sched_req *r, int64_t age_ns);
+
+#endif

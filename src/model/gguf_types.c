@@ -1,0 +1,220 @@
+/* gguf_types.c - see gguf_types.h.  The layouts are those of ggml's block formats.
+ *
+ *     Q4_0  d f16 | 32 x 4 bits             d * (q - 8)
+ *     Q4_1  d, m f16 | 32 x 4 bits          d * q + m
+ *     Q5_0  d f16 | 32 high bits | 32 x 4   d * (q - 16)
+ *     Q5_1  d, m f16 | 32 high bits | 32 x 4    d * q + m
+ *     Q8_0  d f16 | 32 x i8                 d * q
+ *     Q4_K  d, dmin f16 | 8 x (6-bit scale, 6-bit min) | 256 x 4      d * s * q - dmin * m
+ *     Q5_K  the same, then 256 high bits before the 256 x 4
+ *     Q6_K  256 x 4 low bits | 256 x 2 high bits | 16 x i8 scale | d f16    d * s * (q - 32)
+ *
+ * In blocks of 32, byte i holds elements i (low half) and i + 16 (high half). */
+#include "model/gguf_types.h"
+
+#include "base/bytes.h"
+
+#include <string.h>
+
+static float float_of(uint32_t bits)
+{
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+/* Converts f16 to f32, which is exact. */
+static float half(const uint8_t *p)
+{
+    uint32_t h = get_u16(p), sign = (h & 0x8000) << 16, em = h & 0x7fff;
+    if (em < 0x400) {
+        float f = (float)em * 0x1p-24f;
+        return sign != 0 ? -f : f;
+    }
+    /* Infinities and NaNs stay infinities and NaNs. */
+    uint32_t exponent = em < 0x7c00 ? 112u << 23 : 224u << 23;
+    return float_of(sign | ((em << 13) + exponent));
+}
+
+static void decode_f32(const uint8_t *src, float *dst, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = float_of(get_u32(src + 4 * i));
+}
+
+static void decode_f16(const uint8_t *src, float *dst, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = half(src + 2 * i);
+}
+
+static void decode_bf16(const uint8_t *src, float *dst, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        dst[i] = float_of((uint32_t)get_u16(src + 2 * i) << 16);
+}
+
+static void decode_q4_0(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 18, y += 32) {
+        float d = half(b);
+        for (int i = 0; i < 16; i++) {
+            y[i] = d * (float)((b[2 + i] & 15) - 8);
+            y[i + 16] = d * (float)((b[2 + i] >> 4) - 8);
+        }
+    }
+}
+
+static void decode_q4_1(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 20, y += 32) {
+        float d = half(b), m = half(b + 2);
+        for (int i = 0; i < 16; i++) {
+            y[i] = d * (float)(b[4 + i] & 15) + m;
+            y[i + 16] = d * (float)(b[4 + i] >> 4) + m;
+        }
+    }
+}
+
+/* Returns element i of 32 five-bit elements: four bits at q, the fifth in `high`. */
+static int five_bits(const uint8_t *q, uint32_t high, int i)
+{
+    int low = i < 16 ? q[i] & 15 : q[i - 16] >> 4;
+    return low | (int)(high >> i & 1) << 4;
+}
+
+static void decode_q5_0(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 22, y += 32) {
+        float d = half(b);
+        uint32_t high = get_u32(b + 2);
+        for (int i = 0; i < 32; i++)
+            y[i] = d * (float)(five_bits(b + 6, high, i) - 16);
+    }
+}
+
+static void decode_q5_1(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 24, y += 32) {
+        float d = half(b), m = half(b + 2);
+        uint32_t high = get_u32(b + 4);
+        for (int i = 0; i < 32; i++)
+            y[i] = d * (float)five_bits(b + 8, high, i) + m;
+    }
+}
+
+static void decode_q8_0(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 34, y += 32) {
+        float d = half(b);
+        for (int i = 0; i < 32; i++)
+            y[i] = d * (float)(int8_t)b[2 + i];
+    }
+}
+
+/* Unpacks the scale and the minimum of part j. The eight parts' scales and minima have six bits
+ * each and are packed into twelve bytes. */
+static void scale_min(const uint8_t *s, int j, int *scale, int *min)
+{
+    if (j < 4) {
+        *scale = s[j] & 63;
+        *min = s[j + 4] & 63;
+    } else {
+        *scale = (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
+        *min = s[j + 4] >> 4 | (s[j] >> 6) << 4;
+    }
+}
+
+/* Decodes 256 elements. high: 32 bytes with the fifth bits; NULL: elements have four bits. */
+static void decode_k(const uint8_t *b, const uint8_t *high, const uint8_t *q, float *y)
+{
+    float d = half(b), dmin = half(b + 2);
+    for (int j = 0; j < 8; j++) {
+        int scale, min;
+        scale_min(b + 4, j, &scale, &min);
+        float ds = d * (float)scale, m = dmin * (float)min;
+        const uint8_t *part = q + 32 * (j / 2);
+        for (int i = 0; i < 32; i++) {
+            int v = j % 2 == 0 ? part[i] & 15 : part[i] >> 4;
+            if (high != NULL)
+                v |= (high[i] >> j & 1) << 4;
+            y[32 * j + i] = ds * (float)v - m;
+        }
+    }
+}
+
+static void decode_q4_k(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 144, y += 256)
+        decode_k(b, NULL, b + 16, y);
+}
+
+static void decode_q5_k(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 176, y += 256)
+        decode_k(b, b + 16, b + 48, y);
+}
+
+static void decode_q6_k(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 210, y += 256) {
+        const uint8_t *low = b, *high = b + 128, *scales = b + 192;
+        float d = half(b + 208);
+        for (int i = 0; i < 256; i++) {
+            /* each part has 128 elements: 64 bytes of low bits, 32 of high bits */
+            int part = i / 128, k = i % 128;
+            int lo = low[64 * part + k % 64] >> (k < 64 ? 0 : 4) & 15;
+            int hi = high[32 * part + k % 32] >> 2 * (k / 32) & 3;
+            float ds = d * (float)(int8_t)scales[i / 16];
+            y[i] = ds * (float)((lo | hi << 4) - 32);
+        }
+    }
+}
+
+static const struct gguf_type types[GGUF_N_TYPES] = {
+    [GGUF_TYPE_F32] = {"F32", 1, 4, decode_f32},
+    [GGUF_TYPE_F16] = {"F16", 1, 2, decode_f16},
+    [GGUF_TYPE_BF16] = {"BF16", 1, 2, decode_bf16},
+    [GGUF_TYPE_Q8_0] = {"Q8_0", 32, 34, decode_q8_0},
+    [GGUF_TYPE_Q4_0] = {"Q4_0", 32, 18, decode_q4_0},
+    [GGUF_TYPE_Q4_1] = {"Q4_1", 32, 20, decode_q4_1},
+    [GGUF_TYPE_Q5_0] = {"Q5_0", 32, 22, decode_q5_0},
+    [GGUF_TYPE_Q5_1] = {"Q5_1", 32, 24, decode_q5_1},
+    [GGUF_TYPE_Q4_K] = {"Q4_K", 256, 144, decode_q4_k},
+    [GGUF_TYPE_Q5_K] = {"Q5_K", 256, 176, decode_q5_k},
+    [GGUF_TYPE_Q6_K] = {"Q6_K", 256, 210, decode_q6_k},
+    /* Types that cannot be decoded; their sizes are here so that a message can name them. */
+    [9] = {"Q8_1", 32, 40, NULL},
+    [10] = {"Q2_K", 256, 84, NULL},
+    [11] = {"Q3_K", 256, 110, NULL},
+    [15] = {"Q8_K", 256, 292, NULL},
+    [16] = {"IQ2_XXS", 256, 66, NULL},
+    [17] = {"IQ2_XS", 256, 74, NULL},
+    [18] = {"IQ3_XXS", 256, 98, NULL},
+    [19] = {"IQ1_S", 256, 50, NULL},
+    [20] = {"IQ4_NL", 32, 18, NULL},
+    [21] = {"IQ3_S", 256, 110, NULL},
+    [22] = {"IQ2_S", 256, 82, NULL},
+    [23] = {"IQ4_XS", 256, 136, NULL},
+    [24] = {"I8", 1, 1, NULL},
+    [25] = {"I16", 1, 2, NULL},
+    [26] = {"I32", 1, 4, NULL},
+    [27] = {"I64", 1, 8, NULL},
+    [28] = {"F64", 1, 8, NULL},
+    [29] = {"IQ1_M", 256, 56, NULL},
+    [34] = {"TQ1_0", 256, 54, NULL},
+    [35] = {"TQ2_0", 256, 66, NULL},
+    [39] = {"MXFP4", 32, 17, NULL},
+    [40] = {"NVFP4", 64, 36, NULL},
+    [41] = {"Q1_0", 128, 18, NULL},
+};
+
+const struct gguf_type *gguf_type(uint32_t type)
+{
+    return type < GGUF_N_TYPES && types[type].name != NULL ? &types[type] : NULL;
+}
+
+const char *gguf_types_supported(void)
+{
+    return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K";
+}

@@ -1,0 +1,154 @@
+/* plan_paper.c - the HCache paper's own partitions, for comparison.
+ *
+ * Section 4.1.2, with its ceiling:
+ *
+ *   L_H = ceil(L * IO_KV / (IO_KV + C_H - IO_H)) if C_H > IO_H: H first, then KV
+ *
+ *   L_H = ceil(L * C_tok / (C_tok + IO_H - C_H)) otherwise: R first, then H
+ *
+ * Unlike plan_make (auto), it ignores that the last recomputed layer is a projection, that layer
+ * 0 needs no read, that the lanes fill and drain, and that the ceiling may cost a whole C_H or
+ * IO_H. The predicted time is still that of our pipeline, which does profit from a free layer 0.
+ *
+ * Section 6.3.2, token-wise: every layer is split at the same token. The paper's 794 of 1024
+ * tokens are 31/40 of 1024 (793.6), which is the layer-wise ratio after the ceiling, so it is
+ * computed that way here. The rounded variant takes the nearest multiple of the GEMM's tile
+ * (768). Recomputed tokens are the first ones (they need no others), so their attention is
+ * cheaper than that of the same share of layers. At long histories this can beat every
+ * layer-wise plan. */
+#include <math.h>
+#include <string.h>
+
+#include "base/minmax.h"
+#include "restore/plan_parts.h"
+
+/* Costs averaged over the layers, since the formula has one cost of each kind. */
+struct means {
+    double io_h, io_kv, c_h, c_tok;
+};
+
+/* Returns the mean costs of a layer. With several stages, each has a share of the store's
+ * bandwidth, and a bus. */
+static struct means mean_costs(const struct plan_request *q)
+{
+    struct means m = {0};
+    double stages = MAX(q->n_stages, 1);
+    for (int i = 0; i < q->n_layers; i++) {
+        const struct plan_layer *l = &q->layer[i];
+        m.io_h += fmax(l->io_h_s * stages, l->up_h_s) / q->n_layers;
+        m.io_kv += fmax(l->io_kv_s * stages, l->up_kv_s) / q->n_layers;
+        m.c_h += l->comp_h_s / q->n_layers;
+        m.c_tok += l->comp_tok_s / q->n_layers;
+    }
+    return m;
+}
+
+static int closed_form_h(int n_layers, struct means m, char *other)
+{
+    *other = m.c_h > m.io_h ? 'K' : 'R';
+    double per_layer = *other == 'K' ? m.io_kv : m.c_tok;
+    double gap = fabs(m.c_h - m.io_h);
+    if (per_layer + gap <= 0)
+        return n_layers;
+    /* Treats 31.000000000000004 as 31. */
+    int h = (int)ceil(n_layers * per_layer / (per_layer + gap) - 1e-9);
+    return h < 0 ? 0 : MIN(h, n_layers);
+}
+
+static int check_numbers(const struct plan_request *q, struct err *e)
+{
+    for (int i = 0; i < q->n_layers; i++) {
+        const struct plan_layer *l = &q->layer[i];
+        const double x[] = {l->io_h_s, l->io_kv_s, l->comp_h_s, l->comp_tok_s};
+        for (int k = 0; k < 4; k++)
+            if (!isfinite(x[k]) || x[k] < 0)
+                return err_set(
+                    e, ERR_USAGE,
+                    "plan paper: layer %d: the closed form needs the costs of H, KV and "
+                    "recomputation, measured or not used",
+                    i);
+    }
+    return 0;
+}
+
+int plan_paper(const struct plan_request *q, struct plan *out, struct err *e)
+{
+    int rc = check_numbers(q, e);
+    if (rc != 0)
+        return rc;
+    int h = closed_form_h(q->n_layers, mean_costs(q), &out->other);
+    int o = q->n_layers - h;
+    if (out->other == 'K') {
+        memset(out->method, 'H', (size_t)h);
+        memset(out->method + h, 'K', (size_t)o);
+    } else {
+        memset(out->method, 'R', (size_t)o);
+        memset(out->method + o, 'H', (size_t)h);
+    }
+    out->method[q->n_layers] = 0;
+    return 0;
+}
+
+int plan_tokenwise(const struct plan_request *q, struct plan *out, struct err *e)
+{
+    const struct platform *p = q->platform;
+    if (p == NULL || q->n_tokens <= 0)
+        return err_set(
+            e, ERR_USAGE,
+            "plan %s: needs a platform and the number of tokens, because it computes "
+            "the costs of parts of the history",
+            plan_mode_name(q->mode));
+    int rc = check_numbers(q, e);
+    if (rc != 0)
+        return rc;
+    int h = closed_form_h(q->n_layers, mean_costs(q), &out->other);
+    double tokens = (double)q->n_tokens * h / q->n_layers;
+    double unit = 1;
+    if (q->mode == PLAN_TOKENWISE_ROUNDED)
+        unit = p->tile_tokens > 1 ? p->tile_tokens : 64;
+    int64_t t = (int64_t)(round(tokens / unit) * unit);
+    out->tokens_h = MIN(t, q->n_tokens);
+    out->tokens_other = q->n_tokens - out->tokens_h;
+    for (int i = 0; i < q->n_layers; i++) {
+        if ((out->tokens_h > 0 && !q->layer[i].has_h && !q->layer[i].h_free) ||
+            (out->tokens_other > 0 && out->other == 'K' && !q->layer[i].has_kv))
+            return err_set(e, ERR_NOT_FOUND, "plan %s: layer %d lacks a record it needs",
+                           plan_mode_name(q->mode), i);
+        if (out->tokens_other > 0 && out->other == 'R' && !q->layer[i].can_recompute)
+            return err_set(e, ERR_NOT_FOUND, "plan %s: layer %d cannot be recomputed",
+                           plan_mode_name(q->mode), i);
+    }
+    memset(out->method, 'T', (size_t)q->n_layers);
+    out->method[q->n_layers] = 0;
+    return 0;
+}
+
+int plan_tokenwise_jobs(const struct plan_request *q, const struct plan *plan,
+                        struct pipe_job *job)
+{
+    const struct platform *p = q->platform;
+    int64_t nh = plan->tokens_h, no = plan->tokens_other;
+    int n = 0;
+    for (int i = 0; i < plan->n_layers; i++) {
+        bool last = i == plan->n_layers - 1;
+        struct pipe_job h = {
+            .layer = (int16_t)i, .method = 'H', .comp_s = platform_h_s(p, nh)};
+        struct pipe_job o = {.layer = (int16_t)i, .method = plan->other};
+        if (!q->layer[i].h_free) {
+            h.io_s = plan_io_s(p, q->tier, nh, RECORD_HIDDEN);
+            h.up_s = plan_up_s(p, q->tier, nh, RECORD_HIDDEN);
+        }
+        if (plan->other == 'K') {
+            o.io_s = plan_io_s(p, q->tier, no, RECORD_KV);
+            o.up_s = plan_up_s(p, q->tier, no, RECORD_KV);
+            o.comp_s = platform_kv_s(p, no);
+        } else {
+            o.comp_s = last ? platform_h_s(p, no) : platform_tok_s(p, no);
+        }
+        if (no > 0)
+            job[n++] = o;
+        if (nh > 0)
+            job[n++] = h;
+    }
+    return n;
+}

@@ -1,0 +1,386 @@
+/* plan_range.c - requests from a platform, and chains whose chunks have different records.
+ *
+ * A layer's descriptor over several ranges: under the letter H, tokens with hidden states cost a
+ * read of hidden states and the others a read of KV; under K the reverse. So a chain that was
+ * saved under changing policies still has two options per layer, and the search need not know
+ * about ranges. Token counts are added per kind before the cost curves are applied, because a
+ * layer is projected once, not once per range. Reads add up over tiers, as one I/O lane. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/minmax.h"
+#include "restore/plan_parts.h"
+
+double plan_io_s(const struct platform *p, int tier, int64_t n, enum platform_record kind)
+{
+    return p->n_stages > 1 ? platform_read_s(p, tier, n, kind)
+                           : platform_io_s(p, tier, n, kind);
+}
+
+double plan_up_s(const struct platform *p, int tier, int64_t n, enum platform_record kind)
+{
+    return p->n_stages > 1 ? platform_up_s(p, tier, n, kind) : 0;
+}
+
+static struct plan_layer uniform_layer(const struct platform *p, int tier, int64_t n)
+{
+    return (struct plan_layer){
+        .io_h_s = plan_io_s(p, tier, n, RECORD_HIDDEN),
+        .io_kv_s = plan_io_s(p, tier, n, RECORD_KV),
+        .up_h_s = plan_up_s(p, tier, n, RECORD_HIDDEN),
+        .up_kv_s = plan_up_s(p, tier, n, RECORD_KV),
+        .comp_h_s = platform_h_s(p, n),
+        .comp_kv_s = platform_kv_s(p, n),
+        .comp_tok_s = platform_tok_s(p, n),
+        .comp_tok_last_s = platform_h_s(p, n),
+        .h_bytes = p->h_bytes,
+        .kv_bytes = p->kv_bytes,
+        .has_h = true,
+        .has_kv = true,
+        .can_recompute = true,
+    };
+}
+
+void plan_layers_uniform(const struct platform *p, int tier, int64_t n_tokens, int n_layers,
+                         struct plan_layer *layer)
+{
+    CHECK(n_layers >= 1 && n_layers <= PLAN_MAX_LAYERS);
+    for (int i = 0; i < n_layers; i++)
+        layer[i] = uniform_layer(p, tier, n_tokens);
+    layer[0].h_free = true;
+}
+
+/* The new tokens attend to the n_restored tokens and to the req->n_held tokens before these. */
+static void fill_lanes(const struct platform *p, int tier, int64_t n_restored,
+                       int64_t n_new, struct plan_layer *layer, double *prefill_s,
+                       struct plan_request *req)
+{
+    int64_t n_past = req->n_held + n_restored;
+    req->n_layers = p->n_layers;
+    req->n_stages = p->n_stages;
+    req->layer = layer;
+    req->prefill_s = NULL;
+    req->head_s = 0;
+    int64_t n_fused = req->fused_tokens > 0 && n_new > req->fused_tokens ? req->fused_tokens
+                                                                         : n_new;
+    if (n_new > 0) {
+        double layer_s = platform_prefill_s(p, n_past, n_fused);
+        for (int i = 0; i < p->n_layers; i++)
+            prefill_s[i] = layer_s;
+        prefill_s[0] += platform_ends_s(p, n_new) - platform_ends_s(p, 0);
+        req->prefill_s = prefill_s;
+        req->head_s = platform_ends_s(p, 0);
+    }
+    /* The other new tokens are prefilled in batches of their own, after the fused ones. */
+    if (n_fused < n_new)
+        req->head_s += p->n_layers *
+                       platform_prefill_s(p, n_past + n_fused, n_new - n_fused);
+    req->io_latency_s = fmax(0, p->tier[tier].latency_s + p->start_s);
+    req->spread = exp2(p->tier[tier].correction.spread_log2);
+    req->io_overlap = p->io_overlap;
+    req->comp_overlap = p->comp_overlap;
+    req->platform = p;
+    req->n_tokens = n_restored;
+    req->tier = tier;
+}
+
+void plan_request_from_platform(const struct platform *p, int tier, int64_t n_history,
+                                int64_t n_new, struct plan_layer *layer, double *prefill_s,
+                                struct plan_request *req)
+{
+    memset(req, 0, sizeof *req);
+    plan_layers_uniform(p, tier, n_history, p->n_layers, layer);
+    fill_lanes(p, tier, n_history, n_new, layer, prefill_s, req);
+}
+
+char plan_range_method(char method, uint8_t mask, bool h_free)
+{
+    bool h = (mask & PLAN_HAS_H) || h_free, kv = mask & PLAN_HAS_KV;
+    switch (method) {
+    case 'R':
+        return 'R';
+    case 'H':
+        return h ? 'H' : kv ? 'K' : 0;
+    case 'K':
+        return kv ? 'K' : h ? 'H' : 0;
+    default:
+        return 0;
+    }
+}
+
+/* ---- sums over the ranges ---- */
+
+enum { TOKENS = 64 }; /* tokens of a chunk; a restore begins at a multiple of this */
+
+/* Seconds of the I/O lane and of the bus, per kind of record. */
+struct record_cost {
+    double io_s[2], up_s[2];
+};
+
+static struct record_cost cost_of(const struct platform *p, int tier, int64_t n_tokens)
+{
+    struct record_cost c;
+    for (int k = RECORD_HIDDEN; k <= RECORD_KV; k++) {
+        c.io_s[k] = plan_io_s(p, tier, n_tokens, (enum platform_record)k);
+        c.up_s[k] = plan_up_s(p, tier, n_tokens, (enum platform_record)k);
+    }
+    return c;
+}
+
+/* Returns how n_tokens with the records of `mask` are restored under a letter. */
+static struct range_share share_of(char letter, uint8_t mask, int64_t n_tokens,
+                                   const struct record_cost *cost)
+{
+    switch (plan_range_method(letter, mask, false)) {
+    case 'H':
+        return (struct range_share){.h_tokens = n_tokens,
+                                    .io_s = cost->io_s[RECORD_HIDDEN],
+                                    .up_s = cost->up_s[RECORD_HIDDEN]};
+    case 'K':
+        return (struct range_share){.kv_tokens = n_tokens,
+                                    .io_s = cost->io_s[RECORD_KV],
+                                    .up_s = cost->up_s[RECORD_KV]};
+    default:
+        return (struct range_share){.lost_tokens = n_tokens};
+    }
+}
+
+static struct range_share negative(struct range_share s)
+{
+    return (struct range_share){-s.h_tokens, -s.kv_tokens, -s.lost_tokens, -s.io_s,
+                                -s.up_s};
+}
+
+static inline void share_add(struct range_share *s, const struct range_share *x)
+{
+    s->h_tokens += x->h_tokens;
+    s->kv_tokens += x->kv_tokens;
+    s->lost_tokens += x->lost_tokens;
+    s->io_s += x->io_s;
+    s->up_s += x->up_s;
+}
+
+/* Adds n_tokens of range g to layers first_layer to end_layer - 1; sign -1 subtracts them. */
+static void sums_add(const struct stored_ranges *c, struct range_sums *s, int g,
+                     int first_layer, int end_layer, int64_t n_tokens, int sign)
+{
+    enum { MASKS = (PLAN_HAS_H | PLAN_HAS_KV) + 1 };
+    const struct plan_range *r = &c->range[g];
+    struct record_cost cost = cost_of(c->platform, r->tier, n_tokens);
+    struct range_share h[MASKS], kv[MASKS];
+    for (int m = 0; m < MASKS; m++) {
+        h[m] = share_of('H', (uint8_t)m, n_tokens, &cost);
+        kv[m] = share_of('K', (uint8_t)m, n_tokens, &cost);
+        if (sign < 0) {
+            h[m] = negative(h[m]);
+            kv[m] = negative(kv[m]);
+        }
+    }
+    for (int i = first_layer; i < end_layer; i++) {
+        int m = r->mask[i] % MASKS;
+        share_add(&s->h[i], &h[m]);
+        share_add(&s->kv[i], &kv[m]);
+    }
+}
+
+/* Adds the splits between range g and the range before it; sign -1 subtracts them. Under the
+ * letter H a range without hidden states uses KV, under K the reverse. */
+static void splits_add(const struct stored_ranges *c, struct range_sums *s, int g,
+                       int first_layer, int end_layer, int sign)
+{
+    const uint8_t *mask = c->range[g].mask, *before = g > 0 ? c->range[g - 1].mask : mask;
+    for (int i = first_layer; i < end_layer; i++) {
+        int differs = before[i] ^ mask[i];
+        s->h_splits[i] += sign * (differs & PLAN_HAS_H ? 1 : 0);
+        s->kv_splits[i] += sign * (differs & PLAN_HAS_KV ? 1 : 0);
+    }
+}
+
+void range_sums_init(struct range_sums *s)
+{
+    memset(s, 0, sizeof *s);
+}
+
+int64_t plan_tokens_skipped(const struct stored_ranges *c, int64_t n)
+{
+    int64_t w = c->window.tokens, all = c->n_held + n;
+    return w > 0 && all >= w ? MAX(0, (all + 1 - w) / TOKENS * TOKENS - c->n_held) : 0;
+}
+
+/* Subtracts the tokens that have left the window, from the sums of the layers that have a window.
+ */
+static void slide_window(const struct stored_ranges *c, struct range_sums *s,
+                         int64_t n_skipped)
+{
+    int64_t first = 0; /* first token of range g */
+    for (int g = 0; g < s->n_ranges && first < n_skipped; g++) {
+        int64_t end = first + c->range[g].n_tokens;
+        int64_t from = MAX(first, s->n_skipped);
+        int64_t to = MIN(end, n_skipped);
+        if (from < to)
+            sums_add(c, s, g, c->window.layer, c->platform->n_layers, to - from, -1);
+        if (from < to && to == end && g + 1 < s->n_ranges)
+            splits_add(c, s, g + 1, c->window.layer, c->platform->n_layers, -1);
+        first = end;
+    }
+    s->n_skipped = n_skipped;
+}
+
+void range_sums_next(const struct stored_ranges *c, struct range_sums *s)
+{
+    int g = s->n_ranges++;
+    /* Range g is the first one within the windows. */
+    bool is_first = s->n_skipped > 0 && s->n_skipped == s->n_tokens;
+    sums_add(c, s, g, 0, c->platform->n_layers, c->range[g].n_tokens, 1);
+    splits_add(c, s, g, 0, is_first ? c->window.layer : c->platform->n_layers, 1);
+    s->n_tokens += c->range[g].n_tokens;
+    int64_t n_skipped = plan_tokens_skipped(c, s->n_tokens);
+    if (n_skipped > s->n_skipped)
+        slide_window(c, s, n_skipped);
+}
+
+void range_sums_at(const struct stored_ranges *c, int n_ranges, struct range_sums *s)
+{
+    range_sums_init(s);
+    for (int g = 0; g < n_ranges; g++)
+        s->n_tokens += c->range[g].n_tokens;
+    s->n_ranges = n_ranges;
+    s->n_skipped = plan_tokens_skipped(c, s->n_tokens);
+    int first_windowed = s->n_skipped > 0 ? c->window.layer : c->platform->n_layers;
+    int64_t skip = s->n_skipped;
+    bool is_first = true; /* no range before this one is in the windows */
+    for (int g = 0; g < n_ranges; g++) {
+        int64_t n = c->range[g].n_tokens, n_out = MIN(skip, n);
+        sums_add(c, s, g, 0, first_windowed, n, 1);
+        splits_add(c, s, g, 0, is_first ? first_windowed : c->platform->n_layers, 1);
+        if (n_out < n)
+            sums_add(c, s, g, first_windowed, c->platform->n_layers, n - n_out, 1);
+        is_first = is_first && n_out == n;
+        skip -= n_out;
+    }
+}
+
+void range_sums_move(const struct stored_ranges *c, struct range_sums *s, int n_ranges)
+{
+    bool windows = c->window.tokens > 0, from_start = n_ranges <= s->n_ranges - n_ranges;
+    if (n_ranges < s->n_ranges && (windows || from_start)) {
+        range_sums_at(c, n_ranges, s);
+        return;
+    }
+    while (s->n_ranges < n_ranges)
+        range_sums_next(c, s);
+    while (s->n_ranges > n_ranges) {
+        int64_t n = c->range[--s->n_ranges].n_tokens;
+        sums_add(c, s, s->n_ranges, 0, c->platform->n_layers, n, -1);
+        splits_add(c, s, s->n_ranges, 0, c->platform->n_layers, -1);
+        s->n_tokens -= n;
+    }
+}
+
+static double share_bytes(const struct platform *p, const struct range_share *s)
+{
+    double n = (double)(s->h_tokens + s->kv_tokens);
+    return ((double)s->h_tokens * p->h_bytes + (double)s->kv_tokens * p->kv_bytes) / n;
+}
+
+static bool same_tokens(const struct range_share *x, const struct range_share *y)
+{
+    return x->h_tokens == y->h_tokens && x->kv_tokens == y->kv_tokens;
+}
+
+/* Fills *l, whose h_splits and kv_splits are already set, from the shares h and kv. `like` is a
+ * layer with the same numbers of tokens and splits, whose costs are copied, or NULL. */
+static void layer_from_shares(const struct platform *p, const struct range_share *h,
+                              const struct range_share *kv, const struct plan_layer *like,
+                              struct plan_layer *l)
+{
+    double h_split_s = l->h_splits * p->split_s, kv_split_s = l->kv_splits * p->split_s;
+    bool possible = h->lost_tokens == 0;
+    /* If no range has records of the preferred kind, the letter means the same as the other letter.
+     */
+    l->has_h = possible && h->h_tokens > 0;
+    l->has_kv = possible && kv->kv_tokens > 0;
+    l->io_h_s = h->io_s;
+    l->io_kv_s = kv->io_s;
+    l->up_h_s = h->up_s;
+    l->up_kv_s = kv->up_s;
+    l->h_load_s = like != NULL ? like->h_load_s : platform_kv_s(p, h->kv_tokens);
+    l->kv_project_s = like != NULL ? like->kv_project_s : platform_h_s(p, kv->h_tokens);
+    l->comp_h_s = like != NULL ? like->comp_h_s
+                               : l->h_load_s + platform_h_s(p, h->h_tokens) + h_split_s;
+    l->comp_kv_s = like != NULL
+                       ? like->comp_kv_s
+                       : l->kv_project_s + platform_kv_s(p, kv->kv_tokens) + kv_split_s;
+    l->h_bytes = possible ? share_bytes(p, h) : 0;
+    l->kv_bytes = possible ? share_bytes(p, kv) : 0;
+}
+
+static void layers_from_sums(const struct stored_ranges *c, const struct range_sums *s)
+{
+    const struct platform *p = c->platform;
+    double tok_s = platform_prefill_s(p, c->n_held, s->n_tokens);
+    double last_s[2] = {platform_h_s(p, s->n_tokens),
+                        platform_h_s(p, s->n_tokens - s->n_skipped)};
+    for (int i = 0; i < p->n_layers; i++) {
+        struct plan_layer *l = &c->layer[i];
+        bool windowed = s->n_skipped > 0 && i >= c->window.layer;
+        bool again = i > 0 && same_tokens(&s->h[i], &s->h[i - 1]) &&
+                     same_tokens(&s->kv[i], &s->kv[i - 1]) &&
+                     s->h_splits[i] == s->h_splits[i - 1] &&
+                     s->kv_splits[i] == s->kv_splits[i - 1];
+        *l = (struct plan_layer){.comp_tok_s = tok_s,
+                                 .comp_tok_last_s = last_s[windowed],
+                                 .can_recompute = c->can_recompute,
+                                 .h_splits = s->h_splits[i],
+                                 .kv_splits = s->kv_splits[i],
+                                 .h_free = i == 0};
+        layer_from_shares(p, &s->h[i], &s->kv[i], again ? l - 1 : NULL, l);
+    }
+}
+
+/* ---- a request ---- */
+
+static double slow(double factor)
+{
+    return factor > 1 ? factor : 1;
+}
+
+/* Slows the restore's compute and the prefill to their share of the machine beside decodes. */
+static void slow_down(struct plan_request *req, struct plan_layer *layer, double *prefill_s)
+{
+    double comp = slow(req->comp_slow), prefill = slow(req->prefill_slow);
+    for (int i = 0; i < req->n_layers; i++) {
+        layer[i].comp_h_s *= comp;
+        layer[i].comp_kv_s *= comp;
+        layer[i].h_load_s *= comp;
+        layer[i].kv_project_s *= comp;
+        layer[i].comp_tok_s *= comp;
+        layer[i].comp_tok_last_s *= comp;
+        if (req->prefill_s != NULL)
+            prefill_s[i] *= prefill;
+    }
+    req->head_s *= prefill;
+}
+
+/* Returns the tier with the longest latency among the ranges of `s`. Its latency, and the spread
+ * of its reads, become the request's. */
+static int slowest_tier(const struct stored_ranges *c, const struct range_sums *s)
+{
+    int tier = c->range[0].tier;
+    for (int i = 1; i < s->n_ranges; i++)
+        if (c->platform->tier[c->range[i].tier].latency_s >
+            c->platform->tier[tier].latency_s)
+            tier = c->range[i].tier;
+    return tier;
+}
+
+void range_request(const struct stored_ranges *c, const struct range_sums *s,
+                   struct plan_request *req)
+{
+    layers_from_sums(c, s);
+    fill_lanes(c->platform, slowest_tier(c, s), s->n_tokens,
+               c->n_tokens - s->n_tokens + c->n_new, c->layer, c->prefill_s, req);
+    slow_down(req, c->layer, c->prefill_s);
+}

@@ -1,0 +1,490 @@
+/* restore_io.c - the I/O thread of a restore pipeline: looks up, reads in the plan's order,
+ * hands groups on.
+ *
+ * It serves restores in the order of their beginning: look-ups first, then reads of the oldest
+ * restore that has any left, as far as slots are free, then reads of staged restores. If no
+ * restore wants the disk, it fetches state that waiting requests need into the store's DRAM
+ * tier. restore_io_step does one of these and never waits. restore_io_wait sleeps on a reader
+ * while reads are in flight, else on for_io. The compute lane never waits for this thread. */
+#include <stdio.h>
+#include <time.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/minmax.h"
+#include "base/thread.h"
+#include "save/bugs.h"
+#include "restore/profile.h"
+#include "restore/restore_impl.h"
+
+/* A fetch that found no room tries again after this long. */
+enum { ROOM_WAIT_NS = 20000000 };
+/* Chunks that are read to measure the store ahead of the first restore. */
+enum { SAMPLE_CHUNKS = 32 };
+
+/* The thread waits this long for a disk that does not answer; news wake it earlier. */
+enum { DISK_WAIT_NS = 100000000 };
+/* The device's reader of files cannot be woken by news, so the thread waits at most this long for
+ * it. */
+enum { LISTEN_NS = 5000000 };
+
+/* Issuing reads and taking their results takes this thread microseconds at a time. With the usual
+ * slice of milliseconds it waits for a whole slice of each thread that computes, and no read is in
+ * flight meanwhile. */
+enum { SLICE_NS = 100000 };
+
+/* [lock] Wakes the compute lane. */
+static void tell_compute(struct restore_pipeline *rr)
+{
+    rr->n_news++;
+    pthread_cond_signal(&rr->for_compute);
+}
+
+/* --- looking up ------------------------------------------------------------------------------- */
+
+/* Finds the partial chunk behind the full ones. In a truncated context it looks only behind the
+ * moved chunks: a chunk of the same key before them would belong to another context. */
+static void find_tail(struct restore *r)
+{
+    struct store *store = r->rr->o.store;
+    struct restore_found *f = &r->found;
+    bool is_first = r->want.n_moved > 0 && f->n_hits == r->want.n_moved;
+    const struct sha256 *parent = is_first ? &r->want.stair : &r->keys[f->n_hits];
+    if (f->n_hits < r->want.n_moved)
+        return;
+    int first = f->n_hits * STORE_CHUNK_TOKENS, left = r->want.n_tokens - first;
+    int n = MIN(left + r->want.has_next, STORE_CHUNK_TOKENS - 1), n_found = 0, n_hits = 0;
+    struct sha256 key;
+    if (left > 0 &&
+        store_find_partial(store, parent, r->want.tokens + first, n, &key, &n_found) &&
+        store_lookup_for(store, &r->want.use, &key, 1, &r->hits[f->n_hits], &n_hits, NULL,
+                         0, NULL) == 0 &&
+        n_hits > 0) {
+        f->n_hits++;
+        f->n_beyond = MAX(n_found - left, 0);
+    }
+}
+
+/* Measures the store's speed on these chunks. */
+static int measure(struct restore_pipeline *rr, const struct store_hit *hits, int n,
+                   struct err *err)
+{
+    struct platform p;
+    platform_init(&p);
+    int rc = profile_io(&p, rr->o.model, rr->o.store, hits, n, err);
+    if (rc == 0)
+        rr->tier = p.tier[0];
+    rr->has_tier = rc == 0;
+    return rc;
+}
+
+/* [lock, released meanwhile] Measures the store ahead of the first restore. If nothing is stored
+ * yet, or it cannot be read, the first hits are measured later. */
+static bool measure_ahead(struct restore_pipeline *rr)
+{
+    struct store_hit hits[SAMPLE_CHUNKS];
+    if (!rr->wants_measure)
+        return false;
+    rr->wants_measure = false;
+    struct sha256 fingerprint = rr->fingerprint;
+    pthread_mutex_unlock(&rr->lock);
+    struct err unused;
+    int n = store_sample(rr->o.store, &fingerprint, SAMPLE_CHUNKS, hits);
+    if (n > 0 && !rr->has_tier)
+        (void)measure(rr, hits, n, &unused);
+    store_release(rr->o.store, hits, n);
+    pthread_mutex_lock(&rr->lock);
+    return true;
+}
+
+/* Returns the index of the first differing token if the chain ends at a chunk that was never
+ * stored; else -1. */
+static int differs_at(const struct restore *r, int n_full)
+{
+    int first = n_full * STORE_CHUNK_TOKENS;
+    if (n_full == r->n_keys || r->want.n_moved > 0 ||
+        strcmp(r->found.why, STORE_WHY_ABSENT) != 0)
+        return -1;
+    int same = store_differs_at(r->rr->o.store, &r->keys[n_full], r->want.tokens + first,
+                                r->want.n_tokens - first);
+    return same < 0 ? -1 : first + same;
+}
+
+/* Finds the full chunks. Returns false if the remote is asked for missing ones first. */
+static bool find_full(struct restore *r)
+{
+    struct restore_found *f = &r->found;
+    if (r->fetch != NULL) {
+        restore_remote_take(r);
+        return true;
+    }
+    if (!remote_is_current(r->rr->o.remote)) {
+        f->err.code = err_set(&f->err, ERR_BUSY,
+                              "saved state is not used yet: the remote, which knows what "
+                              "other servers have erased, was not reached since the start");
+        return true;
+    }
+    f->err.code = store_lookup_for(r->rr->o.store, &r->want.use, r->keys + 1, r->n_keys,
+                                   r->hits, &f->n_hits, f->why, sizeof f->why, &f->err);
+    if (f->err.code == 0)
+        restore_remote_offer(r);
+    return !restore_remote_begin(r);
+}
+
+/* Runs the look-up. Returns false if it continues when the remote has answered. */
+static bool find(struct restore *r)
+{
+    struct restore_pipeline *rr = r->rr;
+    struct restore_found *f = &r->found;
+    if (!find_full(r))
+        return false;
+    int n_full = f->n_hits;
+    f->differs_at = f->err.code == 0 ? differs_at(r, n_full) : -1;
+    /* A tail alone does not measure the store's speed, so it is not looked up while the speed is
+     * unknown. */
+    if (f->err.code == 0 && (n_full > 0 || rr->has_tier || !r->want.measure_io))
+        find_tail(r);
+    if (f->err.code == 0 && n_full > 0 && r->want.measure_io && !rr->has_tier)
+        f->err.code = measure(rr, r->hits, n_full, &f->err);
+    f->measured = r->want.measure_io && rr->has_tier;
+    f->tier = rr->tier;
+    if (f->err.code != 0) { /* no record can be read, or none may be used yet */
+        store_release(rr->o.store, r->hits, f->n_hits);
+        f->n_hits = 0;
+    }
+    f->hits = r->hits;
+    return true;
+}
+
+/* --- the next read ---------------------------------------------------------------------------- */
+
+/* The chunks that are still to be read. Both ends may move towards each other at any moment. The
+ * caller loads them once and uses these values for both the test and the cut; otherwise a group
+ * can be empty and the restore never finishes. */
+struct good_chunks {
+    int first, end;
+};
+
+static bool reads_remain(const struct restore *r, struct good_chunks good)
+{
+    bool has_job = r->state == RESTORE_RUNNING || r->state == RESTORE_STAGED;
+    if (!has_job || good.end <= r->job.first_chunk || good.first >= good.end ||
+        restore_must_rewind(r))
+        return false;
+    return r->next_layer + (r->next_chunk < good.end ? 0 : 1) < r->n_order;
+}
+
+static struct good_chunks load_good(struct restore *r)
+{
+    struct good_chunks good = {.first = shared_load(&r->n_raced)};
+    if (shared_load(&r->has_lost_reads) == 0)
+        good.end = shared_load(&r->n_good);
+    return good;
+}
+
+bool restore_reads_remain(struct restore *r)
+{
+    return reads_remain(r, load_good(r));
+}
+
+/* [lock] Takes the next run of good chunks of one layer and kind into g. At least one run must be
+ * left. */
+static void next_group(struct restore *r, struct group *g, struct good_chunks good)
+{
+    int c = r->next_chunk, n_good = good.end;
+    if (c >= n_good) { /* continues with the next layer */
+        r->next_layer++;
+        c = r->start[r->order[r->next_layer]];
+    }
+    c = MAX(c, good.first);
+    g->run = r;
+    g->layer = r->order[r->next_layer];
+    g->first_chunk = c;
+    char how = restore_method_of(r, g->layer, c);
+    while (c < n_good && c - g->first_chunk < GROUP &&
+           restore_method_of(r, g->layer, c) == how)
+        c++;
+    g->n_chunks = g->n_left = c - g->first_chunk;
+    CHECK(g->n_chunks > 0);
+    g->n_taken = g->n_projected = 0;
+    g->kind = how == 'H' ? STORE_HIDDEN : STORE_KV;
+    restore_up_place(r->rr, g);
+    r->next_chunk = c;
+}
+
+/* [lock] Returns the oldest restore that has a place and reads left, else the oldest staged one
+ * that may read, else NULL. *good gets the chunks of that restore that are still to be read. */
+static struct restore *next_to_read(struct restore_pipeline *rr, struct good_chunks *good)
+{
+    struct restore *r;
+    for (r = rr->runs; r != NULL; r = r->next) {
+        *good = load_good(r);
+        if (r->state != RESTORE_STAGED && reads_remain(r, *good))
+            return r;
+    }
+    for (r = restore_may_stage(rr) ? rr->runs : NULL; r != NULL; r = r->next) {
+        *good = load_good(r);
+        if (r->state == RESTORE_STAGED && r->stage_left > 0 && reads_remain(r, *good))
+            return r;
+    }
+    return NULL;
+}
+
+/* [lock] Takes a group to be read. Returns NULL if no slot is free or no restore has reads left. */
+static struct group *take_group(struct restore_pipeline *rr)
+{
+    struct good_chunks good = {0};
+    struct restore *r = next_to_read(rr, &good);
+    struct group *g = r != NULL ? group_get(&rr->free) : NULL;
+    if (g == NULL)
+        return NULL;
+    if (state_has_bug(STATE_BUG_TWO_READS))
+        good.end = shared_load(&r->n_good);
+    next_group(r, g, good);
+    restore_stage_takes(r, g);
+    r->n_out++;
+    g->t_issued = clock_now_ns();
+    if (rr->n_in_flight++ == 0)
+        rr->t_heard = g->t_issued;
+    if (r->n_in_flight++ == 0)
+        r->io_since = g->t_issued;
+    return g;
+}
+
+/* --- reading ---------------------------------------------------------------------------------- */
+
+static int submit(struct restore_pipeline *rr, struct group *g, bool may_be_direct,
+                  struct err *err)
+{
+    struct store_read *reads[GROUP];
+    for (int i = 0; i < g->n_chunks; i++) {
+        g->reads[i] = (struct store_read){.hit = &g->run->job.hits[g->first_chunk + i],
+                                          .layer = g->layer,
+                                          .kind = g->kind,
+                                          .dst = g->slot +
+                                                 (size_t)i * rr->record_room[g->kind],
+                                          .dst_bytes = rr->record_room[g->kind],
+                                          .user = g};
+        reads[i] = &g->reads[i];
+    }
+    if (may_be_direct && restore_direct_submit(rr, g))
+        return 0;
+    g->is_direct = false;
+    if (rr->reader == NULL) {
+        int rc = restore_open_reader(rr, err);
+        if (rc != 0)
+            return rc;
+    }
+    return store_reader_submit(rr->reader, reads, g->n_chunks, err);
+}
+
+/* [lock] Counts a complete read. */
+static void count_read(struct restore *r, int chunk, const struct store_read *read)
+{
+    if (read->status != 0)
+        return;
+    r->read_bytes += read->n_bytes;
+    r->dram_bytes += read->copy != NULL ? read->n_bytes : 0;
+    r->sources[chunk] |= read->copy != NULL ? SOURCE_DRAM : SOURCE_STORE;
+}
+
+/* [lock] Notes that the I/O thread is done with a group. Returns the group's restore if it is to be
+ * freed now, else NULL. */
+static struct restore *group_arrived(struct restore_pipeline *rr, struct group *g)
+{
+    struct restore *r = g->run;
+    rr->n_in_flight--;
+    int64_t now = clock_now_ns();
+    rr->t_heard = now;
+    r->n_read++;
+    restore_replan_read(r, g);
+    if (--r->n_in_flight == 0)
+        r->io_ns += now - r->io_since;
+    /* A staged restore's trace begins when the restore gets its place. */
+    restore_trace_add(&r->io_trace, MAX(g->t_issued, r->t_start), now, g->layer,
+                      g->kind == STORE_HIDDEN ? 'H' : 'K');
+    for (int i = 0; i < g->n_chunks; i++)
+        count_read(r, g->first_chunk + i, &g->reads[i]);
+    for (int i = 0; g->is_direct && i < g->n_chunks; i++)
+        r->direct_bytes += g->reads[i].status == 0 ? g->reads[i].n_bytes : 0;
+    if (r->state == RESTORE_STAGED) {
+        group_put(&r->parked, g);
+        return NULL;
+    }
+    if (r->state != RESTORE_ABANDONED) {
+        group_put(&rr->ready, g);
+        tell_compute(rr);
+        return NULL;
+    }
+    restore_group_done(rr, g);
+    return r->n_in_flight == 0 ? r : NULL;
+}
+
+static void arrived(struct restore_pipeline *rr, struct group *g)
+{
+    pthread_mutex_lock(&rr->lock);
+    struct restore *finished = group_arrived(rr, g);
+    pthread_mutex_unlock(&rr->lock);
+    if (finished != NULL)
+        restore_free(finished);
+}
+
+static int collect_direct(struct restore_pipeline *rr, bool *found, struct err *err)
+{
+    bool again;
+    struct group *g = restore_direct_collect(rr, &again);
+    *found = g != NULL;
+    if (g != NULL && again)
+        return submit(rr, g, false, err);
+    if (g != NULL) {
+        g->n_left = 0;
+        arrived(rr, g);
+    }
+    return 0;
+}
+
+/* Collects complete reads. A group whose reads are all complete goes to the compute lane. */
+static int collect(struct restore_pipeline *rr, bool *found, struct err *err)
+{
+    struct store_read *done[2 * GROUP];
+    int n = 0;
+    int rc = collect_direct(rr, found, err);
+    if (rc == 0 && rr->reader != NULL)
+        rc = store_reader_poll(rr->reader, done, 2 * GROUP, &n, err);
+    for (int i = 0; i < n; i++) {
+        struct group *g = done[i]->user;
+        if (--g->n_left == 0)
+            arrived(rr, g);
+    }
+    *found = *found || n > 0;
+    return rc;
+}
+
+/* Handles a fault of the whole reader. No single chunk is to blame, but no read in flight is known
+ * to be complete, so the restores of these reads use none of them. Reads in flight are waited for;
+ * the next read opens a new reader. */
+static void fail_all(struct restore_pipeline *rr, const struct err *why)
+{
+    store_reader_close(rr->reader);
+    rr->reader = NULL;
+    char text[160];
+    snprintf(text, sizeof text, "reading: %.130s", why->msg);
+    pthread_mutex_lock(&rr->lock);
+    for (int i = 0; i < rr->n_slots; i++) {
+        struct group *g = &rr->groups[i];
+        if (g->run == NULL || g->n_left == 0 || g->is_direct)
+            continue;
+        for (int j = 0; j < g->n_chunks; j++) /* no record of the group was checked */
+            g->reads[j].status = ERR_CRASHED;
+        g->n_left = 0;
+        restore_give_up(g->run, text);
+        struct restore *finished = group_arrived(rr, g);
+        if (finished != NULL)
+            restore_free(finished);
+    }
+    pthread_mutex_unlock(&rr->lock);
+}
+
+/* --- the step, and the thread ----------------------------------------------------------------- */
+
+/* [lock, released meanwhile] Does the next look-up. Returns false if there is none. */
+static bool find_next(struct restore_pipeline *rr)
+{
+    struct restore *r = rr->runs;
+    while (r != NULL && (r->state != RESTORE_FINDING || r->is_fetching))
+        r = r->next;
+    if (r == NULL)
+        return false;
+    r->n_in_flight++; /* keeps the restore alive during the look-up */
+    pthread_mutex_unlock(&rr->lock);
+    bool found = find(r);
+    pthread_mutex_lock(&rr->lock);
+    r->n_in_flight--;
+    if (r->state == RESTORE_ABANDONED) {
+        if (r->n_in_flight == 0)
+            restore_free(r);
+    } else if (found) {
+        r->state = RESTORE_FOUND;
+        tell_compute(rr);
+    }
+    return true;
+}
+
+/* Does a piece of a fetch; called while no restore wants the disk. */
+static enum step fetch(struct restore_pipeline *rr)
+{
+    bool worked = rr->fetcher != NULL &&
+                  store_fetch_step(rr->fetcher) == STORE_FETCH_WORKED;
+    return worked ? STEP_WORKED : STEP_WAITS;
+}
+
+enum step restore_io_step(struct restore_pipeline *rr)
+{
+    struct err err = {0};
+    pthread_mutex_lock(&rr->lock);
+    rr->n_io_seen = rr->n_io_news;
+    bool in_flight = rr->n_in_flight > 0, ends = rr->quit && !in_flight;
+    bool worked = !ends && find_next(rr);
+    /* The look-up above and the measurement share one hold of the lock. So at most the first
+     * restore can be looked up before the measurement. */
+    worked = (!ends && measure_ahead(rr)) || worked;
+    struct group *g = ends || worked ? NULL : take_group(rr);
+    pthread_mutex_unlock(&rr->lock);
+    if (ends)
+        return STEP_ENDED;
+    if (worked)
+        return STEP_WORKED;
+    if (g == NULL && !in_flight)
+        return fetch(rr);
+    int rc = g != NULL ? submit(rr, g, true, &err) : collect(rr, &worked, &err);
+    if (rc != 0)
+        fail_all(rr, &err);
+    return g != NULL || worked || rc != 0 ? STEP_WORKED : STEP_WAITS;
+}
+
+/* [lock, released meanwhile] Sleeps until a fetch may find room: no event tells that room in
+ * DRAM became free. */
+static void wait_for_room(struct restore_pipeline *rr)
+{
+    int64_t until = clock_now_ns() + ROOM_WAIT_NS;
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000),
+                         .tv_nsec = (long)(until % 1000000000)};
+    (void)pthread_cond_timedwait(&rr->for_io, &rr->lock, &t);
+}
+
+void restore_io_wait(struct restore_pipeline *rr)
+{
+    struct err err = {0};
+    pthread_mutex_lock(&rr->lock);
+    bool in_flight = rr->n_in_flight > 0;
+    if (state_has_bug(STATE_BUG_LOST_NEWS))
+        rr->n_io_seen = rr->n_io_news;
+    bool fetches = rr->fetcher != NULL && store_fetch_in_flight(rr->fetcher);
+    bool has_news = rr->n_io_news != rr->n_io_seen;
+    bool lacks_room = rr->fetcher != NULL && store_fetch_lacks_room(rr->fetcher);
+    if (!in_flight && !fetches && !has_news && lacks_room)
+        wait_for_room(rr);
+    while (!in_flight && !fetches && !lacks_room && rr->n_io_news == rr->n_io_seen)
+        pthread_cond_wait(&rr->for_io, &rr->lock);
+    rr->waits_for_disk = (in_flight || fetches) && !has_news;
+    pthread_mutex_unlock(&rr->lock);
+    if (has_news || (!in_flight && !fetches))
+        return;
+    if (!in_flight)
+        store_fetch_wait(rr->fetcher, DISK_WAIT_NS);
+    else if (rr->n_direct > 0)
+        restore_direct_wait(rr, LISTEN_NS);
+    else if (store_reader_await(rr->reader, DISK_WAIT_NS, &err) != 0)
+        fail_all(rr, &err);
+}
+
+void *restore_io_main(void *pipeline)
+{
+    enum step did;
+    thread_wake_soon(SLICE_NS);
+    while ((did = restore_io_step(pipeline)) != STEP_ENDED) {
+        if (did == STEP_WAITS)
+            restore_io_wait(pipeline);
+    }
+    return NULL;
+}

@@ -1,0 +1,51 @@
+/* save_kinds.h - which records of each layer are saved.
+ *
+ * Saving and restoring are two decisions: plans can later read only the kinds that are saved
+ * now, and the context will have grown by then.
+ *
+ * Pure: no clock, no allocation. */
+#ifndef RESTORE_SAVE_KINDS_H
+#define RESTORE_SAVE_KINDS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "restore/plan.h"
+#include "restore/platform.h"
+
+/* Input of the decision. */
+struct save_kinds_from {
+    int n_layers;
+    double h_bytes, kv_bytes; /* a token's hidden state, and its K and V, of one layer */
+    /* NULL or without a tier: the store's speed is unknown. */
+    const struct platform *platform;
+    int64_t max_tokens; /* length that a context may grow to */
+};
+
+/* Fills kinds [n_layers] with PLAN_HAS_ bits. `text`: "hidden", "kv", "both", "none", a letter
+ * per layer (H, K, B for both, - for neither), or "auto": the kinds that the planner would use
+ * as the context grows to max_tokens. While the store's speed is unknown, auto keeps every kind
+ * that could be in a best plan: KV alone if hidden states are no smaller, else both. Returns
+ * ERR_USAGE for any other text. */
+int save_kinds_choose(const char *text, const struct save_kinds_from *from, uint8_t *kinds,
+                      struct err *err);
+
+/* Adds the kinds that plans use beside decodes, where restores get only a share of the compute. */
+int save_kinds_add_beside(const char *text, const struct save_kinds_from *from,
+                          uint8_t *kinds, struct err *err);
+
+/* Chunks of a context that were found in the store. */
+struct save_kinds_found {
+    int n_chunks;
+    bool has_partial;      /* the last chunk holds fewer tokens than a full one */
+    const uint8_t *stored; /* [n_layers] records of the last chunk */
+};
+
+/* Returns how many of the found chunks a restore may use: all, or all but the last one. A
+ * partial chunk that lacks wanted records is computed again, so that the full chunk that
+ * replaces it has them all. wanted: [n_layers], NULL: nothing is saved. */
+int save_kinds_usable(const struct save_kinds_found *f, const uint8_t *wanted,
+                      int n_layers);
+
+#endif

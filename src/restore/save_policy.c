@@ -1,0 +1,38 @@
+/* save_policy.c - see save_policy.h. */
+#include "restore/save_policy.h"
+
+#include "restore/save_kinds.h"
+
+_Static_assert(SAVE_HIDDEN == PLAN_HAS_H && SAVE_KV == PLAN_HAS_KV, "the same bits");
+_Static_assert(STORE_MAX_LAYERS <= PLAN_MAX_LAYERS,
+               "all layers that are saved are planned");
+
+static struct save_kinds_from
+from_model(const struct model *m, const struct platform *platform, int64_t max_tokens)
+{
+    return (struct save_kinds_from){.n_layers = m->cfg.n_layers,
+                                    .h_bytes = (double)model_hidden_bytes(m),
+                                    .kv_bytes = (double)model_kv_bytes(m),
+                                    .platform = platform,
+                                    .max_tokens = max_tokens};
+}
+
+int save_policy_make(struct save_policy *out, const char *text, const struct model *m,
+                     const struct platform *platform, int64_t max_tokens, struct err *err)
+{
+    struct save_kinds_from from = from_model(m, platform, max_tokens);
+    *out = (struct save_policy){0};
+    return m->cfg.n_layers > STORE_MAX_LAYERS
+               ? 0
+               : save_kinds_choose(text, &from, out->kinds, err);
+}
+
+int save_policy_add_beside(struct save_policy *p, const char *text, const struct model *m,
+                           const struct platform *platform, int64_t max_tokens,
+                           struct err *err)
+{
+    struct save_kinds_from from = from_model(m, platform, max_tokens);
+    return m->cfg.n_layers > STORE_MAX_LAYERS
+               ? 0
+               : save_kinds_add_beside(text, &from, p->kinds, err);
+}

@@ -1,0 +1,370 @@
+/* fingerprint.c - see fingerprint.h. */
+#include "save/fingerprint.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/check.h"
+#include "base/mem.h"
+#include "base/minmax.h"
+#include "model/pass.h"
+#include "tensor/readback.h"
+
+/* The probe's batch has two sequences: positions [0, N_NEAR), and N_FAR positions from FAR on.
+ * The far ones attend to one block of keys again and again, so the positions between need not be
+ * computed. FAR is in the fourth split of the CUDA backend's attention; from there on the
+ * arithmetic of a row repeats. It is fixed, so that the fingerprint does not depend on the
+ * maximum context. */
+enum { N_NEAR = 70, N_FAR = 6, FAR = 1984, N_BLOCKS = 3 };
+_Static_assert(N_NEAR + N_FAR == FINGERPRINT_PROBE_ROWS, "the probe's rows");
+_Static_assert(N_NEAR > KV_BLOCK_TOKENS, "the repeated block is full");
+
+/* Rows of the rotation tables that are hashed: around each power of two up to 2^20. */
+enum { MIN_SAMPLE = 64, MAX_SAMPLE = 1 << 20 };
+
+struct probe {
+    const struct model *m;
+    struct model view; /* copy of m with rotation tables that reach the far positions */
+    struct model_work *w;
+    struct stream *s;
+    struct sha256_ctx *h;
+    struct buf mem[MAX_STAGES];
+    struct readback rb;
+    int n_near, n_far, far;
+    float *tables; /* host memory of tables made for the probe, or NULL */
+};
+
+/* --- positions and memory --------------------------------------------------------------------- */
+
+/* Returns one more than the probe's last position. Learned positions end with their table;
+ * rotations have no end. */
+static int n_positions(const struct model *m)
+{
+    int n = FAR + N_FAR;
+    return m->cfg.position == POSITION_LEARNED && m->cfg.max_ctx < n ? m->cfg.max_ctx : n;
+}
+
+static void choose_positions(struct probe *p)
+{
+    int n = n_positions(p->m);
+    p->n_near = MIN(n, N_NEAR);
+    p->far = (n - 1) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
+    p->n_far = MIN(n - p->far, N_FAR);
+    if (p->far < N_NEAR)
+        p->n_far = 0;
+}
+
+static bool needs_tables(const struct model *m)
+{
+    return m->cfg.position == POSITION_ROPE && m->max_ctx < n_positions(m);
+}
+
+/* Returns the size of cos and sin for all positions of the probe. */
+static size_t table_floats(const struct model *m)
+{
+    return needs_tables(m) ? (size_t)n_positions(m) * (size_t)m->cfg.d_rope : 0;
+}
+
+static size_t block_bytes(const struct model *m)
+{
+    return kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype);
+}
+
+static size_t rows_bytes(const struct model *m)
+{
+    return FINGERPRINT_PROBE_ROWS * (model_hidden_bytes(m) + model_kv_bytes(m));
+}
+
+/* Returns the bytes of memory that the probe takes on a stage: blocks, then rows, then rotation
+ * tables. */
+size_t fingerprint_device_bytes(const struct model *m)
+{
+    return N_BLOCKS * block_bytes(m) + rows_bytes(m) + table_floats(m) * sizeof(float);
+}
+
+/* Returns the residual stream of a stage; the projected rows follow it. */
+static struct mat stream_rows(const struct probe *p, int stage)
+{
+    uint8_t *at = (uint8_t *)p->mem[stage].ptr + N_BLOCKS * block_bytes(p->m);
+    return mat_of(at, p->m->dtype, p->n_near + p->n_far, p->m->cfg.n_embd);
+}
+
+/* Makes rotation tables for the far positions if the context is too short to have them. */
+static int extend_tables(struct probe *p)
+{
+    const struct model *m = p->m;
+    size_t n = table_floats(m), offset = N_BLOCKS * block_bytes(m) + rows_bytes(m);
+    int n_pos = n_positions(m), rc = 0;
+    for (int k = 0; k < m->dev->n_stages; k++)
+        if (p->view.rope[k].max_pos < n_pos)
+            p->view.rope[k] = (struct rope){.max_pos = n_pos};
+    if (n == 0)
+        return 0;
+    p->tables = xmalloc(n * sizeof(float));
+    int32_t *pos = xmalloc((size_t)n_pos * sizeof *pos);
+    for (int i = 0; i < n_pos; i++)
+        pos[i] = i;
+    model_rope_rows(&m->cfg, pos, n_pos, p->tables, p->tables + n / 2);
+    free(pos);
+    for (int k = 0; k < m->dev->n_stages && rc == 0; k++) {
+        float *at = (float *)(void *)((uint8_t *)p->mem[k].ptr + offset);
+        rc = stream_copy(p->s, at, p->tables, n * sizeof(float));
+        p->view.rope[k] = (struct rope){
+            .cos = at, .sin = at + n / 2, .max_pos = n_pos, .d_rot = m->cfg.d_rope};
+    }
+    return rc;
+}
+
+/* --- adding to the hash ----------------------------------------------------------------------- */
+
+static void add_u32(struct sha256_ctx *h, const char *tag, uint32_t value)
+{
+    uint8_t le[4];
+    put_u32(le, value);
+    sha256_field(h, tag, le, sizeof le);
+}
+
+static void add_text(struct sha256_ctx *h, const char *tag, const char *text)
+{
+    sha256_field(h, tag, text, strlen(text));
+}
+
+static int add_memory(struct probe *p, const char *tag, const void *at, size_t n)
+{
+    const void *bytes;
+    int rc = readback_start(&p->rb, p->s, at, n, &bytes);
+    if (rc == 0)
+        rc = stream_sync(p->s); /* waits for what the stream computes into `at` */
+    if (rc == 0)
+        sha256_field(p->h, tag, bytes, n);
+    return rc;
+}
+
+static int add_mat(struct probe *p, const char *tag, struct mat a)
+{
+    CHECK(a.ld == a.cols);
+    return add_memory(p, tag, a.data, (size_t)(a.rows * a.cols) * dtype_bytes(a.dtype));
+}
+
+/* Adds a row of the rotation tables: the model's own, or the row that a longer context would
+ * have. */
+static int add_rotation(struct probe *p, int32_t pos)
+{
+    const struct rope *r = &p->m->rope[0];
+    size_t half = (size_t)p->m->cfg.d_rope / 2, bytes = half * sizeof(float);
+    if (pos < r->max_pos) {
+        int rc = add_memory(p, "cos", r->cos + (size_t)pos * half, bytes);
+        return rc == 0 ? add_memory(p, "sin", r->sin + (size_t)pos * half, bytes) : rc;
+    }
+    float *row = xmalloc(2 * bytes);
+    model_rope_rows(&p->m->cfg, &pos, 1, row, row + half);
+    sha256_field(p->h, "cos", row, bytes);
+    sha256_field(p->h, "sin", row + half, bytes);
+    free(row);
+    return 0;
+}
+
+static int add_rotations(struct probe *p)
+{
+    int rc = 0;
+    if (p->m->cfg.position != POSITION_ROPE)
+        return 0;
+    for (int32_t n = MIN_SAMPLE; rc == 0 && n <= MAX_SAMPLE; n *= 2) {
+        rc = add_rotation(p, n - 1);
+        if (rc == 0)
+            rc = add_rotation(p, n);
+        if (rc == 0)
+            rc = add_rotation(p, n + n / 2 + 1);
+    }
+    return rc;
+}
+
+/* --- the forward pass ------------------------------------------------------------------------- */
+
+/* Returns whether layer l has a window. Layers of one kind run the same operations, and a window
+ * is the only difference between kinds. */
+static bool is_windowed(const struct model *m, int l)
+{
+    return m->cfg.sliding_window > 0 && l >= m->cfg.window_layer;
+}
+
+static bool is_first_of_kind(const struct model *m, int l)
+{
+    return l == 0 || (l == m->cfg.window_layer && is_windowed(m, l));
+}
+
+static int tap_kv(void *arg, int l, struct mat hidden, struct mat kv_rows)
+{
+    (void)l;
+    (void)hidden; /* unused: add_layer reads the pass's only buffer afterwards */
+    return add_mat(arg, "probe.kv", kv_rows);
+}
+
+/* Runs layer l alone, on all rows, and adds its results to the hash. The layer's input is already
+ * in the residual stream, except that layer 0 embeds ids first. */
+static int add_layer(struct probe *p, int l, const int32_t *ids, const struct ragged *r)
+{
+    const struct model *m = &p->view;
+    int stage = model_stage(m, l);
+    struct kv_layer *kv = xcalloc((size_t)l + 1, sizeof *kv);
+    kv[l] = (struct kv_layer){
+        .blocks = p->mem[stage].ptr,
+        .block_stride = kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype),
+        .dtype = m->dtype,
+        .n_kv = model_rank_kv_heads(m),
+        .d_head = m->cfg.d_head,
+        .stage = stage};
+    struct residual x = {.n = 1};
+    for (int k = 0; k < m->dev->n_stages; k++)
+        x.x[k][0] = stream_rows(p, k);
+    struct model_tap tap = {.layer = tap_kv, .arg = p};
+    struct model_pass pass;
+    model_pass_begin(&pass, &(struct model_pass_opts){.model = m,
+                                                      .work = p->w,
+                                                      .stream = p->s,
+                                                      .n_rows = r->n_rows,
+                                                      .first_layer = l,
+                                                      .ids = l == 0 ? ids : NULL,
+                                                      .x = &x,
+                                                      .kv = kv,
+                                                      .tap = &tap});
+    int rc = model_pass_layer(&pass, r);
+    model_pass_end(&pass);
+    free(kv);
+    return rc == 0 ? add_mat(p, "probe.hidden", stream_rows(p, stage)) : rc;
+}
+
+/* Copies the residual stream from the stage of layer `from` to the stage of layer `to`. */
+static int cross(struct probe *p, int from, int to)
+{
+    struct mat a = stream_rows(p, model_stage(p->m, from));
+    struct mat b = stream_rows(p, model_stage(p->m, to));
+    if (a.data == b.data)
+        return 0;
+    return stream_copy(p->s, b.data, a.data,
+                       (size_t)(a.rows * a.cols) * dtype_bytes(a.dtype));
+}
+
+/* Projects the output of layer `before` as a restore from hidden states does, and adds K and V to
+ * the hash. */
+static int add_projection(struct probe *p, int before)
+{
+    const struct model *m = p->m;
+    int l = before + 1 < m->cfg.n_layers ? before + 1 : before;
+    struct mat x = stream_rows(p, model_stage(m, l));
+    uint8_t *behind = (uint8_t *)x.data + FINGERPRINT_PROBE_ROWS * model_hidden_bytes(m);
+    struct mat projected = mat_of(behind, m->dtype, x.rows, 2 * model_rank_kv_dim(m));
+    int rc = cross(p, before, l);
+    if (rc == 0)
+        rc = model_kv_project(m, p->w, p->s, l, x, projected);
+    return rc == 0 ? add_mat(p, "probe.projected", projected) : rc;
+}
+
+static int run_probe(struct probe *p)
+{
+    const struct model *m = &p->view;
+    int n = p->n_near + p->n_far, before = 0;
+    int32_t ids[FINGERPRINT_PROBE_ROWS], pos[FINGERPRINT_PROBE_ROWS];
+    int32_t near[2] = {0, 1}, far[FAR / KV_BLOCK_TOKENS + 1] = {0};
+    int32_t seq_row[3] = {0, p->n_near, n};
+    const int32_t *tables[2] = {near, far};
+    far[p->far / KV_BLOCK_TOKENS] = 2;
+    for (int i = 0; i < n; i++) {
+        ids[i] = (int32_t)((i * 7919 + 13) % m->cfg.vocab_size);
+        pos[i] = i < p->n_near ? i : p->far + i - p->n_near;
+    }
+    struct ragged r = {.n_rows = n,
+                       .n_seqs = p->n_far > 0 ? 2 : 1,
+                       .pos = pos,
+                       .seq_row = seq_row,
+                       .tables = tables};
+    int rc = 0;
+    for (int l = 0; rc == 0 && l < m->cfg.n_layers; l++) {
+        if (!is_first_of_kind(m, l))
+            continue;
+        rc = cross(p, before, l);
+        if (rc == 0)
+            rc = add_layer(p, l, ids, &r);
+        before = l;
+    }
+    return rc == 0 ? add_projection(p, before) : rc;
+}
+
+/* --- the fingerprint -------------------------------------------------------------------------- */
+
+/* Returns whether sums over ranks are added in ascending order (tensor/collective.h). */
+static bool in_order(const struct device *d)
+{
+    return d->unified || d->shared;
+}
+
+/* Adds the type of each matrix to the hash, if the matrices have different types. */
+static void add_matrix_types(const struct model *m, struct sha256_ctx *h)
+{
+    struct weights_matrix_list all;
+    weights_matrix_list(&m->w, &all);
+    for (int i = 0; i < all.n; i++)
+        add_text(h, "matrix dtype", dtype_name(all.of[i]));
+    free(all.of);
+}
+
+/* Adds the declared fields to the hash. */
+static void add_declared(const struct model *m, struct sha256_ctx *h)
+{
+    char *config = config_state_text(&m->cfg);
+    add_u32(h, "layout", STATE_LAYOUT_VERSION);
+    add_text(h, "backend", m->dev->numerics);
+    add_u32(h, "backend version", (uint32_t)m->dev->numerics_version);
+    add_u32(h, "model version", MODEL_NUMERICS_VERSION);
+    add_u32(h, "ranks", (uint32_t)m->dev->n_ranks);
+    add_text(h, "exchange",
+             m->dev->n_ranks == 1 ? "none"
+             : in_order(m->dev)   ? "in order"
+                                  : "nccl");
+    sha256_field(h, "weights", m->w.hash.b, sizeof m->w.hash.b);
+    add_text(h, "config", config);
+    add_text(h, "weight dtype", dtype_name(m->w.dtype));
+    if (m->w.dtype == DTYPE_Q4)
+        add_matrix_types(m, h);
+    /* A table of blocks gives exact values, and a table held as bf16 gives rounded ones.  They are
+     * equal in bf16 state. */
+    if (dtype_has_blocks(m->w.embed.dtype) && m->dtype != DTYPE_BF16)
+        add_text(h, "table dtype", dtype_name(m->w.embed.dtype));
+    if (m->w.dtype == DTYPE_BF16R)
+        add_u32(h, "bf16r version", BF16R_NUMERICS_VERSION);
+    add_text(h, "state dtype", dtype_name(m->dtype));
+    add_text(h, "k layout", m->dev->k_by_token ? "by token" : "by dimension");
+    free(config);
+}
+
+int fingerprint_make(const struct model *m, struct model_work *w, struct stream *s,
+                     struct sha256 *out, struct err *err)
+{
+    CHECK(model_work_rows(w) >= FINGERPRINT_PROBE_ROWS);
+    struct probe p = {.m = m, .view = *m, .w = w, .s = s, .h = sha256_begin()};
+    choose_positions(&p);
+    add_declared(m, p.h);
+    int rc = stages_alloc(m->dev, fingerprint_device_bytes(m), p.mem, err);
+    if (rc == 0)
+        rc = readback_init(m->dev, rows_bytes(m), &p.rb, err);
+    bool has_memory = rc == 0;
+    if (rc == 0)
+        rc = extend_tables(&p);
+    if (rc == 0)
+        rc = add_rotations(&p);
+    if (rc == 0)
+        rc = run_probe(&p);
+    *out = sha256_end(p.h);
+    /* The tables may still be on their way up. */
+    if (p.tables != NULL)
+        (void)stream_sync(s);
+    free(p.tables);
+    readback_deinit(&p.rb);
+    stages_free(m->dev, p.mem);
+    if (rc == 0)
+        return 0;
+    return has_memory
+               ? err_set(err, rc, "numerics probe: %s %s", err_name(rc), stream_fault(s))
+               : err_wrap(err, "numerics probe");
+}

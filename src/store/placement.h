@@ -1,0 +1,146 @@
+/* placement.h - which item a full tier evicts: a chunk of a store, or a block of the KV pool.
+ *
+ * A *tier* has one `struct placement`: the chosen policy and its state. Its leaves
+ * stand in one or more *parts* (`struct placement_part`), for example one for each owner of a
+ * store. The victim of a tier is the first of its parts' victims (placement_goes_before).
+ *
+ * The owner inserts only leaves: items that no other item in the tier continues. So a chain
+ * loses its tail before its head under every policy.
+ *
+ * Items are ordered by rank first, then by the order that the policy gives:
+ *
+ *     rank       items                                    order within the rank
+ *     DROPPED    expired, superseded or dropped ones      the policy's
+ *     ORDINARY   all others                               the policy's
+ *     UPCOMING   waiting requests need them               the last request's first
+ *     KEPT       a lasting pin                            the policy's
+ *
+ * Only attentionstore and ours look at the waiting requests (placement_window.h). attentionstore
+ * counts the first request that needs an item. ours counts all of them: an item that twice as
+ * many requests need counts as needed window.step turns earlier.
+ *
+ *     policy          order of ordinary items
+ *     lru             last use
+ *     fifo            first use
+ *     lfu             number of uses + order of the last victim (dynamic aging)
+ *     attentionstore  last use
+ *     ours            last use + twice the time until the next use, if a client gave a hint
+ *     belady          next use, the latest first; for simulations that know the future
+ *
+ * Each operation takes O(log n); the victim is found in O(1).
+ *
+ * Pure: no clock, no I/O, no allocation. An item lies inside the owner's node; the owner
+ * provides the array of slots and the memory of the window. Times are in any unit that the owner
+ * counts in (seconds, or uses). */
+#ifndef POLICY_PLACEMENT_H
+#define POLICY_PLACEMENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "store/placement_window.h"
+
+enum placement_kind {
+    PLACEMENT_LRU,
+    PLACEMENT_FIFO,
+    PLACEMENT_LFU,
+    PLACEMENT_ATTENTIONSTORE,
+    PLACEMENT_OURS,
+    PLACEMENT_BELADY, /* for simulations only */
+};
+#define PLACEMENT_KINDS 6
+/* Policy of the store and the KV pool unless --policy names another. */
+#define PLACEMENT_DEFAULT PLACEMENT_LRU
+
+/* The words of --policy ("lru", ...), belady last, then NULL. */
+extern const char *const placement_names[PLACEMENT_KINDS + 1];
+/* Returns the policy of a name, or -1. */
+int placement_kind_of(const char *name);
+
+enum placement_rank {
+    PLACEMENT_DROPPED,
+    PLACEMENT_ORDINARY,
+    PLACEMENT_UPCOMING,
+    PLACEMENT_KEPT,
+};
+
+struct placement_item {
+    uint64_t id;    /* id of the content, the same in every tier; 0: no window knows it */
+    uint64_t order; /* set by the policy: within a rank the lowest order is evicted first */
+    uint64_t used_at; /* the owner's counter of uses; 0: never used */
+    uint32_t used_time;
+    uint32_t due_time; /* time of the next use, by a client's hint; 0: no hint */
+    /* 1 + its position in its part; 0: in no part, so it may not be evicted */
+    uint32_t slot;
+    uint16_t n_uses;
+    uint8_t rank : 2;
+    bool is_kept : 1, is_dropped : 1;
+};
+
+/* One use of an item. */
+struct placement_use {
+    /* The owner's counter of uses at this use. A larger number is a later use. It breaks ties, and
+     * is the order of lru. */
+    uint64_t at;
+    uint32_t time;     /* the present time */
+    uint32_t reuse_in; /* a client's hint: time until the next use; 0: no hint */
+    uint64_t next;     /* belady only: time of the next use; UINT64_MAX: never */
+};
+
+struct placement_part {
+    struct placement_item **slot; /* [max], the owner's: a heap, the victim on top */
+    uint32_t n, max;
+};
+
+struct placement {
+    enum placement_kind kind;
+    uint64_t age;                    /* lfu: order of the last victim */
+    struct placement_window *window; /* NULL: no waiting request is known */
+};
+
+/* Returns whether a policy looks at the waiting requests. */
+bool placement_looks_ahead(enum placement_kind kind);
+
+/* Initialises p. `window` may be NULL; the caller keeps its ownership. */
+void placement_init(struct placement *p, enum placement_kind kind,
+                    struct placement_window *window);
+/* Gives the part a larger array, to whose first n slots the owner has already copied the part's
+ * items. The owner frees the former array. */
+void placement_set_slots(struct placement_part *h, struct placement_item **slot,
+                         uint32_t max);
+
+/* Adds an item: it may be evicted from now on. The item must be in no part yet, and h must have a
+ * free slot. */
+void placement_insert(struct placement *p, struct placement_part *h,
+                      struct placement_item *item);
+/* Takes an item out: it may no longer be evicted. */
+void placement_remove(struct placement_part *h, struct placement_item *item);
+/* Notes a use of an item. h is its part; NULL, or another part, if the item is in none. */
+void placement_touch(struct placement *p, struct placement_part *h,
+                     struct placement_item *item, const struct placement_use *use);
+/* Set whether an item has a lasting pin (keep), and whether it has become useless (drop). */
+void placement_keep(struct placement *p, struct placement_part *h,
+                    struct placement_item *item, bool is_kept);
+void placement_drop(struct placement *p, struct placement_part *h,
+                    struct placement_item *item, bool is_dropped);
+/* Call when the window changed for the item: a waiting request that needs it came or went. */
+void placement_review(struct placement *p, struct placement_part *h,
+                      struct placement_item *item);
+/* Tells the policy that the victim is evicted. */
+void placement_evicted(struct placement *p, const struct placement_item *item);
+
+/* Returns the item to evict next; NULL if none may be evicted. */
+struct placement_item *placement_victim(const struct placement_part *h);
+/* Returns whether content that the tier does not have may push the victim out. ours: an item that a
+ * waiting request needs stays if the newcomer is needed later, or by no known request. belady: the
+ * item that is used sooner stays. `next` is the time of the newcomer's next use. */
+bool placement_admits(const struct placement *p, const struct placement_item *victim,
+                      uint64_t id, uint64_t next);
+/* Returns whether x is evicted before y. Compares the victims of several parts. */
+bool placement_goes_before(const struct placement_item *x, const struct placement_item *y);
+
+/* Returns whether the item is at its recorded position, and in the right order. Takes O(1), for
+ * audits. */
+bool placement_audit(const struct placement_part *h, const struct placement_item *item);
+
+#endif

@@ -1,0 +1,39 @@
+/* answer_find.h - finds out how a model writes thoughts and calls, from its chat template.
+ *
+ * The template shows it: an answer with a call is rendered, and the row of the tables that reads
+ * the call back is the model's syntax. If none does, a row is made from the rendered call. Where a
+ * template renders no calls, its text must name the tags. */
+#ifndef TEXT_ANSWER_FIND_H
+#define TEXT_ANSWER_FIND_H
+
+#include "text/answer_syntax.h"
+
+#define ANSWER_SAMPLE      "hcacheprobe"
+#define ANSWER_SAMPLE_KEY  "keyprobe"
+#define ANSWER_SAMPLE_TOOL "hcachetool" /* a second one has a 2 behind it */
+
+/* A prompt that ends with an answer. */
+struct answer_sample {
+    const char *text; /* NULL: the template renders no such answer */
+    size_t n, begin;  /* the answer begins near `begin` */
+};
+
+struct answer_samples {
+    /* an answer that calls the tool with {ANSWER_SAMPLE_KEY: ANSWER_SAMPLE} */
+    struct answer_sample one;
+    struct answer_sample two;     /* that calls both tools so */
+    struct answer_sample thought; /* with the thought ANSWER_SAMPLE */
+    struct answer_sample plain;   /* that says ANSWER_SAMPLE */
+};
+
+/* A row that was made from the samples of a template whose family is in no table. */
+struct answer_own {
+    struct call_syntax row;
+    char open[64], close[64], name_key[32], arguments_key[32];
+};
+
+/* own: memory for a row of the template's own, which the result may point to. */
+struct answer_syntax answer_find(const char *chat_template, const struct answer_samples *s,
+                                 struct answer_own *own);
+
+#endif

@@ -1,0 +1,182 @@
+/* chat.c - see chat.h: rendering, opening. */
+#include "text/chat.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "jinja/jinja.h"
+#include "text/answer_write.h"
+#include "text/chat_impl.h"
+
+/* --- rendering ---------------------------------------------------------------------- */
+
+static int check_request(const struct chat_request *r, struct err *err)
+{
+    static const char *const reserved[] = {"messages", "tools", "documents",
+                                           "add_generation_prompt"};
+    if (r->tools != NULL && json_kind(r->tools) != JSON_KIND_ARRAY &&
+        json_kind(r->tools) != JSON_KIND_NULL)
+        return err_set(err, ERR_USAGE, "tools must be an array, it is %s",
+                       json_kind_name(r->tools));
+    if (r->kwargs != NULL && json_kind(r->kwargs) != JSON_KIND_OBJECT)
+        return err_set(err, ERR_USAGE, "the template's arguments must be an object, not %s",
+                       json_kind_name(r->kwargs));
+    for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
+        if (json_member(r->kwargs, reserved[i]) != NULL)
+            return err_set(err, ERR_USAGE, "'%s' cannot be an argument of the template",
+                           reserved[i]);
+    return 0;
+}
+
+/* Returns the variables of a render: the special tokens' text, and the request's own variables,
+ * which override them. */
+static struct json *variables(const struct chat_request *r)
+{
+    struct json *vars = json_new_object();
+    struct json_iter named = json_begin(r->tokens);
+    while (json_next(&named))
+        json_put(vars, named.key, json_share(named.value));
+    if (r->bos_token != NULL)
+        json_put_string(vars, "bos_token", r->bos_token);
+    if (r->eos_token != NULL)
+        json_put_string(vars, "eos_token", r->eos_token);
+    struct json_iter it = json_begin(r->kwargs);
+    while (json_next(&it))
+        json_put(vars, it.key, json_share(it.value));
+    json_put_bool(vars, "add_generation_prompt", r->add_generation_prompt);
+    return vars;
+}
+
+/* Returns whether a role is one of the known ones.  Templates build markers from the role: '<|' +
+ * message.role + '|>'.  These may become special tokens, so other roles must not. */
+static bool is_known_role(const struct json *v)
+{
+    static const char *const roles[] = {"system",    "developer",   "user",
+                                        "assistant", "tool",        "function",
+                                        "ipython",   "observation", "model"};
+    const char *s = json_string_of(v, NULL);
+    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
+        if (s != NULL && strcmp(s, roles[i]) == 0)
+            return true;
+    return false;
+}
+
+static bool is_traced(const char *key, const struct json *string)
+{
+    return key == NULL || strcmp(key, "role") != 0 || !is_known_role(string);
+}
+
+/* Removes the marks around our own tags, which are not foreign. */
+static void remove_marks(char *text, size_t *n, uint8_t *foreign)
+{
+    size_t to = 0;
+    bool own = false;
+    for (size_t i = 0; i < *n; i++) {
+        bool begins = *n - i >= 4 && memcmp(text + i, ANSWER_TAG_BEGIN, 4) == 0;
+        bool ends = *n - i >= 4 && memcmp(text + i, ANSWER_TAG_END, 4) == 0;
+        if (begins || ends) {
+            own = begins;
+            i += 3;
+            continue;
+        }
+        bool bit = foreign != NULL && !own && (foreign[i / 8] >> i % 8 & 1) != 0;
+        if (foreign != NULL)
+            foreign[to / 8] = (uint8_t)((foreign[to / 8] & ~(1u << to % 8)) |
+                                        (unsigned)bit << to % 8);
+        text[to++] = text[i];
+    }
+    text[to] = 0;
+    *n = to;
+}
+
+int chat_render_prepared(const struct chat_template *t, const struct chat_request *r,
+                         const struct chat_prepared *p, char **text, size_t *n,
+                         uint8_t **foreign, struct err *err)
+{
+    struct json *vars = variables(r);
+    const struct jinja_var extra[] = {
+        {"messages", p->messages, true},
+        {"tools", json_kind(p->tools) == JSON_KIND_ARRAY ? p->tools : NULL, true},
+        {"documents", json_count(r->documents) != 0 ? r->documents : NULL, true},
+    };
+    const struct jinja_input in = {.vars = vars,
+                                   .extra = extra,
+                                   .n_extra = 3,
+                                   .now = r->now,
+                                   .shown_time = r->shown_time,
+                                   .traces = foreign != NULL ? is_traced : NULL};
+    int rc = foreign != NULL ? jinja_render_traced(t->jinja, &in, text, n, foreign, err)
+                             : jinja_render(t->jinja, &in, text, n, err);
+    if (rc == 0 && p->marked)
+        remove_marks(*text, n, foreign != NULL ? *foreign : NULL);
+    json_free(vars);
+    return rc;
+}
+
+static int prepare_and_render(const struct chat_template *t, const struct chat_request *r,
+                              char **text, size_t *n, uint8_t **foreign, struct err *err)
+{
+    struct chat_prepared p = {0};
+    *text = NULL;
+    *n = 0;
+    if (r->unshown != NULL)
+        r->unshown[0] = 0;
+    int rc = check_request(r, err);
+    if (rc == 0)
+        rc = chat_prepare(t, r, &p, err);
+    if (rc == 0)
+        rc = chat_render_prepared(t, r, &p, text, n, foreign, err);
+    json_free(p.messages);
+    return rc;
+}
+
+int chat_render(const struct chat_template *t, const struct chat_request *r, char **text,
+                size_t *n, struct err *err)
+{
+    return prepare_and_render(t, r, text, n, NULL, err);
+}
+
+int chat_render_traced(const struct chat_template *t, const struct chat_request *r,
+                       char **text, size_t *n, uint8_t **foreign, struct err *err)
+{
+    *foreign = NULL;
+    return prepare_and_render(t, r, text, n, foreign, err);
+}
+
+/* --- opening ------------------------------------------------------------------------ */
+
+int chat_open(struct chat_template **out, const char *source, const char *tokens,
+              struct err *err)
+{
+    *out = NULL;
+    if (source == NULL)
+        return err_set(err, ERR_NOT_FOUND, "the model has no chat template");
+    struct chat_template *t = xcalloc(1, sizeof *t);
+    int rc = jinja_compile(&t->jinja, source, strlen(source), "chat_template", NULL, err);
+    if (rc != 0) {
+        chat_close(t);
+        return rc;
+    }
+    chat_probe(t, source, tokens);
+    *out = t;
+    return 0;
+}
+
+void chat_close(struct chat_template *t)
+{
+    if (t == NULL)
+        return;
+    jinja_destroy(t->jinja);
+    free(t);
+}
+
+struct chat_abilities chat_abilities(const struct chat_template *t)
+{
+    return t->can;
+}
+
+const struct answer_syntax *chat_syntax(const struct chat_template *t)
+{
+    return &t->syntax;
+}

@@ -1,0 +1,74 @@
+/* chat_impl.h - shared by the files of chats; only they include it.
+ *
+ *     chat.c            rendering, opening
+ *     chat_messages.c   the API's messages -> messages for one template
+ *     chat_probe.c      what a template shows */
+#ifndef TEXT_CHAT_IMPL_H
+#define TEXT_CHAT_IMPL_H
+
+#include "text/answer_find.h"
+#include "text/chat.h"
+
+struct jinja_template;
+
+/* Roles whose content may be an array of parts. */
+enum chat_role { CHAT_USER, CHAT_SYSTEM, CHAT_ASSISTANT, CHAT_TOOL, CHAT_ROLES };
+
+struct chat_template {
+    struct jinja_template *jinja;
+    struct chat_abilities can;
+    struct answer_syntax syntax;
+    struct answer_own own;  /* syntax.calls may point to it */
+    bool parts[CHAT_ROLES]; /* the template walks parts in messages of this role */
+    /* Form in which the template shows tool calls: */
+    bool null_beside_calls; /* content without text is null beside calls; false: "" */
+    bool text_arguments;    /* arguments are JSON text; false: an object */
+    bool short_ids;         /* ids of calls have exactly nine letters and digits */
+    /* Text beside calls is shown in the same message, or in a message before it. If both are
+     * false, one of the two is lost. */
+    bool text_beside_calls, text_before_calls;
+    bool needs_tools;  /* the template refuses a conversation without tools */
+    bool tool_results; /* messages of the role tool are shown */
+    /* The template knows the role developer, shows a second system message at the beginning, shows
+     * one behind the beginning, and takes two users' messages in a row. */
+    bool developer, two_systems, later_system, two_users;
+    /* The member of a message in which the template shows thoughts; NULL: none. */
+    const char *thought_key;
+    bool thought_or_text; /* a message with a thought, a text and a call is refused */
+    /* The template names the tags of thoughts and shows no thought of a history: it leaves them out
+     * on purpose. */
+    bool no_thoughts;
+    bool thought_parts; /* the template shows thoughts in parts of the type "thinking" */
+    /* Calls are written into the content, as the model writes them: always, since the template does
+     * not show them; or beside text, since it would leave out either. */
+    bool written_calls, written_beside_text;
+    /* The template shows calls itself. With written_calls: in a form that is not known, which is
+     * good enough if the request has no tools. */
+    bool native_calls;
+};
+
+/* A request for the template. */
+struct chat_prepared {
+    struct json *messages;    /* the caller frees it */
+    const struct json *tools; /* those that the template shows; belongs to the request */
+    bool marked;              /* the messages have tags between ANSWER_TAG_BEGIN and _END */
+};
+
+/* chat.c: renders prepared messages. foreign: NULL, or as in chat_render_traced. */
+int chat_render_prepared(const struct chat_template *t, const struct chat_request *r,
+                         const struct chat_prepared *p, char **text, size_t *n,
+                         uint8_t **foreign, struct err *err);
+
+/* chat_messages.c: makes the messages for the template. */
+int chat_prepare(const struct chat_template *t, const struct chat_request *r,
+                 struct chat_prepared *out, struct err *err);
+
+/* chat_probe.c: finds out what the template shows, and its syntax. source: the template. tokens: as
+ * in chat_open. */
+void chat_probe(struct chat_template *t, const char *source, const char *tokens);
+/* Returns whether the template shows messages of that role, or refuses them itself. */
+bool chat_probe_role(const struct chat_template *t, const char *role);
+/* Returns whether the template shows that member of a message of that role. */
+bool chat_probe_member(const struct chat_template *t, const char *role, const char *key);
+
+#endif

@@ -1,0 +1,933 @@
+/* chat_messages.c - see chat_impl.h.
+ *
+ * Prepared messages are new objects that share their members with the request's. Each message is
+ * adapted on its own; then neighbours are joined where the template wants fewer messages. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/mem.h"
+#include "base/textbuf.h"
+#include "text/answer_write.h"
+#include "text/chat_impl.h"
+
+/* A result of a tool that the user says, because the template would not show it. */
+#define RESULT_ROLE "result"
+
+/* A conversation that is being prepared. */
+struct talk {
+    const struct chat_template *t;
+    bool marked;         /* our tags are marked: no message contains the marks */
+    bool has_results;    /* some message has RESULT_ROLE */
+    bool results_follow; /* the results that come next get RESULT_ROLE */
+    bool writes_calls;   /* all calls are written into the content */
+    size_t old_call;     /* number of the last message that had a call of the older form */
+    /* Members that no one will see, each once: its role and its name. */
+    struct unshown {
+        const char *role, *key;
+    } unshown[8];
+    int n_unshown;
+};
+
+/* --- content ------------------------------------------------------------------------ */
+
+static bool is_string(const struct json *v)
+{
+    return json_kind(v) == JSON_KIND_STRING;
+}
+
+static bool string_is(const struct json *v, const char *text)
+{
+    const char *s = json_string_of(v, NULL);
+    return s != NULL && strcmp(s, text) == 0;
+}
+
+static bool has_role(const struct json *message, const char *role)
+{
+    return string_is(json_member(message, "role"), role);
+}
+
+/* Returns the text of a part: "text", "refusal" or "thinking", by its type; NULL: it has none. */
+static const struct json *part_text(const struct json *part)
+{
+    static const char *const types[] = {"text", "refusal", "thinking"};
+    for (int i = 0; i < 3; i++)
+        if (string_is(json_member(part, "type"), types[i]))
+            return json_member(part, types[i]);
+    return NULL;
+}
+
+/* Refuses parts other than text. */
+static int check_parts(const struct json *parts, size_t message, bool is_assistant,
+                       struct err *err)
+{
+    for (size_t i = 0; i < json_count(parts); i++) {
+        const struct json *part = json_at(parts, i), *type = json_member(part, "type");
+        if (json_kind(part) != JSON_KIND_OBJECT || !is_string(type))
+            return err_set(err, ERR_USAGE,
+                           "messages[%zu].content[%zu] must be an object with "
+                           "a type",
+                           message, i);
+        const char *type_name = json_string_of(type, NULL);
+        bool is_text = string_is(type, "text");
+        if (!is_text && (!is_assistant || part_text(part) == NULL))
+            return err_set(err, ERR_USAGE,
+                           "messages[%zu].content[%zu]: parts of type '%.40s' are not "
+                           "supported, only text is",
+                           message, i, type_name != NULL ? type_name : "?");
+        if (!is_string(part_text(part)))
+            return err_set(err, ERR_USAGE,
+                           "messages[%zu].content[%zu].text must be a string", message, i);
+    }
+    return 0;
+}
+
+static bool is_thought(const struct json *part)
+{
+    return string_is(json_member(part, "type"), "thinking");
+}
+
+/* Joins texts with newlines. */
+struct joined {
+    char *p;
+    size_t n, cap, n_texts;
+    bool lacks_memory;
+};
+
+static void join(struct joined *j, const char *s, size_t n, const char *between)
+{
+    size_t k = j->n_texts++ > 0 ? strlen(between) : 0;
+    if (j->n + k + n + 1 > j->cap && !j->lacks_memory) {
+        size_t cap = 2 * (j->n + k + n) + 16;
+        char *p = mem_try_realloc(j->p, cap);
+        j->lacks_memory = p == NULL;
+        j->p = p != NULL ? p : j->p;
+        j->cap = p != NULL ? cap : j->cap;
+    }
+    if (j->lacks_memory)
+        return;
+    memcpy(j->p + j->n, between, k);
+    memcpy(j->p + j->n + k, s, n);
+    j->n += k + n;
+}
+
+static void join_value(struct joined *j, const struct json *text, const char *between)
+{
+    size_t n = 0;
+    const char *s = json_string_of(text, &n);
+    if (s != NULL)
+        join(j, s, n, between);
+}
+
+/* Adds the texts of a content, a string or parts. thoughts: those of the thoughts among the parts,
+ * else those of the others. */
+static void join_content(struct joined *j, const struct json *content, bool thoughts)
+{
+    if (is_string(content) && !thoughts)
+        join_value(j, content, "\n\n");
+    for (size_t i = 0; json_kind(content) == JSON_KIND_ARRAY && i < json_count(content);
+         i++)
+        if (is_thought(json_at(content, i)) == thoughts)
+            join_value(j, part_text(json_at(content, i)), "\n");
+}
+
+/* Sets a member to the joined text, and frees the text. */
+static int put_joined(struct json *message, const char *key, struct joined *j,
+                      struct err *err)
+{
+    bool good = !j->lacks_memory;
+    if (good)
+        json_put_bytes(message, key, j->p != NULL ? j->p : "", j->n);
+    size_t n = j->n;
+    free(j->p);
+    *j = (struct joined){0};
+    return good
+               ? 0
+               : err_set(err, -ENOMEM, "no memory for a message of more than %zu bytes", n);
+}
+
+static void put_empty(struct json *message, bool as_null)
+{
+    if (as_null)
+        json_put_null(message, "content");
+    else
+        json_put_string(message, "content", "");
+}
+
+/* Returns whether content is null, missing, "" or []. */
+static bool is_empty(const struct json *content)
+{
+    size_t n = json_count(content);
+    (void)json_string_of(content, &n);
+    return n == 0;
+}
+
+static bool walks_parts(const struct chat_template *t, const struct json *message)
+{
+    enum chat_role role = has_role(message, "system") || has_role(message, "developer")
+                              ? CHAT_SYSTEM
+                          : has_role(message, "assistant") ? CHAT_ASSISTANT
+                          : has_role(message, "tool")      ? CHAT_TOOL
+                                                           : CHAT_USER;
+    return t->parts[role];
+}
+
+static bool only_texts(const struct json *parts)
+{
+    for (size_t i = 0; i < json_count(parts); i++)
+        if (!string_is(json_member(json_at(parts, i), "type"), "text"))
+            return false;
+    return true;
+}
+
+static int prepare_content(const struct chat_template *t, const struct json *from, size_t i,
+                           struct json *to, struct err *err)
+{
+    const struct json *content = json_member(from, "content");
+    bool is_assistant = has_role(from, "assistant");
+    struct joined j = {0};
+    int rc;
+    switch (json_kind(content)) {
+    case JSON_KIND_STRING:
+        json_put(to, "content", json_share(content));
+        return 0;
+    case JSON_KIND_ARRAY:
+        rc = check_parts(content, i, is_assistant, err);
+        if (rc == 0 && walks_parts(t, from) && (only_texts(content) || t->thought_parts))
+            json_put(to, "content", json_share(content));
+        else if (rc == 0) {
+            join_content(&j, content, false);
+            rc = put_joined(to, "content", &j, err);
+        }
+        return rc;
+    case JSON_KIND_NULL:
+        if (!is_assistant)
+            return err_set(err, ERR_USAGE, "messages[%zu].content is missing", i);
+        /* a refusal is what the assistant said */
+        if (is_string(json_member(from, "refusal")))
+            json_put(to, "content", json_share(json_member(from, "refusal")));
+        else
+            put_empty(to, t->can.parts);
+        return 0;
+    default:
+        return err_set(
+            err, ERR_USAGE,
+            "messages[%zu].content must be a string or an array of parts, it is %s", i,
+            json_kind_name(content));
+    }
+}
+
+/* --- thoughts ------------------------------------------------------------------------- */
+
+/* Clients send thoughts back under one of three names, or as parts. */
+static const struct json *thought_of(const struct json *from)
+{
+    static const char *const keys[] = {"reasoning_content", "reasoning", "thinking"};
+    for (int i = 0; i < 3; i++)
+        if (is_string(json_member(from, keys[i])) && !is_empty(json_member(from, keys[i])))
+            return json_member(from, keys[i]);
+    return NULL;
+}
+
+/* Puts the thought in front of the content, between the model's tags. */
+static int put_inline(const struct chat_template *t, const struct json *thought,
+                      struct json *to, struct err *err)
+{
+    const struct thought_syntax *s = &t->syntax.thoughts;
+    struct joined j = {0};
+    size_t n = 0;
+    const char *text = json_string_of(thought, &n);
+    join(&j, s->open, strlen(s->open), "");
+    join(&j, text, n, "\n");
+    join(&j, s->close, strlen(s->close), "\n");
+    join(&j, "", 0, "\n\n");
+    const char *said = json_string_of(json_member(to, "content"), &n);
+    if (said != NULL)
+        join(&j, said, n, "");
+    return put_joined(to, "content", &j, err);
+}
+
+static void put_part(const struct json *thought, struct json *to)
+{
+    struct json *list = json_new_array(), *part = json_new_object(),
+                *text = json_new_object();
+    const struct json *content = json_member(to, "content");
+    json_put_string(part, "type", "thinking");
+    json_put(part, "thinking", json_share(thought));
+    json_push(list, part);
+    if (is_string(content) && !is_empty(content)) {
+        json_put_string(text, "type", "text");
+        json_put(text, "text", json_share(content));
+        json_push(list, text);
+    } else {
+        json_free(text);
+    }
+    for (size_t i = 0; json_kind(content) == JSON_KIND_ARRAY && i < json_count(content);
+         i++)
+        json_push(list, json_share(json_at(content, i)));
+    json_put(to, "content", list);
+}
+
+/* Puts the thought where the template looks for it. A template that knows none gets the text that
+ * the model wrote: thought and answer in one. */
+static int prepare_thought(const struct chat_template *t, const struct json *from,
+                           struct json *to, struct err *err)
+{
+    const struct json *given = thought_of(from), *content = json_member(to, "content");
+    struct json *own = NULL;
+    int rc = 0;
+    if (!has_role(from, "assistant"))
+        return 0;
+    if (given == NULL && json_kind(json_member(from, "content")) == JSON_KIND_ARRAY) {
+        struct joined j = {0};
+        own = json_new_object();
+        join_content(&j, json_member(from, "content"), true);
+        bool any = j.n > 0;
+        rc = put_joined(own, "text", &j, err);
+        given = rc == 0 && any ? json_member(own, "text") : NULL;
+        if (t->thought_parts && json_kind(content) == JSON_KIND_ARRAY)
+            given = NULL; /* the parts went through */
+    }
+    bool excluded = t->thought_or_text && !is_empty(content) &&
+                    json_count(json_member(to, "tool_calls")) > 0;
+    if (given != NULL && t->thought_key != NULL && !excluded)
+        json_put(to, t->thought_key, json_share(given));
+    else if (given != NULL && t->thought_parts)
+        put_part(given, to);
+    else if (given != NULL && t->thought_key == NULL && !t->no_thoughts &&
+             json_kind(content) != JSON_KIND_ARRAY)
+        rc = put_inline(t, given, to, err);
+    json_free(own);
+    return rc;
+}
+
+/* --- tool calls --------------------------------------------------------------------- */
+
+/* Returns the object that a JSON text describes, or NULL.  Empty text is an empty object. */
+static struct json *parse_arguments(const struct json *text)
+{
+    size_t n = 0;
+    struct json *v = NULL;
+    const char *s = json_string_of(text, &n);
+    if (s == NULL)
+        return NULL;
+    if (n == 0)
+        return json_new_object();
+    if (json_parse(&v, s, n, "arguments", NULL) != 0)
+        return NULL;
+    if (json_kind(v) == JSON_KIND_OBJECT)
+        return v;
+    json_free(v);
+    return NULL;
+}
+
+/* Returns a copy of `from` in which the member `key` has been replaced by `value`, in its place.
+ * Takes ownership of `value`. */
+static struct json *with_member(const struct json *from, const char *key,
+                                struct json *value)
+{
+    struct json *to = json_new_object();
+    struct json_iter it = json_begin(from);
+    while (json_next(&it))
+        json_put(to, it.key, strcmp(it.key, key) == 0 ? value : json_share(it.value));
+    return to;
+}
+
+/* Returns the JSON text of an object; NULL for other kinds. */
+static struct json *print_arguments(const struct json *object)
+{
+    if (json_kind(object) != JSON_KIND_OBJECT)
+        return NULL;
+    struct json *holder = json_new_object();
+    char *text = json_text_exact(object);
+    json_put_string(holder, "text", text);
+    struct json *out = json_share(json_member(holder, "text"));
+    free(text);
+    json_free(holder);
+    return out;
+}
+
+/* Some templates take only ids of nine letters and digits. The same id always becomes the same. */
+static struct json *short_id(const struct json *id)
+{
+    static const char letters[] =
+        "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    size_t n = 0;
+    const char *s = json_string_of(id, &n);
+    char out[10] = "";
+    if (s == NULL || (n == 9 && strspn(s, letters) == 9))
+        return json_share(id);
+    uint64_t h = checksum64(s, n);
+    for (int i = 0; i < 9; i++, h /= 62)
+        out[i] = letters[h % 62];
+    return json_new_bytes(out, 9);
+}
+
+/* A call of a custom tool has a text, which becomes the argument `input`. Returns a call of a
+ * function. */
+static struct json *as_function(const struct json *call)
+{
+    const struct json *custom = json_member(call, "custom");
+    if (!is_string(json_member(custom, "name")) || json_member(call, "function") != NULL)
+        return json_share(call);
+    struct json *o = json_new_object(), *function = json_new_object(),
+                *arguments = json_new_object();
+    json_put(arguments, "input", json_share(json_member(custom, "input")));
+    json_put(function, "name", json_share(json_member(custom, "name")));
+    json_put(function, "arguments", arguments);
+    if (json_member(call, "id") != NULL)
+        json_put(o, "id", json_share(json_member(call, "id")));
+    json_put_string(o, "type", "function");
+    json_put(o, "function", function);
+    return o;
+}
+
+static struct json *prepare_call(const struct chat_template *t, const struct json *call)
+{
+    const struct json *function = json_member(call, "function");
+    const struct json *given = json_member(function, "arguments");
+    struct json *arguments = t->text_arguments ? print_arguments(given)
+                                               : parse_arguments(given);
+    struct json *out = arguments == NULL
+                           ? json_share(call)
+                           : with_member(call, "function",
+                                         with_member(function, "arguments", arguments));
+    if (!t->short_ids || !is_string(json_member(call, "id")))
+        return out;
+    struct json *named = with_member(out, "id", short_id(json_member(call, "id")));
+    json_free(out);
+    return named;
+}
+
+static int prepare_calls(const struct chat_template *t, const struct json *calls, size_t i,
+                         struct json *to, struct err *err)
+{
+    if (json_kind(calls) != JSON_KIND_ARRAY)
+        return err_set(err, ERR_USAGE,
+                       "messages[%zu].tool_calls must be an array, it is %s", i,
+                       json_kind_name(calls));
+    if (json_count(calls) == 0)
+        return 0;
+    if (!t->can.calls)
+        return err_set(err, ERR_USAGE,
+                       "messages[%zu].tool_calls: the model's chat template does not show "
+                       "tool calls",
+                       i);
+    struct json *out = json_new_array();
+    int rc = 0;
+    for (size_t k = 0; rc == 0 && k < json_count(calls); k++) {
+        struct json *call = as_function(json_at(calls, k));
+        if (is_string(json_member(json_member(call, "function"), "name")))
+            json_push(out, prepare_call(t, call));
+        else
+            rc = err_set(err, ERR_USAGE,
+                         "messages[%zu].tool_calls[%zu] needs a function with a name", i,
+                         k);
+        json_free(call);
+    }
+    json_put(to, "tool_calls", out);
+    return rc;
+}
+
+/* Id of the call that a message of the older form makes: such calls have none. */
+static void old_id(size_t message, char out[16])
+{
+    snprintf(out, 16, "call%05zu", message % 100000);
+}
+
+/* Reads {"function_call": {"name", "arguments"}}, the older form of one call. */
+static int prepare_old_call(const struct chat_template *t, const struct json *function,
+                            size_t i, struct json *to, struct err *err)
+{
+    char id[16];
+    if (!is_string(json_member(function, "name")))
+        return err_set(err, ERR_USAGE, "messages[%zu].function_call needs a name", i);
+    struct json *list = json_new_array(), *call = json_new_object();
+    old_id(i, id);
+    json_put_string(call, "id", id);
+    json_put_string(call, "type", "function");
+    json_put(call, "function", json_share(function));
+    json_push(list, call);
+    int rc = prepare_calls(t, list, i, to, err);
+    json_free(list);
+    return rc;
+}
+
+/* Writes the calls behind the content, as the model writes them. */
+static int write_calls(const struct talk *k, size_t i, struct json *to, struct err *err)
+{
+    const struct json *calls = json_member(to, "tool_calls");
+    struct textbuf written = {0};
+    struct json *objects = json_new_array();
+    for (size_t c = 0; c < json_count(calls); c++) {
+        const struct json *call = json_at(calls, c),
+                          *function = json_member(call, "function");
+        struct json *arguments = parse_arguments(json_member(function, "arguments"));
+        json_push(objects,
+                  arguments == NULL
+                      ? json_share(call)
+                      : with_member(call, "function",
+                                    with_member(function, "arguments", arguments)));
+    }
+    bool good = answer_write_calls(&written, k->t->syntax.calls, objects, k->marked);
+    struct joined j = {0};
+    int rc = good ? 0
+                  : err_set(
+                        err, ERR_USAGE,
+                        "messages[%zu].tool_calls: the model's chat template does not show "
+                        "tool calls, and one of these cannot be written as text: "
+                        "arguments must be the JSON of an object",
+                        i);
+    if (rc == 0) {
+        join_content(&j, json_member(to, "content"), false);
+        if (j.n == 0)
+            j.n_texts = 0;
+        join(&j, written.p, written.n, "\n");
+        json_drop(to, "tool_calls");
+        rc = put_joined(to, "content", &j, err);
+    }
+    json_free(objects);
+    textbuf_free(&written);
+    return rc;
+}
+
+/* Sets the content of a message with tool calls, after prepare_content, if the template wants
+ * another form beside calls. *before: NULL, or the message that shows the content in front of the
+ * calls. */
+static int prepare_beside_calls(struct talk *k, size_t i, struct json *to,
+                                struct json **before, struct err *err)
+{
+    const struct chat_template *t = k->t;
+    const struct json *content = json_member(to, "content");
+    *before = NULL;
+    bool beside = t->written_beside_text && !is_empty(content);
+    /* results natively follow calls that the template knows */
+    k->results_follow = beside || (k->writes_calls && t->native_calls);
+    if (k->writes_calls || beside) {
+        return write_calls(k, i, to, err);
+    } else if (is_empty(content)) {
+        put_empty(to, t->null_beside_calls);
+    } else if (!t->text_beside_calls && t->text_before_calls) {
+        *before = json_new_object();
+        json_put_string(*before, "role", "assistant");
+        json_put(*before, "content", json_share(content));
+        put_empty(to, t->null_beside_calls);
+    } else if (!t->text_beside_calls) {
+        return err_set(err, ERR_USAGE,
+                       "messages[%zu] has content and tool_calls: the model's chat "
+                       "template would leave out %s",
+                       i, t->can.calls_beside_text ? "the content" : "the calls");
+    }
+    return 0;
+}
+
+/* --- roles ---------------------------------------------------------------------------- */
+
+/* Returns the role under which the template shows a message; NULL with *err: under none. */
+static const char *prepare_role(const struct chat_template *t, const struct json *from,
+                                size_t i, struct err *err)
+{
+    const char *role = json_string_of(json_member(from, "role"), NULL);
+    if (strcmp(role, "user") == 0 || strcmp(role, "assistant") == 0)
+        return role;
+    if (strcmp(role, "developer") == 0)
+        return t->developer ? role : "system";
+    if (strcmp(role, "system") == 0)
+        return role;
+    if (strcmp(role, "tool") == 0 || strcmp(role, "function") == 0) {
+        if (t->tool_results || t->written_calls)
+            return "tool";
+        err_set(
+            err, ERR_USAGE,
+            "messages[%zu].role is '%s': the model's chat template does not show results "
+            "of tools",
+            i, role);
+        return NULL;
+    }
+    if (chat_probe_role(t, role))
+        return role;
+    err_set(err, ERR_USAGE,
+            "messages[%zu].role is '%.40s', which the model's chat template does not show",
+            i, role);
+    return NULL;
+}
+
+/* --- messages ------------------------------------------------------------------------- */
+
+/* Members that are prepared, or have another name for the template. */
+static bool is_prepared(const char *key)
+{
+    static const char *const keys[] = {
+        "role",     "content",   "tool_calls",       "function_call",
+        "thinking", "reasoning", "reasoning_content"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (strcmp(key, keys[i]) == 0)
+            return true;
+    return false;
+}
+
+/* Members that clients send by habit, and that say nothing that another member does not say. */
+static bool is_plain(const char *role, const char *key)
+{
+    return strcmp(key, "tool_call_id") == 0 || strcmp(key, "refusal") == 0 ||
+           (strcmp(key, "name") == 0 && strcmp(role, "tool") == 0);
+}
+
+/* Returns whether a value says nothing: null, false, "", [] or {}. */
+static bool is_nothing(const struct json *v)
+{
+    bool on = false;
+    if (json_kind(v) == JSON_KIND_BOOL)
+        return json_bool_of(v, &on) && !on;
+    return json_kind(v) != JSON_KIND_INT && json_kind(v) != JSON_KIND_REAL && is_empty(v);
+}
+
+/* Takes a member that is not prepared. One that would change the answer and cannot is refused; one
+ * that the template does not show is noted. */
+static int take_member(struct talk *k, const char *role, const char *key,
+                       const struct json *value, size_t i, struct json *to, struct err *err)
+{
+    static const char *const refused[] = {"audio", "prefix", "partial"};
+    if (json_kind(value) == JSON_KIND_NULL)
+        return 0;
+    bool says = !is_nothing(value), known = is_plain(role, key);
+    for (int r = 0; says && strcmp(role, "assistant") == 0 && r < 3; r++)
+        if (strcmp(key, refused[r]) == 0)
+            return err_set(err, ERR_USAGE, "messages[%zu].%s is not supported%s", i, key,
+                           r == 0 ? ""
+                                  : ": /v1/messages and /v1/completions continue a text");
+    json_put(to, key, json_share(value));
+    for (int u = 0; u < k->n_unshown; u++)
+        known = known || (strcmp(k->unshown[u].role, role) == 0 &&
+                          strcmp(k->unshown[u].key, key) == 0);
+    if (says && !known && k->n_unshown < (int)(sizeof k->unshown / sizeof k->unshown[0]))
+        k->unshown[k->n_unshown++] = (struct unshown){role, key};
+    return 0;
+}
+
+static int prepare_message(struct talk *k, const struct json *from, size_t i,
+                           struct json *to, struct json **before, struct err *err)
+{
+    const struct chat_template *t = k->t;
+    *before = NULL;
+    if (json_kind(from) != JSON_KIND_OBJECT)
+        return err_set(err, ERR_USAGE, "messages[%zu] must be an object, it is %s", i,
+                       json_kind_name(from));
+    if (json_string_of(json_member(from, "role"), NULL) == NULL)
+        return err_set(err, ERR_USAGE, "messages[%zu].role must be a string", i);
+    const char *role = prepare_role(t, from, i, err);
+    if (role == NULL)
+        return ERR_USAGE;
+    struct json_iter it = json_begin(from);
+    int rc = 0;
+    while (rc == 0 && json_next(&it)) {
+        bool is_null = json_kind(it.value) == JSON_KIND_NULL;
+        if (strcmp(it.key, "role") == 0)
+            json_put_string(to, "role", role);
+        else if (strcmp(it.key, "content") == 0)
+            rc = prepare_content(t, from, i, to, err);
+        else if (strcmp(it.key, "tool_calls") == 0 && !is_null)
+            rc = prepare_calls(t, it.value, i, to, err);
+        else if (strcmp(it.key, "function_call") == 0 && !is_null) {
+            rc = prepare_old_call(t, it.value, i, to, err);
+            k->old_call = i;
+        } else if (strcmp(it.key, "tool_call_id") == 0 && t->short_ids) {
+            json_put(to, it.key, short_id(it.value));
+        } else if (!is_prepared(it.key)) {
+            rc = take_member(k, role, it.key, it.value, i, to, err);
+        }
+    }
+    if (rc == 0 && json_member(from, "content") == NULL)
+        rc = prepare_content(t, from, i, to, err);
+    if (rc == 0 && has_role(from, "function")) {
+        char id[16];
+        old_id(k->old_call, id);
+        json_put_string(to, "tool_call_id", id);
+    }
+    if (rc == 0 && has_role(to, "tool") && (k->results_follow || !t->tool_results)) {
+        json_put_string(to, "role", RESULT_ROLE);
+        k->has_results = true;
+    }
+    if (rc == 0)
+        rc = prepare_thought(t, from, to, err);
+    if (rc == 0 && json_count(json_member(to, "tool_calls")) > 0)
+        rc = prepare_beside_calls(k, i, to, before, err);
+    return rc;
+}
+
+/* --- joining -------------------------------------------------------------------------- */
+
+static bool is_system(const struct json *message)
+{
+    return has_role(message, "system") || has_role(message, "developer");
+}
+
+/* Returns a message with the role and the contents of both. */
+static int join_messages(const struct json *a, const struct json *b, struct json **out,
+                         struct err *err)
+{
+    struct joined j = {0};
+    *out = json_new_object();
+    json_put(*out, "role", json_share(json_member(a, "role")));
+    join_content(&j, json_member(a, "content"), false);
+    join_content(&j, json_member(b, "content"), false);
+    return put_joined(*out, "content", &j, err);
+}
+
+/* Makes the user say what a message of another role says. */
+static int as_user(const struct json *message, struct json **out, struct err *err)
+{
+    struct joined j = {0};
+    *out = json_new_object();
+    json_put_string(*out, "role", "user");
+    if (!has_role(message, RESULT_ROLE)) {
+        json_put(*out, "content", json_share(json_member(message, "content")));
+        return 0;
+    }
+    join(&j, "<tool_response>\n", 16, "");
+    j.n_texts = 0; /* no blank line follows */
+    join_content(&j, json_member(message, "content"), false);
+    join(&j, "</tool_response>", 16, "\n");
+    return put_joined(*out, "content", &j, err);
+}
+
+/* Adapts the messages to the number and the places of system messages that the template shows, and
+ * to the results of tools. One that it does not show is said by the user, at the same place, so
+ * that the beginning of the prompt stays as it was. */
+static int join_unshown(const struct chat_template *t, const struct json *list,
+                        struct json **out, struct err *err)
+{
+    struct json *all = json_new_array(), *last = NULL, *m = NULL;
+    size_t n = json_count(list);
+    /* `last` was made from another role's message, from a result */
+    bool at_begin = true, converted = false, was_result = false;
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        const struct json *from = json_at(list, i);
+        bool system = is_system(from);
+        bool shown = at_begin ? t->can.system : t->later_system;
+        at_begin = at_begin && system;
+        bool result = has_role(from, RESULT_ROLE);
+        bool converts = (system && !shown) || result;
+        if (converts)
+            rc = as_user(from, &m, err);
+        else
+            m = json_share(from);
+        bool joins = last != NULL && ((system && shown && at_begin && !t->two_systems) ||
+                                      (has_role(m, "user") && has_role(last, "user") &&
+                                       (converts || converted) &&
+                                       (!t->two_users || (result && was_result))));
+        was_result = result;
+        converted = converts || (joins && converted);
+        if (joins) {
+            struct json *both = NULL;
+            rc = join_messages(last, m, &both, err);
+            json_free(m);
+            json_free(last);
+            last = both;
+        } else {
+            if (last != NULL)
+                json_push(all, last);
+            last = m;
+        }
+    }
+    if (last != NULL)
+        json_push(all, last);
+    *out = all;
+    return rc;
+}
+
+/* Returns whether a system message stands where not every template shows it. */
+static bool needs_joining(const struct chat_template *t, const struct json *list)
+{
+    for (size_t i = 0; i < json_count(list); i++)
+        if (is_system(json_at(list, i)) && (i > 0 || !t->can.system))
+            return true;
+    return false;
+}
+
+/* --- results -------------------------------------------------------------------------- */
+
+/* Returns whether the id of the call is that of the result. */
+static bool answers_call(const struct json *result, const struct json *call)
+{
+    const char *id = json_string_of(json_member(call, "id"), NULL);
+    return id != NULL && string_is(json_member(result, "tool_call_id"), id);
+}
+
+enum { MAX_ORDERED = 128 };
+
+/* Appends the results from..to in the order of their calls: many templates show no ids. A result
+ * without a name gets that of its call, since some templates show names. */
+static void push_results(const struct json *calls, const struct json *messages, size_t from,
+                         size_t to, struct json *out, size_t *place)
+{
+    bool done[MAX_ORDERED] = {false};
+    bool ordered = to - from <= MAX_ORDERED && json_count(calls) <= MAX_ORDERED;
+    size_t n = json_count(out);
+    for (size_t c = 0; ordered && c < json_count(calls); c++)
+        for (size_t i = from; i < to; i++) {
+            const struct json *m = json_at(messages, i), *call = json_at(calls, c);
+            if (done[i - from] || !answers_call(m, call))
+                continue;
+            const struct json *name = json_member(json_member(call, "function"), "name");
+            struct json *named = with_member(m, "role", json_share(json_member(m, "role")));
+            if (is_string(name) && json_member(m, "name") == NULL)
+                json_put(named, "name", json_share(name));
+            json_push(out, named);
+            place[n++] = i;
+            done[i - from] = true;
+        }
+    for (size_t i = from; i < to; i++)
+        if (!ordered || !done[i - from]) {
+            json_push(out, json_share(json_at(messages, i)));
+            place[n++] = i;
+        }
+}
+
+/* Returns the messages with their results in order. place[i]: the number of message i as the
+ * request counts. */
+static struct json *order_results(const struct json *messages, size_t *place)
+{
+    struct json *out = json_new_array();
+    const struct json *calls = NULL;
+    for (size_t i = 0; i < json_count(messages);) {
+        size_t to = i;
+        while (to < json_count(messages) && has_role(json_at(messages, to), "tool"))
+            to++;
+        if (to > i) {
+            push_results(calls, messages, i, to, out, place);
+            i = to;
+            continue;
+        }
+        calls = json_member(json_at(messages, i), "tool_calls");
+        place[json_count(out)] = i;
+        json_push(out, json_share(json_at(messages, i++)));
+    }
+    return out;
+}
+
+/* --- the whole ------------------------------------------------------------------------ */
+
+/* Returns whether any text inside contains one of our marks. */
+static bool has_marks(const struct json *v)
+{
+    size_t n = 0;
+    const char *text = json_string_of(v, &n);
+    if (text != NULL)
+        return memmem(text, n, ANSWER_TAG_BEGIN, 4) != NULL ||
+               memmem(text, n, ANSWER_TAG_END, 4) != NULL;
+    bool found = false;
+    struct json_iter it = json_begin(v);
+    for (size_t i = 0; json_kind(v) == JSON_KIND_ARRAY && i < json_count(v) && !found; i++)
+        found = has_marks(json_at(v, i));
+    while (!found && json_next(&it))
+        found = has_marks(it.value);
+    return found;
+}
+
+/* Returns a system message that declares the tools, for a template that does not. */
+static struct json *declare_tools(const struct talk *k, const struct json *tools)
+{
+    static const char sample[] = "[{\"function\": {\"name\": \"NAME\", \"arguments\": "
+                                 "{\"PARAMETER\": \"VALUE\"}}}]";
+    struct textbuf text = {0};
+    struct json *call = NULL, *m = json_new_object();
+    textbuf_addf(&text,
+                 "You can call these functions, each described by a line of JSON:\n");
+    for (size_t i = 0; i < json_count(tools); i++) {
+        const struct json *function = json_member(json_at(tools, i), "function");
+        json_append(function != NULL ? function : json_at(tools, i), 0, &text);
+        textbuf_add(&text, "\n", 1);
+    }
+    textbuf_addf(&text, "\nTo call a function, write exactly this, with its name and its "
+                        "arguments as JSON, and then stop:\n");
+    (void)json_parse(&call, sample, sizeof sample - 1, "sample", NULL);
+    (void)answer_write_calls(&text, k->t->syntax.calls, call, k->marked);
+    textbuf_addf(&text, "\nThe next message then has the result. Answer in words when no "
+                        "function is needed.");
+    json_put_string(m, "role", "system");
+    json_put_bytes(m, "content", text.p, text.n);
+    json_free(call);
+    textbuf_free(&text);
+    return m;
+}
+
+/* Puts the declaration of the tools behind the first system message, in the same message. */
+static int add_tools(const struct talk *k, const struct json *tools, struct json **list,
+                     struct err *err)
+{
+    struct json *all = json_new_array(), *said = declare_tools(k, tools), *first = said;
+    const struct json *old = json_at(*list, 0);
+    bool joins = is_system(old);
+    int rc = joins ? join_messages(old, said, &first, err) : 0;
+    json_push(all, first);
+    for (size_t i = joins; i < json_count(*list); i++)
+        json_push(all, json_share(json_at(*list, i)));
+    if (joins)
+        json_free(said);
+    json_free(*list);
+    *list = all;
+    return rc;
+}
+
+/* Writes the names of the members that the template does not show. */
+static void tell_unshown(const struct talk *k, char *out)
+{
+    size_t n = 0;
+    for (int i = 0; i < k->n_unshown; i++) {
+        const struct unshown *u = &k->unshown[i];
+        bool told = strpbrk(u->key, " \n") != NULL;
+        for (int j = 0; j < i; j++)
+            told = told || strcmp(u->key, k->unshown[j].key) == 0;
+        size_t room = CHAT_UNSHOWN - n, want = strlen(u->key) + 2;
+        if (told || want > room || chat_probe_member(k->t, u->role, u->key))
+            continue;
+        n += (size_t)snprintf(out + n, room, "%s%s", n > 0 ? " " : "", u->key);
+    }
+}
+
+int chat_prepare(const struct chat_template *t, const struct chat_request *r,
+                 struct chat_prepared *out, struct err *err)
+{
+    const struct json *messages = r->messages;
+    *out = (struct chat_prepared){.tools = r->tools};
+    if (json_kind(messages) != JSON_KIND_ARRAY || json_count(messages) == 0)
+        return err_set(err, ERR_USAGE,
+                       "messages must be an array with at least one message");
+    bool declares = t->can.declared_tools && json_count(r->tools) > 0;
+    struct talk k = {.t = t,
+                     .writes_calls = t->written_calls && (!t->native_calls || declares)};
+    k.marked = (k.writes_calls || t->written_beside_text || declares) &&
+               !has_marks(messages) && !has_marks(r->tools);
+    size_t *place = xcalloc(json_count(messages), sizeof *place);
+    struct json *list = json_new_array(), *ordered = order_results(messages, place);
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < json_count(ordered); i++) {
+        struct json *message = json_new_object(), *before = NULL;
+        rc = prepare_message(&k, json_at(ordered, i), place[i], message, &before, err);
+        if (before != NULL)
+            json_push(list, before);
+        json_push(list, message);
+    }
+    if (rc == 0 && declares)
+        rc = add_tools(&k, r->tools, &list, err);
+    struct json *joined = NULL;
+    if (rc == 0 && (k.has_results || needs_joining(t, list))) {
+        rc = join_unshown(t, list, &joined, err);
+        json_free(list);
+        list = joined;
+    }
+    if (rc == 0 && r->unshown != NULL)
+        tell_unshown(&k, r->unshown);
+    free(place);
+    json_free(ordered);
+    if (rc != 0) {
+        json_free(list);
+        return rc;
+    }
+    *out = (struct chat_prepared){list, declares ? NULL : r->tools, k.marked};
+    return 0;
+}

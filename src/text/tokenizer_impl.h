@@ -1,0 +1,73 @@
+/* tokenizer_impl.h - shared by the tokenizer's files; only they include it. */
+#ifndef TEXT_TOKENIZER_IMPL_H
+#define TEXT_TOKENIZER_IMPL_H
+
+#include "text/tokenizer_json.h"
+#include "text/bpe.h"
+#include "model/config.h"
+#include "text/pretokenize.h"
+#include "text/tokenizer.h"
+#include "text/tokenizer_added.h"
+
+/* How ids become bytes, compiled from the decoder steps: the bytes of each token, and the text that
+ * is dropped at the beginning. */
+struct token_bytes {
+    /* [n_ids] bytes of each token; s is NULL for an id that has no token */
+    struct tokenizer_text *of;
+    char *block; /* owns the bytes */
+    /* text that is dropped at the beginning, up to strip_max times */
+    struct tokenizer_text strip;
+    int32_t strip_max;
+    /* [n_first] for Metaspace: bytes of a token that comes first; else NULL */
+    struct tokenizer_text *first;
+    int32_t n_first;
+};
+
+struct tokenizer {
+    struct tokenizer_json j;
+    struct tokenizer_config cfg;
+    struct pretokenizer *pre;
+    struct bpe *bpe;
+    struct added_finder *added_raw, *added_normalized;
+    /* Finds tokens that are matched in normalized text, by their text before normalization. */
+    struct added_finder *added_written;
+    struct tokenizer_text *added_text; /* [n_added] the text that is matched */
+    char **added_owned;
+    bool *special; /* [n_ids] whether the token is special */
+    struct token_bytes bytes;
+    int32_t bos_id, eos_id;
+    int32_t *suppressed; /* [n_suppressed] tokens that answers must not contain */
+    int n_suppressed;
+    /* ids from here on belong to special tokens that a folder names without an id */
+    int32_t n_listed;
+    size_t most_bytes; /* most bytes of text that one token can stand for; 0: no limit */
+    /* any amount of white space beside added tokens may vanish; most_bytes is about other text */
+    bool loses_space;
+};
+
+/* Guards; see tokenizer_guard.c. */
+#define GUARD 0xFF
+/* Removes the guards from a text: *out has none, and g->at lists their places. The caller frees
+ * both. Returns false if there is no memory. */
+bool guards_take(const char *text, size_t n, struct guards *g, char **out, size_t *n_out);
+/* Normalizes s[0, n) into *out.  s begins at byte s_at of the text to which g's places refer.
+ * *moved gets the places in *out of the guards that lie in s.  The caller frees *out and moved->at.
+ */
+int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s_at,
+                     const char *s, size_t n, struct guards *moved, char **out,
+                     size_t *n_out, struct err *err);
+
+/* Fills most_bytes and loses_space; all other fields are already set. */
+void tokenizer_measure(struct tokenizer *t);
+
+int token_bytes_init(struct token_bytes *b, const struct tokenizer_json *t,
+                     struct err *err);
+void token_bytes_deinit(struct token_bytes *b);
+
+/* Replaces every occurrence of the pattern in s. pattern->n > 0. The caller frees the result.  get
+ * is xmalloc, or mem_try; with the latter the result is NULL if there is no memory. */
+char *tokenizer_replace(void *(*get)(size_t n), const char *s, size_t n,
+                        const struct tokenizer_text *pattern,
+                        const struct tokenizer_text *with, size_t *n_out);
+
+#endif

@@ -1,0 +1,17 @@
+/* tokenizer_normalize.h - the normalizer steps of a tokenizer. Only its .c file uses utf8proc. */
+#ifndef TEXT_TOKENIZER_NORMALIZE_H
+#define TEXT_TOKENIZER_NORMALIZE_H
+
+#include "base/err.h"
+#include "text/tokenizer_json.h"
+
+/* Compiles the patterns of the steps, and frees them. */
+int tokenizer_normalizers_compile(struct normalizer_step *steps, int n_steps,
+                                  struct err *err);
+void tokenizer_normalizers_free(struct normalizer_step *steps, int n_steps);
+
+/* Normalizes n bytes of valid UTF-8 into *out, which the caller frees. */
+int tokenizer_normalize(const struct normalizer_step *steps, int n_steps, const char *text,
+                        size_t n, char **out, size_t *n_out, struct err *err);
+
+#endif

@@ -1,0 +1,60 @@
+/* test_client.c - which model a request may name, and the salt of its state. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/client.h"
+
+static void a_request_names_the_model_or_none(void **state)
+{
+    (void)state;
+    const struct client c = {.model_name = "demo"};
+    struct fault f = {0};
+    assert_int_equal(client_check_model(&c, NULL, &f), 0);
+    assert_int_equal(client_check_model(&c, "demo", &f), 0);
+    assert_int_equal(client_check_model(&c, "dem", &f), -1);
+    assert_int_equal(f.status, 404);
+    assert_string_equal(f.code, "model_not_found");
+    assert_string_equal(f.param, "model");
+    assert_string_equal(f.message, "there is no model 'dem', only 'demo'");
+}
+
+static void salt_is(const char *key, const char *cache_salt, const char *want)
+{
+    const struct client c = {.salt = key};
+    char *got = client_state_salt(&c, cache_salt);
+    if (want == NULL)
+        assert_null(got);
+    else
+        assert_string_equal(got, want);
+    free(got);
+}
+
+/* Two requests share state exactly if both the salts of their keys and their own salts are
+ * equal. */
+static void state_is_shared_under_equal_salts_only(void **state)
+{
+    (void)state;
+    salt_is(NULL, NULL, NULL);
+    salt_is(NULL, "", NULL);
+    salt_is("key", NULL, "key");
+    salt_is("key", "", "key");
+    salt_is(NULL, "key", "/key");
+    salt_is("key", "x", "key/x");
+    salt_is("key", "x/y", "key/x/y");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_request_names_the_model_or_none),
+        cmocka_unit_test(state_is_shared_under_equal_salts_only),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,147 @@
+/* test_numerics.c - a state's bits change only together with a declared version, and all
+ * instruction sets of the CPU backend compute the same bits. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tensor/tensor.h"
+#include "tests/restore/numerics.h"
+
+#define FAMILY(name) "tests/model/golden/families/" name
+#define CHECKPOINT(m)                                                                      \
+    {m, "f32", "checkpoint", 0}, {m, "bf16", "checkpoint", 0},                             \
+    {                                                                                      \
+        m, "f16", "checkpoint", 0                                                          \
+    }
+#define LONG(dtype, kind)                                                                  \
+    {                                                                                      \
+        "synth:tiny-gqa", dtype, kind, 8200                                                \
+    }
+
+/* Every family and every kind of layer in every state type, up to the end of its context; weights
+ * of 8 and 4 bits, and bf16 weights with rounded activations; a context of 8,200 tokens. */
+static const struct numerics_run runs[] = {
+    CHECKPOINT(FAMILY("llama")),
+    CHECKPOINT(FAMILY("llama3")),
+    CHECKPOINT(FAMILY("mistral")),
+    CHECKPOINT(FAMILY("qwen2")),
+    CHECKPOINT(FAMILY("qwen2-window")),
+    CHECKPOINT(FAMILY("qwen3")),
+    CHECKPOINT(FAMILY("gemma")),
+    CHECKPOINT(FAMILY("opt")),
+    CHECKPOINT(FAMILY("phi")),
+    CHECKPOINT(FAMILY("phi3")),
+    CHECKPOINT(FAMILY("falcon-7b")),
+    CHECKPOINT(FAMILY("falcon-11b")),
+    CHECKPOINT(FAMILY("falcon-40b")),
+    CHECKPOINT(FAMILY("falcon-rw")),
+    {FAMILY("llama"), "f32", "q8", 0},
+    {FAMILY("qwen2-window"), "bf16", "q8", 0},
+    {FAMILY("opt"), "f16", "q8", 0},
+    {FAMILY("falcon-40b"), "bf16", "q8", 0},
+    {FAMILY("llama"), "f32", "q4", 0},
+    {FAMILY("qwen2-window"), "bf16", "q4", 0},
+    {FAMILY("llama"), "f32", "bf16r", 0},
+    {FAMILY("qwen2-window"), "bf16", "bf16r", 0},
+    LONG("f32", "checkpoint"),
+    LONG("bf16", "checkpoint"),
+    LONG("f16", "q8"),
+    LONG("bf16", "q4"),
+    {0},
+};
+
+static void check(const char *device, const char *isa, const char *version)
+{
+    struct device_opts o = {.isa = isa};
+    char *now = numerics_table(device, &o, runs);
+    numerics_check(device, now, version);
+    free(now);
+}
+
+static void ref_has_its_golden_bits(void **state)
+{
+    (void)state;
+    check("ref", NULL, "REF_NUMERICS_VERSION (src/tensor/ref/ref.h)");
+}
+
+/* Runs the best instruction set and each other one of this machine. Products with 8-bit weights
+ * then use AMX or VNNI, AVX-512, AVX2 and portable kernels. */
+static void cpu_has_its_golden_bits_in_every_isa(void **state)
+{
+    (void)state;
+    static const char *const isas[] = {NULL, "avx512", "avx2", "portable"};
+    int n = 0;
+    for (int i = 0; i < 4; i++) {
+        struct device *dev;
+        struct err err = {0};
+        int rc = device_open("cpu", &(struct device_opts){.isa = isas[i]}, NULL, &dev,
+                             &err);
+        if (rc == 0) {
+            device_close(dev);
+            check("cpu", isas[i], "CPU_NUMERICS_VERSION (src/tensor/cpu/cpu.h)");
+            n++;
+        } else {
+            assert_non_null(strstr(err.msg, "this CPU lacks it"));
+            print_message("skipped: %s\n", err.msg);
+        }
+    }
+    assert_true(n >= 2); /* at least the best and the portable one */
+}
+
+static void expect(const char *golden, const char *now, const char *want)
+{
+    char *wrong = numerics_compare(golden, now, "X_VERSION");
+    if (want == NULL) {
+        assert_null(wrong);
+        return;
+    }
+    if (wrong == NULL || strstr(wrong, want) == NULL)
+        fail_msg("'%s', not '%s'", wrong != NULL ? wrong : "nothing", want);
+    free(wrong);
+}
+
+/* Two backends have different digests; otherwise a digest would not detect changed bits. */
+static void changed_bits_are_told(void **state)
+{
+    (void)state;
+    static const char *const table = "versions: backend 1, model 1\n"
+                                     "a bf16 q8 end 11\n"
+                                     "b f32 checkpoint decode 22\n";
+    expect(table, table, NULL);
+    expect(table,
+           "versions: backend 1, model 1\na bf16 q8 end 11\nb f32 checkpoint decode 23\n",
+           "bits of \"b f32 checkpoint decode\" changed under an unchanged version");
+    expect(table,
+           "versions: backend 1, model 1\na bf16 q8 end 11\nb f32 checkpoint decode 23\n",
+           "raise X_VERSION");
+    expect(table,
+           "versions: backend 2, model 1\na bf16 q8 end 11\nb f32 checkpoint decode 23\n",
+           "versions are new (versions: backend 1, model 1 was committed)");
+    expect(table, "versions: backend 1, model 1\na bf16 q8 end 11\n",
+           "run is missing: b f32");
+    expect(table,
+           "versions: backend 1, model 1\na bf16 q8 end 11\nb f32 checkpoint decode 22\n"
+           "c f32 q8 end 1\n",
+           "new runs");
+    static const struct numerics_run one[] = {{FAMILY("llama"), "f32", "checkpoint", 0},
+                                              {0}};
+    char *cpu = numerics_table("cpu", NULL, one), *ref = numerics_table("ref", NULL, one);
+    expect(cpu, ref, "bits of \"llama f32 checkpoint prefill\" changed");
+    free(cpu);
+    free(ref);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(changed_bits_are_told),
+        cmocka_unit_test(ref_has_its_golden_bits),
+        cmocka_unit_test(cpu_has_its_golden_bits_in_every_isa),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

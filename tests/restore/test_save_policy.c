@@ -1,0 +1,186 @@
+/* test_save_policy.c - which kinds of state are written: given by a name, by letters, or chosen
+ * from plans. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "restore/save_policy.h"
+#include "tests/engine/enginetest.h"
+
+static struct model shaped(int n_embd, int n_kv, int d_head)
+{
+    struct model m = {.dtype = DTYPE_BF16};
+    m.cfg.n_layers = 8;
+    m.cfg.n_embd = n_embd;
+    m.cfg.n_kv_heads = n_kv;
+    m.cfg.d_head = d_head;
+    return m;
+}
+
+static struct platform platform_of(const struct model *m)
+{
+    struct platform p;
+    platform_init(&p);
+    p.n_layers = m->cfg.n_layers;
+    p.h_bytes = (double)model_hidden_bytes(m);
+    p.kv_bytes = (double)model_kv_bytes(m);
+    return p;
+}
+
+/* Returns the kinds of all layers as letters. */
+static const char *letters_of(const struct save_policy *p, int n)
+{
+    static char text[STORE_MAX_LAYERS + 1];
+    for (int l = 0; l < n; l++)
+        text[l] = "-HKB"[p->kinds[l]];
+    text[n] = 0;
+    return text;
+}
+
+static void names_and_letters(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *want;
+    } good[] = {{"none", "--------"},    {"hidden", "HHHHHHHH"},   {"kv", "KKKKKKKK"},
+                {"both", "BBBBBBBB"},    {"-HKBBKH-", "-HKBBKH-"}, {"--------", "--------"},
+                {"HHHHHHHH", "HHHHHHHH"}};
+    static const char *const bad[] = {"",         "kvs",      "HKB",  "HKBHKBHKB",
+                                      "hkhkhkhk", "HHHHHHHR", "Both", "       K"};
+    struct model m = shaped(64, 4, 16);
+    struct save_policy p;
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        assert_int_equal(save_policy_make(&p, good[i].text, &m, NULL, 1000, NULL), 0);
+        assert_string_equal(letters_of(&p, 8), good[i].want);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct err err = {0};
+        assert_int_equal(save_policy_make(&p, bad[i], &m, NULL, 1000, &err), ERR_USAGE);
+        assert_non_null(strstr(err.msg, "--save"));
+    }
+}
+
+/* Without a profile of the store, every kind is saved that the best plan might use. */
+static void automatic_without_a_profile(void **state)
+{
+    (void)state;
+    struct save_policy p;
+    struct model mha = shaped(64, 4, 16), gqa = shaped(128, 2, 16);
+    struct platform none = platform_of(&mha);
+    assert_int_equal(save_policy_make(&p, "auto", &mha, NULL, 1000, NULL), 0);
+    assert_string_equal(letters_of(&p, 8), "BBBBBBBB");
+    assert_int_equal(save_policy_make(&p, "auto", &mha, &none, 1000, NULL), 0);
+    assert_string_equal(letters_of(&p, 8), "BBBBBBBB");
+    assert_int_equal(save_policy_make(&p, "auto", &gqa, NULL, 1000, NULL), 0);
+    assert_string_equal(letters_of(&p, 8),
+                        "KKKKKKKK"); /* hidden states would be twice as large as K and V */
+}
+
+static struct save_policy automatic(const struct model *m, double tok, double h, double kv,
+                                    double bytes_per_s, int64_t max_tokens)
+{
+    struct save_policy p;
+    struct platform f = platform_of(m);
+    et_platform(&f, tok, h, kv, bytes_per_s);
+    struct err err = {0};
+    if (save_policy_make(&p, "auto", m, &f, max_tokens, &err) != 0)
+        fail_msg("%s", err.msg);
+    return p;
+}
+
+/* With a profile, the kinds are saved that the plans read. Layer 0 is recomputed at no extra cost,
+ * so nothing is written for it. */
+static void automatic_by_plan(void **state)
+{
+    (void)state;
+    struct model mha = shaped(1024, 16, 64);
+    /* The store is so fast that loading beats every computation. */
+    struct save_policy p = automatic(&mha, 1e-3, 1e-4, 1e-9, 1e12, 4096);
+    for (int l = 1; l < 8; l++)
+        assert_true(p.kinds[l] & SAVE_KV);
+    /* The store is slow and the processor is fast: saving does not pay. */
+    p = automatic(&mha, 1e-9, 1e-10, 1e-10, 1e3, 4096);
+    for (int l = 0; l < 8; l++)
+        assert_int_equal(p.kinds[l], 0);
+    /* With speeds in between, halving the bytes is worth a projection. */
+    p = automatic(&mha, 1e-3, 1e-7, 1e-7, 1e8, 4096);
+    int n_hidden = 0;
+    for (int l = 0; l < 8; l++)
+        n_hidden += (p.kinds[l] & SAVE_HIDDEN) != 0;
+    assert_true(n_hidden > 0);
+    /* Contexts of one chunk, and empty contexts, still give a policy. */
+    (void)automatic(&mha, 1e-3, 1e-4, 1e-9, 1e12, 64);
+    (void)automatic(&mha, 1e-3, 1e-4, 1e-9, 1e12, 1);
+}
+
+/* Recomputing grows faster than reading, so what is saved depends on the longest context. */
+static void the_longest_context_counts(void **state)
+{
+    (void)state;
+    struct model mha = shaped(1024, 16, 64);
+    struct platform f = platform_of(&mha);
+    /* Reading the hidden states of 512 tokens takes as long as computing ten layers. */
+    et_platform(&f, 0, 1e-9, 1e-9, 4e8);
+    f.c_tok.c_s = 1e-9;
+    for (int i = 0; i < 2; i++) {
+        struct save_policy p;
+        int n_saved = 0;
+        assert_int_equal(save_policy_make(&p, "auto", &mha, &f, i == 0 ? 512 : 4096, NULL),
+                         0);
+        for (int l = 0; l < 8; l++)
+            n_saved += p.kinds[l] != 0;
+        assert_int_equal(n_saved > 0, i == 1);
+    }
+}
+
+/* When decodes leave restores only a share of the compute, projections do not pay any more. */
+static void automatic_beside_decodes(void **state)
+{
+    (void)state;
+    struct model m = shaped(1024, 16, 64);
+    struct platform f = platform_of(&m);
+    struct save_policy p;
+    et_platform(&f, 1e-3, 2e-6, 1e-9, 1e9);
+    assert_int_equal(save_policy_make(&p, "auto", &m, &f, 4096, NULL), 0);
+    int n_hidden = 0, n_kv = 0;
+    for (int l = 0; l < 8; l++)
+        n_hidden += (p.kinds[l] & SAVE_HIDDEN) != 0;
+    assert_true(n_hidden > 0);
+    platform_slow_compute(&f, 33);
+    assert_int_equal(save_policy_make(&p, "auto", &m, &f, 4096, NULL), 0);
+    for (int l = 1; l < 8; l++)
+        n_kv += p.kinds[l] == SAVE_KV;
+    assert_int_equal(n_kv, 7);
+}
+
+/* With more layers than the store supports nothing is saved, and no array is overrun. */
+static void too_many_layers(void **state)
+{
+    (void)state;
+    struct save_policy p;
+    struct model m = shaped(64, 4, 16);
+    m.cfg.n_layers = 200;
+    static const char *const texts[] = {"both", "auto", "none"};
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(save_policy_make(&p, texts[i], &m, NULL, 1000, NULL), 0);
+        for (int l = 0; l < STORE_MAX_LAYERS; l++)
+            assert_int_equal(p.kinds[l], 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names_and_letters),
+        cmocka_unit_test(automatic_without_a_profile),
+        cmocka_unit_test(automatic_by_plan),
+        cmocka_unit_test(the_longest_context_counts),
+        cmocka_unit_test(automatic_beside_decodes),
+        cmocka_unit_test(too_many_layers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
