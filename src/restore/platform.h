@@ -15,7 +15,7 @@
  * on a CPU, where copies, checksums and GEMM share cores and DRAM).
  *
  * Data reaches a device with memory of its own in two steps: a read, then a copy up over the
- * device's bus. For a group of devices (docs/ARCHITECTURE.md) the costs are those of one
+ * device's bus. For a group of devices (docs/DEVICES.md) the costs are those of one
  * *stage*, which has a run of the layers. Its ranks share each layer's compute. Each rank brings
  * up a share of the records, and then the ranks gather the shares. Stages work beside each other,
  * with one store.

@@ -14,7 +14,8 @@
 struct chat_drop;
 
 /* pattern: a regular expression of PCRE2; NULL: only billing lines are dropped. Immutable: any
-*thread. / int chat_drop_open(struct chat_drop **out, const char *pattern, struct err *err);
+ * thread. */
+int chat_drop_open(struct chat_drop **out, const char *pattern, struct err *err);
 void chat_drop_close(struct chat_drop *d); /* NULL is allowed */
 
 /* Returns 1 and in *out, which the caller frees, the text without what is dropped; 0 if all of it
