@@ -107,7 +107,7 @@ TEST_DIRS := $(if $(FOLDERS),$(FOLDERS:%=tests/%),tests/*)
 ALL_TEST_SRC := $(sort $(wildcard $(TEST_DIRS:%=%/test_*.c)))
 TEST_SRC := $(if $(EMULATED),$(ALL_TEST_SRC),$(filter-out %_emulated.c,$(ALL_TEST_SRC)))
 TEST_SRC := $(if $(FOLDERS),$(filter-out $(NEED_OTHERS),$(TEST_SRC)),$(TEST_SRC))
-TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard $(TEST_DIRS:%=%/*.c))))
+TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard $(TEST_DIRS:%=%/*.c))) $(if $(FOLDERS),,$(wildcard apps/timeline*.c)))
 
 OBJ      := $(SRC:%.c=$(B)/%.o) $(if $(filter 1,$(CUDA)),$(CUDA_KERNEL:%.cu=$(B)/%.o))
 APP_OBJ  := $(APPS:%.c=$(B)/%.o) $(BENCH:%.c=$(B)/%.o)
@@ -407,6 +407,12 @@ SEED  ?= 1
 mutants:
 	@tools/mutants.py --seed $(SEED) --count $(COUNT) $(PER_FOLDER:%=--per-folder %) $(WIDE:%=--wide %) $(FILES)
 
+# Builds and runs the nearest tests of one source: make near FILE=src/store/lookup.c
+near:
+	@near=$$(tools/mutants.py --nearest $(FILE) | sed 's,tests/,,g; s,\.c,,g') && [ -n "$$near" ] && \
+	    $(MAKE) --no-print-directory $(JOBS) $$(printf '$(B)/tests/%s ' $$near) && \
+	    TESTS="^($$(echo $$near | tr ' ' '|'))$$" tools/run_tests.sh $(B)
+
 # Counts the files that one chat turn with a restore runs through (docs/ARCHITECTURE.md); needs
 # valgrind.
 walk: $(B)/hcache
@@ -443,6 +449,7 @@ help:
 	@echo 'make plan-check compares plans for 300 ranges of 80 layers with full searches: 2 minutes'
 	@echo 'make papers     a page with the papers'"'"' figures that need no GPU: hours (ONLY=fig3,tab1: some)'
 	@echo 'make mutants    draw COUNT one-line mutants of FILES with SEED, list those that tests miss'
+	@echo 'make near       build and run the nearest tests of one source: FILE=src/store/lookup.c'
 	@echo 'make walk       list the files that one chat turn with a restore runs through (valgrind)'
 	@echo 'make gpu-bundle programs and libraries for a machine with a GPU (tools/gpu_check.sh)'
 	@echo 'make fuzz       try new inputs on every parser, FUZZ_SECONDS each (FUZZ=PATTERN: some)'
@@ -459,7 +466,7 @@ help:
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all libs install install-built uninstall tests setup demo demo-real demo-cluster test check fuzz damage gpu-bundle asan-smoke tsan coverage cluster kill-turns crash crash-long placement-check plan-check papers mutants walk tidy format options clean help FORCE
+.PHONY: all libs install install-built uninstall tests setup demo demo-real demo-cluster test check fuzz damage gpu-bundle asan-smoke tsan coverage cluster kill-turns crash crash-long placement-check plan-check papers mutants near walk tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(SIM_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

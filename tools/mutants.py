@@ -457,8 +457,12 @@ def main():
     a.add_argument("--jobs", type=int, default=2, help="mutants that are judged side by side")
     a.add_argument("--again", action="store_true", help="judge recorded survivors once more")
     a.add_argument("--make", help="command that builds the tree, instead of make")
+    a.add_argument("--nearest", metavar="SOURCE", help="print the nearest tests of a source, and draw nothing (make near)")
     o = a.parse_args()
     os.chdir(git("rev-parse", "--show-toplevel"))
+    if o.nearest:
+        print(*nearest_tests(o.nearest))
+        return 0
     paths = o.paths or (sorted(glob.glob("src/*")) if o.per_folder else ["src/restore"])
     s = Session(o)
     if o.per_folder:

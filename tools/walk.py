@@ -10,7 +10,10 @@ function there) it prints:
   ran       the files of which at least one line ran
   crossed   the files that call into another directory.  base/ and headers count as language here: a call
             into base/ crosses nothing.
---files lists the crossed files."""
+--files lists the crossed files.
+
+Exit status 1: a function that docs/LIFE.md names did not run, or more files were crossed than
+tools/tidy/budgets.txt allows."""
 import argparse
 import collections
 import glob
@@ -19,6 +22,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -65,14 +69,14 @@ def record(hcache, folder):
 
 
 def source(path):
-    found = re.search(r"(?:^|/)((?:src|apps)/.*\.[ch])$", path or "")
+    found = re.search(r"(?:^|/)((?:src|lib|apps)/.*\.[ch])$", path or "")
     return found.group(1) if found else None
 
 
 def read(path):
-    """Returns the files that ran, the calls between files, and the functions of src/ that are not
-    called by functions of src/."""
-    names, ran, calls, called, functions = {}, set(), set(), set(), set()
+    """Returns the files that ran, the calls between files, the functions of src/ that are not called
+    by functions of src/, and all pairs of file and function that ran."""
+    names, ran, calls, called, functions, pairs = {}, set(), set(), set(), set(), set()
     here = callee = name = callee_name = None
     after_call = False
     for line in open(path, errors="replace"):
@@ -99,9 +103,10 @@ def read(path):
             if source(here):
                 ran.add(source(here))
                 functions.add(name)
+                pairs.add((source(here), re.sub(r"[.'].*", "", name or "")))
             if after_call:
                 after_call = False
-    return ran, calls, sorted(f for f in functions - called if f)
+    return ran, calls, sorted(f for f in functions - called if f), pairs
 
 
 def folder_of(path):
@@ -122,16 +127,17 @@ def main():
     a.add_argument("--hcache", default="build/release/hcache")
     a.add_argument("--files", action="store_true")
     o = a.parse_args()
-    all_ran, all_calls = set(), set()
+    all_ran, all_calls, all_pairs = set(), set(), set()
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         cached, prompt = record(o.hcache, folder)
         print(f"prompt of {prompt} tokens, {cached} of them restored")
         for path in sorted(glob.glob(folder + "/out.*1-*")):
-            ran, calls, roots = read(path)
+            ran, calls, roots, pairs = read(path)
             if not ran:
                 continue
             all_ran |= ran
             all_calls |= calls
+            all_pairs |= pairs
             print(f"thread {path[-2:]}: ran {len(ran):3}, crossed {len(crossed(calls)):2}: {' '.join(roots)[:80]}")
     to = crossed(all_calls)
     c_files = [f for f in all_ran if f.endswith(".c")]
@@ -140,7 +146,15 @@ def main():
     if o.files:
         for f in sorted(to):
             print(f"  {f} -> {' '.join(sorted(to[f]))}")
+    named = re.findall(r"`([a-z]+/[a-z_]+\.c): ([a-z_]+)`", open("docs/LIFE.md").read())
+    missing = [f"{f}: {name}" for f, name in named if ("src/" + f, name) not in all_pairs]
+    for m in missing:
+        print(f"docs/LIFE.md names {m}, which did not run")
+    most = int(re.search(r"^crossed (\d+)", open("tools/tidy/budgets.txt").read(), re.M).group(1))
+    if len(to) > most:
+        print(f"{len(to)} files were crossed; tools/tidy/budgets.txt allows {most}")
+    return bool(missing) or len(to) > most
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

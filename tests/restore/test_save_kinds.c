@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "restore/save_kinds.h"
+#include "save/saver.h"
 
 enum { L = 8, H = PLAN_HAS_H, K = PLAN_HAS_KV, B = H | K };
 

@@ -15,7 +15,7 @@
 #include "model/gguf_types.h"
 #include "save/fingerprint.h"
 #include "tests/base/tempdir.h"
-#include "tests/text/table_file.h"
+#include "tests/model/table_file.h"
 
 struct place {
     struct pool *pool;

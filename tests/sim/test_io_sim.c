@@ -16,7 +16,7 @@
 #include "io/io.h"
 #include "sim/io_sim.h"
 #include "sim/io_sim_node.h"
-#include "iotest.h"
+#include "tests/io/iotest.h"
 
 #define SECTOR IO_ALIGN
 #define PART   512u

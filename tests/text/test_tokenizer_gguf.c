@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "made_gguf.h"
+#include "tests/model/made_gguf.h"
 #include "text/tokenizer.h"
 
 /* <unk> <s> </s> and tokens of a text, all with the score 0; the first three are control tokens. */

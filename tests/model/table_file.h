@@ -1,6 +1,6 @@
 /* table_file.h - makes GGUF files whose embedding table has a chosen type. */
-#ifndef TESTS_TEXT_TABLE_FILE_H
-#define TESTS_TEXT_TABLE_FILE_H
+#ifndef TESTS_MODEL_TABLE_FILE_H
+#define TESTS_MODEL_TABLE_FILE_H
 
 #include <stdint.h>
 
