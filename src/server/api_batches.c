@@ -186,16 +186,9 @@ void api_batch(struct call *c)
 {
     struct shelf *shelf = shelves_of(c);
     struct err err = {0};
-    struct fault f;
     if (shelf == NULL)
         return;
-    const char *rest = keep_split(c->tail);
-    bool cancels = strcmp(c->route->method, "POST") == 0;
-    if (strcmp(rest, cancels ? "cancel" : "") != 0) {
-        fault_set(&f, 404, "unknown_url", NULL, "there is no such path");
-        call_fault(c, &f);
-        return;
-    }
+    bool cancels = keep_split(c->tail)[0] != 0;
     struct shelf_batch *b = xcalloc(1, sizeof *b);
     int rc = cancels ? shelf_cancel_batch(shelf, call_tenant(c), c->tail, b, &err)
                      : shelf_find_batch(shelf, call_tenant(c), c->tail, b, &err);

@@ -476,13 +476,6 @@ static void branch(struct call *c, const struct conversation *v)
 
 /* --- the routes ------------------------------------------------------------------------------- */
 
-static void no_path(struct call *c)
-{
-    struct fault f;
-    fault_set(&f, 404, "unknown_url", NULL, "there is no such path");
-    call_fault(c, &f);
-}
-
 static void on_conversation(struct call *c, struct conversation *v)
 {
     if (strcmp(c->route->method, "GET") == 0)
@@ -497,20 +490,16 @@ static void on_items(struct call *c, struct conversation *v)
 {
     if (strcmp(c->route->method, "GET") == 0)
         list_items(c, v);
-    else if (strcmp(c->route->method, "POST") == 0)
-        post_items(c, v);
     else
-        no_path(c);
+        post_items(c, v);
 }
 
 static void on_item(struct call *c, struct conversation *v, const char *id)
 {
     if (strcmp(c->route->method, "GET") == 0)
         get_item(c, v, id);
-    else if (strcmp(c->route->method, "DELETE") == 0)
-        delete_item(c, v, id);
     else
-        no_path(c);
+        delete_item(c, v, id);
 }
 
 void api_conversation(struct call *c)
@@ -532,11 +521,9 @@ void api_conversation(struct call *c)
         on_conversation(c, &v);
     else if (strcmp(rest, "items") == 0)
         on_items(c, &v);
-    else if (strncmp(rest, "items/", 6) == 0 && rest[6] != 0)
+    else if (strncmp(rest, "items/", 6) == 0)
         on_item(c, &v, rest + 6);
-    else if (strcmp(rest, "branch") == 0 && strcmp(c->route->method, "POST") == 0)
-        branch(c, &v);
     else
-        no_path(c);
+        branch(c, &v);
     conversation_deinit(&v);
 }

@@ -240,17 +240,11 @@ void api_file(struct call *c)
     struct shelf *shelf = shelves_of(c);
     struct shelf_file file;
     struct err err = {0};
-    struct fault f;
     int fd = -1;
     if (shelf == NULL)
         return;
-    const char *rest = keep_split(c->tail);
-    bool is_get = strcmp(c->route->method, "GET") == 0;
-    bool wants_content = is_get && strcmp(rest, "content") == 0;
-    if (rest[0] != 0 && !wants_content) {
-        fault_set(&f, 404, "unknown_url", NULL, "there is no such path");
-        call_fault(c, &f);
-    } else if (!is_get) {
+    bool wants_content = keep_split(c->tail)[0] != 0;
+    if (strcmp(c->route->method, "DELETE") == 0) {
         delete_file(c, shelf, c->tail);
     } else if (shelf_read_file(shelf, call_tenant(c), c->tail, &file,
                                wants_content ? &fd : NULL, &err) != 0) {

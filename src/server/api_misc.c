@@ -15,22 +15,39 @@ const struct route routes[] = {
     {"/v1/chat/completions", "POST", api_chat, .needs_model = true, .has_text = true},
     {"/v1/completions", "POST", api_completions, .needs_model = true, .has_text = true},
     {"/v1/responses", "POST", api_responses, .needs_model = true, .has_text = true},
-    {"/v1/responses/", "GET", api_response, .needs_model = true, .waits = true},
-    {"/v1/responses/", "POST", api_response, .needs_model = true, .waits = true},
-    {"/v1/responses/", "DELETE", api_response, .needs_model = true, .waits = true},
+    {"/v1/responses/{id}", "GET", api_response, .needs_model = true, .waits = true},
+    {"/v1/responses/{id}", "DELETE", api_response, .needs_model = true, .waits = true},
+    {"/v1/responses/{id}/input_items", "GET", api_response, .needs_model = true,
+     .waits = true},
+    {"/v1/responses/{id}/restoration", "GET", api_response, .needs_model = true,
+     .waits = true},
+    {"/v1/responses/{id}/cancel", "POST", api_response, .needs_model = true, .waits = true},
     {"/v1/conversations", "GET", api_conversations, .needs_model = true, .waits = true},
     {"/v1/conversations", "POST", api_conversations, .needs_model = true, .waits = true},
-    {"/v1/conversations/", "GET", api_conversation, .needs_model = true, .waits = true},
-    {"/v1/conversations/", "POST", api_conversation, .needs_model = true, .waits = true},
-    {"/v1/conversations/", "DELETE", api_conversation, .needs_model = true, .waits = true},
+    {"/v1/conversations/{id}", "GET", api_conversation, .needs_model = true, .waits = true},
+    {"/v1/conversations/{id}", "POST", api_conversation, .needs_model = true,
+     .waits = true},
+    {"/v1/conversations/{id}", "DELETE", api_conversation, .needs_model = true,
+     .waits = true},
+    {"/v1/conversations/{id}/items", "GET", api_conversation, .needs_model = true,
+     .waits = true},
+    {"/v1/conversations/{id}/items", "POST", api_conversation, .needs_model = true,
+     .waits = true},
+    {"/v1/conversations/{id}/items/{item_id}", "GET", api_conversation, .needs_model = true,
+     .waits = true},
+    {"/v1/conversations/{id}/items/{item_id}", "DELETE", api_conversation,
+     .needs_model = true, .waits = true},
+    {"/v1/conversations/{id}/branch", "POST", api_conversation, .needs_model = true,
+     .waits = true},
     {"/v1/files", "GET", api_files, .needs_model = true, .waits = true},
     {"/v1/files", "POST", api_files, .needs_model = true, .waits = true},
-    {"/v1/files/", "GET", api_file, .needs_model = true, .waits = true},
-    {"/v1/files/", "DELETE", api_file, .needs_model = true, .waits = true},
+    {"/v1/files/{id}", "GET", api_file, .needs_model = true, .waits = true},
+    {"/v1/files/{id}", "DELETE", api_file, .needs_model = true, .waits = true},
+    {"/v1/files/{id}/content", "GET", api_file, .needs_model = true, .waits = true},
     {"/v1/batches", "GET", api_batches, .needs_model = true, .waits = true},
     {"/v1/batches", "POST", api_batches, .needs_model = true, .waits = true},
-    {"/v1/batches/", "GET", api_batch, .needs_model = true, .waits = true},
-    {"/v1/batches/", "POST", api_batch, .needs_model = true, .waits = true},
+    {"/v1/batches/{id}", "GET", api_batch, .needs_model = true, .waits = true},
+    {"/v1/batches/{id}/cancel", "POST", api_batch, .needs_model = true, .waits = true},
     {"/v1/cache/stats", "GET", api_cache_stats, .needs_model = true, .waits = true},
     {"/v1/cache/lookup", "POST", api_cache_lookup, .needs_model = true, .waits = true},
     {"/v1/cache/prefetch", "POST", api_cache_prefetch, .needs_model = true,
@@ -44,7 +61,7 @@ const struct route routes[] = {
     {"/v1/messages/count_tokens", "POST", api_count_tokens, .needs_model = true,
      .has_text = true},
     {"/v1/models", "GET", api_models, .needs_model = true},
-    {"/v1/models/", "GET", api_model, .needs_model = true},
+    {"/v1/models/{*model}", "GET", api_model, .needs_model = true},
     {"/tokenize", "POST", api_tokenize, .needs_model = true, .has_text = true},
     {"/detokenize", "POST", api_detokenize, .needs_model = true, .has_text = true},
     {"/health", "GET", api_health, .is_public = true},
@@ -299,7 +316,9 @@ static struct json *operation(const struct route *r)
         struct json *media = json_new_object(), *content = json_new_object();
         struct json *body = json_new_object();
         json_put(media, "schema", body_schema(r));
-        json_put(content, "application/json", media);
+        json_put(content,
+                 r->answer == api_files ? "multipart/form-data" : "application/json",
+                 media);
         json_put_bool(body, "required", true);
         json_put(body, "content", content);
         json_put(op, "requestBody", body);
@@ -310,16 +329,22 @@ static struct json *operation(const struct route *r)
     return op;
 }
 
-static struct json *parameter_id(void)
+/* Lists the parameters of a route's path. NULL: it has none. */
+static struct json *parameters(const char *path)
 {
-    struct json *list = json_new_array(), *p = json_new_object(),
-                *schema = json_new_object();
-    json_put_string(p, "name", "id");
-    json_put_string(p, "in", "path");
-    json_put_bool(p, "required", true);
-    json_put_string(schema, "type", "string");
-    json_put(p, "schema", schema);
-    json_push(list, p);
+    struct json *list = NULL;
+    while ((path = strchr(path, '{')) != NULL) {
+        path += 1 + (path[1] == '*');
+        size_t n = strcspn(path, "}");
+        struct json *p = json_new_object(), *schema = json_new_object();
+        json_put_bytes(p, "name", path, n);
+        json_put_string(p, "in", "path");
+        json_put_bool(p, "required", true);
+        json_put_string(schema, "type", "string");
+        json_put(p, "schema", schema);
+        list = list != NULL ? list : json_new_array();
+        json_push(list, p);
+    }
     return list;
 }
 
@@ -331,13 +356,14 @@ static const char *verb_of(const struct route *r)
 /* Adds the description of a path. All methods of a path are neighbours in the table of routes. */
 static void put_path(struct json *paths, const struct route *r)
 {
-    struct json *item = json_new_object();
-    bool has_id = r->path[strlen(r->path) - 1] == '/' && r->path[1] != 0;
-    char *path = xasprintf("%s%s", r->path, has_id ? "{id}" : "");
+    struct json *item = json_new_object(), *list;
+    char *path = xstrdup(r->path), *star = strchr(path, '*');
+    if (star != NULL)
+        memmove(star, star + 1, strlen(star));
     for (const struct route *m = r; m->path != NULL && strcmp(m->path, r->path) == 0; m++) {
         struct json *op = operation(m);
-        if (has_id)
-            json_put(op, "parameters", parameter_id());
+        if ((list = parameters(m->path)) != NULL)
+            json_put(op, "parameters", list);
         json_put(item, verb_of(m), op);
     }
     json_put(paths, path, item);

@@ -780,19 +780,16 @@ void api_response(struct call *c)
         call_fault(c, &f);
     else if (is_get && rest[0] == 0)
         get(c, t);
-    else if (is_get && strcmp(rest, "input_items") == 0)
+    else if (strcmp(rest, "input_items") == 0)
         get_input_items(c, t);
-    else if (is_get && strcmp(rest, "restoration") == 0)
+    else if (strcmp(rest, "restoration") == 0)
         get_restoration(c, t);
-    else if (strcmp(c->route->method, "DELETE") == 0 && rest[0] == 0)
+    else if (rest[0] == 0)
         delete (c, c->tail);
-    else if (strcmp(c->route->method, "POST") == 0 && strcmp(rest, "cancel") == 0) {
+    else {
         fault_set(&f, 400, "unsupported_value", NULL,
                   "only a response that is made in the background can be cancelled: close "
                   "the connection instead");
-        call_fault(c, &f);
-    } else {
-        fault_set(&f, 404, "unknown_url", NULL, "there is no such path");
         call_fault(c, &f);
     }
     turn_free(t);

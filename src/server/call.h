@@ -19,7 +19,7 @@
 struct call;
 
 struct route {
-    const char *path, *method;
+    const char *path, *method; /* path: as head_path_is takes it */
     void (*answer)(struct call *c);
     bool is_public; /* the route needs no key */
     /* the route gets 503 while the model is loading or the server is draining */
@@ -90,7 +90,7 @@ struct call {
     const struct route *route;
     char method[16];  /* method as the client sent it, cut if it is long */
     int64_t begun_ns; /* time at which its head had arrived */
-    char tail[256];   /* rest of the path, for a route that ends with "/" */
+    char tail[256];   /* the path from the route's first "{" on */
     size_t uri_bytes;
     bool uri_has_zero;    /* the URI has an escaped zero: see struct head */
     bool is_anthropic;    /* faults have the form of Anthropic's API; false: of OpenAI's */

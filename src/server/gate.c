@@ -79,7 +79,7 @@ static int find_route(struct call *c, const char *url, const char *method, struc
         known = true;
         if (strcmp(r->method, method) == 0) {
             c->route = r;
-            snprintf(c->tail, sizeof c->tail, "%s", url + strlen(r->path));
+            snprintf(c->tail, sizeof c->tail, "%s", url + strcspn(r->path, "{"));
         }
     }
     if (c->route != NULL)

@@ -79,10 +79,19 @@ int head_check(const struct head *h, uint64_t max_body_bytes, struct fault *f)
 
 bool head_path_is(const char *route, const char *path)
 {
-    size_t n = strlen(route);
-    if (n > 1 && route[n - 1] == '/')
-        return strncmp(route, path, n) == 0 && path[n] != 0;
-    return strcmp(route, path) == 0;
+    bool ends_with_id = route[strlen(route) - 1] == '}';
+    while (*route != 0) {
+        if (*route == '{') {
+            size_t n = route[1] == '*' ? strlen(path) : strcspn(path, "/");
+            if (n == 0)
+                return false;
+            path += n;
+            route += strcspn(route, "}") + 1;
+        } else if (*route++ != *path++) {
+            return false;
+        }
+    }
+    return *path == 0 || (ends_with_id && strcmp(path, "/") == 0);
 }
 
 bool head_path_is_below(const char *prefix, const char *path)

@@ -9,8 +9,9 @@
  *     Origin           the page that asks. It must be this server's own page, or one of --allow-origin.
  *     Sec-Fetch-Site   the browser's own judgement. It comes with requests without Origin: images, scripts, links.
  *
- * A body that a page sends must be declared as JSON: a page can send other types without a
- * preflight (the OPTIONS request in which a browser first asks for permission). */
+ * A body that a page sends must be declared as JSON, or as a form with files. A page can send forms
+ * without a preflight (the OPTIONS request in which a browser first asks for permission), so its
+ * Origin alone must keep it out. */
 #ifndef SERVER_ORIGIN_H
 #define SERVER_ORIGIN_H
 

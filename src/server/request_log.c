@@ -54,10 +54,8 @@ void request_log(const struct call *c, bool lost)
     if (log_level() < LOG_INFO || is_poll(c))
         return;
     const char *path = c->route != NULL ? c->route->path : "(no route)";
-    size_t n = strlen(path);
-    bool has_id = n > 1 && path[n - 1] == '/';
-    textbuf_addf(&line, "%s %s%s %d in %.1f ms", c->method, path, has_id ? "ID" : "",
-                 c->status, (double)(clock_now_ns() - c->begun_ns) * 1e-6);
+    textbuf_addf(&line, "%s %s %d in %.1f ms", c->method, path, c->status,
+                 (double)(clock_now_ns() - c->begun_ns) * 1e-6);
     if (c->refused[0] != 0)
         textbuf_addf(&line, ": %s", c->refused);
     else if (c->gen != NULL)

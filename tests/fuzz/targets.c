@@ -430,10 +430,11 @@ static void fuzz_http_head(const uint8_t *bytes, size_t n)
     memcpy(text, bytes, n);
     text[n] = 0;
     char *path = strsep(&at, "\n");
-    for (const char *const *r = (const char *const[]){"/", "/v1/models/", "/v1/chat", NULL};
+    for (const char *const *r = (const char *const[]){"/", "/v1/models/{*model}",
+                                                      "/v1/a/{id}/b", "/v1/chat", NULL};
          *r != NULL; r++)
         if (head_path_is(*r, path))
-            MUST(strncmp(path, *r, strlen(*r)) == 0);
+            MUST(strncmp(path, *r, strcspn(*r, "{")) == 0);
     while ((line = strsep(&at, "\n")) != NULL) {
         char *value = strchr(line, ':');
         if (value != NULL)

@@ -89,9 +89,28 @@ static void paths(void **state)
     assert_false(head_path_is("/", "/x"));
     assert_true(head_path_is("/v1/models", "/v1/models"));
     assert_false(head_path_is("/v1/models", "/v1/models/"));
-    assert_true(head_path_is("/v1/models/", "/v1/models/x/y"));
-    assert_false(head_path_is("/v1/models/", "/v1/models/"));
-    assert_false(head_path_is("/v1/models/", ""));
+    assert_true(head_path_is("/v1/models/{*m}", "/v1/models/x/y"));
+    assert_false(head_path_is("/v1/models/{*m}", "/v1/models/"));
+    assert_false(head_path_is("/v1/models/{*m}", ""));
+    static const struct {
+        const char *path;
+        bool is_item, is_one;
+    } rows[] = {{"/c/1/items/2", true, false},
+                {"/c/1/items/", false, false},
+                {"/c/1/items", false, false},
+                {"/c//items/2", false, false},
+                {"/c/1/items/2/3", false, false},
+                {"/c/1/items/2/", true, false},
+                {"/c/1", false, true},
+                {"/c/1/", false, true},
+                {"/c/{id}", false, true},
+                {"/c/", false, false},
+                {"/x/1/items/2", false, false}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        assert_int_equal(head_path_is("/c/{id}/items/{item_id}", rows[i].path),
+                         rows[i].is_item);
+        assert_int_equal(head_path_is("/c/{id}", rows[i].path), rows[i].is_one);
+    }
 }
 
 int main(void)

@@ -235,7 +235,7 @@ static void a_page_sends_json(void **state)
                                         "application/x-json",
                                         "application/jsonp",
                                         "application/+json",
-                                        "multipart/form-data; boundary=json",
+                                        "multipart/form-data-2",
                                         "application/x-www-form-urlencoded",
                                         "text/json"};
     (void)state;
@@ -250,7 +250,23 @@ static void a_page_sends_json(void **state)
         /* the request does not come from a page */
         assert_int_equal(type_status("Accept", "2", other[i]), 0);
     }
+    /* a page uploads files as a form: its own, not one that the browser does not name */
+    static const char form[] = "multipart/form-data; boundary=json";
+    assert_int_equal(type_status("Origin", "2", form), 0);
+    assert_int_equal(type_status("Sec-Fetch-Site", "2", form), 0);
     const char *allowed;
+    const struct header nameless[] = {{"Host", "localhost"},
+                                      {"Sec-Fetch-Site", "none"},
+                                      {"Content-Length", "2"},
+                                      {"Content-Type", form},
+                                      {0}};
+    const struct header foreign[] = {{"Host", "localhost"},
+                                     {"Origin", "http://localhost.example"},
+                                     {"Content-Length", "2"},
+                                     {"Content-Type", form},
+                                     {0}};
+    assert_int_equal(status_of(&none, nameless, false, &allowed), 415);
+    assert_int_equal(status_of(&none, foreign, false, &allowed), 403);
     const struct header chunked[] = {{"Host", "localhost"},
                                      {"Origin", "http://localhost"},
                                      {"Transfer-Encoding", "chunked"},

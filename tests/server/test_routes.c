@@ -37,6 +37,8 @@
 #include "base/mem.h"
 #include "base/textbuf.h"
 #include "api/shelf.h"
+#include "base/json.h"
+#include "server/call.h"
 #include "server/server.h"
 #include "api/conversations.h"
 #include "tests/base/said.h"
@@ -499,6 +501,48 @@ static void each_route_answers_as_written(void **state)
     assert_int_equal(n_wrong, 0);
 }
 
+static const char *path_in_text(const struct route *r)
+{
+    static char path[100];
+    const char *star = strchr(r->path, '*');
+    int n = star != NULL ? (int)(star - r->path) : (int)strlen(r->path);
+    snprintf(path, sizeof path, "%.*s%s", n, r->path, star != NULL ? star + 1 : "");
+    return path;
+}
+
+/* The server's description has each route and no other. */
+static void the_description_has_each_route(void **state)
+{
+    (void)state;
+    struct json *v;
+    int n_routes = 0, n_described = 0;
+    char *answer = exchange("GET /openapi.json HTTP/1.0\r\nHost: localhost\r\n"
+                            "Authorization: Bearer one\r\n\r\n"),
+         *body = strstr(answer, "\r\n\r\n");
+    assert_non_null(body);
+    assert_int_equal(json_parse(&v, body + 4, strlen(body + 4), "it", NULL), 0);
+    const struct json *paths = json_member(v, "paths");
+    for (const struct route *r = routes; r->path != NULL; r++, n_routes++) {
+        char verb[16];
+        snprintf(verb, sizeof verb, "%s", r->method);
+        for (char *c = verb; *c != 0; c++)
+            *c = (char)tolower((unsigned char)*c);
+        const struct json *op = json_member(json_member(paths, path_in_text(r)), verb);
+        if (op == NULL)
+            fail_msg("%s %s is not described", r->method, r->path);
+        assert_int_equal(json_count(json_member(op, "parameters")),
+                         (strchr(r->path, '{') != NULL) +
+                             (strstr(r->path, "}/items/{") != NULL));
+    }
+    struct json_iter it = json_begin(paths);
+    while (json_next(&it))
+        for (struct json_iter op = json_begin(it.value); json_next(&op);)
+            n_described++;
+    assert_int_equal(n_described, n_routes);
+    json_free(v);
+    free(answer);
+}
+
 /* A server that was started without standard input accepts connections as descriptor 0. */
 static void a_connection_may_be_descriptor_0(void **state)
 {
@@ -607,7 +651,7 @@ static void each_request_has_a_line_in_the_log(void **state)
         "generated 4\n"
         "hcache: POST /v1/completions 200 in # ms: prompt 3, cached 0, generated 2\n"
         "hcache: GET (no route) 404 in # ms: there is no such path\n"
-        "hcache: GET /v1/responses/ID 404 in # ms: not_found\n"
+        "hcache: GET /v1/responses/{id} 404 in # ms: not_found\n"
         "hcache: GET /v1/models 200 in # ms\n"
         "hcache: GET / 200 in # ms\n"
         "hcache: POST /v1/completions 400 in # ms: 'top_p' is 7; it must be 0 to 1\n"
@@ -671,6 +715,7 @@ int main(void)
         STAGE(a_connection_may_be_descriptor_0, 0),
         STAGE(connections_wait_for_their_turn, 0),
         STAGE(each_request_has_a_line_in_the_log, 0),
+        STAGE(the_description_has_each_route, 0),
         STAGE(each_route_answers_as_written, 0),
         STAGE(each_route_answers_as_written, 1),
         STAGE(each_route_answers_as_written, 2),
