@@ -46,7 +46,7 @@ gone.close()
 logged("a client that went", s, r"POST /v1/completions 200 in .*; the client was gone before the end$")
 r = s.post("/v1/responses", {"input": SECRET, "max_output_tokens": 2}, KEY)[2]
 s.request("GET", f"/v1/responses/{r['id']}", None, KEY)
-logged("a path with an id", s, r"GET /v1/responses/ID 200 in [0-9.]+ ms$")
+logged("a path with an id", s, r"GET /v1/responses/\{id\} 200 in [0-9.]+ ms$")
 s.request("GET", "/v1/" + SECRET.replace(" ", "_"), None, KEY)
 logged("no such path", s, r"GET \(no route\) 404 in [0-9.]+ ms: there is no such path$")
 s.request("GET", "/v1/models")
@@ -64,7 +64,7 @@ for name, body, reason in (
 s.request("POST", "/v1/completions", b'{"prompt": "' + SECRET.encode(), KEY)
 logged("a body that is no JSON", s, COMPLETIONS + r"the request's body\.\.\.$")
 s.request("GET", "/v1/conversations/conv_" + SECRET.replace(" ", "_"), None, KEY)
-logged("a conversation that is not there", s, r"GET /v1/conversations/ID 404 in [0-9.]+ ms: not_found$")
+logged("a conversation that is not there", s, r"GET /v1/conversations/\{id\} 404 in [0-9.]+ ms: not_found$")
 for path in ("/health", "/metrics", "/v1/cache/stats"):
     equal(f"{path} is answered", s.request("GET", path, None, KEY)[0], 200)
 s.request("GET", "/v1/cache/stats")
