@@ -297,7 +297,7 @@ static void finish(struct restore_phase *g, struct seq *s)
 {
     int n_hits = restore_plan_usable(s, restore_found(s->restore));
     struct restore_result *r = &s->out.restore;
-    if (!s->was_preempted && s->n_planned > 0)
+    if (!s->has_first && s->n_planned > 0)
         lanes_measure(&s->measured, s->restore);
     int rc = restore_result_of(s->restore, r, &s->out.err);
     if (rc != 0) {

@@ -175,7 +175,7 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
     *n_chunks = n_used > 0 ? first + n_new_chunks : 0;
     if (n_used > 0) {
         s->expected = correction_expect(g->o.platform, tier, &req, &s->out.plan);
-        if (!s->was_preempted)
+        if (!s->has_first)
             lanes_predict(&s->predicted, &req, &s->out.plan);
     }
     return rc;

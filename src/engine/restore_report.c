@@ -103,7 +103,7 @@ void restore_report(struct platform *p, struct seq *s, int n_hits)
     judge_stall(s);
     tell_changed(s, r);
     s->shared->stats.n_replanned += r->n_replanned > 0;
-    if (!s->was_preempted && !s->staging.is_placed)
+    if (!s->has_first && !s->staging.is_placed)
         judge_prediction(s);
     tell_miss(s, r, n_hits);
     if (r->n_tokens <= s->n_done)

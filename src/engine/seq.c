@@ -382,7 +382,7 @@ void seq_enter_prefill(struct seq *s)
     bool is_stored = s->out.n_stored >= view_token(&s->view, n * KV_BLOCK_TOKENS);
     CHECK(s->n_done >= view_moved(&s->view));
     enter(s, PHASE_PREFILL);
-    if (s->was_preempted)
+    if (s->has_first)
         tell_first(s);
     /* If a lost chunk covered a copied tail, the tail's tokens are computed again, too. */
     else if (s->out.n_device > seq_at(s))
@@ -411,16 +411,24 @@ static void leave(struct seq *s)
     stairs_left(s, n_done);
 }
 
-/* Gives up place and blocks. From now on the statistics of the first admission are reported. */
+/* Gives up place and blocks. From now on the statistics of the first admission are reported. An
+ * admission that ends during its restore has found and computed nothing: the next one counts. */
 static void leave_again(struct seq *s)
 {
     struct outcome_truncation truncation = s->out.truncation;
-    if (s->phase != PHASE_RESTORE || !s->was_preempted)
+    if (s->phase != PHASE_RESTORE) {
         s->first = s->out;
+        s->has_first = true;
+    }
     leave(s);
-    s->was_preempted = true;
-    s->out = s->first;
-    s->out.truncation = truncation;
+    if (s->has_first) {
+        s->out = s->first;
+        s->out.truncation = truncation;
+    } else {
+        s->out.n_device = 0;
+        s->out.miss[0] = 0;
+        s->out.restore = (struct restore_result){0};
+    }
 }
 
 /* Drops a forced plan: it may need records that the last chunks of s do not have. */

@@ -393,13 +393,13 @@ static void a_restore_begins_behind_the_device(void **state)
 
 /* Runs the lab's request, and then another one with the same prompt. Returns the second one, which
  * has ended. */
-static struct seq *run_again(struct lab *l, const struct et_ask *ask, bool was_preempted)
+static struct seq *run_again(struct lab *l, const struct et_ask *ask, bool has_first)
 {
     struct err err = {0};
     assert_int_equal(engine_run(l->k.engine, &err), 0);
     assert_int_equal(saver_flush(l->k.saver, &err), 0);
     struct seq *s = add(l, ask);
-    s->was_preempted = was_preempted;
+    s->has_first = has_first;
     assert_int_equal(engine_run(l->k.engine, &err), 0);
     assert_int_equal(s->phase, PHASE_DONE);
     return s;

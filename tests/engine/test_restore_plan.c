@@ -401,10 +401,10 @@ static void the_first_restore_is_predicted(void **state)
     (void)state;
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
-    l.s->was_preempted = true;
+    l.s->has_first = true;
     assert_int_equal(make(&l, &(struct restore_plan_ask){0}), N_CHUNKS);
     assert_int_equal(l.s->predicted.n, 0);
-    l.s->was_preempted = false;
+    l.s->has_first = false;
     assert_int_equal(make(&l, &(struct restore_plan_ask){0}), N_CHUNKS);
     assert_true(l.s->predicted.n > 0);
     lab_close(&l, NULL);

@@ -188,7 +188,7 @@ static void only_the_first_restore_can_surprise(void **state)
     for (int i = 0; i < 3; i++) {
         lab_init(&l);
         l.s.out.restore.total_ns = 1000000000;
-        l.s.was_preempted = i == 1;
+        l.s.has_first = i == 1;
         l.s.staging.is_placed = i == 2;
         report(&l);
         assert_int_equal(l.s.out.surprise, i == 0 ? SURPRISE_SHARED : SURPRISE_NONE);

@@ -258,7 +258,7 @@ static void the_first_admission_is_reported(void **state)
     for (int again = 0; again < 2; again++) {
         open_stack(1);
         struct seq *s = add(0, N_PROMPT, 0, &(struct et_ask){.save = "kv"});
-        s->was_preempted = again == 1;
+        s->has_first = again == 1;
         s->out.n_device = 77;
         schedule_step(c);
         assert_int_equal(s->phase, PHASE_RESTORE);
