@@ -1,13 +1,16 @@
 /* test_wire.c - a connection: how it is set up, what it says when it fails, and that bytes are sent
  * later if the socket does not take them at once. */
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -59,6 +62,67 @@ static int option_of(int fd, int level, int name)
     socklen_t n = sizeof on;
     assert_int_equal(getsockopt(fd, level, name, &on, &n), 0);
     return on;
+}
+
+/* While it is set, look-ups of names do not end. */
+static atomic_bool names_hang;
+static atomic_int n_hanging;
+
+/* Replaces the C library's function. "name" is loopback. */
+int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints,
+                struct addrinfo **out)
+{
+    static int (*real)(const char *, const char *, const struct addrinfo *,
+                       struct addrinfo **);
+    bool is_ours = strcmp(host, "name") == 0;
+    if (is_ours && (hints->ai_flags & AI_NUMERICHOST) != 0)
+        return EAI_NONAME;
+    if (is_ours) {
+        atomic_fetch_add(&n_hanging, 1);
+        while (atomic_load(&names_hang))
+            clock_sleep_ns(1000000);
+        atomic_fetch_sub(&n_hanging, 1);
+    }
+    *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
+    return real(is_ours ? "127.0.0.1" : host, service, hints, out);
+}
+
+/* A resolver that hangs holds nobody up beyond the deadline, nor beyond a stop, and not an address.
+ * Look-ups that hang are bounded in number. */
+static void a_name_has_the_same_deadline(void **state)
+{
+    (void)state;
+    struct wire w;
+    struct err err = {0};
+    int port, listener = listen_on(&port), stop = eventfd(0, EFD_CLOEXEC);
+    atomic_store(&names_hang, true);
+    for (int i = 0; i < 10; i++) {
+        int64_t now = clock_now_ns();
+        assert_int_equal(wire_open(&w, "name", port, stop, NULL, now + SECOND / 50, &err),
+                         -ETIMEDOUT);
+        assert_in_range(clock_now_ns() - now, 0, 30 * SECOND);
+        assert_non_null(strstr(err.msg, "host 'name': "));
+        assert_int_equal(w.fd, -1);
+    }
+    assert_non_null(strstr(err.msg, "hang"));
+    assert_in_range(atomic_load(&n_hanging), 1, 8);
+    assert_int_equal(wire_open(&w, "127.0.0.1", port, stop, NULL, soon(), &err), 0);
+    wire_close(&w);
+    atomic_store(&names_hang, false);
+    while (atomic_load(&n_hanging) > 0)
+        clock_sleep_ns(1000000);
+    clock_sleep_ns(20000000); /* the threads that were left behind free what they have */
+    assert_int_equal(wire_open(&w, "name", port, stop, NULL, soon(), &err), 0);
+    wire_close(&w);
+    atomic_store(&names_hang, true);
+    assert_int_equal(eventfd_write(stop, 1), 0);
+    assert_int_equal(wire_open(&w, "name", port, stop, NULL, soon(), &err), ERR_CANCELLED);
+    atomic_store(&names_hang, false);
+    while (atomic_load(&n_hanging) > 0)
+        clock_sleep_ns(1000000);
+    clock_sleep_ns(20000000);
+    close(listener);
+    close(stop);
 }
 
 /* Commands are small and must not wait for each other. A peer that has vanished must be noticed. No
@@ -288,6 +352,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_connection_is_set_up),
+        cmocka_unit_test(a_name_has_the_same_deadline),
         cmocka_unit_test(the_first_descriptor_is_closed),
         cmocka_unit_test(a_failure_says_what_failed),
         cmocka_unit_test(a_process_without_descriptors_cannot_connect),

@@ -6,14 +6,19 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/mem.h"
 #include "base/minmax.h"
 #include "store/remote/tls.h"
+#include "base/thread.h"
 
 #define STOPPED "stopped waiting for the remote"
 
@@ -82,16 +87,102 @@ static int shake(struct wire *w, const struct tls *tls, const char *host,
     return rc;
 }
 
+/* --- names ------------------------------------------------------------------------------------ */
+
+/* The look-up of a name. The C library can neither bound nor cancel it, so it has a thread of its
+ * own, which a caller that gives up leaves behind. The last of both frees it. */
+struct lookup {
+    atomic_int n_users;
+    int done_fd; /* readable when the look-up has ended */
+    char *host, service[16];
+    int rc;
+    struct addrinfo *list;
+};
+
+/* Threads that look names up. A resolver that hangs holds each for its own time, often 10 s. */
+enum { MAX_LOOKUPS = 8 };
+static atomic_int n_lookups;
+
+static void lookup_drop(struct lookup *l)
+{
+    if (atomic_fetch_sub(&l->n_users, 1) > 1)
+        return;
+    if (l->list != NULL)
+        freeaddrinfo(l->list);
+    close(l->done_fd);
+    free(l->host);
+    free(l);
+}
+
+static void *lookup_main(void *arg)
+{
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+    struct lookup *l = arg;
+    l->rc = getaddrinfo(l->host, l->service, &hints, &l->list);
+    (void)eventfd_write(l->done_fd, 1);
+    atomic_fetch_sub(&n_lookups, 1);
+    lookup_drop(l);
+    return NULL;
+}
+
+static int lookup_start(struct lookup *l, struct err *err)
+{
+    pthread_t id;
+    if (l->done_fd < 0)
+        return err_set(err, -errno, "no descriptor: %s", strerror(errno));
+    if (atomic_fetch_add(&n_lookups, 1) >= MAX_LOOKUPS) {
+        atomic_fetch_sub(&n_lookups, 1);
+        return err_set(err, -ETIMEDOUT, "host '%s': earlier look-ups of names hang",
+                       l->host);
+    }
+    atomic_store(&l->n_users, 2);
+    int rc = thread_create(&id, lookup_main, l);
+    if (rc == 0) {
+        pthread_detach(id);
+        return 0;
+    }
+    atomic_fetch_sub(&n_lookups, 1);
+    atomic_store(&l->n_users, 1);
+    return err_set(err, -rc, "no thread: %s", strerror(rc));
+}
+
+/* Resolves a name. A numeric address needs no thread. The caller frees *out. */
+static int resolve(struct wire *w, const char *host, const char *service,
+                   int64_t deadline_ns, struct addrinfo **out, struct err *err)
+{
+    const struct addrinfo numeric = {.ai_socktype = SOCK_STREAM,
+                                     .ai_flags = AI_NUMERICHOST};
+    if (getaddrinfo(host, service, &numeric, out) == 0)
+        return 0;
+    struct lookup *l = xcalloc(1, sizeof *l);
+    atomic_init(&l->n_users, 1);
+    l->host = xstrdup(host);
+    snprintf(l->service, sizeof l->service, "%s", service);
+    l->done_fd = w->fd = eventfd(0, EFD_CLOEXEC);
+    int rc = lookup_start(l, err);
+    if (rc == 0 && (rc = await(w, POLLIN, deadline_ns, err)) == -ETIMEDOUT)
+        err_set(err, rc, "host '%s': the look-up of its name does not end", host);
+    w->fd = -1;
+    if (rc == 0 && l->rc != 0)
+        rc = err_set(err, ERR_NOT_FOUND, "host '%s': %s", host, gai_strerror(l->rc));
+    if (rc == 0) {
+        *out = l->list;
+        l->list = NULL;
+    }
+    lookup_drop(l);
+    return rc;
+}
+
 int wire_open(struct wire *w, const char *host, int port, int stop_fd,
               const struct tls *tls, int64_t deadline_ns, struct err *err)
 {
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
+    struct addrinfo *list = NULL;
     char service[16];
     *w = (struct wire){.fd = -1, .stop_fd = stop_fd};
     snprintf(service, sizeof service, "%d", port);
-    int rc = getaddrinfo(host, service, &hints, &list);
+    int rc = resolve(w, host, service, deadline_ns, &list, err);
     if (rc != 0)
-        return err_set(err, ERR_NOT_FOUND, "host '%s': %s", host, gai_strerror(rc));
+        return rc;
     rc = ERR_NOT_FOUND;
     for (const struct addrinfo *a = list; a != NULL && rc != 0; a = a->ai_next) {
         wire_close(w);

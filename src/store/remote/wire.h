@@ -21,8 +21,7 @@ struct wire {
     struct tls_session *session; /* NULL: no TLS */
 };
 
-/* Connects to a server. tls NULL: without TLS. The system resolves the host's name, which may take
- * longer than the deadline. */
+/* Connects to a server. tls NULL: without TLS. */
 int wire_open(struct wire *w, const char *host, int port, int stop_fd,
               const struct tls *tls, int64_t deadline_ns, struct err *err);
 void wire_close(struct wire *w);
