@@ -742,8 +742,9 @@ struct hcache_dram {
 struct hcache_remote {
     /* URL without the password; "": there is no remote, and all other fields are 0 */
     char url[300];
-    int is_up; /* 1 if the remote answers, else 0 */
-    char why_down[160];
+    int is_up;   /* 1 if the remote answers and nothing else keeps it from use, else 0 */
+    int is_full; /* 1 if it is up, but has refused the last write because it is full */
+    char why_down[160]; /* the reason, if it is not up, or full */
     /* The following fields count since the start. */
     uint64_t n_fetches; /* look-ups that asked the remote for chunks */
     /* round trips of fetches during which no other command was under way */

@@ -152,6 +152,7 @@ struct hcache_dram counts_dram(const struct store_dram *d)
 struct hcache_remote counts_remote(const struct remote_stats *st)
 {
     struct hcache_remote out = {.is_up = st->is_up,
+                                .is_full = st->is_full,
                                 .n_fetches = st->n_fetches,
                                 .n_round_trips = st->n_round_trips,
                                 .n_fetched = st->n_fetched,

@@ -72,7 +72,8 @@ static struct json *remote_tier(const struct hcache_remote *r)
     json_put_string(o, "name", "remote");
     json_put_string(o, "url", r->url);
     json_put_bool(o, "up", r->is_up);
-    json_put_string(o, "down_because", r->is_up ? NULL : r->why_down);
+    json_put_bool(o, "full", r->is_full);
+    json_put_string(o, "down_because", r->is_up && !r->is_full ? NULL : r->why_down);
     json_put_int(o, "fetches", (int64_t)r->n_fetches);
     json_put_int(o, "round_trips", (int64_t)r->n_round_trips);
     json_put_int(o, "fetched_chunks", (int64_t)r->n_fetched);

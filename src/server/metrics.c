@@ -256,6 +256,8 @@ static void remote_metrics(struct textbuf *b, const struct hcache_stats *st,
     if (r->url[0] == 0)
         return;
     metric(b, "gauge", "remote_up", "1: the remote answers.", r->is_up);
+    metric(b, "gauge", "remote_full", "1: the remote is up, but full: it takes no writes.",
+           r->is_full);
     metric(b, "counter", "remote_tokens_total",
            "Prompt tokens whose state was fetched from the remote.",
            (double)st->remote_tokens);

@@ -393,6 +393,7 @@ static void figures_of_the_remote_are_copied(void **state)
     (void)state;
     struct remote_stats st = {.url = "redis://h:1/0",
                               .is_up = true,
+                              .is_full = true,
                               .why_down = "slow",
                               .n_fetches = 1,
                               .n_fetched = 2,
@@ -415,7 +416,7 @@ static void figures_of_the_remote_are_copied(void **state)
         st.misses[i] = 20 + (uint64_t)i;
     const struct hcache_remote r = counts_remote(&st);
     assert_string_equal(r.url, "redis://h:1/0");
-    assert_true(r.is_up);
+    assert_true(r.is_up && r.is_full);
     assert_string_equal(r.why_down, "slow");
     assert_int_equal(r.n_fetches, 1);
     assert_int_equal(r.n_fetched, 2);

@@ -51,8 +51,16 @@ static void an_erasure_reaches_every_server(void **state)
     assert_null(remote_fetch_begin(a.remote, &want, why, sizeof why));
     assert_string_equal(why, "an erasure is on its way to the remote");
     assert_int_equal(rt_stats(&a).n_unpublished, 1);
+    /* A full remote is up, and takes no writes. */
+    WAIT_FOR(rt_stats(&a).is_full);
+    struct remote_stats full = rt_stats(&a);
+    assert_true(full.is_up);
+    assert_string_equal(full.why_down,
+                        "it answers, but is full: erasures do not reach it: the "
+                        "remote refuses: OOM no room");
     fake_redis_answer(f);
     WAIT_FOR(rt_stats(&a).n_unpublished == 0);
+    WAIT_FOR(!rt_stats(&a).is_full);
     assert_int_equal(fake_redis_n_added(f), 1);
     for (int i = 0; i < RT_CHUNKS; i++)
         assert_int_equal(fake_redis_value(f, rt_names[i], NULL) > 0, i < 2);

@@ -155,11 +155,15 @@ void remote_stats(struct remote *r, struct remote_stats *out)
     *out = r->stats;
     out->n_queued = r->n_offers + r->n_leases;
     for (int i = 0; i < WRITER_TASKS; i++) {
-        bool fails = r->writer_why[i][0] != 0;
-        if (fails && out->is_up)
-            snprintf(out->why_down, sizeof out->why_down, "%s", r->writer_why[i]);
-        out->is_up = out->is_up && !fails;
+        const char *why = r->writer_why[i];
+        if (why[0] == 0 || !out->is_up)
+            continue;
+        snprintf(out->why_down, sizeof out->why_down, "%s%s",
+                 r->writer_is_full[i] ? "it answers, but is full: " : "", why);
+        out->is_full = r->writer_is_full[i];
+        out->is_up = out->is_full;
     }
+    out->is_full = out->is_full && out->is_up;
     if (out->is_up && !r->may_fetch) {
         out->is_up = false;
         snprintf(out->why_down, sizeof out->why_down, NOT_READ);

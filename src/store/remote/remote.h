@@ -152,7 +152,8 @@ bool remote_is_current(struct remote *r);
 struct remote_stats {
     char url[300]; /* address of the remote, without the password */
     bool is_up;
-    char why_down[160];
+    bool is_full;       /* it is up, and has refused the last write because it is full */
+    char why_down[160]; /* set if it is not up, or full */
     /* fetches; chunks that they brought; bytes of these */
     uint64_t n_fetches, n_fetched, fetched_bytes;
     /* times that a fetch sent a command with nothing else in flight */

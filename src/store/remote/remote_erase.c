@@ -206,9 +206,7 @@ int remote_ask(struct remote *r, const struct redis_arg *args, int n_args,
     int rc = cluster_ask(r->write_link.cluster, args, n_args, r->o.stuck_ns, a, err);
     if (rc != 0 || a->kind == kind)
         return rc;
-    return err_set(err, -EACCES, "the remote refuses: %.120s",
-                   a->kind == REDIS_REFUSED ? (const char *)a->bytes
-                                            : "an answer of an unexpected kind");
+    return remote_refused(a, err);
 }
 
 static int unlink_chunk(struct remote *r, const struct redis_arg *name,
@@ -260,9 +258,7 @@ static int scan_some(struct remote *r, int node, char cursor[32], uint64_t owner
     if (rc == 0)
         rc = cluster_receive(r->write_link.cluster, r->o.stuck_ns, a, err);
     if (rc == 0 && (!redis_next(a, &at, &item, &n) || n >= 32))
-        rc = err_set(err, -EACCES, "the remote refuses: %.120s",
-                     a->kind == REDIS_REFUSED ? (const char *)a->bytes
-                                              : "an answer of an unexpected kind");
+        rc = remote_refused(a, err);
     if (rc != 0)
         return rc;
     memcpy(cursor, item, n);

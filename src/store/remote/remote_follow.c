@@ -166,7 +166,7 @@ static int stream_read(struct remote *r, const char *from, struct redis_answer *
                                      REDIS_TEXT("COUNT"),  REDIS_TEXT(READ_AT_ONCE)};
     int rc = cluster_ask(r->write_link.cluster, args, 6, r->o.stuck_ns, a, err);
     if (rc == 0 && a->kind == REDIS_REFUSED)
-        rc = err_set(err, -EACCES, "the remote refuses: %.120s", (const char *)a->bytes);
+        rc = remote_refused(a, err);
     return rc;
 }
 
@@ -600,7 +600,7 @@ bool remote_erasures_run(struct remote *r)
     r->t_polled = clock_now_ns() - (rc == 0 && !at_end ? POLL_NS - TURN_NS : 0);
     redis_answer_deinit(&a);
     if (rc != ERR_CANCELLED)
-        remote_writer_tell(r, WRITER_ERASURES, rc != 0 ? err.msg : NULL);
+        remote_writer_tell(r, WRITER_ERASURES, rc != 0 ? &err : NULL);
     if (rc != 0)
         link_fail(&r->write_link, &err);
     else if (cluster_is_old(r->write_link.cluster))

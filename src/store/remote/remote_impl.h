@@ -125,6 +125,7 @@ struct remote {
     atomic_bool said_skips; /* skipped entries of the stream were reported */
     /* why the writer's last attempt failed, for each of its tasks; "": it succeeded */
     char writer_why[WRITER_TASKS][160];
+    bool writer_is_full[WRITER_TASKS]; /* it failed because the remote is full */
     /* Number of erasures that have begun here. Fetches from before an erasure store nothing
      * more. */
     uint64_t epoch;
@@ -169,7 +170,10 @@ struct remote {
  * that rests is not opened. */
 bool link_ready(struct link *l, int64_t timeout_ns);
 /* Notes how a task of the writer has ended; why NULL: well. Logs a change. */
-void remote_writer_tell(struct remote *r, enum writer_task task, const char *why);
+void remote_writer_tell(struct remote *r, enum writer_task task, const struct err *why);
+/* Sets *err to the remote's refusal, or to an answer of an unexpected kind. Returns -ENOSPC if the
+ * remote is full, else -EACCES. */
+int remote_refused(const struct redis_answer *a, struct err *err);
 
 /* Closes a failed link and lets it rest. */
 void link_fail(struct link *l, const struct err *why);

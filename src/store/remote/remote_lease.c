@@ -128,9 +128,7 @@ static int settle_some(struct remote *r, const struct lease *leases, int n,
     for (int i = 0; rc == 0 && i < n; i++) {
         rc = cluster_receive(r->write_link.cluster, r->o.stuck_ns, a, err);
         if (rc == 0 && a->kind != REDIS_NUMBER)
-            rc = err_set(err, -EACCES, "the remote refuses: %.120s",
-                         a->kind == REDIS_REFUSED ? (const char *)a->bytes
-                                                  : "an answer of an unexpected kind");
+            rc = remote_refused(a, err);
     }
     return rc;
 }

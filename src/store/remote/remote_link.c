@@ -1,5 +1,7 @@
 /* remote_link.c - see remote_impl.h. */
+#include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -23,7 +25,15 @@ static void tell_state(struct link *l, bool is_up, const char *why)
         log_warn("the remote %s is not used until it answers again: %s", r->stats.url, why);
 }
 
-void remote_writer_tell(struct remote *r, enum writer_task task, const char *why)
+int remote_refused(const struct redis_answer *a, struct err *err)
+{
+    const char *text = a->kind == REDIS_REFUSED ? (const char *)a->bytes
+                                                : "an answer of an unexpected kind";
+    return err_set(err, strncmp(text, "OOM", 3) == 0 ? -ENOSPC : -EACCES,
+                   "the remote refuses: %.120s", text);
+}
+
+void remote_writer_tell(struct remote *r, enum writer_task task, const struct err *why)
 {
     static const char *const fails[] = {"erasures do not reach it",
                                         "nothing is written to it"};
@@ -31,12 +41,13 @@ void remote_writer_tell(struct remote *r, enum writer_task task, const char *why
     char *told = r->writer_why[task];
     bool changes = (told[0] != 0) != (why != NULL);
     if (why != NULL)
-        snprintf(told, sizeof r->writer_why[task], "%s: %.100s", fails[task], why);
+        snprintf(told, sizeof r->writer_why[task], "%s: %.100s", fails[task], why->msg);
     else
         told[0] = 0;
+    r->writer_is_full[task] = why != NULL && why->code == -ENOSPC;
     pthread_mutex_unlock(&r->lock);
     if (changes && why != NULL)
-        log_warn("the remote %s: %s: %s", r->stats.url, fails[task], why);
+        log_warn("the remote %s: %s: %s", r->stats.url, fails[task], why->msg);
     else if (changes)
         log_info("the remote %s: writing works again", r->stats.url);
 }

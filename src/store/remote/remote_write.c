@@ -101,9 +101,7 @@ static bool write_chunk(struct round *b, const struct offer *o)
     if (b->answer.kind == REDIS_REFUSED) {
         count(r, &r->stats.n_refused, 1);
         b->n_done++; /* the offer is dropped */
-        bool is_full = strncmp((const char *)b->answer.bytes, "OOM", 3) == 0;
-        err_set(&b->err, is_full ? -ENOSPC : -EACCES, "the remote refuses: %.120s",
-                (const char *)b->answer.bytes);
+        (void)remote_refused(&b->answer, &b->err);
         return false;
     }
     remote_lease_add(r, &o->key, ttl_s);
@@ -132,8 +130,7 @@ static bool look(struct round *b)
         if (cluster_receive(cluster, b->r->o.stuck_ns, &b->answer, &b->err) != 0)
             return false;
         if (b->answer.kind == REDIS_REFUSED) {
-            err_set(&b->err, -EACCES, "the remote refuses: %.120s",
-                    (const char *)b->answer.bytes);
+            (void)remote_refused(&b->answer, &b->err);
             return false;
         }
         b->is_there[i] = b->answer.kind == REDIS_NUMBER && b->answer.number > 0;
@@ -184,11 +181,8 @@ static void run_round(struct remote *r, struct store_reader **reader, struct par
     take(r, &b);
     pthread_mutex_unlock(&r->lock);
     work(&b);
-    /* A full remote refuses chunks until it has room. Those are counted, and it is not down. */
-    bool is_full = b.err.code == -ENOSPC;
     if (b.err.code != ERR_CANCELLED)
-        remote_writer_tell(r, WRITER_CHUNKS,
-                           b.err.code != 0 && !is_full ? b.err.msg : NULL);
+        remote_writer_tell(r, WRITER_CHUNKS, b.err.code != 0 ? &b.err : NULL);
     if (b.err.code != 0) {
         link_fail(&r->write_link, &b.err);
     } else {
