@@ -138,6 +138,8 @@ static void fault_of(const struct hcache_err *err, bool submitting, struct fault
         fault_set(f, 429, "queue_full", NULL, "%-s; try again later", err->msg);
     else if (err->code == -ENOMEM)
         fault_set(f, 503, "out_of_memory", NULL, "%s", err->msg);
+    else if (err->code == -EAGAIN)
+        fault_set(f, 503, "state_not_kept", NULL, "%s", err->msg);
     else if (err->code == -ETIMEDOUT)
         fault_set(f, 504, "timeout", "timeout_ms", "%s", err->msg);
     else if (err->code == HCACHE_E_USAGE || err->code == HCACHE_E_LIMIT)

@@ -1,6 +1,7 @@
 /* stairs.c - see stairs.h. */
 #include "engine/stairs.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -310,7 +311,8 @@ static void choose_view(struct seq *s)
     view_set(&s->view, &s->chain, s->tokens, s->n_tokens, 0);
 }
 
-/* Replays the stairs, because the stair that s was on has lost its state. */
+/* Replays the stairs, because the stair that s was on has lost its state. If the store cannot keep
+ * the state, s replays without it, or waits until it may. */
 static void replay(struct seq *s)
 {
     enum save_end lost = s->save != NULL ? save_ended(s->save) : s->stairs.lost;
@@ -322,12 +324,24 @@ static void replay(struct seq *s)
         text = "it was evicted from the store again and again; make the store larger";
     if (text == NULL)
         return;
+    if (stairs_replay(s)) {
+        log_info(
+            "the store does not keep the state of a truncated context (%s): its %d tokens "
+            "are computed again, stair by stair",
+            text, s->n_tokens);
+        choose_carried(s);
+        return;
+    }
+    if (s->shared->n_carrying > 0) {
+        s->stairs.must_choose = true;
+        return;
+    }
     snprintf(
         why, sizeof why,
         "the context has outgrown its window of %d tokens, and the state that it still "
         "sees is not stored: %s",
         truncation_of(s)->context, text);
-    seq_fail(s, ERR_LIMIT, why);
+    seq_fail(s, -EAGAIN, why);
 }
 
 void stairs_choose(struct seq *s)

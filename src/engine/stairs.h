@@ -11,8 +11,9 @@
  * A sequence that begins with more tokens than the window holds chooses the last stair whose
  * moved tokens the device or the store has. If there is none, it begins with the first stair and
  * replays all others. If state turns out to be missing or damaged, it chooses an earlier stair
- * (seq_retry). A stair that was reached and then lost is replayed a few times at most. If the
- * sequence's saving has ended, it fails with that reason, since no replay would help.
+ * (seq_retry). A stair that was reached and then lost is replayed with the store a few times at
+ * most, and not at all if the sequence's saving has ended. Then it is replayed without the store,
+ * as below. Where that is impossible, the sequence fails with the reason.
  *
  * A sequence waits for a store that does not answer as long as that is cheaper than a replay
  * (restore/stall.h). Then it begins with the first stair and carries the state of its view in
