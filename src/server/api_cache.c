@@ -278,8 +278,9 @@ void api_cache_lookup(struct call *c)
     struct json *o = object("cache.lookup");
     json_put_int(o, "prompt_tokens", s.prompt.n);
     json_put_int(o, "truncated_tokens", found.truncated_tokens);
-    json_put_int(o, "restorable_tokens", found.wanted_tokens);
+    json_put_int(o, "wanted_tokens", found.wanted_tokens);
     json_put_int(o, "stored_tokens", found.stored_tokens);
+    json_put_int(o, "restorable_tokens", found.stored_tokens);
     json_put_string(o, "tier", found.stored_tokens > 0 ? found.tier : NULL);
     json_put_string(o, "layers", found.stored_tokens > 0 ? found.layers : NULL);
     json_put_string(o, "why", found.stored_tokens < found.wanted_tokens ? found.why : NULL);

@@ -135,7 +135,7 @@ def test_cache(tmp):
           n == r["usage"]["input_tokens"] and cut >= 128 and found["stored_tokens"] == found["restorable_tokens"] == seen(n - 1, cut), found)
     found = cache("lookup", **said)
     check("without truncation only the first stair is theirs",
-          [found["truncated_tokens"], found["restorable_tokens"], found["stored_tokens"]] == [0, seen(n - 1, 0), 256], found)
+          [found["truncated_tokens"], found["wanted_tokens"], found["stored_tokens"]] == [0, seen(n - 1, 0), 256], found)
     check("a pin says how much of it is pinned",
           cache("pin", **said, truncation="auto", ttl=60)["pinned_tokens"] == seen(n, cut))
     refused = cache("lookup", response_id=r["id"], truncation="auto")
@@ -255,7 +255,7 @@ def test_numbers(tmp):
         equal(f"{bad}: a look-up refuses it by name", r["error"]["param"], "truncation")
     gone = server.post("/v1/cache/evict", {"response_id": own[0]})[2]
     found = server.post("/v1/cache/lookup", {**chat, "truncation": numbers})[2]
-    check("evicting the response erases its stairs", gone["erased_chunks"] >= 2 and found["stored_tokens"] < found["restorable_tokens"], (gone, found))
+    check("evicting the response erases its stairs", gone["erased_chunks"] >= 2 and found["stored_tokens"] < found["wanted_tokens"], (gone, found))
     other.stop()
     server.stop()
 

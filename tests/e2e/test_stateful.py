@@ -380,12 +380,12 @@ def test_cache(tmp):
         status, _, r = server.post("/v1/cache/" + what, body, headers)
         return r if status == 200 else (status, r["error"])
     r = ask("lookup", prompt=LONG)
-    check("lookup: nothing yet, and why", r["stored_tokens"] == 0 and r["restorable_tokens"] >= 64 and r["why"], r)
+    check("lookup: nothing yet, and why", r["stored_tokens"] == r["restorable_tokens"] == 0 and r["wanted_tokens"] >= 64 and r["why"], r)
     p = ask("prefetch", prompt=LONG)
     check("prefetch computes and keeps", p["computed_tokens"] == p["prompt_tokens"] and
           p["committed_tokens"] == p["prompt_tokens"], p)
     r = ask("lookup", prompt=LONG)
-    check("lookup: all of it, where, and which kinds", r["stored_tokens"] == r["restorable_tokens"] and
+    check("lookup: all of it, where, and which kinds", r["stored_tokens"] == r["restorable_tokens"] == r["wanted_tokens"] and
           r["tier"] == "disk" and len(r["layers"]) == 4 and r["why"] is None, r)
     ids = server.post("/tokenize", {"content": LONG}, alice)[2]["tokens"]
     check("lookup of token ids", ask("lookup", prompt=ids)["stored_tokens"] == r["stored_tokens"])
