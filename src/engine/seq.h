@@ -160,8 +160,8 @@ struct seq {
     struct err form_err; /* reason why no token can be chosen in the form; code 0: none */
     int64_t t_arrival, t_first;
     int64_t t_admit, t_start; /* time of the first admission; time of the last admission */
-    /* Statistics of the first admission that began to compute; reported if the sequence was preempted
-     * since (has_first). */
+    /* Statistics of the first admission that began to compute; reported if the sequence was
+     * preempted since (has_first). */
     bool has_first;
     struct outcome first;
 };
