@@ -413,6 +413,7 @@ static void print_json(struct hcache *h, const struct prompt_date *date,
     json_put_string(o, "logits_digest", digest);
     json_put_int(o, "restored_bytes", (int64_t)r->restored_bytes);
     json_put_int(o, "restored_dram_bytes", (int64_t)r->restored_dram_bytes);
+    json_put_int(o, "restored_page_cache_bytes", (int64_t)r->restored_page_cache_bytes);
     json_put_int(o, "dram_tokens", r->dram_tokens);
     json_put_int(o, "remote_tokens", r->remote_tokens);
     json_put_int(o, "device_tokens", r->device_tokens);

@@ -565,6 +565,8 @@ struct hcache_result {
     uint64_t restored_bytes;
     /* part of restored_bytes that came from DRAM copies (hcache_opts.dram_bytes) */
     uint64_t restored_dram_bytes;
+    /* Part of restored_bytes that the system's page cache had: no disk was read. */
+    uint64_t restored_page_cache_bytes;
     int dram_tokens; /* cached tokens whose state came from DRAM copies alone */
     /* part of restored_bytes that was read while the request waited (hcache_opts.prefetch) */
     uint64_t restored_staged_bytes;

@@ -211,6 +211,7 @@ void ticket_describe(struct hcache_ticket *t)
     r->logits_digest = o->logits_digest;
     r->restored_bytes = o->restore.read_bytes;
     r->restored_dram_bytes = o->restore.dram_bytes;
+    r->restored_page_cache_bytes = o->restore.page_cache_bytes;
     r->restored_staged_bytes = o->restore.staged_bytes;
     int restored = r->cached_tokens - r->device_tokens;
     /* A truncated context may have cached tokens that no restored view contains. They count as

@@ -367,6 +367,7 @@ static void tell_first(struct seq *s)
     s->out.truncation = again.truncation;
     s->out.restore.read_bytes += again.restore.read_bytes;
     s->out.restore.dram_bytes += again.restore.dram_bytes;
+    s->out.restore.page_cache_bytes += again.restore.page_cache_bytes;
     s->out.restore_ns += again.restore_ns;
     if (s->stairs.is_stepping)
         return;

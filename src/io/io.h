@@ -212,10 +212,13 @@ struct io_req {
     /* length in bytes, of any size: the queue cuts the request into pieces */
     size_t length;
     uint64_t offset;
+    /* A read of a direct file comes from the page cache if the cache has its bytes. */
+    bool may_hit;
     void *user;
     /* Set at completion: 0 if the request was transferred in full, else an error as from
      * io_file_pread. */
     int result;
+    size_t cached_bytes; /* set at completion: bytes that came from the page cache */
     /* for the queue only */
     struct io_req *next;
     size_t issued_bytes;

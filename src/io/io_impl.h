@@ -22,6 +22,9 @@ struct io_ops {
     int (*file_open)(struct io *io, const char *path, unsigned flags, struct io_file **out);
     void (*file_close)(struct io_file *f);
     int (*file_fd)(const struct io_file *f); /* NULL: files have no descriptor */
+    /* Returns whether the page cache has these bytes of a direct file. Starts no reading. NULL: it
+     * never has. */
+    bool (*file_is_cached)(struct io_file *f, uint64_t offset, size_t n);
     /* The next two make one attempt to transfer n bytes. Return the bytes transferred (0 at the end
      * of the file), or a negative code. */
     ssize_t (*file_pread)(struct io_file *f, void *buf, size_t n, uint64_t offset);
@@ -62,6 +65,7 @@ struct io_piece {
     size_t length;
     uint64_t offset;
     int buffer_idx;   /* the registered buffer that holds buf, or -1 */
+    bool is_cached;   /* the piece is read through the page cache */
     int64_t ready_ns; /* the throttle lets the piece complete no earlier than this time */
     ssize_t result;   /* result of the transfer: bytes or a code, as from file_pread */
     struct io_piece *next;

@@ -57,7 +57,8 @@ static int fifo_reap(struct io_queue *q, int64_t timeout_ns, struct io_piece **d
     if (fifo->first == NULL)
         fifo->tail = &fifo->first;
     p->next = NULL;
-    p->result = p->op == IO_READ
+    p->result = p->is_cached ? io_posix_read_cached(p)
+                : p->op == IO_READ
                     ? io_posix_ops.file_pread(p->file, p->buf, p->length, p->offset)
                     : io_posix_ops.file_pwrite(p->file, p->buf, p->length, p->offset);
     *done = p;

@@ -174,6 +174,9 @@ static void cut_piece(struct io_queue *q, struct io_req *req)
         .length = MIN(left, IO_PIECE_BYTES),
         .offset = req->offset + req->issued_bytes,
     };
+    p->is_cached = req->may_hit && p->op == IO_READ && q->io->ops->file_is_cached != NULL &&
+                   q->io->throttle[IO_READ].bytes_per_s == 0 &&
+                   q->io->ops->file_is_cached(p->file, p->offset, p->length);
     p->buffer_idx = find_buffer(q, p->buf, p->length);
     p->ready_ns = io_throttle_reserve(&q->io->throttle[p->op], p->length);
     req->issued_bytes += p->length;
@@ -214,13 +217,20 @@ static void finish_piece(struct io_queue *q, struct io_piece *p, int rc)
         finish_req(q, req);
 }
 
-/* Takes one piece that has come back from the backend. */
+/* Takes one piece that has come back from the backend. A read that did not come through the page
+ * cache in one attempt is made again, directly. */
 static void take_piece(struct io_queue *q, struct io_piece *p, int64_t now_ns)
 {
     size_t step;
     end_pieces(q, 1);
     int rc = io_attempt_result(p->file, p->op, p->length, p->result, &step);
-    if (rc == 0 && step < p->length) {
+    if (p->is_cached && rc == 0 && step == p->length) {
+        p->req->cached_bytes += p->length;
+        finish_piece(q, p, 0);
+    } else if (p->is_cached && p->result != -ECANCELED) {
+        p->is_cached = false;
+        start_piece(q, p);
+    } else if (rc == 0 && step < p->length) {
         p->buf += step;
         p->offset += step;
         p->length -= step;
@@ -258,6 +268,7 @@ void io_queue_submit(struct io_queue *q, struct io_req *const reqs[], unsigned n
         struct io_req *req = reqs[i];
         req->issued_bytes = 0;
         req->n_pieces = 0;
+        req->cached_bytes = 0;
         req->result = io_check_transfer(req->file, req->buf, req->length, req->offset);
         q->n_outstanding++;
         if (req->result != 0 || req->length == 0)

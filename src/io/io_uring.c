@@ -69,7 +69,7 @@ static void ring_start(struct io_queue *q, struct io_piece *p)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(q->backend);
     CHECK(sqe != NULL);
-    int fd = io_posix_fd(p->file);
+    int fd = p->is_cached ? io_posix_cached_fd(p->file) : io_posix_fd(p->file);
     unsigned n = (unsigned)p->length;
     bool is_fixed = p->buffer_idx >= 0;
     if (is_fixed && p->op == IO_READ)

@@ -74,6 +74,8 @@ int restore_open_reader(struct restore_pipeline *rr, struct err *err)
     if (rc != 0)
         return rc;
     store_reader_use_dram(rr->reader);
+    if (rr->o.model->dev->unified) /* the host checks records before anything reads them */
+        store_reader_use_page_cache(rr->reader);
     store_reader_listen(rr->reader, &rr->alarm);
     return 0;
 }
@@ -697,6 +699,7 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
     out->read_bytes = r->read_bytes;
     out->direct_bytes = r->direct_bytes;
     out->dram_bytes = r->dram_bytes;
+    out->page_cache_bytes = r->page_cache_bytes;
     out->staged_bytes = r->staged_bytes;
     out->dram_tokens = dram_tokens(r, shared_load(&r->n_good));
     fill_parts(r, shared_load(&r->n_good), out);

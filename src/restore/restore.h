@@ -242,7 +242,8 @@ struct restore_result {
     /* Bytes read, and the part of them that went straight into device memory. */
     uint64_t read_bytes, direct_bytes;
     uint64_t dram_bytes; /* part of read_bytes: from copies in the store's DRAM tier */
-    int dram_tokens;     /* tokens of chunks that were read from DRAM copies alone */
+    uint64_t page_cache_bytes; /* part of read_bytes: the system's page cache had them */
+    int dram_tokens;           /* tokens of chunks that were read from DRAM copies alone */
     /* Chunks [first_chunk, n_chunks) by their places. If there are more than RESTORE_PARTS parts,
      * the last one is the rest and has all places of the rest. */
     struct restore_part part[RESTORE_PARTS];

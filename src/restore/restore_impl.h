@@ -113,7 +113,7 @@ struct restore {
     double io_done_s;              /* planned time of the reads that have come back */
     int next_layer, next_chunk; /* next read: the layer's index in `order`, and the chunk */
     int64_t io_ns, io_since;
-    uint64_t read_bytes, direct_bytes, dram_bytes;
+    uint64_t read_bytes, direct_bytes, dram_bytes, page_cache_bytes;
     /* [job.n_chunks] SOURCE_ bits: where the records of each chunk came from */
     uint8_t *sources;
     int n_read;     /* groups that came back */

@@ -285,6 +285,7 @@ static void count_read(struct restore *r, int chunk, const struct store_read *re
         return;
     r->read_bytes += read->n_bytes;
     r->dram_bytes += read->copy != NULL ? read->n_bytes : 0;
+    r->page_cache_bytes += read->was_cached ? read->n_bytes : 0;
     r->sources[chunk] |= read->copy != NULL ? SOURCE_DRAM : SOURCE_STORE;
 }
 

@@ -12,6 +12,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "io/io.h"
@@ -29,6 +30,7 @@ struct store_reader {
     struct slot *idle;
     struct slot *done, **done_end; /* slots that completed without I/O, oldest first */
     bool uses_dram;                /* takes records from copies in the DRAM tier */
+    bool uses_page_cache;
     /* Time for which store_reader_await has waited since the last completion. */
     int64_t silent_ns;
 };
@@ -57,6 +59,11 @@ int store_reader_open(struct store *s, int depth, void *staging, size_t staging_
 void store_reader_use_dram(struct store_reader *r)
 {
     r->uses_dram = true;
+}
+
+void store_reader_use_page_cache(struct store_reader *r)
+{
+    r->uses_page_cache = true;
 }
 
 static void slots_free(struct slot *slot)
@@ -134,6 +141,7 @@ static int locate(struct store *s, struct store_read *read, const struct extent 
     CHECK(read->hit->impl != NULL && read->layer >= 0 && read->layer < STORE_MAX_LAYERS);
     const struct chunk_record *record = record_find(read, x);
     read->copy = NULL;
+    read->was_cached = false;
     if (record == NULL)
         return ERR_NOT_FOUND;
     if (read->dst_bytes > 0 && round_up(record->n_bytes, STORE_ALIGN) > read->dst_bytes)
@@ -188,6 +196,7 @@ static bool read_start(struct store_reader *r, struct slot *slot)
         .buf = read->dst,
         .length = round_up(read->n_bytes, STORE_ALIGN),
         .offset = offset,
+        .may_hit = r->uses_page_cache && !atomic_load(&s->distrusts_page_cache),
         .user = slot,
     };
     return true;
@@ -281,6 +290,7 @@ int store_reader_poll(struct store_reader *r, struct store_read **done, int max,
     int rc = io_queue_wait(r->queue, 0, room, 0, reqs, &n_reqs, err);
     for (unsigned i = 0; i < n_reqs; i++) {
         struct slot *slot = reqs[i]->user;
+        slot->read->was_cached = reqs[i]->cached_bytes > 0;
         slot->read->status = reqs[i]->result == -ECANCELED ? -ETIMEDOUT : reqs[i]->result;
         r->silent_ns = 0;
         if (reqs[i]->result != 0)
@@ -368,11 +378,40 @@ void store_read_end(struct store_read *read, int status)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* Reads a record again that came from the page cache and is damaged, directly. From then on the
+ * store does not use the page cache: its pages differ from the disk. */
+static int read_directly(const struct store_read *read, struct err *err)
+{
+    struct store *s = read->store;
+    struct store_read again = *read;
+    const struct extent *x = NULL;
+    uint64_t offset = 0;
+    atomic_store(&s->distrusts_page_cache, true);
+    pthread_mutex_lock(&s->lock);
+    int rc = locate(s, &again, &x, &offset);
+    struct io_file *file = rc == 0 ? s->media->ops->file(s->media, x->device, x->segment)
+                                   : NULL;
+    pthread_mutex_unlock(&s->lock);
+    if (file == NULL)
+        return err_set(err, rc != 0 ? rc : ERR_NOT_FOUND, "a record is gone");
+    log_warn("%s: a record in the page cache is damaged; records are read from the disk",
+             io_file_path(file));
+    return io_file_pread(file, read->dst, round_up(read->n_bytes, STORE_ALIGN), offset,
+                         err);
+}
+
 int store_read_check(const struct store_read *read, struct err *err)
 {
     if (read->status != 0)
         return err_set(err, read->status, "a record could not be read");
-    return store_read_judge(read, checksum64(read->bytes, read->n_bytes), err);
+    uint64_t sum = checksum64(read->bytes, read->n_bytes);
+    if (read->was_cached && sum != read->checksum) {
+        int rc = read_directly(read, err);
+        if (rc != 0)
+            return rc;
+        sum = checksum64(read->bytes, read->n_bytes);
+    }
+    return store_read_judge(read, sum, err);
 }
 
 int store_read_judge(const struct store_read *read, uint64_t sum, struct err *err)

@@ -517,6 +517,7 @@ struct store_read {
     const uint8_t *bytes;
     /* Copy in DRAM that serves the read until store_read_release; NULL: no copy serves it. */
     struct tier_copy *copy;
+    bool was_cached; /* bytes came from the system's page cache */
     uint32_t n_bytes;
     uint64_t checksum; /* expected checksum, for store_read_check */
     struct store *store;
@@ -533,6 +534,9 @@ void store_reader_close(struct store_reader *r);
  * store_read_release for each read, once the bytes are no longer needed. Other readers read only
  * the disk, in order to check or measure it. */
 void store_reader_use_dram(struct store_reader *r);
+/* Lets the reader take records from the system's page cache where it has them. Neither reads nor
+ * writes of a store fill that cache. The reader's user checks each record with store_read_check. */
+void store_reader_use_page_cache(struct store_reader *r);
 /* Releases the copy in DRAM that served the read, if any. Any thread. */
 void store_read_release(struct store_read *read);
 

@@ -185,6 +185,7 @@ struct store {
     uint64_t misses[STORE_MISSES], evictions[STORE_EVICTS], n_evicted_pinned;
     uint64_t n_guarantees_broken;
     _Atomic uint64_t n_checksum_failures, n_read_failures; /* counted without a lock */
+    _Atomic bool distrusts_page_cache;                     /* a record in it was damaged */
 };
 
 /* Functions marked [lock] are called with s->lock held. */

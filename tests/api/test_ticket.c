@@ -145,6 +145,7 @@ static struct hcache_ticket ended_ticket(void)
         .n_dropped = 11, .n_computed_again = 12, .n_steps = 13, .stall_ns = 14 * MS};
     seq.out.restore = (struct restore_result){.read_bytes = 1000,
                                               .dram_bytes = 300,
+                                              .page_cache_bytes = 250,
                                               .staged_bytes = 200,
                                               .dram_tokens = 64,
                                               .io_ns = 15 * MS,
@@ -195,6 +196,7 @@ static void the_result_has_each_figure_of_the_sequence(void **state)
     assert_int_equal(r->logits_digest, 77);
     assert_int_equal(r->restored_bytes, 1000);
     assert_int_equal(r->restored_dram_bytes, 300);
+    assert_int_equal(r->restored_page_cache_bytes, 250);
     assert_int_equal(r->restored_staged_bytes, 200);
     assert_int_equal(r->dram_tokens, 64);
     assert_int_equal(r->remote_tokens, 192);

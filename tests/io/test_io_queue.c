@@ -8,8 +8,10 @@
 #include <pthread.h>
 #include <string.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -51,6 +53,12 @@ static struct io_queue *open_queue(struct iotest *t, unsigned depth)
     return q;
 }
 
+/* Returns whether the kernel lacks cachestat (Linux 6.5). */
+static bool no_cachestat(void)
+{
+    return syscall(451, -1, NULL, NULL, 0) != 0 && errno == ENOSYS;
+}
+
 static void submit(struct io_queue *q, struct io_req *req)
 {
     io_queue_submit(q, &req, 1);
@@ -63,6 +71,64 @@ static struct io_req *wait_one(struct io_queue *q)
     assert_int_equal(io_queue_wait(q, 1, 1, -1, &done, &n, NULL), 0);
     assert_int_equal(n, 1);
     return done;
+}
+
+/* Reads the whole of a direct file by one request. Returns the bytes that the page cache had. */
+static size_t read_whole(struct io_queue *q, struct io_file *f, uint8_t *in, size_t n,
+                         bool may_hit)
+{
+    struct io_req req = {
+        .file = f, .op = IO_READ, .buf = in, .length = n, .may_hit = may_hit};
+    memset(in, 0, n);
+    submit(q, &req);
+    assert_ptr_equal(wait_one(q), &req);
+    assert_int_equal(req.result, 0);
+    return req.cached_bytes;
+}
+
+/* A read that may hit takes from the page cache what another program has read, and only then. It
+ * never sees bytes that a direct write has replaced. Asking does not fill the cache. */
+static void test_page_cache(void **state)
+{
+    struct iotest *t = begin(state);
+    enum { N = 3 * MIB + 8 * IO_ALIGN };
+    char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 8];
+    uint8_t *out = iotest_buffer(N), *in = iotest_buffer(N);
+    struct io_file *f;
+    tempdir_make_on_disk(dir, "cache");
+    snprintf(path, sizeof path, "%s/f", dir);
+    bool is_sim = strcmp(io_name(t->io), "sim") == 0;
+    struct io_queue *q = open_queue(t, 4);
+    assert_int_equal(io_file_open(t->io, is_sim ? iotest_path(t, "f") : path,
+                                  IO_CREATE | IO_DIRECT, &f, NULL),
+                     0);
+    for (int round = 0; round < 2; round++) {
+        iotest_fill(out, N, (uint64_t)round);
+        assert_int_equal(io_file_pwrite(f, out, N, 0, NULL), 0);
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(read_whole(q, f, in, N, true), 0);
+            assert_memory_equal(in, out, N);
+        }
+        int fd = is_sim ? -1 : open(path, O_RDONLY);
+        for (uint64_t at = 0; fd >= 0 && at < N; at += MIB)
+            assert_true(pread(fd, in, MIB, (off_t)at) > 0);
+        size_t hit = read_whole(q, f, in, N, true);
+        assert_memory_equal(in, out, N);
+        /* all, or nothing where the system cannot be asked */
+        assert_true(hit == N ||
+                    (hit == 0 && (is_sim || !io_file_is_direct(f) || no_cachestat())));
+        assert_int_equal(read_whole(q, f, in, N, false), 0);
+        assert_memory_equal(in, out, N);
+        if (fd >= 0)
+            close(fd);
+    }
+    io_throttle(t->io, 1ull << 40, 0);
+    assert_int_equal(read_whole(q, f, in, N, true), 0);
+    io_queue_close(q);
+    io_file_close(f);
+    tempdir_remove(dir);
+    free(out);
+    free(in);
 }
 
 /* Writes and reads back many requests of odd sizes, far more than the depth. */
@@ -693,6 +759,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         ALL(test_round_trip),
+        ALL(test_page_cache),
         ALL(test_errors_come_with_the_request),
         ALL(test_poll_and_close),
         ALL(test_bounds),

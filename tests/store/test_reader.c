@@ -184,6 +184,35 @@ static void reads_that_cannot_be(void **state)
     reading_end(&g);
 }
 
+/* A damaged record from the page cache is read again from the disk. The page cache is not used any
+ * more. A record that is damaged on the disk, too, is refused. */
+static void a_damaged_page_is_read_again(void **state)
+{
+    (void)state;
+    struct reading g;
+    struct err err = {0};
+    struct store_read *done[1];
+    int n = 0;
+    reading_make(&g, "pread");
+    store_reader_use_page_cache(g.r);
+    struct store_read *read = &g.reads[3];
+    assert_int_equal(store_reader_submit(g.r, &g.batch[3], 1, &err), 0);
+    assert_int_equal(store_reader_wait(g.r, done, 1, &n, &err), 0);
+    uint8_t *bytes = read->dst, good = bytes[5];
+    bytes[5] ^= 1;
+    read->was_cached = false;
+    assert_int_equal(store_read_check(read, &err), ERR_CORRUPT);
+    read->was_cached = true;
+    assert_int_equal(store_read_check(read, &err), 0);
+    assert_int_equal(bytes[5], good);
+    struct store_stats st;
+    store_stats(g.s, &st);
+    assert_int_equal(st.n_checksum_failures, 1);
+    read->checksum ^= 1;
+    assert_int_equal(store_read_check(read, &err), ERR_CORRUPT);
+    reading_end(&g);
+}
+
 static void closed_while_reading(void **state)
 {
     (void)state;
@@ -263,9 +292,13 @@ static void places_for_others(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(large_records),        cmocka_unit_test(few_at_a_time),
-        cmocka_unit_test(places_for_others),    cmocka_unit_test(reads_that_cannot_be),
-        cmocka_unit_test(closed_while_reading), cmocka_unit_test(no_queue),
+        cmocka_unit_test(large_records),
+        cmocka_unit_test(few_at_a_time),
+        cmocka_unit_test(places_for_others),
+        cmocka_unit_test(reads_that_cannot_be),
+        cmocka_unit_test(closed_while_reading),
+        cmocka_unit_test(no_queue),
+        cmocka_unit_test(a_damaged_page_is_read_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
