@@ -45,13 +45,14 @@ struct serve_args {
     uint64_t files_bytes, files_quota;
     int batch_sequences;
     uint64_t conversation_bytes;
-    const char *plan;
+    const char *plan, *wait_ready;
     const char *truncate;
     struct hcache_truncation truncation;
     bool plain_chat, parse_special, verbose, store_required;
 };
 
 static const char *const serve_plans[] = {"auto", "hidden", "kv", "recompute", NULL};
+static const char *const waits[] = {"auto", "on", "off", NULL};
 
 #define TTL_MAX_S INT64_C(3153600000) /* 100 years */
 
@@ -164,6 +165,10 @@ static const struct opt options[] = {
      .help =
          "method of restoring, which also selects the saved state; all but auto are for "
          "comparisons"},
+    {"wait-ready", OPT(struct serve_args, wait_ready), .def = "auto", .choices = waits,
+     .help =
+         "requests that come while the model loads wait for it, instead of getting 503: "
+         "auto (with a loopback --host), on or off"},
     {"max-connections", OPT(struct serve_args, max_connections), .arg = "N", .def = "2048",
      .min = 1, .max = 1 << 16, .help = "most connections that may be open"},
     {"max-body", OPT(struct serve_args, max_body), .arg = "BYTES", .def = "16M",
@@ -488,6 +493,16 @@ static int64_t answers_ttl_s(const struct serve_args *a)
                : MAX(a->idle_ttl, a->conversation_ttl);
 }
 
+/* Returns whether requests wait for the model. A balancer sends refused ones to another server, and
+ * its own server is not on loopback. */
+static bool waits_ready(const struct serve_args *a)
+{
+    if (strcmp(a->wait_ready, "auto") != 0)
+        return strcmp(a->wait_ready, "on") == 0;
+    return strcmp(a->host, "localhost") == 0 || strcmp(a->host, "::1") == 0 ||
+           strncmp(a->host, "127.", 4) == 0;
+}
+
 static int serve(const struct serve_args *a, const struct api_keys *keys, int n_admin_keys,
                  struct stopping *st)
 {
@@ -520,6 +535,7 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
                              .http_threads = a->http_threads,
                              .max_connections = a->max_connections,
                              .max_queue = a->max_queue,
+                             .wait_ready = waits_ready(a),
                              .read_timeout_s = a->read_timeout,
                              .write_timeout_s = a->write_timeout,
                              .idle_timeout_s = a->idle_timeout,

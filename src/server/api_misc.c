@@ -284,6 +284,8 @@ void api_health(struct call *c)
                                                        : "ok";
     bool ok = strcmp(state, "ok") == 0;
     json_put_string(o, "status", state);
+    if (server_n_early(c->s) > 0)
+        json_put_int(o, "waiting", server_n_early(c->s));
     if (ok)
         put_saving(o, c);
     if (!ok)

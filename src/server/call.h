@@ -74,6 +74,11 @@ struct server {
     atomic_bool said_answers;   /* logged that old answers cannot be overwritten */
     atomic_bool said_owed;      /* logged that erased state cannot be overwritten */
     _Atomic(struct hcache *) h; /* NULL: the model is still loading */
+    /* Calls that wait for the model, newest first. `ready_lock` protects these three. */
+    pthread_mutex_t ready_lock;
+    struct call *early;
+    int n_early;
+    bool may_wait; /* calls may be added to `early` */
     atomic_bool draining;
     atomic_int n_active, n_connections;
     /* Memory of the bodies of all requests together, with their parsed values, in bytes. */
@@ -115,8 +120,10 @@ struct call {
     bool close;        /* the connection is closed after the answer */
 
     struct generation *gen; /* NULL: the call is answered without a generation */
-    atomic_bool is_pending; /* a worker has the call */
-    atomic_bool is_silent;  /* the stream has been silent for server_opts.keep_alive_s */
+    /* a worker has the call, or it waits for the model (server.early) */
+    atomic_bool is_pending;
+    struct call *next_early; /* protected by server.ready_lock */
+    atomic_bool is_silent;   /* the stream has been silent for server_opts.keep_alive_s */
 
     pthread_mutex_t lock; /* protects the fields below */
     bool asleep, news, is_held;
@@ -132,6 +139,8 @@ void call_file(struct call *c, int fd, const char *content_type);
  * this kind ignores are not built. 0: no field is ignored. */
 const struct json *call_body(struct call *c, unsigned kind);
 struct hcache *call_model(struct call *c);
+/* Returns the number of calls that wait for the model. */
+int server_n_early(struct server *s);
 /* Returns the call in the form of a generation's client. */
 struct client call_client(struct call *c);
 /* Returns the call to which a generation belongs. */

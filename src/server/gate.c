@@ -184,5 +184,7 @@ enum gate gate_check(struct call *c, const char *url, const char *method, struct
     }
     if (rc != 0)
         *f = no_route;
-    return rc == 0 && gate_state(c, f) == 0 ? GATE_OPEN : GATE_REFUSE;
+    /* A call that comes before the model waits once its body is there (http.c). */
+    bool is_early = c->s->o.wait_ready && atomic_load(&c->s->h) == NULL;
+    return rc == 0 && (is_early || gate_state(c, f) == 0) ? GATE_OPEN : GATE_REFUSE;
 }

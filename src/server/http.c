@@ -490,12 +490,72 @@ static enum call_thread thread_for(const struct call *c)
     return c->route->waits ? CALL_DISK : CALL_HTTP;
 }
 
+/* Lets a call that needs the model wait for it. Returns false if the model is there or too many
+ * calls wait. */
+static bool wait_for_model(struct call *c)
+{
+    struct server *s = c->s;
+    int most = s->o.max_queue > 0 ? MIN(s->o.max_queue, MAX_WAITING_CALLS)
+                                  : MAX_WAITING_CALLS;
+    pthread_mutex_lock(&s->ready_lock);
+    bool waits = c->route->needs_model && s->may_wait && s->n_early < most;
+    if (waits) {
+        c->begun = false; /* it is dispatched again */
+        atomic_store(&c->is_pending, true);
+        c->next_early = s->early;
+        s->early = c;
+        s->n_early++;
+    }
+    pthread_mutex_unlock(&s->ready_lock);
+    if (waits)
+        watch_answer(c->watch);
+    return waits;
+}
+
+/* Wakes the calls that wait for the model. No other call waits from now on. */
+static void end_early(struct server *s)
+{
+    pthread_mutex_lock(&s->ready_lock);
+    s->may_wait = false;
+    for (struct call *next; s->early != NULL; s->early = next) {
+        next = s->early->next_early; /* the woken call may end at once */
+        call_done(s->early);
+    }
+    s->n_early = 0;
+    pthread_mutex_unlock(&s->ready_lock);
+}
+
+/* Takes a call that ends from the calls that wait for the model. */
+static void forget_early(struct call *c)
+{
+    struct server *s = c->s;
+    pthread_mutex_lock(&s->ready_lock);
+    for (struct call **at = &s->early; *at != NULL; at = &(*at)->next_early)
+        if (*at == c) {
+            *at = c->next_early;
+            s->n_early--;
+            break;
+        }
+    pthread_mutex_unlock(&s->ready_lock);
+}
+
+int server_n_early(struct server *s)
+{
+    pthread_mutex_lock(&s->ready_lock);
+    int n = s->n_early;
+    pthread_mutex_unlock(&s->ready_lock);
+    return n;
+}
+
 static void dispatch(struct call *c)
 {
     struct fault f;
     c->begun = true;
+    int rc = body_check(c, &f);
+    if (rc == 0 && wait_for_model(c))
+        return;
     /* Body and state are checked again, because time has passed. */
-    if (body_check(c, &f) == 0 && gate_state(c, &f) == 0) {
+    if (rc == 0 && gate_state(c, &f) == 0) {
         enum call_thread thread = thread_for(c);
         atomic_fetch_add(&c->s->n_active, 1);
         tenants_request(c->s->tenants, auth_tenant(c->s->auth, c->salt));
@@ -530,13 +590,15 @@ static enum MHD_Result on_request(void *arg, struct MHD_Connection *m, const cha
         *n_bytes = 0;
         return body_add(c, bytes, n);
     }
-    if (!c->begun)
-        dispatch(c);
-    while (atomic_load(&c->is_pending)) {
-        if (call_sleep(c))
-            /* the library calls this function again when the call is woken */
-            return MHD_YES;
-    }
+    do {
+        if (!c->begun)
+            dispatch(c);
+        while (atomic_load(&c->is_pending)) {
+            if (call_sleep(c))
+                /* the library calls this function again when the call is woken */
+                return MHD_YES;
+        }
+    } while (!c->begun); /* it has waited for the model */
     if (c->gen != NULL && !c->is_watched) {
         c->is_watched = true;
         watch_on_gone(c->watch, peer_gone, c);
@@ -555,6 +617,7 @@ static void on_completed(void *arg, struct MHD_Connection *m, void **slot,
     if (c == NULL)
         return;
     *slot = NULL;
+    forget_early(c);
     request_log(c, why != MHD_REQUEST_TERMINATED_COMPLETED_OK);
     watch_on_gone(c->watch, NULL, NULL);
     watch_alarm(c->watch, 0, NULL, NULL);
@@ -706,6 +769,8 @@ int server_start(const struct server_opts *o, struct server **out, struct err *e
 {
     struct server *s = xcalloc(1, sizeof *s);
     pthread_mutex_init(&s->advice_lock, NULL);
+    pthread_mutex_init(&s->ready_lock, NULL);
+    s->may_wait = o->wait_ready;
     mem_return_large();
     s->o = *o;
     s->model_name = xstrdup(o->model_name);
@@ -823,8 +888,10 @@ int server_ready(struct server *s, struct hcache *h, struct err *err)
     }
     if (rc == 0 && s->shelf != NULL)
         rc = start_batches(s, h, err);
-    if (rc == 0)
+    if (rc == 0) {
         atomic_store(&s->h, h);
+        end_early(s);
+    }
     return rc;
 }
 
@@ -844,6 +911,7 @@ void server_stop(struct server *s)
 {
     if (s == NULL)
         return;
+    end_early(s);
     worker_stop(s->disk); /* each worker wakes its own calls */
     worker_stop(s->text);
     watcher_ring(s->watcher);
@@ -864,6 +932,7 @@ void server_stop(struct server *s)
     auth_destroy(s->auth);
     guesses_destroy(s->guesses);
     pthread_mutex_destroy(&s->advice_lock);
+    pthread_mutex_destroy(&s->ready_lock);
     free(s->model_name);
     free(s);
 }

@@ -1,6 +1,7 @@
 /* server.h - the OpenAI-compatible HTTP server in front of a struct hcache.
  *
- *     server_start(&opts, &s, &err);     listens; /health says 503 "loading"
+ *     server_start(&opts, &s, &err);     listens; /health says 503 "loading"; other requests
+ *                                        wait or are refused (wait_ready)
  *     hcache_open(...); hcache_serve_start(h, ...); server_keep(s, conversations);
  *     server_ready(s, h);                requests are answered
  *     server_drain(s);                   new requests get 503; running ones go on
@@ -37,7 +38,10 @@ struct server_opts {
     struct origin_rules origins; /* borrowed until server_stop */
     int http_threads;
     int max_connections;
-    int max_queue;       /* as in hcache_serve_start; 0: unknown */
+    int max_queue; /* as in hcache_serve_start; 0: unknown */
+    /* Requests that come before server_ready wait for it, at most max_queue of them. Others, and
+     * all if this is false, get 503. */
+    bool wait_ready;
     int read_timeout_s;  /* time within which a whole request must have arrived */
     int write_timeout_s; /* a client that reads nothing for this time is dropped */
     int idle_timeout_s;  /* longest time between two requests of a connection */

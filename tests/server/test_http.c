@@ -2,6 +2,7 @@
  * does without a file of answers, and its own counters. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -199,6 +200,62 @@ static void each_state_is_told(void **state)
     server_stop(s);
 }
 
+struct early {
+    pthread_t thread;
+    const struct server *s;
+    char *got;
+};
+
+static void *ask_early(void *arg)
+{
+    struct early *e = arg;
+    e->got = ask(e->s, "POST /tokenize", NULL, "{\"content\":\"a\"}");
+    return NULL;
+}
+
+/* Sends a request while the model loads. Returns once it waits. */
+static void wait_early(struct early *e, const struct server *s)
+{
+    *e = (struct early){.s = s};
+    assert_int_equal(pthread_create(&e->thread, NULL, ask_early, e), 0);
+    for (bool waits = false; !waits;) {
+        char *health = ask(s, "GET /health", NULL, NULL);
+        waits = strstr(health, "{\"status\": \"loading\", \"waiting\": 1}") != NULL;
+        free(health);
+        clock_sleep_ns(1000000);
+    }
+}
+
+/* A request that comes before the model waits for it, if the server lets requests wait and the
+ * queue has room. A server that stops refuses the request. */
+static void requests_wait_for_the_model(void **state)
+{
+    (void)state;
+    struct server_opts o = options();
+    struct err err = {0};
+    o.wait_ready = true;
+    o.max_queue = 1;
+    for (int loads = 0; loads < 2; loads++) {
+        struct server *s = started(&o);
+        struct early e;
+        wait_early(&e, s);
+        answers(s, "GET /v1/models", 503, "\"the model is still loading\"");
+        if (loads) {
+            assert_int_equal(server_ready(s, h, &err), 0);
+            pthread_join(e.thread, NULL);
+            assert_non_null(strstr(e.got, " 200 "));
+            assert_non_null(strstr(e.got, "\"tokens\""));
+            answers(s, "GET /health", 200, "{\"status\": \"ok\"}");
+            server_stop(s);
+        } else {
+            server_stop(s);
+            pthread_join(e.thread, NULL);
+            assert_null(strstr(e.got, " 200 "));
+        }
+        free(e.got);
+    }
+}
+
 /* Without its file of answers a server goes on, unless the file is required. */
 static void the_file_of_answers_may_be_done_without(void **state)
 {
@@ -338,6 +395,7 @@ int main(void)
         cmocka_unit_test(a_server_listens_where_it_is_told),
         cmocka_unit_test(a_server_may_listen_on_ipv6),
         cmocka_unit_test(each_state_is_told),
+        cmocka_unit_test(requests_wait_for_the_model),
         cmocka_unit_test(the_file_of_answers_may_be_done_without),
         cmocka_unit_test(no_answers_are_kept_in_another_users_folder),
         cmocka_unit_test(requests_are_counted_by_answer_and_thread),
