@@ -321,18 +321,21 @@ static int print_token(void *arg, int32_t id, const char *text, size_t n)
     return 0;
 }
 
-/* Puts the parts of the start, and the number of its forward passes. */
-static void put_start(struct json *timings, const struct hcache *h)
+/* Puts the parts of the start, in order and by name, and the number of its forward passes. */
+static void put_start(struct json *timings, const struct hcache *h, double load_ms)
 {
     struct hcache_start start;
-    struct json *spans = json_new_array();
+    struct json *spans = json_new_array(), *load = json_new_object();
     hcache_start_info(h, &start);
+    json_put_real(load, "total", load_ms);
     for (int i = 0; i < start.n_parts; i++) {
         struct json *o = json_new_object();
         json_put_string(o, "name", start.parts[i].name);
         json_put_real(o, "ms", start.parts[i].ms);
         json_push(spans, o);
+        json_put_real(load, start.parts[i].name, start.parts[i].ms);
     }
+    json_put(timings, "load_ms", load);
     json_put(timings, "spans", spans);
     json_put_int(timings, "start_passes", start.n_passes);
     json_put_int(timings, "start_hashed_bytes", (int64_t)start.hashed_bytes);
@@ -340,7 +343,6 @@ static void put_start(struct json *timings, const struct hcache *h)
 
 static void put_timings(struct json *o, const struct hcache_timings *t)
 {
-    json_put_real(o, "load_ms", t->load_ms);
     json_put_real(o, "lookup_ms", t->lookup_ms);
     json_put_real(o, "plan_ms", t->plan_ms);
     json_put_real(o, "restore_ms", t->restore_ms);
@@ -433,7 +435,7 @@ static void print_json(struct hcache *h, const struct prompt_date *date,
     put_plan(plan, &r->plan);
     json_put(o, "plan", plan);
     put_timings(timings, &r->timings);
-    put_start(timings, h);
+    put_start(timings, h, r->timings.load_ms);
     json_put(o, "timings", timings);
     put_dram(o, h);
     put_model(model, h);

@@ -10,7 +10,7 @@ extern const struct io_ops io_posix_ops;
 struct io *io_posix_create(const char *name, const struct io_queue_ops *queue_ops);
 
 int io_posix_fd(const struct io_file *f);
-/* Returns the descriptor for reads through the page cache, after file_is_cached has returned true. */
+/* Returns the descriptor for reads through the page cache. file_is_cached has returned true. */
 int io_posix_cached_fd(const struct io_file *f);
 /* Makes one attempt to read a piece through the page cache. */
 ssize_t io_posix_read_cached(const struct io_piece *p);

@@ -130,6 +130,23 @@ static int reserve_staging(struct restore_pipeline *r, struct err *err)
     return restore_open_reader(r, err);
 }
 
+/* Most bytes of the KV pool that are provided before the first restore. */
+#define FIRST_BYTES ((size_t)64 << 20)
+
+/* Chooses the blocks that the first restores will use: the first ones of the pool, as many as have
+ * stored state. A pool on a GPU has its memory. */
+static void choose_unprovided(struct restore_pipeline *r)
+{
+    const struct kv_layer *layers = kv_pool_layers(r->o.pool);
+    struct store_stats st;
+    if (layers == NULL || !r->o.model->dev->unified || r->o.model->dev->n_stages > 1)
+        return;
+    store_stats(r->o.store, &st);
+    size_t pool = (size_t)kv_pool_n_blocks(r->o.pool) * layers[0].block_stride;
+    r->unprovided = layers[0].blocks;
+    r->unprovided_bytes = MIN(MIN(pool, FIRST_BYTES), st.used_bytes);
+}
+
 static int reserve_scratch(struct restore_pipeline *r, struct err *err)
 {
     const struct model *m = r->o.model;
@@ -212,8 +229,10 @@ int restore_pipeline_create(const struct restore_pipeline_opts *o,
         rc = reserve_scratch(r, err);
     if (rc == 0)
         rc = reserve_streams(r, err);
-    if (rc == 0)
+    if (rc == 0) {
+        choose_unprovided(r);
         rc = start_thread(r, err);
+    }
     if (rc != 0) {
         restore_pipeline_destroy(r);
         return rc;

@@ -216,6 +216,9 @@ struct restore_pipeline {
     struct sha256 fingerprint;
 
     /* The fields from here on belong to the I/O thread. */
+    /* Part of the KV pool that the system has not provided yet and that the first restores use. */
+    uint8_t *unprovided;
+    size_t unprovided_bytes;
     struct store_reader *reader; /* NULL after a fault, until the thread opens a new one */
     struct store_fetcher *fetcher; /* NULL: nothing is fetched ahead; fixed */
     struct file_reader *files;     /* the device's reader of files; NULL: it has none */
