@@ -412,12 +412,12 @@ static void leave(struct seq *s)
     stairs_left(s, n_done);
 }
 
-/* Gives up place and blocks. From now on the statistics of the first admission are reported. An
- * admission that ends during its restore has found and computed nothing: the next one counts. */
+/* Gives up place and blocks. From now on the statistics of the first admission that has computed
+ * something are reported. What another one has restored is restored again, and counts then. */
 static void leave_again(struct seq *s)
 {
     struct outcome_truncation truncation = s->out.truncation;
-    if (s->phase != PHASE_RESTORE) {
+    if (s->phase != PHASE_RESTORE && seq_at(s) > s->out.n_cached) {
         s->first = s->out;
         s->has_first = true;
     }
@@ -426,8 +426,7 @@ static void leave_again(struct seq *s)
         s->out = s->first;
         s->out.truncation = truncation;
     } else {
-        s->out.n_device = 0;
-        s->out.miss[0] = 0;
+        s->out.n_cached = s->out.n_device = s->out.plan.n_layers = 0;
         s->out.restore = (struct restore_result){0};
     }
 }

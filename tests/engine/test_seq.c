@@ -288,6 +288,26 @@ static void count_admission(void *arg)
     ++*(int *)arg;
 }
 
+/* The first admission that computes something is reported, and not one that lost its place before:
+ * the next one restores what it had restored, and more. */
+static void an_admission_without_progress_is_not_reported(void **state)
+{
+    (void)state;
+    lab_open();
+    for (int n = 0; n < 2; n++) {
+        struct seq *s = add(request(lab.prompt, 4, "recompute"));
+        step_until(s, PHASE_DECODE);
+        s->out.n_cached = seq_at(s) - n; /* as if n tokens had been computed */
+        seq_preempt(s);
+        assert_int_equal(s->has_first, n > 0);
+        assert_int_equal(s->out.n_cached > 0, n > 0);
+        run_all();
+        assert_int_equal(seq_outcome(s)->n_preempted, 1);
+        engine_remove(engine(), s);
+    }
+    lab_close();
+}
+
 /* A request of better rank takes the only place. The first sequence comes back, and ends with the
  * tokens that it gives alone. */
 static void a_better_rank_preempts_in_each_phase(void **state)
@@ -529,6 +549,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_prompt_is_computed_and_decodes),
         cmocka_unit_test(state_comes_back),
         cmocka_unit_test(a_better_rank_preempts_in_each_phase),
+        cmocka_unit_test(an_admission_without_progress_is_not_reported),
         cmocka_unit_test(a_sequence_pins_what_it_continues),
         cmocka_unit_test(a_sequence_ends_in_each_phase),
         cmocka_unit_test(the_owner_cancels),
