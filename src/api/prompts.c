@@ -106,13 +106,35 @@ static int read_texts(struct hcache *h, bool truncates, const struct json *v,
     return rc;
 }
 
+/* --- truncation ------------------------------------------------------------------------------- */
+
+int prompts_refuse_truncation(const struct hcache *h, struct fault *f)
+{
+    const struct hcache_truncation half = {.ratio = 0.5};
+    struct hcache_err err = {0};
+    if (hcache_truncation_check(h, &half, NULL, &err) != 0)
+        return fault_set(f, 400, "unsupported_value", "truncation",
+                         "'truncation' cannot be auto: %s", err.msg);
+    return fault_set(f, 400, "unsupported_value", "truncation",
+                     "'truncation' cannot be auto: this server keeps no state (--store or "
+                     "--truncate), or was started with --truncate off");
+}
+
+int prompts_check_truncation(const struct gen_params *p, const struct hcache *h,
+                             const struct hcache_truncation *how, struct fault *f)
+{
+    if (p->truncation == NULL || strcmp(p->truncation, "auto") != 0 || how->ratio > 0)
+        return 0;
+    return prompts_refuse_truncation(h, f);
+}
+
 /* --- chats and text completions --------------------------------------------------------------- */
 
 int prompts_read(const struct client *c, struct gen_params *p, struct json *body,
                  struct prompts *out, struct fault *f)
 {
     *out = (struct prompts){0};
-    if (request_check_truncation(p, c->h, &c->truncation, f) != 0)
+    if (prompts_check_truncation(p, c->h, &c->truncation, f) != 0)
         return -1;
     if (p->kind != REQUEST_CHAT)
         return read_texts(c->h, request_truncates(p, &c->truncation), p->prompt, out, f);

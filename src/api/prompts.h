@@ -22,4 +22,10 @@ int prompts_read(const struct client *c, struct gen_params *p, struct json *body
                  struct prompts *out, struct fault *f);
 void prompts_deinit(struct prompts *ps);
 
+/* Returns -1 with the reason in *f: a server on h does not truncate the contexts of requests. */
+int prompts_refuse_truncation(const struct hcache *h, struct fault *f);
+/* Returns 0, or -1 with *f if the request asks for truncation and `how` has no ratio. */
+int prompts_check_truncation(const struct gen_params *p, const struct hcache *h,
+                             const struct hcache_truncation *how, struct fault *f);
+
 #endif

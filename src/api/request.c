@@ -837,26 +837,6 @@ bool request_truncates(const struct gen_params *p, const struct hcache_truncatio
                                  : p->conversation != NULL;
 }
 
-int request_refuse_truncation(const struct hcache *h, struct fault *f)
-{
-    const struct hcache_truncation half = {.ratio = 0.5};
-    struct hcache_err err = {0};
-    if (hcache_truncation_check(h, &half, NULL, &err) != 0)
-        return fault_set(f, 400, "unsupported_value", "truncation",
-                         "'truncation' cannot be auto: %s", err.msg);
-    return fault_set(f, 400, "unsupported_value", "truncation",
-                     "'truncation' cannot be auto: this server keeps no state (--store or "
-                     "--truncate), or was started with --truncate off");
-}
-
-int request_check_truncation(const struct gen_params *p, const struct hcache *h,
-                             const struct hcache_truncation *how, struct fault *f)
-{
-    if (p->truncation == NULL || strcmp(p->truncation, "auto") != 0 || how->ratio > 0)
-        return 0;
-    return request_refuse_truncation(h, f);
-}
-
 const char *request_prompt_name(unsigned kind)
 {
     return kind == REQUEST_COMPLETION ? "prompt"

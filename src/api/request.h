@@ -120,12 +120,6 @@ struct hcache_truncation request_truncation(const struct gen_params *p,
  * Returns 0, or -1 with *f. */
 int request_read_truncation(const char *text, bool *truncates,
                             struct hcache_truncation *numbers, struct fault *f);
-/* Returns -1 with the reason in *f: a server on h does not truncate the contexts of requests. */
-int request_refuse_truncation(const struct hcache *h, struct fault *f);
-/* Returns 0, or -1 with *f if the request asks for truncation and `how` has no ratio. */
-int request_check_truncation(const struct gen_params *p, const struct hcache *h,
-                             const struct hcache_truncation *how, struct fault *f);
-
 /* Reads a list of token ids from the field `name`. *out is malloc'd, also on failure. Returns 0,
  * or -1 with *f. */
 int request_ids(const struct json *list, const char *name, int32_t **out, int *n,

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "api/prompts.h"
 #include "api/answers.h"
 #include "api/dates.h"
 #include "api/draft.h"
@@ -183,7 +184,7 @@ static int read_truncation(struct call *c, const struct json *body, struct subje
     if (!truncates)
         return 0;
     if (c->s->truncation.ratio == 0)
-        return request_refuse_truncation(call_model(c), f);
+        return prompts_refuse_truncation(call_model(c), f);
     if (s->truncation.ratio == 0)
         s->truncation = c->s->truncation;
     return 0;

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/minmax.h"
+#include "api/prompts.h"
 #include "server/keep.h"
 #include "api/dates.h"
 #include "api/prompt.h"
@@ -541,7 +542,7 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
                        struct fault *f)
 {
     struct hcache_err err = {0};
-    int rc = request_check_truncation(p, call_model(c), &c->s->truncation, f);
+    int rc = prompts_check_truncation(p, call_model(c), &c->s->truncation, f);
     bool truncates = request_truncates(p, &c->s->truncation);
     if (rc == 0)
         rc = read_dialog(c, p, d, f);

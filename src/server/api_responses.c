@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "api/prompts.h"
 #include "server/call.h"
 #include "api/dates.h"
 #include "api/draft.h"
@@ -491,7 +492,7 @@ static int check(struct call *c, const struct gen_params *p, struct fault *f)
     if (p->conversation != NULL && !p->store)
         return fault_set(f, 400, NULL, "store",
                          "'store' is false, but a conversation keeps its messages");
-    if (request_check_truncation(p, call_model(c), &c->s->truncation, f) != 0)
+    if (prompts_check_truncation(p, call_model(c), &c->s->truncation, f) != 0)
         return -1;
     if (c->s->conversations == NULL &&
         (p->previous != NULL || p->conversation != NULL || p->store))

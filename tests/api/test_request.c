@@ -11,6 +11,7 @@
 
 #include "base/mem.h"
 #include "base/textbuf.h"
+#include "api/prompts.h"
 #include "api/request.h"
 
 struct row {
@@ -623,11 +624,11 @@ static void who_is_truncated(void **state)
     p.numbers = (struct hcache_truncation){.ratio = 0.25, .context = 128};
     assert_int_equal(request_truncation(&p, &half).context, 128);
     struct fault f = {0};
-    assert_int_equal(request_check_truncation(&p, NULL, &half, &f), 0);
+    assert_int_equal(prompts_check_truncation(&p, NULL, &half, &f), 0);
     p.truncation = "disabled";
-    assert_int_equal(request_check_truncation(&p, NULL, &none, &f), 0);
+    assert_int_equal(prompts_check_truncation(&p, NULL, &none, &f), 0);
     p.truncation = NULL;
-    assert_int_equal(request_check_truncation(&p, NULL, &none, &f), 0);
+    assert_int_equal(prompts_check_truncation(&p, NULL, &none, &f), 0);
     json_free(conversation);
     bool truncates = false;
     struct hcache_truncation numbers = half;
