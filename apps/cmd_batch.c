@@ -31,7 +31,8 @@ enum { MINI_BATCHES_STREAMED = 8 };
 
 struct batch_args {
     struct engine_args engine;
-    const char *in, *out, *errors, *name;
+    const char *in, *out, *errors;
+    struct opt_list names;
     int lookahead;
     bool plain_chat, parse_special, json;
 };
@@ -60,8 +61,10 @@ static const struct opt options[] = {
      .max = 1 << 20,
      .help =
          "requests that are read ahead, to compute the beginnings that they share once"},
-    {"served-name", OPT(struct batch_args, name), .arg = "NAME",
-     .help = "name of the model in requests; its folder's name by default"},
+    {"served-name", OPT(struct batch_args, names), .arg = "NAME[,NAME...]",
+     .help =
+         "names of the model in requests, the first one in answers; its folder's name by "
+         "default"},
     OPT_STORE(struct batch_args,
               "where state is kept and found, one directory per device; \"memory\" for "
               "DRAM; without it shared beginnings stay in the KV cache only"),
@@ -324,12 +327,14 @@ static int run(const struct batch_args *a, struct signals *signals)
     struct hcache *h = NULL;
     struct batch *job = NULL;
     struct shown shown = {.is_terminal = isatty(STDERR_FILENO), .at_ns = clock_now_ns()};
-    char *name = a->name != NULL ? strdup(a->name) : engine_model_name(a->engine.o.model);
+    char *name = a->names.n > 0 ? strdup(a->names.items[0])
+                                : engine_model_name(a->engine.o.model);
     int code = 1, max = a->engine.o.max_sequences;
     struct dates *dates = NULL;
     char moment
         [PROMPT_DATE_BYTES]; /* to all prompts, the present moment is the job's beginning */
     struct batch_opts o = {.client = {.model_name = name,
+                                      .names = {.items = a->names.items, .n = a->names.n},
                                       .plain_chat = a->plain_chat,
                                       .parse_special = a->parse_special,
                                       .max_queue = QUEUE},

@@ -34,8 +34,8 @@
 
 struct serve_args {
     struct engine_args engine;
-    const char *host, *name, *api_key_file, *admin_key_file;
-    struct opt_list api_key, admin_key, allow_host, allow_origin;
+    const char *host, *api_key_file, *admin_key_file;
+    struct opt_list api_key, admin_key, allow_host, allow_origin, names;
     int port, max_queue, max_connections, http_threads;
     int read_timeout, write_timeout, idle_timeout, keep_alive, drain;
     uint64_t max_body, max_bodies;
@@ -48,7 +48,7 @@ struct serve_args {
     const char *plan, *wait_ready;
     const char *truncate;
     struct hcache_truncation truncation;
-    bool plain_chat, parse_special, verbose, store_required;
+    bool plain_chat, parse_special, verbose, store_required, any_model, no_key;
 };
 
 static const char *const serve_plans[] = {"auto", "hidden", "kv", "recompute", NULL};
@@ -126,9 +126,15 @@ static const struct opt options[] = {
              "so prefer the file or the environment"},
     {"api-key-file", OPT(struct serve_args, api_key_file), .arg = "FILE",
      .help = "file with a key on each line"},
+    {"no-key", OPT(struct serve_args, no_key),
+     .help =
+         "let everybody in who can reach --host; else an address that other machines or "
+         "containers can reach needs a key"},
     {"allow-host", OPT(struct serve_args, allow_host), .arg = "NAME[,NAME...]",
-     .help = "host names by which browsers may reach this server, besides localhost and "
-             "addresses; others get 403"},
+     .help =
+         "host names by which this server may be reached without an API key, besides "
+         "addresses, localhost, the names that containers have for their host, and this "
+         "machine's own; others get 403"},
     {"allow-origin", OPT(struct serve_args, allow_origin), .arg = "ORIGIN[,ORIGIN...]",
      .help = "web pages that may use this server (CORS), besides its own: "
              "SCHEME://HOST[:PORT], or null, or * for all"},
@@ -137,8 +143,14 @@ static const struct opt options[] = {
              "/v1/cache/stats; others see their own"},
     {"admin-key-file", OPT(struct serve_args, admin_key_file), .arg = "FILE",
      .help = "file with an administrator's key on each line"},
-    {"served-name", OPT(struct serve_args, name), .arg = "NAME",
-     .help = "name of the model for clients; its folder's name by default"},
+    {"served-name", OPT(struct serve_args, names), .arg = "NAME[,NAME...]",
+     .help =
+         "names of the model for clients, the first one in answers; its folder's name by "
+         "default"},
+    {"any-model", OPT(struct serve_args, any_model),
+     .help = "accept every name of a model in requests; the default where only this "
+             "machine can "
+             "reach the server"},
     {"max-sequences", OPT(struct serve_args, engine.o.max_sequences), .arg = "N",
      .def = "8", .min = 1, .max = 256,
      .help = "sequences that are generated at the same "
@@ -313,6 +325,39 @@ static void raise_descriptors(int max_connections)
                  (unsigned long long)r.rlim_cur, max_connections);
 }
 
+/* Returns whether only programs of this machine can reach the address. */
+static bool is_loopback(const char *host)
+{
+    return strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 ||
+           strcmp(host, "localhost") == 0;
+}
+
+/* Says by which names the server can be reached, and which names of models it accepts. */
+static void print_names(const struct serve_args *a, int n_keys, const char *own,
+                        const struct model_names *names)
+{
+    fprintf(stderr, "names: ");
+    if (n_keys > 0) {
+        fprintf(stderr, "every host name, with a key");
+    } else {
+        fprintf(stderr,
+                "addresses, localhost, *.localhost, host.docker.internal, "
+                "host.containers.internal%s%s",
+                own[0] != 0 ? ", " : "", own);
+        for (int i = 0; i < a->allow_host.n; i++)
+            fprintf(stderr, ", %s", a->allow_host.items[i]);
+    }
+    fprintf(stderr, "; ");
+    for (int i = 0; i < names->n; i++)
+        fprintf(stderr, "%s%s", i > 0 ? ", " : "model ", names->items[i]);
+    fprintf(stderr, "%s\n", names->any ? " by any name" : " or default");
+    if (is_loopback(a->host))
+        fprintf(stderr,
+                "containers cannot reach %s: for them, give --host the address of "
+                "their bridge (docker0: 172.17.0.1) and --api-key-file\n",
+                a->host);
+}
+
 static void print_limits(const struct serve_args *a, int n_keys)
 {
     char body[32], bodies[32];
@@ -328,11 +373,9 @@ static void print_limits(const struct serve_args *a, int n_keys)
         bodies, a->read_timeout, a->write_timeout, a->idle_timeout, a->drain,
         a->http_threads, plural((uint64_t)a->http_threads),
         n_keys > 0 ? "an API key is required" : "no API key is required");
-    bool is_local = strncmp(a->host, "127.", 4) == 0 || strcmp(a->host, "::1") == 0 ||
-                    strcmp(a->host, "localhost") == 0;
+    bool is_local = is_loopback(a->host);
     if (n_keys == 0 && !is_local)
-        log_warn("anybody who can reach %s may use this server: give --api-key-file",
-                 a->host);
+        log_warn("anybody who can reach %s may use this server (--no-key)", a->host);
 }
 
 /* Says how the model is told of tools, if its template does not do it. */
@@ -512,7 +555,12 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
     struct shelf *shelf = NULL;
     struct err err = {0};
     struct hcache_err herr = {0};
-    char *name = a->name != NULL ? strdup(a->name) : engine_model_name(a->engine.o.model);
+    char *name = a->names.n > 0 ? strdup(a->names.items[0])
+                                : engine_model_name(a->engine.o.model);
+    const char *const only[] = {name};
+    char own[256] = ""; /* this machine's name */
+    if (gethostname(own, sizeof own - 1) != 0)
+        own[0] = 0;
     char answers[4096];
     bool on_disk = a->engine.o.n_store > 0;
     struct dates *dates = NULL;
@@ -525,11 +573,16 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
     struct server_opts so = {.host = a->host,
                              .port = a->port,
                              .model_name = name,
+                             .names = {.items = a->names.n > 0 ? a->names.items : only,
+                                       .n = a->names.n > 0 ? a->names.n : 1,
+                                       .any = a->any_model},
                              .api_keys = keys->items,
                              .n_api_keys = keys->n,
                              .n_admin_keys = n_admin_keys,
                              .origins = {.hosts = a->allow_host.items,
                                          .n_hosts = a->allow_host.n,
+                                         .own_host = own,
+                                         .any_host = keys->n > 0,
                                          .origins = a->allow_origin.items,
                                          .n_origins = a->allow_origin.n},
                              .http_threads = a->http_threads,
@@ -574,6 +627,7 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
         medium_warn(a->engine.o.store[i]);
     if (rc == 0) {
         print_limits(a, keys->n);
+        print_names(a, keys->n, own, &so.names);
         print_tools(h);
         atomic_store(&st->loaded, true);
         bool is_v6 = strchr(a->host, ':') != NULL;
@@ -613,6 +667,15 @@ int cmd_serve(int argc, char **argv)
     a.engine.o.truncates = a.truncation.ratio > 0;
     if (rc == 0)
         rc = read_keys(&a, &keys, &n_admin_keys, &err);
+    if (rc == 0 && keys.n == 0 && !a.no_key && !is_loopback(a.host))
+        rc = err_set(&err, ERR_USAGE,
+                     "--host %s can be reached from other machines or containers: give "
+                     "--api-key-file, or --no-key to let everybody in",
+                     a.host);
+    if (rc == 0 && keys.n > 0 && a.no_key)
+        rc = err_set(&err, ERR_USAGE, "--no-key: there are API keys");
+    if (opt_source_of(parsed, "any-model") == OPT_FROM_DEFAULT)
+        a.any_model = is_loopback(a.host);
     if (rc != 0) {
         code = fail(rc, err.msg);
     } else if ((rc = catch_signals(&st)) != 0) {

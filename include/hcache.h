@@ -195,6 +195,7 @@ enum { HCACHE_MAX_FILE_TYPES = 16 };
 
 /* Description of the model. The strings live as long as the struct hcache. */
 struct hcache_model_info {
+    const char *name; /* the name in the metadata of a GGUF file; NULL: none */
     const char *family;
     const char *dtype;  /* type of saved state */
     const char *format; /* "safetensors", "gguf", "packed" or "synth" */

@@ -31,13 +31,22 @@ struct client_calls {
                   bool missed);
 };
 
+/* The names by which requests may name the model. */
+struct model_names {
+    const char *const *items; /* the first one is shown in answers */
+    int n;
+    const char *in_file; /* the name in the file's metadata; NULL: none */
+    bool any;            /* every other name is accepted, too */
+};
+
 /* A generation copies this struct. Everything that it points to is borrowed until the generation is
  * freed. */
 struct dates;
 
 struct client {
     struct hcache *h;
-    const char *model_name;
+    const char *model_name; /* names.items[0], which answers show */
+    struct model_names names;
     /* Remembers the tokens of earlier answers; NULL: nothing is remembered. */
     struct answers *answers;
     const char *salt; /* salt of the client's API key; NULL: no salt */
@@ -61,7 +70,9 @@ struct client {
     void *arg;
 };
 
-/* Checks that the client's model has that name (NULL: any). Returns 0, or -1 with *f. */
+/* Checks that the client's model has that name. It has the listed ones, each also with and without
+ * ".gguf" at its end and without the organisation in front of it, that of the file's metadata, and
+ * "default". NULL: the request names none. Returns 0, or -1 with *f, which lists the names. */
 int client_check_model(const struct client *c, const char *name, struct fault *f);
 /* Returns the salt of a request's state, made from its key's salt and its own cache_salt (NULL: it
  * has none). The result is from malloc; NULL is the empty salt. */

@@ -292,6 +292,7 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
     *out = (struct hcache_model_info){
         .family = family_name(m->cfg.family),
         .dtype = dtype_name(m->dtype),
+        .name = h->tokenizer != NULL ? tokenizer_model_name(h->tokenizer) : NULL,
         .format = model_format(m),
         .held = dtype_name(m->w.dtype),
         .n_layers = m->cfg.n_layers,

@@ -199,7 +199,10 @@ void batch_close(struct batch *b)
 
 void batch_model(struct batch *b, struct hcache *h)
 {
+    struct hcache_model_info info;
+    hcache_model_info(h, &info);
     b->o.client.h = h;
+    b->o.client.names.in_file = info.name;
 }
 
 void batch_yield(struct batch *b)

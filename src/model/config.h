@@ -192,6 +192,7 @@ struct tokenizer_config {
     char *eos_token;
     char *unk_token;
     char *chat_template; /* Jinja source; from chat_template.jinja if that file exists */
+    char *model_name;    /* the name that a GGUF file gives to its model; NULL: none */
     char *tool_template; /* the template named tool_use, for requests with tools */
     /* named tokens with their texts ("pad_token", "<pad>"), for templates */
     struct tokenizer_config_name {

@@ -85,12 +85,12 @@ int call_check_name(struct call *c, const char *name, struct fault *f)
 
 /* --- models ----------------------------------------------------------------------------------- */
 
-static struct json *model_object(struct call *c)
+static struct json *model_object(struct call *c, const char *name)
 {
     struct hcache_model_info info;
     struct json *o = json_new_object();
     hcache_model_info(call_model(c), &info);
-    json_put_string(o, "id", c->s->model_name);
+    json_put_string(o, "id", name);
     json_put_string(o, "object", "model");
     json_put_int(o, "created", c->s->created_s);
     json_put_string(o, "owned_by", "hcache");
@@ -112,7 +112,10 @@ void api_models(struct call *c)
 {
     struct json *o = json_new_object(), *list = json_new_array();
     json_put_string(o, "object", "list");
-    json_push(list, model_object(c));
+    const struct model_names *names = &c->s->o.names;
+    json_push(list, model_object(c, c->s->model_name));
+    for (int i = 1; i < names->n; i++)
+        json_push(list, model_object(c, names->items[i]));
     json_put(o, "data", list);
     call_json(c, 200, o);
 }
@@ -123,7 +126,7 @@ void api_model(struct call *c)
     if (call_check_name(c, c->tail, &f) != 0)
         call_fault(c, &f);
     else
-        call_json(c, 200, model_object(c));
+        call_json(c, 200, model_object(c, c->tail));
 }
 
 /* --- tokens ----------------------------------------------------------------------------------- */

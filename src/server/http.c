@@ -170,6 +170,7 @@ struct client call_client(struct call *c)
     const struct server_opts *o = &c->s->o;
     return (struct client){.h = call_model(c),
                            .model_name = c->s->model_name,
+                           .names = c->s->o.names,
                            .answers = c->s->answers,
                            .salt = c->salt,
                            .plan = o->plan,
@@ -856,6 +857,7 @@ static int start_batches(struct server *s, struct hcache *h, struct err *err)
         .shelf = s->shelf,
         .client = {.h = h,
                    .model_name = s->model_name,
+                   .names = s->o.names,
                    .plan = o->plan,
                    .dates = o->dates,
                    .plain_chat = o->plain_chat,
@@ -877,6 +879,9 @@ int server_ready(struct server *s, struct hcache *h, struct err *err)
                              .ttl_s = s->o.answers_ttl_s,
                              .vocabulary = vocabulary_of(h)};
     struct hcache_cache_stats store;
+    struct hcache_model_info info;
+    hcache_model_info(h, &info);
+    s->o.names.in_file = info.name;
     hcache_cache_stats(h, NULL, &store);
     if (store.saving_fault == -EPERM) /* nothing is kept in another user's folder */
         o.path = NULL;

@@ -5,7 +5,9 @@
  *
  *     Host             the name that the browser asked for. A foreign page can point a name of its own at
  *                      our address (DNS rebinding), and its requests then count as its own origin's.
- *                      So only address literals, "localhost" and the names of --allow-host are served.
+ *                      So only address literals, names that always mean this machine, and the names
+ *                      of --allow-host are served. A page that rebinds a name has no API key: where
+ *                      one is required, every name is served.
  *     Origin           the page that asks. It must be this server's own page, or one of --allow-origin.
  *     Sec-Fetch-Site   the browser's own judgement. It comes with requests without Origin: images, scripts, links.
  *
@@ -26,6 +28,8 @@ struct origin_rules {
     /* allowed origins: SCHEME://HOST[:PORT], "null", or "*" for all */
     const char *const *origins;
     int n_origins;
+    bool any_host;        /* requests need a key, so every name is allowed */
+    const char *own_host; /* this machine's name; NULL or "": unknown */
 };
 
 /* Checks the form of all rules. Returns 0, or ERR_USAGE with the malformed rule in the message. */

@@ -21,6 +21,7 @@
 
 #include "base/err.h"
 #include "hcache.h"
+#include "api/client.h"
 #include "server/origin.h"
 
 struct conversations;
@@ -29,9 +30,10 @@ struct shelf;
 struct server;
 
 struct server_opts {
-    const char *host;       /* address to listen on: numeric, or localhost */
-    int port;               /* 0: any free port */
-    const char *model_name; /* name that /v1/models shows */
+    const char *host;         /* address to listen on: numeric, or localhost */
+    int port;                 /* 0: any free port */
+    const char *model_name;   /* name that answers show */
+    struct model_names names; /* n 0: model_name alone; borrowed until server_stop */
     const char *const *api_keys;
     int n_api_keys;              /* 0: no key is needed */
     int n_admin_keys;            /* the last n_admin_keys keys see all counters */

@@ -225,6 +225,7 @@ void tokenizer_config_deinit(struct tokenizer_config *c)
     free(c->unk_token);
     free(c->chat_template);
     free(c->tool_template);
+    free(c->model_name);
     for (size_t i = 0; i < c->n_names; i++) {
         free(c->names[i].key);
         free(c->names[i].text);

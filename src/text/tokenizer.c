@@ -246,6 +246,7 @@ static int read_gguf(struct tokenizer *t, const struct gguf *g, const char *path
         if ((rc = read_gguf_suppressed(t, g, err)) != 0)
             err_wrap(err, "%s", path);
         t->cfg.tool_template = gguf_text(g, "tokenizer.chat_template.tool_use");
+        t->cfg.model_name = gguf_text(g, "general.name");
         name_gguf_tokens(t, g);
     }
     return rc;
@@ -655,6 +656,11 @@ const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *n)
 const char *tokenizer_chat_template(const struct tokenizer *t)
 {
     return t->cfg.chat_template != NULL ? t->cfg.chat_template : t->cfg.tool_template;
+}
+
+const char *tokenizer_model_name(const struct tokenizer *t)
+{
+    return t->cfg.model_name;
 }
 
 const char *tokenizer_tool_template(const struct tokenizer *t)

@@ -138,6 +138,8 @@ const char *tokenizer_chat_template(const struct tokenizer *t);
 /* Returns the template named tool_use, which makes the prompts of requests with tools; NULL: the
  * model has none, and its one template makes all prompts. */
 const char *tokenizer_tool_template(const struct tokenizer *t);
+/* Returns the name that the metadata of a GGUF file gives to the model; NULL: none. */
+const char *tokenizer_model_name(const struct tokenizer *t);
 /* Returns the name of named token i ("pad_token"), with its text; NULL: there is none. */
 const char *tokenizer_named(const struct tokenizer *t, size_t i, const char **text);
 

@@ -25,6 +25,33 @@ static void a_request_names_the_model_or_none(void **state)
     assert_string_equal(f.message, "there is no model 'dem', only 'demo'");
 }
 
+static void a_model_has_several_names(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"Org/Model-Q4_1.gguf", "gpt-4o"};
+    struct client c = {.model_name = names[0],
+                       .names = {.items = names, .n = 2, .in_file = "Model 135M"}};
+    static const char *const good[] = {
+        "Org/Model-Q4_1.gguf", "Org/Model-Q4_1",  "Model-Q4_1.gguf",
+        "Model-Q4_1",          "Model-Q4_1.GGUF", "gpt-4o",
+        "gpt-4o.gguf",         "default",         "Model 135M"};
+    static const char *const bad[] = {
+        "",      "Org",   "Org/",    "Model",    "Other/Model-Q4_1",
+        "gpt-4", ".gguf", "DEFAULT", "Model 135"};
+    struct fault f = {0};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
+        if (client_check_model(&c, good[i], &f) != 0)
+            fail_msg("%s: %s", good[i], f.message);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        if (client_check_model(&c, bad[i], &f) == 0)
+            fail_msg("%s is accepted", bad[i]);
+    assert_int_equal(f.status, 404);
+    assert_string_equal(
+        f.message, "there is no model 'Model 135', only 'Org/Model-Q4_1.gguf', 'gpt-4o'");
+    c.names.any = true;
+    assert_int_equal(client_check_model(&c, "claude-x", &f), 0);
+}
+
 static void salt_is(const char *key, const char *cache_salt, const char *want)
 {
     const struct client c = {.salt = key};
@@ -54,6 +81,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_request_names_the_model_or_none),
+        cmocka_unit_test(a_model_has_several_names),
         cmocka_unit_test(state_is_shared_under_equal_salts_only),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -240,7 +240,7 @@ def without(options):
     server.kill()
 
 
-KEYS = ("--api-key", "sesame,other")
+KEYS = ("--api-key", "sesame,other", "--no-any-model")
 main = Server(DEMO, *KEYS, "--files", os.path.join(tmp, "files"))
 life(main)
 tenants(main)

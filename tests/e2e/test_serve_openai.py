@@ -135,7 +135,8 @@ store = tempfile.mkdtemp(prefix="hcache-openai.")
 
 
 def start(*options):
-    return Server(MODEL, "--store", os.path.join(store, "s"), "--plain-chat", "--api-key", "sesame", *options)
+    return Server(MODEL, "--store", os.path.join(store, "s"), "--plain-chat", "--api-key", "sesame",
+                  "--no-any-model", *options)
 
 
 server = start()

@@ -2,12 +2,15 @@
 test_page_foreign.py uses a browser."""
 import os
 import re
+import socket
 import sys
 import tempfile
 import threading
 import time
 
-sys.path.insert(0, os.path.dirname(__file__))
+HERE = os.path.dirname(__file__)
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "..", "tools", "golden")]
+import hf_to_gguf  # noqa: E402
 from serve_client import Server, until  # noqa: E402
 from tap import check, end, equal  # noqa: E402
 
@@ -146,6 +149,50 @@ def test_wrong_keys(tmp):
     s.stop()
 
 
+def test_names(tmp):
+    s = Server(MODEL, "--api-key", "k")
+    key = "Authorization: Bearer k\r\n"
+    status, _, body = raw(s, "GET /v1/models HTTP/1.1\r\nHost: nas.example\r\n" + key)
+    check("with keys every host name is served", status == 200, body[:200])
+    status, _, body = raw(s, "GET /v1/models HTTP/1.1\r\nHost: nas.example\r\n")
+    check("but not without the key", status == 401, body[:200])
+    check("the start says so", any("every host name, with a key" in x for x in s.log), s.log)
+    s.stop()
+    s = Server(MODEL, "--allow-host", "nas.example")
+    for host in ("host.docker.internal:PORT", "host.containers.internal", "me.localhost:PORT", socket.gethostname(), "nas.example"):
+        status, _, body = raw(s, f"GET /v1/models HTTP/1.1\r\nHost: {host}\r\n")
+        check(f"{host}, without keys: served", status == 200, body[:200])
+    told = next((x for x in s.log if x.startswith("names: ")), "")
+    check("the start says which names are let in",
+          all(n in told for n in ("host.docker.internal", socket.gethostname(), "nas.example", "demo by any name")), s.log)
+    check("and that containers cannot reach this address", any("containers cannot reach 127.0.0.1" in x for x in s.log), s.log)
+    answers = [s.post("/v1/completions", {"model": m, "prompt": "Hi", "max_tokens": 1}) for m in ("gpt-4o", "claude-x", None)]
+    equal("on loopback every model's name is taken", [(a[0], a[2]["model"]) for a in answers], [(200, "demo")] * 3)
+    s.stop()
+    s = Server(MODEL, "--no-any-model", "--served-name", "one.gguf,two")
+    listed = [m["id"] for m in s.request("GET", "/v1/models")[2]["data"]]
+    equal("the list has each name", listed, ["one.gguf", "two"])
+    for name, want in (("one", 200), ("two", 200), ("default", 200), ("two.gguf", 200), ("demo", 404), ("three", 404)):
+        status, _, r = s.post("/v1/messages", {"model": name, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]})
+        check(f"the model {name}: {want}", status == want and (status == 200 or "'one.gguf', 'two'" in r["error"]["message"]), r)
+        equal(f"GET /v1/models/{name}: {want}", s.request("GET", f"/v1/models/{name}")[0], want)
+    s.stop()
+    gguf = os.path.join(tmp, "demo-f32.gguf")
+    hf_to_gguf.convert(MODEL, gguf, change=[("general.name", hf_to_gguf.STRING, "My Demo")])
+    s = Server(gguf, "--host", "0.0.0.0", "--no-key")
+    check("open to everybody: the log warns", any("anybody who can reach 0.0.0.0" in x for x in s.log), s.log)
+    for name, want in (("demo-f32", 200), ("demo-f32.gguf", 200), ("My Demo", 200), ("default", 200), ("gpt-4o", 404)):
+        equal(f"a GGUF file's name {name}: {want}", s.post("/v1/completions", {"model": name, "prompt": "x", "max_tokens": 1})[0], want)
+    s.stop()
+    s = Server(gguf, "--host", "0.0.0.0", "--no-key", "--any-model")
+    equal("--any-model holds everywhere", s.post("/v1/completions", {"model": "gpt-4o", "prompt": "x", "max_tokens": 1})[0], 200)
+    s.stop()
+    why = refused_rule("--host", "0.0.0.0")
+    check("an open address without a key is refused at the start", why is not None and "--no-key" in why and "status 2" in why, why)
+    why = refused_rule("--no-key", "--api-key", "k")
+    check("--no-key beside a key is refused", why is not None and "status 2" in why, why)
+
+
 def refused_rule(*options):
     try:
         Server(MODEL, *options).kill()
@@ -155,7 +202,7 @@ def refused_rule(*options):
 
 
 with tempfile.TemporaryDirectory(prefix="hcache-origin.") as tmp:
-    s = Server(MODEL, "--allow-host", "chat.example", "--allow-origin", "https://app.example")
+    s = Server(MODEL, "--allow-host", "chat.example", "--allow-origin", "https://app.example", "--no-any-model")
     try:
         test_hosts(s)
         test_origins(s)
@@ -163,6 +210,7 @@ with tempfile.TemporaryDirectory(prefix="hcache-origin.") as tmp:
         test_headers(s)
     finally:
         s.stop()
+    test_names(tmp)
     test_wrong_keys(tmp)
     why = refused_rule("--allow-origin", "app.example")
     check("an origin without a scheme is refused at the start, status 2", why and "status 2" in why and re.search("SCHEME://", why), why)

@@ -173,7 +173,7 @@ def run_tools(o, a, model):
 
 def serve_and_run(store, model, name, *runs):
     """`runs` has pairs of a function and the client that it gets."""
-    server = Server(model, "--store", store, "--api-key", "sesame,other")
+    server = Server(model, "--store", store, "--api-key", "sesame,other", "--no-any-model")
     url = f"http://127.0.0.1:{server.port}"
     clients = (openai.OpenAI(base_url=url + "/v1", api_key="sesame", max_retries=0, timeout=PATIENCE),
                anthropic.Anthropic(base_url=url, api_key="sesame", max_retries=0, timeout=PATIENCE))

@@ -12,7 +12,8 @@
 static const char *const hosts[] = {"chat.example", "Proxy.Example."};
 static const char *const origins[] = {"https://app.example", "http://127.0.0.1:3000",
                                       "tauri://localhost"};
-static const struct origin_rules none, some = {hosts, 2, origins, 3};
+static const struct origin_rules none,
+    some = {.hosts = hosts, .n_hosts = 2, .origins = origins, .n_origins = 3};
 
 struct header {
     const char *name, *value;
@@ -49,21 +50,36 @@ static int origin_status(const struct origin_rules *r, const char *host, const c
 static void a_name_of_others_is_refused(void **state)
 {
     (void)state;
-    static const char *const good[] = {"127.0.0.1",           "127.0.0.1:8080",
-                                       "192.168.1.7:80",      "[::1]",
-                                       "[::1]:8080",          "[0:0:0:0:0:0:0:1]:8080",
-                                       "[fe80::1%eth0]:8080", "[::ffff:10.0.0.1]",
-                                       "localhost",           "LocalHost:8080",
-                                       "localhost.",          "localhost.:8080",
-                                       "127.0.0.1.:8080",     "localhost:",
-                                       "127.0.0.1:"};
+    static const char *const good[] = {"127.0.0.1",
+                                       "127.0.0.1:8080",
+                                       "192.168.1.7:80",
+                                       "[::1]",
+                                       "[::1]:8080",
+                                       "[0:0:0:0:0:0:0:1]:8080",
+                                       "[fe80::1%eth0]:8080",
+                                       "[::ffff:10.0.0.1]",
+                                       "localhost",
+                                       "LocalHost:8080",
+                                       "localhost.",
+                                       "localhost.:8080",
+                                       "127.0.0.1.:8080",
+                                       "localhost:",
+                                       "127.0.0.1:",
+                                       "a.localhost",
+                                       "a.b.LocalHost.:80",
+                                       "host.docker.internal:80",
+                                       "Host.Containers.Internal"};
     static const char *const bad[] = {"",
                                       "evil.example",
                                       "evil.example:8080",
                                       "localhost.evil.example",
                                       "127.0.0.1.evil.example",
                                       "evil-localhost",
-                                      "a.localhost",
+                                      ".localhost",
+                                      "docker.internal",
+                                      "a.host.docker.internal",
+                                      "nas",
+                                      "nas.local",
                                       "127.1",
                                       "2130706433",
                                       "0x7f000001",
@@ -102,6 +118,21 @@ static void allowed_hosts_are_names_in_any_spelling(void **state)
     assert_int_equal(host_status(&some, "xchat.example"), 403);
     assert_int_equal(host_status(&some, "chat.example.evil.example"), 403);
     assert_int_equal(host_status(&some, "a.chat.example"), 403);
+}
+
+/* With keys a page that rebinds a name cannot ask; without, only this machine's names are safe. */
+static void every_name_is_allowed_where_a_key_is_needed(void **state)
+{
+    (void)state;
+    const struct origin_rules keys = {.any_host = true}, own = {.own_host = "Nas"},
+                              unknown = {.own_host = ""};
+    assert_int_equal(host_status(&keys, "evil.example:80"), 0);
+    assert_int_equal(host_status(&keys, "nas"), 0);
+    assert_int_equal(host_status(&keys, "a b"), 403);
+    assert_int_equal(host_status(&own, "nas:8080"), 0);
+    assert_int_equal(host_status(&own, "nas.local"), 403);
+    assert_int_equal(host_status(&own, "nass"), 403);
+    assert_int_equal(host_status(&unknown, ""), 403);
 }
 
 static void there_is_one_host(void **state)
@@ -154,7 +185,8 @@ static void the_own_page_may_ask_and_no_other(void **state)
 static void an_allowed_origin_is_named_in_the_answer(void **state)
 {
     static const char *const all[] = {"*"}, *const null[] = {"null"};
-    const struct origin_rules any = {NULL, 0, all, 1}, sandboxed = {NULL, 0, null, 1};
+    const struct origin_rules any = {.origins = all, .n_origins = 1},
+                              sandboxed = {.origins = null, .n_origins = 1};
     const char *allowed;
     const struct header app[] = {{"Host", "localhost"},
                                  {"Origin", "https://APP.example:443"},
@@ -283,7 +315,10 @@ static void a_page_sends_json(void **state)
 
 static int rules_of(const char *host, const char *origin)
 {
-    const struct origin_rules r = {&host, host != NULL, &origin, origin != NULL};
+    const struct origin_rules r = {.hosts = &host,
+                                   .n_hosts = host != NULL,
+                                   .origins = &origin,
+                                   .n_origins = origin != NULL};
     struct err err = {0};
     int rc = origin_rules_check(&r, &err);
     assert_true(rc == 0 || strstr(err.msg, host != NULL ? host : origin) != NULL);
@@ -313,6 +348,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_name_of_others_is_refused),
         cmocka_unit_test(allowed_hosts_are_names_in_any_spelling),
+        cmocka_unit_test(every_name_is_allowed_where_a_key_is_needed),
         cmocka_unit_test(there_is_one_host),
         cmocka_unit_test(the_own_page_may_ask_and_no_other),
         cmocka_unit_test(an_allowed_origin_is_named_in_the_answer),
