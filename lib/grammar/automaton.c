@@ -307,7 +307,7 @@ static uint32_t settle(struct automaton *a)
     qsort(a->visits, n, sizeof *a->visits, by_place);
     if (!table_reserve(&a->state_table, a->n_states + 1, state_hash, a) ||
         !grow(&a->states, &a->cap_states, a->n_states + 1, sizeof *a->states) ||
-        !grow(&a->places, &a->cap_places, a->n_places + n, sizeof *a->places))
+        !grow(&a->places, &a->cap_places, a->n_places + MAX(n, 1), sizeof *a->places))
         return fault(a, -ENOMEM);
     uint32_t at = (uint32_t)places_hash(a->visits, n, accepts) & a->state_table.mask;
     for (; a->state_table.slots[at] != 0; at = (at + 1) & a->state_table.mask) {

@@ -485,7 +485,7 @@ struct members {
 /* Sets at[n] to the node behind n members, where only keys without an order may follow. */
 static void free_members(struct build *b, const struct members *m, uint32_t *at)
 {
-    const struct key *keys = m->keys->at + m->ordered;
+    const struct key *keys = m->keys->n > 0 ? m->keys->at + m->ordered : NULL;
     uint32_t n_free = m->keys->n - m->ordered, required = 0;
     size_t width = (size_t)m->cap + 1;
     uint32_t *by_mask = build_alloc(b, (width << n_free) * sizeof *by_mask);
