@@ -2,7 +2,7 @@
 """Measures a restart as a user meets it, alternating between hcache and llama.cpp's server.
 
     bench/restart_figures.py F.gguf LLAMA_SERVER [--rounds 5] [--tokens 3000] [--realtime]
-                             [--port 22400] [--caches warm,dropped] [--json]
+                             [--port 22400] [--caches 'warm,as it is,dropped'] [--json]
 
 Both programs compute one prompt of --tokens token ids (some 2,400 words), save its state (hcache
 in its store, llama-server in a slot file) and are killed with SIGKILL. Then, by turns, each is
@@ -13,11 +13,12 @@ started again, and the client measures from exec:
     alone     the difference: restoring and the first token with the server up
     peak      VmHWM after the token
 
-with the files in the page cache, and dropped from it (posix_fadvise, DONTNEED). At the end, if the
+with the files read into the page cache, as the programs have left them there (hcache writes and
+reads its store past that cache), and dropped from it (posix_fadvise, DONTNEED). At the end, if the
 model has a chat template, a chat of six turns counts the tokens of each later turn that hcache
-computes: warm, after SIGTERM and after SIGKILL between the turns. A turn has to compute those behind
-the prompt and answer before it. Figures are medians. --realtime starts both with chrt -f: only for
-short runs on a machine with other work."""
+computes: warm, after SIGTERM and after SIGKILL between the turns. A turn has to compute those
+behind the prompt and answer before it. Figures are medians. --realtime starts both with chrt -f:
+only for short runs on a machine with other work."""
 import argparse
 import glob
 import json
@@ -41,7 +42,7 @@ p.add_argument("--rounds", type=int, default=5)
 p.add_argument("--tokens", type=int, default=3000)
 p.add_argument("--realtime", action="store_true")
 p.add_argument("--port", type=int, default=22400)
-p.add_argument("--caches", default="warm,dropped")
+p.add_argument("--caches", default="warm,as it is,dropped")
 p.add_argument("--json", action="store_true")
 args = p.parse_args()
 tmp = tempfile.mkdtemp(prefix="restart.", dir=os.environ.get("TMPDIR", "/tmp"))
@@ -120,12 +121,16 @@ def prepare(who):
     r.end()
 
 
-def drop():
+def cache_files(keeps):
+    """Reads the files of both programs into the page cache, or drops them from it."""
     os.sync()
     for path in [args.model] + [f for d in (store, slots) for f in glob.glob(d + "/**", recursive=True) if os.path.isfile(f)]:
-        fd = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
+        with open(path, "rb") as f:
+            if keeps:
+                while f.read(1 << 22):
+                    pass
+            else:
+                os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def restart(who):
@@ -170,8 +175,8 @@ for cache in args.caches.split(","):
     rows = {who: [] for who in COMMAND}
     for _ in range(args.rounds):
         for who in COMMAND:
-            if cache == "dropped":
-                drop()
+            if cache != "as it is":
+                cache_files(cache == "warm")
             rows[who].append(restart(who))
     figures[cache] = {who: {k: round(statistics.median(r[k] for r in rows[who]), 1) for k in rows[who][0]} for who in rows}
 figures["chat"] = {}
