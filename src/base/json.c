@@ -169,17 +169,26 @@ static json_t *parse_text(const char *bytes, size_t n, size_t longest, json_erro
 
 /* --- integers beyond 64 bits ------------------------------------------------------------ */
 
+/* Returns whether a colon follows: what stands before it is no value. */
+static bool is_key(const char *s, size_t n)
+{
+    while (n > 0 && memchr(" \t\r\n", *s, 4) != NULL)
+        s++, n--;
+    return n > 0 && *s == ':';
+}
+
 /* Returns the length of the number at s if it is an integer that jansson cannot hold; else 0.
- * *length: the length of the number. */
+ * *length: the length of the number, well formed or not. */
 static size_t big_bytes(const char *s, size_t n, size_t *length)
 {
-    size_t i = *s == '-', digits = i;
+    size_t i = *s == '-', from = i;
     while (i < n && s[i] >= '0' && s[i] <= '9')
         i++;
-    bool is_real = i < n && (s[i] == '.' || s[i] == 'e' || s[i] == 'E');
-    digits = i - digits;
-    *length = i > 0 ? i : 1;
-    if (is_real || digits < 19 || digits > 4096)
+    size_t end = i, digits = i - from;
+    while (end < n && memchr("+-.eE0123456789", s[end], 15) != NULL)
+        end++;
+    *length = end;
+    if (end > i || digits < 19 || digits > 4096 || s[from] == '0' || is_key(s + i, n - i))
         return 0;
     errno = 0;
     char text[24] = "9223372036854775808";

@@ -311,6 +311,27 @@ static void test_huge_integers(void **state)
     json_free(o);
 }
 
+/* An integer beyond 64 bits makes no other text valid, and none invalid: not a number with a zero in
+ * front, nor one in place of a name, nor the many digits of a real. */
+static void test_big_integers_beside_others(void **state)
+{
+    (void)state;
+    static const char *const bad[] = {
+        "[00000000000001974782266]", "[18446744073709551615, 01]",
+        "[-09999999999999999999]",   "{99999999999999999999: 1}",
+        "[99999999999999999999-1]",  "{\"a\": 1, 99999999999999999999 : 2}"};
+    struct json *v = NULL;
+    struct err err = {0};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_int_equal(json_parse(&v, bad[i], strlen(bad[i]), "it", &err), ERR_FORMAT);
+    v = parse("[18446744073709551615, 0.12345678901234567890, 1.5e-3, \"1:2\"]");
+    size_t n;
+    double r;
+    assert_string_equal(json_big_of(json_at(v, 0), &n), "18446744073709551615");
+    assert_true(json_real_of(json_at(v, 1), &r) && r > 0.12 && r < 0.13);
+    json_free(v);
+}
+
 /* A double stands for an integer if it holds it exactly: up to 2^53. */
 static void test_reals_that_are_integers(void **state)
 {
@@ -549,6 +570,7 @@ int main(void)
         cmocka_unit_test(test_kinds_have_names),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_huge_integers),
+        cmocka_unit_test(test_big_integers_beside_others),
         cmocka_unit_test(test_reals_that_are_integers),
         cmocka_unit_test(test_plain_getters),
         cmocka_unit_test(test_indents),
