@@ -385,7 +385,7 @@ static void print_tools(const struct hcache *h)
     hcache_model_info(h, &info);
     if (info.declares_tools)
         fprintf(stderr, "tools: the chat template shows none, so a system message declares "
-                        "them, and calls are JSON (docs/MODELS.md)\n");
+                        "them, and calls are JSON (docs/SERVER.md)\n");
 }
 
 /* Lets running requests end normally until the time is up. */

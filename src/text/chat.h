@@ -19,7 +19,8 @@
  *   - Text beside calls stands in a message before them, if the template would leave out either.
  *   - Calls that the template does not show are written into the content, as the model writes them.
  *     Results that it does not show are said by the user.
- *   - Results of several calls come in the order of the calls, and get the names of their tools.
+ *   - Results of several calls come in the order of the calls, and get the names of their tools. A
+ *     template that takes one call at a time gets each in a message of its own, with its result.
  *   - Tools that the template does not show are declared by a system message.
  *
  * chat_open renders probes to learn what a template shows, and how; it does not guess from the

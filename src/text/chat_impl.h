@@ -24,6 +24,7 @@ struct chat_template {
     bool null_beside_calls; /* content without text is null beside calls; false: "" */
     bool text_arguments;    /* arguments are JSON text; false: an object */
     bool short_ids;         /* ids of calls have exactly nine letters and digits */
+    bool single_calls; /* a message with two calls is refused, or one of them is lost */
     /* Text beside calls is shown in the same message, or in a message before it. If both are
      * false, one of the two is lost. */
     bool text_beside_calls, text_before_calls;

@@ -91,26 +91,17 @@ static bool is_thought(const struct json *part)
 
 /* Joins texts with newlines. */
 struct joined {
-    char *p;
-    size_t n, cap, n_texts;
+    struct textbuf b;
+    size_t n_texts;
     bool lacks_memory;
 };
 
 static void join(struct joined *j, const char *s, size_t n, const char *between)
 {
-    size_t k = j->n_texts++ > 0 ? strlen(between) : 0;
-    if (j->n + k + n + 1 > j->cap && !j->lacks_memory) {
-        size_t cap = 2 * (j->n + k + n) + 16;
-        char *p = mem_try_realloc(j->p, cap);
-        j->lacks_memory = p == NULL;
-        j->p = p != NULL ? p : j->p;
-        j->cap = p != NULL ? cap : j->cap;
-    }
-    if (j->lacks_memory)
-        return;
-    memcpy(j->p + j->n, between, k);
-    memcpy(j->p + j->n + k, s, n);
-    j->n += k + n;
+    if (j->n_texts++ > 0 && !textbuf_try_add(&j->b, between, strlen(between)))
+        j->lacks_memory = true;
+    if (!textbuf_try_add(&j->b, s, n))
+        j->lacks_memory = true;
 }
 
 static void join_value(struct joined *j, const struct json *text, const char *between)
@@ -138,11 +129,10 @@ static int put_joined(struct json *message, const char *key, struct joined *j,
                       struct err *err)
 {
     bool good = !j->lacks_memory;
+    size_t n = j->b.n;
     if (good)
-        json_put_bytes(message, key, j->p != NULL ? j->p : "", j->n);
-    size_t n = j->n;
-    free(j->p);
-    *j = (struct joined){0};
+        json_put_bytes(message, key, n > 0 ? j->b.p : "", n);
+    textbuf_free(&j->b);
     return good
                ? 0
                : err_set(err, -ENOMEM, "no memory for a message of more than %zu bytes", n);
@@ -284,7 +274,7 @@ static int prepare_thought(const struct chat_template *t, const struct json *fro
         struct joined j = {0};
         own = json_new_object();
         join_content(&j, json_member(from, "content"), true);
-        bool any = j.n > 0;
+        bool any = j.b.n > 0;
         rc = put_joined(own, "text", &j, err);
         given = rc == 0 && any ? json_member(own, "text") : NULL;
         if (t->thought_parts && json_kind(content) == JSON_KIND_ARRAY)
@@ -482,7 +472,7 @@ static int write_calls(const struct talk *k, size_t i, struct json *to, struct e
                         i);
     if (rc == 0) {
         join_content(&j, json_member(to, "content"), false);
-        if (j.n == 0)
+        if (j.b.n == 0)
             j.n_texts = 0;
         join(&j, written.p, written.n, "\n");
         json_drop(to, "tool_calls");
@@ -787,24 +777,69 @@ static void push_results(const struct json *calls, const struct json *messages, 
         }
 }
 
-/* Returns the messages with their results in order. place[i]: the number of message i as the
- * request counts. */
-static struct json *order_results(const struct json *messages, size_t *place)
+/* Returns the number behind the last one of the results that begin at `from`. */
+static size_t results_end(const struct json *messages, size_t from)
+{
+    while (from < json_count(messages) && has_role(json_at(messages, from), "tool"))
+        from++;
+    return from;
+}
+
+/* Appends message i once for each of its calls, with the call's result behind it. */
+static void push_one_by_one(const struct json *messages, size_t i, size_t end,
+                            struct json *out, size_t *place)
+{
+    const struct json *from = json_at(messages, i),
+                      *calls = json_member(from, "tool_calls");
+    bool done[MAX_ORDERED] = {false};
+    for (size_t c = 0; c < json_count(calls); c++) {
+        struct json *one = json_new_array(), *m = json_new_object();
+        json_push(one, json_share(json_at(calls, c)));
+        json_put_string(m, "role", "assistant");
+        json_put(m, "tool_calls", json_share(one));
+        place[json_count(out)] = i;
+        json_push(out,
+                  c > 0 ? json_share(m) : with_member(from, "tool_calls", json_share(one)));
+        for (size_t r = i + 1; r < end; r++)
+            if (!done[r - i - 1] && answers_call(json_at(messages, r), json_at(calls, c))) {
+                push_results(one, messages, r, r + 1, out, place);
+                done[r - i - 1] = true;
+            }
+        json_free(m);
+        json_free(one);
+    }
+    for (size_t r = i + 1; r < end; r++)
+        if (!done[r - i - 1])
+            push_results(NULL, messages, r, r + 1, out, place);
+}
+
+/* Returns the messages with their results in order; those with several calls apart, if the template
+ * takes one at a time. (*place)[i]: the number of message i as the request counts, from malloc. */
+static struct json *order_results(const struct chat_template *t,
+                                  const struct json *messages, size_t **place)
 {
     struct json *out = json_new_array();
     const struct json *calls = NULL;
-    for (size_t i = 0; i < json_count(messages);) {
-        size_t to = i;
-        while (to < json_count(messages) && has_role(json_at(messages, to), "tool"))
-            to++;
-        if (to > i) {
-            push_results(calls, messages, i, to, out, place);
-            i = to;
+    size_t n = json_count(messages), most = n;
+    for (size_t i = 0; i < n; i++)
+        most += json_count(json_member(json_at(messages, i), "tool_calls"));
+    *place = xcalloc(most, sizeof **place);
+    for (size_t i = 0, end; i < n; i = end) {
+        end = results_end(messages, i);
+        if (end > i) {
+            push_results(calls, messages, i, end, out, *place);
             continue;
         }
         calls = json_member(json_at(messages, i), "tool_calls");
-        place[json_count(out)] = i;
-        json_push(out, json_share(json_at(messages, i++)));
+        end = results_end(messages, i + 1);
+        if (t->single_calls && json_count(calls) > 1 && json_count(calls) <= MAX_ORDERED &&
+            end - i - 1 <= MAX_ORDERED) {
+            push_one_by_one(messages, i, end, out, *place);
+            continue;
+        }
+        (*place)[json_count(out)] = i;
+        json_push(out, json_share(json_at(messages, i)));
+        end = i + 1;
     }
     return out;
 }
@@ -902,8 +937,8 @@ int chat_prepare(const struct chat_template *t, const struct chat_request *r,
                      .writes_calls = t->written_calls && (!t->native_calls || declares)};
     k.marked = (k.writes_calls || t->written_beside_text || declares) &&
                !has_marks(messages) && !has_marks(r->tools);
-    size_t *place = xcalloc(json_count(messages), sizeof *place);
-    struct json *list = json_new_array(), *ordered = order_results(messages, place);
+    size_t *place;
+    struct json *list = json_new_array(), *ordered = order_results(t, messages, &place);
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < json_count(ordered); i++) {
         struct json *message = json_new_object(), *before = NULL;

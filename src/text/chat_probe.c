@@ -254,6 +254,17 @@ static void probe_calls(struct chat_template *t, struct shape *found)
     s = *found;
     s.id = "call_0123456789abcdef";
     t->short_ids = !finds_call(t, &s, NULL);
+    s = *found;
+    s.two = true;
+    t->single_calls = true;
+    for (int i = 0; i < 4 && t->single_calls; i++) {
+        size_t n = 0;
+        s.result = i % 2 == 1;
+        s.offered = i >= 2;
+        char *text = call_text(t, &s, &n);
+        t->single_calls = text == NULL || count(text, n, MARK) < 2;
+        free(text);
+    }
 }
 
 static void probe_results(struct chat_template *t, const struct shape *found)

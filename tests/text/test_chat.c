@@ -685,6 +685,28 @@ static void test_results_in_order(void **state)
         talk, NULL, 0, " u;(f {})(g {}) ;f R1;g R2; R9;");
 }
 
+/* A template that takes one call at a time (Llama 3) gets a message for each, with its result. */
+static void test_single_calls(void **state)
+{
+    (void)state;
+    static const char source[] = "{% for m in messages %}{% if m.tool_calls is defined "
+                                 "%}{% if m.tool_calls | length != 1 %}"
+                                 "{{ raise_exception('single') }}{% endif %}{{ m.content "
+                                 "}}({{ m.tool_calls[0].function.name }} "
+                                 "{{ m.tool_calls[0].function.arguments | tojson }}){% "
+                                 "else %}{{ m.content }};{% endif %}"
+                                 "{% endfor %}";
+    static const char talk[] =
+        "[{\"role\": \"user\", \"content\": \"u\"}, {\"role\": \"assistant\", \"content\": "
+        "\"said\", "
+        "\"tool_calls\": [" A_CALL("1", "f") "," A_CALL("2", "g") "]}," RESULT(
+            "2", "R2") "," RESULT("9", "R9") "," RESULT("1", "R1") ", {\"role\": 5}]";
+    expect(source, talk, NULL, ERR_USAGE, "messages[5].role must be a string");
+    char good[sizeof talk];
+    snprintf(good, sizeof good, "%.*s]", (int)(strrchr(talk, ',') - talk), talk);
+    expect(source, good, NULL, 0, "u;said(f {})R1;(g {})R2;R9;");
+}
+
 /* A template that shows neither tools, calls nor results: the model gets all of them as text, and
  * may get the tags as special tokens. */
 static void test_written_calls(void **state)
@@ -930,6 +952,7 @@ int main(void)
         cmocka_unit_test(test_members_of_a_message),
         cmocka_unit_test(test_unshown_members),
         cmocka_unit_test(test_results_in_order),
+        cmocka_unit_test(test_single_calls),
         cmocka_unit_test(test_written_calls),
         cmocka_unit_test(test_written_forms),
         cmocka_unit_test(test_loops_beside_text),
