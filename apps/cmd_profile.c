@@ -39,6 +39,7 @@ static const struct opt options[] = {
     {"out", OPT(struct profile_args, out), .arg = "FILE",
      .help = "also write the profile to FILE, for hcache plan --platform FILE"},
     OPT_COMPUTE(struct profile_args),
+    OPT_DEVICE_TUNING(struct profile_args),
     OPT_BATCH_ROWS(struct profile_args),
     {0},
 };

@@ -94,6 +94,7 @@ static const struct opt options[] = {
      .help = "do not stop at the end of the text"},
     {"no-special", OPT(struct run_args, no_special), .help = "like --raw, and without BOS"},
     OPT_COMPUTE(struct run_args),
+    OPT_DEVICE_TUNING(struct run_args),
     OPT_BATCH_ROWS(struct run_args),
     OPT_MAX_CONTEXT(struct run_args),
     OPT_TRUNCATE(

@@ -58,19 +58,20 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 #define OPT_THREADS(s)                                                                     \
     {"threads", OPT(s, engine.o.threads), .arg = "N", .def = "0", .min = 0, .max = 1024,   \
      .help = "compute threads; 0 is one per processor that the process may use"}
+#define OPT_CUDA_MATH(s)                                                                   \
+    {"cuda-math", OPT(s, engine.o.cuda_math), .choices = engine_maths, .def = "fast",      \
+     .help = "arithmetic of a GPU; fixed and exact give a row the same bits in any batch"}
 #define OPT_DEVICE(s)                                                                      \
     {"device", OPT(s, engine.o.device), .choices = engine_devices, .def = "cpu",           \
      .help = "where to compute; ref is slow, for checking"},                               \
-    OPT_DEVICE_TUNING(s)
+    OPT_CUDA_MATH(s)
 /* Options for how a device computes, for tests and comparisons (tensor/tensor.h, struct
- * device_opts). */
+ * device_opts): of `run`, `profile` and benchmarks. */
 #define OPT_DEVICE_TUNING(s)                                                               \
     {"isa", OPT(s, engine.o.isa), .arg = "NAME",                                           \
      .help = "kernels of the CPU, for tests: portable, avx2+fma, ...; the best by default"}, \
     {"checksums", OPT(s, engine.o.checksums), .choices = engine_checksums, .def = "auto",  \
      .help = "where checksums of a restore to a GPU are computed"},                              \
-    {"cuda-math", OPT(s, engine.o.cuda_math), .choices = engine_maths, .def = "fast",      \
-     .help = "arithmetic of a GPU; fixed and exact give a row the same bits in any batch"}, \
     {"cuda-graphs", OPT(s, engine.o.cuda_graphs), .choices = engine_graphs, .def = "on",   \
      .help = "replay recorded decode steps on a GPU"},                               \
     {"cuda-early", OPT(s, engine.o.cuda_early), .choices = engine_early, .def = "off",     \

@@ -30,6 +30,7 @@
 static const struct opt device_options[] = {
     {"device", OPT(struct device_table, engine.o.device), .choices = engine_devices,
      .def = "cpu", .help = "device to measure"},
+    OPT_CUDA_MATH(struct device_table),
     OPT_DEVICE_TUNING(struct device_table),
     {"dtype", OPT(struct device_table, engine.o.dtype), .choices = engine_dtypes,
      .def = "bf16", .help = "type of weights and state"},

@@ -34,6 +34,7 @@ struct bench_args {
 static const struct opt bench_options[] = {
     {"device", OPT(struct bench_args, engine.o.device), .choices = engine_devices,
      .def = "cpu", .help = "device whose kernels are measured"},
+    OPT_CUDA_MATH(struct bench_args),
     OPT_DEVICE_TUNING(struct bench_args),
     {"csv", OPT(struct bench_args, csv), .arg = "FILE",
      .help = "also write the results to FILE"},

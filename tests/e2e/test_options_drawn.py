@@ -52,8 +52,6 @@ SHARED = {
     "--threads": ["1", "2", "3"],
     "--pipeline-parallel": ["1", "2", "3"],
     "--device": ["cpu"],
-    "--isa": ["portable", "avx2+fma"],
-    "--checksums": ["auto", "host", "device"],
     "--batch-rows": ["0", "512", "4096"],
     "--max-context": ["0", "128", "512", "100000"],
     "--remote": ["redis://127.0.0.1:1", "redis://user:pw@127.0.0.1:1/3"],
@@ -63,6 +61,8 @@ SHARED = {
     "--verbose": [None],
 }
 RUN = {
+    "--isa": ["portable", "avx2+fma"],
+    "--checksums": ["auto", "host", "device"],
     "--save": ["auto", "hidden", "kv", "both", "none"],
     "--plan": ["auto", "hidden", "kv", "recompute", "RHKK", "RRKK", "KKKK"],
     "--salt": ["a", ""],
