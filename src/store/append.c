@@ -82,7 +82,7 @@ static struct draft *draft_new(const struct store *s, const struct store_chunk *
                                int device)
 {
     struct draft *d = xcalloc(1, sizeof *d);
-    memcpy(d->h.uuid, s->uuid, sizeof d->h.uuid);
+    memcpy(d->h.uuid, s->home.uuid, sizeof d->h.uuid);
     d->h.device = (uint16_t)device;
     d->h.chunk_idx = c->chunk_idx;
     d->h.key = c->key;
@@ -141,14 +141,14 @@ static int prepare(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
     uint64_t n_ids = (uint64_t)s->media->n_devices;
     int rc = 0;
     do {
-        if (s->id_limit - s->next_id < n_ids) {
+        if (s->ledger.id_limit - s->ledger.next_id < n_ids) {
             pthread_mutex_unlock(&s->lock);
             rc = store_commit_run(s, STORE_COMMIT_IDS, err);
             pthread_mutex_lock(&s->lock);
         }
         if (rc == 0)
             rc = store_make_room(s, n_bytes, newcomer, err);
-    } while (rc == 0 && s->id_limit - s->next_id < n_ids);
+    } while (rc == 0 && s->ledger.id_limit - s->ledger.next_id < n_ids);
     /* This call comes last, because it does not drop the lock: no other thread acts between it and
      * the caller's reservation. */
     return rc == 0 ? store_make_owner_room(s, owner_idx, n_bytes, newcomer, err) : rc;
@@ -162,15 +162,15 @@ static int drafts_reserve(struct store *s, uint16_t owner_idx, struct draft **dr
         struct draft *d = drafts[i];
         if (d == NULL)
             continue;
-        int rc = alloc_take(&s->alloc[i], d->h.n_bytes, &d->h.segment, &d->h.offset);
+        int rc = alloc_take(&s->space.alloc[i], d->h.n_bytes, &d->h.segment, &d->h.offset);
         if (rc != 0)
             return err_set(err, rc, "a chunk of %llu bytes does not fit a segment of %llu",
                            (unsigned long long)d->h.n_bytes,
                            (unsigned long long)s->media->segment_bytes);
-        d->h.id = s->next_id++;
+        d->h.id = s->ledger.next_id++;
         d->x = extent_new(&d->h);
         d->x->copy = tier_take(s->tier, d->h.n_bytes);
-        s->used_bytes += d->h.n_bytes;
+        s->space.used_bytes += d->h.n_bytes;
         s->catalog.owners[owner_idx].used_bytes += d->h.n_bytes;
     }
     return 0;
@@ -199,7 +199,7 @@ static void drafts_return(struct store *s, uint16_t owner_idx, struct draft **dr
             continue;
         s->catalog.owners[owner_idx].used_bytes -= d->h.n_bytes;
         tier_abandon(s->tier, d->x, d->x->copy);
-        store_give_extent(s, d->x);
+        space_give(&s->space, d->x);
         d->x = NULL;
     }
 }
@@ -254,12 +254,8 @@ static void drafts_attach(struct store *s, struct chunk_node *n, struct draft **
         s->catalog.owners[n->owner_idx].used_bytes -= d->h.n_bytes;
         catalog_attach(&s->catalog, n, d->x, NULL);
         tier_enter(s->tier, d->x, TIER_WRITTEN);
-        s->appended_bytes += d->h.n_bytes;
-        s->pending_bytes += d->h.n_bytes;
-        s->n_pending++;
-        d->x->pending_next = NULL;
-        *s->pending_end = d->x;
-        s->pending_end = &d->x->pending_next;
+        s->counts.appended_bytes += d->h.n_bytes;
+        ledger_add(&s->ledger, d->x);
         d->x = NULL;
     }
 }
@@ -285,7 +281,7 @@ static int writer_enter(struct store *s, const struct store_chunk *c,
     while ((n = catalog_find(&s->catalog, &c->key)) != NULL && n->has_writer)
         pthread_cond_wait(&s->writer_left, &s->lock);
     int rc = store_can_save(s, err);
-    if (rc == 0 && erasures_concern(&s->erasures, c))
+    if (rc == 0 && erasures_concern(&s->erasing.marks, c))
         rc = comes_too_late(err);
     if (rc == 0) {
         struct chunk_id id = {&c->key,      &c->parent,     &c->fingerprint, c->owner,
@@ -301,15 +297,15 @@ static int writer_enter(struct store *s, const struct store_chunk *c,
     n->has_writer = true;
     n->doomed = false; /* the chunk is stored again, so it is not erased */
     catalog_settle(&s->catalog, n);
-    *w = (struct store_writing){.next = s->writing, .chunk = c, .node = n};
-    s->writing = w;
+    *w = (struct store_writing){.next = s->erasing.writing, .chunk = c, .node = n};
+    s->erasing.writing = w;
     return 0;
 }
 
 static void writer_leave(struct store *s, const struct store_writing *w)
 {
     struct chunk_node *n = w->node;
-    struct store_writing **p = &s->writing;
+    struct store_writing **p = &s->erasing.writing;
     while (*p != w)
         p = &(*p)->next;
     *p = w->next;
@@ -332,12 +328,7 @@ static void supersede(struct store *s, struct chunk_node *n, const struct sha256
     const struct extent *x = n->extents;
     while (x->state != EXTENT_PENDING)
         x = x->next;
-    /* the array doubles at each power of two */
-    if ((s->n_supersedes & (s->n_supersedes - 1)) == 0)
-        s->supersedes = xrealloc(s->supersedes,
-                                 (s->n_supersedes == 0 ? 1 : 2 * s->n_supersedes) *
-                                     sizeof s->supersedes[0]);
-    s->supersedes[s->n_supersedes++] = (struct store_supersede){x, *key};
+    ledger_supersede(&s->ledger, x, key);
 }
 
 int store_append(struct store *s, const struct store_chunk *chunk, struct err *err)
@@ -369,7 +360,7 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
             drafts_attach(s, n, drafts);
         /* The chunk was erased while it was written. It comes too late, and the next commit wipes
          * it. */
-        if (rc == 0 && erasures_concern(&s->erasures, chunk))
+        if (rc == 0 && erasures_concern(&s->erasing.marks, chunk))
             rc = comes_too_late(err);
     }
     if (rc == 0)
@@ -379,5 +370,13 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
     drafts_free(s, n->owner_idx, drafts);
     writer_leave(s, &w);
     pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+int store_commit(struct store *s, struct err *err)
+{
+    int rc = store_commit_run(s, STORE_COMMIT_PENDING | STORE_COMMIT_FRESH, err);
+    if (rc == 0)
+        store_wipe_rest(s);
     return rc;
 }

@@ -83,7 +83,7 @@ struct chunk_node {
     bool yields : 1;    /* a partial chunk that is removed when its context goes on */
     /* Erased while in use: look-ups miss the chunk, and it is wiped when its last user has left. */
     bool doomed : 1;
-    /* Its headers were read since open, or wait to be read (headers.c). */
+    /* Its headers were read since open, or wait to be read (lookup.c). */
     bool has_header_noted : 1;
     bool is_guaranteed : 1; /* its lasting pin is a guarantee: it is never evicted */
 };

@@ -25,7 +25,7 @@ struct commit {
     struct index_row *rows; /* [n_rows] rows of the pending extents, in their order */
     uint64_t n_rows;
     struct extent *freeing;
-    struct store_touch *touched;
+    struct ledger_touch *touched;
     uint32_t n_touched;
     struct index_pin *pin_changes;
     uint32_t n_pin_changes;
@@ -35,11 +35,19 @@ struct commit {
 
 int store_can_save(struct store *s, struct err *err)
 {
-    if (s->read_only)
+    if (s->home.read_only)
         return err_set(err, -EROFS, "the store was opened for reading only");
     if (s->saving_err.code != 0)
         return err_set(err, s->saving_err.code, "saving is off: %s", s->saving_err.msg);
     return 0;
+}
+
+bool store_is_unwritable(struct store *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool is = s->ledger.index != NULL && !s->home.is_beside && store_can_save(s, NULL) != 0;
+    pthread_mutex_unlock(&s->lock);
+    return is;
 }
 
 static struct index_row row_of(const struct store *s, const struct extent *x)
@@ -71,23 +79,21 @@ static struct index_row row_of(const struct store *s, const struct extent *x)
 /* [lock] Takes the changes that this commit writes. */
 static void commit_take(struct store *s, unsigned what, struct commit *b)
 {
-    *b = (struct commit){.freeing = s->freeing,
-                         .touched = s->touched,
-                         .n_touched = s->n_touched,
-                         .pin_changes = s->pin_changes,
-                         .n_pin_changes = s->n_pin_changes,
-                         .id_limit = s->next_id + STORE_ID_RESERVE,
+    *b = (struct commit){.freeing = s->space.freeing,
+                         .touched = s->ledger.touched,
+                         .n_touched = s->ledger.n_touched,
+                         .pin_changes = s->ledger.pin_changes,
+                         .n_pin_changes = s->ledger.n_pin_changes,
+                         .id_limit = s->ledger.next_id + LEDGER_ID_RESERVE,
                          .frees = (what & STORE_COMMIT_RESERVE) != 0};
-    s->freeing = NULL;
-    s->touched = NULL;
-    s->n_touched = 0;
-    s->pin_changes = NULL;
-    s->n_pin_changes = 0;
+    s->space.freeing = NULL;
+    s->ledger.touched = NULL;
+    s->ledger.n_touched = 0;
+    s->ledger.pin_changes = NULL;
+    s->ledger.n_pin_changes = 0;
     if (!(what & STORE_COMMIT_PENDING))
         return;
-    b->pending = s->pending;
-    s->pending = NULL;
-    s->pending_end = &s->pending;
+    b->pending = ledger_take_pending(&s->ledger);
     for (const struct extent *x = b->pending; x != NULL; x = x->pending_next)
         b->n_rows++;
     if (b->n_rows == 0)
@@ -102,21 +108,21 @@ static void commit_take(struct store *s, unsigned what, struct commit *b)
  * because only a commit changes its state. */
 static int commit_index(struct store *s, const struct commit *b, struct err *err)
 {
-    int rc = index_begin(s->index, err);
+    int rc = index_begin(s->ledger.index, err);
     uint64_t i = 0;
     for (const struct extent *x = b->pending; rc == 0 && x != NULL; x = x->pending_next)
-        rc = index_add(s->index, &b->rows[i++], x->records, err);
+        rc = index_add(s->ledger.index, &b->rows[i++], x->records, err);
     for (const struct extent *x = b->freeing; rc == 0 && x != NULL; x = x->next) {
-        rc = index_drop(s->index, x->id, err);
+        rc = index_drop(s->ledger.index, x->id, err);
         struct index_place place = {x->id, x->offset, x->segment, x->n_blocks, x->device};
         if (rc == 0 && x->wipe)
-            rc = index_wipe(s->index, &place, err);
+            rc = index_wipe(s->ledger.index, &place, err);
     }
     for (uint32_t p = 0; rc == 0 && p < b->n_pin_changes; p++)
-        rc = index_pin(s->index, &b->pin_changes[p], err);
+        rc = index_pin(s->ledger.index, &b->pin_changes[p], err);
     for (uint32_t t = 0; rc == 0 && t < b->n_touched; t++)
-        rc = index_touch(s->index, b->touched[t].id, &b->touched[t].use, err);
-    return rc == 0 ? index_commit(s->index, b->id_limit, err) : rc;
+        rc = index_touch(s->ledger.index, b->touched[t].id, &b->touched[t].use, err);
+    return rc == 0 ? index_commit(s->ledger.index, b->id_limit, err) : rc;
 }
 
 /* Returns whether a failed commit can be tried again. */
@@ -135,30 +141,26 @@ static int commit_write(struct store *s, const struct commit *b, struct err *err
     /* An error of a sync is final, even with a code that otherwise counts as passing. */
     if (rc != 0)
         return is_passing(rc) ? -EIO : rc;
-    if (s->index != NULL) {
-        pthread_mutex_lock(&s->index_lock);
+    if (s->ledger.index != NULL) {
+        pthread_mutex_lock(&s->ledger.index_lock);
         rc = commit_index(s, b, err);
-        if (rc == -ENOSPC && b->frees && store_release_reserve(s->io, s->dirs[0]))
+        if (rc == -ENOSPC && b->frees && home_release_reserve(s->home.io, s->home.dirs[0]))
             rc = commit_index(s, b, err);
-        pthread_mutex_unlock(&s->index_lock);
+        pthread_mutex_unlock(&s->ledger.index_lock);
     }
     if (rc == 0 && sync && index_first)
         rc = s->media->ops->sync(s->media, err);
-    if (rc == 0 && s->index != NULL)
-        rc = store_check_present(s, err);
+    if (rc == 0 && s->ledger.index != NULL)
+        rc = home_check_present(&s->home, err);
     return rc;
 }
 
 /* [lock] Removes the partial chunks that the chunk of x supersedes. Call it when x is committed. */
 static void superseded_drop(struct store *s, const struct extent *x)
 {
-    for (uint32_t i = s->n_supersedes; i-- > 0;) {
-        if (s->supersedes[i].by != x)
-            continue;
-        struct sha256 key = s->supersedes[i].key;
-        s->supersedes[i] = s->supersedes[--s->n_supersedes];
+    struct sha256 key;
+    while (ledger_superseded(&s->ledger, x, &key))
         store_drop_superseded(s, &key);
-    }
 }
 
 /* [lock] Publishes the committed changes. */
@@ -169,27 +171,25 @@ static void commit_succeeds(struct store *s, struct commit *b)
         x->pending_next = NULL;
         struct chunk_node *n = x->node;
         catalog_publish(&s->catalog, x);
-        store_forget_reasons(s, &n->key);
-        s->pending_bytes -= extent_bytes(x);
-        s->n_pending--;
+        whys_forget(&s->whys, &n->key);
+        s->ledger.pending_bytes -= extent_bytes(x);
+        s->ledger.n_pending--;
         superseded_drop(s, x);
         store_unload_node(s, n);
         store_settle_doomed(s, n);
     }
-    if (s->index != NULL) {
-        s->id_limit = b->id_limit;
-        s->index_bytes = index_live_bytes(s->index);
+    if (s->ledger.index != NULL) {
+        s->ledger.id_limit = b->id_limit;
+        s->ledger.index_bytes = index_live_bytes(s->ledger.index);
     }
-    s->is_fresh = false;
+    s->ledger.is_fresh = false;
     for (struct extent *x = b->freeing, *next; x != NULL; x = next) {
         next = x->next;
-        s->freeing_bytes -= extent_bytes(x);
+        s->space.freeing_bytes -= extent_bytes(x);
         if (x->wipe) {
-            x->next = s->wiping;
-            s->wiping = x;
-            s->wiping_bytes += extent_bytes(x);
+            space_wipe_later(&s->space, x);
         } else {
-            store_give_extent(s, x);
+            space_give(&s->space, x);
         }
     }
 }
@@ -200,33 +200,25 @@ static void pin_changes_return(struct store *s, struct commit *b)
 {
     if (b->n_pin_changes == 0)
         return;
-    struct index_pin *newer = s->pin_changes;
-    uint32_t n_newer = s->n_pin_changes;
-    s->pin_changes = b->pin_changes;
-    s->n_pin_changes = b->n_pin_changes;
+    struct index_pin *newer = s->ledger.pin_changes;
+    uint32_t n_newer = s->ledger.n_pin_changes;
+    s->ledger.pin_changes = b->pin_changes;
+    s->ledger.n_pin_changes = b->n_pin_changes;
     b->pin_changes = NULL;
     for (uint32_t i = 0; i < n_newer; i++)
-        store_note_pin(s, &newer[i]);
+        ledger_note_pin(&s->ledger, &newer[i]);
     free(newer);
 }
 
 /* [lock] Puts the changes of a failed commit back for the next try, in front of later changes. */
 static void commit_returns(struct store *s, struct commit *b)
 {
-    if (b->pending != NULL) {
-        struct extent *last = b->pending;
-        while (last->pending_next != NULL)
-            last = last->pending_next;
-        last->pending_next = s->pending;
-        if (s->pending == NULL)
-            s->pending_end = &last->pending_next;
-        s->pending = b->pending;
-    }
+    ledger_return_pending(&s->ledger, b->pending);
     struct extent **end = &b->freeing;
     while (*end != NULL)
         end = &(*end)->next;
-    *end = s->freeing;
-    s->freeing = b->freeing;
+    *end = s->space.freeing;
+    s->space.freeing = b->freeing;
     pin_changes_return(s, b);
 }
 
@@ -234,17 +226,15 @@ static void commit_returns(struct store *s, struct commit *b)
  * store is being closed. */
 static void pending_drop(struct store *s)
 {
-    for (struct extent *x = s->pending, *next; x != NULL; x = next) {
+    for (struct extent *x = ledger_take_pending(&s->ledger), *next; x != NULL; x = next) {
         next = x->pending_next;
         x->pending_next = NULL;
         tier_forget(s->tier, x);
         catalog_detach(&s->catalog, x);
-        store_give_extent(s, x);
+        space_give(&s->space, x);
     }
-    s->pending_bytes = s->n_pending = 0;
-    s->n_supersedes = 0;
-    s->pending = NULL;
-    s->pending_end = &s->pending;
+    s->ledger.pending_bytes = s->ledger.n_pending = 0;
+    s->ledger.n_supersedes = 0;
 }
 
 void store_end_saving(struct store *s, int rc, const struct err *why)
@@ -263,12 +253,12 @@ int store_commit_run(struct store *s, unsigned what, struct err *err)
     pthread_mutex_lock(&s->commit_lock);
     pthread_mutex_lock(&s->lock);
     int rc = store_can_save(s, &local);
-    bool wanted = s->freeing != NULL ||
-                  ((what & STORE_COMMIT_PENDING) && s->pending != NULL) ||
-                  ((what & STORE_COMMIT_FRESH) && s->is_fresh) ||
-                  ((what & STORE_COMMIT_TOUCHED) && s->n_touched > 0) ||
-                  ((what & STORE_COMMIT_PINS) && s->n_pin_changes > 0) ||
-                  ((what & STORE_COMMIT_IDS) && s->index != NULL);
+    bool wanted = s->space.freeing != NULL ||
+                  ((what & STORE_COMMIT_PENDING) && s->ledger.pending != NULL) ||
+                  ((what & STORE_COMMIT_FRESH) && s->ledger.is_fresh) ||
+                  ((what & STORE_COMMIT_TOUCHED) && s->ledger.n_touched > 0) ||
+                  ((what & STORE_COMMIT_PINS) && s->ledger.n_pin_changes > 0) ||
+                  ((what & STORE_COMMIT_IDS) && s->ledger.index != NULL);
     if (rc == 0 && wanted)
         commit_take(s, what, &b);
     pthread_mutex_unlock(&s->lock);
@@ -295,13 +285,5 @@ int store_commit_run(struct store *s, unsigned what, struct err *err)
     pthread_mutex_unlock(&s->commit_lock);
     if (rc != 0)
         err_set(err, rc, "%s", local.msg);
-    return rc;
-}
-
-int store_commit(struct store *s, struct err *err)
-{
-    int rc = store_commit_run(s, STORE_COMMIT_PENDING | STORE_COMMIT_FRESH, err);
-    if (rc == 0)
-        store_wipe_rest(s);
     return rc;
 }

@@ -128,7 +128,7 @@ int store_erase_continuing(struct store *s, const struct sha256 *keys, int n,
     /* From now on this mark refuses appends by requests that began before. Chunks that they have
      * appended already are found below. */
     pthread_mutex_lock(&s->lock);
-    erasures_mark_keys(&s->erasures, ERASURE_END, keys, n);
+    erasures_mark_keys(&s->erasing.marks, ERASURE_END, keys, n);
     uint64_t n_writing = (uint64_t)store_doom_writing(s);
     pthread_mutex_unlock(&s->lock);
     (void)store_commit_run(s, STORE_COMMIT_PENDING, NULL);

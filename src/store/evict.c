@@ -14,83 +14,6 @@
 #include "base/minmax.h"
 #include "store/store_impl.h"
 
-void store_give_extent(struct store *s, struct extent *x)
-{
-    CHECK(x->node == NULL && x->copy == NULL && s->used_bytes >= extent_bytes(x));
-    if (x->n_blocks > 0)
-        alloc_give(&s->alloc[x->device], x->segment, x->offset, extent_bytes(x));
-    if (!x->wipe) /* a wiped extent leaves no bytes behind */
-        alloc_soil(&s->alloc[x->device], x->segment);
-    s->used_bytes -= extent_bytes(x);
-    free(x->records);
-    free(x);
-}
-
-void store_free_extent(struct store *s, struct extent *x)
-{
-    tier_forget(s->tier, x);
-    catalog_detach(&s->catalog, x);
-    x->next = s->freeing;
-    s->freeing = x;
-    s->freeing_bytes += extent_bytes(x);
-}
-
-static uint64_t *evicted_slot(const struct store *s, const struct sha256 *key)
-{
-    return (uint64_t *)&s->evicted[get_u64(key->b) % STORE_EVICTED_SLOTS];
-}
-
-bool store_was_evicted(const struct store *s, const struct sha256 *key)
-{
-    return *evicted_slot(s, key) == (get_u64(key->b) | 1);
-}
-
-void store_forget_eviction(struct store *s, const struct sha256 *key)
-{
-    if (store_was_evicted(s, key))
-        *evicted_slot(s, key) = 0;
-}
-
-void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict why)
-{
-    bool kept = why == STORE_EVICT_CAP || why == STORE_EVICT_SPACE ||
-                why == STORE_EVICT_QUOTA || why == STORE_EVICT_IDLE ||
-                why == STORE_EVICT_EXPIRED;
-    if (kept)
-        /* the bit keeps the value from being 0, which means an empty slot */
-        *evicted_slot(s, &n->key) = get_u64(n->key.b) | 1;
-    s->evictions[why]++;
-    s->n_evicted_pinned += kept && n->pin_at != 0;
-    /* A time to live is a promise to forget. Other evicted bytes stay in free space until the next
-     * erase. */
-    if (why == STORE_EVICT_IDLE || why == STORE_EVICT_EXPIRED)
-        for (struct extent *x = n->extents; x != NULL; x = x->next)
-            x->wipe = 1;
-    n->n_pins++; /* keeps the node while its extents are freed */
-    while (n->extents != NULL)
-        store_free_extent(s, n->extents);
-    n->n_pins--;
-    catalog_settle(&s->catalog, n);
-}
-
-void store_drop_superseded(struct store *s, const struct sha256 *key)
-{
-    struct chunk_node *n = catalog_find(&s->catalog, key);
-    if (n == NULL || n->n_live == 0 || !n->yields || n->n_children > 0 ||
-        n->n_pending > 0 || n->has_writer || n->is_guaranteed)
-        return;
-    catalog_unpin(&s->catalog, n);
-    if (n->n_pins == 0) {
-        store_evict_node(s, n, STORE_EVICT_SUPERSEDED);
-        return;
-    }
-    /* The chunk is a miss from now on. Its holders, for example a sequence that continues it,
-     * can still read it; the last release frees its space. */
-    s->evictions[STORE_EVICT_SUPERSEDED]++;
-    tier_forget_node(s->tier, n);
-    catalog_kill(&s->catalog, n);
-}
-
 void store_drop(struct store *s, const struct sha256 *keys, int n)
 {
     pthread_mutex_lock(&s->lock);
@@ -99,7 +22,7 @@ void store_drop(struct store *s, const struct sha256 *keys, int n)
         if (node == NULL)
             continue;
         catalog_drop(&s->catalog, node);
-        store_note_use(s, node);
+        ledger_note_use(&s->ledger, node);
         tier_review(s->tier, node);
     }
     pthread_mutex_unlock(&s->lock);
@@ -182,7 +105,7 @@ int store_evict_expired(struct store *s, uint64_t *n_chunks, struct err *err)
 void store_expire_at_open(struct store *s)
 {
     uint64_t n_chunks;
-    if (!s->read_only)
+    if (!s->home.read_only)
         (void)store_evict_expired(s, &n_chunks, NULL);
 }
 
@@ -197,7 +120,7 @@ static void evict(struct store *s, uint64_t want_bytes, enum store_evict why,
     uint64_t n_gone = 0;
     store_expire_pins(s);
     (void)expire_some(s, (uint32_t)clock_wall_s(), EXPIRE_AT_ONCE, &n_gone);
-    while (s->freeing_bytes + s->wiping_bytes < want_bytes &&
+    while (s->space.freeing_bytes + s->space.wiping_bytes < want_bytes &&
            (n = catalog_victim(&s->catalog)) != NULL &&
            catalog_admits(&s->catalog, n, newcomer))
         victim_evict(s, n, why);
@@ -267,7 +190,7 @@ void store_expect_use_no_more(struct store *s, const struct sha256 *keys, int n,
 
 static uint64_t quota_of(const struct store *s, const struct catalog_owner *o)
 {
-    return o->quota_bytes != 0 ? o->quota_bytes : s->quota_bytes;
+    return o->quota_bytes != 0 ? o->quota_bytes : s->space.quota_bytes;
 }
 
 int store_make_owner_room(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
@@ -335,12 +258,12 @@ int store_each_owner(struct store *s, int (*fn)(void *arg, const struct store_ow
 /* [lock] Implements STORE_BUG_EARLY_REUSE: frees bytes that the index still names. */
 static void reuse_early(struct store *s)
 {
-    for (struct extent *x = s->freeing; x != NULL; x = x->next) {
+    for (struct extent *x = s->space.freeing; x != NULL; x = x->next) {
         if (x->n_blocks == 0)
             continue;
-        alloc_give(&s->alloc[x->device], x->segment, x->offset, extent_bytes(x));
-        s->used_bytes -= extent_bytes(x);
-        s->freeing_bytes -= extent_bytes(x);
+        alloc_give(&s->space.alloc[x->device], x->segment, x->offset, extent_bytes(x));
+        s->space.used_bytes -= extent_bytes(x);
+        s->space.freeing_bytes -= extent_bytes(x);
         x->n_blocks = 0;
     }
 }
@@ -361,7 +284,7 @@ static int evicted_free(struct store *s, struct err *err)
  * thread's commit has emptied the lists, and the bytes are counted until the commit ends. */
 static bool is_freeing(const struct store *s)
 {
-    return s->freeing_bytes > 0 || s->wiping_bytes > 0;
+    return s->space.freeing_bytes > 0 || s->space.wiping_bytes > 0;
 }
 
 /* [lock] Returns the error for n_bytes that have no room although everything evictable was
@@ -372,50 +295,64 @@ static int no_room(const struct store *s, uint64_t n_bytes, struct err *err)
         return err_set(err, ERR_BUSY,
                        "%llu bytes do not fit under the store's cap of %llu: waiting "
                        "requests need the other chunks sooner",
-                       (unsigned long long)n_bytes, (unsigned long long)s->cap_bytes);
-    if (n_bytes <= s->cap_bytes && s->used_bytes <= s->cap_bytes - n_bytes)
+                       (unsigned long long)n_bytes, (unsigned long long)s->space.cap_bytes);
+    if (n_bytes <= s->space.cap_bytes &&
+        s->space.used_bytes <= s->space.cap_bytes - n_bytes)
         return err_set(
             err, ERR_LIMIT,
             "the index of %llu extents fills its share of the store's cap of %llu "
             "bytes, and nothing can be evicted",
-            (unsigned long long)s->catalog.n_live, (unsigned long long)s->files_cap_bytes);
+            (unsigned long long)s->catalog.n_live,
+            (unsigned long long)s->space.files_cap_bytes);
     return err_set(err, ERR_LIMIT,
                    "%llu bytes do not fit under the store's cap of %llu: %llu are in use "
                    "(%llu guaranteed) and nothing can be evicted",
-                   (unsigned long long)n_bytes, (unsigned long long)s->cap_bytes,
-                   (unsigned long long)s->used_bytes,
+                   (unsigned long long)n_bytes, (unsigned long long)s->space.cap_bytes,
+                   (unsigned long long)s->space.used_bytes,
                    (unsigned long long)s->catalog.guaranteed_bytes);
+}
+
+/* [lock] Returns whether the index stays in its share if extents of n_bytes in all are appended, one
+ * on each device. */
+static bool index_has_room(const struct store *s, uint64_t n_bytes)
+{
+    const struct ledger *l = &s->ledger;
+    return space_index_has_room(&s->space, &s->catalog, l->index_bytes,
+                                l->n_pending + (uint64_t)s->home.n_dirs,
+                                l->pending_bytes + n_bytes);
 }
 
 /* [lock] Evicts a 16th of the used bytes. Evicting fewer might free no page of the index, because
  * the rows of small extents share pages. */
 static void evict_for_index(struct store *s, const struct sha256 *newcomer)
 {
-    uint64_t leaving = s->freeing_bytes + s->wiping_bytes;
-    evict(s, leaving + s->used_bytes / 16 + 1, STORE_EVICT_CAP, newcomer);
+    uint64_t leaving = s->space.freeing_bytes + s->space.wiping_bytes;
+    evict(s, leaving + s->space.used_bytes / 16 + 1, STORE_EVICT_CAP, newcomer);
 }
 
 int store_make_room(struct store *s, uint64_t n_bytes, const struct sha256 *newcomer,
                     struct err *err)
 {
-    if (s->cap_bytes == 0)
+    if (s->space.cap_bytes == 0)
         return 0;
-    while (n_bytes > s->cap_bytes || s->used_bytes > s->cap_bytes - n_bytes ||
-           !store_index_has_room(s, n_bytes)) {
-        uint64_t limit = n_bytes > s->cap_bytes ? UINT64_MAX : s->cap_bytes - n_bytes;
-        uint64_t over = s->used_bytes - MIN(s->used_bytes, limit);
+    while (n_bytes > s->space.cap_bytes ||
+           s->space.used_bytes > s->space.cap_bytes - n_bytes ||
+           !index_has_room(s, n_bytes)) {
+        uint64_t limit = n_bytes > s->space.cap_bytes ? UINT64_MAX
+                                                      : s->space.cap_bytes - n_bytes;
+        uint64_t over = s->space.used_bytes - MIN(s->space.used_bytes, limit);
         /* Each round of evicting costs an fsync of the index, so a large store makes room for
          * several chunks at once. */
-        uint64_t slack = s->cap_bytes / 64;
+        uint64_t slack = s->space.cap_bytes / 64;
         if (over > 0)
             evict(s, over, STORE_EVICT_CAP, newcomer);
         if (over > 0 && n_bytes > 0 && slack >= 4 * n_bytes)
             evict(s, over + slack, STORE_EVICT_CAP, newcomer);
-        if (!store_index_has_room(s, n_bytes))
+        if (!index_has_room(s, n_bytes))
             evict_for_index(s, newcomer);
         if (!is_freeing(s))
             return no_room(s, n_bytes, err);
-        if (store_has_bug(STORE_BUG_EARLY_REUSE) && s->freeing_bytes > 0) {
+        if (store_has_bug(STORE_BUG_EARLY_REUSE) && s->space.freeing_bytes > 0) {
             reuse_early(s);
             continue;
         }
@@ -432,9 +369,9 @@ bool store_make_space(struct store *s, uint64_t n_bytes, enum store_evict why,
                       const struct sha256 *newcomer)
 {
     struct err err;
-    if (s->cap_bytes == 0)
+    if (s->space.cap_bytes == 0)
         return false;
-    uint64_t slack = s->used_bytes / 64;
+    uint64_t slack = s->space.used_bytes / 64;
     evict(s, MAX(n_bytes, slack), why, newcomer);
     if (!is_freeing(s))
         return false;

@@ -317,15 +317,15 @@ static void fetch_end(struct store_fetcher *f)
     else /* the fetch failed, or its chunk was erased or condemned meanwhile */
         tier_abandon(s->tier, f->x, f->copy);
     if (is_damaged) {
-        atomic_fetch_add_explicit(&s->n_checksum_failures, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&s->counts.n_checksum_failures, 1, memory_order_relaxed);
         store_condemn_node(s, f->hit.impl,
                            "its checksum does not hold (found while reading ahead)");
     }
     want_settle(f, stays);
     if (is_read)
-        s->read_bytes += f->all_bytes;
+        s->counts.read_bytes += f->all_bytes;
     else
-        atomic_fetch_add_explicit(&s->n_read_failures, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&s->counts.n_read_failures, 1, memory_order_relaxed);
     store_unpin(s, f->hit.impl);
     pthread_mutex_unlock(&s->lock);
     f->hit.impl = NULL;
@@ -333,7 +333,7 @@ static void fetch_end(struct store_fetcher *f)
 
 static int queue_open(struct store_fetcher *f, struct err *err)
 {
-    int rc = io_queue_open(f->store->io, PIECES, &f->queue, err);
+    int rc = io_queue_open(f->store->home.io, PIECES, &f->queue, err);
     if (rc == 0)
         io_queue_listen(f->queue, f->alarm);
     return rc;
@@ -370,7 +370,7 @@ enum store_fetch store_fetch_step(struct store_fetcher *f)
     int64_t now = clock_now_ns();
     if (any)
         f->t_asked = now;
-    if (!any && now - f->t_asked > f->store->stuck_ns) {
+    if (!any && now - f->t_asked > f->store->home.stuck_ns) {
         io_queue_cancel(f->queue); /* pieces that come back now have failed */
         f->t_asked = now;
     }

@@ -52,7 +52,7 @@ static int segments_trim(struct store *s, struct err *err)
     int rc = 0;
     for (int d = 0; d < m->n_devices; d++)
         for (uint32_t i = 0; rc == 0 && i < m->ops->n_segments(m, d); i++)
-            rc = m->ops->cut(m, d, i, alloc_end(&s->alloc[d], i), err);
+            rc = m->ops->cut(m, d, i, alloc_end(&s->space.alloc[d], i), err);
     return rc;
 }
 
@@ -61,17 +61,23 @@ void store_cut_files(struct store *s)
     (void)segments_trim(s, NULL); /* a file that cannot be cut keeps its size */
 }
 
-void store_cut_to_cap(struct store *s)
+static uint64_t files_bytes(struct store *s)
 {
     struct media *m = s->media;
     uint64_t n_bytes = 0;
-    if (s->read_only || s->index == NULL || s->cap_bytes == 0)
-        return;
     for (int d = 0; d < m->n_devices; d++)
         for (uint32_t i = 0; i < m->ops->n_segments(m, d); i++)
             n_bytes += m->ops->segment_size(m, d, i);
+    return n_bytes;
+}
+
+void store_cut_to_cap(struct store *s)
+{
+    if (s->home.read_only || s->ledger.index == NULL || s->space.cap_bytes == 0)
+        return;
     /* If the commit fails, the next opening tries again. */
-    if (n_bytes <= s->cap_bytes || store_commit_run(s, STORE_COMMIT_FRESH, NULL) != 0)
+    if (files_bytes(s) <= s->space.cap_bytes ||
+        store_commit_run(s, STORE_COMMIT_FRESH, NULL) != 0)
         return;
     store_wipe_tails(s);
     pthread_mutex_lock(&s->lock);
@@ -95,22 +101,21 @@ static int files_trim(struct store *s, struct err *err)
 int store_fold_log(struct store *s, struct err *err)
 {
     int rc = 0;
-    if (s->index == NULL)
+    if (s->ledger.index == NULL)
         return 0;
-    pthread_mutex_lock(&s->index_lock);
-    rc = index_compact(s->index, err);
-    if (rc == -ENOSPC && store_release_reserve(s->io, s->dirs[0]))
-        rc = index_compact(s->index, err);
-    pthread_mutex_unlock(&s->index_lock);
+    pthread_mutex_lock(&s->ledger.index_lock);
+    rc = index_compact(s->ledger.index, err);
+    if (rc == -ENOSPC && home_release_reserve(s->home.io, s->home.dirs[0]))
+        rc = index_compact(s->ledger.index, err);
+    pthread_mutex_unlock(&s->ledger.index_lock);
     return rc;
 }
 
 int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
 {
-    struct store_stats before, after;
-    store_stats(s, &before);
-    pthread_mutex_lock(&s->erase_lock);
+    pthread_mutex_lock(&s->erasing.erase_lock);
     pthread_mutex_lock(&s->lock);
+    uint64_t before = files_bytes(s);
     int rc = store_can_save(s, err);
     if (rc == 0)
         rc = orphans_free(s, err);
@@ -128,12 +133,12 @@ int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
     if (rc == 0)
         rc = store_fold_log(s, err);
     if (rc == 0)
-        store_fill_reserve(s);
+        home_fill_reserve(&s->home, s->space.cap_bytes);
     pthread_mutex_lock(&s->lock);
     tier_wait_zeroed(s->tier);
+    uint64_t after = files_bytes(s);
     pthread_mutex_unlock(&s->lock);
-    pthread_mutex_unlock(&s->erase_lock);
-    store_stats(s, &after);
-    *freed_bytes = before.file_bytes - MIN(before.file_bytes, after.file_bytes);
+    pthread_mutex_unlock(&s->erasing.erase_lock);
+    *freed_bytes = before - MIN(before, after);
     return rc;
 }

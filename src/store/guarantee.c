@@ -33,27 +33,20 @@ static uint64_t least(uint64_t x, uint64_t y)
 
 static uint64_t owner_limit(const struct store *s, const struct catalog_owner *o)
 {
-    uint64_t quota = o->quota_bytes != 0 ? o->quota_bytes : s->quota_bytes;
-    return least(store_guarantee_limit(quota), s->guarantee_bytes);
-}
-
-void store_guarantee_broken(struct store *s, uint32_t n, const char *reason)
-{
-    s->n_guarantees_broken += n;
-    log_warn("damage (%s) breaks %u guarantee%s of saved state, which is computed again",
-             reason, n, plural(n));
+    uint64_t quota = o->quota_bytes != 0 ? o->quota_bytes : s->space.quota_bytes;
+    return least(store_guarantee_limit(quota), s->space.guarantee_bytes);
 }
 
 int store_check_guarantees(const struct store *s, struct err *err)
 {
     uint64_t all = s->catalog.guaranteed_bytes;
-    if (s->cap_bytes == 0 || all <= s->cap_bytes)
+    if (s->space.cap_bytes == 0 || all <= s->space.cap_bytes)
         return 0;
     return err_set(
         err, ERR_LIMIT,
         "the store's cap of %llu bytes is below the %llu bytes that are guaranteed "
         "in it: raise the cap, or end guarantees with `hcache store unpin`",
-        (unsigned long long)s->cap_bytes, (unsigned long long)all);
+        (unsigned long long)s->space.cap_bytes, (unsigned long long)all);
 }
 
 /* [lock] Returns 0 if all chunks of keys[0..n) are stored, else ERR_NOT_FOUND. */
@@ -127,7 +120,7 @@ static void ends_note(struct store *s, const struct index_pin *before, int n)
         struct index_pin now = {.key = before[i].key};
         if (node != NULL)
             now = pin_of(s, node);
-        store_note_pin(s, &now);
+        ledger_note_pin(&s->ledger, &now);
     }
 }
 
@@ -138,7 +131,7 @@ static int check_sums(const struct store *s, const struct catalog_owner *o,
 {
     g->all_bytes = s->catalog.guaranteed_bytes;
     g->owner_bytes = o->guaranteed_bytes;
-    g->limit_bytes = store_guarantee_limit(s->cap_bytes);
+    g->limit_bytes = store_guarantee_limit(s->space.cap_bytes);
     g->owner_limit_bytes = owner_limit(s, o);
     bool is_all = g->limit_bytes != 0 && g->all_bytes > g->limit_bytes;
     bool is_owner = g->owner_limit_bytes != 0 && g->owner_bytes > g->owner_limit_bytes;
@@ -165,7 +158,7 @@ static int promise(struct store *s, const struct sha256 *keys, int n, int64_t un
     if (rc == 0)
         rc = check_stored(s, keys, n, err);
     if (rc == 0)
-        rc = store_check_pins(s, (uint32_t)n, err);
+        rc = space_check_pins(&s->space, &s->catalog, (uint32_t)n, err);
     if (rc != 0)
         return rc;
     uint64_t former_bytes = s->catalog.guaranteed_bytes;

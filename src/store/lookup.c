@@ -14,69 +14,6 @@
 #include "base/mem.h"
 #include "store/store_impl.h"
 
-void store_note_use(struct store *s, const struct chunk_node *n)
-{
-    if (s->index == NULL || s->read_only || s->n_touched == STORE_MAX_TOUCHED)
-        return;
-    for (const struct extent *x = n->extents; x != NULL; x = x->next) {
-        if (x->state != EXTENT_LIVE)
-            continue;
-        /* the array doubles at each power of two */
-        if ((s->n_touched & (s->n_touched - 1)) == 0)
-            s->touched = xrealloc(s->touched, (s->n_touched == 0 ? 1 : 2 * s->n_touched) *
-                                                  sizeof s->touched[0]);
-        s->touched[s->n_touched++] = (struct store_touch){
-            .id = x->id,
-            .use = {.tick = n->place.used_at,
-                    .used_wall_s = n->place.used_time,
-                    .ttl_s = n->ttl_s,
-                    .is_dropped = n->place.is_dropped}};
-        return; /* the use of a chunk is written to the row of one extent only */
-    }
-}
-
-void store_touch_node(struct store *s, struct chunk_node *n, const struct store_use *use)
-{
-    catalog_touch(&s->catalog, n, (uint32_t)clock_wall_s(), use);
-    tier_touch(s->tier, n);
-    store_note_use(s, n);
-}
-
-void store_unload_node(struct store *s, struct chunk_node *n)
-{
-    if (n->n_pins > 0 || s->index == NULL)
-        return;
-    for (struct extent *x = n->extents; x != NULL; x = x->next) {
-        if (x->state == EXTENT_PENDING)
-            continue;
-        free(x->records);
-        x->records = NULL;
-    }
-}
-
-void store_unpin(struct store *s, struct chunk_node *n)
-{
-    CHECK(n->n_pins > 0);
-    if (n->n_pins == 1) {
-        for (struct extent *x = n->extents, *next; x != NULL; x = next) {
-            next = x->next;
-            x->wipe |= n->doomed;
-            if (x->state == EXTENT_DEAD)
-                store_free_extent(s, x);
-        }
-    }
-    n->n_pins--;
-    store_unload_node(s, n);
-    if (n->doomed) {
-        store_settle_doomed(s, n);
-    } else {
-        struct chunk_node *waits = store_doomed_above(n);
-        /* a damaged n is freed here, if nothing else keeps it */
-        catalog_settle(&s->catalog, n);
-        store_settle_doomed(s, waits);
-    }
-}
-
 void store_release(struct store *s, struct store_hit *hits, int n)
 {
     pthread_mutex_lock(&s->lock);
@@ -89,23 +26,6 @@ void store_release(struct store *s, struct store_hit *hits, int n)
 }
 
 /* --- condemning ------------------------------------------------------------------------------- */
-
-void store_condemn_node(struct store *s, struct chunk_node *n, const char *reason)
-{
-    if (n->n_live == 0)
-        return;
-    struct store_reason *r = &s->reasons[s->n_reasons++ % STORE_MAX_REASONS];
-    r->key = n->key;
-    snprintf(r->text, sizeof r->text, "%s", reason);
-    if (n->n_guarded > 0)
-        store_guarantee_broken(s, n->n_guarded, reason);
-    s->n_corrupt++;
-    s->evictions[STORE_EVICT_DAMAGED]++;
-    n->n_pins++;
-    tier_forget_node(s->tier, n);
-    catalog_kill(&s->catalog, n);
-    store_unpin(s, n);
-}
 
 void store_condemn(struct store *s, const struct store_hit *hit, const char *reason)
 {
@@ -125,7 +45,7 @@ int store_read_header(struct store *s, const struct extent *x, void *block,
         rc = chunk_header_decode(block, out, err);
     if (rc != 0)
         return rc;
-    if (memcmp(out->uuid, s->uuid, sizeof s->uuid) != 0 || out->id != x->id ||
+    if (memcmp(out->uuid, s->home.uuid, sizeof s->home.uuid) != 0 || out->id != x->id ||
         out->device != x->device || out->segment != x->segment ||
         out->offset != x->offset || out->n_bytes != extent_bytes(x) ||
         out->n_records != x->n_records ||
@@ -138,10 +58,10 @@ int store_load_records(struct store *s, const struct extent *x, struct chunk_rec
                        struct err *err)
 {
     int rc = ERR_CORRUPT;
-    if (s->index != NULL) {
-        pthread_mutex_lock(&s->index_lock);
-        rc = index_records(s->index, x->id, x->n_records, extent_bytes(x), out, err);
-        pthread_mutex_unlock(&s->index_lock);
+    if (s->ledger.index != NULL) {
+        pthread_mutex_lock(&s->ledger.index_lock);
+        rc = index_records(s->ledger.index, x->id, x->n_records, extent_bytes(x), out, err);
+        pthread_mutex_unlock(&s->ledger.index_lock);
     }
     if (rc == 0)
         return 0;
@@ -182,35 +102,34 @@ int store_load_node(struct store *s, struct chunk_node *n, struct err *err)
     }
 }
 
-/* --- lookup ----------------------------------------------------------------------------------- */
+/* --- headers of chunks that are served ----------------------------------------------------------
+ *
+ * Restoring reads records, not headers, so damage in a header alone would stay unnoticed until the
+ * index is lost: a rebuild drops the chunk. Lookups note the chunks that they find, each once since
+ * open. store_settle reads their headers and condemns damaged chunks. The next request of that
+ * context computes the chunk again, and the saver then checks all that is stored behind it. */
 
-/* Returns the newest reason of the key; NULL if there is none. */
-static const struct store_reason *reason_of(const struct store *s, const struct sha256 *key)
+static void store_note_headers(struct store *s, struct chunk_node *n)
 {
-    for (uint32_t i = 0; i < STORE_MAX_REASONS && i < s->n_reasons; i++) {
-        const struct store_reason *r =
-            &s->reasons[(s->n_reasons - 1 - i) % STORE_MAX_REASONS];
-        if (r->text[0] != 0 && memcmp(r->key.b, key->b, sizeof key->b) == 0)
-            return r;
-    }
-    return NULL;
+    if (n->has_header_noted || !s->ledger.takes_notes || s->n_headers == STORE_MAX_HEADERS)
+        return;
+    if (s->headers == NULL)
+        s->headers = mem_try(STORE_MAX_HEADERS * sizeof s->headers[0]);
+    if (s->headers == NULL)
+        return;
+    n->has_header_noted = true;
+    s->headers[s->n_headers++] = n->key;
 }
+
+/* --- lookup ----------------------------------------------------------------------------------- */
 
 bool store_was_damaged(struct store *s, const struct sha256 *key)
 {
     pthread_mutex_lock(&s->lock);
     const struct chunk_node *n = catalog_find(&s->catalog, key);
-    bool damaged = (n == NULL || n->n_live == 0) && reason_of(s, key) != NULL;
+    bool damaged = (n == NULL || n->n_live == 0) && whys_damaged(&s->whys, key) != NULL;
     pthread_mutex_unlock(&s->lock);
     return damaged;
-}
-
-void store_forget_reasons(struct store *s, const struct sha256 *key)
-{
-    for (uint32_t i = 0; i < STORE_MAX_REASONS && i < s->n_reasons; i++)
-        if (memcmp(s->reasons[i].key.b, key->b, sizeof key->b) == 0)
-            s->reasons[i].text[0] = 0;
-    store_forget_eviction(s, key);
 }
 
 static const char *const miss_names[STORE_MISSES] = {
@@ -228,22 +147,22 @@ const char *store_miss_name(enum store_miss why)
 static enum store_miss why_missing(const struct store *s, const struct sha256 *key,
                                    bool is_first, char *why, size_t why_bytes)
 {
-    const struct store_reason *r = reason_of(s, key);
+    const char *damage = whys_damaged(&s->whys, key);
     const struct chunk_node *n = catalog_find(&s->catalog, key);
-    if (r != NULL) {
-        snprintf(why, why_bytes, "damaged (%s)", r->text);
+    if (damage != NULL) {
+        snprintf(why, why_bytes, "damaged (%s)", damage);
         return STORE_MISS_DAMAGED;
     }
     if (n != NULL && n->n_pending > 0) {
         snprintf(why, why_bytes, STORE_WHY_UNCOMMITTED);
         return STORE_MISS_UNCOMMITTED;
     }
-    if (store_was_evicted(s, key)) {
+    if (whys_evicted(&s->whys, key)) {
         snprintf(why, why_bytes, "evicted");
         return STORE_MISS_EVICTED;
     }
-    if (is_first && s->has_expected && s->catalog.n_chunks > 0 &&
-        !catalog_knows(&s->catalog, &s->expected)) {
+    if (is_first && s->whys.has_expected && s->catalog.n_chunks > 0 &&
+        !catalog_knows(&s->catalog, &s->whys.expected)) {
         char hex[65] = "";
         for (uint32_t i = 0; i < s->catalog.n_fingerprints; i++)
             if (s->catalog.fingerprints[i].n_nodes > 0)
@@ -254,17 +173,6 @@ static enum store_miss why_missing(const struct store *s, const struct sha256 *k
     }
     snprintf(why, why_bytes, STORE_WHY_ABSENT);
     return STORE_MISS_ABSENT;
-}
-
-struct store_hit store_pin_node(struct store *s, struct chunk_node *n)
-{
-    n->n_pins++;
-    catalog_settle(&s->catalog, n);
-    return (struct store_hit){.key = n->key,
-                              .chunk_idx = n->chunk_idx,
-                              .n_tokens = n->n_tokens,
-                              .mask = n->mask,
-                              .impl = n};
 }
 
 bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit)
@@ -377,8 +285,8 @@ int store_lookup_for(struct store *s, const struct store_use *use,
         store_touch_node(s, hits[i].impl, use);
         store_note_headers(s, hits[i].impl);
     }
-    s->n_hits += (uint64_t)n_good;
-    s->misses[miss] += (uint64_t)(n - n_good);
+    s->counts.n_hits += (uint64_t)n_good;
+    s->counts.misses[miss] += (uint64_t)(n - n_good);
     pthread_mutex_unlock(&s->lock);
     *n_hits = n_good;
     return 0;
@@ -401,6 +309,64 @@ bool store_find_partial(struct store *s, const struct sha256 *parent, const int3
             break;
     }
     return found;
+}
+
+const struct extent *store_extent_nth(struct store *s, const struct store_hit *hit, int n)
+{
+    const struct chunk_node *node = hit->impl;
+    const struct extent *x;
+    pthread_mutex_lock(&s->lock);
+    for (x = node->extents; x != NULL; x = x->next)
+        if (x->state == EXTENT_LIVE && n-- == 0)
+            break;
+    pthread_mutex_unlock(&s->lock);
+    return x;
+}
+
+/* Checks the headers of a chunk, and condemns the chunk if one is damaged. An error of the device
+ * is not taken for damage: it will show when the chunk is read. */
+static void headers_check(struct store *s, const struct store_hit *hit, void *block,
+                          struct chunk_header *h)
+{
+    const struct extent *x;
+    for (int i = 0; (x = store_extent_nth(s, hit, i)) != NULL; i++) {
+        struct err why = {0};
+        char reason[96];
+        int rc = store_read_header(s, x, block, h, &why);
+        if (rc != ERR_CORRUPT && rc != ERR_FORMAT)
+            continue;
+        snprintf(reason, sizeof reason, "its header: %.80s", why.msg);
+        store_condemn(s, hit, reason);
+        return;
+    }
+}
+
+/* Takes the next noted key. Returns false if there is none. Takes lock. */
+static bool headers_take(struct store *s, struct sha256 *key)
+{
+    pthread_mutex_lock(&s->lock);
+    bool found = s->n_headers > 0;
+    if (found)
+        *key = s->headers[--s->n_headers];
+    pthread_mutex_unlock(&s->lock);
+    return found;
+}
+
+void store_check_headers(struct store *s, int most)
+{
+    struct sha256 key;
+    struct store_hit hit;
+    void *block = mem_map(CHUNK_HEADER_BYTES);
+    struct chunk_header *h = mem_try(sizeof *h);
+    for (int i = 0; i < most && block != NULL && h != NULL && headers_take(s, &key); i++) {
+        if (!store_pin(s, &key, &hit))
+            continue; /* the chunk has gone meanwhile */
+        headers_check(s, &hit, block, h);
+        store_release(s, &hit, 1);
+    }
+    if (block != NULL)
+        mem_unmap(block, CHUNK_HEADER_BYTES);
+    free(h);
 }
 
 /* --- samples ---------------------------------------------------------------------------------- */
@@ -450,8 +416,8 @@ int store_sample(struct store *s, const struct sha256 *fingerprint, int n,
 void store_expect(struct store *s, const struct sha256 *fingerprint)
 {
     pthread_mutex_lock(&s->lock);
-    s->has_expected = fingerprint != NULL;
+    s->whys.has_expected = fingerprint != NULL;
     if (fingerprint != NULL)
-        s->expected = *fingerprint;
+        s->whys.expected = *fingerprint;
     pthread_mutex_unlock(&s->lock);
 }

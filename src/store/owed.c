@@ -81,58 +81,50 @@ static bool owes_owner(const struct store_owed *o, uint64_t owner)
 
 static char *owed_path(const struct store *s)
 {
-    return store_path(s->dirs[0], STORE_OWED_FILE);
+    return home_path(s->home.dirs[0], STORE_OWED_FILE);
 }
 
 static int note_once(struct store *s, const char *path, struct err *err)
 {
-    struct store_owed *o = &s->owed;
+    struct store_owed *o = &s->erasing.owed;
     struct io_file *f = NULL;
     size_t at = (size_t)o->n_noted * ENTRY_BYTES;
-    int rc = io_file_open(s->io, path, IO_CREATE, &f, err);
+    int rc = io_file_open(s->home.io, path, IO_CREATE, &f, err);
     if (rc == 0)
         rc = io_file_pwrite(f, o->entries + at, (o->n - o->n_noted) * (size_t)ENTRY_BYTES,
                             at, err);
     if (rc == 0)
         rc = io_file_sync(f, err);
     io_file_close(f);
-    return rc == 0 ? io_dir_sync(s->io, s->dirs[0], err) : rc;
+    return rc == 0 ? io_dir_sync(s->home.io, s->home.dirs[0], err) : rc;
 }
 
 /* [erase_lock] Writes the entries that the file does not have yet, durably. */
 static int note(struct store *s, struct err *err)
 {
-    if (s->owed.n_noted == s->owed.n)
+    if (s->erasing.owed.n_noted == s->erasing.owed.n)
         return 0;
     char *path = owed_path(s);
     int rc = note_once(s, path, err);
-    if (rc == -ENOSPC && store_release_reserve(s->io, s->dirs[0]))
+    if (rc == -ENOSPC && home_release_reserve(s->home.io, s->home.dirs[0]))
         rc = note_once(s, path, err);
     free(path);
     if (rc == 0)
-        s->owed.n_noted = s->owed.n;
+        s->erasing.owed.n_noted = s->erasing.owed.n;
     return rc;
 }
 
 /* --- noting an erasure ------------------------------------------------------------------------ */
-
-bool store_is_unwritable(struct store *s)
-{
-    pthread_mutex_lock(&s->lock);
-    bool is = s->index != NULL && !s->is_beside && store_can_save(s, NULL) != 0;
-    pthread_mutex_unlock(&s->lock);
-    return is;
-}
 
 void store_owe(struct store *s, const struct sha256 *taken, int n, const uint64_t *owner,
                struct store_erased *out)
 {
     struct err why = {0};
     *out = (struct store_erased){.n_shared = out->n_shared, .n_owed = (uint64_t)n};
-    if (owner != NULL && !owes_owner(&s->owed, *owner))
-        owed_add(&s->owed, &(struct entry){.kind = ENTRY_OWNER, .owner = *owner});
+    if (owner != NULL && !owes_owner(&s->erasing.owed, *owner))
+        owed_add(&s->erasing.owed, &(struct entry){.kind = ENTRY_OWNER, .owner = *owner});
     for (int i = 0; owner == NULL && i < n; i++)
-        owed_add(&s->owed, &(struct entry){.kind = ENTRY_CHUNK, .key = taken[i]});
+        owed_add(&s->erasing.owed, &(struct entry){.kind = ENTRY_CHUNK, .key = taken[i]});
     out->is_noted = note(s, &why) == 0;
     if (!out->is_noted)
         snprintf(out->not_noted_because, sizeof out->not_noted_because, "%.190s", why.msg);
@@ -141,7 +133,7 @@ void store_owe(struct store *s, const struct sha256 *taken, int n, const uint64_
 /* [lock] Returns whether an uncommitted chunk was erased while it was written. */
 static bool has_doomed_append(const struct store *s)
 {
-    const struct extent *x = s->pending;
+    const struct extent *x = s->ledger.pending;
     while (x != NULL && !x->node->doomed)
         x = x->pending_next;
     return x != NULL;
@@ -153,37 +145,37 @@ static int settle_erases(struct store *s, bool commits_appends, struct err *err)
 {
     unsigned what = STORE_COMMIT_RESERVE | STORE_COMMIT_PINS;
     int rc = 0;
-    if (s->owes_remains || commits_appends)
+    if (s->erasing.owes_remains || commits_appends)
         rc = store_commit_run(s, what | STORE_COMMIT_PENDING, err);
     if (rc == 0)
         rc = store_commit_run(s, what, err);
     if (rc == 0)
         rc = store_wipe(s, err);
-    if (rc == 0 && s->owes_remains)
+    if (rc == 0 && s->erasing.owes_remains)
         rc = store_wipe_remains(s, err);
-    s->owes_remains = s->owes_remains && rc != 0;
+    s->erasing.owes_remains = s->erasing.owes_remains && rc != 0;
     return rc;
 }
 
 int store_settle(struct store *s, struct err *err)
 {
     int rc = 0;
-    if (s->index == NULL || s->is_beside)
+    if (s->ledger.index == NULL || s->home.is_beside)
         return 0;
     store_check_headers(s, HEADERS_AT_ONCE);
-    pthread_mutex_lock(&s->erase_lock);
+    pthread_mutex_lock(&s->erasing.erase_lock);
     if (store_is_unwritable(s)) {
         rc = note(s, err);
     } else {
         pthread_mutex_lock(&s->lock);
         bool is_doomed = has_doomed_append(s);
-        bool wanted = is_doomed || s->freeing != NULL || s->wiping != NULL ||
-                      s->owes_remains;
+        bool wanted = is_doomed || s->space.freeing != NULL || s->space.wiping != NULL ||
+                      s->erasing.owes_remains;
         pthread_mutex_unlock(&s->lock);
         if (wanted)
             rc = settle_erases(s, is_doomed, err);
     }
-    pthread_mutex_unlock(&s->erase_lock);
+    pthread_mutex_unlock(&s->erasing.erase_lock);
     return rc;
 }
 
@@ -191,12 +183,12 @@ int store_settle(struct store *s, struct err *err)
 
 static int file_read(struct store *s, const char *path, struct err *err)
 {
-    struct store_owed *o = &s->owed;
+    struct store_owed *o = &s->erasing.owed;
     struct io_file *f = NULL;
     uint8_t *block = xmalloc((size_t)READ_ENTRIES * ENTRY_BYTES);
     size_t got;
     struct entry e;
-    int rc = io_file_open(s->io, path, IO_READ_ONLY, &f, err);
+    int rc = io_file_open(s->home.io, path, IO_READ_ONLY, &f, err);
     do {
         if (rc == 0)
             rc = io_file_pread_some(f, block, (size_t)READ_ENTRIES * ENTRY_BYTES,
@@ -263,10 +255,10 @@ static int entry_apply(struct store *s, const struct entry *e, struct err *err)
 
 int store_load_owed(struct store *s, struct err *err)
 {
-    struct store_owed *o = &s->owed;
+    struct store_owed *o = &s->erasing.owed;
     struct entry e;
     char *path = owed_path(s);
-    int rc = io_exists(s->io, path) ? file_read(s, path, err) : 0;
+    int rc = io_exists(s->home.io, path) ? file_read(s, path, err) : 0;
     for (uint32_t i = 0; rc == 0 && i < o->n; i++)
         if (entry_decode(o->entries + (size_t)i * ENTRY_BYTES, &e))
             rc = entry_apply(s, &e, err);
@@ -279,10 +271,10 @@ int store_load_owed(struct store *s, struct err *err)
  * too. */
 int store_pay_owed(struct store *s, struct err *err)
 {
-    struct store_owed *o = &s->owed;
+    struct store_owed *o = &s->erasing.owed;
     char *path = owed_path(s);
     int rc = 0;
-    if (s->read_only || s->index == NULL || !io_exists(s->io, path)) {
+    if (s->home.read_only || s->ledger.index == NULL || !io_exists(s->home.io, path)) {
         free(path);
         return 0;
     }
@@ -294,9 +286,9 @@ int store_pay_owed(struct store *s, struct err *err)
     if (rc == 0)
         rc = store_wipe_remains(s, err);
     if (rc == 0)
-        rc = io_erase(s->io, path, err);
+        rc = io_erase(s->home.io, path, err);
     if (rc == 0)
-        rc = io_dir_sync(s->io, s->dirs[0], err);
+        rc = io_dir_sync(s->home.io, s->home.dirs[0], err);
     free(path);
     if (rc != 0)
         return rc;

@@ -8,22 +8,10 @@
 #include "base/mem.h"
 #include "store/store_impl.h"
 
-void store_note_pin(struct store *s, const struct index_pin *pin)
-{
-    if (s->index == NULL || s->read_only)
-        return;
-    /* the array doubles at each power of two */
-    if ((s->n_pin_changes & (s->n_pin_changes - 1)) == 0)
-        s->pin_changes = xrealloc(s->pin_changes,
-                                  (s->n_pin_changes == 0 ? 1 : 2 * s->n_pin_changes) *
-                                      sizeof s->pin_changes[0]);
-    s->pin_changes[s->n_pin_changes++] = *pin;
-}
-
 /* [lock] Ends the node's lasting pin. */
 static void pin_end(struct store *s, struct chunk_node *n)
 {
-    store_note_pin(s, &(struct index_pin){.key = n->key});
+    ledger_note_pin(&s->ledger, &(struct index_pin){.key = n->key});
     catalog_unpin(&s->catalog, n);
 }
 
@@ -67,12 +55,12 @@ int store_pin_until(struct store *s, const struct sha256 *keys, int n, int64_t u
     int rc = store_can_save(s, err);
     store_expire_pins(s);
     if (rc == 0)
-        rc = store_check_pins(s, (uint32_t)n, err);
+        rc = space_check_pins(&s->space, &s->catalog, (uint32_t)n, err);
     for (int i = 0; rc == 0 && i < n && until_wall_s > clock_wall_s(); i++) {
         struct index_pin pin = {.key = keys[i], .until_wall_s = until_wall_s};
         if (is_guaranteed(s, &keys[i]))
             continue;
-        store_note_pin(s, &pin);
+        ledger_note_pin(&s->ledger, &pin);
         (void)store_set_pin(s, &pin);
     }
     pthread_mutex_unlock(&s->lock);
@@ -96,7 +84,7 @@ int store_each_pin(struct store *s, int (*fn)(void *arg, const struct store_pinn
                    void *arg)
 {
     pthread_mutex_lock(&s->lock);
-    if (!s->read_only)
+    if (!s->home.read_only)
         store_expire_pins(s);
     uint32_t n = s->catalog.n_pins;
     struct store_pinned *all = xmalloc((n + 1) * sizeof all[0]);
@@ -129,5 +117,5 @@ static int pin_enter(void *arg, const struct index_pin *pin)
 
 int store_load_pins(struct store *s, struct err *err)
 {
-    return index_load_pins(s->index, pin_enter, s, err);
+    return index_load_pins(s->ledger.index, pin_enter, s, err);
 }

@@ -41,8 +41,8 @@ int store_reader_open(struct store *s, int depth, void *staging, size_t staging_
     struct store_reader *r = xcalloc(1, sizeof *r);
     r->store = s;
     r->done_end = &r->done;
-    if (s->io != NULL) {
-        int rc = io_queue_open(s->io, (unsigned)depth, &r->queue, err);
+    if (s->home.io != NULL) {
+        int rc = io_queue_open(s->home.io, (unsigned)depth, &r->queue, err);
         if (rc != 0) {
             free(r);
             return rc;
@@ -181,7 +181,7 @@ static bool read_start(struct store_reader *r, struct slot *slot)
         slot_done(r, slot, 0);
         return false;
     }
-    s->read_bytes += read->n_bytes;
+    s->counts.read_bytes += read->n_bytes;
     struct io_file *file = s->media->ops->file(s->media, x->device, x->segment);
     if (file == NULL) {
         read->bytes = s->media->ops->at(s->media, x->device, x->segment, offset);
@@ -261,14 +261,14 @@ int store_reader_await(struct store_reader *r, int64_t most_ns, struct err *err)
     bool has_rung = false;
     for (int64_t waited_ns = 0, ns; rc == 0 && !is_done && !has_rung && waited_ns < most_ns;
          waited_ns += ns) {
-        int64_t left_ns = most_ns - waited_ns, until_stuck_ns = r->store->stuck_ns;
+        int64_t left_ns = most_ns - waited_ns, until_stuck_ns = r->store->home.stuck_ns;
         until_stuck_ns -= r->silent_ns;
         int64_t begin_ns = clock_now_ns();
         rc = io_queue_await(r->queue, MIN(left_ns, until_stuck_ns), &is_done, err);
         ns = clock_now_ns() - begin_ns;
         has_rung = io_queue_has_rung(r->queue);
         r->silent_ns = is_done ? 0 : r->silent_ns + ns;
-        if (rc == 0 && !is_done && r->silent_ns >= r->store->stuck_ns) {
+        if (rc == 0 && !is_done && r->silent_ns >= r->store->home.stuck_ns) {
             r->silent_ns = 0;
             io_queue_cancel(r->queue);
         }
@@ -294,7 +294,8 @@ int store_reader_poll(struct store_reader *r, struct store_read **done, int max,
         slot->read->status = reqs[i]->result == -ECANCELED ? -ETIMEDOUT : reqs[i]->result;
         r->silent_ns = 0;
         if (reqs[i]->result != 0)
-            atomic_fetch_add_explicit(&r->store->n_read_failures, 1, memory_order_relaxed);
+            atomic_fetch_add_explicit(&r->store->counts.n_read_failures, 1,
+                                      memory_order_relaxed);
         done[n++] = slot->read;
         slot_give(r, slot);
     }
@@ -332,17 +333,17 @@ void store_in_dram(struct store *s, const struct store_hit *hits, int n, bool *i
 
 bool store_has_files(const struct store *s)
 {
-    return s->lock_file != NULL && io_file_fd(s->lock_file) >= 0;
+    return s->home.lock_file != NULL && io_file_fd(s->home.lock_file) >= 0;
 }
 
 bool store_is_on_disk(const struct store *s)
 {
-    return s->index != NULL;
+    return s->ledger.index != NULL;
 }
 
 int64_t store_stuck_ns(const struct store *s)
 {
-    return s->stuck_ns;
+    return s->home.stuck_ns;
 }
 
 int store_read_place(struct store *s, struct store_read *read, struct store_place *out)
@@ -370,11 +371,11 @@ void store_read_end(struct store_read *read, int status)
     struct store *s = read->store;
     read->status = status;
     if (status != 0) {
-        atomic_fetch_add_explicit(&s->n_read_failures, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&s->counts.n_read_failures, 1, memory_order_relaxed);
         return;
     }
     pthread_mutex_lock(&s->lock);
-    s->read_bytes += read->n_bytes;
+    s->counts.read_bytes += read->n_bytes;
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -418,7 +419,8 @@ int store_read_judge(const struct store_read *read, uint64_t sum, struct err *er
 {
     if (store_has_bug(STORE_BUG_NO_CHECK) || sum == read->checksum)
         return 0;
-    atomic_fetch_add_explicit(&read->store->n_checksum_failures, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&read->store->counts.n_checksum_failures, 1,
+                              memory_order_relaxed);
     if (read->copy != NULL) {
         pthread_mutex_lock(&read->store->lock);
         tier_distrust(read->store->tier, read->copy);

@@ -46,7 +46,7 @@ struct scan {
 static bool header_fits(const struct store *s, const struct chunk_header *h, int device,
                         uint32_t segment, uint64_t offset)
 {
-    if (memcmp(h->uuid, s->uuid, sizeof s->uuid) != 0 || h->device != device ||
+    if (memcmp(h->uuid, s->home.uuid, sizeof s->home.uuid) != 0 || h->device != device ||
         h->segment != segment || h->offset != offset || h->id == 0 || h->id >= INDEX_MAX_ID)
         return false;
     for (int i = 0; i < h->n_records; i++)
@@ -139,7 +139,7 @@ static int row_write(struct scan *sc, struct err *err)
         .used_wall_s = (uint32_t)clock_wall_s(),
     };
     sc->n_rows++;
-    return index_add(sc->s->index, &row, h->records, err);
+    return index_add(sc->s->ledger.index, &row, h->records, err);
 }
 
 static int candidate_take(struct scan *sc, const struct candidate *c, uint64_t last_id,
@@ -198,22 +198,22 @@ static int erase_if_there(struct io *io, const char *path, struct err *err)
 static int marker_set(struct store *s, const char *dir, const char *marker, struct err *err)
 {
     struct io_file *file = NULL;
-    int rc = io_file_open(s->io, marker, IO_CREATE, &file, err);
+    int rc = io_file_open(s->home.io, marker, IO_CREATE, &file, err);
     io_file_close(file);
-    return rc == 0 ? io_dir_sync(s->io, dir, err) : rc;
+    return rc == 0 ? io_dir_sync(s->home.io, dir, err) : rc;
 }
 
 void store_want_rebuild(struct store *s)
 {
-    char *marker = xasprintf("%s/index.rebuild", s->dirs[0]);
+    char *marker = xasprintf("%s/index.rebuild", s->home.dirs[0]);
     struct err why = {0};
-    if (marker_set(s, s->dirs[0], marker, &why) == 0)
+    if (marker_set(s, s->home.dirs[0], marker, &why) == 0)
         log_warn(
             "the index in %s is damaged; it will be rebuilt when the store is opened next",
-            s->dirs[0]);
+            s->home.dirs[0]);
     else
         log_warn("the index in %s is damaged; remove index.db* to have it rebuilt (%s)",
-                 s->dirs[0], why.msg);
+                 s->home.dirs[0], why.msg);
     free(marker);
 }
 
@@ -224,11 +224,11 @@ static int old_index_remove(struct store *s, const char *dir, const char *marker
     int rc = marker_set(s, dir, marker, err);
     static const char *const suffixes[] = {"-journal", "-wal", ""};
     for (int i = 0; i < 3 && rc == 0; i++) {
-        char *path = xasprintf("%s%s", s->index_path, suffixes[i]);
-        rc = erase_if_there(s->io, path, err);
+        char *path = xasprintf("%s%s", s->ledger.path, suffixes[i]);
+        rc = erase_if_there(s->home.io, path, err);
         free(path);
     }
-    return rc == 0 ? io_dir_sync(s->io, dir, err) : rc;
+    return rc == 0 ? io_dir_sync(s->home.io, dir, err) : rc;
 }
 
 static int new_index_fill(struct store *s, const struct index_meta *meta, struct err *err)
@@ -243,10 +243,10 @@ static int new_index_fill(struct store *s, const struct index_meta *meta, struct
     if (rc == 0)
         rc = scan_all(&sc, err);
     if (rc == 0)
-        rc = index_commit(s->index, sc.next_id + STORE_ID_RESERVE, err);
+        rc = index_commit(s->ledger.index, sc.next_id + LEDGER_ID_RESERVE, err);
     if (rc == 0) {
-        s->next_id = sc.next_id;
-        s->id_limit = sc.next_id + STORE_ID_RESERVE;
+        s->ledger.next_id = sc.next_id;
+        s->ledger.id_limit = sc.next_id + LEDGER_ID_RESERVE;
     }
     if (sc.n_found > 0)
         log_info("index rebuilt: %llu extent%s, %llu damaged or overwritten ones left out",
@@ -269,15 +269,15 @@ int store_rebuild(struct store *s, const char *dir, const struct index_meta *met
     char *marker = xasprintf("%s/index.rebuild", dir);
     int rc = old_index_remove(s, dir, marker, err);
     if (rc == 0)
-        rc = index_create(s->io, s->index_path, meta, &s->index, err);
+        rc = index_create(s->home.io, s->ledger.path, meta, &s->ledger.index, err);
     if (rc == 0)
         rc = new_index_fill(s, meta, err);
     if (rc == 0) /* SQLite does not sync the folder for its database file */
-        rc = io_dir_sync(s->io, dir, err);
+        rc = io_dir_sync(s->home.io, dir, err);
     if (rc == 0)
-        rc = io_unlink(s->io, marker, err);
+        rc = io_unlink(s->home.io, marker, err);
     if (rc == 0)
-        rc = io_dir_sync(s->io, dir, err);
+        rc = io_dir_sync(s->home.io, dir, err);
     free(marker);
     return rc;
 }

@@ -94,9 +94,9 @@ static int dirs_make(const struct store_opts *opts, struct err *err)
 static void note_holder(struct store *s, const char *lock_path)
 {
     struct io_stat st;
-    if (io_stat(s->io, lock_path, &st, NULL) != 0 ||
-        !process_with_file(st.device, st.inode, s->holder, sizeof s->holder))
-        s->holder[0] = 0;
+    if (io_stat(s->home.io, lock_path, &st, NULL) != 0 ||
+        !process_with_file(st.device, st.inode, s->home.holder, sizeof s->home.holder))
+        s->home.holder[0] = 0;
 }
 
 static int tell_holder(struct store *s, struct err *err)
@@ -106,28 +106,29 @@ static int tell_holder(struct store *s, struct err *err)
         "the store in %s is in use by another process: %s. If it is a server, use its "
         "API (/v1/cache/..., /v1/conversations) or hcache run -i --url URL. Otherwise stop "
         "that process first",
-        s->dirs[0], s->holder[0] != 0 ? s->holder : "it cannot be identified");
+        s->home.dirs[0],
+        s->home.holder[0] != 0 ? s->home.holder : "it cannot be identified");
 }
 
 /* Takes the lock. The lock is on a file of its own, since it must be held before any other file
  * exists. Read-only users share the lock, which works even on a medium that cannot be written. */
 static int lock_take(struct store *s, const struct store_opts *opts, struct err *err)
 {
-    char *path = store_path(opts->dirs[0], "lock");
+    char *path = home_path(opts->dirs[0], "lock");
     unsigned flags = opts->read_only ? IO_READ_ONLY : IO_CREATE;
-    int rc = io_file_open(opts->io, path, flags, &s->lock_file, err);
+    int rc = io_file_open(opts->io, path, flags, &s->home.lock_file, err);
     if (rc == 0)
-        rc = io_file_lock(s->lock_file, err);
+        rc = io_file_lock(s->home.lock_file, err);
     /* A read-only open of a missing store goes on without a lock: reading the superblocks gives a
      * better message. */
     if (rc == -ENOENT)
         rc = 0;
     if (rc == ERR_BUSY) {
-        io_file_close(s->lock_file);
-        s->lock_file = NULL;
+        io_file_close(s->home.lock_file);
+        s->home.lock_file = NULL;
         note_holder(s, path);
         rc = opts->read_only ? 0 : tell_holder(s, err);
-        s->is_beside = rc == 0;
+        s->home.is_beside = rc == 0;
     }
     free(path);
     return rc;
@@ -161,7 +162,7 @@ static int row_enter(void *arg, const struct index_row *row)
     struct store *s = arg;
     uint64_t n_bytes = (uint64_t)row->n_blocks * STORE_ALIGN;
     struct chunk_node *n;
-    int rc = alloc_claim(&s->alloc[row->device], row->segment, row->offset, n_bytes);
+    int rc = alloc_claim(&s->space.alloc[row->device], row->segment, row->offset, n_bytes);
     if (rc != 0)
         return rc;
     struct chunk_id id = {&row->key,      &row->parent,       &row->fingerprint, row->owner,
@@ -169,7 +170,7 @@ static int row_enter(void *arg, const struct index_row *row)
     rc = catalog_add(&s->catalog, &id, &n);
     if (rc != 0)
         return ERR_CORRUPT;
-    s->used_bytes += n_bytes;
+    s->space.used_bytes += n_bytes;
     bool is_last_use = row->tick > n->place.used_at;
     /* the tick has no checksum, and a wrong one must not make the counter wrap */
     if (row->tick < UINT64_MAX / 2)
@@ -217,9 +218,10 @@ static int loader_see(void *arg, const struct index_row *row)
 static int rows_load(struct store *s, struct err *err)
 {
     struct loader l = {.s = s};
-    uint64_t n_rows = index_n_rows(s->index); /* a hint: a wrong number costs only memory */
+    uint64_t n_rows = index_n_rows(
+        s->ledger.index); /* a hint: a wrong number costs only memory */
     catalog_reserve(&s->catalog, MIN(n_rows, MAX_RESERVE));
-    int rc = index_load(s->index, loader_see, &l, err);
+    int rc = index_load(s->ledger.index, loader_see, &l, err);
     while (rc == 0 && l.n_entered < l.n_seen)
         rc = loader_enter(&l);
     return rc;
@@ -227,23 +229,16 @@ static int rows_load(struct store *s, struct err *err)
 
 static void load_undo(struct store *s)
 {
-    store_free_list(s->freeing);
-    store_free_list(s->wiping);
-    s->freeing = s->wiping = NULL;
-    s->freeing_bytes = s->wiping_bytes = s->used_bytes = 0;
-    s->n_corrupt = 0;
-    s->evictions[STORE_EVICT_DAMAGED] = 0;
-    s->n_reasons = 0;
+    space_begin(&s->space, s->media->n_devices, s->media->segment_bytes);
+    s->counts.n_corrupt = 0;
+    s->counts.evictions[STORE_EVICT_DAMAGED] = 0;
+    s->whys.n_reasons = 0;
     enum placement_kind policy = s->catalog.policy.kind;
     bool has_window = s->catalog.window != NULL;
     catalog_deinit(&s->catalog);
     catalog_init(&s->catalog, policy, has_window);
-    for (int i = 0; i < s->media->n_devices; i++) {
-        alloc_deinit(&s->alloc[i]);
-        alloc_init(&s->alloc[i], s->media->segment_bytes);
-    }
-    index_close(s->index);
-    s->index = NULL;
+    index_close(s->ledger.index);
+    s->ledger.index = NULL;
 }
 
 static int index_enter(struct store *s, struct err *err)
@@ -255,7 +250,7 @@ static int index_enter(struct store *s, struct err *err)
     if (rc == 0)
         rc = store_load_pins(s, &why);
     if (rc == ERR_CORRUPT && why.msg[0] == 0)
-        err_set(&why, rc, "index %s: two rows contradict each other", s->index_path);
+        err_set(&why, rc, "index %s: two rows contradict each other", s->ledger.path);
     if (rc != 0)
         err_set(err, rc, "%s", why.msg);
     return rc;
@@ -264,33 +259,34 @@ static int index_enter(struct store *s, struct err *err)
 static int index_match(const struct store *s, const struct index_meta *meta,
                        struct err *err)
 {
-    if (memcmp(meta->uuid, s->uuid, sizeof s->uuid) != 0 ||
+    if (memcmp(meta->uuid, s->home.uuid, sizeof s->home.uuid) != 0 ||
         meta->n_devices != (uint32_t)s->media->n_devices ||
         meta->segment_bytes != s->media->segment_bytes)
         return err_set(err, ERR_MISMATCH,
                        "%s is the index of another store; remove it to have it rebuilt",
-                       s->index_path);
+                       s->ledger.path);
     return 0;
 }
 
 static int index_find(struct store *s, struct index_meta *meta, struct err *err)
 {
-    return s->is_beside
-               ? index_open_beside(s->io, s->index_path, &s->index, meta, err)
-               : index_open(s->io, s->index_path, s->read_only, &s->index, meta, err);
+    return s->home.is_beside
+               ? index_open_beside(s->home.io, s->ledger.path, &s->ledger.index, meta, err)
+               : index_open(s->home.io, s->ledger.path, s->home.read_only, &s->ledger.index,
+                            meta, err);
 }
 
 static int index_recover(struct store *s, const char *dir, struct err *err)
 {
     struct index_meta meta;
-    char *marker = store_path(dir, "index.rebuild");
-    bool rebuilding = io_exists(s->io, marker);
+    char *marker = home_path(dir, "index.rebuild");
+    bool rebuilding = io_exists(s->home.io, marker);
     free(marker);
     struct err why = {0};
     int rc = rebuilding ? ERR_CORRUPT : index_find(s, &meta, &why);
     if (rc == 0) {
         rc = index_match(s, &meta, &why);
-        s->next_id = s->id_limit = meta.next_id;
+        s->ledger.next_id = s->ledger.id_limit = meta.next_id;
     }
     if (rc == 0)
         rc = index_enter(s, &why);
@@ -300,16 +296,16 @@ static int index_recover(struct store *s, const char *dir, struct err *err)
         return rc;
     }
     load_undo(s);
-    if (s->read_only)
+    if (s->home.read_only)
         return err_set(
             err, ERR_CORRUPT,
             "the index in %s must be rebuilt, which run, serve and store gc do (%s)", dir,
             rebuilding ? "a rebuild was begun" : why.msg);
-    s->was_rebuilt = rc == ERR_CORRUPT;
+    s->ledger.was_rebuilt = rc == ERR_CORRUPT;
     meta = (struct index_meta){.n_devices = (uint32_t)s->media->n_devices,
                                .segment_bytes = s->media->segment_bytes,
                                .next_id = 1};
-    memcpy(meta.uuid, s->uuid, sizeof meta.uuid);
+    memcpy(meta.uuid, s->home.uuid, sizeof meta.uuid);
     rc = store_rebuild(s, dir, &meta, err);
     if (rc == 0)
         rc = index_enter(s, err);
@@ -335,8 +331,8 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
                                      opts->segment_bytes > SUPERBLOCK_MAX_SEGMENT_BYTES))
         return err_set(err, ERR_USAGE, "segments of %llu bytes are not possible",
                        (unsigned long long)opts->segment_bytes);
-    for (; s->n_dirs < opts->n_dirs; s->n_dirs++)
-        s->dirs[s->n_dirs] = xstrdup(opts->dirs[s->n_dirs]);
+    for (; s->home.n_dirs < opts->n_dirs; s->home.n_dirs++)
+        s->home.dirs[s->home.n_dirs] = xstrdup(opts->dirs[s->home.n_dirs]);
     int rc = dirs_differ(opts, err);
     if (rc == 0)
         rc = opts->read_only ? dirs_exist(opts, err) : dirs_make(opts, err);
@@ -346,31 +342,30 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
         rc = store_open_superblocks(opts, &sb, err);
     if (rc != 0)
         return rc;
-    memcpy(s->uuid, sb.uuid, sizeof s->uuid);
+    memcpy(s->home.uuid, sb.uuid, sizeof s->home.uuid);
     struct files_opts fo = {
         .io = opts->io,
         .dirs = opts->dirs,
         .n_dirs = opts->n_dirs,
         .segment_bytes = sb.segment_bytes,
-        .max_step_bytes = max_step_of(s->cap_bytes),
-        .max_bytes = s->cap_bytes,
+        .max_step_bytes = max_step_of(s->space.cap_bytes),
+        .max_bytes = s->space.cap_bytes,
         .read_only = opts->read_only,
         .no_direct = opts->no_direct,
-        .stuck_ns = s->stuck_ns,
+        .stuck_ns = s->home.stuck_ns,
     };
     rc = files_open(&fo, &s->media, err);
     if (rc != 0)
         return rc;
-    for (int i = 0; i < opts->n_dirs; i++)
-        alloc_init(&s->alloc[i], sb.segment_bytes);
-    s->index_path = store_path(opts->dirs[0], "index.db");
+    space_begin(&s->space, opts->n_dirs, sb.segment_bytes);
+    s->ledger.path = home_path(opts->dirs[0], "index.db");
     rc = index_recover(s, opts->dirs[0], err);
-    if (rc == 0 && s->log_frames > 0)
-        rc = index_limit_log(s->index, s->log_frames, err);
+    if (rc == 0 && s->space.log_frames > 0)
+        rc = index_limit_log(s->ledger.index, s->space.log_frames, err);
     if (rc == 0) {
-        s->index_bytes = index_live_bytes(s->index);
+        s->ledger.index_bytes = index_live_bytes(s->ledger.index);
         store_soil_all(s);
-        store_note_files(s);
+        home_note_files(&s->home);
         rc = store_load_owed(s, err);
     }
     return rc;

@@ -128,7 +128,7 @@ struct store_opts {
     int n_dirs;
     uint64_t cap_bytes; /* bound on all extents together at all times; 0: none */
     /* Bound on all files of the store together at all times; 0: none. The part of this bound that
-     * is left for extents is a second bound like cap_bytes (cap.c). store_open returns ERR_USAGE if
+     * is left for extents is a second bound like cap_bytes (space.h). store_open returns ERR_USAGE if
      * nothing is left. The DRAM backend ignores it. */
     uint64_t files_cap_bytes;
     /* policy that chooses the leaf to evict first when a bound is reached */
@@ -167,6 +167,9 @@ const char *store_beside(const struct store *s);
 /* Closes without committing: chunks appended since the last commit are lost. No reader, hit or
  * other thread may be using the store. NULL is allowed. */
 void store_close(struct store *s);
+
+/* Recounts chunks, space and bytes. Returns false if they do not add up. For tests. */
+bool store_audit(struct store *s);
 
 /* --- writing -------------------------------------------------------------------------------- */
 

@@ -33,7 +33,7 @@ static int superblock_read(struct io *io, const char *dir, struct sb_found *out,
                            struct err *err)
 {
     uint8_t bytes[SUPERBLOCK_FILE_BYTES] = {0};
-    char *path = store_path(dir, "superblock");
+    char *path = home_path(dir, "superblock");
     struct io_file *file = NULL;
     size_t got;
     *out = (struct sb_found){.state = SB_MISSING, .bad_copy = -1};
@@ -59,7 +59,7 @@ static int superblock_write(struct io *io, const char *dir, const struct superbl
                             struct err *err)
 {
     uint8_t bytes[SUPERBLOCK_FILE_BYTES];
-    char *path = store_path(dir, "superblock");
+    char *path = home_path(dir, "superblock");
     struct io_file *file = NULL;
     superblock_encode(sb, bytes);
     int rc = io_file_open(io, path, IO_CREATE, &file, err);
@@ -111,7 +111,7 @@ static int segments_tell(struct io *io, const char *dir, const struct superblock
     for (size_t i = 0; rc == 0 && i < names.n && !*told; i++) {
         if (strncmp(names.name[i], "seg-", 4) != 0)
             continue;
-        char *path = store_path(dir, names.name[i]);
+        char *path = home_path(dir, names.name[i]);
         rc = segment_tells(io, path, sb, told, err);
         free(path);
     }
@@ -125,7 +125,7 @@ static int index_tells(struct io *io, const char *dir, struct superblock *out, b
     struct index *ix = NULL;
     struct index_meta meta;
     struct err why = {0};
-    char *path = store_path(dir, "index.db");
+    char *path = home_path(dir, "index.db");
     int rc = index_open(io, path, true, &ix, &meta, &why);
     index_close(ix);
     free(path);
@@ -276,17 +276,17 @@ static int superblocks_write(const struct store_opts *opts, const struct superbl
 int store_check_superblocks(struct store *s, void (*report)(void *arg, const char *what),
                             void *arg, uint64_t *n_bad, struct err *err)
 {
-    for (int i = 0; i < s->n_dirs; i++) {
+    for (int i = 0; i < s->home.n_dirs; i++) {
         uint8_t bytes[SUPERBLOCK_FILE_BYTES], want[SUPERBLOCK_FILE_BYTES];
         struct superblock sb = {.device = (uint32_t)i,
-                                .n_devices = (uint32_t)s->n_dirs,
+                                .n_devices = (uint32_t)s->home.n_dirs,
                                 .segment_bytes = s->media->segment_bytes};
-        char *path = store_path(s->dirs[i], "superblock");
+        char *path = home_path(s->home.dirs[i], "superblock");
         struct io_file *file = NULL;
         size_t got;
-        memcpy(sb.uuid, s->uuid, sizeof sb.uuid);
+        memcpy(sb.uuid, s->home.uuid, sizeof sb.uuid);
         superblock_encode(&sb, want);
-        int rc = io_file_open(s->io, path, IO_READ_ONLY, &file, err);
+        int rc = io_file_open(s->home.io, path, IO_READ_ONLY, &file, err);
         if (rc == 0)
             rc = io_file_pread_some(file, bytes, sizeof bytes, 0, &got, err);
         io_file_close(file);
@@ -297,7 +297,7 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
             continue;
         char what[256];
         snprintf(what, sizeof what, "%s/superblock: one or both copies are damaged",
-                 s->dirs[i]);
+                 s->home.dirs[i]);
         report(arg, what);
         (*n_bad)++;
     }
@@ -309,7 +309,7 @@ static int superblock_copy_write(struct io *io, const char *dir,
                                  const struct superblock *sb, int copy, struct err *err)
 {
     uint8_t bytes[SUPERBLOCK_FILE_BYTES];
-    char *path = store_path(dir, "superblock");
+    char *path = home_path(dir, "superblock");
     struct io_file *file = NULL;
     superblock_encode(sb, bytes);
     int rc = io_file_open(io, path, 0, &file, err);

@@ -135,7 +135,7 @@ static int chunk_verify(struct verify *v, const struct sha256 *key, struct err *
     for (int i = 0;
          rc == 0 && !v->is_bad && (x = store_extent_nth(v->s, &v->hit, i)) != NULL; i++)
         rc = extent_verify(v, x, err);
-    if (v->is_bad && !v->s->read_only)
+    if (v->is_bad && !v->s->home.read_only)
         store_condemn(v->s, &v->hit, "found by verify");
     store_release(v->s, &v->hit, 1);
     return rc;
@@ -156,12 +156,12 @@ static int row_verify(void *arg, const struct index_row *row)
 static int rows_verify(struct verify *v, struct err *err)
 {
     struct store *s = v->s;
-    if (s->index == NULL)
+    if (s->ledger.index == NULL)
         return 0;
     struct err why = {0};
-    pthread_mutex_lock(&s->index_lock);
-    int rc = index_load(s->index, row_verify, v, &why);
-    pthread_mutex_unlock(&s->index_lock);
+    pthread_mutex_lock(&s->ledger.index_lock);
+    int rc = index_load(s->ledger.index, row_verify, v, &why);
+    pthread_mutex_unlock(&s->ledger.index_lock);
     if (rc == 0)
         return 0;
     if (rc != ERR_CORRUPT)

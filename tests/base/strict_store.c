@@ -25,11 +25,11 @@ void __wrap_store_close(struct store *s)
     if (s == NULL)
         return;
     /* A full disk may keep a store above a cap that was lowered. */
-    uint64_t cap_bytes = s->cap_bytes;
-    s->cap_bytes = 0;
+    uint64_t cap_bytes = s->space.cap_bytes;
+    s->space.cap_bytes = 0;
     if (!store_audit(s))
         end("the counters do not agree with the chunks", 0);
-    s->cap_bytes = cap_bytes;
+    s->space.cap_bytes = cap_bytes;
     uint64_t n_used = 0, n_written = 0;
     pthread_mutex_lock(&s->lock);
     const struct catalog *c = &s->catalog;

@@ -497,7 +497,7 @@ static int recover(struct life *l, const struct crash_opts *opts)
         rc = open_store(l);
     }
     io_sim_crash_at(l->io, IO_SIM_AT_OP, 0);
-    if (rc == 0 && l->s->was_rebuilt)
+    if (rc == 0 && l->s->ledger.was_rebuilt)
         note_rebuild(l, opts);
     return rc;
 }

@@ -124,10 +124,10 @@ static void sums(void **state)
     BREAK(s, o->n_chunks, o->n_chunks + 1);
     /* the item's order puts it last, but it is first in the heap */
     BREAK(s, o->place.slot[0]->order, UINT64_MAX);
-    BREAK(s, s->used_bytes, s->used_bytes - 4096);
-    BREAK(s, s->freeing_bytes, 4096);
-    BREAK(s, s->wiping_bytes, 4096);
-    BREAK(s, s->cap_bytes, 4096); /* the store uses more than its cap */
+    BREAK(s, s->space.used_bytes, s->space.used_bytes - 4096);
+    BREAK(s, s->space.freeing_bytes, 4096);
+    BREAK(s, s->space.wiping_bytes, 4096);
+    BREAK(s, s->space.cap_bytes, 4096); /* the store uses more than its cap */
     store_release(s, &hit, 1);
     store_close(s);
     st_place_close(&p);
@@ -149,7 +149,7 @@ static void space(void **state)
     assert_int_equal(erased.n_chunks, 2);
     assert_true(store_audit(s));
 
-    struct alloc *a = &s->alloc[0];
+    struct alloc *a = &s->space.alloc[0];
     struct alloc_segment *first = &a->segments[0];
     assert_true(first->n_free >= 2);
     struct alloc_range *r = first->free;

@@ -366,7 +366,7 @@ static void in_use(void **state)
     /* The chunks must be wiped because of their release, not only as free space of a later
      * erase. */
     int n_freeing = 0;
-    for (const struct extent *x = s->freeing; x != NULL; x = x->next, n_freeing++)
+    for (const struct extent *x = s->space.freeing; x != NULL; x = x->next, n_freeing++)
         assert_true(x->wipe);
     assert_true(n_freeing >= 4);
     erase_all(s, &ours, &e); /* commits, and wipes the released chunks */

@@ -123,11 +123,11 @@ static void the_next_stair(void **state)
                             .epoch = store_epoch(s),
                             .follows = &keys[2]};
     c.key = store_chunk_key(&c.parent, c.tokens);
-    assert_false(erasures_concern(&s->erasures, &c));
+    assert_false(erasures_concern(&s->erasing.marks, &c));
     erase(s, &ours, 3);
-    assert_true(erasures_concern(&s->erasures, &c));
+    assert_true(erasures_concern(&s->erasing.marks, &c));
     c.follows = &keys[4];
-    assert_false(erasures_concern(&s->erasures, &c));
+    assert_false(erasures_concern(&s->erasing.marks, &c));
     close_all(&p, s);
 }
 

@@ -56,7 +56,7 @@ static void bench_open(struct bench *b, const struct st_shape *shape)
     store_close(b->s);
     b->p.opts.dram_bytes = ARENA;
     b->s = st_open(&b->p);
-    b->s->stuck_ns = STUCK_NS;
+    b->s->home.stuck_ns = STUCK_NS;
     st_keys(&c, N_CHUNKS, b->keys);
     assert_int_equal(store_fetcher_open(b->s, &b->f, &err), 0);
     store_fetch_want(b->s, b, b->keys, N_CHUNKS, 1);

@@ -203,7 +203,7 @@ static void what_has_run_out_counts_no_more(void **state)
         else
             pin_all(s, &a);
         if (way == PIN)
-            s->index_cap_bytes = N * 1024; /* no more pins than these */
+            s->space.index_cap_bytes = N * 1024; /* no more pins than these */
         if (way == EXPIRED)
             for (int i = 0; i < N; i++) {
                 struct chunk_node *n = catalog_find(&s->catalog, &keys[i]);

@@ -119,7 +119,7 @@ static void opens_quickly(void **state)
     p.opts.segment_bytes = (uint64_t)SEGMENT_BLOCKS * STORE_ALIGN;
     struct store *s = st_open(&p);
     uint8_t uuid[STORE_UUID_BYTES];
-    memcpy(uuid, s->uuid, sizeof uuid);
+    memcpy(uuid, s->home.uuid, sizeof uuid);
     store_close(s);
     segments_make(&p, n);
     index_fill(&p, uuid, n);

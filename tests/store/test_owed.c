@@ -143,7 +143,7 @@ static void of_an_owner(void **state)
         assert_int_equal(e.n_owed, i == 0 ? 2 * N - 2 : 0);
         assert_true(e.is_noted);
     }
-    assert_int_equal(s->owed.n, 1);
+    assert_int_equal(s->erasing.owed.n, 1);
     assert_int_equal(st_n_right(s, &other, N), N);
     store_close(s);
     s = st_open(&p);
@@ -251,7 +251,7 @@ static void without_a_block_left(void **state)
     saved(&p, 8 << 20);
     struct store *s = st_open(&p); /* this store has not committed anything yet */
     assert_int_equal(st_append(s, &st_small, &late, 0, ST_BOTH, &err), 0);
-    assert_true(store_release_reserve(p.io, p.dirs[0]));
+    assert_true(home_release_reserve(p.io, p.dirs[0]));
     assert_int_equal(io_file_open(p.io, "/ballast", IO_CREATE, &f, NULL), 0);
     assert_true(fill(f) > 0);
     assert_int_equal(erase(s, &gone, &e), -ENOSPC);
@@ -378,8 +378,8 @@ static void many_entries(void **state)
     assert_int_equal(io_stat(p.io, "/st/d0/" STORE_OWED_FILE, &st, &err), 0);
     assert_int_equal(st.size_bytes, ALL * 64);
     s = open_for_reading(&p);
-    assert_int_equal(s->owed.n, ALL);
-    assert_int_equal(s->owed.n_noted, ALL);
+    assert_int_equal(s->erasing.owed.n, ALL);
+    assert_int_equal(s->erasing.owed.n_noted, ALL);
     for (uint64_t i = 1; i <= CONTEXTS; i++)
         assert_int_equal(st_n_found(s, &(struct st_ctx){.base = i, .own = i}, CHUNKS), 0);
     store_close(s);

@@ -63,13 +63,13 @@ static void nothing_is_removed_before_the_marker_is_durable(void **state)
     assert_false(io_exists(p.io, MARKER));
     keeps_its_index(&p, IO_SIM_ON_DIR_SYNC, "/st/d0");
     struct store *s = st_open(&p);
-    assert_true(s->was_rebuilt);
+    assert_true(s->ledger.was_rebuilt);
     assert_false(io_exists(p.io, MARKER));
     assert_int_equal(st_n_right(s, &old, N), N);
     assert_int_equal(st_n_right(s, &young, N), N);
     store_close(s);
     s = st_open(&p); /* the marker is gone */
-    assert_false(s->was_rebuilt);
+    assert_false(s->ledger.was_rebuilt);
     store_close(s);
     st_place_close(&p);
 }
@@ -88,7 +88,7 @@ static void a_marker_that_was_left_means_a_rebuild(void **state)
     assert_int_equal(io_file_open(p.io, MARKER, IO_CREATE, &f, NULL), 0);
     io_file_close(f);
     s = st_open(&p);
-    assert_true(s->was_rebuilt);
+    assert_true(s->ledger.was_rebuilt);
     assert_int_equal(st_n_right(s, &old, N), N);
     store_close(s);
     st_place_close(&p);
@@ -102,13 +102,13 @@ static void ids_go_on_after_the_newest_chunk(void **state)
     struct err err = {0};
     damaged(&p);
     struct store *s = st_open(&p);
-    uint64_t next_id = s->next_id;
-    assert_true(next_id > 2 * N && s->id_limit > next_id);
+    uint64_t next_id = s->ledger.next_id;
+    assert_true(next_id > 2 * N && s->ledger.id_limit > next_id);
     assert_int_equal(st_save(s, &st_small, &young, N + 1, ST_BOTH, &err), 0);
-    assert_true(s->next_id > next_id);
+    assert_true(s->ledger.next_id > next_id);
     store_close(s);
     s = st_open(&p);
-    assert_true(s->next_id > next_id);
+    assert_true(s->ledger.next_id > next_id);
     assert_int_equal(st_n_right(s, &young, N + 1), N + 1);
     store_close(s);
     st_place_close(&p);
@@ -163,7 +163,7 @@ static void a_cut_file_loses_the_records_behind_its_end(void **state)
         assert_int_equal(io_file_truncate(f, end - cut, &err), 0);
         io_file_close(f);
         struct store *s = st_open(&p);
-        assert_true(s->was_rebuilt);
+        assert_true(s->ledger.was_rebuilt);
         left = st_stats(s).used_bytes;
         whole = MAX(whole, left);
         assert_int_equal(st_n_right(s, &old, N) + st_n_right(s, &young, N), 2 * N);
@@ -215,7 +215,7 @@ static void a_rebuild_begins_from_nothing(void **state)
     assert_int_equal(io_unlink(p.io, "/st/d0/seg-000000.hc", &err), 0);
     lose_row(p.io);
     s = st_open(&p);
-    assert_true(s->was_rebuilt);
+    assert_true(s->ledger.was_rebuilt);
     struct store_stats st = st_stats(s);
     assert_int_equal(st.n_chunks, MANY - n_in_first);
     assert_int_equal(st.used_bytes, st_context_bytes(MANY - (int)n_in_first));

@@ -12,7 +12,7 @@
 #include "base/mem.h"
 #include "sim/io_sim.h"
 #include "storetest.h"
-#include "store/store_impl.h"
+#include "store/home.h"
 
 enum { N = 6, DISK_BYTES = 8 << 20 };
 
@@ -54,13 +54,13 @@ static bool has_reserve(const struct st_place *p)
 {
     struct io_stat st;
     char path[600];
-    snprintf(path, sizeof path, "%s/" STORE_RESERVE_FILE, p->dirs[0]);
+    snprintf(path, sizeof path, "%s/" HOME_RESERVE_FILE, p->dirs[0]);
     return io_stat(p->io, path, &st, NULL) == 0 && st.allocated_bytes > 0;
 }
 
 static void drop_reserve(const struct st_place *p)
 {
-    assert_true(store_release_reserve(p->io, p->dirs[0]));
+    assert_true(home_release_reserve(p->io, p->dirs[0]));
 }
 
 static int erase(struct store *s, const struct st_ctx *c, struct err *err)
@@ -181,8 +181,8 @@ static void its_size(void **state)
         assert_int_equal(st.allocated_bytes, cases[i].reserve_bytes);
         assert_int_equal(st.size_bytes, cases[i].reserve_bytes);
         /* a reserve that was given up is filled again, once */
-        assert_true(store_release_reserve(p.io, p.dirs[0]));
-        assert_false(store_release_reserve(p.io, p.dirs[0]));
+        assert_true(home_release_reserve(p.io, p.dirs[0]));
+        assert_false(home_release_reserve(p.io, p.dirs[0]));
         store_close(st_open(&p));
         assert_int_equal(io_stat(p.io, "/st/d0/reserve", &st, NULL), 0);
         assert_int_equal(st.allocated_bytes, cases[i].reserve_bytes);

@@ -836,7 +836,7 @@ static void a_disk_that_hangs_ends_the_fetch(void **state)
         struct st_ctx c[1];
         struct store_stats st;
         struct store *s = begin_cold(&p, c, 1);
-        s->stuck_ns = 1000000;
+        s->home.stuck_ns = 1000000;
         struct store_fetcher *f = fetcher(s);
         struct io_sim_fault fault = {
             .kind = kinds[i], .on = IO_SIM_ON_READ, .path = "seg", .skip = 2, .count = 1};

@@ -11,7 +11,9 @@
 #include "base/clock.h"
 #include "sim/io_sim.h"
 #include "storetest.h"
-#include "store/store_impl.h"
+#include "store/home.h"
+#include "store/index.h"
+#include "store/space.h"
 
 enum { N = 6, N_CONTEXTS = 400, CAP = 4 << 20 };
 
@@ -30,7 +32,7 @@ static void add_file(struct files *f, const char *name, const struct io_stat *st
     f->segments += strncmp(name, "seg-", 4) == 0 ? n : 0;
     f->index += strcmp(name, "index.db") == 0 ? n : 0;
     f->log += strcmp(name, "index.db-wal") == 0 ? n : 0;
-    f->reserve += strcmp(name, STORE_RESERVE_FILE) == 0 ? n : 0;
+    f->reserve += strcmp(name, HOME_RESERVE_FILE) == 0 ? n : 0;
 }
 
 static struct files files_of(const struct st_place *p)
@@ -184,12 +186,12 @@ static void a_cap_that_leaves_nothing_is_refused(void **state)
     st_place_close(&p);
 }
 
-/* The shares of a bound on all files, as cap.c describes them. The numbers were added up by
+/* The shares of a bound on all files, as space.h describes them. The numbers were added up by
  * hand. */
 static void shares_of_a_cap(void **state)
 {
     (void)state;
-    static struct store s;
+    static struct space s;
     static const struct {
         uint64_t cap;
         int n_dirs;
@@ -209,7 +211,7 @@ static void shares_of_a_cap(void **state)
         for (int k = 0; k < 3; k++) { /* a bound on extents may be lower */
             memset(&s, 0, sizeof s);
             o.cap_bytes = k == 0 ? 0 : (uint64_t)((int64_t)cases[i].left + beside[k]);
-            assert_int_equal(store_cap_share(&s, &o, &err), 0);
+            assert_int_equal(space_bound(&s, &o, &err), 0);
             assert_int_equal(s.files_cap_bytes, cases[i].cap);
             assert_int_equal(s.log_frames, cases[i].log_frames);
             assert_int_equal(s.index_cap_bytes, cases[i].index_bytes);
@@ -217,7 +219,7 @@ static void shares_of_a_cap(void **state)
         }
     }
     struct store_opts o = {.io = io, .n_dirs = 1, .files_cap_bytes = 207846};
-    assert_int_equal(store_cap_share(&s, &o, &err), ERR_USAGE);
+    assert_int_equal(space_bound(&s, &o, &err), ERR_USAGE);
     assert_non_null(
         strstr(err.msg, "a cap of 207846 bytes on the store's files is too small"));
     assert_non_null(strstr(err.msg, "may take 199655"));
@@ -228,7 +230,7 @@ static void shares_of_a_cap(void **state)
                                 .read_only = i == 1,
                                 .files_cap_bytes = i == 2 ? 0 : 1 << 20,
                                 .cap_bytes = 77};
-        assert_int_equal(store_cap_share(&s, &o, &err), 0);
+        assert_int_equal(space_bound(&s, &o, &err), 0);
         assert_true(s.cap_bytes == 77 && s.files_cap_bytes == 0 && s.log_frames == 0 &&
                     s.index_cap_bytes == 0);
     }
@@ -238,37 +240,37 @@ static void shares_of_a_cap(void **state)
 static void the_share_of_the_index(void **state)
 {
     (void)state;
-    static struct store s;
+    static struct space s;
+    static struct catalog cat;
     struct err err = {0};
+    uint64_t index_bytes = 0;
     memset(&s, 0, sizeof s);
-    assert_int_equal(store_check_pins(&s, STORE_MAX_PINS, &err), 0);
-    assert_int_equal(store_check_pins(&s, STORE_MAX_PINS + 1, &err), ERR_LIMIT);
+    memset(&cat, 0, sizeof cat);
+    assert_int_equal(space_check_pins(&s, &cat, STORE_MAX_PINS, &err), 0);
+    assert_int_equal(space_check_pins(&s, &cat, STORE_MAX_PINS + 1, &err), ERR_LIMIT);
     assert_string_equal(err.msg,
                         "there may be at most 1048576 pins; end some of them first");
-    assert_true(store_index_has_room(&s, UINT32_MAX));
+    assert_true(space_index_has_room(&s, &cat, index_bytes, 1, UINT32_MAX));
     s.index_cap_bytes = ((uint64_t)STORE_MAX_PINS + 1) * 1024;
-    assert_int_equal(store_check_pins(&s, STORE_MAX_PINS, &err), 0);
+    assert_int_equal(space_check_pins(&s, &cat, STORE_MAX_PINS, &err), 0);
     s.index_cap_bytes = 73728;
-    s.catalog.n_pins = 70;
-    assert_int_equal(store_check_pins(&s, 2, &err), 0);
-    assert_int_equal(store_check_pins(&s, 3, &err), ERR_LIMIT);
+    cat.n_pins = 70;
+    assert_int_equal(space_check_pins(&s, &cat, 2, &err), 0);
+    assert_int_equal(space_check_pins(&s, &cat, 3, &err), ERR_LIMIT);
     assert_non_null(strstr(err.msg, "at most 72 pins under the store's cap"));
-    s.n_dirs = 1;
-    s.n_pending = 3;
-    s.pending_bytes = 8192;
-    s.catalog.n_live = 10;
+    cat.n_live = 10;
     /* 4 extents of 320 bytes, 5 blocks of 28, 14 extents of 160 and 2 pins of 96 */
-    s.index_bytes = 73728 - 3852;
-    assert_true(store_index_has_room(&s, 12288));
-    assert_false(store_index_has_room(&s, 12288 + 4096));
-    s.index_bytes++;
-    assert_false(store_index_has_room(&s, 12288));
-    s.catalog.n_pins = 80; /* more pins than a lower cap allows */
-    assert_int_equal(store_check_pins(&s, 0, &err), ERR_LIMIT);
-    s.index_bytes = 73728 - 3660;
-    assert_true(store_index_has_room(&s, 12288));
-    s.index_bytes++;
-    assert_false(store_index_has_room(&s, 12288));
+    index_bytes = 73728 - 3852;
+    assert_true(space_index_has_room(&s, &cat, index_bytes, 4, 8192 + 12288));
+    assert_false(space_index_has_room(&s, &cat, index_bytes, 4, 8192 + 12288 + 4096));
+    index_bytes++;
+    assert_false(space_index_has_room(&s, &cat, index_bytes, 4, 8192 + 12288));
+    cat.n_pins = 80; /* more pins than a lower cap allows */
+    assert_int_equal(space_check_pins(&s, &cat, 0, &err), ERR_LIMIT);
+    index_bytes = 73728 - 3660;
+    assert_true(space_index_has_room(&s, &cat, index_bytes, 4, 8192 + 12288));
+    index_bytes++;
+    assert_false(space_index_has_room(&s, &cat, index_bytes, 4, 8192 + 12288));
 }
 
 int main(void)
