@@ -312,8 +312,8 @@ static int no_room(const struct store *s, uint64_t n_bytes, struct err *err)
                    (unsigned long long)s->catalog.guaranteed_bytes);
 }
 
-/* [lock] Returns whether the index stays in its share if extents of n_bytes in all are appended, one
- * on each device. */
+/* [lock] Returns whether the index stays in its share if extents of n_bytes in all are appended,
+ * one on each device. */
 static bool index_has_room(const struct store *s, uint64_t n_bytes)
 {
     const struct ledger *l = &s->ledger;

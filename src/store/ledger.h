@@ -4,9 +4,9 @@
  * 1. Extents in `pending` are written, but neither durable nor visible. Each is on its node, oldest
  *    first.
  * 2. A change of a use or pin is lost if no commit follows; a pin's caller asks for one.
- * 3. Ids from next_id up to id_limit may be given to extents. id_limit is durable in the index. So no
- *    two extents that were ever written, committed or not, have the same id, and a rebuild can tell
- *    the newer one by its id.
+ * 3. Ids from next_id up to id_limit may be given to extents. id_limit is durable in the index. So
+ *    no two extents that were ever written, committed or not, have the same id, and a rebuild can
+ *    tell the newer one by its id.
  *
  * index_lock protects the index's connection, and is held across its fsync. The store's lock
  * protects the rest; it is never held while index_lock is taken. */

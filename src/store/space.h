@@ -9,8 +9,8 @@
  *    extents of the catalog, those of `freeing` and `wiping`, and reserved space.
  * 2. An extent in `freeing` has left its node, but the index may still name it. So its bytes must
  *    not be overwritten before a commit has dropped its row.
- * 3. An extent in `wiping` has left the index, and its bytes must be overwritten before its space is
- *    given out.
+ * 3. An extent in `wiping` has left the index, and its bytes must be overwritten before its space
+ *    is given out.
  * 4. A segment whose free space may hold bytes of former extents is soiled (alloc.h).
  *
  * The bounds are set at open and do not change. files_cap_bytes, a bound on all files, is divided

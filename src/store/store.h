@@ -128,8 +128,8 @@ struct store_opts {
     int n_dirs;
     uint64_t cap_bytes; /* bound on all extents together at all times; 0: none */
     /* Bound on all files of the store together at all times; 0: none. The part of this bound that
-     * is left for extents is a second bound like cap_bytes (space.h). store_open returns ERR_USAGE if
-     * nothing is left. The DRAM backend ignores it. */
+     * is left for extents is a second bound like cap_bytes (space.h). store_open returns ERR_USAGE
+     * if nothing is left. The DRAM backend ignores it. */
     uint64_t files_cap_bytes;
     /* policy that chooses the leaf to evict first when a bound is reached */
     enum placement_kind policy;

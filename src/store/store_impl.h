@@ -13,7 +13,7 @@
  *
  * Files call only files before them in this list (tools/tidy/store_order.py):
  *
- *   key.c chunk.c superblock.c alloc.c expiry.c held.c erasures.c whys.c          no store, no files
+ *   key.c chunk.c superblock.c alloc.c expiry.c held.c erasures.c whys.c         no store, no files
  *   placement_window.c placement.c read_ahead.c                                   decisions
  *   index.c snapshot.c files.c ahead.c arena.c dram.c                             storage
  *   catalog.c home.c space.c ledger.c tier.c                                      parts
@@ -32,16 +32,16 @@
  *   store.c        life cycle, statistics
  *
  * A save goes down the list once: append.c finds room (evict.c), writes, and puts extents on nodes
- * and into the ledger; commit.c publishes them. So does a fetch: lookup.c pins nodes, reader.c reads
- * their extents or copies.
+ * and into the ledger; commit.c publishes them. So does a fetch: lookup.c pins nodes, reader.c
+ * reads their extents or copies.
  *
  * Locks, in the order in which they may be nested:
  *   erase_lock   erasing.h
  *   wipe_lock    erasing.h
  *   commit_lock  one commit (or gc) at a time; held across fsync
  *   index_lock   ledger.h
- *   lock         catalog, space, ledger, marks of erasures, tier and whys, which must agree with each
- *                other; never held during I/O, except by gc */
+ *   lock         catalog, space, ledger, marks of erasures, tier and whys, which must agree with
+ *                each other; never held during I/O, except by gc */
 #ifndef STORE_STORE_IMPL_H
 #define STORE_STORE_IMPL_H
 
@@ -102,8 +102,8 @@ struct store {
 
     struct err saving_err;      /* code != 0: saving has ended; the message says why */
     int64_t next_expiry_wall_s; /* earliest time at which a lasting pin may end */
-    /* [n_headers] keys whose headers wait to be read, with room for STORE_MAX_HEADERS; NULL: none was
-     * noted yet (lookup.c). */
+    /* [n_headers] keys whose headers wait to be read, with room for STORE_MAX_HEADERS; NULL: none
+     * was noted yet (lookup.c). */
     struct sha256 *headers;
     uint32_t n_headers;
     struct store_counts counts;

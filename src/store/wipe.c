@@ -2,11 +2,11 @@
  * free space.
  *
  * *Places.* The extents of an erased chunk leave the index by a commit, which notes their places in
- * the table `wipe`. Their space is free once they are overwritten, synced, and gone from that table.
- * If a process is killed before, the next open goes on.
+ * the table `wipe`. Their space is free once they are overwritten, synced, and gone from that
+ * table. If a process is killed before, the next open goes on.
  *
- * *Remains.* The space of an extent that is evicted, superseded, damaged or never committed is given
- * back unwiped, because wiping costs writes and a sync. Its segment is then *soiled*: its free
+ * *Remains.* The space of an extent that is evicted, superseded, damaged or never committed is
+ * given back unwiped, because wiping costs writes and a sync. Its segment is then *soiled*: its free
  * ranges may hold state and token ids. Every erase wipes the free ranges of all soiled segments,
  * so that a deleted conversation leaves no older copy behind. A killed process may have left
  * bytes anywhere, so all segments are soiled at open.
