@@ -6,10 +6,10 @@
  * table. If a process is killed before, the next open goes on.
  *
  * *Remains.* The space of an extent that is evicted, superseded, damaged or never committed is
- * given back unwiped, because wiping costs writes and a sync. Its segment is then *soiled*: its free
- * ranges may hold state and token ids. Every erase wipes the free ranges of all soiled segments,
- * so that a deleted conversation leaves no older copy behind. A killed process may have left
- * bytes anywhere, so all segments are soiled at open.
+ * given back unwiped, because wiping costs writes and a sync. Its segment is then *soiled*: its
+ * free ranges may hold state and token ids. Every erase wipes the free ranges of all soiled
+ * segments, so that a deleted conversation leaves no older copy behind. A killed process may have
+ * left bytes anywhere, so all segments are soiled at open.
  *
  * The marker (the empty file wipe.free) lies in the first directory from before the erase's
  * transaction until free space is wiped. While it exists, opening wipes all free space.
