@@ -107,6 +107,7 @@ struct store {
     struct sha256 *headers;
     uint32_t n_headers;
     struct store_counts counts;
+    _Atomic bool distrusts_page_cache; /* a record in it was damaged */
 };
 
 /* Functions marked [lock] are called with s->lock held. */
