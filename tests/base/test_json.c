@@ -311,8 +311,8 @@ static void test_huge_integers(void **state)
     json_free(o);
 }
 
-/* An integer beyond 64 bits makes no other text valid, and none invalid: not a number with a zero in
- * front, nor one in place of a name, nor the many digits of a real. */
+/* An integer beyond 64 bits makes no malformed text valid: no number with a zero in front, and none
+ * in place of a name. It makes no text invalid that has a real with many digits. */
 static void test_big_integers_beside_others(void **state)
 {
     (void)state;
