@@ -296,6 +296,13 @@ int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
         return err_set(err, -ENOMEM, "%s: no memory to read its %zu bytes", file, n);
     if (j == NULL)
         return err_set(err, ERR_FORMAT, "%s:%d:%d: %s", file, e.line, e.column, e.text);
+    /* jansson skips a zero byte behind a number or a word. */
+    const char *zero = n > 0 ? memchr(bytes, 0, n) : NULL;
+    if (zero != NULL) {
+        json_decref(j);
+        return err_set(err, ERR_FORMAT, "%s: a zero byte at %zu", file,
+                       (size_t)(zero - (const char *)bytes));
+    }
     *out = wrap(j);
     return 0;
 }

@@ -324,6 +324,9 @@ static void test_big_integers_beside_others(void **state)
     struct err err = {0};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_int_equal(json_parse(&v, bad[i], strlen(bad[i]), "it", &err), ERR_FORMAT);
+    static const char zero[] = "[1\0, true\0]"; /* jansson skips these */
+    assert_int_equal(json_parse(&v, zero, sizeof zero - 1, "it", &err), ERR_FORMAT);
+    assert_string_equal(err.msg, "it: a zero byte at 2");
     v = parse("[18446744073709551615, 0.12345678901234567890, 1.5e-3, \"1:2\"]");
     size_t n;
     double r;
