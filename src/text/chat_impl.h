@@ -2,14 +2,33 @@
  *
  *     chat.c            rendering, opening
  *     chat_messages.c   the API's messages -> messages for one template
+ *     chat_calls.c      calls of tools in them, and the order of the results
  *     chat_probe.c      what a template shows */
 #ifndef TEXT_CHAT_IMPL_H
 #define TEXT_CHAT_IMPL_H
+
+#include <string.h>
 
 #include "text/answer_find.h"
 #include "text/chat.h"
 
 struct jinja_template;
+
+static inline bool is_string(const struct json *v)
+{
+    return json_kind(v) == JSON_KIND_STRING;
+}
+
+static inline bool string_is(const struct json *v, const char *text)
+{
+    const char *s = json_string_of(v, NULL);
+    return s != NULL && strcmp(s, text) == 0;
+}
+
+static inline bool has_role(const struct json *message, const char *role)
+{
+    return string_is(json_member(message, "role"), role);
+}
 
 /* Roles whose content may be an array of parts. */
 enum chat_role { CHAT_USER, CHAT_SYSTEM, CHAT_ASSISTANT, CHAT_TOOL, CHAT_ROLES };
@@ -63,6 +82,24 @@ int chat_render_prepared(const struct chat_template *t, const struct chat_reques
 /* chat_messages.c: makes the messages for the template. */
 int chat_prepare(const struct chat_template *t, const struct chat_request *r,
                  struct chat_prepared *out, struct err *err);
+
+/* chat_calls.c. i: number of the message, for errors. */
+/* Sets tool_calls of the message to calls in the template's form. */
+int chat_prepare_calls(const struct chat_template *t, const struct json *calls, size_t i,
+                       struct json *to, struct err *err);
+/* The same for {"function_call": {"name", "arguments"}}, the older form of one call. */
+int chat_prepare_old_call(const struct chat_template *t, const struct json *function,
+                          size_t i, struct json *to, struct err *err);
+/* Id of the call that a message of the older form makes: such calls have none. */
+void chat_old_id(size_t message, char out[16]);
+/* Returns the id, in the form of templates that take only nine letters and digits. */
+struct json *chat_short_id(const struct json *id);
+/* Returns the calls with arguments as objects, where they are JSON of objects. */
+struct json *chat_object_calls(const struct json *calls);
+/* Returns the messages with their results in order; those with several calls apart, if the template
+ * takes one at a time. (*place)[i]: the number of message i as the request counts, from malloc. */
+struct json *chat_order_results(const struct chat_template *t, const struct json *messages,
+                                size_t **place);
 
 /* chat_probe.c: finds out what the template shows, and its syntax. source: the template. tokens: as
  * in chat_open. */

@@ -519,7 +519,8 @@ started = time.time()
 try:
     run(test_small_routes, test_completions, test_streams, test_faults, test_concurrency, test_slow_reader,
         test_many_connections, test_lengths,
-        server=Server(MODEL, *SAVING, "--store", os.path.join(tmp, "main"), "--no-reuse", "--plain-chat", "--max-connections", "1000"))
+        server=Server(MODEL, *SAVING, "--store", os.path.join(tmp, "main"), "--no-reuse", "--plain-chat", "--no-any-model",
+                      "--max-connections", "1000"))
     run(test_chat_history,
         server=Server(write_plain_model(os.path.join(tmp, "ends"), ends=True), *SAVING, "--store",
                       os.path.join(tmp, "chat"), "--no-reuse", "--plain-chat"))
