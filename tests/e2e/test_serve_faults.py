@@ -125,7 +125,8 @@ def test_forms(s):
 
 
 tmp = tempfile.mkdtemp(prefix="hcache-faults.")
-server = Server(MODEL, "--store", os.path.join(tmp, "s"), "--max-queue", "2", "--max-body", "60K", "--api-key", "sesame")
+server = Server(MODEL, "--store", os.path.join(tmp, "s"), "--max-queue", "2", "--max-body", "60K", "--api-key", "sesame",
+                "--no-any-model")
 test_max_tokens(server)
 test_shapes(server)
 test_overflow(server)
