@@ -230,7 +230,8 @@ def test_conversations(tmp):
 
 
 def test_bad_input(tmp):
-    server = Server(MODEL, "--store", os.path.join(tmp, "s"), "--api-key", "alice,bob", "--max-turns", "6")
+    server = Server(MODEL, "--store", os.path.join(tmp, "s"), "--api-key", "alice,bob", "--max-turns", "6",
+                    "--no-any-model")
     alice, bob = ({"Authorization": "Bearer " + k} for k in ("alice", "bob"))
     r = respond(server, "Hello.", alice)
     v = server.post("/v1/conversations", {}, alice)[2]
