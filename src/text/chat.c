@@ -6,7 +6,6 @@
 
 #include "base/mem.h"
 #include "jinja/jinja.h"
-#include "text/answer_write.h"
 #include "text/chat_impl.h"
 
 /* --- rendering ---------------------------------------------------------------------- */
@@ -73,8 +72,8 @@ static void remove_marks(char *text, size_t *n, uint8_t *foreign)
     size_t to = 0;
     bool own = false;
     for (size_t i = 0; i < *n; i++) {
-        bool begins = *n - i >= 4 && memcmp(text + i, ANSWER_TAG_BEGIN, 4) == 0;
-        bool ends = *n - i >= 4 && memcmp(text + i, ANSWER_TAG_END, 4) == 0;
+        bool begins = *n - i >= 4 && memcmp(text + i, CHAT_TAG_BEGIN, 4) == 0;
+        bool ends = *n - i >= 4 && memcmp(text + i, CHAT_TAG_END, 4) == 0;
         if (begins || ends) {
             own = begins;
             i += 3;

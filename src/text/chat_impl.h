@@ -2,13 +2,14 @@
  *
  *     chat.c            rendering, opening
  *     chat_messages.c   the API's messages -> messages for one template
- *     chat_calls.c      calls of tools in them, and the order of the results
+ *     chat_calls.c      calls of tools in them, also as text, and the order of the results
  *     chat_probe.c      what a template shows */
 #ifndef TEXT_CHAT_IMPL_H
 #define TEXT_CHAT_IMPL_H
 
 #include <string.h>
 
+#include "base/textbuf.h"
 #include "text/answer_find.h"
 #include "text/chat.h"
 
@@ -71,7 +72,7 @@ struct chat_template {
 struct chat_prepared {
     struct json *messages;    /* the caller frees it */
     const struct json *tools; /* those that the template shows; belongs to the request */
-    bool marked;              /* the messages have tags between ANSWER_TAG_BEGIN and _END */
+    bool marked;              /* the messages have tags between CHAT_TAG_BEGIN and _END */
 };
 
 /* chat.c: renders prepared messages. foreign: NULL, or as in chat_render_traced. */
@@ -100,6 +101,19 @@ struct json *chat_object_calls(const struct json *calls);
  * takes one at a time. (*place)[i]: the number of message i as the request counts, from malloc. */
 struct json *chat_order_results(const struct chat_template *t, const struct json *messages,
                                 size_t **place);
+
+/* A tag of ours stands between these two unassigned characters (U+3FFFC, U+3FFFD), if marks are
+ * wanted: it is no text of the message's author, and may be a special token. Templates can change
+ * their case. */
+#define CHAT_TAG_BEGIN "\xF0\xBF\xBF\xBC"
+#define CHAT_TAG_END   "\xF0\xBF\xBF\xBD"
+
+/* Returns whether calls of that syntax can be written. */
+bool chat_writes(const struct call_syntax *s);
+/* Appends calls in the chat API's form, whose arguments are objects. Returns false if the syntax
+ * cannot say one of them; then a part of the text may be appended. */
+bool chat_write_calls(struct textbuf *out, const struct call_syntax *s,
+                      const struct json *calls, bool marked);
 
 /* chat_probe.c: finds out what the template shows, and its syntax. source: the template. tokens: as
  * in chat_open. */

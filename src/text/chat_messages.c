@@ -9,7 +9,6 @@
 
 #include "base/mem.h"
 #include "base/textbuf.h"
-#include "text/answer_write.h"
 #include "text/chat_impl.h"
 
 /* A result of a tool that the user says, because the template would not show it. */
@@ -284,7 +283,7 @@ static int write_calls(const struct talk *k, size_t i, struct json *to, struct e
     const struct json *calls = json_member(to, "tool_calls");
     struct textbuf written = {0};
     struct json *objects = chat_object_calls(calls);
-    bool good = answer_write_calls(&written, k->t->syntax.calls, objects, k->marked);
+    bool good = chat_write_calls(&written, k->t->syntax.calls, objects, k->marked);
     struct joined j = {0};
     int rc = good ? 0
                   : err_set(
@@ -569,8 +568,8 @@ static bool has_marks(const struct json *v)
     size_t n = 0;
     const char *text = json_string_of(v, &n);
     if (text != NULL)
-        return memmem(text, n, ANSWER_TAG_BEGIN, 4) != NULL ||
-               memmem(text, n, ANSWER_TAG_END, 4) != NULL;
+        return memmem(text, n, CHAT_TAG_BEGIN, 4) != NULL ||
+               memmem(text, n, CHAT_TAG_END, 4) != NULL;
     bool found = false;
     struct json_iter it = json_begin(v);
     for (size_t i = 0; json_kind(v) == JSON_KIND_ARRAY && i < json_count(v) && !found; i++)
@@ -597,7 +596,7 @@ static struct json *declare_tools(const struct talk *k, const struct json *tools
     textbuf_addf(&text, "\nTo call a function, write exactly this, with its name and its "
                         "arguments as JSON, and then stop:\n");
     (void)json_parse(&call, sample, sizeof sample - 1, "sample", NULL);
-    (void)answer_write_calls(&text, k->t->syntax.calls, call, k->marked);
+    (void)chat_write_calls(&text, k->t->syntax.calls, call, k->marked);
     textbuf_addf(&text, "\nThe next message then has the result. Answer in words when no "
                         "function is needed.");
     json_put_string(m, "role", "system");

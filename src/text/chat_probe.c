@@ -7,7 +7,6 @@
 
 #include "base/mem.h"
 #include "text/answer_find.h"
-#include "text/answer_write.h"
 #include "text/chat_impl.h"
 
 #define MARK ANSWER_SAMPLE
@@ -379,8 +378,8 @@ static bool shows_written(const struct chat_template *t)
     size_t n = 0;
     (void)json_parse(&calls, sample, sizeof sample - 1, "sample", NULL);
     textbuf_addf(&marked, "y\n");
-    bool good = answer_write_calls(&plain, t->syntax.calls, calls, false) &&
-                answer_write_calls(&marked, t->syntax.calls, calls, true);
+    bool good = chat_write_calls(&plain, t->syntax.calls, calls, false) &&
+                chat_write_calls(&marked, t->syntax.calls, calls, true);
     json_put_string(message, "role", "assistant");
     json_put_bytes(message, "content", marked.p, marked.n);
     char *said = json_text(message, 0);
@@ -404,14 +403,14 @@ static void probe_written(struct chat_template *t, const char *tokens)
     const struct call_syntax *own = t->syntax.calls, *has = NULL;
     if (own == NULL && tokens != NULL)
         has = call_syntax_in(tokens);
-    if (has != NULL && answer_writes(has) && !has->is_bare && !t->can.calls)
+    if (has != NULL && chat_writes(has) && !has->is_bare && !t->can.calls)
         own = has;
     bool unread = t->syntax.calls == NULL, other = own == NULL;
-    other = other || (!answer_writes(own) && !t->can.calls);
+    other = other || (!chat_writes(own) && !t->can.calls);
     if (other)
         own = syntax_of("hermes");
     t->syntax.calls = own;
-    bool written = answer_writes(own) && shows_written(t);
+    bool written = chat_writes(own) && shows_written(t);
     t->written_calls = written && (!t->can.calls || unread);
     t->native_calls = t->can.calls;
     t->written_beside_text = written && t->can.calls && !t->text_beside_calls &&
