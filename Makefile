@@ -60,8 +60,9 @@ ARCH_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c $(ARCH_O)
 ARCH_vnni   := $(ARCH_avx512) -mavx512vnni
 ARCH_amx    := $(ARCH_vnni) -mamx-tile -mamx-int8 -mamx-bf16
 
-# The CUDA backend is built into the release program if nvcc exists (CUDA=0: it is not).  It has
-# machine code for the GPUs of CUDA_ARCHS; later GPUs compile it from PTX when they load it.  Each
+# The CUDA backend is a shared library that the program loads for --device cuda.  It is built with the
+# release program if nvcc exists (CUDA=0: it is not).  It has machine code for the GPUs of CUDA_ARCHS;
+# later GPUs compile it from PTX when they load it.  Each
 # of the three architectures takes a third of nvcc's time.
 CUDA_ARCHS  ?= 80 89 90
 NVCC        := $(shell command -v nvcc 2>/dev/null)
@@ -73,8 +74,7 @@ NVCC_OPT    ?= -O3
 NVCC_FLAGS  := -std=c++17 $(NVCC_OPT) -I. -Isrc -MD -MP --fmad=true -Xcompiler -fPIC,-fvisibility=hidden \
                $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$a$(COMMA)code=sm_$a) \
                $(foreach a,$(lastword $(CUDA_ARCHS)),-gencode arch=compute_$a$(COMMA)code=compute_$a)
-CUDA_LIBS   := $(if $(filter 1,$(CUDA)),-L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt)
-LDLIBS      += $(CUDA_LIBS)
+CUDA_LIBS   := -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt
 
 # The same backend on an emulated GPU, for tests (tests/cuda_emu).  Not built with sanitizers, which
 # cannot follow its coroutines.
@@ -90,7 +90,6 @@ EMU_ARCH    := $(if $(shell grep -m1 -wo fma /proc/cpuinfo 2>/dev/null),-mavx2 -
 SERVICE := $(addprefix src/api/,$(addsuffix .c,context control counts dialog forms hcache memory_plan miss \
            service stack ticket truncate truncate_text))
 SRC   := $(sort $(wildcard lib/*/*.c src/*/*.c src/*/*/*.c))
-SRC   := $(if $(filter 1,$(CUDA)),$(filter-out cuda_absent.c,$(SRC)) $(CUDA_SRC),$(SRC))
 # Parsers need no kernels, whose compilation under the sanitizers takes minutes.
 FUZZED := src/tensor/dtype.c src/api/truncate_text.c
 SRC   := $(if $(filter fuzz,$(VARIANT)),$(FUZZED) $(filter-out src/tensor/% src/save/saver% src/save/save_% src/restore/restore% src/restore/profile% src/restore/kvcache% src/engine/% $(SERVICE),$(SRC)),$(SRC))
@@ -109,7 +108,9 @@ TEST_SRC := $(if $(EMULATED),$(ALL_TEST_SRC),$(filter-out %_emulated.c,$(ALL_TES
 TEST_SRC := $(if $(FOLDERS),$(filter-out $(NEED_OTHERS),$(TEST_SRC)),$(TEST_SRC))
 TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard $(TEST_DIRS:%=%/*.c))) $(if $(FOLDERS),,$(wildcard apps/timeline*.c)))
 
-OBJ      := $(SRC:%.c=$(B)/%.o) $(if $(filter 1,$(CUDA)),$(CUDA_KERNEL:%.cu=$(B)/%.o))
+OBJ      := $(SRC:%.c=$(B)/%.o)
+CUDA_OBJ := $(if $(filter 1,$(CUDA)),$(CUDA_SRC:%.c=$(B)/%.o) $(CUDA_KERNEL:%.cu=$(B)/%.o))
+PLUGIN   := $(if $(CUDA_OBJ),$(B)/hcache-cuda.so)
 APP_OBJ  := $(APPS:%.c=$(B)/%.o) $(BENCH:%.c=$(B)/%.o)
 SIM_OBJ  := $(SIM:%.c=$(B)/%.o)
 TEST_BIN := $(TEST_SRC:%.c=$(B)/%)
@@ -118,7 +119,7 @@ TESTLIB_OBJ := $(TESTLIB_SRC:%.c=$(B)/%.o)
 # One job per processor, unless the caller has chosen the number.
 JOBS = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell nproc 2>/dev/null || echo 2))
 
-all: $(B)/hcache $(if $(filter release,$(VARIANT)),build/hcache)
+all: $(B)/hcache $(PLUGIN) $(if $(filter release,$(VARIANT)),build/hcache)
 
 build/hcache: $(B)/hcache
 	@ln -sfn release/hcache build/hcache
@@ -137,7 +138,7 @@ $(B)/flags.stamp: FORCE
 	    { echo 'make: the compiler or a library is missing: run tools/setup.sh' >&2; exit 1; }
 	@$(call stamp,$@,$(NVCC) $(NVCC_FLAGS) $(CC) $(ALL_CFLAGS) $(LIBRARY) $(ARCH_avx2) $(ARCH_amx) $(LDFLAGS) $(LDLIBS))
 $(B)/files.stamp: FORCE
-	@$(call stamp,$@,$(OBJ) $(APP_OBJ) $(SIM_OBJ) $(TESTLIB_OBJ))
+	@$(call stamp,$@,$(OBJ) $(CUDA_OBJ) $(APP_OBJ) $(SIM_OBJ) $(TESTLIB_OBJ))
 $(B)/gen/build_id.h: FORCE
 	@$(call stamp,$@,#define BUILD_ID "$(shell git describe --always --dirty 2>/dev/null || echo unknown)")
 $(B)/apps/main.o $(B)/apps/cmd_profile.o: $(B)/gen/build_id.h
@@ -151,6 +152,11 @@ $(B)/libhcache.a: $(OBJ) $(B)/files.stamp
 	@rm -f $@
 	@$(AR) rcs $@ $(OBJ)
 
+# It has its own copies of the functions of base/ and tensor/ that it uses.
+$(B)/hcache-cuda.so: $(CUDA_OBJ) $(B)/libhcache.a
+	@echo "  LINK $@"
+	@$(CC) -shared $(LDFLAGS) -Wl,-z,defs -Wl,--as-needed -Wl,--exclude-libs,ALL -o $@ $(CUDA_OBJ) $(B)/libhcache.a $(LDLIBS) $(CUDA_LIBS)
+
 $(B)/libsim.a: $(SIM_OBJ) $(B)/files.stamp
 	@rm -f $@
 	@$(AR) rcs $@ $(SIM_OBJ)
@@ -159,7 +165,7 @@ $(B)/hcache: $(APP_OBJ) $(B)/libsim.a $(B)/libhcache.a
 	@echo "  LINK $@"
 	@$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
-$(OBJ): MODULE_FLAGS := $(LIBRARY)
+$(OBJ) $(CUDA_OBJ): MODULE_FLAGS := $(LIBRARY)
 $(B)/%_avx2.o: ARCH_FLAGS := $(ARCH_avx2)
 $(B)/%_avx512.o: ARCH_FLAGS := $(ARCH_avx512)
 $(B)/%_vnni.o: ARCH_FLAGS := $(ARCH_vnni)
@@ -258,7 +264,7 @@ $(TURNS): private WRAP := $(call wrapped,clock_now_ns clock_sleep_ns clock_wall_
 PROFILE_CLOCK := $(B)/tests/restore/test_profile_fit
 $(PROFILE_CLOCK): private WRAP += $(call wrapped,clock_now_ns clock_sleep_ns clock_cpu_now)
 
-tests: $(TEST_BIN) $(if $(filter release,$(VARIANT)),libs) $(if $(EMULATED),$(B)/hcache_emulated)
+tests: $(TEST_BIN) $(PLUGIN) $(if $(filter release,$(VARIANT)),libs) $(if $(EMULATED),$(B)/hcache_emulated)
 
 # --- the library for other programs, and installing ---------------------------------------------
 
@@ -268,7 +274,7 @@ VERSION  := $(shell sed -n 's/^.define HCACHE_VERSION "\(.*\)"/\1/p' include/hca
 SONAME   := libhcache.so.$(firstword $(subst ., ,$(VERSION)))
 PUBLIC   := $(patsubst %.c,$(B)/%.o,$(SERVICE))
 LIB_PKGS := $(filter-out libmicrohttpd libcurl libedit,$(PKGS))
-LIB_LIBS := -lxxhash -lm -pthread $(CUDA_LIBS)
+LIB_LIBS := -lxxhash -lm -pthread
 
 $(B)/libhcache.so: $(B)/libhcache.a
 	@echo "  LINK $@"
@@ -331,8 +337,8 @@ check:
 
 # Collects what tools/gpu_check.sh needs on a machine with a GPU and little software.
 gpu-bundle:
-	@$(MAKE) --no-print-directory $(JOBS) CUDA=1 build/release/hcache build/release/tests/tensor/test_cuda
-	@tools/gpu_bundle.sh build/gpu build/release/hcache build/release/tests/tensor/test_cuda
+	@$(MAKE) --no-print-directory $(JOBS) CUDA=1 build/release/hcache build/release/hcache-cuda.so build/release/tests/tensor/test_cuda
+	@tools/gpu_bundle.sh build/gpu build/release/hcache build/release/hcache-cuda.so build/release/tests/tensor/test_cuda
 
 $(B)/fuzz: tests/fuzz/libfuzzer/main.c $(B)/tests/fuzz/targets.o $(B)/libhcache.a
 	@echo "  LINK $@"
@@ -461,7 +467,7 @@ help:
 	@echo 'make install    build, and install program, libraries, man pages (PREFIX=/usr/local DESTDIR=)'
 	@echo 'make uninstall  remove the installed files (with the same PREFIX and DESTDIR)'
 	@echo 'make clean      remove build/'
-	@echo 'CUDA=0          leave out the CUDA backend although nvcc exists'
+	@echo 'CUDA=0          do not build hcache-cuda.so although nvcc exists'
 	@echo 'CUDA_ARCHS=L    GPU architectures to make machine code for (80 89 90); later ones compile PTX'
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
@@ -469,4 +475,4 @@ help:
 .PHONY: all libs install install-built uninstall tests setup demo demo-real demo-cluster test check fuzz damage gpu-bundle asan-smoke tsan coverage cluster kill-turns crash crash-long placement-check plan-check papers mutants near walk tidy format options clean help FORCE
 .SECONDARY:
 
--include $(OBJ:.o=.d) $(APP_OBJ:.o=.d) $(SIM_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)
+-include $(OBJ:.o=.d) $(CUDA_OBJ:.o=.d) $(APP_OBJ:.o=.d) $(SIM_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

@@ -21,6 +21,11 @@
  * after hcache_serve_stop, only one thread at a time may use a struct hcache.  Between the two, any
  * thread may call any function except hcache_close.
  *
+ * A request, a file or a full disk never ends the process of the library's host: what grows with
+ * input asks for its memory first and returns the error. Two things do end it. A small allocation
+ * that finds no memory, after the 8 MiB that hcache_open sets aside are spent, exits with status
+ * 1. A bug that the library finds in itself aborts. hcache_on_end lets the host act before.
+ *
  * The library neither handles nor blocks signals.  A process that may run under a limit on file
  * sizes (ulimit -f) must ignore SIGXFSZ; the store then treats the limit as a full disk. */
 #ifndef HCACHE_H
@@ -55,6 +60,12 @@ enum {
     HCACHE_E_USAGE = -4007,       /* the arguments cannot be used */
     HCACHE_E_BUSY = -4009,        /* the store is in use by another process */
 };
+
+/* Sets a function that is called once before the library ends the process (see above), on the
+ * thread that met the fault. `why` is one line, which has gone to stderr. The function may end the
+ * process in its own way; it may not call the library, and if it returns, the process ends. Call
+ * it before hcache_open. */
+void hcache_on_end(void (*hook)(void *arg, const char *why), void *arg);
 
 /* Maximum number of devices: tensor_parallel times pipeline_parallel. */
 enum { HCACHE_MAX_DEVICES = 16 };

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -195,6 +196,11 @@ static int context_of(const struct hcache *h)
 /* Memory that running requests and the writer of the store may still need when memory has run
  * out: a few KiB for each of some dozens, and room for the index's transaction. */
 enum { RESERVE_BYTES = 8 << 20 };
+
+void hcache_on_end(void (*hook)(void *arg, const char *why), void *arg)
+{
+    check_on_end(hook, arg);
+}
 
 int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_err *err)
 {

@@ -8,6 +8,13 @@
 
 _Noreturn void check_failed(const char *file, int line, const char *what);
 
+/* Sets a function that is called once, on the thread that meets the fault, before the process ends:
+ * because a CHECK failed, or because a small allocation found no memory (mem.h). Call it before
+ * other threads exist. */
+void check_on_end(void (*hook)(void *arg, const char *why), void *arg);
+/* Prints why the process is about to end, and calls the hook. */
+void check_tell_end(const char *why);
+
 #define CHECK(cond) ((cond) ? (void)0 : check_failed(__FILE__, __LINE__, #cond))
 
 #ifdef HC_DEBUG

@@ -13,12 +13,15 @@
 #include <sys/mman.h>
 
 #include "base/bytes.h"
+#include "base/check.h"
 #include "base/log.h"
 #include "base/mem_left.h"
 
 static _Noreturn void out_of_memory(size_t n)
 {
-    fprintf(stderr, "hcache: out of memory (%zu bytes asked for)\n", n);
+    char why[64];
+    snprintf(why, sizeof why, "out of memory (%zu bytes asked for)", n);
+    check_tell_end(why);
     exit(1);
 }
 

@@ -81,8 +81,8 @@ int host_device_open(const char *name, const struct ops *ops, int numerics_versi
                      const char *isa, size_t scratch_bytes, struct pool *pool,
                      struct device **out, struct err *err);
 
-/* Opens the GPU of that index as "cuda". err has the reason of a failure. In a build without CUDA
- * it always fails (cuda_absent.c). */
+/* Opens the GPU of that index as "cuda". err has the reason of a failure. The backend is a
+ * shared library that this call loads (cuda_plugin.c). */
 int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,
                      struct device **out, struct err *err);
 

@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "base/log.h"
+#include "base/check.h"
 #include "base/mem.h"
 #include "base/mem_left.h"
 #include "tests/base/memtest.h"
@@ -244,6 +245,34 @@ static void where_the_reserve_ends_the_program_ends(void **state)
     assert_non_null(strstr(said, "out of memory (1048576 bytes asked for)"));
 }
 
+/* Ends the process with a status of its own, if it is called in time and once. */
+static void host_ends(void *arg, const char *why)
+{
+    _exit(strcmp(why, arg) == 0 ? 7 : 8);
+}
+
+static void use_up_as_guest(void)
+{
+    check_on_end(host_ends, "out of memory (1048576 bytes asked for)");
+    use_up();
+}
+
+static void fail_a_check(void)
+{
+    check_on_end(host_ends, "internal error at FILE:3: x does not hold");
+    check_failed("FILE", 3, "x");
+}
+
+static void a_host_is_asked_before_the_process_ends(void **state)
+{
+    (void)state;
+    char said[2000];
+    assert_int_equal(in_child(use_up_as_guest, said, sizeof said), 7);
+    assert_non_null(strstr(said, "out of memory"));
+    assert_int_equal(in_child(fail_a_check, said, sizeof said), 7);
+    assert_non_null(strstr(said, "FILE:3"));
+}
+
 /* A thread's pledge serves its own failing allocations once, and no other thread's. */
 static void a_pledge_is_spent_before_the_reserve(void **state)
 {
@@ -330,6 +359,7 @@ int main(void)
         cmocka_unit_test(a_pledge_is_spent_before_the_reserve),
         cmocka_unit_test(a_pledge_holds_address_space),
         cmocka_unit_test(where_the_reserve_ends_the_program_ends),
+        cmocka_unit_test(a_host_is_asked_before_the_process_ends),
     };
     memtest_init();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -104,6 +104,8 @@ bad_option 'throttle' --throttle fast
 run_hc run "$good" "${gen[@]}" --max-context 1000000
 expect "more context than the model has: said, not silently cut" 0 "1000000 tokens was asked for; the model's own"
 bad_option 'at least 65536' --throttle 1
+HCACHE_PLUGINS="$tmp/nowhere" run_hc run "$good" "${gen[@]}" --device cuda
+expect "a CUDA backend that is not there: its place is named" 1 "hcache-cuda.so cannot be loaded from $tmp/nowhere"
 run_hc run "$good" "${gen[@]}" --throttle 1MB
 expect "a throttle without a store: said, and the answer comes" 0 "without a store it has no effect"
 bad_option 'memory cannot be slowed' --throttle 1MB --store memory
