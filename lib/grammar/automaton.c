@@ -573,30 +573,6 @@ bool walk_is_complete(struct walk *w)
     return w->automaton->states[w->state].n == 0;
 }
 
-size_t walk_forced(struct walk *w, char *bytes, size_t n)
-{
-    struct automaton *a = w->automaton;
-    uint32_t at = w->state;
-    size_t done = 0;
-    for (; done < n && !a->states[at].accepts; done++) {
-        const struct state *s = &a->states[at];
-        int byte = -1;
-        for (uint32_t i = 0; i < s->n && byte != 256; i++) {
-            const struct node *k = &a->g->nodes[a->places[s->first + i].node];
-            for (uint32_t e = 0; e < k->n; e++) {
-                const struct edge *x = &a->g->edges[k->first + e];
-                bool same = x->lo == x->hi && (byte < 0 || byte == x->lo);
-                byte = same ? x->lo : 256;
-            }
-        }
-        if (byte < 0 || byte == 256)
-            break;
-        bytes[done] = (char)byte;
-        at = step(a, at, (uint8_t)byte);
-    }
-    return done;
-}
-
 /* --- the tokens that may follow ----------------------------------------------------- */
 
 /* Adds the tokens of a trie that state `from` allows to a->ids. */

@@ -54,7 +54,4 @@ bool walk_is_complete(struct walk *w);
  * the caller's: they are allowed where walk_accepts. */
 int walk_mask(struct walk *w, uint32_t *mask);
 
-/* Writes the bytes that must follow, at most n, and returns their number. */
-size_t walk_forced(struct walk *w, char *bytes, size_t n);
-
 #endif

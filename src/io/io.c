@@ -108,11 +108,6 @@ const char *io_file_path(const struct io_file *f)
     return f->path;
 }
 
-bool io_file_is_direct(const struct io_file *f)
-{
-    return f->direct;
-}
-
 int io_file_fd(const struct io_file *f)
 {
     bool throttled = f->io->throttle[IO_READ].bytes_per_s != 0;

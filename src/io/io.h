@@ -96,9 +96,9 @@ enum {
 };
 
 /* Opens a file. If the file system has no direct I/O (some tmpfs), an IO_DIRECT file goes through
- * the page cache, but alignment is still checked; io_file_is_direct tells which. Returns -ELOOP if
- * the path ends with a symbolic link, which is not followed. Returns -ESPIPE or -ENXIO at once for
- * a pipe, a socket or a device. */
+ * the page cache, but alignment is still checked. Returns -ELOOP if the path ends with a symbolic
+ * link, which is not followed. Returns -ESPIPE or -ENXIO at once for a pipe, a socket or a
+ * device. */
 int io_file_open(struct io *io, const char *path, unsigned flags, struct io_file **out,
                  struct err *err);
 /* Closes a file. It does not sync. No request may be in flight on the file. NULL is allowed. */
@@ -106,7 +106,6 @@ void io_file_close(struct io_file *f);
 
 /* Returns the path as given to open; valid as long as f. */
 const char *io_file_path(const struct io_file *f);
-bool io_file_is_direct(const struct io_file *f);
 /* Returns the file's descriptor, which f keeps, for reads that bypass this io. Returns -1 if such
  * reads would differ from reads through f (a simulated disk, a throttle). */
 int io_file_fd(const struct io_file *f);

@@ -116,7 +116,9 @@ static void node_erase(struct store *s, struct chunk_node *n)
     store_evict_node(s, n, STORE_EVICT_ERASED);
 }
 
-void store_doom(struct store *s, struct chunk_node *n)
+/* Erases a node that is in use, or that other chunks continue: lookups miss it from now on, and its
+ * bytes are wiped by the first commit after its last use. */
+static void doom(struct store *s, struct chunk_node *n)
 {
     CHECK(in_use(n) || n->n_children > 0);
     n->doomed = true;
@@ -149,7 +151,7 @@ int store_doom_writing(struct store *s)
     int n = 0;
     for (struct store_writing *w = s->erasing.writing; w != NULL; w = w->next)
         if (erasures_concern(&s->erasing.marks, w->chunk)) {
-            store_doom(s, w->node);
+            doom(s, w->node);
             n++;
         }
     return n;
@@ -184,7 +186,7 @@ int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_
             taken[n_taken] = keys[i];
         n_taken++;
         if (node->n_children > 0 || in_use(node)) {
-            store_doom(s, node);
+            doom(s, node);
             out->n_busy++;
             continue;
         }

@@ -176,9 +176,6 @@ int store_load_wipes(struct store *s, struct err *err);
  * none. That node is not freed with n, and n may be all that keeps it. Call it before n is
  * freed. */
 struct chunk_node *store_doomed_above(const struct chunk_node *n);
-/* [lock] Erases a node that is in use, or that other chunks continue: lookups miss it from now
- * on, and its bytes are wiped by the first commit after its last use. */
-void store_doom(struct store *s, struct chunk_node *n);
 /* [lock] Dooms the chunks that are being written and that come too late. Call it after a mark was
  * set in s->erasing.marks. Returns their number. */
 int store_doom_writing(struct store *s);

@@ -229,34 +229,6 @@ static void test_forgetting(void **state)
     grammar_free(g);
 }
 
-static void test_forced(void **state)
-{
-    struct grammar *g = schema(
-        "{\"type\":\"object\",\"properties\":{\"name\":{\"enum\":[\"abc\",\"abd\"]}},"
-        "\"required\":[\"name\"],\"additionalProperties\":false}");
-    struct automaton *a = automaton_create(g, vocab);
-    struct walk w;
-    char text[64];
-    bool ok;
-    (void)state;
-    assert_int_equal(walk_begin(&w, a), 0);
-    assert_int_equal(walk_forced(&w, text, sizeof text),
-                     1); /* a blank may follow the brace */
-    assert_int_equal(walk_bytes(&w, "{\"", 2, &ok), 0);
-    size_t n = walk_forced(&w, text, sizeof text);
-    assert_true(n == 6 && memcmp(text, "name\":", 6) == 0);
-    assert_int_equal(walk_forced(&w, text, 3), 3);
-    assert_int_equal(walk_bytes(&w, "name\":\"", 7, &ok), 0);
-    n = walk_forced(&w, text, sizeof text);
-    assert_true(n == 2 && memcmp(text, "ab", 2) == 0);
-    assert_int_equal(walk_bytes(&w, "abc\"}", 5, &ok), 0);
-    assert_true(ok && walk_accepts(&w));
-    assert_int_equal(walk_forced(&w, text, sizeof text), 0);
-    walk_end(&w);
-    automaton_destroy(a);
-    grammar_free(g);
-}
-
 /* A form that begins behind a tag: before the first tag stands any text. */
 static void test_after(void **state)
 {
@@ -348,9 +320,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_masks),      cmocka_unit_test(test_gbnf_masks),
-        cmocka_unit_test(test_forgetting), cmocka_unit_test(test_forced),
-        cmocka_unit_test(test_dead),       cmocka_unit_test(test_after),
-        cmocka_unit_test(test_form),
+        cmocka_unit_test(test_forgetting), cmocka_unit_test(test_dead),
+        cmocka_unit_test(test_after),      cmocka_unit_test(test_form),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "restore/restore_impl.h"
-#include "store/store_impl.h"
 #include "tests/restore/life_device.h"
 #include "tests/restore/life_impl.h"
 #include "tests/restore/turns.h"

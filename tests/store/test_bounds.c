@@ -18,7 +18,6 @@
 #include "damage.h"
 #include "store/chunk.h"
 #include "store/superblock.h"
-#include "store/store_impl.h"
 
 static const char index_path[] = "/st/d0/index.db", segment[] = "/st/d0/seg-000000.hc";
 enum { ALL_RECORDS = 2 * DAMAGE_CHUNKS * 6 };

@@ -12,7 +12,6 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "store/store_impl.h"
 #include "storetest.h"
 
 #define YEAR_S ((int64_t)31557600)

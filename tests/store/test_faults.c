@@ -16,7 +16,6 @@
 #include <cmocka.h>
 
 #include "sim/io_sim.h"
-#include "store/store_impl.h"
 #include "tests/store/storetest.h"
 
 enum { CHUNKS = 4, MANY_LIVES = 16 };

@@ -17,7 +17,6 @@
 
 #include "io/io.h"
 #include "storetest.h"
-#include "store/store_impl.h"
 
 static const struct st_ctx ctx = {1, 2, 2, 0, NULL};
 

@@ -12,7 +12,6 @@
 #include "base/clock.h"
 #include "sim/io_sim.h"
 #include "storetest.h"
-#include "store/store_impl.h"
 
 enum { N = 4, HOUR_S = 3600 };
 

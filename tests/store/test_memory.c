@@ -14,7 +14,6 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "store/store_impl.h"
 #include "tests/base/memtest.h"
 #include "tests/store/storetest.h"
 

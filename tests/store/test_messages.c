@@ -16,7 +16,6 @@
 #include "io/io.h"
 #include "sim/io_sim.h"
 #include "storetest.h"
-#include "store/store_impl.h"
 #include "store/superblock.h"
 #include "tests/base/said.h"
 

@@ -18,7 +18,6 @@
 #include "base/mem.h"
 #include "sim/io_sim.h"
 #include "storetest.h"
-#include "store/store_impl.h"
 
 static const struct st_ctx ctx = {1, 2, 2, 0, NULL};
 

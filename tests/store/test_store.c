@@ -11,7 +11,6 @@
 #include <cmocka.h>
 
 #include "storetest.h"
-#include "store/store_impl.h"
 
 #define OK(call)                                                                           \
     do {                                                                                   \

@@ -12,7 +12,6 @@
 #include "base/mem.h"
 #include "sim/io_sim.h"
 #include "storetest.h"
-#include "store/store_impl.h"
 #include "store/superblock.h"
 
 enum { N = 3 };

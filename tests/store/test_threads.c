@@ -16,7 +16,6 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "io/io.h"
-#include "store/store_impl.h"
 #include "storetest.h"
 
 /* liburing maps its rings by raw system calls, which the thread sanitizer does not see: a ring
