@@ -32,6 +32,7 @@ struct dialog_text {
     struct textbuf prefill_text; /* with which the answer begins, by the client's wish */
     struct breakpoint at[MAX_BREAKPOINTS];
     int n;
+    bool wants_citations; /* of a document; answers have none */
 };
 
 struct message {
@@ -194,6 +195,9 @@ static int read_document(const struct json *block, struct textbuf *text,
                          struct dialog_text *d, struct fault *f)
 {
     const struct json *source = json_member(block, "source");
+    bool cites = false;
+    (void)json_bool_of(json_member(json_member(block, "citations"), "enabled"), &cites);
+    d->wants_citations |= cites;
     static const char *const heads[] = {"title", "context"};
     size_t n = 0, next = json_count(d->messages) + 1;
     for (int i = 0; i < 2; i++) {
@@ -305,6 +309,12 @@ static int read_tool(const struct json *tool, struct gen_params *p, struct dialo
         return fault_set(
             f, 400, "unsupported_value", "tools",
             "'tools': only tools with a name and an input_schema are supported");
+    /* members that templates do not know */
+    static const char *const unshown[] = {"input_examples", "defer_loading",
+                                          "allowed_callers"};
+    for (int i = 0; i < 3; i++)
+        if (json_member(tool, unshown[i]) != NULL)
+            request_note_ignored(p, unshown[i]);
     struct json *o = json_new_object(), *function = json_new_object();
     json_put_string(o, "type", "function");
     json_put(function, "name", json_share(json_member(tool, "name")));
@@ -443,6 +453,8 @@ static int read_dialog(struct call *c, struct gen_params *p, struct dialog_text 
         rc = bad(f, "messages", "it must be a list of messages");
     for (size_t i = 0; rc == 0 && i < json_count(p->messages); i++)
         rc = read_message(json_at(p->messages, i), d, f);
+    if (d->wants_citations)
+        request_note_ignored(p, "citations");
     if (rc == 0 && p->cache_control != NULL)
         rc = read_mark(p->cache_control, json_count(d->messages), d, f);
     const struct json *last = json_at(p->messages, json_count(p->messages) - 1);

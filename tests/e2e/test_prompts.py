@@ -103,6 +103,11 @@ status, r = chat(s, talk)
 equal("members that the prompt does not show are listed", (status, r["usage"].get("ignored")),
       (200, ["messages.name", "messages.cache_control"]))
 equal("they change nothing", r["usage"]["prompt_tokens"], len("<user>u<assistant>a<user>u\n"))
+r = s.post("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "content": [
+    {"type": "document", "source": {"type": "text", "data": "D"}, "citations": {"enabled": True}}]}],
+    "tools": [{"name": "f", "input_schema": {}, "input_examples": [{}], "defer_loading": False}]})[2]
+equal("what a message of the other API wants and does not get is listed", r["usage"].get("ignored"),
+      ["input_examples", "defer_loading", "citations"])
 status, r = chat(s, [USER, {"role": "assistant", "content": "The", "prefix": True}])
 check("one that would is refused by name", status == 400 and "messages[1].prefix" in r["error"]["message"], r)
 s.stop()
