@@ -456,8 +456,11 @@ struct hcache_request {
      * that the others' requests cannot keep it out; 0: none. */
     uint64_t client;
     int client_queue;
-    /* Seconds until the state is probably used again; 0: not known. Under the policy "ours" a full
-     * store keeps it longer. */
+    /* Hints about the next use of the request's state. Under the policy "ours" they decide how long
+     * a full store keeps it. */
+    int turn;            /* number of the turn in its conversation, from 1; 0: not known */
+    bool may_call_tools; /* the answer may be a tool call, whose result comes back soon */
+    /* seconds until the state is probably used again; 0: not known */
     int expect_reuse_in_s;
     /* Seconds without use after which the state that the request makes or uses expires; 0: never.
      * State that several requests use gets the longest of their times. */

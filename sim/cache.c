@@ -14,9 +14,13 @@ void cache_init(struct cache *c, const struct cache_opts *o)
     c->block = xcalloc(o->n_blocks, sizeof c->block[0]);
     for (uint32_t i = 0; i < o->n_blocks; i++)
         c->block[i].place.id = 1 + (uint64_t)i;
+    if (o->policy == PLACEMENT_OURS) {
+        c->learn = xmalloc(sizeof *c->learn);
+        placement_learn_init(c->learn);
+    }
     for (int t = 0; t < o->n_tiers; t++) {
         uint64_t max = MIN(o->max_blocks[t], o->n_blocks);
-        placement_init(&c->policy[t], o->policy, o->window);
+        placement_init(&c->policy[t], o->policy, o->window, c->learn);
         placement_set_slots(&c->part[t], xcalloc(max + 1, sizeof c->part[t].slot[0]),
                             (uint32_t)max + 1);
     }
@@ -25,6 +29,7 @@ void cache_init(struct cache *c, const struct cache_opts *o)
 void cache_deinit(struct cache *c)
 {
     free(c->block);
+    free(c->learn);
     for (int t = 0; t < c->o.n_tiers; t++)
         free(c->part[t].slot);
     *c = (struct cache){0};
@@ -111,7 +116,7 @@ static bool make_room(struct cache *c, int t, uint32_t time)
         if (b->tier != t + 1)
             continue; /* b was evicted while room was made in the lower tier */
         if (!goes_down)
-            placement_evicted(&c->policy[t], item);
+            placement_evicted(&c->policy[t], item, c->n_in[0] + c->n_in[1]);
         if (t == 0 && c->on_leave != NULL)
             c->on_leave(c->arg, item);
         leave_tier(c, b);

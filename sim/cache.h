@@ -49,6 +49,7 @@ struct cache {
     struct cache_block *block; /* [n_blocks] */
     struct placement policy[CACHE_TIERS];
     struct placement_part part[CACHE_TIERS];
+    struct placement_learn *learn; /* ours: the learner of both tiers; else NULL */
     uint64_t n_in[CACHE_TIERS];
     uint64_t tick;
     /* Blocks evicted, added, moved down, and moved up. */

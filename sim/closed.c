@@ -218,10 +218,11 @@ struct service {
 };
 
 /* Counts the blocks of the session's history that are in the cache, and uses them. */
-static struct service look_up(struct closed *c, const struct session *s)
+static struct service look_up(struct closed *c, const struct session *s, uint8_t class,
+                              uint32_t lot)
 {
     struct service v = {.n_history = session_blocks(s)};
-    struct placement_use use = {.time = (uint32_t)c->now};
+    struct placement_use use = {.time = (uint32_t)c->now, .class = class, .lot = lot};
     for (uint32_t b = s->base + s->start; c->has_cache && b < s->base + s->n_blocks; b++) {
         if (!cache_has(&c->cache, b) || c->cache.block[b].place.is_dropped)
             break;
@@ -233,9 +234,10 @@ static struct service look_up(struct closed *c, const struct session *s)
 }
 
 /* Puts the session's state into memory after the job: old blocks move up, new ones are added. */
-static void save(struct closed *c, struct session *s, uint32_t n_blocks)
+static void save(struct closed *c, struct session *s, uint32_t n_blocks, uint8_t class,
+                 uint32_t lot)
 {
-    struct placement_use use = {.time = (uint32_t)c->now};
+    struct placement_use use = {.time = (uint32_t)c->now, .class = class, .lot = lot};
     uint32_t pinned = CACHE_NONE, b = s->base + s->start;
     for (; c->has_cache && b < s->base + n_blocks; b++) {
         bool is_there = cache_has(&c->cache, b);
@@ -282,9 +284,10 @@ static void serve(struct closed *c)
     uint32_t block = c->l->block_tokens, n_history = r->n_in;
     bool is_judged = n_jobs > c->o->n_warm && c->tail - c->head >= CLOSED_LEAST_QUEUE,
          is_last = s->next_job == s->first_job + s->n_jobs;
+    uint8_t class = placement_class(r->turn, false, false);
     if (c->queue[at].is_known)
         expect(c, at, false);
-    struct service v = look_up(c, s);
+    struct service v = look_up(c, s, class, at);
     uint32_t n_tokens = n_history - s->cut_tokens, n_cached = v.n_found * block;
     n_cached = MIN(n_cached, n_tokens);
     double prefill_s = (n_tokens - n_cached) * m->prefill_s;
@@ -293,7 +296,7 @@ static void serve(struct closed *c)
     c->now += prefill_s + wait_s + decode_s;
     count_session(c, at);
     truncate(c, s, r->n_in + r->n_out);
-    save(c, s, (r->n_in + r->n_out) / block);
+    save(c, s, (r->n_in + r->n_out) / block, class, at);
     arrivals(c);
     if (!is_last)
         enqueue(c, c->queue[at].session);

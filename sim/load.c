@@ -129,6 +129,7 @@ static int mooncake_line(struct load *l, const struct json *o, void *arg, struct
     r->session = l->n_requests - 1;
     r->n_in = (uint32_t)n_in;
     r->n_out = (uint32_t)n_out;
+    r->is_partial = r->n_in % MOONCAKE_BLOCK_TOKENS != 0;
     for (size_t i = 0; i < json_count(ids); i++) {
         int64_t id;
         if (!json_int_of(json_at(ids, i), &id) || id < 0 || id > 100000000)
@@ -197,6 +198,7 @@ static int agents_line(struct load *l, const struct json *o, void *arg, struct e
     struct agents_state *a = arg;
     double t, n_in, n_out;
     const char *session = json_string_of(json_member(o, "session"), NULL);
+    const char *stop = json_string_of(json_member(o, "stop"), NULL);
     if (session == NULL)
         return err_set(err, ERR_FORMAT, "'session' must be a string");
     int rc = get_number(o, "t", 0, 1e9, &t, err);
@@ -216,6 +218,8 @@ static int agents_line(struct load *l, const struct json *o, void *arg, struct e
     r->n_in = (uint32_t)n_in;
     r->n_out = (uint32_t)n_out;
     r->turn = a->turn < UINT16_MAX ? ++a->turn : a->turn;
+    r->is_tool_pending = stop != NULL && strcmp(stop, "tool_use") == 0;
+    r->is_partial = r->n_in % AGENT_BLOCK_TOKENS != 0;
     return agents_blocks(l, a, json_member(o, "blocks"), err);
 }
 
@@ -286,6 +290,7 @@ static void add_chat(struct load *l, const struct chats_opts *o, struct rng *r,
         q->n_out = n_new > n_user ? n_new - n_user : 1;
         n_history += n_user + q->n_out;
         add_run(l, base, n_history / CHAT_BLOCK_TOKENS + 1);
+        q->is_partial = true;
         if (o->think_s > 0) /* pauses are lognormal with sigma 1 */
             time_s += o->think_s * exp(normal(r) - 0.5);
     }

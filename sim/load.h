@@ -29,6 +29,8 @@ struct load_request {
     uint32_t n_blocks;    /* references to blocks: the sum of the runs' lengths */
     uint32_t n_in, n_out; /* tokens of the prompt and of the answer */
     uint16_t turn;        /* number of the turn in its session, from 1; 0: unknown */
+    bool is_tool_pending; /* the request ends with a tool call */
+    bool is_partial;      /* the request's last block is not full */
 };
 
 struct load {

@@ -125,9 +125,10 @@ static bool admit(struct replay *p, uint32_t block)
     return was_seen;
 }
 
-static void step(struct replay *p, struct walk *w, uint32_t block)
+static void step(struct replay *p, struct walk *w, uint32_t block, uint8_t class)
 {
     w->use.next = take_next(p);
+    w->use.class = class;
     w->is_missing = w->is_missing || !cache_has(&p->cache, block);
     /* If a block is not admitted, its continuations could not be found, so they are not stored
      * either. */
@@ -178,12 +179,16 @@ static void serve(struct replay *p, const struct load_request *r)
 {
     struct walk w = {.last = CACHE_NONE,
                      .use.time = (uint32_t)r->time_s,
+                     .use.lot = (uint64_t)(r - p->l->request),
                      .is_judged = r->time_s >= p->o->judge_from_s};
+    uint8_t full = placement_class(r->turn, r->is_tool_pending, false);
+    uint8_t partial = placement_class(r->turn, r->is_tool_pending, r->is_partial);
+    uint32_t left = r->n_blocks;
     pin_found(p, r);
     for (uint32_t k = 0; k < r->n_runs; k++) {
         const struct load_run *run = &p->l->run[r->run + k];
         for (uint32_t b = run->first; b < run->first + run->n; b++)
-            step(p, &w, b);
+            step(p, &w, b, --left == 0 ? partial : full);
     }
     if (w.last != CACHE_NONE)
         cache_unpin(&p->cache, w.last);

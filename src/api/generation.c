@@ -194,6 +194,8 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .plan = g->client.plan,
                                .save = saved_for(g->client.plan),
                                .priority = (int)p->priority,
+                               .turn = p->turn,
+                               .may_call_tools = p->tools != NULL && !p->no_tools,
                                .expect_reuse_in_s = (int)p->expect_reuse_in,
                                .cache_ttl_s = (int)MAX(p->cache_ttl, 0),
                                .timeout_ms = (int)p->timeout_ms,

@@ -545,8 +545,10 @@ static int check_request(const struct hcache *h, const struct hcache_request *r,
         return err_set(err, ERR_USAGE, "priority is %d; it must be %d to %d", r->priority,
                        -HCACHE_MAX_PRIORITY, HCACHE_MAX_PRIORITY);
     if (r->cache_ttl_s < 0 || r->cache_ttl_s > HCACHE_MAX_CACHE_TTL_S ||
-        r->expect_reuse_in_s < 0 || r->expect_reuse_in_s > HCACHE_MAX_CACHE_TTL_S)
-        return err_set(err, ERR_USAGE, "cache_ttl_s and expect_reuse_in_s must be 0 to %d",
+        r->expect_reuse_in_s < 0 || r->expect_reuse_in_s > HCACHE_MAX_CACHE_TTL_S ||
+        r->turn < 0)
+        return err_set(err, ERR_USAGE,
+                       "cache_ttl_s and expect_reuse_in_s must be 0 to %d, turn at least 0",
                        HCACHE_MAX_CACHE_TTL_S);
     if (r->timeout_ms < 0 || r->timeout_ms > HCACHE_MAX_TIMEOUT_MS)
         return err_set(err, ERR_USAGE, "timeout_ms is %d; it must be 0 to %d",
@@ -626,7 +628,9 @@ static int make_request(struct hcache *h, const struct hcache_request *r, struct
                                      .seed = r->seed},
                           .salt = r->salt,
                           .priority = r->priority,
-                          .use = {.reuse_in_s = (uint32_t)r->expect_reuse_in_s,
+                          .use = {.turn = r->turn,
+                                  .may_call_tools = r->may_call_tools,
+                                  .reuse_in_s = (uint32_t)r->expect_reuse_in_s,
                                   .ttl_s = (uint32_t)r->cache_ttl_s},
                           .plan = r->plan};
     rc = hcache_make_truncation(h, &r->truncation, &q->truncation, err);

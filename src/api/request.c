@@ -756,6 +756,17 @@ bool request_ignores(unsigned kind, const char *name, size_t n)
     return false;
 }
 
+/* Returns 1 + the number of answers in a chat's messages; 0: there are no messages. */
+static int turn_of(const struct json *messages)
+{
+    int turn = json_count(messages) > 0 ? 1 : 0;
+    for (size_t i = 0; i < json_count(messages); i++) {
+        const char *role = json_string_of(json_member(json_at(messages, i), "role"), NULL);
+        turn += role != NULL && strcmp(role, "assistant") == 0;
+    }
+    return turn;
+}
+
 int request_read_truncation(const char *text, bool *truncates,
                             struct hcache_truncation *numbers, struct fault *f)
 {
@@ -820,6 +831,7 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
         return fault_field(f, request_prompt_name(kind), "is missing");
     if (kind == REQUEST_MESSAGE && out->max_tokens < 0)
         return fault_field(f, "max_tokens", "is missing");
+    out->turn = turn_of(out->messages);
     return 0;
 }
 

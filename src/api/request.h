@@ -65,7 +65,8 @@ struct gen_params {
     const char *cache_salt;  /* NULL: no salt */
     int64_t cache_ttl;       /* seconds; -1: not given */
     int64_t expect_reuse_in; /* seconds; 0: not known */
-    bool durable;            /* the request ends when its state is on disk */
+    int turn;     /* number of the turn: 1 + the answers among the messages; 0: unknown */
+    bool durable; /* the request ends when its state is on disk */
 
     /* Fields of a response: */
     /* A string that may contain zero bytes; NULL: not given. */

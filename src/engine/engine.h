@@ -106,7 +106,7 @@ struct request {
     struct save_policy save;
     /* Value of store_epoch when the request was made. 0: the request is made now. */
     uint64_t epoch;
-    /* Declared use of the chunks that the sequence finds and saves. */
+    /* Declared use of the chunks that the sequence finds and saves. The engine sets use.lot. */
     struct store_use use;
     /* How the context continues beyond its window; context 0: it may not outgrow the model's
      * window. */

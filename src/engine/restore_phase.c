@@ -149,7 +149,7 @@ void restore_phase_find(struct restore_phase *g, struct seq *s)
         .has_next = v->truncation.context == 0,
         .n_moved = n_moved,
         .stair = chain_stored_parent(&s->chain, view_chunk(v, n_moved)),
-        .use = s->req.use,
+        .use = seq_use(s),
         .measure_io = restore_plan_must_measure(g),
         .owner = store_owner(s->salt),
         .n_have = s->n_done,

@@ -284,14 +284,25 @@ static void keep_new(struct seq *s)
         kv_table_mark_saved(s->shared->pool, &s->table, s->n_done / KV_BLOCK_TOKENS);
 }
 
+/* Returns the number of tokens that are computed for each token in view if the view is lost. */
+static double replay_share(const struct seq *s)
+{
+    return staircase_share(&s->view.truncation,
+                           view_token(&s->view, s->view.n_tokens - 1) + 1);
+}
+
 /* Returns the request's declared next use in the form that the KV pool takes. */
 static struct kv_use kv_use_of(const struct seq *s)
 {
     const struct store_use *use = &s->req.use;
     uint64_t reuse_in = (uint64_t)use->reuse_in_s * KV_TIME_PER_S;
+    uint8_t class = placement_class(use->turn, use->may_call_tools, false);
     return (struct kv_use){
         .time = (uint32_t)(clock_now_ns() / (1000000000 / KV_TIME_PER_S)),
-        .reuse_in = reuse_in < UINT32_MAX / 4 ? (uint32_t)reuse_in : UINT32_MAX / 4};
+        .reuse_in = reuse_in < UINT32_MAX / 4 ? (uint32_t)reuse_in : UINT32_MAX / 4,
+        .class = placement_class_owner(class, store_owner(s->salt)),
+        .lot = (uint64_t)s->t_arrival,
+        .share = replay_share(s)};
 }
 
 void seq_drop_blocks(struct seq *s)
@@ -303,6 +314,14 @@ void seq_drop_blocks(struct seq *s)
     }
     kv_table_cut(s->shared->pool, &s->table, 0);
     s->has_gap = false;
+}
+
+struct store_use seq_use(const struct seq *s)
+{
+    struct store_use use = s->req.use;
+    use.lot = (uint64_t)s->t_arrival;
+    use.share = replay_share(s);
+    return use;
 }
 
 /* --- saving ----------------------------------------------------------------------------------- */
@@ -320,7 +339,7 @@ void seq_open_save(struct seq *s, int position, const struct store_hit *tail)
         .policy = &s->req.save,
         .owner = store_owner(s->salt),
         .epoch = s->req.epoch,
-        .use = s->req.use,
+        .use = seq_use(s),
         .is_document = s->req.max_tokens == 0};
     s->save = save_open(s->shared->saver, &b);
 }

@@ -246,6 +246,8 @@ bool seq_may_reuse(const struct seq *s);
 /* Begins saving at a position. If the position is no multiple of 64, `tail` is the partial chunk
  * before it, which the caller holds. Does nothing if s is not saved, or saving has begun. */
 void seq_open_save(struct seq *s, int position, const struct store_hit *tail);
+/* Returns the declared use of its chunks. */
+struct store_use seq_use(const struct seq *s);
 /* Pins the n-th chunk in view and with it all chunks before it in its stair. Returns false if
  * the store does not have it. */
 bool seq_pin_chunks(struct seq *s, int n);

@@ -40,3 +40,9 @@ bool staircase_pays(double replay_s, double restore_s)
 {
     return replay_s > 0 && replay_s < restore_s;
 }
+
+double staircase_share(const struct truncation *t, int64_t n)
+{
+    int64_t cut = n > 0 ? truncation_cut(t, n - 1) : 0;
+    return cut == 0 ? 1 : (double)n / (double)(n - cut);
+}

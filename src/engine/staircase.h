@@ -42,4 +42,8 @@ double staircase_price_s(const struct platform *p, const struct truncation *t, i
  * context must not be replayed. */
 bool staircase_pays(double replay_s, double restore_s);
 
+/* Returns the number of tokens that are computed for each token in view if the view of tokens
+ * [0, n) is lost: n over the number of tokens that its last stair sees; 1 without a truncation. */
+double staircase_share(const struct truncation *t, int64_t n);
+
 #endif

@@ -30,6 +30,18 @@ static void tell_pool(struct seq *s, const struct view *v)
     s->upcoming.is_pool_told = true;
 }
 
+/* Reports the present prices, which change because restores correct the platform. */
+static void tell_prices(struct seq_shared *sh)
+{
+    struct placement_price price;
+    if (sh->platform == NULL)
+        return;
+    platform_price(sh->platform, &price);
+    kv_pool_set_price(sh->pool, &price);
+    if (sh->store != NULL)
+        store_set_price(sh->store, &price);
+}
+
 /* Returns whether a fetch may gain time. Before the disk's speed is known, every fetch may. */
 static bool may_gain(const struct seq *s, const struct view *v, int n_held, int n_stored)
 {
@@ -98,8 +110,10 @@ static bool tell(struct seq *s, int64_t age_ns)
     }
     struct view v = view_of(s);
     u->n_wanted = v.n_keys;
-    if (is_new)
+    if (is_new) {
+        tell_prices(s->shared);
         tell_pool(s, &v);
+    }
     if (s->shared->store != NULL)
         u->n_chunks += store_expect_use(s->shared->store, v.keys + u->n_chunks,
                                         v.n_keys - u->n_chunks, u->turn);

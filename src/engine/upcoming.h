@@ -20,8 +20,9 @@
 /* Reports to a store with copies in DRAM which chunks' state the KV pool has gained or lost: as
  * many changes as the store takes now. Never waits. */
 void upcoming_tell_held(struct seq_shared *sh);
-/* Announces the waiting sequences of a list, in their order, until the store has no more room.
- * age_ns: waiting time that is worth one step of priority, as for the scheduler. */
+/* Announces the waiting sequences of a list, in their order, until the store has no more room, and
+ * gives it the current prices of state. age_ns: waiting time that is worth one step of priority, as
+ * for the scheduler. */
 void upcoming_tell(struct seq_list l, int64_t age_ns);
 /* Starts fetching ahead for the sequences that still wait after admission. Admitted sequences
  * read by their own restores. */

@@ -543,7 +543,13 @@ void kv_pool_unmark_saved(struct kv_pool *p)
         p->prefix->node[b].saved = false;
 }
 
-/* --- waiting requests ------------------------------------------------------------------------- */
+/* --- the value of blocks, and waiting requests ------------------------------------------------ */
+
+void kv_pool_set_price(struct kv_pool *p, const struct placement_price *price)
+{
+    if (p->prefix != NULL)
+        p->prefix->price = *price;
+}
 
 void kv_pool_set_step(struct kv_pool *p, uint64_t turns)
 {

@@ -24,6 +24,7 @@
 
 #include "base/hash.h"
 #include "store/placement.h"
+#include "store/placement_price.h"
 #include "tensor/ops.h"
 #include "tensor/tensor.h"
 
@@ -80,6 +81,10 @@ struct kv_use {
     uint32_t time;
     /* A client's guess of the time until the next use, in the same unit; 0: no guess. */
     uint32_t reuse_in;
+    uint8_t class; /* placement_class(); the pool adds whether a block is full */
+    uint64_t lot;  /* a number that all blocks of one request share */
+    /* Tokens that are computed for each token if the block is lost; 0 means 1. */
+    double share;
 };
 enum { KV_TIME_PER_S = 16 };
 
@@ -161,6 +166,8 @@ struct kv_change {
 int kv_pool_changes(struct kv_pool *p, struct kv_change *out, int max);
 /* Call after saved state was erased: no known block counts as saved any more. */
 void kv_pool_unmark_saved(struct kv_pool *p);
+/* Sets the prices that determine the value of held blocks from now on. */
+void kv_pool_set_price(struct kv_pool *p, const struct placement_price *price);
 /* Sets the weight of shared need: each time that the number of waiting requests that need a block
  * doubles, the block counts as needed `turns` turns earlier (placement_window.h). */
 void kv_pool_set_step(struct kv_pool *p, uint64_t turns);

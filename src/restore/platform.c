@@ -577,3 +577,14 @@ double platform_balance_bytes_per_s(const struct platform *p, int64_t n)
 {
     return (double)n * p->h_bytes / platform_h_s(p, n);
 }
+
+void platform_price(const struct platform *p, struct placement_price *out)
+{
+    double first_s = p->c_tok.b_s + p->c_tok.c_s * PLATFORM_CHUNK_TOKENS;
+    *out = (struct placement_price){
+        .token_s = p->n_layers * platform_correction_factor(&p->gemm_correction) * first_s,
+        .chunk_bytes = PLATFORM_CHUNK_TOKENS * p->kv_bytes * p->n_layers};
+    if (p->n_tiers > 0 && out->chunk_bytes > 0)
+        out->read_byte_s = platform_io_s(p, 0, PLATFORM_CHUNK_TOKENS, RECORD_KV) *
+                           p->n_layers / out->chunk_bytes;
+}

@@ -32,6 +32,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "store/placement_price.h"
 
 enum {
     PLATFORM_TEXT_MAX = 96, /* bytes of a name with its final zero: a SHA-256 in hex fits */
@@ -239,5 +240,8 @@ double platform_compute_to_io(const struct platform *p, int tier, int64_t n_toke
 /* Returns the bandwidth at which reading a hidden state takes as long as projecting it (paper
  * 6.1.3). */
 double platform_balance_bytes_per_s(const struct platform *p, int64_t n_tokens);
+
+/* Sets the prices of held state that follow from the platform. */
+void platform_price(const struct platform *p, struct placement_price *out);
 
 #endif

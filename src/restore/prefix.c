@@ -30,8 +30,12 @@ struct prefix *prefix_create(int n_blocks, enum placement_kind policy)
     while (x->n_buckets < 2 * (uint64_t)n_blocks)
         x->n_buckets *= 2;
     x->top = PREFIX_NONE;
+    if (policy == PLACEMENT_OURS) {
+        x->learn = xmalloc(sizeof *x->learn);
+        placement_learn_init(x->learn);
+    }
     window_init(x);
-    placement_init(&x->policy, policy, &x->window);
+    placement_init(&x->policy, policy, &x->window, x->learn);
     placement_set_slots(&x->leaves, xcalloc((size_t)n_blocks, sizeof *x->leaves.slot),
                         (uint32_t)n_blocks);
     x->node = xcalloc((size_t)n_blocks, sizeof *x->node);
@@ -51,6 +55,7 @@ void prefix_destroy(struct prefix *x)
     free(x->names);
     free(x->listed);
     free(x->leaves.slot);
+    free(x->learn);
     free(x->window.place);
     free(x->window.wait);
     free(x->buckets);
@@ -264,8 +269,14 @@ void prefix_leave(struct prefix *x, int32_t block, const struct kv_use *said)
 {
     struct prefix_node *b = &x->node[block];
     CHECK(b->n_tokens > 0 && !b->is_kept);
+    bool is_partial = b->n_tokens < KV_BLOCK_TOKENS;
     struct placement_use use = {
-        .at = ++x->n_uses, .time = said->time, .reuse_in = said->reuse_in};
+        .at = ++x->n_uses,
+        .time = said->time,
+        .class = (uint8_t)(said->class | placement_class(0, false, is_partial)),
+        .lot = said->lot,
+        .reuse_in = said->reuse_in,
+        .value = placement_price_held(&x->price, b->n_tokens, said->share, b->saved)};
     placement_touch(&x->policy, &x->leaves, &b->place, &use);
     b->is_kept = true;
     x->n_kept++;
@@ -288,7 +299,7 @@ int32_t prefix_evict(struct prefix *x)
     CHECK(victim != NULL);
     size_t at = (size_t)((char *)victim - (char *)&x->node[0].place);
     int32_t block = (int32_t)(at / sizeof *x->node), parent = x->node[block].parent;
-    placement_evicted(&x->policy, victim);
+    placement_evicted(&x->policy, victim, (uint64_t)x->n_nodes);
     prefix_claim(x, block);
     prefix_forget(x, block);
     if (parent != PREFIX_NONE)

@@ -51,7 +51,9 @@ struct prefix {
     int32_t top; /* head of the list of nodes without a parent */
     struct placement policy;
     struct placement_part leaves;   /* kept nodes without children */
+    struct placement_learn *learn;  /* for the policy `ours`; else NULL */
     struct placement_window window; /* blocks that waiting requests need */
+    struct placement_price price;
     int n_kept;
     uint64_t n_uses; /* how many times the last user of a block has left it */
     int32_t *buckets;

@@ -681,6 +681,7 @@ void api_responses(struct call *c)
         return;
     }
     p.n_system = r->draft.n_system;
+    p.turn = r->draft.n_path + 1;
     conversations_name_kept(c->s->conversations, "resp", r->id);
     conversations_name("msg", r->message_id);
     r->title = items_title(r->draft.input, KEEP_TITLE_BYTES);

@@ -65,9 +65,13 @@ static void window_make(struct catalog *c)
 void catalog_init(struct catalog *c, enum placement_kind policy, bool has_window)
 {
     *c = (struct catalog){.n_buckets = 1024, .tick = 1};
+    if (policy == PLACEMENT_OURS) {
+        c->learn = xmalloc(sizeof *c->learn);
+        placement_learn_init(c->learn);
+    }
     if (has_window || placement_looks_ahead(policy))
         window_make(c);
-    placement_init(&c->policy, policy, c->window);
+    placement_init(&c->policy, policy, c->window, c->learn);
     c->buckets = xcalloc(c->n_buckets, sizeof c->buckets[0]);
 }
 
@@ -95,6 +99,7 @@ void catalog_deinit(struct catalog *c)
         free(c->window);
     }
     expiry_deinit(&c->expiry);
+    free(c->learn);
     free(c->owners);
     free(c->owner_slots);
     free(c->pins);
@@ -574,10 +579,33 @@ void catalog_set_ttl(struct catalog *c, struct chunk_node *n, uint32_t ttl_s)
         expiry_set(&c->expiry, n, n->place.used_time + ttl_s);
 }
 
+static uint8_t class_of(const struct catalog *c, const struct chunk_node *n,
+                        const struct store_use *use)
+{
+    bool is_partial = n->n_tokens < STORE_CHUNK_TOKENS;
+    uint8_t class = placement_class(use->turn, use->may_call_tools, is_partial);
+    return placement_class_owner(class,
+                                 c->owners != NULL ? c->owners[n->owner_idx].tag : 0);
+}
+
+/* Returns the time saved by holding the node's chunk, per byte. */
+static double value_of(const struct catalog *c, const struct chunk_node *n, double share)
+{
+    uint64_t n_bytes = 0;
+    for (const struct extent *x = n->extents; x != NULL; x = x->next)
+        n_bytes += extent_bytes(x);
+    return placement_price_stored(&c->price, n->n_tokens, share, n_bytes);
+}
+
 static void used_at(struct catalog *c, struct chunk_node *n, uint64_t tick, uint32_t wall_s,
                     const struct store_use *use)
 {
-    struct placement_use u = {.at = tick, .time = wall_s, .reuse_in = use->reuse_in_s};
+    struct placement_use u = {.at = tick,
+                              .time = wall_s,
+                              .class = class_of(c, n, use),
+                              .lot = use->lot,
+                              .reuse_in = use->reuse_in_s,
+                              .value = value_of(c, n, use->share)};
     if (tick <= n->place.used_at)
         return;
     if (n->place.is_dropped)
@@ -611,7 +639,7 @@ void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s,
 
 void catalog_evicted(struct catalog *c, const struct chunk_node *n)
 {
-    placement_evicted(&c->policy, &n->place);
+    placement_evicted(&c->policy, &n->place, c->n_chunks);
 }
 
 /* --- waiting requests ------------------------------------------------------------------------- */
@@ -648,8 +676,8 @@ struct chunk_node *catalog_victim(const struct catalog *c)
     struct chunk_node *victim = NULL;
     for (uint32_t i = 0; i < c->n_owners; i++) {
         struct chunk_node *n = catalog_victim_of(c, (uint16_t)i);
-        if (n != NULL &&
-            (victim == NULL || placement_goes_before(&n->place, &victim->place)))
+        if (n != NULL && (victim == NULL ||
+                          placement_goes_before(&c->policy, &n->place, &victim->place)))
             victim = n;
     }
     return victim;
@@ -669,7 +697,7 @@ int catalog_idle(const struct catalog *c, uint32_t before_wall_s, struct chunk_n
     for (uint32_t i = 0; i < c->n_owners; i++) {
         const struct placement_part *leaves = &c->owners[i].place;
         for (uint32_t k = 0; k < leaves->n && n < most; k++) {
-            struct placement_item *item = leaves->slot[k];
+            struct placement_item *item = leaves->slot[k].item;
             if (item->used_time < before_wall_s && !item->is_kept)
                 out[n++] = node_of(item);
         }

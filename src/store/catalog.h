@@ -19,7 +19,7 @@
 #define STORE_CATALOG_H
 
 #include "store/placement.h"
-#include "store/placement.h"
+#include "store/placement_price.h"
 #include "store/chunk.h"
 #include "store/expiry.h"
 
@@ -131,7 +131,12 @@ struct catalog {
     uint64_t guaranteed_bytes; /* sum over all owners */
     uint64_t tick;
     struct expiry expiry; /* nodes with a time to live */
+    /* Costs from which each use computes the value of holding the chunk. All 0: all chunks have the
+     * same value. */
+    struct placement_price price;
     struct placement policy;
+    /* state of the policy `ours`; NULL for other policies */
+    struct placement_learn *learn;
     struct placement_window *window; /* NULL: waiting requests are not known */
 };
 

@@ -32,7 +32,7 @@ void store_drop(struct store *s, const struct sha256 *keys, int n)
 static void victim_evict(struct store *s, struct chunk_node *n, enum store_evict why)
 {
     struct chunk_node *waits = store_doomed_above(n);
-    /* lfu ages only with victims that it chose. */
+    /* The policy learns only from victims that it chose. */
     if (why != STORE_EVICT_IDLE && why != STORE_EVICT_EXPIRED)
         catalog_evicted(&s->catalog, n);
     store_evict_node(s, n, why);
@@ -157,6 +157,13 @@ int store_evict_idle(struct store *s, int64_t before_wall_s, uint64_t *n_chunks,
     if (rc == 0 && *n_chunks > 0)
         rc = store_commit_run(s, 0, err);
     return rc != 0 || *n_chunks == 0 ? rc : store_wipe(s, err);
+}
+
+void store_set_price(struct store *s, const struct placement_price *price)
+{
+    pthread_mutex_lock(&s->lock);
+    s->catalog.price = *price;
+    pthread_mutex_unlock(&s->lock);
 }
 
 void store_set_step(struct store *s, uint64_t turns)

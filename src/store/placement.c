@@ -24,64 +24,131 @@ bool placement_looks_ahead(enum placement_kind kind)
 }
 
 void placement_init(struct placement *p, enum placement_kind kind,
-                    struct placement_window *window)
+                    struct placement_window *window, struct placement_learn *learn)
 {
-    *p = (struct placement){.kind = kind, .window = window};
+    *p = (struct placement){.kind = kind, .window = window, .learn = learn};
 }
 
-/* --- the heap of a part ----------------------------------------------------------------------- */
+/* --- the heaps of a part ---------------------------------------------------------------------- */
 
-bool placement_goes_before(const struct placement_item *x, const struct placement_item *y)
+enum order { BY_POLICY, BY_USE };
+
+static bool goes_before(enum order by, const struct placement_item *x,
+                        const struct placement_item *y)
 {
     if (x->rank != y->rank)
         return x->rank < y->rank;
-    return x->order != y->order ? x->order < y->order : x->used_at < y->used_at;
+    bool by_order = by == BY_POLICY || x->rank == PLACEMENT_UPCOMING;
+    if (by_order && x->order != y->order)
+        return x->order < y->order;
+    return x->used_at < y->used_at;
 }
 
-static void put(struct placement_part *h, uint32_t at, struct placement_item *item)
+/* Returns the order in which the tier evicts. When `ours` may not depart from LRU's order any
+ * further, it follows LRU. An alternative was tried: evict the policy's victim if LRU would not
+ * hold it either. An adversary who asks for the content that LRU is about to evict made this
+ * policy 9.6 points worse than LRU, and no trace gained. */
+static enum order order_of(const struct placement *p)
 {
-    h->slot[at] = item;
-    item->slot = at + 1;
+    bool is_bound = p != NULL && p->kind == PLACEMENT_OURS && p->learn != NULL &&
+                    !placement_learn_may_depart(p->learn);
+    return is_bound ? BY_USE : BY_POLICY;
 }
 
-static void move_up(struct placement_part *h, uint32_t at)
+bool placement_goes_before(const struct placement *p, const struct placement_item *x,
+                           const struct placement_item *y)
 {
-    struct placement_item *item = h->slot[at];
-    while (at > 0 && placement_goes_before(item, h->slot[(at - 1) / 2])) {
-        put(h, at, h->slot[(at - 1) / 2]);
+    return goes_before(order_of(p), x, y);
+}
+
+static struct placement_item *item_at(const struct placement_part *h, enum order by,
+                                      uint32_t at)
+{
+    return by == BY_POLICY ? h->slot[at].item : h->slot[at].oldest;
+}
+
+static uint32_t place_of(const struct placement_item *item, enum order by)
+{
+    return by == BY_POLICY ? item->slot : item->age_slot;
+}
+
+static void put(struct placement_part *h, enum order by, uint32_t at,
+                struct placement_item *item)
+{
+    if (by == BY_POLICY) {
+        h->slot[at].item = item;
+        item->slot = at + 1;
+    } else {
+        h->slot[at].oldest = item;
+        item->age_slot = at + 1;
+    }
+}
+
+static void move_up(struct placement_part *h, enum order by, uint32_t at)
+{
+    struct placement_item *item = item_at(h, by, at);
+    while (at > 0 && goes_before(by, item, item_at(h, by, (at - 1) / 2))) {
+        put(h, by, at, item_at(h, by, (at - 1) / 2));
         at = (at - 1) / 2;
     }
-    put(h, at, item);
+    put(h, by, at, item);
 }
 
-static void move_down(struct placement_part *h, uint32_t at)
+static void move_down(struct placement_part *h, enum order by, uint32_t at)
 {
-    struct placement_item *item = h->slot[at];
+    struct placement_item *item = item_at(h, by, at);
     for (;;) {
         uint32_t child = 2 * at + 1;
         if (child >= h->n)
             break;
-        if (child + 1 < h->n && placement_goes_before(h->slot[child + 1], h->slot[child]))
+        if (child + 1 < h->n &&
+            goes_before(by, item_at(h, by, child + 1), item_at(h, by, child)))
             child++;
-        if (!placement_goes_before(h->slot[child], item))
+        if (!goes_before(by, item_at(h, by, child), item))
             break;
-        put(h, at, h->slot[child]);
+        put(h, by, at, item_at(h, by, child));
         at = child;
     }
-    put(h, at, item);
+    put(h, by, at, item);
+}
+
+static void reorder_by(struct placement_part *h, enum order by,
+                       const struct placement_item *item)
+{
+    uint32_t place = place_of(item, by);
+    if (place == 0)
+        return;
+    CHECK(place <= h->n && item_at(h, by, place - 1) == item);
+    move_up(h, by, place - 1);
+    move_down(h, by, place_of(item, by) - 1);
 }
 
 /* Call when the item's rank, order or last use has changed. */
 static void reorder(struct placement_part *h, const struct placement_item *item)
 {
-    if (item->slot == 0)
-        return;
-    CHECK(item->slot <= h->n && h->slot[item->slot - 1] == item);
-    move_up(h, item->slot - 1);
-    move_down(h, item->slot - 1);
+    reorder_by(h, BY_POLICY, item);
+    reorder_by(h, BY_USE, item);
 }
 
-void placement_set_slots(struct placement_part *h, struct placement_item **slot,
+/* Takes an item out of a heap of h->n + 1 items. */
+static void take_out(struct placement_part *h, enum order by, struct placement_item *item)
+{
+    uint32_t place = place_of(item, by);
+    if (place == 0)
+        return;
+    CHECK(place <= h->n + 1 && item_at(h, by, place - 1) == item);
+    struct placement_item *last = item_at(h, by, h->n);
+    if (by == BY_POLICY)
+        item->slot = 0;
+    else
+        item->age_slot = 0;
+    if (last == item)
+        return;
+    put(h, by, place - 1, last);
+    reorder_by(h, by, last);
+}
+
+void placement_set_slots(struct placement_part *h, struct placement_slot *slot,
                          uint32_t max)
 {
     CHECK(max >= h->n);
@@ -106,15 +173,25 @@ static uint64_t turn_of(const struct placement *p, uint64_t id)
     return turn > ahead ? turn - ahead : 0;
 }
 
-/* Returns how much longer an item counts as used because a client has told when it will be used
- * again. */
-static uint64_t hinted(const struct placement_item *item)
+/* Returns how long an item with a known next use is worth keeping. The item saves its value once in
+ * the time until that use. If its value divided by this time is below the price, the item is worth
+ * nothing. Otherwise it is kept for twice this time. */
+static uint64_t worth_until(const struct placement *p, const struct placement_item *item,
+                            double value)
 {
-    if (item->due_time == 0)
-        return 0;
-    return item->due_time > item->used_time
-               ? 2 * (uint64_t)(item->due_time - item->used_time)
-               : 2;
+    uint64_t wait = item->due_time > item->used_time ? item->due_time - item->used_time : 1;
+    return p->learn == NULL || (double)wait * p->learn->price <= value ? 2 * wait : 0;
+}
+
+static uint64_t worth_of(const struct placement *p, const struct placement_item *item,
+                         uint64_t lot, double value)
+{
+    if (item->due_time != 0)
+        return worth_until(p, item, value);
+    return p->learn != NULL
+               ? placement_learn_worth(
+                     p->learn, placement_class_used(item->class, item->n_uses), lot, value)
+               : 0;
 }
 
 /* Sets the order that follows from the item's own fields. The order of fifo, lfu and belady
@@ -124,7 +201,7 @@ static void order_from_memory(const struct placement *p, struct placement_item *
     if (p->kind == PLACEMENT_LRU || p->kind == PLACEMENT_ATTENTIONSTORE)
         item->order = item->used_at;
     else if (p->kind == PLACEMENT_OURS)
-        item->order = item->used_time + hinted(item);
+        item->order = (uint64_t)item->used_time + item->worth;
 }
 
 static void order_at_use(const struct placement *p, struct placement_item *item,
@@ -157,21 +234,36 @@ void placement_touch(struct placement *p, struct placement_part *h,
                      struct placement_item *item, const struct placement_use *use)
 {
     bool is_first = item->used_at == 0;
+    double value = use->value > 0 ? use->value : 1;
     item->used_at = use->at;
     item->used_time = use->time;
     item->due_time = use->reuse_in > 0 ? use->time + use->reuse_in : 0;
+    item->class = use->class;
     if (item->n_uses < UINT16_MAX)
         item->n_uses++;
+    if (p->learn != NULL)
+        placement_learn_used(p->learn,
+                             &(struct placement_learn_use){
+                                 .id = item->id,
+                                 .class = placement_class_used(item->class, item->n_uses),
+                                 .time = use->time,
+                                 .lot = use->lot,
+                                 .value = value,
+                                 .was_there = !is_first});
+    item->worth = (uint32_t)worth_of(p, item, use->lot, value);
     order_from_memory(p, item);
     order_at_use(p, item, is_first, use);
     rank(p, item);
     reorder(h, item);
 }
 
-void placement_evicted(struct placement *p, const struct placement_item *item)
+void placement_evicted(struct placement *p, const struct placement_item *item,
+                       uint64_t n_items)
 {
     if (p->kind == PLACEMENT_LFU && item->rank == PLACEMENT_ORDINARY)
         p->age = item->order;
+    if (p->learn != NULL)
+        placement_learn_evicted(p->learn, item->id, n_items);
 }
 
 /* --- the items that may be evicted ------------------------------------------------------------ */
@@ -181,20 +273,22 @@ void placement_insert(struct placement *p, struct placement_part *h,
 {
     CHECK(item->slot == 0 && h->n < h->max);
     rank(p, item); /* the window may have changed while the item was in no part */
-    put(h, h->n++, item);
-    move_up(h, h->n - 1);
+    h->policy = p;
+    uint32_t at = h->n++;
+    put(h, BY_POLICY, at, item);
+    move_up(h, BY_POLICY, at);
+    if (p->kind != PLACEMENT_OURS)
+        return;
+    put(h, BY_USE, at, item);
+    move_up(h, BY_USE, at);
 }
 
 void placement_remove(struct placement_part *h, struct placement_item *item)
 {
-    uint32_t at = item->slot - 1;
-    CHECK(item->slot > 0 && at < h->n && h->slot[at] == item);
-    struct placement_item *last = h->slot[--h->n];
-    item->slot = 0;
-    if (last == item)
-        return;
-    put(h, at, last);
-    reorder(h, last);
+    CHECK(item->slot > 0 && h->n > 0);
+    h->n--;
+    take_out(h, BY_POLICY, item);
+    take_out(h, BY_USE, item);
 }
 
 void placement_keep(struct placement *p, struct placement_part *h,
@@ -221,7 +315,7 @@ void placement_review(struct placement *p, struct placement_part *h,
 
 struct placement_item *placement_victim(const struct placement_part *h)
 {
-    return h->n > 0 ? h->slot[0] : NULL;
+    return h->n > 0 ? item_at(h, order_of(h->policy), 0) : NULL;
 }
 
 bool placement_admits(const struct placement *p, const struct placement_item *victim,
@@ -233,11 +327,18 @@ bool placement_admits(const struct placement *p, const struct placement_item *vi
            turn_of(p, id) < ~victim->order;
 }
 
+static bool is_in_order(const struct placement_part *h, enum order by,
+                        const struct placement_item *item)
+{
+    uint32_t at = place_of(item, by) - 1;
+    return at < h->n && item_at(h, by, at) == item &&
+           (at == 0 || !goes_before(by, item, item_at(h, by, (at - 1) / 2)));
+}
+
 bool placement_audit(const struct placement_part *h, const struct placement_item *item)
 {
     if (item->slot == 0)
-        return true;
-    uint32_t at = item->slot - 1;
-    return at < h->n && h->slot[at] == item &&
-           (at == 0 || !placement_goes_before(item, h->slot[(at - 1) / 2]));
+        return item->age_slot == 0;
+    return is_in_order(h, BY_POLICY, item) &&
+           (item->age_slot == 0 || is_in_order(h, BY_USE, item));
 }

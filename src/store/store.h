@@ -30,6 +30,7 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "store/placement.h"
+#include "store/placement_price.h"
 
 #define STORE_CHUNK_TOKENS 64
 /* Two reasons that store_lookup gives: the chunk was never stored, or it is on its way to the
@@ -192,9 +193,15 @@ struct store_record {
 
 /* A request's hints about the next use of its chunks. All 0: no hints. */
 struct store_use {
+    int turn;            /* number of the turn in its conversation, from 1; 0: unknown */
+    bool may_call_tools; /* the answer may be a tool call, whose result comes back soon */
     uint32_t reuse_in_s; /* a client's guess of the time until the next use; 0: none */
     /* The chunks expire after this time without a use; 0: they do not expire. */
     uint32_t ttl_s;
+    uint64_t lot; /* a number that all chunks of one request share */
+    /* How many tokens must be computed for each token of these chunks if they are lost
+     * (engine/staircase.h); 0 means 1. */
+    double share;
 };
 
 struct store_chunk {
@@ -390,6 +397,9 @@ struct store_pinned {
 int store_each_pin(struct store *s, int (*fn)(void *arg, const struct store_pinned *p),
                    void *arg);
 
+/* Sets the costs from which the policy `ours` computes the value of chunks that are used from now
+ * on. */
+void store_set_price(struct store *s, const struct placement_price *price);
 /* Sets the weight of shared need: each time that the number of waiting requests that need a chunk
  * doubles, the chunk counts as needed `turns` turns earlier (placement_window.h). */
 void store_set_step(struct store *s, uint64_t turns);

@@ -109,9 +109,11 @@ static bool is_needless(const struct tier *t, const struct chunk_node *n)
 static void use_as_store_does(struct tier *t, struct tier_chunk *c)
 {
     const struct placement_item *of = &c->node->place;
-    bool has_hint = of->due_time > of->used_time;
+    /* A client's hint counts only if the store's own policy relies on it. */
+    bool has_hint = of->due_time > of->used_time && of->worth > 0;
     struct placement_use use = {.at = of->used_at,
                                 .time = of->used_time,
+                                .class = of->class,
                                 .reuse_in = has_hint ? of->due_time - of->used_time : 0};
     /* decided anew at each use: a copy is not needed if the caller holds the state */
     c->place.is_dropped = is_needless(t, c->node);
@@ -397,7 +399,7 @@ static bool demote_one(struct tier *t)
     struct placement_item *item = placement_victim(&t->victims);
     if (item == NULL)
         return false;
-    placement_evicted(&t->policy, item);
+    placement_evicted(&t->policy, item, t->n_chunks);
     read_ahead_dropped(t->o.wants, item);
     t->counts.n_demoted++;
     tier_forget_node(t, chunk_of(item)->node);
@@ -458,7 +460,7 @@ int tier_open(const struct tier_opts *o, struct tier **out, struct err *err)
     t->arena_bytes = segment * t->n_segments;
     pthread_cond_init(&t->news, NULL);
     pthread_cond_init(&t->progress, NULL);
-    placement_init(&t->policy, o->policy, o->window);
+    placement_init(&t->policy, o->policy, o->window, NULL);
     alloc_init(&t->alloc, segment);
     alloc_add_segments(&t->alloc, t->n_segments);
     struct arena_opts a = {t->arena_bytes, o->ahead_bytes, o->memory};

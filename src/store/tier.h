@@ -27,7 +27,8 @@
  *
  * The order of victims is attentionstore's (store/placement.h): chunks that a waiting request
  * needs are dropped last, otherwise chunks fetched for it could be dropped first. Under `ours`
- * it is that policy's order.
+ * it is that policy's order. The policy does not learn here: the store's own part learns from
+ * the same uses.
  *
  * Functions marked [lock] are called with the store's lock held. Every function takes a NULL
  * tier, does nothing, and returns NULL or 0. */

@@ -423,6 +423,7 @@ static void each_field_arrives(void **state)
     assert_true(p.include_usage && !p.stream && !p.has_seed && !p.logprobs);
     assert_int_equal(json_count(p.tools), 1);
     assert_int_equal(json_count(p.kwargs), 1);
+    assert_int_equal(p.turn, 2); /* one answer was given */
     assert_string_equal(p.truncation, "disabled");
     assert_int_equal(json_count(p.messages), 3);
     struct request_shaping own;
@@ -458,6 +459,7 @@ static void each_field_arrives(void **state)
     assert_true(p.numbers.ratio == 0.25);
     assert_int_equal(p.numbers.keep, 128);
     assert_int_equal(p.numbers.context, 1024);
+    assert_int_equal(p.turn, 0);
     json_free(j);
 }
 
@@ -472,6 +474,7 @@ static void messages_need_a_bound(void **state)
     assert_string_equal(f.param, "max_tokens");
     assert_string_equal(f.message, "'max_tokens' is missing");
     assert_int_equal(status_of(REQUEST_COUNT, &p, &f, without), 0);
+    assert_int_equal(p.turn, 1);
     assert_int_equal(p.max_tokens, -1);
     assert_string_equal(request_max_name(&p), "max_tokens");
     assert_int_equal(
@@ -688,7 +691,7 @@ static void the_defaults(void **state)
     assert_true(p.temperature == 1.0 && p.top_p == 1.0 && p.n == 1 && !p.has_seed &&
                 !p.stream);
     assert_true(p.store && p.cache_ttl == -1 && p.max_completion_tokens == -1);
-    assert_true(p.top_k == 0 && p.min_p == 0 && !p.logprobs && p.n_top == 0);
+    assert_true(p.top_k == 0 && p.min_p == 0 && !p.logprobs && p.n_top == 0 && p.turn == 0);
     assert_null(p.truncation);
     json_free(j);
 }

@@ -173,6 +173,7 @@ static void a_look_up_tells_what_the_tokens_cost(void **state)
     assert_int_equal(w.n_moved, 0);
     assert_int_equal(w.n_have, 0);
     assert_true(w.owner == store_owner("alice") && w.owner != store_owner(NULL));
+    assert_true(w.use.lot == (uint64_t)s->t_arrival && w.use.share == 1);
     assert_false(w.measure_io);
     assert_true(w.recompute_s == n_layers * platform_prefill_s(f, 0, N_PROMPT));
     assert_true(w.recompute_half_s == n_layers * platform_prefill_s(f, 0, N_PROMPT / 2));
@@ -218,6 +219,7 @@ static void a_look_up_tells_what_the_tokens_cost(void **state)
     assert_memory_equal(&w.stair, &stair, sizeof stair);
     assert_true(w.stair_s == n_layers * platform_prefill_s(f, n_moved, n_view - n_moved));
     assert_true(w.recompute_s == staircase_price_s(f, &small, 0, N_PROMPT));
+    assert_true(w.use.share == staircase_share(&small, N_PROMPT) && w.use.share > 1);
     engine_remove(l.k.engine, s);
     lab_close(&l);
 }

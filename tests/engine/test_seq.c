@@ -513,29 +513,47 @@ static void the_last_token_of_a_known_prompt_is_computed(void **state)
     stack_close(&lab.k);
 }
 
-/* A sequence that ends gives its declared use to its blocks. A hint of more than a quarter of the
- * clock's range counts as that quarter. */
+/* A sequence that ends gives its declared use to its blocks, with its lot, its class and its owner.
+ * A hint of more than a quarter of the clock's range counts as that quarter. */
 static void blocks_know_their_use(void **state)
 {
     (void)state;
+    static const struct truncation small = {.context = 256, .step = 64, .keep = 64};
     static const struct {
+        const char *salt;
         uint32_t reuse_in_s, reuse_in;
-    } cases[] = {{0, 0},
-                 {10, 10 * KV_TIME_PER_S},
-                 {UINT32_MAX / 4 / KV_TIME_PER_S, UINT32_MAX / 4 - 15},
-                 {UINT32_MAX / 4 / KV_TIME_PER_S + 1, UINT32_MAX / 4},
-                 {UINT32_MAX, UINT32_MAX / 4}};
+    } cases[] = {{NULL, 0, 0},
+                 {"alice", 10, 10 * KV_TIME_PER_S},
+                 {"bob", UINT32_MAX / 4 / KV_TIME_PER_S, UINT32_MAX / 4 - 15},
+                 {"bob", UINT32_MAX / 4 / KV_TIME_PER_S + 1, UINT32_MAX / 4},
+                 {"bob", UINT32_MAX, UINT32_MAX / 4}};
     lab_open();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        bool is_truncated = i % 2;
         struct request q = request(lab.prompt, 1, NULL);
+        q.salt = cases[i].salt;
         q.use.reuse_in_s = cases[i].reuse_in_s;
+        q.use.turn = (int)i;
+        q.use.may_call_tools = i == 2;
         struct seq *s = add(q);
+        s->view.truncation = is_truncated ? small : s->view.truncation;
         int64_t from = clock_now_ns() / (1000000000 / KV_TIME_PER_S);
         seq_drop_blocks(s);
         int64_t to = clock_now_ns() / (1000000000 / KV_TIME_PER_S);
         const struct kv_use *u = &s->table.use;
         assert_in_range(u->time, from, to);
         assert_int_equal(u->reuse_in, cases[i].reuse_in);
+        assert_int_equal(u->class,
+                         placement_class_owner(placement_class((int)i, i == 2, false),
+                                               store_owner(cases[i].salt)));
+        assert_true(u->lot == (uint64_t)s->t_arrival && u->lot > 0);
+        double share = is_truncated ? staircase_share(&small, N_PROMPT) : 1;
+        assert_true(u->share == share && (share > 1) == is_truncated);
+        struct store_use use = seq_use(s);
+        assert_int_equal(use.reuse_in_s, cases[i].reuse_in_s);
+        assert_int_equal(use.turn, i);
+        assert_true(use.lot == u->lot && use.share == share);
+        s->view.truncation = (struct truncation){0};
         engine_remove(engine(), s);
     }
     lab_close();

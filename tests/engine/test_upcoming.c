@@ -231,14 +231,22 @@ static void a_store_without_room_is_told_the_rest_later(void **state)
     stack_close(&k);
 }
 
-/* The engine tells the store a number of turns (`step`): a chunk counts as needed so many turns
- * sooner if twice as many waiting requests need it. */
-static void the_store_knows_the_step_of_turns(void **state)
+/* The engine gives the store the price of state on this machine, and a number of turns (`step`): a
+ * chunk counts as needed so many turns sooner if twice as many waiting requests need it. */
+static void the_store_knows_the_price_of_state(void **state)
 {
     (void)state;
+    static const struct truncation whole = {0};
     struct stack k;
+    struct placement_price want;
     open_stack(&k, 1);
-    assert_true(k.store->catalog.window->step == 1000000000);
+    const struct catalog *c = &k.store->catalog;
+    assert_true(c->price.token_s == 0);
+    platform_price(&k.platform, &want); /* before prompts correct the platform */
+    run_to_end(&k, add(&k, prompt, 100, 1, &whole));
+    assert_true(want.token_s > 0 && want.read_byte_s > 0);
+    assert_memory_equal(&c->price, &want, sizeof want);
+    assert_true(c->window->step == 1000000000);
     stack_close(&k);
 }
 
@@ -292,7 +300,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_turn_is_the_order_of_admission),
         cmocka_unit_test(a_request_that_begins_earlier_needs_what_it_begins_with),
         cmocka_unit_test(a_store_without_room_is_told_the_rest_later),
-        cmocka_unit_test(the_store_knows_the_step_of_turns),
+        cmocka_unit_test(the_store_knows_the_price_of_state),
         cmocka_unit_test(a_hint_keeps_blocks_in_the_kv_cache),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

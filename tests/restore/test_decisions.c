@@ -25,6 +25,8 @@
 #include "engine/hybrid_share.h"
 #include "engine/lead.h"
 #include "engine/minibatch.h"
+#include "store/placement_learn.h"
+#include "store/placement_price.h"
 #include "store/placement_window.h"
 #include "api/prefix_order.h"
 #include "engine/read_buffer.h"
@@ -280,6 +282,69 @@ static void curves_fit_as_before(void **state)
                      fit.worst);
     }
     golden_digests(&b, GOLDEN, "fits");
+}
+
+/* ---- the learner of the policy `ours` ---- */
+
+/* Items of four classes, of which one is used at fixed gaps, one once, and two at random ones. */
+static void content_teaches_as_before(void **state)
+{
+    (void)state;
+    enum { ITEMS = 2500, STEPS = 36000 };
+    struct textbuf b = {0};
+    struct placement_learn *l = xcalloc(1, sizeof *l);
+    uint32_t *used_at = xcalloc(2 * ITEMS + STEPS, sizeof *used_at);
+    struct rng r = {5};
+    placement_learn_init(l);
+    for (uint32_t i = 0; i < STEPS; i++) {
+        uint32_t now = i / 12, kind = (uint32_t)rng_below(&r, 4);
+        uint64_t item = kind == 0   ? i % 700
+                        : kind == 1 ? 2 * ITEMS + i
+                                    : ITEMS + rng_below(&r, kind == 2 ? 200 : ITEMS);
+        const struct placement_learn_use u = {
+            .id = 1 + item,
+            .class = placement_class_used(placement_class((int)kind, kind == 2, kind == 3),
+                                          used_at[item] != 0),
+            .time = now,
+            .lot = i / 5,
+            .value = kind == 3   ? 0.5
+                     : kind == 2 ? 300
+                                 : 0,
+            .was_there = used_at[item] != 0 && now - used_at[item] < 150};
+        placement_learn_used(l, &u);
+        used_at[item] = now + 1;
+        if (i > 6000 && i % 2)
+            placement_learn_evicted(l, 1 + rng_below(&r, 2 * ITEMS), 1500);
+        if (i % 3000 != 2999)
+            continue;
+        textbuf_addf(
+            &b,
+            "%u: %llu updates, %d samples, shift %d, price %.6g, lru %.6g, regret %.6g, "
+            "debt %.6g, room %.6g\n",
+            i, (unsigned long long)l->n_updates, l->n_samples, l->shift, l->price,
+            l->lru_age, l->guard.regret, l->guard.debt, placement_guard_room(&l->guard));
+        textbuf_addf(
+            &b,
+            "  trial: gain %.6g, squares %.6g, uses %.6g, judged %.6g, pays %d; may %d\n",
+            l->trial.gain, l->trial.squares, l->trial.n_uses, l->trial.n_judged,
+            l->trial.pays, placement_learn_may_depart(l));
+        for (int class = 0; class < PLACEMENT_CLASSES; class ++) {
+            if (!l->has_content[class])
+                continue;
+            textbuf_addf(&b, "  class %d:", class);
+            for (int a = 0; a < PLACEMENT_AGES; a += 6)
+                textbuf_addf(&b, " %.5g", l->index[class][a]);
+            textbuf_addf(&b, "; worth");
+            for (uint64_t lot = 0; lot < 4; lot++)
+                textbuf_addf(&b, " %u %u",
+                             placement_learn_worth(l, (uint8_t) class, lot, 1),
+                             placement_learn_worth(l, (uint8_t) class, lot, 0.2));
+            textbuf_addf(&b, "\n");
+        }
+    }
+    free(used_at);
+    free(l);
+    golden_digests(&b, GOLDEN, "learner");
 }
 
 /* ---- reads that stall, remotes, changes of plan ---- */
@@ -545,12 +610,22 @@ static void platforms_cost_as_before(void **state)
         platform_slow_compute(&q, 3);
         textbuf_addf(&b, " throttled, slow\n");
         tell_costs(&b, &q);
+        struct placement_price price;
+        platform_price(&p, &price);
+        textbuf_addf(&b, "  price %.6g s, %.6g s/byte, %.6g bytes:", price.token_s,
+                     price.read_byte_s, price.chunk_bytes);
+        for (int n = 1; n <= 64; n += 21)
+            textbuf_addf(&b, " %.6g %.6g %.6g",
+                         placement_price_stored(&price, n, 1.5, 30000),
+                         placement_price_held(&price, n, 0, true),
+                         placement_price_held(&price, n, 2, false));
         const struct truncation window = {.context = 512, .step = 128, .keep = 64};
-        textbuf_addf(&b, "  gains %d%d%d, stairs", dram_tier_gains(&p, 2000, 10, 0),
+        textbuf_addf(&b, "; gains %d%d%d, stairs", dram_tier_gains(&p, 2000, 10, 0),
                      dram_tier_gains(&p, 500, 0, 1e-3),
                      dram_tier_gains(&p, 64, 3000, 1e-4));
         for (int64_t n = 500; n < 1000; n += 60)
-            textbuf_addf(&b, " %.6g", staircase_price_s(&p, &window, n / 3, n) * 1e3);
+            textbuf_addf(&b, " %.6g %.6g", staircase_price_s(&p, &window, n / 3, n) * 1e3,
+                         staircase_share(&window, n));
         uint8_t kinds[12];
         struct err e;
         const struct save_kinds_from from = {.n_layers = 12,
@@ -616,6 +691,7 @@ int main(void)
         cmocka_unit_test(requests_join_minibatches_as_before),
         cmocka_unit_test(restores_teach_as_before),
         cmocka_unit_test(curves_fit_as_before),
+        cmocka_unit_test(content_teaches_as_before),
         cmocka_unit_test(stalls_and_remotes_are_judged_as_before),
         cmocka_unit_test(prompts_are_ordered_as_before),
         cmocka_unit_test(leaders_are_found_as_before),

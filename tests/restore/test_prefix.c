@@ -257,12 +257,13 @@ static void a_search_ends_after_a_number_of_children(void **state)
 
 /* --- uses and names --------------------------------------------------------------------------- */
 
-/* The last user's hints reach the policy. */
+/* The last user's hints reach the policy. A block that is not full has the class of ends. */
 static void a_use_is_noted(void **state)
 {
     (void)state;
     int32_t tokens[B] = {0};
-    struct kv_use use = {.time = 1000, .reuse_in = 50};
+    struct kv_use use = {
+        .time = 1000, .reuse_in = 50, .class = placement_class(2, true, false)};
     x = prefix_create(N, PLACEMENT_OURS);
     for (int32_t b = 0; b < 4; b++) {
         tokens[0] = b;
@@ -275,6 +276,7 @@ static void a_use_is_noted(void **state)
         assert_int_equal(p->used_at, b + 1);
         assert_int_equal(p->used_time, 1000);
         assert_int_equal(p->due_time, b % 2 == 0 ? 1050 : 0);
+        assert_int_equal(p->class, placement_class(2, true, n < B));
     }
     assert_int_equal(x->n_kept, 4);
     prefix_destroy(x);

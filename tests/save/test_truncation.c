@@ -207,6 +207,9 @@ static void a_replay_has_the_price_of_its_stairs(void **state)
     /* Without a truncation the price is that of a prefill. */
     assert_true(is_near(staircase_price_s(&p, &(struct truncation){0}, 100, 3000),
                         3 * platform_prefill_s(&p, 100, 2900)));
+    assert_true(staircase_share(&t, 1024) == 1);
+    assert_true(is_near(staircase_share(&t, 2560), 2560.0 / 1024));
+    assert_true(is_near(staircase_share(&t, 2561), 2561.0 / 513));
 }
 
 /* A replay is chosen if it is faster than the restore, and never without a price. */

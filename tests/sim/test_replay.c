@@ -171,12 +171,13 @@ static void traces_are_read_and_bad_lines_named(void **state)
     struct err err = {0};
     assert_int_equal(load_mooncake(&l, mooncake, sizeof mooncake - 1, &err), 0);
     assert_true(l.n_requests == 2 && l.n_references == 5 && l.n_blocks == 9);
+    assert_true(l.request[0].is_partial && !l.request[1].is_partial);
     assert_true(l.request[1].time_s == 3 && l.request[1].n_runs == 2);
     /* only the second use of block 0 hits */
     assert_true(hit_rate(&l, PLACEMENT_LRU, 100, 0) == 0.2);
     load_free(&l);
     assert_int_equal(load_agents(&l, agents, sizeof agents - 1, LOAD_ALL, 1e6, 1, &err), 0);
-    assert_true(l.n_requests == 3 && l.n_references == 6);
+    assert_true(l.n_requests == 3 && l.n_references == 6 && l.request[0].is_tool_pending);
     static const uint32_t n_in[] = {100, 192, 64};
     for (int i = 0; i < 3; i++) {
         uint32_t n = 0;

@@ -30,9 +30,9 @@ static void tell_load(struct textbuf *b, const char *name, const struct load *l)
                  l->n_sessions, (unsigned long long)l->n_references);
     for (uint32_t i = 0; i < l->n_requests && i < 40; i++) {
         const struct load_request *r = &l->request[i];
-        textbuf_addf(b,
-                     "  %.6f s: session %u, turn %u, %u in, %u out, %u blocks:", r->time_s,
-                     r->session, r->turn, r->n_in, r->n_out, r->n_blocks);
+        textbuf_addf(b, "  %.6f s: session %u, turn %u, %u in, %u out, %u blocks%s%s:",
+                     r->time_s, r->session, r->turn, r->n_in, r->n_out, r->n_blocks,
+                     r->is_tool_pending ? ", tool" : "", r->is_partial ? ", partial" : "");
         for (uint32_t k = r->run; k < r->run + r->n_runs; k++)
             textbuf_addf(b, " %u+%u", l->run[k].first, l->run[k].n);
         textbuf_addf(b, "\n");
@@ -225,7 +225,7 @@ static void tell_left(void *arg, const struct placement_item *victim)
 /* Uses a path of six chains of ten blocks, as a request does. */
 static void use_path(struct cache *c, struct rng *r, uint32_t op)
 {
-    struct placement_use u = {.time = op / 4};
+    struct placement_use u = {.time = op / 4, .lot = op, .class = (uint8_t)(op % 7)};
     uint32_t first = 10 * (uint32_t)rng_below(r, 6), last = CACHE_NONE;
     uint32_t end = first + 1 + (uint32_t)rng_below(r, 10);
     for (uint32_t b = first; b < end; b++) {

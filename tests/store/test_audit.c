@@ -123,7 +123,7 @@ static void sums(void **state)
     BREAK(s, o->used_bytes, o->used_bytes + 4096);
     BREAK(s, o->n_chunks, o->n_chunks + 1);
     /* the item's order puts it last, but it is first in the heap */
-    BREAK(s, o->place.slot[0]->order, UINT64_MAX);
+    BREAK(s, o->place.slot[0].item->order, UINT64_MAX);
     BREAK(s, s->space.used_bytes, s->space.used_bytes - 4096);
     BREAK(s, s->space.freeing_bytes, 4096);
     BREAK(s, s->space.wiping_bytes, 4096);

@@ -345,6 +345,36 @@ static void catalog_victims(void **state)
     catalog_deinit(&c);
 }
 
+/* A use gives a chunk the class of its request and owner, and of a full or partial chunk. */
+static void catalog_classes(void **state)
+{
+    (void)state;
+    static const int n_tokens[] = {1, STORE_CHUNK_TOKENS - 1, STORE_CHUNK_TOKENS};
+    static const uint64_t owners[] = {0, 1001};
+    struct catalog c;
+    struct sha256 fingerprint = {{1}}, root = key_of(1000);
+    catalog_init(&c, PLACEMENT_OURS, false);
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < 2; k++) {
+            struct sha256 key = key_of((uint64_t)(2 * i + k));
+            struct chunk_id id = {&key, &root,       &fingerprint, owners[k],
+                                  0,    n_tokens[i], false};
+            struct store_mask mask = {{{1, 0}, {0, 0}}};
+            struct chunk_node *n;
+            struct extent *x = xcalloc(1, sizeof *x);
+            *x = (struct extent){.state = EXTENT_LIVE, .n_blocks = 2};
+            assert_int_equal(catalog_add(&c, &id, &n), 0);
+            catalog_attach(&c, n, x, &mask);
+            for (int turn = 0; turn < 4; turn++) {
+                struct store_use use = {.turn = turn, .may_call_tools = turn % 2 == 1};
+                catalog_touch(&c, n, 5, &use);
+                uint8_t class = placement_class(turn, turn % 2 == 1, i < 2);
+                assert_int_equal(n->place.class, placement_class_owner(class, owners[k]));
+            }
+        }
+    catalog_deinit(&c);
+}
+
 /* A pin of a chunk that is not stored keeps its name. Without the pin the name is forgotten. */
 static void catalog_names_without_chunks(void **state)
 {
@@ -671,6 +701,7 @@ int main(void)
         cmocka_unit_test(alloc_random),
         cmocka_unit_test(alloc_refuses),
         cmocka_unit_test(catalog_victims),
+        cmocka_unit_test(catalog_classes),
         cmocka_unit_test(catalog_names_without_chunks),
         cmocka_unit_test(names_and_owners),
         cmocka_unit_test(table_bounds),

@@ -15,12 +15,13 @@ enum { N = 40 };
 enum { PLACES = 256, WAITS = 200 };
 
 static struct placement_item item[N];
-static struct placement_item *slot[N];
+static struct placement_slot slot[N];
 static struct placement_part part;
 static struct placement policy;
 static struct placement_window window;
 static struct placement_upcoming upcoming[PLACES];
 static struct placement_wait wait_of[WAITS];
+static struct placement_learn learn;
 
 /* Begins with an empty tier. Item i has the id i + 1. */
 static void begin_as(enum placement_kind kind)
@@ -28,7 +29,8 @@ static void begin_as(enum placement_kind kind)
     memset(upcoming, 0, sizeof upcoming);
     memset(wait_of, 0, sizeof wait_of);
     placement_window_init(&window, upcoming, PLACES, wait_of, WAITS);
-    placement_init(&policy, kind, &window);
+    placement_learn_init(&learn);
+    placement_init(&policy, kind, &window, kind == PLACEMENT_OURS ? &learn : NULL);
     part = (struct placement_part){0};
     for (int i = 0; i < N; i++)
         item[i] = (struct placement_item){.id = (uint64_t)(1 + i)};
@@ -59,7 +61,7 @@ static int evict(void)
     struct placement_item *v = placement_victim(&part);
     if (v == NULL)
         return -1;
-    placement_evicted(&policy, v);
+    placement_evicted(&policy, v, N);
     placement_remove(&part, v);
     return (int)(v - item);
 }
@@ -436,8 +438,80 @@ static void a_dropped_item_ages_no_other(void **state)
 
 /* --- ours ------------------------------------------------------------------------------------- */
 
-/* Without waiting requests and hints `ours` is LRU. */
-static void ours_is_lru_where_nothing_is_known(void **state)
+/* Records a use. The item was in the tier, or it comes in now. */
+static void learn_use(uint64_t id, uint8_t class, uint32_t time)
+{
+    const struct placement_learn_use use = {
+        .id = id, .class = class, .time = time, .lot = id, .was_there = true};
+    placement_learn_used(&learn, &use);
+}
+
+/* Sets the number of the tier's items. */
+static void learn_size(uint64_t n_items)
+{
+    placement_learn_evicted(&learn, UINT64_MAX, n_items);
+}
+
+/* Teaches that every item of class `busy` is used again after 20 units of time, and one item in a
+ * hundred of class `idle`. The tier is full with 60 items, so LRU would not hold an item for 20
+ * units. */
+static void teach(uint8_t busy, uint8_t idle)
+{
+    uint32_t now = 1000;
+    uint64_t id = 1000;
+    for (int i = 0; i < 40000; i++) {
+        now += i % 4 == 0;
+        learn_use(1 + (uint64_t)(i / 4) % 20, busy, now);
+        learn_use(i % 100 == 0 && i > 0 ? id - 10 : ++id, idle, now);
+        learn_size(60);
+    }
+}
+
+static const struct placement_sample *sample_of(uint64_t id)
+{
+    for (int i = 0; i < PLACEMENT_SAMPLES; i++)
+        if (learn.sample[i].id == id)
+            return &learn.sample[i];
+    return NULL;
+}
+
+/* An eviction tells the learner which item has left, and the size of the tier. */
+static void ours_learns_what_was_evicted(void **state)
+{
+    (void)state;
+    begin_as(PLACEMENT_OURS);
+    add(0, 1);
+    add(1, 2);
+    assert_int_equal(learn.n_items, 0);
+    assert_true(sample_of(item[0].id)->is_there);
+    assert_int_equal(evict(), 0);
+    assert_int_equal(learn.n_items, N);
+    assert_false(sample_of(item[0].id)->is_there);
+    assert_true(sample_of(item[1].id)->is_there);
+}
+
+static void ours_holds_longer_what_is_used_again(void **state)
+{
+    (void)state;
+    uint8_t busy = placement_class(3, true, false), idle = placement_class(1, false, true);
+    uint8_t busy1 = placement_class_used(busy, 1), idle1 = placement_class_used(idle, 1);
+    begin_as(PLACEMENT_OURS);
+    assert_int_equal(placement_learn_worth(&learn, busy1, 0, 1),
+                     placement_learn_worth(&learn, idle1, 0, 1)); /* nothing is known yet */
+    teach(busy1, idle1);
+    assert_true(learn.index[busy1][0] > 10 * learn.index[idle1][0]);
+    assert_true(placement_learn_worth(&learn, busy1, 0, 1) >
+                placement_learn_worth(&learn, idle1, 0, 1) + 10);
+    struct placement_use a = {.at = 1, .time = 50000, .class = busy};
+    struct placement_use b = {.at = 2, .time = 50010, .class = idle};
+    placement_touch(&policy, &part, &item[0], &a);
+    placement_touch(&policy, &part, &item[1], &b);
+    placement_insert(&policy, &part, &item[0]);
+    placement_insert(&policy, &part, &item[1]);
+    assert_int_equal(evict(), 1); /* LRU would evict item 0 */
+}
+
+static void ours_is_lru_before_it_has_learned(void **state)
 {
     (void)state;
     begin_as(PLACEMENT_OURS);
@@ -447,24 +521,112 @@ static void ours_is_lru_where_nothing_is_known(void **state)
         assert_int_equal(evict(), (i * 7) % N);
 }
 
-/* A hint counts until twice the hinted time has passed, or until the next use. */
-static void ours_believes_a_hint(void **state)
+/* Where `ours` may not depart from LRU, items that waiting requests need still go in the order of
+ * their turns. */
+static void ours_keeps_the_order_of_turns_where_it_is_bound(void **state)
 {
     (void)state;
     begin_as(PLACEMENT_OURS);
+    learn.may_depart = false;
+    add(0, 1);
+    add(1, 2);
+    expect_use(0, 5);
+    expect_use(1, 10);
+    assert_int_equal(evict(), 1); /* it is needed last, although it was used last */
+}
+
+/* The learner gets the class of an item with the number of its uses. */
+static void uses_are_part_of_a_class(void **state)
+{
+    (void)state;
+    uint8_t class = placement_class(1, false, true);
+    begin_as(PLACEMENT_OURS);
+    struct placement_use u = {.at = 1, .time = 1000, .class = class};
+    for (int n = 1; n < 3; n++, u.at++, u.time++) {
+        placement_touch(&policy, &part, &item[0], &u);
+        assert_int_equal(sample_of(item[0].id)->class, placement_class_used(class, n));
+    }
+    assert_int_not_equal(placement_class_used(class, 1), placement_class_used(class, 2));
+}
+
+/* Content that comes back after its eviction, and that LRU would still have, is a loss. */
+static void content_that_comes_back_was_not_there(void **state)
+{
+    (void)state;
+    begin_as(PLACEMENT_OURS);
+    learn.lru_age = 100;
+    touch(&item[0], 1000);
+    touch(&item[0], 1001);
+    assert_true(learn.guard.regret == 0);
+    item[0] = (struct placement_item){.id = item[0].id}; /* it was evicted meanwhile */
+    touch(&item[0], 1002);
+    assert_true(learn.guard.regret > 0);
+}
+
+static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
+{
+    (void)state;
+    begin_as(PLACEMENT_OURS);
+    learn.price = 0.01; /* the tier's price: a use per hundred units of time */
     struct placement_use u[] = {{.at = 1, .time = 1000, .reuse_in = 50},
-                                {.at = 2, .time = 1000},
-                                {.at = 3, .time = 1099}};
+                                {.at = 2, .time = 1000, .reuse_in = 101},
+                                {.at = 3, .time = 1000}};
     for (int i = 0; i < 3; i++) {
         placement_touch(&policy, &part, &item[i], &u[i]);
         placement_insert(&policy, &part, &item[i]);
     }
+    assert_int_equal(evict(), 1); /* the hinted use is too far away to wait for */
+    /* the hint counts until twice the hinted time has passed */
     assert_int_equal(item[0].order, 1100);
-    assert_int_equal(evict(), 1);
-    assert_int_equal(evict(), 2); /* LRU would evict item 0 */
-    touch(&item[0], 1050);        /* a use ends the hint */
+    touch(&item[0], 1050); /* a use ends the hint */
     assert_int_equal(item[0].due_time, 0);
-    assert_int_equal(item[0].order, 1050);
+}
+
+/* The saving per byte of a use multiplies the learned value. An item that is barely worth its room
+ * is evicted first if a use saves little, and stays if a use saves much. */
+static void ours_holds_longer_what_saves_more(void **state)
+{
+    (void)state;
+    uint8_t busy = placement_class(3, true, false), idle = placement_class(1, false, true);
+    uint8_t idle1 = placement_class_used(idle, 1);
+    begin_as(PLACEMENT_OURS);
+    teach(placement_class_used(busy, 1), idle1);
+    /* the value per byte at which the item is just worth its room */
+    double least = learn.price / learn.index[idle1][0];
+    assert_int_equal(placement_learn_worth(&learn, idle1, 0, least / 2), 0);
+    uint32_t worth = placement_learn_worth(&learn, idle1, 0, 4 * least);
+    assert_true(worth > 0);
+    assert_true(placement_learn_worth(&learn, idle1, 0, 64 * least) >= worth);
+    struct placement_use u[] = {
+        {.at = 1, .time = 50000, .class = idle, .value = 4 * least},
+        {.at = 2, .time = 50000, .class = idle, .value = least / 2},
+        {.at = 3, .time = 50000, .reuse_in = 1000, .value = 2000 * learn.price},
+        {.at = 4, .time = 50000, .reuse_in = 1000, .value = 500 * learn.price}};
+    for (int i = 0; i < 4; i++)
+        placement_touch(&policy, &part, &item[i], &u[i]);
+    assert_int_equal(item[0].order, 50000 + worth);
+    assert_int_equal(item[1].order, 50000);
+    assert_int_equal(item[2].order, 52000); /* the hint makes the item worth its room */
+    assert_int_equal(item[3].order, 50000);
+}
+
+/* At the price, the items that are worth holding fill half of the tier. */
+static void a_smaller_tier_has_a_higher_price(void **state)
+{
+    (void)state;
+    double price[2];
+    for (int k = 0; k < 2; k++) {
+        struct rng r = {4};
+        begin_as(PLACEMENT_OURS);
+        for (int i = 0; i < 60000; i++) {
+            learn_use(1 + rng_below(&r, 1 + rng_below(&r, 3000)), 1,
+                      (uint32_t)(1000 + i / 10));
+            learn_size(k == 0 ? 200 : 1000);
+        }
+        price[k] = learn.price;
+        assert_true(price[k] > 0 && learn.lru_age > 0);
+    }
+    assert_true(price[0] > price[1]);
 }
 
 /* --- the window ------------------------------------------------------------------------------- */
@@ -530,8 +692,15 @@ int main(void)
         cmocka_unit_test(belady_evicts_the_farthest_next_use),
         cmocka_unit_test(a_newcomer_is_admitted_where_it_is_needed_sooner),
         cmocka_unit_test(a_dropped_item_ages_no_other),
-        cmocka_unit_test(ours_is_lru_where_nothing_is_known),
-        cmocka_unit_test(ours_believes_a_hint),
+        cmocka_unit_test(ours_keeps_the_order_of_turns_where_it_is_bound),
+        cmocka_unit_test(uses_are_part_of_a_class),
+        cmocka_unit_test(content_that_comes_back_was_not_there),
+        cmocka_unit_test(ours_learns_what_was_evicted),
+        cmocka_unit_test(ours_holds_longer_what_is_used_again),
+        cmocka_unit_test(ours_holds_longer_what_saves_more),
+        cmocka_unit_test(ours_is_lru_before_it_has_learned),
+        cmocka_unit_test(ours_believes_a_hint_as_far_as_it_is_worth_the_room),
+        cmocka_unit_test(a_smaller_tier_has_a_higher_price),
         cmocka_unit_test(the_window_agrees_with_a_list),
         cmocka_unit_test(an_audit_sees_what_is_wrong),
     };

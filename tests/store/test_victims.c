@@ -186,6 +186,39 @@ static void a_dropped_chunk_goes_first(void **state)
     }
 }
 
+/* The seconds that a chunk saves count per byte. Two contexts have the same hint. The chunk with
+ * half of the bytes is worth its room. The other chunk is not, although it was used later. */
+static void what_saves_more_for_each_byte_stays(void **state)
+{
+    (void)state;
+    enum { WAIT_S = 1000 };
+    /* its record and header take four blocks */
+    static const struct st_shape large = {1, {3 * 4096, 0}};
+    struct store *s = open_store(PLACEMENT_OURS, 20);
+    const struct placement_price price = {.token_s = 1, .chunk_bytes = CHUNK_BYTES};
+    const struct store_use use = {.reuse_in_s = WAIT_S};
+    struct sha256 key[2];
+    store_set_price(s, &price);
+    /* the price: seconds saved, per second of holding, at which a use is just worth the room */
+    s->catalog.learn->price = 0.75 / WAIT_S;
+    for (int i = 0; i < 2; i++) {
+        struct st_ctx c = context((uint64_t)(1 + i));
+        struct store_hit hit;
+        struct err err = {0};
+        int n = 0;
+        assert_int_equal(st_save(s, i == 0 ? &shape : &large, &c, 1, ST_H, &err), 0);
+        st_keys(&c, 1, &key[i]);
+        assert_int_equal(store_lookup_for(s, &use, &key[i], 1, &hit, &n, NULL, 0, &err), 0);
+        assert_int_equal(n, 1);
+        store_release(s, &hit, n);
+    }
+    const struct chunk_node *small = catalog_find(&s->catalog, &key[0]);
+    assert_int_equal(small->place.worth, 2 * WAIT_S);
+    assert_int_equal(catalog_find(&s->catalog, &key[1])->place.worth, 0);
+    assert_memory_equal(&catalog_victim(&s->catalog)->key, &key[1], sizeof key[1]);
+    store_close(s);
+}
+
 /* Saves three contexts of one chunk each in a store on a disk, drops the newest, uses it again if
  * `used`, and opens the store again.  Returns the first victim's number. */
 static uint64_t first_victim_after_a_restart(bool used)
@@ -399,6 +432,7 @@ int main(void)
         cmocka_unit_test(a_newcomer_does_not_push_out_what_is_needed_sooner),
         cmocka_unit_test(a_dropped_chunk_goes_first),
         cmocka_unit_test(a_drop_survives_a_restart),
+        cmocka_unit_test(what_saves_more_for_each_byte_stays),
         cmocka_unit_test(simulator_and_store_choose_the_same_victims),
         cmocka_unit_test(the_tail_of_the_queue_goes_first),
     };
