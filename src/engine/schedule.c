@@ -200,10 +200,8 @@ static void admit(struct schedule *c, struct seq *s)
     if (!seq_take_place(s)) /* the next decision sees that the blocks are missing */
         return;
     s->t_start = clock_now_ns();
-    if (!s->has_first) {
+    if (!s->has_first)
         s->out.n_device = seq_tokens_done(s);
-        s->out.miss[0] = 0;
-    }
     if (s->t_admit == 0) {
         s->t_admit = s->t_start;
         if (s->req.on_admit != NULL)
