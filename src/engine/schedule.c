@@ -202,6 +202,9 @@ static void admit(struct schedule *c, struct seq *s)
     s->t_start = clock_now_ns();
     if (!s->has_first)
         s->out.n_device = seq_tokens_done(s);
+    if (s->forgets_miss && !s->has_first)
+        s->out.miss[0] = 0;
+    s->forgets_miss = false;
     if (s->t_admit == 0) {
         s->t_admit = s->t_start;
         if (s->req.on_admit != NULL)

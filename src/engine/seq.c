@@ -446,7 +446,7 @@ static void leave_again(struct seq *s)
         s->out.truncation = truncation;
     } else {
         s->out.n_cached = s->out.n_device = s->out.plan.n_layers = 0;
-        s->out.miss[0] = 0;
+        s->forgets_miss = true;
         s->out.restore = (struct restore_result){0};
     }
 }

@@ -163,6 +163,7 @@ struct seq {
     /* Statistics of the first admission that began to compute; reported if the sequence was
      * preempted since (has_first). */
     bool has_first;
+    bool forgets_miss; /* it lost its place before that: the next admission has its own reasons */
     struct outcome first;
 };
 

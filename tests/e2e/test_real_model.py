@@ -55,7 +55,7 @@ def write(name, text):
 info = json.loads(subprocess.run([HC, "model", "info", MODEL, "--json"], capture_output=True, check=True).stdout)
 equal("its types, architecture, context and template are read", info["model"],
       {"format": "gguf", "arch": "llama", "file_types": {"Q4_1": 210, "Q8_0": 1, "F32": 61}, "held": "q4",
-       "template": True, "context": 8192})
+       "template": True, "tools": "generic", "context": 8192})
 
 # --- token ids ------------------------------------------------------------------------------------------------------
 wrong = []
