@@ -163,7 +163,8 @@ struct seq {
     /* Statistics of the first admission that began to compute; reported if the sequence was
      * preempted since (has_first). */
     bool has_first;
-    bool forgets_miss; /* it lost its place before that: the next admission has its own reasons */
+    bool
+        forgets_miss; /* it lost its place before that: the next admission has its own reasons */
     struct outcome first;
 };
 
