@@ -7,7 +7,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-[ "${1:-}" != --quick ] || set -- asserts columns format layering names shell store_order third_party tree
+[ "${1:-}" != --quick ] || set -- asserts budgets columns format layering names shell store_order third_party tree
 failed=0
 out=$(mktemp)
 trap 'rm -f "$out"' EXIT
