@@ -405,8 +405,8 @@ static void drain(struct server *s, struct hcache *h, int seconds)
         clock_sleep_ns(10000000);
 }
 
-/* Returns the bound on the guaranteed state of each key. By default each of several keys has a
- * share of what the store guarantees, three quarters of its cap. */
+/* Returns the bound on the guaranteed state of each key. By default the store guarantees three
+ * quarters of its cap, and n keys get an n-th part of that each. */
 static uint64_t guarantee_bytes(const struct serve_args *a, int n_keys)
 {
     const struct hcache_opts *o = &a->engine.o;

@@ -1,7 +1,7 @@
 /* attention.cuh - shared by the attention kernels: finds keys and values in the KV blocks, and
  * copies them to shared memory. */
-#ifndef TENSOR_CUDA_ATTENTION_CUH
-#define TENSOR_CUDA_ATTENTION_CUH
+#ifndef CUDA_ATTENTION_CUH
+#define CUDA_ATTENTION_CUH
 
 #include "cuda/device.cuh"
 #include "cuda/launch.h"

@@ -11,8 +11,8 @@
  * of its batch. --cuda-math fixed selects kernels whose results do not: they use tensor cores, with
  * tiles and splits at fixed places (launch.h).  --cuda-math exact selects kernels with the
  * arithmetic of ops.h, at a fraction of the speed. */
-#ifndef TENSOR_CUDA_H
-#define TENSOR_CUDA_H
+#ifndef CUDA_CUDA_H
+#define CUDA_CUDA_H
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -3,8 +3,8 @@
  *
  * With HCACHE_CUDA_EMULATED the same sources compile for the CPU (tests/cuda_emu), where the tests
  * run them lane by lane. */
-#ifndef TENSOR_CUDA_DEVICE_CUH
-#define TENSOR_CUDA_DEVICE_CUH
+#ifndef CUDA_DEVICE_CUH
+#define CUDA_DEVICE_CUH
 
 #include <stdint.h>
 #include <string.h>

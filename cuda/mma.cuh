@@ -3,8 +3,8 @@
  * Fragments of m16n8k16 (row x column): lane 4g + t holds, of A, the pairs (row g, k 2t), (g + 8,
  * 2t), (g, 2t + 8), (g + 8, 2t + 8); of B, (k 2t, column g), (2t + 8, g); of C, (g, columns 2t and
  * 2t + 1), (g + 8, the same). */
-#ifndef TENSOR_CUDA_MMA_CUH
-#define TENSOR_CUDA_MMA_CUH
+#ifndef CUDA_MMA_CUH
+#define CUDA_MMA_CUH
 
 #include "cuda/device.cuh"
 

@@ -11,8 +11,8 @@
  *
  * The rest of the backend includes only this header and early.h. nccl.c implements
  * cuda_collective_open and cuda_connect of tensor/group_impl.h. */
-#ifndef TENSOR_CUDA_UNTRIED_H
-#define TENSOR_CUDA_UNTRIED_H
+#ifndef CUDA_UNTRIED_UNTRIED_H
+#define CUDA_UNTRIED_UNTRIED_H
 
 #include "cuda/cuda.h"
 #include "cuda/untried/early.h"

@@ -151,7 +151,7 @@ static int read_documents(struct dates *d, struct err *err)
     struct err local = {0}; /* the absence of the file leaves *err unchanged */
     int rc = file_read_regular(d->documents_path, MAX_DOCUMENTS_BYTES, &text, &n, &local);
     if (rc == -ENOENT ||
-        rc == -ENOTDIR) /* the store itself says what is wrong with its folder */
+        rc == -ENOTDIR) /* opening the store reports a path that is no folder */
         return 0;
     if (rc != 0)
         return err_set(err, rc, "%s", local.msg);

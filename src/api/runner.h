@@ -6,8 +6,8 @@
  *
  * A batch that finds no room for its answers, under the shelf's bounds or on the disk, waits until
  * there is room; other batches run meanwhile. */
-#ifndef BATCH_RUNNER_H
-#define BATCH_RUNNER_H
+#ifndef API_RUNNER_H
+#define API_RUNNER_H
 
 #include "base/err.h"
 #include "api/shelf.h"

@@ -16,8 +16,8 @@
  *  3. All bytes together stay within max_bytes; a record counts as SHELF_RECORD_BYTES.
  *  4. No tenant takes another's share of a bound (shelf_divide).  Records of tenants that exist no
  *     longer count against the bounds of the whole shelf alone. */
-#ifndef BATCH_SHELF_H
-#define BATCH_SHELF_H
+#ifndef API_SHELF_H
+#define API_SHELF_H
 
 #include <stdbool.h>
 #include <stddef.h>

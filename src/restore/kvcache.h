@@ -19,8 +19,8 @@
  *
  * The pool's memory is reserved at creation and never grows. Not thread-safe: it belongs to the
  * engine's thread. Other threads may fill the blocks' contents. */
-#ifndef KVCACHE_KVCACHE_H
-#define KVCACHE_KVCACHE_H
+#ifndef RESTORE_KVCACHE_H
+#define RESTORE_KVCACHE_H
 
 #include "base/hash.h"
 #include "store/placement.h"

@@ -160,10 +160,10 @@ struct plan {
  * ERR_NOT_FOUND if a layer without records cannot be recomputed. */
 int plan_make(const struct plan_request *req, struct plan *out, struct err *e);
 
-/* Returns whether auto takes a single method that is predicted to take single_s instead of a
- * mixture that is predicted to take mixture_s: the mixture's gain is below what predictions are
- * worth. Half of a mixture's time depends on the disk, so that is the root of `spread`.
- * docs/RESTORATION.md has the measurement. */
+/* Returns whether auto takes the fastest single method, whose predicted time is single_s, instead
+ * of the best mixture, whose predicted time is mixture_s. It does unless the mixture's gain is
+ * larger than the error of predictions. That error is the root of `spread`, because about half of a
+ * mixture's time depends on the disk. docs/RESTORATION.md has the measurement. */
 bool plan_prefers_single(double mixture_s, double single_s, double spread);
 
 /* Parses "auto", "hidden", "kv", "recompute", "kv+recompute", "paper", "tokenwise",

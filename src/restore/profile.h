@@ -94,7 +94,7 @@ int profile_io(struct platform *p, const struct model *m, struct store *store,
 
 /* Checks a profile that is older than the process, before the first plan. Reads records of the
  * store and projects rows of layer 0, each for about a millisecond by the profile, and corrects *p
- * (correction_check). What cannot be measured is left as it is. */
+ * (correction_check). A cost that cannot be measured keeps its value. */
 void profile_check(struct platform *p, const struct model *m, struct model_work *w,
                    struct stream *s, struct store *store, const struct sha256 *fingerprint);
 

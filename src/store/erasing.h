@@ -12,8 +12,8 @@
  * Invariants:
  * 1. An append that a mark concerns (erasures.h) becomes visible at no time: either it is refused,
  *    or its node is doomed when the mark is set.
- * 2. What is owed has left the catalog. It is in the file erase.owed, as far as the disk allows,
- *    and is erased from the files once the store can be written (owed.c). */
+ * 2. An owed erasure has taken its chunks out of the catalog. The file erase.owed lists it, if the
+ *    disk could take the line. The chunks are wiped once the store can be written (owed.c). */
 #ifndef STORE_ERASING_H
 #define STORE_ERASING_H
 

@@ -1,4 +1,4 @@
-/* home.h - where a store's files lie, and who it is.
+/* home.h - the folders and files of a store, and its identity.
  *
  * Invariants:
  * 1. Everything here is set while the store is opened and does not change afterwards. So it is read

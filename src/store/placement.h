@@ -38,8 +38,8 @@
  * Pure: no clock, no I/O, no allocation. An item lies inside the owner's node; the owner
  * provides the array of slots and the memory of the window. Times are in any unit that the owner
  * counts in (seconds, or uses). */
-#ifndef POLICY_PLACEMENT_H
-#define POLICY_PLACEMENT_H
+#ifndef STORE_PLACEMENT_H
+#define STORE_PLACEMENT_H
 
 #include <stdbool.h>
 #include <stdint.h>

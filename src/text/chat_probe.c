@@ -396,8 +396,9 @@ static bool shows_written(const struct chat_template *t)
     return good;
 }
 
-/* Chooses how calls and tools reach the model where the template shows none. A model that has
- * tokens for calls writes these; any other one is told what to write. */
+/* Chooses how calls and tools reach the model where the template shows none. If the
+ * model has tokens for calls, calls are written with them; otherwise a system message tells the
+ * model what to write. */
 static void probe_written(struct chat_template *t, const char *tokens)
 {
     const struct call_syntax *own = t->syntax.calls, *has = NULL;

@@ -360,7 +360,7 @@ static int add_as(struct conversations *c, const char *tenant, const char *name,
     return rc;
 }
 
-/* Of two keys, each has half of the turns and of the bytes: what one keeps is never the other's.
+/* Each of two keys has half of the turns and of the bytes, and cannot take the other's half.
  * Deleted turns give room back, also in a file that was there before, and a refusal takes none. */
 static void tenants_have_shares(void **state)
 {
