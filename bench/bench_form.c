@@ -34,7 +34,7 @@ static const struct opt positionals[] = {
 static const struct opt options[] = {
     {"verdicts", OPT(struct form_bench_args, verdicts),
      .help =
-         "with --json: for each schema which texts have its form; null if it is refused"},
+         "with --json: for each schema which texts have its form, or why it is refused"},
     {"samples", OPT(struct form_bench_args, samples), .arg = "N", .def = "0", .min = 0,
      .max = 1000,
      .help =
@@ -69,8 +69,8 @@ struct form_bench {
     uint32_t *mask;
     struct times compile_ms, mask_us;
     int n_schemas, n_refused, n_texts, n_outside;
-    struct json *verdicts; /* NULL: not wanted */
-    struct json *texts;    /* samples; NULL: not wanted */
+    struct json *verdicts, *each_ms; /* of each schema; NULL: not wanted */
+    struct json *texts;              /* samples; NULL: not wanted */
     int n_samples, n_stuck;
     struct rng rng;
 };
@@ -195,13 +195,17 @@ static void run_line(struct form_bench *f, const struct json *line)
     struct grammar_source s = {.kind = GRAMMAR_SCHEMA,
                                .schema = json_member(line, "schema")};
     const struct json *texts = json_member(line, "texts");
+    struct err err = {0};
     double t0 = cpu_s();
     f->n_schemas++;
-    int rc = grammar_compile(&g, &s, NULL);
+    int rc = grammar_compile(&g, &s, &err);
     add(&f->compile_ms, (cpu_s() - t0) * 1e3);
     struct json *verdict = f->verdicts != NULL && rc == 0 ? json_new_array() : NULL;
     if (f->verdicts != NULL)
-        json_push(f->verdicts, rc == 0 ? verdict : json_new_raw("null", 4));
+        json_push(f->each_ms, json_new_real(f->compile_ms.at[f->compile_ms.n - 1]));
+    if (f->verdicts != NULL)
+        json_push(f->verdicts,
+                  rc == 0 ? verdict : json_new_bytes(err.msg, strlen(err.msg)));
     struct json *texts_out = f->texts != NULL && rc == 0 ? json_new_array() : NULL;
     if (f->texts != NULL)
         json_push(f->texts, rc == 0 ? texts_out : json_new_raw("null", 4));
@@ -238,8 +242,10 @@ static void print(struct form_bench *f, bool as_json)
     json_put_real(o, "compile_median_ms", share_of(&f->compile_ms, 0.5));
     json_put_real(o, "compile_p99_ms", share_of(&f->compile_ms, 0.99));
     json_put_real(o, "compile_max_ms", share_of(&f->compile_ms, 1));
-    if (f->verdicts != NULL)
+    if (f->verdicts != NULL) {
         json_put(o, "verdicts", f->verdicts);
+        json_put(o, "each_ms", f->each_ms);
+    }
     if (f->texts != NULL) {
         json_put_int(o, "stuck", f->n_stuck);
         json_put(o, "samples", f->texts);
@@ -268,8 +274,10 @@ static int run(struct form_bench *f, const struct form_bench_args *a, struct err
         return rc;
     int32_t n_tokens = tokenizer_size(f->t);
     rc = vocab_create(&f->v, n_tokens, bytes_of, f, err);
-    if (rc == 0 && a->json && a->verdicts)
+    if (rc == 0 && a->json && a->verdicts) {
         f->verdicts = json_new_array();
+        f->each_ms = json_new_array();
+    }
     if (rc == 0 && a->json && a->samples > 0) {
         f->texts = json_new_array();
         f->n_samples = a->samples;

@@ -30,7 +30,8 @@ struct place {
     uint32_t node, stack;
 };
 
-/* Element of a stack. tag: a CALL, whose `next` follows the rule, or a REPEAT and its count. */
+/* Element of a stack. tag: a CALL, whose `next` follows the rule, or a REPEAT or COUNTER with its
+ * count. */
 struct cell {
     uint32_t below, tag;
     int32_t count;
@@ -217,6 +218,23 @@ static void visit_repeat(struct automaton *a, uint32_t repeat, int32_t count,
         visit(a, r->body, push(a, below, repeat, done));
 }
 
+/* Visits what follows a node that counts. */
+static void visit_count(struct automaton *a, const struct node *n, const struct cell *top)
+{
+    const struct node *counter = &a->g->nodes[top->tag];
+    int32_t count = top->count + (n->kind == NODE_COUNT);
+    CHECK(counter->kind == NODE_COUNTER);
+    if (count < n->min || count > n->max)
+        return;
+    if (n->kind == NODE_COUNTED) {
+        visit(a, n->next, top->below);
+        return;
+    }
+    if (counter->max == REPEAT_ENDLESS)
+        count = MIN(count, counter->min);
+    visit(a, n->next, push(a, top->below, top->tag, count));
+}
+
 /* Follows all visited nodes. Returns whether the text may end. */
 static bool follow(struct automaton *a)
 {
@@ -251,6 +269,13 @@ static bool follow(struct automaton *a)
             CHECK(p.stack != 0 && top.tag == n->body);
             visit_repeat(a, n->body, top.count, top.below);
             break;
+        case NODE_COUNTER:
+            visit(a, n->next, push(a, p.stack, p.node, 0));
+            break;
+        case NODE_COUNT:
+        case NODE_COUNTED:
+            visit_count(a, n, &top);
+            break;
         }
     }
     return accepts;
@@ -280,7 +305,7 @@ static void look_for_room(const struct automaton *a, struct state *s)
             const struct cell *top = &a->cells[p[i].stack];
             int32_t room = INT32_MAX;
             if (n->free == FREE_COUNTED && a->g->nodes[top->tag].max != REPEAT_ENDLESS)
-                room = a->g->nodes[top->tag].max - top->count;
+                room = a->g->nodes[top->tag].max - top->count - n->min;
             s->only = s->only && s->room < 0;
             s->room = MAX(s->room, room);
         }
@@ -617,9 +642,10 @@ static bool key_make(struct automaton *a, const struct state *s, int far)
             const struct cell *c = &a->cells[at];
             const struct node *r = &a->g->nodes[c->tag];
             ok = key_add(a, c->tag);
-            if (r->kind == NODE_REPEAT) {
-                ok = ok && key_add(a, (uint32_t)MIN(MAX(r->min - c->count, 0), far + 1));
-                ok = ok && key_add(a, (uint32_t)MIN(r->max - c->count, far + 1));
+            if (r->kind == NODE_REPEAT || r->kind == NODE_COUNTER) {
+                int32_t near = far + 1 + (int32_t)r->n;
+                ok = ok && key_add(a, (uint32_t)MIN(MAX(r->min - c->count, 0), near));
+                ok = ok && key_add(a, (uint32_t)MIN(r->max - c->count, near));
             }
         }
         ok = ok && key_add(a, UINT32_MAX);

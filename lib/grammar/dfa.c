@@ -49,50 +49,125 @@ static bool *live_states(struct build *b, const struct dfa *d)
     return live;
 }
 
+/* The states, ordered so that those of a block stand together. */
+struct partition {
+    uint32_t *state, *at;    /* [n] the order, and the place of each state in it */
+    uint32_t *block;         /* [n] of each state */
+    uint32_t *first, *count; /* [n] of each block */
+    uint32_t *marked;        /* [n] how many of a block's first states are marked */
+    uint32_t n_blocks;
+};
+
+static void partition_mark(struct partition *p, uint32_t state, uint32_t *touched,
+                           uint32_t *n_touched)
+{
+    uint32_t k = p->block[state], to = p->first[k] + p->marked[k];
+    if (p->at[state] < to)
+        return;
+    if (p->marked[k]++ == 0)
+        touched[(*n_touched)++] = k;
+    uint32_t other = p->state[to];
+    p->state[p->at[state]] = other;
+    p->at[other] = p->at[state];
+    p->state[to] = state;
+    p->at[state] = to;
+}
+
+/* Makes the marked states of a block a block of their own. Returns it, or the block itself if all
+ * are marked. */
+static uint32_t partition_split(struct partition *p, uint32_t k)
+{
+    uint32_t n = p->marked[k], other = p->n_blocks;
+    p->marked[k] = 0;
+    if (n == p->count[k])
+        return k;
+    p->n_blocks++;
+    p->first[other] = p->first[k];
+    p->count[other] = n;
+    p->first[k] += n;
+    p->count[k] -= n;
+    for (uint32_t i = 0; i < n; i++)
+        p->block[p->state[p->first[other] + i]] = other;
+    return other;
+}
+
+/* Transitions backwards: those of class c that lead to s are from[start[c * n + s]] on. */
+struct backwards {
+    uint32_t *start, *from;
+};
+
+static struct backwards backwards_of(struct build *b, const struct dfa *d)
+{
+    size_t n = d->n, total = n * d->n_cls;
+    struct backwards w = {.start = build_alloc(b, (total + 1) * sizeof *w.start),
+                          .from = build_alloc(b, total * sizeof *w.from)};
+    for (size_t s = 0; s < n; s++)
+        for (size_t c = 0; c < d->n_cls; c++)
+            w.start[c * n + d->to[s * d->n_cls + c]]++;
+    for (size_t i = 0, sum = 0; i <= total; i++) {
+        sum += i < total ? w.start[i] : 0;
+        w.start[i] = (uint32_t)sum; /* the end; it falls as the list is filled */
+    }
+    for (size_t s = n; s-- > 0;)
+        for (size_t c = 0; c < d->n_cls; c++)
+            w.from[--w.start[c * n + d->to[s * d->n_cls + c]]] = (uint32_t)s;
+    return w;
+}
+
 /* Sets group[s] of each state; equal states have equal groups; group 0 is dead. Returns the number
- * of groups. (Moore's refinement: groups are split by the groups of their successors until none
- * splits.) */
+ * of groups.  (Hopcroft: a block splits all others by which of their states lead to it; of two
+ * halves only the smaller one must split again.) */
 static uint32_t group_states(struct build *b, const struct dfa *d, const bool *live,
                              uint32_t *group)
 {
-    uint32_t n_groups = 0, before = UINT32_MAX, size = 64;
-    while (size < d->n * 2)
-        size *= 2;
-    uint32_t *next = build_alloc(b, d->n * sizeof *next);
-    uint32_t *slots = build_alloc(b, size * sizeof *slots); /* state + 1 */
-    for (uint32_t s = 0; s < d->n; s++)
-        group[s] = !live[s] ? 0 : d->accepts[s] ? 2 : 1;
-    while (n_groups != before) {
-        before = n_groups;
-        n_groups = 0;
-        build_work(b, (uint64_t)d->n * (d->n_cls + 1) + size / 8);
-        memset(slots, 0, size * sizeof *slots);
-        for (uint32_t s = 0; s < d->n; s++) {
-            const uint32_t *to = d->to + (size_t)s * d->n_cls;
-            if (!live[s])
-                continue;
-            uint64_t h = group[s];
-            for (uint32_t c = 0; c < d->n_cls; c++)
-                h = (h ^ group[to[c]]) * 0x9E3779B97F4A7C15u, h ^= h >> 32;
-            uint32_t at = (uint32_t)h & (size - 1);
-            for (; slots[at] != 0; at = (at + 1) & (size - 1)) {
-                uint32_t other = slots[at] - 1, c = 0;
-                const uint32_t *tx = d->to + (size_t)other * d->n_cls;
-                while (c < d->n_cls && group[tx[c]] == group[to[c]])
-                    c++;
-                if (c == d->n_cls && group[other] == group[s])
-                    break;
+    size_t bytes = (size_t)(d->n + 3) * sizeof(uint32_t);
+    struct partition p = {.state = build_alloc(b, bytes),
+                          .at = build_alloc(b, bytes),
+                          .block = group,
+                          .first = build_alloc(b, bytes),
+                          .count = build_alloc(b, bytes),
+                          .marked = build_alloc(b, bytes),
+                          .n_blocks = 3};
+    uint32_t *todo = build_alloc(b, bytes), n_todo = 0, *touched = build_alloc(b, bytes);
+    uint32_t *copy = build_alloc(b, bytes), place = 0;
+    bool *waits = build_alloc(b, d->n + 3u);
+    const struct backwards w = backwards_of(b, d);
+    for (uint32_t k = 0; k < 3; k++) { /* dead, not accepting, accepting */
+        p.first[k] = place;
+        for (uint32_t s = 0; s < d->n; s++)
+            if (k == (!live[s] ? 0u : d->accepts[s] ? 2u : 1u)) {
+                p.state[place] = s;
+                p.at[s] = place++;
+                p.block[s] = k;
             }
-            if (slots[at] == 0) {
-                slots[at] = s + 1;
-                next[s] = ++n_groups;
-            } else {
-                next[s] = next[slots[at] - 1];
+        p.count[k] = place - p.first[k];
+        waits[k] = k > 0;
+        if (k > 0)
+            todo[n_todo++] = k;
+    }
+    while (n_todo > 0) {
+        uint32_t by = todo[--n_todo], n = p.count[by];
+        waits[by] = false;
+        memcpy(copy, p.state + p.first[by], n * sizeof *copy);
+        build_work(b, (uint64_t)n * d->n_cls);
+        for (uint32_t c = 0; c < d->n_cls; c++) {
+            uint32_t n_touched = 0;
+            for (uint32_t i = 0; i < n; i++) {
+                const uint32_t *start = w.start + (size_t)c * d->n + copy[i];
+                for (uint32_t k = start[0]; k < start[1]; k++)
+                    partition_mark(&p, w.from[k], touched, &n_touched);
+            }
+            for (uint32_t i = 0; i < n_touched; i++) {
+                uint32_t k = touched[i], other = partition_split(&p, k);
+                if (other == k)
+                    continue;
+                uint32_t add = waits[k] || p.count[other] <= p.count[k] ? other : k;
+                waits[add] = true;
+                todo[n_todo++] = add;
             }
         }
-        memcpy(group, next, d->n * sizeof *group);
     }
-    return n_groups + 1;
+    return p.n_blocks;
 }
 
 /* Merges classes of bytes that no state tells apart. */
@@ -345,8 +420,21 @@ const struct dfa *dfa_of_texts(struct build *b, const char *const *texts, uint32
 
 /* --- into the graph ----------------------------------------------------------------- */
 
-static uint32_t embed_escapes(struct build *b, const struct dfa *d, uint32_t s,
-                              const uint32_t *node)
+/* Returns a node that counts the character whose first byte leads to state s, where lengths are
+ * counted: what is left of the bounds can still be reached from s. */
+static uint32_t counted(struct build *b, const struct dfa_form *f, uint32_t s,
+                        uint32_t next)
+{
+    if (f->lengths == NULL || next == NODE_ID_FAIL)
+        return next;
+    int32_t least = f->lengths->min[s], most = f->lengths->max[s];
+    int32_t min = most == REPEAT_ENDLESS ? 0 : MAX(f->min - most, 0),
+            max = f->max == REPEAT_ENDLESS ? f->max : f->max - least;
+    return max < MAX(min, 1) ? NODE_ID_FAIL : node_count(b, NODE_COUNT, min, max, next);
+}
+
+static uint32_t embed_escapes(struct build *b, const struct dfa *d,
+                              const struct dfa_form *f, uint32_t s, const uint32_t *node)
 {
     static const struct {
         char as, byte;
@@ -356,14 +444,14 @@ static uint32_t embed_escapes(struct build *b, const struct dfa *d, uint32_t s,
     for (size_t i = 0; i < sizeof shorts / sizeof *shorts; i++) {
         uint32_t to = dfa_step(d, s, (uint8_t)shorts[i].byte);
         if (to != 0)
-            ways[n++] = node_bytes(b, &shorts[i].as, 1, node[to]);
+            ways[n++] = counted(b, f, to, node_bytes(b, &shorts[i].as, 1, node[to]));
     }
     for (int c = 0; c < 0x20; c++) {
         static const char hex[] = "0123456789abcdef";
         const char text[] = {'u', '0', '0', (char)('0' + c / 16), hex[c % 16]};
         uint32_t to = dfa_step(d, s, (uint8_t)c);
         if (to != 0 && c != '\b' && c != '\f' && c != '\n' && c != '\r' && c != '\t')
-            ways[n++] = node_bytes(b, text, sizeof text, node[to]);
+            ways[n++] = counted(b, f, to, node_bytes(b, text, sizeof text, node[to]));
     }
     return n == 0 ? NODE_ID_FAIL : node_split(b, ways, n);
 }
@@ -396,34 +484,123 @@ static bool is_free(const struct dfa *d, uint32_t s)
     return true;
 }
 
-uint32_t dfa_embed(struct build *b, const struct dfa *d, bool quoted, uint32_t next)
+enum { MAX_LENGTH_WORK = 20000000 };
+
+/* Marks the states from which a byte of some kind leads to a marked one: of those that begin a
+ * character, or of those that continue one. Returns whether a mark is new. */
+static bool mark_before(const struct dfa *d, bool begins, const bool *marked, bool *out)
+{
+    bool kind[256] = {0}, changed = false;
+    for (int byte = 0; byte < 256; byte++)
+        kind[d->cls[byte]] |= ((byte & 0xC0) != 0x80) == begins;
+    for (uint32_t s = 1; s < d->n; s++) {
+        bool any = out[s];
+        for (uint32_t c = 0; c < d->n_cls && !any; c++)
+            any = kind[c] && marked[d->to[s * d->n_cls + c]];
+        changed |= any != out[s];
+        out[s] = any;
+    }
+    return changed;
+}
+
+const struct dfa_lengths *dfa_lengths(struct build *b, const struct dfa *d)
+{
+    struct dfa_lengths *l = build_alloc(b, sizeof *l);
+    bool *now = build_alloc(b, d->n), *after = build_alloc(b, d->n);
+    uint64_t work = 0;
+    l->min = build_alloc(b, d->n * sizeof *l->min);
+    l->max = build_alloc(b, d->n * sizeof *l->max);
+    memset(l->min, -1, d->n * sizeof *l->min);
+    memcpy(now, d->accepts, d->n);
+    /* now: the states from which `length` characters can be the rest. */
+    for (int32_t length = 0;; length++) {
+        while (mark_before(d, false, now, now))
+            ;
+        for (uint32_t s = 1; s < d->n; s++) {
+            if (now[s] && l->min[s] >= 0 && l->max[s] != length - 1)
+                return NULL; /* a gap */
+            if (now[s]) {
+                l->min[s] = l->min[s] < 0 ? length : l->min[s];
+                l->max[s] = length;
+            }
+        }
+        memset(after, 0, d->n);
+        mark_before(d, true, now, after);
+        while (mark_before(d, false, after, after))
+            ;
+        if (memcmp(now, after, d->n) == 0)
+            break;
+        work += (uint64_t)d->n * d->n_cls;
+        build_work(b, (uint64_t)d->n * d->n_cls / 4);
+        if (work > MAX_LENGTH_WORK)
+            return NULL;
+        bool *k = now;
+        now = after;
+        after = k;
+    }
+    for (uint32_t s = 1; s < d->n; s++)
+        if (now[s])
+            l->max[s] = REPEAT_ENDLESS;
+    return l;
+}
+
+/* Returns the largest distance of a COUNT's bounds from those of its counter. */
+static uint32_t slack_of(const struct dfa *d, const struct dfa_lengths *l)
+{
+    int32_t slack = 0;
+    for (uint32_t s = 1; s < d->n; s++)
+        slack = MAX(slack, l->max[s] == REPEAT_ENDLESS ? l->min[s] : l->max[s]);
+    return (uint32_t)slack;
+}
+
+uint32_t dfa_embed_as(struct build *b, const struct dfa *d, const struct dfa_form *f,
+                      uint32_t next)
 {
     if (d->start == 0)
         return NODE_ID_FAIL;
-    uint32_t *node = build_alloc(b, d->n * sizeof *node);
+    uint32_t *node = build_alloc(b, d->n * sizeof *node), *count = node;
     uint32_t *body = build_alloc(b, d->n * sizeof *body);
+    const struct dfa_lengths *l = f->lengths;
+    if (l != NULL)
+        next = node_count(b, NODE_COUNTED, f->min, f->max, next);
     /* Nodes first, since states form loops; their edges are filled in afterwards. */
     for (uint32_t s = 1; s < d->n; s++) {
         body[s] = node_edges(b, NULL, 0);
         node[s] = d->accepts[s] ? node_either(b, body[s], next) : body[s];
     }
+    if (l != NULL)
+        count = build_alloc(b, d->n * sizeof *count);
+    for (uint32_t s = 1; s < d->n; s++)
+        count[s] = counted(b, f, s, node[s]);
     for (uint32_t s = 1; s < d->n; s++) {
-        uint32_t escapes = quoted ? embed_escapes(b, d, s, node) : NODE_ID_FAIL;
+        uint32_t escapes = f->quoted ? embed_escapes(b, d, f, s, node) : NODE_ID_FAIL;
         struct edge edges[256];
         uint32_t n = 0;
         for (int c = 0; c < 256; c++) {
             uint32_t to = dfa_step(d, s, (uint8_t)c);
-            uint32_t k = to == 0 ? NODE_ID_FAIL : node[to];
-            if (quoted && (c < 0x20 || c == '"'))
+            uint32_t k = to == 0 ? NODE_ID_FAIL : ((c & 0xC0) == 0x80 ? node : count)[to];
+            if (f->quoted && (c < 0x20 || c == '"'))
                 continue;
-            if (quoted && c == '\\')
+            if (f->quoted && c == '\\')
                 k = escapes;
             if (k != NODE_ID_FAIL)
                 edges[n++] = (struct edge){.lo = (uint8_t)c, .hi = (uint8_t)c, .next = k};
         }
         uint32_t made = node_edges(b, edges, n);
         b->nodes[body[s]] = b->nodes[made];
-        b->nodes[body[s]].free = quoted && is_free(d, s) ? FREE_ENDLESS : FREE_NOT;
+        if (f->quoted && is_free(d, s)) {
+            b->nodes[body[s]].free = l == NULL ? FREE_ENDLESS : FREE_COUNTED;
+            b->nodes[body[s]].min = l == NULL ? 0 : l->min[s];
+        }
     }
-    return node[d->start];
+    if (l == NULL)
+        return node[d->start];
+    uint32_t begin = node_count(b, NODE_COUNTER, f->min, f->max, node[d->start]);
+    b->nodes[begin].n = slack_of(d, l);
+    return begin;
+}
+
+uint32_t dfa_embed(struct build *b, const struct dfa *d, bool quoted, uint32_t next)
+{
+    return dfa_embed_as(b, d, &(struct dfa_form){.quoted = quoted}, next);
 }

@@ -53,9 +53,27 @@ const struct dfa *dfa_of_chars(struct build *b, const struct cp_range *ranges, u
  * and cls are the caller's draft; *draft is not changed. */
 const struct dfa *dfa_minimize(struct build *b, const struct dfa *draft);
 
-/* Puts a DFA into the graph. `next` follows its texts. quoted: each character is written as in a
- * JSON string, in its shortest spelling: \" and \\, \b \f \n \r \t, other control characters as
- * \u00xx, all else as it is. */
+/* How many characters lead from each state to an accepting one: any number from min[s] to max[s]
+ * (REPEAT_ENDLESS: no bound). */
+struct dfa_lengths {
+    int32_t *min, *max; /* [n] */
+};
+
+/* Returns the lengths, or NULL if the numbers of a state have gaps or are too many to be found. */
+const struct dfa_lengths *dfa_lengths(struct build *b, const struct dfa *d);
+
+/* How a DFA is put into a graph. */
+struct dfa_form {
+    /* Each character is written as in a JSON string, in its shortest spelling: \" and \\,
+     * \b \f \n \r \t, other control characters as \u00xx, all else as it is. */
+    bool quoted;
+    const struct dfa_lengths *lengths; /* NULL: texts of any length */
+    int32_t min, max;                  /* else: characters */
+};
+
+/* Puts a DFA into the graph. `next` follows its texts. */
+uint32_t dfa_embed_as(struct build *b, const struct dfa *d, const struct dfa_form *f,
+                      uint32_t next);
 uint32_t dfa_embed(struct build *b, const struct dfa *d, bool quoted, uint32_t next);
 
 #endif

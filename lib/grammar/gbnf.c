@@ -374,6 +374,10 @@ static bool goes_left(struct left *l, uint32_t rule, uint32_t node)
         return goes_left(l, rule, n->body) && (n->min > 0 || goes_left(l, rule, n->next));
     case NODE_AGAIN:
         return goes_left(l, rule, l->b->nodes[n->body].next);
+    case NODE_COUNTER:
+    case NODE_COUNT:
+    case NODE_COUNTED: /* not of GBNF */
+        break;
     }
     return true;
 }

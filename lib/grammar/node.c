@@ -152,6 +152,16 @@ uint32_t node_call(struct build *b, uint32_t rule, uint32_t next)
     return id;
 }
 
+uint32_t node_count(struct build *b, enum node_kind kind, int32_t min, int32_t max,
+                    uint32_t next)
+{
+    uint32_t id = node_new(b, kind);
+    b->nodes[id].min = min;
+    b->nodes[id].max = max;
+    b->nodes[id].next = next;
+    return id;
+}
+
 uint32_t repeat_begin(struct build *b, int32_t min, int32_t max, uint32_t next)
 {
     const uint32_t both[] = {NO_NODE, next};
@@ -214,6 +224,10 @@ static bool completes(const struct build *b, const bool *ok, const struct node *
         return ok[n->next] && ok[b->rules[n->body]];
     case NODE_REPEAT:
         return ok[n->next] && (n->min == 0 || ok[n->body]);
+    case NODE_COUNTER:
+    case NODE_COUNT:
+    case NODE_COUNTED:
+        return ok[n->next];
     case NODE_RETURN:
     case NODE_AGAIN: /* the body ends; its REPEAT decides */
         return true;

@@ -8,6 +8,9 @@
  *     RETURN   the end of a rule
  *     REPEAT   `body` min to max times, then `next`; the count lies on the stack of the walk
  *     AGAIN    the end of a body of the repeat `body`
+ *     COUNTER  puts a count of 0 on the stack, then `next`
+ *     COUNT    adds 1 to the count, which must then lie between min and max, then `next`
+ *     COUNTED  takes the count from the stack if it lies between min and max, then `next`
  *
  * Graphs are built from the end: a function takes the node that follows and returns the node that
  * begins.  A build allocates from an arena. A fault unwinds with longjmp to the compiler's entry,
@@ -32,6 +35,9 @@ enum node_kind {
     NODE_RETURN,
     NODE_REPEAT,
     NODE_AGAIN,
+    NODE_COUNTER,
+    NODE_COUNT,
+    NODE_COUNTED,
 };
 
 /* Values of node.free: the node begins a character of a string in which every character that needs
@@ -39,7 +45,7 @@ enum node_kind {
 enum {
     FREE_NOT = 0,
     FREE_ENDLESS = 1,
-    FREE_COUNTED = 2 /* by the repeat on the stack's top */
+    FREE_COUNTED = 2 /* by the repeat or counter on the stack's top */
 };
 enum { REPEAT_ENDLESS = INT32_MAX };
 /* The two nodes of every graph: one that matches nothing, and the end of a rule or of the text. */
@@ -52,10 +58,14 @@ struct edge {
 
 struct node {
     uint8_t kind, free;
-    uint32_t first, n; /* EDGES: its edges; SPLIT: its nodes */
-    uint32_t body;    /* CALL: the rule; REPEAT: the body's first node; AGAIN: the repeat */
-    uint32_t next;    /* CALL, REPEAT */
-    int32_t min, max; /* REPEAT */
+    /* EDGES: its edges; SPLIT: its nodes; COUNTER: n is how far the bounds of its COUNTs are from
+     * its own */
+    uint32_t first, n;
+    uint32_t body; /* CALL: the rule; REPEAT: the body's first node; AGAIN: the repeat */
+    uint32_t next; /* all but EDGES, SPLIT, RETURN and AGAIN */
+    /* REPEAT, COUNTER, COUNT, COUNTED. EDGES that are FREE_COUNTED: min is what the count must stay
+     * below the counter's max */
+    int32_t min, max;
 };
 
 struct grammar { /* one allocation */
@@ -111,6 +121,10 @@ uint32_t node_call(struct build *b, uint32_t rule, uint32_t next);
 uint32_t repeat_begin(struct build *b, int32_t min, int32_t max, uint32_t next);
 uint32_t repeat_again(struct build *b, uint32_t repeat);
 void repeat_end(struct build *b, uint32_t repeat, uint32_t body);
+
+/* Makes a node of one of the last three kinds. */
+uint32_t node_count(struct build *b, enum node_kind kind, int32_t min, int32_t max,
+                    uint32_t next);
 
 /* A rule may be called before its first node is known. */
 uint32_t rule_new(struct build *b);

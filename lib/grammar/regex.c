@@ -570,6 +570,7 @@ static uint32_t nfa_set(struct nfa *f, const struct cp_set *s, uint32_t next)
 
 static uint32_t nfa_of(struct nfa *f, const struct tree *t, uint32_t next)
 {
+    const uint32_t end = next;
     switch (t->kind) {
     case T_EMPTY:
         return next;
@@ -586,8 +587,9 @@ static uint32_t nfa_of(struct nfa *f, const struct tree *t, uint32_t next)
             f->at[loop].next = body;
             next = loop;
         }
+        /* What may be left out leads behind all repetitions, so that few nodes follow each. */
         for (int32_t i = t->min; i < t->max; i++)
-            next = nfa_new(f, N_SPLIT, nfa_of(f, t->one, next), next);
+            next = nfa_new(f, N_SPLIT, nfa_of(f, t->one, next), end);
         for (int32_t i = 0; i < t->min; i++) {
             uint32_t before = next;
             next = nfa_of(f, t->one, next);

@@ -128,6 +128,8 @@ struct strings {
     const struct value_list *excluded;
     int32_t min, max;
     const struct dfa *dfa;
+    const struct dfa_lengths
+        *lengths; /* NULL: the DFA alone decides; else also min and max */
 };
 
 struct made_rule {
@@ -181,8 +183,9 @@ bool schema_values_equal(struct schema *c, const struct json *a, const struct js
 struct goal spec_property(struct schema *c, const struct spec *s, const char *name);
 struct goal spec_item(struct schema *c, const struct spec *s, uint32_t i);
 uint32_t spec_prefix_items(const struct spec *s);
-/* Returns the DFA of the strings that a spec allows, or NULL if only lengths bound them. */
-const struct dfa *spec_strings(struct schema *c, const struct spec *s);
+/* Returns the strings that a spec allows, or NULL if only lengths bound them. Their DFA is empty if
+ * there is none. */
+const struct strings *spec_strings(struct schema *c, const struct spec *s);
 /* Returns the DFA of the keys that propertyNames allows, or NULL for all. */
 const struct dfa *spec_names(struct schema *c, const struct spec *s);
 /* Returns the DFA of a pattern, which is made once. */

@@ -239,11 +239,13 @@ static uint32_t number(struct schema *c, const struct spec *s, uint32_t next)
 
 static uint32_t string(struct schema *c, const struct spec *s, uint32_t next)
 {
-    const struct dfa *d = spec_strings(c, s);
-    if (d == NULL)
+    const struct strings *k = spec_strings(c, s);
+    if (k == NULL)
         return any_string(c->b, s->min_length, s->max_length, next);
-    return node_range(c->b, '"', '"',
-                      dfa_embed(c->b, d, true, node_range(c->b, '"', '"', next)));
+    const struct dfa_form f = {
+        .quoted = true, .lengths = k->lengths, .min = k->min, .max = k->max};
+    next = node_range(c->b, '"', '"', next);
+    return node_range(c->b, '"', '"', dfa_embed_as(c->b, k->dfa, &f, next));
 }
 
 /* --- arrays ------------------------------------------------------------------------- */

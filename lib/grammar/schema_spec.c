@@ -124,28 +124,44 @@ static const struct dfa *strings_of(struct schema *c, const struct spec *s)
             d = dfa_combine(c->b, d == NULL ? dfa_any(c->b) : d, dfa_text(c->b, text, n),
                             DFA_MINUS);
     }
-    if (d != NULL && (s->min_length > 0 || s->max_length != REPEAT_ENDLESS))
-        d = dfa_combine(c->b, d, dfa_length(c->b, s->min_length, s->max_length), DFA_AND);
     return d;
 }
 
-const struct dfa *spec_strings(struct schema *c, const struct spec *s)
+/* Bounds the lengths of strings: by a count beside the DFA where its lengths have no gaps. */
+static void bound_lengths(struct schema *c, struct strings *k)
+{
+    const struct dfa *d = k->dfa;
+    if (d == NULL || d->start == 0 || (k->min == 0 && k->max == REPEAT_ENDLESS))
+        return;
+    const struct dfa_lengths *l = dfa_lengths(c->b, d);
+    if (l == NULL)
+        k->dfa = dfa_combine(c->b, d, dfa_length(c->b, k->min, k->max), DFA_AND);
+    else if (l->min[d->start] > k->max || l->max[d->start] < k->min)
+        k->dfa = dfa_combine(c->b, d, d, DFA_MINUS);
+    else if (l->min[d->start] < k->min || l->max[d->start] > k->max)
+        k->lengths = l;
+}
+
+const struct strings *spec_strings(struct schema *c, const struct spec *s)
 {
     if (s->texts == NULL && s->excluded == NULL)
         return NULL;
-    for (const struct strings *k = c->strings; k != NULL; k = k->next)
-        if (k->texts == s->texts && k->excluded == s->excluded && k->min == s->min_length &&
-            k->max == s->max_length)
-            return k->dfa;
-    struct strings *k = build_alloc(c->b, sizeof *k);
-    *k = (struct strings){.next = c->strings,
-                          .texts = s->texts,
-                          .excluded = s->excluded,
-                          .min = s->min_length,
-                          .max = s->max_length,
-                          .dfa = strings_of(c, s)};
-    c->strings = k;
-    return k->dfa;
+    struct strings *k = c->strings;
+    while (k != NULL && (k->texts != s->texts || k->excluded != s->excluded ||
+                         k->min != s->min_length || k->max != s->max_length))
+        k = k->next;
+    if (k == NULL) {
+        k = build_alloc(c->b, sizeof *k);
+        *k = (struct strings){.next = c->strings,
+                              .texts = s->texts,
+                              .excluded = s->excluded,
+                              .min = s->min_length,
+                              .max = s->max_length,
+                              .dfa = strings_of(c, s)};
+        bound_lengths(c, k);
+        c->strings = k;
+    }
+    return k->dfa == NULL ? NULL : k;
 }
 
 const struct dfa *spec_names(struct schema *c, const struct spec *s)
@@ -158,11 +174,13 @@ const struct dfa *spec_names(struct schema *c, const struct spec *s)
         goal_add(c, &g, l->want);
         const struct dfa *any = dfa_combine(c->b, all, all, DFA_MINUS);
         for (const struct spec *k = schema_expand(c, &g); k != NULL; k = k->next) {
-            const struct dfa *d = spec_strings(c, k);
             if (!(k->types & TYPE_STRING))
                 continue;
-            if (d == NULL)
-                d = dfa_length(c->b, k->min_length, k->max_length);
+            const struct strings *t = spec_strings(c, k);
+            const struct dfa *d = t == NULL ? dfa_any(c->b) : t->dfa;
+            if (t == NULL || t->lengths != NULL)
+                d = dfa_combine(c->b, d, dfa_length(c->b, k->min_length, k->max_length),
+                                DFA_AND);
             if (k->has_values) {
                 const struct dfa *values = dfa_combine(c->b, all, all, DFA_MINUS);
                 for (const struct value_list *v = k->values; v != NULL; v = v->next) {
@@ -249,8 +267,8 @@ bool spec_is_possible(struct schema *c, const struct spec *s, int depth)
     if ((t & TYPE_STRING) && s->min_length > s->max_length)
         t &= ~(unsigned)TYPE_STRING;
     if ((t & TYPE_STRING) && depth > 0 && (s->texts != NULL || s->excluded != NULL)) {
-        const struct dfa *d = spec_strings(c, s);
-        if (d != NULL && d->start == 0)
+        const struct strings *d = spec_strings(c, s);
+        if (d != NULL && d->dfa->start == 0)
             t &= ~(unsigned)TYPE_STRING;
     }
     if ((t & TYPE_ARRAY) && s->min_items > s->max_items)
@@ -292,8 +310,8 @@ static bool string_fits(struct schema *c, const struct spec *s, const struct jso
         chars += ((uint8_t)text[i] & 0xC0) != 0x80;
     if (chars < (size_t)s->min_length || chars > (size_t)s->max_length)
         return false;
-    const struct dfa *d = spec_strings(c, s);
-    return d == NULL || dfa_contains(d, text, n);
+    const struct strings *k = spec_strings(c, s);
+    return k == NULL || dfa_contains(k->dfa, text, n);
 }
 
 static bool array_fits(struct schema *c, const struct spec *s, const struct json *v)
