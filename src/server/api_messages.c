@@ -29,6 +29,8 @@ struct breakpoint {
 struct dialog_text {
     /* messages and tools in the chat API's form; tools NULL: none */
     struct json *messages, *tools;
+    struct json
+        *deferred; /* tools that the prompt shows where a tool_reference names them */
     struct textbuf prefill_text; /* with which the answer begins, by the client's wish */
     struct breakpoint at[MAX_BREAKPOINTS];
     int n;
@@ -43,7 +45,7 @@ struct message {
     bool has_begun, is_open;
     int n_blocks, part;
     enum hcache_part_kind kind;
-    struct json *tools; /* those of the prompt */
+    struct json *tools; /* those that may be called */
 };
 
 static void drop(void *own)
@@ -101,6 +103,28 @@ static int add_system(struct call *c, const char *text, size_t n, struct textbuf
     return 0;
 }
 
+/* Writes the tool that a client's search has found. Its declaration stands here and not at the
+ * beginning, so the beginning of the prompt stays as it was. */
+static int add_reference(const struct json *name, const struct dialog_text *d,
+                         struct textbuf *out, struct fault *f)
+{
+    const char *wanted = json_string_of(name, NULL);
+    if (wanted == NULL)
+        return bad(f, "messages", "a tool_reference needs a 'tool_name'");
+    for (size_t i = 0; i < json_count(d->deferred); i++) {
+        const struct json *function = json_member(json_at(d->deferred, i), "function");
+        const char *own = json_string_of(json_member(function, "name"), NULL);
+        if (strcmp(own, wanted) != 0)
+            continue;
+        textbuf_addf(out, "This function can be called now:\n");
+        json_append(function, 0, out);
+        textbuf_addf(out, "\n");
+        return 0;
+    }
+    textbuf_addf(out, "Function: %s\n", wanted);
+    return 0;
+}
+
 /* Reads a text, or joins the texts of a list of blocks. c: its model drops text of the system;
  * NULL: it is no text of the system. */
 static int read_texts(struct call *c, const struct json *v, const char *param,
@@ -120,6 +144,11 @@ static int read_texts(struct call *c, const struct json *v, const char *param,
     for (size_t i = 0; i < json_count(v); i++) {
         const struct json *block = json_at(v, i);
         text = json_string_of(json_member(block, "text"), &n);
+        if (c == NULL && strcmp(type_of(block), "tool_reference") == 0) {
+            if (add_reference(json_member(block, "tool_name"), d, out, f) != 0)
+                return -1;
+            continue;
+        }
         if (strcmp(type_of(block), "text") != 0 || text == NULL)
             return fault_set(f, 400, "unsupported_value", param,
                              "'%s': a block of type '%.40s' is not supported here", param,
@@ -310,11 +339,12 @@ static int read_tool(const struct json *tool, struct gen_params *p, struct dialo
             f, 400, "unsupported_value", "tools",
             "'tools': only tools with a name and an input_schema are supported");
     /* members that templates do not know */
-    static const char *const unshown[] = {"input_examples", "defer_loading",
-                                          "allowed_callers"};
-    for (int i = 0; i < 3; i++)
+    static const char *const unshown[] = {"input_examples", "allowed_callers"};
+    for (int i = 0; i < 2; i++)
         if (json_member(tool, unshown[i]) != NULL)
             request_note_ignored(p, unshown[i]);
+    bool deferred = false;
+    (void)json_bool_of(json_member(tool, "defer_loading"), &deferred);
     struct json *o = json_new_object(), *function = json_new_object();
     json_put_string(o, "type", "function");
     json_put(function, "name", json_share(json_member(tool, "name")));
@@ -323,14 +353,37 @@ static int read_tool(const struct json *tool, struct gen_params *p, struct dialo
     json_put(function, "parameters",
              schema != NULL ? json_share(schema) : json_new_object());
     json_put(o, "function", function);
-    json_push(d->tools, o);
+    json_push(deferred && d->deferred != NULL ? d->deferred : d->tools, o);
     return read_mark(json_member(tool, "cache_control"), 0, d, f);
+}
+
+/* Reads the tools. Deferred ones are left out of the beginning of the prompt if the client searches
+ * them: the server's own search does not exist here, so its tools are declared at once. */
+static int read_tools(struct gen_params *p, struct dialog_text *d, struct fault *f)
+{
+    bool searches = true;
+    int rc = 0;
+    for (size_t i = 0; i < json_count(p->tools); i++)
+        searches = searches &&
+                   strncmp(type_of(json_at(p->tools, i)), "tool_search_tool", 16) != 0;
+    if (p->tools != NULL)
+        d->tools = json_new_array();
+    if (searches)
+        d->deferred = json_new_array();
+    for (size_t i = 0; rc == 0 && i < json_count(p->tools); i++)
+        rc = read_tool(json_at(p->tools, i), p, d, f);
+    if (json_count(d->tools) == 0) {
+        json_free(d->tools);
+        d->tools = NULL;
+    }
+    return rc;
 }
 
 static void dialog_deinit(struct dialog_text *d)
 {
     json_free(d->messages);
     json_free(d->tools);
+    json_free(d->deferred);
     textbuf_free(&d->prefill_text);
 }
 
@@ -435,14 +488,7 @@ static int read_dialog(struct call *c, struct gen_params *p, struct dialog_text 
 {
     struct textbuf system = {0}, none = {0};
     *d = (struct dialog_text){.messages = json_new_array()};
-    d->tools = p->tools != NULL ? json_new_array() : NULL;
-    int rc = 0;
-    for (size_t i = 0; rc == 0 && i < json_count(p->tools); i++)
-        rc = read_tool(json_at(p->tools, i), p, d, f);
-    if (rc == 0 && d->tools != NULL && json_count(d->tools) == 0) {
-        json_free(d->tools);
-        d->tools = NULL;
-    }
+    int rc = read_tools(p, d, f);
     if (rc == 0 && p->system != NULL)
         rc = read_texts(c, p->system, "system", 1, &system, d, f);
     if (rc == 0 && system.n > 0)
@@ -889,7 +935,11 @@ void api_messages(struct call *c)
     if (read_prompt(c, REQUEST_MESSAGE, &p, &d, &prompt, &text, what)) {
         struct message *m = xcalloc(1, sizeof *m);
         conversations_name("msg", m->id);
-        m->tools = d.tools != NULL ? json_share(d.tools) : json_new_array();
+        m->tools = json_new_array();
+        for (size_t i = 0; i < json_count(d.tools); i++)
+            json_push(m->tools, json_share(json_at(d.tools, i)));
+        for (size_t i = 0; i < json_count(d.deferred); i++)
+            json_push(m->tools, json_share(json_at(d.deferred, i)));
         p.offered = m->tools;
         memcpy(m->at, d.at, sizeof m->at);
         m->n = d.n;

@@ -11,7 +11,8 @@
  *   - Members that are null, and an empty tool_calls, are left out.
  *   - The role developer becomes system for a template that does not know it. System messages in a
  *     row become one, and one behind the beginning becomes the user's, where the template would
- *     leave them out or refuse them.
+ *     leave them out, move them or refuse them. So do two messages of the user or of the assistant
+ *     in a row. System messages behind the first question stand before it.
  *   - Thoughts (reasoning_content, reasoning, thinking, parts of the type thinking) get the name
  *     that the template knows. For a template that knows none they stand in front of the content,
  *     between the model's tags.

@@ -51,8 +51,9 @@ struct chat_template {
     bool needs_tools;  /* the template refuses a conversation without tools */
     bool tool_results; /* messages of the role tool are shown */
     /* The template knows the role developer, shows a second system message at the beginning, shows
-     * one behind the beginning, and takes two users' messages in a row. */
-    bool developer, two_systems, later_system, two_users;
+     * one behind the beginning at its place, and takes two messages in a row of the user, of the
+     * assistant. */
+    bool developer, two_systems, later_system, two_users, two_answers;
     /* The member of a message in which the template shows thoughts; NULL: none. */
     const char *thought_key;
     bool thought_or_text; /* a message with a thought, a text and a call is refused */

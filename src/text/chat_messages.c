@@ -476,13 +476,41 @@ static bool is_system(const struct json *message)
     return has_role(message, "system") || has_role(message, "developer");
 }
 
-/* Returns a message with the role and the contents of both. */
-static int join_messages(const struct json *a, const struct json *b, struct json **out,
-                         struct err *err)
+static bool is_same(const struct json *a, const struct json *b)
+{
+    char *one = json_text(a, 0), *two = json_text(b, 0);
+    bool same = strcmp(one, two) == 0;
+    free(one);
+    free(two);
+    return same;
+}
+
+/* Returns a message with the role, the contents and the other members of both. A member that the
+ * template shows, and that only one of them has or that differs, is refused. */
+static int join_messages(const struct chat_template *t, const struct json *a,
+                         const struct json *b, struct json **out, struct err *err)
 {
     struct joined j = {0};
+    const char *role = json_string_of(json_member(a, "role"), NULL);
     *out = json_new_object();
-    json_put(*out, "role", json_share(json_member(a, "role")));
+    for (int pass = 0; pass < 2; pass++) {
+        const struct json *from = pass == 0 ? a : b, *other = pass == 0 ? b : a;
+        struct json_iter it = json_begin(from);
+        while (json_next(&it)) {
+            const struct json *twin = json_member(other, it.key);
+            bool both = twin != NULL && is_same(it.value, twin);
+            if (strcmp(it.key, "content") == 0 || (pass == 1 && twin != NULL))
+                continue;
+            if (!both && !is_nothing(it.value) && !is_prepared(it.key) &&
+                chat_probe_member(t, role, it.key))
+                return err_set(
+                    err, ERR_USAGE,
+                    "messages: '%.40s' differs in two messages of the %s in a row, "
+                    "and the model's chat template takes only one",
+                    it.key, role);
+            json_put(*out, it.key, json_share(it.value));
+        }
+    }
     join_content(&j, json_member(a, "content"), false);
     join_content(&j, json_member(b, "content"), false);
     return put_joined(*out, "content", &j, err);
@@ -495,7 +523,10 @@ static int as_user(const struct json *message, struct json **out, struct err *er
     *out = json_new_object();
     json_put_string(*out, "role", "user");
     if (!has_role(message, RESULT_ROLE)) {
-        json_put(*out, "content", json_share(json_member(message, "content")));
+        struct json_iter it = json_begin(message);
+        while (json_next(&it))
+            if (strcmp(it.key, "role") != 0)
+                json_put(*out, it.key, json_share(it.value));
         return 0;
     }
     join(&j, "<tool_response>\n", 16, "");
@@ -505,37 +536,69 @@ static int as_user(const struct json *message, struct json **out, struct err *er
     return put_joined(*out, "content", &j, err);
 }
 
-/* Adapts the messages to the number and the places of system messages that the template shows, and
- * to the results of tools. One that it does not show is said by the user, at the same place, so
- * that the beginning of the prompt stays as it was. */
+/* Returns the messages with the system's messages behind the first question in front of it. The
+ * parts of a prompt that every session begins with then come first. n_begin: number of messages of
+ * the system that the request begins with. */
+static struct json *question_last(const struct chat_template *t, const struct json *list,
+                                  size_t *n_begin)
+{
+    struct json *all = json_new_array();
+    size_t n = json_count(list), begin = 0, end;
+    while (begin < n && is_system(json_at(list, begin)))
+        begin++;
+    for (end = begin; end < n; end++)
+        if (!is_system(json_at(list, end)) && !has_role(json_at(list, end), "user"))
+            break;
+    if (t->later_system && !t->two_systems)
+        end = begin;
+    for (size_t i = 0; i < begin; i++)
+        json_push(all, json_share(json_at(list, i)));
+    for (int users = 0; users < 2; users++)
+        for (size_t i = begin; i < end; i++)
+            if (is_system(json_at(list, i)) != users)
+                json_push(all, json_share(json_at(list, i)));
+    for (size_t i = end; i < n; i++)
+        json_push(all, json_share(json_at(list, i)));
+    *n_begin = begin;
+    return all;
+}
+
+/* Returns whether the template refuses or loses one of two such neighbours. */
+static bool excludes(const struct chat_template *t, const struct json *a,
+                     const struct json *b)
+{
+    return (has_role(a, "user") && has_role(b, "user") && !t->two_users) ||
+           (has_role(a, "assistant") && has_role(b, "assistant") && !t->two_answers &&
+            json_member(a, "tool_calls") == NULL && thought_of(b) == NULL);
+}
+
+/* Adapts the messages to the number and the places of system messages that the template shows, to
+ * neighbours of one role, and to the results of tools. A system message that the template does not
+ * show is said by the user, at the same place, so that the beginning of the prompt stays as it
+ * was. */
 static int join_unshown(const struct chat_template *t, const struct json *list,
                         struct json **out, struct err *err)
 {
-    struct json *all = json_new_array(), *last = NULL, *m = NULL;
-    size_t n = json_count(list);
-    /* `last` was made from another role's message, from a result */
-    bool at_begin = true, converted = false, was_result = false;
+    size_t n = json_count(list), n_begin;
+    struct json *all = json_new_array(), *last = NULL, *m = NULL,
+                *ordered = question_last(t, list, &n_begin);
+    bool was_result = false; /* `last` was made from a result */
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < n; i++) {
-        const struct json *from = json_at(list, i);
-        bool system = is_system(from);
-        bool shown = at_begin ? t->can.system : t->later_system;
-        at_begin = at_begin && system;
-        bool result = has_role(from, RESULT_ROLE);
-        bool converts = (system && !shown) || result;
-        if (converts)
+        const struct json *from = json_at(ordered, i);
+        bool system = is_system(from), result = has_role(from, RESULT_ROLE);
+        bool shown = i < n_begin ? t->can.system : t->later_system;
+        if ((system && !shown) || result)
             rc = as_user(from, &m, err);
         else
             m = json_share(from);
-        bool joins = last != NULL && ((system && shown && at_begin && !t->two_systems) ||
-                                      (has_role(m, "user") && has_role(last, "user") &&
-                                       (converts || converted) &&
-                                       (!t->two_users || (result && was_result))));
+        bool joins = rc == 0 && last != NULL &&
+                     ((system && shown && i < n_begin && !t->two_systems) ||
+                      (result && was_result) || excludes(t, last, m));
         was_result = result;
-        converted = converts || (joins && converted);
         if (joins) {
             struct json *both = NULL;
-            rc = join_messages(last, m, &both, err);
+            rc = join_messages(t, last, m, &both, err);
             json_free(m);
             json_free(last);
             last = both;
@@ -547,16 +610,21 @@ static int join_unshown(const struct chat_template *t, const struct json *list,
     }
     if (last != NULL)
         json_push(all, last);
+    json_free(ordered);
     *out = all;
     return rc;
 }
 
-/* Returns whether a system message stands where not every template shows it. */
+/* Returns whether a system message stands where not every template shows it, or the template
+ * excludes two neighbours. */
 static bool needs_joining(const struct chat_template *t, const struct json *list)
 {
-    for (size_t i = 0; i < json_count(list); i++)
+    for (size_t i = 0; i < json_count(list); i++) {
         if (is_system(json_at(list, i)) && (i > 0 || !t->can.system))
             return true;
+        if (i > 0 && excludes(t, json_at(list, i - 1), json_at(list, i)))
+            return true;
+    }
     return false;
 }
 
@@ -613,7 +681,7 @@ static int add_tools(const struct talk *k, const struct json *tools, struct json
     struct json *all = json_new_array(), *said = declare_tools(k, tools), *first = said;
     const struct json *old = json_at(*list, 0);
     bool joins = is_system(old);
-    int rc = joins ? join_messages(old, said, &first, err) : 0;
+    int rc = joins ? join_messages(k->t, old, said, &first, err) : 0;
     json_push(all, first);
     for (size_t i = joins; i < json_count(*list); i++)
         json_push(all, json_share(json_at(*list, i)));

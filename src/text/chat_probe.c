@@ -105,16 +105,37 @@ bool chat_probe_member(const struct chat_template *t, const char *role, const ch
     return shown;
 }
 
+#define SYSTEM(text) "{\"role\":\"system\",\"content\":\"" text "\"}"
+
+/* Returns whether a later system message is shown at its place. Templates that collect all system
+ * messages at the beginning would change the beginning of a prompt that is stored. */
+static bool shows_later_system(const struct chat_template *t)
+{
+    static const char *const forms[] = {
+        "[{\"role\":\"user\",\"content\":\"" TOOL "\"}," SAID "," SYSTEM(MARK) "," USER "]",
+        "[{\"role\":\"user\",\"content\":\"" TOOL "\"}," SYSTEM(MARK) "," USER "]"};
+    bool shown = true;
+    for (int i = 0; i < 2 && shown; i++) {
+        size_t n = 0;
+        char *text = render(t, forms[i], NULL, true, &n);
+        const char *before = text != NULL ? memmem(text, n, TOOL, strlen(TOOL)) : NULL;
+        shown = before != NULL &&
+                memmem(before, n - (size_t)(before - text), MARK, strlen(MARK)) != NULL;
+        free(text);
+    }
+    return shown;
+}
+
 static void probe_roles(struct chat_template *t, const char *source)
 {
-#define SYSTEM(text) "{\"role\":\"system\",\"content\":\"" text "\"}"
     t->can.system = shows(t, "[" SYSTEM(MARK) "," USER "]", NULL, true);
     t->two_systems = shows(t, "[" SYSTEM("s") "," SYSTEM(MARK) "," USER "]", NULL, true);
-    t->later_system = shows(t, "[" USER "," SAID "," SYSTEM(MARK) "," USER "]", NULL,
-                            true) &&
-                      shows(t, "[" USER "," SYSTEM(MARK) "," USER "]", NULL, true);
+    t->later_system = shows_later_system(t);
     t->two_users = shows(t, "[" USER ",{\"role\":\"user\",\"content\":\"" MARK "\"}]", NULL,
                          true);
+    t->two_answers = shows(
+        t, "[" USER "," SAID ",{\"role\":\"assistant\",\"content\":\"" MARK "\"}," USER "]",
+        NULL, true);
     t->developer = strstr(source, "developer") != NULL &&
                    shows(t, "[{\"role\":\"developer\",\"content\":\"" MARK "\"}," USER "]",
                          NULL, true);

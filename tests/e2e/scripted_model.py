@@ -137,3 +137,23 @@ def write_script(folder, pieces, template, special=(), context=4096):
     weights = tensors(N_BYTES + len(ids), ids[end], dict(zip(chain[:-1], chain[1:])))
     return write_model(folder, tokenizer([(t, True) for t in added], own), {"chat_template": template, "eos_token": end},
                        weights, ids[end], context)
+
+
+def make_talker(folder, template, answers, end="<|stop|>", context=131072):
+    """Writes a model with the demo model's vocabulary, so that a long prompt has a few tokens. answers:
+    dictionary: a special token that ends the prompt -> the pieces of the answer, each a token."""
+    with open(os.path.join(os.path.dirname(__file__), "..", "..", "models", "demo", "tokenizer.json"),
+              encoding="utf-8") as f:
+        tok = json.load(f)
+    first = len(tok["model"]["vocab"])
+    heads = [end, *answers]
+    texts = heads + [piece for pieces in answers.values() for piece in pieces]
+    tok["added_tokens"] += [{"id": first + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
+                             "normalized": False, "special": i < len(heads)} for i, text in enumerate(texts)]
+    following, at = {}, first + len(heads)
+    for i, pieces in enumerate(answers.values()):
+        way = [first + 1 + i, *range(at, at + len(pieces))]
+        following |= dict(zip(way, way[1:]))
+        at += len(pieces)
+    return write_model(folder, tok, {"chat_template": template, "eos_token": end, "bos_token": "<|begin|>"},
+                       tensors(first + len(texts), first, following), first, context)

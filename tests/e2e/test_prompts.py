@@ -107,7 +107,7 @@ r = s.post("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "cont
     {"type": "document", "source": {"type": "text", "data": "D"}, "citations": {"enabled": True}}]}],
     "tools": [{"name": "f", "input_schema": {}, "input_examples": [{}], "defer_loading": False}]})[2]
 equal("what a message of the other API wants and does not get is listed", r["usage"].get("ignored"),
-      ["input_examples", "defer_loading", "citations"])
+      ["input_examples", "citations"])
 status, r = chat(s, [USER, {"role": "assistant", "content": "The", "prefix": True}])
 check("one that would is refused by name", status == 400 and "messages[1].prefix" in r["error"]["message"], r)
 s.stop()
@@ -115,6 +115,31 @@ s = Server(model("named", PLAIN.replace("{{ m.role }}", "{{ m.name or m.role }}"
 status, r = chat(s, [{**USER, "name": "bob"}])
 equal("a template that shows names gets them", (r["usage"]["prompt_tokens"], r["usage"].get("ignored")),
       (len("<bob>u\n"), None))
+s.stop()
+
+# --- neighbours, and messages of the system that come late ---------------------------------------------------------------
+STRICT = ("{% set n = namespace(last='') %}{% for m in messages %}{% if m.role == n.last %}{{ raise_exception('alternate') }}"
+          "{% endif %}{% set n.last = m.role %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}"
+          "{% endif %}<{{ m.role }}{{ m.name or '' }}>{{ m.content }}{% endfor %}{{ '\\n' }}")
+MOVED = ("{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}{% for m in messages if m.role != 'system' %}"
+         "<{{ m.role }}>{{ m.content }}{% endfor %}{{ '\\n' }}")
+A = {"role": "assistant", "content": "a"}
+
+
+s = Server(model("strict", STRICT))
+equal("two messages of the user, and of the assistant, become one where the template wants it",
+      length(s, [USER, USER, A, A, USER]), len("<user>u\n\nu<assistant>a\n\na<user>u\n"))
+equal("a system message behind the question is said before it, by the user",
+      length(s, [{"role": "system", "content": "s"}, USER, {"role": "system", "content": "late"}, A, USER]),
+      len("<system>s<user>late\n\nu<assistant>a<user>u\n"))
+equal("a name that both have stays", length(s, [{**USER, "name": "bob"}] * 2), len("<userbob>u\n\nu\n"))
+check("one that differs is refused by name", "'name'" in str(length(s, [{**USER, "name": "bob"}, USER])))
+s.stop()
+s = Server(model("moved", MOVED), "--plan", "kv", "--store", os.path.join(tmp, "moved-store"))
+long = [{**USER, "content": "u" * 300}, A, {"role": "system", "content": "L"}]
+r = [chat(s, long[:n] + [USER])[1] for n in (2, 3) if s.post("/v1/cache/flush", {})[0] == 200]
+check("a late system message that the template would move to the front stays at its place",
+      r[1]["usage"]["prompt_tokens_details"]["cached_tokens"] >= 256, r[1]["usage"])
 s.stop()
 
 # --- tools, calls and results as text -------------------------------------------------------------------------------------
@@ -140,6 +165,26 @@ items = [{"role": "user", "content": "u"}, {"type": "function_call", "call_id": 
 r = s.post("/v1/responses", {"input": items, "tools": [{"type": "function", **F}], "temperature": 0, "store": False})[2]
 equal("and on that of responses", (r["usage"]["input_tokens"], r["output"][0]["type"]),
       (length(s, talk, tools=TOOLS), "function_call"))
+s.stop()
+
+s = Server(model("deferred", WITH_TOOLS, [CALL]))
+LATER = {"name": "f", "description": "d", "input_schema": F["parameters"], "defer_loading": True}
+KNOWN = {"name": "g", "input_schema": {"type": "object"}}
+
+
+def search(tools, *found):
+    blocks = [{"type": "tool_reference", "tool_name": name} for name in found]
+    r = s.post("/v1/messages", {"max_tokens": 40, "temperature": 0, "tools": tools, "messages": [
+        USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "g", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": blocks}]}]})[2]
+    return r["usage"]["input_tokens"] + r["usage"]["cache_read_input_tokens"], r["stop_reason"]
+
+
+equal("a deferred tool is not declared until a result names it", search([KNOWN, LATER])[0], search([KNOWN])[0])
+equal("then it is declared there, and called", search([KNOWN, LATER], "f"),
+      (search([KNOWN])[0] + len("This function can be called now:\n" + json.dumps(F) + "\n"), "tool_use"))
+check("beside a search that the server would have to run, it is declared at once",
+      search([KNOWN, LATER, {"type": "tool_search_tool_bm25_20251119", "name": "s"}])[0] > search([KNOWN])[0] + 50)
 s.stop()
 
 NOTHING = ("{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('role') }}"
