@@ -389,6 +389,7 @@ static int read_choice(const struct field *d, const struct json *v, struct gen_p
                        struct fault *f)
 {
     bool is_object = (p->kind & MSGS) != 0, one = false;
+    p->choice = v;
     const char *text = json_string_of(is_object ? json_member(v, "type") : v, NULL);
     p->no_tools = text != NULL && strcmp(text, "none") == 0;
     if (json_bool_of(json_member(v, "disable_parallel_tool_use"), &one))
@@ -690,6 +691,7 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
     case F_FORMAT:
         return form_read_format(d->name, v, &p->form, f);
     case F_TEXT:
+        p->text = v;
         return read_text_format(d, v, p, f);
     case F_FORM:
         return form_read_value(d->name, (enum hcache_form_kind)d->lo, v, &p->form, f);

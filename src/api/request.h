@@ -48,6 +48,7 @@ struct gen_params {
      * what the model writes is text. */
     bool no_tools;
     struct form_want form; /* of the answer */
+    const struct json *choice, *text; /* tool_choice and text as they were sent; NULL: not given */
     bool one_call;         /* a wanted call is the only one */
     /* The end of the prompt's text, which shows whether the answer begins with a thought. */
     char prompt_end[REQUEST_PROMPT_END + 1];

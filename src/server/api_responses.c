@@ -177,11 +177,16 @@ static void put_conversation(struct json *o, const struct response *r)
     }
 }
 
-static void put_text_format(struct json *o)
+/* Clients read the answer by the form that the response says it has. */
+static void put_text_format(struct json *o, const struct json *sent)
 {
     struct json *text = json_new_object(), *format = json_new_object();
+    struct json_iter it = json_begin(sent);
     json_put_string(format, "type", "text");
     json_put(text, "format", format);
+    while (json_next(&it))
+        if (json_kind(it.value) != JSON_KIND_NULL)
+            json_put(text, it.key, json_share(it.value));
     json_put(o, "text", text);
 }
 
@@ -194,20 +199,23 @@ static void put_request(struct json *o, const struct generation *g)
         json_put_int(o, "max_output_tokens", p->max_tokens);
     else
         json_put_null(o, "max_output_tokens");
-    json_put_bool(o, "parallel_tool_calls", true);
+    json_put_bool(o, "parallel_tool_calls", !p->one_call);
     json_put_string(o, "previous_response_id", p->previous);
     put_conversation(o, g->own);
     json_put_bool(o, "store", p->store);
     json_put_real(o, "temperature", p->temperature);
     json_put_real(o, "top_p", p->top_p);
-    json_put_string(o, "tool_choice", p->no_tools ? "none" : "auto");
+    if (p->choice != NULL)
+        json_put(o, "tool_choice", json_share(p->choice));
+    else
+        json_put_string(o, "tool_choice", "auto");
     json_put(o, "tools", p->tools != NULL ? json_share(p->tools) : json_new_array());
     json_put(o, "metadata",
              p->metadata != NULL ? json_share(p->metadata) : json_new_object());
     json_put_string(o, "truncation",
                     request_truncates(p, &g->client.truncation) ? "auto" : "disabled");
     json_put_bool(o, "background", false);
-    put_text_format(o);
+    put_text_format(o, p->text);
 }
 
 /* Makes the response object without its output. is_done: every choice has its result. */
