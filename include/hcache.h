@@ -362,10 +362,15 @@ struct hcache_form_opts {
      * begins behind the thought.  A model whose template has thoughts may begin one itself.  NULL:
      * the form begins at once. */
     const char *prompt_end;
-    /* HCACHE_FORM_CALLS only: the tool that is called; NULL: any.  many: several calls may be
-     * made. */
+    /* HCACHE_FORM_CALLS: the tool that is called; NULL: any.  many: several calls may be made. */
     const char *only;
     bool many;
+    /* HCACHE_FORM_CALLS: text may stand before the calls, or instead of them. */
+    bool may_talk;
+    /* Another kind: tools as in HCACHE_FORM_CALLS, which the answer may call instead; NULL: none.
+     * Arguments follow a schema only if the tool says "strict": true.  The same holds with
+     * may_talk. */
+    const char *tools;
 };
 
 struct hcache_form;

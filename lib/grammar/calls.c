@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "grammar/dfa.h"
+#include "grammar/vocab.h"
 
 enum { CALL_BLANKS = 4, MAX_CALLS = 32 };
 
@@ -102,7 +103,7 @@ static uint32_t value(struct calls *c, const struct json *schema, uint32_t next)
     if (texts != NULL) {
         at = dfa_embed(b, dfa_of_texts(b, texts, n), false, end);
     } else if (is_plain_text(schema)) {
-        at = node_up_to(b, k->value_end, next);
+        at = node_up_to(b, k->value_end, next, NODE_ID_FAIL);
     } else {
         const char *type = json_string_of(json_member(schema, "type"), NULL);
         if (type != NULL && strcmp(type, "string") == 0)
@@ -177,8 +178,9 @@ uint32_t calls_root(struct build *b, const struct grammar_calls *k, struct textb
     int32_t most = k->many ? MAX_CALLS : 1;
     if (k->n_tools == 0)
         build_fault(b, ERR_USAGE, "a call is wanted, but no tool is offered");
+    struct grammar_tag head = k->section.n > 0 ? k->section : k->open;
     uint32_t end = k->section_end.n == 0 ? next : gap(b, node_tag(b, k->section_end, next));
-    uint32_t at, rule = rule_new(b);
+    uint32_t at, rule = rule_new(b); /* at: behind the head */
     if (k->is_list && k->body == GRAMMAR_CALL_OBJECT) {
         end = node_range(b, ']', ']', gap(b, node_tag(b, k->close, end)));
         rule_set(b, rule, call(&c, NODE_ID_RETURN));
@@ -186,14 +188,24 @@ uint32_t calls_root(struct build *b, const struct grammar_calls *k, struct textb
         repeat_end(
             b, more,
             node_range(b, ',', ',', gap(b, node_call(b, rule, repeat_again(b, more)))));
-        at = node_call(b, rule, more);
-        at = node_tag(b, k->open, gap(b, node_range(b, '[', '[', gap(b, at))));
+        at = gap(b, node_range(b, '[', '[', gap(b, node_call(b, rule, more))));
+        if (k->section.n > 0)
+            at = gap(b, node_tag(b, k->open, at));
     } else {
         uint32_t close = node_tag(b, k->close, node_tag(b, k->close_more, NODE_ID_RETURN));
-        rule_set(b, rule, node_tag(b, k->open, gap(b, call(&c, gap(b, close)))));
+        rule_set(b, rule, gap(b, call(&c, gap(b, close))));
         uint32_t more = repeat_begin(b, 0, most - 1, end);
-        repeat_end(b, more, gap(b, node_call(b, rule, repeat_again(b, more))));
+        uint32_t again = node_call(b, rule, repeat_again(b, more));
+        repeat_end(b, more, gap(b, node_tag(b, k->open, again)));
         at = node_call(b, rule, more);
+        if (k->section.n > 0)
+            at = gap(b, node_tag(b, k->open, at));
     }
-    return k->section.n == 0 ? at : node_tag(b, k->section, gap(b, at));
+    if (!k->may_talk)
+        return node_tag(b, head, at);
+    size_t n = 0; /* the tag's bytes before its first blank */
+    while (n < head.n && head.at[n] != ' ')
+        n += (uint8_t)head.at[n] == VOCAB_SPECIAL ? VOCAB_SPECIAL_BYTES : 1;
+    struct grammar_tag first = {head.at, n}, rest = {head.at + n, head.n - n};
+    return node_up_to(b, first, node_tag(b, rest, at), next);
 }

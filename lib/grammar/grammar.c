@@ -45,7 +45,7 @@ uint32_t node_tag(struct build *b, struct grammar_tag t, uint32_t next)
 
 /* The text is bytes, without those that stand for special tokens unless the tag has them.  Knuth,
  * Morris and Pratt's automaton: state i says that the last i bytes are the tag's first. */
-uint32_t node_up_to(struct build *b, struct grammar_tag t, uint32_t next)
+uint32_t node_up_to(struct build *b, struct grammar_tag t, uint32_t next, uint32_t end)
 {
     const uint8_t *tag = (const uint8_t *)t.at;
     size_t n = t.n;
@@ -74,9 +74,21 @@ uint32_t node_up_to(struct build *b, struct grammar_tag t, uint32_t next)
                 e[n_edges++] = (struct edge){(uint8_t)byte, (uint8_t)byte, at[k]};
         }
         uint32_t made = node_edges(b, e, n_edges);
+        if (end != NODE_ID_FAIL)
+            made = node_either(b, made, end);
         b->nodes[at[i]] = b->nodes[made];
     }
     return at[0];
+}
+
+/* Any bytes, special tokens included. */
+static uint32_t anything(struct build *b, uint32_t next)
+{
+    uint32_t at = node_edges(b, NULL, 0);
+    const struct edge byte = {0, 255, at};
+    uint32_t made = node_either(b, node_edges(b, &byte, 1), next);
+    b->nodes[at] = b->nodes[made];
+    return at;
 }
 
 static uint32_t root_of(struct build *b, const struct grammar_source *s)
@@ -99,10 +111,14 @@ static uint32_t root_of(struct build *b, const struct grammar_source *s)
         root = calls_root(b, s->calls, s->loose, NODE_ID_RETURN);
         break;
     }
+    if (s->kind != GRAMMAR_CALLS && s->calls != NULL)
+        root = node_either(b, root, calls_root(b, s->calls, s->loose, NODE_ID_RETURN));
+    if (s->call_head.n > 0)
+        root = node_either(b, root, node_tag(b, s->call_head, anything(b, NODE_ID_RETURN)));
     if (s->thought == GRAMMAR_NO_THOUGHT)
         return root;
-    uint32_t thought = node_up_to(b, s->thought_close,
-                                  node_blanks(b, THOUGHT_BLANKS, root));
+    uint32_t thought = node_up_to(b, s->thought_close, node_blanks(b, THOUGHT_BLANKS, root),
+                                  NODE_ID_FAIL);
     if (s->thought == GRAMMAR_IN_THOUGHT)
         return thought;
     return node_either(b, root, node_tag(b, s->thought_open, thought));

@@ -59,6 +59,7 @@ struct grammar_calls {
     const struct json
         *any_object; /* the schema {"type": "object"}, which all arguments match */
     bool many;       /* more than one call may be made */
+    bool may_talk;   /* text may stand before the calls, or instead of them */
 };
 
 enum grammar_thought { GRAMMAR_NO_THOUGHT, GRAMMAR_IN_THOUGHT, GRAMMAR_MAY_THINK };
@@ -69,7 +70,10 @@ struct grammar_source {
     const char *text; /* GBNF or a regular expression */
     size_t n;         /* bytes of text, or number of texts */
     const char *const *texts;
+    /* NULL: none. With another kind than GRAMMAR_CALLS, the answer may be calls instead. */
     const struct grammar_calls *calls;
+    /* The answer may instead be this tag, with which calls begin, and any text. */
+    struct grammar_tag call_head;
     /* Whether the form begins behind a thought: any text up to the first thought_close, and up to 8
      * blanks. The thought has begun, or the answer may begin with thought_open. */
     enum grammar_thought thought;

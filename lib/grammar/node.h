@@ -135,7 +135,7 @@ void rule_set(struct build *b, uint32_t rule, uint32_t node);
 /* Exactly a tag; see grammar.h. */
 uint32_t node_tag(struct build *b, struct grammar_tag t, uint32_t next);
 /* Any text up to and with the first occurrence of a tag without blanks. */
-uint32_t node_up_to(struct build *b, struct grammar_tag t, uint32_t next);
+uint32_t node_up_to(struct build *b, struct grammar_tag t, uint32_t next, uint32_t end);
 uint32_t node_blanks(struct build *b, int32_t max, uint32_t next);
 /* A text in double quotes, in its shortest JSON spelling. */
 uint32_t node_quoted(struct build *b, const char *text, size_t n, uint32_t next);

@@ -114,68 +114,150 @@ int form_read_structured(const char *field, const struct json *v, struct form_wa
     return 0;
 }
 
-int form_read_choice(const char *field, const struct json *choice, struct form_want *out,
+/* Returns the name of a tool in the form of any API. */
+static const char *name_of(const struct json *tool)
+{
+    const struct json *name = json_member(json_member(tool, "function"), "name");
+    return json_string_of(name != NULL ? name : json_member(tool, "name"), NULL);
+}
+
+/* Reads {"mode": ..., "tools": [...]}. */
+static int read_allowed(const char *field, const struct json *v, struct call_want *out,
+                        struct fault *f)
+{
+    const char *mode = json_string_of(json_member(v, "mode"), NULL);
+    const struct json *tools = json_member(v, "tools");
+    bool required = mode != NULL && strcmp(mode, "required") == 0;
+    if (mode == NULL || (!required && strcmp(mode, "auto") != 0) || json_count(tools) == 0)
+        return fault_set(f, 400, "unsupported_value", field,
+                         "'%-s' of type allowed_tools must have a mode, auto or required, "
+                         "and tools",
+                         field);
+    *out = (struct call_want){.field = required ? field : NULL, .allowed = tools};
+    return 0;
+}
+
+int form_read_choice(const char *field, const struct json *choice, struct call_want *out,
                      struct fault *f)
 {
-    struct form_want w = {.field = field, .kind = HCACHE_FORM_CALLS};
     const char *text = json_string_of(choice, NULL);
-    const struct json *name = json_member(choice, "name");
+    const struct json *allowed = json_member(choice, "allowed_tools");
     if (text == NULL)
         text = json_string_of(json_member(choice, "type"), NULL);
-    if (name == NULL)
-        name = json_member(json_member(choice, "function"), "name");
+    if (text != NULL && strcmp(text, "allowed_tools") == 0)
+        return read_allowed(field, allowed != NULL ? allowed : choice, out, f);
+    *out = (struct call_want){.field = field};
     if (text != NULL && (strcmp(text, "required") == 0 || strcmp(text, "any") == 0))
-        return set(out, &w, f);
-    w.only = json_string_of(name, NULL);
-    bool named = text != NULL &&
-                 (strcmp(text, "function") == 0 || strcmp(text, "tool") == 0);
-    if (!named || w.only == NULL)
-        return fault_set(f, 400, "unsupported_value", field,
-                         "'%-s' must be auto, none, required (any), or name a function",
-                         field);
-    return set(out, &w, f);
+        return 0;
+    out->only = name_of(choice);
+    bool named = text != NULL && (strcmp(text, "function") == 0 ||
+                                  strcmp(text, "custom") == 0 || strcmp(text, "tool") == 0);
+    if (out->only == NULL)
+        out->only = json_string_of(json_member(json_member(choice, "custom"), "name"),
+                                   NULL);
+    return named && out->only != NULL
+               ? 0
+               : fault_set(f, 400, "unsupported_value", field,
+                           "'%-s' must be auto, none, required (any), allowed_tools, or "
+                           "name a function",
+                           field);
 }
 
-static const char *text_of(const struct form_want *w, const struct gen_params *p,
-                           char **own, size_t *n)
+struct json *form_callable(const struct gen_params *p)
 {
-    bool text = w->kind == HCACHE_FORM_GBNF || w->kind == HCACHE_FORM_REGEX;
-    if (text)
-        return json_string_of(w->value, n);
-    *own = w->kind == HCACHE_FORM_CALLS ? json_text(p->tools, 0)
-           : w->value != NULL           ? json_text(w->value, 0)
-                                        : strdup("{\"type\":\"object\"}");
-    *n = *own == NULL ? 0 : strlen(*own);
-    return *own;
+    const struct json *tools = p->offered != NULL ? p->offered : p->tools;
+    if (p->no_tools || json_count(tools) == 0)
+        return NULL;
+    if (p->calls.allowed == NULL)
+        return json_share(tools);
+    struct json *list = json_new_array();
+    for (size_t i = 0; i < json_count(tools); i++) {
+        const char *name = name_of(json_at(tools, i));
+        for (size_t k = 0; name != NULL && k < json_count(p->calls.allowed); k++) {
+            const char *allowed = name_of(json_at(p->calls.allowed, k));
+            if (allowed != NULL && strcmp(allowed, name) == 0) {
+                json_push(list, json_share(json_at(tools, i)));
+                break;
+            }
+        }
+    }
+    return list;
 }
 
-int form_compile(struct hcache *h, const struct gen_params *p, struct hcache_form **out,
-                 char **unenforced, struct fault *f)
+static bool any_strict(const struct json *tools)
 {
-    const struct form_want *w = &p->form;
-    struct hcache_err err = {0};
-    char *own = NULL;
-    *out = NULL;
-    *unenforced = NULL;
-    if (w->field == NULL)
-        return 0;
-    if (w->kind == HCACHE_FORM_CALLS && json_count(p->tools) == 0)
-        return fault_set(f, 400, "invalid_request", w->field,
-                         "'%-s' wants a call, but the request has no tools", w->field);
-    struct hcache_form_opts o = {
-        .kind = w->kind,
-        .loose = w->loose,
-        .only = w->only,
-        .many = !p->one_call,
-        .prompt_end = p->kind == REQUEST_COMPLETION ? NULL : p->prompt_end};
-    o.text = text_of(w, p, &own, &o.n);
-    int rc = o.text == NULL ? -1 : hcache_form_create(h, &o, out, unenforced, &err);
-    free(own);
-    if (rc == 0)
-        return 0;
-    if (o.text == NULL || rc == -ENOMEM)
+    bool strict = false;
+    for (size_t i = 0; i < json_count(tools) && !strict; i++) {
+        const struct json *tool = json_at(tools, i), *inner = json_member(tool, "function");
+        (void)json_bool_of(json_member(inner != NULL ? inner : tool, "strict"), &strict);
+    }
+    return strict;
+}
+
+static int compile_fault(int rc, const char *field, const struct hcache_err *err,
+                         struct fault *f)
+{
+    if (rc == -ENOMEM)
         return fault_set(f, 503, "out_of_memory", NULL, "no memory for the answer's form");
     return fault_set(f, 400,
                      rc == HCACHE_E_UNSUPPORTED ? "unsupported_value" : "invalid_request",
-                     w->field, "'%-s': %s", w->field, err.msg);
+                     field, "'%-s': %s", field, err->msg);
+}
+
+/* Compiles the form of an answer that is a call, or that may be one of a strict tool. */
+static int compile_calls(struct hcache *h, struct gen_params *p, const char *tools,
+                         struct hcache_form_opts *o, struct hcache_form **out,
+                         struct fault *f)
+{
+    struct hcache_err err = {0};
+    o->kind = HCACHE_FORM_CALLS;
+    o->only = p->calls.only;
+    o->may_talk = p->calls.field == NULL;
+    o->text = tools;
+    o->n = strlen(tools);
+    int rc = hcache_form_create(h, o, out, NULL, &err);
+    if (rc != 0 && rc != -ENOMEM && o->may_talk) {
+        request_note_ignored(p, "tools.strict");
+        return 0;
+    }
+    return rc == 0 ? 0 : compile_fault(rc, o->may_talk ? "tools" : p->calls.field, &err, f);
+}
+
+int form_compile(struct hcache *h, struct gen_params *p, const struct json *callable,
+                 struct hcache_form **out, char **unenforced, struct fault *f)
+{
+    const struct form_want *w = &p->form;
+    struct hcache_err err = {0};
+    struct hcache_form_opts o = {
+        .kind = w->kind,
+        .loose = w->loose,
+        .many = !p->one_call,
+        .prompt_end = p->kind == REQUEST_COMPLETION ? NULL : p->prompt_end};
+    *out = NULL;
+    *unenforced = NULL;
+    if (p->calls.field != NULL && json_count(callable) == 0)
+        return fault_set(f, 400, "invalid_request", p->calls.field,
+                         "'%-s' wants a call, but the request has no such tool",
+                         p->calls.field);
+    bool calls = p->calls.field != NULL || (w->field == NULL && any_strict(callable));
+    if (!calls && w->field == NULL)
+        return 0;
+    char *tools = json_count(callable) > 0 ? json_text(callable, 0) : NULL, *own = NULL;
+    if (calls) {
+        int rc = compile_calls(h, p, tools, &o, out, f);
+        free(tools);
+        return rc;
+    }
+    if (w->kind == HCACHE_FORM_GBNF || w->kind == HCACHE_FORM_REGEX)
+        o.text = json_string_of(w->value, &o.n);
+    else
+        o.text = own = w->value != NULL ? json_text(w->value, 0)
+                                        : strdup("{\"type\":\"object\"}");
+    if (own != NULL)
+        o.n = strlen(own);
+    o.tools = tools;
+    int rc = o.text == NULL ? -ENOMEM : hcache_form_create(h, &o, out, unenforced, &err);
+    free(own);
+    free(tools);
+    return rc == 0 ? 0 : compile_fault(rc, w->field, &err, f);
 }

@@ -3,7 +3,11 @@
  *     response_format, text.format, output_config.format, output_format, format   JSON, or a schema
  *     json_schema, grammar                                                        llama-server's
  *     structured_outputs, guided_json, guided_regex, guided_choice, guided_grammar  vLLM's
- *     tool_choice: required, any, or the name of a tool                           calls
+ *     tool_choice: required, any, allowed_tools, or the name of a tool            calls
+ *     tools with "strict": true                                                   calls
+ *
+ * A wanted call is the answer, whatever form its text should have. Where a call may be made, the
+ * answer is one or has the form of the text.
  *
  * docs/STRUCTURED.md says what is enforced. */
 #ifndef API_FORM_H
@@ -21,8 +25,7 @@ struct form_want {
     /* A schema or a list of texts; the text of a grammar or a regular expression is a string; NULL:
      * any JSON object. Borrowed. */
     const struct json *value;
-    bool loose;       /* the request says "strict": false */
-    const char *only; /* the tool to call; NULL: any */
+    bool loose; /* the request says "strict": false */
 };
 
 /* Read a field into *out, which another field may have set. Return 0, or -1 with *f. */
@@ -32,13 +35,23 @@ int form_read_value(const char *field, enum hcache_form_kind kind, const struct 
                     struct form_want *out, struct fault *f);
 int form_read_structured(const char *field, const struct json *v, struct form_want *out,
                          struct fault *f);
-/* choice: as in OpenAI's or Anthropic's API, and neither auto nor none. */
-int form_read_choice(const char *field, const struct json *choice, struct form_want *out,
-                     struct fault *f);
 
-/* Compiles the form. *out: NULL if none is wanted; else the caller's. *unenforced: the
- * keywords that the form does not enforce (hcache_free), or NULL. Returns 0, or -1 with *f. */
-int form_compile(struct hcache *h, const struct gen_params *p, struct hcache_form **out,
-                 char **unenforced, struct fault *f);
+/* What tool_choice says, unless it is auto or none. */
+struct call_want {
+    const char *field;          /* NULL: a call may be made, and need not */
+    const char *only;           /* the tool to call; NULL: any */
+    const struct json *allowed; /* the only tools that may be called; NULL: all */
+};
+/* choice: as in OpenAI's or Anthropic's API, and neither auto nor none. */
+int form_read_choice(const char *field, const struct json *choice, struct call_want *out,
+                     struct fault *f);
+/* Returns the tools that the answer may call, NULL: none; the caller's. */
+struct json *form_callable(const struct gen_params *p);
+
+/* Compiles the form. callable: from form_callable. *out: NULL if none is wanted; else the
+ * caller's. *unenforced: the keywords that the form does not enforce (hcache_free), or NULL.
+ * Returns 0, or -1 with *f. */
+int form_compile(struct hcache *h, struct gen_params *p, const struct json *callable,
+                 struct hcache_form **out, char **unenforced, struct fault *f);
 
 #endif

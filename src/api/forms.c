@@ -48,6 +48,7 @@ static void kept_clear(struct kept *k)
     form_release(k->form);
     free((char *)k->o.text);
     free((char *)k->o.only);
+    free((char *)k->o.tools);
     free(k->unenforced);
     *k = (struct kept){0};
 }
@@ -91,8 +92,9 @@ static bool is_form(const struct kept *k, const struct hcache_form_opts *o,
                     enum grammar_thought thought)
 {
     return k->form != NULL && k->o.kind == o->kind && k->o.loose == o->loose &&
-           k->o.many == o->many && k->thought == thought && k->o.n == o->n &&
-           memcmp(k->o.text, o->text, o->n) == 0 && same_text(k->o.only, o->only);
+           k->o.many == o->many && k->o.may_talk == o->may_talk && k->thought == thought &&
+           k->o.n == o->n && memcmp(k->o.text, o->text, o->n) == 0 &&
+           same_text(k->o.only, o->only) && same_text(k->o.tools, o->tools);
 }
 
 /* Returns a share of a form that is kept, or NULL. */
@@ -125,6 +127,7 @@ static void keep(struct forms *f, const struct hcache_form_opts *o,
     oldest->o = *o;
     oldest->o.text = xmemdup(o->text, o->n);
     oldest->o.only = o->only == NULL ? NULL : xstrdup(o->only);
+    oldest->o.tools = o->tools == NULL ? NULL : xstrdup(o->tools);
     oldest->o.prompt_end = NULL;
     oldest->thought = thought;
     oldest->form = form_share(form);
@@ -134,19 +137,16 @@ static void keep(struct forms *f, const struct hcache_form_opts *o,
 }
 
 /* Parses a JSON value of any kind: the only element of the array *root. */
-static int parse_value(const struct hcache_form_opts *o, struct json **root,
+static int parse_value(const char *value, size_t n, const char *what, struct json **root,
                        struct err *err)
 {
-    const char *what = o->kind == HCACHE_FORM_SCHEMA   ? "the JSON schema"
-                       : o->kind == HCACHE_FORM_CHOICE ? "the list of choices"
-                                                       : "the list of tools";
-    char *text = mem_try(o->n + 2);
+    char *text = mem_try(n + 2);
     if (text == NULL)
-        return err_set(err, -ENOMEM, "no memory for a schema of %zu bytes", o->n);
+        return err_set(err, -ENOMEM, "no memory for a schema of %zu bytes", n);
     text[0] = '[';
-    memcpy(text + 1, o->text, o->n);
-    text[o->n + 1] = ']';
-    int rc = json_parse(root, text, o->n + 2, what, err);
+    memcpy(text + 1, value, n);
+    text[n + 1] = ']';
+    int rc = json_parse(root, text, n + 2, what, err);
     free(text);
     if (rc == 0 && json_count(*root) != 1)
         rc = err_set(err, ERR_USAGE, "%s must be one JSON value", what);
@@ -158,6 +158,7 @@ static int parse_value(const struct hcache_form_opts *o, struct json **root,
 /* Everything that a source points to. */
 struct parts {
     struct json *root;       /* the parsed text */
+    struct json *tools_root; /* the parsed tools that may be called instead */
     struct json *any_object; /* {"type": "object"} */
     const char **texts;
     struct grammar_tool *tools;
@@ -169,6 +170,7 @@ struct parts {
 static void parts_free(struct parts *p)
 {
     json_free(p->root);
+    json_free(p->tools_root);
     json_free(p->any_object);
     free(p->texts);
     free(p->tools);
@@ -240,10 +242,26 @@ static int read_choices(const struct json *v, struct parts *p, struct grammar_so
     return 0;
 }
 
+static bool is_strict(const struct json *tool)
+{
+    const struct json *inner = json_member(tool, "function");
+    bool strict = false;
+    (void)json_bool_of(json_member(inner != NULL ? inner : tool, "strict"), &strict);
+    return strict;
+}
+
+static bool are_strict(const struct json *tools)
+{
+    for (size_t i = 0; i < json_count(tools); i++)
+        if (!is_strict(json_at(tools, i)))
+            return false;
+    return true;
+}
+
 /* Adds the tools of a list that may be called. A tool is {"name", "parameters"}, the same inside
- * {"function"}, or {"name", "input_schema"}. */
-static int read_tools(const struct hcache_form_opts *o, const struct json *v,
-                      struct parts *p, struct err *err)
+ * {"function"}, or {"name", "input_schema"}. free: only strict tools have a schema. */
+static int read_tools(const struct json *v, const char *only, bool free, struct parts *p,
+                      struct err *err)
 {
     size_t n = json_count(v);
     p->calls.tools = p->tools = mem_try_calloc(n + 1, sizeof *p->tools);
@@ -259,15 +277,16 @@ static int read_tools(const struct hcache_form_opts *o, const struct json *v,
         if (json_kind(schema) != JSON_KIND_OBJECT && json_kind(schema) != JSON_KIND_NULL)
             return err_set(err, ERR_USAGE, "the parameters of tool %zu must be a schema",
                            i + 1);
-        if (name == NULL || (o->only != NULL && strcmp(name, o->only) != 0))
+        if (name == NULL || (only != NULL && strcmp(name, only) != 0))
             continue;
+        bool none = json_kind(schema) == JSON_KIND_NULL || (free && !is_strict(tool));
         p->tools[p->calls.n_tools++] = (struct grammar_tool){
-            .name = name, .schema = json_kind(schema) == JSON_KIND_NULL ? NULL : schema};
+            .name = name, .schema = none ? NULL : schema};
     }
     if (p->calls.n_tools == 0)
         return err_set(err, ERR_USAGE,
-                       o->only != NULL ? "no tool has the name '%s'" : "no tool is offered",
-                       o->only);
+                       only != NULL ? "no tool has the name '%s'" : "no tool is offered",
+                       only);
     return 0;
 }
 
@@ -303,9 +322,34 @@ static int read_syntax(const struct forms *f, const struct hcache_form_opts *o,
     k->is_list = c->is_list && c->body == CALL_OBJECT;
     k->value_on_lines = c->value_on_lines;
     k->many = o->many && !c->is_bare;
+    k->may_talk = o->kind == HCACHE_FORM_CALLS && o->may_talk;
     int rc = json_parse(&p->any_object, any_object, sizeof any_object - 1, "schema", err);
     k->any_object = p->any_object;
     return rc;
+}
+
+/* Reads calls that the answer may be instead of its form. Calls that no grammar describes are any
+ * text behind the tag with which they begin. */
+static int read_other(const struct forms *f, const struct hcache_form_opts *o,
+                      struct parts *p, struct grammar_source *s, struct err *err)
+{
+    const struct call_syntax *c = f->syntax.calls;
+    const struct json *tools;
+    if (o->tools == NULL || c == NULL)
+        return 0;
+    int rc = parse_value(o->tools, strlen(o->tools), "the list of tools", &p->tools_root,
+                         err);
+    if (rc != 0)
+        return rc;
+    tools = json_at(p->tools_root, 0);
+    bool tags = c->body == CALL_TAGS && are_strict(tools);
+    if (c->body != CALL_OBJECT && c->body != CALL_JSON && !tags) {
+        s->call_head = tag_of(f, p, c->section != NULL ? c->section : c->open);
+        return 0;
+    }
+    s->calls = &p->calls;
+    rc = read_syntax(f, o, p, err);
+    return rc != 0 ? rc : read_tools(tools, NULL, true, p, err);
 }
 
 static int compile(const struct forms *f, const struct hcache_form_opts *o,
@@ -321,20 +365,33 @@ static int compile(const struct forms *f, const struct hcache_form_opts *o,
     struct grammar_source s = {.kind = kinds[o->kind],
                                .text = o->text,
                                .n = o->n,
-                               .calls = &p.calls,
+                               .calls = o->kind == HCACHE_FORM_CALLS ? &p.calls : NULL,
                                .thought = thought,
                                .loose = o->loose ? loose : NULL};
     int rc = 0;
+    bool calls = o->kind == HCACHE_FORM_CALLS;
     if (o->kind != HCACHE_FORM_GBNF && o->kind != HCACHE_FORM_REGEX)
-        rc = parse_value(o, &p.root, err);
+        rc = parse_value(o->text, o->n,
+                         calls                           ? "the list of tools"
+                         : o->kind == HCACHE_FORM_CHOICE ? "the list of choices"
+                                                         : "the JSON schema",
+                         &p.root, err);
     const struct json *v = json_at(p.root, 0);
     s.schema = v;
     if (rc == 0 && o->kind == HCACHE_FORM_CHOICE)
         rc = read_choices(v, &p, &s, err);
-    if (rc == 0 && o->kind == HCACHE_FORM_CALLS)
+    if (rc == 0 && calls)
         rc = read_syntax(f, o, &p, err);
-    if (rc == 0 && o->kind == HCACHE_FORM_CALLS)
-        rc = read_tools(o, v, &p, err);
+    if (rc == 0 && calls)
+        rc = read_tools(v, o->only, o->may_talk, &p, err);
+    bool mixed = calls && o->may_talk && p.calls.body == GRAMMAR_CALL_TAGS &&
+                 !are_strict(v);
+    if (rc == 0 && calls && o->may_talk && (mixed || f->syntax.calls->is_bare))
+        rc = err_set(err, ERR_UNSUPPORTED,
+                     "strict tools cannot be enforced in the syntax of %s beside text",
+                     f->syntax.calls->family);
+    if (rc == 0 && !calls)
+        rc = read_other(f, o, &p, &s, err);
     if (thought != GRAMMAR_NO_THOUGHT) {
         s.thought_open = tag_of(f, &p, f->syntax.thoughts.open);
         s.thought_close = tag_of(f, &p, f->syntax.thoughts.close);

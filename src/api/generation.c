@@ -218,9 +218,11 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
                                            : random_u64();
     hcache_model_info(g->client.h, &info);
     struct hcache_truncation truncation = truncation_of(g);
+    g->callable = form_callable(&g->params);
     if (check_fit(&g->params, truncation.ratio > 0, prompts, g->n / n, &info, f) != 0 ||
         check_fields(g, prompts, &truncation, &info, f) != 0 ||
-        form_compile(g->client.h, &g->params, &g->form, &g->unenforced, f) != 0)
+        form_compile(g->client.h, &g->params, g->callable, &g->form, &g->unenforced, f) !=
+            0)
         return -1;
     for (int i = 0; i < g->n; i++) {
         struct choice *ch = &g->choice[i];
@@ -322,10 +324,7 @@ static void read_answer(struct choice *ch, const char *text, size_t n,
         return;
     if (ch->answer == NULL)
         ch->answer = hcache_answer_open(ch->gen->client.h, p->prompt_end,
-                                        strlen(p->prompt_end),
-                                        p->no_tools          ? NULL
-                                        : p->offered != NULL ? p->offered
-                                                             : p->tools);
+                                        strlen(p->prompt_end), ch->gen->callable);
     hcache_answer_push(ch->answer, text, n, special, n_special);
     ch->n_read += n;
     ch->n_special += n_special;
@@ -575,6 +574,7 @@ void generation_free(struct generation *g)
         g->dialect->drop(g->own);
     free(g->salt);
     hcache_form_free(g->form);
+    json_free(g->callable);
     hcache_free(g->unenforced);
     prompt_text_deinit(&g->text);
     hcache_free(g->prompt.ids);

@@ -105,7 +105,7 @@ static const struct field fields[] = {
     {"output_format", F_FORMAT, 0, 0, 0, MSG, "form of the answer: a JSON schema"},
     {"text", F_TEXT, 0, 0, 0, RESP, "{\"format\": ...}: form of the answer"},
     {"tools", F_LIST, 0, 128, AT(tools), REQUEST_CHAT | RESP | MSGS, "functions that may be called"},
-    {"tool_choice", F_CHOICE, 0, 0, 0, REQUEST_CHAT | RESP | MSGS, "auto, none, required (any), or a function"},
+    {"tool_choice", F_CHOICE, 0, 0, 0, REQUEST_CHAT | RESP | MSGS, "auto, none, required (any), allowed_tools, or a function"},
     {"chat_template_kwargs", F_TREE, 0, 0, AT(kwargs), REQUEST_CHAT | RESP | MSGS, "variables of the template"},
     {"functions", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
     {"function_call", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
@@ -396,7 +396,7 @@ static int read_choice(const struct field *d, const struct json *v, struct gen_p
         p->one_call = one;
     if (p->no_tools || (text != NULL && strcmp(text, "auto") == 0))
         return 0;
-    return form_read_choice(d->name, v, &p->form, f);
+    return form_read_choice(d->name, v, &p->calls, f);
 }
 
 void request_note_ignored(struct gen_params *p, const char *name)

@@ -47,9 +47,11 @@ struct gen_params {
     /* No call is wanted. The prompt still shows the tools, so that its beginning stays as it was;
      * what the model writes is text. */
     bool no_tools;
-    struct form_want form; /* of the answer */
-    const struct json *choice, *text; /* tool_choice and text as they were sent; NULL: not given */
-    bool one_call;         /* a wanted call is the only one */
+    struct form_want form; /* of the answer's text */
+    struct call_want calls;
+    const struct json *choice,
+        *text;     /* tool_choice and text as they were sent; NULL: not given */
+    bool one_call; /* a wanted call is the only one */
     /* The end of the prompt's text, which shows whether the answer begins with a thought. */
     char prompt_end[REQUEST_PROMPT_END + 1];
     int64_t max_tokens;            /* -1: not given */

@@ -36,6 +36,7 @@ struct generation {
     struct gen_params params;
     char *salt;               /* salt of the request's state; NULL: no salt */
     struct hcache_form *form; /* of the answers; NULL: any */
+    struct json *callable;    /* the tools that the answers may call; NULL: none */
     char *unenforced;         /* keywords that the form does not enforce; NULL: none */
     char id[48], miss[200];
     int64_t max_tokens; /* of each answer, if the request's was cut to this; else 0 */

@@ -123,5 +123,48 @@ for name, template, special in (("qwen-xml", QWEN_XML, []), ("mistral", MISTRAL,
         equal("a thought stands in front of a form", c["message"].get("reasoning_content"), "No.")
         check("and the form behind it", is_dog(c["message"]["content"]), c)
     equal("status 0", s.stop(), 0)
+
+# Calls that may be made. This model talks, then calls with arguments that are no good.
+PLAIN = HERMES.replace("{{ '<think>\\n' }}", "{{ '\\n' }}")
+WRONG = ['{"name": "weather", "arguments": ', '{"city": "Paris"', ', "days": 77}}', "\n</tool_call>"]
+STRICT = [{**t, "function": {**t["function"], "strict": True}} for t in CHAT_TOOLS]
+ANY_DOG = {"response_format": {"type": "json_schema", "json_schema": {"name": "d", "schema": DOG}}}
+
+
+def only(mode, *names):
+    tools = [{"type": "function", "function": {"name": n}} for n in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+s = Server(write_script(os.path.join(tmp, "talks"), ["I look.", "\n<tool_call>\n", *WRONG], PLAIN))
+c = chat(s, tools=CHAT_TOOLS)
+equal("a tool that is not strict gets what the model writes", calls_of(c), [("weather", {"city": "Paris", "days": 77})])
+c = chat(s, tools=STRICT, parallel_tool_calls=False)
+check("a strict tool, auto: the model says what it likes, and its call follows the schema",
+      c["message"]["content"] == "I look." and len(calls_of(c)) == 1 and is_weather(calls_of(c)[0]), c)
+c = chat(s, tools=CHAT_TOOLS, tool_choice=only("auto", "noop"))
+check("allowed_tools: a call of another tool is text", not calls_of(c) and "weather" in c["message"]["content"], c)
+c = chat(s, tools=CHAT_TOOLS, tool_choice=only("required", "noop"), parallel_tool_calls=False)
+equal("allowed_tools, required: an allowed one is called", calls_of(c), [("noop", {})])
+r = post(s, "/v1/responses", input="go", max_output_tokens=400, tools=RESPONSE_TOOLS, parallel_tool_calls=False,
+         tool_choice={"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "noop"}]},
+         text={"format": {"type": "json_schema", "name": "d", "schema": DOG}})[2]
+equal("a wanted call is the answer, whatever form its text should have; the response says both",
+      (r["output"][-1]["name"], r["tool_choice"]["mode"], r["text"]["format"]["name"]), ("noop", "required", "d"))
+equal("status 0", s.stop(), 0)
+s = Server(write_script(os.path.join(tmp, "calls"), ["<tool_call>\n", *WRONG], PLAIN))
+c = chat(s, tools=CHAT_TOOLS, **ANY_DOG)
+equal("a schema of the text does not keep a model from calling a tool", calls_of(c), [("weather", {"city": "Paris", "days": 77})])
+c = chat(s, tools=STRICT, parallel_tool_calls=False, **ANY_DOG)
+check("a strict tool's call follows its schema there, too", len(calls_of(c)) == 1 and is_weather(calls_of(c)[0]), c)
+c = chat(s, tools=CHAT_TOOLS, tool_choice="none", **ANY_DOG)
+check("tool_choice none: the text has its form", is_dog(c["message"]["content"]), c)
+equal("status 0", s.stop(), 0)
+s = Server(write_script(os.path.join(tmp, "undeclared"), ["{"], "{% for m in messages %}{{ m.content }}{% endfor %}{{ '\\n' }}"))
+c = chat(s, tools=CHAT_TOOLS, tool_choice="required", parallel_tool_calls=False)
+check("required: a template without tools calls, too", len(calls_of(c)) == 1 and calls_of(c)[0][0] in ("weather", "noop"), c)
+c = chat(s, tools=CHAT_TOOLS, **ANY_DOG)
+check("and a model that calls nothing answers in the form", is_dog(c["message"]["content"]), c)
+equal("status 0", s.stop(), 0)
 shutil.rmtree(tmp)
 end()
