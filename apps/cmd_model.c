@@ -120,6 +120,14 @@ static int info_read(struct info *out, const struct info_args *a, struct err *e)
     return 0;
 }
 
+static int n_windowed(const struct model_config *c)
+{
+    int n = 0;
+    for (int l = 0; l < c->n_layers; l++)
+        n += layer_set_has(&c->windowed, l);
+    return n;
+}
+
 static const char *block_name(enum block_kind b)
 {
     if (b == BLOCK_SEQUENTIAL)
@@ -152,14 +160,18 @@ static void print_info(const struct info *i, bool tensors)
                i->w.types.of[k].name);
     printf("\n");
     printf("layers      %d, %s\n", c->n_layers, block_name(c->block));
-    printf("width       %d, FFN %d\n", c->n_embd, c->n_ffn);
+    printf("width       %d, FFN %d", c->n_embd, c->n_ffn);
+    if (c->n_experts > 0)
+        printf(", %d of %d experts for each token", c->n_experts_used, c->n_experts);
+    printf("\n");
     printf("heads       %d query, %d key/value, of %d\n", c->n_heads, c->n_kv_heads,
            c->d_head);
     printf("vocabulary  %d, embeddings %s\n", c->vocab_size,
            c->tie_word_embeddings ? "tied" : "not tied");
     printf("context     %d", c->max_ctx);
     if (c->sliding_window > 0)
-        printf(", window %d from layer %d on", c->sliding_window, c->window_layer);
+        printf(", window %d in %d of %d layers", c->sliding_window, n_windowed(c),
+               c->n_layers);
     printf("\nstate       %s, bytes per token:\n", dtype_name(i->state));
     printf("  H         %" PRId64 " a layer, %" PRId64 " in all\n", i->hidden_bytes,
            i->hidden_bytes * c->n_layers);
@@ -225,6 +237,8 @@ static void print_info_json(const struct info *i)
     json_put_int(o, "n_layers", c->n_layers);
     json_put_int(o, "n_embd", c->n_embd);
     json_put_int(o, "n_ffn", c->n_ffn);
+    json_put_int(o, "n_experts", c->n_experts);
+    json_put_int(o, "n_experts_used", c->n_experts_used);
     json_put_int(o, "n_heads", c->n_heads);
     json_put_int(o, "n_kv_heads", c->n_kv_heads);
     json_put_int(o, "d_head", c->d_head);
@@ -232,6 +246,7 @@ static void print_info_json(const struct info *i)
     json_put_bool(o, "tie_word_embeddings", c->tie_word_embeddings);
     json_put_int(o, "max_ctx", c->max_ctx);
     json_put_int(o, "sliding_window", c->sliding_window);
+    json_put_int(o, "n_layers_windowed", n_windowed(c));
     json_put_string(o, "dtype", dtype_name(i->state));
     json_put_int(o, "hidden_bytes_per_token_layer", i->hidden_bytes);
     json_put_int(o, "kv_bytes_per_token_layer", i->kv_bytes);
@@ -339,7 +354,7 @@ static int print_families(void)
     const char *name, *architecture;
     printf("families    architecture of config.json\n");
     for (int i = 0; family_at(i, &name, &architecture); i++)
-        printf("  %-9s %s\n", name, architecture);
+        printf("  %-11s %s\n", name, architecture);
     printf(
         "\nformats\n"
         "  Hugging Face folder: config.json, tokenizer.json, *.safetensors of F32, F16 or "

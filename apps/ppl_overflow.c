@@ -116,7 +116,7 @@ static int move_layer(struct run *r, int layer)
     memmove(to.data, rows_at(r, layer, from, n).data, (size_t)n * r->row_bytes);
     const struct ragged *at = positions(r, &q, t->keep, n);
     return o->how == PPL_STALE ? o->model->dev->ops->kv_fill(o->stream, &kv, to, &none, at)
-                               : model_kv_fill(o->model, o->stream, &kv, to, at);
+                               : model_kv_fill(o->model, o->stream, layer, &kv, to, at);
 }
 
 /* Moves the view to the next stair. When it returns, the cache has positions [0, C - S). */

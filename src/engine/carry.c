@@ -66,7 +66,7 @@ static int fill_block(const struct carry *c, const struct model *m, struct strea
     for (int l = 0; rc == 0 && l < m->cfg.n_layers; l++) {
         struct kv_layer kv = kv_pool_layer(pool, l);
         struct mat rows = mat_of(row_of(c, l, first), m->dtype, n, 2 * model_kv_dim(m));
-        rc = model_kv_fill(m, s, &kv, rows, &r);
+        rc = model_kv_fill(m, s, l, &kv, rows, &r);
     }
     return rc;
 }

@@ -93,7 +93,7 @@ int mixed_project_some(struct mixed *x, const struct mixed_act *acts, int layer,
                        .tables = x->tables,
                        .id = ragged_new_id()};
     TRY(model_kv_project(model, x->work, x->stream, layer, h, kv_rows));
-    return model_kv_fill(model, x->stream, &x->places.layers[layer], kv_rows, &r);
+    return model_kv_fill(model, x->stream, layer, &x->places.layers[layer], kv_rows, &r);
 }
 
 int mixed_project(struct mixed *x, const struct mixed_mini *m, int layer, int buffer)

@@ -136,7 +136,7 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
                                .fused = !s->req.restore_first,
                                .fused_tokens = g->o.max_rows,
                                .n_held = (int64_t)first * STORE_CHUNK_TOKENS,
-                               .window = {.layer = g->shared->model->cfg.window_layer,
+                               .window = {.layers = g->shared->model->cfg.windowed,
                                           .tokens = g->shared->model->cfg.sliding_window}};
     int n_used = 0, rc = 0;
     if (ask->beside_decodes)

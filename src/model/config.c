@@ -31,8 +31,9 @@
 enum {
     MAX_WIDTH = MATMUL_MAX_K,
     MAX_VOCAB = SAMPLE_MAX_COLS,
-    MAX_LAYERS = 4096,
+    MAX_LAYERS = LAYER_SET_MAX,
     MAX_CTX = 1 << 30,
+    MAX_EXPERTS = 1024,
 };
 
 /* --- fields; the first error is kept ------------------------------------------------------ */
@@ -46,12 +47,19 @@ struct fields {
     struct fields_read read;
 };
 
-/* Marks `key` as understood, whatever its value. */
-static void saw(struct fields *f, const char *key)
+static bool was_read(const struct fields *f, const char *key)
 {
     for (int i = 0; i < f->read.n; i++)
         if (strcmp(f->read.keys[i], key) == 0)
-            return;
+            return true;
+    return false;
+}
+
+/* Marks `key` as understood, whatever its value. */
+static void saw(struct fields *f, const char *key)
+{
+    if (was_read(f, key))
+        return;
     CHECK(f->read.n < CONFIG_MAX_READ);
     f->read.keys[f->read.n++] = key;
 }
@@ -300,6 +308,35 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
     }
 }
 
+/* Reads the rotations of layers without and with a window: two objects in "rope_parameters".
+ * Returns whether the file has them. */
+static bool read_rope_kinds(struct fields *f, struct model_config *c, double *fraction,
+                            struct written_scaling *written)
+{
+    const struct json *o = NULL;
+    if (f->rc == 0)
+        f->rc = json_opt_object(f->o, "rope_parameters", &o, f->err);
+    if (f->rc != 0 || json_member(o, "full_attention") == NULL)
+        return false;
+    struct fields in = {.o = o, .err = f->err};
+    struct model_config local = *c;
+    struct written_scaling none = {0};
+    local.rope_theta = 10000;
+    saw(f, "rope_parameters");
+    read_rope_object(&in, c, "full_attention", fraction, written);
+    read_rope_object(&in, &local, "sliding_attention", fraction, &none);
+    if (none.is_llama3 || none.is_linear || local.rope_scaling.kind != ROPE_SCALING_NONE)
+        refuse(&in, "sliding_attention", "scaled rotations are not supported here");
+    if (in.rc == 0)
+        in.rc = config_fields_check(o, &in.read, c->family, in.err);
+    if (in.rc != 0) {
+        f->rc = in.rc;
+        err_wrap(f->err, "'rope_parameters'");
+    }
+    c->rope_local_theta = local.rope_theta;
+    return true;
+}
+
 /* Returns whether a family's heads may be rotated in part.  The reference reads
  * partial_rotary_factor only in these families. In other families it ignores the field and rotates
  * whole heads, or it fails. */
@@ -312,13 +349,14 @@ static bool has_partial_rotary(enum model_family family)
  * does not say. */
 static void read_rope(struct fields *f, struct model_config *c, double rope_fraction)
 {
-    c->rope_theta = opt_real(f, "rope_theta", 10000);
+    c->rope_theta = opt_real(f, "rope_theta", c->family == FAMILY_GEMMA3 ? 1e6 : 10000);
     double fraction = opt_real(f, "partial_rotary_factor", rope_fraction);
     if (!is_null(f, "rope_scaling") && !is_null(f, "rope_parameters"))
         refuse(f, "rope_scaling", "stands beside 'rope_parameters': remove one of them");
     struct written_scaling written = {0};
     read_rope_object(f, c, "rope_scaling", &fraction, &written);
-    read_rope_object(f, c, "rope_parameters", &fraction, &written);
+    if (c->family != FAMILY_GEMMA3 || !read_rope_kinds(f, c, &fraction, &written))
+        read_rope_object(f, c, "rope_parameters", &fraction, &written);
     if (f->rc != 0)
         return;
     if (!(isfinite(c->rope_theta) && c->rope_theta > 0))
@@ -355,7 +393,9 @@ static void read_norm_eps(struct fields *f, struct model_config *c, const char *
 static void read_llama_like(struct fields *f, struct model_config *c)
 {
     /* These are the defaults of the reference's config classes. */
-    double eps = c->family == FAMILY_PHI3 ? 1e-5 : 1e-6;
+    bool large = c->family == FAMILY_PHI3 || c->family == FAMILY_MIXTRAL ||
+                 c->family == FAMILY_OLMO2;
+    double eps = large ? 1e-5 : 1e-6;
     read_sizes(f, c, "intermediate_size");
     c->n_kv_heads = opt_int(f, "num_key_value_heads", 1, MAX_WIDTH, c->n_heads);
     c->max_ctx = need_int(f, "max_position_embeddings", 1, MAX_CTX);
@@ -366,8 +406,13 @@ static void read_llama_like(struct fields *f, struct model_config *c)
     must_be(f, "mlp_bias", false, false);
 }
 
-/* Reads "layer_types" of newer qwen2 and qwen3 files, the kind of attention of each layer.  Only
- * full layers followed by sliding ones are supported. */
+/* Sets the window of every layer. */
+static void all_windowed(struct model_config *c)
+{
+    c->windowed = layer_set_run(0, c->sliding_window > 0 ? c->n_layers : 0);
+}
+
+/* Reads "layer_types" of newer files, the kind of attention of each layer. */
 static void read_layer_types(struct fields *f, struct model_config *c)
 {
     const struct json *list = NULL;
@@ -380,24 +425,21 @@ static void read_layer_types(struct fields *f, struct model_config *c)
         refuse(f, "layer_types", "must have one entry per layer");
         return;
     }
-    int32_t first = c->n_layers;
-    for (int32_t l = c->n_layers; l-- > 0;) {
+    c->windowed = layer_set_run(0, 0);
+    for (int32_t l = 0; l < c->n_layers; l++) {
         const char *s = json_string_of(json_at(list, (size_t)l), NULL);
         bool sliding = s != NULL && strcmp(s, "sliding_attention") == 0;
         if (!sliding && (s == NULL || strcmp(s, "full_attention") != 0))
             refuse(f, "layer_types",
                    "only full_attention and sliding_attention are supported");
-        else if (sliding && first != l + 1)
-            refuse(f, "layer_types",
-                   "full_attention behind sliding_attention is not supported");
+        else if (sliding && c->sliding_window == 0)
+            refuse(f, "layer_types", "sliding_attention without a sliding window");
         else if (sliding)
-            first = l;
+            layer_set_add(&c->windowed, l);
     }
-    if (first < c->n_layers && c->sliding_window == 0)
-        refuse(f, "layer_types", "sliding_attention without a sliding window");
-    c->window_layer = first;
-    if (first == c->n_layers)
-        c->sliding_window = c->window_layer = 0;
+    if (f->rc == 0 &&
+        memcmp(&c->windowed, &(struct layer_set){{0}}, sizeof c->windowed) == 0)
+        c->sliding_window = 0;
 }
 
 /* --- the families ------------------------------------------------------------------------- */
@@ -421,6 +463,7 @@ static void read_mistral(struct fields *f, struct model_config *c)
 {
     read_llama(f, c);
     c->sliding_window = read_window(f);
+    all_windowed(c);
     if (f->rc == 0 && is_null(f, "num_key_value_heads"))
         refuse(f, "num_key_value_heads", "is missing");
 }
@@ -433,9 +476,11 @@ static void read_qwen(struct fields *f, struct model_config *c)
     must_be(f, "use_mrope", false, false);
     if (opt_bool(f, "use_sliding_window", false)) {
         c->sliding_window = read_window(f);
-        c->window_layer = opt_int(f, "max_window_layers", 0, MAX_LAYERS, 28);
-        if (c->sliding_window == 0 || c->window_layer >= c->n_layers)
-            c->sliding_window = c->window_layer = 0;
+        int first = opt_int(f, "max_window_layers", 0, MAX_LAYERS, 28);
+        if (first >= c->n_layers && is_null(f, "layer_types"))
+            c->sliding_window = 0;
+        if (c->sliding_window > 0)
+            c->windowed = layer_set_run(first, c->n_layers);
     }
     read_layer_types(f, c);
 }
@@ -447,6 +492,7 @@ static void read_phi3(struct fields *f, struct model_config *c)
     must_be_int(f, "full_attn_mod", 1);
     must_be_int(f, "interpolate_factor", 1);
     c->sliding_window = opt_int(f, "sliding_window", 1, MAX_CTX, 0);
+    all_windowed(c);
 }
 
 static void read_gemma(struct fields *f, struct model_config *c)
@@ -460,6 +506,84 @@ static void read_gemma(struct fields *f, struct model_config *c)
               "gelu_pytorch_tanh");
     c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", true);
     c->embed_scale = sqrtf((float)c->n_embd);
+}
+
+/* Reads the positive factor `key`. */
+static float opt_factor(struct fields *f, const char *key, double dflt)
+{
+    double x = opt_real(f, key, dflt);
+    if (f->rc == 0 && !(isfinite(x) && x > 0 && (float)x > 0))
+        f->rc = err_set(f->err, ERR_FORMAT, "'%s' must be a positive number", key);
+    return (float)x;
+}
+
+/* Reads the windows of a gemma3 file: "layer_types", or the distance between full layers. */
+static void read_gemma3_windows(struct fields *f, struct model_config *c)
+{
+    c->sliding_window = read_window(f);
+    int apart = opt_int(f, "sliding_window_pattern", 1, MAX_LAYERS,
+                        opt_int(f, "_sliding_window_pattern", 1, MAX_LAYERS, 6));
+    for (int l = 0; f->rc == 0 && c->sliding_window > 0 && l < c->n_layers; l++)
+        if ((l + 1) % apart != 0)
+            layer_set_add(&c->windowed, l);
+    read_layer_types(f, c);
+}
+
+static void read_gemma3(struct fields *f, struct model_config *c)
+{
+    read_gemma(f, c);
+    if (c->rope_local_theta == 0)
+        c->rope_local_theta = opt_real(f, "rope_local_base_freq", 10000);
+    if (f->rc == 0 && !(isfinite(c->rope_local_theta) && c->rope_local_theta > 0))
+        f->rc = err_set(f->err, ERR_FORMAT, "'rope_local_base_freq' must be positive");
+    double scalar = opt_real(f, "query_pre_attn_scalar", 256);
+    if (f->rc == 0 && !(isfinite(scalar) && scalar > 0))
+        f->rc = err_set(f->err, ERR_FORMAT, "'query_pre_attn_scalar' must be positive");
+    c->attn_scale = scalar == c->d_head ? 0 : (float)(1.0 / sqrt(scalar));
+    read_gemma3_windows(f, c);
+}
+
+static void read_granite(struct fields *f, struct model_config *c)
+{
+    read_llama(f, c);
+    c->embed_scale = opt_factor(f, "embedding_multiplier", 1);
+    c->residual_scale = opt_factor(f, "residual_multiplier", 1);
+    c->attn_scale = opt_factor(f, "attention_multiplier", 1);
+    c->logit_scale = (float)(1.0 / (double)opt_factor(f, "logits_scaling", 1));
+}
+
+/* Reads the number of experts: `key`, or the newer `other`. */
+static void read_experts(struct fields *f, struct model_config *c, const char *key,
+                         const char *other)
+{
+    c->n_experts = is_null(f, key) ? need_int(f, other, 1, MAX_EXPERTS)
+                                   : need_int(f, key, 1, MAX_EXPERTS);
+    c->n_experts_used = need_int(f, "num_experts_per_tok", 1, MODEL_MAX_EXPERTS_USED);
+    if (f->rc == 0 && c->n_experts_used > c->n_experts)
+        f->rc = err_set(f->err, ERR_FORMAT,
+                        "'num_experts_per_tok' is %d, and the model has %d experts",
+                        c->n_experts_used, c->n_experts);
+}
+
+static void read_qwen3_moe(struct fields *f, struct model_config *c)
+{
+    read_qwen(f, c);
+    c->n_ffn = need_int(f, "moe_intermediate_size", 1, MAX_WIDTH);
+    read_experts(f, c, "num_experts", "num_local_experts");
+    c->experts_normed = opt_bool(f, "norm_topk_prob", false);
+    must_be_int(f, "decoder_sparse_step", 1);
+    saw(f, "mlp_only_layers");
+    if (json_count(json_member(f->o, "mlp_only_layers")) > 0)
+        refuse(f, "mlp_only_layers", "layers without experts are not supported");
+}
+
+static void read_mixtral(struct fields *f, struct model_config *c)
+{
+    read_llama(f, c);
+    c->sliding_window = opt_int(f, "sliding_window", 1, MAX_CTX, 0);
+    all_windowed(c);
+    read_experts(f, c, "num_local_experts", "num_local_experts");
+    c->experts_normed = true;
 }
 
 static void read_opt(struct fields *f, struct model_config *c)
@@ -539,6 +663,11 @@ static const struct {
     [FAMILY_PHI3] = {"phi3", "Phi3ForCausalLM", read_phi3},
     [FAMILY_GEMMA] = {"gemma", "GemmaForCausalLM", read_gemma},
     [FAMILY_FALCON] = {"falcon", "FalconForCausalLM", read_falcon},
+    [FAMILY_QWEN3_MOE] = {"qwen3_moe", "Qwen3MoeForCausalLM", read_qwen3_moe},
+    [FAMILY_MIXTRAL] = {"mixtral", "MixtralForCausalLM", read_mixtral},
+    [FAMILY_GEMMA3] = {"gemma3_text", "Gemma3ForCausalLM", read_gemma3},
+    [FAMILY_OLMO2] = {"olmo2", "Olmo2ForCausalLM", read_llama},
+    [FAMILY_GRANITE] = {"granite", "GraniteForCausalLM", read_granite},
 };
 
 enum { N_FAMILIES = sizeof families / sizeof families[0] };
@@ -594,7 +723,7 @@ static void read_family(struct fields *f, enum model_family *out)
             return;
         }
     }
-    char known[200];
+    char known[320];
     families_text(known, sizeof known);
     f->rc = err_set(
         f->err, ERR_UNSUPPORTED,
@@ -690,9 +819,8 @@ static void check_sizes(struct fields *f, const struct model_config *c)
             c->d_rope);
 }
 
-/* Refuses fields of related families (Granite, Cohere, Gemma 2, Mixtral and the like) that change
- * results and that no family here has.  They may be absent, null, or have the value without effect.
- */
+/* Refuses fields of other families that change results and that this family does not have.  They
+ * may be absent, null, or have the value without effect. */
 static void refuse_foreign(struct fields *f)
 {
     static const struct {
@@ -712,9 +840,9 @@ static void refuse_foreign(struct fields *f)
         {"final_logit_softcapping", 0},
     };
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++)
-        if (!is_null(f, foreign[i].key) &&
+        if (!was_read(f, foreign[i].key) && !is_null(f, foreign[i].key) &&
             opt_real(f, foreign[i].key, foreign[i].neutral) != foreign[i].neutral)
-            refuse(f, foreign[i].key, "no supported family has it");
+            refuse(f, foreign[i].key, "models of this family do not have it");
     if (!is_null(f, "use_bidirectional_attention"))
         must_be(f, "use_bidirectional_attention", false, false);
 }

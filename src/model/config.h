@@ -16,7 +16,7 @@
  *
  * After a successful parse these hold, whatever the bytes were:
  *   1. every size is positive; n_embd, n_ffn and n_heads * d_head are at most 2^20, vocab_size
- *      2^24, n_layers 4096, max_ctx 2^30 (products of two need 64 bits);
+ *      2^24, n_layers 256, max_ctx 2^30 (products of two need 64 bits);
  *   2. n_heads is a multiple of n_kv_heads; d_rope is even and at most d_head;
  *   3. bos_id and every eos id are -1 or lie in [0, vocab_size).
  *
@@ -25,6 +25,7 @@
 #define MODEL_CONFIG_H
 
 #include "base/err.h"
+#include "base/layer_set.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -40,6 +41,11 @@ enum model_family {
     FAMILY_PHI3,
     FAMILY_GEMMA,
     FAMILY_FALCON,
+    FAMILY_QWEN3_MOE,
+    FAMILY_MIXTRAL,
+    FAMILY_GEMMA3,
+    FAMILY_OLMO2,
+    FAMILY_GRANITE,
 };
 
 /* Element type of the checkpoint, as config.json states it. */
@@ -69,6 +75,20 @@ enum block_kind {
     BLOCK_PARALLEL_NORM2, /* x += attn(norm1(x)) + mlp(norm2(x)): two norms (falcon-40b) */
 };
 
+/* Places of the norms in a sequential block. */
+enum norm_place {
+    NORMS_BEFORE, /* x += attn(norm1(x)); x += mlp(norm2(x)) */
+    NORMS_AFTER,  /* x += norm1(attn(x)); x += norm2(mlp(x)) (olmo2) */
+    NORMS_AROUND, /* x += post1(attn(norm1(x))); x += post2(mlp(norm2(x))) (gemma3) */
+};
+
+/* RMS norm of Q and K, before RoPE. */
+enum qk_norm {
+    QK_NORM_NONE,
+    QK_NORM_HEADS, /* over each head, weights [d_head] */
+    QK_NORM_ALL,   /* over all heads together, weights [heads * d_head] (olmo2) */
+};
+
 enum position_kind {
     POSITION_ROPE,    /* rotates the halves: pairs are (i, i + d_rope/2) */
     POSITION_LEARNED, /* a table of max_ctx + position_offset rows, added to the embedding
@@ -90,7 +110,7 @@ struct rope_scaling {
     float factors[ROPE_MAX_FACTORS];
 };
 
-enum { CONFIG_MAX_EOS = 64 };
+enum { CONFIG_MAX_EOS = 64, MODEL_MAX_EXPERTS_USED = 32 };
 
 struct model_config {
     enum model_family family;
@@ -102,20 +122,28 @@ struct model_config {
     int32_t n_heads;    /* number of query heads */
     int32_t n_kv_heads; /* key/value heads; n_heads is a multiple of it */
     int32_t d_head;     /* width of a head; need not be n_embd / n_heads (qwen3, gemma) */
-    int32_t n_ffn;      /* width of the MLP's hidden layer */
+    int32_t n_ffn; /* width of the MLP's hidden layer; of one expert's, if there are any */
+    int32_t
+        n_experts; /* MLPs of a layer, of which a router chooses; 0: one MLP, no router */
+    int32_t n_experts_used; /* experts of each token */
     int32_t vocab_size;
     int32_t max_ctx; /* context length for which the model was made, in tokens */
 
     /* Block. */
     enum block_kind block;
     enum norm_kind norm;
+    enum norm_place norm_place;
     float norm_eps;
     enum act_kind act;
     bool mlp_gated;     /* down(act(gate(x)) * up(x)), else down(act(up(x))) */
     bool qkv_bias;      /* biases on the Q, K and V projections */
     bool attn_out_bias; /* bias on the attention's output projection */
     bool mlp_bias;
-    bool qk_norm; /* RMS norm over each head of Q and K (weights [d_head]), before RoPE */
+    enum qk_norm qk_norm;
+    /* The weights of a token's experts are divided by their sum, so that they add up to 1. */
+    bool experts_normed;
+    /* Factor of what attention and MLP add to the residual stream (granite); else 1. */
+    float residual_scale;
 
     /* Positions and attention. */
     enum position_kind position;
@@ -124,14 +152,19 @@ struct model_config {
     int32_t d_rope;
     struct rope_scaling rope_scaling;
     int32_t position_offset; /* learned positions: table row of position 0 (opt: 2) */
+    float attn_scale;        /* factor of scores; 0: 1 / sqrt(d_head) */
     /* Number of tokens that a token sees, itself included. 0: it sees all tokens before it. */
     int32_t sliding_window;
-    int32_t window_layer; /* layers below this one ignore the window (qwen2) */
+    struct layer_set windowed; /* the layers with the window; empty if there is none */
+    /* The base of rotations in layers with the window, without rope_scaling (gemma3); 0: they
+     * rotate like the other layers. */
+    double rope_local_theta;
 
     /* Embedding and head. */
     float embed_scale; /* factor for embedding rows (gemma: sqrt(d)); else 1 */
     bool tie_word_embeddings;
-    bool head_bias; /* bias on the output head (phi) */
+    bool head_bias;    /* bias on the output head (phi) */
+    float logit_scale; /* factor of logits (granite); else 1 */
 
     /* Tokens that begin and end a text. Any of eos_ids ends generation, bos_id does not.  Opening a
      * model adds the tokens that its tokenizer knows as ends (tokenizer_ends). */
@@ -168,6 +201,12 @@ char *config_state_text(const struct model_config *c);
 int config_shape(struct model_config *out, const char *name, struct err *err);
 /* Returns the i-th name, or NULL after the last. The strings are static. */
 const char *config_shape_name(int i);
+
+/* Returns the number of tokens that a token sees in layer l, itself included; 0: all before it. */
+static inline int32_t config_window(const struct model_config *c, int l)
+{
+    return layer_set_has(&c->windowed, l) ? c->sliding_window : 0;
+}
 
 /* Returns whether this id is one of the model's EOS ids. */
 bool config_is_eos(const struct model_config *c, int32_t id);

@@ -102,6 +102,15 @@ static const struct {
     {FAMILY_PHI3, "original_max_position_embeddings"},
     {FAMILY_GEMMA, "hidden_act"},    /* has no effect if hidden_activation is present */
     {FAMILY_FALCON, "num_kv_heads"}, /* unused if new_decoder_architecture is false */
+    {FAMILY_QWEN3_MOE, "max_window_layers"},
+    {FAMILY_QWEN3_MOE, "sliding_window"},
+    {FAMILY_QWEN3_MOE, "output_router_logits"},
+    {FAMILY_QWEN3_MOE, "router_aux_loss_coef"},
+    {FAMILY_MIXTRAL, "output_router_logits"},
+    {FAMILY_MIXTRAL, "router_aux_loss_coef"},
+    {FAMILY_MIXTRAL, "router_jitter_noise"},
+    {FAMILY_GEMMA3, "hidden_act"},
+    {FAMILY_GEMMA3, "cache_implementation"},
 };
 
 static bool may_pass(enum model_family family, const char *key)

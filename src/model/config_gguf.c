@@ -32,8 +32,14 @@ static const struct arch {
     {"phi3", FAMILY_PHI3, "attention.layer_norm_rms_epsilon"},
     {"gemma", FAMILY_GEMMA, "attention.layer_norm_rms_epsilon"},
     {"falcon", FAMILY_FALCON, "attention.layer_norm_epsilon"},
+    {"qwen3moe", FAMILY_QWEN3_MOE, "attention.layer_norm_rms_epsilon"},
+    {"gemma3", FAMILY_GEMMA3, "attention.layer_norm_rms_epsilon"},
+    {"olmo2", FAMILY_OLMO2, "attention.layer_norm_rms_epsilon"},
+    {"granite", FAMILY_GRANITE, "attention.layer_norm_rms_epsilon"},
 };
-#define SUPPORTED "llama (Mistral too), qwen2, qwen3, phi2, phi3, gemma, falcon"
+#define SUPPORTED                                                                          \
+    "llama (Mistral and Mixtral too), qwen2, qwen3, qwen3moe, phi2, phi3, gemma, gemma3, " \
+    "olmo2, granite, falcon"
 
 const char *config_gguf_families(void)
 {
@@ -69,7 +75,7 @@ struct meta {
     const struct gguf_files *files;
     const struct gguf *g;
     char arch[64];
-    const char *read[32];
+    const char *read[48];
     int n_read;
     struct err *err;
     int rc;
@@ -222,15 +228,80 @@ static void read_embeddings(struct meta *m, struct model_config *c)
     c->tie_word_embeddings = gguf_files_find(m->files, "output.weight", NULL) == NULL;
 }
 
+/* Reads which layers of a gemma3 file have the window: an array with a value per layer, or the
+ * distance between the full layers, 6 if the file does not say. */
+static void read_window_layers(struct meta *m, struct model_config *c)
+{
+    const struct gguf_value *v = look(m, "attention.sliding_window_pattern");
+    bool per_layer = v != NULL && v->is_array;
+    int64_t apart = 6, on = 0;
+    bool flag;
+    if (m->rc == 0 && per_layer && v->n != (uint64_t)c->n_layers)
+        refuse(m, "attention.sliding_window_pattern", "must have one entry per layer");
+    if (m->rc == 0 && v != NULL && !per_layer &&
+        (!gguf_int(v, 0, &apart) || apart < 1 || apart > LAYER_SET_MAX))
+        refuse(m, "attention.sliding_window_pattern", "must be a number of layers");
+    for (int l = 0; m->rc == 0 && l < c->n_layers && l < LAYER_SET_MAX; l++) {
+        if (per_layer && gguf_bool(v, (uint64_t)l, &flag))
+            on = flag;
+        else if (per_layer && !gguf_int(v, (uint64_t)l, &on))
+            refuse(m, "attention.sliding_window_pattern", "must be an array of booleans");
+        if (per_layer ? on != 0 : (l + 1) % apart != 0)
+            layer_set_add(&c->windowed, l);
+    }
+}
+
+/* Reads the experts, which make a llama file one of Mixtral. */
+static void read_experts(struct meta *m, struct model_config *c)
+{
+    c->n_experts = integer(m, "expert_count", 0);
+    c->n_experts_used = integer(m, "expert_used_count", c->n_experts > 0 ? -1 : 0);
+    if (c->n_experts > 0 && c->family == FAMILY_LLAMA)
+        c->family = FAMILY_MIXTRAL;
+    if (c->family == FAMILY_QWEN3_MOE)
+        c->n_ffn = integer(m, "expert_feed_forward_length", -1);
+    c->experts_normed = c->n_experts > 0;
+    if (c->n_experts > 0 && c->family != FAMILY_MIXTRAL && c->family != FAMILY_QWEN3_MOE)
+        refuse(m, "expert_count", "is not supported in this architecture");
+}
+
+static void read_gemma3(struct meta *m, struct model_config *c)
+{
+    c->embed_scale = sqrtf((float)c->n_embd);
+    c->rope_local_theta = real(m, "rope.freq_base_swa", 10000);
+    if (c->sliding_window > 0)
+        read_window_layers(m, c);
+    /* The files do not state the factor of scores.  It is 1 / sqrt(d_head) in all sizes but 27B,
+     * whose files llama.cpp knows by the number of layers. */
+    if (m->rc == 0 && c->n_layers == 62)
+        c->attn_scale = (float)(1.0 / sqrt((double)c->n_embd / c->n_heads));
+}
+
+static void read_granite(struct meta *m, struct model_config *c)
+{
+    c->embed_scale = (float)real(m, "embedding_scale", 1);
+    c->residual_scale = (float)real(m, "residual_scale", 1);
+    c->attn_scale = (float)real(m, "attention.scale", 1);
+    c->logit_scale = (float)(1.0 / real(m, "logit_scale", 1));
+}
+
 static void read_family(struct meta *m, struct model_config *c)
 {
     c->sliding_window = integer(m, "attention.sliding_window", 0);
+    read_experts(m, c);
     if (c->family == FAMILY_LLAMA && c->sliding_window > 0)
         c->family = FAMILY_MISTRAL;
-    else if (c->sliding_window > 0 && c->family != FAMILY_PHI3)
+    else if (c->sliding_window > 0 && c->family != FAMILY_PHI3 &&
+             c->family != FAMILY_MIXTRAL && c->family != FAMILY_GEMMA3)
         refuse(m, "attention.sliding_window", "is not supported in this architecture");
+    if (c->sliding_window > 0 && c->family != FAMILY_GEMMA3)
+        c->windowed = layer_set_run(0, c->n_layers);
     if (c->family == FAMILY_GEMMA)
         c->embed_scale = sqrtf((float)c->n_embd);
+    if (c->family == FAMILY_GEMMA3)
+        read_gemma3(m, c);
+    if (c->family == FAMILY_GRANITE)
+        read_granite(m, c);
     if (c->family == FAMILY_FALCON &&
         gguf_files_find(m->files, "blk.0.attn_norm_2.weight", NULL) != NULL)
         c->block = BLOCK_PARALLEL_NORM2;
@@ -277,7 +348,7 @@ static bool may_pass(const struct meta *m, const char *key, const struct gguf_va
             return true;
     if (gguf_int(v, 0, &n))
         x = (double)n;
-    else if (gguf_bool(v, &on))
+    else if (gguf_bool(v, 0, &on))
         x = on;
     else
         gguf_real(v, 0, &x);

@@ -20,18 +20,33 @@ void config_family_init(struct model_config *c, enum model_family family)
         .mlp_gated = true,
         .position = POSITION_ROPE,
         .embed_scale = 1,
+        .residual_scale = 1,
+        .logit_scale = 1,
         .bos_id = -1,
     };
     switch (family) {
     case FAMILY_LLAMA:
     case FAMILY_MISTRAL:
     case FAMILY_PHI3:
+    case FAMILY_MIXTRAL:
+    case FAMILY_GRANITE:
         break;
     case FAMILY_QWEN2:
         c->qkv_bias = true;
         break;
     case FAMILY_QWEN3:
-        c->qk_norm = true;
+    case FAMILY_QWEN3_MOE:
+        c->qk_norm = QK_NORM_HEADS;
+        break;
+    case FAMILY_OLMO2:
+        c->qk_norm = QK_NORM_ALL;
+        c->norm_place = NORMS_AFTER;
+        break;
+    case FAMILY_GEMMA3:
+        c->norm = NORM_RMS_PLUS_ONE;
+        c->norm_place = NORMS_AROUND;
+        c->qk_norm = QK_NORM_HEADS;
+        c->act = ACT_GELU_TANH;
         break;
     case FAMILY_GEMMA:
         c->norm = NORM_RMS_PLUS_ONE;
@@ -125,6 +140,7 @@ static void fill(struct model_config *c, const struct shape *s)
     c->max_ctx = s->max_ctx;
     c->norm_eps = s->norm_eps;
     c->sliding_window = s->sliding_window;
+    c->windowed = layer_set_run(0, s->sliding_window > 0 ? c->n_layers : 0);
     c->tie_word_embeddings = s->tied;
     c->bos_id = s->bos_id;
     c->eos_ids[0] = s->eos_id;
@@ -176,11 +192,19 @@ int64_t config_params(const struct model_config *c)
     const int64_t d = c->n_embd, norm = c->norm == NORM_LAYER ? 2 * d : d;
     const int64_t q = (int64_t)c->n_heads * c->d_head,
                   kv = (int64_t)c->n_kv_heads * c->d_head;
+    const int64_t qk_norms = c->qk_norm == QK_NORM_HEADS ? 2 * c->d_head
+                             : c->qk_norm == QK_NORM_ALL ? q + kv
+                                                         : 0;
+    const int n_norms = c->block == BLOCK_PARALLEL      ? 1
+                        : c->norm_place == NORMS_AROUND ? 4
+                                                        : 2;
     int64_t attn = linear(d, q, c->qkv_bias) + 2 * linear(d, kv, c->qkv_bias) +
-                   linear(q, d, c->attn_out_bias) + (c->qk_norm ? 2 * c->d_head : 0);
+                   linear(q, d, c->attn_out_bias) + qk_norms;
     int64_t mlp = (c->mlp_gated ? 2 : 1) * linear(d, c->n_ffn, c->mlp_bias) +
                   linear(c->n_ffn, d, c->mlp_bias);
-    int64_t layer = attn + mlp + (c->block == BLOCK_PARALLEL ? 1 : 2) * norm;
+    if (c->n_experts > 0)
+        mlp = c->n_experts * (mlp + d); /* d: the expert's row of the router */
+    int64_t layer = attn + mlp + n_norms * norm;
     int64_t total = c->n_layers * layer + norm + c->vocab_size * d;
     if (!c->tie_word_embeddings)
         total += c->vocab_size * d;

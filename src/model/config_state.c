@@ -12,7 +12,7 @@
 
 /* If this fails, a field was added.  Decide whether it changes a state's bits, name it below if it
  * does, and adapt the size. */
-_Static_assert(sizeof(struct model_config) == 888 || sizeof(void *) != 8,
+_Static_assert(sizeof(struct model_config) == 952 || sizeof(void *) != 8,
                "struct model_config has changed: see config_state_text");
 
 /* Returns the maximum context if the rotation depends on it, else 0. */
@@ -40,23 +40,73 @@ static char *factors_text(const struct model_config *c)
     return text;
 }
 
+/* Returns " from layer N" if the windowed layers are the last ones, else " in layers 0 1 3", with
+ * every windowed layer.  The caller frees the text. */
+static char *windows_text(const struct model_config *c)
+{
+    int first = 0;
+    while (first < c->n_layers && !layer_set_has(&c->windowed, first))
+        first++;
+    first = c->sliding_window > 0 ? first : 0;
+    if (layer_set_last_out(&c->windowed, c->n_layers) < first || c->sliding_window == 0)
+        return xasprintf(" from layer %d", first);
+    char *text = xstrdup(" in layers");
+    for (int l = first; l < c->n_layers; l++) {
+        if (!layer_set_has(&c->windowed, l))
+            continue;
+        char *longer = xasprintf("%s %d", text, l);
+        free(text);
+        text = longer;
+    }
+    return text;
+}
+
+/* Returns the fields that most models do not have, each only if it changes something.  The caller
+ * frees the text. */
+static char *more_text(const struct model_config *c)
+{
+    char *text = xstrdup("");
+    const struct {
+        const char *name;
+        double value, without;
+    } fields[] = {{"norm place", c->norm_place, NORMS_BEFORE},
+                  {"experts", c->n_experts, 0},
+                  {"experts used", c->n_experts_used, 0},
+                  {"experts normed", c->experts_normed, 0},
+                  {"residual", (double)c->residual_scale, 1},
+                  {"scores", (double)c->attn_scale, 0},
+                  {"logits", (double)c->logit_scale, 1},
+                  {"local theta", c->rope_local_theta, 0}};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        if (fields[i].value == fields[i].without)
+            continue;
+        char *longer = xasprintf("%s; %s %a", text, fields[i].name, fields[i].value);
+        free(text);
+        text = longer;
+    }
+    return text;
+}
+
 char *config_state_text(const struct model_config *c)
 {
-    char *factors = factors_text(c);
+    char *factors = factors_text(c), *windows = windows_text(c), *more = more_text(c);
     char *text = xasprintf(
         "family %s; layers %d; width %d; heads %d; kv heads %d; head %d; ffn "
         "%d; vocabulary %d; "
         "block %d; norm %d; eps %a; act %d; gated %d; biases %d %d %d %d; qk "
         "norm %d; position %d; "
         "theta %a; rotated %d; scaling %d 0x0p+0 0x0p+0 0x0p+0 0; context %d; offset %d; "
-        "window %d from layer %d; "
-        "embedding %a; tied %d; factors%s",
+        "window %d%s; "
+        "embedding %a; tied %d; factors%s%s",
         family_name(c->family), c->n_layers, c->n_embd, c->n_heads, c->n_kv_heads,
         c->d_head, c->n_ffn, c->vocab_size, (int)c->block, (int)c->norm,
         (double)c->norm_eps, (int)c->act, c->mlp_gated, c->qkv_bias, c->attn_out_bias,
-        c->mlp_bias, c->head_bias, c->qk_norm, (int)c->position, c->rope_theta, c->d_rope,
-        (int)c->rope_scaling.kind, context_of(c), c->position_offset, c->sliding_window,
-        c->window_layer, (double)c->embed_scale, c->tie_word_embeddings, factors);
+        c->mlp_bias, c->head_bias, (int)c->qk_norm, (int)c->position, c->rope_theta,
+        c->d_rope, (int)c->rope_scaling.kind, context_of(c), c->position_offset,
+        c->sliding_window, windows, (double)c->embed_scale, c->tie_word_embeddings, factors,
+        more);
     free(factors);
+    free(windows);
+    free(more);
     return text;
 }

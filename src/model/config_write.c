@@ -48,19 +48,67 @@ static void put_rope(struct json *o, const struct model_config *c)
     }
 }
 
+static void put_layer_types(struct json *o, const struct model_config *c)
+{
+    struct json *list = json_new_array();
+    for (int l = 0; l < c->n_layers; l++)
+        json_push_string(list, layer_set_has(&c->windowed, l) ? "sliding_attention"
+                                                              : "full_attention");
+    json_put(o, "layer_types", list);
+}
+
+static void put_experts(struct json *o, const struct model_config *c)
+{
+    bool is_qwen = c->family == FAMILY_QWEN3_MOE;
+    json_put_int(o, is_qwen ? "num_experts" : "num_local_experts", c->n_experts);
+    json_put_int(o, "num_experts_per_tok", c->n_experts_used);
+    if (is_qwen) {
+        json_put_int(o, "moe_intermediate_size", c->n_ffn);
+        json_put_bool(o, "norm_topk_prob", c->experts_normed);
+    }
+}
+
+static void put_gemma3(struct json *o, const struct model_config *c)
+{
+    double scale = (double)c->attn_scale;
+    json_put_real(o, "query_pre_attn_scalar", scale > 0 ? 1 / (scale * scale) : c->d_head);
+    if (c->rope_local_theta > 0)
+        json_put_real(o, "rope_local_base_freq", c->rope_local_theta);
+    if (c->sliding_window != 0)
+        put_layer_types(o, c);
+}
+
+static void put_granite(struct json *o, const struct model_config *c)
+{
+    json_put_real(o, "embedding_multiplier", (double)c->embed_scale);
+    json_put_real(o, "residual_multiplier", (double)c->residual_scale);
+    json_put_real(o, "logits_scaling", 1 / (double)c->logit_scale);
+    if (c->attn_scale > 0)
+        json_put_real(o, "attention_multiplier", (double)c->attn_scale);
+}
+
 static void put_llama_like(struct json *o, const struct model_config *c)
 {
     json_put_int(o, "intermediate_size", c->n_ffn);
     json_put_int(o, "num_key_value_heads", c->n_kv_heads);
     json_put_int(o, "head_dim", c->d_head);
     json_put_real(o, "rms_norm_eps", c->norm_eps);
-    json_put_string(o, "hidden_act",
-                    c->family == FAMILY_GEMMA ? "gelu_pytorch_tanh" : "silu");
+    json_put_string(o, c->family == FAMILY_GEMMA3 ? "hidden_activation" : "hidden_act",
+                    c->act == ACT_GELU_TANH ? "gelu_pytorch_tanh" : "silu");
     put_rope(o, c);
-    if (c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3) {
+    if (c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3 ||
+        c->family == FAMILY_QWEN3_MOE) {
         json_put_bool(o, "use_sliding_window", c->sliding_window != 0);
-        json_put_int(o, "max_window_layers", c->window_layer);
+        json_put_int(o, "max_window_layers", 0);
+        if (c->sliding_window != 0)
+            put_layer_types(o, c);
     }
+    if (c->n_experts > 0)
+        put_experts(o, c);
+    if (c->family == FAMILY_GEMMA3)
+        put_gemma3(o, c);
+    if (c->family == FAMILY_GRANITE)
+        put_granite(o, c);
     if (c->sliding_window != 0)
         json_put_int(o, "sliding_window", c->sliding_window);
     else
@@ -117,6 +165,11 @@ char *config_write(const struct model_config *c)
     case FAMILY_QWEN3:
     case FAMILY_PHI3:
     case FAMILY_GEMMA:
+    case FAMILY_QWEN3_MOE:
+    case FAMILY_MIXTRAL:
+    case FAMILY_GEMMA3:
+    case FAMILY_OLMO2:
+    case FAMILY_GRANITE:
         put_llama_like(o, c);
         break;
     case FAMILY_OPT:

@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/hash.h"
 #include "base/minmax.h"
+#include "model/experts.h"
 #include "model/share.h"
 #include "model/work.h"
 #include "tensor/collective.h"
@@ -20,6 +21,18 @@
 static struct mat first_rows(struct mat a, int64_t n)
 {
     return mat_rows(a, 0, n);
+}
+
+/* Multiplies rows by a factor, in place: they are looked up in themselves, with the factor. */
+static int scale(const struct model *m, struct model_work *w, struct stream *s,
+                 struct mat x, float factor)
+{
+    if (factor == 1)
+        return 0;
+    CHECK(x.rows <= w->max_rows);
+    for (int i = 0; i < x.rows; i++)
+        w->ids[i] = i;
+    return m->dev->ops->embed(s, x, x, w->ids, factor);
 }
 
 /* --- embedding -------------------------------------------------------------------------------- */
@@ -86,6 +99,22 @@ static int norm(const struct model *m, struct stream *s, struct mat out, struct 
     return op->rmsnorm(s, out, x, weight, m->cfg.norm_eps);
 }
 
+/* Sets out to the input of a projection: x after its norm, or x itself if norms come later. */
+static int norm_before(const struct model *m, struct stream *s, struct mat out,
+                       struct mat x, const float *weight, const float *bias)
+{
+    return m->cfg.norm_place == NORMS_AFTER ? m->dev->ops->convert(s, out, x)
+                                            : norm(m, s, out, x, weight, bias);
+}
+
+/* Applies an RMS norm over each head, or over all heads together, in place. */
+static int norm_heads(const struct model *m, struct stream *s, struct mat x,
+                      const float *weight)
+{
+    int width = m->cfg.qk_norm == QK_NORM_ALL ? (int)x.cols : m->cfg.d_head;
+    return m->dev->ops->head_norm(s, x, width, weight, m->cfg.norm_eps);
+}
+
 /* Returns the matrix that receives the products with W_k and W_v: kv_rows itself if they are
  * neither normalised nor rounded afterwards. */
 static struct mat kv_place(const struct activations *a, const struct layer_weights *lw,
@@ -128,8 +157,7 @@ static int round_kv(const struct model *m, struct stream *s, const struct layer_
     if (kv.data == kv_rows.data)
         return 0;
     if (lw->k_norm != NULL)
-        TRY(op->head_norm(s, mat_cols(kv, 0, model_rank_kv_dim(m)), m->cfg.d_head,
-                          lw->k_norm, m->cfg.norm_eps));
+        TRY(norm_heads(m, s, mat_cols(kv, 0, model_rank_kv_dim(m)), lw->k_norm));
     return op->convert(s, kv_rows, kv);
 }
 
@@ -138,16 +166,13 @@ static int project_qkv(const struct model *m, const struct activations *a, struc
                        const struct layer_weights *lw, struct mat normed, struct mat q,
                        struct mat kv_rows)
 {
-    const struct ops *op = m->dev->ops;
     struct mat kv = kv_place(a, lw, kv_rows);
     struct product p[3];
     int n = kv_products(lw, kv, p);
     p[n++] = (struct product){q, &lw->wq, lw->bq};
     TRY(multiply(m, s, normed, p, n));
     TRY(round_kv(m, s, lw, kv, kv_rows));
-    if (lw->q_norm != NULL)
-        TRY(op->head_norm(s, q, m->cfg.d_head, lw->q_norm, m->cfg.norm_eps));
-    return 0;
+    return lw->q_norm != NULL ? norm_heads(m, s, q, lw->q_norm) : 0;
 }
 
 int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int l,
@@ -156,7 +181,7 @@ int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int 
     const struct activations *a = &w->at[model_stage(m, l)];
     CHECK(h.rows <= w->max_rows && kv_rows.rows == h.rows);
     struct mat normed = first_rows(a->norm, h.rows);
-    TRY(norm(m, s, normed, h, lw->norm1_w, lw->norm1_b));
+    TRY(norm_before(m, s, normed, h, lw->norm1_w, lw->norm1_b));
     struct mat kv = kv_place(a, lw, kv_rows);
     struct product p[2];
     int n = kv_products(lw, kv, p);
@@ -164,10 +189,10 @@ int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int 
     return round_kv(m, s, lw, kv, kv_rows);
 }
 
-int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer *kv,
+int model_kv_fill(const struct model *m, struct stream *s, int l, const struct kv_layer *kv,
                   struct mat kv_rows, const struct ragged *r)
 {
-    return m->dev->ops->kv_fill(s, kv, kv_rows, &m->rope[kv->stage], r);
+    return m->dev->ops->kv_fill(s, kv, kv_rows, model_rope(m, l), r);
 }
 
 int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct mat kv_rows)
@@ -175,15 +200,15 @@ int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct m
     return m->dev->ops->kv_pack(s, chunk, kv_rows, m->cfg.n_kv_heads, m->cfg.d_head);
 }
 
-int model_kv_load(const struct model *m, struct stream *s, const struct kv_layer *kv,
+int model_kv_load(const struct model *m, struct stream *s, int l, const struct kv_layer *kv,
                   const struct kv_chunks *chunks)
 {
-    return m->dev->ops->kv_load(s, kv, chunks, &m->rope[kv->stage]);
+    return m->dev->ops->kv_load(s, kv, chunks, model_rope(m, l));
 }
 
 /* --- one layer -------------------------------------------------------------------------------- */
 
-static enum activation activation_of(enum act_kind a)
+enum activation model_activation(enum act_kind a)
 {
     switch (a) {
     case ACT_SILU:
@@ -234,6 +259,37 @@ static void expect_after(const struct layer_call *c)
     expect(c, w, n);
 }
 
+/* Applies the norm that follows attention or the MLP, if there is one, and the model's factor. */
+static int finish_summand(const struct layer_call *c, struct mat summand,
+                          const float *after)
+{
+    const struct ops *op = c->m->dev->ops;
+    if (after != NULL)
+        TRY(op->rmsnorm(c->s, summand, summand, after, c->m->cfg.norm_eps));
+    return scale(c->m, c->w, c->s, summand, c->m->cfg.residual_scale);
+}
+
+/* Computes the MLP: down(act(gate) * up), or down(act(up)), or those of the row's experts. */
+static int mlp(const struct layer_call *c, const struct activations *a, struct mat normed,
+               struct mat summand)
+{
+    const struct model_config *cfg = &c->m->cfg;
+    const struct layer_weights *lw = c->lw;
+    const struct ops *op = c->m->dev->ops;
+    struct mat up = first_rows(a->up, c->r->n_rows);
+    struct mat ffn = cfg->mlp_gated ? first_rows(a->ffn, c->r->n_rows) : up;
+    if (cfg->n_experts > 0)
+        return experts_mlp(c, a, normed, summand);
+    expect_one(c, &lw->w_down);
+    TRY(op->matmul(c->s, up, normed, &lw->w_up, lw->b_up));
+    if (cfg->mlp_gated)
+        TRY(op->act_mul(c->s, ffn, up, model_activation(cfg->act)));
+    else
+        TRY(op->act(c->s, up, model_activation(cfg->act)));
+    expect_after(c);
+    return op->matmul(c->s, summand, ffn, &lw->w_down, lw->b_down);
+}
+
 /* Computes out = the layer applied to x, rounded to the state dtype.  Each rank of a device group
  * has a share of the heads and of the MLP's columns.  Its products with wo and w_down are summands,
  * which all_reduce adds. */
@@ -249,48 +305,39 @@ static int layer(void *arg)
     int64_t n = c->r->n_rows;
     struct mat normed = first_rows(a->norm, n), q = first_rows(a->q, n);
     struct mat att = first_rows(a->att, n), summand = first_rows(a->norm2, n);
-    struct mat sum = first_rows(a->sum, n), up = first_rows(a->up, n);
-    struct mat ffn = cfg->mlp_gated ? first_rows(a->ffn, n) : up;
-    int window = c->l < cfg->window_layer ? 0 : cfg->sliding_window;
-    float scale = (float)(1.0 / sqrt((double)cfg->d_head));
+    struct mat sum = first_rows(a->sum, n);
+    bool after = cfg->norm_place == NORMS_AFTER;
+    float attn_scale = cfg->attn_scale > 0 ? cfg->attn_scale
+                                           : (float)(1.0 / sqrt((double)cfg->d_head));
 
     /* Attention: q, K and V are projected from the normalised input.  K and V enter the cache; q
      * attends to the whole cache. */
-    TRY(norm(m, s, normed, c->x, lw->norm1_w, lw->norm1_b));
+    TRY(norm_before(m, s, normed, c->x, lw->norm1_w, lw->norm1_b));
     expect_one(c, &lw->wo);
     TRY(project_qkv(m, a, s, lw, normed, q, c->kv_rows));
-    TRY(op->rope_kv_fill(s, q, c->kv, c->kv_rows, &m->rope[c->kv->stage], c->r));
-    TRY(op->attention(s, att, q, c->kv, c->r, scale, window));
-    expect_one(c, &lw->w_up);
+    TRY(op->rope_kv_fill(s, q, c->kv, c->kv_rows, model_rope(m, c->l), c->r));
+    TRY(op->attention(s, att, q, c->kv, c->r, attn_scale, config_window(cfg, c->l)));
+    if (cfg->n_experts == 0)
+        expect_one(c, &lw->w_up);
     TRY(op->matmul(s, summand, att, &lw->wo, lw->bo));
     TRY(all_reduce(s, summand));
+    TRY(finish_summand(c, summand, after ? lw->norm1_w : lw->post1_w));
 
     /* Residual: sum = x + attention, in f32.  The MLP's input is the norm of sum, or of x in
-     * parallel blocks. */
-    switch (cfg->block) {
-    case BLOCK_SEQUENTIAL:
+     * parallel blocks, or sum itself. */
+    if (cfg->block == BLOCK_SEQUENTIAL && !after) {
         TRY(op->add_norm(s, normed, sum, c->x, summand, lw->norm2_w,
                          cfg->norm == NORM_LAYER ? lw->norm2_b : NULL, cfg->norm_eps));
-        break;
-    case BLOCK_PARALLEL: /* one norm serves attention and MLP */
+    } else {
         TRY(op->add(s, sum, c->x, summand));
-        break;
-    case BLOCK_PARALLEL_NORM2:
-        TRY(op->add(s, sum, c->x, summand));
-        TRY(norm(m, s, normed, c->x, lw->norm2_w, lw->norm2_b));
-        break;
+        if (cfg->block == BLOCK_PARALLEL_NORM2)
+            TRY(norm(m, s, normed, c->x, lw->norm2_w, lw->norm2_b));
+        if (after)
+            TRY(op->convert(s, normed, sum));
     }
-
-    /* MLP: down(act(gate) * up), or down(act(up)). */
-    expect_one(c, &lw->w_down);
-    TRY(op->matmul(s, up, normed, &lw->w_up, lw->b_up));
-    if (cfg->mlp_gated)
-        TRY(op->act_mul(s, ffn, up, activation_of(cfg->act)));
-    else
-        TRY(op->act(s, up, activation_of(cfg->act)));
-    expect_after(c);
-    TRY(op->matmul(s, summand, ffn, &lw->w_down, lw->b_down));
+    TRY(mlp(c, a, normed, summand));
     TRY(all_reduce(s, summand));
+    TRY(finish_summand(c, summand, after ? lw->norm2_w : lw->post2_w));
 
     /* Residual: out = sum + MLP, rounded to the state dtype. */
     return op->add(s, c->out, sum, summand);
@@ -347,6 +394,8 @@ int model_head(const struct model *m, struct model_work *w, struct stream *s, st
     struct mat normed = first_rows(a->norm, x.rows);
     TRY(norm(m, s, normed, x, m->w.final_norm_w, m->w.final_norm_b));
     if (a->head.rows > 0)
-        return head_of_ranks(m, a, s, normed, logits);
-    return m->dev->ops->matmul(s, logits, normed, &m->w.head, m->w.head_bias);
+        TRY(head_of_ranks(m, a, s, normed, logits));
+    else
+        TRY(m->dev->ops->matmul(s, logits, normed, &m->w.head, m->w.head_bias));
+    return scale(m, w, s, logits, m->cfg.logit_scale);
 }

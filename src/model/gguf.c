@@ -435,11 +435,11 @@ bool gguf_real(const struct gguf_value *v, uint64_t i, double *out)
     return true;
 }
 
-bool gguf_bool(const struct gguf_value *v, bool *out)
+bool gguf_bool(const struct gguf_value *v, uint64_t i, bool *out)
 {
-    if (v == NULL || v->is_array || v->kind != GGUF_BOOL)
+    if (v == NULL || i >= v->n || v->kind != GGUF_BOOL)
         return false;
-    *out = v->bytes[0] != 0;
+    *out = v->bytes[i] != 0;
     return true;
 }
 

@@ -96,7 +96,7 @@ const struct gguf_tensor *gguf_find_tensor(const struct gguf *g, const char *nam
  * is NULL, has another type, or has no element i.  gguf_int also refuses values beyond int64_t. */
 bool gguf_int(const struct gguf_value *v, uint64_t i, int64_t *out);
 bool gguf_real(const struct gguf_value *v, uint64_t i, double *out);
-bool gguf_bool(const struct gguf_value *v, bool *out);
+bool gguf_bool(const struct gguf_value *v, uint64_t i, bool *out);
 
 /* Reads a string value. *s points into the file and has no final zero. */
 bool gguf_string(const struct gguf_value *v, const char **s, size_t *n);

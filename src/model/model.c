@@ -26,20 +26,28 @@
  * 128 take 11 GB. */
 #define ROPE_MAX_BYTES ((size_t)16 << 30)
 
-static double frequency(const struct model_config *c, int i)
+/* Returns the number of different rotations: 1 if layers with a window rotate like the others. */
+static int n_ropes(const struct model_config *c)
 {
+    return c->rope_local_theta > 0 ? N_ROPES : 1;
+}
+
+static double frequency(const struct model_config *c, enum rope_kind kind, int i)
+{
+    if (kind == ROPE_LOCAL && c->rope_local_theta > 0)
+        return pow(c->rope_local_theta, -2.0 * i / c->d_rope);
     double freq = pow(c->rope_theta, -2.0 * i / c->d_rope);
     return c->rope_scaling.kind == ROPE_SCALING_FACTORS
                ? freq / (double)c->rope_scaling.factors[i]
                : freq;
 }
 
-void model_rope_rows(const struct model_config *c, const int32_t *pos, int n,
-                     float *cos_out, float *sin_out)
+void model_rope_rows(const struct model_config *c, enum rope_kind kind, const int32_t *pos,
+                     int n, float *cos_out, float *sin_out)
 {
     int half = c->d_rope / 2;
     for (int i = 0; i < half; i++) {
-        double freq = frequency(c, i);
+        double freq = frequency(c, kind, i);
         for (int r = 0; r < n; r++) {
             cos_out[(size_t)r * (size_t)half + (size_t)i] = (float)cos(pos[r] * freq);
             sin_out[(size_t)r * (size_t)half + (size_t)i] = (float)sin(pos[r] * freq);
@@ -47,15 +55,16 @@ void model_rope_rows(const struct model_config *c, const int32_t *pos, int n,
     }
 }
 
-/* Fills cos and sin by position, then by blocks of positions (ops.h), in one piece of host memory.
- */
-static void fill_rope(const struct model_config *c, int n_pos, float *all)
+/* Fills cos and sin of one kind by position, then by blocks of positions (ops.h), in one piece of
+ * host memory. */
+static void fill_rope(const struct model_config *c, enum rope_kind kind, int n_pos,
+                      float *all)
 {
     int half = c->d_rope / 2;
     size_t n = (size_t)n_pos * (size_t)half;
     float *cos_t = all, *sin_t = all + n;
     for (int i = 0; i < half; i++) {
-        double freq = frequency(c, i);
+        double freq = frequency(c, kind, i);
         for (int p = 0; p < n_pos; p++) {
             cos_t[(size_t)p * (size_t)half + (size_t)i] = (float)cos(p * freq);
             sin_t[(size_t)p * (size_t)half + (size_t)i] = (float)sin(p * freq);
@@ -71,7 +80,8 @@ static int rope_positions(const struct model *m)
     return (int)round_up((uint64_t)m->max_ctx, KV_BLOCK_TOKENS);
 }
 
-/* Returns how many floats one stage's tables have, by position and by blocks of positions. */
+/* Returns how many floats one kind's tables have on a stage, by position and by blocks of
+ * positions. */
 static size_t rope_floats(const struct model *m)
 {
     int n_pos = rope_positions(m), half = m->cfg.d_rope / 2;
@@ -82,7 +92,7 @@ static size_t rope_floats(const struct model *m)
 
 size_t model_rope_bytes(const struct model *m)
 {
-    return rope_floats(m) * sizeof(float);
+    return (size_t)n_ropes(&m->cfg) * rope_floats(m) * sizeof(float);
 }
 
 /* Checks the memory of the tables, because a config.json may claim any context.  (On a device with
@@ -104,13 +114,14 @@ int model_make_rope(struct model *m, struct stream *s, struct err *err)
 {
     const struct model_config *c = &m->cfg;
     int n_pos = rope_positions(m);
-    for (int k = 0; k < m->dev->n_stages; k++)
-        m->rope[k].max_pos = n_pos;
+    for (int kind = 0; kind < N_ROPES; kind++)
+        for (int k = 0; k < m->dev->n_stages; k++)
+            m->rope[kind][k].max_pos = n_pos;
     if (c->position != POSITION_ROPE)
         return 0;
     size_t n = (size_t)n_pos * (size_t)(c->d_rope / 2);
     size_t n_block = rope_block_floats(n_pos, c->d_rope);
-    size_t bytes = rope_floats(m) * sizeof(float);
+    size_t n_all = rope_floats(m), bytes = model_rope_bytes(m);
     int rc = check_rope_room(m, bytes, err);
     if (rc != 0)
         return rc;
@@ -119,18 +130,21 @@ int model_make_rope(struct model *m, struct stream *s, struct err *err)
         return err_wrap(err, "rotation tables for %d positions", n_pos);
     bool in_place = m->dev->unified && m->dev->n_ranks * m->dev->n_stages == 1;
     float *made = in_place ? m->rope_mem[0].ptr : xmalloc(bytes);
-    fill_rope(c, n_pos, made);
+    for (int kind = 0; kind < n_ropes(c); kind++)
+        fill_rope(c, kind, n_pos, made + (size_t)kind * n_all);
     for (int k = 0; k < m->dev->n_stages; k++) {
-        float *at = m->rope_mem[k].ptr;
-        struct rope *r = &m->rope[k];
-        if (rc == 0 && made != at)
-            rc = stream_copy(s, at, made, bytes);
-        *r = (struct rope){.cos = at,
-                           .sin = at + n,
-                           .cos_t = at + 2 * n,
-                           .sin_t = at + 2 * n + n_block,
-                           .max_pos = n_pos,
-                           .d_rot = c->d_rope};
+        if (rc == 0 && made != m->rope_mem[k].ptr)
+            rc = stream_copy(s, m->rope_mem[k].ptr, made, bytes);
+        for (int kind = 0; kind < N_ROPES; kind++) {
+            float *at = m->rope_mem[k].ptr;
+            at += kind < n_ropes(c) ? (size_t)kind * n_all : 0;
+            m->rope[kind][k] = (struct rope){.cos = at,
+                                             .sin = at + n,
+                                             .cos_t = at + 2 * n,
+                                             .sin_t = at + 2 * n + n_block,
+                                             .max_pos = n_pos,
+                                             .d_rot = c->d_rope};
+        }
     }
     if (!in_place) {
         int code = stream_sync(s);
@@ -194,10 +208,37 @@ static bool has_any_context(const struct model *m)
     return (is_synth(m->source) || m->any_context) && m->cfg.position == POSITION_ROPE;
 }
 
+/* Refuses models whose parts a device with memory of its own does not have, and experts whose
+ * matrices do not begin at a multiple of the packed rows (ops.h, weight_pack). */
+static int check_parts(const struct model *m, struct err *err)
+{
+    const struct model_config *c = &m->cfg;
+    const char *part = c->n_experts > 0                ? "experts"
+                       : c->norm_place != NORMS_BEFORE ? "norms behind attention and MLP"
+                       : c->qk_norm == QK_NORM_ALL     ? "norms over all heads"
+                       : c->residual_scale != 1        ? "a factor of the residual stream"
+                       : c->logit_scale != 1           ? "a factor of logits"
+                       : c->rope_local_theta > 0       ? "rotations of two kinds"
+                                                       : NULL;
+    if (part != NULL && !m->dev->unified)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "device %s has no %s, which %s models need: use --device cpu",
+                       m->dev->name, part, family_name(c->family));
+    if (c->n_experts > 0 && (c->n_embd % 16 != 0 || c->n_ffn % 8 != 0))
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "experts of %d columns in a model of width %d: multiples of 8 and of 16 "
+            "are supported",
+            c->n_ffn, c->n_embd);
+    return 0;
+}
+
 static int load_config(struct model *m, const struct model_opts *o, struct err *err)
 {
     int rc = is_synth(m->source) ? config_shape(&m->cfg, m->source + 6, err)
                                  : config_load(&m->cfg, m->source, err);
+    if (rc == 0)
+        rc = check_parts(m, err);
     if (rc != 0)
         return rc;
     m->dtype = dtype_of_checkpoint(m->cfg.weight_type);
@@ -460,7 +501,7 @@ static int tell_need(void *arg, const size_t weight_bytes[MAX_STAGES], int n_par
     struct model_need need = {.n_parts = n_parts + 1};
     take_file_dtype(p);
     for (int k = 0; k < p->m->dev->n_stages; k++)
-        need.bytes[k] = weight_bytes[k] + rope_floats(p->m) * sizeof(float);
+        need.bytes[k] = weight_bytes[k] + model_rope_bytes(p->m);
     return p->o->reserve(p->o->reserve_arg, p->m, &need, err);
 }
 
@@ -555,7 +596,7 @@ void model_close(struct model *m)
 
 /* Widths of the activation matrices, in the order of struct activations. */
 struct work_sizes {
-    int64_t d, q, kv, up, ffn;
+    int64_t d, q, kv, up, ffn, experts, used;
 };
 
 /* Returns the widths on one rank. */
@@ -567,6 +608,8 @@ static struct work_sizes sizes_of(const struct model_config *c, int n_ranks)
         .kv = (int64_t)2 * c->n_kv_heads * c->d_head / n_ranks,
         .up = (int64_t)c->n_ffn * (c->mlp_gated ? 2 : 1) / n_ranks,
         .ffn = c->n_ffn / n_ranks,
+        .experts = c->n_experts,
+        .used = c->n_experts_used,
     };
 }
 
@@ -617,6 +660,12 @@ static size_t lay_out(const struct model *m, struct activations *a, struct mat x
     a->kv = cut(base, &used, act, rows, z.kv);
     a->up = cut(base, &used, act, rows, z.up);
     a->ffn = cut(base, &used, act, rows, z.ffn);
+    if (z.experts > 0) {
+        a->rows = cut(base, &used, act, rows, z.d);
+        a->router = cut(base, &used, DTYPE_F32, rows, z.experts);
+        /* ids and weights of each row's experts, and the rows of one expert */
+        a->experts = cut(base, &used, DTYPE_F32, rows, 2 * z.used + 1).data;
+    }
     return used;
 }
 

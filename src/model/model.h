@@ -37,13 +37,18 @@
 typedef int model_probe_ids(const char *source, const char *text, size_t n_text,
                             int32_t *ids, int most);
 
+/* Rotations: those of layers that see all tokens, and those of layers with a window.  In most
+ * models both are the same tables. */
+enum rope_kind { ROPE_GLOBAL, ROPE_LOCAL, N_ROPES };
+
 struct model {
     struct model_config cfg;
     struct device *dev;
     /* The state dtype, in which the residual stream is stored between layers. */
     enum dtype dtype;
     struct weights w;
-    struct rope rope[MAX_STAGES]; /* equal tables, one copy per stage */
+    /* Equal tables, one copy per stage; model_rope gives a layer's. */
+    struct rope rope[N_ROPES][MAX_STAGES];
     /* positions for which the RoPE tables (and the caller's memory) have room */
     int max_ctx;
     char *source;
@@ -106,9 +111,9 @@ int model_check_truncation(const struct model *m, struct err *err);
 const char *model_format(const struct model *m);
 
 /* Computes cos and sin [n][d_rope / 2] of the rotations at n positions, equal to the rows of the
- * model's tables.  Positions may lie beyond the tables. */
-void model_rope_rows(const struct model_config *c, const int32_t *pos, int n,
-                     float *cos_out, float *sin_out);
+ * model's tables of one kind.  Positions may lie beyond the tables. */
+void model_rope_rows(const struct model_config *c, enum rope_kind kind, const int32_t *pos,
+                     int n, float *cos_out, float *sin_out);
 
 /* Returns the bytes of the rotation tables on one stage. */
 size_t model_rope_bytes(const struct model *m);
@@ -136,6 +141,12 @@ static inline int model_stage(const struct model *m, int l)
 static inline int model_last_stage(const struct model *m)
 {
     return m->dev->n_stages - 1;
+}
+/* Returns the rotation of layer l, in the memory of its stage. */
+static inline const struct rope *model_rope(const struct model *m, int l)
+{
+    bool local = layer_set_has(&m->cfg.windowed, l);
+    return &m->rope[local ? ROPE_LOCAL : ROPE_GLOBAL][model_stage(m, l)];
 }
 /* Return the bytes per token and layer: of a hidden state, and of K and V together. */
 static inline size_t model_hidden_bytes(const struct model *m)
@@ -170,14 +181,14 @@ int model_kv_project(const struct model *m, struct model_work *w, struct stream 
 /* Packs 64 rows into a chunk as it is stored: laid out like a KV block, K before RoPE,
  * kv_block_bytes long.  Saving does the transpose in the background, so that restoring need not. */
 int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct mat kv_rows);
-/* Loads stored chunks into blocks of kv, on the calling thread. The bits equal those of
- * model_kv_fill with the same rows. */
-int model_kv_load(const struct model *m, struct stream *s, const struct kv_layer *kv,
+/* Loads stored chunks into blocks of kv, which are layer l's, on the calling thread. The bits equal
+ * those of model_kv_fill with the same rows. */
+int model_kv_load(const struct model *m, struct stream *s, int l, const struct kv_layer *kv,
                   const struct kv_chunks *chunks);
 
-/* Writes kv_rows (T), projected or as saved, into kv at r's positions, with rotation. Only this and
- * model_kv_load write into a block. */
-int model_kv_fill(const struct model *m, struct stream *s, const struct kv_layer *kv,
+/* Writes kv_rows (T), projected or as saved, into kv, which is layer l's, at r's positions, with
+ * rotation. Only this and model_kv_load write into a block. */
+int model_kv_fill(const struct model *m, struct stream *s, int l, const struct kv_layer *kv,
                   struct mat kv_rows, const struct ragged *r);
 
 /* Computes logits [n][vocab] f32 from the last layer's output x [n][d] T. */

@@ -70,6 +70,11 @@ int share_check(const struct model_config *c, int n_ranks, int n_stages, bool q8
                        "pipeline parallelism over %d stages: the model has %d layers, and "
                        "each stage needs one: choose fewer stages",
                        n_stages, c->n_layers);
+    if (n_ranks > 1 && (c->n_experts > 0 || c->qk_norm == QK_NORM_ALL))
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "tensor parallelism over %d ranks: %s cannot be cut: choose one rank", n_ranks,
+            c->n_experts > 0 ? "models with experts" : "norms over all heads");
     int rc = check_division("attention heads", c->n_heads, n_ranks, err);
     if (rc == 0)
         rc = check_division("key/value heads", c->n_kv_heads, n_ranks, err);

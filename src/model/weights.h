@@ -19,21 +19,26 @@
 /* Weights of one layer. data NULL or n zero: the family has no such tensor. Biases and norms are
  * f32. */
 struct layer_weights {
-    /* Norm before attention, [d]. For gemma, 1 was added to the weights when they were loaded. */
+    /* Norms [d] of attention and MLP, before them or after them (config.h, norm_place); norm2: NULL
+     * in BLOCK_PARALLEL.  For gemma, 1 was added to the weights when they were loaded. */
     const float *norm1_w, *norm1_b;
-    const float *norm2_w, *norm2_b; /* norm before the MLP; NULL in BLOCK_PARALLEL */
+    const float *norm2_w, *norm2_b;
+    const float *post1_w, *post2_w; /* norms after attention and MLP, in NORMS_AROUND */
     struct weight wq;               /* [n_heads * d_head][d] */
     /* [2 * n_kv_heads * d_head][d]: K rows, then V rows.  If they differ in type, wkv has only the
      * K rows, and wv [n_kv_heads * d_head][d] the V rows; else wv.n is 0. */
     struct weight wkv, wv;
     const float *bq, *bkv;
-    const float *q_norm, *k_norm; /* [d_head] */
+    const float *q_norm, *k_norm; /* [d_head], or the width of Q and of K */
     struct weight wo;             /* [d][n_heads * d_head] */
     const float *bo;
     struct weight w_up; /* gated: [2 * n_ffn][d], gate rows then up rows; else [n_ffn][d] */
     const float *b_up;
     struct weight w_down; /* [d][n_ffn] */
     const float *b_down;
+    /* [n_experts][d].  With a router, w_up and w_down hold those of all experts, one behind
+     * another: [n_experts * 2 * n_ffn][d] and [n_experts * d][n_ffn]. */
+    struct weight router;
 };
 
 struct layer_source;

@@ -6,6 +6,7 @@
  *     model.layers.3.self_attn.q_proj.weight    blk.3.attn_q.weight, pairs interleaved (llama)
  *     the same, in a file that stacks them      rows of blk.3.attn_qkv.weight
  *     transformer.h.3...query_key_value         blk.3.attn_qkv.weight, all q, all k, all v
+ *     model.layers.3.mlp.experts.7.up_proj      matrix 7 of blk.3.ffn_up_exps.weight
  *
  * As for folders, a tensor that is missing, has another shape, or is left over is an error. */
 #include "model/weights_source.h"
@@ -39,10 +40,21 @@ static const char *up_stem(const struct model_config *c, const struct tensor_spe
     return gate ? "ffn_gate" : "ffn_up";
 }
 
+/* Returns the GGUF name of the tensor that holds a matrix of every expert. */
+static const char *experts_stem(const struct model_config *c, const struct tensor_part *p)
+{
+    if (p->slot == SLOT_DOWN)
+        return "ffn_down_exps";
+    bool gate = p->dst_row / c->n_ffn % 2 == 0;
+    return gate ? "ffn_gate_exps" : "ffn_up_exps";
+}
+
 /* Returns the GGUF name of a norm. In Falcon's files the second norm is attention's, and the first
  * is the MLP's. */
 static const char *norm_stem(const struct model_config *c, bool attention)
 {
+    if (c->norm_place == NORMS_AFTER)
+        return attention ? "post_attention_norm" : "post_ffw_norm";
     if (c->block == BLOCK_PARALLEL_NORM2)
         return attention ? "attn_norm_2" : "attn_norm";
     return attention ? "attn_norm" : "ffn_norm";
@@ -66,15 +78,21 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
     case SLOT_NORM2_W:
     case SLOT_NORM2_B:
         return norm_stem(c, false);
+    case SLOT_POST1_W:
+        return "post_attention_norm";
+    case SLOT_POST2_W:
+        return "post_ffw_norm";
     case SLOT_WO:
     case SLOT_BO:
         return "attn_output";
+    case SLOT_ROUTER:
+        return "ffn_gate_inp";
     case SLOT_UP:
     case SLOT_B_UP:
-        return up_stem(c, t);
+        return c->n_experts > 0 ? experts_stem(c, &t->parts[0]) : up_stem(c, t);
     case SLOT_DOWN:
     case SLOT_B_DOWN:
-        return "ffn_down";
+        return c->n_experts > 0 ? experts_stem(c, &t->parts[0]) : "ffn_down";
     case SLOT_Q_NORM:
         return "attn_q_norm";
     case SLOT_K_NORM:
@@ -108,7 +126,8 @@ static bool is_query_or_key(const struct tensor_spec *t)
  */
 static struct row_map rows_of(const struct model_config *c, const struct tensor_spec *t)
 {
-    bool permuted = c->family == FAMILY_LLAMA || c->family == FAMILY_MISTRAL;
+    bool permuted = c->family == FAMILY_LLAMA || c->family == FAMILY_MISTRAL ||
+                    c->family == FAMILY_MIXTRAL || c->family == FAMILY_GRANITE;
     if (permuted && is_query_or_key(t))
         return (struct row_map){.order = ROWS_PAIRS, .d_head = c->d_head};
     if (c->family == FAMILY_FALCON && t->n_parts > 1)
@@ -198,14 +217,19 @@ static int element_type(const struct match *m, const struct gguf_file *in,
     return 0;
 }
 
-/* Takes rows [first, first + t->rows) of `have`. */
+/* Returns whether `have` has the shape of t, but with `all` rows. */
+static bool has_shape(const struct gguf_tensor *have, const struct tensor_spec *t,
+                      int64_t all)
+{
+    return have->n_dims == t->n_dims && have->shape[0] == (uint64_t)all &&
+           (t->n_dims == 1 || have->shape[1] == (uint64_t)t->cols);
+}
+
+/* Takes rows [first, first + t->rows) of `have`, whose shape suits. */
 static int take_rows(const struct match *m, const struct gguf_file *in,
                      const struct gguf_tensor *have, const struct tensor_spec *t,
-                     int64_t first, int64_t all, struct tensor_src *out)
+                     int64_t first, struct tensor_src *out)
 {
-    if (have->n_dims != t->n_dims || have->shape[0] != (uint64_t)all ||
-        (t->n_dims > 1 && have->shape[1] != (uint64_t)t->cols))
-        return wrong_shape(m, in, have, t);
     int rc = element_type(m, in, have, out);
     if (rc != 0)
         return rc;
@@ -243,7 +267,25 @@ static int match_stacked(const struct match *m, const struct tensor_spec *t,
     if (have == NULL)
         return 0;
     int64_t n_q = slot_rows(m->c, SLOT_WQ), n_kv = slot_rows(m->c, SLOT_WKV);
-    return take_rows(m, in, have, t, q ? 0 : n_q + p->dst_row, n_q + n_kv, out);
+    if (!has_shape(have, t, n_q + n_kv))
+        return wrong_shape(m, in, have, t);
+    return take_rows(m, in, have, t, q ? 0 : n_q + p->dst_row, out);
+}
+
+/* Takes the matrix of one expert from the tensor of all experts, [n_experts][rows][cols]. */
+static int take_expert(const struct match *m, const struct gguf_file *in,
+                       const struct gguf_tensor *have, const struct tensor_spec *t,
+                       struct tensor_src *out)
+{
+    const struct tensor_part *p = &t->parts[0];
+    int64_t rows_each = slot_rows(m->c, p->slot) / m->c->n_experts;
+    if (have->n_dims != 3 || have->shape[0] != (uint64_t)m->c->n_experts ||
+        have->shape[1] != (uint64_t)t->rows || have->shape[2] != (uint64_t)t->cols)
+        return err_set(m->err, ERR_MISMATCH,
+                       "%s: tensor '%s' does not hold %d experts of %" PRId64
+                       " rows of %" PRId64 ", as the metadata asks",
+                       in->path, have->name, m->c->n_experts, t->rows, t->cols);
+    return take_rows(m, in, have, t, p->dst_row / rows_each * t->rows, out);
 }
 
 static int match_one(const struct match *m, const struct tensor_spec *t,
@@ -254,8 +296,13 @@ static int match_one(const struct match *m, const struct tensor_spec *t,
     bool found = false;
     gguf_name(name, sizeof name, t, stem_of(m->c, t));
     const struct gguf_tensor *have = find(m, name, &in);
+    bool of_expert = m->c->n_experts > 0 &&
+                     (t->parts[0].slot == SLOT_UP || t->parts[0].slot == SLOT_DOWN);
+    if (have != NULL && of_expert)
+        return take_expert(m, in, have, t, out);
     if (have != NULL)
-        return take_rows(m, in, have, t, 0, t->rows, out);
+        return has_shape(have, t, t->rows) ? take_rows(m, in, have, t, 0, out)
+                                           : wrong_shape(m, in, have, t);
     int rc = match_stacked(m, t, out, &found);
     if (rc == 0 && !found)
         rc = err_set(m->err, ERR_MISMATCH,

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 
 /* How a family stores queries, keys and values: several tensors may make one matrix of this
  * program, and one tensor may make several. */
@@ -24,11 +25,13 @@ struct names {
     const char *prefix, *embed, *positions, *final_norm;
     /* names inside a layer: "LAYER.0.NORM1" */
     const char *layer, *norm1, *norm2;
+    const char *post1, *post2; /* in NORMS_AROUND */
     enum qkv_layout layout;
     const char *qkv[3]; /* three for QKV_SEPARATE, else only the first */
     const char *out;
     const char *gate; /* NULL: `up` holds gate and up if the MLP is gated (phi3) */
     const char *up, *down;
+    const char *router, *expert; /* "EXPERT.0.GATE"; NULL: no experts */
 };
 
 /* Names that are the same in every family that has the tensor. */
@@ -109,29 +112,53 @@ static const struct names falcon_names = {
 
 static struct names names_of(const struct model_config *c)
 {
+    struct names n = llama_names;
     switch (c->family) {
+    case FAMILY_QWEN3_MOE:
+        n.router = "mlp.gate";
+        n.expert = "mlp.experts";
+        n.gate = "gate_proj";
+        n.up = "up_proj";
+        n.down = "down_proj";
+        return n;
+    case FAMILY_MIXTRAL:
+        n.router = "block_sparse_moe.gate";
+        n.expert = "block_sparse_moe.experts";
+        n.gate = "w1";
+        n.up = "w3";
+        n.down = "w2";
+        return n;
+    case FAMILY_GEMMA3:
+        n.post1 = "post_attention_layernorm";
+        n.norm2 = "pre_feedforward_layernorm";
+        n.post2 = "post_feedforward_layernorm";
+        return n;
+    case FAMILY_OLMO2:
+        n.norm1 = "post_attention_layernorm";
+        n.norm2 = "post_feedforward_layernorm";
+        return n;
     case FAMILY_OPT:
         return opt_names;
     case FAMILY_PHI:
         return phi_names;
     case FAMILY_PHI3:
         return phi3_names;
-    case FAMILY_FALCON: {
-        struct names n = falcon_names;
+    case FAMILY_FALCON:
+        n = falcon_names;
         if (c->block == BLOCK_PARALLEL_NORM2) {
             n.norm1 = "ln_attn";
             n.norm2 = "ln_mlp";
         }
         return n;
-    }
     case FAMILY_LLAMA:
     case FAMILY_MISTRAL:
     case FAMILY_QWEN2:
     case FAMILY_QWEN3:
     case FAMILY_GEMMA:
+    case FAMILY_GRANITE:
         break;
     }
-    return llama_names;
+    return n;
 }
 
 /* --- sizes ------------------------------------------------------------------------------------ */
@@ -164,11 +191,17 @@ int64_t slot_rows(const struct model_config *c, enum slot s)
     case SLOT_WV:
         return kv_dim(c);
     case SLOT_UP:
+        return MAX(c->n_experts, 1) * slot_rows(c, SLOT_B_UP);
+    case SLOT_DOWN:
+        return (int64_t)MAX(c->n_experts, 1) * c->n_embd;
+    case SLOT_ROUTER:
+        return c->n_experts;
     case SLOT_B_UP:
         return (int64_t)c->n_ffn * (c->mlp_gated ? 2 : 1);
     case SLOT_Q_NORM:
+        return c->qk_norm == QK_NORM_ALL ? q_dim(c) : c->d_head;
     case SLOT_K_NORM:
-        return c->d_head;
+        return c->qk_norm == QK_NORM_ALL ? kv_dim(c) : c->d_head;
     default:
         return c->n_embd;
     }
@@ -260,7 +293,7 @@ static void add_linear(struct builder *b, const char *stem, enum slot w, enum sl
     struct tensor_spec *t = add_spec(b, stem, ".weight");
     add_part(t, whole(w, dst_row, n_rows));
     finish(b, t, TENSOR_MATRIX);
-    if (slot_has(b->c, bias))
+    if (bias != N_SLOTS && slot_has(b->c, bias))
         add_bias(b, stem, bias, dst_row, n_rows);
 }
 
@@ -338,9 +371,35 @@ static void add_qkv(struct builder *b, const struct names *n)
     }
 }
 
+/* Adds a matrix of expert e, whose rows go to [dst_row, + n_rows) of slot w. */
+static void add_expert_matrix(struct builder *b, const struct names *n, int e,
+                              const char *stem, enum slot w, int64_t dst_row,
+                              int64_t n_rows)
+{
+    char name[TENSOR_NAME_BYTES];
+    snprintf(name, sizeof name, "%s.%d.%s", n->expert, e, stem);
+    add_linear(b, name, w, N_SLOTS, dst_row, n_rows);
+}
+
+static void add_experts(struct builder *b, const struct names *n)
+{
+    const struct model_config *c = b->c;
+    add_linear(b, n->router, SLOT_ROUTER, N_SLOTS, 0, c->n_experts);
+    for (int e = 0; e < c->n_experts; e++) {
+        int64_t first = (int64_t)e * 2 * c->n_ffn;
+        add_expert_matrix(b, n, e, n->gate, SLOT_UP, first, c->n_ffn);
+        add_expert_matrix(b, n, e, n->up, SLOT_UP, first + c->n_ffn, c->n_ffn);
+        add_expert_matrix(b, n, e, n->down, SLOT_DOWN, (int64_t)e * c->n_embd, c->n_embd);
+    }
+}
+
 static void add_mlp(struct builder *b, const struct names *n)
 {
     const struct model_config *c = b->c;
+    if (c->n_experts > 0) {
+        add_experts(b, n);
+        return;
+    }
     if (n->gate != NULL && c->mlp_gated) {
         add_linear(b, n->gate, SLOT_UP, SLOT_B_UP, 0, c->n_ffn);
         add_linear(b, n->up, SLOT_UP, SLOT_B_UP, c->n_ffn, c->n_ffn);
@@ -355,9 +414,13 @@ static void add_layer(struct builder *b, const struct names *n)
     add_norm(b, n->norm1, SLOT_NORM1_W, SLOT_NORM1_B);
     add_qkv(b, n);
     add_linear(b, n->out, SLOT_WO, SLOT_BO, 0, b->c->n_embd);
+    if (n->post1 != NULL)
+        add_norm(b, n->post1, SLOT_POST1_W, N_SLOTS);
     if (b->c->block != BLOCK_PARALLEL)
         add_norm(b, n->norm2, SLOT_NORM2_W, SLOT_NORM2_B);
     add_mlp(b, n);
+    if (n->post2 != NULL)
+        add_norm(b, n->post2, SLOT_POST2_W, N_SLOTS);
 }
 
 void tensor_list_make(struct tensor_list *out, const struct model_config *c)

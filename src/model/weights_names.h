@@ -27,8 +27,9 @@ enum slot {
     SLOT_WKV,
     SLOT_WV, /* the V rows of SLOT_WKV, if they differ in type from its K rows (matrix_types.h) */
     SLOT_WO,
-    SLOT_UP,
+    SLOT_UP, /* with experts: those of all experts, one behind another, and so SLOT_DOWN */
     SLOT_DOWN,
+    SLOT_ROUTER, /* always f32 */
     /* Vectors, in f32. */
     SLOT_HEAD_BIAS,
     SLOT_FINAL_NORM_W,
@@ -37,6 +38,8 @@ enum slot {
     SLOT_NORM1_B,
     SLOT_NORM2_W,
     SLOT_NORM2_B,
+    SLOT_POST1_W, /* norms of what attention and MLP add (NORMS_AROUND) */
+    SLOT_POST2_W,
     SLOT_BQ,
     SLOT_BKV,
     SLOT_Q_NORM,
@@ -53,11 +56,11 @@ static inline bool slot_is_table(enum slot s)
 }
 static inline bool slot_is_matrix(enum slot s)
 {
-    return s >= SLOT_HEAD && s <= SLOT_DOWN;
+    return s >= SLOT_HEAD && s <= SLOT_ROUTER;
 }
 static inline bool slot_is_vector(enum slot s)
 {
-    return s > SLOT_DOWN;
+    return s > SLOT_ROUTER;
 }
 
 /* Returns whether each layer has its own slot of this kind. */

@@ -23,6 +23,8 @@ static inline struct weight *slot_matrix(struct weights *w, struct layer_weights
         return &l->wo;
     case SLOT_UP:
         return &l->w_up;
+    case SLOT_ROUTER:
+        return &l->router;
     default:
         CHECK(s == SLOT_DOWN);
         return &l->w_down;
@@ -48,6 +50,10 @@ static inline const float **slot_vector(struct weights *w, struct layer_weights 
         return &l->norm2_w;
     case SLOT_NORM2_B:
         return &l->norm2_b;
+    case SLOT_POST1_W:
+        return &l->post1_w;
+    case SLOT_POST2_W:
+        return &l->post2_w;
     case SLOT_BQ:
         return &l->bq;
     case SLOT_BKV:

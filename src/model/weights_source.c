@@ -20,7 +20,8 @@ static void choose_dtype(struct tensor_set *set)
         if (slot_is_vector(set->list.items[i].parts[0].slot))
             continue;
         set->quantised |= tensor_src_is_quantised(&set->src[i]);
-        if (slot_is_table(set->list.items[i].parts[0].slot))
+        if (slot_is_table(set->list.items[i].parts[0].slot) ||
+            set->list.items[i].parts[0].slot == SLOT_ROUTER)
             continue;
         if (first)
             set->dtype = set->src[i].dtype;

@@ -31,6 +31,10 @@ struct activations {
     struct mat q, att;
     struct mat kv;      /* K and V before they are rounded to kv_rows */
     struct mat up, ffn; /* gate and up; their product */
+    /* With experts: the rows of one expert, the router's numbers f32, and the chosen experts and
+     * their weights (experts.c). */
+    struct mat rows, router;
+    int32_t *experts;
 };
 
 struct model_work {
@@ -53,6 +57,8 @@ struct layer_call {
     const struct kv_layer *kv;
     const struct ragged *r;
 };
+
+enum activation model_activation(enum act_kind a);
 
 /* Queues the layer's operations, or makes the device replay them. */
 int layer_forward(struct layer_call *c);

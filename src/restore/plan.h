@@ -33,6 +33,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/layer_set.h"
 #include "restore/platform.h"
 
 enum { PLAN_MAX_LAYERS = 256, PLAN_MAX_STAGES = PLATFORM_MAX_STAGES };
@@ -75,12 +76,12 @@ enum plan_mode {
     PLAN_FORCED_LAYERS,     /* forced_layers: a letter per layer, for tests */
 };
 
-/* Sliding-window attention: layers from `layer` on see only the last `tokens` positions. In these
- * layers a restore brings back only the tokens that the token after the history sees. To recompute
- * the layer that lies d layers below the last recomputed one, d windows of tokens are computed.
- * tokens 0: no window. */
+/* Sliding-window attention: `layers` see only the last `tokens` positions.  In these layers a
+ * restore brings back only the tokens that the token after the history sees.  To recompute the
+ * layer that lies d layers below the last recomputed one, d windows of tokens are computed if the
+ * d layers above it all have the window, else all tokens.  tokens 0: no window. */
 struct plan_window {
-    int layer;
+    struct layer_set layers;
     int64_t tokens;
 };
 

@@ -74,41 +74,49 @@ static double kv_only_s(const struct plan_request *req, int d, bool windowed)
            factor(req->comp_slow);
 }
 
+/* Returns whether the rows of a recomputed layer below layer r - 1 are all computed: a layer above
+ * it, up to r - 1, has no window. */
+static bool needs_all_rows(const struct plan_request *req, int layer, int r)
+{
+    return req->window.tokens <= 0 || layer_set_last_out(&req->window.layers, r) > layer;
+}
+
 double plan_recompute_s(const struct plan_request *req, int layer, int r)
 {
     const struct plan_layer *l = &req->layer[layer];
-    const struct plan_window *w = &req->window;
     if (layer == r - 1)
         return l->comp_tok_last_s;
-    if (w->tokens <= 0 || layer + 1 < w->layer)
+    if (needs_all_rows(req, layer, r))
         return l->comp_tok_s;
     int d = r - 1 - layer;
     double whole_s = platform_tok_s(req->platform, req->n_tokens);
     return share_computed(req, d, whole_s) * l->comp_tok_s +
-           kv_only_s(req, d, layer >= w->layer);
+           kv_only_s(req, d, layer_set_has(&req->window.layers, layer));
 }
 
 void plan_recompute_sums(const struct plan_request *req, double *sum_s)
 {
     const struct plan_layer *l = req->layer;
-    const struct plan_window *w = &req->window;
+    const struct layer_set *windowed = &req->window.layers;
     double whole_s = 0, share[PLAN_MAX_LAYERS], below_s[2][PLAN_MAX_LAYERS];
-    bool windows = w->tokens > 0;
+    bool windows = req->window.tokens > 0;
     double all_rows_s = windows ? platform_tok_s(req->platform, req->n_tokens) : 0;
     for (int d = 1; windows && d < req->n_layers; d++) {
         share[d] = share_computed(req, d, all_rows_s);
-        for (int windowed = 0; windowed < 2; windowed++)
-            below_s[windowed][d] = kv_only_s(req, d, windowed);
+        for (int w = 0; w < 2; w++)
+            below_s[w][d] = kv_only_s(req, d, w);
     }
     sum_s[0] = 0;
+    int n_whole =
+        0; /* whole_s: the sum of the first n_whole layers, of which all rows are needed */
     for (int r = 1; r <= req->n_layers; r++) {
+        bool all = !windows || !layer_set_has(windowed, r - 1);
+        for (; all && n_whole < r - 1; n_whole++)
+            whole_s += l[n_whole].comp_tok_s;
         sum_s[r] = whole_s + l[r - 1].comp_tok_last_s;
-        for (int i = w->layer > 1 ? w->layer - 1 : 0; windows && i < r - 1; i++)
+        for (int i = n_whole; i < r - 1; i++)
             sum_s[r] += share[r - 1 - i] * l[i].comp_tok_s +
-                        below_s[i >= w->layer][r - 1 - i];
-        /* Any longer prefix also computes this layer as a whole. */
-        if (!windows || r < w->layer)
-            whole_s += l[r - 1].comp_tok_s;
+                        below_s[layer_set_has(windowed, i)][r - 1 - i];
     }
 }
 

@@ -162,9 +162,22 @@ static inline void share_add(struct range_share *s, const struct range_share *x)
     s->up_s += x->up_s;
 }
 
-/* Adds n_tokens of range g to layers first_layer to end_layer - 1; sign -1 subtracts them. */
+/* The layers that a sum is about. */
+enum layers {
+    ALL_LAYERS,
+    LAYERS_WITH_WINDOW,
+    LAYERS_WITHOUT_WINDOW,
+};
+
+static bool is_meant(const struct stored_ranges *c, enum layers which, int layer)
+{
+    return which == ALL_LAYERS ||
+           (which == LAYERS_WITH_WINDOW) == layer_set_has(&c->window.layers, layer);
+}
+
+/* Adds n_tokens of range g to some layers; sign -1 subtracts them. */
 static void sums_add(const struct stored_ranges *c, struct range_sums *s, int g,
-                     int first_layer, int end_layer, int64_t n_tokens, int sign)
+                     enum layers which, int64_t n_tokens, int sign)
 {
     enum { MASKS = (PLAN_HAS_H | PLAN_HAS_KV) + 1 };
     const struct plan_range *r = &c->range[g];
@@ -178,8 +191,10 @@ static void sums_add(const struct stored_ranges *c, struct range_sums *s, int g,
             kv[m] = negative(kv[m]);
         }
     }
-    for (int i = first_layer; i < end_layer; i++) {
+    for (int i = 0; i < c->platform->n_layers; i++) {
         int m = r->mask[i] % MASKS;
+        if (!is_meant(c, which, i))
+            continue;
         share_add(&s->h[i], &h[m]);
         share_add(&s->kv[i], &kv[m]);
     }
@@ -188,11 +203,11 @@ static void sums_add(const struct stored_ranges *c, struct range_sums *s, int g,
 /* Adds the splits between range g and the range before it; sign -1 subtracts them. Under the
  * letter H a range without hidden states uses KV, under K the reverse. */
 static void splits_add(const struct stored_ranges *c, struct range_sums *s, int g,
-                       int first_layer, int end_layer, int sign)
+                       enum layers which, int sign)
 {
     const uint8_t *mask = c->range[g].mask, *before = g > 0 ? c->range[g - 1].mask : mask;
-    for (int i = first_layer; i < end_layer; i++) {
-        int differs = before[i] ^ mask[i];
+    for (int i = 0; i < c->platform->n_layers; i++) {
+        int differs = is_meant(c, which, i) ? before[i] ^ mask[i] : 0;
         s->h_splits[i] += sign * (differs & PLAN_HAS_H ? 1 : 0);
         s->kv_splits[i] += sign * (differs & PLAN_HAS_KV ? 1 : 0);
     }
@@ -220,9 +235,9 @@ static void slide_window(const struct stored_ranges *c, struct range_sums *s,
         int64_t from = MAX(first, s->n_skipped);
         int64_t to = MIN(end, n_skipped);
         if (from < to)
-            sums_add(c, s, g, c->window.layer, c->platform->n_layers, to - from, -1);
+            sums_add(c, s, g, LAYERS_WITH_WINDOW, to - from, -1);
         if (from < to && to == end && g + 1 < s->n_ranges)
-            splits_add(c, s, g + 1, c->window.layer, c->platform->n_layers, -1);
+            splits_add(c, s, g + 1, LAYERS_WITH_WINDOW, -1);
         first = end;
     }
     s->n_skipped = n_skipped;
@@ -233,8 +248,8 @@ void range_sums_next(const struct stored_ranges *c, struct range_sums *s)
     int g = s->n_ranges++;
     /* Range g is the first one within the windows. */
     bool is_first = s->n_skipped > 0 && s->n_skipped == s->n_tokens;
-    sums_add(c, s, g, 0, c->platform->n_layers, c->range[g].n_tokens, 1);
-    splits_add(c, s, g, 0, is_first ? c->window.layer : c->platform->n_layers, 1);
+    sums_add(c, s, g, ALL_LAYERS, c->range[g].n_tokens, 1);
+    splits_add(c, s, g, is_first ? LAYERS_WITHOUT_WINDOW : ALL_LAYERS, 1);
     s->n_tokens += c->range[g].n_tokens;
     int64_t n_skipped = plan_tokens_skipped(c, s->n_tokens);
     if (n_skipped > s->n_skipped)
@@ -248,15 +263,15 @@ void range_sums_at(const struct stored_ranges *c, int n_ranges, struct range_sum
         s->n_tokens += c->range[g].n_tokens;
     s->n_ranges = n_ranges;
     s->n_skipped = plan_tokens_skipped(c, s->n_tokens);
-    int first_windowed = s->n_skipped > 0 ? c->window.layer : c->platform->n_layers;
+    bool slid = s->n_skipped > 0;
     int64_t skip = s->n_skipped;
     bool is_first = true; /* no range before this one is in the windows */
     for (int g = 0; g < n_ranges; g++) {
         int64_t n = c->range[g].n_tokens, n_out = MIN(skip, n);
-        sums_add(c, s, g, 0, first_windowed, n, 1);
-        splits_add(c, s, g, 0, is_first ? first_windowed : c->platform->n_layers, 1);
-        if (n_out < n)
-            sums_add(c, s, g, first_windowed, c->platform->n_layers, n - n_out, 1);
+        sums_add(c, s, g, slid ? LAYERS_WITHOUT_WINDOW : ALL_LAYERS, n, 1);
+        splits_add(c, s, g, slid && is_first ? LAYERS_WITHOUT_WINDOW : ALL_LAYERS, 1);
+        if (slid && n_out < n)
+            sums_add(c, s, g, LAYERS_WITH_WINDOW, n - n_out, 1);
         is_first = is_first && n_out == n;
         skip -= n_out;
     }
@@ -273,8 +288,8 @@ void range_sums_move(const struct stored_ranges *c, struct range_sums *s, int n_
         range_sums_next(c, s);
     while (s->n_ranges > n_ranges) {
         int64_t n = c->range[--s->n_ranges].n_tokens;
-        sums_add(c, s, s->n_ranges, 0, c->platform->n_layers, n, -1);
-        splits_add(c, s, s->n_ranges, 0, c->platform->n_layers, -1);
+        sums_add(c, s, s->n_ranges, ALL_LAYERS, n, -1);
+        splits_add(c, s, s->n_ranges, ALL_LAYERS, -1);
         s->n_tokens -= n;
     }
 }
@@ -325,7 +340,7 @@ static void layers_from_sums(const struct stored_ranges *c, const struct range_s
                         platform_h_s(p, s->n_tokens - s->n_skipped)};
     for (int i = 0; i < p->n_layers; i++) {
         struct plan_layer *l = &c->layer[i];
-        bool windowed = s->n_skipped > 0 && i >= c->window.layer;
+        bool windowed = s->n_skipped > 0 && layer_set_has(&c->window.layers, i);
         bool again = i > 0 && same_tokens(&s->h[i], &s->h[i - 1]) &&
                      same_tokens(&s->kv[i], &s->kv[i - 1]) &&
                      s->h_splits[i] == s->h_splits[i - 1] &&

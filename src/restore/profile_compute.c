@@ -185,7 +185,7 @@ static int run_project(struct bench *b, int n)
     struct ragged r = bench_rows(b, n);
     struct mat rows = mat_rows(b->kv_rows, 0, n);
     int rc = model_kv_project(b->m, b->w, b->s, 0, mat_rows(b->x.x[0][0], 0, n), rows);
-    return rc == 0 ? model_kv_fill(b->m, b->s, &b->kv, rows, &r) : rc;
+    return rc == 0 ? model_kv_fill(b->m, b->s, 0, &b->kv, rows, &r) : rc;
 }
 
 static int run_embed(struct bench *b, int n)
@@ -265,7 +265,7 @@ static void load_share(void *arg, int thread_idx, int n_threads)
             continue;
         int32_t block = (int32_t)c;
         struct kv_chunks one = {.first = record, .blocks = &block, .n = 1};
-        int rc = model_kv_load(m, ld->streams[thread_idx], &ld->kv, &one);
+        int rc = model_kv_load(m, ld->streams[thread_idx], 0, &ld->kv, &one);
         if (rc != 0)
             atomic_store(&ld->rc, rc);
     }
@@ -280,7 +280,8 @@ static void load_twins(struct load *ld)
     uint32_t n_bytes[RESTORE_GROUP_CHUNKS];
     struct stream *check = ld->streams[0];
     struct kv_chunks c = {.stride = record_bytes(m, STORE_KV), .blocks = blocks};
-    long end = ld->first + ld->n, most = m->rope[0].max_pos / STORE_CHUNK_TOKENS;
+    long end = ld->first + ld->n,
+         most = m->rope[ROPE_GLOBAL][0].max_pos / STORE_CHUNK_TOKENS;
     int rc = 0;
     most = MIN(most, RESTORE_GROUP_CHUNKS);
     for (long i = ld->first; ld->twins != NULL && rc == 0 && i < end; i += c.n) {
@@ -294,7 +295,7 @@ static void load_twins(struct load *ld)
             rc = m->dev->ops->checksum(check, ld->sums + i, c.first, c.stride, n_bytes,
                                        c.n);
         if (rc == 0)
-            rc = model_kv_load(m, ld->b->s, &ld->kv, &c);
+            rc = model_kv_load(m, ld->b->s, 0, &ld->kv, &c);
     }
     if (ld->sums != NULL && rc == 0)
         rc = stream_sync(check);

@@ -405,17 +405,10 @@ static int count_recomputed(const struct plan *p)
     return n == 0 && p->method[0] == 'H' ? 1 : n;
 }
 
-/* Returns the window of layer l; 0: it sees all positions. */
-static int window_of(const struct restore *r, int l)
-{
-    const struct model_config *c = &r->rr->o.model->cfg;
-    return l < c->window_layer ? 0 : c->sliding_window;
-}
-
 /* Returns the chunk that holds the first position that tokens from pos on see in layer l. */
 static int first_seen(const struct restore *r, int l, int pos)
 {
-    int w = window_of(r, l),
+    int w = config_window(&r->rr->o.model->cfg, l),
         c = w > 0 && pos + 1 > w ? (pos + 1 - w) / STORE_CHUNK_TOKENS : 0;
     return MAX(c, r->job.first_chunk);
 }

@@ -86,7 +86,7 @@ static int project_and_fill(struct restore *r, int layer, int row, struct mat hi
     struct mat kv_rows = mat_rows(rr->kv_rows[kv.stage], 0, hidden.rows);
     int rc = model_kv_project(rr->o.model, rr->o.work, s, layer, hidden, kv_rows);
     if (rc == 0)
-        rc = model_kv_fill(rr->o.model, s, &kv, kv_rows,
+        rc = model_kv_fill(rr->o.model, s, layer, &kv, kv_rows,
                            rows_of(r, &q, row, (int)hidden.rows));
     return rc;
 }
@@ -194,7 +194,7 @@ static int fill_partial(struct restore *r, const struct group *g, int i, struct 
     struct kv_layer kv = kv_pool_layer(r->rr->o.pool, g->layer);
     int n = g->reads[i].hit->n_tokens;
     struct mat rows = mat_of((void *)(uintptr_t)record, m->dtype, n, 2 * model_kv_dim(m));
-    return model_kv_fill(m, s, &kv, rows,
+    return model_kv_fill(m, s, g->layer, &kv, rows,
                          rows_of(r, &q, (g->first_chunk + i) * STORE_CHUNK_TOKENS, n));
 }
 
@@ -212,7 +212,7 @@ static int load_chunks(struct restore *r, const struct group *g, int first, int 
                               .n = (partial ? last : end) - first,
                               .pos0 = chunk * STORE_CHUNK_TOKENS};
     if (whole.n > 0)
-        rc = model_kv_load(r->rr->o.model, s, &kv, &whole);
+        rc = model_kv_load(r->rr->o.model, s, g->layer, &kv, &whole);
     return rc == 0 && partial ? fill_partial(r, g, last, s) : rc;
 }
 
@@ -472,7 +472,7 @@ static int recompute_layer(struct restore *r)
     const struct kv_layer *kv = &rr->pass.o.kv[l];
     struct mat kv_rows = mat_rows(rr->kv_rows[kv->stage], 0, n);
     int rc = model_pass_kv(&rr->pass, rows, kv_rows);
-    return rc == 0 ? model_kv_fill(rr->o.model, rr->o.stream, kv, kv_rows, rows) : rc;
+    return rc == 0 ? model_kv_fill(rr->o.model, rr->o.stream, l, kv, kv_rows, rows) : rc;
 }
 
 /* Accounts the layers up to `layer` that were queued since the last wait for the device. Each

@@ -60,7 +60,13 @@ static bool needs_tables(const struct model *m)
     return m->cfg.position == POSITION_ROPE && m->max_ctx < n_positions(m);
 }
 
-/* Returns the size of cos and sin for all positions of the probe. */
+/* Returns the number of different rotations. */
+static int n_kinds(const struct model *m)
+{
+    return m->cfg.rope_local_theta > 0 ? N_ROPES : 1;
+}
+
+/* Returns the size of cos and sin of one kind for all positions of the probe. */
 static size_t table_floats(const struct model *m)
 {
     return needs_tables(m) ? (size_t)n_positions(m) * (size_t)m->cfg.d_rope : 0;
@@ -80,7 +86,8 @@ static size_t rows_bytes(const struct model *m)
  * tables. */
 size_t fingerprint_device_bytes(const struct model *m)
 {
-    return N_BLOCKS * block_bytes(m) + rows_bytes(m) + table_floats(m) * sizeof(float);
+    return N_BLOCKS * block_bytes(m) + rows_bytes(m) +
+           (size_t)n_kinds(m) * table_floats(m) * sizeof(float);
 }
 
 /* Returns the residual stream of a stage; the projected rows follow it. */
@@ -96,23 +103,28 @@ static int extend_tables(struct probe *p)
     const struct model *m = p->m;
     size_t n = table_floats(m), offset = N_BLOCKS * block_bytes(m) + rows_bytes(m);
     int n_pos = n_positions(m), rc = 0;
-    for (int k = 0; k < m->dev->n_stages; k++)
-        if (p->view.rope[k].max_pos < n_pos)
-            p->view.rope[k] = (struct rope){.max_pos = n_pos};
+    for (int kind = 0; kind < N_ROPES; kind++)
+        for (int k = 0; k < m->dev->n_stages; k++)
+            if (p->view.rope[kind][k].max_pos < n_pos)
+                p->view.rope[kind][k] = (struct rope){.max_pos = n_pos};
     if (n == 0)
         return 0;
-    p->tables = xmalloc(n * sizeof(float));
+    p->tables = xmalloc((size_t)n_kinds(m) * n * sizeof(float));
     int32_t *pos = xmalloc((size_t)n_pos * sizeof *pos);
     for (int i = 0; i < n_pos; i++)
         pos[i] = i;
-    model_rope_rows(&m->cfg, pos, n_pos, p->tables, p->tables + n / 2);
-    free(pos);
-    for (int k = 0; k < m->dev->n_stages && rc == 0; k++) {
-        float *at = (float *)(void *)((uint8_t *)p->mem[k].ptr + offset);
-        rc = stream_copy(p->s, at, p->tables, n * sizeof(float));
-        p->view.rope[k] = (struct rope){
-            .cos = at, .sin = at + n / 2, .max_pos = n_pos, .d_rot = m->cfg.d_rope};
+    for (int kind = 0; kind < N_ROPES && rc == 0; kind++) {
+        size_t first = kind < n_kinds(m) ? (size_t)kind * n : 0;
+        float *made = p->tables + first;
+        model_rope_rows(&m->cfg, kind, pos, n_pos, made, made + n / 2);
+        for (int k = 0; k < m->dev->n_stages && rc == 0; k++) {
+            float *at = (float *)(void *)((uint8_t *)p->mem[k].ptr + offset) + first;
+            rc = stream_copy(p->s, at, made, n * sizeof(float));
+            p->view.rope[kind][k] = (struct rope){
+                .cos = at, .sin = at + n / 2, .max_pos = n_pos, .d_rot = m->cfg.d_rope};
+        }
     }
+    free(pos);
     return rc;
 }
 
@@ -149,16 +161,16 @@ static int add_mat(struct probe *p, const char *tag, struct mat a)
 
 /* Adds a row of the rotation tables: the model's own, or the row that a longer context would
  * have. */
-static int add_rotation(struct probe *p, int32_t pos)
+static int add_rotation(struct probe *p, enum rope_kind kind, int32_t pos)
 {
-    const struct rope *r = &p->m->rope[0];
+    const struct rope *r = &p->m->rope[kind][0];
     size_t half = (size_t)p->m->cfg.d_rope / 2, bytes = half * sizeof(float);
     if (pos < r->max_pos) {
         int rc = add_memory(p, "cos", r->cos + (size_t)pos * half, bytes);
         return rc == 0 ? add_memory(p, "sin", r->sin + (size_t)pos * half, bytes) : rc;
     }
     float *row = xmalloc(2 * bytes);
-    model_rope_rows(&p->m->cfg, &pos, 1, row, row + half);
+    model_rope_rows(&p->m->cfg, kind, &pos, 1, row, row + half);
     sha256_field(p->h, "cos", row, bytes);
     sha256_field(p->h, "sin", row + half, bytes);
     free(row);
@@ -170,28 +182,28 @@ static int add_rotations(struct probe *p)
     int rc = 0;
     if (p->m->cfg.position != POSITION_ROPE)
         return 0;
-    for (int32_t n = MIN_SAMPLE; rc == 0 && n <= MAX_SAMPLE; n *= 2) {
-        rc = add_rotation(p, n - 1);
-        if (rc == 0)
-            rc = add_rotation(p, n);
-        if (rc == 0)
-            rc = add_rotation(p, n + n / 2 + 1);
-    }
+    for (int kind = 0; kind < n_kinds(p->m); kind++)
+        for (int32_t n = MIN_SAMPLE; rc == 0 && n <= MAX_SAMPLE; n *= 2) {
+            rc = add_rotation(p, kind, n - 1);
+            if (rc == 0)
+                rc = add_rotation(p, kind, n);
+            if (rc == 0)
+                rc = add_rotation(p, kind, n + n / 2 + 1);
+        }
     return rc;
 }
 
 /* --- the forward pass ------------------------------------------------------------------------- */
 
-/* Returns whether layer l has a window. Layers of one kind run the same operations, and a window
- * is the only difference between kinds. */
-static bool is_windowed(const struct model *m, int l)
-{
-    return m->cfg.sliding_window > 0 && l >= m->cfg.window_layer;
-}
-
+/* Returns whether layer l is the first of its kind.  Layers of one kind run the same operations;
+ * kinds differ in the window, and with it in the rotation. */
 static bool is_first_of_kind(const struct model *m, int l)
 {
-    return l == 0 || (l == m->cfg.window_layer && is_windowed(m, l));
+    int before = l - 1;
+    while (before >= 0 &&
+           layer_set_has(&m->cfg.windowed, before) != layer_set_has(&m->cfg.windowed, l))
+        before--;
+    return before < 0;
 }
 
 static int tap_kv(void *arg, int l, struct mat hidden, struct mat kv_rows)

@@ -242,7 +242,7 @@ static int token_id(const struct tokenizer_json *t, const struct gguf *g, const 
 static int opt_bool(const struct gguf *g, const char *key, bool *io, struct err *err)
 {
     const struct gguf_value *v = gguf_find(g, key);
-    if (v != NULL && !gguf_bool(v, io))
+    if (v != NULL && !gguf_bool(v, 0, io))
         return err_set(err, ERR_FORMAT, "'%s' must be true or false", key);
     return 0;
 }

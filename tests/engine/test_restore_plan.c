@@ -382,14 +382,15 @@ static void the_planner_gets_the_window(void **state)
     (void)state;
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){.plan = "kv"});
-    struct plan_request req = {.fused = true, .mode = PLAN_KV, .window = {2, 128}};
     struct model_config *c = &l.k.model->cfg;
-    c->window_layer = 2;
+    c->windowed = layer_set_run(2, c->n_layers);
+    struct plan_request req = {
+        .fused = true, .mode = PLAN_KV, .window = {c->windowed, 128}};
     c->sliding_window = 128;
     assert_int_equal(make(&l, &(struct restore_plan_ask){0}), N_CHUNKS);
     expect_plan(&l, req, N_PROMPT - 64 * N_CHUNKS, true);
     double windowed_s = l.s->out.plan.io_busy_s;
-    c->sliding_window = c->window_layer = 0;
+    c->sliding_window = 0;
     assert_int_equal(make(&l, &(struct restore_plan_ask){0}), N_CHUNKS);
     assert_true(windowed_s < l.s->out.plan.io_busy_s);
     lab_close(&l, NULL);

@@ -76,7 +76,7 @@ static void fill_view(struct judge *j, const struct truncation *t, int p)
         for (int l = 0; l < m->cfg.n_layers; l++) {
             struct kv_layer kv = kv_pool_layer(j->pool, l);
             struct mat row = mat_of(row_of(j, l, i), m->dtype, 1, 2 * model_kv_dim(m));
-            assert_int_equal(model_kv_fill(m, j->stream, &kv, row, &r), 0);
+            assert_int_equal(model_kv_fill(m, j->stream, l, &kv, row, &r), 0);
         }
     }
 }

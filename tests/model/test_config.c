@@ -150,7 +150,7 @@ static void test_mistral_and_qwen(void **state)
     c = parse(QWEN("2", ", \"sliding_window\": 64, \"use_sliding_window\": true,"
                         "\"max_window_layers\": 3"));
     assert_int_equal(c.sliding_window, 64);
-    assert_int_equal(c.window_layer, 3);
+    assert_true(config_window(&c, 3) == 64 && config_window(&c, 2) == 0);
     c = parse(QWEN("2", ", \"use_sliding_window\": true, \"max_window_layers\": 3"));
     assert_int_equal(c.sliding_window, 4096);
     c = parse(QWEN("2", ", \"sliding_window\": null, \"use_sliding_window\": true,"
@@ -162,11 +162,11 @@ static void test_mistral_and_qwen(void **state)
     c = parse(QWEN("3", ", \"layer_types\": [\"full_attention\", \"full_attention\","
                         "\"full_attention\", \"full_attention\", \"full_attention\"]"));
     assert_int_equal(c.sliding_window, 0);
-    refuse(QWEN("2", ", \"use_sliding_window\": true, \"sliding_window\": 64,"
-                     "\"max_window_layers\": 0, \"layer_types\": [\"sliding_attention\","
-                     "\"full_attention\", \"full_attention\", \"full_attention\","
-                     "\"full_attention\"]"),
-           ERR_UNSUPPORTED, "'layer_types': full_attention behind sliding_attention");
+    c = parse(QWEN("2", ", \"use_sliding_window\": true, \"sliding_window\": 64,"
+                        "\"max_window_layers\": 0, \"layer_types\": [\"sliding_attention\","
+                        "\"full_attention\", \"sliding_attention\", \"full_attention\","
+                        "\"full_attention\"]"));
+    assert_int_equal(c.windowed.word[0], 1 | 1 << 2);
     refuse(QWEN("3", ", \"attention_bias\": true"), ERR_UNSUPPORTED,
            "'attention_bias': true is not supported");
 }
@@ -322,7 +322,7 @@ static void test_refusals(void **state)
     refuse(LLAMA(", \"torch_dtype\": \"float8\""), ERR_UNSUPPORTED,
            "'torch_dtype': 'float8' is not supported");
     refuse(LLAMA(", \"num_local_experts\": 8"), ERR_UNSUPPORTED,
-           "'num_local_experts': no supported family has it");
+           "'num_local_experts': models of this family do not have it");
     refuse(LLAMA(", \"final_logit_softcapping\": 30.0"), ERR_UNSUPPORTED,
            "'final_logit_softcapping'");
     refuse(LLAMA(", \"attention_multiplier\": 0.5"), ERR_UNSUPPORTED,
@@ -483,8 +483,16 @@ static void assert_same(const struct model_config *a, const struct model_config 
                         sizeof a->rope_scaling.factors);
     assert_int_equal(a->position_offset, b->position_offset);
     assert_int_equal(a->sliding_window, b->sliding_window);
-    assert_int_equal(a->window_layer, b->window_layer);
+    assert_memory_equal(&a->windowed, &b->windowed, sizeof a->windowed);
     assert_true(a->embed_scale == b->embed_scale);
+    assert_int_equal(a->n_experts, b->n_experts);
+    assert_int_equal(a->n_experts_used, b->n_experts_used);
+    assert_int_equal(a->experts_normed, b->experts_normed);
+    assert_int_equal(a->norm_place, b->norm_place);
+    assert_true(a->residual_scale == b->residual_scale);
+    assert_true(a->attn_scale == b->attn_scale);
+    assert_true(a->logit_scale == b->logit_scale);
+    assert_true(a->rope_local_theta == b->rope_local_theta);
     assert_int_equal(a->tie_word_embeddings, b->tie_word_embeddings);
     assert_int_equal(a->head_bias, b->head_bias);
     assert_int_equal(a->bos_id, b->bos_id);
@@ -532,6 +540,22 @@ static void test_families_round_trip(void **state)
         "\"sliding_window\": 64, \"use_sliding_window\": true, \"max_window_layers\": 3}",
         "{\"model_type\": \"falcon\", \"hidden_size\": 64, \"num_hidden_layers\": 2,"
         "\"num_attention_heads\": 8, \"vocab_size\": 512, \"multi_query\": true}",
+        "{\"model_type\": \"qwen2\", " LLAMA_SIZES ", \"num_key_value_heads\": 2,"
+        "\"sliding_window\": 64, \"use_sliding_window\": true, \"layer_types\": ["
+        "\"sliding_attention\", \"full_attention\", \"sliding_attention\","
+        "\"full_attention\", \"full_attention\"]}",
+        "{\"model_type\": \"qwen3_moe\", " LLAMA_SIZES ", \"num_key_value_heads\": 2,"
+        "\"num_experts\": 16, \"num_experts_per_tok\": 4, \"moe_intermediate_size\": 48,"
+        "\"norm_topk_prob\": true}",
+        "{\"model_type\": \"mixtral\", " LLAMA_SIZES ", \"num_local_experts\": 8,"
+        "\"num_experts_per_tok\": 2, \"sliding_window\": 32}",
+        "{\"model_type\": \"gemma3_text\", " LLAMA_SIZES ", \"head_dim\": 32,"
+        "\"sliding_window\": 16, \"query_pre_attn_scalar\": 168, \"rope_theta\": 1000000.0,"
+        "\"rope_scaling\": {\"factor\": 8.0, \"rope_type\": \"linear\"}}",
+        "{\"model_type\": \"olmo2\", " LLAMA_SIZES "}",
+        "{\"model_type\": \"granite\", " LLAMA_SIZES ", \"embedding_multiplier\": 12,"
+        "\"residual_multiplier\": 0.22, \"attention_multiplier\": 0.0078125,"
+        "\"logits_scaling\": 7}",
     };
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         struct model_config c = parse(texts[i]);

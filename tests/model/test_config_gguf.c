@@ -109,6 +109,9 @@ static void test_each_architecture_is_its_family(void **state)
         {"phi3", FAMILY_PHI3, "attention.layer_norm_rms_epsilon"},
         {"gemma", FAMILY_GEMMA, "attention.layer_norm_rms_epsilon"},
         {"falcon", FAMILY_FALCON, "attention.layer_norm_epsilon"},
+        {"gemma3", FAMILY_GEMMA3, "attention.layer_norm_rms_epsilon"},
+        {"olmo2", FAMILY_OLMO2, "attention.layer_norm_rms_epsilon"},
+        {"granite", FAMILY_GRANITE, "attention.layer_norm_rms_epsilon"},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         bool falcon = known[i].family == FAMILY_FALCON,
@@ -122,7 +125,8 @@ static void test_each_architecture_is_its_family(void **state)
         struct model_config c = load(&f);
         assert_int_equal(c.family, known[i].family);
         assert_true(c.norm_eps == 0.5f);
-        assert_true(c.embed_scale == (known[i].family == FAMILY_GEMMA ? 4.0f : 1.0f));
+        bool gemma = known[i].family == FAMILY_GEMMA || known[i].family == FAMILY_GEMMA3;
+        assert_true(c.embed_scale == (gemma ? 4.0f : 1.0f));
         if (falcon)
             assert_int_equal(c.block, BLOCK_PARALLEL);
         f.values[0].kind = MADE_ABSENT;
@@ -139,10 +143,11 @@ static void test_each_architecture_is_its_family(void **state)
                 .tensors = {{"blk.0.attn_norm_2.weight", 1, {16}, 0, 0}}));
     assert_int_equal(c.block, BLOCK_PARALLEL_NORM2);
     refuse(FILE_OF(.arch = "mamba"), ERR_UNSUPPORTED,
-           "architecture 'mamba' is not supported; supported are llama (Mistral too)");
+           "architecture 'mamba' is not supported; supported are llama (Mistral and "
+           "Mixtral too)");
 }
 
-static void test_a_window_is_for_mistral_and_phi3_only(void **state)
+static void test_a_window_is_for_some_architectures_only(void **state)
 {
     (void)state;
     struct model_config c = load(FILE_OF(.values = {U32("attention.sliding_window", 9)}));
@@ -158,6 +163,59 @@ static void test_a_window_is_for_mistral_and_phi3_only(void **state)
     refuse(FILE_OF(.arch = "qwen2", .values = {U32("attention.sliding_window", 9)}),
            ERR_UNSUPPORTED,
            "'qwen2.attention.sliding_window' is not supported in this architecture");
+}
+
+#define GEMMA3(...)                                                                        \
+    FILE_OF(.arch = "gemma3", .values = {U32("attention.sliding_window", 9),               \
+                                         U32("block_count", 8), __VA_ARGS__})
+
+static void test_which_layers_of_gemma3_have_a_window(void **state)
+{
+    (void)state;
+    struct model_config c = load(GEMMA3(NO("unused")));
+    assert_int_equal(c.windowed.word[0], 0xff & ~(1 << 5)); /* every sixth sees all */
+    assert_true(c.rope_local_theta == 10000);
+    c = load(
+        GEMMA3(U32("attention.sliding_window_pattern", 2), F32("rope.freq_base_swa", 7)));
+    assert_int_equal(c.windowed.word[0], 0x55);
+    assert_true(c.rope_local_theta == 7);
+    c = load(GEMMA3({.key = "attention.sliding_window_pattern",
+                     .kind = GGUF_BOOL,
+                     .value = 1,
+                     .n = 8}));
+    assert_int_equal(c.windowed.word[0], 0xff);
+    refuse(GEMMA3({.key = "attention.sliding_window_pattern",
+                   .kind = GGUF_BOOL,
+                   .value = 1,
+                   .n = 7}),
+           ERR_UNSUPPORTED, "must have one entry per layer");
+    refuse(GEMMA3(U32("attention.sliding_window_pattern", 0)), ERR_UNSUPPORTED,
+           "must be a number of layers");
+    refuse(GEMMA3(TEXT("attention.sliding_window_pattern", "six")), ERR_UNSUPPORTED,
+           "must be a number of layers");
+}
+
+static void test_experts(void **state)
+{
+    (void)state;
+    struct model_config c = load(
+        FILE_OF(.values = {U32("expert_count", 8), U32("expert_used_count", 2)}));
+    assert_int_equal(c.family, FAMILY_MIXTRAL);
+    assert_int_equal(c.n_experts, 8);
+    assert_int_equal(c.n_experts_used, 2);
+    assert_true(c.experts_normed);
+    c = load(FILE_OF(.arch = "qwen3moe",
+                     .values = {U32("expert_count", 8), U32("expert_used_count", 8),
+                                U32("expert_feed_forward_length", 48)}));
+    assert_int_equal(c.family, FAMILY_QWEN3_MOE);
+    assert_int_equal(c.n_ffn, 48);
+    refuse(FILE_OF(.values = {U32("expert_count", 8)}), ERR_FORMAT,
+           "'llama.expert_used_count' is missing");
+    refuse(FILE_OF(.values = {U32("expert_count", 8), U32("expert_used_count", 9)}),
+           ERR_FORMAT, "'num_experts_per_tok' is 9, and the model has 8 experts");
+    refuse(FILE_OF(.arch = "qwen3",
+                   .values = {U32("expert_count", 8), U32("expert_used_count", 2)}),
+           ERR_UNSUPPORTED, "'qwen3.expert_count' is not supported in this architecture");
 }
 
 /* --- numbers ------------------------------------------------------------------------------ */
@@ -182,7 +240,7 @@ static void test_an_integer_lies_in_its_range(void **state)
     refuse(FILE_OF(.values = {U32("context_length", 2147483647)}), ERR_FORMAT,
            "its metadata, as a config.json: 'max_position_embeddings' is 2147483647");
     refuse(FILE_OF(.values = {U32("block_count", 0)}), ERR_FORMAT,
-           "'num_hidden_layers' is 0, it must lie in 1..4096");
+           "'num_hidden_layers' is 0, it must lie in 1..256");
 }
 
 /* One number per layer is accepted if all are equal. */
@@ -411,7 +469,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_size_comes_from_its_own_entry),
         cmocka_unit_test(test_each_architecture_is_its_family),
-        cmocka_unit_test(test_a_window_is_for_mistral_and_phi3_only),
+        cmocka_unit_test(test_a_window_is_for_some_architectures_only),
+        cmocka_unit_test(test_which_layers_of_gemma3_have_a_window),
+        cmocka_unit_test(test_experts),
         cmocka_unit_test(test_an_integer_lies_in_its_range),
         cmocka_unit_test(test_layers_have_equal_sizes),
         cmocka_unit_test(test_a_real_number_is_one_finite_number),

@@ -240,9 +240,9 @@ static void test_running(void **state)
                 stream_fail(t.s, -EIO, "gone");
             assert_int_equal(model_embed(t.m, t.work, t.s, h, ids, &r), want);
             assert_int_equal(model_kv_project(t.m, t.work, t.s, 1, h, kv), want);
-            assert_int_equal(model_kv_fill(t.m, t.s, &t.layers[0], kv, &r), want);
+            assert_int_equal(model_kv_fill(t.m, t.s, 0, &t.layers[0], kv, &r), want);
             assert_int_equal(model_kv_pack(t.m, t.s, rows, kv), want);
-            assert_int_equal(model_kv_load(t.m, t.s, &t.layers[0], &chunks), want);
+            assert_int_equal(model_kv_load(t.m, t.s, 0, &t.layers[0], &chunks), want);
             assert_int_equal(model_forward(t.m, t.work, t.s, ids, t.layers, &r, NULL, &x),
                              want);
             if (!failed)

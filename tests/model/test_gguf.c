@@ -104,7 +104,7 @@ static void test_every_kind_of_value_is_read_back(void **state)
     assert_false(gguf_int(gguf_find(&g, "a.count"), 1, &i));
     assert_false(gguf_int(gguf_find(&g, "b.text"), 0, &i)); /* not a number */
     assert_false(gguf_real(gguf_find(&g, "a.count"), 0, &x));
-    assert_true(gguf_bool(gguf_find(&g, "e.on"), &on) && on);
+    assert_true(gguf_bool(gguf_find(&g, "e.on"), 0, &on) && on);
     assert_true(gguf_string(gguf_find(&g, "b.text"), &s, &n) && n == 5 &&
                 memcmp(s, "hello", 5) == 0);
     assert_false(gguf_string(gguf_find(&g, "c.list"), &s, &n));
@@ -178,10 +178,11 @@ static void test_numbers_of_every_width(void **state)
         assert_false(gguf_int(list, 3, &last));
         assert_false(gguf_int(NULL, 0, &last));
         bool is_bool = rows[i].kind == GGUF_BOOL, on = false;
-        assert_int_equal(gguf_bool(v, &on), is_bool);
+        assert_int_equal(gguf_bool(v, 0, &on), is_bool);
         assert_true(on == is_bool);
-        assert_false(gguf_bool(list, &on));
-        assert_false(gguf_bool(NULL, &on));
+        assert_int_equal(gguf_bool(list, 2, &on), is_bool);
+        assert_false(gguf_bool(list, 3, &on));
+        assert_false(gguf_bool(NULL, 0, &on));
         gguf_deinit(&g);
         assert_null(g.values);
     }

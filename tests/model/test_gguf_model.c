@@ -630,7 +630,7 @@ static void test_values_that_change_nothing_pass(void **state)
         {"llama.logit_scale", 6, 0.5, false, false},
         {"llama.logit_scale", 6, 1, true, false},
         {"llama.expert_count", 4, 0, false, true},
-        {"llama.expert_count", 4, 8, false, false},
+        {"llama.expert_shared_count", 4, 1, false, false},
         {"llama.attention.causal", 7, 1, false, true},
         {"llama.attention.causal", 7, 0, false, false},
         {"llama.rope.scaling.original_context_length", 4, 4096, false, true},
@@ -665,9 +665,10 @@ static void test_a_missing_part_is_named(void **state)
 
 int main(void)
 {
-    static char *const names[] = {"llama",      "mistral",   "qwen2", "qwen3",
-                                  "phi",        "phi3",      "gemma", "falcon-7b",
-                                  "falcon-11b", "falcon-40b"};
+    static char *const names[] = {"llama",      "mistral",    "qwen2",     "qwen3",
+                                  "phi",        "phi3",       "gemma",     "falcon-7b",
+                                  "falcon-11b", "falcon-40b", "qwen3-moe", "mixtral",
+                                  "gemma3",     "olmo2",      "granite"};
     enum { N = sizeof names / sizeof names[0] };
     struct CMUnitTest tests[N + 15];
     for (int i = 0; i < N; i++)

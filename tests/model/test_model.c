@@ -313,12 +313,12 @@ static void test_rotations_of_every_kind(void **state)
     static const int32_t pos[4] = {0, 1, 63, 4097};
     struct model_config c;
     assert_int_equal(config_shape(&c, "llama-3-8b", NULL), 0);
-    model_rope_rows(&c, pos, 4, cos_rows, sin_rows);
+    model_rope_rows(&c, ROPE_GLOBAL, pos, 4, cos_rows, sin_rows);
     expect_rows(&c, pos, 4, cos_rows, sin_rows);
     c.rope_scaling = (struct rope_scaling){.kind = ROPE_SCALING_FACTORS};
     for (int i = 0; i < 64; i++)
         c.rope_scaling.factors[i] = 1 + (float)i / 8;
-    model_rope_rows(&c, pos, 4, cos_rows, sin_rows);
+    model_rope_rows(&c, ROPE_GLOBAL, pos, 4, cos_rows, sin_rows);
     expect_rows(&c, pos, 4, cos_rows, sin_rows);
 }
 
@@ -337,7 +337,7 @@ static void test_rotation_tables_of_stages(void **state)
         size_t block = rope_block_floats(128, m->cfg.d_rope);
         assert_int_equal(model_rope_bytes(m), 2 * (floats + block) * sizeof(float));
         for (int k = 0; k < n_stages; k++) {
-            const struct rope *r = &m->rope[k];
+            const struct rope *r = &m->rope[ROPE_GLOBAL][k];
             assert_int_equal(r->max_pos, 128);
             assert_int_equal(r->d_rot, m->cfg.d_rope);
             assert_int_equal(m->rope_mem[k].bytes, model_rope_bytes(m));
@@ -357,8 +357,8 @@ static void test_rotation_tables_of_stages(void **state)
     struct model *m = open_on(d, FAMILIES "opt", OPTS(0));
     assert_int_equal(model_rope_bytes(m), 0);
     assert_null(m->rope_mem[0].ptr);
-    assert_int_equal(m->rope[0].max_pos % KV_BLOCK_TOKENS, 0);
-    assert_true(m->rope[0].max_pos >= m->max_ctx);
+    assert_int_equal(m->rope[ROPE_GLOBAL][0].max_pos % KV_BLOCK_TOKENS, 0);
+    assert_true(m->rope[ROPE_GLOBAL][0].max_pos >= m->max_ctx);
     model_close(m);
     device_close(d);
 }

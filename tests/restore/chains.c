@@ -105,9 +105,11 @@ void random_chain(struct rng *r, int n_layers, int n_ranges, struct random_chain
         x->req.comp_slow = 33;
         x->req.prefill_slow = 5.0 / 3;
     }
-    if (one_in(r, 6))
-        x->req.window = (struct plan_window){.layer = (int)rng_below(r, (uint64_t)n_layers),
-                                             .tokens = (int64_t)between(r, 100, 4096)};
+    if (one_in(r, 6)) {
+        int first = (int)rng_below(r, (uint64_t)n_layers);
+        x->req.window = (struct plan_window){layer_set_run(first, n_layers),
+                                             (int64_t)between(r, 100, 4096)};
+    }
 }
 
 int random_chain_plan(struct random_chain *x, struct plan *out, int *n_used, struct err *e)

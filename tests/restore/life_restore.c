@@ -28,9 +28,9 @@ static void fill(struct slot *s, int n)
     for (int l = 0; n > 0 && l < m->cfg.n_layers; l++) {
         struct kv_layer kv = kv_pool_layer(s->w->pool, l);
         struct mat rows = mat_of(s->t->rows[l][STORE_KV], m->dtype, n, 2 * model_kv_dim(m));
-        life_must(
-            model_kv_fill(m, s->w->stream, &kv, rows, world_rows(s->w, &b, s->table, 0, n)),
-            &err, "filling blocks");
+        life_must(model_kv_fill(m, s->w->stream, l, &kv, rows,
+                                world_rows(s->w, &b, s->table, 0, n)),
+                  &err, "filling blocks");
     }
 }
 
@@ -58,7 +58,7 @@ static void compare(const struct slot *s, int l, int from, int end, const char *
 /* Returns the first position that layer l sees from position n on. */
 static int first_seen(const struct model *m, int l, int n)
 {
-    int window = l < m->cfg.window_layer ? 0 : m->cfg.sliding_window;
+    int window = config_window(&m->cfg, l);
     return window > 0 && n + 1 > window ? n + 1 - window : 0;
 }
 

@@ -123,7 +123,7 @@ static void a_forced_plan_uses_the_ranges_that_suit_it(void **state)
     assert_string_equal(plan.method, "RRKKKK");
     assert_int_equal(plan.n_r_added, 2);
     /* Records before the window are not read. */
-    struct plan_window w = {.layer = 0, .tokens = 64};
+    struct plan_window w = {layer_set_run(0, PLAN_MAX_LAYERS), 64};
     struct range_of before[] = {{128, {H, H, H, H, H, H}}, {128, {K, K, K, K, K, K}}};
     assert_int_equal(best("kv", before, 2, w), 2);
 }

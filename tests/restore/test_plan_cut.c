@@ -268,7 +268,8 @@ static void windows_skip_whole_chunks(void **state)
     } cases[] = {{64, 64},   {65, 64},   {66, 128}, {128, 128},
                  {129, 128}, {130, 192}, {385, 384}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        x.req.window = (struct plan_window){.layer = 2, .tokens = cases[i].window};
+        x.req.window = (struct plan_window){layer_set_run(2, PLAN_MAX_LAYERS),
+                                            cases[i].window};
         (void)ranges_of(3, 0, &s);
         assert_int_equal(s.h[1].h_tokens, 384);
         assert_int_equal(s.h[2].h_tokens, cases[i].wanted);
@@ -281,7 +282,8 @@ static void windows_skip_whole_chunks(void **state)
                 {386, 384}, {641, 384}, {700, 384}};
     for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
         x.req.n_held = 256;
-        x.req.window = (struct plan_window){.layer = 2, .tokens = held[i].window};
+        x.req.window = (struct plan_window){layer_set_run(2, PLAN_MAX_LAYERS),
+                                            held[i].window};
         (void)ranges_of(3, 0, &s);
         assert_int_equal(s.h[1].h_tokens, 384);
         assert_int_equal(s.h[2].h_tokens, held[i].wanted);
@@ -413,7 +415,7 @@ static void a_layer_recomputes_what_the_windows_above_it_see(void **state)
     (void)state;
     struct plan_request q;
     recompute_request(1000, &q);
-    q.window = (struct plan_window){.layer = 2, .tokens = 100};
+    q.window = (struct plan_window){layer_set_run(2, PLAN_MAX_LAYERS), 100};
     const struct platform *p = &x.platform;
     for (int slowed = 0; slowed < 2; slowed++) {
         /* Decodes slow all of a recomputation, including K and V of rows outside the windows. */
@@ -440,7 +442,7 @@ static void wide_windows_recompute_everything(void **state)
     (void)state;
     struct plan_request q;
     recompute_request(400, &q);
-    q.window = (struct plan_window){.layer = 0, .tokens = 200};
+    q.window = (struct plan_window){layer_set_run(0, PLAN_MAX_LAYERS), 200};
     assert_true(close_to(plan_recompute_s(&q, 1, 4), platform_tok_s(&x.platform, 400)));
     assert_true(plan_recompute_s(&q, 2, 4) < platform_tok_s(&x.platform, 400));
 }
@@ -454,8 +456,8 @@ static void sums_of_recomputation_are_sums(void **state)
     for (int i = 0; i < 6; i++)
         x.layer[i].comp_tok_s *= 1 + i;
     for (int tokens = 0; tokens <= 400; tokens += 100)
-        for (int first = 0; first < 6; first++) {
-            q.window = (struct plan_window){.layer = first, .tokens = tokens};
+        for (uint64_t windowed = 0; windowed < 64; windowed++) { /* every set of 6 layers */
+            q.window = (struct plan_window){{{windowed}}, tokens};
             plan_recompute_sums(&q, sum_s);
             for (int r = 0; r <= 6; r++) {
                 double want = 0;

@@ -131,7 +131,8 @@ static void splits_before_a_window_are_free(void **state)
     (void)state;
     begin();
     context(32, (uint8_t[]){H, K}, 2);
-    assert_int_equal(make("kv", 32, (struct plan_window){.layer = 4, .tokens = 640}), 32);
+    assert_int_equal(
+        make("kv", 32, (struct plan_window){layer_set_run(4, PLAN_MAX_LAYERS), 640}), 32);
     assert_int_equal(layer[3].kv_splits, 31);
     assert_int_equal(layer[4].kv_splits, 9); /* ten chunks in the window */
 }

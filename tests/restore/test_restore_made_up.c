@@ -59,6 +59,7 @@ static int make(void **state)
     device = (struct device){.unified = true, .n_ranks = 1, .n_stages = 1};
     model = (struct model){.dev = &device, .dtype = DTYPE_F32};
     model.cfg.n_layers = N_LAYERS;
+    model.cfg.windowed = layer_set_run(0, N_LAYERS); /* where a case sets a window */
     model.cfg.n_embd = 64;
     model.cfg.n_heads = model.cfg.n_kv_heads = 4;
     model.cfg.d_head = 16;
@@ -191,7 +192,7 @@ static void windows_begin_late(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         model.cfg.sliding_window = cases[i].window;
-        model.cfg.window_layer = cases[i].window_layer;
+        model.cfg.windowed = layer_set_run(cases[i].window_layer, N_LAYERS);
         set_job(cases[i].methods, cases[i].first, cases[i].n);
         int n_groups = 0, first_token = 0;
         for (int l = 0; l < N_LAYERS; l++) {
@@ -268,7 +269,7 @@ static void a_chunk_without_records_ends_the_restore(void **state)
     keep_kinds(&hits[16], 0);
     set_job("KKKK", 0, N_CHUNKS);
     assert_int_equal(shared_load(&r->n_good), 16);
-    model.cfg.window_layer = 3; /* layers 0 to 2 see chunk 7 */
+    model.cfg.windowed = layer_set_run(3, N_LAYERS); /* layers 0 to 2 see chunk 7 */
     set_job("KKKK", 0, N_CHUNKS);
     assert_int_equal(shared_load(&r->n_good), 7);
 }

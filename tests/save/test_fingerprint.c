@@ -54,13 +54,14 @@ static void place_open(struct place *p, const char *device, const char *model,
 /* Computes the model's rotation tables again. */
 static void model_rope_reset(struct place *p)
 {
-    int n = (int)p->m->rope[0].max_pos;
+    int n = (int)p->m->rope[ROPE_GLOBAL][0].max_pos;
     int32_t *pos = calloc((size_t)n, sizeof *pos);
     assert_non_null(pos);
     for (int i = 0; i < n; i++)
         pos[i] = i;
-    model_rope_rows(&p->m->cfg, pos, n, (float *)(uintptr_t)p->m->rope[0].cos,
-                    (float *)(uintptr_t)p->m->rope[0].sin);
+    model_rope_rows(&p->m->cfg, ROPE_GLOBAL, pos, n,
+                    (float *)(uintptr_t)p->m->rope[ROPE_GLOBAL][0].cos,
+                    (float *)(uintptr_t)p->m->rope[ROPE_GLOBAL][0].sin);
     free(pos);
 }
 
@@ -199,7 +200,8 @@ static void rotation_tables_count(void **state)
     int half = p.m->cfg.d_rope / 2;
     for (size_t i = 0; i < sizeof from / sizeof from[0]; i++) {
         for (int table = 0; table < 2; table++) {
-            float *t = (float *)(uintptr_t)(table ? p.m->rope[0].sin : p.m->rope[0].cos);
+            float *t = (float *)(uintptr_t)(table ? p.m->rope[ROPE_GLOBAL][0].sin
+                                                  : p.m->rope[ROPE_GLOBAL][0].cos);
             for (int pos = from[i]; pos < MAX_CTX; pos++)
                 t[pos * half + half - 1] += 1e-6f;
             assert_false(same(f, fingerprint_of(&p)));
@@ -253,7 +255,15 @@ static void fields_of_the_config_count(void **state)
     DIFFERS(d.rope_scaling.factors[1] = 32);
     DIFFERS(d.rope_scaling.kind = ROPE_SCALING_NONE);
     DIFFERS(d.sliding_window = 4096);
-    DIFFERS(d.window_layer = 1);
+    DIFFERS(d.sliding_window = 9; d.windowed = layer_set_run(1, 4));
+    DIFFERS(d.sliding_window = 9; d.windowed.word[0] = 5);
+    DIFFERS(d.norm_place = NORMS_AFTER);
+    DIFFERS(d.n_experts = 8);
+    DIFFERS(d.n_experts_used = 2);
+    DIFFERS(d.experts_normed = true);
+    DIFFERS(d.residual_scale = 0.5f);
+    DIFFERS(d.attn_scale = 0.5f);
+    DIFFERS(d.rope_local_theta = 1e4);
     DIFFERS(d.act = ACT_GELU);
     DIFFERS(d.norm = NORM_RMS_PLUS_ONE);
     DIFFERS(d.block = BLOCK_PARALLEL);
@@ -276,8 +286,8 @@ static void every_kind_of_layer_is_probed(void **state)
     (void)state;
     struct place p;
     place_open(&p, "cpu", "tests/model/golden/families/qwen2-window", "f32", 1);
-    int l = p.m->cfg.window_layer;
-    assert_in_range(l, 1, p.m->cfg.n_layers - 2);
+    int l = 1;
+    assert_true(config_window(&p.m->cfg, l) > 0 && config_window(&p.m->cfg, 0) == 0);
     struct sha256 f = fingerprint_of(&p);
     /* no projection reads these weights */
     float *norm = (float *)(uintptr_t)p.m->w.layers[l].norm2_w;

@@ -5,8 +5,8 @@ library only.
   hf_to_gguf.py MODEL_DIR OUT.gguf [--split N]
   hf_to_gguf.py --families      all of tests/model/golden/gguf (except types.bin and mixed.gguf)
 
-Matrices keep their type; vectors become F32.  Families: llama, mistral, qwen2, qwen3, phi, phi3,
-gemma, falcon.  A byte-level BPE tokenizer and the chat template are included if the folder has
+Matrices keep their type; vectors become F32.  Families: llama, mistral, mixtral, qwen2, qwen3,
+qwen3_moe, phi, phi3, gemma, gemma3_text, olmo2, granite, falcon.  A byte-level BPE tokenizer and the chat template are included if the folder has
 them."""
 import argparse
 import json
@@ -19,7 +19,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
 TYPES = {"F32": (0, 4), "F16": (1, 2), "BF16": (30, 2)}
 ARCHS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi": "phi2", "phi3": "phi3",
-         "gemma": "gemma", "falcon": "falcon"}
+         "gemma": "gemma", "falcon": "falcon", "mixtral": "llama", "qwen3_moe": "qwen3moe",
+         "gemma3_text": "gemma3", "olmo2": "olmo2", "granite": "granite"}
+PLUS_ONE = ("gemma", "gemma3")
+PAIRS = ("llama", "granite")  # the rows of a head are interleaved
+# Tensors of all experts: matrices of experts 0, 1, ... one behind another.
+EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
+           "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}
 OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
            "model.final_layernorm": "output_norm", "transformer.word_embeddings": "token_embd",
            "transformer.ln_f": "output_norm"}
@@ -30,7 +36,9 @@ INSIDE = {
     "mlp.up_proj": "ffn_up", "mlp.gate_up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.fc1": "ffn_up",
     "mlp.fc2": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",
-    "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down", "ln_attn": "attn_norm_2", "ln_mlp": "attn_norm"}
+    "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down", "ln_attn": "attn_norm_2", "ln_mlp": "attn_norm",
+    "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm"}
 
 
 def text(s):
@@ -112,7 +120,8 @@ def metadata(c, arch, vocab_rows):
     if c["model_type"] == "falcon" and not c.get("new_decoder_architecture"):
         kv = 1 if c.get("multi_query") else heads
     d = c.get("head_dim") or c["hidden_size"] // heads
-    rope = {"rope_theta": c.get("rope_theta", 10000.0), **(c.get("rope_parameters") or {})}
+    rope = c.get("rope_parameters") or {}
+    rope = {"rope_theta": c.get("rope_theta", 10000.0), **rope.get("full_attention", rope)}
     norm = "attention.layer_norm_epsilon" if arch in ("phi2", "falcon") else "attention.layer_norm_rms_epsilon"
     eps = c.get("rms_norm_eps", c.get("layer_norm_eps", c.get("layer_norm_epsilon", 1e-6)))
     yield "block_count", U32, c["num_hidden_layers"]
@@ -128,8 +137,25 @@ def metadata(c, arch, vocab_rows):
     if d * heads != c["hidden_size"] or "head_dim" in c:
         yield "attention.key_length", U32, d
         yield "attention.value_length", U32, d
-    if c.get("sliding_window") and arch in ("phi3", "llama"):
+    if c.get("sliding_window") and arch in ("phi3", "llama", "gemma3"):
         yield "attention.sliding_window", U32, c["sliding_window"]
+    if rope.get("rope_type") == "linear":
+        yield "rope.scaling.type", STRING, "linear"
+        yield "rope.scaling.factor", F32, rope["factor"]
+    if arch == "gemma3":
+        yield "attention.sliding_window_pattern", BOOL, [kind == "sliding_attention" for kind in c["layer_types"]]
+        yield "rope.freq_base_swa", F32, c["rope_parameters"]["sliding_attention"]["rope_theta"]
+    if arch == "granite":
+        yield "embedding_scale", F32, c["embedding_multiplier"]
+        yield "residual_scale", F32, c["residual_multiplier"]
+        yield "attention.scale", F32, c["attention_multiplier"]
+        yield "logit_scale", F32, c["logits_scaling"]
+    experts = c.get("num_local_experts", c.get("num_experts"))
+    if experts:
+        yield "expert_count", U32, experts
+        yield "expert_used_count", U32, c["num_experts_per_tok"]
+    if arch == "qwen3moe":
+        yield "expert_feed_forward_length", U32, c["moe_intermediate_size"]
 
 
 def tokenizer_pairs(folder, n_rows, pre):
@@ -166,24 +192,37 @@ def converted(folder, c, arch):
     if rope.get("rope_type") == "llama3":
         factors = rope_factors({"rope_theta": c.get("rope_theta", 10000.0), **rope}, d)
         yield "rope_freqs.weight", "F32", [d // 2], struct.pack(f"<{d // 2}f", *factors)
+    experts = {}  # of a stacked tensor: type and shape of one expert's matrix, and bytes by number
     for name, dtype, shape, raw in read_tensors(folder):
         stem, end = name.rsplit(".", 1)
-        if stem == "lm_head" and c.get("tie_word_embeddings", c["model_type"] in ("gemma", "falcon")):
+        if stem == "lm_head" and c.get("tie_word_embeddings", c["model_type"] in ("gemma", "gemma3_text", "falcon")):
             continue
         if stem in OUTSIDE:
             out = f"{OUTSIDE[stem]}.{end}"
         else:
             layer, inner = stem.removeprefix("model.layers.").removeprefix("transformer.h.").split(".", 1)
-            out = f"blk.{layer}.{INSIDE[inner]}.{end}"
-        if arch == "llama" and (".attn_q." in out or ".attn_k." in out):
+            if ".experts." in inner:
+                number, kind = inner.split(".experts.")[1].split(".")
+                all_of_it = experts.setdefault(f"blk.{layer}.{EXPERTS[kind]}.{end}", (dtype, shape, {}))
+                all_of_it[2][int(number)] = raw
+                continue
+            around = c["model_type"] in ("gemma3_text", "olmo2")  # the norm that follows attention
+            after = around and inner == "post_attention_layernorm"
+            out = f"blk.{layer}.{'post_attention_norm' if after else INSIDE[inner]}.{end}"
+        if arch in PAIRS and (".attn_q." in out or ".attn_k." in out):
             raw = rows_in_order(raw, shape[0], interleaved(shape[0], d))
         if arch == "falcon" and ".attn_qkv." in out:
             raw = rows_in_order(raw, shape[0], stacked(heads, kv, d))
         if len(shape) == 1:
-            plus = 1.0 if arch == "gemma" and out.endswith("norm.weight") else 0.0
+            plus = 1.0 if arch in PLUS_ONE and out.endswith("norm.weight") else 0.0
             floats = [struct.unpack("<f", struct.pack("<f", x + plus))[0] for x in to_floats(dtype, raw)]
             dtype, raw = "F32", struct.pack(f"<{len(floats)}f", *floats)
+        if "ffn_gate_inp" in out:
+            floats = to_floats(dtype, raw)
+            dtype, raw = "F32", struct.pack(f"<{len(floats)}f", *floats)
         yield out, dtype, shape, raw
+    for out, (dtype, shape, raws) in experts.items():
+        yield out, dtype, [len(raws), *shape], b"".join(raws[i] for i in range(len(raws)))
 
 
 def write(path, pairs, tensors):
@@ -242,7 +281,7 @@ if __name__ == "__main__":
         golden = ROOT / "tests" / "model" / "golden"
         os.makedirs(golden / "gguf", exist_ok=True)
         for name in ("llama", "llama3", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma", "falcon-7b", "falcon-11b",
-                     "falcon-40b"):
+                     "falcon-40b", "qwen3-moe", "mixtral", "gemma3", "olmo2", "granite"):
             convert(golden / "families" / name, golden / "gguf" / f"{name}.gguf")
         convert(golden / "families" / "llama3", golden / "gguf" / "split.gguf", split=3)
     else:

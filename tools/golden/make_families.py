@@ -37,8 +37,8 @@ BASE = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_l
             num_attention_heads=4, max_position_embeddings=256, bos_token_id=1, eos_token_id=2)
 
 
-def rope(theta=10000.0, **more):
-    return {"rope_type": "default", "rope_theta": theta, **more}
+def rope(theta=10000.0, rope_type="default", **more):
+    return {"rope_type": rope_type, "rope_theta": theta, **more}
 
 
 # name: (config class, dtype of the file, arguments)
@@ -98,6 +98,27 @@ FAMILIES = {
         multi_query=False, parallel_attn=False, bias=False, new_decoder_architecture=False,
         alibi=False, ffn_hidden_size=96, max_position_embeddings=256, bos_token_id=1,
         eos_token_id=2, rope_parameters=rope())),
+    "qwen3-moe": ("Qwen3MoeConfig", "bfloat16", dict(
+        BASE, num_key_value_heads=2, head_dim=24, moe_intermediate_size=32, num_experts=8,
+        num_experts_per_tok=3, norm_topk_prob=True, rms_norm_eps=1e-6,
+        rope_parameters=rope(1000000.0))),
+    "mixtral": ("MixtralConfig", "bfloat16", dict(
+        BASE, num_key_value_heads=2, intermediate_size=48, num_local_experts=5,
+        num_experts_per_tok=2, rms_norm_eps=1e-5, rope_parameters=rope())),
+    "gemma3": ("Gemma3TextConfig", "bfloat16", dict(
+        BASE, num_key_value_heads=1, num_hidden_layers=4, head_dim=20, rms_norm_eps=1e-6,
+        pad_token_id=0, sliding_window=24, query_pre_attn_scalar=20,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention",
+                     "sliding_attention"],
+        rope_parameters={"full_attention": rope(500.0, rope_type="linear", factor=2.0),
+                         "sliding_attention": rope(100.0)})),
+    "olmo2": ("Olmo2Config", "bfloat16", dict(
+        BASE, num_key_value_heads=2, rms_norm_eps=1e-5, pad_token_id=0,
+        rope_parameters=rope(5000.0))),
+    "granite": ("GraniteConfig", "bfloat16", dict(
+        BASE, num_key_value_heads=2, embedding_multiplier=6.0, attention_multiplier=0.2,
+        residual_multiplier=0.4, logits_scaling=3.0,
+        rms_norm_eps=1e-5, rope_parameters=rope())),
 }
 
 
@@ -119,7 +140,7 @@ def draw(model, plus_one, seed):
         else:
             # gemma scales its tied embeddings; without this factor the input token itself would
             # always be the best next one
-            x = (0.5 if plus_one and "embed" in name else 1.4) * x / p.shape[1] ** 0.5
+            x = (0.5 if plus_one and "embed" in name else 1.4) * x / p.shape[-1] ** 0.5
         p.data = representable(x)
 
 
@@ -143,7 +164,8 @@ def rounded(t):
 
 
 def load(path, dtype):
-    m = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager")
+    m = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager",
+                                             experts_implementation="eager")
     return m.eval()
 
 
@@ -154,19 +176,22 @@ def make(name):
     for seed in range(1, 100):  # finds a seed whose greedy choices are not close
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        draw(model, name == "gemma", seed)
+        draw(model, name.startswith("gemma"), seed)
         shutil.rmtree(path, ignore_errors=True)
         model.to(getattr(torch, dtype)).save_pretrained(path)
         exact = load(path, torch.float64)
         g = torch.Generator().manual_seed(1000 + seed)
         prompt = [1] + torch.randint(3, VOCAB, (N_PROMPT - 1,), generator=g).tolist()
         decode, gap = greedy(exact, prompt)
-        if gap > 0.03 and len(set(decode)) > 3:
+        if gap <= 0.03 or len(set(decode)) <= 3:
+            continue
+        rows = POSITIONS + list(range(N_PROMPT, N_PROMPT + N_DECODE))
+        want = logits_of(exact, prompt + decode)[rows]
+        scale = float(want.abs().max())
+        err = (logits_of(load(path, torch.bfloat16), prompt + decode)[rows] - want) / scale
+        # A router that chooses another expert in bf16 makes an error that would hide all others.
+        if float(err.abs().max()) < 0.1:
             break
-    rows = POSITIONS + list(range(N_PROMPT, N_PROMPT + N_DECODE))
-    want = logits_of(exact, prompt + decode)[rows]
-    scale = float(want.abs().max())
-    err = (logits_of(load(path, torch.bfloat16), prompt + decode)[rows] - want) / scale
     err32 = (logits_of(load(path, torch.float32), prompt + decode)[rows] - want) / scale
     text = json.dumps({
         "library": f"transformers {transformers.__version__}, torch {torch.__version__}",

@@ -1,0 +1,142 @@
+/* experts.c - see experts.h.
+ *
+ * Rows are grouped by expert: each expert multiplies all its rows at once, so that its weights are
+ * read once for the batch. */
+#include "model/experts.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/check.h"
+
+/* --- the choice ------------------------------------------------------------------------------- */
+
+/* Returns whether expert i comes before expert k. */
+static bool is_before(const float *numbers, int i, int k)
+{
+    float x = numbers[i], y = numbers[k];
+    if (isnan(x) || isnan(y))
+        return isnan(x) == isnan(y) ? i < k : isnan(y);
+    return x > y || (x == y && i < k);
+}
+
+/* Inserts expert i into the n best so far, of which there may be `most`. Returns their number. */
+static int insert(const float *numbers, int32_t *best, int n, int most, int i)
+{
+    int at = n;
+    while (at > 0 && is_before(numbers, i, best[at - 1]))
+        at--;
+    if (at == most)
+        return n;
+    n = n < most ? n + 1 : n;
+    memmove(best + at + 1, best + at, (size_t)(n - 1 - at) * sizeof *best);
+    best[at] = i;
+    return n;
+}
+
+void experts_choose(const struct model_config *c, const float *numbers, int32_t *ids,
+                    float *weights)
+{
+    int n = 0, k = c->n_experts_used;
+    double sum = 0, sum_chosen = 0;
+    for (int i = 0; i < c->n_experts; i++)
+        n = insert(numbers, ids, n, k, i);
+    double largest = (double)numbers[ids[0]];
+    for (int i = 0; i < c->n_experts; i++)
+        sum += exp((double)numbers[i] - largest);
+    for (int i = 1; i < k; i++) /* few: sorts them by index */
+        for (int m = i; m > 0 && ids[m] < ids[m - 1]; m--) {
+            int32_t id = ids[m];
+            ids[m] = ids[m - 1];
+            ids[m - 1] = id;
+        }
+    for (int i = 0; i < k; i++)
+        sum_chosen += exp((double)numbers[ids[i]] - largest);
+    for (int i = 0; i < k; i++)
+        weights[i] = (float)(exp((double)numbers[ids[i]] - largest) /
+                             (c->experts_normed ? sum_chosen : sum));
+}
+
+/* --- the MLPs --------------------------------------------------------------------------------- */
+
+/* Returns the matrix of expert e in w, which holds n rows for each expert. */
+static struct weight matrix_of(const struct model *m, const struct weight *w, int e,
+                               int64_t n)
+{
+    size_t each = m->dev->ops->weight_bytes(w->dtype, n, w->k);
+    struct weight one = *w;
+    one.n = n;
+    one.mem.ptr = (uint8_t *)w->mem.ptr + (size_t)e * each;
+    one.mem.bytes = each;
+    return one;
+}
+
+/* Gathers the rows of `normed` that use expert e into `rows`. Returns their number; use[i] is the
+ * number of the i-th one's place in `ids`, which has n_used for each row. */
+static int gather(struct mat normed, const int32_t *ids, int n_used, int e, struct mat rows,
+                  int32_t *use)
+{
+    int n = 0;
+    size_t bytes = (size_t)normed.cols * sizeof(float);
+    for (int64_t i = 0; i < normed.rows * n_used; i++) {
+        if (ids[i] != e)
+            continue;
+        memcpy((float *)rows.data + n * rows.ld,
+               (const float *)normed.data + i / n_used * normed.ld, bytes);
+        use[n++] = (int32_t)i;
+    }
+    return n;
+}
+
+/* Adds the expert's results, each times its weight, to the rows that use it. */
+static void add_results(struct mat out, struct mat results, const int32_t *use, int n_used,
+                        const float *weights)
+{
+    for (int64_t i = 0; i < results.rows; i++) {
+        const float *from = (const float *)results.data + i * results.ld;
+        float *to = (float *)out.data + use[i] / n_used * out.ld, weight = weights[use[i]];
+        for (int64_t k = 0; k < out.cols; k++)
+            to[k] += weight * from[k];
+    }
+}
+
+/* Computes expert e of the gathered rows, in place. */
+static int expert(const struct layer_call *c, const struct activations *a, int e,
+                  struct mat rows)
+{
+    const struct model *m = c->m;
+    const struct model_config *cfg = &m->cfg;
+    struct weight w_up = matrix_of(m, &c->lw->w_up, e, (int64_t)2 * cfg->n_ffn);
+    struct weight w_down = matrix_of(m, &c->lw->w_down, e, cfg->n_embd);
+    struct mat up = mat_rows(a->up, 0, rows.rows), ffn = mat_rows(a->ffn, 0, rows.rows);
+    TRY(m->dev->ops->matmul(c->s, up, rows, &w_up, NULL));
+    TRY(m->dev->ops->act_mul(c->s, ffn, up, model_activation(cfg->act)));
+    return m->dev->ops->matmul(c->s, rows, ffn, &w_down, NULL);
+}
+
+int experts_mlp(const struct layer_call *c, const struct activations *a, struct mat normed,
+                struct mat out)
+{
+    const struct model_config *cfg = &c->m->cfg;
+    int n_used = cfg->n_experts_used;
+    int64_t n = normed.rows;
+    struct mat numbers = mat_rows(a->router, 0, n);
+    int32_t *ids = a->experts, *use = ids + n * n_used;
+    float *weights = (float *)(use + n);
+    CHECK(normed.dtype == DTYPE_F32 && out.dtype == DTYPE_F32);
+    TRY(c->m->dev->ops->matmul(c->s, numbers, normed, &c->lw->router, NULL));
+    for (int64_t i = 0; i < n; i++) {
+        experts_choose(cfg, (const float *)numbers.data + i * numbers.ld, ids + i * n_used,
+                       weights + i * n_used);
+        memset((float *)out.data + i * out.ld, 0, (size_t)out.cols * sizeof(float));
+    }
+    for (int e = 0; e < cfg->n_experts; e++) {
+        int n_rows = gather(normed, ids, n_used, e, a->rows, use);
+        struct mat rows = mat_rows(a->rows, 0, n_rows);
+        if (n_rows == 0)
+            continue;
+        TRY(expert(c, a, e, rows));
+        add_results(out, rows, use, n_used, weights);
+    }
+    return 0;
+}
