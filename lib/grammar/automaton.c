@@ -1,7 +1,19 @@
 /* automaton.c - see automaton.h.
  *
  * A place is a node of kind EDGES and a stack.  Stacks are cells that share their lower parts and
- * exist once each, so equal stacks have equal numbers.  A state is a sorted list of places. */
+ * exist once each, so equal stacks have equal numbers.  A state is a sorted list of places.
+ *
+ * Unique items.  The cell of a UNIQUE holds a record: the set of the array's items so far, and the
+ * text of the present one.  Texts, sets and records are chains of cells, too.  Items have one
+ * spelling for each value, so items are equal if their texts are.  A text that begins like a member
+ * of the set is a threat; once it differs from all of them it is fresh for good.  A place whose
+ * threat cannot be averted, because all ways on lead to members of the set, is dropped.  Keys that
+ * ascend need no set but the one before: a text is a threat while it is a beginning of that one, and
+ * fresh once it is greater.
+ *
+ * Searches for tokens walk records of their own kind.  These forget the set with a fresh text, so
+ * states and masks are shared by all fresh texts.  A token that goes on behind the item (BLIND) is
+ * doubtful, and is walked from the state itself. */
 #include "grammar/automaton.h"
 
 #include <errno.h>
@@ -23,7 +35,22 @@ enum {
     SOFT_STATES = 1 << 13, /* at this bound states are forgotten before the next token */
     HARD_STATES = 1 << 17, /* bound inside the search of one token */
     SOFT_BYTES = 12 << 20, /* of kept masks */
-    N_BUCKETS = 4096,      /* of kept masks */
+    SOFT_CELLS = 1 << 20,
+    MAX_TRIES = 1024, /* places on the way out of a threat */
+    N_BUCKETS = 4096, /* of kept masks */
+};
+
+/* Tags of cells that are no part of a stack. TEXT: a byte behind a text; SET: a text besides a set;
+ * RECORD: a set below, or the key before, and a text. */
+enum { TAG_TEXT = 0x80000000u, TAG_SET, TAG_RECORD };
+/* Bits of a record's tag. */
+enum {
+    REC_BETWEEN = 0,
+    REC_THREAT = 1,
+    REC_FRESH = 2,
+    REC_PLACE = 3,
+    REC_SEARCH = 4,
+    REC_BLIND = 8
 };
 
 struct place {
@@ -34,7 +61,8 @@ struct place {
  * count. */
 struct cell {
     uint32_t below, tag;
-    int32_t count;
+    int32_t count;   /* UNIQUE: its record */
+    uint32_t unique; /* the topmost UNIQUE from here down; 0: none */
 };
 
 struct state {
@@ -43,18 +71,20 @@ struct state {
     /* Characters without an escape that may follow in a string; -1: none. only: no place but that
      * one takes such a character. */
     int32_t room;
-    bool only, accepts;
+    bool only, accepts, unique, blind;
+    uint32_t shadow; /* the state from which tokens are searched; 0: not known yet */
     struct found *found;
 };
 
-/* Tokens found by a search: a list of ids, or a mask. */
+/* Tokens found by a search: a list of ids, or a mask. Doubtful ones are another list. */
 struct found {
     struct found *next; /* of the same bucket */
     uint64_t hash;
     size_t n_key;
     bool is_mask;
-    uint32_t n;
+    uint32_t n, n_doubts;
     uint32_t *at;
+    int32_t *doubts;
     uint8_t key[];
 };
 
@@ -84,8 +114,12 @@ struct automaton {
     uint32_t *visit_slots; /* [MAX_VISITS * 2] number + 1 */
     uint32_t *used_slots;  /* [MAX_VISITS] */
     uint32_t *path;        /* [deepest token + 1] states of a search */
-    int32_t *ids;          /* [n_tokens] tokens of a search */
-    struct textbuf key;    /* of a search */
+    struct place *tries;   /* [MAX_TRIES] */
+    uint32_t *spine;       /* cells of a stack that is made anew */
+    uint32_t cap_spine;
+    int32_t *ids, *doubts; /* [n_tokens] tokens of a search */
+    uint32_t n_doubts;
+    struct textbuf key; /* of a search */
 };
 
 /* --- arrays and tables -------------------------------------------------------------- */
@@ -171,6 +205,8 @@ static uint32_t fault(struct automaton *a, int rc)
 static uint32_t push(struct automaton *a, uint32_t below, uint32_t tag, int32_t count)
 {
     struct cell c = {.below = below, .tag = tag, .count = count};
+    bool unique = tag < TAG_TEXT && a->g->nodes[tag].kind == NODE_UNIQUE;
+    c.unique = unique ? a->n_cells : a->cells[below].unique;
     if (!table_reserve(&a->cell_table, a->n_cells + 1, cell_hash, a) ||
         !grow(&a->cells, &a->cap_cells, a->n_cells + 1, sizeof *a->cells))
         return fault(a, -ENOMEM);
@@ -183,6 +219,163 @@ static uint32_t push(struct automaton *a, uint32_t below, uint32_t tag, int32_t 
     a->cells[a->n_cells] = c;
     a->cell_table.slots[at] = a->n_cells + 1;
     return a->n_cells++;
+}
+
+/* --- unique items ------------------------------------------------------------------- */
+
+static uint32_t record(struct automaton *a, uint32_t kind, uint32_t set, uint32_t text)
+{
+    return push(a, set, TAG_RECORD + kind, (int32_t)text);
+}
+
+static uint32_t kind_of(const struct cell *record)
+{
+    return record->tag - TAG_RECORD;
+}
+
+/* Returns whether a member of the set begins with the text, or whether one is the text. */
+static bool is_met(const struct automaton *a, uint32_t set, uint32_t text, bool whole)
+{
+    for (; set != 0; set = a->cells[set].below) {
+        uint32_t t = (uint32_t)a->cells[set].count;
+        while (!whole && t != text && t != 0)
+            t = a->cells[t].below;
+        if (t == text)
+            return true;
+    }
+    return false;
+}
+
+/* Compares the text whose beginning is `text`, a beginning of `key`, and that goes on with a byte. */
+static int compare_next(const struct automaton *a, uint32_t key, uint32_t text,
+                        uint8_t byte)
+{
+    if (key == text)
+        return 1;
+    while (a->cells[key].below != text)
+        key = a->cells[key].below;
+    return ORDER(byte, a->cells[key].count);
+}
+
+/* Returns the record behind a byte; 0: the byte cannot follow. */
+static uint32_t record_byte(struct automaton *a, uint32_t at, bool ascending, uint8_t byte)
+{
+    const struct cell r = a->cells[at];
+    uint32_t kind = kind_of(&r), place = kind & REC_PLACE;
+    if (place == REC_BETWEEN || (place == REC_FRESH && (kind & REC_SEARCH)))
+        return at;
+    int order = ascending && place == REC_THREAT
+                    ? compare_next(a, r.below, (uint32_t)r.count, byte)
+                    : 0;
+    uint32_t text = push(a, (uint32_t)r.count, TAG_TEXT, byte);
+    if (order < 0)
+        return 0;
+    if (place == REC_THREAT && (ascending ? order > 0 : !is_met(a, r.below, text, false))) {
+        kind ^= REC_THREAT ^ REC_FRESH;
+        if (kind & REC_SEARCH)
+            return record(a, kind, 0, 0);
+    }
+    return record(a, kind, r.below, text);
+}
+
+/* Returns the record that a search begins with. */
+static uint32_t record_search(struct automaton *a, uint32_t at)
+{
+    const struct cell r = a->cells[at];
+    uint32_t kind = kind_of(&r) | REC_SEARCH;
+    bool fresh = (kind & REC_PLACE) == REC_FRESH;
+    return fresh ? record(a, kind, 0, 0) : record(a, kind, r.below, (uint32_t)r.count);
+}
+
+static uint32_t record_begin(struct automaton *a, uint32_t at, bool ascending)
+{
+    const struct cell r = a->cells[at];
+    uint32_t kind = kind_of(&r);
+    bool fresh = r.below == 0 || (ascending && (kind & REC_BLIND));
+    return record(a, kind | (fresh ? REC_FRESH : REC_THREAT), r.below, 0);
+}
+
+/* Returns the record behind an item; 0: the item may not end here. */
+static uint32_t record_end(struct automaton *a, uint32_t at, bool ascending)
+{
+    const struct cell r = a->cells[at];
+    uint32_t kind = kind_of(&r), text = (uint32_t)r.count, set = r.below;
+    bool threat = (kind & REC_PLACE) == REC_THREAT;
+    if (threat && (ascending || is_met(a, set, text, true)))
+        return 0;
+    if ((kind & REC_BLIND) || (!threat && (kind & REC_SEARCH)))
+        return record(a, REC_SEARCH | REC_BLIND, set, 0);
+    if (!ascending)
+        text = push(a, set, TAG_SET, (int32_t)text);
+    return record(a, kind & REC_SEARCH, text, 0);
+}
+
+enum change { AT_BYTE, AT_SEARCH };
+
+enum { NO_STACK = UINT32_MAX };
+
+/* Returns the stack with the records of all its UNIQUEs changed. NO_STACK: a byte cannot follow. */
+static uint32_t change_records(struct automaton *a, uint32_t stack, enum change change,
+                               uint8_t byte)
+{
+    uint32_t n = 0, at = stack;
+    for (; a->cells[at].unique != 0; at = a->cells[at].below) {
+        if (!grow(&a->spine, &a->cap_spine, n + 1, sizeof *a->spine))
+            return fault(a, -ENOMEM);
+        a->spine[n++] = at;
+    }
+    while (n > 0) {
+        const struct cell c = a->cells[a->spine[--n]];
+        uint32_t count = (uint32_t)c.count;
+        const struct node *k = &a->g->nodes[c.tag];
+        if (k->kind == NODE_UNIQUE)
+            count = change == AT_BYTE ? record_byte(a, count, k->ascending, byte)
+                                      : record_search(a, count);
+        if (k->kind == NODE_UNIQUE && count == 0)
+            return NO_STACK;
+        at = push(a, at, c.tag, (int32_t)count);
+    }
+    return at;
+}
+
+/* Returns the stack behind a byte that a place takes. NO_STACK: the byte cannot follow. */
+static uint32_t stack_behind(struct automaton *a, struct place p, uint8_t byte)
+{
+    return a->g->nodes[p.node].blank ? p.stack : change_records(a, p.stack, AT_BYTE, byte);
+}
+
+/* Returns the stack with another record of its topmost UNIQUE. */
+static uint32_t change_record(struct automaton *a, uint32_t stack, uint32_t to)
+{
+    uint32_t unique = a->cells[stack].unique;
+    const struct cell c = a->cells[stack];
+    if (stack == unique)
+        return push(a, c.below, c.tag, (int32_t)to);
+    uint32_t below = change_record(a, c.below, to); /* a REPEAT at most lies between */
+    return push(a, below, c.tag, c.count);
+}
+
+/* Returns whether a search does not know the whole set of an array. */
+static bool is_blind(const struct automaton *a, uint32_t stack)
+{
+    for (uint32_t at = a->cells[stack].unique; at != 0;
+         at = a->cells[a->cells[at].below].unique)
+        if (kind_of(&a->cells[a->cells[at].count]) & REC_BLIND)
+            return true;
+    return false;
+}
+
+enum { THREAT_ITEM = 1, THREAT_KEY = 2 };
+
+/* Returns which kinds of items may still become what they may not be. */
+static unsigned threats(const struct automaton *a, uint32_t stack)
+{
+    unsigned out = 0;
+    for (uint32_t at = a->cells[stack].unique; at != 0;
+         at = a->cells[a->cells[at].below].unique)
+        if ((kind_of(&a->cells[a->cells[at].count]) & REC_PLACE) == REC_THREAT)
+            out |= a->g->nodes[a->cells[at].tag].ascending ? THREAT_KEY : THREAT_ITEM;
+    return out;
 }
 
 /* --- from a node to the places that take a byte ------------------------------------- */
@@ -235,6 +428,25 @@ static void visit_count(struct automaton *a, const struct node *n, const struct 
     visit(a, n->next, push(a, top->below, top->tag, count));
 }
 
+/* Visits what follows a node of a unique array. */
+static void visit_unique(struct automaton *a, uint32_t id, uint32_t stack)
+{
+    const struct node *n = &a->g->nodes[id];
+    uint32_t unique = a->cells[stack].unique, at = (uint32_t)a->cells[unique].count;
+    if (n->kind == NODE_UNIQUE) {
+        visit(a, n->next, push(a, stack, id, (int32_t)record(a, REC_BETWEEN, 0, 0)));
+    } else if (n->kind == NODE_UNIQUE_END) {
+        CHECK(stack == unique);
+        visit(a, n->next, a->cells[stack].below);
+    } else {
+        bool ascending = a->g->nodes[a->cells[unique].tag].ascending;
+        uint32_t to = n->kind == NODE_ITEM ? record_begin(a, at, ascending)
+                                           : record_end(a, at, ascending);
+        if (to != 0)
+            visit(a, n->next, change_record(a, stack, to));
+    }
+}
+
 /* Follows all visited nodes. Returns whether the text may end. */
 static bool follow(struct automaton *a)
 {
@@ -276,6 +488,12 @@ static bool follow(struct automaton *a)
         case NODE_COUNTED:
             visit_count(a, n, &top);
             break;
+        case NODE_UNIQUE:
+        case NODE_ITEM:
+        case NODE_ITEM_END:
+        case NODE_UNIQUE_END:
+            visit_unique(a, p.node, p.stack);
+            break;
         }
     }
     return accepts;
@@ -295,7 +513,13 @@ static void look_for_room(const struct automaton *a, struct state *s)
     s->only = true;
     for (uint32_t i = 0; i < s->n; i++) {
         const struct node *n = &a->g->nodes[p[i].node];
-        if (n->free == FREE_NOT) {
+        s->unique |= a->cells[p[i].stack].unique != 0;
+        s->blind |= is_blind(a, p[i].stack);
+        unsigned threat = n->free == FREE_NOT ? 0 : threats(a, p[i].stack);
+        /* Where characters are few, they may all be needed to avert a threat. */
+        if ((threat & THREAT_KEY) || (threat && n->free == FREE_COUNTED)) {
+            s->only = false;
+        } else if (n->free == FREE_NOT) {
             for (uint32_t e = 0; e < n->n; e++) {
                 const struct edge *x = &a->g->edges[n->first + e];
                 bool quote = x->lo == x->hi && (x->lo == '"' || x->lo == '\\');
@@ -313,11 +537,12 @@ static void look_for_room(const struct automaton *a, struct state *s)
     s->only = s->only && s->room > 0;
 }
 
-/* Returns the state of the visited places, and forgets the visits. */
-static uint32_t settle(struct automaton *a)
+/* Follows the visited nodes, forgets the visits, and leaves the places that take a byte at the
+ * beginning of a->visits. Returns their number. */
+static uint32_t gather(struct automaton *a, bool *accepts)
 {
-    bool accepts = follow(a);
     uint32_t n = 0;
+    *accepts = follow(a);
     for (uint32_t i = 0; i < a->n_visits; i++) {
         const struct node *k = &a->g->nodes[a->visits[i].node];
         a->visit_slots[a->used_slots[i]] = 0;
@@ -325,6 +550,79 @@ static uint32_t settle(struct automaton *a)
             a->visits[n++] = a->visits[i];
     }
     a->n_visits = 0;
+    return n;
+}
+
+/* Adds the places behind a byte that are threatened to a->tries. Returns true if one is not. */
+static bool try_byte(struct automaton *a, struct place from, const struct edge *e,
+                     uint8_t byte, uint32_t *n_tries)
+{
+    bool accepts;
+    uint32_t stack = stack_behind(a, from, byte);
+    if (stack == NO_STACK)
+        return false;
+    visit(a, e->next, stack);
+    uint32_t n = gather(a, &accepts);
+    for (uint32_t i = 0; i < n && !accepts; i++) {
+        const struct place *p = &a->visits[i];
+        uint32_t k = 0;
+        if (!threats(a, p->stack))
+            return true;
+        while (k < *n_tries &&
+               (a->tries[k].node != p->node || a->tries[k].stack != p->stack))
+            k++;
+        if (k == MAX_TRIES)
+            return true; /* too far to look */
+        if (k == *n_tries)
+            a->tries[(*n_tries)++] = *p;
+    }
+    return accepts;
+}
+
+/* Returns whether a way leads from a threatened place to one that is not threatened. */
+static bool can_avert(struct automaton *a, struct place from)
+{
+    uint32_t n = 1;
+    a->tries[0] = from;
+    for (uint32_t i = 0; i < n && a->rc == 0; i++) {
+        const struct place p = a->tries[i];
+        const struct node *k = &a->g->nodes[p.node];
+        if (k->blank && i > 0) /* what follows blanks can also follow without them */
+            continue;
+        for (uint32_t e = 0; e < k->n; e++)
+            for (int byte = a->g->edges[k->first + e].lo;
+                 byte <= a->g->edges[k->first + e].hi; byte++)
+                if (try_byte(a, p, &a->g->edges[k->first + e], (uint8_t)byte, &n))
+                    return true;
+    }
+    return false;
+}
+
+/* Drops places whose threat cannot be averted. Returns how many of n remain. */
+static uint32_t drop_lost(struct automaton *a, uint32_t n)
+{
+    uint32_t kept = 0, i = 0;
+    while (i < n && !threats(a, a->visits[i].stack))
+        i++;
+    if (i == n)
+        return n;
+    struct place *all = mem_try_calloc(n, sizeof *all);
+    if (all == NULL)
+        return fault(a, -ENOMEM);
+    memcpy(all, a->visits, n * sizeof *all);
+    for (i = 0; i < n; i++)
+        if (!threats(a, all[i].stack) || can_avert(a, all[i]))
+            all[kept++] = all[i];
+    memcpy(a->visits, all, kept * sizeof *all);
+    free(all);
+    return kept;
+}
+
+/* Returns the state of the visited places, and forgets the visits. */
+static uint32_t settle(struct automaton *a)
+{
+    bool accepts;
+    uint32_t n = drop_lost(a, gather(a, &accepts));
     if (a->rc != 0 || (n == 0 && !accepts))
         return DEAD;
     if (n > MAX_PLACES || a->n_states >= HARD_STATES)
@@ -368,7 +666,11 @@ static uint32_t step_slowly(struct automaton *a, uint32_t from, uint8_t byte, in
         if (e < end && e->lo <= byte) {
             *lo = MAX(*lo, e->lo);
             *hi = MIN(*hi, e->hi);
-            visit(a, e->next, p.stack);
+            uint32_t stack = stack_behind(a, p, byte);
+            if (stack != p.stack) /* each byte has its own text */
+                *lo = *hi = byte;
+            if (stack != NO_STACK)
+                visit(a, e->next, stack);
         } else {
             if (e > a->g->edges + n->first)
                 *lo = MAX(*lo, e[-1].hi + 1);
@@ -431,9 +733,13 @@ struct automaton *automaton_create(const struct grammar *g, const struct vocab *
     a->visit_slots = mem_try_calloc(MAX_VISITS * 2, sizeof *a->visit_slots);
     a->used_slots = mem_try_calloc(MAX_VISITS, sizeof *a->used_slots);
     a->path = mem_try_calloc(depth + 1, sizeof *a->path);
-    a->ids = mem_try_calloc(v == NULL ? 1 : (size_t)MAX(v->n_tokens, 1), sizeof *a->ids);
+    a->tries = mem_try_calloc(MAX_TRIES, sizeof *a->tries);
+    size_t n_ids = v == NULL ? 1 : (size_t)MAX(v->n_tokens, 1);
+    a->ids = mem_try_calloc(n_ids, sizeof *a->ids);
+    a->doubts = mem_try_calloc(n_ids, sizeof *a->doubts);
     if (a->visits == NULL || a->visit_slots == NULL || a->used_slots == NULL ||
-        a->path == NULL || a->ids == NULL || !first_things(a)) {
+        a->path == NULL || a->tries == NULL || a->ids == NULL || a->doubts == NULL ||
+        !first_things(a)) {
         automaton_destroy(a);
         return NULL;
     }
@@ -446,6 +752,7 @@ static void forget_found(struct automaton *a)
         for (struct found *f = a->buckets[i], *next; f != NULL; f = next) {
             next = f->next;
             free(f->at);
+            free(f->doubts);
             free(f);
         }
         a->buckets[i] = NULL;
@@ -469,24 +776,44 @@ void automaton_destroy(struct automaton *a)
     free(a->visit_slots);
     free(a->used_slots);
     free(a->path);
+    free(a->tries);
+    free(a->spine);
     free(a->ids);
+    free(a->doubts);
     textbuf_free(&a->key);
     free(a);
 }
 
-/* Makes a stack of former cells anew. */
-static uint32_t restack(struct automaton *a, const struct cell *old, uint32_t stack)
+/* Former cells that are needed, and then their new numbers. */
+struct renewal {
+    const struct cell *old;
+    uint32_t *to;
+};
+
+static bool count_is_cell(const struct automaton *a, const struct cell *c)
 {
-    uint32_t n = 0, top = 0;
-    for (uint32_t at = stack; at != 0; at = old[at].below)
-        n++;
-    for (; n > 0; n--) { /* from the lowest cell on */
-        uint32_t at = stack;
-        for (uint32_t k = 1; k < n; k++)
-            at = old[at].below;
-        top = push(a, top, old[at].tag, old[at].count);
+    return c->tag >= TAG_SET ||
+           (c->tag < TAG_TEXT && a->g->nodes[c->tag].kind == NODE_UNIQUE);
+}
+
+/* Makes the needed ones of n former cells anew. A cell refers to earlier ones only. */
+static void renew_cells(struct automaton *a, struct renewal *r, uint32_t n)
+{
+    for (uint32_t i = n; i-- > 1;) {
+        const struct cell *c = &r->old[i];
+        if (r->to[i] != 0)
+            r->to[c->below] = 1;
+        if (r->to[i] != 0 && count_is_cell(a, c))
+            r->to[c->count] = 1;
     }
-    return top;
+    r->to[0] = 0;
+    for (uint32_t i = 1; i < n && a->rc == 0; i++) {
+        const struct cell *c = &r->old[i];
+        bool cell = count_is_cell(a, c);
+        if (r->to[i] != 0)
+            r->to[i] = push(a, r->to[c->below], c->tag,
+                            cell ? (int32_t)r->to[c->count] : c->count);
+    }
 }
 
 /* Forgets all states but those of the walks. */
@@ -495,6 +822,8 @@ static int forget(struct automaton *a)
     struct state *states = a->states;
     struct place *places = a->places;
     struct cell *cells = a->cells;
+    uint32_t n_cells = a->n_cells;
+    struct renewal r = {.old = cells, .to = mem_try_calloc(n_cells, sizeof *r.to)};
     a->states = NULL;
     a->places = NULL;
     a->cells = NULL;
@@ -504,13 +833,18 @@ static int forget(struct automaton *a)
     free(a->cell_table.slots);
     a->state_table = a->cell_table = (struct table){0};
     forget_found(a);
-    if (!first_things(a))
+    if (!first_things(a) || r.to == NULL)
         fault(a, -ENOMEM);
+    for (struct walk *w = a->walks; a->rc == 0 && w != NULL; w = w->next)
+        for (uint32_t i = 0; i < states[w->state].n; i++)
+            r.to[places[states[w->state].first + i].stack] = 1;
+    if (a->rc == 0)
+        renew_cells(a, &r, n_cells);
     for (struct walk *w = a->walks; w != NULL; w = w->next) {
         const struct state s = states[w->state];
         for (uint32_t i = 0; i < s.n && a->rc == 0; i++) {
             const struct place *p = &places[s.first + i];
-            visit(a, p->node, restack(a, cells, p->stack));
+            visit(a, p->node, r.to[p->stack]);
         }
         if (s.accepts) /* a RETURN with an empty stack */
             visit(a, NODE_ID_RETURN, 0);
@@ -519,12 +853,14 @@ static int forget(struct automaton *a)
     free(states);
     free(places);
     free(cells);
+    free(r.to);
     return a->rc;
 }
 
 static int make_room(struct automaton *a)
 {
-    if (a->rc == 0 && (a->n_states > SOFT_STATES || a->found_bytes > SOFT_BYTES))
+    if (a->rc == 0 && (a->n_states > SOFT_STATES || a->n_cells > SOFT_CELLS ||
+                       a->found_bytes > SOFT_BYTES))
         return forget(a);
     return a->rc;
 }
@@ -571,7 +907,7 @@ int walk_bytes(struct walk *w, const void *bytes, size_t n, bool *ok)
     int rc = make_room(a);
     for (size_t i = 0; rc == 0 && i < n && w->state != DEAD; i++) {
         w->state = step(a, w->state, b[i]);
-        rc = a->n_states > SOFT_STATES ? make_room(a) : a->rc;
+        rc = make_room(a);
     }
     *ok = rc == 0 && w->state != DEAD;
     return rc;
@@ -600,7 +936,7 @@ bool walk_is_complete(struct walk *w)
 
 /* --- the tokens that may follow ----------------------------------------------------- */
 
-/* Adds the tokens of a trie that state `from` allows to a->ids. */
+/* Adds the tokens of a trie that state `from` allows to a->ids or a->doubts. */
 static uint32_t search(struct automaton *a, const struct trie *t, uint32_t from, uint32_t n)
 {
     a->path[0] = from;
@@ -613,11 +949,14 @@ static uint32_t search(struct automaton *a, const struct trie *t, uint32_t from,
         }
         a->path[k->depth] = to;
         /* In a string with enough room the whole subtree of plain characters is allowed. */
-        bool whole = t == &a->v->plain && a->states[to].room >= k->max_chars;
+        bool blind = a->states[to].blind;
+        bool whole = t == &a->v->plain && !blind && a->states[to].room >= k->max_chars;
         uint32_t end = whole ? k->end : i + 1;
         uint32_t n_ids = t->at[end].tok - k->tok;
-        memcpy(a->ids + n, t->ids + k->tok, n_ids * sizeof *a->ids);
-        n += n_ids;
+        memcpy(blind ? a->doubts + a->n_doubts : a->ids + n, t->ids + k->tok,
+               n_ids * sizeof *a->ids);
+        a->n_doubts += blind ? n_ids : 0;
+        n += blind ? 0 : n_ids;
         i = end;
     }
     return n;
@@ -646,6 +985,8 @@ static bool key_make(struct automaton *a, const struct state *s, int far)
                 int32_t near = far + 1 + (int32_t)r->n;
                 ok = ok && key_add(a, (uint32_t)MIN(MAX(r->min - c->count, 0), near));
                 ok = ok && key_add(a, (uint32_t)MIN(r->max - c->count, near));
+            } else if (r->kind == NODE_UNIQUE) {
+                ok = ok && key_add(a, (uint32_t)c->count);
             }
         }
         ok = ok && key_add(a, UINT32_MAX);
@@ -662,10 +1003,15 @@ static struct found *found_new(struct automaton *a, uint64_t hash, uint32_t n)
     f->is_mask = n > words;
     f->n = f->is_mask ? (uint32_t)words : n;
     f->at = mem_try_calloc(MAX(f->n, 1u), sizeof *f->at);
-    if (f->at == NULL) {
+    f->doubts = mem_try_calloc(MAX(a->n_doubts, 1u), sizeof *f->doubts);
+    if (f->at == NULL || f->doubts == NULL) {
+        free(f->at);
+        free(f->doubts);
         free(f);
         return NULL;
     }
+    f->n_doubts = a->n_doubts;
+    memcpy(f->doubts, a->doubts, a->n_doubts * sizeof *f->doubts);
     for (uint32_t i = 0; i < n; i++) {
         if (f->is_mask)
             mask_set(f->at, a->ids[i]);
@@ -701,6 +1047,7 @@ static struct found *find(struct automaton *a, uint32_t state)
         f = f->next;
     if (f == NULL) {
         bool only = s->only;
+        a->n_doubts = 0;
         uint32_t n = search(a, &a->v->other, state, 0);
         if (!only)
             n = search(a, &a->v->plain, state, n);
@@ -712,6 +1059,25 @@ static struct found *find(struct automaton *a, uint32_t state)
     }
     a->states[state].found = f;
     return f;
+}
+
+/* Returns the state from which the tokens that may follow a state are searched. */
+static uint32_t shadow_of(struct automaton *a, uint32_t state)
+{
+    const struct state s = a->states[state];
+    if (!s.unique)
+        return state;
+    if (s.shadow != 0)
+        return s.shadow;
+    for (uint32_t i = 0; i < s.n && a->rc == 0; i++) {
+        struct place p = a->places[s.first + i];
+        visit(a, p.node, change_records(a, p.stack, AT_SEARCH, 0));
+    }
+    if (s.accepts)
+        visit(a, NODE_ID_RETURN, 0);
+    uint32_t shadow = settle(a);
+    a->states[state].shadow = shadow;
+    return shadow;
 }
 
 /* Writes the plain tokens of at most `room` characters. */
@@ -732,10 +1098,11 @@ int walk_mask(struct walk *w, uint32_t *mask)
     int rc = make_room(a);
     if (rc != 0)
         return rc;
-    const struct found *f = find(a, w->state);
+    uint32_t at = shadow_of(a, w->state);
+    const struct found *f = find(a, at);
     if (f == NULL)
         return a->rc;
-    const struct state *s = &a->states[w->state];
+    const struct state *s = &a->states[at];
     if (s->only)
         mask_plain(v, s->room, mask);
     else
@@ -746,5 +1113,13 @@ int walk_mask(struct walk *w, uint32_t *mask)
         else
             mask_set(mask, (int32_t)f->at[i]);
     }
-    return 0;
+    for (uint32_t i = 0; i < f->n_doubts; i++) {
+        const uint8_t *bytes = (const uint8_t *)v->bytes[f->doubts[i]];
+        uint32_t to = w->state;
+        for (uint32_t k = 0; k < v->n_bytes[f->doubts[i]] && to != DEAD; k++)
+            to = step(a, to, bytes[k]);
+        if (to != DEAD)
+            mask_set(mask, f->doubts[i]);
+    }
+    return a->rc;
 }

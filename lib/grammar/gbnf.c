@@ -376,7 +376,11 @@ static bool goes_left(struct left *l, uint32_t rule, uint32_t node)
         return goes_left(l, rule, l->b->nodes[n->body].next);
     case NODE_COUNTER:
     case NODE_COUNT:
-    case NODE_COUNTED: /* not of GBNF */
+    case NODE_COUNTED:
+    case NODE_UNIQUE:
+    case NODE_ITEM:
+    case NODE_ITEM_END:
+    case NODE_UNIQUE_END: /* not of GBNF */
         break;
     }
     return true;

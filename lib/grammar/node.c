@@ -162,6 +162,11 @@ uint32_t node_count(struct build *b, enum node_kind kind, int32_t min, int32_t m
     return id;
 }
 
+uint32_t node_mark(struct build *b, enum node_kind kind, uint32_t next)
+{
+    return node_count(b, kind, 0, 0, next);
+}
+
 uint32_t repeat_begin(struct build *b, int32_t min, int32_t max, uint32_t next)
 {
     const uint32_t both[] = {NO_NODE, next};
@@ -227,6 +232,10 @@ static bool completes(const struct build *b, const bool *ok, const struct node *
     case NODE_COUNTER:
     case NODE_COUNT:
     case NODE_COUNTED:
+    case NODE_UNIQUE:
+    case NODE_ITEM:
+    case NODE_ITEM_END:
+    case NODE_UNIQUE_END:
         return ok[n->next];
     case NODE_RETURN:
     case NODE_AGAIN: /* the body ends; its REPEAT decides */

@@ -11,6 +11,11 @@
  *     COUNTER  puts a count of 0 on the stack, then `next`
  *     COUNT    adds 1 to the count, which must then lie between min and max, then `next`
  *     COUNTED  takes the count from the stack if it lies between min and max, then `next`
+ *     UNIQUE   puts an empty list of items on the stack, then `next`
+ *     ITEM     the text of an item begins, then `next`
+ *     ITEM_END the item's text joins the list, then `next`; fails if the list has it already, or,
+ *              where the UNIQUE is ascending, if it is not greater than the one before
+ *     UNIQUE_END takes the list from the stack, then `next`
  *
  * Graphs are built from the end: a function takes the node that follows and returns the node that
  * begins.  A build allocates from an arena. A fault unwinds with longjmp to the compiler's entry,
@@ -38,6 +43,10 @@ enum node_kind {
     NODE_COUNTER,
     NODE_COUNT,
     NODE_COUNTED,
+    NODE_UNIQUE,
+    NODE_ITEM,
+    NODE_ITEM_END,
+    NODE_UNIQUE_END,
 };
 
 /* Values of node.free: the node begins a character of a string in which every character that needs
@@ -58,6 +67,8 @@ struct edge {
 
 struct node {
     uint8_t kind, free;
+    bool blank;     /* EDGES: its bytes are no part of an item's text */
+    bool ascending; /* UNIQUE */
     /* EDGES: its edges; SPLIT: its nodes; COUNTER: n is how far the bounds of its COUNTs are from
      * its own */
     uint32_t first, n;
@@ -122,9 +133,12 @@ uint32_t repeat_begin(struct build *b, int32_t min, int32_t max, uint32_t next);
 uint32_t repeat_again(struct build *b, uint32_t repeat);
 void repeat_end(struct build *b, uint32_t repeat, uint32_t body);
 
-/* Makes a node of one of the last three kinds. */
+/* Makes a node of a kind of which only min, max and next say more. */
 uint32_t node_count(struct build *b, enum node_kind kind, int32_t min, int32_t max,
                     uint32_t next);
+
+/* The same without bounds. */
+uint32_t node_mark(struct build *b, enum node_kind kind, uint32_t next);
 
 /* A rule may be called before its first node is known. */
 uint32_t rule_new(struct build *b);

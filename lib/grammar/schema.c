@@ -290,7 +290,7 @@ uint32_t schema_root(struct build *b, const struct json *schema, const struct js
              (struct want){.schema = schema, .base = named ? c->resources[1] : root});
     if (also != NULL)
         goal_add(c, &g, (struct want){.schema = also, .base = root});
-    uint32_t rule = schema_rule(c, &g);
+    uint32_t rule = schema_rule(c, &g, false);
     schema_emit_all(c);
     return rule;
 }

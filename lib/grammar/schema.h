@@ -95,6 +95,7 @@ struct spec {
     const struct dfa_list *texts;   /* sets of strings; the string is in all */
     const struct array_part *arrays;
     int32_t min_items, max_items;
+    bool unique_items;
     const struct want_list *contains;
     const struct object_part *objects;
     const struct text_list *required;
@@ -134,6 +135,7 @@ struct strings {
 
 struct made_rule {
     struct goal goal;
+    bool plain;
     uint32_t rule;
 };
 
@@ -148,7 +150,8 @@ struct schema {
     uint32_t n_branches; /* counts anyOf, if and the like that were applied */
     struct made_rule *rules;
     uint32_t n_rules, cap_rules, n_emitted;
-    uint32_t number_rules[2]; /* of any number and any integer: rule + 1; 0: not made yet */
+    uint32_t number_rules[4]; /* of any number and any integer: rule + 1; 0: not made yet */
+    bool plain; /* the rule that is made has one spelling for each value, but for blanks */
     struct pattern *patterns; /* DFAs that were made */
     struct strings *strings;
     /* the last set of propertyNames and the DFA of its keys */
@@ -192,8 +195,12 @@ const struct dfa *spec_names(struct schema *c, const struct spec *s);
 const struct dfa *schema_pattern(struct schema *c, const char *text, size_t n, bool whole);
 bool goal_is_possible(struct schema *c, const struct goal *g, int depth);
 
-/* Returns the rule whose texts are the goal's values. Its nodes are made by schema_emit_all. */
-uint32_t schema_rule(struct schema *c, const struct goal *g);
+/* Returns how many values match, as far as they are few and simple; -1: not known. */
+int64_t goal_count(struct schema *c, const struct goal *g);
+
+/* Returns the rule whose texts are the goal's values. plain: each value has one spelling, but for
+ * blanks. Its nodes are made by schema_emit_all. */
+uint32_t schema_rule(struct schema *c, const struct goal *g, bool plain);
 void schema_emit_all(struct schema *c);
 
 /* Returns the regular expression of a format; NULL: it is an annotation.  Refuses formats that the

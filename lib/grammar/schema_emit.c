@@ -18,17 +18,19 @@ enum {
     TABS = 16,
 };
 
-static uint32_t rule_of_goal(struct schema *c, const struct goal *g, uint32_t next)
-{
-    return node_call(c->b, schema_rule(c, g), next);
-}
-
 /* --- blanks and strings ------------------------------------------------------------- */
+
+static uint32_t blank(struct build *b, char ch, uint32_t next)
+{
+    uint32_t id = node_range(b, (uint8_t)ch, (uint8_t)ch, next);
+    b->nodes[id].blank = true;
+    return id;
+}
 
 static uint32_t run_of(struct build *b, char ch, int32_t max, uint32_t next)
 {
     uint32_t r = repeat_begin(b, 0, max, next);
-    repeat_end(b, r, node_range(b, (uint8_t)ch, (uint8_t)ch, repeat_again(b, r)));
+    repeat_end(b, r, blank(b, ch, repeat_again(b, r)));
     return r;
 }
 
@@ -36,8 +38,8 @@ static uint32_t run_of(struct build *b, char ch, int32_t max, uint32_t next)
 static uint32_t blanks(struct build *b, uint32_t next)
 {
     const uint32_t indents[] = {run_of(b, ' ', INDENT, next), run_of(b, '\t', TABS, next)};
-    const uint32_t ways[] = {next, node_range(b, ' ', ' ', next),
-                             node_range(b, '\n', '\n', node_split(b, indents, 2))};
+    const uint32_t ways[] = {next, blank(b, ' ', next),
+                             blank(b, '\n', node_split(b, indents, 2))};
     return node_split(b, ways, 3);
 }
 
@@ -70,15 +72,29 @@ static uint32_t escape(struct build *b, uint32_t next)
     return node_edges(b, after, 9);
 }
 
+/* The same, where each character has one escape at most. */
+static uint32_t plain_escape(struct build *b, uint32_t next)
+{
+    const struct edge low[] = {{'0', '7', next}, {'b', 'b', next}, {'e', 'f', next}};
+    const struct edge high[] = {{'0', '9', next}, {'a', 'f', next}};
+    const struct edge rest[] = {{'0', '0', node_edges(b, low, 3)},
+                                {'1', '1', node_edges(b, high, 2)}};
+    uint32_t u = node_bytes(b, "00", 2, node_edges(b, rest, 2));
+    const struct edge after[] = {{'"', '"', next}, {'\\', '\\', next}, {'b', 'b', next},
+                                 {'f', 'f', next}, {'n', 'n', next},   {'r', 'r', next},
+                                 {'t', 't', next}, {'u', 'u', u}};
+    return node_edges(b, after, 8);
+}
+
 /* One character of a string, as it is or escaped. */
-static uint32_t character(struct build *b, uint32_t next)
+static uint32_t character(struct build *b, bool plain, uint32_t next)
 {
     uint32_t c1 = node_range(b, 0x80, 0xBF, next), c2 = node_range(b, 0x80, 0xBF, c1),
              c3 = node_range(b, 0x80, 0xBF, c2);
     const struct edge e[] = {
         {0x20, 0x21, next},
         {0x23, 0x5B, next},
-        {'\\', '\\', escape(b, next)},
+        {'\\', '\\', plain ? plain_escape(b, next) : escape(b, next)},
         {0x5D, 0x7F, next},
         {0xC2, 0xDF, c1},
         {0xE0, 0xE0, node_range(b, 0xA0, 0xBF, c1)},
@@ -93,10 +109,11 @@ static uint32_t character(struct build *b, uint32_t next)
 }
 
 /* A string of min to max characters. */
-static uint32_t any_string(struct build *b, int32_t min, int32_t max, uint32_t next)
+static uint32_t any_string(struct build *b, bool plain, int32_t min, int32_t max,
+                           uint32_t next)
 {
     uint32_t r = repeat_begin(b, min, max, node_range(b, '"', '"', next));
-    uint32_t body = character(b, repeat_again(b, r));
+    uint32_t body = character(b, plain, repeat_again(b, r));
     b->nodes[body].free = b->nodes[r].kind == NODE_REPEAT ? FREE_COUNTED : FREE_ENDLESS;
     repeat_end(b, r, body);
     return node_range(b, '"', '"', r);
@@ -144,7 +161,8 @@ static uint32_t literal(struct schema *c, const struct json *v, bool integers,
     case JSON_KIND_REAL: {
         struct decimal d = decimal_of(b, v);
         const char *text = decimal_text(b, &d);
-        bool point = json_kind(v) == JSON_KIND_REAL && decimal_is_integer(&d) && !integers;
+        bool point = json_kind(v) == JSON_KIND_REAL && decimal_is_integer(&d) &&
+                     !integers && !c->plain;
         uint32_t end = point ? node_either(b, next, node_bytes(b, ".0", 2, next)) : next;
         return node_bytes(b, text, strlen(text), end);
     }
@@ -217,6 +235,14 @@ static bool excludes_number(const struct spec *s)
     return false;
 }
 
+/* Returns the numbers that are written without needless zeros, and that doubles tell apart. */
+static const struct dfa *plain_numbers(struct build *b, const struct dfa *d)
+{
+    static const char regex[] =
+        "-?(0|[1-9][0-9]{0,14}|(0|[1-9][0-9]{0,4})\\.[0-9]{0,9}[1-9])";
+    return dfa_combine(b, d, dfa_of_regex(b, regex, sizeof regex - 1, true), DFA_AND);
+}
+
 static uint32_t number(struct schema *c, const struct spec *s, uint32_t next)
 {
     static const char any[] =
@@ -225,13 +251,17 @@ static uint32_t number(struct schema *c, const struct spec *s, uint32_t next)
         "\\+?308)";
     const struct number_set *n = &s->number;
     bool plain = n->lo == NULL && n->hi == NULL && !n->fractions && n->multiple_of <= 1;
-    if (!plain || excludes_number(s))
-        return dfa_embed(c->b, without_numbers(c, s, dfa_of_numbers(c->b, n)), false, next);
-    uint32_t *rule = &c->number_rules[n->integers];
+    if (!plain || excludes_number(s)) {
+        const struct dfa *d = without_numbers(c, s, dfa_of_numbers(c->b, n));
+        return dfa_embed(c->b, c->plain ? plain_numbers(c->b, d) : d, false, next);
+    }
+    uint32_t *rule = &c->number_rules[n->integers + 2 * c->plain];
     if (*rule == 0) {
         *rule = rule_new(c->b) + 1;
-        const struct dfa *d = n->integers ? dfa_of_numbers(c->b, n)
-                                          : dfa_of_regex(c->b, any, sizeof any - 1, true);
+        const struct dfa *d = n->integers || c->plain
+                                  ? dfa_of_numbers(c->b, n)
+                                  : dfa_of_regex(c->b, any, sizeof any - 1, true);
+        d = c->plain ? plain_numbers(c->b, d) : d;
         rule_set(c->b, *rule - 1, dfa_embed(c->b, d, false, NODE_ID_RETURN));
     }
     return node_call(c->b, *rule - 1, next);
@@ -241,7 +271,7 @@ static uint32_t string(struct schema *c, const struct spec *s, uint32_t next)
 {
     const struct strings *k = spec_strings(c, s);
     if (k == NULL)
-        return any_string(c->b, s->min_length, s->max_length, next);
+        return any_string(c->b, c->plain, s->min_length, s->max_length, next);
     const struct dfa_form f = {
         .quoted = true, .lengths = k->lengths, .min = k->min, .max = k->max};
     next = node_range(c->b, '"', '"', next);
@@ -250,9 +280,38 @@ static uint32_t string(struct schema *c, const struct spec *s, uint32_t next)
 
 /* --- arrays ------------------------------------------------------------------------- */
 
-static uint32_t comma(struct build *b, bool first, uint32_t item)
+/* unique: the item is one of a UNIQUE. It begins before the blanks, so that there are none where no
+ * item can follow. */
+static uint32_t comma(struct build *b, bool first, bool unique, uint32_t item)
 {
-    return first ? item : node_range(b, ',', ',', blanks(b, item));
+    item = first ? item : blanks(b, item);
+    item = unique ? node_mark(b, NODE_ITEM, item) : item;
+    return first ? item : node_range(b, ',', ',', item);
+}
+
+/* An element of an array of the spec. */
+static uint32_t element(struct schema *c, const struct spec *s, bool first,
+                        const struct goal *g, uint32_t next)
+{
+    bool unique = s->unique_items;
+    if (unique)
+        next = node_mark(c->b, NODE_ITEM_END, next);
+    next = node_call(c->b, schema_rule(c, g, c->plain || unique), next);
+    return comma(c->b, first, unique, next);
+}
+
+/* The end of an array of the spec, and the beginning before its elements. */
+static uint32_t array_end(struct schema *c, const struct spec *s, uint32_t next)
+{
+    next = node_range(c->b, ']', ']', next);
+    return s->unique_items ? node_mark(c->b, NODE_UNIQUE_END, next) : next;
+}
+
+static uint32_t array_begin(struct schema *c, const struct spec *s, uint32_t next)
+{
+    next = blanks(c->b, next);
+    next = s->unique_items ? node_mark(c->b, NODE_UNIQUE, next) : next;
+    return node_range(c->b, '[', '[', next);
 }
 
 /* An array of which some elements match a goal besides their own: states count the elements and
@@ -273,7 +332,7 @@ static uint32_t array_with(struct schema *c, const struct spec *s,
     cap = MIN(cap, MAX_COUNTED);
     need = MIN(need, MAX_COUNTED);
     uint32_t *at = build_alloc(b, (cap + 1) * (need + 1) * sizeof *at);
-    uint32_t end = node_range(b, ']', ']', next);
+    uint32_t end = array_end(c, s, next);
     for (uint32_t i = cap + 1; i-- > 0;) {
         bool stays = i == cap && endless;
         bool may = endless || i < (uint32_t)s->max_items;
@@ -289,15 +348,13 @@ static uint32_t array_with(struct schema *c, const struct spec *s,
             uint32_t here = repeat_begin(b, 0, REPEAT_ENDLESS, stop);
             at[i * (need + 1) + f] = here;
             uint32_t to = (stays ? i : i + 1) * (need + 1);
-            uint32_t more = !may ? NODE_ID_FAIL
-                                 : comma(b, i == 0, rule_of_goal(c, &own, at[to + f]));
+            uint32_t more = !may ? NODE_ID_FAIL : element(c, s, i == 0, &own, at[to + f]);
             if (may && f < need)
-                more = node_either(
-                    b, more, comma(b, i == 0, rule_of_goal(c, &both, at[to + f + 1])));
+                more = node_either(b, more, element(c, s, i == 0, &both, at[to + f + 1]));
             repeat_end(b, here, more);
         }
     }
-    return node_range(b, '[', '[', blanks(b, at[0]));
+    return array_begin(c, s, at[0]);
 }
 
 static uint32_t array(struct schema *c, const struct spec *s, uint32_t next)
@@ -305,11 +362,20 @@ static uint32_t array(struct schema *c, const struct spec *s, uint32_t next)
     struct build *b = c->b;
     if (s->contains != NULL && s->contains->next != NULL)
         schema_refuse(c, "contains");
+    struct spec only = *s;
+    only.types = TYPE_ARRAY;
+    only.has_values = false;
+    if (!spec_is_possible(c, &only, 1))
+        return NODE_ID_FAIL;
+    if (s->contains != NULL && s->unique_items) { /* the items that match may all be used */
+        schema_refuse(c, "uniqueItems");
+        only.unique_items = false;
+    }
     if (s->contains != NULL)
-        return array_with(c, s, s->contains, next);
+        return array_with(c, &only, s->contains, next);
     uint32_t prefix = spec_prefix_items(s);
     int32_t min = s->min_items, max = s->max_items;
-    uint32_t end = node_range(b, ']', ']', next), close = blanks(b, end);
+    uint32_t end = array_end(c, s, next), close = blanks(b, end);
     /* The elements behind the prefix, from its end or from the first element on. */
     int32_t done = (int32_t)MAX(prefix, 1u);
     struct goal rest = spec_item(c, s, MAX(prefix, 1u));
@@ -319,16 +385,15 @@ static uint32_t array(struct schema *c, const struct spec *s, uint32_t next)
     } else {
         uint32_t r = repeat_begin(b, MAX(min - done, 0),
                                   max == REPEAT_ENDLESS ? max : max - done, close);
-        repeat_end(b, r, comma(b, false, rule_of_goal(c, &rest, repeat_again(b, r))));
+        repeat_end(b, r, element(c, s, false, &rest, repeat_again(b, r)));
         at = r;
     }
     for (int32_t i = done; i-- > 0;) {
         struct goal own = spec_item(c, s, (uint32_t)i);
-        uint32_t more = i < max ? comma(b, i == 0, rule_of_goal(c, &own, at))
-                                : NODE_ID_FAIL;
+        uint32_t more = i < max ? element(c, s, i == 0, &own, at) : NODE_ID_FAIL;
         at = i < min ? more : node_either(b, more, i == 0 ? end : close);
     }
-    return node_range(b, '[', '[', blanks(b, at));
+    return array_begin(c, s, at);
 }
 
 /* --- objects ------------------------------------------------------------------------ */
@@ -381,7 +446,7 @@ static void collect_keys(struct schema *c, const struct spec *s, struct keys *k)
         key_add(c, k, t->text, false);
     for (uint32_t i = 0; i < k->n; i++) {
         struct goal g = spec_property(c, s, k->at[i].name);
-        k->at[i].rule = schema_rule(c, &g);
+        k->at[i].rule = schema_rule(c, &g, c->plain);
         for (const struct text_list *t = s->required; t != NULL; t = t->next)
             k->at[i].required |= strcmp(t->text, k->at[i].name) == 0;
     }
@@ -458,20 +523,23 @@ static uint32_t collect_regions(struct schema *c, const struct spec *s,
         if (r[i].dfa->start == 0 || !goal_is_possible(c, &g, 0))
             continue;
         r[kept] = r[i];
-        r[kept++].rule = schema_rule(c, &g);
+        r[kept++].rule = schema_rule(c, &g, c->plain);
     }
     return kept;
 }
 
-/* A key, its value, then next. */
+/* A key, its value, then next. item: the key is one of a UNIQUE. */
 static uint32_t member(struct build *b, bool first, const char *name, const struct dfa *dfa,
-                       uint32_t rule, uint32_t next)
+                       bool item, uint32_t rule, uint32_t next)
 {
     uint32_t value = node_range(b, ':', ':', blanks(b, node_call(b, rule, next)));
     if (name != NULL)
-        return comma(b, first, node_quoted(b, name, strlen(name), value));
+        return comma(b, first, false, node_quoted(b, name, strlen(name), value));
     uint32_t end = node_range(b, '"', '"', value);
-    return comma(b, first, node_range(b, '"', '"', dfa_embed(b, dfa, true, end)));
+    if (item)
+        end = node_mark(b, NODE_ITEM_END, end);
+    uint32_t key = node_range(b, '"', '"', dfa_embed(b, dfa, true, end));
+    return comma(b, first, item, key);
 }
 
 /* The members of an object. cap: counts from there on are not told apart. */
@@ -506,15 +574,40 @@ static void free_members(struct build *b, const struct members *m, uint32_t *at)
             by_mask[mask * width + (size_t)n] = here;
             for (uint32_t i = 0; may && i < n_free; i++)
                 if (!(mask >> i & 1))
-                    ways[n_ways++] = member(b, n == 0, keys[i].name, NULL, keys[i].rule,
+                    ways[n_ways++] = member(b, n == 0, keys[i].name, NULL, false,
+                                            keys[i].rule,
                                             by_mask[(mask | 1u << i) * width + more]);
             for (uint32_t i = 0; may && i < m->n_regions; i++)
-                ways[n_ways++] = member(b, n == 0, NULL, m->regions[i].dfa,
+                ways[n_ways++] = member(b, n == 0, NULL, m->regions[i].dfa, false,
                                         m->regions[i].rule, by_mask[mask * width + more]);
             repeat_end(b, here, node_split(b, ways, n_ways));
         }
     }
     memcpy(at, by_mask, width * sizeof *at);
+}
+
+/* The same where each value has one spelling: keys that are not declared ascend. */
+static void ascending_members(struct build *b, const struct members *m, uint32_t *at)
+{
+    uint32_t *behind = build_alloc(b, (size_t)(m->cap + 1) * sizeof *behind);
+    for (int64_t n = m->cap; n >= 0; n--) {
+        uint32_t first[MAX_REGIONS], more[MAX_REGIONS];
+        bool may = m->max == REPEAT_ENDLESS || n < m->max;
+        uint32_t stop = n < m->min ? NODE_ID_FAIL : n == 0 ? m->end : blanks(b, m->end);
+        uint32_t n_ways = may ? m->n_regions : 0;
+        uint32_t end = n < m->min ? stop : node_mark(b, NODE_UNIQUE_END, blanks(b, m->end));
+        behind[n] = repeat_begin(b, 0, REPEAT_ENDLESS, end);
+        uint32_t then = behind[MIN(n + 1, m->cap)];
+        for (uint32_t i = 0; i < n_ways; i++) {
+            const struct region *r = &m->regions[i];
+            first[i] = member(b, n == 0, NULL, r->dfa, true, r->rule, then);
+            more[i] = n == 0 ? NODE_ID_FAIL : first[i];
+        }
+        repeat_end(b, behind[n], node_split(b, more, n_ways));
+        uint32_t begin = node_mark(b, NODE_UNIQUE, node_split(b, first, n_ways));
+        b->nodes[begin].ascending = true;
+        at[n] = node_either(b, stop, begin);
+    }
 }
 
 static uint32_t object(struct schema *c, const struct spec *s, uint32_t next)
@@ -545,7 +638,8 @@ static uint32_t object(struct schema *c, const struct spec *s, uint32_t next)
         cap = 1;
     }
     uint32_t ordered = k.n; /* the keys behind it come in any order */
-    while (ordered > 0 && !k.at[ordered - 1].ordered && k.n - ordered < MAX_FREE_KEYS)
+    while (!c->plain && ordered > 0 && !k.at[ordered - 1].ordered &&
+           k.n - ordered < MAX_FREE_KEYS)
         ordered--;
     const struct members m = {.keys = &k,
                               .ordered = ordered,
@@ -557,14 +651,17 @@ static uint32_t object(struct schema *c, const struct spec *s, uint32_t next)
                               .end = node_range(b, '}', '}', next)};
     uint32_t *at = build_alloc(b, (size_t)(cap + 1) * sizeof *at);
     uint32_t *after = build_alloc(b, (size_t)(cap + 1) * sizeof *after);
-    free_members(b, &m, at);
+    if (c->plain)
+        ascending_members(b, &m, at);
+    else
+        free_members(b, &m, at);
     for (uint32_t i = ordered; i-- > 0;) {
         memcpy(after, at, (size_t)(cap + 1) * sizeof *at);
         for (int64_t n = 0; n <= cap; n++) {
             bool may = max == REPEAT_ENDLESS || n < max;
             uint32_t with = !may ? NODE_ID_FAIL
-                                 : member(b, n == 0, k.at[i].name, NULL, k.at[i].rule,
-                                          after[MIN(n + 1, cap)]);
+                                 : member(b, n == 0, k.at[i].name, NULL, false,
+                                          k.at[i].rule, after[MIN(n + 1, cap)]);
             at[n] = k.at[i].required ? with : node_either(b, with, after[n]);
         }
     }
@@ -573,6 +670,16 @@ static uint32_t object(struct schema *c, const struct spec *s, uint32_t next)
 
 /* --- specs and goals ---------------------------------------------------------------- */
 
+/* Returns whether an earlier value of a list equals one of them. */
+static bool is_repeated(struct schema *c, const struct value_list *list,
+                        const struct value_list *one)
+{
+    for (; list != one; list = list->next)
+        if (schema_values_equal(c, list->value, one->value))
+            return true;
+    return false;
+}
+
 static uint32_t emit(struct schema *c, const struct spec *s, uint32_t next)
 {
     struct build *b = c->b;
@@ -580,7 +687,7 @@ static uint32_t emit(struct schema *c, const struct spec *s, uint32_t next)
     if (s->has_values) {
         uint32_t at = NODE_ID_FAIL;
         for (const struct value_list *l = s->values; l != NULL; l = l->next)
-            if (spec_fits(c, s, l->value)) {
+            if (spec_fits(c, s, l->value) && !(c->plain && is_repeated(c, s->values, l))) {
                 uint32_t one = literal(c, l->value, s->number.integers, next);
                 at = at == NODE_ID_FAIL ? one : node_either(b, at, one);
             }
@@ -613,14 +720,33 @@ static bool goals_equal(const struct goal *x, const struct goal *y)
     return true;
 }
 
-uint32_t schema_rule(struct schema *c, const struct goal *g)
+uint32_t schema_rule(struct schema *c, const struct goal *g, bool plain)
 {
     for (uint32_t i = 0; i < c->n_rules; i++)
-        if (goals_equal(&c->rules[i].goal, g))
+        if (c->rules[i].plain == plain && goals_equal(&c->rules[i].goal, g))
             return c->rules[i].rule;
     c->rules = build_grow(c->b, c->rules, &c->cap_rules, c->n_rules, sizeof *c->rules);
-    c->rules[c->n_rules] = (struct made_rule){.goal = *g, .rule = rule_new(c->b)};
+    c->rules[c->n_rules] = (struct made_rule){
+        .goal = *g, .plain = plain, .rule = rule_new(c->b)};
     return c->rules[c->n_rules++].rule;
+}
+
+/* Returns whether the specs of a list can be spelled so that no value has two spellings: of two
+ * alternatives, one could spell an object with its keys in another order. */
+static bool is_plain(const struct spec *list)
+{
+    int objects = 0, arrays = 0;
+    for (const struct spec *s = list; s != NULL; s = s->next) {
+        bool object = !s->has_values, array = !s->has_values;
+        for (const struct value_list *l = s->values; s->has_values && l != NULL;
+             l = l->next) {
+            object |= json_kind(l->value) == JSON_KIND_OBJECT;
+            array |= json_kind(l->value) == JSON_KIND_ARRAY;
+        }
+        objects += object && (s->types & TYPE_OBJECT);
+        arrays += array && (s->types & TYPE_ARRAY);
+    }
+    return objects <= 1 && arrays <= 1;
 }
 
 void schema_emit_all(struct schema *c)
@@ -628,7 +754,11 @@ void schema_emit_all(struct schema *c)
     for (; c->n_emitted < c->n_rules; c->n_emitted++) {
         struct made_rule r = c->rules[c->n_emitted];
         uint32_t at = NODE_ID_FAIL;
-        for (const struct spec *s = schema_expand(c, &r.goal); s != NULL; s = s->next) {
+        const struct spec *list = schema_expand(c, &r.goal);
+        c->plain = r.plain;
+        if (c->plain && !is_plain(list))
+            schema_refuse(c, "uniqueItems");
+        for (const struct spec *s = list; s != NULL; s = s->next) {
             uint32_t one = emit(c, s, NODE_ID_RETURN);
             at = at == NODE_ID_FAIL ? one : node_either(c->b, at, one);
         }

@@ -980,9 +980,8 @@ static struct spec *keyword(struct schema *c, const struct apply *a, const char 
     } else if (strcmp(key, "contains") == 0 && c->draft > 4) {
         add_contains_of(c, a, list);
     } else if (strcmp(key, "uniqueItems") == 0 && is_true(v)) {
-        const struct json *max = json_member(of, "maxItems");
-        if (max == NULL || count_of(c, "maxItems", max) > 1)
-            schema_refuse(c, key);
+        for (struct spec *s = list; s != NULL; s = s->next)
+            s->unique_items = true;
     } else if (strcmp(key, "propertyNames") == 0 && c->draft > 4) {
         for (struct spec *s = list; s != NULL; s = s->next) {
             struct want_list *l = build_alloc(c->b, sizeof *l);

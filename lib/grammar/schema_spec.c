@@ -259,6 +259,32 @@ static unsigned type_of(const struct json *v)
     }
 }
 
+int64_t goal_count(struct schema *c, const struct goal *g)
+{
+    int64_t n = 0;
+    for (const struct spec *s = schema_expand(c, g); s != NULL; s = s->next) {
+        if (!s->has_values && (s->types & ~(unsigned)(TYPE_NULL | TYPE_BOOL)))
+            return -1;
+        for (const struct value_list *l = s->values; s->has_values && l != NULL;
+             l = l->next)
+            n++;
+        if (!s->has_values)
+            n += ((s->types & TYPE_NULL) != 0) + 2 * ((s->types & TYPE_BOOL) != 0);
+    }
+    return n;
+}
+
+static bool array_is_possible(struct schema *c, const struct spec *s, int depth)
+{
+    if (s->min_items > s->max_items)
+        return false;
+    if (!s->unique_items || depth == 0 || s->min_items < 2 || spec_prefix_items(s) > 0)
+        return true;
+    struct goal g = spec_item(c, s, 0);
+    int64_t n = goal_count(c, &g);
+    return n < 0 || n >= s->min_items;
+}
+
 bool spec_is_possible(struct schema *c, const struct spec *s, int depth)
 {
     unsigned t = s->types;
@@ -271,7 +297,7 @@ bool spec_is_possible(struct schema *c, const struct spec *s, int depth)
         if (d != NULL && d->dfa->start == 0)
             t &= ~(unsigned)TYPE_STRING;
     }
-    if ((t & TYPE_ARRAY) && s->min_items > s->max_items)
+    if ((t & TYPE_ARRAY) && !array_is_possible(c, s, depth))
         t &= ~(unsigned)TYPE_ARRAY;
     if ((t & TYPE_OBJECT) && !object_is_possible(c, s, depth))
         t &= ~(unsigned)TYPE_OBJECT;
@@ -323,6 +349,9 @@ static bool array_fits(struct schema *c, const struct spec *s, const struct json
         struct goal g = spec_item(c, s, (uint32_t)i);
         if (!schema_fits(c, &g, json_at(v, i)))
             return false;
+        for (size_t k = 0; s->unique_items && k < i; k++)
+            if (schema_values_equal(c, json_at(v, k), json_at(v, i)))
+                return false;
     }
     for (const struct want_list *l = s->contains; l != NULL; l = l->next) {
         struct goal g = {0};

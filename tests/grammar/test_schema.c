@@ -1,6 +1,6 @@
 /* test_schema.c - which texts a JSON schema allows, what is refused by name, and what malformed
  * schemas are told. Each row is a decision of docs/STRUCTURED.md. */
-#include "grammar/grammar.h"
+#include "grammar/automaton.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -240,6 +240,81 @@ static void test_combinations(void **state)
     CHECK_ROWS(rows);
 }
 
+/* Items differ, and nothing leads to where only used ones remain. */
+static void test_unique(void **state)
+{
+    static const struct row rows[] = {
+        {"{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[\"a\",\"ab\",1]}}",
+         {"[]", "[\"a\",\"ab\",1]", "[ \"ab\",\n 1, \"a\" ]"},
+         {"[\"a\",\"a\"]", "[\"ab\", 1,\"ab\"]"}},
+        {"{\"type\":\"array\",\"uniqueItems\":true}",
+         {"[1,1.5,\"1\",[1],[[1]],{}]", "[{\"a\":1,\"b\":2},{\"a\":2,\"b\":1}]",
+          "[{\"a\": {\"x\":1}}, {\"a\": {\"x\":2}}]"},
+         {"[1,1]", "[1,1.0]", "[\"a\",\"\\u0061\"]", "[[1], [ 1]]",
+          "[{\"a\":1},{\"a\": 1}]", "[{\"a\":1,\"a\":1}]", "[{\"b\":1,\"a\":2}]",
+          "[null, null]"}},
+        {"{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"string\","
+         "\"maxLength\":2}}",
+         {"[\"\",\"a\",\"aa\",\"ab\"]", "[\"\xC3\xA9\",\"\xC3\xA8\"]"},
+         {"[\"ab\",\"ab\"]", "[\"\",\"\"]", "[\"\xC3\xA9\",\"\xC3\xA9\"]"}},
+    };
+    (void)state;
+    CHECK_ROWS(rows);
+    struct grammar *g;
+    struct walk w;
+    struct err err = {0};
+    bool ok;
+    assert_int_equal(compile(&g,
+                             "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":"
+                             "\"boolean\"}}",
+                             NULL, &err),
+                     0);
+    struct automaton *a = automaton_create(g, NULL);
+    assert_int_equal(walk_begin(&w, a), 0);
+    assert_int_equal(walk_bytes(&w, "[true,false", 11, &ok), 0);
+    assert_true(ok);
+    assert_int_equal(walk_bytes(&w, ",", 1, &ok), 0);
+    assert_false(ok); /* both are used */
+    walk_end(&w);
+    automaton_destroy(a);
+    grammar_free(g);
+    assert_int_equal(compile(&g,
+                             "{\"type\":\"array\",\"uniqueItems\":true,\"minItems\":3,"
+                             "\"items\":{\"type\":\"boolean\"}}",
+                             NULL, &err),
+                     ERR_USAGE); /* no text has this form */
+}
+
+/* A length beside a pattern is counted, and no text is begun that its length cannot end. */
+static void test_counted_patterns(void **state)
+{
+    static const struct row rows[] = {
+        {"{\"type\":\"string\",\"pattern\":\"b$\",\"maxLength\":3}",
+         {"\"b\"", "\"aab\"", "\"\xC3\xA9\\nb\""},
+         {"\"\"", "\"aaab\"", "\"aaa\"", "\"ba\""}},
+        {"{\"type\":\"string\",\"pattern\":\"^x-.*$\",\"minLength\":3,\"maxLength\":60000}",
+         {"\"x-1\"", "\"x-12345\""},
+         {"\"x-\"", "\"y-1\""}},
+        {"{\"type\":\"string\",\"pattern\":\"^(ab)*$\",\"minLength\":3,\"maxLength\":5}",
+         {"\"abab\""},
+         {"\"ab\"", "\"ababab\"", "\"aba\""}},
+    };
+    (void)state;
+    CHECK_ROWS(rows);
+    struct grammar *g;
+    struct walk w;
+    struct err err = {0};
+    bool ok;
+    assert_int_equal(compile(&g, rows[0].schema, NULL, &err), 0);
+    struct automaton *a = automaton_create(g, NULL);
+    assert_int_equal(walk_begin(&w, a), 0);
+    assert_int_equal(walk_bytes(&w, "\"aa\\", 4, &ok), 0);
+    assert_false(ok); /* only a "b" is left room for */
+    walk_end(&w);
+    automaton_destroy(a);
+    grammar_free(g);
+}
+
 static void test_refusals(void **state)
 {
     static const struct {
@@ -247,7 +322,7 @@ static void test_refusals(void **state)
         int code;
         const char *says;
     } rows[] = {
-        {"{\"uniqueItems\":true}", ERR_UNSUPPORTED, "uniqueItems"},
+        {"{\"uniqueItems\":true,\"contains\":{}}", ERR_UNSUPPORTED, "uniqueItems"},
         {"{\"type\":\"number\",\"multipleOf\":0.01}", ERR_UNSUPPORTED, "multipleOf"},
         {"{\"$ref\":\"http://example.com/x\"}", ERR_UNSUPPORTED, "nothing is fetched"},
         {"{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}", ERR_UNSUPPORTED,
@@ -287,8 +362,8 @@ static void test_loose(void **state)
     (void)state;
     assert_int_equal(
         compile(&g,
-                "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"number\","
-                "\"multipleOf\":0.1},\"contains\":{\"uniqueItems\":true}}",
+                "{\"type\":\"array\",\"items\":{\"type\":\"number\",\"multipleOf\":0.1},"
+                "\"uniqueItems\":true,\"contains\":{}}",
                 &loose, &err),
         0);
     assert_string_equal(loose.p, "uniqueItems, multipleOf");
@@ -303,6 +378,7 @@ int main(void)
         cmocka_unit_test(test_types),    cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_strings),  cmocka_unit_test(test_objects),
         cmocka_unit_test(test_arrays),   cmocka_unit_test(test_combinations),
+        cmocka_unit_test(test_unique),   cmocka_unit_test(test_counted_patterns),
         cmocka_unit_test(test_refusals), cmocka_unit_test(test_loose),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
