@@ -7,8 +7,8 @@
  * text of the present one.  Texts, sets and records are chains of cells, too.  Items have one
  * spelling for each value, so items are equal if their texts are.  A text that begins like a member
  * of the set is a threat; once it differs from all of them it is fresh for good.  A place whose
- * threat cannot be averted, because all ways on lead to members of the set, is dropped.  Keys that
- * ascend need no set but the one before: a text is a threat while it is a beginning of that one, and
+ * threat cannot be averted, because all ways on lead to members of the set, is dropped.  Keys
+ * that ascend need no set but the key before: a text is a threat while that key begins with it, and
  * fresh once it is greater.
  *
  * Searches for tokens walk records of their own kind.  These forget the set with a fresh text, so
@@ -246,7 +246,7 @@ static bool is_met(const struct automaton *a, uint32_t set, uint32_t text, bool 
     return false;
 }
 
-/* Compares the text whose beginning is `text`, a beginning of `key`, and that goes on with a byte. */
+/* Compares a beginning of a key that goes on with a byte, with the key. */
 static int compare_next(const struct automaton *a, uint32_t key, uint32_t text,
                         uint8_t byte)
 {
