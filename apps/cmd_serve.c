@@ -358,6 +358,44 @@ static void print_names(const struct serve_args *a, int n_keys, const char *own,
                 a->host);
 }
 
+/* Returns the time to live of remembered answers, the shorter one of those of texts and of state.
+ * 0: none. */
+static int64_t answers_ttl_s(const struct serve_args *a)
+{
+    return a->idle_ttl > 0 && a->conversation_ttl > 0
+               ? MIN(a->idle_ttl, a->conversation_ttl)
+               : MAX(a->idle_ttl, a->conversation_ttl);
+}
+
+static void print_life(const char *what, int64_t ttl_s, const char *option)
+{
+    fprintf(stderr, "%s", what);
+    if (ttl_s == 0)
+        fprintf(stderr, " without a limit of time (%s)", option);
+    else if (ttl_s % 86400 == 0)
+        fprintf(stderr, " until %lld unused days (%s)", (long long)(ttl_s / 86400), option);
+    else
+        fprintf(stderr, " until %lld unused seconds (%s)", (long long)ttl_s, option);
+}
+
+/* Says how long what the server saves lives. */
+static void print_lives(const struct serve_args *a)
+{
+    if (a->engine.o.n_store == 0) {
+        fprintf(stderr, "kept: nothing outlives this process; --store DIR keeps it\n");
+        return;
+    }
+    print_life("kept: saved state", a->idle_ttl, "--idle-ttl");
+    if (a->engine.o.store_cap_bytes > 0) {
+        char cap[32];
+        opt_size_text(a->engine.o.store_cap_bytes, cap, sizeof cap);
+        fprintf(stderr, " in at most %s (--store-cap)", cap);
+    }
+    print_life("; conversations", a->conversation_ttl, "--conversation-ttl");
+    print_life("; tokens of answers", answers_ttl_s(a), "the shorter one");
+    fprintf(stderr, "\n");
+}
+
 static void print_limits(const struct serve_args *a, int n_keys)
 {
     char body[32], bodies[32];
@@ -527,15 +565,6 @@ static int fail(int code, const char *message)
     return code == HCACHE_E_USAGE ? 2 : 1;
 }
 
-/* Returns the time to live of remembered answers, the shorter one of those of texts and of state.
- * 0: none. */
-static int64_t answers_ttl_s(const struct serve_args *a)
-{
-    return a->idle_ttl > 0 && a->conversation_ttl > 0
-               ? MIN(a->idle_ttl, a->conversation_ttl)
-               : MAX(a->idle_ttl, a->conversation_ttl);
-}
-
 /* Returns whether requests wait for the model. A balancer sends refused ones to another server, and
  * its own server is not on loopback. */
 static bool waits_ready(const struct serve_args *a)
@@ -628,6 +657,7 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
     if (rc == 0) {
         print_limits(a, keys->n);
         print_names(a, keys->n, own, &so.names);
+        print_lives(a);
         print_tools(h);
         atomic_store(&st->loaded, true);
         bool is_v6 = strchr(a->host, ':') != NULL;

@@ -263,6 +263,19 @@ static int read_reasoning(const struct json *v, struct json **out)
     return 0;
 }
 
+/* Reads tools that the client offers from here on. */
+static int read_more_tools(const struct json *v, const char *param, size_t i,
+                           struct json **out, struct fault *f)
+{
+    const struct json *tools = json_member(v, "tools");
+    if (json_kind(tools) != JSON_KIND_ARRAY)
+        return bad_item(f, param, i, "needs a list 'tools'");
+    *out = new_item("at", NULL, "additional_tools", "completed");
+    json_put_string(*out, "role", "developer");
+    json_put(*out, "tools", json_share(tools));
+    return 0;
+}
+
 static int read_item(const struct json *v, const char *param, size_t i, struct json **out,
                      struct fault *f)
 {
@@ -283,6 +296,8 @@ static int read_item(const struct json *v, const char *param, size_t i, struct j
         return 0; /* what another server's own tools did; the answer tells it */
     if (strcmp(type, "reasoning") == 0)
         return read_reasoning(v, out);
+    if (strcmp(type, "additional_tools") == 0)
+        return read_more_tools(v, param, i, out, f);
     return fault_set(
         f, 400, "unsupported_value", param,
         "'%s' element %zu has the type '%.60s', which is not supported: only "
@@ -396,6 +411,40 @@ static bool add_to(struct json *m, const struct json *item)
     return true;
 }
 
+/* Returns whether an item is the system's. */
+static bool is_of_system(const struct json *item)
+{
+    const char *role = json_string_of(json_member(item, "role"), NULL);
+    return role != NULL && (strcmp(role, "developer") == 0 || strcmp(role, "system") == 0);
+}
+
+void items_tools(const struct json *items, struct json *early, struct json *late)
+{
+    bool begins = true;
+    for (size_t i = 0; i < json_count(items); i++) {
+        const struct json *item = json_at(items, i), *tools = json_member(item, "tools");
+        begins = begins && is_of_system(item);
+        for (size_t k = 0; is_type(item, "additional_tools") && k < json_count(tools); k++)
+            json_push(begins ? early : late, json_share(json_at(tools, k)));
+    }
+}
+
+/* Returns the message that declares tools in the middle of a conversation. */
+static struct json *tools_message(const struct json *item)
+{
+    struct json *m = json_new_object();
+    struct textbuf text = {0};
+    textbuf_addf(&text, "From here on you can also call these functions:\n");
+    for (size_t i = 0; i < json_count(json_member(item, "tools")); i++) {
+        json_append(json_at(json_member(item, "tools"), i), 0, &text);
+        textbuf_addf(&text, "\n");
+    }
+    json_put_string(m, "role", "system");
+    json_put_bytes(m, "content", text.p, text.n);
+    textbuf_free(&text);
+    return m;
+}
+
 /* Returns whether a thought has no text. */
 static bool is_silent(const struct json *item)
 {
@@ -409,13 +458,21 @@ static bool is_silent(const struct json *item)
 void items_to_messages(const struct json *items, struct json *messages)
 {
     struct json *last = NULL; /* the message of the assistant that may go on */
+    bool begins = true;
     for (size_t i = 0; i < json_count(items); i++) {
         const struct json *item = json_at(items, i);
         const char *role = json_string_of(json_member(item, "role"), NULL);
         bool is_assistant = is_call(item) || is_type(item, "reasoning") ||
                             (role != NULL && strcmp(role, "assistant") == 0);
-        if (is_type(item, "reasoning") && is_silent(item))
+        begins = begins && is_of_system(item);
+        if ((is_type(item, "reasoning") && is_silent(item)) ||
+            (is_type(item, "additional_tools") && begins))
             continue;
+        if (is_type(item, "additional_tools")) {
+            json_push(messages, tools_message(item));
+            last = NULL;
+            continue;
+        }
         if (!is_assistant) {
             json_push(messages, chat_message(item));
             last = NULL;

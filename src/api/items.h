@@ -7,6 +7,7 @@
  *     {"id", "type": "function_call_output", "status", "call_id", "output"}
  *     {"id", "type": "custom_tool_call", "status", "call_id", "name", "input"}
  *     {"id", "type": "custom_tool_call_output", "status", "call_id", "output"}
+ *     {"id", "type": "additional_tools", "status", "role", "tools": [...]}
  *     {"id", "type": "reasoning", "status", "summary": [], "content": [{"type": "reasoning_text",
  *      "text"}]}
  *
@@ -42,8 +43,14 @@ struct json *item_text_part(const char *text, size_t n);
 struct json *item_thought_part(const char *text, size_t n);
 
 /* Adds the items to `messages` in the form of OpenAI's chat API, which templates take. Thoughts,
- * texts and calls of the assistant in a row are one message. */
+ * texts and calls of the assistant in a row are one message. Additional tools before the first
+ * question and answer are left out, since the prompt's list of tools has them; later ones are
+ * declared by a message of the system, so that the beginning of the prompt stays as it was. */
 void items_to_messages(const struct json *items, struct json *messages);
+
+/* Adds the tools of items of the type additional_tools: those that items_to_messages leaves out to
+ * `early`, the others to `late`. */
+void items_tools(const struct json *items, struct json *early, struct json *late);
 
 /* Returns the beginning of the first text of a user, at most `max` bytes of whole characters on one
  * line; the caller frees it. Returns NULL if there is none. */

@@ -22,7 +22,9 @@
 
 struct response {
     struct draft draft;
-    struct json *tools; /* those of the prompt, in the chat API's form */
+    struct json *tools;   /* those of the prompt, in the chat API's form */
+    struct json *offered; /* those that may be called; all, in the chat API's form */
+    struct json *sent;    /* all, as the client has sent them */
     char id[NAME_BYTES], message_id[NAME_BYTES];
     /* conversation to which the response belongs; "": none */
     char conversation[NAME_BYTES];
@@ -43,6 +45,8 @@ static void drop(void *own)
     struct response *r = own;
     draft_deinit(&r->draft);
     json_free(r->tools);
+    json_free(r->offered);
+    json_free(r->sent);
     free(r->title);
     free(r->not_kept);
     free(r);
@@ -133,7 +137,7 @@ static struct json *item_of(const struct generation *g, int i, const struct hcac
     }
     struct json *call = json_new_object();
     const char *space = NULL;
-    bool is_custom = find_tool(g->params.tools, p->name, NULL, &space);
+    bool is_custom = find_tool(r->sent, p->name, NULL, &space);
     shape_id(ch, i, call_id);
     snprintf(id, sizeof id, "%s_%s_%d", is_custom ? "ctc" : "fc", base, i);
     json_put_string(call, "call_id", call_id);
@@ -633,6 +637,28 @@ static int read_tools(const struct json *tools, struct gen_params *p, struct jso
     return 0;
 }
 
+static void append(struct json *to, const struct json *list)
+{
+    for (size_t i = 0; i < json_count(list); i++)
+        json_push(to, json_share(json_at(list, i)));
+}
+
+/* Reads the tools of the request and of its input. */
+static int read_all_tools(struct gen_params *p, struct response *r, struct fault *f)
+{
+    struct json *late = json_new_array();
+    r->sent = json_new_array();
+    append(r->sent, p->tools);
+    items_tools(r->draft.input, r->sent, late);
+    int rc = read_tools(r->sent, p, r->tools, f);
+    append(r->offered, r->tools);
+    if (rc == 0)
+        rc = read_tools(late, p, r->offered, f);
+    append(r->sent, late);
+    json_free(late);
+    return rc;
+}
+
 static int make_draft(struct call *c, struct gen_params *p, struct response *r,
                       struct fault *f)
 {
@@ -640,7 +666,8 @@ static int make_draft(struct call *c, struct gen_params *p, struct response *r,
     int64_t parent = 0;
     char *salt = call_state_salt(c, p->cache_salt);
     r->tools = json_new_array();
-    p->offered = r->tools;
+    r->offered = json_new_array();
+    p->offered = r->offered;
     int rc = check(c, p, f);
     if (rc == 0)
         rc = find_parent(c, p, r, &parent, f);
@@ -649,7 +676,7 @@ static int make_draft(struct call *c, struct gen_params *p, struct response *r,
     if (rc == 0)
         rc = items_read(p->prompt, "input", &r->draft.input, f);
     if (rc == 0)
-        rc = read_tools(p->tools, p, r->tools, f);
+        rc = read_all_tools(p, r, f);
     struct draft_opts o = {.instructions = p->instructions,
                            .tools = json_count(r->tools) > 0 ? r->tools : NULL,
                            .kwargs = p->kwargs,

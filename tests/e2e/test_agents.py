@@ -131,12 +131,12 @@ class ClaudeCode(Agent):
 
 class Codex(Agent):
     def __init__(self):
-        super().__init__("codex", "codex_cli_bin", "bin/codex", call("exec_command", {"cmd": "echo $((6*7))"}))
+        super().__init__("codex", "codex_cli_bin", "bin/codex", call("exec", {"input": "text(6*7)"}))
 
     def ask(self, text, goes_on=False):
         where = f'{{name="h",base_url="http://127.0.0.1:{self.recorder.server_port}/v1",wire_api="responses"}}'
         return self.run("exec", *(["resume", "--last"] if goes_on else []), "-c", 'model_provider="h"', "-c",
-                        "model_providers.h=" + where, "-c", 'model="any"', "--skip-git-repo-check",
+                        "model_providers.h=" + where, "--skip-git-repo-check",
                         "--dangerously-bypass-approvals-and-sandbox", text, CODEX_HOME=self.home)
 
 

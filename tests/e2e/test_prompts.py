@@ -187,6 +187,26 @@ check("beside a search that the server would have to run, it is declared at once
       search([KNOWN, LATER, {"type": "tool_search_tool_bm25_20251119", "name": "s"}])[0] > search([KNOWN])[0] + 50)
 s.stop()
 
+s = Server(model("more", WITH_TOOLS.replace("{{ m.content or", "{{ m.role[:1] }}{{ m.content or"), [CALL]))
+MORE = {"type": "additional_tools", "role": "developer", "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function", **F}]}]}
+SAY = {"role": "user", "content": "u"}
+
+
+def ask(items, **fields):
+    r = s.post("/v1/responses", {"input": items, "temperature": 0, "store": False, **fields})[2]
+    return r["usage"]["input_tokens"], [(o["type"], o.get("name"), o.get("namespace")) for o in r["output"]]
+
+
+n = ask([SAY], tools=[{"type": "function", **F}])[0]
+equal("tools that stand before the first question are declared as others are, and called by their names",
+      ask([MORE, SAY]), (n, [("function_call", "f", "n")]))
+OTHER = [{"type": "function", "name": "g", "parameters": {}}]
+n = ask([SAY, {"role": "developer", "content": "x"}, SAY], tools=OTHER)[0]
+more, items = ask([SAY, MORE, SAY], tools=OTHER)
+check("later ones are declared at their place", more > n + len(json.dumps(F)) and items == [("function_call", "f", "n")],
+      (n, more, items))
+s.stop()
+
 NOTHING = ("{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('role') }}"
            "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ '\\n' }}")
 s = Server(model("nothing", NOTHING, ['<tool_call>\n{"name": "f", "arguments": {"x": "1"}}\n</tool_call>']))
