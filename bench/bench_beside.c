@@ -126,13 +126,17 @@ static int step_alone(struct lab *b, enum window w, struct err *err)
 
 static int arrive(struct lab *b, enum window w, int prompt, struct seq **s, struct err *err)
 {
-    struct request q = {.prompt = b->tokens + prompt,
-                        .n_prompt = b->a->prompt,
-                        .max_tokens = 1,
-                        .ignore_eos = true,
-                        .plan = w == PREFILL ? "recompute" : b->a->plan};
-    int rc = save_policy_make(&q.save, "both", b->k.model, NULL, b->a->prompt, err);
-    return rc == 0 ? engine_add(b->k.engine, &q, s, err) : rc;
+    const struct hcache_request ask = {.prompt = b->tokens + prompt,
+                                       .n_prompt = b->a->prompt,
+                                       .max_tokens = 1,
+                                       .ignore_eos = true,
+                                       .plan = w == PREFILL ? "recompute" : b->a->plan};
+    struct request *q = request_create(&ask, 1);
+    int rc = save_policy_make(&q->save, "both", b->k.model, NULL, b->a->prompt, err);
+    if (rc == 0)
+        rc = engine_add(b->k.engine, q, s, err);
+    request_release(q);
+    return rc;
 }
 
 /* Makes steps until s has ended, and counts the gaps between tokens of the decodes. A gap ends with
@@ -147,7 +151,7 @@ static int step_until_done(struct lab *b, enum window w, const struct seq *s,
     engine_stats(b->k.engine, &st);
     uint64_t n_fused = st.fused_rows;
     while (rc == 0 && seq_outcome(s)->finish == FINISH_NONE) {
-        bool is_new = w == RESTORE && (was_new || seq_outcome(s)->n_cached > 0);
+        bool is_new = w == RESTORE && (was_new || seq_outcome(s)->r.cached_tokens > 0);
         b->now = is_new ? NEW : w;
         rc = engine_step(b->k.engine, &n_active, err);
         engine_stats(b->k.engine, &st);
@@ -162,17 +166,17 @@ static int note_arrival(struct lab *b, enum window w, const struct outcome *o, i
 {
     if (o->finish == FINISH_ERROR)
         return err_set(err, o->err.code, "%s", o->err.msg);
-    if (w == RESTORE && o->n_cached == 0)
-        return err_set(err, ERR_NOT_FOUND, "nothing was restored: %s", o->miss);
+    if (w == RESTORE && o->r.cached_tokens == 0)
+        return err_set(err, ERR_NOT_FOUND, "nothing was restored: %s", o->r.miss);
     b->n_arrivals[w]++;
     b->arrival_s[w] += (double)(clock_now_ns() - t0) * 1e-9;
     if (w != RESTORE)
         return 0;
-    b->plan_ms += (double)o->plan_ns * 1e-6;
-    b->lookup_ms += (double)o->lookup_ns * 1e-6;
-    b->restore_ms += (double)o->restore_ns * 1e-6;
+    b->plan_ms += o->r.timings.plan_ms;
+    b->lookup_ms += o->r.timings.lookup_ms;
+    b->restore_ms += o->r.timings.restore_ms;
     b->compute_ms += (double)o->restore.compute_ns * 1e-6;
-    b->n_cached += o->n_cached;
+    b->n_cached += o->r.cached_tokens;
     snprintf(b->layers, sizeof b->layers, "%s", o->plan.method);
     return 0;
 }
@@ -211,14 +215,17 @@ static int start_decoders(struct lab *b, struct err *err)
     stop_decoders(b);
     for (int i = 0; rc == 0 && i < b->a->decodes; i++) {
         struct decoder *d = &b->decoder[i];
-        struct request q = {.prompt = b->tokens + i,
-                            .n_prompt = DECODER_PROMPT,
-                            .max_tokens = b->k.model->max_ctx - DECODER_PROMPT,
-                            .ignore_eos = true,
-                            .on_token = on_token,
-                            .arg = d};
+        const struct hcache_request ask = {.prompt = b->tokens + i,
+                                           .n_prompt = DECODER_PROMPT,
+                                           .max_tokens = b->k.model->max_ctx -
+                                                         DECODER_PROMPT,
+                                           .ignore_eos = true};
+        struct request *q = request_create(&ask, ask.max_tokens);
+        q->on_token = on_token;
+        q->arg = d;
         d->lab = b;
-        rc = engine_add(b->k.engine, &q, &d->seq, err);
+        rc = engine_add(b->k.engine, q, &d->seq, err);
+        request_release(q);
     }
     b->now = N_WINDOWS; /* steps are not counted now */
     for (int i = 0; rc == 0 && i < WARM_STEPS; i++)

@@ -216,13 +216,14 @@ static int add_all(struct bench *b, struct engine *e, struct seq **s, struct err
     int n_prompt = b->n_full * KV_BLOCK_TOKENS + 1, rc = 0;
     for (int i = 0; rc == 0 && i < b->a->batch; i++) {
         /* the prompts are the same text from different tokens on */
-        struct request q = {.prompt = b->ids + i,
-                            .n_prompt = n_prompt,
-                            .max_tokens = b->a->tokens + 2,
-                            .ignore_eos = true,
-                            .digest = true,
-                            .sample = {.top_p = 1}};
-        rc = engine_add(e, &q, &s[i], err);
+        const struct hcache_request ask = {.prompt = b->ids + i,
+                                           .n_prompt = n_prompt,
+                                           .max_tokens = b->a->tokens + 2,
+                                           .ignore_eos = true,
+                                           .digest = true};
+        struct request *q = request_create(&ask, ask.max_tokens);
+        rc = engine_add(e, q, &s[i], err);
+        request_release(q);
     }
     return rc;
 }
@@ -302,7 +303,7 @@ static int decode(struct bench *b, struct stack *k, struct seq **s, struct row *
     double times[64], t;
     struct mixed_stats before, after;
     int rc = add_all(b, k->engine, s, err);
-    while (rc == 0 && seq_outcome(s[b->a->batch - 1])->n_generated == 0)
+    while (rc == 0 && seq_outcome(s[b->a->batch - 1])->r.n_tokens == 0)
         rc = step(k->engine, &t, err); /* prefills the prompts */
     engine_mixed_stats(k->engine, &before);
     for (int i = 0; rc == 0 && i < b->a->tokens; i++)
@@ -316,7 +317,7 @@ static int decode(struct bench *b, struct stack *k, struct seq **s, struct row *
     r->n_minibatches = (int)((after.n_minibatches - before.n_minibatches) / n);
     r->policy_bytes = count_bytes(b, k, s, &r->act_share);
     for (int i = 0; i < b->a->batch; i++)
-        r->digest = r->digest * 31 + seq_outcome(s[i])->logits_digest;
+        r->digest = r->digest * 31 + seq_outcome(s[i])->r.logits_digest;
     return 0;
 }
 

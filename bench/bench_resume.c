@@ -69,26 +69,31 @@ struct lab {
     int n_history;
 };
 
-/* Adds a request: the history, and n_new tokens that no earlier request had. */
-static int add(struct lab *b, int n_new, struct request q, struct seq **out,
-               struct err *err)
+/* Adds a request: the history, and n_new tokens that no earlier request had. A request for no token
+ * saves its state. */
+static int add(struct lab *b, int n_new, struct hcache_request ask, bool restore_first,
+               struct seq **out, struct err *err)
 {
     uint64_t vocab = (uint64_t)b->k.model->cfg.vocab_size;
     for (int i = 0; i < n_new; i++)
         b->tokens[b->n_history + i] = (int32_t)rng_below(&b->rng, vocab);
-    q.prompt = b->tokens;
-    q.n_prompt = b->n_history + n_new;
-    q.ignore_eos = true;
-    return engine_add(b->k.engine, &q, out, err);
+    ask.prompt = b->tokens;
+    ask.n_prompt = b->n_history + n_new;
+    ask.ignore_eos = true;
+    struct request *q = request_create(&ask, ask.max_tokens);
+    q->restore_first = restore_first;
+    for (int l = 0; l < b->k.model->cfg.n_layers && ask.max_tokens == 0; l++)
+        q->save.kinds[l] = SAVE_HIDDEN | SAVE_KV;
+    int rc = engine_add(b->k.engine, q, out, err);
+    request_release(q);
+    return rc;
 }
 
 static int fill_store(struct lab *b, struct err *err)
 {
-    struct request q = {.max_tokens = 0, .plan = "recompute"};
+    const struct hcache_request ask = {.plan = "recompute"};
     struct seq *s = NULL;
-    for (int l = 0; l < b->k.model->cfg.n_layers; l++)
-        q.save.kinds[l] = SAVE_HIDDEN | SAVE_KV;
-    int rc = add(b, 1, q, &s, err);
+    int rc = add(b, 1, ask, false, &s, err);
     if (rc == 0)
         rc = engine_run(b->k.engine, err);
     if (rc == 0)
@@ -109,10 +114,9 @@ struct way {
 
 static int resume_once(struct lab *b, bool restore_first, struct way *w, struct err *err)
 {
-    struct request q = {
-        .max_tokens = 1, .plan = b->a->plan, .restore_first = restore_first};
+    const struct hcache_request ask = {.max_tokens = 1, .plan = b->a->plan};
     struct seq *s;
-    int rc = add(b, b->a->n_new, q, &s, err);
+    int rc = add(b, b->a->n_new, ask, restore_first, &s, err);
     if (rc != 0)
         return rc;
     rc = engine_run(b->k.engine, err);
@@ -120,12 +124,12 @@ static int resume_once(struct lab *b, bool restore_first, struct way *w, struct 
     if (rc == 0 && o->finish == FINISH_ERROR)
         rc = err_set(err, o->err.code, "%s", o->err.msg);
     if (rc == 0 && w != NULL) {
-        w->ttft_ms[w->n] = (double)o->ttft_ns * 1e-6;
-        w->restore_ms[w->n] = (double)o->restore_ns * 1e-6;
+        w->ttft_ms[w->n] = o->r.timings.ttft_ms;
+        w->restore_ms[w->n] = o->r.timings.restore_ms;
         w->predicted_ms[w->n] = o->plan.predicted_s * 1e3;
         w->bubble[w->n++] = o->restore.bubble;
         snprintf(w->layers, sizeof w->layers, "%s",
-                 o->n_cached > 0 ? o->plan.method : "recomputed");
+                 o->r.cached_tokens > 0 ? o->plan.method : "recomputed");
     }
     engine_remove(b->k.engine, s);
     return rc;
@@ -196,14 +200,14 @@ static int timed_step(struct lab *b, struct steps *to, struct err *err)
 static int turn(struct lab *b, struct steps *beside, struct steps *quiet,
                 double *restore_ms, struct err *err)
 {
-    struct request q = {.max_tokens = 1, .plan = b->a->plan};
+    const struct hcache_request ask = {.max_tokens = 1, .plan = b->a->plan};
     struct seq *s;
-    int before = beside->n, rc = add(b, 1, q, &s, err);
+    int before = beside->n, rc = add(b, 1, ask, false, &s, err);
     while (rc == 0 && seq_outcome(s)->finish == FINISH_NONE)
         rc = timed_step(b, beside, err);
     if (rc == 0 && seq_outcome(s)->finish == FINISH_ERROR)
         rc = err_set(err, seq_outcome(s)->err.code, "%s", seq_outcome(s)->err.msg);
-    *restore_ms = (double)seq_outcome(s)->restore_ns * 1e-6;
+    *restore_ms = seq_outcome(s)->r.timings.restore_ms;
     engine_remove(b->k.engine, s);
     for (int n = beside->n - before + N_QUIET; rc == 0 && n > 0; n--)
         rc = timed_step(b, quiet, err);
@@ -248,12 +252,14 @@ static int run_beside(struct lab *b, struct err *err)
                  beside = {.ms = xcalloc(MAX_STEPS, sizeof(double))};
     double *restore_ms = xcalloc((size_t)rounds, sizeof *restore_ms);
     for (int i = 0; rc == 0 && i < n; i++) {
-        struct request q = {.prompt = b->tokens + 100 * i % b->n_history,
-                            .n_prompt = 32,
-                            .max_tokens = b->k.model->max_ctx - 32,
-                            .ignore_eos = true,
-                            .plan = "recompute"};
-        rc = engine_add(b->k.engine, &q, &decodes[i], err);
+        const struct hcache_request ask = {.prompt = b->tokens + 100 * i % b->n_history,
+                                           .n_prompt = 32,
+                                           .max_tokens = b->k.model->max_ctx - 32,
+                                           .ignore_eos = true,
+                                           .plan = "recompute"};
+        struct request *q = request_create(&ask, ask.max_tokens);
+        rc = engine_add(b->k.engine, q, &decodes[i], err);
+        request_release(q);
     }
     struct steps warm_up = {.ms = xcalloc(MAX_STEPS, sizeof(double))};
     for (int i = 0; rc == 0 && i < N_QUIET; i++)

@@ -226,11 +226,13 @@ static int run_row(struct bench *b, struct stack *k, struct row *r, int n_seqs, 
     uint64_t digests[MAX_BATCH];
     int n_active = n_seqs, rc = 0, n_prefilled = 0, n_before = 0, n_after = 0;
     for (int i = 0; rc == 0 && i < n_seqs; i++) {
-        struct request q = {.prompt = b->ids + i,
-                            .n_prompt = n,
-                            .max_tokens = n_decode + 1,
-                            .digest = true};
-        rc = engine_add(k->engine, &q, &seqs[i], err);
+        const struct hcache_request ask = {.prompt = b->ids + i,
+                                           .n_prompt = n,
+                                           .max_tokens = n_decode + 1,
+                                           .digest = true};
+        struct request *q = request_create(&ask, ask.max_tokens);
+        rc = engine_add(k->engine, q, &seqs[i], err);
+        request_release(q);
         if (rc != 0)
             return rc;
     }
@@ -242,8 +244,8 @@ static int run_row(struct bench *b, struct stack *k, struct row *r, int n_seqs, 
             continue;
         n_prefilled = n_before = 0;
         for (int i = 0; i < n_seqs; i++) {
-            n_prefilled += seq_outcome(seqs[i])->n_generated > 0;
-            n_before += seq_outcome(seqs[i])->n_generated;
+            n_prefilled += seq_outcome(seqs[i])->r.n_tokens > 0;
+            n_before += seq_outcome(seqs[i])->r.n_tokens;
         }
         t0 = clock_now_ns();
         weights_stats(&k->model->w, &s0);
@@ -252,8 +254,8 @@ static int run_row(struct bench *b, struct stack *k, struct row *r, int n_seqs, 
     weights_stats(&k->model->w, &s1);
     for (int i = 0; rc == 0 && i < n_seqs; i++) {
         const struct outcome *o = seq_outcome(seqs[i]);
-        n_after += o->n_generated;
-        digests[i] = o->logits_digest;
+        n_after += o->r.n_tokens;
+        digests[i] = o->r.logits_digest;
         if (o->finish == FINISH_ERROR)
             rc = err_set(err, o->err.code, "%s", o->err.msg);
     }

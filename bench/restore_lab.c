@@ -38,15 +38,15 @@ static int make_context(struct lab *b, struct err *err)
 /* Prefills the whole context and saves it. */
 static int fill_store(struct lab *b, struct err *err)
 {
-    struct request q = {.prompt = b->tokens,
-                        .n_prompt = b->max_chunks * STORE_CHUNK_TOKENS + 1,
-                        .max_tokens = 0,
-                        .plan = "recompute"};
+    const struct hcache_request ask = {.prompt = b->tokens,
+                                       .n_prompt = b->max_chunks * STORE_CHUNK_TOKENS + 1,
+                                       .plan = "recompute"};
+    struct request *q = request_create(&ask, 0);
     struct seq *s = NULL;
     for (int l = 0; l < b->k.model->cfg.n_layers; l++)
-        q.save.kinds[l] = SAVE_HIDDEN | SAVE_KV;
+        q->save.kinds[l] = SAVE_HIDDEN | SAVE_KV;
     int64_t t0 = clock_now_ns();
-    int rc = engine_add(b->k.engine, &q, &s, err);
+    int rc = engine_add(b->k.engine, q, &s, err);
     if (rc == 0)
         rc = engine_run(b->k.engine, err);
     double seconds = (double)(clock_now_ns() - t0) * 1e-9;
@@ -55,9 +55,10 @@ static int fill_store(struct lab *b, struct err *err)
     if (rc == 0)
         fprintf(stderr,
                 "prefilled %d tokens in %.2f s (%.0f tokens/s, saving both kinds)\n",
-                q.n_prompt, seconds, q.n_prompt / seconds);
+                ask.n_prompt, seconds, ask.n_prompt / seconds);
     if (s != NULL)
         engine_remove(b->k.engine, s);
+    request_release(q);
     return rc;
 }
 

@@ -39,15 +39,18 @@ static int add_all(struct jobs *j, enum arm arm, struct seq **seqs, struct err *
     const struct save_at_end *o = j->o;
     int rc = 0;
     for (int i = 0; rc == 0 && i < o->n_seqs; i++) {
-        struct request q = {.prompt = j->prompts + (size_t)i * (size_t)o->n_prompt,
-                            .n_prompt = o->n_prompt,
-                            .max_tokens = o->n_answer,
-                            .ignore_eos = true,
-                            .plan = "recompute"};
-        rc = save_policy_make(&q.save, arm == NONE ? "none" : o->save, o->stack->model,
+        const struct hcache_request ask = {.prompt = j->prompts +
+                                                     (size_t)i * (size_t)o->n_prompt,
+                                           .n_prompt = o->n_prompt,
+                                           .max_tokens = o->n_answer,
+                                           .ignore_eos = true,
+                                           .plan = "recompute"};
+        struct request *q = request_create(&ask, ask.max_tokens);
+        rc = save_policy_make(&q->save, arm == NONE ? "none" : o->save, o->stack->model,
                               NULL, o->n_prompt, err);
         if (rc == 0)
-            rc = engine_add(o->stack->engine, &q, &seqs[i], err);
+            rc = engine_add(o->stack->engine, q, &seqs[i], err);
+        request_release(q);
     }
     return rc;
 }

@@ -608,51 +608,59 @@ static int check_shaping(const struct hcache *h, const struct hcache_shaping *g,
                       "repetition_penalty 0.01 to 100 or 0 (none), min_tokens at least 0");
 }
 
-static int make_request(struct hcache *h, const struct hcache_request *r, struct request *q,
-                        struct err *err)
+/* Decides which records the request saves. A forced plan may need any kind of record later. So both
+ * kinds are saved, unless the request says otherwise. */
+static int make_save(struct hcache *h, const struct hcache_request *r,
+                     const struct truncation *truncation, struct save_policy *out,
+                     struct err *err)
 {
-    int rc = check_request(h, r, err);
+    const char *save = r->save != NULL ? r->save : is_forced(r->plan) ? "both" : "auto";
+    struct platform bounded = h->platform;
+    platform_throttle(&bounded, 0, (double)h->k.o.user.throttle_bytes_per_s);
+    int rc = save_policy_make(out, save, h->k.model, &bounded, h->k.model->max_ctx, err);
+    if (rc == 0 && h->k.o.user.max_sequences > 1)
+        rc = save_policy_add_beside(out, save, h->k.model, &bounded, h->k.model->max_ctx,
+                                    err);
+    if (rc == 0 && truncation->context > 0 && strcmp(save, "auto") == 0)
+        hcache_save_for_truncation(h->k.model, out);
+    return rc;
+}
+
+/* Checks a request, and makes the one copy of it. */
+static int make_request(struct hcache *h, const struct hcache_request *r,
+                        struct request **out, struct err *err)
+{
+    struct truncation truncation;
+    struct save_policy save;
+    struct plan_request mode = {.n_layers = h->k.model->cfg.n_layers};
+    int n = 0, rc = check_request(h, r, err);
     if (rc == 0)
         rc = check_shaping(h, r->shaping, err);
-    if (rc != 0)
-        return rc;
-    *q = (struct request){.prompt = r->prompt,
-                          .n_prompt = r->n_prompt,
-                          .max_tokens = r->max_tokens,
-                          .ignore_eos = r->ignore_eos,
-                          .digest = r->digest,
-                          .sample = {.temperature = r->temperature,
-                                     .top_p = r->top_p > 0 ? r->top_p : 1,
-                                     .min_p = r->min_p,
-                                     .top_k = r->top_k,
-                                     .seed = r->seed},
-                          .salt = r->salt,
-                          .priority = r->priority,
-                          .use = {.turn = r->turn,
-                                  .may_call_tools = r->may_call_tools,
-                                  .reuse_in_s = (uint32_t)r->expect_reuse_in_s,
-                                  .ttl_s = (uint32_t)r->cache_ttl_s},
-                          .plan = r->plan};
-    rc = hcache_make_truncation(h, &r->truncation, &q->truncation, err);
-    struct plan_request mode = {.n_layers = h->k.model->cfg.n_layers};
+    if (rc == 0)
+        rc = hcache_make_truncation(h, &r->truncation, &truncation, err);
     if (rc == 0 && r->plan != NULL)
         rc = plan_mode_parse(r->plan, &mode, err);
     if (rc == 0 && r->plan != NULL)
         rc = check_plan(&mode, r->plan, err);
-    /* A forced plan may need any kind of record later. So both kinds are saved, unless the request
-     * says otherwise. */
-    const char *save = r->save != NULL ? r->save : is_forced(r->plan) ? "both" : "auto";
-    struct platform bounded = h->platform;
-    platform_throttle(&bounded, 0, (double)h->k.o.user.throttle_bytes_per_s);
     if (rc == 0)
-        rc = save_policy_make(&q->save, save, h->k.model, &bounded, h->k.model->max_ctx,
-                              err);
-    if (rc == 0 && h->k.o.user.max_sequences > 1)
-        rc = save_policy_add_beside(&q->save, save, h->k.model, &bounded,
-                                    h->k.model->max_ctx, err);
-    if (rc == 0 && q->truncation.context > 0 && strcmp(save, "auto") == 0)
-        hcache_save_for_truncation(h->k.model, &q->save);
-    return rc;
+        rc = make_save(h, r, &truncation, &save, err);
+    if (rc == 0)
+        rc = mem_check(err);
+    if (rc != 0)
+        return rc;
+    struct request *q = request_create(
+        r, service_answer_room(h->service, r->max_tokens, &truncation));
+    if (q == NULL)
+        return err_set(err, -ENOMEM, "no memory for a prompt of %d tokens and its answer",
+                       r->n_prompt);
+    q->truncation = truncation;
+    q->save = save;
+    q->form = r->form != NULL ? form_share(r->form->form) : NULL;
+    const int32_t *never = h->tokenizer != NULL ? tokenizer_suppressed(h->tokenizer, &n)
+                                                : NULL;
+    request_forbid(q, never, n, h->k.model->cfg.vocab_size);
+    *out = q;
+    return 0;
 }
 
 /* Passes arrived tokens to on_token one by one. If several came together, the last one gets their
@@ -675,16 +683,17 @@ static bool pass_on(const struct hcache_request *r, const struct hcache_delta *d
 int hcache_generate(struct hcache *h, const struct hcache_request *r,
                     struct hcache_result *out, struct hcache_err *err)
 {
-    struct request q;
+    struct request *q;
     struct hcache_ticket *t = NULL;
-    struct hcache_request quiet = *r;
     *out = (struct hcache_result){0};
-    quiet.notify = NULL;
     if (!service_is_started(h->service))
         h->platform = h->k.platform;
     int rc = make_request(h, r, &q, hcache_inner(err));
-    if (rc == 0)
-        rc = service_submit(h->service, &q, &quiet, true, &t, hcache_inner(err));
+    if (rc == 0) {
+        q->ask.notify = NULL;
+        q->ask.durable = true;
+        rc = service_submit(h->service, q, &t, hcache_inner(err));
+    }
     if (rc != 0)
         return rc;
     struct hcache_delta d;
@@ -732,10 +741,9 @@ void hcache_serve_stop(struct hcache *h)
 int hcache_submit(struct hcache *h, const struct hcache_request *r,
                   struct hcache_ticket **out, struct hcache_err *err)
 {
-    struct request q;
+    struct request *q;
     int rc = make_request(h, r, &q, hcache_inner(err));
-    return rc != 0 ? rc
-                   : service_submit(h->service, &q, r, r->durable, out, hcache_inner(err));
+    return rc != 0 ? rc : service_submit(h->service, q, out, hcache_inner(err));
 }
 
 void hcache_stats(struct hcache *h, struct hcache_stats *out)

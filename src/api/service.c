@@ -23,7 +23,6 @@
 #include "base/minmax.h"
 #include "base/thread.h"
 #include "api/counts.h"
-#include "api/forms.h"
 #include "engine/sched.h"
 #include "save/saver.h"
 
@@ -103,8 +102,9 @@ void service_stats(struct service *s, struct hcache_stats *out)
 
 static void tell(struct hcache_ticket *t, bool ended)
 {
-    if (t->notify != NULL)
-        t->notify(t->notify_arg, ended);
+    const struct hcache_request *r = &t->req->ask;
+    if (r->notify != NULL && !t->given_up)
+        r->notify(r->arg, ended);
     pthread_cond_broadcast(&t->service->progress);
 }
 
@@ -115,16 +115,17 @@ static int on_token(void *arg, int32_t id)
     const char *text = "";
     size_t n = 0;
     int64_t now = clock_now_ns();
-    int width = 1 + t->n_top;
+    const struct hcache_request *r = &t->req->ask;
+    int width = 1 + r->n_top;
     if (t->stream != NULL && tokenizer_stream_push(t->stream, id, &text, &n, NULL) != 0)
         n = 0;
-    if (t->wants_logprobs)
-        ticket_logprobs(seq_logits(t->seq), t->n_vocab, id, t->n_top,
+    if (r->logprobs)
+        ticket_logprobs(seq_logits(t->seq), t->n_vocab, id, r->n_top,
                         t->logprobs + (size_t)t->n_ids * (size_t)width);
     pthread_mutex_lock(&t->service->lock);
-    CHECK(t->n_ids < t->req.max_tokens);
-    t->ids[t->n_ids++] = id;
-    t->n_cached = seq_outcome(t->seq)->n_cached;
+    CHECK(t->n_ids < r->max_tokens && t->ids[t->n_ids] == id);
+    t->n_ids++;
+    t->n_cached = seq_outcome(t->seq)->r.cached_tokens;
     ticket_append(t, text, n);
     if (t->tokenizer != NULL && tokenizer_is_special(t->tokenizer, id))
         ticket_special(t, id);
@@ -156,39 +157,6 @@ static void finish_text(struct hcache_ticket *t, enum finish finish)
     pthread_mutex_unlock(&t->service->lock);
 }
 
-/* Returns the tier from which the restored tokens came; NULL: none were restored. home: the store's
- * own tier. */
-static const char *tier_of(const struct hcache_result *r, const char *home)
-{
-    int restored = r->cached_tokens - r->device_tokens;
-    if (restored <= 0)
-        return NULL;
-    if (r->restored_dram_bytes == 0)
-        return home;
-    return r->restored_dram_bytes == r->restored_bytes ? "dram" : "dram+disk";
-}
-
-/* Describes the parts of the restored tokens, with `home` as the name of the store's own tier.
- * There are no parts if the restore's tokens are not all that count as restored: in a truncated
- * context, a view lacks some of the cached tokens. */
-static void describe_parts(struct hcache_result *r, const struct restore_result *of,
-                           const char *home)
-{
-    int n_tokens = 0;
-    for (int i = 0; i < of->n_parts; i++)
-        n_tokens += of->part[i].n_tokens;
-    r->n_restored_parts = 0;
-    if (n_tokens != r->cached_tokens - r->device_tokens)
-        return;
-    for (int i = 0; i < of->n_parts && i < HCACHE_RESTORED_PARTS; i++) {
-        const struct restore_part *p = &of->part[i];
-        r->restored_part[r->n_restored_parts++] = (struct hcache_restored_part){
-            p->n_tokens, !p->from_dram   ? home
-                         : p->from_store ? "dram+disk"
-                                         : "dram"};
-    }
-}
-
 /* Ends a ticket, which is in no list. Only the stepping thread calls this. */
 static void ticket_end(struct service *s, struct hcache_ticket *t)
 {
@@ -200,13 +168,9 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
     if (finish == FINISH_TIMEOUT && t->n_ids == 0)
         err_set(&t->err, -ETIMEDOUT, "the request's timeout passed before the first token");
     finish_text(t, finish);
-    ticket_describe(t);
-    t->result.timings.load_ms = s->o.load_ms;
-    t->result.tier = tier_of(&t->result, s->o.tier);
-    if (t->seq != NULL) {
-        describe_parts(&t->result, &seq_outcome(t->seq)->restore, s->o.tier);
+    ticket_describe(t, s->o.tier, s->o.load_ms);
+    if (t->seq != NULL)
         engine_remove(s->o.engine, t->seq);
-    }
     t->seq = NULL;
     pthread_mutex_lock(&s->lock);
     engine_stats(s->o.engine, &s->engine);
@@ -255,7 +219,7 @@ static void take(struct hcache_ticket **list, bool (*is_so)(const struct hcache_
  * handed its state to the saver by now. */
 static bool settles(struct service *s, struct hcache_ticket *t)
 {
-    if (!t->wants_durable || s->o.saver == NULL || t->err.code != 0 ||
+    if (!t->req->ask.durable || s->o.saver == NULL || t->err.code != 0 ||
         t->state != TICKET_RUNNING)
         return false;
     t->mark = saver_mark(s->o.saver);
@@ -330,7 +294,7 @@ static void pass_to_engine(struct service *s)
 {
     struct hcache_ticket *t;
     while ((t = queue_take(s)) != NULL) {
-        if (engine_add(s->o.engine, &t->req, &t->seq, &t->err) != 0)
+        if (engine_add(s->o.engine, t->req, &t->seq, &t->err) != 0)
             t->seq = NULL;
     }
     end_finished(s);
@@ -349,10 +313,10 @@ static void fail_all(struct service *s, const struct err *err)
 static void tell_progress(struct service *s)
 {
     for (struct hcache_ticket *t = s->live; t != NULL; t = t->next) {
-        if (!t->wants_progress || t->seq == NULL)
+        if (t->req->ask.on_prompt == NULL || t->seq == NULL)
             continue;
         int n = seq_tokens_done(t->seq);
-        t->n_prompt_done = MIN(n, t->req.n_prompt);
+        t->n_prompt_done = MIN(n, t->req->ask.n_prompt);
         pthread_cond_broadcast(&s->progress);
     }
 }
@@ -555,6 +519,13 @@ void service_stop(struct service *s)
 
 /* --- tickets ---------------------------------------------------------------------------------- */
 
+int service_answer_room(const struct service *s, int max_tokens,
+                        const struct truncation *truncation)
+{
+    bool is_bounded = truncation->context == 0 && max_tokens > s->o.max_context;
+    return is_bounded ? s->o.max_context : max_tokens;
+}
+
 /* Feeds the prompt's last four tokens to the text stream. Some tokenizers drop a space at the
  * beginning of a text, but the answer continues a text, so its first space must stay. Four tokens
  * complete any character. */
@@ -562,95 +533,32 @@ static void prime_text(struct hcache_ticket *t)
 {
     const char *text;
     size_t n;
-    for (int i = t->req.n_prompt - MIN(t->req.n_prompt, 4); i < t->req.n_prompt; i++)
-        (void)tokenizer_stream_push(t->stream, t->prompt[i], &text, &n, NULL);
+    const struct hcache_request *r = &t->req->ask;
+    for (int i = r->n_prompt - MIN(r->n_prompt, 4); i < r->n_prompt; i++)
+        (void)tokenizer_stream_push(t->stream, r->prompt[i], &text, &n, NULL);
 }
 
-/* Bias of a token that the model's files forbid in answers: finite, so that no sampler meets a
- * NaN. */
-#define NEVER (-1e30f)
-
-/* Copies the request's shaping, and adds the tokens that the model's files forbid. */
-static void copy_shaping(struct hcache_ticket *t, const struct hcache_shaping *g,
-                         const int32_t *suppressed, int n_suppressed)
+/* Creates the ticket of a request. Returns NULL if there is no memory for its log-probabilities. */
+static struct hcache_ticket *ticket_create(struct service *s, struct request *q)
 {
-    int n_bias = 0;
-    struct shaping_bias *bias = xcalloc((size_t)g->n_bias + (size_t)n_suppressed + 1,
-                                        sizeof *bias);
-    for (int i = 0; i < g->n_bias; i++)
-        bias[n_bias++] = (struct shaping_bias){g->bias[i].id, g->bias[i].bias};
-    for (int i = 0; i < n_suppressed; i++)
-        if (suppressed[i] < t->n_vocab)
-            bias[n_bias++] = (struct shaping_bias){suppressed[i], NEVER};
-    int32_t *stop_ids = xcalloc((size_t)g->n_stop_ids + 1, sizeof *stop_ids);
-    for (int i = 0; i < g->n_stop_ids; i++)
-        stop_ids[i] = g->stop_ids[i];
-    t->shaping = (struct shaping){
-        .frequency_penalty = g->frequency_penalty,
-        .presence_penalty = g->presence_penalty,
-        .repetition_penalty = g->repetition_penalty > 0 ? g->repetition_penalty : 1,
-        .bias = bias,
-        .n_bias = n_bias,
-        .stop_ids = stop_ids,
-        .n_stop_ids = g->n_stop_ids,
-        .min_tokens = g->min_tokens};
-    t->req.shaping = &t->shaping;
-}
-
-/* Reserves all memory that grows with prompt and answer. Returns false if there is not enough. */
-static bool reserve_tokens(struct hcache_ticket *t, const struct request *q,
-                           const struct hcache_request *r)
-{
-    /* A request that is longer than the context is refused at admission. Until then it must not
-     * cost memory. */
-    bool bounded = q->truncation.context == 0 && q->max_tokens > t->service->o.max_context;
-    size_t max = (size_t)(bounded ? t->service->o.max_context : q->max_tokens);
-    size_t width = 1 + (size_t)r->n_top, n = (size_t)q->n_prompt * sizeof *t->prompt;
-    t->prompt = mem_try(n);
-    t->ids = mem_try_calloc(max + 1, sizeof *t->ids);
-    if (r->logprobs)
-        t->logprobs = mem_try_calloc(max * width + 1, sizeof *t->logprobs);
-    if (t->prompt == NULL || t->ids == NULL || (r->logprobs && t->logprobs == NULL))
-        return false;
-    memcpy(t->prompt, q->prompt, n);
-    return true;
-}
-
-/* Creates a ticket. Returns NULL if there is no memory for its tokens. */
-static struct hcache_ticket *ticket_create(struct service *s, const struct request *q,
-                                           const struct hcache_request *r)
-{
+    size_t width = 1 + (size_t)q->ask.n_top, n = 0;
     struct hcache_ticket *t = xcalloc(1, sizeof *t);
     t->service = s;
-    t->req = *q;
-    if (!reserve_tokens(t, q, r)) {
+    t->req = q;
+    t->ids = request_answer(q);
+    q->on_token = on_token;
+    q->on_admit = on_admit;
+    q->arg = t;
+    if (q->ask.logprobs) {
+        n = (size_t)service_answer_room(s, q->ask.max_tokens, &q->truncation) * width;
+        t->logprobs = mem_try_calloc(n + 1, sizeof *t->logprobs);
+    }
+    if (q->ask.logprobs && t->logprobs == NULL) {
         ticket_destroy(t);
         return NULL;
     }
-    t->req.prompt = t->prompt;
-    t->req.salt = t->salt = q->salt != NULL ? xstrdup(q->salt) : NULL;
-    t->req.plan = t->plan = q->plan != NULL ? xstrdup(q->plan) : NULL;
-    t->req.on_token = on_token;
-    t->req.on_admit = on_admit;
-    t->req.arg = t;
-    for (; t->n_stop < r->n_stop; t->n_stop++) {
-        t->stop[t->n_stop] = xstrdup(r->stop[t->n_stop]);
-        t->stop_bytes[t->n_stop] = strlen(r->stop[t->n_stop]);
-    }
-    if (r->form != NULL)
-        t->req.form = t->form = form_share(r->form->form);
-    t->wants_logprobs = t->req.logits = r->logprobs;
-    t->wants_progress = r->on_prompt != NULL;
-    t->n_top = r->logprobs ? r->n_top : 0;
     t->n_vocab = s->o.n_vocab;
     t->tokenizer = s->o.tokenizer;
-    int n = 0;
-    const int32_t *suppressed = t->tokenizer != NULL
-                                    ? tokenizer_suppressed(t->tokenizer, &n)
-                                    : NULL;
-    static const struct hcache_shaping none;
-    if (r->shaping != NULL || n > 0)
-        copy_shaping(t, r->shaping != NULL ? r->shaping : &none, suppressed, n);
     if (t->tokenizer != NULL) {
         t->stream = tokenizer_stream_create(t->tokenizer, true);
         prime_text(t);
@@ -667,32 +575,25 @@ static int n_waiting_of(const struct service *s, uint64_t client)
     int n = 0;
     for (int i = 0; i < 2; i++)
         for (const struct hcache_ticket *t = lists[i]; t != NULL; t = t->next)
-            n += t->state == TICKET_WAITING && t->client == client;
+            n += t->state == TICKET_WAITING && t->req->ask.client == client;
     return n;
 }
 
-int service_submit(struct service *s, const struct request *q,
-                   const struct hcache_request *r, bool durable, struct hcache_ticket **out,
+int service_submit(struct service *s, struct request *q, struct hcache_ticket **out,
                    struct err *err)
 {
-    int rc = mem_check(err);
-    if (rc != 0)
-        return rc;
-    struct hcache_ticket *t = ticket_create(s, q, r);
+    const struct hcache_request *r = &q->ask;
+    int rc = 0;
+    struct hcache_ticket *t = ticket_create(s, q);
     if (t == NULL)
-        return err_set(err, -ENOMEM, "no memory for a prompt of %d tokens and its answer",
-                       q->n_prompt);
-    t->wants_durable = durable;
-    t->client = r->client;
-    t->notify = r->notify;
-    t->notify_arg = r->arg;
+        return err_set(err, -ENOMEM, "no memory for the log-probabilities of an answer");
     t->t_submit = clock_now_ns();
     if (s->o.store != NULL)
-        t->req.epoch = store_epoch(s->o.store);
+        q->epoch = store_epoch(s->o.store);
     if (r->timeout_ms > 0)
-        t->req.deadline_ns = t->t_submit + r->timeout_ms * (int64_t)1000000;
+        q->deadline_ns = t->t_submit + r->timeout_ms * (int64_t)1000000;
     pthread_mutex_lock(&s->lock);
-    if (s->stopping && (s->has_thread || !durable)) {
+    if (s->stopping && (s->has_thread || !r->durable)) {
         rc = err_set(err, ERR_LIMIT,
                      s->has_thread ? "the server is stopping"
                                    : "the engine's thread was stopped");
@@ -765,7 +666,7 @@ bool service_run(struct service *s, struct hcache_ticket *t,
 void hcache_ticket_read(struct hcache_ticket *t, struct hcache_delta *out)
 {
     pthread_mutex_lock(&t->service->lock);
-    size_t n = t->n_visible - t->n_text_read, width = 1 + (size_t)t->n_top;
+    size_t n = t->n_visible - t->n_text_read, width = 1 + (size_t)t->req->ask.n_top;
     if (n + 1 > t->piece_cap) {
         t->piece_cap = 2 * (n + 1);
         t->piece = xrealloc(t->piece, t->piece_cap);
@@ -790,7 +691,7 @@ void hcache_ticket_read(struct hcache_ticket *t, struct hcache_delta *out)
                                  .ended = t->state == TICKET_ENDED,
                                  .cached_tokens = t->n_cached,
                                  .prompt_done = t->n_prompt_done};
-    if (t->wants_logprobs)
+    if (t->logprobs != NULL)
         out->logprobs = t->logprobs + (size_t)t->n_ids_read * width;
     t->n_ids_read = t->n_ids;
     t->n_text_read = t->n_visible;
@@ -833,7 +734,6 @@ void hcache_ticket_free(struct hcache_ticket *t)
         return;
     pthread_mutex_lock(&t->service->lock);
     bool ended = t->state == TICKET_ENDED;
-    t->notify = NULL;
     t->given_up = t->cancel = t->service->may_settle = true;
     pthread_cond_signal(&t->service->work);
     pthread_mutex_unlock(&t->service->lock);

@@ -38,10 +38,13 @@ bool service_is_started(const struct service *s);
  * thread does not run. */
 void service_stop(struct service *s);
 
-/* Submits a request. `q` has been checked; prompt, salt, plan and r's stop, logprobs and notify
- * are copied. Returns ERR_LIMIT if the queue is full or the service stops. */
-int service_submit(struct service *s, const struct request *q,
-                   const struct hcache_request *r, bool durable, struct hcache_ticket **out,
+/* Returns the number of tokens of an answer for which a request needs room. A request that is longer
+ * than the context is refused when the engine gets it; until then it must not cost memory. */
+int service_answer_room(const struct service *s, int max_tokens,
+                        const struct truncation *truncation);
+/* Submits a request that was checked. It belongs to the service from now on, also after an error.
+ * Returns ERR_LIMIT if the queue is full or the service stops. */
+int service_submit(struct service *s, struct request *q, struct hcache_ticket **out,
                    struct err *err);
 
 /* Waits until the ticket has something to read or has ended; if the service has no thread, steps

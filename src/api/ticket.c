@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/mem.h"
-#include "grammar/form.h"
 #include "base/minmax.h"
 #include "api/miss.h"
 
@@ -24,8 +24,9 @@ static size_t held_back(const char *text, size_t n, const char *stop, size_t sto
     return 0;
 }
 
-bool ticket_scan_stop(const char *text, size_t n_old, size_t *n_text, char *const *stop,
-                      const size_t *stop_bytes, int n_stop, size_t *n_visible)
+bool ticket_scan_stop(const char *text, size_t n_old, size_t *n_text,
+                      const char *const *stop, const size_t *stop_bytes, int n_stop,
+                      size_t *n_visible)
 {
     size_t first = *n_text, held = 0;
     for (int i = 0; i < n_stop; i++) {
@@ -55,8 +56,9 @@ void ticket_append(struct hcache_ticket *t, const char *text, size_t n)
     }
     memcpy(t->text + n_old, text, n);
     t->n_text += n;
-    t->stopped = ticket_scan_stop(t->text, n_old, &t->n_text, t->stop, t->stop_bytes,
-                                  t->n_stop, &t->n_visible);
+    const struct request *r = t->req;
+    t->stopped = ticket_scan_stop(t->text, n_old, &t->n_text, r->ask.stop, r->stop_bytes,
+                                  r->ask.n_stop, &t->n_visible);
     t->text[t->n_text] = 0;
 }
 
@@ -109,11 +111,6 @@ void ticket_logprobs(const float *logits, int n_vocab, int32_t chosen, int n_top
 
 /* --- the result ------------------------------------------------------------------------------- */
 
-static double ms(int64_t ns)
-{
-    return (double)ns * 1e-6;
-}
-
 static void describe_plan(const struct plan *p, struct hcache_plan *out)
 {
     *out = (struct hcache_plan){0};
@@ -136,25 +133,67 @@ static const char *finish_name(const struct hcache_ticket *t, enum finish f)
     return f == FINISH_CANCELLED || f == FINISH_NONE ? "cancelled" : "length";
 }
 
-static void describe_timings(const struct outcome *o, int64_t queue_ns,
-                             struct hcache_timings *t)
+static void describe_timings(const struct outcome *o, struct hcache_timings *t)
 {
-    *t = (struct hcache_timings){.queue_ms = ms(queue_ns),
-                                 .lookup_ms = ms(o->lookup_ns),
-                                 .plan_ms = ms(o->plan_ns),
-                                 .restore_ms = ms(o->restore_ns),
-                                 .prefill_ms = ms(o->prefill_ns),
-                                 .ttft_ms = ms(o->ttft_ns),
-                                 .decode_ms = ms(o->decode_ns),
-                                 .restore_io_ms = ms(o->restore.io_ns),
-                                 .restore_compute_ms = ms(o->restore.compute_ns),
-                                 .restore_wait_ms = ms(o->restore.wait_ns),
-                                 .fused_ms = ms(o->restore.prefill_ns),
-                                 .bubble = o->restore.bubble};
-    if (o->ttft_ns > 0)
+    t->restore_io_ms = clock_ms(o->restore.io_ns);
+    t->restore_compute_ms = clock_ms(o->restore.compute_ns);
+    t->restore_wait_ms = clock_ms(o->restore.wait_ns);
+    t->fused_ms = clock_ms(o->restore.prefill_ns);
+    t->bubble = o->restore.bubble;
+    if (t->ttft_ms > 0)
         t->ttft_ms += t->queue_ms;
-    if (o->n_generated > 1 && o->decode_ns > 0)
-        t->decode_tokens_per_s = (o->n_generated - 1) / ((double)o->decode_ns * 1e-9);
+    if (o->r.n_tokens > 1 && t->decode_ms > 0)
+        t->decode_tokens_per_s = (o->r.n_tokens - 1) / (t->decode_ms * 1e-3);
+}
+
+/* Returns the tier from which the restored tokens came; NULL: none were restored. home: the store's
+ * own tier. */
+static const char *tier_of(const struct hcache_result *r, const char *home)
+{
+    if (r->cached_tokens <= r->device_tokens)
+        return NULL;
+    if (r->restored_dram_bytes == 0)
+        return home;
+    return r->restored_dram_bytes == r->restored_bytes ? "dram" : "dram+disk";
+}
+
+/* Describes the parts of the restored tokens. There are no parts if the restore's tokens are not
+ * all that count as restored: in a truncated context, a view lacks some of the cached tokens. */
+static void describe_parts(struct hcache_result *r, const struct restore_result *of,
+                           const char *home)
+{
+    int n_tokens = 0;
+    for (int i = 0; i < of->n_parts; i++)
+        n_tokens += of->part[i].n_tokens;
+    if (n_tokens != r->cached_tokens - r->device_tokens)
+        return;
+    for (int i = 0; i < of->n_parts && i < HCACHE_RESTORED_PARTS; i++) {
+        const struct restore_part *p = &of->part[i];
+        r->restored_part[r->n_restored_parts++] = (struct hcache_restored_part){
+            p->n_tokens, !p->from_dram   ? home
+                         : p->from_store ? "dram+disk"
+                                         : "dram"};
+    }
+}
+
+static void describe_restore(struct hcache_result *r, const struct outcome *o,
+                             const char *home)
+{
+    r->restored_bytes = o->restore.read_bytes;
+    r->restored_dram_bytes = o->restore.dram_bytes;
+    r->restored_page_cache_bytes = o->restore.page_cache_bytes;
+    r->restored_staged_bytes = o->restore.staged_bytes;
+    int restored = r->cached_tokens - r->device_tokens;
+    /* A truncated context may have cached tokens that no restored view contains. They count as
+     * tokens from DRAM if all restored bytes came from DRAM. */
+    bool is_all_dram = r->restored_dram_bytes > 0 &&
+                       r->restored_dram_bytes == r->restored_bytes;
+    r->dram_tokens = o->restore.dram_tokens < restored && !is_all_dram
+                         ? o->restore.dram_tokens
+                         : restored;
+    r->remote_tokens = MIN(r->remote_tokens, r->cached_tokens);
+    r->tier = tier_of(r, home);
+    describe_parts(r, &o->restore, home);
 }
 
 /* Fills in the shown text and its tokens. There is no text if the model has no tokenizer. */
@@ -182,72 +221,46 @@ static int describe_text(const struct hcache_ticket *t, struct hcache_result *r,
     return 0;
 }
 
-void ticket_describe(struct hcache_ticket *t)
+void ticket_describe(struct hcache_ticket *t, const char *tier, double load_ms)
 {
     struct hcache_result *r = &t->result;
-    *r = (struct hcache_result){.prompt_tokens = t->req.n_prompt, .finish = "cancelled"};
+    const struct hcache_request *ask = &t->req->ask;
+    *r = (struct hcache_result){.prompt_tokens = ask->n_prompt};
+    if (t->seq != NULL)
+        seq_take_result(t->seq, r);
+    r->finish = "cancelled";
+    r->timings.load_ms = load_ms;
     if (describe_text(t, r, &t->err) != 0)
         return;
-    if (t->seq == NULL) { /* the request never ran */
-        r->timings.queue_ms = ms(t->t_admit - t->t_submit);
+    r->timings.queue_ms = clock_ms(t->t_admit - t->t_submit);
+    if (t->seq == NULL) /* the request never ran */
         return;
-    }
     const struct outcome *o = seq_outcome(t->seq);
     r->finish = finish_name(t, o->finish);
-    r->cached_tokens = o->n_cached;
-    r->device_tokens = o->n_device;
-    r->n_preempted = o->n_preempted;
     r->committed_tokens = seq_committed_tokens(t->seq);
     if (seq_save_end(t->seq) != SAVE_GOES_ON)
         r->save_stopped = save_end_text(seq_save_end(t->seq));
-    const struct truncation *tr = &t->req.truncation;
-    r->truncated_tokens = o->truncation.n_dropped;
-    r->recomputed_tokens = o->truncation.n_computed_again;
-    r->truncation.context = tr->context;
-    r->truncation.step = tr->step;
-    r->truncation.keep = tr->keep;
-    r->truncation.steps = o->truncation.n_steps;
-    r->truncation.stall_ms = ms(o->truncation.stall_ns);
-    r->logits_digest = o->logits_digest;
-    r->restored_bytes = o->restore.read_bytes;
-    r->restored_dram_bytes = o->restore.dram_bytes;
-    r->restored_page_cache_bytes = o->restore.page_cache_bytes;
-    r->restored_staged_bytes = o->restore.staged_bytes;
-    int restored = r->cached_tokens - r->device_tokens;
-    /* A truncated context may have cached tokens that no restored view contains. They count as
-     * tokens from DRAM if all restored bytes came from DRAM. */
-    bool is_all_dram = r->restored_dram_bytes > 0 &&
-                       r->restored_dram_bytes == r->restored_bytes;
-    r->dram_tokens = o->restore.dram_tokens < restored && !is_all_dram
-                         ? o->restore.dram_tokens
-                         : restored;
-    r->remote_tokens = MIN(o->n_remote, r->cached_tokens);
-    snprintf(r->miss, sizeof r->miss, "%s", o->miss);
-    if (o->differs_at > 0 && strcmp(o->miss, STORE_WHY_ABSENT) == 0) {
-        r->differs_at = o->differs_at;
-        miss_text(t->tokenizer, t->prompt, t->req.n_prompt, o->differs_at, r->miss,
+    describe_restore(r, o, tier);
+    if (r->differs_at <= 0 || strcmp(r->miss, STORE_WHY_ABSENT) != 0)
+        r->differs_at = 0;
+    else
+        miss_text(t->tokenizer, ask->prompt, ask->n_prompt, r->differs_at, r->miss,
                   sizeof r->miss);
-    }
     describe_plan(&o->plan, &r->plan);
     snprintf(r->plan.surprise, sizeof r->plan.surprise, "%s", surprise_name(o->surprise));
-    if (r->plan.layers[0] != 0)
-        seq_take_lanes(t->seq, &r->predicted, &r->measured);
-    describe_timings(o, t->t_admit - t->t_submit, &r->timings);
+    if (r->plan.layers[0] == 0) {
+        free(r->predicted.span);
+        free(r->measured.span);
+        r->predicted = r->measured = (struct hcache_lanes){0};
+    }
+    describe_timings(o, &r->timings);
 }
 
 void ticket_destroy(struct hcache_ticket *t)
 {
     tokenizer_stream_destroy(t->stream);
     hcache_result_free(&t->result);
-    for (int i = 0; i < t->n_stop; i++)
-        free(t->stop[i]);
-    free((void *)t->shaping.bias);
-    free((void *)t->shaping.stop_ids);
-    form_release(t->form);
-    free(t->prompt);
-    free(t->salt);
-    free(t->plan);
-    free(t->ids);
+    request_release(t->req);
     free(t->logprobs);
     free(t->text);
     free(t->special);

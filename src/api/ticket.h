@@ -1,4 +1,4 @@
-/* ticket.h - one submitted request, from its copy of the prompt to its result; private to
+/* ticket.h - one submitted request, from its queue to its result; private to
  * src/api.
  *
  *     WAITING -> RUNNING -> ENDED
@@ -35,23 +35,8 @@ struct hcache_ticket {
     struct hcache_ticket *next;
 
     /* The next fields are fixed. */
-    struct request req;
-    int32_t *prompt;
-    char *salt, *plan;
-    char *stop[HCACHE_MAX_STOP];
-    size_t stop_bytes[HCACHE_MAX_STOP];
-    int n_stop;
-    /* Its arrays belong to the ticket. req.shaping points to this struct, or is NULL. */
-    struct shaping shaping;
-    struct form *form; /* the ticket's share of req.form; NULL: any form */
-    bool wants_logprobs;
-    bool wants_progress; /* the caller wants the progress of the prompt */
-    bool wants_durable;  /* the ticket ends only when its saved state is durable */
-    int n_top;
-    void (*notify)(void *arg, bool ended); /* shared: NULL once the ticket was given up */
-    void *notify_arg;
+    struct request *req; /* the ticket's own */
     int64_t t_submit;
-    uint64_t client; /* as in hcache_request */
 
     /* The next fields belong to the engine's thread. */
     const struct tokenizer *tokenizer;
@@ -65,7 +50,7 @@ struct hcache_ticket {
     /* The next fields are shared. */
     enum ticket_state state;
     bool cancel, stopped, given_up;
-    int32_t *ids; /* [max_tokens] */
+    const int32_t *ids; /* generated tokens: memory of req */
     int n_ids, n_cached;
     int n_prompt_done;
     struct hcache_logprob *logprobs; /* [max_tokens][1 + n_top] */
@@ -89,8 +74,9 @@ struct hcache_ticket {
 /* Finds the visible part of a text. It ends before the first stop string, and before an end of the
  * text that may become a stop string. The first n_old bytes were there at the last call. Returns
  * whether a stop string was found; *n_text is then cut before it. Pure. */
-bool ticket_scan_stop(const char *text, size_t n_old, size_t *n_text, char *const *stop,
-                      const size_t *stop_bytes, int n_stop, size_t *n_visible);
+bool ticket_scan_stop(const char *text, size_t n_old, size_t *n_text,
+                      const char *const *stop, const size_t *stop_bytes, int n_stop,
+                      size_t *n_visible);
 
 /* Computes the log-probabilities of the chosen token and of the n_top likeliest tokens: out [1 +
  * n_top]. Pure. */
@@ -103,8 +89,9 @@ void ticket_append(struct hcache_ticket *t, const char *text, size_t n);
 /* Notes a special token at the end of the text, under the service's lock. */
 void ticket_special(struct hcache_ticket *t, int32_t id);
 
-/* Fills t->result for an ended sequence; the caller sets t->result.timings.load_ms. */
-void ticket_describe(struct hcache_ticket *t);
+/* Fills t->result for a request that has ended. tier: name of the store's own tier, from which
+ * restores read; NULL: there is no store. */
+void ticket_describe(struct hcache_ticket *t, const char *tier, double load_ms);
 
 void ticket_destroy(struct hcache_ticket *t);
 

@@ -17,6 +17,11 @@ int64_t clock_wall_s(void);
  * forward (negative: back) since the process started. */
 int64_t clock_set_by_s(void);
 
+/* Converts nanoseconds to milliseconds. */
+static inline double clock_ms(int64_t ns)
+{
+    return (double)ns * 1e-6;
+}
 void clock_sleep_ns(int64_t ns);
 
 /* Makes a condition variable whose timed waits use the monotonic clock, so that setting the

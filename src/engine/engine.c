@@ -235,7 +235,7 @@ static bool saves_all(const struct engine *e, const struct request *r)
 static int check_truncation(const struct engine *e, const struct request *r,
                             struct err *err)
 {
-    int64_t n_max = (int64_t)r->n_prompt + r->max_tokens, c = r->truncation.context;
+    int64_t n_max = (int64_t)r->ask.n_prompt + r->ask.max_tokens, c = r->truncation.context;
     int64_t pool = (int64_t)kv_pool_n_blocks(e->shared.pool) * KV_BLOCK_TOKENS;
     if (c > e->o.model->max_ctx)
         return err_set(
@@ -252,44 +252,44 @@ static int check_truncation(const struct engine *e, const struct request *r,
         return err_set(err, ERR_LIMIT,
                        "the prompt has %d tokens and %d are to be generated; a context is "
                        "truncated at %lld tokens only if every layer is saved in a store",
-                       r->n_prompt, r->max_tokens, (long long)c);
+                       r->ask.n_prompt, r->ask.max_tokens, (long long)c);
     return 0;
 }
 
 static int check_fit(const struct engine *e, const struct request *r, struct err *err)
 {
-    int64_t n_max = (int64_t)r->n_prompt + r->max_tokens;
+    int64_t n_max = (int64_t)r->ask.n_prompt + r->ask.max_tokens;
     int64_t pool = (int64_t)kv_pool_n_blocks(e->shared.pool) * KV_BLOCK_TOKENS;
     if (r->truncation.context > 0 && n_max > r->truncation.context)
         return check_truncation(e, r, err);
-    if (r->n_prompt > e->o.model->max_ctx)
+    if (r->ask.n_prompt > e->o.model->max_ctx)
         return err_set(err, ERR_LIMIT,
                        "the prompt has %d tokens, but the maximum context length is %d",
-                       r->n_prompt, e->o.model->max_ctx);
+                       r->ask.n_prompt, e->o.model->max_ctx);
     if (n_max > e->o.model->max_ctx)
         return err_set(
             err, ERR_LIMIT,
             "the prompt has %d tokens and %d are to be generated, but the maximum context "
             "length is %d; shorten the prompt or lower --max-tokens",
-            r->n_prompt, r->max_tokens, e->o.model->max_ctx);
+            r->ask.n_prompt, r->ask.max_tokens, e->o.model->max_ctx);
     if (n_max > pool)
         return err_set(err, ERR_LIMIT,
                        "the prompt has %d tokens and %d are to be generated, but the KV "
                        "cache holds %lld; make it larger (--kv-tokens)",
-                       r->n_prompt, r->max_tokens, (long long)pool);
+                       r->ask.n_prompt, r->ask.max_tokens, (long long)pool);
     return 0;
 }
 
-int engine_add(struct engine *e, const struct request *r, struct seq **out, struct err *err)
+int engine_add(struct engine *e, struct request *r, struct seq **out, struct err *err)
 {
-    CHECK(r->n_prompt > 0 && r->max_tokens >= 0);
+    CHECK(r->ask.n_prompt > 0 && r->ask.max_tokens >= 0);
     int rc = check_fit(e, r, err);
     if (rc != 0)
         return rc;
     *out = seq_create(&e->shared, r);
     if (*out == NULL)
         return err_set(err, -ENOMEM, "no memory for a prompt of %d tokens and its answer",
-                       r->n_prompt);
+                       r->ask.n_prompt);
     schedule_add(&e->schedule, *out);
     return 0;
 }

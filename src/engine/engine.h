@@ -22,10 +22,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "engine/request.h"
 #include "restore/kvcache.h"
 #include "model/model.h"
-#include "model/sample.h"
-#include "model/shaping.h"
 #include "restore/plan.h"
 #include "restore/platform.h"
 #include "restore/stall.h"
@@ -86,90 +85,29 @@ enum finish {
     FINISH_ERROR,   /* an error: outcome.err has it */
 };
 
-struct form;
-
-struct request {
-    const int32_t *prompt; /* copied; every id is within the vocabulary */
-    int n_prompt;          /* number of prompt tokens, above 0 */
-    int max_tokens;
-    bool ignore_eos;
-    bool digest; /* compute outcome.logits_digest */
-    bool logits; /* on_token may call seq_logits */
-    struct sample_opts sample;
-    /* NULL: logits are not shaped. Must outlive the sequence. */
-    const struct shaping *shaping;
-    /* Form of the answer; NULL: any. Must outlive the sequence. */
-    struct form *form;
-    const char *salt; /* salt of its chunk keys; NULL: no salt */
-    /* Plan as in option --plan; NULL: auto. Must outlive the sequence. */
-    const char *plan;
-    struct save_policy save;
-    /* Value of store_epoch when the request was made. 0: the request is made now. */
-    uint64_t epoch;
-    /* Declared use of the chunks that the sequence finds and saves. The engine sets use.lot. */
-    struct store_use use;
-    /* How the context continues beyond its window; context 0: it may not outgrow the model's
-     * window. */
-    struct truncation truncation;
-    /* Prefill begins when all layers are restored, as in the paper, not layer by layer. For
-     * comparison. */
-    bool restore_first;
-    int priority; /* lower is earlier */
-    /* Time of clock_now_ns by which the sequence must have ended; 0: no deadline. */
-    int64_t deadline_ns;
-    /* Called when the sequence gets a place for the first time; NULL: not called. */
-    void (*on_admit)(void *arg);
-    /* Called for every generated token; non-zero cancels. */
-    int (*on_token)(void *arg, int32_t id);
-    void *arg;
-};
-
-/* How a context outgrew its window. */
-struct outcome_truncation {
-    int64_t n_dropped;        /* tokens that are no longer seen at the end */
-    int64_t n_computed_again; /* tokens that this sequence had computed before */
-    int n_steps;              /* stairs begun after the first one */
-    /* Time from the end of each stair until its state had moved, summed. */
-    int64_t stall_ns;
-};
-
 /* Result of a sequence. Grows while the sequence runs; final when finish is set. */
 struct outcome {
     enum finish finish;
     struct err err;
-    const int32_t *tokens; /* prompt, then generated tokens; memory of the sequence */
-    int n_prompt, n_generated;
-    int n_stored;    /* prompt tokens that look-ups have found in the store */
-    int n_cached;    /* prompt tokens that were not computed */
-    int n_device;    /* part of n_cached that the KV cache had; the rest was restored */
-    int n_remote;    /* prompt tokens whose chunks the remote sent for this sequence */
-    int n_preempted; /* times that the sequence was preempted */
-    /* Digest of the f32 logits of every generated position. Set if request.digest is set. */
-    uint64_t logits_digest;
+    /* What the caller gets, without the members that ticket_describe makes of text and restore.
+     * token_ids is memory of the request. differs_at may be below 0: unknown. */
+    struct hcache_result r;
+    int n_stored;     /* prompt tokens that look-ups have found in the store */
     struct plan plan; /* plan of the restore; n_layers is 0 if nothing was restored */
-    char miss[200];   /* reason why no more tokens were restored */
-    /* Index of the first token that differs from every stored history; 0 or less: unknown. */
-    int differs_at;
     struct restore_result restore;
     enum surprise surprise; /* whether the plan's prediction missed, and why */
     /* Whether the restore's reads hung or crawled, and how its state then came back. */
     enum stall_end stall;
-    struct outcome_truncation truncation;
-    int64_t lookup_ns, plan_ns, restore_ns, prefill_ns, ttft_ns, decode_ns;
 };
 
-/* Adds a sequence to those that wait. Returns ERR_LIMIT if it can never fit, or -ENOMEM if there is
- * no memory for its tokens now. */
-int engine_add(struct engine *e, const struct request *r, struct seq **out,
-               struct err *err);
+/* Adds a sequence to those that wait. It takes a share of the request. Returns ERR_LIMIT if it can never
+ * fit, or -ENOMEM if there is no memory for its blocks' table now. */
+int engine_add(struct engine *e, struct request *r, struct seq **out, struct err *err);
 const struct outcome *seq_outcome(const struct seq *s);
 /* Returns the number of tokens whose state is in the KV cache, restored or computed. */
 int seq_tokens_done(const struct seq *s);
-/* Moves out the predicted and measured lanes of the sequence's first restore. The caller frees the
- * spans of both. */
-struct hcache_lanes;
-void seq_take_lanes(struct seq *s, struct hcache_lanes *predicted,
-                    struct hcache_lanes *measured);
+/* Moves the result out of a sequence that has ended. The caller frees the spans of its lanes. */
+void seq_take_result(struct seq *s, struct hcache_result *out);
 /* Returns the number of this sequence's tokens that are durable in the store. */
 int64_t seq_committed_tokens(const struct seq *s);
 /* Returns the reason why the sequence's saving ended early. */
@@ -190,7 +128,7 @@ int engine_step(struct engine *e, int *n_active, struct err *err);
 /* Steps until every sequence has finished. */
 int engine_run(struct engine *e, struct err *err);
 
-/* Returns the sequence's last logits [vocab] f32. Only for a request with `logits`; valid until
+/* Returns the sequence's last logits [vocab] f32. Only for a request with logprobs or digest; valid until
  * the next step. */
 const float *seq_logits(const struct seq *s);
 /* Returns the block table of a sequence, for tests. */

@@ -45,7 +45,7 @@ void fused_begin(struct fused *f, struct seq *s, int first, const struct store_h
 {
     const struct seq_shared *sh = f->shared;
     int n = s->view.n_tokens - first;
-    if (f->seq != NULL || s->req.restore_first)
+    if (f->seq != NULL || s->req->restore_first)
         return;
     n = MIN(n, f->max_rows);
     seq_open_save(s, first, tail);
@@ -68,7 +68,7 @@ void fused_begin(struct fused *f, struct seq *s, int first, const struct store_h
                                                          .tap = &f->tap,
                                                          .checks_range = true});
     /* The time when the sequence's restore began. */
-    f->t_begin = s->t_start + s->out.lookup_ns;
+    f->t_begin = s->t_start + (int64_t)(s->out.r.timings.lookup_ms * 1e6);
     f->busy_ns = 0;
 }
 

@@ -8,6 +8,8 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "engine/seq.h"
+#include "engine/shaping.h"
+#include "model/sample.h"
 #include "hcache.h"
 
 static size_t hidden_bytes(const struct model *m, int max_rows)
@@ -67,7 +69,7 @@ void next_token_deinit(struct next_token *h)
 
 bool next_token_shows_logits(const struct seq *q)
 {
-    return q->req.digest || q->req.logits;
+    return q->req->ask.digest || q->req->ask.logprobs;
 }
 
 void next_token_begin(struct next_token *h, int n_wanted)
@@ -81,14 +83,20 @@ int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct
     int row = next_token_shows_logits(q) ? h->n_shown++ : h->n_wanted + h->n_other++;
     CHECK(row < h->in.rows && x.rows == 1 && h->n_shown <= h->n_wanted);
     h->seqs[row] = q;
-    h->rows[row] = sample_row_of(&q->req.sample, q->n_tokens);
+    const struct hcache_request *ask = &q->req->ask;
+    const struct sample_opts o = {.temperature = ask->temperature,
+                                  .top_p = ask->top_p > 0 ? ask->top_p : 1,
+                                  .min_p = ask->min_p,
+                                  .top_k = ask->top_k,
+                                  .seed = ask->seed};
+    h->rows[row] = sample_row_of(&o, q->n_tokens);
     return stream_copy(s, mat_rows(h->in, row, 1).data, x.data,
                        model_hidden_bytes(h->model));
 }
 
 static bool is_shaped(const struct seq *q)
 {
-    return shaping_changes(q->req.shaping) || q->req.form != NULL;
+    return shaping_changes(q->req->ask.shaping) || q->req->form != NULL;
 }
 
 static bool any_is_shaped(const struct next_token *h, int n)
@@ -104,9 +112,9 @@ static bool any_is_shaped(const struct next_token *h, int n)
 static int end_ids(const struct seq *q, const struct model_config *c,
                    int32_t ids[CONFIG_MAX_EOS + HCACHE_MAX_STOP_IDS], int *n_own)
 {
-    const struct shaping *g = q->req.shaping;
+    const struct hcache_shaping *g = q->req->ask.shaping;
     int n = 0;
-    for (; !q->req.ignore_eos && n < c->n_eos; n++)
+    for (; !q->req->ask.ignore_eos && n < c->n_eos; n++)
         ids[n] = c->eos_ids[n];
     *n_own = n;
     for (int i = 0; g != NULL && i < g->n_stop_ids; i++)
@@ -119,16 +127,16 @@ static void shape_row(struct next_token *h, struct seq *q, int n_vocab, float *l
 {
     int32_t ends[CONFIG_MAX_EOS + HCACHE_MAX_STOP_IDS];
     int n_own, n_ends = end_ids(q, &h->model->cfg, ends, &n_own),
-               n_prompt = q->req.n_prompt;
+               n_prompt = q->req->ask.n_prompt;
     struct shaping_place place = {.tokens = q->tokens,
                                   .n_prompt = n_prompt,
                                   .n_tokens = q->n_tokens,
                                   .end_ids = ends,
                                   .n_end_ids = n_own};
-    if (shaping_changes(q->req.shaping))
-        shaping_apply(q->req.shaping, &place, n_vocab, h->counts, logits);
-    if (q->req.form != NULL)
-        form_shape(q->req.form, &q->place, q->tokens + n_prompt, q->n_tokens - n_prompt,
+    if (shaping_changes(q->req->ask.shaping))
+        shaping_apply(q->req->ask.shaping, &place, n_vocab, h->counts, logits);
+    if (q->req->form != NULL)
+        form_shape(q->req->form, &q->place, q->tokens + n_prompt, q->n_tokens - n_prompt,
                    (struct form_ends){.ids = ends, .n = n_ends}, n_vocab, logits,
                    &q->form_err);
 }

@@ -99,8 +99,9 @@ static void end(struct restore_phase *g, struct seq *s, int n_stored)
     if (s->restore != NULL)
         restore_end(s->restore);
     s->restore = NULL;
-    s->out.restore_ns = clock_now_ns() - s->t_start - s->out.lookup_ns;
-    s->out.n_cached = seq_tokens_done(s);
+    struct hcache_timings *t = &s->out.r.timings;
+    t->restore_ms = clock_ms(clock_now_ns() - s->t_start) - t->lookup_ms;
+    s->out.r.cached_tokens = seq_tokens_done(s);
     /* After the loss of a chunk the new tokens begin at an earlier position, so fused prefill of
      * them is thrown away. If fused prefill has not begun, the batch takes the new tokens. */
     if (s->n_done != g->fused.first || !fused_has_begun(&g->fused, s))
@@ -129,7 +130,7 @@ const char *restore_phase_why_not(const struct seq *s)
 {
     if (s->shared->store == NULL)
         return "no store";
-    if (s->plan != NULL && strcmp(s->plan, "recompute") == 0 && s->view.cut == 0)
+    if (seq_plan_is(s, "recompute") && s->view.cut == 0)
         return "recomputation was asked for";
     if (s->n_tokens == 1)
         return "nothing comes before the prompt's last token";
@@ -151,7 +152,7 @@ void restore_phase_find(struct restore_phase *g, struct seq *s)
         .stair = chain_stored_parent(&s->chain, view_chunk(v, n_moved)),
         .use = seq_use(s),
         .measure_io = restore_plan_must_measure(g),
-        .owner = store_owner(s->salt),
+        .owner = store_owner(s->req->ask.salt),
         .n_have = s->n_done,
         .recompute_s = restore_plan_price_s(g, s, v->n_tokens),
         .recompute_half_s = restore_plan_price_s(g, s,
@@ -165,10 +166,10 @@ void restore_phase_find(struct restore_phase *g, struct seq *s)
 
 static void tell_found(struct seq *s, const struct restore_found *f)
 {
-    snprintf(s->out.miss, sizeof s->out.miss, "%.190s",
+    snprintf(s->out.r.miss, sizeof s->out.r.miss, "%.190s",
              f->err.code != 0 ? f->err.msg : f->why);
-    s->out.differs_at = f->differs_at;
-    s->out.n_remote += f->n_remote * STORE_CHUNK_TOKENS;
+    s->out.r.differs_at = f->differs_at;
+    s->out.r.remote_tokens += f->n_remote * STORE_CHUNK_TOKENS;
 }
 
 /* Continues the staged restore of s: WAIT -> RESTORE. */
@@ -192,7 +193,7 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s)
     const char *why = restore_phase_why_not(s);
     if (why != NULL) {
         staging_end(g, s);
-        snprintf(s->out.miss, sizeof s->out.miss, "%s", why);
+        snprintf(s->out.r.miss, sizeof s->out.r.miss, "%s", why);
         seq_enter_prefill(s);
         return;
     }
@@ -210,7 +211,7 @@ void restore_phase_begin(struct restore_phase *g, struct seq *s)
 static void tell_replay(struct seq *s)
 {
     snprintf(
-        s->out.miss, sizeof s->out.miss,
+        s->out.r.miss, sizeof s->out.r.miss,
         "computing all %d tokens again, stair by stair, is faster: %.1f ms instead of %.1f",
         s->n_tokens, stairs_replay_s(s, s->view.n_tokens) * 1e3,
         s->out.plan.predicted_s * 1e3);
@@ -223,7 +224,7 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
                   bool beside_decodes)
 {
     int64_t t0 = clock_now_ns();
-    s->out.lookup_ns = t0 - s->t_start;
+    s->out.r.timings.lookup_ms = clock_ms(t0 - s->t_start);
     tell_found(s, f);
     int n_hits = restore_plan_usable(s, f);
     if (restore_plan_tokens(f, n_hits) <= s->n_done) {
@@ -234,12 +235,12 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
     int first = s->n_done / STORE_CHUNK_TOKENS;
     const struct restore_plan_ask ask = {first, beside_decodes, false};
     int rc = restore_plan_make(g, s, f, &ask, &s->n_planned);
-    s->out.plan_ns = clock_now_ns() - t0;
+    s->out.r.timings.plan_ms = clock_ms(clock_now_ns() - t0);
     if (rc != 0) {
         seq_fail(s, rc, NULL);
         end(g, s, n_hits);
     } else if (s->n_planned == 0) {
-        snprintf(s->out.miss, sizeof s->out.miss, "recomputing is faster: %.150s",
+        snprintf(s->out.r.miss, sizeof s->out.r.miss, "recomputing is faster: %.150s",
                  s->out.plan.reason);
         s->out.plan.n_layers = 0;
         end(g, s, n_hits);
@@ -298,7 +299,7 @@ static void finish(struct restore_phase *g, struct seq *s)
     int n_hits = restore_plan_usable(s, restore_found(s->restore));
     struct restore_result *r = &s->out.restore;
     if (!s->has_first && s->n_planned > 0)
-        lanes_measure(&s->measured, s->restore);
+        lanes_measure(&s->out.r.measured, s->restore);
     int rc = restore_result_of(s->restore, r, &s->out.err);
     if (rc != 0) {
         fused_cancel(&g->fused, s);
@@ -410,13 +411,13 @@ static bool leaves_lookup(struct restore_phase *g, struct seq *s)
 
 static void leave_lookup(struct restore_phase *g, struct seq *s)
 {
-    s->out.lookup_ns = clock_now_ns() - s->t_start;
+    s->out.r.timings.lookup_ms = clock_ms(clock_now_ns() - s->t_start);
     s->out.stall = STALL_LEFT;
     g->shared->stats.n_stalls[STALL_LEFT]++;
-    snprintf(s->out.miss, sizeof s->out.miss,
+    snprintf(s->out.r.miss, sizeof s->out.r.miss,
              "the store did not answer for %.0f ms: the request continues without it",
-             (double)s->out.lookup_ns * 1e-6);
-    log_info("a look-up of %d tokens: %s", s->view.n_tokens, s->out.miss);
+             s->out.r.timings.lookup_ms);
+    log_info("a look-up of %d tokens: %s", s->view.n_tokens, s->out.r.miss);
     end(g, s, 0);
 }
 

@@ -44,7 +44,7 @@ int restore_plan_usable(const struct seq *s, const struct restore_found *f)
                                            .has_partial = last->n_tokens <
                                                           STORE_CHUNK_TOKENS,
                                            .stored = stored};
-    const uint8_t *wanted = s->shared->saver == NULL ? NULL : s->req.save.kinds;
+    const uint8_t *wanted = s->shared->saver == NULL ? NULL : s->req->save.kinds;
     return save_kinds_usable(&found, wanted, n_layers);
 }
 
@@ -53,11 +53,6 @@ static uint8_t records_of(const struct store_hit *hits, int c, int l)
 {
     return (uint8_t)((store_mask_has(&hits[c].mask, l, STORE_HIDDEN) ? PLAN_HAS_H : 0) |
                      (store_mask_has(&hits[c].mask, l, STORE_KV) ? PLAN_HAS_KV : 0));
-}
-
-bool restore_plan_is_forced(const struct seq *s)
-{
-    return s->plan != NULL && strcmp(s->plan, "auto") != 0;
 }
 
 /* Finds the chunks that have copies in DRAM. If is_ahead is set, all chunks count as copied.
@@ -133,7 +128,7 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
 {
     int first = ask->first;
     struct plan_request req = {.n_layers = g->shared->model->cfg.n_layers,
-                               .fused = !s->req.restore_first,
+                               .fused = !s->req->restore_first,
                                .fused_tokens = g->o.max_rows,
                                .n_held = (int64_t)first * STORE_CHUNK_TOKENS,
                                .window = {.layers = g->shared->model->cfg.windowed,
@@ -141,13 +136,13 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
     int n_used = 0, rc = 0;
     if (ask->beside_decodes)
         beside_slow(&req);
-    if (s->plan != NULL)
-        rc = plan_mode_parse(s->plan, &req, &s->out.err);
+    if (seq_plan(s) != NULL)
+        rc = plan_mode_parse(seq_plan(s), &req, &s->out.err);
     int n_hits = restore_plan_usable(s, f);
     bool moves = s->view.cut > 0;
     int n_ranges = moves ? make_one_range(g, f->hits + first, n_hits - first)
-                         : make_ranges(g, f->hits + first, n_hits - first,
-                                       restore_plan_is_forced(s), ask->is_ahead);
+                         : make_ranges(g, f->hits + first, n_hits - first, seq_is_forced(s),
+                                       ask->is_ahead);
     int64_t n_new = s->view.n_tokens - restore_plan_tokens(f, n_hits);
     if (rc == 0)
         rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, !moves,
@@ -176,7 +171,7 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
     if (n_used > 0) {
         s->expected = correction_expect(g->o.platform, tier, &req, &s->out.plan);
         if (!s->has_first)
-            lanes_predict(&s->predicted, &req, &s->out.plan);
+            lanes_predict(&s->out.r.predicted, &req, &s->out.plan);
     }
     return rc;
 }
@@ -184,7 +179,7 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
 double restore_plan_price_s(const struct restore_phase *g, const struct seq *s,
                             int n_tokens)
 {
-    if (restore_plan_is_forced(s))
+    if (seq_is_forced(s))
         return 0;
     if (stairs_need_replay(s))
         return stairs_may_replay(s) ? stairs_replay_s(s, n_tokens) : 0;
@@ -203,7 +198,7 @@ bool restore_plan_is_slower(const struct restore_phase *g, const struct seq *s)
 struct restore_job restore_plan_job(const struct restore_phase *g, const struct seq *s,
                                     int first)
 {
-    bool is_forced = restore_plan_is_forced(s);
+    bool is_forced = seq_is_forced(s);
     return (struct restore_job){.n_chunks = s->n_planned,
                                 .first_chunk = first,
                                 .tokens = s->view.tokens,

@@ -20,7 +20,6 @@ void restore_plan_measured(struct restore_phase *g, const struct restore_found *
 int restore_plan_tokens(const struct restore_found *f, int n);
 /* Returns the number of found chunks that the restore may use. */
 int restore_plan_usable(const struct seq *s, const struct restore_found *f);
-bool restore_plan_is_forced(const struct seq *s);
 
 /* Returns the time to compute the first n_tokens if nothing else is computed. Returns 0 if the
  * restore must wait for the store however long it takes, for example if its plan is forced. The

@@ -87,10 +87,10 @@ static void teach(struct platform *p, const struct seq *s)
 static void tell_miss(struct seq *s, const struct restore_result *r, int n_hits)
 {
     if (r->n_chunks < s->n_planned)
-        snprintf(s->out.miss, sizeof s->out.miss, "%s", r->fault);
+        snprintf(s->out.r.miss, sizeof s->out.r.miss, "%s", r->fault);
     else if (s->n_planned < n_hits)
         snprintf(
-            s->out.miss, sizeof s->out.miss,
+            s->out.r.miss, sizeof s->out.r.miss,
             "the plan restores %d of %d stored chunks: the others lack its records, or "
             "recomputing them is faster",
             s->n_planned, n_hits);

@@ -110,9 +110,9 @@ static void describe(const struct schedule *c, int i, bool is_full, struct sched
 {
     const struct seq *s = c->seqs[i];
     *r = (struct sched_req){.phase = phases[s->phase],
-                            .priority = s->req.priority,
+                            .priority = s->req->ask.priority,
                             .arrival_ns = s->t_arrival,
-                            .deadline_ns = s->req.deadline_ns,
+                            .deadline_ns = s->req->deadline_ns,
                             .rows = s->view.n_tokens - s->n_done,
                             .after = -1};
     if (s->phase == PHASE_WAIT) {
@@ -159,9 +159,9 @@ static void tell_miss(struct seq *s)
 {
     if (s->n_done / STORE_CHUNK_TOKENS >= (s->n_tokens - 1) / STORE_CHUNK_TOKENS)
         return;
-    snprintf(s->out.miss, sizeof s->out.miss, STORE_WHY_ABSENT);
-    s->out.differs_at = kv_table_differs_at(s->shared->pool, &s->table, &s->chain.root,
-                                            s->tokens, s->n_tokens - 1);
+    snprintf(s->out.r.miss, sizeof s->out.r.miss, STORE_WHY_ABSENT);
+    s->out.r.differs_at = kv_table_differs_at(s->shared->pool, &s->table, &s->chain.root,
+                                              s->tokens, s->n_tokens - 1);
 }
 
 /* Begins with the device's blocks, and restores if the store has more. */
@@ -180,7 +180,7 @@ static void begin(struct schedule *c, struct seq *s)
     staging_end(c->restores, s);
     tell_miss(s);
     int n = s->n_done / STORE_CHUNK_TOKENS;
-    s->out.n_cached = seq_tokens_done(s);
+    s->out.r.cached_tokens = seq_tokens_done(s);
     if (has_tail)
         s->out.n_stored = seq_at(s);
     else if (seq_pin_chunks(s, n))
@@ -201,14 +201,14 @@ static void admit(struct schedule *c, struct seq *s)
         return;
     s->t_start = clock_now_ns();
     if (!s->has_first)
-        s->out.n_device = seq_tokens_done(s);
+        s->out.r.device_tokens = seq_tokens_done(s);
     if (s->forgets_miss && !s->has_first)
-        s->out.miss[0] = 0;
+        s->out.r.miss[0] = 0;
     s->forgets_miss = false;
     if (s->t_admit == 0) {
         s->t_admit = s->t_start;
-        if (s->req.on_admit != NULL)
-            s->req.on_admit(s->req.arg);
+        if (s->req->on_admit != NULL)
+            s->req->on_admit(s->req->arg);
     }
     begin(c, s);
 }

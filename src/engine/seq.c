@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/hash.h"
+#include "engine/shaping.h"
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "engine/upcoming.h"
@@ -53,35 +54,34 @@ static void enter(struct seq *s, enum phase to)
 /* Reserves all memory that grows with the tokens. Returns false if there is no memory. */
 static bool reserve_tokens(struct seq *s, int n_max)
 {
-    s->tokens = mem_try_calloc((size_t)n_max, sizeof *s->tokens);
-    return s->tokens != NULL &&
-           kv_table_try_prepare(&s->table,
+    return kv_table_try_prepare(&s->table,
                                 view_room(&s->view, n_max) / KV_BLOCK_TOKENS + 1) &&
            chain_try_prepare(&s->chain, n_max / STORE_CHUNK_TOKENS);
 }
 
-struct seq *seq_create(struct seq_shared *sh, const struct request *r)
+struct seq *seq_create(struct seq_shared *sh, struct request *r)
 {
     struct seq *s = xcalloc(1, sizeof *s);
     s->shared = sh;
-    s->req = *r;
+    s->req = request_share(r);
     s->phase = PHASE_WAIT;
     s->t_arrival = clock_now_ns();
-    if (s->req.epoch == 0 && sh->store != NULL)
-        s->req.epoch = store_epoch(sh->store);
-    s->salt = r->salt != NULL ? xstrdup(r->salt) : NULL;
-    s->plan = r->plan != NULL ? xstrdup(r->plan) : NULL;
-    chain_init(&s->chain, &sh->fingerprint, s->salt);
+    if (r->epoch == 0 && sh->store != NULL)
+        r->epoch = store_epoch(sh->store);
+    chain_init(&s->chain, &sh->fingerprint, r->ask.salt);
     s->chain.truncation = r->truncation;
     view_init(&s->view, &r->truncation);
-    if (!reserve_tokens(s, r->n_prompt + r->max_tokens)) {
+    if (!reserve_tokens(s, r->ask.n_prompt + r->ask.max_tokens)) {
         seq_destroy(s);
         return NULL;
     }
-    memcpy(s->tokens, r->prompt, (size_t)r->n_prompt * sizeof *s->tokens);
-    s->n_tokens = r->n_prompt;
-    s->out.tokens = s->tokens;
-    s->out.n_prompt = r->n_prompt;
+    s->tokens = r->tokens;
+    s->n_tokens = r->ask.n_prompt;
+    s->out.r = (struct hcache_result){.token_ids = request_answer(r),
+                                      .prompt_tokens = r->ask.n_prompt,
+                                      .truncation = {.context = r->truncation.context,
+                                                     .step = r->truncation.step,
+                                                     .keep = r->truncation.keep}};
     chain_extend(&s->chain, s->tokens, s->n_tokens);
     stairs_init(s);
     return s;
@@ -117,11 +117,9 @@ void seq_destroy(struct seq *s)
     kv_table_free(s->shared->pool, &s->table);
     view_deinit(&s->view);
     chain_deinit(&s->chain);
-    free(s->predicted.span);
-    free(s->measured.span);
-    free(s->tokens);
-    free(s->salt);
-    free(s->plan);
+    request_release(s->req);
+    free(s->out.r.predicted.span);
+    free(s->out.r.measured.span);
     free(s);
 }
 
@@ -131,19 +129,18 @@ bool seq_is_saved(const struct seq *s)
 {
     unsigned kinds = 0;
     for (int l = 0; l < s->shared->model->cfg.n_layers && l < STORE_MAX_LAYERS; l++)
-        kinds |= s->req.save.kinds[l];
+        kinds |= s->req->save.kinds[l];
     return s->shared->saver != NULL && kinds != 0;
 }
 
 bool seq_may_reuse(const struct seq *s)
 {
-    return s->shared->reuse && !carry_is_on(&s->stairs.carry) &&
-           (s->plan == NULL || strcmp(s->plan, "auto") == 0);
+    return s->shared->reuse && !carry_is_on(&s->stairs.carry) && !seq_is_forced(s);
 }
 
 int seq_blocks_wanted(const struct seq *s)
 {
-    int n_max = view_room(&s->view, s->req.n_prompt + s->req.max_tokens);
+    int n_max = view_room(&s->view, s->req->ask.n_prompt + s->req->ask.max_tokens);
     int n = s->view.n_tokens < n_max ? s->view.n_tokens + 1 : n_max;
     return (n + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
 }
@@ -167,7 +164,7 @@ static bool pin_to_continue(struct seq *s, const struct sha256 *key)
     if (!store_pin(s->shared->store, key, &s->pin))
         return false;
     save_stored_kinds(&s->pin.mask, n_layers, stored);
-    if (save_kinds_suffice(s->req.save.kinds, stored, n_layers))
+    if (save_kinds_suffice(s->req->save.kinds, stored, n_layers))
         return true;
     release_pin(s);
     return false;
@@ -294,13 +291,13 @@ static double replay_share(const struct seq *s)
 /* Returns the request's declared next use in the form that the KV pool takes. */
 static struct kv_use kv_use_of(const struct seq *s)
 {
-    const struct store_use *use = &s->req.use;
-    uint64_t reuse_in = (uint64_t)use->reuse_in_s * KV_TIME_PER_S;
-    uint8_t class = placement_class(use->turn, use->may_call_tools, false);
+    const struct hcache_request *ask = &s->req->ask;
+    uint64_t reuse_in = (uint64_t)ask->expect_reuse_in_s * KV_TIME_PER_S;
+    uint8_t class = placement_class(ask->turn, ask->may_call_tools, false);
     return (struct kv_use){
         .time = (uint32_t)(clock_now_ns() / (1000000000 / KV_TIME_PER_S)),
         .reuse_in = reuse_in < UINT32_MAX / 4 ? (uint32_t)reuse_in : UINT32_MAX / 4,
-        .class = placement_class_owner(class, store_owner(s->salt)),
+        .class = placement_class_owner(class, store_owner(s->req->ask.salt)),
         .lot = (uint64_t)s->t_arrival,
         .share = replay_share(s)};
 }
@@ -318,10 +315,13 @@ void seq_drop_blocks(struct seq *s)
 
 struct store_use seq_use(const struct seq *s)
 {
-    struct store_use use = s->req.use;
-    use.lot = (uint64_t)s->t_arrival;
-    use.share = replay_share(s);
-    return use;
+    const struct hcache_request *ask = &s->req->ask;
+    return (struct store_use){.turn = ask->turn,
+                              .may_call_tools = ask->may_call_tools,
+                              .reuse_in_s = (uint32_t)ask->expect_reuse_in_s,
+                              .ttl_s = (uint32_t)ask->cache_ttl_s,
+                              .lot = (uint64_t)s->t_arrival,
+                              .share = replay_share(s)};
 }
 
 /* --- saving ----------------------------------------------------------------------------------- */
@@ -336,11 +336,11 @@ void seq_open_save(struct seq *s, int position, const struct store_hit *tail)
         .parent = chain_parent(&s->chain, first_token / STORE_CHUNK_TOKENS),
         .truncation = s->view.truncation,
         .tail = tail,
-        .policy = &s->req.save,
-        .owner = store_owner(s->salt),
-        .epoch = s->req.epoch,
+        .policy = &s->req->save,
+        .owner = store_owner(s->req->ask.salt),
+        .epoch = s->req->epoch,
         .use = seq_use(s),
-        .is_document = s->req.max_tokens == 0};
+        .is_document = s->req->ask.max_tokens == 0};
     s->save = save_open(s->shared->saver, &b);
 }
 
@@ -357,7 +357,7 @@ int64_t seq_committed_tokens(const struct seq *s)
     int64_t saved = save_committed_tokens(s->save), known = s->out.n_stored;
     if (saved > s->n_before_save)
         return saved;
-    int n_taken = s->out.n_device / STORE_CHUNK_TOKENS;
+    int n_taken = s->out.r.device_tokens / STORE_CHUNK_TOKENS;
     struct store_hit hit;
     struct store *store = s->shared->store;
     if (n_taken * STORE_CHUNK_TOKENS > known && store != NULL &&
@@ -376,6 +376,14 @@ void seq_enter_restore(struct seq *s)
     s->n_planned = 0;
 }
 
+/* Keeps what a sequence reports of its truncation, over all its admissions. */
+static void keep_truncation(struct hcache_result *to, const struct hcache_result *from)
+{
+    to->truncated_tokens = from->truncated_tokens;
+    to->recomputed_tokens = from->recomputed_tokens;
+    to->truncation = from->truncation;
+}
+
 /* Reports the statistics of a preempted sequence's first admission in place of the present ones. */
 static void tell_first(struct seq *s)
 {
@@ -383,11 +391,11 @@ static void tell_first(struct seq *s)
     struct engine_stats *stats = &s->shared->stats;
     s->out = s->first;
     s->out.n_stored = MAX(again.n_stored, s->out.n_stored);
-    s->out.truncation = again.truncation;
+    keep_truncation(&s->out.r, &again.r);
     s->out.restore.read_bytes += again.restore.read_bytes;
     s->out.restore.dram_bytes += again.restore.dram_bytes;
     s->out.restore.page_cache_bytes += again.restore.page_cache_bytes;
-    s->out.restore_ns += again.restore_ns;
+    s->out.r.timings.restore_ms += again.r.timings.restore_ms;
     if (s->stairs.is_stepping)
         return;
     stats->recovered_tokens += (uint64_t)seq_at(s);
@@ -405,8 +413,8 @@ void seq_enter_prefill(struct seq *s)
     if (s->has_first)
         tell_first(s);
     /* If a lost chunk covered a copied tail, the tail's tokens are computed again, too. */
-    else if (s->out.n_device > seq_at(s))
-        s->out.n_device = seq_at(s);
+    else if (s->out.r.device_tokens > seq_at(s))
+        s->out.r.device_tokens = seq_at(s);
     stairs_began(s);
     if (n > s->table.n_known)
         keep(s);
@@ -435,30 +443,29 @@ static void leave(struct seq *s)
  * something are reported. What another one has restored is restored again, and counts then. */
 static void leave_again(struct seq *s)
 {
-    struct outcome_truncation truncation = s->out.truncation;
-    if (s->phase != PHASE_RESTORE && seq_at(s) > s->out.n_cached) {
+    if (s->phase != PHASE_RESTORE && seq_at(s) > s->out.r.cached_tokens) {
         s->first = s->out;
         s->has_first = true;
     }
     leave(s);
     if (s->has_first) {
+        struct hcache_result last = s->out.r;
         s->out = s->first;
-        s->out.truncation = truncation;
+        keep_truncation(&s->out.r, &last);
     } else {
-        s->out.n_cached = s->out.n_device = s->out.plan.n_layers = 0;
+        s->out.r.cached_tokens = s->out.r.device_tokens = s->out.plan.n_layers = 0;
         s->forgets_miss = true;
         s->out.restore = (struct restore_result){0};
     }
 }
 
-/* Drops a forced plan: it may need records that the last chunks of s do not have. */
+/* A forced plan may need records that the last chunks of s do not have. */
 void seq_preempt(struct seq *s)
 {
     leave_again(s);
-    free(s->plan);
-    s->plan = NULL;
-    s->first.n_preempted++;
-    s->out.n_preempted++;
+    s->drops_plan = true;
+    s->first.r.n_preempted++;
+    s->out.r.n_preempted++;
     s->shared->stats.n_preempted++;
 }
 
@@ -482,7 +489,7 @@ void seq_finish(struct seq *s, enum finish why)
     s->out.finish = why;
     enter(s, PHASE_DONE);
     if (s->t_first != 0)
-        s->out.decode_ns = clock_now_ns() - s->t_first;
+        s->out.r.timings.decode_ms = clock_ms(clock_now_ns() - s->t_first);
 }
 
 void seq_fail(struct seq *s, int rc, const char *message)
@@ -505,9 +512,9 @@ void seq_fail_overflow(struct seq *s)
 /* Extends the digest by the present logits. */
 static void digest_logits(struct seq *s, int vocab)
 {
-    uint64_t link[2] = {s->out.logits_digest,
+    uint64_t link[2] = {s->out.r.logits_digest,
                         checksum64(s->logits, (size_t)vocab * sizeof *s->logits)};
-    s->out.logits_digest = checksum64(link, sizeof link);
+    s->out.r.logits_digest = checksum64(link, sizeof link);
 }
 
 /* Takes the next token. */
@@ -525,33 +532,35 @@ static void take_token(struct seq *s)
                  "infinity (download them again), or values overflow");
         return;
     }
-    if (s->req.digest)
+    if (s->req->ask.digest)
         digest_logits(s, c->vocab_size);
     if (s->t_first == 0) {
         s->t_first = clock_now_ns();
-        s->out.ttft_ns = s->t_first - s->t_admit;
+        s->out.r.timings.ttft_ms = clock_ms(s->t_first - s->t_admit);
     }
     enter(s, PHASE_DECODE);
-    if ((!s->req.ignore_eos && config_is_eos(c, id)) || shaping_stops(s->req.shaping, id)) {
+    if ((!s->req->ask.ignore_eos && config_is_eos(c, id)) ||
+        shaping_stops(s->req->ask.shaping, id)) {
         seq_finish(s, FINISH_EOS);
         return;
     }
     s->tokens[s->n_tokens++] = id;
     view_add(&s->view, id);
-    s->out.n_generated++;
-    bool complete = s->req.form != NULL &&
-                    form_take(s->req.form, &s->place, s->tokens + s->req.n_prompt,
-                              s->n_tokens - s->req.n_prompt);
-    if (s->req.on_token != NULL && s->req.on_token(s->req.arg, id) != 0)
+    s->out.r.n_tokens++;
+    bool complete = s->req->form != NULL &&
+                    form_take(s->req->form, &s->place, request_answer(s->req),
+                              s->n_tokens - s->req->ask.n_prompt);
+    if (s->req->on_token != NULL && s->req->on_token(s->req->arg, id) != 0)
         seq_finish(s, FINISH_CANCELLED);
     else if (complete) /* nothing can follow, so the answer need not say that it ends */
         seq_finish(s, FINISH_EOS);
-    else if (s->out.n_generated == s->req.max_tokens)
+    else if (s->out.r.n_tokens == s->req->ask.max_tokens)
         seq_finish(s, FINISH_LENGTH);
 }
 
 void seq_advance(struct seq *s)
 {
+    struct hcache_timings *t = &s->out.r.timings;
     CHECK(s->phase == PHASE_PREFILL || s->phase == PHASE_DECODE);
     s->n_done += s->n_rows;
     save_advance(s->save, s->tokens, seq_at(s));
@@ -559,10 +568,10 @@ void seq_advance(struct seq *s)
     stairs_advanced(s);
     if (seq_at(s) < s->n_tokens)
         return; /* prefill goes on, possibly on the next stair */
-    if (s->phase == PHASE_PREFILL && s->t_first == 0 && s->out.n_preempted == 0)
-        s->out.prefill_ns = clock_now_ns() - s->t_admit - s->out.lookup_ns -
-                            s->out.restore_ns;
-    if (s->req.max_tokens == 0)
+    if (s->phase == PHASE_PREFILL && s->t_first == 0 && s->out.r.n_preempted == 0)
+        t->prefill_ms = clock_ms(clock_now_ns() - s->t_admit) - t->lookup_ms -
+                        t->restore_ms;
+    if (s->req->ask.max_tokens == 0)
         seq_finish(s, FINISH_LENGTH);
     else
         take_token(s);
@@ -570,12 +579,10 @@ void seq_advance(struct seq *s)
 
 /* --- questions -------------------------------------------------------------------------------- */
 
-void seq_take_lanes(struct seq *s, struct hcache_lanes *predicted,
-                    struct hcache_lanes *measured)
+void seq_take_result(struct seq *s, struct hcache_result *out)
 {
-    *predicted = s->predicted;
-    *measured = s->measured;
-    s->predicted = s->measured = (struct hcache_lanes){0};
+    *out = s->out.r;
+    s->out.r.predicted = s->out.r.measured = (struct hcache_lanes){0};
 }
 
 const struct outcome *seq_outcome(const struct seq *s)

@@ -27,6 +27,9 @@
 #ifndef ENGINE_SEQ_H
 #define ENGINE_SEQ_H
 
+#include <string.h>
+
+#include "base/clock.h"
 #include "engine/carry.h"
 #include "engine/engine.h"
 #include "engine/lanes.h"
@@ -119,15 +122,15 @@ struct stairs {
 
 struct seq {
     struct seq_shared *shared;
-    struct request req;
-    char *salt, *plan;
-    enum phase phase; /* seq.c alone writes it */
-    int32_t *tokens;  /* [n_prompt + max_tokens] prompt, then generated tokens */
-    int n_tokens;     /* tokens known so far */
-    struct view view; /* the tokens that the sequence sees, by position */
-    int n_done;       /* positions [0, n_done) have K and V in the cache */
-    int n_reached;    /* tokens [0, n_reached) were done at some time */
-    int rows;         /* most rows that this step gives the sequence */
+    struct request *req; /* a share */
+    bool drops_plan;     /* a forced plan was dropped: its records may be missing */
+    enum phase phase;    /* seq.c alone writes it */
+    int32_t *tokens;     /* req->tokens: prompt, then generated tokens */
+    int n_tokens;        /* tokens known so far */
+    struct view view;    /* the tokens that the sequence sees, by position */
+    int n_done;          /* positions [0, n_done) have K and V in the cache */
+    int n_reached;       /* tokens [0, n_reached) were done at some time */
+    int rows;            /* most rows that this step gives the sequence */
     /* in the present batch: index of the sequence's first row, and number of its rows */
     int row, n_rows;
     /* Keys of the prompt's chunks; after a preemption, of all known tokens' chunks. */
@@ -149,8 +152,6 @@ struct seq {
     /* Pin on the last stored chunk of the sequence's prompt; impl NULL: no pin. */
     struct store_hit pin;
     struct stairs stairs;
-    /* Predicted and measured lanes of the sequence's first restore. */
-    struct hcache_lanes predicted, measured;
     struct outcome out;
     /* Prediction for the restore, by the measured profile alone. */
     struct correction_expected expected;
@@ -179,7 +180,7 @@ int seq_count(struct seq_list l, enum phase phase);
 
 /* Returns a sequence in WAIT, or NULL if there is no memory for its tokens. The caller has
  * checked that the request fits the context and the KV cache. */
-struct seq *seq_create(struct seq_shared *sh, const struct request *r);
+struct seq *seq_create(struct seq_shared *sh, struct request *r);
 /* Frees s, which may be in any phase. restore_phase_abandon must have ended its restore. */
 void seq_destroy(struct seq *s);
 
@@ -214,6 +215,23 @@ void seq_finish(struct seq *s, enum finish why);
 /* -> DONE with an error: the message, or NULL to keep outcome.err's. */
 void seq_fail(struct seq *s, int rc, const char *message);
 void seq_fail_overflow(struct seq *s);
+
+/* --- the request ------------------------------------------------------------------------------ */
+
+/* Returns the plan as in option --plan; NULL: auto. */
+static inline const char *seq_plan(const struct seq *s)
+{
+    return s->drops_plan ? NULL : s->req->ask.plan;
+}
+static inline bool seq_plan_is(const struct seq *s, const char *name)
+{
+    return seq_plan(s) != NULL && strcmp(seq_plan(s), name) == 0;
+}
+/* Returns whether the plan is forced. */
+static inline bool seq_is_forced(const struct seq *s)
+{
+    return seq_plan(s) != NULL && strcmp(seq_plan(s), "auto") != 0;
+}
 
 /* --- tokens ----------------------------------------------------------------------------------- */
 

@@ -32,7 +32,7 @@ static void drop(struct restore_phase *g, struct seq *s)
 {
     const struct restore_found *f = restore_found(s->restore);
     if (f != NULL)
-        s->out.n_remote += f->n_remote * STORE_CHUNK_TOKENS;
+        s->out.r.remote_tokens += f->n_remote * STORE_CHUNK_TOKENS;
     restore_phase_abandon(g, s);
     s->n_planned = 0;
     s->out.plan = (struct plan){0};
@@ -80,7 +80,7 @@ static double plan_ahead(struct restore_phase *g, struct seq *s,
     if (restore_plan_make(g, s, f, &ask, &s->n_planned) != 0)
         return 0;
     a->alone_s = s->n_planned > 0 ? plan->predicted_s : prefill_s(g, s, n_first);
-    ask.is_ahead = !restore_plan_is_forced(s);
+    ask.is_ahead = !seq_is_forced(s);
     if (ask.is_ahead && restore_plan_make(g, s, f, &ask, &s->n_planned) != 0)
         return 0;
     if (s->n_planned == 0)
@@ -89,7 +89,7 @@ static double plan_ahead(struct restore_phase *g, struct seq *s,
     a->load_s = load_s(g, plan, n_old - n_first);
     /* Time that plan->comp_busy_s includes for the new tokens. */
     double new_s = prefill_s(g, s, n_old);
-    a->prefill_s = s->req.restore_first ? 0 : new_s;
+    a->prefill_s = s->req->restore_first ? 0 : new_s;
     a->compute_s = fmax(plan->comp_busy_s - (new_s - a->prefill_s), 0);
     s->staging.bytes = (uint64_t)(plan->stored_bytes_per_token * (n_old - n_first));
     return read_ahead_share(a, room_of(g, plan, n_old - n_first));

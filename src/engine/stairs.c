@@ -142,7 +142,7 @@ bool stairs_may_replay(const struct seq *s)
 {
     return truncation_of(s)->context > 0 && s->shared->platform != NULL &&
            s->shared->n_carrying == 0 && carry_may(s->shared->model->dev) &&
-           (s->plan == NULL || strcmp(s->plan, "auto") == 0);
+           !seq_is_forced(s);
 }
 
 bool stairs_need_replay(const struct seq *s)
@@ -268,7 +268,7 @@ static bool has_moved(const struct seq *s)
 /* Returns whether the sequence begins with the first stair: its request asks for recomputation. */
 static bool begins_anew(const struct seq *s)
 {
-    return s->n_reached == 0 && s->plan != NULL && strcmp(s->plan, "recompute") == 0;
+    return s->n_reached == 0 && seq_plan_is(s, "recompute");
 }
 
 int stairs_next_cut(const struct seq *s)
@@ -370,11 +370,11 @@ void stairs_choose(struct seq *s)
 
 void stairs_began(struct seq *s)
 {
-    struct outcome_truncation *o = &s->out.truncation;
+    struct hcache_result *r = &s->out.r;
     if (s->stairs.is_stepping) {
         int64_t stall_ns = clock_now_ns() - s->stairs.t_step;
-        o->n_steps++;
-        o->stall_ns += stall_ns;
+        r->truncation.steps++;
+        r->truncation.stall_ms += clock_ms(stall_ns);
         s->shared->stats.n_stairs++;
         s->shared->stats.stairs_ns += stall_ns;
     }
@@ -383,7 +383,7 @@ void stairs_began(struct seq *s)
     s->stairs.is_stepping = false;
     s->stairs.asks_remote = false;
     s->stairs.limit = INT_MAX;
-    o->n_dropped = s->view.cut;
+    r->truncated_tokens = s->view.cut;
 }
 
 void stairs_advanced(struct seq *s)
@@ -391,7 +391,7 @@ void stairs_advanced(struct seq *s)
     int64_t first = truncation_first(truncation_of(s), s->view.cut);
     int end = seq_at(s), begin = end - s->n_rows, before = s->n_reached;
     int known_end = MIN(end, before);
-    s->out.truncation.n_computed_again += known_end > begin ? known_end - begin : 0;
+    s->out.r.recomputed_tokens += known_end > begin ? known_end - begin : 0;
     s->n_reached = MAX(end, before);
     if (carry_is_on(&s->stairs.carry))
         s->stairs.carry.n = s->n_done;

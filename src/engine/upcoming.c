@@ -8,7 +8,8 @@
 /* Returns the turn of a sequence. The scheduler admits in this order. */
 static uint64_t turn_of(const struct seq *s, int64_t age_ns)
 {
-    const struct sched_req r = {.arrival_ns = s->t_arrival, .priority = s->req.priority};
+    const struct sched_req r = {.arrival_ns = s->t_arrival,
+                                .priority = s->req->ask.priority};
     return sched_turn(&r, age_ns);
 }
 

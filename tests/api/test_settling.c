@@ -18,11 +18,11 @@ static struct hcache_ticket *submit_saving(struct stack *k, struct service *s,
     struct err err = {0};
     int32_t prompt[200];
     struct hcache_ticket *t = NULL;
-    struct hcache_request r = {0};
     et_prompt(prompt, 200, seed);
     struct et_ask a = {.prompt = prompt, .n_prompt = 200, .max_tokens = 4, .save = save};
-    struct request q = et_request(k, &a);
-    if (service_submit(s, &q, &r, durable, &t, &err) != 0)
+    struct request *q = et_request(k, &a);
+    q->ask.durable = durable;
+    if (service_submit(s, q, &t, &err) != 0)
         fail_msg("%s", err.msg);
     return t;
 }

@@ -33,11 +33,10 @@ static struct hcache_ticket *submit(struct stack *k, struct service *s)
     struct err err = {0};
     int32_t prompt[50];
     struct hcache_ticket *t = NULL;
-    struct hcache_request r = {0};
     et_prompt(prompt, 50, 1);
     struct et_ask a = {.prompt = prompt, .n_prompt = 50, .max_tokens = 4};
-    struct request q = et_request(k, &a);
-    if (service_submit(s, &q, &r, false, &t, &err) != 0)
+    struct request *q = et_request(k, &a);
+    if (service_submit(s, q, &t, &err) != 0)
         fail_msg("%s", err.msg);
     return t;
 }

@@ -26,14 +26,14 @@ bool mem_test_denies(size_t n, enum mem_ask ask)
  * becomes visible after each piece. */
 static void scan(const char *pieces, const char *stop, const char *visible, bool stops)
 {
-    char text[200], seen[200] = "", *stops_list[] = {(char *)(uintptr_t)stop};
+    char text[200], seen[200] = "";
     size_t n = 0, n_visible = 0, stop_bytes = strlen(stop);
     bool found = false;
     for (const char *p = pieces; *p != 0 && !found;) {
         size_t n_piece = strcspn(p, "|"), n_old = n, shown = n_visible;
         memcpy(text + n, p, n_piece);
         n += n_piece;
-        found = ticket_scan_stop(text, n_old, &n, stops_list, &stop_bytes, 1, &n_visible);
+        found = ticket_scan_stop(text, n_old, &n, &stop, &stop_bytes, 1, &n_visible);
         assert_true(n_visible >= shown && n_visible <= n);
         strncat(seen, text + shown, n_visible - shown);
         strcat(seen, "|");
@@ -61,7 +61,7 @@ static void stop_strings_end_the_text(void **state)
 static void the_earliest_of_several_stops(void **state)
 {
     (void)state;
-    char *stop[] = {"later", "soon"};
+    const char *stop[] = {"later", "soon"};
     size_t bytes[] = {5, 4}, n = strlen("go soon or later"), visible;
     assert_true(ticket_scan_stop("go soon or later", 0, &n, stop, bytes, 2, &visible));
     assert_int_equal(n, 3);
@@ -112,37 +112,43 @@ enum { N_PROMPT = 900, N_IDS = 3, MS = 1000000 };
 
 static struct seq_shared shared; /* has no store */
 static struct seq seq;
+static struct request request;
 static int32_t ids[N_IDS] = {7, 8, 9};
 
 /* Makes a ticket whose sequence has ended. Every figure differs from all others. */
 static struct hcache_ticket ended_ticket(void)
 {
-    struct hcache_ticket t = {.req.n_prompt = N_PROMPT,
-                              .req.truncation = {.context = 512, .step = 128, .keep = 64},
+    request = (struct request){.ask.n_prompt = N_PROMPT};
+    struct hcache_ticket t = {.req = &request,
                               .ids = ids,
                               .n_ids = N_IDS,
                               .seq = &seq,
                               .t_submit = 100 * MS,
                               .t_admit = 101 * MS};
     seq = (struct seq){.shared = &shared};
-    seq.out = (struct outcome){.finish = FINISH_LENGTH,
-                               .n_generated = N_IDS,
-                               .n_stored = 512,
-                               .n_cached = 640,
-                               .n_device = 128,
-                               .n_remote = 192,
-                               .n_preempted = 2,
-                               .logits_digest = 77,
-                               .miss = "the reason",
-                               .surprise = SURPRISE_READS,
-                               .lookup_ns = 2 * MS,
-                               .plan_ns = 3 * MS,
-                               .restore_ns = 4 * MS,
-                               .prefill_ns = 5 * MS,
-                               .ttft_ns = 6 * MS,
-                               .decode_ns = 8 * MS};
-    seq.out.truncation = (struct outcome_truncation){
-        .n_dropped = 11, .n_computed_again = 12, .n_steps = 13, .stall_ns = 14 * MS};
+    seq.out = (struct outcome){
+        .finish = FINISH_LENGTH, .n_stored = 512, .surprise = SURPRISE_READS};
+    seq.out.r = (struct hcache_result){.prompt_tokens = N_PROMPT,
+                                       .n_tokens = N_IDS,
+                                       .cached_tokens = 640,
+                                       .device_tokens = 128,
+                                       .remote_tokens = 192,
+                                       .n_preempted = 2,
+                                       .truncated_tokens = 11,
+                                       .recomputed_tokens = 12,
+                                       .truncation = {.context = 512,
+                                                      .step = 128,
+                                                      .keep = 64,
+                                                      .steps = 13,
+                                                      .stall_ms = 14},
+                                       .logits_digest = 77,
+                                       .miss = "the reason",
+                                       .timings = {.lookup_ms = 2,
+                                                   .plan_ms = 3,
+                                                   .restore_ms = 4,
+                                                   .prefill_ms = 5,
+                                                   .ttft_ms = 6,
+                                                   .decode_ms = 8}};
     seq.out.restore = (struct restore_result){.read_bytes = 1000,
                                               .dram_bytes = 300,
                                               .page_cache_bytes = 250,
@@ -174,7 +180,7 @@ static void the_result_has_each_figure_of_the_sequence(void **state)
     (void)state;
     struct hcache_ticket t = ended_ticket();
     const struct hcache_result *r = &t.result;
-    ticket_describe(&t);
+    ticket_describe(&t, "disk", 0);
     assert_int_equal(t.err.code, 0);
     assert_null(r->text); /* without a tokenizer there is no text */
     assert_int_equal(r->n_tokens, N_IDS);
@@ -232,11 +238,11 @@ static void parts_are_no_more_than_the_whole(void **state)
     (void)state;
     struct hcache_ticket t = ended_ticket();
     seq.out.restore.dram_tokens = 576;
-    seq.out.n_remote = 704;
-    seq.out.ttft_ns = 0; /* no token was generated */
-    seq.out.n_generated = 1;
+    seq.out.r.remote_tokens = 704;
+    seq.out.r.timings.ttft_ms = 0; /* no token was generated */
+    seq.out.r.n_tokens = 1;
     seq.out.plan.n_layers = 0; /* no layer was restored */
-    ticket_describe(&t);
+    ticket_describe(&t, "disk", 0);
     assert_int_equal(t.result.dram_tokens, 512);
     assert_int_equal(t.result.remote_tokens, 640);
     assert_near(t.result.timings.ttft_ms, 0);
@@ -263,14 +269,14 @@ static void each_end_has_a_name(void **state)
         struct hcache_ticket t = ended_ticket();
         seq.out.finish = rows[i].finish;
         t.stopped = rows[i].stopped;
-        ticket_describe(&t);
+        ticket_describe(&t, "disk", 0);
         assert_string_equal(t.result.finish, rows[i].name);
         hcache_result_free(&t.result);
     }
     struct hcache_ticket t = ended_ticket();
     t.seq = NULL; /* the request never ran */
     t.n_ids = 0;
-    ticket_describe(&t);
+    ticket_describe(&t, "disk", 0);
     assert_string_equal(t.result.finish, "cancelled");
     assert_int_equal(t.result.prompt_tokens, N_PROMPT);
     assert_int_equal(t.result.n_tokens, 0);
@@ -283,8 +289,9 @@ static void each_end_has_a_name(void **state)
 static void text_ends_at_a_stop_string(void **state)
 {
     (void)state;
-    char stop[] = "END";
-    struct hcache_ticket t = {.stop = {stop}, .stop_bytes = {3}, .n_stop = 1};
+    struct request *q = request_create(
+        &(struct hcache_request){.stop = &(const char *){"END"}, .n_stop = 1}, 0);
+    struct hcache_ticket t = {.req = q};
     ticket_append(&t, "", 0);
     assert_null(t.text);
     char want[200] = "";
@@ -305,6 +312,7 @@ static void text_ends_at_a_stop_string(void **state)
     assert_string_equal(t.text, want);
     assert_int_equal(t.n_visible, strlen(want));
     free(t.text);
+    request_release(q);
 }
 
 /* A result's text has room for its bytes and a final zero. */
@@ -312,20 +320,21 @@ static void a_text_without_memory_is_a_fault(void **state)
 {
     (void)state;
     char text[] = "twenty-one characters";
-    struct hcache_ticket t = {.ids = ids,
+    struct hcache_ticket t = {.req = &request,
+                              .ids = ids,
                               .n_ids = N_IDS,
                               .stream = (struct tokenizer_stream *)(void *)text,
                               .text = text,
                               .n_text = sizeof text - 1};
     largest = sizeof text;
-    ticket_describe(&t);
+    ticket_describe(&t, "disk", 0);
     largest = SIZE_MAX;
     assert_int_equal(t.err.code, 0);
     assert_string_equal(t.result.text, text);
     assert_int_equal(t.result.n_text, 21);
     hcache_result_free(&t.result);
     largest = sizeof text - 1;
-    ticket_describe(&t);
+    ticket_describe(&t, "disk", 0);
     largest = SIZE_MAX;
     assert_int_equal(t.err.code, -ENOMEM);
     assert_string_equal(t.err.msg, "no memory for an answer of 3 tokens");

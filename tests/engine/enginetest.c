@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
+#include "engine/seq.h"
 #include "restore/save_policy.h"
 
 struct device_opts et_device;
@@ -104,32 +105,49 @@ void et_only(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
 }
 
-struct request et_request(const struct stack *k, const struct et_ask *a)
+struct request *et_request(const struct stack *k, const struct et_ask *a)
 {
     struct err err = {0};
-    struct request q = {
-        .prompt = a->prompt,
-        .n_prompt = a->n_prompt,
-        .max_tokens = a->max_tokens,
-        .ignore_eos = true,
-        .digest = true,
-        .salt = a->salt,
-        .plan = a->plan,
-        .restore_first = a->restore_first,
-        .truncation = a->truncation,
-        .sample = {.temperature = a->temperature, .top_p = 1, .seed = a->seed}};
-    if (save_policy_make(&q.save, a->save != NULL ? a->save : "none", k->model, NULL, 1024,
+    const struct hcache_request ask = {.prompt = a->prompt,
+                                       .n_prompt = a->n_prompt,
+                                       .max_tokens = a->max_tokens,
+                                       .ignore_eos = true,
+                                       .digest = true,
+                                       .salt = a->salt,
+                                       .plan = a->plan,
+                                       .temperature = a->temperature,
+                                       .seed = a->seed};
+    bool is_bounded = a->truncation.context == 0 && a->max_tokens > k->model->max_ctx;
+    struct request *q = request_create(&ask,
+                                       is_bounded ? k->model->max_ctx : a->max_tokens);
+    q->restore_first = a->restore_first;
+    q->truncation = a->truncation;
+    if (save_policy_make(&q->save, a->save != NULL ? a->save : "none", k->model, NULL, 1024,
                          &err) != 0)
         fail_msg("%s", err.msg);
     return q;
+}
+
+int et_submit(struct engine *e, struct request *q, struct seq **out, struct err *err)
+{
+    int rc = engine_add(e, q, out, err);
+    request_release(q);
+    return rc;
+}
+
+void et_set_plan(struct seq *s, const char *plan)
+{
+    free((void *)s->req->ask.plan);
+    s->req->ask.plan = plan != NULL ? xstrdup(plan) : NULL;
+    s->drops_plan = false;
 }
 
 struct seq *et_add(const struct stack *k, const struct et_ask *a)
 {
     struct err err = {0};
     struct seq *s;
-    struct request q = et_request(k, a);
-    if (engine_add(k->engine, &q, &s, &err) != 0)
+    struct request *q = et_request(k, a);
+    if (et_submit(k->engine, q, &s, &err) != 0)
         fail_msg("%s", err.msg);
     return s;
 }
@@ -153,22 +171,23 @@ void et_take(struct stack *k, struct seq *s, struct et_run *out)
         (void)saver_flush(k->saver, NULL);
     const struct outcome *o = seq_outcome(s);
     *out = (struct et_run){.finish = o->finish,
-                           .digest = o->logits_digest,
-                           .n_tokens = o->n_generated,
-                           .n_cached = o->n_cached,
-                           .n_device = o->n_device,
+                           .digest = o->r.logits_digest,
+                           .n_tokens = o->r.n_tokens,
+                           .n_cached = o->r.cached_tokens,
+                           .n_device = o->r.device_tokens,
                            .committed = seq_committed_tokens(s),
                            .save_end = seq_save_end(s),
                            .restore = o->restore,
                            .plan = o->plan,
                            .surprise = o->surprise,
                            .stall = o->stall,
-                           .truncation = o->truncation,
+                           .truncated_tokens = o->r.truncated_tokens,
+                           .recomputed_tokens = o->r.recomputed_tokens,
+                           .n_stairs = o->r.truncation.steps,
                            .err = o->err};
     assert_true(out->n_tokens <= ET_MAX_GENERATED);
-    memcpy(out->tokens, o->tokens + o->n_prompt,
-           (size_t)out->n_tokens * sizeof out->tokens[0]);
-    snprintf(out->miss, sizeof out->miss, "%s", o->miss);
+    memcpy(out->tokens, o->r.token_ids, (size_t)out->n_tokens * sizeof out->tokens[0]);
+    snprintf(out->miss, sizeof out->miss, "%s", o->r.miss);
     engine_remove(k->engine, s);
 }
 
@@ -176,8 +195,8 @@ int et_run(struct stack *k, const struct et_ask *a, struct et_run *out)
 {
     struct err err = {0};
     struct seq *s = NULL;
-    struct request q = et_request(k, a);
-    int rc = engine_add(k->engine, &q, &s, &err);
+    struct request *q = et_request(k, a);
+    int rc = et_submit(k->engine, q, &s, &err);
     if (rc == 0)
         rc = engine_run(k->engine, &err);
     if (s != NULL)

@@ -60,13 +60,19 @@ struct et_run {
     struct plan plan;
     enum surprise surprise;
     enum stall_end stall;
-    struct outcome_truncation truncation;
+    int64_t truncated_tokens, recomputed_tokens;
+    int n_stairs;
     char miss[200];
     struct err err;
 };
 
-/* Returns the request of an ask, with `save` filled in. */
-struct request et_request(const struct stack *k, const struct et_ask *a);
+/* Returns the request of an ask, with `save` filled in, for et_submit or service_submit. */
+struct request *et_request(const struct stack *k, const struct et_ask *a);
+/* Gives a request to the engine. From now on it belongs to the sequence; after an error it is
+ * freed. */
+int et_submit(struct engine *e, struct request *q, struct seq **out, struct err *err);
+/* Sets the plan of a sequence; NULL: auto. */
+void et_set_plan(struct seq *s, const char *plan);
 /* Adds the request of an ask. An error fails the test. */
 struct seq *et_add(const struct stack *k, const struct et_ask *a);
 /* Adds an ask whose prompt is n ids of seed 1, for at most 4 tokens. */

@@ -117,25 +117,23 @@ static struct run run_either(struct stack *k, const char *save, const char *plan
     struct seq *s;
     int32_t prompt[N_PROMPT];
     make_prompt(k->model, prompt);
-    struct request q = {.prompt = prompt,
-                        .n_prompt = N_PROMPT,
-                        .max_tokens = N_GENERATE,
-                        .ignore_eos = true,
-                        .digest = true,
-                        .restore_first = restore_first,
-                        .plan = plan};
-    assert_int_equal(save_policy_make(&q.save, save, k->model, NULL, 256, &err), 0);
-    assert_int_equal(engine_add(k->engine, &q, &s, &err), 0);
+    struct et_ask a = {.prompt = prompt,
+                       .n_prompt = N_PROMPT,
+                       .max_tokens = N_GENERATE,
+                       .restore_first = restore_first,
+                       .save = save,
+                       .plan = plan};
+    s = et_add(k, &a);
     int rc = engine_run(k->engine, &err);
     const struct outcome *o = seq_outcome(s);
     if (rc != 0 || o->finish == FINISH_ERROR)
         fail_msg("save %s, plan %s: %s", save, plan, rc != 0 ? err.msg : o->err.msg);
     assert_int_equal(saver_flush(k->saver, &err), 0);
-    assert_true(o->logits_digest != 0);
-    out.digest = o->logits_digest;
-    out.n_cached = o->n_cached;
+    assert_true(o->r.logits_digest != 0);
+    out.digest = o->r.logits_digest;
+    out.n_cached = o->r.cached_tokens;
     out.first_token = o->restore.first_token;
-    memcpy(out.tokens, o->tokens + N_PROMPT, sizeof out.tokens);
+    memcpy(out.tokens, o->r.token_ids, sizeof out.tokens);
     read_kv(k, s, &out);
     engine_remove(k->engine, s);
     return out;
@@ -336,13 +334,8 @@ static void save_prefix(struct stack *k, const char *save, int n_tokens)
     struct seq *s;
     int32_t prompt[N_PROMPT];
     make_prompt(k->model, prompt);
-    struct request q = {.prompt = prompt,
-                        .n_prompt = n_tokens,
-                        .ignore_eos = true,
-                        .max_tokens = 0,
-                        .plan = "auto"};
-    assert_int_equal(save_policy_make(&q.save, save, k->model, NULL, 256, &err), 0);
-    assert_int_equal(engine_add(k->engine, &q, &s, &err), 0);
+    struct et_ask a = {.prompt = prompt, .n_prompt = n_tokens, .save = save};
+    s = et_add(k, &a);
     assert_int_equal(engine_run(k->engine, &err), 0);
     assert_int_equal(saver_flush(k->saver, &err), 0);
     engine_remove(k->engine, s);
@@ -545,18 +538,16 @@ static void batch_composition(void **state)
     struct seq *s[3];
     assert_int_equal(stack_open(&o, &k, &err), 0);
     make_prompt(k.model, prompt);
-    struct request q = {
-        .max_tokens = N_GENERATE, .ignore_eos = true, .digest = true, .plan = "recompute"};
+    struct et_ask a = {.max_tokens = N_GENERATE, .plan = "recompute", .temperature = 1};
     for (int together = 0; together < 2; together++) {
         for (int i = 0; i < 3; i++) {
-            q.prompt = prompt + 10 * i;
-            q.n_prompt = 30 + 50 * i;
-            q.sample = (struct sample_opts){
-                .temperature = 1, .top_p = 1, .seed = (uint64_t)i};
-            assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+            a.prompt = prompt + 10 * i;
+            a.n_prompt = 30 + 50 * i;
+            a.seed = (uint64_t)i;
+            s[i] = et_add(&k, &a);
             if (together == 0) {
                 assert_int_equal(engine_run(k.engine, &err), 0);
-                alone[i] = seq_outcome(s[i])->logits_digest;
+                alone[i] = seq_outcome(s[i])->r.logits_digest;
                 assert_true(alone[i] != 0);
                 engine_remove(k.engine, s[i]);
             }
@@ -564,7 +555,7 @@ static void batch_composition(void **state)
         if (together == 1) {
             assert_int_equal(engine_run(k.engine, &err), 0);
             for (int i = 0; i < 3; i++) {
-                assert_true(seq_outcome(s[i])->logits_digest == alone[i]);
+                assert_true(seq_outcome(s[i])->r.logits_digest == alone[i]);
                 engine_remove(k.engine, s[i]);
             }
         }

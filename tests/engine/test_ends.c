@@ -20,9 +20,9 @@ static enum finish finish_of(struct stack *k, const int32_t *prompt, bool ignore
     struct err err = {0};
     struct seq *s;
     struct et_ask a = {.prompt = prompt, .n_prompt = 20, .max_tokens = 3};
-    struct request q = et_request(k, &a);
-    q.ignore_eos = ignore_eos;
-    assert_int_equal(engine_add(k->engine, &q, &s, &err), 0);
+    struct request *q = et_request(k, &a);
+    q->ask.ignore_eos = ignore_eos;
+    assert_int_equal(et_submit(k->engine, q, &s, &err), 0);
     assert_int_equal(engine_run(k->engine, &err), 0);
     et_take(k, s, &r);
     *first = r.n_tokens > 0 ? r.tokens[0] : -1;
@@ -73,24 +73,24 @@ static void each_request_has_its_own_shaping(void **state)
     first = one.tokens[0];
     assert_int_not_equal(first, FORCED);
     c->eos_ids[c->n_eos++] = first;
-    const struct shaping_bias bias = {FORCED, 1e6f};
-    const struct shaping forces = {.repetition_penalty = 1, .bias = &bias, .n_bias = 1};
-    const struct shaping longer = {.repetition_penalty = 1, .min_tokens = 2};
-    const struct shaping stops = {
+    const struct hcache_bias bias = {FORCED, 1e6f};
+    const struct hcache_shaping forces = {
+        .repetition_penalty = 1, .bias = &bias, .n_bias = 1};
+    const struct hcache_shaping longer = {.repetition_penalty = 1, .min_tokens = 2};
+    const struct hcache_shaping stops = {
         .repetition_penalty = 1, .stop_ids = &first, .n_stop_ids = 1};
     const struct {
-        const struct shaping *shaping;
+        const struct hcache_shaping *shaping;
         bool ignore_eos, shown;
     } how[N] = {{NULL, true, false},  {&forces, true, true},  {&longer, false, true},
                 {&stops, true, true}, {&forces, true, false}, {NULL, false, true}};
-    a.max_tokens = MOST;
     for (int i = 0; i < N; i++) {
-        struct request q = et_request(&k, &a);
-        q.shaping = how[i].shaping;
-        q.ignore_eos = how[i].ignore_eos;
-        q.digest = how[i].shown;
-        q.max_tokens = i == 1 ? 1 : MOST;
-        assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+        a.max_tokens = i == 1 ? 1 : MOST;
+        struct request *q = et_request(&k, &a);
+        q->ask.shaping = how[i].shaping;
+        q->ask.ignore_eos = how[i].ignore_eos;
+        q->ask.digest = how[i].shown;
+        assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
     }
     assert_int_equal(engine_run(k.engine, &err), 0);
     for (int i = 0; i < N; i++)
@@ -167,8 +167,8 @@ static void chunks_that_are_shared_on_the_device_count_as_committed(void **state
     struct et_ask a = {.prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = 2};
     for (int i = 0; i < 2; i++) {
         a.save = i == 0 ? "both" : "none";
-        struct request q = et_request(&k, &a);
-        assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+        struct request *q = et_request(&k, &a);
+        assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
     }
     assert_int_equal(engine_run(k.engine, &err), 0);
     for (int i = 0; i < 2; i++)

@@ -22,8 +22,8 @@ enum { N_MAX = 1024 };
 
 static int add(struct stack *k, const struct et_ask *a, struct seq **s, struct err *err)
 {
-    struct request q = et_request(k, a);
-    return engine_add(k->engine, &q, s, err);
+    struct request *q = et_request(k, a);
+    return et_submit(k->engine, q, s, err);
 }
 
 static void context_limit(void **state)
@@ -174,14 +174,14 @@ static void places_and_blocks(void **state)
     for (int i = 0; i < 2; i++)
         assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
     assert_int_equal(n_active, 3);
-    assert_int_equal(seq_outcome(s[1])->n_generated, 2);
-    assert_int_equal(seq_outcome(s[2])->n_generated, 0);
+    assert_int_equal(seq_outcome(s[1])->r.n_tokens, 2);
+    assert_int_equal(seq_outcome(s[2])->r.n_tokens, 0);
     engine_remove(k.engine, s[0]);
     assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
-    assert_int_equal(seq_outcome(s[2])->n_generated, 1);
+    assert_int_equal(seq_outcome(s[2])->r.n_tokens, 1);
     assert_int_equal(engine_run(k.engine, &err), 0);
     engine_remove(k.engine, s[1]);
-    assert_int_equal(seq_outcome(s[2])->n_generated, 5);
+    assert_int_equal(seq_outcome(s[2])->r.n_tokens, 5);
     engine_remove(k.engine, s[2]);
     stack_close(&k);
 
@@ -201,7 +201,7 @@ static void places_and_blocks(void **state)
     assert_int_equal(engine_run(k.engine, &err), 0);
     for (int i = 0; i < 3; i++) {
         assert_int_equal(seq_outcome(s[i])->finish, FINISH_LENGTH);
-        assert_int_equal(seq_outcome(s[i])->n_generated, 20);
+        assert_int_equal(seq_outcome(s[i])->r.n_tokens, 20);
         engine_remove(k.engine, s[i]);
     }
     assert_int_equal(kv_pool_free_blocks(engine_pool(k.engine)), 3);
@@ -293,10 +293,10 @@ static void cancel(void **state)
         int n = 0;
         struct seq *s;
         struct err err = {0};
-        struct request q = et_request(&k, &a);
-        q.on_token = count_tokens;
-        q.arg = &n;
-        assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+        struct request *q = et_request(&k, &a);
+        q->on_token = count_tokens;
+        q->arg = &n;
+        assert_int_equal(et_submit(k.engine, q, &s, &err), 0);
         assert_int_equal(engine_run(k.engine, &err), 0);
         et_take(&k, s, &r);
         assert_int_equal(r.finish, cancel_at <= 12 ? FINISH_CANCELLED : FINISH_LENGTH);
@@ -328,9 +328,9 @@ static void eos(void **state)
             first++;
         k.model->cfg.n_eos = 1;
         k.model->cfg.eos_ids[0] = all.tokens[at];
-        struct request q = et_request(&k, &a);
-        q.ignore_eos = false;
-        assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+        struct request *q = et_request(&k, &a);
+        q->ask.ignore_eos = false;
+        assert_int_equal(et_submit(k.engine, q, &s, &err), 0);
         assert_int_equal(engine_run(k.engine, &err), 0);
         et_take(&k, s, &r);
         assert_int_equal(r.finish, FINISH_EOS);
@@ -352,14 +352,14 @@ static void no_tokens_wanted(void **state)
     et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     struct et_ask a = {.prompt = prompt, .n_prompt = 130, .save = "both"};
     for (int i = 0; i < 2; i++) {
-        struct request q = et_request(&k, &a);
-        assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+        struct request *q = et_request(&k, &a);
+        assert_int_equal(et_submit(k.engine, q, &s, &err), 0);
         assert_int_equal(engine_run(k.engine, &err), 0);
         const struct outcome *o = seq_outcome(s);
         assert_int_equal(o->finish, FINISH_LENGTH);
-        assert_int_equal(o->n_generated, 0);
-        assert_true(o->logits_digest == 0 && o->prefill_ns > 0);
-        assert_int_equal(o->n_cached, i * 129);
+        assert_int_equal(o->r.n_tokens, 0);
+        assert_true(o->r.logits_digest == 0 && o->r.timings.prefill_ms > 0);
+        assert_int_equal(o->r.cached_tokens, i * 129);
         assert_int_equal(saver_flush(k.saver, &err), 0);
         assert_int_equal(seq_committed_tokens(s), 130);
         engine_remove(k.engine, s);
@@ -640,8 +640,8 @@ static void prefixes_are_stored_once(void **state)
         et_prompt(prompt[i], 320, 5);
         prompt[i][200] += i == N - 1; /* the last prompt diverges in its fourth chunk */
         a.prompt = prompt[i];
-        struct request q = et_request(&k, &a);
-        assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+        struct request *q = et_request(&k, &a);
+        assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
     }
     assert_int_equal(engine_run(k.engine, &err), 0);
     for (int i = 0; i < N; i++) {
@@ -733,8 +733,8 @@ static void small_save_buffer(void **state)
     for (int i = 0; i < N; i++) {
         struct err err = {0};
         a.prompt = prompt[i];
-        struct request q = et_request(&k, &a);
-        assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+        struct request *q = et_request(&k, &a);
+        assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
     }
     assert_int_equal(engine_run(k.engine, NULL), 0);
     for (int i = 0; i < N; i++) {

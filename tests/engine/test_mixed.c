@@ -44,8 +44,8 @@ static void job_open_at_most(struct job *j, const struct mixed_opts *mo, int max
             prompt[n_prompt - 1] = 7 + i;
         struct et_ask a = {
             .prompt = prompt, .n_prompt = n_prompt, .max_tokens = n_generate};
-        struct request q = et_request(&j->k, &a);
-        if (engine_add(j->k.engine, &q, &j->s[i], &err) != 0)
+        struct request *q = et_request(&j->k, &a);
+        if (et_submit(j->k.engine, q, &j->s[i], &err) != 0)
             fail_msg("%s", err.msg);
     }
 }
@@ -120,7 +120,7 @@ static void a_step_moves_the_bytes_of_the_policy(void **state)
         const struct places *p = &j.k.engine->mixed.places;
         assert_int_equal(p->kv_bytes, (size_t)m.kv_bytes);
         assert_int_equal(p->act_bytes, (size_t)m.act_bytes);
-        while (seq_outcome(j.s[N_SEQS - 1])->n_generated == 0)
+        while (seq_outcome(j.s[N_SEQS - 1])->r.n_tokens == 0)
             step(&j);
         for (int i = 0; i < 3; i++) {
             struct mixed_stats before = stats_of(&j), after;
@@ -173,7 +173,7 @@ static void sequences_get_the_shares_of_their_mini_batches(void **state)
     const struct places *p = &j.k.engine->mixed.places;
     /* scratch memory for the four full blocks of two sequences, and one more block */
     assert_int_equal(p->o.n_scratch, 512 / 64 + 1);
-    while (seq_outcome(j.s[N - 1])->n_generated == 0)
+    while (seq_outcome(j.s[N - 1])->r.n_tokens == 0)
         step(&j);
     for (int i = 0; i < N; i++) {
         const struct kv_table *t = seq_table(j.s[i]);
@@ -206,7 +206,7 @@ static void bytes_for_weights_come_in_parts(void **state)
                             .weights_bytes = ODD};
     job_open(&j, &mo, N_PROMPT, N_SEQS, 4, false);
     const struct mixed *x = &j.k.engine->mixed;
-    while (seq_outcome(j.s[N_SEQS - 1])->n_generated == 0)
+    while (seq_outcome(j.s[N_SEQS - 1])->r.n_tokens == 0)
         step(&j);
     uint8_t *from = x->weights_host.ptr, *to = x->weights.ptr;
     for (int i = 0; i < ODD; i++) {
@@ -229,7 +229,7 @@ static void tokens_are_computed_again(void **state)
                             .kv_share = 1,
                             .token_blocks = 2};
     job_open(&j, &mo, N_PROMPT, N_SEQS, 4, false);
-    while (seq_outcome(j.s[N_SEQS - 1])->n_generated == 0)
+    while (seq_outcome(j.s[N_SEQS - 1])->r.n_tokens == 0)
         step(&j);
     struct mixed_stats before = stats_of(&j), after;
     step(&j);
@@ -255,7 +255,7 @@ static void sequences_have_the_ratio(void **state)
     struct mixed_opts mo = {
         .n = {0, 0, 16, 16}, .act_share = 1, .kv_share = 2, .packing = MIXED_PAPER};
     job_open(&j, &mo, N_PROMPT + 2 * 64, N_SEQS, 4, false);
-    while (seq_outcome(j.s[N_SEQS - 1])->n_generated == 0)
+    while (seq_outcome(j.s[N_SEQS - 1])->r.n_tokens == 0)
         step(&j);
     for (int i = 0; i < N_SEQS; i++) {
         const struct kv_table *t = seq_table(j.s[i]);
@@ -315,10 +315,10 @@ static void mini_batches_are_those_of_the_policy(void **state)
             int n_prompt = full_blocks[i] * 64 + 10;
             et_prompt(prompt, n_prompt, 5 + (uint64_t)i);
             struct et_ask a = {.prompt = prompt, .n_prompt = n_prompt, .max_tokens = 4};
-            struct request q = et_request(&j.k, &a);
-            assert_int_equal(engine_add(j.k.engine, &q, &j.s[i], &err), 0);
+            struct request *q = et_request(&j.k, &a);
+            assert_int_equal(et_submit(j.k.engine, q, &j.s[i], &err), 0);
         }
-        while (seq_outcome(j.s[N_SEQS - 1])->n_generated == 0)
+        while (seq_outcome(j.s[N_SEQS - 1])->r.n_tokens == 0)
             step(&j);
         step(&j);
         const struct mixed *x = &j.k.engine->mixed;
@@ -353,15 +353,15 @@ static void a_full_arena_means_fewer_at_once(void **state)
     assert_int_equal(most, 1);
     for (int i = 0; i < N_SEQS; i++) {
         assert_int_equal(seq_outcome(j.s[i])->finish, FINISH_LENGTH);
-        assert_int_equal(seq_outcome(j.s[i])->n_generated, 4);
+        assert_int_equal(seq_outcome(j.s[i])->r.n_tokens, 4);
     }
     /* A request that can never fit is refused, and the error gives the reason. */
     int32_t prompt[400];
     struct seq *s;
     et_prompt(prompt, 400, 3);
     struct et_ask a = {.prompt = prompt, .n_prompt = 400, .max_tokens = 4};
-    struct request q = et_request(&j.k, &a);
-    assert_int_equal(engine_add(j.k.engine, &q, &s, &err), ERR_LIMIT);
+    struct request *q = et_request(&j.k, &a);
+    assert_int_equal(et_submit(j.k.engine, q, &s, &err), ERR_LIMIT);
     job_close(&j, N_SEQS);
 }
 
@@ -377,7 +377,7 @@ static void beginnings_are_shared(void **state)
     int n_device = 0;
     for (int i = 0; i < N_SEQS; i++) {
         assert_int_equal(seq_outcome(j.s[i])->finish, FINISH_LENGTH);
-        n_device += seq_outcome(j.s[i])->n_device;
+        n_device += seq_outcome(j.s[i])->r.device_tokens;
     }
     assert_int_equal(n_device, (N_SEQS - 1) * 3 * 64);
     job_close(&j, N_SEQS);
@@ -397,12 +397,12 @@ static void short_beginnings_are_not_waited_for(void **state)
         et_prompt(prompt, 40, 5);
         prompt[39] = 30 + i;
         struct et_ask a = {.prompt = prompt, .n_prompt = 40, .max_tokens = 4};
-        struct request q = et_request(&j.k, &a);
-        assert_int_equal(engine_add(j.k.engine, &q, &j.s[i], &err), 0);
+        struct request *q = et_request(&j.k, &a);
+        assert_int_equal(et_submit(j.k.engine, q, &j.s[i], &err), 0);
     }
     step(&j);
     for (int i = 0; i < N_SEQS; i++)
-        assert_int_equal(seq_outcome(j.s[i])->n_generated, 1);
+        assert_int_equal(seq_outcome(j.s[i])->r.n_tokens, 1);
     job_close(&j, N_SEQS);
 }
 
@@ -451,8 +451,8 @@ static void values_out_of_range_end_one_sequence(void **state)
     stack_close(&k);
     f16_open(&k, &mo);
     for (int i = 0; i <= GOOD; i++) {
-        struct request q = et_request(&k, &a[i]);
-        assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+        struct request *q = et_request(&k, &a[i]);
+        assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
         for (int n = 0; i + 1 == GOOD && n < 20; n++)
             assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
     }
@@ -462,7 +462,7 @@ static void values_out_of_range_end_one_sequence(void **state)
     assert_int_equal(got.finish, FINISH_ERROR);
     assert_non_null(strstr(got.err.msg, "--dtype bf16"));
     for (int i = 0; i < GOOD; i++) {
-        assert_int_equal(seq_outcome(s[i])->n_preempted, 1);
+        assert_int_equal(seq_outcome(s[i])->r.n_preempted, 1);
         et_take(&k, s[i], &got);
         et_same(&got, &want[i], "beside a value out of range");
     }

@@ -72,12 +72,12 @@ static void decode_allocates_nothing(void **state)
                                /* a restore would need a look-up, which takes some steps */
                                .plan = "recompute",
                                .save = saves[i % 3]};
-            struct request q = et_request(&k, &a);
-            assert_int_equal(engine_add(k.engine, &q, &s[j], &err), 0);
+            struct request *q = et_request(&k, &a);
+            assert_int_equal(et_submit(k.engine, q, &s[j], &err), 0);
         }
         /* runs until all sequences decode */
         for (int j = 0; j < 3; j++) {
-            while (seq_outcome(s[j])->n_generated < 2)
+            while (seq_outcome(s[j])->r.n_tokens < 2)
                 assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
         }
         n_calls = 0;

@@ -72,8 +72,8 @@ static struct seq *add(struct et_ask a)
 {
     struct err err = {0};
     struct seq *s;
-    struct request q = et_request(&place.k, &a);
-    if (engine_add(place.k.engine, &q, &s, &err) != 0)
+    struct request *q = et_request(&place.k, &a);
+    if (et_submit(place.k.engine, q, &s, &err) != 0)
         fail_msg("%s", err.msg);
     return s;
 }
@@ -223,7 +223,7 @@ static void step_beside_decodes(struct seq *d[2])
     for (int i = 0; i < 2; i++) {
         const struct seq *other = d[1 - i];
         if (d[i] == NULL &&
-            (other == NULL || seq_outcome(other)->n_generated > N_DECODE / 2))
+            (other == NULL || seq_outcome(other)->r.n_tokens > N_DECODE / 2))
             d[i] = add(ask(N_SHORT, N_DECODE, "none", "recompute"));
     }
     step();
@@ -242,7 +242,7 @@ static int begin_decodes(struct seq *d[2])
     do {
         step_beside_decodes(d);
         n++;
-    } while (seq_outcome(d[0])->n_generated == 0);
+    } while (seq_outcome(d[0])->r.n_tokens == 0);
     return n;
 }
 

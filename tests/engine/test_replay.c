@@ -172,15 +172,15 @@ static void a_disk_that_hangs_is_left_for_one_replay(void **state)
         assert_replayed(&p, "a hanging disk");
         assert_int_equal(stats(&p).n_replays, 1);
         assert_int_equal(stats(&p).n_stalls[STALL_LEFT], 1);
-        assert_int_equal(seq_outcome(s)->n_cached, 0);
-        assert_int_equal(seq_outcome(s)->truncation.n_dropped,
+        assert_int_equal(seq_outcome(s)->r.cached_tokens, 0);
+        assert_int_equal(seq_outcome(s)->r.truncated_tokens,
                          truncation_cut(&small, N_ALL - 1));
-        assert_non_null(strstr(seq_outcome(s)->miss, "the store did not answer"));
+        assert_non_null(strstr(seq_outcome(s)->r.miss, "the store did not answer"));
         go_on(&p);
         take_end(&p, s, "left");
         s = add_end(&p, NULL);
         run_all(&p);
-        assert_int_equal(seq_outcome(s)->n_cached, N_ASKED / 64 * 64);
+        assert_int_equal(seq_outcome(s)->r.cached_tokens, N_ASKED / 64 * 64);
         assert_int_equal(stats(&p).n_replays, 1);
         take_end(&p, s, "the disk goes on");
         place_close(&p);
@@ -213,12 +213,12 @@ static void a_preempted_replay_keeps_its_chunks(void **state)
     place_open(&p, 30);
     hang(&p, IO_SIM_ON_READ, 0);
     struct seq *s = add_end(&p, NULL);
-    for (int n = 0; seq_outcome(s)->n_generated < MORE - 5; n_rows = p.n_rows) {
+    for (int n = 0; seq_outcome(s)->r.n_tokens < MORE - 5; n_rows = p.n_rows) {
         step(&p);
         if (s->phase == PHASE_DECODE && n++ % 20 == 0)
             seq_preempt(s);
     }
-    int n_preempted = seq_outcome(s)->n_preempted;
+    int n_preempted = seq_outcome(s)->r.n_preempted;
     assert_true(n_preempted > 3);
     run_all(&p);
     n_rows += p.n_rows;
@@ -286,9 +286,10 @@ static void the_cheaper_way_is_planned(void **state)
         assert_int_equal(stats(&p).n_stalls[STALL_LEFT], 0);
         if (way[i].replays) {
             assert_replayed(&p, "planned");
-            assert_non_null(strstr(seq_outcome(s)->miss, "stair by stair, is faster"));
+            assert_non_null(strstr(seq_outcome(s)->r.miss, "stair by stair, is faster"));
         }
-        assert_int_equal(seq_outcome(s)->n_cached, way[i].replays ? 0 : N_ASKED / 64 * 64);
+        assert_int_equal(seq_outcome(s)->r.cached_tokens,
+                         way[i].replays ? 0 : N_ASKED / 64 * 64);
         take_end(&p, s, "planned");
     }
     place_close(&p);
@@ -325,13 +326,13 @@ static void a_damaged_chunk_replays_from_the_store(void **state)
     struct seq *s = add_end(&p, NULL);
     run_all(&p);
     assert_int_equal(stats(&p).n_replays, 0);
-    assert_int_equal(seq_outcome(s)->n_cached, 64 * chunk);
+    assert_int_equal(seq_outcome(s)->r.cached_tokens, 64 * chunk);
     /* fused rows are not counted */
     assert_true(p.n_rows <= (uint64_t)(N_ALL - 64 * chunk));
     take_end(&p, s, "damaged");
     s = add_end(&p, NULL); /* the replay has saved the state again */
     run_all(&p);
-    assert_int_equal(seq_outcome(s)->n_cached, N_ASKED / 64 * 64);
+    assert_int_equal(seq_outcome(s)->r.cached_tokens, N_ASKED / 64 * 64);
     assert_true(p.n_rows <= N_ALL - N_ASKED / 64 * 64);
     take_end(&p, s, "healed");
     place_close(&p);

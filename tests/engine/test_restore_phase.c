@@ -103,8 +103,8 @@ static struct seq *add(struct place *p, struct et_ask a)
 {
     struct err err = {0};
     struct seq *s;
-    struct request q = et_request(&p->k, &a);
-    if (engine_add(p->k.engine, &q, &s, &err) != 0)
+    struct request *q = et_request(&p->k, &a);
+    if (et_submit(p->k.engine, q, &s, &err) != 0)
         fail_msg("%s", err.msg);
     return s;
 }
@@ -159,13 +159,13 @@ static void decodes_go_on_while_a_read_is_stuck(void **state)
     struct seq *gone = add_restore(&p, 1, "hidden");
     while (seq_outcome(d)->finish == FINISH_NONE)
         step(&p);
-    assert_int_equal(seq_outcome(d)->n_generated, N_DECODE);
-    assert_int_equal(seq_outcome(stuck)->n_cached, 0);
+    assert_int_equal(seq_outcome(d)->r.n_tokens, N_DECODE);
+    assert_int_equal(seq_outcome(stuck)->r.cached_tokens, 0);
     engine_remove(p.k.engine, gone);
     reads_go_on(&p);
     take(&p, d, &p.decode_ref[0], "decode");
     run_all(&p);
-    assert_int_equal(seq_outcome(stuck)->n_cached, 9 * 64);
+    assert_int_equal(seq_outcome(stuck)->r.cached_tokens, 9 * 64);
     take(&p, stuck, &p.ref[0], "restore");
     place_close(&p);
 }
@@ -186,7 +186,7 @@ static void a_step_without_work_waits(void **state)
     }
     if (n_steps > waited_ns / 2500000 + 3)
         fail_msg("%d steps in %.3f s of waiting", n_steps, (double)waited_ns * 1e-9);
-    assert_int_equal(seq_outcome(s)->n_cached, 0);
+    assert_int_equal(seq_outcome(s)->r.cached_tokens, 0);
     reads_go_on(&p);
     run_all(&p);
     take(&p, s, &p.ref[0], "restore");
@@ -253,7 +253,7 @@ static void a_hanging_disk_is_raced(void **state)
         for (int j = 0; j < 3; j++) {
             struct seq *s = add_restore(&p, j, "kv");
             run_all(&p);
-            assert_int_equal(seq_outcome(s)->n_cached, 9 * 64);
+            assert_int_equal(seq_outcome(s)->r.cached_tokens, 9 * 64);
             assert_int_equal(seq_outcome(s)->stall, STALL_NONE);
             take(&p, s, &p.ref[j], "behind a race");
         }
@@ -271,7 +271,7 @@ static void reads_that_hang_are_left_beside_decodes(void **state)
     et_platform(&p.k.platform, 2e-5, 2e-6, 1e-7, 1e9);
     stuck_reads(&p);
     struct seq *d[2] = {add_decode(&p, 0), NULL};
-    while (seq_outcome(d[0])->n_generated < N_DECODE / 2)
+    while (seq_outcome(d[0])->r.n_tokens < N_DECODE / 2)
         step(&p);
     d[1] = add_decode(&p, 1);
     step(&p);
@@ -286,8 +286,8 @@ static void reads_that_hang_are_left_beside_decodes(void **state)
         step(&p);
     }
     assert_int_equal(seq_outcome(s)->stall, STALL_LEFT);
-    assert_int_equal(seq_outcome(s)->n_cached, 0);
-    assert_non_null(strstr(seq_outcome(s)->miss, "the store did not answer"));
+    assert_int_equal(seq_outcome(s)->r.cached_tokens, 0);
+    assert_non_null(strstr(seq_outcome(s)->r.miss, "the store did not answer"));
     assert_int_equal(n_stalls(&p, STALL_LEFT), 1);
     take(&p, s, &p.ref[0], "left");
     reads_go_on(&p);
@@ -350,7 +350,7 @@ static void beside_decodes(void **state)
                 r[j] = add_restore(&p, j, plans[(i + j) % N_PLANS]);
             run_all(&p);
             for (int j = 0; j < N_SEQS; j++) {
-                assert_int_equal(seq_outcome(r[j])->n_cached, 9 * 64);
+                assert_int_equal(seq_outcome(r[j])->r.cached_tokens, 9 * 64);
                 take(&p, r[j], &p.ref[j], plans[(i + j) % N_PLANS]);
             }
             take(&p, d[0], &p.decode_ref[0], "decode");
@@ -592,7 +592,7 @@ static void a_step_fuses_as_many_layers_as_it_may(void **state)
     step(&p);
     assert_int_equal(e->shared.stats.fused_rows, p.k.model->cfg.n_layers * N_NEW);
     assert_int_equal(s->phase, PHASE_DONE);
-    assert_int_equal(seq_outcome(s)->n_cached, N_OLD);
+    assert_int_equal(seq_outcome(s)->r.cached_tokens, N_OLD);
     engine_remove(e, s);
     engine_remove(e, d);
     place_close(&p);

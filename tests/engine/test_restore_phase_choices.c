@@ -52,7 +52,7 @@ static void lab_open(struct lab *l, const struct et_ask *ask)
     et_platform(l->p, 1, 2e-6, 1e-7,
                 1e9); /* computing takes so long that no look-up is left */
     l->s = add(l, ask);
-    l->s->req.restore_first = true; /* no prefill is fused, unless a test wants it */
+    l->s->req->restore_first = true; /* no prefill is fused, unless a test wants it */
     l->other.phase = PHASE_DECODE;
     for (int c = 0; c < N_CHUNKS; c++) {
         l->hits[c] = (struct store_hit){.n_tokens = 64, .impl = &l->nodes[c]};
@@ -344,7 +344,7 @@ static void a_silent_look_up_is_left(void **state)
     l.p->n_tiers = 0;
     assert_true(isinf(again_s(&l, false)));
     l.p->n_tiers = n_tiers;
-    l.s->plan = strdup("kv"); /* a forced plan waits */
+    et_set_plan(l.s, "kv"); /* a forced plan waits */
     assert_true(isinf(again_s(&l, false)));
     lab_close(&l);
 }
@@ -372,8 +372,8 @@ static void a_found_restore_is_planned_and_started(void **state)
                     N_LAYERS * platform_prefill_s(l.p, 0, N_CHUNKS * 64));
         /* A restore beside decodes teaches nothing. */
         assert_int_equal(l.s->expected.restore_s > 0, beside == 0);
-        assert_int_equal(l.s->out.n_remote, 128);
-        assert_int_equal(l.s->out.differs_at, 77);
+        assert_int_equal(l.s->out.r.remote_tokens, 128);
+        assert_int_equal(l.s->out.r.differs_at, 77);
         lab_close(&l);
     }
 }
@@ -415,8 +415,8 @@ static void what_is_not_stored_is_a_plain_miss(void **state)
     struct err err = {0};
     lab_open(&l, &(struct et_ask){0});
     assert_int_equal(engine_run(l.k.engine, &err), 0);
-    assert_string_equal(l.s->out.miss, STORE_WHY_ABSENT);
-    assert_int_equal(l.s->out.n_cached, 0);
+    assert_string_equal(l.s->out.r.miss, STORE_WHY_ABSENT);
+    assert_int_equal(l.s->out.r.cached_tokens, 0);
     lab_close(&l);
 }
 
@@ -428,8 +428,8 @@ static void the_first_restore_is_measured(void **state)
     for (int i = 0; i < 2; i++) {
         lab_open(&l, &(struct et_ask){.save = "kv"});
         struct seq *s = run_again(&l, &(struct et_ask){0}, i == 1);
-        assert_int_equal(s->predicted.n > 0, i == 0);
-        assert_int_equal(s->measured.n > 0, i == 0);
+        assert_int_equal(s->out.r.predicted.n > 0, i == 0);
+        assert_int_equal(s->out.r.measured.n > 0, i == 0);
         engine_remove(l.k.engine, s);
         lab_close(&l);
     }
@@ -445,9 +445,9 @@ static void a_slow_plan_is_replaced_by_a_replay(void **state)
         lab_open(&l, &a);
         et_platform(l.p, i == 0 ? 1e-2 : 1, 2e-6, 1e-7, i == 0 ? 1e3 : 1e9);
         struct seq *s = run_again(&l, &a, false);
-        bool replays = strstr(s->out.miss, "stair by stair, is faster") != NULL;
+        bool replays = strstr(s->out.r.miss, "stair by stair, is faster") != NULL;
         assert_int_equal(replays, i == 0);
-        assert_int_equal(s->out.n_cached > 0, i == 1);
+        assert_int_equal(s->out.r.cached_tokens > 0, i == 1);
         engine_remove(l.k.engine, s);
         lab_close(&l);
     }
@@ -516,7 +516,7 @@ static void new_tokens_follow_whole_views_only(void **state)
     int cut = (int)truncation_cut(&small, N_PROMPT - 1);
     view_set(&l.s->view, &l.s->chain, l.s->tokens, l.s->n_tokens, cut);
     restores(&l, RESTORE_RUNNING);
-    l.s->req.restore_first = false;
+    l.s->req->restore_first = false;
     l.s->n_planned = 2;
     (void)again_s(&l, true);
     assert_null(l.g->fused.seq);

@@ -353,12 +353,12 @@ static void the_planner_gets_the_request(void **state)
     assert_int_equal(make(&l, &ask), N_CHUNKS);
     expect_plan(&l, req, n_new, true);
     double alone_s = l.s->out.plan.predicted_s;
-    l.s->req.restore_first = true;
+    l.s->req->restore_first = true;
     req.fused = false;
     assert_int_equal(make(&l, &ask), N_CHUNKS);
     expect_plan(&l, req, n_new, true);
     assert_true(l.s->out.plan.predicted_s > alone_s);
-    l.s->req.restore_first = false;
+    l.s->req->restore_first = false;
     req.fused = true;
     l.g->o.max_rows = 16; /* the others follow in batches of their own */
     assert_int_equal(make(&l, &ask), N_CHUNKS);
@@ -404,10 +404,10 @@ static void the_first_restore_is_predicted(void **state)
     lab_open(&l, 0, &(struct et_ask){0});
     l.s->has_first = true;
     assert_int_equal(make(&l, &(struct restore_plan_ask){0}), N_CHUNKS);
-    assert_int_equal(l.s->predicted.n, 0);
+    assert_int_equal(l.s->out.r.predicted.n, 0);
     l.s->has_first = false;
     assert_int_equal(make(&l, &(struct restore_plan_ask){0}), N_CHUNKS);
-    assert_true(l.s->predicted.n > 0);
+    assert_true(l.s->out.r.predicted.n > 0);
     lab_close(&l, NULL);
 }
 
@@ -420,7 +420,7 @@ static void nothing_is_restored_if_prefill_is_faster(void **state)
     et_platform(l.p, 1e-9, 2e-6, 1e-7, 1e3);
     assert_int_equal(make(&l, &(struct restore_plan_ask){.first = 2}), 0);
     assert_int_equal(l.s->out.err.code, 0);
-    assert_int_equal(l.s->predicted.n, 0);
+    assert_int_equal(l.s->out.r.predicted.n, 0);
     lab_close(&l, NULL);
 }
 
@@ -475,10 +475,9 @@ static void the_price_is_that_of_the_rest(void **state)
     assert_true(restore_plan_price_s(l.g, l.s, 300) ==
                 N_LAYERS * platform_prefill_s(l.p, 128, 172));
     l.s->n_done = 0;
-    l.s->plan = strdup("auto");
+    et_set_plan(l.s, "auto");
     assert_true(restore_plan_price_s(l.g, l.s, 300) > 0);
-    free(l.s->plan);
-    l.s->plan = strdup("kv");
+    et_set_plan(l.s, "kv");
     assert_true(restore_plan_price_s(l.g, l.s, 300) == 0);
     lab_close(&l, NULL);
 }
@@ -531,14 +530,13 @@ static void the_job_is_the_plan(void **state)
     assert_ptr_equal(j.plan, &l.s->out.plan);
     assert_ptr_equal(j.takes_kv, l.g->in_dram);
     assert_ptr_equal(j.layer, l.g->plan_layer);
-    l.s->plan = strdup("kv");
-    assert_true(restore_plan_is_forced(l.s));
+    et_set_plan(l.s, "kv");
+    assert_true(seq_is_forced(l.s));
     j = restore_plan_job(l.g, l.s, 0);
     assert_null(j.takes_kv);
     assert_null(j.layer);
-    free(l.s->plan);
-    l.s->plan = strdup("auto");
-    assert_false(restore_plan_is_forced(l.s));
+    et_set_plan(l.s, "auto");
+    assert_false(seq_is_forced(l.s));
     lab_close(&l, NULL);
 }
 

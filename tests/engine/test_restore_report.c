@@ -73,7 +73,7 @@ static void a_restore_as_predicted_is_no_surprise(void **state)
     assert_int_equal(l.s.out.surprise, SURPRISE_NONE);
     assert_int_equal(l.s.out.stall, STALL_NONE);
     assert_int_equal(l.sh.stats.n_stalls[STALL_NONE], 0);
-    assert_string_equal(l.s.out.miss, "");
+    assert_string_equal(l.s.out.r.miss, "");
     assert_string_equal(l.s.out.plan.method, "RHHK");
     assert_string_equal(l.s.out.plan.reason, "");
     assert_int_equal(l.s.out.plan.n_layers, N_LAYERS);
@@ -257,7 +257,7 @@ static void lost_chunks_are_told(void **state)
     l.s.out.restore.total_ns = 1000000000;
     snprintf(l.s.out.restore.fault, sizeof l.s.out.restore.fault, "chunk 4: bad");
     report(&l);
-    assert_string_equal(l.s.out.miss, "chunk 4: bad");
+    assert_string_equal(l.s.out.r.miss, "chunk 4: bad");
     assert_int_equal(l.s.out.surprise, SURPRISE_LOST);
     assert_int_equal(l.s.out.plan.n_layers, N_LAYERS);
 }
@@ -269,7 +269,7 @@ static void a_shorter_plan_is_told(void **state)
     struct lab l;
     lab_init(&l);
     restore_report(&l.p, &l.s, N_CHUNKS + 1);
-    assert_non_null(strstr(l.s.out.miss, "the plan restores 6 of 7 stored chunks"));
+    assert_non_null(strstr(l.s.out.r.miss, "the plan restores 6 of 7 stored chunks"));
 }
 
 /* A restore that brought no token beyond those of the device has no plan. */

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "enginetest.h"
+#include "model/sample.h"
 #include "tests/cuda_emu/cuda_fault.h"
 
 enum { N_PROMPT = 40, N_NEW = 8, N_COMPANY = 4 };
@@ -61,24 +62,28 @@ static uint64_t generate(struct stack *k, int first, int32_t tokens[N_COMPANY][N
     for (int i = 0; i < N_COMPANY; i++) {
         et_small_prompt(prompt, N_PROMPT, (uint64_t)i);
         struct et_ask a = {.prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW};
-        struct request q = et_request(k, &a);
+        struct request *q = et_request(k, &a);
         w[i] = (struct watched){.how = &ways[i],
                                 .n_vocab = k->model->cfg.vocab_size,
                                 .shows = i >= first && i % 2 == 1};
-        q.digest = false;
-        q.logits = w[i].shows;
-        q.sample = ways[i];
-        q.on_token = check_token;
-        q.arg = &w[i];
-        assert_int_equal(engine_add(k->engine, &q, &w[i].seq, &err), 0);
+        q->ask.digest = false;
+        q->ask.logprobs = w[i].shows;
+        q->ask.temperature = ways[i].temperature;
+        q->ask.top_p = ways[i].top_p;
+        q->ask.min_p = ways[i].min_p;
+        q->ask.top_k = ways[i].top_k;
+        q->ask.seed = ways[i].seed;
+        q->on_token = check_token;
+        q->arg = &w[i];
+        assert_int_equal(et_submit(k->engine, q, &w[i].seq, &err), 0);
     }
     if (engine_run(k->engine, &err) != 0)
         fail_msg("%s", err.msg);
     for (int i = 0; i < N_COMPANY; i++) {
         const struct outcome *o = seq_outcome(w[i].seq);
-        assert_int_equal(o->n_generated, N_NEW);
+        assert_int_equal(o->r.n_tokens, N_NEW);
         assert_int_equal(w[i].n_seen, N_NEW);
-        memcpy(tokens[i], o->tokens + N_PROMPT, sizeof tokens[i]);
+        memcpy(tokens[i], o->r.token_ids, sizeof tokens[i]);
         engine_remove(k->engine, w[i].seq);
     }
     return cuda_emu_brought_down();

@@ -55,10 +55,10 @@ static struct seq *add(struct stack *k, int i, int priority, int64_t deadline_ns
 {
     struct err err = {0};
     struct seq *s = NULL;
-    struct request q = et_request(k, &ask[i]);
-    q.priority = priority;
-    q.deadline_ns = deadline_ns;
-    if (engine_add(k->engine, &q, &s, &err) != 0)
+    struct request *q = et_request(k, &ask[i]);
+    q->ask.priority = priority;
+    q->deadline_ns = deadline_ns;
+    if (et_submit(k->engine, q, &s, &err) != 0)
         fail_msg("request %d: %s", i, err.msg);
     return s;
 }
@@ -196,13 +196,15 @@ static void answers_share_their_prompt(void **state)
         a.save = saved ? "both" : "none";
         for (int i = 0; i < 4; i++) {
             a.seed = (uint64_t)i;
-            struct request q = et_request(&k, &a);
-            assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+            struct request *q = et_request(&k, &a);
+            assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
         }
         run_to_end(&k);
         for (int i = 0; i < 4; i++) {
             /* Full blocks are shared. The last block is copied, unless it must be saved. */
-            assert_int_equal(seq_outcome(s[i])->n_device, i == 0 ? 0 : saved ? 256 : 299);
+            assert_int_equal(seq_outcome(s[i])->r.device_tokens, i == 0  ? 0
+                                                                 : saved ? 256
+                                                                         : 299);
             et_take(&k, s[i], &r);
             et_same(&r, &ref[i], "one of four answers");
             assert_int_equal(r.committed, saved ? 300 + r.n_tokens - 1 : 0);
@@ -358,7 +360,7 @@ static bool deadlines_after(int64_t in_ns)
     struct seq *cut = add(&k, 10, 0, soon);
     struct seq *free_of_it = add(&k, 9, 0, 0);
     step(&k, 2);
-    int n = seq_outcome(cut)->n_generated;
+    int n = seq_outcome(cut)->r.n_tokens;
     bool in_time = n > 0;
     while (clock_now_ns() < soon)
         clock_sleep_ns(1000000);
@@ -401,8 +403,8 @@ static void priorities(void **state)
     s[2] = add(&k, 8, -100, 0);
     while (seq_outcome(s[2])->finish == FINISH_NONE)
         step(&k, 1);
-    assert_int_equal(seq_outcome(s[0])->n_preempted, 1);
-    assert_int_equal(seq_outcome(s[1])->n_generated, 0);
+    assert_int_equal(seq_outcome(s[0])->r.n_preempted, 1);
+    assert_int_equal(seq_outcome(s[1])->r.n_tokens, 0);
     run_to_end(&k);
     static const int which[] = {4, 6, 8};
     for (int i = 0; i < 3; i++) {
@@ -437,13 +439,13 @@ static void a_restore_takes_no_rows_of_the_batch(void **state)
     assert_int_equal(io_sim_fault_add(io, &stuck), 0);
     a.plan = "kv";
     a.restore_first = true;
-    struct request q = et_request(&k, &a);
-    assert_int_equal(engine_add(k.engine, &q, &s[0], &err), 0);
+    struct request *q = et_request(&k, &a);
+    assert_int_equal(et_submit(k.engine, q, &s[0], &err), 0);
     step(&k, 1);
     assert_int_equal(s[0]->phase, PHASE_RESTORE);
     a = (struct et_ask){.prompt = prompt[2], .n_prompt = N_SECOND, .max_tokens = 1};
     q = et_request(&k, &a);
-    assert_int_equal(engine_add(k.engine, &q, &s[1], &err), 0);
+    assert_int_equal(et_submit(k.engine, q, &s[1], &err), 0);
     for (int n = 0; n < (N_SECOND + STEP_ROWS - 1) / STEP_ROWS; n++) {
         assert_int_equal(seq_outcome(s[1])->finish, FINISH_NONE);
         step(&k, 1);
@@ -500,8 +502,8 @@ static void check_fault_of_values(const char *dtype, uint32_t bits, const char *
     a[0].plan = a[1].plan = "recompute";
     for (int order = 0; order < 2; order++) {
         for (int i = 0; i < 3; i++) {
-            struct request q = et_request(&k, &a[(i + 2 * order) % 3]);
-            assert_int_equal(engine_add(k.engine, &q, &s[(i + 2 * order) % 3], &err), 0);
+            struct request *q = et_request(&k, &a[(i + 2 * order) % 3]);
+            assert_int_equal(et_submit(k.engine, q, &s[(i + 2 * order) % 3], &err), 0);
         }
         run_to_end(&k);
         et_take(&k, s[2], &r);

@@ -50,9 +50,9 @@ static struct seq *add(int i, int n, int priority, const struct et_ask *ask)
     a.prompt = prompts[i];
     a.n_prompt = n;
     a.max_tokens = a.max_tokens > 0 ? a.max_tokens : 50;
-    struct request q = et_request(&k, &a);
-    q.priority = priority;
-    assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+    struct request *q = et_request(&k, &a);
+    q->ask.priority = priority;
+    assert_int_equal(et_submit(k.engine, q, &s, &err), 0);
     return s;
 }
 
@@ -102,7 +102,7 @@ static void running_sequences_are_described(void **state)
         step();
     assert_int_equal(a->n_done, N_ROWS);
     struct seq *b = add(0, N_PROMPT, 4, &(struct et_ask){0});
-    a->req.deadline_ns = INT64_MAX;
+    a->req->deadline_ns = INT64_MAX;
     schedule_step(c);
     assert_int_equal(view_of(a)->phase, SCHED_PREFILL);
     assert_int_equal(view_of(a)->rows, N_PROMPT - N_ROWS);
@@ -112,7 +112,7 @@ static void running_sequences_are_described(void **state)
     assert_int_equal(view_of(a)->after, -1);
     assert_int_equal(prompt_of(a)->n_done, N_ROWS);
     assert_int_equal(view_of(b)->after, index_of(a));
-    a->req.deadline_ns = 0;
+    a->req->deadline_ns = 0;
     while (b->phase != PHASE_DECODE)
         step();
     assert_int_equal(a->phase, PHASE_DECODE);
@@ -240,10 +240,10 @@ static void what_the_device_has_is_not_looked_up(void **state)
         struct seq *s = add(0, cases[i].n_tokens, 0, &(struct et_ask){.save = "kv"});
         schedule_step(c);
         assert_int_equal(s->phase, cases[i].restores ? PHASE_RESTORE : PHASE_PREFILL);
-        assert_int_equal(s->out.n_device, cases[i].n_device);
-        assert_int_equal(s->out.n_cached, cases[i].n_device);
+        assert_int_equal(s->out.r.device_tokens, cases[i].n_device);
+        assert_int_equal(s->out.r.cached_tokens, cases[i].n_device);
         assert_int_equal(s->out.n_stored, cases[i].n_device);
-        assert_string_equal(s->out.miss, cases[i].miss);
+        assert_string_equal(s->out.r.miss, cases[i].miss);
         run_to_end(s);
         engine_remove(k.engine, s);
         engine_remove(k.engine, a);
@@ -259,10 +259,10 @@ static void the_first_admission_is_reported(void **state)
         open_stack(1);
         struct seq *s = add(0, N_PROMPT, 0, &(struct et_ask){.save = "kv"});
         s->has_first = again == 1;
-        s->out.n_device = 77;
+        s->out.r.device_tokens = 77;
         schedule_step(c);
         assert_int_equal(s->phase, PHASE_RESTORE);
-        assert_int_equal(s->out.n_device, again == 1 ? 77 : 0);
+        assert_int_equal(s->out.r.device_tokens, again == 1 ? 77 : 0);
         run_to_end(s);
         engine_remove(k.engine, s);
         stack_close(&k);
@@ -330,7 +330,7 @@ static void the_next_two_are_looked_up(void **state)
         assert_int_equal(s[i]->staging.is_decided, i < 2);
         assert_int_equal(s[i]->staging.first, i < 2);
     }
-    s[2]->req.priority = -5;
+    s[2]->req->ask.priority = -5;
     s[3] = add(2, 600, -4, &(struct et_ask){0}); /* the same prompt as s[2] */
     schedule_step(c);
     assert_null(s[0]->restore);
@@ -368,7 +368,7 @@ static void a_staged_restore_knows_of_a_second_decode(void **state)
         int n_slots = rr->n_slots;
         rr->n_slots = 64;
         struct seq *s = add(2, 700, 0, &(struct et_ask){0});
-        s->req.restore_first = true;
+        s->req->restore_first = true;
         c->restores->stages = true;
         s->restore = found_restore(rr, nodes, 10, "K");
         s->staging.is_decided = true;

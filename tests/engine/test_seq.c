@@ -64,7 +64,7 @@ static void lab_close(void)
     io_close(lab.io);
 }
 
-static struct request request(const int32_t *prompt, int max_tokens, const char *plan)
+static struct request *request(const int32_t *prompt, int max_tokens, const char *plan)
 {
     struct et_ask a = {.prompt = prompt,
                        .n_prompt = N_PROMPT,
@@ -74,11 +74,11 @@ static struct request request(const int32_t *prompt, int max_tokens, const char 
     return et_request(&lab.k, &a);
 }
 
-static struct seq *add(struct request q)
+static struct seq *add(struct request *q)
 {
     struct err err = {0};
     struct seq *s;
-    if (engine_add(engine(), &q, &s, &err) != 0)
+    if (et_submit(engine(), q, &s, &err) != 0)
         fail_msg("%s", err.msg);
     return s;
 }
@@ -194,7 +194,7 @@ static void to_decode(struct seq *s)
     s->n_rows = s->n_tokens;
     s->n_done = 0;
     s->next = 5;
-    s->req.digest = false;
+    s->req->ask.digest = false;
     seq_advance(s);
 }
 
@@ -270,11 +270,11 @@ static void state_comes_back(void **state)
     lab_open();
     for (int fused = 0; fused < 2; fused++) {
         for (int i = 0; i < 2; i++) {
-            struct request q = request(prompts[i], 1, "kv");
-            q.restore_first = !fused;
+            struct request *q = request(prompts[i], 1, "kv");
+            q->restore_first = !fused;
             struct seq *s = add(q);
             run_all();
-            assert_int_equal(seq_outcome(s)->n_cached, i == 0 ? N_STORED : 0);
+            assert_int_equal(seq_outcome(s)->r.cached_tokens, i == 0 ? N_STORED : 0);
             EXPECT({PHASE_WAIT, PHASE_RESTORE, 1}, {PHASE_RESTORE, PHASE_PREFILL, 1},
                    {PHASE_PREFILL, PHASE_DECODE, 1}, {PHASE_DECODE, PHASE_DONE, 1});
             engine_remove(engine(), s);
@@ -297,12 +297,12 @@ static void an_admission_without_progress_is_not_reported(void **state)
     for (int n = 0; n < 2; n++) {
         struct seq *s = add(request(lab.prompt, 4, "recompute"));
         step_until(s, PHASE_DECODE);
-        s->out.n_cached = seq_at(s) - n; /* as if n tokens had been computed */
+        s->out.r.cached_tokens = seq_at(s) - n; /* as if n tokens had been computed */
         seq_preempt(s);
         assert_int_equal(s->has_first, n > 0);
-        assert_int_equal(s->out.n_cached > 0, n > 0);
+        assert_int_equal(s->out.r.cached_tokens > 0, n > 0);
         run_all();
-        assert_int_equal(seq_outcome(s)->n_preempted, 1);
+        assert_int_equal(seq_outcome(s)->r.n_preempted, 1);
         engine_remove(engine(), s);
     }
     lab_close();
@@ -318,15 +318,15 @@ static void a_better_rank_preempts_in_each_phase(void **state)
     lab_open();
     struct seq *s = add(request(lab.prompt, 4, "recompute"));
     run_all();
-    memcpy(alone, seq_outcome(s)->tokens + N_PROMPT, sizeof alone);
+    memcpy(alone, seq_outcome(s)->r.token_ids, sizeof alone);
     engine_remove(engine(), s);
     for (int i = 0; i < 3; i++) {
         memcpy(lab.seen, engine()->shared.n_edges, sizeof lab.seen);
-        struct request q = request(lab.prompt, 4, i == 0 ? "kv" : "recompute");
+        struct request *q = request(lab.prompt, 4, i == 0 ? "kv" : "recompute");
         int n_admitted = 0;
-        q.priority = 9;
-        q.on_admit = count_admission;
-        q.arg = &n_admitted;
+        q->ask.priority = 9;
+        q->on_admit = count_admission;
+        q->arg = &n_admitted;
         if (i == 0)
             stop_reads();
         s = add(q);
@@ -338,20 +338,20 @@ static void a_better_rank_preempts_in_each_phase(void **state)
                          lab.seen[phases[i]][PHASE_WAIT] + 1);
         if (i == 0) {
             let_reads_go_on();
-            s->plan = xstrdup("kv"); /* a preemption drops it */
+            et_set_plan(s, "kv"); /* a preemption drops it */
         }
         run_all();
         /* A sequence that lost its place during its restore reports the restore that ended. */
         if (i == 0) {
-            assert_in_range(seq_outcome(s)->n_cached, 64, N_PROMPT);
-            assert_int_equal(seq_outcome(s)->n_device, 0);
+            assert_in_range(seq_outcome(s)->r.cached_tokens, 64, N_PROMPT);
+            assert_int_equal(seq_outcome(s)->r.device_tokens, 0);
             assert_true(seq_outcome(s)->restore.read_bytes > 0);
             assert_true(seq_outcome(s)->plan.n_layers > 0);
         }
         assert_int_equal(seq_outcome(better)->finish, FINISH_LENGTH);
         assert_int_equal(n_admitted, 1); /* coming back is no admission */
-        assert_int_equal(seq_outcome(s)->n_preempted, 1);
-        assert_memory_equal(seq_outcome(s)->tokens + N_PROMPT, alone, sizeof alone);
+        assert_int_equal(seq_outcome(s)->r.n_preempted, 1);
+        assert_memory_equal(seq_outcome(s)->r.token_ids, alone, sizeof alone);
         engine_remove(engine(), s);
         engine_remove(engine(), better);
     }
@@ -375,8 +375,8 @@ static void a_sequence_pins_what_it_continues(void **state)
         assert_int_equal(et_run(&lab.k, &a, &r), 0);
         struct seq *s = add(request(lab.prompt, 4, NULL));
         step_until(s, PHASE_DECODE);
-        assert_int_equal(seq_outcome(s)->n_device, reuse ? N_STORED : 0);
-        assert_int_equal(seq_outcome(s)->n_cached, N_STORED);
+        assert_int_equal(seq_outcome(s)->r.device_tokens, reuse ? N_STORED : 0);
+        assert_int_equal(seq_outcome(s)->r.cached_tokens, N_STORED);
         assert_int_equal(seq_outcome(s)->n_stored, N_STORED);
         const struct catalog *c = &lab.k.store->catalog;
         const struct chunk_node *n = catalog_find(c, &s->chain.keys[N_STORED / 64 - 1]);
@@ -405,7 +405,7 @@ static void a_sequence_ends_in_each_phase(void **state)
             request(lab.prompt, 500, phases[i] == PHASE_RESTORE ? "kv" : "recompute"));
         step_until(s, phases[i]);
         memcpy(lab.seen, engine()->shared.n_edges, sizeof lab.seen);
-        s->req.deadline_ns = clock_now_ns() - 1;
+        s->req->deadline_ns = clock_now_ns() - 1;
         step();
         assert_int_equal(seq_outcome(s)->finish, FINISH_TIMEOUT);
         assert_null(s->restore); /* its blocks are given back, so it must not go on */
@@ -418,7 +418,7 @@ static void a_sequence_ends_in_each_phase(void **state)
     }
     let_reads_go_on();
     memcpy(lab.seen, engine()->shared.n_edges, sizeof lab.seen);
-    struct request q = request(lab.prompt, 2, "RHK"); /* the model has four layers */
+    struct request *q = request(lab.prompt, 2, "RHK"); /* the model has four layers */
     struct seq *s = add(q);
     run_all();
     assert_int_equal(seq_outcome(s)->finish, FINISH_ERROR);
@@ -439,13 +439,13 @@ static void the_owner_cancels(void **state)
     (void)state;
     int n = 0;
     lab_open();
-    struct request q = request(lab.prompt, 5, "recompute");
-    q.on_token = stop_at_third;
-    q.arg = &n;
+    struct request *q = request(lab.prompt, 5, "recompute");
+    q->on_token = stop_at_third;
+    q->arg = &n;
     struct seq *s = add(q);
     run_all();
     assert_int_equal(seq_outcome(s)->finish, FINISH_CANCELLED);
-    assert_int_equal(seq_outcome(s)->n_generated, 3);
+    assert_int_equal(seq_outcome(s)->r.n_tokens, 3);
     assert_int_equal(n, 3);
     EXPECT({PHASE_WAIT, PHASE_PREFILL, 1}, {PHASE_PREFILL, PHASE_DECODE, 1},
            {PHASE_DECODE, PHASE_DECODE, 2}, {PHASE_DECODE, PHASE_DONE, 1});
@@ -476,7 +476,7 @@ static void chunks_of_another_request_count_once_they_are_durable(void **state)
         s[i] = add(et_request(&lab.k, &a));
         step_until(s[i], PHASE_DECODE);
     }
-    assert_int_equal(seq_outcome(s[1])->n_device, N_STORED);
+    assert_int_equal(seq_outcome(s[1])->r.device_tokens, N_STORED);
     assert_int_equal(seq_outcome(s[1])->n_stored, 0);
     assert_int_equal(seq_committed_tokens(s[1]), 0);
     io_sim_fault_clear(lab.io);
@@ -507,7 +507,7 @@ static void the_last_token_of_a_known_prompt_is_computed(void **state)
         assert_int_equal(seq_find_known(s, &n_unused), 1 + more);
         assert_int_equal(n_unused, 1 + more);
         run_all();
-        assert_int_equal(seq_outcome(s)->n_cached, a.n_prompt - 1);
+        assert_int_equal(seq_outcome(s)->r.cached_tokens, a.n_prompt - 1);
         engine_remove(engine(), s);
     }
     stack_close(&lab.k);
@@ -530,11 +530,15 @@ static void blocks_know_their_use(void **state)
     lab_open();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         bool is_truncated = i % 2;
-        struct request q = request(lab.prompt, 1, NULL);
-        q.salt = cases[i].salt;
-        q.use.reuse_in_s = cases[i].reuse_in_s;
-        q.use.turn = (int)i;
-        q.use.may_call_tools = i == 2;
+        struct et_ask a = {.prompt = lab.prompt,
+                           .n_prompt = N_PROMPT,
+                           .max_tokens = 1,
+                           .salt = cases[i].salt,
+                           .restore_first = true};
+        struct request *q = et_request(&lab.k, &a);
+        q->ask.expect_reuse_in_s = cases[i].reuse_in_s;
+        q->ask.turn = (int)i;
+        q->ask.may_call_tools = i == 2;
         struct seq *s = add(q);
         s->view.truncation = is_truncated ? small : s->view.truncation;
         int64_t from = clock_now_ns() / (1000000000 / KV_TIME_PER_S);

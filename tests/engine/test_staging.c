@@ -229,7 +229,7 @@ static void a_cancelled_request_gives_back_what_it_has(void **state)
     await_all_free(&l.k);
     l.s = wt_add(&l.k, wt_prompt, WT_PROMPT, 8);
     await_staged(&l.k, l.s);
-    l.s->req.deadline_ns = clock_now_ns() - 1; /* the request times out while it waits */
+    l.s->req->deadline_ns = clock_now_ns() - 1; /* the request times out while it waits */
     wt_step(&l.k);
     assert_int_equal(l.s->phase, PHASE_DONE);
     assert_null(l.s->restore);
@@ -342,9 +342,9 @@ static struct seq *add_ranked(struct stack *k, const int32_t *tokens, int priori
     struct err err = {0};
     struct et_ask a = {
         .prompt = tokens, .n_prompt = WT_PROMPT, .max_tokens = 8, .save = "kv"};
-    struct request q = et_request(k, &a);
-    q.priority = priority;
-    assert_int_equal(engine_add(k->engine, &q, &s, &err), 0);
+    struct request *q = et_request(k, &a);
+    q->ask.priority = priority;
+    assert_int_equal(et_submit(k->engine, q, &s, &err), 0);
     return s;
 }
 
@@ -431,11 +431,11 @@ static void what_the_device_has_lost_is_restored(void **state)
     await_staged(&l.k, l.s);
     assert_int_equal(l.s->staging.first, 3);
     struct et_ask a = {.prompt = large, .n_prompt = N_LARGE, .max_tokens = 1};
-    struct request q = et_request(&l.k, &a);
+    struct request *q = et_request(&l.k, &a);
     struct seq *better;
     struct err err = {0};
-    q.priority = -100; /* preempts the first request and takes all blocks */
-    assert_int_equal(engine_add(l.k.engine, &q, &better, &err), 0);
+    q->ask.priority = -100; /* preempts the first request and takes all blocks */
+    assert_int_equal(et_submit(l.k.engine, q, &better, &err), 0);
     wt_run(&l.k, better, &l.got);
     wt_run(&l.k, l.s, &l.got);
     assert_int_equal(l.got.n_device, 0);

@@ -104,7 +104,7 @@ static void a_waiting_sequence_is_decided_once(void **state)
     assert_false(staging_may_begin(l.g, s));
     staging_end(l.g, s);
     assert_true(staging_may_begin(l.g, s));
-    s->plan = strdup("recompute");
+    et_set_plan(s, "recompute");
     assert_false(staging_may_begin(l.g, s));
     lab_close(&l);
 }
@@ -134,7 +134,7 @@ static void few_stored_tokens_are_not_staged(void **state)
     (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
-    l.s->req.restore_first = true; /* no new token hides reads */
+    l.s->req->restore_first = true; /* no new token hides reads */
     assert_true(stages(&l, 7, "K", 3, false));
     staging_end(l.g, l.s);
     struct restore *r = found(&l, 6, "K");
@@ -142,7 +142,8 @@ static void few_stored_tokens_are_not_staged(void **state)
     l.s->staging.first = 3;
     staging_step(l.g, l.s, false);
     assert_null(l.s->restore);
-    assert_int_equal(l.s->out.n_remote, 3 * 64); /* the remote's chunks stay in the store */
+    assert_int_equal(l.s->out.r.remote_tokens,
+                     3 * 64); /* the remote's chunks stay in the store */
     assert_int_equal(l.s->n_planned, 0);
     lab_close(&l);
 }
@@ -164,7 +165,7 @@ static void the_prediction_leaves_out_the_devices_chunks(void **state)
     lab_open(&l, &(struct et_ask){0});
     l.p->c_tok.c_s = 1e-8;
     for (int i = 0; i < 2; i++) {
-        l.s->req.restore_first = i == 1;
+        l.s->req->restore_first = i == 1;
         assert_true(stages(&l, N_HITS, "K", FIRST, false));
         const struct read_ahead *a = &l.s->staging.ahead;
         const struct plan *plan = &l.s->out.plan;
@@ -196,8 +197,7 @@ static void room_is_counted_in_groups(void **state)
         /* nine chunks are two groups; behind five of the device eight chunks are one group */
         int first = plan == 1 ? 5 : 0, n_hits = plan == 1 ? 13 : 9;
         int n_groups = N_LAYERS * (plan == 1 ? 1 : 2);
-        free(l.s->plan);
-        l.s->plan = plan == 2 ? strdup("hidden") : NULL;
+        et_set_plan(l.s, plan == 2 ? "hidden" : NULL);
         if (plan == 2)
             l.p->c_tok = (struct cost_curve){.b_s = 1e-6};
         l.s->view.n_tokens = n_hits * 64 + 1; /* one new token hides no reads */
@@ -225,7 +225,7 @@ static void a_forced_plan_is_read_as_it_is(void **state)
     (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){.plan = "hidden"});
-    l.s->req.restore_first = true;
+    l.s->req->restore_first = true;
     assert_true(stages(&l, 12, "HK", 0, false));
     const struct read_ahead *a = &l.s->staging.ahead;
     const struct plan *plan = &l.s->out.plan;

@@ -168,9 +168,9 @@ static void make_text(struct stack *k, const struct truncation *t, const char *s
         &r);
     memcpy(x->tokens + N_PROMPT, r.tokens, (size_t)r.n_tokens * sizeof r.tokens[0]);
     x->digest = r.digest;
-    assert_int_equal(r.truncation.n_steps, truncation_cut(t, N_ALL - 1) / t->step);
-    assert_int_equal(r.truncation.n_dropped, truncation_cut(t, N_ALL - 1));
-    assert_int_equal(r.truncation.n_computed_again, 0);
+    assert_int_equal(r.n_stairs, truncation_cut(t, N_ALL - 1) / t->step);
+    assert_int_equal(r.truncated_tokens, truncation_cut(t, N_ALL - 1));
+    assert_int_equal(r.recomputed_tokens, 0);
 }
 
 /* Runs the last N_LAST tokens, with all others as the prompt. */
@@ -238,8 +238,8 @@ static void a_context_has_the_same_bits_however_it_was_made(void **state)
             open_stack(&other, dtypes[d], true);
             run_last(&other, &small, &x, ways[i].save, plan, &whole);
             assert_int_equal(whole.n_cached, 0);
-            assert_int_equal(whole.truncation.n_steps, N_STEPS);
-            assert_int_equal(whole.truncation.n_computed_again, 0);
+            assert_int_equal(whole.n_stairs, N_STEPS);
+            assert_int_equal(whole.recomputed_tokens, 0);
             et_same(&restored, &whole, ways[i].save);
             if (i == 0)
                 expected = judge(&k, &small, x.tokens, N_ALL, N_ALL - N_LAST);
@@ -269,7 +269,7 @@ static void turns_compute_nothing_twice(void **state)
         run(&k, &a, &r);
         if (i > 0)
             assert_int_equal(r.n_cached, n_before - 1);
-        assert_int_equal(r.truncation.n_computed_again, 0);
+        assert_int_equal(r.recomputed_tokens, 0);
         memcpy(text + n, r.tokens, ANSWERED * sizeof text[0]);
         n_before = n + ANSWERED;
         n = n_before + ASKED;
@@ -395,8 +395,8 @@ static void no_chunk_in_view_can_be_evicted(void **state)
                            .max_tokens = 400,
                            .save = "kv",
                            .truncation = *ts[t]};
-        struct request q = et_request(&k, &a);
-        assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+        struct request *q = et_request(&k, &a);
+        assert_int_equal(et_submit(k.engine, q, &s, &err), 0);
         while (s->phase != PHASE_DONE) {
             step(&k);
             if (s->view.cut == cut || s->phase != PHASE_DECODE)
@@ -448,8 +448,8 @@ static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
                        .max_tokens = 500,
                        .save = "kv",
                        .truncation = small};
-    struct request q = et_request(&k, &a);
-    assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+    struct request *q = et_request(&k, &a);
+    assert_int_equal(et_submit(k.engine, q, &s, &err), 0);
     while (n_active > 0) {
         assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
         int64_t first = truncation_first(&small, s->view.cut);
@@ -496,8 +496,8 @@ static struct seq *add_long(struct stack *k, const int32_t *prompt)
                        .max_tokens = N_ALL + 1 - N_PROMPT,
                        .save = "kv",
                        .truncation = small};
-    struct request q = et_request(k, &a);
-    assert_int_equal(engine_add(k->engine, &q, &s, &err), 0);
+    struct request *q = et_request(k, &a);
+    assert_int_equal(et_submit(k->engine, q, &s, &err), 0);
     return s;
 }
 
@@ -518,7 +518,7 @@ static void a_sequence_that_loses_its_state_climbs_again(void **state)
         struct seq *s = add_long(&k, prompt);
         while (s->n_tokens < N_ALL - 3)
             step(&k);
-        assert_int_equal(s->out.truncation.n_steps, N_STEPS);
+        assert_int_equal(s->out.r.truncation.steps, N_STEPS);
         int first = i == 1 ? (small.keep + s->view.cut) / STORE_CHUNK_TOKENS : 0;
         /* A stair whose tokens are lost ends after a step; then the last view is there again. */
         const int64_t again[] = {0, small.step, small.context,
@@ -527,8 +527,8 @@ static void a_sequence_that_loses_its_state_climbs_again(void **state)
             lose(&k, s, first, i < 3 ? 1 : N_ALL);
         while (s->phase != PHASE_DONE)
             step(&k);
-        assert_int_equal(s->out.truncation.n_computed_again, again[i]);
-        assert_int_equal(s->out.truncation.n_dropped, truncation_cut(&small, N_ALL - 1));
+        assert_int_equal(s->out.r.recomputed_tokens, again[i]);
+        assert_int_equal(s->out.r.truncated_tokens, truncation_cut(&small, N_ALL - 1));
         et_take(&k, s, i == 0 ? &ref : &r);
         if (i > 0)
             et_same(&r, &ref, "after a loss");
@@ -563,7 +563,7 @@ static void a_sequence_does_not_climb_for_ever(void **state)
         lose(&k, s, 0, N_ALL);
     }
     assert_int_equal(n_lost, MOST + 1);
-    assert_int_equal(s->out.n_preempted, n_lost);
+    assert_int_equal(s->out.r.n_preempted, n_lost);
     while (s->phase != PHASE_DONE)
         step(&k);
     et_take(&k, s, &r);
@@ -595,8 +595,8 @@ static void many_at_once(void **state)
                            .max_tokens = 300,
                            .save = "both",
                            .truncation = i % 2 == 0 ? small : wide};
-        struct request q = et_request(&k, &a);
-        assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+        struct request *q = et_request(&k, &a);
+        assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
     }
     assert_int_equal(engine_run(k.engine, &err), 0);
     for (int i = 0; i < N; i++) {
@@ -636,9 +636,9 @@ static void a_place_that_has_just_become_free_waits_for_the_view(void **state)
         run_last(&k, &small, &x, "kv", NULL, &alone);
         et_prompt(other, 100, 9);
         struct et_ask a = {.prompt = other, .n_prompt = 100, .max_tokens = 200};
-        struct request q = et_request(&k, &a);
-        q.priority = times_out ? 0 : 5;
-        assert_int_equal(engine_add(k.engine, &q, &first, &err), 0);
+        struct request *q = et_request(&k, &a);
+        q->ask.priority = times_out ? 0 : 5;
+        assert_int_equal(et_submit(k.engine, q, &first, &err), 0);
         while (first->phase != PHASE_DECODE)
             assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
         a = (struct et_ask){.prompt = x.tokens,
@@ -647,8 +647,8 @@ static void a_place_that_has_just_become_free_waits_for_the_view(void **state)
                             .save = "kv",
                             .truncation = small};
         q = et_request(&k, &a);
-        assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
-        first->req.deadline_ns = times_out; /* 1 ns: long ago */
+        assert_int_equal(et_submit(k.engine, q, &s, &err), 0);
+        first->req->deadline_ns = times_out; /* 1 ns: long ago */
         while (s->phase == PHASE_WAIT)
             assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
         assert_false(s->stairs.must_choose);
@@ -721,8 +721,8 @@ static void a_full_store_makes_a_sequence_replay(void **state)
     o.user.store_cap_bytes = 200000;
     et_open(&k, &o);
     for (int i = 0; i < N_BOTH; i++) {
-        struct request q = et_request(&k, &a);
-        assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+        struct request *q = et_request(&k, &a);
+        assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
     }
     assert_int_equal(engine_run(k.engine, &err), 0);
     for (int i = 0; i < N_BOTH; i++) {

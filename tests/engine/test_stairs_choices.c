@@ -89,10 +89,9 @@ static void one_truncated_sequence_at_a_time_may_replay(void **state)
     assert_false(stairs_may_replay(s));
     assert_false(stairs_replay(s));
     s->shared->n_carrying = 0;
-    s->plan = strdup("kv");
+    et_set_plan(s, "kv");
     assert_false(stairs_may_replay(s));
-    free(s->plan);
-    s->plan = strdup("auto");
+    et_set_plan(s, "auto");
     assert_true(stairs_may_replay(s));
     s->view.truncation.context = 0;
     assert_false(stairs_may_replay(s));
@@ -199,8 +198,7 @@ static void the_next_view_is_that_of_the_last_token(void **state)
     assert_int_equal(truncation_cut(&small, N - 1), CUT);
     assert_int_equal(truncation_cut(&small, N), CUT);
     assert_int_equal(stairs_next_cut(s), CUT);
-    free(s->plan);
-    s->plan = NULL;
+    et_set_plan(s, NULL);
     s->n_reached = 0;
     assert_int_equal(stairs_next_cut(s), CUT);
     s->n_tokens = N - 1; /* its last token is the last one of a stair */
@@ -392,9 +390,9 @@ static void tokens_computed_again_are_counted_once(void **state)
         s->n_reached = cases[i].reached;
         s->n_done = cases[i].end;
         s->n_rows = cases[i].n_rows;
-        s->out.truncation.n_computed_again = 0;
+        s->out.r.recomputed_tokens = 0;
         stairs_advanced(s);
-        assert_int_equal(s->out.truncation.n_computed_again, cases[i].again);
+        assert_int_equal(s->out.r.recomputed_tokens, cases[i].again);
         assert_int_equal(s->n_reached, cases[i].reached_then);
     }
     s->stairs.carry.rows = xmalloc(1);
@@ -417,9 +415,9 @@ static void a_stair_that_begins_is_counted(void **state)
     for (int stepping = 0; stepping < 2; stepping++) {
         s->stairs.is_stepping = stepping == 1;
         stairs_began(s);
-        assert_int_equal(s->out.truncation.n_steps, stepping);
+        assert_int_equal(s->out.r.truncation.steps, stepping);
         assert_int_equal(s->shared->stats.n_stairs, n_before + (uint64_t)stepping);
-        assert_int_equal(s->out.truncation.n_dropped, CUT);
+        assert_int_equal(s->out.r.truncated_tokens, CUT);
         assert_int_equal(s->stairs.limit, INT_MAX);
         assert_false(s->stairs.is_stepping);
     }

@@ -53,10 +53,11 @@ static void tell_outcome(struct textbuf *b, int i, const struct seq *s)
         b,
         "%d: %s, %d + %d tokens, %d cached, %d on the device, %d stored, %d remote, "
         "preempted %d times, differs at %d",
-        i, ends[o->finish], o->n_prompt, o->n_generated, o->n_cached, o->n_device,
-        o->n_stored, o->n_remote, o->n_preempted, o->differs_at);
+        i, ends[o->finish], o->r.prompt_tokens, o->r.n_tokens, o->r.cached_tokens,
+        o->r.device_tokens, o->n_stored, o->r.remote_tokens, o->r.n_preempted,
+        o->r.differs_at);
     textbuf_addf(b, "; done %d, committed %lld; \"%s\"\n", seq_tokens_done(s),
-                 (long long)seq_committed_tokens(s), o->miss);
+                 (long long)seq_committed_tokens(s), o->r.miss);
 }
 
 /* --- steps ------------------------------------------------------------------------------------ */
@@ -87,16 +88,16 @@ static void trace(struct textbuf *b, int max_seqs, int kv_tokens, bool reuse)
                                      .plan = i == 7 ? "recompute" : NULL,
                                      .salt = i == 9 ? "other" : NULL,
                                      .seed = (uint64_t)i};
-            struct request q = et_request(&k, &a);
-            q.priority = i == 5 ? -100 : i == 6 ? 100 : 0;
-            assert_int_equal(engine_add(k.engine, &q, &s[i], &err), 0);
+            struct request *q = et_request(&k, &a);
+            q->ask.priority = i == 5 ? -100 : i == 6 ? 100 : 0;
+            assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
         }
         if (step == 14) {
             engine_remove(k.engine, s[2]);
             s[2] = NULL;
         }
         if (step == 19)
-            s[4]->req.deadline_ns = 1;
+            s[4]->req->deadline_ns = 1;
         k.engine->schedule.speed = (struct beside_speed){0};
         assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
         textbuf_addf(b, "%d:", step);
@@ -201,9 +202,9 @@ static void reports_are_the_golden_ones(void **state)
             if (strcmp(a.save, "kv+recompute") == 0)
                 a.save = "both";
             et_platform(&k.platform, 1e-3, 2e-6, 1e-7, 1e9);
-            struct request q = et_request(&k, &a);
+            struct request *q = et_request(&k, &a);
             struct seq *s;
-            assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+            assert_int_equal(et_submit(k.engine, q, &s, &err), 0);
             assert_int_equal(engine_run(k.engine, &err), 0);
             (void)saver_flush(k.saver, NULL);
             tell_outcome(&b, (int)i, s);
@@ -220,13 +221,12 @@ static void reports_are_the_golden_ones(void **state)
 
 /* The measured spans of a restore lie within it, in the order of their beginnings. The last one
  * ends with it. */
-static void check_lanes(struct seq *s)
+static void check_lanes(const struct seq *s)
 {
-    struct hcache_lanes predicted, lanes;
+    const struct hcache_lanes lanes = s->out.r.measured;
     double last_ms = 0, before_ms = 0;
     int n_io = 0;
-    seq_take_lanes(s, &predicted, &lanes);
-    assert_true(predicted.n > 0 && lanes.n > 0);
+    assert_true(s->out.r.predicted.n > 0 && lanes.n > 0);
     for (int i = 0; i < lanes.n; i++) {
         const struct hcache_span *x = &lanes.span[i];
         assert_true(x->start_ms >= before_ms && x->end_ms >= x->start_ms);
@@ -238,8 +238,6 @@ static void check_lanes(struct seq *s)
     assert_true(n_io > 0 && n_io < lanes.n);
     assert_true(last_ms > 0.999 * lanes.total_ms && last_ms < 1.001 * lanes.total_ms);
     assert_true(lanes.total_ms < 1.001e-6 * (double)s->out.restore.total_ns);
-    free(predicted.span);
-    free(lanes.span);
 }
 
 /* The parts of a request's time are parts of the time that passed: looking up, restoring (planning
@@ -261,22 +259,23 @@ static void times_add_up(void **state)
                            .save = "both",
                            .plan = plans[i / 2],
                            .restore_first = i % 2};
-        struct request q = et_request(&k, &a);
+        struct request *q = et_request(&k, &a);
         struct seq *s;
         int64_t t0 = clock_now_ns();
-        assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+        assert_int_equal(et_submit(k.engine, q, &s, &err), 0);
         assert_int_equal(engine_run(k.engine, &err), 0);
         int64_t all_ns = clock_now_ns() - t0;
         const struct outcome *o = seq_outcome(s);
         bool restores = i >= 2;
-        assert_int_equal(o->n_cached, restores ? 256 : 0);
-        assert_true(restores ? o->lookup_ns > 0 && o->plan_ns > 0 && o->restore_ns > 0
-                             : o->lookup_ns == 0 && o->plan_ns == 0 && o->restore_ns == 0);
-        assert_true(o->plan_ns <= o->restore_ns);
-        assert_true(o->prefill_ns > 0 && o->decode_ns > 0);
-        assert_true(o->lookup_ns + o->restore_ns + o->prefill_ns <= o->ttft_ns);
-        assert_true(o->ttft_ns + o->decode_ns <= all_ns);
-        assert_true(o->restore.total_ns <= o->restore_ns);
+        assert_int_equal(o->r.cached_tokens, restores ? 256 : 0);
+        const struct hcache_timings *t = &o->r.timings;
+        assert_true(restores ? t->lookup_ms > 0 && t->plan_ms > 0 && t->restore_ms > 0
+                             : t->lookup_ms == 0 && t->plan_ms == 0 && t->restore_ms == 0);
+        assert_true(t->plan_ms <= t->restore_ms);
+        assert_true(t->prefill_ms > 0 && t->decode_ms > 0);
+        assert_true(t->lookup_ms + t->restore_ms + t->prefill_ms <= t->ttft_ms);
+        assert_true(t->ttft_ms + t->decode_ms <= clock_ms(all_ns));
+        assert_true(clock_ms(o->restore.total_ns) <= t->restore_ms);
         assert_true((o->restore.total_ns > 0) == restores);
         assert_true(o->restore.bubble >= 0 && o->restore.bubble < 1);
         if (restores)

@@ -38,8 +38,8 @@ static struct seq *add(struct stack *k, const int32_t *tokens, int n, int max_to
                        .max_tokens = max_tokens,
                        .save = "kv",
                        .truncation = *t};
-    struct request q = et_request(k, &a);
-    assert_int_equal(engine_add(k->engine, &q, &s, &err), 0);
+    struct request *q = et_request(k, &a);
+    assert_int_equal(et_submit(k->engine, q, &s, &err), 0);
     return s;
 }
 
@@ -166,10 +166,10 @@ static void a_turn_is_the_order_of_admission(void **state)
     struct seq *first = occupy(&k), *s[5];
     for (int i = 0; i < 5; i++) {
         s[i] = add(&k, prompt, N_WHOLE, 4, &whole);
-        s[i]->req.priority = priority[i];
+        s[i]->req->ask.priority = priority[i];
         s[i]->t_arrival = INT64_C(5000000000) + i;
     }
-    first->req.priority = -2000000000; /* it keeps its place */
+    first->req->ask.priority = -2000000000; /* it keeps its place */
     step(&k);
     for (int i = 0; i < 5; i++) {
         assert_int_equal(s[i]->phase, PHASE_WAIT);
@@ -269,9 +269,9 @@ static int blocks_left(const char *policy, uint32_t reuse_in_s)
         struct seq *s;
         et_prompt(text[i], n[i], (uint64_t)(20 + i));
         struct et_ask a = {.prompt = text[i], .n_prompt = n[i], .max_tokens = 1};
-        struct request q = et_request(&k, &a);
-        q.use.reuse_in_s = i == 0 ? reuse_in_s : 0;
-        assert_int_equal(engine_add(k.engine, &q, &s, &err), 0);
+        struct request *q = et_request(&k, &a);
+        q->ask.expect_reuse_in_s = i == 0 ? reuse_in_s : 0;
+        assert_int_equal(et_submit(k.engine, q, &s, &err), 0);
         pool = s->shared->pool;
         assert_int_equal(engine_run(k.engine, &err), 0);
         et_take(&k, s, &r);

@@ -36,8 +36,8 @@ struct seq *wt_add(struct stack *k, const int32_t *tokens, int n, int max_tokens
     struct err err = {0};
     struct et_ask a = {
         .prompt = tokens, .n_prompt = n, .max_tokens = max_tokens, .save = "kv"};
-    struct request q = et_request(k, &a);
-    assert_int_equal(engine_add(k->engine, &q, &s, &err), 0);
+    struct request *q = et_request(k, &a);
+    assert_int_equal(et_submit(k->engine, q, &s, &err), 0);
     return s;
 }
 

@@ -34,8 +34,8 @@ void zz_run_all(struct stack *k, const char *save, struct et_run out[ZZ_SEQS])
         prompt_of(i, prompt);
         struct et_ask a = ask_of(prompt, i);
         a.save = save;
-        struct request q = et_request(k, &a);
-        if (engine_add(k->engine, &q, &s[i], &err) != 0)
+        struct request *q = et_request(k, &a);
+        if (et_submit(k->engine, q, &s[i], &err) != 0)
             fail_msg("%s", err.msg);
     }
     if (engine_run(k->engine, &err) != 0)

@@ -7,31 +7,18 @@
  *
  * They apply in this order, as in other servers.  The functions are pure: the result depends on the
  * tokens alone, so a restored or preempted request continues with the same tokens. */
-#ifndef MODEL_SHAPING_H
-#define MODEL_SHAPING_H
+#ifndef ENGINE_SHAPING_H
+#define ENGINE_SHAPING_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "hcache.h"
 
-struct shaping_bias {
-    int32_t id;
-    float bias;
-};
-
-struct shaping {
-    float frequency_penalty, presence_penalty; /* 0: off */
-    float repetition_penalty;                  /* 1: off */
-    const struct shaping_bias *bias;           /* [n_bias], ids within the vocabulary */
-    int n_bias;
-    const int32_t *stop_ids; /* [n_stop_ids] tokens that end the answer as EOS does */
-    int n_stop_ids;
-    int min_tokens; /* the answer has at least this many tokens; 0: off */
-};
+/* Logit of a token that must not be chosen: finite, so that no sampler meets a NaN. */
+#define SHAPING_NEVER (-1e30f)
 
 /* Returns whether g ends the answer at this id. g NULL: false. */
-bool shaping_stops(const struct shaping *g, int32_t id);
+bool shaping_stops(const struct hcache_shaping *g, int32_t id);
 /* Returns whether the shaping may change logits at all. */
-bool shaping_changes(const struct shaping *g);
+bool shaping_changes(const struct hcache_shaping *g);
 
 struct shaping_place {
     /* prompt and answer so far: [n_tokens], the first n_prompt are the prompt */
@@ -41,7 +28,7 @@ struct shaping_place {
     int n_end_ids;
 };
 /* Changes logits[n_vocab].  counts [n_vocab] is scratch memory: zero before and after. */
-void shaping_apply(const struct shaping *g, const struct shaping_place *at, int n_vocab,
-                   int32_t *counts, float *logits);
+void shaping_apply(const struct hcache_shaping *g, const struct shaping_place *at,
+                   int n_vocab, int32_t *counts, float *logits);
 
 #endif

@@ -1,5 +1,5 @@
 /* test_shaping.c - penalties, biases and minimum lengths, against values computed by hand. */
-#include "model/shaping.h"
+#include "engine/shaping.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +14,7 @@ enum { VOCAB = 6 };
 /* Prompt 0 1; answer 1 2 2. */
 static const int32_t tokens[] = {0, 1, 1, 2, 2}, ends[] = {5, -1};
 
-static void expect(const struct shaping *g, const float want[VOCAB])
+static void expect(const struct hcache_shaping *g, const float want[VOCAB])
 {
     const struct shaping_place at = {tokens, 2, 5, ends, 2};
     float logits[VOCAB] = {4, -2, 1, 3, 0, 8};
@@ -29,29 +29,30 @@ static void expect(const struct shaping *g, const float want[VOCAB])
 static void test_penalties(void **state)
 {
     (void)state;
-    expect(&(struct shaping){.repetition_penalty = 1}, (float[]){4, -2, 1, 3, 0, 8});
+    expect(&(struct hcache_shaping){.repetition_penalty = 1}, (float[]){4, -2, 1, 3, 0, 8});
     /* The repetition penalty counts once for each token of prompt and answer, however often the
      * token occurs. */
-    expect(&(struct shaping){.repetition_penalty = 2}, (float[]){2, -4, 0.5f, 3, 0, 8});
+    expect(&(struct hcache_shaping){.repetition_penalty = 2},
+           (float[]){2, -4, 0.5f, 3, 0, 8});
     /* The other penalties count in the answer only: token 1 occurs there once, token 2 twice. */
-    expect(&(struct shaping){.repetition_penalty = 1, .frequency_penalty = 0.5f},
+    expect(&(struct hcache_shaping){.repetition_penalty = 1, .frequency_penalty = 0.5f},
            (float[]){4, -2.5f, 0, 3, 0, 8});
-    expect(&(struct shaping){.repetition_penalty = 1, .presence_penalty = 0.5f},
+    expect(&(struct hcache_shaping){.repetition_penalty = 1, .presence_penalty = 0.5f},
            (float[]){4, -2.5f, 0.5f, 3, 0, 8});
-    expect(&(struct shaping){.repetition_penalty = 2,
-                             .frequency_penalty = -1,
-                             .presence_penalty = 0.25f},
+    expect(&(struct hcache_shaping){.repetition_penalty = 2,
+                                    .frequency_penalty = -1,
+                                    .presence_penalty = 0.25f},
            (float[]){2, -3.25f, 2.25f, 3, 0, 8});
 }
 
 static void test_bias_and_length(void **state)
 {
     (void)state;
-    const struct shaping_bias bias[] = {{3, 2}, {0, -100}};
+    const struct hcache_bias bias[] = {{3, 2}, {0, -100}};
     const int32_t stop[] = {4};
-    expect(&(struct shaping){.repetition_penalty = 1, .bias = bias, .n_bias = 2},
+    expect(&(struct hcache_shaping){.repetition_penalty = 1, .bias = bias, .n_bias = 2},
            (float[]){-96, -2, 1, 5, 0, 8});
-    struct shaping g = {
+    struct hcache_shaping g = {
         .repetition_penalty = 1, .stop_ids = stop, .n_stop_ids = 1, .min_tokens = 3};
     /* the answer has reached min_tokens, so ends are not suppressed */
     expect(&g, (float[]){4, -2, 1, 3, 0, 8});
@@ -65,11 +66,11 @@ static void test_what_changes_nothing(void **state)
     (void)state;
     const int32_t stop[] = {4};
     assert_false(shaping_changes(NULL));
-    assert_false(shaping_changes(
-        &(struct shaping){.repetition_penalty = 1, .stop_ids = stop, .n_stop_ids = 1}));
-    assert_true(shaping_changes(&(struct shaping){.repetition_penalty = 1.5f}));
-    assert_true(
-        shaping_changes(&(struct shaping){.repetition_penalty = 1, .min_tokens = 1}));
+    assert_false(shaping_changes(&(struct hcache_shaping){
+        .repetition_penalty = 1, .stop_ids = stop, .n_stop_ids = 1}));
+    assert_true(shaping_changes(&(struct hcache_shaping){.repetition_penalty = 1.5f}));
+    assert_true(shaping_changes(
+        &(struct hcache_shaping){.repetition_penalty = 1, .min_tokens = 1}));
 }
 
 int main(void)

@@ -1,12 +1,9 @@
 /* shaping.c - see shaping.h. */
-#include "model/shaping.h"
+#include "engine/shaping.h"
 
 #include <stddef.h>
 
-/* Logit of a token that must not be chosen: finite, so that no sampler meets a NaN. */
-#define NEVER (-1e30f)
-
-bool shaping_stops(const struct shaping *g, int32_t id)
+bool shaping_stops(const struct hcache_shaping *g, int32_t id)
 {
     for (int i = 0; g != NULL && i < g->n_stop_ids; i++) {
         if (g->stop_ids[i] == id)
@@ -15,15 +12,20 @@ bool shaping_stops(const struct shaping *g, int32_t id)
     return false;
 }
 
-bool shaping_changes(const struct shaping *g)
+static bool penalises_repetition(const struct hcache_shaping *g)
+{
+    return g->repetition_penalty != 0 && g->repetition_penalty != 1;
+}
+
+bool shaping_changes(const struct hcache_shaping *g)
 {
     return g != NULL && (g->frequency_penalty != 0 || g->presence_penalty != 0 ||
-                         g->repetition_penalty != 1 || g->n_bias > 0 || g->min_tokens > 0);
+                         penalises_repetition(g) || g->n_bias > 0 || g->min_tokens > 0);
 }
 
 /* Applies the repetition penalty. counts[id] is 1 for each id that occurs. Each id is visited once,
  * and its count is then reset to 0. */
-static void repetition(const struct shaping *g, const struct shaping_place *at,
+static void repetition(const struct hcache_shaping *g, const struct shaping_place *at,
                        int32_t *counts, float *logits)
 {
     for (int i = 0; i < at->n_tokens; i++)
@@ -37,7 +39,7 @@ static void repetition(const struct shaping *g, const struct shaping_place *at,
     }
 }
 
-static void frequency(const struct shaping *g, const struct shaping_place *at,
+static void frequency(const struct hcache_shaping *g, const struct shaping_place *at,
                       int32_t *counts, float *logits)
 {
     for (int i = at->n_prompt; i < at->n_tokens; i++)
@@ -51,10 +53,10 @@ static void frequency(const struct shaping *g, const struct shaping_place *at,
     }
 }
 
-void shaping_apply(const struct shaping *g, const struct shaping_place *at, int n_vocab,
-                   int32_t *counts, float *logits)
+void shaping_apply(const struct hcache_shaping *g, const struct shaping_place *at,
+                   int n_vocab, int32_t *counts, float *logits)
 {
-    if (g->repetition_penalty != 1)
+    if (penalises_repetition(g))
         repetition(g, at, counts, logits);
     if (g->frequency_penalty != 0 || g->presence_penalty != 0)
         frequency(g, at, counts, logits);
@@ -64,8 +66,8 @@ void shaping_apply(const struct shaping *g, const struct shaping_place *at, int 
         return;
     for (int i = 0; i < at->n_end_ids; i++)
         if (at->end_ids[i] >= 0 && at->end_ids[i] < n_vocab)
-            logits[at->end_ids[i]] = NEVER;
+            logits[at->end_ids[i]] = SHAPING_NEVER;
     for (int i = 0; i < g->n_stop_ids; i++)
         if (g->stop_ids[i] < n_vocab)
-            logits[g->stop_ids[i]] = NEVER;
+            logits[g->stop_ids[i]] = SHAPING_NEVER;
 }
