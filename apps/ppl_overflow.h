@@ -1,5 +1,5 @@
 /* ppl_overflow.h - perplexity of a text that is longer than the context, for three ways to overflow
- * (AttentionStore's Table 1). The text is one context, truncated by save/truncation.h.
+ * (AttentionStore's Table 1). The text is one context, truncated by store/truncation.h.
  *
  *   decoupled   each token is computed once; at a step K before RoPE is rotated to its new position.
  *               The engine does this.
@@ -13,7 +13,7 @@
 
 #include "restore/kvcache.h"
 #include "model/model.h"
-#include "save/truncation.h"
+#include "store/truncation.h"
 
 enum ppl_overflow_how { PPL_DECOUPLED, PPL_RECOMPUTE, PPL_STALE };
 

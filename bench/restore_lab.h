@@ -10,7 +10,7 @@
 #include "bench/device_rig.h"
 #include "api/stack.h"
 #include "restore/plan.h"
-#include "save/chain.h"
+#include "store/chain.h"
 #include "restore/profile.h"
 #include "restore/restore.h"
 

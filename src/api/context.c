@@ -1,7 +1,7 @@
 /* context.c - the public interface's view of one context's state: its stored part, pins,
  * erasing.
  *
- * A truncated context is stored in stairs (save/truncation.h), each a chain of its own. A
+ * A truncated context is stored in stairs (store/truncation.h), each a chain of its own. A
  * look-up and a pin concern the tokens that the context's last token sees; erasing concerns all
  * stairs. */
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "base/mem.h"
 #include "api/hcache_impl.h"
 #include "api/miss.h"
-#include "save/chain.h"
+#include "store/chain.h"
 
 /* The keys of a context, and the chunks that its last token sees. */
 struct keys {

@@ -8,7 +8,7 @@
 #include "store/remote/remote.h"
 #include "api/counts.h"
 #include "api/hcache_impl.h"
-#include "save/chain.h"
+#include "store/chain.h"
 #include "store/advise.h"
 
 _Static_assert(sizeof(struct sha256) == 32, "keys are passed as they are");

@@ -44,8 +44,6 @@ static void count_restore(struct counts *c, const struct hcache_result *r)
     if (r->plan.layers[0] == 0)
         return;
     c->n_plans[(r->plan.recompute > 0) + 2 * (r->plan.hidden > 0) + 4 * (r->plan.kv > 0)]++;
-    for (int i = 1; i < SURPRISES; i++)
-        c->n_surprises[i] += strcmp(r->plan.surprise, surprise_name(i)) == 0;
     hist_add(&st->restore, r->timings.restore_ms * 1e-3);
     hist_add(&st->restore_predicted, r->plan.predicted_ms * 1e-3);
     st->n_restores++;
@@ -112,7 +110,7 @@ void counts_read(const struct counts *c, const struct engine_stats *e,
     for (int i = 1; i < 8; i++)
         count_add(&out->plans, plan_names[i], c->n_plans[i]);
     for (int i = 1; i < SURPRISES; i++)
-        count_add(&out->surprises, surprise_name(i), c->n_surprises[i]);
+        count_add(&out->surprises, surprise_name(i), e->n_surprises[i]);
     for (int i = 1; i < STALL_ENDS; i++)
         count_add(&out->stalls, stall_end_name(i), e->n_stalls[i]);
 }

@@ -8,7 +8,6 @@
 #include <stdint.h>
 
 #include "hcache.h"
-#include "restore/surprise.h"
 #include "store/store.h"
 
 struct engine_stats;
@@ -20,7 +19,6 @@ struct counts {
     /* the fields that are counted as requests end; the functions below fill in all others */
     struct hcache_stats now;
     uint64_t n_plans[8]; /* plans by the set of their methods, as bits */
-    uint64_t n_surprises[SURPRISES];
 };
 
 /* Notes the time between two tokens of one answer. */

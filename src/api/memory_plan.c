@@ -10,7 +10,7 @@
 #include "base/minmax.h"
 #include "base/opt.h"
 #include "base/process.h"
-#include "engine/next_token.h"
+#include "engine/step.h"
 #include "engine/zigzag.h"
 #include "save/fingerprint.h"
 #include "restore/profile.h"

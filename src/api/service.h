@@ -38,8 +38,9 @@ bool service_is_started(const struct service *s);
  * thread does not run. */
 void service_stop(struct service *s);
 
-/* Returns the number of tokens of an answer for which a request needs room. A request that is longer
- * than the context is refused when the engine gets it; until then it must not cost memory. */
+/* Returns the number of tokens of an answer for which a request needs room. A request that is
+ * longer than the context is refused when the engine gets it; until then it must not cost
+ * memory. */
 int service_answer_room(const struct service *s, int max_tokens,
                         const struct truncation *truncation);
 /* Submits a request that was checked. It belongs to the service from now on, also after an error.

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/minmax.h"
+#include "grammar/form.h"
 #include "api/miss.h"
 
 /* --- text ------------------------------------------------------------------------------------- */
@@ -260,6 +261,7 @@ void ticket_destroy(struct hcache_ticket *t)
 {
     tokenizer_stream_destroy(t->stream);
     hcache_result_free(&t->result);
+    form_release(t->req->form);
     request_release(t->req);
     free(t->logprobs);
     free(t->text);

@@ -17,13 +17,13 @@
 
 #include "restore/kvcache.h"
 #include "model/model.h"
-#include "save/truncation.h"
+#include "store/truncation.h"
 
 struct carry {
     uint8_t *rows; /* [n_layers][C][2 * kv_dim] T; NULL: nothing is carried */
     size_t row_bytes;
     int max_rows; /* most rows of a layer: the window C */
-    /* Cut of the carried view: the number of dropped tokens (save/truncation.h). */
+    /* Cut of the carried view: the number of dropped tokens (store/truncation.h). */
     int cut;
     int n; /* number of rows carried so far: rows [0, n) of each layer */
 };

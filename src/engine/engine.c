@@ -1,8 +1,8 @@
 /* engine.c - see engine.h: creation, admission, and the step.
  *
  *   schedule.c     ends, preempts and admits sequences; gives each its rows
- *   step_batch.c   one forward pass over those rows; zigzag.c: in mini-batches
- *   restore_phase.c    restores, in the rest of the step; fused.c: new tokens that follow them
+ *   step.c         one forward pass over those rows; zigzag.c: in mini-batches
+ *   restoring.c    restores, in the rest of the step; fused.c: new tokens that follow them
  *   seq.c          one sequence, and its phases
  *
  * Each file calls only files below it. Invariants:

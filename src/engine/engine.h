@@ -29,7 +29,7 @@
 #include "restore/platform.h"
 #include "restore/stall.h"
 #include "restore/surprise.h"
-#include "save/truncation.h"
+#include "store/truncation.h"
 #include "restore/restore.h"
 #include "save/saver.h"
 #include "store/store.h"
@@ -100,8 +100,8 @@ struct outcome {
     enum stall_end stall;
 };
 
-/* Adds a sequence to those that wait. It takes a share of the request. Returns ERR_LIMIT if it can never
- * fit, or -ENOMEM if there is no memory for its blocks' table now. */
+/* Adds a sequence to those that wait. It takes a share of the request. Returns ERR_LIMIT if it can
+ * never fit, or -ENOMEM if there is no memory for its blocks' table now. */
 int engine_add(struct engine *e, struct request *r, struct seq **out, struct err *err);
 const struct outcome *seq_outcome(const struct seq *s);
 /* Returns the number of tokens whose state is in the KV cache, restored or computed. */
@@ -128,8 +128,8 @@ int engine_step(struct engine *e, int *n_active, struct err *err);
 /* Steps until every sequence has finished. */
 int engine_run(struct engine *e, struct err *err);
 
-/* Returns the sequence's last logits [vocab] f32. Only for a request with logprobs or digest; valid until
- * the next step. */
+/* Returns the sequence's last logits [vocab] f32. Only for a request with logprobs or digest;
+ * valid until the next step. */
 const float *seq_logits(const struct seq *s);
 /* Returns the block table of a sequence, for tests. */
 const struct kv_table *seq_table(const struct seq *s);
@@ -153,6 +153,7 @@ struct engine_stats {
     uint64_t n_replays; /* truncated contexts that were computed again without the store */
     /* Time from the end of each stair until its state had moved, summed. */
     int64_t stairs_ns;
+    uint64_t n_surprises[SURPRISES]; /* restores whose prediction missed, counted by why */
     /* Restores whose reads hung or crawled, counted by how they ended. */
     uint64_t n_stalls[STALL_ENDS];
     /* Bytes of blocks that crossed the link from and to the host (mixed.h). */

@@ -2,7 +2,9 @@
 #ifndef ENGINE_ENGINE_IMPL_H
 #define ENGINE_ENGINE_IMPL_H
 
+#include "engine/mixed.h"
 #include "engine/schedule.h"
+#include "engine/zigzag.h"
 
 struct engine {
     struct engine_opts o;

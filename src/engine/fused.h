@@ -18,7 +18,7 @@
 #ifndef ENGINE_FUSED_H
 #define ENGINE_FUSED_H
 
-#include "engine/next_token.h"
+#include "engine/step.h"
 #include "engine/seq.h"
 #include "model/pass.h"
 

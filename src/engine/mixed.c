@@ -12,7 +12,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "engine/step_batch.h"
+#include "engine/step.h"
 #include "model/pass.h"
 #include "engine/hybrid_share.h"
 

@@ -7,7 +7,7 @@
 #define ENGINE_MIXED_IMPL_H
 
 #include "engine/mixed.h"
-#include "engine/step_batch.h"
+#include "engine/step.h"
 
 #define TRY(call)                                                                          \
     do {                                                                                   \

@@ -6,7 +6,6 @@
 
 #include "base/mem.h"
 #include "engine/shaping.h"
-#include "grammar/form.h"
 
 static char *copy_text(const char *text)
 {
@@ -28,7 +27,7 @@ struct request *request_create(const struct hcache_request *ask, int max_answer)
     struct hcache_request *a = &r->ask;
     r->n_shares = 1;
     *a = *ask;
-    a->form = NULL; /* r->form is the share that belongs to the request */
+    a->form = NULL; /* r->form is a share of it */
     a->salt = copy_text(ask->salt);
     a->plan = copy_text(ask->plan);
     a->save = NULL; /* r->save says what it means */
@@ -85,7 +84,6 @@ void request_release(struct request *r)
     free((void *)r->ask.plan);
     free((void *)r->shaping.bias);
     free((void *)r->shaping.stop_ids);
-    form_release(r->form);
     free(r->tokens);
     free(r);
 }

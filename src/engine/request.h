@@ -13,7 +13,7 @@
 
 #include "hcache.h"
 #include "save/saver.h"
-#include "save/truncation.h"
+#include "store/truncation.h"
 
 struct form;
 
@@ -25,7 +25,7 @@ struct request {
     size_t stop_bytes[HCACHE_MAX_STOP];
 
     /* The code that creates a request fills in the rest. */
-    struct form *form; /* form of the answer, a share of the request's own; NULL: any */
+    struct form *form; /* of the answer; NULL: any. The share belongs to the ticket. */
     struct save_policy save;
     /* How the context continues beyond its window; context 0: it may not outgrow the model's
      * window. */

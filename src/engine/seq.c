@@ -11,9 +11,9 @@
 #include "engine/shaping.h"
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "engine/upcoming.h"
+#include "engine/schedule.h"
 #include "save/saver.h"
-#include "engine/staircase.h"
+#include "engine/view.h"
 
 int seq_count(struct seq_list l, enum phase phase)
 {

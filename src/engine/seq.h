@@ -32,12 +32,11 @@
 #include "base/clock.h"
 #include "engine/carry.h"
 #include "engine/engine.h"
-#include "engine/lanes.h"
 #include "engine/view.h"
 #include "grammar/form.h"
 #include "restore/correction.h"
 #include "engine/read_buffer.h"
-#include "save/chain.h"
+#include "store/chain.h"
 
 enum phase { PHASE_WAIT, PHASE_RESTORE, PHASE_PREFILL, PHASE_DECODE, PHASE_DONE, PHASES };
 
@@ -66,7 +65,7 @@ struct seq_shared {
     uint64_t n_edges[PHASES][PHASES]; /* [from][to] transitions so far */
 };
 
-/* The announcement of a waiting sequence to the store and the KV pool (upcoming.h). */
+/* The announcement of a waiting sequence to the store and the KV pool (schedule.h). */
 struct seq_upcoming {
     uint64_t turn; /* announced position in the order of admission (sched_turn) */
     int cut;       /* cut of the view that was announced */

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "engine/restore_plan.h"
+#include "engine/restoring.h"
 
 /* Contexts of less than 256 tokens are not read ahead, and not fetched either (store/fetch.c). */
 enum { LEAST_TOKENS = 4 * STORE_CHUNK_TOKENS };

@@ -21,7 +21,7 @@
 #ifndef ENGINE_STAGING_H
 #define ENGINE_STAGING_H
 
-#include "engine/restore_phase.h"
+#include "engine/restoring.h"
 
 enum { STAGING_SEQS = 2 };
 

@@ -11,8 +11,8 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "engine/step_batch.h"
-#include "engine/staircase.h"
+#include "engine/step.h"
+#include "engine/view.h"
 #include "restore/stall.h"
 
 enum { MAX_REPLAYS = 8 };

@@ -1,6 +1,6 @@
 /* stairs.h - how a truncated sequence goes from one stair to the next; private to src/engine.
  *
- * The tokens of a truncated context are computed in stairs (save/truncation.h). At the end of
+ * The tokens of a truncated context are computed in stairs (store/truncation.h). At the end of
  * a stair the sequence gives up its place and waits until its saves are durable. Then it is
  * admitted with the view of the next stair: the tokens that it still sees come back from the
  * store at their new positions, like any saved context. No state on the device is rotated to a

@@ -7,7 +7,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "engine/step_batch.h"
+#include "engine/step.h"
 
 /* Returns the number of buffers. On a device with memory of its own a tap's copy of a layer's
  * input may run beside the next layer, so there are as many buffers as in model_forward. */

@@ -16,7 +16,7 @@
 #ifndef ENGINE_ZIGZAG_H
 #define ENGINE_ZIGZAG_H
 
-#include "engine/flight.h"
+#include "engine/step.h"
 #include "model/pass.h"
 
 struct zigzag {

@@ -13,7 +13,7 @@
 #include "base/minmax.h"
 #include "base/rng.h"
 #include "io/io.h"
-#include "save/chain.h"
+#include "store/chain.h"
 #include "restore/profile.h"
 #include "save/record.h"
 

@@ -139,7 +139,7 @@ struct restore_want {
      * prompt is one that was saved before. */
     bool has_next;
     /* For a truncated context: the first n_moved keys are those of the moved tokens
-     * (save/truncation.h). They do not all follow one another, so no partial chunk is looked up
+     * (store/truncation.h). They do not all follow one another, so no partial chunk is looked up
      * among these chunks. The chunk behind them is stored under the parent `stair`. */
     int n_moved;
     struct sha256 stair;

@@ -1,11 +1,10 @@
 /* restore_impl.h - shared by the files of the restore pipeline; private to src/restore.
  *
  *   restore.c          life cycle of the restore pipeline and of a restore
- *   restore_io.c       the I/O thread: looks up, reads, hands groups on
+ *   restore_io.c       the I/O thread: looks up (asks the remote, too), reads, hands groups on
  *   restore_compute.c  the compute lane: from staging into the KV cache, and recomputation
  *   restore_replan.c   another kind of record for layers whose reads have not begun
  *   restore_race.c     recomputation that races reads which hang or crawl
- *   restore_remote.c   fetches chunks that the store lacks from the remote, while the look-up waits
  *   restore_direct.c   reads straight into device memory
  *   restore_up.c       copies from staging up to a device that has memory of its own
  *   restore_stage.c    reads ahead of the place, and when they may be made
@@ -329,7 +328,7 @@ void restore_stage_takes(struct restore *r, const struct group *g);
 /* --- restore_race.c (on the compute lane) --- */
 /* Notes the end of a recomputed piece in a race. n_tokens tokens are good now. */
 void restore_race_pieces_end(struct restore *r, int n_tokens);
-/* --- restore_remote.c (on the I/O thread) --- */
+/* --- restore_io.c (on the I/O thread) --- */
 /* Call when the local look-up has ended: asks the remote for the missing chunks. Returns false if
  * there is nothing to wait for. */
 bool restore_remote_begin(struct restore *r);

@@ -13,7 +13,7 @@
 #include "base/mem.h"
 #include "base/step.h"
 #include "save/bugs.h"
-#include "save/chain.h"
+#include "store/chain.h"
 #include "save/saver_impl.h"
 
 static void set_fault(struct saver *s, int rc, const struct err *e)

@@ -36,7 +36,7 @@
 #include <stdint.h>
 
 #include "model/model.h"
-#include "save/truncation.h"
+#include "store/truncation.h"
 #include "store/remote/remote.h"
 #include "store/store.h"
 

@@ -10,7 +10,7 @@
  * The value is the saved seconds per byte, divided by the seconds per byte that it takes to compute
  * a chunk of keys and values.
  *
- * A view of a truncated context is computed by a replay of all stairs (engine/staircase.h). So each
+ * A view of a truncated context is computed by a replay of all stairs (engine/view.h). So each
  * token of the view saves computing `share` tokens: n / (n - cut) after n tokens.
  *
  * A token deep in a context takes longer to compute than one at its beginning. This is left out

@@ -84,7 +84,7 @@ struct sha256 store_chunk_key(const struct sha256 *parent,
 struct sha256 store_partial_key(const struct sha256 *parent, const int32_t *tokens,
                                 int n_tokens);
 
-/* Returns the parent of a stair's first chunk in a truncated context (save/truncation.h):
+/* Returns the parent of a stair's first chunk in a truncated context (store/truncation.h):
  * SHA-256(the key of the previous chunk, the numbers C, S, K), fields tagged. So the keys of a
  * stair's chunks name all tokens before them and the truncation. No chunk has this key: to the
  * store each stair is a context of its own, whose tail is evicted before its head. */
@@ -200,7 +200,7 @@ struct store_use {
     uint32_t ttl_s;
     uint64_t lot; /* a number that all chunks of one request share */
     /* How many tokens must be computed for each token of these chunks if they are lost
-     * (engine/staircase.h); 0 means 1. */
+     * (engine/view.h); 0 means 1. */
     double share;
 };
 

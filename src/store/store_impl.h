@@ -13,7 +13,8 @@
  *
  * Files call only files before them in this list (tools/tidy/store_order.py):
  *
- *   key.c chunk.c superblock.c alloc.c expiry.c held.c erasures.c whys.c         no store, no files
+ *   truncation.c chain.c chunk.c superblock.c alloc.c     no store, no files
+ *   expiry.c held.c erasures.c whys.c
  *   placement_window.c placement_guard.c placement_trial.c placement_learn.c      decisions
  *   placement_price.c placement.c read_ahead.c
  *   index.c snapshot.c files.c ahead.c arena.c dram.c                             storage

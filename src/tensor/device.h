@@ -7,6 +7,7 @@
 
 #include <stdatomic.h>
 
+#include "base/check.h"
 #include "tensor/tensor.h"
 
 struct kv_layer;
@@ -114,6 +115,10 @@ void stream_fail(struct stream *s, int code, const char *why);
 
 /* Every CPU operation calls this first. Returns 0 or the stream's sticky error. Operations run
  * inline, and only on compute streams. */
-int stream_enter(struct stream *s);
+static inline int stream_enter(struct stream *s)
+{
+    CHECK(s->kind != STREAM_COPY);
+    return atomic_load(&s->code);
+}
 
 #endif

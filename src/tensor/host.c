@@ -384,12 +384,6 @@ static int host_event_wait(struct stream *s, struct event *base)
     return atomic_load(&s->code);
 }
 
-int stream_enter(struct stream *s)
-{
-    CHECK(s->kind != STREAM_COPY);
-    return atomic_load(&s->code);
-}
-
 /* --- two operations in one -------------------------------------------------------------------- */
 
 int host_add_norm(struct stream *s, struct mat out, struct mat sum, struct mat x,

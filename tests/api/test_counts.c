@@ -232,7 +232,7 @@ static void figures_of_the_engine_are_copied(void **state)
     for (int i = 0; i < STALL_ENDS; i++)
         e.n_stalls[i] = 20 + (uint64_t)i;
     for (int i = 0; i < SURPRISES; i++)
-        c.n_surprises[i] = 30 + (uint64_t)i;
+        e.n_surprises[i] = 30 + (uint64_t)i;
     struct hcache_stats *out = calloc(1, sizeof *out);
     counts_read(&c, &e, out);
     assert_int_equal(out->n_replanned, 11);

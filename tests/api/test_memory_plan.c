@@ -11,7 +11,7 @@
 #include <sys/sysinfo.h>
 
 #include "base/process.h"
-#include "engine/next_token.h"
+#include "engine/step.h"
 #include "engine/zigzag.h"
 #include "api/memory_plan.h"
 #include "save/fingerprint.h"

@@ -21,7 +21,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "api/stack.h"
-#include "save/chain.h"
+#include "store/chain.h"
 #include "restore/save_policy.h"
 #include "tests/engine/enginetest.h"
 

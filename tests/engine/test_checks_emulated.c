@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "enginetest.h"
-#include "save/chain.h"
+#include "store/chain.h"
 #include "tests/cuda_emu/cuda_fault.h"
 
 enum {

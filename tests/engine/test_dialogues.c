@@ -24,7 +24,7 @@
 #include "tests/engine/enginetest.h"
 #include "base/json.h"
 #include "text/tokenizer.h"
-#include "save/chain.h"
+#include "store/chain.h"
 #include "tests/model/solo.h"
 
 #define MODEL "models/demo"

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "engine/seq.h"
 #include "restore/dram_tier.h"
-#include "save/chain.h"
+#include "store/chain.h"
 #include "store/store_impl.h"
 #include "tests/engine/waiting.h"
 

@@ -6,8 +6,7 @@
 
 #include <cmocka.h>
 
-#include "engine/flight.h"
-#include "engine/step_batch.h"
+#include "engine/step.h"
 
 /* A batch is cut into as many pieces as there are stages, unless pieces would have fewer than 128
  * rows. Stages of a CPU get whole batches. */

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
-#include "engine/step_batch.h"
+#include "engine/step.h"
 #include "enginetest.h"
 
 enum { MAX_SEQS = 12, MAX_ROWS = 512 };

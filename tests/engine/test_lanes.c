@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/lanes.h"
+#include "engine/restoring.h"
 #include "restore/pipeline.h"
 
 enum { L = 6 };

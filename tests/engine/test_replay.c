@@ -12,8 +12,8 @@
 #include <cmocka.h>
 
 #include "engine/engine_impl.h"
-#include "engine/staircase.h"
-#include "save/chain.h"
+#include "engine/view.h"
+#include "store/chain.h"
 #include "save/saver.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"

@@ -13,8 +13,8 @@
 
 #include "base/clock.h"
 #include "engine/engine_impl.h"
-#include "engine/restore_plan.h"
-#include "engine/staircase.h"
+#include "engine/restoring.h"
+#include "engine/view.h"
 #include "restore/stall.h"
 #include "restore/restore_impl.h"
 #include "store/store_impl.h"

@@ -11,9 +11,9 @@
 #include <cmocka.h>
 
 #include "engine/engine_impl.h"
-#include "engine/restore_plan.h"
+#include "engine/restoring.h"
 #include "engine/stairs.h"
-#include "engine/staircase.h"
+#include "engine/view.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "engine/restore_report.h"
+#include "engine/restoring.h"
 #include "tests/engine/enginetest.h"
 
 enum { N_LAYERS = 4, N_CHUNKS = 6 };

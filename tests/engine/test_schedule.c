@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "engine/seq.h"
-#include "save/chain.h"
+#include "store/chain.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 

@@ -14,7 +14,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/engine_impl.h"
-#include "engine/staircase.h"
+#include "engine/view.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 

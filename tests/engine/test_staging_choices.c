@@ -12,7 +12,7 @@
 #include <cmocka.h>
 
 #include "engine/engine_impl.h"
-#include "engine/restore_plan.h"
+#include "engine/restoring.h"
 #include "engine/staging.h"
 #include "tests/engine/enginetest.h"
 #include "tests/engine/found.h"

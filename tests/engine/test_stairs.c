@@ -17,7 +17,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "engine/engine_impl.h"
-#include "save/chain.h"
+#include "store/chain.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 

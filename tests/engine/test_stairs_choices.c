@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/stairs.h"
-#include "engine/staircase.h"
+#include "engine/view.h"
 #include "restore/stall.h"
 #include "save/saver_impl.h"
 #include "store/store_impl.h"

@@ -8,7 +8,7 @@
 
 #include "base/bytes.h"
 #include "engine/seq.h"
-#include "save/chain.h"
+#include "store/chain.h"
 #include "store/store_impl.h"
 #include "tests/engine/enginetest.h"
 

@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "base/bytes.h"
-#include "engine/upcoming.h"
+#include "engine/schedule.h"
 #include "store/store_impl.h"
 #include "tests/engine/waiting.h"
 

@@ -1,5 +1,5 @@
 /* test_view.c - the tokens and chunks that a truncated sequence sees, compared with the definition
- * in save/truncation.h for each token. */
+ * in store/truncation.h for each token. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -9,7 +9,7 @@
 #include "sim/io_sim.h"
 #include "restore/kvcache.h"
 #include "model/model.h"
-#include "save/chain.h"
+#include "store/chain.h"
 #include "store/store.h"
 
 enum {

@@ -35,7 +35,7 @@
 #include "restore/replan.h"
 #include "restore/save_kinds.h"
 #include "engine/sched.h"
-#include "engine/staircase.h"
+#include "engine/view.h"
 #include "restore/stall.h"
 #include "restore/surprise.h"
 #include "tests/base/golden.h"

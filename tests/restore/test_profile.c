@@ -18,7 +18,7 @@
 
 #include "base/clock.h"
 #include "restore/correction.h"
-#include "save/chain.h"
+#include "store/chain.h"
 #include "restore/profile.h"
 #include "tests/base/tempdir.h"
 #include "tests/engine/enginetest.h"

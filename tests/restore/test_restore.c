@@ -17,7 +17,7 @@
 #include "base/rng.h"
 #include "base/step.h"
 #include "engine/engine_impl.h"
-#include "save/chain.h"
+#include "store/chain.h"
 #include "restore/restore_impl.h"
 #include "tests/engine/enginetest.h"
 

@@ -18,7 +18,7 @@
 #include "base/mem.h"
 #include "base/rng.h"
 #include "store/remote/remote_impl.h"
-#include "save/chain.h"
+#include "store/chain.h"
 #include "restore/save_policy.h"
 #include "tests/base/niceness.h"
 #include "tests/engine/enginetest.h"

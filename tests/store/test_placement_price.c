@@ -9,7 +9,7 @@
 
 #include "restore/platform.h"
 #include "store/placement_price.h"
-#include "engine/staircase.h"
+#include "engine/view.h"
 
 /* A model of two layers with 100 bytes of KV per token and layer. Computing a token takes 1 ms,
  * plus 1 us for each token that it sees on average. The disk reads 1 MB/s. */

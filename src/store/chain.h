@@ -1,17 +1,17 @@
 /* chain.h - the keys of a context: one per full chunk of 64 tokens.
  *
  * Equal token prefixes under one fingerprint and salt have equal chains. In a truncated context
- * (save/truncation.h) the chunks of the first stair have the same keys as without truncation.
+ * (store/truncation.h) the chunks of the first stair have the same keys as without truncation.
  * Each later stair begins with another parent, which names the truncation as well.
  *
  * Pure. A chain belongs to its sequence and to one thread. */
-#ifndef SAVE_CHAIN_H
-#define SAVE_CHAIN_H
+#ifndef STORE_CHAIN_H
+#define STORE_CHAIN_H
 
 #include <stdint.h>
 
 #include "base/hash.h"
-#include "save/truncation.h"
+#include "store/truncation.h"
 #include "store/store.h"
 
 struct chain {

@@ -1,5 +1,5 @@
 /* truncation.c - see truncation.h. */
-#include "save/truncation.h"
+#include "store/truncation.h"
 
 #include <math.h>
 
@@ -51,16 +51,6 @@ int64_t truncation_cut(const struct truncation *t, int64_t p)
         return 0;
     int64_t over = p + 1 - t->context;
     return (over + t->step - 1) / t->step * t->step;
-}
-
-int64_t truncation_first(const struct truncation *t, int64_t cut)
-{
-    return cut == 0 ? 0 : t->context + cut - t->step;
-}
-
-int64_t truncation_end(const struct truncation *t, int64_t cut)
-{
-    return t->context == 0 ? INT64_MAX : t->context + cut;
 }
 
 bool truncation_sees(const struct truncation *t, int64_t cut, int64_t p)

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "save/chain.h"
+#include "store/chain.h"
 
 enum { N = 64 * 5 + 17 };
 

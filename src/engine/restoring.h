@@ -1,15 +1,18 @@
-/* restore_phase.h - the restoration phase of sequences: look up, plan, restore; private to
+/* restoring.h - the restoration phase of sequences: look up, plan, restore, report; private to
  * src/engine.
  *
  * An engine has one restore_phase for all its sequences. It requests transitions of the sequences
  * that it restores (seq.h), and touches no other sequence. */
-#ifndef ENGINE_RESTORE_PHASE_H
-#define ENGINE_RESTORE_PHASE_H
+#ifndef ENGINE_RESTORING_H
+#define ENGINE_RESTORING_H
 
 #include "engine/fused.h"
 #include "engine/seq.h"
-#include "engine/step_batch.h"
+#include "engine/step.h"
+#include "hcache.h"
 #include "restore/beside.h"
+#include "restore/plan.h"
+#include "restore/restore.h"
 
 struct restore_phase_opts {
     /* Speeds that plans are computed from. Finished restores correct it. */
@@ -79,5 +82,61 @@ const char *restore_phase_why_not(const struct seq *s);
 void restore_phase_find(struct restore_phase *g, struct seq *s);
 /* Ends the restore of s, in any phase. Does not wait for I/O. */
 void restore_phase_abandon(struct restore_phase *g, struct seq *s);
+
+/* --- the plan --------------------------------------------------------------------------------- */
+
+/* Returns whether the store's speed must still be measured, because plans need it. It is measured
+ * once per engine: ahead, or on the first hits, when there are chunks to read. A throttled store
+ * has the throttle's speed, so nothing is measured. */
+bool restore_plan_must_measure(const struct restore_phase *g);
+/* Takes over the speed that a look-up has measured, if any. */
+void restore_plan_measured(struct restore_phase *g, const struct restore_found *f);
+
+/* Returns the number of tokens that the first n found chunks restore. The last one may be partial,
+ * and may end with the prompt's last token, which is computed and does not count. */
+int restore_plan_tokens(const struct restore_found *f, int n);
+/* Returns the number of found chunks that the restore may use. */
+int restore_plan_usable(const struct seq *s, const struct restore_found *f);
+
+/* Returns the time to compute the first n_tokens if nothing else is computed. Returns 0 if the
+ * restore must wait for the store however long it takes, for example if its plan is forced. The
+ * moved tokens of a view are computed by replaying all stairs (engine/view.h); if the sequence
+ * may not do that now, the time is 0. */
+double restore_plan_price_s(const struct restore_phase *g, const struct seq *s,
+                            int n_tokens);
+
+/* Returns whether replaying all stairs is predicted to be faster than the planned restore. */
+bool restore_plan_is_slower(const struct restore_phase *g, const struct seq *s);
+
+struct restore_plan_ask {
+    int first;           /* chunks that the device already has */
+    bool beside_decodes; /* other sequences will decode while this one restores */
+    /* True if all reads are made ahead and so cost nothing. Never set for a truncated context. */
+    bool is_ahead;
+};
+/* Plans the restore of the found chunks behind the first ask->first, which are on the device. The
+ * plan goes to s->out. *n_chunks counts the chunks on the device and the planned ones; 0: nothing
+ * is restored. Returns 0 or an error, whose message is in s->out.err. */
+int restore_plan_make(struct restore_phase *g, struct seq *s, const struct restore_found *f,
+                      const struct restore_plan_ask *ask, int *n_chunks);
+/* Returns the job that carries out the plan of s, without a block table. It points into s and g,
+ * and is valid until the next plan. */
+struct restore_job restore_plan_job(const struct restore_phase *g, const struct seq *s,
+                                    int first);
+
+/* --- the end of a restore --------------------------------------------------------------------- */
+
+/* Corrects p by the times of s->out.restore, and completes the report s->out: its plan, surprise,
+ * stall and miss. n_hits chunks of s are stored. Call before s->n_done changes. The plan has no
+ * layers afterwards if the restore has brought nothing. */
+void restore_report(struct platform *p, struct seq *s, int n_hits);
+
+/* --- lanes, for pictures ---------------------------------------------------------------------- */
+
+/* Fill *out: lanes_predict with the lanes that a plan predicts, lanes_measure with those of a
+ * restore that ran. `out->span` is from malloc; spans that out already has are freed. */
+void lanes_predict(struct hcache_lanes *out, const struct plan_request *req,
+                   const struct plan *plan);
+void lanes_measure(struct hcache_lanes *out, struct restore *r);
 
 #endif

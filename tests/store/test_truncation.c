@@ -10,8 +10,8 @@
 
 #include <cmocka.h>
 
-#include "engine/staircase.h"
-#include "save/truncation.h"
+#include "engine/view.h"
+#include "store/truncation.h"
 
 enum { MAX_C = 4096, UNIT = TRUNCATION_UNIT };
 

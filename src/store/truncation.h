@@ -22,8 +22,8 @@
  * and never again: later stairs rotate the same K to its new position.
  *
  * Pure. */
-#ifndef SAVE_TRUNCATION_H
-#define SAVE_TRUNCATION_H
+#ifndef STORE_TRUNCATION_H
+#define STORE_TRUNCATION_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -55,9 +55,15 @@ int truncation_make(const struct truncation_ask *ask, bool may_keep_none,
 /* Returns how many tokens are dropped when token p is computed; 0 if nothing is truncated. */
 int64_t truncation_cut(const struct truncation *t, int64_t p);
 /* Returns the first token of the stair with this cut; 0 for cut 0. */
-int64_t truncation_first(const struct truncation *t, int64_t cut);
+static inline int64_t truncation_first(const struct truncation *t, int64_t cut)
+{
+    return cut == 0 ? 0 : t->context + cut - t->step;
+}
 /* Returns the first token after the stair with this cut; INT64_MAX if nothing is truncated. */
-int64_t truncation_end(const struct truncation *t, int64_t cut);
+static inline int64_t truncation_end(const struct truncation *t, int64_t cut)
+{
+    return t->context == 0 ? INT64_MAX : t->context + cut;
+}
 
 /* Returns whether the stair with this cut sees token p. The token need not be computed yet. */
 bool truncation_sees(const struct truncation *t, int64_t cut, int64_t p);

@@ -1,4 +1,4 @@
-/* restore_phase.c - the restoration phase of a sequence: look up, plan, restore.
+/* restoring.c - the restoration phase of a sequence: look up, plan, restore.
  *
  *   restore_phase_begin     WAIT -> RESTORE: looks up; or -> PREFILL if nothing can come back
  *   restore_phase_step      looked up: plans, starts the reads; all is back: -> PREFILL
@@ -11,7 +11,7 @@
  * Decodes never wait for I/O, and hardly for the restores' compute. Beside decodes, restores get
  * BESIDE_RESTORE_SHARE of the time of forward passes, kept as a credit. If an item takes longer
  * than the credit, the next steps pay for it. */
-#include "engine/restore_phase.h"
+#include "engine/restoring.h"
 
 #include <limits.h>
 #include <math.h>
@@ -24,11 +24,386 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "engine/restore_plan.h"
-#include "engine/restore_report.h"
+#include "engine/schedule.h"
 #include "engine/staging.h"
 #include "engine/stairs.h"
-#include "engine/upcoming.h"
+#include "restore/dram_tier.h"
+#include "restore/pipeline.h"
+#include "restore/profile.h"
+#include "restore/restore_trace.h"
+#include "restore/save_kinds.h"
+
+/* --- lanes, for pictures ---------------------------------------------------------------------- */
+
+static int by_start(const void *a, const void *b)
+{
+    const struct hcache_span *x = a, *y = b;
+    return (x->start_ms > y->start_ms) - (x->start_ms < y->start_ms);
+}
+
+static void take(struct hcache_lanes *out, struct hcache_span *span, int n, double total_ms)
+{
+    free(out->span);
+    qsort(span, (size_t)n, sizeof *span, by_start);
+    *out = (struct hcache_lanes){.span = span, .n = n, .total_ms = total_ms};
+}
+
+/* Leaves out the prefill of new tokens, which the simulation puts behind the restore, and copies
+ * to stages, which a measured restore does not report. */
+void lanes_predict(struct hcache_lanes *out, const struct plan_request *req,
+                   const struct plan *plan)
+{
+    struct pipeline *p = xmalloc(sizeof *p);
+    int n = 0;
+    pipeline_simulate(req, plan, p);
+    struct hcache_span *span = xmalloc(((size_t)p->n_items + 1) * sizeof *span);
+    for (int i = 0; i < p->n_items; i++) {
+        const struct pipe_item *item = &p->item[i];
+        if (item->lane == PIPE_PREFILL || item->lane == PIPE_UP)
+            continue;
+        span[n++] = (struct hcache_span){.start_ms = (float)(item->start_s * 1e3),
+                                         .end_ms = (float)(item->end_s * 1e3),
+                                         .layer = item->layer,
+                                         .method = item->method,
+                                         .is_io = item->lane == PIPE_IO};
+    }
+    take(out, span, n, p->restore_s * 1e3);
+    free(p);
+}
+
+void lanes_measure(struct hcache_lanes *out, struct restore *r)
+{
+    struct restore_trace *t = xmalloc(2 * sizeof *t);
+    int64_t t0, end = 0;
+    int n = 0;
+    restore_trace_of(r, &t[0], &t[1], &t0);
+    struct hcache_span *span = xmalloc((size_t)(t[0].n + t[1].n + 1) * sizeof *span);
+    for (int lane = 0; lane < 2; lane++) {
+        for (int i = 0; i < t[lane].n; i++) {
+            const struct restore_span *s = &t[lane].span[i];
+            end = MAX(s->end_ns, end);
+            span[n++] = (struct hcache_span){.start_ms = (float)(s->start_ns - t0) * 1e-6f,
+                                             .end_ms = (float)(s->end_ns - t0) * 1e-6f,
+                                             .layer = s->layer,
+                                             .method = s->method,
+                                             .is_io = lane == 0};
+        }
+    }
+    take(out, span, n, n > 0 ? (double)(end - t0) * 1e-6 : 0);
+    free(t);
+}
+
+/* --- the plan --------------------------------------------------------------------------------- */
+
+bool restore_plan_must_measure(const struct restore_phase *g)
+{
+    return g->o.platform->n_tiers == 0 && g->o.throttle_bytes_per_s == 0;
+}
+
+void restore_plan_measured(struct restore_phase *g, const struct restore_found *f)
+{
+    struct platform *p = g->o.platform;
+    if (p->n_tiers == 0 && f->measured) {
+        p->n_tiers = 1;
+        p->tier[0] = f->tier;
+    }
+    platform_throttle(p, 0, (double)g->o.throttle_bytes_per_s);
+}
+
+int restore_plan_tokens(const struct restore_found *f, int n)
+{
+    if (n == 0)
+        return 0;
+    int beyond = n == f->n_hits ? f->n_beyond : 0;
+    return (n - 1) * STORE_CHUNK_TOKENS + f->hits[n - 1].n_tokens - beyond;
+}
+
+int restore_plan_usable(const struct seq *s, const struct restore_found *f)
+{
+    int n_layers = s->shared->model->cfg.n_layers;
+    uint8_t stored[STORE_MAX_LAYERS];
+    if (f->n_hits == 0)
+        return 0;
+    const struct store_hit *last = &f->hits[f->n_hits - 1];
+    save_stored_kinds(&last->mask, n_layers, stored);
+    const struct save_kinds_found found = {.n_chunks = f->n_hits,
+                                           .has_partial = last->n_tokens <
+                                                          STORE_CHUNK_TOKENS,
+                                           .stored = stored};
+    const uint8_t *wanted = s->shared->saver == NULL ? NULL : s->req->save.kinds;
+    return save_kinds_usable(&found, wanted, n_layers);
+}
+
+/* Returns which records a plan for chunk c may use in layer l. */
+static uint8_t records_of(const struct store_hit *hits, int c, int l)
+{
+    return (uint8_t)((store_mask_has(&hits[c].mask, l, STORE_HIDDEN) ? PLAN_HAS_H : 0) |
+                     (store_mask_has(&hits[c].mask, l, STORE_KV) ? PLAN_HAS_KV : 0));
+}
+
+/* Finds the chunks that have copies in DRAM. If is_ahead is set, all chunks count as copied.
+ * Returns the tier of the copies. */
+static int find_copies(struct restore_phase *g, const struct store_hit *hits, int n_hits,
+                       bool is_ahead)
+{
+    bool any = false;
+    if (is_ahead)
+        memset(g->in_dram, true, (size_t)n_hits * sizeof *g->in_dram);
+    else
+        store_in_dram(g->shared->store, hits, n_hits, g->in_dram);
+    for (int c = 0; c < n_hits; c++)
+        any |= g->in_dram[c];
+    return any ? dram_tier(g->o.platform) : 0;
+}
+
+/* Makes one range of all chunks, because the moved tokens of a truncated context come back
+ * together or not at all. There is at least one chunk. If the chunks of a layer have no kind in
+ * common, each is restored from its own kind. */
+static int make_one_range(struct restore_phase *g, const struct store_hit *hits, int n_hits)
+{
+    int tier = find_copies(g, hits, n_hits, false);
+    for (int l = 0; l < g->shared->model->cfg.n_layers; l++) {
+        uint8_t all = PLAN_HAS_H | PLAN_HAS_KV, any = 0;
+        bool each = true;
+        for (int c = 0; c < n_hits; c++) {
+            uint8_t mask = records_of(hits, c, l);
+            all &= mask;
+            any |= mask;
+            each = each && mask != 0;
+        }
+        g->masks[l] = all != 0 ? all : each ? any : 0;
+    }
+    for (int c = 0; c < n_hits; c++)
+        tier = g->in_dram[c] ? tier : 0;
+    g->ranges[0] = (struct plan_range){.mask = g->masks, .tier = tier};
+    for (int c = 0; c < n_hits; c++)
+        g->ranges[0].n_tokens += hits[c].n_tokens;
+    return 1;
+}
+
+/* Merges neighbouring chunks with equal records in the same tier into ranges. Returns their number.
+ * Reading from DRAM costs nothing, so keys and values are the best kind there, whatever kind the
+ * disk's chunks use: each tier has its own letter (docs/RESTORATION.md). A forced plan uses the
+ * same kind in both tiers. Chunks that are read ahead count as read. */
+static int make_ranges(struct restore_phase *g, const struct store_hit *hits, int n_hits,
+                       bool is_forced, bool is_ahead)
+{
+    int n_layers = g->shared->model->cfg.n_layers, n = 0;
+    int dram = find_copies(g, hits, n_hits, is_ahead);
+    for (int c = 0; c < n_hits; c++) {
+        int tier = g->in_dram[c] ? dram : 0;
+        uint8_t *mask = g->masks + (size_t)n * (size_t)n_layers;
+        for (int l = 0; l < n_layers; l++) {
+            mask[l] = records_of(hits, c, l);
+            if (tier > 0 && !is_forced && (mask[l] & PLAN_HAS_KV))
+                mask[l] = PLAN_HAS_KV;
+        }
+        if (n > 0 && tier == g->ranges[n - 1].tier &&
+            memcmp(mask, g->ranges[n - 1].mask, (size_t)n_layers) == 0) {
+            g->ranges[n - 1].n_tokens += hits[c].n_tokens;
+            continue;
+        }
+        g->ranges[n++] = (struct plan_range){
+            .n_tokens = hits[c].n_tokens, .tier = tier, .mask = mask};
+    }
+    return n;
+}
+
+int restore_plan_make(struct restore_phase *g, struct seq *s, const struct restore_found *f,
+                      const struct restore_plan_ask *ask, int *n_chunks)
+{
+    int first = ask->first;
+    struct plan_request req = {.n_layers = g->shared->model->cfg.n_layers,
+                               .fused = !s->req->restore_first,
+                               .fused_tokens = g->o.max_rows,
+                               .n_held = (int64_t)first * STORE_CHUNK_TOKENS,
+                               .window = {.layers = g->shared->model->cfg.windowed,
+                                          .tokens = g->shared->model->cfg.sliding_window}};
+    int n_used = 0, rc = 0;
+    if (ask->beside_decodes)
+        beside_slow(&req);
+    if (seq_plan(s) != NULL)
+        rc = plan_mode_parse(seq_plan(s), &req, &s->out.err);
+    int n_hits = restore_plan_usable(s, f);
+    bool moves = s->view.cut > 0;
+    int n_ranges = moves ? make_one_range(g, f->hits + first, n_hits - first)
+                         : make_ranges(g, f->hits + first, n_hits - first, seq_is_forced(s),
+                                       ask->is_ahead);
+    int64_t n_new = s->view.n_tokens - restore_plan_tokens(f, n_hits);
+    if (rc == 0)
+        rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, !moves,
+                              g->plan_layer, g->prefill_s, &req, &s->out.plan, &n_used,
+                              &s->out.err);
+    if (rc == ERR_NOT_FOUND && moves && req.mode != PLAN_AUTO) {
+        req.mode = PLAN_AUTO;
+        s->out.err = (struct err){0};
+        rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, false,
+                              g->plan_layer, g->prefill_s, &req, &s->out.plan, &n_used,
+                              &s->out.err);
+    }
+    /* If the moved tokens lack records, their chunks count as not stored. */
+    if (rc == ERR_NOT_FOUND && moves) {
+        s->out.err = (struct err){0};
+        n_used = rc = 0;
+    }
+    int64_t tokens = 0;
+    int tier = n_used > 0 ? g->ranges[0].tier : 0; /* 0 if any chunk is on the disk */
+    for (int i = 0; rc == 0 && i < n_used; i++) {
+        tokens += g->ranges[i].n_tokens;
+        tier = g->ranges[i].tier == 0 ? 0 : tier;
+    }
+    int n_new_chunks = (int)((tokens + STORE_CHUNK_TOKENS - 1) / STORE_CHUNK_TOKENS);
+    *n_chunks = n_used > 0 ? first + n_new_chunks : 0;
+    if (n_used > 0) {
+        s->expected = correction_expect(g->o.platform, tier, &req, &s->out.plan);
+        if (!s->has_first)
+            lanes_predict(&s->out.r.predicted, &req, &s->out.plan);
+    }
+    return rc;
+}
+
+double restore_plan_price_s(const struct restore_phase *g, const struct seq *s,
+                            int n_tokens)
+{
+    if (seq_is_forced(s))
+        return 0;
+    if (stairs_need_replay(s))
+        return stairs_may_replay(s) ? stairs_replay_s(s, n_tokens) : 0;
+    return g->shared->model->cfg.n_layers *
+           platform_prefill_s(g->o.platform, s->n_done, n_tokens - s->n_done);
+}
+
+/* The times of the plan and of the replay both include the prefill of the new tokens. */
+bool restore_plan_is_slower(const struct restore_phase *g, const struct seq *s)
+{
+    return stairs_need_replay(s) &&
+           staircase_pays(restore_plan_price_s(g, s, s->view.n_tokens),
+                          s->out.plan.predicted_s);
+}
+
+struct restore_job restore_plan_job(const struct restore_phase *g, const struct seq *s,
+                                    int first)
+{
+    bool is_forced = seq_is_forced(s);
+    return (struct restore_job){.n_chunks = s->n_planned,
+                                .first_chunk = first,
+                                .tokens = s->view.tokens,
+                                .plan = &s->out.plan,
+                                .takes_kv = is_forced || s->view.cut > 0 ? NULL
+                                                                         : g->in_dram,
+                                .layer = is_forced ? NULL : g->plan_layer};
+}
+
+/* --- the end of a restore --------------------------------------------------------------------- */
+
+/* Judges whether the prediction missed. New tokens that were computed meanwhile are not part of
+ * the restore. */
+static void judge_prediction(struct seq *s)
+{
+    const struct restore_result *r = &s->out.restore;
+    const struct plan *p = &s->out.plan;
+    const struct surprise_times predicted = {p->restore_s, p->io_busy_s, p->comp_busy_s};
+    const struct surprise_times measured = {(double)(r->total_ns - r->prefill_ns) * 1e-9,
+                                            (double)r->io_ns * 1e-9,
+                                            (double)r->compute_ns * 1e-9};
+    enum surprise why = surprise_of(&predicted, &measured, r->n_chunks >= s->n_planned);
+    s->out.surprise = why;
+    if (why != SURPRISE_NONE)
+        log_info(
+            "restoring %d tokens was predicted to take %.1f ms and took %.1f (%s): reads "
+            "%.1f ms instead of %.1f, compute %.1f instead of %.1f",
+            r->n_tokens, predicted.total_s * 1e3, measured.total_s * 1e3,
+            surprise_name(why), measured.io_s * 1e3, predicted.io_s * 1e3,
+            measured.compute_s * 1e3, predicted.compute_s * 1e3);
+}
+
+/* Changes the reported plan to the methods that ran: layers may have changed their kind of record,
+ * and recomputation may have won a race. */
+static void tell_changed(struct seq *s, const struct restore_result *r)
+{
+    struct plan *p = &s->out.plan;
+    if (r->n_replanned == 0 && !r->won)
+        return;
+    p->n_r = p->n_h = p->n_k = 0;
+    for (int l = 0; l < p->n_layers; l++) {
+        p->method[l] = r->won && l < r->raced_layers ? 'R' : r->method[l];
+        p->n_r += p->method[l] == 'R';
+        p->n_h += p->method[l] == 'H';
+        p->n_k += p->method[l] == 'K';
+    }
+    snprintf(p->reason, sizeof p->reason, "%s",
+             r->won ? "its reads stalled, and recomputing was faster"
+                    : "changed between layers: a lane was slower than the platform says");
+}
+
+/* Notes how a restore ended whose reads hung or crawled. */
+static void judge_stall(struct seq *s)
+{
+    static const char *const ends[STALL_ENDS] = {"", "its reads ended first",
+                                                 "recomputation ended first",
+                                                 "prefill computes the missing part"};
+    const struct restore_result *r = &s->out.restore;
+    enum stall_end e = s->out.stall;
+    if (e == STALL_NONE && r->raced_layers > 0)
+        e = r->won ? STALL_RECOMPUTED : STALL_READ;
+    s->out.stall = e;
+    if (e == STALL_NONE)
+        return;
+    s->shared->stats.n_stalls[e]++;
+    log_info("the restore of %d tokens whose reads stalled took %.1f ms: %s", r->n_tokens,
+             (double)r->total_ns * 1e-6, ends[e]);
+}
+
+/* Corrects the platform by the times that the restore of s took. A staged restore teaches nothing.
+ * Its reads ran beside decodes, two groups at a time, and stopped for other restores, so their
+ * time is not the disk's. Its compute found parked groups ready, in another order than the
+ * plan's. */
+static void teach(struct platform *p, const struct seq *s)
+{
+    const struct restore_result *r = &s->out.restore;
+    if (s->staging.is_placed)
+        return;
+    /* The compute lane waits while fused prefill runs, so prefill counts as waiting. */
+    const struct correction_observed o = {.io_s = (double)r->io_ns * 1e-9,
+                                          .compute_s = (double)r->compute_ns * 1e-9,
+                                          .wait_s = (double)(r->wait_ns + r->prefill_ns) *
+                                                    1e-9,
+                                          .total_s = (double)r->total_ns * 1e-9};
+    if (correction_is_of_machine(&o, r->fault[0] == 0 && r->raced_layers == 0 &&
+                                         r->n_replanned == 0))
+        correction_learn(p, &s->expected, &o);
+}
+/* Notes why not all stored chunks came back. */
+static void tell_miss(struct seq *s, const struct restore_result *r, int n_hits)
+{
+    if (r->n_chunks < s->n_planned)
+        snprintf(s->out.r.miss, sizeof s->out.r.miss, "%s", r->fault);
+    else if (s->n_planned < n_hits)
+        snprintf(
+            s->out.r.miss, sizeof s->out.r.miss,
+            "the plan restores %d of %d stored chunks: the others lack its records, or "
+            "recomputing them is faster",
+            s->n_planned, n_hits);
+}
+
+void restore_report(struct platform *p, struct seq *s, int n_hits)
+{
+    const struct restore_result *r = &s->out.restore;
+    teach(p, s);
+    judge_stall(s);
+    tell_changed(s, r);
+    s->shared->stats.n_replanned += r->n_replanned > 0;
+    bool is_judged = !s->has_first && !s->staging.is_placed;
+    if (is_judged)
+        judge_prediction(s);
+    tell_miss(s, r, n_hits);
+    if (r->n_tokens <= s->n_done)
+        s->out.plan.n_layers = 0;
+    else if (is_judged)
+        s->shared->stats.n_surprises[s->out.surprise]++;
+}
+
+/* --- the phase -------------------------------------------------------------------------------- */
 
 /* --- life ------------------------------------------------------------------------------------- */
 

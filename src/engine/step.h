@@ -1,0 +1,156 @@
+/* step.h - the rows of one step: gathered from sequences, passed forward, handed back to them with
+ * their next tokens; private to src/engine.
+ *
+ *   step_batch_clear, step_batch_add for each sequence, step_batch_run
+ *     which cuts the batch (flight_*), runs the layers, and chooses tokens (next_token_*)
+ *
+ * A fault of the device fails the sequences of the batch. All others go on if the device
+ * survives it.
+ *
+ * Pieces. A forward pass goes through the stages of a device group one after the other. If the
+ * stages are separate devices and the batch has enough rows, the batch is cut into pieces of equal
+ * length. The pieces are queued one behind the other: while a stage computes one piece, the stage
+ * before it computes the next.
+ *
+ *   stage 0   [ rows 0..127 ][ 128..255 ][ 256..383 ][ 384..511 ]
+ *   stage 1                  [ rows 0..127 ][ 128..255 ][ 256..383 ][ 384..511 ]
+ *
+ * Each stage gets the pieces in order, so a row finds the K and V of the rows before it. The cut
+ * changes results no more than the device's own dependence on the batch does (ops.h). A piece has
+ * at least FLIGHT_ROWS rows. With fewer rows its time is the time of reading the weights, and each
+ * piece reads them once more. So decodes stay in one piece.
+ *
+ * Tokens. Logits stay on the device, where the token is chosen (ops.sample). Only its id comes
+ * down, and the logits of sequences that ask for them. The logits of a sequence with shaping.h
+ * come down, are changed, and go up again; the request sees them as they were before the change. */
+#ifndef ENGINE_STEP_H
+#define ENGINE_STEP_H
+
+#include "engine/seq.h"
+#include "model/model.h"
+#include "save/saver.h"
+#include "tensor/ops.h"
+#include "tensor/readback.h"
+
+/* --- pieces that follow one another through stages -------------------------------------------- */
+
+struct mixed;
+struct step_batch;
+struct zigzag;
+
+enum { FLIGHT_ROWS = 128 };
+
+/* One piece of a step's batch, as a forward pass takes it. Its arrays have room for every
+ * sequence. */
+struct flight {
+    int first_row;
+    struct ragged r;
+    int n_parts;
+    /* The piece's sequences as the saver sees them; `row` counts from the piece's first row. */
+    struct save_part *parts;
+    int32_t *seq_row;
+    const int32_t **tables;
+};
+
+void flight_init(struct flight *f, int max_seqs);
+void flight_deinit(struct flight *f);
+
+/* Returns the number of pieces into which a batch of n_rows is cut. */
+int flight_count(const struct device *d, int n_rows);
+/* Returns the first row of piece i of n. */
+static inline int flight_begin(int n_rows, int i, int n)
+{
+    return (int)((int64_t)n_rows * i / n);
+}
+/* Fills f with rows [begin, end) of the batch. */
+void flight_cut(const struct step_batch *b, int begin, int end, struct flight *f);
+
+/* --- the next token --------------------------------------------------------------------------- */
+
+/* From the last layer's output to the next token: next_token_begin, next_token_add for each
+ * sequence in any order, next_token_run. Then seq.next is known, and seq.logits where the request
+ * wants them. */
+struct next_token {
+    const struct model *model;
+    int n_wanted; /* sequences that want their logits: rows [0, n_wanted) */
+    /* Sequences added so far: n_shown of them want their logits, in rows from 0 on; n_other do not,
+     * in rows from n_wanted on. */
+    int n_shown, n_other;
+    struct seq **seqs;       /* [max_rows] sequence of each row */
+    struct sample_row *rows; /* [max_rows] sampling parameters of each row */
+    struct buf mem;          /* device memory of in, logits and ids */
+    struct mat in;           /* [max_rows][d] T */
+    struct mat logits;       /* [max_rows][vocab] f32 */
+    int32_t *ids;            /* [max_rows] chosen tokens */
+    struct readback logits_back, ids_back;
+    float *shaped;   /* [vocab] shaped logits of one row */
+    int32_t *counts; /* [vocab], for shaping_apply */
+    /* [max_rows][vocab] unshaped logits. Allocated when a request both shapes its logits and wants
+     * them. */
+    float *raw;
+};
+
+/* Returns the device memory that a next_token takes on the last stage. */
+size_t next_token_bytes(const struct model *m, int max_rows);
+int next_token_init(struct next_token *h, const struct model *m, int max_rows,
+                    struct err *err);
+void next_token_deinit(struct next_token *h);
+
+/* Begins a batch. n_wanted of the sequences that will be added want their logits. */
+void next_token_begin(struct next_token *h, int n_wanted);
+/* Adds q to the batch. x is the last layer's output at the last known token of q. */
+int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct mat x);
+/* Chooses the tokens; waits for the stream. Results are valid until the next next_token_begin. */
+int next_token_run(struct next_token *h, struct stream *s, struct model_work *work);
+
+/* Returns whether a sequence's request wants its logits. */
+bool next_token_shows_logits(const struct seq *q);
+
+/* --- the batch -------------------------------------------------------------------------------- */
+
+struct step_batch {
+    struct seq_shared *shared;
+    struct next_token *next;
+    struct zigzag *zigzag;
+    struct mixed *mixed;
+    int n_seqs, n_rows;
+    /* Number of parts: one per sequence, and one more for a sequence some of whose rows are
+     * computed again. That part precedes the sequence's own. */
+    int n_parts;
+    /* All arrays are reserved at creation. */
+    struct seq **seqs;
+    int32_t *ids, *pos;
+    const int32_t **tables;
+    struct save_part *parts;  /* [n_parts] the batch as the saver sees it */
+    struct flight flight;     /* one piece of the batch */
+    const struct flight *now; /* the piece that is being queued */
+    struct seq **again; /* sequences of a batch that is computed again, one at a time */
+};
+
+/* Initialises b. `zigzag` and `mixed` are off, or have room for max_rows rows and max_seqs
+ * sequences. */
+void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_token *next,
+                     struct zigzag *zigzag, struct mixed *mixed, int max_rows,
+                     int max_seqs);
+void step_batch_deinit(struct step_batch *b);
+
+void step_batch_clear(struct step_batch *b);
+/* Adds rows [0, n_rows) of s before its new rows, because their K and V were not kept. Does nothing
+ * if n_rows is 0. */
+void step_batch_add_again(struct step_batch *b, struct seq *s, int n_rows);
+/* Adds the next n_rows rows of s. */
+void step_batch_add(struct step_batch *b, struct seq *s, int n_rows);
+/* Runs one forward pass. Its sequences advance, or fail. A returned error concerns all
+ * sequences. */
+int step_batch_run(struct step_batch *b, struct err *err);
+
+struct step_fault {
+    char text[256];
+};
+/* Returns the device's message for its fault; else the reason why weights could not be read;
+ * else the name of the code rc. */
+struct step_fault step_fault(const struct seq_shared *sh, int rc);
+/* Call after a fault that failed sequences. Returns 0 if the device can go on, else its error. */
+int step_recover(struct stream *s, struct err *err);
+
+#endif
