@@ -56,9 +56,7 @@ static void run_all(const struct mx_case *c, const struct stack_opts *o,
                            .max_tokens = c->n_generate,
                            .temperature = i % 2 == 0 ? 0.0f : 0.8f,
                            .seed = (uint64_t)i};
-        struct request *q = et_request(&k, &a);
-        if (et_submit(k.engine, q, &s[i], &err) != 0)
-            fail_msg("%s", err.msg);
+        s[i] = et_add(&k, &a);
     }
     if (engine_run(k.engine, &err) != 0)
         fail_msg("%s", err.msg);

@@ -80,8 +80,7 @@ static struct run run(struct stack *k, const char *save, const char *plan, bool 
                        .save = save,
                        .plan = plan,
                        .restore_first = !fused};
-    struct request *q = et_request(k, &a);
-    assert_int_equal(et_submit(k->engine, q, &s, &err), 0);
+    s = et_add(k, &a);
     if (engine_run(k->engine, &err) != 0)
         fail_msg("save %s, plan %s: %s", save, plan, err.msg);
     if (seq_outcome(s)->finish == FINISH_ERROR)
@@ -202,8 +201,7 @@ static void check_company(const char *model, const char *math, bool turns)
                                .n_prompt = N_PROMPT,
                                .max_tokens = N_NEW,
                                .save = "both"};
-            struct request *q = et_request(&k, &a);
-            assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
+            s[i] = et_add(&k, &a);
         }
         if (engine_run(k.engine, &err) != 0)
             fail_msg("%s", err.msg);
@@ -359,8 +357,7 @@ static void an_overflow_is_found_at_the_end(void **state)
         {.prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_NEW, .save = "both"},
         {.prompt = bad, .n_prompt = N_PROMPT, .max_tokens = N_NEW, .save = "both"}};
     for (int i = 0; i < 2; i++) {
-        struct request *q = et_request(&k, &a[i]);
-        assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
+        s[i] = et_add(&k, &a[i]);
     }
     if (engine_run(k.engine, &err) != 0)
         fail_msg("%s", err.msg);

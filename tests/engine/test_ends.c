@@ -167,8 +167,7 @@ static void chunks_that_are_shared_on_the_device_count_as_committed(void **state
     struct et_ask a = {.prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = 2};
     for (int i = 0; i < 2; i++) {
         a.save = i == 0 ? "both" : "none";
-        struct request *q = et_request(&k, &a);
-        assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
+        s[i] = et_add(&k, &a);
     }
     assert_int_equal(engine_run(k.engine, &err), 0);
     for (int i = 0; i < 2; i++)

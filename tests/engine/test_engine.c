@@ -352,8 +352,7 @@ static void no_tokens_wanted(void **state)
     et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
     struct et_ask a = {.prompt = prompt, .n_prompt = 130, .save = "both"};
     for (int i = 0; i < 2; i++) {
-        struct request *q = et_request(&k, &a);
-        assert_int_equal(et_submit(k.engine, q, &s, &err), 0);
+        s = et_add(&k, &a);
         assert_int_equal(engine_run(k.engine, &err), 0);
         const struct outcome *o = seq_outcome(s);
         assert_int_equal(o->finish, FINISH_LENGTH);
@@ -640,8 +639,7 @@ static void prefixes_are_stored_once(void **state)
         et_prompt(prompt[i], 320, 5);
         prompt[i][200] += i == N - 1; /* the last prompt diverges in its fourth chunk */
         a.prompt = prompt[i];
-        struct request *q = et_request(&k, &a);
-        assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
+        s[i] = et_add(&k, &a);
     }
     assert_int_equal(engine_run(k.engine, &err), 0);
     for (int i = 0; i < N; i++) {
@@ -731,10 +729,8 @@ static void small_save_buffer(void **state)
     a.save = "both";
     int n_shed = 0;
     for (int i = 0; i < N; i++) {
-        struct err err = {0};
         a.prompt = prompt[i];
-        struct request *q = et_request(&k, &a);
-        assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
+        s[i] = et_add(&k, &a);
     }
     assert_int_equal(engine_run(k.engine, NULL), 0);
     for (int i = 0; i < N; i++) {

@@ -38,8 +38,7 @@ static void decode_on(int n_ranks, int n_stages, bool graphs, struct et_run r[N_
                            .n_prompt = N_PROMPT - 2 + i,
                            .max_tokens = N_DECODED + 2 * i,
                            .save = "both"};
-        struct request *q = et_request(&k, &a);
-        assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
+        s[i] = et_add(&k, &a);
     }
     if (engine_run(k.engine, &err) != 0)
         fail_msg("%s", err.msg);

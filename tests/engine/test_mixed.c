@@ -32,7 +32,6 @@ struct job {
 static void job_open_at_most(struct job *j, const struct mixed_opts *mo, int max_seqs,
                              int n_prompt, int n_seqs, int n_generate, bool shared)
 {
-    struct err err = {0};
     et_open(&j->k, &(struct stack_opts){.user.max_sequences = max_seqs,
                                         .user.max_context = 512,
                                         .step_rows = 2048,
@@ -44,9 +43,7 @@ static void job_open_at_most(struct job *j, const struct mixed_opts *mo, int max
             prompt[n_prompt - 1] = 7 + i;
         struct et_ask a = {
             .prompt = prompt, .n_prompt = n_prompt, .max_tokens = n_generate};
-        struct request *q = et_request(&j->k, &a);
-        if (et_submit(j->k.engine, q, &j->s[i], &err) != 0)
-            fail_msg("%s", err.msg);
+        j->s[i] = et_add(&j->k, &a);
     }
 }
 
@@ -303,7 +300,6 @@ static void mini_batches_are_those_of_the_policy(void **state)
     };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         struct job j = {0};
-        struct err err = {0};
         struct mixed_opts mo = {.n = {[PLACES_KV_HOST] = 8, [PLACES_ACT_HOST] = 8},
                                 .buffer_blocks = 9,
                                 .packing = cases[c].packing,
@@ -315,8 +311,7 @@ static void mini_batches_are_those_of_the_policy(void **state)
             int n_prompt = full_blocks[i] * 64 + 10;
             et_prompt(prompt, n_prompt, 5 + (uint64_t)i);
             struct et_ask a = {.prompt = prompt, .n_prompt = n_prompt, .max_tokens = 4};
-            struct request *q = et_request(&j.k, &a);
-            assert_int_equal(et_submit(j.k.engine, q, &j.s[i], &err), 0);
+            j.s[i] = et_add(&j.k, &a);
         }
         while (seq_outcome(j.s[N_SEQS - 1])->r.n_tokens == 0)
             step(&j);
@@ -389,7 +384,6 @@ static void short_beginnings_are_not_waited_for(void **state)
 {
     (void)state;
     struct job j;
-    struct err err = {0};
     struct mixed_opts mo = {.n = {0, 0, 8, 8}, .act_share = 1, .kv_share = 1};
     job_open(&j, &mo, 40, 1, 4, false);
     for (int i = 1; i < N_SEQS; i++) {
@@ -397,8 +391,7 @@ static void short_beginnings_are_not_waited_for(void **state)
         et_prompt(prompt, 40, 5);
         prompt[39] = 30 + i;
         struct et_ask a = {.prompt = prompt, .n_prompt = 40, .max_tokens = 4};
-        struct request *q = et_request(&j.k, &a);
-        assert_int_equal(et_submit(j.k.engine, q, &j.s[i], &err), 0);
+        j.s[i] = et_add(&j.k, &a);
     }
     step(&j);
     for (int i = 0; i < N_SEQS; i++)
@@ -451,8 +444,7 @@ static void values_out_of_range_end_one_sequence(void **state)
     stack_close(&k);
     f16_open(&k, &mo);
     for (int i = 0; i <= GOOD; i++) {
-        struct request *q = et_request(&k, &a[i]);
-        assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
+        s[i] = et_add(&k, &a[i]);
         for (int n = 0; i + 1 == GOOD && n < 20; n++)
             assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
     }

@@ -72,8 +72,7 @@ static void decode_allocates_nothing(void **state)
                                /* a restore would need a look-up, which takes some steps */
                                .plan = "recompute",
                                .save = saves[i % 3]};
-            struct request *q = et_request(&k, &a);
-            assert_int_equal(et_submit(k.engine, q, &s[j], &err), 0);
+            s[j] = et_add(&k, &a);
         }
         /* runs until all sequences decode */
         for (int j = 0; j < 3; j++) {

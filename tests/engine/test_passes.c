@@ -70,11 +70,8 @@ static void place_close(void)
 
 static struct seq *add(struct et_ask a)
 {
-    struct err err = {0};
     struct seq *s;
-    struct request *q = et_request(&place.k, &a);
-    if (et_submit(place.k.engine, q, &s, &err) != 0)
-        fail_msg("%s", err.msg);
+    s = et_add(&place.k, &a);
     return s;
 }
 

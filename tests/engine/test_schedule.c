@@ -187,7 +187,6 @@ static void answers_share_their_prompt(void **state)
     stack_close(&k);
     for (int saved = 0; saved < 2; saved++) {
         struct seq *s[4];
-        struct err err = {0};
         et_open(&k, &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
                                          .user.max_sequences = 4,
                                          .step_rows = 128,
@@ -196,8 +195,7 @@ static void answers_share_their_prompt(void **state)
         a.save = saved ? "both" : "none";
         for (int i = 0; i < 4; i++) {
             a.seed = (uint64_t)i;
-            struct request *q = et_request(&k, &a);
-            assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
+            s[i] = et_add(&k, &a);
         }
         run_to_end(&k);
         for (int i = 0; i < 4; i++) {
@@ -425,7 +423,6 @@ static void a_restore_takes_no_rows_of_the_batch(void **state)
     struct stack k;
     struct et_run r;
     struct seq *s[2];
-    struct err err = {0};
     struct io *io = et_disk(7, 0);
     struct et_ask a = {.prompt = prompt[0], .n_prompt = 330, .max_tokens = 1, .save = "kv"};
     et_open(&k, &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
@@ -439,13 +436,11 @@ static void a_restore_takes_no_rows_of_the_batch(void **state)
     assert_int_equal(io_sim_fault_add(io, &stuck), 0);
     a.plan = "kv";
     a.restore_first = true;
-    struct request *q = et_request(&k, &a);
-    assert_int_equal(et_submit(k.engine, q, &s[0], &err), 0);
+    s[0] = et_add(&k, &a);
     step(&k, 1);
     assert_int_equal(s[0]->phase, PHASE_RESTORE);
     a = (struct et_ask){.prompt = prompt[2], .n_prompt = N_SECOND, .max_tokens = 1};
-    q = et_request(&k, &a);
-    assert_int_equal(et_submit(k.engine, q, &s[1], &err), 0);
+    s[1] = et_add(&k, &a);
     for (int n = 0; n < (N_SECOND + STEP_ROWS - 1) / STEP_ROWS; n++) {
         assert_int_equal(seq_outcome(s[1])->finish, FINISH_NONE);
         step(&k, 1);
@@ -481,7 +476,6 @@ static void check_fault_of_values(const char *dtype, uint32_t bits, const char *
     struct stack k;
     struct et_run ref[2], r;
     struct seq *s[3];
-    struct err err = {0};
     struct et_ask a[3];
     int32_t bad[100];
     et_open(&k, &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
@@ -502,8 +496,7 @@ static void check_fault_of_values(const char *dtype, uint32_t bits, const char *
     a[0].plan = a[1].plan = "recompute";
     for (int order = 0; order < 2; order++) {
         for (int i = 0; i < 3; i++) {
-            struct request *q = et_request(&k, &a[(i + 2 * order) % 3]);
-            assert_int_equal(et_submit(k.engine, q, &s[(i + 2 * order) % 3], &err), 0);
+            s[(i + 2 * order) % 3] = et_add(&k, &a[(i + 2 * order) % 3]);
         }
         run_to_end(&k);
         et_take(&k, s[2], &r);

@@ -384,7 +384,6 @@ static void no_chunk_in_view_can_be_evicted(void **state)
     for (int t = 0; t < 2; t++) {
         struct stack k;
         struct seq *s;
-        struct err err = {0};
         int32_t prompt[N_PROMPT];
         int64_t cut = 0;
         struct et_run r;
@@ -395,8 +394,7 @@ static void no_chunk_in_view_can_be_evicted(void **state)
                            .max_tokens = 400,
                            .save = "kv",
                            .truncation = *ts[t]};
-        struct request *q = et_request(&k, &a);
-        assert_int_equal(et_submit(k.engine, q, &s, &err), 0);
+        s = et_add(&k, &a);
         while (s->phase != PHASE_DONE) {
             step(&k);
             if (s->view.cut == cut || s->phase != PHASE_DECODE)
@@ -448,8 +446,7 @@ static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
                        .max_tokens = 500,
                        .save = "kv",
                        .truncation = small};
-    struct request *q = et_request(&k, &a);
-    assert_int_equal(et_submit(k.engine, q, &s, &err), 0);
+    s = et_add(&k, &a);
     while (n_active > 0) {
         assert_int_equal(engine_step(k.engine, &n_active, &err), 0);
         int64_t first = truncation_first(&small, s->view.cut);
@@ -489,15 +486,13 @@ static void lose(struct stack *k, struct seq *s, int first, int n)
 
 static struct seq *add_long(struct stack *k, const int32_t *prompt)
 {
-    struct err err = {0};
     struct seq *s;
     struct et_ask a = {.prompt = prompt,
                        .n_prompt = N_PROMPT,
                        .max_tokens = N_ALL + 1 - N_PROMPT,
                        .save = "kv",
                        .truncation = small};
-    struct request *q = et_request(k, &a);
-    assert_int_equal(et_submit(k->engine, q, &s, &err), 0);
+    s = et_add(k, &a);
     return s;
 }
 
@@ -595,8 +590,7 @@ static void many_at_once(void **state)
                            .max_tokens = 300,
                            .save = "both",
                            .truncation = i % 2 == 0 ? small : wide};
-        struct request *q = et_request(&k, &a);
-        assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
+        s[i] = et_add(&k, &a);
     }
     assert_int_equal(engine_run(k.engine, &err), 0);
     for (int i = 0; i < N; i++) {
@@ -721,8 +715,7 @@ static void a_full_store_makes_a_sequence_replay(void **state)
     o.user.store_cap_bytes = 200000;
     et_open(&k, &o);
     for (int i = 0; i < N_BOTH; i++) {
-        struct request *q = et_request(&k, &a);
-        assert_int_equal(et_submit(k.engine, q, &s[i], &err), 0);
+        s[i] = et_add(&k, &a);
     }
     assert_int_equal(engine_run(k.engine, &err), 0);
     for (int i = 0; i < N_BOTH; i++) {

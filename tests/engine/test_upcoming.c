@@ -32,14 +32,12 @@ static struct seq *add(struct stack *k, const int32_t *tokens, int n, int max_to
                        const struct truncation *t)
 {
     struct seq *s;
-    struct err err = {0};
     struct et_ask a = {.prompt = tokens,
                        .n_prompt = n,
                        .max_tokens = max_tokens,
                        .save = "kv",
                        .truncation = *t};
-    struct request *q = et_request(k, &a);
-    assert_int_equal(et_submit(k->engine, q, &s, &err), 0);
+    s = et_add(k, &a);
     return s;
 }
 

@@ -37,8 +37,7 @@ static int run_steps(struct stack *k, struct et_run out[N_SEQS])
         et_prompt(prompt, N_PROMPT, 60 + (uint64_t)i);
         struct et_ask a = {
             .prompt = prompt, .n_prompt = N_PROMPT, .max_tokens = N_GENERATE};
-        struct request *q = et_request(k, &a);
-        assert_int_equal(et_submit(k->engine, q, &s[i], &err), 0);
+        s[i] = et_add(k, &a);
     }
     do {
         if (engine_step(k->engine, &n_active, &err) != 0)

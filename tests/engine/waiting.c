@@ -33,11 +33,9 @@ void wt_slow_disk(struct stack *k)
 struct seq *wt_add(struct stack *k, const int32_t *tokens, int n, int max_tokens)
 {
     struct seq *s;
-    struct err err = {0};
     struct et_ask a = {
         .prompt = tokens, .n_prompt = n, .max_tokens = max_tokens, .save = "kv"};
-    struct request *q = et_request(k, &a);
-    assert_int_equal(et_submit(k->engine, q, &s, &err), 0);
+    s = et_add(k, &a);
     return s;
 }
 

@@ -34,9 +34,7 @@ void zz_run_all(struct stack *k, const char *save, struct et_run out[ZZ_SEQS])
         prompt_of(i, prompt);
         struct et_ask a = ask_of(prompt, i);
         a.save = save;
-        struct request *q = et_request(k, &a);
-        if (et_submit(k->engine, q, &s[i], &err) != 0)
-            fail_msg("%s", err.msg);
+        s[i] = et_add(k, &a);
     }
     if (engine_run(k->engine, &err) != 0)
         fail_msg("%s", err.msg);
