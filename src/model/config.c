@@ -142,12 +142,20 @@ static void must_be_int(struct fields *f, const char *key, int32_t wanted)
 
 /* --- parts that families share ------------------------------------------------------------ */
 
+/* Reads a size that published gemma3 files may leave out, because it is the reference's default. */
+static int32_t need_size(struct fields *f, const struct model_config *c, const char *key,
+                         int32_t max, int32_t of_gemma3)
+{
+    return c->family == FAMILY_GEMMA3 ? opt_int(f, key, 1, max, of_gemma3)
+                                      : need_int(f, key, 1, max);
+}
+
 static void read_sizes(struct fields *f, struct model_config *c, const char *ffn_key)
 {
     c->n_embd = need_int(f, "hidden_size", 1, MAX_WIDTH);
     c->n_layers = need_int(f, "num_hidden_layers", 1, MAX_LAYERS);
-    c->n_heads = need_int(f, "num_attention_heads", 1, MAX_WIDTH);
-    c->vocab_size = need_int(f, "vocab_size", 1, MAX_VOCAB);
+    c->n_heads = need_size(f, c, "num_attention_heads", MAX_WIDTH, 8);
+    c->vocab_size = need_size(f, c, "vocab_size", MAX_VOCAB, 262208);
     c->n_kv_heads = c->n_heads;
     if (ffn_key != NULL)
         c->n_ffn = need_int(f, ffn_key, 1, MAX_WIDTH);
@@ -156,7 +164,7 @@ static void read_sizes(struct fields *f, struct model_config *c, const char *ffn
 /* Reads d_head: the file's value if there is one, else the width divided by the number of heads. */
 static void read_head_dim(struct fields *f, struct model_config *c)
 {
-    c->d_head = opt_int(f, "head_dim", 1, MAX_WIDTH, 0);
+    c->d_head = opt_int(f, "head_dim", 1, MAX_WIDTH, c->family == FAMILY_GEMMA3 ? 256 : 0);
     if (f->rc != 0 || c->d_head != 0)
         return;
     if (c->n_embd % c->n_heads != 0)
@@ -397,8 +405,9 @@ static void read_llama_like(struct fields *f, struct model_config *c)
                  c->family == FAMILY_OLMO2;
     double eps = large ? 1e-5 : 1e-6;
     read_sizes(f, c, "intermediate_size");
-    c->n_kv_heads = opt_int(f, "num_key_value_heads", 1, MAX_WIDTH, c->n_heads);
-    c->max_ctx = need_int(f, "max_position_embeddings", 1, MAX_CTX);
+    c->n_kv_heads = opt_int(f, "num_key_value_heads", 1, MAX_WIDTH,
+                            c->family == FAMILY_GEMMA3 ? 4 : c->n_heads);
+    c->max_ctx = need_size(f, c, "max_position_embeddings", MAX_CTX, 131072);
     read_head_dim(f, c);
     read_norm_eps(f, c, "rms_norm_eps", eps);
     read_rope(f, c, 1.0);
@@ -497,7 +506,7 @@ static void read_phi3(struct fields *f, struct model_config *c)
 
 static void read_gemma(struct fields *f, struct model_config *c)
 {
-    if (is_null(f, "head_dim"))
+    if (c->family == FAMILY_GEMMA && is_null(f, "head_dim"))
         refuse(f, "head_dim", "is missing");
     read_llama_like(f, c);
     /* Early files have hidden_act "gelu" but mean the tanh form. So if hidden_activation is
@@ -879,6 +888,31 @@ static void read_common(struct fields *f, struct model_config *c)
         f->rc = config_fields_check(f->o, &f->read, c->family, f->err);
 }
 
+/* Returns the description of the text part: an object of its own in a model that also sees
+ * (gemma3), else the whole file. */
+static const struct json *text_part(const struct json *root)
+{
+    const char *type = json_string_of(json_member(root, "model_type"), NULL);
+    const struct json *part = json_member(root, "text_config");
+    bool has_part = type != NULL && strcmp(type, "gemma3") == 0 &&
+                    json_kind(part) == JSON_KIND_OBJECT;
+    return has_part ? part : root;
+}
+
+/* Reads what stands around the description of the text part: the type of its elements, and tokens.
+ * Everything else there is about pictures. */
+static void read_around(struct fields *f, const struct json *root, struct model_config *c)
+{
+    struct fields around = {.o = root, .err = f->err, .rc = f->rc};
+    if (c->weight_type == WEIGHT_UNSPECIFIED)
+        read_weight_type(&around, c);
+    if (around.rc == 0)
+        around.rc = read_eos(c, root, f->err);
+    if (!is_null(&around, "quantization_config"))
+        refuse(&around, "quantization_config", "quantized checkpoints are not supported");
+    f->rc = around.rc;
+}
+
 /* --- entry points ------------------------------------------------------------------------- */
 
 int config_parse(struct model_config *out, const void *bytes, size_t n, const char *file,
@@ -888,13 +922,15 @@ int config_parse(struct model_config *out, const void *bytes, size_t n, const ch
     int rc = json_parse(&root, bytes, n, file, err);
     if (rc != 0)
         return rc;
-    struct fields f = {.o = root, .err = err};
+    struct fields f = {.o = text_part(root), .err = err};
     enum model_family family = FAMILY_LLAMA;
     read_family(&f, &family);
     config_family_init(out, family);
     if (f.rc == 0)
         families[family].read(&f, out);
     read_common(&f, out);
+    if (f.o != root)
+        read_around(&f, root, out);
     if (f.rc != 0)
         err_wrap(err, "%s", file);
     json_free(root);

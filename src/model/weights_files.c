@@ -273,14 +273,44 @@ static int check_dtype(const struct found *f, enum dtype *out, struct err *err)
     }
 }
 
-static int match_one(const struct checkpoint *cp, const struct directory *d,
-                     const struct tensor_spec *t, size_t skip, struct tensor_src *out,
-                     struct err *err)
+/* How a checkpoint's names differ from the list's: without the list's prefix where it has that, and
+ * with another one instead. */
+struct naming {
+    const char *without, *with;
+};
+
+/* Returns the tensor of a name of the list, or NULL. */
+static struct found *find_named(const struct directory *d, const struct naming *n,
+                                const char *name)
 {
-    struct found *f = directory_find(d, t->name);
-    /* skip: length of the prefix that a checkpoint of the bare base model leaves out */
-    if (f == NULL)
-        f = directory_find(d, t->name + (strlen(t->name) > skip ? skip : 0));
+    char own[2 * TENSOR_NAME_BYTES];
+    size_t skip = strlen(n->without);
+    if (strncmp(name, n->without, skip) != 0)
+        skip = 0;
+    snprintf(own, sizeof own, "%s%s", n->with, name + skip);
+    struct found *f = directory_find(d, own);
+    return f != NULL ? f : directory_find(d, name);
+}
+
+/* Finds out how the checkpoint names its tensors by the name of the embedding table: as the list
+ * does, without the prefix (the bare base model), or as the text part of a model that also sees. */
+static struct naming naming_of(const struct directory *d, const struct tensor_list *want)
+{
+    const struct naming known[] = {{"", ""},
+                                   {want->prefix, ""},
+                                   {"", "language_model."},
+                                   {want->prefix, "model.language_model."}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (find_named(d, &known[i], want->items[0].name) != NULL)
+            return known[i];
+    return known[0];
+}
+
+static int match_one(const struct checkpoint *cp, const struct directory *d,
+                     const struct tensor_spec *t, const struct naming *n,
+                     struct tensor_src *out, struct err *err)
+{
+    struct found *f = find_named(d, n, t->name);
     if (f == NULL)
         return err_set(err, ERR_MISMATCH,
                        "%s: tensor '%s' is missing, but config.json requires it; the "
@@ -320,10 +350,10 @@ static int same_bytes(const struct found *a, const struct found *b, bool *equal)
 /* Checks a repeated output head. A checkpoint with tied embeddings may repeat the table as the
  * head, if the two are equal.
  */
-static int match_repeated_head(const struct directory *d, const struct found *embed,
-                               struct err *err)
+static int match_repeated_head(const struct directory *d, const struct naming *n,
+                               const struct found *embed, struct err *err)
 {
-    struct found *head = directory_find(d, tensor_head_name());
+    struct found *head = find_named(d, n, tensor_head_name());
     if (head == NULL)
         return 0;
     d->used[head - d->items] = true;
@@ -340,12 +370,25 @@ static int match_repeated_head(const struct directory *d, const struct found *em
         head->file->path, head->tensor->name, embed->tensor->name);
 }
 
+/* Returns whether a tensor belongs to the part of a gemma3 model that sees pictures: texts do not
+ * need it. */
+static bool is_vision(const struct model_config *c, const char *name)
+{
+    static const char *const parts[] = {"vision_tower.", "multi_modal_projector."};
+    if (strncmp(name, "model.", 6) == 0)
+        name += 6;
+    for (size_t i = 0; c->family == FAMILY_GEMMA3 && i < 2; i++)
+        if (strncmp(name, parts[i], strlen(parts[i])) == 0)
+            return true;
+    return false;
+}
+
 static int refuse_unexpected(const struct directory *d, const struct model_config *c,
                              struct err *err)
 {
     for (size_t i = 0; i < d->n; i++) {
         const char *name = d->items[i].tensor->name;
-        if (d->used[i] || tensor_is_ignored(name))
+        if (d->used[i] || tensor_is_ignored(name) || is_vision(c, name))
             continue;
         return err_set(err, ERR_MISMATCH,
                        "%s: tensor '%s' is not part of the %s model of %d layers that "
@@ -390,18 +433,14 @@ static int match_all(struct checkpoint *cp, const struct directory *d,
                      const struct model_config *c, const struct tensor_list *want,
                      struct tensor_src *src, struct err *err)
 {
-    const struct tensor_spec *first = &want->items[0]; /* the embedding table */
-    bool bare = directory_find(d, first->name) == NULL;
-    size_t prefix = strlen(want->prefix);
+    struct naming n = naming_of(d, want);
     for (size_t i = 0; i < want->n; i++) {
-        bool prefixed = strncmp(want->items[i].name, want->prefix, prefix) == 0;
-        int rc = match_one(cp, d, &want->items[i], bare && prefixed ? prefix : 0, &src[i],
-                           err);
+        int rc = match_one(cp, d, &want->items[i], &n, &src[i], err);
         if (rc != 0)
             return rc;
     }
-    const struct found *embed = directory_find(d, first->name + (bare ? prefix : 0));
-    int rc = c->tie_word_embeddings ? match_repeated_head(d, embed, err) : 0;
+    const struct found *embed = find_named(d, &n, want->items[0].name);
+    int rc = c->tie_word_embeddings ? match_repeated_head(d, &n, embed, err) : 0;
     return rc != 0 ? rc : refuse_unexpected(d, c, err);
 }
 

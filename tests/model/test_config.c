@@ -171,6 +171,37 @@ static void test_mistral_and_qwen(void **state)
            "'attention_bias': true is not supported");
 }
 
+/* The published gemma-3-4b-it: most sizes of its text part are the reference's defaults. */
+static void test_text_part_of_a_model_that_sees(void **state)
+{
+    (void)state;
+#define GEMMA3_4B(around)                                                                  \
+    "{\"architectures\": [\"Gemma3ForConditionalGeneration\"], \"model_type\": "           \
+    "\"gemma3\","                                                                          \
+    "\"eos_token_id\": [1, 106], \"torch_dtype\": \"bfloat16\", \"image_token_index\": "   \
+    "262144,"                                                                              \
+    "\"text_config\": {\"hidden_size\": 2560, \"intermediate_size\": 10240,"               \
+    "\"model_type\": \"gemma3_text\", \"num_hidden_layers\": 34, \"rope_scaling\":"        \
+    "{\"factor\": 8.0, \"rope_type\": \"linear\"}, \"sliding_window\": 1024}," around      \
+    "\"vision_config\": {\"hidden_size\": 1152, \"image_size\": 896}}"
+    struct model_config c = parse(GEMMA3_4B(""));
+    assert_int_equal(c.family, FAMILY_GEMMA3);
+    assert_int_equal(c.n_heads, 8);
+    assert_int_equal(c.n_kv_heads, 4);
+    assert_int_equal(c.d_head, 256);
+    assert_int_equal(c.vocab_size, 262208);
+    assert_int_equal(c.max_ctx, 131072);
+    assert_int_equal(c.weight_type, WEIGHT_BF16);
+    assert_true(c.rope_theta == 1e6 && c.rope_local_theta == 1e4);
+    assert_true(c.rope_scaling.factors[0] == 8 && c.attn_scale == 0);
+    assert_int_equal(config_window(&c, 4), 1024);
+    assert_int_equal(config_window(&c, 5), 0);
+    assert_int_equal(config_params(&c), 3880263168); /* of the text part */
+    assert_true(config_is_eos(&c, 1) && config_is_eos(&c, 106));
+    refuse(GEMMA3_4B("\"quantization_config\": {\"bits\": 4},"), ERR_UNSUPPORTED,
+           "'quantization_config'");
+}
+
 static void test_other_families(void **state)
 {
     (void)state;
@@ -684,6 +715,7 @@ int main(void)
         cmocka_unit_test(test_llama),
         cmocka_unit_test(test_rope_scaling),
         cmocka_unit_test(test_mistral_and_qwen),
+        cmocka_unit_test(test_text_part_of_a_model_that_sees),
         cmocka_unit_test(test_other_families),
         cmocka_unit_test(test_partial_rotary),
         cmocka_unit_test(test_default_eps),

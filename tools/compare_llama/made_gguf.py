@@ -1,7 +1,7 @@
 """Writes a GGUF file of a known shape with random quantised weights, to measure speed and memory.
 
   made_gguf.py SHAPE OUT.gguf [--types q4_k_m|q4_1|q4_0|q8_0|bf16] [--layers N] [--vocab F.gguf]
-  SHAPE: 1b (Llama-3.2-1B), 7b (Llama-2-7B), 135m (SmolLM2-135M)
+  SHAPE: 1b (Llama-3.2-1B), 7b (Llama-2-7B), 135m (SmolLM2-135M), 30b-a3b (Qwen3-30B-A3B)
 
 The tensors have the types that llama-quantize chooses: in q4_k_m the head is Q6_K, and W_v and
 W_down are Q6_K in half of the layers.  The file has the vocabulary of --vocab; without it, none:
@@ -17,6 +17,8 @@ SHAPES = {
     "135m": dict(layers=30, embd=576, ff=1536, heads=9, kv=3, d_head=64, vocab=49152, tied=True),
     "1b": dict(layers=16, embd=2048, ff=8192, heads=32, kv=8, d_head=64, vocab=128256, tied=True),
     "7b": dict(layers=32, embd=4096, ff=11008, heads=32, kv=32, d_head=128, vocab=32000, tied=False),
+    "30b-a3b": dict(layers=48, embd=2048, ff=768, heads=32, kv=4, d_head=128, vocab=151936, tied=False,
+                    experts=128, used=8),
 }
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("shape", choices=SHAPES)
@@ -53,7 +55,7 @@ def kind_of(name, layer):
         return getattr(Q, args.types.upper())
     if name == "output" or name == "token_embd" and s["tied"]:
         return Q.Q6_K
-    return Q.Q6_K if name in ("attn_v", "ffn_down") and more_bits(layer) else Q.Q4_K
+    return Q.Q6_K if name in ("attn_v", "ffn_down", "ffn_down_exps") and more_bits(layer) else Q.Q4_K
 
 
 def blocks(kind, rows, cols):
@@ -70,7 +72,8 @@ def blocks(kind, rows, cols):
     return raw.reshape(rows, cols // of * size)
 
 
-w = gguf.GGUFWriter(args.out, "llama")
+experts = s.get("experts", 0)
+w = gguf.GGUFWriter(args.out, "qwen3moe" if experts else "llama")
 w.add_block_count(n_layers)
 w.add_context_length(4096)
 w.add_embedding_length(s["embd"])
@@ -78,6 +81,12 @@ w.add_feed_forward_length(s["ff"])
 w.add_head_count(s["heads"])
 w.add_head_count_kv(s["kv"])
 w.add_rope_dimension_count(s["d_head"])
+if experts:
+    w.add_expert_count(experts)
+    w.add_expert_used_count(s["used"])
+    w.add_expert_feed_forward_length(s["ff"])
+    w.add_key_length(s["d_head"])
+    w.add_value_length(s["d_head"])
 w.add_rope_freq_base(10000.0)
 w.add_layer_norm_rms_eps(1e-5)
 w.add_vocab_size(s["vocab"])
@@ -90,15 +99,18 @@ for key, field in fields.items():
 todo = []
 
 
-def add(name, layer, rows, cols):
+def add(name, layer, rows, cols, n=1):
+    """Adds a vector (rows 0), a matrix, or a matrix for each of n experts."""
     full = f"blk.{layer}.{name}.weight" if layer >= 0 else f"{name}.weight"
-    kind = Q.F32 if rows == 0 else kind_of(name, layer)
+    kind = Q.F32 if rows == 0 or name == "ffn_gate_inp" else kind_of(name, layer)
     if kind == Q.F32:
-        w.add_tensor_info(full, (cols,), np.dtype(np.float32), cols * 4)
+        shape = (cols,) if rows == 0 else (rows, cols)
+        w.add_tensor_info(full, shape, np.dtype(np.float32), max(rows, 1) * cols * 4)
     else:
         bytes_a_row = cols * 2 if kind == Q.BF16 else cols // BLOCKS[kind][0] * BLOCKS[kind][1]
-        w.add_tensor_info(full, (rows, bytes_a_row), np.dtype(np.uint8), rows * bytes_a_row, raw_dtype=kind)
-    todo.append((kind, rows, cols))
+        shape = (rows, bytes_a_row) if n == 1 else (n, rows, bytes_a_row)
+        w.add_tensor_info(full, shape, np.dtype(np.uint8), n * rows * bytes_a_row, raw_dtype=kind)
+    todo.append((kind, rows, cols, n))
 
 
 add("token_embd", -1, s["vocab"], s["embd"])
@@ -113,12 +125,21 @@ for l in range(n_layers):
     add("attn_v", l, kv, s["embd"])
     add("attn_output", l, s["embd"], q)
     add("ffn_norm", l, 0, s["embd"])
-    add("ffn_gate", l, s["ff"], s["embd"])
-    add("ffn_up", l, s["ff"], s["embd"])
-    add("ffn_down", l, s["embd"], s["ff"])
+    end = "_exps" if experts else ""
+    if experts:
+        add("attn_q_norm", l, 0, s["d_head"])
+        add("attn_k_norm", l, 0, s["d_head"])
+        add("ffn_gate_inp", l, experts, s["embd"])
+    add("ffn_gate" + end, l, s["ff"], s["embd"], experts or 1)
+    add("ffn_up" + end, l, s["ff"], s["embd"], experts or 1)
+    add("ffn_down" + end, l, s["embd"], s["ff"], experts or 1)
 w.write_header_to_file()
 w.write_kv_data_to_file()
 w.write_ti_data_to_file()
-for kind, rows, cols in todo:
-    w.write_tensor_data(np.ones(cols, np.float32) if kind == Q.F32 else blocks(kind, rows, cols))
+for kind, rows, cols, n in todo:
+    if kind == Q.F32:
+        values = rng.standard_normal((rows, cols), dtype=np.float32) / cols**0.5 if rows else np.ones(cols)
+        w.write_tensor_data(values.astype(np.float32))
+    else:
+        w.write_tensor_data(blocks(kind, n * rows, cols))
 w.close()

@@ -112,6 +112,15 @@ FAMILIES = {
                      "sliding_attention"],
         rope_parameters={"full_attention": rope(500.0, rope_type="linear", factor=2.0),
                          "sliding_attention": rope(100.0)})),
+    # as the published 4B and larger: the text part of a model that also sees
+    "gemma3-vision": ("Gemma3Config", "bfloat16", dict(
+        image_token_index=125, boi_token_index=126, eoi_token_index=127, mm_tokens_per_image=4,
+        eos_token_id=[2, 3],
+        vision_config=dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                           num_attention_heads=2, image_size=28, patch_size=14),
+        text_config=dict(
+            BASE, num_key_value_heads=1, head_dim=20, pad_token_id=0, sliding_window=24,
+            query_pre_attn_scalar=33, eos_token_id=None))),
     "olmo2": ("Olmo2Config", "bfloat16", dict(
         BASE, num_key_value_heads=2, rms_norm_eps=1e-5, pad_token_id=0,
         rope_parameters=rope(5000.0))),
