@@ -8,12 +8,18 @@
  *     Q4_K  d, dmin f16 | 8 x (6-bit scale, 6-bit min) | 256 x 4      d * s * q - dmin * m
  *     Q5_K  the same, then 256 high bits before the 256 x 4
  *     Q6_K  256 x 4 low bits | 256 x 2 high bits | 16 x i8 scale | d f16    d * s * (q - 32)
+ *     Q2_K  16 x (4-bit scale, 4-bit min) | 256 x 2 bits | d, dmin f16      d * s * q - dmin * m
+ *     Q3_K  256 high bits | 256 x 2 | 16 x 6-bit scale | d f16    d * (s - 32) * (q - 4)
+ *     IQ4_NL  d f16 | 32 x 4 bits           d * value[q]
+ *     IQ4_XS  d f16 | 8 x 6-bit scale | 256 x 4 bits              d * (s - 32) * value[q]
+ *     MXFP4   exponent u8 | 32 x 4 bits     2^(exponent - 128) * value[q]
  *
  * In blocks of 32, byte i holds elements i (low half) and i + 16 (high half). */
 #include "model/gguf_types.h"
 
 #include "base/bytes.h"
 
+#include <math.h>
 #include <string.h>
 
 static float float_of(uint32_t bits)
@@ -171,6 +177,83 @@ static void decode_q6_k(const uint8_t *b, float *y, size_t n)
     }
 }
 
+/* Of 256 two-bit elements, element i is in bits 2 * (i / 32 % 4) of byte 32 * (i / 128) + i %
+ * 32. */
+static int two_bits(const uint8_t *q, int i)
+{
+    return q[32 * (i / 128) + i % 32] >> 2 * (i / 32 % 4) & 3;
+}
+
+static void decode_q2_k(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 84, y += 256) {
+        float d = half(b + 80), dmin = half(b + 82);
+        for (int i = 0; i < 256; i++) {
+            uint8_t scale = b[i / 16];
+            y[i] = d * (float)(scale & 15) * (float)two_bits(b + 16, i) -
+                   dmin * (float)(scale >> 4);
+        }
+    }
+}
+
+/* Returns one of Q3_K's 16 scales: 6 bits each, packed into twelve bytes. */
+static int q3_scale(const uint8_t *s, int j)
+{
+    int low = s[j % 8] >> (j < 8 ? 0 : 4) & 15;
+    return (low | (s[8 + j % 4] >> 2 * (j / 4) & 3) << 4) - 32;
+}
+
+static void decode_q3_k(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 110, y += 256) {
+        float d = half(b + 108);
+        for (int i = 0; i < 256; i++) {
+            int high = b[i % 32] >> (i / 32) & 1;
+            float ds = d * (float)q3_scale(b + 96, i / 16);
+            y[i] = ds * (float)(two_bits(b + 32, i) + (high ? 0 : -4));
+        }
+    }
+}
+
+/* Sets y to 32 elements of four bits, by a table of their values. */
+static void decode_by_table(const int8_t value[16], float d, const uint8_t *q, float *y)
+{
+    for (int i = 0; i < 16; i++) {
+        y[i] = d * (float)value[q[i] & 15];
+        y[i + 16] = d * (float)value[q[i] >> 4];
+    }
+}
+
+static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                      1,    13,   25,  38,  53,  69,  89,  113};
+
+static void decode_iq4_nl(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 18, y += 32)
+        decode_by_table(iq4_values, half(b), b + 2, y);
+}
+
+static void decode_iq4_xs(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 136, y += 256) {
+        for (int j = 0; j < 8; j++) {
+            int low = b[4 + j / 2] >> 4 * (j % 2) & 15;
+            int scale = (low | (get_u16(b + 2) >> 2 * j & 3) << 4) - 32;
+            decode_by_table(iq4_values, half(b) * (float)scale, b + 8 + 16 * j, y + 32 * j);
+        }
+    }
+}
+
+/* Twice the values of the four-bit floating-point numbers E2M1. */
+static const int8_t e2m1_values[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                       0, -1, -2, -3, -4, -6, -8, -12};
+
+static void decode_mxfp4(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 17, y += 32)
+        decode_by_table(e2m1_values, ldexpf(1, b[0] - 128), b + 1, y);
+}
+
 static const struct gguf_type types[GGUF_N_TYPES] = {
     [GGUF_TYPE_F32] = {"F32", 1, 4, decode_f32},
     [GGUF_TYPE_F16] = {"F16", 1, 2, decode_f16},
@@ -183,19 +266,20 @@ static const struct gguf_type types[GGUF_N_TYPES] = {
     [GGUF_TYPE_Q4_K] = {"Q4_K", 256, 144, decode_q4_k},
     [GGUF_TYPE_Q5_K] = {"Q5_K", 256, 176, decode_q5_k},
     [GGUF_TYPE_Q6_K] = {"Q6_K", 256, 210, decode_q6_k},
+    [GGUF_TYPE_Q2_K] = {"Q2_K", 256, 84, decode_q2_k},
+    [GGUF_TYPE_Q3_K] = {"Q3_K", 256, 110, decode_q3_k},
+    [GGUF_TYPE_IQ4_NL] = {"IQ4_NL", 32, 18, decode_iq4_nl},
+    [GGUF_TYPE_IQ4_XS] = {"IQ4_XS", 256, 136, decode_iq4_xs},
+    [GGUF_TYPE_MXFP4] = {"MXFP4", 32, 17, decode_mxfp4},
     /* Types that cannot be decoded; their sizes are here so that a message can name them. */
     [9] = {"Q8_1", 32, 40, NULL},
-    [10] = {"Q2_K", 256, 84, NULL},
-    [11] = {"Q3_K", 256, 110, NULL},
     [15] = {"Q8_K", 256, 292, NULL},
     [16] = {"IQ2_XXS", 256, 66, NULL},
     [17] = {"IQ2_XS", 256, 74, NULL},
     [18] = {"IQ3_XXS", 256, 98, NULL},
     [19] = {"IQ1_S", 256, 50, NULL},
-    [20] = {"IQ4_NL", 32, 18, NULL},
     [21] = {"IQ3_S", 256, 110, NULL},
     [22] = {"IQ2_S", 256, 82, NULL},
-    [23] = {"IQ4_XS", 256, 136, NULL},
     [24] = {"I8", 1, 1, NULL},
     [25] = {"I16", 1, 2, NULL},
     [26] = {"I32", 1, 4, NULL},
@@ -204,7 +288,6 @@ static const struct gguf_type types[GGUF_N_TYPES] = {
     [29] = {"IQ1_M", 256, 56, NULL},
     [34] = {"TQ1_0", 256, 54, NULL},
     [35] = {"TQ2_0", 256, 66, NULL},
-    [39] = {"MXFP4", 32, 17, NULL},
     [40] = {"NVFP4", 64, 36, NULL},
     [41] = {"Q1_0", 128, 18, NULL},
 };
@@ -216,5 +299,6 @@ const struct gguf_type *gguf_type(uint32_t type)
 
 const char *gguf_types_supported(void)
 {
-    return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K";
+    return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, "
+           "IQ4_NL, IQ4_XS, MXFP4";
 }

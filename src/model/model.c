@@ -283,7 +283,11 @@ static bool any_type(const char *name)
 
 static bool has_no_kernels(const char *name)
 {
-    return strncmp(name, "Q5_", 3) == 0;
+    static const char *const with[] = {"Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0"};
+    for (size_t i = 0; i < sizeof with / sizeof with[0]; i++)
+        if (strcmp(with[i], name) == 0)
+            return false;
+    return true;
 }
 
 /* Says which types the file has, how they are held, and which of them are converted. */
