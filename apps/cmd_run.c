@@ -17,7 +17,7 @@
 #include "base/plural.h"
 #include "base/json.h"
 #include "hcache.h"
-#include "api/dram_json.h"
+#include "api/cache_json.h"
 #include "api/provenance.h"
 #include "api/prompt.h"
 

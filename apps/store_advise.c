@@ -7,7 +7,7 @@
 
 #include "apps/bytes_text.h"
 #include "base/clock.h"
-#include "api/advice.h"
+#include "api/cache_json.h"
 #include "store/advise.h"
 
 static void print_table(const struct hcache_advice a[HCACHE_ADVICES])

@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 #include "api/hcache_impl.h"
-#include "api/miss.h"
+#include "api/ticket.h"
 #include "store/chain.h"
 
 /* The keys of a context, and the chunks that its last token sees. */

@@ -1,5 +1,4 @@
-/* ticket.h - one submitted request, from its queue to its result; private to
- * src/api.
+/* ticket.h - one submitted request, from its queue to its result; private to src/api.
  *
  *     WAITING -> RUNNING -> ENDED
  *
@@ -94,5 +93,12 @@ void ticket_special(struct hcache_ticket *t, int32_t id);
 void ticket_describe(struct hcache_ticket *t, const char *tier, double load_ms);
 
 void ticket_destroy(struct hcache_ticket *t);
+
+/* --- where the prompt differs ----------------------------------------------------------------- */
+
+/* Appends to the reason in out[n_out]: ": the prompt differs at token 812: \"2026-11-22
+ * 14:03\"", with the prompt's own text from there on. t NULL: without text. */
+void miss_text(const struct tokenizer *t, const int32_t *prompt, int n_prompt, int at,
+               char *out, size_t n_out);
 
 #endif

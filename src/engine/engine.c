@@ -2,7 +2,7 @@
  *
  *   schedule.c     ends, preempts and admits sequences; gives each its rows
  *   step.c         one forward pass over those rows; zigzag.c: in mini-batches
- *   restoring.c    restores, in the rest of the step; fused.c: new tokens that follow them
+ *   restoring.c    restores, in the rest of the step, and new tokens that follow them
  *   seq.c          one sequence, and its phases
  *
  * Each file calls only files below it. Invariants:

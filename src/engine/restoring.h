@@ -6,7 +6,6 @@
 #ifndef ENGINE_RESTORING_H
 #define ENGINE_RESTORING_H
 
-#include "engine/fused.h"
 #include "engine/seq.h"
 #include "engine/step.h"
 #include "hcache.h"

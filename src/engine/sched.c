@@ -6,6 +6,9 @@
  *    back.
  * 3. No request is preempted for a request with a worse rank. */
 #include "engine/sched.h"
+
+#include <string.h>
+
 #include "base/minmax.h"
 
 struct decision {
@@ -229,4 +232,44 @@ void sched_decide(const struct sched_limits *l, const struct sched_req *req, int
     run_decodes(&d);
     admit(&d);
     share_rows(&d);
+}
+
+/* --- requests with the same beginning --------------------------------------------------------- */
+
+static bool is_equal(const struct sha256 *x, const struct sha256 *y)
+{
+    return memcmp(x, y, sizeof *x) == 0;
+}
+
+/* Returns the key of the chunk before chunk n. */
+static const struct sha256 *parent_of(const struct lead_request *r, int n)
+{
+    return n == 0 ? r->root : &r->keys[n - 1];
+}
+
+bool lead_is_ahead(const struct lead_request *x, const struct lead_request *s, int n_known)
+{
+    int from = n_known * LEAD_CHUNK_TOKENS, to = from + LEAD_CHUNK_TOKENS;
+    if (x->n_keys < n_known)
+        return false;
+    if (to < s->n_tokens)
+        return x->n_keys > n_known && x->n_done < to &&
+               is_equal(&x->keys[n_known], &s->keys[n_known]);
+    to = s->n_tokens - 1;
+    return s->may_copy && to > from && x->n_tokens >= to && x->n_done < to &&
+           is_equal(parent_of(x, n_known), parent_of(s, n_known)) &&
+           memcmp(x->tokens + from, s->tokens + from,
+                  (size_t)(to - from) * sizeof *x->tokens) == 0;
+}
+
+int lead_find(const struct lead_request *request, int n, int me, int n_known)
+{
+    for (int i = 0; request[me].may_reuse && i < n; i++) {
+        const struct lead_request *x = &request[i];
+        bool comes = x->phase == SCHED_RESTORE || x->phase == SCHED_PREFILL ||
+                     (x->phase == SCHED_WAITING && i < me);
+        if (comes && lead_is_ahead(x, &request[me], n_known))
+            return i;
+    }
+    return -1;
 }

@@ -6,7 +6,6 @@
 #ifndef ENGINE_SCHEDULE_H
 #define ENGINE_SCHEDULE_H
 
-#include "engine/lead.h"
 #include "engine/restoring.h"
 #include "engine/sched.h"
 #include "engine/seq.h"

@@ -15,7 +15,7 @@
 #include "model/pass.h"
 #include "restore/regress.h"
 #include "restore/profile.h"
-#include "save/record.h"
+#include "save/saver.h"
 #include "restore/restore.h"
 
 enum {

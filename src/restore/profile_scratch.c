@@ -15,7 +15,7 @@
 #include "io/io.h"
 #include "store/chain.h"
 #include "restore/profile.h"
-#include "save/record.h"
+#include "save/saver.h"
 
 /* Larger than a device's own cache can hide, small enough to be written in a second. */
 #define SCRATCH_BYTES ((size_t)256 << 20)

@@ -14,7 +14,7 @@
 #include "base/pool.h"
 #include "base/step.h"
 #include "base/thread.h"
-#include "save/record.h"
+#include "save/saver.h"
 #include "restore/restore_impl.h"
 
 /* --- lists of groups -------------------------------------------------------------------------- */

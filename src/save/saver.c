@@ -18,7 +18,6 @@
 #include "base/minmax.h"
 #include "base/step.h"
 #include "base/thread.h"
-#include "save/record.h"
 #include "save/saver_impl.h"
 #include "tensor/group.h"
 

@@ -53,6 +53,13 @@ struct save_policy {
 #define SAVE_HIDDEN (1u << STORE_HIDDEN)
 #define SAVE_KV     (1u << STORE_KV)
 
+/* Returns the bytes of a full chunk's record of a layer, as stored. */
+static inline size_t record_bytes(const struct model *m, enum store_kind kind)
+{
+    return STORE_CHUNK_TOKENS *
+           (kind == STORE_HIDDEN ? model_hidden_bytes(m) : model_kv_bytes(m));
+}
+
 struct saver;
 struct save_seq;
 

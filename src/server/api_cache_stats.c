@@ -3,8 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/advice.h"
-#include "api/dram_json.h"
+#include "api/cache_json.h"
 #include "server/auth.h"
 #include "server/keep.h"
 #include "server/tenants.h"

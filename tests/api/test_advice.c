@@ -8,7 +8,7 @@
 
 #include <stdlib.h>
 
-#include "api/advice.h"
+#include "api/cache_json.h"
 
 static void each_time_has_a_row(void **state)
 {

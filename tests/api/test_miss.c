@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/miss.h"
+#include "api/ticket.h"
 
 static struct tokenizer *t;
 

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 #include <string.h>
 
-#include "engine/lead.h"
+#include "engine/sched.h"
 
 enum { TOKENS = 200, KEYS = 4, N = 64 };
 

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "engine/fused.h"
+#include "engine/step.h"
 #include "tests/engine/enginetest.h"
 #include "tests/model/layer_spy.h"
 

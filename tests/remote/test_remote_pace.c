@@ -7,7 +7,6 @@
 
 #include <cmocka.h>
 
-#include "store/remote/backoff.h"
 #include "store/remote/remote_pace.h"
 
 static enum remote_choice choose(const struct remote_view *v, const struct remote_pace *p,

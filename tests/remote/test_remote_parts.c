@@ -15,7 +15,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "store/remote/backoff.h"
+#include "store/remote/remote_pace.h"
 #include "store/remote/remote_impl.h"
 #include "tests/base/said.h"
 #include "tests/base/tempdir.h"

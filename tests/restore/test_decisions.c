@@ -17,13 +17,11 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "store/remote/backoff.h"
 #include "restore/beside.h"
 #include "restore/correction.h"
 #include "restore/dram_tier.h"
 #include "engine/hybrid.h"
 #include "engine/hybrid_share.h"
-#include "engine/lead.h"
 #include "engine/minibatch.h"
 #include "store/placement_learn.h"
 #include "store/placement_price.h"

@@ -19,7 +19,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "restore/profile.h"
-#include "save/record.h"
+#include "save/saver.h"
 #include "tests/engine/enginetest.h"
 
 /* --- the clock -------------------------------------------------------------------------------- */

@@ -28,7 +28,7 @@ MAY = {
 }
 # The files of src/api that the public functions are made of. Its other files, of conversations, requests
 # and batches, see the library as its users do.
-SERVICE = set("context control counts dialog forms hcache hcache_impl memory_plan miss service stack ticket "
+SERVICE = set("context control counts dialog forms hcache hcache_impl memory_plan service stack ticket "
               "truncate truncate_text".split())
 API_PUBLIC_ONLY = ["hcache.h", "api", "io", "base"]
 # Most commands see the library as its users do. Commands that are tools may include other headers.

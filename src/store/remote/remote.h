@@ -16,7 +16,7 @@
  *
  * Faults. A remote that is slow, full, gone or lying costs a miss. store/remote/remote_pace.h
  * decides when a fetch is given up; chunks that have come are used. After a fault the remote rests
- * (store/remote/backoff.h): no request waits for it, and the reader tries to reach it meanwhile.
+ * (backoff_s): no request waits for it, and the reader tries to reach it meanwhile.
  *
  * Threads. A remote has three: the reader and the writer, each with a connection, and one that
  * stores the chunks that the reader has received. Any thread may call these functions. None of them

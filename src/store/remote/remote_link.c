@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/minmax.h"
-#include "store/remote/backoff.h"
+#include "store/remote/remote_pace.h"
 #include "store/remote/remote_impl.h"
 
 static void tell_state(struct link *l, bool is_up, const char *why)

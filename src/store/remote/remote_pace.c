@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "base/rng.h"
+
 /* Weight of the newest observation: the pace follows a change within a few fetches. */
 #define LEARN_SHARE 0.25
 
@@ -92,4 +94,17 @@ enum remote_choice remote_choose(const struct remote_view *v, const struct remot
     if (v->done_bytes == 0)
         return is_dear(v, p) ? REMOTE_TOO_DEAR : REMOTE_GO_ON;
     return crawls(v) ? REMOTE_CRAWLS : REMOTE_GO_ON;
+}
+
+/* --- the wait between attempts ---------------------------------------------------------------- */
+
+double backoff_s(int n_failures, uint64_t seed)
+{
+    struct rng r = {rng_mix(seed) + (uint64_t)n_failures};
+    double whole = BACKOFF_FIRST_S;
+    for (int i = 1; i < n_failures && whole < BACKOFF_MOST_S; i++)
+        whole *= 2;
+    if (whole > BACKOFF_MOST_S)
+        whole = BACKOFF_MOST_S;
+    return whole * (0.5 + 0.5 * rng_unit(&r));
 }

@@ -12,7 +12,13 @@
  * after REMOTE_REFUSALS_MOST refusals in a row. The trial costs at most about a tenth of
  * recomputing.
  *
- * Chunks that came before the request gave up are used. Pure: no clock, no allocation. */
+ * Chunks that came before the request gave up are used.
+ *
+ * Waits between attempts at an operation that keeps failing double up to a bound. Half of each wait
+ * is random, so that many servers that lost the same remote do not come back to it in the same
+ * moment; the caller provides the seed.
+ *
+ * Pure: no clock, no allocation. */
 #ifndef STORE_REMOTE_REMOTE_PACE_H
 #define STORE_REMOTE_REMOTE_PACE_H
 
@@ -84,5 +90,15 @@ enum remote_choice {
  * seconds. */
 enum remote_choice remote_choose(const struct remote_view *v, const struct remote_pace *p,
                                  double *again_s);
+
+/* --- the wait between attempts ---------------------------------------------------------------- */
+
+#define BACKOFF_FIRST_S 0.25
+#define BACKOFF_MOST_S  30.0
+
+/* Returns the wait in seconds after the n-th failure in a row, n >= 1. The full wait is
+ * BACKOFF_FIRST_S * 2^(n - 1), at most BACKOFF_MOST_S. The result is at least half of
+ * the full wait, and at most the full wait. */
+double backoff_s(int n_failures, uint64_t seed);
 
 #endif
