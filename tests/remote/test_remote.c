@@ -21,78 +21,105 @@
 
 #define SECOND ((int64_t)1000000000)
 
+/* A Redis, and one or two servers that use it. */
+struct servers {
+    struct fake_redis *f;
+    struct rt_server a, b;
+};
+
+static int set_up_one(void **state)
+{
+    struct servers *x = *state = xcalloc(1, sizeof *x);
+    x->f = fake_redis_start();
+    rt_open(&x->a, x->f);
+    return 0;
+}
+
+static int set_up_two(void **state)
+{
+    int rc = set_up_one(state);
+    struct servers *x = *state;
+    rt_open(&x->b, x->f);
+    return rc;
+}
+
+static int tear_down(void **state)
+{
+    struct servers *x = *state;
+    rt_close(&x->a);
+    if (x->b.store != NULL)
+        rt_close(&x->b);
+    fake_redis_stop(x->f);
+    free(x);
+    return 0;
+}
+
+#define WITH_ONE(test) cmocka_unit_test_setup_teardown(test, set_up_one, tear_down)
+#define WITH_TWO(test) cmocka_unit_test_setup_teardown(test, set_up_two, tear_down)
+
 /* --- writing and fetching --------------------------------------------------------------------- */
 
 /* A chunk lives for its own time, but at most for the remote's. Offering a chunk that the remote
  * has, or that the store lacks, writes nothing. */
 static void offers_are_written_once(void **state)
 {
-    (void)state;
-    struct fake_redis *f = fake_redis_start();
-    struct rt_server a;
+    struct servers *x = *state;
     static const uint32_t ttl_s[] = {0, 50, RT_TTL_S, RT_TTL_S + 1};
     static const int64_t lives_s[] = {RT_TTL_S, 50, RT_TTL_S, RT_TTL_S};
-    rt_open(&a, f);
-    assert_true(remote_wants(a.remote, REMOTE_WHEN_COMMITTED));
-    assert_false(remote_wants(a.remote, REMOTE_WHEN_USED));
+    assert_true(remote_wants(x->a.remote, REMOTE_WHEN_COMMITTED));
+    assert_false(remote_wants(x->a.remote, REMOTE_WHEN_USED));
     assert_false(remote_wants(NULL, REMOTE_WHEN_COMMITTED));
-    st_must_save(a.store, &rt_context, RT_CHUNKS);
+    st_must_save(x->a.store, &rt_context, RT_CHUNKS);
     uint64_t n_bytes = 0;
     for (int i = 0; i < RT_CHUNKS; i++) {
         int64_t lives;
-        remote_offer(a.remote, &rt_keys[i], ttl_s[i]);
-        WAIT_FOR(rt_stats(&a).n_written == (uint64_t)i + 1);
-        n_bytes += fake_redis_value(f, rt_names[i], &lives);
+        remote_offer(x->a.remote, &rt_keys[i], ttl_s[i]);
+        WAIT_FOR(rt_stats(&x->a).n_written == (uint64_t)i + 1);
+        n_bytes += fake_redis_value(x->f, rt_names[i], &lives);
         /* the time to live is set when the write is confirmed */
-        WAIT_FOR(fake_redis_value(f, rt_names[i], &lives) > 0 && lives == lives_s[i]);
-        assert_int_equal(rt_stats(&a).written_bytes, n_bytes);
+        WAIT_FOR(fake_redis_value(x->f, rt_names[i], &lives) > 0 && lives == lives_s[i]);
+        assert_int_equal(rt_stats(&x->a).written_bytes, n_bytes);
     }
-    assert_int_equal(fake_redis_count(f, "SET"), RT_CHUNKS);
-    rt_offer(&a, RT_CHUNKS, 0);
-    WAIT_FOR(rt_stats(&a).n_known == RT_CHUNKS);
-    assert_int_equal(fake_redis_count(f, "SET"), RT_CHUNKS);
+    assert_int_equal(fake_redis_count(x->f, "SET"), RT_CHUNKS);
+    rt_offer(&x->a, RT_CHUNKS, 0);
+    WAIT_FOR(rt_stats(&x->a).n_known == RT_CHUNKS);
+    assert_int_equal(fake_redis_count(x->f, "SET"), RT_CHUNKS);
     struct st_ctx other = {.base = 77, .own = 78};
     struct sha256 missing;
     st_keys(&other, 1, &missing);
-    remote_offer(a.remote, &missing, 0);
-    WAIT_FOR(rt_stats(&a).n_gone == 1);
+    remote_offer(x->a.remote, &missing, 0);
+    WAIT_FOR(rt_stats(&x->a).n_gone == 1);
     remote_offer(NULL, &missing, 0);
-    WAIT_FOR(rt_stats(&a).n_queued == 0);
-    struct remote_stats st = rt_stats(&a);
+    WAIT_FOR(rt_stats(&x->a).n_queued == 0);
+    struct remote_stats st = rt_stats(&x->a);
     assert_int_equal(st.n_written, RT_CHUNKS);
     assert_int_equal(st.n_dropped + st.n_refused + st.n_failures, 0);
-    assert_ptr_equal(strstr(st.url, fake_redis_url(f)), st.url);
+    assert_ptr_equal(strstr(st.url, fake_redis_url(x->f)), st.url);
     assert_true(st.is_up);
     assert_string_equal(st.why_down, "");
-    rt_close(&a);
-    fake_redis_stop(f);
 }
 
 /* A chain is fetched up to its first missing chunk, in two round trips. Its chunks are then in the
  * store. */
 static void a_chain_is_fetched_up_to_a_gap(void **state)
 {
-    (void)state;
-    struct fake_redis *f = fake_redis_start();
-    struct rt_server a, b;
-    rt_open(&a, f);
-    rt_open(&b, f);
-    rt_write(&a, f, RT_CHUNKS - 1);
-    struct remote_fetched out = rt_fetch(&b, RT_CHUNKS);
+    struct servers *x = *state;
+    rt_write(&x->a, x->f, RT_CHUNKS - 1);
+    struct remote_fetched out = rt_fetch(&x->b, RT_CHUNKS);
     uint64_t n_bytes = 0;
     int64_t lives;
     for (int i = 0; i < RT_CHUNKS - 1; i++) {
-        n_bytes += fake_redis_value(f, rt_names[i], &lives);
+        n_bytes += fake_redis_value(x->f, rt_names[i], &lives);
         /* the request's time to live, which is shorter than the chunk's */
-        WAIT_FOR(fake_redis_value(f, rt_names[i], &lives) > 0 && lives == 30);
+        WAIT_FOR(fake_redis_value(x->f, rt_names[i], &lives) > 0 && lives == 30);
     }
     assert_int_equal(out.n_chunks, RT_CHUNKS - 1);
     assert_int_equal(out.n_bytes, n_bytes);
     assert_int_equal(out.why, REMOTE_MISS_ABSENT);
     assert_string_equal(out.text, "the remote does not have it");
-    assert_int_equal(st_n_right(b.store, &rt_context, RT_CHUNKS), RT_CHUNKS - 1);
-    assert_int_equal(fake_redis_count(f, "GETEX"), RT_CHUNKS - 1);
-    struct remote_stats st = rt_stats(&b);
+    assert_int_equal(st_n_right(x->b.store, &rt_context, RT_CHUNKS), RT_CHUNKS - 1);
+    assert_int_equal(fake_redis_count(x->f, "GETEX"), RT_CHUNKS - 1);
+    struct remote_stats st = rt_stats(&x->b);
     assert_int_equal(st.n_fetches, 1);
     assert_int_equal(st.n_fetched, RT_CHUNKS - 1);
     assert_int_equal(st.fetched_bytes, n_bytes);
@@ -102,19 +129,18 @@ static void a_chain_is_fetched_up_to_a_gap(void **state)
     assert_int_equal(st.n_written, 0);
     /* All chunks have come, so no miss is reported. A chunk without a time to live of its own gets
      * the remote's. */
-    st_must_save(a.store, &rt_context, RT_CHUNKS);
-    remote_offer(a.remote, &rt_keys[RT_CHUNKS - 1], 0);
-    WAIT_FOR(rt_stats(&a).n_written == RT_CHUNKS);
-    out = rt_fetch_with(&b, (struct remote_want){.keys = rt_keys + RT_CHUNKS - 1, .n = 1});
+    st_must_save(x->a.store, &rt_context, RT_CHUNKS);
+    remote_offer(x->a.remote, &rt_keys[RT_CHUNKS - 1], 0);
+    WAIT_FOR(rt_stats(&x->a).n_written == RT_CHUNKS);
+    out = rt_fetch_with(&x->b,
+                        (struct remote_want){.keys = rt_keys + RT_CHUNKS - 1, .n = 1});
     assert_int_equal(out.n_chunks, 1);
     assert_int_equal(out.why, REMOTE_MISS_NONE);
     assert_string_equal(out.text, "");
-    WAIT_FOR(fake_redis_value(f, rt_names[RT_CHUNKS - 1], &lives) > 0 && lives == RT_TTL_S);
-    assert_int_equal(st_n_right(b.store, &rt_context, RT_CHUNKS), RT_CHUNKS);
-    assert_int_equal(rt_stats(&b).misses[REMOTE_MISS_ABSENT], 1);
-    rt_close(&a);
-    rt_close(&b);
-    fake_redis_stop(f);
+    WAIT_FOR(fake_redis_value(x->f, rt_names[RT_CHUNKS - 1], &lives) > 0 &&
+             lives == RT_TTL_S);
+    assert_int_equal(st_n_right(x->b.store, &rt_context, RT_CHUNKS), RT_CHUNKS);
+    assert_int_equal(rt_stats(&x->b).misses[REMOTE_MISS_ABSENT], 1);
 }
 
 /* --- values that are wrong -------------------------------------------------------------------- */
@@ -192,36 +218,29 @@ static void a_wrong_value_is_removed(void **state)
  * wanted key. */
 static void a_chunk_of_others_is_wrong(void **state)
 {
-    (void)state;
-    struct fake_redis *f = fake_redis_start();
-    struct rt_server a, b;
+    struct servers *x = *state;
     struct sha256 key;
     struct st_ctx salted = {.base = 3, .own = 3, .salt = "tenant"};
-    rt_open(&a, f);
-    rt_open(&b, f);
-    st_must_save(a.store, &salted, 1);
+    st_must_save(x->a.store, &salted, 1);
     st_keys(&salted, 1, &key);
-    remote_offer(a.remote, &key, 0);
-    WAIT_FOR(rt_stats(&a).n_written == 1);
+    remote_offer(x->a.remote, &key, 0);
+    WAIT_FOR(rt_stats(&x->a).n_written == 1);
     struct remote_want want = {.keys = &key, .n = 1}; /* the owner is 0 */
-    struct remote_fetched out = rt_fetch_with(&b, want);
+    struct remote_fetched out = rt_fetch_with(&x->b, want);
     assert_int_equal(out.why, REMOTE_MISS_WRONG);
     assert_non_null(strstr(out.text, "it belongs to another salt"));
     struct st_ctx other = {.base = 3, .own = 3, .model = 1};
     struct sha256 of_other;
     char name[NAME_BYTES];
     st_keys(&other, 1, &of_other);
-    st_must_save(a.store, &other, 1);
-    remote_offer(a.remote, &of_other, 0);
+    st_must_save(x->a.store, &other, 1);
+    remote_offer(x->a.remote, &of_other, 0);
     name_chunk(&of_other, name);
-    WAIT_FOR(fake_redis_value(f, name, NULL) > 0);
-    out = rt_fetch_with(&b, (struct remote_want){.keys = &of_other, .n = 1});
+    WAIT_FOR(fake_redis_value(x->f, name, NULL) > 0);
+    out = rt_fetch_with(&x->b, (struct remote_want){.keys = &of_other, .n = 1});
     assert_int_equal(out.why, REMOTE_MISS_WRONG);
     assert_non_null(strstr(out.text, "it is state of another model or build"));
-    assert_int_equal(st_stats(b.store).n_chunks, 0);
-    rt_close(&a);
-    rt_close(&b);
-    fake_redis_stop(f);
+    assert_int_equal(st_stats(x->b.store).n_chunks, 0);
 }
 
 /* A value whose size is impossible for a chunk is not fetched. */
@@ -345,51 +364,41 @@ static void offers_are_written_before_the_end(void **state)
  * written. */
 static void a_full_remote_refuses_one_chunk(void **state)
 {
-    (void)state;
-    struct fake_redis *f = fake_redis_start();
-    struct rt_server a;
-    rt_open(&a, f);
-    fake_redis_trouble(f, "SET", FAKE_REFUSES, 1);
-    st_must_save(a.store, &rt_context, RT_CHUNKS);
-    rt_offer(&a, RT_CHUNKS, 0);
-    WAIT_FOR(rt_stats(&a).n_written == RT_CHUNKS - 1 && rt_stats(&a).n_queued == 0);
-    struct remote_stats st = rt_stats(&a);
+    struct servers *x = *state;
+    fake_redis_trouble(x->f, "SET", FAKE_REFUSES, 1);
+    st_must_save(x->a.store, &rt_context, RT_CHUNKS);
+    rt_offer(&x->a, RT_CHUNKS, 0);
+    WAIT_FOR(rt_stats(&x->a).n_written == RT_CHUNKS - 1 && rt_stats(&x->a).n_queued == 0);
+    struct remote_stats st = rt_stats(&x->a);
     assert_int_equal(st.n_refused, 1);
     assert_int_equal(st.n_failures, 1);
     assert_int_equal(st.n_dropped, 0);
-    assert_int_equal(fake_redis_value(f, rt_names[0], NULL), 0);
+    assert_int_equal(fake_redis_value(x->f, rt_names[0], NULL), 0);
     for (int i = 1; i < RT_CHUNKS; i++)
-        assert_true(fake_redis_value(f, rt_names[i], NULL) > 0);
-    rt_close(&a);
-    fake_redis_stop(f);
+        assert_true(fake_redis_value(x->f, rt_names[i], NULL) > 0);
 }
 
 /* When a connection fails, the offered chunks wait for the next one. A chunk with which three
  * connections fail is dropped. */
 static void a_chunk_that_ends_connections_is_dropped(void **state)
 {
-    (void)state;
-    struct fake_redis *f = fake_redis_start();
-    struct rt_server a;
-    rt_open(&a, f);
-    fake_redis_trouble(f, "SET", FAKE_DROPS, 2);
-    st_must_save(a.store, &rt_context, RT_CHUNKS);
-    remote_offer(a.remote, &rt_keys[0], 0);
-    WAIT_FOR(rt_stats(&a).n_written == 1);
-    assert_int_equal(fake_redis_count(f, "SET"), 3);
-    struct remote_stats st = rt_stats(&a);
+    struct servers *x = *state;
+    fake_redis_trouble(x->f, "SET", FAKE_DROPS, 2);
+    st_must_save(x->a.store, &rt_context, RT_CHUNKS);
+    remote_offer(x->a.remote, &rt_keys[0], 0);
+    WAIT_FOR(rt_stats(&x->a).n_written == 1);
+    assert_int_equal(fake_redis_count(x->f, "SET"), 3);
+    struct remote_stats st = rt_stats(&x->a);
     assert_int_equal(st.n_failures, 2);
     assert_int_equal(st.n_dropped, 0);
-    fake_redis_trouble(f, "SET", FAKE_DROPS, 3);
-    rt_offer(&a, 3, 0); /* chunk 0 is known to be in the Redis */
-    WAIT_FOR(rt_stats(&a).n_written == 2);
-    st = rt_stats(&a);
+    fake_redis_trouble(x->f, "SET", FAKE_DROPS, 3);
+    rt_offer(&x->a, 3, 0); /* chunk 0 is known to be in the Redis */
+    WAIT_FOR(rt_stats(&x->a).n_written == 2);
+    st = rt_stats(&x->a);
     assert_int_equal(st.n_dropped, 1);
     assert_int_equal(st.n_failures, 5);
-    assert_int_equal(fake_redis_value(f, rt_names[1], NULL), 0);
-    assert_true(fake_redis_value(f, rt_names[2], NULL) > 0);
-    rt_close(&a);
-    fake_redis_stop(f);
+    assert_int_equal(fake_redis_value(x->f, rt_names[1], NULL), 0);
+    assert_true(fake_redis_value(x->f, rt_names[2], NULL) > 0);
 }
 
 /* While the remote cannot be reached, nothing is fetched and no request waits. */
@@ -487,19 +496,15 @@ static void a_fetch_is_given_up(void **state)
 /* A fetch that waits behind another one ends when its request ends, and not when the other does. */
 static void a_waiting_fetch_ends_by_itself(void **state)
 {
-    (void)state;
-    struct fake_redis *f = fake_redis_start();
-    struct rt_server a, b;
+    struct servers *x = *state;
     struct rt_waiter first = {0}, second = {0}, third = {0}, fourth = {0};
     struct remote_fetched out;
     char why[200];
-    rt_open(&a, f);
-    rt_open(&b, f);
-    rt_write(&a, f, RT_CHUNKS);
-    fake_redis_trouble(f, "GETEX", FAKE_WITHHOLDS, 1);
-    struct remote_fetch *one = begin(&b, &first);
-    WAIT_FOR(fake_redis_count(f, "GETEX") > 0);
-    struct remote_fetch *two = begin(&b, &second), *three = begin(&b, &third);
+    rt_write(&x->a, x->f, RT_CHUNKS);
+    fake_redis_trouble(x->f, "GETEX", FAKE_WITHHOLDS, 1);
+    struct remote_fetch *one = begin(&x->b, &first);
+    WAIT_FOR(fake_redis_count(x->f, "GETEX") > 0);
+    struct remote_fetch *two = begin(&x->b, &second), *three = begin(&x->b, &third);
     remote_fetch_cancel(three);
     WAIT_FOR(atomic_load(&third.n_done) == 1);
     assert_int_equal(atomic_load(&first.n_done) + atomic_load(&second.n_done), 0);
@@ -511,105 +516,78 @@ static void a_waiting_fetch_ends_by_itself(void **state)
     assert_int_equal(atomic_load(&first.n_done), 0);
     remote_fetch_end(two, &out);
     assert_int_equal(out.n_chunks, 0);
-    assert_int_equal(rt_stats(&b).misses[REMOTE_MISS_CANCELLED], 2);
+    assert_int_equal(rt_stats(&x->b).misses[REMOTE_MISS_CANCELLED], 2);
     /* recomputing takes so little that no remote is waited for */
     struct remote_want cheap = {.keys = rt_keys,
                                 .n = RT_CHUNKS,
                                 .recompute_s = 0.001,
                                 .done = rt_done,
                                 .arg = &fourth};
-    struct remote_fetch *four = remote_fetch_begin(b.remote, &cheap, why, sizeof why);
+    struct remote_fetch *four = remote_fetch_begin(x->b.remote, &cheap, why, sizeof why);
     assert_non_null(four);
     WAIT_FOR(atomic_load(&fourth.n_done) == 1);
     assert_int_equal(atomic_load(&first.n_done), 0);
     remote_fetch_end(four, &out);
     assert_true(out.why == REMOTE_MISS_SILENT || out.why == REMOTE_MISS_SLOW);
-    fake_redis_answer(f);
+    fake_redis_answer(x->f);
     WAIT_FOR(atomic_load(&first.n_done) == 1);
     remote_fetch_end(one, &out);
     assert_int_equal(out.why, REMOTE_MISS_FAILED);
-    rt_close(&a);
-    rt_close(&b);
-    fake_redis_stop(f);
 }
 
 /* A remote that sends a value byte by byte is never silent, but recomputing is faster. */
 static void a_crawling_remote_is_given_up(void **state)
 {
-    (void)state;
-    struct fake_redis *f = fake_redis_start();
-    struct rt_server a, b;
-    rt_open(&a, f);
-    rt_open(&b, f);
-    rt_write(&a, f, RT_CHUNKS);
-    fake_redis_trouble(f, "GETEX", FAKE_DRIPS, 1);
+    struct servers *x = *state;
+    rt_write(&x->a, x->f, RT_CHUNKS);
+    fake_redis_trouble(x->f, "GETEX", FAKE_DRIPS, 1);
     struct remote_fetched out = rt_fetch_with(
-        &b, (struct remote_want){.keys = rt_keys, .n = RT_CHUNKS, .recompute_s = 10});
+        &x->b, (struct remote_want){.keys = rt_keys, .n = RT_CHUNKS, .recompute_s = 10});
     assert_int_equal(out.n_chunks, 0);
     /* on a busy machine the bytes may stop for too long */
     assert_true(out.why == REMOTE_MISS_SLOW || out.why == REMOTE_MISS_SILENT);
     if (out.why == REMOTE_MISS_SLOW)
         assert_string_equal(out.text, "the remote is slower than recomputing");
-    rt_close(&a);
-    rt_close(&b);
-    fake_redis_stop(f);
 }
 
 /* An idle connection is probed, so a remote that fails is known before a request needs it. */
 static void an_idle_remote_is_probed(void **state)
 {
-    (void)state;
-    struct fake_redis *f = fake_redis_start();
-    struct rt_server a;
-    rt_open(&a, f);
-    WAIT_FOR(rt_stats(&a).is_up);
-    fake_redis_trouble(f, "PING", FAKE_REFUSES, INT_MAX);
-    WAIT_FOR(!rt_stats(&a).is_up);
-    WAIT_FOR(strstr(rt_stats(&a).why_down, "the remote refuses: OOM no room") != NULL);
-    assert_true(rt_stats(&a).n_failures > 0);
-    fake_redis_answer(f);
-    WAIT_FOR(rt_stats(&a).is_up);
-    rt_close(&a);
-    fake_redis_stop(f);
+    struct servers *x = *state;
+    WAIT_FOR(rt_stats(&x->a).is_up);
+    fake_redis_trouble(x->f, "PING", FAKE_REFUSES, INT_MAX);
+    WAIT_FOR(!rt_stats(&x->a).is_up);
+    WAIT_FOR(strstr(rt_stats(&x->a).why_down, "the remote refuses: OOM no room") != NULL);
+    assert_true(rt_stats(&x->a).n_failures > 0);
+    fake_redis_answer(x->f);
+    WAIT_FOR(rt_stats(&x->a).is_up);
 }
 
 /* The writer leaves the processors to decodes. */
 static void the_writer_steps_back(void **state)
 {
-    (void)state;
-    struct fake_redis *f = fake_redis_start();
-    struct rt_server a;
+    (void)state; /* its server runs */
     int own = getpriority(PRIO_PROCESS, 0), want = own < 10 ? 10 : own;
-    rt_open(&a, f);
     WAIT_FOR(threads_at_nice(want) > 0);
     assert_int_equal(getpriority(PRIO_PROCESS, 0), own);
-    rt_close(&a);
-    fake_redis_stop(f);
 }
 
 /* A fetch that is predicted to take longer than recomputing does not begin. */
 static void a_dear_remote_is_not_asked_for_chunks(void **state)
 {
-    (void)state;
-    struct fake_redis *f = fake_redis_start();
-    struct rt_server a, b;
-    rt_open(&a, f);
-    rt_open(&b, f);
-    rt_write(&a, f, RT_CHUNKS);
-    assert_int_equal(rt_fetch(&b, 1).n_chunks, 1); /* from now on the pace is known */
-    uint64_t n = fake_redis_count(f, "GETEX");
+    struct servers *x = *state;
+    rt_write(&x->a, x->f, RT_CHUNKS);
+    assert_int_equal(rt_fetch(&x->b, 1).n_chunks, 1); /* from now on the pace is known */
+    uint64_t n = fake_redis_count(x->f, "GETEX");
     /* Restoring the fetched chunks would take longer than recomputing them. */
     struct remote_want want = {
         .keys = rt_keys, .n = RT_CHUNKS, .recompute_s = 1000, .restore_s = 2000};
-    struct remote_fetched out = rt_fetch_with(&b, want);
+    struct remote_fetched out = rt_fetch_with(&x->b, want);
     assert_int_equal(out.n_chunks, 0);
     assert_int_equal(out.why, REMOTE_MISS_SLOW);
     assert_string_equal(out.text, "recomputing is faster than the remote");
-    assert_int_equal(fake_redis_count(f, "GETEX"), n);
-    assert_int_equal(rt_stats(&b).misses[REMOTE_MISS_SLOW], 1);
-    rt_close(&a);
-    rt_close(&b);
-    fake_redis_stop(f);
+    assert_int_equal(fake_redis_count(x->f, "GETEX"), n);
+    assert_int_equal(rt_stats(&x->b).misses[REMOTE_MISS_SLOW], 1);
 }
 
 /* --- options ---------------------------------------------------------------------------------- */
@@ -648,24 +626,24 @@ static void names_and_options(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(offers_are_written_once),
-        cmocka_unit_test(a_chain_is_fetched_up_to_a_gap),
+        WITH_ONE(offers_are_written_once),
+        WITH_TWO(a_chain_is_fetched_up_to_a_gap),
         cmocka_unit_test(a_wrong_value_is_removed),
-        cmocka_unit_test(a_chunk_of_others_is_wrong),
+        WITH_TWO(a_chunk_of_others_is_wrong),
         cmocka_unit_test(sizes_that_are_no_chunks),
         cmocka_unit_test(a_full_store_takes_what_fits),
         cmocka_unit_test(a_store_that_cannot_commit_takes_nothing),
         cmocka_unit_test(many_offers_are_settled),
         cmocka_unit_test(offers_are_written_before_the_end),
-        cmocka_unit_test(a_full_remote_refuses_one_chunk),
-        cmocka_unit_test(a_chunk_that_ends_connections_is_dropped),
+        WITH_ONE(a_full_remote_refuses_one_chunk),
+        WITH_ONE(a_chunk_that_ends_connections_is_dropped),
         cmocka_unit_test(a_remote_that_is_gone_rests),
         cmocka_unit_test(a_fetch_is_given_up),
-        cmocka_unit_test(a_waiting_fetch_ends_by_itself),
-        cmocka_unit_test(a_crawling_remote_is_given_up),
-        cmocka_unit_test(an_idle_remote_is_probed),
-        cmocka_unit_test(the_writer_steps_back),
-        cmocka_unit_test(a_dear_remote_is_not_asked_for_chunks),
+        WITH_TWO(a_waiting_fetch_ends_by_itself),
+        WITH_TWO(a_crawling_remote_is_given_up),
+        WITH_ONE(an_idle_remote_is_probed),
+        WITH_ONE(the_writer_steps_back),
+        WITH_TWO(a_dear_remote_is_not_asked_for_chunks),
         cmocka_unit_test(names_and_options),
     };
     return cmocka_run_group_tests(tests, rt_begin, NULL);

@@ -105,6 +105,23 @@ static void rig_close(struct rig *r)
     device_close(r->dev);
 }
 
+static int set_up(void **state)
+{
+    *state = xcalloc(1, sizeof(struct rig));
+    rig_open(*state, 0);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    rig_close(*state);
+    free(*state);
+    return 0;
+}
+
+/* A test whose state is a rig with a saver whose store has no limit. */
+#define WITH_RIG(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+
 static size_t row_bytes(const struct rig *r, enum store_kind kind)
 {
     return kind == STORE_HIDDEN ? model_hidden_bytes(r->m) : model_kv_bytes(r->m);
@@ -323,67 +340,58 @@ static void check_tail(struct rig *r, uint64_t seed, int n_tokens, const char *s
  * idle. */
 static void steps_and_policies(void **state)
 {
-    (void)state;
     static const char *const saves[] = {"both", "kv", "hidden", "HKB-", "-KKK"};
     static const int steps[] = {1, 7, 64, 100, MAX_ROWS};
-    struct rig r;
-    rig_open(&r, 0);
+    struct rig *r = *state;
     for (int i = 0; i < 5; i++) {
         struct line x;
-        line_open(&x, &r, (uint64_t)i, saves[i], 0);
+        line_open(&x, r, (uint64_t)i, saves[i], 0);
         line_run(&x, 64 * 3 + 5, steps[i]);
-        assert_int_equal(saver_flush(r.saver, NULL), 0);
+        assert_int_equal(saver_flush(r->saver, NULL), 0);
         assert_int_equal(save_committed_tokens(x.q), 64 * 3);
         assert_int_equal(save_ended(x.q), SAVE_GOES_ON);
         line_close(&x);
-        check_stored(&r, (uint64_t)i, 3, saves[i]);
+        check_stored(r, (uint64_t)i, 3, saves[i]);
     }
-    rig_close(&r);
 }
 
 static void nothing_to_save(void **state)
 {
-    (void)state;
-    struct rig r;
+    struct rig *r = *state;
     struct line x;
-    rig_open(&r, 0);
-    line_open(&x, &r, 1, "none", 0);
+    line_open(&x, r, 1, "none", 0);
     assert_null(x.q);
     line_run(&x, 200, 64);
     assert_int_equal(save_committed_tokens(x.q), 0);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
     line_close(&x);
-    line_open(&x, &r, 1, "both", 0);
+    line_open(&x, r, 1, "both", 0);
     line_run(&x, 63, 63); /* 63 tokens: no full chunk */
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
     assert_int_equal(save_committed_tokens(x.q), 0);
     line_close(&x);
-    rig_close(&r);
 }
 
 /* After a flush, a loss of power loses nothing that was committed. */
 static void flush_is_a_barrier(void **state)
 {
-    (void)state;
-    struct rig r;
+    struct rig *r = *state;
     struct line x;
-    rig_open(&r, 0);
-    line_open(&x, &r, 5, "both", 0);
+    line_open(&x, r, 5, "both", 0);
     line_run(&x, 64 * 2, 64);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
     assert_int_equal(save_committed_tokens(x.q), 128);
-    io_sim_crash(r.io);
+    io_sim_crash(r->io);
     line_run(&x, 64 * 4, 64); /* the sequence continues although nothing can be written */
-    assert_int_not_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_not_equal(saver_flush(r->saver, NULL), 0);
     assert_int_equal(save_committed_tokens(x.q), 128);
     assert_int_equal(save_ended(x.q), SAVE_END_FAULT);
-    assert_int_equal(atomic_load(&r.n_warnings), 1);
+    assert_int_equal(atomic_load(&r->n_warnings), 1);
     line_close(&x);
-    close_saver(&r);
-    io_sim_restart(r.io);
-    open_saver(&r, 0);
-    check_stored(&r, 5, 2, "both");
-    rig_close(&r);
+    close_saver(r);
+    io_sim_restart(r->io);
+    open_saver(r, 0);
+    check_stored(r, 5, 2, "both");
 }
 
 static void count_commit(void *arg)
@@ -395,29 +403,26 @@ static void count_commit(void *arg)
  * together, within a bounded time. */
 static void commits_are_few_and_come_unasked(void **state)
 {
-    (void)state;
-    struct rig r;
+    struct rig *r = *state;
     struct line x;
     struct saver_stats stats;
     atomic_int n_commits = 0;
-    rig_open(&r, 0);
-    saver_on_commit(r.saver, count_commit, &n_commits);
-    line_open(&x, &r, 5, "both", 0);
+    saver_on_commit(r->saver, count_commit, &n_commits);
+    line_open(&x, r, 5, "both", 0);
     int64_t t0 = clock_now_ns();
     for (int i = 1; i <= 18; i++) {
         line_run(&x, 64 * i, 64);
         do /* waits until the writer has written the chunk and has had time to commit */
-            saver_stats(r.saver, &stats);
+            saver_stats(r->saver, &stats);
         while (stats.used_bytes > 0);
     }
     while (save_committed_tokens(x.q) < 64 * 18)
         clock_sleep_ns(1000000);
     int64_t at_most = (clock_now_ns() - t0) / SAVE_COMMIT_NS + 1;
     assert_in_range(atomic_load(&n_commits), 1, at_most);
-    saver_on_commit(r.saver, NULL, NULL);
+    saver_on_commit(r->saver, NULL, NULL);
     line_close(&x);
-    check_stored(&r, 5, 18, "both");
-    rig_close(&r);
+    check_stored(r, 5, 18, "both");
 }
 
 /* Asks for a commit of the saved line, in one of three ways (`how`), and waits for it. */
@@ -464,22 +469,19 @@ static void commits_come_when_asked_for(void **state)
 /* A restored sequence continues to save where the store ends. */
 static void continues_a_stored_prefix(void **state)
 {
-    (void)state;
-    struct rig r;
+    struct rig *r = *state;
     struct line x;
-    rig_open(&r, 0);
-    line_open(&x, &r, 5, "both", 0);
+    line_open(&x, r, 5, "both", 0);
     line_run(&x, 128, 64);
     line_close(&x);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
-    line_open(&x, &r, 5, "both", 128);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
+    line_open(&x, r, 5, "both", 128);
     assert_int_equal(save_committed_tokens(x.q), 128);
     line_run(&x, 260, 33);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
     assert_int_equal(save_committed_tokens(x.q), 256);
     line_close(&x);
-    check_stored(&r, 5, 4, "both");
-    rig_close(&r);
+    check_stored(r, 5, 4, "both");
 }
 
 /* A sequence goes idle several times within one chunk, under one saver and under a new one. Each
@@ -578,45 +580,40 @@ static void one_begins_at_a_superseded_tail(void **state)
  * miss. */
 static void damaged_tail(void **state)
 {
-    (void)state;
-    struct rig r;
+    struct rig *r = *state;
     struct line x, y;
-    rig_open(&r, 0);
-    line_open(&x, &r, 5, "both", 0);
+    line_open(&x, r, 5, "both", 0);
     line_run(&x, 70, 70);
     save_idle(x.q, x.tokens, x.n);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
     line_close(&x);
-    line_open(&x, &r, 5, "both", 70);
-    line_open(&y, &r, 6, "both", 0);
+    line_open(&x, r, 5, "both", 70);
+    line_open(&y, r, 6, "both", 0);
     struct io_sim_fault flip = {
         .kind = IO_SIM_READ_FLIP, .on = IO_SIM_ON_READ, .path = "seg-"};
-    assert_int_equal(io_sim_fault_add(r.io, &flip), 0);
+    assert_int_equal(io_sim_fault_add(r->io, &flip), 0);
     line_run(&x, 130, 30);
     line_run(&y, 130, 30);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
-    io_sim_fault_clear(r.io);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
+    io_sim_fault_clear(r->io);
     assert_int_equal(save_ended(x.q), SAVE_END_TAIL);
     assert_int_equal(save_committed_tokens(x.q), 70);
     assert_int_equal(save_ended(y.q), SAVE_GOES_ON);
     assert_int_equal(save_committed_tokens(y.q), 128);
     line_close(&x);
     line_close(&y);
-    check_stored(&r, 5, 1, "both");
-    assert_false(line_find(&x, &r, 5, 70));
+    check_stored(r, 5, 1, "both");
+    assert_false(line_find(&x, r, 5, 70));
     line_close(&x);
-    rig_close(&r);
 }
 
 static void interleaved_sequences(void **state)
 {
-    (void)state;
-    struct rig r;
+    struct rig *r = *state;
     struct line x[MAX_SEQS];
     struct rng g = {.s = 9};
-    rig_open(&r, 0);
     for (int i = 0; i < MAX_SEQS; i++)
-        line_open(&x[i], &r, 20 + (uint64_t)i, "both", 0);
+        line_open(&x[i], r, 20 + (uint64_t)i, "both", 0);
     for (int left = MAX_SEQS; left > 0;) {
         struct line *l = &x[rng_below(&g, MAX_SEQS)];
         if (l->n >= 64 * 6)
@@ -624,38 +621,34 @@ static void interleaved_sequences(void **state)
         line_step(l, 1 + (int)rng_below(&g, 40), SAVE_WAIT);
         left -= l->n >= 64 * 6;
     }
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
     for (int i = 0; i < MAX_SEQS; i++) {
         assert_int_equal(save_committed_tokens(x[i].q), x[i].n / 64 * 64);
         int n = (int)(x[i].n / 64);
         line_close(&x[i]);
-        check_stored(&r, 20 + (uint64_t)i, n, "both");
+        check_stored(r, 20 + (uint64_t)i, n, "both");
     }
-    rig_close(&r);
 }
 
 /* A sequence may be closed while its chunks are queued, and a saver while its queue is full. */
 static void close_while_in_flight(void **state)
 {
-    (void)state;
-    struct rig r;
-    rig_open(&r, 0);
+    struct rig *r = *state;
     struct io_sim_fault slow = {
         .kind = IO_SIM_SLOW, .on = IO_SIM_ON_WRITE, .slow_ns = 300000};
-    assert_int_equal(io_sim_fault_add(r.io, &slow), 0);
+    assert_int_equal(io_sim_fault_add(r->io, &slow), 0);
     for (uint64_t i = 0; i < 3; i++) {
         struct line x;
-        line_open(&x, &r, 30 + i, "both", 0);
+        line_open(&x, r, 30 + i, "both", 0);
         line_run(&x, 64 * 4 + 10, 100);
         line_close(&x);
     }
-    saver_destroy(r.saver);
-    store_close(r.store);
-    io_sim_fault_clear(r.io);
-    open_saver(&r, 0);
+    saver_destroy(r->saver);
+    store_close(r->store);
+    io_sim_fault_clear(r->io);
+    open_saver(r, 0);
     for (uint64_t i = 0; i < 3; i++)
-        check_stored(&r, 30 + i, 4, "both");
-    rig_close(&r);
+        check_stored(r, 30 + i, 4, "both");
 }
 
 /* Opens sequences until their unfinished chunks fill the save buffer. Returns the number of
@@ -726,27 +719,24 @@ static void tails_stay_within_the_bound(void **state)
 /* A chunk takes memory only for the kinds that its policy saves. */
 static void memory_follows_the_policy(void **state)
 {
-    (void)state;
     static const char *const saves[] = {"both", "kv", "hidden", "--K-"};
     size_t used[4];
-    struct rig r;
-    rig_open(&r, 0);
+    struct rig *r = *state;
     for (int i = 0; i < 4; i++) {
         struct line x;
         struct saver_stats st;
-        line_open(&x, &r, 40, saves[i], 0);
+        line_open(&x, r, 40, saves[i], 0);
         line_step(&x, 1, SAVE_TRY);
-        saver_stats(r.saver, &st);
+        saver_stats(r->saver, &st);
         used[i] = st.used_bytes;
         line_close(&x);
     }
     size_t head = used[1] + used[2] - used[0]; /* the struct before the rows counts once */
-    size_t layers = (size_t)r.m->cfg.n_layers;
+    size_t layers = (size_t)r->m->cfg.n_layers;
     assert_true(head < 1024);
-    assert_int_equal(used[1] - head, layers * 64 * row_bytes(&r, STORE_KV));
-    assert_int_equal(used[2] - head, layers * 64 * row_bytes(&r, STORE_HIDDEN));
-    assert_int_equal(used[3] - head, 64 * row_bytes(&r, STORE_KV));
-    rig_close(&r);
+    assert_int_equal(used[1] - head, layers * 64 * row_bytes(r, STORE_KV));
+    assert_int_equal(used[2] - head, layers * 64 * row_bytes(r, STORE_HIDDEN));
+    assert_int_equal(used[3] - head, 64 * row_bytes(r, STORE_KV));
 }
 
 /* The writer falls behind. A caller that may not wait gets no room now, and succeeds later. A
@@ -924,101 +914,93 @@ static void disk_fault(void **state)
  * continue. */
 static void store_cap(void **state)
 {
-    (void)state;
-    struct rig r;
+    struct rig *r = *state;
     struct line a, b;
-    rig_open(&r, 0);
-    line_open(&a, &r, 90, "both", 0);
+    line_open(&a, r, 90, "both", 0);
     line_run(&a, 64, 64);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
     struct store_stats stats;
-    store_stats(r.store, &stats);
+    store_stats(r->store, &stats);
     line_close(&a);
-    close_saver(&r);
-    open_saver(&r, stats.used_bytes * 5 / 2); /* room for two chunks */
-    line_open(&a, &r, 91, "both", 0);
+    close_saver(r);
+    open_saver(r, stats.used_bytes * 5 / 2); /* room for two chunks */
+    line_open(&a, r, 91, "both", 0);
     line_run(&a, 64 * 5, 64);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
     assert_int_equal(save_ended(a.q), SAVE_END_CAP);
     assert_int_equal(save_committed_tokens(a.q), 128);
     line_close(&a);
-    check_stored(&r, 91, 2, "both");
-    line_open(&b, &r, 92, "both", 0); /* evicts the other context to make room */
+    check_stored(r, 91, 2, "both");
+    line_open(&b, r, 92, "both", 0); /* evicts the other context to make room */
     line_run(&b, 128, 64);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
     assert_int_equal(save_committed_tokens(b.q), 128);
     line_close(&b);
-    check_stored(&r, 92, 2, "both");
-    assert_int_equal(atomic_load(&r.n_warnings), 0);
-    rig_close(&r);
+    check_stored(r, 92, 2, "both");
+    assert_int_equal(atomic_load(&r->n_warnings), 0);
 }
 
 /* A sequence may not evict chunks that waiting requests need. Its saving ends instead, with its own
  * reason. */
 static void a_refused_save_has_a_reason_of_its_own(void **state)
 {
-    (void)state;
-    struct rig r;
+    struct rig *r = *state;
     struct line a, b;
     struct store_stats stats;
     struct saver_stats saved;
-    rig_open(&r, 0);
-    line_open(&a, &r, 93, "both", 0);
+    line_open(&a, r, 93, "both", 0);
     line_run(&a, 128, 64);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
-    store_stats(r.store, &stats);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
+    store_stats(r->store, &stats);
     line_close(&a);
-    close_saver(&r);
-    r.policy = PLACEMENT_OURS;
-    open_saver(&r, stats.used_bytes + stats.used_bytes / 4);
-    line_open(&a, &r, 93, "none", 0); /* only the line's keys are needed */
-    assert_int_equal(store_expect_use(r.store, a.chain.keys, 2, 1), 2);
-    line_open(&b, &r, 94, "both", 0);
+    close_saver(r);
+    r->policy = PLACEMENT_OURS;
+    open_saver(r, stats.used_bytes + stats.used_bytes / 4);
+    line_open(&a, r, 93, "none", 0); /* only the line's keys are needed */
+    assert_int_equal(store_expect_use(r->store, a.chain.keys, 2, 1), 2);
+    line_open(&b, r, 94, "both", 0);
     line_run(&b, 128, 64);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
     assert_int_equal(save_ended(b.q), SAVE_END_REFUSED);
-    saver_stats(r.saver, &saved);
+    saver_stats(r->saver, &saved);
     assert_int_equal(saved.n_ended[SAVE_END_REFUSED], 1);
     assert_int_equal(saved.n_ended[SAVE_END_CAP], 0);
     line_close(&b);
-    store_expect_use_no_more(r.store, a.chain.keys, 2, 1);
+    store_expect_use_no_more(r->store, a.chain.keys, 2, 1);
     line_close(&a);
-    check_stored(&r, 93, 2, "both");
-    rig_close(&r);
+    check_stored(r, 93, 2, "both");
 }
 
 /* All sequences together exceed the cap. Even so a running sequence keeps every chunk that was
  * reported as committed. */
 static void living_sequences_keep_what_they_were_told(void **state)
 {
-    (void)state;
-    struct rig r;
+    struct rig *r = *state;
     struct line a;
     struct store_stats stats;
-    rig_open(&r, 0);
-    line_open(&a, &r, 100, "both", 0);
+    line_open(&a, r, 100, "both", 0);
     line_run(&a, 64, 64);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
-    store_stats(r.store, &stats);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
+    store_stats(r->store, &stats);
     line_close(&a);
     for (uint64_t seed = 0; seed < 6; seed++) {
         struct line x[MAX_SEQS];
         struct rng g = {.s = seed};
         int64_t n_committed = 0;
-        close_saver(&r);
-        open_saver(&r, stats.used_bytes * 9 / 2); /* room for four of twelve chunks */
+        close_saver(r);
+        open_saver(r, stats.used_bytes * 9 / 2); /* room for four of twelve chunks */
         for (int i = 0; i < MAX_SEQS; i++)
-            line_open(&x[i], &r, 200 + seed * 10 + (uint64_t)i, "both", 0);
+            line_open(&x[i], r, 200 + seed * 10 + (uint64_t)i, "both", 0);
         for (int step = 0; step < MAX_SEQS * 4; step++) {
             line_step(&x[rng_below(&g, MAX_SEQS)], 64, SAVE_WAIT);
-            assert_int_equal(saver_flush(r.saver, NULL), 0);
+            assert_int_equal(saver_flush(r->saver, NULL), 0);
             for (int i = 0; i < MAX_SEQS; i++) {
                 struct store_hit hits[MAX_TOKENS / 64];
                 int n;
-                assert_int_equal(store_lookup(r.store, x[i].chain.keys, MAX_TOKENS / 64,
+                assert_int_equal(store_lookup(r->store, x[i].chain.keys, MAX_TOKENS / 64,
                                               hits, &n, NULL, 0, NULL),
                                  0);
-                store_release(r.store, hits, n);
+                store_release(r->store, hits, n);
                 assert_true((int64_t)n * 64 >= save_committed_tokens(x[i].q));
                 n_committed += save_committed_tokens(x[i].q);
             }
@@ -1026,10 +1008,9 @@ static void living_sequences_keep_what_they_were_told(void **state)
         assert_true(n_committed > 0);
         for (int i = 0; i < MAX_SEQS; i++)
             line_close(&x[i]);
-        store_stats(r.store, &stats);
+        store_stats(r->store, &stats);
         stats.used_bytes = stats.used_bytes / stats.n_chunks;
     }
-    rig_close(&r);
 }
 
 /* --- what is reported ------------------------------------------------------------------------- */
@@ -1057,28 +1038,25 @@ static void line_save_all(struct rig *r, uint64_t seed, const char *save, int n)
  * lacks one kind of record is written. */
 static void stored_chunks_are_counted_and_not_written(void **state)
 {
-    (void)state;
-    struct rig r;
-    rig_open(&r, 0);
-    line_save_all(&r, 5, "kv", 140);
-    struct saver_stats first = told(&r);
+    struct rig *r = *state;
+    line_save_all(r, 5, "kv", 140);
+    struct saver_stats first = told(r);
     assert_int_equal(first.n_chunks, 3);
     assert_int_equal(first.n_tails, 1);
     assert_int_equal(first.n_shared, 0);
-    uint64_t bytes = appended_bytes(&r);
-    line_save_all(&r, 5, "kv", 140);
-    struct saver_stats again = told(&r);
+    uint64_t bytes = appended_bytes(r);
+    line_save_all(r, 5, "kv", 140);
+    struct saver_stats again = told(r);
     assert_int_equal(again.n_chunks, 6);
     assert_int_equal(again.n_tails, 2);
     assert_int_equal(again.n_shared, 3);
-    assert_int_equal(appended_bytes(&r), bytes);
-    line_save_all(&r, 5, "both", 140);
-    struct saver_stats more = told(&r);
+    assert_int_equal(appended_bytes(r), bytes);
+    line_save_all(r, 5, "both", 140);
+    struct saver_stats more = told(r);
     assert_int_equal(more.n_chunks, 9);
     assert_int_equal(more.n_shared, 3);
-    assert_true(appended_bytes(&r) > bytes);
-    check_stored(&r, 5, 2, "both");
-    rig_close(&r);
+    assert_true(appended_bytes(r) > bytes);
+    check_stored(r, 5, 2, "both");
 }
 
 static uint64_t read_bytes(const struct rig *r)
@@ -1092,26 +1070,23 @@ static uint64_t read_bytes(const struct rig *r)
  * sequence has stored meanwhile. */
 static void a_stored_end_is_read_only_if_it_is_needed(void **state)
 {
-    (void)state;
-    struct rig r;
+    struct rig *r = *state;
     struct line x, y;
-    rig_open(&r, 0);
-    line_save_all(&r, 5, "both", 70);
-    line_open(&x, &r, 5, "both", 70);
-    line_open(&y, &r, 5, "both", 70);
-    uint64_t before = read_bytes(&r);
+    line_save_all(r, 5, "both", 70);
+    line_open(&x, r, 5, "both", 70);
+    line_open(&y, r, 5, "both", 70);
+    uint64_t before = read_bytes(r);
     line_run(&x, 128, 58);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
-    uint64_t after = read_bytes(&r);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
+    uint64_t after = read_bytes(r);
     assert_true(after > before);
     line_run(&y, 128, 58);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
     assert_int_equal(save_committed_tokens(y.q), 128);
-    assert_int_equal(read_bytes(&r), after);
-    assert_int_equal(told(&r).n_shared, 1);
+    assert_int_equal(read_bytes(r), after);
+    assert_int_equal(told(r).n_shared, 1);
     line_close(&x);
     line_close(&y);
-    rig_close(&r);
 }
 
 /* What an entry of the store says about one owner's chunks. */
@@ -1157,54 +1132,48 @@ static void line_save_for(struct line *x, const struct save_begin *how)
 /* The chunks have the owner of their request, and expire when its hints say so. */
 static void chunks_have_the_owner_and_the_hints_of_their_request(void **state)
 {
-    (void)state;
-    struct rig r;
+    struct rig *r = *state;
     struct line x;
-    rig_open(&r, 0);
-    assert_true(line_find(&x, &r, 5, 0));
+    assert_true(line_find(&x, r, 5, 0));
     line_save_for(&x, &(struct save_begin){.owner = 77, .use = {.ttl_s = 5000}});
     line_run(&x, 70, 70);
     save_idle(x.q, x.tokens, x.n);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
     line_close(&x);
-    line_save_all(&r, 6, "both", 64);
-    struct seen theirs = seen_of(&r, 77), others = seen_of(&r, 0);
+    line_save_all(r, 6, "both", 64);
+    struct seen theirs = seen_of(r, 77), others = seen_of(r, 0);
     assert_int_equal(theirs.n, 2);
     assert_int_equal(theirs.n_partial, 1);
     assert_int_equal(theirs.n_expiring, 2);
     assert_in_range(theirs.expires_wall_s, clock_wall_s() + 4000, clock_wall_s() + 5000);
     assert_int_equal(others.n, 1);
     assert_int_equal(others.n_expiring, 0);
-    rig_close(&r);
 }
 
 /* A context that was erased after its request began is not saved, and the reason is its own. */
 static void a_context_erased_meanwhile_is_not_saved(void **state)
 {
-    (void)state;
-    struct rig r;
+    struct rig *r = *state;
     struct line x, y;
-    rig_open(&r, 0);
-    uint64_t before = store_epoch(r.store);
-    store_refuse_former(r.store);
-    assert_true(line_find(&x, &r, 5, 0));
+    uint64_t before = store_epoch(r->store);
+    store_refuse_former(r->store);
+    assert_true(line_find(&x, r, 5, 0));
     line_save_for(&x, &(struct save_begin){.epoch = before});
     line_run(&x, 128, 64);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
     assert_int_equal(save_ended(x.q), SAVE_END_ERASED);
     assert_int_equal(save_committed_tokens(x.q), 0);
     assert_true(save_is_settled(x.q));
     line_close(&x);
-    assert_int_equal(told(&r).n_ended[SAVE_END_ERASED], 1);
-    assert_true(line_find(&y, &r, 5, 0));
-    line_save_for(&y, &(struct save_begin){.epoch = store_epoch(r.store)});
+    assert_int_equal(told(r).n_ended[SAVE_END_ERASED], 1);
+    assert_true(line_find(&y, r, 5, 0));
+    line_save_for(&y, &(struct save_begin){.epoch = store_epoch(r->store)});
     line_run(&y, 128, 64);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
     assert_int_equal(save_committed_tokens(y.q), 128);
     line_close(&y);
-    assert_int_equal(told(&r).n_chunks, 2);
-    assert_int_equal(told(&r).n_ended[SAVE_END_ERASED], 1);
-    rig_close(&r);
+    assert_int_equal(told(r).n_chunks, 2);
+    assert_int_equal(told(r).n_ended[SAVE_END_ERASED], 1);
 }
 
 /* Many contexts continue a document. So its end stays when one of them has filled the chunk. */
@@ -1292,27 +1261,24 @@ static void a_chunk_without_its_parent_is_not_saved(void **state)
 /* A saver counts the chunks that were handed over and those that are settled. */
 static void marks_follow_the_chunks(void **state)
 {
-    (void)state;
-    struct rig r;
+    struct rig *r = *state;
     struct line x;
-    rig_open(&r, 0);
-    assert_int_equal(saver_mark(r.saver), 0);
-    assert_true(saver_reached(r.saver, 0));
-    assert_false(saver_reached(r.saver, 1));
-    line_open(&x, &r, 5, "both", 0);
-    saver_hold_back(r.saver);
+    assert_int_equal(saver_mark(r->saver), 0);
+    assert_true(saver_reached(r->saver, 0));
+    assert_false(saver_reached(r->saver, 1));
+    line_open(&x, r, 5, "both", 0);
+    saver_hold_back(r->saver);
     line_run(&x, 64 * 3, 64);
-    assert_int_equal(saver_mark(r.saver), 3);
-    assert_int_equal(saver_settled(r.saver), 0);
+    assert_int_equal(saver_mark(r->saver), 3);
+    assert_int_equal(saver_settled(r->saver), 0);
     assert_false(save_is_settled(x.q));
-    assert_false(saver_reached(r.saver, 1));
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
-    assert_int_equal(saver_settled(r.saver), 3);
-    assert_true(saver_reached(r.saver, 3));
-    assert_false(saver_reached(r.saver, 4));
+    assert_false(saver_reached(r->saver, 1));
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
+    assert_int_equal(saver_settled(r->saver), 3);
+    assert_true(saver_reached(r->saver, 3));
+    assert_false(saver_reached(r->saver, 4));
     assert_true(save_is_settled(x.q));
     line_close(&x);
-    rig_close(&r);
 }
 
 /* The memory of a saver is that of its buffer, of a packed record and of a tail's record. The
@@ -1364,19 +1330,16 @@ static void the_buffer_has_room_for_the_smallest_chunks(void **state)
 /* What is stopped gives its memory back, and saves nothing more of the open chunk. */
 static void a_stopped_sequence_gives_its_memory_back(void **state)
 {
-    (void)state;
-    struct rig r;
+    struct rig *r = *state;
     struct line x;
-    rig_open(&r, 0);
-    line_open(&x, &r, 5, "both", 0);
+    line_open(&x, r, 5, "both", 0);
     line_run(&x, 70, 70);
-    assert_int_equal(saver_flush(r.saver, NULL), 0);
-    assert_true(told(&r).used_bytes > 0);
+    assert_int_equal(saver_flush(r->saver, NULL), 0);
+    assert_true(told(r).used_bytes > 0);
     save_stop(x.q);
-    assert_int_equal(told(&r).used_bytes, 0);
+    assert_int_equal(told(r).used_bytes, 0);
     assert_int_equal(save_committed_tokens(x.q), 64);
     line_close(&x);
-    rig_close(&r);
 }
 
 static void the_kinds_of_a_chunk_are_letters(void **state)
@@ -1525,14 +1488,11 @@ static void a_document_is_not_refused(void **state)
 /* The writer leaves the processors to decodes: its priority is lower than that of this thread. */
 static void the_writer_steps_back(void **state)
 {
-    (void)state;
-    struct rig r;
+    struct rig *r = *state;
     int own = getpriority(PRIO_PROCESS, 0), want = own < 10 ? 10 : own;
-    rig_open(&r, 0);
-    line_save_all(&r, 5, "both", 64); /* the thread has begun its work */
+    line_save_all(r, 5, "both", 64); /* the thread has begun its work */
     assert_true(threads_at_nice(want) > 0);
     assert_int_equal(getpriority(PRIO_PROCESS, 0), own);
-    rig_close(&r);
 }
 
 /* --- main ------------------------------------------------------------------------------------- */
@@ -1540,43 +1500,43 @@ static void the_writer_steps_back(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steps_and_policies),
-        cmocka_unit_test(nothing_to_save),
-        cmocka_unit_test(flush_is_a_barrier),
-        cmocka_unit_test(commits_are_few_and_come_unasked),
+        WITH_RIG(steps_and_policies),
+        WITH_RIG(nothing_to_save),
+        WITH_RIG(flush_is_a_barrier),
+        WITH_RIG(commits_are_few_and_come_unasked),
         cmocka_unit_test(commits_come_when_asked_for),
-        cmocka_unit_test(continues_a_stored_prefix),
+        WITH_RIG(continues_a_stored_prefix),
         cmocka_unit_test(tails_grow),
         cmocka_unit_test(two_begin_at_one_tail),
         cmocka_unit_test(one_begins_at_a_superseded_tail),
-        cmocka_unit_test(damaged_tail),
-        cmocka_unit_test(interleaved_sequences),
-        cmocka_unit_test(close_while_in_flight),
+        WITH_RIG(damaged_tail),
+        WITH_RIG(interleaved_sequences),
+        WITH_RIG(close_while_in_flight),
         cmocka_unit_test(tails_stay_within_the_bound),
-        cmocka_unit_test(memory_follows_the_policy),
+        WITH_RIG(memory_follows_the_policy),
         cmocka_unit_test(shed_when_the_writer_falls_behind),
         cmocka_unit_test(what_is_held_back_is_written_in_the_end),
         cmocka_unit_test(full_disk),
         cmocka_unit_test(disk_fault),
-        cmocka_unit_test(store_cap),
-        cmocka_unit_test(a_refused_save_has_a_reason_of_its_own),
-        cmocka_unit_test(living_sequences_keep_what_they_were_told),
-        cmocka_unit_test(stored_chunks_are_counted_and_not_written),
-        cmocka_unit_test(a_stored_end_is_read_only_if_it_is_needed),
-        cmocka_unit_test(chunks_have_the_owner_and_the_hints_of_their_request),
-        cmocka_unit_test(a_context_erased_meanwhile_is_not_saved),
+        WITH_RIG(store_cap),
+        WITH_RIG(a_refused_save_has_a_reason_of_its_own),
+        WITH_RIG(living_sequences_keep_what_they_were_told),
+        WITH_RIG(stored_chunks_are_counted_and_not_written),
+        WITH_RIG(a_stored_end_is_read_only_if_it_is_needed),
+        WITH_RIG(chunks_have_the_owner_and_the_hints_of_their_request),
+        WITH_RIG(a_context_erased_meanwhile_is_not_saved),
         cmocka_unit_test(the_end_of_a_document_stays),
         cmocka_unit_test(full_chunks_are_offered_in_time),
         cmocka_unit_test(a_partial_chunk_has_no_other_tokens),
         cmocka_unit_test(a_document_is_not_refused),
-        cmocka_unit_test(the_writer_steps_back),
+        WITH_RIG(the_writer_steps_back),
         cmocka_unit_test(every_end_has_its_reason),
         cmocka_unit_test(without_a_saver_nothing_is_saved),
         cmocka_unit_test(a_chunk_without_its_parent_is_not_saved),
-        cmocka_unit_test(marks_follow_the_chunks),
+        WITH_RIG(marks_follow_the_chunks),
         cmocka_unit_test(the_memory_of_a_saver_is_counted),
         cmocka_unit_test(the_buffer_has_room_for_the_smallest_chunks),
-        cmocka_unit_test(a_stopped_sequence_gives_its_memory_back),
+        WITH_RIG(a_stopped_sequence_gives_its_memory_back),
         cmocka_unit_test(the_kinds_of_a_chunk_are_letters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
