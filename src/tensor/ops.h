@@ -18,13 +18,16 @@
  *  - matmul by 4-bit weights (q4_0, q4_1, q4_k): a row of W is cut along k into blocks of Q4_BLOCK
  *    = 32, each d * q + m with whole numbers q from 0 to 15; d and m are f32 (q4_blocks.h).  A row
  *    of A is cut into blocks of 32, each rounded to whole numbers of 8 bits: x = a * (127 /
- *    largest |a|), to nearest even, e = largest |a| / 127, and z = (sum of x) * e.  With s the
- *    exact sum of x q over a block, acc = fma(s * e, d, acc), then acc = fma(z, m, acc), from +0
- *    over the blocks in ascending k; s and s * e are rounded to f32; bias last.  A block of A
- *    whose largest |a| is below 2^-100 counts as zero; with an infinity or a NaN in it, e is NaN.
+ *    largest |a|), to nearest even; e = largest |a| / 127 without the two lowest of its 24 bits;
+ *    and z = (sum of x) * e.  With s the exact sum of x q over a block, acc = fma(s * e, d, acc),
+ *    then acc = fma(z, m, acc), from +0 over the blocks in ascending k; s * e is rounded to f32;
+ *    bias last.  For q4_0, s is the sum of x (q - 8), and there is no m.  A block of A whose
+ *    largest |a| is below 2^-100 counts as zero; if it is 2^110 or more, an infinity or a NaN, e is
+ *    NaN.
  *    6-bit weights (q6_k): the same, except that every 16 weights of a block have a whole number t
  *    of 8 bits.  s = sum of x t (q - 32) over a block, which is exact in f32 too, and only acc =
- *    fma(s * e, D, acc) is computed.
+ *    fma(s * e, D, acc) is computed.  Q4_NUMERICS_VERSION is part of the fingerprint of a model
+ *    with these weights.
  *    Weights are exact.  Activations keep 8 bits, as in llama.cpp, because 16 bits halve the speed
  *    of many rows.  A product differs from the one with f32 activations by about 0.4 % of the sum
  *    of its terms' magnitudes (tests/tensor/test_q4.c).  docs/MODELS.md says by how much a model's
@@ -66,8 +69,10 @@
 #define Q8_BLOCK        32
 #define Q4_BLOCK        32
 
-/* Raise this version whenever a product with bf16r weights gives other bits. */
+/* Raise these versions whenever a product with bf16r weights, or with weights in blocks (q4_0 and
+ * so on), gives other bits. */
 #define BF16R_NUMERICS_VERSION 1
+#define Q4_NUMERICS_VERSION    2
 
 /* Limits that every backend supports. A model that needs more is refused when its config is read.
  */

@@ -179,8 +179,8 @@ static void add_versions(const char *device, const struct device_opts *o, FILE *
     struct device *dev;
     struct err err = {0};
     must(device_open(device, o, NULL, &dev, &err), &err);
-    fprintf(f, "versions: backend %d, model %d\n", dev->numerics_version,
-            MODEL_NUMERICS_VERSION);
+    fprintf(f, "versions: backend %d, model %d, q4 %d\n", dev->numerics_version,
+            MODEL_NUMERICS_VERSION, Q4_NUMERICS_VERSION);
     device_close(dev);
 }
 
@@ -233,7 +233,8 @@ char *numerics_compare(const char *golden, const char *now, const char *version)
                 "the bits of \"%.*s\" changed under an unchanged version: state "
                 "that was saved before would be used although it differs. If "
                 "the change is meant, raise %s (or MODEL_NUMERICS_VERSION "
-                "where every backend changed), then write the golden digests "
+                "where every backend changed, Q4_NUMERICS_VERSION where only "
+                "weights in blocks did), then write the golden digests "
                 "anew with HCACHE_WRITE_GOLDEN=1",
                 (int)name - 1, line, version);
         line += n + (line[n] == '\n');

@@ -54,7 +54,10 @@ static void test_extremes(void **state)
             x[9 * K + k] = -1;
         }
         x[8 * K + 10] = 1e6f; /* an outlier */
+        x[10 * K + 40] =
+            0x1.fffffep109f; /* the largest number that does not count as infinite */
         quant_check_product(t, a, N, rows, NULL);
+        x[11 * K + 40] = -0x1p110f;
         x[5 * K + 300] = INFINITY;
         x[6 * K + 767] = NAN;
         struct weight w = weight_make(&cpu, t, N, K, rows);
@@ -65,6 +68,7 @@ static void test_extremes(void **state)
                              0);
             assert_true(y[1 * N + 5] == 0 && y[2 * N + 5] == 0 && y[3 * N + 5] != 0);
             assert_true(isnan(y[5 * N + 9]) && isnan(y[6 * N + 1]) && !isnan(y[7 * N]));
+            assert_true(!isnan(y[10 * N + 9]) && isnan(y[11 * N + 9]));
         }
         weight_free(&cpu, &w);
         mat_free(&c);

@@ -12,8 +12,11 @@
 
 #include <string.h>
 
-/* Size of one tile, rows by panels, as in cpu_matmul.c: a k-block of 192 rows is 96 KiB. */
-#define TILE_N_PANELS 8
+/* Panels of one tile of many rows.  A tile has all rows, unless threads would get fewer than
+ * TILES_PER_THREAD tiles; then it has at least LEAST_ROWS. */
+#define TILE_N_PANELS    (TILE_COLS / PANEL)
+#define TILES_PER_THREAD 8
+#define LEAST_ROWS       96
 /* Panels of one tile of few rows, at least: as many as a kernel reads at once.  A kernel that reads
  * one after another needs larger tiles only to take fewer of them. */
 #define DIRECT_N_PANELS 4
@@ -153,14 +156,24 @@ static void run_direct(void *arg, int thread_idx, int n_threads)
         }
 }
 
-/* Multiplies rows [row0, row0 + m), m <= PACK_ROWS. */
+/* Returns the number of tiles into which the rows of a product of many rows are cut. */
+static int row_tiles_of(const struct quant_job *job)
+{
+    int64_t n = 0, wanted = (int64_t)TILES_PER_THREAD * pool_threads(job->s->pool);
+    for (int i = 0; i < job->n_parts; i++)
+        n += (panels_of(job->part[i].w->n) + TILE_N_PANELS - 1) / TILE_N_PANELS;
+    int64_t most = MAX(job->m / LEAST_ROWS, 1), tiles = (wanted + n - 1) / n;
+    return (int)MIN(tiles, most);
+}
+
+/* Multiplies rows [row0, row0 + m), m <= QUANT_ROWS. */
 static void multiply_rows(struct quant_job *job)
 {
     int64_t k_blocks = (job->a.cols + MATMUL_K_BLOCK - 1) / MATMUL_K_BLOCK;
     job->x = (int16_t *)scratch_packed(job->s);
     job->e = (float *)(job->x + k_blocks * job->m * MATMUL_K_BLOCK);
     job->direct = job->m <= job->kernels->direct_rows;
-    job->n_row_tiles = (job->m + TILE_ROWS - 1) / TILE_ROWS;
+    job->n_row_tiles = job->direct ? 1 : row_tiles_of(job);
     job->streams = job->direct && job->kernels->direct_stream != NULL &&
                    cpu_reads_one_stream();
     job->tile_panels = job->streams  ? STREAM_N_PANELS
@@ -187,9 +200,10 @@ static void multiply_rows(struct quant_job *job)
 static int run_job(struct quant_job *job)
 {
     int rc = stream_enter(job->s);
-    for (; rc == 0 && job->row0 < job->a.rows; job->row0 += job->m) {
-        int64_t left = job->a.rows - job->row0;
-        job->m = (int)MIN(left, PACK_ROWS);
+    int64_t rows = job->a.rows, n = (rows + QUANT_ROWS - 1) / QUANT_ROWS;
+    for (int64_t i = 0; rc == 0 && i < n; i++) {
+        job->row0 = rows * i / n;
+        job->m = (int)(rows * (i + 1) / n - job->row0);
         multiply_rows(job);
     }
     return rc;

@@ -7,8 +7,10 @@
 
 /* --- rounding -------------------------------------------------------------------------------- */
 
-/* If the largest magnitude is below this, the block counts as zero. */
-#define LEAST_BITS 0x0d800000u /* the bits of 2^-100 */
+/* If the largest magnitude is below 2^-100, the block counts as zero; from 2^110 on, as infinite.
+ */
+#define LEAST_BITS 0x0d800000u
+#define MOST_BITS  0x76800000u
 
 /* Rounds half a block to x [16] and returns the sum of x, which is exact in f32. */
 INLINE int32_t round_half(const float *a, float scale, int8_t *x)
@@ -18,44 +20,57 @@ INLINE int32_t round_half(const float *a, float scale, int8_t *x)
     return (int32_t)v_sum(numbers);
 }
 
-/* Rounds a block to x [32], sets h of its two halves, and returns the sum of x. */
-INLINE float round_block(const float *a, float scale, int8_t *x, float *h)
+/* Writes what the sums x of half blocks and e give; all may be rounded numbers or zeros. */
+INLINE void round_factors(const int32_t *half, float *at)
 {
-    int32_t low = round_half(a, scale, x), high = round_half(a + 16, scale, x + 16);
-    h[0] = (float)(-32 * low);
-    h[1] = (float)(-32 * high);
-    return (float)(low + high);
+    int32_t zero[QUANT_PER_K_BLOCK], h[2 * QUANT_PER_K_BLOCK];
+    for (int b = 0; b < QUANT_PER_K_BLOCK; b++) {
+        int32_t sum = half[2 * b] + half[2 * b + 1];
+        at[Q4_Z + b] = (float)sum * at[Q4_E + b];
+        at[Q4_N + b] = at[Q4_E + b] * -Q4_BASE;
+        zero[b] = Q4_BASE_BITS - 8 * sum;
+    }
+    for (int i = 0; i < 2 * QUANT_PER_K_BLOCK; i++)
+        h[i] = Q4_BASE_BITS - 32 * half[i];
+    memcpy(at + Q4_ZERO, zero, sizeof zero);
+    memcpy(at + Q4_H, h, sizeof h);
 }
 
-/* Rounds block by block, for k-blocks in which a block counts as zero or contains an infinity or a
+/* Returns the scale of a block: its two lowest bits are 0 (q4.h). */
+INLINE float round_scale(uint32_t top)
+{
+    return float_of_bits(abs_bits(float_of_bits(top) / 127.0f) & ~3u);
+}
+
+/* Rounds block by block, for k-blocks in which a block counts as zero or as infinite, or contains a
  * NaN. */
 static void round_odd_blocks(const float *a, int n_blocks, const uint32_t *top, float *at)
 {
+    int32_t half[2 * QUANT_PER_K_BLOCK] = {0};
     for (int b = 0; b < n_blocks; b++) {
         int8_t *x = (int8_t *)at + b * Q4_BLOCK;
-        float largest = float_of_bits(top[b]);
+        float scale = 127.0f / float_of_bits(top[b]);
         memset(x, 0, Q4_BLOCK);
-        at[Q4_H + 2 * b] = at[Q4_H + 2 * b + 1] = 0;
-        at[Q4_E + b] = at[Q4_Z + b] = top[b] >= INFINITY_BITS ? float_of_bits(0x7fc00000)
-                                                              : 0;
-        if (top[b] >= INFINITY_BITS || top[b] < LEAST_BITS)
+        at[Q4_E + b] = top[b] >= MOST_BITS ? float_of_bits(0x7fc00000) : 0;
+        if (top[b] >= MOST_BITS || top[b] < LEAST_BITS)
             continue;
-        at[Q4_E + b] = largest / 127.0f;
-        at[Q4_Z + b] = round_block(a + b * Q4_BLOCK, 127.0f / largest, x,
-                                   at + Q4_H + 2 * b) *
-                       at[Q4_E + b];
+        at[Q4_E + b] = round_scale(top[b]);
+        half[2 * b] = round_half(a + b * Q4_BLOCK, scale, x);
+        half[2 * b + 1] = round_half(a + b * Q4_BLOCK + 16, scale, x + 16);
     }
+    round_factors(half, at);
 }
 
 /* Rounds a k-block of a row, with all its divisions in one loop, so that they run side by side. */
 static void round_k_block(const float *a, int n_blocks, float *at)
 {
     uint32_t top[QUANT_PER_K_BLOCK] = {0};
-    float scale[QUANT_PER_K_BLOCK], sum[QUANT_PER_K_BLOCK] = {0};
+    int32_t half[2 * QUANT_PER_K_BLOCK] = {0};
+    float scale[QUANT_PER_K_BLOCK];
     bool odd = false;
     for (int b = 0; b < n_blocks; b++) {
         top[b] = largest_bits(a + b * Q4_BLOCK, Q4_BLOCK);
-        odd |= top[b] - LEAST_BITS >= INFINITY_BITS - LEAST_BITS;
+        odd |= top[b] - LEAST_BITS >= MOST_BITS - LEAST_BITS;
     }
     if (odd) {
         round_odd_blocks(a, n_blocks, top, at);
@@ -63,13 +78,11 @@ static void round_k_block(const float *a, int n_blocks, float *at)
     }
     for (int b = 0; b < QUANT_PER_K_BLOCK; b++) {
         scale[b] = 127.0f / float_of_bits(top[b]);
-        at[Q4_E + b] = float_of_bits(top[b]) / 127.0f;
+        at[Q4_E + b] = round_scale(top[b]);
     }
-    for (int b = 0; b < n_blocks; b++)
-        sum[b] = round_block(a + b * Q4_BLOCK, scale[b], (int8_t *)at + b * Q4_BLOCK,
-                             at + Q4_H + 2 * b);
-    for (int b = 0; b < QUANT_PER_K_BLOCK; b++)
-        at[Q4_Z + b] = sum[b] * at[Q4_E + b];
+    for (int i = 0; i < 2 * n_blocks; i++)
+        half[i] = round_half(a + i * 16, scale[i / 2], (int8_t *)at + i * 16);
+    round_factors(half, at);
 }
 
 /* Rounds one row of activations. The scales stand beside the numbers, so e_all is not used. */
@@ -84,8 +97,14 @@ static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, flo
 
 /* --- scales ---------------------------------------------------------------------------------- */
 
+/* Returns whether blocks of a type have a minimum m, which is added to all their weights. */
+INLINE bool has_minimum(enum dtype t)
+{
+    return t == DTYPE_Q4_1 || t == DTYPE_Q4_K;
+}
+
 /* Sets d and m of block b of 16 columns; `scales` is the start of the k-block's scales.  For q6_k d
- * and m are the s of the two halves, not multiplied by D. */
+ * and m are the s of the two halves, not multiplied by D; for q4_0 m is zero. */
 INLINE void block_scales(enum dtype t, const uint8_t *scales, int b, v16 *d, v16 *m)
 {
     const uint8_t *at = scales + q4_shared_bytes(t) + (size_t)b * q4_scale_bytes(t);
@@ -100,17 +119,52 @@ INLINE void block_scales(enum dtype t, const uint8_t *scales, int b, v16 *d, v16
         return;
     }
     *d = v_load_f16((const uint16_t *)at);
-    *m = t == DTYPE_Q4_1 ? v_load_f16((const uint16_t *)at + PANEL)
-                         : v_mul(*d, v_set1(-8.0f));
+    *m = t == DTYPE_Q4_1 ? v_load_f16((const uint16_t *)at + PANEL) : v_zero();
 }
 
 /* --- few rows -------------------------------------------------------------------------------- */
 
-/* Sets s[r][j] to the exact sums over one block of 32. */
-INLINE void direct_block(i_part (*s)[WIDE_MAX], const uint8_t *x, const uint8_t *const *w,
-                         int n_rows, int n_panels)
+/* Returns what the sum of block b of a row begins at; f: the row's k-block. */
+INLINE i_start start_of(enum dtype t, const float *f, int b)
 {
-    EACH_ROW EACH_PANEL s[r][j] = i_zero();
+    int32_t zero = Q4_BASE_BITS;
+    if (t == DTYPE_Q4_0)
+        memcpy(&zero, f + Q4_ZERO + b, sizeof zero);
+    return i_set1(zero);
+}
+
+/* Adds block b of a row times its weights to acc; sum: the sum of integers. */
+INLINE v16 add_block(enum dtype t, v16 acc, i_part sum, const float *f, int b, v16 d, v16 m)
+{
+    v16 s = v_fma(i_end(sum, start_of(t, f, b)), v_set1(f[Q4_E + b]), v_set1(f[Q4_N + b]));
+    acc = v_fma(s, d, acc);
+    return has_minimum(t) ? v_fma(v_set1(f[Q4_Z + b]), m, acc) : acc;
+}
+
+/* Adds a block of q6_k of a row to acc.  first and second: the bits of the halves' sums; d and m:
+ * their s. */
+INLINE v16 add_halves(v16 acc, v16 first, v16 second, float e, v16 d, v16 m, v16 top)
+{
+    const v16 base = v_set1(Q4_BASE);
+    v16 sum = v_fma(v_sub(second, base), m, v_mul(v_sub(first, base), d));
+    return v_fma(v_mul(sum, v_set1(e)), top, acc);
+}
+
+/* Returns the bits of a half's sum as floats: h + q . x. */
+INLINE v16 half_sum(const i8x4 q[4], const uint8_t *x, const float *h)
+{
+    i_half_sum s = i_half_begin(i_set4(h));
+    for (int v = 0; v < 4; v++)
+        s = i_half_dot(s, q[v], i_set4(x + 4 * v), v);
+    return i_half_end(s);
+}
+
+/* Sets s[r][j] to the sums of block b of 32.  x: the rows' k-block. */
+INLINE void direct_block(i_part (*s)[WIDE_MAX], enum dtype t, const float *f, int b,
+                         const uint8_t *const *w, int n_rows, int n_panels)
+{
+    const uint8_t *x = (const uint8_t *)f + b * Q4_BLOCK;
+    EACH_ROW EACH_PANEL s[r][j] = i_begin(start_of(t, f + r * (Q4_ROW_BYTES / 4), b));
     _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++)
     {
         i8x4 low[WIDE_MAX], high[WIDE_MAX];
@@ -148,14 +202,6 @@ INLINE void direct_fetch(const struct quant_tile *t, enum dtype dtype,
     }
 }
 
-/* Returns the sum of x (q - 32) over half a block, as floats.  h: see q4.h. */
-INLINE v16 half_sum(const i8x4 q[4], const uint8_t *x, float h)
-{
-    i_part first = i_dot4(i_dot4(i_zero(), q[0], i_set4(x)), q[1], i_set4(x + 4)),
-           second = i_dot4(i_dot4(i_zero(), q[2], i_set4(x + 8)), q[3], i_set4(x + 12));
-    return v_add(i_sums2(first, second), v_set1(h));
-}
-
 /* Adds block b of q6_k, of every panel, to acc[r][j].  x: the rows' k-block; w: the block's
  * numbers; scales: the offset of the k-block's scales; top: D of each panel.  The panels are taken
  * one after another, because the registers do not suffice for all. */
@@ -165,23 +211,19 @@ INLINE void direct_block6(v16 (*acc)[WIDE_MAX], const float *x, const uint8_t *c
 {
     EACH_PANEL
     {
-        v16 t[2], s[Q4_DIRECT];
-        block_scales(DTYPE_Q6_K, panel[j] + scales, b, &t[0], &t[1]);
-        EACH_ROW s[r] = v_zero();
-        _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++)
+        v16 d, m;
+        i8x4 q[2][4];
+        block_scales(DTYPE_Q6_K, panel[j] + scales, b, &d, &m);
+        i_sixes(w[j], 0, q[0]);
+        i_sixes(w[j], 1, q[1]);
+        EACH_ROW
         {
-            i8x4 q[4];
-            i_sixes(w[j], half, q);
-            EACH_ROW
-            {
-                const float *f = x + r * (Q4_ROW_BYTES / 4);
-                v16 sum = half_sum(q, (const uint8_t *)f + b * Q4_BLOCK + half * 16,
-                                   f[Q4_H + 2 * b + half]);
-                s[r] = v_fma(sum, t[half], s[r]);
-            }
+            const float *f = x + r * (Q4_ROW_BYTES / 4), *h = f + Q4_H + 2 * b;
+            const uint8_t *at = (const uint8_t *)f + b * Q4_BLOCK;
+            acc[r][j] = add_halves(acc[r][j], half_sum(q[0], at, h),
+                                   half_sum(q[1], at + 16, h + 1), f[Q4_E + b], d, m,
+                                   top[j]);
         }
-        EACH_ROW acc[r][j] = v_fma(
-            v_mul(s[r], v_set1(x[r * (Q4_ROW_BYTES / 4) + Q4_E + b])), top[j], acc[r][j]);
     }
 }
 
@@ -206,17 +248,13 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
             direct_block6(acc, x, w, panel, scales, top, b, n_rows, n_panels);
             continue;
         }
-        direct_block(s, (const uint8_t *)x + b * Q4_BLOCK, w, n_rows, n_panels);
+        direct_block(s, dtype, x, b, w, n_rows, n_panels);
         EACH_PANEL
         {
             v16 d, m;
             block_scales(dtype, panel[j] + scales, b, &d, &m);
-            EACH_ROW
-            {
-                const float *f = x + r * (Q4_ROW_BYTES / 4) + b;
-                acc[r][j] = v_fma(v_mul(i_sums(s[r][j]), v_set1(f[Q4_E])), d, acc[r][j]);
-                acc[r][j] = v_fma(v_set1(f[Q4_Z]), m, acc[r][j]);
-            }
+            EACH_ROW acc[r][j] = add_block(dtype, acc[r][j], s[r][j],
+                                           x + r * (Q4_ROW_BYTES / 4), b, d, m);
         }
     }
 }

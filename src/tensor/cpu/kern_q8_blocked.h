@@ -17,6 +17,12 @@ struct wide {
 
 #include "tensor/cpu/kern_quant_blocked.h"
 
+static size_t group_offset(const struct quant_tile *t, int64_t k)
+{
+    (void)t;
+    return q8_offset(k);
+}
+
 static void widen_group(struct wide *out, const struct quant_tile *t, int panel, int64_t k)
 {
     int n_blocks = quant_blocks_at(k, t->k);
@@ -63,7 +69,8 @@ INLINE void micro_rows(const struct micro *m, int n_rows)
     EACH_ROW EACH_PANEL
     {
         float *c = m->c + r * m->ldc + j * PANEL;
-        v16 y = v_fma(p[r][j], v_set1(m->e[r]), m->first ? v_zero() : v_load(c));
+        v16 sum = m->first ? v_zero() : v_load(m->sums + r * GROUP_COLS + j * PANEL);
+        v16 y = v_fma(p[r][j], v_set1(m->e[r]), sum);
         if (m->bias != NULL)
             y = v_add(y, v_load(m->bias + j * PANEL));
         v_store(c, y);

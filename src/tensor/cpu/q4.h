@@ -20,9 +20,14 @@
  * and 0.828 bytes (q4_0, q4_1, q4_k, q6_k).  q6_k's 32 unused bytes keep all vectors of 64 bytes
  * within cache lines.
  *
- * Rounded activations are [k-blocks][rows][512] bytes.  A row has x [256] of 8 bits, e [8] and z
- * [8] of f32, and for q6_k h [8][2] of f32: -32 times the sum of 16 numbers x.  The kernels for few
- * and for many rows read the same form. */
+ * Rounded activations are [k-blocks][rows][512] bytes.  A row has x [256] of 8 bits, of f32 e [8],
+ * z [8] and n [8] = -Q4_BASE e, and of whole numbers with 32 bits `zero` [8] and h [8][2].  The
+ * kernels for few and for many rows read the same form.
+ *
+ * A sum of integers begins at a number whose bits, with the sum added, are those of the f32 number
+ * Q4_BASE + s: Q4_BASE_BITS, or `zero` = Q4_BASE_BITS - 8 (sum of x), or for q6_k h =
+ * Q4_BASE_BITS - 32 (sum of 16 numbers x).  So no conversion is needed: fma(Q4_BASE + s, e, n) is
+ * s * e, rounded once, because e has at most 22 significant bits and n is exact. */
 #ifndef TENSOR_Q4_H
 #define TENSOR_Q4_H
 
@@ -31,10 +36,15 @@
 #define Q4_QUARTER_BYTES (4 * PANEL)
 #define Q4_BLOCK_BYTES   (4 * Q4_QUARTER_BYTES)
 #define Q4_ROW_BYTES     512 /* bytes of a row of rounded activations in a k-block */
-/* offsets of e, z and h in a row of activations, in floats */
-#define Q4_E (MATMUL_K_BLOCK / 4)
-#define Q4_Z (Q4_E + QUANT_PER_K_BLOCK)
-#define Q4_H (Q4_Z + QUANT_PER_K_BLOCK)
+/* offsets of e, z, n, `zero` and h in a row of activations, in numbers of 32 bits */
+#define Q4_E    (MATMUL_K_BLOCK / 4)
+#define Q4_Z    (Q4_E + QUANT_PER_K_BLOCK)
+#define Q4_N    (Q4_Z + QUANT_PER_K_BLOCK)
+#define Q4_ZERO (Q4_N + QUANT_PER_K_BLOCK)
+#define Q4_H    (Q4_ZERO + QUANT_PER_K_BLOCK)
+/* 1.5 * 2^23: adding a whole number below 2^22 in size to its bits adds it to the number. */
+#define Q4_BASE      12582912.0f
+#define Q4_BASE_BITS 0x4b400000
 
 extern const struct quant_kernels q4_kernels_portable;
 #if defined(__x86_64__)

@@ -11,13 +11,10 @@
 #define Q4_TABLE q4_kernels_amx
 #define Q4_RUNS  (q4_kernels_vnni.runs_here() && amx_runs_here())
 
+#define I_SUMS_16 false
 static inline __m512i i_dot4_512(__m512i sum, __m512i w, __m512i x)
 {
     return _mm512_dpbusd_epi32(sum, w, x);
-}
-static inline __m512i i_whole_512(__m512i sum)
-{
-    return sum;
 }
 
 #include "tensor/cpu/vec_nib_avx512.h"
@@ -69,38 +66,36 @@ TILES_MULTIPLY(0)
 TILES_MULTIPLY(1)
 #undef TILES_MULTIPLY
 
-/* Adds block b, whose integer sums are `sums`, to acc; f points to e of row 0. */
-INLINE void strip_add(v16 acc[STRIP], const int32_t (*sums)[PANEL], const float *d,
-                      const float *m, const float *f)
+/* Adds block b, whose products' sums are `sums`, to acc; f: row 0 of the k-block. */
+INLINE void strip_add(v16 acc[STRIP], enum dtype t, const int32_t (*sums)[PANEL],
+                      const struct panel *p, const float *f, int b)
 {
-    v16 of_d = v_load(d), of_m = v_load(m);
-    _Pragma("GCC unroll 16") for (int r = 0; r < STRIP; r++)
+    v16 d = v_load(p->d[b]), m = v_load(p->m[b]);
+    _Pragma("GCC unroll 16") for (int r = 0; r < STRIP; r++, f += Q4_ROW_BYTES / 4)
     {
-        const float *of_row = f + r * (Q4_ROW_BYTES / 4);
-        v16 s = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums[r]));
-        acc[r] = v_fma(v_mul(s, v_set1(of_row[0])), of_d, acc[r]);
-        acc[r] = v_fma(v_set1(of_row[Q4_Z - Q4_E]), of_m, acc[r]);
+        i_part s = _mm512_add_epi32(_mm512_loadu_si512(sums[r]), start_of(t, f, b));
+        acc[r] = add_block(t, acc[r], s, f, b, d, m);
     }
 }
 
 /* Adds the k-block's sums of one strip of rows by one panel to acc [16].  The sums of a block are
  * added while the next one is multiplied, because a tile's result takes some 50 cycles. */
-INLINE void strip_sums(v16 acc[STRIP], struct scratch *s, const struct panel *p,
-                       const uint8_t *x, int n_blocks)
+INLINE void strip_sums(v16 acc[STRIP], enum dtype t, struct scratch *s,
+                       const struct panel *p, const uint8_t *x, int n_blocks)
 {
-    const float *f = (const float *)(const void *)x + Q4_E;
+    const float *f = (const float *)(const void *)x;
     const uint8_t *w = p->w[0][0];
     tiles_multiply_0(s->even, x, w);
     for (int b = 1; b < n_blocks; b += 2) {
         tiles_multiply_1(s->odd, x + b * Q4_BLOCK, w + b * Q4_BLOCK * PANEL);
-        strip_add(acc, s->even, p->d[b - 1], p->m[b - 1], f + b - 1);
+        strip_add(acc, t, s->even, p, f, b - 1);
         if (b + 1 < n_blocks)
             tiles_multiply_0(s->even, x + (b + 1) * Q4_BLOCK,
                              w + (b + 1) * Q4_BLOCK * PANEL);
-        strip_add(acc, s->odd, p->d[b], p->m[b], f + b);
+        strip_add(acc, t, s->odd, p, f, b);
     }
     if (n_blocks % 2 == 1)
-        strip_add(acc, s->even, p->d[n_blocks - 1], p->m[n_blocks - 1], f + n_blocks - 1);
+        strip_add(acc, t, s->even, p, f, n_blocks - 1);
 }
 
 /* Computes the sums of the two halves of block b. */
@@ -112,6 +107,14 @@ INLINE void halves_multiply(int32_t (*low)[PANEL], int32_t (*high)[PANEL], const
     tiles_multiply_1(high, x + b * Q4_BLOCK + 16, at + 16 * PANEL);
 }
 
+/* Returns the sum of x (q - 32) over half a block. */
+INLINE v16 half_add(const int32_t *sums, const float *h)
+{
+    i_start start = i_set4(h);
+    i_part sum = _mm512_add_epi32(_mm512_loadu_si512(sums), start);
+    return v_sub(i_end(sum, start), v_set1(Q4_BASE));
+}
+
 /* Adds block b of q6_k to acc.  f points to row 0 of the k-block. */
 INLINE void strip_add6(v16 acc[STRIP], const int32_t (*low)[PANEL],
                        const int32_t (*high)[PANEL], const struct panel *p, const float *f,
@@ -121,10 +124,8 @@ INLINE void strip_add6(v16 acc[STRIP], const int32_t (*low)[PANEL],
     _Pragma("GCC unroll 16") for (int r = 0; r < STRIP; r++)
     {
         const float *of_row = f + r * (Q4_ROW_BYTES / 4);
-        v16 first = v_add(_mm512_cvtepi32_ps(_mm512_loadu_si512(low[r])),
-                          v_set1(of_row[Q4_H + 2 * b])),
-            second = v_add(_mm512_cvtepi32_ps(_mm512_loadu_si512(high[r])),
-                           v_set1(of_row[Q4_H + 2 * b + 1]));
+        v16 first = half_add(low[r], of_row + Q4_H + 2 * b),
+            second = half_add(high[r], of_row + Q4_H + 2 * b + 1);
         v16 sum = v_fma(second, t, v_mul(first, s));
         acc[r] = v_fma(v_mul(sum, v_set1(of_row[Q4_E + b])), top, acc[r]);
     }
@@ -162,10 +163,13 @@ static void strip(const struct quant_tile *t, struct scratch *s, int64_t k, int 
                                       : v_load_upto(c + r * t->ldc, DTYPE_F32, col, cols);
     }
     const uint8_t *x = (const uint8_t *)(t->x + k * t->x_rows + (int64_t)r0 * KB);
+    int n_blocks = quant_blocks_at(k, t->k);
     if (t->dtype == DTYPE_Q6_K)
         strip_sums6(acc, s, &s->panel[panel % GROUP], x);
-    else
-        strip_sums(acc, s, &s->panel[panel % GROUP], x, quant_blocks_at(k, t->k));
+    else if (t->dtype == DTYPE_Q4_0)
+        strip_sums(acc, DTYPE_Q4_0, s, &s->panel[panel % GROUP], x, n_blocks);
+    else /* widened blocks of q4_1 and q4_k are alike */
+        strip_sums(acc, DTYPE_Q4_1, s, &s->panel[panel % GROUP], x, n_blocks);
     v16 bias = t->bias != NULL && k + KB >= t->k
                    ? v_load_upto(t->bias, DTYPE_F32, col, cols)
                    : v_zero();

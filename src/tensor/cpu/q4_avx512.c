@@ -1,5 +1,4 @@
-/* q4_avx512.c - the kernels of 4-bit weights compiled for one instruction set; see quant.h.  The
- * sums of a block are kept in 16 bits, as in vec_nib_avx2.h. */
+/* q4_avx512.c - the kernels of 4-bit weights compiled for one instruction set; see quant.h. */
 #include "tensor/cpu/q4.h"
 
 #include "tensor/cpu/vec_avx512.h"
@@ -10,13 +9,10 @@
     (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&            \
      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
 
+#define I_SUMS_16 true
 static inline __m512i i_dot4_512(__m512i sum, __m512i w, __m512i x)
 {
     return _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, x));
-}
-static inline __m512i i_whole_512(__m512i sum)
-{
-    return _mm512_madd_epi16(sum, _mm512_set1_epi16(1));
 }
 
 #include "tensor/cpu/vec_nib_avx512.h"

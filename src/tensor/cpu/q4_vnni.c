@@ -11,13 +11,10 @@
      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&           \
      __builtin_cpu_supports("avx512vnni"))
 
+#define I_SUMS_16 false
 static inline __m512i i_dot4_512(__m512i sum, __m512i w, __m512i x)
 {
     return _mm512_dpbusd_epi32(sum, w, x);
-}
-static inline __m512i i_whole_512(__m512i sum)
-{
-    return sum;
 }
 
 #include "tensor/cpu/vec_nib_avx512.h"

@@ -38,11 +38,18 @@ struct quant_tile {
     void *scratch;     /* QUANT_SCRATCH bytes of this thread */
 };
 
-/* Bytes for two panels of a widened k-block with its scales, and for the sums of a narrow edge
- * beside C. */
+/* Rows that are rounded at once, and rows of one tile at most.  A k-block of them is 320 KiB and
+ * stays in L2.  Widening a panel takes the time of 15 to 30 rows, so a tile has as many rows as
+ * possible (docs/perf/2026-11-29.md). */
+#define QUANT_ROWS 640
+/* Columns of one tile of many rows. */
+#define TILE_COLS (4 * PANEL)
+
+/* Bytes for two panels of a widened k-block with its scales, for the sums of a tile, and for the
+ * bias of a narrow edge. */
 #define QUANT_SCRATCH                                                                      \
     (2 * (MATMUL_K_BLOCK * PANEL * 2 + QUANT_PER_K_BLOCK * PANEL * 4) +                    \
-     (TILE_ROWS + 1) * 2 * PANEL * 4)
+     (QUANT_ROWS * TILE_COLS + 2 * PANEL) * 4)
 
 struct quant_kernels {
     const char *name;

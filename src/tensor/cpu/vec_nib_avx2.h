@@ -18,17 +18,15 @@
 #define Q4_WIDE_2 1
 #define Q4_WIDE_4 1
 #define Q4_DIRECT 4
+#define Q4_UNROLL _Pragma("GCC unroll 2")
 #define Q4_RUNS   (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
 
 typedef struct {
     __m256i lo, hi;
 } i8x4;
 typedef i8x4 i_part;
+typedef i8x4 i_start; /* what a sum begins at (q4.h) */
 
-static inline i_part i_zero(void)
-{
-    return (i_part){_mm256_setzero_si256(), _mm256_setzero_si256()};
-}
 static inline i8x4 i_load4(const void *p)
 {
     return (i8x4){_mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i *)p + 1)};
@@ -62,22 +60,50 @@ static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
     return (i_part){_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, x.lo)),
                     _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, x.hi))};
 }
-/* Returns the sums of a block of 32 as floats. */
-static inline v16 i_sums(i_part a)
+/* Returns a whole number in every lane. */
+static inline i_start i_set1(int32_t n)
 {
-    const __m256i ones = _mm256_set1_epi16(1);
-    return v_pair(_mm256_cvtepi32_ps(_mm256_madd_epi16(a.lo, ones)),
-                  _mm256_cvtepi32_ps(_mm256_madd_epi16(a.hi, ones)));
+    __m256i v = _mm256_set1_epi32(n);
+    return (i_start){v, v};
 }
-/* Returns the sums of two parts, added together, as floats. */
-static inline v16 i_sums2(i_part a, i_part b)
+/* i_begin returns the sum of a block before its products; i_end adds `start` to the sum, unless
+ * i_begin has, and returns its bits as floats. */
+static inline i_part i_begin(i_start start)
+{
+    (void)start;
+    return (i_part){_mm256_setzero_si256(), _mm256_setzero_si256()};
+}
+static inline i_start i_whole(i_part a, i_start start)
 {
     const __m256i ones = _mm256_set1_epi16(1);
-    __m256i lo = _mm256_add_epi32(_mm256_madd_epi16(a.lo, ones),
-                                  _mm256_madd_epi16(b.lo, ones)),
-            hi = _mm256_add_epi32(_mm256_madd_epi16(a.hi, ones),
-                                  _mm256_madd_epi16(b.hi, ones));
-    return v_pair(_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi));
+    return (i_start){_mm256_add_epi32(_mm256_madd_epi16(a.lo, ones), start.lo),
+                     _mm256_add_epi32(_mm256_madd_epi16(a.hi, ones), start.hi)};
+}
+static inline v16 i_end(i_part sum, i_start start)
+{
+    i_start all = i_whole(sum, start);
+    return v_pair(_mm256_castsi256_ps(all.lo), _mm256_castsi256_ps(all.hi));
+}
+/* Sums over half a block of 6-bit numbers, in four steps v.  i_half_begin returns a sum that begins
+ * at `start`; i_half_end returns the bits of the sum as floats. */
+typedef struct {
+    i_start whole; /* over the steps before, two at a time */
+    i_part part;
+} i_half_sum;
+static inline i_half_sum i_half_begin(i8x4 start)
+{
+    return (i_half_sum){start, i_begin(start)};
+}
+static inline i_half_sum i_half_dot(i_half_sum s, i8x4 w, i8x4 x, int v)
+{
+    s.part = i_dot4(s.part, w, x);
+    if (v % 2 == 1)
+        s = i_half_begin(i_whole(s.part, s.whole));
+    return s;
+}
+static inline v16 i_half_end(i_half_sum s)
+{
+    return v_pair(_mm256_castsi256_ps(s.whole.lo), _mm256_castsi256_ps(s.whole.hi));
 }
 static inline __m256i i_six(__m256i n, __m256i h, int half, int v)
 {

@@ -1,5 +1,6 @@
 /* vec_nib_avx512.h - 16 lanes of four 8-bit numbers in one AVX-512 register.  The including file
- * defines i_dot4_512 and i_whole_512: some CPUs have one instruction for both. */
+ * defines i_dot4_512 and I_SUMS_16: some CPUs add products to sums of 32 bits in one instruction,
+ * on others the sums of a block are kept in 16 bits (I_SUMS_16), as in vec_nib_avx2.h. */
 #ifndef TENSOR_NIB_H
 #define TENSOR_NIB_H
 
@@ -15,14 +16,13 @@
 #define Q4_WIDE_2 4
 #define Q4_WIDE_4 2
 #define Q4_DIRECT 4
+/* The steps of a block: in a loop gcc copies all sums at every step. */
+#define Q4_UNROLL _Pragma("GCC unroll 8")
 
 typedef __m512i i8x4;
 typedef __m512i i_part;
+typedef __m512i i_start; /* what a sum begins at (q4.h) */
 
-static inline i_part i_zero(void)
-{
-    return _mm512_setzero_si512();
-}
 static inline i8x4 i_load4(const void *p)
 {
     return _mm512_loadu_si512(p);
@@ -51,15 +51,48 @@ static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
 {
     return i_dot4_512(sum, w, x);
 }
-/* Returns the sums of a block of 32 as floats. */
-static inline v16 i_sums(i_part a)
+/* Returns a whole number in every lane. */
+static inline i_start i_set1(int32_t n)
 {
-    return _mm512_cvtepi32_ps(i_whole_512(a));
+    return _mm512_set1_epi32(n);
 }
-/* Returns the sums of two parts, added together, as floats. */
-static inline v16 i_sums2(i_part a, i_part b)
+/* i_begin returns the sum of a block before its products; i_end adds `start` to the sum, unless
+ * i_begin has, and returns its bits as floats. */
+static inline i_part i_begin(i_start start)
 {
-    return _mm512_cvtepi32_ps(_mm512_add_epi32(i_whole_512(a), i_whole_512(b)));
+    return I_SUMS_16 ? _mm512_setzero_si512() : start;
+}
+static inline i_start i_whole(i_part sum, i_start start)
+{
+    return I_SUMS_16 ? _mm512_add_epi32(_mm512_madd_epi16(sum, _mm512_set1_epi16(1)), start)
+                     : sum;
+}
+static inline v16 i_end(i_part sum, i_start start)
+{
+    return _mm512_castsi512_ps(i_whole(sum, start));
+}
+/* Sums over half a block of 6-bit numbers, in four steps v.  i_half_begin returns a sum that begins
+ * at `start`; i_half_end returns the bits of the sum as floats. */
+typedef struct {
+    i_start whole; /* over the steps before, two at a time; all steps unless I_SUMS_16 */
+    i_part part;
+} i_half_sum;
+static inline i_half_sum i_half_begin(i8x4 start)
+{
+    return (i_half_sum){start, i_begin(start)};
+}
+static inline i_half_sum i_half_dot(i_half_sum s, i8x4 w, i8x4 x, int v)
+{
+    s.part = i_dot4(s.part, w, x);
+    if (!I_SUMS_16)
+        s.whole = s.part;
+    else if (v % 2 == 1)
+        s = i_half_begin(i_whole(s.part, s.whole));
+    return s;
+}
+static inline v16 i_half_end(i_half_sum s)
+{
+    return _mm512_castsi512_ps(s.whole);
 }
 /* Sets q to the 6-bit numbers of half a block (q4.h), in order of k. */
 static inline void i_sixes(const uint8_t *p, int half, i8x4 q[4])

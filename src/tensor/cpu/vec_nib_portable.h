@@ -16,6 +16,7 @@
 #define Q4_WIDE_2 1
 #define Q4_WIDE_4 1
 #define Q4_DIRECT 4
+#define Q4_UNROLL _Pragma("GCC unroll 2")
 #define Q4_RUNS   true
 
 typedef struct {
@@ -24,13 +25,8 @@ typedef struct {
 typedef struct {
     int32_t lane[16];
 } i_part;
+typedef i_part i_start; /* what a sum begins at (q4.h) */
 
-static inline i_part i_zero(void)
-{
-    i_part r;
-    memset(&r, 0, sizeof r);
-    return r;
-}
 static inline i8x4 i_load4(const void *p)
 {
     i8x4 r;
@@ -65,21 +61,43 @@ static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
             sum.lane[i] += w.of[i][j] * (int8_t)x.of[i][j];
     return sum;
 }
-/* Returns the sums of a block of 32 as floats. */
-static inline v16 i_sums(i_part a)
+/* Returns a whole number in every lane. */
+static inline i_start i_set1(int32_t n)
 {
-    v16 r;
-    for (int i = 0; i < 16; i++)
-        r.f[i] = (float)a.lane[i];
+    i_part r;
+    V_EACH(i) r.lane[i] = n;
     return r;
 }
-/* Returns the sums of two parts, added together, as floats. */
-static inline v16 i_sums2(i_part a, i_part b)
+/* i_begin returns the sum of a block before its products; i_end adds `start` to the sum, unless
+ * i_begin has, and returns its bits as floats. */
+static inline i_part i_begin(i_start start)
+{
+    return start;
+}
+static inline v16 i_end(i_part sum, i_start start)
 {
     v16 r;
-    for (int i = 0; i < 16; i++)
-        r.f[i] = (float)(a.lane[i] + b.lane[i]);
+    (void)start;
+    memcpy(&r, &sum, sizeof r);
     return r;
+}
+/* Sums over half a block of 6-bit numbers, in four steps v.  i_half_begin returns a sum that begins
+ * at `start`; i_half_end returns the bits of the sum as floats. */
+typedef i_part i_half_sum;
+static inline i_half_sum i_half_begin(i8x4 start)
+{
+    i_half_sum s;
+    memcpy(&s, &start, sizeof s);
+    return s;
+}
+static inline i_half_sum i_half_dot(i_half_sum s, i8x4 w, i8x4 x, int v)
+{
+    (void)v;
+    return i_dot4(s, w, x);
+}
+static inline v16 i_half_end(i_half_sum s)
+{
+    return i_end(s, s);
 }
 /* Sets q to the 6-bit numbers of half a block (q4.h), in order of k. */
 static inline void i_sixes(const uint8_t *p, int half, i8x4 q[4])

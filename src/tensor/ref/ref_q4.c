@@ -53,9 +53,14 @@ static void round_block(const float *a, int32_t *x, float *e, float *z)
         largest = fmaxf(largest, fabsf(a[i]));
         x[i] = 0;
     }
+    finite = finite && largest < 0x1p110f;
     *e = finite ? 0 : NAN;
     if (finite && largest >= 0x1p-100f) {
+        uint32_t bits;
         *e = largest / 127.0f;
+        memcpy(&bits, e, sizeof bits);
+        bits &= ~3u; /* 22 significant bits */
+        memcpy(e, &bits, sizeof bits);
         for (int i = 0; i < Q4_BLOCK; i++)
             sum += x[i] = (int32_t)rintf(a[i] * (127.0f / largest));
     }
@@ -84,10 +89,12 @@ static float row_product(const struct weight *w, int64_t row, const int32_t *x,
             continue;
         }
         q4_part_scales(w->dtype, &p, &d, &m);
+        int zero = w->dtype == DTYPE_Q4_0 ? 8 : 0;
         for (int i = 0; i < Q4_BLOCK; i++)
-            s += x[b * Q4_BLOCK + i] * q4_part_q(&p, i);
+            s += x[b * Q4_BLOCK + i] * (q4_part_q(&p, i) - zero);
         acc = fmaf((float)s * e[b], d, acc);
-        acc = fmaf(z[b], m, acc);
+        if (zero == 0)
+            acc = fmaf(z[b], m, acc);
     }
     return acc;
 }
