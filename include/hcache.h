@@ -406,6 +406,11 @@ struct hcache_shaping {
     int n_stop_ids;
     /* stop_ids and EOS are excluded until the answer has this many tokens */
     int min_tokens;
+    /* Most tokens of the thought with which the answer begins. At the bound the thought is ended as
+     * the chat template ends it, and the answer begins. 0: no bound. Needs prompt_end, as in
+     * hcache_form_opts. */
+    int max_thought;
+    const char *prompt_end;
 };
 
 /* Truncation of a context that outgrows its window of C tokens (docs/TRUNCATION.md). */

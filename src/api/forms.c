@@ -198,14 +198,6 @@ static struct grammar_tag tag_of(const struct forms *f, struct parts *p, const c
     return (struct grammar_tag){.at = b.p, .n = b.n};
 }
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), k = strlen(end);
-    while (n > 0 && (text[n - 1] == ' ' || text[n - 1] == '\n'))
-        n--;
-    return n >= k && memcmp(text + n - k, end, k) == 0;
-}
-
 /* Returns whether the form begins behind a thought. */
 static enum grammar_thought thought_of(const struct forms *f,
                                        const struct hcache_form_opts *o)
@@ -214,10 +206,9 @@ static enum grammar_thought thought_of(const struct forms *f,
     const char *source = tokenizer_chat_template(f->tokenizer);
     if (o->prompt_end == NULL || t->open == NULL || t->close == NULL)
         return GRAMMAR_NO_THOUGHT;
-    if (ends_with(o->prompt_end, t->open))
+    if (answer_thought_begun(&f->syntax, o->prompt_end))
         return GRAMMAR_IN_THOUGHT;
-    bool closed = ends_with(o->prompt_end,
-                            t->close); /* the template has ended the thought */
+    bool closed = answer_ends_with(o->prompt_end, t->close); /* the template has ended it */
     return !closed && source != NULL && strstr(source, t->close) != NULL
                ? GRAMMAR_MAY_THINK
                : GRAMMAR_NO_THOUGHT;

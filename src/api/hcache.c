@@ -576,6 +576,37 @@ static int check_plan(const struct plan_request *q, const char *text, struct err
                    q->n_layers);
 }
 
+static const char *bytes_of(const void *tokenizer, int32_t id, size_t *n)
+{
+    return tokenizer_bytes(tokenizer, id, n);
+}
+
+/* Makes the bound on the answer's thought. */
+static void bound_thought(const struct hcache *h, const struct hcache_shaping *g,
+                          struct shaping_thought *out)
+{
+    const struct answer_syntax *x = dialog_syntax(h->dialog);
+    const char *end = x->thought_end != NULL ? x->thought_end : x->thoughts.close;
+    int32_t *ids = NULL;
+    size_t n = 0;
+    if (g->max_thought <= 0 || g->prompt_end == NULL || end == NULL ||
+        tokenizer_encode(h->tokenizer, end, strlen(end), TOKENIZER_PARSE_SPECIAL, &ids, &n,
+                         NULL) != 0)
+        return;
+    if (tokenizer_check_rows(h->tokenizer, ids, n, h->k.model->cfg.vocab_size, NULL) != 0) {
+        free(ids);
+        return;
+    }
+    bool begun = answer_thought_begun(x, g->prompt_end);
+    *out = (struct shaping_thought){.max_tokens = g->max_thought,
+                                    .close = x->thoughts.close,
+                                    .open = begun ? NULL : x->thoughts.open,
+                                    .end = ids,
+                                    .n_end = (int)n,
+                                    .bytes = bytes_of,
+                                    .arg = h->tokenizer};
+}
+
 static int check_shaping(const struct hcache *h, const struct hcache_shaping *g,
                          struct err *err)
 {
@@ -659,6 +690,8 @@ static int make_request(struct hcache *h, const struct hcache_request *r,
     const int32_t *never = h->tokenizer != NULL ? tokenizer_suppressed(h->tokenizer, &n)
                                                 : NULL;
     request_forbid(q, never, n, h->k.model->cfg.vocab_size);
+    if (r->shaping != NULL && h->dialog != NULL)
+        bound_thought(h, r->shaping, &q->thought);
     *out = q;
     return 0;
 }

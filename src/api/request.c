@@ -33,6 +33,7 @@ enum field_kind {
     F_EXTRA,   /* as F_IGNORED, for other servers' fields: the answer's usage lists them */
     F_SEED,
     F_EFFORT,   /* how much to think: a word, or an object with `effort` */
+    F_BUDGET,   /* a bound on tokens of thoughts */
     F_THINKING, /* {"type": "enabled" | "disabled" | "adaptive"} */
     F_CONFIG,   /* output_config: {"effort", "format"} */
     F_EDITS,    /* context_management: {"edits": [...]} */
@@ -131,8 +132,8 @@ static const struct field fields[] = {
     {"moderation", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
     {"include", F_IGNORED, 0, 0, 0, RESP, "ignored: the answer never has the requested parts"},
     {"truncation", F_STRING, 1, 64, AT(truncation), BOTH | RESP | MSG, "auto, disabled, or numbers in the form of --truncate; in a conversation auto is the default"},
-    {"reasoning", F_EFFORT, 0, 0, 0, REQUEST_CHAT | RESP, "{\"effort\": ...}, which the template gets as reasoning_effort"},
-    {"thinking", F_THINKING, 0, 0, 0, REQUEST_CHAT | MSGS, "{\"type\": \"enabled\"} or disabled, which the template gets as enable_thinking"},
+    {"reasoning", F_EFFORT, 0, 0, 0, REQUEST_CHAT | RESP, "{\"effort\": ...}, which the template gets as reasoning_effort; max_tokens: most tokens of the thought"},
+    {"thinking", F_THINKING, 0, 0, 0, REQUEST_CHAT | MSGS, "{\"type\": \"enabled\"} or disabled, which the template gets as enable_thinking; budget_tokens: most tokens of the thought"},
     {"reasoning_effort", F_EFFORT, 0, 0, 0, REQUEST_CHAT, "none, low, medium or high, which the template gets under this name"},
     {"verbosity", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored"},
     {"container", F_NEUTRAL, 0, 0, 0, MSG, "not supported"},
@@ -210,7 +211,9 @@ static const struct field fields[] = {
     {"no_stop_trim", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
     {"plugins", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
     {"web_search_options", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"thinking_token_budget", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"thinking_token_budget", F_BUDGET, 0, 0, 0, REQUEST_CHAT, "most tokens of the thought; then the answer begins"},
+    {"thinking_budget", F_BUDGET, 0, 0, 0, REQUEST_CHAT, "same as thinking_token_budget"},
+    {"thinking_token_budget", F_NEUTRAL, 0, 0, 0, REQUEST_COMPLETION, "not supported"},
     {"logits_processors", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
     {"custom_logit_processor", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
     {"n_probs", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
@@ -408,6 +411,22 @@ void request_note_ignored(struct gen_params *p, const char *name)
         p->ignored[p->n_ignored++] = name;
 }
 
+/* Reads a bound on the tokens of thoughts. 0 is no thought, where the template can choose. */
+static int read_budget(const char *name, const struct json *v, struct gen_params *p,
+                       struct fault *f)
+{
+    int64_t n;
+    if (v == NULL || json_kind(v) == JSON_KIND_NULL)
+        return 0;
+    if (!json_int_of(v, &n) || n < 0 || n > INT32_MAX)
+        return fault_set(f, 400, NULL, name,
+                         "'%-s': the bound on tokens of thoughts must be 0 or more", name);
+    if (n == 0)
+        p->thinking = 0;
+    p->max_thought = n > 0 ? n : 1;
+    return 0;
+}
+
 /* Templates know three efforts; clients have words beyond. */
 static int read_effort(const char *name, const struct json *v, struct gen_params *p,
                        struct fault *f)
@@ -416,8 +435,11 @@ static int read_effort(const char *name, const struct json *v, struct gen_params
                                            {"medium", "medium"}, {"high", "high"},
                                            {"xhigh", "high"},    {"max", "high"}};
     const char *word = NULL;
-    if (json_kind(v) == JSON_KIND_OBJECT)
+    if (json_kind(v) == JSON_KIND_OBJECT) {
+        if (read_budget(name, json_member(v, "max_tokens"), p, f) != 0)
+            return -1;
         v = json_member(v, "effort");
+    }
     if (v == NULL || json_kind(v) == JSON_KIND_NULL)
         return 0;
     if (read_text(name, v, 1, 32, &word, f) != 0)
@@ -451,7 +473,7 @@ static int read_thinking(const struct field *d, const struct json *v, struct gen
     else if (strcmp(type, "adaptive") != 0 && strcmp(type, "auto") != 0)
         return fault_set(f, 400, "unsupported_value", d->name,
                          "'%-s' has the unknown type '%.40s'", d->name, type);
-    return 0;
+    return read_budget(d->name, json_member(v, "budget_tokens"), p, f);
 }
 
 static int read_config(const struct field *d, const struct json *v, struct gen_params *p,
@@ -646,12 +668,15 @@ void request_shaping(const struct gen_params *p, struct request_shaping *out)
 {
     struct json_iter it = json_begin(p->logit_bias);
     struct hcache_shaping *g = &out->shaping;
-    *g = (struct hcache_shaping){.frequency_penalty = (float)p->frequency_penalty,
-                                 .presence_penalty = (float)p->presence_penalty,
-                                 .repetition_penalty = (float)p->repetition_penalty,
-                                 .bias = out->bias,
-                                 .stop_ids = out->stop_ids,
-                                 .min_tokens = (int)p->min_tokens};
+    *g = (struct hcache_shaping){
+        .frequency_penalty = (float)p->frequency_penalty,
+        .presence_penalty = (float)p->presence_penalty,
+        .repetition_penalty = (float)p->repetition_penalty,
+        .bias = out->bias,
+        .stop_ids = out->stop_ids,
+        .min_tokens = (int)p->min_tokens,
+        .max_thought = (int)p->max_thought,
+        .prompt_end = p->kind == REQUEST_COMPLETION ? NULL : p->prompt_end};
     for (double bias = 0; json_next(&it) && json_real_of(it.value, &bias); g->n_bias++)
         out->bias[g->n_bias] = (struct hcache_bias){(int32_t)id_of(it.key), (float)bias};
     for (int64_t id = 0; g->n_stop_ids < (int)json_count(p->stop_ids) &&
@@ -714,6 +739,8 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
         return read_seed(d, v, p, f);
     case F_EFFORT:
         return read_effort(d->name, v, p, f);
+    case F_BUDGET:
+        return read_budget(d->name, v, p, f);
     case F_THINKING:
         return read_thinking(d, v, p, f);
     case F_CONFIG:

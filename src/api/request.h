@@ -44,6 +44,7 @@ struct gen_params {
      * without, -1: as the template does by itself. */
     const char *effort;
     int thinking;
+    int64_t max_thought; /* most tokens of the thought; 0: no bound */
     /* No call is wanted. The prompt still shows the tools, so that its beginning stays as it was;
      * what the model writes is text. */
     bool no_tools;

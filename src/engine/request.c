@@ -18,6 +18,7 @@ static void copy_shaping(struct request *r, const struct hcache_shaping *g)
     r->shaping.bias = (void *)xmemdup(g->bias, (size_t)g->n_bias * sizeof *g->bias);
     r->shaping.stop_ids = (void *)xmemdup(g->stop_ids,
                                           (size_t)g->n_stop_ids * sizeof *g->stop_ids);
+    r->shaping.prompt_end = NULL; /* r->thought says what it means */
     r->ask.shaping = &r->shaping;
 }
 
@@ -82,6 +83,7 @@ void request_release(struct request *r)
     free((void *)r->ask.stop);
     free((void *)r->ask.salt);
     free((void *)r->ask.plan);
+    free((void *)r->thought.end);
     free((void *)r->shaping.bias);
     free((void *)r->shaping.stop_ids);
     free(r->tokens);

@@ -12,6 +12,7 @@
 #define ENGINE_REQUEST_H
 
 #include "hcache.h"
+#include "engine/shaping.h"
 #include "save/saver.h"
 #include "store/truncation.h"
 
@@ -23,6 +24,8 @@ struct request {
     int32_t *tokens;               /* the prompt, then room for the generated tokens */
     struct hcache_shaping shaping; /* ask.shaping points to it, or is NULL */
     size_t stop_bytes[HCACHE_MAX_STOP];
+    struct shaping_thought
+        thought; /* thought.end is from malloc and belongs to this struct */
 
     /* The code that creates a request fills in the rest. */
     struct form *form; /* of the answer; NULL: any. The share belongs to the ticket. */

@@ -1,7 +1,7 @@
 /* shaping.c - see shaping.h. */
 #include "engine/shaping.h"
 
-#include <stddef.h>
+#include <string.h>
 
 bool shaping_stops(const struct hcache_shaping *g, int32_t id)
 {
@@ -70,4 +70,66 @@ void shaping_apply(const struct hcache_shaping *g, const struct shaping_place *a
     for (int i = 0; i < g->n_stop_ids; i++)
         if (g->stop_ids[i] < n_vocab)
             logits[g->stop_ids[i]] = SHAPING_NEVER;
+}
+
+/* --- thoughts ------------------------------------------------------------------------- */
+
+/* A text that is looked for in tokens, which may cut it anywhere. */
+struct search {
+    const char *text;
+    size_t n, found; /* its bytes, and those that match so far */
+    bool at_begin;   /* only blanks may precede it */
+};
+
+enum { MAX_TAG = 64 };
+
+/* Adds a token's bytes. Returns 1 when the text has been found, -1 when it cannot be any more. */
+static int search_on(struct search *s, const char *bytes, size_t n)
+{
+    for (size_t i = 0; i < n && s->found < s->n; i++) {
+        /* Back to the longest beginning of the text that ends here. */
+        char window[MAX_TAG];
+        size_t k = s->found + 1;
+        memcpy(window, s->text, s->found);
+        window[s->found] = bytes[i];
+        while (k > 0 && memcmp(window + s->found + 1 - k, s->text, k) != 0)
+            k--;
+        bool blank = strchr(" \n", bytes[i]) != NULL && s->found == 0;
+        if (s->at_begin && k != s->found + 1 && !blank)
+            return -1;
+        s->found = k;
+    }
+    return s->found == s->n;
+}
+
+/* Adds an answer's token. */
+static int search_token(struct search *s, const struct shaping_thought *t, int32_t id)
+{
+    size_t n = 0;
+    const char *bytes = t->bytes(t->arg, id, &n);
+    return search_on(s, bytes, n);
+}
+
+void shaping_end_thought(const struct shaping_thought *t, const struct shaping_place *at,
+                         int n_vocab, float *logits)
+{
+    const int32_t *answer = at->tokens + at->n_prompt;
+    int n = at->n_tokens - at->n_prompt, begin = 0, found = t->open == NULL;
+    struct search open = {.text = t->open, .at_begin = true}, close = {.text = t->close};
+    if (t->n_end == 0 || n < t->max_tokens)
+        return;
+    open.n = t->open != NULL ? strlen(t->open) : 0;
+    close.n = strlen(t->close);
+    if (open.n >= MAX_TAG || close.n >= MAX_TAG)
+        return;
+    for (; found == 0 && begin < n; begin++)
+        found = search_token(&open, t, answer[begin]);
+    int from = begin + t->max_tokens;
+    if (found != 1 || n < from || n >= from + t->n_end)
+        return;
+    for (int i = begin; i < from; i++)
+        if (search_token(&close, t, answer[i]) == 1)
+            return; /* the model has ended it */
+    for (int i = 0; i < n_vocab; i++)
+        logits[i] = i == t->end[n - from] ? 0 : SHAPING_NEVER;
 }

@@ -4,6 +4,7 @@
  *     frequency and presence penalty, over the answer:  l - count * f - (count > 0) * p
  *     bias of single tokens:  l + b
  *     minimum length: before it, tokens that would end the answer cannot be chosen
+ *     bound on thoughts: behind it, the tokens that end the thought are chosen
  *
  * They apply in this order, as in other servers.  The functions are pure: the result depends on the
  * tokens alone, so a restored or preempted request continues with the same tokens. */
@@ -27,6 +28,21 @@ struct shaping_place {
     const int32_t *end_ids; /* [n_end_ids] other tokens that end the answer */
     int n_end_ids;
 };
+/* A bound on the thought with which an answer begins. */
+struct shaping_thought {
+    int max_tokens; /* of the thought, without its tags */
+    const char *close;
+    const char *open;   /* NULL: the prompt has begun the thought */
+    const int32_t *end; /* [n_end] tokens that end it; n_end 0: no bound */
+    int n_end;
+    /* Returns the bytes of a token, [*n]. */
+    const char *(*bytes)(const void *arg, int32_t id, size_t *n);
+    const void *arg;
+};
+/* Excludes all tokens but the next one of t->end if the thought has reached its bound. */
+void shaping_end_thought(const struct shaping_thought *t, const struct shaping_place *at,
+                         int n_vocab, float *logits);
+
 /* Changes logits[n_vocab].  counts [n_vocab] is scratch memory: zero before and after. */
 void shaping_apply(const struct hcache_shaping *g, const struct shaping_place *at,
                    int n_vocab, int32_t *counts, float *logits);

@@ -151,7 +151,8 @@ int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct
 
 static bool is_shaped(const struct seq *q)
 {
-    return shaping_changes(q->req->ask.shaping) || q->req->form != NULL;
+    return shaping_changes(q->req->ask.shaping) || q->req->form != NULL ||
+           q->req->thought.n_end > 0;
 }
 
 static bool any_is_shaped(const struct next_token *h, int n)
@@ -190,6 +191,7 @@ static void shape_row(struct next_token *h, struct seq *q, int n_vocab, float *l
                                   .n_end_ids = n_own};
     if (shaping_changes(q->req->ask.shaping))
         shaping_apply(q->req->ask.shaping, &place, n_vocab, h->counts, logits);
+    shaping_end_thought(&q->req->thought, &place, n_vocab, logits);
     if (q->req->form != NULL)
         form_shape(q->req->form, &q->place, q->tokens + n_prompt, q->n_tokens - n_prompt,
                    (struct form_ends){.ids = ends, .n = n_ends}, n_vocab, logits,

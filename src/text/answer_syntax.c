@@ -137,3 +137,16 @@ struct thought_syntax thought_syntax_in(const char *chat_template)
             return thought_syntaxes[i];
     return thought_syntaxes[0];
 }
+
+bool answer_ends_with(const char *text, const char *tag)
+{
+    size_t n = strlen(text), k = strlen(tag);
+    while (n > 0 && (text[n - 1] == ' ' || text[n - 1] == '\n'))
+        n--;
+    return n >= k && memcmp(text + n - k, tag, k) == 0;
+}
+
+bool answer_thought_begun(const struct answer_syntax *s, const char *prompt_end)
+{
+    return s->thoughts.open != NULL && answer_ends_with(prompt_end, s->thoughts.open);
+}

@@ -66,6 +66,8 @@ struct thought_syntax {
 struct answer_syntax {
     const struct call_syntax *calls; /* NULL: this model's calls are not known */
     struct thought_syntax thoughts;
+    /* What the template writes behind a thought: its tag and blanks; NULL: the tag alone. */
+    const char *thought_end;
 };
 
 enum { CALL_SYNTAXES = 27, THOUGHT_SYNTAXES = 14 };
@@ -80,5 +82,9 @@ bool call_syntax_is_in(const struct call_syntax *s, const char *text);
 const struct call_syntax *call_syntax_in(const char *chat_template);
 /* Returns the row whose tags the text of a chat template contains; else the default. */
 struct thought_syntax thought_syntax_in(const char *chat_template);
+/* Returns whether a text ends with a tag, and blanks. */
+bool answer_ends_with(const char *text, const char *tag);
+/* Returns whether a prompt, of which this is the end, has begun a thought. */
+bool answer_thought_begun(const struct answer_syntax *s, const char *prompt_end);
 
 #endif

@@ -167,6 +167,7 @@ void chat_close(struct chat_template *t)
     if (t == NULL)
         return;
     jinja_destroy(t->jinja);
+    free(t->thought_end);
     free(t);
 }
 

@@ -39,6 +39,7 @@ struct chat_template {
     struct chat_abilities can;
     struct answer_syntax syntax;
     struct answer_own own;  /* syntax.calls may point to it */
+    char *thought_end;      /* syntax.thought_end points to it */
     bool parts[CHAT_ROLES]; /* the template walks parts in messages of this role */
     /* Form in which the template shows tool calls: */
     bool null_beside_calls; /* content without text is null beside calls; false: "" */

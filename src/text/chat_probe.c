@@ -377,6 +377,24 @@ static struct answer_sample sample(char *text, size_t n, const char *asked, size
     return (struct answer_sample){.text = text, .n = n, .begin = same};
 }
 
+/* Returns what the sample has behind its thought: the tag, with the blanks around it; NULL: no tag
+ * follows the thought. */
+static char *thought_end(const struct thought_syntax *tags, const struct answer_sample *s)
+{
+    const char *end = s->text + s->n;
+    const char *from = s->text != NULL ? memmem(s->text, s->n, MARK, strlen(MARK)) : NULL;
+    if (from == NULL)
+        return NULL;
+    from += strlen(MARK);
+    const char *to = memmem(from, (size_t)(end - from), tags->close, strlen(tags->close));
+    if (to == NULL || to - from > 8)
+        return NULL;
+    to += strlen(tags->close);
+    while (to < end && strchr(" \n", *to) != NULL)
+        to++;
+    return xasprintf("%.*s", (int)(to - from), from);
+}
+
 /* --- calls as text -------------------------------------------------------------------- */
 
 static const struct call_syntax *syntax_of(const char *family)
@@ -472,6 +490,8 @@ static void probe_syntax(struct chat_template *t, const char *source, struct sha
                   false, &n);
     samples.plain = sample(text, n, NULL, 0);
     t->syntax = answer_find(source, &samples, &t->own);
+    t->syntax.thought_end = t->thought_end = thought_end(&t->syntax.thoughts,
+                                                         &samples.thought);
     t->no_thoughts = t->thought_key == NULL && !t->thought_parts &&
                      strstr(source, t->syntax.thoughts.close) != NULL;
     t->can.thoughts = t->thought_key != NULL || t->thought_parts ||

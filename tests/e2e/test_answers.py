@@ -7,7 +7,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
-from scripted_model import write_script  # noqa: E402
+from scripted_model import N_BYTES, tensors, tokenizer, write_model, write_script  # noqa: E402
 from serve_client import Server  # noqa: E402
 from tap import check, end, equal  # noqa: E402
 
@@ -153,5 +153,36 @@ whole, streamed = chat(s, tools=CHAT_TOOLS)
 equal("special tokens are tags, text that spells them is not", whole, want)
 equal("also in a stream", streamed, want)
 equal("status 0", s.stop(), 0)
+
+# --- a bound on thoughts --------------------------------------------------------------------------------------------------
+LOOP = ("{% for m in messages %}{{ m.role[:1] }}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+        "{% endif %}{{ m.content }}{% endfor %}{{ '%s' }}")
+
+
+def endless(name, opens):
+    """Writes a model that thinks "hmm" without an end; behind </think> it says "Done."."""
+    added = [("<|end|>", True), ("hmm ", False), ("</think>", False), ("Done.", False), ("<think>", False), ("<|go|>", True)]
+    end_id, hmm, close, done, think, go = range(N_BYTES, N_BYTES + len(added))
+    ask = "<think>" if opens else "<|go|>"
+    return write_model(os.path.join(tmp, name), tokenizer(added), {"chat_template": LOOP.replace("%s'", ask + "'"), "eos_token": "<|end|>"},
+                       tensors(N_BYTES + len(added), end_id, {go: think, think: hmm, hmm: hmm, close: done}), end_id, 1024)
+
+
+for opens in (True, False):
+    s = Server(endless(f"endless{opens}", opens))
+    name = "a thought that the template opens" if opens else "a thought that the model opens"
+    for fields in ({"thinking_token_budget": 7}, {"thinking": {"type": "enabled", "budget_tokens": 7}}, {"reasoning": {"max_tokens": 7}}):
+        whole, streamed = chat(s, max_tokens=100, **fields)
+        equal(f"{name} ends at its bound ({list(fields)[0]}), and the answer begins", (whole[:2], streamed[:2]),
+              (("hmm hmm hmm hmm hmm hmm hmm", "Done."),) * 2)
+    r = raw(s, "/v1/messages", {"messages": USER, "max_tokens": 100, "thinking": {"type": "enabled", "budget_tokens": 3}})
+    equal("on the route of messages", [b.get("thinking") or b.get("text") for b in r["content"]], ["hmm hmm hmm", "Done."])
+    whole, _ = chat(s, max_tokens=100, thinking_token_budget=5, json_schema={"enum": ["A", "B"]})
+    equal("and in front of a form", (whole[0], whole[1] in ('"A"', '"B"')), ("hmm hmm hmm hmm hmm", True))
+    whole, _ = chat(s, max_tokens=9)
+    equal("without a bound it goes on", whole[1], "")
+    r = raw(s, "/v1/chat/completions", {"messages": USER, "thinking_token_budget": -2})
+    equal("a bad bound is refused by name", r["error"]["param"], "thinking_token_budget")
+    s.stop()
 shutil.rmtree(tmp)
 end()

@@ -271,7 +271,7 @@ static void fuzz_tool_calls(const uint8_t *bytes, size_t n)
     struct json *tools = NULL;
     MUST(json_parse(&tools, offered, sizeof offered - 1, "tools", NULL) == 0);
     for (int i = 0; i < CALL_SYNTAXES; i++) {
-        const struct answer_syntax s = {&call_syntaxes[i], thought_syntaxes[0]};
+        const struct answer_syntax s = {&call_syntaxes[i], thought_syntaxes[0], NULL};
         struct answer_form *f = answer_form_create(&s, NULL);
         struct answer *whole = read_answer(f, tools, (const char *)bytes, n, n + 1),
                       *cut = read_answer(f, tools, (const char *)bytes, n, 1);
