@@ -564,14 +564,42 @@ static int find_parent(struct call *c, struct gen_params *p, struct response *r,
 /* The text that a custom tool takes is a parameter of this name. */
 #define CUSTOM_INPUT "input"
 
-static struct json *custom_parameters(void)
+/* Returns the schema of a custom tool's arguments: its text, which a regular expression may
+ * restrict. */
+static struct json *custom_parameters(const struct json *regex)
 {
-    static const char schema[] =
-        "{\"type\": \"object\", \"properties\": {\"" CUSTOM_INPUT
-        "\": {\"type\": \"string\"}}, \"required\": [\"" CUSTOM_INPUT "\"]}";
-    struct json *v = NULL;
-    (void)json_parse(&v, schema, sizeof schema - 1, "schema", NULL);
+    struct json *v = json_new_object(), *properties = json_new_object(),
+                *text = json_new_object(), *required = json_new_array();
+    size_t n = 0;
+    const char *pattern = json_string_of(regex, &n);
+    json_put_string(v, "type", "object");
+    json_put_string(text, "type", "string");
+    if (pattern != NULL) {
+        char *whole = xasprintf("^(?:%s)$", pattern);
+        json_put_string(text, "pattern", whole);
+        free(whole);
+    }
+    json_put(properties, CUSTOM_INPUT, text);
+    json_put(v, "properties", properties);
+    json_push_string(required, CUSTOM_INPUT);
+    json_put(v, "required", required);
+    json_put_bool(v, "additionalProperties", false);
     return v;
+}
+
+/* Returns the regular expression that a custom tool's text has to match; NULL: none. Other grammars
+ * are noted: they are not enforced. */
+static const struct json *custom_regex(const struct json *tool, struct gen_params *p)
+{
+    const struct json *format = json_member(tool, "format");
+    const char *type = json_string_of(json_member(format, "type"), NULL);
+    const char *syntax = json_string_of(json_member(format, "syntax"), NULL);
+    if (type == NULL || strcmp(type, "grammar") != 0)
+        return NULL;
+    if (syntax != NULL && strcmp(syntax, "regex") == 0)
+        return json_member(format, "definition");
+    request_note_ignored(p, "tools.format");
+    return NULL;
 }
 
 /* Returns the type of tools that other servers run themselves; NULL: there is no such type. */
@@ -589,8 +617,10 @@ static const char *server_tool(const char *type)
     return NULL;
 }
 
-static void add_tool(const struct json *tool, bool is_custom, struct json *out)
+static void add_tool(const struct json *tool, bool is_custom, struct gen_params *p,
+                     struct json *out)
 {
+    const struct json *regex = is_custom ? custom_regex(tool, p) : NULL;
     struct json *o = json_new_object(), *function = json_new_object();
     struct json_iter it = json_begin(tool);
     while (json_next(&it)) {
@@ -600,7 +630,9 @@ static void add_tool(const struct json *tool, bool is_custom, struct json *out)
             json_put(function, it.key, json_share(it.value));
     }
     if (is_custom)
-        json_put(function, "parameters", custom_parameters());
+        json_put(function, "parameters", custom_parameters(regex));
+    if (regex != NULL)
+        json_put_bool(function, "strict", true);
     json_put_string(o, "type", "function");
     json_put(o, "function", function);
     json_push(out, o);
@@ -622,7 +654,7 @@ static int read_tools(const struct json *tools, struct gen_params *p, struct jso
                 return -1;
         } else if (has_name && type != NULL &&
                    (is_custom || strcmp(type, "function") == 0)) {
-            add_tool(tool, is_custom, out);
+            add_tool(tool, is_custom, p, out);
         } else if (server_tool(type) != NULL) {
             request_note_ignored(p, server_tool(type));
         } else {

@@ -160,6 +160,14 @@ check("a strict tool's call follows its schema there, too", len(calls_of(c)) == 
 c = chat(s, tools=CHAT_TOOLS, tool_choice="none", **ANY_DOG)
 check("tool_choice none: the text has its form", is_dog(c["message"]["content"]), c)
 equal("status 0", s.stop(), 0)
+PHONE = {"type": "custom", "name": "dial", "format": {"type": "grammar", "syntax": "regex", "definition": "[0-9]{3}"}}
+s = Server(write_script(os.path.join(tmp, "dials"), ["<tool_call>\n", '{"name": "dial", "arguments": ', '{"input": "none"}}'], PLAIN))
+r = post(s, "/v1/responses", input="go", max_output_tokens=400, tools=[PHONE], parallel_tool_calls=False)[2]
+check("a custom tool's text matches its regular expression", re.fullmatch("[0-9]{3}", r["output"][-1]["input"]), r)
+LARK = {**PHONE, "format": {"type": "grammar", "syntax": "lark", "definition": "start: \"x\""}}
+r = post(s, "/v1/responses", input="go", max_output_tokens=400, tools=[LARK])[2]
+check("another grammar is not enforced, and named", "tools.format" in r["usage"]["ignored"], r)
+equal("status 0", s.stop(), 0)
 s = Server(write_script(os.path.join(tmp, "undeclared"), ["{"], "{% for m in messages %}{{ m.content }}{% endfor %}{{ '\\n' }}"))
 c = chat(s, tools=CHAT_TOOLS, tool_choice="required", parallel_tool_calls=False)
 check("required: a template without tools calls, too", len(calls_of(c)) == 1 and calls_of(c)[0][0] in ("weather", "noop"), c)
