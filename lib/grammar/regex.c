@@ -721,20 +721,81 @@ static uint32_t byte_classes(const struct nfa *f, uint8_t cls[256])
     return n;
 }
 
+/* The nodes behind the members of one set, by the class of their byte: those of class c are
+ * at[first[c]] to at[first[c + 1]]. */
+struct behind {
+    uint32_t first[257];
+    uint32_t *at, cap;
+    uint32_t *alone; /* [nodes] number of the set that a node alone leads to; 0: not made yet */
+};
+
+static void behind_set(struct build *b, const struct subsets *s, const struct dfa *d,
+                       uint32_t i, struct behind *to)
+{
+    uint32_t n[257] = {0};
+    for (int pass = 0; pass < 2; pass++) {
+        for (uint32_t k = s->first[i]; k < s->first[i + 1]; k++) {
+            const struct nfa_node *x = &s->f->at[s->all[k]];
+            if (x->kind != N_RANGE || x->lo > x->hi)
+                continue;
+            for (uint32_t c = d->cls[x->lo]; c <= d->cls[x->hi]; c++) {
+                if (pass == 1)
+                    to->at[to->first[c] + n[c]] = x->next;
+                n[c]++;
+            }
+        }
+        if (pass == 1)
+            break;
+        to->first[0] = 0;
+        for (uint32_t c = 0; c < d->n_cls; c++) {
+            to->first[c + 1] = to->first[c] + n[c];
+            n[c] = 0;
+        }
+        uint32_t total = to->first[d->n_cls];
+        if (total > to->cap) {
+            to->cap = total * 2;
+            to->at = build_alloc(b, to->cap * sizeof *to->at);
+        }
+    }
+}
+
+/* Returns the number of the set behind a byte of class c. before: that of class c - 1. */
+static uint32_t set_behind(struct build *b, struct subsets *s, struct behind *to,
+                           uint32_t c, uint32_t before)
+{
+    const uint32_t *at = to->at + to->first[c];
+    uint32_t n = to->first[c + 1] - to->first[c];
+    bool match = false;
+    if (n == 0)
+        return 0;
+    if (n == 1 && to->alone[at[0]] != 0)
+        return to->alone[at[0]];
+    if (c > 0 && to->first[c] - to->first[c - 1] == n &&
+        memcmp(at - n, at, n * sizeof *at) == 0)
+        return before;
+    s->n = 0;
+    s->round++;
+    for (uint32_t i = 0; i < n; i++)
+        reach(s, at[i], false, false, &match);
+    uint32_t number = set_number(b, s);
+    if (n == 1)
+        to->alone[at[0]] = number;
+    return number;
+}
+
 static const struct dfa *dfa_of_nfa(struct build *b, struct nfa *f, uint32_t start)
 {
     struct dfa *d = build_alloc(b, sizeof *d);
     struct subsets s = {.f = f};
     uint32_t cap = 0;
     bool match = false;
-    uint8_t byte_of[256];
+    struct behind behind = {0};
     s.seen = build_alloc(b, f->n * sizeof *s.seen);
     s.stack = build_alloc(b, (size_t)f->n * 2 * sizeof *s.stack + 16);
     s.list = build_alloc(b, f->n * sizeof *s.list);
     s.first = build_grow(b, s.first, &s.cap_sets, 0, sizeof *s.first);
     d->n_cls = byte_classes(f, d->cls);
-    for (int c = 255; c >= 0; c--)
-        byte_of[d->cls[c]] = (uint8_t)c;
+    behind.alone = build_alloc(b, f->n * sizeof *behind.alone);
     set_number(b, &s); /* the empty set is dead */
     s.round++;
     reach(&s, start, true, false, &match);
@@ -742,16 +803,10 @@ static const struct dfa *dfa_of_nfa(struct build *b, struct nfa *f, uint32_t sta
     d->start = set_number(b, &s);
     for (uint32_t i = 0; i < s.n_sets; i++) {
         d->to = build_grow(b, d->to, &cap, i, d->n_cls * sizeof *d->to);
-        for (uint32_t c = 0; c < d->n_cls; c++) {
-            s.n = 0;
-            s.round++;
-            for (uint32_t k = s.first[i]; k < s.first[i + 1]; k++) {
-                const struct nfa_node *x = &f->at[s.all[k]];
-                if (x->kind == N_RANGE && byte_of[c] >= x->lo && byte_of[c] <= x->hi)
-                    reach(&s, x->next, false, false, &match);
-            }
-            d->to[i * d->n_cls + c] = set_number(b, &s);
-        }
+        behind_set(b, &s, d, i, &behind);
+        build_work(b, behind.first[d->n_cls] + d->n_cls);
+        for (uint32_t c = 0, set = 0; c < d->n_cls; c++)
+            d->to[i * d->n_cls + c] = set = set_behind(b, &s, &behind, c, set);
     }
     d->n = s.n_sets;
     d->accepts = build_alloc(b, d->n);

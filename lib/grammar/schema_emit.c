@@ -670,10 +670,13 @@ static uint32_t object(struct schema *c, const struct spec *s, uint32_t next)
 
 /* --- specs and goals ---------------------------------------------------------------- */
 
-/* Returns whether an earlier value of a list equals one of them. */
+/* Returns whether an object or array of a list equals an earlier one. */
 static bool is_repeated(struct schema *c, const struct value_list *list,
                         const struct value_list *one)
 {
+    enum json_kind kind = json_kind(one->value);
+    if (kind != JSON_KIND_OBJECT && kind != JSON_KIND_ARRAY)
+        return false;
     for (; list != one; list = list->next)
         if (schema_values_equal(c, list->value, one->value))
             return true;
