@@ -40,6 +40,10 @@ const struct dfa *dfa_length(struct build *b, int32_t min, int32_t max);
 /* Texts that a regular expression of ECMA-262 (with the flag u) matches: somewhere, as JSON schemas
  * mean it, or as a whole. ERR_USAGE: not well formed; ERR_UNSUPPORTED: names the construct. */
 const struct dfa *dfa_of_regex(struct build *b, const char *text, size_t n, bool whole);
+/* Returns whether the expression is ^[...]{min,max}$ with a large bound.  Then *out has the texts
+ * of any length. */
+bool dfa_of_counted(struct build *b, const char *text, size_t n, const struct dfa **out,
+                    int32_t *min, int32_t *max);
 
 /* A range of code points. */
 struct cp_range {

@@ -726,7 +726,8 @@ static uint32_t byte_classes(const struct nfa *f, uint8_t cls[256])
 struct behind {
     uint32_t first[257];
     uint32_t *at, cap;
-    uint32_t *alone; /* [nodes] number of the set that a node alone leads to; 0: not made yet */
+    uint32_t
+        *alone; /* [nodes] number of the set that a node alone leads to; 0: not made yet */
 };
 
 static void behind_set(struct build *b, const struct subsets *s, const struct dfa *d,
@@ -905,6 +906,29 @@ const struct dfa *dfa_of_regex(struct build *b, const char *text, size_t n, bool
     if (p.at < n)
         bad(&p, "a ) without its (");
     return with_aheads(&p, t, whole);
+}
+
+bool dfa_of_counted(struct build *b, const char *text, size_t n, const struct dfa **out,
+                    int32_t *min, int32_t *max)
+{
+    enum { LARGE = 16 };
+    struct parser p = {.b = b, .text = text, .n = n};
+    if (n > MAX_PATTERN || n < 5 || text[0] != '^' || text[n - 1] != '$')
+        return false;
+    struct tree *t = alternatives(&p);
+    struct tree *r = NULL;
+    if (t->kind == T_CAT && t->other->kind == T_END && t->one->kind == T_CAT &&
+        t->one->one->kind == T_START)
+        r = t->one->other;
+    if (p.at < n || r == NULL || r->kind != T_REPEAT || r->one->kind != T_SET ||
+        MAX(r->min, r->max) < LARGE)
+        return false;
+    *min = r->min;
+    *max = r->max < 0 ? REPEAT_ENDLESS : r->max;
+    r->min = 0;
+    r->max = -1;
+    *out = of_tree(&p, r, false, false);
+    return true;
 }
 
 const struct dfa *dfa_of_chars(struct build *b, const struct cp_range *ranges, uint32_t n,

@@ -118,8 +118,9 @@ struct pattern {
     struct pattern *next;
     const char *text;
     size_t n;
-    bool whole;
+    bool whole, counted;
     const struct dfa *dfa;
+    int32_t min, max; /* counted: lengths besides */
 };
 
 /* The DFA of a spec's strings, made once for what decides it. */
@@ -131,6 +132,22 @@ struct strings {
     const struct dfa *dfa;
     const struct dfa_lengths
         *lengths; /* NULL: the DFA alone decides; else also min and max */
+};
+
+/* A DFA in the graph: as characters of a JSON string. */
+struct embedded {
+    struct embedded *next;
+    const struct dfa *dfa;
+    int32_t min, max;
+    uint32_t rule;
+};
+
+/* All keys but some. */
+struct other_keys {
+    struct other_keys *next;
+    const char *const *names;
+    uint32_t n;
+    const struct dfa *dfa;
 };
 
 struct made_rule {
@@ -154,6 +171,8 @@ struct schema {
     bool plain; /* the rule that is made has one spelling for each value, but for blanks */
     struct pattern *patterns; /* DFAs that were made */
     struct strings *strings;
+    struct embedded *embedded;
+    struct other_keys *other_keys;
     /* the last set of propertyNames and the DFA of its keys */
     const struct want_list *names;
     const struct dfa *names_dfa;
@@ -193,6 +212,8 @@ const struct strings *spec_strings(struct schema *c, const struct spec *s);
 const struct dfa *spec_names(struct schema *c, const struct spec *s);
 /* Returns the DFA of a pattern, which is made once. */
 const struct dfa *schema_pattern(struct schema *c, const char *text, size_t n, bool whole);
+/* The same where its lengths may be apart: see dfa_of_counted. */
+const struct pattern *schema_counted_pattern(struct schema *c, const char *text, size_t n);
 bool goal_is_possible(struct schema *c, const struct goal *g, int depth);
 
 /* Returns how many values match, as far as they are few and simple; -1: not known. */

@@ -267,15 +267,31 @@ static uint32_t number(struct schema *c, const struct spec *s, uint32_t next)
     return node_call(c->b, *rule - 1, next);
 }
 
+/* Returns the rule of a set of strings, which is made once. */
+static uint32_t embedded(struct schema *c, const struct strings *k)
+{
+    const struct dfa_form f = {
+        .quoted = true, .lengths = k->lengths, .min = k->min, .max = k->max};
+    int32_t min = k->lengths == NULL ? 0 : k->min,
+            max = k->lengths == NULL ? REPEAT_ENDLESS : k->max;
+    for (const struct embedded *e = c->embedded; e != NULL; e = e->next)
+        if (e->dfa == k->dfa && e->min == min && e->max == max)
+            return e->rule;
+    struct embedded *e = build_alloc(c->b, sizeof *e);
+    *e = (struct embedded){
+        .next = c->embedded, .dfa = k->dfa, .min = min, .max = max, .rule = rule_new(c->b)};
+    rule_set(c->b, e->rule, dfa_embed_as(c->b, k->dfa, &f, NODE_ID_RETURN));
+    c->embedded = e;
+    return e->rule;
+}
+
 static uint32_t string(struct schema *c, const struct spec *s, uint32_t next)
 {
     const struct strings *k = spec_strings(c, s);
     if (k == NULL)
         return any_string(c->b, c->plain, s->min_length, s->max_length, next);
-    const struct dfa_form f = {
-        .quoted = true, .lengths = k->lengths, .min = k->min, .max = k->max};
-    next = node_range(c->b, '"', '"', next);
-    return node_range(c->b, '"', '"', dfa_embed_as(c->b, k->dfa, &f, next));
+    next = node_call(c->b, embedded(c, k), node_range(c->b, '"', '"', next));
+    return node_range(c->b, '"', '"', next);
 }
 
 /* --- arrays ------------------------------------------------------------------------- */
@@ -414,7 +430,7 @@ struct keys {
 struct region {
     const struct dfa *dfa;
     uint64_t matched;
-    uint32_t rule;
+    uint32_t key, rule; /* of the characters of a key, and of the values */
 };
 
 static void key_add(struct schema *c, struct keys *k, const char *name, bool ordered)
@@ -480,18 +496,38 @@ static void region_goal(struct schema *c, const struct object_part *p, uint64_t 
         goal_add(c, g, *p->additional);
 }
 
+/* Returns the keys that are not declared. */
+static const struct dfa *other_keys(struct schema *c, const struct keys *k)
+{
+    const char **names = build_alloc(c->b, (k->n + 1) * sizeof *names);
+    for (uint32_t i = 0; i < k->n; i++)
+        names[i] = k->at[i].name;
+    for (const struct other_keys *o = c->other_keys; o != NULL; o = o->next) {
+        uint32_t i = 0;
+        while (o->n == k->n && i < k->n && strcmp(o->names[i], names[i]) == 0)
+            i++;
+        if (o->n == k->n && i == k->n)
+            return o->dfa;
+    }
+    struct other_keys *o = build_alloc(c->b, sizeof *o);
+    const struct dfa *any = dfa_any(c->b);
+    *o = (struct other_keys){
+        .next = c->other_keys,
+        .names = names,
+        .n = k->n,
+        .dfa = k->n == 0
+                   ? any
+                   : dfa_combine(c->b, any, dfa_of_texts(c->b, names, k->n), DFA_MINUS)};
+    c->other_keys = o;
+    return o->dfa;
+}
+
 static uint32_t collect_regions(struct schema *c, const struct spec *s,
                                 const struct keys *k, struct region *r)
 {
     struct build *b = c->b;
-    const struct dfa *d = dfa_any(b), *names = spec_names(c, s);
+    const struct dfa *d = other_keys(c, k), *names = spec_names(c, s);
     uint32_t n = 1, n_patterns = 0, kept = 0;
-    if (k->n > 0) {
-        const char **declared = build_alloc(b, k->n * sizeof *declared);
-        for (uint32_t i = 0; i < k->n; i++)
-            declared[i] = k->at[i].name;
-        d = dfa_combine(b, d, dfa_of_texts(b, declared, k->n), DFA_MINUS);
-    }
     if (names != NULL)
         d = dfa_combine(b, d, names, DFA_AND);
     r[0] = (struct region){.dfa = d};
@@ -523,22 +559,28 @@ static uint32_t collect_regions(struct schema *c, const struct spec *s,
         if (r[i].dfa->start == 0 || !goal_is_possible(c, &g, 0))
             continue;
         r[kept] = r[i];
+        r[kept].key = embedded(c, &(struct strings){.dfa = r[i].dfa});
         r[kept++].rule = schema_rule(c, &g, c->plain);
     }
     return kept;
 }
 
-/* A key, its value, then next. item: the key is one of a UNIQUE. */
-static uint32_t member(struct build *b, bool first, const char *name, const struct dfa *dfa,
-                       bool item, uint32_t rule, uint32_t next)
+/* A key that is declared, its value, then next. */
+static uint32_t member(struct build *b, bool first, const struct key *k, uint32_t next)
 {
-    uint32_t value = node_range(b, ':', ':', blanks(b, node_call(b, rule, next)));
-    if (name != NULL)
-        return comma(b, first, false, node_quoted(b, name, strlen(name), value));
+    uint32_t value = node_range(b, ':', ':', blanks(b, node_call(b, k->rule, next)));
+    return comma(b, first, false, node_quoted(b, k->name, strlen(k->name), value));
+}
+
+/* A key that is not. item: it is one of a UNIQUE. */
+static uint32_t other_member(struct build *b, bool first, const struct region *r, bool item,
+                             uint32_t next)
+{
+    uint32_t value = node_range(b, ':', ':', blanks(b, node_call(b, r->rule, next)));
     uint32_t end = node_range(b, '"', '"', value);
     if (item)
         end = node_mark(b, NODE_ITEM_END, end);
-    uint32_t key = node_range(b, '"', '"', dfa_embed(b, dfa, true, end));
+    uint32_t key = node_range(b, '"', '"', node_call(b, r->key, end));
     return comma(b, first, item, key);
 }
 
@@ -574,12 +616,11 @@ static void free_members(struct build *b, const struct members *m, uint32_t *at)
             by_mask[mask * width + (size_t)n] = here;
             for (uint32_t i = 0; may && i < n_free; i++)
                 if (!(mask >> i & 1))
-                    ways[n_ways++] = member(b, n == 0, keys[i].name, NULL, false,
-                                            keys[i].rule,
+                    ways[n_ways++] = member(b, n == 0, &keys[i],
                                             by_mask[(mask | 1u << i) * width + more]);
             for (uint32_t i = 0; may && i < m->n_regions; i++)
-                ways[n_ways++] = member(b, n == 0, NULL, m->regions[i].dfa, false,
-                                        m->regions[i].rule, by_mask[mask * width + more]);
+                ways[n_ways++] = other_member(b, n == 0, &m->regions[i], false,
+                                              by_mask[mask * width + more]);
             repeat_end(b, here, node_split(b, ways, n_ways));
         }
     }
@@ -599,8 +640,7 @@ static void ascending_members(struct build *b, const struct members *m, uint32_t
         behind[n] = repeat_begin(b, 0, REPEAT_ENDLESS, end);
         uint32_t then = behind[MIN(n + 1, m->cap)];
         for (uint32_t i = 0; i < n_ways; i++) {
-            const struct region *r = &m->regions[i];
-            first[i] = member(b, n == 0, NULL, r->dfa, true, r->rule, then);
+            first[i] = other_member(b, n == 0, &m->regions[i], true, then);
             more[i] = n == 0 ? NODE_ID_FAIL : first[i];
         }
         repeat_end(b, behind[n], node_split(b, more, n_ways));
@@ -660,8 +700,7 @@ static uint32_t object(struct schema *c, const struct spec *s, uint32_t next)
         for (int64_t n = 0; n <= cap; n++) {
             bool may = max == REPEAT_ENDLESS || n < max;
             uint32_t with = !may ? NODE_ID_FAIL
-                                 : member(b, n == 0, k.at[i].name, NULL, false,
-                                          k.at[i].rule, after[MIN(n + 1, cap)]);
+                                 : member(b, n == 0, &k.at[i], after[MIN(n + 1, cap)]);
             at[n] = k.at[i].required ? with : node_either(b, with, after[n]);
         }
     }

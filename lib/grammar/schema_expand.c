@@ -252,15 +252,6 @@ static void add_named(struct schema *c, struct spec *s, const char *key, struct 
     s->objects = p;
 }
 
-static const struct dfa *pattern_of(struct schema *c, const struct json *v)
-{
-    size_t n;
-    const char *text = json_string_of(v, &n);
-    if (text == NULL)
-        malformed(c, "pattern", "a string");
-    return schema_pattern(c, text, n, false);
-}
-
 static void add_contains(struct schema *c, struct spec *s, struct want w, int64_t min,
                          int64_t max)
 {
@@ -319,22 +310,30 @@ static bool bound(struct schema *c, const struct apply *a, const char *key,
     return true;
 }
 
+/* apart: the lengths of a pattern may become bounds of their own. */
 static void bound_strings(struct schema *c, const char *key, const struct json *v,
-                          struct spec *list)
+                          bool apart, struct spec *list)
 {
-    const struct dfa *d = NULL;
-    if (strcmp(key, "pattern") == 0) {
-        d = pattern_of(c, v);
+    size_t n;
+    const char *text = json_string_of(v, &n);
+    struct pattern p = {.max = REPEAT_ENDLESS};
+    if (text == NULL)
+        malformed(c, key, "a string");
+    if (strcmp(key, "format") == 0) {
+        text = schema_format(c, text);
+        if (text == NULL)
+            return;
+        p.dfa = schema_pattern(c, text, strlen(text), true);
+    } else if (apart) {
+        p = *schema_counted_pattern(c, text, n);
     } else {
-        const char *name = json_string_of(v, NULL);
-        if (name == NULL)
-            malformed(c, key, "a string");
-        const char *regex = schema_format(c, name);
-        if (regex != NULL)
-            d = schema_pattern(c, regex, strlen(regex), true);
+        p.dfa = schema_pattern(c, text, n, false);
     }
-    for (struct spec *s = list; d != NULL && s != NULL; s = s->next)
-        add_text(c, s, d);
+    for (struct spec *s = list; s != NULL; s = s->next) {
+        add_text(c, s, p.dfa);
+        s->min_length = MAX(s->min_length, p.min);
+        s->max_length = MIN(s->max_length, p.max);
+    }
 }
 
 /* --- values ------------------------------------------------------------------------- */
@@ -724,7 +723,7 @@ static struct spec *not_text(struct schema *c, const char *key, const struct jso
                              const struct spec *list)
 {
     struct spec one = {.types = TYPE_STRING, .max_length = REPEAT_ENDLESS};
-    bound_strings(c, key, v, &one);
+    bound_strings(c, key, v, false, &one);
     if (one.texts == NULL) /* an annotation holds for all */
         return NULL;
     struct spec *out = of_type(c, TYPE_STRING, list);
@@ -955,7 +954,7 @@ static struct spec *keyword(struct schema *c, const struct apply *a, const char 
         if (!bound(c, a, key, v, s))
             break;
     if (strcmp(key, "pattern") == 0 || strcmp(key, "format") == 0) {
-        bound_strings(c, key, v, list);
+        bound_strings(c, key, v, true, list);
     } else if (strcmp(key, "enum") == 0 || (strcmp(key, "const") == 0 && c->draft > 4)) {
         if (key[0] == 'e' && json_kind(v) != JSON_KIND_ARRAY)
             malformed(c, key, "an array");

@@ -8,13 +8,28 @@
 const struct dfa *schema_pattern(struct schema *c, const char *text, size_t n, bool whole)
 {
     for (struct pattern *p = c->patterns; p != NULL; p = p->next)
-        if (p->n == n && p->whole == whole && memcmp(p->text, text, n) == 0)
+        if (p->n == n && p->whole == whole && !p->counted && memcmp(p->text, text, n) == 0)
             return p->dfa;
     struct pattern *p = build_alloc(c->b, sizeof *p);
     *p = (struct pattern){.next = c->patterns, .text = text, .n = n, .whole = whole};
     p->dfa = dfa_of_regex(c->b, text, n, whole);
     c->patterns = p;
     return p->dfa;
+}
+
+const struct pattern *schema_counted_pattern(struct schema *c, const char *text, size_t n)
+{
+    for (struct pattern *p = c->patterns; p != NULL; p = p->next)
+        if (p->n == n && p->counted && memcmp(p->text, text, n) == 0)
+            return p;
+    struct pattern *p = build_alloc(c->b, sizeof *p);
+    *p = (struct pattern){
+        .text = text, .n = n, .counted = true, .min = 0, .max = REPEAT_ENDLESS};
+    if (!dfa_of_counted(c->b, text, n, &p->dfa, &p->min, &p->max))
+        p->dfa = schema_pattern(c, text, n, false);
+    p->next = c->patterns;
+    c->patterns = p;
+    return p;
 }
 
 /* --- keys and elements -------------------------------------------------------------- */
