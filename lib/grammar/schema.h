@@ -64,6 +64,9 @@ struct array_part {
     const struct json *prefix; /* array of schemas, or NULL */
     const struct want *rest;   /* NULL: anything */
     const struct resource *base;
+    const struct want
+        *only_item; /* of the element `at` alone, instead of prefix and rest */
+    uint32_t at;
 };
 
 struct text_list {
@@ -214,6 +217,9 @@ const struct dfa *spec_names(struct schema *c, const struct spec *s);
 const struct dfa *schema_pattern(struct schema *c, const char *text, size_t n, bool whole);
 /* The same where its lengths may be apart: see dfa_of_counted. */
 const struct pattern *schema_counted_pattern(struct schema *c, const char *text, size_t n);
+/* Returns whether a key matches one of patternProperties; NULL: none. */
+bool schema_matches_pattern(struct schema *c, const struct json *patterns,
+                            const char *name);
 bool goal_is_possible(struct schema *c, const struct goal *g, int depth);
 
 /* Returns how many values match, as far as they are few and simple; -1: not known. */

@@ -672,6 +672,77 @@ static struct spec *not_required(struct schema *c, const struct apply *a,
     return out;
 }
 
+/* Returns the properties of a part that allows no others, or NULL. */
+static const struct json *all_keys(const struct spec *s)
+{
+    bool value;
+    for (const struct object_part *p = s->objects; p != NULL; p = p->next)
+        if (p->only_name == NULL && p->patterns == NULL && !p->evaluates_all &&
+            p->additional != NULL && json_bool_of(p->additional->schema, &value) &&
+            value == p->additional->negated)
+            return p->properties;
+    return NULL;
+}
+
+/* Returns the spec with a key that is there and has a schema besides. */
+static struct spec *with_key(struct schema *c, const struct spec *s, const char *key,
+                             struct want w)
+{
+    struct spec *one = build_alloc(c->b, sizeof *one);
+    *one = *s;
+    one->next = NULL;
+    one->types = TYPE_OBJECT;
+    add_required(c, one, key);
+    add_named(c, one, key, w);
+    return sift(c, one);
+}
+
+/* additionalProperties or patternProperties negated, where the keys of an object are known: one of
+ * those that the keyword looks at is there and does not match. */
+static struct spec *not_other_keys(struct schema *c, const struct apply *a,
+                                   const struct json *additional, const struct spec *list)
+{
+    const struct json *properties = object_member(c, a->schema, "properties"),
+                      *patterns = object_member(c, a->schema, "patternProperties");
+    struct spec *out = NULL;
+    for (const struct spec *s = list; s != NULL; s = s->next) {
+        const struct json *keys = s->types & TYPE_OBJECT ? all_keys(s) : NULL;
+        if ((s->types & TYPE_OBJECT) && keys == NULL)
+            schema_refuse(c, "not");
+        for (struct json_iter it = json_begin(keys); keys != NULL && json_next(&it);) {
+            if (additional != NULL && json_member(properties, it.key) == NULL &&
+                !schema_matches_pattern(c, patterns, it.key))
+                out = append(c, out,
+                             with_key(c, s, it.key, want_of(c, additional, a->base, true)));
+            for (struct json_iter p = json_begin(patterns);
+                 additional == NULL && json_next(&p);)
+                if (dfa_contains(schema_pattern(c, p.key, strlen(p.key), false), it.key,
+                                 strlen(it.key)))
+                    out = append(
+                        c, out, with_key(c, s, it.key, want_of(c, p.value, a->base, true)));
+        }
+    }
+    return out;
+}
+
+/* oneOf negated: none matches, or two do. */
+static struct spec *not_one_of(struct schema *c, const struct apply *a,
+                               const struct spec *list)
+{
+    const struct json *v = schema_array(c, a, "oneOf");
+    struct spec *out = all_of(c, a, v, true, copy_list(c, list));
+    c->n_branches++;
+    for (size_t i = 0; i < json_count(v); i++) {
+        struct spec *one = apply(c, want_of(c, json_at(v, i), a->base, false),
+                                 copy_list(c, list));
+        for (size_t k = i + 1; k < json_count(v) && one != NULL; k++)
+            out = append(
+                c, out,
+                apply(c, want_of(c, json_at(v, k), a->base, false), copy_list(c, one)));
+    }
+    return out;
+}
+
 /* Returns the specs of values that break a bound. */
 static struct spec *not_bound(struct schema *c, const struct apply *a, const char *key,
                               const struct json *v, const struct spec *list)
@@ -769,6 +840,35 @@ static struct spec *not_items(struct schema *c, const struct apply *a, const cha
     return sift(c, out);
 }
 
+/* The elements of a list of schemas negated: one is there and does not match. `more` false allows
+ * none behind them. */
+static struct spec *not_tuple(struct schema *c, const struct apply *a, const struct json *v,
+                              const struct json *more, const struct spec *list)
+{
+    struct spec *out = NULL;
+    size_t n = json_count(v);
+    bool any = true;
+    if (more != NULL && !json_bool_of(more, &any))
+        schema_refuse(c, "not"); /* an element behind them would have to be found */
+    for (size_t i = 0; i < n + !any; i++) {
+        struct spec *one = of_type(c, TYPE_ARRAY, list);
+        for (struct spec *s = one; s != NULL; s = s->next) {
+            s->min_items = MAX(s->min_items, (int32_t)i + 1);
+            if (i == n)
+                continue;
+            struct array_part *p = build_alloc(c->b, sizeof *p);
+            *p = (struct array_part){
+                .next = s->arrays,
+                .only_item = want_new(c, want_of(c, json_at(v, i), a->base, true)),
+                .at = (uint32_t)i,
+                .base = a->base};
+            s->arrays = p;
+        }
+        out = append(c, out, sift(c, one));
+    }
+    return out;
+}
+
 static struct spec *not_if(struct schema *c, const struct apply *a, const struct spec *list)
 {
     const struct json *yes = json_member(a->schema, "then"),
@@ -794,12 +894,16 @@ static struct spec *apply_negated(struct schema *c, const struct apply *a,
         "minimum",   "maximum",  "exclusiveMinimum", "exclusiveMaximum", "minLength",
         "maxLength", "minItems", "maxItems",         "minProperties",    "maxProperties"};
     /* Negations of these would need to count or to compare elements. */
-    static const char *const hard[] = {
-        "multipleOf",        "uniqueItems",           "prefixItems",
-        "patternProperties", "propertyNames",         "additionalProperties",
-        "dependencies",      "dependentSchemas",      "oneOf",
-        "dependentRequired", "unevaluatedProperties", "unevaluatedItems",
-        "$dynamicRef",       "$recursiveRef"};
+    static const char *const hard[] = {"multipleOf",
+                                       "uniqueItems",
+                                       "propertyNames",
+                                       "dependencies",
+                                       "dependentSchemas",
+                                       "dependentRequired",
+                                       "unevaluatedProperties",
+                                       "unevaluatedItems",
+                                       "$dynamicRef",
+                                       "$recursiveRef"};
     struct spec *out = NULL;
     c->n_branches++;
     for (struct json_iter it = json_begin(a->schema); json_next(&it);) {
@@ -833,12 +937,24 @@ static struct spec *apply_negated(struct schema *c, const struct apply *a,
             one = apply(c, w, copy_list(c, list));
         } else if (strcmp(key, "not") == 0) {
             one = apply(c, want_of(c, it.value, a->base, false), copy_list(c, list));
+        } else if (strcmp(key, "items") == 0 && json_kind(it.value) == JSON_KIND_ARRAY) {
+            one = not_tuple(c, a, it.value, json_member(a->schema, "additionalItems"),
+                            list);
+        } else if (strcmp(key, "prefixItems") == 0) {
+            one = not_tuple(c, a, schema_array(c, a, key), json_member(a->schema, "items"),
+                            list);
         } else if ((strcmp(key, "items") == 0 && json_kind(it.value) != JSON_KIND_ARRAY &&
                     json_member(a->schema, "prefixItems") == NULL) ||
                    (strcmp(key, "contains") == 0 && c->draft > 4)) {
             one = not_items(c, a, key, it.value, list);
         } else if (strcmp(key, "if") == 0 && c->draft > 6) {
             one = not_if(c, a, list);
+        } else if (strcmp(key, "additionalProperties") == 0) {
+            one = not_other_keys(c, a, it.value, list);
+        } else if (strcmp(key, "patternProperties") == 0) {
+            one = not_other_keys(c, a, NULL, list);
+        } else if (strcmp(key, "oneOf") == 0) {
+            one = not_one_of(c, a, list);
         } else if (strcmp(key, "anyOf") == 0) {
             one = all_of(c, a, schema_array(c, a, key), true, copy_list(c, list));
         } else if (strcmp(key, "allOf") == 0) {

@@ -34,7 +34,7 @@ const struct pattern *schema_counted_pattern(struct schema *c, const char *text,
 
 /* --- keys and elements -------------------------------------------------------------- */
 
-static bool matches_pattern(struct schema *c, const struct json *patterns, const char *name)
+bool schema_matches_pattern(struct schema *c, const struct json *patterns, const char *name)
 {
     for (struct json_iter it = json_begin(patterns); patterns != NULL && json_next(&it);)
         if (dfa_contains(schema_pattern(c, it.key, strlen(it.key), false), name,
@@ -58,7 +58,7 @@ static bool is_evaluated(struct schema *c, const struct object_part *p, const ch
     for (const struct object_part *q = p->next; q != p->end; q = q->next) {
         if (q->only_name != NULL ? strcmp(q->name, name) == 0
                                  : json_member(q->properties, name) != NULL ||
-                                       matches_pattern(c, q->patterns, name))
+                                       schema_matches_pattern(c, q->patterns, name))
             return true;
     }
     return false;
@@ -108,7 +108,9 @@ struct goal spec_item(struct schema *c, const struct spec *s, uint32_t i)
 {
     struct goal g = {0};
     for (const struct array_part *p = s->arrays; p != NULL; p = p->next) {
-        if (i < json_count(p->prefix))
+        if (p->only_item != NULL && i == p->at)
+            goal_add(c, &g, *p->only_item);
+        else if (i < json_count(p->prefix))
             add_schema(c, &g, json_at(p->prefix, i), p->base);
         else if (p->rest != NULL)
             goal_add(c, &g, *p->rest);
@@ -120,7 +122,7 @@ uint32_t spec_prefix_items(const struct spec *s)
 {
     size_t n = 0;
     for (const struct array_part *p = s->arrays; p != NULL; p = p->next)
-        n = MAX(n, json_count(p->prefix));
+        n = MAX(n, p->only_item != NULL ? p->at + 1 : json_count(p->prefix));
     return (uint32_t)n;
 }
 

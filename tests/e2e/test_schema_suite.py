@@ -82,10 +82,10 @@ def judge(name, folder, least, draft=None):
 
 
 if os.path.isdir(SUITE):
-    judge("draft 2020-12", "draft2020-12", 0.72)
-    judge("draft 7", "draft7", 0.75, "http://json-schema.org/draft-07/schema#")
-    judge("draft 4", "draft4", 0.75, "http://json-schema.org/draft-04/schema#")
-    judge("formats", "draft2020-12/optional/format", 0.6)
+    judge("draft 2020-12", "draft2020-12", 0.75)
+    judge("draft 7", "draft7", 0.83, "http://json-schema.org/draft-07/schema#")
+    judge("draft 4", "draft4", 0.87, "http://json-schema.org/draft-04/schema#")
+    judge("formats", "draft2020-12/optional/format", 0.75)
 else:
     skip("the suite", f"{SUITE} is missing: tools/setup.sh --clients fetches it")
 end()
