@@ -764,11 +764,11 @@ static void behind_set(struct build *b, const struct subsets *s, const struct df
 static uint32_t set_behind(struct build *b, struct subsets *s, struct behind *to,
                            uint32_t c, uint32_t before)
 {
-    const uint32_t *at = to->at + to->first[c];
     uint32_t n = to->first[c + 1] - to->first[c];
     bool match = false;
     if (n == 0)
         return 0;
+    const uint32_t *at = to->at + to->first[c];
     if (n == 1 && to->alone[at[0]] != 0)
         return to->alone[at[0]];
     if (c > 0 && to->first[c] - to->first[c - 1] == n &&
