@@ -1,11 +1,12 @@
 /* bench_kernels.c - `hcache bench kernels`: every kernel of the cpu device as a share of the
  * machine's limits. (bench_device.c measures the kernels of other devices.)
  *
- * Limits are measured first, in the same run (ceilings.h): the FMA rate for products and prefill
- * attention, memory reads for decode, memory copies for kv_fill. Shapes are the `bench` rows of
- * tests/tensor/cases.h. Data that decode reads (weights, caches) are used in turn, so that no cache
- * holds them. --isa selects the kernels, and OPENBLAS_CORETYPE those of OpenBLAS. OpenBLAS may use
- * AVX-512 when --isa asks for AVX2; OPENBLAS_CORETYPE=Haswell makes the two comparable. */
+ * Limits are measured first, in the same run (ceilings.h): the rate of 8-bit products for products
+ * with quantised weights, the FMA rate for others and for prefill attention, memory reads for
+ * decode, memory copies for kv_fill.  Shapes are the `bench` rows of tests/tensor/cases.h.  Data
+ * that decode reads (weights, caches) are used in turn, so that no cache holds them.  --isa selects
+ * the kernels, and OPENBLAS_CORETYPE those of OpenBLAS.  OpenBLAS may use AVX-512 when --isa asks
+ * for AVX2; OPENBLAS_CORETYPE=Haswell makes the two comparable. */
 #include "apps/option_tables.h"
 #include "bench/bench.h"
 
@@ -75,7 +76,7 @@ struct bench {
     struct device *device;
     struct stream *stream;
     const struct ops *ops;
-    double fma, read, copy; /* limits */
+    double fma, int8, read, copy; /* limits */
     void *cold; /* COLD_BYTES of random bits that are small numbers in every type */
     bool blas;
     /* sums of seconds for bench-220m over 4096 tokens */
@@ -86,6 +87,7 @@ struct bench {
 
 enum unit {
     FLOPS,
+    OPS_8, /* of 8-bit products */
     BYTES_READ,
     BYTES_COPIED,
 };
@@ -96,8 +98,11 @@ enum unit {
 static void report(struct bench *b, const char *kernel, const char *shape, enum unit unit,
                    double work, double cold_bytes, struct spread t)
 {
-    double ceiling = unit == FLOPS ? b->fma : unit == BYTES_READ ? b->read : b->copy;
-    const char *of = unit == FLOPS ? "FMA" : unit == BYTES_READ ? "read" : "copy";
+    const double limits[] = {b->fma, b->int8, b->read, b->copy};
+    static const char *const names[] = {"FMA", "8-bit", "read", "copy"};
+    static const char *const units[] = {"GFLOP/s", "GOP/s", "GB/s", "GB/s"};
+    double ceiling = limits[unit];
+    const char *of = names[unit];
     if (cold_bytes > 0 && work / cold_bytes * b->read < ceiling) {
         ceiling = work / cold_bytes * b->read;
         of = "read";
@@ -106,12 +111,11 @@ static void report(struct bench *b, const char *kernel, const char *shape, enum 
            low = work / t.max * 1e-9;
     double share = ceiling > 0 ? best / (ceiling * 1e-9) : 0;
     printf("%-16s %-26s %d  %8.1f %8.1f %8.1f %-7s %5.2f of %s\n", kernel, shape,
-           b->n_threads, low, mid, best, unit == FLOPS ? "GFLOP/s" : "GB/s", share, of);
+           b->n_threads, low, mid, best, units[unit], share, of);
     fflush(stdout);
     if (b->csv != NULL)
         fprintf(b->csv, "%s,%s,%s,%d,%.3f,%.3f,%.3f,%s,%.4f,%s\n", b->device->isa, kernel,
-                shape, b->n_threads, low, mid, best, unit == FLOPS ? "GFLOP/s" : "GB/s",
-                share, of);
+                shape, b->n_threads, low, mid, best, units[unit], share, of);
 }
 
 static bool wanted(const struct bench *b, const char *kernel, const char *shape)
@@ -193,7 +197,8 @@ static double matmul_case_run(struct bench *b, struct matmul_case mc, enum dtype
     if (mc.m <= 4)
         report(b, name, shape, BYTES_READ, (double)w_bytes, 0, s);
     else
-        report(b, name, shape, FLOPS, flop, r.step > 0 ? (double)w_bytes : 0, s);
+        report(b, name, shape, t >= DTYPE_Q8 && t != DTYPE_BF16R ? OPS_8 : FLOPS, flop,
+               r.step > 0 ? (double)w_bytes : 0, s);
     if (b->blas && t == DTYPE_BF16 && mc.m >= 16) {
         size_t plain_bytes = (size_t)(mc.n * mc.k) * 4;
         r.plain = small_numbers(plain_bytes, DTYPE_F32);
@@ -439,11 +444,15 @@ static void measure_ceilings(struct bench *b)
     char *other = mem_map(COLD_BYTES / 4);
     memset(other, 1, COLD_BYTES / 4);
     b->fma = ceiling_fma(b->pool, b->device->isa, b->args.seconds);
+    b->int8 = ceiling_int8(b->pool, b->device->isa, b->args.seconds);
     b->read = ceiling_read(b->pool, b->cold, COLD_BYTES, b->args.seconds);
     b->copy = ceiling_copy(b->pool, other, b->cold, COLD_BYTES / 4, b->args.seconds);
     mem_unmap(other, COLD_BYTES / 4);
-    printf("\n%s, %d thread(s): FMA %.1f GFLOP/s, read %.1f GB/s, copy %.1f GB/s\n",
-           b->device->isa, b->n_threads, b->fma * 1e-9, b->read * 1e-9, b->copy * 1e-9);
+    printf(
+        "\n%s, %d thread(s): FMA %.1f GFLOP/s, 8-bit products %.1f GOP/s, read %.1f GB/s, "
+        "copy %.1f GB/s\n",
+        b->device->isa, b->n_threads, b->fma * 1e-9, b->int8 * 1e-9, b->read * 1e-9,
+        b->copy * 1e-9);
     printf("%-16s %-26s %s  %8s %8s %8s\n", "kernel", "shape", "t", "min", "median", "max");
 }
 

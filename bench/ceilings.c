@@ -103,6 +103,63 @@ double ceiling_fma(struct pool *pool, const char *isa, double seconds)
     return flop * pool_threads(pool) / time_spread(fma_once, &job, seconds).min;
 }
 
+/* --- 8-bit products --------------------------------------------------------------------------- */
+
+/* In assembly, because gcc copies sums that an intrinsic overwrites, and takes products out of the
+ * loop. */
+__attribute__((target("avx2"))) static void int8_avx2(void)
+{
+    __m256i s[10], product, a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(-2);
+#pragma GCC unroll 10
+    for (int i = 0; i < 10; i++)
+        s[i] = _mm256_set1_epi16((short)i);
+    for (int i = 0; i < FMA_STEPS; i++) {
+#pragma GCC unroll 10
+        for (int j = 0; j < 10; j++)
+            __asm__ volatile("vpmaddubsw %2, %3, %1\n\tvpaddw %1, %0, %0"
+                             : "+x"(s[j]), "=&x"(product)
+                             : "x"(b), "x"(a));
+    }
+}
+
+__attribute__((target("avx512f,avx512vnni"))) static void int8_vnni(void)
+{
+    __m512i s[20], a = _mm512_set1_epi32(0x03030303);
+#pragma GCC unroll 20
+    for (int i = 0; i < 20; i++)
+        s[i] = _mm512_set1_epi32(i);
+    for (int i = 0; i < FMA_STEPS / 2; i++) {
+#pragma GCC unroll 20
+        for (int j = 0; j < 20; j++)
+            __asm__ volatile("vpdpbusd %1, %1, %0" : "+v"(s[j]) : "v"(a));
+    }
+}
+
+static void int8_share(void *arg, int thread_idx, int n_threads)
+{
+    (void)thread_idx;
+    (void)n_threads;
+    if (((struct fma_job *)arg)->wide)
+        int8_vnni();
+    else
+        int8_avx2();
+}
+
+static void int8_once(void *arg)
+{
+    pool_run(((struct fma_job *)arg)->pool, int8_share, arg);
+}
+
+double ceiling_int8(struct pool *pool, const char *isa, double seconds)
+{
+    bool avx512 = strcmp(isa, "avx512") == 0;
+    struct fma_job job = {pool, avx512 && __builtin_cpu_supports("avx512vnni")};
+    if (!avx512 && strcmp(isa, "avx2") != 0)
+        return 0;
+    double ops = job.wide ? FMA_STEPS / 2.0 * 20 * 128 : FMA_STEPS * 10.0 * 64;
+    return ops * pool_threads(pool) / time_spread(int8_once, &job, seconds).min;
+}
+
 /* --- memory --------------------------------------------------------------------------------- */
 
 struct mem_job {

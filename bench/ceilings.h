@@ -23,6 +23,10 @@ struct spread time_spread(void (*fn)(void *arg), void *arg, double seconds);
 /* Returns the rate of f32 fused multiply-adds in registers alone, in flop/s, over all threads of
  * the pool. `isa` is that of struct device. Returns 0 if this file has no loop for it. */
 double ceiling_fma(struct pool *pool, const char *isa, double seconds);
+/* Returns the same for products of 8-bit numbers, of which a product with its addition counts as
+ * two operations: VPDPBUSD if the CPU has it and isa is avx512, else PMADDUBSW with the addition of
+ * its sums of 16 bits. */
+double ceiling_int8(struct pool *pool, const char *isa, double seconds);
 /* Return bytes per second: ceiling_read of reading a buffer, ceiling_copy of copying one. `bytes`
  * must be much larger than the caches. */
 double ceiling_read(struct pool *pool, const void *buffer, size_t bytes, double seconds);

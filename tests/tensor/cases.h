@@ -26,7 +26,7 @@ static const struct matmul_case matmul_cases[] = {
     {8, 4096, 4096, true},    {16, 4096, 4096, true},  {64, 4096, 4096, true},
     {256, 1024, 1024, true},  {256, 2048, 2048, true}, {256, 4096, 4096, true},
     {256, 11008, 4096, true}, {512, 1024, 1024, true}, {512, 5632, 1024, true},
-    {512, 1024, 2816, true},
+    {512, 1024, 2816, true},  {64, 2048, 2048, true},  {512, 2048, 2048, true},
 };
 
 struct attention_case {

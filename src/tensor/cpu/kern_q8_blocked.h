@@ -1,7 +1,6 @@
 /* kern_q8_blocked.h - the inner loops of the product with 8-bit weights for many rows.
  *
- * For every k-block a group of panels is widened once, and all rows of the tile use it.  C itself
- * holds the sums over the k-blocks. */
+ * For every k-block a group of panels is widened once, and all rows of the tile use it. */
 #ifndef TENSOR_KERN_Q8_BLOCKED_H
 #define TENSOR_KERN_Q8_BLOCKED_H
 
@@ -51,12 +50,14 @@ INLINE void micro_rows(const struct micro *m, int n_rows)
     for (int b = 0; b < m->n_blocks; b++) {
         i32 s[Q8_ROWS][Q8_PANELS];
         EACH_ROW EACH_PANEL s[r][j] = i_zero();
-        for (int i = b * Q8_BLOCK / 2; i < (b + 1) * Q8_BLOCK / 2; i++) {
+        const int16_t *at = m->x + b * Q8_BLOCK, *from = m->w->w[b * Q8_BLOCK / 2][0][0];
+        Q8_UNROLL for (int i = 0; i < Q8_BLOCK / 2; i++)
+        {
             i16x2 w[Q8_PANELS];
-            EACH_PANEL w[j] = i_load(m->w->w[i][j]);
+            EACH_PANEL w[j] = i_load(from + (i * Q8_PANELS + j) * PANEL * 2);
             EACH_ROW
             {
-                i16x2 x = i_set1(m->x + r * KB + 2 * i);
+                i16x2 x = i_set1(at + r * KB + 2 * i);
                 EACH_PANEL s[r][j] = i_dot(s[r][j], w[j], x);
             }
         }

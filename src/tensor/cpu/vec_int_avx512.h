@@ -15,6 +15,8 @@
 #define Q8_WIDE_2 4
 #define Q8_WIDE_4 2
 #define Q8_DIRECT 4
+/* The steps of a block: in a loop gcc copies all sums at every step. */
+#define Q8_UNROLL _Pragma("GCC unroll 16")
 
 typedef __m512i i16x2;
 typedef __m512i i32;

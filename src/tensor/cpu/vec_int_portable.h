@@ -16,6 +16,7 @@
 #define Q8_WIDE_2 1
 #define Q8_WIDE_4 1
 #define Q8_DIRECT 4
+#define Q8_UNROLL _Pragma("GCC unroll 2")
 #define Q8_RUNS   true
 
 typedef struct {
