@@ -625,8 +625,15 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
         rc = fault_refuse(f, err.code, "messages", "'messages': %s", err.msg);
     if (rc == 0)
         date_locate(call_model(c), text, prompt, &p->date);
-    for (int i = 0; rc == 0 && i < d->n; i++)
-        d->at[i].n_tokens = tokens_before(c, d, d->at[i].n_messages, p, prompt);
+    for (int i = 0; rc == 0 && i < d->n; i++) {
+        struct breakpoint *at = &d->at[i];
+        if (at->n_messages >= json_count(d->messages))
+            at->n_tokens = prompt->n;
+        else if (i > 0 && at->n_messages == d->at[i - 1].n_messages)
+            at->n_tokens = d->at[i - 1].n_tokens;
+        else
+            at->n_tokens = tokens_before(c, d, at->n_messages, p, prompt);
+    }
     return rc;
 }
 
