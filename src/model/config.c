@@ -204,14 +204,16 @@ static void check_act(struct fields *f, const struct model_config *c, const char
 
 /* A scaling as a folder writes it. */
 struct written_scaling {
-    bool is_llama3, is_linear;
-    double factor, low, high; /* low, high: only for llama3 */
+    enum { SCALING_NONE, SCALING_LLAMA3, SCALING_LINEAR, SCALING_YARN } kind;
+    double factor;
+    double low, high; /* llama3 */
     int32_t original_ctx;
+    struct yarn yarn;
 };
 
 static void read_llama3_scaling(struct fields *f, struct written_scaling *s)
 {
-    s->is_llama3 = true;
+    s->kind = SCALING_LLAMA3;
     s->original_ctx = need_int(f, "original_max_position_embeddings", 1, MAX_CTX);
     s->factor = need_real(f, "factor");
     s->low = need_real(f, "low_freq_factor");
@@ -223,10 +225,32 @@ static void read_llama3_scaling(struct fields *f, struct written_scaling *s)
 
 static void read_linear_scaling(struct fields *f, struct written_scaling *s)
 {
-    s->is_linear = true;
+    s->kind = SCALING_LINEAR;
     s->factor = need_real(f, "factor");
     if (f->rc == 0 && !(s->factor >= 1 && s->factor <= 1e6))
         f->rc = err_set(f->err, ERR_FORMAT, "'factor' must be a number from 1 to 1000000");
+}
+
+static void read_yarn_scaling(struct fields *f, struct written_scaling *s, float *magnitude)
+{
+    struct yarn *y = &s->yarn;
+    s->kind = SCALING_YARN;
+    y->original_ctx = need_int(f, "original_max_position_embeddings", 1, MAX_CTX);
+    y->factor = need_real(f, "factor");
+    y->beta_fast = opt_real(f, "beta_fast", 32);
+    y->beta_slow = opt_real(f, "beta_slow", 1);
+    y->whole = opt_bool(f, "truncate", true);
+    double scale = opt_real(f, "mscale", 0), of_all = opt_real(f, "mscale_all_dim", 0);
+    double dflt = config_yarn_magnitude(y->factor, 1);
+    if (scale != 0 && of_all != 0)
+        dflt = config_yarn_magnitude(y->factor, scale) /
+               config_yarn_magnitude(y->factor, of_all);
+    *magnitude = (float)opt_real(f, "attention_factor", dflt);
+    if (f->rc == 0 && !(y->factor >= 1 && y->factor <= 1e6 && y->beta_slow > 0 &&
+                        y->beta_fast >= y->beta_slow && *magnitude > 0))
+        f->rc = err_set(f->err, ERR_FORMAT,
+                        "needs factor >= 1, beta_fast >= beta_slow > 0 and a positive "
+                        "attention_factor");
 }
 
 /* Returns the divisor of frequency i by Llama 3.1's scaling, which stretches long wavelengths by
@@ -251,35 +275,65 @@ static float llama3_factor(const struct written_scaling *s, double theta, int i,
 /* Converts the scaling to factors. A factor of 1 is no scaling. */
 static void make_factors(const struct written_scaling *s, struct model_config *c)
 {
-    if (!(s->is_llama3 || (s->is_linear && s->factor != 1)))
+    if (s->kind == SCALING_NONE || (s->kind == SCALING_LINEAR && s->factor == 1))
         return;
+    if (s->kind == SCALING_YARN) {
+        config_yarn_factors(c, &s->yarn);
+        return;
+    }
     c->rope_scaling.kind = ROPE_SCALING_FACTORS;
     for (int i = 0; i < c->d_rope / 2 && i < ROPE_MAX_FACTORS; i++)
-        c->rope_scaling.factors[i] = s->is_linear
+        c->rope_scaling.factors[i] = s->kind == SCALING_LINEAR
                                          ? (float)s->factor
                                          : llama3_factor(s, c->rope_theta, i, c->d_rope);
 }
 
-/* Reads "factors", one divisor for each frequency.  Only config_write writes this field, for GGUF
- * models; the reference library does not have it. */
-static void read_scaling_factors(struct fields *f, struct rope_scaling *s)
+/* Reads `key`, one divisor for each frequency. */
+static void read_factor_list(struct fields *f, const char *key, float *out)
 {
     const struct json *list = NULL;
-    saw(f, "factors");
+    saw(f, key);
     if (f->rc == 0)
-        f->rc = json_get_array(f->o, "factors", &list, f->err);
+        f->rc = json_get_array(f->o, key, &list, f->err);
     if (f->rc == 0 && json_count(list) > ROPE_MAX_FACTORS)
-        f->rc = err_set(f->err, ERR_FORMAT, "'factors' has more than %d entries",
+        f->rc = err_set(f->err, ERR_FORMAT, "'%s' has more than %d entries", key,
                         ROPE_MAX_FACTORS);
-    s->kind = ROPE_SCALING_FACTORS;
     for (size_t i = 0; f->rc == 0 && i < json_count(list); i++) {
         double x;
         if (!json_real_of(json_at(list, i), &x) || !(x >= 1e-3 && x <= 1e6))
             f->rc = err_set(f->err, ERR_FORMAT,
-                            "'factors' must be numbers from 0.001 to 1000000");
+                            "'%s' must be numbers from 0.001 to 1000000", key);
         else
-            s->factors[i] = (float)x;
+            out[i] = (float)x;
     }
+}
+
+/* Reads LongRoPE, which has factors for contexts up to the original one and for longer ones. */
+static void read_longrope(struct fields *f, struct model_config *c, int32_t original_ctx)
+{
+    c->rope_scaling.kind = ROPE_SCALING_FACTORS;
+    read_factor_list(f, "long_factor", c->rope_scaling.factors);
+    read_factor_list(f, "short_factor", c->rope_scaling.short_factors);
+    int32_t ctx = opt_int(f, "original_max_position_embeddings", 1, MAX_CTX, original_ctx);
+    c->rope_scaling.short_ctx = ctx;
+    double factor = opt_real(f, "factor", ctx > 0 ? (double)c->max_ctx / ctx : 1);
+    double magnitude = factor > 1 && ctx > 1 ? sqrt(1 + log(factor) / log(ctx)) : 1;
+    c->rope_magnitude = (float)opt_real(f, "attention_factor", magnitude);
+    if (f->rc == 0 && (ctx == 0 || !(c->rope_magnitude > 0)))
+        f->rc = err_set(f->err, ERR_FORMAT,
+                        "needs 'original_max_position_embeddings' and a positive "
+                        "attention_factor");
+}
+
+/* Reads a scaling of kind "factors", which only config_write writes, for GGUF models. */
+static void read_scaling_factors(struct fields *f, struct model_config *c)
+{
+    c->rope_scaling.kind = ROPE_SCALING_FACTORS;
+    read_factor_list(f, "factors", c->rope_scaling.factors);
+    c->rope_magnitude = (float)opt_real(f, "attention_factor", 1);
+    c->rope_scaling.short_ctx = opt_int(f, "short_context", 0, MAX_CTX, 0);
+    if (c->rope_scaling.short_ctx > 0)
+        read_factor_list(f, "short_factors", c->rope_scaling.short_factors);
 }
 
 /* Reads the object `key`: "rope_scaling", or in newer files "rope_parameters", which also holds
@@ -303,8 +357,13 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
         read_llama3_scaling(&in, written);
     else if (in.rc == 0 && strcmp(type, "linear") == 0)
         read_linear_scaling(&in, written);
+    else if (in.rc == 0 && strcmp(type, "yarn") == 0)
+        read_yarn_scaling(&in, written, &c->rope_magnitude);
+    else if (in.rc == 0 && strcmp(type, "longrope") == 0)
+        read_longrope(&in, c,
+                      opt_int(f, "original_max_position_embeddings", 1, MAX_CTX, 0));
     else if (in.rc == 0 && strcmp(type, "factors") == 0)
-        read_scaling_factors(&in, &c->rope_scaling);
+        read_scaling_factors(&in, c);
     else if (in.rc == 0 && strcmp(type, "default") != 0)
         in.rc = err_set(in.err, ERR_UNSUPPORTED,
                         "RoPE scaling of type '%s' is not supported", type);
@@ -333,7 +392,7 @@ static bool read_rope_kinds(struct fields *f, struct model_config *c, double *fr
     saw(f, "rope_parameters");
     read_rope_object(&in, c, "full_attention", fraction, written);
     read_rope_object(&in, &local, "sliding_attention", fraction, &none);
-    if (none.is_llama3 || none.is_linear || local.rope_scaling.kind != ROPE_SCALING_NONE)
+    if (none.kind != SCALING_NONE || local.rope_scaling.kind != ROPE_SCALING_NONE)
         refuse(&in, "sliding_attention", "scaled rotations are not supported here");
     if (in.rc == 0)
         in.rc = config_fields_check(o, &in.read, c->family, in.err);
@@ -363,7 +422,8 @@ static void read_rope(struct fields *f, struct model_config *c, double rope_frac
         refuse(f, "rope_scaling", "stands beside 'rope_parameters': remove one of them");
     struct written_scaling written = {0};
     read_rope_object(f, c, "rope_scaling", &fraction, &written);
-    if (c->family != FAMILY_GEMMA3 || !read_rope_kinds(f, c, &fraction, &written))
+    bool kinds = c->family == FAMILY_GEMMA3 || c->family == FAMILY_OLMO3;
+    if (!kinds || !read_rope_kinds(f, c, &fraction, &written))
         read_rope_object(f, c, "rope_parameters", &fraction, &written);
     if (f->rc != 0)
         return;
@@ -383,7 +443,8 @@ static void read_rope(struct fields *f, struct model_config *c, double rope_frac
     for (int i = 0;
          f->rc == 0 && c->rope_scaling.kind == ROPE_SCALING_FACTORS && i < c->d_rope / 2;
          i++)
-        if (i >= ROPE_MAX_FACTORS || !(c->rope_scaling.factors[i] > 0))
+        if (i >= ROPE_MAX_FACTORS || !(c->rope_scaling.factors[i] > 0) ||
+            (c->rope_scaling.short_ctx > 0 && !(c->rope_scaling.short_factors[i] > 0)))
             f->rc = err_set(f->err, ERR_FORMAT, "'factors' has fewer entries than %d",
                             c->d_rope / 2);
 }
@@ -402,7 +463,7 @@ static void read_llama_like(struct fields *f, struct model_config *c)
 {
     /* These are the defaults of the reference's config classes. */
     bool large = c->family == FAMILY_PHI3 || c->family == FAMILY_MIXTRAL ||
-                 c->family == FAMILY_OLMO2;
+                 c->family == FAMILY_OLMO2 || c->family == FAMILY_OLMO3;
     double eps = large ? 1e-5 : 1e-6;
     read_sizes(f, c, "intermediate_size");
     c->n_kv_heads = opt_int(f, "num_key_value_heads", 1, MAX_WIDTH,
@@ -526,12 +587,13 @@ static float opt_factor(struct fields *f, const char *key, double dflt)
     return (float)x;
 }
 
-/* Reads the windows of a gemma3 file: "layer_types", or the distance between full layers. */
-static void read_gemma3_windows(struct fields *f, struct model_config *c)
+/* Reads the windows of a gemma3 or olmo3 file: "layer_types", or the distance between full layers,
+ * `apart` if the file does not say. */
+static void read_spread_windows(struct fields *f, struct model_config *c, int apart)
 {
     c->sliding_window = read_window(f);
-    int apart = opt_int(f, "sliding_window_pattern", 1, MAX_LAYERS,
-                        opt_int(f, "_sliding_window_pattern", 1, MAX_LAYERS, 6));
+    apart = opt_int(f, "sliding_window_pattern", 1, MAX_LAYERS,
+                    opt_int(f, "_sliding_window_pattern", 1, MAX_LAYERS, apart));
     for (int l = 0; f->rc == 0 && c->sliding_window > 0 && l < c->n_layers; l++)
         if ((l + 1) % apart != 0)
             layer_set_add(&c->windowed, l);
@@ -549,7 +611,20 @@ static void read_gemma3(struct fields *f, struct model_config *c)
     if (f->rc == 0 && !(isfinite(scalar) && scalar > 0))
         f->rc = err_set(f->err, ERR_FORMAT, "'query_pre_attn_scalar' must be positive");
     c->attn_scale = scalar == c->d_head ? 0 : (float)(1.0 / sqrt(scalar));
-    read_gemma3_windows(f, c);
+    read_spread_windows(f, c, 6);
+}
+
+/* Layers with a window rotate without the scaling of the others. */
+static void read_olmo3(struct fields *f, struct model_config *c)
+{
+    read_llama(f, c);
+    double local = opt_real(f, "rope_local_base_freq", c->rope_theta);
+    bool scaled = c->rope_scaling.kind != ROPE_SCALING_NONE;
+    if (c->rope_local_theta == 0 && (scaled || local != c->rope_theta))
+        c->rope_local_theta = local;
+    else if (c->rope_local_theta == c->rope_theta && !scaled)
+        c->rope_local_theta = 0;
+    read_spread_windows(f, c, 4);
 }
 
 static void read_granite(struct fields *f, struct model_config *c)
@@ -676,6 +751,7 @@ static const struct {
     [FAMILY_MIXTRAL] = {"mixtral", "MixtralForCausalLM", read_mixtral},
     [FAMILY_GEMMA3] = {"gemma3_text", "Gemma3ForCausalLM", read_gemma3},
     [FAMILY_OLMO2] = {"olmo2", "Olmo2ForCausalLM", read_llama},
+    [FAMILY_OLMO3] = {"olmo3", "Olmo3ForCausalLM", read_olmo3},
     [FAMILY_GRANITE] = {"granite", "GraniteForCausalLM", read_granite},
 };
 

@@ -45,6 +45,7 @@ enum model_family {
     FAMILY_MIXTRAL,
     FAMILY_GEMMA3,
     FAMILY_OLMO2,
+    FAMILY_OLMO3,
     FAMILY_GRANITE,
 };
 
@@ -102,12 +103,16 @@ enum rope_scaling_kind {
 
 enum { ROPE_MAX_FACTORS = 128 };
 
-/* Frequency i of the rotation is divided by factors[i].  Llama 3.1's scaling and the linear one of
- * a folder are converted to factors when they are read, so that a folder and its GGUF file, which
- * has the factors, are one model. */
+/* Frequency i of the rotation is divided by factors[i].  The scalings of a folder (linear, Llama
+ * 3.1's, YaRN, LongRoPE) are converted to factors when they are read, so that a folder and its GGUF
+ * file, which has the factors, are one model. */
 struct rope_scaling {
     enum rope_scaling_kind kind;
     float factors[ROPE_MAX_FACTORS];
+    /* LongRoPE: a context of at most short_ctx tokens uses these factors instead; 0: there are none
+     * (config_fit_context). */
+    int32_t short_ctx;
+    float short_factors[ROPE_MAX_FACTORS];
 };
 
 enum { CONFIG_MAX_EOS = 64, MODEL_MAX_EXPERTS_USED = 32 };
@@ -151,6 +156,8 @@ struct model_config {
     /* leading dimensions of a head that are rotated: d_head, or fewer (phi) */
     int32_t d_rope;
     struct rope_scaling rope_scaling;
+    /* Factor of cos and sin (YaRN, LongRoPE), but not with rope_local_theta; else 1. */
+    float rope_magnitude;
     int32_t position_offset; /* learned positions: table row of position 0 (opt: 2) */
     float attn_scale;        /* factor of scores; 0: 1 / sqrt(d_head) */
     /* Number of tokens that a token sees, itself included. 0: it sees all tokens before it. */
@@ -195,6 +202,10 @@ char *config_write(const struct model_config *c);
  * equal text have interchangeable states.  EOS ids and the maximum context are not among these
  * fields. The caller frees it. */
 char *config_state_text(const struct model_config *c);
+
+/* Chooses between two sets of factors by the context that is configured.  (The reference library
+ * chooses by the present length, so its earlier keys may not fit its later ones.) */
+void config_fit_context(struct model_config *c, int32_t max_ctx);
 
 /* Looks up a named shape: the sizes of a real model, or this program's bench-220m, tiny-mha and
  * tiny-gqa.  ERR_NOT_FOUND, with the known names in err: there is no such name. */

@@ -16,6 +16,18 @@ struct fields_read {
     int n;
 };
 
+/* YaRN's scaling of the rotations. */
+struct yarn {
+    double factor, beta_fast, beta_slow;
+    bool whole; /* the ramp begins and ends at whole dimensions */
+    int32_t original_ctx;
+};
+/* Sets the factors of frequencies with many turns in the original context to 1, of those with few
+ * to the factor, with a ramp between them. */
+void config_yarn_factors(struct model_config *c, const struct yarn *y);
+/* Returns YaRN's factor of cos and sin for a stretch by `factor`. */
+double config_yarn_magnitude(double factor, double mscale);
+
 struct json;
 
 /* Returns ERR_UNSUPPORTED, with the name, for the first field that was not read and may change

@@ -138,6 +138,29 @@ static void stretch_all(struct meta *m, struct model_config *c, double factor)
         c->rope_scaling.factors[i] = (float)factor;
 }
 
+/* Reads YaRN's scaling. llama.cpp ignores yarn_attn_factor, where its converter writes the folder's
+ * attention_factor. */
+static void read_yarn(struct meta *m, struct model_config *c, double factor)
+{
+    struct yarn y = {
+        .factor = factor,
+        .original_ctx = integer(m, "rope.scaling.original_context_length", c->max_ctx),
+        .beta_fast = real(m, "rope.scaling.yarn_beta_fast", 32),
+        .beta_slow = real(m, "rope.scaling.yarn_beta_slow", 1),
+        .whole = true};
+    if (real(m, "rope.scaling.yarn_ext_factor", 1) != 1)
+        refuse(m, "rope.scaling.yarn_ext_factor", "other than 1 is not supported");
+    if (m->rc == 0 && !(factor >= 1 && y.original_ctx > 0 && y.beta_slow > 0 &&
+                        y.beta_fast >= y.beta_slow))
+        refuse(m, "rope.scaling.factor", "and its parameters make no YaRN scaling");
+    if (m->rc != 0)
+        return;
+    config_yarn_factors(c, &y);
+    c->rope_magnitude = (float)(real(m, "rope.scaling.yarn_attn_factor",
+                                     config_yarn_magnitude(factor, 1)) *
+                                real(m, "rope.scaling.attn_factor", 1));
+}
+
 /* Reads the kind of scaling. As in llama.cpp, a factor without a kind is linear. */
 static void read_scaling(struct meta *m, struct model_config *c)
 {
@@ -148,37 +171,65 @@ static void read_scaling(struct meta *m, struct model_config *c)
     if (m->rc == 0 && v != NULL && !gguf_string(v, &s, &n))
         m->rc = err_set(m->err, ERR_FORMAT, "'%s.rope.scaling.type' is not a string",
                         m->arch);
+    bool is_long = n == 8 && memcmp(s, "longrope", 8) == 0;
     if (n == 6 && memcmp(s, "linear", 6) == 0)
         stretch_all(m, c, factor);
-    else if (m->rc == 0 && !(n == 4 && memcmp(s, "none", 4) == 0))
-        m->rc = err_set(m->err, ERR_UNSUPPORTED,
-                        "'%s.rope.scaling.type': '%.*s' is not supported; none, linear and "
-                        "the tensor rope_freqs.weight are",
-                        m->arch, (int)MIN(n, 40), s);
+    else if (n == 4 && memcmp(s, "yarn", 4) == 0)
+        read_yarn(m, c, factor);
+    else if (is_long && gguf_files_find(m->files, ROPE_LONG_NAME, NULL) == NULL)
+        refuse(m, "rope.scaling.type",
+               "is longrope, and its tensors of factors are missing");
+    else if (m->rc == 0 && !is_long && !(n == 4 && memcmp(s, "none", 4) == 0))
+        m->rc = err_set(
+            m->err, ERR_UNSUPPORTED,
+            "'%s.rope.scaling.type': '%.*s' is not supported; none, linear, yarn "
+            "and longrope are",
+            m->arch, (int)MIN(n, 40), s);
 }
 
-/* Reads rope_freqs.weight: each frequency is divided by its own number (Llama 3.1). */
-static void read_factors(struct meta *m, struct model_config *c)
+/* Reads a tensor of factors: each frequency is divided by its own number. Returns whether the file
+ * has it. */
+static bool read_factors(struct meta *m, struct model_config *c, const char *name,
+                         float *out)
 {
     const struct gguf_file *in = NULL;
-    const struct gguf_tensor *t = gguf_files_find(m->files, ROPE_FACTORS_NAME, &in);
+    const struct gguf_tensor *t = gguf_files_find(m->files, name, &in);
     if (m->rc != 0 || t == NULL)
-        return;
+        return false;
     if (t->type != GGUF_TYPE_F32 || t->n_dims != 1 ||
         t->shape[0] != (uint64_t)(c->d_rope / 2) || c->rope_scaling.kind != 0) {
         m->rc = err_set(m->err, ERR_UNSUPPORTED,
                         "tensor '%s' must hold %d F32 numbers, beside no other scaling",
-                        ROPE_FACTORS_NAME, c->d_rope / 2);
-        return;
+                        name, c->d_rope / 2);
+        return false;
     }
     uint8_t bytes[sizeof c->rope_scaling.factors];
     int rc = file_read_at(in->fd, bytes, (size_t)t->shape[0] * sizeof(float), t->begin);
-    if (rc != 0) {
-        m->rc = err_set(m->err, rc, "tensor '%s': %s", ROPE_FACTORS_NAME, strerror(-rc));
+    if (rc != 0)
+        m->rc = err_set(m->err, rc, "tensor '%s': %s", name, strerror(-rc));
+    else
+        gguf_type(t->type)->decode(bytes, out, (size_t)t->shape[0]);
+    return rc == 0;
+}
+
+/* Reads the tensors of factors: one set (Llama 3.1), or one for contexts up to the original one and
+ * one for longer ones (LongRoPE). */
+static void read_all_factors(struct meta *m, struct model_config *c)
+{
+    struct rope_scaling *s = &c->rope_scaling;
+    bool one = read_factors(m, c, ROPE_FACTORS_NAME, s->factors);
+    bool of_short = read_factors(m, c, ROPE_SHORT_NAME, s->short_factors);
+    bool of_long = read_factors(m, c, ROPE_LONG_NAME, s->factors);
+    if (m->rc == 0 && (of_short != of_long || (one && of_long)))
+        m->rc = err_set(m->err, ERR_UNSUPPORTED, "'%s' needs '%s', and no '%s' beside it",
+                        ROPE_LONG_NAME, ROPE_SHORT_NAME, ROPE_FACTORS_NAME);
+    if (m->rc != 0 || !(one || of_long))
         return;
+    s->kind = ROPE_SCALING_FACTORS;
+    if (of_long) {
+        s->short_ctx = integer(m, "rope.scaling.original_context_length", -1);
+        c->rope_magnitude = (float)real(m, "rope.scaling.attn_factor", 1);
     }
-    c->rope_scaling.kind = ROPE_SCALING_FACTORS;
-    gguf_type(t->type)->decode(bytes, c->rope_scaling.factors, (size_t)t->shape[0]);
 }
 
 static void read_positions(struct meta *m, struct model_config *c)
@@ -193,7 +244,7 @@ static void read_positions(struct meta *m, struct model_config *c)
     if (m->rc == 0 && c->family == FAMILY_LLAMA && c->d_rope != c->d_head)
         refuse(m, "rope.dimension_count", "differs from the size of a head");
     read_scaling(m, c);
-    read_factors(m, c);
+    read_all_factors(m, c);
 }
 
 /* --- families ----------------------------------------------------------------------------- */
@@ -228,13 +279,13 @@ static void read_embeddings(struct meta *m, struct model_config *c)
     c->tie_word_embeddings = gguf_files_find(m->files, "output.weight", NULL) == NULL;
 }
 
-/* Reads which layers of a gemma3 file have the window: an array with a value per layer, or the
- * distance between the full layers, 6 if the file does not say. */
-static void read_window_layers(struct meta *m, struct model_config *c)
+/* Reads which layers have the window: an array with a value per layer, or the distance between the
+ * full layers, `apart` if the file does not say. */
+static void read_window_layers(struct meta *m, struct model_config *c, int64_t apart)
 {
     const struct gguf_value *v = look(m, "attention.sliding_window_pattern");
     bool per_layer = v != NULL && v->is_array;
-    int64_t apart = 6, on = 0;
+    int64_t on = 0;
     bool flag;
     if (m->rc == 0 && per_layer && v->n != (uint64_t)c->n_layers)
         refuse(m, "attention.sliding_window_pattern", "must have one entry per layer");
@@ -270,11 +321,22 @@ static void read_gemma3(struct meta *m, struct model_config *c)
     c->embed_scale = sqrtf((float)c->n_embd);
     c->rope_local_theta = real(m, "rope.freq_base_swa", 10000);
     if (c->sliding_window > 0)
-        read_window_layers(m, c);
+        read_window_layers(m, c, 6);
     /* The files do not state the factor of scores.  It is 1 / sqrt(d_head) in all sizes but 27B,
      * whose files llama.cpp knows by the number of layers. */
     if (m->rc == 0 && c->n_layers == 62)
         c->attn_scale = (float)(1.0 / sqrt((double)c->n_embd / c->n_heads));
+}
+
+/* Makes an olmo2 file with windows one of OLMo 3, whose layers with a window rotate without the
+ * scaling of the others. */
+static void read_olmo3(struct meta *m, struct model_config *c)
+{
+    c->family = FAMILY_OLMO3;
+    double local = real(m, "rope.freq_base_swa", c->rope_theta);
+    if (c->rope_scaling.kind != ROPE_SCALING_NONE || local != c->rope_theta)
+        c->rope_local_theta = local;
+    read_window_layers(m, c, 4);
 }
 
 static void read_granite(struct meta *m, struct model_config *c)
@@ -289,13 +351,16 @@ static void read_family(struct meta *m, struct model_config *c)
 {
     c->sliding_window = integer(m, "attention.sliding_window", 0);
     read_experts(m, c);
+    bool spread = c->family == FAMILY_GEMMA3 || c->family == FAMILY_OLMO2;
     if (c->family == FAMILY_LLAMA && c->sliding_window > 0)
         c->family = FAMILY_MISTRAL;
     else if (c->sliding_window > 0 && c->family != FAMILY_PHI3 &&
-             c->family != FAMILY_MIXTRAL && c->family != FAMILY_GEMMA3)
+             c->family != FAMILY_MIXTRAL && !spread)
         refuse(m, "attention.sliding_window", "is not supported in this architecture");
-    if (c->sliding_window > 0 && c->family != FAMILY_GEMMA3)
+    if (c->sliding_window > 0 && !spread)
         c->windowed = layer_set_run(0, c->n_layers);
+    if (c->sliding_window > 0 && c->family == FAMILY_OLMO2)
+        read_olmo3(m, c);
     if (c->family == FAMILY_GEMMA)
         c->embed_scale = sqrtf((float)c->n_embd);
     if (c->family == FAMILY_GEMMA3)

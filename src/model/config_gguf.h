@@ -7,6 +7,8 @@
 #include "model/gguf_files.h"
 
 #define ROPE_FACTORS_NAME "rope_freqs.weight"
+#define ROPE_LONG_NAME    "rope_factors_long.weight"
+#define ROPE_SHORT_NAME   "rope_factors_short.weight"
 
 /* Fills *out from a GGUF model, with the checks and invariants of config_parse. */
 int config_from_gguf(struct model_config *out, const struct gguf_files *files,

@@ -21,6 +21,7 @@ void config_family_init(struct model_config *c, enum model_family family)
         .position = POSITION_ROPE,
         .embed_scale = 1,
         .residual_scale = 1,
+        .rope_magnitude = 1,
         .logit_scale = 1,
         .bos_id = -1,
     };
@@ -39,6 +40,7 @@ void config_family_init(struct model_config *c, enum model_family family)
         c->qk_norm = QK_NORM_HEADS;
         break;
     case FAMILY_OLMO2:
+    case FAMILY_OLMO3:
         c->qk_norm = QK_NORM_ALL;
         c->norm_place = NORMS_AFTER;
         break;
@@ -114,6 +116,10 @@ static const struct shape {
      1e6, 1e-6f, 0, true, 151643, 151645},
     {"qwen2.5-0.5b", FAMILY_QWEN2, WEIGHT_BF16, 24, 896, 14, 2, 0, 4864, 151936, 32768, 1e6,
      1e-6f, 0, true, 151643, 151643},
+    {"qwen3-30b-a3b", FAMILY_QWEN3_MOE, WEIGHT_BF16, 48, 2048, 32, 4, 128, 768, 151936,
+     40960, 1e6, 1e-6f, 0, false, 151643, 151645},
+    {"gemma-3-4b", FAMILY_GEMMA3, WEIGHT_BF16, 34, 2560, 8, 4, 256, 10240, 262208, 131072,
+     1e6, 1e-6f, 1024, true, 2, 1},
     /* Shapes of this program: one that a laptop can measure, and two that are cheap enough for
      * tests. */
     {"bench-220m", FAMILY_LLAMA, WEIGHT_BF16, 12, 1024, 16, 16, 0, 2816, 32000, 8192, 1e4,
@@ -125,6 +131,20 @@ static const struct shape {
 };
 
 enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
+
+/* Every sixth layer sees all tokens, and only these layers' rotations are stretched. */
+static void fill_gemma3(struct model_config *c)
+{
+    c->embed_scale = sqrtf((float)c->n_embd);
+    c->rope_local_theta = 1e4;
+    c->rope_scaling.kind = ROPE_SCALING_FACTORS;
+    for (int i = 0; i < c->d_rope / 2; i++)
+        c->rope_scaling.factors[i] = 8;
+    c->windowed = layer_set_run(0, 0);
+    for (int l = 0; l < c->n_layers; l++)
+        if ((l + 1) % 6 != 0)
+            layer_set_add(&c->windowed, l);
+}
 
 static void fill(struct model_config *c, const struct shape *s)
 {
@@ -151,6 +171,13 @@ static void fill(struct model_config *c, const struct shape *s)
     }
     if (c->family == FAMILY_FALCON)
         c->block = BLOCK_PARALLEL_NORM2;
+    if (c->family == FAMILY_QWEN3_MOE) {
+        c->n_experts = 128;
+        c->n_experts_used = 8;
+        c->experts_normed = true;
+    }
+    if (c->family == FAMILY_GEMMA3)
+        fill_gemma3(c);
 }
 
 const char *config_shape_name(int i)
@@ -160,7 +187,7 @@ const char *config_shape_name(int i)
 
 int config_shape(struct model_config *out, const char *name, struct err *err)
 {
-    char known[320] = "";
+    char known[400] = "";
     for (int i = 0; i < N_SHAPES; i++) {
         if (strcmp(shapes[i].name, name) == 0) {
             fill(out, &shapes[i]);
@@ -170,6 +197,42 @@ int config_shape(struct model_config *out, const char *name, struct err *err)
         snprintf(known + len, sizeof known - len, " %s", shapes[i].name);
     }
     return err_set(err, ERR_NOT_FOUND, "unknown shape '%s'; known are:%s", name, known);
+}
+
+/* --- rotations ---------------------------------------------------------------------------- */
+
+double config_yarn_magnitude(double factor, double mscale)
+{
+    return factor > 1 ? 0.1 * mscale * log(factor) + 1 : 1;
+}
+
+/* Returns the dimension whose wavelength fits `turns` times into the original context. */
+static double dimension_of(const struct model_config *c, const struct yarn *y, double turns)
+{
+    static const double two_pi = 6.283185307179586;
+    return c->d_rope * log(y->original_ctx / (turns * two_pi)) / (2 * log(c->rope_theta));
+}
+
+void config_yarn_factors(struct model_config *c, const struct yarn *y)
+{
+    double low = dimension_of(c, y, y->beta_fast), high = dimension_of(c, y, y->beta_slow);
+    low = fmax(y->whole ? floor(low) : low, 0);
+    high = fmin(y->whole ? ceil(high) : high, c->d_rope - 1);
+    high += low == high ? 0.001 : 0;
+    c->rope_scaling.kind = ROPE_SCALING_FACTORS;
+    for (int i = 0; i < c->d_rope / 2 && i < ROPE_MAX_FACTORS; i++) {
+        double ramp = fmin(fmax((i - low) / (high - low), 0), 1);
+        c->rope_scaling.factors[i] = (float)(1 / (ramp / y->factor + (1 - ramp)));
+    }
+}
+
+void config_fit_context(struct model_config *c, int32_t max_ctx)
+{
+    struct rope_scaling *s = &c->rope_scaling;
+    if (max_ctx <= s->short_ctx)
+        memcpy(s->factors, s->short_factors, sizeof s->factors);
+    s->short_ctx = 0;
+    memset(s->short_factors, 0, sizeof s->short_factors);
 }
 
 /* --- queries ------------------------------------------------------------------------------ */

@@ -12,7 +12,7 @@
 
 /* If this fails, a field was added.  Decide whether it changes a state's bits, name it below if it
  * does, and adapt the size. */
-_Static_assert(sizeof(struct model_config) == 952 || sizeof(void *) != 8,
+_Static_assert(sizeof(struct model_config) == 1472 || sizeof(void *) != 8,
                "struct model_config has changed: see config_state_text");
 
 /* Returns the maximum context if the rotation depends on it, else 0. */
@@ -76,7 +76,8 @@ static char *more_text(const struct model_config *c)
                   {"residual", (double)c->residual_scale, 1},
                   {"scores", (double)c->attn_scale, 0},
                   {"logits", (double)c->logit_scale, 1},
-                  {"local theta", c->rope_local_theta, 0}};
+                  {"local theta", c->rope_local_theta, 0},
+                  {"magnitude", (double)c->rope_magnitude, 1}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (fields[i].value == fields[i].without)
             continue;

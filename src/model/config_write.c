@@ -44,6 +44,14 @@ static void put_rope(struct json *o, const struct model_config *c)
             json_push_real(list, (double)c->rope_scaling.factors[i]);
         json_put_string(s, "rope_type", "factors");
         json_put(s, "factors", list);
+        json_put_real(s, "attention_factor", (double)c->rope_magnitude);
+        if (c->rope_scaling.short_ctx > 0) {
+            struct json *of_short = json_new_array();
+            for (int i = 0; i < c->d_rope / 2; i++)
+                json_push_real(of_short, (double)c->rope_scaling.short_factors[i]);
+            json_put_int(s, "short_context", c->rope_scaling.short_ctx);
+            json_put(s, "short_factors", of_short);
+        }
         json_put(o, "rope_scaling", s);
     }
 }
@@ -72,10 +80,6 @@ static void put_gemma3(struct json *o, const struct model_config *c)
 {
     double scale = (double)c->attn_scale;
     json_put_real(o, "query_pre_attn_scalar", scale > 0 ? 1 / (scale * scale) : c->d_head);
-    if (c->rope_local_theta > 0)
-        json_put_real(o, "rope_local_base_freq", c->rope_local_theta);
-    if (c->sliding_window != 0)
-        put_layer_types(o, c);
 }
 
 static void put_granite(struct json *o, const struct model_config *c)
@@ -107,6 +111,12 @@ static void put_llama_like(struct json *o, const struct model_config *c)
         put_experts(o, c);
     if (c->family == FAMILY_GEMMA3)
         put_gemma3(o, c);
+    if (c->family == FAMILY_GEMMA3 || c->family == FAMILY_OLMO3) {
+        if (c->rope_local_theta > 0)
+            json_put_real(o, "rope_local_base_freq", c->rope_local_theta);
+        if (c->sliding_window != 0)
+            put_layer_types(o, c);
+    }
     if (c->family == FAMILY_GRANITE)
         put_granite(o, c);
     if (c->sliding_window != 0)
@@ -169,6 +179,7 @@ char *config_write(const struct model_config *c)
     case FAMILY_MIXTRAL:
     case FAMILY_GEMMA3:
     case FAMILY_OLMO2:
+    case FAMILY_OLMO3:
     case FAMILY_GRANITE:
         put_llama_like(o, c);
         break;

@@ -32,6 +32,13 @@ static int n_ropes(const struct model_config *c)
     return c->rope_local_theta > 0 ? N_ROPES : 1;
 }
 
+/* Returns the factor of cos and sin. */
+static double magnitude(const struct model_config *c, enum rope_kind kind)
+{
+    bool scaled = kind == ROPE_GLOBAL || c->rope_local_theta == 0;
+    return scaled ? (double)c->rope_magnitude : 1;
+}
+
 static double frequency(const struct model_config *c, enum rope_kind kind, int i)
 {
     if (kind == ROPE_LOCAL && c->rope_local_theta > 0)
@@ -47,10 +54,10 @@ void model_rope_rows(const struct model_config *c, enum rope_kind kind, const in
 {
     int half = c->d_rope / 2;
     for (int i = 0; i < half; i++) {
-        double freq = frequency(c, kind, i);
+        double freq = frequency(c, kind, i), m = magnitude(c, kind);
         for (int r = 0; r < n; r++) {
-            cos_out[(size_t)r * (size_t)half + (size_t)i] = (float)cos(pos[r] * freq);
-            sin_out[(size_t)r * (size_t)half + (size_t)i] = (float)sin(pos[r] * freq);
+            cos_out[(size_t)r * (size_t)half + (size_t)i] = (float)(m * cos(pos[r] * freq));
+            sin_out[(size_t)r * (size_t)half + (size_t)i] = (float)(m * sin(pos[r] * freq));
         }
     }
 }
@@ -64,10 +71,10 @@ static void fill_rope(const struct model_config *c, enum rope_kind kind, int n_p
     size_t n = (size_t)n_pos * (size_t)half;
     float *cos_t = all, *sin_t = all + n;
     for (int i = 0; i < half; i++) {
-        double freq = frequency(c, kind, i);
+        double freq = frequency(c, kind, i), m = magnitude(c, kind);
         for (int p = 0; p < n_pos; p++) {
-            cos_t[(size_t)p * (size_t)half + (size_t)i] = (float)cos(p * freq);
-            sin_t[(size_t)p * (size_t)half + (size_t)i] = (float)sin(p * freq);
+            cos_t[(size_t)p * (size_t)half + (size_t)i] = (float)(m * cos(p * freq));
+            sin_t[(size_t)p * (size_t)half + (size_t)i] = (float)(m * sin(p * freq));
         }
     }
     struct rope r = {.cos = cos_t, .sin = sin_t, .max_pos = n_pos, .d_rot = c->d_rope};
@@ -253,6 +260,7 @@ static int load_config(struct model *m, const struct model_opts *o, struct err *
     m->max_ctx = m->cfg.max_ctx;
     if (o->max_ctx > 0 && (o->max_ctx < m->max_ctx || has_any_context(m)))
         m->max_ctx = o->max_ctx;
+    config_fit_context(&m->cfg, m->max_ctx);
     return 0;
 }
 

@@ -316,7 +316,10 @@ static int refuse_unexpected(const struct match *m)
     for (size_t i = 0; i < m->files->n; i++)
         for (size_t k = 0; k < m->files->files[i].g.n_tensors; k++) {
             const char *name = m->files->files[i].g.tensors[k].name;
-            if (!m->used[i][k] && strcmp(name, ROPE_FACTORS_NAME) != 0)
+            bool of_rope = strcmp(name, ROPE_FACTORS_NAME) == 0 ||
+                           strcmp(name, ROPE_LONG_NAME) == 0 ||
+                           strcmp(name, ROPE_SHORT_NAME) == 0;
+            if (!m->used[i][k] && !of_rope)
                 return err_set(
                     m->err, ERR_MISMATCH,
                     "%s: tensor '%s' is not part of the %s model of %d layers that the "

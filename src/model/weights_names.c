@@ -134,6 +134,7 @@ static struct names names_of(const struct model_config *c)
         n.post2 = "post_feedforward_layernorm";
         return n;
     case FAMILY_OLMO2:
+    case FAMILY_OLMO3:
         n.norm1 = "post_attention_layernorm";
         n.norm2 = "post_feedforward_layernorm";
         return n;

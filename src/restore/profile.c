@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/minmax.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
@@ -67,7 +68,7 @@ struct platform_shape profile_shape(const char *name, const struct model_config 
                                    .n_heads = c->n_heads,
                                    .n_kv_heads = c->n_kv_heads,
                                    .d_head = c->d_head,
-                                   .d_ffn = c->n_ffn,
+                                   .d_ffn = c->n_ffn * MAX(c->n_experts_used, 1),
                                    .n_vocab = c->vocab_size,
                                    .gated_ffn = c->mlp_gated,
                                    .elem_bytes = elem_bytes};

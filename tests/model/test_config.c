@@ -116,12 +116,49 @@ static void test_rope_scaling(void **state)
 
     assert_int_equal(parse(LLAMA(", \"rope_scaling\": null")).rope_scaling.kind,
                      ROPE_SCALING_NONE);
-    refuse(LLAMA(", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}"),
-           ERR_UNSUPPORTED, "'rope_scaling': RoPE scaling of type 'yarn' is not supported");
-    refuse("{\"model_type\": \"phi3\", " LLAMA_SIZES
-           ", \"rope_scaling\": {\"type\": \"longrope\","
-           "\"short_factor\": [1.0], \"long_factor\": [2.0]}}",
-           ERR_UNSUPPORTED, "RoPE scaling of type 'longrope' is not supported");
+    refuse(LLAMA(", \"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 4}"),
+           ERR_UNSUPPORTED,
+           "'rope_scaling': RoPE scaling of type 'dynamic' is not supported");
+    refuse(LLAMA(", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}"), ERR_FORMAT,
+           "'rope_scaling': 'original_max_position_embeddings' is missing");
+    refuse(LLAMA(", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 0.5,"
+                 "\"original_max_position_embeddings\": 64}"),
+           ERR_FORMAT, "needs factor >= 1");
+    c = parse(LLAMA(", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4,"
+                    "\"original_max_position_embeddings\": 64}"));
+    assert_true(c.rope_scaling.factors[0] == 1 && c.rope_scaling.factors[3] == 4);
+    assert_true(c.rope_magnitude == (float)(0.1 * log(4) + 1));
+}
+
+/* LongRoPE has factors for contexts up to the original one and for longer ones; the context that is
+ * configured decides. */
+static void test_longrope(void **state)
+{
+    (void)state;
+#define LONGROPE(n, more)                                                                  \
+    "{\"model_type\": \"phi3\", " LLAMA_SIZES                                              \
+    ", \"rope_scaling\": {\"type\": \"longrope\"," more                                    \
+    "\"short_factor\": [1.0, 2.0, 3.0, 4.0],"                                              \
+    "\"long_factor\": [" n "5.0, 6.0, 7.0]}}"
+    struct model_config c = parse(
+        LONGROPE("4.0,", "\"original_max_position_embeddings\": 64,"));
+    assert_int_equal(c.rope_scaling.short_ctx, 64);
+    assert_true(c.rope_magnitude == (float)sqrt(1 + log(c.max_ctx / 64.0) / log(64)));
+    struct model_config of_short = c, of_long = c;
+    config_fit_context(&of_short, 64);
+    config_fit_context(&of_long, 65);
+    for (int i = 0; i < 4; i++) {
+        assert_true(of_short.rope_scaling.factors[i] == (float)(i + 1));
+        assert_true(of_long.rope_scaling.factors[i] == (float)(i + 4));
+    }
+    refuse(LONGROPE("", "\"original_max_position_embeddings\": 64,"), ERR_FORMAT,
+           "'factors' has fewer entries than 4");
+    refuse(LONGROPE("4.0,", ""), ERR_FORMAT, "needs 'original_max_position_embeddings'");
+}
+
+static void test_refused_scalings(void **state)
+{
+    (void)state;
     refuse(LLAMA(", \"rope_scaling\": {\"rope_type\": \"default\"},"
                  "\"rope_parameters\": {\"rope_type\": \"default\"}"),
            ERR_UNSUPPORTED, "'rope_scaling': stands beside 'rope_parameters'");
@@ -548,7 +585,7 @@ static void test_shapes_round_trip(void **state)
         assert_int_equal(config_shape(&c, name, NULL), 0);
         assert_round_trip(&c);
     }
-    assert_int_equal(n, 15);
+    assert_int_equal(n, 17);
     struct model_config c;
     struct err err = {0};
     assert_int_equal(config_shape(&c, "gpt-5", &err), ERR_NOT_FOUND);
@@ -714,6 +751,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_llama),
         cmocka_unit_test(test_rope_scaling),
+        cmocka_unit_test(test_longrope),
+        cmocka_unit_test(test_refused_scalings),
         cmocka_unit_test(test_mistral_and_qwen),
         cmocka_unit_test(test_text_part_of_a_model_that_sees),
         cmocka_unit_test(test_other_families),

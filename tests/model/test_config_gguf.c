@@ -359,15 +359,25 @@ static void test_linear_scaling_stretches_every_wavelength(void **state)
 static void test_other_scalings_are_refused(void **state)
 {
     (void)state;
-    static const char *const names[] = {"yarn", "longrope", "nope", "lineal", ""};
+    static const char *const names[] = {"yarm", "nope", "lineal", "longropes", ""};
     char message[128];
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         snprintf(message, sizeof message,
-                 "'llama.rope.scaling.type': '%s' is not supported; none, linear and",
+                 "'llama.rope.scaling.type': '%s' is not supported; none, linear, yarn and",
                  names[i]);
         refuse(FILE_OF(.values = {TEXT("rope.scaling.type", names[i])}), ERR_UNSUPPORTED,
                message);
     }
+    refuse(FILE_OF(.values = {TEXT("rope.scaling.type", "longrope")}), ERR_UNSUPPORTED,
+           "is longrope, and its tensors of factors are missing");
+    struct model_config c = load(
+        FILE_OF(.values = {TEXT("rope.scaling.type", "yarn"), F32("rope.scaling.factor", 4),
+                           U32("rope.scaling.original_context_length", 64)}));
+    assert_true(c.rope_scaling.factors[0] == 1 && c.rope_scaling.factors[3] == 4);
+    assert_true(c.rope_magnitude == (float)(0.1 * log(4) + 1));
+    refuse(FILE_OF(.values = {TEXT("rope.scaling.type", "yarn"),
+                              F32("rope.scaling.factor", 0.5)}),
+           ERR_UNSUPPORTED, "make no YaRN scaling");
     /* 40 bytes of a longer name are shown */
     refuse(FILE_OF(.values = {TEXT("rope.scaling.type",
                                    "0123456789012345678901234567890123456789x")}),

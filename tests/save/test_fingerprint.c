@@ -264,6 +264,7 @@ static void fields_of_the_config_count(void **state)
     DIFFERS(d.residual_scale = 0.5f);
     DIFFERS(d.attn_scale = 0.5f);
     DIFFERS(d.rope_local_theta = 1e4);
+    DIFFERS(d.rope_magnitude = 1.5f);
     DIFFERS(d.act = ACT_GELU);
     DIFFERS(d.norm = NORM_RMS_PLUS_ONE);
     DIFFERS(d.block = BLOCK_PARALLEL);

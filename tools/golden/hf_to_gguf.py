@@ -6,7 +6,7 @@ library only.
   hf_to_gguf.py --families      all of tests/model/golden/gguf (except types.bin and mixed.gguf)
 
 Matrices keep their type; vectors become F32.  Families: llama, mistral, mixtral, qwen2, qwen3,
-qwen3_moe, phi, phi3, gemma, gemma3_text, olmo2, granite, falcon.  A byte-level BPE tokenizer and the chat template are included if the folder has
+qwen3_moe, phi, phi3, gemma, gemma3_text, olmo2, olmo3, granite, falcon.  A byte-level BPE tokenizer and the chat template are included if the folder has
 them."""
 import argparse
 import json
@@ -20,7 +20,7 @@ U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
 TYPES = {"F32": (0, 4), "F16": (1, 2), "BF16": (30, 2)}
 ARCHS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi": "phi2", "phi3": "phi3",
          "gemma": "gemma", "falcon": "falcon", "mixtral": "llama", "qwen3_moe": "qwen3moe",
-         "gemma3_text": "gemma3", "olmo2": "olmo2", "granite": "granite"}
+         "gemma3_text": "gemma3", "olmo2": "olmo2", "olmo3": "olmo2", "granite": "granite"}
 PLUS_ONE = ("gemma", "gemma3")
 PAIRS = ("llama", "granite")  # the rows of a head are interleaved
 # Tensors of all experts: matrices of experts 0, 1, ... one behind another.
@@ -137,11 +137,24 @@ def metadata(c, arch, vocab_rows):
     if d * heads != c["hidden_size"] or "head_dim" in c:
         yield "attention.key_length", U32, d
         yield "attention.value_length", U32, d
-    if c.get("sliding_window") and arch in ("phi3", "llama", "gemma3"):
+    if c.get("sliding_window") and arch in ("phi3", "llama", "gemma3", "olmo2"):
         yield "attention.sliding_window", U32, c["sliding_window"]
     if rope.get("rope_type") == "linear":
         yield "rope.scaling.type", STRING, "linear"
         yield "rope.scaling.factor", F32, rope["factor"]
+    if rope.get("rope_type") == "yarn":
+        yield "rope.scaling.type", STRING, "yarn"
+        yield "rope.scaling.factor", F32, rope["factor"]
+        yield "rope.scaling.original_context_length", U32, rope["original_max_position_embeddings"]
+        if "beta_fast" in rope:
+            yield "rope.scaling.yarn_beta_fast", F32, rope["beta_fast"]
+    if rope.get("rope_type") == "longrope":
+        old = rope["original_max_position_embeddings"]
+        factor = c["max_position_embeddings"] / old
+        yield "rope.scaling.original_context_length", U32, old
+        yield "rope.scaling.attn_factor", F32, math.sqrt(1 + math.log(factor) / math.log(old)) if factor > 1 else 1.0
+    if c["model_type"] == "olmo3":
+        yield "attention.sliding_window_pattern", BOOL, [kind == "sliding_attention" for kind in c["layer_types"]]
     if arch == "gemma3":
         yield "attention.sliding_window_pattern", BOOL, [kind == "sliding_attention" for kind in c["layer_types"]]
         yield "rope.freq_base_swa", F32, c["rope_parameters"]["sliding_attention"]["rope_theta"]
@@ -193,6 +206,10 @@ def converted(folder, c, arch):
         factors = rope_factors({"rope_theta": c.get("rope_theta", 10000.0), **rope}, d)
         yield "rope_freqs.weight", "F32", [d // 2], struct.pack(f"<{d // 2}f", *factors)
     experts = {}  # of a stacked tensor: type and shape of one expert's matrix, and bytes by number
+    if rope.get("rope_type") == "longrope":
+        for kind in ("long", "short"):
+            factors = rope[f"{kind}_factor"]
+            yield f"rope_factors_{kind}.weight", "F32", [len(factors)], struct.pack(f"<{len(factors)}f", *factors)
     for name, dtype, shape, raw in read_tensors(folder):
         stem, end = name.rsplit(".", 1)
         if stem == "lm_head" and c.get("tie_word_embeddings", c["model_type"] in ("gemma", "gemma3_text", "falcon")):
@@ -206,7 +223,7 @@ def converted(folder, c, arch):
                 all_of_it = experts.setdefault(f"blk.{layer}.{EXPERTS[kind]}.{end}", (dtype, shape, {}))
                 all_of_it[2][int(number)] = raw
                 continue
-            around = c["model_type"] in ("gemma3_text", "olmo2")  # the norm that follows attention
+            around = c["model_type"] in ("gemma3_text", "olmo2", "olmo3")  # the norm that follows attention
             after = around and inner == "post_attention_layernorm"
             out = f"blk.{layer}.{'post_attention_norm' if after else INSIDE[inner]}.{end}"
         if arch in PAIRS and (".attn_q." in out or ".attn_k." in out):
@@ -281,7 +298,7 @@ if __name__ == "__main__":
         golden = ROOT / "tests" / "model" / "golden"
         os.makedirs(golden / "gguf", exist_ok=True)
         for name in ("llama", "llama3", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma", "falcon-7b", "falcon-11b",
-                     "falcon-40b", "qwen3-moe", "mixtral", "gemma3", "olmo2", "granite"):
+                     "falcon-40b", "qwen3-moe", "mixtral", "gemma3", "olmo2", "granite", "qwen3-yarn", "phi3-long", "phi3-short", "olmo3"):
             convert(golden / "families" / name, golden / "gguf" / f"{name}.gguf")
         convert(golden / "families" / "llama3", golden / "gguf" / "split.gguf", split=3)
     else:

@@ -121,6 +121,30 @@ FAMILIES = {
         text_config=dict(
             BASE, num_key_value_heads=1, head_dim=20, pad_token_id=0, sliding_window=24,
             query_pre_attn_scalar=33, eos_token_id=None))),
+    "qwen3-yarn": ("Qwen3Config", "bfloat16", dict(
+        BASE, num_key_value_heads=2, head_dim=24, rms_norm_eps=1e-6,
+        rope_parameters=rope(1000.0, rope_type="yarn", factor=4.0,
+                             original_max_position_embeddings=64, beta_fast=8.0))),
+    "phi3-long": ("Phi3Config", "bfloat16", dict(
+        BASE, num_key_value_heads=2, pad_token_id=0, hidden_size=64, num_hidden_layers=2,
+        original_max_position_embeddings=32,
+        rope_parameters=rope(rope_type="longrope", partial_rotary_factor=0.75,
+                             original_max_position_embeddings=32,
+                             short_factor=[1.0, 1.1, 1.2, 1.3, 1.5, 2.0],
+                             long_factor=[1.0, 1.5, 2.0, 3.5, 5.0, 8.0]))),
+    "phi3-short": ("Phi3Config", "bfloat16", dict(
+        BASE, num_key_value_heads=2, pad_token_id=0, hidden_size=64, num_hidden_layers=2,
+        original_max_position_embeddings=256,
+        rope_parameters=rope(rope_type="longrope", partial_rotary_factor=0.75,
+                             original_max_position_embeddings=256,
+                             short_factor=[1.0, 1.1, 1.2, 1.3, 1.5, 2.0],
+                             long_factor=[1.0, 1.5, 2.0, 3.5, 5.0, 8.0]))),
+    "olmo3": ("Olmo3Config", "bfloat16", dict(
+        BASE, num_key_value_heads=2, num_hidden_layers=4, rms_norm_eps=1e-5, pad_token_id=0,
+        sliding_window=24,
+        rope_parameters={"full_attention": rope(5000.0, rope_type="yarn", factor=4.0,
+                                                original_max_position_embeddings=64),
+                         "sliding_attention": rope(5000.0)})),
     "olmo2": ("Olmo2Config", "bfloat16", dict(
         BASE, num_key_value_heads=2, rms_norm_eps=1e-5, pad_token_id=0,
         rope_parameters=rope(5000.0))),
