@@ -245,10 +245,12 @@ static const struct dfa *plain_numbers(struct build *b, const struct dfa *d)
 
 static uint32_t number(struct schema *c, const struct spec *s, uint32_t next)
 {
+    /* With an exponent the number is that of a finite double. */
     static const char any[] =
-        "-?((0|[1-9][0-9]*)(\\.[0-9]+)?([eE](\\+?([0-9]{1,2}|[12][0-9]{2}|30[0-7])"
-        "|-([0-9]{1,2}|[12][0-9]{2}|3[0-2][0-9])))?|1\\.([0-6][0-9]*|7976931348623157)[eE]"
-        "\\+?308)";
+        "-?((0|[1-9][0-9]*)(\\.[0-9]+)?|(0|[1-9][0-9]{0,7})(\\.[0-9]+)?[eE]"
+        "(\\+?([0-9]{1,2}|[12][0-9]{2})|-([0-9]{1,2}|[12][0-9]{2}|3[0-2][0-9]))"
+        "|[0-9](\\.[0-9]+)?[eE]\\+?30[0-7]"
+        "|1\\.([0-6][0-9]*|7976931348623157)[eE]\\+?308)";
     const struct number_set *n = &s->number;
     bool plain = n->lo == NULL && n->hi == NULL && !n->fractions && n->multiple_of <= 1;
     if (!plain || excludes_number(s)) {

@@ -58,6 +58,9 @@ static void check_rows(const struct row *rows, size_t n)
 static void test_types(void **state)
 {
     static const struct row rows[] = {
+        {"{\"type\":\"number\"}",
+         {"1e307", "12345678e299", "1.6e308", "5e-324"},
+         {"711589935e305", "1e309", "1.8e308"}}, /* no finite double */
         {"{\"type\":\"null\"}", {"null"}, {"nul", "0", "\"null\""}},
         {"{\"type\":[\"boolean\",\"null\"]}", {"true", "false", "null"}, {"True", "0"}},
         {"{\"type\":\"integer\"}",
