@@ -87,7 +87,7 @@ EMU_FLAGS   := -DHCACHE_CUDA_EMULATED -Itests/cuda_emu
 EMU_ARCH    := $(if $(shell grep -m1 -wo fma /proc/cpuinfo 2>/dev/null),-mavx2 -mfma)
 
 # What the public functions are made of; the rest of src/api is the server's.
-SERVICE := $(addprefix src/api/,$(addsuffix .c,context control counts dialog forms hcache memory_plan miss \
+SERVICE := $(addprefix src/api/,$(addsuffix .c,context control counts dialog forms hcache memory_plan \
            service stack ticket truncate truncate_text))
 SRC   := $(sort $(wildcard lib/*/*.c src/*/*.c src/*/*/*.c))
 # Parsers need no kernels, whose compilation under the sanitizers takes minutes.
