@@ -16,6 +16,7 @@
 #include "text/tokenizer.h"
 #include "model/weights.h"
 #include "api/dialog.h"
+#include "sim/checkpoint.h"
 
 static int report(const char *cmd, const struct err *e)
 {
@@ -323,7 +324,7 @@ static int synth(const struct synth_args *a, struct err *e)
     if (a->layers > 0)
         c.n_layers = a->layers;
     int64_t start = clock_now_ns();
-    rc = weights_synth_write(a->out, &c, t, e);
+    rc = checkpoint_write(a->out, &c, t, e);
     if (rc == 0)
         printf("%s: %s, %d layers, %" PRId64 " parameters in %s, %.1f MB in %.1f s\n",
                a->out, family_name(c.family), c.n_layers, config_params(&c), dtype_name(t),

@@ -26,6 +26,7 @@
 #include "engine/read_buffer.h"
 #include "apps/timeline.h"
 #include "restore/profile.h"
+#include "sim/machines.h"
 
 struct plan_args {
     const char *model_dir, *shape, *platform, *method, *svg;
@@ -133,7 +134,7 @@ static int builtin_platform(const struct plan_args *a, struct platform *p, struc
                                             elem_bytes(a, &c));
     s.n_ranks = a->engine.o.tensor_parallel;
     s.n_stages = a->engine.o.pipeline_parallel;
-    return platform_builtin(a->platform, &s, p, e);
+    return machine_platform(a->platform, &s, p, e);
 }
 
 /* Sets the model's name in a measured platform, whose file has only the fingerprint. */

@@ -19,6 +19,7 @@
 #include "bench/restore_lab.h"
 #include "bench/save_figure.h"
 #include "restore/profile.h"
+#include "sim/machines.h"
 
 struct ablation_args {
     struct bench_common common; /* must be the first member */
@@ -174,7 +175,7 @@ static int model_point(struct ablation *b, const char *figure, const char *platf
     if (rc != 0)
         return rc;
     struct platform_shape s = profile_shape(shape, &c, 2);
-    rc = platform_builtin(platform, &s, &pl, err);
+    rc = machine_platform(platform, &s, &pl, err);
     for (int m = 0; rc == 0 && m < N_METHODS; m++) {
         struct plan_request req;
         plan_request_from_platform(&pl, 0, tokens, 0, layer, NULL, &req);
@@ -332,7 +333,7 @@ static int balance(struct ablation *b, struct err *err)
         int rc = config_shape(&c, rows[i].shape, err);
         struct platform_shape s = profile_shape(rows[i].shape, &c, 2);
         if (rc == 0)
-            rc = platform_builtin(rows[i].platform, &s, &p, err);
+            rc = machine_platform(rows[i].platform, &s, &p, err);
         if (rc != 0)
             return rc;
         double gb = platform_balance_bytes_per_s(&p, 1024) * 1e-9;

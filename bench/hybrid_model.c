@@ -5,6 +5,7 @@
 #include <stddef.h>
 
 #include "restore/profile.h"
+#include "sim/machines.h"
 
 enum { BLOCK = 64 };
 
@@ -18,7 +19,7 @@ int hybrid_setup_init(struct hybrid_setup *s, const char *shape, const char *pla
     if (rc != 0)
         return rc;
     struct platform_shape ps = profile_shape(shape, &s->shape, 2);
-    return platform_builtin(platform, &ps, &s->p, err);
+    return machine_platform(platform, &ps, &s->p, err);
 }
 
 /* --- one layer -------------------------------------------------------------------------------- */

@@ -13,6 +13,7 @@
 #include "base/rng.h"
 #include "restore/correction.h"
 #include "restore/profile.h"
+#include "sim/machines.h"
 
 enum { GROUP = RESTORE_GROUP_CHUNKS, READ_DEPTH = 128 };
 
@@ -244,7 +245,7 @@ int lab_scale(const struct lab *b, const char *as, double *bytes_per_s, double *
     if (rc != 0)
         return rc;
     struct platform_shape s = profile_shape(shape, &c, 2);
-    rc = platform_builtin(name, &s, &p, err);
+    rc = machine_platform(name, &s, &p, err);
     if (rc != 0)
         return rc;
     *ratio = platform_compute_to_io(&p, 0, TOKENS);

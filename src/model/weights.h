@@ -254,10 +254,4 @@ bool weights_known_hash(const struct weights_info *info, struct sha256 *hash);
 void weights_table_types(const struct weights_info *info, enum dtype held,
                          enum dtype out[2]);
 
-/* Writes DIR/config.json and DIR/model.safetensors with the generator's weights for `cfg`; the
- * tensors equal those of synth:SHAPE bit for bit.  More than 4 GB become several files.  After it
- * returns 0 the model survives a crash; after an error it leaves no config.json in DIR. */
-int weights_synth_write(const char *dir, const struct model_config *cfg, enum dtype dtype,
-                        struct err *err);
-
 #endif

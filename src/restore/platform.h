@@ -151,11 +151,6 @@ struct platform_shape {
  * with measurements. */
 void platform_init(struct platform *p);
 
-/* Makes one of the paper's machines by name ("a100-4ssd", "a100-dram", "h800-dram", ...) for a
- * model of this shape. ERR_NOT_FOUND lists the names. */
-int platform_builtin(const char *name, const struct platform_shape *shape,
-                     struct platform *out, struct err *e);
-
 /* Returns ERR_FORMAT, with key and value in the message, for an impossible number: NaN,
  * infinite, negative, zero where zero makes no sense, an overlap factor below 1, no layers, no
  * tier. */

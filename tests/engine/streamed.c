@@ -14,6 +14,7 @@
 #include "tests/base/tempdir.h"
 #include "tests/engine/enginetest.h"
 #include "tests/model/packed_file.h"
+#include "sim/checkpoint.h"
 
 /* The first plan generates N_FIRST tokens, so that contexts grow beyond a block. */
 enum { MAX_PROMPT = 4 * 64 + 70, N_FIRST = 64, N_GENERATE = 4 };
@@ -103,7 +104,7 @@ void streamed_q8_over_ranks(const char *device, int n_stored, int n_new, int n_p
     c.n_ffn = 192;
     tempdir_make_on_disk(dir, "shape");
     snprintf(folder, sizeof folder, "%s/model", dir);
-    assert_int_equal(weights_synth_write(folder, &c, DTYPE_BF16, &err), 0);
+    assert_int_equal(checkpoint_write(folder, &c, DTYPE_BF16, &err), 0);
     streamed_plans_equal(device, 2, folder, "q8", n_stored, n_new, n_plans);
     tempdir_remove(dir);
 }

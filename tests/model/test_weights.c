@@ -28,6 +28,7 @@
 #include "model/weights_choose.h"
 #include "model/weights_names.h"
 #include "tests/base/tempdir.h"
+#include "sim/checkpoint.h"
 
 static struct pool *pool;
 static struct device *dev;
@@ -96,7 +97,7 @@ static void write_synth(const char *name, enum dtype t)
 {
     struct err e = {0};
     struct model_config c = shape(name);
-    int rc = weights_synth_write(dir, &c, t, &e);
+    int rc = checkpoint_write(dir, &c, t, &e);
     if (rc != 0)
         fail_msg("%s", e.msg);
 }
@@ -307,8 +308,8 @@ static void test_writing_refuses(void **state)
     struct err e;
     struct model_config c = shape("tiny-mha");
     write_synth("tiny-mha", DTYPE_F32);
-    assert_int_equal(weights_synth_write(dir, &c, DTYPE_F32, &e), -EEXIST);
-    assert_int_equal(weights_synth_write("/nonexistent/x", &c, DTYPE_F32, &e), -ENOENT);
+    assert_int_equal(checkpoint_write(dir, &c, DTYPE_F32, &e), -EEXIST);
+    assert_int_equal(checkpoint_write("/nonexistent/x", &c, DTYPE_F32, &e), -ENOENT);
     assert_non_null(strstr(e.msg, "/nonexistent/x"));
 }
 
@@ -846,7 +847,7 @@ static void test_disk_full(void **state)
     small.rlim_cur = 300000;
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &small);
-    int rc = weights_synth_write(dir, &c, DTYPE_F32, &e);
+    int rc = checkpoint_write(dir, &c, DTYPE_F32, &e);
     setrlimit(RLIMIT_FSIZE, &old);
     signal(SIGXFSZ, SIG_DFL);
     assert_int_equal(rc, -EFBIG);
@@ -887,7 +888,7 @@ static void test_peak_memory(void **state)
     struct model_config c = shape("bench-220m");
     c.n_layers = 3;
     c.vocab_size = 4000;
-    assert_int_equal(weights_synth_write(dir, &c, DTYPE_BF16, &e), 0);
+    assert_int_equal(checkpoint_write(dir, &c, DTYPE_BF16, &e), 0);
     pid_t child = fork();
     if (child == 0) { /* the child has no threads, so it needs a device of its own */
         int rc = device_open("ref", NULL, NULL, &dev, &e);

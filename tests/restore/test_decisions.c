@@ -37,6 +37,7 @@
 #include "restore/stall.h"
 #include "restore/surprise.h"
 #include "tests/base/golden.h"
+#include "sim/machines.h"
 
 #define GOLDEN "tests/restore/golden/decisions.txt"
 
@@ -663,7 +664,7 @@ static void builtin_platforms_are_as_before(void **state)
             struct platform p;
             struct err e = {0};
             snprintf(name, sizeof name, "%s-%s", machines[i / 5], stores[i % 5]);
-            assert_int_equal(platform_builtin(name, &shapes[s], &p, &e), 0);
+            assert_int_equal(machine_platform(name, &shapes[s], &p, &e), 0);
             textbuf_addf(
                 &b,
                 "%s, %s: tok %.6g %.6g, h %.6g, kv %.6g, head %.6g us; %s %.6g GB/s, up "

@@ -11,6 +11,7 @@
 
 #include "restore/pipeline.h"
 #include "restore/plan.h"
+#include "sim/machines.h"
 
 static const struct platform_shape shapes[] = {
     {"llama-2-7b", 32, 4096, 32, 32, 128, 11008, 32000, true, 2, 1, 1},
@@ -29,7 +30,7 @@ static struct err e;
 static struct plan_request request(const char *machine, int shape, int64_t n, int64_t n_new)
 {
     struct plan_request q;
-    if (platform_builtin(machine, &shapes[shape], &platform, &e) != 0)
+    if (machine_platform(machine, &shapes[shape], &platform, &e) != 0)
         fail_msg("%s", e.msg);
     plan_request_from_platform(&platform, 0, n, n_new, layer, prefill_s, &q);
     return q;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "restore/plan.h"
+#include "sim/machines.h"
 
 enum { N = 6, H = PLAN_HAS_H, K = PLAN_HAS_KV, B = H | K };
 
@@ -33,7 +34,7 @@ static int best(const char *mode, const struct range_of *r, int n,
     int used = -1;
     for (int i = 0; i < n; i++)
         range[i] = (struct plan_range){.n_tokens = r[i].n_tokens, .mask = r[i].mask};
-    assert_int_equal(platform_builtin("a100-4ssd", &shape, &platform, &e), 0);
+    assert_int_equal(machine_platform("a100-4ssd", &shape, &platform, &e), 0);
     assert_int_equal(plan_mode_parse(mode, &q, &e), 0);
     int rc = plan_best_prefix(&platform, range, n, 10, true, layer, prefill_s, &q, &plan,
                               &used, &e);

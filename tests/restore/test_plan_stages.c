@@ -19,6 +19,7 @@
 #include "restore/plan.h"
 #include "tensor/group.h"
 #include "tests/restore/plantest.h"
+#include "sim/machines.h"
 
 struct instance {
     struct plan_request req;
@@ -449,7 +450,7 @@ static struct platform machine(const char *name, int n_ranks, int n_stages)
                                              .n_stages = n_stages};
     struct platform p;
     struct err e;
-    if (platform_builtin(name, &llama_13b, &p, &e) != 0)
+    if (machine_platform(name, &llama_13b, &p, &e) != 0)
         fail_msg("%s", e.msg);
     return p;
 }

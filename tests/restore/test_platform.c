@@ -11,6 +11,7 @@
 #include "base/rng.h"
 #include "restore/plan.h"
 #include "restore/platform.h"
+#include "sim/machines.h"
 
 static const struct platform_shape llama_7b = {.name = "llama-2-7b",
                                                .n_layers = 32,
@@ -26,7 +27,7 @@ static const struct platform_shape llama_7b = {.name = "llama-2-7b",
 static struct platform sample(void)
 {
     struct platform p;
-    assert_int_equal(platform_builtin("a100-4ssd", &llama_7b, &p, NULL), 0);
+    assert_int_equal(machine_platform("a100-4ssd", &llama_7b, &p, NULL), 0);
     p.n_tiers = 2;
     strcpy(p.tier[1].name, "remote");
     p.tier[1].latency_s = 1.0 / 3;
@@ -334,15 +335,15 @@ static void test_builtin(void **state)
     for (int i = 0; i < 6 * 5; i++) {
         char name[32];
         snprintf(name, sizeof name, "%s-%s", machines[i / 5], stores[i % 5]);
-        if (platform_builtin(name, &llama_7b, &p, &e) != 0)
+        if (machine_platform(name, &llama_7b, &p, &e) != 0)
             fail_msg("%s", e.msg);
         assert_string_equal(p.machine, name);
     }
-    assert_int_equal(platform_builtin("a100", &llama_7b, &p, &e), ERR_NOT_FOUND);
+    assert_int_equal(machine_platform("a100", &llama_7b, &p, &e), ERR_NOT_FOUND);
     assert_non_null(strstr(e.msg, "h800"));
     struct platform_shape bad = llama_7b;
     bad.d_head = 0;
-    assert_int_equal(platform_builtin("a100-dram", &bad, &p, &e), ERR_USAGE);
+    assert_int_equal(machine_platform("a100-dram", &bad, &p, &e), ERR_USAGE);
     assert_non_null(strstr(e.msg, "d_head"));
 }
 
@@ -354,15 +355,15 @@ static void test_balance_points(void **state)
     struct platform p;
     struct platform_shape llama_13b = llama_7b;
     llama_13b.d_model = 5120, llama_13b.n_heads = llama_13b.n_kv_heads = 40;
-    platform_builtin("a100-4ssd", &llama_7b, &p, NULL);
+    machine_platform("a100-4ssd", &llama_7b, &p, NULL);
     assert_true(fabs(platform_io_bytes_per_s(&p, 0) - 26e9) < 1);
     assert_true(fabs(platform_balance_bytes_per_s(&p, 1024) - 24e9) < 1e6);
-    platform_builtin("a100-1ssd", &llama_13b, &p, NULL);
+    machine_platform("a100-1ssd", &llama_13b, &p, NULL);
     assert_true(fabs(platform_io_bytes_per_s(&p, 0) - 6.9e9) < 1);
     assert_true(fabs(platform_balance_bytes_per_s(&p, 1024) - 21e9) < 1e6);
     /* Section 6.2.3: from 1K to 16K tokens the recomputation of a 7B model becomes 28 % slower per
      * token. */
-    platform_builtin("a100-4ssd", &llama_7b, &p, NULL);
+    machine_platform("a100-4ssd", &llama_7b, &p, NULL);
     double drop = 1 - platform_tok_s(&p, 1024) * 16 / platform_tok_s(&p, 16384);
     assert_true(fabs(drop - 0.28) < 0.005);
 }

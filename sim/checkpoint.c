@@ -1,9 +1,9 @@
-/* weights_write.c - writes the generator's weights as a checkpoint that other programs can read.
+/* checkpoint.c - see checkpoint.h.
  *
  * Every file is written under a temporary name, made durable, and renamed at the end.  config.json
  * comes last, so that a folder with a config.json holds a complete model.  After a failure no file
  * is left. */
-#include "model/weights.h"
+#include "sim/checkpoint.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -284,8 +284,8 @@ static void writer_deinit(struct writer *w, bool failed)
     tensor_list_free(&w->list);
 }
 
-int weights_synth_write(const char *dir, const struct model_config *cfg, enum dtype dtype,
-                        struct err *err)
+int checkpoint_write(const char *dir, const struct model_config *cfg, enum dtype dtype,
+                     struct err *err)
 {
     struct err local;
     struct writer w = {

@@ -1,4 +1,4 @@
-/* platform_builtin.c - the paper's machines (Table 2), calibrated from the paper's own numbers.
+/* machines.c - the paper's machines (Table 2), calibrated from the paper's own numbers.
  *
  * None of these numbers was measured here. The whole calibration:
  * - I/O: an SSD reads 6.9 GB/s (6.2.2). Four saturate the link: 26 GB/s effective of a nominal
@@ -19,11 +19,11 @@
  *   seven links.
  *
  * GPU kernels of small sizes are not modelled, except the 128-token tile of their GEMMs. */
+#include "sim/machines.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "restore/platform.h"
 
 struct machine {
     const char *name;
@@ -131,7 +131,7 @@ static int check_shape(const struct platform_shape *s, struct err *e)
     return 0;
 }
 
-int platform_builtin(const char *name, const struct platform_shape *shape,
+int machine_platform(const char *name, const struct platform_shape *shape,
                      struct platform *out, struct err *e)
 {
     int at = 0;
