@@ -846,9 +846,10 @@ static void test_shapes(void **state)
     struct err e = {0};
     assert_int_equal(config_shape(&c, "tiny", &e), ERR_NOT_FOUND);
     assert_string_equal(
-        e.msg, "unknown shape 'tiny'; known are: llama-2-7b llama-2-13b llama-2-70b "
-               "llama-3-8b mistral-7b opt-6.7b opt-13b opt-30b opt-66b falcon-40b "
-               "qwen3-0.6b qwen2.5-0.5b qwen3-30b-a3b gemma-3-4b bench-220m tiny-mha tiny-gqa");
+        e.msg,
+        "unknown shape 'tiny'; known are: llama-2-7b llama-2-13b llama-2-70b "
+        "llama-3-8b mistral-7b opt-6.7b opt-13b opt-30b opt-66b falcon-40b "
+        "qwen3-0.6b qwen2.5-0.5b qwen3-30b-a3b gemma-3-4b bench-220m tiny-mha tiny-gqa");
 }
 
 /* Biases, shared tables and norms are counted where a family has them. */
