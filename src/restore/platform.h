@@ -140,8 +140,8 @@ struct platform {
 /* The part of a model that a built-in platform needs. The caller fills it from a model's config. */
 struct platform_shape {
     const char *name;
-    int n_layers, d_model, n_heads, n_kv_heads, d_head, n_vocab;
-    int d_ffn;             /* width of the MLPs of one token: of all its experts together */
+    /* d_ffn: width of the MLPs of one token, of all its experts together */
+    int n_layers, d_model, n_heads, n_kv_heads, d_head, d_ffn, n_vocab;
     bool gated_ffn;        /* three FFN matrices (SwiGLU), not two */
     double elem_bytes;     /* bytes of an element of the state dtype: 2 for f16 and bf16 */
     int n_ranks, n_stages; /* devices of this machine that share the model; 0 counts as 1 */

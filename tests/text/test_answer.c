@@ -106,7 +106,7 @@ static void expect_with(const struct answer_syntax *s, const char *prompt,
 
 static void expect(const char *family, const char *text, const char *want)
 {
-    const struct answer_syntax s = {row(family), thought_syntaxes[0]};
+    const struct answer_syntax s = {row(family), thought_syntaxes[0], NULL};
     expect_with(&s, "assistant\n", tools, text, want);
 }
 
@@ -298,7 +298,7 @@ static void arguments_may_quote_tags(void **state)
 static void thoughts_are_apart(void **state)
 {
     (void)state;
-    const struct answer_syntax s = {row("hermes"), thought_syntaxes[0]};
+    const struct answer_syntax s = {row("hermes"), thought_syntaxes[0], NULL};
     expect_with(&s, "a\n", tools, "<think>\nHm <tool_call>.\n</think>\n\n" GOOD "x",
                 "[Hm <tool_call>.]f({})x");
     expect_with(&s, "a\n<think>\n", tools, "\nHm " GOOD "\n</think>\nNo.",
@@ -308,12 +308,12 @@ static void thoughts_are_apart(void **state)
                 "Yes <think>x</think>");
     expect_with(&s, "", NULL, "<think></think>Yes ", "Yes ");
     expect_with(&s, "", NULL, "  <thin", "  <thin");
-    const struct answer_syntax gemma = {row("gemma-4"), thought_syntaxes[3]};
+    const struct answer_syntax gemma = {row("gemma-4"), thought_syntaxes[3], NULL};
     expect_with(&gemma, "", tools, "<|channel>thought\nHm<channel|>Yes", "[Hm]Yes");
-    const struct answer_syntax llama = {row("llama-3"), thought_syntaxes[0]};
+    const struct answer_syntax llama = {row("llama-3"), thought_syntaxes[0], NULL};
     expect_with(&llama, "<think>", tools, "x</think>\n{\"name\":\"f\",\"parameters\":{}}",
                 "[x]f({})");
-    const struct answer_syntax none = {NULL, {NULL, NULL}};
+    const struct answer_syntax none = {NULL, {NULL, NULL}, NULL};
     expect_with(&none, "<think>", tools, "<think>" GOOD " \n", "<think>" GOOD " \n");
 }
 
@@ -321,7 +321,7 @@ static void thoughts_are_apart(void **state)
 static void nobody_offered_is_text(void **state)
 {
     (void)state;
-    const struct answer_syntax s = {row("hermes"), thought_syntaxes[0]};
+    const struct answer_syntax s = {row("hermes"), thought_syntaxes[0], NULL};
     expect_with(&s, "", NULL, GOOD " \n", GOOD " \n");
 }
 
