@@ -12,7 +12,7 @@
 #include "base/rng.h"
 #include "model/share.h"
 
-enum { MOST_ROWS = 1 << 18, NOWHERE = -1 };
+enum { MOST_ROWS = 1 << 19, NOWHERE = -1 };
 
 static struct err err;
 
