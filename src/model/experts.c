@@ -38,23 +38,21 @@ void experts_choose(const struct model_config *c, const float *numbers, int32_t 
                     float *weights)
 {
     int n = 0, k = c->n_experts_used;
-    double sum = 0, sum_chosen = 0;
+    int n_summed = c->experts_normed ? k : c->n_experts;
+    double sum = 0;
     for (int i = 0; i < c->n_experts; i++)
         n = insert(numbers, ids, n, k, i);
     double largest = (double)numbers[ids[0]];
-    for (int i = 0; i < c->n_experts; i++)
-        sum += exp((double)numbers[i] - largest);
     for (int i = 1; i < k; i++) /* few: sorts them by index */
         for (int m = i; m > 0 && ids[m] < ids[m - 1]; m--) {
             int32_t id = ids[m];
             ids[m] = ids[m - 1];
             ids[m - 1] = id;
         }
+    for (int i = 0; i < n_summed; i++)
+        sum += exp((double)numbers[c->experts_normed ? ids[i] : i] - largest);
     for (int i = 0; i < k; i++)
-        sum_chosen += exp((double)numbers[ids[i]] - largest);
-    for (int i = 0; i < k; i++)
-        weights[i] = (float)(exp((double)numbers[ids[i]] - largest) /
-                             (c->experts_normed ? sum_chosen : sum));
+        weights[i] = (float)(exp((double)numbers[ids[i]] - largest) / sum);
 }
 
 /* --- the MLPs --------------------------------------------------------------------------------- */

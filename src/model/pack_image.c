@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/bytes.h"
+#include "base/minmax.h"
 #include "model/pack_file.h"
 #include "model/share.h"
 #include "model/weights_slots.h"
@@ -31,7 +32,11 @@ void image_make(struct image *out, const struct image_shape *s, enum image_kind 
 {
     struct tensor_list list;
     bool has[N_SLOTS] = {false};
-    tensor_list_make(&list, s->cfg);
+    /* All layers have the same slots, and so have all experts: the list of one tells them. */
+    struct model_config one = *s->cfg;
+    one.n_layers = 1;
+    one.n_experts = MIN(one.n_experts, 1);
+    tensor_list_make(&list, &one);
     for (size_t i = 0; i < list.n; i++)
         for (int k = 0; k < list.items[i].n_parts; k++)
             has[list.items[i].parts[k].slot] = true;
