@@ -15,7 +15,7 @@ trap 'rm -rf "$dir"' EXIT
 python3 -m venv "$dir/v"
 "$dir/v/bin/pip" install -q torch==2.15.0 transformers==5.24.0
 cd "$dir"
-"$dir/v/bin/python" - <<'PY' 2>/dev/null
+"$dir/v/bin/python" -W ignore - <<'PY'
 import torch
 from transformers import AutoModelForCausalLM, Phi3Config
 

@@ -428,7 +428,7 @@ static void visit_count(struct automaton *a, const struct node *n, const struct 
     visit(a, n->next, push(a, top->below, top->tag, count));
 }
 
-/* Visits what follows a node of a unique array. */
+/* Visits the nodes that follow a node of a unique array. */
 static void visit_unique(struct automaton *a, uint32_t id, uint32_t stack)
 {
     const struct node *n = &a->g->nodes[id];
@@ -587,7 +587,7 @@ static bool can_avert(struct automaton *a, struct place from)
     for (uint32_t i = 0; i < n && a->rc == 0; i++) {
         const struct place p = a->tries[i];
         const struct node *k = &a->g->nodes[p.node];
-        if (k->blank && i > 0) /* what follows blanks can also follow without them */
+        if (k->blank && i > 0) /* the nodes behind blanks are reached without blanks, too */
             continue;
         for (uint32_t e = 0; e < k->n; e++)
             for (int byte = a->g->edges[k->first + e].lo;

@@ -421,7 +421,8 @@ const struct dfa *dfa_of_texts(struct build *b, const char *const *texts, uint32
 /* --- into the graph ----------------------------------------------------------------- */
 
 /* Returns a node that counts the character whose first byte leads to state s, where lengths are
- * counted: what is left of the bounds can still be reached from s. */
+ * counted.  The node bounds the count so far: with more or fewer characters than that, no end that
+ * is reached from s meets the bounds of the length. */
 static uint32_t counted(struct build *b, const struct dfa_form *f, uint32_t s,
                         uint32_t next)
 {

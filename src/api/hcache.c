@@ -657,7 +657,7 @@ static int make_save(struct hcache *h, const struct hcache_request *r,
     return rc;
 }
 
-/* Checks a request, and makes the one copy of it. */
+/* Checks a request, and copies it. Nothing copies it again. */
 static int make_request(struct hcache *h, const struct hcache_request *r,
                         struct request **out, struct err *err)
 {

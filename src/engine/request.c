@@ -28,7 +28,7 @@ struct request *request_create(const struct hcache_request *ask, int max_answer)
     struct hcache_request *a = &r->ask;
     r->n_shares = 1;
     *a = *ask;
-    a->form = NULL; /* r->form is a share of it */
+    a->form = NULL; /* r->form holds a share of the form */
     a->salt = copy_text(ask->salt);
     a->plan = copy_text(ask->plan);
     a->save = NULL; /* r->save says what it means */

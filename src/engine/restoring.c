@@ -182,9 +182,9 @@ static int make_one_range(struct restore_phase *g, const struct store_hit *hits,
 }
 
 /* Merges neighbouring chunks with equal records in the same tier into ranges. Returns their number.
- * Reading from DRAM costs nothing, so keys and values are the best kind there, whatever kind the
- * disk's chunks use: each tier has its own letter (docs/RESTORATION.md). A forced plan uses the
- * same kind in both tiers. Chunks that are read ahead count as read. */
+ * Reading from DRAM costs nothing.  So keys and values are the best kind in DRAM, also where the
+ * disk's chunks use the other kind: each tier has its own letter (docs/RESTORATION.md). A forced
+ * plan uses the same kind in both tiers. Chunks that are read ahead count as read. */
 static int make_ranges(struct restore_phase *g, const struct store_hit *hits, int n_hits,
                        bool is_forced, bool is_ahead)
 {

@@ -10,11 +10,11 @@
  *
  * Take any 10,000 requests. Content that LRU holds and the tier lacks costs at most one hit
  * each, since the tier takes it in at that miss. Only evictions that LRU would not do add debt.
- * Assume that before each such eviction
+ * Suppose that (1) holds before each such eviction, and that the eviction adds 1 to the debt:
  *
  *     debt + fall <= 1 % of the references of 10,000 requests                       (1)
  *
- * and that an eviction adds 1 to the debt. Then (1) holds always: a lost hit moves 1 from debt
+ * Then (1) holds always: a lost hit moves 1 from debt
  * to regret, and a gained hit lowers the regret. The regret of the 10,000 requests that end now
  * is at most the fall. If (1) leaves no room, the tier evicts its least recently used item, so
  * no debt is added.

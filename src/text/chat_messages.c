@@ -536,9 +536,9 @@ static int as_user(const struct json *message, struct json **out, struct err *er
     return put_joined(*out, "content", &j, err);
 }
 
-/* Returns the messages with the system's messages behind the first question in front of it. The
- * parts of a prompt that every session begins with then come first. n_begin: number of messages of
- * the system that the request begins with. */
+/* Returns the messages in another order: the system's messages that stand behind the first question
+ * come before it. The parts of a prompt that every session begins with then come first. n_begin:
+ * number of messages of the system that the request begins with. */
 static struct json *question_last(const struct chat_template *t, const struct json *list,
                                   size_t *n_begin)
 {

@@ -175,7 +175,7 @@ static void a_new_class_is_like_all(void **state)
                      l->index[unseen][a]);
 }
 
-/* If there is little content, all of it is observed. */
+/* A small load is observed as a whole. */
 static void the_sample_is_all_content(void **state)
 {
     (void)state;
@@ -283,7 +283,7 @@ static void worth_rises_with_value_and_rate(void **state)
     assert_int_equal(placement_learn_worth(l, x.class[1], 1, 1e-6), 0);
 }
 
-/* --- what is bounded -------------------------------------------------------------------------- */
+/* --- bounds of memory ------------------------------------------------------------------------- */
 
 /* When half of the table is full, only one id in two is observed, then one in four, and so on. The
  * id alone decides. */

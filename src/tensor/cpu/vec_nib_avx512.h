@@ -21,7 +21,7 @@
 
 typedef __m512i i8x4;
 typedef __m512i i_part;
-typedef __m512i i_start; /* what a sum begins at (q4.h) */
+typedef __m512i i_start; /* the first value of a sum (q4.h) */
 
 static inline i8x4 i_load4(const void *p)
 {
