@@ -372,8 +372,8 @@ coverage:
 	@$(MAKE) --no-print-directory $(JOBS) VARIANT=cov tests
 	@tools/coverage.sh build/cov
 
-cluster: all # MINUTES=1 SEED=2
-	@HCACHE_BUILD=$(B) python3 tools/cluster_campaign.py --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+cluster: all # MINUTES=1 SEED=2 REDIS=tls
+	@HCACHE_BUILD=$(B) python3 tools/cluster_campaign.py --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) --redis $(or $(REDIS),plain)
 
 # Kills a server in the middle of a turn a hundred times (the test suite does it a dozen times).
 kill-turns: all

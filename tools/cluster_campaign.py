@@ -3,7 +3,7 @@
 and every conversation continues.
 
   tools/cluster_campaign.py [--minutes 10] [--seed 1] [--clients 4] [--direct]
-                            [--server-options "--store-cap 24M"]
+                            [--redis plain|tls|cluster] [--server-options "--store-cap 24M"]
 
 Clients hold conversations through the balancer and resend their history.  Meanwhile servers are
 killed (kill -9), stopped (SIGTERM) or suspended, and started again with their old store; now and
@@ -15,6 +15,9 @@ state.  A server remembers the tokens of its own answers.  Other servers encode 
 which may give other tokens, and then other answers.  So clients replace most answers by their own
 words, and these conversations are compared to their end.  Other clients send the answers back; of
 these only the text of the first turn is compared.
+
+With --redis tls the servers reach the Redis over TLS; with --redis cluster it is a Redis Cluster of
+three masters, of which one is killed at a time.
 
 Then the bytes of all saved state are compared (cluster_bytes.py).  State with the same key must be
 equal in all stores, in the Redis (which is also read each second, since it loses state), and on a
@@ -56,6 +59,7 @@ p.add_argument("--seed", type=int, default=1)
 p.add_argument("--clients", type=int, default=4)
 p.add_argument("--direct", action="store_true",
                help="clients ask a server at random each time: more state comes from the Redis")
+p.add_argument("--redis", choices=("plain", "tls", "cluster"), default="plain")
 p.add_argument("--server-options", default="", help="more options of the servers that are killed")
 a = p.parse_args()
 
@@ -203,12 +207,13 @@ def client(i, ports, alone):
             time.sleep(rng.random() * 0.3)
 
 
-def harm(servers, redis):
+def harm(servers, redises):
     """Harms one server at a time, so that another server can answer."""
     rng = random.Random(a.seed)
     while not over.wait(rng.uniform(0.5, 4)):
         s, how = rng.choice(servers), rng.random()
         if how < 0.1:
+            redis = rng.choice(redises)
             redis.end(signal.SIGKILL)
             count("kills of the Redis")
             over.wait(rng.uniform(0, 3))
@@ -238,19 +243,19 @@ def guarded(fn, *args):
     return t
 
 
-def watch(redis):
-    """Adds the Redis's chunks to the comparison every second, because a kill of the Redis loses
-    them."""
-    known, start = set(), 0
+def watch(redises):
+    """Adds the chunks of each Redis to the comparison every second, because its kill loses them."""
+    known = {}
     while not over.wait(1):
-        if redis.n_starts != start:
-            known, start = set(), redis.n_starts
-        try:
-            chunks = list(cluster_bytes.of_redis(redis.port, known))
-        except (OSError, ValueError, IndexError):  # the Redis was killed meanwhile
-            continue
-        known.update(b"hcache:1:chunk:" + c.key.hex().encode() for c in chunks)
-        kept.add(f"the Redis, start {start}", chunks)
+        for redis in redises:
+            start = redis.n_starts
+            seen = known.setdefault((redis.name, start), set())
+            try:
+                chunks = list(cluster_bytes.of_redis(redis.port, seen))
+            except (OSError, ValueError, IndexError):  # the Redis was killed meanwhile
+                continue
+            seen.update(b"hcache:1:chunk:" + c.key.hex().encode() for c in chunks)
+            kept.add(f"{redis.name}, start {start}", chunks)
 
 
 def tell():
@@ -268,16 +273,82 @@ def summary():
             f"; {wrong} wrong texts, {left} conversations that cannot go on, {len(faults) - wrong - left} other faults")
 
 
-def compare_bytes(servers, redis, tmp):
+def compare_bytes(servers, redises, tmp):
     for s in servers:
         kept.add(s.name, cluster_bytes.of_store(s.store))
-    kept.add("the Redis", cluster_bytes.of_redis(redis.port))
+    for redis in redises:
+        kept.add(redis.name, cluster_bytes.of_redis(redis.port))
     n = cluster_bytes.compute(kept, MODEL)
     for text in kept.differences[:20]:
         print(text, flush=True)
     print(f"{n} chains computed again; {kept.text()}")
     if kept.differences:
         fault(f"{len(kept.differences)} records differ; the stores stay in {tmp}")
+
+
+def openssl(*words):
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+
+
+def make_certificate(tmp):
+    """Makes an authority, and a key and a certificate for 127.0.0.1."""
+    ca, key, pem, names = (os.path.join(tmp, n) for n in ("ca", "redis.key", "redis.pem", "names"))
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=any")
+    openssl("req", "-x509", *new, "-days", "2", "-keyout", ca + ".key", "-out", ca + ".pem")
+    with open(names, "w") as f:
+        f.write("subjectAltName=IP:127.0.0.1\n")
+    openssl("req", *new, "-keyout", key, "-out", pem + ".request")
+    openssl("x509", "-req", "-in", pem + ".request", "-CA", ca + ".pem", "-CAkey", ca + ".key",
+            "-CAcreateserial", "-days", "2", "-extfile", names, "-out", pem)
+
+
+def redis_cli(redis, *words):
+    r = subprocess.run(["redis-cli", "-p", str(redis.port), *map(str, words)], check=True,
+                       capture_output=True, text=True)
+    return r.stdout.strip()
+
+
+def join_cluster(masters):
+    """Gives each master its share of the 16,384 slots."""
+    for i, m in enumerate(masters):
+        redis_cli(m, "cluster", "set-config-epoch", i + 1)
+        redis_cli(m, "cluster", "addslotsrange", i * 16384 // len(masters),
+                  (i + 1) * 16384 // len(masters) - 1)
+    for m in masters[1:]:
+        redis_cli(masters[0], "cluster", "meet", "127.0.0.1", m.port, m.bus)
+    until("the cluster is whole", lambda: all(
+        "cluster_state:ok" in redis_cli(m, "cluster", "info") for m in masters))
+
+
+def start_redis(child, tmp):
+    """Starts --redis. Returns its processes, and the options by which a server reaches it. The
+    comparison reads each process without TLS."""
+    def start(name, *options):
+        folder = os.path.join(tmp, name)
+        os.mkdir(folder)
+        return child(name, lambda port: [
+            "redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "",
+            "--appendonly", "no", "--dir", folder, *options], says=b"Ready to accept connections")
+    if a.redis == "plain":
+        redis = start("redis")
+        return [redis], ["--remote", f"redis://127.0.0.1:{redis.port}/0"]
+    if a.redis == "tls":
+        make_certificate(tmp)
+        tls = free_port()
+        redis = start("redis", "--tls-port", str(tls), "--tls-auth-clients", "no", *(
+            w for option, file in (("cert", "redis.pem"), ("key", "redis.key"), ("ca-cert", "ca.pem"))
+            for w in (f"--tls-{option}-file", os.path.join(tmp, file))))
+        return [redis], ["--remote", f"rediss://127.0.0.1:{tls}/0", "--remote-ca",
+                         os.path.join(tmp, "ca.pem")]
+    masters = []
+    for i in range(3):
+        bus = free_port()
+        masters.append(start(f"redis{i + 1}", "--cluster-enabled", "yes", "--cluster-port", str(bus),
+                             "--cluster-node-timeout", "600000",
+                             "--cluster-require-full-coverage", "no"))
+        masters[-1].bus = bus
+    join_cluster(masters)
+    return masters, ["--remote", f"redis://127.0.0.1:{masters[0].port}/0"]
 
 
 def run(tmp, children):
@@ -289,13 +360,11 @@ def run(tmp, children):
         store = os.path.join(tmp, f"store{i}")
         c = child(f"server {i}", lambda port: [
             HC, "serve", MODEL, "--port", str(port), "--plan", "kv", "--no-reuse", "--store", store,
-            "--remote", remote, *a.server_options.split()], says=b"ready at http")
+            *remote, *a.server_options.split()], says=b"ready at http")
         c.store = store
         return c
-    redis = child("redis-server", lambda port: [
-        "redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly",
-        "no", "--dir", tmp], says=b"Ready to accept connections")
-    servers = [server(i + 1, f"redis://127.0.0.1:{redis.port}/0") for i in range(N_SERVERS)]
+    redises, remote = start_redis(child, tmp)
+    servers = [server(i + 1, remote) for i in range(N_SERVERS)]
     proxy = child("haproxy", lambda port: ["haproxy", "-db", "-f", os.path.join(
         HERE, "..", "examples", "cluster", "haproxy.cfg")], lambda port: {
             "HCACHE_LISTEN": f"127.0.0.1:{port}",
@@ -304,14 +373,14 @@ def run(tmp, children):
         HC, "serve", MODEL, "--port", str(port), "--no-reuse"], says=b"ready at http")
     ports = [s.port for s in servers] if a.direct else [proxy.port]
     clients = [guarded(client, i, ports, alone) for i in range(a.clients)]
-    others = [guarded(harm, servers, redis), guarded(watch, redis), guarded(tell)]
+    others = [guarded(harm, servers, redises), guarded(watch, redises), guarded(tell)]
     over.wait(a.minutes * 60)
     over.set()
     for t in others + clients:
         t.join(START_S)
         if t.is_alive():
             fault("a client, the harm or the watch does not end")
-    compare_bytes(servers, redis, tmp)
+    compare_bytes(servers, redises, tmp)
 
 
 def main():
