@@ -11,21 +11,19 @@
  * file PATH.key, makes all of this worthless without that file.
  *
  *     file:    magic [8]  vocabulary [32]  record ...
- *     record:  length u64  short hash u32  n_ids u32  name [32]  sealed ids [n_ids] u32
- *              checksum64 of all that u64                              (little-endian)
- *     length:  bit 63 set; bits 32..62: end of its time, in 16 s since 1970, 0: none; bits 0..31:
- *              bytes of the key
- *     name:    name [14]  owner [6]  end [6]  asked [6]
+ *     record:  length u32  until u32  short hash u32  n_ids u32  name [16]
+ *              client [8]  owner [8]  end [8]  asked [8]
+ *              sealed ids [n_ids] u32  checksum64 of all that u64          (little-endian)
+ *     length:  bytes of the key; 0: the record is dead
+ *     until:   end of its time, in 16 s since 1970; 0: none
  *
- * owner is a hash of the state's salt, end and asked are the beginnings of chunk keys. They say
- * which erasure concerns the record. Earlier builds wrote records without bit 63: their length is
- * that of a key without the secret, and their name has 32 bytes. They can be found, and the first
- * erasure drops them all, because it cannot tell whom they belong to.
+ * name is the beginning of the name. client and owner are hashes of the salt and of the state's
+ * salt; end and asked are the beginnings of chunk keys. They say whose room the record takes, and
+ * which erasure concerns it.
  *
- * Records are appended. A record that is replaced or forgotten is overwritten in place: a dead
- * record has a length of 1, and zeros as name and ids. So the file holds no other entries than the
- * memory does, and forgetting needs no space. The file is rewritten when it has grown to twice the
- * remembered entries. */
+ * Records are appended. A record that is replaced or forgotten is overwritten in place with zeros.
+ * So the file holds no other entries than the memory does, and forgetting needs no space. The file
+ * is rewritten when it has grown to twice the remembered entries. */
 #include "api/answers.h"
 
 #include <errno.h>
@@ -45,36 +43,46 @@
 #include "io/io.h"
 #include "io/io_erase.h"
 
-static const char magic[8] = "HCANSW1\n";
+static const char magic[8] = "HCANSW2\n";
 
 enum {
     HEAD_BYTES = sizeof magic + sizeof(struct sha256),
-    RECORD_HEAD = 8 + 4 + 4 + sizeof(struct sha256),
+    NAME_BYTES = 16,
+    TAG_BYTES = 8,
+    N_TAGS = 4,
+    TAGS_AT = 16 + NAME_BYTES,
+    RECORD_HEAD = TAGS_AT + N_TAGS * TAG_BYTES,
     RECORD_TAIL = 8,
     MAX_IDS = 1 << 24, /* most ids of a record; a larger number means damage */
     SLACK_BYTES = 1 << 20,
     SECRET_BYTES = 32,
-    NAME_BYTES = 14, /* of a record's 32 bytes of name: digest, then three tags */
-    TAG_BYTES = 6,
     UNTIL_UNIT_S = 16,
 };
-
-#define TAGGED (UINT64_C(1) << 63)
 
 struct tag {
     uint8_t b[TAG_BYTES];
 };
 
+enum tag_place { TAG_CLIENT, TAG_OWNER, TAG_END, TAG_ASKED };
+
 struct entry {
-    size_t n; /* bytes of the key; 0: the entry is free */
-    uint64_t used;
+    uint32_t n; /* bytes of the key; 0: the entry is free */
     uint32_t hash;
-    bool is_tagged; /* false: a record of an earlier build */
     uint32_t until; /* end of its time, in UNTIL_UNIT_S; 0: none */
-    struct sha256 name;
+    int client;     /* its client's place */
+    uint64_t used;
+    uint8_t name[NAME_BYTES];
+    struct tag tag[N_TAGS];
     uint64_t offset; /* of its record in the file; 0: the file has none */
     uint32_t *sealed;
     int n_ids;
+};
+
+/* What the entries of one salt take together. */
+struct client {
+    struct tag tag;
+    int n_entries; /* 0: the place is free */
+    size_t bytes;
 };
 
 struct answers {
@@ -85,9 +93,10 @@ struct answers {
     size_t bytes, file_bytes;
     uint8_t secret[SECRET_BYTES];
     struct io *io;
-    struct io_file *file; /* NULL: there is no file */
-    bool is_given_up;     /* the file takes no more records; those in it are still wiped */
-    bool is_stale;        /* a record could not be wiped: the file must be rewritten */
+    struct io_file *file;  /* NULL: there is no file */
+    bool is_given_up;      /* the file takes no more records; those in it are still wiped */
+    bool is_stale;         /* a record could not be wiped: the file must be rewritten */
+    struct client *client; /* [max_entries] */
     struct entry entry[];
 };
 
@@ -114,16 +123,14 @@ struct key {
     size_t n;
 };
 
-/* secret NULL: the key of a record of an earlier build. */
 static struct key key_of(const uint8_t *secret, const char *salt,
                          const struct answers_text *t)
 {
     size_t n_salt = salt != NULL ? strlen(salt) : 0;
-    size_t n_secret = secret != NULL ? SECRET_BYTES : 0;
     return (struct key){
         .part = {(const char *)secret, n_salt > 0 ? salt : "", "", t->text, t->more},
-        .n_part = {n_secret, n_salt, 1, t->n_text, t->n_more},
-        .n = n_secret + n_salt + 1 + t->n_text + t->n_more};
+        .n_part = {SECRET_BYTES, n_salt, 1, t->n_text, t->n_more},
+        .n = SECRET_BYTES + n_salt + 1 + t->n_text + t->n_more};
 }
 
 static struct sha256 digest(const char *tag, const void *bytes, size_t n)
@@ -179,32 +186,24 @@ static struct tag tag_of(const struct sha256 *key)
     return t;
 }
 
-static struct tag owner_tag(const struct answers *m, const char *state_salt)
+/* Returns the tag of a salt; `what` tells a client's from an owner's. */
+static struct tag salt_tag(const struct answers *m, const char *what, const char *salt)
 {
     struct sha256_ctx *c = sha256_begin();
     sha256_field(c, "answer secret", m->secret, sizeof m->secret);
-    sha256_field(c, "answer owner", state_salt != NULL ? state_salt : "",
-                 state_salt != NULL ? strlen(state_salt) : 0);
+    sha256_field(c, what, salt != NULL ? salt : "", salt != NULL ? strlen(salt) : 0);
     struct sha256 d = sha256_end(c);
     return tag_of(&d);
 }
 
-enum tag_place { TAG_OWNER, TAG_END, TAG_ASKED };
-
-static uint8_t *tag_at(struct sha256 *name, enum tag_place which)
+static struct tag owner_tag(const struct answers *m, const char *state_salt)
 {
-    return name->b + NAME_BYTES + (int)which * TAG_BYTES;
+    return salt_tag(m, "answer owner", state_salt);
 }
 
 static bool has_tag(const struct entry *e, enum tag_place which, const struct tag *t)
 {
-    const uint8_t *at = e->name.b + NAME_BYTES + (int)which * TAG_BYTES;
-    return e->is_tagged && memcmp(at, t->b, sizeof t->b) == 0;
-}
-
-static bool has_name(const struct entry *e, const struct sha256 *name)
-{
-    return memcmp(&e->name, name, e->is_tagged ? NAME_BYTES : sizeof *name) == 0;
+    return memcmp(&e->tag[which], t, sizeof *t) == 0;
 }
 
 /* Seals ids. Sealing sealed ids again gives the ids back. */
@@ -232,10 +231,12 @@ static size_t record_bytes(const struct entry *e)
 static void record_encode(const struct entry *e, uint8_t *r)
 {
     size_t n = record_bytes(e);
-    put_u64(r, e->is_tagged ? TAGGED | (uint64_t)e->until << 32 | e->n : e->n);
+    put_u32(r, e->n);
+    put_u32(r + 4, e->until);
     put_u32(r + 8, e->hash);
     put_u32(r + 12, (uint32_t)e->n_ids);
-    memcpy(r + 16, &e->name, sizeof e->name);
+    memcpy(r + 16, e->name, sizeof e->name);
+    memcpy(r + TAGS_AT, e->tag, sizeof e->tag);
     for (int i = 0; i < e->n_ids; i++)
         put_u32(r + RECORD_HEAD + 4 * (size_t)i, e->sealed != NULL ? e->sealed[i] : 0);
     put_u64(r + n - RECORD_TAIL, checksum64(r, n - RECORD_TAIL));
@@ -255,7 +256,7 @@ static int write_record(struct io_file *f, const struct entry *e, uint64_t at,
 /* Overwrites the entry's record, if the file has one. */
 static void wipe_record(struct answers *m, const struct entry *e)
 {
-    const struct entry dead = {.n = 1, .n_ids = e->n_ids};
+    const struct entry dead = {.n_ids = e->n_ids};
     if (m->file != NULL && e->offset != 0 &&
         write_record(m->file, &dead, e->offset, NULL) != 0)
         m->is_stale = true;
@@ -263,48 +264,79 @@ static void wipe_record(struct answers *m, const struct entry *e)
 
 static void entry_drop(struct answers *m, struct entry *e)
 {
+    struct client *c = &m->client[e->client];
     wipe_record(m, e);
     m->bytes -= record_bytes(e);
+    c->bytes -= record_bytes(e);
+    c->n_entries--;
     free(e->sealed);
     *e = (struct entry){0};
 }
 
-/* Returns the entry of the same name, else a free entry, else the least recently used one. */
-static struct entry *place_for(struct answers *m, const struct entry *new)
+/* Returns the client with this tag, or a free place that becomes its own. */
+static int client_of(struct answers *m, const struct tag *tag)
 {
-    struct entry *best = &m->entry[0];
+    int at = -1;
     for (int i = 0; i < m->o.max_entries; i++) {
-        struct entry *e = &m->entry[i];
-        if (e->n != 0 && e->is_tagged == new->is_tagged && has_name(e, &new->name))
-            return e;
-        if (best->n != 0 && (e->n == 0 || e->used < best->used))
-            best = e;
+        if (m->client[i].n_entries == 0)
+            at = at < 0 ? i : at;
+        else if (memcmp(&m->client[i].tag, tag, sizeof *tag) == 0)
+            return i;
     }
-    return best;
+    m->client[at] = (struct client){.tag = *tag};
+    return at;
 }
 
-static struct entry *oldest(struct answers *m)
+/* Drops the least recently used entry of the client who has the most: the most bytes, or the most
+ * entries. So a client who fills the room drops answers of its own. */
+static void drop_one(struct answers *m, bool by_bytes)
 {
-    struct entry *best = NULL;
+    int most = 0;
+    for (int i = 1; i < m->o.max_entries; i++) {
+        const struct client *c = &m->client[i], *best = &m->client[most];
+        if (by_bytes ? c->bytes > best->bytes : c->n_entries > best->n_entries)
+            most = i;
+    }
+    struct entry *oldest = NULL;
     for (int i = 0; i < m->o.max_entries; i++) {
         struct entry *e = &m->entry[i];
-        if (e->n != 0 && (best == NULL || e->used < best->used))
-            best = e;
+        if (e->n != 0 && e->client == most && (oldest == NULL || e->used < oldest->used))
+            oldest = e;
     }
-    return best;
+    entry_drop(m, oldest);
+}
+
+/* Returns the entry of that name, or a free one if there is none of the name, or NULL. */
+static struct entry *place_for(struct answers *m, const uint8_t *name)
+{
+    struct entry *free_one = NULL;
+    for (int i = 0; i < m->o.max_entries; i++) {
+        struct entry *e = &m->entry[i];
+        if (e->n == 0)
+            free_one = free_one == NULL ? e : free_one;
+        else if (memcmp(e->name, name, sizeof e->name) == 0)
+            return e;
+    }
+    return free_one;
 }
 
 /* Adds an entry, which then owns new->sealed. The entry is within the bound on all entries. Returns
  * its place. */
 static struct entry *remember(struct answers *m, const struct entry *new)
 {
-    struct entry *e = place_for(m, new);
-    if (e->n != 0)
+    struct entry *e = place_for(m, new->name);
+    if (e != NULL && e->n != 0)
         entry_drop(m, e);
+    if (e == NULL)
+        drop_one(m, false);
     while (m->bytes + record_bytes(new) > m->o.max_bytes)
-        entry_drop(m, oldest(m));
+        drop_one(m, true);
+    e = place_for(m, new->name);
     *e = *new;
     e->used = ++m->clock;
+    e->client = client_of(m, &e->tag[TAG_CLIENT]);
+    m->client[e->client].n_entries++;
+    m->client[e->client].bytes += record_bytes(e);
     m->bytes += record_bytes(e);
     return e;
 }
@@ -425,26 +457,19 @@ static size_t read_record(const uint8_t *p, size_t n, struct entry *out)
     *out = (struct entry){0};
     if (n < RECORD_HEAD + RECORD_TAIL || get_u32(p + 12) > MAX_IDS)
         return 0;
-    uint64_t length = get_u64(p);
-    out->is_tagged = (length & TAGGED) != 0;
-    out->until = out->is_tagged ? (uint32_t)(length >> 32) & INT32_MAX : 0;
-    out->n = out->is_tagged ? (uint32_t)length : (size_t)length;
+    out->n = get_u32(p);
+    out->until = get_u32(p + 4);
     out->hash = get_u32(p + 8);
     out->n_ids = (int)get_u32(p + 12);
-    memcpy(&out->name, p + 16, sizeof out->name);
+    memcpy(out->name, p + 16, sizeof out->name);
+    memcpy(out->tag, p + TAGS_AT, sizeof out->tag);
     size_t all = record_bytes(out);
-    if (all > n || out->n == 0 ||
-        checksum64(p, all - RECORD_TAIL) != get_u64(p + all - RECORD_TAIL))
+    if (all > n || checksum64(p, all - RECORD_TAIL) != get_u64(p + all - RECORD_TAIL))
         return 0;
     out->sealed = xmalloc(((size_t)out->n_ids + 1) * sizeof *out->sealed);
     for (int i = 0; i < out->n_ids; i++)
         out->sealed[i] = get_u32(p + RECORD_HEAD + 4 * (size_t)i);
     return all;
-}
-
-static bool is_dead(const struct entry *e)
-{
-    return e->n == 1 && !e->is_tagged;
 }
 
 /* Enters the records of the file's bytes. Returns where the first damaged one begins: behind it the
@@ -456,9 +481,9 @@ static size_t load_records(struct answers *m, const uint8_t *bytes, size_t n,
     struct entry e;
     for (; (step = read_record(bytes + at, n - at, &e)) > 0; at += step) {
         e.offset = at;
-        if (is_dead(&e)) {
+        if (e.n == 0) {
             free(e.sealed);
-        } else if (record_bytes(&e) > m->o.max_bytes || (e.is_tagged && !has_secret)) {
+        } else if (record_bytes(&e) > m->o.max_bytes || !has_secret) {
             wipe_record(m, &e);
             free(e.sealed);
         } else {
@@ -538,6 +563,7 @@ int answers_open(const struct answers_opts *o, struct answers **out, struct err 
     bool has_secret = false;
     pthread_mutex_init(&m->lock, NULL);
     m->o = *o;
+    m->client = xcalloc((size_t)o->max_entries, sizeof *m->client);
     m->io = io_pread_open();
     if (o->path != NULL)
         m->path = xstrdup(o->path);
@@ -563,6 +589,7 @@ void answers_close(struct answers *m)
         free(m->entry[i].sealed);
     io_close(m->io);
     pthread_mutex_destroy(&m->lock);
+    free(m->client);
     free(m->path);
     free(m);
 }
@@ -599,19 +626,18 @@ void answers_put(struct answers *m, const char *salt, const struct answers_text 
     const struct key key = key_of(m->secret, salt, text);
     struct key_hash hash = {.k = &key};
     int n_ids = ids->n_prompt + ids->n_answer;
-    struct entry new = {.n = key.n,
+    struct entry new = {.n = (uint32_t)key.n,
                         .n_ids = n_ids,
                         .hash = hash_to(&hash, key.n),
-                        .is_tagged = true,
                         .until = until_of(m->o.ttl_s > 0 && of->ttl_s > 0
                                               ? MIN(m->o.ttl_s, of->ttl_s)
-                                              : MAX(m->o.ttl_s, of->ttl_s))};
-    struct sha256 seal = digest_key(&key, key.n);
-    struct tag owner = owner_tag(m, of->state_salt);
-    new.name = name_of(&seal);
-    memcpy(tag_at(&new.name, TAG_OWNER), owner.b, TAG_BYTES);
-    memcpy(tag_at(&new.name, TAG_END), of->end.b, TAG_BYTES);
-    memcpy(tag_at(&new.name, TAG_ASKED), of->asked.b, TAG_BYTES);
+                                              : MAX(m->o.ttl_s, of->ttl_s)),
+                        .tag = {[TAG_CLIENT] = salt_tag(m, "answer client", salt),
+                                [TAG_OWNER] = owner_tag(m, of->state_salt),
+                                [TAG_END] = tag_of(&of->end),
+                                [TAG_ASKED] = tag_of(&of->asked)}};
+    struct sha256 seal = digest_key(&key, key.n), name = name_of(&seal);
+    memcpy(new.name, name.b, sizeof new.name);
     if (record_bytes(&new) > m->o.max_bytes || key.n > UINT32_MAX)
         return;
     new.sealed = mem_try(((size_t)n_ids + 1) * sizeof *new.sealed);
@@ -643,15 +669,13 @@ static int by_length(const void *a, const void *b)
 
 /* Hashes those beginnings of the key that have the length of an entry, the shortest first. The
  * caller frees *out. */
-static int hash_beginnings(struct answers *m, const struct key *key, bool is_tagged,
-                           struct beginning **out)
+static int hash_beginnings(struct answers *m, const struct key *key, struct beginning **out)
 {
     struct beginning *list = xcalloc((size_t)m->o.max_entries + 1, sizeof *list);
     int n_list = 0;
     pthread_mutex_lock(&m->lock);
     for (int i = 0; i < m->o.max_entries; i++) {
-        if (m->entry[i].n != 0 && m->entry[i].n <= key->n &&
-            m->entry[i].is_tagged == is_tagged)
+        if (m->entry[i].n != 0 && m->entry[i].n <= key->n)
             list[n_list++].n = m->entry[i].n;
     }
     pthread_mutex_unlock(&m->lock);
@@ -665,17 +689,15 @@ static int hash_beginnings(struct answers *m, const struct key *key, bool is_tag
 
 /* [lock] Returns the longest entry whose short hash equals that of a beginning of the text. Entries
  * longer than n count as tried, and of those with this length the first n_tried places. */
-static struct entry *candidate(struct answers *m, bool is_tagged,
-                               const struct beginning *list, int n_list, size_t n,
-                               int n_tried)
+static struct entry *candidate(struct answers *m, const struct beginning *list, int n_list,
+                               size_t n, int n_tried)
 {
     struct entry *best = NULL;
     for (int i = 0; i < m->o.max_entries; i++) {
         struct entry *e = &m->entry[i];
         const struct beginning key = {.n = e->n}, *found;
         bool is_tried = e->n > n || (e->n == n && i < n_tried);
-        if (e->n == 0 || e->is_tagged != is_tagged || is_tried ||
-            (best != NULL && e->n <= best->n))
+        if (e->n == 0 || is_tried || (best != NULL && e->n <= best->n))
             continue;
         found = bsearch(&key, list, (size_t)n_list, sizeof *list, by_length);
         if (found != NULL && found->hash == e->hash)
@@ -684,29 +706,30 @@ static struct entry *candidate(struct answers *m, bool is_tagged,
     return best;
 }
 
-/* Finds the longest beginning among the entries of one kind. */
-static bool find_among(struct answers *m, const struct key *key, bool is_tagged,
-                       size_t n_text, size_t *n_found, int32_t **ids, int *n_ids)
+bool answers_find(struct answers *m, const char *salt, const char *text, size_t n_text,
+                  size_t *n_found, int32_t **ids, int *n_ids)
 {
+    const struct answers_text t = {.text = text, .n_text = n_text};
+    const struct key key = key_of(m->secret, salt, &t);
     struct beginning *list;
-    int n_list = hash_beginnings(m, key, is_tagged, &list);
+    int n_list = hash_beginnings(m, &key, &list);
     struct entry *e;
     bool found = false;
     pthread_mutex_lock(&m->lock);
-    size_t n = key->n;
+    size_t n = key.n;
     int n_tried = 0;
-    while (!found && (e = candidate(m, is_tagged, list, n_list, n, n_tried)) != NULL) {
+    while (!found && (e = candidate(m, list, n_list, n, n_tried)) != NULL) {
         n = e->n;
         n_tried = (int)(e - m->entry) + 1;
-        struct sha256 seal = digest_key(key, e->n), name = name_of(&seal);
-        if (!has_name(e, &name))
+        struct sha256 seal = digest_key(&key, e->n), name = name_of(&seal);
+        if (memcmp(e->name, name.b, sizeof e->name) != 0)
             continue;
         uint32_t *open = mem_try(((size_t)e->n_ids + 1) * sizeof *open);
         if (open == NULL)
             break; /* without memory the text counts as not remembered */
         found = true;
         e->used = ++m->clock;
-        *n_found = e->n - (key->n - n_text);
+        *n_found = e->n - (key.n - n_text);
         *n_ids = e->n_ids;
         seal_ids(&seal, open, e->sealed, e->n_ids);
         *ids = (int32_t *)open;
@@ -716,32 +739,9 @@ static bool find_among(struct answers *m, const struct key *key, bool is_tagged,
     return found;
 }
 
-bool answers_find(struct answers *m, const char *salt, const char *text, size_t n_text,
-                  size_t *n_found, int32_t **ids, int *n_ids)
-{
-    const struct answers_text t = {.text = text, .n_text = n_text};
-    const struct key key = key_of(m->secret, salt, &t), old_key = key_of(NULL, salt, &t);
-    int32_t *old_ids = NULL;
-    size_t n_old = 0;
-    int n_old_ids = 0;
-    bool found = find_among(m, &key, true, n_text, n_found, ids, n_ids);
-    if (!find_among(m, &old_key, false, n_text, &n_old, &old_ids, &n_old_ids))
-        return found;
-    if (found && n_old <= *n_found) {
-        free(old_ids);
-        return true;
-    }
-    if (found)
-        free(*ids);
-    *n_found = n_old;
-    *ids = old_ids;
-    *n_ids = n_old_ids;
-    return true;
-}
-
 /* --- forgetting ------------------------------------------------------------------------------- */
 
-/* What an erasure concerns. Entries of earlier builds are concerned by all. */
+/* What an erasure concerns. */
 struct erasure {
     struct tag owner;
     const struct sha256 *keys;
@@ -751,7 +751,7 @@ struct erasure {
 
 static bool is_concerned(const struct entry *e, const struct erasure *x)
 {
-    if (!e->is_tagged || (e->until != 0 && e->until <= x->now))
+    if (e->until != 0 && e->until <= x->now)
         return true;
     if (x->n_keys < 0)
         return has_tag(e, TAG_OWNER, &x->owner);
@@ -798,21 +798,8 @@ int answers_forget_keys(struct answers *m, const struct sha256 *keys, int n,
 
 int answers_expire(struct answers *m, struct err *err)
 {
-    if (m == NULL)
-        return 0;
-    uint32_t now = (uint32_t)(clock_wall_s() / UNTIL_UNIT_S);
-    bool any = false;
-    pthread_mutex_lock(&m->lock);
-    for (int i = 0; i < m->o.max_entries; i++) {
-        struct entry *e = &m->entry[i];
-        if (e->n == 0 || e->until == 0 || e->until > now)
-            continue;
-        entry_drop(m, e);
-        any = true;
-    }
-    int rc = any || m->is_stale ? settle(m, err) : 0;
-    pthread_mutex_unlock(&m->lock);
-    return rc;
+    struct erasure x = {.n_keys = 0};
+    return forget(m, &x, err);
 }
 
 static int by_number(const void *a, const void *b)
@@ -856,8 +843,8 @@ int answers_keep_stored(const char *path, bool (*is_stored)(void *arg, const uin
     for (; m.file != NULL && (step = read_record((uint8_t *)text + at, n - at, &e)) > 0;
          at += step) {
         e.offset = at;
-        if (!is_dead(&e) && (!e.is_tagged || (e.until != 0 && e.until <= now) ||
-                             !is_stored(arg, tag_at(&e.name, TAG_END)))) {
+        if (e.n != 0 &&
+            ((e.until != 0 && e.until <= now) || !is_stored(arg, e.tag[TAG_END].b))) {
             wipe_record(&m, &e);
             ++*n_forgotten;
         }

@@ -14,8 +14,8 @@
  * the chunks in which its prompt and its end lie. What is forgotten is overwritten in the file, in
  * place, and durable when the function returns.
  *
- * Conversations of different salts never meet. Entries and bytes are bounded; the least recently
- * used are dropped first. Any thread. */
+ * Conversations of different salts never meet. Entries and bytes are bounded. Where room is missing,
+ * the salt that has the most loses the entry that it used least recently. Any thread. */
 #ifndef API_ANSWERS_H
 #define API_ANSWERS_H
 
@@ -73,9 +73,9 @@ bool answers_find(struct answers *m, const char *salt, const char *text, size_t 
                   size_t *n_found, int32_t **ids, int *n_ids);
 
 /* The functions that forget return 0 when the answers are gone from memory and from the disk. After
- * an error they are gone from memory, and the next call tries the disk again. Each also drops all
- * records of earlier builds, which name no owner. */
-/* Forgets all answers whose state has this salt (NULL: the empty salt). m NULL, also below: nothing
+ * an error they are gone from memory, and the next call tries the disk again.
+ *
+ * Forgets all answers whose state has this salt (NULL: the empty salt). m NULL, also below: nothing
  * is remembered. */
 int answers_forget_owner(struct answers *m, const char *state_salt, struct err *err);
 /* Forgets the answers whose end or prompt lies in one of the chunks. */
@@ -86,10 +86,10 @@ int answers_expire(struct answers *m, struct err *err);
 /* Lists the different numbers of tokens, up to `most`, of the answers whose state has this salt.
  * Returns how many there are; the caller frees *out. */
 int answers_lengths(struct answers *m, const char *state_salt, int most, int **out);
-/* For a file that no process has open: forgets the answers whose end is in no stored chunk, whose
- * time is over, or that an earlier build wrote. is_stored gets the first ANSWERS_KEY_BYTES bytes of
- * the chunk's key. A missing file is no error. */
-enum { ANSWERS_KEY_BYTES = 6 };
+/* For a file that no process has open: forgets the answers whose end is in no stored chunk, or whose
+ * time is over. is_stored gets the first ANSWERS_KEY_BYTES bytes of the chunk's key. A missing file
+ * is no error. */
+enum { ANSWERS_KEY_BYTES = 8 };
 int answers_keep_stored(const char *path, bool (*is_stored)(void *arg, const uint8_t *key),
                         void *arg, int *n_forgotten, struct err *err);
 

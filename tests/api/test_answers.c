@@ -388,15 +388,18 @@ static void put_of(struct answers *m, const char *text, int32_t id, const char *
     answers_put(m, NULL, &t, &(struct answers_ids){.prompt = ids, .n_prompt = 2}, &of);
 }
 
-/* Returns how many of the 16-byte pieces of `old` are in the file, at any place. */
+/* Returns how many of the 16-byte pieces of `old` are in the file, at any place. Zeros do not
+ * count. */
 static int n_pieces_left(const char *old, size_t n_old)
 {
     static char bytes[1 << 16];
     size_t n;
     int n_left = 0;
     bytes_of(bytes, &n);
-    for (size_t i = 40; i + 16 <= n_old; i += 16)
-        n_left += memmem(bytes, n, old + i, 16) != NULL;
+    for (size_t i = 40; i + 16 <= n_old; i += 16) {
+        bool is_zero = memcmp(old + i, (char[16]){0}, 16) == 0;
+        n_left += !is_zero && memmem(bytes, n, old + i, 16) != NULL;
+    }
     return n_left;
 }
 
@@ -490,11 +493,9 @@ static void answers_have_their_time(void **state)
     answers_close(m);
     static char bytes[1 << 16];
     bytes_of(bytes, &n);
-    uint64_t length = get_u64((uint8_t *)bytes + 40);
-    assert_true((length >> 63) == 1 && ((length >> 32) & INT32_MAX) > 0);
-    put_u64((uint8_t *)bytes + 40,
-            (length & ~((uint64_t)INT32_MAX << 32)) | (uint64_t)1 << 32);
-    size_t n_record = 16 + 32 + 2 * 4;
+    assert_true(get_u32((uint8_t *)bytes + 44) > 0);
+    put_u32((uint8_t *)bytes + 44, 1);
+    size_t n_record = 16 + 16 + 4 * 8 + 2 * 4;
     put_u64((uint8_t *)bytes + 40 + n_record, checksum64(bytes + 40, n_record));
     write_bytes(bytes, n);
     m = open_file(10);
@@ -538,59 +539,37 @@ static void the_file_is_salted(void **state)
     answers_close(m);
 }
 
-/* Appends the record that earlier builds wrote: name and seal without a secret, and no tags. */
-static size_t old_record(uint8_t *r, const char *text, int32_t id)
-{
-    uint8_t key[64] = {0};
-    size_t n = strlen(text) + 1; /* the empty salt, a zero byte, the text */
-    memcpy(key + 1, text, n - 1);
-    uint64_t h = 0;
-    for (size_t i = 0; i < n; i++)
-        h = h * 0x9e3779b97f4a7c15u + key[i] + 1;
-    struct sha256_ctx *c = sha256_begin();
-    sha256_field(c, "answer", key, n);
-    struct sha256 seal = sha256_end(c);
-    c = sha256_begin();
-    sha256_field(c, "answer name", &seal, sizeof seal);
-    struct sha256 name = sha256_end(c);
-    uint8_t block[36] = {0};
-    memcpy(block, &seal, 32);
-    c = sha256_begin();
-    sha256_field(c, "answer pad", block, sizeof block);
-    struct sha256 pad = sha256_end(c);
-    put_u64(r, n);
-    put_u32(r + 8, (uint32_t)(h >> 32));
-    put_u32(r + 12, 2);
-    memcpy(r + 16, &name, 32);
-    put_u32(r + 48, (uint32_t)id ^ get_u32(pad.b));
-    put_u32(r + 52, (uint32_t)(id + 1) ^ get_u32(pad.b + 4));
-    put_u64(r + 56, checksum64(r, 56));
-    return 64;
-}
-
-/* Records of an earlier build are read, and the first erasure drops them. */
-static void records_of_earlier_builds_are_read(void **state)
+/* A client who fills the room drops answers of its own, also those that a file brought back: each
+ * other client keeps its share, whichever bound is reached. */
+static void who_has_the_most_makes_room(void **state)
 {
     (void)state;
-    static char bytes[1 << 16];
-    struct err err = {0};
-    size_t n, size;
-    unlink(path);
-    answers_close(open_file(12));
-    bytes_of(bytes, &size);
-    size += old_record((uint8_t *)bytes + size, "an old text", 5);
-    write_bytes(bytes, size);
-    struct answers *m = open_file(12);
-    assert_int_equal(find(m, NULL, "an old text goes on", &n), 5);
-    assert_int_equal(n, 11);
-    put(m, NULL, "an old text goes", 8); /* the longer beginning wins */
-    assert_int_equal(find(m, NULL, "an old text goes on", &n), 8);
-    assert_int_equal(find(m, NULL, "an old text, but", &n), 5);
-    const struct sha256 other = key_of(99);
-    assert_int_equal(answers_forget_keys(m, &other, 1, &err), 0);
-    assert_int_equal(find(m, NULL, "an old text, but", &n), 0);
-    assert_int_equal(find(m, NULL, "an old text goes on", &n), 8);
-    answers_close(m);
+    static const int32_t many[200] = {7};
+    for (int how = 0; how < 3; how++) {
+        bool by_bytes = how == 1, restarts = how == 2;
+        size_t n;
+        char text[32];
+        unlink(path);
+        struct answers *m = by_bytes ? make(64, 4096) : open_file(13);
+        put(m, "quiet", "the only conversation", 5);
+        put(m, "other", "a second one", 6);
+        for (int i = 0; i < 100; i++) {
+            snprintf(text, sizeof text, "flood %d", i);
+            put_ids(m, "loud", text, strlen(text), many, by_bytes ? 200 : 2);
+            if (restarts && i % 30 == 29) {
+                answers_close(m);
+                m = open_file(13);
+            }
+        }
+        assert_int_equal(find(m, "quiet", "the only conversation goes on", &n), 5);
+        assert_int_equal(find(m, "other", "a second one goes on", &n), 6);
+        int32_t *ids;
+        int n_ids;
+        assert_true(answers_find(m, "loud", "flood 99", 8, &n, &ids, &n_ids));
+        free(ids);
+        assert_false(answers_find(m, "loud", "flood 20", 8, &n, &ids, &n_ids));
+        answers_close(m);
+    }
 }
 
 static bool is_first_seven(void *arg, const uint8_t *key)
@@ -681,7 +660,7 @@ int main(void)
         cmocka_unit_test(what_is_forgotten_is_overwritten),
         cmocka_unit_test(answers_have_their_time),
         cmocka_unit_test(the_file_is_salted),
-        cmocka_unit_test(records_of_earlier_builds_are_read),
+        cmocka_unit_test(who_has_the_most_makes_room),
         cmocka_unit_test(collection_keeps_what_is_stored),
         cmocka_unit_test(a_file_that_cannot_be_written_is_told),
         cmocka_unit_test(uses_are_counted),

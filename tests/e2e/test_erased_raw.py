@@ -76,7 +76,6 @@ def test_deleted(image):
     file = upload(server, text["upload"])
     chat = {"messages": [{"role": "user", "content": text["chat"]}], "max_tokens": 5}
     server.post("/v1/chat/completions", chat)
-    server.post("/v1/completions", {"prompt": text["expired"], "max_tokens": 5, "cache_ttl": 1})
     server.post("/v1/cache/flush", {})
     ids = [struct.pack("<10i", *server.post("/tokenize", {"content": t})[2]["tokens"][30:40]) for t in text.values()]
     needles = [w.encode() for w in words.values()]
@@ -84,6 +83,8 @@ def test_deleted(image):
     check("the raw disk has the texts", image.count(*needles) >= 3)
     check("the raw disk has the tokens", image.count(*ids) >= 3)
     check("the raw disk has the state", len(state) == 12 and image.count(*state) == len(state), len(state))
+    server.post("/v1/completions", {"prompt": text["expired"], "max_tokens": 5, "cache_ttl": 1})
+    server.post("/v1/cache/flush", {})
 
     item = server.request("GET", f"/v1/conversations/{talk}/items?order=asc")[2]["data"][0]["id"]
     equal("an item is removed", server.request("DELETE", f"/v1/conversations/{talk}/items/{item}")[0], 200)
