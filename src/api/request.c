@@ -44,7 +44,7 @@ enum field_kind {
 };
 
 struct field {
-    const char *name;
+    const char *name; /* or several names with blanks between */
     enum field_kind kind;
     double lo, hi;
     size_t offset;
@@ -108,28 +108,14 @@ static const struct field fields[] = {
     {"tools", F_LIST, 0, 128, AT(tools), REQUEST_CHAT | RESP | MSGS, "functions that may be called"},
     {"tool_choice", F_CHOICE, 0, 0, 0, REQUEST_CHAT | RESP | MSGS, "auto, none, required (any), allowed_tools, or a function"},
     {"chat_template_kwargs", F_TREE, 0, 0, AT(kwargs), REQUEST_CHAT | RESP | MSGS, "variables of the template"},
-    {"functions", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
-    {"function_call", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
     {"logit_bias", F_BIAS, -100, 100, AT(logit_bias), BOTH, "by token id: added to its logit"},
     {"frequency_penalty", F_REAL, -2, 2, AT(frequency_penalty), BOTH, "subtracted from a token's logit for each time it occurs in the answer"},
     {"presence_penalty", F_REAL, -2, 2, AT(presence_penalty), BOTH, "subtracted from a token's logit if it occurs in the answer"},
     {"repetition_penalty", F_REAL, 0.01, 100, AT(repetition_penalty), BOTH, "makes tokens that occur in prompt or answer less likely by this factor; 1: no penalty"},
     {"stop_token_ids", F_IDS, 0, HCACHE_MAX_STOP_IDS, AT(stop_ids), BOTH, "tokens that end the answer"},
     {"min_tokens", F_INT, 0, 1 << 24, AT(min_tokens), BOTH, "least tokens of the answer"},
-    {"length_penalty", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
-    {"best_of", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
-    {"use_beam_search", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"echo", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"suffix", F_NEUTRAL, 0, 0, 0, REQUEST_COMPLETION, "not supported"},
-    {"audio", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
-    {"prediction", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
-    {"background", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
-    {"prompt", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
     {"max_tool_calls", F_EXTRA, 0, 0, 0, RESP, "ignored: it counts calls of built-in tools, and there are none"},
-    {"top_logprobs", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
-    {"context_management", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
     {"context_management", F_EDITS, 0, 0, 0, MSGS, "edits of the types clear_thinking_20251015 and clear_tool_uses_20250919"},
-    {"moderation", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
     {"include", F_IGNORED, 0, 0, 0, RESP, "ignored: the answer never has the requested parts"},
     {"truncation", F_STRING, 1, 64, AT(truncation), BOTH | RESP | MSG, "auto, disabled, or numbers in the form of --truncate; in a conversation auto is the default"},
     {"reasoning", F_EFFORT, 0, 0, 0, REQUEST_CHAT | RESP, "{\"effort\": ...}, which the template gets as reasoning_effort; max_tokens: most tokens of the thought"},
@@ -141,109 +127,70 @@ static const struct field fields[] = {
     {"output_config", F_CONFIG, 0, 0, 0, MSGS, "{\"effort\": ..., \"format\": ...}: the template's reasoning_effort, and the form of the answer"},
     {"modalities", F_IGNORED, 0, 0, 0, REQUEST_CHAT, "ignored: only text is generated"},
     {"parallel_tool_calls", F_ONE, 0, 0, 0, REQUEST_CHAT | RESP, "false: a wanted call is the only one"},
-    {"user", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored"},
     {"metadata", F_IGNORED, 0, 0, 0, BOTH | MSG, "ignored"},
     {"store", F_IGNORED, 0, 0, 0, BOTH, "ignored"},
     {"service_tier", F_IGNORED, 0, 0, 0, GEN, "ignored"},
-    {"safety_identifier", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored"},
     {"prompt_cache_key", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored: prefixes are found by content"},
     {"prompt_cache_retention", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored: state is kept until room is needed"},
     {"client_metadata", F_EXTRA, 0, 0, 0, RESP | REQUEST_CHAT, "ignored"},
     {"prompt_cache_options", F_EXTRA, 0, 0, 0, BOTH | RESP, "ignored: prefixes are found by content"},
-    {"safeguards", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
-    {"speed", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
-    {"inference_geo", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
-    {"diagnostics", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
-    {"betas", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
-    {"user_profile_id", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
-    {"fallbacks", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
-    {"id_slot", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
-    {"slot_id", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
-    {"timings_per_token", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
-    {"return_progress", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
-    {"return_tokens", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
-    {"samplers", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
-    {"n_keep", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
-    {"t_max_predict_ms", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
-    {"reasoning_format", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
-    {"parse_tool_calls", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
-    {"response_fields", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
-    {"skip_special_tokens", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
-    {"spaces_between_special_tokens", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
-    {"request_id", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
-    {"return_tokens_as_token_ids", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
-    {"return_token_ids", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
-    {"include_reasoning", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
-    {"kv_transfer_params", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
-    {"vllm_xargs", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
-    {"mm_processor_kwargs", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
-    {"allowed_local_media_path", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
-    {"separate_reasoning", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
-    {"stream_reasoning", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
-    {"rid", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
-    {"provider", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
-    {"models", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
-    {"route", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
-    {"transforms", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
-    {"usage", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
-    {"preset", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
-    {"session_id", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
-    {"trace", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
-    {"debug", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
     {"keep_alive", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of Ollama"},
-    {"guided_decoding_backend", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"guided_whitespace_pattern", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"structural_tag", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
     {"regex", F_FORM, HCACHE_FORM_REGEX, 0, 0, BOTH, "same as guided_regex"},
-    {"ebnf", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"lora", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"lora_path", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"images", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"image_data", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"documents", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"chat_template", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"continue_final_message", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"include_stop_str_in_output", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"truncate_prompt_tokens", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"prompt_logprobs", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"allowed_token_ids", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"bad_words", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"no_stop_trim", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"plugins", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"web_search_options", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
     {"thinking_token_budget", F_BUDGET, 0, 0, 0, REQUEST_CHAT, "most tokens of the thought; then the answer begins"},
     {"thinking_budget", F_BUDGET, 0, 0, 0, REQUEST_CHAT, "same as thinking_token_budget"},
-    {"thinking_token_budget", F_NEUTRAL, 0, 0, 0, REQUEST_COMPLETION, "not supported"},
-    {"logits_processors", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"custom_logit_processor", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"n_probs", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"post_sampling_probs", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"mirostat", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"mirostat_tau", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"mirostat_eta", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"dynatemp_range", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"xtc_probability", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"dry_multiplier", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"top_a", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"thinking_forced_open", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"typical_p", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
-    {"tfs_z", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
     {"repeat_last_n", F_NEUTRAL, 64, 0, 0, BOTH, "not supported"},
     {"add_generation_prompt", F_TRUE, 0, 0, 0, BOTH, "only true is supported"},
     {"repeat_penalty", F_REAL, 0.01, 100, AT(repetition_penalty), BOTH, "same as repetition_penalty"},
+    {"functions function_call audio prediction", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
+    {"length_penalty best_of typical_p tfs_z", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
+    {"use_beam_search echo guided_decoding_backend guided_whitespace_pattern "
+     "structural_tag ebnf lora lora_path images image_data documents chat_template "
+     "continue_final_message include_stop_str_in_output truncate_prompt_tokens "
+     "prompt_logprobs allowed_token_ids bad_words no_stop_trim plugins web_search_options "
+     "logits_processors custom_logit_processor n_probs post_sampling_probs mirostat "
+     "mirostat_tau mirostat_eta dynatemp_range xtc_probability dry_multiplier top_a "
+     "thinking_forced_open", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"suffix thinking_token_budget", F_NEUTRAL, 0, 0, 0, REQUEST_COMPLETION, "not supported"},
+    {"background prompt top_logprobs context_management moderation", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
+    {"user safety_identifier", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored"},
+    {"safeguards speed inference_geo diagnostics betas user_profile_id fallbacks", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
+    {"id_slot slot_id timings_per_token return_progress return_tokens samplers n_keep "
+     "t_max_predict_ms reasoning_format parse_tool_calls response_fields", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"skip_special_tokens spaces_between_special_tokens request_id "
+     "return_tokens_as_token_ids return_token_ids include_reasoning kv_transfer_params "
+     "vllm_xargs mm_processor_kwargs allowed_local_media_path separate_reasoning "
+     "stream_reasoning rid", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of vLLM or SGLang"},
+    {"provider models route transforms usage preset session_id trace debug", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of OpenRouter"},
     {"cache_prompt", F_IGNORED, 0, 0, 0, BOTH, "ignored: prefixes are found by content"},
 };
 /* clang-format on */
 
 enum { N_FIELDS = sizeof fields / sizeof fields[0] };
 
-static const struct field *find(const char *name, unsigned kind)
+/* Returns the next name of a row from *at on, and its bytes in *n; NULL: there is none. */
+static const char *next_name(const char **at, size_t *n)
+{
+    const char *name = *at + (**at == ' ');
+    *n = strcspn(name, " ");
+    *at = name + *n;
+    return *n > 0 ? name : NULL;
+}
+
+/* Copies the row of a field, with that name alone, which is borrowed. Returns false if there is no
+ * such field. */
+static bool find(const char *name, size_t n, unsigned kind, struct field *out)
 {
     for (int i = 0; i < N_FIELDS; i++) {
-        if ((fields[i].where & kind) != 0 && strcmp(fields[i].name, name) == 0)
-            return &fields[i];
+        const char *at = fields[i].name, *one;
+        size_t len;
+        while ((fields[i].where & kind) != 0 && (one = next_name(&at, &len)) != NULL)
+            if (len == n && memcmp(one, name, n) == 0) {
+                *out = fields[i];
+                out->name = name;
+                return true;
+            }
     }
-    return NULL;
+    return false;
 }
 
 /* --- faults ----------------------------------------------------------------------------------- */
@@ -591,10 +538,9 @@ int request_ids(const struct json *list, const char *name, int32_t **out, int *n
 
 int request_metadata(const struct json *v, const struct json **out, struct fault *f)
 {
+    static const struct field d = {.name = "metadata", .hi = 16};
     *out = NULL;
-    return json_kind(v) == JSON_KIND_NULL
-               ? 0
-               : read_pairs(find("metadata", REQUEST_RESPONSE), v, out, f);
+    return json_kind(v) == JSON_KIND_NULL ? 0 : read_pairs(&d, v, out, f);
 }
 
 static bool is_neutral(const struct field *d, const struct json *v)
@@ -776,13 +722,8 @@ void request_note_prompt(struct gen_params *p, const char *text, size_t n)
 
 bool request_ignores(unsigned kind, const char *name, size_t n)
 {
-    for (int i = 0; i < N_FIELDS; i++) {
-        const struct field *d = &fields[i];
-        if ((d->where & kind) != 0 && (d->kind == F_IGNORED || d->kind == F_EXTRA) &&
-            strlen(d->name) == n && memcmp(d->name, name, n) == 0)
-            return true;
-    }
-    return false;
+    struct field d;
+    return find(name, n, kind, &d) && (d.kind == F_IGNORED || d.kind == F_EXTRA);
 }
 
 /* Returns 1 + the number of answers in a chat's messages; 0: there are no messages. */
@@ -822,6 +763,23 @@ static int read_truncation(struct gen_params *p, struct fault *f)
     return 0;
 }
 
+/* Reads the members of a body, or of an object of options in it. */
+static int read_members(const struct json *object, unsigned kind, struct gen_params *out,
+                        struct fault *f)
+{
+    struct json_iter it = json_begin(object);
+    struct field d;
+    while (json_next(&it)) {
+        if (!find(it.key, strlen(it.key), kind, &d))
+            return fault_set(f, 400, "unknown_parameter", it.key,
+                             "unknown parameter '%.100s'", it.key);
+        if (json_kind(it.value) != JSON_KIND_NULL && /* null counts as absent */
+            read_field(&d, it.value, out, f) != 0)
+            return -1;
+    }
+    return 0;
+}
+
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f)
 {
@@ -837,17 +795,8 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
     if (json_kind(body) != JSON_KIND_OBJECT)
         return fault_set(f, 400, NULL, NULL, "the body must be a JSON object, it is %-s",
                          json_kind_name(body));
-    struct json_iter it = json_begin(body);
-    while (json_next(&it)) {
-        const struct field *d = find(it.key, kind);
-        if (d == NULL)
-            return fault_set(f, 400, "unknown_parameter", it.key,
-                             "unknown parameter '%.100s'", it.key);
-        if (json_kind(it.value) == JSON_KIND_NULL)
-            continue; /* the field is treated as absent */
-        if (read_field(d, it.value, out, f) != 0)
-            return -1;
-    }
+    if (read_members(body, kind, out, f) != 0)
+        return -1;
     if (out->max_completion_tokens >= 0)
         out->max_tokens = out->max_completion_tokens;
     if (out->top_k < 0)
@@ -914,8 +863,13 @@ struct json *request_schema(unsigned kind)
 {
     struct json *o = json_new_object();
     for (int i = 0; i < N_FIELDS; i++) {
-        if ((fields[i].where & kind) != 0)
-            json_put(o, fields[i].name, field_schema(&fields[i]));
+        const char *at = fields[i].name, *name;
+        size_t n;
+        while ((fields[i].where & kind) != 0 && (name = next_name(&at, &n)) != NULL) {
+            char one[64];
+            snprintf(one, sizeof one, "%.*s", (int)n, name);
+            json_put(o, one, field_schema(&fields[i]));
+        }
     }
     return o;
 }

@@ -35,7 +35,7 @@ struct gen_params {
     /* The tools that an answer may call, if not all of `tools` are in the prompt; NULL: all are. */
     const struct json *offered;
     const struct json *kwargs; /* arguments of the chat template */
-    /* Fields and tools that change nothing here; each has a static name. */
+    /* Fields and tools that change nothing here; their names are the JSON tree's, or static. */
     const char *ignored[REQUEST_MAX_IGNORED];
     int n_ignored;
     char unshown
@@ -94,7 +94,7 @@ struct gen_params {
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f);
 
-/* Notes something that changes nothing, once. The name is static. */
+/* Notes something that changes nothing, once. The name is static, or the JSON tree's. */
 void request_note_ignored(struct gen_params *p, const char *name);
 /* Keeps the end of the prompt's text. */
 void request_note_prompt(struct gen_params *p, const char *text, size_t n);
