@@ -206,7 +206,9 @@ enum { HCACHE_MAX_FILE_TYPES = 16 };
 
 /* Description of the model. The strings live as long as the struct hcache. */
 struct hcache_model_info {
-    const char *name; /* the name in the metadata of a GGUF file; NULL: none */
+    const char *name;          /* the name in the metadata of a GGUF file; NULL: none */
+    const char *chat_template; /* its text; NULL: none */
+    const char *bos, *eos;     /* texts of these tokens; NULL: none, or no chat template */
     const char *family;
     const char *dtype;  /* type of saved state */
     const char *format; /* "safetensors", "gguf", "packed" or "synth" */
@@ -218,7 +220,9 @@ struct hcache_model_info {
         const char *name; /* name of the type, such as "Q4_1" or "bf16" */
         int n_tensors;
     } file_types[HCACHE_MAX_FILE_TYPES];
-    int n_layers, vocab_size, max_context;
+    int n_layers, n_embd, vocab_size, max_context;
+    int64_t n_params;
+    uint64_t weights_bytes;        /* in memory */
     int64_t max_history;           /* maximum tokens of a prompt that is truncated */
     size_t hidden_bytes, kv_bytes; /* bytes of saved state per token and layer */
     bool has_tokenizer, has_chat_template;

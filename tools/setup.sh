@@ -98,8 +98,9 @@ make_rest() {
 }
 make_venv() {
     local want=("openai>=2.0" "anthropic>=0.70" "selenium>=4.20" "jsonschema>=4.23"
-                "claude-agent-sdk==0.2.189" "openai-codex-cli-bin==0.163.0")
-    .venv/bin/python -c 'import openai, anthropic, jsonschema, claude_agent_sdk, codex_cli_bin
+                "claude-agent-sdk==0.2.189" "openai-codex-cli-bin==0.163.0"
+                "ollama>=0.6" "langchain-ollama>=1.0" "litellm>=1.80")
+    .venv/bin/python -c 'import openai, anthropic, jsonschema, claude_agent_sdk, codex_cli_bin, ollama, langchain_ollama, litellm
 import selenium.webdriver.chrome.service' 2>/dev/null && return 0
     echo "setup: making .venv"
     python3 -m venv .venv && .venv/bin/python -m pip install -q "${want[@]}" || fail "could not make .venv"

@@ -114,6 +114,16 @@ bool dialog_has_thoughts(const struct dialog *k)
     return chat_abilities(k->template).thoughts;
 }
 
+const char *dialog_bos(const struct dialog *k)
+{
+    return k != NULL ? k->bos : NULL;
+}
+
+const char *dialog_eos(const struct dialog *k)
+{
+    return k != NULL ? k->eos : NULL;
+}
+
 /* In some models requests with tools have a template of their own. */
 static const struct chat_template *template_for(const struct dialog *k,
                                                 const struct chat_request *r)

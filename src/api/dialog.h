@@ -23,6 +23,10 @@ bool dialog_has_tools(const struct dialog *k);
 bool dialog_declares_tools(const struct dialog *k); /* as in hcache_model_info */
 bool dialog_has_thoughts(const struct dialog *k);   /* the template knows thoughts */
 
+/* Return the texts of these tokens; NULL: there is none. k NULL: there are none. */
+const char *dialog_bos(const struct dialog *k);
+const char *dialog_eos(const struct dialog *k);
+
 /* Renders a chat: see hcache_chat_render_parsed. */
 int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char **text,
                   size_t *n_text, struct err *err);

@@ -165,9 +165,10 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                   uint64_t seed, struct hcache_err *err)
 {
     const struct gen_params *p = &g->params;
-    int64_t max = p->max_tokens >= 0              ? p->max_tokens
-                  : p->kind != REQUEST_COMPLETION ? max_context - prompt->n
-                                                  : MIN(max_context - prompt->n, 16);
+    int64_t max = p->max_tokens >= 0 ? p->max_tokens
+                  : p->kind != REQUEST_COMPLETION || p->fills
+                      ? max_context - prompt->n
+                      : MIN(max_context - prompt->n, 16);
     if (truncation->ratio == 0 && max > max_context - prompt->n)
         g->max_tokens = max = max_context - prompt->n;
     if (truncation->ratio > 0 && p->max_tokens < 0 && max < max_context / 2)
@@ -303,6 +304,11 @@ const struct client *generation_client(const struct generation *g)
 bool generation_is_stream(const struct generation *g)
 {
     return g->params.stream;
+}
+
+bool generation_has_lines(const struct generation *g)
+{
+    return g->dialect->lines;
 }
 
 bool generation_has_ended(struct generation *g)

@@ -29,6 +29,7 @@ struct dialect {
     void (*end)(struct generation *g, struct choice *ch, struct textbuf *out);
     void (*close)(struct generation *g, struct textbuf *out);
     void (*fault)(struct generation *g, const struct fault *f, struct textbuf *out);
+    bool lines; /* a stream is lines of JSON; false: server-sent events */
     /* Makes the answer durable. Called when every choice has ended well, and before the client
      * receives the end. Returns 0, or -1 with *f. */
     int (*keep)(struct generation *g, struct fault *f);
@@ -48,6 +49,8 @@ int generation_start(const struct client *c, const struct dialect *dialect, void
 const struct client *generation_client(const struct generation *g);
 
 bool generation_is_stream(const struct generation *g);
+/* Returns whether a stream is lines of JSON. */
+bool generation_has_lines(const struct generation *g);
 /* Returns whether all choices have ended, so an answer can be made. */
 bool generation_has_ended(struct generation *g);
 /* Returns whether all of a stream has been written. */

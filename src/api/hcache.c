@@ -301,6 +301,13 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
         .name = h->tokenizer != NULL ? tokenizer_model_name(h->tokenizer) : NULL,
         .format = model_format(m),
         .held = dtype_name(m->w.dtype),
+        .chat_template = h->tokenizer != NULL ? tokenizer_chat_template(h->tokenizer)
+                                              : NULL,
+        .bos = dialog_bos(h->dialog),
+        .eos = dialog_eos(h->dialog),
+        .n_embd = m->cfg.n_embd,
+        .n_params = config_params(&m->cfg),
+        .weights_bytes = m->w.bytes,
         .n_layers = m->cfg.n_layers,
         .vocab_size = m->cfg.vocab_size,
         .max_context = context_of(h),

@@ -37,6 +37,8 @@ enum field_kind {
     F_THINKING, /* {"type": "enabled" | "disabled" | "adaptive"} */
     F_CONFIG,   /* output_config: {"effort", "format"} */
     F_EDITS,    /* context_management: {"edits": [...]} */
+    F_JSON,     /* "json", or a JSON schema */
+    F_NESTED,   /* an object of fields of the kind `lo` */
     F_TRUE,     /* only true is supported, or leaving it out */
     /* Not supported, but a neutral value is accepted: null, false, "none", an empty list or object,
      * or the number `lo`. */
@@ -57,13 +59,15 @@ struct field {
 #define MSG   REQUEST_MESSAGE
 #define MSGS  (REQUEST_MESSAGE | REQUEST_COUNT)
 #define GEN   (BOTH | RESP | MSG) /* all kinds of requests that generate */
+#define OLL   REQUEST_OLLAMA
+#define OPT   REQUEST_OPTIONS
 #define ANY   (GEN | REQUEST_COUNT)
 #define AT(f) offsetof(struct gen_params, f)
 
 /* clang-format off */
 static const struct field fields[] = {
-    {"model", F_STRING, 0, 256, AT(model), ANY, "the name that /v1/models shows"},
-    {"messages", F_TREE, 0, 0, AT(messages), REQUEST_CHAT | MSGS, "the conversation"},
+    {"model", F_STRING, 0, 256, AT(model), ANY | OLL, "the name that /v1/models shows"},
+    {"messages", F_TREE, 0, 0, AT(messages), REQUEST_CHAT | MSGS | OLL, "the conversation"},
     {"prompt", F_TREE, 0, 0, AT(prompt), REQUEST_COMPLETION, "a text, token ids, or a list of either"},
     {"input", F_TREE, 0, 0, AT(prompt), RESP, "a text, or a list of items"},
     {"instructions", F_BYTES, 0, 1 << 24, AT(instructions), RESP, "the system's message"},
@@ -78,12 +82,12 @@ static const struct field fields[] = {
     {"n_predict", F_INT, -1, 1 << 24, AT(max_tokens), BOTH, "same as max_tokens"},
     {"max_completion_tokens", F_INT, -1, 1 << 24, AT(max_completion_tokens), REQUEST_CHAT, "same as max_tokens, which it overrides"},
     {"n", F_INT, 1, REQUEST_MAX_N, AT(n), BOTH, "answers"},
-    {"temperature", F_REAL, 0, 100, AT(temperature), GEN, "0 is greedy"},
-    {"top_p", F_REAL, 0, 1, AT(top_p), GEN, "nucleus sampling"},
-    {"min_p", F_REAL, 0, 0.999999, AT(min_p), GEN, "relative to the likeliest token"},
-    {"top_k", F_INT, -1, 1 << 24, AT(top_k), GEN, "0 and -1: all"},
-    {"seed", F_SEED, 0, 0, AT(seed), GEN, "seed of sampling: a 64-bit integer, signed or not"},
-    {"stop", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, BOTH | RESP, "a text or a list of at most 16"},
+    {"temperature", F_REAL, 0, 100, AT(temperature), GEN | OPT, "0 is greedy"},
+    {"top_p", F_REAL, 0, 1, AT(top_p), GEN | OPT, "nucleus sampling"},
+    {"min_p", F_REAL, 0, 0.999999, AT(min_p), GEN | OPT, "relative to the likeliest token"},
+    {"top_k", F_INT, -1, 1 << 24, AT(top_k), GEN | OPT, "0 and -1: all"},
+    {"seed", F_SEED, 0, 0, AT(seed), GEN | OPT, "seed of sampling: a 64-bit integer, signed or not"},
+    {"stop", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, BOTH | RESP | OPT, "a text or a list of at most 16"},
     {"stop_sequences", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, MSG, "a list of at most 16"},
     {"ignore_eos", F_BOOL, 0, 0, AT(ignore_eos), GEN, "continue to max_tokens"},
     {"priority", F_INT, -HCACHE_MAX_PRIORITY, HCACHE_MAX_PRIORITY, AT(priority), GEN, "lower runs earlier; default 0"},
@@ -91,10 +95,10 @@ static const struct field fields[] = {
     {"cache_salt", F_STRING, 0, 256, AT(cache_salt), GEN, "saved state is shared only under one salt"},
     {"cache_ttl", F_INT, 0, HCACHE_MAX_CACHE_TTL_S, AT(cache_ttl), GEN, "seconds without a use after which saved state expires; 0: never"},
     {"expect_reuse_in", F_INT, 0, HCACHE_MAX_CACHE_TTL_S, AT(expect_reuse_in), GEN, "seconds until this context is probably used again; 0: unknown"},
-    {"stream", F_BOOL, 0, 0, AT(stream), GEN, "server-sent events"},
+    {"stream", F_BOOL, 0, 0, AT(stream), GEN | OLL, "server-sent events"},
     {"stream_options", F_OPTIONS, 0, 0, 0, BOTH | RESP, "{\"include_usage\": true}"},
-    {"logprobs", F_LOGPROBS, 0, HCACHE_MAX_TOP, 0, BOTH, "chat: true or false; else a number"},
-    {"top_logprobs", F_INT, 0, HCACHE_MAX_TOP, AT(n_top), REQUEST_CHAT, "needs logprobs"},
+    {"logprobs", F_LOGPROBS, 0, HCACHE_MAX_TOP, 0, BOTH | OLL, "chat: true or false; else a number"},
+    {"top_logprobs", F_INT, 0, HCACHE_MAX_TOP, AT(n_top), REQUEST_CHAT | OLL, "needs logprobs"},
     {"response_format", F_FORMAT, 0, 0, 0, BOTH, "form of the answer: text, json_object or json_schema"},
     {"structured_outputs", F_FORMS, 0, 0, 0, BOTH, "form of the answer: {json, regex, choice, grammar}"},
     {"json_schema", F_FORM, HCACHE_FORM_SCHEMA, 0, 0, BOTH, "form of the answer: a JSON schema"},
@@ -105,12 +109,12 @@ static const struct field fields[] = {
     {"guided_grammar", F_FORM, HCACHE_FORM_GBNF, 0, 0, BOTH, "same as grammar"},
     {"output_format", F_FORMAT, 0, 0, 0, MSG, "form of the answer: a JSON schema"},
     {"text", F_TEXT, 0, 0, 0, RESP, "{\"format\": ...}: form of the answer"},
-    {"tools", F_LIST, 0, 128, AT(tools), REQUEST_CHAT | RESP | MSGS, "functions that may be called"},
+    {"tools", F_LIST, 0, 128, AT(tools), REQUEST_CHAT | RESP | MSGS | OLL, "functions that may be called"},
     {"tool_choice", F_CHOICE, 0, 0, 0, REQUEST_CHAT | RESP | MSGS, "auto, none, required (any), allowed_tools, or a function"},
     {"chat_template_kwargs", F_TREE, 0, 0, AT(kwargs), REQUEST_CHAT | RESP | MSGS, "variables of the template"},
     {"logit_bias", F_BIAS, -100, 100, AT(logit_bias), BOTH, "by token id: added to its logit"},
-    {"frequency_penalty", F_REAL, -2, 2, AT(frequency_penalty), BOTH, "subtracted from a token's logit for each time it occurs in the answer"},
-    {"presence_penalty", F_REAL, -2, 2, AT(presence_penalty), BOTH, "subtracted from a token's logit if it occurs in the answer"},
+    {"frequency_penalty", F_REAL, -2, 2, AT(frequency_penalty), BOTH | OPT, "subtracted from a token's logit for each time it occurs in the answer"},
+    {"presence_penalty", F_REAL, -2, 2, AT(presence_penalty), BOTH | OPT, "subtracted from a token's logit if it occurs in the answer"},
     {"repetition_penalty", F_REAL, 0.01, 100, AT(repetition_penalty), BOTH, "makes tokens that occur in prompt or answer less likely by this factor; 1: no penalty"},
     {"stop_token_ids", F_IDS, 0, HCACHE_MAX_STOP_IDS, AT(stop_ids), BOTH, "tokens that end the answer"},
     {"min_tokens", F_INT, 0, 1 << 24, AT(min_tokens), BOTH, "least tokens of the answer"},
@@ -134,13 +138,26 @@ static const struct field fields[] = {
     {"prompt_cache_retention", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored: state is kept until room is needed"},
     {"client_metadata", F_EXTRA, 0, 0, 0, RESP | REQUEST_CHAT, "ignored"},
     {"prompt_cache_options", F_EXTRA, 0, 0, 0, BOTH | RESP, "ignored: prefixes are found by content"},
-    {"keep_alive", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of Ollama"},
+    {"keep_alive", F_EXTRA, 0, 0, 0, BOTH | OLL, "ignored: the model stays in memory"},
     {"regex", F_FORM, HCACHE_FORM_REGEX, 0, 0, BOTH, "same as guided_regex"},
     {"thinking_token_budget", F_BUDGET, 0, 0, 0, REQUEST_CHAT, "most tokens of the thought; then the answer begins"},
     {"thinking_budget", F_BUDGET, 0, 0, 0, REQUEST_CHAT, "same as thinking_token_budget"},
     {"repeat_last_n", F_NEUTRAL, 64, 0, 0, BOTH, "not supported"},
     {"add_generation_prompt", F_TRUE, 0, 0, 0, BOTH, "only true is supported"},
-    {"repeat_penalty", F_REAL, 0.01, 100, AT(repetition_penalty), BOTH, "same as repetition_penalty"},
+    {"repeat_penalty", F_REAL, 0.01, 100, AT(repetition_penalty), BOTH | OPT, "same as repetition_penalty"},
+    {"prompt", F_BYTES, 0, 1 << 24, AT(prompt), OLL, "the user's message; raw: a text to continue"},
+    {"system", F_BYTES, 0, 1 << 24, AT(system), OLL, "the system's message"},
+    {"raw", F_BOOL, 0, 0, AT(raw), OLL, "the prompt is a text to continue"},
+    {"format", F_JSON, 0, 0, 0, OLL, "form of the answer: \"json\", or a JSON schema"},
+    {"think", F_THINKING, 0, 0, 0, OLL, "true or false, which the template gets as enable_thinking; or low, medium, high"},
+    {"options", F_NESTED, REQUEST_OPTIONS, 0, 0, OLL, "an object of options"},
+    {"template suffix context images width height steps", F_NEUTRAL, 0, 0, 0, OLL, "not supported"},
+    {"num_predict", F_INT, -2, 1 << 24, AT(max_tokens), OPT, "most tokens to generate; below 0: to the end of the context"},
+    {"typical_p tfs_z", F_NEUTRAL, 1, 0, 0, OPT, "not supported"},
+    {"mirostat", F_NEUTRAL, 0, 0, 0, OPT, "not supported"},
+    {"repeat_last_n", F_NEUTRAL, 64, 0, 0, OPT, "not supported"},
+    {"mirostat_tau mirostat_eta num_ctx num_keep num_batch num_gpu main_gpu num_thread numa low_vram f16_kv "
+     "logits_all vocab_only use_mmap use_mlock embedding_only penalize_newline", F_EXTRA, 0, 0, 0, OPT, "ignored: the server decides"},
     {"functions function_call audio prediction", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
     {"length_penalty best_of typical_p tfs_z", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
     {"use_beam_search echo guided_decoding_backend guided_whitespace_pattern "
@@ -411,6 +428,10 @@ static int read_thinking(const struct field *d, const struct json *v, struct gen
         p->thinking = on;
         return 0;
     }
+    if (json_kind(v) == JSON_KIND_STRING) {
+        p->thinking = 1;
+        return read_effort(d->name, v, p, f);
+    }
     if (type == NULL)
         return wrong_type(f, d->name, "an object with a type", v);
     if (strcmp(type, "enabled") == 0)
@@ -480,6 +501,20 @@ static int read_text_format(const struct field *d, const struct json *v,
         if (form_read_format(d->name, it.value, &p->form, f) != 0)
             return -1;
     }
+    return 0;
+}
+
+static int read_json_form(const char *name, const struct json *v, struct gen_params *p,
+                          struct fault *f)
+{
+    const char *text = json_string_of(v, NULL);
+    if (text == NULL)
+        return form_read_value(name, HCACHE_FORM_SCHEMA, v, &p->form, f);
+    if (text[0] != 0 && strcmp(text, "json") != 0)
+        return fault_set(f, 400, "unsupported_value", name,
+                         "'%-s' must be \"json\" or a JSON schema", name);
+    if (text[0] != 0)
+        p->form = (struct form_want){.field = name, .kind = HCACHE_FORM_SCHEMA};
     return 0;
 }
 
@@ -631,6 +666,9 @@ void request_shaping(const struct gen_params *p, struct request_shaping *out)
         out->stop_ids[g->n_stop_ids] = (int32_t)id;
 }
 
+static int read_members(const struct json *object, unsigned kind, struct gen_params *out,
+                        struct fault *f);
+
 static int read_field(const struct field *d, const struct json *v, struct gen_params *p,
                       struct fault *f)
 {
@@ -700,6 +738,11 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
         return fault_set(f, 400, "unsupported_parameter", d->name,
                          "'%-s' is not supported by this server", d->name);
     }
+    case F_JSON:
+        return read_json_form(d->name, v, p, f);
+    case F_NESTED:
+        return json_kind(v) != JSON_KIND_OBJECT ? wrong_type(f, d->name, "an object", v)
+                                                : read_members(v, (unsigned)d->lo, p, f);
     case F_IGNORED:
         return 0;
     case F_EXTRA:
@@ -783,29 +826,33 @@ static int read_members(const struct json *object, unsigned kind, struct gen_par
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f)
 {
-    *out = (struct gen_params){.kind = kind,
+    bool is_ollama = (kind & REQUEST_OLLAMA) != 0;
+    *out = (struct gen_params){.kind = is_ollama ? (unsigned)REQUEST_CHAT : kind,
                                .max_tokens = -1,
                                .max_completion_tokens = -1,
                                .n = 1,
                                .cache_ttl = -1,
                                .thinking = -1,
-                               .temperature = 1,
-                               .top_p = 1,
+                               /* each API has defaults of its own */
+                               .temperature = is_ollama ? 0.8 : 1,
+                               .top_p = is_ollama ? 0.9 : 1,
+                               .top_k = is_ollama ? 40 : 0,
+                               .stream = is_ollama,
                                .store = true};
     if (json_kind(body) != JSON_KIND_OBJECT)
         return fault_set(f, 400, NULL, NULL, "the body must be a JSON object, it is %-s",
                          json_kind_name(body));
-    if (read_members(body, kind, out, f) != 0)
+    if (read_members(body, is_ollama ? (unsigned)REQUEST_OLLAMA : kind, out, f) != 0)
         return -1;
     if (out->max_completion_tokens >= 0)
         out->max_tokens = out->max_completion_tokens;
     if (out->top_k < 0)
         out->top_k = 0;
-    if (kind == REQUEST_CHAT && out->n_top > 0 && !out->logprobs)
+    if (out->kind == REQUEST_CHAT && out->n_top > 0 && !out->logprobs)
         return fault_field(f, "top_logprobs", "needs 'logprobs' to be true");
     if (read_truncation(out, f) != 0)
         return -1;
-    if (out->messages == NULL && out->prompt == NULL)
+    if (out->messages == NULL && out->prompt == NULL && !is_ollama)
         return fault_field(f, request_prompt_name(kind), "is missing");
     if (kind == REQUEST_MESSAGE && out->max_tokens < 0)
         return fault_field(f, "max_tokens", "is missing");

@@ -22,12 +22,15 @@ enum {
     REQUEST_RESPONSE = 4, /* /v1/responses */
     REQUEST_MESSAGE = 8,  /* /v1/messages */
     REQUEST_COUNT = 16,   /* /v1/messages/count_tokens */
+    /* With REQUEST_CHAT: the fields are those of /api/chat and /api/generate. */
+    REQUEST_OLLAMA = 32,
+    REQUEST_OPTIONS = 64, /* members of Ollama's `options` */
 };
 
 enum { REQUEST_MAX_N = 16, REQUEST_PROMPT_END = 63, REQUEST_MAX_IGNORED = 32 };
 
 struct gen_params {
-    unsigned kind;     /* one of REQUEST_ */
+    unsigned kind;     /* one of the first five */
     const char *model; /* NULL: not given. Strings belong to the JSON tree. */
     /* The content to answer; for a response, `prompt` is its input. */
     const struct json *messages, *prompt;
@@ -64,6 +67,8 @@ struct gen_params {
     const struct json *logit_bias, *stop_ids; /* checked; NULL: not given */
     int64_t seed;
     bool has_seed, ignore_eos, stream, include_usage, logprobs;
+    bool raw;   /* of Ollama: the prompt is no message */
+    bool fills; /* without max_tokens a completion may fill the context; false: 16 tokens */
     const char *stop[HCACHE_MAX_STOP];
     int n_stop;
     const char *cache_salt;  /* NULL: no salt */

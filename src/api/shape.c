@@ -77,10 +77,9 @@ static struct json *list_end(struct textbuf *list)
     return v;
 }
 
-static struct json *chat_logprobs(struct hcache *h, const struct hcache_logprob *lp, int n,
-                                  int n_top)
+static struct json *chat_list(struct hcache *h, const struct hcache_logprob *lp, int n,
+                              int n_top)
 {
-    struct json *o = json_new_object();
     struct textbuf content = {0};
     for (int t = 0; t < n; t++, lp += 1 + n_top) {
         struct json *token = chat_token(h, lp), *top = json_new_array();
@@ -89,9 +88,7 @@ static struct json *chat_logprobs(struct hcache *h, const struct hcache_logprob 
         json_put(token, "top_logprobs", top);
         list_add(&content, token);
     }
-    json_put(o, "content", list_end(&content));
-    json_put_null(o, "refusal");
-    return o;
+    return list_end(&content);
 }
 
 static int64_t n_chars(const struct textbuf *b)
@@ -131,21 +128,35 @@ static struct json *text_logprobs(struct choice *ch, struct hcache *h,
     return o;
 }
 
-/* Moves unsent log-probabilities into the answer. */
-static void put_logprobs(struct json *o, struct generation *g, struct choice *ch)
+static struct json *take_logprobs(struct generation *g, struct choice *ch, bool as_text)
 {
-    int width = 1 + (int)g->params.n_top;
+    int n_top = (int)g->params.n_top;
     struct hcache *h = g->client.h;
     /* The memory is from malloc, so it is aligned for the struct. */
     const struct hcache_logprob *lp = (const void *)ch->logprobs.p;
-    int n = (int)(ch->logprobs.n / sizeof *lp) / width;
-    if (!g->params.logprobs)
-        json_put_null(o, "logprobs");
-    else if (is_chat(g))
-        json_put(o, "logprobs", chat_logprobs(h, lp, n, width - 1));
-    else
-        json_put(o, "logprobs", text_logprobs(ch, h, lp, n, width - 1));
+    int n = (int)(ch->logprobs.n / sizeof *lp) / (1 + n_top);
     ch->logprobs.n = 0;
+    return as_text ? text_logprobs(ch, h, lp, n, n_top) : chat_list(h, lp, n, n_top);
+}
+
+struct json *shape_logprobs(struct generation *g, struct choice *ch)
+{
+    return take_logprobs(g, ch, false);
+}
+
+/* Moves unsent log-probabilities into the answer. */
+static void put_logprobs(struct json *o, struct generation *g, struct choice *ch)
+{
+    if (!g->params.logprobs) {
+        json_put_null(o, "logprobs");
+    } else if (is_chat(g)) {
+        struct json *all = json_new_object();
+        json_put(all, "content", take_logprobs(g, ch, false));
+        json_put_null(all, "refusal");
+        json_put(o, "logprobs", all);
+    } else {
+        json_put(o, "logprobs", take_logprobs(g, ch, true));
+    }
 }
 
 /* --- usage and timings ------------------------------------------------------------------------ */

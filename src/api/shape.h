@@ -56,6 +56,8 @@ struct generation {
 /* Chats and text completions, as in OpenAI's API. */
 extern const struct dialect shape_completions;
 
+/* Moves the log-probabilities that were not sent into a list, as in a chat's `content`. */
+struct json *shape_logprobs(struct generation *g, struct choice *ch);
 /* Returns the timings of one choice, for any API. */
 struct json *shape_timings(const struct generation *g, const struct choice *ch);
 /* Adds to a usage object what the request asked for and did not get: ignored, a list of names, and

@@ -97,8 +97,9 @@ struct call {
     int64_t begun_ns; /* time at which its head had arrived */
     char tail[256];   /* the path from the route's first "{" on */
     size_t uri_bytes;
-    bool uri_has_zero;    /* the URI has an escaped zero: see struct head */
-    bool is_anthropic;    /* faults have the form of Anthropic's API; false: of OpenAI's */
+    bool uri_has_zero; /* the URI has an escaped zero: see struct head */
+    /* makes the form of faults in the route's API */
+    struct json *(*fault_json)(const struct fault *f);
     const char *salt;     /* salt of the request's key */
     char *allowed_origin; /* origin of the page that may read the answer; NULL: none */
     int64_t hold_ns;      /* delay of the answer to a wrong key, in ns */
@@ -184,6 +185,13 @@ void api_conversation(struct call *c);  /* /v1/conversations/ID.. */
 void api_messages(struct call *c);
 void api_count_tokens(struct call *c);
 struct json *api_messages_fault(const struct fault *f);
+void api_ollama_chat(struct call *c);
+void api_ollama_generate(struct call *c);
+void api_ollama_version(struct call *c);
+void api_ollama_tags(struct call *c);
+void api_ollama_ps(struct call *c);
+void api_ollama_show(struct call *c);
+struct json *api_ollama_fault(const struct fault *f);
 void api_files(struct call *c);   /* GET, POST */
 void api_file(struct call *c);    /* /v1/files/ID.. */
 void api_batches(struct call *c); /* GET, POST */

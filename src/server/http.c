@@ -108,7 +108,7 @@ void call_fault(struct call *c, const struct fault *f)
                          : f->code != NULL             ? f->code
                                                        : f->type;
     snprintf(c->refused, sizeof c->refused, "%s", reason);
-    call_json(c, f->status, c->is_anthropic ? api_messages_fault(f) : fault_json(f));
+    call_json(c, f->status, c->fault_json(f));
 }
 
 char *call_state_salt(struct call *c, const char *cache_salt)
@@ -324,10 +324,12 @@ static void expect_silence(struct call *c)
 }
 
 /* Writes a comment into a silent stream; clients ignore it. If weights are streamed, a second
- * comment reports the progress of the step. */
+ * comment reports the progress of the step. Lines of JSON have no comments. */
 static void keep_stream_alive(struct call *c)
 {
     int layer, n_layers;
+    if (generation_has_lines(c->gen))
+        return;
     textbuf_addf(&c->out, ": keep-alive\n\n");
     if (hcache_step_progress(call_model(c), &layer, &n_layers))
         textbuf_addf(&c->out, ": layer %d of %d\n\n", layer, n_layers);
@@ -361,7 +363,8 @@ static ssize_t stream_read(void *arg, uint64_t pos, char *buf, size_t max)
 static enum MHD_Result send_stream(struct call *c)
 {
     c->status = 200;
-    c->content_type = "text/event-stream";
+    c->content_type = generation_has_lines(c->gen) ? "application/x-ndjson"
+                                                   : "text/event-stream";
     struct MHD_Response *r = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, 16 << 10,
                                                                stream_read, c, NULL);
     if (r != NULL) /* tells proxies not to buffer the stream */
@@ -465,7 +468,9 @@ static enum MHD_Result begin(struct server *s, struct MHD_Connection *m, const c
     c->watch = p != NULL ? p->watch : NULL;
     c->begun_ns = clock_now_ns();
     snprintf(c->method, sizeof c->method, "%s", method);
-    c->is_anthropic = head_path_is_below("/v1/messages", url);
+    c->fault_json = head_path_is_below("/v1/messages", url) ? api_messages_fault
+                    : head_path_is_below("/api", url)       ? api_ollama_fault
+                                                            : fault_json;
     c->uri_bytes = p != NULL ? p->uri_bytes : 0;
     c->uri_has_zero = p != NULL && p->uri_has_zero;
     pthread_mutex_init(&c->lock, NULL);

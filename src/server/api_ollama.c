@@ -1,0 +1,503 @@
+/* api_ollama.c - Ollama's routes under /api: chats and texts over the one request, and what its
+ * clients ask about the model.
+ *
+ * A body is read by the table of request.c, with `options` as an object of fields. The answer is a
+ * line of JSON for each event, or one object. The one model is always loaded, so keep_alive changes
+ * nothing; routes that fetch, copy or delete models do not exist. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "api/prompts.h"
+#include "api/shape.h"
+#include "base/clock.h"
+#include "server/call.h"
+
+static void put_time(struct json *o, const char *key, int64_t wall_s)
+{
+    struct tm t;
+    time_t seconds = (time_t)wall_s;
+    char text[32] = "";
+    gmtime_r(&seconds, &t);
+    (void)!strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &t);
+    json_put_string(o, key, text);
+}
+
+struct json *api_ollama_fault(const struct fault *f)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "error", f->message);
+    return o;
+}
+
+/* --- messages --------------------------------------------------------------------------------- */
+
+/* State of a walk over messages: the calls of the last answer, and which of them have results. */
+struct calls {
+    struct json *list;
+    uint64_t done;
+    int turn;
+};
+
+/* Gives ids to calls, since Ollama's have none. */
+static struct json *name_calls(const struct json *calls, int turn)
+{
+    struct json *list = json_new_array();
+    for (size_t i = 0; i < json_count(calls); i++) {
+        const struct json *call = json_at(calls, i);
+        struct json *o = json_new_object();
+        struct json_iter it = json_begin(call);
+        char id[32];
+        snprintf(id, sizeof id, "call_%d_%zu", turn, i);
+        if (json_member(call, "id") == NULL)
+            json_put_string(o, "id", id);
+        if (json_member(call, "type") == NULL)
+            json_put_string(o, "type", "function");
+        while (json_next(&it))
+            json_put(o, it.key, json_share(it.value));
+        json_push(list, o);
+    }
+    return list;
+}
+
+static const struct json *function_name(const struct json *call)
+{
+    return json_member(json_member(call, "function"), "name");
+}
+
+/* Returns the id of the call whose result this is: the first without a result that has the name,
+ * or else the first without one. NULL: there is none. */
+static const struct json *call_of_result(struct calls *k, const char *name)
+{
+    size_t n = json_count(k->list), at = n;
+    for (size_t i = 0; i < n && i < 64; i++) {
+        const char *own = json_string_of(function_name(json_at(k->list, i)), NULL);
+        bool is_named = name != NULL && own != NULL && strcmp(name, own) == 0;
+        if ((k->done >> i & 1) == 0 && (at == n || is_named)) {
+            at = i;
+            if (is_named)
+                break;
+        }
+    }
+    if (at == n)
+        return NULL;
+    k->done |= (uint64_t)1 << at;
+    return json_member(json_at(k->list, at), "id");
+}
+
+/* Converts a message to the chat API's form. NULL with *f: it has images. */
+static struct json *read_message(const struct json *m, struct calls *k, struct fault *f)
+{
+    struct json *o = json_new_object();
+    struct json_iter it = json_begin(m);
+    const char *name = json_string_of(json_member(m, "tool_name"), NULL);
+    const char *role = json_string_of(json_member(m, "role"), NULL);
+    while (json_next(&it)) {
+        if (strcmp(it.key, "tool_calls") == 0 && json_count(it.value) > 0) {
+            json_free(k->list);
+            *k = (struct calls){.list = name_calls(it.value, k->turn), .turn = k->turn + 1};
+            json_put(o, it.key, json_share(k->list));
+        } else if (strcmp(it.key, "images") == 0 && json_count(it.value) > 0) {
+            json_free(o);
+            fault_set(f, 400, "unsupported_value", "messages",
+                      "'images' of a message are not supported, only text is");
+            return NULL;
+        } else if (strcmp(it.key, "images") != 0 && strcmp(it.key, "tool_name") != 0) {
+            json_put(o, it.key, json_share(it.value));
+        }
+    }
+    bool is_result = role != NULL && strcmp(role, "tool") == 0;
+    const struct json *id = is_result && json_member(m, "tool_call_id") == NULL
+                                ? call_of_result(k, name)
+                                : NULL;
+    if (id != NULL)
+        json_put(o, "tool_call_id", json_share(id));
+    if (name != NULL)
+        json_put_string(o, "name", name);
+    return o;
+}
+
+static int read_messages(const struct json *from, struct json *list, struct fault *f)
+{
+    struct calls k = {.list = NULL};
+    int rc = json_kind(from) == JSON_KIND_ARRAY
+                 ? 0
+                 : fault_field(f, "messages", "must be a list of messages");
+    for (size_t i = 0; rc == 0 && i < json_count(from); i++) {
+        struct json *m = read_message(json_at(from, i), &k, f);
+        if (m == NULL)
+            rc = -1;
+        else
+            json_push(list, m);
+    }
+    json_free(k.list);
+    return rc;
+}
+
+static void add_message(struct json *list, const char *role, const struct json *content)
+{
+    struct json *m = json_new_object();
+    json_put_string(m, "role", role);
+    json_put(m, "content", json_share(content));
+    json_push(list, m);
+}
+
+/* --- the answer ------------------------------------------------------------------------------- */
+
+extern const struct dialect ollama_chat, ollama_text;
+
+static bool is_chat(const struct generation *g)
+{
+    return g->dialect == &ollama_chat;
+}
+
+static struct json *head(const char *model)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "model", model);
+    put_time(o, "created_at", clock_wall_s());
+    return o;
+}
+
+static void put_ns(struct json *o, const char *key, double ms)
+{
+    json_put_int(o, key, (int64_t)(ms * 1e6));
+}
+
+/* Adds how the answer ended, and its counts and times. */
+static void put_end(struct json *o, const struct generation *g, const struct choice *ch)
+{
+    const struct hcache_result *r = &ch->result;
+    const struct hcache_timings *t = &r->timings;
+    json_put_bool(o, "done", true);
+    json_put_string(o, "done_reason", strcmp(r->finish, "length") == 0 ? "length" : "stop");
+    put_ns(o, "total_duration", t->ttft_ms + t->decode_ms);
+    json_put_int(o, "load_duration", 0);
+    json_put_int(o, "prompt_eval_count", ch->n_prompt);
+    put_ns(o, "prompt_eval_duration", t->restore_ms + t->prefill_ms);
+    json_put_int(o, "eval_count", r->n_tokens);
+    put_ns(o, "eval_duration", t->decode_ms);
+    shape_adapted(o, g);
+    shape_context(o, g);
+    json_put(o, "timings", shape_timings(g, ch));
+}
+
+static struct json *tool_call(const struct choice *ch, int i, const struct hcache_part *p)
+{
+    struct json *o = json_new_object(), *function = json_new_object();
+    char id[32];
+    shape_id(ch, i, id);
+    json_put_string(o, "id", id);
+    json_put_string(function, "name", p->name);
+    json_put(function, "arguments", json_new_raw(p->text, p->n));
+    json_put(o, "function", function);
+    return o;
+}
+
+/* Adds the members that hold text, thought and calls: of a message, or of the line itself. An empty
+ * list of calls, and an empty thought, are left out. Takes over the values. */
+static void put_content(struct json *o, const struct generation *g, struct json *text,
+                        struct json *thought, struct json *calls)
+{
+    struct json *to = is_chat(g) ? json_new_object() : o;
+    size_t n = 0;
+    if (is_chat(g))
+        json_put_string(to, "role", "assistant");
+    json_put(to, is_chat(g) ? "content" : "response", text);
+    if (json_string_of(thought, &n) != NULL && n > 0)
+        json_put(to, "thinking", json_share(thought));
+    if (json_count(calls) > 0)
+        json_put(to, "tool_calls", json_share(calls));
+    json_free(thought);
+    json_free(calls);
+    if (is_chat(g))
+        json_put(o, "message", to);
+}
+
+static void put_logprobs(struct json *o, struct generation *g, struct choice *ch)
+{
+    if (g->params.logprobs)
+        json_put(o, "logprobs", shape_logprobs(g, ch));
+}
+
+static struct json *answer(struct generation *g)
+{
+    struct choice *ch = &g->choice[0];
+    struct json *o = head(g->client.model_name), *calls = json_new_array();
+    struct hcache_part p;
+    for (int i = 0; is_chat(g) && shape_part(ch, i, &p); i++)
+        if (p.kind == HCACHE_PART_CALL)
+            json_push(calls, tool_call(ch, i, &p));
+    put_content(o, g, shape_texts(ch, HCACHE_PART_TEXT),
+                shape_texts(ch, HCACHE_PART_THOUGHT), calls);
+    put_logprobs(o, g, ch);
+    put_end(o, g, ch);
+    return o;
+}
+
+static void add_line(struct textbuf *out, struct json *v)
+{
+    json_append(v, 0, out);
+    textbuf_add(out, "\n", 1);
+    json_free(v);
+}
+
+static void piece(struct generation *g, struct choice *ch, int i,
+                  const struct hcache_part *p, struct textbuf *out)
+{
+    struct json *o = head(g->client.model_name), *calls = json_new_array();
+    bool is_text = p->kind == HCACHE_PART_TEXT, is_call = p->kind == HCACHE_PART_CALL;
+    if (is_call)
+        json_push(calls, tool_call(ch, i, p));
+    put_content(o, g, json_new_bytes(p->text, is_text ? p->n : 0),
+                json_new_bytes(p->text, is_text || is_call ? 0 : p->n), calls);
+    put_logprobs(o, g, ch);
+    json_put_bool(o, "done", false);
+    add_line(out, o);
+}
+
+static void end(struct generation *g, struct choice *ch, struct textbuf *out)
+{
+    struct json *o = head(g->client.model_name);
+    put_content(o, g, json_new_bytes("", 0), NULL, NULL);
+    put_end(o, g, ch);
+    add_line(out, o);
+}
+
+static void close_stream(struct generation *g, struct textbuf *out)
+{
+    (void)g;
+    (void)out;
+}
+
+static void tell_fault(struct generation *g, const struct fault *f, struct textbuf *out)
+{
+    (void)g;
+    add_line(out, api_ollama_fault(f));
+}
+
+#define DIALECT                                                                            \
+    {                                                                                      \
+        .answer = answer, .piece = piece, .end = end, .close = close_stream,               \
+        .fault = tell_fault, .lines = true                                                 \
+    }
+const struct dialect ollama_chat = DIALECT, ollama_text = DIALECT;
+
+/* --- chat and generate ------------------------------------------------------------------------ */
+
+/* Answers a request without content, with which clients load and unload a model. */
+static void loaded(struct call *c, bool chat, const struct json *body)
+{
+    struct json *o = head(c->s->model_name), *m = json_new_object();
+    double seconds = 1;
+    bool unloads = json_real_of(json_member(body, "keep_alive"), &seconds) && seconds == 0;
+    json_put_string(m, "role", "assistant");
+    json_put_string(m, "content", "");
+    if (chat)
+        json_put(o, "message", json_share(m));
+    else
+        json_put_string(o, "response", "");
+    json_free(m);
+    json_put_bool(o, "done", true);
+    json_put_string(o, "done_reason", unloads ? "unload" : "load");
+    call_json(c, 200, o);
+}
+
+/* Reads the request for the content, whose messages in the chat API's form go to `list`. */
+static int read_content(struct call *c, bool chat, struct gen_params *p, struct json *list,
+                        struct fault *f)
+{
+    struct hcache_model_info info;
+    size_t n_system = 0;
+    hcache_model_info(call_model(c), &info);
+    if (p->thinking == 1 && !info.has_thoughts)
+        return fault_field(f, "think", "cannot be true: this model does not think");
+    if (chat)
+        return read_messages(p->messages, list, f);
+    /* A model without a template continues texts. */
+    bool is_raw = p->raw || (!info.has_chat_template && !c->s->o.plain_chat);
+    (void)json_string_of(p->system, &n_system);
+    if (is_raw && n_system > 0)
+        return fault_field(f, "system", "needs a chat template, and no 'raw'");
+    if (is_raw) {
+        p->kind = REQUEST_COMPLETION;
+        p->fills = true;
+        return 0;
+    }
+    if (n_system > 0)
+        add_message(list, "system", p->system);
+    add_message(list, "user", p->prompt);
+    return 0;
+}
+
+static void start(struct call *c, bool chat)
+{
+    struct gen_params p;
+    struct prompts ps = {0};
+    struct fault f;
+    const struct json *body = call_body(c, REQUEST_OLLAMA);
+    if (body == NULL)
+        return;
+    struct client client = call_client(c);
+    struct json *list = json_new_array();
+    size_t n = json_count(json_member(body, "messages"));
+    if (!chat)
+        (void)json_string_of(json_member(body, "prompt"), &n);
+    int rc = request_parse(body, REQUEST_CHAT | REQUEST_OLLAMA, &p, &f);
+    if (rc == 0)
+        rc = client_check_model(&client, p.model, &f);
+    if (rc == 0 && n == 0) {
+        json_free(list);
+        loaded(c, chat, body);
+        return;
+    }
+    if (rc == 0)
+        rc = read_content(c, chat, &p, list, &f);
+    if (rc == 0) {
+        p.messages = list;
+        rc = prompts_read(&client, &p, NULL, &ps, &f);
+        p.messages = NULL;
+    }
+    json_free(list);
+    if (rc != 0) {
+        prompts_deinit(&ps);
+        call_fault(c, &f);
+        return;
+    }
+    call_generate(c, chat ? &ollama_chat : &ollama_text, NULL, &p, ps.p, ps.n,
+                  p.kind == REQUEST_CHAT ? &ps.text : NULL, ps.what);
+}
+
+void api_ollama_chat(struct call *c)
+{
+    start(c, true);
+}
+
+void api_ollama_generate(struct call *c)
+{
+    start(c, false);
+}
+
+/* --- the model -------------------------------------------------------------------------------- */
+
+void api_ollama_version(struct call *c)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "version", HCACHE_VERSION);
+    call_json(c, 200, o);
+}
+
+/* Writes a number of parameters as "135M" or "7.6B". */
+static void put_size(struct json *o, int64_t n_params)
+{
+    char text[32];
+    if (n_params >= 1000000000)
+        snprintf(text, sizeof text, "%.1fB", (double)n_params / 1e9);
+    else
+        snprintf(text, sizeof text, "%.2fM", (double)n_params / 1e6);
+    json_put_string(o, "parameter_size", text);
+}
+
+static struct json *details(const struct hcache_model_info *info)
+{
+    struct json *o = json_new_object(), *families = json_new_array();
+    json_put_string(o, "parent_model", "");
+    json_put_string(o, "format", info->format);
+    json_put_string(o, "family", info->family);
+    json_push_string(families, info->family);
+    json_put(o, "families", families);
+    put_size(o, info->n_params);
+    json_put_string(o, "quantization_level", info->held);
+    return o;
+}
+
+/* Lists the model; once it runs, also how long it stays. */
+static void list_models(struct call *c, bool running)
+{
+    struct hcache_model_info info;
+    struct json *o = json_new_object(), *list = json_new_array();
+    const struct model_names *names = &c->s->o.names;
+    hcache_model_info(call_model(c), &info);
+    for (int i = 0; i < (names->n > 1 ? names->n : 1); i++) {
+        struct json *m = json_new_object();
+        const char *name = i == 0 ? c->s->model_name : names->items[i];
+        json_put_string(m, "name", name);
+        json_put_string(m, "model", name);
+        json_put_int(m, "size", (int64_t)info.weights_bytes);
+        json_put_string(m, "digest", info.fingerprint);
+        json_put(m, "details", details(&info));
+        put_time(m, running ? "expires_at" : "modified_at",
+                 running ? INT64_C(253402300799) : c->s->created_s);
+        if (running) {
+            json_put_int(m, "size_vram", 0);
+            json_put_int(m, "context_length", info.max_context);
+        }
+        json_push(list, m);
+    }
+    json_put(o, "models", list);
+    call_json(c, 200, o);
+}
+
+void api_ollama_tags(struct call *c)
+{
+    list_models(c, false);
+}
+
+void api_ollama_ps(struct call *c)
+{
+    list_models(c, true);
+}
+
+static struct json *model_info(const struct hcache_model_info *info)
+{
+    const struct {
+        const char *name;
+        int64_t value;
+    } counts[] = {{"context_length", info->max_context},
+                  {"embedding_length", info->n_embd},
+                  {"block_count", info->n_layers},
+                  {"vocab_size", info->vocab_size}};
+    struct json *o = json_new_object();
+    json_put_string(o, "general.architecture", info->family);
+    json_put_int(o, "general.parameter_count", info->n_params);
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        char key[80];
+        snprintf(key, sizeof key, "%s.%s", info->family, counts[i].name);
+        json_put_int(o, key, counts[i].value);
+    }
+    return o;
+}
+
+void api_ollama_show(struct call *c)
+{
+    static const char *const names[] = {"model",    "name",    "verbose", "system",
+                                        "template", "options", NULL};
+    const struct json *body = call_body(c, 0);
+    struct hcache_model_info info;
+    struct fault f;
+    if (body == NULL)
+        return;
+    const char *name = json_string_of(json_member(body, "model"), NULL);
+    if (name == NULL)
+        name = json_string_of(json_member(body, "name"), NULL);
+    if (request_known(body, names, &f) != 0 || call_check_name(c, name, &f) != 0) {
+        call_fault(c, &f);
+        return;
+    }
+    hcache_model_info(call_model(c), &info);
+    struct json *o = json_new_object(), *can = json_new_array();
+    json_push_string(can, "completion");
+    if (info.has_tools)
+        json_push_string(can, "tools");
+    if (info.has_thoughts)
+        json_push_string(can, "thinking");
+    json_put_string(o, "modelfile", "");
+    json_put_string(o, "parameters", "");
+    json_put_string(o, "template", info.chat_template != NULL ? info.chat_template : "");
+    json_put(o, "details", details(&info));
+    json_put(o, "model_info", model_info(&info));
+    json_put(o, "capabilities", can);
+    put_time(o, "modified_at", c->s->created_s);
+    call_json(c, 200, o);
+}
