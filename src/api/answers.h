@@ -14,8 +14,8 @@
  * the chunks in which its prompt and its end lie. What is forgotten is overwritten in the file, in
  * place, and durable when the function returns.
  *
- * Conversations of different salts never meet. Entries and bytes are bounded. Where room is missing,
- * the salt that has the most loses the entry that it used least recently. Any thread. */
+ * Conversations of different salts never meet. Entries and bytes are bounded. Where room is
+ * missing, the salt that has the most loses the entry that it used least recently. Any thread. */
 #ifndef API_ANSWERS_H
 #define API_ANSWERS_H
 
@@ -86,9 +86,9 @@ int answers_expire(struct answers *m, struct err *err);
 /* Lists the different numbers of tokens, up to `most`, of the answers whose state has this salt.
  * Returns how many there are; the caller frees *out. */
 int answers_lengths(struct answers *m, const char *state_salt, int most, int **out);
-/* For a file that no process has open: forgets the answers whose end is in no stored chunk, or whose
- * time is over. is_stored gets the first ANSWERS_KEY_BYTES bytes of the chunk's key. A missing file
- * is no error. */
+/* For a file that no process has open: forgets the answers whose end is in no stored chunk, or
+ * whose time is over. is_stored gets the first ANSWERS_KEY_BYTES bytes of the chunk's key. A
+ * missing file is no error. */
 enum { ANSWERS_KEY_BYTES = 8 };
 int answers_keep_stored(const char *path, bool (*is_stored)(void *arg, const uint8_t *key),
                         void *arg, int *n_forgotten, struct err *err);
