@@ -184,11 +184,24 @@ static int first_wanted(const struct model_config *c, const char *plan, int n_ca
     return first;
 }
 
+/* The thread sanitizer judges threads and not bits: it gets every ninth restore. */
+static bool is_drawn(void)
+{
+#ifdef __SANITIZE_THREAD__
+    static int n_asked;
+    return n_asked++ % 9 == 0;
+#else
+    return true;
+#endif
+}
+
 /* Restores n_cached tokens by `plan` in k, whose store has them. The new tokens are prefilled after
  * the restore or inside it. Compares the result with `ref`. */
 static void check_one(struct stack *k, const struct run *ref, const char *save,
                       const char *plan, bool restore_first, int n_cached, const char *what)
 {
+    if (!is_drawn())
+        return;
     struct run r = run_either(k, save, plan, restore_first);
     if (r.n_cached != n_cached)
         fail_msg("%s, plan %s: %d tokens were restored, not %d", what, plan, r.n_cached,
