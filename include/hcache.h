@@ -287,7 +287,14 @@ int hcache_chat_render_guarded(const struct hcache *h, const char *request, size
  * program's own parser (src/base/json.h) and are borrowed for the call. tools or kwargs NULL:
  * there are none. Other programs use the two functions above. */
 struct json;
-enum { HCACHE_SHOWN_DATE = 64, HCACHE_UNSHOWN = 160 };
+enum { HCACHE_SHOWN_DATE = 64, HCACHE_UNSHOWN = 160, HCACHE_MARKS = 4 };
+/* A place between two messages, and its place in the rendered text. */
+struct hcache_chat_mark {
+    size_t message; /* number of the first message behind it */
+    /* Set by rendering: bytes of the text before the first byte from a message behind the place,
+     * without guards. The text's size: there is no such byte. */
+    size_t at;
+};
 struct hcache_chat {
     const struct json *messages, *tools, *kwargs;
     bool guarded;
@@ -299,6 +306,8 @@ struct hcache_chat {
     /* [HCACHE_UNSHOWN] receives the names of those members of messages that the prompt does not
      * show and that change nothing else, with blanks between. NULL: they are not wanted. */
     char *unshown;
+    struct hcache_chat_mark *marks; /* [n_marks] of at most HCACHE_MARKS */
+    int n_marks;
 };
 int hcache_chat_render_parsed(const struct hcache *h, const struct hcache_chat *chat,
                               char **text, size_t *n_text, struct hcache_err *err);

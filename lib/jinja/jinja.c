@@ -237,7 +237,7 @@ static void define_variables(struct jinja *j, struct jscope *globals,
     for (size_t i = 0; i < in->n_extra; i++) {
         const struct jinja_var *v = &in->extra[i];
         jscope_set(j, globals, (struct jstr){v->name, strlen(v->name)},
-                   v->is_foreign ? jval_from_foreign(j, v->value)
+                   v->is_foreign ? jval_from_foreign(j, v->value, i == 0)
                                  : jval_from_json(j, v->value));
     }
 }
@@ -260,6 +260,7 @@ int jinja_render(const struct jinja_template *t, const struct jinja_input *in, c
     struct jinja_input untraced = *in;
     uint8_t *foreign;
     untraced.traces = NULL;
+    untraced.n_marks = 0;
     return jinja_render_traced(t, &untraced, text, n, &foreign, err);
 }
 
@@ -268,10 +269,12 @@ static int hand_over(const struct jinja_template *t, const struct jbuf *out,
                      const struct jtrace *trace, char **text, size_t *n, uint8_t **foreign,
                      struct err *err)
 {
-    bool is_traced = trace->output.bits != NULL;
+    bool is_traced = trace->output.bits[0] != NULL;
     *text = mem_try(out->n + 1);
-    if (*text != NULL && is_traced)
+    if (*text != NULL && is_traced) {
         *foreign = jtrace_bits(trace, out->n);
+        jtrace_marks(trace, out->n);
+    }
     if (*text == NULL || (is_traced && *foreign == NULL)) {
         free(*text);
         *text = NULL;
@@ -300,7 +303,7 @@ int jinja_render_traced(const struct jinja_template *t, const struct jinja_input
     if (rc == 0)
         rc = arena_init(&output, t->limits.max_output_bytes + LAST_PRINT);
     if (rc == 0 && in->traces != NULL)
-        rc = jtrace_init(&trace, &arena, &output, in->traces);
+        rc = jtrace_init(&trace, &arena, &output, in);
     if (rc != 0) {
         rc = err_set(err, rc, "%s: no address space for %zu bytes", t->name,
                      t->limits.max_memory_bytes);

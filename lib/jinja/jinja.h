@@ -69,7 +69,17 @@ struct jinja_var {
     bool is_foreign; /* the bytes of its strings are traced: see jinja_input.traces */
 };
 
-enum { JINJA_SHOWN_BYTES = 64 };
+enum { JINJA_SHOWN_BYTES = 64, JINJA_MARKS = 4 };
+
+/* A place in the list extra[0], and where the text from strings behind it begins. */
+struct jinja_mark {
+    size_t element; /* strings of this element and of all later ones lie behind the place */
+    /* 0; else only the bytes of the element's member "content" from this one on do */
+    size_t byte;
+    /* set by jinja_render_traced: offset of the first byte of the text that comes from a traced
+     * string behind the place; the text's size if there is none */
+    size_t at;
+};
 
 struct jinja_input {
     /* an object whose members are variables; NULL: there are none */
@@ -87,6 +97,9 @@ struct jinja_input {
      * is the name of the member that holds the string; NULL for an element of a list. Names of
      * members are always traced. traces NULL: nothing is traced. */
     bool (*traces)(const char *key, const struct json *string);
+    struct jinja_mark
+        *marks; /* [n_marks] of at most JINJA_MARKS; without traces n_marks is 0 */
+    int n_marks;
 };
 
 /* Renders to *text, which the caller frees; its final zero is not counted in *n. */

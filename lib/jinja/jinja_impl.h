@@ -168,8 +168,9 @@ struct jval jval_buf(const struct jbuf *b);
 struct jval jval_seq(struct jinja *j, enum jkind kind, size_t n);
 struct jval jval_dict(struct jinja *j);
 struct jval jval_from_json(struct jinja *j, const struct json *v);
-/* Like jval_from_json, but the bytes of its strings are traced as j->trace says. */
-struct jval jval_from_foreign(struct jinja *j, const struct json *v);
+/* Like jval_from_json, but the bytes of its strings are traced as j->trace says. is_marked: v is
+ * the list with the marks. */
+struct jval jval_from_foreign(struct jinja *j, const struct json *v, bool is_marked);
 void jdict_put(struct jinja *j, struct jdict *d, struct jval key, struct jval value);
 struct jval *jdict_find(struct jinja *j, const struct jdict *d, struct jval key);
 struct jval *jdict_find_str(const struct jdict *d, struct jstr key);
@@ -202,26 +203,35 @@ enum { JTRACE_FAR = 256, JTRACE_FAR_BYTES = 16 << 10 };
 struct jtrace {
     struct jtrace_region {
         const struct arena *arena;
-        uint8_t *bits; /* one bit per byte of the arena; set: the byte is foreign */
+        /* plane 0 has one bit per byte of the arena; set: the byte is foreign. In plane 1 + i it is
+         * set if the byte is foreign and lies behind mark i. */
+        uint8_t *bits[1 + JINJA_MARKS];
     } values, output;
-    struct jstr far[JTRACE_FAR]; /* foreign strings that were too large to copy */
-    int n_far;
-    bool (*traces)(const char *key, const struct json *string); /* as in jinja_input */
+    struct jtrace_far { /* a foreign string that was too large to copy */
+        struct jstr s;
+        size_t behind[1 + JINJA_MARKS]; /* its first byte that is set in a plane */
+    } far[JTRACE_FAR];
+    int n_far, n_planes;
+    const struct jinja_input *in;
     bool is_foreign; /* the value that is being read is foreign */
+    bool is_marked;  /* and it is element `element` of the list with the marks */
+    size_t element;
 };
 /* Returns 0, or -errno if the address space cannot be reserved. */
 int jtrace_init(struct jtrace *t, const struct arena *values, const struct arena *output,
-                bool (*traces)(const char *key, const struct json *string));
+                const struct jinja_input *in);
 /* Frees the bits of the values; only the output's bits are still needed. */
 void jtrace_end_values(struct jtrace *t);
 void jtrace_deinit(struct jtrace *t);
 /* Returns the text of s, or of a copy, marked as foreign. s must stay valid until
- * jtrace_end_values. */
-struct jstr jtrace_foreign(struct jinja *j, struct jstr s);
+ * jtrace_end_values. key: the member that holds it, or NULL. */
+struct jstr jtrace_foreign(struct jinja *j, const char *key, struct jstr s);
 /* Records that to[0..n) in the arena was copied from from[0..n), which may lie anywhere. */
 void jtrace_copied(struct jtrace *t, const char *to, const char *from, size_t n);
 /* Returns the bits of the first n bytes of the output, from malloc; NULL if there is no memory. */
 uint8_t *jtrace_bits(const struct jtrace *t, size_t n);
+/* Sets the places of the marks in the first n bytes of the output. */
+void jtrace_marks(const struct jtrace *t, size_t n);
 
 /* jinja_print.c */
 struct jstr jval_to_str(struct jinja *j, const struct jval *v);

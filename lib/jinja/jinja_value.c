@@ -147,7 +147,7 @@ static struct jval key_from_json(struct jinja *j, const char *key)
 {
     struct jval k = jval_text(key);
     if (j->trace != NULL && j->trace->is_foreign)
-        k.str = jtrace_foreign(j, k.str);
+        k.str = jtrace_foreign(j, NULL, k.str);
     return k;
 }
 
@@ -169,18 +169,30 @@ static struct jval dict_from_json(struct jinja *j, const struct json *v)
     return dict;
 }
 
+static struct jval marked_list(struct jinja *j, const struct json *v)
+{
+    struct jval list = jval_seq(j, J_LIST, json_count(v));
+    for (size_t i = 0; i < list.seq->n; i++) {
+        j->trace->element = i;
+        list.seq->at[i] = member_from_json(j, NULL, json_at(v, i));
+    }
+    return list;
+}
+
 struct jval jval_from_json(struct jinja *j, const struct json *v)
 {
     return member_from_json(j, NULL, v);
 }
 
-struct jval jval_from_foreign(struct jinja *j, const struct json *v)
+struct jval jval_from_foreign(struct jinja *j, const struct json *v, bool is_marked)
 {
-    if (j->trace != NULL)
-        j->trace->is_foreign = true;
-    struct jval out = member_from_json(j, NULL, v);
-    if (j->trace != NULL)
-        j->trace->is_foreign = false;
+    struct jtrace *t = j->trace;
+    if (t == NULL)
+        return jval_from_json(j, v);
+    t->is_foreign = true;
+    t->is_marked = is_marked && json_kind(v) == JSON_KIND_ARRAY;
+    struct jval out = t->is_marked ? marked_list(j, v) : member_from_json(j, NULL, v);
+    t->is_foreign = t->is_marked = false;
     return out;
 }
 
@@ -217,8 +229,8 @@ static struct jval member_from_json(struct jinja *j, const char *key, const stru
     case JSON_KIND_STRING: {
         struct jstr s = {0};
         s.s = json_string_of(v, &s.n);
-        if (j->trace != NULL && j->trace->is_foreign && j->trace->traces(key, v))
-            s = jtrace_foreign(j, s);
+        if (j->trace != NULL && j->trace->is_foreign && j->trace->in->traces(key, v))
+            s = jtrace_foreign(j, key, s);
         out = jval_str(s);
         break;
     }

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/textbuf.h"
@@ -13,8 +14,9 @@
 #include "text/answer.h"
 #include "text/chat.h"
 
-_Static_assert((int)CHAT_UNSHOWN == (int)HCACHE_UNSHOWN,
-               "the public size is the template's");
+_Static_assert((int)CHAT_UNSHOWN == (int)HCACHE_UNSHOWN &&
+                   (int)CHAT_MARKS == (int)HCACHE_MARKS,
+               "the public sizes are the template's");
 
 struct dialog {
     const struct tokenizer *tokenizer;
@@ -131,13 +133,14 @@ static const struct chat_template *template_for(const struct dialog *k,
     return json_count(r->tools) > 0 ? k->for_tools : k->template;
 }
 
-/* Renders a chat with guards around text of messages that spells special tokens. */
-static int render_guarded(const struct dialog *k, const struct chat_request *r, char **text,
-                          size_t *n_text, struct err *err)
+/* Renders a chat and sets its marks. guarded: with guards around text of messages that spells
+ * special tokens. */
+static int render_traced(const struct dialog *k, const struct chat_request *r, bool guarded,
+                         char **text, size_t *n_text, struct err *err)
 {
     uint8_t *foreign = NULL;
     int rc = chat_render_traced(template_for(k, r), r, text, n_text, &foreign, err);
-    if (rc == 0)
+    if (rc == 0 && guarded)
         rc = tokenizer_guard(k->tokenizer, text, n_text, foreign, err);
     free(foreign);
     return rc;
@@ -181,6 +184,8 @@ int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char *
         return ERR_USAGE;
     bool has_tools = json_kind(chat->tools) == JSON_KIND_ARRAY;
     bool has_vars = json_kind(chat->kwargs) == JSON_KIND_OBJECT;
+    struct chat_mark marks[CHAT_MARKS] = {{0}};
+    CHECK(chat->n_marks <= CHAT_MARKS);
     struct chat_request r = {.messages = chat->messages,
                              .tools = has_tools ? chat->tools : NULL,
                              .kwargs = has_vars ? chat->kwargs : NULL,
@@ -190,9 +195,16 @@ int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char *
                              .tokens = k->tokens,
                              .now = &now,
                              .shown_time = chat->shown_date,
-                             .unshown = chat->unshown};
-    int rc = chat->guarded ? render_guarded(k, &r, text, n_text, err)
-                           : chat_render(template_for(k, &r), &r, text, n_text, err);
+                             .unshown = chat->unshown,
+                             .marks = marks,
+                             .n_marks = chat->n_marks};
+    for (int i = 0; i < chat->n_marks; i++)
+        marks[i].message = chat->marks[i].message;
+    int rc = chat->guarded || chat->n_marks > 0
+                 ? render_traced(k, &r, chat->guarded, text, n_text, err)
+                 : chat_render(template_for(k, &r), &r, text, n_text, err);
+    for (int i = 0; i < chat->n_marks; i++)
+        chat->marks[i].at = marks[i].at;
     if (rc != 0) {
         free(*text);
         *text = NULL;

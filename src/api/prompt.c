@@ -83,11 +83,15 @@ static int normalize(const struct json *messages, struct json **out, struct faul
     return rc;
 }
 
-static void plain_text(const struct json *messages, struct prompt_text *out)
+static void plain_text(const struct json *messages, const struct chat_source *s,
+                       struct prompt_text *out)
 {
     struct textbuf text = {0};
     for (size_t i = 0; i < json_count(messages); i++) {
         const struct json *m = json_at(messages, i);
+        for (int k = 0; k < s->n_marks; k++)
+            if (s->marks[k] == i)
+                out->marks[k] = text.n;
         const char *role = json_string_of(json_member(m, "role"), NULL);
         size_t n;
         const char *content = json_string_of(json_member(m, "content"), &n);
@@ -106,7 +110,7 @@ static int render_plain(const struct chat_source *s, struct prompt_text *out,
     struct json *messages = NULL;
     int rc = normalize(s->messages, &messages, f);
     if (rc == 0)
-        plain_text(messages, out);
+        plain_text(messages, s, out);
     json_free(messages);
     return rc;
 }
@@ -292,10 +296,12 @@ static bool is_system(const struct json *message)
 }
 
 /* Makes *out: the messages, without what is dropped from system messages; NULL: they stay as they
- * are. */
-static int drop_system(const struct hcache *h, const struct json *messages,
-                       struct json **out, struct hcache_err *err)
+ * are. A mark behind a message of which nothing is left moves with the messages. */
+static int drop_system(const struct hcache *h, const struct chat_source *s,
+                       struct hcache_chat_mark *marks, struct json **out,
+                       struct hcache_err *err)
 {
+    const struct json *messages = s->messages;
     struct json *list = json_new_array();
     bool any = false;
     int rc = 0;
@@ -310,6 +316,8 @@ static int drop_system(const struct hcache *h, const struct json *messages,
             continue;
         }
         any = true;
+        for (int k = 0; left == NULL && k < s->n_marks; k++)
+            marks[k].message -= s->marks[k] > i;
         if (left == NULL)
             continue;
         struct json *to = json_new_object();
@@ -369,7 +377,10 @@ int prompt_render(const struct hcache *h, const struct chat_source *s,
     out->flags = HCACHE_PARSE_SPECIAL | (s->parse_special ? 0u : HCACHE_GUARDED);
     char now[PROMPT_DATE_BYTES];
     struct json *left = NULL, *kwargs = switches(s);
-    int rc = drop_system(h, s->messages, &left, &err);
+    struct hcache_chat_mark marks[HCACHE_MARKS];
+    for (int k = 0; k < s->n_marks; k++)
+        marks[k] = (struct hcache_chat_mark){.message = s->marks[k]};
+    int rc = drop_system(h, s, marks, &left, &err);
     if (rc != 0) {
         json_free(kwargs);
         return fault_refuse(f, rc, "messages", "%s", err.msg);
@@ -383,8 +394,12 @@ int prompt_render(const struct hcache *h, const struct chat_source *s,
                                                : s->now != NULL ? s->now
                                                                 : now,
                                      .shown_date = out->date.shown,
-                                     .unshown = out->unshown};
+                                     .unshown = out->unshown,
+                                     .marks = marks,
+                                     .n_marks = s->n_marks};
     rc = hcache_chat_render_parsed(h, &chat, &out->text, &out->n, &err);
+    for (int k = 0; k < s->n_marks; k++)
+        out->marks[k] = marks[k].at;
     if (out->date.shown[0] != 0)
         snprintf(out->date.moment, sizeof out->date.moment, "%s", chat.moment);
     json_free(left);

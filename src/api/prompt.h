@@ -38,6 +38,9 @@ struct chat_source {
     bool truncates;     /* the history may be longer than the context */
     const char *date;   /* moment that the template sees (dates.h); NULL: the present one */
     const char *now;    /* moment that counts as the present one; NULL: the clock's */
+    size_t
+        marks[HCACHE_MARKS]; /* [n_marks] numbers of messages that something ends before */
+    int n_marks;
 };
 
 /* The date in a prompt. */
@@ -55,6 +58,7 @@ struct prompt_text {
     struct prompt_date date;
     char unshown
         [HCACHE_UNSHOWN]; /* members of messages that it does not show, as in hcache_chat */
+    size_t marks[HCACHE_MARKS]; /* bytes before those messages; guards do not count */
 };
 /* Checks a prompt by the size of its text, before tokenizing it: whether it may fit the context, or
  * hcache_opts.max_history if it is truncated. Returns 0, or -1 with *f, which names the field

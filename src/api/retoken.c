@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/mem.h"
 #include "base/textbuf.h"
 #include "base/json.h"
@@ -56,6 +57,37 @@ static int boundary(const struct hcache *h, const struct prompt_ids *p, const ch
             return -1;
     }
     return at == want ? p->n : -1;
+}
+
+/* Returns the place behind a token whose text begins at t[at]. */
+static size_t behind(const struct hcache *h, const char *t, size_t n, size_t at, int32_t id)
+{
+    size_t k = 0, to = at;
+    const char *bytes = hcache_token_bytes(h, id, &k);
+    if (bytes == NULL || take(t, n, &to, bytes, k))
+        return to;
+    /* BOS is not in the text, and the first space may be the tokenizer's */
+    if (at == 0)
+        return k > 0 && bytes[0] == ' ' && take(t, n, &to, bytes + 1, k - 1) ? to : 0;
+    return at + k; /* a normalizer has changed some bytes */
+}
+
+void retoken_before(const struct hcache *h, const struct prompt_text *text,
+                    const struct prompt_ids *p, const size_t *bytes, int n, int *n_tokens)
+{
+    size_t end[HCACHE_MARKS], raw = 0, known = 0, at = 0;
+    CHECK(n <= HCACHE_MARKS);
+    for (int k = 0; k < n; k++) {
+        for (; raw < text->n && known < bytes[k]; raw++)
+            known += (unsigned char)text->text[raw] != HCACHE_GUARD;
+        end[k] = raw;
+    }
+    for (int i = 0, k = 0; k < n; i++) {
+        if (i < p->n)
+            at = behind(h, text->text, text->n, at, p->ids[i]);
+        for (; k < n && (i == p->n || at > end[k]); k++)
+            n_tokens[k] = i;
+    }
 }
 
 static int no_memory(size_t n_tokens, struct hcache_err *err)

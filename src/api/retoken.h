@@ -19,6 +19,11 @@ int retoken_continue(const struct hcache *h, const int32_t *ids, int n_ids, size
                      const struct prompt_text *text, struct prompt_ids *out,
                      struct hcache_err *err);
 
+/* Sets n_tokens[i] to the number of tokens that lie whole in the text's first bytes[i] bytes, which
+ * ascend; guards do not count. */
+void retoken_before(const struct hcache *h, const struct prompt_text *text,
+                    const struct prompt_ids *p, const size_t *bytes, int n, int *n_tokens);
+
 /* A beginning of a conversation's text whose tokens are known once the conversation has an
  * answer. */
 struct retoken_mark {

@@ -263,7 +263,7 @@ static void *map_once(size_t n)
 
 static atomic_int n_mappings;
 
-void *mem_map(size_t n)
+void *mem_map_sparse(size_t n)
 {
     if (is_denied(n, MEM_MAY_FAIL))
         return NULL;
@@ -272,9 +272,16 @@ void *mem_map(size_t n)
         p = map_once(n);
     if (p == MAP_FAILED)
         return NULL;
-    /* Asks for huge pages, because panels of weights and KV blocks are read in long strides. */
-    madvise(p, n, MADV_HUGEPAGE);
     atomic_fetch_add(&n_mappings, 1);
+    return p;
+}
+
+void *mem_map(size_t n)
+{
+    void *p = mem_map_sparse(n);
+    /* Asks for huge pages, because panels of weights and KV blocks are read in long strides. */
+    if (p != NULL)
+        madvise(p, n, MADV_HUGEPAGE);
     return p;
 }
 

@@ -40,6 +40,9 @@ void *mem_try_realloc(void *old, size_t n); /* on failure `old` stays valid */
 void *mem_try_calloc(size_t n, size_t size);
 
 void *mem_map(size_t n); /* returns NULL with errno set on failure */
+/* Like mem_map, for memory of which little is used: in pages of the usual size. A huge page takes
+ * longer to clear than a request of 60 KB to render. */
+void *mem_map_sparse(size_t n);
 /* Makes the system provide the pages of a mapping, or of a part of it, now instead of at their
  * first use.  Their contents stay, also if another thread writes to them meanwhile.  Does nothing
  * if the system cannot. */

@@ -18,7 +18,7 @@
 #include "api/retoken.h"
 #include "api/shape.h"
 
-enum { MAX_BREAKPOINTS = 4 }; /* as in Anthropic's API */
+enum { MAX_BREAKPOINTS = HCACHE_MARKS }; /* as in Anthropic's API */
 
 struct breakpoint {
     size_t n_messages; /* number of chat messages before the breakpoint */
@@ -34,6 +34,9 @@ struct dialog_text {
     struct textbuf prefill_text; /* with which the answer begins, by the client's wish */
     struct breakpoint at[MAX_BREAKPOINTS];
     int n;
+    size_t places
+        [MAX_BREAKPOINTS]; /* [n_places] numbers of messages in front of which some are */
+    int n_places;
     bool wants_citations; /* of a document; answers have none */
 };
 
@@ -514,10 +517,10 @@ static int read_dialog(struct call *c, struct gen_params *p, struct dialog_text 
 
 /* --- the prompt ------------------------------------------------------------------------------- */
 
-static int render(struct call *c, const struct json *messages, const struct dialog_text *d,
-                  const struct gen_params *p, struct prompt_text *out, struct fault *f)
+static int render(struct call *c, const struct dialog_text *d, const struct gen_params *p,
+                  struct prompt_text *out, struct fault *f)
 {
-    struct chat_source source = {.messages = messages,
+    struct chat_source source = {.messages = d->messages,
                                  .tools = d->tools,
                                  .kwargs = p->kwargs,
                                  .effort = p->effort,
@@ -525,57 +528,12 @@ static int render(struct call *c, const struct json *messages, const struct dial
                                  .plain = c->s->o.plain_chat,
                                  .parse_special = c->s->o.parse_special,
                                  .truncates = request_truncates(p, &c->s->truncation),
-                                 .date = p->date.moment[0] != 0 ? p->date.moment : NULL};
+                                 .n_marks = d->n_places};
+    memcpy(source.marks, d->places, sizeof source.marks);
     char *salt = call_state_salt(c, p->cache_salt);
     int rc = dates_render(c->s->o.dates, call_model(c), salt, &source, out, f);
     free(salt);
     return rc;
-}
-
-/* Returns how many of the prompt's tokens come before a breakpoint: the tokens that equal those of
- * a prompt with only the messages before it. If the template accepts no conversation of these
- * messages alone, all tokens count. */
-static int tokens_before(struct call *c, const struct dialog_text *d, size_t n_messages,
-                         const struct gen_params *p, const struct prompt_ids *prompt)
-{
-    struct json *list = json_new_array(), *ask = json_new_object();
-    struct prompt_ids part = {0};
-    struct hcache_err err = {0};
-    struct fault f;
-    struct prompt_text text = {0};
-    char what[200];
-    int same = 0;
-    for (size_t i = 0; i < n_messages && i < json_count(d->messages); i++)
-        json_push(list, json_share(json_at(d->messages, i)));
-    const char *role = json_string_of(
-        json_member(json_at(list, json_count(list) - 1), "role"), NULL);
-    json_put_string(ask, "role", "user");
-    json_put_string(ask, "content", "?");
-    if (role == NULL || strcmp(role, "user") != 0)
-        json_push(list, json_share(ask));
-    json_free(ask);
-    int rc = render(c, list, d, p, &text, &f);
-    if (rc == 0)
-        rc = retoken_encode(call_model(c), c->s->answers, c->salt, &text, &part, what,
-                            &err);
-    while (rc == 0 && same < part.n && same < prompt->n &&
-           part.ids[same] == prompt->ids[same])
-        same++;
-    hcache_free(part.ids);
-    prompt_text_deinit(&text);
-    json_free(list);
-    return rc == 0 ? same : prompt->n;
-}
-
-/* Frees the messages once the text is made, unless a part of them is rendered again. */
-static void forget_messages(struct call *c, struct gen_params *p, struct dialog_text *d)
-{
-    if (d->n > 0)
-        return;
-    json_free(d->messages);
-    d->messages = NULL;
-    json_drop(c->json, "messages");
-    p->messages = NULL;
 }
 
 /* Puts the beginning of the answer behind the prompt. */
@@ -595,6 +553,30 @@ static void add_prefill(struct call *c, const struct dialog_text *d,
     text->n = all.n;
 }
 
+/* Collects the places of breakpoints that have messages behind them, each once. They ascend. */
+static void find_places(struct dialog_text *d)
+{
+    for (int i = 0; i < d->n; i++) {
+        size_t at = d->at[i].n_messages;
+        bool is_new = d->n_places == 0 || d->places[d->n_places - 1] != at;
+        if (is_new && at < json_count(d->messages))
+            d->places[d->n_places++] = at;
+    }
+}
+
+static void set_breakpoints(struct call *c, struct dialog_text *d,
+                            const struct prompt_text *text, const struct prompt_ids *prompt)
+{
+    int n_tokens[MAX_BREAKPOINTS];
+    retoken_before(call_model(c), text, prompt, text->marks, d->n_places, n_tokens);
+    for (int i = 0; i < d->n; i++) {
+        d->at[i].n_tokens = prompt->n;
+        for (int k = 0; k < d->n_places; k++)
+            if (d->places[k] == d->at[i].n_messages)
+                d->at[i].n_tokens = n_tokens[k];
+    }
+}
+
 static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text *d,
                        struct prompt_ids *prompt, struct prompt_text *text, char *what,
                        struct fault *f)
@@ -608,8 +590,10 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
         rc = fault_set(f, 400, "unsupported_value", "truncation",
                        "'truncation' cannot be auto beside 'cache_control': the marked "
                        "part may be dropped");
-    if (rc == 0)
-        rc = render(c, d->messages, d, p, text, f);
+    if (rc == 0) {
+        find_places(d);
+        rc = render(c, d, p, text, f);
+    }
     if (rc == 0 && d->prefill_text.n > 0)
         add_prefill(c, d, text);
     if (rc == 0 && truncates)
@@ -618,22 +602,19 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
         rc = prompt_fits(call_model(c), truncates, text->text, text->n, "messages", f);
     if (rc == 0)
         request_note_prompt(p, text->text, text->n);
-    if (rc == 0)
-        forget_messages(c, p, d);
+    if (rc == 0) { /* the text has all of them */
+        json_free(d->messages);
+        d->messages = NULL;
+        json_drop(c->json, "messages");
+        p->messages = NULL;
+    }
     if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, text, prompt, what,
                                   &err) != 0)
         rc = fault_refuse(f, err.code, "messages", "'messages': %s", err.msg);
     if (rc == 0)
         date_locate(call_model(c), text, prompt, &p->date);
-    for (int i = 0; rc == 0 && i < d->n; i++) {
-        struct breakpoint *at = &d->at[i];
-        if (at->n_messages >= json_count(d->messages))
-            at->n_tokens = prompt->n;
-        else if (i > 0 && at->n_messages == d->at[i - 1].n_messages)
-            at->n_tokens = d->at[i - 1].n_tokens;
-        else
-            at->n_tokens = tokens_before(c, d, at->n_messages, p, prompt);
-    }
+    if (rc == 0)
+        set_breakpoints(c, d, text, prompt);
     return rc;
 }
 

@@ -67,11 +67,14 @@ static bool is_traced(const char *key, const struct json *string)
 }
 
 /* Removes the marks around our own tags, which are not foreign. */
-static void remove_marks(char *text, size_t *n, uint8_t *foreign)
+static void remove_marks(char *text, size_t *n, uint8_t *foreign, struct jinja_mark *marks,
+                         int n_marks)
 {
-    size_t to = 0;
+    size_t to = 0, moved[CHAT_MARKS] = {0};
     bool own = false;
     for (size_t i = 0; i < *n; i++) {
+        for (int k = 0; k < n_marks; k++)
+            moved[k] = marks[k].at >= i ? to : moved[k];
         bool begins = *n - i >= 4 && memcmp(text + i, CHAT_TAG_BEGIN, 4) == 0;
         bool ends = *n - i >= 4 && memcmp(text + i, CHAT_TAG_END, 4) == 0;
         if (begins || ends) {
@@ -85,6 +88,8 @@ static void remove_marks(char *text, size_t *n, uint8_t *foreign)
                                         (unsigned)bit << to % 8);
         text[to++] = text[i];
     }
+    for (int k = 0; k < n_marks; k++)
+        marks[k].at = marks[k].at < *n ? moved[k] : to;
     text[to] = 0;
     *n = to;
 }
@@ -99,16 +104,23 @@ int chat_render_prepared(const struct chat_template *t, const struct chat_reques
         {"tools", json_kind(p->tools) == JSON_KIND_ARRAY ? p->tools : NULL, true},
         {"documents", json_count(r->documents) != 0 ? r->documents : NULL, true},
     };
+    struct jinja_mark marks[CHAT_MARKS];
+    for (int k = 0; k < r->n_marks; k++)
+        marks[k] = (struct jinja_mark){p->behind[k].message, p->behind[k].byte, 0};
     const struct jinja_input in = {.vars = vars,
                                    .extra = extra,
                                    .n_extra = 3,
                                    .now = r->now,
                                    .shown_time = r->shown_time,
-                                   .traces = foreign != NULL ? is_traced : NULL};
+                                   .traces = foreign != NULL ? is_traced : NULL,
+                                   .marks = marks,
+                                   .n_marks = foreign != NULL ? r->n_marks : 0};
     int rc = foreign != NULL ? jinja_render_traced(t->jinja, &in, text, n, foreign, err)
                              : jinja_render(t->jinja, &in, text, n, err);
     if (rc == 0 && p->marked)
-        remove_marks(*text, n, foreign != NULL ? *foreign : NULL);
+        remove_marks(*text, n, foreign != NULL ? *foreign : NULL, marks, in.n_marks);
+    for (int k = 0; rc == 0 && k < in.n_marks; k++)
+        r->marks[k].at = marks[k].at;
     json_free(vars);
     return rc;
 }

@@ -82,8 +82,17 @@ struct chat_request {
     /* Gets the names of members of messages that the template does not show and that change
      * nothing else, with blanks between; CHAT_UNSHOWN bytes. NULL: they are not wanted. */
     char *unshown;
+    struct chat_mark *marks; /* [n_marks]; set by chat_render_traced alone */
+    int n_marks;
 };
-enum { CHAT_UNSHOWN = 160 };
+enum { CHAT_UNSHOWN = 160, CHAT_MARKS = 4 };
+
+/* A place between two messages of the request, and its place in the rendered text. */
+struct chat_mark {
+    size_t message; /* the first message behind it */
+    size_t
+        at; /* offset of the first byte from a message behind it; the text's size: none */
+};
 
 /* Renders a request.  The caller frees *text; its final zero is not counted in *n.  The text
  * already contains the BOS token if the template writes one: encode it with special tokens parsed,

@@ -75,6 +75,10 @@ struct chat_prepared {
     struct json *messages;    /* the caller frees it */
     const struct json *tools; /* those that the template shows; belongs to the request */
     bool marked;              /* the messages have tags between CHAT_TAG_BEGIN and _END */
+    /* where the part behind each mark of the request begins; `byte` as in jinja_mark */
+    struct chat_place {
+        size_t message, byte;
+    } behind[CHAT_MARKS];
 };
 
 /* chat.c: renders prepared messages. foreign: NULL, or as in chat_render_traced. */

@@ -27,6 +27,9 @@ struct talk {
         const char *role, *key;
     } unshown[8];
     int n_unshown;
+    const struct chat_mark *marks; /* [n_marks] of the request, and what lies behind them */
+    struct chat_place behind[CHAT_MARKS];
+    int n_marks;
 };
 
 /* --- content ------------------------------------------------------------------------ */
@@ -485,10 +488,12 @@ static bool is_same(const struct json *a, const struct json *b)
     return same;
 }
 
-/* Returns a message with the role, the contents and the other members of both. A member that the
- * template shows, and that only one of them has or that differs, is refused. */
+/* Makes a message with the role, the contents and the other members of both. *n_first: bytes of its
+ * content that come from the first one. A member that the template shows, and that only one of them
+ * has or that differs, is refused. */
 static int join_messages(const struct chat_template *t, const struct json *a,
-                         const struct json *b, struct json **out, struct err *err)
+                         const struct json *b, struct json **out, size_t *n_first,
+                         struct err *err)
 {
     struct joined j = {0};
     const char *role = json_string_of(json_member(a, "role"), NULL);
@@ -512,6 +517,7 @@ static int join_messages(const struct chat_template *t, const struct json *a,
         }
     }
     join_content(&j, json_member(a, "content"), false);
+    *n_first = j.b.n;
     join_content(&j, json_member(b, "content"), false);
     return put_joined(*out, "content", &j, err);
 }
@@ -538,9 +544,10 @@ static int as_user(const struct json *message, struct json **out, struct err *er
 
 /* Returns the messages in another order: the system's messages that stand behind the first question
  * come before it. The parts of a prompt that every session begins with then come first. n_begin:
- * number of messages of the system that the request begins with. */
+ * number of messages of the system that the request begins with. from: the messages' numbers in the
+ * request, which get the same order. */
 static struct json *question_last(const struct chat_template *t, const struct json *list,
-                                  size_t *n_begin)
+                                  size_t *n_begin, size_t *from)
 {
     struct json *all = json_new_array();
     size_t n = json_count(list), begin = 0, end;
@@ -551,14 +558,19 @@ static struct json *question_last(const struct chat_template *t, const struct js
             break;
     if (t->later_system && !t->two_systems)
         end = begin;
+    size_t *old = xcalloc(n + 1, sizeof *old);
+    memcpy(old, from, n * sizeof *old);
     for (size_t i = 0; i < begin; i++)
         json_push(all, json_share(json_at(list, i)));
     for (int users = 0; users < 2; users++)
         for (size_t i = begin; i < end; i++)
-            if (is_system(json_at(list, i)) != users)
+            if (is_system(json_at(list, i)) != users) {
+                from[json_count(all)] = old[i];
                 json_push(all, json_share(json_at(list, i)));
+            }
     for (size_t i = end; i < n; i++)
         json_push(all, json_share(json_at(list, i)));
+    free(old);
     *n_begin = begin;
     return all;
 }
@@ -572,16 +584,26 @@ static bool excludes(const struct chat_template *t, const struct json *a,
             json_member(a, "tool_calls") == NULL && thought_of(b) == NULL);
 }
 
+/* Notes that message `from` of the request begins at a place of the prepared ones, which come in
+ * order. What lies behind a mark begins where the first message behind the mark does. */
+static void note_place(struct talk *k, size_t from, size_t message, size_t byte)
+{
+    for (int i = 0; i < k->n_marks; i++)
+        if (k->behind[i].message == SIZE_MAX && from >= k->marks[i].message)
+            k->behind[i] = (struct chat_place){message, byte};
+}
+
 /* Adapts the messages to the number and the places of system messages that the template shows, to
  * neighbours of one role, and to the results of tools. A system message that the template does not
  * show is said by the user, at the same place, so that the beginning of the prompt stays as it
- * was. */
-static int join_unshown(const struct chat_template *t, const struct json *list,
+ * was. from_list: the messages' numbers in the request. */
+static int join_unshown(struct talk *k, const struct json *list, size_t *from_list,
                         struct json **out, struct err *err)
 {
+    const struct chat_template *t = k->t;
     size_t n = json_count(list), n_begin;
     struct json *all = json_new_array(), *last = NULL, *m = NULL,
-                *ordered = question_last(t, list, &n_begin);
+                *ordered = question_last(t, list, &n_begin, from_list);
     bool was_result = false; /* `last` was made from a result */
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < n; i++) {
@@ -596,9 +618,10 @@ static int join_unshown(const struct chat_template *t, const struct json *list,
                      ((system && shown && i < n_begin && !t->two_systems) ||
                       (result && was_result) || excludes(t, last, m));
         was_result = result;
+        size_t n_first = 0;
         if (joins) {
             struct json *both = NULL;
-            rc = join_messages(t, last, m, &both, err);
+            rc = join_messages(t, last, m, &both, &n_first, err);
             json_free(m);
             json_free(last);
             last = both;
@@ -607,6 +630,7 @@ static int join_unshown(const struct chat_template *t, const struct json *list,
                 json_push(all, last);
             last = m;
         }
+        note_place(k, from_list[i], json_count(all), n_first);
     }
     if (last != NULL)
         json_push(all, last);
@@ -676,12 +700,17 @@ static struct json *declare_tools(const struct talk *k, const struct json *tools
 
 /* Puts the declaration of the tools behind the first system message, in the same message. */
 static int add_tools(const struct talk *k, const struct json *tools, struct json **list,
-                     struct err *err)
+                     size_t *from, struct err *err)
 {
     struct json *all = json_new_array(), *said = declare_tools(k, tools), *first = said;
     const struct json *old = json_at(*list, 0);
     bool joins = is_system(old);
-    int rc = joins ? join_messages(k->t, old, said, &first, err) : 0;
+    size_t n_first;
+    int rc = joins ? join_messages(k->t, old, said, &first, &n_first, err) : 0;
+    if (!joins) {
+        memmove(from + 1, from, json_count(*list) * sizeof *from);
+        from[0] = 0;
+    }
     json_push(all, first);
     for (size_t i = joins; i < json_count(*list); i++)
         json_push(all, json_share(json_at(*list, i)));
@@ -719,35 +748,47 @@ int chat_prepare(const struct chat_template *t, const struct chat_request *r,
     bool declares = t->can.declared_tools && json_count(r->tools) > 0;
     struct talk k = {.t = t,
                      .writes_calls = t->written_calls && (!t->native_calls || declares)};
+    k.marks = r->marks;
+    k.n_marks = r->n_marks;
     k.marked = (k.writes_calls || t->written_beside_text || declares) &&
                !has_marks(messages) && !has_marks(r->tools);
     size_t *place;
     struct json *list = json_new_array(),
                 *ordered = chat_order_results(t, messages, &place);
+    /* numbers of the messages of `list` in the request: up to two for each, and the tools' */
+    size_t *from = xcalloc(2 * json_count(ordered) + 2, sizeof *from);
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < json_count(ordered); i++) {
         struct json *message = json_new_object(), *before = NULL;
         rc = prepare_message(&k, json_at(ordered, i), place[i], message, &before, err);
+        from[json_count(list)] = from[json_count(list) + 1] = place[i];
         if (before != NULL)
             json_push(list, before);
         json_push(list, message);
     }
     if (rc == 0 && declares)
-        rc = add_tools(&k, r->tools, &list, err);
+        rc = add_tools(&k, r->tools, &list, from, err);
     struct json *joined = NULL;
+    for (int i = 0; i < k.n_marks; i++)
+        k.behind[i].message = SIZE_MAX;
     if (rc == 0 && (k.has_results || needs_joining(t, list))) {
-        rc = join_unshown(t, list, &joined, err);
+        rc = join_unshown(&k, list, from, &joined, err);
         json_free(list);
         list = joined;
+    } else {
+        for (size_t i = 0; i < json_count(list); i++)
+            note_place(&k, from[i], i, 0);
     }
     if (rc == 0 && r->unshown != NULL)
         tell_unshown(&k, r->unshown);
     free(place);
+    free(from);
     json_free(ordered);
     if (rc != 0) {
         json_free(list);
         return rc;
     }
-    *out = (struct chat_prepared){list, declares ? NULL : r->tools, k.marked};
+    *out = (struct chat_prepared){list, declares ? NULL : r->tools, k.marked, {{0}}};
+    memcpy(out->behind, k.behind, sizeof out->behind);
     return 0;
 }

@@ -38,7 +38,7 @@ static char *render(const struct chat_template *t, const char *messages, const c
     if (tools != NULL)
         (void)json_parse(&tool_list, tools, strlen(tools), "probe", NULL);
     r.now = &epoch;
-    const struct chat_prepared p = {m, tool_list, true};
+    const struct chat_prepared p = {.messages = m, .tools = tool_list, .marked = true};
     (void)chat_render_prepared(t, &r, &p, &text, n, NULL, NULL);
     json_free(tool_list);
     json_free(m);

@@ -3,6 +3,7 @@
 #include "text/chat.h"
 
 #include "base/file.h"
+#include "base/textbuf.h"
 #include "text/answer.h"
 
 #include <setjmp.h>
@@ -619,6 +620,80 @@ static char *rendered(const char *source, const char *messages, const char *tool
 #define RESULT(id, text)                                                                   \
     "{\"role\": \"tool\", \"tool_call_id\": \"" id "\", \"content\": \"" text "\"}"
 
+/* A mark is where the text from messages behind it begins, also in a message that was joined from
+ * both sides of the mark, or that moved in front of it. */
+static void test_marks(void **state)
+{
+    (void)state;
+#define ONE_SYSTEM                                                                         \
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"                \
+    "{{ raise_exception('late') }}{% endif %}<{{ m.role }}>{{ m.content | trim }}"         \
+    "{% endfor %}{{ tools }}"
+#define SAYS(role, text) "{\"role\": \"" role "\", \"content\": \"" text "\"}"
+    static const char four[] = "[" SAYS("system", "s") "," SAYS("user", "u") "," SAYS(
+        "assistant", "a") "," SAYS("user", "v") "]";
+    static const char late[] = "[" SAYS("system", "s") "," SAYS("user", "u") "," SAYS(
+        "system", "late") "]";
+    static const char two[] = "[" SAYS("system", "s") "," SAYS("system", "t") "," SAYS(
+        "user", "u") "]";
+    static const struct {
+        const char *source, *messages;
+        size_t message;
+        const char *before; /* text up to the mark */
+    } cases[] = {
+        {ONE_SYSTEM, four, 0, "<system>"},
+        {ONE_SYSTEM, four, 1, "<system>s<user>"},
+        {ONE_SYSTEM, four, 3, "<system>s<user>u<assistant>a<user>"},
+        {ONE_SYSTEM, four, 4, "<system>s<user>u<assistant>a<user>vNone"},
+        {ONE_SYSTEM, late, 1, "<system>s<user>"}, /* the user says it */
+        {ONE_SYSTEM, late, 2, "<system>s<user>"},
+        {ONE_SYSTEM, two, 1, "<system>s"}, /* "s\n\nt" is one message */
+        {PLAIN, late, 1, "<system>s<system>"},
+        {PLAIN, late, 2, "<system>s<system>"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (int large = 0; large < 2;
+             large++) { /* large texts are traced without a copy */
+            struct chat_template *t = open_template(cases[i].source);
+            struct json *m = parse(cases[i].messages), *big = json_new_array();
+            struct textbuf text = {0};
+            size_t pad = large ? 40000 : 0, n = 0;
+            for (size_t k = 0; k < pad; k++)
+                textbuf_add(&text, "p", 1);
+            for (size_t k = 0; k < json_count(m); k++) {
+                struct json *o = json_new_object();
+                const char *role = json_string_of(json_member(json_at(m, k), "role"), NULL);
+                const char *said = json_string_of(json_member(json_at(m, k), "content"),
+                                                  NULL);
+                text.n = k == 0 ? pad : 0;
+                textbuf_add(&text, said, strlen(said));
+                json_put_string(o, "role", role);
+                json_put_bytes(o, "content", text.p, text.n);
+                json_push(big, o);
+            }
+            struct chat_mark marks[] = {{cases[i].message, 0}, {9, 0}};
+            struct chat_request r = {.messages = big, .marks = marks, .n_marks = 2};
+            uint8_t *foreign = NULL;
+            char *out = NULL;
+            assert_int_equal(chat_render_traced(t, &r, &out, &n, &foreign, NULL), 0);
+            char shown[128];
+            size_t n_shown = 0;
+            for (size_t k = 0; k < marks[0].at && n_shown < sizeof shown - 1; k++)
+                if (out[k] != 'p')
+                    shown[n_shown++] = out[k];
+            shown[n_shown] = 0;
+            assert_string_equal(shown, cases[i].before);
+            assert_int_equal(marks[1].at, n);
+            free(out);
+            free(foreign);
+            textbuf_free(&text);
+            json_free(big);
+            json_free(m);
+            chat_close(t);
+        }
+    }
+}
+
 /* A member that the prompt does not show is named, unless it says nothing or only repeats. */
 static void test_unshown_members(void **state)
 {
@@ -950,6 +1025,7 @@ int main(void)
         cmocka_unit_test(test_golden),
         cmocka_unit_test(test_joined_parts),
         cmocka_unit_test(test_members_of_a_message),
+        cmocka_unit_test(test_marks),
         cmocka_unit_test(test_unshown_members),
         cmocka_unit_test(test_results_in_order),
         cmocka_unit_test(test_single_calls),
