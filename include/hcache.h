@@ -469,6 +469,9 @@ struct hcache_request {
     const struct hcache_shaping *shaping;
     /* form of the answer; NULL: any. It is needed until the request is submitted. */
     const struct hcache_form *form;
+    /* The form is completed within max_tokens, if it has texts of less bytes: where the tokens end,
+     * only the shortest completions remain. Such an answer takes a search at each token. */
+    bool close;
     struct hcache_truncation truncation;
     const char *salt; /* requests share state only if their salts are equal */
     /* requests with a lower number run earlier, -HCACHE_MAX_PRIORITY..HCACHE_MAX_PRIORITY */

@@ -72,6 +72,7 @@ struct state {
      * one takes such a character. */
     int32_t room;
     bool only, accepts, unique, blind;
+    int32_t least;   /* bytes that complete the text; -1: not known yet */
     uint32_t shadow; /* the state from which tokens are searched; 0: not known yet */
     struct found *found;
 };
@@ -120,6 +121,8 @@ struct automaton {
     int32_t *ids, *doubts; /* [n_tokens] tokens of a search */
     uint32_t n_doubts;
     struct textbuf key; /* of a search */
+    int32_t *
+        least; /* [n_nodes] bytes to the end of the node's rule or repetition; NULL: unknown */
 };
 
 /* --- arrays and tables -------------------------------------------------------------- */
@@ -640,7 +643,8 @@ static uint32_t settle(struct automaton *a)
             return a->state_table.slots[at] - 1;
     }
     struct state *s = &a->states[a->n_states];
-    *s = (struct state){.first = a->n_places, .n = n, .to = UNKNOWN, .accepts = accepts};
+    *s = (struct state){
+        .first = a->n_places, .n = n, .to = UNKNOWN, .accepts = accepts, .least = -1};
     memcpy(a->places + s->first, a->visits, n * sizeof *a->visits);
     a->n_places += n;
     look_for_room(a, s);
@@ -780,6 +784,7 @@ void automaton_destroy(struct automaton *a)
     free(a->spine);
     free(a->ids);
     free(a->doubts);
+    free(a->least);
     textbuf_free(&a->key);
     free(a);
 }
@@ -1121,5 +1126,146 @@ int walk_mask(struct walk *w, uint32_t *mask)
         if (to != DEAD)
             mask_set(mask, f->doubts[i]);
     }
+    return a->rc;
+}
+
+/* --- completing a text ------------------------------------------------------------------ */
+
+enum { FAR = 1 << 28 }; /* more bytes than any text has */
+
+static int32_t sum(int64_t a, int64_t b)
+{
+    return (int32_t)MIN(a + b, FAR);
+}
+
+/* Returns the least bytes from a node to the end of its rule or repetition, as far as those of the
+ * nodes behind it are known. A counter counts characters, of a byte at least. */
+static int32_t least_of(const struct automaton *a, const struct node *n)
+{
+    int32_t least = FAR, next = a->least[n->next];
+    switch ((enum node_kind)n->kind) {
+    case NODE_EDGES:
+        for (uint32_t i = 0; i < n->n; i++)
+            least = MIN(least, sum(1, a->least[a->g->edges[n->first + i].next]));
+        return least;
+    case NODE_SPLIT:
+        for (uint32_t i = 0; i < n->n; i++)
+            least = MIN(least, a->least[a->g->lists[n->first + i]]);
+        return least;
+    case NODE_CALL:
+        return sum(a->least[a->g->rules[n->body]], next);
+    case NODE_REPEAT:
+        return n->min == 0 ? next : sum((int64_t)n->min * a->least[n->body], next);
+    case NODE_RETURN:
+    case NODE_AGAIN:
+        return 0;
+    case NODE_COUNTER:
+        return sum(n->min, next);
+    case NODE_COUNT:
+    case NODE_COUNTED:
+    case NODE_UNIQUE:
+    case NODE_ITEM:
+    case NODE_ITEM_END:
+    case NODE_UNIQUE_END:
+        return next;
+    }
+    return FAR;
+}
+
+/* Makes the table by lowering its numbers until none is too high. */
+static bool need_least(struct automaton *a)
+{
+    if (a->least != NULL)
+        return true;
+    a->least = mem_try_calloc(a->g->n_nodes, sizeof *a->least);
+    if (a->least == NULL)
+        return false;
+    for (uint32_t i = 0; i < a->g->n_nodes; i++)
+        a->least[i] = FAR;
+    for (bool lowered = true; lowered;) {
+        lowered = false;
+        for (uint32_t i = 0; i < a->g->n_nodes; i++) {
+            int32_t least = least_of(a, &a->g->nodes[i]);
+            lowered |= least < a->least[i];
+            a->least[i] = MIN(least, a->least[i]);
+        }
+    }
+    return true;
+}
+
+/* Returns the bytes that complete the text from a place: to the end of its rule, and of all that
+ * its stack goes on with. */
+static int32_t least_from(const struct automaton *a, struct place p)
+{
+    int32_t least = a->least[p.node];
+    for (uint32_t at = p.stack; at != 0; at = a->cells[at].below) {
+        const struct cell *c = &a->cells[at];
+        const struct node *n = &a->g->nodes[c->tag];
+        int64_t more = MAX(n->min - c->count - (n->kind == NODE_REPEAT), 0);
+        if (n->kind == NODE_CALL)
+            least = sum(least, a->least[n->next]);
+        else if (n->kind == NODE_REPEAT)
+            least = sum(least,
+                        sum(more == 0 ? 0 : more * a->least[n->body], a->least[n->next]));
+        else if (n->kind == NODE_COUNTER)
+            least = sum(least, more);
+    }
+    return least;
+}
+
+static int32_t state_least(struct automaton *a, uint32_t state)
+{
+    struct state *s = &a->states[state];
+    if (s->least >= 0)
+        return s->least;
+    s->least = s->accepts ? 0 : FAR;
+    for (uint32_t i = 0; i < s->n; i++)
+        s->least = MIN(s->least, least_from(a, a->places[s->first + i]));
+    return s->least;
+}
+
+/* Marks in `mask` those tokens of `of` in a trie behind which at most `room` bytes complete the
+ * text. Returns the least that any of them needs. */
+static int32_t close_by(struct automaton *a, const struct trie *t, uint32_t from,
+                        int32_t room, const uint32_t *of, uint32_t *mask)
+{
+    int32_t best = FAR;
+    a->path[0] = from;
+    for (uint32_t i = 0; i < t->n && a->rc == 0;) {
+        const struct trie_node *k = &t->at[i];
+        uint32_t to = step(a, a->path[k->depth - 1], k->byte);
+        a->path[k->depth] = to;
+        i = to == DEAD ? k->end : i + 1;
+        for (uint32_t id = k->tok; to != DEAD && id < k[1].tok; id++) {
+            int32_t least = mask_has(of, t->ids[id]) ? state_least(a, to) : FAR;
+            best = MIN(best, least);
+            if (least <= room)
+                mask_set(mask, t->ids[id]);
+        }
+    }
+    return best;
+}
+
+int walk_close(struct walk *w, int room, uint32_t *mask)
+{
+    struct automaton *a = w->automaton;
+    size_t bytes = a->v->n_words * sizeof *mask;
+    int rc = make_room(a);
+    if (rc != 0)
+        return rc;
+    uint32_t *of = mem_try(bytes);
+    if (of == NULL || !need_least(a)) {
+        free(of);
+        return -ENOMEM;
+    }
+    memcpy(of, mask, bytes);
+    memset(mask, 0, bytes);
+    int32_t best = close_by(a, &a->v->plain, w->state, room, of, mask);
+    best = MIN(best, close_by(a, &a->v->other, w->state, room, of, mask));
+    if (best > room && !a->states[w->state].accepts) {
+        (void)close_by(a, &a->v->plain, w->state, best, of, mask);
+        (void)close_by(a, &a->v->other, w->state, best, of, mask);
+    }
+    free(of);
     return a->rc;
 }

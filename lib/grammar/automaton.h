@@ -54,4 +54,9 @@ bool walk_is_complete(struct walk *w);
  * the caller's: they are allowed where walk_accepts. */
 int walk_mask(struct walk *w, uint32_t *mask);
 
+/* Removes the tokens behind which more than `room` bytes are needed to complete the text. If none
+ * is left, and the text may not end here, the tokens behind which least bytes are needed stay. What
+ * unique items demand is not counted. */
+int walk_close(struct walk *w, int room, uint32_t *mask);
+
 #endif

@@ -91,6 +91,8 @@ int form_shape(struct form *f, struct form_place *p, const int32_t *answer, int 
     int rc = catch_up(f, p, answer, n);
     if (rc == 0)
         rc = walk_mask(&p->walk, f->mask);
+    if (rc == 0 && ends.left > 0)
+        rc = walk_close(&p->walk, ends.left - 2, f->mask);
     if (rc != 0)
         return err_set(err, rc, "the answer's form is too ambiguous to go on");
     float kept[FORM_MAX_ENDS];

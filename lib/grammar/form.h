@@ -28,6 +28,9 @@ enum { FORM_MAX_ENDS = 256 };
 struct form_ends {
     const int32_t *ids; /* tokens that end the answer */
     int n;
+    /* Tokens, this one and an end included, within which the answer is completed: only tokens are
+     * allowed behind which single bytes can complete it. 0: any number */
+    int left;
 };
 
 /* Makes the logits of all tokens that may not follow the answer [n] minus infinity.  Ends are

@@ -181,6 +181,7 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .n_prompt = prompt->n,
                                .max_tokens = (int)max,
                                .ignore_eos = p->ignore_eos,
+                               .close = p->close,
                                .temperature = (float)p->temperature,
                                .top_p = (float)p->top_p,
                                .min_p = (float)p->min_p,

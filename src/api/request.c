@@ -89,6 +89,7 @@ static const struct field fields[] = {
     {"seed", F_SEED, 0, 0, AT(seed), GEN | OPT, "seed of sampling: a 64-bit integer, signed or not"},
     {"stop", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, BOTH | RESP | OPT, "a text or a list of at most 16"},
     {"stop_sequences", F_STOP, 1, HCACHE_MAX_STOP_BYTES, 0, MSG, "a list of at most 16"},
+    {"close", F_BOOL, 0, 0, AT(close), GEN, "an answer with a form is completed within its tokens"},
     {"ignore_eos", F_BOOL, 0, 0, AT(ignore_eos), GEN, "continue to max_tokens"},
     {"priority", F_INT, -HCACHE_MAX_PRIORITY, HCACHE_MAX_PRIORITY, AT(priority), GEN, "lower runs earlier; default 0"},
     {"timeout_ms", F_INT, 0, HCACHE_MAX_TIMEOUT_MS, AT(timeout_ms), GEN, "ends the answer after this time, keeping the text so far; 0: never"},

@@ -66,7 +66,7 @@ struct gen_params {
     int64_t min_tokens;
     const struct json *logit_bias, *stop_ids; /* checked; NULL: not given */
     int64_t seed;
-    bool has_seed, ignore_eos, stream, include_usage, logprobs;
+    bool has_seed, ignore_eos, close, stream, include_usage, logprobs;
     bool raw;   /* of Ollama: the prompt is no message */
     bool fills; /* without max_tokens a completion may fill the context; false: 16 tokens */
     const char *stop[HCACHE_MAX_STOP];

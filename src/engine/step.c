@@ -192,10 +192,11 @@ static void shape_row(struct next_token *h, struct seq *q, int n_vocab, float *l
     if (shaping_changes(q->req->ask.shaping))
         shaping_apply(q->req->ask.shaping, &place, n_vocab, h->counts, logits);
     shaping_end_thought(&q->req->thought, &place, n_vocab, logits);
+    int left = q->req->ask.close ? q->req->ask.max_tokens - (q->n_tokens - n_prompt) : 0;
     if (q->req->form != NULL)
         form_shape(q->req->form, &q->place, q->tokens + n_prompt, q->n_tokens - n_prompt,
-                   (struct form_ends){.ids = ends, .n = n_ends}, n_vocab, logits,
-                   &q->form_err);
+                   (struct form_ends){.ids = ends, .n = n_ends, .left = left}, n_vocab,
+                   logits, &q->form_err);
 }
 
 /* Shapes the logits that came down, at [n][vocab]. On unified memory they are the logits. */

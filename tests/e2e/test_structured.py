@@ -81,6 +81,9 @@ loose = {"type": "json_schema", "json_schema": {"name": "n", "strict": False, "s
 r = post(s, "/v1/chat/completions", messages=USER, max_tokens=40, response_format=loose)[2]
 equal("strict false: it is left out and named", (json.loads(r["choices"][0]["message"]["content"]), r["usage"]["unenforced"]),
       ({"a": 3}, "multipleOf"))
+c = chat(s, max_tokens=30, close=True, response_format={"type": "json_object"}, seed=2)
+check("with close it is whole", c["finish_reason"] == "stop" and
+      isinstance(json.loads(c["message"]["content"]), dict), c)
 c = chat(s, json_schema={"type": "string", "minLength": 190, "maxLength": 4000}, temperature=1, max_tokens=100)
 equal("without tokens left it is the beginning of the form", (c["message"]["content"][0], c["finish_reason"]), ('"', "length"))
 c = chat(s, json_schema=DOG, min_tokens=390)

@@ -294,6 +294,58 @@ static void test_form(void **state)
     form_release(f);
 }
 
+/* Whatever is chosen on the way, an answer is complete within its tokens if the shortest one is,
+ * with the token that ends it. */
+static void test_close(void **state)
+{
+    static const struct {
+        const char *schema;
+        int least; /* bytes of the shortest text */
+    } cases[] = {
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"string\",\"minLength\":3},"
+         "\"b\":{\"type\":\"array\",\"minItems\":2,\"items\":{\"type\":\"null\"}}},"
+         "\"required\":[\"a\",\"b\"]}",
+         27},
+        {"{\"type\":\"array\"}", 2},
+        {"{\"type\":\"string\",\"pattern\":\"^[a-c]{4,9}-[0-9]+$\"}", 8},
+        {"{\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"k\":{\"type\":\"array\","
+         "\"items\":{\"$ref\":\"#/$defs/n\"}}},\"required\":[\"k\"]}},\"$ref\":\"#/$defs/"
+         "n\"}",
+         8},
+    };
+    uint32_t seed = 1;
+    (void)state;
+    for (size_t i = 0; i < 4; i++)
+        for (int more = 0; more < 40; more++) {
+            struct form *f = form_create(schema(cases[i].schema), vocab);
+            struct form_place p = {0};
+            int32_t answer[80], end = 4;
+            int n = 0, n_max = cases[i].least + 1 + more;
+            bool ended = false;
+            while (!ended && n < n_max) {
+                float logits[N_TOKENS];
+                int n_allowed = 0, t = 0;
+                for (int k = 0; k < N_TOKENS; k++)
+                    logits[k] = 1;
+                struct form_ends e = {.ids = &end, .n = 1, .left = n_max - n};
+                assert_int_equal(form_shape(f, &p, answer, n, e, N_TOKENS, logits, NULL),
+                                 0);
+                for (int k = 0; k < N_TOKENS; k++)
+                    n_allowed += isfinite(logits[k]);
+                seed = seed * 1664525 + 1013904223;
+                int pick = (int)(seed >> 8) % n_allowed;
+                while (!isfinite(logits[t]) || pick-- > 0)
+                    t++;
+                answer[n++] = t;
+                ended = t == end || form_take(f, &p, answer, n);
+            }
+            if (!ended)
+                fail_msg("case %zu is open after %d tokens", i, n_max);
+            form_leave(&p);
+            form_release(f);
+        }
+}
+
 /* A walk that left the form allows nothing, and a token without bytes is never allowed. */
 static void test_dead(void **state)
 {
@@ -322,6 +374,7 @@ int main(void)
         cmocka_unit_test(test_masks),      cmocka_unit_test(test_gbnf_masks),
         cmocka_unit_test(test_forgetting), cmocka_unit_test(test_dead),
         cmocka_unit_test(test_after),      cmocka_unit_test(test_form),
+        cmocka_unit_test(test_close),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
