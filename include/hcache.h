@@ -298,6 +298,7 @@ struct hcache_chat_mark {
 struct hcache_chat {
     const struct json *messages, *tools, *kwargs;
     bool guarded;
+    bool no_answer; /* the text does not end with the beginning of an answer */
     /* local time that the template sees, as "2026-11-28 22:05:00" or "2026-11-28"; NULL: now */
     const char *moment;
     /* [HCACHE_SHOWN_DATE] receives the first text that the template got when it asked for date or

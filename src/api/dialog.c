@@ -189,7 +189,7 @@ int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char *
     struct chat_request r = {.messages = chat->messages,
                              .tools = has_tools ? chat->tools : NULL,
                              .kwargs = has_vars ? chat->kwargs : NULL,
-                             .add_generation_prompt = true,
+                             .add_generation_prompt = !chat->no_answer,
                              .bos_token = k->bos,
                              .eos_token = k->eos,
                              .tokens = k->tokens,

@@ -96,6 +96,13 @@ int fault_field(struct fault *f, const char *param, const char *fmt, ...)
     return -1;
 }
 
+int fault_too_long(struct fault *f, int64_t n_prompt, int n_context)
+{
+    f->n_prompt = n_prompt;
+    f->n_context = n_context;
+    return -1;
+}
+
 struct json *fault_json(const struct fault *f)
 {
     struct json *o = json_new_object(), *e = json_new_object();
@@ -103,6 +110,10 @@ struct json *fault_json(const struct fault *f)
     json_put_string(e, "type", f->type);
     json_put_string(e, "param", f->param[0] != 0 ? f->param : NULL);
     json_put_string(e, "code", f->code);
+    if (f->n_context > 0) {
+        json_put_int(e, "n_prompt_tokens", f->n_prompt);
+        json_put_int(e, "n_ctx", f->n_context);
+    }
     json_put(o, "error", e);
     return o;
 }

@@ -8,6 +8,8 @@ struct fault {
     int status;       /* HTTP status */
     const char *type; /* type of the error in the API, such as "invalid_request_error" */
     const char *code; /* NULL: null in JSON */
+    int64_t n_prompt; /* tokens of a prompt that is too long; else 0 */
+    int n_context;    /* most tokens of it */
     char param[64];   /* name of the request's field; "": null in JSON */
     char message[400];
     char reason[160]; /* the message for a log, with "..." in place of a user's texts */
@@ -26,6 +28,8 @@ int fault_refuse(struct fault *f, int rc, const char *param, const char *fmt, ..
  * quotes, and fmt. No part of the name comes from the client. */
 int fault_field(struct fault *f, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+/* Adds to a fault how many tokens the prompt has, at least, and the context. Returns -1. */
+int fault_too_long(struct fault *f, int64_t n_prompt, int n_context);
 /* Returns the fault as {"error": {...}}. */
 struct json *fault_json(const struct fault *f);
 

@@ -48,11 +48,12 @@ static int too_long(const struct gen_params *p, int n_prompt, int max_context,
                     struct fault *f)
 {
     long long wanted = p->max_tokens > 0 ? p->max_tokens : 1;
-    return fault_set(f, 400, "context_length_exceeded", request_prompt_name(p->kind),
-                     "%-sthis model's maximum context length is %d tokens, but the prompt "
-                     "has %d and %lld are to be generated",
-                     p->kind == REQUEST_MESSAGE ? "prompt is too long: " : "", max_context,
-                     n_prompt, wanted);
+    fault_set(f, 400, "context_length_exceeded", request_prompt_name(p->kind),
+              "%-sthis model's maximum context length is %d tokens, but the prompt "
+              "has %d and %lld are to be generated",
+              p->kind == REQUEST_MESSAGE ? "prompt is too long: " : "", max_context,
+              n_prompt, wanted);
+    return fault_too_long(f, n_prompt, max_context);
 }
 
 /* Returns how the request is truncated. If a conversation cannot be truncated, because of its
@@ -119,7 +120,8 @@ static int check_fields(const struct generation *g, const struct prompt_ids *pro
         return fault_field(f, request_max_name(p),
                            "is %lld; for a truncated context it must be at most %d",
                            (long long)p->max_tokens, HCACHE_MAX_TRUNCATED_ANSWER);
-    request_shaping(p, &own);
+    if (request_shaping(p, g->client.h, &own, f) != 0)
+        return -1;
     for (int i = 0; i < own.shaping.n_bias; i++)
         if (own.bias[i].id >= n_vocab)
             return fault_field(f, "logit_bias", "has the token %d; tokens are 0 to %d",
@@ -174,7 +176,8 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
     if (truncation->ratio > 0 && p->max_tokens < 0 && max < max_context / 2)
         max = max_context / 2;
     struct request_shaping shaping;
-    request_shaping(p, &shaping);
+    struct fault unused; /* check_fields has seen it */
+    (void)request_shaping(p, g->client.h, &shaping, &unused);
     struct hcache_request r = {.prompt = prompt->ids,
                                .shaping = &shaping.shaping,
                                .form = g->form,
@@ -219,6 +222,7 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
                     : g->client.repeatable ? g->client.seed
                                            : random_u64();
     hcache_model_info(g->client.h, &info);
+    g->seed = seed;
     struct hcache_truncation truncation = truncation_of(g);
     g->callable = form_callable(&g->params);
     if (check_fit(&g->params, truncation.ratio > 0, prompts, g->n / n, &info, f) != 0 ||
@@ -403,6 +407,8 @@ static void read_choice(struct choice *ch, struct hcache_delta *d)
 {
     hcache_ticket_read(ch->ticket, d);
     ch->n_cached = d->cached_tokens;
+    if (ch->gen->params.return_tokens)
+        textbuf_add(&ch->ids, d->ids, (size_t)d->n_ids * sizeof *d->ids);
     size_t n = (size_t)d->n_ids * (size_t)(1 + ch->gen->params.n_top) * sizeof *d->logprobs;
     ch->lacks_logprobs |= d->logprobs != NULL &&
                           !textbuf_try_add(&ch->logprobs, d->logprobs, n);
@@ -574,6 +580,7 @@ void generation_free(struct generation *g)
             tell_end(&g->choice[i], ANSWER_CANCELLED, NULL);
         hcache_ticket_free(g->choice[i].ticket);
         textbuf_free(&g->choice[i].logprobs);
+        textbuf_free(&g->choice[i].ids);
         hcache_answer_close(g->choice[i].answer);
         hcache_result_free(&g->choice[i].result);
     }

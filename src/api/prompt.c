@@ -21,9 +21,7 @@ static bool is_role(const char *role)
     return false;
 }
 
-/* Reads a content: a text, null, or a list of parts {"type": "text", "text": "..."}, whose texts
- * are joined. */
-static int read_content(const struct json *v, struct textbuf *out, struct fault *f)
+int prompt_content(const struct json *v, struct textbuf *out, struct fault *f)
 {
     size_t n;
     const char *text = json_string_of(v, &n);
@@ -71,7 +69,7 @@ static int normalize(const struct json *messages, struct json **out, struct faul
             rc = fault_set(f, 400, "unsupported_parameter", "messages",
                            "message %zu has 'tool_calls', which are not supported", i);
         else
-            rc = read_content(json_member(m, "content"), &text, f);
+            rc = prompt_content(json_member(m, "content"), &text, f);
         if (rc == 0) {
             struct json *o = json_new_object();
             json_put_string(o, "role", strcmp(role, "developer") == 0 ? "system" : role);
@@ -133,11 +131,11 @@ int prompt_fits(const struct hcache *h, bool truncates, const char *text, size_t
                          info.max_context);
     if (truncates || least <= info.max_context)
         return 0;
-    return fault_set(
-        f, 400, "context_length_exceeded", param,
-        "the prompt has %zu bytes, which are at least %lld tokens: the maximum "
-        "context length is %d tokens",
-        n, (long long)least, info.max_context);
+    fault_set(f, 400, "context_length_exceeded", param,
+              "the prompt has %zu bytes, which are at least %lld tokens: the maximum "
+              "context length is %d tokens",
+              n, (long long)least, info.max_context);
+    return fault_too_long(f, least, info.max_context);
 }
 
 /* Bound on the tokens that a template writes around a system message. */
@@ -150,7 +148,7 @@ static int text_tokens(const struct hcache *h, const struct json *content)
     struct fault unused;
     int32_t *ids = NULL;
     int n = 0;
-    if (read_content(content, &text, &unused) == 0 && text.n > 0 &&
+    if (prompt_content(content, &text, &unused) == 0 && text.n > 0 &&
         hcache_encode(h, text.p, text.n, 0, &ids, &n, &err) == 0)
         hcache_free(ids);
     textbuf_free(&text);
@@ -194,6 +192,20 @@ void prompt_text_answer(const struct hcache *h, const struct prompt_text *t,
     *n_out = n;
 }
 
+void prompt_text_append(const struct hcache *h, struct prompt_text *t, const char *answer,
+                        size_t n)
+{
+    char *more;
+    struct textbuf all = {0};
+    prompt_text_answer(h, t, answer, n, &more, &n);
+    textbuf_add(&all, t->text, t->n);
+    textbuf_add(&all, more, n);
+    hcache_free(more);
+    hcache_free(t->text);
+    t->text = all.p;
+    t->n = all.n;
+}
+
 /* Returns the fewest tokens that all texts inside v can have. */
 static int64_t least_tokens(const struct hcache *h, const struct json *v)
 {
@@ -223,13 +235,13 @@ static int check_history(const struct hcache *h, const struct chat_source *s,
                                 : (int64_t)MAX_HISTORY_CONTEXTS * info->max_context;
     if (least <= most)
         return 0;
-    return fault_set(
-        f, 400, "context_length_exceeded", "messages",
-        "the messages have at least %lld tokens by their bytes, and %lld are the "
-        "most%s: the maximum context length is %d tokens",
-        (long long)least, (long long)most,
-        s->truncates ? " that this server truncates (--max-history)" : "",
-        info->max_context);
+    fault_set(f, 400, "context_length_exceeded", "messages",
+              "the messages have at least %lld tokens by their bytes, and %lld are the "
+              "most%s: the maximum context length is %d tokens",
+              (long long)least, (long long)most,
+              s->truncates ? " that this server truncates (--max-history)" : "",
+              info->max_context);
+    return fault_too_long(f, least, info->max_context);
 }
 
 void prompt_moment(int64_t wall_s, char out[PROMPT_DATE_BYTES])
@@ -390,6 +402,7 @@ int prompt_render(const struct hcache *h, const struct chat_source *s,
                                      .tools = s->tools,
                                      .kwargs = kwargs != NULL ? kwargs : s->kwargs,
                                      .guarded = !s->parse_special,
+                                     .no_answer = s->no_answer,
                                      .moment = s->date != NULL  ? s->date
                                                : s->now != NULL ? s->now
                                                                 : now,

@@ -13,6 +13,7 @@
 
 #include "hcache.h"
 #include "api/fault.h"
+#include "base/textbuf.h"
 
 /* A prompt as tokens. */
 struct prompt_ids {
@@ -35,6 +36,7 @@ struct chat_source {
     int thinking;
     bool plain;
     bool parse_special; /* special tokens spelled in messages count as special tokens */
+    bool no_answer;     /* the prompt does not end with the beginning of an answer */
     bool truncates;     /* the history may be longer than the context */
     const char *date;   /* moment that the template sees (dates.h); NULL: the present one */
     const char *now;    /* moment that counts as the present one; NULL: the clock's */
@@ -60,6 +62,9 @@ struct prompt_text {
         [HCACHE_UNSHOWN]; /* members of messages that it does not show, as in hcache_chat */
     size_t marks[HCACHE_MARKS]; /* bytes before those messages; guards do not count */
 };
+/* Reads a message's content: a text, null, or a list of parts {"type": "text", "text": "..."}, whose
+ * texts are joined. Returns 0, or -1 with *f. */
+int prompt_content(const struct json *v, struct textbuf *out, struct fault *f);
 /* Checks a prompt by the size of its text, before tokenizing it: whether it may fit the context, or
  * hcache_opts.max_history if it is truncated. Returns 0, or -1 with *f, which names the field
  * `param`. */
@@ -74,6 +79,10 @@ void prompt_text_deinit(struct prompt_text *t);
 /* Makes *out: the answer as it appears in the text of the next prompt. The caller frees it. */
 void prompt_text_answer(const struct hcache *h, const struct prompt_text *t,
                         const char *answer, size_t n, char **out, size_t *n_out);
+
+/* Puts the beginning of an answer behind the prompt. */
+void prompt_text_append(const struct hcache *h, struct prompt_text *t, const char *answer,
+                        size_t n);
 
 /* Renders the prompt. Returns 0, or -1 with *f. The caller deinits *out in both cases. */
 int prompt_render(const struct hcache *h, const struct chat_source *s,

@@ -2,7 +2,7 @@
  *
  * A chat is rendered by the model's template; its earlier answers have the tokens that were
  * generated (api/retoken.h). The `prompt` of a text completion is one of: a text, a list of
- * token ids, a list of texts, a list of lists of ids. Special tokens written in it count as
+ * token ids and texts that begins with an id, or a list of several of these. Special tokens written in it count as
  * special tokens, because the user of that route writes the prompt format. */
 #include "api/prompts.h"
 
@@ -11,14 +11,47 @@
 
 #include "api/dates.h"
 #include "api/retoken.h"
+#include "base/mem.h"
 
 /* --- chats ------------------------------------------------------------------------------------ */
 
-static int render_chat(const struct client *c, struct gen_params *p, struct prompts *ps,
-                       struct fault *f)
+static bool is_answer(const struct json *message)
+{
+    const char *role = json_string_of(json_member(message, "role"), NULL);
+    return role != NULL && strcmp(role, "assistant") == 0;
+}
+
+/* Takes the last message, if the answer goes on in it. Returns 0 with the messages before it in
+ * *rest, which the caller frees, and its text; or with *rest NULL. */
+static int take_beginning(const struct gen_params *p, struct json **rest,
+                          struct textbuf *text, struct fault *f)
+{
+    size_t n = json_count(p->messages);
+    const struct json *last = json_at(p->messages, n - 1);
+    *rest = NULL;
+    bool goes_on = n > 0 && p->continues != 0 && p->generation_prompt < 0;
+    if (p->continues == 1 && (n == 0 || !is_answer(last)))
+        return fault_field(f, "continue_final_message",
+                           "needs a last message of the assistant");
+    if (p->continues < 1 && (!goes_on || !is_answer(last)))
+        return 0;
+    if (json_count(json_member(last, "tool_calls")) > 0 || n == 1)
+        return 0;
+    if (is_answer(json_at(p->messages, n - 2)))
+        return fault_field(f, "messages", "ends with two messages of the assistant");
+    *rest = json_new_array();
+    for (size_t i = 0; i + 1 < n; i++)
+        json_push(*rest, json_share(json_at(p->messages, i)));
+    return prompt_content(json_member(last, "content"), text, f);
+}
+
+static int render_source(const struct client *c, struct gen_params *p,
+                         const struct json *messages, struct prompts *ps, struct fault *f)
 {
     bool truncates = request_truncates(p, &c->truncation);
-    struct chat_source source = {.messages = p->messages,
+    struct chat_source source = {.messages = messages,
+                                 .no_answer = p->generation_prompt == 0 &&
+                                              p->continues != 1,
                                  .tools = p->tools,
                                  .kwargs = p->kwargs,
                                  .effort = p->effort,
@@ -31,7 +64,23 @@ static int render_chat(const struct client *c, struct gen_params *p, struct prom
     int rc = dates_render(c->dates, c->h, salt, &source, &ps->text, f);
     free(salt);
     if (rc == 0 && truncates)
-        p->n_system = prompt_system_tokens(c->h, p->messages);
+        p->n_system = prompt_system_tokens(c->h, messages);
+    return rc;
+}
+
+static int render_chat(const struct client *c, struct gen_params *p, struct prompts *ps,
+                       struct fault *f)
+{
+    bool truncates = request_truncates(p, &c->truncation);
+    struct json *rest;
+    struct textbuf begin = {0};
+    int rc = take_beginning(p, &rest, &begin, f);
+    if (rc == 0)
+        rc = render_source(c, p, rest != NULL ? rest : p->messages, ps, f);
+    if (rc == 0 && begin.n > 0)
+        prompt_text_append(c->h, &ps->text, begin.p, begin.n);
+    json_free(rest);
+    textbuf_free(&begin);
     if (rc == 0)
         rc = prompt_fits(c->h, truncates, ps->text.text, ps->text.n, "messages", f);
     if (rc == 0)
@@ -54,44 +103,133 @@ static int encode_chat(const struct client *c, struct gen_params *p, struct prom
 
 /* --- text completions ------------------------------------------------------------------------- */
 
-static int add_text(struct hcache *h, bool truncates, struct prompts *ps,
-                    const struct json *v, struct fault *f)
+/* Tokens that models have for filling a hole: before the text, before the text behind the hole, and
+ * before the filling. */
+static const char *const fim[][3] = {{"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"},
+                                     {"<fim_prefix>", "<fim_suffix>", "<fim_middle>"},
+                                     {"<fim-prefix>", "<fim-suffix>", "<fim-middle>"},
+                                     {"<PRE>", "<SUF>", "<MID>"},
+                                     {"<\xEF\xBD\x9C"
+                                      "fim\xE2\x96\x81"
+                                      "begin\xEF\xBD\x9C>",
+                                      "<\xEF\xBD\x9C"
+                                      "fim\xE2\x96\x81hole\xEF\xBD\x9C>",
+                                      "<\xEF\xBD\x9C"
+                                      "fim\xE2\x96\x81"
+                                      "end\xEF\xBD\x9C>"}};
+
+static bool is_token(const struct hcache *h, const char *text)
 {
     struct hcache_err err = {0};
-    size_t n;
-    const char *text = json_string_of(v, &n);
-    struct prompt_ids *p = &ps->p[ps->n];
+    int32_t *ids = NULL;
+    int n = 0;
+    bool is_one = hcache_encode(h, text, strlen(text), HCACHE_PARSE_SPECIAL, &ids, &n,
+                                &err) == 0 &&
+                  n == 1;
+    hcache_free(ids);
+    return is_one;
+}
+
+/* Writes the prompt of a filling: the text before the hole, the text behind it. */
+static int put_fim(const struct hcache *h, const char *text, size_t n, const char *suffix,
+                   size_t n_suffix, struct textbuf *out, struct fault *f)
+{
+    for (size_t i = 0; i < sizeof fim / sizeof fim[0]; i++) {
+        if (!is_token(h, fim[i][0]) || !is_token(h, fim[i][1]) || !is_token(h, fim[i][2]))
+            continue;
+        textbuf_addf(out, "%s", fim[i][0]);
+        textbuf_add(out, text, n);
+        textbuf_addf(out, "%s", fim[i][1]);
+        textbuf_add(out, suffix, n_suffix);
+        textbuf_addf(out, "%s", fim[i][2]);
+        return 0;
+    }
+    return fault_set(f, 400, "unsupported_parameter", "suffix",
+                     "'suffix': this model has no tokens for the middle of a text");
+}
+
+static int add_ids(const struct json *v, struct prompt_ids *to, struct fault *f)
+{
+    return request_ids(v, "prompt", &to->ids, &to->n, f);
+}
+
+/* Encodes a text, or an object with one. */
+static int encode(struct hcache *h, const struct gen_params *p, bool truncates,
+                  const struct json *v, bool is_first, struct prompt_ids *to,
+                  struct fault *f)
+{
+    struct hcache_err err = {0};
+    struct textbuf filled = {0};
+    size_t n, n_suffix = 0;
+    if (json_kind(v) == JSON_KIND_OBJECT && json_member(v, "multimodal_data") != NULL)
+        return fault_set(f, 400, "unsupported_value", "prompt",
+                         "'prompt' has multimodal_data; only text is supported");
+    const char *text = json_string_of(
+        json_kind(v) == JSON_KIND_OBJECT ? json_member(v, "prompt_string") : v, &n);
+    const char *suffix = json_string_of(p->suffix, &n_suffix);
     if (text == NULL)
         return fault_set(f, 400, NULL, "prompt",
                          "'prompt' must hold texts or token ids, not %-s",
                          json_kind_name(v));
-    if (prompt_fits(h, truncates, text, n, "prompt", f) != 0)
+    if (suffix != NULL && put_fim(h, text, n, suffix, n_suffix, &filled, f) != 0)
         return -1;
-    if (hcache_encode(h, text, n, HCACHE_ADD_SPECIAL | HCACHE_PARSE_SPECIAL, &p->ids, &p->n,
-                      &err) != 0)
-        return fault_refuse(f, err.code, "prompt", "'prompt': %s", err.msg);
-    ps->n++;
+    if (suffix != NULL) {
+        text = filled.p;
+        n = filled.n;
+    }
+    unsigned flags = HCACHE_PARSE_SPECIAL | (is_first ? (unsigned)HCACHE_ADD_SPECIAL : 0u);
+    int rc = prompt_fits(h, truncates, text, n, "prompt", f);
+    if (rc == 0 && hcache_encode(h, text, n, flags, &to->ids, &to->n, &err) != 0)
+        rc = fault_refuse(f, err.code, "prompt", "'prompt': %s", err.msg);
+    textbuf_free(&filled);
+    return rc;
+}
+
+/* Reads one prompt: a text, a list of ids, or a list of ids and texts. */
+static int add_prompt(struct hcache *h, const struct gen_params *p, bool truncates,
+                      const struct json *v, struct prompts *ps, struct fault *f)
+{
+    struct prompt_ids *all = &ps->p[ps->n++];
+    bool is_mixed = false;
+    for (size_t i = 0; i < json_count(v) && json_kind(v) == JSON_KIND_ARRAY; i++)
+        is_mixed |= json_kind(json_at(v, i)) == JSON_KIND_STRING;
+    if (json_kind(v) != JSON_KIND_ARRAY)
+        return encode(h, p, truncates, v, true, all, f);
+    if (!is_mixed)
+        return add_ids(v, all, f);
+    for (size_t i = 0; i < json_count(v); i++) {
+        struct prompt_ids part = {0};
+        struct json *one = json_new_array();
+        json_push(one, json_share(json_at(v, i)));
+        int rc = json_kind(json_at(v, i)) == JSON_KIND_STRING
+                     ? encode(h, p, truncates, json_at(v, i), i == 0, &part, f)
+                     : add_ids(one, &part, f);
+        json_free(one);
+        if (rc == 0) {
+            all->ids = xrealloc(all->ids, (size_t)(all->n + part.n + 1) * sizeof *part.ids);
+            memcpy(all->ids + all->n, part.ids, (size_t)part.n * sizeof *part.ids);
+            all->n += part.n;
+        }
+        hcache_free(part.ids);
+        if (rc != 0)
+            return -1;
+    }
     return 0;
 }
 
-static int add_ids(struct prompts *ps, const struct json *v, struct fault *f)
-{
-    struct prompt_ids *p = &ps->p[ps->n++];
-    return request_ids(v, "prompt", &p->ids, &p->n, f);
-}
-
-static int read_texts(struct hcache *h, bool truncates, const struct json *v,
+static int read_texts(struct hcache *h, const struct gen_params *p, bool truncates,
                       struct prompts *ps, struct fault *f)
 {
+    const struct json *v = p->prompt;
     const struct json *first = json_at(v, 0);
-    if (json_kind(v) == JSON_KIND_STRING)
-        return add_text(h, truncates, ps, v, f);
+    if (json_kind(v) == JSON_KIND_STRING || json_kind(v) == JSON_KIND_OBJECT)
+        return add_prompt(h, p, truncates, v, ps, f);
     if (json_kind(v) != JSON_KIND_ARRAY || first == NULL)
         return fault_set(
             f, 400, NULL, "prompt",
             "'prompt' must be a text, a list of token ids, or a list of either");
     if (json_kind(first) == JSON_KIND_INT)
-        return add_ids(ps, v, f);
+        return add_prompt(h, p, truncates, v, ps, f);
     size_t n = json_count(v);
     if (n > REQUEST_MAX_PROMPTS)
         return fault_set(f, 400, NULL, "prompt",
@@ -99,9 +237,7 @@ static int read_texts(struct hcache *h, bool truncates, const struct json *v,
                          REQUEST_MAX_PROMPTS);
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < n; i++) {
-        const struct json *one = json_at(v, i);
-        rc = json_kind(one) == JSON_KIND_ARRAY ? add_ids(ps, one, f)
-                                               : add_text(h, truncates, ps, one, f);
+        rc = add_prompt(h, p, truncates, json_at(v, i), ps, f);
     }
     return rc;
 }
@@ -137,7 +273,7 @@ int prompts_read(const struct client *c, struct gen_params *p, struct json *body
     if (prompts_check_truncation(p, c->h, &c->truncation, f) != 0)
         return -1;
     if (p->kind != REQUEST_CHAT)
-        return read_texts(c->h, request_truncates(p, &c->truncation), p->prompt, out, f);
+        return read_texts(c->h, p, request_truncates(p, &c->truncation), out, f);
     int rc = render_chat(c, p, out, f);
     if (body != NULL) {
         p->messages = NULL;

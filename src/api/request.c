@@ -39,7 +39,9 @@ enum field_kind {
     F_EDITS,    /* context_management: {"edits": [...]} */
     F_JSON,     /* "json", or a JSON schema */
     F_NESTED,   /* an object of fields of the kind `lo` */
-    F_TRUE,     /* only true is supported, or leaving it out */
+    F_SWITCH,   /* true or false, as 1 or 0 */
+    F_PROBS,    /* log-probabilities of so many tokens; 0: none */
+    F_SAMPLERS, /* names of samplers; those that are left out do nothing */
     /* Not supported, but a neutral value is accepted: null, false, "none", an empty list or object,
      * or the number `lo`. */
     F_NEUTRAL,
@@ -144,7 +146,26 @@ static const struct field fields[] = {
     {"thinking_token_budget", F_BUDGET, 0, 0, 0, REQUEST_CHAT, "most tokens of the thought; then the answer begins"},
     {"thinking_budget", F_BUDGET, 0, 0, 0, REQUEST_CHAT, "same as thinking_token_budget"},
     {"repeat_last_n", F_NEUTRAL, 64, 0, 0, BOTH, "not supported"},
-    {"add_generation_prompt", F_TRUE, 0, 0, 0, BOTH, "only true is supported"},
+    {"add_generation_prompt", F_SWITCH, 0, 0, AT(generation_prompt), REQUEST_CHAT, "false: the prompt ends with the last message"},
+    {"continue_final_message", F_SWITCH, 0, 0, AT(continues), REQUEST_CHAT, "the answer goes on in the last message, the assistant's; also the default then"},
+    {"add_generation_prompt", F_IGNORED, 0, 0, 0, REQUEST_COMPLETION, "ignored"},
+    {"suffix", F_BYTES, 0, 1 << 24, AT(suffix), REQUEST_COMPLETION, "the text behind the hole that the answer fills"},
+    {"input_suffix", F_BYTES, 0, 1 << 24, AT(suffix), REQUEST_INFILL, "the text behind the hole"},
+    {"input_prefix", F_BYTES, 0, 1 << 24, AT(prefix), REQUEST_INFILL, "the text before the hole and before the prompt"},
+    {"input_extra", F_LIST, 0, 1024, AT(extra), REQUEST_INFILL, "other files: filename and text"},
+    {"echo", F_BOOL, 0, 0, AT(echo), REQUEST_COMPLETION, "the text begins with the prompt"},
+    {"n_probs", F_PROBS, 0, HCACHE_MAX_TOP, 0, BOTH, "log-probabilities of so many tokens"},
+    {"verbose", F_BOOL, 0, 0, AT(verbose), REQUEST_CHAT, "the answer has the prompt's text, as __verbose.prompt"},
+    {"n_cmpl", F_INT, 1, REQUEST_MAX_N, AT(n), BOTH, "same as n"},
+    {"samplers", F_SAMPLERS, 0, 0, 0, BOTH, "the samplers that work; their order is fixed"},
+    {"timings_per_token", F_BOOL, 0, 0, AT(timings_per_token), BOTH, "each event of a stream has timings"},
+    {"return_tokens", F_BOOL, 0, 0, AT(return_tokens), REQUEST_LLAMA, "the answer has its token ids"},
+    {"response_fields", F_TREE, 0, 0, AT(response_fields), REQUEST_LLAMA, "the members of the answer that are wanted"},
+    {"return_tokens response_fields", F_EXTRA, 0, 0, 0, BOTH, "ignored: fields of /completion"},
+    {"top_n_sigma", F_NEUTRAL, -1, 0, 0, BOTH, "not supported"},
+    {"min_keep n_indent adaptive_target", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
+    {"mirostat_tau mirostat_eta dynatemp_exponent xtc_threshold dry_base dry_allowed_length dry_penalty_last_n "
+     "dry_sequence_breakers adaptive_decay n_discard backend_sampling", F_EXTRA, 0, 0, 0, BOTH, "ignored: the sampler is off"},
     {"repeat_penalty", F_REAL, 0.01, 100, AT(repetition_penalty), BOTH | OPT, "same as repetition_penalty"},
     {"prompt", F_BYTES, 0, 1 << 24, AT(prompt), OLL, "the user's message; raw: a text to continue"},
     {"system", F_BYTES, 0, 1 << 24, AT(system), OLL, "the system's message"},
@@ -157,23 +178,23 @@ static const struct field fields[] = {
     {"typical_p tfs_z", F_NEUTRAL, 1, 0, 0, OPT, "not supported"},
     {"mirostat", F_NEUTRAL, 0, 0, 0, OPT, "not supported"},
     {"repeat_last_n", F_NEUTRAL, 64, 0, 0, OPT, "not supported"},
-    {"mirostat_tau mirostat_eta num_ctx num_keep num_batch num_gpu main_gpu num_thread numa low_vram f16_kv "
+    {"num_ctx num_keep num_batch num_gpu main_gpu num_thread numa low_vram f16_kv "
      "logits_all vocab_only use_mmap use_mlock embedding_only penalize_newline", F_EXTRA, 0, 0, 0, OPT, "ignored: the server decides"},
     {"functions function_call audio prediction", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
     {"length_penalty best_of typical_p tfs_z", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
-    {"use_beam_search echo guided_decoding_backend guided_whitespace_pattern "
+    {"use_beam_search guided_decoding_backend guided_whitespace_pattern "
      "structural_tag ebnf lora lora_path images image_data documents chat_template "
-     "continue_final_message include_stop_str_in_output truncate_prompt_tokens "
+     "include_stop_str_in_output truncate_prompt_tokens "
      "prompt_logprobs allowed_token_ids bad_words no_stop_trim plugins web_search_options "
-     "logits_processors custom_logit_processor n_probs post_sampling_probs mirostat "
-     "mirostat_tau mirostat_eta dynatemp_range xtc_probability dry_multiplier top_a "
+     "logits_processors custom_logit_processor post_sampling_probs mirostat "
+     "dynatemp_range xtc_probability dry_multiplier top_a "
      "thinking_forced_open", F_NEUTRAL, 0, 0, 0, BOTH, "not supported"},
-    {"suffix thinking_token_budget", F_NEUTRAL, 0, 0, 0, REQUEST_COMPLETION, "not supported"},
+    {"thinking_token_budget", F_NEUTRAL, 0, 0, 0, REQUEST_COMPLETION, "not supported"},
     {"background prompt top_logprobs context_management moderation", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
     {"user safety_identifier", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored"},
     {"safeguards speed inference_geo diagnostics betas user_profile_id fallbacks", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
-    {"id_slot slot_id timings_per_token return_progress return_tokens samplers n_keep "
-     "t_max_predict_ms reasoning_format parse_tool_calls response_fields", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
+    {"id_slot slot_id return_progress n_keep "
+     "t_max_predict_ms reasoning_format parse_tool_calls", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
     {"skip_special_tokens spaces_between_special_tokens request_id "
      "return_tokens_as_token_ids return_token_ids include_reasoning kv_transfer_params "
      "vllm_xargs mm_processor_kwargs allowed_local_media_path separate_reasoning "
@@ -335,6 +356,53 @@ static int read_logprobs(const struct field *d, const struct json *v, struct gen
         return read_bool(d->name, v, &p->logprobs, f);
     p->logprobs = true;
     return read_int(d, v, &p->n_top, f);
+}
+
+/* Returns whether a list of texts has one of the names, which blanks separate. */
+static bool lists(const struct json *list, const char *names)
+{
+    for (size_t i = 0; i < json_count(list); i++) {
+        const char *own = json_string_of(json_at(list, i), NULL), *at = names, *one;
+        size_t n;
+        while (own != NULL && (one = next_name(&at, &n)) != NULL)
+            if (strlen(own) == n && memcmp(own, one, n) == 0)
+                return true;
+    }
+    return false;
+}
+
+static int read_samplers(const char *name, const struct json *v, struct gen_params *p,
+                         struct fault *f)
+{
+    static const char known[] = "top_k top_p min_p temperature penalties dry top_n_sigma "
+                                "typ_p typical_p xtc infill adaptive_p";
+    if (json_kind(v) != JSON_KIND_ARRAY)
+        return wrong_type(f, name, "a list of names", v);
+    for (size_t i = 0; i < json_count(v); i++) {
+        struct json *one = json_new_array();
+        json_push(one, json_share(json_at(v, i)));
+        bool is_known = lists(one, known);
+        json_free(one);
+        if (!is_known)
+            return fault_field(f, name, "has an unknown name at %zu", i);
+    }
+    p->samplers = v;
+    return 0;
+}
+
+/* Turns off the samplers that a request leaves out. */
+static void apply_samplers(struct gen_params *p)
+{
+    if (!lists(p->samplers, "top_k"))
+        p->top_k = 0;
+    if (!lists(p->samplers, "top_p"))
+        p->top_p = 1;
+    if (!lists(p->samplers, "min_p"))
+        p->min_p = 0;
+    if (!lists(p->samplers, "temperature"))
+        p->temperature = 1;
+    if (!lists(p->samplers, "penalties"))
+        p->repetition_penalty = p->presence_penalty = p->frequency_penalty = 0;
 }
 
 static int read_list(const struct field *d, const struct json *v, const struct json **out,
@@ -608,24 +676,59 @@ static int64_t id_of(const char *key)
     return strtol(key, NULL, 10);
 }
 
+/* Reads entry i of logit_bias: an object by token ids or texts, or a list of pairs. A token is a
+ * text, or an id in *id, -1: none. Returns false if there is no such entry, or if it is malformed,
+ * with *bad set. */
+static bool bias_at(const struct json *v, size_t i, struct json_iter *it, const char **text,
+                    int64_t *id, double *bias, bool *bad)
+{
+    const struct json *value = NULL, *pair = json_at(v, i), *token = json_at(pair, 0);
+    bool off = true;
+    *id = -1;
+    *text = NULL;
+    *bad = false;
+    if (json_kind(v) == JSON_KIND_OBJECT && json_next(it)) {
+        *text = it->key;
+        value = it->value;
+    } else if (pair != NULL) {
+        *text = json_string_of(token, NULL);
+        value = json_at(pair, 1);
+        *bad = json_count(pair) != 2 ||
+               (*text == NULL && (!json_int_of(token, id) || *id < 0));
+    } else {
+        return false;
+    }
+    if (*text != NULL)
+        *id = id_of(*text);
+    /* An integer that is no id is not meant as a text. */
+    if (*text != NULL && *id < 0)
+        *bad |= strspn(*text, "-0123456789") == strlen(*text);
+    if (json_bool_of(value, &off) && !off)
+        *bias = -100; /* never */
+    else
+        *bad |= !json_real_of(value, bias) || !(*bias >= -100 && *bias <= 100);
+    return !*bad;
+}
+
 static int read_bias(const struct field *d, const struct json *v, const struct json **out,
                      struct fault *f)
 {
     struct json_iter it = json_begin(v);
+    const char *text;
     double bias;
-    if (json_kind(v) != JSON_KIND_OBJECT)
-        return wrong_type(f, d->name, "an object", v);
+    int64_t id;
+    bool bad = false;
+    if (json_kind(v) != JSON_KIND_OBJECT && json_kind(v) != JSON_KIND_ARRAY)
+        return wrong_type(f, d->name, "an object or a list of pairs", v);
     if (json_count(v) > HCACHE_MAX_BIAS)
         return fault_field(f, d->name, "has %zu members; at most %d are allowed",
                            json_count(v), HCACHE_MAX_BIAS);
-    while (json_next(&it)) {
-        if (id_of(it.key) < 0)
-            return fault_field(f, d->name, "has the name '%.40s'; names are token ids",
-                               it.key);
-        if (!json_real_of(it.value, &bias) || !(bias >= d->lo && bias <= d->hi))
-            return fault_field(f, d->name, "of token %s must be a number from %.0f to %.0f",
-                               it.key, d->lo, d->hi);
-    }
+    for (size_t i = 0; bias_at(v, i, &it, &text, &id, &bias, &bad);)
+        i++;
+    if (bad)
+        return fault_field(f, d->name,
+                           "must give tokens, by id or text, numbers from %.0f to %.0f",
+                           d->lo, d->hi);
     *out = v;
     return 0;
 }
@@ -646,10 +749,16 @@ static int read_id_list(const struct field *d, const struct json *v,
     return 0;
 }
 
-void request_shaping(const struct gen_params *p, struct request_shaping *out)
+int request_shaping(const struct gen_params *p, const struct hcache *h,
+                    struct request_shaping *out, struct fault *f)
 {
     struct json_iter it = json_begin(p->logit_bias);
     struct hcache_shaping *g = &out->shaping;
+    struct hcache_err err = {0};
+    const char *text;
+    double bias;
+    int64_t id;
+    bool bad;
     *g = (struct hcache_shaping){
         .frequency_penalty = (float)p->frequency_penalty,
         .presence_penalty = (float)p->presence_penalty,
@@ -659,12 +768,21 @@ void request_shaping(const struct gen_params *p, struct request_shaping *out)
         .min_tokens = (int)p->min_tokens,
         .max_thought = (int)p->max_thought,
         .prompt_end = p->kind == REQUEST_COMPLETION ? NULL : p->prompt_end};
-    for (double bias = 0; json_next(&it) && json_real_of(it.value, &bias); g->n_bias++)
-        out->bias[g->n_bias] = (struct hcache_bias){(int32_t)id_of(it.key), (float)bias};
-    for (int64_t id = 0; g->n_stop_ids < (int)json_count(p->stop_ids) &&
-                         json_int_of(json_at(p->stop_ids, (size_t)g->n_stop_ids), &id);
+    for (size_t i = 0; bias_at(p->logit_bias, i, &it, &text, &id, &bias, &bad); i++) {
+        int32_t one = (int32_t)id, *ids = NULL;
+        int n = 1;
+        if (id < 0 && hcache_encode(h, text, strlen(text), 0, &ids, &n, &err) != 0)
+            return fault_field(f, "logit_bias", "has a text without tokens: %s", err.msg);
+        for (int k = 0; k < n && g->n_bias < HCACHE_MAX_BIAS; k++)
+            out->bias[g->n_bias++] = (struct hcache_bias){ids != NULL ? ids[k] : one,
+                                                          (float)bias};
+        hcache_free(ids);
+    }
+    for (int64_t stop = 0; g->n_stop_ids < (int)json_count(p->stop_ids) &&
+                           json_int_of(json_at(p->stop_ids, (size_t)g->n_stop_ids), &stop);
          g->n_stop_ids++)
-        out->stop_ids[g->n_stop_ids] = (int32_t)id;
+        out->stop_ids[g->n_stop_ids] = (int32_t)stop;
+    return 0;
 }
 
 static int read_members(const struct json *object, unsigned kind, struct gen_params *out,
@@ -732,13 +850,20 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
         return read_config(d, v, p, f);
     case F_EDITS:
         return read_edits(d, v, p, f);
-    case F_TRUE: {
+    case F_SWITCH: {
         bool on = false;
-        if (json_bool_of(v, &on) && on)
-            return 0;
-        return fault_set(f, 400, "unsupported_parameter", d->name,
-                         "'%-s' is not supported by this server", d->name);
+        if (read_bool(d->name, v, &on, f) != 0)
+            return -1;
+        *(int *)at = on;
+        return 0;
     }
+    case F_PROBS:
+        if (read_int(d, v, &p->n_top, f) != 0)
+            return -1;
+        p->logprobs = p->logprobs || p->n_top > 0;
+        return 0;
+    case F_SAMPLERS:
+        return read_samplers(d->name, v, p, f);
     case F_JSON:
         return read_json_form(d->name, v, p, f);
     case F_NESTED:
@@ -827,17 +952,24 @@ static int read_members(const struct json *object, unsigned kind, struct gen_par
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f)
 {
-    bool is_ollama = (kind & REQUEST_OLLAMA) != 0;
-    *out = (struct gen_params){.kind = is_ollama ? (unsigned)REQUEST_CHAT : kind,
+    bool is_ollama = (kind & REQUEST_OLLAMA) != 0, is_llama = (kind & REQUEST_LLAMA) != 0;
+    *out = (struct gen_params){.kind = is_ollama  ? (unsigned)REQUEST_CHAT
+                                       : is_llama ? (unsigned)REQUEST_COMPLETION
+                                                  : kind,
+                               .generation_prompt = -1,
+                               .continues = -1,
                                .max_tokens = -1,
                                .max_completion_tokens = -1,
                                .n = 1,
                                .cache_ttl = -1,
                                .thinking = -1,
                                /* each API has defaults of its own */
-                               .temperature = is_ollama ? 0.8 : 1,
-                               .top_p = is_ollama ? 0.9 : 1,
-                               .top_k = is_ollama ? 40 : 0,
+                               .temperature = is_ollama || is_llama ? 0.8 : 1,
+                               .top_p = is_ollama  ? 0.9
+                                        : is_llama ? 0.95
+                                                   : 1,
+                               .top_k = is_ollama || is_llama ? 40 : 0,
+                               .min_p = is_llama ? 0.05 : 0,
                                .stream = is_ollama,
                                .store = true};
     if (json_kind(body) != JSON_KIND_OBJECT)
@@ -849,12 +981,24 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
         out->max_tokens = out->max_completion_tokens;
     if (out->top_k < 0)
         out->top_k = 0;
+    if ((is_ollama || is_llama) && (out->seed == -1 || out->seed == UINT32_MAX))
+        out->has_seed = false; /* a seed is drawn */
+    if (out->echo && out->logprobs)
+        return fault_set(f, 400, "unsupported_parameter", "echo",
+                         "'echo' with log-probabilities is not supported: this server has "
+                         "those of the answer only");
+    if (out->samplers != NULL)
+        apply_samplers(out);
+    if (out->generation_prompt == 1 && out->continues == 1)
+        return fault_field(f, "continue_final_message",
+                           "and 'add_generation_prompt' exclude each other");
     if (out->kind == REQUEST_CHAT && out->n_top > 0 && !out->logprobs)
         return fault_field(f, "top_logprobs", "needs 'logprobs' to be true");
     if (read_truncation(out, f) != 0)
         return -1;
-    if (out->messages == NULL && out->prompt == NULL && !is_ollama)
-        return fault_field(f, request_prompt_name(kind), "is missing");
+    bool needs_prompt = !is_ollama && (kind & REQUEST_INFILL) == 0;
+    if (out->messages == NULL && out->prompt == NULL && needs_prompt)
+        return fault_field(f, request_prompt_name(out->kind), "is missing");
     if (kind == REQUEST_MESSAGE && out->max_tokens < 0)
         return fault_field(f, "max_tokens", "is missing");
     out->turn = turn_of(out->messages);

@@ -25,6 +25,9 @@ enum {
     /* With REQUEST_CHAT: the fields are those of /api/chat and /api/generate. */
     REQUEST_OLLAMA = 32,
     REQUEST_OPTIONS = 64, /* members of Ollama's `options` */
+    /* With REQUEST_COMPLETION: also the fields of llama-server's /completion, of /infill. */
+    REQUEST_LLAMA = 128,
+    REQUEST_INFILL = 256,
 };
 
 enum { REQUEST_MAX_N = 16, REQUEST_PROMPT_END = 63, REQUEST_MAX_IGNORED = 32 };
@@ -38,6 +41,12 @@ struct gen_params {
     /* The tools that an answer may call, if not all of `tools` are in the prompt; NULL: all are. */
     const struct json *offered;
     const struct json *kwargs; /* arguments of the chat template */
+    /* Of a completion: the text behind the hole that the answer fills; and of /infill the text
+     * before it, and other files. NULL: not given. */
+    const struct json *suffix, *prefix, *extra;
+    /* The prompt ends with the beginning of an answer (1) or not (0), -1: not given; and the last
+     * message, the assistant's, is that beginning. */
+    int generation_prompt, continues;
     /* Fields and tools that change nothing here; their names are the JSON tree's, or static. */
     const char *ignored[REQUEST_MAX_IGNORED];
     int n_ignored;
@@ -67,7 +76,10 @@ struct gen_params {
     const struct json *logit_bias, *stop_ids; /* checked; NULL: not given */
     int64_t seed;
     bool has_seed, ignore_eos, close, stream, include_usage, logprobs;
-    bool raw;   /* of Ollama: the prompt is no message */
+    bool raw; /* of Ollama: the prompt is no message */
+    bool return_tokens, timings_per_token, echo, verbose;
+    const struct json *response_fields; /* NULL: all */
+    const struct json *samplers;        /* names of the samplers that work; NULL: all */
     bool fills; /* without max_tokens a completion may fill the context; false: 16 tokens */
     const char *stop[HCACHE_MAX_STOP];
     int n_stop;
@@ -107,13 +119,15 @@ void request_note_prompt(struct gen_params *p, const char *text, size_t n);
 /* Returns whether a request of that kind has a field of that name that changes nothing. */
 bool request_ignores(unsigned kind, const char *name, size_t n);
 
-/* The fields of p that change the logits, for hcache_request. Contains pointers to itself. */
+/* The fields of p that change the logits, for hcache_request. Contains pointers to itself. Returns
+ * 0, or -1 with *f: h knows no tokens for a bias that is given by text, or there are too many. */
 struct request_shaping {
     struct hcache_shaping shaping;
     struct hcache_bias bias[HCACHE_MAX_BIAS];
     int32_t stop_ids[HCACHE_MAX_STOP_IDS];
 };
-void request_shaping(const struct gen_params *p, struct request_shaping *out);
+int request_shaping(const struct gen_params *p, const struct hcache *h,
+                    struct request_shaping *out, struct fault *f);
 
 /* Checks a small body without the table of fields. It must be an object whose members are all among
  * `names`, which NULL ends. Returns 0, or -1 with *f. */

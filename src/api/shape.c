@@ -2,6 +2,7 @@
 #include "api/shape.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/hash.h"
@@ -23,6 +24,7 @@ static struct json *envelope(const struct generation *g, const char *object)
     json_put_string(o, "object", object);
     json_put_int(o, "created", g->created_s);
     json_put_string(o, "model", g->client.model_name);
+    json_put_string(o, "system_fingerprint", "b" HCACHE_VERSION);
     return o;
 }
 
@@ -52,6 +54,7 @@ static struct json *chat_token(struct hcache *h, const struct hcache_logprob *lp
     const char *bytes = hcache_token_bytes(h, lp->id, &n);
     token_text(h, lp->id, &text);
     json_put_bytes(o, "token", text.p, text.n);
+    json_put_int(o, "id", lp->id);
     json_put_real(o, "logprob", (double)lp->logprob);
     for (size_t i = 0; bytes != NULL && i < n; i++)
         json_push_int(list, (unsigned char)bytes[i]);
@@ -245,6 +248,30 @@ static struct json *usage(const struct generation *g)
     return o;
 }
 
+/* Adds a count and its time under the names that llama-server uses. `steps` are those that the rate
+ * counts. */
+static void put_rate(struct json *o, const char *what, int n, int steps, double ms)
+{
+    static const char *const names[] = {"n", "ms", "per_token_ms", "per_second"};
+    char key[4][40];
+    for (int i = 0; i < 4; i++)
+        snprintf(key[i], sizeof key[i], "%s_%s", what, names[i]);
+    json_put_int(o, key[0], n);
+    json_put_ms(o, key[1], ms);
+    json_put_ms(o, key[2], steps > 0 ? ms / steps : 0);
+    json_put_real(o, key[3], ms > 0 ? 1e3 / ms * steps : 0);
+}
+
+void shape_llama_timings(struct json *o, const struct choice *ch)
+{
+    const struct hcache_result *r = &ch->result;
+    const struct hcache_timings *t = &r->timings;
+    int n_new = ch->n_prompt - r->cached_tokens;
+    json_put_int(o, "cache_n", r->cached_tokens);
+    put_rate(o, "prompt", n_new, n_new, t->restore_ms + t->prefill_ms);
+    put_rate(o, "predicted", r->n_tokens, r->n_tokens - 1, t->decode_ms);
+}
+
 struct json *shape_timings(const struct generation *g, const struct choice *ch)
 {
     const struct hcache_result *r = &ch->result;
@@ -277,6 +304,7 @@ struct json *shape_timings(const struct generation *g, const struct choice *ch)
     json_put_int(o, "committed_tokens", r->committed_tokens);
     json_put_string(o, "save_stopped", r->save_stopped);
     json_put_string(o, "miss", provenance_miss(r, g->miss));
+    shape_llama_timings(o, ch);
     return o;
 }
 
@@ -329,6 +357,25 @@ int shape_thought_tokens(const struct choice *ch)
     return thought == 0
                ? 0
                : (int)((double)ch->result.n_tokens * (double)thought / (double)all);
+}
+
+const char *shape_stop(const struct generation *g, const struct choice *ch)
+{
+    struct textbuf all = {0};
+    const struct hcache_result *r = &ch->result;
+    const char *found = NULL;
+    for (int i = 0; i < r->n_tokens; i++) {
+        size_t n;
+        const char *bytes = hcache_token_bytes(g->client.h, r->token_ids[i], &n);
+        textbuf_add(&all, bytes, bytes != NULL ? n : 0);
+    }
+    for (int i = 0; i < g->params.n_stop && found == NULL; i++) {
+        size_t n = strlen(g->params.stop[i]);
+        if (all.n >= r->n_text + n && memcmp(all.p + r->n_text, g->params.stop[i], n) == 0)
+            found = g->params.stop[i];
+    }
+    textbuf_free(&all);
+    return found;
 }
 
 static const char *finish_of(const struct choice *ch)
@@ -403,6 +450,56 @@ static struct json *chat_message(const struct choice *ch)
     return m;
 }
 
+/* Adds the prompt's text without its guards. */
+static void put_prompt(struct json *o, const struct generation *g)
+{
+    struct json *all = json_new_object();
+    struct textbuf text = {0};
+    for (size_t i = 0; i < g->text.n; i++)
+        if ((unsigned char)g->text.text[i] != HCACHE_GUARD)
+            textbuf_add(&text, &g->text.text[i], 1);
+    json_put_bytes(all, "prompt", text.p != NULL ? text.p : "", text.n);
+    json_put(o, "__verbose", all);
+    textbuf_free(&text);
+}
+
+/* Adds the prompt of a choice as text. */
+static void add_prompt(const struct generation *g, const struct choice *ch,
+                       struct textbuf *out)
+{
+    const struct json *v = g->params.prompt, *first = json_at(v, 0);
+    struct hcache_err err = {0};
+    struct fault f;
+    int32_t *ids = NULL;
+    char *decoded = NULL;
+    size_t n = 0;
+    int n_ids;
+    if (first != NULL && json_kind(first) != JSON_KIND_INT)
+        v = json_at(v, (size_t)(ch->index / (int)g->params.n));
+    const char *text = json_string_of(v, &n);
+    if (text == NULL && json_kind(v) == JSON_KIND_ARRAY &&
+        request_ids(v, "prompt", &ids, &n_ids, &f) == 0 &&
+        hcache_decode(g->client.h, ids, n_ids, &decoded, &n, &err) == 0)
+        text = decoded;
+    if (text != NULL)
+        textbuf_add(out, text, n);
+    hcache_free(decoded);
+    free(ids);
+}
+
+/* Returns a text of a completion; its first one stands behind the prompt if that is wanted. */
+static struct json *text_of(const struct generation *g, const struct choice *ch,
+                            const char *text, size_t n)
+{
+    struct textbuf all = {0};
+    if (g->params.echo && !ch->started)
+        add_prompt(g, ch, &all);
+    textbuf_add(&all, text != NULL ? text : "", n);
+    struct json *v = json_new_bytes(all.p != NULL ? all.p : "", all.n);
+    textbuf_free(&all);
+    return v;
+}
+
 static struct json *answer(struct generation *g)
 {
     struct json *o = envelope(g, is_chat(g) ? "chat.completion" : "text_completion");
@@ -410,17 +507,18 @@ static struct json *answer(struct generation *g)
     for (int i = 0; i < g->n; i++) {
         struct choice *ch = &g->choice[i];
         struct json *c = json_new_object();
-        const char *text = ch->result.text != NULL ? ch->result.text : "";
         json_put_int(c, "index", ch->index);
         if (is_chat(g))
             json_put(c, "message", chat_message(ch));
         else
-            json_put_bytes(c, "text", text, ch->result.n_text);
+            json_put(c, "text", text_of(g, ch, ch->result.text, ch->result.n_text));
         put_logprobs(c, g, ch);
         json_put_string(c, "finish_reason", finish_of(ch));
         json_push(choices, c);
     }
     json_put(o, "choices", choices);
+    if (g->params.verbose && g->text.text != NULL)
+        put_prompt(o, g);
     json_put(o, "usage", usage(g));
     if (!g->client.repeatable)
         json_put(o, "timings", shape_timings(g, &g->choice[0]));
@@ -460,7 +558,7 @@ static struct json *chunk(struct generation *g, struct choice *ch, int i,
             put_piece(delta, ch, i, p);
         json_put(c, "delta", delta);
     } else {
-        json_put_bytes(c, "text", p != NULL ? p->text : "", p != NULL ? p->n : 0);
+        json_put(c, "text", text_of(g, ch, p != NULL ? p->text : "", p != NULL ? p->n : 0));
         json_free(delta);
     }
     if (g->params.logprobs && p == NULL && ch->logprobs.n == 0)
@@ -472,7 +570,7 @@ static struct json *chunk(struct generation *g, struct choice *ch, int i,
     json_put(o, "choices", choices);
     if (g->params.include_usage)
         json_put_null(o, "usage");
-    if (p == NULL)
+    if (p == NULL || g->params.timings_per_token)
         json_put(o, "timings", shape_timings(g, ch));
     ch->started = true;
     return o;

@@ -25,6 +25,8 @@ struct choice {
     size_t n_sent;
     /* Log-probabilities that were read and not yet sent: struct hcache_logprob [][1 + n_top]. */
     struct textbuf logprobs;
+    struct textbuf
+        ids; /* int32_t []: tokens that were read and not yet sent, if they are wanted */
     bool lacks_logprobs; /* there was no memory for log probabilities */
     int64_t n_chars;     /* number of characters of all sent tokens, for text_offset */
 };
@@ -39,6 +41,7 @@ struct generation {
     struct json *callable;    /* the tools that the answers may call; NULL: none */
     char *unenforced;         /* keywords that the form does not enforce; NULL: none */
     char id[48], miss[200];
+    uint64_t seed;      /* of the first choice */
     int64_t max_tokens; /* of each answer, if the request's was cut to this; else 0 */
     int64_t created_s;
     atomic_int n_ended;
@@ -58,6 +61,10 @@ extern const struct dialect shape_completions;
 
 /* Moves the log-probabilities that were not sent into a list, as in a chat's `content`. */
 struct json *shape_logprobs(struct generation *g, struct choice *ch);
+/* Returns the stop string that ended the text; NULL: no stop string did. */
+const char *shape_stop(const struct generation *g, const struct choice *ch);
+/* Adds counts and times under the names that llama-server uses. */
+void shape_llama_timings(struct json *timings, const struct choice *ch);
 /* Returns the timings of one choice, for any API. */
 struct json *shape_timings(const struct generation *g, const struct choice *ch);
 /* Adds to a usage object what the request asked for and did not get: ignored, a list of names, and

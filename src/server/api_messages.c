@@ -536,23 +536,6 @@ static int render(struct call *c, const struct dialog_text *d, const struct gen_
     return rc;
 }
 
-/* Puts the beginning of the answer behind the prompt. */
-static void add_prefill(struct call *c, const struct dialog_text *d,
-                        struct prompt_text *text)
-{
-    char *more;
-    size_t n;
-    struct textbuf all = {0};
-    prompt_text_answer(call_model(c), text, d->prefill_text.p, d->prefill_text.n, &more,
-                       &n);
-    textbuf_add(&all, text->text, text->n);
-    textbuf_add(&all, more, n);
-    hcache_free(more);
-    hcache_free(text->text);
-    text->text = all.p;
-    text->n = all.n;
-}
-
 /* Collects the places of breakpoints that have messages behind them, each once. They ascend. */
 static void find_places(struct dialog_text *d)
 {
@@ -595,7 +578,7 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
         rc = render(c, d, p, text, f);
     }
     if (rc == 0 && d->prefill_text.n > 0)
-        add_prefill(c, d, text);
+        prompt_text_append(call_model(c), text, d->prefill_text.p, d->prefill_text.n);
     if (rc == 0 && truncates)
         p->n_system = prompt_system_tokens(call_model(c), d->messages);
     if (rc == 0)
@@ -620,29 +603,9 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
 
 /* --- the answer ------------------------------------------------------------------------------- */
 
-/* Returns the stop string that ended the text; NULL: no stop string did. */
-static const char *stop_of(const struct generation *g, const struct choice *ch)
-{
-    struct textbuf all = {0};
-    const struct hcache_result *r = &ch->result;
-    const char *found = NULL;
-    for (int i = 0; i < r->n_tokens; i++) {
-        size_t n;
-        const char *bytes = hcache_token_bytes(g->client.h, r->token_ids[i], &n);
-        textbuf_add(&all, bytes, bytes != NULL ? n : 0);
-    }
-    for (int i = 0; i < g->params.n_stop && found == NULL; i++) {
-        size_t n = strlen(g->params.stop[i]);
-        if (all.n >= r->n_text + n && memcmp(all.p + r->n_text, g->params.stop[i], n) == 0)
-            found = g->params.stop[i];
-    }
-    textbuf_free(&all);
-    return found;
-}
-
 static void put_stop(struct json *o, const struct generation *g, const struct choice *ch)
 {
-    const char *stop = stop_of(g, ch);
+    const char *stop = shape_stop(g, ch);
     json_put_string(o, "stop_reason",
                     shape_has_calls(ch)                        ? "tool_use"
                     : strcmp(ch->result.finish, "length") == 0 ? "max_tokens"

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "server/call.h"
 #include "api/prompt.h"
 
@@ -56,6 +57,13 @@ const struct route routes[] = {
     {"/v1/cache/quota", "POST", api_cache_quota, DISK},
     {"/v1/messages", "POST", api_messages, TEXT},
     {"/v1/messages/count_tokens", "POST", api_count_tokens, TEXT},
+    {"/v1/chat/completions/input_tokens", "POST", api_llama_count, TEXT},
+    {"/completion", "POST", api_llama_completion, TEXT},
+    {"/completions", "POST", api_llama_completion, TEXT},
+    {"/infill", "POST", api_llama_infill, TEXT},
+    {"/apply-template", "POST", api_llama_template, TEXT},
+    {"/props", "GET", api_llama_props, MODEL},
+    {"/slots", "GET", api_llama_slots, MODEL},
     {"/api/chat", "POST", api_ollama_chat, TEXT},
     {"/api/generate", "POST", api_ollama_generate, TEXT},
     {"/api/version", "GET", api_ollama_version, .is_public = false},
@@ -142,9 +150,31 @@ static int read_flag(const struct json *body, const char *name, bool *io, struct
                : fault_set(f, 400, NULL, name, "%s", err.msg);
 }
 
+/* Adds a token's text: a string, or the list of its bytes if they are no characters. */
+static bool add_piece(struct call *c, int32_t id, struct textbuf *out)
+{
+    size_t n = 0;
+    const char *bytes = hcache_token_bytes(call_model(c), id, &n);
+    struct json *piece = json_new_array();
+    bool is_text = bytes != NULL && utf8_check(bytes, n) == n;
+    for (size_t i = 0; bytes != NULL && !is_text && i < n; i++)
+        json_push_int(piece, (unsigned char)bytes[i]);
+    if (is_text) {
+        json_free(piece);
+        piece = json_new_bytes(bytes, n);
+    }
+    char *text = json_text(piece, 0);
+    bool has_room = textbuf_try_add(out, ",\"piece\":", 9) &&
+                    textbuf_try_add(out, text, strlen(text)) &&
+                    textbuf_try_add(out, "}", 1);
+    free(text);
+    json_free(piece);
+    return has_room;
+}
+
 /* Answers with a list of ids. It is written as text at once: a JSON value for each of a million ids
  * would take ten times the memory. */
-static void answer_tokens(struct call *c, const int32_t *ids, int n)
+static void answer_tokens(struct call *c, const int32_t *ids, int n, bool pieces)
 {
     struct hcache_model_info info;
     struct textbuf out = {0};
@@ -155,8 +185,10 @@ static void answer_tokens(struct call *c, const int32_t *ids, int n)
                        n, info.max_context);
     bool has_room = textbuf_try_add(&out, text, (size_t)len);
     for (int i = 0; i < n && has_room; i++) {
-        len = snprintf(text, sizeof text, "%s%d", i > 0 ? "," : "", (int)ids[i]);
-        has_room = textbuf_try_add(&out, text, (size_t)len);
+        len = snprintf(text, sizeof text, "%s%s%d", i > 0 ? "," : "",
+                       pieces ? "{\"id\":" : "", (int)ids[i]);
+        has_room = textbuf_try_add(&out, text, (size_t)len) &&
+                   (!pieces || add_piece(c, ids[i], &out));
     }
     if (has_room && textbuf_try_add(&out, "]}", 2)) {
         call_text(c, 200, "application/json", "");
@@ -179,12 +211,12 @@ static int check_text(const struct hcache *h, const char *text, size_t n, struct
 void api_tokenize(struct call *c)
 {
     static const char *const names[] = {
-        "content",       "prompt", "model", "add_special", "add_special_tokens",
-        "parse_special", NULL};
+        "content",       "prompt",      "model", "add_special", "add_special_tokens",
+        "parse_special", "with_pieces", NULL};
     const struct json *body = call_body(c, 0);
     struct hcache_err err = {0};
     struct fault f;
-    bool add = true, parse = true;
+    bool add = true, parse = true, pieces = false;
     int32_t *ids = NULL;
     int n_ids = 0;
     size_t n = 0;
@@ -197,6 +229,8 @@ void api_tokenize(struct call *c)
         rc = read_flag(body, "add_special_tokens", &add, &f);
     if (rc == 0)
         rc = read_flag(body, "parse_special", &parse, &f);
+    if (rc == 0)
+        rc = read_flag(body, "with_pieces", &pieces, &f);
     const char *text = json_string_of(json_member(body, "content"), &n);
     if (text == NULL)
         text = json_string_of(json_member(body, "prompt"), &n);
@@ -208,7 +242,7 @@ void api_tokenize(struct call *c)
     if (rc == 0 && hcache_encode(call_model(c), text, n, flags, &ids, &n_ids, &err) != 0)
         rc = fault_refuse(&f, err.code, "content", "%s", err.msg);
     if (rc == 0)
-        answer_tokens(c, ids, n_ids);
+        answer_tokens(c, ids, n_ids, pieces);
     else
         call_fault(c, &f);
     hcache_free(ids);
@@ -301,11 +335,16 @@ void api_health(struct call *c)
 
 static struct json *body_schema(const struct route *r)
 {
-    unsigned kind = r->answer == api_chat           ? REQUEST_CHAT
-                    : r->answer == api_completions  ? REQUEST_COMPLETION
-                    : r->answer == api_responses    ? REQUEST_RESPONSE
-                    : r->answer == api_messages     ? REQUEST_MESSAGE
-                    : r->answer == api_count_tokens ? REQUEST_COUNT
+    unsigned kind = r->answer == api_chat               ? REQUEST_CHAT
+                    : r->answer == api_completions      ? REQUEST_COMPLETION
+                    : r->answer == api_responses        ? REQUEST_RESPONSE
+                    : r->answer == api_messages         ? REQUEST_MESSAGE
+                    : r->answer == api_count_tokens     ? REQUEST_COUNT
+                    : r->answer == api_llama_completion ? REQUEST_COMPLETION | REQUEST_LLAMA
+                    : r->answer == api_llama_infill
+                        ? REQUEST_COMPLETION | REQUEST_LLAMA | REQUEST_INFILL
+                    : r->answer == api_llama_count || r->answer == api_llama_template
+                        ? REQUEST_CHAT
                     : r->answer == api_ollama_chat || r->answer == api_ollama_generate
                         ? REQUEST_OLLAMA
                         : 0;

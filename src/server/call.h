@@ -185,6 +185,12 @@ void api_conversation(struct call *c);  /* /v1/conversations/ID.. */
 void api_messages(struct call *c);
 void api_count_tokens(struct call *c);
 struct json *api_messages_fault(const struct fault *f);
+void api_llama_completion(struct call *c);
+void api_llama_infill(struct call *c);
+void api_llama_template(struct call *c);
+void api_llama_count(struct call *c);
+void api_llama_props(struct call *c);
+void api_llama_slots(struct call *c);
 void api_ollama_chat(struct call *c);
 void api_ollama_generate(struct call *c);
 void api_ollama_version(struct call *c);

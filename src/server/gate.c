@@ -68,11 +68,10 @@ void gate_preflight_headers(const struct call *c, struct MHD_Response *r)
 
 /* --- the path --------------------------------------------------------------------------------- */
 
-static int find_route(struct call *c, const char *url, const char *method, struct fault *f)
+/* Looks the path up among the routes. Returns whether a route has it. */
+static bool look_up(struct call *c, const char *url, const char *method)
 {
     bool known = false;
-    if (strcmp(method, "HEAD") == 0)
-        method = "GET";
     for (const struct route *r = routes; r->path != NULL; r++) {
         if (!head_path_is(r->path, url))
             continue;
@@ -81,6 +80,20 @@ static int find_route(struct call *c, const char *url, const char *method, struc
             c->route = r;
             snprintf(c->tail, sizeof c->tail, "%s", url + strcspn(r->path, "{"));
         }
+    }
+    return known;
+}
+
+/* A path that no route has is tried with /v1 in front of it. */
+static int find_route(struct call *c, const char *url, const char *method, struct fault *f)
+{
+    if (strcmp(method, "HEAD") == 0)
+        method = "GET";
+    bool known = look_up(c, url, method);
+    if (!known) {
+        char *longer = xasprintf("/v1%s", url);
+        known = look_up(c, longer, method);
+        free(longer);
     }
     if (c->route != NULL)
         return 0;

@@ -451,7 +451,7 @@ static enum MHD_Result send_preflight(struct call *c)
                                                              MHD_RESPMEM_PERSISTENT);
     c->close = true; /* a body may follow, which will not be read */
     c->answered = c->is_sent = true;
-    c->status = MHD_HTTP_NO_CONTENT;
+    c->status = MHD_HTTP_OK;
     if (r != NULL)
         gate_preflight_headers(c, r);
     return send_response(c, r);
@@ -468,9 +468,11 @@ static enum MHD_Result begin(struct server *s, struct MHD_Connection *m, const c
     c->watch = p != NULL ? p->watch : NULL;
     c->begun_ns = clock_now_ns();
     snprintf(c->method, sizeof c->method, "%s", method);
-    c->fault_json = head_path_is_below("/v1/messages", url) ? api_messages_fault
-                    : head_path_is_below("/api", url)       ? api_ollama_fault
-                                                            : fault_json;
+    c->fault_json = head_path_is_below("/v1/messages", url) ||
+                            head_path_is_below("/messages", url)
+                        ? api_messages_fault
+                    : head_path_is_below("/api", url) ? api_ollama_fault
+                                                      : fault_json;
     c->uri_bytes = p != NULL ? p->uri_bytes : 0;
     c->uri_has_zero = p != NULL && p->uri_has_zero;
     pthread_mutex_init(&c->lock, NULL);

@@ -121,11 +121,11 @@ int origin_rules_check(const struct origin_rules *r, struct err *err)
     }
     for (int i = 0; i < r->n_origins; i++) {
         const char *o = r->origins[i];
-        if (strcmp(o, "*") != 0 && strcmp(o, "null") != 0 && !is_other_origin(o) &&
-            !read_origin(o, &a, &is_tls))
+        if (strcmp(o, "*") != 0 && strcmp(o, "null") != 0 && strcmp(o, "localhost") != 0 &&
+            !is_other_origin(o) && !read_origin(o, &a, &is_tls))
             return err_set(err, ERR_USAGE,
                            "--allow-origin %s: give SCHEME://HOST[:PORT] without a path, "
-                           "such as https://chat.example, or null, or *",
+                           "such as https://chat.example, or localhost, null, or *",
                            o);
     }
     return 0;
@@ -165,10 +165,21 @@ static bool same_origin(const char *x, const char *y)
            port_or_default(&a, a_tls) == port_or_default(&b, b_tls);
 }
 
+/* Returns whether the page comes from this machine, from any port. */
+static bool is_local(const char *origin)
+{
+    struct authority a;
+    bool is_tls;
+    return read_origin(origin, &a, &is_tls) &&
+           (strcmp(a.name, "localhost") == 0 || strcmp(a.name, "127.0.0.1") == 0 ||
+            strcmp(a.name, "::1") == 0);
+}
+
 static bool origin_is_allowed(const struct origin_rules *r, const char *origin)
 {
     for (int i = 0; i < r->n_origins; i++) {
-        if (strcmp(r->origins[i], "*") == 0 || same_origin(r->origins[i], origin))
+        if (strcmp(r->origins[i], "*") == 0 || same_origin(r->origins[i], origin) ||
+            (strcmp(r->origins[i], "localhost") == 0 && is_local(origin)))
             return true;
     }
     return false;

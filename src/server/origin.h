@@ -25,7 +25,8 @@
 struct origin_rules {
     const char *const *hosts; /* names that the Host header may have, without a port */
     int n_hosts;
-    /* allowed origins: SCHEME://HOST[:PORT], "null", or "*" for all */
+    /* allowed origins: SCHEME://HOST[:PORT], "localhost" for all of this machine, "null", or "*" for
+     * all */
     const char *const *origins;
     int n_origins;
     bool any_host;        /* requests need a key, so every name is allowed */

@@ -76,8 +76,9 @@ static const struct row bodies[] = {
      NULL},
     {REQUEST_CHAT, CHAT "\"reasoning_effort\":\"huge\"}", "reasoning_effort", "is unknown"},
     {REQUEST_CHAT, CHAT "\"lora\":[],\"typical_p\":1,\"repeat_last_n\":64}", NULL, NULL},
-    {REQUEST_CHAT, CHAT "\"add_generation_prompt\":false}", "add_generation_prompt",
-     "not supported"},
+    {REQUEST_CHAT, CHAT "\"add_generation_prompt\":false}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"add_generation_prompt\":true,\"continue_final_message\":true}",
+     "continue_final_message", "exclude each other"},
     {REQUEST_RESPONSE, RESP "\"reasoning\":{\"effort\":\"none\",\"summary\":\"auto\"}}",
      NULL, NULL},
     {REQUEST_MESSAGE,
@@ -132,7 +133,9 @@ static const struct row bodies[] = {
      "both give"},
     {REQUEST_CHAT, CHAT "\"logit_bias\":{}}", NULL, NULL},
     {REQUEST_CHAT, CHAT "\"logit_bias\":{\"5\":1}}", NULL, NULL},
-    {REQUEST_CHAT, CHAT "\"logit_bias\":{\"5x\":1}}", "logit_bias", "names are token ids"},
+    {REQUEST_CHAT, CHAT "\"logit_bias\":{\"5x\":1}}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"logit_bias\":[[5,1],[\"x\",false]]}", NULL, NULL},
+    {REQUEST_CHAT, CHAT "\"logit_bias\":[[5]]}", "logit_bias", "must give tokens"},
     {REQUEST_CHAT, CHAT "\"logit_bias\":{\"5\":101}}", "logit_bias", "from -100 to 100"},
     {REQUEST_CHAT, CHAT "\"stop_token_ids\":[1,-1]}", "stop_token_ids", "element 1"},
     {REQUEST_CHAT, CHAT "\"min_tokens\":-1}", "min_tokens", "must be 0 to"},
@@ -144,8 +147,9 @@ static const struct row bodies[] = {
     {REQUEST_CHAT, CHAT "\"repetition_penalty\":1.0}", NULL, NULL},
     {REQUEST_COMPLETION, TEXT "\"best_of\":1,\"use_beam_search\":false,\"echo\":false}",
      NULL, NULL},
-    {REQUEST_COMPLETION, TEXT "\"echo\":true}", "echo", "not supported"},
-    {REQUEST_COMPLETION, TEXT "\"suffix\":\"x\"}", "suffix", "not supported"},
+    {REQUEST_COMPLETION, TEXT "\"echo\":true,\"logprobs\":1}", "echo", "not supported"},
+    {REQUEST_COMPLETION, TEXT "\"samplers\":[\"x\"]}", "samplers", "unknown name at 0"},
+    {REQUEST_COMPLETION, TEXT "\"samplers\":[\"top_k\"],\"n_probs\":2}", NULL, NULL},
     {REQUEST_CHAT, CHAT "\"user\":\"u\",\"store\":false,\"metadata\":{\"a\":\"b\"}}", NULL,
      NULL},
     {REQUEST_RESPONSE,
@@ -427,7 +431,7 @@ static void each_field_arrives(void **state)
     assert_string_equal(p.truncation, "disabled");
     assert_int_equal(json_count(p.messages), 3);
     struct request_shaping own;
-    request_shaping(&p, &own);
+    assert_int_equal(request_shaping(&p, NULL, &own, &f), 0);
     const struct hcache_shaping *g = &own.shaping;
     assert_true(g->frequency_penalty == 0.5f && g->presence_penalty == -0.5f);
     assert_true(g->repetition_penalty == 1.5f);
@@ -544,12 +548,12 @@ static void token_ids_are_read(void **state)
         free(ids);
         json_free(j);
     }
-    /* the names of logit_bias are ids of at most nine digits */
+    /* the names of logit_bias are ids of at most nine digits, or texts */
     static const struct {
         const char *name;
         bool good;
     } names[] = {{"0", true},   {"123456789", true}, {"1234567890", false}, {"", false},
-                 {"-1", false}, {"1 ", false},       {"0x1", false},        {"007", true}};
+                 {"-1", false}, {"1 ", true},        {"0x1", true},         {"007", true}};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char body[100];
         struct gen_params p;
@@ -563,7 +567,7 @@ static void token_ids_are_read(void **state)
                                "{\"prompt\":\"x\",\"logit_bias\":{\"5\":\"1\"}}"),
                      400);
     assert_int_equal(
-        status_of(REQUEST_COMPLETION, &p, &f, "{\"prompt\":\"x\",\"logit_bias\":[]}"), 400);
+        status_of(REQUEST_COMPLETION, &p, &f, "{\"prompt\":\"x\",\"logit_bias\":5}"), 400);
     assert_int_equal(
         status_of(REQUEST_COMPLETION, &p, &f, "{\"prompt\":\"x\",\"stop_token_ids\":5}"),
         400);

@@ -206,11 +206,13 @@ static void log_probabilities_have_the_form_of_their_api(void **state)
     struct json *a = shape_completions.answer(g);
     as_text_is(
         json_share(json_member(json_at(json_member(a, "choices"), 0), "logprobs")),
-        "{\"content\": [{\"token\": \"D\", \"logprob\": -0.5, \"bytes\": [68], "
-        "\"top_logprobs\": [{\"token\": \"D\", \"logprob\": -0.5, \"bytes\": [68]}, "
-        "{\"token\": \"E\", \"logprob\": -1.0, \"bytes\": [69]}]}, "
-        "{\"token\": \"bytes:\\\\xe2\", \"logprob\": -2.0, \"bytes\": [226], "
-        "\"top_logprobs\": [{\"token\": \"E\", \"logprob\": -0.25, \"bytes\": [69]}]}], "
+        "{\"content\": [{\"token\": \"D\", \"id\": 40, \"logprob\": -0.5, \"bytes\": [68], "
+        "\"top_logprobs\": [{\"token\": \"D\", \"id\": 40, \"logprob\": -0.5, \"bytes\": "
+        "[68]}, "
+        "{\"token\": \"E\", \"id\": 41, \"logprob\": -1.0, \"bytes\": [69]}]}, "
+        "{\"token\": \"bytes:\\\\xe2\", \"id\": 163, \"logprob\": -2.0, \"bytes\": [226], "
+        "\"top_logprobs\": [{\"token\": \"E\", \"id\": 41, \"logprob\": -0.25, \"bytes\": "
+        "[69]}]}], "
         "\"refusal\": null}");
     json_free(a);
     assert_int_equal(g->choice[0].logprobs.n, 0); /* they are sent once */
@@ -268,7 +270,7 @@ static void a_context_that_is_nearly_full_is_told(void **state)
 
 #define HEAD                                                                               \
     "data: {\"id\": \"id-1\", \"object\": \"chat.completion.chunk\", \"created\": 9, "     \
-    "\"model\": \"m\", "
+    "\"model\": \"m\", \"system_fingerprint\": \"b" HCACHE_VERSION "\", "
 
 static void piece(struct generation *g, const char *said, struct textbuf *out)
 {

@@ -75,7 +75,7 @@ def test_preflight(s):
           "Access-Control-Request-Headers: authorization,content-type,x-stainless-os\r\n"
     status, h, _ = raw(s, ask.format("https://app.example"))
     check("a preflight of an allowed page: yes, without a key",
-          status == 204 and h["access-control-allow-origin"] == "https://app.example" and "DELETE" in h["access-control-allow-methods"]
+          status == 200 and h["access-control-allow-origin"] == "https://app.example" and "DELETE" in h["access-control-allow-methods"]
           and "x-stainless-os" in h["access-control-allow-headers"], (status, h))
     for origin in ("http://evil.example", "null", "http://localhost:1"):
         status, h, _ = raw(s, ask.format(origin))
