@@ -2,7 +2,8 @@
  *
  * A chat is rendered by the model's template; its earlier answers have the tokens that were
  * generated (api/retoken.h). The `prompt` of a text completion is one of: a text, a list of
- * token ids and texts that begins with an id, or a list of several of these. Special tokens written in it count as
+ * token ids and texts that begins with an id, or a list of several of these. Special tokens
+ * written in it count as
  * special tokens, because the user of that route writes the prompt format. */
 #include "api/prompts.h"
 
@@ -21,6 +22,24 @@ static bool is_answer(const struct json *message)
     return role != NULL && strcmp(role, "assistant") == 0;
 }
 
+/* Returns whether the answer can go on in a message: it is the assistant's, and its content is all
+ * that would be shown. Some APIs ask for that in the message itself. */
+static bool can_go_on(const struct json *message)
+{
+    static const char *const known[] = {"role", "content", "name", "prefix", "partial"};
+    struct json_iter it = json_begin(message);
+    bool ok = is_answer(message), on = true;
+    while (ok && json_next(&it)) {
+        bool is_known = json_kind(it.value) == JSON_KIND_NULL ||
+                        (json_kind(it.value) == JSON_KIND_ARRAY &&
+                         json_count(it.value) == 0);
+        for (int i = 0; i < 5 && !is_known; i++)
+            is_known = strcmp(it.key, known[i]) == 0;
+        ok = is_known && (!json_bool_of(it.value, &on) || on);
+    }
+    return ok;
+}
+
 /* Takes the last message, if the answer goes on in it. Returns 0 with the messages before it in
  * *rest, which the caller frees, and its text; or with *rest NULL. */
 static int take_beginning(const struct gen_params *p, struct json **rest,
@@ -30,12 +49,10 @@ static int take_beginning(const struct gen_params *p, struct json **rest,
     const struct json *last = json_at(p->messages, n - 1);
     *rest = NULL;
     bool goes_on = n > 0 && p->continues != 0 && p->generation_prompt < 0;
-    if (p->continues == 1 && (n == 0 || !is_answer(last)))
+    if (p->continues == 1 && !can_go_on(last))
         return fault_field(f, "continue_final_message",
-                           "needs a last message of the assistant");
-    if (p->continues < 1 && (!goes_on || !is_answer(last)))
-        return 0;
-    if (json_count(json_member(last, "tool_calls")) > 0 || n == 1)
+                           "needs a last message of the assistant that has only content");
+    if ((p->continues < 1 && (!goes_on || !can_go_on(last))) || n == 1)
         return 0;
     if (is_answer(json_at(p->messages, n - 2)))
         return fault_field(f, "messages", "ends with two messages of the assistant");

@@ -269,7 +269,7 @@ void shape_llama_timings(struct json *o, const struct choice *ch)
     int n_new = ch->n_prompt - r->cached_tokens;
     json_put_int(o, "cache_n", r->cached_tokens);
     put_rate(o, "prompt", n_new, n_new, t->restore_ms + t->prefill_ms);
-    put_rate(o, "predicted", r->n_tokens, r->n_tokens - 1, t->decode_ms);
+    put_rate(o, "predicted", r->n_tokens, MAX(r->n_tokens - 1, 0), t->decode_ms);
 }
 
 struct json *shape_timings(const struct generation *g, const struct choice *ch)

@@ -39,7 +39,8 @@ static struct json *settings(const struct generation *g)
     json_put_int(o, "top_k", p->top_k);
     json_put_real(o, "top_p", p->top_p);
     json_put_real(o, "min_p", p->min_p);
-    json_put_real(o, "repeat_penalty", p->repetition_penalty > 0 ? p->repetition_penalty : 1);
+    json_put_real(o, "repeat_penalty",
+                  p->repetition_penalty > 0 ? p->repetition_penalty : 1);
     json_put_real(o, "presence_penalty", p->presence_penalty);
     json_put_real(o, "frequency_penalty", p->frequency_penalty);
     json_put(o, "stop", stop);
@@ -183,8 +184,11 @@ static void tell_fault(struct generation *g, const struct fault *f, struct textb
     sse_json(out, fault_json(f));
 }
 
-static const struct dialect llama = {
-    .answer = answer, .piece = piece, .end = end, .close = close_stream, .fault = tell_fault};
+static const struct dialect llama = {.answer = answer,
+                                     .piece = piece,
+                                     .end = end,
+                                     .close = close_stream,
+                                     .fault = tell_fault};
 
 /* --- completions ------------------------------------------------------------------------------ */
 
@@ -249,7 +253,8 @@ void api_llama_infill(struct call *c)
     struct json *body = (struct json *)(uintptr_t)call_body(c, REQUEST_LLAMA);
     if (body == NULL)
         return;
-    int rc = request_parse(body, REQUEST_COMPLETION | REQUEST_LLAMA | REQUEST_INFILL, &p, &f);
+    int rc = request_parse(body, REQUEST_COMPLETION | REQUEST_LLAMA | REQUEST_INFILL, &p,
+                           &f);
     if (rc == 0 && p.suffix == NULL)
         rc = fault_field(&f, "input_suffix", "is missing");
     if (rc == 0)
@@ -318,7 +323,8 @@ void api_llama_props(struct call *c)
     struct hcache_model_info info;
     struct gen_params p;
     struct fault f;
-    struct json *o = json_new_object(), *own = json_new_object(), *params = json_new_object();
+    struct json *o = json_new_object(), *own = json_new_object(),
+                *params = json_new_object();
     struct json *empty = json_new_object(), *kinds = json_new_object();
     json_put_string(empty, "prompt", "");
     hcache_model_info(call_model(c), &info);
@@ -336,7 +342,8 @@ void api_llama_props(struct call *c)
     json_put_int(o, "total_slots", info.max_sequences);
     json_put_string(o, "model_alias", c->s->model_name);
     json_put_string(o, "model_path", c->s->model_name);
-    json_put_string(o, "chat_template", info.chat_template != NULL ? info.chat_template : "");
+    json_put_string(o, "chat_template",
+                    info.chat_template != NULL ? info.chat_template : "");
     json_put_string(o, "bos_token", info.bos != NULL ? info.bos : "");
     json_put_string(o, "eos_token", info.eos != NULL ? info.eos : "");
     json_put_bool(kinds, "vision", false);

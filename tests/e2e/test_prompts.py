@@ -108,7 +108,10 @@ r = s.post("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "cont
     "tools": [{"name": "f", "input_schema": {}, "input_examples": [{}], "defer_loading": False}]})[2]
 equal("what a message of the other API wants and does not get is listed", r["usage"].get("ignored"),
       ["input_examples", "citations"])
-status, r = chat(s, [USER, {"role": "assistant", "content": "The", "prefix": True}])
+status, r = chat(s, [USER, {"role": "assistant", "content": "The", "prefix": True}], max_tokens=1)
+check("a last message that is a prefix is the beginning of the answer",
+      status == 200 and r["usage"]["prompt_tokens"] == len("<user>u\nThe"), r)
+status, r = chat(s, [USER, {"role": "assistant", "content": "The", "prefix": True}, USER])
 check("one that would is refused by name", status == 400 and "messages[1].prefix" in r["error"]["message"], r)
 s.stop()
 s = Server(model("named", PLAIN.replace("{{ m.role }}", "{{ m.name or m.role }}")))

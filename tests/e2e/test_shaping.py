@@ -76,7 +76,7 @@ chat = server.post("/v1/chat/completions", {"messages": [{"role": "user", "conte
                                             "max_tokens": 40, "frequency_penalty": 0.5})[2]
 check("chats have them, too", chat["usage"]["completion_tokens"] >= 30, chat["usage"])
 for field, values in {"frequency_penalty": (2.5, "x"), "presence_penalty": (-3,), "repetition_penalty": (0, 101),
-                      "min_tokens": (-1,), "logit_bias": ({"a": 1}, {"1": 101}, {"1": "x"}, {"999999": 1}, [1],
+                      "min_tokens": (-1,), "logit_bias": ({"-1": 1}, {"1": 101}, {"1": "x"}, {"999999": 1}, [1],
                                                           {str(i): 0 for i in range(1025)}),
                       "stop_token_ids": ([-1], ["a"], 5, [99999999], list(range(65)))}.items():
     for v in values:
