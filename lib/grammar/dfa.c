@@ -434,27 +434,86 @@ static uint32_t counted(struct build *b, const struct dfa_form *f, uint32_t s,
     return max < MAX(min, 1) ? NODE_ID_FAIL : node_count(b, NODE_COUNT, min, max, next);
 }
 
-static uint32_t embed_escapes(struct build *b, const struct dfa *d,
-                              const struct dfa_form *f, uint32_t s, const uint32_t *node)
+/* Characters that are written with a backslash, and the byte behind it. All other control
+ * characters are \u00 and two digits. */
+static const struct {
+    uint8_t as, byte;
+} shorts[] = {{'"', '"'},  {'\\', '\\'}, {'b', '\b'}, {'f', '\f'},
+              {'n', '\n'}, {'r', '\r'},  {'t', '\t'}};
+
+enum { N_CONTROLS = 0x20, N_ESCAPED = N_CONTROLS + 2 };
+
+/* Where the escapes of a state lead: control characters, then a quote and a backslash. */
+struct escapes {
+    uint32_t to[N_ESCAPED];
+    uint32_t node; /* what follows the backslash */
+};
+
+static uint32_t escaped(const struct escapes *x, uint8_t byte)
 {
-    static const struct {
-        char as, byte;
-    } shorts[] = {{'"', '"'},  {'\\', '\\'}, {'b', '\b'}, {'f', '\f'},
-                  {'n', '\n'}, {'r', '\r'},  {'t', '\t'}};
-    uint32_t ways[48], n = 0;
+    return x->to[byte < N_CONTROLS ? byte : byte == '"' ? N_CONTROLS : N_CONTROLS + 1];
+}
+
+/* Returns what follows \u000 or \u001 where it leads to state `only`; 0: to any. */
+static uint32_t last_digit(struct build *b, const struct escapes *x, int high,
+                           uint32_t only, const uint32_t *node)
+{
+    struct edge e[16];
+    uint32_t n = 0;
+    for (int digit = 0; digit < 16; digit++) {
+        int byte = high * 16 + digit;
+        uint8_t ch = (uint8_t)(digit < 10 ? '0' + digit : 'a' + digit - 10);
+        bool is_short = (byte >= '\b' && byte <= '\r' && byte != '\v');
+        if (x->to[byte] != 0 && !is_short && (only == 0 || x->to[byte] == only))
+            e[n++] = (struct edge){ch, ch, node[x->to[byte]]};
+    }
+    return n == 0 ? NODE_ID_FAIL : node_edges(b, e, n);
+}
+
+/* Returns what follows the backslash where it leads to state `only`; 0: to any. */
+static uint32_t behind_backslash(struct build *b, const struct escapes *x, uint32_t only,
+                                 const uint32_t *node)
+{
+    struct edge e[8];
+    uint32_t n = 0;
     for (size_t i = 0; i < sizeof shorts / sizeof *shorts; i++) {
-        uint32_t to = dfa_step(d, s, (uint8_t)shorts[i].byte);
-        if (to != 0)
-            ways[n++] = counted(b, f, to, node_bytes(b, &shorts[i].as, 1, node[to]));
+        uint32_t to = escaped(x, shorts[i].byte);
+        if (to != 0 && (only == 0 || to == only))
+            e[n++] = (struct edge){shorts[i].as, shorts[i].as, node[to]};
     }
-    for (int c = 0; c < 0x20; c++) {
-        static const char hex[] = "0123456789abcdef";
-        const char text[] = {'u', '0', '0', (char)('0' + c / 16), hex[c % 16]};
-        uint32_t to = dfa_step(d, s, (uint8_t)c);
-        if (to != 0 && c != '\b' && c != '\f' && c != '\n' && c != '\r' && c != '\t')
-            ways[n++] = counted(b, f, to, node_bytes(b, text, sizeof text, node[to]));
+    const struct edge high[] = {{'0', '0', last_digit(b, x, 0, only, node)},
+                                {'1', '1', last_digit(b, x, 1, only, node)}};
+    if (high[0].next != NODE_ID_FAIL || high[1].next != NODE_ID_FAIL)
+        e[n++] = (struct edge){'u', 'u', node_bytes(b, "00", 2, node_edges(b, high, 2))};
+    return n == 0 ? NODE_ID_FAIL : node_edges(b, e, n);
+}
+
+/* Returns the node behind the backslash of state s. x: the state asked before, which often leads
+ * where this one does. */
+static uint32_t embed_escapes(struct build *b, const struct dfa *d,
+                              const struct dfa_form *f, uint32_t s, const uint32_t *node,
+                              struct escapes *x)
+{
+    struct escapes now = {0};
+    uint32_t ways[N_ESCAPED], n = 0;
+    for (uint32_t i = 0; i < N_ESCAPED; i++)
+        now.to[i] = dfa_step(
+            d, s, (uint8_t)(i < N_CONTROLS ? i : i == N_CONTROLS ? '"' : '\\'));
+    if (memcmp(x->to, now.to, sizeof now.to) == 0)
+        return x->node;
+    *x = now;
+    if (f->lengths == NULL)
+        return x->node = behind_backslash(b, x, 0, node);
+    /* A character is counted before its first byte, so that no backslash leads to nothing. */
+    for (uint32_t i = 0; i < N_ESCAPED; i++) {
+        bool again = now.to[i] == 0;
+        for (uint32_t k = 0; k < i; k++)
+            again |= now.to[k] == now.to[i];
+        if (!again)
+            ways[n++] =
+                counted(b, f, now.to[i], behind_backslash(b, x, now.to[i], node));
     }
-    return n == 0 ? NODE_ID_FAIL : node_split(b, ways, n);
+    return x->node = n == 0 ? NODE_ID_FAIL : node_split(b, ways, n);
 }
 
 /* Returns whether every character without an escape leads from state s back to s. */
@@ -573,8 +632,9 @@ uint32_t dfa_embed_as(struct build *b, const struct dfa *d, const struct dfa_for
         count = build_alloc(b, d->n * sizeof *count);
     for (uint32_t s = 1; s < d->n; s++)
         count[s] = counted(b, f, s, node[s]);
+    struct escapes x = {0}; /* a state without escapes */
     for (uint32_t s = 1; s < d->n; s++) {
-        uint32_t escapes = f->quoted ? embed_escapes(b, d, f, s, node) : NODE_ID_FAIL;
+        uint32_t escapes = f->quoted ? embed_escapes(b, d, f, s, node, &x) : NODE_ID_FAIL;
         struct edge edges[256];
         uint32_t n = 0;
         for (int c = 0; c < 256; c++) {

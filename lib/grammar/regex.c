@@ -8,6 +8,7 @@
  * Lookahead is taken where it stands behind ^ at the beginning of the expression or of an
  * alternative: there it is an intersection or a difference.  Refused by name: other lookaround,
  * back references, word boundaries, flags. */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -211,6 +212,44 @@ static uint32_t unicode_escape(struct parser *p)
     return v;
 }
 
+/* Characters in a row that have one general category. */
+struct run {
+    uint32_t lo, hi;
+    char of[2];
+};
+
+enum { MAX_RUNS = 8192 };
+
+static struct run runs_made[MAX_RUNS];
+static uint32_t n_runs_made;
+
+static void make_runs(void)
+{
+    struct run *r = runs_made;
+    for (uint32_t cp = 0; cp <= MAX_CP; cp++) {
+        if (cp == 0xD800) /* no text contains surrogates */
+            cp = 0xE000;
+        const char *of = utf8proc_category_string((utf8proc_int32_t)cp);
+        bool same = n_runs_made > 0 && memcmp(r->of, of, 2) == 0 && r->hi + 1 == cp;
+        if (!same) {
+            CHECK(n_runs_made < MAX_RUNS);
+            r = &runs_made[n_runs_made++];
+            *r = (struct run){.lo = cp, .of = {of[0], of[1]}};
+        }
+        r->hi = cp;
+    }
+}
+
+/* Returns the categories of all characters: asking for each one takes 15 ms, so it is done once in
+ * a process. */
+static const struct run *category_runs(uint32_t *n)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    CHECK(pthread_once(&once, make_runs) == 0);
+    *n = n_runs_made;
+    return runs_made;
+}
+
 /* Adds a Unicode property, as in \p{Lu}: general categories by their short or long names. */
 static void set_add_property(struct parser *p, struct cp_set *s, bool negated)
 {
@@ -253,17 +292,12 @@ static void set_add_property(struct parser *p, struct cp_set *s, bool negated)
             as = longer[i].as;
     if (approximate || strlen(as) > 2 || strchr("LMNPSZC", as[0]) == NULL || as[0] == 0)
         refuse(p, "an unknown Unicode property");
-    for (uint32_t cp = 0; cp <= MAX_CP; cp++) {
-        const char *of = utf8proc_category_string((utf8proc_int32_t)cp);
-        if (cp == 0xD800)
-            cp = 0xE000;
-        if (of[0] == as[0] && (as[1] == 0 || of[1] == as[1])) {
-            if (c.n > 0 && c.at[c.n - 1].hi + 1 == cp)
-                c.at[c.n - 1].hi = cp;
-            else
-                set_add(p->b, &c, cp, cp);
-        }
-    }
+    uint32_t n_runs;
+    const struct run *runs = category_runs(&n_runs);
+    for (uint32_t i = 0; i < n_runs; i++)
+        if (runs[i].of[0] == as[0] && (as[1] == 0 || runs[i].of[1] == as[1]))
+            set_add(p->b, &c, runs[i].lo, runs[i].hi);
+    set_sort(&c);
     if (c.n == 0)
         refuse(p, "an unknown Unicode property");
     if (negated)

@@ -567,23 +567,37 @@ static uint32_t collect_regions(struct schema *c, const struct spec *s,
     return kept;
 }
 
+/* Declared or other keys with the node that follows, made once for the first member of an object
+ * and for later ones. */
+struct made_member {
+    uint32_t next, node;
+};
+
 /* A key that is declared, its value, then next. */
-static uint32_t member(struct build *b, bool first, const struct key *k, uint32_t next)
+static uint32_t member(struct build *b, bool first, const struct key *k, uint32_t next,
+                       struct made_member *made)
 {
-    uint32_t value = node_range(b, ':', ':', blanks(b, node_call(b, k->rule, next)));
-    return comma(b, first, false, node_quoted(b, k->name, strlen(k->name), value));
+    if (made->node == NODE_ID_FAIL || made->next != next) {
+        uint32_t value = node_range(b, ':', ':', blanks(b, node_call(b, k->rule, next)));
+        made->node = node_quoted(b, k->name, strlen(k->name), value);
+        made->next = next;
+    }
+    return comma(b, first, false, made->node);
 }
 
 /* A key that is not. item: it is one of a UNIQUE. */
 static uint32_t other_member(struct build *b, bool first, const struct region *r, bool item,
-                             uint32_t next)
+                             uint32_t next, struct made_member *made)
 {
-    uint32_t value = node_range(b, ':', ':', blanks(b, node_call(b, r->rule, next)));
-    uint32_t end = node_range(b, '"', '"', value);
-    if (item)
-        end = node_mark(b, NODE_ITEM_END, end);
-    uint32_t key = node_range(b, '"', '"', node_call(b, r->key, end));
-    return comma(b, first, item, key);
+    if (made->node == NODE_ID_FAIL || made->next != next) {
+        uint32_t value = node_range(b, ':', ':', blanks(b, node_call(b, r->rule, next)));
+        uint32_t end = node_range(b, '"', '"', value);
+        if (item)
+            end = node_mark(b, NODE_ITEM_END, end);
+        made->node = node_range(b, '"', '"', node_call(b, r->key, end));
+        made->next = next;
+    }
+    return comma(b, first, item, made->node);
 }
 
 /* The members of an object. cap: counts from there on are not told apart. */
@@ -603,6 +617,7 @@ static void free_members(struct build *b, const struct members *m, uint32_t *at)
     uint32_t n_free = m->keys->n - m->ordered, required = 0;
     size_t width = (size_t)m->cap + 1;
     uint32_t *by_mask = build_alloc(b, (width << n_free) * sizeof *by_mask);
+    struct made_member *made = build_alloc(b, (n_free + m->n_regions + 1) * sizeof *made);
     for (uint32_t i = 0; i < n_free; i++)
         required |= (uint32_t)keys[i].required << i;
     for (uint32_t mask = 1u << n_free; mask-- > 0;) { /* the keys that are written */
@@ -618,11 +633,13 @@ static void free_members(struct build *b, const struct members *m, uint32_t *at)
             by_mask[mask * width + (size_t)n] = here;
             for (uint32_t i = 0; may && i < n_free; i++)
                 if (!(mask >> i & 1))
-                    ways[n_ways++] = member(b, n == 0, &keys[i],
-                                            by_mask[(mask | 1u << i) * width + more]);
+                    ways[n_ways++] =
+                        member(b, n == 0, &keys[i],
+                               by_mask[(mask | 1u << i) * width + more], &made[i]);
             for (uint32_t i = 0; may && i < m->n_regions; i++)
-                ways[n_ways++] = other_member(b, n == 0, &m->regions[i], false,
-                                              by_mask[mask * width + more]);
+                ways[n_ways++] =
+                    other_member(b, n == 0, &m->regions[i], false,
+                                 by_mask[mask * width + more], &made[n_free + i]);
             repeat_end(b, here, node_split(b, ways, n_ways));
         }
     }
@@ -633,6 +650,7 @@ static void free_members(struct build *b, const struct members *m, uint32_t *at)
 static void ascending_members(struct build *b, const struct members *m, uint32_t *at)
 {
     uint32_t *behind = build_alloc(b, (size_t)(m->cap + 1) * sizeof *behind);
+    struct made_member *made = build_alloc(b, (m->n_regions + 1) * sizeof *made);
     for (int64_t n = m->cap; n >= 0; n--) {
         uint32_t first[MAX_REGIONS], more[MAX_REGIONS];
         bool may = m->max == REPEAT_ENDLESS || n < m->max;
@@ -642,7 +660,7 @@ static void ascending_members(struct build *b, const struct members *m, uint32_t
         behind[n] = repeat_begin(b, 0, REPEAT_ENDLESS, end);
         uint32_t then = behind[MIN(n + 1, m->cap)];
         for (uint32_t i = 0; i < n_ways; i++) {
-            first[i] = other_member(b, n == 0, &m->regions[i], true, then);
+            first[i] = other_member(b, n == 0, &m->regions[i], true, then, &made[i]);
             more[i] = n == 0 ? NODE_ID_FAIL : first[i];
         }
         repeat_end(b, behind[n], node_split(b, more, n_ways));
@@ -698,11 +716,13 @@ static uint32_t object(struct schema *c, const struct spec *s, uint32_t next)
     else
         free_members(b, &m, at);
     for (uint32_t i = ordered; i-- > 0;) {
+        struct made_member made = {0};
         memcpy(after, at, (size_t)(cap + 1) * sizeof *at);
         for (int64_t n = 0; n <= cap; n++) {
             bool may = max == REPEAT_ENDLESS || n < max;
             uint32_t with = !may ? NODE_ID_FAIL
-                                 : member(b, n == 0, &k.at[i], after[MIN(n + 1, cap)]);
+                                 : member(b, n == 0, &k.at[i], after[MIN(n + 1, cap)],
+                                          &made);
             at[n] = k.at[i].required ? with : node_either(b, with, after[n]);
         }
     }
