@@ -544,63 +544,113 @@ static bool is_free(const struct dfa *d, uint32_t s)
     return true;
 }
 
-enum { MAX_LENGTH_WORK = 20000000 };
+/* A transition to a live state. chars: 1 if its byte begins a character, 0 if it continues one. */
+struct way {
+    uint32_t to;
+    int32_t chars;
+};
 
-/* Marks the states from which a byte of some kind leads to a marked one: of those that begin a
- * character, or of those that continue one. Returns whether a mark is new. */
-static bool mark_before(const struct dfa *d, bool begins, const bool *marked, bool *out)
+/* Writes the ways out of state s. Returns their number, at most twice that of the classes. */
+static uint32_t ways_of(const struct dfa *d, const bool kind[2][256], uint32_t s,
+                        struct way *ways)
 {
-    bool kind[256] = {0}, changed = false;
-    for (int byte = 0; byte < 256; byte++)
-        kind[d->cls[byte]] |= ((byte & 0xC0) != 0x80) == begins;
-    for (uint32_t s = 1; s < d->n; s++) {
-        bool any = out[s];
-        for (uint32_t c = 0; c < d->n_cls && !any; c++)
-            any = kind[c] && marked[d->to[s * d->n_cls + c]];
-        changed |= any != out[s];
-        out[s] = any;
+    uint32_t n = 0;
+    for (uint32_t c = 0; c < d->n_cls; c++)
+        for (int chars = 0; chars < 2; chars++)
+            if (kind[chars][c] && d->to[s * d->n_cls + c] != 0)
+                ways[n++] = (struct way){d->to[s * d->n_cls + c], chars};
+    return n;
+}
+
+/* Returns whether the lengths that a state's ways allow are all of min to max: then, by induction
+ * on the length, each of them leads to an end. */
+static bool has_all_lengths(const struct dfa *d, const struct dfa_lengths *l, uint32_t s,
+                            const struct way *ways, uint32_t n)
+{
+    int64_t at = d->accepts[s] ? 0 : l->min[s] - 1; /* all from min to this one are there */
+    for (bool more = true; more;) {
+        more = false;
+        for (uint32_t i = 0; i < n; i++) {
+            int64_t lo = (int64_t)l->min[ways[i].to] + ways[i].chars;
+            int64_t hi = l->max[ways[i].to] == REPEAT_ENDLESS
+                             ? REPEAT_ENDLESS
+                             : (int64_t)l->max[ways[i].to] + ways[i].chars;
+            if (lo <= at + 1 && hi > at) {
+                at = hi;
+                more = true;
+            }
+        }
     }
-    return changed;
+    return at == l->max[s];
+}
+
+/* Sets the least number of characters from each state to an end. */
+static void find_least(struct build *b, const struct dfa *d, const bool kind[2][256],
+                       int32_t *min, struct way *ways)
+{
+    for (uint32_t s = 0; s < d->n; s++)
+        min[s] = d->accepts[s] ? 0 : REPEAT_ENDLESS;
+    for (bool changed = true; changed;) {
+        changed = false;
+        build_work(b, (uint64_t)d->n * d->n_cls / 4);
+        for (uint32_t s = d->n; s-- > 1;) {
+            uint32_t n = ways_of(d, kind, s, ways);
+            for (uint32_t i = 0; i < n; i++) {
+                int32_t k = min[ways[i].to];
+                if (k != REPEAT_ENDLESS && k + ways[i].chars < min[s]) {
+                    min[s] = k + ways[i].chars;
+                    changed = true;
+                }
+            }
+        }
+    }
+}
+
+/* Sets the greatest number, from the states without a way out backwards. Those on a loop, or before
+ * one, are never reached. */
+static void find_most(struct build *b, const struct dfa *d, const bool kind[2][256],
+                      int32_t *max, struct way *ways)
+{
+    const struct backwards w = backwards_of(b, d);
+    uint32_t *left = build_alloc(b, d->n * sizeof *left);
+    uint32_t *todo = build_alloc(b, d->n * sizeof *todo), n_todo = 0;
+    for (uint32_t s = 1; s < d->n; s++) {
+        max[s] = REPEAT_ENDLESS;
+        for (uint32_t c = 0; c < d->n_cls; c++)
+            left[s] += d->to[s * d->n_cls + c] != 0;
+        if (left[s] == 0)
+            todo[n_todo++] = s;
+    }
+    while (n_todo > 0) {
+        uint32_t s = todo[--n_todo], n = ways_of(d, kind, s, ways);
+        max[s] = 0; /* each state leads to an end */
+        for (uint32_t i = 0; i < n; i++)
+            max[s] = MAX(max[s], max[ways[i].to] + ways[i].chars);
+        for (size_t c = 0; c < d->n_cls; c++) {
+            const uint32_t *start = w.start + c * d->n + s;
+            for (uint32_t k = start[0]; k < start[1]; k++)
+                if (w.from[k] != 0 && --left[w.from[k]] == 0)
+                    todo[n_todo++] = w.from[k];
+        }
+    }
 }
 
 const struct dfa_lengths *dfa_lengths(struct build *b, const struct dfa *d)
 {
     struct dfa_lengths *l = build_alloc(b, sizeof *l);
-    bool *now = build_alloc(b, d->n), *after = build_alloc(b, d->n);
-    uint64_t work = 0;
+    bool kind[2][256] = {0};
+    struct way ways[512];
     l->min = build_alloc(b, d->n * sizeof *l->min);
     l->max = build_alloc(b, d->n * sizeof *l->max);
-    memset(l->min, -1, d->n * sizeof *l->min);
-    memcpy(now, d->accepts, d->n);
-    /* now: the states from which `length` characters can be the rest. */
-    for (int32_t length = 0;; length++) {
-        while (mark_before(d, false, now, now))
-            ;
-        for (uint32_t s = 1; s < d->n; s++) {
-            if (now[s] && l->min[s] >= 0 && l->max[s] != length - 1)
-                return NULL; /* a gap */
-            if (now[s]) {
-                l->min[s] = l->min[s] < 0 ? length : l->min[s];
-                l->max[s] = length;
-            }
-        }
-        memset(after, 0, d->n);
-        mark_before(d, true, now, after);
-        while (mark_before(d, false, after, after))
-            ;
-        if (memcmp(now, after, d->n) == 0)
-            break;
-        work += (uint64_t)d->n * d->n_cls;
-        build_work(b, (uint64_t)d->n * d->n_cls / 4);
-        if (work > MAX_LENGTH_WORK)
-            return NULL;
-        bool *k = now;
-        now = after;
-        after = k;
-    }
+    for (int byte = 0; byte < 256; byte++)
+        kind[(byte & 0xC0) != 0x80][d->cls[byte]] = true;
+    scratch_begin(b);
+    find_least(b, d, kind, l->min, ways);
+    find_most(b, d, kind, l->max, ways);
+    scratch_end(b);
     for (uint32_t s = 1; s < d->n; s++)
-        if (now[s])
-            l->max[s] = REPEAT_ENDLESS;
+        if (!has_all_lengths(d, l, s, ways, ways_of(d, kind, s, ways)))
+            return NULL; /* a gap */
     return l;
 }
 

@@ -11,7 +11,7 @@
 
 #include "grammar/node.h"
 
-enum { DFA_MAX_STATES = 20000 };
+enum { DFA_MAX_STATES = 50000 };
 
 struct dfa {
     uint8_t cls[256]; /* class of each byte */

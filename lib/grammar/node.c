@@ -59,7 +59,7 @@ void *build_grow(struct build *b, void *array, uint32_t *cap, uint32_t n, size_t
 {
     if (n < *cap)
         return array;
-    uint32_t more = *cap == 0 ? 64 : *cap * 2;
+    uint32_t more = *cap == 0 ? 4 : *cap * 2; /* most lists are short */
     void *p = build_alloc(b, more * size);
     if (n > 0)
         memcpy(p, array, n * size);

@@ -537,69 +537,112 @@ static uint32_t nfa_range(struct nfa *f, uint32_t lo, uint32_t hi, uint32_t next
     return id;
 }
 
-/* Adds the bytes of the characters lo to hi, which all have n bytes; returns the first node. Cuts
- * the range where the trailing bytes do not run over all their values. */
-static uint32_t nfa_chars(struct nfa *f, uint32_t lo, uint32_t hi, int n, uint32_t next)
+/* A set of characters as nodes over their bytes. After each byte at most one node takes the next
+ * one, so that the subsets stay small. */
+struct utf8_set {
+    struct nfa *f;
+    const struct cp_set *set; /* sorted */
+    uint32_t next;
+    uint32_t any[4]; /* any k continuing bytes; 0: not made yet */
+};
+
+enum { NO_WAY = UINT32_MAX };
+
+static uint32_t any_tail(struct utf8_set *u, int k)
 {
-    char a[4], z[4];
-    uint32_t low = (1u << (6 * (n - 1))) - 1; /* bits of the trailing bytes */
-    if (n > 1 && (lo & ~low) != (hi & ~low)) {
-        uint32_t cut;
-        if ((lo & low) != 0)
-            cut = lo | low;
-        else if ((hi & low) != low)
-            cut = (hi & ~low) - 1;
+    if (k == 0)
+        return u->next;
+    if (u->any[k] == 0)
+        u->any[k] = nfa_range(u->f, 0x80, 0xBF, any_tail(u, k - 1));
+    return u->any[k];
+}
+
+/* Returns the first range that ends at cp or behind it. */
+static uint32_t range_from(const struct cp_set *s, uint32_t cp)
+{
+    uint32_t lo = 0, hi = s->n;
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        if (s->at[mid].hi < cp)
+            lo = mid + 1;
         else
-            cut = hi;
-        if (cut < hi)
-            return nfa_new(f, N_SPLIT, nfa_chars(f, lo, cut, n, next),
-                           nfa_chars(f, cut + 1, hi, n, next));
-        utf8_encode(lo, a);
-        utf8_encode(hi, z);
-        for (int i = n - 1; i > 0; i--)
-            next = nfa_range(f, 0x80, 0xBF, next);
-        return nfa_range(f, (uint8_t)a[0], (uint8_t)z[0], next);
+            hi = mid;
     }
-    utf8_encode(lo, a);
-    utf8_encode(hi, z);
-    if (n == 1)
-        return nfa_range(f, (uint8_t)a[0], (uint8_t)z[0], next);
-    /* One first byte: the rest is a range of n - 1 bytes, of which each has 6 bits. */
-    uint32_t cut = 0;
-    int same = 0;
-    while (same < n && a[same] == z[same])
-        same++;
-    uint32_t mask = same >= n - 1 ? 0 : (1u << (6 * (n - 1 - same))) - 1;
-    if (same < n - 1 && (lo & mask) != 0)
-        cut = lo | mask;
-    else if (same < n - 1 && (hi & mask) != mask)
-        cut = (hi & ~mask) - 1;
-    if (cut != 0 && cut < hi)
-        return nfa_new(f, N_SPLIT, nfa_chars(f, lo, cut, n, next),
-                       nfa_chars(f, cut + 1, hi, n, next));
-    for (int i = n - 1; i >= 0; i--)
-        next = nfa_range(f, (uint8_t)a[i], (uint8_t)z[i], next);
-    return next;
+    return lo;
+}
+
+static uint32_t either(struct nfa *f, uint32_t one, uint32_t other)
+{
+    return one == NO_WAY ? other : nfa_new(f, N_SPLIT, one, other);
+}
+
+static uint32_t tail(struct utf8_set *u, uint32_t first, int k);
+
+/* Returns the node behind the byte of a block: the 64^k characters from `first` on. */
+static uint32_t block(struct utf8_set *u, uint32_t first, int k)
+{
+    const struct cp_set *s = u->set;
+    uint32_t i = range_from(s, first), last = first + (1u << (6 * k)) - 1;
+    if (i == s->n || s->at[i].lo > last)
+        return NO_WAY;
+    return s->at[i].lo <= first && s->at[i].hi >= last ? any_tail(u, k) : tail(u, first, k);
+}
+
+/* Returns the node of the first of k continuing bytes. */
+static uint32_t tail(struct utf8_set *u, uint32_t first, int k)
+{
+    uint32_t out = NO_WAY, size = 1u << (6 * (k - 1)), at = NO_WAY, from = 0;
+    for (uint32_t v = 0; v <= 64; v++) {
+        uint32_t to = v == 64 ? NO_WAY : block(u, first + v * size, k - 1);
+        if (at != NO_WAY && to != at)
+            out = either(u->f, out, nfa_range(u->f, 0x80 + from, 0x80 + v - 1, at));
+        if (to != at)
+            from = v;
+        at = to;
+    }
+    return out;
 }
 
 /* No text contains surrogates. */
 static uint32_t nfa_set(struct nfa *f, const struct cp_set *s, uint32_t next)
 {
-    static const struct cp_range sizes[] = {
-        {0, 0x7F}, {0x80, 0x7FF}, {0x800, 0xD7FF}, {0xE000, 0xFFFF}, {0x10000, MAX_CP}};
-    static const int bytes[] = {1, 2, 3, 3, 4};
-    uint32_t id = UINT32_MAX;
-    for (uint32_t i = 0; i < s->n; i++) {
-        for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-            uint32_t lo = MAX(s->at[i].lo, sizes[k].lo), hi = MIN(s->at[i].hi, sizes[k].hi);
-            if (lo > hi)
-                continue;
-            uint32_t one = nfa_chars(f, lo, hi, bytes[k], next);
-            id = id == UINT32_MAX ? one : nfa_new(f, N_SPLIT, id, one);
+    static const struct {
+        uint32_t lo, hi; /* characters of one size */
+        uint32_t lead, n, base;
+        int k; /* continuing bytes */
+    } sizes[] = {{0, 0x7F, 0, 128, 0, 0},
+                 {0x80, 0x7FF, 0xC2, 30, 0x80, 1},
+                 {0x800, 0xFFFF, 0xE0, 16, 0, 2},
+                 {0x10000, MAX_CP, 0xF0, 5, 0, 3}};
+    uint32_t out = NO_WAY;
+    for (size_t z = 0; z < sizeof sizes / sizeof *sizes; z++) {
+        struct cp_set in = {0};
+        for (uint32_t i = range_from(s, sizes[z].lo); i < s->n && s->at[i].lo <= sizes[z].hi;
+             i++) {
+            uint32_t lo = MAX(s->at[i].lo, sizes[z].lo), hi = MIN(s->at[i].hi, sizes[z].hi);
+            if (lo < 0xD800 && hi >= 0xD800) {
+                set_add(f->p->b, &in, lo, 0xD7FF);
+                lo = 0xE000;
+            }
+            lo = lo >= 0xD800 && lo < 0xE000 ? 0xE000 : lo;
+            if (lo <= hi)
+                set_add(f->p->b, &in, lo, hi);
+        }
+        struct utf8_set u = {.f = f, .set = &in, .next = next};
+        uint32_t at = NO_WAY, from = 0;
+        for (uint32_t v = 0; in.n > 0 && v <= sizes[z].n; v++) {
+            uint32_t first = sizes[z].base + (v << (6 * sizes[z].k));
+            uint32_t to = v == sizes[z].n ? NO_WAY : block(&u, first, sizes[z].k);
+            if (at != NO_WAY && to != at)
+                out = either(f, out,
+                             nfa_range(f, sizes[z].lead + from, sizes[z].lead + v - 1, at));
+            if (to != at)
+                from = v;
+            at = to;
         }
     }
-    return id == UINT32_MAX ? nfa_range(f, 1, 0, next)
-                            : id; /* an empty range matches nothing */
+    return out == NO_WAY ? nfa_range(f, 1, 0, next) /* an empty range matches nothing */
+                         : out;
 }
 
 static uint32_t nfa_of(struct nfa *f, const struct tree *t, uint32_t next)
@@ -881,6 +924,34 @@ static const struct dfa *of_tree(struct parser *p, const struct tree *t, bool be
     return dfa_of_nfa(p->b, &f, at);
 }
 
+/* What any text may follow (ends) or precede matches X{a,b} where it matches X{a}: the other
+ * repetitions are part of that text. Returns the tree without them. */
+static struct tree *shorten(struct parser *p, struct tree *t, bool ends)
+{
+    switch (t->kind) {
+    case T_CAT: {
+        struct tree **edge = ends ? &t->other : &t->one;
+        *edge = shorten(p, *edge, ends);
+        if ((*edge)->kind != T_EMPTY)
+            return t;
+        return shorten(p, ends ? t->one : t->other, ends);
+    }
+    case T_ALT:
+        t->one = shorten(p, t->one, ends);
+        t->other = shorten(p, t->other, ends);
+        return t;
+    case T_REPEAT:
+        if (t->min == 0)
+            return tree_new(p, T_EMPTY, NULL, NULL);
+        t->max = t->min;
+        if (t->min > 1)
+            return t;
+        return shorten(p, t->one, ends);
+    default:
+        return t;
+    }
+}
+
 /* Takes the leading ^ and the lookaheads behind it off a sequence. Returns what remains, NULL if
  * nothing does. */
 static struct tree *strip(struct tree *t, bool *start, struct tree **aheads, int *n)
@@ -916,8 +987,11 @@ static const struct dfa *with_aheads(struct parser *p, struct tree *t, bool whol
     struct tree *aheads[16];
     bool start = whole;
     int n = 0;
-    if (!has_ahead(t))
+    if (!has_ahead(t)) {
+        if (!whole)
+            t = shorten(p, shorten(p, t, true), false);
         return of_tree(p, t, !whole, !whole);
+    }
     if (t->kind == T_ALT)
         return dfa_combine(p->b, with_aheads(p, t->one, whole),
                            with_aheads(p, t->other, whole), DFA_OR);
