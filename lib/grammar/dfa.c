@@ -234,6 +234,13 @@ const struct dfa *dfa_minimize(struct build *b, const struct dfa *draft)
 
 /* --- combination -------------------------------------------------------------------- */
 
+/* A combination that was made. */
+struct combined {
+    struct combined *next;
+    const struct dfa *x, *y, *result;
+    enum dfa_mode mode;
+};
+
 /* A set of pairs of states with a number for each. */
 struct pairs {
     uint64_t *at; /* pair of each number */
@@ -265,8 +272,8 @@ static uint32_t pair_number(struct build *b, struct pairs *p, uint32_t x, uint32
     return p->n - 1;
 }
 
-const struct dfa *dfa_combine(struct build *b, const struct dfa *x, const struct dfa *y,
-                              enum dfa_mode mode)
+static const struct dfa *combine(struct build *b, const struct dfa *x, const struct dfa *y,
+                                 enum dfa_mode mode)
 {
     uint8_t cls[256], of_x[256], of_y[256];
     uint32_t n_cls = 0;
@@ -308,6 +315,21 @@ const struct dfa *dfa_combine(struct build *b, const struct dfa *x, const struct
                                             : ax || ay;
     }
     return dfa_minimize(b, d);
+}
+
+const struct dfa *dfa_combine(struct build *b, const struct dfa *x, const struct dfa *y,
+                              enum dfa_mode mode)
+{
+    size_t h = (size_t)x * 31 + (size_t)y * 7 + mode;
+    struct combined **at = &b->combined[h / 16 % COMBINED_BUCKETS];
+    for (const struct combined *k = *at; k != NULL; k = k->next)
+        if (k->x == x && k->y == y && k->mode == mode)
+            return k->result;
+    const struct dfa *result = combine(b, x, y, mode);
+    struct combined *k = build_alloc(b, sizeof *k);
+    *k = (struct combined){.next = *at, .x = x, .y = y, .result = result, .mode = mode};
+    *at = k;
+    return result;
 }
 
 /* --- simple sets -------------------------------------------------------------------- */
@@ -368,7 +390,9 @@ const struct dfa *dfa_length(struct build *b, int32_t min, int32_t max)
 
 const struct dfa *dfa_any(struct build *b)
 {
-    return dfa_length(b, 0, REPEAT_ENDLESS);
+    if (b->any_text == NULL)
+        b->any_text = dfa_length(b, 0, REPEAT_ENDLESS);
+    return b->any_text;
 }
 
 const struct dfa *dfa_text(struct build *b, const char *text, size_t n)
@@ -389,18 +413,30 @@ const struct dfa *dfa_text(struct build *b, const char *text, size_t n)
     return d;
 }
 
+/* Gives each byte of the texts its own class, behind the classes that there are. Returns the sum of
+ * their lengths. */
+static size_t classes_of_texts(struct build *b, const char *const *texts, uint32_t n,
+                               uint8_t cls[256], uint32_t *n_cls)
+{
+    bool seen[256] = {false};
+    size_t sum = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        for (const uint8_t *p = (const uint8_t *)texts[i]; *p != 0; p++, sum++) {
+            if (!seen[*p])
+                cls[*p] = (uint8_t)(*n_cls)++;
+            seen[*p] = true;
+        }
+    }
+    if (sum + 2 > DFA_MAX_STATES || *n_cls > 256)
+        build_fault(b, ERR_LIMIT, "the names of an object's keys are too long together");
+    return sum;
+}
+
 const struct dfa *dfa_of_texts(struct build *b, const char *const *texts, uint32_t n)
 {
     uint8_t cls[256] = {0};
     uint32_t n_cls = 1;
-    size_t most = 2;
-    for (uint32_t i = 0; i < n; i++) {
-        for (const uint8_t *p = (const uint8_t *)texts[i]; *p != 0; p++, most++)
-            if (cls[*p] == 0)
-                cls[*p] = (uint8_t)n_cls++;
-    }
-    if (most > DFA_MAX_STATES)
-        build_fault(b, ERR_LIMIT, "the names of an object's keys are too long together");
+    size_t most = classes_of_texts(b, texts, n, cls, &n_cls) + 2;
     scratch_begin(b);
     struct dfa *d = dfa_new(b, (uint32_t)most, cls, n_cls);
     uint32_t n_states = 2;
@@ -415,6 +451,48 @@ const struct dfa *dfa_of_texts(struct build *b, const char *const *texts, uint32
         }
         d->accepts[at] = true;
     }
+    return dfa_minimize(b, d);
+}
+
+const struct dfa *dfa_without_texts(struct build *b, const char *const *texts, uint32_t n)
+{
+    const struct dfa *any = dfa_any(b);
+    uint8_t cls[256];
+    uint32_t n_cls = any->n_cls, of[512]; /* class -> that of any */
+    memcpy(cls, any->cls, sizeof cls);
+    size_t sum = classes_of_texts(b, texts, n, cls, &n_cls);
+    for (int byte = 0; byte < 256; byte++)
+        of[cls[byte]] = any->cls[byte];
+    for (uint32_t c = 0; c < any->n_cls; c++)
+        of[c] = c;
+    scratch_begin(b);
+    /* The states of any, then a trie whose missing ways lead there. */
+    struct dfa *d = dfa_new(b, any->n + (uint32_t)sum + 1, cls, n_cls);
+    uint32_t n_states = any->n + 1, *as = build_alloc(b, d->n * sizeof *as);
+    for (uint32_t s = 0; s < n_states; s++) {
+        as[s] = s < any->n ? s : any->start;
+        d->accepts[s] = any->accepts[as[s]];
+        for (uint32_t c = 0; c < n_cls; c++)
+            d->to[s * n_cls + c] = any->to[as[s] * any->n_cls + of[c]];
+    }
+    d->start = any->n;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t at = d->start;
+        for (const uint8_t *p = (const uint8_t *)texts[i]; *p != 0; p++) {
+            uint32_t *to = &d->to[at * n_cls + cls[*p]];
+            if (*to < any->n) { /* also a byte that is not UTF-8: the trie ends there */
+                uint32_t k = n_states++;
+                as[k] = *to;
+                d->accepts[k] = any->accepts[as[k]];
+                for (uint32_t c = 0; c < n_cls; c++)
+                    d->to[k * n_cls + c] = any->to[as[k] * any->n_cls + of[c]];
+                *to = k;
+            }
+            at = *to;
+        }
+        d->accepts[at] = false;
+    }
+    d->n = n_states;
     return dfa_minimize(b, d);
 }
 

@@ -35,6 +35,8 @@ const struct dfa *dfa_any(struct build *b); /* every text that is valid UTF-8 */
 const struct dfa *dfa_text(struct build *b, const char *text, size_t n);
 /* Returns the set of n texts that end with a zero byte. */
 const struct dfa *dfa_of_texts(struct build *b, const char *const *texts, uint32_t n);
+/* Returns all texts but those. */
+const struct dfa *dfa_without_texts(struct build *b, const char *const *texts, uint32_t n);
 /* texts of min to max characters; max REPEAT_ENDLESS: no bound */
 const struct dfa *dfa_length(struct build *b, int32_t min, int32_t max);
 /* Texts that a regular expression of ECMA-262 (with the flag u) matches: somewhere, as JSON schemas

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 
 enum { NO_NODE = UINT32_MAX, MAX_WORK = 300000000 };
 
@@ -15,6 +16,10 @@ int build_abandon(struct build *b)
 {
     arena_deinit(&b->arena);
     arena_deinit(&b->scratch);
+    free(b->nodes);
+    free(b->edges);
+    free(b->lists);
+    free(b->rules);
     return b->err->code;
 }
 
@@ -27,12 +32,17 @@ void build_fault(struct build *b, int code, const char *fmt, ...)
     longjmp(b->fault, 1);
 }
 
+static _Noreturn void too_large(struct build *b)
+{
+    build_fault(b, ERR_LIMIT, "the grammar is too large: it needs more than %d MiB",
+                GRAMMAR_MAX_BYTES >> 20);
+}
+
 void *build_alloc(struct build *b, size_t n)
 {
     void *p = arena_alloc(b->now, n);
     if (p == NULL)
-        build_fault(b, ERR_LIMIT, "the grammar is too large: it needs more than %d MiB",
-                    GRAMMAR_MAX_BYTES >> 20);
+        too_large(b);
     memset(p, 0, n);
     return p;
 }
@@ -67,9 +77,26 @@ void *build_grow(struct build *b, void *array, uint32_t *cap, uint32_t n, size_t
     return p;
 }
 
+/* Returns an array of the graph with room for n + 1 elements. */
+static void *graph_grow(struct build *b, void *array, uint32_t *cap, uint32_t n,
+                        size_t size)
+{
+    if (n < *cap)
+        return array;
+    uint32_t more = MAX(*cap * 2, 64u);
+    if (b->graph_bytes + more * size > GRAMMAR_MAX_BYTES)
+        too_large(b);
+    void *p = mem_try_realloc(array, more * size);
+    if (p == NULL)
+        build_fault(b, -ENOMEM, "no memory for a grammar");
+    b->graph_bytes += (more - *cap) * size;
+    *cap = more;
+    return p;
+}
+
 static uint32_t node_new(struct build *b, enum node_kind kind)
 {
-    b->nodes = build_grow(b, b->nodes, &b->cap_nodes, b->n_nodes, sizeof *b->nodes);
+    b->nodes = graph_grow(b, b->nodes, &b->cap_nodes, b->n_nodes, sizeof *b->nodes);
     b->nodes[b->n_nodes] = (struct node){.kind = (uint8_t)kind};
     return b->n_nodes++;
 }
@@ -86,7 +113,13 @@ int build_begin(struct build *b, struct err *err)
         return err_set(err, rc, "no memory to compile a grammar");
     }
     b->now = &b->arena;
-    node_new(b, NODE_EDGES); /* NODE_ID_FAIL; the empty arena has room for both */
+    b->cap_nodes = 64;
+    b->nodes = mem_try(b->cap_nodes * sizeof *b->nodes);
+    if (b->nodes == NULL) {
+        err_set(err, -ENOMEM, "no memory to compile a grammar");
+        return build_abandon(b);
+    }
+    node_new(b, NODE_EDGES); /* NODE_ID_FAIL */
     node_new(b, NODE_RETURN);
     return 0;
 }
@@ -101,7 +134,7 @@ uint32_t node_edges(struct build *b, const struct edge *edges, uint32_t n)
             last->hi = edges[i].hi;
             continue;
         }
-        b->edges = build_grow(b, b->edges, &b->cap_edges, b->n_edges, sizeof *b->edges);
+        b->edges = graph_grow(b, b->edges, &b->cap_edges, b->n_edges, sizeof *b->edges);
         b->edges[b->n_edges++] = edges[i];
     }
     b->nodes[id].first = first;
@@ -130,7 +163,7 @@ uint32_t node_split(struct build *b, const uint32_t *nodes, uint32_t n)
         return nodes[0];
     uint32_t id = node_new(b, NODE_SPLIT), first = b->n_lists;
     for (uint32_t i = 0; i < n; i++) {
-        b->lists = build_grow(b, b->lists, &b->cap_lists, b->n_lists, sizeof *b->lists);
+        b->lists = graph_grow(b, b->lists, &b->cap_lists, b->n_lists, sizeof *b->lists);
         b->lists[b->n_lists++] = nodes[i];
     }
     b->nodes[id].first = first;
@@ -201,7 +234,7 @@ void repeat_end(struct build *b, uint32_t repeat, uint32_t body)
 
 uint32_t rule_new(struct build *b)
 {
-    b->rules = build_grow(b, b->rules, &b->cap_rules, b->n_rules, sizeof *b->rules);
+    b->rules = graph_grow(b, b->rules, &b->cap_rules, b->n_rules, sizeof *b->rules);
     b->rules[b->n_rules] = NODE_ID_FAIL;
     return b->n_rules++;
 }
@@ -263,10 +296,11 @@ static void prune(struct build *b, const bool *ok, struct node *n)
     }
 }
 
-static void copy(void *to, const void *from, size_t n)
+/* Returns the array without the room behind its n bytes. */
+static void *fit(void *array, size_t n)
 {
-    if (n > 0)
-        memcpy(to, from, n);
+    void *p = n == 0 ? NULL : mem_try_realloc(array, n);
+    return p == NULL ? array : p;
 }
 
 struct grammar *build_finish(struct build *b, uint32_t root)
@@ -285,22 +319,15 @@ struct grammar *build_finish(struct build *b, uint32_t root)
         build_fault(b, ERR_USAGE, "no text has this form");
     for (uint32_t i = 0; i < b->n_nodes; i++)
         prune(b, ok, &b->nodes[i]);
-    /* The build's memory also holds drafts, so the graph is copied. */
-    size_t nodes = b->n_nodes * sizeof *b->nodes, edges = b->n_edges * sizeof *b->edges;
-    size_t lists = b->n_lists * sizeof *b->lists, rules = b->n_rules * sizeof *b->rules;
-    struct grammar *g = mem_try(sizeof *g + nodes + edges + lists + rules);
+    struct grammar *g = mem_try(sizeof *g);
     if (g == NULL)
         build_fault(b, -ENOMEM, "no memory for a grammar");
-    *g = (struct grammar){.n_nodes = b->n_nodes, .root = root};
-    char *at = (char *)(g + 1);
-    g->nodes = (struct node *)(void *)at;
-    g->edges = (struct edge *)(void *)(at += nodes);
-    g->lists = (uint32_t *)(void *)(at += edges);
-    g->rules = (uint32_t *)(void *)(at + lists);
-    copy(g->nodes, b->nodes, nodes);
-    copy(g->edges, b->edges, edges);
-    copy(g->lists, b->lists, lists);
-    copy(g->rules, b->rules, rules);
+    *g = (struct grammar){.nodes = fit(b->nodes, b->n_nodes * sizeof *b->nodes),
+                          .edges = fit(b->edges, b->n_edges * sizeof *b->edges),
+                          .lists = fit(b->lists, b->n_lists * sizeof *b->lists),
+                          .rules = fit(b->rules, b->n_rules * sizeof *b->rules),
+                          .n_nodes = b->n_nodes,
+                          .root = root};
     arena_deinit(&b->arena);
     arena_deinit(&b->scratch);
     return g;
@@ -308,5 +335,11 @@ struct grammar *build_finish(struct build *b, uint32_t root)
 
 void grammar_free(struct grammar *g)
 {
+    if (g == NULL)
+        return;
+    free(g->nodes);
+    free(g->edges);
+    free(g->lists);
+    free(g->rules);
     free(g);
 }

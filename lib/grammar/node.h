@@ -79,7 +79,7 @@ struct node {
     int32_t min, max;
 };
 
-struct grammar { /* one allocation */
+struct grammar {
     struct node *nodes;
     struct edge *edges;
     uint32_t *lists; /* nodes of the SPLITs */
@@ -88,10 +88,19 @@ struct grammar { /* one allocation */
     uint32_t root; /* first node of the text; its last is a RETURN with an empty stack */
 };
 
+enum { COMBINED_BUCKETS = 256 };
+
+struct dfa;
+
 struct build {
     struct arena arena, scratch;
     struct arena *now; /* the one that build_alloc takes from */
     uint64_t work;     /* see build_work */
+    const struct dfa *any_text; /* NULL: not made yet */
+    struct combined *combined[COMBINED_BUCKETS];
+    uint32_t blanks_rule; /* rule + 1; 0: not made yet */
+    /* The graph. Its arrays become the grammar's; their bytes count as the arena's do. */
+    size_t graph_bytes;
     struct node *nodes;
     struct edge *edges;
     uint32_t *lists, *rules;

@@ -34,13 +34,18 @@ static uint32_t run_of(struct build *b, char ch, int32_t max, uint32_t next)
     return r;
 }
 
-/* Nothing, a space, or the end of a line with an indentation. */
+/* Nothing, a space, or the end of a line with an indentation. One rule serves all places. */
 static uint32_t blanks(struct build *b, uint32_t next)
 {
-    const uint32_t indents[] = {run_of(b, ' ', INDENT, next), run_of(b, '\t', TABS, next)};
-    const uint32_t ways[] = {next, blank(b, ' ', next),
-                             blank(b, '\n', node_split(b, indents, 2))};
-    return node_split(b, ways, 3);
+    const uint32_t end = NODE_ID_RETURN;
+    if (b->blanks_rule == 0) {
+        b->blanks_rule = rule_new(b) + 1;
+        const uint32_t indents[] = {run_of(b, ' ', INDENT, end), run_of(b, '\t', TABS, end)};
+        const uint32_t ways[] = {end, blank(b, ' ', end),
+                                 blank(b, '\n', node_split(b, indents, 2))};
+        rule_set(b, b->blanks_rule - 1, node_split(b, ways, 3));
+    }
+    return node_call(b, b->blanks_rule - 1, next);
 }
 
 static uint32_t hex(struct build *b, uint32_t next)
@@ -512,14 +517,10 @@ static const struct dfa *other_keys(struct schema *c, const struct keys *k)
             return o->dfa;
     }
     struct other_keys *o = build_alloc(c->b, sizeof *o);
-    const struct dfa *any = dfa_any(c->b);
-    *o = (struct other_keys){
-        .next = c->other_keys,
-        .names = names,
-        .n = k->n,
-        .dfa = k->n == 0
-                   ? any
-                   : dfa_combine(c->b, any, dfa_of_texts(c->b, names, k->n), DFA_MINUS)};
+    *o = (struct other_keys){.next = c->other_keys,
+                             .names = names,
+                             .n = k->n,
+                             .dfa = dfa_without_texts(c->b, names, k->n)};
     c->other_keys = o;
     return o->dfa;
 }
