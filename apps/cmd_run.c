@@ -488,9 +488,11 @@ static struct hcache_request request_of(struct run_args *a)
                                    .arg = a};
 }
 
-/* Compiles the form of --json-schema or --grammar. */
+/* Compiles the form of --json-schema or --grammar. In a chat it begins behind the thought of a
+ * template that knows thoughts; the end of any chat's prompt shows it. */
 static int form_make(struct hcache *h, struct run_args *a, struct hcache_err *err)
 {
+    static const char any[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}";
     const char *path = a->json_schema != NULL ? a->json_schema : a->grammar;
     struct hcache_form_opts o = {.kind = a->json_schema != NULL ? HCACHE_FORM_SCHEMA
                                                                 : HCACHE_FORM_GBNF};
@@ -504,8 +506,14 @@ static int form_make(struct hcache *h, struct run_args *a, struct hcache_err *er
         snprintf(err->msg, sizeof err->msg, "%s", e.msg);
         return rc;
     }
+    char *chat = NULL;
+    size_t n_chat = 0;
+    if (is_chat(h, a) &&
+        hcache_chat_render(h, any, sizeof any - 1, &chat, &n_chat, NULL) == 0)
+        o.prompt_end = chat;
     o.text = text;
     rc = hcache_form_create(h, &o, &a->form, NULL, err);
+    hcache_free(chat);
     free(text);
     return rc;
 }

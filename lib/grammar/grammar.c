@@ -111,6 +111,8 @@ static uint32_t root_of(struct build *b, const struct grammar_source *s)
         root = calls_root(b, s->calls, s->loose, NODE_ID_RETURN);
         break;
     }
+    if (s->kind != GRAMMAR_CALLS)
+        root = node_tag(b, s->text_open, root);
     if (s->kind != GRAMMAR_CALLS && s->calls != NULL)
         root = node_either(b, root, calls_root(b, s->calls, s->loose, NODE_ID_RETURN));
     if (s->call_head.n > 0)

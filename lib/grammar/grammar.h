@@ -46,14 +46,21 @@ struct grammar_tool {
 };
 
 /* The forms of one call; text/answer_syntax.h explains them and the tags below. */
-enum grammar_call_body { GRAMMAR_CALL_OBJECT, GRAMMAR_CALL_JSON, GRAMMAR_CALL_TAGS };
+enum grammar_call_body {
+    GRAMMAR_CALL_OBJECT,
+    GRAMMAR_CALL_JSON,
+    GRAMMAR_CALL_TAGS,
+    GRAMMAR_CALL_BRACES,
+    GRAMMAR_CALL_PYTHON,
+};
 
 struct grammar_calls {
     enum grammar_call_body body;
     struct grammar_tag section, section_end, open, name_end, close, close_more;
-    struct grammar_tag key_open, key_end, key_skip, value_end;
+    struct grammar_tag key_open, key_end, key_skip, value_end, quote;
     const char *name_key, *arguments_key; /* name_key NULL: {"f": {...}} */
     bool is_list, value_on_lines;
+    bool is_tight; /* no blank stands between `open` and the name */
     const struct grammar_tool *tools;
     size_t n_tools;
     const struct json
@@ -72,6 +79,8 @@ struct grammar_source {
     const char *const *texts;
     /* NULL: none. With another kind than GRAMMAR_CALLS, the answer may be calls instead. */
     const struct grammar_calls *calls;
+    /* Stands before the text, which is no call. */
+    struct grammar_tag text_open;
     /* The answer may instead be this tag, with which calls begin, and any text. */
     struct grammar_tag call_head;
     /* Whether the form begins behind a thought: any text up to the first thought_close, and up to 8

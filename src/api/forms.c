@@ -290,19 +290,24 @@ static int read_syntax(const struct forms *f, const struct hcache_form_opts *o,
     if (c == NULL)
         return err_set(err, ERR_UNSUPPORTED,
                        "the model's template shows no syntax of tool calls");
-    if (c->body != CALL_OBJECT && c->body != CALL_JSON && c->body != CALL_TAGS)
-        return err_set(err, ERR_UNSUPPORTED,
-                       "calls in the syntax of %s cannot be enforced: use tool_choice auto",
-                       c->family);
+    static const enum grammar_call_body bodies[] = {
+        [CALL_OBJECT] = GRAMMAR_CALL_OBJECT, [CALL_JSON] = GRAMMAR_CALL_JSON,
+        [CALL_TAGS] = GRAMMAR_CALL_TAGS,     [CALL_BRACES] = GRAMMAR_CALL_BRACES,
+        [CALL_PYTHON] = GRAMMAR_CALL_PYTHON, [CALL_CHANNEL] = GRAMMAR_CALL_JSON};
     struct grammar_calls *k = &p->calls;
-    k->body = c->body == CALL_OBJECT ? GRAMMAR_CALL_OBJECT
-              : c->body == CALL_JSON ? GRAMMAR_CALL_JSON
-                                     : GRAMMAR_CALL_TAGS;
+    bool channel = c->body == CALL_CHANNEL,
+         talks = o->kind == HCACHE_FORM_CALLS && o->may_talk;
+    k->body = bodies[c->body];
     k->section = tag_of(f, p, c->section);
     k->section_end = tag_of(f, p, c->section_end);
-    k->open = tag_of(f, p, c->is_bare ? NULL : c->open);
-    k->name_end = tag_of(f, p, c->name_end);
-    k->close = tag_of(f, p, c->close);
+    k->open = tag_of(f, p,
+                     c->is_bare         ? NULL
+                     : channel && talks ? "to=functions."
+                     : channel          ? "<|channel|>commentary to=functions."
+                                        : c->open);
+    k->name_end = tag_of(f, p, channel ? " <|constrain|>json<|message|>" : c->name_end);
+    k->close = tag_of(f, p, channel ? NULL : c->close); /* the tag ends the answer */
+    k->quote = tag_of(f, p, c->quote);
     k->close_more = tag_of(f, p, c->close_more);
     k->key_open = tag_of(f, p, c->key_open);
     k->key_end = tag_of(f, p, c->key_end);
@@ -310,10 +315,11 @@ static int read_syntax(const struct forms *f, const struct hcache_form_opts *o,
     k->value_end = tag_of(f, p, c->value_end);
     k->name_key = c->name_key;
     k->arguments_key = c->arguments_key;
-    k->is_list = c->is_list && c->body == CALL_OBJECT;
+    k->is_list = (c->is_list && c->body == CALL_OBJECT) || c->body == CALL_PYTHON;
+    k->is_tight = channel || c->body == CALL_BRACES;
     k->value_on_lines = c->value_on_lines;
-    k->many = o->many && !c->is_bare;
-    k->may_talk = o->kind == HCACHE_FORM_CALLS && o->may_talk;
+    k->many = o->many && !c->is_bare && !channel;
+    k->may_talk = talks;
     int rc = json_parse(&p->any_object, any_object, sizeof any_object - 1, "schema", err);
     k->any_object = p->any_object;
     return rc;
@@ -333,8 +339,8 @@ static int read_other(const struct forms *f, const struct hcache_form_opts *o,
     if (rc != 0)
         return rc;
     tools = json_at(p->tools_root, 0);
-    bool tags = c->body == CALL_TAGS && are_strict(tools);
-    if (c->body != CALL_OBJECT && c->body != CALL_JSON && !tags) {
+    bool own = c->body == CALL_TAGS || c->body == CALL_BRACES || c->body == CALL_PYTHON;
+    if (own && !are_strict(tools)) {
         s->call_head = tag_of(f, p, c->section != NULL ? c->section : c->open);
         return 0;
     }
@@ -375,17 +381,21 @@ static int compile(const struct forms *f, const struct hcache_form_opts *o,
         rc = read_syntax(f, o, &p, err);
     if (rc == 0 && calls)
         rc = read_tools(v, o->only, o->may_talk, &p, err);
-    bool mixed = calls && o->may_talk && p.calls.body == GRAMMAR_CALL_TAGS &&
-                 !are_strict(v);
+    bool json = p.calls.body == GRAMMAR_CALL_OBJECT || p.calls.body == GRAMMAR_CALL_JSON;
+    bool mixed = calls && o->may_talk && !json && !are_strict(v);
     if (rc == 0 && calls && o->may_talk && (mixed || f->syntax.calls->is_bare))
         rc = err_set(err, ERR_UNSUPPORTED,
                      "strict tools cannot be enforced in the syntax of %s beside text",
                      f->syntax.calls->family);
     if (rc == 0 && !calls)
         rc = read_other(f, o, &p, &s, err);
+    bool channels = f->syntax.calls != NULL && f->syntax.calls->body == CALL_CHANNEL;
+    if (channels && thought != GRAMMAR_NO_THOUGHT)
+        s.text_open = tag_of(f, &p, "<|channel|>final<|message|>");
     if (thought != GRAMMAR_NO_THOUGHT) {
         s.thought_open = tag_of(f, &p, f->syntax.thoughts.open);
-        s.thought_close = tag_of(f, &p, f->syntax.thoughts.close);
+        s.thought_close = tag_of(
+            f, &p, channels ? "<|end|><|start|>assistant" : f->syntax.thoughts.close);
     }
     if (rc == 0)
         rc = grammar_compile(out, &s, err);

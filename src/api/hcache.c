@@ -589,13 +589,18 @@ static const char *bytes_of(const void *tokenizer, int32_t id, size_t *n)
 }
 
 /* Makes the bound on the answer's thought. */
-static void bound_thought(const struct hcache *h, const struct hcache_shaping *g,
+static void bound_thought(const struct hcache *h, const struct hcache_request *r,
                           struct shaping_thought *out)
 {
+    const struct hcache_shaping *g = r->shaping;
     const struct answer_syntax *x = dialog_syntax(h->dialog);
     const char *end = x->thought_end != NULL ? x->thought_end : x->thoughts.close;
     int32_t *ids = NULL;
     size_t n = 0;
+    if (x->calls != NULL && x->calls->body == CALL_CHANNEL)
+        /* the answer is another message, which may be a call if there are tools */
+        end = r->may_call_tools ? "<|end|><|start|>assistant<|channel|>"
+                                : "<|end|><|start|>assistant<|channel|>final<|message|>";
     if (g->max_thought <= 0 || g->prompt_end == NULL || end == NULL ||
         tokenizer_encode(h->tokenizer, end, strlen(end), TOKENIZER_PARSE_SPECIAL, &ids, &n,
                          NULL) != 0)
@@ -698,7 +703,7 @@ static int make_request(struct hcache *h, const struct hcache_request *r,
                                                 : NULL;
     request_forbid(q, never, n, h->k.model->cfg.vocab_size);
     if (r->shaping != NULL && h->dialog != NULL)
-        bound_thought(h, r->shaping, &q->thought);
+        bound_thought(h, r, &q->thought);
     *out = q;
     return 0;
 }

@@ -210,5 +210,7 @@ struct answer_syntax answer_find(const char *chat_template, const struct answer_
             x.thoughts = thought_syntaxes[i];
             break;
         }
+    if (x.calls != NULL && x.calls->body == CALL_CHANNEL)
+        x.thoughts = (struct thought_syntax){"<|channel|>analysis<|message|>", "<|end|>"};
     return x;
 }

@@ -48,6 +48,7 @@ enum form_tag {
     TAG_START,
     TAG_END,
     TAG_RETURN,
+    TAG_CONSTRAIN, /* ends a recipient's name, as blanks do */
     FORM_TAGS
 };
 

@@ -69,6 +69,7 @@ struct answer_form *answer_form_create(const struct answer_syntax *s,
     set_tag(f, t, TAG_START, has_channels ? "<|start|>" : NULL);
     set_tag(f, t, TAG_END, has_channels ? "<|end|>" : NULL);
     set_tag(f, t, TAG_RETURN, has_channels ? "<|return|>" : NULL);
+    set_tag(f, t, TAG_CONSTRAIN, has_channels ? "<|constrain|>" : NULL);
     return f;
 }
 

@@ -101,7 +101,7 @@ int chat_render_prepared(const struct chat_template *t, const struct chat_reques
     struct json *vars = variables(r);
     const struct jinja_var extra[] = {
         {"messages", p->messages, true},
-        {"tools", json_kind(p->tools) == JSON_KIND_ARRAY ? p->tools : NULL, true},
+        {"tools", p->tools, true},
         {"documents", json_count(r->documents) != 0 ? r->documents : NULL, true},
     };
     struct jinja_mark marks[CHAT_MARKS];
@@ -139,6 +139,7 @@ static int prepare_and_render(const struct chat_template *t, const struct chat_r
     if (rc == 0)
         rc = chat_render_prepared(t, r, &p, text, n, foreign, err);
     json_free(p.messages);
+    json_free(p.tools);
     return rc;
 }
 

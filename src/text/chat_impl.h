@@ -49,7 +49,8 @@ struct chat_template {
     /* Text beside calls is shown in the same message, or in a message before it. If both are
      * false, one of the two is lost. */
     bool text_beside_calls, text_before_calls;
-    bool needs_tools;  /* the template refuses a conversation without tools */
+    /* The template refuses a conversation without tools; a tool without a description. */
+    bool needs_tools, needs_descriptions;
     bool tool_results; /* messages of the role tool are shown */
     /* The template knows the role developer, shows a second system message at the beginning, shows
      * one behind the beginning at its place, and takes two messages in a row of the user, of the
@@ -72,9 +73,9 @@ struct chat_template {
 
 /* A request for the template. */
 struct chat_prepared {
-    struct json *messages;    /* the caller frees it */
-    const struct json *tools; /* those that the template shows; belongs to the request */
-    bool marked;              /* the messages have tags between CHAT_TAG_BEGIN and _END */
+    struct json *messages; /* the caller frees it */
+    struct json *tools;    /* those that the template shows, or NULL; the caller frees it */
+    bool marked;           /* the messages have tags between CHAT_TAG_BEGIN and _END */
     /* where the part behind each mark of the request begins; `byte` as in jinja_mark */
     struct chat_place {
         size_t message, byte;

@@ -737,11 +737,41 @@ static void tell_unshown(const struct talk *k, char *out)
     }
 }
 
+/* Returns the tools in the form that the template takes: NULL if there are none, unless it walks a
+ * list without looking. */
+static struct json *prepare_tools(const struct chat_template *t, const struct json *tools)
+{
+    if (json_kind(tools) != JSON_KIND_ARRAY)
+        return t->needs_tools ? json_new_array() : NULL;
+    if (!t->needs_descriptions)
+        return json_share(tools);
+    struct json *all = json_new_array();
+    for (size_t i = 0; i < json_count(tools); i++) {
+        const struct json *tool = json_at(tools, i),
+                          *function = json_member(tool, "function");
+        if (json_kind(function) != JSON_KIND_OBJECT ||
+            json_member(function, "description") != NULL) {
+            json_push(all, json_share(tool));
+            continue;
+        }
+        struct json *to = json_new_object(), *described = json_new_object();
+        for (struct json_iter it = json_begin(function); json_next(&it);)
+            json_put(described, it.key, json_share(it.value));
+        json_put_string(described, "description", "");
+        for (struct json_iter it = json_begin(tool); json_next(&it);)
+            json_put(to, it.key,
+                     json_share(strcmp(it.key, "function") == 0 ? described : it.value));
+        json_free(described);
+        json_push(all, to);
+    }
+    return all;
+}
+
 int chat_prepare(const struct chat_template *t, const struct chat_request *r,
                  struct chat_prepared *out, struct err *err)
 {
     const struct json *messages = r->messages;
-    *out = (struct chat_prepared){.tools = r->tools};
+    *out = (struct chat_prepared){0};
     if (json_kind(messages) != JSON_KIND_ARRAY || json_count(messages) == 0)
         return err_set(err, ERR_USAGE,
                        "messages must be an array with at least one message");
@@ -788,7 +818,8 @@ int chat_prepare(const struct chat_template *t, const struct chat_request *r,
         json_free(list);
         return rc;
     }
-    *out = (struct chat_prepared){list, declares ? NULL : r->tools, k.marked, {{0}}};
+    *out = (struct chat_prepared){
+        list, prepare_tools(t, declares ? NULL : r->tools), k.marked, {{0}}};
     memcpy(out->behind, k.behind, sizeof out->behind);
     return 0;
 }

@@ -508,9 +508,15 @@ void chat_probe(struct chat_template *t, const char *source, const char *tokens)
     size_t n = 0;
     char *plain = render(t, "[" USER "]", NULL, true, &n);
     char *tools = render(t, "[" USER "]", "[" DECLARE("other") "]", true, &n);
+    char *bare = render(t, "[" USER "]",
+                        "[{\"type\":\"function\",\"function\":{\"name\":\"other\","
+                        "\"parameters\":{\"type\":\"object\",\"properties\":{}}}}]",
+                        true, &n);
     t->needs_tools = plain == NULL && tools != NULL;
+    t->needs_descriptions = bare == NULL && tools != NULL;
     free(plain);
     free(tools);
+    free(bare);
     probe_roles(t, source);
     probe_parts(t);
     t->can.tools = shows(t, "[" USER "]", "[" DECLARE(MARK) "]", true);

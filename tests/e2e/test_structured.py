@@ -22,6 +22,17 @@ HERMES = ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in mes
 MISTRAL = ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content or '' }}"
            "{% for c in m.tool_calls or [] %}{{ '[TOOL_CALLS]' + c.function.name + '[ARGS]' + c.function.arguments | tojson }}"
            "{% endfor %}{% endfor %}{{ '\\n' }}")
+GPT_OSS = ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ '<|start|>' + m.role }}"
+           "{% for c in m.tool_calls or [] %}{{ '<|channel|>commentary to=functions.' + c.function.name + "
+           "' <|constrain|>json<|message|>' + c.function.arguments | tojson + '<|call|>' }}{% endfor %}"
+           "{{ '<|message|>' + m.content + '<|end|>' if m.content else '' }}{% endfor %}{{ '<|start|>assistant' }}")
+GEMMA = ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content or '' }}"
+         "{% for c in m.tool_calls or [] %}{{ '<start_function_call>call:' + c.function.name + '{' }}"
+         "{% for k, v in c.function.arguments | items %}{{ k + ':' + ('<escape>' + v + '<escape>' if v is string else v | tojson) }}"
+         "{% endfor %}{{ '}<end_function_call>' }}{% endfor %}{% endfor %}{{ '\\n' }}")
+LFM2 = ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content or '' }}"
+        "{% for c in m.tool_calls or [] %}{{ '<|tool_call_start|>[' + c.function.name + '(' }}{% for k, v in c.function.arguments | items %}"
+        "{{ k + '=' + v | tojson }}{% endfor %}{{ ')]<|tool_call_end|>' }}{% endfor %}{% endfor %}{{ '\\n' }}")
 CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
         "required": ["city", "days"], "additionalProperties": False}
 TOOLS = [("weather", CITY), ("noop", {"type": "object", "properties": {}, "additionalProperties": False})]
@@ -101,21 +112,41 @@ def is_weather(call):
     return call[0] == "weather" and call[1]["city"] in ("Oslo", "Rome") and 1 <= call[1]["days"] <= 9
 
 
-# wanted calls, in three syntaxes; the model itself would answer "No."
-for name, template, special in (("qwen-xml", QWEN_XML, []), ("mistral", MISTRAL, ["[TOOL_CALLS]", "[ARGS]"]), ("hermes", HERMES, [])):
+TRIP = {"type": "object", "properties": {"to": {"type": "string"}, "by": {"enum": ["car", "train"]}, "stops": {
+    "type": "array", "items": {"type": "string", "maxLength": 5}, "minItems": 1, "maxItems": 3}, "nights": {"type": "integer", "minimum": 3},
+    "hotel": {"type": "object", "properties": {"sea": {"type": "boolean"}, "stars": {"anyOf": [{"type": "integer"}, {"type": "null"}]}},
+              "required": ["sea", "stars"]}}, "required": ["by", "stops", "hotel"]}
+
+
+def is_trip(a):
+    return (a["by"] in ("car", "train") and 1 <= len(a["stops"]) <= 3 and all(len(s) <= 5 for s in a["stops"]) and a.get("nights", 3) >= 3
+            and isinstance(a["hotel"]["sea"], bool) and (a["hotel"]["stars"] is None or isinstance(a["hotel"]["stars"], int)))
+
+
+# wanted calls, in six syntaxes; the model itself would answer "No."
+CHANNELS = ["<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>"]
+for name, template, special in (("qwen-xml", QWEN_XML, []), ("mistral", MISTRAL, ["[TOOL_CALLS]", "[ARGS]"]), ("hermes", HERMES, []),
+                                ("gpt-oss", GPT_OSS, CHANNELS), ("lfm2", LFM2, ["<|tool_call_start|>", "<|tool_call_end|>"]),
+                                ("gemma", GEMMA, ["<start_function_call>", "<end_function_call>", "<escape>"])):
     s = Server(write_script(os.path.join(tmp, name), ["No", ".", "</think>"] if name == "hermes" else ["No", "."], template,
                             special=special))
-    one = {"tools": CHAT_TOOLS, "parallel_tool_calls": False}
+    shut = {"close": name == "gpt-oss"}  # else this model thinks without an end
+    one = {"tools": CHAT_TOOLS, "parallel_tool_calls": False, **shut}
     c = chat(s, tool_choice={"type": "function", "function": {"name": "weather"}}, **one)
     check(name + ": the named tool is called", len(calls_of(c)) == 1 and is_weather(calls_of(c)[0]), c)
+    if name in ("gpt-oss", "lfm2", "gemma"):
+        trip = [{"type": "function", "function": {"name": "trip", "parameters": TRIP}}]
+        c = chat(s, tools=trip, tool_choice="required", parallel_tool_calls=False, close=True)
+        check(name + ": nested arguments follow their schema", [is_trip(a) for _, a in calls_of(c)] == [True], c)
+        check(name + ": a form of the text", is_dog(chat(s, json_schema=DOG, close=True)["message"]["content"]))
     equal(name + ": and it is the reason of the end", c["finish_reason"], "tool_calls")
     c = chat(s, tool_choice="required", **one)
     check(name + ": required: some tool is called, once", [k[0] in ("weather", "noop") for k in calls_of(c)] == [True], c)
-    r = post(s, "/v1/messages", messages=USER, max_tokens=400, tools=MESSAGE_TOOLS,
+    r = post(s, "/v1/messages", messages=USER, max_tokens=400, tools=MESSAGE_TOOLS, **shut,
              tool_choice={"type": "tool", "name": "weather", "disable_parallel_tool_use": True})[2]
     b = r["content"][-1]
     check(name + ": messages", b["type"] == "tool_use" and is_weather((b["name"], b["input"])), r)
-    r = post(s, "/v1/responses", input="go", max_output_tokens=400, tools=RESPONSE_TOOLS, parallel_tool_calls=False,
+    r = post(s, "/v1/responses", input="go", max_output_tokens=400, tools=RESPONSE_TOOLS, parallel_tool_calls=False, **shut,
              tool_choice={"type": "function", "name": "weather"})[2]
     o = r["output"][-1]
     check(name + ": responses", o["type"] == "function_call" and is_weather((o["name"], json.loads(o["arguments"]))), r)

@@ -212,6 +212,9 @@ static void each_family_is_read(void **state)
          "<tool_call><|end|><|start|>assistant<|channel|>commentary "
          "to=functions.f <|constrain|>json<|message|>{\"a\": \"x\"}<|call|>",
          "[Think. <tool_call>]f({\"a\": \"x\"})"},
+        {"gpt-oss",
+         "<|channel|>commentaryto=functions.f<|constrain|>json<|message|> \r\n{\"a\": 1}",
+         "f({\"a\": 1})"},
         {"gpt-oss", " to=functions.g<|channel|>commentary json<|message|>{}<|call|>",
          "g({})"},
         {"gpt-oss",
