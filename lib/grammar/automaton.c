@@ -37,6 +37,7 @@ enum {
     SOFT_BYTES = 12 << 20, /* of kept masks */
     SOFT_CELLS = 1 << 20,
     MAX_TRIES = 1024, /* places on the way out of a threat */
+    LONG_ROOM = 32,   /* few tokens have more characters */
     N_BUCKETS = 4096, /* of kept masks */
 };
 
@@ -68,25 +69,42 @@ struct cell {
 struct state {
     uint32_t first, n; /* places */
     uint32_t to;       /* index of its transitions, or UNKNOWN */
-    /* Characters without an escape that may follow in a string; -1: none. only: no place but that
-     * one takes such a character. */
+    /* In one of its places, characters of the classes `loop` may follow, up to `room`.  only: these
+     * are all that a string may contain without an escape, and no other place takes one. */
+    uint32_t loop;
     int32_t room;
+    bool within; /* a character has begun, and its other bytes come first */
     bool only, accepts, unique, blind;
-    int32_t least;   /* bytes that complete the text; -1: not known yet */
+    int32_t least; /* bytes that complete the text; -1: not known yet */
+    /* The state is inside a string whose escapes are so spelled: see struct vocab_body.  need:
+     * characters that must precede the quote. */
+    uint8_t escapes;
+    int32_t need;
     uint32_t shadow; /* the state from which tokens are searched; 0: not known yet */
     struct found *found;
 };
 
-/* Tokens found by a search: a list of ids, or a mask. Doubtful ones are another list. */
+/* Tokens found by a search: those of a mask, without some and with others. Doubtful ones are
+ * another list. */
 struct found {
     struct found *next; /* of the same bucket */
     uint64_t hash;
     size_t n_key;
-    bool is_mask;
-    uint32_t n, n_doubts;
-    uint32_t *at;
-    int32_t *doubts;
+    const uint32_t *base, *inside; /* masks of the vocabulary; NULL: none */
+    bool is_mask;                  /* at is a mask, and there are no other lists */
+    uint32_t n_without, n_with, n_doubts;
+    uint32_t *at; /* those without, with, doubtful */
     uint8_t key[];
+};
+
+/* A list of tokens that a search makes. */
+struct tokens {
+    int32_t *at; /* [n_tokens] */
+    uint32_t n;
+};
+
+struct range {
+    uint32_t from, to; /* of a trie's ids */
 };
 
 /* A set of numbers below the count of an array, looked up by hash. */
@@ -112,17 +130,22 @@ struct automaton {
     /* of one byte's step */
     struct place *visits; /* [MAX_VISITS] */
     uint32_t n_visits;
-    uint32_t *visit_slots; /* [MAX_VISITS * 2] number + 1 */
-    uint32_t *used_slots;  /* [MAX_VISITS] */
-    uint32_t *path;        /* [deepest token + 1] states of a search */
-    struct place *tries;   /* [MAX_TRIES] */
-    uint32_t *spine;       /* cells of a stack that is made anew */
+    uint32_t *visit_slots;      /* [MAX_VISITS * 2] number + 1 */
+    uint32_t *used_slots;       /* [MAX_VISITS] */
+    uint32_t *path, *rest_path; /* [deepest token + 1] states of a search */
+    struct place *tries;        /* [MAX_TRIES] */
+    uint32_t *spine;            /* cells of a stack that is made anew */
     uint32_t cap_spine;
-    int32_t *ids, *doubts; /* [n_tokens] tokens of a search */
-    uint32_t n_doubts;
-    struct textbuf key; /* of a search */
     int32_t *
-        least; /* [n_nodes] bytes to the end of the node's rule or repetition; NULL: unknown */
+        least; /* [n_nodes] bytes to the end of a node's rule or repetition; NULL: unknown */
+    /* of a search */
+    struct tokens with, without, doubts;
+    struct range *ranges; /* of allowed plain tokens, ascending */
+    uint32_t n_ranges, cap_ranges;
+    uint32_t behind; /* state behind the quote whose rests `rests` is of; DEAD: none */
+    uint8_t *rests;  /* [most n_behind] of each rest: REST_NO, REST_YES or REST_DOUBT */
+    uint8_t rests_escapes; /* their spelling */
+    struct textbuf key;
 };
 
 /* --- arrays and tables -------------------------------------------------------------- */
@@ -508,36 +531,69 @@ static int by_place(const void *x, const void *y)
     return a->node != b->node ? ORDER(a->node, b->node) : ORDER(a->stack, b->stack);
 }
 
-/* Sets room and only. */
+/* Returns whether a place takes characters that a string may contain without an escape. *quote:
+ * whether it takes quotes alone. */
+static bool takes_plain(const struct automaton *a, const struct node *n, bool *quote)
+{
+    *quote = true;
+    for (uint32_t e = 0; e < n->n; e++) {
+        const struct edge *x = &a->g->edges[n->first + e];
+        *quote = *quote && x->lo == '"' && x->hi == '"';
+        bool other = x->hi < 0x20 || (x->lo == x->hi && (x->lo == '"' || x->lo == '\\'));
+        if (!other)
+            return true;
+    }
+    return false;
+}
+
+/* Sets what the places of a state have in common. */
 static void look_for_room(const struct automaton *a, struct state *s)
 {
     const struct place *p = a->places + s->first;
-    s->room = -1;
+    uint32_t n_full = 0, n_counted = 0;
+    int32_t best = 0;
+    bool mixed = false;
     s->only = true;
     for (uint32_t i = 0; i < s->n; i++) {
         const struct node *n = &a->g->nodes[p[i].node];
+        const struct cell *top = &a->cells[p[i].stack];
+        bool counted = n->free == FREE_COUNTED;
         s->unique |= a->cells[p[i].stack].unique != 0;
         s->blind |= is_blind(a, p[i].stack);
         unsigned threat = n->free == FREE_NOT ? 0 : threats(a, p[i].stack);
         /* Where characters are few, they may all be needed to avert a threat. */
-        if ((threat & THREAT_KEY) || (threat && n->free == FREE_COUNTED)) {
-            s->only = false;
-        } else if (n->free == FREE_NOT) {
-            for (uint32_t e = 0; e < n->n; e++) {
-                const struct edge *x = &a->g->edges[n->first + e];
-                bool quote = x->lo == x->hi && (x->lo == '"' || x->lo == '\\');
-                s->only = s->only && (x->hi < 0x20 || quote);
-            }
-        } else {
-            const struct cell *top = &a->cells[p[i].stack];
-            int32_t room = INT32_MAX;
-            if (n->free == FREE_COUNTED && a->g->nodes[top->tag].max != REPEAT_ENDLESS)
-                room = a->g->nodes[top->tag].max - top->count - n->min;
-            s->only = s->only && s->room < 0;
-            s->room = MAX(s->room, room);
+        bool open = n->free == FREE_OPEN,
+             few = counted || (open && n->max != REPEAT_ENDLESS);
+        bool free = n->free != FREE_NOT && !(threat & THREAT_KEY) && !(threat && few);
+        bool full = free && n->free != FREE_WITHIN && n->body == CHARS_PLAIN &&
+                    (!open || n->max == REPEAT_ENDLESS);
+        bool quote, plain = takes_plain(a, n, &quote);
+        s->only = s->only && (full || !plain);
+        /* One spelling of escapes in all places, but for those of the quote behind the string. */
+        if (full && !threat && !open && (n_full == 0 || n->next == s->escapes))
+            s->escapes = (uint8_t)n->next;
+        else if (full || !quote)
+            mixed = true;
+        n_full += full;
+        n_counted += counted;
+        if (counted)
+            s->need = MAX(a->g->nodes[top->tag].min - top->count, 0);
+        if (!free)
+            continue;
+        int32_t room = n->max == REPEAT_ENDLESS || n->free == FREE_WITHIN ? INT32_MAX
+                       : counted ? n->max - top->count
+                                 : n->max;
+        int32_t worth = MIN(room, LONG_ROOM) * __builtin_popcount(n->body);
+        if (worth > best) {
+            best = worth;
+            s->loop = n->body;
+            s->room = room;
+            s->within = n->free == FREE_WITHIN;
         }
     }
-    s->only = s->only && s->room > 0;
+    s->only = s->only && n_full == 1 && s->room > 0;
+    if (mixed || (n_counted > 0 && n_full > 1))
+        s->escapes = ESCAPES_NONE;
 }
 
 /* Follows the visited nodes, forgets the visits, and leaves the places that take a byte at the
@@ -719,7 +775,7 @@ static bool first_things(struct automaton *a)
     if (!grow(&a->states, &a->cap_states, 1, sizeof *a->states) ||
         !grow(&a->cells, &a->cap_cells, 1, sizeof *a->cells))
         return false;
-    a->states[0] = (struct state){.to = UNKNOWN, .room = -1};
+    a->states[0] = (struct state){.to = UNKNOWN};
     a->cells[0] = (struct cell){0};
     a->n_states = a->n_cells = 1;
     return true;
@@ -737,12 +793,16 @@ struct automaton *automaton_create(const struct grammar *g, const struct vocab *
     a->visit_slots = mem_try_calloc(MAX_VISITS * 2, sizeof *a->visit_slots);
     a->used_slots = mem_try_calloc(MAX_VISITS, sizeof *a->used_slots);
     a->path = mem_try_calloc(depth + 1, sizeof *a->path);
+    a->rest_path = mem_try_calloc(depth + 1, sizeof *a->rest_path);
     a->tries = mem_try_calloc(MAX_TRIES, sizeof *a->tries);
     size_t n_ids = v == NULL ? 1 : (size_t)MAX(v->n_tokens, 1);
-    a->ids = mem_try_calloc(n_ids, sizeof *a->ids);
-    a->doubts = mem_try_calloc(n_ids, sizeof *a->doubts);
+    a->with.at = mem_try_calloc(n_ids, sizeof *a->with.at);
+    a->without.at = mem_try_calloc(n_ids, sizeof *a->without.at);
+    a->doubts.at = mem_try_calloc(n_ids, sizeof *a->doubts.at);
+    a->rests = mem_try_calloc(n_ids, sizeof *a->rests);
     if (a->visits == NULL || a->visit_slots == NULL || a->used_slots == NULL ||
-        a->path == NULL || a->tries == NULL || a->ids == NULL || a->doubts == NULL ||
+        a->path == NULL || a->rest_path == NULL || a->tries == NULL || a->with.at == NULL ||
+        a->without.at == NULL || a->doubts.at == NULL || a->rests == NULL ||
         !first_things(a)) {
         automaton_destroy(a);
         return NULL;
@@ -756,7 +816,6 @@ static void forget_found(struct automaton *a)
         for (struct found *f = a->buckets[i], *next; f != NULL; f = next) {
             next = f->next;
             free(f->at);
-            free(f->doubts);
             free(f);
         }
         a->buckets[i] = NULL;
@@ -780,11 +839,15 @@ void automaton_destroy(struct automaton *a)
     free(a->visit_slots);
     free(a->used_slots);
     free(a->path);
+    free(a->rest_path);
     free(a->tries);
     free(a->spine);
-    free(a->ids);
-    free(a->doubts);
     free(a->least);
+    free(a->with.at);
+    free(a->without.at);
+    free(a->doubts.at);
+    free(a->ranges);
+    free(a->rests);
     textbuf_free(&a->key);
     free(a);
 }
@@ -941,30 +1004,186 @@ bool walk_is_complete(struct walk *w)
 
 /* --- the tokens that may follow ----------------------------------------------------- */
 
-/* Adds the tokens of a trie that state `from` allows to a->ids or a->doubts. */
-static uint32_t search(struct automaton *a, const struct trie *t, uint32_t from, uint32_t n)
+static void add_tokens(struct tokens *l, const int32_t *ids, uint32_t n)
 {
+    memcpy(l->at + l->n, ids, n * sizeof *ids);
+    l->n += n;
+}
+
+enum { REST_NO, REST_YES, REST_DOUBT };
+
+/* Finds which rests of tokens that close a string may follow its quote. */
+static void find_rests(struct automaton *a, const struct vocab_body *body, int escapes,
+                       uint32_t behind)
+{
+    const struct trie *t = &body->behind;
+    if (behind == a->behind && escapes == a->rests_escapes)
+        return;
+    memset(a->rests, REST_NO, body->n_behind);
+    a->behind = behind;
+    a->rests_escapes = (uint8_t)escapes;
+    uint32_t *path = a->rest_path;
+    path[0] = behind;
+    uint8_t whole = a->states[behind].blind ? REST_DOUBT : REST_YES;
+    for (uint32_t i = 0; behind != DEAD && i < t->at[0].tok; i++)
+        a->rests[t->ids[i]] = whole;
+    for (uint32_t i = 0; behind != DEAD && i < t->n && a->rc == 0;) {
+        const struct trie_node *k = &t->at[i];
+        uint32_t to = step(a, path[k->depth - 1], k->byte);
+        path[k->depth] = to;
+        for (uint32_t n = k->tok; to != DEAD && n < t->at[i + 1].tok; n++)
+            a->rests[t->ids[n]] = a->states[to].blind ? REST_DOUBT : REST_YES;
+        i = to == DEAD ? k->end : i + 1;
+    }
+}
+
+/* Returns the state behind the quote that closes a string; DEAD: no token can close it. */
+static uint32_t behind_quote(struct automaton *a, uint32_t state, int max_chars)
+{
+    if (a->states[state].need > max_chars)
+        return DEAD;
+    for (int32_t need = a->states[state].need; need > 0; need--)
+        state = step(a, state, 'x');
+    return step(a, state, '"');
+}
+
+static void add_closing(struct automaton *a, uint8_t rest, int32_t id)
+{
+    struct tokens *l = rest == REST_DOUBT ? &a->doubts : &a->with;
+    if (rest != REST_NO)
+        l->at[l->n++] = id;
+}
+
+/* Adds the tokens of `other` from i to end that may follow a state inside a string, of which their
+ * first `done` characters have led to the state. */
+static void search_body(struct automaton *a, uint32_t state, uint32_t i, uint32_t end,
+                        int done)
+{
+    const struct state s = a->states[state];
+    const struct vocab_body *body = &a->v->bodies[s.escapes];
+    const int32_t *ids = a->v->other.ids;
+    find_rests(a, body, s.escapes, behind_quote(a, state, body->max_chars));
+    for (; i < end; i++) {
+        int chars = body->chars[i] - done;
+        if (body->kinds[i] == BODY_ENDS || chars > s.room)
+            continue;
+        if (body->kinds[i] == BODY_INSIDE)
+            a->with.at[a->with.n++] = ids[i];
+        else if (chars >= s.need)
+            add_closing(a, a->rests[body->kinds[i] - BODY_CLOSES], ids[i]);
+    }
+}
+
+/* The same for all tokens, where neither room nor need limits any. */
+static void search_whole_body(struct automaton *a, uint32_t state)
+{
+    const struct vocab_body *body = &a->v->bodies[a->states[state].escapes];
+    find_rests(a, body, a->states[state].escapes, step(a, state, '"'));
+    for (uint32_t r = 0; r < body->n_behind; r++)
+        for (uint32_t i = body->first[r]; a->rests[r] != REST_NO && i < body->first[r + 1];
+             i++)
+            add_closing(a, a->rests[r], a->v->other.ids[body->closing[i]]);
+}
+
+static bool is_body(const struct automaton *a, uint32_t state)
+{
+    const struct state *s = &a->states[state];
+    return s->escapes != ESCAPES_NONE && !s->blind && a->v->bodies[s->escapes].usable;
+}
+
+/* Adds the tokens of `other` that a state allows. */
+static void search_other(struct automaton *a, uint32_t from)
+{
+    const struct trie *t = &a->v->other;
     a->path[0] = from;
     for (uint32_t i = 0; i < t->n && a->rc == 0;) {
         const struct trie_node *k = &t->at[i];
         uint32_t to = step(a, a->path[k->depth - 1], k->byte);
+        a->path[k->depth] = to;
         if (to == DEAD) {
+            i = k->end;
+        } else if (k->chars != NOT_PLAIN && is_body(a, to)) {
+            search_body(a, to, k->tok, t->at[k->end].tok, k->chars);
+            i = k->end;
+        } else {
+            add_tokens(a->states[to].blind ? &a->doubts : &a->with, t->ids + k->tok,
+                       t->at[i + 1].tok - k->tok);
+            i++;
+        }
+    }
+}
+
+static void add_range(struct automaton *a, uint32_t from, uint32_t to)
+{
+    struct range *last = a->n_ranges == 0 ? NULL : &a->ranges[a->n_ranges - 1];
+    if (from == to)
+        return;
+    if (last != NULL && last->to == from) {
+        last->to = to;
+        return;
+    }
+    if (!grow(&a->ranges, &a->cap_ranges, a->n_ranges + 1, sizeof *a->ranges)) {
+        fault(a, -ENOMEM);
+        return;
+    }
+    a->ranges[a->n_ranges++] = (struct range){from, to};
+}
+
+/* Returns whether characters of some classes, up to a number, lead from the state back to it. */
+static bool loops(const struct state *s, uint32_t classes, int chars)
+{
+    return s->loop != 0 && (classes & ~s->loop) == 0 && s->room >= chars && !s->blind;
+}
+
+/* Finds the plain tokens that a state allows: as ranges, doubtful ones as a list. */
+static void search_plain(struct automaton *a, uint32_t from)
+{
+    const struct trie *t = &a->v->plain;
+    a->path[0] = from;
+    for (uint32_t i = 0; i < t->n && a->rc == 0;) {
+        const struct trie_node *k = &t->at[i];
+        uint32_t before = a->path[k->depth - 1];
+        bool begins = (k->byte & 0xC0) != 0x80;
+        if (begins != a->states[before].within &&
+            loops(&a->states[before], k->below | chars_of_byte(k->byte),
+                  k->chars + begins)) {
+            add_range(a, k->tok, t->at[k->end].tok);
             i = k->end;
             continue;
         }
+        uint32_t to = step(a, before, k->byte);
         a->path[k->depth] = to;
-        /* In a string with enough room the whole subtree of plain characters is allowed. */
-        bool blind = a->states[to].blind;
-        bool whole = t == &a->v->plain && !blind && a->states[to].room >= k->max_chars;
-        uint32_t end = whole ? k->end : i + 1;
-        uint32_t n_ids = t->at[end].tok - k->tok;
-        memcpy(blind ? a->doubts + a->n_doubts : a->ids + n, t->ids + k->tok,
-               n_ids * sizeof *a->ids);
-        a->n_doubts += blind ? n_ids : 0;
-        n += blind ? 0 : n_ids;
+        uint32_t end = i + 1;
+        if (to == DEAD || loops(&a->states[to], k->below, k->chars))
+            end = k->end;
+        if (to != DEAD && a->states[to].blind)
+            add_tokens(&a->doubts, t->ids + k->tok, t->at[end].tok - k->tok);
+        else if (to != DEAD)
+            add_range(a, k->tok, t->at[end].tok);
         i = end;
     }
-    return n;
+}
+
+/* Turns the ranges into tokens with or without, whichever are fewer. Returns whether they are all
+ * plain tokens but those without. */
+static bool sum_ranges(struct automaton *a)
+{
+    const struct trie *t = &a->v->plain;
+    uint32_t n = a->doubts.n, at = 0;
+    for (uint32_t i = 0; i < a->n_ranges; i++)
+        n += a->ranges[i].to - a->ranges[i].from;
+    bool most = n > t->n_ids / 2;
+    for (uint32_t i = 0; i < a->n_ranges; i++) {
+        const struct range *r = &a->ranges[i];
+        if (most)
+            add_tokens(&a->without, t->ids + at, r->from - at);
+        else
+            add_tokens(&a->with, t->ids + r->from, r->to - r->from);
+        at = r->to;
+    }
+    if (most)
+        add_tokens(&a->without, t->ids + at, t->n_ids - at);
+    return most;
 }
 
 static bool key_add(struct automaton *a, uint32_t v)
@@ -972,9 +1191,10 @@ static bool key_add(struct automaton *a, uint32_t v)
     return textbuf_try_add(&a->key, &v, sizeof v);
 }
 
-/* Makes the key of a state's search: its places and stacks, where a count that no token of at most
- * `far` bytes can bring to a bound is replaced by its class. */
-static bool key_make(struct automaton *a, const struct state *s, int far)
+/* Makes the key of a state's search: its places and stacks, where a count that no token can bring
+ * to a bound is replaced by its class.  far: what tokens add at most; far_inside: to the count of a
+ * string's characters. */
+static bool key_make(struct automaton *a, const struct state *s, int far, int far_inside)
 {
     bool ok = true;
     a->key.n = 0;
@@ -987,7 +1207,8 @@ static bool key_make(struct automaton *a, const struct state *s, int far)
             const struct node *r = &a->g->nodes[c->tag];
             ok = key_add(a, c->tag);
             if (r->kind == NODE_REPEAT || r->kind == NODE_COUNTER) {
-                int32_t near = far + 1 + (int32_t)r->n;
+                bool inside = at == p->stack && a->g->nodes[p->node].free == FREE_COUNTED;
+                int32_t near = (inside ? far_inside : far) + 1 + (int32_t)r->n;
                 ok = ok && key_add(a, (uint32_t)MIN(MAX(r->min - c->count, 0), near));
                 ok = ok && key_add(a, (uint32_t)MIN(r->max - c->count, near));
             } else if (r->kind == NODE_UNIQUE) {
@@ -999,36 +1220,76 @@ static bool key_make(struct automaton *a, const struct state *s, int far)
     return ok;
 }
 
-static struct found *found_new(struct automaton *a, uint64_t hash, uint32_t n)
+/* Keeps what a search found. base, inside: see struct found. */
+static struct found *found_new(struct automaton *a, uint64_t hash, const uint32_t *base,
+                               const uint32_t *inside)
 {
     size_t words = a->v->n_words;
     struct found *f = mem_try_calloc(1, sizeof *f + a->key.n);
     if (f == NULL)
         return NULL;
-    f->is_mask = n > words;
-    f->n = f->is_mask ? (uint32_t)words : n;
-    f->at = mem_try_calloc(MAX(f->n, 1u), sizeof *f->at);
-    f->doubts = mem_try_calloc(MAX(a->n_doubts, 1u), sizeof *f->doubts);
-    if (f->at == NULL || f->doubts == NULL) {
-        free(f->at);
-        free(f->doubts);
+    f->is_mask = a->with.n + a->without.n > words;
+    size_t n = (f->is_mask ? words : a->with.n + a->without.n) + a->doubts.n;
+    f->at = mem_try_calloc(MAX(n, (size_t)1), sizeof *f->at);
+    if (f->at == NULL) {
         free(f);
         return NULL;
     }
-    f->n_doubts = a->n_doubts;
-    memcpy(f->doubts, a->doubts, a->n_doubts * sizeof *f->doubts);
-    for (uint32_t i = 0; i < n; i++) {
-        if (f->is_mask)
-            mask_set(f->at, a->ids[i]);
-        else
-            f->at[i] = (uint32_t)a->ids[i];
+    uint32_t *at = f->at;
+    if (f->is_mask) {
+        if (base != NULL)
+            memcpy(at, base, words * sizeof *at);
+        for (uint32_t i = 0; i < a->without.n; i++)
+            mask_clear(at, a->without.at[i]);
+        for (uint32_t i = 0; i < a->with.n; i++)
+            mask_set(at, a->with.at[i]);
+        at += words;
+    } else {
+        f->n_without = a->without.n;
+        f->n_with = a->with.n;
+        memcpy(at, a->without.at, a->without.n * sizeof *at);
+        memcpy(at + a->without.n, a->with.at, a->with.n * sizeof *at);
+        at += a->without.n + a->with.n;
     }
+    memcpy(at, a->doubts.at, a->doubts.n * sizeof *at);
+    f->base = base;
+    f->inside = inside;
+    f->n_doubts = a->doubts.n;
     f->hash = hash;
     f->n_key = a->key.n;
     memcpy(f->key, a->key.p, a->key.n);
     f->next = a->buckets[hash % N_BUCKETS];
     a->buckets[hash % N_BUCKETS] = f;
-    a->found_bytes += sizeof *f + f->n_key + f->n * sizeof *f->at;
+    a->found_bytes += sizeof *f + f->n_key + n * sizeof *f->at;
+    return f;
+}
+
+/* Searches the tokens that a state allows. Where it is `only`, plain ones are left out. */
+static struct found *search(struct automaton *a, uint32_t state, uint64_t hash)
+{
+    const struct vocab *v = a->v;
+    const struct state s = a->states[state];
+    const uint32_t *base = NULL, *inside = NULL;
+    a->with.n = a->without.n = a->doubts.n = a->n_ranges = 0;
+    a->behind = DEAD;
+    a->rests_escapes = ESCAPES_NONE;
+    if (is_body(a, state) && s.need == 0 && s.room >= v->bodies[s.escapes].max_chars) {
+        search_whole_body(a, state);
+        inside = v->bodies[s.escapes].inside;
+    } else if (is_body(a, state)) {
+        search_body(a, state, 0, v->other.n_ids, 0);
+    } else {
+        search_other(a, state);
+    }
+    if (!s.only) {
+        search_plain(a, state);
+        base = a->rc == 0 && sum_ranges(a) ? v->all_plain : NULL;
+    }
+    if (a->rc != 0)
+        return NULL;
+    struct found *f = found_new(a, hash, base, inside);
+    if (f == NULL)
+        fault(a, -ENOMEM);
     return f;
 }
 
@@ -1041,7 +1302,8 @@ static struct found *find(struct automaton *a, uint32_t state)
         return s->found;
     int far = s->only ? a->v->other.max_depth
                       : MAX(a->v->plain.max_depth, a->v->other.max_depth);
-    if (!key_make(a, s, far)) {
+    int inside = s->only && is_body(a, state) ? a->v->bodies[s->escapes].max_chars : far;
+    if (!key_make(a, s, far, inside)) {
         fault(a, -ENOMEM);
         return NULL;
     }
@@ -1050,19 +1312,10 @@ static struct found *find(struct automaton *a, uint32_t state)
     while (f != NULL && (f->hash != hash || f->n_key != a->key.n ||
                          memcmp(f->key, a->key.p, a->key.n) != 0))
         f = f->next;
-    if (f == NULL) {
-        bool only = s->only;
-        a->n_doubts = 0;
-        uint32_t n = search(a, &a->v->other, state, 0);
-        if (!only)
-            n = search(a, &a->v->plain, state, n);
-        if (a->rc != 0)
-            return NULL;
-        f = found_new(a, hash, n);
-        if (f == NULL)
-            fault(a, -ENOMEM);
-    }
-    a->states[state].found = f;
+    if (f == NULL)
+        f = search(a, state, hash);
+    if (f != NULL)
+        a->states[state].found = f;
     return f;
 }
 
@@ -1110,21 +1363,26 @@ int walk_mask(struct walk *w, uint32_t *mask)
     const struct state *s = &a->states[at];
     if (s->only)
         mask_plain(v, s->room, mask);
+    else if (f->base != NULL && !f->is_mask)
+        memcpy(mask, f->base, v->n_words * sizeof *mask);
     else
         memset(mask, 0, v->n_words * sizeof *mask);
-    for (uint32_t i = 0; i < f->n; i++) {
-        if (f->is_mask)
-            mask[i] |= f->at[i];
-        else
-            mask_set(mask, (int32_t)f->at[i]);
-    }
-    for (uint32_t i = 0; i < f->n_doubts; i++) {
-        const uint8_t *bytes = (const uint8_t *)v->bytes[f->doubts[i]];
+    const uint32_t *ids = f->at;
+    for (uint32_t i = 0; i < f->n_without; i++)
+        mask_clear(mask, (int32_t)*ids++);
+    for (uint32_t i = 0; i < f->n_with; i++)
+        mask_set(mask, (int32_t)*ids++);
+    for (size_t i = 0; f->inside != NULL && i < v->n_words; i++)
+        mask[i] |= f->inside[i];
+    for (size_t i = 0; f->is_mask && i < v->n_words; i++)
+        mask[i] |= *ids++;
+    for (uint32_t i = 0; i < f->n_doubts; i++, ids++) {
+        const uint8_t *bytes = (const uint8_t *)v->bytes[*ids];
         uint32_t to = w->state;
-        for (uint32_t k = 0; k < v->n_bytes[f->doubts[i]] && to != DEAD; k++)
+        for (uint32_t k = 0; k < v->n_bytes[*ids] && to != DEAD; k++)
             to = step(a, to, bytes[k]);
         if (to != DEAD)
-            mask_set(mask, f->doubts[i]);
+            mask_set(mask, (int32_t)*ids);
     }
     return a->rc;
 }

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/minmax.h"
+#include "grammar/vocab.h"
 
 bool dfa_contains(const struct dfa *d, const char *text, size_t n)
 {
@@ -575,8 +576,10 @@ static uint32_t embed_escapes(struct build *b, const struct dfa *d,
     struct escapes now = {0};
     uint32_t ways[N_ESCAPED], n = 0;
     for (uint32_t i = 0; i < N_ESCAPED; i++)
-        now.to[i] = dfa_step(
-            d, s, (uint8_t)(i < N_CONTROLS ? i : i == N_CONTROLS ? '"' : '\\'));
+        now.to[i] = dfa_step(d, s,
+                             (uint8_t)(i < N_CONTROLS    ? i
+                                       : i == N_CONTROLS ? '"'
+                                                         : '\\'));
     if (memcmp(x->to, now.to, sizeof now.to) == 0)
         return x->node;
     *x = now;
@@ -588,38 +591,161 @@ static uint32_t embed_escapes(struct build *b, const struct dfa *d,
         for (uint32_t k = 0; k < i; k++)
             again |= now.to[k] == now.to[i];
         if (!again)
-            ways[n++] =
-                counted(b, f, now.to[i], behind_backslash(b, x, now.to[i], node));
+            ways[n++] = counted(b, f, now.to[i], behind_backslash(b, x, now.to[i], node));
     }
     return x->node = n == 0 ? NODE_ID_FAIL : node_split(b, ways, n);
 }
 
-/* Returns whether every character without an escape leads from state s back to s. */
-static bool is_free(const struct dfa *d, uint32_t s)
+/* Where characters may follow a state without a look at which: any of some classes (vocab.h), up to
+ * `room` of them. */
+struct freedom {
+    uint32_t
+        *classes;  /* [n] of characters; of a state that continues one: those behind it */
+    int32_t *room; /* [n] */
+    bool *begins;  /* [n] the state begins a character */
+};
+
+enum { MIXED = 0x80000000u };
+
+/* Classes of bytes. */
+struct class_list {
+    uint8_t at[256];
+    uint32_t n;
+};
+
+static struct class_list classes_of(const struct dfa *d, int lo, int hi)
 {
-    for (size_t l = 0; l < sizeof leads / sizeof *leads; l++) {
-        const struct lead *e = &leads[l];
-        for (int byte = MAX(e->lo, 0x20); byte <= e->hi; byte++) {
-            uint32_t at = dfa_step(d, s, (uint8_t)byte);
-            if (e->n_more == 0) {
-                if (byte != '"' && byte != '\\' && at != s)
-                    return false;
+    struct class_list l = {.n = 0};
+    bool seen[256] = {false};
+    for (int byte = lo; byte <= hi; byte++) {
+        if (!seen[d->cls[byte]])
+            l.at[l.n++] = d->cls[byte];
+        seen[d->cls[byte]] = true;
+    }
+    return l;
+}
+
+/* What is asked of every state. */
+struct survey {
+    const struct dfa *d;
+    uint32_t chars[256]; /* classes of the characters that a class of bytes begins */
+    bool continues[256];
+    struct class_list first[16], second[16], any; /* as `leads` */
+};
+
+/* Returns whether every text of `more` bytes may follow a state, whose first byte has one of the
+ * classes. */
+static bool all_live(const struct survey *v, uint32_t s, const struct class_list *l,
+                     int more)
+{
+    for (uint32_t i = 0; s != 0 && more > 0 && i < l->n; i++)
+        if (!all_live(v, v->d->to[s * v->d->n_cls + l->at[i]], &v->any, more - 1))
+            return false;
+    return s != 0;
+}
+
+/* Returns the classes of which each character may follow a state. */
+static uint32_t live_classes(const struct survey *v, uint32_t s)
+{
+    const uint32_t *to = v->d->to + (size_t)s * v->d->n_cls;
+    uint32_t out = CHARS_PLAIN;
+    for (uint32_t c = 0; c < v->d->n_cls; c++)
+        out &= to[c] == 0 ? ~v->chars[c] : CHARS_PLAIN;
+    for (size_t l = 1; l < sizeof leads / sizeof *leads; l++)
+        for (uint32_t i = 0; i < v->first[l].n; i++)
+            if ((out & v->chars[v->first[l].at[i]]) != 0 &&
+                !all_live(v, to[v->first[l].at[i]], &v->second[l], leads[l].n_more))
+                out &= ~v->chars[v->first[l].at[i]];
+    return out;
+}
+
+/* Sets the classes behind the states that continue a character. Returns whether one changed. */
+static bool classes_behind(const struct dfa *d, const bool continues[256],
+                           struct freedom *f)
+{
+    bool changed = false;
+    for (uint32_t s = 1; s < d->n; s++) {
+        uint32_t all = 0;
+        for (uint32_t c = 0; !f->begins[s] && c < d->n_cls; c++) {
+            uint32_t to = d->to[s * d->n_cls + c];
+            if (!continues[c] || to == 0)
                 continue;
+            all = all == 0 || all == f->classes[to] ? f->classes[to] : MIXED;
+        }
+        changed |= !f->begins[s] && f->classes[s] != all;
+        f->classes[s] = f->begins[s] ? f->classes[s] : all;
+    }
+    return changed;
+}
+
+/* Finds the freedom of all states.  A state's room ends where one of its characters leads to a
+ * state with other classes; from there it grows backwards, by one for each character. */
+static struct freedom freedom_of(struct build *b, const struct dfa *d)
+{
+    struct freedom f = {.classes = build_alloc(b, d->n * sizeof *f.classes),
+                        .room = build_alloc(b, d->n * sizeof *f.room),
+                        .begins = build_alloc(b, d->n)};
+    struct survey v = {.d = d, .any = classes_of(d, 0x80, 0xBF)};
+    uint32_t *chars = v.chars;
+    for (int byte = 0x20; byte < 0xF5; byte++) {
+        chars[d->cls[byte]] |= chars_of_byte((uint8_t)byte);
+        v.continues[d->cls[byte]] |= byte >= 0x80 && byte < 0xC0;
+    }
+    for (size_t l = 1; l < sizeof leads / sizeof *leads; l++) {
+        v.first[l] = classes_of(d, leads[l].lo, leads[l].hi);
+        v.second[l] = classes_of(d, leads[l].lo2, leads[l].hi2);
+    }
+    struct class_list ascii = classes_of(d, 0x20, 0x7F);
+    for (uint32_t s = 1; s < d->n; s++) {
+        for (uint32_t i = 0; i < ascii.n; i++)
+            f.begins[s] |= d->to[s * d->n_cls + ascii.at[i]] != 0;
+        f.classes[s] = f.begins[s] ? live_classes(&v, s) : 0;
+    }
+    for (int bytes = 0; bytes < 3 && classes_behind(d, v.continues, &f); bytes++)
+        ;
+    build_work(b, (uint64_t)d->n * (d->n_cls + 32));
+    scratch_begin(b);
+    const struct backwards w = backwards_of(b, d);
+    /* A queue with two ends: a state that continues a character is as far as the one behind it. */
+    uint32_t *queue = build_alloc(b, (2 * (size_t)d->n + 2) * sizeof *queue);
+    uint32_t from = d->n, to = d->n;
+    for (uint32_t s = 1; s < d->n; s++) {
+        f.room[s] = REPEAT_ENDLESS;
+        for (uint32_t c = 0; f.begins[s] && c < d->n_cls; c++)
+            if ((chars[c] & f.classes[s]) != 0 &&
+                f.classes[d->to[s * d->n_cls + c]] != f.classes[s])
+                f.room[s] = 1;
+        if (f.room[s] == 1)
+            queue[to++] = s;
+    }
+    while (from < to) {
+        uint32_t s = queue[from++];
+        for (size_t c = 0; c < d->n_cls; c++) {
+            const uint32_t *start = w.start + c * d->n + s;
+            for (uint32_t k = start[0]; k < start[1]; k++) {
+                uint32_t p = w.from[k];
+                bool goes = f.begins[p] ? (chars[c] & f.classes[p]) != 0 : v.continues[c];
+                if (!goes || f.room[p] != REPEAT_ENDLESS || p == 0)
+                    continue;
+                f.room[p] = f.room[s] + f.begins[p];
+                if (f.begins[p])
+                    queue[to++] = p;
+                else
+                    queue[--from] = p;
             }
-            /* All second bytes must agree, then all third ones. */
-            for (int more = 0; more < e->n_more; more++) {
-                int lo = more == 0 ? e->lo2 : 0x80, hi = more == 0 ? e->hi2 : 0xBF;
-                uint32_t to = dfa_step(d, at, (uint8_t)lo);
-                for (int k = lo; k <= hi; k++)
-                    if (dfa_step(d, at, (uint8_t)k) != to)
-                        return false;
-                at = to;
-            }
-            if (at != s)
-                return false;
         }
     }
-    return true;
+    scratch_end(b);
+    return f;
+}
+
+/* Returns whether all characters that need an escape lead from state s back to s, too. */
+static bool escapes_lead_back(const struct dfa *d, uint32_t s)
+{
+    bool all = dfa_step(d, s, '"') == s && dfa_step(d, s, '\\') == s;
+    for (int byte = 0; byte < 0x20; byte++)
+        all = all && dfa_step(d, s, (uint8_t)byte) == s;
+    return all;
 }
 
 /* A transition to a live state. chars: 1 if its byte begins a character, 0 if it continues one. */
@@ -761,6 +887,9 @@ uint32_t dfa_embed_as(struct build *b, const struct dfa *d, const struct dfa_for
     for (uint32_t s = 1; s < d->n; s++)
         count[s] = counted(b, f, s, node[s]);
     struct escapes x = {0}; /* a state without escapes */
+    struct freedom free = {0};
+    if (l == NULL)
+        free = freedom_of(b, d);
     for (uint32_t s = 1; s < d->n; s++) {
         uint32_t escapes = f->quoted ? embed_escapes(b, d, f, s, node, &x) : NODE_ID_FAIL;
         struct edge edges[256];
@@ -777,10 +906,13 @@ uint32_t dfa_embed_as(struct build *b, const struct dfa *d, const struct dfa_for
         }
         uint32_t made = node_edges(b, edges, n);
         b->nodes[body[s]] = b->nodes[made];
-        if (f->quoted && is_free(d, s)) {
-            b->nodes[body[s]].free = l == NULL ? FREE_ENDLESS : FREE_COUNTED;
-            b->nodes[body[s]].min = l == NULL ? 0 : l->min[s];
+        if (l == NULL && free.begins[s] && free.classes[s] != 0) {
+            b->nodes[body[s]].free = FREE_OPEN;
+            b->nodes[body[s]].body = free.classes[s];
+            b->nodes[body[s]].max = free.room[s];
         }
+        if (f->quoted && escapes_lead_back(d, s))
+            b->nodes[body[s]].next = ESCAPES_SHORT;
     }
     if (l == NULL)
         return node[d->start];

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "base/minmax.h"
+#include "grammar/vocab.h"
 
 enum { NO_NODE = UINT32_MAX, MAX_WORK = 300000000 };
 
@@ -296,6 +297,140 @@ static void prune(struct build *b, const bool *ok, struct node *n)
     }
 }
 
+/* --- places that characters lead back to -------------------------------------------- */
+
+enum { LOOP_DEPTH = 6, LOOP_WAYS = 8, FEW_CHARS = 4 };
+
+struct loop {
+    bool counted;
+    int32_t max;
+};
+
+static bool count_in(struct loop *l, int32_t max)
+{
+    l->counted = true;
+    l->max = MIN(l->max, max);
+    return true;
+}
+
+/* Returns whether a node leads to `to` without a byte. *l gets the counts on the way. */
+static bool leads_to(const struct build *b, uint32_t id, uint32_t to, int depth,
+                     struct loop *l)
+{
+    const struct node *n = &b->nodes[id];
+    if (id == to || depth == LOOP_DEPTH)
+        return id == to;
+    if (n->kind == NODE_COUNT)
+        return n->min == 0 && leads_to(b, n->next, to, depth + 1, l) && count_in(l, n->max);
+    if (n->kind == NODE_AGAIN)
+        return leads_to(b, b->nodes[n->body].body, to, depth + 1, l) &&
+               count_in(l, b->nodes[n->body].max);
+    for (uint32_t i = 0; n->kind == NODE_SPLIT && n->n <= LOOP_WAYS && i < n->n; i++)
+        if (leads_to(b, b->lists[n->first + i], to, depth + 1, l))
+            return true;
+    return false;
+}
+
+/* Returns whether all bytes from lo to hi, and `more` continuing ones behind each, lead from a node
+ * to `to`. */
+static bool all_lead_to(const struct build *b, uint32_t id, uint8_t lo, uint8_t hi,
+                        int more, uint32_t to, struct loop *l)
+{
+    const struct node *n = &b->nodes[id];
+    int at = lo;               /* the first byte that is not known to lead there */
+    if (n->kind == NODE_COUNT) /* characters are counted at their first byte */
+        return n->min == 0 && count_in(l, n->max) &&
+               all_lead_to(b, n->next, lo, hi, more, to, l);
+    for (uint32_t i = 0; n->kind == NODE_EDGES && i < n->n && at <= hi; i++) {
+        const struct edge *e = &b->edges[n->first + i];
+        if (e->hi < at)
+            continue;
+        if (e->lo > at ||
+            (more == 0 ? !leads_to(b, e->next, to, 0, l)
+                       : !all_lead_to(b, e->next, 0x80, 0xBF, more - 1, to, l)))
+            return false;
+        at = e->hi + 1;
+    }
+    return at > hi;
+}
+
+/* Sets how a node is free. */
+static void find_loop(struct build *b, uint32_t id)
+{
+    /* First bytes of characters and the limits of the second (Unicode 15, table 3-7). */
+    static const struct {
+        uint8_t lo, hi, more, lo2, hi2;
+    } leads[] = {{0xC2, 0xDF, 1, 0x80, 0xBF}, {0xE0, 0xE0, 2, 0xA0, 0xBF},
+                 {0xE1, 0xEC, 2, 0x80, 0xBF}, {0xED, 0xED, 2, 0x80, 0x9F},
+                 {0xEE, 0xEF, 2, 0x80, 0xBF}, {0xF0, 0xF0, 3, 0x90, 0xBF},
+                 {0xF1, 0xF3, 3, 0x80, 0xBF}, {0xF4, 0xF4, 3, 0x80, 0x8F}};
+    struct node *n = &b->nodes[id];
+    uint32_t loop = CHARS_PLAIN;
+    struct loop l = {.max = REPEAT_ENDLESS};
+    bool any = false;
+    for (uint32_t i = 0; i < n->n && !any; i++) {
+        const struct edge *e = &b->edges[n->first + i];
+        any = e->lo < 0x80 && leads_to(b, e->next, id, 0, &l);
+    }
+    if (!any)
+        return;
+    for (int byte = 0x20; byte < 0x80; byte++)
+        if ((loop & chars_of_byte((uint8_t)byte)) != 0 &&
+            !all_lead_to(b, id, (uint8_t)byte, (uint8_t)byte, 0, id, &l))
+            loop &= ~chars_of_byte((uint8_t)byte);
+    for (size_t k = 0; k < sizeof leads / sizeof *leads; k++) {
+        for (int byte = leads[k].lo; byte <= leads[k].hi; byte++) {
+            const struct edge *e = &b->edges[n->first], *end = e + n->n;
+            while (e < end && e->hi < byte)
+                e++;
+            if (e == end || e->lo > byte ||
+                !all_lead_to(b, e->next, leads[k].lo2, leads[k].hi2, leads[k].more - 1, id,
+                             &l))
+                loop &= ~chars_of_byte((uint8_t)byte);
+        }
+    }
+    bool more = __builtin_popcount(loop) >= __builtin_popcount(n->body);
+    if (n->free == FREE_OPEN && n->max > FEW_CHARS && !more)
+        return; /* many characters of many classes are worth more */
+    n->free = l.counted ? FREE_COUNTED : FREE_ENDLESS;
+    n->body = loop;
+    n->max = l.max;
+}
+
+/* Returns whether the node, or one that follows it without a byte, is EDGES that are free without a
+ * count; *loop: for which characters. */
+static bool is_endless(const struct build *b, uint32_t id, uint32_t *loop)
+{
+    const struct node *n = &b->nodes[id];
+    if (n->kind == NODE_EDGES) {
+        *loop = n->body;
+        return n->free != FREE_NOT && n->free != FREE_COUNTED &&
+               (n->free != FREE_OPEN || n->max == REPEAT_ENDLESS);
+    }
+    for (uint32_t i = 0; n->kind == NODE_SPLIT && i < n->n; i++)
+        if (b->nodes[b->lists[n->first + i]].kind == NODE_EDGES &&
+            is_endless(b, b->lists[n->first + i], loop))
+            return true;
+    return false;
+}
+
+/* Marks nodes that continue a character with any byte, behind which the place is free. */
+static void mark_within(struct build *b)
+{
+    for (int bytes = 1; bytes <= 3; bytes++) { /* that the character still needs */
+        for (uint32_t i = 0; i < b->n_nodes; i++) {
+            struct node *n = &b->nodes[i];
+            const struct edge *e = &b->edges[n->first];
+            uint32_t loop;
+            if (n->kind == NODE_EDGES && n->n == 1 && n->free == FREE_NOT &&
+                e->lo == 0x80 && e->hi == 0xBF && is_endless(b, e->next, &loop)) {
+                n->free = FREE_WITHIN;
+                n->body = loop;
+            }
+        }
+    }
+}
+
 /* Returns the array without the room behind its n bytes. */
 static void *fit(void *array, size_t n)
 {
@@ -319,6 +454,10 @@ struct grammar *build_finish(struct build *b, uint32_t root)
         build_fault(b, ERR_USAGE, "no text has this form");
     for (uint32_t i = 0; i < b->n_nodes; i++)
         prune(b, ok, &b->nodes[i]);
+    for (uint32_t i = 0; i < b->n_nodes; i++)
+        if (b->nodes[i].kind == NODE_EDGES)
+            find_loop(b, i);
+    mark_within(b);
     struct grammar *g = mem_try(sizeof *g);
     if (g == NULL)
         build_fault(b, -ENOMEM, "no memory for a grammar");

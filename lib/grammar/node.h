@@ -49,12 +49,14 @@ enum node_kind {
     NODE_UNIQUE_END,
 };
 
-/* Values of node.free: the node begins a character of a string in which every character that needs
- * no escape leads back to the same place. */
+/* Values of node.free: characters of some classes (vocab.h), those of node.body, lead back to the
+ * same place, or at least to some place. All but FREE_OPEN are found by build_finish. */
 enum {
     FREE_NOT = 0,
     FREE_ENDLESS = 1,
-    FREE_COUNTED = 2 /* by the repeat or counter on the stack's top */
+    FREE_COUNTED = 2, /* while the count on the stack's top is below node.max */
+    FREE_WITHIN = 3, /* once the character that has begun is complete, it is FREE_ENDLESS */
+    FREE_OPEN = 4    /* up to node.max of them may follow, in any order */
 };
 enum { REPEAT_ENDLESS = INT32_MAX };
 /* The two nodes of every graph: one that matches nothing, and the end of a rule or of the text. */
@@ -72,11 +74,12 @@ struct node {
     /* EDGES: its edges; SPLIT: its nodes; COUNTER: n is how far the bounds of its COUNTs are from
      * its own */
     uint32_t first, n;
-    uint32_t body; /* CALL: the rule; REPEAT: the body's first node; AGAIN: the repeat */
-    uint32_t next; /* all but EDGES, SPLIT, RETURN and AGAIN */
-    /* REPEAT, COUNTER, COUNT, COUNTED. EDGES that are FREE_COUNTED: min is what the count must stay
-     * below the counter's max */
-    int32_t min, max;
+    /* CALL: the rule; REPEAT: the body's first node; AGAIN: the repeat; EDGES: see `free` */
+    uint32_t body;
+    /* All but EDGES, SPLIT, RETURN and AGAIN: what follows.  EDGES: if it is free for all
+     * characters, the spelling of the escapes that lead back, too (vocab.h); 0: none. */
+    uint32_t next;
+    int32_t min, max; /* REPEAT, COUNTER, COUNT, COUNTED; EDGES: see `free` */
 };
 
 struct grammar {
@@ -94,8 +97,8 @@ struct dfa;
 
 struct build {
     struct arena arena, scratch;
-    struct arena *now; /* the one that build_alloc takes from */
-    uint64_t work;     /* see build_work */
+    struct arena *now;          /* the one that build_alloc takes from */
+    uint64_t work;              /* see build_work */
     const struct dfa *any_text; /* NULL: not made yet */
     struct combined *combined[COMBINED_BUCKETS];
     uint32_t blanks_rule; /* rule + 1; 0: not made yet */

@@ -617,8 +617,8 @@ static uint32_t nfa_set(struct nfa *f, const struct cp_set *s, uint32_t next)
     uint32_t out = NO_WAY;
     for (size_t z = 0; z < sizeof sizes / sizeof *sizes; z++) {
         struct cp_set in = {0};
-        for (uint32_t i = range_from(s, sizes[z].lo); i < s->n && s->at[i].lo <= sizes[z].hi;
-             i++) {
+        for (uint32_t i = range_from(s, sizes[z].lo);
+             i < s->n && s->at[i].lo <= sizes[z].hi; i++) {
             uint32_t lo = MAX(s->at[i].lo, sizes[z].lo), hi = MIN(s->at[i].hi, sizes[z].hi);
             if (lo < 0xD800 && hi >= 0xD800) {
                 set_add(f->p->b, &in, lo, 0xD7FF);

@@ -8,6 +8,7 @@
 
 #include "base/minmax.h"
 #include "grammar/schema.h"
+#include "grammar/vocab.h"
 
 enum {
     MAX_COUNTED = 64,  /* keys or elements that are counted by states of their own */
@@ -40,7 +41,8 @@ static uint32_t blanks(struct build *b, uint32_t next)
     const uint32_t end = NODE_ID_RETURN;
     if (b->blanks_rule == 0) {
         b->blanks_rule = rule_new(b) + 1;
-        const uint32_t indents[] = {run_of(b, ' ', INDENT, end), run_of(b, '\t', TABS, end)};
+        const uint32_t indents[] = {run_of(b, ' ', INDENT, end),
+                                    run_of(b, '\t', TABS, end)};
         const uint32_t ways[] = {end, blank(b, ' ', end),
                                  blank(b, '\n', node_split(b, indents, 2))};
         rule_set(b, b->blanks_rule - 1, node_split(b, ways, 3));
@@ -119,7 +121,7 @@ static uint32_t any_string(struct build *b, bool plain, int32_t min, int32_t max
 {
     uint32_t r = repeat_begin(b, min, max, node_range(b, '"', '"', next));
     uint32_t body = character(b, plain, repeat_again(b, r));
-    b->nodes[body].free = b->nodes[r].kind == NODE_REPEAT ? FREE_COUNTED : FREE_ENDLESS;
+    b->nodes[body].next = plain ? ESCAPES_SHORT : ESCAPES_ALL;
     repeat_end(b, r, body);
     return node_range(b, '"', '"', r);
 }
@@ -634,13 +636,13 @@ static void free_members(struct build *b, const struct members *m, uint32_t *at)
             by_mask[mask * width + (size_t)n] = here;
             for (uint32_t i = 0; may && i < n_free; i++)
                 if (!(mask >> i & 1))
-                    ways[n_ways++] =
-                        member(b, n == 0, &keys[i],
-                               by_mask[(mask | 1u << i) * width + more], &made[i]);
+                    ways[n_ways++] = member(b, n == 0, &keys[i],
+                                            by_mask[(mask | 1u << i) * width + more],
+                                            &made[i]);
             for (uint32_t i = 0; may && i < m->n_regions; i++)
-                ways[n_ways++] =
-                    other_member(b, n == 0, &m->regions[i], false,
-                                 by_mask[mask * width + more], &made[n_free + i]);
+                ways[n_ways++] = other_member(b, n == 0, &m->regions[i], false,
+                                              by_mask[mask * width + more],
+                                              &made[n_free + i]);
             repeat_end(b, here, node_split(b, ways, n_ways));
         }
     }

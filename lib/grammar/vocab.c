@@ -33,6 +33,25 @@ static int plain_chars(const char *s, size_t n)
     return chars;
 }
 
+uint32_t chars_of_byte(uint8_t byte)
+{
+    static const char *const rare[] = {" ",    "-",  "_", ".",   "/",  ":",   ",",  ";",
+                                       "@",    "+=", "#", "$",   "%&", "*",   "?!", "()",
+                                       "[]{}", "<>", "|", "~^`", "'",  "\x7f"};
+    enum { RARE = sizeof rare / sizeof *rare };
+    if (byte >= '0' && byte <= '9')
+        return 1;
+    uint8_t low = byte | 0x20;
+    if (byte < 0x80 && low >= 'a' && low <= 'z')
+        return (low <= 'f' ? 2u : 4u) << (byte == low ? 0 : 2);
+    if (byte >= 0xC2 && byte <= 0xF4)
+        return 1u << (5 + RARE + (byte >= 0xE0) + (byte >= 0xF0));
+    for (int i = 0; i < RARE && byte < 0x80 && byte > 0; i++)
+        if (strchr(rare[i], byte) != NULL)
+            return 1u << (5 + i);
+    return 0;
+}
+
 static int by_bytes(const void *a, const void *b)
 {
     const struct token *x = a, *y = b;
@@ -80,10 +99,14 @@ static bool trie_make(struct trie *t, const struct token *tokens, size_t n)
             path[++depth] = n_nodes;
             at[n_nodes].depth = (uint16_t)depth;
         }
-        int below = 0;
+        int chars = 0;
+        uint32_t below = 0;
         for (uint32_t d = depth; d > 0; d--) {
-            at[path[d]].max_chars = (uint8_t)MIN(MAX(at[path[d]].max_chars, below), 255);
-            below += (k->bytes[d - 1] & 0xC0) != 0x80;
+            struct trie_node *x = &at[path[d]];
+            x->chars = (uint8_t)MIN(MAX(x->chars, chars), 255);
+            x->below |= below;
+            chars += (k->bytes[d - 1] & 0xC0) != 0x80;
+            below |= chars_of_byte((uint8_t)k->bytes[d - 1]);
         }
         t->ids[t->n_ids++] = k->id;
     }
@@ -95,6 +118,153 @@ static bool trie_make(struct trie *t, const struct token *tokens, size_t n)
     t->at = fit != NULL ? fit : at;
     t->n = n_nodes;
     return true;
+}
+
+/* --- tokens inside a string --------------------------------------------------------- */
+
+static bool is_hex(char c, bool lower)
+{
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') ||
+           (!lower && c >= 'A' && c <= 'F');
+}
+
+/* Returns how many bytes of s an escape has, with its backslash. 0: it is not one. n + 1 or more:
+ * it goes on behind s. */
+static size_t escape_length(const char *s, size_t n, int escapes)
+{
+    if (n < 2)
+        return 2;
+    if (s[1] != 'u')
+        return strchr(escapes == ESCAPES_ALL ? "\"\\/bfnrt" : "\"\\bfnrt", s[1]) != NULL &&
+                       s[1] != 0
+                   ? 2
+                   : 0;
+    for (size_t i = 2; i < MIN(n, (size_t)6); i++)
+        if (!is_hex(s[i], escapes == ESCAPES_SHORT))
+            return 0;
+    if (escapes == ESCAPES_SHORT) { /* a control character without a shorter escape */
+        if ((n > 2 && s[2] != '0') || (n > 3 && s[3] != '0') ||
+            (n > 4 && s[4] != '0' && s[4] != '1'))
+            return 0;
+        return n > 5 && s[4] == '0' && strchr("89acd", s[5]) != NULL ? 0 : 6;
+    }
+    bool surrogate = n > 3 && (s[2] | 0x20) == 'd' && s[3] >= '8';
+    if (!surrogate)
+        return 6;
+    if (strchr("89abAB", s[3]) == NULL) /* the second of a pair */
+        return 0;
+    if ((n > 6 && s[6] != '\\') || (n > 7 && s[7] != 'u') ||
+        (n > 8 && (s[8] | 0x20) != 'd') || (n > 9 && strchr("cdefCDEF", s[9]) == NULL) ||
+        (n > 10 && !is_hex(s[10], false)) || (n > 11 && !is_hex(s[11], false)))
+        return 0;
+    return 12;
+}
+
+/* The same of a character without an escape. */
+static size_t char_length(const char *s, size_t n)
+{
+    uint8_t c = (uint8_t)s[0], second = n > 1 ? (uint8_t)s[1] : 0x80;
+    size_t len = c < 0x80   ? 1
+                 : c < 0xC2 ? 0
+                 : c < 0xE0 ? 2
+                 : c < 0xF0 ? 3
+                 : c < 0xF5 ? 4
+                            : 0;
+    if ((c == 0xE0 && n > 1 && second < 0xA0) || (c == 0xED && second > 0x9F) ||
+        (c == 0xF0 && n > 1 && second < 0x90) || (c == 0xF4 && second > 0x8F))
+        return 0;
+    for (size_t i = 1; i < MIN(n, len); i++)
+        if ((s[i] & 0xC0) != 0x80)
+            return 0;
+    return len;
+}
+
+/* Returns the kind of a token inside a string. *chars: its characters before the quote, also one
+ * that is not complete; *quote: where the quote is. */
+static uint32_t kind_of(const char *s, size_t n, int escapes, int *chars, size_t *quote)
+{
+    *chars = 0;
+    for (size_t i = 0; i < n; ++*chars) {
+        if (s[i] == '"') {
+            *quote = i;
+            return BODY_CLOSES;
+        }
+        size_t len = s[i] == '\\' ? escape_length(s + i, n - i, escapes)
+                                  : char_length(s + i, n - i);
+        if ((uint8_t)s[i] < 0x20 || len == 0)
+            return BODY_ENDS;
+        i += len;
+    }
+    return BODY_INSIDE;
+}
+
+/* Sorts the tokens of `other` out. at: room for their number. */
+static bool body_make(struct vocab *v, int escapes, struct token *at)
+{
+    struct vocab_body *body = &v->bodies[escapes];
+    const struct trie *t = &v->other;
+    uint32_t n = 0, n_all = MAX(t->n_ids, 1u);
+    body->usable = true;
+    body->kinds = mem_try_calloc(n_all, sizeof *body->kinds);
+    body->chars = mem_try_calloc(n_all, sizeof *body->chars);
+    body->inside = mem_try_calloc(v->n_words, sizeof *body->inside);
+    body->first = mem_try_calloc(n_all + 1, sizeof *body->first);
+    body->closing = mem_try_calloc(n_all, sizeof *body->closing);
+    if (body->kinds == NULL || body->chars == NULL || body->inside == NULL ||
+        body->first == NULL || body->closing == NULL)
+        return false;
+    for (uint32_t i = 0; i < t->n_ids; i++) {
+        int32_t id = t->ids[i];
+        size_t quote = 0, n_bytes = v->n_bytes[id];
+        int chars;
+        body->kinds[i] = kind_of(v->bytes[id], n_bytes, escapes, &chars, &quote);
+        body->usable = body->usable && chars < 255;
+        if (body->kinds[i] == BODY_ENDS)
+            continue;
+        body->chars[i] = (uint8_t)chars;
+        body->max_chars = MAX(body->max_chars, chars);
+        if (body->kinds[i] == BODY_INSIDE)
+            mask_set(body->inside, id);
+        else
+            at[n++] = (struct token){.bytes = v->bytes[id] + quote + 1,
+                                     .n = (uint32_t)(n_bytes - quote - 1),
+                                     .id = (int32_t)i};
+    }
+    qsort(at, n, sizeof *at, by_bytes);
+    uint32_t n_rests = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        bool same = n_rests > 0 && at[n_rests - 1].n == at[i].n &&
+                    memcmp(at[n_rests - 1].bytes, at[i].bytes, at[i].n) == 0;
+        body->closing[i] = (uint32_t)at[i].id;
+        if (!same) {
+            body->first[n_rests] = i;
+            at[n_rests] = at[i];
+            at[n_rests].id = (int32_t)n_rests;
+            n_rests++;
+        }
+        body->kinds[body->closing[i]] = BODY_CLOSES + n_rests - 1;
+    }
+    body->first[n_rests] = n;
+    body->n_behind = n_rests;
+    return trie_make(&body->behind, at, n_rests);
+}
+
+/* Sets chars of the nodes of `other`. */
+static bool count_plain(struct trie *t)
+{
+    uint8_t *path = mem_try_calloc((size_t)t->max_depth + 1, 1);
+    for (uint32_t i = 0; path != NULL && i < t->n; i++) {
+        struct trie_node *k = &t->at[i];
+        int chars = path[k->depth - 1] + ((k->byte & 0xC0) != 0x80);
+        bool plain = k->byte >= 0x20 && k->byte != '"' && k->byte != '\\';
+        plain = plain && path[k->depth - 1] != NOT_PLAIN;
+        plain = plain && (k->depth > 1 || (k->byte & 0xC0) != 0x80);
+        k->chars = plain ? (uint8_t)MIN(chars, NOT_PLAIN) : NOT_PLAIN;
+        path[k->depth] = k->chars;
+    }
+    bool ok = path != NULL;
+    free(path);
+    return ok;
 }
 
 /* Makes the masks of plain tokens by length. */
@@ -149,7 +319,9 @@ static int fill(struct vocab *v, struct token *tokens, vocab_bytes *bytes, void 
     qsort(tokens, n_plain, sizeof *tokens, by_bytes);
     qsort(others, n_other, sizeof *others, by_bytes);
     bool ok = trie_make(&v->plain, tokens, n_plain) &&
-              trie_make(&v->other, others, n_other) && masks_make(v, tokens, n_plain);
+              trie_make(&v->other, others, n_other) && masks_make(v, tokens, n_plain) &&
+              count_plain(&v->other) && body_make(v, ESCAPES_ALL, others) &&
+              body_make(v, ESCAPES_SHORT, others);
     return ok ? 0 : -ENOMEM;
 }
 
@@ -187,6 +359,16 @@ void vocab_destroy(struct vocab *v)
     free(v->plain.ids);
     free(v->other.at);
     free(v->other.ids);
+    for (int i = 0; i < 3; i++) {
+        struct vocab_body *body = &v->bodies[i];
+        free(body->kinds);
+        free(body->chars);
+        free(body->inside);
+        free(body->behind.at);
+        free(body->behind.ids);
+        free(body->first);
+        free(body->closing);
+    }
     free(v->all_plain);
     free(v->short_plain);
     free(v->long_ids);

@@ -4,6 +4,11 @@
  * trie `plain`: inside a string all of them are allowed at once, without a walk. The others (with a
  * quote, a backslash, a control byte or part of a character) are the trie `other`.
  *
+ * A token of `other` that follows a place inside a JSON string goes on inside it, closes it, or is
+ * not allowed, whatever stands around the string. So such tokens are sorted out once, for each of
+ * two sets of escapes (struct vocab_body). Those that close it differ in the bytes behind the
+ * quote, of which there are few: the trie `behind`.
+ *
  * A trie is an array of nodes in preorder. The subtree of node i is [i, at[i].end), and its tokens
  * are ids[at[i].tok .. at[at[i].end].tok).  The last node is a sentinel.
  *
@@ -32,13 +37,26 @@ static inline void vocab_special(int32_t id, char out[VOCAB_SPECIAL_BYTES])
     out[3] = (char)id;
 }
 
+/* Sets of characters: a bit for each class. Few classes keep the sets small; a class is a character
+ * or some that patterns seldom tell apart. */
+enum {
+    CHARS_PLAIN = (1 << 30) - 1
+}; /* all that a JSON string may contain without an escape */
+
+/* Returns the class of the character that begins with a byte; 0: none does. */
+uint32_t chars_of_byte(uint8_t byte);
+
+enum { NOT_PLAIN = 255 };
+
 struct trie_node {
     uint32_t end;   /* first node behind the subtree */
     uint32_t tok;   /* index in ids of the first token of this node */
+    uint32_t below; /* plain: the classes of the characters that begin below the node */
     uint16_t depth; /* bytes from the root, from 1 on */
     uint8_t byte;   /* last byte of the node's text */
-    uint8_t
-        max_chars; /* plain: most characters between the node and a token below; at most 255 */
+    /* plain: most characters that begin between the node and a token below; other: characters of
+     * the node's text, or NOT_PLAIN */
+    uint8_t chars;
 };
 
 struct trie {
@@ -48,13 +66,34 @@ struct trie {
     int max_depth;
 };
 
+/* How escapes in a string are spelled: see docs/STRUCTURED.md. */
+enum { ESCAPES_NONE, ESCAPES_ALL, ESCAPES_SHORT };
+
+/* Kinds of tokens of `other` behind a place inside a string; from BODY_CLOSES on: they close it,
+ * and the rest is a text of `behind`. */
+enum { BODY_ENDS = 0, BODY_INSIDE = 1, BODY_CLOSES = 2 };
+
+struct vocab_body {
+    bool usable;        /* false: a token has more characters than a byte counts */
+    uint32_t *kinds;    /* [other.n_ids] */
+    uint8_t *chars;     /* [other.n_ids] characters up to the quote or the token's end */
+    uint32_t *inside;   /* [n_words] the tokens that are BODY_INSIDE */
+    struct trie behind; /* its ids are 0 to n_behind - 1 */
+    uint32_t n_behind;
+    /* the tokens with rest i are closing[first[i]] to closing[first[i + 1]], as indices of
+     * other.ids */
+    uint32_t *first, *closing;
+    int max_chars;
+};
+
 enum { VOCAB_SHORT = 16 };
 
 struct vocab {
     int32_t n_tokens; /* ids are below it */
     size_t n_words;   /* 32-bit words of a mask */
     struct trie plain, other;
-    uint32_t *all_plain; /* [n_words] every plain token */
+    struct vocab_body bodies[3]; /* by ESCAPES_ALL or ESCAPES_SHORT */
+    uint32_t *all_plain;         /* [n_words] every plain token */
     /* [VOCAB_SHORT][n_words] row i: the plain tokens of at most i characters */
     uint32_t *short_plain;
     /* plain tokens of more than VOCAB_SHORT - 1 characters, the longest first */
@@ -80,6 +119,11 @@ void vocab_destroy(struct vocab *v); /* NULL is allowed */
 static inline void mask_set(uint32_t *mask, int32_t id)
 {
     mask[id >> 5] |= 1u << (id & 31);
+}
+
+static inline void mask_clear(uint32_t *mask, int32_t id)
+{
+    mask[id >> 5] &= ~(1u << (id & 31));
 }
 
 static inline bool mask_has(const uint32_t *mask, int32_t id)

@@ -51,7 +51,8 @@ static struct vocab *make_vocab(void)
                                          "\\u00",    "e9",
                                          "\t",       "long word of many characters",
                                          "}}",       "]}",
-                                         "\"}"};
+                                         "\"}",      "\\ud83d",
+                                         "\\uDE",    "00\\/"};
     struct rng r = {0};
     struct vocab *v;
     r.s = 17;
@@ -177,6 +178,17 @@ static void test_masks(void **state)
         "\"pattern\":\"ab\"}]}",
         "{\"type\":\"object\",\"additionalProperties\":{\"type\":\"string\"},"
         "\"properties\":{\"name\":{\"type\":\"null\"}}}",
+        "{\"type\":\"string\",\"minLength\":6}",
+        "{\"type\":\"string\",\"pattern\":\"x.{2,6}b\"}",
+        "{\"type\":\"string\",\"pattern\":\"^(name|ab)[a-z0-9 ]{1,9}$\"}",
+        "{\"type\":\"string\",\"pattern\":\"^[a-z0-9 ]{3,70}$\"}",
+        "{\"type\":\"string\",\"pattern\":\"^a[^b]{1,40}b.{1,20}$\"}",
+        "{\"type\":\"string\",\"pattern\":\"^[^ab]*(-[^1]+)*$\",\"minLength\":4}",
+        "{\"type\":\"string\",\"pattern\":\"^\\\\p{L}+$\",\"maxLength\":30}",
+        "{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"type\":\"string\","
+        "\"pattern\":\"^[ab ]{1,30}$\"}}",
+        "{\"type\":\"object\",\"propertyNames\":{\"pattern\":\"name\"},\"properties\":{"
+        "\"name\":{\"enum\":[\"a\",\"ab\",1]}}}",
     };
     (void)state;
     for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
