@@ -109,6 +109,7 @@ static const struct opt options[] = {
     OPT_STORE_CAP(struct run_args),
     OPT_DRAM(struct run_args, "0"),
     OPT_REMOTE(struct run_args),
+    OPT_SPECULATE(struct run_args),
     OPT_POLICY(struct run_args),
     {"save", OPT(struct run_args, save), .arg = "KINDS",
      .help = "state to save: auto, hidden, kv, both, none, or a letter per layer (H, K, "
@@ -423,6 +424,8 @@ static void print_json(struct hcache *h, const struct prompt_date *date,
     json_put_string(o, "restore_source", r->tier);
     json_put_int(o, "truncated_tokens", r->truncated_tokens);
     json_put_int(o, "recomputed_tokens", r->recomputed_tokens);
+    json_put_int(o, "guessed_tokens", r->guessed_tokens);
+    json_put_int(o, "guessed_right", r->guessed_right);
     json_put_int(truncation, "context", r->truncation.context);
     json_put_int(truncation, "step", r->truncation.step);
     json_put_int(truncation, "keep", r->truncation.keep);

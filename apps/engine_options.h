@@ -132,6 +132,10 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
     {"prefetch", OPT(s, engine.o.prefetch), .choices = engine_graphs, .def = "on",         \
      .help = "read state of waiting requests ahead: into --dram, or, for the " \
              "next two requests, into the staging memory of restores"}
+#define OPT_SPECULATE(s)                                                                   \
+    {"speculate", OPT(s, engine.o.speculate), .arg = "auto|off|N", .def = "auto",          \
+     .help = "guess tokens that repeat the context and compute them at once: as many as make "    \
+             "answers faster, or N a step; answers stay the same"}
 #define OPT_POLICY(s)                                                                      \
     {"policy", OPT(s, engine.o.policy), .choices = engine_policies, .def = "lru",          \
      .help = "which state a full store or KV cache evicts first"}

@@ -167,6 +167,11 @@ struct hcache_opts {
      * else into the staging memory of restores for the next two requests.  "off": nothing is read
      * ahead. */
     const char *prefetch;
+    /* Guesses of the next tokens, which are computed beside the token before them and count where
+     * they are right; answers stay the same, bit for bit. "auto" or NULL: as many as make answers
+     * faster, on a device whose memory is the host's. "off": none. A number, 1 to 15: so many in
+     * each step for which the context proposes some, whether or not they make it faster. */
+    const char *speculate;
     /* Rule that chooses which state a full store or KV cache evicts: "lru", "fifo", "lfu",
      * "attentionstore" or "ours"; NULL: the default (docs/PLACEMENT.md). */
     const char *policy;
@@ -473,6 +478,11 @@ struct hcache_request {
     /* The form is completed within max_tokens, if it has texts of less bytes: where the tokens end,
      * only the shortest completions remain. Such an answer takes a search at each token. */
     bool close;
+    /* A text that the answer may repeat in part [n_prediction]; NULL: none. Its tokens are guessed
+     * (hcache_opts.speculate), beside those of the prompt. It changes no answer. Requires a
+     * tokenizer. */
+    const char *prediction;
+    size_t n_prediction;
     struct hcache_truncation truncation;
     const char *salt; /* requests share state only if their salts are equal */
     /* requests with a lower number run earlier, -HCACHE_MAX_PRIORITY..HCACHE_MAX_PRIORITY */
@@ -596,6 +606,9 @@ struct hcache_result {
     /* tokens that had been dropped from the context at the end */
     int64_t truncated_tokens;
     int64_t recomputed_tokens; /* tokens that this request computed more than once */
+    /* Tokens of the answer that were guessed and computed beside the token before them
+     * (hcache_opts.speculate), and those of them that were right. */
+    int64_t guessed_tokens, guessed_right;
     struct {
         int context, step, keep; /* C, S, K in tokens; C 0: the context is not truncated */
         int steps;               /* times that the window moved */
@@ -931,6 +944,7 @@ struct hcache_stats {
     double wait_s;
     uint64_t n_ended, n_cancelled, n_failed, n_refused, n_timed_out;
     uint64_t prompt_tokens, generated_tokens;
+    uint64_t guessed_tokens, guessed_right; /* of the generated tokens; see hcache_result */
     uint64_t device_tokens;   /* tokens of prompts whose state was still on the device */
     uint64_t restored_tokens; /* tokens of prompts whose state came from the store */
     /* "dram" or "disk": where the store's chunks are; NULL: there is no store */

@@ -76,6 +76,8 @@ void counts_end(struct counts *c, const struct hcache_ticket *t)
         st->computed_tokens += (uint64_t)(r->prompt_tokens - r->cached_tokens);
     }
     st->generated_tokens += (uint64_t)r->n_tokens;
+    st->guessed_tokens += (uint64_t)r->guessed_tokens;
+    st->guessed_right += (uint64_t)r->guessed_right;
     st->restored_bytes += r->restored_bytes;
     st->n_misses += t->err.code == 0 && r->cached_tokens < (r->prompt_tokens - 1) / 64 * 64;
     count_restore(c, r);

@@ -178,7 +178,11 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
     struct request_shaping shaping;
     struct fault unused; /* check_fields has seen it */
     (void)request_shaping(p, g->client.h, &shaping, &unused);
+    struct textbuf prediction = {0};
+    request_prediction(p, &prediction);
     struct hcache_request r = {.prompt = prompt->ids,
+                               .prediction = prediction.p,
+                               .n_prediction = prediction.n,
                                .shaping = &shaping.shaping,
                                .form = g->form,
                                .n_prompt = prompt->n,
@@ -209,7 +213,9 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .durable = p->durable,
                                .notify = on_notify,
                                .arg = ch};
-    return hcache_submit(g->client.h, &r, &ch->ticket, err);
+    int rc = hcache_submit(g->client.h, &r, &ch->ticket, err);
+    textbuf_free(&prediction);
+    return rc;
 }
 
 static int submit_all(struct generation *g, const struct prompt_ids *prompts,

@@ -669,6 +669,25 @@ static int make_save(struct hcache *h, const struct hcache_request *r,
     return rc;
 }
 
+/* Encodes a prediction. A failure costs guesses and nothing else. */
+static void encode_prediction(const struct hcache *h, const struct hcache_request *r,
+                              struct request *q)
+{
+    int32_t *ids;
+    size_t n;
+    if (r->n_prediction == 0 || h->tokenizer == NULL || h->k.most_guesses == 0 ||
+        tokenizer_encode(h->tokenizer, r->prediction, r->n_prediction, 0, &ids, &n, NULL) !=
+            0)
+        return;
+    if (n <= (size_t)h->k.model->max_ctx &&
+        tokenizer_check_rows(h->tokenizer, ids, n, h->k.model->cfg.vocab_size, NULL) == 0) {
+        q->prediction = ids;
+        q->n_prediction = (int)n;
+    } else {
+        free(ids);
+    }
+}
+
 /* Checks a request, and copies it. Nothing copies it again. */
 static int make_request(struct hcache *h, const struct hcache_request *r,
                         struct request **out, struct err *err)
@@ -704,6 +723,7 @@ static int make_request(struct hcache *h, const struct hcache_request *r,
     request_forbid(q, never, n, h->k.model->cfg.vocab_size);
     if (r->shaping != NULL && h->dialog != NULL)
         bound_thought(h, r, &q->thought);
+    encode_prediction(h, r, q);
     *out = q;
     return 0;
 }

@@ -61,7 +61,8 @@ static struct needs needs_of(const struct memory_ask *a, int stage)
     struct needs n = {.kv = kv_bytes(m, stage, a->kv_tokens)};
     n.model = a->need->bytes[stage] + (size_t)a->need->n_parts * PART_BYTES;
     n.work = model_work_bytes(m, a->max_rows) + zigzag_bytes(&zo) + m->dev->stream_bytes +
-             next_token_bytes(m, a->max_seqs) + N_OTHER_PARTS * PART_BYTES;
+             next_token_bytes(m, next_token_rows(a->max_seqs, a->most_guesses)) +
+             N_OTHER_PARTS * PART_BYTES;
     if (a->has_store) {
         n.restore = restore_pipeline_device_bytes(m, a->max_rows, a->staging_bytes) +
                     2 * (size_t)a->max_rows * model_hidden_bytes(m) + PROFILE_COPY_BYTES;

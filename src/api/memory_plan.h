@@ -15,7 +15,8 @@ struct memory_ask {
     const struct model *model;
     const struct model_need *need;
     int max_seqs, max_rows;
-    int step_rows; /* if it exceeds max_rows, steps are computed in mini-batches */
+    int most_guesses; /* of a sequence in a step */
+    int step_rows;    /* if it exceeds max_rows, steps are computed in mini-batches */
     /* tokens that the KV cache must hold; 0: memory_plan_kv_tokens decides */
     int64_t kv_tokens;
     bool has_store;

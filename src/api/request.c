@@ -21,16 +21,17 @@ enum field_kind {
     F_STOP,    /* text, or a list of texts */
     F_OPTIONS, /* stream_options */
     F_LOGPROBS,
-    F_FORMAT,  /* response_format: see form.h */
-    F_TEXT,    /* text of a response: {"format": ...} */
-    F_FORM,    /* a form of the kind `lo` (enum hcache_form_kind) */
-    F_FORMS,   /* structured_outputs */
-    F_ONE,     /* parallel_tool_calls: false allows one call */
-    F_BIAS,    /* logit_bias: an object of numbers by token ids */
-    F_IDS,     /* a list of token ids */
-    F_PAIRS,   /* metadata: at most 16 pairs of a short name and a short text */
-    F_IGNORED, /* accepted; it changes nothing here */
-    F_EXTRA,   /* as F_IGNORED, for other servers' fields: the answer's usage lists them */
+    F_FORMAT,     /* response_format: see form.h */
+    F_TEXT,       /* text of a response: {"format": ...} */
+    F_FORM,       /* a form of the kind `lo` (enum hcache_form_kind) */
+    F_FORMS,      /* structured_outputs */
+    F_ONE,        /* parallel_tool_calls: false allows one call */
+    F_BIAS,       /* logit_bias: an object of numbers by token ids */
+    F_IDS,        /* a list of token ids */
+    F_PREDICTION, /* {"type": "content", "content": a text or parts of text} */
+    F_PAIRS,      /* metadata: at most 16 pairs of a short name and a short text */
+    F_IGNORED,    /* accepted; it changes nothing here */
+    F_EXTRA, /* as F_IGNORED, for other servers' fields: the answer's usage lists them */
     F_SEED,
     F_EFFORT,   /* how much to think: a word, or an object with `effort` */
     F_BUDGET,   /* a bound on tokens of thoughts */
@@ -119,6 +120,7 @@ static const struct field fields[] = {
     {"frequency_penalty", F_REAL, -2, 2, AT(frequency_penalty), BOTH | OPT, "subtracted from a token's logit for each time it occurs in the answer"},
     {"presence_penalty", F_REAL, -2, 2, AT(presence_penalty), BOTH | OPT, "subtracted from a token's logit if it occurs in the answer"},
     {"repetition_penalty", F_REAL, 0.01, 100, AT(repetition_penalty), BOTH, "makes tokens that occur in prompt or answer less likely by this factor; 1: no penalty"},
+    {"prediction", F_PREDICTION, 0, 0, AT(prediction), REQUEST_CHAT, "{\"type\": \"content\", \"content\": ...}: a text that the answer may repeat in part; it changes no answer"},
     {"stop_token_ids", F_IDS, 0, HCACHE_MAX_STOP_IDS, AT(stop_ids), BOTH, "tokens that end the answer"},
     {"min_tokens", F_INT, 0, 1 << 24, AT(min_tokens), BOTH, "least tokens of the answer"},
     {"max_tool_calls", F_EXTRA, 0, 0, 0, RESP, "ignored: it counts calls of built-in tools, and there are none"},
@@ -180,7 +182,7 @@ static const struct field fields[] = {
     {"repeat_last_n", F_NEUTRAL, 64, 0, 0, OPT, "not supported"},
     {"num_ctx num_keep num_batch num_gpu main_gpu num_thread numa low_vram f16_kv "
      "logits_all vocab_only use_mmap use_mlock embedding_only penalize_newline", F_EXTRA, 0, 0, 0, OPT, "ignored: the server decides"},
-    {"functions function_call audio prediction", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
+    {"functions function_call audio", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
     {"length_penalty best_of typical_p tfs_z", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
     {"use_beam_search guided_decoding_backend guided_whitespace_pattern "
      "structural_tag ebnf lora lora_path images image_data documents chat_template "
@@ -588,6 +590,41 @@ static int read_json_form(const char *name, const struct json *v, struct gen_par
 }
 
 /* Reads metadata, with the original API's bounds. */
+static int read_prediction(const struct field *d, const struct json *v,
+                           const struct json **out, struct fault *f)
+{
+    const struct json *content = json_member(v, "content");
+    size_t n, n_parts = json_kind(content) == JSON_KIND_ARRAY ? json_count(content) : 0;
+    if (json_kind(v) == JSON_KIND_NULL)
+        return 0;
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return wrong_type(f, d->name, "an object", v);
+    const char *type = json_string_of(json_member(v, "type"), &n);
+    if (type == NULL || strcmp(type, "content") != 0)
+        return fault_field(f, d->name, "must have the type \"content\"");
+    bool good = n_parts > 0 || json_kind(content) == JSON_KIND_STRING;
+    for (size_t i = 0; i < n_parts; i++)
+        good = good && json_string_of(json_member(json_at(content, i), "text"), &n) != NULL;
+    if (!good)
+        return fault_field(
+            f, d->name,
+            "must have a `content` that is a text or a list of parts with text");
+    *out = content;
+    return 0;
+}
+
+void request_prediction(const struct gen_params *p, struct textbuf *out)
+{
+    const struct json *v = p->prediction;
+    bool is_list = json_kind(v) == JSON_KIND_ARRAY;
+    size_t n, n_parts = is_list ? json_count(v) : v != NULL;
+    for (size_t i = 0; i < n_parts; i++) {
+        const struct json *part = is_list ? json_member(json_at(v, i), "text") : v;
+        const char *text = json_string_of(part, &n);
+        (void)textbuf_try_add(out, text, n); /* without memory less is guessed */
+    }
+}
+
 static int read_pairs(const struct field *d, const struct json *v, const struct json **out,
                       struct fault *f)
 {
@@ -836,6 +873,8 @@ static int read_field(const struct field *d, const struct json *v, struct gen_pa
         return read_bias(d, v, at, f);
     case F_IDS:
         return read_id_list(d, v, at, f);
+    case F_PREDICTION:
+        return read_prediction(d, v, at, f);
     case F_PAIRS:
         return read_pairs(d, v, at, f);
     case F_SEED:

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/json.h"
+#include "base/textbuf.h"
 #include "hcache.h"
 #include "api/form.h"
 #include "api/fault.h"
@@ -74,6 +75,8 @@ struct gen_params {
     double frequency_penalty, presence_penalty, repetition_penalty; /* 0: not given */
     int64_t min_tokens;
     const struct json *logit_bias, *stop_ids; /* checked; NULL: not given */
+    const struct json
+        *prediction; /* its content: a text, or parts of text; NULL: not given */
     int64_t seed;
     bool has_seed, ignore_eos, close, stream, include_usage, logprobs;
     bool raw; /* of Ollama: the prompt is no message */
@@ -118,6 +121,9 @@ void request_note_prompt(struct gen_params *p, const char *text, size_t n);
 
 /* Returns whether a request of that kind has a field of that name that changes nothing. */
 bool request_ignores(unsigned kind, const char *name, size_t n);
+
+/* Appends the text of p->prediction. */
+void request_prediction(const struct gen_params *p, struct textbuf *out);
 
 /* The fields of p that change the logits, for hcache_request. Contains pointers to itself. Returns
  * 0, or -1 with *f: h knows no tokens for a bias that is given by text, or there are too many. */

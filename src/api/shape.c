@@ -221,6 +221,7 @@ static struct json *usage(const struct generation *g)
 {
     struct json *o = json_new_object(), *details = json_new_object();
     int64_t prompt = 0, cached = 0, completion = 0, best = 0, thought = 0;
+    int64_t guessed = 0, right = 0;
     for (int i = 0; i < g->n; i++) {
         const struct choice *ch = &g->choice[i];
         bool first = i % (int)g->params.n == 0, last = (i + 1) % (int)g->params.n == 0;
@@ -229,6 +230,8 @@ static struct json *usage(const struct generation *g)
         cached += last ? best : 0;
         completion += ch->result.n_tokens;
         thought += shape_thought_tokens(ch);
+        guessed += ch->result.guessed_tokens;
+        right += ch->result.guessed_right;
     }
     json_put_int(o, "prompt_tokens", prompt);
     json_put_int(o, "completion_tokens", completion);
@@ -238,9 +241,15 @@ static struct json *usage(const struct generation *g)
         json_free(details);
     else
         json_put(o, "prompt_tokens_details", details);
-    if (thought > 0) {
+    bool predicts = g->params.prediction != NULL && !g->client.repeatable;
+    if (thought > 0 || predicts) {
         struct json *made = json_new_object();
-        json_put_int(made, "reasoning_tokens", thought);
+        if (thought > 0)
+            json_put_int(made, "reasoning_tokens", thought);
+        if (predicts) {
+            json_put_int(made, "accepted_prediction_tokens", right);
+            json_put_int(made, "rejected_prediction_tokens", guessed - right);
+        }
         json_put(o, "completion_tokens_details", made);
     }
     shape_context(o, g);
@@ -300,6 +309,8 @@ struct json *shape_timings(const struct generation *g, const struct choice *ch)
     json_put_ms(o, "decode_ms", t->decode_ms);
     json_put_ms(o, "per_token_ms", r->n_tokens > 1 ? t->decode_ms / (r->n_tokens - 1) : 0);
     json_put_ms(o, "decode_tokens_per_s", t->decode_tokens_per_s);
+    json_put_int(o, "guessed_tokens", r->guessed_tokens);
+    json_put_int(o, "guessed_right", r->guessed_right);
     json_put_int(o, "preemptions", r->n_preempted);
     json_put_int(o, "committed_tokens", r->committed_tokens);
     json_put_string(o, "save_stopped", r->save_stopped);

@@ -123,6 +123,7 @@ static struct memory_ask ask_of(const struct stack *k, const struct model *m,
                                .max_seqs = max_sequences(k),
                                .max_rows = k->batch_rows,
                                .step_rows = k->step_rows,
+                               .most_guesses = k->most_guesses,
                                .by_sequence = k->o.mixed != NULL || has_host_blocks(k),
                                .kv_tokens = (int64_t)k->o.user.kv_tokens,
                                .has_store = k->o.user.n_store > 0 ||
@@ -203,6 +204,29 @@ struct device_opts stack_device_opts(const struct hcache_opts *o)
                                 .cuda_ranks = o->cuda_ranks};
 }
 
+/* Reads how many tokens may be guessed. Where the compute device has memory of its own, none are
+ * unless a number asks for them, which is refused. */
+static int read_guesses(struct stack *k, struct err *err)
+{
+    const char *text = k->o.user.speculate;
+    bool is_auto = text == NULL || strcmp(text, "auto") == 0;
+    char *end = NULL;
+    long n = is_auto ? GUESS_MOST : strcmp(text, "off") == 0 ? 0 : strtol(text, &end, 10);
+    if (end != NULL && (*end != 0 || end == text || n < 1 || n > GUESS_MOST))
+        return err_set(err, ERR_USAGE,
+                       "speculate: '%s' is none of auto, off, and a number from 1 to %d",
+                       text, GUESS_MOST);
+    bool can = k->dev->unified && k->dev->n_stages == 1 && k->dev->n_ranks == 1 &&
+               k->o.mixed == NULL;
+    if (!can && !is_auto && n > 0)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "speculate: tokens are guessed only where the model lies in host "
+                       "memory as a whole; leave the option out");
+    k->most_guesses = can ? (int)n : 0;
+    k->always_guesses = !is_auto;
+    return 0;
+}
+
 static int open_model(struct stack *k, struct err *err)
 {
     const struct hcache_opts *o = &k->o.user;
@@ -215,6 +239,8 @@ static int open_model(struct stack *k, struct err *err)
         rc = group_open(o->device != NULL ? o->device : "cpu", &d, n_ranks, n_stages,
                         k->pool, &k->dev, err);
     spans_end(k->o.spans, "device");
+    if (rc == 0)
+        rc = read_guesses(k, err);
     if (rc == 0)
         k->batch_rows = o->batch_rows > 0 ? o->batch_rows : k->dev->batch_rows;
     k->step_rows = k->o.step_rows > 0 ? k->o.step_rows
@@ -640,6 +666,8 @@ static int open_engine(struct stack *k, struct err *err)
                              .max_batch_rows = k->batch_rows,
                              .step_rows = k->step_rows,
                              .piece_rows = k->o.piece_rows,
+                             .most_guesses = blocks.is_on ? 0 : k->most_guesses,
+                             .always_guesses = k->always_guesses,
                              .mixed = blocks.is_on ? &blocks.opts : k->o.mixed,
                              .max_kv_tokens = k->kv_tokens,
                              .policy = k->policy,

@@ -66,6 +66,8 @@ struct stack {
      * is none. */
     uint64_t window_store_bytes;
     int batch_rows, step_rows;
+    int most_guesses; /* engine_opts */
+    bool always_guesses;
     int64_t kv_tokens; /* tokens that the KV cache holds */
     enum placement_kind policy;
     int64_t n_observed; /* restores that had corrected the profile when it was read */

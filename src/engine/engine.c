@@ -109,8 +109,11 @@ int engine_create(const struct engine_opts *o, struct engine **out, struct err *
     CHECK(o->max_batch_rows >= RESTORE_GROUP_CHUNKS * STORE_CHUNK_TOKENS);
     CHECK(o->step_rows > 0 && o->piece_rows >= 0 && o->piece_rows <= o->max_batch_rows);
     CHECK(o->max_seqs > 0 && o->max_seqs <= o->max_batch_rows);
+    CHECK(o->most_guesses <= GUESS_MOST);
+    CHECK(o->most_guesses == 0 || (o->model->dev->unified && o->mixed == NULL));
     struct engine *e = xcalloc(1, sizeof *e);
     e->o = *o;
+    e->guesses = xcalloc((size_t)o->max_seqs, sizeof *e->guesses);
     if (o->piece_rows == 0)
         e->o.piece_rows = o->max_batch_rows;
     e->shared = (struct seq_shared){.model = o->model,
@@ -119,6 +122,8 @@ int engine_create(const struct engine_opts *o, struct engine **out, struct err *
                                     .has_remote = o->remote != NULL,
                                     .fingerprint = o->fingerprint,
                                     .reuse = o->reuse,
+                                    .most_guesses = o->most_guesses,
+                                    .guess_rates = guess_rates_first(),
                                     .tells_held = has_copies(o->store)};
     struct schedule_opts so = {.max_seqs = o->max_seqs,
                                .step_rows = o->step_rows,
@@ -144,7 +149,8 @@ int engine_create(const struct engine_opts *o, struct engine **out, struct err *
     if (rc == 0 && o->store != NULL)
         store_set_step(o->store, (uint64_t)so.age_ns);
     if (rc == 0)
-        rc = next_token_init(&e->next, o->model, o->max_seqs, err);
+        rc = next_token_init(&e->next, o->model,
+                             next_token_rows(o->max_seqs, o->most_guesses), err);
     if (rc == 0 && o->store != NULL)
         rc = reserve_restoring(e, err);
     if (rc != 0) {
@@ -168,6 +174,7 @@ void engine_destroy(struct engine *e)
     step_batch_deinit(&e->batch);
     mixed_deinit(&e->mixed);
     zigzag_deinit(&e->zigzag);
+    free(e->guesses);
     free(e);
 }
 
@@ -308,6 +315,38 @@ void engine_remove(struct engine *e, struct seq *s)
 
 /* --- the step --------------------------------------------------------------------------------- */
 
+/* Proposes what may follow each decode, and decides how much of it this pass computes. Beside
+ * prompts nothing is guessed: a row costs as much there as a row of a prompt. */
+static void guess(struct engine *e)
+{
+    const struct schedule *c = &e->schedule;
+    const struct guess_rates *all = &e->shared.guess_rates;
+    int n = 0, n_rows = 0;
+    for (int i = 0; i < c->n_live; i++) {
+        const struct seq *s = c->seqs[i];
+        if (s->phase == PHASE_PREFILL && s->rows > 0)
+            return;
+        n_rows += s->phase == PHASE_DECODE && s->rows > 0;
+    }
+    for (int i = 0; i < c->n_seqs; i++) {
+        struct seq *s = c->seqs[i];
+        if (s->phase != PHASE_DECODE || s->rows == 0)
+            continue;
+        struct guess_seq *g = &e->guesses[n++];
+        *g = (struct guess_seq){.most = seq_propose(s, GUESS_MOST)};
+        g->rate = guess_rate(&s->guess.rates, all, s->guess.match);
+    }
+    int most = MIN(GUESS_ROWS, e->o.step_rows - n_rows);
+    if (e->o.always_guesses)
+        guess_all(e->guesses, n, most);
+    else
+        guess_decide(&e->guess_speed, e->guesses, n, most);
+    n = 0;
+    for (int i = 0; i < c->n_seqs; i++)
+        if (c->seqs[i]->phase == PHASE_DECODE && c->seqs[i]->rows > 0)
+            c->seqs[i]->guess.n = e->guesses[n++].n;
+}
+
 /* Decodes come first, so they never stall behind a long prompt. Then come prefill pieces, the
  * best rank first. Decodes never wait for the saver: if all its buffers are on their way to the
  * store, the saver stops saving that sequence. A decode of a truncated sequence waits for a
@@ -319,13 +358,15 @@ static void make_batch(struct engine *e)
     struct step_batch *b = &e->batch;
     const struct schedule *c = &e->schedule;
     step_batch_clear(b);
+    if (e->o.most_guesses > 0)
+        guess(e);
     for (int i = 0; i < c->n_seqs; i++) {
         struct seq *s = c->seqs[i];
         if (s->phase != PHASE_DECODE || s->rows == 0)
             continue;
-        if (save_reserve(s->save, seq_at(s), 1,
+        if (save_reserve(s->save, seq_at(s), 1 + s->guess.n,
                          stairs_need_store(s) ? SAVE_TRY : SAVE_SHED))
-            step_batch_add(b, s, 1);
+            step_batch_add(b, s, 1 + s->guess.n);
     }
     for (int i = 0; i < c->n_live; i++) {
         struct seq *s = schedule_ranked(c, i);
@@ -344,6 +385,14 @@ static void make_batch(struct engine *e)
 static int count_decodes(const struct step_batch *b)
 {
     return seq_count((struct seq_list){b->seqs, b->n_seqs}, PHASE_DECODE);
+}
+
+static int count_guesses(const struct step_batch *b)
+{
+    int n = 0;
+    for (int i = 0; i < b->n_seqs; i++)
+        n += b->seqs[i]->guess.n;
+    return n;
 }
 
 /* Pause of a step in which every sequence waits for the saver. */
@@ -368,6 +417,7 @@ int engine_step(struct engine *e, int *n_active, struct err *err)
     make_batch(e);
     int64_t t0 = clock_now_ns(), batch_ns = 0, free_ns = 0;
     int n_decodes = count_decodes(&e->batch), n_rows = e->batch.n_rows;
+    int n_guesses = count_guesses(&e->batch);
     if (n_rows > 0) {
         double believed_s = restore_phase_believes(&e->restores, &e->batch);
         int rc = run_batch(e, &free_ns, err);
@@ -375,7 +425,10 @@ int engine_step(struct engine *e, int *n_active, struct err *err)
             return rc;
         batch_ns = clock_now_ns() - t0;
         restore_phase_learns(&e->restores, believed_s, batch_ns);
-        beside_learn(&e->schedule.speed, n_decodes, n_rows, batch_ns);
+        if (n_guesses == 0)
+            beside_learn(&e->schedule.speed, n_decodes, n_rows, batch_ns);
+        if (n_decodes + n_guesses == n_rows)
+            guess_speed_learn(&e->guess_speed, n_rows, batch_ns);
     }
     struct seq_list l = schedule_list(&e->schedule);
     bool restores = seq_count(l, PHASE_RESTORE) > 0;
@@ -387,7 +440,7 @@ int engine_step(struct engine *e, int *n_active, struct err *err)
                 .free_ns = free_ns,
                 .n_decodes = n_decodes,
                 .rows_left = beside_rows_left(e->o.step_rows, e->schedule.rows_beside,
-                                              n_decodes, n_rows)});
+                                              n_decodes + n_guesses, n_rows)});
     int rc = step_recover(e->shared.stream, err);
     if (rc != 0)
         return rc;

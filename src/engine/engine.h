@@ -69,7 +69,11 @@ struct engine_opts {
     /* State that waiting requests need is read ahead: into the DRAM tier, or into staging. */
     bool fetches;
     enum placement_kind policy; /* which unused block of the KV pool is evicted first */
-    bool reuse;                 /* equal prefixes share blocks of the KV cache */
+    /* Most guesses of a sequence in a step (guess.h), at most GUESS_MOST; 0: none are made. Only on
+     * a device whose memory is host memory, and not with `mixed`. */
+    int most_guesses;
+    bool always_guesses; /* whether or not guesses are expected to make answers faster */
+    bool reuse;          /* equal prefixes share blocks of the KV cache */
     int64_t age_ns; /* waiting time that is worth one step of priority; 0: one second */
 };
 

@@ -15,6 +15,8 @@ struct engine {
     struct step_batch batch;
     struct restore_phase restores;
     struct schedule schedule;
+    struct guess_speed guess_speed;
+    struct guess_seq *guesses; /* [max_seqs] of one step */
 };
 
 #endif

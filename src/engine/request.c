@@ -31,7 +31,8 @@ struct request *request_create(const struct hcache_request *ask, int max_answer)
     a->form = NULL; /* r->form holds a share of the form */
     a->salt = copy_text(ask->salt);
     a->plan = copy_text(ask->plan);
-    a->save = NULL; /* r->save says what it means */
+    a->save = NULL;       /* r->save says what it means */
+    a->prediction = NULL; /* r->prediction says what it means */
     a->n_top = ask->logprobs ? ask->n_top : 0;
     a->stop = NULL;
     if (ask->shaping != NULL)
@@ -86,6 +87,7 @@ void request_release(struct request *r)
     free((void *)r->thought.end);
     free((void *)r->shaping.bias);
     free((void *)r->shaping.stop_ids);
+    free(r->prediction);
     free(r->tokens);
     free(r);
 }

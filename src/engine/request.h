@@ -27,6 +27,10 @@ struct request {
     struct shaping_thought
         thought; /* thought.end is from malloc and belongs to this struct */
 
+    int32_t
+        *prediction; /* [n_prediction] tokens of ask.prediction, from malloc; NULL: none */
+    int n_prediction;
+
     /* The code that creates a request fills in the rest. */
     struct form *form; /* of the answer; NULL: any. The share belongs to the ticket. */
     struct save_policy save;

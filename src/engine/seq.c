@@ -59,6 +59,24 @@ static bool reserve_tokens(struct seq *s, int n_max)
            chain_try_prepare(&s->chain, n_max / STORE_CHUNK_TOKENS);
 }
 
+/* Opens the index of guesses, or leaves it NULL without memory. A prediction stands behind the
+ * prompt's end there, so that it is proposed where the answer begins. */
+static void open_index(struct seq *s)
+{
+    enum { MOST_OF_PROMPT = 64 };
+    const struct request *r = s->req;
+    int n_end = r->n_prediction > 0 ? MIN(r->ask.n_prompt, MOST_OF_PROMPT) : 0;
+    s->guess.n_before = n_end + r->n_prediction;
+    if (s->shared->most_guesses == 0 || r->ask.max_tokens <= 1)
+        return;
+    s->guess.index = guess_index_create(s->guess.n_before + r->ask.n_prompt +
+                                        r->ask.max_tokens);
+    if (s->guess.index == NULL)
+        return;
+    guess_index_add(s->guess.index, s->tokens + r->ask.n_prompt - n_end, n_end);
+    guess_index_add(s->guess.index, r->prediction, r->n_prediction);
+}
+
 struct seq *seq_create(struct seq_shared *sh, struct request *r)
 {
     struct seq *s = xcalloc(1, sizeof *s);
@@ -84,6 +102,7 @@ struct seq *seq_create(struct seq_shared *sh, struct request *r)
                                                      .keep = r->truncation.keep}};
     chain_extend(&s->chain, s->tokens, s->n_tokens);
     stairs_init(s);
+    open_index(s);
     return s;
 }
 
@@ -112,6 +131,7 @@ void seq_destroy(struct seq *s)
     forget_save(s);
     upcoming_end(s);
     form_leave(&s->place);
+    guess_index_free(s->guess.index);
     stairs_deinit(s);
     seq_drop_blocks(s);
     kv_table_free(s->shared->pool, &s->table);
@@ -434,6 +454,7 @@ static void leave(struct seq *s)
     seq_drop_blocks(s);
     save_stop(s->save);
     s->n_done = 0;
+    s->guess.n = s->guess.match = 0;
     enter(s, PHASE_WAIT);
     chain_extend(&s->chain, s->tokens, s->n_tokens);
     stairs_left(s, n_done);
@@ -509,6 +530,47 @@ void seq_fail_overflow(struct seq *s)
 
 /* --- tokens ----------------------------------------------------------------------------------- */
 
+/* Returns how many tokens may be guessed: they fit the answer, take no new block and no new chunk,
+ * and end no stair. */
+static int room_for_guesses(const struct seq *s)
+{
+    int answer = s->req->ask.max_tokens - s->out.r.n_tokens - 1;
+    int block = s->table.n_blocks * KV_BLOCK_TOKENS - s->n_done - 1;
+    int chunk = STORE_CHUNK_TOKENS - 1 - seq_at(s) % STORE_CHUNK_TOKENS;
+    int room = MIN(answer, MIN(block, chunk));
+    if (s->view.truncation.context > 0)
+        room = MIN(room, s->view.truncation.context - s->n_done - 1);
+    return carry_is_on(&s->stairs.carry) ? 0 : room;
+}
+
+int seq_propose(struct seq *s, int most)
+{
+    struct seq_guess *g = &s->guess;
+    g->match = g->n_taken = g->n = 0;
+    int n = MIN(MIN(most, s->shared->most_guesses), room_for_guesses(s));
+    if (g->index == NULL || n <= 0)
+        return 0;
+    int known = guess_index_count(g->index) - g->n_before;
+    guess_index_add(g->index, s->tokens + known, s->n_tokens - known);
+    g->match = guess_index_find(g->index, n, g->ids);
+    return g->match > 0 ? n : 0;
+}
+
+/* Learns whether the next token of the proposal was chosen. Proposals are judged whether or not
+ * they were computed. */
+static void judge_proposal(struct seq *s, int32_t id)
+{
+    struct seq_guess *g = &s->guess;
+    if (g->match == 0)
+        return;
+    bool hit = g->ids[g->n_taken] == id;
+    guess_learn(&g->rates, &s->shared->guess_rates, g->match, hit);
+    s->out.r.guessed_right += hit && g->n_taken < g->n;
+    g->n_taken++;
+    if (!hit || g->n_taken >= GUESS_MOST)
+        g->match = 0;
+}
+
 /* Extends the digest by the present logits. */
 static void digest_logits(struct seq *s, int vocab)
 {
@@ -539,6 +601,7 @@ static void take_token(struct seq *s)
         s->out.r.timings.ttft_ms = clock_ms(s->t_first - s->t_admit);
     }
     enter(s, PHASE_DECODE);
+    judge_proposal(s, id);
     if ((!s->req->ask.ignore_eos && config_is_eos(c, id)) ||
         shaping_stops(s->req->ask.shaping, id)) {
         seq_finish(s, FINISH_EOS);

@@ -32,6 +32,7 @@
 #include "base/clock.h"
 #include "engine/carry.h"
 #include "engine/engine.h"
+#include "engine/guess.h"
 #include "engine/view.h"
 #include "grammar/form.h"
 #include "restore/correction.h"
@@ -53,9 +54,11 @@ struct seq_shared {
     struct model_work *work;
     struct stream *stream;
     struct sha256 fingerprint;
-    bool has_remote; /* look-ups ask a remote for chunks that the store lacks */
-    bool reuse;      /* equal prefixes share blocks of the KV cache */
-    int n_carrying;  /* sequences that replay their stairs without the store: at most one */
+    bool has_remote;  /* look-ups ask a remote for chunks that the store lacks */
+    bool reuse;       /* equal prefixes share blocks of the KV cache */
+    int most_guesses; /* of a sequence in a step; 0: none are made */
+    struct guess_rates guess_rates;
+    int n_carrying; /* sequences that replay their stairs without the store: at most one */
     /* True if the store has copies in DRAM. The engine then reports to the store which chunks the
      * KV pool holds. held[0, n_held) are changes that are not reported yet. */
     bool tells_held;
@@ -85,6 +88,20 @@ struct seq_staging {
     int first;               /* chunks that the KV pool held when the restore was planned */
     struct read_ahead ahead; /* prediction for that restore */
     uint64_t bytes;          /* bytes that the restore reads in all */
+};
+
+/* What could follow the last known token of a decoding sequence. */
+struct seq_guess {
+    /* Of the request's prediction, [n_before], and the known tokens; NULL: none. */
+    struct guess_index *index;
+    int n_before;
+    struct guess_rates rates;
+    int32_t ids[GUESS_MOST]; /* the proposal, which begins with the next token */
+    int match;               /* length of its match; 0: there is no proposal */
+    int n_taken;             /* tokens that were chosen since */
+    /* In the present batch: tokens of the proposal that it computes, and the first of their rows in
+     * next_token. */
+    int n, row;
 };
 
 /* State of a truncated sequence between its stairs (stairs.h). A comment that begins with phases
@@ -155,7 +172,8 @@ struct seq {
     /* Prediction for the restore, by the measured profile alone. */
     struct correction_expected expected;
     const float *logits; /* [vocab], a row in host memory of the engine; NULL: not wanted */
-    int32_t next;        /* the next token, just chosen, or SAMPLE_NO_TOKEN */
+    struct seq_guess guess;
+    int32_t next;            /* the next token, just chosen, or SAMPLE_NO_TOKEN */
     struct form_place place; /* of the answer in its form */
     struct err form_err; /* reason why no token can be chosen in the form; code 0: none */
     int64_t t_arrival, t_first;
@@ -197,6 +215,10 @@ void seq_enter_restore(struct seq *s);
 /* WAIT or RESTORE -> PREFILL. The first n_done tokens are in the cache, and saving begins behind
  * them. */
 void seq_enter_prefill(struct seq *s);
+/* DECODE: proposes at most `most` tokens behind the last known one (guess.h). Returns their
+ * number. */
+int seq_propose(struct seq *s, int most);
+
 /* The n_rows rows of s have passed the layers. If these rows reached its last known token, the next
  * token was chosen. PREFILL stays, or goes to DECODE with the first token; DECODE takes the next
  * token; either goes to DONE with its last token. */

@@ -127,26 +127,41 @@ bool next_token_shows_logits(const struct seq *q)
     return q->req->ask.digest || q->req->ask.logprobs;
 }
 
-void next_token_begin(struct next_token *h, int n_wanted)
+void next_token_begin(struct next_token *h, int n_seqs, int n_wanted)
 {
+    h->n_seqs = n_seqs;
     h->n_wanted = n_wanted;
-    h->n_shown = h->n_other = 0;
+    h->n_shown = h->n_other = h->n_guesses = 0;
 }
 
-int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct mat x)
+/* The sampling parameters of the next token of q. */
+static struct sample_row sampling_of(const struct seq *q)
 {
-    int row = next_token_shows_logits(q) ? h->n_shown++ : h->n_wanted + h->n_other++;
-    CHECK(row < h->in.rows && x.rows == 1 && h->n_shown <= h->n_wanted);
-    h->seqs[row] = q;
     const struct hcache_request *ask = &q->req->ask;
     const struct sample_opts o = {.temperature = ask->temperature,
                                   .top_p = ask->top_p > 0 ? ask->top_p : 1,
                                   .min_p = ask->min_p,
                                   .top_k = ask->top_k,
                                   .seed = ask->seed};
-    h->rows[row] = sample_row_of(&o, q->n_tokens);
-    return stream_copy(s, mat_rows(h->in, row, 1).data, x.data,
-                       model_hidden_bytes(h->model));
+    return sample_row_of(&o, q->n_tokens);
+}
+
+int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct mat x)
+{
+    int row = next_token_shows_logits(q) ? h->n_shown++ : h->n_wanted + h->n_other++;
+    int n_guesses = q->guess.n, first = h->n_seqs + h->n_guesses;
+    CHECK(row < h->n_seqs && first + n_guesses <= h->in.rows && x.rows == 1 + n_guesses &&
+          h->n_shown <= h->n_wanted);
+    h->seqs[row] = q;
+    h->rows[row] = sampling_of(q);
+    q->guess.row = first;
+    h->n_guesses += n_guesses;
+    size_t bytes = model_hidden_bytes(h->model);
+    int rc = stream_copy(s, mat_rows(h->in, row, 1).data, x.data, bytes);
+    if (rc == 0 && n_guesses > 0)
+        rc = stream_copy(s, mat_rows(h->in, first, n_guesses).data,
+                         mat_rows(x, 1, n_guesses).data, (size_t)n_guesses * bytes);
+    return rc;
 }
 
 static bool is_shaped(const struct seq *q)
@@ -222,15 +237,14 @@ static int shape(struct next_token *h, struct stream *s, struct mat logits, cons
     return rc;
 }
 
-/* Keeps a copy of the logits at `at` and returns it. On unified memory shaping changes the
- * original. */
-static const void *keep_raw(struct next_token *h, const void *at)
+/* Keeps a copy of n rows of logits from row `first` on, and returns it. On unified memory shaping
+ * changes the original. */
+static const float *keep_raw(struct next_token *h, int first, const void *at, int n)
 {
-    size_t row = (size_t)h->logits.cols * sizeof *h->raw;
+    size_t row = (size_t)h->logits.cols;
     if (h->raw == NULL)
-        h->raw = xmalloc((size_t)h->logits.rows * row);
-    memcpy(h->raw, at, (size_t)h->n_wanted * row);
-    return h->raw;
+        h->raw = xmalloc((size_t)h->logits.rows * row * sizeof *h->raw);
+    return memcpy(h->raw + (size_t)first * row, at, (size_t)n * row * sizeof *h->raw);
 }
 
 int next_token_run(struct next_token *h, struct stream *s, struct model_work *work)
@@ -242,7 +256,9 @@ int next_token_run(struct next_token *h, struct stream *s, struct model_work *wo
     CHECK(h->n_shown == h->n_wanted);
     if (n == 0)
         return stream_sync(s);
-    int rc = model_head(h->model, work, s, mat_rows(h->in, 0, n), logits);
+    CHECK(n == h->n_seqs);
+    int rc = model_head(h->model, work, s, mat_rows(h->in, 0, n + h->n_guesses),
+                        mat_rows(h->logits, 0, n + h->n_guesses));
     bool shaped = any_is_shaped(h, n);
     int n_down = shaped ? n : h->n_wanted;
     if (rc == 0 && n_down > 0)
@@ -252,7 +268,7 @@ int next_token_run(struct next_token *h, struct stream *s, struct model_work *wo
         rc = stream_sync(s);
     const float *down = at;
     if (rc == 0 && shaped && h->n_wanted > 0)
-        at = keep_raw(h, at);
+        at = keep_raw(h, 0, at, h->n_wanted);
     if (rc == 0 && shaped)
         rc = shape(h, s, logits, down, n);
     if (rc == 0)
@@ -265,6 +281,26 @@ int next_token_run(struct next_token *h, struct stream *s, struct model_work *wo
         h->seqs[i]->next = ((const int32_t *)ids)[i];
         h->seqs[i]->logits = i < h->n_wanted ? (const float *)at + (size_t)i * row : NULL;
     }
+    return rc;
+}
+
+int next_token_guessed(struct next_token *h, struct stream *s, struct seq *q, int k)
+{
+    int row = q->guess.row + k;
+    struct mat logits = mat_rows(h->logits, row, 1);
+    bool shows = next_token_shows_logits(q);
+    q->logits = shows ? logits.data : NULL;
+    if (is_shaped(q)) {
+        if (shows)
+            q->logits = keep_raw(h, row, logits.data, 1);
+        shape_row(h, q, (int)logits.cols, logits.data);
+    }
+    h->rows[row] = sampling_of(q);
+    int rc = h->model->dev->ops->sample(s, h->ids + row, logits, h->rows + row);
+    if (rc == 0)
+        rc = stream_sync(s);
+    if (rc == 0)
+        q->next = h->ids[row];
     return rc;
 }
 
@@ -324,6 +360,7 @@ void step_batch_add(struct step_batch *b, struct seq *s, int n_rows)
 {
     s->row = b->n_rows;
     s->n_rows = n_rows;
+    memcpy(s->tokens + s->n_tokens, s->guess.ids, (size_t)s->guess.n * sizeof *s->tokens);
     b->seqs[b->n_seqs++] = s;
     add_part(b, s, s->save, seq_at(s), s->n_done, n_rows);
 }
@@ -356,15 +393,19 @@ static int snapshot(void *arg, int l, struct mat hidden, struct mat kv_rows)
 /* Returns whether this batch computes a sequence's last known token. */
 static bool comes_to_end(const struct seq *s)
 {
-    return seq_at(s) + s->n_rows == s->n_tokens;
+    return seq_at(s) + s->n_rows - s->guess.n == s->n_tokens;
 }
 
-static int count_wanted(const struct step_batch *b)
+/* Begins with next_token for the sequences that come to their end. */
+static void begin_ends(struct step_batch *b)
 {
-    int n = 0;
-    for (int i = 0; i < b->n_seqs; i++)
-        n += comes_to_end(b->seqs[i]) && next_token_shows_logits(b->seqs[i]);
-    return n;
+    int n = 0, n_wanted = 0;
+    for (int i = 0; i < b->n_seqs; i++) {
+        bool ends = comes_to_end(b->seqs[i]);
+        n += ends;
+        n_wanted += ends && next_token_shows_logits(b->seqs[i]);
+    }
+    next_token_begin(b->next, n, n_wanted);
 }
 
 /* Adds the sequences whose last known token is in x to next_token. x is the batch's rows from
@@ -374,9 +415,9 @@ static int take_ends(struct step_batch *b, int first_row, struct mat x)
     int rc = 0;
     for (int i = 0; rc == 0 && i < b->n_seqs; i++) {
         struct seq *s = b->seqs[i];
-        int row = s->row + s->n_rows - 1 - first_row;
-        if (comes_to_end(s) && row >= 0 && row < x.rows)
-            rc = next_token_add(b->next, b->shared->stream, s, mat_rows(x, row, 1));
+        int n = 1 + s->guess.n, row = s->row + s->n_rows - n - first_row;
+        if (comes_to_end(s) && row >= 0 && row + n <= x.rows)
+            rc = next_token_add(b->next, b->shared->stream, s, mat_rows(x, row, n));
     }
     return rc;
 }
@@ -466,7 +507,7 @@ static int forward(struct step_batch *b)
     const struct seq_shared *sh = b->shared;
     const struct model_tap snapshots = {.layer = snapshot, .arg = b};
     const struct model_tap *tap = sh->saver != NULL ? &snapshots : NULL;
-    next_token_begin(b->next, count_wanted(b));
+    begin_ends(b);
     int rc = mixed_is_on(b->mixed)     ? forward_mixed(b)
              : zigzag_is_on(b->zigzag) ? forward_zigzag(b, tap)
                                        : forward_pieces(b, tap);
@@ -495,6 +536,33 @@ struct step_fault step_fault(const struct seq_shared *sh, int rc)
     return f;
 }
 
+/* Lets a sequence advance over its rows, and over those of its guesses that were right. */
+static int advance(struct step_batch *b, struct seq *s)
+{
+    int n = s->guess.n, rc = 0;
+    s->n_rows -= n;
+    s->out.r.guessed_tokens += n;
+    seq_advance(s);
+    for (int k = 0; rc == 0 && k < n; k++) {
+        if (s->phase != PHASE_DECODE || s->next != s->guess.ids[k])
+            break;
+        rc = next_token_guessed(b->next, b->shared->stream, s, k);
+        s->n_rows = 1;
+        if (rc == 0)
+            seq_advance(s);
+    }
+    s->guess.n = 0;
+    return rc;
+}
+
+static int advance_all(struct step_batch *b)
+{
+    int rc = 0;
+    for (int i = 0; rc == 0 && i < b->n_seqs; i++)
+        rc = advance(b, b->seqs[i]);
+    return rc;
+}
+
 /* Runs the sequences of a failed batch one by one. A value out of range is the fault of one
  * sequence, and the batch does not tell which. So all rows are computed again, one sequence after
  * another. They have the same bits as before (ops.h), so the written and saved state of the other
@@ -509,7 +577,7 @@ static int run_one_by_one(struct step_batch *b)
         step_batch_add(b, s, s->n_rows);
         rc = forward(b);
         if (rc == 0)
-            seq_advance(s);
+            rc = advance(b, s);
         if (rc == MODEL_E_OVERFLOW) {
             seq_fail_overflow(s);
             rc = 0;
@@ -566,9 +634,9 @@ static int fail_batch(struct step_batch *b, int rc, struct err *err)
 
 int step_batch_run(struct step_batch *b, struct err *err)
 {
-    int n = b->n_seqs, rc = forward(b);
-    for (int i = 0; rc == 0 && i < n; i++)
-        seq_advance(b->seqs[i]);
+    int rc = forward(b);
+    if (rc == 0)
+        rc = advance_all(b);
     if (rc == MODEL_E_OVERFLOW)
         rc = mixed_is_on(b->mixed) ? fail_overflowed(b) : run_one_by_one(b);
     return rc == 0 ? 0 : fail_batch(b, rc, err);
@@ -686,7 +754,7 @@ static int leave(struct fused *f)
     struct mat last = mat_rows(model_pass_output(&f->pass), f->n - 1, 1);
     bool ends = view_token(&s->view, f->first + f->n) == s->n_tokens;
     int rc = 0;
-    next_token_begin(f->next, ends && next_token_shows_logits(s));
+    next_token_begin(f->next, ends, ends && next_token_shows_logits(s));
     if (ends)
         rc = next_token_add(f->next, sh->stream, s, last);
     if (rc == 0)

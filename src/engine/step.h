@@ -22,7 +22,13 @@
  *
  * Tokens. Logits stay on the device, where the token is chosen (ops.sample). Only its id comes
  * down, and the logits of sequences that ask for them. The logits of a sequence with shaping.h
- * come down, are changed, and go up again; the request sees them as they were before the change. */
+ * come down, are changed, and go up again; the request sees them as they were before the change.
+ *
+ * Guesses. A decode may have rows behind its last known token, for tokens that were guessed
+ * (guess.h). When the token of a row was chosen and equals the guess, the next row is right, too,
+ * and its token is chosen in turn: shaping, forms and limits advance token by token. What the
+ * other rows wrote into blocks and into the saver's chunks lies behind the sequence's end, and is
+ * overwritten. */
 #ifndef ENGINE_STEP_H
 #define ENGINE_STEP_H
 
@@ -70,13 +76,15 @@ void flight_cut(const struct step_batch *b, int begin, int end, struct flight *f
 
 /* From the last layer's output to the next token: next_token_begin, next_token_add for each
  * sequence in any order, next_token_run. Then seq.next is known, and seq.logits where the request
- * wants them. */
+ * wants them; next_token_guessed then gives them for the rows of its guesses. */
 struct next_token {
     const struct model *model;
     int n_wanted; /* sequences that want their logits: rows [0, n_wanted) */
+    int n_seqs;   /* sequences: rows [0, n_seqs); rows of guesses follow them */
     /* Sequences added so far: n_shown of them want their logits, in rows from 0 on; n_other do not,
      * in rows from n_wanted on. */
     int n_shown, n_other;
+    int n_guesses;           /* rows of guesses so far */
     struct seq **seqs;       /* [max_rows] sequence of each row */
     struct sample_row *rows; /* [max_rows] sampling parameters of each row */
     struct buf mem;          /* device memory of in, logits and ids */
@@ -91,18 +99,28 @@ struct next_token {
     float *raw;
 };
 
+/* Returns the rows of a next_token for max_seqs sequences, of which each has at most most_guesses
+ * guesses. */
+static inline int next_token_rows(int max_seqs, int most_guesses)
+{
+    return max_seqs + (most_guesses > 0 ? GUESS_ROWS : 0);
+}
 /* Returns the device memory that a next_token takes on the last stage. */
 size_t next_token_bytes(const struct model *m, int max_rows);
 int next_token_init(struct next_token *h, const struct model *m, int max_rows,
                     struct err *err);
 void next_token_deinit(struct next_token *h);
 
-/* Begins a batch. n_wanted of the sequences that will be added want their logits. */
-void next_token_begin(struct next_token *h, int n_wanted);
-/* Adds q to the batch. x is the last layer's output at the last known token of q. */
+/* Begins a batch of n_seqs sequences, of which n_wanted want their logits. */
+void next_token_begin(struct next_token *h, int n_seqs, int n_wanted);
+/* Adds q to the batch. x is the last layer's output at the last known token of q, and at the
+ * guesses behind it. */
 int next_token_add(struct next_token *h, struct stream *s, struct seq *q, struct mat x);
 /* Chooses the tokens; waits for the stream. Results are valid until the next next_token_begin. */
 int next_token_run(struct next_token *h, struct stream *s, struct model_work *work);
+/* Chooses the token behind the k-th guess of q, which has just been chosen itself. Only on a device
+ * whose memory is host memory. */
+int next_token_guessed(struct next_token *h, struct stream *s, struct seq *q, int k);
 
 /* Returns whether a sequence's request wants its logits. */
 bool next_token_shows_logits(const struct seq *q);
@@ -139,7 +157,7 @@ void step_batch_clear(struct step_batch *b);
 /* Adds rows [0, n_rows) of s before its new rows, because their K and V were not kept. Does nothing
  * if n_rows is 0. */
 void step_batch_add_again(struct step_batch *b, struct seq *s, int n_rows);
-/* Adds the next n_rows rows of s. */
+/* Adds the next n_rows rows of s. The last guess.n of them are guesses. */
 void step_batch_add(struct step_batch *b, struct seq *s, int n_rows);
 /* Runs one forward pass. Its sequences advance, or fail. A returned error concerns all
  * sequences. */

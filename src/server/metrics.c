@@ -101,6 +101,11 @@ static void token_metrics(struct textbuf *b, const struct hcache_stats *st)
     labelled(b, "prompt_tokens_total", "source", "computed", st->computed_tokens);
     metric(b, "counter", "generated_tokens_total", "Generated tokens.",
            (double)st->generated_tokens);
+    head(b, "counter", "guessed_tokens_total",
+         "Tokens that were guessed and computed beside the token before them.");
+    labelled(b, "guessed_tokens_total", "outcome", "right", st->guessed_right);
+    labelled(b, "guessed_tokens_total", "outcome", "wrong",
+             st->guessed_tokens - st->guessed_right);
     metric(b, "gauge", "kv_blocks", "Blocks of 64 tokens in the KV cache.", st->kv_blocks);
     metric(b, "gauge", "kv_blocks_free",
            "Blocks of the KV cache that can be taken: free ones and kept ones.",

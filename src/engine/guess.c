@@ -1,0 +1,219 @@
+/* guess.c - see guess.h.
+ *
+ * The index is a hash table of runs of GUESS_LEAST tokens. An entry leads to the position behind
+ * the latest such run, and from there a chain leads to earlier runs with the same hash. A run
+ * enters the table with the token behind it, so the text's own end is never found. */
+#include "engine/guess.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/minmax.h"
+
+enum { CHAIN_MOST = 16, MATCH_MOST = 64, HEADS_MOST = 1 << 16 };
+
+struct guess_index {
+    int room, n;
+    uint32_t mask;  /* number of heads, less 1 */
+    int32_t *ids;   /* [room] */
+    int32_t *prev;  /* [room] earlier position of the same hash; 0: none */
+    int32_t *heads; /* position behind the latest run of a hash; 0: none */
+};
+
+struct guess_index *guess_index_create(int room)
+{
+    uint32_t n_heads = 64;
+    while (n_heads < HEADS_MOST && n_heads < 2 * (uint32_t)room)
+        n_heads *= 2;
+    size_t n = (size_t)room;
+    struct guess_index *x = mem_try_calloc(1,
+                                           sizeof *x + (2 * n + n_heads) * sizeof(int32_t));
+    if (x == NULL)
+        return NULL;
+    x->room = room;
+    x->mask = n_heads - 1;
+    x->ids = (int32_t *)(void *)(x + 1);
+    x->prev = x->ids + n;
+    x->heads = x->prev + n;
+    return x;
+}
+
+void guess_index_free(struct guess_index *x)
+{
+    free(x);
+}
+
+int guess_index_count(const struct guess_index *x)
+{
+    return x->n;
+}
+
+/* Returns the head of the run that ends before position i. */
+static uint32_t head_of(const struct guess_index *x, int i)
+{
+    uint64_t h = 0;
+    for (int k = i - GUESS_LEAST; k < i; k++)
+        h = (h ^ (uint32_t)x->ids[k]) * UINT64_C(0x9e3779b97f4a7c15);
+    return (uint32_t)(h >> 40) & x->mask;
+}
+
+void guess_index_add(struct guess_index *x, const int32_t *ids, int n)
+{
+    for (int k = 0; k < n; k++) {
+        int i = x->n++;
+        if (i >= x->room)
+            continue;
+        x->ids[i] = ids[k];
+        if (i < GUESS_LEAST)
+            continue;
+        int32_t *head = &x->heads[head_of(x, i)];
+        x->prev[i] = *head;
+        *head = i;
+    }
+}
+
+/* Returns how many tokens before position i agree with the last ones. */
+static int match_at(const struct guess_index *x, int i)
+{
+    int n = 0;
+    while (n < MATCH_MOST && n < i && x->ids[i - 1 - n] == x->ids[x->n - 1 - n])
+        n++;
+    return n;
+}
+
+int guess_index_find(const struct guess_index *x, int most, int32_t *out)
+{
+    int best = 0, at = 0;
+    if (x->n < GUESS_LEAST || x->n > x->room || most <= 0)
+        return 0;
+    int i = x->heads[head_of(x, x->n)];
+    for (int k = 0; k < CHAIN_MOST && i > 0; k++, i = x->prev[i]) {
+        int n = match_at(x, i);
+        if (n > best) {
+            best = n;
+            at = i;
+        }
+    }
+    if (best < GUESS_LEAST)
+        return 0;
+    for (int k = 0; k < most; k++)
+        out[k] = at + k < x->n ? x->ids[at + k] : out[at + k - x->n];
+    return best;
+}
+
+/* --- how often guesses are right -------------------------------------------------------------- */
+
+static int class_of(int match)
+{
+    return match < 4 ? 0 : match < 6 ? 1 : match < 9 ? 2 : match < 17 ? 3 : 4;
+}
+
+struct guess_rates guess_rates_first(void)
+{
+    return (struct guess_rates){.tried = {8, 8, 8, 8, 8},
+                                .hit = {2.4F, 3.2F, 4.4F, 5.6F, 6.8F}};
+}
+
+static void learn(struct guess_rates *r, int class, bool hit, float keep)
+{
+    r->tried[class] = keep * r->tried[class] + 1;
+    r->hit[class] = keep * r->hit[class] + (hit ? 1 : 0);
+}
+
+void guess_learn(struct guess_rates *own, struct guess_rates *all, int match, bool hit)
+{
+    learn(own, class_of(match), hit, 0.95F);
+    learn(all, class_of(match), hit, 0.99F);
+}
+
+double guess_rate(const struct guess_rates *own, const struct guess_rates *all, int match)
+{
+    enum { WEIGHT = 4 }; /* tries of its own after which a sequence counts as much as all */
+    int c = class_of(match);
+    double known = all->tried[c] > 0 ? (double)all->hit[c] / (double)all->tried[c] : 0;
+    return ((double)own->hit[c] + WEIGHT * known) / ((double)own->tried[c] + WEIGHT);
+}
+
+/* --- what a pass takes ------------------------------------------------------------------------ */
+
+void guess_speed_learn(struct guess_speed *s, int n_rows, int64_t ns)
+{
+    if (n_rows < 1 || n_rows > GUESS_MAX_ROWS)
+        return;
+    double *mean = &s->pass_ns[n_rows];
+    *mean += ((double)ns - *mean) * (*mean == 0 ? 1 : 0.125);
+}
+
+double guess_pass_ns(const struct guess_speed *s, int n_rows)
+{
+    int below = MIN(n_rows, GUESS_MAX_ROWS), above = n_rows;
+    while (below > 0 && s->pass_ns[below] == 0)
+        below--;
+    while (above <= GUESS_MAX_ROWS && s->pass_ns[above] == 0)
+        above++;
+    if (below == n_rows)
+        return s->pass_ns[n_rows];
+    if (below > 0 && above <= GUESS_MAX_ROWS) {
+        double share = (double)(n_rows - below) / (above - below);
+        double more = s->pass_ns[above] - s->pass_ns[below];
+        return s->pass_ns[below] + share * MAX(more, 0);
+    }
+    int known = below > 0 ? below : above;
+    if (known > GUESS_MAX_ROWS)
+        return 0;
+    /* a row takes a fifth of a pass of one row: (4 + known) / 5 such passes are known */
+    return s->pass_ns[known] * (4 + n_rows) / (4 + known);
+}
+
+/* --- how many --------------------------------------------------------------------------------- */
+
+/* Gives one more guess to the sequence that gains the most by it. gain[i]: probability that the
+ * next guess of sequence i counts. Returns that probability. */
+static double give_one(const struct guess_seq *s, double *gain, int *n, int n_seqs)
+{
+    int best = -1;
+    for (int i = 0; i < n_seqs; i++)
+        if (n[i] < s[i].most && (best < 0 || gain[i] > gain[best]))
+            best = i;
+    if (best < 0)
+        return 0;
+    double won = gain[best];
+    gain[best] *= s[best].rate;
+    n[best]++;
+    return won;
+}
+
+void guess_decide(const struct guess_speed *speed, struct guess_seq *s, int n_seqs,
+                  int most_rows)
+{
+    double gain[GUESS_MAX_ROWS], none = guess_pass_ns(speed, n_seqs);
+    int n[GUESS_MAX_ROWS] = {0};
+    for (int i = 0; i < n_seqs; i++)
+        s[i].n = 0;
+    if (n_seqs > GUESS_MAX_ROWS || none == 0)
+        return;
+    for (int i = 0; i < n_seqs; i++)
+        gain[i] = s[i].rate;
+    double tokens = n_seqs, best = 1.03 * n_seqs / none;
+    for (int rows = 1; rows <= most_rows; rows++) {
+        double won = give_one(s, gain, n, n_seqs);
+        if (won <= 0)
+            return;
+        tokens += won;
+        double speed_now = tokens / guess_pass_ns(speed, n_seqs + rows);
+        if (speed_now <= best)
+            continue;
+        best = speed_now;
+        for (int i = 0; i < n_seqs; i++)
+            s[i].n = n[i];
+    }
+}
+
+void guess_all(struct guess_seq *s, int n_seqs, int most_rows)
+{
+    for (int i = 0; i < n_seqs; i++) {
+        s[i].n = MIN(s[i].most, most_rows);
+        most_rows -= s[i].n;
+    }
+}
