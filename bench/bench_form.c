@@ -27,7 +27,9 @@ static const struct opt positionals[] = {
     {"MODEL", OPT(struct form_bench_args, tokenizer), .required = true,
      .help = "a folder with a tokenizer, or a GGUF file"},
     {"FILE", OPT(struct form_bench_args, file), .required = true,
-     .help = "lines {\"schema\": S, \"texts\": [answers]}; the answers have the form"},
+     .help =
+         "lines {\"schema\": S, \"texts\": [answers]}, or with a \"grammar\" in GBNF; the "
+         "answers have the form"},
     {0},
 };
 
@@ -192,8 +194,12 @@ static void sample(struct form_bench *f, struct automaton *a, struct json *texts
 static void run_line(struct form_bench *f, const struct json *line)
 {
     struct grammar *g;
-    struct grammar_source s = {.kind = GRAMMAR_SCHEMA,
-                               .schema = json_member(line, "schema")};
+    size_t n_gbnf = 0;
+    const char *gbnf = json_string_of(json_member(line, "grammar"), &n_gbnf);
+    struct grammar_source s = {.kind = gbnf == NULL ? GRAMMAR_SCHEMA : GRAMMAR_GBNF,
+                               .schema = json_member(line, "schema"),
+                               .text = gbnf,
+                               .n = n_gbnf};
     const struct json *texts = json_member(line, "texts");
     struct err err = {0};
     double t0 = cpu_s();

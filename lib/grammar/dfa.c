@@ -811,10 +811,13 @@ static void find_least(struct build *b, const struct dfa *d, const bool kind[2][
 }
 
 /* Sets the greatest number, from the states without a way out backwards. Those on a loop, or before
- * one, are never reached. */
+ * one, are never reached. count: NULL, or the numbers of texts, up to DFA_MANY. */
 static void find_most(struct build *b, const struct dfa *d, const bool kind[2][256],
-                      int32_t *max, struct way *ways)
+                      int32_t *max, int64_t *count, struct way *ways)
 {
+    int64_t bytes[256] = {0}; /* of each class */
+    for (int byte = 0; byte < 256; byte++)
+        bytes[d->cls[byte]]++;
     const struct backwards w = backwards_of(b, d);
     uint32_t *left = build_alloc(b, d->n * sizeof *left);
     uint32_t *todo = build_alloc(b, d->n * sizeof *todo), n_todo = 0;
@@ -830,6 +833,11 @@ static void find_most(struct build *b, const struct dfa *d, const bool kind[2][2
         max[s] = 0; /* each state leads to an end */
         for (uint32_t i = 0; i < n; i++)
             max[s] = MAX(max[s], max[ways[i].to] + ways[i].chars);
+        if (count != NULL)
+            count[s] = d->accepts[s];
+        for (uint32_t c = 0; count != NULL && c < d->n_cls; c++)
+            count[s] = MIN(count[s] + bytes[c] * count[d->to[s * d->n_cls + c]],
+                           (int64_t)DFA_MANY);
         for (size_t c = 0; c < d->n_cls; c++) {
             const uint32_t *start = w.start + c * d->n + s;
             for (uint32_t k = start[0]; k < start[1]; k++)
@@ -850,12 +858,25 @@ const struct dfa_lengths *dfa_lengths(struct build *b, const struct dfa *d)
         kind[(byte & 0xC0) != 0x80][d->cls[byte]] = true;
     scratch_begin(b);
     find_least(b, d, kind, l->min, ways);
-    find_most(b, d, kind, l->max, ways);
+    find_most(b, d, kind, l->max, NULL, ways);
     scratch_end(b);
     for (uint32_t s = 1; s < d->n; s++)
         if (!has_all_lengths(d, l, s, ways, ways_of(d, kind, s, ways)))
             return NULL; /* a gap */
     return l;
+}
+
+int64_t dfa_count(struct build *b, const struct dfa *d)
+{
+    bool kind[2][256];
+    struct way ways[512];
+    memset(kind, true, sizeof kind);
+    scratch_begin(b);
+    int32_t *most = build_alloc(b, d->n * sizeof *most);
+    int64_t *n = build_alloc(b, d->n * sizeof *n);
+    find_most(b, d, kind, most, n, ways);
+    scratch_end(b);
+    return d->start == 0 ? 0 : most[d->start] == REPEAT_ENDLESS ? DFA_MANY : n[d->start];
 }
 
 /* Returns the largest distance of a COUNT's bounds from those of its counter. */

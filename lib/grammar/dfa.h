@@ -59,6 +59,10 @@ const struct dfa *dfa_of_chars(struct build *b, const struct cp_range *ranges, u
  * and cls are the caller's draft; *draft is not changed. */
 const struct dfa *dfa_minimize(struct build *b, const struct dfa *draft);
 
+enum { DFA_MANY = 1 << 20 };
+/* Returns the number of texts; DFA_MANY: that many or more. */
+int64_t dfa_count(struct build *b, const struct dfa *d);
+
 /* How many characters lead from each state to an accepting one: any number from min[s] to max[s]
  * (REPEAT_ENDLESS: no bound). */
 struct dfa_lengths {

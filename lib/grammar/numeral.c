@@ -276,3 +276,10 @@ const struct dfa *dfa_of_numbers(struct build *b, const struct number_set *s)
         d = dfa_combine(b, d, multiples(b, s->multiple_of), DFA_AND);
     return d;
 }
+
+const struct dfa *dfa_of_plain_numbers(struct build *b, const struct dfa *d)
+{
+    static const char regex[] =
+        "-?(0|[1-9][0-9]{0,14}|(0|[1-9][0-9]{0,4})\\.[0-9]{0,9}[1-9])";
+    return dfa_combine(b, d, dfa_of_regex(b, regex, sizeof regex - 1, true), DFA_AND);
+}

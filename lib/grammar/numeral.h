@@ -36,5 +36,8 @@ struct number_set {
 enum { NUMERAL_MAX_MULTIPLE = 10000 };
 
 const struct dfa *dfa_of_numbers(struct build *b, const struct number_set *s);
+/* Returns those numbers of a set that are written without needless zeros, and that doubles tell
+ * apart. */
+const struct dfa *dfa_of_plain_numbers(struct build *b, const struct dfa *d);
 
 #endif

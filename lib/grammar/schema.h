@@ -208,6 +208,8 @@ bool schema_values_equal(struct schema *c, const struct json *a, const struct js
 struct goal spec_property(struct schema *c, const struct spec *s, const char *name);
 struct goal spec_item(struct schema *c, const struct spec *s, uint32_t i);
 uint32_t spec_prefix_items(const struct spec *s);
+/* Returns the properties of a part that allows no others, or NULL. */
+const struct json *spec_all_keys(const struct spec *s);
 /* Returns the strings that a spec allows, or NULL if only lengths bound them. Their DFA is empty if
  * there is none. */
 const struct strings *spec_strings(struct schema *c, const struct spec *s);
@@ -222,8 +224,9 @@ bool schema_matches_pattern(struct schema *c, const struct json *patterns,
                             const char *name);
 bool goal_is_possible(struct schema *c, const struct goal *g, int depth);
 
-/* Returns how many values match, as far as they are few and simple; -1: not known. */
-int64_t goal_count(struct schema *c, const struct goal *g);
+/* Returns how many values match, in the spelling of unique items; DFA_MANY: that many or more; -1:
+ * not known. depth: of the goal in the one that is counted. */
+int64_t goal_count(struct schema *c, const struct goal *g, int depth);
 
 /* Returns the rule whose texts are the goal's values. plain: each value has one spelling, but for
  * blanks. Its nodes are made by schema_emit_all. */

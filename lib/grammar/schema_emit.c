@@ -242,14 +242,6 @@ static bool excludes_number(const struct spec *s)
     return false;
 }
 
-/* Returns the numbers that are written without needless zeros, and that doubles tell apart. */
-static const struct dfa *plain_numbers(struct build *b, const struct dfa *d)
-{
-    static const char regex[] =
-        "-?(0|[1-9][0-9]{0,14}|(0|[1-9][0-9]{0,4})\\.[0-9]{0,9}[1-9])";
-    return dfa_combine(b, d, dfa_of_regex(b, regex, sizeof regex - 1, true), DFA_AND);
-}
-
 static uint32_t number(struct schema *c, const struct spec *s, uint32_t next)
 {
     /* With an exponent the number is that of a finite double. */
@@ -262,7 +254,7 @@ static uint32_t number(struct schema *c, const struct spec *s, uint32_t next)
     bool plain = n->lo == NULL && n->hi == NULL && !n->fractions && n->multiple_of <= 1;
     if (!plain || excludes_number(s)) {
         const struct dfa *d = without_numbers(c, s, dfa_of_numbers(c->b, n));
-        return dfa_embed(c->b, c->plain ? plain_numbers(c->b, d) : d, false, next);
+        return dfa_embed(c->b, c->plain ? dfa_of_plain_numbers(c->b, d) : d, false, next);
     }
     uint32_t *rule = &c->number_rules[n->integers + 2 * c->plain];
     if (*rule == 0) {
@@ -270,7 +262,7 @@ static uint32_t number(struct schema *c, const struct spec *s, uint32_t next)
         const struct dfa *d = n->integers || c->plain
                                   ? dfa_of_numbers(c->b, n)
                                   : dfa_of_regex(c->b, any, sizeof any - 1, true);
-        d = c->plain ? plain_numbers(c->b, d) : d;
+        d = c->plain ? dfa_of_plain_numbers(c->b, d) : d;
         rule_set(c->b, *rule - 1, dfa_embed(c->b, d, false, NODE_ID_RETURN));
     }
     return node_call(c->b, *rule - 1, next);
@@ -400,6 +392,13 @@ static uint32_t array(struct schema *c, const struct spec *s, uint32_t next)
         return array_with(c, &only, s->contains, next);
     uint32_t prefix = spec_prefix_items(s);
     int32_t min = s->min_items, max = s->max_items;
+    /* An element must find a value that those before it did not take, whichever they took. */
+    for (uint32_t i = 0; s->unique_items && min > 1 && i <= prefix && (int32_t)i < min;
+         i++) {
+        struct goal g = spec_item(c, s, i);
+        if (goal_count(c, &g, 0) < (i < prefix ? (int64_t)i + 1 : min))
+            schema_refuse(c, "uniqueItems");
+    }
     uint32_t end = array_end(c, s, next), close = blanks(b, end);
     /* The elements behind the prefix, from its end or from the first element on. */
     int32_t done = (int32_t)MAX(prefix, 1u);

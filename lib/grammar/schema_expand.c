@@ -672,18 +672,6 @@ static struct spec *not_required(struct schema *c, const struct apply *a,
     return out;
 }
 
-/* Returns the properties of a part that allows no others, or NULL. */
-static const struct json *all_keys(const struct spec *s)
-{
-    bool value;
-    for (const struct object_part *p = s->objects; p != NULL; p = p->next)
-        if (p->only_name == NULL && p->patterns == NULL && !p->evaluates_all &&
-            p->additional != NULL && json_bool_of(p->additional->schema, &value) &&
-            value == p->additional->negated)
-            return p->properties;
-    return NULL;
-}
-
 /* Returns the spec with a key that is there and has a schema besides. */
 static struct spec *with_key(struct schema *c, const struct spec *s, const char *key,
                              struct want w)
@@ -706,7 +694,7 @@ static struct spec *not_other_keys(struct schema *c, const struct apply *a,
                       *patterns = object_member(c, a->schema, "patternProperties");
     struct spec *out = NULL;
     for (const struct spec *s = list; s != NULL; s = s->next) {
-        const struct json *keys = s->types & TYPE_OBJECT ? all_keys(s) : NULL;
+        const struct json *keys = s->types & TYPE_OBJECT ? spec_all_keys(s) : NULL;
         if ((s->types & TYPE_OBJECT) && keys == NULL)
             schema_refuse(c, "not");
         for (struct json_iter it = json_begin(keys); keys != NULL && json_next(&it);) {

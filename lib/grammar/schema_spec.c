@@ -276,19 +276,135 @@ static unsigned type_of(const struct json *v)
     }
 }
 
-int64_t goal_count(struct schema *c, const struct goal *g)
+const struct json *spec_all_keys(const struct spec *s)
 {
-    int64_t n = 0;
-    for (const struct spec *s = schema_expand(c, g); s != NULL; s = s->next) {
-        if (!s->has_values && (s->types & ~(unsigned)(TYPE_NULL | TYPE_BOOL)))
-            return -1;
-        for (const struct value_list *l = s->values; s->has_values && l != NULL;
-             l = l->next)
-            n++;
-        if (!s->has_values)
-            n += ((s->types & TYPE_NULL) != 0) + 2 * ((s->types & TYPE_BOOL) != 0);
+    bool value;
+    for (const struct object_part *p = s->objects; p != NULL; p = p->next)
+        if (p->only_name == NULL && p->patterns == NULL && !p->evaluates_all &&
+            p->additional != NULL && json_bool_of(p->additional->schema, &value) &&
+            value == p->additional->negated)
+            return p->properties;
+    return NULL;
+}
+
+static const struct dfa *with(struct schema *c, const struct dfa *all, const struct dfa *d)
+{
+    return all == NULL ? d : dfa_combine(c->b, all, d, DFA_OR);
+}
+
+static const struct dfa *text_of_number(struct schema *c, const struct json *v)
+{
+    struct decimal d = decimal_of(c->b, v);
+    const char *text = decimal_text(c->b, &d);
+    return dfa_text(c->b, text, strlen(text));
+}
+
+/* Returns the product of two counts. */
+static int64_t times(int64_t x, int64_t y)
+{
+    return x < 0 || y < 0 ? -1 : MIN(x * y, (int64_t)DFA_MANY);
+}
+
+static int64_t count_array(struct schema *c, const struct spec *s, int depth)
+{
+    int64_t sum = 0, product = 1;
+    for (int32_t i = 0; i <= s->max_items && sum < DFA_MANY; i++) {
+        if (i >= s->min_items)
+            sum += product;
+        struct goal g = spec_item(c, s, (uint32_t)i);
+        product = i < s->max_items ? times(product, goal_count(c, &g, depth + 1)) : 0;
+        if (product <= 0)
+            return product < 0 ? -1 : sum;
     }
-    return n;
+    return DFA_MANY;
+}
+
+/* Only objects whose keys are all declared have few values. */
+static int64_t count_object(struct schema *c, const struct spec *s, int depth)
+{
+    const struct json *keys = spec_all_keys(s);
+    int64_t product = 1;
+    for (const struct object_part *p = s->objects; p != NULL; p = p->next)
+        if (keys == NULL && p->additional != NULL)
+            return -1; /* keys by patterns */
+    for (struct json_iter it = json_begin(keys); keys != NULL && json_next(&it);) {
+        struct goal g = spec_property(c, s, it.key);
+        bool required = false;
+        for (const struct text_list *t = s->required; t != NULL; t = t->next)
+            required |= strcmp(t->text, it.key) == 0;
+        int64_t n = goal_count(c, &g, depth + 1);
+        product = times(product, n < 0 ? n : n + !required);
+    }
+    bool counted = s->min_properties > 0 || s->max_properties != REPEAT_ENDLESS;
+    return keys == NULL ? DFA_MANY : counted && product < DFA_MANY ? -1 : product;
+}
+
+int64_t goal_count(struct schema *c, const struct goal *g, int depth)
+{
+    enum { DEEP = 5 };
+    const struct dfa *strings = NULL, *numbers = NULL;
+    unsigned simple = 0; /* 1: null, 2: false, 4: true */
+    int64_t n = 0;
+    if (depth > DEEP)
+        return DFA_MANY;
+    for (const struct spec *s = schema_expand(c, g); s != NULL; s = s->next) {
+        bool yes = false, no_false = false, no_true = false;
+        for (const struct value_list *l = s->excluded; l != NULL; l = l->next) {
+            no_true |= json_bool_of(l->value, &yes) && yes;
+            no_false |= json_bool_of(l->value, &yes) && !yes;
+        }
+        for (const struct value_list *l = s->values; s->has_values && l != NULL;
+             l = l->next) {
+            size_t bytes;
+            const char *text = json_string_of(l->value, &bytes);
+            if (!spec_fits(c, s, l->value))
+                continue;
+            if (text != NULL)
+                strings = with(c, strings, dfa_text(c->b, text, bytes));
+            else if (type_of(l->value) == TYPE_NUMBER)
+                numbers = with(c, numbers, text_of_number(c, l->value));
+            else if (json_bool_of(l->value, &yes))
+                simple |= yes ? 4 : 2;
+            else if (json_kind(l->value) == JSON_KIND_NULL)
+                simple |= 1;
+            else
+                return -1; /* another alternative may have the same value */
+        }
+        if (s->has_values)
+            continue;
+        simple |= (s->types & TYPE_NULL ? 1u : 0u) |
+                  (s->types & TYPE_BOOL && !no_false ? 2u : 0u) |
+                  (s->types & TYPE_BOOL && !no_true ? 4u : 0u);
+        if (s->types & TYPE_NUMBER) {
+            const struct dfa *d = dfa_of_plain_numbers(c->b,
+                                                       dfa_of_numbers(c->b, &s->number));
+            for (const struct value_list *l = s->excluded; l != NULL; l = l->next)
+                if (type_of(l->value) == TYPE_NUMBER)
+                    d = dfa_combine(c->b, d, text_of_number(c, l->value), DFA_MINUS);
+            numbers = with(c, numbers, d);
+        }
+        const struct strings *k = s->types & TYPE_STRING ? spec_strings(c, s) : NULL;
+        bool long_ones = s->max_length != REPEAT_ENDLESS &&
+                         s->max_length - s->min_length > 4096;
+        if (s->types & TYPE_STRING &&
+            (k == NULL ? s->max_length > 0 : k->lengths != NULL && long_ones))
+            return DFA_MANY;
+        if (s->types & TYPE_STRING) {
+            const struct dfa *d = k == NULL ? dfa_any(c->b) : k->dfa;
+            if (k == NULL || (k->lengths != NULL && s->max_length != REPEAT_ENDLESS))
+                d = dfa_combine(c->b, d, dfa_length(c->b, s->min_length, s->max_length),
+                                DFA_AND);
+            strings = with(c, strings, d);
+        }
+        int64_t arrays = s->types & TYPE_ARRAY ? count_array(c, s, depth) : 0;
+        int64_t objects = s->types & TYPE_OBJECT ? count_object(c, s, depth) : 0;
+        if (arrays < 0 || objects < 0)
+            return -1;
+        n += arrays + objects;
+    }
+    n += strings == NULL ? 0 : dfa_count(c->b, strings);
+    n += numbers == NULL ? 0 : dfa_count(c->b, numbers);
+    return MIN(n + __builtin_popcount(simple), (int64_t)DFA_MANY);
 }
 
 static bool array_is_possible(struct schema *c, const struct spec *s, int depth)
@@ -298,7 +414,7 @@ static bool array_is_possible(struct schema *c, const struct spec *s, int depth)
     if (!s->unique_items || depth == 0 || s->min_items < 2 || spec_prefix_items(s) > 0)
         return true;
     struct goal g = spec_item(c, s, 0);
-    int64_t n = goal_count(c, &g);
+    int64_t n = goal_count(c, &g, 0);
     return n < 0 || n >= s->min_items;
 }
 

@@ -81,6 +81,28 @@ def judge(name, folder, least, draft=None):
     check(f"{name}: at least {least} are decided", share >= least, dict(n))
 
 
+def judge_grammars(folder):
+    """Grammars of llama.cpp's documentation: texts that their comments describe, and others."""
+    cases = {"arithmetic": (["x = 1\n", "a+b*(c-2) = 3\nx = y\n"], ["x = 1", "1 + = 2\n", "X = 1\n"]),
+             "c": (["int main(){int x = 5;return x+1;}", ""], ["int main(){", "int main(){int x = 5}"]),
+             "chess": (["1. e4 e5\n2. Nf3 Nc6\n", "1. O-O e8=Q+\n10. exd5 Qxa1#\n"], ["1. e4 e5\n", "1. i4 e5\n2. a4 a5\n"]),
+             "english": (["Hello world.", "It's 5 o'clock"], ["caf\u00e9", " a"]),
+             "japanese": (["\u3053\u3093", "\u30ab \u65e5\u672c"], ["hello"]),
+             "json": (['{"a": [1, 2.5e3, "x\\n"], "b": null}\n'], ["[1]", '{"a":}', "{a:1}"]),
+             "json_arr": (['[\n1,\n"a"]'], ["{}", "1"]), "list": (["- milk\n- eggs\n"], ["milk\n", "- milk"])}
+    lines = []
+    for name, (yes, no) in cases.items():
+        with open(f"{folder}/{name}.gbnf", encoding="utf-8") as f:
+            lines.append({"grammar": f.read(), "texts": yes + no})
+    for (name, (yes, no)), verdict in zip(cases.items(), bench(lines)["verdicts"]):
+        equal(f"{name}.gbnf", verdict, [True] * len(yes) + [False] * len(no))
+
+
+GRAMMARS = os.environ.get("LLAMA_GRAMMARS", ".venv/llama/source/vendor/llama.cpp/grammars")
+if os.path.isdir(GRAMMARS):
+    judge_grammars(GRAMMARS)
+else:
+    skip("grammars of llama.cpp's documentation", f"{GRAMMARS} is missing: tools/compare_llama/build.sh fetches it")
 if os.path.isdir(SUITE):
     judge("draft 2020-12", "draft2020-12", 0.75)
     judge("draft 7", "draft7", 0.83, "http://json-schema.org/draft-07/schema#")

@@ -306,6 +306,15 @@ static void test_refusals(void **state)
         const char *says;
     } rows[] = {
         {"{\"uniqueItems\":true,\"contains\":{}}", ERR_UNSUPPORTED, "uniqueItems"},
+        /* an element might not find a value that the others left */
+        {"{\"uniqueItems\":true,\"type\":\"array\",\"minItems\":2,\"prefixItems\":[{"
+         "\"enum\":[1,2]},"
+         "{\"const\":1}]}",
+         ERR_UNSUPPORTED, "uniqueItems"},
+        {"{\"uniqueItems\":true,\"type\":\"array\",\"minItems\":3,\"items\":{\"type\":"
+         "\"string\","
+         "\"pattern\":\"^[ab]$\"}}",
+         ERR_USAGE, "no text has this form"},
         {"{\"type\":\"number\",\"multipleOf\":0.01}", ERR_UNSUPPORTED, "multipleOf"},
         {"{\"$ref\":\"http://example.com/x\"}", ERR_UNSUPPORTED, "nothing is fetched"},
         {"{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}", ERR_UNSUPPORTED,
