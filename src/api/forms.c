@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -300,11 +301,16 @@ static int read_syntax(const struct forms *f, const struct hcache_form_opts *o,
     k->body = bodies[c->body];
     k->section = tag_of(f, p, c->section);
     k->section_end = tag_of(f, p, c->section_end);
-    k->open = tag_of(f, p,
-                     c->is_bare         ? NULL
-                     : channel && talks ? "to=functions."
-                     : channel          ? "<|channel|>commentary to=functions."
-                                        : c->open);
+    char open[128];
+    const char *skip = c->skip_to != NULL ? c->skip_to : "";
+    snprintf(open, sizeof open, "%s%s",
+             c->is_bare         ? ""
+             : channel && talks ? "to=functions."
+             : channel          ? "<|channel|>commentary to=functions."
+             : c->open != NULL  ? c->open
+                                : "",
+             skip);
+    k->open = tag_of(f, p, open);
     k->name_end = tag_of(f, p, channel ? " <|constrain|>json<|message|>" : c->name_end);
     k->close = tag_of(f, p, channel ? NULL : c->close); /* the tag ends the answer */
     k->quote = tag_of(f, p, c->quote);

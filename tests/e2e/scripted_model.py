@@ -29,6 +29,17 @@ TEMPLATE = """{% if tools %}Call with <tool_call>: {{ tools | tojson }}
 </tool_call>{% endfor %}
 {% endif %}{% endfor %}{% if add_generation_prompt %}{% if messages[-1].role == 'tool' %}<|told|>{% elif tools %}<|ask|>{% else %}<|plain|>{% endif %}{% endif %}"""
 
+# For agents. Like most templates: one system message, then the tools. It refuses two messages of the user in a row.
+AGENTS = """{% set n = namespace(user=false) %}{% if messages[0].role == 'system' %}{{ messages[0].content }}
+{% endif %}{% for t in tools or [] %}{{ t | tojson }}
+{% endfor %}{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late system') }}{% endif %}{% if m.role == 'user' and n.user %}{{ raise_exception('two users') }}{% endif %}{% set n.user = m.role == 'user' %}{% if m.role == 'tool' %}<tool_response>
+{{ m.content }}
+</tool_response>
+{% elif m.role != 'system' %}{{ m.role }}: {{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{% endfor %}
+{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% if messages[-1].role == 'tool' %}<|told|>{% elif 'LOOK FOR TOOLS' in messages[-1].content %}<|search|>{% elif tools %}<|ask|>{% else %}<|plain|>{% endif %}{% endif %}"""
+
 
 def byte_names():
     """Returns the letters that byte-level BPE uses for the 256 bytes."""

@@ -12,20 +12,10 @@ import threading
 import urllib.request
 
 sys.path.insert(0, os.path.dirname(__file__))
-from scripted_model import make_talker  # noqa: E402
+from scripted_model import AGENTS, make_talker  # noqa: E402
 from serve_client import SAVING, Server  # noqa: E402
 from tap import PATIENCE, check, end, equal, skip  # noqa: E402
 
-# Like most templates: one system message, then the tools. It refuses two messages of the user in a row.
-TEMPLATE = """{% set n = namespace(user=false) %}{% if messages[0].role == 'system' %}{{ messages[0].content }}
-{% endif %}{% for t in tools or [] %}{{ t | tojson }}
-{% endfor %}{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('late system') }}{% endif %}{% if m.role == 'user' and n.user %}{{ raise_exception('two users') }}{% endif %}{% set n.user = m.role == 'user' %}{% if m.role == 'tool' %}<tool_response>
-{{ m.content }}
-</tool_response>
-{% elif m.role != 'system' %}{{ m.role }}: {{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>
-{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
-</tool_call>{% endfor %}
-{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% if messages[-1].role == 'tool' %}<|told|>{% elif 'LOOK FOR TOOLS' in messages[-1].content %}<|search|>{% elif tools %}<|ask|>{% else %}<|plain|>{% endif %}{% endif %}"""
 tmp = tempfile.mkdtemp(prefix="hcache-agents.")
 
 
@@ -92,7 +82,7 @@ class Agent:
         self.home = os.path.join(tmp, name)
         self.work = os.path.join(self.home, "work")
         os.makedirs(self.work)
-        model = make_talker(os.path.join(self.home, "model"), TEMPLATE, {
+        model = make_talker(os.path.join(self.home, "model"), AGENTS, {
             "<|ask|>": tool, "<|told|>": ["It is 42."], "<|plain|>": ["A title"],
             "<|search|>": call("ToolSearch", {"query": "select:WebFetch"})})
         self.start = lambda: Server(model, *SAVING, "--store", os.path.join(self.home, "store"))
