@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/mem.h"
@@ -120,6 +121,46 @@ bool form_take(struct form *f, struct form_place *p, const int32_t *answer, int 
 {
     return catch_up(f, p, answer, n) == 0 && walk_accepts(&p->walk) &&
            walk_is_complete(&p->walk);
+}
+
+/* Returns the longest token of the mask if all others are beginnings of it, else -1. */
+static int32_t longest_of(const struct vocab *v, const uint32_t *mask)
+{
+    enum { MOST = 32 }; /* a token has hardly more beginnings that are tokens */
+    int32_t ids[MOST], best = -1;
+    int n = 0;
+    for (size_t w = 0; w < v->n_words; w++)
+        for (uint32_t bits = mask[w]; bits != 0; bits &= bits - 1) {
+            if (n == MOST)
+                return -1;
+            int32_t id = (int32_t)w * 32 + __builtin_ctz(bits);
+            ids[n++] = id;
+            if (best < 0 || v->n_bytes[id] > v->n_bytes[best])
+                best = id;
+        }
+    for (int i = 0; i < n; i++)
+        if (memcmp(v->bytes[ids[i]], v->bytes[best], v->n_bytes[ids[i]]) != 0)
+            return -1;
+    return best;
+}
+
+int form_forced(struct form *f, struct form_place *p, const int32_t *answer, int n,
+                int most, int32_t *out)
+{
+    struct walk w;
+    bool ok = catch_up(f, p, answer, n) == 0;
+    int n_out = 0;
+    if (!ok)
+        return 0;
+    walk_copy(&w, &p->walk);
+    while (ok && n_out < most && !walk_accepts(&w) && walk_mask(&w, f->mask) == 0) {
+        int32_t id = longest_of(f->vocab, f->mask);
+        if (id < 0 || walk_token(&w, id, &ok) != 0)
+            break;
+        out[n_out++] = id;
+    }
+    walk_end(&w);
+    return n_out;
 }
 
 void form_leave(struct form_place *p)

@@ -41,6 +41,11 @@ int form_shape(struct form *f, struct form_place *p, const int32_t *answer, int 
 /* Takes the next token of the answer. Returns whether the answer is now complete and nothing can
  * follow. */
 bool form_take(struct form *f, struct form_place *p, const int32_t *answer, int n);
+/* Guesses the tokens that follow where the form leaves hardly a choice: while all tokens that may
+ * come next are beginnings of the longest of them, that one. (A shorter one may still be chosen.)
+ * Writes at most `most` ids and returns their number. */
+int form_forced(struct form *f, struct form_place *p, const int32_t *answer, int n,
+                int most, int32_t *out);
 void form_leave(struct form_place *p);
 
 #endif

@@ -106,13 +106,18 @@ int guess_index_find(const struct guess_index *x, int most, int32_t *out)
 
 static int class_of(int match)
 {
-    return match < 4 ? 0 : match < 6 ? 1 : match < 9 ? 2 : match < 17 ? 3 : 4;
+    return match < 4              ? 0
+           : match < 6            ? 1
+           : match < 9            ? 2
+           : match < 17           ? 3
+           : match < GUESS_FORCED ? 4
+                                  : 5;
 }
 
 struct guess_rates guess_rates_first(void)
 {
-    return (struct guess_rates){.tried = {8, 8, 8, 8, 8},
-                                .hit = {2.4F, 3.2F, 4.4F, 5.6F, 6.8F}};
+    return (struct guess_rates){.tried = {8, 8, 8, 8, 8, 8},
+                                .hit = {2.4F, 3.2F, 4.4F, 5.6F, 6.8F, 7.2F}};
 }
 
 static void learn(struct guess_rates *r, int class, bool hit, float keep)

@@ -7,7 +7,8 @@
  * with guesses and without, at any temperature.
  *
  * Guesses are looked up: the longest end of the context that occurred before proposes what followed
- * it there (prompt lookup). How many of them a step computes is decided by what is learned: how
+ * it there (prompt lookup). Where the answer's form leaves no choice, the tokens that must follow
+ * are proposed instead. How many of them a step computes is decided by what is learned: how
  * often such guesses were right, by sequence and length of the match, and what a pass takes by its
  * number of rows. The expected tokens per second never fall.
  *
@@ -19,10 +20,12 @@
 #include <stdint.h>
 
 enum {
-    GUESS_MOST = 15,    /* most guesses of one sequence in a step */
-    GUESS_ROWS = 15,    /* most guesses of a step, of all sequences */
-    GUESS_LEAST = 3,    /* tokens that a match has at least */
-    GUESS_LENGTHS = 5,  /* classes of the length of a match */
+    GUESS_MOST = 15,   /* most guesses of one sequence in a step */
+    GUESS_ROWS = 15,   /* most guesses of a step, of all sequences */
+    GUESS_LEAST = 3,   /* tokens that a match has at least */
+    GUESS_LENGTHS = 6, /* classes of the length of a match */
+    GUESS_FORCED =
+        1000, /* stands for the length of a match: the answer's form leaves no choice */
     GUESS_MAX_ROWS = 64 /* passes of more rows are not learned */
 };
 

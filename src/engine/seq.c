@@ -543,9 +543,19 @@ static int room_for_guesses(const struct seq *s)
     return carry_is_on(&s->stairs.carry) ? 0 : room;
 }
 
+/* Writes the tokens that the answer's form forces. */
+static int propose_forced(struct seq *s, int most, int32_t *out)
+{
+    const struct request *r = s->req;
+    return r->form == NULL ? 0
+                           : form_forced(r->form, &s->place, request_answer(r),
+                                         s->n_tokens - r->ask.n_prompt, most, out);
+}
+
 int seq_propose(struct seq *s, int most)
 {
     struct seq_guess *g = &s->guess;
+    int32_t forced[GUESS_MOST];
     g->match = g->n_taken = g->n = 0;
     int n = MIN(MIN(most, s->shared->most_guesses), room_for_guesses(s));
     if (g->index == NULL || n <= 0)
@@ -553,7 +563,15 @@ int seq_propose(struct seq *s, int most)
     int known = guess_index_count(g->index) - g->n_before;
     guess_index_add(g->index, s->tokens + known, s->n_tokens - known);
     g->match = guess_index_find(g->index, n, g->ids);
-    return g->match > 0 ? n : 0;
+    int n_forced = propose_forced(s, n, forced);
+    if (n_forced > 0 &&
+        (g->match == 0 || memcmp(g->ids, forced, (size_t)n_forced * sizeof *forced) != 0)) {
+        memcpy(g->ids, forced, (size_t)n_forced * sizeof *forced);
+        g->match = GUESS_FORCED;
+        n = n_forced;
+    }
+    g->n_found = g->match > 0 ? n : 0;
+    return g->n_found;
 }
 
 /* Learns whether the next token of the proposal was chosen. Proposals are judged whether or not
@@ -567,7 +585,7 @@ static void judge_proposal(struct seq *s, int32_t id)
     guess_learn(&g->rates, &s->shared->guess_rates, g->match, hit);
     s->out.r.guessed_right += hit && g->n_taken < g->n;
     g->n_taken++;
-    if (!hit || g->n_taken >= GUESS_MOST)
+    if (!hit || g->n_taken >= g->n_found)
         g->match = 0;
 }
 

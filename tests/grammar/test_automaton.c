@@ -307,6 +307,49 @@ static void test_form(void **state)
     form_release(f);
 }
 
+/* Where a form leaves no choice, its text is guessed to the next choice, and each guess is allowed
+ * where it stands. */
+static void test_forced(void **state)
+{
+    static const struct {
+        const char *schema, *text; /* what is guessed behind the bytes of `answer` */
+        const char *answer;
+        int most;
+    } cases[] = {
+        {"{\"enum\":[\"name\"]}", "\"name\"", "", 15},
+        {"{\"enum\":[\"name\"]}", "ame\"", "\"n", 15},
+        {"{\"enum\":[\"name\",\"1\"]}", "", "\"", 15},
+        {"{\"enum\":[\"name\",\"1\"]}", "ame\"", "\"n", 15},
+        {"{\"type\":\"null\"}", "null", "", 15},
+        {"{\"enum\":[1]}", "", "1", 15}, /* the answer is complete */
+        {"{\"type\":\"string\"}", "", "\"", 15},
+        {"{\"enum\":[\"QRSTUVWXYZ\"]}", "\"QR", "", 3},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct form *f = form_create(schema(cases[i].schema), vocab);
+        struct form_place p = {0};
+        int32_t ids[32];
+        char text[64] = "";
+        int n = 0;
+        for (const char *c = cases[i].answer; *c != 0; c++)
+            ids[n++] = (uint8_t)*c;
+        int n_forced = form_forced(f, &p, ids, n, cases[i].most, ids + n);
+        for (int k = 0; k < n_forced; k++) {
+            float logits[N_TOKENS] = {0};
+            assert_int_equal(form_shape(f, &p, ids, n + k, (struct form_ends){0}, N_TOKENS,
+                                        logits, NULL),
+                             0);
+            assert_true(isfinite(logits[ids[n + k]]));
+            strncat(text, words[ids[n + k]], n_words[ids[n + k]]);
+        }
+        if (strcmp(text, cases[i].text) != 0)
+            fail_msg("%s behind '%s': '%s'", cases[i].schema, cases[i].answer, text);
+        form_leave(&p);
+        form_release(f);
+    }
+}
+
 /* Whatever is chosen on the way, an answer is complete within its tokens if the shortest one is,
  * with the token that ends it. */
 static void test_close(void **state)
@@ -387,7 +430,7 @@ int main(void)
         cmocka_unit_test(test_masks),      cmocka_unit_test(test_gbnf_masks),
         cmocka_unit_test(test_forgetting), cmocka_unit_test(test_dead),
         cmocka_unit_test(test_after),      cmocka_unit_test(test_form),
-        cmocka_unit_test(test_close),
+        cmocka_unit_test(test_close),      cmocka_unit_test(test_forced),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
