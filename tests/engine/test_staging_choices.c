@@ -201,7 +201,10 @@ static void room_is_counted_in_groups(void **state)
         if (plan == 2)
             l.p->c_tok = (struct cost_curve){.b_s = 1e-6};
         l.s->view.n_tokens = n_hits * 64 + 1; /* one new token hides no reads */
-        for (rr->n_slots = 2; rr->n_slots < 16; rr->n_slots++) {
+        for (int n_slots = 2; n_slots < 16; n_slots++) {
+            pthread_mutex_lock(&rr->lock); /* the I/O thread reads it */
+            rr->n_slots = n_slots;
+            pthread_mutex_unlock(&rr->lock);
             bool is_staged = stages(&l, n_hits, "HK", first, false);
             const struct read_ahead *a = &l.s->staging.ahead;
             double room = (double)restore_stage_groups(rr) / n_groups;
