@@ -124,9 +124,9 @@ if a.llama_server:
                                       "--spec-type", a.spec]))
 for load in a.loads.split(","):
     rates = {q.name: [] for q in programs}
-    for _ in range(a.rounds):
+    for i in range(a.rounds):
         answers = {}
-        for q in programs:
+        for q in programs if i % 2 == 0 else programs[::-1]:
             rate, out = q.measure(load)
             rates[q.name].append(rate)
             answers[q.name] = out
