@@ -302,6 +302,11 @@ install: setup
 install-built:
 	@$(INSTALL) install $(B)
 
+# A Debian package of what is built (tools/deb.sh --check tries it in a bare system).
+deb:
+	@$(MAKE) --no-print-directory $(JOBS) all libs
+	@tools/deb.sh
+
 uninstall:
 	@$(INSTALL) uninstall $(B)
 
@@ -465,6 +470,7 @@ help:
 	@echo 'make options    every option of every command, as Markdown'
 	@echo 'make setup      install missing distribution packages (tools/setup.sh --test, --dev: more)'
 	@echo 'make install    build, and install program, libraries, man pages (PREFIX=/usr/local DESTDIR=)'
+	@echo 'make deb        a Debian package, with its service: build/deb/hcache_VERSION_ARCH.deb'
 	@echo 'make uninstall  remove the installed files (with the same PREFIX and DESTDIR)'
 	@echo 'make clean      remove build/'
 	@echo 'CUDA=0          do not build hcache-cuda.so although nvcc exists'
@@ -472,7 +478,7 @@ help:
 	@echo 'VARIANT=V       with the targets above; V: $(VARIANTS)'
 	@echo 'CC=clang CFLAGS=-Werror and the like work as usual; changed flags rebuild'
 
-.PHONY: all libs install install-built uninstall tests setup demo demo-real demo-cluster test check fuzz damage gpu-bundle asan-smoke tsan coverage cluster kill-turns crash crash-long placement-check plan-check papers mutants near walk tidy format options clean help FORCE
+.PHONY: all libs install install-built deb uninstall tests setup demo demo-real demo-cluster test check fuzz damage gpu-bundle asan-smoke tsan coverage cluster kill-turns crash crash-long placement-check plan-check papers mutants near walk tidy format options clean help FORCE
 .SECONDARY:
 
 -include $(OBJ:.o=.d) $(CUDA_OBJ:.o=.d) $(APP_OBJ:.o=.d) $(SIM_OBJ:.o=.d) $(TEST_BIN:=.d) $(TESTLIB_OBJ:.o=.d) $(EMU_OBJ:.o=.d)

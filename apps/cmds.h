@@ -14,6 +14,8 @@ int cmd_model_pack(int argc, char **argv);
 int cmd_tokenize(int argc, char **argv);
 int cmd_ingest(int argc, char **argv);
 int cmd_ppl(int argc, char **argv);
+int cmd_pull(int argc, char **argv);
+int cmd_models(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 
 #endif

@@ -7,8 +7,10 @@
 #define APPS_ENGINE_OPTIONS_H
 
 #include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "apps/hub.h"
 #include "base/err.h"
 #include "base/opt.h"
 #include "hcache.h"
@@ -156,7 +158,7 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 
 /* Copies --store (directories, or the word memory) and --dram to e->o, which from then on points
  * into e->store. Returns 0, or ERR_USAGE if the word memory stands among directories or --dram is
- * not a size. */
+ * not a size, or ERR_NOT_FOUND if a model's name is not that of a fetched one. */
 static inline int engine_args_finish(struct engine_args *e, struct err *err)
 {
     for (int i = 0; e->store.n > 1 && i < e->store.n; i++)
@@ -170,6 +172,14 @@ static inline int engine_args_finish(struct engine_args *e, struct err *err)
     else if (e->dram != NULL && !opt_size_parse(e->dram, &e->o.dram_bytes))
         return err_set(err, ERR_USAGE, "--dram '%s': must be auto or a size such as 4G",
                        e->dram);
+    /* A name OWNER/REPO[:TYPE] becomes the path of the fetched model, which lives as long as the
+     * process. */
+    char *path = NULL;
+    int rc = hub_find(e->o.model, getenv("HCACHE_MODELS"), &path, err);
+    if (path != NULL)
+        e->o.model = path;
+    if (rc != 0)
+        return rc;
     e->o.store = e->o.store_in_memory ? NULL : e->store.items;
     e->o.n_store = e->o.store_in_memory ? 0 : e->store.n;
     return 0;

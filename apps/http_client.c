@@ -2,6 +2,7 @@
 #include "apps/http_client.h"
 
 #include <curl/curl.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -175,5 +176,128 @@ int http_client_stream(struct http_client *c, const char *path, struct json *bod
         (void)json_parse(&answer, c->got.p, c->got.n, path, NULL);
     rc = refusal(c, status, answer, err);
     json_free(answer);
+    return rc;
+}
+
+/* --- files ------------------------------------------------------------------------------------ */
+
+enum { MAX_REDIRECTS = 8, SILENCE_S = 60, CONNECT_S = 30, NOTE_BYTES = 400 };
+
+struct fetching {
+    const struct http_fetch *f;
+    CURL *easy;
+    bool has_begun, failed;
+    char note[NOTE_BYTES]; /* beginning of a refusal's text */
+    size_t n_note;
+};
+
+static size_t on_file(char *p, size_t size, size_t n, void *arg)
+{
+    struct fetching *g = arg;
+    long status = 0;
+    curl_easy_getinfo(g->easy, CURLINFO_RESPONSE_CODE, &status);
+    if (status != 200 && status != 206) {
+        for (size_t i = 0; i < size * n && g->n_note + 1 < sizeof g->note; i++)
+            g->note[g->n_note++] = p[i];
+        return size * n;
+    }
+    if (!g->has_begun && status == 200 && g->f->from > 0)
+        g->failed = g->f->restart(g->f->arg) != 0;
+    g->has_begun = true;
+    g->failed = g->failed || g->f->bytes(g->f->arg, p, size * n) != 0;
+    return g->failed ? 0 : size * n;
+}
+
+/* Returns whether two addresses name the same scheme, host and port. */
+static bool same_server(const char *a, const char *b)
+{
+    static const CURLUPart parts[] = {CURLUPART_SCHEME, CURLUPART_HOST, CURLUPART_PORT};
+    CURLU *x = curl_url(), *y = curl_url();
+    bool same = curl_url_set(x, CURLUPART_URL, a, 0) == CURLUE_OK &&
+                curl_url_set(y, CURLUPART_URL, b, 0) == CURLUE_OK;
+    for (int i = 0; i < 3 && same; i++) {
+        char *s = NULL, *t = NULL;
+        same = curl_url_get(x, parts[i], &s, CURLU_DEFAULT_PORT) == CURLUE_OK &&
+               curl_url_get(y, parts[i], &t, CURLU_DEFAULT_PORT) == CURLUE_OK &&
+               strcmp(s, t) == 0;
+        curl_free(s);
+        curl_free(t);
+    }
+    curl_url_cleanup(x);
+    curl_url_cleanup(y);
+    return same;
+}
+
+/* Asks one address. *next gets the address of a redirect, from malloc. */
+static int fetch_from(struct fetching *g, const char *url, char **next, long *status)
+{
+    char range[32], *key = NULL;
+    const char *to = NULL;
+    struct curl_slist *headers = NULL;
+    curl_easy_reset(g->easy);
+    if (g->f->token != NULL && same_server(g->f->url, url)) {
+        key = xasprintf("Authorization: Bearer %s", g->f->token);
+        headers = curl_slist_append(NULL, key);
+    }
+    snprintf(range, sizeof range, "%llu-", (unsigned long long)g->f->from);
+    curl_easy_setopt(g->easy, CURLOPT_URL, url);
+    curl_easy_setopt(g->easy, CURLOPT_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(g->easy, CURLOPT_HTTPHEADER, headers);
+    curl_easy_setopt(g->easy, CURLOPT_USERAGENT, "hcache");
+    curl_easy_setopt(g->easy, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(g->easy, CURLOPT_CONNECTTIMEOUT, (long)CONNECT_S);
+    curl_easy_setopt(g->easy, CURLOPT_LOW_SPEED_LIMIT, 1L);
+    curl_easy_setopt(g->easy, CURLOPT_LOW_SPEED_TIME, (long)SILENCE_S);
+    curl_easy_setopt(g->easy, CURLOPT_WRITEFUNCTION, on_file);
+    curl_easy_setopt(g->easy, CURLOPT_WRITEDATA, g);
+    if (g->f->from > 0)
+        curl_easy_setopt(g->easy, CURLOPT_RANGE, range);
+    int code = curl_easy_perform(g->easy);
+    curl_easy_getinfo(g->easy, CURLINFO_RESPONSE_CODE, status);
+    curl_easy_getinfo(g->easy, CURLINFO_REDIRECT_URL, &to);
+    *next = to != NULL ? xstrdup(to) : NULL;
+    curl_slist_free_all(headers);
+    free(key);
+    return code;
+}
+
+int http_fetch(const struct http_fetch *f, struct err *err)
+{
+    if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
+        return err_set(err, ERR_UNSUPPORTED, "libcurl cannot start");
+    struct fetching g = {.f = f, .easy = curl_easy_init()};
+    char *url = xstrdup(f->url), *next = NULL;
+    long status = 0;
+    int code = 0, rc = 0;
+    bool is_safe = strncmp(url, "https:", 6) == 0;
+    for (int i = 0; rc == 0; i++) {
+        g.n_note = 0;
+        code = fetch_from(&g, url, &next, &status);
+        if (code != CURLE_OK || status < 300 || status >= 400 || next == NULL)
+            break;
+        if (i == MAX_REDIRECTS)
+            rc = err_set(err, ERR_USAGE, "%s: too many redirects", f->url);
+        else if (is_safe && strncmp(next, "https:", 6) != 0)
+            rc = err_set(err, ERR_USAGE, "%s redirects to an address without TLS", f->url);
+        free(url);
+        url = next;
+        next = NULL;
+    }
+    g.note[strcspn(g.note, "\r\n")] = 0;
+    if (rc == 0 && g.failed)
+        rc = -EIO;
+    else if (rc == 0 && code != CURLE_OK)
+        rc = err_set(err, code == CURLE_UNSUPPORTED_PROTOCOL ? ERR_USAGE : -EAGAIN,
+                     "%s: %s", f->url, curl_easy_strerror((CURLcode)code));
+    else if (rc == 0 && status >= 500)
+        rc = err_set(err, -EAGAIN, "%s answers with status %ld", f->url, status);
+    else if (rc == 0 && status != 200 && status != 206 && !(status == 416 && f->from > 0))
+        rc = err_set(err, status == 404 ? ERR_NOT_FOUND : ERR_USAGE,
+                     "%s answers with status %ld%s%.200s", f->url, status,
+                     g.n_note > 0 ? ": " : "", g.note);
+    free(url);
+    free(next);
+    curl_easy_cleanup(g.easy);
+    curl_global_cleanup();
     return rc;
 }

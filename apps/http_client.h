@@ -4,6 +4,8 @@
 #define APPS_HTTP_CLIENT_H
 
 #include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 #include "base/err.h"
 #include "base/json.h"
@@ -34,5 +36,21 @@ struct http_stream {
  * and after is_stopped has ended it. */
 int http_client_stream(struct http_client *c, const char *path, struct json *body,
                        const struct http_stream *s, struct err *err);
+
+/* A file, from an address. */
+struct http_fetch {
+    const char *url;
+    const char *
+        token; /* sent to the url's own server only, never where it redirects to; NULL: none */
+    uint64_t from; /* bytes that are there: the others are asked for */
+    /* The server sends the whole file although `from` is not 0: what is there is dropped. */
+    int (*restart)(void *arg);
+    int (*bytes)(void *arg, const void *p, size_t n); /* not 0: the fetch ends with -EIO */
+    void *arg;
+};
+/* Fetches the rest of a file. Returns 0 at its end; -EAGAIN if the connection broke or was silent
+ * for a minute, so that the caller asks for the rest; ERR_NOT_FOUND, or ERR_USAGE with the status
+ * of the server; -EIO. */
+int http_fetch(const struct http_fetch *f, struct err *err);
 
 #endif

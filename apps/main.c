@@ -21,6 +21,7 @@ struct cmd {
 static const struct cmd cmds[] = {
     {"run", cmd_run, "generates text; restores the stored part of the prompt"},
     {"serve", cmd_serve, "serves a model over HTTP, as OpenAI's API does"},
+    {"pull", cmd_pull, "fetches a model from a hub"},
     {"batch", cmd_batch, "answers a file of requests, as fast as the machine can"},
     {"plan", cmd_plan,
      "shows how a stored context would be restored on a platform, and why"},
@@ -32,6 +33,7 @@ static const struct cmd cmds[] = {
     {"ingest", cmd_ingest, "computes the state of documents ahead of their prompts"},
     {"ppl", cmd_ppl, "computes the perplexity of a text under a model"},
     {"model", cmd_model, "describes a model; makes models of random weights"},
+    {"models", cmd_models, "lists the fetched models"},
     {0},
 };
 

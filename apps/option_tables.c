@@ -60,6 +60,7 @@ static void collect(struct names *all)
         options_of_serve,         options_of_ppl,
         options_of_model_info,    options_of_model_synth,
         options_of_model_pack,    options_of_ingest,
+        options_of_pull,          options_of_models,
         options_of_tokenize,      options_of_batch,
         options_of_plan,          options_of_bench_plan,
         options_of_bench_form,    options_of_bench_tiers,
