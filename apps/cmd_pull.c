@@ -40,15 +40,19 @@ static const struct opt pull_positionals[] = {
     {0},
 };
 #define MODELS_OPTION                                                                      \
-    {"models", OPT(struct pull_args, models), .arg = "DIR",                                \
-     .help = "folder of fetched models; default: ~/.cache/hcache/models"}
+    {                                                                                      \
+        "models", OPT(struct pull_args, models),                                           \
+            .arg = "DIR",                                                                  \
+            .help = "folder of fetched models; default: ~/.cache/hcache/models"            \
+    }
 static const struct opt pull_options[] = {MODELS_OPTION, {0}};
 
 static const struct opt_cmd pull_cmd = {
     .name = "pull",
-    .summary = "Fetches a model from a hub into the cache folder. `hcache serve OWNER/REPO:TYPE` "
-               "finds it there. Without a type it is Q4_K_M, or else the first GGUF file, or else "
-               "the checkpoint. HF_ENDPOINT is the hub's address, HF_TOKEN a token for it.",
+    .summary =
+        "Fetches a model from a hub into the cache folder. `hcache serve OWNER/REPO:TYPE` "
+        "finds it there. Without a type it is Q4_K_M, or else the first GGUF file, or else "
+        "the checkpoint. HF_ENDPOINT is the hub's address, HF_TOKEN a token for it.",
     .positionals = pull_positionals,
     .options = pull_options,
     .examples = "  hcache pull SomeOne/Model-GGUF:Q4_K_M\n"
@@ -141,7 +145,8 @@ static int digest_of(const char *path, struct sha256 *out, struct err *err)
 static int fetch_all(const char *url, const char *token, struct sink *s, struct err *err)
 {
     int rc = -EAGAIN;
-    for (int tries = 0; rc == -EAGAIN && tries < MAX_TRIES && s->n < s->file->size; tries++) {
+    for (int tries = 0; rc == -EAGAIN && tries < MAX_TRIES && s->n < s->file->size;
+         tries++) {
         uint64_t before = s->n;
         const struct http_fetch f = {.url = url,
                                      .token = token,
@@ -154,14 +159,15 @@ static int fetch_all(const char *url, const char *token, struct sink *s, struct 
         rc = http_fetch(&f, err);
         /* A connection may end early without a fault. */
         rc = rc == 0 && s->n < s->file->size
-                 ? err_set(err, -EAGAIN, "%s: the connection ended at %llu of %llu bytes", url,
-                           (unsigned long long)s->n, (unsigned long long)s->file->size)
+                 ? err_set(err, -EAGAIN, "%s: the connection ended at %llu of %llu bytes",
+                           url, (unsigned long long)s->n, (unsigned long long)s->file->size)
                  : rc;
         tries = s->n > before ? 0 : tries;
     }
     if (s->is_long)
-        rc = err_set(err, ERR_MISMATCH, "%s has more than the %llu bytes that the hub names",
-                     url, (unsigned long long)s->file->size);
+        rc = err_set(err, ERR_MISMATCH,
+                     "%s has more than the %llu bytes that the hub names", url,
+                     (unsigned long long)s->file->size);
     else if (s->fault != 0)
         rc = err_set(err, -s->fault, "cannot write: %s", strerror(s->fault));
     return s->n == s->file->size && rc == -EAGAIN ? 0 : rc;
@@ -177,9 +183,10 @@ static int finish(const struct file *f, const char *part, const char *path, stru
         sha256_hex(&got, hex);
         sha256_hex(&f->digest, want);
         unlink(part);
-        return err_set(err, ERR_MISMATCH,
-                       "%s: its SHA-256 is %.16s..., and the hub names %.16s...; it was deleted",
-                       f->name, hex, want);
+        return err_set(
+            err, ERR_MISMATCH,
+            "%s: its SHA-256 is %.16s..., and the hub names %.16s...; it was deleted",
+            f->name, hex, want);
     }
     if (rc == 0 && rename(part, path) != 0)
         rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
@@ -255,7 +262,8 @@ static bool read_entry(const struct json *v, struct file *f)
 /* Returns whether a file belongs to a checkpoint in a folder. */
 static bool of_checkpoint(const char *name)
 {
-    static const char *const ends[] = {".safetensors", ".json", ".jinja", ".model", "merges.txt"};
+    static const char *const ends[] = {".safetensors", ".json", ".jinja", ".model",
+                                       "merges.txt"};
     size_t n = strlen(name);
     for (int i = 0; i < 5; i++) {
         size_t k = strlen(ends[i]);
@@ -290,7 +298,8 @@ static int choose(struct file *files, int n, const char *type)
     char name[sizeof files->name];
     snprintf(name, sizeof name, "%s", first != NULL ? first->name : "");
     for (int i = 0; i < n; i++)
-        if (first != NULL ? same_split(name, files[i].name) : of_checkpoint(files[i].name)) {
+        if (first != NULL ? same_split(name, files[i].name)
+                          : of_checkpoint(files[i].name)) {
             struct file f = files[i];
             files[i] = files[n_wanted];
             files[n_wanted++] = f;
@@ -301,10 +310,12 @@ static int choose(struct file *files, int n, const char *type)
 static int list_files(const char *endpoint, const char *token, const struct hub_name *name,
                       struct file *files, int *n, struct err *err)
 {
-    char *url = xasprintf("%s/api/models/%s/%s/tree/main", endpoint, name->owner, name->repo);
+    char *url = xasprintf("%s/api/models/%s/%s/tree/main", endpoint, name->owner,
+                          name->repo);
     struct textbuf text = {0};
     struct json *list = NULL;
-    const struct http_fetch f = {.url = url, .token = token, .bytes = add_text, .arg = &text};
+    const struct http_fetch f = {
+        .url = url, .token = token, .bytes = add_text, .arg = &text};
     int rc = http_fetch(&f, err);
     if (rc == 0)
         rc = json_parse(&list, text.p != NULL ? text.p : "", text.n, url, err);

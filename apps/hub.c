@@ -17,13 +17,15 @@ char *hub_folder(const char *given)
         return xstrdup(given);
     if (cache != NULL && cache[0] == '/')
         return xasprintf("%s/hcache/models", cache);
-    return home != NULL && home[0] == '/' ? xasprintf("%s/.cache/hcache/models", home) : NULL;
+    return home != NULL && home[0] == '/' ? xasprintf("%s/.cache/hcache/models", home)
+                                          : NULL;
 }
 
 /* Copies a part of a name, which may have letters, digits and "._-", and does not begin with a dot. */
 static bool copy_part(const char *from, size_t n, char *to, size_t room)
 {
-    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    static const char allowed[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
     if (n == 0 || n >= room || from[0] == '.' || strspn(from, allowed) < n)
         return false;
     memcpy(to, from, n);
@@ -42,10 +44,11 @@ int hub_name_read(const char *text, struct hub_name *out, struct err *err)
         (colon == NULL ||
          copy_part(colon + 1, strlen(colon + 1), out->type, sizeof out->type)))
         return 0;
-    return err_set(err, ERR_USAGE,
-                   "'%.200s' is no name of a model: write OWNER/REPO, or OWNER/REPO:TYPE as in "
-                   "SomeOne/Model-GGUF:Q4_K_M",
-                   text);
+    return err_set(
+        err, ERR_USAGE,
+        "'%.200s' is no name of a model: write OWNER/REPO, or OWNER/REPO:TYPE as in "
+        "SomeOne/Model-GGUF:Q4_K_M",
+        text);
 }
 
 bool hub_file_is(const char *file, const char *type)
@@ -95,10 +98,11 @@ int hub_find(const char *text, const char *folder, char **path, struct err *err)
         *path = xstrdup(dir);
     int rc = *path != NULL
                  ? 0
-                 : err_set(err, ERR_NOT_FOUND,
-                           "%s: there is no such file, and no such model in %s: fetch it with "
-                           "`hcache pull %s`",
-                           text, root != NULL ? root : "the cache folder", text);
+                 : err_set(
+                       err, ERR_NOT_FOUND,
+                       "%s: there is no such file, and no such model in %s: fetch it with "
+                       "`hcache pull %s`",
+                       text, root != NULL ? root : "the cache folder", text);
     free(dir);
     free(root);
     return rc;
