@@ -231,7 +231,7 @@ int form_compile(struct hcache *h, struct gen_params *p, const struct json *call
     struct hcache_form_opts o = {
         .kind = w->kind,
         .loose = w->loose,
-        .many = !p->one_call,
+        .many = !p->one_call && p->calls.only == NULL, /* a named tool is called once */
         .prompt_end = p->kind == REQUEST_COMPLETION ? NULL : p->prompt_end};
     *out = NULL;
     *unenforced = NULL;

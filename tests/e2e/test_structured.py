@@ -33,6 +33,20 @@ GEMMA = ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in mess
 LFM2 = ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content or '' }}"
         "{% for c in m.tool_calls or [] %}{{ '<|tool_call_start|>[' + c.function.name + '(' }}{% for k, v in c.function.arguments | items %}"
         "{{ k + '=' + v | tojson }}{% endfor %}{{ ')]<|tool_call_end|>' }}{% endfor %}{% endfor %}{{ '\\n' }}")
+
+
+def calls_as(call):
+    """Returns a template that shows a call as this Jinja expression does."""
+    return ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+            "{% set name = c.function.name %}{% set args = c.function.arguments %}{{ " + call + " }}{% endfor %}{% endfor %}{{ '\\n' }}")
+
+
+LLAMA3 = calls_as("""'{"name": "' + name + '", "parameters": ' + args | tojson + '}'""")
+DEEPSEEK_TAGS = ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"]
+DEEPSEEK = calls_as("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>' + name + '\\n```json\\n' + args | tojson "
+                    "+ '\\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'")
+GLM = calls_as("'<tool_call>' + name + '\\n<arg_key>' + (args | first) + '</arg_key>\\n<arg_value>' + args[args | first] + '</arg_value>\\n</tool_call>'")
+GRANITE = calls_as("""'<|tool_call|>[{"name": "' + name + '", "arguments": ' + args | tojson + '}]'""")
 CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
         "required": ["city", "days"], "additionalProperties": False}
 TOOLS = [("weather", CITY), ("noop", {"type": "object", "properties": {}, "additionalProperties": False})]
@@ -123,10 +137,11 @@ def is_trip(a):
             and isinstance(a["hotel"]["sea"], bool) and (a["hotel"]["stars"] is None or isinstance(a["hotel"]["stars"], int)))
 
 
-# wanted calls, in six syntaxes; the model itself would answer "No."
+# wanted calls, in ten syntaxes; the model itself would answer "No."
 CHANNELS = ["<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>"]
 for name, template, special in (("qwen-xml", QWEN_XML, []), ("mistral", MISTRAL, ["[TOOL_CALLS]", "[ARGS]"]), ("hermes", HERMES, []),
-                                ("gpt-oss", GPT_OSS, CHANNELS), ("lfm2", LFM2, ["<|tool_call_start|>", "<|tool_call_end|>"]),
+                                ("llama-3", LLAMA3, []), ("deepseek", DEEPSEEK, DEEPSEEK_TAGS), ("glm", GLM, []),
+                                ("granite", GRANITE, ["<|tool_call|>"]), ("gpt-oss", GPT_OSS, CHANNELS), ("lfm2", LFM2, ["<|tool_call_start|>", "<|tool_call_end|>"]),
                                 ("gemma", GEMMA, ["<start_function_call>", "<end_function_call>", "<escape>"])):
     s = Server(write_script(os.path.join(tmp, name), ["No", ".", "</think>"] if name == "hermes" else ["No", "."], template,
                             special=special))
@@ -143,7 +158,8 @@ for name, template, special in (("qwen-xml", QWEN_XML, []), ("mistral", MISTRAL,
     c = chat(s, tool_choice="required", **one)
     check(name + ": required: some tool is called, once", [k[0] in ("weather", "noop") for k in calls_of(c)] == [True], c)
     r = post(s, "/v1/messages", messages=USER, max_tokens=400, tools=MESSAGE_TOOLS, **shut,
-             tool_choice={"type": "tool", "name": "weather", "disable_parallel_tool_use": True})[2]
+             tool_choice={"type": "tool", "name": "weather"})[2]
+    equal(name + ": a named tool is called once", [b["type"] for b in r["content"]].count("tool_use"), 1)
     b = r["content"][-1]
     check(name + ": messages", b["type"] == "tool_use" and is_weather((b["name"], b["input"])), r)
     r = post(s, "/v1/responses", input="go", max_output_tokens=400, tools=RESPONSE_TOOLS, parallel_tool_calls=False, **shut,
