@@ -317,9 +317,11 @@ int tokenizer_stream_push(struct tokenizer_stream *s, int32_t id, const char **t
         return rc;
     s->n = 0;
     append(s, s->held, s->n_held);
-    if (!(s->skip_special && s->t->special[id]))
+    bool skipped = s->skip_special && s->t->special[id];
+    if (!skipped)
         push_id(s, id);
-    s->n_held = unfinished(s->buf, s->n);
+    /* no character goes on behind a special token */
+    s->n_held = skipped ? 0 : unfinished(s->buf, s->n);
     s->n -= s->n_held;
     memcpy(s->held, s->buf + s->n, s->n_held);
     s->buf[s->n] = '\0';

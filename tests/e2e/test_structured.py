@@ -174,6 +174,12 @@ for name, template, special in (("qwen-xml", QWEN_XML, []), ("mistral", MISTRAL,
         check("and the form behind it", is_dog(c["message"]["content"]), c)
     equal("status 0", s.stop(), 0)
 
+s = Server(write_script(os.path.join(tmp, "half"), ["hm", b"\xc3", "</think>", "Yes"], HERMES, special=["</think>"]))
+c = chat(s)
+equal("half a character in front of a special token stays there", (c["message"].get("reasoning_content"), c["message"]["content"]),
+      ("hm\ufffd", "Yes"))
+equal("status 0", s.stop(), 0)
+
 # Calls that may be made. This model talks, then calls with arguments that are no good.
 PLAIN = HERMES.replace("{{ '<think>\\n' }}", "{{ '\\n' }}")
 WRONG = ['{"name": "weather", "arguments": ', '{"city": "Paris"', ', "days": 77}}', "\n</tool_call>"]
