@@ -304,11 +304,10 @@ static int read_syntax(const struct forms *f, const struct hcache_form_opts *o,
     char open[128];
     const char *skip = c->skip_to != NULL ? c->skip_to : "";
     snprintf(open, sizeof open, "%s%s",
-             c->is_bare         ? ""
-             : channel && talks ? "to=functions."
-             : channel          ? "<|channel|>commentary to=functions."
-             : c->open != NULL  ? c->open
-                                : "",
+             c->is_bare        ? ""
+             : channel         ? "<|channel|>commentary to=functions."
+             : c->open != NULL ? c->open
+                               : "",
              skip);
     k->open = tag_of(f, p, open);
     k->name_end = tag_of(f, p, channel ? " <|constrain|>json<|message|>" : c->name_end);
@@ -389,7 +388,10 @@ static int compile(const struct forms *f, const struct hcache_form_opts *o,
         rc = read_tools(v, o->only, o->may_talk, &p, err);
     bool json = p.calls.body == GRAMMAR_CALL_OBJECT || p.calls.body == GRAMMAR_CALL_JSON;
     bool mixed = calls && o->may_talk && !json && !are_strict(v);
-    if (rc == 0 && calls && o->may_talk && (mixed || f->syntax.calls->is_bare))
+    /* what stands in front of a call is not free in channels, and begins like a bare call */
+    bool tied = calls && o->may_talk && f->syntax.calls != NULL &&
+                (f->syntax.calls->is_bare || f->syntax.calls->body == CALL_CHANNEL);
+    if (rc == 0 && calls && o->may_talk && (mixed || tied))
         rc = err_set(err, ERR_UNSUPPORTED,
                      "strict tools cannot be enforced in the syntax of %s beside text",
                      f->syntax.calls->family);
