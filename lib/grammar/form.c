@@ -76,12 +76,21 @@ static bool apply(const uint32_t *mask, size_t n_words, int n_vocab, float *logi
     bool any = false;
     for (size_t w = 0; w < n_words; w++) {
         int first = (int)w * 32, n = MIN(32, n_vocab - first);
+        uint32_t all = n >= 32 ? UINT32_MAX : n <= 0 ? 0 : (1u << n) - 1;
+        uint32_t may = mask[w] & all, more = may & (may - 1), forbidden = all & ~may;
+        float *at = logits + first, kept[2];
         any |= mask[w] != 0;
-        for (int i = 0; mask[w] == 0 && i < n; i++) /* nearly all words are 0 or full */
-            logits[first + i] = -INFINITY;
-        for (int i = 0; mask[w] != 0 && mask[w] != UINT32_MAX && i < n; i++)
-            if (!(mask[w] >> i & 1))
-                logits[first + i] = -INFINITY;
+        if ((more & (more - 1)) != 0) { /* more than two are allowed, mostly nearly all */
+            for (; forbidden != 0; forbidden &= forbidden - 1)
+                at[__builtin_ctz(forbidden)] = -INFINITY;
+            continue;
+        }
+        for (int k = 0; k < 2; k++)
+            kept[k] = may == 0 ? 0 : at[__builtin_ctz(k == 0 || more == 0 ? may : more)];
+        for (int i = 0; i < n; i++)
+            at[i] = -INFINITY;
+        for (int k = 0; k < 2 && may != 0; k++)
+            at[__builtin_ctz(k == 0 || more == 0 ? may : more)] = kept[k];
     }
     return any;
 }
