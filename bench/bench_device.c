@@ -193,7 +193,8 @@ static int run_attention(struct rig *r, void *arg, int i)
     struct cache_arg *c = arg;
     struct kv_layer kv = c->kv;
     kv.blocks += cache_offset(c, i);
-    return r->op->attention(r->s, c->out, c->q, &kv, &c->r, 0.0883883f, 0);
+    return r->op->attention(r->s, c->out, c->q, &kv, &c->r,
+                            &(struct attention_rule){.scale = 0.0883883f});
 }
 
 /* Loads all chunks of a layer from staging into the cache. */

@@ -248,7 +248,8 @@ static void attention_once(void *arg)
 {
     struct cache_run *c = arg;
     struct kv_layer kv = next_layer(c);
-    CHECK(c->b->ops->attention(c->b->stream, c->out, c->q, &kv, &c->r, 0.125f, 0) == 0);
+    CHECK(c->b->ops->attention(c->b->stream, c->out, c->q, &kv, &c->r,
+                               &(struct attention_rule){.scale = 0.125f}) == 0);
 }
 
 static void kv_fill_once(void *arg)

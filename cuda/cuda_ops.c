@@ -351,8 +351,8 @@ static int cuda_kv_read(struct stream *s, struct mat out, const struct kv_layer 
 }
 
 static int cuda_attention(struct stream *s, struct mat out, struct mat q,
-                          const struct kv_layer *kv, const struct ragged *r, float scale,
-                          int window)
+                          const struct kv_layer *kv, const struct ragged *r,
+                          const struct attention_rule *rule)
 {
     struct cuda_stream *c = cuda_stream(s);
     const struct cuda_device *d = (const struct cuda_device *)s->device;
@@ -360,15 +360,15 @@ static int cuda_attention(struct stream *s, struct mat out, struct mat q,
     check_ragged(r, q.rows);
     CHECK(q.dtype == kv->dtype && out.dtype == kv->dtype);
     CHECK(q.cols % kv->d_head == 0 && q.cols / kv->d_head % kv->n_kv == 0);
-    CHECK(kv->d_head <= ATTENTION_MAX_D_HEAD);
+    CHECK(kv->d_head <= ATTENTION_MAX_D_HEAD && rule->cap == 0 && rule->sinks == NULL);
     int rc = cuda_enter(s);
     if (rc != 0 || q.rows == 0)
         return rc;
     struct gpu_attention_job job = {.out = gpu(out),
                                     .q = gpu(q),
                                     .kv = gpu_kv(kv),
-                                    .scale = scale,
-                                    .window = window,
+                                    .scale = rule->scale,
+                                    .window = rule->window,
                                     .math = d->math,
                                     .scratch = c->scratch,
                                     .scratch_floats = c->scratch_floats,

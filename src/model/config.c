@@ -463,7 +463,8 @@ static void read_llama_like(struct fields *f, struct model_config *c)
 {
     /* These are the defaults of the reference's config classes. */
     bool large = c->family == FAMILY_PHI3 || c->family == FAMILY_MIXTRAL ||
-                 c->family == FAMILY_OLMO2 || c->family == FAMILY_OLMO3;
+                 c->family == FAMILY_GPT_OSS || c->family == FAMILY_OLMO2 ||
+                 c->family == FAMILY_OLMO3;
     double eps = large ? 1e-5 : 1e-6;
     read_sizes(f, c, "intermediate_size");
     c->n_kv_heads = opt_int(f, "num_key_value_heads", 1, MAX_WIDTH,
@@ -472,7 +473,7 @@ static void read_llama_like(struct fields *f, struct model_config *c)
     read_head_dim(f, c);
     read_norm_eps(f, c, "rms_norm_eps", eps);
     read_rope(f, c, 1.0);
-    must_be(f, "attention_bias", false, false);
+    must_be(f, "attention_bias", c->attn_out_bias, c->attn_out_bias);
     must_be(f, "mlp_bias", false, false);
 }
 
@@ -567,7 +568,7 @@ static void read_phi3(struct fields *f, struct model_config *c)
 
 static void read_gemma(struct fields *f, struct model_config *c)
 {
-    if (c->family == FAMILY_GEMMA && is_null(f, "head_dim"))
+    if (c->family != FAMILY_GEMMA3 && is_null(f, "head_dim"))
         refuse(f, "head_dim", "is missing");
     read_llama_like(f, c);
     /* Early files have hidden_act "gelu" but mean the tanh form. So if hidden_activation is
@@ -587,7 +588,7 @@ static float opt_factor(struct fields *f, const char *key, double dflt)
     return (float)x;
 }
 
-/* Reads the windows of a gemma3 or olmo3 file: "layer_types", or the distance between full layers,
+/* Reads the windows of a gemma3, olmo3 or gpt_oss file: "layer_types", or the distance between full layers,
  * `apart` if the file does not say. */
 static void read_spread_windows(struct fields *f, struct model_config *c, int apart)
 {
@@ -600,6 +601,15 @@ static void read_spread_windows(struct fields *f, struct model_config *c, int ap
     read_layer_types(f, c);
 }
 
+/* Reads the number whose root divides the scores of attention. */
+static void read_query_scale(struct fields *f, struct model_config *c)
+{
+    double scalar = opt_real(f, "query_pre_attn_scalar", 256);
+    if (f->rc == 0 && !(isfinite(scalar) && scalar > 0))
+        f->rc = err_set(f->err, ERR_FORMAT, "'query_pre_attn_scalar' must be positive");
+    c->attn_scale = scalar == c->d_head ? 0 : (float)(1.0 / sqrt(scalar));
+}
+
 static void read_gemma3(struct fields *f, struct model_config *c)
 {
     read_gemma(f, c);
@@ -607,11 +617,26 @@ static void read_gemma3(struct fields *f, struct model_config *c)
         c->rope_local_theta = opt_real(f, "rope_local_base_freq", 10000);
     if (f->rc == 0 && !(isfinite(c->rope_local_theta) && c->rope_local_theta > 0))
         f->rc = err_set(f->err, ERR_FORMAT, "'rope_local_base_freq' must be positive");
-    double scalar = opt_real(f, "query_pre_attn_scalar", 256);
-    if (f->rc == 0 && !(isfinite(scalar) && scalar > 0))
-        f->rc = err_set(f->err, ERR_FORMAT, "'query_pre_attn_scalar' must be positive");
-    c->attn_scale = scalar == c->d_head ? 0 : (float)(1.0 / sqrt(scalar));
+    read_query_scale(f, c);
     read_spread_windows(f, c, 6);
+}
+
+/* Reads a cap. An absent key means the reference's default; null means no cap. */
+static float read_cap(struct fields *f, const char *key, double dflt)
+{
+    double cap = opt_real(f, key, json_member(f->o, key) == NULL ? dflt : 0);
+    if (f->rc == 0 && !(isfinite(cap) && cap >= 0))
+        f->rc = err_set(f->err, ERR_FORMAT, "'%s' must not be negative", key);
+    return (float)cap;
+}
+
+static void read_gemma2(struct fields *f, struct model_config *c)
+{
+    read_gemma(f, c);
+    read_query_scale(f, c);
+    c->attn_cap = read_cap(f, "attn_logit_softcapping", 50);
+    c->logit_cap = read_cap(f, "final_logit_softcapping", 30);
+    read_spread_windows(f, c, 2);
 }
 
 /* Layers with a window rotate without the scaling of the others. */
@@ -668,6 +693,35 @@ static void read_mixtral(struct fields *f, struct model_config *c)
     all_windowed(c);
     read_experts(f, c, "num_local_experts", "num_local_experts");
     c->experts_normed = true;
+}
+
+/* Checks a factor that struct model_config cannot express. */
+static void must_be_real(struct fields *f, const char *key, double wanted)
+{
+    if (opt_real(f, key, wanted) != wanted && f->rc == 0)
+        f->rc = err_set(f->err, ERR_UNSUPPORTED, "'%s': only %g is supported", key, wanted);
+}
+
+static void read_gpt_oss(struct fields *f, struct model_config *c)
+{
+    static const char *const needed[] = {"head_dim", "num_key_value_heads", "rope_theta"};
+    bool in_rope = !is_null(f, "rope_parameters");
+    for (int i = 0; i < (in_rope ? 2 : 3); i++)
+        if (f->rc == 0 && is_null(f, needed[i]))
+            refuse(f, needed[i], "is missing");
+    /* The reference stretches rotations 32 times if the file does not say how. */
+    if (!in_rope && is_null(f, "rope_scaling"))
+        refuse(f, "rope_scaling", "is missing");
+    read_llama_like(f, c);
+    if (f->rc == 0 && strcmp(opt_string(f, "hidden_act", "silu"), "silu") != 0)
+        refuse(f, "hidden_act", "only silu is supported");
+    must_be_real(f, "swiglu_alpha", 1.702);
+    must_be_real(f, "swiglu_limit", 7);
+    c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", false);
+    read_experts(f, c, "num_local_experts", "num_experts");
+    if (json_member(f->o, "sliding_window") == NULL)
+        refuse(f, "sliding_window", "is missing");
+    read_spread_windows(f, c, 2);
 }
 
 static void read_opt(struct fields *f, struct model_config *c)
@@ -753,6 +807,8 @@ static const struct {
     [FAMILY_OLMO2] = {"olmo2", "Olmo2ForCausalLM", read_llama},
     [FAMILY_OLMO3] = {"olmo3", "Olmo3ForCausalLM", read_olmo3},
     [FAMILY_GRANITE] = {"granite", "GraniteForCausalLM", read_granite},
+    [FAMILY_GEMMA2] = {"gemma2", "Gemma2ForCausalLM", read_gemma2},
+    [FAMILY_GPT_OSS] = {"gpt_oss", "GptOssForCausalLM", read_gpt_oss},
 };
 
 enum { N_FAMILIES = sizeof families / sizeof families[0] };
@@ -945,6 +1001,20 @@ static void refuse_other_kinds(struct fields *f)
         refuse(f, "pruned_heads", "pruned models are not supported");
 }
 
+/* Reads how a folder is quantized: the experts of gpt_oss may have 4 bits. */
+static void read_quantisation(struct fields *f, struct model_config *c)
+{
+    const struct json *o = json_member(f->o, "quantization_config");
+    const char *method = json_string_of(json_member(o, "quant_method"), NULL);
+    if (json_kind(o) == JSON_KIND_NULL)
+        return;
+    saw(f, "quantization_config");
+    c->is_quantised = c->family == FAMILY_GPT_OSS && method != NULL &&
+                      strcmp(method, "mxfp4") == 0;
+    if (!c->is_quantised)
+        refuse(f, "quantization_config", "quantized checkpoints are not supported");
+}
+
 static void read_common(struct fields *f, struct model_config *c)
 {
     refuse_foreign(f);
@@ -958,8 +1028,7 @@ static void read_common(struct fields *f, struct model_config *c)
                         c->vocab_size);
     if (f->rc == 0)
         f->rc = read_eos(c, f->o, f->err);
-    if (!is_null(f, "quantization_config"))
-        refuse(f, "quantization_config", "quantized checkpoints are not supported");
+    read_quantisation(f, c);
     if (f->rc == 0)
         f->rc = config_fields_check(f->o, &f->read, c->family, f->err);
 }

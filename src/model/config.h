@@ -47,6 +47,8 @@ enum model_family {
     FAMILY_OLMO2,
     FAMILY_OLMO3,
     FAMILY_GRANITE,
+    FAMILY_GPT_OSS,
+    FAMILY_GEMMA2,
 };
 
 /* Element type of the checkpoint, as config.json states it. */
@@ -68,6 +70,8 @@ enum act_kind {
     ACT_GELU,      /* GELU in its exact form, with erf */
     ACT_GELU_TANH, /* the tanh approximation: gelu_new, gelu_pytorch_tanh */
     ACT_RELU,
+    /* gate / (1 + exp(-1.702 gate)) * (up + 1), with gate at most 7, up from -7 to 7 (gpt_oss) */
+    ACT_SWIGLU_CLAMPED,
 };
 
 enum block_kind {
@@ -143,7 +147,10 @@ struct model_config {
     bool mlp_gated;     /* down(act(gate(x)) * up(x)), else down(act(up(x))) */
     bool qkv_bias;      /* biases on the Q, K and V projections */
     bool attn_out_bias; /* bias on the attention's output projection */
-    bool mlp_bias;
+    bool mlp_bias;      /* of experts too */
+    bool router_bias;
+    /* The folder's experts have 4 bits (mxfp4); for other sources their tensors say so. */
+    bool is_quantised;
     enum qk_norm qk_norm;
     /* The weights of a token's experts are divided by their sum, so that they add up to 1. */
     bool experts_normed;
@@ -160,6 +167,8 @@ struct model_config {
     float rope_magnitude;
     int32_t position_offset; /* learned positions: table row of position 0 (opt: 2) */
     float attn_scale;        /* factor of scores; 0: 1 / sqrt(d_head) */
+    float attn_cap;  /* a score s becomes cap * tanh(s / cap) (gemma2); 0: it stays */
+    bool attn_sinks; /* heads have a score that only enters the sum (attention_rule) */
     /* Number of tokens that a token sees, itself included. 0: it sees all tokens before it. */
     int32_t sliding_window;
     struct layer_set windowed; /* the layers with the window; empty if there is none */
@@ -172,6 +181,7 @@ struct model_config {
     bool tie_word_embeddings;
     bool head_bias;    /* bias on the output head (phi) */
     float logit_scale; /* factor of logits (granite); else 1 */
+    float logit_cap;   /* a logit becomes cap * tanh(logit / cap) (gemma2); 0: it stays */
 
     /* Tokens that begin and end a text. Any of eos_ids ends generation, bos_id does not.  Opening a
      * model adds the tokens that its tokenizer knows as ends (tokenizer_ends). */

@@ -109,6 +109,13 @@ static const struct {
     {FAMILY_MIXTRAL, "output_router_logits"},
     {FAMILY_MIXTRAL, "router_aux_loss_coef"},
     {FAMILY_MIXTRAL, "router_jitter_noise"},
+    {FAMILY_GPT_OSS, "output_router_logits"},
+    {FAMILY_GPT_OSS, "router_aux_loss_coef"},
+    /* The same as other fields, for other programs. */
+    {FAMILY_GPT_OSS, "experts_per_token"},
+    {FAMILY_GPT_OSS, "initial_context_length"},
+    {FAMILY_GEMMA2, "hidden_act"},
+    {FAMILY_GEMMA2, "cache_implementation"},
     {FAMILY_GEMMA3, "hidden_act"},
     {FAMILY_GEMMA3, "cache_implementation"},
 };

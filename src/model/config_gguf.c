@@ -36,10 +36,12 @@ static const struct arch {
     {"gemma3", FAMILY_GEMMA3, "attention.layer_norm_rms_epsilon"},
     {"olmo2", FAMILY_OLMO2, "attention.layer_norm_rms_epsilon"},
     {"granite", FAMILY_GRANITE, "attention.layer_norm_rms_epsilon"},
+    {"gemma2", FAMILY_GEMMA2, "attention.layer_norm_rms_epsilon"},
+    {"gpt-oss", FAMILY_GPT_OSS, "attention.layer_norm_rms_epsilon"},
 };
 #define SUPPORTED                                                                          \
-    "llama (Mistral and Mixtral too), qwen2, qwen3, qwen3moe, phi2, phi3, gemma, gemma3, " \
-    "olmo2, granite, falcon"
+    "llama (Mistral and Mixtral too), qwen2, qwen3, qwen3moe, phi2, phi3, gemma, gemma2, " \
+    "gemma3, olmo2, granite, falcon, gpt-oss"
 
 const char *config_gguf_families(void)
 {
@@ -147,7 +149,8 @@ static void read_yarn(struct meta *m, struct model_config *c, double factor)
         .original_ctx = integer(m, "rope.scaling.original_context_length", c->max_ctx),
         .beta_fast = real(m, "rope.scaling.yarn_beta_fast", 32),
         .beta_slow = real(m, "rope.scaling.yarn_beta_slow", 1),
-        .whole = true};
+        /* Files do not state it: gpt-oss has a ramp that begins and ends between dimensions. */
+        .whole = c->family != FAMILY_GPT_OSS};
     if (real(m, "rope.scaling.yarn_ext_factor", 1) != 1)
         refuse(m, "rope.scaling.yarn_ext_factor", "other than 1 is not supported");
     if (m->rc == 0 && !(factor >= 1 && y.original_ctx > 0 && y.beta_slow > 0 &&
@@ -309,10 +312,11 @@ static void read_experts(struct meta *m, struct model_config *c)
     c->n_experts_used = integer(m, "expert_used_count", c->n_experts > 0 ? -1 : 0);
     if (c->n_experts > 0 && c->family == FAMILY_LLAMA)
         c->family = FAMILY_MIXTRAL;
-    if (c->family == FAMILY_QWEN3_MOE)
+    if (c->family == FAMILY_QWEN3_MOE || c->family == FAMILY_GPT_OSS)
         c->n_ffn = integer(m, "expert_feed_forward_length", -1);
     c->experts_normed = c->n_experts > 0;
-    if (c->n_experts > 0 && c->family != FAMILY_MIXTRAL && c->family != FAMILY_QWEN3_MOE)
+    if (c->n_experts > 0 && c->family != FAMILY_MIXTRAL && c->family != FAMILY_QWEN3_MOE &&
+        c->family != FAMILY_GPT_OSS)
         refuse(m, "expert_count", "is not supported in this architecture");
 }
 
@@ -325,6 +329,19 @@ static void read_gemma3(struct meta *m, struct model_config *c)
     /* The files do not state the factor of scores.  It is 1 / sqrt(d_head) in all sizes but 27B,
      * whose files llama.cpp knows by the number of layers. */
     if (m->rc == 0 && c->n_layers == 62)
+        c->attn_scale = (float)(1.0 / sqrt((double)c->n_embd / c->n_heads));
+}
+
+static void read_gemma2(struct meta *m, struct model_config *c)
+{
+    c->embed_scale = sqrtf((float)c->n_embd);
+    c->attn_cap = (float)real(m, "attn_logit_softcapping", 50);
+    c->logit_cap = (float)real(m, "final_logit_softcapping", 30);
+    c->sliding_window = integer(m, "attention.sliding_window", 4096);
+    if (c->sliding_window > 0)
+        read_window_layers(m, c, 2);
+    /* As for Gemma 3: files do not state the factor of scores, which differs in 27B alone. */
+    if (m->rc == 0 && c->n_layers == 46)
         c->attn_scale = (float)(1.0 / sqrt((double)c->n_embd / c->n_heads));
 }
 
@@ -351,7 +368,8 @@ static void read_family(struct meta *m, struct model_config *c)
 {
     c->sliding_window = integer(m, "attention.sliding_window", 0);
     read_experts(m, c);
-    bool spread = c->family == FAMILY_GEMMA3 || c->family == FAMILY_OLMO2;
+    bool spread = c->family == FAMILY_GEMMA3 || c->family == FAMILY_OLMO2 ||
+                  c->family == FAMILY_GPT_OSS || c->family == FAMILY_GEMMA2;
     if (c->family == FAMILY_LLAMA && c->sliding_window > 0)
         c->family = FAMILY_MISTRAL;
     else if (c->sliding_window > 0 && c->family != FAMILY_PHI3 &&
@@ -361,8 +379,12 @@ static void read_family(struct meta *m, struct model_config *c)
         c->windowed = layer_set_run(0, c->n_layers);
     if (c->sliding_window > 0 && c->family == FAMILY_OLMO2)
         read_olmo3(m, c);
+    if (c->sliding_window > 0 && c->family == FAMILY_GPT_OSS)
+        read_window_layers(m, c, 2);
     if (c->family == FAMILY_GEMMA)
         c->embed_scale = sqrtf((float)c->n_embd);
+    if (c->family == FAMILY_GEMMA2)
+        read_gemma2(m, c);
     if (c->family == FAMILY_GEMMA3)
         read_gemma3(m, c);
     if (c->family == FAMILY_GRANITE)

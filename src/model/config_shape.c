@@ -35,6 +35,11 @@ void config_family_init(struct model_config *c, enum model_family family)
     case FAMILY_QWEN2:
         c->qkv_bias = true;
         break;
+    case FAMILY_GPT_OSS:
+        c->act = ACT_SWIGLU_CLAMPED;
+        c->qkv_bias = c->attn_out_bias = c->mlp_bias = c->router_bias = true;
+        c->attn_sinks = c->experts_normed = true;
+        break;
     case FAMILY_QWEN3:
     case FAMILY_QWEN3_MOE:
         c->qk_norm = QK_NORM_HEADS;
@@ -48,6 +53,11 @@ void config_family_init(struct model_config *c, enum model_family family)
         c->norm = NORM_RMS_PLUS_ONE;
         c->norm_place = NORMS_AROUND;
         c->qk_norm = QK_NORM_HEADS;
+        c->act = ACT_GELU_TANH;
+        break;
+    case FAMILY_GEMMA2:
+        c->norm_place = NORMS_AROUND;
+        c->norm = NORM_RMS_PLUS_ONE;
         c->act = ACT_GELU_TANH;
         break;
     case FAMILY_GEMMA:
@@ -120,6 +130,8 @@ static const struct shape {
      40960, 1e6, 1e-6f, 0, false, 151643, 151645},
     {"gemma-3-4b", FAMILY_GEMMA3, WEIGHT_BF16, 34, 2560, 8, 4, 256, 10240, 262208, 131072,
      1e6, 1e-6f, 1024, true, 2, 1},
+    {"gpt-oss-20b", FAMILY_GPT_OSS, WEIGHT_BF16, 24, 2880, 64, 8, 64, 2880, 201088, 131072,
+     150000, 1e-5f, 128, false, 199998, 200002},
     /* Shapes of this program: one that a laptop can measure, and two that are cheap enough for
      * tests. */
     {"bench-220m", FAMILY_LLAMA, WEIGHT_BF16, 12, 1024, 16, 16, 0, 2816, 32000, 8192, 1e4,
@@ -131,6 +143,20 @@ static const struct shape {
 };
 
 enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
+
+/* Every other layer sees all tokens. */
+static void fill_gpt_oss(struct model_config *c)
+{
+    const struct yarn y = {
+        .factor = 32, .beta_fast = 32, .beta_slow = 1, .original_ctx = 4096};
+    config_yarn_factors(c, &y);
+    c->rope_magnitude = (float)config_yarn_magnitude(y.factor, 1);
+    c->n_experts = 32;
+    c->n_experts_used = 4;
+    c->windowed = layer_set_run(0, 0);
+    for (int l = 0; l < c->n_layers; l += 2)
+        layer_set_add(&c->windowed, l);
+}
 
 /* Every sixth layer sees all tokens, and only these layers' rotations are stretched. */
 static void fill_gemma3(struct model_config *c)
@@ -178,6 +204,8 @@ static void fill(struct model_config *c, const struct shape *s)
     }
     if (c->family == FAMILY_GEMMA3)
         fill_gemma3(c);
+    if (c->family == FAMILY_GPT_OSS)
+        fill_gpt_oss(c);
 }
 
 const char *config_shape_name(int i)
@@ -187,7 +215,7 @@ const char *config_shape_name(int i)
 
 int config_shape(struct model_config *out, const char *name, struct err *err)
 {
-    char known[400] = "";
+    char known[480] = "";
     for (int i = 0; i < N_SHAPES; i++) {
         if (strcmp(shapes[i].name, name) == 0) {
             fill(out, &shapes[i]);
@@ -266,8 +294,8 @@ int64_t config_params(const struct model_config *c)
     int64_t mlp = (c->mlp_gated ? 2 : 1) * linear(d, c->n_ffn, c->mlp_bias) +
                   linear(c->n_ffn, d, c->mlp_bias);
     if (c->n_experts > 0)
-        mlp = c->n_experts * (mlp + d); /* d: the expert's row of the router */
-    int64_t layer = attn + mlp + n_norms * norm;
+        mlp = c->n_experts * (mlp + linear(d, 1, c->router_bias)); /* a row of the router */
+    int64_t layer = attn + mlp + n_norms * norm + (c->attn_sinks ? c->n_heads : 0);
     int64_t total = c->n_layers * layer + norm + c->vocab_size * d;
     if (!c->tie_word_embeddings)
         total += c->vocab_size * d;

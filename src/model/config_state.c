@@ -12,7 +12,7 @@
 
 /* If this fails, a field was added.  Decide whether it changes a state's bits, name it below if it
  * does, and adapt the size. */
-_Static_assert(sizeof(struct model_config) == 1472 || sizeof(void *) != 8,
+_Static_assert(sizeof(struct model_config) == 1488 || sizeof(void *) != 8,
                "struct model_config has changed: see config_state_text");
 
 /* Returns the maximum context if the rotation depends on it, else 0. */
@@ -76,6 +76,10 @@ static char *more_text(const struct model_config *c)
                   {"residual", (double)c->residual_scale, 1},
                   {"scores", (double)c->attn_scale, 0},
                   {"logits", (double)c->logit_scale, 1},
+                  {"score cap", (double)c->attn_cap, 0},
+                  {"logit cap", (double)c->logit_cap, 0},
+                  {"sinks", c->attn_sinks, 0},
+                  {"router bias", c->router_bias, 0},
                   {"local theta", c->rope_local_theta, 0},
                   {"magnitude", (double)c->rope_magnitude, 1}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {

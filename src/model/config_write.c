@@ -38,6 +38,11 @@ static void put_rope(struct json *o, const struct model_config *c)
     json_put_real(o, "rope_theta", c->rope_theta);
     if (c->d_rope != c->d_head) /* 0.5 is added so that truncation gives d_rope again */
         json_put_real(o, "partial_rotary_factor", (c->d_rope + 0.5) / c->d_head);
+    if (c->family == FAMILY_GPT_OSS && c->rope_scaling.kind == ROPE_SCALING_NONE) {
+        struct json *s = json_new_object(); /* else the reference stretches rotations */
+        json_put_string(s, "rope_type", "default");
+        json_put(o, "rope_scaling", s);
+    }
     if (c->rope_scaling.kind == ROPE_SCALING_FACTORS) {
         struct json *s = json_new_object(), *list = json_new_array();
         for (int i = 0; i < c->d_rope / 2; i++)
@@ -97,7 +102,10 @@ static void put_llama_like(struct json *o, const struct model_config *c)
     json_put_int(o, "num_key_value_heads", c->n_kv_heads);
     json_put_int(o, "head_dim", c->d_head);
     json_put_real(o, "rms_norm_eps", c->norm_eps);
-    json_put_string(o, c->family == FAMILY_GEMMA3 ? "hidden_activation" : "hidden_act",
+    json_put_string(o,
+                    c->family == FAMILY_GEMMA3 || c->family == FAMILY_GEMMA2
+                        ? "hidden_activation"
+                        : "hidden_act",
                     c->act == ACT_GELU_TANH ? "gelu_pytorch_tanh" : "silu");
     put_rope(o, c);
     if (c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3 ||
@@ -109,9 +117,16 @@ static void put_llama_like(struct json *o, const struct model_config *c)
     }
     if (c->n_experts > 0)
         put_experts(o, c);
-    if (c->family == FAMILY_GEMMA3)
+    if (c->family == FAMILY_GEMMA3 || c->family == FAMILY_GEMMA2)
         put_gemma3(o, c);
-    if (c->family == FAMILY_GEMMA3 || c->family == FAMILY_OLMO3) {
+    if (c->family == FAMILY_GEMMA2) { /* 0: no cap */
+        json_put_real(o, "attn_logit_softcapping", (double)c->attn_cap);
+        json_put_real(o, "final_logit_softcapping", (double)c->logit_cap);
+    }
+    if (c->family == FAMILY_GPT_OSS)
+        json_put_bool(o, "attention_bias", true);
+    if (c->family == FAMILY_GEMMA3 || c->family == FAMILY_OLMO3 ||
+        c->family == FAMILY_GPT_OSS || c->family == FAMILY_GEMMA2) {
         if (c->rope_local_theta > 0)
             json_put_real(o, "rope_local_base_freq", c->rope_local_theta);
         if (c->sliding_window != 0)
@@ -181,6 +196,8 @@ char *config_write(const struct model_config *c)
     case FAMILY_OLMO2:
     case FAMILY_OLMO3:
     case FAMILY_GRANITE:
+    case FAMILY_GPT_OSS:
+    case FAMILY_GEMMA2:
         put_llama_like(o, c);
         break;
     case FAMILY_OPT:

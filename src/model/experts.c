@@ -107,9 +107,14 @@ static int expert(const struct layer_call *c, const struct activations *a, int e
     struct weight w_up = matrix_of(m, &c->lw->w_up, e, (int64_t)2 * cfg->n_ffn);
     struct weight w_down = matrix_of(m, &c->lw->w_down, e, cfg->n_embd);
     struct mat up = mat_rows(a->up, 0, rows.rows), ffn = mat_rows(a->ffn, 0, rows.rows);
-    TRY(m->dev->ops->matmul(c->s, up, rows, &w_up, NULL));
+    const float *b_up = c->lw->b_up, *b_down = c->lw->b_down;
+    if (cfg->mlp_bias) {
+        b_up += (size_t)e * (size_t)w_up.n;
+        b_down += (size_t)e * (size_t)w_down.n;
+    }
+    TRY(m->dev->ops->matmul(c->s, up, rows, &w_up, b_up));
     TRY(m->dev->ops->act_mul(c->s, ffn, up, model_activation(cfg->act)));
-    return m->dev->ops->matmul(c->s, rows, ffn, &w_down, NULL);
+    return m->dev->ops->matmul(c->s, rows, ffn, &w_down, b_down);
 }
 
 int experts_mlp(const struct layer_call *c, const struct activations *a, struct mat normed,
@@ -122,7 +127,7 @@ int experts_mlp(const struct layer_call *c, const struct activations *a, struct 
     int32_t *ids = a->experts, *use = ids + n * n_used;
     float *weights = (float *)(use + n);
     CHECK(normed.dtype == DTYPE_F32 && out.dtype == DTYPE_F32);
-    TRY(c->m->dev->ops->matmul(c->s, numbers, normed, &c->lw->router, NULL));
+    TRY(c->m->dev->ops->matmul(c->s, numbers, normed, &c->lw->router, c->lw->b_router));
     for (int64_t i = 0; i < n; i++) {
         experts_choose(cfg, (const float *)numbers.data + i * numbers.ld, ids + i * n_used,
                        weights + i * n_used);

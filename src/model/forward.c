@@ -217,6 +217,8 @@ enum activation model_activation(enum act_kind a)
         return ACTIVATION_GELU;
     case ACT_GELU_TANH:
         return ACTIVATION_GELU_TANH;
+    case ACT_SWIGLU_CLAMPED:
+        return ACTIVATION_SWIGLU_CLAMPED;
     case ACT_RELU:
         break;
     }
@@ -307,8 +309,12 @@ static int layer(void *arg)
     struct mat att = first_rows(a->att, n), summand = first_rows(a->norm2, n);
     struct mat sum = first_rows(a->sum, n);
     bool after = cfg->norm_place == NORMS_AFTER;
-    float attn_scale = cfg->attn_scale > 0 ? cfg->attn_scale
-                                           : (float)(1.0 / sqrt((double)cfg->d_head));
+    const struct attention_rule rule = {
+        .scale = cfg->attn_scale > 0 ? cfg->attn_scale
+                                     : (float)(1.0 / sqrt((double)cfg->d_head)),
+        .cap = cfg->attn_cap,
+        .window = config_window(cfg, c->l),
+        .sinks = lw->sinks};
 
     /* Attention: q, K and V are projected from the normalised input.  K and V enter the cache; q
      * attends to the whole cache. */
@@ -316,7 +322,7 @@ static int layer(void *arg)
     expect_one(c, &lw->wo);
     TRY(project_qkv(m, a, s, lw, normed, q, c->kv_rows));
     TRY(op->rope_kv_fill(s, q, c->kv, c->kv_rows, model_rope(m, c->l), c->r));
-    TRY(op->attention(s, att, q, c->kv, c->r, attn_scale, config_window(cfg, c->l)));
+    TRY(op->attention(s, att, q, c->kv, c->r, &rule));
     if (cfg->n_experts == 0)
         expect_one(c, &lw->w_up);
     TRY(op->matmul(s, summand, att, &lw->wo, lw->bo));
@@ -397,5 +403,10 @@ int model_head(const struct model *m, struct model_work *w, struct stream *s, st
         TRY(head_of_ranks(m, a, s, normed, logits));
     else
         TRY(m->dev->ops->matmul(s, logits, normed, &m->w.head, m->w.head_bias));
+    if (m->cfg.logit_cap > 0) {
+        TRY(scale(m, w, s, logits, 1 / m->cfg.logit_cap));
+        TRY(m->dev->ops->act(s, logits, ACTIVATION_TANH));
+        return scale(m, w, s, logits, m->cfg.logit_cap);
+    }
     return scale(m, w, s, logits, m->cfg.logit_scale);
 }

@@ -18,6 +18,7 @@
 #include "model/gguf_types.h"
 
 #include "base/bytes.h"
+#include "tensor/q4_blocks.h"
 
 #include <math.h>
 #include <string.h>
@@ -244,14 +245,10 @@ static void decode_iq4_xs(const uint8_t *b, float *y, size_t n)
     }
 }
 
-/* Twice the values of the four-bit floating-point numbers E2M1. */
-static const int8_t e2m1_values[16] = {0, 1,  2,  3,  4,  6,  8,  12,
-                                       0, -1, -2, -3, -4, -6, -8, -12};
-
 static void decode_mxfp4(const uint8_t *b, float *y, size_t n)
 {
     for (; n > 0; n--, b += 17, y += 32)
-        decode_by_table(e2m1_values, ldexpf(1, b[0] - 128), b + 1, y);
+        decode_by_table(q4_mxfp4_values, ldexpf(1, b[0] - 128), b + 1, y);
 }
 
 static const struct gguf_type types[GGUF_N_TYPES] = {

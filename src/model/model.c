@@ -220,7 +220,9 @@ static bool has_any_context(const struct model *m)
 static int check_parts(const struct model *m, struct err *err)
 {
     const struct model_config *c = &m->cfg;
-    const char *part = c->n_experts > 0                ? "experts"
+    const char *part = c->n_experts > 0                      ? "experts"
+                       : c->attn_sinks                       ? "attention sinks"
+                       : c->attn_cap > 0 || c->logit_cap > 0 ? "caps of scores or logits"
                        : c->norm_place != NORMS_BEFORE ? "norms behind attention and MLP"
                        : c->qk_norm == QK_NORM_ALL     ? "norms over all heads"
                        : c->residual_scale != 1        ? "a factor of the residual stream"
@@ -291,7 +293,7 @@ static bool any_type(const char *name)
 
 static bool has_no_kernels(const char *name)
 {
-    static const char *const with[] = {"Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0"};
+    static const char *const with[] = {"Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "MXFP4"};
     for (size_t i = 0; i < sizeof with / sizeof with[0]; i++)
         if (strcmp(with[i], name) == 0)
             return false;
@@ -480,7 +482,8 @@ static int weight_kind(struct model *m, const struct model_opts *o, enum weights
     if (m->is_packed)
         return check_packed_kind(m, name, err);
     bool made = *held == WEIGHTS_Q4;
-    if (!made && (*held != WEIGHTS_AS_STORED || (!chosen && !gguf_files_is(m->source))))
+    bool may_have_blocks = gguf_files_is(m->source) || m->cfg.is_quantised;
+    if (!made && (*held != WEIGHTS_AS_STORED || (!chosen && !may_have_blocks)))
         return 0;
     struct weights_info info = {0};
     int rc = weights_describe(&info, m->source, &m->cfg, m->dtype, err);

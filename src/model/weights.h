@@ -39,6 +39,8 @@ struct layer_weights {
     /* [n_experts][d].  With a router, w_up and w_down hold those of all experts, one behind
      * another: [n_experts * 2 * n_ffn][d] and [n_experts * d][n_ffn]. */
     struct weight router;
+    const float *b_router; /* [n_experts]; b_up and b_down then have all experts', too */
+    const float *sinks;    /* [n_heads] (ops.h, attention_rule) */
 };
 
 struct layer_source;

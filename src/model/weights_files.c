@@ -306,11 +306,132 @@ static struct naming naming_of(const struct directory *d, const struct tensor_li
     return known[0];
 }
 
-static int match_one(const struct checkpoint *cp, const struct directory *d,
-                     const struct tensor_spec *t, const struct naming *n,
-                     struct tensor_src *out, struct err *err)
+/* The tensor of all experts that has one expert's rows, and their place there.  Gate and up of an
+ * expert are one matrix, whose rows alternate. */
+struct fused {
+    char stem[TENSOR_NAME_BYTES]; /* "model.layers.0.mlp.experts.down_proj" */
+    int64_t expert, n_rows;       /* rows of each expert in the tensor */
+    int32_t step, first;          /* every step-th of them, from `first` on */
+};
+
+static struct fused fused_of(const struct model_config *c, const struct tensor_spec *t)
 {
+    const struct tensor_part *p = &t->parts[0];
+    bool down = p->slot == SLOT_DOWN || p->slot == SLOT_B_DOWN;
+    int64_t n_rows = slot_rows(c, p->slot) / c->n_experts;
+    struct fused x = {
+        .expert = p->dst_row / n_rows, .n_rows = n_rows, .step = down ? 1 : 2};
+    x.first = p->dst_row % n_rows != 0;
+    const char *end = strstr(t->name, ".experts.");
+    snprintf(x.stem, sizeof x.stem, "%.*s.experts.%s", (int)(end - t->name), t->name,
+             down ? "down_proj" : "gate_up_proj");
+    return x;
+}
+
+/* Finds a part of a fused tensor and checks its shape, which is [n_experts] and then `shape`. */
+static struct found *fused_part(const struct directory *d, const struct naming *n,
+                                const struct model_config *c, const char *stem,
+                                const char *suffix, int n_dims, const uint64_t *shape,
+                                struct err *err)
+{
+    char name[TENSOR_NAME_BYTES + 8], has[192], wants[64];
+    snprintf(name, sizeof name, "%s%s", stem, suffix);
+    struct found *f = find_named(d, n, name);
+    if (f == NULL)
+        return NULL;
+    const struct safetensors_tensor *have = f->tensor;
+    d->used[f - d->items] = true;
+    bool fits = have->n_dims == n_dims + 1 && have->shape[0] == (uint64_t)c->n_experts;
+    for (int i = 0; fits && i < n_dims; i++)
+        fits = have->shape[1 + i] == shape[i];
+    if (fits)
+        return f;
+    shape_text(has, sizeof has, have->shape, have->n_dims);
+    shape_text(wants, sizeof wants, shape, n_dims);
+    err_set(err, ERR_MISMATCH,
+            "%s: tensor '%s' has shape %s, config.json asks for %d experts of %s",
+            f->file->path, have->name, has, c->n_experts, wants);
+    return NULL;
+}
+
+static void take_from(const struct found *f, struct tensor_src *out)
+{
+    out->in_file = true;
+    out->fd = f->file->fd;
+    out->at = f->tensor->begin;
+    out->file = f->file->path;
+}
+
+/* Takes the MXFP4 blocks of an expert: [n_experts][rows][blocks][16], and exponents
+ * [n_experts][rows][blocks]. Returns whether the checkpoint has them. */
+static bool match_blocks(const struct directory *d, const struct naming *n,
+                         const struct model_config *c, const struct tensor_spec *t,
+                         const struct fused *x, struct tensor_src *out, struct err *err)
+{
+    const struct gguf_type *type = gguf_type(GGUF_TYPE_MXFP4);
+    const uint64_t blocks = (uint64_t)t->cols / 32,
+                   shape[] = {(uint64_t)x->n_rows, blocks, 16};
+    struct found *f = fused_part(d, n, c, x->stem, "_blocks", 3, shape, err);
+    if (f == NULL)
+        return false;
+    struct found *scales = fused_part(d, n, c, x->stem, "_scales", 2, shape, err);
+    if (scales == NULL || t->cols % 32 != 0 || f->file != scales->file ||
+        f->tensor->dtype != SAFETENSORS_U8 || scales->tensor->dtype != SAFETENSORS_U8) {
+        if (err->code == 0)
+            err_set(err, ERR_MISMATCH,
+                    "%s: tensor '%s' needs exponents '%s_scales' beside it, both U8",
+                    f->file->path, f->tensor->name, x->stem);
+        return false;
+    }
+    uint64_t first = (uint64_t)(x->expert * x->n_rows + x->first) * blocks;
+    take_from(f, out);
+    out->dtype = DTYPE_F32;
+    out->type = type;
+    out->at += first * 16;
+    out->scales_at = scales->tensor->begin + first;
+    out->file_row_bytes = (size_t)blocks * type->bytes;
+    out->rows = (struct row_map){.order = ROWS_STEPS, .step = x->step};
+    return true;
+}
+
+/* Finds an expert's rows in the tensor of all experts: a bias [n_experts][rows], a matrix
+ * [n_experts][cols][rows], or blocks. Returns whether the checkpoint has them. */
+static bool match_fused(const struct directory *d, const struct naming *n,
+                        const struct model_config *c, const struct tensor_spec *t,
+                        struct tensor_src *out, struct err *err)
+{
+    const struct fused x = fused_of(c, t);
+    bool bias = t->n_dims == 1;
+    const uint64_t of_bias[] = {(uint64_t)x.n_rows},
+                   of_matrix[] = {(uint64_t)t->cols, (uint64_t)x.n_rows};
+    struct found *f = fused_part(d, n, c, x.stem, bias ? "_bias" : "", bias ? 1 : 2,
+                                 bias ? of_bias : of_matrix, err);
+    if (f == NULL)
+        return !bias && match_blocks(d, n, c, t, &x, out, err);
+    if (check_dtype(f, &out->dtype, err) != 0)
+        return false;
+    size_t bytes = dtype_bytes(out->dtype);
+    take_from(f, out);
+    out->file_row_bytes = (size_t)t->cols * bytes;
+    out->at += (uint64_t)(x.expert * x.n_rows * t->cols + x.first) * bytes;
+    out->rows = (struct row_map){.order = bias ? ROWS_STEPS : ROWS_COLUMNS,
+                                 .step = x.step,
+                                 .line_bytes = (size_t)x.n_rows * bytes};
+    return true;
+}
+
+static int match_one(const struct checkpoint *cp, const struct directory *d,
+                     const struct model_config *c, const struct tensor_spec *t,
+                     const struct naming *n, struct tensor_src *out, struct err *err)
+{
+    struct err of_fused = {0};
     struct found *f = find_named(d, n, t->name);
+    if (f == NULL && c->n_experts > 0 && slot_is_of_experts(t->parts[0].slot)) {
+        if (match_fused(d, n, c, t, out, &of_fused))
+            return 0;
+        if (of_fused.code != 0)
+            return err_set(err, of_fused.code, "%s", of_fused.msg);
+    }
     if (f == NULL)
         return err_set(err, ERR_MISMATCH,
                        "%s: tensor '%s' is missing, but config.json requires it; the "
@@ -435,7 +556,7 @@ static int match_all(struct checkpoint *cp, const struct directory *d,
 {
     struct naming n = naming_of(d, want);
     for (size_t i = 0; i < want->n; i++) {
-        int rc = match_one(cp, d, &want->items[i], &n, &src[i], err);
+        int rc = match_one(cp, d, c, &want->items[i], &n, &src[i], err);
         if (rc != 0)
             return rc;
     }

@@ -16,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/file.h"
 #include "base/mem.h"
 #include "model/config_gguf.h"
 
@@ -43,7 +42,7 @@ static const char *up_stem(const struct model_config *c, const struct tensor_spe
 /* Returns the GGUF name of the tensor that holds a matrix of every expert. */
 static const char *experts_stem(const struct model_config *c, const struct tensor_part *p)
 {
-    if (p->slot == SLOT_DOWN)
+    if (p->slot == SLOT_DOWN || p->slot == SLOT_B_DOWN)
         return "ffn_down_exps";
     bool gate = p->dst_row / c->n_ffn % 2 == 0;
     return gate ? "ffn_gate_exps" : "ffn_up_exps";
@@ -55,6 +54,8 @@ static const char *norm_stem(const struct model_config *c, bool attention)
 {
     if (c->norm_place == NORMS_AFTER)
         return attention ? "post_attention_norm" : "post_ffw_norm";
+    if (c->family == FAMILY_GPT_OSS && !attention)
+        return "post_attention_norm";
     if (c->block == BLOCK_PARALLEL_NORM2)
         return attention ? "attn_norm_2" : "attn_norm";
     return attention ? "attn_norm" : "ffn_norm";
@@ -86,7 +87,10 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
     case SLOT_BO:
         return "attn_output";
     case SLOT_ROUTER:
+    case SLOT_B_ROUTER:
         return "ffn_gate_inp";
+    case SLOT_SINKS:
+        return "attn_sinks";
     case SLOT_UP:
     case SLOT_B_UP:
         return c->n_experts > 0 ? experts_stem(c, &t->parts[0]) : up_stem(c, t);
@@ -104,7 +108,8 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
 
 static void gguf_name(char *out, size_t n, const struct tensor_spec *t, const char *stem)
 {
-    const char *end = t->kind == TENSOR_BIAS ? "bias" : "weight";
+    bool is_bias = t->kind == TENSOR_BIAS && t->parts[0].slot != SLOT_SINKS;
+    const char *end = is_bias ? "bias" : "weight";
     if (slot_is_in_layer(t->parts[0].slot))
         snprintf(out, n, "blk.%d.%s.%s", t->layer, stem, end);
     else
@@ -136,42 +141,6 @@ static struct row_map rows_of(const struct model_config *c, const struct tensor_
                                 .per_group = c->n_heads / c->n_kv_heads,
                                 .n_groups = c->n_kv_heads};
     return (struct row_map){.order = ROWS_SAME};
-}
-
-/* Returns the number of the row in the file that holds row r of the tensor. */
-static int64_t file_row(const struct row_map *m, int64_t r)
-{
-    const int64_t d = m->d_head, half = d / 2;
-    if (m->order == ROWS_PAIRS) {
-        int64_t head = r / d, i = r % d;
-        return head * d + (i < half ? 2 * i : 2 * (i - half) + 1);
-    }
-    if (m->order == ROWS_GROUPS) {
-        int64_t q = m->per_group * d, group = r / (q + 2 * d), i = r % (q + 2 * d);
-        if (i < q)
-            return group * q + i;
-        int64_t kv = i - q, first = m->n_groups * q;
-        return kv < d ? first + group * d + kv
-                      : first + m->n_groups * d + group * d + (kv - d);
-    }
-    return r;
-}
-
-/* Reads runs of rows that lie together in the file with one call each. */
-int tensor_src_read(const struct tensor_src *s, int64_t row, int64_t n, void *dst)
-{
-    uint8_t *to = dst;
-    int rc = 0;
-    for (int64_t i = 0, run; rc == 0 && i < n; i += run) {
-        int64_t first = file_row(&s->rows, row + i);
-        run = s->rows.order == ROWS_SAME ? n : 1;
-        while (i + run < n && file_row(&s->rows, row + i + run) == first + run)
-            run++;
-        rc = file_read_at(s->fd, to + (size_t)i * s->file_row_bytes,
-                          (size_t)run * s->file_row_bytes,
-                          s->at + (uint64_t)first * s->file_row_bytes);
-    }
-    return rc;
 }
 
 /* --- matching ----------------------------------------------------------------------------- */
@@ -272,15 +241,17 @@ static int match_stacked(const struct match *m, const struct tensor_spec *t,
     return take_rows(m, in, have, t, q ? 0 : n_q + p->dst_row, out);
 }
 
-/* Takes the matrix of one expert from the tensor of all experts, [n_experts][rows][cols]. */
+/* Takes the matrix or the bias of one expert from the tensor of all experts,
+ * [n_experts][rows][cols] or [n_experts][rows]. */
 static int take_expert(const struct match *m, const struct gguf_file *in,
                        const struct gguf_tensor *have, const struct tensor_spec *t,
                        struct tensor_src *out)
 {
     const struct tensor_part *p = &t->parts[0];
     int64_t rows_each = slot_rows(m->c, p->slot) / m->c->n_experts;
-    if (have->n_dims != 3 || have->shape[0] != (uint64_t)m->c->n_experts ||
-        have->shape[1] != (uint64_t)t->rows || have->shape[2] != (uint64_t)t->cols)
+    if (have->n_dims != t->n_dims + 1 || have->shape[0] != (uint64_t)m->c->n_experts ||
+        have->shape[1] != (uint64_t)t->rows ||
+        (t->n_dims == 2 && have->shape[2] != (uint64_t)t->cols))
         return err_set(m->err, ERR_MISMATCH,
                        "%s: tensor '%s' does not hold %d experts of %" PRId64
                        " rows of %" PRId64 ", as the metadata asks",
@@ -296,8 +267,7 @@ static int match_one(const struct match *m, const struct tensor_spec *t,
     bool found = false;
     gguf_name(name, sizeof name, t, stem_of(m->c, t));
     const struct gguf_tensor *have = find(m, name, &in);
-    bool of_expert = m->c->n_experts > 0 &&
-                     (t->parts[0].slot == SLOT_UP || t->parts[0].slot == SLOT_DOWN);
+    bool of_expert = m->c->n_experts > 0 && slot_is_of_experts(t->parts[0].slot);
     if (have != NULL && of_expert)
         return take_expert(m, in, have, t, out);
     if (have != NULL)

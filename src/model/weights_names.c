@@ -38,6 +38,7 @@ struct names {
 #define HEAD_NAME   "lm_head"
 #define Q_NORM_NAME "self_attn.q_norm"
 #define K_NORM_NAME "self_attn.k_norm"
+#define SINKS_NAME  "self_attn.sinks"
 
 static const struct names llama_names = {
     .prefix = "model.",
@@ -121,6 +122,13 @@ static struct names names_of(const struct model_config *c)
         n.up = "up_proj";
         n.down = "down_proj";
         return n;
+    case FAMILY_GPT_OSS: /* folders have one tensor of all experts (weights_files.c) */
+        n.router = "mlp.router";
+        n.expert = "mlp.experts";
+        n.gate = "gate_proj";
+        n.up = "up_proj";
+        n.down = "down_proj";
+        return n;
     case FAMILY_MIXTRAL:
         n.router = "block_sparse_moe.gate";
         n.expert = "block_sparse_moe.experts";
@@ -128,6 +136,7 @@ static struct names names_of(const struct model_config *c)
         n.up = "w3";
         n.down = "w2";
         return n;
+    case FAMILY_GEMMA2:
     case FAMILY_GEMMA3:
         n.post1 = "post_attention_layernorm";
         n.norm2 = "pre_feedforward_layernorm";
@@ -192,13 +201,16 @@ int64_t slot_rows(const struct model_config *c, enum slot s)
     case SLOT_WV:
         return kv_dim(c);
     case SLOT_UP:
-        return MAX(c->n_experts, 1) * slot_rows(c, SLOT_B_UP);
+    case SLOT_B_UP:
+        return (int64_t)MAX(c->n_experts, 1) * c->n_ffn * (c->mlp_gated ? 2 : 1);
     case SLOT_DOWN:
+    case SLOT_B_DOWN:
         return (int64_t)MAX(c->n_experts, 1) * c->n_embd;
     case SLOT_ROUTER:
+    case SLOT_B_ROUTER:
         return c->n_experts;
-    case SLOT_B_UP:
-        return (int64_t)c->n_ffn * (c->mlp_gated ? 2 : 1);
+    case SLOT_SINKS:
+        return c->n_heads;
     case SLOT_Q_NORM:
         return c->qk_norm == QK_NORM_ALL ? q_dim(c) : c->d_head;
     case SLOT_K_NORM:
@@ -273,6 +285,8 @@ static bool slot_has(const struct model_config *c, enum slot bias)
         return c->attn_out_bias;
     case SLOT_HEAD_BIAS:
         return c->head_bias;
+    case SLOT_B_ROUTER:
+        return c->router_bias;
     default:
         return c->mlp_bias;
     }
@@ -370,6 +384,11 @@ static void add_qkv(struct builder *b, const struct names *n)
         add_norm(b, Q_NORM_NAME, SLOT_Q_NORM, N_SLOTS);
         add_norm(b, K_NORM_NAME, SLOT_K_NORM, N_SLOTS);
     }
+    if (c->attn_sinks) {
+        struct tensor_spec *t = add_spec(b, SINKS_NAME, "");
+        add_part(t, whole(SLOT_SINKS, 0, c->n_heads));
+        finish(b, t, TENSOR_BIAS);
+    }
 }
 
 /* Adds a matrix of expert e, whose rows go to [dst_row, + n_rows) of slot w. */
@@ -379,13 +398,13 @@ static void add_expert_matrix(struct builder *b, const struct names *n, int e,
 {
     char name[TENSOR_NAME_BYTES];
     snprintf(name, sizeof name, "%s.%d.%s", n->expert, e, stem);
-    add_linear(b, name, w, N_SLOTS, dst_row, n_rows);
+    add_linear(b, name, w, w == SLOT_UP ? SLOT_B_UP : SLOT_B_DOWN, dst_row, n_rows);
 }
 
 static void add_experts(struct builder *b, const struct names *n)
 {
     const struct model_config *c = b->c;
-    add_linear(b, n->router, SLOT_ROUTER, N_SLOTS, 0, c->n_experts);
+    add_linear(b, n->router, SLOT_ROUTER, SLOT_B_ROUTER, 0, c->n_experts);
     for (int e = 0; e < c->n_experts; e++) {
         int64_t first = (int64_t)e * 2 * c->n_ffn;
         add_expert_matrix(b, n, e, n->gate, SLOT_UP, first, c->n_ffn);

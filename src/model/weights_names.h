@@ -45,8 +45,10 @@ enum slot {
     SLOT_Q_NORM,
     SLOT_K_NORM,
     SLOT_BO,
-    SLOT_B_UP,
+    SLOT_B_UP, /* with experts: those of all experts, and so SLOT_B_DOWN */
     SLOT_B_DOWN,
+    SLOT_B_ROUTER,
+    SLOT_SINKS, /* scores of attention that only enter the sum, one of each head */
     N_SLOTS,
 };
 
@@ -61,6 +63,12 @@ static inline bool slot_is_matrix(enum slot s)
 static inline bool slot_is_vector(enum slot s)
 {
     return s > SLOT_ROUTER;
+}
+
+/* Returns whether a slot holds the numbers of all experts, if there are any. */
+static inline bool slot_is_of_experts(enum slot s)
+{
+    return s == SLOT_UP || s == SLOT_DOWN || s == SLOT_B_UP || s == SLOT_B_DOWN;
 }
 
 /* Returns whether each layer has its own slot of this kind. */

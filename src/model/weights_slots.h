@@ -66,9 +66,13 @@ static inline const float **slot_vector(struct weights *w, struct layer_weights 
         return &l->bo;
     case SLOT_B_UP:
         return &l->b_up;
-    default:
-        CHECK(s == SLOT_B_DOWN);
+    case SLOT_B_DOWN:
         return &l->b_down;
+    case SLOT_B_ROUTER:
+        return &l->b_router;
+    default:
+        CHECK(s == SLOT_SINKS);
+        return &l->sinks;
     }
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "model/matrix_types.h"
 #include "model/pack_file.h"
@@ -40,8 +41,9 @@ enum dtype tensor_src_q4_type(const struct tensor_src *src)
     } known[] = {{"Q4_0", DTYPE_Q4_0},
                  {"Q4_1", DTYPE_Q4_1},
                  {"Q4_K", DTYPE_Q4_K},
-                 {"Q6_K", DTYPE_Q6_K}};
-    for (int i = 0; src->type != NULL && i < 4; i++)
+                 {"Q6_K", DTYPE_Q6_K},
+                 {"MXFP4", DTYPE_MXFP4}};
+    for (int i = 0; src->type != NULL && i < 5; i++)
         if (strcmp(src->type->name, known[i].name) == 0)
             return known[i].type;
     return DTYPE_F32;
@@ -120,6 +122,105 @@ void tensor_set_close(struct tensor_set *set)
     free(set->src);
     tensor_list_free(&set->list);
     *set = (struct tensor_set){0};
+}
+
+/* --- reading rows ------------------------------------------------------------------------- */
+
+/* Returns the number of the row in the file that holds row r of the tensor. */
+static int64_t file_row(const struct row_map *m, int64_t r)
+{
+    const int64_t d = m->d_head, half = d / 2;
+    if (m->order == ROWS_PAIRS) {
+        int64_t head = r / d, i = r % d;
+        return head * d + (i < half ? 2 * i : 2 * (i - half) + 1);
+    }
+    if (m->order == ROWS_GROUPS) {
+        int64_t q = m->per_group * d, group = r / (q + 2 * d), i = r % (q + 2 * d);
+        if (i < q)
+            return group * q + i;
+        int64_t kv = i - q, first = m->n_groups * q;
+        return kv < d ? first + group * d + kv
+                      : first + m->n_groups * d + group * d + (kv - d);
+    }
+    return r;
+}
+
+/* Reads every step-th of the pieces at `at`, n of them, to[0], to[to_step], ... */
+static int read_steps(int fd, uint64_t at, size_t bytes, int32_t step, int64_t n,
+                      uint8_t *to, size_t to_step)
+{
+    size_t all = ((size_t)(n - 1) * (size_t)step + 1) * bytes;
+    uint8_t *span = xmalloc(all);
+    int rc = file_read_at(fd, span, all, at);
+    for (int64_t i = 0; rc == 0 && i < n; i++)
+        memcpy(to + (size_t)i * to_step, span + (size_t)i * (size_t)step * bytes, bytes);
+    free(span);
+    return rc;
+}
+
+/* Reads rows that are columns of the file's matrix. */
+static int read_columns(const struct tensor_src *s, int64_t row, int64_t n, uint8_t *to)
+{
+    size_t bytes = dtype_bytes(s->dtype), step = (size_t)s->rows.step;
+    int rc = 0;
+    for (size_t k = 0; rc == 0 && k < s->file_row_bytes / bytes; k++)
+        rc = read_steps(s->fd, s->at + k * s->rows.line_bytes + (size_t)row * step * bytes,
+                        bytes, s->rows.step, n, to + k * bytes, s->file_row_bytes);
+    return rc;
+}
+
+/* Makes a GGUF file's block of 32 numbers of a folder's, in which neighbours share a byte. */
+static void make_block(uint8_t exponent, const uint8_t q[16], uint8_t out[17])
+{
+    out[0] = exponent;
+    for (int i = 0; i < 16; i++) {
+        int shift = 4 * (i % 2);
+        out[1 + i] = (uint8_t)((q[i / 2] >> shift & 15) | (q[8 + i / 2] >> shift & 15)
+                                                              << 4);
+    }
+}
+
+/* Reads rows of MXFP4 whose exponents are a tensor of their own. */
+static int read_split_blocks(const struct tensor_src *s, int64_t row, int64_t n,
+                             uint8_t *to)
+{
+    size_t blocks = s->file_row_bytes / s->type->bytes, all = (size_t)n * blocks;
+    uint8_t *numbers = xmalloc(all * 17), *exponents = numbers + all * 16;
+    uint64_t first = (uint64_t)row * (uint64_t)s->rows.step * blocks;
+    int rc = read_steps(s->fd, s->at + first * 16, blocks * 16, s->rows.step, n, numbers,
+                        blocks * 16);
+    if (rc == 0)
+        rc = read_steps(s->fd, s->scales_at + first, blocks, s->rows.step, n, exponents,
+                        blocks);
+    for (size_t i = 0; rc == 0 && i < all; i++)
+        make_block(exponents[i], numbers + 16 * i, to + 17 * i);
+    free(numbers);
+    return rc;
+}
+
+/* Reads runs of rows that lie together in the file with one call each. */
+int tensor_src_read(const struct tensor_src *s, int64_t row, int64_t n, void *dst)
+{
+    uint8_t *to = dst;
+    int rc = 0;
+    if (s->scales_at != 0)
+        return read_split_blocks(s, row, n, to);
+    if (s->rows.order == ROWS_COLUMNS)
+        return read_columns(s, row, n, to);
+    if (s->rows.order == ROWS_STEPS)
+        return read_steps(
+            s->fd, s->at + (uint64_t)row * (uint64_t)s->rows.step * s->file_row_bytes,
+            s->file_row_bytes, s->rows.step, n, to, s->file_row_bytes);
+    for (int64_t i = 0, run; rc == 0 && i < n; i += run) {
+        int64_t first = file_row(&s->rows, row + i);
+        run = s->rows.order == ROWS_SAME ? n : 1;
+        while (i + run < n && file_row(&s->rows, row + i + run) == first + run)
+            run++;
+        rc = file_read_at(s->fd, to + (size_t)i * s->file_row_bytes,
+                          (size_t)run * s->file_row_bytes,
+                          s->at + (uint64_t)first * s->file_row_bytes);
+    }
+    return rc;
 }
 
 /* --- describing --------------------------------------------------------------------------- */

@@ -33,11 +33,17 @@ enum row_order {
     ROWS_PAIRS,
     /* falcon: all q, all k, all v; the model has q, k, v of a group together */
     ROWS_GROUPS,
+    /* gpt_oss, in the tensor of all experts: every `step`-th row, or every `step`-th column */
+    ROWS_STEPS,
+    ROWS_COLUMNS,
 };
 struct row_map {
     enum row_order order;
     /* d_head: for ROWS_PAIRS. For ROWS_GROUPS: per_group query heads in each of n_groups. */
     int32_t d_head, per_group, n_groups;
+    int32_t step;
+    size_t
+        line_bytes; /* for ROWS_COLUMNS: from a row of the file's matrix to the next one */
 };
 
 /* The place of one tensor's bytes, row-major. */
@@ -50,6 +56,8 @@ struct tensor_src {
     uint64_t at;                  /* offset of the file's first row */
     const struct gguf_type *type; /* type of a GGUF tensor; else NULL */
     size_t file_row_bytes;
+    /* Offset of MXFP4's exponents in a folder, where they are a tensor of their own; else 0. */
+    uint64_t scales_at;
     struct row_map rows;
     /* the file's norm weights already include the 1 that is added (gemma) */
     bool norm_has_one;
@@ -61,7 +69,8 @@ static inline bool tensor_src_is_quantised(const struct tensor_src *s)
 }
 
 /* Reads rows [row, row + n) as the file has them, file_row_bytes each, in the model's order.
- * Returns 0, -errno, or -ENODATA if the file was cut. */
+ * Returns 0, -errno, or -ENODATA if the file was cut.  MXFP4 of a folder gets the form of a GGUF
+ * file's blocks (q4_blocks.h). */
 int tensor_src_read(const struct tensor_src *s, int64_t row, int64_t n, void *dst);
 /* Decodes n rows of a quantised tensor of `cols` columns. */
 static inline void tensor_src_decode(const struct tensor_src *s, int64_t cols,

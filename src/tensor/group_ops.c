@@ -294,17 +294,17 @@ static int group_kv_read(struct stream *s, struct mat out, const struct kv_layer
 }
 
 static int attend_at(struct turn t, struct mat out, struct mat q, struct kv_layer kv,
-                     const struct ragged *r, float scale, int window)
+                     const struct ragged *r, const struct attention_rule *rule)
 {
-    return t.op->attention(t.s, out, q, &kv, r, scale, window);
+    return t.op->attention(t.s, out, q, &kv, r, rule);
 }
 
 static int group_attention(struct stream *s, struct mat out, struct mat q,
-                           const struct kv_layer *kv, const struct ragged *r, float scale,
-                           int window)
+                           const struct kv_layer *kv, const struct ragged *r,
+                           const struct attention_rule *rule)
 {
-    EACH(s, kv->blocks,
-         attend_at(t, mat_at(t, out), mat_at(t, q), kv_at(t, kv), r, scale, window));
+    CHECK(rule->sinks == NULL); /* ranks would need their own heads' */
+    EACH(s, kv->blocks, attend_at(t, mat_at(t, out), mat_at(t, q), kv_at(t, kv), r, rule));
 }
 
 /* Rank 0 chooses the tokens, because the logits are the same on every rank. */

@@ -39,8 +39,8 @@
     int name##_kv_read(struct stream *s, struct mat out, const struct kv_layer *kv,               \
                        const struct ragged *r);                                                   \
     int name##_attention(struct stream *s, struct mat out, struct mat q,                          \
-                         const struct kv_layer *kv, const struct ragged *r, float scale,          \
-                         int window);                                                             \
+                         const struct kv_layer *kv, const struct ragged *r,                       \
+                         const struct attention_rule *rule);                                      \
     int name##_sample(struct stream *s, int32_t *ids, struct mat logits,                          \
                       const struct sample_row *rows);
 

@@ -15,8 +15,8 @@
  *    k-block in ascending k, with s rounded to f32; acc = fma(p, e, acc) from +0 in ascending k;
  *    bias last.  A k-block of A whose largest |a| is below 2^-100 counts as zero; with an infinity
  *    or a NaN in it, e is NaN.
- *  - matmul by 4-bit weights (q4_0, q4_1, q4_k): a row of W is cut along k into blocks of Q4_BLOCK
- *    = 32, each d * q + m with whole numbers q from 0 to 15; d and m are f32 (q4_blocks.h).  A row
+ *  - matmul by 4-bit weights (q4_0, q4_1, q4_k, mxfp4): a row of W is cut along k into blocks of
+ *    Q4_BLOCK = 32, each d * q + m with whole numbers q from 0 to 15; d and m are f32 (q4_blocks.h).  A row
  *    of A is cut into blocks of 32, each rounded to whole numbers of 8 bits: x = a * (127 /
  *    largest |a|), to nearest even; e = largest |a| / 127 without the two lowest of its 24 bits;
  *    and z = (sum of x) * e.  With s the exact sum of x q over a block, acc = fma(s * e, d, acc),
@@ -24,6 +24,7 @@
  *    bias last.  For q4_0, s is the sum of x (q - 8), and there is no m.  A block of A whose
  *    largest |a| is below 2^-100 counts as zero; if it is 2^110 or more, an infinity or a NaN, e is
  *    NaN.
+ *    For mxfp4, s is the sum of x v(q), with v from the type's table, and there is no m.
  *    6-bit weights (q6_k): the same, except that every 16 weights of a block have a whole number t
  *    of 8 bits.  s = sum of x t (q - 32) over a block, which is exact in f32 too, and only acc =
  *    fma(s * e, D, acc) is computed.  Q4_NUMERICS_VERSION is part of the fingerprint of a model
@@ -145,11 +146,25 @@ struct kv_chunks {
     int32_t pos0; /* a multiple of 64 */
 };
 
+/* The row at position p sees keys max(0, p - window + 1)..p; window 0: all up to p. */
+struct attention_rule {
+    float scale; /* factor of q . k */
+    float cap;   /* a score s becomes cap * tanh(s / cap); 0: it stays */
+    int window;
+    /* [heads] score of a key without a value, which only enters the sum; NULL: none.  The
+     * recurrence then starts with this score as the maximum, and with a sum of 1. */
+    const float *sinks;
+};
+
 enum activation {
     ACTIVATION_SILU, /* x / (1 + exp(-x)) */
     ACTIVATION_RELU,
     ACTIVATION_GELU,      /* erf form */
     ACTIVATION_GELU_TANH, /* tanh approximation */
+    /* The last two only on devices whose memory is the host's. */
+    ACTIVATION_TANH,
+    /* act_mul alone: g / (1 + exp(-1.702 g)) * (u + 1), with g at most 7, u from -7 to 7 */
+    ACTIVATION_SWIGLU_CLAMPED,
 };
 
 enum { MATMUL_MANY = 3 }; /* products in one operation, at most */
@@ -247,11 +262,10 @@ struct ops {
      * rotated. */
     int (*kv_read)(struct stream *s, struct mat out, const struct kv_layer *kv,
                    const struct ragged *r);
-    /* out [n][heads * d_head] f32; the row at position p sees keys max(0, p - window + 1)..p
-     * (window 0: all). q is already rotated. */
+    /* out [n][heads * d_head] f32; q is already rotated. */
     int (*attention)(struct stream *s, struct mat out, struct mat q,
-                     const struct kv_layer *kv, const struct ragged *r, float scale,
-                     int window);
+                     const struct kv_layer *kv, const struct ragged *r,
+                     const struct attention_rule *rule);
 
     /* --- sampling --- */
     /* Sets ids[i], in device memory, to the token that rows[i], in host memory, chooses from row i

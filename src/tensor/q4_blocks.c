@@ -6,6 +6,9 @@
 #include <math.h>
 #include <string.h>
 
+const int8_t q4_mxfp4_values[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                    0, -1, -2, -3, -4, -6, -8, -12};
+
 /* Unpacks s and t of part j of eight: six bits each, packed into twelve bytes. */
 static void scale_min(const uint8_t *b, int j, uint8_t *s, uint8_t *t)
 {
@@ -59,13 +62,16 @@ struct q4_part q4_part_read(enum dtype t, const uint8_t *row, int64_t part)
     p.d = get_u16(b);
     if (t == DTYPE_Q4_1)
         p.m = get_u16(b + 2);
-    memcpy(p.q, b + (t == DTYPE_Q4_1 ? 4 : 2), sizeof p.q);
+    if (t == DTYPE_MXFP4)
+        p.d = b[0];
+    memcpy(p.q, b + q4_block_bytes(t) - sizeof p.q, sizeof p.q);
     return p;
 }
 
 void q4_part_scales(enum dtype t, const struct q4_part *p, float *d, float *m)
 {
-    float first = f16_to_f32(p->d), second = f16_to_f32(p->m);
+    float first = t == DTYPE_MXFP4 ? ldexpf(1, p->d - 128) : f16_to_f32(p->d),
+          second = f16_to_f32(p->m);
     *d = t == DTYPE_Q4_K ? first * (float)p->s : first;
     *m = t == DTYPE_Q4_0 ? -8 * first : t == DTYPE_Q4_K ? -second * (float)p->t : second;
 }
@@ -77,7 +83,8 @@ float q4_part_value(enum dtype t, const struct q4_part *p, int i)
         return f16_to_f32(p->d) * (float)(int8_t)(i < 16 ? p->s : p->t) *
                (float)(q4_part_q(p, i) - 32);
     q4_part_scales(t, p, &d, &m);
-    return fmaf((float)q4_part_q(p, i), d, m);
+    int q = q4_part_q(p, i);
+    return fmaf((float)(t == DTYPE_MXFP4 ? q4_mxfp4_values[q] : q), d, m);
 }
 
 void q4_part_decode(enum dtype t, const uint8_t *row, int64_t part, float *out)

@@ -5,13 +5,17 @@
  *     q4_1  20 bytes    32 weights: d f16, m f16 | 32 x 4 bits
  *     q4_k  144 bytes  256 weights: D f16, M f16 | 12 bytes: 8 times s and t, 6 bits each | 256 x 4 bits
  *     q6_k  210 bytes  256 weights: 256 x 4 low bits | 256 x 2 high bits | 16 x i8: s | D f16
+ *     mxfp4  17 bytes   32 weights: exponent E 8 bits | 32 x 4 bits
  *
  * q4_0, q4_1, q4_k: every 32 weights are d * q + m with whole numbers q from 0 to 15.  For q4_0, m
  * is -8 d.  For q4_k, d = D * s and m = -(M * t), both exact in f32.  So d * q + m rounded to f32
  * is the value that the format defines.
  *
  * q6_k: every 16 weights are (D * s) * (q - 32), rounded to f32, with whole numbers q from 0 to 63.
- * D * s is exact. */
+ * D * s is exact.
+ *
+ * mxfp4: every 32 weights are d * v(q), with d = 2^(E - 128) and v twice the value of the 4-bit
+ * floating-point number q (E2M1): q4_mxfp4_values. */
 #ifndef TENSOR_Q4_BLOCKS_H
 #define TENSOR_Q4_BLOCKS_H
 
@@ -25,7 +29,11 @@ static inline int64_t q4_block_weights(enum dtype t)
 }
 static inline size_t q4_block_bytes(enum dtype t)
 {
-    return t == DTYPE_Q4_0 ? 18 : t == DTYPE_Q4_1 ? 20 : t == DTYPE_Q4_K ? 144 : 210;
+    return t == DTYPE_MXFP4  ? 17
+           : t == DTYPE_Q4_0 ? 18
+           : t == DTYPE_Q4_1 ? 20
+           : t == DTYPE_Q4_K ? 144
+                             : 210;
 }
 /* Returns the bytes of a row of k weights; k must be a multiple of the block. */
 static inline size_t q4_row_bytes(enum dtype t, int64_t k)
@@ -36,7 +44,7 @@ static inline size_t q4_row_bytes(enum dtype t, int64_t k)
 /* 32 weights of a row, with their scale and minimum. */
 struct q4_part {
     /* f16 numbers. For q4_k and q6_k: those of the whole block (for q4_k, m is the file's M). For
-     * q4_0, m is 0. */
+     * q4_0 and mxfp4, m is 0; for mxfp4, d is the exponent. */
     uint16_t d, m;
     /* q4_k: the file's s and t; q6_k: s of the two halves, as the bits of signed numbers */
     uint8_t s, t;
@@ -47,6 +55,13 @@ struct q4_part {
 };
 /* Reads part `part` (32 weights) of a row of blocks. */
 struct q4_part q4_part_read(enum dtype t, const uint8_t *row, int64_t part);
+
+extern const int8_t q4_mxfp4_values[16];
+/* Returns whether parts of a type have a minimum of their own. */
+static inline bool q4_has_minimum(enum dtype t)
+{
+    return t == DTYPE_Q4_1 || t == DTYPE_Q4_K;
+}
 
 /* Computes the f32 values d and m of a part.  Not for q6_k, whose parts have two d. */
 void q4_part_scales(enum dtype t, const struct q4_part *p, float *d, float *m);

@@ -560,6 +560,9 @@ static void assert_same(const struct model_config *a, const struct model_config 
     assert_true(a->residual_scale == b->residual_scale);
     assert_true(a->attn_scale == b->attn_scale);
     assert_true(a->logit_scale == b->logit_scale);
+    assert_true(a->attn_cap == b->attn_cap && a->logit_cap == b->logit_cap);
+    assert_int_equal(a->attn_sinks, b->attn_sinks);
+    assert_int_equal(a->router_bias, b->router_bias);
     assert_true(a->rope_local_theta == b->rope_local_theta);
     assert_int_equal(a->tie_word_embeddings, b->tie_word_embeddings);
     assert_int_equal(a->head_bias, b->head_bias);
@@ -585,7 +588,7 @@ static void test_shapes_round_trip(void **state)
         assert_int_equal(config_shape(&c, name, NULL), 0);
         assert_round_trip(&c);
     }
-    assert_int_equal(n, 17);
+    assert_int_equal(n, 18);
     struct model_config c;
     struct err err = {0};
     assert_int_equal(config_shape(&c, "gpt-5", &err), ERR_NOT_FOUND);

@@ -593,7 +593,8 @@ static void test_which_family(void **state)
         e.msg,
         "f: model_type 'llama' with architecture 'MistralForCausalLM' is not "
         "supported; these are: llama, mistral, qwen2, qwen3, opt, phi, phi3, gemma, "
-        "falcon, qwen3_moe, mixtral, gemma3_text, olmo2, olmo3, granite (see hcache model "
+        "falcon, qwen3_moe, mixtral, gemma3_text, olmo2, olmo3, granite, gpt_oss, gemma2 "
+        "(see hcache model "
         "--families)");
     static const char alone[] = "{\"architectures\": [\"MambaForCausalLM\"]}";
     assert_int_equal(config_parse(&c, alone, sizeof alone - 1, "f", &e), ERR_UNSUPPORTED);
@@ -606,7 +607,7 @@ static void test_which_family(void **state)
 
     const char *name = NULL, *architecture = NULL;
     assert_false(family_at(-1, &name, &architecture));
-    assert_false(family_at(15, &name, &architecture));
+    assert_false(family_at(17, &name, &architecture));
     assert_null(name);
     assert_true(family_at(0, &name, &architecture));
     assert_string_equal(name, "llama");
@@ -615,7 +616,7 @@ static void test_which_family(void **state)
     assert_string_equal(name, "falcon");
     assert_string_equal(architecture, "FalconForCausalLM");
     assert_string_equal(family_name(FAMILY_FALCON), "falcon");
-    assert_string_equal(family_name((enum model_family)15), "unknown");
+    assert_string_equal(family_name((enum model_family)17), "unknown");
 }
 
 static void test_types_of_weights(void **state)
@@ -809,6 +810,7 @@ static void test_shapes(void **state)
         {"qwen2.5-0.5b", 494032768, WEIGHT_BF16, 32768, 151643, 151643},
         {"qwen3-30b-a3b", 30532122624, WEIGHT_BF16, 40960, 151643, 151645},
         {"gemma-3-4b", 3880263168, WEIGHT_BF16, 131072, 2, 1},
+        {"gpt-oss-20b", 20914757184, WEIGHT_BF16, 131072, 199998, 200002},
         {"bench-220m", 219702272, WEIGHT_BF16, 8192, 1, 2},
         {"tiny-mha", 266816, WEIGHT_F32, 2048, 1, 2},
         {"tiny-gqa", 836736, WEIGHT_F32, 2048, 1, 2},
@@ -846,10 +848,10 @@ static void test_shapes(void **state)
     struct err e = {0};
     assert_int_equal(config_shape(&c, "tiny", &e), ERR_NOT_FOUND);
     assert_string_equal(
-        e.msg,
-        "unknown shape 'tiny'; known are: llama-2-7b llama-2-13b llama-2-70b "
-        "llama-3-8b mistral-7b opt-6.7b opt-13b opt-30b opt-66b falcon-40b "
-        "qwen3-0.6b qwen2.5-0.5b qwen3-30b-a3b gemma-3-4b bench-220m tiny-mha tiny-gqa");
+        e.msg, "unknown shape 'tiny'; known are: llama-2-7b llama-2-13b llama-2-70b "
+               "llama-3-8b mistral-7b opt-6.7b opt-13b opt-30b opt-66b falcon-40b "
+               "qwen3-0.6b qwen2.5-0.5b qwen3-30b-a3b gemma-3-4b gpt-oss-20b bench-220m "
+               "tiny-mha tiny-gqa");
 }
 
 /* Biases, shared tables and norms are counted where a family has them. */

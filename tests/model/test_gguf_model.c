@@ -666,9 +666,10 @@ static void test_a_missing_part_is_named(void **state)
 int main(void)
 {
     static char *const names[] = {
-        "llama",     "mistral",    "qwen2",      "qwen3",      "phi",     "phi3",   "gemma",
-        "falcon-7b", "falcon-11b", "falcon-40b", "qwen3-moe",  "mixtral", "gemma3", "olmo2",
-        "granite",   "qwen3-yarn", "phi3-long",  "phi3-short", "olmo3"};
+        "llama",  "mistral",   "qwen2",         "qwen3",      "phi",       "phi3",
+        "gemma",  "falcon-7b", "falcon-11b",    "falcon-40b", "qwen3-moe", "mixtral",
+        "gemma3", "olmo2",     "granite",       "qwen3-yarn", "phi3-long", "phi3-short",
+        "olmo3",  "gpt-oss",   "gpt-oss-mxfp4", "gemma2"};
     enum { N = sizeof names / sizeof names[0] };
     struct CMUnitTest tests[N + 15];
     for (int i = 0; i < N; i++)

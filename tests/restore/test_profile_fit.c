@@ -108,10 +108,10 @@ static int matmul(struct stream *s, struct mat c, struct mat a, const struct wei
 
 /* The (2 p + 1) of a row add up to the third term of a layer's sample. */
 static int attention(struct stream *s, struct mat out, struct mat q,
-                     const struct kv_layer *kv, const struct ragged *r, float scale,
-                     int window)
+                     const struct kv_layer *kv, const struct ragged *r,
+                     const struct attention_rule *rule)
 {
-    (void)s, (void)scale, (void)window;
+    (void)s, (void)rule;
     int64_t n = 0;
     fake.in_layer = true;
     /* one sequence of consecutive positions, in blocks of its own */

@@ -581,17 +581,17 @@ static struct mat attention_on(const struct lab *l, const struct attention_case 
     struct test_batch b = batch_make(&c, ac->n_seqs, start, rows);
     struct mat kv = mat_random(t, fill.r.n_rows, 2 * ac->n_kv * ac->d_head, 17);
     struct mat q = mat_random(t, n_rows, ac->heads * ac->d_head, 18), out;
+    const struct attention_rule rule = {.scale = 1.2f, .window = ac->window};
     if (l == &ref) {
         struct mat q32 = as_type(q, DTYPE_F32);
         out = mat_alloc(DTYPE_F32, n_rows, ac->heads * ac->d_head);
         ref.ops->kv_fill(ref.stream, &c.kv, kv, &none, &fill.r);
-        ref.ops->attention(ref.stream, out, q32, &c.kv, &b.r, 1.2f, ac->window);
+        ref.ops->attention(ref.stream, out, q32, &c.kv, &b.r, &rule);
         mat_free(&q32);
     } else {
         struct gmat gkv = up_mat(l, kv), gq = up_mat(l, q), go = up_mat(l, q);
         assert_int_equal(l->ops->kv_fill(l->stream, &c.kv, gkv.m, &none, &fill.r), 0);
-        assert_int_equal(
-            l->ops->attention(l->stream, go.m, gq.m, &c.kv, &b.r, 1.2f, ac->window), 0);
+        assert_int_equal(l->ops->attention(l->stream, go.m, gq.m, &c.kv, &b.r, &rule), 0);
         out = take(l, &go);
         buf_free(l->device, &gkv.mem);
         buf_free(l->device, &gq.mem);

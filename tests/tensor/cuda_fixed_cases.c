@@ -153,9 +153,10 @@ static struct mat attend(struct scene *s, const struct attention_case *b)
                                      mat_rows(s->q[i].m, start[i], 0).data,
                                      (size_t)(rows[i] * width) * dtype_bytes(s->t)),
                          0);
-    assert_int_equal(gpu.ops->attention(gpu.stream, out.m, q.m, &s->cache.kv, &batch.r,
-                                        0.9f, s->c.window),
-                     0);
+    assert_int_equal(
+        gpu.ops->attention(gpu.stream, out.m, q.m, &s->cache.kv, &batch.r,
+                           &(struct attention_rule){.scale = 0.9f, .window = s->c.window}),
+        0);
     struct mat got = take(&gpu, &out);
     buf_free(gpu.device, &q.mem);
     mat_free(&blank);
@@ -303,8 +304,10 @@ static void long_contexts(void **state)
             struct ragged r = {
                 .n_rows = N, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
             struct gmat out = up_mat(&gpu, q);
-            assert_int_equal(
-                gpu.ops->attention(gpu.stream, out.m, gq.m, &c.kv, &r, 0.1f, WINDOW), 0);
+            assert_int_equal(gpu.ops->attention(
+                                 gpu.stream, out.m, gq.m, &c.kv, &r,
+                                 &(struct attention_rule){.scale = 0.1f, .window = WINDOW}),
+                             0);
             got[far] = take(&gpu, &out);
         }
         same_rows(got[1], 0, got[0], 0, N, "far away");

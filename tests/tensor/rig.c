@@ -81,7 +81,10 @@ uint8_t *random_q4(enum dtype t, int64_t n, int64_t k, uint64_t seed)
     size_t b = 0;
     for (uint8_t *at = rows; at < rows + bytes; at += q4_block_bytes(t), b++) {
         float size = t == DTYPE_Q4_0 || t == DTYPE_Q4_1 ? 1 : 1.0f / 64;
-        put_half(t == DTYPE_Q6_K ? at + 208 : at, scales[2 * b] * size);
+        if (t == DTYPE_MXFP4)
+            at[0] = (uint8_t)(118 + at[0] % 10); /* exponents */
+        else
+            put_half(t == DTYPE_Q6_K ? at + 208 : at, scales[2 * b] * size);
         if (t == DTYPE_Q4_1 || t == DTYPE_Q4_K)
             put_half(at + 2, scales[2 * b + 1] * size);
     }

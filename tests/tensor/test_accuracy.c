@@ -110,12 +110,14 @@ static void test_exponential(void **state)
 struct exact {
     const struct attention_case *ac;
     struct mat q, kv; /* kv: rows from position 0 on */
+    const struct attention_rule *rule;
 };
 
 static double exact_output(const struct exact *e, int row, int pos, int head, int dim,
                            double scale)
 {
     int d_head = e->ac->d_head, kv_head = head / (e->ac->heads / e->ac->n_kv);
+    double cap = (double)e->rule->cap;
     int first = e->ac->window > 0 && pos + 1 > e->ac->window ? pos + 1 - e->ac->window : 0;
     double total = 0, out = 0;
     for (int p = first; p <= pos; p++) {
@@ -125,27 +127,32 @@ static double exact_output(const struct exact *e, int row, int pos, int head, in
                                     row * e->q.cols + head * d_head + d) *
                    (double)elem_get(e->kv.data, e->kv.dtype,
                                     p * e->kv.cols + kv_head * d_head + d);
-        double weight = exp(dot * scale);
+        double score = cap > 0 ? cap * tanh(dot * scale / cap) : dot * scale;
+        double weight = exp(score);
         total += weight;
         out += weight *
                (double)elem_get(e->kv.data, e->kv.dtype,
                                 p * e->kv.cols + (e->ac->n_kv + kv_head) * d_head + dim);
     }
+    if (e->rule->sinks != NULL)
+        total += exp((double)e->rule->sinks[head]);
     return out / total;
 }
 
-static void check_attention(const struct lab *l, const struct attention_case *ac)
+static void check_attention(const struct lab *l, const struct attention_case *ac, float cap,
+                            const float *sinks)
 {
+    const struct attention_rule rule = {0.4f, cap, ac->window, sinks};
     static const struct rope none = {0};
     int start = ac->seq[0].start, n = ac->seq[0].rows, end = start + n;
     struct cache c = cache_make(l, DTYPE_BF16, ac->n_kv, ac->d_head, 1, end);
     struct test_batch fill = batch_make(&c, 1, (int[]){0}, &end),
                       b = batch_make(&c, 1, &start, &n);
     struct exact e = {ac, mat_random(DTYPE_F32, n, ac->heads * ac->d_head, 8),
-                      mat_random(DTYPE_BF16, end, 2 * ac->n_kv * ac->d_head, 9)};
+                      mat_random(DTYPE_BF16, end, 2 * ac->n_kv * ac->d_head, 9), &rule};
     struct mat out = mat_alloc(DTYPE_F32, n, ac->heads * ac->d_head);
     l->ops->kv_fill(l->stream, &c.kv, e.kv, &none, &fill.r);
-    l->ops->attention(l->stream, out, e.q, &c.kv, &b.r, 0.4f, ac->window);
+    l->ops->attention(l->stream, out, e.q, &c.kv, &b.r, &rule);
     for (int row = 0; row < n; row += n / 5 + 1)
         for (int head = 0; head < ac->heads; head++)
             for (int dim = 0; dim < ac->d_head; dim += 7) {
@@ -164,10 +171,13 @@ static void check_attention(const struct lab *l, const struct attention_case *ac
 static void test_attention(void **state)
 {
     (void)state;
+    static const float sinks[64] = {0.5f, -2, 1, 3, -30, 0, 2};
     for (size_t i = 0; i < N_CASES(attention_cases); i++)
         if (!attention_cases[i].bench && attention_cases[i].n_seqs == 1)
-            for (int l = 0; l < 2; l++)
-                check_attention(&lab[l], &attention_cases[i]);
+            for (int l = 0; l < 2; l++) {
+                check_attention(&lab[l], &attention_cases[i], 0, NULL);
+                check_attention(&lab[l], &attention_cases[i], 0.7f, sinks);
+            }
 }
 
 int main(void)

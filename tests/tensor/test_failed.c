@@ -182,7 +182,8 @@ static int operate_on(enum operation i, struct args *x)
     case KV_READ:
         return op->kv_read(s, x->b, &x->kv, &x->r);
     case ATTENTION:
-        return op->attention(s, x->a, x->b, &x->kv, &x->r, 1, 0);
+        return op->attention(s, x->a, x->b, &x->kv, &x->r,
+                             &(struct attention_rule){.scale = 1});
     case SAMPLE:
         return op->sample(s, lab.ids, x->a, x->rows);
     case CHECKSUM:

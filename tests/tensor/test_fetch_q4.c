@@ -16,7 +16,8 @@
 #include "tensor/cpu/kern_math.h"
 #include "tensor/cpu/kern_q4.h"
 
-static const enum dtype types[] = {DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q4_K, DTYPE_Q6_K};
+static const enum dtype types[] = {DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q4_K, DTYPE_Q6_K,
+                                   DTYPE_MXFP4};
 enum { N_TYPES = sizeof types / sizeof types[0] };
 
 /* While a block is read, as many bytes of numbers further on are prefetched. Its first blocks also
@@ -50,7 +51,7 @@ static void check_direct(enum dtype t, int m, int n_panels, int scale_lines)
 static void a_block_fetches_a_block_further_on(void **state)
 {
     (void)state;
-    static const int scale_lines[N_TYPES] = {4, 8, 5, 5};
+    static const int scale_lines[N_TYPES] = {4, 8, 5, 5, 2};
     for (int i = 0; i < N_TYPES; i++) {
         check_direct(types[i], 1, 4, scale_lines[i]);
         check_direct(types[i], 2, 2, scale_lines[i]);

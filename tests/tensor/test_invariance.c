@@ -129,6 +129,8 @@ static void test_rows(void **state)
 struct attention_fixture {
     enum dtype dtype;
     int heads, n_kv, d_head, window;
+    float cap;
+    const float *sinks;
     struct mat kv, q; /* [ROWS] rows of the sequence under test */
     struct rope rope;
 };
@@ -161,7 +163,10 @@ static struct mat attend_in_pieces(const struct lab *l, struct attention_fixture
         struct mat q = mat_random(DTYPE_F32, before + n + behind, f->q.cols, 78);
         struct mat o = mat_alloc(DTYPE_F32, q.rows, q.cols);
         l->ops->convert(l->stream, mat_rows(q, before, n), mat_rows(f->q, p, n));
-        l->ops->attention(l->stream, o, q, &c.kv, &b.r, 0.2f, f->window);
+        l->ops->attention(
+            l->stream, o, q, &c.kv, &b.r,
+            &(struct attention_rule){
+                .scale = 0.2f, .window = f->window, .sinks = f->sinks, .cap = f->cap});
         l->ops->convert(l->stream, mat_rows(out, p, n), mat_rows(o, before, n));
         bool finite;
         l->ops->all_finite(l->stream, o, &finite);
@@ -208,11 +213,16 @@ static void check_attention(struct attention_fixture f)
 static void test_attention(void **state)
 {
     (void)state;
-    check_attention((struct attention_fixture){DTYPE_BF16, 4, 4, 64, 0, {0}, {0}, {0}});
-    check_attention((struct attention_fixture){DTYPE_BF16, 4, 1, 32, 0, {0}, {0}, {0}});
-    check_attention((struct attention_fixture){DTYPE_F32, 6, 2, 8, 0, {0}, {0}, {0}});
-    check_attention((struct attention_fixture){DTYPE_F16, 2, 1, 48, 33, {0}, {0}, {0}});
-    check_attention((struct attention_fixture){DTYPE_F16, 2, 2, 128, 70, {0}, {0}, {0}});
+    static const float sinks[] = {1.5f, -40, 0, 3, 60, -1};
+    static const struct attention_fixture all[] = {
+        {.dtype = DTYPE_BF16, 4, 4, 64},
+        {.dtype = DTYPE_BF16, 4, 1, 32, .sinks = sinks},
+        {.dtype = DTYPE_F32, 6, 2, 8, .cap = 2},
+        {.dtype = DTYPE_F16, 2, 1, 48, 33, .cap = 3, .sinks = sinks},
+        {.dtype = DTYPE_F16, 2, 2, 128, 70},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        check_attention(all[i]);
 }
 
 int main(void)

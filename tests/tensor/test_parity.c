@@ -6,6 +6,7 @@
 #include "rig.h"
 
 #include <stdlib.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -271,7 +272,7 @@ static void test_embed_blocks(void **state)
     (void)state;
     enum { ROWS = 11, COLS = 512 };
     const int32_t ids[] = {3, 0, 10, 9, 9};
-    for (enum dtype from = DTYPE_Q4_0; from <= DTYPE_Q6_K; from++)
+    for (enum dtype from = DTYPE_Q4_0; from <= DTYPE_MXFP4; from++)
         EACH_TYPE(to)
         {
             uint8_t *rows = random_q4(from, ROWS, COLS, 10);
@@ -340,6 +341,8 @@ static void check_activation(struct rows_case rc, enum activation act, double to
         cpu[i].ops->act_mul(cpu[i].stream, got, gu, act);
         assert_near(got, want, tolerance);
         assert_same_bits(got, base);
+        if (act == ACTIVATION_SWIGLU_CLAMPED)
+            continue; /* it needs both halves */
         struct mat x = mat_alloc(DTYPE_F32, rc.rows, 2 * rc.cols), y = x;
         y = mat_alloc(DTYPE_F32, rc.rows, 2 * rc.cols);
         memcpy(x.data, gu.data, (size_t)(rc.rows * rc.cols * 2) * sizeof(float));
@@ -367,6 +370,8 @@ static void test_activations(void **state)
         check_activation(rows_cases[c], ACTIVATION_RELU, 0);
         check_activation(rows_cases[c], ACTIVATION_GELU, 5e-6);
         check_activation(rows_cases[c], ACTIVATION_GELU_TANH, 5e-6);
+        check_activation(rows_cases[c], ACTIVATION_TANH, 2e-6);
+        check_activation(rows_cases[c], ACTIVATION_SWIGLU_CLAMPED, 5e-6);
     }
 }
 
@@ -548,9 +553,13 @@ static void test_kv_fill(void **state)
     }
 }
 
+/* Scores of keys without a value, from none to larger than all scores. */
+static const float some_sinks[64] = {0, 1, -90, 300, 2.5f, -3, 12, -INFINITY, 0.5f};
+
 static struct mat attention_on(const struct lab *l, const struct attention_case *ac,
-                               enum dtype t)
+                               enum dtype t, float cap, const float *sinks)
 {
+    const struct attention_rule rule = {0.3f, cap, ac->window, sinks};
     static const struct rope none = {0};
     int start[3], rows[3], zero[3] = {0}, ends[3], max_end = 0, n_rows = 0;
     for (int s = 0; s < ac->n_seqs; s++) {
@@ -568,8 +577,7 @@ static struct mat attention_on(const struct lab *l, const struct attention_case 
     struct mat q = mat_random(DTYPE_F32, n_rows, ac->heads * ac->d_head, 18);
     struct mat out = mat_alloc(DTYPE_F32, n_rows, ac->heads * ac->d_head);
     scale_up(q, 4);
-    assert_int_equal(l->ops->attention(l->stream, out, q, &c.kv, &b.r, 0.3f, ac->window),
-                     0);
+    assert_int_equal(l->ops->attention(l->stream, out, q, &c.kv, &b.r, &rule), 0);
     mat_free(&q);
     mat_free(&kv);
     batch_free(&b);
@@ -582,15 +590,18 @@ static void test_attention(void **state)
 {
     (void)state;
     for (size_t c = 0; c < N_CASES(attention_cases); c++) {
-        if (attention_cases[c].bench)
+        const struct attention_case *ac = &attention_cases[c];
+        const float cap = c % 3 == 1 ? 5 : 0, *sinks = c % 2 == 1 ? some_sinks : NULL;
+        if (ac->bench)
             continue;
+        assert_true(ac->heads <= 64);
         EACH_TYPE(t)
         {
-            struct mat want = attention_on(&ref, &attention_cases[c], t);
-            struct mat base = attention_on(&cpu[0], &attention_cases[c], t);
+            struct mat want = attention_on(&ref, ac, t, cap, sinks);
+            struct mat base = attention_on(&cpu[0], ac, t, cap, sinks);
             EACH_ISA(i)
             {
-                struct mat got = attention_on(&cpu[i], &attention_cases[c], t);
+                struct mat got = attention_on(&cpu[i], ac, t, cap, sinks);
                 assert_near(got, want, EXP_TOLERANCE);
                 assert_same_bits(got, base);
                 mat_free(&got);

@@ -12,7 +12,7 @@
 #include "tensor/q4_blocks.h"
 #include "tensor/q4_make.h"
 
-#define EACH_TYPE(t) for (enum dtype t = DTYPE_Q4_0; t <= DTYPE_Q6_K; t++)
+#define EACH_TYPE(t) for (enum dtype t = DTYPE_Q4_0; t <= DTYPE_MXFP4; t++)
 
 /* --- the product ------------------------------------------------------------------------------ */
 
@@ -109,7 +109,7 @@ static void test_values_are_the_files(void **state)
 {
     (void)state;
     static const uint32_t of_file[] = {GGUF_TYPE_Q4_0, GGUF_TYPE_Q4_1, GGUF_TYPE_Q4_K,
-                                       GGUF_TYPE_Q6_K};
+                                       GGUF_TYPE_Q6_K, GGUF_TYPE_MXFP4};
     enum { N = 37, K = 768 };
     int32_t ids[N];
     for (int i = 0; i < N; i++)
@@ -143,7 +143,7 @@ static void test_pack(void **state)
 {
     (void)state;
     enum { N = 45, K = 512 };
-    static const double bytes_a_weight[] = {0.5625, 0.625, 0.578125, 0.828125};
+    static const double bytes_a_weight[] = {0.5625, 0.625, 0.578125, 0.828125, 0.53125};
     EACH_TYPE(t)
     {
         uint8_t *rows = random_q4(t, N, K, 4);

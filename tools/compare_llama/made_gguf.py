@@ -1,7 +1,8 @@
 """Writes a GGUF file of a known shape with random quantised weights, to measure speed and memory.
 
-  made_gguf.py SHAPE OUT.gguf [--types q4_k_m|q4_1|q4_0|q8_0|bf16] [--layers N] [--vocab F.gguf]
-  SHAPE: 1b (Llama-3.2-1B), 7b (Llama-2-7B), 135m (SmolLM2-135M), 30b-a3b (Qwen3-30B-A3B)
+  made_gguf.py SHAPE OUT.gguf [--types q4_k_m|q4_1|q4_0|q8_0|bf16|mxfp4] [--layers N] [--vocab F.gguf]
+  SHAPE: 1b (Llama-3.2-1B), 7b (Llama-2-7B), 135m (SmolLM2-135M), 30b-a3b (Qwen3-30B-A3B),
+  gpt-oss-20b (its experts are MXFP4, with --types mxfp4 all others Q8_0)
 
 The tensors have the types that llama-quantize chooses: in q4_k_m the head is Q6_K, and W_v and
 W_down are Q6_K in half of the layers.  The file has the vocabulary of --vocab; without it, none:
@@ -19,11 +20,13 @@ SHAPES = {
     "7b": dict(layers=32, embd=4096, ff=11008, heads=32, kv=32, d_head=128, vocab=32000, tied=False),
     "30b-a3b": dict(layers=48, embd=2048, ff=768, heads=32, kv=4, d_head=128, vocab=151936, tied=False,
                     experts=128, used=8),
+    "gpt-oss-20b": dict(layers=24, embd=2880, ff=2880, heads=64, kv=8, d_head=64, vocab=201088, tied=False,
+                        experts=32, used=4),
 }
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("shape", choices=SHAPES)
 parser.add_argument("out")
-parser.add_argument("--types", choices=("q4_k_m", "q4_1", "q4_0", "q8_0", "bf16"), default="q4_k_m")
+parser.add_argument("--types", choices=("q4_k_m", "q4_1", "q4_0", "q8_0", "bf16", "mxfp4"), default="q4_k_m")
 parser.add_argument("--layers", type=int)
 parser.add_argument("--vocab", help="GGUF file whose tokenizer is copied")
 args = parser.parse_args()
@@ -38,7 +41,7 @@ rng = np.random.default_rng(1)
 # Weights per block, bytes per block, and the offsets of the block's f16 scales (the second one is
 # the minimum).
 BLOCKS = {Q.Q4_0: (32, 18, [0]), Q.Q4_1: (32, 20, [0, 2]), Q.Q8_0: (32, 34, [0]), Q.Q4_K: (256, 144, [0, 2]),
-          Q.Q6_K: (256, 210, [208])}
+          Q.Q6_K: (256, 210, [208]), Q.MXFP4: (32, 17, [])}
 # Scales that make weights of about 0.02. They allow for the range of a block's numbers and for the
 # second level of scales.
 SCALE = {Q.Q4_0: 0.004, Q.Q4_1: 0.004, Q.Q8_0: 0.0003, Q.Q4_K: 0.0001, Q.Q6_K: 0.00001}
@@ -49,6 +52,8 @@ def more_bits(layer):
 
 
 def kind_of(name, layer):
+    if args.types == "mxfp4":
+        return Q.MXFP4 if name.endswith("_exps") else Q.Q8_0
     if args.types != "q4_k_m":
         if args.types in ("q4_0", "q4_1") and (name == "output" or s["tied"] and name == "token_embd"):
             return Q.Q8_0 if args.shape == "135m" else Q.Q6_K
@@ -69,11 +74,14 @@ def blocks(kind, rows, cols):
     for at in scales:
         d = (SCALE[kind] * (0.5 + rng.random(n)) * (-7 if at == 2 and kind == Q.Q4_1 else 1)).astype(np.float16)
         raw[:, at : at + 2] = d.view(np.uint8).reshape(n, 2)
+    if kind == Q.MXFP4:
+        raw[:, 0] = 119 + raw[:, 0] % 3  # exponents
     return raw.reshape(rows, cols // of * size)
 
 
 experts = s.get("experts", 0)
-w = gguf.GGUFWriter(args.out, "qwen3moe" if experts else "llama")
+is_oss = args.shape == "gpt-oss-20b"
+w = gguf.GGUFWriter(args.out, "gpt-oss" if is_oss else "qwen3moe" if experts else "llama")
 w.add_block_count(n_layers)
 w.add_context_length(4096)
 w.add_embedding_length(s["embd"])
@@ -87,6 +95,11 @@ if experts:
     w.add_expert_feed_forward_length(s["ff"])
     w.add_key_length(s["d_head"])
     w.add_value_length(s["d_head"])
+if is_oss:
+    w.add_sliding_window(128)
+    w.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    w.add_rope_scaling_factor(32.0)
+    w.add_rope_scaling_orig_ctx_len(4096)
 w.add_rope_freq_base(10000.0)
 w.add_layer_norm_rms_eps(1e-5)
 w.add_vocab_size(s["vocab"])
@@ -101,8 +114,9 @@ todo = []
 
 def add(name, layer, rows, cols, n=1):
     """Adds a vector (rows 0), a matrix, or a matrix for each of n experts."""
-    full = f"blk.{layer}.{name}.weight" if layer >= 0 else f"{name}.weight"
-    kind = Q.F32 if rows == 0 or name == "ffn_gate_inp" else kind_of(name, layer)
+    end = "" if name.endswith(".bias") else ".weight"
+    full = f"blk.{layer}.{name}{end}" if layer >= 0 else f"{name}{end}"
+    kind = Q.F32 if rows == 0 or name == "ffn_gate_inp" or name.endswith(".bias") else kind_of(name, layer)
     if kind == Q.F32:
         shape = (cols,) if rows == 0 else (rows, cols)
         w.add_tensor_info(full, shape, np.dtype(np.float32), max(rows, 1) * cols * 4)
@@ -124,9 +138,16 @@ for l in range(n_layers):
     add("attn_k", l, kv, s["embd"])
     add("attn_v", l, kv, s["embd"])
     add("attn_output", l, s["embd"], q)
-    add("ffn_norm", l, 0, s["embd"])
+    add("post_attention_norm" if is_oss else "ffn_norm", l, 0, s["embd"])
     end = "_exps" if experts else ""
-    if experts:
+    if is_oss:
+        for name, n in (("attn_q", q), ("attn_k", kv), ("attn_v", kv), ("attn_output", s["embd"]), ("ffn_gate_inp", experts)):
+            add(name + ".bias", l, 0, n)
+        for name in ("gate", "up", "down"):
+            add(f"ffn_{name}_exps.bias", l, experts, s["ff"])
+        add("attn_sinks", l, 0, s["heads"])
+        add("ffn_gate_inp", l, experts, s["embd"])
+    elif experts:
         add("attn_q_norm", l, 0, s["d_head"])
         add("attn_k_norm", l, 0, s["d_head"])
         add("ffn_gate_inp", l, experts, s["embd"])

@@ -6,7 +6,8 @@ library only.
   hf_to_gguf.py --families      all of tests/model/golden/gguf (except types.bin and mixed.gguf)
 
 Matrices keep their type; vectors become F32.  Families: llama, mistral, mixtral, qwen2, qwen3,
-qwen3_moe, phi, phi3, gemma, gemma3_text, olmo2, olmo3, granite, falcon.  A byte-level BPE tokenizer and the chat template are included if the folder has
+qwen3_moe, phi, phi3, gemma, gemma3_text, olmo2, olmo3, granite, falcon,
+gpt_oss, gemma2.  A byte-level BPE tokenizer and the chat template are included if the folder has
 them."""
 import argparse
 import json
@@ -17,11 +18,12 @@ import struct
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
-TYPES = {"F32": (0, 4), "F16": (1, 2), "BF16": (30, 2)}
+TYPES = {"F32": (0, 4), "F16": (1, 2), "BF16": (30, 2), "MXFP4": (39, 17 / 32)}
 ARCHS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi": "phi2", "phi3": "phi3",
          "gemma": "gemma", "falcon": "falcon", "mixtral": "llama", "qwen3_moe": "qwen3moe",
-         "gemma3_text": "gemma3", "olmo2": "olmo2", "olmo3": "olmo2", "granite": "granite"}
-PLUS_ONE = ("gemma", "gemma3")
+         "gemma3_text": "gemma3", "olmo2": "olmo2", "olmo3": "olmo2", "granite": "granite",
+         "gpt_oss": "gpt-oss", "gemma2": "gemma2"}
+PLUS_ONE = ("gemma", "gemma2", "gemma3")
 PAIRS = ("llama", "granite")  # the rows of a head are interleaved
 # Tensors of all experts: matrices of experts 0, 1, ... one behind another.
 EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
@@ -37,7 +39,7 @@ INSIDE = {
     "mlp.fc2": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",
     "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down", "ln_attn": "attn_norm_2", "ln_mlp": "attn_norm",
-    "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp", "pre_feedforward_layernorm": "ffn_norm",
+    "mlp.router": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp", "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm"}
 
 
@@ -137,7 +139,7 @@ def metadata(c, arch, vocab_rows):
     if d * heads != c["hidden_size"] or "head_dim" in c:
         yield "attention.key_length", U32, d
         yield "attention.value_length", U32, d
-    if c.get("sliding_window") and arch in ("phi3", "llama", "gemma3", "olmo2"):
+    if c.get("sliding_window") and arch in ("phi3", "llama", "gemma3", "olmo2", "gpt-oss", "gemma2"):
         yield "attention.sliding_window", U32, c["sliding_window"]
     if rope.get("rope_type") == "linear":
         yield "rope.scaling.type", STRING, "linear"
@@ -167,6 +169,11 @@ def metadata(c, arch, vocab_rows):
     if experts:
         yield "expert_count", U32, experts
         yield "expert_used_count", U32, c["num_experts_per_tok"]
+    if arch == "gemma2":
+        yield "attn_logit_softcapping", F32, c["attn_logit_softcapping"]
+        yield "final_logit_softcapping", F32, c["final_logit_softcapping"]
+    if arch == "gpt-oss":
+        yield "expert_feed_forward_length", U32, c["intermediate_size"]
     if arch == "qwen3moe":
         yield "expert_feed_forward_length", U32, c["moe_intermediate_size"]
 
@@ -195,6 +202,31 @@ def tokenizer_pairs(folder, n_rows, pre):
         yield "tokenizer.chat_template", STRING, names["chat_template"]
 
 
+def fused_experts(layer, inner, dtype, shape, raw, blocks):
+    """Yields the tensors that a fused one of gpt_oss becomes: gate and up alternate in it, matrices are
+    [experts][columns][rows] or blocks of MXFP4."""
+    kind = inner.removeprefix("mlp.experts.")
+    names = [("ffn_down_exps", 0, 1)] if kind.startswith("down") else [("ffn_gate_exps", 0, 2), ("ffn_up_exps", 1, 2)]
+    for out, first, step in names:
+        if kind.endswith("_bias"):
+            numbers = to_floats(dtype, raw)[first::step]
+            yield f"blk.{layer}.{out}.bias", "F32", [shape[0], shape[1] // step], struct.pack(f"<{len(numbers)}f", *numbers)
+        elif kind.endswith("_scales"):
+            n, rows, per_row = shape[0], shape[1] // step, shape[2]
+            packed = []
+            for r in range(first, n * shape[1], step):
+                for b in range(r * per_row, (r + 1) * per_row):
+                    q = [x >> s & 15 for x in blocks[16 * b : 16 * b + 16] for s in (0, 4)]
+                    packed.append(raw[b : b + 1] + bytes(q[i] | q[i + 16] << 4 for i in range(16)))
+            yield f"blk.{layer}.{out}.weight", "MXFP4", [n, rows, 32 * per_row], b"".join(packed)
+        elif not kind.endswith("_blocks"):
+            n, cols, rows = shape
+            size = TYPES[dtype][1]
+            at = [((e * cols + k) * rows + r) * size for e in range(n) for r in range(first, rows, step) for k in range(cols)]
+            yield (f"blk.{layer}.{out}.weight", dtype, [n, rows // step, cols],
+                   b"".join(raw[i : i + size] for i in at))
+
+
 def converted(folder, c, arch):
     heads = c["num_attention_heads"]
     kv = c.get("num_key_value_heads") or c.get("num_kv_heads") or heads
@@ -210,9 +242,16 @@ def converted(folder, c, arch):
         for kind in ("long", "short"):
             factors = rope[f"{kind}_factor"]
             yield f"rope_factors_{kind}.weight", "F32", [len(factors)], struct.pack(f"<{len(factors)}f", *factors)
+    blocks = {n: raw for n, _, _, raw in read_tensors(folder) if n.endswith("_blocks")}
     for name, dtype, shape, raw in read_tensors(folder):
+        if arch == "gpt-oss" and ".mlp.experts." in name:
+            layer, inner = name.removeprefix("model.layers.").split(".", 1)
+            yield from fused_experts(layer, inner, dtype, shape, raw, blocks.get(name.replace("_scales", "_blocks")))
+            continue
+        if name.endswith("self_attn.sinks"):
+            name = name.replace("self_attn.sinks", "attn_sinks.weight")
         stem, end = name.rsplit(".", 1)
-        if stem == "lm_head" and c.get("tie_word_embeddings", c["model_type"] in ("gemma", "gemma3_text", "falcon")):
+        if stem == "lm_head" and c.get("tie_word_embeddings", c["model_type"] in ("gemma", "gemma2", "gemma3_text", "falcon")):
             continue
         if stem in OUTSIDE:
             out = f"{OUTSIDE[stem]}.{end}"
@@ -223,9 +262,9 @@ def converted(folder, c, arch):
                 all_of_it = experts.setdefault(f"blk.{layer}.{EXPERTS[kind]}.{end}", (dtype, shape, {}))
                 all_of_it[2][int(number)] = raw
                 continue
-            around = c["model_type"] in ("gemma3_text", "olmo2", "olmo3")  # the norm that follows attention
+            around = c["model_type"] in ("gemma2", "gemma3_text", "olmo2", "olmo3", "gpt_oss")  # the norm that follows attention
             after = around and inner == "post_attention_layernorm"
-            out = f"blk.{layer}.{'post_attention_norm' if after else INSIDE[inner]}.{end}"
+            out = f"blk.{layer}.{'post_attention_norm' if after else INSIDE.get(inner, inner)}.{end}"
         if arch in PAIRS and (".attn_q." in out or ".attn_k." in out):
             raw = rows_in_order(raw, shape[0], interleaved(shape[0], d))
         if arch == "falcon" and ".attn_qkv." in out:
@@ -298,7 +337,8 @@ if __name__ == "__main__":
         golden = ROOT / "tests" / "model" / "golden"
         os.makedirs(golden / "gguf", exist_ok=True)
         for name in ("llama", "llama3", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma", "falcon-7b", "falcon-11b",
-                     "falcon-40b", "qwen3-moe", "mixtral", "gemma3", "olmo2", "granite", "qwen3-yarn", "phi3-long", "phi3-short", "olmo3"):
+                     "falcon-40b", "qwen3-moe", "mixtral", "gemma3", "olmo2", "granite", "qwen3-yarn", "phi3-long", "phi3-short", "olmo3",
+                     "gpt-oss", "gpt-oss-mxfp4", "gemma2"):
             convert(golden / "families" / name, golden / "gguf" / f"{name}.gguf")
         convert(golden / "families" / "llama3", golden / "gguf" / "split.gguf", split=3)
     else:

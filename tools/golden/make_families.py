@@ -27,6 +27,7 @@ import sys
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 OUT = pathlib.Path(__file__).resolve().parents[2] / "tests" / "model" / "golden" / "families"
@@ -148,6 +149,21 @@ FAMILIES = {
     "olmo2": ("Olmo2Config", "bfloat16", dict(
         BASE, num_key_value_heads=2, rms_norm_eps=1e-5, pad_token_id=0,
         rope_parameters=rope(5000.0))),
+    "gemma2": ("Gemma2Config", "bfloat16", dict(
+        BASE, num_key_value_heads=2, num_hidden_layers=3, head_dim=20, rms_norm_eps=1e-6,
+        pad_token_id=0, sliding_window=24, query_pre_attn_scalar=20, rope_parameters=rope(),
+        attn_logit_softcapping=2.5, final_logit_softcapping=3.0)),
+    "gpt-oss": ("GptOssConfig", "bfloat16", dict(
+        BASE, num_key_value_heads=2, num_hidden_layers=3, head_dim=16, intermediate_size=24,
+        num_local_experts=5, num_experts_per_tok=2, sliding_window=20, pad_token_id=0,
+        rope_parameters=rope(1000.0, rope_type="yarn", factor=4.0, truncate=False,
+                             original_max_position_embeddings=64))),
+    # as published: the experts' matrices in blocks of four-bit numbers
+    "gpt-oss-mxfp4": ("GptOssConfig", "bfloat16", dict(
+        BASE, num_key_value_heads=1, hidden_size=64, head_dim=16, intermediate_size=32,
+        num_local_experts=4, num_experts_per_tok=2, sliding_window=24, pad_token_id=0,
+        rope_parameters=rope(1000.0, rope_type="yarn", factor=4.0, truncate=False,
+                             original_max_position_embeddings=64))),
     "granite": ("GraniteConfig", "bfloat16", dict(
         BASE, num_key_value_heads=2, embedding_multiplier=6.0, attention_multiplier=0.2,
         residual_multiplier=0.4, logits_scaling=3.0,
@@ -168,13 +184,37 @@ def draw(model, plus_one, seed):
         if "norm" in name or "ln_" in name or "layernorm" in name:
             mean = 0.0 if plus_one or name.endswith("bias") else 1.0
             x = mean + 0.2 * x
+        elif name.endswith("sinks"):
+            pass
         elif p.dim() == 1:
             x = 0.2 * x
+        elif name.endswith("gate_up_proj"):
+            x = 3 * x / p.shape[-2] ** 0.5  # some products reach the clamps
         else:
             # gemma scales its tied embeddings; without this factor the input token itself would
             # always be the best next one
             x = (0.5 if plus_one and "embed" in name else 1.4) * x / p.shape[-1] ** 0.5
         p.data = representable(x)
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def to_mxfp4(path):
+    """Rewrites the experts' matrices of a folder as blocks of 32 numbers with a power of two."""
+    tensors = load_file(path / "model.safetensors")
+    for name in [n for n in tensors if n.endswith("_proj") and ".experts." in n]:
+        w = tensors.pop(name).float().transpose(1, 2)  # [experts][rows][columns]
+        w = w.reshape(*w.shape[:2], -1, 32)
+        exponent = torch.floor(torch.log2(w.abs().amax(-1).clamp(min=2.0 ** -20))) - 2
+        nearest = (w / 2 ** exponent[..., None])[..., None].sub(E2M1).abs().argmin(-1)
+        tensors[f"{name}_blocks"] = (nearest[..., ::2] | nearest[..., 1::2] << 4).to(torch.uint8)
+        tensors[f"{name}_scales"] = (exponent + 127).to(torch.uint8)
+    save_file({n: t.contiguous() for n, t in tensors.items()}, path / "model.safetensors", {"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def logits_of(model, ids):
@@ -212,6 +252,8 @@ def make(name):
         draw(model, name.startswith("gemma"), seed)
         shutil.rmtree(path, ignore_errors=True)
         model.to(getattr(torch, dtype)).save_pretrained(path)
+        if name.endswith("-mxfp4"):
+            to_mxfp4(path)
         exact = load(path, torch.float64)
         g = torch.Generator().manual_seed(1000 + seed)
         prompt = [1] + torch.randint(3, VOCAB, (N_PROMPT - 1,), generator=g).tolist()

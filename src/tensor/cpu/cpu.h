@@ -95,7 +95,8 @@ struct attn_tile {
     float *out[TILE_QUERIES];
     /* range of keys that each query sees, the same for every head */
     int32_t begin[TILE_QUERIES], end[TILE_QUERIES];
-    float scale;
+    const float *sink[TILE_QUERIES]; /* NULL: none (ops.h, struct attention_rule) */
+    float scale, cap;
     float *scratch; /* ATTN_SCRATCH floats of this thread */
 };
 #define ATTN_SCRATCH                                                                       \

@@ -15,8 +15,8 @@ struct attn_job {
     struct mat out, q;
     const struct kv_layer *kv;
     const struct ragged *r;
-    float scale;
-    int window, group;
+    const struct attention_rule *rule;
+    int group;
     int tile_rows, tile_heads; /* maximum rows and kv heads of a tile */
     /* Items of work: each is a row tile of the batch, the last tile first, for one group of kv
      * heads. */
@@ -38,7 +38,8 @@ static void run_tile(const struct attn_job *j, int seq, int row0, int row1, int 
     t.table = j->r->tables[seq];
     t.kv_head = kv_head;
     t.n_kv_heads = j->tile_heads;
-    t.scale = j->scale;
+    t.scale = j->rule->scale;
+    t.cap = j->rule->cap;
     t.scratch = scratch_thread(j->s, thread_idx);
     t.n = (row1 - row0) * j->group;
     int i = 0;
@@ -48,7 +49,8 @@ static void run_tile(const struct attn_job *j, int seq, int row0, int row1, int 
             for (int h = g * j->group; h < (g + 1) * j->group; h++) {
                 t.q[i] = (const float *)row_ptr(j->q, row) + h * j->kv->d_head;
                 t.out[i] = (float *)row_ptr(j->out, row) + h * j->kv->d_head;
-                t.begin[i] = j->window > 0 ? MAX(end - j->window, 0) : 0;
+                t.begin[i] = j->rule->window > 0 ? MAX(end - j->rule->window, 0) : 0;
+                t.sink[i] = j->rule->sinks != NULL ? &j->rule->sinks[h] : NULL;
                 t.end[i++] = end;
             }
         }
@@ -92,7 +94,7 @@ static int tile_heads_of(const struct attn_job *j)
 }
 
 int cpu_attention(struct stream *s, struct mat out, struct mat q, const struct kv_layer *kv,
-                  const struct ragged *r, float scale, int window)
+                  const struct ragged *r, const struct attention_rule *rule)
 {
     int n_heads = check_attention(out, q, kv, r);
     CHECK(kv->d_head <= ATTENTION_MAX_D_HEAD && n_heads / kv->n_kv <= TILE_QUERIES);
@@ -105,8 +107,7 @@ int cpu_attention(struct stream *s, struct mat out, struct mat q, const struct k
                            .q = q,
                            .kv = kv,
                            .r = r,
-                           .scale = scale,
-                           .window = window,
+                           .rule = rule,
                            .group = n_heads / kv->n_kv};
     job.tile_rows = TILE_QUERIES / job.group;
     job.tile_heads = tile_heads_of(&job);

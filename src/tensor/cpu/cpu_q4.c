@@ -21,9 +21,10 @@ struct place {
     uint8_t *s, *t; /* the block's own s and t, for q4_k and q6_k */
 };
 
-static bool has_minimum(enum dtype t)
+/* Returns the bytes of a scale: f16, or the exponent of mxfp4. */
+static size_t scale_bytes(enum dtype t)
 {
-    return t == DTYPE_Q4_1 || t == DTYPE_Q4_K;
+    return t == DTYPE_MXFP4 ? 1 : 2;
 }
 
 static struct place place_of(const struct weight *w, int64_t row, int64_t block)
@@ -39,7 +40,7 @@ static struct place place_of(const struct weight *w, int64_t row, int64_t block)
         p.s = scales + q4_shared_bytes(w->dtype) + of_block + column;
         p.t = p.s + PANEL;
     } else {
-        p.scale = scales + of_block + 2 * column;
+        p.scale = scales + of_block + scale_bytes(w->dtype) * (size_t)column;
     }
     p.minimum = p.scale + 2 * PANEL;
     return p;
@@ -52,7 +53,7 @@ static void pack_row(const struct weight *w, int64_t row, const uint8_t *src)
         struct place p = place_of(w, row, b);
         for (int v = 0; v < 4; v++)
             memcpy(p.numbers + v * Q4_QUARTER_BYTES, part.q + 4 * v, 4);
-        memcpy(p.scale, &part.d, 2);
+        memcpy(p.scale, &part.d, scale_bytes(w->dtype)); /* its low byte first */
         if (q4_shared_bytes(w->dtype) > 0) {
             *p.s = part.s;
             *p.t = part.t;
@@ -61,7 +62,7 @@ static void pack_row(const struct weight *w, int64_t row, const uint8_t *src)
             part.m ^= 0x8000; /* flips the sign: the kernels add -M * t */
         for (int h = 0; h < 2 && w->dtype == DTYPE_Q6_K; h++)
             memcpy(p.numbers + (4 + h) * Q4_QUARTER_BYTES, part.high[h], 4);
-        if (has_minimum(w->dtype))
+        if (q4_has_minimum(w->dtype))
             memcpy(p.minimum, &part.m, 2);
     }
 }
@@ -98,16 +99,16 @@ static void write_quarters(uint8_t *numbers, line *from, int shift)
     }
 }
 
-/* Packs one block of 32 weights of 16 rows of q4_0 or q4_1. */
+/* Packs one block of 32 weights of 16 rows of q4_0, q4_1 or mxfp4. */
 static void pack_small(enum dtype t, const struct place *p, const uint8_t *src,
                        size_t stride)
 {
-    size_t head = t == DTYPE_Q4_1 ? 4 : 2;
+    size_t head = q4_block_bytes(t) - 16, of_scale = scale_bytes(t);
     line q[4];
     lines_read(q, 4, src + head, stride);
     memcpy(p->numbers, q, sizeof q);
     for (int c = 0; c < PANEL; c++, src += stride) {
-        memcpy(p->scale + 2 * c, src, 2);
+        memcpy(p->scale + of_scale * (size_t)c, src, of_scale);
         if (t == DTYPE_Q4_1)
             memcpy(p->minimum + 2 * c, src + 2, 2);
     }
@@ -235,8 +236,8 @@ static void read_block(const struct weight *w, int64_t row, int64_t block, float
 {
     struct place p = place_of(w, row, block);
     struct q4_part part = {0};
-    memcpy(&part.d, p.scale, 2);
-    if (has_minimum(w->dtype))
+    memcpy(&part.d, p.scale, scale_bytes(w->dtype));
+    if (q4_has_minimum(w->dtype))
         memcpy(&part.m, p.minimum, 2);
     if (q4_shared_bytes(w->dtype) > 0) {
         part.s = *p.s;

@@ -89,8 +89,8 @@ static struct attn_state attn_begin(const struct attn_tile *t)
     s.shrink = at;
     for (int i = 0; i < s.n_all; i++) {
         memcpy(s.q + i * d_head, t->q[i], (size_t)d_head * sizeof(float));
-        s.m[i] = -INFINITY;
-        s.l[i] = 0;
+        s.m[i] = t->sink[i] != NULL ? *t->sink[i] : -INFINITY;
+        s.l[i] = t->sink[i] != NULL ? 1.0f : 0.0f;
     }
     memset(s.o, 0, (size_t)(s.n_all * s.d_pad) * sizeof(float));
     return s;
@@ -111,6 +111,15 @@ static void attn_end(const struct attn_state *s)
 /* Number of rows that are processed at once. Each row is a chain of dependent steps; their
  * latencies overlap with those of the other rows (docs/perf/). */
 #define SOFTMAX_ROWS 4
+
+/* Replaces p[0..64) by cap * tanh(p * scale / cap). */
+static void softmax_cap(float *p, float scale, float cap)
+{
+    for (int j = 0; j < KEY_VECS; j++) {
+        v16 x = v_mul(v_load(p + 16 * j), v_set1(scale));
+        v_store(p + 16 * j, v_mul(v_tanh(v_div(x, v_set1(cap))), v_set1(cap)));
+    }
+}
 
 /* Multiplies p[lo..hi) by scale and sets the other elements of p to -inf. Returns the largest value
  * per lane, including m. */
@@ -134,15 +143,17 @@ struct softmax {
     /* [n_rows][64]: products q.k on entry, weights on return, 0 outside of [lo, hi) */
     float *p;
     const int *lo, *hi;
-    float scale;
+    float scale, cap;
     float *m, *l, *shrink; /* fields of attn_state, for these rows */
 };
 
 INLINE void softmax_rows(const struct softmax *x, int n_rows)
 {
     v16 top[SOFTMAX_ROWS], sum[SOFTMAX_ROWS];
-    float m[SOFTMAX_ROWS];
-    EACH_ROW top[r] = softmax_scale(x->p + r * KEYS, x->lo[r], x->hi[r], x->scale, x->m[r]);
+    float m[SOFTMAX_ROWS], scale = x->cap > 0 ? 1.0f : x->scale;
+    for (int r = 0; x->cap > 0 && r < n_rows; r++)
+        softmax_cap(x->p + r * KEYS, x->scale, x->cap);
+    EACH_ROW top[r] = softmax_scale(x->p + r * KEYS, x->lo[r], x->hi[r], scale, x->m[r]);
     EACH_ROW m[r] = v_max_lane(top[r]);
     EACH_ROW sum[r] = v_zero();
     for (int j = 0; j < KEY_VECS; j++)
@@ -410,6 +421,7 @@ static struct softmax softmax_of(const struct attn_state *s, const struct strip 
                             .lo = st->lo + row,
                             .hi = st->hi + row,
                             .scale = s->t->scale,
+                            .cap = s->t->cap,
                             .m = s->m + i,
                             .l = s->l + i,
                             .shrink = s->shrink + i};

@@ -116,6 +116,22 @@ INLINE v16 v_gelu(v16 x)
     return v_mul(v_mul(x, v_set1(0.5f)), twice_phi);
 }
 
+/* Returns tanh x: a polynomial for small x (Cephes tanhf), else by exp(2 |x|). */
+INLINE v16 v_tanh(v16 x)
+{
+    v16 a = v_max(x, v_sub(v_zero(), x)), z = v_mul(x, x); /* a: |x| */
+    v16 p = v_set1(-5.70498872745e-3f);
+    p = v_fma(p, z, v_set1(2.06390887954e-2f));
+    p = v_fma(p, z, v_set1(-5.37397155531e-2f));
+    p = v_fma(p, z, v_set1(1.33314422036e-1f));
+    p = v_fma(p, z, v_set1(-3.33332819422e-1f));
+    p = v_fma(v_mul(p, z), x, x);
+    v16 e = v_exp(v_add(a, a));
+    v16 large = v_sub(v_set1(1.0f), v_div(v_set1(2.0f), v_add(e, v_set1(1.0f))));
+    large = v_select_less(x, v_zero(), v_sub(v_zero(), large), large);
+    return v_select_less(a, v_set1(0.625f), p, large);
+}
+
 /* Returns 0.5 x (1 + tanh u) = x / (1 + exp(-2u)). */
 INLINE v16 v_gelu_tanh(v16 x)
 {

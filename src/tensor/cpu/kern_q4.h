@@ -4,6 +4,7 @@
 #define TENSOR_KERN_Q4_H
 
 #include "tensor/cpu/kern_quant.h"
+#include "tensor/q4_blocks.h"
 
 /* --- rounding -------------------------------------------------------------------------------- */
 
@@ -23,17 +24,19 @@ INLINE int32_t round_half(const float *a, float scale, int8_t *x)
 /* Writes what the sums x of half blocks and e give; all may be rounded numbers or zeros. */
 INLINE void round_factors(const int32_t *half, float *at)
 {
-    int32_t zero[QUANT_PER_K_BLOCK], h[2 * QUANT_PER_K_BLOCK];
+    int32_t zero[QUANT_PER_K_BLOCK], h[2 * QUANT_PER_K_BLOCK], twelve[QUANT_PER_K_BLOCK];
     for (int b = 0; b < QUANT_PER_K_BLOCK; b++) {
         int32_t sum = half[2 * b] + half[2 * b + 1];
         at[Q4_Z + b] = (float)sum * at[Q4_E + b];
         at[Q4_N + b] = at[Q4_E + b] * -Q4_BASE;
         zero[b] = Q4_BASE_BITS - 8 * sum;
+        twelve[b] = Q4_BASE_BITS - 12 * sum;
     }
     for (int i = 0; i < 2 * QUANT_PER_K_BLOCK; i++)
         h[i] = Q4_BASE_BITS - 32 * half[i];
     memcpy(at + Q4_ZERO, zero, sizeof zero);
     memcpy(at + Q4_H, h, sizeof h);
+    memcpy(at + Q4_TWELVE, twelve, sizeof twelve);
 }
 
 /* Returns the scale of a block: its two lowest bits are 0 (q4.h). */
@@ -97,14 +100,8 @@ static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, flo
 
 /* --- scales ---------------------------------------------------------------------------------- */
 
-/* Returns whether blocks of a type have a minimum m, which is added to all their weights. */
-INLINE bool has_minimum(enum dtype t)
-{
-    return t == DTYPE_Q4_1 || t == DTYPE_Q4_K;
-}
-
 /* Sets d and m of block b of 16 columns; `scales` is the start of the k-block's scales.  For q6_k d
- * and m are the s of the two halves, not multiplied by D; for q4_0 m is zero. */
+ * and m are the s of the two halves, not multiplied by D; for q4_0 and mxfp4 m is zero. */
 INLINE void block_scales(enum dtype t, const uint8_t *scales, int b, v16 *d, v16 *m)
 {
     const uint8_t *at = scales + q4_shared_bytes(t) + (size_t)b * q4_scale_bytes(t);
@@ -118,7 +115,7 @@ INLINE void block_scales(enum dtype t, const uint8_t *scales, int b, v16 *d, v16
         *m = v_mul(v_load_f16((const uint16_t *)scales + PANEL), v_load_u8(at + PANEL));
         return;
     }
-    *d = v_load_f16((const uint16_t *)at);
+    *d = t == DTYPE_MXFP4 ? v_load_power(at) : v_load_f16((const uint16_t *)at);
     *m = t == DTYPE_Q4_1 ? v_load_f16((const uint16_t *)at + PANEL) : v_zero();
 }
 
@@ -128,8 +125,8 @@ INLINE void block_scales(enum dtype t, const uint8_t *scales, int b, v16 *d, v16
 INLINE i_start start_of(enum dtype t, const float *f, int b)
 {
     int32_t zero = Q4_BASE_BITS;
-    if (t == DTYPE_Q4_0)
-        memcpy(&zero, f + Q4_ZERO + b, sizeof zero);
+    if (t == DTYPE_Q4_0 || t == DTYPE_MXFP4)
+        memcpy(&zero, f + (t == DTYPE_Q4_0 ? Q4_ZERO : Q4_TWELVE) + b, sizeof zero);
     return i_set1(zero);
 }
 
@@ -138,7 +135,25 @@ INLINE v16 add_block(enum dtype t, v16 acc, i_part sum, const float *f, int b, v
 {
     v16 s = v_fma(i_end(sum, start_of(t, f, b)), v_set1(f[Q4_E + b]), v_set1(f[Q4_N + b]));
     acc = v_fma(s, d, acc);
-    return has_minimum(t) ? v_fma(v_set1(f[Q4_Z + b]), m, acc) : acc;
+    return q4_has_minimum(t) ? v_fma(v_set1(f[Q4_Z + b]), m, acc) : acc;
+}
+
+/* Splits 64 bytes into their low and their high halves; those of mxfp4 become v(q) + 12. */
+INLINE void split(enum dtype t, const uint8_t *p, i8x4 *low, i8x4 *high)
+{
+    static const uint8_t values[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                       12, 11, 10, 9,  8,  6,  4,  0};
+    i_nibbles(p, low, high);
+    if (t == DTYPE_MXFP4) {
+        *low = i_table(values, *low);
+        *high = i_table(values, *high);
+    }
+}
+
+/* Adds block b of mxfp4 of a row to acc; sum: the bits of the sum of integers. */
+INLINE v16 add_scaled(v16 acc, v16 sum, const float *f, int b, v16 d)
+{
+    return v_fma(v_fma(sum, v_set1(f[Q4_E + b]), v_set1(f[Q4_N + b])), d, acc);
 }
 
 /* Adds a block of q6_k of a row to acc.  first and second: the bits of the halves' sums; d and m:
@@ -176,6 +191,30 @@ INLINE void direct_block(i_part (*s)[WIDE_MAX], enum dtype t, const float *f, in
             EACH_PANEL s[r][j] = i_dot4(i_dot4(s[r][j], low[j], x0), high[j], x1);
         }
     }
+}
+
+/* Adds block b of mxfp4, of every panel, to acc[r][j].  Its sums of 32 exceed 16 bits. */
+INLINE void direct_wide(v16 (*acc)[WIDE_MAX], const float *f, int b,
+                        const uint8_t *const *w, const v16 *d, int n_rows, int n_panels)
+{
+    const uint8_t *x = (const uint8_t *)f + b * Q4_BLOCK;
+    i_half_sum s[Q4_DIRECT][WIDE_MAX];
+    EACH_ROW EACH_PANEL s[r][j] = i_half_begin(
+        i_set4(f + r * (Q4_ROW_BYTES / 4) + Q4_TWELVE + b));
+    _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++)
+    {
+        i8x4 low[WIDE_MAX], high[WIDE_MAX];
+        EACH_PANEL split(DTYPE_MXFP4, w[j] + v * Q4_QUARTER_BYTES, &low[j], &high[j]);
+        EACH_ROW
+        {
+            i8x4 x0 = i_set4(x + r * Q4_ROW_BYTES + 4 * v),
+                 x1 = i_set4(x + r * Q4_ROW_BYTES + 16 + 4 * v);
+            EACH_PANEL s[r][j] = i_half_dot(i_half_dot(s[r][j], low[j], x0, 0), high[j], x1,
+                                            1);
+        }
+    }
+    EACH_ROW EACH_PANEL acc[r][j] = add_scaled(acc[r][j], i_half_end(s[r][j]),
+                                               f + r * (Q4_ROW_BYTES / 4), b, d[j]);
 }
 
 /* Prefetches ahead of block b of the k-block at offset `at` of each panel: lines of numbers, and in
@@ -248,13 +287,18 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
             direct_block6(acc, x, w, panel, scales, top, b, n_rows, n_panels);
             continue;
         }
+        v16 d[WIDE_MAX], m[WIDE_MAX];
+        if (dtype == DTYPE_MXFP4) {
+            EACH_PANEL block_scales(dtype, panel[j] + scales, b, &d[j], &m[j]);
+            direct_wide(acc, x, b, w, d, n_rows, n_panels);
+            continue;
+        }
         direct_block(s, dtype, x, b, w, n_rows, n_panels);
         EACH_PANEL
         {
-            v16 d, m;
-            block_scales(dtype, panel[j] + scales, b, &d, &m);
+            block_scales(dtype, panel[j] + scales, b, &d[j], &m[j]);
             EACH_ROW acc[r][j] = add_block(dtype, acc[r][j], s[r][j],
-                                           x + r * (Q4_ROW_BYTES / 4), b, d, m);
+                                           x + r * (Q4_ROW_BYTES / 4), b, d[j], m[j]);
         }
     }
 }
@@ -296,6 +340,7 @@ DIRECT_ROWS(Q4_0)
 DIRECT_ROWS(Q4_1)
 DIRECT_ROWS(Q4_K)
 DIRECT_ROWS(Q6_K)
+DIRECT_ROWS(MXFP4)
 #undef DIRECT_ROWS
 #undef DIRECT
 
@@ -305,7 +350,8 @@ DIRECT_ROWS(Q6_K)
     }
 #define BY_TYPE(HOW)                                                                       \
     {                                                                                      \
-        OF_TYPE(HOW, Q4_0), OF_TYPE(HOW, Q4_1), OF_TYPE(HOW, Q4_K), OF_TYPE(HOW, Q6_K)     \
+        OF_TYPE(HOW, Q4_0), OF_TYPE(HOW, Q4_1), OF_TYPE(HOW, Q4_K), OF_TYPE(HOW, Q6_K),    \
+            OF_TYPE(HOW, MXFP4)                                                            \
     }
 
 static void direct(const struct quant_tile *t)
@@ -341,7 +387,7 @@ INLINE void widen_panel(enum dtype t, const uint8_t *from, int n_blocks, uint8_t
         }
         for (int v = 0; v < 4 && t != DTYPE_Q6_K; v++) {
             i8x4 low, high;
-            i_nibbles(numbers + v * Q4_QUARTER_BYTES, &low, &high);
+            split(t, numbers + v * Q4_QUARTER_BYTES, &low, &high);
             i_store4(w + (size_t)(b * 8 + v) * step, low);
             i_store4(w + (size_t)(b * 8 + v + 4) * step, high);
         }
@@ -368,6 +414,8 @@ static void widen_any(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *
         widen_panel(DTYPE_Q4_1, from, n_blocks, w, step, d, m, f_step);
     else if (t == DTYPE_Q6_K)
         widen_panel(DTYPE_Q6_K, from, n_blocks, w, step, d, m, f_step);
+    else if (t == DTYPE_MXFP4)
+        widen_panel(DTYPE_MXFP4, from, n_blocks, w, step, d, m, f_step);
     else
         widen_panel(DTYPE_Q4_K, from, n_blocks, w, step, d, m, f_step);
 }

@@ -99,6 +99,33 @@ INLINE void micro_block6(v16 (*acc)[Q4_PANELS], const struct micro *m, int b, in
                                     f[r * (Q4_ROW_BYTES / 4) + Q4_E + b], d, of_m, top);
 }
 
+/* Adds block b of mxfp4 of every row to acc. */
+INLINE void micro_wide(v16 (*acc)[Q4_PANELS], const struct micro *m, int b, int n_rows)
+{
+    const int n_panels = Q4_PANELS;
+    const float *x = (const float *)(const void *)m->x;
+    const uint8_t *at = (const uint8_t *)m->x + b * Q4_BLOCK, *from = m->w->w[b * 8][0][0];
+    i_half_sum s[Q4_ROWS][Q4_PANELS];
+    EACH_ROW EACH_PANEL s[r][j] = i_half_begin(
+        i_set4(x + r * (Q4_ROW_BYTES / 4) + Q4_TWELVE + b));
+    Q4_UNROLL for (int i = 0; i < 8; i++)
+    {
+        i8x4 w[Q4_PANELS];
+        EACH_PANEL w[j] = i_load4(from + (i * Q4_PANELS + j) * PANEL * 4);
+        EACH_ROW
+        {
+            i8x4 of_x = i_set4(at + r * Q4_ROW_BYTES + 4 * i);
+            EACH_PANEL s[r][j] = i_half_dot(s[r][j], w[j], of_x, i);
+        }
+    }
+    EACH_PANEL
+    {
+        v16 d = v_load(m->w->d[b][j]);
+        EACH_ROW acc[r][j] = add_scaled(acc[r][j], i_half_end(s[r][j]),
+                                        x + r * (Q4_ROW_BYTES / 4), b, d);
+    }
+}
+
 /* Adds block b of every row to acc. */
 INLINE void micro_block(v16 (*acc)[Q4_PANELS], enum dtype t, const struct micro *m, int b,
                         int n_rows)
@@ -133,6 +160,8 @@ INLINE void micro_blocks(v16 (*acc)[Q4_PANELS], enum dtype t, const struct micro
     for (int b = 0; b < m->n_blocks; b++)
         if (t == DTYPE_Q6_K)
             EACH_PANEL micro_block6(acc, m, b, j, n_rows);
+        else if (t == DTYPE_MXFP4)
+            micro_wide(acc, m, b, n_rows);
         else
             micro_block(acc, t, m, b, n_rows);
 }
@@ -147,6 +176,8 @@ INLINE void micro_rows(const struct micro *m, int n_rows)
         micro_blocks(acc, DTYPE_Q6_K, m, n_rows);
     else if (m->dtype == DTYPE_Q4_0)
         micro_blocks(acc, DTYPE_Q4_0, m, n_rows);
+    else if (m->dtype == DTYPE_MXFP4)
+        micro_blocks(acc, DTYPE_MXFP4, m, n_rows);
     else /* widened blocks of q4_1 and q4_k are alike */
         micro_blocks(acc, DTYPE_Q4_1, m, n_rows);
     micro_store(m, acc, n_rows);

@@ -134,6 +134,8 @@ INLINE v16 v_activate(v16 x, enum activation act)
         return v_silu(x);
     if (act == ACTIVATION_RELU)
         return v_max(x, v_zero());
+    if (act == ACTIVATION_TANH)
+        return v_tanh(x);
     return act == ACTIVATION_GELU ? v_gelu(x) : v_gelu_tanh(x);
 }
 
@@ -148,6 +150,17 @@ INLINE void act_row_a(float *out, const float *gate, const float *up, int64_t n,
     }
 }
 
+static void swiglu_row(float *out, const float *gate, const float *up, int64_t n)
+{
+    const v16 one = v_set1(1.0f), most = v_set1(7.0f), least = v_set1(-7.0f);
+    for (int64_t i = 0; i < n; i += 16) {
+        v16 g = v_min(most, v_load_upto(gate, DTYPE_F32, i, n - i));
+        v16 u = v_max(least, v_min(most, v_load_upto(up, DTYPE_F32, i, n - i)));
+        g = v_div(g, v_add(one, v_exp(v_mul(g, v_set1(-1.702f)))));
+        v_store_upto(out, DTYPE_F32, i, n - i, v_mul(g, v_add(u, one)));
+    }
+}
+
 static void act_row(float *out, const float *gate, const float *up, int64_t n,
                     enum activation act)
 {
@@ -157,6 +170,10 @@ static void act_row(float *out, const float *gate, const float *up, int64_t n,
         act_row_a(out, gate, up, n, ACTIVATION_RELU);
     else if (act == ACTIVATION_GELU)
         act_row_a(out, gate, up, n, ACTIVATION_GELU);
+    else if (act == ACTIVATION_TANH)
+        act_row_a(out, gate, up, n, ACTIVATION_TANH);
+    else if (act == ACTIVATION_SWIGLU_CLAMPED)
+        swiglu_row(out, gate, up, n);
     else
         act_row_a(out, gate, up, n, ACTIVATION_GELU_TANH);
 }

@@ -168,6 +168,8 @@ static void strip(const struct quant_tile *t, struct scratch *s, int64_t k, int 
         strip_sums6(acc, s, &s->panel[panel % GROUP], x);
     else if (t->dtype == DTYPE_Q4_0)
         strip_sums(acc, DTYPE_Q4_0, s, &s->panel[panel % GROUP], x, n_blocks);
+    else if (t->dtype == DTYPE_MXFP4)
+        strip_sums(acc, DTYPE_MXFP4, s, &s->panel[panel % GROUP], x, n_blocks);
     else /* widened blocks of q4_1 and q4_k are alike */
         strip_sums(acc, DTYPE_Q4_1, s, &s->panel[panel % GROUP], x, n_blocks);
     v16 bias = t->bias != NULL && k + KB >= t->k

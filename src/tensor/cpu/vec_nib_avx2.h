@@ -54,6 +54,12 @@ static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
     high->lo = _mm256_and_si256(_mm256_srli_epi16(v.lo, 4), mask);
     high->hi = _mm256_and_si256(_mm256_srli_epi16(v.hi, 4), mask);
 }
+/* Returns table[n] for each byte n of a, from 0 to 15. */
+static inline i8x4 i_table(const uint8_t table[16], i8x4 a)
+{
+    __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+    return (i8x4){_mm256_shuffle_epi8(t, a.lo), _mm256_shuffle_epi8(t, a.hi)};
+}
 /* Returns sum + w . x, lane by lane. w is from 0 to 63, x from -127 to 127. */
 static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
 {
@@ -138,6 +144,20 @@ static inline v16 v_load_i8(const uint8_t *p)
     __m128i bytes = _mm_loadu_si128((const __m128i *)p);
     return v_pair(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
                   _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))));
+}
+static inline __m256 v_power(__m128i bytes)
+{
+    const __m256i one = _mm256_set1_epi32(1);
+    __m256i e = _mm256_cvtepu8_epi32(bytes);
+    __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23),
+            small = _mm256_slli_epi32(_mm256_add_epi32(e, one), 21);
+    return _mm256_castsi256_ps(_mm256_max_epi32(normal, small));
+}
+/* Returns 2^(p[i] - 128) in each lane: the bits of a normal number for p[i] >= 2. */
+static inline v16 v_load_power(const uint8_t *p)
+{
+    __m128i bytes = _mm_loadu_si128((const __m128i *)p);
+    return v_pair(v_power(bytes), v_power(_mm_srli_si128(bytes, 8)));
 }
 static inline v16 v_load_u8(const uint8_t *p)
 {

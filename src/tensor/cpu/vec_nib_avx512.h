@@ -46,6 +46,12 @@ static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
     *low = _mm512_and_si512(v, mask);
     *high = _mm512_and_si512(_mm512_srli_epi16(v, 4), mask);
 }
+/* Returns table[n] for each byte n of a, from 0 to 15. */
+static inline i8x4 i_table(const uint8_t table[16], i8x4 a)
+{
+    __m128i t = _mm_loadu_si128((const __m128i *)table);
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(t), a);
+}
 /* Returns sum + w . x, lane by lane. w is from 0 to 63, x from -127 to 127. */
 static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
 {
@@ -115,6 +121,15 @@ static inline void i_store_bytes(int8_t *p, v16 a)
 static inline v16 v_load_i8(const uint8_t *p)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+/* Returns 2^(p[i] - 128) in each lane: the bits of a normal number for p[i] >= 2. */
+static inline v16 v_load_power(const uint8_t *p)
+{
+    __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+    const __m512i one = _mm512_set1_epi32(1);
+    __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, one), 23),
+            small = _mm512_slli_epi32(_mm512_add_epi32(e, one), 21);
+    return _mm512_castsi512_ps(_mm512_max_epi32(normal, small));
 }
 static inline v16 v_load_u8(const uint8_t *p)
 {

@@ -53,6 +53,13 @@ static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
         high->of[i / 4][i % 4] = p[i] >> 4;
     }
 }
+/* Returns table[n] for each byte n of a, from 0 to 15. */
+static inline i8x4 i_table(const uint8_t table[16], i8x4 a)
+{
+    for (int i = 0; i < 64; i++)
+        a.of[i / 4][i % 4] = table[a.of[i / 4][i % 4]];
+    return a;
+}
 /* Returns sum + w . x, lane by lane. w is from 0 to 63, x from -127 to 127. */
 static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
 {
@@ -118,6 +125,16 @@ static inline v16 v_load_i8(const uint8_t *p)
     v16 r;
     for (int i = 0; i < 16; i++)
         r.f[i] = (float)(int8_t)p[i];
+    return r;
+}
+/* Returns 2^(p[i] - 128) in each lane: the bits of a normal number for p[i] >= 2. */
+static inline v16 v_load_power(const uint8_t *p)
+{
+    v16 r;
+    for (int i = 0; i < 16; i++) {
+        uint32_t bits = p[i] < 2 ? 0x00200000u << p[i] : (p[i] - 1u) << 23;
+        memcpy(&r.f[i], &bits, sizeof bits);
+    }
     return r;
 }
 static inline v16 v_load_u8(const uint8_t *p)

@@ -20,23 +20,24 @@ struct key_range {
 };
 
 static void block_scores(float *score, const float *q, const struct kv_layer *kv,
-                         struct key_range keys, float scale)
+                         struct key_range keys, const struct attention_rule *rule)
 {
     for (int32_t p = keys.begin; p < keys.end; p++) {
         float dot = 0;
         for (int d = 0; d < kv->d_head; d++)
             dot = fmaf(q[d], elem_load(keys.block, kv->dtype, k_index(kv, keys.head, d, p)),
                        dot);
-        score[p % KV_BLOCK_TOKENS] = dot * scale;
+        float s = dot * rule->scale;
+        score[p % KV_BLOCK_TOKENS] = rule->cap > 0 ? rule->cap * tanhf(s / rule->cap) : s;
     }
 }
 
 static void attend_block(struct row_state *row, const float *q, const struct kv_layer *kv,
-                         struct key_range keys, float scale)
+                         struct key_range keys, const struct attention_rule *rule)
 {
     float p[KV_BLOCK_TOKENS], lanes[REF_LANES] = {0};
     int j0 = keys.begin % KV_BLOCK_TOKENS, j1 = j0 + (keys.end - keys.begin);
-    block_scores(p, q, kv, keys, scale);
+    block_scores(p, q, kv, keys, rule);
 
     float m_new = row->m;
     for (int j = j0; j < j1; j++)
@@ -58,14 +59,16 @@ static void attend_block(struct row_state *row, const float *q, const struct kv_
 }
 
 static void attend_row(float *out, const float *q, const struct kv_layer *kv, int head,
-                       const int32_t *table, int32_t begin, int32_t end, float scale)
+                       const int32_t *table, int32_t end, const struct attention_rule *rule,
+                       const float *sink)
 {
-    struct row_state row = {.m = -INFINITY};
+    int32_t begin = rule->window > 0 ? MAX(end - rule->window, 0) : 0;
+    struct row_state row = {.m = sink != NULL ? *sink : -INFINITY, .l = sink != NULL};
     while (begin < end) {
         int32_t b = begin / KV_BLOCK_TOKENS, block_end = (b + 1) * KV_BLOCK_TOKENS;
         struct key_range keys = {kv->blocks + (size_t)table[b] * kv->block_stride, head,
                                  begin, MIN(block_end, end)};
-        attend_block(&row, q, kv, keys, scale);
+        attend_block(&row, q, kv, keys, rule);
         begin = keys.end;
     }
     float inverse = 1.0f / row.l;
@@ -74,18 +77,18 @@ static void attend_row(float *out, const float *q, const struct kv_layer *kv, in
 }
 
 int ref_attention(struct stream *s, struct mat out, struct mat q, const struct kv_layer *kv,
-                  const struct ragged *r, float scale, int window)
+                  const struct ragged *r, const struct attention_rule *rule)
 {
     int n_heads = check_attention(out, q, kv, r), group = n_heads / kv->n_kv;
     CHECK(kv->d_head <= ATTENTION_MAX_D_HEAD);
     for (int seq = 0; seq < r->n_seqs; seq++) {
         for (int row = r->seq_row[seq]; row < r->seq_row[seq + 1]; row++) {
             int32_t end = r->pos[row] + 1;
-            int32_t begin = window > 0 ? MAX(end - window, 0) : 0;
             for (int h = 0; h < n_heads; h++)
                 attend_row((float *)out.data + row * out.ld + h * kv->d_head,
                            (const float *)q.data + row * q.ld + h * kv->d_head, kv,
-                           h / group, r->tables[seq], begin, end, scale);
+                           h / group, r->tables[seq], end, rule,
+                           rule->sinks != NULL ? &rule->sinks[h] : NULL);
         }
     }
     return stream_enter(s);

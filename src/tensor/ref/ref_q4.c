@@ -89,11 +89,14 @@ static float row_product(const struct weight *w, int64_t row, const int32_t *x,
             continue;
         }
         q4_part_scales(w->dtype, &p, &d, &m);
-        int zero = w->dtype == DTYPE_Q4_0 ? 8 : 0;
-        for (int i = 0; i < Q4_BLOCK; i++)
-            s += x[b * Q4_BLOCK + i] * (q4_part_q(&p, i) - zero);
+        for (int i = 0; i < Q4_BLOCK; i++) {
+            int q = q4_part_q(&p, i);
+            s += x[b * Q4_BLOCK + i] * (w->dtype == DTYPE_Q4_0    ? q - 8
+                                        : w->dtype == DTYPE_MXFP4 ? q4_mxfp4_values[q]
+                                                                  : q);
+        }
         acc = fmaf((float)s * e[b], d, acc);
-        if (zero == 0)
+        if (q4_has_minimum(w->dtype))
             acc = fmaf(z[b], m, acc);
     }
     return acc;

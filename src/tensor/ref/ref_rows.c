@@ -126,9 +126,22 @@ static float activate(float x, enum activation act)
         return 0.5f * x * (1.0f + erff(x * 0.70710678f));
     case ACTIVATION_GELU_TANH:
         return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
+    case ACTIVATION_TANH:
+        return tanhf(x);
+    case ACTIVATION_SWIGLU_CLAMPED:
+        x = x > 7 ? 7 : x;
+        return x / (1.0f + expf(-1.702f * x));
     }
     CHECK(!"activation");
     return 0;
+}
+
+/* Returns the factor of the activated gate. */
+static float factor_of(float up, enum activation act)
+{
+    if (act != ACTIVATION_SWIGLU_CLAMPED)
+        return up;
+    return (up > 7 ? 7 : up < -7 ? -7 : up) + 1.0f;
 }
 
 int ref_act_mul(struct stream *s, struct mat out, struct mat gate_up, enum activation act)
@@ -138,7 +151,7 @@ int ref_act_mul(struct stream *s, struct mat out, struct mat gate_up, enum activ
         for (int64_t j = 0; j < out.cols; j++)
             mat_set(out, i, j,
                     activate(mat_get(gate_up, i, j), act) *
-                        mat_get(gate_up, i, out.cols + j));
+                        factor_of(mat_get(gate_up, i, out.cols + j), act));
     return stream_enter(s);
 }
 
