@@ -420,10 +420,11 @@ static void mark_within(struct build *b)
     for (int bytes = 1; bytes <= 3; bytes++) { /* that the character still needs */
         for (uint32_t i = 0; i < b->n_nodes; i++) {
             struct node *n = &b->nodes[i];
-            const struct edge *e = &b->edges[n->first];
             uint32_t loop;
-            if (n->kind == NODE_EDGES && n->n == 1 && n->free == FREE_NOT &&
-                e->lo == 0x80 && e->hi == 0xBF && is_endless(b, e->next, &loop)) {
+            if (n->kind != NODE_EDGES || n->n != 1 || n->free != FREE_NOT)
+                continue;
+            const struct edge *e = &b->edges[n->first];
+            if (e->lo == 0x80 && e->hi == 0xBF && is_endless(b, e->next, &loop)) {
                 n->free = FREE_WITHIN;
                 n->body = loop;
             }
