@@ -120,7 +120,7 @@ static int check_fields(const struct generation *g, const struct prompt_ids *pro
         return fault_field(f, request_max_name(p),
                            "is %lld; for a truncated context it must be at most %d",
                            (long long)p->max_tokens, HCACHE_MAX_TRUNCATED_ANSWER);
-    if (request_shaping(p, g->client.h, &own, f) != 0)
+    if (request_shaping(p, hcache_encode, g->client.h, &own, f) != 0)
         return -1;
     for (int i = 0; i < own.shaping.n_bias; i++)
         if (own.bias[i].id >= n_vocab)
@@ -177,7 +177,7 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
         max = max_context / 2;
     struct request_shaping shaping;
     struct fault unused; /* check_fields has seen it */
-    (void)request_shaping(p, g->client.h, &shaping, &unused);
+    (void)request_shaping(p, hcache_encode, g->client.h, &shaping, &unused);
     struct textbuf prediction = {0};
     request_prediction(p, &prediction);
     struct hcache_request r = {.prompt = prompt->ids,

@@ -786,8 +786,8 @@ static int read_id_list(const struct field *d, const struct json *v,
     return 0;
 }
 
-int request_shaping(const struct gen_params *p, const struct hcache *h,
-                    struct request_shaping *out, struct fault *f)
+int request_shaping(const struct gen_params *p, request_encoder encode,
+                    const struct hcache *h, struct request_shaping *out, struct fault *f)
 {
     struct json_iter it = json_begin(p->logit_bias);
     struct hcache_shaping *g = &out->shaping;
@@ -808,12 +808,12 @@ int request_shaping(const struct gen_params *p, const struct hcache *h,
     for (size_t i = 0; bias_at(p->logit_bias, i, &it, &text, &id, &bias, &bad); i++) {
         int32_t one = (int32_t)id, *ids = NULL;
         int n = 1;
-        if (id < 0 && hcache_encode(h, text, strlen(text), 0, &ids, &n, &err) != 0)
+        if (id < 0 && encode(h, text, strlen(text), 0, &ids, &n, &err) != 0)
             return fault_field(f, "logit_bias", "has a text without tokens: %s", err.msg);
         for (int k = 0; k < n && g->n_bias < HCACHE_MAX_BIAS; k++)
             out->bias[g->n_bias++] = (struct hcache_bias){ids != NULL ? ids[k] : one,
                                                           (float)bias};
-        hcache_free(ids);
+        free(ids);
     }
     for (int64_t stop = 0; g->n_stop_ids < (int)json_count(p->stop_ids) &&
                            json_int_of(json_at(p->stop_ids, (size_t)g->n_stop_ids), &stop);

@@ -125,6 +125,10 @@ bool request_ignores(unsigned kind, const char *name, size_t n);
 /* Appends the text of p->prediction. */
 void request_prediction(const struct gen_params *p, struct textbuf *out);
 
+/* hcache_encode, which a parser does not call by itself: the fuzzers have no service. */
+typedef int (*request_encoder)(const struct hcache *h, const char *text, size_t n,
+                               unsigned flags, int32_t **ids, int *n_ids,
+                               struct hcache_err *err);
 /* The fields of p that change the logits, for hcache_request. Contains pointers to itself. Returns
  * 0, or -1 with *f: h knows no tokens for a bias that is given by text, or there are too many. */
 struct request_shaping {
@@ -132,8 +136,8 @@ struct request_shaping {
     struct hcache_bias bias[HCACHE_MAX_BIAS];
     int32_t stop_ids[HCACHE_MAX_STOP_IDS];
 };
-int request_shaping(const struct gen_params *p, const struct hcache *h,
-                    struct request_shaping *out, struct fault *f);
+int request_shaping(const struct gen_params *p, request_encoder encode,
+                    const struct hcache *h, struct request_shaping *out, struct fault *f);
 
 /* Checks a small body without the table of fields. It must be an object whose members are all among
  * `names`, which NULL ends. Returns 0, or -1 with *f. */

@@ -23,7 +23,7 @@ static struct json *settings(const struct generation *g)
     struct json *o = json_new_object(), *stop = json_new_array(), *list = json_new_array();
     struct request_shaping s;
     struct fault unused;
-    (void)request_shaping(p, g->client.h, &s, &unused);
+    (void)request_shaping(p, hcache_encode, g->client.h, &s, &unused);
     for (int i = 0; i < s.shaping.n_bias; i++) {
         struct json *one = json_new_object();
         json_put_int(one, "token", s.bias[i].id);

@@ -431,7 +431,7 @@ static void each_field_arrives(void **state)
     assert_string_equal(p.truncation, "disabled");
     assert_int_equal(json_count(p.messages), 3);
     struct request_shaping own;
-    assert_int_equal(request_shaping(&p, NULL, &own, &f), 0);
+    assert_int_equal(request_shaping(&p, hcache_encode, NULL, &own, &f), 0);
     const struct hcache_shaping *g = &own.shaping;
     assert_true(g->frequency_penalty == 0.5f && g->presence_penalty == -0.5f);
     assert_true(g->repetition_penalty == 1.5f);
