@@ -11,6 +11,9 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 
+/* Guesses are made for 3 % more speed, and delay others by 3 % at most. */
+#define WORTH 1.03
+
 enum { CHAIN_MOST = 16, MATCH_MOST = 64, HEADS_MOST = 1 << 16 };
 
 struct guess_index {
@@ -173,45 +176,60 @@ double guess_pass_ns(const struct guess_speed *s, int n_rows)
 
 /* --- how many --------------------------------------------------------------------------------- */
 
-/* Gives one more guess to the sequence that gains the most by it. gain[i]: probability that the
- * next guess of sequence i counts. Returns that probability. */
-static double give_one(const struct guess_seq *s, double *gain, int *n, int n_seqs)
+/* What a number of guesses gives. */
+struct trial {
+    int n[GUESS_MAX_ROWS];
+    double gain[GUESS_MAX_ROWS]; /* probability that the next guess of a sequence counts */
+    double tokens[GUESS_MAX_ROWS];
+    double all_tokens;
+};
+
+/* Gives one more guess to the sequence that gains the most by it. Returns false if none is
+ * proposed. */
+static bool give_one(const struct guess_seq *s, struct trial *t, int n_seqs)
 {
     int best = -1;
     for (int i = 0; i < n_seqs; i++)
-        if (n[i] < s[i].most && (best < 0 || gain[i] > gain[best]))
+        if (t->n[i] < s[i].most && (best < 0 || t->gain[i] > t->gain[best]))
             best = i;
     if (best < 0)
-        return 0;
-    double won = gain[best];
-    gain[best] *= s[best].rate;
-    n[best]++;
-    return won;
+        return false;
+    t->tokens[best] += t->gain[best];
+    t->all_tokens += t->gain[best];
+    t->gain[best] *= s[best].rate;
+    t->n[best]++;
+    return true;
+}
+
+static double least_tokens(const struct trial *t, int n_seqs)
+{
+    double least = t->tokens[0];
+    for (int i = 1; i < n_seqs; i++)
+        least = MIN(t->tokens[i], least);
+    return least;
 }
 
 void guess_decide(const struct guess_speed *speed, struct guess_seq *s, int n_seqs,
                   int most_rows)
 {
-    double gain[GUESS_MAX_ROWS], none = guess_pass_ns(speed, n_seqs);
-    int n[GUESS_MAX_ROWS] = {0};
+    double none = guess_pass_ns(speed, n_seqs);
+    struct trial t = {.all_tokens = n_seqs};
     for (int i = 0; i < n_seqs; i++)
         s[i].n = 0;
     if (n_seqs > GUESS_MAX_ROWS || none == 0)
         return;
-    for (int i = 0; i < n_seqs; i++)
-        gain[i] = s[i].rate;
-    double tokens = n_seqs, best = 1.03 * n_seqs / none;
-    for (int rows = 1; rows <= most_rows; rows++) {
-        double won = give_one(s, gain, n, n_seqs);
-        if (won <= 0)
-            return;
-        tokens += won;
-        double speed_now = tokens / guess_pass_ns(speed, n_seqs + rows);
-        if (speed_now <= best)
+    for (int i = 0; i < n_seqs; i++) {
+        t.gain[i] = s[i].rate;
+        t.tokens[i] = 1;
+    }
+    double best = WORTH * n_seqs / none;
+    for (int rows = 1; rows <= most_rows && give_one(s, &t, n_seqs); rows++) {
+        double ns = guess_pass_ns(speed, n_seqs + rows);
+        if (t.all_tokens / ns <= best || WORTH * least_tokens(&t, n_seqs) < ns / none)
             continue;
-        best = speed_now;
+        best = t.all_tokens / ns;
         for (int i = 0; i < n_seqs; i++)
-            s[i].n = n[i];
+            s[i].n = t.n[i];
     }
 }
 

@@ -113,7 +113,7 @@ static void the_price_of_a_row_decides(void **state)
         {"dear rows, bad guesses", 3, 1.0, 0.25, 1, 0, 0},
         {"rows at full price", 3, 3, 0.99, 1, 0, 0},
         {"eight clients, rows at nearly full price", 3, 2.8, 0.95, 8, 0, 0},
-        {"eight clients, cheap rows", 3, 0.1, 0.95, 8, 1, 15},
+        {"eight clients, cheap rows", 3, 0.1, 0.95, 8, 8, 15},
         {"no proposal", 3, 0.1, 0, 1, 0, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -133,6 +133,25 @@ static void the_price_of_a_row_decides(void **state)
     struct guess_seq q = {.most = 15, .rate = 0.99};
     guess_decide(&unknown, &q, 1, GUESS_ROWS);
     assert_int_equal(q.n, 0); /* the first pass is measured without guesses */
+}
+
+/* One client's sure guesses may not slow down a client who has none. */
+static void no_sequence_pays_for_another(void **state)
+{
+    (void)state;
+    struct guess_speed dear = speed_of(3, 0.8), cheap = speed_of(30, 0.2);
+    for (int with = 0; with < 2; with++) {
+        struct guess_seq q[2] = {{.most = 15, .rate = 0.99},
+                                 {.most = with * 15, .rate = 0.99}};
+        guess_decide(&dear, q, 2, GUESS_ROWS);
+        if (with)
+            assert_true(q[0].n > 2 && q[1].n > 2);
+        else
+            assert_int_equal(q[0].n, 0);
+    }
+    struct guess_seq q[2] = {{.most = 15, .rate = 0.99}, {.most = 0}};
+    guess_decide(&cheap, q, 2, GUESS_ROWS);
+    assert_in_range(q[0].n, 2, 5); /* 3 % of 30 ms are four rows */
 }
 
 static double tokens_of(const struct guess_seq *q, int n_seqs)
@@ -172,6 +191,9 @@ static void the_expected_speed_never_falls(void **state)
         assert_true(n <= GUESS_ROWS);
         double with = tokens_of(q, n_seqs) / guess_pass_ns(&s, n_seqs + n);
         assert_true(n == 0 || with > n_seqs / guess_pass_ns(&s, n_seqs));
+        for (int i = 0; i < n_seqs; i++)
+            assert_true(1.031 * tokens_of(&q[i], 1) / guess_pass_ns(&s, n_seqs + n) >=
+                        1 / guess_pass_ns(&s, n_seqs));
         for (int k = 0; n_seqs == 1 && k <= q[0].most; k++) {
             struct guess_seq other = {.rate = q[0].rate, .n = k};
             assert_true(tokens_of(&other, 1) / guess_pass_ns(&s, 1 + k) <=
@@ -327,6 +349,7 @@ int main(void)
         cmocka_unit_test(what_followed_is_proposed),
         cmocka_unit_test(a_search_of_the_text_agrees),
         cmocka_unit_test(the_price_of_a_row_decides),
+        cmocka_unit_test(no_sequence_pays_for_another),
         cmocka_unit_test(the_expected_speed_never_falls),
         cmocka_unit_test(rates_are_learned),
         cmocka_unit_test(passes_are_learned),
