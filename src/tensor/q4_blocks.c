@@ -6,9 +6,6 @@
 #include <math.h>
 #include <string.h>
 
-const int8_t q4_mxfp4_values[16] = {0, 1,  2,  3,  4,  6,  8,  12,
-                                    0, -1, -2, -3, -4, -6, -8, -12};
-
 /* Unpacks s and t of part j of eight: six bits each, packed into twelve bytes. */
 static void scale_min(const uint8_t *b, int j, uint8_t *s, uint8_t *t)
 {

@@ -56,7 +56,8 @@ struct q4_part {
 /* Reads part `part` (32 weights) of a row of blocks. */
 struct q4_part q4_part_read(enum dtype t, const uint8_t *row, int64_t part);
 
-extern const int8_t q4_mxfp4_values[16];
+static const int8_t q4_mxfp4_values[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                           0, -1, -2, -3, -4, -6, -8, -12};
 /* Returns whether parts of a type have a minimum of their own. */
 static inline bool q4_has_minimum(enum dtype t)
 {
