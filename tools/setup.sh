@@ -102,10 +102,12 @@ make_rest() {
         ;;
     esac
 }
-# Newest releases. They want older clients than .venv has, so they live apart.
+# They want older clients than .venv has, so they live apart. pip searches for minutes for newest releases that agree
+# with each other; these agreed on 2026-11-29.
 make_libraries() {
-    local want=("$1" langchain-openai langchain-anthropic llama-index-llms-openai-like smolagents instructor
-                "pydantic-ai-slim[openai]" openai-agents llm)
+    local want=("$1==1.108.7" langchain-openai==1.4.3 langchain-anthropic==1.7.10
+                llama-index-llms-openai-like==0.8.1 smolagents==1.26.0 instructor==1.17.0
+                "pydantic-ai-slim[openai]==2.31.1" openai-agents==0.20.0 llm==0.32.1 openai==2.54.0)
     ! .libraries/bin/python -c 'import llm, agents' 2>/dev/null || return 0
     echo "setup: making .libraries"
     python3 -m venv .libraries && .libraries/bin/python -m pip install -q "${want[@]}" || fail "could not make .libraries"
