@@ -110,7 +110,10 @@ make_libraries() {
                 "pydantic-ai-slim[openai]==2.31.1" openai-agents==0.20.0 llm==0.32.1 openai==2.54.0)
     ! .libraries/bin/python -c 'import llm, agents' 2>/dev/null || return 0
     echo "setup: making .libraries"
-    python3 -m venv .libraries && .libraries/bin/python -m pip install -q "${want[@]}" || fail "could not make .libraries"
+    python3 -m venv .libraries && .libraries/bin/python -m pip install -q "${want[@]}" || {
+        rm -rf .libraries # half of it would fail its test
+        fail "could not make .libraries"
+    }
 }
 make_venv() {
     local want=("openai>=2.0" "anthropic>=0.70" "selenium>=4.20" "jsonschema>=4.23"

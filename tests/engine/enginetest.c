@@ -33,6 +33,8 @@ int et_try_open(struct stack *k, const struct stack_opts *opts, struct err *err)
     o.user.model = o.user.model != NULL ? o.user.model : "synth:tiny-mha";
     o.user.dtype = o.user.dtype != NULL ? o.user.dtype : "f32";
     o.user.threads = o.user.threads > 0 ? o.user.threads : 1;
+    /* how many rows a step has must not depend on the time that passes took */
+    o.user.speculate = o.user.speculate != NULL ? o.user.speculate : "off";
     o.user.max_context = o.user.max_context > 0 ? o.user.max_context : 1024;
     o.user.save_buffer_bytes = o.user.save_buffer_bytes > 0 ? o.user.save_buffer_bytes
                                                             : 16 << 20;
