@@ -8,9 +8,9 @@
 
 enum { ET_MAX_GENERATED = 800 };
 
-/* Opens a stack; a failure fails the test with its message.  Unless the options say otherwise, no
- * tokens are guessed, and the model is synth:tiny-mha in f32 with one thread and 1024 tokens of context, on a platform on which
- * restoring always pays. */
+/* Opens a stack; a failure fails the test with its message.  Unless the options say otherwise,
+ * no tokens are guessed, and the model is synth:tiny-mha in f32 with one thread and 1024 tokens
+ * of context, on a platform on which restoring always pays. */
 void et_open(struct stack *k, const struct stack_opts *o);
 /* Does the same. Returns the error of opening instead of failing the test. */
 int et_try_open(struct stack *k, const struct stack_opts *o, struct err *err);
