@@ -16,7 +16,8 @@ from tap import check, end, equal  # noqa: E402
 tmp = tempfile.mkdtemp(prefix="hcache-slow.")
 packed = os.path.join(tmp, "demo.packed")
 subprocess.run([HC, "model", "pack", "models/demo", "--out", packed], check=True, stdout=subprocess.DEVNULL)
-server = Server(packed, "--weights-memory", "0%", "--max-sequences", "1", "--keep-alive", "1", "--drain", "0")
+server = Server(packed, "--weights-memory", "0%", "--max-sequences", "1", "--keep-alive", "1", "--drain", "0",
+                "--speculate", "off")
 log = "".join(server.log)
 check("the start says what stays and what a step takes", "layers stay in memory" in log and "a step takes at least" in log, log)
 whole = Server("models/demo")

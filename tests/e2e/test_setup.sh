@@ -28,7 +28,7 @@ setup --list
 check "--list prints the packages" test "$rc" = 0 -a "$(grep -cx -e gcc -e procps "$tmp/out")" = 2
 check "--list installs nothing, and names no administrator" test -z "$err"
 setup --tests
-expect "an unknown argument is refused with the known ones" 1 '"--tests" \(allowed: --test, --cluster, --clients, --dev, --real-model, --list\)'
+expect "an unknown argument is refused with the known ones" 1 '"--tests" \(allowed: --test, --cluster, --clients, --libraries, --dev, --real-model, --list\)'
 
 # Chromium may fail to start: the tests of the page are then skipped, with its message.
 mkdir "$tmp/false"

@@ -35,7 +35,7 @@ static int prepare(void **state)
 
 static struct call begin(void)
 {
-    return (struct call){.s = &server};
+    return (struct call){.s = &server, .fault_json = fault_json};
 }
 
 static void end(struct call *c)
