@@ -315,35 +315,43 @@ void engine_remove(struct engine *e, struct seq *s)
 
 /* --- the step --------------------------------------------------------------------------------- */
 
+/* Returns whether this step gives a decoding sequence its row. */
+static bool decodes(const struct seq *s)
+{
+    return s->phase == PHASE_DECODE && s->rows > 0;
+}
+
 /* Proposes what may follow each decode, and decides how much of it this pass computes. Beside
  * prompts nothing is guessed: a row costs as much there as a row of a prompt. */
 static void guess(struct engine *e)
 {
     const struct schedule *c = &e->schedule;
     const struct guess_rates *all = &e->shared.guess_rates;
-    int n = 0, n_rows = 0;
+    bool beside_prompts = false;
+    int n = 0;
     for (int i = 0; i < c->n_live; i++) {
-        const struct seq *s = c->seqs[i];
-        if (s->phase == PHASE_PREFILL && s->rows > 0)
-            return;
-        n_rows += s->phase == PHASE_DECODE && s->rows > 0;
-    }
-    for (int i = 0; i < c->n_seqs; i++) {
         struct seq *s = c->seqs[i];
-        if (s->phase != PHASE_DECODE || s->rows == 0)
+        s->guess.n = 0; /* a sequence that waited for the saver may have kept its guesses */
+        beside_prompts |= s->phase == PHASE_PREFILL && s->rows > 0;
+    }
+    if (beside_prompts)
+        return;
+    for (int i = 0; i < c->n_live; i++) {
+        struct seq *s = c->seqs[i];
+        if (!decodes(s))
             continue;
         struct guess_seq *g = &e->guesses[n++];
         *g = (struct guess_seq){.most = seq_propose(s, GUESS_MOST)};
         g->rate = guess_rate(&s->guess.rates, all, s->guess.match);
     }
-    int most = MIN(GUESS_ROWS, e->o.step_rows - n_rows);
+    int most = MIN(GUESS_ROWS, e->o.step_rows - n);
     if (e->o.always_guesses)
         guess_all(e->guesses, n, most);
     else
         guess_decide(&e->guess_speed, e->guesses, n, most);
     n = 0;
-    for (int i = 0; i < c->n_seqs; i++)
-        if (c->seqs[i]->phase == PHASE_DECODE && c->seqs[i]->rows > 0)
+    for (int i = 0; i < c->n_live; i++)
+        if (decodes(c->seqs[i]))
             c->seqs[i]->guess.n = e->guesses[n++].n;
 }
 
@@ -362,7 +370,7 @@ static void make_batch(struct engine *e)
         guess(e);
     for (int i = 0; i < c->n_seqs; i++) {
         struct seq *s = c->seqs[i];
-        if (s->phase != PHASE_DECODE || s->rows == 0)
+        if (!decodes(s))
             continue;
         if (save_reserve(s->save, seq_at(s), 1 + s->guess.n,
                          stairs_need_store(s) ? SAVE_TRY : SAVE_SHED))

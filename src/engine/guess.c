@@ -170,7 +170,8 @@ double guess_pass_ns(const struct guess_speed *s, int n_rows)
     int known = below > 0 ? below : above;
     if (known > GUESS_MAX_ROWS)
         return 0;
-    /* a row takes a fifth of a pass of one row: (4 + known) / 5 such passes are known */
+    /* A further row takes a fifth of a pass of one row, so `known` rows take (4 + known) / 5 of
+     * it. */
     return s->pass_ns[known] * (4 + n_rows) / (4 + known);
 }
 
