@@ -287,8 +287,8 @@ static int client_of(struct answers *m, const struct tag *tag)
     return at;
 }
 
-/* Drops the least recently used entry of the client who has the most: the most bytes, or the most
- * entries. So a client who fills the room drops answers of its own. */
+/* Finds the client who has the most bytes, or the most entries, and drops the entry that this
+ * client used least recently. So a client who fills the room drops answers of its own. */
 static void drop_one(struct answers *m, bool by_bytes)
 {
     int most = 0;

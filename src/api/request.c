@@ -360,16 +360,23 @@ static int read_logprobs(const struct field *d, const struct json *v, struct gen
     return read_int(d, v, &p->n_top, f);
 }
 
-/* Returns whether a list of texts has one of the names, which blanks separate. */
-static bool lists(const struct json *list, const char *names)
+/* Returns whether a value is a text among the names, which blanks separate. */
+static bool is_among(const struct json *v, const char *names)
 {
-    for (size_t i = 0; i < json_count(list); i++) {
-        const char *own = json_string_of(json_at(list, i), NULL), *at = names, *one;
-        size_t n;
-        while (own != NULL && (one = next_name(&at, &n)) != NULL)
-            if (strlen(own) == n && memcmp(own, one, n) == 0)
-                return true;
-    }
+    const char *own = json_string_of(v, NULL), *one;
+    size_t n;
+    while (own != NULL && (one = next_name(&names, &n)) != NULL)
+        if (strlen(own) == n && memcmp(own, one, n) == 0)
+            return true;
+    return false;
+}
+
+/* Returns whether a list has that text. */
+static bool lists(const struct json *list, const char *name)
+{
+    for (size_t i = 0; i < json_count(list); i++)
+        if (is_among(json_at(list, i), name))
+            return true;
     return false;
 }
 
@@ -380,14 +387,9 @@ static int read_samplers(const char *name, const struct json *v, struct gen_para
                                 "typ_p typical_p xtc infill adaptive_p";
     if (json_kind(v) != JSON_KIND_ARRAY)
         return wrong_type(f, name, "a list of names", v);
-    for (size_t i = 0; i < json_count(v); i++) {
-        struct json *one = json_new_array();
-        json_push(one, json_share(json_at(v, i)));
-        bool is_known = lists(one, known);
-        json_free(one);
-        if (!is_known)
+    for (size_t i = 0; i < json_count(v); i++)
+        if (!is_among(json_at(v, i), known))
             return fault_field(f, name, "has an unknown name at %zu", i);
-    }
     p->samplers = v;
     return 0;
 }

@@ -116,14 +116,8 @@ static struct names names_of(const struct model_config *c)
     struct names n = llama_names;
     switch (c->family) {
     case FAMILY_QWEN3_MOE:
-        n.router = "mlp.gate";
-        n.expert = "mlp.experts";
-        n.gate = "gate_proj";
-        n.up = "up_proj";
-        n.down = "down_proj";
-        return n;
     case FAMILY_GPT_OSS: /* folders have one tensor of all experts (weights_files.c) */
-        n.router = "mlp.router";
+        n.router = c->family == FAMILY_GPT_OSS ? "mlp.router" : "mlp.gate";
         n.expert = "mlp.experts";
         n.gate = "gate_proj";
         n.up = "up_proj";
