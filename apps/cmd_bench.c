@@ -26,6 +26,7 @@ static const struct {
     {"beside", bench_beside, "decodes, beside a prompt and its restoration"},
     {"stream", bench_stream, "weights read from the disk for each pass"},
     {"form", bench_form, "forms of answers: compiling schemas, masks of the vocabulary"},
+    {"pack", bench_pack, "packing saved state: bytes and speed"},
     {"tiers", bench_tiers, "placement policies on simulated caches: hit rates by load"},
     {"hybrid", bench_hybrid,
      "keys and values, activations, or both, with streamed weights: modelled"},

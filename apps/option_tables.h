@@ -28,6 +28,7 @@ extern const struct opt_cmd *const options_of_models;
 extern const struct opt_cmd *const options_of_plan;
 extern const struct opt_cmd *const options_of_bench_plan;
 extern const struct opt_cmd *const options_of_bench_form;
+extern const struct opt_cmd *const options_of_bench_pack;
 extern const struct opt_cmd *const options_of_bench_tiers;
 extern const struct opt_cmd *const options_of_bench_beside;
 extern const struct opt_cmd *const options_of_bench_restore;

@@ -22,6 +22,7 @@ int bench_save(int argc, char **argv);
 int bench_stream(int argc, char **argv);
 int bench_tiers(int argc, char **argv);
 int bench_form(int argc, char **argv);
+int bench_pack(int argc, char **argv);
 int bench_hybrid(int argc, char **argv);
 int bench_hybrid_run(int argc, char **argv); /* runs `hcache bench hybrid run` */
 

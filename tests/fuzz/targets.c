@@ -29,6 +29,7 @@
 #include "model/config.h"
 #include "model/config_gguf.h"
 #include "model/pack_file.h"
+#include "pack/pack.h"
 #include "restore/platform.h"
 #include "server/head.h"
 #include "server/origin.h"
@@ -546,6 +547,33 @@ static void fuzz_chunk_table(const uint8_t *bytes, size_t n)
     free(again);
 }
 
+/* The packed bytes say how many bytes to unpack. The vectors' loops and the portable ones agree on
+ * any bytes; and as numbers, any bytes come back. */
+static void fuzz_state_pack(const uint8_t *bytes, size_t n)
+{
+    enum { ROOM = 2 * PACK_PIECE };
+    if (n < 8 || n > ROOM)
+        return;
+    size_t n_out = get_u32(bytes + 4) % (ROOM + 1), n_even = n & ~(size_t)1;
+    uint8_t *out = xcalloc(1, n_out + 1), *out2 = xcalloc(1, n_out + 1),
+            *packed = xmalloc(4 * ROOM);
+    bool is_good = pack_undo(bytes, n, out, n_out);
+    pack_use_portable(true);
+    MUST(pack_undo(bytes, n, out2, n_out) == is_good);
+    pack_use_portable(false);
+    MUST(!is_good || memcmp(out, out2, n_out) == 0);
+    for (int type = PACK_BF16; type <= PACK_F16; type++) {
+        size_t n_packed = pack_run((enum pack_type)type, bytes, n_even, packed, 4 * ROOM);
+        uint8_t *again = xmalloc(n_even);
+        MUST(n_packed > 0 && pack_undo(packed, n_packed, again, n_even));
+        MUST(memcmp(again, bytes, n_even) == 0);
+        free(again);
+    }
+    free(out);
+    free(out2);
+    free(packed);
+}
+
 static void fuzz_superblock(const uint8_t *bytes, size_t n)
 {
     uint8_t *in = padded(bytes, n, SUPERBLOCK_FILE_BYTES), out[SUPERBLOCK_FILE_BYTES];
@@ -683,6 +711,7 @@ const struct fuzz_target fuzz_targets[] = {
     {"sse", fuzz_sse},
     {"chunk-header", fuzz_chunk_header},
     {"chunk-table", fuzz_chunk_table},
+    {"state-pack", fuzz_state_pack},
     {"superblock", fuzz_superblock},
     {"platform", fuzz_platform},
     {"schema", fuzz_schema},

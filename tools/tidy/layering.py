@@ -12,6 +12,7 @@ MAY = {
     "src/base": [],
     "lib/jinja": ["base"],
     "lib/grammar": ["base"],
+    "lib/pack": ["base"],
     "src/io": ["base"],
     "src/tensor": ["base"],
     "cuda": ["tensor", "base"],

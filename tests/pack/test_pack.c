@@ -1,0 +1,195 @@
+/* test_pack.c - packed state comes back with the same bits, and damage stays inside its bounds. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/rng.h"
+#include "pack/pack.h"
+
+static const size_t lengths[] = {
+    0,    1,    2,    31,    32,    33,    127,   128,   129,   384,        2047,
+    2048, 2049, 4095, 12289, 24576, 32767, 32768, 32769, 36864, 65536 + 77, 131072};
+enum { N_LENGTHS = sizeof lengths / sizeof lengths[0], MOST = 131072 };
+
+/* Kinds of runs: saved state looks like the first two; the others are odd. */
+enum kind { NORMAL, NORMAL_F16, ALL_BITS, ZEROS, TWO_VALUES, SPECIALS, N_KINDS };
+
+static void fill(enum kind kind, uint16_t *v, size_t n, uint64_t seed)
+{
+    static const uint16_t special[] = {0,      0x8000, 0x7f80, 0xff80,
+                                       0x7fc1, 1,      0x0080, 0x3f80};
+    struct rng r = {seed};
+    for (size_t i = 0; i < n; i++) {
+        /* a number with a normal distribution, of a size that depends on its channel */
+        double u = rng_unit(&r) + rng_unit(&r) + rng_unit(&r) + rng_unit(&r) - 2;
+        float f = (float)(u * exp2((double)(i / 64 % 7) - 3));
+        uint32_t bits;
+        memcpy(&bits, &f, sizeof bits);
+        _Float16 h = (_Float16)f;
+        switch (kind) {
+        case NORMAL:
+            v[i] = (uint16_t)(bits >> 16);
+            break;
+        case NORMAL_F16:
+            memcpy(&v[i], &h, sizeof v[i]);
+            break;
+        case ALL_BITS:
+            v[i] = (uint16_t)rng_u64(&r);
+            break;
+        case ZEROS:
+            v[i] = 0;
+            break;
+        case TWO_VALUES:
+            v[i] = rng_below(&r, 2) ? 0x3f80 : 0xbf00;
+            break;
+        case SPECIALS:
+            v[i] = rng_below(&r, 3) ? (uint16_t)(bits >> 16) : special[rng_below(&r, 8)];
+            break;
+        default:
+            abort();
+        }
+    }
+}
+
+/* Packs with one set of loops and unpacks with the other, in buffers of exactly the right size. */
+static void round_trip(enum pack_type type, const uint16_t *v, size_t n,
+                       bool packs_portable)
+{
+    size_t n_bytes = 2 * n, room = 2 * n_bytes + 256;
+    uint8_t *packed = xmalloc(room);
+    pack_use_portable(packs_portable);
+    size_t n_packed = pack_run(type, v, n_bytes, packed, room);
+    assert_true(n_packed > 0);
+    uint8_t *exact = xmalloc(n_packed), *again = xmalloc(n_bytes + 1);
+    again[n_bytes] = 0xa5;
+    assert_int_equal(pack_run(type, v, n_bytes, exact, n_packed), n_packed);
+    assert_memory_equal(exact, packed, n_packed);
+    pack_use_portable(!packs_portable);
+    /* both loops make the same bytes */
+    assert_int_equal(pack_run(type, v, n_bytes, packed, room), n_packed);
+    assert_memory_equal(exact, packed, n_packed);
+    assert_true(pack_undo(exact, n_packed, again, n_bytes));
+    assert_memory_equal(again, v, n_bytes);
+    assert_int_equal(again[n_bytes], 0xa5);
+    pack_use_portable(false);
+    /* less room than the code needs: no code */
+    assert_int_equal(pack_run(type, v, n_bytes, exact, n_packed - 1), 0);
+    free(packed);
+    free(exact);
+    free(again);
+}
+
+static void the_same_bits_come_back(void **state)
+{
+    (void)state;
+    uint16_t *v = xmalloc(MOST * sizeof v[0]);
+    for (int kind = 0; kind < N_KINDS; kind++)
+        for (int i = 0; i < N_LENGTHS; i++) {
+            fill((enum kind)kind, v, lengths[i], (uint64_t)(100 * kind + i));
+            for (int type = PACK_BF16; type <= PACK_F16; type++)
+                for (int portable = 0; portable < 2; portable++)
+                    round_trip((enum pack_type)type, v, lengths[i], portable != 0);
+        }
+    free(v);
+}
+
+static void state_gets_smaller(void **state)
+{
+    (void)state;
+    enum { N = 24576 };
+    uint16_t *v = xmalloc(N * sizeof v[0]);
+    uint8_t *packed = xmalloc(2 * N);
+    fill(NORMAL, v, N, 1);
+    assert_in_range(pack_run(PACK_BF16, v, 2 * N, packed, 2 * N), 1,
+                    (size_t)(2 * N * 0.75));
+    fill(NORMAL_F16, v, N, 1);
+    assert_in_range(pack_run(PACK_F16, v, 2 * N, packed, 2 * N), 1, (size_t)(2 * N * 0.95));
+    /* noise does not get smaller, and its owner learns it */
+    fill(ALL_BITS, v, N, 1);
+    assert_int_equal(pack_run(PACK_BF16, v, 2 * N, packed, 2 * N), 0);
+    free(v);
+    free(packed);
+}
+
+/* The halves of a record (keys and values) have ranks of their own: a record whose halves differ by
+ * a factor is not larger than its halves alone. */
+static void halves_are_ranked_apart(void **state)
+{
+    (void)state;
+    enum { N = 24576 };
+    uint16_t *v = xmalloc(N * sizeof v[0]);
+    uint8_t *packed = xmalloc(2 * N);
+    fill(NORMAL, v, N, 1);
+    size_t alike = pack_run(PACK_BF16, v, 2 * N, packed, 2 * N);
+    for (size_t i = N / 2; i < N; i++)
+        v[i] = (uint16_t)(v[i] >= 0x0400 ? v[i] - 0x0300 : v[i]); /* divided by 64 */
+    size_t apart = pack_run(PACK_BF16, v, 2 * N, packed, 2 * N);
+    assert_in_range(apart, 1, alike + 64);
+    free(v);
+    free(packed);
+}
+
+static void damage_stays_inside_its_bounds(void **state)
+{
+    (void)state;
+    enum { N = 4096 + 33, TRIES = 4000 };
+    uint16_t *v = xmalloc(N * sizeof v[0]);
+    uint8_t *packed = xmalloc(4 * N);
+    struct rng r = {7};
+    int n_refused = 0;
+    for (int type = PACK_BF16; type <= PACK_F16; type++) {
+        fill(type == PACK_F16 ? NORMAL_F16 : NORMAL, v, N, 3);
+        size_t n = pack_run((enum pack_type)type, v, 2 * N, packed, 4 * N);
+        for (int i = 0; i < TRIES; i++) {
+            /* The sanitizers see each byte outside these blocks. */
+            size_t n_here = rng_below(&r, 3) ? n : rng_below(&r, n + 1);
+            uint8_t *bad = xmalloc(n_here + (n_here == 0)), *out = xmalloc(2 * N);
+            memcpy(bad, packed, n_here);
+            for (int k = 0; k < 3 && n_here > 0; k++)
+                bad[rng_below(&r, rng_below(&r, 2) ? n_here : 1 + n_here / 64)] ^=
+                    (uint8_t)(1u << rng_below(&r, 8));
+            pack_use_portable(i % 2 != 0);
+            n_refused += !pack_undo(bad, n_here, out, 2 * N);
+            free(bad);
+            free(out);
+        }
+        /* another length is refused, and so is a missing or further byte */
+        uint8_t *out = xmalloc(4 * N);
+        assert_false(pack_undo(packed, n, out, 2 * N - 2));
+        assert_false(pack_undo(packed, n, out, 2 * N + 2));
+        assert_false(pack_undo(packed, n - 1, out, 2 * N));
+        assert_false(pack_undo(packed, n + 1, out, 2 * N));
+        free(out);
+    }
+    pack_use_portable(false);
+    assert_in_range(n_refused, TRIES / 2, 2 * TRIES);
+    free(v);
+    free(packed);
+}
+
+static void odd_bytes_are_no_numbers(void **state)
+{
+    (void)state;
+    uint8_t in[3] = {1, 2, 3}, out[64];
+    assert_int_equal(pack_run(PACK_BF16, in, 3, out, sizeof out), 0);
+    assert_false(pack_undo(out, 8, in, 3));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_same_bits_come_back),
+        cmocka_unit_test(state_gets_smaller),
+        cmocka_unit_test(halves_are_ranked_apart),
+        cmocka_unit_test(damage_stays_inside_its_bounds),
+        cmocka_unit_test(odd_bytes_are_no_numbers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
