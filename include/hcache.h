@@ -426,8 +426,8 @@ struct hcache_shaping {
     /* stop_ids and EOS are excluded until the answer has this many tokens */
     int min_tokens;
     /* Most tokens of the thought with which the answer begins. At the bound the thought is ended as
-     * the chat template ends it, and the answer begins. 0: no bound. Needs prompt_end, as in
-     * hcache_form_opts. */
+     * the chat template ends it, and the answer begins. In the channels of gpt-oss, of all thoughts
+     * together. 0: no bound. Needs prompt_end, as in hcache_form_opts. */
     int max_thought;
     const char *prompt_end;
 };

@@ -16,6 +16,7 @@ struct calls {
     struct build *b;
     const struct grammar_calls *k;
     struct textbuf *loose;
+    uint32_t *rules; /* [k.n_tools] those of arguments that are JSON; 0: not made yet */
 };
 
 /* Between members of an object. */
@@ -38,8 +39,11 @@ static uint32_t member(struct build *b, const char *key, uint32_t value)
 static uint32_t arguments(struct calls *c, const struct grammar_tool *t, uint32_t next)
 {
     const struct json *object = c->k->any_object;
-    const struct json *schema = t->schema != NULL ? t->schema : object;
-    return node_call(c->b, schema_root(c->b, schema, object, c->loose), next);
+    uint32_t *rule = &c->rules[t - c->k->tools];
+    if (*rule == 0)
+        *rule = 1 +
+                schema_root(c->b, t->schema != NULL ? t->schema : object, object, c->loose);
+    return node_call(c->b, *rule - 1, next);
 }
 
 static uint32_t object_call(struct calls *c, const struct grammar_tool *t, uint32_t next)
@@ -489,42 +493,72 @@ static uint32_t call(struct calls *c, uint32_t next)
     return at;
 }
 
-uint32_t calls_root(struct build *b, const struct grammar_calls *k, struct textbuf *loose,
-                    uint32_t next)
+/* An answer of messages: thoughts and texts, until a call or the end of a text ends it. */
+static uint32_t messages(struct build *b, const struct grammar_calls *k, uint32_t calls,
+                         uint32_t next)
 {
-    struct calls c = {.b = b, .k = k, .loose = loose};
+    uint32_t first = node_edges(b, NULL, 0), at = calls;
+    for (int i = 0; i < 2; i++)
+        at = node_either(
+            b, at, node_tag(b, k->say[i], node_up_to(b, k->message_end, first, next)));
+    uint32_t thought = node_up_to(b, k->message_end, first, NODE_ID_FAIL);
+    at = node_either(b, at, node_tag(b, k->think, thought));
+    b->nodes[first] = b->nodes[at];
+    return first;
+}
+
+/* Calls from the head on, which is the section's tag or that of the first call. */
+static uint32_t some_calls(struct calls *c, struct grammar_tag head, uint32_t next)
+{
+    struct build *b = c->b;
+    const struct grammar_calls *k = c->k;
     int32_t most = k->many ? MAX_CALLS : 1;
-    if (k->n_tools == 0)
-        build_fault(b, ERR_USAGE, "a call is wanted, but no tool is offered");
-    struct grammar_tag head = k->section.n > 0 ? k->section : k->open;
     uint32_t end = k->section_end.n == 0 ? next : gap(b, node_tag(b, k->section_end, next));
-    uint32_t at, rule = rule_new(b); /* at: behind the head */
+    uint32_t at, rule = rule_new(b);
     if (k->is_list) {
         end = node_range(b, ']', ']', gap(b, node_tag(b, k->close, end)));
-        rule_set(b, rule, call(&c, NODE_ID_RETURN));
+        rule_set(b, rule, call(c, NODE_ID_RETURN));
         uint32_t more = repeat_begin(b, 0, most - 1, gap(b, end));
         repeat_end(
             b, more,
             node_range(b, ',', ',', gap(b, node_call(b, rule, repeat_again(b, more)))));
         at = gap(b, node_range(b, '[', '[', gap(b, node_call(b, rule, more))));
-        if (k->section.n > 0)
-            at = gap(b, node_tag(b, k->open, at));
     } else {
         uint32_t close = node_tag(b, k->close, node_tag(b, k->close_more, NODE_ID_RETURN));
-        uint32_t one = call(&c, gap(b, close));
+        uint32_t one = call(c, gap(b, close));
         rule_set(b, rule, k->is_tight ? one : gap(b, one));
         uint32_t more = repeat_begin(b, 0, most - 1, end);
         uint32_t again = node_call(b, rule, repeat_again(b, more));
         repeat_end(b, more, gap(b, node_tag(b, k->open, again)));
         at = node_call(b, rule, more);
-        if (k->section.n > 0)
-            at = gap(b, node_tag(b, k->open, at));
     }
-    if (!k->may_talk)
-        return node_tag(b, head, at);
+    if (k->section.n > 0)
+        at = gap(b, node_tag(b, k->open, at));
+    return node_tag(b, head, at);
+}
+
+uint32_t calls_root(struct build *b, const struct grammar_calls *k, struct textbuf *loose,
+                    uint32_t next)
+{
+    struct calls c = {.b = b, .k = k, .loose = loose};
+    if (k->n_tools == 0)
+        build_fault(b, ERR_USAGE, "a call is wanted, but no tool is offered");
+    c.rules = build_alloc(b, k->n_tools * sizeof *c.rules);
+    struct grammar_tag head = k->section.n > 0 ? k->section : k->open;
     size_t n = 0; /* the tag's bytes before its first blank */
     while (n < head.n && head.at[n] != ' ')
         n += (uint8_t)head.at[n] == VOCAB_SPECIAL ? VOCAB_SPECIAL_BYTES : 1;
     struct grammar_tag first = {head.at, n}, rest = {head.at + n, head.n - n};
-    return node_up_to(b, first, node_tag(b, rest, at), next);
+    bool apart = k->may_talk && k->message_end.n == 0;
+    uint32_t at = some_calls(&c, apart ? rest : head, next);
+    for (int i = 0; i < 3 && k->also[i].open.n > 0; i++) {
+        struct grammar_calls other = *k;
+        other.open = k->also[i].open;
+        other.name_end = k->also[i].name_end;
+        c.k = &other;
+        at = node_either(b, at, some_calls(&c, other.open, next));
+    }
+    return apart         ? node_up_to(b, first, at, next)
+           : k->may_talk ? messages(b, k, at, next)
+                         : at;
 }

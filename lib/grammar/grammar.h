@@ -67,6 +67,13 @@ struct grammar_calls {
         *any_object; /* the schema {"type": "object"}, which all arguments match */
     bool many;       /* more than one call may be made */
     bool may_talk;   /* text may stand before the calls, or instead of them */
+    /* Answers of messages: with may_talk, a call may follow any number of thoughts and texts.
+     * message_end.n 0: the answer is one text. */
+    struct grammar_tag think, say[2], message_end;
+    struct
+        grammar_spelling { /* tags that may stand for open and name_end; open.n 0: none */
+        struct grammar_tag open, name_end;
+    } also[3];
 };
 
 enum grammar_thought { GRAMMAR_NO_THOUGHT, GRAMMAR_IN_THOUGHT, GRAMMAR_MAY_THINK };

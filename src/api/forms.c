@@ -164,7 +164,7 @@ struct parts {
     const char **texts;
     struct grammar_tool *tools;
     struct grammar_calls calls;
-    char *tags[16];
+    char *tags[24];
     int n_tags;
 };
 
@@ -325,6 +325,18 @@ static int read_syntax(const struct forms *f, const struct hcache_form_opts *o,
     k->value_on_lines = c->value_on_lines;
     k->many = o->many && !c->is_bare && !channel;
     k->may_talk = talks;
+    if (channel) { /* the name of the tool stands in front of the channel, or behind it */
+        struct grammar_tag to = tag_of(f, p, " to=functions.");
+        k->also[0] = (struct grammar_spelling){k->open, tag_of(f, p, " json<|message|>")};
+        k->also[1] = (struct grammar_spelling){
+            to, tag_of(f, p, "<|channel|>commentary <|constrain|>json<|message|>")};
+        k->also[2] = (struct grammar_spelling){
+            to, tag_of(f, p, "<|channel|>commentary json<|message|>")};
+        k->think = tag_of(f, p, f->syntax.thoughts.open);
+        k->say[0] = tag_of(f, p, "<|channel|>final<|message|>");
+        k->say[1] = tag_of(f, p, "<|channel|>commentary<|message|>");
+        k->message_end = tag_of(f, p, "<|end|><|start|>assistant");
+    }
     int rc = json_parse(&p->any_object, any_object, sizeof any_object - 1, "schema", err);
     k->any_object = p->any_object;
     return rc;
@@ -388,17 +400,17 @@ static int compile(const struct forms *f, const struct hcache_form_opts *o,
         rc = read_tools(v, o->only, o->may_talk, &p, err);
     bool json = p.calls.body == GRAMMAR_CALL_OBJECT || p.calls.body == GRAMMAR_CALL_JSON;
     bool mixed = calls && o->may_talk && !json && !are_strict(v);
-    /* what stands in front of a call is not free in channels, and begins like a bare call */
-    bool tied = calls && o->may_talk && f->syntax.calls != NULL &&
-                (f->syntax.calls->is_bare || f->syntax.calls->body == CALL_CHANNEL);
-    if (rc == 0 && calls && o->may_talk && (mixed || tied))
+    bool bare = calls && f->syntax.calls != NULL && f->syntax.calls->is_bare;
+    if (rc == 0 && calls && o->may_talk && (mixed || bare))
         rc = err_set(err, ERR_UNSUPPORTED,
                      "strict tools cannot be enforced in the syntax of %s beside text",
                      f->syntax.calls->family);
     if (rc == 0 && !calls)
         rc = read_other(f, o, &p, &s, err);
     bool channels = f->syntax.calls != NULL && f->syntax.calls->body == CALL_CHANNEL;
-    if (channels && thought != GRAMMAR_NO_THOUGHT)
+    if (channels && calls && o->may_talk && thought == GRAMMAR_MAY_THINK)
+        s.thought = GRAMMAR_NO_THOUGHT; /* thoughts are messages like others */
+    else if (channels && thought != GRAMMAR_NO_THOUGHT)
         s.text_open = tag_of(f, &p, "<|channel|>final<|message|>");
     if (thought != GRAMMAR_NO_THOUGHT) {
         s.thought_open = tag_of(f, &p, f->syntax.thoughts.open);

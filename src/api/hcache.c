@@ -588,6 +588,13 @@ static const char *bytes_of(const void *tokenizer, int32_t id, size_t *n)
     return tokenizer_bytes(tokenizer, id, n);
 }
 
+/* Returns the special token of this text, or -1. */
+static int32_t special_of(const struct hcache *h, const char *text)
+{
+    size_t n = 0;
+    return tokenizer_special_at(h->tokenizer, text, strlen(text), &n);
+}
+
 /* Makes the bound on the answer's thought. */
 static void bound_thought(const struct hcache *h, const struct hcache_request *r,
                           struct shaping_thought *out)
@@ -597,7 +604,8 @@ static void bound_thought(const struct hcache *h, const struct hcache_request *r
     const char *end = x->thought_end != NULL ? x->thought_end : x->thoughts.close;
     int32_t *ids = NULL;
     size_t n = 0;
-    if (x->calls != NULL && x->calls->body == CALL_CHANNEL)
+    bool channels = x->calls != NULL && x->calls->body == CALL_CHANNEL;
+    if (channels)
         /* the answer is another message, which may be a call if there are tools */
         end = r->may_call_tools ? "<|end|><|start|>assistant<|channel|>"
                                 : "<|end|><|start|>assistant<|channel|>final<|message|>";
@@ -617,6 +625,13 @@ static void bound_thought(const struct hcache *h, const struct hcache_request *r
                                     .n_end = (int)n,
                                     .bytes = bytes_of,
                                     .arg = h->tokenizer};
+    int32_t channel = special_of(h, "<|channel|>"), message = special_of(h, "<|message|>");
+    if (!channels || channel < 0 || message < 0)
+        return;
+    out->open = "analysis";
+    out->channel = channel;
+    out->message = message;
+    out->begun = begun;
 }
 
 static int check_shaping(const struct hcache *h, const struct hcache_shaping *g,

@@ -110,6 +110,61 @@ static int search_token(struct search *s, const struct shaping_thought *t, int32
     return search_on(s, bytes, n);
 }
 
+static void choose(int32_t id, int n_vocab, float *logits)
+{
+    for (int i = 0; i < n_vocab; i++)
+        logits[i] = i == id ? 0 : SHAPING_NEVER;
+}
+
+/* Excludes tokens with which the name of a channel becomes that of thoughts. found: its bytes
+ * that are there. */
+static void forbid_name(const struct shaping_thought *t, size_t found, int n_vocab,
+                        float *logits)
+{
+    size_t left = strlen(t->open) - found;
+    for (int id = 0; id < n_vocab; id++) {
+        size_t n = 0;
+        const char *bytes = t->bytes(t->arg, id, &n);
+        if (n > 0 && memcmp(bytes, t->open + found, n < left ? n : left) == 0)
+            logits[id] = SHAPING_NEVER;
+    }
+}
+
+/* The same for an answer of messages. */
+static void end_channel(const struct shaping_thought *t, const int32_t *answer, int n,
+                        int n_vocab, float *logits)
+{
+    struct search name = {.text = t->open, .n = strlen(t->open), .at_begin = true};
+    bool thinks = t->begun;
+    int n_thought = 0, bound = -1; /* where the bound was reached */
+    int state = -1;                /* of the search for a name; -1: no name of thoughts */
+    for (int i = 0; i <= n; i++) {
+        if (thinks && n_thought == t->max_tokens && bound < 0)
+            bound = i;
+        if (i == n)
+            break;
+        if (answer[i] == t->channel || answer[i] == t->end[0]) {
+            state = answer[i] == t->channel ? 0 : -1;
+            name.found = 0;
+            thinks = false;
+        } else if (answer[i] == t->message) {
+            thinks = state == 1;
+            state = -1;
+        } else if (state >= 0) {
+            size_t n_bytes = 0;
+            (void)t->bytes(t->arg, answer[i], &n_bytes);
+            bool more = name.found + n_bytes > name.n; /* as in "analysis to=" */
+            state = more ? -1 : search_token(&name, t, answer[i]);
+        } else {
+            n_thought += thinks;
+        }
+    }
+    if (bound >= 0 && n < bound + t->n_end)
+        choose(t->end[n - bound], n_vocab, logits);
+    else if (n_thought >= t->max_tokens && state == 0)
+        forbid_name(t, name.found, n_vocab, logits);
+}
+
 void shaping_end_thought(const struct shaping_thought *t, const struct shaping_place *at,
                          int n_vocab, float *logits)
 {
@@ -118,6 +173,10 @@ void shaping_end_thought(const struct shaping_thought *t, const struct shaping_p
     struct search open = {.text = t->open, .at_begin = true}, close = {.text = t->close};
     if (t->n_end == 0 || n < t->max_tokens)
         return;
+    if (t->message != 0) {
+        end_channel(t, answer, n, n_vocab, logits);
+        return;
+    }
     open.n = t->open != NULL ? strlen(t->open) : 0;
     close.n = strlen(t->close);
     if (open.n >= MAX_TAG || close.n >= MAX_TAG)
@@ -130,6 +189,5 @@ void shaping_end_thought(const struct shaping_thought *t, const struct shaping_p
     for (int i = begin; i < from; i++)
         if (search_token(&close, t, answer[i]) == 1)
             return; /* the model has ended it */
-    for (int i = 0; i < n_vocab; i++)
-        logits[i] = i == t->end[n - from] ? 0 : SHAPING_NEVER;
+    choose(t->end[n - from], n_vocab, logits);
 }

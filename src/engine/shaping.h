@@ -32,7 +32,12 @@ struct shaping_place {
 struct shaping_thought {
     int max_tokens; /* of the thought, without its tags */
     const char *close;
-    const char *open;   /* NULL: the prompt has begun the thought */
+    const char *open; /* NULL: the prompt has begun the thought */
+    /* Answers of messages, whose channel's name stands between these two special tokens.  The bound
+     * is that of all thoughts together, those of the channel `open`, and none begins behind it.
+     * `close` is not used. message 0: the answer is one text. */
+    int32_t channel, message;
+    bool begun;         /* the prompt has begun such a thought */
     const int32_t *end; /* [n_end] tokens that end it; n_end 0: no bound */
     int n_end;
     /* Returns the bytes of a token, [*n]. */

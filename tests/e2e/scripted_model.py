@@ -8,6 +8,7 @@ token, so a tool call takes a few tokens. Any other token is followed by the end
   <|told|>   ANSWER <|end|>                  after a tool's result
   <|plain|>  HELLO <|end|>                   otherwise"""
 import json
+import math
 import os
 import struct
 
@@ -84,6 +85,34 @@ def tensors(n_vocab, end, following):
             out[at + name + ".weight"] = ((d, d), [0.0] * (d * d))
         for name in ("input_layernorm", "post_attention_layernorm"):
             out[at + name + ".weight"] = ((d,), [1.0] * d)
+    return out
+
+
+def pair_tensors(n_vocab, end, following):
+    """Returns weights whose next token depends on the last two. following: dictionary: (last but one, last)
+    -> next; any other pair is followed by `end`. The first layer's attention looks at the token before."""
+    following = {pair: after for pair, after in following.items() if after != end}
+    known = sorted({t for pair in following for t in pair})
+    slot = {t: 2 + i for i, t in enumerate(known)}  # 0: one for all tokens; 1: the tokens without a slot
+    m = len(known) + 2
+    d = (2 * m + 31) // 32 * 32
+    out = tensors(n_vocab, end, {i: end for i in range(d - 16)})  # for its shapes
+    embed, head = [0.0] * (n_vocab * d), [0.0] * (n_vocab * d)
+    for t in range(n_vocab):
+        embed[t * d] = embed[t * d + slot.get(t, 1)] = 1.0
+    head[end * d] = 30.0  # one of two tokens does not suffice
+    for (before, last), after in following.items():
+        head[after * d + slot[last]] = head[after * d + m + slot[before]] = 20.0
+    out["model.embed_tokens.weight"], out["lm_head.weight"] = ((n_vocab, d), embed), ((n_vocab, d), head)
+    q, k, v, o = ([0.0] * (d * d) for _ in range(4))
+    half, a = d // 4, math.sqrt(60 * math.sqrt(d / 2) / (d / 2))
+    for i in range(half):  # the rotations of query and key agree one position apart
+        angle = 10000.0 ** (-i / half)
+        q[i * d], q[(i + half) * d], k[i * d] = a * math.cos(angle), -a * math.sin(angle), a
+    for i in range(1, m):
+        v[i * d + i], o[(m + i) * d + i] = 1.0, 1 / math.sqrt(d / 2)
+    for name, w in zip("qkvo", (q, k, v, o)):
+        out[f"model.layers.0.self_attn.{name}_proj.weight"] = ((d, d), w)
     return out
 
 

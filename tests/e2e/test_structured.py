@@ -3,13 +3,14 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
 from scripted_model import write_script  # noqa: E402
-from serve_client import Server  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from serve_client import HC, Server  # noqa: E402
+from tap import PATIENCE, check, end, equal  # noqa: E402
 
 QWEN_XML = ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content or '' }}"
             "{% for c in m.tool_calls or [] %}{{ '<tool_call>\\n<function=' + c.function.name + '>\\n' }}"
@@ -172,6 +173,12 @@ for name, template, special in (("qwen-xml", QWEN_XML, []), ("mistral", MISTRAL,
         c = chat(s, json_schema=DOG)
         equal("a thought stands in front of a form", c["message"].get("reasoning_content"), "No.")
         check("and the form behind it", is_dog(c["message"]["content"]), c)
+        with open(os.path.join(tmp, "dog"), "w") as f:
+            json.dump(DOG, f)
+        p = subprocess.run([HC, "run", os.path.join(tmp, name), "-p", "go", "--json-schema", f.name], capture_output=True, text=True,
+                           timeout=PATIENCE)
+        thought, _, form = p.stdout.partition("</think>")
+        check("also in run", thought == "No." and is_dog(form), p)
     equal("status 0", s.stop(), 0)
 
 s = Server(write_script(os.path.join(tmp, "half"), ["hm", b"\xc3", "</think>", "Yes"], HERMES, special=["</think>"]))
