@@ -130,7 +130,7 @@ static void forbid_name(const struct shaping_thought *t, size_t found, int n_voc
     }
 }
 
-/* The same for an answer of messages. */
+/* shaping_end_thought for an answer of messages. */
 static void end_channel(const struct shaping_thought *t, const int32_t *answer, int n,
                         int n_vocab, float *logits)
 {

@@ -108,6 +108,13 @@ r = s.post("/v1/messages", {"max_tokens": 4, "messages": [{"role": "user", "cont
     "tools": [{"name": "f", "input_schema": {}, "input_examples": [{}], "defer_loading": False}]})[2]
 equal("what a message of the other API wants and does not get is listed", r["usage"].get("ignored"),
       ["input_examples", "citations"])
+seen = [USER, {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "a"}]}, USER]
+r = s.post("/v1/messages/count_tokens", {"system": "x-anthropic-billing-header: cc_version=1;\nBe.", "messages": seen})[2]
+equal("a billing line and a thought that only its server can read do not reach the prompt", r["input_tokens"],
+      SHOWN + len("Be.<assistant>a<user>u"))
+status, r = chat(s, [USER], max_tokens=100000)
+room = 8192 - r["usage"]["prompt_tokens"] if status == 200 else r
+equal("max_tokens beyond the room becomes the room, which usage says", (status, r["usage"].get("max_tokens")), (200, room))
 status, r = chat(s, [USER, {"role": "assistant", "content": "The", "prefix": True}], max_tokens=1)
 check("a last message that is a prefix is the beginning of the answer",
       status == 200 and r["usage"]["prompt_tokens"] == len("<user>u\nThe"), r)
