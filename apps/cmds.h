@@ -16,6 +16,7 @@ int cmd_ingest(int argc, char **argv);
 int cmd_ppl(int argc, char **argv);
 int cmd_pull(int argc, char **argv);
 int cmd_models(int argc, char **argv);
+int cmd_why(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 
 #endif

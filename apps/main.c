@@ -34,6 +34,7 @@ static const struct cmd cmds[] = {
     {"ppl", cmd_ppl, "computes the perplexity of a text under a model"},
     {"model", cmd_model, "describes a model; makes models of random weights"},
     {"models", cmd_models, "lists the fetched models"},
+    {"why", cmd_why, "says how the state of a server's answer came back, and why no more"},
     {0},
 };
 
@@ -57,10 +58,7 @@ static const char *words_of_others(const char *typed)
     } hints[] = {
         {"chat", "to chat in the terminal: hcache run MODEL_DIR -i"},
         {"generate", "to answer one prompt: hcache run MODEL_DIR -p TEXT"},
-        {"pull",
-         "hcache downloads nothing: give run or serve the path of a GGUF file or a folder"},
-        {"download",
-         "hcache downloads nothing: give run or serve the path of a GGUF file or a folder"},
+        {"download", "to fetch a model from a hub: hcache pull OWNER/REPO"},
         {"list", "to list saved state: hcache store ls DIR"},
         {"ls", "to list saved state: hcache store ls DIR"},
         {"server", "to start the server: hcache serve MODEL_DIR"},

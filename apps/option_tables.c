@@ -70,7 +70,7 @@ static void collect(struct names *all)
         options_of_bench_device,  options_of_bench_resume,
         options_of_bench_stream,  options_of_bench_save,
         options_of_bench_hybrid,  options_of_bench_hybrid_run,
-        options_of_bench_pack};
+        options_of_bench_pack,    options_of_why};
     char name[NAME_BYTES];
     all->n = 0;
     for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++) {

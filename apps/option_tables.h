@@ -23,6 +23,7 @@ extern const struct opt_cmd *const options_of_model_pack;
 extern const struct opt_cmd *const options_of_batch;
 extern const struct opt_cmd *const options_of_ingest;
 extern const struct opt_cmd *const options_of_tokenize;
+extern const struct opt_cmd *const options_of_why;
 extern const struct opt_cmd *const options_of_pull;
 extern const struct opt_cmd *const options_of_models;
 extern const struct opt_cmd *const options_of_plan;

@@ -9,6 +9,7 @@
 #include "hcache.h"
 #include "api/answers.h"
 #include "api/fault.h"
+#include "api/recent.h"
 
 /* How an answer ended. */
 enum answer_end {
@@ -49,8 +50,11 @@ struct client {
     struct model_names names;
     /* Remembers the tokens of earlier answers; NULL: nothing is remembered. */
     struct answers *answers;
-    const char *salt; /* salt of the client's API key; NULL: no salt */
-    const char *plan; /* plan of every restore; NULL: auto */
+    struct recent
+        *recent; /* notes how the state of answers came back; NULL: nothing is noted */
+    const char *agent; /* how the client names itself; NULL: it does not */
+    const char *salt;  /* salt of the client's API key; NULL: no salt */
+    const char *plan;  /* plan of every restore; NULL: auto */
     /* Decides on the date that a prompt shows (api/dates.h); NULL: the present one. */
     struct dates *dates;
     const char *moment; /* moment that counts as the present one; NULL: the clock's */

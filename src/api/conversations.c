@@ -51,12 +51,15 @@ static const char schema[] =
     "CREATE INDEX IF NOT EXISTS turn_use ON turn(used_s) WHERE visible;"
     "CREATE INDEX IF NOT EXISTS turn_of ON turn(conversation)"
     " WHERE conversation IS NOT NULL;"
+    "CREATE INDEX IF NOT EXISTS turn_after ON turn(parent) WHERE parent IS NOT NULL;"
     "CREATE TABLE IF NOT EXISTS conversation("
     " id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL,"
     " created_s INTEGER NOT NULL, updated_s INTEGER NOT NULL, n_turns INTEGER NOT NULL,"
     " head INTEGER, title TEXT, metadata TEXT);"
     "CREATE INDEX IF NOT EXISTS conversation_use ON conversation(tenant, updated_s, id);"
     "CREATE INDEX IF NOT EXISTS conversation_age ON conversation(updated_s);"
+    "CREATE INDEX IF NOT EXISTS conversation_at ON conversation(head) WHERE head IS NOT "
+    "NULL;"
     "CREATE TABLE IF NOT EXISTS chunk("
     " key BLOB PRIMARY KEY, n_turns INTEGER NOT NULL) WITHOUT ROWID;"
     "CREATE TABLE IF NOT EXISTS doomed(id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE);"
@@ -671,6 +674,49 @@ int conversation_list(struct conversations *c, const char *tenant, const char *a
         *more = rc > 0;
         db_done(st);
     } else if (rc == 0) {
+        rc = err->code;
+    }
+    pthread_mutex_unlock(&c->lock);
+    return rc < 0 ? rc : 0;
+}
+
+int conversation_forks(struct conversations *c, const char *tenant, int64_t head,
+                       struct fork *out, int *n, struct err *err)
+{
+    /* The bound on `below` is one on time: a tree may have any number of turns. */
+    static const char sql[] =
+        "WITH RECURSIVE"
+        " path(id, parent) AS (SELECT id, parent FROM turn WHERE id = ?1 UNION ALL"
+        "  SELECT turn.id, turn.parent FROM path JOIN turn ON turn.id = path.parent),"
+        " fork(id) AS (SELECT turn.parent FROM path JOIN turn ON turn.parent = path.parent"
+        "  GROUP BY turn.parent HAVING count(*) > 1),"
+        " below(id, top) AS (SELECT turn.id, turn.id FROM fork JOIN turn"
+        "  ON turn.parent = fork.id UNION ALL SELECT turn.id, below.top FROM below"
+        "  JOIN turn ON turn.parent = below.id LIMIT 20000)"
+        "SELECT top.parent, top.name, conversation.name, max(conversation.updated_s),"
+        " top.id IN (SELECT id FROM path) FROM below"
+        " JOIN conversation ON conversation.head = below.id"
+        " JOIN turn AS top ON top.id = below.top WHERE conversation.tenant = ?2"
+        " GROUP BY top.id ORDER BY top.depth, top.parent, top.id LIMIT ?3";
+    struct err local = {0};
+    int rc = 0;
+    *n = 0;
+    err = err != NULL ? err : &local;
+    pthread_mutex_lock(&c->lock);
+    sqlite3_stmt *st = db_begin(c, sql, err);
+    if (st != NULL) {
+        sqlite3_bind_int64(st, 1, head);
+        db_bind_text(st, 2, tenant);
+        sqlite3_bind_int(st, 3, FORKS_MAX);
+        while (*n < FORKS_MAX && (rc = db_step(c, st, err)) > 0) {
+            struct fork *f = &out[(*n)++];
+            f->parent = sqlite3_column_int64(st, 0);
+            db_name(st, 1, f->turn);
+            db_name(st, 2, f->conversation);
+            f->is_on_path = sqlite3_column_int(st, 4) != 0;
+        }
+        db_done(st);
+    } else {
         rc = err->code;
     }
     pthread_mutex_unlock(&c->lock);

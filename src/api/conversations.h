@@ -175,6 +175,22 @@ int conversation_list(struct conversations *c, const char *tenant, const char *a
                       bool oldest_first, int limit, struct conversation *out, int *n,
                       bool *more, struct err *err);
 
+/* One of several turns that continue the same turn. */
+struct fork {
+    int64_t parent;        /* row of the turn that they continue */
+    char turn[NAME_BYTES]; /* name of this one */
+    char conversation
+        [NAME_BYTES]; /* of those that it leads to, the one that was used last */
+    bool is_on_path;  /* it is one of the path's turns */
+};
+enum { FORKS_MAX = 1000 };
+
+/* Lists the turns on the path to `head`, and beside it, whose parent has several continuations that
+ * lead to conversations: the earliest parent's first, each parent's in the order in which they were
+ * made. Fills at most FORKS_MAX of out[]. */
+int conversation_forks(struct conversations *c, const char *tenant, int64_t head,
+                       struct fork *out, int *n, struct err *err);
+
 /* --- erasing ---------------------------------------------------------------------------------- */
 
 struct erased {

@@ -382,6 +382,23 @@ static enum answer_end end_of(const struct hcache_result *r)
                                                : ANSWER_DONE;
 }
 
+/* Notes how the answer's state came back, by the id that its client sees. */
+static void note_recent(const struct choice *ch)
+{
+    const struct generation *g = ch->gen;
+    const struct client *c = &g->client;
+    if (c->recent == NULL)
+        return;
+    struct json *told = provenance_json(&ch->result, g->miss);
+    const struct recent_request q = {.id = g->dialect->id != NULL ? g->dialect->id(g)
+                                                                  : g->id,
+                                     .agent = c->agent,
+                                     .created_s = g->created_s,
+                                     .told = told};
+    recent_add(c->recent, c->salt != NULL ? c->salt : "", &q);
+    json_free(told);
+}
+
 /* Takes a choice's result. Returns 0, or -1 with *f if the choice failed, or was cut off because
  * the server stops. */
 static int take_result(struct choice *ch, struct fault *f)
@@ -399,6 +416,7 @@ static int take_result(struct choice *ch, struct fault *f)
     struct generation *g = ch->gen;
     date_explain(&g->params.date, ch->result.differs_at, ch->result.miss,
                  sizeof ch->result.miss);
+    note_recent(ch);
     end_answer(ch);
     const struct retoken_owner owner = {.salt = g->client.salt,
                                         .state_salt = g->salt,

@@ -35,6 +35,8 @@ struct dialect {
     int (*keep)(struct generation *g, struct fault *f);
     /* Keep is also called for an answer whose client has gone, with the part that exists. */
     bool keeps_unfinished;
+    /* Returns the id that the answer shows; NULL: the generation's own. */
+    const char *(*id)(const struct generation *g);
     void (*drop)(void *own); /* frees the data that the route gave to generation_start */
 };
 

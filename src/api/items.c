@@ -9,6 +9,8 @@
 #include "api/conversations.h"
 #include "base/textbuf.h"
 
+#include <utf8proc.h>
+
 /* --- making items ----------------------------------------------------------------------------- */
 
 static struct json *new_item(const char *prefix, const char *id, const char *type,
@@ -509,6 +511,47 @@ char *items_title(const struct json *items, size_t max)
         return title;
     }
     return NULL;
+}
+
+/* --- searching -------------------------------------------------------------------------------- */
+
+char *items_fold(const char *text, size_t n)
+{
+    utf8proc_uint8_t *out = NULL;
+    if (utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)n, &out,
+                     UTF8PROC_CASEFOLD | UTF8PROC_COMPOSE | UTF8PROC_STABLE) >= 0)
+        return (char *)out;
+    free(out);
+    return NULL;
+}
+
+static bool text_holds(const struct json *v, const char *folded)
+{
+    size_t n = 0;
+    const char *text = json_string_of(v, &n);
+    char *own = text != NULL ? items_fold(text, n) : NULL;
+    bool holds = own != NULL && strstr(own, folded) != NULL;
+    free(own);
+    return holds;
+}
+
+static bool item_holds(const struct json *item, const char *folded)
+{
+    const struct json *parts = json_member(item, "content");
+    for (size_t i = 0; i < json_count(parts); i++)
+        if (text_holds(json_member(json_at(parts, i), "text"), folded))
+            return true;
+    return text_holds(json_member(item, "arguments"), folded) ||
+           text_holds(json_member(item, "input"), folded) ||
+           text_holds(json_member(item, "output"), folded);
+}
+
+bool items_hold(const struct json *items, const char *folded)
+{
+    for (size_t i = 0; i < json_count(items); i++)
+        if (item_holds(json_at(items, i), folded))
+            return true;
+    return false;
 }
 
 /* --- lists ------------------------------------------------------------------------------------ */

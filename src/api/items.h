@@ -56,6 +56,13 @@ void items_tools(const struct json *items, struct json *early, struct json *late
  * line; the caller frees it. Returns NULL if there is none. */
 char *items_title(const struct json *items, size_t max);
 
+/* Returns a text in the form by which texts are searched: without differences of case, from malloc.
+ * NULL: the text is not UTF-8. */
+char *items_fold(const char *text, size_t n);
+/* Returns whether a text, a call's arguments or a result in the items contains `folded`, a text
+ * that items_fold returned. */
+bool items_hold(const struct json *items, const char *folded);
+
 /* Makes a page of items as the API's list object. The page begins after the item with the id
  * `after` (NULL: with the first item); an unknown id is a fault *f. */
 struct items_page {

@@ -511,6 +511,7 @@ void api_cache_clear(struct call *c)
     hcache_cache_flush(call_model(c));
     int rc = hcache_cache_clear(call_model(c), s.salt, &gone, &err);
     struct err why = {0};
+    recent_forget(c->s->recent, call_tenant(c), NULL);
     bool left = answers_forget_owner(c->s->answers, s.salt, &why) != 0;
     if (left && rc == 0)
         answers_left(c, &why);

@@ -4,20 +4,28 @@
  *     GET, POST, DELETE  /v1/conversations/ID         look at, change metadata and title, erase
  *     GET, POST          /v1/conversations/ID/items   list, insert by hand
  *     GET, DELETE        /v1/conversations/ID/items/ITEM
- *     POST               /v1/conversations/ID/branch  another one with the same beginning (not in
- *                                                     OpenAI's API)
+ *     POST               /v1/conversations/ID/branch  another one with the same beginning
+ *     GET                /v1/conversations/ID/branches   where others have other continuations
+ *
+ * The list and the branches are not in OpenAI's API.
  *
  * The items of a conversation are those of the turns up to its head. Removing one changes the
  * text of everything after it. So the remaining items become one turn without tokens, and the
  * responses that were made there are erased. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "api/draft.h"
 #include "server/keep.h"
 
-enum { MAX_NEW_ITEMS = 20 }; /* as in OpenAI's API */
+enum {
+    MAX_NEW_ITEMS = 20, /* as in OpenAI's API */
+    /* A search that has read so much text answers with what it found, and where to go on. */
+    SEARCH_BYTES = 16 << 20,
+};
 
 /* --- shapes ----------------------------------------------------------------------------------- */
 
@@ -35,6 +43,11 @@ static struct json *shape(const struct conversation *v)
     json_put_int(o, "updated_at", v->updated_s);
     json_put_int(o, "turns", v->n_turns);
     return o;
+}
+
+static const char *id_of(const struct json *item)
+{
+    return json_string_of(json_member(item, "id"), NULL);
 }
 
 static void fail(struct call *c, const struct err *err)
@@ -60,32 +73,82 @@ static void answer_anew(struct call *c, struct conversation *v)
 
 /* --- /v1/conversations ------------------------------------------------------------------------ */
 
+/* Returns whether the conversation's title or one of its items contains `folded`. Adds the bytes
+ * that it read to *bytes. */
+static bool holds(struct call *c, const struct conversation *v, const char *folded,
+                  size_t *bytes)
+{
+    struct turn **path = NULL;
+    int n = 0;
+    char *title = v->title != NULL ? items_fold(v->title, strlen(v->title)) : NULL;
+    bool found = title != NULL && strstr(title, folded) != NULL;
+    free(title);
+    if (found || v->head == 0 ||
+        turn_path(c->s->conversations, v->head, &path, &n, NULL) != 0)
+        return found;
+    for (int i = 0; i < 2 * n && !found; i++) {
+        const char *text = i % 2 == 0 ? path[i / 2]->input : path[i / 2]->output;
+        struct json *items = NULL;
+        size_t n_text = strlen(text);
+        *bytes += n_text;
+        if (json_parse(&items, text, n_text, v->name, NULL) == 0)
+            found = items_hold(items, folded);
+        json_free(items);
+    }
+    turn_path_free(path, n);
+    return found;
+}
+
+/* Adds at most p->limit conversations behind p->after to data: those that contain `folded`; NULL:
+ * all. *last: name of the last one that was looked at. */
+static int collect(struct call *c, const struct items_page *p, const char *folded,
+                   struct json *data, char last[NAME_BYTES], bool *more, struct err *err)
+{
+    struct conversation page[32];
+    size_t bytes = 0;
+    int n, rc = 0;
+    *more = true;
+    while (rc == 0 && *more && (int)json_count(data) < p->limit && bytes < SEARCH_BYTES) {
+        int limit = MIN(p->limit - (int)json_count(data), 32), i;
+        rc = conversation_list(c->s->conversations, call_tenant(c),
+                               last[0] != 0 ? last : p->after, p->oldest_first, limit, page,
+                               &n, more, err);
+        for (i = 0; rc == 0 && i < n && bytes < SEARCH_BYTES; i++) {
+            if (folded == NULL || holds(c, &page[i], folded, &bytes))
+                json_push(data, shape(&page[i]));
+            snprintf(last, NAME_BYTES, "%s", page[i].name);
+        }
+        *more = *more || i < n;
+        for (i = 0; i < n; i++)
+            conversation_deinit(&page[i]);
+    }
+    return rc;
+}
+
 static void list(struct call *c)
 {
-    struct conversation *page;
     struct items_page p;
     struct fault f;
     struct err err = {0};
-    int n = 0;
+    char last[NAME_BYTES] = "";
     bool more = false;
-    if (keep_page(c, 20, &p, &f) != 0) {
+    const char *query = call_query(c, "query");
+    char *folded = NULL;
+    int rc = keep_page(c, 20, &p, &f);
+    if (rc == 0 && query != NULL && (folded = items_fold(query, strlen(query))) == NULL)
+        rc = fault_set(&f, 400, NULL, "query", "'query' is not UTF-8");
+    if (rc != 0) {
         call_fault(c, &f);
         return;
     }
-    page = xcalloc((size_t)p.limit, sizeof *page);
-    int rc = conversation_list(c->s->conversations, call_tenant(c), p.after, p.oldest_first,
-                               p.limit, page, &n, &more, &err);
     struct json *o = json_new_object(), *data = json_new_array();
-    for (int i = 0; i < n; i++)
-        json_push(data, shape(&page[i]));
+    rc = collect(c, &p, folded, data, last, &more, &err);
+    free(folded);
     json_put_string(o, "object", "list");
-    json_put_string(o, "first_id", n > 0 ? page[0].name : NULL);
-    json_put_string(o, "last_id", n > 0 ? page[n - 1].name : NULL);
+    json_put_string(o, "first_id", id_of(json_at(data, 0)));
+    json_put_string(o, "last_id", last[0] != 0 ? last : NULL);
     json_put_bool(o, "has_more", more);
     json_put(o, "data", data);
-    for (int i = 0; i < n; i++)
-        conversation_deinit(&page[i]);
-    free(page);
     if (rc == 0) {
         call_json(c, 200, o);
     } else {
@@ -306,11 +369,6 @@ static void post_items(struct call *c, const struct conversation *v)
     json_free(items);
 }
 
-static const char *id_of(const struct json *item)
-{
-    return json_string_of(json_member(item, "id"), NULL);
-}
-
 /* Finds the index of an item. Returns 0, or -1 with *f. */
 static int find_item(const struct json *items, const char *id, size_t *at, struct fault *f)
 {
@@ -462,8 +520,11 @@ static void branch(struct call *c, const struct conversation *v)
     char *metadata = rc == 0 && change.metadata != NULL ? json_text(change.metadata, 0)
                                                         : NULL;
     conversations_name_kept(c->s->conversations, "conv", name);
-    if (rc == 0 && conversation_add(c->s->conversations, call_tenant(c), name,
-                                    change.title != NULL ? change.title : v->title,
+    /* An empty title: the branch gets one from its first own turn. */
+    const char *title = change.title == NULL   ? v->title
+                        : change.title[0] != 0 ? change.title
+                                               : NULL;
+    if (rc == 0 && conversation_add(c->s->conversations, call_tenant(c), name, title,
                                     metadata, row, &made, &err) != 0)
         rc = keep_fault(&err, &f);
     if (rc == 0)
@@ -472,6 +533,41 @@ static void branch(struct call *c, const struct conversation *v)
         call_fault(c, &f);
     conversation_deinit(&made);
     free(metadata);
+}
+
+static void list_forks(struct call *c, const struct conversation *v)
+{
+    struct err err = {0};
+    struct fork *fork = xcalloc(FORKS_MAX, sizeof *fork);
+    int n = 0, i = 0;
+    struct json *o = json_new_object(), *data = json_new_array();
+    int rc = v->head != 0 ? conversation_forks(c->s->conversations, call_tenant(c), v->head,
+                                               fork, &n, &err)
+                          : 0;
+    while (i < n) { /* the continuations of one turn */
+        struct json *place = json_new_object(), *all = json_new_array();
+        int64_t parent = fork[i].parent;
+        for (; i < n && fork[i].parent == parent; i++) {
+            struct json *one = json_new_object();
+            const struct fork *k = &fork[i];
+            json_put_string(one, "response_id", k->turn);
+            json_put_string(one, "conversation", k->is_on_path ? v->name : k->conversation);
+            json_push(all, one);
+            if (k->is_on_path)
+                json_put_string(place, "response_id", k->turn);
+        }
+        json_put(place, "branches", all);
+        json_push(data, place);
+    }
+    json_put_string(o, "object", "list");
+    json_put(o, "data", data);
+    free(fork);
+    if (rc == 0) {
+        call_json(c, 200, o);
+    } else {
+        json_free(o);
+        fail(c, &err);
+    }
 }
 
 /* --- the routes ------------------------------------------------------------------------------- */
@@ -523,6 +619,8 @@ void api_conversation(struct call *c)
         on_items(c, &v);
     else if (strncmp(rest, "items/", 6) == 0)
         on_item(c, &v, rest + 6);
+    else if (strcmp(rest, "branches") == 0)
+        list_forks(c, &v);
     else
         branch(c, &v);
     conversation_deinit(&v);

@@ -843,7 +843,13 @@ static int keep(struct generation *g, struct fault *f)
     return 0;
 }
 
+static const char *id_of(const struct generation *g)
+{
+    return ((const struct message *)g->own)->id;
+}
+
 static const struct dialect messages = {.answer = answer,
+                                        .id = id_of,
                                         .piece = piece,
                                         .end = end,
                                         .close = close_stream,

@@ -7,7 +7,7 @@
 
 #include "base/mem.h"
 #include "base/utf8.h"
-#include "server/call.h"
+#include "server/keep.h"
 #include "api/prompt.h"
 
 enum { MAX_TEXT_BYTES = 1 << 20 };
@@ -38,6 +38,7 @@ const struct route routes[] = {
     {"/v1/conversations/{id}/items/{item_id}", "GET", api_conversation, DISK},
     {"/v1/conversations/{id}/items/{item_id}", "DELETE", api_conversation, DISK},
     {"/v1/conversations/{id}/branch", "POST", api_conversation, DISK},
+    {"/v1/conversations/{id}/branches", "GET", api_conversation, DISK},
     {"/v1/files", "GET", api_files, DISK},
     {"/v1/files", "POST", api_files, DISK},
     {"/v1/files/{id}", "GET", api_file, DISK},
@@ -55,6 +56,8 @@ const struct route routes[] = {
     {"/v1/cache/clear", "POST", api_cache_clear, DISK},
     {"/v1/cache/flush", "POST", api_cache_flush, DISK},
     {"/v1/cache/quota", "POST", api_cache_quota, DISK},
+    {"/v1/requests", "GET", api_requests, MODEL},
+    {"/v1/requests/{id}", "GET", api_request, MODEL},
     {"/v1/messages", "POST", api_messages, TEXT},
     {"/v1/messages/count_tokens", "POST", api_count_tokens, TEXT},
     {"/v1/chat/completions/input_tokens", "POST", api_llama_count, TEXT},
@@ -82,6 +85,7 @@ const struct route routes[] = {
     {"/api.js", "GET", api_page, OPEN},
     {"/markdown.js", "GET", api_page, OPEN},
     {"/lanes.js", "GET", api_page, OPEN},
+    {"/files.js", "GET", api_page, OPEN},
     {"/talk.js", "GET", api_page, OPEN},
     {"/page.js", "GET", api_page, OPEN},
     {0},
@@ -92,6 +96,41 @@ int call_check_name(struct call *c, const char *name, struct fault *f)
 {
     struct client client = call_client(c);
     return client_check_model(&client, name, f);
+}
+
+/* --- the last requests ------------------------------------------------------------------------ */
+
+void api_requests(struct call *c)
+{
+    struct items_page page;
+    struct fault f;
+    int rc = keep_page(c, 20, &page, &f);
+    if (rc == 0 && (page.after != NULL || page.oldest_first))
+        rc = fault_set(&f, 400, NULL, page.after != NULL ? "after" : "order",
+                       "the list is that of the newest requests; it takes 'limit' alone");
+    if (rc != 0) {
+        call_fault(c, &f);
+        return;
+    }
+    struct json *o = json_new_object();
+    json_put_string(o, "object", "list");
+    json_put(o, "data", recent_list(c->s->recent, call_tenant(c), page.limit));
+    call_json(c, 200, o);
+}
+
+void api_request(struct call *c)
+{
+    struct json *o = recent_find(c->s->recent, call_tenant(c), c->tail);
+    struct fault f;
+    if (o != NULL) {
+        call_json(c, 200, o);
+        return;
+    }
+    fault_set(&f, 404, "not_found", NULL,
+              "there is no request '%.80s' among the newest ones; the server forgets them "
+              "when it ends",
+              c->tail);
+    call_fault(c, &f);
 }
 
 /* --- models ----------------------------------------------------------------------------------- */

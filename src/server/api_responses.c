@@ -483,7 +483,13 @@ static void tell_fault(struct generation *g, const struct fault *f, struct textb
     event(g->own, "response.failed", o, out);
 }
 
+static const char *id_shown(const struct generation *g)
+{
+    return ((const struct response *)g->own)->id;
+}
+
 static const struct dialect responses = {.answer = answer,
+                                         .id = id_shown,
                                          .begin = begin,
                                          .piece = piece,
                                          .end = end,

@@ -47,6 +47,7 @@ struct server {
     struct worker *disk, *text;
     /* remembers the tokens of this server's answers */
     struct answers *answers;
+    struct recent *recent; /* how the state of the last answers came back */
     /* NULL: no conversations are kept. Borrowed. */
     _Atomic(struct conversations *) conversations;
     /* Truncation for requests that ask for it; fixed once the server is ready. ratio 0: no request
@@ -212,6 +213,8 @@ void api_cache_evict(struct call *c);
 void api_cache_clear(struct call *c);
 void api_cache_flush(struct call *c);
 void api_cache_quota(struct call *c);
+void api_requests(struct call *c);
+void api_request(struct call *c); /* /v1/requests/ID */
 void api_tokenize(struct call *c);
 void api_detokenize(struct call *c);
 void api_health(struct call *c);

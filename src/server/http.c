@@ -50,6 +50,8 @@ enum {
     MAX_PLAIN_BODY = 4 << 10,
     /* Bounds on the remembered answers: enough for the turns of a few thousand conversations. */
     MEMORY_ENTRIES = 4096,
+    RECENT_REQUESTS = 1000,
+    RECENT_BYTES = 8 << 20,
     MEMORY_BYTES = 64 << 20,
 };
 
@@ -168,20 +170,23 @@ struct client call_client(struct call *c)
 {
     static const struct client_calls calls = {wake_client, answer_began, answer_ended};
     const struct server_opts *o = &c->s->o;
-    return (struct client){.h = call_model(c),
-                           .model_name = c->s->model_name,
-                           .names = c->s->o.names,
-                           .answers = c->s->answers,
-                           .salt = c->salt,
-                           .plan = o->plan,
-                           .dates = o->dates,
-                           .truncation = c->s->truncation,
-                           .plain_chat = o->plain_chat,
-                           .parse_special = o->parse_special,
-                           .max_queue = o->max_queue,
-                           .own_queue = (int)server_share(c->s, (uint64_t)o->max_queue),
-                           .calls = &calls,
-                           .arg = c};
+    return (struct client){
+        .h = call_model(c),
+        .model_name = c->s->model_name,
+        .names = c->s->o.names,
+        .answers = c->s->answers,
+        .recent = c->s->recent,
+        .agent = MHD_lookup_connection_value(c->connection, MHD_HEADER_KIND, "User-Agent"),
+        .salt = c->salt,
+        .plan = o->plan,
+        .dates = o->dates,
+        .truncation = c->s->truncation,
+        .plain_chat = o->plain_chat,
+        .parse_special = o->parse_special,
+        .max_queue = o->max_queue,
+        .own_queue = (int)server_share(c->s, (uint64_t)o->max_queue),
+        .calls = &calls,
+        .arg = c};
 }
 
 struct call *call_of(const struct generation *g)
@@ -898,6 +903,10 @@ int server_ready(struct server *s, struct hcache *h, struct err *err)
         o.path = NULL;
         rc = answers_open(&o, &s->answers, err);
     }
+    const struct recent_opts recent = {.max_records = RECENT_REQUESTS,
+                                       .max_bytes = RECENT_BYTES,
+                                       .n_tenants = s->o.n_api_keys};
+    s->recent = recent_create(&recent);
     if (rc == 0 && s->shelf != NULL)
         rc = start_batches(s, h, err);
     if (rc == 0) {
@@ -940,6 +949,7 @@ void server_stop(struct server *s)
         close(s->listen_socket);
     watcher_destroy(s->watcher);
     answers_close(s->answers);
+    recent_destroy(s->recent);
     tenants_destroy(s->tenants);
     auth_destroy(s->auth);
     guesses_destroy(s->guesses);

@@ -220,12 +220,14 @@ static void note_clock(struct server *s)
              (long long)by_s);
 }
 
-/* Forgets remembered answers whose time is over. */
+/* Forgets remembered answers, and what is known of requests, whose time is over. */
 static void forget_old_answers(struct server *s)
 {
     struct err err = {0};
     if (answers_expire(s->answers, &err) != 0)
         log_warn_once(&s->said_answers, "old answers are not overwritten: %s", err.msg);
+    if (s->o.answers_ttl_s > 0)
+        recent_expire(s->recent, clock_wall_s() - s->o.answers_ttl_s);
 }
 
 static void evict_idle(struct server *s)
@@ -312,6 +314,7 @@ struct json *keep_deleted(struct call *c, const char *id, const char *object,
     struct json *o = json_new_object();
     struct hcache_erased state = keep_bury(c->s);
     struct conversations_stats st;
+    recent_forget(c->s->recent, call_tenant(c), NULL); /* miss reasons quote prompts */
     /* Whatever has kept them from being erased, doomed chunks are not erased yet. */
     if (state.n_owed == 0 && state.n_busy == 0 &&
         conversations_stats(c->s->conversations, &st, NULL) == 0)

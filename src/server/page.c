@@ -21,6 +21,7 @@ EMBED(css, "page.css");
 EMBED(api, "api.js");
 EMBED(markdown, "markdown.js");
 EMBED(lanes, "lanes.js");
+EMBED(files, "files.js");
 EMBED(talk, "talk.js");
 EMBED(js, "page.js");
 
@@ -28,12 +29,13 @@ EMBED(js, "page.js");
 
 static const struct {
     const char *path, *type, *text;
-} files[] = {
+} page[] = {
     {"/", "text/html; charset=utf-8", page_html},
     {"/page.css", "text/css; charset=utf-8", page_css},
     {"/api.js", SCRIPT, page_api},
     {"/markdown.js", SCRIPT, page_markdown},
     {"/lanes.js", SCRIPT, page_lanes},
+    {"/files.js", SCRIPT, page_files},
     {"/talk.js", SCRIPT, page_talk},
     {"/page.js", SCRIPT, page_js},
 };
@@ -42,7 +44,7 @@ void api_page(struct call *c)
 {
     size_t i = 0;
     /* The loop ends, because every route that leads here has a file. */
-    while (strcmp(files[i].path, c->route->path) != 0)
+    while (strcmp(page[i].path, c->route->path) != 0)
         i++;
-    call_text(c, 200, files[i].type, files[i].text);
+    call_text(c, 200, page[i].type, page[i].text);
 }

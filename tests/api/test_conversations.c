@@ -1283,6 +1283,68 @@ static void pages_may_begin_with_the_oldest(void **state)
     assert_int_equal(conversation_find(x->c, "", "none", &v, NULL), ERR_NOT_FOUND);
 }
 
+/* The forks of the path to `head` as "turn>conversation" with + for turns on the path. */
+static char *forks(struct conversations *c, const char *tenant, int64_t head)
+{
+    struct fork *f = xcalloc(FORKS_MAX, sizeof *f);
+    char *out = xstrdup("");
+    struct err err = {0};
+    int n;
+    if (conversation_forks(c, tenant, head, f, &n, &err) != 0)
+        fail_msg("%s", err.msg);
+    for (int i = 0; i < n; i++) {
+        char *more = xasprintf("%s%s%s%s>%s ", out,
+                               i > 0 && f[i].parent != f[i - 1].parent ? "| " : "",
+                               f[i].is_on_path ? "+" : "", f[i].turn, f[i].conversation);
+        free(out);
+        out = more;
+    }
+    free(f);
+    return out;
+}
+
+static void forks_are(struct conversations *c, const char *tenant, int64_t head,
+                      const char *want)
+{
+    char *got = forks(c, tenant, head);
+    assert_string_equal(got, want);
+    free(got);
+}
+
+/*     a -- b -- c        conversations at c, d, e and f; nothing leads to g
+ *      \    \-- d -- e
+ *       \-- f -- g */
+static void branches_lie_beside_each_other(void **state)
+{
+    struct fixture *x = *state;
+    struct conversation v = {0};
+    struct err err = {0};
+    int64_t a = add(x->c, make_turn("a", 0, 0, 0, 2, 1, 1, 0));
+    int64_t b = add(x->c, make_turn("b", a, 0, 2, 2, 1, 1, 0));
+    int64_t c = add(x->c, make_turn("c", b, 0, 4, 2, 1, 1, 0));
+    int64_t d = add(x->c, make_turn("d", b, 0, 4, 2, 1, 1, 0));
+    int64_t e = add(x->c, make_turn("e", d, 0, 6, 2, 1, 1, 0));
+    int64_t f = add(x->c, make_turn("f", a, 0, 2, 2, 1, 1, 0));
+    int64_t g = add(x->c, make_turn("g", b, 0, 4, 2, 1, 1, 0));
+    const struct {
+        const char *name;
+        int64_t head;
+    } rows[] = {{"to_c", c}, {"to_e", e}, {"to_f", f}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        assert_int_equal(
+            conversation_add(x->c, "", rows[i].name, NULL, NULL, rows[i].head, &v, &err),
+            0);
+        conversation_deinit(&v);
+    }
+    assert_int_equal(db_exec(x->c, "UPDATE conversation SET updated_s = id", &err), 0);
+    forks_are(x->c, "", c, "+b>to_e f>to_f | +c>to_c d>to_e ");
+    forks_are(x->c, "", e, "+b>to_e f>to_f | c>to_c +d>to_e ");
+    forks_are(x->c, "", f, "b>to_e +f>to_f ");
+    forks_are(x->c, "", a, "");
+    forks_are(x->c, "", g, "+b>to_e f>to_f | c>to_c d>to_e ");
+    forks_are(x->c, "another", c, "");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1318,6 +1380,7 @@ int main(void)
         T(a_branch_shares_its_beginning),
         T(the_bound_on_age_is_exact),
         T(pages_may_begin_with_the_oldest),
+        T(branches_lie_beside_each_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

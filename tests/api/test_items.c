@@ -312,6 +312,35 @@ static void pages_go_either_way(void **state)
     json_free(none);
 }
 
+static void searches_find_texts_alone(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *query;
+        bool found;
+    } rows[] = {
+        {"straße", true}, {"STRASSE", true},  {"öl", true},           {"ÖL", true},
+        {"oslo", true},   {"cloudy", true},   {"get_weather", false}, {"user", false},
+        {"hidden", true}, {"message", false}, {"\"city\"", true},
+    };
+    struct json *items = read_items(
+        "[{\"role\": \"user\", \"content\": \"Die Straße nach Öl\"},"
+        " {\"type\": \"reasoning\", \"summary\": [], \"content\":"
+        "  [{\"type\": \"reasoning_text\", \"text\": \"hidden\"}]},"
+        " {\"type\": \"function_call\", \"call_id\": \"c\", \"name\": \"get_weather\","
+        "  \"arguments\": \"{\\\"city\\\": \\\"Oslo\\\"}\"},"
+        " {\"type\": \"function_call_output\", \"call_id\": \"c\", \"output\": "
+        "\"Cloudy\"}]");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char *folded = items_fold(rows[i].query, strlen(rows[i].query));
+        if (items_hold(items, folded) != rows[i].found)
+            fail_msg("%s", rows[i].query);
+        free(folded);
+    }
+    assert_null(items_fold("\xff", 1));
+    json_free(items);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -322,6 +351,7 @@ int main(void)
         cmocka_unit_test(templates_get_messages),
         cmocka_unit_test(the_first_words_of_the_user_are_the_title),
         cmocka_unit_test(pages_go_either_way),
+        cmocka_unit_test(searches_find_texts_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

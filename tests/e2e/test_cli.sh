@@ -16,9 +16,12 @@ expect "a word of other programs: 2, and what it is here" 2 'unknown command "ch
 for c in $("$hc" --help | sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p'); do
     run_hc "${c}e"
     expect "${c}e: the nearest command is suggested" 2 "did you mean \"$c\""
+    [ "$c" = why ] && continue # it asks a server, which is not there
     run_hc "$c"
     check "$c alone: 0 or 2, never a crash" test "$rc" -eq 0 -o "$rc" -eq 2
 done
+run_hc why --url http://127.0.0.1:1
+expect "why without a server: 1" 1 'http://127.0.0.1:1: .*connect'
 while read -r c; do # "run", "model info"
     # shellcheck disable=SC2086 # words
     {

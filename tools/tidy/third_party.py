@@ -13,7 +13,7 @@ PLACES = [
     (r"sqlite3(ext)?\.h", r"src/base/err_sqlite\.c|src/io/vfs\.c|src/store/index\.c|src/api/conversation[^/]*", None),
     (r"jansson\.h", r"src/base/json.*", None),
     (r"microhttpd\.h", r"src/server/.*", None),
-    (r"pcre2\.h|utf8proc\.h", r"src/text/.*token.*|lib/grammar/regex\.c|tests/grammar/test_regex\.c", None),
+    (r"pcre2\.h|utf8proc\.h", r"src/text/.*token.*|src/api/items\.c|lib/grammar/regex\.c|tests/grammar/test_regex\.c", None),
     (r"xxhash\.h|xxh_x86dispatch\.h|openssl/.*|isa-l.*", r"src/base/hash\.c", None),
     (r"openssl/(err|ssl|x509v3)\.h", r"src/store/remote/tls\.c", 1),
     (r"hiredis/.*", r"src/store/remote/redis\.c", 1),

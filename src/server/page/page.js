@@ -42,11 +42,11 @@ function when(seconds) {
   return today ? d.toLocaleTimeString([], {hour: "2-digit", minute: "2-digit"}) : d.toLocaleDateString();
 }
 
-// A conversation has no title before its first answer has ended. Until then the list shows its
-// question.
+// A conversation has no title before its first answer has ended, nor a branch before its own first
+// one. Until then the list shows its question, or what it is a branch of.
 function titleOf(c) {
-  const running = sending.get(c.id);
-  return c.title || (running ? running.question.said.slice(0, 80) : "Untitled");
+  const running = sending.get(c.id), from = c.metadata.branch_of;
+  return c.title || (running ? running.question.said.slice(0, 80) : from ? "Branch of " + from : "Untitled");
 }
 
 function entry(c) {
@@ -62,7 +62,7 @@ function entry(c) {
 // This page makes a conversation before its first answer. If that answer never came, the
 // conversation is empty. The list leaves it out, and removes it once no answer can be on its way.
 function isEmpty(c) {
-  const empty = !c.turns && c.metadata.page === "new" && !sending.has(c.id);
+  const empty = !c.turns && c.metadata.page === "new" && !sending.has(c.id) && !cutOf(c.id);
   if (empty && Date.now() / 1000 - c.updated_at > UNUSED_S)
     ask("DELETE", "/v1/conversations/" + c.id).catch(() => {});
   return empty;
@@ -72,14 +72,17 @@ function isEmpty(c) {
 // list began meanwhile, the answer is dropped: it may lack a title that the page shows already.
 let listings = 0;
 async function list(after) {
-  const mine = ++listings;
-  const page = await get("/v1/conversations?limit=30" + (after ? "&after=" + encodeURIComponent(after) : ""));
+  const mine = ++listings, query = $("query").value.trim();
+  const page = await get("/v1/conversations?limit=30" + (after ? "&after=" + encodeURIComponent(after) : "") +
+                         (query ? "&query=" + encodeURIComponent(query) : ""));
   if (mine !== listings) return;
   const entries = page.data.filter((c) => !isEmpty(c)).map(entry);
   if (after) $("list").append(...entries);
   else $("list").replaceChildren(...entries);
   oldest = page.last_id;
   $("more").hidden = !page.has_more;
+  $("found").hidden = !query;
+  $("found").textContent = $("list").children.length ? "" : page.has_more ? "Nothing found so far." : "Nothing found.";
   const now = page.data.find((c) => c.id === openId());
   if (now) named(now);
 }
@@ -90,6 +93,7 @@ function remove(id, title) {
   d.onclose = () => d.returnValue === "yes" && attempt(async () => {
     await ask("DELETE", "/v1/conversations/" + id);
     sessionStorage.removeItem("draft:" + id);
+    keepCut(id, null);
     if (id === openId()) await show(null);
     await list();
     $("new").focus();
@@ -104,6 +108,27 @@ function keepDraft(id, text) {
   if (text) sessionStorage.setItem("draft:" + id, text);
   else sessionStorage.removeItem("draft:" + id);
   if (id === openId()) $("text").value = text;
+}
+
+// --- messages whose answer broke off, and was not kept by the server ---------------------------------
+
+const cutOf = (id) => JSON.parse(sessionStorage.getItem("cut:" + id));
+
+function keepCut(id, cut) {
+  if (cut) sessionStorage.setItem("cut:" + id, JSON.stringify(cut));
+  else sessionStorage.removeItem("cut:" + id);
+}
+
+// Shows the message at the end of its conversation, unless the server has kept its answer after all.
+function showCut(id, all) {
+  const cut = cutOf(id);
+  if (!cut || sending.has(id)) return;
+  if (all.some((item) => item.response_id && item.response_id === cut.response)) return keepCut(id, null);
+  const question = Talk.message("user", cut.text, null, cut.files), li = Talk.message("assistant", cut.answer);
+  const gone = () => { keepCut(id, null); question.remove(); li.remove(); };
+  if (cut.thought) Talk.setThought(li, cut.thought);
+  Talk.cut(li, cut.why, () => attempt(() => { gone(); return say(cut.text, cut.files); }), gone);
+  Talk.add(question, li);
 }
 
 // --- settings: kept by the server in the conversation's metadata, whose texts have at most 512 bytes -----
@@ -166,7 +191,7 @@ function named(c) {
   if (c && open) open = c;
   const title = c ? titleOf(c) : "New conversation";
   $("title").textContent = title;
-  $("rename").hidden = !c;
+  $("rename").hidden = $("export").hidden = !c;
   document.title = c && c.title ? title + " - hcache" : "hcache";
 }
 
@@ -205,20 +230,25 @@ function waysOut() {
   return out;
 }
 
-async function branch(at) {
-  const c = await post(`/v1/conversations/${open.id}/branch`, {at, metadata: metadataOf(settings())});
+async function branch(at, title = "") {
+  const from = (open.title || open.metadata.branch_of || "").slice(0, 80);
+  const metadata = {...metadataOf(settings()), ...(from && {branch_of: from})};
+  const c = await post(`/v1/conversations/${open.id}/branch`, {at, title, metadata});
   await show(c.id);
   await list();
   $("text").focus();
 }
 
+// Returns the title of a conversation that begins with attached files: the server would take their first words.
+const titleWith = (text, files) => (files && files.length ? [...text].slice(0, 60).join("") : "");
+
 // Asks a turn again (Talk.turnOf): on a branch, or, if it is the first turn, in a new conversation.
 async function again(turn) {
   const s = settings();
-  if (turn.at) await branch(turn.at);
+  if (turn.at) await branch(turn.at, titleWith(turn.text, turn.files));
   else await show(null);
   if (!turn.at) fresh = s;
-  await say(turn.text, turn.input);
+  await say(turn.text, turn.files, turn.input);
 }
 
 async function items(id) {
@@ -244,7 +274,7 @@ function opened(c) {
 let asked = 0; // number of requests, by which the answer to an older request is recognised and dropped
 
 async function show(id) {
-  const mine = ++asked;
+  const mine = ++asked, left = openId(), typed = $("text").value;
   const [c, all] = id ? await Promise.all([get("/v1/conversations/" + id), items(id)]) : [null, []];
   if (asked !== mine) return;
   $("side").classList.remove("shown");
@@ -254,8 +284,17 @@ async function show(id) {
   Talk.show(all);
   const running = sending.get(openId());
   if (running) Talk.add(running.question, running.li);
+  showCut(openId(), all);
+  // What was typed since the click is meant for the conversation that opens now.
+  const since = $("text").value;
+  if (since !== typed && left !== openId()) {
+    keepDraft(left, typed);
+    keepDraft(openId(), since);
+  }
   $("text").value = sessionStorage.getItem("draft:" + openId()) || "";
+  if (left !== openId()) Files.clear();
   busy();
+  if (c && all.length) get(`/v1/conversations/${c.id}/branches`).then((r) => asked === mine && Talk.branches(r.data, (to) => attempt(() => show(to)))).catch(() => {});
 }
 
 // --- sending ------------------------------------------------------------------------------------------
@@ -291,14 +330,27 @@ async function request(id, input, s, signal) {
   }
 }
 
+// Passes events on. A connection that breaks is a Fault, as an error of the server is.
+async function* unbroken(all) {
+  try {
+    yield* all;
+  } catch (e) {
+    throw e.name === "AbortError" || e instanceof Fault ? e : new Fault(0, "The connection broke in the middle of the answer.");
+  }
+}
+
 async function stream(running, answer) {
   const li = running.li;
-  let text = "", isShown = true, isDone = false;
-  const draw = () => { isShown = true; Talk.setText(li, text); };
-  for await (const e of events(answer)) {
+  let isShown = true, isDone = false;
+  const draw = () => {
+    isShown = true;
+    if (running.thought) Talk.setThought(li, running.thought);
+    Talk.setText(li, running.text);
+  };
+  for await (const e of unbroken(events(answer))) {
     if (e.type === "response.created") running.response = e.response.id;
-    else if (e.type === "response.output_text.delta") {
-      text += e.delta;
+    else if (e.type === "response.output_text.delta" || e.type === "response.reasoning_text.delta") {
+      running[e.type === "response.output_text.delta" ? "text" : "thought"] += e.delta;
       if (isShown) requestAnimationFrame(draw);
       isShown = false;
     } else if (e.type === "response.completed" || e.type === "response.incomplete") {
@@ -308,7 +360,7 @@ async function stream(running, answer) {
     } else if (e.type === "response.failed") throw new Fault(0, e.response.error.message);
     else if (e.type === "error") throw new Fault(0, e.message);
   }
-  if (!isDone) throw new Fault(0, "The server ended in the middle of the answer. The conversation is as it was before. Send the message again.");
+  if (!isDone) throw new Fault(0, "The server ended in the middle of the answer.");
 }
 
 // The server keeps the question and the answer so far as an incomplete turn, soon after the stream has been closed.
@@ -331,10 +383,15 @@ async function stopped(running) {
 // The new conversation gets its name from the server. It becomes the open one, unless the user has
 // left it.
 async function begin(running) {
-  const c = await post("/v1/conversations", {metadata: {...metadataOf(fresh), page: "new"}});
+  const title = titleWith(running.question.said, running.files);
+  const c = await post("/v1/conversations", {metadata: {...metadataOf(fresh), page: "new"}, ...(title && {title})});
   sending.delete("new");
   sending.set(c.id, running);
-  if (!open) opened(c);
+  if (!open) {
+    opened(c);
+    keepDraft("new", ""); // what was typed meanwhile belongs to this conversation
+    keepDraft(c.id, $("text").value);
+  }
   return c;
 }
 
@@ -346,16 +403,19 @@ function failed(e) {
   else notice(e.message);
 }
 
-// Sends to the open conversation. `input`: the items to send if they are more than the text.
-async function say(text, input = text) {
+// Sends to the open conversation. files: texts that stand before the message. `input`: the items to
+// send if they are more than these.
+async function say(text, files = [], input = [{role: "user", content: Files.content(text, files)}]) {
   if (!text || sending.has(openId())) return;
-  const running = {question: Talk.message("user", text), li: Talk.message("assistant", ""), control: new AbortController()};
+  const running = {question: Talk.message("user", text, null, files), li: Talk.message("assistant", ""), text: "", thought: "",
+                   files, control: new AbortController()};
   const s = settings(), isNew = !open;
   let id = openId(), isSent = false;
   sending.set(id, running);
   notice("");
   Talk.add(running.question, running.li);
   keepDraft(id, "");
+  for (const e of document.querySelectorAll("#talk .cut button:last-child")) e.click();
   if (touch.matches) $("text").blur();
   busy();
   try {
@@ -366,14 +426,31 @@ async function say(text, input = text) {
     isSent = true;
   } catch (e) {
     isSent = running.control.signal.aborted && await stopped(running);
-    if (!isSent) unsaid(running, id, text, isNew);
-    if (!isSent) failed(e);
+    if (!isSent && (running.text || running.thought || (e.name !== "AbortError" && sessionStorage.getItem("draft:" + id))))
+      broken(running, id, e);
+    else if (!isSent) {
+      unsaid(running, id, text, isNew);
+      failed(e);
+    }
   }
   sending.delete(id);
   busy();
   list().catch(() => {});
   showState();
   if (isSent && id === openId() && !touch.matches) $("text").focus();
+}
+
+// The answer broke off. What was read stays with its question, also over a reload, until the user
+// sends something or removes it.
+function broken(running, id, e) {
+  const why = running.text || running.thought
+    ? `${e.message} This is what had arrived. The server may not have kept it.` : e.message;
+  running.question.remove();
+  running.li.remove();
+  keepCut(id, {text: running.question.said, files: running.files, answer: running.text, thought: running.thought,
+               response: running.response, why});
+  sending.delete(id);
+  if (id === openId()) showCut(id, []);
 }
 
 // Nothing was kept: the text returns to its conversation's box, and a conversation made for it is
@@ -388,7 +465,8 @@ function unsaid(running, id, text, isNew) {
     id = "new";
   }
   sending.delete(id);
-  if (!sessionStorage.getItem("draft:" + id)) keepDraft(id, text);
+  keepDraft(id, text);
+  if (id === openId()) Files.set(running.files);
   if (id === openId() && !$("talk").children.length) Talk.welcome();
 }
 
@@ -435,6 +513,27 @@ async function stats() {
            ...(p.dram_tokens ? [["of these from memory", share(p.dram_tokens)]] : []),
            ["computed", share(p.computed_tokens)], ["restores", String(p.restores)]]));
   return n;
+}
+
+// Shows the newest requests of all clients of this key, with what was found of each and why not more.
+async function requests() {
+  const box = $("requests-list");
+  if (!$("requests").open) return;
+  const all = (await get("/v1/requests?limit=50")).data;
+  box.replaceChildren(...all.map((q) => {
+    const r = q.restoration, li = make("li"), share = r.prompt_tokens ? Math.floor(100 * r.cached_tokens / r.prompt_tokens) : 0;
+    const b = button(`${share} % of ${r.prompt_tokens} tokens found`, "open", () => attempt(async () => {
+      const shown = li.querySelector(".restoration, .line");
+      if (shown) return shown.remove();
+      const told = (await get("/v1/requests/" + q.id)).restoration;
+      li.append(Lanes.figure(told, Math.max(300, li.clientWidth - 24)) || make("p", "line", Lanes.summary(told)));
+    }));
+    b.append(make("span", "when", `${when(q.created_at)}, ${(q.agent || "no name").slice(0, 40)}`));
+    li.append(b);
+    if (r.miss) li.append(make("p", "mark", r.miss));
+    return li;
+  }));
+  if (!all.length) box.append(make("li", "mark", "None since the server's start."));
 }
 
 // Returns the server's state by /health: "ok", "loading" or "stopping"; "away": it does not answer.
@@ -486,7 +585,10 @@ async function start() {
   }
 }
 
-const send = () => say($("text").value.trim());
+const send = () => {
+  const text = $("text").value.trim();
+  if (text && !sending.has(openId())) say(text, Files.take());
+};
 const stop = () => {
   const running = sending.get(openId());
   if (running) running.control.abort();
@@ -506,7 +608,18 @@ $("stop").onclick = stop;
 $("new").onclick = () => attempt(async () => { await show(null); $("text").focus(); });
 $("more").onclick = () => attempt(() => list(oldest));
 $("menu").onclick = () => $("menu").setAttribute("aria-expanded", String($("side").classList.toggle("shown")));
+$("query").oninput = () => attempt(() => list());
 $("rename").onclick = rename;
+$("export").onclick = () => attempt(async () => Files.save(open, await items(open.id)));
+$("import").onclick = () => $("import-file").click();
+$("import-file").onchange = () => attempt(async () => {
+  const id = await Files.load($("import-file"));
+  if (id) await show(id);
+  await list();
+});
+$("attach").onclick = () => $("attach-file").click();
+$("attach-file").onchange = () => attempt(() => Files.attach($("attach-file")));
+$("requests").ontoggle = () => attempt(requests);
 $("set").onclick = askSettings;
 $("name-no").onclick = () => $("naming").close();
 $("settings-no").onclick = () => $("settings").close();

@@ -1,7 +1,7 @@
 // talk.js - the messages of the open conversation as elements, with the actions for each.
 //
-// A list element has `said` (its text), data-turn (the response that it belongs to, once the server has kept it)
-// and data-item (its item, if it came from the server).
+// A list element has `said` (its text), `files` (texts of attached files, as Files.part makes them), data-turn (the
+// response that it belongs to, once the server has kept it) and data-item (its item, if it came from the server).
 "use strict";
 
 const Talk = (() => {
@@ -42,13 +42,34 @@ const Talk = (() => {
     else said.textContent = text;
   }
 
-  function message(role, text, item) {
+  // Shows the thought before an answer, folded.
+  function setThought(li, text) {
+    let d = li.querySelector(".thought");
+    if (!d) {
+      d = make("details", "thought");
+      d.append(make("summary", "", "Thoughts"), make("div"));
+      li.querySelector(".said").before(d);
+    }
+    d.lastElementChild.textContent = text;
+  }
+
+  function setFiles(li, files) {
+    li.files = files;
+    for (const text of files) {
+      const {name, content} = Files.read(text), d = make("details", "file");
+      d.append(make("summary", "", name), make("div", "", content));
+      li.querySelector(".said").before(d);
+    }
+  }
+
+  function message(role, text, item, files = []) {
     const isTalk = role === "user" || role === "assistant";
     const li = make("li", isTalk ? role : "other");
     li.role = role;
     li.append(make("span", "unseen", role + ": "), make("div", "said"));
     setText(li, isTalk ? text : `${role}: ${text}`);
     if (!isTalk) li.said = text;
+    setFiles(li, files);
     if (item) {
       li.dataset.item = item.id;
       li.dataset.turn = item.response_id || item.id;
@@ -66,10 +87,11 @@ const Talk = (() => {
     while (e.previousElementSibling && e.previousElementSibling.dataset.turn === id) e = e.previousElementSibling;
     const before = e.previousElementSibling;
     for (; e && e.dataset.turn === id; e = e.nextElementSibling)
-      if (e.role !== "assistant") input.push({role: e.role, content: e.said});
-    const last = input.findLast((m) => m.role === "user");
-    if (last && text !== undefined) last.content = text;
-    return {input, text: last ? last.content : "", at: before ? before.dataset.turn : null};
+      if (e.role !== "assistant") input.push({role: e.role, said: e.said, files: e.files});
+    const last = input.findLast((m) => m.role === "user") || {said: "", files: []};
+    if (text !== undefined) last.said = text;
+    return {input: input.map((m) => ({role: m.role, content: Files.content(m.said, m.files)})), text: last.said, files: last.files,
+            at: before ? before.dataset.turn : null};
   }
 
   function edit(li) {
@@ -169,20 +191,57 @@ const Talk = (() => {
     li.append(make("p", "mark", text));
   }
 
+  // Says why an answer is not whole and not kept. again, gone: the user's two ways on.
+  function cut(li, why, again, gone) {
+    const bar = make("div", "foot cut");
+    mark(li, why);
+    bar.append(button("Send again", "", again), button("Remove", "quiet", gone, "Remove this message"));
+    li.append(bar);
+  }
+
+  // Adds arrows to the turns that have others beside them (/v1/conversations/ID/branches). go: opens a conversation.
+  function branches(places, go) {
+    for (const {response_id, branches: all} of places) {
+      const li = [...box().children].find((e) => e.dataset.turn === response_id), i = all.findIndex((b) => b.response_id === response_id);
+      if (!li || i < 0 || all.length < 2) continue;
+      const bar = make("span", "beside"), bars = li.querySelector(".foot");
+      const arrow = (text, to, label) => {
+        const b = button(text, "quiet", () => go(to.conversation), label);
+        b.disabled = !to.conversation;
+        return b;
+      };
+      bar.append(arrow("\u2039", all[i - 1] || {}, "Earlier branch"), make("span", "", `${i + 1} of ${all.length}`),
+                 arrow("\u203a", all[i + 1] || {}, "Later branch"));
+      (bars || li).append(bar);
+    }
+  }
+
   // --- a whole conversation ---
 
   function textOf(item) {
-    if (item.type === "message") return (item.content || []).map((c) => c.text ?? c.refusal ?? "").join("");
+    if (item.type === "message") return (item.content || []).filter((c) => item.role !== "user" || !isFile(c)).map((c) => c.text ?? c.refusal ?? "").join("");
     if (item.type === "function_call") return `calls ${item.name}(${item.arguments})`;
     if (item.type === "function_call_output") return "result: " + item.output;
     return item.type;
   }
 
+  const isFile = (c) => Files.read(c.text || "") !== null;
+
   function show(items) {
     if (!items.length) return welcome();
     clear();
+    let thought = "";
     items.forEach((item, i) => {
-      const li = message(item.role || "tool", textOf(item), item), next = items[i + 1];
+      if (item.type === "reasoning") { // the message that follows shows it
+        thought += textOf({...item, type: "message"});
+        const after = items[i + 1];
+        if (after && after.response_id === item.response_id && (after.role === "assistant" || after.type === "reasoning")) return;
+        item = {...item, role: "assistant", type: "message", content: []};
+      }
+      const files = item.role === "user" ? (item.content || []).filter(isFile).map((c) => c.text) : [];
+      const li = message(item.role || "tool", textOf(item), item, files), next = items[i + 1];
+      if (thought && item.role === "assistant") setThought(li, thought);
+      thought = "";
       const isLast = !next || next.response_id !== item.response_id || next.role === "user";
       box().append(li);
       if (!item.response_id || item.role !== "assistant" || !isLast) return;
@@ -201,5 +260,5 @@ const Talk = (() => {
     box().append(...elements);
   }
 
-  return {watch, welcome, message, setText, foot, mark, show, add, answers};
+  return {watch, welcome, message, setText, setThought, foot, mark, cut, branches, show, add, answers};
 })();
