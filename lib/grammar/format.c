@@ -67,6 +67,19 @@
     "[0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S))?|T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M("      \
     "[0-9]+S)?|[0-9]+S))"
 
+/* Expressions that ECMA-262 (flag u) and other engines take: groups and looks ahead two deep, and
+ * neither names, nor back references, nor properties of Unicode. A range is one of those below. */
+#define RX_ESCAPE                                                                          \
+    "\\\\([dDwWsSfnrtv^$\\\\.*+?()\\[\\]{}|/]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})"
+#define RX_ITEM   "(0-9|a-z|A-Z|a-f|A-F|[^\\\\\\[\\]^-]|" RX_ESCAPE "|\\\\-)"
+#define RX_CLASS  "\\[\\^?(" RX_ITEM "+-?|-)\\]"
+#define RX_ATOM   "([^\\\\^$*+?()\\[\\]{}|]|" RX_ESCAPE "|" RX_CLASS ")"
+#define RX_COUNT  "(([*+?]|\\{([0-9]{1,3},?|[0-9],[1-9][0-9]{1,2})\\})[?]?)?"
+#define RX_TERM   RX_ATOM RX_COUNT "|\\^|\\$|\\\\[bB]"
+#define RX_ANY(T) "(" T "|\\|)*"
+#define RX_GROUP(T)                                                                        \
+    RX_TERM "|\\((\\?:)?" RX_ANY(T) "\\)" RX_COUNT "|\\(\\?[=!]" RX_ANY(T) "\\)"
+
 const char *schema_format(struct schema *c, const char *name)
 {
     static const struct {
@@ -90,7 +103,7 @@ const char *schema_format(struct schema *c, const char *name)
         {"relative-json-pointer", "(0|[1-9][0-9]*)(#|(/([^/~]|~[01])*)*)"},
         {"idn-email", NULL},
         {"idn-hostname", NULL},
-        {"regex", NULL},
+        {"regex", RX_ANY(RX_GROUP(RX_GROUP(RX_TERM)))},
     };
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         if (strcmp(formats[i].name, name) != 0)

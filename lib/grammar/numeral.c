@@ -226,23 +226,94 @@ static const struct dfa *behind_minus(struct build *b, const struct dfa *d)
     return dfa_minimize(b, m);
 }
 
-/* Returns integers whose size is a multiple of m, with or without a minus. */
-static const struct dfa *multiples(struct build *b, int64_t m)
+/* --- multiples ---------------------------------------------------------------------- */
+
+static int64_t gcd(int64_t a, int64_t b)
 {
-    struct dfa d = {.n_cls = N_CLS, .start = 1, .n = (uint32_t)m + 1};
+    return b == 0 ? a : gcd(b, a % b);
+}
+
+static int64_t power(int places)
+{
+    return places == 0 ? 1 : 10 * power(places - 1);
+}
+
+bool number_set_multiple(struct number_set *s, const struct decimal *d)
+{
+    int places = (int)strlen(d->part), most = MAX(places, s->places);
+    int64_t m = 0, old = MAX(s->multiple_of, (int64_t)1);
+    if (most > NUMERAL_MAX_PLACES || strlen(d->whole) > 5)
+        return false;
+    for (const char *p = d->whole; *p != 0; p++)
+        m = m * 10 + (*p - '0');
+    for (const char *p = d->part; *p != 0; p++)
+        m = m * 10 + (*p - '0');
+    s->integers = s->integers || places == 0;
+    if (s->integers) {
+        m /= gcd(m, power(places));
+        old /= gcd(old, power(s->places));
+        most = places = s->places = 0;
+    }
+    if (m > NUMERAL_MAX_MULTIPLE)
+        return false;
+    m *= power(most - places);
+    old *= s->multiple_of > 0 ? power(most - s->places) : 1;
+    m = m / gcd(m, old) > INT64_MAX / old ? INT64_MAX : m / gcd(m, old) * old;
+    for (; most > 0 && m % 10 == 0; most--)
+        m /= 10;
+    if (m > NUMERAL_MAX_MULTIPLE || m * (most + 2) >= DFA_MAX_STATES)
+        return false;
+    s->multiple_of = m;
+    s->places = most;
+    s->integers = s->integers || most == 0; /* as 2 is, of 0.4 and 0.25 */
+    return true;
+}
+
+bool number_set_has_multiple(const struct number_set *s, const struct decimal *d)
+{
+    int64_t rest = 0;
+    size_t n = strlen(d->part);
+    if (s->multiple_of == 0)
+        return true;
+    for (const char *p = d->whole; *p != 0; p++)
+        rest = (rest * 10 + (*p - '0')) % s->multiple_of;
+    for (size_t i = 0; i < (size_t)s->places; i++)
+        rest = (rest * 10 + (i < n ? d->part[i] - '0' : 0)) % s->multiple_of;
+    return rest == 0 && n <= (size_t)s->places;
+}
+
+/* Returns numbers whose size is a multiple, with or without a minus. State r + 1 has read whole
+ * digits with the remainder r. A layer of such states follows the point, and each place. */
+static const struct dfa *multiples(struct build *b, int64_t m, int places)
+{
+    struct dfa d = {.n_cls = N_CLS + 1,
+                    .start = 1,
+                    .n = (uint32_t)(m * (places == 0 ? 1 : places + 2)) + 1};
     memset(d.cls, CLS_OTHER, sizeof d.cls);
     for (int i = 0; i < 10; i++)
         d.cls['0' + i] = (uint8_t)i;
-    d.cls['-'] = CLS_POINT;
+    d.cls['.'] = CLS_POINT;
+    d.cls['-'] = N_CLS;
     scratch_begin(b);
-    d.to = build_alloc(b, d.n * N_CLS * sizeof *d.to);
+    d.to = build_alloc(b, (size_t)d.n * d.n_cls * sizeof *d.to);
     d.accepts = build_alloc(b, d.n);
-    d.accepts[1] = true;
-    for (int64_t r = 0; r < m; r++)
-        for (int digit = 0; digit < 10; digit++)
-            d.to[(r + 1) * N_CLS + digit] = (uint32_t)((r * 10 + digit) % m) + 1;
-    d.to[N_CLS + CLS_POINT] = 1;
-    return dfa_minimize(b, &d);
+    for (uint32_t i = 1; i < d.n; i++) {
+        int64_t r = (i - 1) % m, layer = (i - 1) / m, done = MAX(layer - 1, (int64_t)0);
+        bool last = places == 0 ? false : layer == places + 1;
+        d.accepts[i] = layer != 1 && r * (power(places - (int)done) % m) % m == 0;
+        for (int digit = 0; digit < 10 && !last; digit++)
+            d.to[i * d.n_cls + (uint32_t)digit] =
+                (uint32_t)((r * 10 + digit) % m + (layer == 0 ? 0 : layer + 1) * m) + 1;
+        if (layer == 0 && places > 0)
+            d.to[i * d.n_cls + CLS_POINT] = (uint32_t)(m + r) + 1;
+    }
+    d.to[d.n_cls + N_CLS] = 1;
+    const struct dfa *made = dfa_minimize(b, &d);
+    if (places == 0)
+        return made;
+    char few[64]; /* digits that a double has */
+    snprintf(few, sizeof few, "-?([0-9]+|[0-9]{1,%d}\\.[0-9]+)", 15 - places);
+    return dfa_combine(b, made, of_text_regex(b, few), DFA_AND);
 }
 
 const struct dfa *dfa_of_numbers(struct build *b, const struct number_set *s)
@@ -272,8 +343,8 @@ const struct dfa *dfa_of_numbers(struct build *b, const struct number_set *s)
     }
     const struct dfa *d = dfa_combine(b, up, behind_minus(b, down), DFA_OR);
     d = dfa_combine(b, d, all, DFA_AND);
-    if (s->multiple_of > 1)
-        d = dfa_combine(b, d, multiples(b, s->multiple_of), DFA_AND);
+    if (s->multiple_of > 1 || s->places > 0)
+        d = dfa_combine(b, d, multiples(b, s->multiple_of, s->places), DFA_AND);
     return d;
 }
 

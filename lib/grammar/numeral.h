@@ -30,10 +30,15 @@ struct number_set {
     bool above, below;             /* the bounds themselves are left out */
     bool integers;                 /* only integers, written without a point */
     bool fractions;                /* only numbers that are no integers */
-    int64_t multiple_of;           /* 0: any */
+    int64_t multiple_of;           /* times 10^-places; 0: any */
+    int places; /* with some, a number has no more, and few digits before them */
 };
 
-enum { NUMERAL_MAX_MULTIPLE = 10000 };
+enum { NUMERAL_MAX_MULTIPLE = 10000, NUMERAL_MAX_PLACES = 12 };
+
+/* Makes the set that of multiples of d, too. Returns false if there are too many remainders. */
+bool number_set_multiple(struct number_set *s, const struct decimal *d);
+bool number_set_has_multiple(const struct number_set *s, const struct decimal *d);
 
 const struct dfa *dfa_of_numbers(struct build *b, const struct number_set *s);
 /* Returns those numbers of a set that are written without needless zeros, and that doubles tell

@@ -251,7 +251,8 @@ static uint32_t number(struct schema *c, const struct spec *s, uint32_t next)
         "|[0-9](\\.[0-9]+)?[eE]\\+?30[0-7]"
         "|1\\.([0-6][0-9]*|7976931348623157)[eE]\\+?308)";
     const struct number_set *n = &s->number;
-    bool plain = n->lo == NULL && n->hi == NULL && !n->fractions && n->multiple_of <= 1;
+    bool plain = n->lo == NULL && n->hi == NULL && !n->fractions && n->multiple_of <= 1 &&
+                 n->places == 0;
     if (!plain || excludes_number(s)) {
         const struct dfa *d = without_numbers(c, s, dfa_of_numbers(c->b, n));
         return dfa_embed(c->b, c->plain ? dfa_of_plain_numbers(c->b, d) : d, false, next);

@@ -190,32 +190,13 @@ static void bound_above(struct schema *c, struct spec *s, const struct decimal *
     }
 }
 
-static int64_t gcd(int64_t a, int64_t b)
-{
-    return b == 0 ? a : gcd(b, a % b);
-}
-
 static void bound_multiple(struct schema *c, struct spec *s, const struct json *v)
 {
     const struct decimal *d = number_of(c, "multipleOf", v);
-    double m;
-    json_real_of(v, &m);
-    if (m <= 0)
+    if (d->minus || (d->whole[0] == '0' && decimal_is_integer(d)))
         malformed(c, "multipleOf", "a number above 0");
-    if (!decimal_is_integer(d)) {
-        /* An integer's multiple: 1 divided by it is whole for 0.5, 0.1, 0.01 and the like. */
-        if (!s->number.integers || m >= 1 || (double)(int64_t)(1 / m + 0.5) * m != 1)
-            schema_refuse(c, "multipleOf");
-        return;
-    }
-    int64_t old = MAX(s->number.multiple_of, (int64_t)1),
-            add = m <= NUMERAL_MAX_MULTIPLE ? (int64_t)m : 0;
-    int64_t both = add == 0 ? INT64_MAX : old / gcd(old, add) * add;
-    s->number.integers = true;
-    if (both > NUMERAL_MAX_MULTIPLE)
+    if (!number_set_multiple(&s->number, d))
         schema_refuse(c, "multipleOf");
-    else
-        s->number.multiple_of = both;
 }
 
 static void add_text(struct schema *c, struct spec *s, const struct dfa *d)

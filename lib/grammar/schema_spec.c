@@ -455,10 +455,7 @@ static bool number_fits(struct schema *c, const struct spec *s, const struct jso
         return false;
     if (n->hi != NULL && decimal_compare(&d, n->hi) > (n->below ? -1 : 0))
         return false;
-    int64_t rest = 0;
-    for (const char *p = d.whole; n->multiple_of > 1 && *p != 0; p++)
-        rest = (rest * 10 + (*p - '0')) % n->multiple_of;
-    return rest == 0;
+    return number_set_has_multiple(n, &d);
 }
 
 static bool string_fits(struct schema *c, const struct spec *s, const struct json *v)

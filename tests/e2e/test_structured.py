@@ -100,10 +100,10 @@ streamed = s.post("/v1/chat/completions", {"messages": USER, "max_tokens": 200, 
                                            "json_schema": DOG})[2]
 deltas = [json.loads(line[6:]) for line in streamed.split("\n") if line.startswith("data: {")]
 check("a stream", is_dog("".join(d["choices"][0]["delta"].get("content") or "" for d in deltas if d["choices"])), deltas)
-r = chat(s, status=400, json_schema={"type": "number", "multipleOf": 0.3})
+r = chat(s, status=400, json_schema={"type": "number", "multipleOf": 1.2345})
 equal("what cannot be enforced is refused by name", (r["error"]["param"], "multipleOf" in r["error"]["message"]), ("json_schema", True))
 loose = {"type": "json_schema", "json_schema": {"name": "n", "strict": False, "schema": {
-    "type": "object", "properties": {"a": {"const": 3, "multipleOf": 0.3}}, "required": ["a"], "additionalProperties": False}}}
+    "type": "object", "properties": {"a": {"const": 3, "multipleOf": 1.2345}}, "required": ["a"], "additionalProperties": False}}}
 r = post(s, "/v1/chat/completions", messages=USER, max_tokens=40, response_format=loose)[2]
 equal("strict false: it is left out and named", (json.loads(r["choices"][0]["message"]["content"]), r["usage"]["unenforced"]),
       ({"a": 3}, "multipleOf"))

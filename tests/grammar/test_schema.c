@@ -91,6 +91,15 @@ static void test_numbers(void **state)
         {"{\"type\":\"integer\",\"multipleOf\":7,\"minimum\":8}",
          {"14", "21", "70000"},
          {"7", "0", "15", "-14"}},
+        /* exactly, in decimals: 0.07 is seven hundredths */
+        {"{\"multipleOf\":0.01}",
+         {"0.07", "-1.1", "3", "0.10", "12345678901234567890"},
+         {"0.075", "0.070000000000000007", "0.700", "12345678901234.01"}},
+        {"{\"multipleOf\":2.5,\"minimum\":0}", {"0", "2.5", "10"}, {"1.5", "5.5", "-2.5"}},
+        {"{\"type\":\"integer\",\"multipleOf\":1.5}", {"3", "0"}, {"1", "1.5", "3.0"}},
+        {"{\"allOf\":[{\"multipleOf\":0.4},{\"multipleOf\":0.25}]}",
+         {"2", "-4"},
+         {"0.4", "1"}},
         {"{\"type\":\"integer\",\"exclusiveMaximum\":true,\"maximum\":3}",
          {"2"},
          {"3"}}, /* draft 4 */
@@ -105,6 +114,9 @@ static void test_strings(void **state)
 {
     static const struct row rows[] = {
         /* Lengths count characters of the parsed text, however they are spelled. */
+        {"{\"type\":\"string\",\"format\":\"regex\"}",
+         {"\"\"", "\"^a(b|c)+$\"", "\"[\\\\w.-]{1,64}(?=\\\\d)\"", "\"x{2,10}?|\\\\b\""},
+         {"\"^(abc]\"", "\"a**\"", "\"[]\"", "\"\\\\a\"", "\"^*\"", "\"a{3,1}\""}},
         {"{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}",
          {"\"ab\"", "\"\xC3\xA9\xC3\xA9\xC3\xA9\"", "\"\\n\\u00e9\"", "\"a\\ud83d\\ude00\"",
           "\"a\xF0\x9F\x98\x80z\""},
@@ -315,7 +327,7 @@ static void test_refusals(void **state)
          "\"string\","
          "\"pattern\":\"^[ab]$\"}}",
          ERR_USAGE, "no text has this form"},
-        {"{\"type\":\"number\",\"multipleOf\":0.01}", ERR_UNSUPPORTED, "multipleOf"},
+        {"{\"type\":\"number\",\"multipleOf\":1.2345}", ERR_UNSUPPORTED, "multipleOf"},
         {"{\"$ref\":\"http://example.com/x\"}", ERR_UNSUPPORTED, "nothing is fetched"},
         {"{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}", ERR_UNSUPPORTED,
          "back reference"},
@@ -351,7 +363,7 @@ static void test_loose(void **state)
     struct err err = {0};
     struct textbuf loose = {0};
     const char *text = "[1,1]",
-               *schema = "{\"items\":{\"type\":\"number\",\"multipleOf\":0.1},"
+               *schema = "{\"items\":{\"type\":\"number\",\"multipleOf\":1.2345},"
                          "\"uniqueItems\":true,\"contains\":{}}";
     (void)state;
     assert_int_equal(compile(&g, schema, &loose, &err), 0);
