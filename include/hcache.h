@@ -239,6 +239,9 @@ struct hcache_model_info {
     int max_sequences;
     /* fingerprint of the saved state (model, weight format, dtype, arithmetic), hexadecimal */
     char fingerprint[65];
+    /* How embeddings are pooled: "mean", "cls", "last"; "rank": the model judges documents instead;
+     * "other": in a way that is not supported; "none": the model makes no embeddings. */
+    const char *pooling;
 };
 void hcache_model_info(const struct hcache *h, struct hcache_model_info *out);
 
@@ -452,6 +455,22 @@ int hcache_truncation_parse(const char *text, struct hcache_truncation *out,
 int hcache_truncation_check(const struct hcache *h, const struct hcache_truncation *t,
                             int *step, struct hcache_err *err);
 
+/* What a request reads from its prompt. The result has the same bits whatever runs beside the
+ * request, and however the prompt was cut. */
+enum hcache_reads {
+    HCACHE_READS_NOTHING,
+    /* result.embedding: the text's embedding, pooled as hcache_model_info.pooling says: "mean",
+     * "cls" (the first token) or "last" (the last token; only this one uses saved state). It is
+     * not scaled to length 1. */
+    HCACHE_READS_EMBEDDING,
+    /* result.prompt_logprobs: the log-probability of each token, given those before it. No state
+     * is reused: every token is computed. */
+    HCACHE_READS_LOGPROBS,
+    /* result.embedding[0]: for a model whose pooling is "rank", the probability of "yes" as the
+     * next token, if that is "yes" or "no". */
+    HCACHE_READS_JUDGEMENT,
+};
+
 struct hcache_request {
     const int32_t *prompt;
     int n_prompt;
@@ -467,7 +486,8 @@ struct hcache_request {
     int n_stop; /* number of stop strings, at most HCACHE_MAX_STOP */
     /* returns the log-probability of each token, from the raw logits; see hcache_delta */
     bool logprobs;
-    /* returns also the log-probabilities of the n_top likeliest tokens, 0..HCACHE_MAX_TOP */
+    /* returns also the log-probabilities of the n_top likeliest tokens, 0..HCACHE_MAX_TOP; also
+     * for HCACHE_READS_LOGPROBS */
     int n_top;
     bool digest; /* computes result.logits_digest, which reads all logits once more */
     /* Changes the logits before a token is chosen; NULL: no change. Log-probabilities are those of
@@ -528,6 +548,9 @@ struct hcache_request {
      * must neither wait nor call this interface. */
     void (*notify)(void *arg, bool ended);
     void *arg;
+    /* What is read from the prompt, beside the answer, or instead of it with max_tokens 0. It
+     * cannot be combined with truncation. */
+    enum hcache_reads reads;
 };
 
 enum {
@@ -641,6 +664,13 @@ struct hcache_result {
     struct hcache_restored_part restored_part[HCACHE_RESTORED_PARTS];
     int n_restored_parts;
     struct hcache_lanes predicted, measured;
+    /* [n_embedding] see hcache_request.reads; NULL: not asked for, or not all of the prompt was
+     * computed */
+    float *embedding;
+    int n_embedding;
+    /* [prompt_tokens - 1][1 + n_top] of the tokens behind the first: of the token itself, then of
+     * the likeliest; NULL as above. */
+    struct hcache_logprob *prompt_logprobs;
 };
 
 /* Runs one request to its end and returns when the state that it saved is durable. */

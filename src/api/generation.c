@@ -2,6 +2,7 @@
 #include "api/generation.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +34,13 @@ static void on_notify(void *arg, bool ended)
         atomic_fetch_add(&g->n_ended, 1);
     if (ended || g->params.stream)
         wake(&g->client);
+}
+
+/* Makes hcache_delta.prompt_done known; hcache_submit does not call it. */
+static void on_prompt(void *arg, int n_done)
+{
+    (void)arg;
+    (void)n_done;
 }
 
 static uint64_t random_u64(void)
@@ -138,6 +146,8 @@ static void fault_of(const struct hcache_err *err, bool submitting, struct fault
 {
     if (err->code == HCACHE_E_LIMIT && submitting)
         fault_set(f, 429, "queue_full", NULL, "%-s; try again later", err->msg);
+    else if (err->code == HCACHE_E_UNSUPPORTED && submitting)
+        fault_set(f, 400, "unsupported_value", NULL, "%-s", err->msg);
     else if (err->code == -ENOMEM)
         fault_set(f, 503, "out_of_memory", NULL, "%s", err->msg);
     else if (err->code == -EAGAIN)
@@ -160,6 +170,12 @@ static const char *saved_for(const char *plan)
 static uint64_t client_number(const struct client *c)
 {
     return c->salt != NULL ? checksum64(c->salt, strlen(c->salt)) : 0;
+}
+
+/* Returns whether the request is one of many texts without answers. */
+static bool reads_texts(const struct gen_params *p)
+{
+    return p->reads == HCACHE_READS_EMBEDDING || p->reads == HCACHE_READS_JUDGEMENT;
 }
 
 static int submit(struct generation *g, struct choice *ch, const struct prompt_ids *prompt,
@@ -201,7 +217,8 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .truncation = *truncation,
                                .salt = g->salt,
                                .plan = g->client.plan,
-                               .save = saved_for(g->client.plan),
+                               .reads = p->reads,
+                               .save = reads_texts(p) ? "none" : saved_for(g->client.plan),
                                .priority = (int)p->priority,
                                .turn = p->turn,
                                .may_call_tools = p->tools != NULL && !p->no_tools,
@@ -211,11 +228,68 @@ static int submit(struct generation *g, struct choice *ch, const struct prompt_i
                                .client = client_number(&g->client),
                                .client_queue = g->client.own_queue,
                                .durable = p->durable,
+                               .on_prompt = p->return_progress && p->stream ? on_prompt
+                                                                            : NULL,
                                .notify = on_notify,
                                .arg = ch};
     int rc = hcache_submit(g->client.h, &r, &ch->ticket, err);
     textbuf_free(&prediction);
     return rc;
+}
+
+/* Returns how many texts of a request may be in the queue at once: they leave room for others. */
+static int most_at_once(const struct generation *g)
+{
+    enum { AT_ONCE = 32 };
+    int max_queue = g->client.max_queue;
+    return max_queue > 0 ? MAX(1, MIN(AT_ONCE, max_queue / 2)) : AT_ONCE;
+}
+
+/* Submits texts that wait, as far as those before them have ended. The first that is refused ends
+ * the request, unless the queue is full and others of its texts still run. */
+static void submit_waiting(struct generation *g)
+{
+    static const struct hcache_truncation none;
+    struct hcache_model_info info;
+    hcache_model_info(g->client.h, &info);
+    pthread_mutex_lock(&g->lock);
+    while (g->n_submitted < g->n && !g->is_cancelled && !g->has_failed &&
+           g->n_submitted - atomic_load(&g->n_ended) < most_at_once(g)) {
+        struct choice *ch = &g->choice[g->n_submitted];
+        struct hcache_err err = {0};
+        if (submit(g, ch, &g->waiting[g->n_submitted], &none, info.max_context, g->seed,
+                   &err) != 0) {
+            bool later = err.code == HCACHE_E_LIMIT &&
+                         g->n_submitted > atomic_load(&g->n_ended);
+            if (later)
+                break;
+            fault_of(&err, true, &g->failure);
+            g->has_failed = true;
+        } else {
+            hcache_free(g->waiting[g->n_submitted].ids);
+            g->waiting[g->n_submitted++].ids = NULL;
+            if (g->client.calls != NULL && g->client.calls->began != NULL)
+                g->client.calls->began(g->client.arg);
+        }
+    }
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* Begins with the texts of a request for embeddings, which has checked them. */
+static int submit_texts(struct generation *g, const struct prompt_ids *prompts,
+                        struct fault *f)
+{
+    g->waiting = xcalloc((size_t)g->n, sizeof *g->waiting);
+    for (int i = 0; i < g->n; i++) {
+        g->waiting[i] = prompts[i];
+        g->choice[i].gen = g;
+        g->choice[i].index = i;
+        g->choice[i].n_prompt = prompts[i].n;
+    }
+    submit_waiting(g);
+    if (g->has_failed)
+        *f = g->failure;
+    return g->has_failed ? -1 : 0;
 }
 
 static int submit_all(struct generation *g, const struct prompt_ids *prompts,
@@ -241,6 +315,7 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
         ch->gen = g;
         ch->index = i;
         ch->n_prompt = prompts[i / n].n;
+        ch->first_id = prompts[i / n].ids[0];
         if (submit(g, ch, &prompts[i / n], &truncation, info.max_context,
                    seed + (uint64_t)(i % n), &err) != 0) {
             fault_of(&err, true, f);
@@ -280,18 +355,30 @@ int generation_start(const struct client *c, const struct dialect *dialect, void
                      struct prompt_text *text, const char *what, struct generation **out,
                      struct fault *f)
 {
-    int n = n_prompts * (int)p->n, max_queue = c->max_queue;
+    bool chooses = p->best_of > p->n;
+    int each = (int)(chooses ? p->best_of : p->n);
+    int n = n_prompts * each, max_queue = c->max_queue;
     struct generation *g = xcalloc(1, sizeof *g + (size_t)n * sizeof g->choice[0]);
     g->client = *c;
     g->dialect = dialect;
     g->own = own;
     g->params = *p;
+    g->params.n = each;
+    g->n_best = chooses ? (int)p->n : 0;
+    g->hides_logprobs = chooses && !p->logprobs;
+    g->params.logprobs |= chooses;
+    g->begun_ns = clock_now_ns();
     g->salt = client_state_salt(c, p->cache_salt);
     g->n = n;
     name_it(g);
     snprintf(g->miss, sizeof g->miss, "%s", what);
-    int rc = max_queue > 0 && n > max_queue ? never_fits_queue(n, max_queue, f)
-                                            : submit_all(g, prompts, f);
+    pthread_mutex_init(&g->lock, NULL);
+    bool waits = reads_texts(p);
+    int rc = waits                            ? submit_texts(g, prompts, f)
+             : max_queue > 0 && n > max_queue ? never_fits_queue(n, max_queue, f)
+                                              : submit_all(g, prompts, f);
+    if (waits)
+        n_prompts = 0; /* g has the prompts */
     if (text != NULL) {
         g->text = *text;
         g->prompt = prompts[0];
@@ -324,7 +411,9 @@ bool generation_has_lines(const struct generation *g)
 
 bool generation_has_ended(struct generation *g)
 {
-    return atomic_load(&g->n_ended) == g->n;
+    if (g->waiting != NULL)
+        submit_waiting(g);
+    return atomic_load(&g->n_ended) == (g->waiting != NULL ? g->n_submitted : g->n);
 }
 
 bool generation_is_over(const struct generation *g)
@@ -387,7 +476,7 @@ static void note_recent(const struct choice *ch)
 {
     const struct generation *g = ch->gen;
     const struct client *c = &g->client;
-    if (c->recent == NULL)
+    if (c->recent == NULL || reads_texts(&g->params))
         return;
     struct json *told = provenance_json(&ch->result, g->miss);
     const struct recent_request q = {.id = g->dialect->id != NULL ? g->dialect->id(g)
@@ -397,6 +486,23 @@ static void note_recent(const struct choice *ch)
                                      .told = told};
     recent_add(c->recent, c->salt != NULL ? c->salt : "", &q);
     json_free(told);
+}
+
+/* Puts the log-probabilities of the prompt before those of the answer. The first token has none. */
+static void put_prompt_logprobs(struct choice *ch)
+{
+    struct textbuf all = {0}, answer = ch->logprobs;
+    struct hcache_logprob first[1 + HCACHE_MAX_TOP];
+    size_t width = 1 + (size_t)ch->gen->params.n_top, row = width * sizeof first[0];
+    first[0] = (struct hcache_logprob){.id = ch->first_id, .logprob = NAN};
+    for (size_t i = 1; i < width; i++)
+        first[i] = (struct hcache_logprob){.id = -1};
+    ch->lacks_logprobs |= !textbuf_try_add(&all, first, row) ||
+                          !textbuf_try_add(&all, ch->result.prompt_logprobs,
+                                           (size_t)(ch->n_prompt - 1) * row) ||
+                          !textbuf_try_add(&all, answer.p, answer.n);
+    textbuf_free(&answer);
+    ch->logprobs = all;
 }
 
 /* Takes a choice's result. Returns 0, or -1 with *f if the choice failed, or was cut off because
@@ -418,6 +524,8 @@ static int take_result(struct choice *ch, struct fault *f)
                  sizeof ch->result.miss);
     note_recent(ch);
     end_answer(ch);
+    if (ch->result.prompt_logprobs != NULL)
+        put_prompt_logprobs(ch);
     const struct retoken_owner owner = {.salt = g->client.salt,
                                         .state_salt = g->salt,
                                         .ttl_s = MAX(g->params.cache_ttl, 0)};
@@ -456,7 +564,7 @@ static int pledge_answer(const struct generation *g, struct fault *f)
         const struct choice *ch = &g->choice[i];
         if (ch->lacks_logprobs)
             return no_memory(f);
-        n += TEXT_TIMES * ch->result.n_text +
+        n += TEXT_TIMES * (ch->result.n_text + (size_t)ch->result.n_embedding * 4) +
              ch->logprobs.n / sizeof(struct hcache_logprob) * LOGPROB_BYTES;
     }
     return n <= FREE_BYTES || mem_pledge(n, NULL) == 0 ? 0 : no_memory(f);
@@ -493,6 +601,12 @@ int generation_answer(struct generation *g, struct json **answer, struct fault *
 {
     for (int i = 0; i < g->n; i++) {
         struct hcache_delta d;
+        if (g->choice[i].ticket == NULL) { /* it waited */
+            if (!g->has_failed)
+                return fault_set(f, 503, "stopping", NULL, "the request was cancelled");
+            *f = g->failure;
+            return -1;
+        }
         read_choice(&g->choice[i], &d);
         if (take_result(&g->choice[i], f) != 0)
             return -1;
@@ -556,6 +670,10 @@ static void stream_choice(struct generation *g, struct choice *ch, struct textbu
         stream_fault(g, &f, out);
         return;
     }
+    if (d.prompt_done > ch->n_progress && g->dialect->progress != NULL) {
+        ch->n_progress = d.prompt_done;
+        g->dialect->progress(g, ch, out);
+    }
     bool failed = d.ended && take_result(ch, &f) != 0;
     send_delta(g, ch, &d, out);
     if (failed)
@@ -588,10 +706,15 @@ void generation_stream(struct generation *g, struct textbuf *out)
 
 void generation_cancel(struct generation *g)
 {
-    for (int i = 0; g != NULL && i < g->n; i++) {
+    if (g == NULL)
+        return;
+    pthread_mutex_lock(&g->lock);
+    g->is_cancelled = true;
+    for (int i = 0; i < g->n; i++) {
         if (g->choice[i].ticket != NULL)
             hcache_ticket_cancel(g->choice[i].ticket);
     }
+    pthread_mutex_unlock(&g->lock);
 }
 
 void generation_free(struct generation *g)
@@ -608,6 +731,10 @@ void generation_free(struct generation *g)
         hcache_answer_close(g->choice[i].answer);
         hcache_result_free(&g->choice[i].result);
     }
+    for (int i = 0; g->waiting != NULL && i < g->n; i++)
+        hcache_free(g->waiting[i].ids);
+    free(g->waiting);
+    pthread_mutex_destroy(&g->lock);
     if (g->dialect->drop != NULL)
         g->dialect->drop(g->own);
     free(g->salt);

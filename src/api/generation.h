@@ -1,7 +1,8 @@
 /* generation.h - one completion request at work: its tickets, and the answer made from them.
  *
  * A request for n answers to m prompts is m*n tickets ("choices"), which the engine runs like
- * any others. APIs differ in the form of the answer and in what they keep (struct dialect). Any
+ * any others. The texts of a request for embeddings are submitted one after another, as others of
+ * them end. APIs differ in the form of the answer and in what they keep (struct dialect). Any
  * thread may start it; then one thread at a time may use it. generation_cancel may run on any
  * thread. */
 #ifndef API_GENERATION_H
@@ -27,6 +28,8 @@ struct dialect {
     void (*piece)(struct generation *g, struct choice *ch, int i,
                   const struct hcache_part *p, struct textbuf *out);
     void (*end)(struct generation *g, struct choice *ch, struct textbuf *out);
+    /* Writes how much of the prompt is done (choice.n_progress). */
+    void (*progress)(struct generation *g, struct choice *ch, struct textbuf *out);
     void (*close)(struct generation *g, struct textbuf *out);
     void (*fault)(struct generation *g, const struct fault *f, struct textbuf *out);
     bool lines; /* a stream is lines of JSON; false: server-sent events */

@@ -321,7 +321,8 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
         .has_tools = h->dialog != NULL && dialog_has_tools(h->dialog),
         .declares_tools = h->dialog != NULL && dialog_declares_tools(h->dialog),
         .has_thoughts = h->dialog != NULL && dialog_has_thoughts(h->dialog),
-        .max_sequences = h->k.o.user.max_sequences > 0 ? h->k.o.user.max_sequences : 1};
+        .max_sequences = h->k.o.user.max_sequences > 0 ? h->k.o.user.max_sequences : 1,
+        .pooling = pooling_name(m->cfg.pooling)};
     const struct weights_types *t = &m->w.types;
     for (int i = 0; i < t->n && i < HCACHE_MAX_FILE_TYPES; i++) {
         out->file_types[i].name = t->of[i].name;
@@ -666,6 +667,47 @@ static int check_shaping(const struct hcache *h, const struct hcache_shaping *g,
                       "repetition_penalty 0.01 to 100 or 0 (none), min_tokens at least 0");
 }
 
+/* Finds the ids of "yes" and "no". */
+static int find_judges(const struct hcache *h, int32_t ids[2], struct err *err)
+{
+    static const char *const words[] = {"yes", "no"};
+    for (int i = 0; i < 2; i++) {
+        ids[i] = h->tokenizer != NULL ? tokenizer_find(h->tokenizer, words[i]) : -1;
+        if (ids[i] < 0 || ids[i] >= h->k.model->cfg.vocab_size)
+            return err_set(err, ERR_UNSUPPORTED,
+                           "this reranker has no token \"%s\", by which it would judge",
+                           words[i]);
+    }
+    return 0;
+}
+
+/* Checks what the request reads from its prompt; *ids gets what a judgement needs. */
+static int check_reads(const struct hcache *h, const struct hcache_request *r,
+                       int32_t ids[2], struct err *err)
+{
+    enum pooling pooling = h->k.model->cfg.pooling;
+    bool pools = pooling == POOLING_MEAN || pooling == POOLING_CLS ||
+                 pooling == POOLING_LAST;
+    if (r->reads == HCACHE_READS_NOTHING)
+        return 0;
+    if (r->truncation.ratio > 0)
+        return err_set(err, ERR_USAGE, "a truncated context's prompt cannot be read: %s",
+                       "its tokens are not all seen at once");
+    if (r->reads == HCACHE_READS_JUDGEMENT && pooling == POOLING_RANK)
+        return find_judges(h, ids, err);
+    if (r->reads == HCACHE_READS_LOGPROBS || (r->reads == HCACHE_READS_EMBEDDING && pools))
+        return 0;
+    return err_set(
+        err, ERR_UNSUPPORTED, "this model %s: %s",
+        r->reads == HCACHE_READS_JUDGEMENT ? "does not rank documents"
+                                           : "makes no embeddings",
+        pooling == POOLING_OTHER  ? "its pooling, or a layer behind it, is not supported"
+        : pooling == POOLING_RANK ? "it is a reranker (/v1/rerank)"
+        : pooling == POOLING_NONE ? "its files name no pooling. Serve a model that is made "
+                                    "for it, such as Qwen3-Embedding or Qwen3-Reranker"
+                                  : "it is made for embeddings (/v1/embeddings)");
+}
+
 /* Decides which records the request saves. A forced plan may need any kind of record later. So both
  * kinds are saved, unless the request says otherwise. */
 static int make_save(struct hcache *h, const struct hcache_request *r,
@@ -710,7 +752,10 @@ static int make_request(struct hcache *h, const struct hcache_request *r,
     struct truncation truncation;
     struct save_policy save;
     struct plan_request mode = {.n_layers = h->k.model->cfg.n_layers};
+    int32_t judges[2] = {0};
     int n = 0, rc = check_request(h, r, err);
+    if (rc == 0)
+        rc = check_reads(h, r, judges, err);
     if (rc == 0)
         rc = check_shaping(h, r->shaping, err);
     if (rc == 0)
@@ -731,6 +776,7 @@ static int make_request(struct hcache *h, const struct hcache_request *r,
         return err_set(err, -ENOMEM, "no memory for a prompt of %d tokens and its answer",
                        r->n_prompt);
     q->truncation = truncation;
+    memcpy(q->judges, judges, sizeof q->judges);
     q->save = save;
     q->form = r->form != NULL ? form_share(r->form->form) : NULL;
     const int32_t *never = h->tokenizer != NULL ? tokenizer_suppressed(h->tokenizer, &n)
@@ -803,6 +849,8 @@ void hcache_result_free(struct hcache_result *r)
     free(r->special);
     free(r->predicted.span);
     free(r->measured.span);
+    free(r->embedding);
+    free(r->prompt_logprobs);
     *r = (struct hcache_result){0};
 }
 

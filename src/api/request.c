@@ -155,7 +155,7 @@ static const struct field fields[] = {
     {"input_suffix", F_BYTES, 0, 1 << 24, AT(suffix), REQUEST_INFILL, "the text behind the hole"},
     {"input_prefix", F_BYTES, 0, 1 << 24, AT(prefix), REQUEST_INFILL, "the text before the hole and before the prompt"},
     {"input_extra", F_LIST, 0, 1024, AT(extra), REQUEST_INFILL, "other files: filename and text"},
-    {"echo", F_BOOL, 0, 0, AT(echo), REQUEST_COMPLETION, "the text begins with the prompt"},
+    {"echo", F_BOOL, 0, 0, AT(echo), REQUEST_COMPLETION, "the text begins with the prompt, and so do the log-probabilities"},
     {"n_probs", F_PROBS, 0, HCACHE_MAX_TOP, 0, BOTH, "log-probabilities of so many tokens"},
     {"verbose", F_BOOL, 0, 0, AT(verbose), REQUEST_CHAT, "the answer has the prompt's text, as __verbose.prompt"},
     {"n_cmpl", F_INT, 1, REQUEST_MAX_N, AT(n), BOTH, "same as n"},
@@ -183,7 +183,10 @@ static const struct field fields[] = {
     {"num_ctx num_keep num_batch num_gpu main_gpu num_thread numa low_vram f16_kv "
      "logits_all vocab_only use_mmap use_mlock embedding_only penalize_newline", F_EXTRA, 0, 0, 0, OPT, "ignored: the server decides"},
     {"functions function_call audio", F_NEUTRAL, 0, 0, 0, REQUEST_CHAT, "not supported"},
-    {"length_penalty best_of typical_p tfs_z", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
+    {"length_penalty typical_p tfs_z", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
+    {"best_of", F_INT, 1, REQUEST_MAX_N, AT(best_of), REQUEST_COMPLETION, "so many answers are generated, and the n with the highest mean log-probability are sent"},
+    {"best_of", F_NEUTRAL, 1, 0, 0, REQUEST_CHAT, "not supported"},
+    {"return_progress", F_BOOL, 0, 0, AT(return_progress), BOTH, "a stream tells how much of the prompt is done, as prompt_progress"},
     {"use_beam_search guided_decoding_backend guided_whitespace_pattern "
      "structural_tag ebnf lora lora_path images image_data documents chat_template "
      "include_stop_str_in_output truncate_prompt_tokens "
@@ -195,7 +198,7 @@ static const struct field fields[] = {
     {"background prompt top_logprobs context_management moderation", F_NEUTRAL, 0, 0, 0, RESP, "not supported"},
     {"user safety_identifier", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored"},
     {"safeguards speed inference_geo diagnostics betas user_profile_id fallbacks", F_EXTRA, 0, 0, 0, MSGS, "ignored"},
-    {"id_slot slot_id return_progress n_keep "
+    {"id_slot slot_id n_keep "
      "t_max_predict_ms reasoning_format parse_tool_calls", F_EXTRA, 0, 0, 0, BOTH, "ignored: a field of llama.cpp"},
     {"skip_special_tokens spaces_between_special_tokens request_id "
      "return_tokens_as_token_ids return_token_ids include_reasoning kv_transfer_params "
@@ -990,6 +993,28 @@ static int read_members(const struct json *object, unsigned kind, struct gen_par
     return 0;
 }
 
+/* With echo, log-probabilities are also those of the prompt's tokens. */
+static int read_echo(struct gen_params *p, struct fault *f)
+{
+    if (!p->echo || !p->logprobs)
+        return 0;
+    p->reads = HCACHE_READS_LOGPROBS;
+    return p->stream ? fault_set(f, 400, "unsupported_parameter", "echo",
+                                 "'echo' with log-probabilities cannot be streamed")
+                     : 0;
+}
+
+static int read_best_of(struct gen_params *p, bool is_llama, struct fault *f)
+{
+    if (p->best_of > 0 && p->best_of < p->n)
+        return fault_field(f, "best_of", "is %lld; it must be at least n, %lld",
+                           (long long)p->best_of, (long long)p->n);
+    if (p->best_of > p->n && (p->stream || is_llama))
+        return fault_set(f, 400, "unsupported_parameter", "best_of",
+                         "'best_of' above n works on /v1/completions without stream only");
+    return 0;
+}
+
 int request_parse(const struct json *body, unsigned kind, struct gen_params *out,
                   struct fault *f)
 {
@@ -1024,10 +1049,8 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
         out->top_k = 0;
     if ((is_ollama || is_llama) && (out->seed == -1 || out->seed == UINT32_MAX))
         out->has_seed = false; /* a seed is drawn */
-    if (out->echo && out->logprobs)
-        return fault_set(f, 400, "unsupported_parameter", "echo",
-                         "'echo' with log-probabilities is not supported: this server has "
-                         "those of the answer only");
+    if (read_echo(out, f) != 0 || read_best_of(out, is_llama, f) != 0)
+        return -1;
     if (out->samplers != NULL)
         apply_samplers(out);
     if (out->generation_prompt == 1 && out->continues == 1)

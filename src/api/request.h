@@ -70,6 +70,7 @@ struct gen_params {
     char prompt_end[REQUEST_PROMPT_END + 1];
     int64_t max_tokens;            /* -1: not given */
     int64_t max_completion_tokens; /* request_parse copies it to max_tokens */
+    int64_t best_of;               /* answers of which the best n are sent; 0: not given */
     int64_t n, top_k, n_top, priority, timeout_ms;
     double temperature, top_p, min_p;
     double frequency_penalty, presence_penalty, repetition_penalty; /* 0: not given */
@@ -79,8 +80,9 @@ struct gen_params {
         *prediction; /* its content: a text, or parts of text; NULL: not given */
     int64_t seed;
     bool has_seed, ignore_eos, close, stream, include_usage, logprobs;
-    bool raw; /* of Ollama: the prompt is no message */
-    bool return_tokens, timings_per_token, echo, verbose;
+    enum hcache_reads reads; /* what is read from the prompts */
+    bool raw;                /* of Ollama: the prompt is no message */
+    bool return_progress, return_tokens, timings_per_token, echo, verbose;
     const struct json *response_fields; /* NULL: all */
     const struct json *samplers;        /* names of the samplers that work; NULL: all */
     bool fills; /* without max_tokens a completion may fill the context; false: 16 tokens */

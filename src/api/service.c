@@ -120,12 +120,14 @@ static int on_token(void *arg, int32_t id)
     if (t->stream != NULL && tokenizer_stream_push(t->stream, id, &text, &n, NULL) != 0)
         n = 0;
     if (r->logprobs)
-        ticket_logprobs(seq_logits(t->seq), t->n_vocab, id, r->n_top,
+        engine_logprobs(seq_logits(t->seq), t->n_vocab, id, r->n_top,
                         t->logprobs + (size_t)t->n_ids * (size_t)width);
     pthread_mutex_lock(&t->service->lock);
     CHECK(t->n_ids < r->max_tokens && t->ids[t->n_ids] == id);
     t->n_ids++;
     t->n_cached = seq_outcome(t->seq)->r.cached_tokens;
+    if (r->on_prompt != NULL)
+        t->n_prompt_done = r->n_prompt;
     ticket_append(t, text, n);
     if (t->tokenizer != NULL && tokenizer_is_special(t->tokenizer, id))
         ticket_special(t, id);
@@ -315,8 +317,12 @@ static void tell_progress(struct service *s)
     for (struct hcache_ticket *t = s->live; t != NULL; t = t->next) {
         if (t->req->ask.on_prompt == NULL || t->seq == NULL)
             continue;
-        int n = seq_tokens_done(t->seq);
-        t->n_prompt_done = MIN(n, t->req->ask.n_prompt);
+        int n = MIN(seq_tokens_done(t->seq), t->req->ask.n_prompt);
+        bool more = n > t->n_prompt_done;
+        t->n_prompt_done = n;
+        t->n_cached = seq_outcome(t->seq)->r.cached_tokens;
+        if (more)
+            tell(t, false);
         pthread_cond_broadcast(&s->progress);
     }
 }

@@ -1,11 +1,14 @@
 /* shape.c - see shape.h. */
 #include "api/shape.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/hash.h"
+#include "base/mem.h"
 #include "base/minmax.h"
 #include "base/textbuf.h"
 #include "base/utf8.h"
@@ -116,6 +119,10 @@ static struct json *text_logprobs(struct choice *ch, struct hcache *h,
             if (lp[i].id >= 0)
                 json_put_real(top, text.p, (double)lp[i].logprob);
         }
+        if (isnan(lp->logprob)) { /* the prompt's first token has none */
+            json_free(top);
+            top = json_new_raw("null", 4);
+        }
         list_add(&tops, top);
         token_text(h, lp->id, &text);
         list_add(&tokens, json_new_bytes(text.p, strlen(text.p)));
@@ -150,7 +157,7 @@ struct json *shape_logprobs(struct generation *g, struct choice *ch)
 /* Moves unsent log-probabilities into the answer. */
 static void put_logprobs(struct json *o, struct generation *g, struct choice *ch)
 {
-    if (!g->params.logprobs) {
+    if (!g->params.logprobs || g->hides_logprobs) {
         json_put_null(o, "logprobs");
     } else if (is_chat(g)) {
         struct json *all = json_new_object();
@@ -511,14 +518,45 @@ static struct json *text_of(const struct generation *g, const struct choice *ch,
     return v;
 }
 
+/* Returns the mean log-probability of an answer's tokens. */
+static double mean_logprob(const struct choice *ch)
+{
+    const struct generation *g = ch->gen;
+    const struct hcache_logprob *lp = (const void *)ch->logprobs.p;
+    size_t width = 1 + (size_t)g->params.n_top, n = ch->logprobs.n / sizeof *lp / width;
+    size_t first = n - MIN(n, (size_t)ch->result.n_tokens); /* behind an echoed prompt */
+    double sum = 0;
+    for (size_t i = first; i < n; i++)
+        sum += (double)lp[i * width].logprob;
+    return n > first ? sum / (double)(n - first) : 0;
+}
+
+/* Returns whether an answer is among those that are sent: fewer than n_best of its prompt's answers
+ * are better. */
+static bool is_sent(struct generation *g, struct choice *ch)
+{
+    int n = (int)g->params.n, group = ch->index / n * n, rank = 0;
+    double own = mean_logprob(ch);
+    for (int i = group; i < group + n && g->n_best > 0; i++) {
+        double other = mean_logprob(&g->choice[i]);
+        rank += other > own || (other == own && i < (int)(ch - g->choice));
+    }
+    return g->n_best == 0 || rank < g->n_best;
+}
+
 static struct json *answer(struct generation *g)
 {
     struct json *o = envelope(g, is_chat(g) ? "chat.completion" : "text_completion");
     struct json *choices = json_new_array();
+    bool *sent = xcalloc((size_t)g->n, sizeof *sent);
+    for (int i = 0; i < g->n; i++)
+        sent[i] = is_sent(g, &g->choice[i]);
     for (int i = 0; i < g->n; i++) {
         struct choice *ch = &g->choice[i];
+        if (!sent[i])
+            continue;
         struct json *c = json_new_object();
-        json_put_int(c, "index", ch->index);
+        json_put_int(c, "index", (int64_t)json_count(choices));
         if (is_chat(g))
             json_put(c, "message", chat_message(ch));
         else
@@ -527,6 +565,7 @@ static struct json *answer(struct generation *g)
         json_put_string(c, "finish_reason", finish_of(ch));
         json_push(choices, c);
     }
+    free(sent);
     json_put(o, "choices", choices);
     if (g->params.verbose && g->text.text != NULL)
         put_prompt(o, g);
@@ -587,6 +626,24 @@ static struct json *chunk(struct generation *g, struct choice *ch, int i,
     return o;
 }
 
+struct json *shape_progress(const struct generation *g, const struct choice *ch)
+{
+    struct json *o = json_new_object();
+    json_put_int(o, "total", ch->n_prompt);
+    json_put_int(o, "cache", ch->n_cached);
+    json_put_int(o, "processed", ch->n_progress);
+    json_put_ms(o, "time_ms", (double)(clock_now_ns() - g->begun_ns) * 1e-6);
+    return o;
+}
+
+static void progress(struct generation *g, struct choice *ch, struct textbuf *out)
+{
+    const struct hcache_part none = {.kind = HCACHE_PART_TEXT, .text = ""};
+    struct json *o = chunk(g, ch, 0, &none);
+    json_put(o, "prompt_progress", shape_progress(g, ch));
+    sse_json(out, o);
+}
+
 static void piece(struct generation *g, struct choice *ch, int i,
                   const struct hcache_part *p, struct textbuf *out)
 {
@@ -617,6 +674,7 @@ static void tell_fault(struct generation *g, const struct fault *f, struct textb
 }
 
 const struct dialect shape_completions = {.answer = answer,
+                                          .progress = progress,
                                           .piece = piece,
                                           .end = end,
                                           .close = close_stream,

@@ -3,6 +3,7 @@
 #ifndef API_SHAPE_H
 #define API_SHAPE_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "api/generation.h"
@@ -27,6 +28,8 @@ struct choice {
     struct textbuf logprobs;
     struct textbuf
         ids; /* int32_t []: tokens that were read and not yet sent, if they are wanted */
+    int32_t first_id;    /* of the prompt, for its log-probabilities */
+    int n_progress;      /* tokens of the prompt whose progress was sent */
     bool lacks_logprobs; /* there was no memory for log probabilities */
     int64_t n_chars;     /* number of characters of all sent tokens, for text_offset */
 };
@@ -41,10 +44,21 @@ struct generation {
     struct json *callable;    /* the tools that the answers may call; NULL: none */
     char *unenforced;         /* keywords that the form does not enforce; NULL: none */
     char id[48], miss[200];
+    /* Answers to each prompt that are sent, the best of params.n; 0: all. */
+    int n_best;
+    bool hides_logprobs; /* log-probabilities are for that choice only */
+    int64_t begun_ns;
     uint64_t seed;      /* of the first choice */
     int64_t max_tokens; /* of each answer, if the request's was cut to this; else 0 */
     int64_t created_s;
     atomic_int n_ended;
+    /* Prompts [n_submitted, n / params.n) wait outside the engine's queue; NULL: none ever did. */
+    struct prompt_ids *waiting;
+    int n_submitted;
+    /* Protects the creation of tickets that waited, and is_cancelled. */
+    pthread_mutex_t lock;
+    bool is_cancelled, has_failed;
+    struct fault failure; /* why the rest was not submitted, if has_failed */
     /* For a stream: whether its first event was written, and whether its last event was. */
     bool has_begun, is_over;
     bool is_kept; /* the dialect's keep was called, with or without success */
@@ -63,6 +77,8 @@ extern const struct dialect shape_completions;
 struct json *shape_logprobs(struct generation *g, struct choice *ch);
 /* Returns the stop string that ended the text; NULL: no stop string did. */
 const char *shape_stop(const struct generation *g, const struct choice *ch);
+/* Returns the progress of a choice's prompt, in llama-server's form. */
+struct json *shape_progress(const struct generation *g, const struct choice *ch);
 /* Adds counts and times under the names that llama-server uses. */
 void shape_llama_timings(struct json *timings, const struct choice *ch);
 /* Returns the timings of one choice, for any API. */

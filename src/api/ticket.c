@@ -1,7 +1,6 @@
 /* ticket.c - see ticket.h: text and stop strings, log-probabilities, the result. */
 #include "api/ticket.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,42 +70,6 @@ void ticket_special(struct hcache_ticket *t, int32_t id)
         t->special = xrealloc(t->special, (size_t)t->special_cap * sizeof *t->special);
     }
     t->special[t->n_special++] = (struct hcache_special){t->n_text, id};
-}
-
-/* --- log-probabilities ------------------------------------------------------------------------ */
-
-static bool is_likelier(const float *logits, int32_t a, int32_t b)
-{
-    return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
-}
-
-void ticket_logprobs(const float *logits, int n_vocab, int32_t chosen, int n_top,
-                     struct hcache_logprob *out)
-{
-    struct hcache_logprob *top = out + 1;
-    int n = 0;
-    float max = -INFINITY;
-    double sum = 0;
-    for (int i = 0; i < n_vocab; i++)
-        max = MAX(logits[i], max);
-    for (int i = 0; i < n_vocab; i++)
-        sum += exp((double)(logits[i] - max));
-    float log_sum = max + (float)log(sum);
-    /* Each token is inserted into a short sorted list. */
-    for (int32_t i = 0; n_top > 0 && i < n_vocab; i++) {
-        if (n == n_top && !is_likelier(logits, i, top[n - 1].id))
-            continue;
-        int at = n < n_top ? n++ : n - 1;
-        for (; at > 0 && is_likelier(logits, i, top[at - 1].id); at--)
-            top[at] = top[at - 1];
-        top[at].id = i;
-    }
-    /* a vocabulary smaller than n_top leaves places empty */
-    for (int i = n; i < n_top; i++)
-        top[i] = (struct hcache_logprob){.id = -1};
-    for (int i = 0; i < n; i++)
-        top[i].logprob = logits[top[i].id] - log_sum;
-    out[0] = (struct hcache_logprob){.id = chosen, .logprob = logits[chosen] - log_sum};
 }
 
 /* --- the result ------------------------------------------------------------------------------- */

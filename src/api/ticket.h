@@ -77,11 +77,6 @@ bool ticket_scan_stop(const char *text, size_t n_old, size_t *n_text,
                       const char *const *stop, const size_t *stop_bytes, int n_stop,
                       size_t *n_visible);
 
-/* Computes the log-probabilities of the chosen token and of the n_top likeliest tokens: out [1 +
- * n_top]. Pure. */
-void ticket_logprobs(const float *logits, int n_vocab, int32_t chosen, int n_top,
-                     struct hcache_logprob *out);
-
 /* Appends text to the ticket, under the service's lock. */
 void ticket_append(struct hcache_ticket *t, const char *text, size_t n);
 

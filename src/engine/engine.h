@@ -135,6 +135,10 @@ int engine_run(struct engine *e, struct err *err);
 /* Returns the sequence's last logits [vocab] f32. Only for a request with logprobs or digest;
  * valid until the next step. */
 const float *seq_logits(const struct seq *s);
+/* Computes the log-probabilities of the chosen token and of the n_top likeliest tokens: out [1 +
+ * n_top]. Pure. */
+void engine_logprobs(const float *logits, int n_vocab, int32_t chosen, int n_top,
+                     struct hcache_logprob *out);
 /* Returns the block table of a sequence, for tests. */
 const struct kv_table *seq_table(const struct seq *s);
 const struct kv_pool *engine_pool(const struct engine *e);

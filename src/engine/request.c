@@ -33,7 +33,7 @@ struct request *request_create(const struct hcache_request *ask, int max_answer)
     a->plan = copy_text(ask->plan);
     a->save = NULL;       /* r->save says what it means */
     a->prediction = NULL; /* r->prediction says what it means */
-    a->n_top = ask->logprobs ? ask->n_top : 0;
+    a->n_top = ask->logprobs || ask->reads == HCACHE_READS_LOGPROBS ? ask->n_top : 0;
     a->stop = NULL;
     if (ask->shaping != NULL)
         copy_shaping(r, ask->shaping);

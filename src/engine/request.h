@@ -32,6 +32,7 @@ struct request {
     int n_prediction;
 
     /* The code that creates a request fills in the rest. */
+    int32_t judges[2]; /* HCACHE_READS_JUDGEMENT: the ids of "yes" and "no" */
     struct form *form; /* of the answer; NULL: any. The share belongs to the ticket. */
     struct save_policy save;
     /* How the context continues beyond its window; context 0: it may not outgrow the model's

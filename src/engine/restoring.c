@@ -507,6 +507,8 @@ const char *restore_phase_why_not(const struct seq *s)
         return "no store";
     if (seq_plan_is(s, "recompute") && s->view.cut == 0)
         return "recomputation was asked for";
+    if (seq_reads_all(s))
+        return "every token of the prompt is read";
     if (s->n_tokens == 1)
         return "nothing comes before the prompt's last token";
     return NULL;

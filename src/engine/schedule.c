@@ -72,7 +72,7 @@ static bool may_gain(const struct seq *s, const struct view *v, int n_held, int 
 static void tell_fetcher(struct seq *s, const struct view *v)
 {
     int n = (v->n_tokens - 1) / STORE_CHUNK_TOKENS, n_unused = 0, n_held = 0;
-    if (s->shared->fetcher == NULL)
+    if (s->shared->fetcher == NULL || seq_reads_all(s))
         return;
     n = store_count(s->shared->store, v->keys, n);
     if (seq_may_reuse(s))

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/hash.h"
+#include "engine/reading.h"
 #include "engine/shaping.h"
 #include "base/mem.h"
 #include "base/minmax.h"
@@ -103,6 +104,10 @@ struct seq *seq_create(struct seq_shared *sh, struct request *r)
     chain_extend(&s->chain, s->tokens, s->n_tokens);
     stairs_init(s);
     open_index(s);
+    if (!reading_begin(s)) {
+        seq_destroy(s);
+        return NULL;
+    }
     return s;
 }
 
@@ -140,6 +145,9 @@ void seq_destroy(struct seq *s)
     request_release(s->req);
     free(s->out.r.predicted.span);
     free(s->out.r.measured.span);
+    free(s->out.r.embedding);
+    free(s->out.r.prompt_logprobs);
+    free(s->reading.sum);
     free(s);
 }
 
@@ -153,9 +161,15 @@ bool seq_is_saved(const struct seq *s)
     return s->shared->saver != NULL && kinds != 0;
 }
 
+bool seq_reads_all(const struct seq *s)
+{
+    return reading_needs_all(s->req, &s->shared->model->cfg);
+}
+
 bool seq_may_reuse(const struct seq *s)
 {
-    return s->shared->reuse && !carry_is_on(&s->stairs.carry) && !seq_is_forced(s);
+    return s->shared->reuse && !carry_is_on(&s->stairs.carry) && !seq_is_forced(s) &&
+           !seq_reads_all(s);
 }
 
 int seq_blocks_wanted(const struct seq *s)
@@ -652,6 +666,8 @@ void seq_advance(struct seq *s)
     if (s->phase == PHASE_PREFILL && s->t_first == 0 && s->out.r.n_preempted == 0)
         t->prefill_ms = clock_ms(clock_now_ns() - s->t_admit) - t->lookup_ms -
                         t->restore_ms;
+    if (s->phase == PHASE_PREFILL)
+        reading_end(s);
     if (s->req->ask.max_tokens == 0)
         seq_finish(s, FINISH_LENGTH);
     else
@@ -664,6 +680,8 @@ void seq_take_result(struct seq *s, struct hcache_result *out)
 {
     *out = s->out.r;
     s->out.r.predicted = s->out.r.measured = (struct hcache_lanes){0};
+    s->out.r.embedding = NULL;
+    s->out.r.prompt_logprobs = NULL;
 }
 
 const struct outcome *seq_outcome(const struct seq *s)

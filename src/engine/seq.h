@@ -105,6 +105,12 @@ struct seq_guess {
     int n, row;
 };
 
+/* What was read from the prompt's rows so far (reading.h). */
+struct seq_reading {
+    int n_read;  /* rows of tokens [0, n_read) were read */
+    double *sum; /* [n_embd] of an embedding, from malloc; else NULL */
+};
+
 /* State of a truncated sequence between its stairs (stairs.h). A comment that begins with phases
  * says in which phases the field has a meaning. */
 struct stairs {
@@ -174,6 +180,7 @@ struct seq {
     struct correction_expected expected;
     const float *logits; /* [vocab], a row in host memory of the engine; NULL: not wanted */
     struct seq_guess guess;
+    struct seq_reading reading;
     int32_t next;            /* the next token, just chosen, or SAMPLE_NO_TOKEN */
     struct form_place place; /* of the answer in its form */
     struct err form_err; /* reason why no token can be chosen in the form; code 0: none */
@@ -282,6 +289,8 @@ void seq_drop_blocks(struct seq *s);
 /* --- saving ----------------------------------------------------------------------------------- */
 
 bool seq_is_saved(const struct seq *s);
+/* Returns whether s computes its whole prompt, because it reads every row (reading.h). */
+bool seq_reads_all(const struct seq *s);
 /* Returns whether s may take known blocks. A forced plan may not: it is carried out in full. A
  * sequence that carries its view may not: it needs K before RoPE, which blocks do not have. */
 bool seq_may_reuse(const struct seq *s);

@@ -11,6 +11,7 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "engine/mixed.h"
+#include "engine/reading.h"
 #include "engine/seq.h"
 #include "engine/shaping.h"
 #include "engine/zigzag.h"
@@ -74,7 +75,9 @@ static size_t hidden_bytes(const struct model *m, int max_rows)
 
 static size_t logit_bytes(const struct model *m, int max_rows)
 {
-    return (size_t)max_rows * (size_t)m->cfg.vocab_size * sizeof(float);
+    /* embeddings use the rows, too (reading.h) */
+    int32_t width = MAX(m->cfg.vocab_size, m->cfg.n_embd);
+    return (size_t)max_rows * (size_t)width * sizeof(float);
 }
 
 size_t next_token_bytes(const struct model *m, int max_rows)
@@ -124,7 +127,7 @@ void next_token_deinit(struct next_token *h)
 
 bool next_token_shows_logits(const struct seq *q)
 {
-    return q->req->ask.digest || q->req->ask.logprobs;
+    return q->req->ask.digest || q->req->ask.logprobs || reading_needs_logits(q->req);
 }
 
 void next_token_begin(struct next_token *h, int n_seqs, int n_wanted)
@@ -247,6 +250,15 @@ static const float *keep_raw(struct next_token *h, int first, const void *at, in
     return memcpy(h->raw + (size_t)first * row, at, (size_t)n * row * sizeof *h->raw);
 }
 
+/* Returns whether any of the n sequences needs its logits, or a token. */
+static bool any_goes_on(const struct next_token *h, int n)
+{
+    bool any = false;
+    for (int i = 0; i < n; i++)
+        any |= h->seqs[i]->req->ask.max_tokens > 0 || next_token_shows_logits(h->seqs[i]);
+    return any;
+}
+
 int next_token_run(struct next_token *h, struct stream *s, struct model_work *work)
 {
     int n = h->n_shown + h->n_other;
@@ -254,7 +266,7 @@ int next_token_run(struct next_token *h, struct stream *s, struct model_work *wo
     size_t row = (size_t)logits.cols;
     const void *at = NULL, *ids = NULL;
     CHECK(h->n_shown == h->n_wanted);
-    if (n == 0)
+    if (!any_goes_on(h, n))
         return stream_sync(s);
     CHECK(n == h->n_seqs);
     int rc = model_head(h->model, work, s, mat_rows(h->in, 0, n + h->n_guesses),
@@ -408,15 +420,28 @@ static void begin_ends(struct step_batch *b)
     next_token_begin(b->next, n, n_wanted);
 }
 
-/* Adds the sequences whose last known token is in x to next_token. x is the batch's rows from
- * first_row on. */
+/* Reads the rows of q, which begin with first_token, for its request. */
+static int read_rows(struct next_token *h, const struct seq_shared *sh, struct seq *q,
+                     int first_token, struct mat x)
+{
+    const struct reading_memory memory = {.logits = h->logits, .back = &h->logits_back};
+    return reading_take(q, sh->stream, sh->work, &memory, first_token, x);
+}
+
+/* Adds the sequences whose last known token is in x to next_token, after reading their rows. x is
+ * the batch's rows from first_row on. */
 static int take_ends(struct step_batch *b, int first_row, struct mat x)
 {
     int rc = 0;
     for (int i = 0; rc == 0 && i < b->n_seqs; i++) {
         struct seq *s = b->seqs[i];
         int n = 1 + s->guess.n, row = s->row + s->n_rows - n - first_row;
-        if (comes_to_end(s) && row >= 0 && row + n <= x.rows)
+        int from = MAX(s->row, first_row);
+        int to = MIN(s->row + s->n_rows, first_row + (int)x.rows);
+        if (from < to && s->phase == PHASE_PREFILL)
+            rc = read_rows(b->next, b->shared, s, seq_at(s) + from - s->row,
+                           mat_rows(x, from - first_row, to - from));
+        if (rc == 0 && comes_to_end(s) && row >= 0 && row + n <= x.rows)
             rc = next_token_add(b->next, b->shared->stream, s, mat_rows(x, row, n));
     }
     return rc;
@@ -756,6 +781,8 @@ static int leave(struct fused *f)
     int rc = 0;
     next_token_begin(f->next, ends, ends && next_token_shows_logits(s));
     if (ends)
+        rc = read_rows(f->next, sh, s, s->n_tokens - 1, last);
+    if (ends && rc == 0)
         rc = next_token_add(f->next, sh->stream, s, last);
     if (rc == 0)
         rc = next_token_run(f->next, sh->stream, sh->work);

@@ -1029,6 +1029,8 @@ static void read_common(struct fields *f, struct model_config *c)
     if (f->rc == 0)
         f->rc = read_eos(c, f->o, f->err);
     read_quantisation(f, c);
+    /* a field of this program's, for models whose folder is not at hand */
+    c->pooling = pooling_of_name(opt_string(f, "hcache_pooling", "none"));
     if (f->rc == 0)
         f->rc = config_fields_check(f->o, &f->read, c->family, f->err);
 }
@@ -1136,5 +1138,5 @@ int config_load(struct model_config *out, const char *source, struct err *err)
         *err = local;
     free(bytes);
     free(path);
-    return rc;
+    return rc == 0 ? config_load_pooling(dir, out, err) : rc;
 }

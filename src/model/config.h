@@ -100,6 +100,16 @@ enum position_kind {
                        */
 };
 
+/* How the hidden states of a text become its embedding. The values are those of GGUF files. */
+enum pooling {
+    POOLING_NONE,  /* the model makes no embeddings */
+    POOLING_MEAN,  /* the mean over all tokens */
+    POOLING_CLS,   /* the first token's */
+    POOLING_LAST,  /* the last token's */
+    POOLING_RANK,  /* none: the model judges a document by the next token, "yes" or "no" */
+    POOLING_OTHER, /* a kind that this program does not have */
+};
+
 enum rope_scaling_kind {
     ROPE_SCALING_NONE = 0,
     ROPE_SCALING_FACTORS = 2, /* the number is part of config_state_text */
@@ -188,6 +198,8 @@ struct model_config {
     int32_t bos_id; /* -1: the model has no BOS */
     int32_t n_eos;
     int32_t eos_ids[CONFIG_MAX_EOS];
+
+    enum pooling pooling;
 };
 
 /* Reads the metadata of a GGUF file, or DIR/config.json.  For a folder, eos ids of
@@ -237,6 +249,10 @@ int config_add_eos(struct model_config *c, int64_t id, struct err *err);
 /* Returns the number of parameters, as the tensors hold them (tied embeddings count once). */
 int64_t config_params(const struct model_config *c);
 
+/* Returns "none", "mean", "cls", "last", "rank" or "other"; and the value of a name, "other" for one
+ * that is none of them. */
+const char *pooling_name(enum pooling p);
+enum pooling pooling_of_name(const char *name);
 const char *family_name(enum model_family f); /* "llama": config.json's model_type */
 /* Gives the name and architecture of family i: "llama", "LlamaForCausalLM". Returns false after the
  * last. */

@@ -30,6 +30,9 @@ double config_yarn_magnitude(double factor, double mscale);
 
 struct json;
 
+/* Sets the pooling of a model from the files of its folder, if they say anything. */
+int config_load_pooling(const char *dir, struct model_config *io, struct err *err);
+
 /* Returns ERR_UNSUPPORTED, with the name, for the first field that was not read and may change
  * results. */
 int config_fields_check(const struct json *o, const struct fields_read *read,

@@ -423,6 +423,15 @@ static void read_special(struct meta *m, struct model_config *c)
     }
 }
 
+/* Reads how embeddings are pooled. A reranker's head has the rows of "no" and "yes" of the model's
+ * own, so its labels are not needed. */
+static void read_pooling(struct meta *m, struct model_config *c)
+{
+    int32_t n = integer(m, "pooling_type", POOLING_NONE);
+    look(m, "classifier.output_labels");
+    c->pooling = n < POOLING_OTHER ? (enum pooling)n : POOLING_OTHER;
+}
+
 /* --- keys that were not read -------------------------------------------------------------- */
 
 static bool may_pass(const struct meta *m, const char *key, const struct gguf_value *v)
@@ -505,6 +514,7 @@ int config_from_gguf(struct model_config *out, const struct gguf_files *files,
         read_positions(&m, out);
         read_family(&m, out);
         read_special(&m, out);
+        read_pooling(&m, out);
         refuse_unread(&m);
         check_as_config_json(&m, out);
     }

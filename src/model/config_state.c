@@ -12,7 +12,7 @@
 
 /* If this fails, a field was added.  Decide whether it changes a state's bits, name it below if it
  * does, and adapt the size. */
-_Static_assert(sizeof(struct model_config) == 1488 || sizeof(void *) != 8,
+_Static_assert(sizeof(struct model_config) == 1496 || sizeof(void *) != 8,
                "struct model_config has changed: see config_state_text");
 
 /* Returns the maximum context if the rotation depends on it, else 0. */

@@ -23,6 +23,8 @@ static void put_common(struct json *o, const struct model_config *c)
     if (c->weight_type != WEIGHT_UNSPECIFIED)
         json_put_string(o, "torch_dtype", dtypes[c->weight_type]);
     json_put_int(o, "bos_token_id", c->bos_id);
+    if (c->pooling != POOLING_NONE)
+        json_put_string(o, "hcache_pooling", pooling_name(c->pooling));
     if (c->n_eos == 1) {
         json_put_int(o, "eos_token_id", c->eos_ids[0]);
     } else {

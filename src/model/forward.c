@@ -393,6 +393,14 @@ static int head_of_ranks(const struct model *m, struct activations *a, struct st
     return 0;
 }
 
+int model_final_norm(const struct model *m, struct model_work *w, struct stream *s,
+                     struct mat x, struct mat out)
+{
+    struct mat normed = first_rows(w->at[model_last_stage(m)].norm, x.rows);
+    TRY(norm(m, s, normed, x, m->w.final_norm_w, m->w.final_norm_b));
+    return m->dev->ops->convert(s, out, normed);
+}
+
 int model_head(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
                struct mat logits)
 {

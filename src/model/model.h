@@ -191,6 +191,10 @@ int model_kv_load(const struct model *m, struct stream *s, int l, const struct k
 int model_kv_fill(const struct model *m, struct stream *s, int l, const struct kv_layer *kv,
                   struct mat kv_rows, const struct ragged *r);
 
+/* Computes out [n][d] f32, the last layer's output x [n][d] T behind the final norm, which is what
+ * embeddings are pooled from. */
+int model_final_norm(const struct model *m, struct model_work *w, struct stream *s,
+                     struct mat x, struct mat out);
 /* Computes logits [n][vocab] f32 from the last layer's output x [n][d] T. */
 int model_head(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
                struct mat logits);

@@ -289,7 +289,10 @@ static int refuse_unexpected(const struct match *m)
             bool of_rope = strcmp(name, ROPE_FACTORS_NAME) == 0 ||
                            strcmp(name, ROPE_LONG_NAME) == 0 ||
                            strcmp(name, ROPE_SHORT_NAME) == 0;
-            if (!m->used[i][k] && !of_rope)
+            /* a reranker's rows of "yes" and "no", which the head has */
+            bool of_rank = m->c->pooling == POOLING_RANK &&
+                           strncmp(name, "cls.output.", 11) == 0;
+            if (!m->used[i][k] && !of_rope && !of_rank)
                 return err_set(
                     m->err, ERR_MISMATCH,
                     "%s: tensor '%s' is not part of the %s model of %d layers that the "

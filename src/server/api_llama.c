@@ -163,6 +163,16 @@ static void piece(struct generation *g, struct choice *ch, int i,
     sse_json(out, o);
 }
 
+static void progress(struct generation *g, struct choice *ch, struct textbuf *out)
+{
+    struct json *o = head(ch, "", 0);
+    json_put(o, "tokens", json_new_array());
+    json_put_bool(o, "stop", false);
+    json_put_int(o, "id_slot", 0);
+    json_put(o, "prompt_progress", shape_progress(g, ch));
+    sse_json(out, o);
+}
+
 static void end(struct generation *g, struct choice *ch, struct textbuf *out)
 {
     struct json *o = head(ch, "", 0);
@@ -186,6 +196,7 @@ static void tell_fault(struct generation *g, const struct fault *f, struct textb
 
 static const struct dialect llama = {.answer = answer,
                                      .piece = piece,
+                                     .progress = progress,
                                      .end = end,
                                      .close = close_stream,
                                      .fault = tell_fault};

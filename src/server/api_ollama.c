@@ -487,7 +487,9 @@ void api_ollama_show(struct call *c)
     }
     hcache_model_info(call_model(c), &info);
     struct json *o = json_new_object(), *can = json_new_array();
-    json_push_string(can, "completion");
+    bool pools = strcmp(info.pooling, "last") == 0 || strcmp(info.pooling, "mean") == 0 ||
+                 strcmp(info.pooling, "cls") == 0;
+    json_push_string(can, pools ? "embedding" : "completion");
     if (info.has_tools)
         json_push_string(can, "tools");
     if (info.has_thoughts)

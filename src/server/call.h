@@ -186,6 +186,10 @@ void api_conversation(struct call *c);  /* /v1/conversations/ID.. */
 void api_messages(struct call *c);
 void api_count_tokens(struct call *c);
 struct json *api_messages_fault(const struct fault *f);
+void api_embeddings(struct call *c);
+void api_rerank(struct call *c);
+void api_ollama_embed(struct call *c);
+void api_ollama_embeddings(struct call *c);
 void api_llama_completion(struct call *c);
 void api_llama_infill(struct call *c);
 void api_llama_template(struct call *c);

@@ -81,7 +81,7 @@ static void logprobs_are_normalized_and_sorted(void **state)
     (void)state;
     const float logits[] = {1, 3, 2, 3, -INFINITY, 0};
     struct hcache_logprob lp[7];
-    ticket_logprobs(logits, 6, 2, 6, lp);
+    engine_logprobs(logits, 6, 2, 6, lp);
     const int32_t order[] = {2, 1, 3, 2, 0, 5, 4};
     double sum = 0;
     for (int i = 0; i < 7; i++)
@@ -90,7 +90,7 @@ static void logprobs_are_normalized_and_sorted(void **state)
         sum += exp((double)lp[i].logprob);
     assert_true(fabs(sum - 1) < 1e-6);
     assert_true(lp[0].logprob == lp[3].logprob);
-    ticket_logprobs(logits, 6, 0, 0, lp);
+    engine_logprobs(logits, 6, 0, 0, lp);
     assert_int_equal(lp[0].id, 0);
 }
 
@@ -99,7 +99,7 @@ static void a_small_vocabulary_leaves_places_empty(void **state)
     (void)state;
     const float logits[] = {0, 1};
     struct hcache_logprob lp[5];
-    ticket_logprobs(logits, 2, 0, 4, lp);
+    engine_logprobs(logits, 2, 0, 4, lp);
     assert_int_equal(lp[1].id, 1);
     assert_int_equal(lp[2].id, 0);
     assert_int_equal(lp[3].id, -1);

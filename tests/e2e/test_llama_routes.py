@@ -62,12 +62,44 @@ def fields(s):
                          ("post_sampling_probs", True), ("suffix", "x"), ("n_predcit", 3)):
         status, _, r = s.post("/completion", {"prompt": "a", "n_predict": 1, field: value})
         check(f"{field} is refused by name", status == 400 and field in r["error"]["message"], r)
-    status, _, r = s.post("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 1})
-    check("echo with log-probabilities is refused by name", status == 400 and "echo" in r["error"]["message"], r)
+    status, _, r = s.post("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 1, "stream": True})
+    check("a stream of echo with log-probabilities is refused by name", status == 400 and "echo" in r["error"]["message"], r)
     _, _, r = s.post("/v1/completions", {"prompt": "a " * 5000})
     check("a prompt that is too long: how long, and the context", r["error"]["n_prompt_tokens"] > r["error"]["n_ctx"] > 100
           and r["error"]["code"] == "context_length_exceeded", r)
     check("answers name the system", s.complete("a", max_tokens=1)["system_fingerprint"].startswith("b"))
+
+
+def prompts_read(s):
+    """echo with log-probabilities, best_of, return_progress."""
+    answer = s.complete("Once upon a time", max_tokens=6, ignore_eos=True, logprobs=3)["choices"][0]
+    ids = s.post("/tokenize", {"content": "Once upon a time" + answer["text"]})[2]["tokens"]
+    for name, more in (("no answer", {"max_tokens": 0}), ("an answer", {"max_tokens": 2, "ignore_eos": True})):
+        r = s.complete(ids, echo=True, logprobs=3, **more)["choices"][0]
+        n, lp = len(ids), r["logprobs"]
+        check(f"echo with log-probabilities and {name}: those of the prompt's tokens are those of the answer that they were",
+              lp["token_logprobs"][0] is None and lp["top_logprobs"][0] is None and lp["token_logprobs"][n - 6:n] == answer["logprobs"]["token_logprobs"]
+              and lp["top_logprobs"][n - 6:n] == answer["logprobs"]["top_logprobs"] and "".join(lp["tokens"]) == r["text"]
+              and len(lp["tokens"]) == n + more["max_tokens"] and lp["text_offset"][2] == len("".join(lp["tokens"][:2])), lp)
+    sampled = {"prompt": ["Once upon", "The dog"], "max_tokens": 8, "temperature": 1.5, "seed": 3, "ignore_eos": True}
+    all_four = s.post("/v1/completions", {**sampled, "n": 4, "logprobs": 0})[2]["choices"]
+    mean = [sum(c["logprobs"]["token_logprobs"]) / 8 for c in all_four]
+    want = [i for k in (0, 4) for i in sorted(sorted(range(k, k + 4), key=lambda i: -mean[i])[:2])]
+    best = s.post("/v1/completions", {**sampled, "n": 2, "best_of": 4})[2]
+    equal("best_of sends the answers with the highest mean log-probability", [(c["index"], c["text"], c["logprobs"]) for c in best["choices"]],
+          [(at, all_four[i]["text"], None) for at, i in enumerate(want)])
+    equal("its usage counts all answers", best["usage"]["completion_tokens"], 64)
+    for path, body in (("/v1/completions", {"n": 3, "best_of": 2}), ("/v1/completions", {"best_of": 2, "stream": True}),
+                       ("/completion", {"best_of": 2}), ("/v1/completions", {"best_of": 17})):
+        status, _, r = s.post(path, {"prompt": "a", **body})
+        check(f"{path} {body} is refused by name", status == 400 and "best_of" in r["error"]["message"], r)
+    for path, body in (("/completion", {"prompt": "a dog ran. " * 60}), ("/v1/completions", {"prompt": "a cat ran. " * 60}),
+                       ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a pig ran. " * 60}]})):
+        stream = Stream(s, path, {**body, "max_tokens": 2, "ignore_eos": True, "temperature": 0, "return_progress": True})
+        told = [e["prompt_progress"] for e in stream.events if isinstance(e, dict) and "prompt_progress" in e]
+        stream.close()
+        check(f"{path} tells the progress of the prompt", told and [p["processed"] for p in told] == sorted({p["processed"] for p in told})
+              and told[-1]["processed"] == told[-1]["total"] > 200 and told[0]["time_ms"] > 0, told)
 
 
 def chats(s):
@@ -133,6 +165,7 @@ def infill():
 s = Server("models/demo", "--max-sequences", "3", "--max-context", "512")
 completion(s)
 fields(s)
+prompts_read(s)
 chats(s)
 server(s)
 equal("the server stops with status 0", s.stop(), 0)

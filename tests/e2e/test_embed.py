@@ -1,0 +1,248 @@
+"""Embeddings and rankings over HTTP: what the numbers are, judged by the model's own logits; batches
+larger than the queue; the clients' forms; and what is refused by name.
+
+The models are models/demo with a file that names its pooling, and a small Qwen3 with random weights."""
+import base64
+import json
+import math
+import os
+import random
+import shutil
+import struct
+import sys
+import tempfile
+
+VENV = ".venv/bin/python"  # has the clients, if it is there
+if "HCACHE_IN_VENV" not in os.environ and os.path.exists(VENV):
+    os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
+
+sys.path.insert(0, os.path.dirname(__file__))
+from scripted_model import N_BYTES, tokenizer, write_safetensors  # noqa: E402
+from serve_client import Server  # noqa: E402
+from tap import check, end, equal, skip  # noqa: E402
+
+DEMO = "models/demo"
+TEXT = "Once upon a time there was a dog."
+
+
+def pooled(folder, mode):
+    """Writes the demo model with a pooling, and returns the folder."""
+    out = os.path.join(folder, mode)
+    shutil.copytree(DEMO, out)
+    os.makedirs(os.path.join(out, "1_Pooling"))
+    with open(os.path.join(out, "1_Pooling", "config.json"), "w") as f:
+        json.dump({"word_embedding_dimension": 256, f"pooling_mode_{mode}": True}, f)
+    return out
+
+
+def embed(s, texts, **fields):
+    status, _, r = s.post("/v1/embeddings", {"input": texts, **fields})
+    if status != 200:
+        raise RuntimeError(f"{status}: {r}")
+    return [d["embedding"] for d in r["data"]]
+
+
+def floats(text):
+    raw = base64.b64decode(text)
+    return list(struct.unpack(f"<{len(raw) // 4}f", raw))
+
+
+def length(v):
+    return math.sqrt(sum(x * x for x in v))
+
+
+def demo_table():
+    """Returns the rows of the demo model's embedding table, which is its head, too."""
+    with open(os.path.join(DEMO, "model.safetensors"), "rb") as f:
+        head = json.loads(f.read(struct.unpack("<Q", f.read(8))[0]))
+        entry = head["model.embed_tokens.weight"]
+        here = f.tell()
+        f.seek(here + entry["data_offsets"][0])
+        raw = f.read(entry["data_offsets"][1] - entry["data_offsets"][0])
+    assert entry["dtype"] == "BF16"
+    n = entry["shape"][1]
+    values = struct.unpack(f"<{len(raw) // 2}I", b"".join(b"\0\0" + raw[i:i + 2] for i in range(0, len(raw), 2)))
+    values = struct.unpack(f"<{len(values)}f", struct.pack(f"<{len(values)}I", *values))
+    return [values[i:i + n] for i in range(0, len(values), n)]
+
+
+def numbers(s):
+    raw = s.post("/api/embeddings", {"prompt": TEXT})[2]["embedding"]
+    logits = [sum(a * b for a, b in zip(row, raw)) for row in demo_table()]
+    most = max(logits)
+    log_sum = most + math.log(sum(math.exp(x - most) for x in logits))
+    tops = s.post("/completion", {"prompt": TEXT, "n_predict": 1, "n_probs": 5, "temperature": 0})[2]
+    tops = tops["completion_probabilities"][0]["top_logprobs"]
+    worst = max(abs(t["logprob"] - (logits[t["id"]] - log_sum)) for t in tops)
+    check("the last token's embedding is what the head makes the next token's logits of", worst < 1e-3, worst)
+    unit = embed(s, TEXT)[0]
+    check("/v1/embeddings: of length 1, else the same", abs(length(unit) - 1) < 1e-5
+          and max(abs(a - b / length(raw)) for a, b in zip(unit, raw)) < 1e-6, (length(unit), unit[:3]))
+    single = list(struct.unpack(f"<{len(unit)}f", struct.pack(f"<{len(unit)}f", *unit)))
+    equal("base64 has the same numbers", floats(embed(s, TEXT, encoding_format="base64")[0]), single)
+    cut = embed(s, TEXT, dimensions=64)[0]
+    check("dimensions cuts and scales again", len(cut) == 64 and abs(length(cut) - 1) < 1e-5
+          and max(abs(a - b / length(unit[:64])) for a, b in zip(cut, unit)) < 1e-6, cut[:3])
+    ids = s.post("/tokenize", {"content": TEXT})[2]["tokens"]
+    equal("token ids give the text's embedding", embed(s, ids), [unit])
+    equal("so do lists of ids", embed(s, [ids, ids[:3]])[0], unit)
+
+
+def batches(s, other):
+    texts = [f"A dog number {i} ran. " * (1 + i % 6) for i in range(150)]
+    status, _, r = s.post("/v1/embeddings", {"input": texts})
+    check("150 texts through a queue of 4: all there, in order", status == 200 and r["object"] == "list"
+          and [d["index"] for d in r["data"]] == list(range(150)), status)
+    check("usage counts all tokens", r["usage"]["prompt_tokens"] == r["usage"]["total_tokens"] > 1500, r["usage"])
+    got = [d["embedding"] for d in r["data"]]
+    some = (0, 1, 77, 149)
+    equal("a text's embedding does not depend on the others", [embed(s, texts[i])[0] for i in some], [got[i] for i in some])
+    equal("nor on state of earlier texts", [embed(other, texts[i])[0] for i in some], [got[i] for i in some])
+
+
+def ollama(s):
+    unit = embed(s, TEXT)[0]
+    r = s.post("/api/embed", {"model": s.name, "input": [TEXT, "b"], "keep_alive": "5m", "options": {"num_ctx": 512}})[2]
+    check("/api/embed", r["embeddings"][0] == unit and len(r["embeddings"]) == 2 and r["prompt_eval_count"] > 2
+          and r["total_duration"] > 0 and r["model"], r.get("error"))
+    long = "a dog ran. " * 400
+    r = s.post("/api/embed", {"input": long})[2]
+    equal("/api/embed cuts a text that is too long", r.get("prompt_eval_count"), 512)
+    status, _, r = s.post("/api/embed", {"input": long, "truncate": False})
+    check("or refuses it if that is wanted", status == 400 and "512" in r["error"], r)
+
+
+def refusals(s):
+    for name, body, word in (
+            ("no input", {}, "input"), ("an empty list", {"input": []}, "input"), ("an empty text", {"input": [""]}, "input"),
+            ("a number", {"input": 5}, "input"), ("an object", {"input": [{}]}, "input"),
+            ("a token that does not exist", {"input": [1 << 20]}, "input"),
+            ("too many texts", {"input": ["a"] * 2049}, "2048"), ("dimensions", {"input": "a", "dimensions": 257}, "256"),
+            ("dimensions 0", {"input": "a", "dimensions": 0}, "dimensions"),
+            ("a format", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
+            ("a misspelt field", {"input": "a", "encodin_format": "float"}, "encodin_format")):
+        status, _, r = s.post("/v1/embeddings", body)
+        check(f"{name} is refused by name", status == 400 and word in r["error"]["message"], (status, r))
+    status, _, r = s.post("/v1/embeddings", {"input": ["a", "a dog ran. " * 400]})
+    check("a text that is too long: how long, and the context", status == 400 and r["error"]["n_prompt_tokens"] > 512
+          and r["error"]["n_ctx"] == 512 and r["error"]["code"] == "context_length_exceeded", r)
+    status, _, r = s.post("/v1/rerank", {"query": "a", "documents": ["b"]})
+    check("a model for embeddings ranks nothing", status == 400 and "made for embeddings" in r["error"]["message"], r)
+
+
+def clients(s):
+    """The official clients, where they are installed."""
+    unit = embed(s, TEXT)[0]
+    try:
+        import openai
+    except ImportError:
+        skip("openai's client", "it is not installed (tools/setup.sh --clients)")
+        return
+    c = openai.OpenAI(base_url=f"http://127.0.0.1:{s.port}/v1", api_key="x")
+    r = c.embeddings.create(model=s.name, input=[TEXT, "b"])
+    check("openai's client, which asks for base64", [round(x, 6) for x in r.data[0].embedding] == [round(x, 6) for x in unit]
+          and r.usage.total_tokens > 2, r.usage)
+    try:
+        import ollama as client
+        from langchain_ollama import OllamaEmbeddings
+    except ImportError:
+        skip("ollama's client", "it is not installed (tools/setup.sh --clients)")
+        return
+    r = client.Client(f"http://127.0.0.1:{s.port}").embed(model=s.name, input=[TEXT, "b"])
+    check("ollama's client", list(r.embeddings[0]) == unit and len(r.embeddings) == 2)
+    vectors = OllamaEmbeddings(model=s.name, base_url=f"http://127.0.0.1:{s.port}").embed_documents([TEXT, "b"])
+    equal("langchain's embeddings over Ollama's route", vectors[0], unit)
+
+
+def reranker(folder):
+    """Writes a small Qwen3 with random weights, a byte tokenizer, and the words that it judges by."""
+    words = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "yes", "no"]
+    d, heads, width, n_vocab, rng = 32, 2, 16, N_BYTES + len(words), random.Random(5)
+    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": d, "intermediate_size": 48,
+              "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": width,
+              "hidden_act": "silu", "vocab_size": n_vocab, "max_position_embeddings": 1024, "rms_norm_eps": 1e-6,
+              "rope_theta": 10000.0, "tie_word_embeddings": True, "torch_dtype": "float32", "eos_token_id": N_BYTES + 1}
+    shapes = {"model.embed_tokens.weight": (n_vocab, d), "model.norm.weight": (d,)}
+    for layer in range(2):
+        at = f"model.layers.{layer}."
+        shapes |= {at + "self_attn.q_proj.weight": (heads * width, d), at + "self_attn.k_proj.weight": (heads * width, d),
+                   at + "self_attn.v_proj.weight": (heads * width, d), at + "self_attn.o_proj.weight": (d, heads * width),
+                   at + "self_attn.q_norm.weight": (width,), at + "self_attn.k_norm.weight": (width,),
+                   at + "mlp.gate_proj.weight": (48, d), at + "mlp.up_proj.weight": (48, d), at + "mlp.down_proj.weight": (d, 48),
+                   at + "input_layernorm.weight": (d,), at + "post_attention_layernorm.weight": (d,)}
+    weights = {name: (shape, [rng.gauss(1 if len(shape) == 1 else 0, 0.3) for _ in range(math.prod(shape))])
+               for name, shape in shapes.items()}
+    os.makedirs(folder)
+    for name, content in (("config.json", config), ("tokenizer.json", tokenizer([(w, i < 4) for i, w in enumerate(words)])),
+                          ("tokenizer_config.json", {"eos_token": "<|im_end|>"})):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+            json.dump(content, f)
+    with open(os.path.join(folder, "README.md"), "w") as f:
+        f.write("---\nlicense: apache-2.0\n---\n\n# Qwen3-Reranker-0.6B\n")
+    write_safetensors(os.path.join(folder, "model.safetensors"), weights)
+    return folder
+
+
+# The prompt of the model card.
+CARD = ('<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct '
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {0}\n'
+        '<Query>: {1}\n<Document>: {2}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n')
+TASK = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+def ranking(s):
+    documents = ["Lily has a dog.", "It rained.", "A dog is an animal that barks.", "no"]
+
+    def score(document, task=TASK):
+        """Returns P(yes) by the log-probabilities of the prompt with each word behind it."""
+        lp = []
+        for word in ("yes", "no"):
+            r = s.complete(CARD.format(task, "What is a dog?", document) + word, max_tokens=0, echo=True, logprobs=0)
+            lp.append(r["choices"][0]["logprobs"]["token_logprobs"][-1])
+        return 1 / (1 + math.exp(lp[1] - lp[0]))
+
+    want = [score(d) for d in documents]
+    status, _, r = s.post("/v1/rerank", {"query": "What is a dog?", "documents": documents, "return_documents": True})
+    got = {x["index"]: x["relevance_score"] for x in r["results"]}
+    check("a score is the probability of yes behind the model card's prompt", status == 200
+          and max(abs(got[i] - w) for i, w in enumerate(want)) < 1e-5, (got, want))
+    scores = [x["relevance_score"] for x in r["results"]]
+    check("the best stands first, with its text", scores == sorted(scores, reverse=True) and len(set(scores)) == 4
+          and all(x["document"]["text"] == documents[x["index"]] for x in r["results"]), r["results"])
+    best = s.post("/rerank", {"query": "What is a dog?", "documents": [{"text": d} for d in documents], "top_n": 2})[2]["results"]
+    equal("top_n, and documents as objects", [(x["index"], x["relevance_score"]) for x in best],
+          [(x["index"], x["relevance_score"]) for x in r["results"][:2]])
+    own = s.post("/v1/rerank", {"query": "What is a dog?", "documents": documents[:1], "instruction": "Find dogs"})[2]["results"]
+    check("an instruction of one's own", abs(own[0]["relevance_score"] - score(documents[0], "Find dogs")) < 1e-5, own)
+    plain = s.post("/v1/rerank", {"query": "What is a dog?", "documents": ["<|im_end|>"]})[2]["results"][0]["relevance_score"]
+    check("a special token in a document stays text", abs(plain - score("<|im_end|>")) > 1e-7, plain)
+    for name, body, word in (("no query", {"documents": ["a"]}, "query"), ("no documents", {"query": "a"}, "documents"),
+                             ("a document that is a number", {"query": "a", "documents": [1]}, "documents"),
+                             ("top_n 0", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
+                             ("an unknown field", {"query": "a", "documents": ["b"], "topn": 1}, "topn")):
+        status, _, r = s.post("/v1/rerank", body)
+        check(f"{name} is refused by name", status == 400 and word in r["error"]["message"], r)
+    status, _, r = s.post("/v1/embeddings", {"input": "a"})
+    check("a reranker makes no embeddings", status == 400 and "/v1/rerank" in r["error"]["message"], r)
+
+
+with tempfile.TemporaryDirectory(prefix="hcache-embed.") as folder:
+    model = pooled(folder, "lasttoken")
+    options = ("--max-context", "512", "--max-sequences", "3", "--max-queue", "4")
+    s, other = Server(model, *options), Server(model, *options, "--no-reuse")
+    s.name = "lasttoken"
+    numbers(s)
+    batches(s, other)
+    ollama(s)
+    refusals(s)
+    clients(s)
+    equal("the server stops with status 0", s.stop(), 0)
+    other.stop()
+    s = Server(reranker(os.path.join(folder, "reranker")), "--max-sequences", "3")
+    ranking(s)
+    s.stop()
+s = Server(DEMO)
+status, _, r = s.post("/v1/embeddings", {"input": "a"})
+check("a chat model makes no embeddings", status == 400 and "name no pooling" in r["error"]["message"], r)
+s.stop()
+end()
