@@ -59,6 +59,7 @@ static const struct attention_case attention_cases[] = {
     {16, 8, 64, 0, 2, {{130, 1}, {64, 1}}, false}, /* several KV heads in a tile */
     /* K and V are converted, because the size of heads, 20, is not a multiple of 16 */
     {12, 12, 20, 70, 1, {{200, 1}}, false},
+    {9, 3, 64, 0, 2, {{200, 16}, {70, 5}}, false}, /* guesses: rows that threads share */
     {14, 2, 32, 0, 1, {{129, 1}}, false}, /* 7 queries per KV head, in strips of 4 and 3 */
     {16, 4, 64, 0, 1, {{130, 1}}, false}, /* tiles of half of the heads, in pairs */
     /* 7 queries per head have a kernel for AVX-512 only */

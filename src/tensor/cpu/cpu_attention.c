@@ -23,10 +23,18 @@ struct attn_job {
     struct items items;
 };
 
-static int seq_tiles(const struct attn_job *j, int seq)
+static int seq_tiles(const struct attn_job *j, int seq, int tile_rows)
 {
     int rows = j->r->seq_row[seq + 1] - j->r->seq_row[seq];
-    return (rows + j->tile_rows - 1) / j->tile_rows;
+    return (rows + tile_rows - 1) / tile_rows;
+}
+
+static int64_t all_tiles(const struct attn_job *j, int tile_rows)
+{
+    int64_t n = 0;
+    for (int seq = 0; seq < j->r->n_seqs; seq++)
+        n += seq_tiles(j, seq, tile_rows);
+    return n;
 }
 
 /* Computes rows [row0, row1) of sequence seq for tile_heads kv heads. */
@@ -69,7 +77,7 @@ static void run_items(void *arg, int thread_idx, int n_threads)
         int tile = (int)(item / n_groups);
         while (tile >= tiles_before + tiles) {
             tiles_before += tiles;
-            tiles = seq_tiles(j, --seq);
+            tiles = seq_tiles(j, --seq, j->tile_rows);
         }
         int first = j->r->seq_row[seq], rows = j->r->seq_row[seq + 1] - first;
         int i = tiles - 1 - (tile - tiles_before);
@@ -93,6 +101,32 @@ static int tile_heads_of(const struct attn_job *j)
     return heads;
 }
 
+/* Reading the keys and values of a tile takes about as long as computing with this many query
+ * vectors (Zen 3, 1,000 tokens; docs/perf/2026-11-29.md). */
+#define READ_QUERIES 8
+/* With more rows there are tiles enough for all threads. */
+#define FEW_ROWS 32
+
+/* Returns the rows of a tile at most.  A few rows, guesses of tokens for instance, are cut so that
+ * the threads end at about the same time: 3 kv heads would keep one of two threads busy for twice
+ * as long as the other. */
+static int tile_rows_of(const struct attn_job *j)
+{
+    int most = TILE_QUERIES / j->group, best = most;
+    int64_t least = INT64_MAX, n_threads = pool_threads(j->s->pool);
+    if (j->r->n_rows > FEW_ROWS || j->r->n_rows == j->r->n_seqs)
+        return most;
+    for (int rows = MIN(most, j->r->n_rows); rows >= 1; rows--) {
+        int64_t n = all_tiles(j, rows) * (j->kv->n_kv / j->tile_heads);
+        int64_t time = (n + n_threads - 1) / n_threads * (READ_QUERIES + rows * j->group);
+        if (time < least) {
+            least = time;
+            best = rows;
+        }
+    }
+    return best;
+}
+
 int cpu_attention(struct stream *s, struct mat out, struct mat q, const struct kv_layer *kv,
                   const struct ragged *r, const struct attention_rule *rule)
 {
@@ -109,11 +143,9 @@ int cpu_attention(struct stream *s, struct mat out, struct mat q, const struct k
                            .r = r,
                            .rule = rule,
                            .group = n_heads / kv->n_kv};
-    job.tile_rows = TILE_QUERIES / job.group;
     job.tile_heads = tile_heads_of(&job);
-    int64_t n_tiles = 0, n_keys = 0;
-    for (int seq = 0; seq < r->n_seqs; seq++)
-        n_tiles += seq_tiles(&job, seq);
+    job.tile_rows = tile_rows_of(&job);
+    int64_t n_tiles = all_tiles(&job, job.tile_rows), n_keys = 0;
     for (int i = 0; i < r->n_rows; i++)
         n_keys += r->pos[i] + 1;
     job.items.n = n_tiles * (kv->n_kv / job.tile_heads);

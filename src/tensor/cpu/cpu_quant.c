@@ -139,18 +139,41 @@ static void run_blocked(void *arg, int thread_idx, int n_threads)
     }
 }
 
+/* Takes the rows of a tile through `direct`: panel by panel, which stays in the caches, if there are
+ * several strips of rows. */
+static void run_strips(const struct quant_job *job, const struct quant_tile *all)
+{
+    const struct quant_kernels *k = job->kernels;
+    void (*direct)(const struct quant_tile *) = job->streams ? k->direct_stream : k->direct;
+    int n_strips = (all->m + k->direct_rows - 1) / k->direct_rows;
+    int step = n_strips > 1 ? 1 : all->n_panels;
+    for (int p = 0; p < all->n_panels; p += step)
+        for (int i = 0; i < n_strips; i++) {
+            int r0 = all->m * i / n_strips, r1 = all->m * (i + 1) / n_strips;
+            int64_t col = (int64_t)p * PANEL;
+            struct quant_tile t = *all;
+            t.x += (int64_t)r0 * MATMUL_K_BLOCK;
+            t.e += r0;
+            t.m = r1 - r0;
+            t.w += (size_t)p * t.panel_bytes;
+            t.n_panels = MIN(step, all->n_panels - p);
+            t.c += r0 * t.ldc + col;
+            t.n_cols = MIN(all->n_cols - col, (int64_t)t.n_panels * PANEL);
+            t.bias = all->bias != NULL ? all->bias + col : NULL;
+            direct(&t);
+        }
+}
+
 static void run_direct(void *arg, int thread_idx, int n_threads)
 {
     struct quant_job *job = arg;
-    const struct quant_kernels *k = job->kernels;
-    void (*direct)(const struct quant_tile *) = job->streams ? k->direct_stream : k->direct;
     int at = thread_idx;
     (void)n_threads;
     for (long item, n; (n = stretch_take(&job->stretches, thread_idx, &at, &item)) > 0;)
         while (n > 0) {
             struct quant_tile t;
             long taken = tile_at(job, item, n, thread_idx, &t);
-            direct(&t);
+            run_strips(job, &t);
             item += taken;
             n -= taken;
         }
@@ -166,13 +189,22 @@ static int row_tiles_of(const struct quant_job *job)
     return (int)MIN(tiles, most);
 }
 
+/* Returns the most rows of a product that take `direct`. */
+static int most_direct_rows(const struct quant_job *job)
+{
+    for (int i = 0; i < job->n_parts; i++)
+        if (job->part[i].w->dtype == DTYPE_Q6_K)
+            return job->kernels->direct_rows; /* widening 6 bits for each strip takes longer */
+    return MAX(job->kernels->direct_rows, job->kernels->strip_rows);
+}
+
 /* Multiplies rows [row0, row0 + m), m <= QUANT_ROWS. */
 static void multiply_rows(struct quant_job *job)
 {
     int64_t k_blocks = (job->a.cols + MATMUL_K_BLOCK - 1) / MATMUL_K_BLOCK;
     job->x = (int16_t *)scratch_packed(job->s);
     job->e = (float *)(job->x + k_blocks * job->m * MATMUL_K_BLOCK);
-    job->direct = job->m <= job->kernels->direct_rows;
+    job->direct = job->m <= most_direct_rows(job);
     job->n_row_tiles = job->direct ? 1 : row_tiles_of(job);
     job->streams = job->direct && job->kernels->direct_stream != NULL &&
                    cpu_reads_one_stream();

@@ -8,6 +8,9 @@ const struct quant_kernels Q4_TABLE = {
     .name = Q4_NAME,
     .runs_here = runs_here,
     .direct_rows = Q4_DIRECT,
+#ifdef Q4_STRIPS
+    .strip_rows = Q4_STRIPS,
+#endif
     .direct = direct,
     .direct_stream = direct_stream,
     .blocked = Q4_BLOCKED,

@@ -8,6 +8,9 @@ const struct quant_kernels Q8_TABLE = {
     .name = Q8_NAME,
     .runs_here = runs_here,
     .direct_rows = Q8_DIRECT,
+#ifdef Q8_STRIPS
+    .strip_rows = Q8_STRIPS,
+#endif
     .direct = direct,
     .direct_stream = direct_stream,
     .blocked = Q8_BLOCKED,

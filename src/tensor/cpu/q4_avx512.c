@@ -12,7 +12,9 @@
 #define I_SUMS_16 true
 static inline __m512i i_dot4_512(__m512i sum, __m512i w, __m512i x)
 {
-    return _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, x));
+    sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, x));
+    __asm__("" : "+v"(sum)); /* as in vec_nib_avx2.h */
+    return sum;
 }
 
 #include "tensor/cpu/vec_nib_avx512.h"

@@ -54,7 +54,10 @@ struct quant_tile {
 struct quant_kernels {
     const char *name;
     bool (*runs_here)(void);
-    int direct_rows; /* products of at most this many rows use `direct`, larger ones `blocked` */
+    int direct_rows; /* rows that `direct` takes at most */
+    /* Products of at most this many rows use `direct`, in strips of direct_rows, and larger ones
+     * `blocked`.  0: direct_rows.  Not for q6_k. */
+    int strip_rows;
 
     void (*direct)(const struct quant_tile *t);
     /* Computes the same as `direct`, but reads one panel after another; it is used if

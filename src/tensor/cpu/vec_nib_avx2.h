@@ -18,6 +18,7 @@
 #define Q4_WIDE_2 1
 #define Q4_WIDE_4 1
 #define Q4_DIRECT 4
+#define Q4_STRIPS 128
 #define Q4_UNROLL _Pragma("GCC unroll 2")
 #define Q4_RUNS   (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
 
@@ -63,8 +64,11 @@ static inline i8x4 i_table(const uint8_t table[16], i8x4 a)
 /* Returns sum + w . x, lane by lane. w is from 0 to 63, x from -127 to 127. */
 static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
 {
-    return (i_part){_mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, x.lo)),
-                    _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, x.hi))};
+    sum.lo = _mm256_add_epi16(sum.lo, _mm256_maddubs_epi16(w.lo, x.lo));
+    sum.hi = _mm256_add_epi16(sum.hi, _mm256_maddubs_epi16(w.hi, x.hi));
+    /* Otherwise gcc computes the products of a whole block first, and keeps them on the stack. */
+    __asm__("" : "+x"(sum.lo), "+x"(sum.hi));
+    return sum;
 }
 /* Returns a whole number in every lane. */
 static inline i_start i_set1(int32_t n)
