@@ -342,7 +342,8 @@ static void guess(struct engine *e)
             continue;
         struct guess_seq *g = &e->guesses[n++];
         *g = (struct guess_seq){.most = seq_propose(s, GUESS_MOST)};
-        g->rate = guess_rate(&s->guess.rates, all, s->guess.match);
+        for (int k = 0; k < g->most; k++)
+            g->rate[k] = guess_rate(&s->guess.rates, all, guess_longer(s->guess.match, k));
     }
     int most = MIN(GUESS_ROWS, e->o.step_rows - n);
     if (e->o.always_guesses)

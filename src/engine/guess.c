@@ -2,7 +2,8 @@
  *
  * The index is a hash table of runs of GUESS_LEAST tokens. An entry leads to the position behind
  * the latest such run, and from there a chain leads to earlier runs with the same hash. A run
- * enters the table with the token behind it, so the text's own end is never found. */
+ * enters the table with the token behind it, so the text's own end is never found.  Of each pair of
+ * tokens only the latest place is kept. */
 #include "engine/guess.h"
 
 #include <stdlib.h>
@@ -14,7 +15,7 @@
 /* Guesses are made for 3 % more speed, and delay others by 3 % at most. */
 #define WORTH 1.03
 
-enum { CHAIN_MOST = 16, MATCH_MOST = 64, HEADS_MOST = 1 << 16 };
+enum { CHAIN_MOST = 16, MATCH_MOST = 64, HEADS_MOST = 1 << 16, ASIDE_MOST = 8 };
 
 struct guess_index {
     int room, n;
@@ -22,6 +23,8 @@ struct guess_index {
     int32_t *ids;   /* [room] */
     int32_t *prev;  /* [room] earlier position of the same hash; 0: none */
     int32_t *heads; /* position behind the latest run of a hash; 0: none */
+    int32_t *pairs; /* the same for two tokens */
+    int at, n_at;   /* the last place that was found, and n at that time; at 0: none */
 };
 
 struct guess_index *guess_index_create(int room)
@@ -31,7 +34,7 @@ struct guess_index *guess_index_create(int room)
         n_heads *= 2;
     size_t n = (size_t)room;
     struct guess_index *x = mem_try_calloc(1,
-                                           sizeof *x + (2 * n + n_heads) * sizeof(int32_t));
+                                           sizeof *x + 2 * (n + n_heads) * sizeof(int32_t));
     if (x == NULL)
         return NULL;
     x->room = room;
@@ -39,6 +42,7 @@ struct guess_index *guess_index_create(int room)
     x->ids = (int32_t *)(void *)(x + 1);
     x->prev = x->ids + n;
     x->heads = x->prev + n;
+    x->pairs = x->heads + n_heads;
     return x;
 }
 
@@ -52,11 +56,11 @@ int guess_index_count(const struct guess_index *x)
     return x->n;
 }
 
-/* Returns the head of the run that ends before position i. */
-static uint32_t head_of(const struct guess_index *x, int i)
+/* Returns the head of the run of n tokens that ends before position i. */
+static uint32_t head_of(const struct guess_index *x, int i, int n)
 {
     uint64_t h = 0;
-    for (int k = i - GUESS_LEAST; k < i; k++)
+    for (int k = i - n; k < i; k++)
         h = (h ^ (uint32_t)x->ids[k]) * UINT64_C(0x9e3779b97f4a7c15);
     return (uint32_t)(h >> 40) & x->mask;
 }
@@ -68,9 +72,11 @@ void guess_index_add(struct guess_index *x, const int32_t *ids, int n)
         if (i >= x->room)
             continue;
         x->ids[i] = ids[k];
+        if (i >= 2)
+            x->pairs[head_of(x, i, 2)] = i;
         if (i < GUESS_LEAST)
             continue;
-        int32_t *head = &x->heads[head_of(x, i)];
+        int32_t *head = &x->heads[head_of(x, i, GUESS_LEAST)];
         x->prev[i] = *head;
         *head = i;
     }
@@ -85,42 +91,67 @@ static int match_at(const struct guess_index *x, int i)
     return n;
 }
 
-int guess_index_find(const struct guess_index *x, int most, int32_t *out)
+/* Sets *at to the longest match of at least GUESS_LEAST tokens among the latest places. */
+static int find_run(const struct guess_index *x, int *at)
 {
-    int best = 0, at = 0;
-    if (x->n < GUESS_LEAST || x->n > x->room || most <= 0)
-        return 0;
-    int i = x->heads[head_of(x, x->n)];
+    int best = 0;
+    int i = x->n >= GUESS_LEAST ? x->heads[head_of(x, x->n, GUESS_LEAST)] : 0;
     for (int k = 0; k < CHAIN_MOST && i > 0; k++, i = x->prev[i]) {
         int n = match_at(x, i);
         if (n > best) {
             best = n;
-            at = i;
+            *at = i;
         }
     }
-    if (best < GUESS_LEAST)
+    return best >= GUESS_LEAST ? best : 0;
+}
+
+/* Sets *at to the latest place of the text's last two tokens. */
+static int find_pair(const struct guess_index *x, int *at)
+{
+    *at = x->n >= 2 ? x->pairs[head_of(x, x->n, 2)] : 0;
+    int n = *at > 0 ? match_at(x, *at) : 0;
+    return n >= 2 ? n : 0;
+}
+
+int guess_index_find(struct guess_index *x, int most, int32_t *out)
+{
+    int at = 0, n = 0, aside = x->at + (x->n - x->n_at);
+    if (x->n > x->room || most <= 0)
         return 0;
-    for (int k = 0; k < most; k++)
+    bool goes_on = x->at > 0 && x->n - x->n_at <= ASIDE_MOST;
+    int n_aside = goes_on ? GUESS_ASIDE + match_at(x, aside) : 0;
+    n = find_run(x, &at);
+    if (n == 0 && n_aside <= GUESS_ASIDE)
+        n = find_pair(x, &at);
+    if (n == 0) {
+        n = n_aside;
+        at = aside;
+    } else {
+        x->at = at;
+        x->n_at = x->n;
+    }
+    for (int k = 0; n > 0 && k < most; k++)
         out[k] = at + k < x->n ? x->ids[at + k] : out[at + k - x->n];
-    return best;
+    return n;
 }
 
 /* --- how often guesses are right -------------------------------------------------------------- */
 
 static int class_of(int match)
 {
-    return match < 4              ? 0
-           : match < 6            ? 1
-           : match < 9            ? 2
-           : match < 17           ? 3
-           : match < GUESS_FORCED ? 4
-                                  : 5;
+    return match < 4              ? match - GUESS_ASIDE
+           : match < 6            ? 3
+           : match < 9            ? 4
+           : match < 17           ? 5
+           : match < GUESS_FORCED ? 6
+                                  : 7;
 }
 
 struct guess_rates guess_rates_first(void)
 {
-    return (struct guess_rates){.tried = {8, 8, 8, 8, 8, 8},
-                                .hit = {2.4F, 3.2F, 4.4F, 5.6F, 6.8F, 7.2F}};
+    return (struct guess_rates){.tried = {8, 8, 8, 8, 8, 8, 8, 8},
+                                .hit = {1, 1.2F, 2.4F, 3.2F, 4.4F, 5.6F, 6.8F, 7.2F}};
 }
 
 static void learn(struct guess_rates *r, int class, bool hit, float keep)
@@ -149,8 +180,8 @@ void guess_speed_learn(struct guess_speed *s, int n_rows, int64_t ns)
 {
     if (n_rows < 1 || n_rows > GUESS_MAX_ROWS)
         return;
-    double *mean = &s->pass_ns[n_rows];
-    *mean += ((double)ns - *mean) * (*mean == 0 ? 1 : 0.125);
+    s->n_seen[n_rows] += s->n_seen[n_rows] < 8; /* the first passes may be slow ones */
+    s->pass_ns[n_rows] += ((double)ns - s->pass_ns[n_rows]) / s->n_seen[n_rows];
 }
 
 double guess_pass_ns(const struct guess_speed *s, int n_rows)
@@ -195,10 +226,11 @@ static bool give_one(const struct guess_seq *s, struct trial *t, int n_seqs)
             best = i;
     if (best < 0)
         return false;
+    int n = ++t->n[best];
     t->tokens[best] += t->gain[best];
     t->all_tokens += t->gain[best];
-    t->gain[best] *= s[best].rate;
-    t->n[best]++;
+    if (n < s[best].most)
+        t->gain[best] *= s[best].rate[n];
     return true;
 }
 
@@ -220,7 +252,7 @@ void guess_decide(const struct guess_speed *speed, struct guess_seq *s, int n_se
     if (n_seqs > GUESS_MAX_ROWS || none == 0)
         return;
     for (int i = 0; i < n_seqs; i++) {
-        t.gain[i] = s[i].rate;
+        t.gain[i] = s[i].rate[0];
         t.tokens[i] = 1;
     }
     double best = WORTH * n_seqs / none;

@@ -22,16 +22,19 @@
 enum {
     GUESS_MOST = 15,   /* most guesses of one sequence in a step */
     GUESS_ROWS = 15,   /* most guesses of a step, of all sequences */
-    GUESS_LEAST = 3,   /* tokens that a match has at least */
-    GUESS_LENGTHS = 6, /* classes of the length of a match */
-    GUESS_FORCED =
-        1000, /* stands for the length of a match: the answer's form leaves no choice */
+    GUESS_LEAST = 3,   /* tokens of a match of which several earlier places are tried */
+    GUESS_LENGTHS = 8, /* classes of the length of a match */
+    /* These stand for the length of a match: a proposal goes on behind tokens that were others; the
+     * answer's form leaves no choice. */
+    GUESS_ASIDE = 1,
+    GUESS_FORCED = 1000,
     GUESS_MAX_ROWS = 64 /* passes of more rows are not learned */
 };
 
 /* --- what could follow ------------------------------------------------------------------------ */
 
-/* The tokens of a context, by each run of GUESS_LEAST of them. Takes 16 bytes a token. */
+/* The tokens of a context, by each run of GUESS_LEAST and of 2 of them. Takes 24 to 40 bytes a
+ * token, of long texts 8 and 512 KiB. */
 struct guess_index;
 
 /* Returns an index of at most `room` tokens, or NULL without memory. */
@@ -41,10 +44,12 @@ void guess_index_free(struct guess_index *x); /* NULL is allowed */
 void guess_index_add(struct guess_index *x, const int32_t *ids, int n);
 /* Returns the number of tokens so far. */
 int guess_index_count(const struct guess_index *x);
-/* Finds the longest of the recent places where the text's end occurred before, and writes the
- * `most` tokens that followed there to out; where these reach the end of the text, they go on with
- * their own beginning. Returns the length of the match, or 0: nothing is proposed. */
-int guess_index_find(const struct guess_index *x, int most, int32_t *out);
+/* Finds the longest of the recent places where the text's end, at least two tokens, occurred
+ * before, and writes the `most` tokens that followed there to out; where these reach the end of the
+ * text, they go on with their own beginning. If there is no such place, the last one that was found
+ * goes on beside the text, for a few tokens: one of them may have replaced another. Returns the
+ * length of the match, GUESS_ASIDE, or 0: nothing is proposed. */
+int guess_index_find(struct guess_index *x, int most, int32_t *out);
 
 /* --- how often guesses are right -------------------------------------------------------------- */
 
@@ -57,6 +62,11 @@ struct guess_rates guess_rates_first(void);
 /* Learns whether a token proposed by a match of that length was chosen. `own` are the sequence's
  * rates, `all` those of all sequences. */
 void guess_learn(struct guess_rates *own, struct guess_rates *all, int match, bool hit);
+/* Returns the length of a match behind k more tokens that were right. */
+static inline int guess_longer(int match, int k)
+{
+    return match < GUESS_FORCED - k ? match + k : match;
+}
 /* Returns the probability that the next token proposed by a match of that length is chosen. */
 double guess_rate(const struct guess_rates *own, const struct guess_rates *all, int match);
 
@@ -65,6 +75,7 @@ double guess_rate(const struct guess_rates *own, const struct guess_rates *all, 
 /* Recent times of passes by their number of rows; 0: unknown. */
 struct guess_speed {
     double pass_ns[GUESS_MAX_ROWS + 1];
+    int n_seen[GUESS_MAX_ROWS + 1];
 };
 
 /* Learns from a pass of decodes and guesses alone. */
@@ -76,9 +87,10 @@ double guess_pass_ns(const struct guess_speed *s, int n_rows);
 /* --- how many --------------------------------------------------------------------------------- */
 
 struct guess_seq {
-    int most;    /* guesses that are proposed */
-    double rate; /* probability that each is right if all before it are */
-    int n;       /* result: guesses to compute */
+    int most; /* guesses that are proposed */
+    /* Probability that each is right if all before it are. */
+    double rate[GUESS_MOST];
+    int n; /* result: guesses to compute */
 };
 
 /* Sets n of each of the sequences that a pass decodes, the ones without a proposal included. All

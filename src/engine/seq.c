@@ -599,8 +599,7 @@ static void judge_proposal(struct seq *s, int32_t id)
     guess_learn(&g->rates, &s->shared->guess_rates, g->match, hit);
     s->out.r.guessed_right += hit && g->n_taken < g->n;
     g->n_taken++;
-    if (!hit || g->n_taken >= g->n_found)
-        g->match = 0;
+    g->match = hit && g->n_taken < g->n_found ? guess_longer(g->match, 1) : 0;
 }
 
 /* Extends the digest by the present logits. */

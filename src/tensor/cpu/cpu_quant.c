@@ -139,8 +139,8 @@ static void run_blocked(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* Takes the rows of a tile through `direct`: panel by panel, which stays in the caches, if there are
- * several strips of rows. */
+/* Takes the rows of a tile through `direct`. If there are several strips of rows, they take one
+ * panel after another, which stays in the caches meanwhile. */
 static void run_strips(const struct quant_job *job, const struct quant_tile *all)
 {
     const struct quant_kernels *k = job->kernels;
