@@ -128,6 +128,32 @@ static void running_sequences_are_described(void **state)
     stack_close(&k);
 }
 
+/* A decode that waited for the saver has kept the guesses of that step. The next step has a prompt,
+ * so it proposes none, and it must not compute the old ones: their tokens are stale. */
+static void guesses_of_a_step_that_was_put_off_are_dropped(void **state)
+{
+    (void)state;
+    et_open(&k, &(struct stack_opts){.user.max_sequences = 2,
+                                     .user.speculate = "15",
+                                     .step_rows = N_ROWS});
+    c = &k.engine->schedule;
+    struct seq *a = add(0, N_PROMPT, 3, &(struct et_ask){.max_tokens = 20});
+    while (a->phase != PHASE_DECODE)
+        step();
+    struct seq *b = add(1, N_PROMPT, 3, &(struct et_ask){.max_tokens = 2});
+    int64_t n_guessed = a->out.r.guessed_tokens;
+    a->guess.n = 3;
+    step();
+    assert_int_equal(b->phase, PHASE_PREFILL);
+    assert_int_equal(a->n_rows, 1);
+    assert_int_equal(a->out.r.guessed_tokens, n_guessed);
+    run_to_end(a);
+    run_to_end(b);
+    engine_remove(k.engine, a);
+    engine_remove(k.engine, b);
+    stack_close(&k);
+}
+
 /* A waiting prompt needs rows and blocks for the tokens that the device does not know. Known blocks
  * that no sequence uses count as needed. While no place is free, nothing is looked up. */
 static void waiting_sequences_are_described(void **state)
@@ -393,6 +419,7 @@ int main(int argc, char **argv)
     et_only(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(running_sequences_are_described),
+        cmocka_unit_test(guesses_of_a_step_that_was_put_off_are_dropped),
         cmocka_unit_test(waiting_sequences_are_described),
         cmocka_unit_test(prompts_tell_what_they_may_share),
         cmocka_unit_test(unsettled_sequences_are_held),
