@@ -10,6 +10,7 @@ Loads, each at temperature 0 and one client unless it says otherwise:
     json    a JSON text by a schema with fixed names
     prose   three texts that do not repeat themselves, at temperature 1
     eight   the prose and the copies for eight clients at once
+    forced  the file itself, which a form forces: also for models with random weights; not llama-server
 
 Each round starts each server anew and takes decode tokens a second as the servers report them (`timings`), for `eight`
 all tokens by the client's clock. Figures are medians over rounds; prose has the 95 % interval of the mean of paired
@@ -36,7 +37,7 @@ p.add_argument("--rounds", type=int, default=5)
 p.add_argument("--tokens", type=int, default=300)
 p.add_argument("--realtime", action="store_true")
 p.add_argument("--loads", default="copy,json,prose,eight")
-p.add_argument("--spec", default="ngram-simple", help="llama-server's kind of speculation")
+p.add_argument("--spec", default="ngram-simple", help="llama-server's kind of speculation; it has one slot per client")
 a = p.parse_args()
 
 with open(os.path.join(HERE, "..", "src", "engine", "sched.c")) as f:
@@ -53,13 +54,15 @@ LOADS = {
     "json": [{"prompt": "A list of people in JSON:\n", "temperature": 0, "json_schema": SCHEMA}],
     "prose": [{"prompt": PROSE[i * 2000:i * 2000 + 1500], "temperature": 1, "seed": i} for i in range(3)],
 }
+LOADS["forced"] = [{"prompt": COPY["prompt"], "temperature": 0, "guided_choice": [FILE[200:]]}]
 LOADS["eight"] = [COPY if i % 2 else {**LOADS["prose"][i % 3], "seed": 10 + i} for i in range(8)]
 
 
 def ask(port, body, n, out, i):
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     c.request("POST", "/completion" if body.get("llama") else "/v1/completions",
-              json.dumps({**body, "max_tokens": n, "n_predict": n, "ignore_eos": "json_schema" not in body}),
+              json.dumps({**body, "max_tokens": n, "n_predict": n, 
+                          "ignore_eos": not body.keys() & {"json_schema", "guided_choice"}}),
               {"Content-Type": "application/json"})
     out[i] = json.loads(c.getresponse().read())
 
@@ -71,7 +74,9 @@ class Program:
     def measure(self, load):
         port = free_port()
         prefix = ["chrt", "-f", "10"] if a.realtime else []
-        child = subprocess.Popen([*prefix, *self.command, "--port", str(port)], stdout=subprocess.DEVNULL,
+        n_slots = 8 if load == "eight" else 1
+        slots = ["-np", str(n_slots), "-c", str(2048 * n_slots)] if self.name == "llama" else []
+        child = subprocess.Popen([*prefix, *self.command, *slots, "--port", str(port)], stdout=subprocess.DEVNULL,
                                  stderr=subprocess.DEVNULL)
         try:
             self.wait(port)
@@ -120,13 +125,13 @@ def texts(out):
 serve = [HC, "serve", a.model, "--max-sequences", "8", "--max-context", "2048"]
 programs = [Program("off", [*serve, "--speculate", "off"]), Program("auto", [*serve, "--speculate", "auto"])]
 if a.llama_server:
-    programs.append(Program("llama", [a.llama_server, "-m", a.model, "-np", "8", "-c", "16384", "--host", "127.0.0.1",
-                                      "--spec-type", a.spec]))
+    programs.append(Program("llama", [a.llama_server, "-m", a.model, "--host", "127.0.0.1", "--spec-type", a.spec]))
 for load in a.loads.split(","):
-    rates = {q.name: [] for q in programs}
+    asked = programs[:2] if load == "forced" else programs  # llama-server has no such form
+    rates = {q.name: [] for q in asked}
     for i in range(a.rounds):
         answers = {}
-        for q in programs if i % 2 == 0 else programs[::-1]:
+        for q in asked if i % 2 == 0 else asked[::-1]:
             rate, out = q.measure(load)
             rates[q.name].append(rate)
             answers[q.name] = out
@@ -139,6 +144,6 @@ for load in a.loads.split(","):
     line = ", ".join(f"{n} {statistics.median(r):.0f} tokens/s" for n, r in rates.items())
     print(f"{load}: {line}; auto/off {statistics.median(ratios):.2f} (mean {statistics.mean(ratios):.3f} +- {spread:.3f}), "
           f"{right} of {guessed} guesses right", flush=True)
-    if a.llama_server:
+    if "llama" in rates:
         beside = [x / y for x, y in zip(rates["auto"], rates["llama"])]
         print(f"    auto beside llama-server with {a.spec}: {statistics.median(beside):.2f}", flush=True)

@@ -11,9 +11,7 @@
 
 static inline __m512i i_dot_512(__m512i sum, __m512i a, __m512i b)
 {
-    sum = _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
-    __asm__("" : "+v"(sum)); /* as in vec_int_avx2.h */
-    return sum;
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
 }
 
 #include "tensor/cpu/vec_int_avx512.h"

@@ -16,7 +16,7 @@
 #define Q8_WIDE_2 1
 #define Q8_WIDE_4 1
 #define Q8_DIRECT 4
-#define Q8_STRIPS 128
+#define Q8_STRIPS 16
 #define Q8_UNROLL _Pragma("GCC unroll 2")
 #define Q8_RUNS   (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
 
@@ -58,11 +58,8 @@ static inline void i_widen(const uint8_t *p, i16x2 *even, i16x2 *odd)
 /* Returns sum + a[0] * b[0] + a[1] * b[1], lane by lane. */
 static inline i32 i_dot(i32 sum, i16x2 a, i16x2 b)
 {
-    sum.lo = _mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo));
-    sum.hi = _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi));
-    /* Otherwise gcc computes the products of a whole block first, and keeps them on the stack. */
-    __asm__("" : "+x"(sum.lo), "+x"(sum.hi));
-    return sum;
+    return (i32){_mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo)),
+                 _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi))};
 }
 static inline v16 i_float(i32 a)
 {
