@@ -14,6 +14,9 @@
 
 /* Guesses are made for 3 % more speed, and delay others by 3 % at most. */
 #define WORTH 1.03
+/* No proposal is tried whose first token is less probable. It would gain less than the times of
+ * passes vary, and it is judged without being computed, too. */
+#define LEAST_RATE 0.15
 
 enum { CHAIN_MOST = 16, MATCH_MOST = 64, HEADS_MOST = 1 << 16, ASIDE_MOST = 8 };
 
@@ -151,7 +154,7 @@ static int class_of(int match)
 struct guess_rates guess_rates_first(void)
 {
     return (struct guess_rates){.tried = {8, 8, 8, 8, 8, 8, 8, 8},
-                                .hit = {1, 1.2F, 2.4F, 3.2F, 4.4F, 5.6F, 6.8F, 7.2F}};
+                                .hit = {0.8F, 1, 2.4F, 3.2F, 4.4F, 5.6F, 6.8F, 7.2F}};
 }
 
 static void learn(struct guess_rates *r, int class, bool hit, float keep)
@@ -252,7 +255,7 @@ void guess_decide(const struct guess_speed *speed, struct guess_seq *s, int n_se
     if (n_seqs > GUESS_MAX_ROWS || none == 0)
         return;
     for (int i = 0; i < n_seqs; i++) {
-        t.gain[i] = s[i].rate[0];
+        t.gain[i] = s[i].rate[0] < LEAST_RATE ? 0 : s[i].rate[0];
         t.tokens[i] = 1;
     }
     double best = WORTH * n_seqs / none;
