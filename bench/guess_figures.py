@@ -61,7 +61,7 @@ LOADS["eight"] = [COPY if i % 2 else {**LOADS["prose"][i % 3], "seed": 10 + i} f
 def ask(port, body, n, out, i):
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     c.request("POST", "/completion" if body.get("llama") else "/v1/completions",
-              json.dumps({**body, "max_tokens": n, "n_predict": n, 
+              json.dumps({**body, "max_tokens": n, "n_predict": n,
                           "ignore_eos": not body.keys() & {"json_schema", "guided_choice"}}),
               {"Content-Type": "application/json"})
     out[i] = json.loads(c.getresponse().read())

@@ -97,9 +97,9 @@ struct seq_guess {
     int n_before;
     struct guess_rates rates;
     int32_t ids[GUESS_MOST]; /* the proposal, which begins with the next token */
-    int match;   /* length of the match in front of its next token; 0: there is no proposal */
-    int n_found;             /* tokens of the proposal */
-    int n_taken;             /* tokens that were chosen since */
+    int match; /* length of the match in front of its next token; 0: there is no proposal */
+    int n_found; /* tokens of the proposal */
+    int n_taken; /* tokens that were chosen since */
     /* In the present batch: tokens of the proposal that it computes, and the first of their rows in
      * next_token. */
     int n, row;

@@ -276,7 +276,7 @@ static void passes_are_learned(void **state)
         guess_speed_learn(&s, 9, 1900);
     guess_speed_learn(&s, 9, 1900 + 800);
     assert_true(fabs(guess_pass_ns(&s, 9) - 2000) < 1); /* later ones an eighth */
-    guess_speed_learn(&s, 100, 1); /* too many rows: ignored */
+    guess_speed_learn(&s, 100, 1);                      /* too many rows: ignored */
     assert_true(guess_pass_ns(&s, 64) > 1600);
 }
 

@@ -133,9 +133,8 @@ static void running_sequences_are_described(void **state)
 static void guesses_of_a_step_that_was_put_off_are_dropped(void **state)
 {
     (void)state;
-    et_open(&k, &(struct stack_opts){.user.max_sequences = 2,
-                                     .user.speculate = "15",
-                                     .step_rows = N_ROWS});
+    et_open(&k, &(struct stack_opts){
+                    .user.max_sequences = 2, .user.speculate = "15", .step_rows = N_ROWS});
     c = &k.engine->schedule;
     struct seq *a = add(0, N_PROMPT, 3, &(struct et_ask){.max_tokens = 20});
     while (a->phase != PHASE_DECODE)

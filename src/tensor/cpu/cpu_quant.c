@@ -194,7 +194,8 @@ static int most_direct_rows(const struct quant_job *job)
 {
     for (int i = 0; i < job->n_parts; i++)
         if (job->part[i].w->dtype == DTYPE_Q6_K)
-            return job->kernels->direct_rows; /* widening 6 bits for each strip takes longer */
+            return job->kernels
+                ->direct_rows; /* widening 6 bits for each strip takes longer */
     return MAX(job->kernels->direct_rows, job->kernels->strip_rows);
 }
 
