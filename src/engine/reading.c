@@ -73,8 +73,8 @@ static void take_logits(struct seq *s, int token, const float *logits, int n_voc
     const struct hcache_request *ask = &s->req->ask;
     if (token + 1 < ask->n_prompt)
         engine_logprobs(logits, n_vocab, s->tokens[token + 1], ask->n_top,
-                         s->out.r.prompt_logprobs +
-                             (size_t)token * (size_t)(1 + ask->n_top));
+                        s->out.r.prompt_logprobs +
+                            (size_t)token * (size_t)(1 + ask->n_top));
 }
 
 /* --- embeddings ------------------------------------------------------------------------------- */
@@ -148,6 +148,6 @@ void reading_end(struct seq *s)
 {
     const int32_t *ids = s->req->judges;
     if (s->req->ask.reads == HCACHE_READS_JUDGEMENT && s->n_tokens == s->req->ask.n_prompt)
-        s->out.r.embedding[0] = (float)(1 / (1 + exp((double)s->logits[ids[1]] -
-                                                     (double)s->logits[ids[0]])));
+        s->out.r.embedding[0] =
+            (float)(1 / (1 + exp((double)s->logits[ids[1]] - (double)s->logits[ids[0]])));
 }

@@ -86,11 +86,10 @@ static void prompts_have_the_logprobs_of_answers(void **state)
     struct hcache *h = open_or_fail(&o);
     make_prompt(ids, 10);
     decode(h, ids, 10, ids + 10);
-    struct hcache_request ask = {.prompt = ids,
-                                 .n_prompt = 10 + N,
-                                 .n_top = TOP,
-                                 .reads = HCACHE_READS_LOGPROBS};
-    for (int again = 0; again < 2; again++) { /* the second one finds its prompt in the KV cache */
+    struct hcache_request ask = {
+        .prompt = ids, .n_prompt = 10 + N, .n_top = TOP, .reads = HCACHE_READS_LOGPROBS};
+    for (int again = 0; again < 2;
+         again++) { /* the second one finds its prompt in the KV cache */
         struct hcache_result r = run(h, &ask);
         assert_int_equal(r.cached_tokens, 0);
         for (int i = 0; i < N; i++)
@@ -186,8 +185,8 @@ static void make_model(const char *dir, const char *name, const char *text)
         write_text(dir, name, text);
 }
 
-static struct hcache *open_pooling(const char *parent, const char *mode,
-                                   const char *store, char pooling[16])
+static struct hcache *open_pooling(const char *parent, const char *mode, const char *store,
+                                   char pooling[16])
 {
     char dir[300], text[200];
     const char *dirs[] = {store};
@@ -211,12 +210,12 @@ static struct hcache *open_pooling(const char *parent, const char *mode,
 static struct hcache_result embed(struct hcache *h, const int32_t *ids, int n,
                                   const char *plan)
 {
-    struct hcache_result r = run(h, &(struct hcache_request){
-                                        .prompt = ids,
-                                        .n_prompt = n,
-                                        .plan = plan,
-                                        .save = "none",
-                                        .reads = HCACHE_READS_EMBEDDING});
+    struct hcache_result r = run(h,
+                                 &(struct hcache_request){.prompt = ids,
+                                                          .n_prompt = n,
+                                                          .plan = plan,
+                                                          .save = "none",
+                                                          .reads = HCACHE_READS_EMBEDDING});
     assert_int_equal(r.n_embedding, 256);
     assert_int_equal(r.n_tokens, 0);
     return r;
@@ -286,8 +285,8 @@ static void restored_state_gives_the_same_embedding(void **state)
     make_prompt(ids, 300);
     struct hcache *h = open_pooling(dir, "lasttoken", store, pooling);
     struct hcache_result want = embed(h, ids, 300, NULL);
-    struct hcache_result r = run(h, &(struct hcache_request){
-                                        .prompt = ids, .n_prompt = 300, .plan = "kv"});
+    struct hcache_result r = run(
+        h, &(struct hcache_request){.prompt = ids, .n_prompt = 300, .plan = "kv"});
     hcache_result_free(&r);
     hcache_close(h);
     h = open_pooling(dir, "lasttoken", store, pooling);
@@ -318,11 +317,12 @@ static void models_say_what_they_cannot(void **state)
 {
     (void)state;
     char dir[256], sub[300], pooling[16];
-    static const char dense[] =
-        "[{\"idx\": 0, \"path\": \"\", \"type\": \"sentence_transformers.models.Transformer\"},"
-        " {\"idx\": 1, \"path\": \"1_Pooling\", \"type\": "
-        "\"sentence_transformers.models.Pooling\"},"
-        " {\"idx\": 2, \"path\": \"2_Dense\", \"type\": \"sentence_transformers.models.Dense\"}]";
+    static const char dense[] = "[{\"idx\": 0, \"path\": \"\", \"type\": "
+                                "\"sentence_transformers.models.Transformer\"},"
+                                " {\"idx\": 1, \"path\": \"1_Pooling\", \"type\": "
+                                "\"sentence_transformers.models.Pooling\"},"
+                                " {\"idx\": 2, \"path\": \"2_Dense\", \"type\": "
+                                "\"sentence_transformers.models.Dense\"}]";
     tempdir_make(dir, "reads");
     struct hcache_opts o = {.model = "models/demo", .threads = 1, .truncates = true};
     struct hcache *h = open_or_fail(&o);
