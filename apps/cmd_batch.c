@@ -73,6 +73,7 @@ static const struct opt options[] = {
     OPT_REMOTE(struct batch_args),
     OPT_PREFETCH(struct batch_args),
     OPT_SPECULATE(struct batch_args),
+    OPT_PACK(struct batch_args),
     OPT_MAX_CONTEXT(struct batch_args),
     {"kv-tokens", OPT(struct batch_args, engine.o.kv_tokens), .arg = "N", .def = "0",
      .help = "capacity of the KV cache in tokens, all sequences together; 0: a context for "

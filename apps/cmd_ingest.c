@@ -44,6 +44,7 @@ static const struct opt options[] = {
     {"store", OPT(struct ingest_args, engine.store), .arg = "DIR[,DIR...]",
      .required = true, .help = "where state is kept, one directory per device"},
     OPT_STORE_CAP(struct ingest_args),
+    OPT_PACK(struct ingest_args),
     OPT_POLICY(struct ingest_args),
     {"save", OPT(struct ingest_args, save), .arg = "KINDS", .def = "auto",
      .help = "auto, hidden, kv, both, or a letter per layer (H, K, B, -)"},

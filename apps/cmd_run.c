@@ -110,6 +110,7 @@ static const struct opt options[] = {
     OPT_DRAM(struct run_args, "0"),
     OPT_REMOTE(struct run_args),
     OPT_SPECULATE(struct run_args),
+    OPT_PACK(struct run_args),
     OPT_POLICY(struct run_args),
     {"save", OPT(struct run_args, save), .arg = "KINDS",
      .help = "state to save: auto, hidden, kv, both, none, or a letter per layer (H, K, "

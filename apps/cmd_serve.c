@@ -75,6 +75,7 @@ static const struct opt options[] = {
     OPT_REMOTE(struct serve_args),
     OPT_PREFETCH(struct serve_args),
     OPT_SPECULATE(struct serve_args),
+    OPT_PACK(struct serve_args),
     OPT_POLICY(struct serve_args),
     {"store-required", OPT(struct serve_args, store_required),
      .help = "do not start if the store, or a file beside it, cannot be used (full disk, "

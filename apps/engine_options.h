@@ -134,6 +134,9 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
     {"prefetch", OPT(s, engine.o.prefetch), .choices = engine_graphs, .def = "on",         \
      .help = "read state of waiting requests ahead: into --dram, or, for the " \
              "next two requests, into the staging memory of restores"}
+#define OPT_PACK(s)                                                                        \
+    {"pack", OPT(s, engine.o.pack), .choices = engine_graphs, .def = "off",                \
+     .help = "pack saved state without loss, to about two thirds of its bytes"}
 #define OPT_SPECULATE(s)                                                                   \
     {"speculate", OPT(s, engine.o.speculate), .arg = "auto|off|N", .def = "auto",          \
      .help = "guess tokens that repeat the context and compute them at once: as many as make "    \

@@ -89,6 +89,9 @@ static int record_add(struct store_reader *reader, const struct store_hit *hit, 
         rc = store_reader_wait(reader, done, 1, &n_done, err);
     if (rc == 0)
         rc = store_read_check(&read, err);
+    if (rc == 0 && read.is_packed)
+        rc = err_set(err, ERR_USAGE,
+                     "the store's records are packed; save some with --pack off");
     if (rc != 0 || t->n_bytes + read.n_bytes > SAMPLE_BYTES)
         return rc;
     t->length = xrealloc(t->length, (size_t)(t->n + 1) * sizeof t->length[0]);

@@ -200,6 +200,10 @@ struct hcache_opts {
     bool needs_tokenizer; /* hcache_open fails if the model has no tokenizer */
     /* a future request, whose plan and save are checked; NULL: none */
     const struct hcache_request *ahead;
+    /* "on": saved state is packed without loss, about two thirds of its bytes; hcache_open fails for
+     * state of type f32, for which there is no code. "off" or NULL: it is saved as it is. Either
+     * setting restores both. */
+    const char *pack;
 };
 
 /* Opens the model and the store. *out is the caller's; end it with hcache_close. */

@@ -173,6 +173,8 @@ static int reserve_streams(struct restore_pipeline *r, struct err *err)
     r->inline_streams = xcalloc((size_t)n, sizeof *r->inline_streams);
     for (int i = 0; rc == 0 && i < n; i++)
         rc = stream_create(r->o.model->dev, STREAM_INLINE, &r->inline_streams[i], err);
+    r->unpack_room = MAX(r->record_room[STORE_HIDDEN], r->record_room[STORE_KV]);
+    r->unpack = xmalloc((size_t)n * r->unpack_room);
     return rc;
 }
 
@@ -271,6 +273,7 @@ void restore_pipeline_destroy(struct restore_pipeline *r)
          i++)
         stream_destroy(r->inline_streams[i]);
     free(r->inline_streams);
+    free(r->unpack);
     buf_free(r->o.model->dev, &r->staging);
     stages_free(r->o.model->dev, r->scratch);
     free(r->pos);

@@ -6,12 +6,14 @@
  * before the next piece begins, so its hidden states need the memory of one piece only. The cut
  * of the rows never changes their bits. */
 #include <stdio.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/minmax.h"
 #include "base/pool.h"
 #include "base/step.h"
+#include "pack/pack.h"
 #include "restore/restore_impl.h"
 
 enum { BY_R, BY_H, BY_K };
@@ -163,17 +165,39 @@ static bool add_part(struct item *a, struct group *g, int64_t *budget_ns)
     return true;
 }
 
-/* Returns whether one record is good. Leaves the checksum out if the device computes it. A bad
- * record loses its chunk and all chunks behind it. */
-static bool check_record(struct restore *r, const struct group *g, int i)
+/* Unpacks a record whose packed bytes were checked to its place in the slot. From then on the read
+ * is that of a plain record. */
+static int unpack(const struct restore_pipeline *rr, struct store_read *read,
+                  size_t n_bytes, int thread_idx, struct err *err)
 {
-    const struct store_read *read = &g->reads[i];
+    const uint8_t *packed = read->bytes;
+    if (packed == read->dst)
+        packed = memcpy(rr->unpack + (size_t)thread_idx * rr->unpack_room, packed,
+                        MIN(read->n_bytes, rr->unpack_room));
+    if (!pack_undo(packed, read->n_bytes, read->dst, n_bytes))
+        return err_set(err, ERR_CORRUPT, "a packed record does not hold %zu bytes",
+                       n_bytes);
+    read->bytes = read->dst;
+    read->n_bytes = (uint32_t)n_bytes;
+    read->is_packed = false;
+    if (rr->check != NULL) /* the device checks what is copied up */
+        read->checksum = checksum64(read->bytes, n_bytes);
+    return 0;
+}
+
+/* Returns whether one record is good, and unpacks it. Leaves the checksum out if the device
+ * computes it. A bad record loses its chunk and all chunks behind it. */
+static bool check_record(struct restore *r, struct group *g, int i, int thread_idx)
+{
+    struct store_read *read = &g->reads[i];
     struct err e = {0};
     int rc = read->status;
-    if (rc == 0 && r->rr->check == NULL)
+    if (rc == 0 && (r->rr->check == NULL || read->is_packed))
         rc = store_read_check(read, &e);
     size_t n_bytes = r->rr->record_bytes[g->kind] / STORE_CHUNK_TOKENS *
                      (size_t)read->hit->n_tokens;
+    if (rc == 0 && read->is_packed)
+        rc = unpack(r->rr, read, n_bytes, thread_idx, &e);
     if (rc == 0 && read->n_bytes != n_bytes)
         rc = err_set(&e, ERR_CORRUPT, "a record has %u bytes instead of %zu", read->n_bytes,
                      n_bytes);
@@ -218,12 +242,13 @@ static int load_chunks(struct restore *r, const struct group *g, int first, int 
 
 /* Checks one chunk. K and V that are used in place enter the KV cache at once, while this core's
  * cache still has them. */
-static void take_chunk(struct item *a, const struct group *g, int i, struct stream *s)
+static void take_chunk(struct item *a, struct group *g, int i, int thread_idx)
 {
     struct restore *r = a->r;
+    struct stream *s = r->rr->inline_streams[thread_idx];
     int chunk = g->first_chunk + i;
     if (chunk >= shared_load(&r->n_good) || chunk < shared_load(&r->n_raced) ||
-        !check_record(r, g, i) || g->kind != STORE_KV || g->twin != NULL)
+        !check_record(r, g, i, thread_idx) || g->kind != STORE_KV || g->twin != NULL)
         return;
     int rc = load_chunks(r, g, i, i + 1, s);
     if (rc != 0)
@@ -233,14 +258,13 @@ static void take_chunk(struct item *a, const struct group *g, int i, struct stre
 static void item_share(void *arg, int thread_idx, int n_threads)
 {
     struct item *a = arg;
-    struct stream *s = a->r->rr->inline_streams[thread_idx];
     long begin, end, first = 0;
     pool_share(a->n_chunks, 1, thread_idx, n_threads, &begin, &end);
     for (int p = 0; p < a->n_parts; first += a->parts[p++].n) {
         const struct part *part = &a->parts[p];
         long from = begin - MIN(begin, first);
         for (long i = from; i < part->n && first + i < end; i++)
-            take_chunk(a, part->g, part->first + (int)i, s);
+            take_chunk(a, part->g, part->first + (int)i, thread_idx);
     }
 }
 

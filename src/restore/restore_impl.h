@@ -253,6 +253,9 @@ struct restore_pipeline {
     int64_t cost_ns;                /* cost of the last item, without stalls */
     double row_ns[3];               /* recent time of a row by R, H, K; 0: unknown */
     struct stream **inline_streams; /* [compute threads] a stream for each thread */
+    /* [compute threads][unpack_room] memory for one packed record of each thread */
+    uint8_t *unpack;
+    size_t unpack_room;
     struct buf scratch[MAX_STAGES];
     /* Scratch on each stage: */
     struct mat kv_rows[MAX_STAGES]; /* [rows of o.work][2 * kv_dim] T: projected rows */

@@ -9,10 +9,13 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/step.h"
 #include "save/bugs.h"
+#include "pack/pack.h"
 #include "store/chain.h"
 #include "save/saver_impl.h"
 
@@ -86,7 +89,8 @@ static int read_tail_record(struct saver *s, const struct save_chunk *c, int l,
         rc = err_set(err, read.status, "reading: %s", err_name(read.status));
     if (rc == 0)
         rc = store_read_check(&read, err);
-    if (rc == 0 && read.n_bytes != n_bytes)
+    if (rc == 0 &&
+        (read.n_bytes != n_bytes || read.is_packed)) /* only full chunks are packed */
         rc = err_set(err, ERR_CORRUPT, "a record has %u bytes instead of %zu", read.n_bytes,
                      n_bytes);
     if (rc == 0)
@@ -116,7 +120,7 @@ static int fill_from_tail(struct saver *s, const struct save_chunk *c, struct er
 
 /* Lays one layer's K and V out as a KV block, so that a restore need not transpose them. The
  * store calls it when it wants the record, and writes the result while it is in the cache. */
-static const void *pack(void *arg, const struct store_record *r)
+static const void *lay_out_kv(void *arg, const struct store_record *r)
 {
     const struct save_chunk *c = arg;
     struct saver *s = c->seq->saver;
@@ -125,6 +129,52 @@ static const void *pack(void *arg, const struct store_record *r)
                              STORE_CHUNK_TOKENS, 2 * model_kv_dim(m));
     int rc = model_kv_pack(m, s->pack_stream, s->packed.ptr, rows);
     return rc == 0 ? s->packed.ptr : NULL;
+}
+
+/* Returns the code for the model's state, or 0 if there is none. */
+static int pack_code(const struct saver *s)
+{
+    enum dtype t = s->o.model->dtype;
+    return t == DTYPE_BF16 ? PACK_BF16 : t == DTYPE_F16 ? PACK_F16 : 0;
+}
+
+/* Returns whether a chunk is to be packed. Under load it is not: writing chunks as they are frees
+ * the memory for chunks sooner. */
+static bool may_pack(struct saver *s, const struct save_chunk *c)
+{
+    if (!s->o.packs || c->n_tokens < STORE_CHUNK_TOKENS || pack_code(s) == 0)
+        return false;
+    size_t used_bytes = 0;
+    pthread_mutex_lock(&s->lock);
+    for (int i = 0; i < s->memory.n_runs; i++)
+        used_bytes += s->memory.runs[i].n_bytes;
+    pthread_mutex_unlock(&s->lock);
+    return used_bytes <= s->memory.n_bytes / 2;
+}
+
+/* Replaces a record of a full chunk, which is to be stored, by its packed bytes. They take the
+ * place of the chunk's rows, which nobody needs any more. Leaves *r alone if they would take as
+ * many blocks of the store. */
+static int pack_record(struct saver *s, struct save_chunk *c, struct store_record *r)
+{
+    uint8_t *rows = save_record(c, r->layer, r->kind), *run = s->tail_record.ptr;
+    size_t blocks = round_up(r->n_bytes, STORE_ALIGN);
+    if (blocks == STORE_ALIGN)
+        return 0;
+    const void *laid_out = r->kind == STORE_KV ? lay_out_kv(c, r) : rows;
+    if (laid_out == NULL)
+        return -EIO;
+    size_t n = pack_run((enum pack_type)pack_code(s), laid_out, r->n_bytes, run,
+                        blocks - STORE_ALIGN);
+    if (n == 0)
+        return 0;
+    *r = (struct store_record){.layer = r->layer,
+                               .kind = r->kind,
+                               .bytes = memcpy(rows, run, n),
+                               .n_bytes = (uint32_t)n,
+                               .is_packed = true};
+    atomic_fetch_add(&s->n_packed, 1);
+    return 0;
 }
 
 static bool wants(const struct save_chunk *c, int l, int kind,
@@ -144,11 +194,12 @@ static bool wants_any(const struct saver *s, const struct save_chunk *c,
     return false;
 }
 
-/* Makes the records that the policy asks for and `without` does not name. Returns how many. */
+/* Makes the records that the policy asks for and `without` does not name. Returns how many, or a
+ * negative error. */
 static int make_records(struct saver *s, struct save_chunk *c,
                         const struct store_mask *without, struct store_record *records)
 {
-    bool is_full = c->n_tokens == STORE_CHUNK_TOKENS;
+    bool is_full = c->n_tokens == STORE_CHUNK_TOKENS, packs = may_pack(s, c);
     int n = 0;
     for (int l = 0; l < s->o.model->cfg.n_layers; l++) {
         for (int k = 0; k < STORE_KINDS; k++) {
@@ -159,11 +210,14 @@ static int make_records(struct saver *s, struct save_chunk *c,
             r.n_bytes = (uint32_t)((size_t)c->n_tokens * s->record_bytes[kind] /
                                    STORE_CHUNK_TOKENS);
             if (kind == STORE_KV && is_full) {
-                r.make = pack;
+                r.make = lay_out_kv;
                 r.make_arg = c;
             } else {
                 r.bytes = save_record(c, l, kind);
             }
+            int rc = packs ? pack_record(s, c, &r) : 0;
+            if (rc != 0)
+                return rc;
             records[n++] = r;
         }
     }
@@ -194,7 +248,7 @@ static bool is_sound(struct saver *s, struct save_seq *q, const struct sha256 *k
 }
 
 /* Appends a chunk. Records that another sequence has stored under the same key are neither
- * packed nor written again: equal prefixes are stored once. Records of kinds that were not saved
+ * laid out nor written again: equal prefixes are stored once. Records of kinds that were not saved
  * then are added. */
 static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
                   enum save_end *end, bool *has_written, struct err *err)
@@ -235,8 +289,10 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
     }
     /* A chunk without new records is appended, too: the append counts as a use. */
     if (rc == 0) {
-        chunk.n_records = make_records(s, c, &without, records);
-        rc = store_append(s->o.store, &chunk, err);
+        int n = make_records(s, c, &without, records);
+        chunk.n_records = MAX(n, 0);
+        rc = n < 0 ? err_set(err, n, "keys and values could not be laid out")
+                   : store_append(s->o.store, &chunk, err);
         *end = rc == ERR_LIMIT       ? SAVE_END_CAP
                : rc == ERR_BUSY      ? SAVE_END_REFUSED
                : rc == -ENOMEM       ? SAVE_END_MEMORY

@@ -266,6 +266,7 @@ void saver_stats(struct saver *s, struct saver_stats *out)
     *out = (struct saver_stats){.n_chunks = shared_load(&s->n_chunks),
                                 .n_tails = shared_load(&s->n_tails),
                                 .n_shared = shared_load(&s->n_shared),
+                                .n_packed = shared_load(&s->n_packed),
                                 .bound_bytes = s->memory.n_bytes};
     for (int e = 0; e < SAVE_ENDS; e++)
         out->n_ended[e] = shared_load(&s->n_ended[e]);

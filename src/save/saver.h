@@ -72,6 +72,10 @@ struct saver_opts {
      * everything. */
     size_t buffer_bytes;
     int max_batch_rows; /* most rows of one forward pass */
+    /* Full chunks are packed (pack/pack.h) before they are stored, unless more than half of the
+     * memory for chunks is taken, or a record does not get smaller by a block of the store. State
+     * of type f32 is not packed. */
+    bool packs;
     /* Called on the writer's thread: once for a fault, and each time that the disk becomes full. */
     void (*warn)(void *arg, const char *text);
     void *warn_arg;
@@ -107,6 +111,7 @@ struct saver_stats {
     uint64_t n_tails;            /* part of n_chunks: partial chunks */
     /* Part of n_chunks: the store already had them, so they were not written. */
     uint64_t n_shared;
+    uint64_t n_packed;              /* records that were packed (saver_opts.packs) */
     size_t used_bytes, bound_bytes; /* memory for chunks: taken now, and its bound */
     /* 0: no fault. Otherwise the code of the store's fault that ended saving for all, or -ENOSPC
      * while the disk is full. */

@@ -126,7 +126,7 @@ struct saver {
     struct err full_err;
 
     /* See struct saver_stats. */
-    atomic_ullong n_ended[SAVE_ENDS], n_chunks, n_tails, n_shared;
+    atomic_ullong n_ended[SAVE_ENDS], n_chunks, n_tails, n_shared, n_packed;
 };
 
 /* [lock] Returns whether a chunk is queued, being written, or written and not committed. */

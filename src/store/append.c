@@ -73,8 +73,10 @@ static void draft_insert(struct draft *d, const struct store_record *r)
         d->h.records[at] = d->h.records[at - 1];
         d->from[at] = d->from[at - 1];
     }
-    d->h.records[at] = (struct chunk_record){
-        .n_bytes = r->n_bytes, .layer = (uint8_t)r->layer, .kind = (uint8_t)r->kind};
+    d->h.records[at] = (struct chunk_record){.n_bytes = r->n_bytes,
+                                             .layer = (uint8_t)r->layer,
+                                             .kind = (uint8_t)r->kind,
+                                             .is_packed = r->is_packed};
     d->from[at] = r;
 }
 

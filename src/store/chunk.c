@@ -34,7 +34,11 @@ enum { /* byte offsets; docs/STORE_FORMAT.md has the same table */
        H_OWNER = 432,
        H_TABLE = 512,
 };
-#define FORMAT_VERSION 2
+/* An extent with a packed record has the second version, so that builds which know the first alone
+ * read all others. */
+#define FORMAT_VERSION        2
+#define FORMAT_VERSION_PACKED 3
+#define KIND_PACKED           0x80u /* bit of a table's kind: the record is packed */
 
 _Static_assert(H_TOKENS + 4 * STORE_CHUNK_TOKENS <= H_OWNER && H_OWNER + 8 <= H_TABLE,
                "tokens and owner end before the table");
@@ -56,7 +60,7 @@ void chunk_table_encode(const struct chunk_record *records, int n, uint8_t *out)
     CHECK(n >= 1 && n <= CHUNK_MAX_RECORDS);
     for (int i = 0; i < n; i++, out += CHUNK_RECORD_CODE) {
         out[0] = records[i].layer;
-        out[1] = records[i].kind;
+        out[1] = (uint8_t)(records[i].kind | (records[i].is_packed ? KIND_PACKED : 0));
         put_u32(out + 2, records[i].n_bytes);
         put_u64(out + 6, records[i].checksum);
     }
@@ -76,7 +80,8 @@ int chunk_table_decode(const uint8_t *in, int n, uint64_t extent_bytes,
     for (int i = 0; i < n; i++, in += CHUNK_RECORD_CODE) {
         struct chunk_record *r = &out[i];
         r->layer = in[0];
-        r->kind = in[1];
+        r->kind = (uint8_t)(in[1] & ~KIND_PACKED);
+        r->is_packed = (in[1] & KIND_PACKED) != 0;
         r->n_bytes = get_u32(in + 2);
         r->checksum = get_u64(in + 6);
         if (r->layer >= STORE_MAX_LAYERS || r->kind >= STORE_KINDS || r->n_bytes < 1 ||
@@ -99,6 +104,14 @@ struct store_mask chunk_mask(const struct chunk_record *records, int n)
     return m;
 }
 
+static bool has_packed(const struct chunk_header *h)
+{
+    for (int i = 0; i < h->n_records; i++)
+        if (h->records[i].is_packed)
+            return true;
+    return false;
+}
+
 /* Returns the checksum of a header's 4096 bytes, with its own field taken as zero. */
 static uint64_t header_checksum(const uint8_t in[CHUNK_HEADER_BYTES])
 {
@@ -114,7 +127,7 @@ void chunk_header_encode(const struct chunk_header *h, uint8_t out[CHUNK_HEADER_
     CHECK(h->n_tokens >= 1 && h->n_tokens <= STORE_CHUNK_TOKENS);
     memset(out, 0, CHUNK_HEADER_BYTES);
     memcpy(out, magic, sizeof magic);
-    put_u32(out + H_VERSION, FORMAT_VERSION);
+    put_u32(out + H_VERSION, has_packed(h) ? FORMAT_VERSION_PACKED : FORMAT_VERSION);
     put_u32(out + H_TOKENS_N, (uint32_t)h->n_tokens);
     memcpy(out + H_UUID, h->uuid, sizeof h->uuid);
     put_u64(out + H_ID, h->id);
@@ -155,10 +168,10 @@ int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_heade
     if (get_u64(in + H_CHECKSUM) != header_checksum(in))
         return err_set(err, ERR_CORRUPT, "an extent header's checksum does not hold");
     uint32_t version = get_u32(in + H_VERSION), n_tokens = get_u32(in + H_TOKENS_N);
-    if (version != FORMAT_VERSION)
+    if (version < FORMAT_VERSION || version > FORMAT_VERSION_PACKED)
         return err_set(err, ERR_UNSUPPORTED,
-                       "an extent has format version %u; this build knows only %d", version,
-                       FORMAT_VERSION);
+                       "an extent has format version %u; this build knows %d and %d",
+                       version, FORMAT_VERSION, FORMAT_VERSION_PACKED);
     memcpy(out->uuid, in + H_UUID, sizeof out->uuid);
     out->id = get_u64(in + H_ID);
     out->n_bytes = get_u64(in + H_BYTES);
@@ -185,5 +198,8 @@ int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_heade
         !store_has_bug(STORE_BUG_NO_BOUND))
         return err_set(err, ERR_CORRUPT,
                        "an extent header's table of records is not well formed");
+    if (has_packed(out) != (version == FORMAT_VERSION_PACKED))
+        return err_set(err, ERR_CORRUPT,
+                       "an extent's format version does not fit its packed records");
     return header_check(out, err);
 }

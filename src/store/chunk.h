@@ -33,6 +33,7 @@ struct chunk_record {
     uint32_t offset; /* offset from the start of the extent; set by chunk_layout */
     uint8_t layer;
     uint8_t kind;
+    bool is_packed; /* the bytes are a packed run (pack/pack.h) */
 };
 
 struct chunk_header {

@@ -220,6 +220,7 @@ int parcel_append(struct store *s, const uint8_t *bytes, const struct chunk_head
                                            .bytes = bytes + h->records[i].offset,
                                            .n_bytes = h->records[i].n_bytes,
                                            .has_checksum = true,
-                                           .checksum = h->records[i].checksum};
+                                           .checksum = h->records[i].checksum,
+                                           .is_packed = h->records[i].is_packed};
     return store_append(s, &c, err);
 }

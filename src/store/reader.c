@@ -150,6 +150,7 @@ static int locate(struct store *s, struct store_read *read, const struct extent 
     read->store = s;
     read->n_bytes = record->n_bytes;
     read->checksum = record->checksum;
+    read->is_packed = record->is_packed;
     read->status = 0;
     return 0;
 }
@@ -359,7 +360,7 @@ int store_read_place(struct store *s, struct store_read *read, struct store_plac
     pthread_mutex_unlock(&s->lock);
     if (file != NULL)
         out->fd = io_file_fd(file);
-    if (rc == 0 && (out->fd < 0 || has_copy))
+    if (rc == 0 && (out->fd < 0 || has_copy || read->is_packed))
         rc = ERR_UNSUPPORTED;
     read->bytes = NULL;
     out->bytes = rc == 0 ? round_up(read->n_bytes, STORE_ALIGN) : 0;

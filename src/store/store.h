@@ -189,6 +189,9 @@ struct store_record {
      * computes it. */
     bool has_checksum;
     uint64_t checksum;
+    /* The bytes are a packed run (pack/pack.h) of n_bytes. The store keeps and hands them out as
+     * they are. */
+    bool is_packed;
 };
 
 /* A request's hints about the next use of its chunks. All 0: no hints. */
@@ -534,6 +537,8 @@ struct store_read {
     uint32_t n_bytes;
     uint64_t checksum; /* expected checksum, for store_read_check */
     struct store *store;
+    /* The bytes are a packed run of n_bytes (store_record.is_packed). */
+    bool is_packed;
     int status; /* 0, or the negative code of the failure */
 };
 
@@ -595,7 +600,7 @@ bool store_has_files(const struct store *s);
 bool store_is_on_disk(const struct store *s);
 /* Fills in *out and the fields of *read that store_reader_submit would, except `bytes`. Check the
  * bytes with store_read_judge. Returns non-zero if the read must be left to a store_reader, which
- * then reports the reason. */
+ * then reports the reason; a packed record always is. */
 int store_read_place(struct store *s, struct store_read *read, struct store_place *out);
 /* Reports the status of a read that store_read_place has placed. The store counts failures. */
 void store_read_end(struct store_read *read, int status);

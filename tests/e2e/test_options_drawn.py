@@ -58,6 +58,7 @@ SHARED = {
     "--remote-write": ["idle", "use", "always"],
     "--remote-timeout": ["1", "30"],
     "--remote-ttl": ["1", "86400"],
+    "--pack": ["on", "off"],
     "--verbose": [None],
 }
 RUN = {

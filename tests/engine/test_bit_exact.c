@@ -45,12 +45,16 @@ struct run {
     int n_layers;
 };
 
+/* The next stacks save their state packed. */
+static bool packs;
+
 static void open_stack_as(struct stack *k, const char *model, const char *dtype,
                           const char *weights, int threads, int step_rows)
 {
     struct err err = {0};
     struct stack_opts o = {.user.model = model,
                            .user.dtype = dtype,
+                           .user.pack = packs ? "on" : "off",
                            .user.weights = weights,
                            .user.threads = threads,
                            .step_rows = step_rows,
@@ -265,9 +269,12 @@ static void every_plan(void **state)
     (void)state;
     const char *model[MAX_MODELS];
     int n_models = models(model), n_plans = 0;
+    uint64_t n_packed = 0;
     struct rng rng = {.s = 1};
     for (int i = 0; i < n_models * 3; i++) {
         struct stack k;
+        /* bf16 of every second model, f16 of the others */
+        packs = i % 3 != 0 && (i / 3 + i % 3) % 2 == 0;
         open_stack(&k, model[i / 3], dtypes[i % 3], 2, 512);
         int n_layers = k.model->cfg.n_layers;
         struct run ref = run_once(&k, "both", "recompute");
@@ -285,9 +292,15 @@ static void every_plan(void **state)
             plan[n_layers] = 0;
             check_plan(&k, &ref, plan, model[i / 3]);
         }
+        struct saver_stats st;
+        saver_stats(k.saver, &st);
+        assert_true(packs || st.n_packed == 0);
+        n_packed += st.n_packed;
         run_free(&ref);
         stack_close(&k);
     }
+    packs = false;
+    assert_true(n_packed > 0);
     print_message("%d plans restored bit for bit\n", n_plans);
 }
 

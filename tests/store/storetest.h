@@ -33,6 +33,13 @@ extern const struct st_shape st_small; /* 3 layers, with records that do not fil
 
 struct sha256 st_fingerprint(uint64_t model);
 void st_tokens(const struct st_ctx *c, int chunk, int32_t out[STORE_CHUNK_TOKENS]);
+/* Whether the tests say of record (layer, any kind) of a chunk that it is packed: of odd layers in
+ * half of the chunks. The store does not look into packed bytes. */
+static inline bool st_is_packed(const struct sha256 *key, int layer)
+{
+    return (key->b[0] & layer & 1) != 0;
+}
+
 /* Fills in keys[0..n). */
 void st_keys(const struct st_ctx *c, int n, struct sha256 *keys);
 /* Fills out with the bytes that record (layer, kind) of a chunk must have. */

@@ -78,6 +78,7 @@ static void made_late(struct st_place *p)
                                 .records = records};
     struct store_stats st;
     struct err why = {0};
+    st_keys(&c, 1, &m.key);
     for (int i = 0; i < STORE_KINDS * 3; i++) {
         enum store_kind kind = (enum store_kind)(i % STORE_KINDS);
         records[chunk.n_records++] = (struct store_record){
@@ -85,9 +86,9 @@ static void made_late(struct st_place *p)
             .kind = kind,
             .n_bytes = st_small.n_bytes[kind],
             .make = make,
-            .make_arg = &m};
+            .make_arg = &m,
+            .is_packed = st_is_packed(&m.key, i / STORE_KINDS)};
     }
-    st_keys(&c, 1, &m.key);
     chunk.key = m.key;
     chunk.parent = store_root_key(&chunk.fingerprint, c.salt);
     st_tokens(&c, 0, chunk.tokens);
