@@ -28,7 +28,8 @@ static void open_desk(struct desk *d, int max_sequences)
                            .user.threads = 1,
                            .user.max_context = 256,
                            .user.max_sequences = max_sequences,
-                           .user.no_reuse = true};
+                           .user.no_reuse = true,
+                           .user.speculate = "off"}; /* a step is one token */
     assert_int_equal(stack_open(&o, &d->k, &err), 0);
     struct service_opts so = {.engine = d->k.engine,
                               .n_vocab = d->k.model->cfg.vocab_size,
