@@ -23,7 +23,7 @@ def each(url):
     from pydantic import BaseModel, Field
     v1, key = url + "/v1", "none"
 
-    class Trip(BaseModel):
+    class Trip(BaseModel, extra="forbid"):  # or a random model adds members until its tokens end
         """A trip."""
         city: Literal["Oslo", "Rome"]
         days: int = Field(ge=1, le=9)
