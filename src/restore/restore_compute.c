@@ -180,7 +180,7 @@ static int unpack(const struct restore_pipeline *rr, struct store_read *read,
     read->bytes = read->dst;
     read->n_bytes = (uint32_t)n_bytes;
     read->is_packed = false;
-    if (rr->check != NULL) /* the device checks what is copied up */
+    if (rr->check != NULL) /* the device compares it after the copy */
         read->checksum = checksum64(read->bytes, n_bytes);
     return 0;
 }

@@ -1,4 +1,4 @@
-// files.js - what enters and leaves the page as files: attached texts, and whole conversations.
+// files.js - the page reads and writes files here: attached texts, and whole conversations.
 //
 // An attached file is a part of the message, in front of what the user typed: a text that begins with its name.
 "use strict";

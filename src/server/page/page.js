@@ -389,7 +389,7 @@ async function begin(running) {
   sending.set(c.id, running);
   if (!open) {
     opened(c);
-    keepDraft("new", ""); // what was typed meanwhile belongs to this conversation
+    keepDraft("new", ""); // the user typed this text for the conversation that has just begun
     keepDraft(c.id, $("text").value);
   }
   return c;
