@@ -39,8 +39,9 @@ static const struct opt options[] = {
          "with --json: for each schema which texts have its form, or why it is refused"},
     {"samples", OPT(struct form_bench_args, samples), .arg = "N", .def = "0", .min = 0,
      .max = 1000,
-     .help =
-         "with --json: for each schema N random texts of its form; null if it is refused"},
+     .help = "with --json: for each schema N texts of its form, of random tokens; null if "
+             "it is "
+             "refused"},
     {"json", OPT(struct form_bench_args, json),
      .help = "print one JSON object and nothing else"},
     {0},
@@ -146,29 +147,26 @@ static bool walk_text(struct form_bench *f, struct automaton *a, const char *tex
 
 enum { SAMPLE_BYTES = 4096, SAMPLE_LONG = 150 };
 
-/* Chooses a byte that may follow. Behind SAMPLE_LONG bytes it prefers what ends a value. Returns -1
- * if none may. */
-static int sample_byte(struct form_bench *f, const struct walk *w, int n)
+/* Returns an allowed token, or -1 if there is none. Behind SAMPLE_LONG bytes it prefers what ends a
+ * value. */
+static int32_t sample_token(struct form_bench *f, size_t n)
 {
-    uint8_t may[256];
-    int n_may = 0;
-    const char *ends = n > SAMPLE_LONG ? "}]\"" : "\"";
-    for (int byte = 0; byte < 256; byte++) {
-        struct walk next;
-        uint8_t b = (uint8_t)byte;
-        bool ok;
-        walk_copy(&next, w);
-        if (walk_bytes(&next, &b, 1, &ok) == 0 && ok)
-            may[n_may++] = b;
-        walk_end(&next);
+    int32_t n_may = 0, n_ends = 0, end = -1;
+    for (int32_t id = 0; id < f->v->n_tokens; id++) {
+        const char *at = f->v->bytes[id];
+        if (!mask_has(f->mask, id))
+            continue;
+        n_may++;
+        if (f->v->n_bytes[id] == 1 && strchr(n > SAMPLE_LONG ? "}]\"" : "\"", at[0]) &&
+            rng_below(&f->rng, (uint64_t)++n_ends) == 0)
+            end = id;
     }
-    if (n_may == 0)
-        return -1;
-    for (const char *p = ends; *p != 0; p++)
-        if (memchr(may, *p, (size_t)n_may) != NULL &&
-            rng_below(&f->rng, n > SAMPLE_LONG ? 2 : 5) == 0)
-            return (uint8_t)*p;
-    return may[rng_below(&f->rng, (uint64_t)n_may)];
+    if (end >= 0 && rng_below(&f->rng, n > SAMPLE_LONG ? 2 : 5) == 0)
+        return end;
+    int32_t left = n_may == 0 ? -1 : (int32_t)rng_below(&f->rng, (uint64_t)n_may), id = -1;
+    while (left >= 0)
+        left -= mask_has(f->mask, ++id);
+    return id;
 }
 
 /* Adds a random text of the form, unless it grows too long. */
@@ -176,17 +174,21 @@ static void sample(struct form_bench *f, struct automaton *a, struct json *texts
 {
     char text[SAMPLE_BYTES];
     struct walk w;
-    int n = 0;
+    size_t n = 0;
     bool ok = walk_begin(&w, a) == 0;
-    while (ok && n < SAMPLE_BYTES) {
+    while (ok) {
         if (walk_accepts(&w) && (walk_is_complete(&w) || rng_below(&f->rng, 3) == 0)) {
-            json_push(texts, json_new_bytes(text, (size_t)n));
+            json_push(texts, json_new_bytes(text, n));
             break;
         }
-        int byte = sample_byte(f, &w, n);
-        f->n_stuck += byte < 0;
-        text[n] = (char)byte;
-        ok = byte >= 0 && walk_bytes(&w, &text[n++], 1, &ok) == 0 && ok;
+        int32_t id = walk_mask(&w, f->mask) == 0 ? sample_token(f, n) : -1;
+        if (id >= 0 && n + f->v->n_bytes[id] > sizeof text)
+            break; /* it grows too long */
+        ok = id >= 0 && walk_token(&w, id, &ok) == 0 && ok;
+        f->n_stuck += !ok;
+        if (ok)
+            memcpy(text + n, f->v->bytes[id], f->v->n_bytes[id]);
+        n += ok ? f->v->n_bytes[id] : 0;
     }
     walk_end(&w);
 }

@@ -92,7 +92,8 @@ static uint32_t partition_split(struct partition *p, uint32_t k)
     return other;
 }
 
-/* Transitions backwards: those of class c that lead to s are from[start[c * n + s]] on. */
+/* Transitions backwards: those of class c that lead to s are from[start[c * n + s]] on. There are
+ * none to the dead state. */
 struct backwards {
     uint32_t *start, *from;
 };
@@ -104,15 +105,62 @@ static struct backwards backwards_of(struct build *b, const struct dfa *d)
                           .from = build_alloc(b, total * sizeof *w.from)};
     for (size_t s = 0; s < n; s++)
         for (size_t c = 0; c < d->n_cls; c++)
-            w.start[c * n + d->to[s * d->n_cls + c]]++;
+            if (d->to[s * d->n_cls + c] != 0)
+                w.start[c * n + d->to[s * d->n_cls + c]]++;
     for (size_t i = 0, sum = 0; i <= total; i++) {
         sum += i < total ? w.start[i] : 0;
         w.start[i] = (uint32_t)sum; /* the end; it falls as the list is filled */
     }
     for (size_t s = n; s-- > 0;)
         for (size_t c = 0; c < d->n_cls; c++)
-            w.from[--w.start[c * n + d->to[s * d->n_cls + c]]] = (uint32_t)s;
+            if (d->to[s * d->n_cls + c] != 0)
+                w.from[--w.start[c * n + d->to[s * d->n_cls + c]]] = (uint32_t)s;
     return w;
+}
+
+/* The same as group_states, if no state is on a loop: from the ends backwards, states with one
+ * verdict whose bytes lead to equal groups are equal.  Returns 0 if there is a loop. */
+static uint32_t group_backwards(struct build *b, const struct dfa *d, const bool *live,
+                                const struct backwards *w, uint32_t *group)
+{
+    uint32_t *left = build_alloc(b, d->n * sizeof *left), n_done = 0, n_todo = 0;
+    uint32_t *todo = build_alloc(b, d->n * sizeof *todo), n_live = 0, n = 1, mask = 63;
+    while (mask < 2 * d->n)
+        mask = mask * 2 + 1;
+    uint32_t *slots = build_alloc(b,
+                                  (mask + 1u) * sizeof *slots); /* a state of each group */
+    for (uint32_t s = 1; s < d->n; s++) {
+        for (uint32_t c = 0; live[s] && c < d->n_cls; c++)
+            left[s] += live[d->to[s * d->n_cls + c]];
+        n_live += live[s];
+        if (live[s] && left[s] == 0)
+            todo[n_todo++] = s;
+    }
+    for (; n_todo > 0; n_done++) {
+        uint32_t s = todo[--n_todo], h = d->accepts[s];
+        const uint32_t *to = d->to + (size_t)s * d->n_cls;
+        for (uint32_t c = 0; c < d->n_cls; c++)
+            h = (h ^ group[to[c]]) * 0x9E3779B1u + (h >> 15);
+        uint32_t at = (h ^ h >> 16) & mask;
+        for (; slots[at] != 0; at = (at + 1) & mask) {
+            const uint32_t *as = d->to + (size_t)slots[at] * d->n_cls;
+            uint32_t c = 0;
+            while (c < d->n_cls && group[as[c]] == group[to[c]])
+                c++;
+            if (c == d->n_cls && d->accepts[slots[at]] == d->accepts[s])
+                break;
+        }
+        slots[at] = slots[at] == 0 ? s : slots[at];
+        group[s] = slots[at] == s ? n++ : group[slots[at]];
+        for (size_t c = 0; c < d->n_cls; c++) {
+            const uint32_t *start = w->start + c * d->n + s;
+            for (uint32_t k = start[0]; k < start[1]; k++)
+                if (live[w->from[k]] && --left[w->from[k]] == 0)
+                    todo[n_todo++] = w->from[k];
+        }
+    }
+    build_work(b, (uint64_t)n_done * d->n_cls);
+    return n_done == n_live ? n : 0;
 }
 
 /* Sets group[s] of each state; equal states have equal groups; group 0 is dead. Returns the number
@@ -122,6 +170,10 @@ static uint32_t group_states(struct build *b, const struct dfa *d, const bool *l
                              uint32_t *group)
 {
     size_t bytes = (size_t)(d->n + 3) * sizeof(uint32_t);
+    const struct backwards w = backwards_of(b, d);
+    uint32_t n_groups = group_backwards(b, d, live, &w, group);
+    if (n_groups > 0)
+        return n_groups;
     struct partition p = {.state = build_alloc(b, bytes),
                           .at = build_alloc(b, bytes),
                           .block = group,
@@ -132,7 +184,6 @@ static uint32_t group_states(struct build *b, const struct dfa *d, const bool *l
     uint32_t *todo = build_alloc(b, bytes), n_todo = 0, *touched = build_alloc(b, bytes);
     uint32_t *copy = build_alloc(b, bytes), place = 0;
     bool *waits = build_alloc(b, d->n + 3u);
-    const struct backwards w = backwards_of(b, d);
     for (uint32_t k = 0; k < 3; k++) { /* dead, not accepting, accepting */
         p.first[k] = place;
         for (uint32_t s = 0; s < d->n; s++)
@@ -347,24 +398,31 @@ static const struct lead {
 
 const struct dfa *dfa_length(struct build *b, int32_t min, int32_t max)
 {
-    static const uint8_t borders[] = {0x00, 0x80, 0x90, 0xA0, 0xC0, 0xC2, 0xE0,
-                                      0xE1, 0xED, 0xEE, 0xF0, 0xF1, 0xF4, 0xF5};
+    static const struct {
+        uint8_t from, cls; /* C0, C1 and F5 to FF occur nowhere */
+    } borders[] = {{0x00, 0}, {0x80, 1},  {0x90, 2},  {0xA0, 3}, {0xC0, 4},
+                   {0xC2, 5}, {0xE0, 6},  {0xE1, 7},  {0xED, 8}, {0xEE, 7},
+                   {0xF0, 9}, {0xF1, 10}, {0xF4, 11}, {0xF5, 4}};
     /* A count of c characters is at 1 + 8 * c. The states behind it wait for bytes of a character:
-     * +1, +2, +3 for as many of any kind, +4 to +7 for a limited second byte. */
+     * +1, +2, +3 for as many of any kind, +4 to +7 for a limited second byte.  No two of them are
+     * equal. */
     static const int limited[] = {0, 0, 4, 0, 5, 0, 6, 0, 7};
+    const uint32_t n_cls = 12;
     uint8_t cls[256];
-    uint32_t n_cls = 0;
     int32_t bound = max == REPEAT_ENDLESS ? min : max;
+    if (max < min)
+        return dfa_new(b, 1, (const uint8_t[256]){0}, 1);
     if (bound > DFA_MAX_STATES / 8 - 2)
         build_fault(b, ERR_UNSUPPORTED, "a length of %d beside a pattern or a format",
                     bound);
-    for (int i = 0; i < 256; i++) {
-        while (n_cls < sizeof borders && borders[n_cls] <= i)
-            n_cls++;
-        cls[i] = (uint8_t)(n_cls - 1);
+    for (size_t i = 0, k = 0; i < 256; i++) {
+        if (k < sizeof borders / sizeof *borders && borders[k].from == i)
+            k++;
+        cls[i] = borders[k - 1].cls;
     }
-    scratch_begin(b);
-    struct dfa *d = dfa_new(b, 1 + 8 * ((uint32_t)bound + 1), cls, n_cls);
+    build_work(b, (uint64_t)bound * 100);
+    struct dfa *d = dfa_new(b, 2 + 8 * (uint32_t)bound + (max == REPEAT_ENDLESS ? 7 : 0),
+                            cls, n_cls);
     d->start = 1;
     for (int32_t c = 0; c <= bound; c++) {
         uint32_t at = 1 + 8 * (uint32_t)c;
@@ -386,7 +444,7 @@ const struct dfa *dfa_length(struct build *b, int32_t min, int32_t max)
                 d->to[(at + more) * n_cls + k] = more == 1 ? done : at + more - 1;
         }
     }
-    return dfa_minimize(b, d);
+    return d;
 }
 
 const struct dfa *dfa_any(struct build *b)
@@ -725,7 +783,7 @@ static struct freedom freedom_of(struct build *b, const struct dfa *d)
             for (uint32_t k = start[0]; k < start[1]; k++) {
                 uint32_t p = w.from[k];
                 bool goes = f.begins[p] ? (chars[c] & f.classes[p]) != 0 : v.continues[c];
-                if (!goes || f.room[p] != REPEAT_ENDLESS || p == 0)
+                if (!goes || f.room[p] != REPEAT_ENDLESS)
                     continue;
                 f.room[p] = f.room[s] + f.begins[p];
                 if (f.begins[p])
@@ -748,38 +806,29 @@ static bool escapes_lead_back(const struct dfa *d, uint32_t s)
     return all;
 }
 
-/* A transition to a live state. chars: 1 if its byte begins a character, 0 if it continues one. */
-struct way {
-    uint32_t to;
-    int32_t chars;
-};
-
-/* Writes the ways out of state s. Returns their number, at most twice that of the classes. */
-static uint32_t ways_of(const struct dfa *d, const bool kind[2][256], uint32_t s,
-                        struct way *ways)
+/* Sets whether a byte of each class begins a character. No text has bytes of a class of both
+ * kinds. */
+static void find_chars(const struct dfa *d, bool chars[256])
 {
-    uint32_t n = 0;
-    for (uint32_t c = 0; c < d->n_cls; c++)
-        for (int chars = 0; chars < 2; chars++)
-            if (kind[chars][c] && d->to[s * d->n_cls + c] != 0)
-                ways[n++] = (struct way){d->to[s * d->n_cls + c], chars};
-    return n;
+    memset(chars, 0, 256);
+    for (int byte = 0; byte < 256; byte++)
+        chars[d->cls[byte]] |= (byte & 0xC0) != 0x80;
 }
 
-/* Returns whether the lengths that a state's ways allow are all of min to max: then, by induction
- * on the length, each of them leads to an end. */
-static bool has_all_lengths(const struct dfa *d, const struct dfa_lengths *l, uint32_t s,
-                            const struct way *ways, uint32_t n)
+/* Returns whether each length from min to max of state s is at most `apart` from one that the
+ * state's ways allow.  By induction on the length, each of those leads to an end. */
+static bool has_lengths(const struct dfa *d, const struct dfa_lengths *l,
+                        const bool chars[256], uint32_t s, int64_t apart)
 {
-    int64_t at = d->accepts[s] ? 0 : l->min[s] - 1; /* all from min to this one are there */
-    for (bool more = true; more;) {
+    int64_t at = d->accepts[s] ? 0
+                               : l->min[s] - 1; /* those from min to this one are there */
+    for (bool more = at < l->max[s]; more;) {
         more = false;
-        for (uint32_t i = 0; i < n; i++) {
-            int64_t lo = (int64_t)l->min[ways[i].to] + ways[i].chars;
-            int64_t hi = l->max[ways[i].to] == REPEAT_ENDLESS
-                             ? REPEAT_ENDLESS
-                             : (int64_t)l->max[ways[i].to] + ways[i].chars;
-            if (lo <= at + 1 && hi > at) {
+        for (uint32_t c = 0; c < d->n_cls; c++) {
+            uint32_t to = d->to[s * d->n_cls + c];
+            int64_t lo = (int64_t)l->min[to] + chars[c], hi = l->max[to];
+            hi += hi == REPEAT_ENDLESS ? 0 : chars[c];
+            if (to != 0 && lo <= at + 1 + apart && hi > at) {
                 at = hi;
                 more = true;
             }
@@ -788,23 +837,29 @@ static bool has_all_lengths(const struct dfa *d, const struct dfa_lengths *l, ui
     return at == l->max[s];
 }
 
-/* Sets the least number of characters from each state to an end. */
-static void find_least(struct build *b, const struct dfa *d, const bool kind[2][256],
-                       int32_t *min, struct way *ways)
+/* Sets the least number of characters from each state to an end, from the ends backwards. */
+static void find_least(struct build *b, const struct dfa *d, const bool chars[256],
+                       const struct backwards *w, int32_t *min)
 {
-    for (uint32_t s = 0; s < d->n; s++)
+    /* With two ends: a state that continues a character is as far as the one behind it. */
+    uint32_t *queue = build_alloc(b, (2 * (size_t)d->n + 2) * sizeof *queue);
+    uint32_t from = d->n, to = d->n;
+    for (uint32_t s = 0; s < d->n; s++) {
         min[s] = d->accepts[s] ? 0 : REPEAT_ENDLESS;
-    for (bool changed = true; changed;) {
-        changed = false;
-        build_work(b, (uint64_t)d->n * d->n_cls / 4);
-        for (uint32_t s = d->n; s-- > 1;) {
-            uint32_t n = ways_of(d, kind, s, ways);
-            for (uint32_t i = 0; i < n; i++) {
-                int32_t k = min[ways[i].to];
-                if (k != REPEAT_ENDLESS && k + ways[i].chars < min[s]) {
-                    min[s] = k + ways[i].chars;
-                    changed = true;
-                }
+        if (d->accepts[s])
+            queue[to++] = s;
+    }
+    build_work(b, (uint64_t)d->n * d->n_cls / 4);
+    while (from < to) {
+        uint32_t s = queue[from++];
+        for (size_t c = 0; c < d->n_cls; c++) {
+            const uint32_t *start = w->start + c * d->n + s;
+            for (uint32_t k = start[0]; k < start[1]; k++) {
+                uint32_t p = w->from[k];
+                if (min[s] + chars[c] >= min[p])
+                    continue;
+                min[p] = min[s] + chars[c];
+                queue[chars[c] ? to++ : --from] = p;
             }
         }
     }
@@ -812,13 +867,12 @@ static void find_least(struct build *b, const struct dfa *d, const bool kind[2][
 
 /* Sets the greatest number, from the states without a way out backwards. Those on a loop, or before
  * one, are never reached. count: NULL, or the numbers of texts, up to DFA_MANY. */
-static void find_most(struct build *b, const struct dfa *d, const bool kind[2][256],
-                      int32_t *max, int64_t *count, struct way *ways)
+static void find_most(struct build *b, const struct dfa *d, const bool chars[256],
+                      const struct backwards *w, int32_t *max, int64_t *count)
 {
     int64_t bytes[256] = {0}; /* of each class */
     for (int byte = 0; byte < 256; byte++)
         bytes[d->cls[byte]]++;
-    const struct backwards w = backwards_of(b, d);
     uint32_t *left = build_alloc(b, d->n * sizeof *left);
     uint32_t *todo = build_alloc(b, d->n * sizeof *todo), n_todo = 0;
     for (uint32_t s = 1; s < d->n; s++) {
@@ -829,52 +883,53 @@ static void find_most(struct build *b, const struct dfa *d, const bool kind[2][2
             todo[n_todo++] = s;
     }
     while (n_todo > 0) {
-        uint32_t s = todo[--n_todo], n = ways_of(d, kind, s, ways);
+        uint32_t s = todo[--n_todo];
         max[s] = 0; /* each state leads to an end */
-        for (uint32_t i = 0; i < n; i++)
-            max[s] = MAX(max[s], max[ways[i].to] + ways[i].chars);
+        for (uint32_t c = 0; c < d->n_cls; c++) {
+            uint32_t to = d->to[s * d->n_cls + c];
+            max[s] = to == 0 ? max[s] : MAX(max[s], max[to] + chars[c]);
+        }
         if (count != NULL)
             count[s] = d->accepts[s];
         for (uint32_t c = 0; count != NULL && c < d->n_cls; c++)
             count[s] = MIN(count[s] + bytes[c] * count[d->to[s * d->n_cls + c]],
                            (int64_t)DFA_MANY);
         for (size_t c = 0; c < d->n_cls; c++) {
-            const uint32_t *start = w.start + c * d->n + s;
+            const uint32_t *start = w->start + c * d->n + s;
             for (uint32_t k = start[0]; k < start[1]; k++)
-                if (w.from[k] != 0 && --left[w.from[k]] == 0)
-                    todo[n_todo++] = w.from[k];
+                if (--left[w->from[k]] == 0)
+                    todo[n_todo++] = w->from[k];
         }
     }
 }
 
-const struct dfa_lengths *dfa_lengths(struct build *b, const struct dfa *d)
+const struct dfa_lengths *dfa_lengths(struct build *b, const struct dfa *d, int32_t apart)
 {
     struct dfa_lengths *l = build_alloc(b, sizeof *l);
-    bool kind[2][256] = {0};
-    struct way ways[512];
     l->min = build_alloc(b, d->n * sizeof *l->min);
     l->max = build_alloc(b, d->n * sizeof *l->max);
-    for (int byte = 0; byte < 256; byte++)
-        kind[(byte & 0xC0) != 0x80][d->cls[byte]] = true;
+    bool chars[256];
     scratch_begin(b);
-    find_least(b, d, kind, l->min, ways);
-    find_most(b, d, kind, l->max, NULL, ways);
+    find_chars(d, chars);
+    const struct backwards w = backwards_of(b, d);
+    find_least(b, d, chars, &w, l->min);
+    find_most(b, d, chars, &w, l->max, NULL);
     scratch_end(b);
     for (uint32_t s = 1; s < d->n; s++)
-        if (!has_all_lengths(d, l, s, ways, ways_of(d, kind, s, ways)))
+        if (!has_lengths(d, l, chars, s, apart))
             return NULL; /* a gap */
     return l;
 }
 
 int64_t dfa_count(struct build *b, const struct dfa *d)
 {
-    bool kind[2][256];
-    struct way ways[512];
-    memset(kind, true, sizeof kind);
+    bool chars[256];
     scratch_begin(b);
+    find_chars(d, chars);
+    const struct backwards w = backwards_of(b, d);
     int32_t *most = build_alloc(b, d->n * sizeof *most);
     int64_t *n = build_alloc(b, d->n * sizeof *n);
-    find_most(b, d, kind, most, n, ways);
+    find_most(b, d, chars, &w, most, n);
     scratch_end(b);
     return d->start == 0 ? 0 : most[d->start] == REPEAT_ENDLESS ? DFA_MANY : n[d->start];
 }
@@ -886,6 +941,21 @@ static uint32_t slack_of(const struct dfa *d, const struct dfa_lengths *l)
     for (uint32_t s = 1; s < d->n; s++)
         slack = MAX(slack, l->max[s] == REPEAT_ENDLESS ? l->min[s] : l->max[s]);
     return (uint32_t)slack;
+}
+
+/* Sets lo and hi of the bytes in a row that have one class and one part in a quoted text. Returns
+ * their number. */
+static uint32_t runs_of(const struct dfa *d, struct edge runs[256])
+{
+    uint32_t n = 0;
+    for (int c = 0; c < 256; c++) {
+        bool begins = c == 0 || d->cls[c] != d->cls[c - 1] || c == 0x20 || c == 0x80 ||
+                      c == 0xC0 || c == '"' || c == '"' + 1 || c == '\\' || c == '\\' + 1;
+        if (begins)
+            runs[n++].lo = (uint8_t)c;
+        runs[n - 1].hi = (uint8_t)c;
+    }
+    return n;
 }
 
 uint32_t dfa_embed_as(struct build *b, const struct dfa *d, const struct dfa_form *f,
@@ -907,6 +977,8 @@ uint32_t dfa_embed_as(struct build *b, const struct dfa *d, const struct dfa_for
         count = build_alloc(b, d->n * sizeof *count);
     for (uint32_t s = 1; s < d->n; s++)
         count[s] = counted(b, f, s, node[s]);
+    struct edge runs[256];
+    uint32_t n_runs = runs_of(d, runs);
     struct escapes x = {0}; /* a state without escapes */
     struct freedom free = {0};
     if (l == NULL)
@@ -915,15 +987,16 @@ uint32_t dfa_embed_as(struct build *b, const struct dfa *d, const struct dfa_for
         uint32_t escapes = f->quoted ? embed_escapes(b, d, f, s, node, &x) : NODE_ID_FAIL;
         struct edge edges[256];
         uint32_t n = 0;
-        for (int c = 0; c < 256; c++) {
-            uint32_t to = dfa_step(d, s, (uint8_t)c);
-            uint32_t k = to == 0 ? NODE_ID_FAIL : ((c & 0xC0) == 0x80 ? node : count)[to];
-            if (f->quoted && (c < 0x20 || c == '"'))
+        for (uint32_t i = 0; i < n_runs; i++) {
+            uint8_t lo = runs[i].lo;
+            uint32_t to = dfa_step(d, s, lo);
+            uint32_t k = to == 0 ? NODE_ID_FAIL : ((lo & 0xC0) == 0x80 ? node : count)[to];
+            if (f->quoted && (lo < 0x20 || lo == '"'))
                 continue;
-            if (f->quoted && c == '\\')
+            if (f->quoted && lo == '\\')
                 k = escapes;
             if (k != NODE_ID_FAIL)
-                edges[n++] = (struct edge){.lo = (uint8_t)c, .hi = (uint8_t)c, .next = k};
+                edges[n++] = (struct edge){.lo = lo, .hi = runs[i].hi, .next = k};
         }
         uint32_t made = node_edges(b, edges, n);
         b->nodes[body[s]] = b->nodes[made];

@@ -63,14 +63,14 @@ enum { DFA_MANY = 1 << 20 };
 /* Returns the number of texts; DFA_MANY: that many or more. */
 int64_t dfa_count(struct build *b, const struct dfa *d);
 
-/* How many characters lead from each state to an accepting one: any number from min[s] to max[s]
- * (REPEAT_ENDLESS: no bound). */
+/* How many characters lead from each state to an accepting one: min[s] to max[s] (REPEAT_ENDLESS:
+ * no bound), and at least one of any apart + 1 numbers in a row that meet these. */
 struct dfa_lengths {
     int32_t *min, *max; /* [n] */
 };
 
-/* Returns the lengths, or NULL if the numbers of a state have gaps or are too many to be found. */
-const struct dfa_lengths *dfa_lengths(struct build *b, const struct dfa *d);
+/* Returns the lengths, or NULL if the numbers of a state have a gap of more than `apart`. */
+const struct dfa_lengths *dfa_lengths(struct build *b, const struct dfa *d, int32_t apart);
 
 /* How a DFA is put into a graph. */
 struct dfa_form {

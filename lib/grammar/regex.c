@@ -506,17 +506,24 @@ static struct tree *alternatives(struct parser *p)
 
 /* --- the NFA ------------------------------------------------------------------------ */
 
-enum nfa_kind { N_RANGE, N_SPLIT, N_START, N_END, N_MATCH };
+enum nfa_kind { N_BYTES, N_SPLIT, N_START, N_END, N_MATCH };
+
+/* A byte from lo to hi leads to next. */
+struct nfa_way {
+    uint8_t lo, hi;
+    uint32_t next;
+};
 
 struct nfa_node {
-    uint8_t kind, lo, hi;
-    uint32_t next, other;
+    enum nfa_kind kind;
+    uint32_t next, other; /* N_BYTES: `other` of the ways from `next` on */
 };
 
 struct nfa {
     struct parser *p;
     struct nfa_node *at;
-    uint32_t n, cap;
+    struct nfa_way *ways;
+    uint32_t n, cap, n_ways, cap_ways;
 };
 
 static uint32_t nfa_new(struct nfa *f, enum nfa_kind kind, uint32_t next, uint32_t other)
@@ -525,16 +532,18 @@ static uint32_t nfa_new(struct nfa *f, enum nfa_kind kind, uint32_t next, uint32
         build_fault(f->p->b, ERR_LIMIT, "the pattern \"%.*s\" is too large",
                     (int)MIN(f->p->n, (size_t)120), f->p->text);
     f->at = build_grow(f->p->b, f->at, &f->cap, f->n, sizeof *f->at);
-    f->at[f->n] = (struct nfa_node){.kind = (uint8_t)kind, .next = next, .other = other};
+    f->at[f->n] = (struct nfa_node){.kind = kind, .next = next, .other = other};
     return f->n++;
 }
 
-static uint32_t nfa_range(struct nfa *f, uint32_t lo, uint32_t hi, uint32_t next)
+/* One node for all bytes of a set keeps the subsets small. */
+static uint32_t nfa_bytes(struct nfa *f, const struct nfa_way *ways, uint32_t n)
 {
-    uint32_t id = nfa_new(f, N_RANGE, next, 0);
-    f->at[id].lo = (uint8_t)lo;
-    f->at[id].hi = (uint8_t)hi;
-    return id;
+    for (uint32_t i = 0; i < n; i++) {
+        f->ways = build_grow(f->p->b, f->ways, &f->cap_ways, f->n_ways, sizeof *f->ways);
+        f->ways[f->n_ways++] = ways[i];
+    }
+    return nfa_new(f, N_BYTES, f->n_ways - n, n);
 }
 
 /* A set of characters as nodes over their bytes. After each byte at most one node takes the next
@@ -553,7 +562,7 @@ static uint32_t any_tail(struct utf8_set *u, int k)
     if (k == 0)
         return u->next;
     if (u->any[k] == 0)
-        u->any[k] = nfa_range(u->f, 0x80, 0xBF, any_tail(u, k - 1));
+        u->any[k] = nfa_bytes(u->f, &(struct nfa_way){0x80, 0xBF, any_tail(u, k - 1)}, 1);
     return u->any[k];
 }
 
@@ -571,11 +580,6 @@ static uint32_t range_from(const struct cp_set *s, uint32_t cp)
     return lo;
 }
 
-static uint32_t either(struct nfa *f, uint32_t one, uint32_t other)
-{
-    return one == NO_WAY ? other : nfa_new(f, N_SPLIT, one, other);
-}
-
 static uint32_t tail(struct utf8_set *u, uint32_t first, int k);
 
 /* Returns the node behind the byte of a block: the 64^k characters from `first` on. */
@@ -588,19 +592,27 @@ static uint32_t block(struct utf8_set *u, uint32_t first, int k)
     return s->at[i].lo <= first && s->at[i].hi >= last ? any_tail(u, k) : tail(u, first, k);
 }
 
+/* Adds the ways of n bytes from lo on, which begin blocks of 64^k characters. Returns how many
+ * there are then. */
+static uint32_t add_ways(struct utf8_set *u, uint32_t lo, uint32_t n, uint32_t first, int k,
+                         struct nfa_way *ways, uint32_t n_ways)
+{
+    for (uint32_t v = 0, before = NO_WAY; v < n; v++) {
+        uint32_t to = block(u, first + (v << (6 * k)), k);
+        if (to != NO_WAY && to == before)
+            ways[n_ways - 1].hi++;
+        else if (to != NO_WAY)
+            ways[n_ways++] = (struct nfa_way){(uint8_t)(lo + v), (uint8_t)(lo + v), to};
+        before = to;
+    }
+    return n_ways;
+}
+
 /* Returns the node of the first of k continuing bytes. */
 static uint32_t tail(struct utf8_set *u, uint32_t first, int k)
 {
-    uint32_t out = NO_WAY, size = 1u << (6 * (k - 1)), at = NO_WAY, from = 0;
-    for (uint32_t v = 0; v <= 64; v++) {
-        uint32_t to = v == 64 ? NO_WAY : block(u, first + v * size, k - 1);
-        if (at != NO_WAY && to != at)
-            out = either(u->f, out, nfa_range(u->f, 0x80 + from, 0x80 + v - 1, at));
-        if (to != at)
-            from = v;
-        at = to;
-    }
-    return out;
+    struct nfa_way ways[64];
+    return nfa_bytes(u->f, ways, add_ways(u, 0x80, 64, first, k - 1, ways, 0));
 }
 
 /* No text contains surrogates. */
@@ -614,7 +626,8 @@ static uint32_t nfa_set(struct nfa *f, const struct cp_set *s, uint32_t next)
                  {0x80, 0x7FF, 0xC2, 30, 0x80, 1},
                  {0x800, 0xFFFF, 0xE0, 16, 0, 2},
                  {0x10000, MAX_CP, 0xF0, 5, 0, 3}};
-    uint32_t out = NO_WAY;
+    struct nfa_way ways[256];
+    uint32_t n = 0;
     for (size_t z = 0; z < sizeof sizes / sizeof *sizes; z++) {
         struct cp_set in = {0};
         for (uint32_t i = range_from(s, sizes[z].lo);
@@ -629,20 +642,10 @@ static uint32_t nfa_set(struct nfa *f, const struct cp_set *s, uint32_t next)
                 set_add(f->p->b, &in, lo, hi);
         }
         struct utf8_set u = {.f = f, .set = &in, .next = next};
-        uint32_t at = NO_WAY, from = 0;
-        for (uint32_t v = 0; in.n > 0 && v <= sizes[z].n; v++) {
-            uint32_t first = sizes[z].base + (v << (6 * sizes[z].k));
-            uint32_t to = v == sizes[z].n ? NO_WAY : block(&u, first, sizes[z].k);
-            if (at != NO_WAY && to != at)
-                out = either(f, out,
-                             nfa_range(f, sizes[z].lead + from, sizes[z].lead + v - 1, at));
-            if (to != at)
-                from = v;
-            at = to;
-        }
+        if (in.n > 0)
+            n = add_ways(&u, sizes[z].lead, sizes[z].n, sizes[z].base, sizes[z].k, ways, n);
     }
-    return out == NO_WAY ? nfa_range(f, 1, 0, next) /* an empty range matches nothing */
-                         : out;
+    return nfa_bytes(f, ways, n);
 }
 
 static uint32_t nfa_of(struct nfa *f, const struct tree *t, uint32_t next)
@@ -787,9 +790,8 @@ static bool ends_in(struct subsets *s, uint32_t i, bool at_start)
 static uint32_t byte_classes(const struct nfa *f, uint8_t cls[256])
 {
     bool border[257] = {true};
-    for (uint32_t i = 0; i < f->n; i++)
-        if (f->at[i].kind == N_RANGE && f->at[i].lo <= f->at[i].hi)
-            border[f->at[i].lo] = border[f->at[i].hi + 1] = true;
+    for (uint32_t i = 0; i < f->n_ways; i++)
+        border[f->ways[i].lo] = border[f->ways[i].hi + 1] = true;
     uint32_t n = 0;
     for (int c = 0; c < 256; c++) {
         n += border[c];
@@ -814,12 +816,13 @@ static void behind_set(struct build *b, const struct subsets *s, const struct df
     for (int pass = 0; pass < 2; pass++) {
         for (uint32_t k = s->first[i]; k < s->first[i + 1]; k++) {
             const struct nfa_node *x = &s->f->at[s->all[k]];
-            if (x->kind != N_RANGE || x->lo > x->hi)
-                continue;
-            for (uint32_t c = d->cls[x->lo]; c <= d->cls[x->hi]; c++) {
-                if (pass == 1)
-                    to->at[to->first[c] + n[c]] = x->next;
-                n[c]++;
+            for (uint32_t w = 0; x->kind == N_BYTES && w < x->other; w++) {
+                const struct nfa_way *way = &s->f->ways[x->next + w];
+                for (uint32_t c = d->cls[way->lo]; c <= d->cls[way->hi]; c++) {
+                    if (pass == 1)
+                        to->at[to->first[c] + n[c]] = way->next;
+                    n[c]++;
+                }
             }
         }
         if (pass == 1)
@@ -855,6 +858,7 @@ static uint32_t set_behind(struct build *b, struct subsets *s, struct behind *to
     s->round++;
     for (uint32_t i = 0; i < n; i++)
         reach(s, at[i], false, false, &match);
+    build_work(b, 16 * (uint64_t)n);
     uint32_t number = set_number(b, s);
     if (n == 1)
         to->alone[at[0]] = number;

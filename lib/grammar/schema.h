@@ -154,6 +154,7 @@ struct other_keys {
 };
 
 struct made_rule {
+    struct made_rule *next; /* with the same hash */
     struct goal goal;
     bool plain;
     uint32_t rule;
@@ -168,7 +169,7 @@ struct schema {
     const struct anchor *anchors;
     int depth;           /* of expansions */
     uint32_t n_branches; /* counts anyOf, if and the like that were applied */
-    struct made_rule *rules;
+    struct made_rule **rules, *rules_by_hash[256];
     uint32_t n_rules, cap_rules, n_emitted;
     uint32_t number_rules[4]; /* of any number and any integer: rule + 1; 0: not made yet */
     bool plain; /* the rule that is made has one spelling for each value, but for blanks */

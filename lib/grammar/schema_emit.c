@@ -789,13 +789,20 @@ static bool goals_equal(const struct goal *x, const struct goal *y)
 
 uint32_t schema_rule(struct schema *c, const struct goal *g, bool plain)
 {
-    for (uint32_t i = 0; i < c->n_rules; i++)
-        if (c->rules[i].plain == plain && goals_equal(&c->rules[i].goal, g))
-            return c->rules[i].rule;
+    uintptr_t hash = 0;
+    for (uint32_t i = 0; i < g->n; i++)
+        hash = hash * 31 + ((uintptr_t)g->at[i].schema >> 4);
+    struct made_rule **first = &c->rules_by_hash[(hash ^ hash >> 8) % 256], *r = *first;
+    while (r != NULL && (r->plain != plain || !goals_equal(&r->goal, g)))
+        r = r->next;
+    if (r != NULL)
+        return r->rule;
+    r = build_alloc(c->b, sizeof *r);
+    *r = (struct made_rule){
+        .next = *first, .goal = *g, .plain = plain, .rule = rule_new(c->b)};
     c->rules = build_grow(c->b, c->rules, &c->cap_rules, c->n_rules, sizeof *c->rules);
-    c->rules[c->n_rules] = (struct made_rule){
-        .goal = *g, .plain = plain, .rule = rule_new(c->b)};
-    return c->rules[c->n_rules++].rule;
+    c->rules[c->n_rules++] = *first = r;
+    return r->rule;
 }
 
 /* Returns whether the specs of a list can be spelled so that no value has two spellings: of two
@@ -819,7 +826,7 @@ static bool is_plain(const struct spec *list)
 void schema_emit_all(struct schema *c)
 {
     for (; c->n_emitted < c->n_rules; c->n_emitted++) {
-        struct made_rule r = c->rules[c->n_emitted];
+        const struct made_rule r = *c->rules[c->n_emitted];
         uint32_t at = NODE_ID_FAIL;
         const struct spec *list = schema_expand(c, &r.goal);
         c->plain = r.plain;

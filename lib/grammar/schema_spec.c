@@ -144,13 +144,15 @@ static const struct dfa *strings_of(struct schema *c, const struct spec *s)
     return d;
 }
 
-/* Bounds the lengths of strings: by a count beside the DFA where its lengths have no gaps. */
+/* Bounds the lengths of strings: by a count beside the DFA where no gap in its lengths can hold all
+ * that are allowed. */
 static void bound_lengths(struct schema *c, struct strings *k)
 {
     const struct dfa *d = k->dfa;
     if (d == NULL || d->start == 0 || (k->min == 0 && k->max == REPEAT_ENDLESS))
         return;
-    const struct dfa_lengths *l = dfa_lengths(c->b, d);
+    const struct dfa_lengths *l = dfa_lengths(
+        c->b, d, k->max == REPEAT_ENDLESS ? k->max : k->max - k->min);
     if (l == NULL)
         k->dfa = dfa_combine(c->b, d, dfa_length(c->b, k->min, k->max), DFA_AND);
     else if (l->min[d->start] > k->max || l->max[d->start] < k->min)

@@ -14,7 +14,7 @@
 int arena_init(struct arena *a, size_t max_bytes)
 {
     CHECK(max_bytes > 0);
-    *a = (struct arena){.base = mem_map(max_bytes), .max_bytes = max_bytes};
+    *a = (struct arena){.base = mem_map_sparse(max_bytes), .max_bytes = max_bytes};
     return a->base != NULL ? 0 : -errno;
 }
 

@@ -38,7 +38,7 @@ def scalar(r):
                                           multipleOf=r.choice([1, 2, 5, 7]))}
     if kind == 1:
         return {"type": "string", **some(r, .4, minLength=r.randrange(4), maxLength=r.randrange(4, 12),
-                                         pattern=r.choice(["^a", "b$", "^[a-z]+$", "[0-9]{2}", "^(x|yz)*$", "^(?!ab)"]))}
+                                         pattern=r.choice(["^a", "b$", "^[a-z]+$", "[0-9]{2}", "^(x|yz)*$", "^(?!ab)", "^(\u00e9b{4}.*)?$", "^(abc)*$"]))}
     if kind == 2:
         return {"enum": r.sample(VALUES, r.randrange(1, 4))}
     if kind == 3:

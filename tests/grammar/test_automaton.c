@@ -53,9 +53,8 @@ static struct vocab *make_vocab(void)
                                          "}}",       "]}",
                                          "\"}",      "\\ud83d",
                                          "\\uDE",    "00\\/"};
-    struct rng r = {0};
+    struct rng r = {.s = 17};
     struct vocab *v;
-    r.s = 17;
     for (int i = 0; i < N_TOKENS; i++) {
         char text[200] = "";
         size_t n = i < 256 ? 1 : 0;
@@ -128,8 +127,7 @@ static void check(const char *name, struct grammar *g, uint64_t seed)
 {
     struct automaton *a = automaton_create(g, vocab), *judge = automaton_create(g, vocab);
     uint32_t *mask = calloc(vocab->n_words, sizeof *mask);
-    struct rng r;
-    r.s = seed;
+    struct rng r = {.s = seed};
     for (int answer = 0; answer < 6; answer++) {
         struct walk w;
         char text[4096];

@@ -19,19 +19,9 @@
 /* Writes a random expression. */
 static void expression(struct rng *r, int depth, char *out, size_t max)
 {
-    static const char *const atoms[] = {"a",
-                                        "b",
-                                        "c",
-                                        ".",
-                                        "[ab]",
-                                        "[^a]",
-                                        "\\d",
-                                        "\\w",
-                                        "[b-d1]",
-                                        "\xC3\xA9",
-                                        "[\xC3\xA0-\xC3\xBF]",
-                                        "\\x61",
-                                        "\\s"};
+    static const char *const atoms[] = {"a",     "b",     "c",   ".",      "[ab]",
+                                        "[^a]",  "\\d",   "\\w", "[b-d1]", "é",
+                                        "[à-ÿ]", "\\x61", "\\s"};
     static const char *const counts[] = {"",    "",      "*",     "+",    "?",
                                          "{2}", "{1,3}", "{0,2}", "{2,}", "*?"};
     char one[400], other[400];
@@ -56,9 +46,8 @@ static void test_against_pcre2(void **state)
 {
     static const char *const letters[] = {
         "a", "b", "c", "d", "1", " ", "\xC3\xA9", "\xE2\x82\xAC", "\n", "_"};
-    struct rng r;
+    struct rng r = {.s = 3};
     (void)state;
-    r.s = 3;
     for (int i = 0; i < 400; i++) {
         char body[1000], regex[1100], pattern[1200];
         struct grammar *g;

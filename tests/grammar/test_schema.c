@@ -303,9 +303,20 @@ static void test_counted_patterns(void **state)
         {"{\"type\":\"string\",\"pattern\":\"^x-\",\"minLength\":3,\"maxLength\":60000}",
          {"\"x-1\""},
          {"\"x-\""}},
+        /* lengths with gaps that hold fewer numbers than the bounds allow, and with larger ones */
+        {"{\"pattern\":\"^(abcd.*)?$\",\"type\":\"string\",\"maxLength\":5}",
+         {"\"\"", "\"abcd\"", "\"abcde\""},
+         {"\"abcdef\"", "\"a\""}},
+        {"{\"pattern\":\"^(abcd)*$\",\"type\":\"string\",\"minLength\":2,\"maxLength\":6}",
+         {"\"abcd\""},
+         {"\"\"", "\"abcdabcd\""}},
+        {"{\"pattern\":\"^(abcd)*$\",\"type\":\"string\",\"minLength\":7,\"maxLength\":9}",
+         {"\"abcdabcd\""},
+         {"\"abcd\"", "\"abcdabcdabcd\""}},
     };
     (void)state;
     CHECK_ROWS(rows);
+    assert_false(begins(rows[3].schema, "\"abcda"));
     assert_true(begins(rows[0].schema, "\"aab"));
     assert_false(begins(rows[0].schema, "\"aa\\")); /* only a "b" is left room for */
 }
