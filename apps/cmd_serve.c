@@ -21,6 +21,7 @@
 #include "apps/medium.h"
 #include "apps/option_tables.h"
 #include "apps/engine_options.h"
+#include "apps/serve_models.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/minmax.h"
@@ -34,8 +35,9 @@
 
 struct serve_args {
     struct engine_args engine;
-    const char *host, *api_key_file, *admin_key_file;
-    struct opt_list api_key, admin_key, allow_host, allow_origin, names;
+    const char *host, *api_key_file, *admin_key_file, *models;
+    uint64_t models_memory;
+    struct opt_list given, api_key, admin_key, allow_host, allow_origin, names;
     int port, max_queue, max_connections, http_threads;
     int read_timeout, write_timeout, idle_timeout, keep_alive, drain;
     uint64_t max_body, max_bodies;
@@ -57,8 +59,10 @@ static const char *const waits[] = {"auto", "on", "off", NULL};
 #define TTL_MAX_S INT64_C(3153600000) /* 100 years */
 
 static const struct opt positionals[] = {
-    OPT_MODEL(struct serve_args,
-              "a Hugging Face folder, a GGUF file, or synth:SHAPE for random weights"),
+    {"MODEL_DIR", OPT(struct serve_args, given),
+     .help = "a Hugging Face folder, a GGUF file, or synth:SHAPE for random weights; of "
+             "several "
+             "the request names one"},
     {0},
 };
 
@@ -67,6 +71,14 @@ static const struct opt options[] = {
      .help = "numeric address to listen on, or localhost"},
     {"port", OPT(struct serve_args, port), .arg = "N", .def = "8080", .min = 0,
      .max = 65535, .help = "port to listen on; 0: any free port, which is printed"},
+    {"models", OPT(struct serve_args, models), .arg = "DIR",
+     .help = "serve the models below this folder, too; HCACHE_MODELS counts if no model is "
+             "named"},
+    {"models-memory", OPT(struct serve_args, models_memory), .arg = "BYTES", .def = "0",
+     .help =
+         "bound on the memory of several loaded models together; the one that was used "
+         "least recently is unloaded first; 0: three quarters of the memory that is free "
+         "at the start"},
     OPT_STORE(
         struct serve_args,
         "where state is kept and found, one directory per device; \"memory\" for DRAM"),
@@ -238,7 +250,8 @@ static const struct opt_cmd cmd = {
     .positionals = positionals,
     .options = options,
     .examples = "  hcache serve models/demo --store /var/lib/hcache\n"
-                "  HCACHE_API_KEY=secret hcache serve models/demo --host 0.0.0.0\n",
+                "  HCACHE_API_KEY=secret hcache serve models/demo --host 0.0.0.0\n"
+                "  hcache serve a.gguf b.gguf --models ~/models --store /var/lib/hcache\n",
     .values_bytes = sizeof(struct serve_args),
 };
 const struct opt_cmd *const options_of_serve = &cmd;
@@ -429,7 +442,7 @@ static void print_tools(const struct hcache *h)
 }
 
 /* Lets running requests end normally until the time is up. */
-static void drain(struct server *s, struct hcache *h, int seconds)
+static void drain(struct server *s, struct hcache *h, struct models *m, int seconds)
 {
     int64_t end = clock_now_ns() + seconds * (int64_t)1000000000;
     server_drain(s);
@@ -438,7 +451,10 @@ static void drain(struct server *s, struct hcache *h, int seconds)
             n_active == 1 ? " is" : "s are");
     while (server_n_active(s) > 0 && clock_now_ns() < end)
         clock_sleep_ns(20000000);
-    hcache_serve_stop(h);
+    if (m != NULL)
+        models_stop(m);
+    else
+        hcache_serve_stop(h);
     /* Leaves a second for the last bytes on their way to clients. */
     end = clock_now_ns() + (int64_t)1000000000;
     while (server_n_active(s) > 0 && clock_now_ns() < end)
@@ -455,14 +471,33 @@ static uint64_t guarantee_bytes(const struct serve_args *a, int n_keys)
     return MAX(o->store_cap_bytes / 4 * 3 / (uint64_t)n_keys, 1);
 }
 
-static int load(const struct serve_args *a, int n_keys, struct hcache **h,
-                struct hcache_err *err)
+/* Returns whether models are loaded on demand. */
+static bool is_several(const struct serve_args *a)
+{
+    return a->given.n > 1 || a->models != NULL;
+}
+
+/* Loads the model, or one of several. *h is the model in both cases; of several it is in use, and
+ * *first is its number. */
+static int load(const struct serve_args *a, int n_keys, struct serve_models *several,
+                struct server *s, int *first, struct hcache **h, struct err *err)
 {
     struct hcache_opts o = a->engine.o;
+    struct hcache_err herr = {0};
     o.guarantee_bytes = guarantee_bytes(a, n_keys);
     o.store_optional = !a->store_required;
-    int rc = hcache_open(&o, h, err);
-    return rc != 0 ? rc : hcache_serve_start(*h, a->max_queue, err);
+    if (is_several(a)) {
+        const struct models_opts mo = {.max_queue = a->max_queue,
+                                       .memory_bytes = a->models_memory,
+                                       .changed = server_models_changed,
+                                       .arg = s};
+        return serve_models_open(several, &mo, &o, first, h, err);
+    }
+    o.model = several->paths[0];
+    int rc = hcache_open(&o, h, &herr);
+    if (rc == 0)
+        rc = hcache_serve_start(*h, a->max_queue, &herr);
+    return rc == 0 ? 0 : err_set(err, rc, "%s", herr.msg);
 }
 
 /* Returns true if the server may continue without the file whose opening failed with rc. -ENOENT:
@@ -556,7 +591,8 @@ static int choose_truncation(const struct serve_args *a, const struct hcache *h,
     if (a->truncate != NULL)
         return out->ratio > 0 ? hcache_truncation_check(h, out, NULL, err) : 0;
     *out = (struct hcache_truncation){.ratio = 0.5};
-    if (a->engine.o.n_store == 0 || hcache_truncation_check(h, out, NULL, NULL) != 0)
+    bool can = is_several(a) || hcache_truncation_check(h, out, NULL, NULL) == 0;
+    if (a->engine.o.n_store == 0 || !can)
         out->ratio = 0;
     return 0;
 }
@@ -577,17 +613,27 @@ static bool waits_ready(const struct serve_args *a)
            strncmp(a->host, "127.", 4) == 0;
 }
 
-static int serve(const struct serve_args *a, const struct api_keys *keys, int n_admin_keys,
-                 struct stopping *st)
+/* Says which models there are. */
+static void print_models(const struct serve_models *several)
+{
+    fprintf(stderr, "models:");
+    for (int i = 0; i < several->n; i++)
+        fprintf(stderr, "%s %s", i > 0 ? "," : "", several->names[i].items[0]);
+    fprintf(stderr, "; loaded when a request names them\n");
+}
+
+static int serve(const struct serve_args *a, struct serve_models *several,
+                 const struct api_keys *keys, int n_admin_keys, struct stopping *st)
 {
     struct server *s = NULL;
-    struct hcache *h = NULL;
+    /* h: the model; alone: the same if it is the only one; store: what shows the store's state */
+    struct hcache *h = NULL, *alone = NULL, *store = NULL;
+    int first = 0;
     struct conversations *conversations = NULL;
     struct shelf *shelf = NULL;
     struct err err = {0};
     struct hcache_err herr = {0};
-    char *name = a->names.n > 0 ? strdup(a->names.items[0])
-                                : engine_model_name(a->engine.o.model);
+    char *name = strdup(a->names.n > 0 ? a->names.items[0] : several->names[0].items[0]);
     const char *const only[] = {name};
     char own[256] = ""; /* this machine's name */
     if (gethostname(own, sizeof own - 1) != 0)
@@ -620,6 +666,7 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
                              .max_connections = a->max_connections,
                              .max_queue = a->max_queue,
                              .wait_ready = waits_ready(a),
+                             .wait_load = strcmp(a->wait_ready, "off") != 0,
                              .read_timeout_s = a->read_timeout,
                              .write_timeout_s = a->write_timeout,
                              .idle_timeout_s = a->idle_timeout,
@@ -638,11 +685,13 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
     rc = server_start(&so, &s, &err);
     if (rc != 0)
         code = fail(rc, err.msg);
-    if (rc == 0 && (rc = load(a, keys->n, &h, &herr)) != 0)
-        code = fail(rc, herr.msg);
-    if (rc == 0 && (rc = open_conversations(a, h, keys->n, &conversations, &err)) != 0)
+    if (rc == 0 && (rc = load(a, keys->n, several, s, &first, &h, &err)) != 0)
         code = fail(rc, err.msg);
-    if (rc == 0 && (rc = open_files(a, h, keys->n, &shelf, &err)) != 0)
+    alone = several->models == NULL ? h : NULL;
+    store = several->models == NULL ? h : models_store(several->models);
+    if (rc == 0 && (rc = open_conversations(a, store, keys->n, &conversations, &err)) != 0)
+        code = fail(rc, err.msg);
+    if (rc == 0 && (rc = open_files(a, store, keys->n, &shelf, &err)) != 0)
         code = fail(rc, err.msg);
     struct hcache_truncation truncation = {0};
     if (rc == 0 && (rc = choose_truncation(a, h, &truncation, &herr)) != 0)
@@ -651,7 +700,9 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
         server_keep(s, conversations);
         server_truncate(s, &truncation);
         server_batches(s, shelf, batch_sequences(a));
-        if ((rc = server_ready(s, h, &err)) != 0)
+        if (several->models != NULL)
+            server_models(s, several->models, several->names, several->n);
+        if ((rc = server_ready(s, store, &err)) != 0)
             code = fail(rc, err.msg);
     }
     for (int i = 0; rc == 0 && i < a->engine.o.n_store; i++)
@@ -660,26 +711,56 @@ static int serve(const struct serve_args *a, const struct api_keys *keys, int n_
         print_limits(a, keys->n);
         print_names(a, keys->n, own, &so.names);
         print_lives(a);
+        if (several->models != NULL)
+            print_models(several);
         print_tools(h);
+    }
+    if (several->models != NULL && h != NULL)
+        models_give(several->models, first);
+    if (rc == 0) {
         atomic_store(&st->loaded, true);
         bool is_v6 = strchr(a->host, ':') != NULL;
         fprintf(stderr, "hcache serve: %s is ready at http://%s%s%s:%d\n", name,
                 is_v6 ? "[" : "", a->host, is_v6 ? "]" : "", server_port(s));
         wait_until_asked(st);
-        drain(s, h, a->drain);
+        drain(s, h, several->models, a->drain);
     }
+    if (several->models != NULL)
+        models_stop(several->models); /* it wakes the server's requests no more */
     server_stop(s);
     conversations_close(conversations);
     shelf_close(shelf);
-    hcache_close(h); /* makes state that is being saved durable */
+    hcache_close(alone); /* makes state that is being saved durable, as models_close does */
+    models_close(several->models);
+    several->models = NULL;
     dates_close(dates);
     free(name);
     return code;
 }
 
+/* Checks what several models cannot have. */
+static int check_several(const struct serve_args *a, struct err *err)
+{
+    if (!is_several(a))
+        return 0;
+    if (a->names.n > 0)
+        return err_set(
+            err, ERR_USAGE,
+            "--served-name names one model; several have the names of their files");
+    if (a->engine.o.remote != NULL)
+        return err_set(
+            err, ERR_USAGE,
+            "--remote serves one model: start a server for each model, with stores of "
+            "their own");
+    if (a->truncate != NULL && a->truncation.ratio > 0 && a->engine.store.n == 0)
+        return err_set(err, ERR_USAGE, "--truncate of several models needs --store");
+    return 0;
+}
+
 int cmd_serve(int argc, char **argv)
 {
     struct serve_args a;
+    struct serve_models several = {0};
     struct opt_parsed *parsed;
     struct stopping st;
     struct api_keys keys = {0};
@@ -692,11 +773,18 @@ int cmd_serve(int argc, char **argv)
     if (a.verbose)
         log_set_level(LOG_INFO);
     struct hcache_err herr = {0};
-    int rc = engine_args_finish(&a.engine, &err);
+    if (a.given.n > 0 && opt_source_of(parsed, "models") == OPT_FROM_ENV)
+        a.models =
+            NULL; /* there it is the folder of fetched models, for names as OWNER/REPO */
+    int rc = serve_models_find(&several, &a.given, a.models, &err);
+    if (rc == 0)
+        rc = engine_args_finish(&a.engine, &err);
     if (rc == 0 && a.truncate != NULL &&
         (rc = hcache_truncation_parse(a.truncate, &a.truncation, &herr)) != 0)
         err_set(&err, rc, "--%s", herr.msg);
     a.engine.o.truncates = a.truncation.ratio > 0;
+    if (rc == 0)
+        rc = check_several(&a, &err);
     if (rc == 0)
         rc = read_keys(&a, &keys, &n_admin_keys, &err);
     if (rc == 0 && keys.n == 0 && !a.no_key && !is_loopback(a.host))
@@ -714,9 +802,10 @@ int cmd_serve(int argc, char **argv)
         code = fail(rc, strerror(rc));
     } else {
         raise_descriptors(a.max_connections);
-        code = serve(&a, &keys, n_admin_keys, &st);
+        code = serve(&a, &several, &keys, n_admin_keys, &st);
     }
     api_keys_deinit(&keys);
+    serve_models_deinit(&several);
     opt_end(parsed);
     return code;
 }

@@ -100,6 +100,11 @@ struct answers {
     struct entry entry[];
 };
 
+bool answers_are_of_models(const struct answers *m)
+{
+    return m->o.of_models;
+}
+
 /* --- names and seals -------------------------------------------------------------------------- */
 
 /* Extends a hash by one byte. The hash is a polynomial in the bytes modulo 2^64. */

@@ -35,6 +35,9 @@ struct answers_opts {
     const char *path;
     /* Identifies the meaning of token ids. A file of another vocabulary is replaced. */
     struct sha256 vocabulary;
+    /* The answers are those of several models. Then `vocabulary` is all zero, and the salt of
+     * answers_put and answers_find names the model, too (retoken.c). */
+    bool of_models;
     int64_t ttl_s; /* an answer is forgotten this time after it was given; 0: never */
 };
 
@@ -62,6 +65,8 @@ struct answers_of {
     struct sha256 asked; /* key of the chunk in which the prompt ends */
     int64_t ttl_s;       /* time to live of the state; 0: none */
 };
+/* Returns answers_opts.of_models. */
+bool answers_are_of_models(const struct answers *m);
 /* Remembers a copy of the tokens. If the text is known already, the new tokens replace the old
  * ones. salt NULL: the empty salt. Without memory nothing is remembered. */
 void answers_put(struct answers *m, const char *salt, const struct answers_text *text,

@@ -7,10 +7,12 @@
 #include "base/mem.h"
 #include "base/textbuf.h"
 
-/* Returns the length of a name without ".gguf" at its end. */
+/* Returns the length of a name without ".gguf" at its end, and without Ollama's ":latest". */
 static size_t stem_length(const char *name)
 {
     size_t n = strlen(name);
+    if (n > 7 && strcmp(name + n - 7, ":latest") == 0)
+        return n - 7;
     return n > 5 && strcasecmp(name + n - 5, ".gguf") == 0 ? n - 5 : n;
 }
 
@@ -23,6 +25,17 @@ static bool is_name(const char *own, const char *name)
            (stem_length(short_own) == n && strncmp(short_own, name, n) == 0);
 }
 
+int client_find_model(const struct model_names *models, int n, const char *name)
+{
+    if (name == NULL || strcmp(name, "default") == 0)
+        return 0;
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < models[i].n; k++)
+            if (is_name(models[i].items[k], name))
+                return i;
+    return -1;
+}
+
 int client_check_model(const struct client *c, const char *name, struct fault *f)
 {
     const struct model_names *m = &c->names;
@@ -30,6 +43,15 @@ int client_check_model(const struct client *c, const char *name, struct fault *f
     const char *const *items = m->n > 0 ? m->items : one;
     int n_items = m->n > 0 ? m->n : 1;
     struct textbuf list = {0};
+    int other = m->n_served > 0 && name != NULL && strcmp(name, "default") != 0
+                    ? client_find_model(m->served, m->n_served, name)
+                    : -1;
+    if (other >= 0 && strcmp(m->served[other].items[0], items[0]) != 0)
+        return fault_set(
+            f, 400, "model_mismatch", "model",
+            "this is answered by the model '%.100s', which the first line names: "
+            "put requests for '%.100s' into a batch of their own",
+            items[0], m->served[other].items[0]);
     if (name == NULL || m->any || strcmp(name, "default") == 0 ||
         (m->in_file != NULL && is_name(m->in_file, name)))
         return 0;

@@ -38,6 +38,13 @@ struct model_names {
     int n;
     const char *in_file; /* the name in the file's metadata; NULL: none */
     bool any;            /* every other name is accepted, too */
+    /* The model's file, for messages; NULL: unknown. */
+    const char *path;
+    uint64_t file_bytes; /* bytes of its files; 0: unknown */
+    /* All models of the server, of which this is one. The names of the others are refused. n_served
+     * 0: there is one model. */
+    const struct model_names *served;
+    int n_served;
 };
 
 /* A generation copies this struct. Everything that it points to is borrowed until the generation is
@@ -78,6 +85,9 @@ struct client {
  * ".gguf" at its end and without the organisation in front of it, that of the file's metadata, and
  * "default". NULL: the request names none. Returns 0, or -1 with *f, which lists the names. */
 int client_check_model(const struct client *c, const char *name, struct fault *f);
+/* Returns the number of the model with that name, among n; -1: there is none. NULL, and "default",
+ * name the first one. */
+int client_find_model(const struct model_names *models, int n, const char *name);
 /* Returns the salt of a request's state, made from its key's salt and its own cache_salt (NULL: it
  * has none). The result is from malloc; NULL is the empty salt. */
 char *client_state_salt(const struct client *c, const char *cache_salt);

@@ -69,12 +69,25 @@ int hcache_cache_pin(struct hcache *h, uint8_t (*keys)[32], int n, int64_t until
 
 /* --- erasing ---------------------------------------------------------------------------------- */
 
-/* Reports the result of an erasure to the engine and the caller. */
+/* Calls a function for the service of each model that uses the store. */
+static void each_service(struct hcache *h, void (*fn)(struct service *s))
+{
+    if (h->shared == NULL) {
+        fn(h->service);
+        return;
+    }
+    pthread_mutex_lock(&h->shared->lock);
+    for (struct hcache *o = h->shared->open; o != NULL; o = o->next)
+        fn(o->service);
+    pthread_mutex_unlock(&h->shared->lock);
+}
+
+/* Reports the result of an erasure to the engines and the caller. */
 static void erased_tell(struct hcache *h, const struct store_erased *gone,
                         struct hcache_erased *out)
 {
     if (gone->n_chunks > 0 || gone->n_owed > 0)
-        service_forget_erased(h->service);
+        each_service(h, service_forget_erased);
     *out = (struct hcache_erased){.n_chunks = (int64_t)gone->n_chunks,
                                   .n_bytes = (int64_t)gone->n_bytes,
                                   .n_shared = (int64_t)gone->n_shared,
@@ -155,7 +168,7 @@ int hcache_cache_evict_expired(struct hcache *h, uint64_t *n_chunks, struct hcac
 
 void hcache_cache_flush(struct hcache *h)
 {
-    service_flush(h->service);
+    each_service(h, service_flush);
 }
 
 /* --- quotas and counts ------------------------------------------------------------------------ */

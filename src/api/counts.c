@@ -135,6 +135,58 @@ void counts_saver(const struct saver_stats *st, struct hcache_stats *out)
     out->save_buffer_used_bytes = st->used_bytes;
 }
 
+static void hist_sum(struct hcache_hist *to, const struct hcache_hist *from)
+{
+    for (int i = 0; i <= HCACHE_HIST_BUCKETS; i++)
+        to->count[i] += from->count[i];
+    to->sum_s += from->sum_s;
+}
+
+static void names_sum(struct hcache_counts *to, const struct hcache_counts *from)
+{
+    for (int i = 0; i < from->n; i++)
+        to->at[i] = (struct hcache_count){
+            from->at[i].name, (i < to->n ? to->at[i].count : 0) + from->at[i].count};
+    to->n = from->n > to->n ? from->n : to->n;
+}
+
+void counts_sum(struct hcache_stats *to, const struct hcache_stats *from)
+{
+#define ADD(field) to->field += from->field
+    ADD(n_waiting), ADD(n_running), ADD(n_ended), ADD(n_cancelled), ADD(n_failed);
+    ADD(n_refused), ADD(n_timed_out), ADD(prompt_tokens), ADD(generated_tokens);
+    ADD(guessed_tokens), ADD(guessed_right), ADD(device_tokens), ADD(restored_tokens);
+    ADD(dram_tokens), ADD(remote_tokens), ADD(computed_tokens), ADD(restored_bytes);
+    ADD(n_restores), ADD(n_restores_recompute), ADD(layers_recompute), ADD(layers_hidden);
+    ADD(layers_kv), ADD(n_replanned), ADD(n_staged), ADD(n_staged_used);
+    ADD(restore_predicted_s), ADD(restore_measured_s), ADD(restore_wait_s), ADD(n_misses);
+    ADD(shed_behind), ADD(shed_memory), ADD(shed_cap), ADD(shed_refused), ADD(shed_space);
+    ADD(shed_parent), ADD(shed_tail), ADD(shed_fault), ADD(shed_erased), ADD(saved_chunks);
+    ADD(saved_tails), ADD(shared_chunks), ADD(save_buffer_bytes);
+    ADD(save_buffer_used_bytes), ADD(n_preempted), ADD(recovered_tokens);
+    ADD(recomputed_tokens), ADD(n_stairs), ADD(n_replays), ADD(stairs_s), ADD(kv_blocks);
+    ADD(kv_blocks_free), ADD(kv_blocks_kept), ADD(kv_blocks_evicted), ADD(link_bytes);
+    ADD(link_down_bytes), ADD(weights_read_bytes);
+#undef ADD
+    to->wait_s = from->wait_s > to->wait_s ? from->wait_s : to->wait_s;
+    names_sum(&to->plans, &from->plans);
+    names_sum(&to->surprises, &from->surprises);
+    names_sum(&to->stalls, &from->stalls);
+    hist_sum(&to->queue, &from->queue);
+    hist_sum(&to->ttft, &from->ttft);
+    hist_sum(&to->tbt, &from->tbt);
+    hist_sum(&to->restore, &from->restore);
+    hist_sum(&to->restore_predicted, &from->restore_predicted);
+}
+
+void counts_unloaded(struct hcache_stats *st)
+{
+    st->n_waiting = st->n_running = 0;
+    st->kv_blocks = st->kv_blocks_free = st->kv_blocks_kept = 0;
+    st->save_buffer_bytes = st->save_buffer_used_bytes = 0;
+    st->wait_s = 0;
+}
+
 struct hcache_dram counts_dram(const struct store_dram *d)
 {
     return (struct hcache_dram){.cap_bytes = d->cap_bytes,

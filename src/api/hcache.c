@@ -202,7 +202,44 @@ void hcache_on_end(void (*hook)(void *arg, const char *why), void *arg)
     check_on_end(hook, arg);
 }
 
+void hcache_shared_init(struct hcache_shared *s)
+{
+    *s = (struct hcache_shared){.open = NULL};
+    pthread_mutex_init(&s->lock, NULL);
+}
+
+void hcache_shared_deinit(struct hcache_shared *s)
+{
+    stack_shared_close(&s->k);
+    pthread_mutex_destroy(&s->lock);
+}
+
+/* Lists the model among those that share, or removes it. */
+static void share_list(struct hcache *h, bool is_open)
+{
+    struct hcache_shared *s = h->shared;
+    if (s == NULL)
+        return;
+    pthread_mutex_lock(&s->lock);
+    if (is_open) {
+        h->next = s->open;
+        s->open = h;
+    }
+    for (struct hcache **at = &s->open; !is_open && *at != NULL; at = &(*at)->next)
+        if (*at == h) {
+            *at = h->next;
+            break;
+        }
+    pthread_mutex_unlock(&s->lock);
+}
+
 int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_err *err)
+{
+    return hcache_open_shared(o, NULL, out, err);
+}
+
+int hcache_open_shared(const struct hcache_opts *o, struct hcache_shared *shared,
+                       struct hcache **out, struct hcache_err *err)
 {
     *out = NULL;
     int rc = check_opts(o, hcache_inner(err));
@@ -213,10 +250,12 @@ int hcache_open(const struct hcache_opts *o, struct hcache **out, struct hcache_
     struct hcache *h = xcalloc(1, sizeof *h);
     int64_t t0 = clock_now_ns();
     h->opening = o;
+    h->shared = shared;
     h->n_start_passes = -model_passes();
     spans_begin(&h->spans);
     struct stack_opts so = {
         .user = *o, .check = before_weights, .check_arg = h, .spans = &h->spans};
+    so.shared = shared != NULL ? &shared->k : NULL;
     if (o->throttle_bytes_per_s > 0 && o->n_store == 0) {
         warn(o, "throttle limits the reads of a store; without a store it has no effect");
         so.user.throttle_bytes_per_s = 0;
@@ -271,6 +310,7 @@ void hcache_close(struct hcache *h)
 {
     if (h == NULL)
         return;
+    share_list(h, false);
     remote_on_erased(h->k.remote, NULL, NULL);
     service_destroy(h->service);
     stack_close(&h->k);
@@ -858,7 +898,10 @@ void hcache_result_free(struct hcache_result *r)
 
 int hcache_serve_start(struct hcache *h, int max_queue, struct hcache_err *err)
 {
-    return service_start(h->service, max_queue, hcache_inner(err));
+    int rc = service_start(h->service, max_queue, hcache_inner(err));
+    if (rc == 0)
+        share_list(h, true);
+    return rc;
 }
 
 void hcache_serve_stop(struct hcache *h)

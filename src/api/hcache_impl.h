@@ -2,6 +2,8 @@
 #ifndef API_HCACHE_IMPL_H
 #define API_HCACHE_IMPL_H
 
+#include <pthread.h>
+
 #include "api/dialog.h"
 #include "api/service.h"
 #include "api/stack.h"
@@ -10,8 +12,27 @@
 
 _Static_assert(sizeof(struct hcache_err) == sizeof(struct err), "one layout of errors");
 
+/* What the models of one process share: the store, and who must learn of its erasures. Init with
+ * hcache_shared_init. */
+struct hcache_shared {
+    struct stack_shared k;
+    pthread_mutex_t lock; /* protects `open` */
+    struct hcache *open;  /* the models that are open */
+};
+void hcache_shared_init(struct hcache_shared *s);
+/* Closes the shared store, after all models. */
+void hcache_shared_deinit(struct hcache_shared *s);
+
+/* Opens a model beside others, as hcache_open does. Call it from one thread at a time for each
+ * `shared`. Functions that erase or flush reach all models that share and are served
+ * (hcache_serve_start). A remote, and truncation without a store, are not possible. */
+int hcache_open_shared(const struct hcache_opts *o, struct hcache_shared *shared,
+                       struct hcache **out, struct hcache_err *err);
+
 struct hcache {
     struct stack k;
+    struct hcache_shared *shared; /* borrowed; NULL: nothing is shared */
+    struct hcache *next;          /* in shared->open; protected by shared->lock */
     /* the caller's options during hcache_open; else NULL */
     const struct hcache_opts *opening;
     struct chat_drop *drop;

@@ -120,6 +120,21 @@ int line_read(const struct input *in, enum input_got got, struct idset *seen,
     return rc;
 }
 
+char *line_first_model(const char *path)
+{
+    struct input in;
+    struct err err;
+    size_t at, len;
+    char *name = NULL;
+    if (input_open(&in, path, &err) != 0)
+        return NULL;
+    if (input_next(&in, 0, &err) == INPUT_LINE &&
+        json_find(in.line.p, in.line.n, "body", &at, &len))
+        name = json_find_text(in.line.p + at, len, "model");
+    input_close(&in);
+    return name;
+}
+
 void line_deinit(struct line *l)
 {
     json_free(l->json);

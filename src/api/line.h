@@ -40,6 +40,10 @@ int line_read(const struct input *in, enum input_got got, struct idset *seen,
               struct line *out, struct fault *f);
 void line_deinit(struct line *l);
 
+/* Returns the model that the first request of a file names, from malloc; NULL: it names none, or
+ * the file cannot be read. */
+char *line_first_model(const char *path);
+
 /* Returns the kind of request that has this url; 0: there is none. */
 unsigned line_kind(const char *url);
 

@@ -349,6 +349,18 @@ static int host_can_hold_copies(const struct memory_ask *a, struct err *err)
         (double)(weights + kv + buffers + a->dram_bytes) / 1e9, (double)all / 1e9);
 }
 
+uint64_t memory_plan_bytes(const struct memory_ask *a)
+{
+    size_t bytes[MAX_STAGES];
+    struct memory_ask q = *a;
+    q.dram_bytes = 0;
+    struct needs most = stages_need(&q, bytes);
+    if (!a->model->dev->unified)
+        return total_of(&most);
+    struct host_needs n = host_needs_of(&q);
+    return n.weights + n.kv + n.buffers + most.work + most.restore;
+}
+
 int memory_plan_reserve(const struct memory_ask *a, struct err *err)
 {
     struct device *d = a->model->dev;

@@ -59,6 +59,10 @@ int memory_plan_share(const struct memory_ask *a, const struct weights_sizes *z,
  * cache holds as many tokens in the same memory, and they need no restore at all. */
 uint64_t memory_plan_dram_bytes(const struct memory_ask *a);
 
+/* Returns the memory that the plan takes at most, beside copies in DRAM: of the host if memory is
+ * unified, else of the stage that needs the most. */
+uint64_t memory_plan_bytes(const struct memory_ask *a);
+
 /* Reserves the planned memory on every stage. Returns -ENOMEM, with the needed sums and advice,
  * also if host memory does not hold dram_bytes beside the rest. */
 int memory_plan_reserve(const struct memory_ask *a, struct err *err);

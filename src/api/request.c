@@ -143,7 +143,7 @@ static const struct field fields[] = {
     {"prompt_cache_retention", F_IGNORED, 0, 0, 0, BOTH | RESP, "ignored: state is kept until room is needed"},
     {"client_metadata", F_EXTRA, 0, 0, 0, RESP | REQUEST_CHAT, "ignored"},
     {"prompt_cache_options", F_EXTRA, 0, 0, 0, BOTH | RESP, "ignored: prefixes are found by content"},
-    {"keep_alive", F_EXTRA, 0, 0, 0, BOTH | OLL, "ignored: the model stays in memory"},
+    {"keep_alive", F_EXTRA, 0, 0, 0, BOTH | OLL, "0 unloads one of several models; other values change nothing"},
     {"regex", F_FORM, HCACHE_FORM_REGEX, 0, 0, BOTH, "same as guided_regex"},
     {"thinking_token_budget", F_BUDGET, 0, 0, 0, REQUEST_CHAT, "most tokens of the thought; then the answer begins"},
     {"thinking_budget", F_BUDGET, 0, 0, 0, REQUEST_CHAT, "same as thinking_token_budget"},

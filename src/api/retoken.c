@@ -127,6 +127,29 @@ static bool is_blank(char c)
     return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
 
+/* Returns the salt under which the answers of this model are remembered, from malloc: the same text
+ * has other tokens in another model. */
+static char *answers_salt(const struct hcache *h, const struct answers *m, const char *salt)
+{
+    struct hcache_model_info info;
+    if (m == NULL || !answers_are_of_models(m))
+        return salt != NULL ? xstrdup(salt) : NULL;
+    hcache_model_info(h, &info);
+    return xasprintf("%s/%s", salt != NULL ? salt : "", info.fingerprint);
+}
+
+/* answers_find, among the answers of this model. */
+static bool find_answer(const struct hcache *h, struct answers *m, const char *salt,
+                        const struct prompt_text *text, size_t *n_found, int32_t **ids,
+                        int *n_ids)
+{
+    char *own = answers_salt(h, m, salt);
+    bool is_found = m != NULL &&
+                    answers_find(m, own, text->text, text->n, n_found, ids, n_ids);
+    free(own);
+    return is_found;
+}
+
 int retoken_encode(const struct hcache *h, struct answers *m, const char *salt,
                    const struct prompt_text *text, struct prompt_ids *out, char *what,
                    struct hcache_err *err)
@@ -136,8 +159,7 @@ int retoken_encode(const struct hcache *h, struct answers *m, const char *salt,
     size_t n_found = 0;
     what[0] = 0;
     int rc = encode(h, text, &out->ids, &out->n, err);
-    if (rc != 0 || m == NULL ||
-        !answers_find(m, salt, text->text, text->n, &n_found, &ids, &n_ids))
+    if (rc != 0 || !find_answer(h, m, salt, text, &n_found, &ids, &n_ids))
         return rc;
     int from = boundary(h, out, text->text, text->n, n_found), same = 0;
     while (same < n_ids && same < out->n && ids[same] == out->ids[same])
@@ -247,11 +269,12 @@ static void remember(const struct hcache *h, struct answers *m, const char *salt
                      const struct answers_ids *ids, const struct answers_of *of)
 {
     struct answers_text text = {.text = asked->text, .n_text = asked->n};
-    char *answer;
+    char *answer, *own = answers_salt(h, m, salt);
     prompt_text_answer(h, asked, a, n, &answer, &text.n_more);
     text.more = answer;
-    answers_put(m, salt, &text, ids, of);
+    answers_put(m, own, &text, ids, of);
     hcache_free(answer);
+    free(own);
 }
 
 struct sha256 retoken_end_key(const struct hcache *h, int context, int step, int keep,

@@ -26,6 +26,7 @@
 
 enum {
     LOOKAHEAD = 1024,
+    LEAST_TURN_S = 5, /* a batch keeps its model so long, although another is wanted */
     PATH_BYTES = 4200,
     RETRY_S = SHELF_RETRY_S, /* seconds to wait after a fault of the disk */
 };
@@ -36,6 +37,8 @@ struct runner {
     /* the batch that runs; used by the thread only, like all fields up to `lock` */
     struct shelf_batch now;
     struct client_calls calls;
+    bool has_no_model;             /* the batch's model could not be loaded */
+    int loan;                      /* of runner_opts.borrow */
     uint64_t lost_bytes;           /* bytes of answers that found no room */
     char last[SHELF_TENANT_BYTES]; /* the tenant that had the last turn */
 
@@ -106,6 +109,9 @@ static void on_progress(void *arg, const struct batch_counts *c)
         batch_stop(r->job);
     else if (c->elapsed_s > RUNNER_TURN_S && other_waits(r))
         batch_yield(r->job);
+    else if (r->o.must_return != NULL && c->elapsed_s > LEAST_TURN_S &&
+             r->o.must_return(r->o.arg, r->loan))
+        batch_yield(r->job);
 }
 
 /* --- one batch -------------------------------------------------------------------------------- */
@@ -128,9 +134,11 @@ static int finish(struct runner *r, enum batch_status status, struct err *err)
 static int fail(struct runner *r, const char *why, struct err *err)
 {
     log_warn("%s fails: %s", r->now.head.id, why);
-    snprintf(r->now.error_code, sizeof r->now.error_code, "server_error");
-    snprintf(r->now.error_message, sizeof r->now.error_message,
-             "the server could not read or write its files");
+    snprintf(r->now.error_code, sizeof r->now.error_code, "%s",
+             r->has_no_model ? "model_not_loaded" : "server_error");
+    snprintf(r->now.error_message, sizeof r->now.error_message, "%s",
+             r->has_no_model ? "the model that the first line names cannot be loaded"
+                             : "the server could not read or write its files");
     return finish(r, BATCH_FAILED, err);
 }
 
@@ -154,6 +162,23 @@ static void set_job(struct runner *r, struct batch *job)
     if (job != NULL && r->stopping)
         batch_stop(job);
     pthread_mutex_unlock(&r->lock);
+}
+
+static bool wait_for_news(struct runner *r, int seconds);
+
+/* Takes the batch's model, and waits until it is loaded. */
+static int borrow(struct runner *r, const char *input, struct client *client,
+                  struct err *err)
+{
+    uint64_t ticket = 0;
+    int rc;
+    if (r->o.borrow == NULL)
+        return 0;
+    while ((rc = r->o.borrow(r->o.arg, input, &ticket, client, &r->loan, err)) == -EAGAIN)
+        if (!wait_for_news(r, SHELF_RETRY_S))
+            return ERR_CANCELLED;
+    r->has_no_model = rc != 0;
+    return rc;
 }
 
 /* Runs the job until it ends or stops. *run_err says how it ended. */
@@ -188,7 +213,12 @@ static int run_job(struct runner *r, struct err *run_err)
     char moment[PROMPT_DATE_BYTES];
     prompt_moment(b->head.created_s, moment);
     o.client.moment = moment;
-    int rc = batch_open(&o, &job, run_err);
+    int rc = borrow(r, input, &o.client, run_err);
+    if (rc != 0)
+        return rc;
+    rc = batch_open(&o, &job, run_err);
+    if (rc != 0 && r->o.give_back != NULL)
+        r->o.give_back(r->o.arg, r->loan);
     if (rc != 0)
         return rc;
     set_job(r, job);
@@ -200,6 +230,8 @@ static int run_job(struct runner *r, struct err *run_err)
     if (rc == 0) /* blank lines counted as lines until now, so the count is corrected */
         r->now.n_lines = (int64_t)counts.n_lines;
     batch_close(job);
+    if (r->o.give_back != NULL)
+        r->o.give_back(r->o.arg, r->loan);
     return rc;
 }
 

@@ -163,6 +163,16 @@ static void say_dram_unused(const struct stack *k)
                "disk");
 }
 
+/* Makes room for a model among those that share. */
+static int make_room(const struct stack *k, const struct memory_ask *a, struct err *err)
+{
+    const struct stack_shared *s = k->o.shared;
+    size_t unused, total = 0;
+    if (!k->dev->unified)
+        device_memory(k->dev, &unused, &total);
+    return s->room != NULL ? s->room(s->arg, memory_plan_bytes(a), total, err) : 0;
+}
+
 /* Does everything that can fail without the weights, whose loading may take minutes: the caller's
  * checks, the memory that the engine will need, and the opening of the store, which another process
  * may have open. */
@@ -181,17 +191,28 @@ static int before_weights(void *arg, const struct model *m, const struct model_n
     a.kv_tokens = k->kv_tokens;
     k->is_dram_auto = k->o.user.dram_bytes == HCACHE_DRAM_AUTO;
     say_dram_unused(k);
-    k->o.user.dram_bytes = a.dram_bytes = dram_bytes(k, &a);
+    /* a shared store has its copies already */
+    bool has_copies = k->o.shared != NULL && k->o.shared->is_open;
+    k->o.user.dram_bytes = a.dram_bytes = has_copies ? 0 : dram_bytes(k, &a);
     spans_end(k->o.spans, "memory plan");
     int rc = k->o.check != NULL ? k->o.check(k->o.check_arg, m, err) : 0;
+    spans_end(k->o.spans, "tokenizer");
+    if (rc == 0 && k->o.shared != NULL)
+        rc = make_room(k, &a, err);
     if (rc == 0)
         rc = memory_plan_reserve(&a, err);
-    spans_end(k->o.spans, "tokenizer");
+    spans_end(k->o.spans, "room");
     if (rc == 0 && a.has_store) {
         rc = open_store(k, err);
         spans_end(k->o.spans, "store");
     }
     return rc;
+}
+
+/* Returns the turn of those that read the same disk. */
+static struct io_turn *turn_of(struct stack *k)
+{
+    return k->o.shared != NULL ? &k->o.shared->turn : &k->turn;
 }
 
 struct device_opts stack_device_opts(const struct hcache_opts *o)
@@ -264,7 +285,7 @@ static int open_model(struct stack *k, struct err *err)
     if (rc == 0 && o->weights_memory != NULL && k->o.io == NULL)
         k->weights_io = io_machine_open(NULL);
     if (k->weights_io != NULL)
-        io_share_disk(k->weights_io, &k->turn, true);
+        io_share_disk(k->weights_io, turn_of(k), true);
     mo.io = k->o.io != NULL ? k->o.io : k->weights_io;
     return rc == 0 ? model_open(o->model, &mo, &k->model, err) : rc;
 }
@@ -284,7 +305,7 @@ static void open_io(struct stack *k)
                  why.msg);
         say(k, text);
     }
-    io_share_disk(k->io, &k->turn, false);
+    io_share_disk(k->io, turn_of(k), false);
     if (o->throttle_bytes_per_s > 0)
         io_throttle(k->io, o->throttle_bytes_per_s, 0);
 }
@@ -382,7 +403,7 @@ static uint64_t dram_ahead_bytes(const struct stack *k)
     return k->is_dram_auto ? 0 : UINT64_MAX;
 }
 
-static int open_store(struct stack *k, struct err *err)
+static int open_own_store(struct stack *k, struct err *err)
 {
     open_io(k);
     struct store_opts so = {
@@ -399,7 +420,7 @@ static int open_store(struct stack *k, struct err *err)
         .quota_bytes = k->o.user.salt_quota_bytes,
         .guarantee_bytes = k->o.user.guarantee_bytes,
         .stuck_ns = k->o.stuck_ns};
-    if (!k->dev->unified) {
+    if (!k->dev->unified && k->o.shared == NULL) { /* a shared store outlives the device */
         so.memory = (struct store_memory){pinned_get, pinned_put, k->dev};
         so.segment_bytes = k->o.user.store_in_memory ? PINNED_SEGMENT_BYTES : 0;
     }
@@ -416,6 +437,32 @@ static int open_store(struct stack *k, struct err *err)
     if (rc == 0 && k->is_dram_auto)
         say_less_dram(k);
     return rc;
+}
+
+/* Opens the store, or takes the shared one. The first stack that shares opens it for all. */
+static int open_store(struct stack *k, struct err *err)
+{
+    struct stack_shared *s = k->o.shared;
+    if (s == NULL || !s->is_open) {
+        int rc = open_own_store(k, err);
+        if (rc != 0 || s == NULL)
+            return rc;
+        s->io = k->owns_io ? k->io : NULL;
+        s->store = k->store;
+        s->store_err = k->store_err;
+        s->is_open = true;
+    }
+    k->owns_io = s->io != NULL;
+    k->io = k->owns_io ? s->io : k->o.io;
+    k->store = s->store;
+    k->store_err = s->store_err;
+    return 0;
+}
+
+void stack_shared_close(struct stack_shared *s)
+{
+    store_close(s->store);
+    io_close(s->io);
 }
 
 /* Returns how many restores have corrected the platform so far (restore/correction.h). */
@@ -574,7 +621,8 @@ static int open_state(struct stack *k, struct err *err)
     if (rc == 0 && k->store != NULL) {
         /* before the profile: the threads that provide pages would disturb its measurements */
         await_dram(k);
-        store_expect(k->store, &k->fingerprint);
+        if (k->o.shared == NULL) /* else state of another model is nothing unusual */
+            store_expect(k->store, &k->fingerprint);
         spans_end(k->o.spans, "memory for copies");
         rc = open_profile(k, work, s, err);
         k->platform.weights_s = mean_weights_s(k->model);
@@ -763,9 +811,11 @@ void stack_close(struct stack *k)
     engine_destroy(k->engine);
     saver_destroy(k->saver);
     remote_close(k->remote);
-    store_close(k->store);
-    if (k->owns_io)
-        io_close(k->io);
+    if (k->o.shared == NULL || !k->o.shared->is_open) {
+        store_close(k->store);
+        if (k->owns_io)
+            io_close(k->io);
+    }
     model_close(k->model);
     io_close(k->weights_io);
     device_close(k->dev);

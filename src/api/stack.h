@@ -20,6 +20,24 @@ enum {
     STACK_MAX_SEQUENCES = STACK_MIN_BATCH_ROWS
 };
 
+/* What the stacks of several models in one process share: the store, and the io that it uses. All
+ * zero but `room` before the first stack opens, which opens the store; the next ones use it. Stacks
+ * that share open one at a time, and close in any order. */
+struct stack_shared {
+    struct io *io;
+    struct io_turn turn;
+    struct store *store;
+    struct err store_err; /* as in struct stack */
+    bool is_open;         /* the store was opened, or is missing because of store_err */
+    /* Called before a model's weights are loaded: makes room for the bytes that its stack will
+     * need at most. device_bytes: all memory of the device, if it is not the host's; else 0. A
+     * code other than 0 ends the opening. */
+    int (*room)(void *arg, uint64_t bytes, uint64_t device_bytes, struct err *err);
+    void *arg;
+};
+/* Closes what is shared, after all stacks. */
+void stack_shared_close(struct stack_shared *s);
+
 /* The options of a user, and options that only tests and benchmarks set. */
 struct stack_opts {
     /* options of the user; the stack copies what its pointers refer to */
@@ -39,6 +57,9 @@ struct stack_opts {
     int (*check)(void *arg, const struct model *m, struct err *err);
     void *check_arg;
     struct spans *spans; /* receives the parts of the opening; NULL: not wanted */
+    /* What this stack shares with those of other models; borrowed. NULL: it shares nothing. Then a
+     * remote, and a store made for truncated contexts, are not possible. */
+    struct stack_shared *shared;
 };
 
 struct stack {

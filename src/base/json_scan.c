@@ -2,10 +2,12 @@
 #include "base/json_scan.h"
 
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/utf8.h"
 #include "base/json.h"
+#include "base/mem.h"
 
 /* Bytes that jansson 2.14 allocates for each kind of value, including malloc's overhead, rounded
  * up. A table or an array grows by doubling, and the old one is freed after the new one is filled.
@@ -259,4 +261,51 @@ int json_scan(char *text, size_t n,
     bool ok = scan_text(&s);
     *cost = s.cost;
     return ok ? 0 : err_set(err, ERR_FORMAT, "%s: %s, at byte %zu", file, s.why, s.at);
+}
+
+/* --- one member ------------------------------------------------------------------------------- */
+
+bool json_find(const char *text, size_t n, const char *name, size_t *at, size_t *len)
+{
+    /* without `ignores` the scan does not write */
+    struct scan s = {.text = (char *)(uintptr_t)text, .n = n};
+    size_t n_name = strlen(name);
+    skip_space(&s);
+    for (bool more = take(&s, '{'); more; more = take(&s, ',')) {
+        skip_space(&s);
+        size_t key = s.at + 1;
+        if (peek(&s) != '"' || !scan_string(&s))
+            return false;
+        bool is_it = s.at - key == n_name + 1 && memcmp(text + key, name, n_name) == 0;
+        skip_space(&s);
+        if (!take(&s, ':'))
+            return false;
+        skip_space(&s);
+        *at = s.at;
+        if (!scan_value(&s, 1))
+            return false;
+        *len = s.at - *at;
+        if (is_it)
+            return true;
+        skip_space(&s);
+    }
+    return false;
+}
+
+char *json_find_text(const char *text, size_t n, const char *name)
+{
+    size_t at, len, n_value = 0;
+    struct json *list = NULL;
+    if (n == 0 || !json_find(text, n, name, &at, &len) || text[at] != '"')
+        return NULL;
+    char *array = xasprintf("[%.*s]", (int)len,
+                            text + at); /* a text alone is no JSON document */
+    char *out = NULL;
+    if (json_parse(&list, array, len + 2, "a value", NULL) == 0) {
+        const char *value = json_string_of(json_at(list, 0), &n_value);
+        out = value != NULL && strlen(value) == n_value ? xstrdup(value) : NULL;
+    }
+    json_free(list);
+    free(array);
+    return out;
 }

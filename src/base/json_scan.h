@@ -21,4 +21,11 @@ int json_scan(char *text, size_t n,
               bool (*ignores)(const void *arg, const char *name, size_t n_name),
               const void *arg, const char *file, size_t *cost, struct err *err);
 
+/* Returns the text of a member of the outermost object, from malloc; NULL: there is no such member,
+ * it is no text, or the text is not JSON up to the member's end. */
+char *json_find_text(const char *text, size_t n, const char *name);
+/* Finds a member of the outermost object: text[*at, *at + *len) is its value as it is written.
+ * Returns false if there is none. */
+bool json_find(const char *text, size_t n, const char *name, size_t *at, size_t *len);
+
 #endif

@@ -106,11 +106,11 @@ static int truncation_of(const struct call *c, const struct turn *t,
     json_free(told);
     if (n_dropped == 0)
         return 0;
-    if (c->s->truncation.ratio == 0)
+    if (c->truncation.ratio == 0)
         return fault_set(f, 400, "unsupported_value", "response_id",
                          "the response was truncated, and this server does not truncate "
                          "(--truncate): the keys of its state are not known");
-    *out = c->s->truncation;
+    *out = c->truncation;
     out->keep = (int)n_kept;
     if (context > 0) {
         out->context = (int)context;
@@ -183,10 +183,10 @@ static int read_truncation(struct call *c, const struct json *body, struct subje
         return -1;
     if (!truncates)
         return 0;
-    if (c->s->truncation.ratio == 0)
+    if (c->truncation.ratio == 0)
         return prompts_refuse_truncation(call_model(c), f);
     if (s->truncation.ratio == 0)
-        s->truncation = c->s->truncation;
+        s->truncation = c->truncation;
     return 0;
 }
 

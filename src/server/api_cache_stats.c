@@ -187,7 +187,7 @@ void api_cache_stats(struct call *c)
     struct json *o = json_new_object(), *tiers = json_new_array();
     char *salt = call_state_salt(c, call_query(c, "cache_salt"));
     hcache_cache_stats(call_model(c), salt, &k);
-    hcache_stats(call_model(c), &st);
+    call_stats(c, &st);
     bool all = auth_sees_all(c->s->auth, c->salt);
     json_put_string(o, "object", "cache.stats");
     json_put_string(o, "of", all ? "all" : "key");

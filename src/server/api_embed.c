@@ -405,6 +405,8 @@ static void embed_ollama(struct call *c, enum form form, const char *name)
         rc = read_inputs(c, e, json_member(body, name), name, &f);
     if (rc == 0 && form == FORM_OLLAMA_ONE && e->n != 1)
         rc = fault_field(&f, name, "must be one text");
+    if (rc == 0)
+        (void)api_ollama_unloads(c, body);
     start(c, e, rc, &f);
 }
 

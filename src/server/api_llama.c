@@ -351,8 +351,8 @@ void api_llama_props(struct call *c)
     json_put_int(own, "n_ctx", info.max_context);
     json_put(o, "default_generation_settings", own);
     json_put_int(o, "total_slots", info.max_sequences);
-    json_put_string(o, "model_alias", c->s->model_name);
-    json_put_string(o, "model_path", c->s->model_name);
+    json_put_string(o, "model_alias", call_model_name(c));
+    json_put_string(o, "model_path", call_model_name(c));
     json_put_string(o, "chat_template",
                     info.chat_template != NULL ? info.chat_template : "");
     json_put_string(o, "bos_token", info.bos != NULL ? info.bos : "");

@@ -527,7 +527,7 @@ static int render(struct call *c, const struct dialog_text *d, const struct gen_
                                  .thinking = p->thinking,
                                  .plain = c->s->o.plain_chat,
                                  .parse_special = c->s->o.parse_special,
-                                 .truncates = request_truncates(p, &c->s->truncation),
+                                 .truncates = request_truncates(p, &c->truncation),
                                  .n_marks = d->n_places};
     memcpy(source.marks, d->places, sizeof source.marks);
     char *salt = call_state_salt(c, p->cache_salt);
@@ -565,8 +565,8 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
                        struct fault *f)
 {
     struct hcache_err err = {0};
-    int rc = prompts_check_truncation(p, call_model(c), &c->s->truncation, f);
-    bool truncates = request_truncates(p, &c->s->truncation);
+    int rc = prompts_check_truncation(p, call_model(c), &c->truncation, f);
+    bool truncates = request_truncates(p, &c->truncation);
     if (rc == 0)
         rc = read_dialog(c, p, d, f);
     if (rc == 0 && truncates && d->n > 0)

@@ -15,7 +15,9 @@ enum { MAX_TEXT_BYTES = 1 << 20 };
 /* The route needs the model; it also waits for the disk, or has text; the route needs no key. */
 #define MODEL .needs_model = true
 #define DISK  .needs_model = true, .waits = true
-#define TEXT  .needs_model = true, .has_text = true
+#define NAMED .needs_model = true, .names_model = true
+#define STATE NAMED, .waits = true
+#define TEXT  NAMED, .has_text = true
 #define OPEN  .is_public = true
 
 /* clang-format off */
@@ -49,10 +51,10 @@ const struct route routes[] = {
     {"/v1/batches/{id}", "GET", api_batch, DISK},
     {"/v1/batches/{id}/cancel", "POST", api_batch, DISK},
     {"/v1/cache/stats", "GET", api_cache_stats, DISK},
-    {"/v1/cache/lookup", "POST", api_cache_lookup, DISK},
+    {"/v1/cache/lookup", "POST", api_cache_lookup, STATE},
     {"/v1/cache/prefetch", "POST", api_cache_prefetch, TEXT},
-    {"/v1/cache/pin", "POST", api_cache_pin, DISK},
-    {"/v1/cache/evict", "POST", api_cache_evict, DISK},
+    {"/v1/cache/pin", "POST", api_cache_pin, STATE},
+    {"/v1/cache/evict", "POST", api_cache_evict, STATE},
     {"/v1/cache/clear", "POST", api_cache_clear, DISK},
     {"/v1/cache/flush", "POST", api_cache_flush, DISK},
     {"/v1/cache/quota", "POST", api_cache_quota, DISK},
@@ -68,8 +70,8 @@ const struct route routes[] = {
     {"/completions", "POST", api_llama_completion, TEXT},
     {"/infill", "POST", api_llama_infill, TEXT},
     {"/apply-template", "POST", api_llama_template, TEXT},
-    {"/props", "GET", api_llama_props, MODEL},
-    {"/slots", "GET", api_llama_slots, MODEL},
+    {"/props", "GET", api_llama_props, NAMED},
+    {"/slots", "GET", api_llama_slots, NAMED},
     {"/api/chat", "POST", api_ollama_chat, TEXT},
     {"/api/generate", "POST", api_ollama_generate, TEXT},
     {"/api/embed", "POST", api_ollama_embed, TEXT},
@@ -77,7 +79,7 @@ const struct route routes[] = {
     {"/api/version", "GET", api_ollama_version, .is_public = false},
     {"/api/tags", "GET", api_ollama_tags, MODEL},
     {"/api/ps", "GET", api_ollama_ps, MODEL},
-    {"/api/show", "POST", api_ollama_show, MODEL},
+    {"/api/show", "POST", api_ollama_show, NAMED},
     {"/v1/models", "GET", api_models, MODEL},
     {"/v1/models/{*model}", "GET", api_model, MODEL},
     {"/tokenize", "POST", api_tokenize, TEXT},
@@ -140,24 +142,31 @@ void api_request(struct call *c)
 
 /* --- models ----------------------------------------------------------------------------------- */
 
-static struct json *model_object(struct call *c, const char *name)
+static struct json *abilities_of(const struct hcache_model_info *info)
 {
-    struct hcache_model_info info;
     struct json *o = json_new_object();
-    hcache_model_info(call_model(c), &info);
-    json_put_string(o, "id", name);
+    json_put_bool(o, "tools", info->has_tools);
+    if (info->has_tools)
+        json_put_string(o, "tool_prompt", info->declares_tools ? "generic" : "template");
+    json_put_bool(o, "reasoning", info->has_thoughts);
+    json_put_bool(o, "structured_output", info->has_tokenizer);
+    return o;
+}
+
+/* Describes a model. What is known of one of several models that was never loaded is its name. */
+static struct json *model_object(struct call *c, const struct listed *l)
+{
+    struct json *o = json_new_object();
+    json_put_string(o, "id", l->name);
     json_put_string(o, "object", "model");
     json_put_int(o, "created", c->s->created_s);
     json_put_string(o, "owned_by", "hcache");
-    json_put_int(o, "max_model_len", info.max_context);
-    struct json *abilities = json_new_object();
-    json_put_bool(abilities, "tools", info.has_tools);
-    if (info.has_tools)
-        json_put_string(abilities, "tool_prompt",
-                        info.declares_tools ? "generic" : "template");
-    json_put_bool(abilities, "reasoning", info.has_thoughts);
-    json_put_bool(abilities, "structured_output", info.has_tokenizer);
-    json_put(o, "abilities", abilities);
+    if (l->is_known) {
+        json_put_int(o, "max_model_len", l->info.max_context);
+        json_put(o, "abilities", abilities_of(&l->info));
+    }
+    if (c->s->models != NULL)
+        json_put_string(o, "state", l->what);
     json_put_string(o, "conversations",
                     conversations_kept_in(atomic_load(&c->s->conversations)));
     return o;
@@ -167,10 +176,10 @@ void api_models(struct call *c)
 {
     struct json *o = json_new_object(), *list = json_new_array();
     json_put_string(o, "object", "list");
-    const struct model_names *names = &c->s->o.names;
-    json_push(list, model_object(c, c->s->model_name));
-    for (int i = 1; i < names->n; i++)
-        json_push(list, model_object(c, names->items[i]));
+    for (int i = 0; i < call_n_listed(c); i++) {
+        struct listed l = call_listed(c, i);
+        json_push(list, model_object(c, &l));
+    }
     json_put(o, "data", list);
     call_json(c, 200, o);
 }
@@ -178,10 +187,15 @@ void api_models(struct call *c)
 void api_model(struct call *c)
 {
     struct fault f;
-    if (call_check_name(c, c->tail, &f) != 0)
+    int i = call_find_model(c, c->tail, &f);
+    if (i < 0) {
         call_fault(c, &f);
-    else
-        call_json(c, 200, model_object(c, c->tail));
+        return;
+    }
+    struct listed l = call_listed(c, i);
+    if (c->s->models == NULL)
+        l.name = c->tail;
+    call_json(c, 200, model_object(c, &l));
 }
 
 /* --- tokens ----------------------------------------------------------------------------------- */

@@ -2,8 +2,8 @@
  * clients ask about the model.
  *
  * A body is read by the table of request.c, with `options` as an object of fields. The answer is a
- * line of JSON for each event, or one object. The one model is always loaded, so keep_alive changes
- * nothing; routes that fetch, copy or delete models do not exist. */
+ * line of JSON for each event, or one object. keep_alive 0 unloads one of several models; else
+ * models stay while memory allows. Routes that fetch, copy or delete models do not exist. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -286,12 +286,24 @@ const struct dialect ollama_chat = DIALECT, ollama_text = DIALECT;
 
 /* --- chat and generate ------------------------------------------------------------------------ */
 
+bool api_ollama_unloads(struct call *c, const struct json *body)
+{
+    const struct json *v = json_member(body, "keep_alive");
+    const char *text = json_string_of(v, NULL);
+    double seconds = 1;
+    bool unloads = text != NULL ? strcmp(text, "0") == 0 || strcmp(text, "0s") == 0 ||
+                                      strcmp(text, "0m") == 0
+                                : json_real_of(v, &seconds) && seconds == 0;
+    if (unloads)
+        call_unload(c);
+    return unloads;
+}
+
 /* Answers a request without content, with which clients load and unload a model. */
 static void loaded(struct call *c, bool chat, const struct json *body)
 {
-    struct json *o = head(c->s->model_name), *m = json_new_object();
-    double seconds = 1;
-    bool unloads = json_real_of(json_member(body, "keep_alive"), &seconds) && seconds == 0;
+    struct json *o = head(call_model_name(c)), *m = json_new_object();
+    bool unloads = api_ollama_unloads(c, body);
     json_put_string(m, "role", "assistant");
     json_put_string(m, "content", "");
     if (chat)
@@ -365,6 +377,7 @@ static void start(struct call *c, bool chat)
         call_fault(c, &f);
         return;
     }
+    (void)api_ollama_unloads(c, body);
     call_generate(c, chat ? &ollama_chat : &ollama_text, NULL, &p, ps.p, ps.n,
                   p.kind == REQUEST_CHAT ? &ps.text : NULL, ps.what);
 }
@@ -412,26 +425,25 @@ static struct json *details(const struct hcache_model_info *info)
     return o;
 }
 
-/* Lists the model; once it runs, also how long it stays. */
+/* Lists the models; of those that run, also how long they stay. */
 static void list_models(struct call *c, bool running)
 {
-    struct hcache_model_info info;
     struct json *o = json_new_object(), *list = json_new_array();
-    const struct model_names *names = &c->s->o.names;
-    hcache_model_info(call_model(c), &info);
-    for (int i = 0; i < (names->n > 1 ? names->n : 1); i++) {
+    for (int i = 0; i < call_n_listed(c); i++) {
+        struct listed l = call_listed(c, i);
+        if (running && !l.is_loaded)
+            continue;
         struct json *m = json_new_object();
-        const char *name = i == 0 ? c->s->model_name : names->items[i];
-        json_put_string(m, "name", name);
-        json_put_string(m, "model", name);
-        json_put_int(m, "size", (int64_t)info.weights_bytes);
-        json_put_string(m, "digest", info.fingerprint);
-        json_put(m, "details", details(&info));
+        json_put_string(m, "name", l.name);
+        json_put_string(m, "model", l.name);
+        json_put_int(m, "size", (int64_t)l.bytes);
+        json_put_string(m, "digest", l.info.fingerprint);
+        json_put(m, "details", l.is_known ? details(&l.info) : json_new_object());
         put_time(m, running ? "expires_at" : "modified_at",
                  running ? INT64_C(253402300799) : c->s->created_s);
         if (running) {
             json_put_int(m, "size_vram", 0);
-            json_put_int(m, "context_length", info.max_context);
+            json_put_int(m, "context_length", l.info.max_context);
         }
         json_push(list, m);
     }

@@ -510,7 +510,7 @@ static int check(struct call *c, const struct gen_params *p, struct fault *f)
     if (p->conversation != NULL && !p->store)
         return fault_set(f, 400, NULL, "store",
                          "'store' is false, but a conversation keeps its messages");
-    if (prompts_check_truncation(p, call_model(c), &c->s->truncation, f) != 0)
+    if (prompts_check_truncation(p, call_model(c), &c->truncation, f) != 0)
         return -1;
     if (c->s->conversations == NULL &&
         (p->previous != NULL || p->conversation != NULL || p->store))
@@ -722,7 +722,7 @@ static int make_draft(struct call *c, struct gen_params *p, struct response *r,
                            .thinking = p->thinking,
                            .plain = c->s->o.plain_chat,
                            .parse_special = c->s->o.parse_special,
-                           .truncates = request_truncates(p, &c->s->truncation),
+                           .truncates = request_truncates(p, &c->truncation),
                            .param = "input",
                            .dates = c->s->o.dates,
                            .salt = salt};

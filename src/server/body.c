@@ -148,6 +148,13 @@ static int parse(struct call *c, unsigned kind, struct fault *f)
     return rc == 0 ? 0 : bad_body(f, rc, name, &err);
 }
 
+char *body_model(const struct call *c)
+{
+    char *name = json_find_text(c->body.p, c->body.n, "model");
+    bool may_be_name = name == NULL && strcmp(c->route->path, "/api/show") == 0;
+    return may_be_name ? json_find_text(c->body.p, c->body.n, "name") : name;
+}
+
 const struct json *call_body(struct call *c, unsigned kind)
 {
     struct fault f;

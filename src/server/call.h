@@ -24,6 +24,9 @@ struct route {
     bool is_public; /* the route needs no key */
     /* the route gets 503 while the model is loading or the server is draining */
     bool needs_model;
+    /* the route works with the model that the request names; false: with the store, or with no
+     * model at all */
+    bool names_model;
     bool waits;    /* the route waits for the disk */
     bool has_text; /* the route has text to render or tokenize */
 };
@@ -70,12 +73,17 @@ struct server {
     pthread_mutex_t advice_lock; /* protects `advice` */
     /* advice[0].within NULL: no advice was made yet */
     struct hcache_advice advice[HCACHE_ADVICES];
-    atomic_bool said_expired;   /* logged that expired chunks cannot be evicted */
-    atomic_bool said_idle;      /* logged that idle chunks cannot be evicted */
-    atomic_bool said_answers;   /* logged that old answers cannot be overwritten */
-    atomic_bool said_owed;      /* logged that erased state cannot be overwritten */
-    _Atomic(struct hcache *) h; /* NULL: the model is still loading */
-    /* Calls that wait for the model, newest first. `ready_lock` protects these three. */
+    atomic_bool said_expired; /* logged that expired chunks cannot be evicted */
+    atomic_bool said_idle;    /* logged that idle chunks cannot be evicted */
+    atomic_bool said_answers; /* logged that old answers cannot be overwritten */
+    atomic_bool said_owed;    /* logged that erased state cannot be overwritten */
+    /* The model; of several models, their store (models_store). NULL: the first model is still
+     * loading. */
+    _Atomic(struct hcache *) h;
+    struct models *models;            /* NULL: there is one model. Borrowed, as served. */
+    const struct model_names *served; /* [n_served] names of the models */
+    int n_served;
+    /* Calls that wait for a model, newest first. `ready_lock` protects these three. */
     pthread_mutex_t ready_lock;
     struct call *early;
     int n_early;
@@ -101,7 +109,12 @@ struct call {
     bool uri_has_zero; /* the URI has an escaped zero: see struct head */
     /* makes the form of faults in the route's API */
     struct json *(*fault_json)(const struct fault *f);
-    const char *salt;     /* salt of the request's key */
+    const char *salt;      /* salt of the request's key */
+    struct hcache *model;  /* of several models, the one in use; NULL: none */
+    int model_idx;         /* its number */
+    uint64_t model_ticket; /* as in models_take */
+    /* s->truncation; ratio 0 if the model cannot be truncated so */
+    struct hcache_truncation truncation;
     char *allowed_origin; /* origin of the page that may read the answer; NULL: none */
     int64_t hold_ns;      /* delay of the answer to a wrong key, in ns */
     bool begun, answered, too_big, no_memory, is_counted, is_watched, is_sent;
@@ -140,8 +153,17 @@ void call_file(struct call *c, int fd, const char *content_type);
 /* Returns the parsed body, or NULL after a fault was answered. kind: one of REQUEST_; fields that
  * this kind ignores are not built. 0: no field is ignored. */
 const struct json *call_body(struct call *c, unsigned kind);
+/* Returns the model that the request names. For a route that names none, and of several models, it
+ * is the store alone (models_store). */
 struct hcache *call_model(struct call *c);
-/* Returns the number of calls that wait for the model. */
+/* Returns the name of that model. */
+const char *call_model_name(const struct call *c);
+/* Returns the counts of the model, or the sums over all models. */
+void call_stats(struct call *c, struct hcache_stats *out);
+/* [server.ready_lock] Makes the call wait for a model; it is dispatched again. Returns false if too
+ * many calls wait. */
+bool call_wait_early(struct call *c);
+/* Returns the number of calls that wait for a model. */
 int server_n_early(struct server *s);
 /* Returns the call in the form of a generation's client. */
 struct client call_client(struct call *c);
@@ -161,6 +183,11 @@ const char *call_tenant(const struct call *c);
 const char *call_query(struct call *c, const char *name);
 /* Checks that this server has the model of that name (NULL: any). Returns 0, or -1 with *f. */
 int call_check_name(struct call *c, const char *name, struct fault *f);
+/* Returns the number of the model with that name, 0 if there is one model; or -1 with *f. */
+int call_find_model(struct call *c, const char *name, struct fault *f);
+/* Unloads the model of the call when no request uses it any more. With one model nothing happens.
+ * */
+void call_unload(struct call *c);
 
 /* Returns one key's share of a bound, at least 1. Below its share a key is not refused, although
  * the others have reached the bound together. Returns 0 if there are no others. */
@@ -173,6 +200,17 @@ bool call_is_wanted(struct call *c);
 /* Ends is_pending. A worker calls it when it has answered the call. The worker must not touch the
  * call afterwards, since the HTTP thread may end it. */
 void call_done(struct call *c);
+
+/* A model as lists show it. */
+struct listed {
+    const char *name, *what;  /* what: as in models_state */
+    bool is_loaded, is_known; /* is_known: `info` is filled; its texts may be NULL */
+    struct hcache_model_info info;
+    uint64_t bytes; /* of the weights, or, if they are not known, of the files */
+};
+/* Returns how many models, or names of the one model, are listed; and the i-th. */
+int call_n_listed(const struct call *c);
+struct listed call_listed(struct call *c, int i);
 
 /* Functions of the routes, each with its path or methods. */
 void api_chat(struct call *c);
@@ -200,6 +238,8 @@ void api_ollama_chat(struct call *c);
 void api_ollama_generate(struct call *c);
 void api_ollama_version(struct call *c);
 void api_ollama_tags(struct call *c);
+/* Unloads the model once it is idle if the body's keep_alive is 0. Returns whether it is. */
+bool api_ollama_unloads(struct call *c, const struct json *body);
 void api_ollama_ps(struct call *c);
 void api_ollama_show(struct call *c);
 struct json *api_ollama_fault(const struct fault *f);

@@ -35,6 +35,7 @@
 #include "server/keep.h"
 #include "server/loops.h"
 #include "server/request_log.h"
+#include "server/several.h"
 #include "server/tenants.h"
 #include "api/answers.h"
 #include "server/worker.h"
@@ -101,7 +102,9 @@ static int expected_wait_s(struct hcache *h)
 void call_fault(struct call *c, const struct fault *f)
 {
     if (f->status == 429)
-        c->retry_after_s = expected_wait_s(call_model(c));
+        c->retry_after_s = c->s->models == NULL || c->model != NULL
+                               ? expected_wait_s(call_model(c))
+                               : 1;
     /* The server loads, stops or is short of memory. How long that lasts is unknown. */
     else if (f->status == 503)
         c->retry_after_s = 1;
@@ -131,7 +134,7 @@ const char *call_query(struct call *c, const char *name)
 
 struct hcache *call_model(struct call *c)
 {
-    return atomic_load(&c->s->h);
+    return c->model != NULL ? c->model : atomic_load(&c->s->h);
 }
 
 /* --- generations ------------------------------------------------------------------------------ */
@@ -172,15 +175,15 @@ struct client call_client(struct call *c)
     const struct server_opts *o = &c->s->o;
     return (struct client){
         .h = call_model(c),
-        .model_name = c->s->model_name,
-        .names = c->s->o.names,
+        .model_name = call_model_name(c),
+        .names = c->model != NULL ? c->s->served[c->model_idx] : c->s->o.names,
         .answers = c->s->answers,
         .recent = c->s->recent,
         .agent = MHD_lookup_connection_value(c->connection, MHD_HEADER_KIND, "User-Agent"),
         .salt = c->salt,
         .plan = o->plan,
         .dates = o->dates,
-        .truncation = c->s->truncation,
+        .truncation = c->truncation,
         .plain_chat = o->plain_chat,
         .parse_special = o->parse_special,
         .max_queue = o->max_queue,
@@ -503,39 +506,54 @@ static enum call_thread thread_for(const struct call *c)
     return c->route->waits ? CALL_DISK : CALL_HTTP;
 }
 
+bool call_wait_early(struct call *c)
+{
+    struct server *s = c->s;
+    int most = s->o.max_queue > 0 ? MIN(s->o.max_queue, MAX_WAITING_CALLS)
+                                  : MAX_WAITING_CALLS;
+    if (s->n_early >= most)
+        return false;
+    c->begun = false; /* it is dispatched again */
+    atomic_store(&c->is_pending, true);
+    c->next_early = s->early;
+    s->early = c;
+    s->n_early++;
+    watch_answer(c->watch);
+    return true;
+}
+
 /* Lets a call that needs the model wait for it. Returns false if the model is there or too many
  * calls wait. */
 static bool wait_for_model(struct call *c)
 {
     struct server *s = c->s;
-    int most = s->o.max_queue > 0 ? MIN(s->o.max_queue, MAX_WAITING_CALLS)
-                                  : MAX_WAITING_CALLS;
     pthread_mutex_lock(&s->ready_lock);
-    bool waits = c->route->needs_model && s->may_wait && s->n_early < most;
-    if (waits) {
-        c->begun = false; /* it is dispatched again */
-        atomic_store(&c->is_pending, true);
-        c->next_early = s->early;
-        s->early = c;
-        s->n_early++;
-    }
+    bool waits = c->route->needs_model && s->may_wait && call_wait_early(c);
     pthread_mutex_unlock(&s->ready_lock);
-    if (waits)
-        watch_answer(c->watch);
     return waits;
 }
 
-/* Wakes the calls that wait for the model. No other call waits from now on. */
-static void end_early(struct server *s)
+void server_models_changed(void *arg)
 {
+    struct server *s = arg;
     pthread_mutex_lock(&s->ready_lock);
-    s->may_wait = false;
     for (struct call *next; s->early != NULL; s->early = next) {
         next = s->early->next_early; /* the woken call may end at once */
         call_done(s->early);
     }
     s->n_early = 0;
     pthread_mutex_unlock(&s->ready_lock);
+    if (s->runner != NULL)
+        runner_wake(s->runner);
+}
+
+/* Wakes the calls that wait for the model. No other call waits for the first model from now on. */
+static void end_early(struct server *s)
+{
+    pthread_mutex_lock(&s->ready_lock);
+    s->may_wait = false;
+    pthread_mutex_unlock(&s->ready_lock);
+    server_models_changed(s);
 }
 
 /* Takes a call that ends from the calls that wait for the model. */
@@ -568,7 +586,13 @@ static void dispatch(struct call *c)
     if (rc == 0 && wait_for_model(c))
         return;
     /* Body and state are checked again, because time has passed. */
-    if (rc == 0 && gate_state(c, &f) == 0) {
+    if (rc == 0)
+        rc = gate_state(c, &f);
+    if (rc == 0)
+        rc = several_take(c, &f);
+    if (rc > 0)
+        return;
+    if (rc == 0) {
         enum call_thread thread = thread_for(c);
         atomic_fetch_add(&c->s->n_active, 1);
         tenants_request(c->s->tenants, auth_tenant(c->s->auth, c->salt));
@@ -636,6 +660,7 @@ static void on_completed(void *arg, struct MHD_Connection *m, void **slot,
     watch_alarm(c->watch, 0, NULL, NULL);
     watch_idle(c->watch, s->o.idle_timeout_s);
     generation_free(c->gen); /* cancels its running choices */
+    several_give(c);
     if (c->is_counted)
         atomic_fetch_sub(&s->n_active, 1);
     body_release(c);
@@ -865,8 +890,12 @@ static void batch_ended(void *arg, const char *tenant, enum answer_end end,
 static int start_batches(struct server *s, struct hcache *h, struct err *err)
 {
     const struct server_opts *o = &s->o;
+    bool several = s->models != NULL;
     struct runner_opts r = {
         .shelf = s->shelf,
+        .borrow = several ? several_borrow : NULL,
+        .must_return = several ? several_must_return : NULL,
+        .give_back = several ? several_give_back : NULL,
         .client = {.h = h,
                    .model_name = s->model_name,
                    .names = s->o.names,
@@ -888,12 +917,16 @@ int server_ready(struct server *s, struct hcache *h, struct err *err)
     struct answers_opts o = {.max_entries = MEMORY_ENTRIES,
                              .max_bytes = MEMORY_BYTES,
                              .path = s->o.answers,
-                             .ttl_s = s->o.answers_ttl_s,
-                             .vocabulary = vocabulary_of(h)};
+                             .ttl_s = s->o.answers_ttl_s};
     struct hcache_cache_stats store;
     struct hcache_model_info info;
-    hcache_model_info(h, &info);
-    s->o.names.in_file = info.name;
+    if (s->models != NULL) {
+        o.of_models = true;
+    } else {
+        hcache_model_info(h, &info);
+        s->o.names.in_file = info.name;
+        o.vocabulary = vocabulary_of(h);
+    }
     hcache_cache_stats(h, NULL, &store);
     if (store.saving_fault == -EPERM) /* nothing is kept in another user's folder */
         o.path = NULL;
@@ -920,6 +953,7 @@ void server_drain(struct server *s)
 {
     if (!atomic_exchange(&s->draining, true))
         loops_refuse(s->loops);
+    end_early(s); /* the calls that wait for a model are refused */
     runner_stop(s->runner);
 }
 

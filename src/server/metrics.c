@@ -9,6 +9,7 @@
 #include "server/guesses.h"
 #include "server/loops.h"
 #include "api/answers.h"
+#include "api/models.h"
 
 static void metric(struct textbuf *b, const char *type, const char *name, const char *help,
                    double v)
@@ -419,6 +420,24 @@ static void advice_metrics(struct textbuf *b, struct server *s)
         metrics_of_advice(b, a);
 }
 
+static void models_metrics(struct textbuf *b, struct models *m)
+{
+    struct models_stats st;
+    models_stats(m, &st);
+    metric(b, "gauge", "models_loaded", "Models in memory.", st.n_loaded);
+    metric(b, "gauge", "models_bytes", "Memory planned for loaded models.",
+           (double)st.bytes);
+    metric(b, "gauge", "models_limit_bytes", "Bound on the memory of loaded models.",
+           (double)st.bound_bytes);
+    metric(b, "counter", "model_loads_total", "Times that a model was loaded.",
+           (double)st.n_loads);
+    metric(b, "counter", "model_unloads_total", "Times that a model was unloaded.",
+           (double)st.n_unloads);
+    metric(b, "counter", "model_failures_total", "Models that could not be loaded.",
+           (double)st.n_failed);
+    metric(b, "counter", "model_load_seconds_total", "Time of all loadings.", st.load_s);
+}
+
 static void all_metrics(struct textbuf *b, struct call *c)
 {
     struct hcache_stats st;
@@ -426,12 +445,15 @@ static void all_metrics(struct textbuf *b, struct call *c)
     http_metrics(b, c->s);
     if (call_model(c) == NULL)
         return;
-    hcache_stats(call_model(c), &st);
+    call_stats(c, &st);
     hcache_cache_stats(call_model(c), NULL, &k);
     metrics_of_engine(b, &st, &k, c->s->o.idle_ttl_s);
     advice_metrics(b, c->s);
     answer_metrics(b, c->s->answers);
-    step_metrics(b, call_model(c));
+    if (c->s->models != NULL)
+        models_metrics(b, c->s->models);
+    else
+        step_metrics(b, call_model(c));
 }
 
 static void tenant_metrics(struct textbuf *b, struct call *c)

@@ -25,6 +25,7 @@
 #include "server/origin.h"
 
 struct conversations;
+struct models;
 struct dates;
 struct shelf;
 struct server;
@@ -44,6 +45,8 @@ struct server_opts {
     /* Requests that come before server_ready wait for it, at most max_queue of them. Others, and
      * all if this is false, get 503. */
     bool wait_ready;
+    /* Requests for one of several models wait until it is loaded, at most max_queue of them. */
+    bool wait_load;
     int read_timeout_s;  /* time within which a whole request must have arrived */
     int write_timeout_s; /* a client that reads nothing for this time is dropped */
     int idle_timeout_s;  /* longest time between two requests of a connection */
@@ -78,8 +81,13 @@ void server_batches(struct server *s, struct shelf *shelf, int n_sequences);
 /* Sets how requests that ask for it are truncated; call it before server_ready. Without this call
  * no request can be truncated. */
 void server_truncate(struct server *s, const struct hcache_truncation *t);
-/* Begins to answer requests. Returns -errno if the file of answers cannot be used and
- * store_required is set. */
+/* Serves several models, which names[0, n) name; call it before server_ready. Both borrowed. */
+void server_models(struct server *s, struct models *m, const struct model_names *names,
+                   int n);
+/* Wakes the requests that wait for a model: one was loaded, or could not be. arg: the server. */
+void server_models_changed(void *arg);
+/* Begins to answer requests. h: the model, or models_store. Returns -errno if the file of answers
+ * cannot be used and store_required is set. */
 int server_ready(struct server *s, struct hcache *h, struct err *err);
 /* Refuses new requests. When it returns, batches have stopped. They continue when a server is
  * started again. */

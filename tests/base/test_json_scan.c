@@ -323,6 +323,34 @@ static void depth_is_bounded(void **state)
     }
 }
 
+static void a_member_is_found_without_a_parse(void **state)
+{
+    static const struct {
+        const char *text, *value;
+    } cases[] = {
+        {"{\"model\":\"a\"}", "a"},
+        {" { \"x\" : [{\"model\":\"no\"},\"}\"] , \"model\" : \"a\\/b\", \"broken", "a/b"},
+        {"{\"model\":7}", NULL},
+        {"{\"models\":\"a\",\"mode\":\"b\"}", NULL},
+        {"{\"y\":{\"model\":\"a\"}}", NULL},
+        {"{\"x\" \"model\":\"a\"}", NULL},
+        {"{\"model\":\"a\\u0000b\"}", NULL},
+        {"[\"model\",\"a\"]", NULL},
+        {"{\"model\":\"a", NULL},
+        {"{", NULL},
+    };
+    (void)state;
+    assert_null(json_find_text(NULL, 0, "model"));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *got = json_find_text(cases[i].text, strlen(cases[i].text), "model");
+        if (cases[i].value == NULL)
+            assert_null(got);
+        else
+            assert_string_equal(got, cases[i].value);
+        free(got);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -334,6 +362,7 @@ int main(void)
         cmocka_unit_test(the_cost_is_exact),
         cmocka_unit_test(a_refusal_says_why_and_where),
         cmocka_unit_test(depth_is_bounded),
+        cmocka_unit_test(a_member_is_found_without_a_parse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,6 +31,8 @@ MAY = {
 # and batches, see the library as its users do.
 SERVICE = set("context control counts dialog forms hcache hcache_impl memory_plan service stack ticket "
               "truncate truncate_text".split())
+# Made of the same parts, and used by the server.
+OPENS_SEVERAL = {"models"}
 API_PUBLIC_ONLY = ["hcache.h", "api", "io", "base"]
 # Most commands see the library as its users do. Commands that are tools may include other headers.
 PUBLIC_ONLY = ["hcache.h", "base", "apps", "api", "server"]
@@ -73,7 +75,7 @@ for path in files:
         allowed = PUBLIC_ONLY + ["text"]
     elif path.startswith(FREE):
         continue
-    elif folder == "src/api" and os.path.splitext(os.path.basename(path))[0] not in SERVICE:
+    elif folder == "src/api" and os.path.splitext(os.path.basename(path))[0] not in SERVICE | OPENS_SEVERAL:
         allowed = API_PUBLIC_ONLY
     elif folder in MAY:
         allowed = MAY[folder] + [folder.split("/")[-1]]

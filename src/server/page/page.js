@@ -311,6 +311,7 @@ function ended(li, response) {
   if (response.status === "incomplete")
     Talk.mark(li, why === "max_output_tokens" ? "This answer has reached its longest length." : "This answer was stopped.");
   Talk.foot(li, response.id);
+  if (!limit) models().catch(() => {}); // the answer's model is loaded now, so its context is known
   if (response.conversation) return;
   notice("Another client went on with this conversation meanwhile. This answer is a branch of it. ",
          button("Open the branch", "", () => attempt(() => branch(response.id))));
@@ -318,6 +319,7 @@ function ended(li, response) {
 
 async function request(id, input, s, signal) {
   const body = {input, conversation: id, stream: true, ...SAMPLING};
+  if ($("pick")) body.model = $("pick").value;
   if (s.system) body.instructions = s.system;
   if (s.temperature) body.temperature = Number(s.temperature);
   if (s.length) body.max_output_tokens = Number(s.length);
@@ -569,12 +571,29 @@ async function live() {
 
 // --- start ----------------------------------------------------------------------------------------------
 
-async function start() {
-  const model = (await get("/v1/models")).data[0], id = location.hash.slice(1);
-  $("model").textContent = model.id;
-  $("key").hidden = true;
-  limit = model.max_model_len;
+// Shows the model; of several, a list to pick from. The context of one that was never loaded is not known.
+async function models() {
+  const all = (await get("/v1/models")).data, names = all.map((m) => m.id);
+  let pick = $("pick");
+  if (!pick && all[0].state) { // a server of several models
+    pick = make("select");
+    pick.id = "pick";
+    pick.setAttribute("aria-label", "Model");
+    pick.append(...names.map((n) => make("option", "", n)));
+    pick.onchange = () => attempt(models);
+    $("model").replaceChildren(pick);
+  } else if (!pick) {
+    $("model").textContent = names[0];
+  }
+  const model = pick ? all[names.indexOf(pick.value)] : all[0];
+  limit = model.max_model_len || 0;
   keptIn = model.conversations;
+}
+
+async function start() {
+  const id = location.hash.slice(1);
+  await models();
+  $("key").hidden = true;
   hasStarted = true;
   await list();
   try {
