@@ -26,6 +26,7 @@
 #include "engine/read_buffer.h"
 #include "apps/timeline.h"
 #include "restore/profile.h"
+#include "restore/save_kinds.h"
 #include "sim/machines.h"
 
 struct plan_args {
@@ -34,7 +35,7 @@ struct plan_args {
     struct engine_args engine; /* only --throttle and the parallel options are used */
     uint64_t budget;
     int dtype, tier, width, concurrent;
-    bool fused, json;
+    bool fused, packed, json;
 };
 
 static const char *const dtypes[] = {"checkpoint", "f32", "bf16", "f16", NULL};
@@ -64,6 +65,9 @@ static const struct opt plan_options[] = {
      .help = "prefill layer i of the new tokens as soon as layers 0 to i are restored"},
     {"dtype", OPT(struct plan_args, dtype), .def = "checkpoint", .choices = dtypes,
      .help = "state dtype (built-in platforms)"},
+    {"packed", OPT(struct plan_args, packed),
+     .help =
+         "plan for packed state (--pack), by the speed of unpacking in a platform's file"},
     OPT_PARALLEL(struct plan_args),
     {"tier", OPT(struct plan_args, tier), .arg = "I", .def = "0", .min = 0, .max = 7,
      .help = "the platform's tier that holds the records"},
@@ -256,6 +260,14 @@ static int open_platform(const struct plan_args *a, struct platform *p, struct e
     if (a->tier >= p->n_tiers)
         return err_set(e, ERR_USAGE, "--tier %d: the platform has %d", a->tier, p->n_tiers);
     platform_throttle(p, a->tier, (double)a->engine.o.throttle_bytes_per_s);
+    if (a->packed && p->unpack_bytes_per_s == 0)
+        return err_set(
+            e, ERR_USAGE,
+            "--packed: the platform does not say how fast state is unpacked (%s)",
+            access(a->platform, F_OK) != 0 ? "give a file of hcache profile"
+                                           : "state of type f32 is not packed");
+    if (a->packed)
+        p->packed_share = SAVE_PACK_SHARE;
     if (a->concurrent > 1)
         *p = platform_shared(p, 1.0 / a->concurrent, 1.0 / a->concurrent);
     return 0;
@@ -344,12 +356,16 @@ static void print_head(const struct plan_args *a, const struct platform *p)
 {
     const struct platform_tier *t = &p->tier[a->tier];
     char reads[24], balance[24];
+    struct plan_layer one;
+    plan_layers_uniform(p, a->tier, a->history, 1, &one);
     rate_text(p->n_stages > 1 ? t->bytes_per_s : platform_io_bytes_per_s(p, a->tier), reads,
               sizeof reads);
     rate_text(platform_balance_bytes_per_s(p, a->history), balance, sizeof balance);
     printf("%s on %s: %lld tokens from %s%s%s", p->model, p->machine, (long long)a->history,
            t->name, platform_tier_in_place(t) ? ", read in place" : " at ",
            platform_tier_in_place(t) ? "" : reads);
+    if (a->packed)
+        printf(", packed to %.2f of their bytes", p->packed_share);
     if (p->n_ranks * p->n_stages > 1)
         printf(", over %d stage%s of %d rank%s", p->n_stages, plural((uint64_t)p->n_stages),
                p->n_ranks, plural((uint64_t)p->n_ranks));
@@ -357,9 +373,7 @@ static void print_head(const struct plan_args *a, const struct platform *p)
         printf(", then %lld new ones%s", (long long)a->n_new, a->fused ? ", fused" : "");
     printf("\nper layer: read H %.3f ms, KV %.3f ms; compute H %.3f ms, KV %.3f ms, whole "
            "layer %.3f ms; H balances at %s\n\n",
-           1e3 * platform_io_s(p, a->tier, a->history, RECORD_HIDDEN),
-           1e3 * platform_io_s(p, a->tier, a->history, RECORD_KV),
-           1e3 * platform_h_s(p, a->history), 1e3 * platform_kv_s(p, a->history),
+           1e3 * one.io_h_s, 1e3 * one.io_kv_s, 1e3 * one.comp_h_s, 1e3 * one.comp_kv_s,
            1e3 * platform_tok_s(p, a->history), balance);
     double up_s = platform_up_s(p, a->tier, a->history, RECORD_HIDDEN);
     if (p->n_ranks * p->n_stages > 1 && up_s > 0)

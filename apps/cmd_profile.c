@@ -170,6 +170,9 @@ static void print_compute(const struct platform *p)
             printf(" %d: %.1f", platform_gemm_rows(i), p->gemm_flops[i] * 1e-9);
     printf("\n  embedding %.3f us a token, head %.3f ms\n\n", p->embed_s * 1e6,
            p->head_s * 1e3);
+    if (p->unpack_bytes_per_s > 0)
+        printf("  unpacking state %.2f GB/s, all threads together\n",
+               p->unpack_bytes_per_s * 1e-9);
 }
 
 static void print_tier(const struct platform *p, int i)

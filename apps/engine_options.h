@@ -30,6 +30,7 @@ static const char *const engine_weights[] = {"checkpoint", "auto", "f32",   "bf1
 static const char *const engine_devices[] = {"cpu", "ref", "cuda", NULL};
 static const char *const engine_checksums[] = {"auto", "device", "host", NULL};
 static const char *const engine_maths[] = {"fast", "fixed", "exact", NULL};
+static const char *const engine_packs[] = {"auto", "on", "off", NULL};
 static const char *const engine_graphs[] = {"on", "off", NULL};
 static const char *const engine_early[] = {"off", "on", NULL};
 static const char *const engine_remote_writes[] = {"idle", "use", "always", NULL};
@@ -135,8 +136,9 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .help = "read state of waiting requests ahead: into --dram, or, for the " \
              "next two requests, into the staging memory of restores"}
 #define OPT_PACK(s)                                                                        \
-    {"pack", OPT(s, engine.o.pack), .choices = engine_graphs, .def = "off",                \
-     .help = "pack saved state without loss, to about two thirds of its bytes"}
+    {"pack", OPT(s, engine.o.pack), .choices = engine_packs, .def = "auto",                \
+     .help = "pack saved state without loss, to about two thirds of its bytes; auto: "      \
+             "where it is restored as fast, by this machine's profile"}
 #define OPT_SPECULATE(s)                                                                   \
     {"speculate", OPT(s, engine.o.speculate), .arg = "auto|off|N", .def = "auto",          \
      .help = "guess tokens that repeat the context and compute them at once: as many as make "    \

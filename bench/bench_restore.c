@@ -59,6 +59,7 @@ static const struct opt options[] = {
     {"throttle", OPT(struct restore_args, throttle), .arg = "BYTES_PER_S", .def = "0",
      .help = "limit the speed of the store's reads"},
     OPT_GPU_DIRECT(struct bench_common),
+    OPT_PACK(struct bench_common),
     {"as", OPT(struct restore_args, as), .arg = "NAME[:SHAPE]",
      .help = "throttle the store so that projecting and reading a hidden state have the "
              "ratio of this platform of hcache plan, with this model (llama-2-7b)"},

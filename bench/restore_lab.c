@@ -13,6 +13,7 @@
 #include "base/rng.h"
 #include "restore/correction.h"
 #include "restore/profile.h"
+#include "restore/save_policy.h"
 #include "sim/machines.h"
 
 enum { GROUP = RESTORE_GROUP_CHUNKS, READ_DEPTH = 128 };
@@ -46,6 +47,7 @@ static int fill_store(struct lab *b, struct err *err)
     struct seq *s = NULL;
     for (int l = 0; l < b->k.model->cfg.n_layers; l++)
         q->save.kinds[l] = SAVE_HIDDEN | SAVE_KV;
+    q->save.packs = save_policy_packs(b->k.o.user.pack, b->k.model, NULL, 0);
     int64_t t0 = clock_now_ns();
     int rc = engine_add(b->k.engine, q, &s, err);
     if (rc == 0)
@@ -155,6 +157,7 @@ static int measure_platform(struct lab *b, enum profile_effort effort, struct er
     if (rc == 0)
         rc = profile_overlap(&b->platform, b->k.model, b->work, b->stream, &from, err);
     b->platform.n_tiers = rc == 0;
+    b->platform.packed_share = save_stored_share(&b->hits[0], STORE_KV, b->k.model);
     b->tier = b->platform.tier[0];
     b->io_overlap = b->platform.io_overlap;
     b->comp_overlap = b->platform.comp_overlap;
@@ -298,7 +301,9 @@ static int make_ranges(struct lab *b, int n_chunks)
             mask[l] = records_of(&b->worn[c], l);
         bool same = n > 0 && memcmp(mask, b->ranges[n - 1].mask, (size_t)n_layers) == 0;
         if (!same)
-            b->ranges[n++] = (struct plan_range){.mask = mask};
+            b->ranges[n++] = (struct plan_range){
+                .mask = mask,
+                .share = {b->platform.packed_share, b->platform.packed_share}};
         b->ranges[n - 1].n_tokens += STORE_CHUNK_TOKENS;
     }
     return n;

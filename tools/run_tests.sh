@@ -73,6 +73,8 @@ export HCACHE_BUILD=$build HCACHE_PLUGINS=$build
 # Copies in DRAM are off by default, because tests look at the files on the disk. A test of copies
 # asks for them (--dram).
 export HCACHE_DRAM=0
+# Whether state is packed by default depends on the machine's speeds. A test of packing asks for it.
+export HCACHE_PACK=off
 export CMOCKA_MESSAGE_OUTPUT=TAP
 # A race or a leak gives the program an exit code of its own.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}

@@ -21,6 +21,7 @@
 #include "store/remote/remote.h"
 #include "api/forms.h"
 #include "api/hcache_impl.h"
+#include "restore/save_kinds.h"
 #include "restore/save_policy.h"
 #include "tensor/group.h"
 
@@ -757,7 +758,12 @@ static int make_save(struct hcache *h, const struct hcache_request *r,
     const char *save = r->save != NULL ? r->save : is_forced(r->plan) ? "both" : "auto";
     struct platform bounded = h->platform;
     platform_throttle(&bounded, 0, (double)h->k.o.user.throttle_bytes_per_s);
+    bool packs = save_policy_packs(h->k.o.user.pack, h->k.model, &bounded,
+                                   h->k.model->max_ctx);
+    if (packs)
+        bounded.packed_share = SAVE_PACK_SHARE;
     int rc = save_policy_make(out, save, h->k.model, &bounded, h->k.model->max_ctx, err);
+    out->packs = packs;
     if (rc == 0 && h->k.o.user.max_sequences > 1)
         rc = save_policy_add_beside(out, save, h->k.model, &bounded, h->k.model->max_ctx,
                                     err);

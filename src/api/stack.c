@@ -567,11 +567,10 @@ static int open_saver(struct stack *k, struct err *err)
                             .fingerprint = k->fingerprint,
                             .buffer_bytes = save_buffer_bytes(k),
                             .max_batch_rows = most_rows(k),
-                            .packs = k->o.user.pack != NULL &&
-                                     strcmp(k->o.user.pack, "on") == 0,
                             .warn = warn,
                             .warn_arg = k};
-    if (so.packs && k->model->dtype == DTYPE_F32)
+    if (k->o.user.pack != NULL && strcmp(k->o.user.pack, "on") == 0 &&
+        k->model->dtype == DTYPE_F32)
         return err_set(
             err, ERR_USAGE,
             "pack: state of type f32 cannot be packed; use bf16 or f16, or no packing");

@@ -156,6 +156,19 @@ static int find_copies(struct restore_phase *g, const struct store_hit *hits, in
     return any ? dram_tier(g->o.platform) : 0;
 }
 
+/* Adds a chunk to a range: its tokens, and the share of its records' bytes that packing has left.
+ * */
+static void range_add(const struct restore_phase *g, struct plan_range *range,
+                      const struct store_hit *hit)
+{
+    double before = (double)range->n_tokens, n = hit->n_tokens;
+    for (int k = RECORD_HIDDEN; k <= RECORD_KV; k++) {
+        double share = save_stored_share(hit, (enum store_kind)k, g->shared->model);
+        range->share[k] = (before * range->share[k] + n * share) / (before + n);
+    }
+    range->n_tokens += hit->n_tokens;
+}
+
 /* Makes one range of all chunks, because the moved tokens of a truncated context come back
  * together or not at all. There is at least one chunk. If the chunks of a layer have no kind in
  * common, each is restored from its own kind. */
@@ -177,14 +190,20 @@ static int make_one_range(struct restore_phase *g, const struct store_hit *hits,
         tier = g->in_dram[c] ? tier : 0;
     g->ranges[0] = (struct plan_range){.mask = g->masks, .tier = tier};
     for (int c = 0; c < n_hits; c++)
-        g->ranges[0].n_tokens += hits[c].n_tokens;
+        range_add(g, &g->ranges[0], &hits[c]);
     return 1;
 }
 
-/* Merges neighbouring chunks with equal records in the same tier into ranges. Returns their number.
- * Reading from DRAM costs nothing.  So keys and values are the best kind in DRAM, also where the
- * disk's chunks use the other kind: each tier has its own letter (docs/RESTORATION.md). A forced
- * plan uses the same kind in both tiers. Chunks that are read ahead count as read. */
+static bool is_packed(const struct plan_range *r)
+{
+    return r->share[RECORD_HIDDEN] < 1 || r->share[RECORD_KV] < 1;
+}
+
+/* Merges neighbouring chunks with equal records in the same tier, packed or not, into ranges.
+ * Returns their number. Reading from DRAM costs nothing.  So keys and values are the best kind in
+ * DRAM, also where the disk's chunks use the other kind: each tier has its own letter
+ * (docs/RESTORATION.md). A forced plan uses the same kind in both tiers. Chunks that are read ahead
+ * count as read. */
 static int make_ranges(struct restore_phase *g, const struct store_hit *hits, int n_hits,
                        bool is_forced, bool is_ahead)
 {
@@ -198,13 +217,13 @@ static int make_ranges(struct restore_phase *g, const struct store_hit *hits, in
             if (tier > 0 && !is_forced && (mask[l] & PLAN_HAS_KV))
                 mask[l] = PLAN_HAS_KV;
         }
-        if (n > 0 && tier == g->ranges[n - 1].tier &&
-            memcmp(mask, g->ranges[n - 1].mask, (size_t)n_layers) == 0) {
-            g->ranges[n - 1].n_tokens += hits[c].n_tokens;
-            continue;
-        }
-        g->ranges[n++] = (struct plan_range){
-            .n_tokens = hits[c].n_tokens, .tier = tier, .mask = mask};
+        struct plan_range *last = &g->ranges[n - 1], one = {.tier = tier, .mask = mask};
+        range_add(g, &one, &hits[c]);
+        if (n > 0 && tier == last->tier && is_packed(&one) == is_packed(last) &&
+            memcmp(mask, last->mask, (size_t)n_layers) == 0)
+            range_add(g, last, &hits[c]);
+        else
+            g->ranges[n++] = one;
     }
     return n;
 }

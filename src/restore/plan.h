@@ -48,7 +48,8 @@ struct plan_layer {
     double up_h_s, up_kv_s;
     double comp_h_s, comp_kv_s; /* compute after the read */
     /* With several ranges: the part of comp_h_s that loads KV, for tokens without hidden states,
-     * and the part of comp_kv_s that projects hidden states, for tokens without KV. */
+     * and that unpacks; and the part of comp_kv_s that projects hidden states, for tokens without
+     * KV. */
     double h_load_s, kv_project_s;
     /* With several ranges: the number of splits (see plan_range) whose cost comp_h_s and comp_kv_s
      * include. */
@@ -198,8 +199,11 @@ void plan_request_from_platform(const struct platform *p, int tier, int64_t n_hi
 enum { PLAN_HAS_H = 1, PLAN_HAS_KV = 2 };
 
 struct plan_range {
-    int64_t n_tokens;    /* > 0 */
-    int tier;            /* tier with the range's records */
+    int64_t n_tokens; /* > 0 */
+    int tier;         /* tier with the range's records */
+    /* Bytes of the range's records over those of unpacked ones, by platform_record; 0 and 1: none
+     * of them is packed. */
+    double share[2];
     const uint8_t *mask; /* [n_layers] of PLAN_HAS_ bits */
 };
 

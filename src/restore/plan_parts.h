@@ -82,7 +82,8 @@ struct stored_ranges {
 /* How a layer's tokens are restored under one letter. */
 struct range_share {
     int64_t h_tokens, kv_tokens, lost_tokens; /* lost: tokens without a record */
-    double io_s, up_s;
+    double io_s, up_s, unpack_s;
+    double stored_bytes;
 };
 
 /* The shares of all layers over the ranges up to a cut. Tokens before a layer's window count in

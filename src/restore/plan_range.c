@@ -24,19 +24,51 @@ double plan_up_s(const struct platform *p, int tier, int64_t n, enum platform_re
     return p->n_stages > 1 ? platform_up_s(p, tier, n, kind) : 0;
 }
 
+/* Seconds of the I/O lane and of the bus, and bytes, per kind of record. */
+struct record_cost {
+    double io_s[2], up_s[2], unpack_s[2], stored_bytes[2];
+};
+
+/* Returns the bytes of a range's records over those of unpacked ones. */
+static double stored_share(const struct plan_range *r, enum platform_record kind)
+{
+    return r->share[kind] > 0 ? r->share[kind] : 1;
+}
+
+static struct record_cost cost_of(const struct platform *p, const struct plan_range *r,
+                                  int64_t n_tokens)
+{
+    struct record_cost c;
+    for (int k = RECORD_HIDDEN; k <= RECORD_KV; k++) {
+        enum platform_record kind = (enum platform_record)k;
+        double bytes = (double)n_tokens * (kind == RECORD_KV ? p->kv_bytes : p->h_bytes);
+        double share = stored_share(r, kind);
+        double up_s = platform_up_s(p, r->tier, n_tokens, kind);
+        c.io_s[k] = platform_stored_read_s(p, r->tier, n_tokens, kind, share);
+        if (p->n_stages <= 1)
+            c.io_s[k] = fmax(c.io_s[k], up_s);
+        c.up_s[k] = p->n_stages > 1 ? up_s : 0;
+        c.stored_bytes[k] = bytes * share;
+        c.unpack_s[k] = share < 1 ? platform_unpack_s(p, bytes) : 0;
+    }
+    return c;
+}
+
 static struct plan_layer uniform_layer(const struct platform *p, int tier, int64_t n)
 {
+    struct plan_range all = {.tier = tier, .share = {p->packed_share, p->packed_share}};
+    struct record_cost c = cost_of(p, &all, n);
     return (struct plan_layer){
-        .io_h_s = plan_io_s(p, tier, n, RECORD_HIDDEN),
-        .io_kv_s = plan_io_s(p, tier, n, RECORD_KV),
-        .up_h_s = plan_up_s(p, tier, n, RECORD_HIDDEN),
-        .up_kv_s = plan_up_s(p, tier, n, RECORD_KV),
-        .comp_h_s = platform_h_s(p, n),
-        .comp_kv_s = platform_kv_s(p, n),
+        .io_h_s = c.io_s[RECORD_HIDDEN],
+        .io_kv_s = c.io_s[RECORD_KV],
+        .up_h_s = c.up_s[RECORD_HIDDEN],
+        .up_kv_s = c.up_s[RECORD_KV],
+        .comp_h_s = platform_h_s(p, n) + c.unpack_s[RECORD_HIDDEN],
+        .comp_kv_s = platform_kv_s(p, n) + c.unpack_s[RECORD_KV],
         .comp_tok_s = platform_tok_s(p, n),
         .comp_tok_last_s = platform_h_s(p, n),
-        .h_bytes = p->h_bytes,
-        .kv_bytes = p->kv_bytes,
+        .h_bytes = p->h_bytes * stored_share(&all, RECORD_HIDDEN),
+        .kv_bytes = p->kv_bytes * stored_share(&all, RECORD_KV),
         .has_h = true,
         .has_kv = true,
         .can_recompute = true,
@@ -114,52 +146,31 @@ char plan_range_method(char method, uint8_t mask, bool h_free)
 
 enum { TOKENS = 64 }; /* tokens of a chunk; a restore begins at a multiple of this */
 
-/* Seconds of the I/O lane and of the bus, per kind of record. */
-struct record_cost {
-    double io_s[2], up_s[2];
-};
-
-static struct record_cost cost_of(const struct platform *p, int tier, int64_t n_tokens)
-{
-    struct record_cost c;
-    for (int k = RECORD_HIDDEN; k <= RECORD_KV; k++) {
-        c.io_s[k] = plan_io_s(p, tier, n_tokens, (enum platform_record)k);
-        c.up_s[k] = plan_up_s(p, tier, n_tokens, (enum platform_record)k);
-    }
-    return c;
-}
-
 /* Returns how n_tokens with the records of `mask` are restored under a letter. */
 static struct range_share share_of(char letter, uint8_t mask, int64_t n_tokens,
                                    const struct record_cost *cost)
 {
-    switch (plan_range_method(letter, mask, false)) {
-    case 'H':
-        return (struct range_share){.h_tokens = n_tokens,
-                                    .io_s = cost->io_s[RECORD_HIDDEN],
-                                    .up_s = cost->up_s[RECORD_HIDDEN]};
-    case 'K':
-        return (struct range_share){.kv_tokens = n_tokens,
-                                    .io_s = cost->io_s[RECORD_KV],
-                                    .up_s = cost->up_s[RECORD_KV]};
-    default:
+    char method = plan_range_method(letter, mask, false);
+    if (method != 'H' && method != 'K')
         return (struct range_share){.lost_tokens = n_tokens};
-    }
+    int k = method == 'H' ? RECORD_HIDDEN : RECORD_KV;
+    return (struct range_share){.h_tokens = method == 'H' ? n_tokens : 0,
+                                .kv_tokens = method == 'K' ? n_tokens : 0,
+                                .io_s = cost->io_s[k],
+                                .up_s = cost->up_s[k],
+                                .stored_bytes = cost->stored_bytes[k],
+                                .unpack_s = cost->unpack_s[k]};
 }
 
-static struct range_share negative(struct range_share s)
+static inline void share_add(struct range_share *s, const struct range_share *x, int sign)
 {
-    return (struct range_share){-s.h_tokens, -s.kv_tokens, -s.lost_tokens, -s.io_s,
-                                -s.up_s};
-}
-
-static inline void share_add(struct range_share *s, const struct range_share *x)
-{
-    s->h_tokens += x->h_tokens;
-    s->kv_tokens += x->kv_tokens;
-    s->lost_tokens += x->lost_tokens;
-    s->io_s += x->io_s;
-    s->up_s += x->up_s;
+    s->h_tokens += sign * x->h_tokens;
+    s->kv_tokens += sign * x->kv_tokens;
+    s->lost_tokens += sign * x->lost_tokens;
+    s->io_s += sign * x->io_s;
+    s->up_s += sign * x->up_s;
+    s->stored_bytes += sign * x->stored_bytes;
+    s->unpack_s += sign * x->unpack_s;
 }
 
 /* The layers that a sum is about. */
@@ -181,22 +192,18 @@ static void sums_add(const struct stored_ranges *c, struct range_sums *s, int g,
 {
     enum { MASKS = (PLAN_HAS_H | PLAN_HAS_KV) + 1 };
     const struct plan_range *r = &c->range[g];
-    struct record_cost cost = cost_of(c->platform, r->tier, n_tokens);
+    struct record_cost cost = cost_of(c->platform, r, n_tokens);
     struct range_share h[MASKS], kv[MASKS];
     for (int m = 0; m < MASKS; m++) {
         h[m] = share_of('H', (uint8_t)m, n_tokens, &cost);
         kv[m] = share_of('K', (uint8_t)m, n_tokens, &cost);
-        if (sign < 0) {
-            h[m] = negative(h[m]);
-            kv[m] = negative(kv[m]);
-        }
     }
     for (int i = 0; i < c->platform->n_layers; i++) {
         int m = r->mask[i] % MASKS;
         if (!is_meant(c, which, i))
             continue;
-        share_add(&s->h[i], &h[m]);
-        share_add(&s->kv[i], &kv[m]);
+        share_add(&s->h[i], &h[m], sign);
+        share_add(&s->kv[i], &kv[m], sign);
     }
 }
 
@@ -294,15 +301,15 @@ void range_sums_move(const struct stored_ranges *c, struct range_sums *s, int n_
     }
 }
 
-static double share_bytes(const struct platform *p, const struct range_share *s)
+static double share_bytes(const struct range_share *s)
 {
-    double n = (double)(s->h_tokens + s->kv_tokens);
-    return ((double)s->h_tokens * p->h_bytes + (double)s->kv_tokens * p->kv_bytes) / n;
+    return s->stored_bytes / (double)(s->h_tokens + s->kv_tokens);
 }
 
 static bool same_tokens(const struct range_share *x, const struct range_share *y)
 {
-    return x->h_tokens == y->h_tokens && x->kv_tokens == y->kv_tokens;
+    return x->h_tokens == y->h_tokens && x->kv_tokens == y->kv_tokens &&
+           x->unpack_s == y->unpack_s;
 }
 
 /* Fills *l, whose h_splits and kv_splits are already set, from the shares h and kv. `like` is a
@@ -321,15 +328,16 @@ static void layer_from_shares(const struct platform *p, const struct range_share
     l->io_kv_s = kv->io_s;
     l->up_h_s = h->up_s;
     l->up_kv_s = kv->up_s;
-    l->h_load_s = like != NULL ? like->h_load_s : platform_kv_s(p, h->kv_tokens);
+    l->h_load_s = like != NULL ? like->h_load_s
+                               : platform_kv_s(p, h->kv_tokens) + h->unpack_s;
     l->kv_project_s = like != NULL ? like->kv_project_s : platform_h_s(p, kv->h_tokens);
     l->comp_h_s = like != NULL ? like->comp_h_s
                                : l->h_load_s + platform_h_s(p, h->h_tokens) + h_split_s;
-    l->comp_kv_s = like != NULL
-                       ? like->comp_kv_s
-                       : l->kv_project_s + platform_kv_s(p, kv->kv_tokens) + kv_split_s;
-    l->h_bytes = possible ? share_bytes(p, h) : 0;
-    l->kv_bytes = possible ? share_bytes(p, kv) : 0;
+    l->comp_kv_s = like != NULL ? like->comp_kv_s
+                                : l->kv_project_s + platform_kv_s(p, kv->kv_tokens) +
+                                      kv->unpack_s + kv_split_s;
+    l->h_bytes = possible ? share_bytes(h) : 0;
+    l->kv_bytes = possible ? share_bytes(kv) : 0;
 }
 
 static void layers_from_sums(const struct stored_ranges *c, const struct range_sums *s)

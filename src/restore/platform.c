@@ -65,6 +65,7 @@ static const struct key keys[] = {
     {"kv_correction_log2", KEY_NUMBER, AT(kv_correction.log2), SIGNED},
     {"kv_n_observed", KEY_INT, AT(kv_correction.n_observed), 0},
     {"cpu_share", KEY_NUMBER, AT(cpu_share), FRACTION},
+    {"unpack_bytes_per_s", KEY_NUMBER, AT(unpack_bytes_per_s), 0},
     {"embed_s", KEY_NUMBER, AT(embed_s), 0},
     {"head_s", KEY_NUMBER, AT(head_s), 0},
     {"tile_tokens", KEY_INT, AT(tile_tokens), 1},
@@ -469,15 +470,27 @@ static double bytes_of(const struct platform *p, enum platform_record kind)
     return kind == RECORD_HIDDEN ? p->h_bytes : p->kv_bytes;
 }
 
-double platform_read_s(const struct platform *p, int tier, int64_t n_tokens,
-                       enum platform_record kind)
+double platform_stored_read_s(const struct platform *p, int tier, int64_t n_tokens,
+                              enum platform_record kind, double share)
 {
     CHECK(tier >= 0 && tier < p->n_tiers);
     const struct platform_tier *t = &p->tier[tier];
     double n_records = (double)n_tokens / PLATFORM_CHUNK_TOKENS;
     return (n_records * t->request_s +
-            (double)n_tokens * bytes_of(p, kind) / t->bytes_per_s) *
+            (double)n_tokens * bytes_of(p, kind) * share / t->bytes_per_s) *
            platform_correction_factor(&t->correction);
+}
+
+double platform_read_s(const struct platform *p, int tier, int64_t n_tokens,
+                       enum platform_record kind)
+{
+    return platform_stored_read_s(p, tier, n_tokens, kind, 1);
+}
+
+double platform_unpack_s(const struct platform *p, double n_bytes)
+{
+    double s = p->unpack_bytes_per_s > 0 ? n_bytes / p->unpack_bytes_per_s : 0;
+    return s * platform_correction_factor(&p->kv_correction);
 }
 
 /* Returns the time to copy one byte from the host to the device, or 0 if memory is unified. Each

@@ -1,29 +1,22 @@
-/* platform.h - the costs of one model on one machine: the numbers that plans are computed from.
- *
- * A platform is either measured (`hcache profile`, or a quick sample inside `hcache run`) or
- * built in (the paper's Table 2, by name). All costs are per transformer layer:
- *
- *   C_tok(n)   seconds to run a whole layer over n tokens that start at position 0
- *   C_H(n)     seconds from n hidden states to n rows of KV cache: norm, [W_k;W_v], RoPE, scatter
- *   C_KV(n)    seconds of compute to put n loaded rows of K,V into the cache: verify, RoPE, scatter
- *   IO(n, B)   seconds to read n tokens' records of B bytes a token: a latency once, then a time per
- *              record and bytes / bandwidth, per storage tier
- *
- * Each C is a regression a + b*n + c*n*n, so a profile has three numbers per curve, and R² tells
- * how well they fit the measurements. I/O and compute that run at the same time slow each other
- * down by the two overlap factors (1 if they are independent, as on a GPU with direct I/O; more
- * on a CPU, where copies, checksums and GEMM share cores and DRAM).
- *
- * Data reaches a device with memory of its own in two steps: a read, then a copy up over the
- * device's bus. For a group of devices (docs/DEVICES.md) the costs are those of one
- * *stage*, which has a run of the layers. Its ranks share each layer's compute. Each rank brings
- * up a share of the records, and then the ranks gather the shares. Stages work beside each other,
- * with one store.
- *
- * The times of later restores are learned as a *correction* of the measured costs
- * (correction.h): one factor each for GEMM, for loading KV, and for every tier.
- *
- * Pure: no I/O, no clock, no allocation. Any thread may call; a const platform may be shared. */
+/* platform.h - the costs of one model on one machine: the numbers that plans are computed from.  A
+ * platform is either measured (`hcache profile`, or a quick sample inside `hcache run`) or built in
+ * (the paper's Table 2, by name). All costs are per transformer layer:    C_tok(n)   seconds to run
+ * a whole layer over n tokens that start at position 0   C_H(n)     seconds from n hidden states to
+ * n rows of KV cache: norm, [W_k;W_v], RoPE, scatter   C_KV(n)    seconds of compute to put n
+ * loaded rows of K,V into the cache: verify, RoPE, scatter   IO(n, B)   seconds to read n tokens'
+ * records of B bytes a token: a latency once, then a time per              record and bytes /
+ * bandwidth, per storage tier. A packed record has fewer bytes, and              unpacking it is
+ * compute beside C_H and C_KV  Each C is a regression a + b*n + c*n*n, so a profile has three
+ * numbers per curve, and R² tells how well they fit the measurements. I/O and compute that run at
+ * the same time slow each other down by the two overlap factors (1 if they are independent, as on a
+ * GPU with direct I/O; more on a CPU, where copies, checksums and GEMM share cores and DRAM).  Data
+ * reaches a device with memory of its own in two steps: a read, then a copy up over the device's
+ * bus. For a group of devices (docs/DEVICES.md) the costs are those of one *stage*, which has a run
+ * of the layers. Its ranks share each layer's compute. Each rank brings up a share of the records,
+ * and then the ranks gather the shares. Stages work beside each other, with one store.  The times
+ * of later restores are learned as a *correction* of the measured costs (correction.h): one factor
+ * each for GEMM, for loading KV, and for every tier.  Pure: no I/O, no clock, no allocation. Any
+ * thread may call; a const platform may be shared. */
 #ifndef RESTORE_PLATFORM_H
 #define RESTORE_PLATFORM_H
 
@@ -111,6 +104,14 @@ struct platform {
     struct platform_correction kv_correction; /* factor of the loading of K and V, C_KV */
     /* Least share of the processors that a measurement had; 0: unknown. */
     double cpu_share;
+    /* Bytes per second that all compute threads together unpack (pack/pack.h), counted unpacked,
+     * the way from memory to memory included; 0: not measured, or the state's type is not packed.
+     * */
+    double unpack_bytes_per_s;
+    /* What packing leaves of the bytes of state that is planned for without looking at records
+     * (plan_layers_uniform); 0: it is not packed. Whoever plans sets it, and the text leaves it
+     * out. */
+    double packed_share;
     /* Seconds until the first read of a restore is handed over, beyond its tier's latency: threads
      * wake up. Negative if the latency was measured on a busy machine and is less now. Restores
      * teach it (correction.h). Each process learns it anew, so the text leaves it out. */
@@ -187,6 +188,11 @@ enum platform_record { RECORD_HIDDEN, RECORD_KV };
 /* Returns the time to read the records of n_tokens, without the latency. */
 double platform_read_s(const struct platform *p, int tier, int64_t n_tokens,
                        enum platform_record kind);
+/* Returns the same for records of which packing left `share` of their bytes, 0 to 1. */
+double platform_stored_read_s(const struct platform *p, int tier, int64_t n_tokens,
+                              enum platform_record kind, double share);
+/* Returns the compute time to unpack records to n_bytes; 0 if the speed was not measured. */
+double platform_unpack_s(const struct platform *p, double n_bytes);
 /* Returns the time to bring these records up to their stage, gathering hidden states included; 0
  * where memory is unified. */
 double platform_up_s(const struct platform *p, int tier, int64_t n_tokens,

@@ -12,7 +12,9 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "base/pool.h"
+#include "base/rng.h"
 #include "model/pass.h"
+#include "pack/pack.h"
 #include "restore/regress.h"
 #include "restore/profile.h"
 #include "save/saver.h"
@@ -27,11 +29,13 @@ enum {
     FULL_PAST = 8192,
     /* Bytes of records in the sample of loading: more than the caches hold. */
     LOAD_BYTES = 64 << 20,
+    UNPACK_BYTES =
+        16 << 20, /* bytes that the sample of unpacking writes, and more than it reads */
     LOAD_CHUNKS = 4 * RESTORE_GROUP_CHUNKS, /* chunks shared out at once, as in restores */
 };
 
 /* A sample is repeated until it has taken this long. A slow layer runs twice. Opening a new store
- * takes nine quick samples, and restores correct what they miss. */
+ * takes ten quick samples, and restores correct what they miss. */
 #define QUICK_SAMPLE_NS 12000000
 #define FULL_SAMPLE_NS  50000000
 /* If the fastest run got less than this share of processor time (run_once), the sample goes on for
@@ -40,6 +44,7 @@ enum {
 #define PATIENCE 5
 
 struct load;
+struct unpack;
 
 struct bench {
     const struct model *m;
@@ -57,6 +62,7 @@ struct bench {
     int n_ctx; /* number of positions that the blocks have room for */
     int past;  /* number of keys before the sampled rows */
     struct load *load;
+    struct unpack *unpack;
     int64_t sample_ns; /* least time that a sample takes */
     double
         share; /* processor time that ready threads got in the last sample; see run_once */
@@ -352,6 +358,72 @@ static void load_end(struct bench *b, struct load *ld)
     b->load = NULL;
 }
 
+/* The sample of unpacking: as in restores, a packed record moves out of the way of its place.
+ * Packed runs lie in the first n records, and the next n are their places. */
+struct unpack {
+    struct load *ld;
+    long n; /* records */
+    size_t record, n_packed;
+    uint8_t *moved; /* [threads][record] */
+};
+
+static void unpack_share(void *arg, int thread_idx, int n_threads)
+{
+    const struct unpack *u = arg;
+    long begin, end;
+    uint8_t *moved = u->moved + (size_t)thread_idx * u->record;
+    pool_share(u->n, 1, thread_idx, n_threads, &begin, &end);
+    for (long c = begin; c < end; c++) {
+        const uint8_t *packed = u->ld->records + (size_t)c * u->record;
+        memcpy(moved, packed, u->n_packed);
+        (void)pack_undo(moved, u->n_packed, u->ld->records + (size_t)(u->n + c) * u->record,
+                        u->record);
+    }
+}
+
+static int run_unpack(struct bench *b, int n)
+{
+    (void)n;
+    pool_run(b->m->dev->pool, unpack_share, b->unpack);
+    return 0;
+}
+
+/* Fills a record with numbers that are distributed as state is. */
+static void fill_state(enum pack_type type, uint8_t *record, size_t n_bytes)
+{
+    struct rng r = {1};
+    for (size_t i = 0; i < n_bytes / 2; i++) {
+        float x = (float)(rng_unit(&r) + rng_unit(&r) + rng_unit(&r) - 1.5);
+        uint16_t bits = type == PACK_BF16 ? f32_to_bf16(x) : f32_to_f16(x);
+        memcpy(record + 2 * i, &bits, sizeof bits);
+    }
+}
+
+/* Measures p->unpack_bytes_per_s. State of a type that is not packed leaves it 0. */
+static int fit_unpack(struct platform *p, struct bench *b, struct load *ld)
+{
+    const struct model *m = b->m;
+    enum pack_type type = m->dtype == DTYPE_BF16 ? PACK_BF16 : PACK_F16;
+    struct unpack u = {.ld = ld, .record = record_bytes(m, STORE_KV)};
+    int rc = 0;
+    double seconds = 0;
+    u.n = MIN(ld->n_chunks / 2, UNPACK_BYTES / (long)u.record);
+    if (u.n == 0 || m->dtype == DTYPE_F32)
+        return 0;
+    u.moved = xmalloc((size_t)pool_threads(m->dev->pool) * u.record);
+    fill_state(type, u.moved, u.record);
+    u.n_packed = pack_run(type, u.moved, u.record, ld->records, u.record);
+    for (long c = 1; c < u.n; c++)
+        memcpy(ld->records + (size_t)c * u.record, ld->records, u.n_packed);
+    b->unpack = &u;
+    if (u.n_packed > 0)
+        rc = sample(b, run_unpack, 0, &seconds);
+    if (seconds > 0)
+        p->unpack_bytes_per_s = (double)u.n * (double)u.record / seconds;
+    free(u.moved);
+    return rc;
+}
+
 static int run_head(struct bench *b, int n)
 {
     (void)n;
@@ -465,6 +537,8 @@ static int fit_load(struct platform *p, struct bench *b, bool full)
         double tokens = (double)n * STORE_CHUNK_TOKENS;
         rc = add_sample(&v, b, run_load, n, (struct regress_sample){.x = {tokens, 1}});
     }
+    if (rc == 0)
+        rc = fit_unpack(p, b, &ld);
     load_end(b, &ld);
     struct regress_fit f = fit(&v, full ? 2 : 1);
     p->c_kv = (struct cost_curve){.a_s = f.coef[1], .b_s = f.coef[0]};

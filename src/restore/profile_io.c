@@ -19,6 +19,7 @@
 #include "base/thread.h"
 #include "restore/correction.h"
 #include "restore/regress.h"
+#include "save/saver.h"
 #include "restore/profile.h"
 #include "restore/restore.h"
 
@@ -433,15 +434,19 @@ static void check_reads(struct platform *p, const struct model *m, struct store 
     struct platform_tier *tier = &p->tier[0];
     bool kv = n_hits > 0 && store_mask_has(&hits[0].mask, m->cfg.n_layers - 1, STORE_KV);
     enum store_kind kind = kv ? STORE_KV : STORE_HIDDEN;
-    double each_s = platform_read_s(p, 0, STORE_CHUNK_TOKENS,
-                                    kv ? RECORD_KV : RECORD_HIDDEN);
+    enum platform_record record = kv ? RECORD_KV : RECORD_HIDDEN;
+    double each_s = platform_read_s(p, 0, STORE_CHUNK_TOKENS, record);
     int n = (int)fmax(1, fmin(CHECK_CHUNKS, CHECK_S / each_s));
     if (n_hits == 0)
         return;
     if (reads_open(&r, m, &from, n, NULL) == 0 &&
-        read_records(&r, kind, n, n, NULL, &t, NULL) == 0 && t.n == n && !r.in_place)
+        read_records(&r, kind, n, n, NULL, &t, NULL) == 0 && t.n == n && !r.in_place) {
+        double plain = (double)n * (double)record_bytes(m, kind);
+        each_s = platform_stored_read_s(p, 0, STORE_CHUNK_TOKENS, record,
+                                        (double)t.bytes / plain); /* some may be packed */
         correction_check(&tier->correction, tier->latency_s + n * each_s,
                          (double)t.ns * 1e-9);
+    }
     reads_close(&r);
     store_release(store, hits, n_hits);
 }

@@ -104,6 +104,33 @@ int save_kinds_add_beside(const char *text, const struct save_kinds_from *from,
     return rc;
 }
 
+/* Returns the predicted time of the best restore, or 0 if there is no plan. */
+static double restore_s(const struct platform *p, int64_t n_tokens)
+{
+    struct plan_layer layer[PLAN_MAX_LAYERS];
+    struct plan_request req = {0};
+    struct plan plan;
+    plan_request_from_platform(p, 0, n_tokens, 0, layer, NULL, &req);
+    req.mode = PLAN_AUTO;
+    return plan_make(&req, &plan, NULL) == 0 ? plan.predicted_s : 0;
+}
+
+bool save_kinds_pack(const struct save_kinds_from *from)
+{
+    const struct platform *p = from->platform;
+    if (p == NULL || p->n_tiers == 0 || p->unpack_bytes_per_s == 0)
+        return false;
+    struct platform packed = *p;
+    packed.packed_share = SAVE_PACK_SHARE;
+    for (int64_t n = FIRST_TOKENS;; n *= 2) {
+        int64_t n_tokens = MIN(n, from->max_tokens);
+        if (restore_s(&packed, n_tokens) > SAVE_PACK_SLOWER * restore_s(p, n_tokens))
+            return false;
+        if (n >= from->max_tokens)
+            return true;
+    }
+}
+
 int save_kinds_usable(const struct save_kinds_found *f, const uint8_t *wanted, int n_layers)
 {
     bool is_continued = f->n_chunks > 0 && f->has_partial && wanted != NULL;

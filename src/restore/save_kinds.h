@@ -35,6 +35,16 @@ int save_kinds_choose(const char *text, const struct save_kinds_from *from, uint
 int save_kinds_add_beside(const char *text, const struct save_kinds_from *from,
                           uint8_t *kinds, struct err *err);
 
+/* What packing leaves of the bytes of bf16 and f16 state (docs/perf/2026-11-29.md). */
+#define SAVE_PACK_SHARE 0.68
+
+/* Returns whether packed records are restored about as fast as plain ones, for every length of the
+ * context up to max_tokens: the predicted time is at most SAVE_PACK_SLOWER times as long. Where it
+ * is shorter, the disk is the bottleneck. Returns false while the speed of the store, or that of
+ * unpacking, is unknown. */
+#define SAVE_PACK_SLOWER 1.02
+bool save_kinds_pack(const struct save_kinds_from *from);
+
 /* Chunks of a context that were found in the store. */
 struct save_kinds_found {
     int n_chunks;

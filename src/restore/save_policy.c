@@ -1,6 +1,8 @@
 /* save_policy.c - see save_policy.h. */
 #include "restore/save_policy.h"
 
+#include <string.h>
+
 #include "restore/save_kinds.h"
 
 _Static_assert(SAVE_HIDDEN == PLAN_HAS_H && SAVE_KV == PLAN_HAS_KV, "the same bits");
@@ -25,6 +27,15 @@ int save_policy_make(struct save_policy *out, const char *text, const struct mod
     return m->cfg.n_layers > STORE_MAX_LAYERS
                ? 0
                : save_kinds_choose(text, &from, out->kinds, err);
+}
+
+bool save_policy_packs(const char *pack, const struct model *m,
+                       const struct platform *platform, int64_t max_tokens)
+{
+    struct save_kinds_from from = from_model(m, platform, max_tokens);
+    if (pack == NULL || m->cfg.n_layers > STORE_MAX_LAYERS || m->dtype == DTYPE_F32)
+        return false;
+    return strcmp(pack, "auto") == 0 ? save_kinds_pack(&from) : strcmp(pack, "on") == 0;
 }
 
 int save_policy_add_beside(struct save_policy *p, const char *text, const struct model *m,

@@ -11,6 +11,10 @@
  * the saver then says why. */
 int save_policy_make(struct save_policy *out, const char *text, const struct model *m,
                      const struct platform *platform, int64_t max_tokens, struct err *err);
+/* Returns whether full chunks are packed (save_policy.packs): "on", "off" (or NULL), or "auto", which packs where restores lose
+ * nothing by it (save_kinds_pack) and state is not f32. */
+bool save_policy_packs(const char *pack, const struct model *m,
+                       const struct platform *platform, int64_t max_tokens);
 /* Adds the records that plans use beside decodes. */
 int save_policy_add_beside(struct save_policy *p, const char *text, const struct model *m,
                            const struct platform *platform, int64_t max_tokens,

@@ -142,7 +142,7 @@ static int pack_code(const struct saver *s)
  * the memory for chunks sooner. */
 static bool may_pack(struct saver *s, const struct save_chunk *c)
 {
-    if (!s->o.packs || c->n_tokens < STORE_CHUNK_TOKENS || pack_code(s) == 0)
+    if (!c->seq->policy.packs || c->n_tokens < STORE_CHUNK_TOKENS || pack_code(s) == 0)
         return false;
     size_t used_bytes = 0;
     pthread_mutex_lock(&s->lock);

@@ -299,6 +299,16 @@ void save_stored_kinds(const struct store_mask *mask, int n_layers, uint8_t *kin
                              (store_mask_has(mask, l, STORE_KV) ? SAVE_KV : 0));
 }
 
+double save_stored_share(const struct store_hit *hit, enum store_kind kind,
+                         const struct model *m)
+{
+    int n = 0;
+    for (int l = 0; l < m->cfg.n_layers; l++)
+        n += store_mask_has(&hit->mask, l, kind);
+    size_t bytes = record_bytes(m, kind) * (size_t)hit->n_tokens / STORE_CHUNK_TOKENS;
+    return n > 0 ? hit->bytes[kind] / (n * (double)round_up(bytes, STORE_ALIGN)) : 1;
+}
+
 /* Returns whether the tail of the sequence has all records that are to be saved. */
 static bool tail_suffices(const struct save_seq *q, int n_layers)
 {

@@ -43,6 +43,10 @@
 /* Which kinds are saved: bit STORE_HIDDEN and bit STORE_KV per layer; 0: the layer is not saved. */
 struct save_policy {
     uint8_t kinds[STORE_MAX_LAYERS];
+    /* Full chunks are packed (pack/pack.h) before they are stored, unless more than half of the
+     * saver's memory for chunks is taken, or a record does not get smaller by a block of the store.
+     * State of type f32 is not packed. */
+    bool packs;
 };
 
 /* Time between the first uncommitted chunk and the commit. A commit costs the writer a third of
@@ -72,10 +76,6 @@ struct saver_opts {
      * everything. */
     size_t buffer_bytes;
     int max_batch_rows; /* most rows of one forward pass */
-    /* Full chunks are packed (pack/pack.h) before they are stored, unless more than half of the
-     * memory for chunks is taken, or a record does not get smaller by a block of the store. State
-     * of type f32 is not packed. */
-    bool packs;
     /* Called on the writer's thread: once for a fault, and each time that the disk becomes full. */
     void (*warn)(void *arg, const char *text);
     void *warn_arg;
@@ -111,7 +111,7 @@ struct saver_stats {
     uint64_t n_tails;            /* part of n_chunks: partial chunks */
     /* Part of n_chunks: the store already had them, so they were not written. */
     uint64_t n_shared;
-    uint64_t n_packed;              /* records that were packed (saver_opts.packs) */
+    uint64_t n_packed;              /* records that were packed (save_policy.packs) */
     size_t used_bytes, bound_bytes; /* memory for chunks: taken now, and its bound */
     /* 0: no fault. Otherwise the code of the store's fault that ended saving for all, or -ENOSPC
      * while the disk is full. */
@@ -148,6 +148,10 @@ struct save_begin {
 /* Fills kinds [n_layers] with SAVE_ bits: the records of a stored chunk. A partial chunk is
  * continued only if save_kinds_usable allows it. */
 void save_stored_kinds(const struct store_mask *mask, int n_layers, uint8_t *kinds);
+/* Returns what packing has left of the bytes that reading a chunk's records of one kind takes; 1:
+ * none is packed, or there is none. A lookup has found the chunk. */
+double save_stored_share(const struct store_hit *hit, enum store_kind kind,
+                         const struct model *m);
 /* Returns whether a stored chunk has all wanted records, so that it need not be computed again
  * to be saved. wanted, stored: [n_layers]. Pure. */
 static inline bool save_kinds_suffice(const uint8_t *wanted, const uint8_t *stored,

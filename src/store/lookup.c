@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -244,6 +245,16 @@ static int chain_pin(struct store *s, const struct sha256 *keys, int n,
     return i;
 }
 
+/* [lock] Sets the bytes of a chunk whose records are loaded. */
+static void note_bytes(struct store_hit *hit)
+{
+    const struct chunk_node *node = hit->impl;
+    for (const struct extent *x = node->extents; x != NULL; x = x->next)
+        for (int i = 0; x->state == EXTENT_LIVE && i < x->n_records; i++)
+            hit->bytes[x->records[i].kind] += (uint32_t)round_up(x->records[i].n_bytes,
+                                                                 STORE_ALIGN);
+}
+
 int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store_hit *hits,
                  int *n_hits, char *why, size_t why_bytes, struct err *err)
 {
@@ -282,6 +293,7 @@ int store_lookup_for(struct store *s, const struct store_use *use,
         }
     }
     for (int i = n_good - 1; i >= 0; i--) {
+        note_bytes(&hits[i]);
         store_touch_node(s, hits[i].impl, use);
         store_note_headers(s, hits[i].impl);
     }

@@ -267,6 +267,8 @@ struct store_hit {
     uint32_t chunk_idx;
     int n_tokens; /* number of tokens: 64, or fewer in a partial chunk */
     struct store_mask mask;
+    /* Bytes that reading its records takes, by store_kind: whole blocks. Set by lookups. */
+    uint32_t bytes[STORE_KINDS];
     void *impl; /* for the store's own use */
 };
 

@@ -48,6 +48,7 @@ refused "more stages than layers" 1 'has 4 layers, and each stage needs one' --s
 refused "ranks that cannot share the heads" 1 'has 8 key/value heads, which cannot be divided by 16' --shape llama-3-8b --tensor-parallel 16
 refused "without options and without a profile: how to get one" 2 'hcache profile MODEL_DIR. measure it first'
 run_hc profile synth:tiny-mha --out "$tmp/one.platform"
+refused "packed state on a machine of the paper" 2 "does not say how fast state is unpacked .give a file of hcache profile" --shape llama-2-7b --packed
 run_hc plan
 check "without options, after a profile: a plan for this machine" grep -qE '^auto +[0-9]+ R ' "$tmp/out"
 check "which is said" grep -q "for this machine" "$tmp/err"

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/bytes.h"
 #include "engine/engine_impl.h"
 #include "engine/restoring.h"
 #include "engine/stairs.h"
@@ -211,6 +212,32 @@ static void equal_neighbours_are_one_range(void **state)
     expect_range(&l, 0, 128, 0, "KKKK");
     expect_range(&l, 1, N_LAST, 0, "HHHH");
     expect_range(&l, 2, 0, 0, "");
+    lab_close(&l, NULL);
+}
+
+/* Packed chunks are ranges of their own, and a range knows what packing has left of its bytes. */
+static void packed_neighbours_are_one_range(void **state)
+{
+    (void)state;
+    static const uint8_t kinds[] = {K, K, K, B};
+    static const double left[] = {1, 0.5, 0.25, 0.75};
+    struct lab l;
+    lab_open(&l, 0, &(struct et_ask){.plan = "kv"});
+    find(&l, kinds, 4);
+    for (int c = 0; c < 4; c++) {
+        double bytes = (double)round_up(record_bytes(l.k.model, STORE_KV), STORE_ALIGN);
+        l.hits[c].bytes[STORE_KV] = (uint32_t)(left[c] * N_LAYERS * bytes);
+    }
+    l.hits[3].bytes[STORE_HIDDEN] = l.hits[3].bytes[STORE_KV];
+    (void)make(&l, &(struct restore_plan_ask){0});
+    expect_range(&l, 0, 64, 0, "KKKK");
+    expect_range(&l, 1, 128, 0, "KKKK");
+    expect_range(&l, 2, 64, 0, "BBBB");
+    assert_true(l.g->ranges[0].share[RECORD_KV] == 1);
+    assert_true(l.g->ranges[1].share[RECORD_KV] == 0.375);
+    assert_true(l.g->ranges[1].share[RECORD_HIDDEN] == 1);
+    assert_true(l.g->ranges[2].share[RECORD_KV] == 0.75);
+    assert_true(l.g->ranges[2].share[RECORD_HIDDEN] > 0.75);
     lab_close(&l, NULL);
 }
 
@@ -549,6 +576,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(only_the_last_chunk_may_be_partial),
         cmocka_unit_test(a_partial_chunk_without_wanted_records_is_left_out),
         cmocka_unit_test(equal_neighbours_are_one_range),
+        cmocka_unit_test(packed_neighbours_are_one_range),
         cmocka_unit_test(copies_in_dram_are_another_tier),
         cmocka_unit_test(chunks_read_ahead_cost_nothing),
         cmocka_unit_test(moved_chunks_are_one_range),

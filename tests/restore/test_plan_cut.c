@@ -358,13 +358,17 @@ static void layers_cost_what_their_records_cost(void **state)
     for (int t = 0; t < 200; t++) {
         random_chain(&r, 12, 6, &x);
         x.req = (struct plan_request){0};
+        x.platform.unpack_bytes_per_s = 1e9;
+        for (int g = 0; g < 6; g++)
+            x.range[g].share[rng_below(&r, 2)] = rng_below(&r, 2) ? 0.5 + 0.5 * rng_unit(&r)
+                                                                  : 0;
         struct stored_ranges c = ranges_of(6, 100, &s);
         range_request(&c, &s, &x.req);
         const struct platform *p = &x.platform;
         for (int l = 0; l < 12; l++)
             for (int kv = 0; kv < 2; kv++) {
                 int64_t n[2] = {0, 0};
-                double io_s = 0;
+                double io_s = 0, unpack_s = 0;
                 bool lost = false, before = false;
                 int n_splits = 0;
                 for (int g = 0; g < 6; g++) {
@@ -374,15 +378,24 @@ static void layers_cost_what_their_records_cost(void **state)
                     n_splits += g > 0 && use_kv != before;
                     before = use_kv;
                     n[use_kv] += x.range[g].n_tokens;
-                    io_s += platform_io_s(p, x.range[g].tier, x.range[g].n_tokens,
-                                          use_kv ? RECORD_KV : RECORD_HIDDEN);
+                    enum platform_record kind = use_kv ? RECORD_KV : RECORD_HIDDEN;
+                    double n_tokens = (double)x.range[g].n_tokens;
+                    double share = x.range[g].share[kind] > 0 ? x.range[g].share[kind] : 1;
+                    io_s += fmax(
+                        platform_stored_read_s(p, x.range[g].tier, x.range[g].n_tokens,
+                                               kind, share),
+                        platform_up_s(p, x.range[g].tier, x.range[g].n_tokens, kind));
+                    unpack_s += share < 1
+                                    ? platform_unpack_s(
+                                          p, n_tokens * (use_kv ? p->kv_bytes : p->h_bytes))
+                                    : 0;
                 }
                 const struct plan_layer *y = &x.layer[l];
                 assert_int_equal(kv ? y->has_kv : y->has_h, !lost && n[kv] > 0);
                 if (lost)
                     continue;
                 double comp_s = platform_h_s(p, n[0]) + platform_kv_s(p, n[1]) +
-                                n_splits * p->split_s;
+                                n_splits * p->split_s + unpack_s;
                 assert_int_equal(kv ? y->kv_splits : y->h_splits, n_splits);
                 assert_true(fabs((kv ? y->io_kv_s : y->io_h_s) - io_s) <= 1e-9 * io_s);
                 assert_true(fabs((kv ? y->comp_kv_s : y->comp_h_s) - comp_s) <=

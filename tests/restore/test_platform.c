@@ -252,6 +252,39 @@ static void test_costs_of_reading_and_of_the_bus(void **state)
     assert_false(platform_tier_in_place(&p.tier[0]));
 }
 
+/* Packed records are read in less time and unpacked by the compute lane, whose speed observed loads
+ * correct. */
+static void test_costs_of_packed_records(void **state)
+{
+    (void)state;
+    struct platform p;
+    platform_init(&p);
+    p.h_bytes = 512;
+    p.kv_bytes = 1024;
+    p.c_h.b_s = p.c_kv.b_s = 0.5;
+    p.n_tiers = 1;
+    p.tier[0] = (struct platform_tier){
+        .bytes_per_s = 1024, .up_bytes_per_s = 512, .request_s = 2};
+    assert_true(platform_stored_read_s(&p, 0, 128, RECORD_KV, 0.5) == 2 * 2 + 64);
+    assert_true(platform_unpack_s(&p, 4096) == 0);
+    p.unpack_bytes_per_s = 2048;
+    assert_true(platform_unpack_s(&p, 4096) == 2);
+    struct plan_layer l;
+    p.packed_share = 0.5;
+    p.n_layers = 1;
+    plan_layers_uniform(&p, 0, 128, 1, &l);
+    assert_true(l.io_kv_s == 256 &&
+                l.io_h_s == 128); /* the bus, which takes unpacked bytes, is slower */
+    assert_true(l.comp_h_s == 64 + 32 && l.comp_kv_s == 64 + 64);
+    assert_true(l.comp_tok_last_s == 64); /* it is computed from tokens */
+    assert_true(l.h_bytes == 256 && l.kv_bytes == 512);
+    p.tier[0].up_bytes_per_s = 0;
+    plan_layers_uniform(&p, 0, 128, 1, &l);
+    assert_true(l.io_kv_s == 2 * 2 + 64);
+    p.kv_correction.log2 = 1;
+    assert_true(platform_unpack_s(&p, 4096) == 4);
+}
+
 /* Observed products correct only the costs of products, and observed loads only the costs of
  * loading. */
 static void test_corrections_have_their_costs(void **state)
@@ -430,6 +463,7 @@ int main(void)
         cmocka_unit_test(test_check),
         cmocka_unit_test(test_costs),
         cmocka_unit_test(test_costs_of_reading_and_of_the_bus),
+        cmocka_unit_test(test_costs_of_packed_records),
         cmocka_unit_test(test_corrections_have_their_costs),
         cmocka_unit_test(test_streamed_weights_make_recomputation_dear),
         cmocka_unit_test(test_builtin),

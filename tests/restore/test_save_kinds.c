@@ -182,6 +182,58 @@ static void the_longest_context_is_planned_for(void **state)
     }
 }
 
+/* State is packed where the disk is the bottleneck of its restores, or neither lane loses by it;
+ * not where unpacking would make them longer, nor while a speed is unknown. */
+static void state_is_packed_where_restores_lose_nothing(void **state)
+{
+    (void)state;
+    static const struct {
+        double unpack, disk, tok_s, h_s;
+        bool packs;
+    } cases[] = {
+        {4e9, 5e8, 1e-3, 1, true},  /* the disk is slow */
+        {4e8, 4e9, 1e-3, 1, false}, /* unpacking is slower than the disk */
+        {1e10, 4e9, 1e-3, 1, true},     {0, 5e8, 1e-3, 1, false}, /* not measured */
+        {4e8, 4e9, 1e-10, 1e-10, true}, /* all is computed again, packed or not */
+    };
+    struct platform p = balanced();
+    struct save_kinds_from from = {.n_layers = L,
+                                   .h_bytes = 1000,
+                                   .kv_bytes = 2000,
+                                   .platform = &p,
+                                   .max_tokens = 10000};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        p.unpack_bytes_per_s = cases[i].unpack;
+        p.tier[0].bytes_per_s = cases[i].disk;
+        p.c_tok.b_s = cases[i].tok_s;
+        p.c_h.b_s = cases[i].h_s;
+        assert_int_equal(save_kinds_pack(&from), cases[i].packs);
+    }
+    p.n_tiers = 0;
+    assert_false(save_kinds_pack(&from));
+    from.platform = NULL;
+    assert_false(save_kinds_pack(&from));
+}
+
+/* Longer contexts count, too: for these, layers are read that short ones compute. */
+static void every_length_decides_about_packing(void **state)
+{
+    (void)state;
+    struct platform p = balanced();
+    p.c_h.b_s = 1e-10;
+    p.c_tok = (struct cost_curve){.c_s = 1e-11};
+    p.tier[0].bytes_per_s = 4e9;
+    p.unpack_bytes_per_s = 4e8;
+    struct save_kinds_from from = {.n_layers = L,
+                                   .h_bytes = 1000,
+                                   .kv_bytes = 2000,
+                                   .platform = &p,
+                                   .max_tokens = 512};
+    assert_true(save_kinds_pack(&from));
+    from.max_tokens = 1 << 20;
+    assert_false(save_kinds_pack(&from));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -189,6 +241,8 @@ int main(void)
         cmocka_unit_test(an_unknown_store_keeps_every_option),
         cmocka_unit_test(plans_that_have_less_compute_want_kv),
         cmocka_unit_test(growth_is_planned_for),
+        cmocka_unit_test(state_is_packed_where_restores_lose_nothing),
+        cmocka_unit_test(every_length_decides_about_packing),
         cmocka_unit_test(the_longest_context_is_planned_for),
         cmocka_unit_test(a_chunk_suffices_with_all_wanted_records),
         cmocka_unit_test(a_partial_chunk_is_used_with_all_wanted_records),

@@ -92,6 +92,24 @@ static struct save_policy automatic(const struct model *m, double tok, double h,
     return p;
 }
 
+/* Packing is what the option says; auto asks the profile; state of type f32 has no code. */
+static void packing(void **state)
+{
+    (void)state;
+    struct model m = shaped(1024, 16, 64);
+    struct platform f = platform_of(&m);
+    et_platform(&f, 1e-3, 1e-4, 1e-9, 1e8);
+    f.unpack_bytes_per_s = 4e9;
+    assert_true(save_policy_packs("auto", &m, &f, 4096));
+    assert_true(save_policy_packs("on", &m, NULL, 4096));
+    assert_false(save_policy_packs("off", &m, &f, 4096));
+    assert_false(save_policy_packs(NULL, &m, &f, 4096));
+    f.unpack_bytes_per_s = 1e7;
+    assert_false(save_policy_packs("auto", &m, &f, 4096));
+    m.dtype = DTYPE_F32;
+    assert_false(save_policy_packs("on", &m, NULL, 4096));
+}
+
 /* With a profile, the kinds are saved that the plans read. Layer 0 is recomputed at no extra cost,
  * so nothing is written for it. */
 static void automatic_by_plan(void **state)
@@ -178,6 +196,7 @@ int main(void)
         cmocka_unit_test(names_and_letters),
         cmocka_unit_test(automatic_without_a_profile),
         cmocka_unit_test(automatic_by_plan),
+        cmocka_unit_test(packing),
         cmocka_unit_test(the_longest_context_counts),
         cmocka_unit_test(automatic_beside_decodes),
         cmocka_unit_test(too_many_layers),

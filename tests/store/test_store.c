@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/bytes.h"
 #include "storetest.h"
 
 #define OK(call)                                                                           \
@@ -106,6 +107,12 @@ static void made_late(struct st_place *p)
     OK(store_append(s, &chunk, err));
     OK(store_commit(s, err));
     check(s, &c, 1, 1, 6);
+    struct store_hit hit;
+    int n_hits = 0;
+    OK(store_lookup(s, &m.key, 1, &hit, &n_hits, NULL, 0, err));
+    for (int k = 0; k < STORE_KINDS; k++) /* a read takes whole blocks */
+        assert_int_equal(hit.bytes[k], 3 * round_up(st_small.n_bytes[k], STORE_ALIGN));
+    store_release(s, &hit, 1);
     m.n_made = 0;
     OK(store_append(s, &chunk, err)); /* every record is stored already, so none is made */
     assert_int_equal(m.n_made, 0);
