@@ -11,7 +11,7 @@
 #include <stddef.h>
 
 #include "base/err.h"
-#include "api/talk.h"
+#include "apps/talk.h"
 
 /* Facts about an answer that has ended. */
 struct terminal_end {

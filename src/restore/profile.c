@@ -1,5 +1,5 @@
 /* profile.c - a profile's contents and its file; see profile.h. The measurements are in
- * profile_compute.c, profile_io.c and profile_scratch.c. */
+ * profile_compute.c and profile_io.c. */
 #include "restore/profile.h"
 
 #include <errno.h>

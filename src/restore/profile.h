@@ -16,8 +16,6 @@
 #include "restore/platform.h"
 #include "store/store.h"
 
-struct io;
-
 enum profile_effort {
     PROFILE_QUICK, /* as many samples as a curve needs */
     PROFILE_FULL,  /* more samples than needed, so that R² is meaningful */
@@ -97,14 +95,5 @@ int profile_io(struct platform *p, const struct model *m, struct store *store,
  * (correction_check). A cost that cannot be measured keeps its value. */
 void profile_check(struct platform *p, const struct model *m, struct model_work *w,
                    struct stream *s, struct store *store, const struct sha256 *fingerprint);
-
-/* A store of random state, so that a device can be measured before it holds any: in a folder
- * "profile-scratch" of each of `dirs`, or in memory (io NULL). */
-struct profile_scratch;
-int profile_scratch_open(const struct model *m, struct io *io, const char *const *dirs,
-                         int n_dirs, struct profile_scratch **out, struct err *err);
-struct profile_source profile_scratch_source(const struct profile_scratch *s);
-/* Removes the store and its files. NULL is allowed. */
-void profile_scratch_close(struct profile_scratch *s);
 
 #endif

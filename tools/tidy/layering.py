@@ -19,7 +19,7 @@ MAY = {
     "src/model": ["io", "tensor", "base"],
     "src/text": ["model", "jinja", "io", "base"],
     "src/store": ["io", "base"],
-    "sim": ["restore", "store", "model", "io", "tensor", "base"],
+    "sim": ["restore", "save", "store", "model", "io", "tensor", "base"],
     "src/save": ["store", "model", "pack", "tensor", "io", "base"],
     "src/restore": ["save", "store", "model", "pack", "tensor", "io", "base"],
     "src/engine": ["hcache.h", "restore", "save", "store", "model", "grammar", "tensor", "io", "base"],

@@ -1,5 +1,5 @@
 /* talk.c - see talk.h. */
-#include "api/talk.h"
+#include "apps/talk.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,10 @@
-/* profile_scratch.c - a store of random state, to measure a device before it holds any.
+/* profile_scratch.c - see profile_scratch.h.
  *
  * It is a real store with records of this model's sizes, written and read by the same code, so
  * it shows the speeds that restores will see. It is removed when closed. The next profile
  * removes one that a crash has left. */
+#include "sim/profile_scratch.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +16,6 @@
 #include "base/rng.h"
 #include "io/io.h"
 #include "store/chain.h"
-#include "restore/profile.h"
 #include "save/saver.h"
 
 /* Larger than a device's own cache can hide, small enough to be written in a second. */

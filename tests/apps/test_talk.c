@@ -13,7 +13,7 @@
 #include "base/json.h"
 #include "api/draft.h"
 #include "api/items.h"
-#include "api/talk.h"
+#include "apps/talk.h"
 
 #define LONG                                                                               \
     "Tell me about the little bird who lived in the tall green tree and sang every "       \

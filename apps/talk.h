@@ -4,8 +4,8 @@
  *
  * It keeps the same turns as the server (conversations.h), in the same file. So either program can
  * continue the other's conversations. Needs no HTTP. One thread. */
-#ifndef API_TALK_H
-#define API_TALK_H
+#ifndef APPS_TALK_H
+#define APPS_TALK_H
 
 #include "hcache.h"
 #include "api/conversations.h"
