@@ -23,18 +23,45 @@ void sim_freed_add(struct sim_freed *f, const uint8_t *sector)
 
 /* ---- Images ------------------------------------------------------------------------------ */
 
+static void image_deinit(struct sim_image *im)
+{
+    if (im->n_owners == NULL || atomic_fetch_sub(im->n_owners, 1) > 1)
+        return;
+    free(im->n_owners);
+    free(im->bytes);
+    free(im->allocated);
+}
+
+/* Gives the image memory of its own for n sectors, with its content. Sectors without content are
+ * not touched, so that they take no memory. */
+static void image_move(struct sim_image *im, size_t n)
+{
+    struct sim_image old = *im;
+    im->n_owners = xmalloc(sizeof *im->n_owners);
+    atomic_init(im->n_owners, 1);
+    im->bytes = xcalloc(n, SIM_SECTOR);
+    im->allocated = xcalloc(n, 1);
+    im->n_sectors = n;
+    for (size_t s = 0; s < old.n_sectors; s++) {
+        im->allocated[s] = old.allocated[s];
+        if (old.allocated[s] != 0 || old.flipped)
+            memcpy(im->bytes + s * SIM_SECTOR, old.bytes + s * SIM_SECTOR, SIM_SECTOR);
+    }
+    image_deinit(&old);
+}
+
+/* Prepares a change of the image: no other image has its memory. */
+static void image_own(struct sim_image *im)
+{
+    if (im->n_owners != NULL && atomic_load(im->n_owners) > 1)
+        image_move(im, im->n_sectors);
+}
+
 static void image_grow(struct sim_image *im, uint64_t end)
 {
     size_t need = (size_t)(round_up(end, SIM_SECTOR) / SIM_SECTOR);
-    if (need <= im->n_sectors)
-        return;
-    if (need < 2 * im->n_sectors)
-        need = 2 * im->n_sectors;
-    im->bytes = xrealloc(im->bytes, need * SIM_SECTOR);
-    im->allocated = xrealloc(im->allocated, need);
-    memset(im->bytes + im->n_sectors * SIM_SECTOR, 0, (need - im->n_sectors) * SIM_SECTOR);
-    memset(im->allocated + im->n_sectors, 0, need - im->n_sectors);
-    im->n_sectors = need;
+    if (need > im->n_sectors)
+        image_move(im, MAX(need, 2 * im->n_sectors));
 }
 
 static void image_extend(struct sim_image *im, uint64_t size)
@@ -47,6 +74,7 @@ static void image_extend(struct sim_image *im, uint64_t size)
 static void image_allocate(struct sim_image *im, uint64_t offset, uint64_t end)
 {
     image_grow(im, end);
+    image_own(im);
     for (uint64_t s = offset / SIM_SECTOR; s * SIM_SECTOR < end; s++) {
         im->n_allocated += im->allocated[s] == 0;
         im->allocated[s] = 1;
@@ -55,7 +83,10 @@ static void image_allocate(struct sim_image *im, uint64_t offset, uint64_t end)
 
 static void image_free(struct sim_image *im, uint64_t offset, uint64_t end)
 {
+    image_own(im);
     for (uint64_t s = offset / SIM_SECTOR; s * SIM_SECTOR < end && s < im->n_sectors; s++) {
+        if (im->allocated[s] == 0 && !im->flipped)
+            continue;
         im->n_allocated -= im->allocated[s] != 0;
         im->allocated[s] = 0;
         memset(im->bytes + s * SIM_SECTOR, 0, SIM_SECTOR);
@@ -105,12 +136,8 @@ static void image_apply(struct sim_image *im, const struct sim_change *c)
 static void image_copy(struct sim_image *to, const struct sim_image *from)
 {
     *to = *from;
-    to->bytes = xmalloc(from->n_sectors * SIM_SECTOR);
-    to->allocated = xmalloc(from->n_sectors);
-    if (from->n_sectors != 0) {
-        memcpy(to->bytes, from->bytes, from->n_sectors * SIM_SECTOR);
-        memcpy(to->allocated, from->allocated, from->n_sectors);
-    }
+    if (to->n_owners != NULL)
+        atomic_fetch_add(to->n_owners, 1);
 }
 
 /* Notes the bytes of the image's sectors that begin in [begin, end). */
@@ -121,12 +148,6 @@ static void image_note_freed(const struct sim_image *im, uint64_t begin, uint64_
          s * SIM_SECTOR < end && s < im->n_sectors; s++)
         if (im->allocated[s] != 0)
             sim_freed_add(freed, im->bytes + s * SIM_SECTOR);
-}
-
-static void image_deinit(struct sim_image *im)
-{
-    free(im->bytes);
-    free(im->allocated);
 }
 
 /* ---- Nodes ------------------------------------------------------------------------------- */
@@ -231,13 +252,21 @@ void sim_node_sync(struct sim_node *n)
     sim_node_forget(n);
 }
 
+static void image_flip(struct sim_image *im, uint64_t offset, unsigned bit)
+{
+    if (offset >= im->size)
+        return;
+    image_own(im);
+    im->flipped |= im->allocated[offset / SIM_SECTOR] == 0;
+    im->bytes[offset] ^= (uint8_t)(1u << bit);
+}
+
 int sim_node_flip(struct sim_node *n, uint64_t offset, unsigned bit)
 {
     if (bit > 7 || offset >= n->current.size)
         return -EINVAL;
-    n->current.bytes[offset] ^= (uint8_t)(1u << bit);
-    if (offset < n->durable.size)
-        n->durable.bytes[offset] ^= (uint8_t)(1u << bit);
+    image_flip(&n->current, offset, bit);
+    image_flip(&n->durable, offset, bit);
     return 0;
 }
 

@@ -3,6 +3,7 @@
 #ifndef SIM_IO_SIM_NODE_H
 #define SIM_IO_SIM_NODE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,12 +20,15 @@ struct sim_freed {
     size_t n, room;
 };
 
-/* The content of a file, and which of its sectors take space. */
+/* The content of a file, and which of its sectors take space. Copies of an image have its memory in
+ * common until one of them changes. */
 struct sim_image {
-    uint8_t *bytes;     /* [n_sectors * SIM_SECTOR], zero past size */
-    uint8_t *allocated; /* [n_sectors] 1: the sector takes space */
+    atomic_uint *n_owners; /* images with this memory; NULL: the image is empty */
+    uint8_t *bytes;        /* [n_sectors * SIM_SECTOR], zero past size */
+    uint8_t *allocated;    /* [n_sectors] 1: the sector takes space */
     size_t n_sectors;
     size_t n_allocated;
+    bool flipped; /* a bit was flipped in a sector that takes no space */
     uint64_t size;
 };
 
