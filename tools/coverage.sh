@@ -7,7 +7,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 build=${1:?usage: coverage.sh BUILD}
 find "$build" -name '*.gcda' -delete
-export HCACHE_CAMPAIGN=300 HCACHE_CRASH_IMAGES=40 HCACHE_FLIPS=20 HCACHE_MANY=3000 CMOCKA_MESSAGE_OUTPUT=STDOUT
+export HCACHE_CAMPAIGN=300 HCACHE_FLIPS=20 HCACHE_MANY=3000 CMOCKA_MESSAGE_OUTPUT=STDOUT
 
 run() { # run PROGRAM
     local log start=$SECONDS

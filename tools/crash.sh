@@ -44,8 +44,8 @@ part() { # part NAME COMMAND...
 } &
 part images HCACHE_CAMPAIGN=$images "$build/tests/store/test_campaign"
 part damage HCACHE_FLIPS=$flips "$build/tests/store/test_damage"
-part bits "$build/tests/store/test_bits"
-part bugs HCACHE_CRASH_IMAGES=200 "$build/tests/store/test_crash" # the seeded bugs must be caught
+part bits HCACHE_BITS=all "$build/tests/store/test_bits"
+part bugs "$build/tests/store/test_crash" # the seeded bugs must be caught
 part bounds "$build/tests/store/test_parts"
 part memory HCACHE_MEMORY=all "$build/tests/restore/test_life_memory" # each allocation fails
 part lives HCACHE_LIVES=$lives "$build/tests/restore/test_lives" # threads under a seed

@@ -91,10 +91,9 @@ check "completion: the options of one command are not those of another" test -z 
 # case.
 zsh_file=$to/share/zsh/site-functions/_hcache fish_file=$to/share/fish/vendor_completions.d/hcache.fish
 lacking_words() { # lacking_words NAME...
-    "$hc" "$@" --help=words | while read -r option _; do
-        grep -F "\"$*\")" "$zsh_file" | grep -qF -- "'$option " || echo "zsh: $option"
-        grep -qE -- "__hcache_is $*' -l ${option#--} " "$fish_file" || echo "fish: $option"
-    done
+    "$hc" "$@" --help=words | cut -d' ' -f1 | sort -u >"$tmp/words"
+    grep -F "\"$*\")" "$zsh_file" | grep -oE -- "'--[a-z0-9-]+ " | tr -d "' " | sort -u | comm -23 "$tmp/words" -
+    grep -oE -- "__hcache_is $*' -l [a-z0-9-]+ " "$fish_file" | sed "s/.* -l /--/; s/ $//" | sort -u | comm -23 "$tmp/words" -
 }
 while read -r name; do
     # shellcheck disable=SC2086 # words

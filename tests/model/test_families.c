@@ -229,8 +229,12 @@ static void check_run(const char *family, const char *device, const char *dtype,
     open_exactly(&t, source, device, dtype, 2);
     struct error e = run(&t, x, N_PROMPT, &n_wrong, logits);
     check_error(family, &t, x, e, n_wrong);
-    check_cuts(family, &t, x, logits);
     check_projection(family, &t, x);
+    if (strcmp(device, "ref") == 0) { /* it computes each row by itself, in one thread */
+        solo_close(&t);
+        return;
+    }
+    check_cuts(family, &t, x, logits);
     solo_close(&t);
 
     open_exactly(&t, source, device, dtype, 1);

@@ -119,11 +119,11 @@ static void load_model(void *arg)
         (void)state;                                                                       \
         memtest_walk(#fn, fn, NULL, most);                                                 \
     }
-WALK(read_config, 200)
-WALK(read_tokenizer, 60)
-WALK(write_chat, 200)
+WALK(read_config, 80)
+WALK(read_tokenizer, 20)
+WALK(write_chat, 80)
 WALK(build_json, 100)
-WALK(load_model, 60)
+WALK(load_model, 20)
 
 int main(void)
 {

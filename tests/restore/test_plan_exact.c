@@ -1,7 +1,8 @@
 /* test_plan_exact.c - compares the planner with brute force and with every alternative.
  *
  * Brute force does not use Johnson's rule. It tries every admissible assignment of letters and
- * every order of reads, and times them with the event simulation. */
+ * every order of reads, and times them with the event simulation.  HCACHE_PLANS=N compares N times
+ * as many instances. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,6 +20,13 @@
 #include "tests/restore/plantest.h"
 
 static const double EPS = 1e-9;
+
+/* Returns the number of instances that are compared instead of n. */
+static int times(int n)
+{
+    const char *text = getenv("HCACHE_PLANS");
+    return text != NULL ? n * atoi(text) : n;
+}
 
 struct instance {
     struct plan_request req;
@@ -183,36 +191,36 @@ static void compare(const struct shape *s, int n_instances, uint64_t seed, bool 
 static void test_uniform(void **state)
 {
     (void)state;
-    compare(&(struct shape){.min_layers = 1, .max_layers = 6, .uniform = true}, 400, 1,
-            true, 0, 0);
+    compare(&(struct shape){.min_layers = 1, .max_layers = 6, .uniform = true}, times(150),
+            1, true, 0, 0);
 }
 
 static void test_uniform_seven_layers(void **state)
 {
     (void)state;
-    compare(&(struct shape){.min_layers = 7, .max_layers = 7, .uniform = true}, 3, 2, true,
-            0, 0);
+    compare(&(struct shape){.min_layers = 7, .max_layers = 7, .uniform = true}, times(1), 2,
+            true, 0, 0);
 }
 
 static void test_uniform_fused(void **state)
 {
     (void)state;
     compare(&(struct shape){.min_layers = 1, .max_layers = 5, .uniform = true, .fused = 2},
-            1500, 3, true, 0, 0);
+            times(500), 3, true, 0, 0);
 }
 
 static void test_different_layers(void **state)
 {
     (void)state;
     compare(&(struct shape){.min_layers = 1, .max_layers = 5, .holes = true, .fused = 1},
-            2000, 4, true, 0, 0);
+            times(700), 4, true, 0, 0);
 }
 
 static void test_different_layers_fused(void **state)
 {
     (void)state;
-    compare(&(struct shape){.min_layers = 2, .max_layers = 5, .fused = 2}, 1500, 5, true, 0,
-            0);
+    compare(&(struct shape){.min_layers = 2, .max_layers = 5, .fused = 2}, times(500), 5,
+            true, 0, 0);
 }
 
 static void test_budget(void **state)
@@ -220,19 +228,19 @@ static void test_budget(void **state)
     (void)state;
     struct shape s = {
         .min_layers = 1, .max_layers = 5, .holes = true, .budget = true, .fused = 1};
-    compare(&s, 1000, 6, true, 0, 0);
+    compare(&s, times(350), 6, true, 0, 0);
     s.uniform = true;
     s.holes = false;
-    compare(&s, 1000, 7, true, 0, 0);
+    compare(&s, times(350), 7, true, 0, 0);
 }
 
 static void test_slow_kv(void **state)
 {
     (void)state;
     struct shape s = {.min_layers = 1, .max_layers = 5, .slow_kv = true, .fused = 1};
-    compare(&s, 300, 13, true, 0, 0);
+    compare(&s, times(100), 13, true, 0, 0);
     s.uniform = true;
-    compare(&s, 1000, 14, true, 0, 0);
+    compare(&s, times(350), 14, true, 0, 0);
 }
 
 /* Compares with all assignments in the planner's own order of reads, for more layers. */
@@ -240,7 +248,7 @@ static void test_assignments_of_ten_layers(void **state)
 {
     (void)state;
     compare(&(struct shape){.min_layers = 8, .max_layers = 10, .holes = true, .fused = 1},
-            150, 8, false, 0, 0);
+            times(50), 8, false, 0, 0);
 }
 
 /* If the lanes slow each other, Johnson's rule is not a theorem; this test bounds what it loses.
@@ -332,7 +340,7 @@ static void test_never_worse_uniform(void **state)
     (void)state;
     never_worse(
         &(struct shape){.min_layers = 1, .max_layers = 40, .uniform = true, .fused = 1},
-        50000, 11);
+        times(10000), 11);
 }
 
 static void test_never_worse_different(void **state)
@@ -340,13 +348,14 @@ static void test_never_worse_different(void **state)
     (void)state;
     never_worse(
         &(struct shape){.min_layers = 1, .max_layers = 12, .holes = true, .fused = 1},
-        30000, 12);
+        times(6000), 12);
 }
 
 static void test_never_worse_large_different(void **state)
 {
     (void)state;
-    never_worse(&(struct shape){.min_layers = 20, .max_layers = 100, .fused = 1}, 300, 13);
+    never_worse(&(struct shape){.min_layers = 20, .max_layers = 100, .fused = 1}, times(60),
+                13);
 }
 
 static void test_never_worse_overlap(void **state)
@@ -357,7 +366,7 @@ static void test_never_worse_overlap(void **state)
                                 .uniform = true,
                                 .overlap = true,
                                 .fused = 1},
-                20000, 14);
+                times(4000), 14);
 }
 
 /* ---- more resources never hurt ---- */
@@ -387,7 +396,7 @@ static void test_monotone(void **state)
     struct rng r = {15};
     static struct instance x;
     const struct shape s = {.min_layers = 1, .max_layers = 32, .uniform = true, .fused = 1};
-    for (int t = 0; t < 3000; t++) {
+    for (int t = 0; t < times(600); t++) {
         random_instance(&r, &s, &x);
         double base = predicted(x.req, PLAN_AUTO), f = rng_unit(&r), g = rng_unit(&r);
         if (isinf(base))

@@ -1,6 +1,6 @@
 /* The crash campaign: everything that the simulated disk can do to a store, counted.
  *
- * HCACHE_CAMPAIGN=N tries N images in all (5,000 by default); HCACHE_CRASH_SEED=S starts at another
+ * HCACHE_CAMPAIGN=N tries N images in all (1,200 by default); HCACHE_CRASH_SEED=S starts at another
  * seed; HCACHE_CAMPAIGN_OUT=FILE receives the counts, a "name: number" per line, for the table that
  * `make crash` prints.  A failure prints what reproduces it. */
 #include <stdarg.h>
@@ -31,7 +31,7 @@ static uint64_t env_number(const char *name, uint64_t otherwise)
 
 static uint64_t budget(unsigned percent)
 {
-    return env_number("HCACHE_CAMPAIGN", 5000) * percent / 100;
+    return env_number("HCACHE_CAMPAIGN", 1200) * percent / 100;
 }
 
 static void image(const struct crash_opts *opts, struct crash_result *r)
