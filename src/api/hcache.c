@@ -759,7 +759,7 @@ static int make_save(struct hcache *h, const struct hcache_request *r,
     struct platform bounded = h->platform;
     platform_throttle(&bounded, 0, (double)h->k.o.user.throttle_bytes_per_s);
     bool packs = save_policy_packs(h->k.o.user.pack, h->k.model, &bounded,
-                                   h->k.model->max_ctx);
+                                   h->k.model->max_ctx, h->k.o.user.dram_bytes > 0);
     if (packs)
         bounded.packed_share = SAVE_PACK_SHARE;
     int rc = save_policy_make(out, save, h->k.model, &bounded, h->k.model->max_ctx, err);

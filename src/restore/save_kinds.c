@@ -1,6 +1,7 @@
 /* save_kinds.c - see save_kinds.h. */
 #include "restore/save_kinds.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/minmax.h"
@@ -104,15 +105,16 @@ int save_kinds_add_beside(const char *text, const struct save_kinds_from *from,
     return rc;
 }
 
-/* Returns the predicted time of the best restore, or 0 if there is no plan. */
-static double restore_s(const struct platform *p, int64_t n_tokens)
+/* Returns the time of the fastest single method for one layer, restored from the disk, and whether that
+ * method reads. Mixtures are left out: planning them for each request would take a millisecond. */
+static double layer_s(const struct platform *p, int64_t n_tokens, bool *reads)
 {
-    struct plan_layer layer[PLAN_MAX_LAYERS];
-    struct plan_request req = {0};
-    struct plan plan;
-    plan_request_from_platform(p, 0, n_tokens, 0, layer, NULL, &req);
-    req.mode = PLAN_AUTO;
-    return plan_make(&req, &plan, NULL) == 0 ? plan.predicted_s : 0;
+    struct plan_layer l;
+    plan_layers_uniform(p, 0, n_tokens, 1, &l);
+    double read_s = fmin(fmax(fmax(l.io_h_s, l.up_h_s), l.comp_h_s),
+                         fmax(fmax(l.io_kv_s, l.up_kv_s), l.comp_kv_s));
+    *reads = read_s < l.comp_tok_s;
+    return fmin(read_s, l.comp_tok_s);
 }
 
 bool save_kinds_pack(const struct save_kinds_from *from)
@@ -121,13 +123,20 @@ bool save_kinds_pack(const struct save_kinds_from *from)
     if (p == NULL || p->n_tiers == 0 || p->unpack_bytes_per_s == 0)
         return false;
     struct platform packed = *p;
+    double won_s = 0;
+    bool reads, unused;
     packed.packed_share = SAVE_PACK_SHARE;
     for (int64_t n = FIRST_TOKENS;; n *= 2) {
         int64_t n_tokens = MIN(n, from->max_tokens);
-        if (restore_s(&packed, n_tokens) > SAVE_PACK_SLOWER * restore_s(p, n_tokens))
+        double plain_s = layer_s(p, n_tokens, &reads);
+        double packed_s = layer_s(&packed, n_tokens, &unused);
+        if (packed_s > SAVE_PACK_SLOWER * plain_s)
             return false;
+        won_s += plain_s - packed_s;
+        if (from->has_copies && reads)
+            won_s -= platform_unpack_s(p, (double)n_tokens * p->kv_bytes);
         if (n >= from->max_tokens)
-            return true;
+            return !from->has_copies || won_s >= 0;
     }
 }
 

@@ -21,6 +21,7 @@ struct save_kinds_from {
     /* NULL or without a tier: the store's speed is unknown. */
     const struct platform *platform;
     int64_t max_tokens; /* length that a context may grow to */
+    bool has_copies;    /* save_kinds_pack: the store keeps copies in DRAM */
 };
 
 /* Fills kinds [n_layers] with PLAN_HAS_ bits. `text`: "hidden", "kv", "both", "none", a letter
@@ -38,10 +39,12 @@ int save_kinds_add_beside(const char *text, const struct save_kinds_from *from,
 /* What packing leaves of the bytes of bf16 and f16 state (docs/perf/2026-11-29.md). */
 #define SAVE_PACK_SHARE 0.68
 
-/* Returns whether packed records are restored about as fast as plain ones, for every length of the
- * context up to max_tokens: the predicted time is at most SAVE_PACK_SLOWER times as long. Where it
- * is shorter, the disk is the bottleneck. Returns false while the speed of the store, or that of
- * unpacking, is unknown. */
+/* Returns whether packed records are restored about as fast as plain ones: for every length of the
+ * context up to max_tokens the fastest single method takes at most SAVE_PACK_SLOWER times as long.
+ * Where it is shorter, the disk is the bottleneck. If the store keeps copies in DRAM (has_copies),
+ * restores from these read nothing and must unpack; then the time won on the disk must also be at
+ * least the time lost on copies, summed over the lengths. Returns false while the speed of the
+ * store, or that of unpacking, is unknown. */
 #define SAVE_PACK_SLOWER 1.02
 bool save_kinds_pack(const struct save_kinds_from *from);
 

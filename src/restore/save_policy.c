@@ -30,9 +30,10 @@ int save_policy_make(struct save_policy *out, const char *text, const struct mod
 }
 
 bool save_policy_packs(const char *pack, const struct model *m,
-                       const struct platform *platform, int64_t max_tokens)
+                       const struct platform *platform, int64_t max_tokens, bool has_copies)
 {
     struct save_kinds_from from = from_model(m, platform, max_tokens);
+    from.has_copies = has_copies;
     if (pack == NULL || m->cfg.n_layers > STORE_MAX_LAYERS || m->dtype == DTYPE_F32)
         return false;
     return strcmp(pack, "auto") == 0 ? save_kinds_pack(&from) : strcmp(pack, "on") == 0;

@@ -14,7 +14,8 @@ int save_policy_make(struct save_policy *out, const char *text, const struct mod
 /* Returns whether full chunks are packed (save_policy.packs): "on", "off" (or NULL), or "auto", which packs where restores lose
  * nothing by it (save_kinds_pack) and state is not f32. */
 bool save_policy_packs(const char *pack, const struct model *m,
-                       const struct platform *platform, int64_t max_tokens);
+                       const struct platform *platform, int64_t max_tokens,
+                       bool has_copies);
 /* Adds the records that plans use beside decodes. */
 int save_policy_add_beside(struct save_policy *p, const char *text, const struct model *m,
                            const struct platform *platform, int64_t max_tokens,

@@ -189,12 +189,13 @@ static void state_is_packed_where_restores_lose_nothing(void **state)
     (void)state;
     static const struct {
         double unpack, disk, tok_s, h_s;
-        bool packs;
+        bool has_copies, packs;
     } cases[] = {
-        {4e9, 5e8, 1e-3, 1, true},  /* the disk is slow */
-        {4e8, 4e9, 1e-3, 1, false}, /* unpacking is slower than the disk */
-        {1e10, 4e9, 1e-3, 1, true},     {0, 5e8, 1e-3, 1, false}, /* not measured */
-        {4e8, 4e9, 1e-10, 1e-10, true}, /* all is computed again, packed or not */
+        {4e9, 5e8, 1e-3, 1, false, true},  /* the disk is slow */
+        {4e8, 4e9, 1e-3, 1, false, false}, /* unpacking is slower than the disk */
+        {1e10, 4e9, 1e-3, 1, false, true},
+        {0, 5e8, 1e-3, 1, false, false},       /* not measured */
+        {4e8, 4e9, 1e-10, 1e-10, false, true}, /* all is computed again, packed or not */
     };
     struct platform p = balanced();
     struct save_kinds_from from = {.n_layers = L,
@@ -207,6 +208,7 @@ static void state_is_packed_where_restores_lose_nothing(void **state)
         p.tier[0].bytes_per_s = cases[i].disk;
         p.c_tok.b_s = cases[i].tok_s;
         p.c_h.b_s = cases[i].h_s;
+        from.has_copies = cases[i].has_copies;
         assert_int_equal(save_kinds_pack(&from), cases[i].packs);
     }
     p.n_tiers = 0;
