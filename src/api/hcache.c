@@ -729,6 +729,10 @@ static int check_reads(const struct hcache *h, const struct hcache_request *r,
     enum pooling pooling = h->k.model->cfg.pooling;
     bool pools = pooling == POOLING_MEAN || pooling == POOLING_CLS ||
                  pooling == POOLING_LAST;
+    if (h->k.model->cfg.has_no_head && r->reads != HCACHE_READS_EMBEDDING)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "this model's files have no output head (lm_head.weight): it makes "
+                       "embeddings (/v1/embeddings), and generates no text");
     if (r->reads == HCACHE_READS_NOTHING)
         return 0;
     if (r->truncation.ratio > 0)

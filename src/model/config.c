@@ -1029,8 +1029,9 @@ static void read_common(struct fields *f, struct model_config *c)
     if (f->rc == 0)
         f->rc = read_eos(c, f->o, f->err);
     read_quantisation(f, c);
-    /* a field of this program's, for models whose folder is not at hand */
+    /* fields of this program's, for models whose folder is not at hand */
     c->pooling = pooling_of_name(opt_string(f, "hcache_pooling", "none"));
+    c->has_no_head = opt_bool(f, "hcache_no_head", false);
     if (f->rc == 0)
         f->rc = config_fields_check(f->o, &f->read, c->family, f->err);
 }

@@ -189,6 +189,9 @@ struct model_config {
     /* Embedding and head. */
     float embed_scale; /* factor for embedding rows (gemma: sqrt(d)); else 1 */
     bool tie_word_embeddings;
+    /* The files of a model for embeddings have no output head. The embedding table stands in for it
+     * (tie_word_embeddings), and its logits mean nothing. */
+    bool has_no_head;
     bool head_bias;    /* bias on the output head (phi) */
     float logit_scale; /* factor of logits (granite); else 1 */
     float logit_cap;   /* a logit becomes cap * tanh(logit / cap) (gemma2); 0: it stays */

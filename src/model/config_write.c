@@ -25,6 +25,8 @@ static void put_common(struct json *o, const struct model_config *c)
     json_put_int(o, "bos_token_id", c->bos_id);
     if (c->pooling != POOLING_NONE)
         json_put_string(o, "hcache_pooling", pooling_name(c->pooling));
+    if (c->has_no_head)
+        json_put_bool(o, "hcache_no_head", true);
     if (c->n_eos == 1) {
         json_put_int(o, "eos_token_id", c->eos_ids[0]);
     } else {

@@ -246,6 +246,13 @@ static int load_config(struct model *m, const struct model_opts *o, struct err *
 {
     int rc = is_synth(m->source) ? config_shape(&m->cfg, m->source + 6, err)
                                  : config_load(&m->cfg, m->source, err);
+    struct model_config *c = &m->cfg;
+    bool pools = c->pooling == POOLING_MEAN || c->pooling == POOLING_CLS ||
+                 c->pooling == POOLING_LAST;
+    /* Embeddings need no head, and some checkpoints leave it out. */
+    if (rc == 0 && pools && !c->tie_word_embeddings && !is_synth(m->source) &&
+        !pack_file_is(m->source) && checkpoint_lacks_head(m->source))
+        c->tie_word_embeddings = c->has_no_head = true;
     if (rc == 0)
         rc = check_parts(m, err);
     if (rc != 0)

@@ -582,6 +582,22 @@ int checkpoint_match(struct checkpoint *cp, const struct model_config *c,
     return rc;
 }
 
+bool checkpoint_lacks_head(const char *dir)
+{
+    struct checkpoint *cp = NULL;
+    struct directory d = {0};
+    const char *head = tensor_head_name();
+    bool lacks = checkpoint_open(dir, &cp, NULL) == 0 && directory_make(&d, cp, NULL) == 0;
+    for (size_t i = 0; lacks && i < d.n; i++) {
+        size_t n = strlen(d.items[i].tensor->name), n_head = strlen(head);
+        lacks = n < n_head || strcmp(d.items[i].tensor->name + n - n_head, head) != 0;
+    }
+    free(d.items);
+    free(d.used);
+    checkpoint_close(cp);
+    return lacks;
+}
+
 /* --- the stamp -------------------------------------------------------------------------------- */
 
 static int add_stamp(struct sha256_ctx *h, int fd, int64_t *newest_ns)

@@ -85,6 +85,8 @@ struct checkpoint;
  * DIR/model.safetensors.index.json. */
 int checkpoint_open(const char *source, struct checkpoint **out, struct err *err);
 void checkpoint_close(struct checkpoint *cp); /* NULL is allowed */
+/* Returns whether the folder's files can be read and have no output head. */
+bool checkpoint_lacks_head(const char *dir);
 
 /* Sets src[i] to the place of want->items[i]. */
 int checkpoint_match(struct checkpoint *cp, const struct model_config *c,

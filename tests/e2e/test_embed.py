@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import struct
+import subprocess
 import sys
 import tempfile
 
@@ -18,17 +19,21 @@ if "HCACHE_IN_VENV" not in os.environ and os.path.exists(VENV):
 
 sys.path.insert(0, os.path.dirname(__file__))
 from scripted_model import N_BYTES, tokenizer, write_safetensors  # noqa: E402
-from serve_client import Server  # noqa: E402
+from serve_client import HC, Server  # noqa: E402
 from tap import check, end, equal, skip  # noqa: E402
 
 DEMO = "models/demo"
 TEXT = "Once upon a time there was a dog."
 
 
-def pooled(folder, mode):
-    """Writes the demo model with a pooling, and returns the folder."""
-    out = os.path.join(folder, mode)
+def pooled(folder, mode, name=None, **config):
+    """Writes the demo model with a pooling and these fields of config.json, and returns the folder."""
+    out = os.path.join(folder, name or mode)
     shutil.copytree(DEMO, out)
+    with open(os.path.join(DEMO, "config.json")) as f:
+        config = {**json.load(f), **config}
+    with open(os.path.join(out, "config.json"), "w") as f:
+        json.dump(config, f)
     os.makedirs(os.path.join(out, "1_Pooling"))
     with open(os.path.join(out, "1_Pooling", "config.json"), "w") as f:
         json.dump({"word_embedding_dimension": 256, f"pooling_mode_{mode}": True}, f)
@@ -110,6 +115,22 @@ def ollama(s):
     equal("/api/embed cuts a text that is too long", r.get("prompt_eval_count"), 512)
     status, _, r = s.post("/api/embed", {"input": long, "truncate": False})
     check("or refuses it if that is wanted", status == 400 and "512" in r["error"], r)
+
+
+def without_head(folder, unit):
+    """Some checkpoints of models for embeddings have untied heads in their config, and no head."""
+    path = pooled(folder, "lasttoken", "headless", tie_word_embeddings=False)
+    packed = os.path.join(folder, "headless.hcm")
+    subprocess.run([HC, "model", "pack", path, "--out", packed], capture_output=True, check=True)
+    for model in (path, packed):
+        s = Server(model)
+        equal("without a head: the same embedding", embed(s, TEXT)[0], unit)
+        status, _, r = s.post("/v1/completions", {"prompt": TEXT})
+        check("and no text, with the reason", status == 400 and "lm_head" in r["error"]["message"], r)
+        s.stop()
+    os.remove(os.path.join(path, "1_Pooling", "config.json"))
+    run = subprocess.run([HC, "run", path, "--prompt", "a"], capture_output=True, text=True)
+    check("a model for text needs its head", run.returncode != 0 and "'lm_head.weight' is missing" in run.stderr, run.stderr)
 
 
 def refusals(s):
@@ -236,6 +257,7 @@ with tempfile.TemporaryDirectory(prefix="hcache-embed.") as folder:
     ollama(s)
     refusals(s)
     clients(s)
+    without_head(folder, embed(s, TEXT)[0])
     equal("the server stops with status 0", s.stop(), 0)
     other.stop()
     s = Server(reranker(os.path.join(folder, "reranker")), "--max-sequences", "3")

@@ -474,10 +474,24 @@ static void test_other_architectures_entries_are_ignored(void **state)
            ERR_FORMAT, "'general.architecture' is missing or not a name");
 }
 
+/* The key has llama.cpp's numbers. */
+static void test_the_pooling_is_that_of_the_key(void **state)
+{
+    static const enum pooling want[] = {POOLING_NONE, POOLING_MEAN, POOLING_CLS,
+                                        POOLING_LAST, POOLING_RANK, POOLING_OTHER};
+    (void)state;
+    assert_int_equal(load(FILE_OF(0)).pooling, POOLING_NONE);
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(load(FILE_OF(.values = {U32("pooling_type", i)})).pooling,
+                         want[i]);
+    refuse(FILE_OF(.values = {TEXT("pooling_type", "mean")}), ERR_FORMAT, "pooling_type");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_size_comes_from_its_own_entry),
+        cmocka_unit_test(test_the_pooling_is_that_of_the_key),
         cmocka_unit_test(test_each_architecture_is_its_family),
         cmocka_unit_test(test_a_window_is_for_some_architectures_only),
         cmocka_unit_test(test_which_layers_of_gemma3_have_a_window),
