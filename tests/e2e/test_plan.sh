@@ -60,4 +60,16 @@ run_hc plan models/demo
 expect "a history longer than the model's context is planned, and said" 0 'models/demo was made for 2048 tokens; the plan is for [0-9]+'
 run_hc plan models/demo --history 1024
 check "one within it: nothing to say" test "$rc" -eq 0 -a -z "$err"
+head -c 3000 docs/STATEFUL.md >"$tmp/text"
+for pack in off auto; do # reads are so slow that auto packs
+    turn=(run models/demo --prompt-file "$tmp/text" --max-tokens 4 --temperature 0 --ignore-eos --store "$tmp/$pack" --throttle 20M --json)
+    run_hc "${turn[@]}" --pack $pack --save kv
+    run_hc "${turn[@]}" --plan kv
+    cp "$tmp/out" "$tmp/$pack.json"
+done
+check "packed state is restored to the same bits, from fewer bytes" python3 -c '
+import json, sys
+off, auto = (json.load(open(f)) for f in sys.argv[1:])
+assert off["logits_digest"] == auto["logits_digest"] and off["cached_tokens"] == auto["cached_tokens"] > 1000
+assert 0 < auto["restored_bytes"] < 0.9 * off["restored_bytes"]' "$tmp/off.json" "$tmp/auto.json"
 plan_end
