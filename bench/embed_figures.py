@@ -1,0 +1,69 @@
+"""Embeddings of many texts: texts a second, beside llama-server, by turns.
+
+    python3 bench/embed_figures.py F.gguf [LLAMA_SERVER] [--texts N] [--tokens N] [--rounds N]
+
+F.gguf names its pooling (`pooling_type`). The texts are random token ids, sent as one request each round, so both
+servers batch as they like; llama-server gets the same pooling and threads. HCACHE is the program (build/hcache)."""
+import argparse
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import time
+import urllib.request
+
+a = argparse.ArgumentParser()
+a.add_argument("model")
+a.add_argument("llama", nargs="?")
+a.add_argument("--texts", type=int, default=1000)
+a.add_argument("--tokens", type=int, default=128)
+a.add_argument("--rounds", type=int, default=3)
+a.add_argument("--pooling", default="mean")
+o = a.parse_args()
+
+
+def start(words):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    p = subprocess.Popen([*words, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+            return p, port
+        except OSError:
+            time.sleep(0.1)
+    raise SystemExit(f"{words[0]} does not start")
+
+
+def ask(port, texts):
+    body = json.dumps({"model": "m", "input": texts, "encoding_format": "base64"}).encode()
+    r = urllib.request.Request(f"http://127.0.0.1:{port}/v1/embeddings", body, {"Content-Type": "application/json"})
+    begin = time.monotonic()
+    with urllib.request.urlopen(r, timeout=3600) as f:
+        n = len(json.load(f)["data"])
+    assert n == len(texts), n
+    return n / (time.monotonic() - begin)
+
+
+threads = str(len(os.sched_getaffinity(0)))
+arms = {"hcache": [os.environ.get("HCACHE", "build/hcache"), "serve", o.model, "--threads", threads]}
+if o.llama:
+    arms["llama-server"] = [o.llama, "-m", o.model, "--embeddings", "--pooling", o.pooling, "-t", threads, "-c", "8192", "-np", "8",
+                            "-b", "2048", "-ub", "512"]
+running = {name: start(words) for name, words in arms.items()}
+rng, rates = random.Random(1), {name: [] for name in arms}
+for i in range(o.rounds + 1):  # the first round warms up
+    texts = [[rng.randrange(300, 3000) for _ in range(o.tokens)] for _ in range(o.texts if i > 0 else 4)]
+    for name, (_, port) in running.items():
+        rate = ask(port, texts)
+        if i > 0:
+            rates[name].append(rate)
+            print(f"round {i}: {name:13} {rate:8.2f} texts/s", flush=True)
+for name, r in rates.items():
+    print(f"median {name:13} {statistics.median(r):8.2f} texts/s of {o.tokens} tokens")
+for p, _ in running.values():
+    p.terminate()
+    p.wait()
