@@ -26,10 +26,10 @@ static inline void mma_16816(float c[4], const uint32_t a[4], uint32_t b0, uint3
 /* Lane i has the address of row i % 8 of 8x8 matrix i / 8. */
 static inline void emu_load_matrix(uint32_t r[4], const void *row, bool trans)
 {
-    const uint16_t *const *all = (const uint16_t *const *)emu_warp_gather(&row, sizeof row);
-    int lane = (int)(threadIdx.x % WARP);
-    for (int i = 0; i < 4; i++) {
-        int x = lane / 4, y = lane % 4 * 2;
+    unsigned lane;
+    const uint16_t *const *all = emu_warp_gather((const uint16_t *)row, &lane);
+    for (unsigned i = 0; i < 4; i++) {
+        unsigned x = lane / 4, y = lane % 4 * 2;
         uint16_t lo = trans ? all[i * 8 + y][x] : all[i * 8 + x][y];
         uint16_t hi = trans ? all[i * 8 + y + 1][x] : all[i * 8 + x][y + 1];
         r[i] = (uint32_t)lo | (uint32_t)hi << 16;

@@ -537,7 +537,7 @@ struct coroutine {
 /* The masks have one bit per lane: the lane is ready to run, waits for its warp, or waits for its
  * block. A lane that has ended has no bit. */
 struct warp {
-    unsigned char slots[2][32 * 64];
+    alignas(8) unsigned char slots[2][32 * 8];
     float mma_in[32][12], mma_c[32][4];
     int n_live, n_waiting;
     uint32_t ready, at_warp, at_block;
@@ -628,16 +628,12 @@ void __syncwarp(void)
     else
         yield_in(&warp::at_warp);
 }
-const void *emu_warp_gather(const void *mine, size_t bytes)
+void *emu_warp_slots(unsigned *lane)
 {
+    *lane = (unsigned)(current % 32);
     /* Gathers use two places by turns. A lane uses this place again only after the gather in
      * between, which waits for all lanes. So by then every lane has finished reading this place. */
-    unsigned char *slots = warps[current / 32].slots[threads[current].n_gathers++ % 2];
-    if (bytes > 64)
-        die("a gather of more than 64 bytes a lane");
-    memcpy(&slots[current % 32 * bytes], mine, bytes);
-    __syncwarp();
-    return slots;
+    return warps[current / 32].slots[threads[current].n_gathers++ % 2];
 }
 
 /* Products and sums of 8 columns; each column's sum takes k in ascending order. */

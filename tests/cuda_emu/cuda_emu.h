@@ -68,9 +68,19 @@ extern unsigned char *emu_dynamic_shared;
 void await_stream(void);
 void __syncthreads(void);
 void __syncwarp(void);
-/* Returns the values that all lanes of the warp passed, in the order of lanes, `bytes` each. They
- * are valid until the gather after next. */
-const void *emu_warp_gather(const void *mine, size_t bytes);
+/* Returns room for a value of at most 8 bytes of each lane of the warp, and the calling lane. */
+void *emu_warp_slots(unsigned *lane);
+
+/* Returns the values that all lanes of the warp passed, in the order of lanes. They are valid until
+ * the gather after next. */
+template <typename T> static inline const T *emu_warp_gather(T x, unsigned *lane)
+{
+    static_assert(sizeof x <= 8, "a slot has 8 bytes");
+    T *all = (T *)emu_warp_slots(lane);
+    all[*lane] = x;
+    __syncwarp();
+    return all;
+}
 /* The tensor-core step m16n8k16 of the whole warp (mma.cuh): c += A B. `in` has the calling lane's
  * 8 elements of A and 4 of B, `c` its 4 sums. */
 void emu_warp_mma(float c[4], const float in[12]);
@@ -83,9 +93,10 @@ void emu_copy_async_wait(unsigned n_open);
 
 template <typename T> static inline T __shfl_xor_sync(unsigned mask, T x, int d)
 {
+    unsigned lane;
     (void)mask;
-    const T *all = (const T *)emu_warp_gather(&x, sizeof x);
-    return all[(threadIdx.x % 32) ^ (unsigned)d];
+    const T *all = emu_warp_gather(x, &lane);
+    return all[lane ^ (unsigned)d];
 }
 static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 {

@@ -19,8 +19,8 @@ from plain_model import write_plain_model  # noqa: E402
 from serve_client import HC, Server  # noqa: E402
 from tap import PATIENCE, check, end  # noqa: E402
 
-N_RUNS = int(os.environ.get("OPTIONS_RUNS", "20"))
-N_SERVERS = int(os.environ.get("OPTIONS_SERVERS", "8"))
+N_RUNS = int(os.environ.get("OPTIONS_RUNS", "10"))
+N_SERVERS = int(os.environ.get("OPTIONS_SERVERS", "4"))
 SEED = int(os.environ.get("OPTIONS_SEED", "1"))
 
 tmp = tempfile.mkdtemp(prefix="hcache-options.")

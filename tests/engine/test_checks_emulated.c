@@ -144,9 +144,8 @@ static void a_bad_record_is_a_miss(void **state)
         struct place p;
         et_device.checksums = who[i];
         place_open(&p, SMALL, i == 0 ? "bf16" : "f16", 1, 3);
-        for (int chunk = 0; chunk < (i == 0 ? 3 : 1); chunk++)
+        for (int chunk = i; chunk < (i == 0 ? 3 : 2); chunk++)
             bad_records(&p, chunk, chunk % 2 == 0);
-        bad_records(&p, 2 * i, false);
         stack_close(&p.k);
         et_device.checksums = NULL;
     }
@@ -208,7 +207,7 @@ static void a_bad_read_in_a_race_changes_nothing(void **state)
 {
     (void)state;
     int n_raced = 0;
-    for (uint64_t seed = 1; seed <= 6; seed++) {
+    for (uint64_t seed = 1; seed <= 3; seed++) {
         struct place p = {.what = SMALL, .n_chunks = 3};
         struct io *io = et_disk(seed, 0);
         const struct io_sim_fault slow = {.kind = IO_SIM_SLOW,

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,10 +56,15 @@ static const struct numerics_run runs[] = {
     {0},
 };
 
+/* `ref` takes seconds for each long context: it has only the first. */
+enum { N_RUNS = sizeof runs / sizeof runs[0], N_REF = N_RUNS - 4 };
+
 static void check(const char *device, const char *isa, const char *version)
 {
     struct device_opts o = {.isa = isa};
-    char *now = numerics_table(device, &o, runs);
+    struct numerics_run some[N_RUNS] = {0};
+    memcpy(some, runs, strcmp(device, "ref") == 0 ? N_REF * sizeof *runs : sizeof runs);
+    char *now = numerics_table(device, &o, some);
     numerics_check(device, now, version);
     free(now);
 }
@@ -69,12 +75,13 @@ static void ref_has_its_golden_bits(void **state)
     check("ref", NULL, "REF_NUMERICS_VERSION (src/tensor/ref/ref.h)");
 }
 
-/* Runs the best instruction set and each other one of this machine. Products with 8-bit weights
+/* Runs the best kernels of this machine and each other instruction set. Products with 8-bit weights
  * then use AMX or VNNI, AVX-512, AVX2 and portable kernels. */
 static void cpu_has_its_golden_bits_in_every_isa(void **state)
 {
     (void)state;
     static const char *const isas[] = {NULL, "avx512", "avx2", "portable"};
+    char best[64] = "";
     int n = 0;
     for (int i = 0; i < 4; i++) {
         struct device *dev;
@@ -82,8 +89,12 @@ static void cpu_has_its_golden_bits_in_every_isa(void **state)
         int rc = device_open("cpu", &(struct device_opts){.isa = isas[i]}, NULL, &dev,
                              &err);
         if (rc == 0) {
+            bool checked = strcmp(best, dev->isa) == 0;
+            if (i == 0)
+                snprintf(best, sizeof best, "%s", dev->isa);
             device_close(dev);
-            check("cpu", isas[i], "CPU_NUMERICS_VERSION (src/tensor/cpu/cpu.h)");
+            if (!checked)
+                check("cpu", isas[i], "CPU_NUMERICS_VERSION (src/tensor/cpu/cpu.h)");
             n++;
         } else {
             assert_non_null(strstr(err.msg, "this CPU lacks it"));
