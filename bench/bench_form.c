@@ -12,6 +12,7 @@
 #include "base/minmax.h"
 #include "base/opt.h"
 #include "base/rng.h"
+#include "base/textbuf.h"
 #include "bench/bench.h"
 #include "base/json.h"
 #include "grammar/automaton.h"
@@ -19,7 +20,7 @@
 
 struct form_bench_args {
     const char *tokenizer, *file;
-    bool json, verdicts;
+    bool json, verdicts, masks;
     int samples;
 };
 
@@ -42,6 +43,10 @@ static const struct opt options[] = {
      .help = "with --json: for each schema N texts of its form, of random tokens; null if "
              "it is "
              "refused"},
+    {"masks", OPT(struct form_bench_args, masks),
+     .help =
+         "with --samples: each text as {\"text\", \"ids\", \"masks\"}, with the mask in "
+         "front of each token and of the end in hexadecimal, words of 32 tokens"},
     {"json", OPT(struct form_bench_args, json),
      .help = "print one JSON object and nothing else"},
     {0},
@@ -75,6 +80,7 @@ struct form_bench {
     struct json *verdicts, *each_ms; /* of each schema; NULL: not wanted */
     struct json *texts;              /* samples; NULL: not wanted */
     int n_samples, n_stuck;
+    bool with_masks;
     struct rng rng;
 };
 
@@ -169,6 +175,16 @@ static int32_t sample_token(struct form_bench *f, size_t n)
     return id;
 }
 
+static struct json *hex_of_mask(const struct form_bench *f)
+{
+    struct textbuf t = {0};
+    for (size_t w = 0; w < f->v->n_words; w++)
+        textbuf_addf(&t, "%08x", f->mask[w]);
+    struct json *s = json_new_bytes(t.p, t.n);
+    textbuf_free(&t);
+    return s;
+}
+
 /* Adds a random text of the form, unless it grows too long. */
 static void sample(struct form_bench *f, struct automaton *a, struct json *texts)
 {
@@ -176,9 +192,19 @@ static void sample(struct form_bench *f, struct automaton *a, struct json *texts
     struct walk w;
     size_t n = 0;
     bool ok = walk_begin(&w, a) == 0;
+    struct json *ids = json_new_array(), *masks = json_new_array();
     while (ok) {
+        if (f->with_masks && walk_mask(&w, f->mask) == 0)
+            json_push(masks, hex_of_mask(f));
         if (walk_accepts(&w) && (walk_is_complete(&w) || rng_below(&f->rng, 3) == 0)) {
-            json_push(texts, json_new_bytes(text, n));
+            struct json *o = f->with_masks ? json_new_object() : json_new_bytes(text, n);
+            json_push(texts, o);
+            if (f->with_masks) {
+                json_put(o, "text", json_new_bytes(text, n));
+                json_put(o, "ids", ids);
+                json_put(o, "masks", masks);
+                ids = masks = NULL;
+            }
             break;
         }
         int32_t id = walk_mask(&w, f->mask) == 0 ? sample_token(f, n) : -1;
@@ -189,7 +215,10 @@ static void sample(struct form_bench *f, struct automaton *a, struct json *texts
         if (ok)
             memcpy(text + n, f->v->bytes[id], f->v->n_bytes[id]);
         n += ok ? f->v->n_bytes[id] : 0;
+        json_push(ids, json_new_int(id));
     }
+    json_free(ids);
+    json_free(masks);
     walk_end(&w);
 }
 
@@ -289,6 +318,7 @@ static int run(struct form_bench *f, const struct form_bench_args *a, struct err
     if (rc == 0 && a->json && a->samples > 0) {
         f->texts = json_new_array();
         f->n_samples = a->samples;
+        f->with_masks = a->masks;
         f->rng.s = 1;
     }
     if (rc == 0)

@@ -2,7 +2,7 @@
 """Measures guessed tokens (--speculate) by turns with the same build without them, and with llama.cpp's server.
 
     bench/guess_figures.py F.gguf [LLAMA_SERVER] [--rounds 5] [--tokens 300] [--realtime] [--loads copy,...]
-                           [--spec TYPE]
+                           [--chars 3000] [--spec none,ngram-simple,...] [--llama-options "..."]
 
 Loads, each at temperature 0 and one client unless it says otherwise:
 
@@ -12,9 +12,11 @@ Loads, each at temperature 0 and one client unless it says otherwise:
     eight   the prose and the copies for eight clients at once
     forced  the file itself, which a form forces: also for models with random weights; not llama-server
 
-Each round starts each server anew and takes decode tokens a second as the servers report them (`timings`), for `eight`
-all tokens by the client's clock. Figures are medians over rounds; prose has the 95 % interval of the mean of paired
-ratios. --realtime starts all with chrt -f: only for short runs on a machine with other work."""
+The servers of a load start once, and are asked by turns, in an order that changes by round; a round has seeds of its own,
+and one before them warms up. The rate is decode tokens a second as the servers report it (`timings`), for `eight` all
+tokens by the client's clock. Figures are medians over rounds, with the 95 % interval of the mean of paired ratios.
+llama-server runs once for each kind of speculation in --spec, with one slot per client and two threads; its best kind
+counts. --realtime starts all with chrt -f: only for short runs on a machine with other work."""
 import argparse
 import http.client
 import json
@@ -35,13 +37,15 @@ p.add_argument("model")
 p.add_argument("llama_server", nargs="?")
 p.add_argument("--rounds", type=int, default=5)
 p.add_argument("--tokens", type=int, default=300)
+p.add_argument("--chars", type=int, default=3000, help="of the file that is copied")
 p.add_argument("--realtime", action="store_true")
 p.add_argument("--loads", default="copy,json,prose,eight")
-p.add_argument("--spec", default="ngram-simple", help="llama-server's kind of speculation; it has one slot per client")
+p.add_argument("--spec", default="none,ngram-simple,ngram-map-k,ngram-mod,ngram-cache", help="kinds of llama-server's --spec-type")
+p.add_argument("--llama-options", default="", help="more options of llama-server, in one text")
 a = p.parse_args()
 
 with open(os.path.join(HERE, "..", "src", "engine", "sched.c")) as f:
-    FILE = f.read()[:3000]
+    FILE = f.read()[:a.chars]
 with open(os.path.join(HERE, "..", "docs", "PLACEMENT.md")) as f:
     PROSE = f.read()
 NAMES = ["first_name", "family_name", "street_address", "postal_code", "telephone_number", "is_registered"]
@@ -60,7 +64,7 @@ LOADS["eight"] = [COPY if i % 2 else {**LOADS["prose"][i % 3], "seed": 10 + i} f
 
 def ask(port, body, n, out, i):
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    c.request("POST", "/completion" if body.get("llama") else "/v1/completions",
+    c.request("POST", "/completion" if body.pop("llama") else "/v1/completions",
               json.dumps({**body, "max_tokens": n, "n_predict": n,
                           "ignore_eos": not body.keys() & {"json_schema", "guided_choice"}}),
               {"Content-Type": "application/json"})
@@ -68,82 +72,88 @@ def ask(port, body, n, out, i):
 
 
 class Program:
-    def __init__(self, name, command):
-        self.name, self.command = name, command
-
-    def measure(self, load):
-        port = free_port()
+    def __init__(self, name, command, load):
+        self.name, self.port, n = name, free_port(), 8 if load == "eight" else 1
+        self.is_llama = name not in ("off", "auto")
+        slots = ["-np", str(n), "-c", str(2048 * n)] if self.is_llama else []
         prefix = ["chrt", "-f", "10"] if a.realtime else []
-        n_slots = 8 if load == "eight" else 1
-        slots = ["-np", str(n_slots), "-c", str(2048 * n_slots)] if self.name == "llama" else []
-        child = subprocess.Popen([*prefix, *self.command, *slots, "--port", str(port)], stdout=subprocess.DEVNULL,
-                                 stderr=subprocess.DEVNULL)
-        try:
-            self.wait(port)
-            bodies = LOADS[load]
-            if self.name.startswith("llama"):
-                bodies = [{**b, "llama": True} for b in bodies]
-            ask(port, {**bodies[0], "prompt": "Hello"}, 8, [None], 0)
-            out = [None] * len(bodies)
-            begin = time.monotonic()
-            if load == "eight":
-                threads = [threading.Thread(target=ask, args=(port, b, a.tokens // 2, out, i))
-                           for i, b in enumerate(bodies)]
-                for t in threads:
-                    t.start()
-                for t in threads:
-                    t.join()
-                return len(bodies) * (a.tokens // 2) / (time.monotonic() - begin), out
-            for i, b in enumerate(bodies):
-                ask(port, b, a.tokens, out, i)
-            return statistics.mean(self.rate(r) for r in out), out
-        finally:
-            child.kill()
-            child.wait()
-
-    def rate(self, r):
-        t = r["timings"]
-        return t["decode_tokens_per_s"] if "decode_tokens_per_s" in t else t["predicted_per_second"]
-
-    def wait(self, port):
-        for _ in range(600):
+        self.child = subprocess.Popen([*prefix, *command, *slots, "--port", str(self.port)], stdout=subprocess.DEVNULL,
+                                      stderr=subprocess.DEVNULL)
+        self.rates = []
+        for _ in range(1200):
             try:
-                c = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+                c = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
                 c.request("GET", "/health")
                 if c.getresponse().status == 200:
                     return
             except OSError:
                 pass
             time.sleep(0.05)
-        sys.exit(f"{self.name} does not start")
+        self.child.kill()
+        sys.exit(f"{name} does not start")
+
+    def measure(self, load, turn):
+        """Returns tokens a second and the answers."""
+        bodies = [{**b, "llama": self.is_llama, **({"seed": b["seed"] + 100 * turn} if "seed" in b else {})} for b in LOADS[load]]
+        out = [None] * len(bodies)
+        begin = time.monotonic()
+        if load == "eight":
+            threads = [threading.Thread(target=ask, args=(self.port, b, a.tokens // 2, out, i)) for i, b in enumerate(bodies)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            return len(bodies) * (a.tokens // 2) / (time.monotonic() - begin), out
+        for i, b in enumerate(bodies):
+            ask(self.port, b, a.tokens, out, i)
+        return statistics.mean(self.rate(r["timings"]) for r in out), out
+
+    def rate(self, t):
+        return t["predicted_per_second"] if self.is_llama else t["decode_tokens_per_s"]
 
 
 def texts(out):
     return [r["choices"][0]["text"] for r in out]
 
 
-serve = [HC, "serve", a.model, "--max-sequences", "8", "--max-context", "2048"]
-programs = [Program("off", [*serve, "--speculate", "off"]), Program("auto", [*serve, "--speculate", "auto"])]
-if a.llama_server:
-    programs.append(Program("llama", [a.llama_server, "-m", a.model, "--host", "127.0.0.1", "--spec-type", a.spec]))
-for load in a.loads.split(","):
-    asked = programs[:2] if load == "forced" else programs  # llama-server has no such form
-    rates = {q.name: [] for q in asked}
-    for i in range(a.rounds):
-        answers = {}
-        for q in asked if i % 2 == 0 else asked[::-1]:
-            rate, out = q.measure(load)
-            rates[q.name].append(rate)
-            answers[q.name] = out
-        if texts(answers["off"]) != texts(answers["auto"]):
-            sys.exit(f"{load}: the answers differ")
-    guessed = sum(r["timings"]["guessed_tokens"] for r in answers["auto"])
-    right = sum(r["timings"]["guessed_right"] for r in answers["auto"])
-    ratios = [x / y for x, y in zip(rates["auto"], rates["off"])]
-    spread = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0
-    line = ", ".join(f"{n} {statistics.median(r):.0f} tokens/s" for n, r in rates.items())
-    print(f"{load}: {line}; auto/off {statistics.median(ratios):.2f} (mean {statistics.mean(ratios):.3f} +- {spread:.3f}), "
-          f"{right} of {guessed} guesses right", flush=True)
-    if "llama" in rates:
-        beside = [x / y for x, y in zip(rates["auto"], rates["llama"])]
-        print(f"    auto beside llama-server with {a.spec}: {statistics.median(beside):.2f}", flush=True)
+def ratios_of(one, other):
+    """Returns the median of paired ratios, their mean and half of its 95 % interval."""
+    r = [x / y for x, y in zip(one.rates, other.rates)]
+    return statistics.median(r), statistics.mean(r), 1.96 * statistics.stdev(r) / len(r) ** 0.5 if len(r) > 1 else 0
+
+
+def run(load):
+    serve = [HC, "serve", a.model, "--max-sequences", "8", "--max-context", "2048"]
+    commands = {"off": [*serve, "--speculate", "off"], "auto": [*serve, "--speculate", "auto"]}
+    for spec in a.spec.split(",") if a.llama_server and load != "forced" else ():  # it has no such form
+        commands[spec] = [a.llama_server, "-m", a.model, "-t", "2", "--host", "127.0.0.1",
+                          *([] if spec == "none" else ["--spec-type", spec]), *a.llama_options.split()]
+    programs = []
+    try:
+        for name, command in commands.items():
+            programs.append(Program(name, command, load))
+        guessed = right = 0
+        for turn in range(a.rounds + 1):
+            answers = {}
+            for q in programs if turn % 2 == 0 else programs[::-1]:
+                rate, answers[q.name] = q.measure(load, turn)
+                q.rates += [rate] if turn > 0 else []  # the first warms up
+            if texts(answers["off"]) != texts(answers["auto"]):
+                sys.exit(f"{load}: the answers differ")
+            guessed += sum(r["timings"]["guessed_tokens"] for r in answers["auto"])
+            right += sum(r["timings"]["guessed_right"] for r in answers["auto"])
+    finally:
+        for q in programs:
+            q.child.kill()
+            q.child.wait()
+    median, mean, half = ratios_of(programs[1], programs[0])
+    line = ", ".join(f"{q.name} {statistics.median(q.rates):.0f}" for q in programs)
+    print(f"{load}: tokens/s {line}; auto/off {median:.2f} (mean {mean:.3f} +- {half:.3f}), {right} of {guessed} guesses right",
+          flush=True)
+    for best in sorted(programs[2:], key=lambda q: -statistics.median(q.rates))[:1]:
+        median, mean, half = ratios_of(programs[1], best)
+        print(f"    auto beside llama-server with {best.name}: {median:.2f} (mean {mean:.3f} +- {half:.3f})", flush=True)
+
+
+for each in a.loads.split(","):
+    run(each)

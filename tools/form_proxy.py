@@ -30,12 +30,14 @@ EXAMPLES = {"date-time": "2024-02-29T12:30:00Z", "date": "2023-11-05", "time": "
 WORDS = ["alpha", "b", "some text", "1.2.3", "caf\u00e9", "main", "x-y_z", "https://example.org/", "*"]
 
 
-def begin(folder):
-    """Runs this script again with the packages of the folder."""
+def begin(folder, more=()):
+    """Runs the script again with the packages of the folder, and with more."""
     python = os.path.join(os.path.abspath(folder), "venv/bin/python")
     if not os.path.exists(python):
         subprocess.run([sys.executable, "-m", "venv", os.path.join(folder, "venv")], check=True)
         subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
+    if more and os.environ.get("FORM_PROXY") is None:
+        subprocess.run([python, "-m", "pip", "install", "-q", *more], check=True)
     if os.environ.get("FORM_PROXY") is None:
         os.execve(python, [python, *sys.argv], {**os.environ, "FORM_PROXY": "1"})
 

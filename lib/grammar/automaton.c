@@ -531,6 +531,20 @@ static int by_place(const void *x, const void *y)
     return a->node != b->node ? ORDER(a->node, b->node) : ORDER(a->stack, b->stack);
 }
 
+/* Few places are the rule, and stand in order but for some. */
+static void sort_places(struct place *at, uint32_t n)
+{
+    if (n > 64)
+        qsort(at, n, sizeof *at, by_place);
+    for (uint32_t i = 1; i < n; i++) {
+        const struct place p = at[i];
+        uint32_t k = i;
+        for (; k > 0 && by_place(&at[k - 1], &p) > 0; k--)
+            at[k] = at[k - 1];
+        at[k] = p;
+    }
+}
+
 /* Returns whether a place takes characters that a string may contain without an escape. *quote:
  * whether it takes quotes alone. */
 static bool takes_plain(const struct automaton *a, const struct node *n, bool *quote)
@@ -686,7 +700,7 @@ static uint32_t settle(struct automaton *a)
         return DEAD;
     if (n > MAX_PLACES || a->n_states >= HARD_STATES)
         return fault(a, ERR_LIMIT);
-    qsort(a->visits, n, sizeof *a->visits, by_place);
+    sort_places(a->visits, n);
     if (!table_reserve(&a->state_table, a->n_states + 1, state_hash, a) ||
         !grow(&a->states, &a->cap_states, a->n_states + 1, sizeof *a->states) ||
         !grow(&a->places, &a->cap_places, a->n_places + MAX(n, 1), sizeof *a->places))

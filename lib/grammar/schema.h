@@ -234,8 +234,7 @@ int64_t goal_count(struct schema *c, const struct goal *g, int depth);
 uint32_t schema_rule(struct schema *c, const struct goal *g, bool plain);
 void schema_emit_all(struct schema *c);
 
-/* Returns the regular expression of a format; NULL: it is an annotation.  Refuses formats that the
- * standard defines and that have none here. */
-const char *schema_format(struct schema *c, const char *name);
+/* Returns the regular expression of a format; NULL: it is an annotation. */
+const char *schema_format(const char *name);
 
 #endif

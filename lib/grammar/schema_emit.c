@@ -383,14 +383,16 @@ static uint32_t array(struct schema *c, const struct spec *s, uint32_t next)
     struct spec only = *s;
     only.types = TYPE_ARRAY;
     only.has_values = false;
-    if (!spec_is_possible(c, &only, 1))
+    only.unique_items = s->unique_items && s->max_items > 1;
+    s = &only;
+    if (!spec_is_possible(c, s, 1))
         return NODE_ID_FAIL;
     if (s->contains != NULL && s->unique_items) { /* the items that match may all be used */
         schema_refuse(c, "uniqueItems");
         only.unique_items = false;
     }
     if (s->contains != NULL)
-        return array_with(c, &only, s->contains, next);
+        return array_with(c, s, s->contains, next);
     uint32_t prefix = spec_prefix_items(s);
     int32_t min = s->min_items, max = s->max_items;
     /* An element must find a value that those before it did not take, whichever they took. */

@@ -301,7 +301,7 @@ static void bound_strings(struct schema *c, const char *key, const struct json *
     if (text == NULL)
         malformed(c, key, "a string");
     if (strcmp(key, "format") == 0) {
-        text = schema_format(c, text);
+        text = schema_format(text);
         if (text == NULL)
             return;
         p.dfa = schema_pattern(c, text, strlen(text), true);

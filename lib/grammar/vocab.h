@@ -44,7 +44,11 @@ enum {
 }; /* all that a JSON string may contain without an escape */
 
 /* Returns the class of the character that begins with a byte; 0: none does. */
-uint32_t chars_of_byte(uint8_t byte);
+extern const uint8_t char_class[256]; /* 0: none */
+static inline uint32_t chars_of_byte(uint8_t byte)
+{
+    return (uint32_t)((1ull << char_class[byte]) >> 1);
+}
 
 enum { NOT_PLAIN = 255 };
 

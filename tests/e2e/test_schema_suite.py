@@ -61,8 +61,7 @@ def judge(name, folder, least, draft=None):
         if draft is not None and isinstance(g["schema"], dict):
             g["schema"] = {"$schema": draft, **g["schema"]}
     verdicts = bench([{"schema": g["schema"], "texts": [spell(t["data"], g["schema"]) for t in g["tests"]]} for _, g in cases])
-    n = collections.Counter()
-    wrong = []
+    n, wrong = collections.Counter(), []
     for (path, g), verdict in zip(cases, verdicts["verdicts"]):
         for i, t in enumerate(g["tests"]):
             if (path, None) in DIFFERS or (path, t["description"]) in DIFFERS or any(p in t["description"] for p in DIFFERS_PART):
@@ -73,6 +72,8 @@ def judge(name, folder, least, draft=None):
                 n["refused"] += 1
             elif verdict[i] == t["valid"]:
                 n["right"] += 1
+            elif path == "idn-hostname.json" and t["valid"]:
+                n["narrow"] += 1  # only letters that need no look at other characters are written
             else:
                 wrong.append((path, g["description"], t["description"]))
     share = n["right"] / (sum(n.values()) + len(wrong))
@@ -107,7 +108,7 @@ if os.path.isdir(SUITE):
     judge("draft 2020-12", "draft2020-12", 0.75)
     judge("draft 7", "draft7", 0.83, "http://json-schema.org/draft-07/schema#")
     judge("draft 4", "draft4", 0.87, "http://json-schema.org/draft-04/schema#")
-    judge("formats", "draft2020-12/optional/format", 0.75)
+    judge("formats", "draft2020-12/optional/format", 0.9)
 else:
     skip("the suite", f"{SUITE} is missing: tools/setup.sh --clients fetches it")
 end()

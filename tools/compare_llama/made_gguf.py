@@ -1,12 +1,13 @@
 """Writes a GGUF file of a known shape with random quantised weights, to measure speed and memory.
 
-  made_gguf.py SHAPE OUT.gguf [--types q4_k_m|q4_1|q4_0|q8_0|bf16|mxfp4] [--layers N] [--vocab F.gguf]
+  made_gguf.py SHAPE OUT.gguf [--types q4_k_m|q4_1|q4_0|q8_0|bf16|mxfp4] [--layers N] [--vocab F.gguf] [--bytes]
   SHAPE: 1b (Llama-3.2-1B), 7b (Llama-2-7B), 135m (SmolLM2-135M), 30b-a3b (Qwen3-30B-A3B),
   gpt-oss-20b (its experts are MXFP4, with --types mxfp4 all others Q8_0)
 
 The tensors have the types that llama-quantize chooses: in q4_k_m the head is Q6_K, and W_v and
 W_down are Q6_K in half of the layers.  The file has the vocabulary of --vocab; without it, none:
-prompts are token ids (llama.cpp's server answers none without a vocabulary).  The
+prompts are token ids (llama.cpp's server answers none without a vocabulary).  With --bytes only
+tokens of single bytes keep their text, so a text that a form forces has one spelling in tokens.  The
 values are small random numbers, so that no activation overflows; texts by such a model mean
 nothing."""
 import argparse
@@ -29,9 +30,11 @@ parser.add_argument("out")
 parser.add_argument("--types", choices=("q4_k_m", "q4_1", "q4_0", "q8_0", "bf16", "mxfp4"), default="q4_k_m")
 parser.add_argument("--layers", type=int)
 parser.add_argument("--vocab", help="GGUF file whose tokenizer is copied")
+parser.add_argument("--bytes", action="store_true", help="no token of the vocabulary has more than one byte")
 args = parser.parse_args()
 s = dict(SHAPES[args.shape])
 fields = gguf.GGUFReader(args.vocab).fields if args.vocab else {}
+PAIR = "\u00c3 \u00a9"  # of --bytes: the bytes of an e with an accent, since readers want a merge
 if fields:
     s["vocab"] = len(fields["tokenizer.ggml.tokens"].data)
 n_layers = args.layers or s["layers"]
@@ -106,8 +109,14 @@ w.add_vocab_size(s["vocab"])
 if not fields:
     w.add_tokenizer_model("no_vocab")
 for key, field in fields.items():
+    value = field.contents()
+    if args.bytes and key == "tokenizer.ggml.merges":
+        value = [PAIR]
+    if args.bytes and key == "tokenizer.ggml.tokens":
+        keep = PAIR.replace(" ", "")
+        value = [t if len(t) == 1 or t == keep or t.startswith("<|") else f"<|no text {i}|>" for i, t in enumerate(value)]
     if key.startswith("tokenizer."):
-        w.add_key_value(key, field.contents(), field.types[0], field.types[1] if len(field.types) > 1 else None)
+        w.add_key_value(key, value, field.types[0], field.types[1] if len(field.types) > 1 else None)
 
 todo = []
 
