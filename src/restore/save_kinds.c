@@ -105,8 +105,8 @@ int save_kinds_add_beside(const char *text, const struct save_kinds_from *from,
     return rc;
 }
 
-/* Returns the time of the fastest single method for one layer, restored from the disk, and whether that
- * method reads. Mixtures are left out: planning them for each request would take a millisecond. */
+/* Returns the time of the fastest single method for one layer, restored from the disk, and whether
+ * that method reads. Mixtures are left out: to plan them takes a millisecond a request. */
 static double layer_s(const struct platform *p, int64_t n_tokens, bool *reads)
 {
     struct plan_layer l;
