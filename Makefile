@@ -136,7 +136,7 @@ endef
 $(B)/flags.stamp: FORCE
 	@command -v $(firstword $(CC)) >/dev/null && pkg-config --exists $(PKGS) || \
 	    { echo 'make: the compiler or a library is missing: run tools/setup.sh' >&2; exit 1; }
-	@$(call stamp,$@,$(NVCC) $(NVCC_FLAGS) $(CC) $(ALL_CFLAGS) $(LIBRARY) $(ARCH_avx2) $(ARCH_amx) $(LDFLAGS) $(LDLIBS))
+	@$(call stamp,$@,$(NVCC) $(NVCC_FLAGS) $(CC) $(ALL_CFLAGS) $(LIBRARY) $(TEST_OPT) $(ARCH_avx2) $(ARCH_amx) $(LDFLAGS) $(LDLIBS))
 $(B)/files.stamp: FORCE
 	@$(call stamp,$@,$(OBJ) $(CUDA_OBJ) $(APP_OBJ) $(SIM_OBJ) $(TESTLIB_OBJ))
 $(B)/gen/build_id.h: FORCE
@@ -166,6 +166,9 @@ $(B)/hcache: $(APP_OBJ) $(B)/libsim.a $(B)/libhcache.a
 	@$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 $(OBJ) $(CUDA_OBJ): MODULE_FLAGS := $(LIBRARY)
+# Tests are compiled in half of -O2's time.
+TEST_OPT := $(if $(filter release,$(VARIANT)),-O1)
+$(B)/tests/%.o: MODULE_FLAGS := $(TEST_OPT)
 $(B)/%_avx2.o: ARCH_FLAGS := $(ARCH_avx2)
 $(B)/%_avx512.o: ARCH_FLAGS := $(ARCH_avx512)
 $(B)/%_vnni.o: ARCH_FLAGS := $(ARCH_vnni)

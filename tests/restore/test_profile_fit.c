@@ -20,6 +20,7 @@
 #include "base/mem.h"
 #include "restore/profile.h"
 #include "save/saver.h"
+#include "sim/profile_scratch.h"
 #include "tests/engine/enginetest.h"
 
 /* --- the clock -------------------------------------------------------------------------------- */
