@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "model/gguf_types.h"
 #include "model/config.h"
+#include "model/model.h"
 #include "model/gguf_files.h"
 #include "model/pack_file.h"
 #include "text/tokenizer.h"
@@ -121,11 +122,12 @@ static int info_read(struct info *out, const struct info_args *a, struct err *e)
     return 0;
 }
 
-static int n_windowed(const struct model_config *c)
+/* Returns how many of the layers are in a set. */
+static int n_in(const struct layer_set *set, const struct model_config *c)
 {
     int n = 0;
     for (int l = 0; l < c->n_layers; l++)
-        n += layer_set_has(&c->windowed, l);
+        n += layer_set_has(set, l);
     return n;
 }
 
@@ -160,7 +162,11 @@ static void print_info(const struct info *i, bool tensors)
         printf("%s %d %s", k > 0 ? "," : "", i->w.types.of[k].n_tensors,
                i->w.types.of[k].name);
     printf("\n");
-    printf("layers      %d, %s\n", c->n_layers, block_name(c->block));
+    printf("layers      %d, %s", c->n_layers, block_name(c->block));
+    if (config_is_hybrid(c))
+        printf(", %d of them recurrent with a state of %zu bytes", n_in(&c->recurrent, c),
+               model_state_bytes(c));
+    printf("\n");
     printf("width       %d, FFN %d", c->n_embd, c->n_ffn);
     if (c->n_experts > 0)
         printf(", %d of %d experts for each token", c->n_experts_used, c->n_experts);
@@ -171,13 +177,13 @@ static void print_info(const struct info *i, bool tensors)
            c->tie_word_embeddings ? "tied" : "not tied");
     printf("context     %d", c->max_ctx);
     if (c->sliding_window > 0)
-        printf(", window %d in %d of %d layers", c->sliding_window, n_windowed(c),
+        printf(", window %d in %d of %d layers", c->sliding_window, n_in(&c->windowed, c),
                c->n_layers);
     printf("\nstate       %s, bytes per token:\n", dtype_name(i->state));
     printf("  H         %" PRId64 " a layer, %" PRId64 " in all\n", i->hidden_bytes,
            i->hidden_bytes * c->n_layers);
     printf("  KV        %" PRId64 " a layer, %" PRId64 " in all\n", i->kv_bytes,
-           i->kv_bytes * c->n_layers);
+           i->kv_bytes * (c->n_layers - n_in(&c->recurrent, c)));
     printf("  H/KV      %.4g\n", (double)i->hidden_bytes / (double)i->kv_bytes);
     if (i->has_template)
         printf("tools       %s\n", i->tools == NULL
@@ -247,12 +253,15 @@ static void print_info_json(const struct info *i)
     json_put_bool(o, "tie_word_embeddings", c->tie_word_embeddings);
     json_put_int(o, "max_ctx", c->max_ctx);
     json_put_int(o, "sliding_window", c->sliding_window);
-    json_put_int(o, "n_layers_windowed", n_windowed(c));
+    json_put_int(o, "n_layers_windowed", n_in(&c->windowed, c));
+    json_put_int(o, "n_layers_recurrent", n_in(&c->recurrent, c));
+    json_put_int(o, "recurrent_state_bytes", (int64_t)model_state_bytes(c));
     json_put_string(o, "dtype", dtype_name(i->state));
     json_put_int(o, "hidden_bytes_per_token_layer", i->hidden_bytes);
     json_put_int(o, "kv_bytes_per_token_layer", i->kv_bytes);
     json_put_int(o, "hidden_bytes_per_token", i->hidden_bytes * c->n_layers);
-    json_put_int(o, "kv_bytes_per_token", i->kv_bytes * c->n_layers);
+    json_put_int(o, "kv_bytes_per_token",
+                 i->kv_bytes * (c->n_layers - n_in(&c->recurrent, c)));
     json_put_real(o, "hidden_kv_ratio", (double)i->hidden_bytes / (double)i->kv_bytes);
     json_put(o, "tensors", tensors_json(i));
     char *text = json_text(o, 0);

@@ -118,6 +118,9 @@ static int scorer_init(struct scorer *c, int context, struct err *err)
                               .n_kv = m->cfg.n_kv_heads,
                               .d_head = m->cfg.d_head,
                               .dtype = m->dtype,
+                              .recurrent = m->cfg.recurrent,
+                              .state_bytes = model_state_bytes(&m->cfg),
+                              .n_states = 1,
                               .n_blocks = context / KV_BLOCK_TOKENS + 1};
     int rc = stream_create(c->k.dev, STREAM_COMPUTE, &c->s, err);
     if (rc == 0)

@@ -442,6 +442,9 @@ static int prepare(struct lab *b, const char *dir, int largest, struct err *err)
     int64_t n_tokens = (int64_t)b->a->context + STORE_CHUNK_TOKENS + b->a->steps + 1;
     size_t logit_bytes = (size_t)largest * (size_t)m->cfg.vocab_size * sizeof(float);
     size_t id_bytes = (size_t)largest * sizeof *b->next;
+    if (config_is_hybrid(&m->cfg))
+        return err_set(err, ERR_UNSUPPORTED,
+                       "models with recurrent layers are not measured here");
     if (n_tokens > m->max_ctx)
         return err_set(err, ERR_USAGE,
                        "--context and --steps: %lld tokens do not fit the context of %d",

@@ -96,7 +96,10 @@ static int make_pipeline(struct lab *b, const struct lab_opts *o, struct err *er
                               .d_head = m->cfg.d_head,
                               .dtype = m->dtype,
                               .n_blocks = b->max_chunks};
-    int rc = kv_pool_create(b->k.dev, &po, &b->pool, err);
+    int rc = config_is_hybrid(&m->cfg)
+                 ? err_set(err, ERR_UNSUPPORTED,
+                           "models with recurrent layers are not measured here")
+                 : kv_pool_create(b->k.dev, &po, &b->pool, err);
     if (rc == 0)
         rc = kv_table_reserve(b->pool, &b->table,
                               (int64_t)b->max_chunks * STORE_CHUNK_TOKENS, err);

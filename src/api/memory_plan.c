@@ -35,12 +35,24 @@ struct needs {
     size_t probes;  /* measurements at the start, before there is a KV cache */
 };
 
+/* Returns how many layers have blocks on a stage. */
 static int layers_of(const struct model *m, int stage)
 {
     int n = 0;
     for (int l = 0; l < m->cfg.n_layers; l++)
-        n += model_stage(m, l) == stage;
+        n += model_stage(m, l) == stage && !config_is_recurrent(&m->cfg, l);
     return n;
+}
+
+/* Returns the bytes of all sequences' states, which are on the one stage of a model that has
+ * them. */
+static size_t state_bytes(const struct memory_ask *a)
+{
+    const struct model_config *c = &a->model->cfg;
+    size_t n = 0;
+    for (int l = 0; l < c->n_layers; l++)
+        n += config_is_recurrent(c, l);
+    return n * (size_t)a->max_seqs * model_state_bytes(c);
 }
 
 static size_t kv_bytes(const struct model *m, int stage, int64_t tokens)
@@ -58,7 +70,7 @@ static struct needs needs_of(const struct memory_ask *a, int stage)
                                    .max_rows = a->step_rows,
                                    .piece_rows = a->max_rows,
                                    .by_sequence = a->by_sequence};
-    struct needs n = {.kv = kv_bytes(m, stage, a->kv_tokens)};
+    struct needs n = {.kv = kv_bytes(m, stage, a->kv_tokens) + state_bytes(a)};
     n.model = a->need->bytes[stage] + (size_t)a->need->n_parts * PART_BYTES;
     n.work = model_work_bytes(m, a->max_rows) + zigzag_bytes(&zo) + m->dev->stream_bytes +
              next_token_bytes(m, next_token_rows(a->max_seqs, a->most_guesses)) +
@@ -107,7 +119,9 @@ int64_t memory_plan_kv_tokens(const struct memory_ask *a)
         size_t rest = total_of(&most) + LIBRARY_BYTES;
         budget = unused > rest ? (int64_t)((unused - rest) / 10 * 9) : 0;
     }
-    int64_t most_layers = (m->cfg.n_layers + m->dev->n_stages - 1) / m->dev->n_stages;
+    int64_t most_layers = config_is_hybrid(&m->cfg)
+                              ? layers_of(m, 0)
+                              : (m->cfg.n_layers + m->dev->n_stages - 1) / m->dev->n_stages;
     int64_t token_bytes = (int64_t)model_kv_bytes(m) / m->dev->n_ranks * most_layers;
     int64_t fits = budget / token_bytes / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
     int64_t want = a->max_seqs * context;
@@ -308,6 +322,8 @@ static struct host_needs host_needs_of(const struct memory_ask *a)
     if (m->dev->unified) {
         n.weights = m->w.bytes * (uint64_t)m->dev->n_ranks;
         n.kv = (uint64_t)a->kv_tokens * model_kv_bytes(m) * (uint64_t)m->cfg.n_layers;
+        if (config_is_hybrid(&m->cfg)) /* on one stage */
+            n.kv = kv_bytes(m, 0, a->kv_tokens) + state_bytes(a);
     }
     return n;
 }

@@ -248,6 +248,18 @@ static int read_guesses(struct stack *k, struct err *err)
     return 0;
 }
 
+/* Guesses nothing for a model whose layers have recurrent states. */
+static int guess_nothing(struct stack *k, struct err *err)
+{
+    if (k->always_guesses && k->most_guesses > 0)
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "speculate: this model's layers have recurrent states, which cannot go "
+            "back over a wrong guess; leave the option out");
+    k->most_guesses = 0;
+    return 0;
+}
+
 static int open_model(struct stack *k, struct err *err)
 {
     const struct hcache_opts *o = &k->o.user;
@@ -287,7 +299,9 @@ static int open_model(struct stack *k, struct err *err)
     if (k->weights_io != NULL)
         io_share_disk(k->weights_io, turn_of(k), true);
     mo.io = k->o.io != NULL ? k->o.io : k->weights_io;
-    return rc == 0 ? model_open(o->model, &mo, &k->model, err) : rc;
+    if (rc == 0)
+        rc = model_open(o->model, &mo, &k->model, err);
+    return rc == 0 && config_is_hybrid(&k->model->cfg) ? guess_nothing(k, err) : rc;
 }
 
 static void open_io(struct stack *k)
@@ -684,6 +698,7 @@ static int choose_blocks(struct stack *k, struct mixed_choice *c, struct err *er
                           .unified = k->dev->unified && o->link_bytes_per_s == 0,
                           .is_group = k->dev->n_stages > 1 || k->dev->n_ranks > 1,
                           .has_store = k->store != NULL,
+                          .has_states = config_is_hybrid(&m->cfg),
                           .max_seqs = max_sequences(k),
                           .device_bytes = (uint64_t)k->kv_tokens * model_kv_bytes(m) *
                                           (uint64_t)m->cfg.n_layers,

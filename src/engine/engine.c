@@ -27,20 +27,30 @@ static int64_t n_blocks(const struct engine_opts *o)
     return (int64_t)round_up((uint64_t)o->max_kv_tokens, KV_BLOCK_TOKENS) / KV_BLOCK_TOKENS;
 }
 
+static struct kv_pool_opts pool_opts(const struct engine *e)
+{
+    const struct model *m = e->o.model;
+    return (struct kv_pool_opts){.n_layers = m->cfg.n_layers,
+                                 .n_kv = model_rank_kv_heads(m),
+                                 .d_head = m->cfg.d_head,
+                                 .dtype = m->dtype,
+                                 .recurrent = m->cfg.recurrent,
+                                 .state_bytes = model_state_bytes(&m->cfg),
+                                 .n_states = e->o.max_seqs,
+                                 .keep = e->o.reuse,
+                                 .policy = e->o.policy,
+                                 .n_blocks = (int)n_blocks(&e->o)};
+}
+
 static int reserve_pool(struct engine *e, struct err *err)
 {
     const struct model *m = e->o.model;
+    struct kv_pool_opts o = pool_opts(e);
     struct kv_pool_numbers numbers = {0};
-    if (mixed_is_on(&e->mixed))
+    if (mixed_is_on(&e->mixed)) {
         numbers = mixed_numbers(&e->mixed);
-    struct kv_pool_opts o = {.numbers = mixed_is_on(&e->mixed) ? &numbers : NULL,
-                             .n_layers = m->cfg.n_layers,
-                             .n_kv = model_rank_kv_heads(m),
-                             .d_head = m->cfg.d_head,
-                             .dtype = m->dtype,
-                             .keep = e->o.reuse,
-                             .policy = e->o.policy,
-                             .n_blocks = (int)n_blocks(&e->o)};
+        o.numbers = &numbers;
+    }
     return kv_pool_create(m->dev, &o, &e->shared.pool, err);
 }
 
@@ -183,10 +193,10 @@ size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations,
 {
     const struct model *m = e->o.model;
     const struct zigzag_opts zo = zigzag_opts_of(&e->o);
+    const struct kv_pool_opts po = pool_opts(e);
     *kv = mixed_is_on(&e->mixed)
               ? places_device_bytes(&e->mixed.places.o) + e->mixed.kv_mem.bytes
-              : kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype) *
-                    (size_t)n_blocks(&e->o) * (size_t)m->cfg.n_layers;
+              : kv_pool_bytes(&po);
     size_t n_stages = (size_t)m->dev->n_stages;
     *activations = n_stages *
                        (model_work_bytes(m, e->o.max_batch_rows) + zigzag_bytes(&zo)) +

@@ -33,9 +33,10 @@ struct mixed_job {
     enum mixed_method method;
     /* The device computes in the host's memory, and nothing slows the link down. */
     bool unified;
-    bool is_group;  /* the device is a group of several devices */
-    bool has_store; /* contexts are saved, so all blocks are KV blocks on the device */
-    int max_seqs;   /* sequences that run at once */
+    bool is_group;   /* the device is a group of several devices */
+    bool has_states; /* layers are recurrent (ops.h, delta_net) */
+    bool has_store;  /* contexts are saved, so all blocks are KV blocks on the device */
+    int max_seqs;    /* sequences that run at once */
     /* Memory for blocks, tails and buffers on the device, and for blocks on the host. */
     uint64_t device_bytes, host_bytes;
     /* Time to bring one layer's weights over the same link; 0: weights are resident. */

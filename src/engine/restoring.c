@@ -543,7 +543,8 @@ void restore_phase_find(struct restore_phase *g, struct seq *s)
         .keys = v->keys,
         .tokens = v->tokens,
         .n_tokens = v->n_tokens - 1,
-        .has_next = v->truncation.context == 0,
+        /* a recurrent state cannot go back over the token that is computed again */
+        .has_next = v->truncation.context == 0 && !config_is_hybrid(&g->shared->model->cfg),
         .n_moved = n_moved,
         .stair = chain_stored_parent(&s->chain, view_chunk(v, n_moved)),
         .use = seq_use(s),

@@ -168,8 +168,9 @@ bool seq_reads_all(const struct seq *s)
 
 bool seq_may_reuse(const struct seq *s)
 {
-    return s->shared->reuse && !carry_is_on(&s->stairs.carry) && !seq_is_forced(s) &&
-           !seq_reads_all(s);
+    bool has_states = config_is_hybrid(&s->shared->model->cfg); /* blocks are not enough */
+    return s->shared->reuse && !has_states && !carry_is_on(&s->stairs.carry) &&
+           !seq_is_forced(s) && !seq_reads_all(s);
 }
 
 int seq_blocks_wanted(const struct seq *s)

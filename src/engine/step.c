@@ -25,6 +25,7 @@ void flight_init(struct flight *f, int max_seqs)
     f->parts = xcalloc(n, sizeof *f->parts);
     f->seq_row = xcalloc(n + 1, sizeof *f->seq_row);
     f->tables = xcalloc(n, sizeof *f->tables);
+    f->states = xcalloc(n, sizeof *f->states);
 }
 
 void flight_deinit(struct flight *f)
@@ -32,6 +33,7 @@ void flight_deinit(struct flight *f)
     free(f->parts);
     free(f->seq_row);
     free(f->tables);
+    free(f->states);
 }
 
 int flight_count(const struct device *d, int n_rows)
@@ -56,6 +58,7 @@ void flight_cut(const struct step_batch *b, int begin, int end, struct flight *f
         f->parts[f->n_parts] = (struct save_part){all->seq, all->pos + (from - all->row),
                                                   from - begin, to - from};
         f->tables[f->n_parts] = b->tables[k];
+        f->states[f->n_parts] = b->states[k];
         f->seq_row[++f->n_parts] = to - begin;
     }
     f->r = (struct ragged){.n_rows = end - begin,
@@ -63,6 +66,7 @@ void flight_cut(const struct step_batch *b, int begin, int end, struct flight *f
                            .pos = b->pos + begin,
                            .seq_row = f->seq_row,
                            .tables = f->tables,
+                           .states = f->states,
                            .id = ragged_new_id()};
 }
 
@@ -327,6 +331,7 @@ void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_to
     b->ids = xcalloc(rows, sizeof *b->ids);
     b->pos = xcalloc(rows, sizeof *b->pos);
     b->tables = xcalloc(2 * seqs, sizeof *b->tables);
+    b->states = xcalloc(2 * seqs, sizeof *b->states);
     b->parts = xcalloc(2 * seqs, sizeof *b->parts);
     flight_init(&b->flight, 2 * max_seqs);
     b->again = xcalloc(seqs, sizeof *b->again);
@@ -338,6 +343,7 @@ void step_batch_deinit(struct step_batch *b)
     free(b->ids);
     free(b->pos);
     free(b->tables);
+    free(b->states);
     free(b->parts);
     flight_deinit(&b->flight);
     free(b->again);
@@ -357,6 +363,7 @@ static void add_part(struct step_batch *b, struct seq *s, struct save_seq *save,
         b->pos[b->n_rows + i] = position + i;
     }
     b->tables[b->n_parts] = s->table.blocks;
+    b->states[b->n_parts] = kv_table_state(&s->table);
     b->parts[b->n_parts] = (struct save_part){save, first_token, b->n_rows, n_rows};
     b->n_parts++;
     b->n_rows += n_rows;
@@ -753,7 +760,7 @@ static int pass_rows(struct fused *f, int n)
 {
     const struct seq_shared *sh = f->shared;
     int pos0 = f->first + f->pass.row;
-    int32_t seq_row[2] = {0, n};
+    int32_t seq_row[2] = {0, n}, state = kv_table_state(&f->seq->table);
     const int32_t *tables[1] = {f->seq->table.blocks};
     for (int i = 0; i < n; i++)
         f->pos[i] = pos0 + i;
@@ -762,6 +769,7 @@ static int pass_rows(struct fused *f, int n)
                        .pos = f->pos,
                        .seq_row = seq_row,
                        .tables = tables,
+                       .states = &state,
                        .id = ragged_new_id()};
     f->part = (struct save_part){
         .seq = f->seq->save, .pos = view_token(&f->seq->view, pos0), .n_rows = n};

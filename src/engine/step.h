@@ -55,7 +55,7 @@ struct flight {
     int n_parts;
     /* The piece's sequences as the saver sees them; `row` counts from the piece's first row. */
     struct save_part *parts;
-    int32_t *seq_row;
+    int32_t *seq_row, *states;
     const int32_t **tables;
 };
 
@@ -138,7 +138,7 @@ struct step_batch {
     int n_parts;
     /* All arrays are reserved at creation. */
     struct seq **seqs;
-    int32_t *ids, *pos;
+    int32_t *ids, *pos, *states;
     const int32_t **tables;
     struct save_part *parts;  /* [n_parts] the batch as the saver sees it */
     struct flight flight;     /* one piece of the batch */

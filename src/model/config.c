@@ -142,6 +142,13 @@ static void must_be_int(struct fields *f, const char *key, int32_t wanted)
 
 /* --- parts that families share ------------------------------------------------------------ */
 
+/* Returns whether layers of a family may be recurrent. */
+static bool is_hybrid(enum model_family family)
+{
+    return family == FAMILY_QWEN3_5 || family == FAMILY_QWEN3_5_MOE ||
+           family == FAMILY_QWEN3_NEXT;
+}
+
 /* Reads a size that published gemma3 files may leave out, because it is the reference's default. */
 static int32_t need_size(struct fields *f, const struct model_config *c, const char *key,
                          int32_t max, int32_t of_gemma3)
@@ -367,6 +374,10 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
     else if (in.rc == 0 && strcmp(type, "default") != 0)
         in.rc = err_set(in.err, ERR_UNSUPPORTED,
                         "RoPE scaling of type '%s' is not supported", type);
+    if (is_hybrid(c->family)) { /* all coordinates of a token of text are its position */
+        saw(&in, "mrope_section");
+        saw(&in, "mrope_interleaved");
+    }
     if (in.rc == 0)
         in.rc = config_fields_check(o, &in.read, c->family, in.err);
     if (in.rc != 0) {
@@ -409,7 +420,7 @@ static bool read_rope_kinds(struct fields *f, struct model_config *c, double *fr
  * whole heads, or it fails. */
 static bool has_partial_rotary(enum model_family family)
 {
-    return family == FAMILY_PHI || family == FAMILY_PHI3;
+    return family == FAMILY_PHI || family == FAMILY_PHI3 || is_hybrid(family);
 }
 
 /* Reads the fields of rotary positions. rope_fraction: share of a head that is rotated if the file
@@ -466,13 +477,14 @@ static void read_llama_like(struct fields *f, struct model_config *c)
                  c->family == FAMILY_GPT_OSS || c->family == FAMILY_OLMO2 ||
                  c->family == FAMILY_OLMO3;
     double eps = large ? 1e-5 : 1e-6;
-    read_sizes(f, c, "intermediate_size");
+    bool has_mlp = c->family != FAMILY_QWEN3_5_MOE && c->family != FAMILY_QWEN3_NEXT;
+    read_sizes(f, c, has_mlp ? "intermediate_size" : NULL);
     c->n_kv_heads = opt_int(f, "num_key_value_heads", 1, MAX_WIDTH,
                             c->family == FAMILY_GEMMA3 ? 4 : c->n_heads);
     c->max_ctx = need_size(f, c, "max_position_embeddings", MAX_CTX, 131072);
     read_head_dim(f, c);
     read_norm_eps(f, c, "rms_norm_eps", eps);
-    read_rope(f, c, 1.0);
+    read_rope(f, c, is_hybrid(c->family) ? 0.25 : 1.0);
     must_be(f, "attention_bias", c->attn_out_bias, c->attn_out_bias);
     must_be(f, "mlp_bias", false, false);
 }
@@ -483,7 +495,7 @@ static void all_windowed(struct model_config *c)
     c->windowed = layer_set_run(0, c->sliding_window > 0 ? c->n_layers : 0);
 }
 
-/* Reads "layer_types" of newer files, the kind of attention of each layer. */
+/* Reads "layer_types" of newer files, the kind of each layer. */
 static void read_layer_types(struct fields *f, struct model_config *c)
 {
     const struct json *list = NULL;
@@ -496,13 +508,19 @@ static void read_layer_types(struct fields *f, struct model_config *c)
         refuse(f, "layer_types", "must have one entry per layer");
         return;
     }
-    c->windowed = layer_set_run(0, 0);
+    c->windowed = c->recurrent = layer_set_run(0, 0);
     for (int32_t l = 0; l < c->n_layers; l++) {
         const char *s = json_string_of(json_at(list, (size_t)l), NULL);
-        bool sliding = s != NULL && strcmp(s, "sliding_attention") == 0;
-        if (!sliding && (s == NULL || strcmp(s, "full_attention") != 0))
+        s = s != NULL ? s : "";
+        bool sliding = strcmp(s, "sliding_attention") == 0;
+        bool recurrent = is_hybrid(c->family) && strcmp(s, "linear_attention") == 0;
+        if (recurrent)
+            layer_set_add(&c->recurrent, l);
+        else if (!sliding && strcmp(s, "full_attention") != 0)
             refuse(f, "layer_types",
-                   "only full_attention and sliding_attention are supported");
+                   is_hybrid(c->family)
+                       ? "only full_attention and linear_attention are supported"
+                       : "only full_attention and sliding_attention are supported");
         else if (sliding && c->sliding_window == 0)
             refuse(f, "layer_types", "sliding_attention without a sliding window");
         else if (sliding)
@@ -686,6 +704,70 @@ static void read_qwen3_moe(struct fields *f, struct model_config *c)
         refuse(f, "mlp_only_layers", "layers without experts are not supported");
 }
 
+/* Reads the sizes of recurrent layers, and which layers these are. */
+static void read_recurrence(struct fields *f, struct model_config *c)
+{
+    struct recurrence *r = &c->recurrence;
+    r->n_k = need_int(f, "linear_num_key_heads", 1, MAX_WIDTH);
+    r->n_v = need_int(f, "linear_num_value_heads", 1, MAX_WIDTH);
+    r->d_k = need_int(f, "linear_key_head_dim", 1, MAX_WIDTH);
+    r->d_v = need_int(f, "linear_value_head_dim", 1, MAX_WIDTH);
+    must_be_int(f, "linear_conv_kernel_dim", DELTA_CONV);
+    int apart = opt_int(f, "full_attention_interval", 1, MAX_LAYERS, 4);
+    for (int l = 0; l < c->n_layers; l++)
+        if ((l + 1) % apart != 0)
+            layer_set_add(&c->recurrent, l);
+    read_layer_types(f, c);
+    if (f->rc == 0 && layer_set_last_out(&c->recurrent, c->n_layers) < 0)
+        refuse(f, "layer_types", "a model without a layer of attention is not supported");
+    if (f->rc != 0)
+        return;
+    if (r->n_v % r->n_k != 0 || r->n_v / r->n_k > DELTA_MAX_GROUP)
+        f->rc = err_set(f->err, ERR_UNSUPPORTED,
+                        "%d 'linear_num_value_heads' with %d 'linear_num_key_heads': a "
+                        "multiple of these up to %d times is supported",
+                        r->n_v, r->n_k, DELTA_MAX_GROUP);
+    else if (r->d_k % 16 != 0 || r->d_v % 16 != 0 || r->d_k > DELTA_MAX_WIDTH ||
+             r->d_v > DELTA_MAX_WIDTH)
+        f->rc = err_set(
+            f->err, ERR_UNSUPPORTED,
+            "'linear_key_head_dim' %d and 'linear_value_head_dim' %d: multiples "
+            "of 16 up to %d are supported",
+            r->d_k, r->d_v, DELTA_MAX_WIDTH);
+    else if ((int64_t)r->n_k * r->d_k > MAX_WIDTH || (int64_t)r->n_v * r->d_v > MAX_WIDTH)
+        f->rc = err_set(f->err, ERR_FORMAT,
+                        "the heads of 'linear_attention' are wider than %d", MAX_WIDTH);
+}
+
+/* Reads a model whose layers are recurrent or have gated attention. */
+static void read_qwen3_5(struct fields *f, struct model_config *c)
+{
+    static const char *const needed[] = {"head_dim", "num_key_value_heads"};
+    for (int i = 0; i < 2; i++)
+        if (f->rc == 0 && is_null(f, needed[i]))
+            refuse(f, needed[i], "is missing");
+    read_llama(f, c);
+    must_be(f, "attn_output_gate", true, true);
+    if (strcmp(opt_string(f, "mamba_ssm_dtype", "float32"), "float32") != 0)
+        refuse(f, "mamba_ssm_dtype", "only float32 is supported");
+    read_recurrence(f, c);
+}
+
+/* The same with experts, one of which every token uses. */
+static void read_qwen3_next(struct fields *f, struct model_config *c)
+{
+    saw(f, "intermediate_size");
+    read_qwen3_5(f, c);
+    c->n_ffn = need_int(f, "moe_intermediate_size", 1, MAX_WIDTH);
+    c->n_shared_ffn = need_int(f, "shared_expert_intermediate_size", 1, MAX_WIDTH);
+    read_experts(f, c, "num_experts", "num_local_experts");
+    c->experts_normed = opt_bool(f, "norm_topk_prob", true);
+    must_be_int(f, "decoder_sparse_step", 1);
+    saw(f, "mlp_only_layers");
+    if (json_count(json_member(f->o, "mlp_only_layers")) > 0)
+        refuse(f, "mlp_only_layers", "layers without experts are not supported");
+}
+
 static void read_mixtral(struct fields *f, struct model_config *c)
 {
     read_llama(f, c);
@@ -743,7 +825,8 @@ static void read_opt(struct fields *f, struct model_config *c)
 
 static void read_phi(struct fields *f, struct model_config *c)
 {
-    read_sizes(f, c, "intermediate_size");
+    bool has_mlp = c->family != FAMILY_QWEN3_5_MOE && c->family != FAMILY_QWEN3_NEXT;
+    read_sizes(f, c, has_mlp ? "intermediate_size" : NULL);
     c->n_kv_heads = opt_int(f, "num_key_value_heads", 1, MAX_WIDTH, c->n_heads);
     c->max_ctx = need_int(f, "max_position_embeddings", 1, MAX_CTX);
     read_head_dim(f, c);
@@ -809,6 +892,9 @@ static const struct {
     [FAMILY_GRANITE] = {"granite", "GraniteForCausalLM", read_granite},
     [FAMILY_GEMMA2] = {"gemma2", "Gemma2ForCausalLM", read_gemma2},
     [FAMILY_GPT_OSS] = {"gpt_oss", "GptOssForCausalLM", read_gpt_oss},
+    [FAMILY_QWEN3_5] = {"qwen3_5_text", "Qwen3_5ForCausalLM", read_qwen3_5},
+    [FAMILY_QWEN3_5_MOE] = {"qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", read_qwen3_next},
+    [FAMILY_QWEN3_NEXT] = {"qwen3_next", "Qwen3NextForCausalLM", read_qwen3_next},
 };
 
 enum { N_FAMILIES = sizeof families / sizeof families[0] };
@@ -864,7 +950,7 @@ static void read_family(struct fields *f, enum model_family *out)
             return;
         }
     }
-    char known[320];
+    char known[400];
     families_text(known, sizeof known);
     f->rc = err_set(
         f->err, ERR_UNSUPPORTED,
@@ -1037,14 +1123,17 @@ static void read_common(struct fields *f, struct model_config *c)
 }
 
 /* Returns the description of the text part: an object of its own in a model that also sees
- * (gemma3), else the whole file. */
+ * (gemma3, qwen3_5), else the whole file. */
 static const struct json *text_part(const struct json *root)
 {
     const char *type = json_string_of(json_member(root, "model_type"), NULL);
     const struct json *part = json_member(root, "text_config");
-    bool has_part = type != NULL && strcmp(type, "gemma3") == 0 &&
-                    json_kind(part) == JSON_KIND_OBJECT;
-    return has_part ? part : root;
+    static const char *const sees[] = {"gemma3", "qwen3_5", "qwen3_5_moe"};
+    for (int i = 0; i < 3; i++)
+        if (type != NULL && strcmp(type, sees[i]) == 0 &&
+            json_kind(part) == JSON_KIND_OBJECT)
+            return part;
+    return root;
 }
 
 /* Reads what stands around the description of the text part: the type of its elements, and tokens.
@@ -1058,6 +1147,9 @@ static void read_around(struct fields *f, const struct json *root, struct model_
         around.rc = read_eos(c, root, f->err);
     if (!is_null(&around, "quantization_config"))
         refuse(&around, "quantization_config", "quantized checkpoints are not supported");
+    /* The reference ties a model that sees as the outer field says. */
+    if (is_hybrid(c->family))
+        c->tie_word_embeddings = opt_bool(&around, "tie_word_embeddings", false);
     f->rc = around.rc;
 }
 

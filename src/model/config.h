@@ -49,6 +49,9 @@ enum model_family {
     FAMILY_GRANITE,
     FAMILY_GPT_OSS,
     FAMILY_GEMMA2,
+    FAMILY_QWEN3_5,
+    FAMILY_QWEN3_5_MOE,
+    FAMILY_QWEN3_NEXT,
 };
 
 /* Element type of the checkpoint, as config.json states it. */
@@ -145,6 +148,8 @@ struct model_config {
     int32_t
         n_experts; /* MLPs of a layer, of which a router chooses; 0: one MLP, no router */
     int32_t n_experts_used; /* experts of each token */
+    int32_t
+        n_shared_ffn; /* width of an expert that every token uses beside them; 0: none */
     int32_t vocab_size;
     int32_t max_ctx; /* context length for which the model was made, in tokens */
 
@@ -179,12 +184,22 @@ struct model_config {
     float attn_scale;        /* factor of scores; 0: 1 / sqrt(d_head) */
     float attn_cap;  /* a score s becomes cap * tanh(s / cap) (gemma2); 0: it stays */
     bool attn_sinks; /* heads have a score that only enters the sum (attention_rule) */
+    /* W_q has rows for a gate, too: attention's result is multiplied by its sigmoid. */
+    bool attn_gated;
     /* Number of tokens that a token sees, itself included. 0: it sees all tokens before it. */
     int32_t sliding_window;
     struct layer_set windowed; /* the layers with the window; empty if there is none */
     /* The base of rotations in layers with the window, without rope_scaling (gemma3); 0: they
      * rotate like the other layers. */
     double rope_local_theta;
+
+    /* Layers that have a recurrent state in place of attention (ops.h, delta_net), and the state's
+     * heads and their widths; all 0: there are none. */
+    struct layer_set recurrent;
+    struct recurrence {
+        int32_t n_k, n_v; /* heads of Q and of K; heads of V */
+        int32_t d_k, d_v;
+    } recurrence;
 
     /* Embedding and head. */
     float embed_scale; /* factor for embedding rows (gemma: sqrt(d)); else 1 */
@@ -242,6 +257,16 @@ const char *config_shape_name(int i);
 static inline int32_t config_window(const struct model_config *c, int l)
 {
     return layer_set_has(&c->windowed, l) ? c->sliding_window : 0;
+}
+
+/* Returns whether layer l is recurrent; whether any layer is. */
+static inline bool config_is_recurrent(const struct model_config *c, int l)
+{
+    return layer_set_has(&c->recurrent, l);
+}
+static inline bool config_is_hybrid(const struct model_config *c)
+{
+    return c->recurrence.n_v > 0;
 }
 
 /* Returns whether this id is one of the model's EOS ids. */

@@ -114,6 +114,16 @@ static const struct {
     /* The same as other fields, for other programs. */
     {FAMILY_GPT_OSS, "experts_per_token"},
     {FAMILY_GPT_OSS, "initial_context_length"},
+    /* Layers that guess the tokens behind the next one, which are not used here. */
+    {FAMILY_QWEN3_5, "mtp_num_hidden_layers"},
+    {FAMILY_QWEN3_5, "mtp_use_dedicated_embeddings"},
+    {FAMILY_QWEN3_5, "mlp_only_layers"}, /* none has experts */
+    {FAMILY_QWEN3_5_MOE, "mtp_num_hidden_layers"},
+    {FAMILY_QWEN3_5_MOE, "mtp_use_dedicated_embeddings"},
+    {FAMILY_QWEN3_5_MOE, "output_router_logits"},
+    {FAMILY_QWEN3_5_MOE, "router_aux_loss_coef"},
+    {FAMILY_QWEN3_NEXT, "output_router_logits"},
+    {FAMILY_QWEN3_NEXT, "router_aux_loss_coef"},
     {FAMILY_GEMMA2, "hidden_act"},
     {FAMILY_GEMMA2, "cache_implementation"},
     {FAMILY_GEMMA3, "hidden_act"},

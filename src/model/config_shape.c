@@ -44,6 +44,14 @@ void config_family_init(struct model_config *c, enum model_family family)
     case FAMILY_QWEN3_MOE:
         c->qk_norm = QK_NORM_HEADS;
         break;
+    case FAMILY_QWEN3_5:
+    case FAMILY_QWEN3_5_MOE:
+    case FAMILY_QWEN3_NEXT:
+        c->norm = NORM_RMS_PLUS_ONE;
+        c->qk_norm = QK_NORM_HEADS;
+        c->attn_gated = true;
+        c->experts_normed = c->family != FAMILY_QWEN3_5;
+        break;
     case FAMILY_OLMO2:
     case FAMILY_OLMO3:
         c->qk_norm = QK_NORM_ALL;
@@ -138,6 +146,8 @@ static const struct shape {
      1e-5f, 0, false, 1, 2},
     {"tiny-mha", FAMILY_LLAMA, WEIGHT_F32, 4, 64, 4, 4, 0, 176, 512, 2048, 1e4, 1e-5f, 0,
      false, 1, 2},
+    {"tiny-hybrid", FAMILY_QWEN3_5, WEIGHT_F32, 4, 64, 4, 2, 16, 96, 512, 2048, 1e4, 1e-6f,
+     0, true, 1, 2},
     {"tiny-gqa", FAMILY_LLAMA, WEIGHT_F32, 4, 128, 8, 2, 0, 352, 512, 2048, 1e4, 1e-5f, 0,
      false, 1, 2},
 };
@@ -170,6 +180,16 @@ static void fill_gemma3(struct model_config *c)
     for (int l = 0; l < c->n_layers; l++)
         if ((l + 1) % 6 != 0)
             layer_set_add(&c->windowed, l);
+}
+
+/* Every fourth layer has attention. */
+static void fill_hybrid(struct model_config *c, struct recurrence r)
+{
+    c->recurrence = r;
+    c->d_rope = c->d_head / 4;
+    for (int l = 0; l < c->n_layers; l++)
+        if ((l + 1) % 4 != 0)
+            layer_set_add(&c->recurrent, l);
 }
 
 static void fill(struct model_config *c, const struct shape *s)
@@ -206,6 +226,8 @@ static void fill(struct model_config *c, const struct shape *s)
         fill_gemma3(c);
     if (c->family == FAMILY_GPT_OSS)
         fill_gpt_oss(c);
+    if (c->family == FAMILY_QWEN3_5)
+        fill_hybrid(c, (struct recurrence){2, 4, 16, 16});
 }
 
 const char *config_shape_name(int i)
@@ -278,6 +300,15 @@ static int64_t linear(int64_t n_in, int64_t n_out, bool bias)
     return n_in * n_out + (bias ? n_out : 0);
 }
 
+/* Returns the parameters of a recurrent layer without its norms and its MLP: W of q, k, v, z, beta
+ * and a, the convolution, the decays, the norm of its heads, and the output. */
+static int64_t recurrent_params(const struct model_config *c)
+{
+    const struct recurrence *r = &c->recurrence;
+    int64_t q = (int64_t)r->n_k * r->d_k, v = (int64_t)r->n_v * r->d_v, d = c->n_embd;
+    return d * (2 * q + 2 * v + 2 * r->n_v) + 4 * (2 * q + v) + 2 * r->n_v + r->d_v + v * d;
+}
+
 int64_t config_params(const struct model_config *c)
 {
     const int64_t d = c->n_embd, norm = c->norm == NORM_LAYER ? 2 * d : d;
@@ -289,14 +320,20 @@ int64_t config_params(const struct model_config *c)
     const int n_norms = c->block == BLOCK_PARALLEL      ? 1
                         : c->norm_place == NORMS_AROUND ? 4
                                                         : 2;
-    int64_t attn = linear(d, q, c->qkv_bias) + 2 * linear(d, kv, c->qkv_bias) +
-                   linear(q, d, c->attn_out_bias) + qk_norms;
+    int64_t attn = linear(d, c->attn_gated ? 2 * q : q, c->qkv_bias) +
+                   2 * linear(d, kv, c->qkv_bias) + linear(q, d, c->attn_out_bias) +
+                   qk_norms;
     int64_t mlp = (c->mlp_gated ? 2 : 1) * linear(d, c->n_ffn, c->mlp_bias) +
                   linear(c->n_ffn, d, c->mlp_bias);
     if (c->n_experts > 0)
         mlp = c->n_experts * (mlp + linear(d, 1, c->router_bias)); /* a row of the router */
-    int64_t layer = attn + mlp + n_norms * norm + (c->attn_sinks ? c->n_heads : 0);
+    if (c->n_shared_ffn > 0)
+        mlp += 3 * d * c->n_shared_ffn + d; /* and a row for its gate */
+    int64_t layer = mlp + n_norms * norm;
     int64_t total = c->n_layers * layer + norm + c->vocab_size * d;
+    for (int l = 0; l < c->n_layers; l++)
+        total += config_is_recurrent(c, l) ? recurrent_params(c)
+                                           : attn + (c->attn_sinks ? c->n_heads : 0);
     if (!c->tie_word_embeddings)
         total += c->vocab_size * d;
     if (c->head_bias)

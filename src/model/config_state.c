@@ -12,7 +12,7 @@
 
 /* If this fails, a field was added.  Decide whether it changes a state's bits, name it below if it
  * does, and adapt the size. */
-_Static_assert(sizeof(struct model_config) == 1496 || sizeof(void *) != 8,
+_Static_assert(sizeof(struct model_config) == 1544 || sizeof(void *) != 8,
                "struct model_config has changed: see config_state_text");
 
 /* Returns the maximum context if the rotation depends on it, else 0. */
@@ -34,6 +34,20 @@ static char *factors_text(const struct model_config *c)
     char *text = xstrdup("");
     for (int i = 0; i < n && i < ROPE_MAX_FACTORS; i++) {
         char *longer = xasprintf("%s %a", text, (double)c->rope_scaling.factors[i]);
+        free(text);
+        text = longer;
+    }
+    return text;
+}
+
+/* Returns "; recurrent layers 0 1 2", or an empty text.  The caller frees the text. */
+static char *recurrent_text(const struct model_config *c)
+{
+    char *text = xstrdup(config_is_hybrid(c) ? "; recurrent layers" : "");
+    for (int l = 0; l < c->n_layers; l++) {
+        if (!config_is_recurrent(c, l))
+            continue;
+        char *longer = xasprintf("%s %d", text, l);
         free(text);
         text = longer;
     }
@@ -65,7 +79,7 @@ static char *windows_text(const struct model_config *c)
  * frees the text. */
 static char *more_text(const struct model_config *c)
 {
-    char *text = xstrdup("");
+    char *text = recurrent_text(c);
     const struct {
         const char *name;
         double value, without;
@@ -80,6 +94,12 @@ static char *more_text(const struct model_config *c)
                   {"logit cap", (double)c->logit_cap, 0},
                   {"sinks", c->attn_sinks, 0},
                   {"router bias", c->router_bias, 0},
+                  {"shared expert", c->n_shared_ffn, 0},
+                  {"gated", c->attn_gated, 0},
+                  {"heads of q in recurrences", c->recurrence.n_k, 0},
+                  {"heads of v in recurrences", c->recurrence.n_v, 0},
+                  {"their width of q", c->recurrence.d_k, 0},
+                  {"their width of v", c->recurrence.d_v, 0},
                   {"local theta", c->rope_local_theta, 0},
                   {"magnitude", (double)c->rope_magnitude, 1}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {

@@ -40,8 +40,11 @@ static void put_common(struct json *o, const struct model_config *c)
 static void put_rope(struct json *o, const struct model_config *c)
 {
     json_put_real(o, "rope_theta", c->rope_theta);
-    if (c->d_rope != c->d_head) /* 0.5 is added so that truncation gives d_rope again */
-        json_put_real(o, "partial_rotary_factor", (c->d_rope + 0.5) / c->d_head);
+    bool in_part = c->d_rope != c->d_head;
+    if (in_part ||
+        config_is_hybrid(c)) /* 0.5 is added so that truncation gives d_rope again */
+        json_put_real(o, "partial_rotary_factor",
+                      in_part ? (c->d_rope + 0.5) / c->d_head : 1.0);
     if (c->family == FAMILY_GPT_OSS && c->rope_scaling.kind == ROPE_SCALING_NONE) {
         struct json *s = json_new_object(); /* else the reference stretches rotations */
         json_put_string(s, "rope_type", "default");
@@ -69,20 +72,33 @@ static void put_layer_types(struct json *o, const struct model_config *c)
 {
     struct json *list = json_new_array();
     for (int l = 0; l < c->n_layers; l++)
-        json_push_string(list, layer_set_has(&c->windowed, l) ? "sliding_attention"
-                                                              : "full_attention");
+        json_push_string(list, config_is_recurrent(c, l)        ? "linear_attention"
+                               : layer_set_has(&c->windowed, l) ? "sliding_attention"
+                                                                : "full_attention");
     json_put(o, "layer_types", list);
 }
 
 static void put_experts(struct json *o, const struct model_config *c)
 {
-    bool is_qwen = c->family == FAMILY_QWEN3_MOE;
+    bool is_qwen = c->family != FAMILY_MIXTRAL && c->family != FAMILY_GPT_OSS;
     json_put_int(o, is_qwen ? "num_experts" : "num_local_experts", c->n_experts);
     json_put_int(o, "num_experts_per_tok", c->n_experts_used);
     if (is_qwen) {
         json_put_int(o, "moe_intermediate_size", c->n_ffn);
         json_put_bool(o, "norm_topk_prob", c->experts_normed);
     }
+}
+
+static void put_recurrence(struct json *o, const struct model_config *c)
+{
+    const struct recurrence *r = &c->recurrence;
+    json_put_int(o, "linear_num_key_heads", r->n_k);
+    json_put_int(o, "linear_num_value_heads", r->n_v);
+    json_put_int(o, "linear_key_head_dim", r->d_k);
+    json_put_int(o, "linear_value_head_dim", r->d_v);
+    if (c->n_shared_ffn > 0)
+        json_put_int(o, "shared_expert_intermediate_size", c->n_shared_ffn);
+    put_layer_types(o, c);
 }
 
 static void put_gemma3(struct json *o, const struct model_config *c)
@@ -138,6 +154,8 @@ static void put_llama_like(struct json *o, const struct model_config *c)
     }
     if (c->family == FAMILY_GRANITE)
         put_granite(o, c);
+    if (config_is_hybrid(c))
+        put_recurrence(o, c);
     if (c->sliding_window != 0)
         json_put_int(o, "sliding_window", c->sliding_window);
     else
@@ -202,6 +220,9 @@ char *config_write(const struct model_config *c)
     case FAMILY_GRANITE:
     case FAMILY_GPT_OSS:
     case FAMILY_GEMMA2:
+    case FAMILY_QWEN3_5:
+    case FAMILY_QWEN3_5_MOE:
+    case FAMILY_QWEN3_NEXT:
         put_llama_like(o, c);
         break;
     case FAMILY_OPT:

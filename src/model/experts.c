@@ -98,23 +98,50 @@ static void add_results(struct mat out, struct mat results, const int32_t *use, 
     }
 }
 
+/* Computes out = down(act(gate) * up) of rows. out may be rows. */
+static int mlp(const struct layer_call *c, const struct activations *a, struct mat rows,
+               struct mat out, const struct weight *w_up, const float *b_up,
+               const struct weight *w_down, const float *b_down)
+{
+    const struct ops *op = c->m->dev->ops;
+    struct mat up = mat_cols(mat_rows(a->up, 0, rows.rows), 0, w_up->n);
+    struct mat ffn = mat_cols(mat_rows(a->ffn, 0, rows.rows), 0, w_down->k);
+    TRY(op->matmul(c->s, up, rows, w_up, b_up));
+    TRY(op->act_mul(c->s, ffn, up, model_activation(c->m->cfg.act)));
+    return op->matmul(c->s, out, ffn, w_down, b_down);
+}
+
 /* Computes expert e of the gathered rows, in place. */
 static int expert(const struct layer_call *c, const struct activations *a, int e,
                   struct mat rows)
 {
-    const struct model *m = c->m;
-    const struct model_config *cfg = &m->cfg;
-    struct weight w_up = matrix_of(m, &c->lw->w_up, e, (int64_t)2 * cfg->n_ffn);
-    struct weight w_down = matrix_of(m, &c->lw->w_down, e, cfg->n_embd);
-    struct mat up = mat_rows(a->up, 0, rows.rows), ffn = mat_rows(a->ffn, 0, rows.rows);
+    const struct model_config *cfg = &c->m->cfg;
+    struct weight w_up = matrix_of(c->m, &c->lw->w_up, e, (int64_t)2 * cfg->n_ffn);
+    struct weight w_down = matrix_of(c->m, &c->lw->w_down, e, cfg->n_embd);
     const float *b_up = c->lw->b_up, *b_down = c->lw->b_down;
     if (cfg->mlp_bias) {
         b_up += (size_t)e * (size_t)w_up.n;
         b_down += (size_t)e * (size_t)w_down.n;
     }
-    TRY(m->dev->ops->matmul(c->s, up, rows, &w_up, b_up));
-    TRY(m->dev->ops->act_mul(c->s, ffn, up, model_activation(cfg->act)));
-    return m->dev->ops->matmul(c->s, rows, ffn, &w_down, b_down);
+    return mlp(c, a, rows, rows, &w_up, b_up, &w_down, b_down);
+}
+
+/* Adds the results of the expert that every row uses, each times the sigmoid of its gate. */
+static int shared_expert(const struct layer_call *c, const struct activations *a,
+                         struct mat normed, struct mat out, int32_t *use, float *weights)
+{
+    const struct layer_weights *lw = c->lw;
+    struct mat rows = mat_rows(a->rows, 0, normed.rows);
+    struct mat gates = mat_cols(mat_rows(a->router, 0, normed.rows), 0, 1);
+    TRY(c->m->dev->ops->matmul(c->s, gates, normed, &lw->shared_gate, NULL));
+    TRY(c->m->dev->ops->act(c->s, gates, ACTIVATION_SIGMOID));
+    TRY(mlp(c, a, normed, rows, &lw->shared_up, NULL, &lw->shared_down, NULL));
+    for (int32_t i = 0; i < rows.rows; i++) {
+        use[i] = i;
+        weights[i] = ((const float *)gates.data)[i * gates.ld];
+    }
+    add_results(out, rows, use, 1, weights);
+    return 0;
 }
 
 int experts_mlp(const struct layer_call *c, const struct activations *a, struct mat normed,
@@ -141,5 +168,5 @@ int experts_mlp(const struct layer_call *c, const struct activations *a, struct 
         TRY(expert(c, a, e, rows));
         add_results(out, rows, use, n_used, weights);
     }
-    return 0;
+    return cfg->n_shared_ffn > 0 ? shared_expert(c, a, normed, out, use, weights) : 0;
 }

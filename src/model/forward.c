@@ -161,7 +161,8 @@ static int round_kv(const struct model *m, struct stream *s, const struct layer_
     return op->convert(s, kv_rows, kv);
 }
 
-/* Computes q and kv_rows from normalised rows; layer_kv computes the same kv_rows. */
+/* Computes the products with W_q, and kv_rows, from normalised rows; layer_kv computes the same
+ * kv_rows. */
 static int project_qkv(const struct model *m, const struct activations *a, struct stream *s,
                        const struct layer_weights *lw, struct mat normed, struct mat q,
                        struct mat kv_rows)
@@ -171,8 +172,7 @@ static int project_qkv(const struct model *m, const struct activations *a, struc
     int n = kv_products(lw, kv, p);
     p[n++] = (struct product){q, &lw->wq, lw->bq};
     TRY(multiply(m, s, normed, p, n));
-    TRY(round_kv(m, s, lw, kv, kv_rows));
-    return lw->q_norm != NULL ? norm_heads(m, s, q, lw->q_norm) : 0;
+    return round_kv(m, s, lw, kv, kv_rows);
 }
 
 int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int l,
@@ -204,6 +204,64 @@ int model_kv_load(const struct model *m, struct stream *s, int l, const struct k
                   const struct kv_chunks *chunks)
 {
     return m->dev->ops->kv_load(s, kv, chunks, model_rope(m, l));
+}
+
+/* --- recurrent layers ------------------------------------------------------------------------- */
+
+struct delta_rule model_delta_rule(const struct model_config *c,
+                                   const struct layer_weights *lw)
+{
+    const struct recurrence *r = &c->recurrence;
+    struct delta_rule d = {.n_k = r->n_k, .n_v = r->n_v, .d_k = r->d_k, .d_v = r->d_v};
+    if (lw != NULL) {
+        d.conv = lw->conv;
+        d.a_log = lw->a_log;
+        d.dt_bias = lw->dt;
+    }
+    return d;
+}
+
+/* The columns of a recurrent layer's rows. */
+struct mix {
+    struct mat ba, qkvz;   /* the products: beta and a; channels and z */
+    struct mat in;         /* beta, a and the channels */
+    struct mat out, gated; /* the heads' results; z and these */
+};
+
+static struct mix mix_of(const struct model *m, const struct activations *a, int64_t n)
+{
+    const struct recurrence *r = &m->cfg.recurrence;
+    struct delta_rule d = model_delta_rule(&m->cfg, NULL);
+    struct mat all = first_rows(a->mix, n);
+    int64_t n_ba = 2 * r->n_v, n_in = n_ba + delta_channels(&d);
+    int64_t v = (int64_t)r->n_v * r->d_v;
+    return (struct mix){.ba = mat_cols(all, 0, n_ba),
+                        .qkvz = mat_cols(all, n_ba, n_in - n_ba + v),
+                        .in = mat_cols(all, 0, n_in),
+                        .out = mat_cols(all, n_in + v, v),
+                        .gated = mat_cols(all, n_in, 2 * v)};
+}
+
+static int mix_products(const struct model *m, struct stream *s,
+                        const struct layer_weights *lw, struct mat normed,
+                        const struct mix *x)
+{
+    TRY(m->dev->ops->matmul(s, x->ba, normed, &lw->mix_ba, NULL));
+    return m->dev->ops->matmul(s, x->qkvz, normed, &lw->mix, NULL);
+}
+
+int layer_advance(const struct model *m, struct model_work *w, struct stream *s, int l,
+                  const struct layer_weights *lw, struct mat h, const struct kv_layer *kv,
+                  const struct ragged *r)
+{
+    const struct activations *a = &w->at[model_stage(m, l)];
+    struct mat normed = first_rows(a->norm, h.rows);
+    struct mix x = mix_of(m, a, h.rows);
+    struct delta_rule d = model_delta_rule(&m->cfg, lw);
+    CHECK(h.rows <= w->max_rows);
+    TRY(norm_before(m, s, normed, h, lw->norm1_w, lw->norm1_b));
+    TRY(mix_products(m, s, lw, normed, &x));
+    return m->dev->ops->delta_net(s, (struct mat){0}, x.in, &d, kv, r);
 }
 
 /* --- one layer -------------------------------------------------------------------------------- */
@@ -253,10 +311,10 @@ static void expect_after(const struct layer_call *c)
         const struct layer_weights *next = weights_resident(&c->m->w, c->l + 1);
         if (next == NULL)
             return;
-        w[n++] = &next->wkv;
-        if (next->wv.n > 0)
-            w[n++] = &next->wv;
-        w[n++] = &next->wq;
+        const struct weight *const all[] = {&next->mix, &next->wkv, &next->wv, &next->wq};
+        for (int i = 0; i < 4; i++)
+            if (all[i]->n > 0)
+                w[n++] = all[i];
     }
     expect(c, w, n);
 }
@@ -292,6 +350,59 @@ static int mlp(const struct layer_call *c, const struct activations *a, struct m
     return op->matmul(c->s, summand, ffn, &lw->w_down, lw->b_down);
 }
 
+/* Computes summand = attention over the cache: q, K and V are projected from the normalised input,
+ * K and V enter the cache, and q attends to the whole cache. */
+static int attend(const struct layer_call *c, const struct activations *a,
+                  struct mat normed, struct mat summand)
+{
+    const struct model *m = c->m;
+    const struct model_config *cfg = &m->cfg;
+    const struct layer_weights *lw = c->lw;
+    const struct ops *op = m->dev->ops;
+    struct stream *s = c->s;
+    int64_t width = (int64_t)cfg->n_heads * cfg->d_head / m->dev->n_ranks;
+    struct mat all = first_rows(a->q, c->r->n_rows), q = mat_cols(all, 0, width);
+    struct mat att = mat_cols(first_rows(a->att, c->r->n_rows), 0, width);
+    struct mat raw = cfg->attn_gated ? mat_cols(all, 2 * width, width) : att;
+    const struct attention_rule rule = {
+        .scale = cfg->attn_scale > 0 ? cfg->attn_scale
+                                     : (float)(1.0 / sqrt((double)cfg->d_head)),
+        .cap = cfg->attn_cap,
+        .window = config_window(cfg, c->l),
+        .sinks = lw->sinks};
+    expect_one(c, &lw->wo);
+    TRY(project_qkv(m, a, s, lw, normed, mat_cols(all, 0, lw->wq.n), c->kv_rows));
+    if (lw->q_norm != NULL)
+        TRY(norm_heads(m, s, q, lw->q_norm));
+    TRY(op->rope_kv_fill(s, q, c->kv, c->kv_rows, model_rope(m, c->l), c->r));
+    TRY(op->attention(s, raw, q, c->kv, c->r, &rule));
+    if (cfg->attn_gated)
+        TRY(op->act_mul(s, att, mat_cols(all, width, 2 * width), ACTIVATION_SIGMOID));
+    if (cfg->n_experts == 0)
+        expect_one(c, &lw->w_up);
+    return op->matmul(s, summand, att, &lw->wo, lw->bo);
+}
+
+/* Computes summand = the result of a recurrent layer's heads, and advances its states. */
+static int recur(const struct layer_call *c, const struct activations *a, struct mat normed,
+                 struct mat summand)
+{
+    const struct model *m = c->m;
+    const struct layer_weights *lw = c->lw;
+    const struct ops *op = m->dev->ops;
+    struct mix x = mix_of(m, a, c->r->n_rows);
+    struct delta_rule d = model_delta_rule(&m->cfg, lw);
+    struct mat out = mat_cols(first_rows(a->att, c->r->n_rows), 0, x.out.cols);
+    expect_one(c, &lw->mix_out);
+    TRY(mix_products(m, c->s, lw, normed, &x));
+    TRY(op->delta_net(c->s, x.out, x.in, &d, c->kv, c->r));
+    TRY(op->head_norm(c->s, x.out, d.d_v, lw->mix_norm, m->cfg.norm_eps));
+    TRY(op->act_mul(c->s, out, x.gated, ACTIVATION_SILU));
+    if (m->cfg.n_experts == 0)
+        expect_one(c, &lw->w_up);
+    return op->matmul(c->s, summand, out, &lw->mix_out, NULL);
+}
+
 /* Computes out = the layer applied to x, rounded to the state dtype.  Each rank of a device group
  * has a share of the heads and of the MLP's columns.  Its products with wo and w_down are summands,
  * which all_reduce adds. */
@@ -305,27 +416,15 @@ static int layer(void *arg)
     struct stream *s = c->s;
     const struct activations *a = &c->w->at[model_stage(m, c->l)];
     int64_t n = c->r->n_rows;
-    struct mat normed = first_rows(a->norm, n), q = first_rows(a->q, n);
-    struct mat att = first_rows(a->att, n), summand = first_rows(a->norm2, n);
+    struct mat normed = first_rows(a->norm, n), summand = first_rows(a->norm2, n);
     struct mat sum = first_rows(a->sum, n);
     bool after = cfg->norm_place == NORMS_AFTER;
-    const struct attention_rule rule = {
-        .scale = cfg->attn_scale > 0 ? cfg->attn_scale
-                                     : (float)(1.0 / sqrt((double)cfg->d_head)),
-        .cap = cfg->attn_cap,
-        .window = config_window(cfg, c->l),
-        .sinks = lw->sinks};
 
-    /* Attention: q, K and V are projected from the normalised input.  K and V enter the cache; q
-     * attends to the whole cache. */
     TRY(norm_before(m, s, normed, c->x, lw->norm1_w, lw->norm1_b));
-    expect_one(c, &lw->wo);
-    TRY(project_qkv(m, a, s, lw, normed, q, c->kv_rows));
-    TRY(op->rope_kv_fill(s, q, c->kv, c->kv_rows, model_rope(m, c->l), c->r));
-    TRY(op->attention(s, att, q, c->kv, c->r, &rule));
-    if (cfg->n_experts == 0)
-        expect_one(c, &lw->w_up);
-    TRY(op->matmul(s, summand, att, &lw->wo, lw->bo));
+    if (config_is_recurrent(cfg, c->l))
+        TRY(recur(c, a, normed, summand));
+    else
+        TRY(attend(c, a, normed, summand));
     TRY(all_reduce(s, summand));
     TRY(finish_summand(c, summand, after ? lw->norm1_w : lw->post1_w));
 

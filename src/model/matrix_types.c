@@ -141,7 +141,7 @@ void matrix_types_make(struct matrix_types *out, enum dtype all,
                         p->dst_row + p->n_groups * p->n_rows > k_rows(c);
             enum slot first = matrix_of_part(c, p), last = both ? SLOT_WV : first;
             for (enum slot s = first; slot_is_matrix(s) && s <= last; s++) {
-                if (s == SLOT_ROUTER)
+                if (slot_is_f32(s))
                     continue;
                 enum dtype want = wanted(&set->src[i], s, file_has_q4);
                 choose(matrix_type_at(out, t->layer, s), want,

@@ -45,12 +45,11 @@ bool matrix_types_alike(const struct matrix_types *t, int layer_a, int layer_b);
 void matrix_types_free(struct matrix_types *t);
 
 /* Returns a pointer to a matrix's type. `layer` is ignored for the head. SLOT_WV has the type of
- * the V rows in every layer. Not for SLOT_ROUTER, which is always f32: its products decide which
- * experts are used. */
+ * the V rows in every layer. Not for slots that are always f32. */
 enum dtype *matrix_type_at(struct matrix_types *t, int layer, enum slot s);
 static inline enum dtype matrix_type(const struct matrix_types *t, int layer, enum slot s)
 {
-    if (s == SLOT_ROUTER)
+    if (slot_is_f32(s))
         return DTYPE_F32;
     return t->all != DTYPE_Q4 ? t->all
                               : *matrix_type_at((struct matrix_types *)t, layer, s);

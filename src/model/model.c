@@ -180,6 +180,12 @@ int model_check_truncation(const struct model *m, struct err *err)
             err, ERR_UNSUPPORTED,
             "this model's contexts cannot be truncated: it has learned positions, "
             "which are part of each token's state");
+    if (config_is_hybrid(&m->cfg))
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "this model's contexts cannot be truncated: its layers have recurrent states, "
+            "from which no token can be dropped; a longer context needs a larger "
+            "--max-context");
     if (m->cfg.sliding_window > 0)
         return err_set(err, ERR_UNSUPPORTED,
                        "this model's contexts cannot be truncated: its attention has a "
@@ -220,7 +226,8 @@ static bool has_any_context(const struct model *m)
 static int check_parts(const struct model *m, struct err *err)
 {
     const struct model_config *c = &m->cfg;
-    const char *part = c->n_experts > 0                      ? "experts"
+    const char *part = config_is_hybrid(c)                   ? "recurrent layers"
+                       : c->n_experts > 0                    ? "experts"
                        : c->attn_sinks                       ? "attention sinks"
                        : c->attn_cap > 0 || c->logit_cap > 0 ? "caps of scores or logits"
                        : c->norm_place != NORMS_BEFORE ? "norms behind attention and MLP"
@@ -242,6 +249,16 @@ static int check_parts(const struct model *m, struct err *err)
     return 0;
 }
 
+/* Rows that left f16's range are computed again, and a recurrent state cannot go back for that. */
+static int check_state_dtype(const struct model *m, struct err *err)
+{
+    if (m->dtype != DTYPE_F16 || !config_is_hybrid(&m->cfg))
+        return 0;
+    return err_set(err, ERR_UNSUPPORTED,
+                   "models with recurrent layers have no state in f16: run this one with "
+                   "--dtype bf16");
+}
+
 static int load_config(struct model *m, const struct model_opts *o, struct err *err)
 {
     int rc = is_synth(m->source) ? config_shape(&m->cfg, m->source + 6, err)
@@ -261,6 +278,9 @@ static int load_config(struct model *m, const struct model_opts *o, struct err *
     if (o->dtype != NULL && dtype_parse(o->dtype, &m->dtype) != 0)
         return err_set(err, ERR_USAGE, "state dtype '%s': must be f32, f16 or bf16",
                        o->dtype);
+    rc = check_state_dtype(m, err);
+    if (rc != 0)
+        return rc;
     if (pack_file_is(m->source)) {
         rc = load_packed_notes(m, err);
         if (rc != 0)
@@ -486,6 +506,11 @@ static int weight_kind(struct model *m, const struct model_opts *o, enum weights
         return err_set(err, ERR_UNSUPPORTED,
                        "weights %s: device %s has no kernels for them: use --weights bf16",
                        name, m->dev->name);
+    if (*held == WEIGHTS_Q4 && config_is_hybrid(&m->cfg))
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "weights q4: models with recurrent layers are not converted to 4 bits: "
+            "use --weights q8");
     if (m->is_packed)
         return check_packed_kind(m, name, err);
     bool made = *held == WEIGHTS_Q4;
@@ -584,7 +609,9 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
         take_file_dtype(&opening);
         if (m->is_measured)
             keep_choice(m, held);
-        rc = model_make_rope(m, s, err);
+        rc = check_state_dtype(m, err);
+        if (rc == 0)
+            rc = model_make_rope(m, s, err);
         spans_end(o->spans, "rotation tables");
     }
     stream_destroy(s);
@@ -614,22 +641,48 @@ void model_close(struct model *m)
     free(m);
 }
 
+/* --- caches ----------------------------------------------------------------------------------- */
+
+size_t model_state_bytes(const struct model_config *c)
+{
+    struct delta_rule d = model_delta_rule(c, NULL);
+    return d.n_v > 0 ? (delta_state_bytes(&d) + 63) & ~(size_t)63 : 0;
+}
+
+struct kv_layer model_cache(const struct model *m, int l, void *mem)
+{
+    struct kv_layer kv = {.blocks = mem, .dtype = m->dtype, .stage = model_stage(m, l)};
+    if (config_is_recurrent(&m->cfg, l)) {
+        kv.block_stride = model_state_bytes(&m->cfg);
+        return kv;
+    }
+    kv.n_kv = model_rank_kv_heads(m);
+    kv.d_head = m->cfg.d_head;
+    kv.block_stride = kv_block_bytes(kv.n_kv, kv.d_head, m->dtype);
+    return kv;
+}
+
 /* --- activations ------------------------------------------------------------------------------ */
 
 /* Widths of the activation matrices, in the order of struct activations. */
 struct work_sizes {
-    int64_t d, q, kv, up, ffn, experts, used;
+    int64_t d, q, att, mix, kv, up, ffn, experts, used;
 };
 
 /* Returns the widths on one rank. */
 static struct work_sizes sizes_of(const struct model_config *c, int n_ranks)
 {
+    struct delta_rule d = model_delta_rule(c, NULL);
+    int64_t q = (int64_t)c->n_heads * c->d_head / n_ranks, v = (int64_t)d.n_v * d.d_v;
+    int64_t ffn = MAX(c->n_ffn, c->n_shared_ffn);
     return (struct work_sizes){
         .d = c->n_embd,
-        .q = (int64_t)c->n_heads * c->d_head / n_ranks,
+        .q = c->attn_gated ? 3 * q : q,
+        .att = MAX(q, v),
+        .mix = d.n_v > 0 ? 2 * d.n_v + delta_channels(&d) + 2 * v : 0,
         .kv = (int64_t)2 * c->n_kv_heads * c->d_head / n_ranks,
-        .up = (int64_t)c->n_ffn * (c->mlp_gated ? 2 : 1) / n_ranks,
-        .ffn = c->n_ffn / n_ranks,
+        .up = ffn * (c->mlp_gated ? 2 : 1) / n_ranks,
+        .ffn = ffn / n_ranks,
         .experts = c->n_experts,
         .used = c->n_experts_used,
     };
@@ -678,7 +731,9 @@ static size_t lay_out(const struct model *m, struct activations *a, struct mat x
     a->norm2 = cut(base, &used, act, rows, z.d);
     a->sum = cut(base, &used, DTYPE_F32, rows, z.d);
     a->q = cut(base, &used, act, rows, z.q);
-    a->att = cut(base, &used, act, rows, z.q);
+    a->att = cut(base, &used, act, rows, z.att);
+    if (z.mix > 0)
+        a->mix = cut(base, &used, act, rows, z.mix);
     a->kv = cut(base, &used, act, rows, z.kv);
     a->up = cut(base, &used, act, rows, z.up);
     a->ffn = cut(base, &used, act, rows, z.ffn);

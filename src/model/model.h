@@ -178,6 +178,23 @@ int model_embed(const struct model *m, struct model_work *w, struct stream *s, s
 int model_kv_project(const struct model *m, struct model_work *w, struct stream *s, int l,
                      struct mat h, struct mat kv_rows);
 
+/* Returns the bytes of a sequence's state in one recurrent layer; 0: there are no such layers. */
+size_t model_state_bytes(const struct model_config *c);
+/* Returns the rule of a recurrent layer with these weights; lw NULL: only its sizes, all 0 in
+ * models without such layers. */
+struct delta_rule model_delta_rule(const struct model_config *c,
+                                   const struct layer_weights *lw);
+/* Returns layer l's cache at mem, as operations take it. block_stride is the size of a block of K
+ * and V, or of a recurrent layer's state. */
+struct kv_layer model_cache(const struct model *m, int l, void *mem);
+
+/* Brings rows into layer l's cache from the layer's input h [n][d] T: K and V, or the recurrent
+ * states, which must stand at the rows' positions.  The bits are those of a pass.  kv_rows is
+ * scratch as for model_kv_project; unused in recurrent layers. */
+int model_replay(const struct model *m, struct model_work *w, struct stream *s, int l,
+                 struct mat h, struct mat kv_rows, const struct kv_layer *kv,
+                 const struct ragged *r);
+
 /* Packs 64 rows into a chunk as it is stored: laid out like a KV block, K before RoPE,
  * kv_block_bytes long.  Saving does the transpose in the background, so that restoring need not. */
 int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct mat kv_rows);
@@ -200,8 +217,8 @@ int model_head(const struct model *m, struct model_work *w, struct stream *s, st
                struct mat logits);
 
 /* A callback for each layer of a pass, on the calling thread, after the layer's operations were
- * queued. The views are valid until the stream runs the next layer; on a device with memory of its
- * own, until it runs the layer after that. */
+ * queued. In a recurrent layer kv_rows is empty. The views are valid until the stream runs the
+ * next layer; on a device with memory of its own, until it runs the layer after that. */
 struct model_tap {
     int (*layer)(void *arg, int l, struct mat hidden, struct mat kv_rows);
     void *arg;

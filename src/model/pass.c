@@ -81,7 +81,8 @@ int model_pass_layer(struct model_pass *p, const struct ragged *r)
     TRY(input(p, r, &c.x));
     c.lw = p->lw;
     c.out = rows_of(p, l + 1, stage, n);
-    c.kv_rows = mat_rows(a->kv_rows[l % a->n_kv_rows], 0, n);
+    if (!config_is_recurrent(&m->cfg, l))
+        c.kv_rows = mat_rows(a->kv_rows[l % a->n_kv_rows], 0, n);
     c.kv = &p->o.kv[l];
     TRY(layer_forward(&c));
     TRY(check_range(p, c.out));
@@ -101,7 +102,11 @@ int model_pass_kv(struct model_pass *p, const struct ragged *r, struct mat kv_ro
     struct mat in;
     CHECK(p->row == 0 && p->lw == NULL && r->n_rows == p->o.n_rows);
     TRY(input(p, r, &in));
-    TRY(model_kv_project(p->o.model, p->o.work, p->o.stream, p->layer, in, kv_rows));
+    if (config_is_recurrent(&p->o.model->cfg, p->layer))
+        TRY(model_replay(p->o.model, p->o.work, p->o.stream, p->layer, in, kv_rows,
+                         &p->o.kv[p->layer], r));
+    else
+        TRY(model_kv_project(p->o.model, p->o.work, p->o.stream, p->layer, in, kv_rows));
     p->layer = p->o.model->cfg.n_layers;
     return 0;
 }
@@ -148,5 +153,20 @@ int model_kv_project(const struct model *m, struct model_work *w, struct stream 
     TRY(weights_acquire_kv(&m->w, l, s, &lw));
     int rc = layer_kv(m, w, s, l, lw, h, kv_rows);
     weights_release_kv(&m->w, l, s);
+    return rc;
+}
+
+int model_replay(const struct model *m, struct model_work *w, struct stream *s, int l,
+                 struct mat h, struct mat kv_rows, const struct kv_layer *kv,
+                 const struct ragged *r)
+{
+    const struct layer_weights *lw;
+    if (!config_is_recurrent(&m->cfg, l)) {
+        TRY(model_kv_project(m, w, s, l, h, kv_rows));
+        return model_kv_fill(m, s, l, kv, kv_rows, r);
+    }
+    TRY(weights_acquire(&m->w, l, s, &lw));
+    int rc = layer_advance(m, w, s, l, lw, h, kv, r);
+    weights_release(&m->w, l, s);
     return rc;
 }

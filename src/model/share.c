@@ -70,6 +70,11 @@ int share_check(const struct model_config *c, int n_ranks, int n_stages, bool q8
                        "pipeline parallelism over %d stages: the model has %d layers, and "
                        "each stage needs one: choose fewer stages",
                        n_stages, c->n_layers);
+    if (n_ranks * n_stages > 1 && config_is_hybrid(c))
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "models with recurrent layers run on one device: choose one rank and "
+            "one stage");
     if (n_ranks > 1 && (c->n_experts > 0 || c->qk_norm == QK_NORM_ALL))
         return err_set(
             err, ERR_UNSUPPORTED,

@@ -529,11 +529,8 @@ void weights_unload(struct weights *w, struct device *dev)
     if (h == NULL)
         return;
     for (int i = 0; i < h->n_layers; i++) {
-        struct layer_weights *l = &w->layers[i];
-        struct weight *all[] = {&l->wq,   &l->wkv,    &l->wv,    &l->wo,
-                                &l->w_up, &l->w_down, &l->router};
-        for (size_t k = 0; k < sizeof all / sizeof all[0]; k++)
-            buf_free(dev, &all[k]->mem);
+        for (enum slot s = SLOT_WQ; slot_is_matrix(s); s++)
+            buf_free(dev, &slot_matrix(w, &w->layers[i], s)->mem);
     }
     buf_free(dev, &w->head.mem);
     buf_free(dev, &h->tables[0]);

@@ -24,7 +24,8 @@ struct layer_weights {
     const float *norm1_w, *norm1_b;
     const float *norm2_w, *norm2_b;
     const float *post1_w, *post2_w; /* norms after attention and MLP, in NORMS_AROUND */
-    struct weight wq;               /* [n_heads * d_head][d] */
+    /* [n_heads * d_head][d]; with gates, as many rows of these behind them. */
+    struct weight wq;
     /* [2 * n_kv_heads * d_head][d]: K rows, then V rows.  If they differ in type, wkv has only the
      * K rows, and wv [n_kv_heads * d_head][d] the V rows; else wv.n is 0. */
     struct weight wkv, wv;
@@ -41,6 +42,14 @@ struct layer_weights {
     struct weight router;
     const float *b_router; /* [n_experts]; b_up and b_down then have all experts', too */
     const float *sinks;    /* [n_heads] (ops.h, attention_rule) */
+    /* The expert that every token uses: [2 * n_shared_ffn][d], [d][n_shared_ffn], and the gate of
+     * its result [1][d]. */
+    struct weight shared_up, shared_down, shared_gate;
+    /* A recurrent layer has these in place of wq to wo: rows of q, k, v and z [..][d], of beta
+     * and a [2 n_v][d], and the output [d][n_v * d_v]; the rule's vectors (ops.h, struct
+     * delta_rule); the norm of its heads [d_v]. */
+    struct weight mix, mix_ba, mix_out;
+    const float *conv, *a_log, *dt, *mix_norm;
 };
 
 struct layer_source;

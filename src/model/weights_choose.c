@@ -97,7 +97,7 @@ struct run {
 };
 
 /* Runs a forward pass over the probe's text. All layers may share the same block memory, because
- * attention sees only the layer's own rows. */
+ * attention sees only the layer's own rows, and states begin with the first one. */
 static int forward(const struct run *r, struct probe *p, struct model_work *work,
                    void *block_mem, float *logits)
 {
@@ -110,12 +110,7 @@ static int forward(const struct run *r, struct probe *p, struct model_work *work
         .n_rows = r->n, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
     struct kv_layer *kv = xcalloc((size_t)m->cfg.n_layers, sizeof *kv);
     for (int l = 0; l < m->cfg.n_layers; l++)
-        kv[l] = (struct kv_layer){
-            .blocks = block_mem,
-            .block_stride = kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype),
-            .dtype = m->dtype,
-            .n_kv = m->cfg.n_kv_heads,
-            .d_head = m->cfg.d_head};
+        kv[l] = model_cache(m, l, block_mem);
     struct mat x;
     int rc = model_forward(m, work, r->s, r->ids, kv, &rows, NULL, &x);
     if (rc == 0)
@@ -146,6 +141,7 @@ static int run(const struct run *r, enum weights_held held, float *logits, struc
     p.source = (struct layer_source){
         .acquire = load_layer, .release = unload_layer, .arg = &p};
     size_t block = 2 * kv_block_bytes(p.m.cfg.n_kv_heads, p.m.cfg.d_head, p.m.dtype);
+    size_t state = model_state_bytes(&p.m.cfg);
     struct buf kv = {0};
     int rc = weights_load(&p.m.w, p.m.source, &p.m.cfg, &outside, err);
     p.m.w.source = &p.source;
@@ -154,7 +150,7 @@ static int run(const struct run *r, enum weights_held held, float *logits, struc
     if (rc == 0)
         rc = model_work_create(&p.m, r->n, &work, err);
     if (rc == 0)
-        rc = stage_alloc(r->dev, 0, block, &kv, err);
+        rc = stage_alloc(r->dev, 0, MAX(block, state), &kv, err);
     if (rc == 0 && (rc = forward(r, &p, work, kv.ptr, logits)) != 0 && err->code != rc)
         err_set(err, rc, "the forward pass failed: %s", err_name(rc));
     buf_free(r->dev, &kv);

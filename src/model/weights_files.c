@@ -237,10 +237,16 @@ static void shape_text(char *out, size_t n, const uint64_t *shape, int n_dims)
 
 static int check_shape(const struct found *f, const struct tensor_spec *t, struct err *err)
 {
-    const uint64_t want[2] = {(uint64_t)t->rows, (uint64_t)t->cols};
+    uint64_t want[3] = {(uint64_t)t->rows, (uint64_t)t->cols};
     const struct safetensors_tensor *have = f->tensor;
-    if (have->n_dims == t->n_dims && have->shape[0] == want[0] &&
-        (t->n_dims == 1 || have->shape[1] == want[1]))
+    if (t->n_dims == 3) {
+        want[0] /= DELTA_CONV;
+        want[2] = DELTA_CONV;
+    }
+    bool fits = have->n_dims == t->n_dims;
+    for (int i = 0; fits && i < t->n_dims; i++)
+        fits = have->shape[i] == want[i];
+    if (fits)
         return 0;
     char has[192], wants[64];
     shape_text(has, sizeof has, have->shape, have->n_dims);
@@ -426,7 +432,7 @@ static int match_one(const struct checkpoint *cp, const struct directory *d,
 {
     struct err of_fused = {0};
     struct found *f = find_named(d, n, t->name);
-    if (f == NULL && c->n_experts > 0 && slot_is_of_experts(t->parts[0].slot)) {
+    if (f == NULL && c->family == FAMILY_GPT_OSS && slot_is_of_experts(t->parts[0].slot)) {
         if (match_fused(d, n, c, t, out, &of_fused))
             return 0;
         if (of_fused.code != 0)
@@ -491,15 +497,22 @@ static int match_repeated_head(const struct directory *d, const struct naming *n
         head->file->path, head->tensor->name, embed->tensor->name);
 }
 
-/* Returns whether a tensor belongs to the part of a gemma3 model that sees pictures: texts do not
- * need it. */
-static bool is_vision(const struct model_config *c, const char *name)
+/* Returns whether a tensor belongs to a part of the model that texts do not need: one that sees
+ * pictures, or layers that guess the tokens behind the next one. */
+static bool is_unused(const struct model_config *c, const char *name)
 {
-    static const char *const parts[] = {"vision_tower.", "multi_modal_projector."};
+    static const struct {
+        bool of_hybrids;
+        const char *prefix;
+    } parts[] = {{false, "vision_tower."},
+                 {false, "multi_modal_projector."},
+                 {true, "visual."},
+                 {true, "mtp."}};
     if (strncmp(name, "model.", 6) == 0)
         name += 6;
-    for (size_t i = 0; c->family == FAMILY_GEMMA3 && i < 2; i++)
-        if (strncmp(name, parts[i], strlen(parts[i])) == 0)
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if ((parts[i].of_hybrids ? config_is_hybrid(c) : c->family == FAMILY_GEMMA3) &&
+            strncmp(name, parts[i].prefix, strlen(parts[i].prefix)) == 0)
             return true;
     return false;
 }
@@ -509,7 +522,7 @@ static int refuse_unexpected(const struct directory *d, const struct model_confi
 {
     for (size_t i = 0; i < d->n; i++) {
         const char *name = d->items[i].tensor->name;
-        if (d->used[i] || tensor_is_ignored(name) || is_vision(c, name))
+        if (d->used[i] || tensor_is_ignored(name) || is_unused(c, name))
             continue;
         return err_set(err, ERR_MISMATCH,
                        "%s: tensor '%s' is not part of the %s model of %d layers that "

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "base/minmax.h"
+#include "tensor/ops.h"
 
 /* How a family stores queries, keys and values: several tensors may make one matrix of this
  * program, and one tensor may make several. */
@@ -116,6 +117,8 @@ static struct names names_of(const struct model_config *c)
     struct names n = llama_names;
     switch (c->family) {
     case FAMILY_QWEN3_MOE:
+    case FAMILY_QWEN3_5_MOE:
+    case FAMILY_QWEN3_NEXT:
     case FAMILY_GPT_OSS: /* folders have one tensor of all experts (weights_files.c) */
         n.router = c->family == FAMILY_GPT_OSS ? "mlp.router" : "mlp.gate";
         n.expert = "mlp.experts";
@@ -160,6 +163,7 @@ static struct names names_of(const struct model_config *c)
     case FAMILY_QWEN3:
     case FAMILY_GEMMA:
     case FAMILY_GRANITE:
+    case FAMILY_QWEN3_5:
         break;
     }
     return n;
@@ -177,6 +181,17 @@ static int64_t kv_dim(const struct model_config *c)
     return (int64_t)c->n_kv_heads * c->d_head;
 }
 
+/* Returns the width of all heads of V in a recurrent layer. */
+static int64_t mix_dim(const struct model_config *c)
+{
+    return (int64_t)c->recurrence.n_v * c->recurrence.d_v;
+}
+
+static int64_t mix_q_dim(const struct model_config *c)
+{
+    return (int64_t)c->recurrence.n_k * c->recurrence.d_k;
+}
+
 int64_t slot_rows(const struct model_config *c, enum slot s)
 {
     switch (s) {
@@ -187,8 +202,24 @@ int64_t slot_rows(const struct model_config *c, enum slot s)
     case SLOT_POSITIONS:
         return (int64_t)c->max_ctx + c->position_offset;
     case SLOT_WQ:
+        return c->attn_gated ? 2 * q_dim(c) : q_dim(c);
     case SLOT_BQ:
         return q_dim(c);
+    case SLOT_MIX:
+        return 2 * mix_q_dim(c) + 2 * mix_dim(c);
+    case SLOT_MIX_BA:
+        return (int64_t)2 * c->recurrence.n_v;
+    case SLOT_CONV:
+        return DELTA_CONV * (2 * mix_q_dim(c) + mix_dim(c));
+    case SLOT_A_LOG:
+    case SLOT_DT:
+        return c->recurrence.n_v;
+    case SLOT_MIX_NORM:
+        return c->recurrence.d_v;
+    case SLOT_SHARED_UP:
+        return (int64_t)2 * c->n_shared_ffn;
+    case SLOT_SHARED_GATE:
+        return 1;
     case SLOT_WKV:
     case SLOT_BKV:
         return 2 * kv_dim(c);
@@ -218,9 +249,18 @@ int64_t slot_cols(const struct model_config *c, enum slot s)
 {
     if (slot_is_vector(s))
         return 1;
-    if (s == SLOT_WO)
+    switch (s) {
+    case SLOT_WO:
         return q_dim(c);
-    return s == SLOT_DOWN ? c->n_ffn : c->n_embd;
+    case SLOT_MIX_OUT:
+        return mix_dim(c);
+    case SLOT_SHARED_DOWN:
+        return c->n_shared_ffn;
+    case SLOT_DOWN:
+        return c->n_ffn;
+    default:
+        return c->n_embd;
+    }
 }
 
 /* --- the list of tensors ---------------------------------------------------------------------- */
@@ -362,11 +402,79 @@ static void add_fused(struct builder *b, enum qkv_layout layout, const char *ste
     finish(b, t, bias ? TENSOR_BIAS : TENSOR_MATRIX);
 }
 
+/* Adds a tensor of n_groups groups of rows, each of which has a run for each of n slots.  The runs
+ * of a slot follow one another, from its row first[i] on. */
+static void add_groups(struct builder *b, const char *stem, int n_groups, int n,
+                       const enum slot *slot, const int64_t *n_rows, const int64_t *first)
+{
+    struct tensor_spec *t = add_spec(b, stem, ".weight");
+    int64_t at = 0, stride = 0;
+    for (int i = 0; i < n; i++)
+        stride += n_rows[i];
+    for (int i = 0; i < n; at += n_rows[i++])
+        add_part(t, (struct tensor_part){.slot = slot[i],
+                                         .src_row = at,
+                                         .src_stride = stride,
+                                         .dst_row = first[i],
+                                         .n_rows = n_rows[i],
+                                         .n_groups = n_groups});
+    finish(b, t, TENSOR_MATRIX);
+}
+
+/* Adds the rows of Q, each head's before those of its gate. */
+static void add_gated_q(struct builder *b, const char *stem)
+{
+    const struct model_config *c = b->c;
+    add_groups(b, stem, c->n_heads, 2, (const enum slot[]){SLOT_WQ, SLOT_WQ},
+               (const int64_t[]){c->d_head, c->d_head}, (const int64_t[]){0, q_dim(c)});
+}
+
+/* Adds the vector `stem` of a recurrent layer. */
+static struct tensor_spec *add_vector(struct builder *b, const char *stem, enum slot s,
+                                      enum tensor_kind kind)
+{
+    struct tensor_spec *t = add_spec(b, stem, "");
+    add_part(t, whole(s, 0, slot_rows(b->c, s)));
+    finish(b, t, kind);
+    return t;
+}
+
+/* Adds a recurrent layer's own tensors.  qwen3_next has those of q, k, v and z in one, by heads of
+ * Q, and so those of beta and a. */
+static void add_recurrence(struct builder *b)
+{
+    const struct model_config *c = b->c;
+    const struct recurrence *r = &c->recurrence;
+    int64_t q = mix_q_dim(c), v = mix_dim(c), per = r->n_v / r->n_k;
+    if (c->family == FAMILY_QWEN3_NEXT) {
+        add_groups(b, "linear_attn.in_proj_qkvz", r->n_k, 4,
+                   (const enum slot[]){SLOT_MIX, SLOT_MIX, SLOT_MIX, SLOT_MIX},
+                   (const int64_t[]){r->d_k, r->d_k, per * r->d_v, per * r->d_v},
+                   (const int64_t[]){0, q, 2 * q, 2 * q + v});
+        add_groups(b, "linear_attn.in_proj_ba", r->n_k, 2,
+                   (const enum slot[]){SLOT_MIX_BA, SLOT_MIX_BA},
+                   (const int64_t[]){per, per}, (const int64_t[]){0, r->n_v});
+    } else {
+        add_linear(b, "linear_attn.in_proj_qkv", SLOT_MIX, N_SLOTS, 0, 2 * q + v);
+        add_linear(b, "linear_attn.in_proj_z", SLOT_MIX, N_SLOTS, 2 * q + v, v);
+        add_linear(b, "linear_attn.in_proj_b", SLOT_MIX_BA, N_SLOTS, 0, r->n_v);
+        add_linear(b, "linear_attn.in_proj_a", SLOT_MIX_BA, N_SLOTS, r->n_v, r->n_v);
+    }
+    add_vector(b, "linear_attn.conv1d.weight", SLOT_CONV, TENSOR_MATRIX)->n_dims = 3;
+    add_vector(b, "linear_attn.A_log", SLOT_A_LOG, TENSOR_RATE);
+    add_vector(b, "linear_attn.dt_bias", SLOT_DT, TENSOR_BIAS);
+    add_vector(b, "linear_attn.norm.weight", SLOT_MIX_NORM, TENSOR_FACTOR);
+    add_linear(b, "linear_attn.out_proj", SLOT_MIX_OUT, N_SLOTS, 0, c->n_embd);
+}
+
 static void add_qkv(struct builder *b, const struct names *n)
 {
     const struct model_config *c = b->c;
     if (n->layout == QKV_SEPARATE) {
-        add_linear(b, n->qkv[0], SLOT_WQ, SLOT_BQ, 0, q_dim(c));
+        if (c->attn_gated)
+            add_gated_q(b, n->qkv[0]);
+        else
+            add_linear(b, n->qkv[0], SLOT_WQ, SLOT_BQ, 0, q_dim(c));
         add_linear(b, n->qkv[1], SLOT_WKV, SLOT_BKV, 0, kv_dim(c));
         add_linear(b, n->qkv[2], SLOT_WKV, SLOT_BKV, kv_dim(c), kv_dim(c));
     } else {
@@ -405,6 +513,13 @@ static void add_experts(struct builder *b, const struct names *n)
         add_expert_matrix(b, n, e, n->up, SLOT_UP, first + c->n_ffn, c->n_ffn);
         add_expert_matrix(b, n, e, n->down, SLOT_DOWN, (int64_t)e * c->n_embd, c->n_embd);
     }
+    if (c->n_shared_ffn == 0)
+        return;
+    int64_t shared = c->n_shared_ffn;
+    add_linear(b, "mlp.shared_expert.gate_proj", SLOT_SHARED_UP, N_SLOTS, 0, shared);
+    add_linear(b, "mlp.shared_expert.up_proj", SLOT_SHARED_UP, N_SLOTS, shared, shared);
+    add_linear(b, "mlp.shared_expert.down_proj", SLOT_SHARED_DOWN, N_SLOTS, 0, c->n_embd);
+    add_linear(b, "mlp.shared_expert_gate", SLOT_SHARED_GATE, N_SLOTS, 0, 1);
 }
 
 static void add_mlp(struct builder *b, const struct names *n)
@@ -426,8 +541,12 @@ static void add_mlp(struct builder *b, const struct names *n)
 static void add_layer(struct builder *b, const struct names *n)
 {
     add_norm(b, n->norm1, SLOT_NORM1_W, SLOT_NORM1_B);
-    add_qkv(b, n);
-    add_linear(b, n->out, SLOT_WO, SLOT_BO, 0, b->c->n_embd);
+    if (config_is_recurrent(b->c, b->layer)) {
+        add_recurrence(b);
+    } else {
+        add_qkv(b, n);
+        add_linear(b, n->out, SLOT_WO, SLOT_BO, 0, b->c->n_embd);
+    }
     if (n->post1 != NULL)
         add_norm(b, n->post1, SLOT_POST1_W, N_SLOTS);
     if (b->c->block != BLOCK_PARALLEL)

@@ -29,7 +29,15 @@ enum slot {
     SLOT_WO,
     SLOT_UP, /* with experts: those of all experts, one behind another, and so SLOT_DOWN */
     SLOT_DOWN,
-    SLOT_ROUTER, /* always f32 */
+    /* Of recurrent layers: q, k, v and z in; out. */
+    SLOT_MIX,
+    SLOT_MIX_OUT,
+    SLOT_SHARED_UP, /* of the expert that every token uses: gate and up */
+    SLOT_SHARED_DOWN,
+    /* Always f32 (slot_is_f32). */
+    SLOT_ROUTER,
+    SLOT_MIX_BA, /* of recurrent layers: beta and a */
+    SLOT_SHARED_GATE,
     /* Vectors, in f32. */
     SLOT_HEAD_BIAS,
     SLOT_FINAL_NORM_W,
@@ -49,6 +57,11 @@ enum slot {
     SLOT_B_DOWN,
     SLOT_B_ROUTER,
     SLOT_SINKS, /* scores of attention that only enter the sum, one of each head */
+    /* Of recurrent layers (ops.h, struct delta_rule), and the norm of their heads of V. */
+    SLOT_CONV,
+    SLOT_A_LOG,
+    SLOT_DT,
+    SLOT_MIX_NORM,
     N_SLOTS,
 };
 
@@ -58,11 +71,18 @@ static inline bool slot_is_table(enum slot s)
 }
 static inline bool slot_is_matrix(enum slot s)
 {
-    return s >= SLOT_HEAD && s <= SLOT_ROUTER;
+    return s >= SLOT_HEAD && s <= SLOT_SHARED_GATE;
 }
 static inline bool slot_is_vector(enum slot s)
 {
-    return s > SLOT_ROUTER;
+    return s > SLOT_SHARED_GATE;
+}
+
+/* Returns whether a matrix is f32 in every format: its products decide which experts are used, and
+ * what a state forgets. */
+static inline bool slot_is_f32(enum slot s)
+{
+    return s >= SLOT_ROUTER && s <= SLOT_SHARED_GATE;
 }
 
 /* Returns whether a slot holds the numbers of all experts, if there are any. */
@@ -90,7 +110,7 @@ struct tensor_part {
 
 enum {
     TENSOR_NAME_BYTES = 96,
-    TENSOR_MAX_PARTS = 3,
+    TENSOR_MAX_PARTS = 4,
 };
 
 /* Kind of a tensor, for the generator of random weights and for adding 1 to norms. */
@@ -98,13 +118,16 @@ enum tensor_kind {
     TENSOR_MATRIX,
     TENSOR_NORM, /* weight of a norm: near one, or near zero if 1 is added to it */
     TENSOR_BIAS,
+    TENSOR_FACTOR, /* near one; nothing is added */
+    TENSOR_RATE,   /* logarithm of a rate: near -4 */
 };
 
 struct tensor_spec {
     char name[TENSOR_NAME_BYTES];
     enum tensor_kind kind;
-    int layer;    /* 0 for tensors outside of the layers */
-    int n_dims;   /* 1 or 2 */
+    int layer; /* 0 for tensors outside of the layers */
+    /* 1 or 2; 3: a convolution's [rows / DELTA_CONV][1][DELTA_CONV] */
+    int n_dims;
     int64_t rows; /* shape[0] */
     int64_t cols; /* shape[1], 1 for vectors */
     int n_parts;

@@ -23,8 +23,20 @@ static inline struct weight *slot_matrix(struct weights *w, struct layer_weights
         return &l->wo;
     case SLOT_UP:
         return &l->w_up;
+    case SLOT_MIX:
+        return &l->mix;
+    case SLOT_MIX_OUT:
+        return &l->mix_out;
+    case SLOT_SHARED_UP:
+        return &l->shared_up;
+    case SLOT_SHARED_DOWN:
+        return &l->shared_down;
     case SLOT_ROUTER:
         return &l->router;
+    case SLOT_MIX_BA:
+        return &l->mix_ba;
+    case SLOT_SHARED_GATE:
+        return &l->shared_gate;
     default:
         CHECK(s == SLOT_DOWN);
         return &l->w_down;
@@ -70,9 +82,17 @@ static inline const float **slot_vector(struct weights *w, struct layer_weights 
         return &l->b_down;
     case SLOT_B_ROUTER:
         return &l->b_router;
-    default:
-        CHECK(s == SLOT_SINKS);
+    case SLOT_SINKS:
         return &l->sinks;
+    case SLOT_CONV:
+        return &l->conv;
+    case SLOT_A_LOG:
+        return &l->a_log;
+    case SLOT_DT:
+        return &l->dt;
+    default:
+        CHECK(s == SLOT_MIX_NORM);
+        return &l->mix_norm;
     }
 }
 

@@ -22,7 +22,7 @@ static void choose_dtype(struct tensor_set *set)
             continue;
         set->quantised |= tensor_src_is_quantised(&set->src[i]);
         if (slot_is_table(set->list.items[i].parts[0].slot) ||
-            set->list.items[i].parts[0].slot == SLOT_ROUTER)
+            slot_is_f32(set->list.items[i].parts[0].slot))
             continue;
         if (first)
             set->dtype = set->src[i].dtype;

@@ -35,9 +35,13 @@ static struct generator generator_of(const struct tensor_spec *t, bool norm_plus
     double std = 0.02;
     if (t->kind == TENSOR_MATRIX)
         std = 1.0 / sqrt((double)t->cols);
-    if (t->kind == TENSOR_NORM) {
+    if (t->kind == TENSOR_NORM || t->kind == TENSOR_FACTOR) {
         std = 0.1;
-        g.mean = norm_plus_one ? 0.0f : 1.0f;
+        g.mean = norm_plus_one && t->kind == TENSOR_NORM ? 0.0f : 1.0f;
+    }
+    if (t->kind == TENSOR_RATE) { /* states forget a percent of themselves with a token */
+        std = 1;
+        g.mean = -4;
     }
     g.scale = (float)(std / TRIANGLE_STD);
     return g;

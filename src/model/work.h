@@ -28,7 +28,10 @@ struct activations {
     struct mat norm;  /* normalised input of the projections */
     struct mat norm2; /* output of attention, then of the MLP */
     struct mat sum;   /* f32: the residual stream inside a layer, not rounded */
+    /* In gated attention the rows of q have the gates behind them, and then attention's results. */
     struct mat q, att;
+    /* Of recurrent layers: beta and a, the channels, z, and the heads' results. */
+    struct mat mix;
     struct mat kv;      /* K and V before they are rounded to kv_rows */
     struct mat up, ffn; /* gate and up; their product */
     /* With experts: the rows of one expert, the router's numbers f32, and the chosen experts and
@@ -62,6 +65,10 @@ enum activation model_activation(enum act_kind a);
 
 /* Queues the layer's operations, or makes the device replay them. */
 int layer_forward(struct layer_call *c);
+/* Brings a recurrent layer's states, kv, over the rows of its input h, as layer_forward does. */
+int layer_advance(const struct model *m, struct model_work *w, struct stream *s, int l,
+                  const struct layer_weights *lw, struct mat h, const struct kv_layer *kv,
+                  const struct ragged *r);
 /* Computes kv_rows = K (before RoPE) and V of layer l's input h. It gives the bits that
  * layer_forward computes from the same rows. */
 int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int l,

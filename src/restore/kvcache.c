@@ -1,9 +1,10 @@
 /* kvcache.c - see kvcache.h.
  *
- * A block's memory holds all layers, one after the other: [n_blocks][n_layers][block_bytes], so
- * that an evicted block frees one stretch. Each stage of a device group has its own layers. Free
- * blocks form a stack: the block freed last, whose lines are most likely still in a cache, is
- * used first. A pool of numbers has a stack for each class.
+ * A block's memory holds all layers that have blocks, one after the other:
+ * [n_blocks][n_layers][block_bytes], so that an evicted block frees one stretch.  The states of
+ * recurrent layers lie by layer: [n_layers][n_states][state_bytes]. Each stage of a device group
+ * has its own layers. Free blocks form a stack: the block freed last, whose lines are most likely
+ * still in a cache, is used first. A pool of numbers has a stack for each class.
  *
  * Invariants:
  * 1. refs[b] is the number of tables that name b. If it is 0, b is either on the free stack or,
@@ -29,6 +30,7 @@ struct kv_pool {
         size_t block_bytes;
         struct buf mem;
     } stage[MAX_STAGES];
+    struct buf states;       /* of all recurrent layers, on the one stage */
     struct kv_layer *layers; /* [n_layers] */
     struct kv_pool_numbers numbers;
     bool has_memory;
@@ -49,10 +51,35 @@ static size_t layer_bytes(const struct kv_pool_opts *o)
     return kv_block_bytes(o->n_kv, o->d_head, o->dtype);
 }
 
+/* Returns how many of the layers before `layer` are recurrent. */
+static int n_recurrent(const struct kv_pool_opts *o, int layer)
+{
+    int n = 0;
+    for (int l = 0; o->state_bytes > 0 && l < layer; l++)
+        n += layer_set_has(&o->recurrent, l);
+    return n;
+}
+
+static size_t states_bytes(const struct kv_pool_opts *o)
+{
+    return (size_t)n_recurrent(o, o->n_layers) * (size_t)o->n_states * o->state_bytes;
+}
+
+size_t kv_pool_bytes(const struct kv_pool_opts *o)
+{
+    size_t n_paged = (size_t)(o->n_layers - n_recurrent(o, o->n_layers));
+    return layer_bytes(o) * n_paged * (size_t)o->n_blocks + states_bytes(o);
+}
+
 static int reserve_blocks(struct kv_pool *p, struct err *err)
 {
     int n_stages = p->device->n_stages, rc = 0;
+    CHECK(p->opts.state_bytes == 0 || n_stages * p->device->n_ranks == 1);
+    if (states_bytes(&p->opts) > 0)
+        rc = stage_alloc(p->device, 0, states_bytes(&p->opts), &p->states, err);
     for (int l = 0; l < p->opts.n_layers; l++) {
+        if (p->opts.state_bytes > 0 && layer_set_has(&p->opts.recurrent, l))
+            continue;
         struct stage_blocks *b = &p->stage[stage_of(l, p->opts.n_layers, n_stages)];
         b->first = b->n_layers++ == 0 ? l : b->first;
     }
@@ -69,8 +96,18 @@ static struct kv_layer layer_view(const struct kv_pool *p, int layer)
 {
     int stage = stage_of(layer, p->opts.n_layers, p->device->n_stages);
     const struct stage_blocks *b = &p->stage[stage];
+    int n_before = n_recurrent(&p->opts, layer);
+    if (n_recurrent(&p->opts, layer + 1) > n_before)
+        return (struct kv_layer){
+            .blocks = (uint8_t *)p->states.ptr +
+                      (size_t)n_before * (size_t)p->opts.n_states * p->opts.state_bytes,
+            .block_stride = p->opts.state_bytes,
+            .stage = stage,
+            .dtype = DTYPE_F32,
+        };
+    int at = layer - n_before - (b->first - n_recurrent(&p->opts, b->first));
     return (struct kv_layer){
-        .blocks = (uint8_t *)b->mem.ptr + (size_t)(layer - b->first) * p->layer_bytes,
+        .blocks = (uint8_t *)b->mem.ptr + (size_t)at * p->layer_bytes,
         .block_stride = b->block_bytes,
         .stage = stage,
         .dtype = p->opts.dtype,
@@ -83,6 +120,7 @@ static void free_blocks(struct kv_pool *p)
 {
     for (int k = 0; k < p->device->n_stages; k++)
         buf_free(p->device, &p->stage[k].mem);
+    buf_free(p->device, &p->states);
 }
 
 static int reserve_layers(struct kv_pool *p, struct err *err)
@@ -112,6 +150,8 @@ static void fill_stacks(struct kv_pool *p)
         first += f->n;
     }
     CHECK(first == n_blocks);
+    if (p->opts.state_bytes > 0)
+        p->numbers.n_tails = p->opts.n_states;
     p->n_free_tails = p->numbers.n_tails;
     p->free_tails = xcalloc((size_t)p->n_free_tails + 1, sizeof *p->free_tails);
     for (int i = 0; i < p->n_free_tails; i++)
@@ -122,6 +162,7 @@ int kv_pool_create(struct device *d, const struct kv_pool_opts *o, struct kv_poo
                    struct err *err)
 {
     CHECK(o->n_layers > 0 && o->n_kv > 0 && o->d_head > 0 && o->n_blocks > 0);
+    CHECK(o->state_bytes == 0 || (o->numbers == NULL && o->n_states > 0));
     struct kv_pool *p = xcalloc(1, sizeof *p);
     p->device = d;
     p->opts = *o;
@@ -138,7 +179,7 @@ int kv_pool_create(struct device *d, const struct kv_pool_opts *o, struct kv_poo
     }
     p->refs = xcalloc((size_t)o->n_blocks, sizeof *p->refs);
     fill_stacks(p);
-    if (o->keep)
+    if (o->keep && o->state_bytes == 0)
         p->prefix = prefix_create(o->n_blocks, o->policy);
     *out = p;
     return 0;

@@ -17,12 +17,17 @@
  * A computed block is *known* by the tokens before and in it. Known blocks stay when their last
  * sequence ends, until a block is wanted and none is free.
  *
+ * In a recurrent layer a sequence has one state instead of blocks: a table that has blocks also
+ * has a place among the pool's states. A state is no prefix's: with such layers no block stays
+ * known.
+ *
  * The pool's memory is reserved at creation and never grows. Not thread-safe: it belongs to the
  * engine's thread. Other threads may fill the blocks' contents. */
 #ifndef RESTORE_KVCACHE_H
 #define RESTORE_KVCACHE_H
 
 #include "base/hash.h"
+#include "base/layer_set.h"
 #include "store/placement.h"
 #include "store/placement_price.h"
 #include "tensor/ops.h"
@@ -48,11 +53,17 @@ struct kv_pool_opts {
     enum dtype dtype;
     int n_blocks;
     const struct kv_pool_numbers *numbers; /* NULL: the pool has memory for its blocks */
+    /* The layers that have states, and the bytes of one; at most n_states tables hold blocks. */
+    struct layer_set recurrent;
+    size_t state_bytes; /* 0: no layer is recurrent */
+    int n_states;
     /* Blocks stay known by their tokens. If false, every block is free when it is dropped. */
     bool keep;
     enum placement_kind policy; /* which known block without a user is evicted first */
 };
 
+/* Returns the bytes of a pool with memory for its blocks, on all stages together. */
+size_t kv_pool_bytes(const struct kv_pool_opts *o);
 int kv_pool_create(struct device *d, const struct kv_pool_opts *o, struct kv_pool **out,
                    struct err *err);
 void kv_pool_destroy(struct kv_pool *p);
@@ -94,7 +105,8 @@ struct kv_table {
     int n_blocks, cap_blocks;
     int n_known; /* the first n_known blocks are full, and known by their tokens */
     int n_saved; /* the first n_saved blocks are marked as saved */
-    /* For a pool of numbers: 1 + the table's place for an unfinished block; 0: it has no place. */
+    /* 1 + the table's place for an unfinished block, in a pool of numbers, or for its states
+     * (kv_table_state); 0: it has no place. */
     int tail;
     int n_named; /* the first n_named blocks have names (kv_table_name) */
     /* hints for blocks that the sequence releases from now on; the caller sets it */
@@ -113,6 +125,12 @@ void kv_table_cut(struct kv_pool *p, struct kv_table *t, int n_blocks);
 void kv_table_free(struct kv_pool *p, struct kv_table *t);
 /* Returns the number of blocks that no other table shares. Dropping the table would free them. */
 int kv_table_own_blocks(const struct kv_pool *p, const struct kv_table *t);
+
+/* Returns the number of t's state in recurrent layers (ops.h, ragged.states). t has blocks. */
+static inline int32_t kv_table_state(const struct kv_table *t)
+{
+    return t->tail - 1;
+}
 
 /* --- reuse ----------------------------------------------------------------------------------
  *

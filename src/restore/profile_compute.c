@@ -85,13 +85,17 @@ int profile_rows(const struct model *m, const struct model_work *w)
 struct bench_sizes {
     int n_blocks;
     size_t block, x, rows, logits;
+    size_t kv; /* of all blocks, or of a recurrent layer's state */
 };
 
 static struct bench_sizes sizes_of(const struct model *m, int rows, int n_ctx)
 {
+    int n_blocks = (n_ctx + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
+    size_t block = kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype);
     return (struct bench_sizes){
-        .n_blocks = (n_ctx + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS,
-        .block = kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype),
+        .n_blocks = n_blocks,
+        .block = block,
+        .kv = MAX((size_t)n_blocks * block, model_state_bytes(&m->cfg)),
         .x = (size_t)rows * model_hidden_bytes(m),
         .rows = (size_t)rows * model_kv_bytes(m),
         .logits = round_up((uint64_t)m->cfg.vocab_size * sizeof(float), 64)};
@@ -109,8 +113,8 @@ size_t profile_device_bytes(const struct model *m, int max_rows)
     struct bench_sizes z = sizes_of(m, max_rows, context_of(m, max_rows, FAR_PAST));
     size_t record = record_bytes(m, STORE_KV);
     size_t load = n_loaded(m) * (record + z.block + sizeof(uint64_t));
-    return (size_t)z.n_blocks * z.block + z.x + z.rows + z.logits + model_hidden_bytes(m) +
-           load + PROFILE_COPY_BYTES;
+    return z.kv + z.x + z.rows + z.logits + model_hidden_bytes(m) + load +
+           PROFILE_COPY_BYTES;
 }
 
 static int bench_init(struct bench *b, const struct model *m, struct model_work *w,
@@ -118,7 +122,7 @@ static int bench_init(struct bench *b, const struct model *m, struct model_work 
 {
     int rows = model_work_rows(w), n_ctx = context_of(m, rows, max_past);
     struct bench_sizes z = sizes_of(m, rows, n_ctx);
-    size_t kv_bytes = (size_t)z.n_blocks * z.block;
+    size_t kv_bytes = z.kv;
     *b = (struct bench){.m = m, .w = w, .s = s, .n_ctx = n_ctx};
     int rc = buf_alloc(m->dev, MEM_DEVICE, kv_bytes + z.x + z.rows, &b->mem, err);
     if (rc == 0)
@@ -129,11 +133,7 @@ static int bench_init(struct bench *b, const struct model *m, struct model_work 
         return err_wrap(err, "profile");
     }
     uint8_t *p = b->mem.ptr;
-    b->kv = (struct kv_layer){.blocks = p,
-                              .block_stride = z.block,
-                              .dtype = m->dtype,
-                              .n_kv = model_rank_kv_heads(m),
-                              .d_head = m->cfg.d_head};
+    b->kv = model_cache(m, 0, p);
     b->x.n = 1;
     b->x.x[0][0] = mat_of(p + kv_bytes, m->dtype, rows, m->cfg.n_embd);
     b->kv_rows = mat_of(p + kv_bytes + z.x, m->dtype, rows, 2 * model_rank_kv_dim(m));
@@ -164,6 +164,8 @@ static void bench_deinit(struct bench *b)
 static struct ragged bench_rows(struct bench *b, int n)
 {
     b->seq_row[1] = n;
+    if (config_is_recurrent(&b->m->cfg, 0))
+        delta_state_count(b->kv.blocks, b->past);
     return (struct ragged){.n_rows = n,
                            .n_seqs = 1,
                            .pos = b->pos + b->past,
@@ -190,8 +192,8 @@ static int run_project(struct bench *b, int n)
 {
     struct ragged r = bench_rows(b, n);
     struct mat rows = mat_rows(b->kv_rows, 0, n);
-    int rc = model_kv_project(b->m, b->w, b->s, 0, mat_rows(b->x.x[0][0], 0, n), rows);
-    return rc == 0 ? model_kv_fill(b->m, b->s, 0, &b->kv, rows, &r) : rc;
+    return model_replay(b->m, b->w, b->s, 0, mat_rows(b->x.x[0][0], 0, n), rows, &b->kv,
+                        &r);
 }
 
 static int run_embed(struct bench *b, int n)
@@ -326,8 +328,11 @@ static int load_begin(struct bench *b, struct load *ld)
     int n_threads = pool_threads(m->dev->pool), rc;
     size_t record = record_bytes(m, STORE_KV);
     size_t n = n_loaded(m);
-    *ld = (struct load){.b = b, .n_chunks = (int)n, .kv = b->kv};
-    size_t blocks = n * b->kv.block_stride;
+    int layer = 0; /* one that has K and V */
+    while (config_is_recurrent(&b->m->cfg, layer))
+        layer++;
+    *ld = (struct load){.b = b, .n_chunks = (int)n, .kv = model_cache(b->m, layer, NULL)};
+    size_t blocks = n * ld->kv.block_stride;
     rc = buf_alloc(m->dev, MEM_HOST, n * record + (m->dev->unified ? blocks : 0), &ld->mem,
                    NULL);
     if (rc == 0 && !m->dev->unified)

@@ -435,13 +435,16 @@ bool restore_must_rewind(const struct restore *r)
 {
     const struct model_config *c = &r->rr->o.model->cfg;
     int n_good = shared_load(&r->n_good);
-    return c->sliding_window > 0 && n_good > r->job.first_chunk && n_good < r->job.n_chunks;
+    return (c->sliding_window > 0 || config_is_hybrid(c)) && n_good > r->job.first_chunk &&
+           n_good < r->job.n_chunks;
 }
 
 /* Sets the cursors to the beginning of the wanted chunks. */
 static void set_cursors(struct restore *r)
 {
     find_starts(r);
+    for (int l = 0; l < r->job.plan->n_layers; l++)
+        r->n_handed[l] = r->start[l];
     for (int i = 0; i < r->n_order; i++)
         r->layer_left[r->order[i]] = r->job.n_chunks - r->start[r->order[i]];
     r->next_layer = 0;
@@ -528,6 +531,37 @@ const struct restore_found *restore_found(const struct restore *r)
     return found ? &r->found : NULL;
 }
 
+/* [lock] Takes the group that begins with a layer's chunk out of those that came early; NULL: it
+ * has not come. */
+static struct group *take_early(struct restore *r, int layer, int chunk)
+{
+    struct group_list all = r->early;
+    struct group *found = NULL;
+    r->early = (struct group_list){0};
+    for (struct group *g; (g = group_get(&all)) != NULL;) {
+        if (g->layer == layer && g->first_chunk == chunk)
+            found = g;
+        else
+            group_put(&r->early, g);
+    }
+    return found;
+}
+
+void restore_hand_over(struct restore_pipeline *rr, struct group *g)
+{
+    struct restore *r = g->run;
+    int l = g->layer;
+    if (!config_is_recurrent(&rr->o.model->cfg, l)) {
+        group_put(&rr->ready, g);
+        return;
+    }
+    group_put(&r->early, g);
+    while ((g = take_early(r, l, r->n_handed[l])) != NULL) {
+        r->n_handed[l] += g->n_chunks;
+        group_put(&rr->ready, g);
+    }
+}
+
 /* Counts the reads of the plan, as if every chunk of a layer had one kind. */
 static int count_groups(const struct restore *r)
 {
@@ -544,6 +578,7 @@ void restore_set_job(struct restore *r, const struct restore_job *job)
           job->n_chunks * STORE_CHUNK_TOKENS <= rr->o.max_tokens);
     CHECK(job->plan->n_layers == rr->o.model->cfg.n_layers);
     CHECK(!r->owns_hits || job->n_chunks <= r->found.n_hits);
+    CHECK(job->first_chunk == 0 || !config_is_hybrid(&rr->o.model->cfg));
     r->job = *job;
     if (r->owns_hits)
         r->job.hits = r->hits;
@@ -651,6 +686,8 @@ static void unlink_restore(struct restore_pipeline *rr, struct restore *r)
         p = &(*p)->next;
     *p = r->next;
     for (struct group *g; (g = group_get(&r->parked)) != NULL;)
+        restore_group_done(rr, g);
+    for (struct group *g; (g = group_get(&r->early)) != NULL;)
         restore_group_done(rr, g);
     struct group_list ready = rr->ready;
     rr->ready = (struct group_list){0};

@@ -290,8 +290,8 @@ struct restore_reads {
 void restore_reads_of(struct restore *r, struct restore_reads *out);
 
 /* Starts a race: recomputes every layer up to the last one that is not yet in the cache, beside
- * the reads. Returns false if that is impossible: layers have a window, the plan's own
- * recomputation has not ended, or the restore is not running. */
+ * the reads. Returns false if that is impossible: layers have a window or a recurrent state, the
+ * plan's own recomputation has not ended, or the restore is not running. */
 bool restore_race(struct restore *r);
 /* Ends the restore with the chunks that a race has recomputed, else with none. `why` becomes its
  * fault. Does nothing if it is not running. */

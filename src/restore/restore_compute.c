@@ -60,7 +60,7 @@ int64_t restore_pipeline_cost_ns(const struct restore_pipeline *rr)
 
 struct one_seq {
     struct ragged r;
-    int32_t seq_row[2];
+    int32_t seq_row[2], state;
     const int32_t *tables[1];
 };
 
@@ -70,27 +70,26 @@ static const struct ragged *rows_of(const struct restore *r, struct one_seq *q, 
     q->seq_row[0] = 0;
     q->seq_row[1] = n;
     q->tables[0] = r->job.table->blocks;
+    q->state = kv_table_state(r->job.table);
     q->r = (struct ragged){.n_rows = n,
                            .n_seqs = 1,
                            .pos = r->rr->pos + row,
                            .seq_row = q->seq_row,
                            .tables = q->tables,
+                           .states = &q->state,
                            .id = ragged_new_id()};
     return &q->r;
 }
 
-static int project_and_fill(struct restore *r, int layer, int row, struct mat hidden)
+static int replay(struct restore *r, int layer, int row, struct mat hidden)
 {
     struct one_seq q;
     struct restore_pipeline *rr = r->rr;
     struct stream *s = rr->o.stream;
     struct kv_layer kv = kv_pool_layer(rr->o.pool, layer);
     struct mat kv_rows = mat_rows(rr->kv_rows[kv.stage], 0, hidden.rows);
-    int rc = model_kv_project(rr->o.model, rr->o.work, s, layer, hidden, kv_rows);
-    if (rc == 0)
-        rc = model_kv_fill(rr->o.model, s, layer, &kv, kv_rows,
-                           rows_of(r, &q, row, (int)hidden.rows));
-    return rc;
+    return model_replay(rr->o.model, rr->o.work, s, layer, hidden, kv_rows, &kv,
+                        rows_of(r, &q, row, (int)hidden.rows));
 }
 
 void restore_fail(struct restore *r, int rc, const char *why)
@@ -328,8 +327,8 @@ static int project_part(struct restore *r, const struct part *p)
     end = MIN(end, p->project_to);
     for (int row = first, n; rc == 0 && row < end; row += n) {
         n = adjacent_rows(r->rr, g, row, end);
-        rc = project_and_fill(r, g->layer, g->first_chunk * STORE_CHUNK_TOKENS + row,
-                              hidden_rows(r->rr, g, row, n));
+        rc = replay(r, g->layer, g->first_chunk * STORE_CHUNK_TOKENS + row,
+                    hidden_rows(r->rr, g, row, n));
     }
     return rc;
 }
@@ -496,7 +495,9 @@ static int recompute_layer(struct restore *r)
     const struct kv_layer *kv = &rr->pass.o.kv[l];
     struct mat kv_rows = mat_rows(rr->kv_rows[kv->stage], 0, n);
     int rc = model_pass_kv(&rr->pass, rows, kv_rows);
-    return rc == 0 ? model_kv_fill(rr->o.model, rr->o.stream, l, kv, kv_rows, rows) : rc;
+    if (rc != 0 || config_is_recurrent(&rr->o.model->cfg, l))
+        return rc;
+    return model_kv_fill(rr->o.model, rr->o.stream, l, kv, kv_rows, rows);
 }
 
 /* Accounts the layers up to `layer` that were queued since the last wait for the device. Each

@@ -118,7 +118,11 @@ struct restore {
     int n_read;     /* groups that came back */
     bool *takes_kv; /* [job.n_chunks], or NULL: see restore_job; fixed while RUNNING */
     struct group_list parked; /* STAGED: groups that have come back */
-    uint64_t stage_left;      /* STAGED: bytes that it may still request */
+    /* Groups of recurrent layers that came back before the ones in front of them, and the next
+     * chunk that each layer hands over (restore_hand_over). */
+    struct group_list early;
+    int n_handed[STORE_MAX_LAYERS];
+    uint64_t stage_left; /* STAGED: bytes that it may still request */
     /* Part of read_bytes that was read before the restore got its place. */
     uint64_t staged_bytes;
     struct restore_trace io_trace;
@@ -285,10 +289,13 @@ void restore_free(struct restore *r);
 /* [lock] Returns whether the I/O thread has something left to read. A staged restore is treated as
  * if it had its place. */
 bool restore_reads_remain(struct restore *r);
+/* [lock] Hands an arrived group over to the compute lane.  A recurrent layer's groups are handed
+ * over in the order of their chunks: its state passes the tokens one after another. */
+void restore_hand_over(struct restore_pipeline *rr, struct group *g);
 /* Sets the job of a restore that has found its chunks. */
 void restore_set_job(struct restore *r, const struct restore_job *job);
-/* Returns whether a restore with windows has lost a chunk and must begin again, because the windows
- * of the chunks before the lost one begin earlier. */
+/* Returns whether a restore has lost a chunk and must begin again: windows of the chunks before the
+ * lost one begin earlier, and a recurrent state may have passed these chunks. */
 bool restore_must_rewind(const struct restore *r);
 /* In a race: returns the first row that arriving records may still write; otherwise returns 0. Call
  * on the compute lane's thread. */

@@ -453,7 +453,7 @@ static struct restore *group_arrived(struct restore_pipeline *rr, struct group *
         return NULL;
     }
     if (r->state != RESTORE_ABANDONED) {
-        group_put(&rr->ready, g);
+        restore_hand_over(rr, g);
         tell_compute(rr);
         return NULL;
     }

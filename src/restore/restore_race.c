@@ -19,9 +19,12 @@
 
 /* --- the state of the reads ------------------------------------------------------------------- */
 
-static bool has_window(const struct restore *r)
+/* Returns whether arrived records may be used beside recomputed rows: windows want rows of their
+ * own, and a recurrent state advances once. */
+static bool may_race(const struct restore *r)
 {
-    return r->rr->o.model->cfg.sliding_window > 0;
+    const struct model_config *c = &r->rr->o.model->cfg;
+    return c->sliding_window == 0 && !config_is_hybrid(c);
 }
 
 /* [lock] Returns the time at which the wait for a read began; 0: no read is due. */
@@ -52,7 +55,7 @@ void restore_reads_of(struct restore *r, struct restore_reads *out)
                                   .n_left = !remain      ? 0
                                             : n_left > 0 ? n_left
                                                          : 1,
-                                  .can_race = !has_window(r),
+                                  .can_race = may_race(r),
                                   .is_idle = rr->ready.first == NULL && rr->n_mine == 0 &&
                                              rr->n_leaving == 0,
                                   .is_raced = r->out.raced_layers > 0};
@@ -76,7 +79,7 @@ bool restore_race(struct restore *r)
 {
     int last = last_missing(r), first = r->job.first_chunk;
     if (r->state != RESTORE_RUNNING || r->out.raced_layers > 0 || r->is_stopped ||
-        has_window(r) || last < 0 || shared_load(&r->n_good) <= first ||
+        !may_race(r) || last < 0 || shared_load(&r->n_good) <= first ||
         restore_recompute_remains(r))
         return false;
     if (r->rr->recomputing == r) /* the piece lies behind a chunk that was lost meanwhile */

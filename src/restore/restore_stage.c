@@ -48,7 +48,7 @@ void restore_place(struct restore *r, const struct kv_table *table)
     r->staged_bytes = r->read_bytes;
     r->state = RESTORE_RUNNING;
     for (struct group *g; (g = group_get(&r->parked)) != NULL;)
-        group_put(&rr->ready, g);
+        restore_hand_over(rr, g);
     restore_tell_io(rr);
     rr->n_news++;
     pthread_cond_signal(&rr->for_compute);

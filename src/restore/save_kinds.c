@@ -67,8 +67,8 @@ static int from_letters(const char *text, int n_layers, uint8_t *kinds, struct e
     return 0;
 }
 
-int save_kinds_choose(const char *text, const struct save_kinds_from *from, uint8_t *kinds,
-                      struct err *err)
+static int choose(const char *text, const struct save_kinds_from *from, uint8_t *kinds,
+                  struct err *err)
 {
     static const struct {
         const char *name;
@@ -86,6 +86,16 @@ int save_kinds_choose(const char *text, const struct save_kinds_from *from, uint
     if (strcmp(text, "auto") == 0)
         return choose_auto(from, kinds, err);
     return from_letters(text, from->n_layers, kinds, err);
+}
+
+int save_kinds_choose(const char *text, const struct save_kinds_from *from, uint8_t *kinds,
+                      struct err *err)
+{
+    int rc = choose(text, from, kinds, err);
+    for (int l = 0; l < from->n_layers; l++)
+        if (layer_set_has(&from->recurrent, l) && kinds[l] != 0)
+            kinds[l] = PLAN_HAS_H;
+    return rc;
 }
 
 int save_kinds_add_beside(const char *text, const struct save_kinds_from *from,

@@ -11,12 +11,15 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/layer_set.h"
 #include "restore/plan.h"
 #include "restore/platform.h"
 
 /* Input of the decision. */
 struct save_kinds_from {
     int n_layers;
+    /* Layers that have no K and V: wherever records are saved, theirs are hidden states. */
+    struct layer_set recurrent;
     double h_bytes, kv_bytes; /* a token's hidden state, and its K and V, of one layer */
     /* NULL or without a tier: the store's speed is unknown. */
     const struct platform *platform;

@@ -13,6 +13,7 @@ static struct save_kinds_from
 from_model(const struct model *m, const struct platform *platform, int64_t max_tokens)
 {
     return (struct save_kinds_from){.n_layers = m->cfg.n_layers,
+                                    .recurrent = m->cfg.recurrent,
                                     .h_bytes = (double)model_hidden_bytes(m),
                                     .kv_bytes = (double)model_kv_bytes(m),
                                     .platform = platform,

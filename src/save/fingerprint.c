@@ -72,9 +72,11 @@ static size_t table_floats(const struct model *m)
     return needs_tables(m) ? (size_t)n_positions(m) * (size_t)m->cfg.d_rope : 0;
 }
 
-static size_t block_bytes(const struct model *m)
+/* Returns the bytes of the blocks of one layer, or of its two states. */
+static size_t blocks_bytes(const struct model *m)
 {
-    return kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype);
+    return MAX(N_BLOCKS * kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype),
+               2 * model_state_bytes(&m->cfg));
 }
 
 static size_t rows_bytes(const struct model *m)
@@ -86,14 +88,14 @@ static size_t rows_bytes(const struct model *m)
  * tables. */
 size_t fingerprint_device_bytes(const struct model *m)
 {
-    return N_BLOCKS * block_bytes(m) + rows_bytes(m) +
+    return blocks_bytes(m) + rows_bytes(m) +
            (size_t)n_kinds(m) * table_floats(m) * sizeof(float);
 }
 
 /* Returns the residual stream of a stage; the projected rows follow it. */
 static struct mat stream_rows(const struct probe *p, int stage)
 {
-    uint8_t *at = (uint8_t *)p->mem[stage].ptr + N_BLOCKS * block_bytes(p->m);
+    uint8_t *at = (uint8_t *)p->mem[stage].ptr + blocks_bytes(p->m);
     return mat_of(at, p->m->dtype, p->n_near + p->n_far, p->m->cfg.n_embd);
 }
 
@@ -101,7 +103,7 @@ static struct mat stream_rows(const struct probe *p, int stage)
 static int extend_tables(struct probe *p)
 {
     const struct model *m = p->m;
-    size_t n = table_floats(m), offset = N_BLOCKS * block_bytes(m) + rows_bytes(m);
+    size_t n = table_floats(m), offset = blocks_bytes(m) + rows_bytes(m);
     int n_pos = n_positions(m), rc = 0;
     for (int kind = 0; kind < N_ROPES; kind++)
         for (int k = 0; k < m->dev->n_stages; k++)
@@ -196,12 +198,13 @@ static int add_rotations(struct probe *p)
 /* --- the forward pass ------------------------------------------------------------------------- */
 
 /* Returns whether layer l is the first of its kind.  Layers of one kind run the same operations;
- * kinds differ in the window, and with it in the rotation. */
+ * kinds differ in the window, and with it in the rotation, or are recurrent. */
 static bool is_first_of_kind(const struct model *m, int l)
 {
     int before = l - 1;
     while (before >= 0 &&
-           layer_set_has(&m->cfg.windowed, before) != layer_set_has(&m->cfg.windowed, l))
+           (layer_set_has(&m->cfg.windowed, before) != layer_set_has(&m->cfg.windowed, l) ||
+            config_is_recurrent(&m->cfg, before) != config_is_recurrent(&m->cfg, l)))
         before--;
     return before < 0;
 }
@@ -220,13 +223,12 @@ static int add_layer(struct probe *p, int l, const int32_t *ids, const struct ra
     const struct model *m = &p->view;
     int stage = model_stage(m, l);
     struct kv_layer *kv = xcalloc((size_t)l + 1, sizeof *kv);
-    kv[l] = (struct kv_layer){
-        .blocks = p->mem[stage].ptr,
-        .block_stride = kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype),
-        .dtype = m->dtype,
-        .n_kv = model_rank_kv_heads(m),
-        .d_head = m->cfg.d_head,
-        .stage = stage};
+    kv[l] = model_cache(m, l, p->mem[stage].ptr);
+    if (config_is_recurrent(&m->cfg,
+                            l)) { /* the far sequence goes on from a state of zeros */
+        memset(kv[l].blocks, 0, 2 * kv[l].block_stride);
+        delta_state_count(kv[l].blocks + kv[l].block_stride, p->far);
+    }
     struct residual x = {.n = 1};
     for (int k = 0; k < m->dev->n_stages; k++)
         x.x[k][0] = stream_rows(p, k);
@@ -264,6 +266,8 @@ static int add_projection(struct probe *p, int before)
 {
     const struct model *m = p->m;
     int l = before + 1 < m->cfg.n_layers ? before + 1 : before;
+    while (config_is_recurrent(&m->cfg, l)) /* it has no K and V */
+        l--;
     struct mat x = stream_rows(p, model_stage(m, l));
     uint8_t *behind = (uint8_t *)x.data + FINGERPRINT_PROBE_ROWS * model_hidden_bytes(m);
     struct mat projected = mat_of(behind, m->dtype, x.rows, 2 * model_rank_kv_dim(m));

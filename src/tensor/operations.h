@@ -41,6 +41,9 @@
     int name##_attention(struct stream *s, struct mat out, struct mat q,                          \
                          const struct kv_layer *kv, const struct ragged *r,                       \
                          const struct attention_rule *rule);                                      \
+    int name##_delta_net(struct stream *s, struct mat out, struct mat in,                         \
+                         const struct delta_rule *d, const struct kv_layer *states,               \
+                         const struct ragged *r);                                                 \
     int name##_sample(struct stream *s, int32_t *ids, struct mat logits,                          \
                       const struct sample_row *rows);
 
@@ -69,6 +72,7 @@
         .rope_kv_fill = host_rope_kv_fill,   \
         .kv_read = name##_kv_read,           \
         .attention = name##_attention,       \
+        .delta_net = name##_delta_net,       \
         .sample = name##_sample,             \
         .checksum = host_checksum,           \
         __VA_ARGS__                          \

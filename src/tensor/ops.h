@@ -50,6 +50,10 @@
  *    of p in the 16-lane order of the norms; the output row is rescaled once per block by
  *    exp(m_old - m_new) and takes fma(p_j, v_j, o) in ascending j.  A key beyond the row's own
  *    position is never touched.  Row and key counts never change the arithmetic of a row.
+ *  - delta_net: tokens are taken one after another, in ascending order, whatever the batch.  Every
+ *    sum is an fma chain from +0: of a channel's convolution over its four inputs, the oldest
+ *    first; of S^T k and S^T q over ascending rows of S.  S is rounded after the decay and after
+ *    the update.  The squares of q and k are added in the 16-lane order of the norms.
  *  - kv_fill: K is in the state dtype already; it is rotated in f32 (r1 = x1*c - x2*s, r2 = x2*c +
  *    x1*s, two products and one sum, unfused) and rounded again into the block; V is copied.
  *  - exp is the backend's own (deterministic, lane-independent); ref uses expf.
@@ -61,6 +65,8 @@
  * the state dtype: f32, f16 or bf16. */
 #ifndef TENSOR_OPS_H
 #define TENSOR_OPS_H
+
+#include <string.h>
 
 #include "tensor/sampling.h"
 #include "tensor/tensor.h"
@@ -88,7 +94,10 @@ struct weight {
     struct buf mem; /* device memory; its allocator owns it */
 };
 
-/* The paged KV cache of one layer.  A block is two opaque regions of block_bytes / 2, laid out by
+/* The cache of one layer: pages of K and V, or, of a recurrent layer, one state for each sequence
+ * (delta_net): state i starts at blocks + i * block_stride, and n_kv is 0.
+ *
+ * A block is two opaque regions of block_bytes / 2, laid out by
  * the backend: K, then V.  On the CPU K is [n_kv][d_head][64] (so that scores and rotations run
  * along tokens) and V is [n_kv][64][d_head], with elements of dtype T; on a GPU both are
  * [n_kv][64][d_head]. */
@@ -114,6 +123,8 @@ struct ragged {
     const int32_t *seq_row; /* [n_seqs + 1] first row of each sequence */
     /* [n_seqs] block tables: position p lies in tables[s][p / 64] */
     const int32_t *const *tables;
+    /* [n_seqs] states of the sequences in recurrent layers; NULL: sequence s has state s */
+    const int32_t *states;
     /* Identifies this content (ragged_new_id), so that a device with memory of its own copies it
      * once for all operations that use it; 0: it is copied each time. */
     uint64_t id;
@@ -161,8 +172,9 @@ enum activation {
     ACTIVATION_RELU,
     ACTIVATION_GELU,      /* erf form */
     ACTIVATION_GELU_TANH, /* tanh approximation */
-    /* The last two only on devices whose memory is the host's. */
+    /* The last three only on devices whose memory is the host's. */
     ACTIVATION_TANH,
+    ACTIVATION_SIGMOID, /* 1 / (1 + exp(-x)) */
     /* act_mul alone: g / (1 + exp(-1.702 g)) * (u + 1), with g at most 7, u from -7 to 7 */
     ACTIVATION_SWIGLU_CLAMPED,
 };
@@ -175,6 +187,37 @@ struct product {
     const struct weight *w;
     const float *bias; /* [n] bias; NULL: none is added */
 };
+
+/* The gated delta rule of one recurrent layer (Gated DeltaNet, arXiv:2412.06464).  Heads of V
+ * [h * n_v / n_k, (h + 1) * n_v / n_k) belong to head h of Q and K. */
+struct delta_rule {
+    /* Heads of Q and of K; heads of V: a multiple of n_k, up to DELTA_MAX_GROUP times. */
+    int n_k, n_v;
+    int d_k, d_v;      /* widths of their heads: multiples of 16, at most DELTA_MAX_WIDTH */
+    const float *conv; /* [channels][DELTA_CONV], the factor of the oldest input first */
+    const float *a_log, *dt_bias; /* [n_v] */
+};
+#define DELTA_CONV      4
+#define DELTA_MAX_WIDTH 256
+#define DELTA_MAX_GROUP 16
+
+static inline int64_t delta_channels(const struct delta_rule *d)
+{
+    return (int64_t)2 * d->n_k * d->d_k + (int64_t)d->n_v * d->d_v;
+}
+/* A state: the number of tokens that it has seen (int64, in 64 bytes) | the channels' last three
+ * inputs [3][channels] f32 | S [n_v][d_k][d_v] f32. */
+#define DELTA_HEADER 64
+/* Makes a state count as having seen n tokens, for measurements in the middle of a context. */
+static inline void delta_state_count(void *state, int64_t n)
+{
+    memcpy(state, &n, sizeof n);
+}
+static inline size_t delta_state_bytes(const struct delta_rule *d)
+{
+    int64_t n = (DELTA_CONV - 1) * delta_channels(d) + (int64_t)d->n_v * d->d_k * d->d_v;
+    return DELTA_HEADER + (size_t)n * sizeof(float);
+}
 
 struct ops {
     /* --- weights: once, at load --- */
@@ -266,6 +309,22 @@ struct ops {
     int (*attention)(struct stream *s, struct mat out, struct mat q,
                      const struct kv_layer *kv, const struct ragged *r,
                      const struct attention_rule *rule);
+
+    /* --- recurrent layers --- */
+    /* Advances the states of r's sequences over their rows, and computes out [n][n_v * d_v] f32.  A
+     * row of `in` [n][2 n_v + channels] f32 has beta and a of the heads of V, then the channels: q,
+     * k, v.  `in` is overwritten.  Token by token, for each head of V with its state S [d_k][d_v]:
+     *     c = silu(sum of conv[i] * the channel's input i tokens ago), for each channel
+     *     q, k = q, k / sqrt(|.|^2 + 1e-6), and q = q / sqrt(d_k)
+     *     S = S * exp(-exp(a_log) * log(1 + exp(a + dt_bias)))
+     *     S = S + k (sigmoid(beta) * (v - S^T k))^T
+     *     out = S^T q
+     * The row at position 0 begins with a zero state.  The first row of a sequence at another
+     * position continues the state, which must have seen just that many tokens.  out.data NULL:
+     * only the states are wanted.  NULL on a device that lacks the operation. */
+    int (*delta_net)(struct stream *s, struct mat out, struct mat in,
+                     const struct delta_rule *d, const struct kv_layer *states,
+                     const struct ragged *r);
 
     /* --- sampling --- */
     /* Sets ids[i], in device memory, to the token that rows[i], in host memory, chooses from row i

@@ -97,6 +97,59 @@ static inline int check_attention(struct mat out, struct mat q, const struct kv_
     return (int)(q.cols / kv->d_head);
 }
 
+/* The state of sequence s in a recurrent layer, and its parts. */
+static inline uint8_t *delta_state(const struct kv_layer *states, const struct ragged *r,
+                                   int s)
+{
+    int32_t i = r->states != NULL ? r->states[s] : s;
+    return states->blocks + (size_t)i * states->block_stride;
+}
+static inline int64_t *delta_n_seen(uint8_t *state)
+{
+    return (int64_t *)(void *)state;
+}
+static inline float *delta_inputs(uint8_t *state)
+{
+    return (float *)(void *)(state + DELTA_HEADER);
+}
+static inline float *delta_head(const struct delta_rule *d, uint8_t *state, int head)
+{
+    return delta_inputs(state) + (DELTA_CONV - 1) * delta_channels(d) +
+           (int64_t)head * d->d_k * d->d_v;
+}
+
+/* Checks the arguments of delta_net: each sequence begins, or goes on where its state stands. */
+static inline void check_delta(struct mat out, struct mat in, const struct delta_rule *d,
+                               const struct kv_layer *states, const struct ragged *r)
+{
+    check_f32(in);
+    check_ragged(r, in.rows);
+    CHECK(d->n_v % d->n_k == 0 && d->n_v / d->n_k <= DELTA_MAX_GROUP && d->d_k % 16 == 0 &&
+          d->d_v % 16 == 0 && d->d_k <= DELTA_MAX_WIDTH && d->d_v <= DELTA_MAX_WIDTH);
+    CHECK(in.cols == 2 * d->n_v + delta_channels(d));
+    CHECK(states->block_stride >= delta_state_bytes(d));
+    if (out.data != NULL)
+        check_f32(out);
+    CHECK(out.data == NULL ||
+          (out.rows == in.rows && out.cols == (int64_t)d->n_v * d->d_v));
+    for (int s = 0; s < r->n_seqs; s++) {
+        int first = r->seq_row[s], n = r->seq_row[s + 1] - first;
+        if (n == 0)
+            continue;
+        CHECK(r->pos[first] == 0 ||
+              r->pos[first] == *delta_n_seen(delta_state(states, r, s)));
+        CHECK(r->pos[first + n - 1] == r->pos[first] + n - 1);
+    }
+}
+
+/* Counts the rows as seen. */
+static inline void delta_advance(const struct kv_layer *states, const struct ragged *r)
+{
+    for (int s = 0; s < r->n_seqs; s++)
+        if (r->seq_row[s + 1] > r->seq_row[s])
+            *delta_n_seen(delta_state(states, r, s)) = r->pos[r->seq_row[s + 1] - 1] + 1;
+}
+
 /* Checks the arguments of checksum: any stream but a copy stream; the device reads 16 bytes at a
  * time. */
 static inline void check_checksum(const struct stream *s, const void *first, size_t stride,

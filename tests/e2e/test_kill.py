@@ -28,7 +28,7 @@ SEED = int(os.environ.get("KILL_SEED", "1"))
 TRAINED = "models/demo"
 
 # name, context in tokens
-models = [("synth:tiny-gqa", 2048), ("synth:tiny-mha", 2048), (TRAINED, 512)]
+models = [("synth:tiny-gqa", 2048), ("synth:tiny-mha", 2048), (TRAINED, 512), ("synth:tiny-hybrid", 2048)]
 tmp = tempfile.mkdtemp(prefix="hcache-kill.")
 rng = random.Random(SEED)
 failures = []

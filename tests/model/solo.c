@@ -38,7 +38,10 @@ void solo_open_as(struct solo *t, const char *source, const char *device, int n_
                              .n_kv = model_rank_kv_heads(t->m),
                              .d_head = c->d_head,
                              .dtype = t->m->dtype,
-                             .n_blocks = SOLO_MAX_TOKENS / KV_BLOCK_TOKENS};
+                             .n_blocks = SOLO_MAX_TOKENS / KV_BLOCK_TOKENS,
+                             .recurrent = c->recurrent,
+                             .state_bytes = model_state_bytes(c),
+                             .n_states = 1};
     must(kv_pool_create(t->dev, &k, &t->kv, &e), &e);
     t->layers = kv_pool_layers(t->kv);
 }

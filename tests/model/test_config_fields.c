@@ -593,9 +593,8 @@ static void test_which_family(void **state)
         e.msg,
         "f: model_type 'llama' with architecture 'MistralForCausalLM' is not "
         "supported; these are: llama, mistral, qwen2, qwen3, opt, phi, phi3, gemma, "
-        "falcon, qwen3_moe, mixtral, gemma3_text, olmo2, olmo3, granite, gpt_oss, gemma2 "
-        "(see hcache model "
-        "--families)");
+        "falcon, qwen3_moe, mixtral, gemma3_text, olmo2, olmo3, granite, gpt_oss, gemma2, "
+        "qwen3_5_text, qwen3_5_moe_text, qwen3_next (see hcache model --families)");
     static const char alone[] = "{\"architectures\": [\"MambaForCausalLM\"]}";
     assert_int_equal(config_parse(&c, alone, sizeof alone - 1, "f", &e), ERR_UNSUPPORTED);
     assert_non_null(strstr(e.msg, "'(none)' with architecture 'MambaForCausalLM'"));
@@ -607,7 +606,7 @@ static void test_which_family(void **state)
 
     const char *name = NULL, *architecture = NULL;
     assert_false(family_at(-1, &name, &architecture));
-    assert_false(family_at(17, &name, &architecture));
+    assert_false(family_at(20, &name, &architecture));
     assert_null(name);
     assert_true(family_at(0, &name, &architecture));
     assert_string_equal(name, "llama");
@@ -616,7 +615,7 @@ static void test_which_family(void **state)
     assert_string_equal(name, "falcon");
     assert_string_equal(architecture, "FalconForCausalLM");
     assert_string_equal(family_name(FAMILY_FALCON), "falcon");
-    assert_string_equal(family_name((enum model_family)17), "unknown");
+    assert_string_equal(family_name((enum model_family)20), "unknown");
 }
 
 static void test_types_of_weights(void **state)
@@ -813,6 +812,7 @@ static void test_shapes(void **state)
         {"gpt-oss-20b", 20914757184, WEIGHT_BF16, 131072, 199998, 200002},
         {"bench-220m", 219702272, WEIGHT_BF16, 8192, 1, 2},
         {"tiny-mha", 266816, WEIGHT_F32, 2048, 1, 2},
+        {"tiny-hybrid", 175784, WEIGHT_F32, 2048, 1, 2},
         {"tiny-gqa", 836736, WEIGHT_F32, 2048, 1, 2},
     };
     int n = sizeof known / sizeof known[0];
@@ -851,7 +851,7 @@ static void test_shapes(void **state)
         e.msg, "unknown shape 'tiny'; known are: llama-2-7b llama-2-13b llama-2-70b "
                "llama-3-8b mistral-7b opt-6.7b opt-13b opt-30b opt-66b falcon-40b "
                "qwen3-0.6b qwen2.5-0.5b qwen3-30b-a3b gemma-3-4b gpt-oss-20b bench-220m "
-               "tiny-mha tiny-gqa");
+               "tiny-mha tiny-hybrid tiny-gqa");
 }
 
 /* Biases, shared tables and norms are counted where a family has them. */

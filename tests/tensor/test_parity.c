@@ -372,6 +372,88 @@ static void test_activations(void **state)
         check_activation(rows_cases[c], ACTIVATION_GELU_TANH, 5e-6);
         check_activation(rows_cases[c], ACTIVATION_TANH, 2e-6);
         check_activation(rows_cases[c], ACTIVATION_SWIGLU_CLAMPED, 5e-6);
+        check_activation(rows_cases[c], ACTIVATION_SIGMOID, 2e-6);
+    }
+}
+
+/* --- recurrent layers ------------------------------------------------------------------------- */
+
+enum { DELTA_ROWS = 70 };
+
+/* Runs two sequences through a recurrent layer: one of all rows, whose state is the second, in two
+ * runs of which the first has `cut` rows, and one of three rows. */
+static void run_delta(const struct lab *l, const struct delta_rule *d, int cut,
+                      struct mat out, uint8_t *states)
+{
+    const int32_t at[] = {1, 0};
+    size_t bytes = delta_state_bytes(d);
+    struct kv_layer kv = {.blocks = states, .block_stride = bytes};
+    struct mat in = mat_random(DTYPE_F32, DELTA_ROWS + 3, 2 * d->n_v + delta_channels(d),
+                               5);
+    int32_t pos[DELTA_ROWS + 3];
+    memset(states, 0x7f, 2 * bytes);
+    for (int i = 0; i < DELTA_ROWS + 3; i++)
+        pos[i] = i < DELTA_ROWS ? i : i - DELTA_ROWS;
+    for (int from = 0, n = cut; from < DELTA_ROWS; from += n, n = DELTA_ROWS - from) {
+        bool is_last = from + n == DELTA_ROWS; /* the other sequence is in the last run */
+        int32_t seq_row[] = {0, n, n + 3};
+        struct ragged r = {.n_rows = is_last ? n + 3 : n,
+                           .n_seqs = is_last ? 2 : 1,
+                           .pos = pos + from,
+                           .seq_row = seq_row,
+                           .states = at};
+        struct mat to = out.data != NULL ? mat_rows(out, from, r.n_rows) : out;
+        assert_int_equal(
+            l->ops->delta_net(l->stream, to, mat_rows(in, from, r.n_rows), d, &kv, &r), 0);
+    }
+    mat_free(&in);
+}
+
+/* Bits do not depend on the instruction set, the threads and the cut; without results only the
+ * states advance, to the same bits. */
+static void test_delta_net(void **state)
+{
+    (void)state;
+    static const struct delta_rule cases[] = {{.n_k = 1, .n_v = 1, .d_k = 16, .d_v = 16},
+                                              {.n_k = 2, .n_v = 6, .d_k = 32, .d_v = 48},
+                                              {.n_k = 3, .n_v = 6, .d_k = 128, .d_v = 64}};
+    static const int cuts[] = {1, 3, 40};
+    for (int c = 0; c < 3; c++) {
+        struct delta_rule d = cases[c];
+        size_t bytes = 2 * delta_state_bytes(&d);
+        float *conv = random_elems(DTYPE_F32, delta_channels(&d) * DELTA_CONV, 1);
+        float *rate = random_elems(DTYPE_F32, d.n_v, 2),
+              *dt = random_elems(DTYPE_F32, d.n_v, 3);
+        for (int i = 0; i < d.n_v; i++)
+            rate[i] = 3 * rate[i] - 3;
+        d.conv = conv;
+        d.a_log = rate;
+        d.dt_bias = dt;
+        struct mat want = mat_alloc(DTYPE_F32, DELTA_ROWS + 3, (int64_t)d.n_v * d.d_v);
+        struct mat base = mat_alloc(DTYPE_F32, want.rows, want.cols), got = base;
+        got = mat_alloc(DTYPE_F32, want.rows, want.cols);
+        uint8_t *of_base = xmalloc(bytes), *states = xmalloc(bytes);
+        run_delta(&ref, &d, DELTA_ROWS, want, states);
+        run_delta(&cpu[0], &d, DELTA_ROWS, base, of_base);
+        assert_near(base, want, 2e-5);
+        EACH_ISA(i)
+        for (int k = 0; k < 3; k++) {
+            run_delta(&cpu[i], &d, cuts[k], got, states);
+            assert_same_bits(got, base);
+            assert_memory_equal(states, of_base, bytes);
+            run_delta(&ref, &d, cuts[k], got, states);
+            assert_same_bits(got, want);
+        }
+        run_delta(&cpu[0], &d, 7, (struct mat){.data = NULL}, states);
+        assert_memory_equal(states, of_base, bytes);
+        mat_free(&want);
+        mat_free(&base);
+        mat_free(&got);
+        free(of_base);
+        free(states);
+        free(conv);
+        free(rate);
+        free(dt);
     }
 }
 
@@ -644,6 +726,7 @@ int main(void)
         cmocka_unit_test(test_embed_blocks),
         cmocka_unit_test(test_head_norm),
         cmocka_unit_test(test_activations),
+        cmocka_unit_test(test_delta_net),
         cmocka_unit_test(test_all_finite),
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_kv_fill),

@@ -164,6 +164,31 @@ FAMILIES = {
         num_local_experts=4, num_experts_per_tok=2, sliding_window=24, pad_token_id=0,
         rope_parameters=rope(1000.0, rope_type="yarn", factor=4.0, truncate=False,
                              original_max_position_embeddings=64))),
+    # hybrids: three recurrent layers for each layer of attention
+    "qwen3.5": ("Qwen3_5TextConfig", "bfloat16", dict(
+        BASE, num_hidden_layers=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=32,
+        linear_value_head_dim=16, rope_parameters=rope(1000.0, partial_rotary_factor=0.5,
+                                                       mrope_section=[2, 1, 1]))),
+    # as published: the text part of a model that also sees
+    "qwen3.5-vision": ("Qwen3_5Config", "bfloat16", dict(
+        image_token_id=125, video_token_id=126, vision_start_token_id=124, vision_end_token_id=123,
+        vision_config=dict(hidden_size=16, intermediate_size=16, depth=1, num_heads=2, patch_size=4,
+                           out_hidden_size=48, num_position_embeddings=16, spatial_merge_size=1),
+        text_config=dict(
+            BASE, num_hidden_layers=3, num_key_value_heads=1, head_dim=16, linear_num_key_heads=1,
+            linear_num_value_heads=3, linear_key_head_dim=16, linear_value_head_dim=48,
+            layer_types=["full_attention", "linear_attention", "linear_attention"]))),
+    "qwen3.5-moe": ("Qwen3_5MoeTextConfig", "bfloat16", dict(
+        BASE, num_hidden_layers=2, num_key_value_heads=2, head_dim=16, moe_intermediate_size=16,
+        shared_expert_intermediate_size=24, num_experts=6, num_experts_per_tok=2,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+        linear_value_head_dim=16, layer_types=["linear_attention", "full_attention"])),
+    "qwen3-next": ("Qwen3NextConfig", "bfloat16", dict(
+        BASE, num_hidden_layers=2, num_key_value_heads=2, head_dim=16, moe_intermediate_size=16,
+        shared_expert_intermediate_size=24, num_experts=6, num_experts_per_tok=2,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+        linear_value_head_dim=32, layer_types=["linear_attention", "full_attention"])),
     "granite": ("GraniteConfig", "bfloat16", dict(
         BASE, num_key_value_heads=2, embedding_multiplier=6.0, attention_multiplier=0.2,
         residual_multiplier=0.4, logits_scaling=3.0,
@@ -177,15 +202,18 @@ def representable(t):
     return torch.where(t.abs() < 2.0 ** -13, torch.zeros_like(t), t)
 
 
-def draw(model, plus_one, seed):
+def draw(model, plus_one, gemma, seed):
     g = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         x = torch.randn(p.shape, generator=g)
         if "norm" in name or "ln_" in name or "layernorm" in name:
-            mean = 0.0 if plus_one or name.endswith("bias") else 1.0
+            plain = name.endswith("linear_attn.norm.weight")
+            mean = 0.0 if (plus_one and not plain) or name.endswith("bias") else 1.0
             x = mean + 0.2 * x
         elif name.endswith("sinks"):
             pass
+        elif name.endswith("A_log"):
+            x = x - 2  # states that forget slowly
         elif p.dim() == 1:
             x = 0.2 * x
         elif name.endswith("gate_up_proj"):
@@ -193,7 +221,7 @@ def draw(model, plus_one, seed):
         else:
             # gemma scales its tied embeddings; without this factor the input token itself would
             # always be the best next one
-            x = (0.5 if plus_one and "embed" in name else 1.4) * x / p.shape[-1] ** 0.5
+            x = (0.5 if gemma and "embed" in name else 1.4) * x / p.shape[-1] ** 0.5
         p.data = representable(x)
 
 
@@ -236,10 +264,29 @@ def rounded(t):
     return [[float(f"{v:.7g}") for v in row] for row in t.tolist()]
 
 
+def library(name):
+    """Returns the class that saves a family as it is published."""
+    return transformers.AutoModelForImageTextToText if name == "qwen3.5-vision" else AutoModelForCausalLM
+
+
 def load(path, dtype):
-    m = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager",
+    m = library(path.name).from_pretrained(path, dtype=dtype, attn_implementation="eager",
                                              experts_implementation="eager")
     return m.eval()
+
+
+def is_hybrid(name):
+    return name.startswith(("qwen3.5", "qwen3-next"))
+
+
+def use_recurrences():
+    """Has the library compute prompts token by token, as it computes answers: its chunked form
+    differs from that by up to 1e-3."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5 as a
+    from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as b
+    from transformers.models.qwen3_next import modeling_qwen3_next as c
+    for m in a, b, c:
+        m.torch_chunk_gated_delta_rule = m.torch_recurrent_gated_delta_rule
 
 
 def make(name):
@@ -248,8 +295,9 @@ def make(name):
     path = OUT / name
     for seed in range(1, 100):  # finds a seed whose greedy choices are not close
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        draw(model, name.startswith("gemma"), seed)
+        model = library(name).from_config(config, dtype=torch.float32)
+        gemma = name.startswith("gemma")
+        draw(model, gemma or is_hybrid(name), gemma, seed)
         shutil.rmtree(path, ignore_errors=True)
         model.to(getattr(torch, dtype)).save_pretrained(path)
         if name.endswith("-mxfp4"):
@@ -289,6 +337,7 @@ def make(name):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    use_recurrences()
     OUT.mkdir(parents=True, exist_ok=True)
     for family in sys.argv[1:] or FAMILIES:
         make(family)

@@ -103,6 +103,18 @@ struct attn_tile {
     (KV_BLOCK_TOKENS * ATTENTION_MAX_D_HEAD * 2 +                                          \
      TILE_QUERIES * (2 * ATTENTION_MAX_D_HEAD + 64 + 8))
 
+/* The rows of one sequence in a recurrent layer, for one head of Q and K with its heads of V. */
+struct delta_run {
+    const struct delta_rule *d;
+    int head, n;
+    float *in; /* first row: beta, a, channels (ops.h) */
+    int64_t ld_in;
+    float *out; /* first row; NULL: not wanted */
+    int64_t ld_out;
+    uint8_t *state;
+    bool is_first; /* the state begins here */
+};
+
 struct cpu_kernels {
     const char *isa;
     int direct_rows; /* products of at most this many rows use mm_direct, larger ones mm_blocked */
@@ -133,6 +145,7 @@ struct cpu_kernels {
     void (*kv_fill)(const struct kv_run *run);
     void (*kv_load)(const struct kv_chunk *c);
     void (*attention)(const struct attn_tile *t);
+    void (*delta)(const struct delta_run *run);
 };
 
 extern const struct cpu_kernels cpu_kernels_portable;

@@ -9,4 +9,5 @@
 #include "tensor/cpu/kern_matmul.h"
 #include "tensor/cpu/kern_kv.h"
 #include "tensor/cpu/kern_attention.h"
+#include "tensor/cpu/kern_delta.h"
 #include "tensor/cpu/kern_table.h"

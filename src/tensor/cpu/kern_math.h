@@ -100,6 +100,23 @@ INLINE v16 v_silu(v16 x)
     return v_div(x, v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), x))));
 }
 
+INLINE v16 v_sigmoid(v16 x)
+{
+    return v_div(v_set1(1.0f), v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), x))));
+}
+
+/* Returns log(1 + exp(x)) = max(x, 0) + log(1 + z) with z = exp(-|x|), by the series of
+ * log(1 + z) = 2 artanh(z / (2 + z)), whose argument is at most 1/3. */
+INLINE v16 v_softplus(v16 x)
+{
+    v16 most = v_max(x, v_zero()), a = v_max(x, v_sub(v_zero(), x));
+    v16 z = v_exp(v_sub(v_zero(), a)), t = v_div(z, v_add(z, v_set1(2.0f)));
+    v16 u = v_mul(t, t), p = v_set1(1.0f / 15);
+    for (int k = 13; k > 0; k -= 2)
+        p = v_fma(p, u, v_set1(1.0f / (float)k));
+    return v_fma(v_add(t, t), p, most);
+}
+
 /* Returns x Phi(x), with erfc by Abramowitz and Stegun 7.1.26, whose error is below 1.5e-7. */
 INLINE v16 v_gelu(v16 x)
 {

@@ -16,4 +16,5 @@ const struct cpu_kernels VEC_TABLE = {
     .kv_fill = kv_fill,
     .kv_load = kv_load,
     .attention = attention,
+    .delta = delta,
 };

@@ -128,6 +128,8 @@ static float activate(float x, enum activation act)
         return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
     case ACTIVATION_TANH:
         return tanhf(x);
+    case ACTIVATION_SIGMOID:
+        return 1.0f / (1.0f + expf(-x));
     case ACTIVATION_SWIGLU_CLAMPED:
         x = x > 7 ? 7 : x;
         return x / (1.0f + expf(-1.702f * x));

@@ -1,0 +1,133 @@
+/* kern_delta.h - the gated delta rule over the rows of one sequence, for one head of Q and K
+ * (ops.h, delta_net).
+ *
+ * S of a head of V is taken in strips of DELTA_STRIP columns, which are independent of each other:
+ * a strip of 128 rows is 16 KiB and stays in the first cache while all rows pass. */
+#ifndef TENSOR_KERN_DELTA_H
+#define TENSOR_KERN_DELTA_H
+
+#include "tensor/shape.h"
+
+enum { DELTA_STRIP = 2 }; /* vectors of 16 columns */
+
+/* Convolves channels [c, c + 16) of all rows in place, and keeps their last three inputs. */
+INLINE void delta_conv(const struct delta_run *u, int64_t c)
+{
+    int64_t n_channels = delta_channels(u->d), at = 2 * u->d->n_v + c;
+    float *past = delta_inputs(u->state) + c, w[DELTA_CONV][16];
+    v16 x[DELTA_CONV], f[DELTA_CONV];
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < DELTA_CONV; k++)
+            w[k][i] = u->d->conv[(c + i) * DELTA_CONV + k];
+    for (int k = 0; k < DELTA_CONV; k++)
+        f[k] = v_load(w[k]);
+    for (int k = 0; k < DELTA_CONV - 1; k++)
+        x[k + 1] = u->is_first ? v_zero() : v_load(past + k * n_channels);
+    for (int row = 0; row < u->n; row++) {
+        float *p = u->in + row * u->ld_in + at;
+        x[0] = x[1];
+        x[1] = x[2];
+        x[2] = x[3];
+        x[3] = v_load(p);
+        v16 y = v_fma(x[0], f[0], v_zero());
+        y = v_fma(x[1], f[1], y);
+        y = v_fma(x[2], f[2], y);
+        y = v_fma(x[3], f[3], y);
+        v_store(p, v_silu(y));
+    }
+    for (int k = 0; k < DELTA_CONV - 1; k++)
+        v_store(past + k * n_channels, x[k + 1]);
+}
+
+INLINE void delta_convs(const struct delta_run *u, int64_t first, int64_t n)
+{
+    for (int64_t c = first; c < first + n; c += 16)
+        delta_conv(u, c);
+}
+
+INLINE void delta_normalise(float *x, int n, float factor)
+{
+    v16 scale = v_set1(1.0f / sqrtf(square_sum(x, DTYPE_F32, n, 0) + 1e-6f));
+    for (int i = 0; i < n; i += 16)
+        v_store(x + i, v_mul(v_mul(v_load(x + i), scale), v_set1(factor)));
+}
+
+/* Replaces beta and a of n heads of V by sigmoid(beta) and the decay. */
+INLINE void delta_gates(const struct delta_rule *d, float *row, int head, int n)
+{
+    float *beta = row + head, *a = row + d->n_v + head;
+    v16 dt = v_add(v_load_part(a, DTYPE_F32, 0, n),
+                   v_load_part(d->dt_bias, DTYPE_F32, head, n));
+    v16 rate = v_exp(v_load_part(d->a_log, DTYPE_F32, head, n));
+    v16 decay = v_exp(v_sub(v_zero(), v_mul(rate, v_softplus(dt))));
+    v_store_part(a, DTYPE_F32, 0, n, decay);
+    v_store_part(beta, DTYPE_F32, 0, n, v_sigmoid(v_load_part(beta, DTYPE_F32, 0, n)));
+}
+
+/* Takes all rows through n_vecs vectors of columns, from column j on, of the state of one head of
+ * V. n_vecs is a constant where this is inlined. */
+INLINE void delta_strip(const struct delta_run *u, int head, int j, int n_vecs)
+{
+    const struct delta_rule *d = u->d;
+    const int64_t q_at = 2 * d->n_v + (int64_t)u->head * d->d_k;
+    const int64_t k_at = q_at + (int64_t)d->n_k * d->d_k;
+    const int64_t v_at = 2 * d->n_v + (int64_t)2 * d->n_k * d->d_k + head * d->d_v + j;
+    float *state = delta_head(d, u->state, head) + j;
+    if (u->is_first)
+        for (int i = 0; i < d->d_k; i++)
+            for (int v = 0; v < n_vecs; v++)
+                v_store(state + i * d->d_v + 16 * v, v_zero());
+    for (int row = 0; row < u->n; row++) {
+        const float *in = u->in + row * u->ld_in, *q = in + q_at, *k = in + k_at;
+        v16 decay = v_set1(in[d->n_v + head]), beta = v_set1(in[head]);
+        v16 x[DELTA_STRIP];
+        for (int v = 0; v < n_vecs; v++)
+            x[v] = v_zero();
+        for (int i = 0; i < d->d_k; i++) {
+            v16 ki = v_set1(k[i]);
+            for (int v = 0; v < n_vecs; v++)
+                x[v] = v_fma(v_mul(v_load(state + i * d->d_v + 16 * v), decay), ki, x[v]);
+        }
+        v16 delta[DELTA_STRIP];
+        for (int v = 0; v < n_vecs; v++) {
+            delta[v] = v_mul(v_sub(v_load(in + v_at + 16 * v), x[v]), beta);
+            x[v] = v_zero();
+        }
+        for (int i = 0; i < d->d_k; i++) {
+            v16 ki = v_set1(k[i]), qi = v_set1(q[i]);
+            for (int v = 0; v < n_vecs; v++) {
+                float *at = state + i * d->d_v + 16 * v;
+                v16 s = v_fma(ki, delta[v], v_mul(v_load(at), decay));
+                v_store(at, s);
+                x[v] = v_fma(s, qi, x[v]);
+            }
+        }
+        for (int v = 0; u->out != NULL && v < n_vecs; v++)
+            v_store(u->out + row * u->ld_out + head * d->d_v + j + 16 * v, x[v]);
+    }
+}
+
+static void delta(const struct delta_run *u)
+{
+    const struct delta_rule *d = u->d;
+    int per = d->n_v / d->n_k, first = u->head * per;
+    int64_t n_q = (int64_t)d->n_k * d->d_k, q = (int64_t)u->head * d->d_k;
+    delta_convs(u, q, d->d_k);
+    delta_convs(u, n_q + q, d->d_k);
+    delta_convs(u, 2 * n_q + (int64_t)first * d->d_v, (int64_t)per * d->d_v);
+    for (int row = 0; row < u->n; row++) {
+        float *in = u->in + row * u->ld_in;
+        delta_normalise(in + 2 * d->n_v + q, d->d_k, 1.0f / sqrtf((float)d->d_k));
+        delta_normalise(in + 2 * d->n_v + n_q + q, d->d_k, 1.0f);
+        delta_gates(d, in, first, per);
+    }
+    for (int h = first; h < first + per; h++) {
+        int j = 0;
+        for (; j + 16 * DELTA_STRIP <= d->d_v; j += 16 * DELTA_STRIP)
+            delta_strip(u, h, j, DELTA_STRIP);
+        if (j < d->d_v)
+            delta_strip(u, h, j, 1);
+    }
+}
+
+#endif
