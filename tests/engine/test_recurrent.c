@@ -89,7 +89,6 @@ static void every_cut(void **state)
     }
 }
 
-/* The bits do not depend on how a prompt is cut into steps. */
 static void every_step(void **state)
 {
     (void)state;
