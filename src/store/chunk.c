@@ -194,11 +194,11 @@ int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_heade
     out->owner = get_u64(in + H_OWNER);
     out->yields = n_tokens < STORE_CHUNK_TOKENS &&
                   (get_u32(in + H_FLAGS) & STORE_FLAG_YIELDS) != 0;
-    if (chunk_table_decode(in + H_TABLE, out->n_records, out->n_bytes, out->records) != 0 &&
-        !store_has_bug(STORE_BUG_NO_BOUND))
+    int bad = chunk_table_decode(in + H_TABLE, out->n_records, out->n_bytes, out->records);
+    if (bad != 0 && !store_has_bug(STORE_BUG_NO_BOUND))
         return err_set(err, ERR_CORRUPT,
                        "an extent header's table of records is not well formed");
-    if (has_packed(out) != (version == FORMAT_VERSION_PACKED))
+    if (bad == 0 && has_packed(out) != (version == FORMAT_VERSION_PACKED))
         return err_set(err, ERR_CORRUPT,
                        "an extent's format version does not fit its packed records");
     return header_check(out, err);

@@ -37,10 +37,12 @@ static void every_row_is_in_one_piece(void **state)
     static const int64_t pos0[N_SEQS] = {100, 7, 64, 0};
     int32_t pos[N_ROWS];
     const int32_t table[N_SEQS] = {0}, *tables[N_SEQS];
+    int32_t states[N_SEQS];
     struct save_part parts[N_SEQS];
     int of_row[N_ROWS], row = 0;
     for (int k = 0; k < N_SEQS; k++) {
         tables[k] = &table[k];
+        states[k] = 100 + k;
         parts[k] = (struct save_part){(struct save_seq *)(uintptr_t)(k + 1), pos0[k], row,
                                       n_rows[k]};
         for (int i = 0; i < n_rows[k]; i++) {
@@ -53,6 +55,7 @@ static void every_row_is_in_one_piece(void **state)
                            .n_rows = N_ROWS,
                            .pos = pos,
                            .tables = tables,
+                           .states = states,
                            .parts = parts};
     struct flight f;
     flight_init(&f, N_SEQS);
@@ -74,6 +77,7 @@ static void every_row_is_in_one_piece(void **state)
                 int k = of_row[next];
                 assert_ptr_equal(part->seq, parts[k].seq);
                 assert_ptr_equal(f.r.tables[p], tables[k]);
+                assert_int_equal(f.r.states[p], states[k]);
                 assert_int_equal(part->pos, pos[next]);
                 assert_int_equal(part->row, next - f.first_row);
                 assert_int_equal(part->row, f.r.seq_row[p]);

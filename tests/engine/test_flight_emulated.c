@@ -22,9 +22,10 @@ static void pieces_are_the_batch(void **state)
     (void)state;
     static int32_t pos[MAX_ROWS], block[MAX_SEQS];
     static const int32_t *tables[MAX_SEQS];
+    static int32_t states[MAX_SEQS];
     static struct save_part parts[MAX_SEQS];
     struct rng r = {3};
-    struct step_batch b = {.pos = pos, .tables = tables, .parts = parts};
+    struct step_batch b = {.pos = pos, .tables = tables, .states = states, .parts = parts};
     struct flight f = {0};
     flight_init(&f, MAX_SEQS);
     for (int t = 0; t < 2000; t++) {

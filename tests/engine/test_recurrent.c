@@ -214,6 +214,7 @@ static void refusals(void **state)
         assert_int_not_equal(et_try_open(&k, &o, &err), 0);
         if (strstr(err.msg, cases[i].says) == NULL)
             fail_msg("'%s' does not say '%s'", err.msg, cases[i].says);
+        stack_close(&k);
     }
     struct err err = {0};
     struct stack k;
