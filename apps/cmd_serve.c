@@ -626,7 +626,8 @@ static int serve(const struct serve_args *a, struct serve_models *several,
                  const struct api_keys *keys, int n_admin_keys, struct stopping *st)
 {
     struct server *s = NULL;
-    /* h: the model; alone: the same if it is the only one; store: what shows the store's state */
+    /* h is the model. alone is the same, or NULL where there are several. store shows the store's
+     * state. */
     struct hcache *h = NULL, *alone = NULL, *store = NULL;
     int first = 0;
     struct conversations *conversations = NULL;
@@ -738,7 +739,7 @@ static int serve(const struct serve_args *a, struct serve_models *several,
     return code;
 }
 
-/* Checks what several models cannot have. */
+/* Refuses options that a server of several models does not have. */
 static int check_several(const struct serve_args *a, struct err *err)
 {
     if (!is_several(a))

@@ -11,7 +11,7 @@ struct serve_models {
     int n, n_given; /* the first n_given were given; the others lie below the folder */
     char **paths;   /* [n] */
     struct model_names *names; /* [n] one name each */
-    struct hcache_opts *opts;  /* [n] what they are opened with, once they are open */
+    struct hcache_opts *opts;  /* [n] each one's options, set once it is open */
     struct models *models;     /* NULL: not open */
 };
 

@@ -8,11 +8,11 @@ import argparse
 import json
 import os
 import random
-import socket
 import statistics
-import subprocess
 import time
 import urllib.request
+
+from servers import start
 
 a = argparse.ArgumentParser()
 a.add_argument("model")
@@ -22,20 +22,6 @@ a.add_argument("--tokens", type=int, default=128)
 a.add_argument("--rounds", type=int, default=3)
 a.add_argument("--pooling", default="mean")
 o = a.parse_args()
-
-
-def start(words):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    p = subprocess.Popen([*words, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in range(600):
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
-            return p, port
-        except OSError:
-            time.sleep(0.1)
-    raise SystemExit(f"{words[0]} does not start")
 
 
 def ask(port, texts):

@@ -9,11 +9,11 @@ import http.client
 import json
 import os
 import re
-import socket
 import statistics
-import subprocess
 import tempfile
 import time
+
+from servers import start
 
 a = argparse.ArgumentParser()
 a.add_argument("dir")
@@ -22,21 +22,6 @@ a.add_argument("llama", nargs="?")
 a.add_argument("--rounds", type=int, default=4)
 o = a.parse_args()
 HC = os.environ.get("HCACHE", "build/hcache")
-
-
-def start(words):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    p = subprocess.Popen([*words, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in range(600):
-        try:
-            if get(port, "/health")[0] == 200:
-                return p, port
-        except OSError:
-            pass
-        time.sleep(0.1)
-    raise SystemExit(f"{words[0]} does not start")
 
 
 def get(port, path):

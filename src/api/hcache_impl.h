@@ -12,7 +12,7 @@
 
 _Static_assert(sizeof(struct hcache_err) == sizeof(struct err), "one layout of errors");
 
-/* What the models of one process share: the store, and who must learn of its erasures. Init with
+/* The models of one process share a store, whose erasures reach all open models. Init with
  * hcache_shared_init. */
 struct hcache_shared {
     struct stack_shared k;

@@ -156,8 +156,7 @@ static int find_copies(struct restore_phase *g, const struct store_hit *hits, in
     return any ? dram_tier(g->o.platform) : 0;
 }
 
-/* Adds a chunk to a range: its tokens, and the share of its records' bytes that packing has left.
- * */
+/* Adds a chunk's tokens to a range, and what packing has left of its records' bytes. */
 static void range_add(const struct restore_phase *g, struct plan_range *range,
                       const struct store_hit *hit)
 {
@@ -217,9 +216,10 @@ static int make_ranges(struct restore_phase *g, const struct store_hit *hits, in
             if (tier > 0 && !is_forced && (mask[l] & PLAN_HAS_KV))
                 mask[l] = PLAN_HAS_KV;
         }
-        struct plan_range *last = &g->ranges[n - 1], one = {.tier = tier, .mask = mask};
+        struct plan_range *last = n > 0 ? &g->ranges[n - 1] : NULL,
+                          one = {.tier = tier, .mask = mask};
         range_add(g, &one, &hits[c]);
-        if (n > 0 && tier == last->tier && is_packed(&one) == is_packed(last) &&
+        if (last != NULL && tier == last->tier && is_packed(&one) == is_packed(last) &&
             memcmp(mask, last->mask, (size_t)n_layers) == 0)
             range_add(g, last, &hits[c]);
         else

@@ -692,16 +692,22 @@ static void read_experts(struct fields *f, struct model_config *c, const char *k
                         c->n_experts_used, c->n_experts);
 }
 
-static void read_qwen3_moe(struct fields *f, struct model_config *c)
+/* Reads the experts that every layer has. normed: the default of norm_topk_prob. */
+static void read_experts_everywhere(struct fields *f, struct model_config *c, bool normed)
 {
-    read_qwen(f, c);
     c->n_ffn = need_int(f, "moe_intermediate_size", 1, MAX_WIDTH);
     read_experts(f, c, "num_experts", "num_local_experts");
-    c->experts_normed = opt_bool(f, "norm_topk_prob", false);
+    c->experts_normed = opt_bool(f, "norm_topk_prob", normed);
     must_be_int(f, "decoder_sparse_step", 1);
     saw(f, "mlp_only_layers");
     if (json_count(json_member(f->o, "mlp_only_layers")) > 0)
         refuse(f, "mlp_only_layers", "layers without experts are not supported");
+}
+
+static void read_qwen3_moe(struct fields *f, struct model_config *c)
+{
+    read_qwen(f, c);
+    read_experts_everywhere(f, c, false);
 }
 
 /* Reads the sizes of recurrent layers, and which layers these are. */
@@ -758,14 +764,8 @@ static void read_qwen3_next(struct fields *f, struct model_config *c)
 {
     saw(f, "intermediate_size");
     read_qwen3_5(f, c);
-    c->n_ffn = need_int(f, "moe_intermediate_size", 1, MAX_WIDTH);
+    read_experts_everywhere(f, c, true);
     c->n_shared_ffn = need_int(f, "shared_expert_intermediate_size", 1, MAX_WIDTH);
-    read_experts(f, c, "num_experts", "num_local_experts");
-    c->experts_normed = opt_bool(f, "norm_topk_prob", true);
-    must_be_int(f, "decoder_sparse_step", 1);
-    saw(f, "mlp_only_layers");
-    if (json_count(json_member(f->o, "mlp_only_layers")) > 0)
-        refuse(f, "mlp_only_layers", "layers without experts are not supported");
 }
 
 static void read_mixtral(struct fields *f, struct model_config *c)

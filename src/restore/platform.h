@@ -105,10 +105,10 @@ struct platform {
     /* Least share of the processors that a measurement had; 0: unknown. */
     double cpu_share;
     /* Bytes per second that all compute threads together unpack (pack/pack.h), counted unpacked,
-     * the way from memory to memory included; 0: not measured, or the state's type is not packed.
+     * the way from memory to memory included; 0: not measured, or state of this type is not packed.
      * */
     double unpack_bytes_per_s;
-    /* What packing leaves of the bytes of state that is planned for without looking at records
+    /* The share of its bytes that packing leaves of state, where a plan does not look at records
      * (plan_layers_uniform); 0: it is not packed. Whoever plans sets it, and the text leaves it
      * out. */
     double packed_share;

@@ -153,7 +153,7 @@ static struct json *abilities_of(const struct hcache_model_info *info)
     return o;
 }
 
-/* Describes a model. What is known of one of several models that was never loaded is its name. */
+/* Describes a model. Of several models, one that was never loaded has a name and nothing else. */
 static struct json *model_object(struct call *c, const struct listed *l)
 {
     struct json *o = json_new_object();

@@ -1,5 +1,5 @@
-/* test_models.c - which of several models must leave, and who waits for whom. The whole is tested
- * by tests/e2e/test_several_models.py. */
+/* test_models.c - which model is unloaded, and which requests wait for one. The whole is tested by
+ * tests/e2e/test_several_models.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

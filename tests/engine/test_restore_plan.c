@@ -215,7 +215,7 @@ static void equal_neighbours_are_one_range(void **state)
     lab_close(&l, NULL);
 }
 
-/* Packed chunks are ranges of their own, and a range knows what packing has left of its bytes. */
+/* Packed chunks form ranges of their own. A range has the share of bytes that packing left. */
 static void packed_neighbours_are_one_range(void **state)
 {
     (void)state;

@@ -92,7 +92,7 @@ static struct save_policy automatic(const struct model *m, double tok, double h,
     return p;
 }
 
-/* Packing is what the option says; auto asks the profile; state of type f32 has no code. */
+/* The option decides about packing. auto asks the profile. State of type f32 is never packed. */
 static void packing(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /* Power loss at every operation of a life, and known bugs that lives under a seed must catch.
- * (test_campaign looks at lives without a bug.)  A failure prints what reproduces it. */
+ * (test_campaign runs lives in which no bug is injected.)  A failure prints what reproduces it. */
 #include <stdarg.h>
 #include <setjmp.h>
 #include <stdio.h>
