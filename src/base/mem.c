@@ -295,6 +295,11 @@ void mem_provide(void *p, size_t n)
 #endif
 }
 
+void mem_give_back(void *p, size_t n)
+{
+    (void)madvise(p, n, MADV_DONTNEED);
+}
+
 void mem_unmap(void *p, size_t n)
 {
     if (p == NULL)

@@ -47,6 +47,8 @@ void *mem_map_sparse(size_t n);
  * first use.  Their contents stay, also if another thread writes to them meanwhile.  Does nothing
  * if the system cannot. */
 void mem_provide(void *p, size_t n);
+/* Gives the pages of a mapping back to the system. The memory may be used again, and is zeroed. */
+void mem_give_back(void *p, size_t n);
 void mem_unmap(void *p, size_t n);
 
 /* Makes blocks of 1 MiB and more return to the system when they are freed: for the whole process,

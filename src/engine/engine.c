@@ -68,6 +68,7 @@ static int reserve_restoring(struct engine *e, struct err *err)
                                    .measure_ahead = e->o.measure_ahead,
                                    .throttle_bytes_per_s = e->o.throttle_bytes_per_s,
                                    .staging_bytes = e->o.staging_bytes,
+                                   .rest_ns = e->o.rest_ns,
                                    .direct = e->o.direct,
                                    .fetches = e->o.fetches,
                                    .remote = e->o.remote,

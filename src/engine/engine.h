@@ -65,6 +65,7 @@ struct engine_opts {
     const struct mixed_opts *mixed;
     int64_t max_kv_tokens; /* size of the KV pool */
     size_t staging_bytes;  /* staging memory of restores */
+    int64_t rest_ns;       /* as in restore_pipeline_opts */
     enum restore_direct direct;
     /* State that waiting requests need is read ahead: into the DRAM tier, or into staging. */
     bool fetches;

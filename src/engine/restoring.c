@@ -444,6 +444,7 @@ int restore_phase_init(struct restore_phase *g, const struct restore_phase_opts 
                                        .work = sh->work,
                                        .stream = sh->stream,
                                        .staging_bytes = o->staging_bytes,
+                                       .rest_ns = o->rest_ns,
                                        .direct = o->direct,
                                        .fetches = o->fetches,
                                        .remote = o->remote,

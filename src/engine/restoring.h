@@ -20,6 +20,7 @@ struct restore_phase_opts {
     bool measure_ahead;
     uint64_t throttle_bytes_per_s; /* the store's throttle; 0: there is no throttle */
     size_t staging_bytes;
+    int64_t rest_ns;
     enum restore_direct direct;
     /* State that waiting sequences need is read ahead: into the store's DRAM tier, or into
      * staging if there is no tier. */

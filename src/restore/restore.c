@@ -120,26 +120,37 @@ static int reserve_staging(struct restore_pipeline *r, struct err *err)
                        &r->staging, err);
     if (rc != 0)
         return err_wrap(err, "staging for restores");
-    /* Takes the page faults now, not in the first restore. */
-    memset(r->staging.ptr, 0, r->staging.bytes);
     r->groups = xcalloc((size_t)r->n_slots, sizeof *r->groups);
     for (int i = 0; i < r->n_slots; i++) {
         r->groups[i].slot = (uint8_t *)r->staging.ptr + (size_t)i * r->slot_bytes;
         group_put(&r->free, &r->groups[i]);
     }
+    struct store_stats st;
+    store_stats(r->o.store, &st);
+    if (r->o.model->dev->unified && (r->o.rest_ns > 0 || st.used_bytes == 0))
+        return 0; /* the first restore takes the page faults */
+    memset(r->staging.ptr, 0, r->staging.bytes);
     return restore_open_reader(r, err);
+}
+
+void restore_rest(struct restore_pipeline *rr)
+{
+    store_reader_close(rr->reader); /* it has registered the memory */
+    rr->reader = NULL;
+    mem_give_back(rr->staging.ptr, rr->staging.bytes);
 }
 
 /* Most bytes of the KV pool that are provided before the first restore. */
 #define FIRST_BYTES ((size_t)64 << 20)
 
 /* Chooses the blocks that the first restores will use: the first ones of the pool, as many as have
- * stored state. A pool on a GPU has its memory. */
+ * stored state. A pool on a GPU has its memory; the pool of one model of several gets it later. */
 static void choose_unprovided(struct restore_pipeline *r)
 {
     const struct kv_layer *layers = kv_pool_layers(r->o.pool);
     struct store_stats st;
-    if (layers == NULL || !r->o.model->dev->unified || r->o.model->dev->n_stages > 1)
+    if (layers == NULL || !r->o.model->dev->unified || r->o.model->dev->n_stages > 1 ||
+        r->o.rest_ns > 0)
         return;
     store_stats(r->o.store, &st);
     size_t pool = (size_t)kv_pool_n_blocks(r->o.pool) * layers[0].block_stride;

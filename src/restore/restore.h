@@ -83,7 +83,11 @@ struct restore_pipeline_opts {
     struct model_work *work;
     struct stream *stream; /* used only inside restore_pipeline_work */
     size_t staging_bytes;  /* memory for slots; raised to three slots if it is less */
-    int max_tokens;        /* most tokens of one context */
+    /* Where memory is unified: staging memory is provided at the first restore, and given back to
+     * the system when no restore has used it for this time. 0: it is provided at the start, if the
+     * store has state, or else at the first restore, and stays. */
+    int64_t rest_ns;
+    int max_tokens; /* most tokens of one context */
     enum restore_direct direct;
     /* While no restore wants the disk, the I/O thread fetches state that waiting requests need
      * (store_fetch_want) into the store's DRAM tier. */
@@ -92,7 +96,7 @@ struct restore_pipeline_opts {
     struct remote *remote;
 };
 
-/* Reserves staging memory (registered with the store's I/O once) and scratch, and starts the I/O
+/* Reserves staging memory (registered with the store's I/O) and scratch, and starts the I/O
  * thread. Everything in the options must outlive the pipeline. */
 int restore_pipeline_create(const struct restore_pipeline_opts *o,
                             struct restore_pipeline **out, struct err *err);

@@ -222,7 +222,8 @@ struct restore_pipeline {
     /* Part of the KV pool that the system has not provided yet and that the first restores use. */
     uint8_t *unprovided;
     size_t unprovided_bytes;
-    struct store_reader *reader; /* NULL after a fault, until the thread opens a new one */
+    /* NULL after a fault or a rest, and before the first read: the next read opens one. */
+    struct store_reader *reader;
     struct store_fetcher *fetcher; /* NULL: nothing is fetched ahead; fixed */
     struct file_reader *files;     /* the device's reader of files; NULL: it has none */
     bool is_direct;                /* the next groups are read by `files` */
@@ -304,6 +305,9 @@ int restore_race_row(const struct restore *r);
 bool restore_recompute_remains(const struct restore *r);
 
 int restore_open_reader(struct restore_pipeline *rr, struct err *err);
+/* Gives the staging memory back to the system until the next read. The I/O thread calls it while no
+ * group is in use. */
+void restore_rest(struct restore_pipeline *rr);
 /* --- restore_io.c (on the I/O thread) --- */
 /* The thread's function: calls the next two functions in a loop. */
 void *restore_io_main(void *pipeline);

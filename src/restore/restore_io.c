@@ -16,6 +16,7 @@
  * restore ends before its fetch, the last of the two frees it. */
 #include "restore/restore_impl.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -596,14 +597,27 @@ enum step restore_io_step(struct restore_pipeline *rr)
     return g != NULL || worked || rc != 0 ? STEP_WORKED : STEP_WAITS;
 }
 
-/* [lock, released meanwhile] Sleeps until a fetch may find room: no event tells that room in
- * DRAM became free. */
-static void wait_for_room(struct restore_pipeline *rr)
+/* [lock, released meanwhile] Sleeps for at most wait_ns. Returns whether that time has passed. */
+static bool wait_at_most(struct restore_pipeline *rr, int64_t wait_ns)
 {
-    int64_t until = clock_now_ns() + ROOM_WAIT_NS;
+    int64_t until = clock_now_ns() + wait_ns;
     struct timespec t = {.tv_sec = (time_t)(until / 1000000000),
                          .tv_nsec = (long)(until % 1000000000)};
-    (void)pthread_cond_timedwait(&rr->for_io, &rr->lock, &t);
+    return pthread_cond_timedwait(&rr->for_io, &rr->lock, &t) == ETIMEDOUT;
+}
+
+/* [lock, released meanwhile] Sleeps until there may be news. Staging memory that no restore has
+ * used for a time is given back. */
+static void wait_for_news(struct restore_pipeline *rr)
+{
+    bool may_rest = rr->o.rest_ns > 0 && rr->reader != NULL && rr->runs == NULL;
+    if (!may_rest) {
+        pthread_cond_wait(&rr->for_io, &rr->lock);
+    } else if (wait_at_most(rr, rr->o.rest_ns) && rr->n_io_news == rr->n_io_seen) {
+        pthread_mutex_unlock(&rr->lock); /* only this thread gives slots to restores */
+        restore_rest(rr);
+        pthread_mutex_lock(&rr->lock);
+    }
 }
 
 void restore_io_wait(struct restore_pipeline *rr)
@@ -617,9 +631,10 @@ void restore_io_wait(struct restore_pipeline *rr)
     bool has_news = rr->n_io_news != rr->n_io_seen;
     bool lacks_room = rr->fetcher != NULL && store_fetch_lacks_room(rr->fetcher);
     if (!in_flight && !fetches && !has_news && lacks_room)
-        wait_for_room(rr);
-    while (!in_flight && !fetches && !lacks_room && rr->n_io_news == rr->n_io_seen)
-        pthread_cond_wait(&rr->for_io, &rr->lock);
+        /* no event tells that room in DRAM became free */
+        (void)wait_at_most(rr, ROOM_WAIT_NS);
+    if (!in_flight && !fetches && !lacks_room && !has_news)
+        wait_for_news(rr);
     rr->waits_for_disk = (in_flight || fetches) && !has_news;
     pthread_mutex_unlock(&rr->lock);
     if (has_news || (!in_flight && !fetches))

@@ -413,6 +413,28 @@ static void groups_come_in_their_order(void **state)
     end(r);
 }
 
+/* Staging memory that no restore uses is given back, and the next restore has it again. */
+static void staging_memory_rests(void **state)
+{
+    (void)state;
+    uint8_t *staging = rr->staging.ptr;
+    st_must_save(store, &context, N);
+    for (int i = 0; i < 3; i++) {
+        struct restore *r = start("KKK", 0, N, NULL);
+        for (int layer = 0; layer < N_LAYERS; layer++) {
+            next_is(r, layer, 0, 8, STORE_KV);
+            next_is(r, layer, 8, N - 8, STORE_KV);
+        }
+        rr->o.rest_ns = 1000000;
+        staging[0] = 1;
+        end(r);
+        assert_int_equal(restore_io_step(rr), STEP_WAITS);
+        restore_io_wait(rr);
+        assert_null(rr->reader);
+        assert_int_equal(staging[0], 0);
+    }
+}
+
 /* Each slot is in use once, and no group is taken while none is free. */
 static void groups_in_flight_are_bounded_by_the_slots(void **state)
 {
@@ -593,6 +615,7 @@ int main(void)
         CASE(nothing_is_used_before_the_erasures_are_known),
         CASE(other_look_ups_go_on_during_a_fetch),
         CASE(groups_come_in_their_order),
+        CASE(staging_memory_rests),
         CASE(groups_in_flight_are_bounded_by_the_slots),
         CASE(a_group_has_one_kind),
         CASE(reads_stay_within_the_good_chunks),
