@@ -886,6 +886,20 @@ static void mark_parents(const struct list *l, bool *marked)
             }
 }
 
+/* Marks the snapshots behind marked chunks. A snapshot stands behind its chunk in the list. */
+static void mark_snapshots(const struct list *l, bool *marked)
+{
+    for (uint64_t i = 0; i < l->n; i++) {
+        const struct store_entry *e = &l->e[i];
+        struct sha256 of_states = store_state_key(&e->parent);
+        if (marked[i] || memcmp(&of_states, &e->key, sizeof of_states) != 0)
+            continue;
+        for (uint64_t p = i; p-- > 0 && !marked[i];)
+            marked[i] = marked[p] &&
+                        memcmp(&l->e[p].key, &e->parent, sizeof e->parent) == 0;
+    }
+}
+
 /* Prints the counts of an export or import. n_turns -1: the file has no conversation. */
 static void bundle_print(const struct store_args *a, const char *what,
                          const struct bundle_counts *n, int n_turns)
@@ -972,8 +986,10 @@ static int mark_exported(const struct store_args *a, const struct session *s,
                                                                 : 0;
     if (rc == 0 && a->conversation != NULL)
         rc = mark_conversation(a, s, l, marked, turns, n_turns, err);
-    if (rc == 0 && !a->all)
+    if (rc == 0 && !a->all) {
         mark_parents(l, marked);
+        mark_snapshots(l, marked);
+    }
     return rc;
 }
 

@@ -393,7 +393,7 @@ static void make_batch(struct engine *e)
         if (s->phase != PHASE_PREFILL || s->rows == 0)
             continue;
         int left = s->view.n_tokens - s->n_done;
-        int n = MIN(left, s->rows);
+        int n = MIN(left, MIN(s->rows, seq_rows_to_snapshot(s, s->n_done)));
         enum save_wait how = carry_is_on(&s->stairs.carry) ? SAVE_SHED
                              : b->n_seqs > 0               ? SAVE_TRY
                                                            : SAVE_WAIT;

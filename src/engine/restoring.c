@@ -663,7 +663,8 @@ static void fuse_next(struct restore_phase *g, struct seq_list l)
             continue;
         const struct restore_found *f = restore_found(s->restore);
         int first = restore_plan_tokens(f, s->n_planned);
-        if (first >= view_moved(&s->view))
+        bool cuts = seq_rows_to_snapshot(s, first) <= s->view.n_tokens - first;
+        if (first >= view_moved(&s->view) && !cuts)
             fused_begin(&g->fused, s, first, &f->hits[s->n_planned - 1]);
     }
 }
@@ -709,6 +710,9 @@ static void finish(struct restore_phase *g, struct seq *s)
         r->prefill_ns = g->fused.busy_ns;
     restore_report(g->o.platform, s, n_hits);
     s->has_gap |= r->first_token > 0;
+    s->snapshot = r->snapshot_tokens;
+    if (r->has_lost_snapshot) /* its layers have begun again, so new tokens must pass them again */
+        fused_cancel(&g->fused, s);
     s->n_done = MIN(r->n_tokens, s->view.n_tokens - 1);
     end(g, s, r->n_chunks < s->n_planned ? r->n_chunks : n_hits);
 }

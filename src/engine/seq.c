@@ -2,6 +2,7 @@
 #include "engine/seq.h"
 #include "engine/stairs.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +16,7 @@
 #include "engine/schedule.h"
 #include "save/saver.h"
 #include "engine/view.h"
+#include "restore/snapshots.h"
 
 int seq_count(struct seq_list l, enum phase phase)
 {
@@ -132,7 +134,7 @@ void seq_destroy(struct seq *s)
 {
     CHECK(s->restore == NULL);
     if (s->phase != PHASE_DONE)
-        save_idle(s->save, s->tokens, seq_at(s));
+        save_idle(s->save, s->tokens, seq_at(s), NULL);
     forget_save(s);
     upcoming_end(s);
     form_leave(&s->place);
@@ -403,6 +405,49 @@ int64_t seq_committed_tokens(const struct seq *s)
     return known;
 }
 
+/* --- snapshots of recurrent layers' states --------------------------------------------------- */
+
+static struct save_states states_of(const struct seq *s)
+{
+    return (struct save_states){.layers = kv_pool_layers(s->shared->pool),
+                                .state = kv_table_state(&s->table)};
+}
+
+static struct snapshot_view snapshots_of(const struct seq *s, int done)
+{
+    return (struct snapshot_view){.done = done,
+                                  .newest = s->snapshot,
+                                  .prompt = s->req->ask.n_prompt,
+                                  .is_branch = done == s->out.r.cached_tokens &&
+                                               s->out.r.differs_at >= done};
+}
+
+int seq_rows_to_snapshot(const struct seq *s, int from)
+{
+    const struct snapshot_view v = snapshots_of(s, from);
+    bool has_states = config_is_hybrid(&s->shared->model->cfg) && seq_is_saved(s);
+    return has_states ? (int)MIN(snapshot_next(&v) - from, INT_MAX) : INT_MAX;
+}
+
+/* Takes the snapshot that is due here, if any. One that finds no room in the saver is left out. */
+static void snapshot_here(struct seq *s)
+{
+    const struct snapshot_view v = snapshots_of(s, s->n_done);
+    const struct save_states states = states_of(s);
+    if (!config_is_hybrid(&s->shared->model->cfg) || !snapshot_is_due(&v))
+        return;
+    if (save_states(s->save, s->n_done, &states))
+        s->snapshot = s->n_done;
+}
+
+/* The session goes idle: saves the tail, and a snapshot if it is worth its bytes. */
+static void save_end_of_turn(struct seq *s)
+{
+    const struct save_states states = states_of(s);
+    bool is_far = s->n_done - s->snapshot >= SNAPSHOT_LEAST;
+    save_idle(s->save, s->tokens, seq_at(s), is_far ? &states : NULL);
+}
+
 /* --- entering a phase ------------------------------------------------------------------------- */
 
 void seq_enter_restore(struct seq *s)
@@ -457,6 +502,7 @@ void seq_enter_prefill(struct seq *s)
         kv_table_mark_saved(s->shared->pool, &s->table, n);
     s->n_before_save = seq_at(s);
     seq_open_save(s, s->n_done, &s->pin);
+    snapshot_here(s);
 }
 
 /* Gives up place and blocks. Extends the chain by the keys of all known tokens, so a later look-up
@@ -465,10 +511,11 @@ static void leave(struct seq *s)
 {
     CHECK(s->restore == NULL);
     int n_done = s->n_done;
-    save_idle(s->save, s->tokens, seq_at(s));
+    save_idle(s->save, s->tokens, seq_at(s), NULL);
     seq_drop_blocks(s);
     save_stop(s->save);
     s->n_done = 0;
+    s->snapshot = 0;
     s->guess.n = s->guess.match = 0;
     enter(s, PHASE_WAIT);
     chain_extend(&s->chain, s->tokens, s->n_tokens);
@@ -521,7 +568,7 @@ void seq_retry(struct seq *s)
 
 void seq_finish(struct seq *s, enum finish why)
 {
-    save_idle(s->save, s->tokens, seq_at(s));
+    save_end_of_turn(s);
     s->out.finish = why;
     enter(s, PHASE_DONE);
     if (s->t_first != 0)
@@ -659,6 +706,7 @@ void seq_advance(struct seq *s)
     CHECK(s->phase == PHASE_PREFILL || s->phase == PHASE_DECODE);
     s->n_done += s->n_rows;
     save_advance(s->save, s->tokens, seq_at(s));
+    snapshot_here(s);
     keep_new(s);
     stairs_advanced(s);
     if (seq_at(s) < s->n_tokens)

@@ -170,6 +170,8 @@ struct seq {
     /* Saving of the sequence. In PHASE_WAIT: the saving from before the preemption. */
     struct save_seq *save;
     int n_before_save; /* index of the first token that `save` saves */
+    /* Tokens behind which the newest snapshot of its states stands (restore/snapshots.h). */
+    int64_t snapshot;
     bool has_gap; /* blocks before a window were not restored, so they must not be shared */
     struct seq_upcoming upcoming;
     /* Pin on the last stored chunk of the sequence's prompt; impl NULL: no pin. */
@@ -291,6 +293,9 @@ void seq_drop_blocks(struct seq *s);
 bool seq_is_saved(const struct seq *s);
 /* Returns whether s computes its whole prompt, because it reads every row (reading.h). */
 bool seq_reads_all(const struct seq *s);
+/* Returns how many rows behind position `from` the next snapshot of the sequence's states is due. A
+ * prefill ends a piece there. INT_MAX: its states are not saved. */
+int seq_rows_to_snapshot(const struct seq *s, int from);
 /* Returns whether s may take known blocks. A forced plan may not: it is carried out in full. A
  * sequence that carries its view may not: it needs K before RoPE, which blocks do not have. */
 bool seq_may_reuse(const struct seq *s);

@@ -649,6 +649,13 @@ size_t model_state_bytes(const struct model_config *c)
     return d.n_v > 0 ? (delta_state_bytes(&d) + 63) & ~(size_t)63 : 0;
 }
 
+int64_t model_state_seen(const void *state)
+{
+    int64_t n;
+    memcpy(&n, state, sizeof n);
+    return n;
+}
+
 struct kv_layer model_cache(const struct model *m, int l, void *mem)
 {
     struct kv_layer kv = {.blocks = mem, .dtype = m->dtype, .stage = model_stage(m, l)};

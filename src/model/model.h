@@ -180,6 +180,8 @@ int model_kv_project(const struct model *m, struct model_work *w, struct stream 
 
 /* Returns the bytes of a sequence's state in one recurrent layer; 0: there are no such layers. */
 size_t model_state_bytes(const struct model_config *c);
+/* Returns how many tokens a state has seen. */
+int64_t model_state_seen(const void *state);
 /* Returns the rule of a recurrent layer with these weights; lw NULL: only its sizes, all 0 in
  * models without such layers. */
 struct delta_rule model_delta_rule(const struct model_config *c,

@@ -85,11 +85,12 @@ static size_t record_room(const struct model *m, enum store_kind kind)
     return round_up(record_bytes(m, kind), STORE_ALIGN);
 }
 
-/* Returns room for a group of records of either kind. */
+/* Returns room for a group of records of either kind, and for a state. */
 static size_t slot_bytes(const struct model *m)
 {
     size_t hidden = record_room(m, STORE_HIDDEN), kv = record_room(m, STORE_KV);
-    return GROUP * MAX(hidden, kv);
+    size_t state = round_up(model_state_bytes(&m->cfg), STORE_ALIGN);
+    return MAX(GROUP * MAX(hidden, kv), state);
 }
 
 static int n_slots(const struct model *m, size_t staging_bytes)
@@ -379,6 +380,17 @@ void restore_lose_chunk(struct restore *r, int chunk, int rc, const char *why)
     pthread_mutex_unlock(&r->fault_lock);
 }
 
+void restore_lose_snapshot(struct restore *r, int rc, const char *why)
+{
+    pthread_mutex_lock(&r->fault_lock);
+    if (shared_load(&r->has_lost_snapshot) == 0) {
+        shared_store(&r->has_lost_snapshot, 1);
+        if (is_damage(rc))
+            store_condemn(r->rr->o.store, &r->snapshot, why);
+    }
+    pthread_mutex_unlock(&r->fault_lock);
+}
+
 static void give_up(struct restore *r, int n_good, const char *why)
 {
     shared_store(&r->n_good, n_good);
@@ -404,6 +416,8 @@ static uint8_t chunk_mask(const struct store_hit *h, int layer)
 char restore_method_of(const struct restore *r, int layer, int chunk)
 {
     uint8_t mask = chunk_mask(&r->job.hits[chunk], layer);
+    if (chunk == r->snapshot_chunk && restore_has_snapshot(r, layer))
+        return 'S';
     if (r->takes_kv != NULL && r->takes_kv[chunk] && (mask & PLAN_HAS_KV))
         mask = PLAN_HAS_KV;
     char how = plan_range_method(r->method[layer], mask, false);
@@ -427,6 +441,16 @@ static int first_seen(const struct restore *r, int l, int pos)
     return MAX(c, r->job.first_chunk);
 }
 
+/* Chooses whether recurrent layers take their states from the snapshot. The job may end before it.
+ */
+static void choose_snapshot(struct restore *r)
+{
+    bool has = r->owns_hits && r->snapshot.impl != NULL &&
+               r->found.n_snapshot <= r->job.n_chunks &&
+               shared_load(&r->has_lost_snapshot) == 0;
+    r->snapshot_chunk = has ? r->found.n_snapshot - 1 : -1;
+}
+
 /* Finds the first wanted chunk of each layer: the first chunk to which tokens behind the job's last
  * chunk attend. A recomputed layer also gives the layer above its input, from that layer's first
  * wanted chunk on. So a recomputed layer needs one window more of its own K and V. */
@@ -435,6 +459,8 @@ static void find_starts(struct restore *r)
     int n_layers = r->job.plan->n_layers, n_tokens = restore_tokens(r, r->job.n_chunks);
     for (int l = n_layers - 1; l >= 0; l--) {
         r->start[l] = first_seen(r, l, n_tokens);
+        if (restore_has_snapshot(r, l))
+            r->start[l] = r->snapshot_chunk;
         if (l >= r->n_recompute - 1)
             continue;
         int wanted = first_seen(r, l, r->start[l + 1] * STORE_CHUNK_TOKENS);
@@ -446,6 +472,8 @@ bool restore_must_rewind(const struct restore *r)
 {
     const struct model_config *c = &r->rr->o.model->cfg;
     int n_good = shared_load(&r->n_good);
+    if (r->snapshot_chunk >= 0 && shared_load(&r->has_lost_snapshot) != 0)
+        return n_good > r->job.first_chunk;
     return (c->sliding_window > 0 || config_is_hybrid(c)) && n_good > r->job.first_chunk &&
            n_good < r->job.n_chunks;
 }
@@ -453,6 +481,7 @@ bool restore_must_rewind(const struct restore *r)
 /* Sets the cursors to the beginning of the wanted chunks. */
 static void set_cursors(struct restore *r)
 {
+    choose_snapshot(r);
     find_starts(r);
     for (int l = 0; l < r->job.plan->n_layers; l++)
         r->n_handed[l] = r->start[l];
@@ -666,7 +695,8 @@ int restore_layers_ready(const struct restore *r)
 {
     int n = 0;
     if (r->state != RESTORE_RUNNING || shared_load(&r->n_good) < r->n_asked ||
-        r->out.raced_layers > 0 || restore_recompute_remains(r))
+        shared_load(&r->has_lost_snapshot) != 0 || r->out.raced_layers > 0 ||
+        restore_recompute_remains(r))
         return 0;
     while (n < r->job.plan->n_layers && r->layer_left[n] == 0)
         n++;
@@ -680,6 +710,7 @@ void restore_free(struct restore *r)
         remote_fetch_end(r->fetch, &unused);
     if (r->owns_hits)
         store_release(r->rr->o.store, r->hits, r->found.n_hits);
+    store_release(r->rr->o.store, &r->snapshot, 1);
     pthread_mutex_destroy(&r->fault_lock);
     free(r->sources);
     free(r->takes_kv);
@@ -771,12 +802,16 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
     out->method[STORE_MAX_LAYERS] = 0;
     pthread_mutex_unlock(&r->rr->lock);
     out->n_chunks = shared_load(&r->n_good);
+    out->has_lost_snapshot = shared_load(&r->has_lost_snapshot) != 0;
     out->n_tokens = restore_tokens(r, out->n_chunks);
     out->total_ns = r->t_start != 0 ? clock_now_ns() - r->t_start : 0;
     out->first_token = 0;
     for (int l = 0; r->t_start != 0 && l < r->job.plan->n_layers; l++) {
         int first = r->start[l] > r->job.first_chunk ? r->start[l] * STORE_CHUNK_TOKENS : 0;
-        out->first_token = MAX(first, out->first_token);
+        if (!config_is_recurrent(&r->rr->o.model->cfg, l))
+            out->first_token = MAX(first, out->first_token);
+        else if (restore_has_snapshot(r, l) && out->n_chunks > r->snapshot_chunk)
+            out->snapshot_tokens = restore_tokens(r, r->snapshot_chunk + 1);
     }
     out->bubble = restore_bubble(out, out->total_ns);
     for (int i = 0; i < 3; i++)

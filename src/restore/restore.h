@@ -168,7 +168,10 @@ struct restore_found {
     /* [n_hits] owned by the restore. Only the last one may be partial. */
     const struct store_hit *hits;
     int n_hits;
-    int n_beyond;  /* tokens of the last hit behind the wanted ones: 0 or 1 */
+    int n_beyond; /* tokens of the last hit behind the wanted ones: 0 or 1 */
+    /* A snapshot of the recurrent layers' states stands behind hit n_snapshot - 1
+     * (store_state_key); 0: none was found. */
+    int n_snapshot;
     int n_remote;  /* the last n_remote hits came from the remote for this restore */
     char why[200]; /* why the chain is not longer */
     /* Index of the first token where the context differs from the nearest stored one; -1:
@@ -213,7 +216,7 @@ void restore_start(struct restore *r, const struct restore_job *job);
 /* Returns whether every layer of the usable chunks is in the cache, or the restore has failed. */
 bool restore_is_done(struct restore *r);
 /* Returns n: layers [0, n) are in the cache for every chunk of the job, so new tokens may pass
- * through them. Returns 0 once a chunk was lost. */
+ * through them. Returns 0 once a chunk or a snapshot was lost. */
 int restore_layers_ready(const struct restore *r);
 
 /* Begins a staged restore: one that has found its chunks reads *ahead of its place*. The job has no
@@ -267,7 +270,11 @@ struct restore_result {
     int n_by_method[3];
     /* Recomputation of layers [0, raced_layers) raced the reads; 0: no race. */
     int raced_layers;
-    bool won;        /* recomputation won the race */
+    /* Tokens behind which the states of recurrent layers came from a snapshot; 0: these layers were
+     * replayed or recomputed from the first token on. */
+    int snapshot_tokens;
+    bool has_lost_snapshot; /* a snapshot could not be used, and all layers began again */
+    bool won;               /* recomputation won the race */
     int n_replanned; /* changes of a layer to the other kind of record, repeats included */
     /* The plan's letters after all changes of kind, but without the changes of a race. */
     char method[STORE_MAX_LAYERS + 1];

@@ -125,6 +125,7 @@ struct item {
     struct restore *r;
     struct part parts[MAX_MINE];
     int n_parts, n_chunks, n_rows;
+    bool has_snapshot; /* its time says nothing about rows */
     atomic_int rc;
 };
 
@@ -148,7 +149,8 @@ static bool add_part(struct item *a, struct group *g, int64_t *budget_ns)
     bool hidden = g->kind == STORE_HIDDEN;
     int method = hidden ? BY_H : BY_K, unit = hidden ? MIN_ROWS : STORE_CHUNK_TOKENS;
     int begin = hidden ? g->n_projected : g->n_taken * STORE_CHUNK_TOKENS;
-    int n = rows_for(rr, method, *budget_ns, unit, group_rows(g) - begin);
+    int n = g->is_snapshot ? group_rows(g)
+                           : rows_for(rr, method, *budget_ns, unit, group_rows(g) - begin);
     if (n == 0 && a->n_parts > 0)
         return false;
     n = n > 0 ? n : unit;
@@ -158,7 +160,8 @@ static bool add_part(struct item *a, struct group *g, int64_t *budget_ns)
     *p = (struct part){.g = g, .first = g->n_taken, .n = n_taken - g->n_taken};
     p->project_to = hidden ? begin + n : 0;
     a->n_chunks += p->n;
-    a->n_rows += n;
+    a->n_rows += g->is_snapshot ? 0 : n;
+    a->has_snapshot |= g->is_snapshot;
     if (*budget_ns != RESTORE_NO_LIMIT)
         *budget_ns -= (int64_t)(n * rr->row_ns[method]);
     return true;
@@ -184,6 +187,31 @@ static int unpack(const struct restore_pipeline *rr, struct store_read *read,
     return 0;
 }
 
+/* Returns whether the record of a snapshot is good. A bad one loses the snapshot. */
+static bool check_snapshot(struct restore *r, const struct group *g)
+{
+    const struct store_read *read = &g->reads[0];
+    size_t n_bytes = model_state_bytes(&r->rr->o.model->cfg);
+    struct err e = {0};
+    int rc = read->status;
+    if (rc == 0)
+        rc = store_read_check(read, &e);
+    if (rc == 0 && (read->n_bytes != n_bytes || read->is_packed ||
+                    model_state_seen(read->bytes) != restore_tokens(r, g->first_chunk + 1)))
+        rc = err_set(&e, ERR_CORRUPT, "a snapshot is not that of its chunk");
+    if (rc != 0)
+        restore_lose_snapshot(r, rc, e.msg[0] != 0 ? e.msg : err_name(rc));
+    return rc == 0;
+}
+
+/* Puts a layer's state in its place. */
+static void put_state(struct restore *r, const struct group *g)
+{
+    struct kv_layer kv = kv_pool_layer(r->rr->o.pool, g->layer);
+    memcpy(kv.blocks + (size_t)kv_table_state(r->job.table) * kv.block_stride,
+           g->reads[0].bytes, model_state_bytes(&r->rr->o.model->cfg));
+}
+
 /* Returns whether one record is good, and unpacks it. Leaves the checksum out if the device
  * computes it. A bad record loses its chunk and all chunks behind it. */
 static bool check_record(struct restore *r, struct group *g, int i, int thread_idx)
@@ -191,6 +219,8 @@ static bool check_record(struct restore *r, struct group *g, int i, int thread_i
     struct store_read *read = &g->reads[i];
     struct err e = {0};
     int rc = read->status;
+    if (g->is_snapshot)
+        return check_snapshot(r, g);
     if (rc == 0 && (r->rr->check == NULL || read->is_packed))
         rc = store_read_check(read, &e);
     size_t n_bytes = r->rr->record_bytes[g->kind] / STORE_CHUNK_TOKENS *
@@ -320,6 +350,13 @@ static int end_of_wanted(struct restore *r)
 static int project_part(struct restore *r, const struct part *p)
 {
     const struct group *g = p->g;
+    if (shared_load(&r->has_lost_snapshot) != 0 && r->snapshot_chunk >= 0)
+        return 0; /* the restore begins again */
+    if (g->is_snapshot) {
+        if (g->first_chunk < end_of_wanted(r))
+            put_state(r, g);
+        return 0;
+    }
     int rc = 0, end = (end_of_wanted(r) - g->first_chunk) * STORE_CHUNK_TOKENS;
     int first = first_wanted_row(r, g);
     note_kept_out(r, g, first);
@@ -424,7 +461,7 @@ static void work_arrived(struct restore_pipeline *rr, int64_t budget_ns)
     }
     enum store_kind kind = first->kind;
     give_back(rr); /* the groups belong to the I/O thread again */
-    if (rr->up == NULL) {
+    if (rr->up == NULL && !a.has_snapshot) {
         r->kind_ns[kind] += clock_now_ns() - t0;
         r->kind_rows[kind] += a.n_rows;
     }
@@ -436,7 +473,7 @@ static void work_arrived(struct restore_pipeline *rr, int64_t budget_ns)
         restore_settle(rr, budget_ns == RESTORE_NO_LIMIT ? rr->n_slots / 2 : 0);
     }
     if (rr->up == NULL || budget_ns != RESTORE_NO_LIMIT)
-        learn(rr, method, clock_now_ns() - t0, a.n_rows);
+        learn(rr, method, clock_now_ns() - t0, a.has_snapshot ? 0 : a.n_rows);
 }
 
 /* --- recomputation ---------------------------------------------------------------------------- */

@@ -60,6 +60,8 @@ struct group {
     uint8_t *slot;
     int layer, first_chunk, n_chunks;
     enum store_kind kind;
+    bool
+        is_snapshot; /* the layer's state behind chunk first_chunk, and no record of that chunk */
     struct store_read reads[GROUP];
     int n_left; /* number of reads that are not complete */
     int64_t t_issued;
@@ -133,6 +135,8 @@ struct restore {
     int32_t *tokens;     /* [want.n_tokens] */
     struct restore_want want;
     struct store_hit *hits; /* [n_keys + 1] */
+    struct store_hit
+        snapshot; /* behind hit found.n_snapshot - 1; impl NULL: there is none */
     bool owns_hits;
     struct restore_found found;
     /* NULL: the remote was not asked, or its chunks were already taken. */
@@ -159,9 +163,13 @@ struct restore {
     /* First wanted chunk of each layer: the job's first chunk, or a later one if the layer has a
      * window. For a recomputed layer: the first chunk whose K, V and input are computed. */
     int start[STORE_MAX_LAYERS];
+    /* Chunk at whose end recurrent layers take their states from the snapshot; -1: they do not. It
+     * is then the first wanted chunk of these layers, and none of its own records are read. */
+    int snapshot_chunk;
 
-    atomic_int n_good;   /* chunks [0, n_good) are believed good */
-    atomic_int is_raced; /* 1: recomputation races the reads */
+    atomic_int has_lost_snapshot; /* 1: the snapshot cannot be used */
+    atomic_int n_good;            /* chunks [0, n_good) are believed good */
+    atomic_int is_raced;          /* 1: recomputation races the reads */
     atomic_int n_raced; /* chunks [0, n_raced) are recomputed, so they are no longer read */
     /* 1: a read failed in a race, so the restore is done only when recomputation ends. */
     atomic_int has_lost_reads;
@@ -269,17 +277,26 @@ struct restore_pipeline {
     int32_t *pos; /* [max_tokens]: 0, 1, 2, ... */
 };
 
+/* Returns whether a layer takes its state from the snapshot. */
+static inline bool restore_has_snapshot(const struct restore *r, int layer)
+{
+    return r->snapshot_chunk >= 0 && layer >= r->n_recompute &&
+           config_is_recurrent(&r->rr->o.model->cfg, layer);
+}
 /* Returns the tokens in the first n chunks of the job. */
 static inline int restore_tokens(const struct restore *r, int n)
 {
     return n == 0 ? 0 : (n - 1) * STORE_CHUNK_TOKENS + r->job.hits[n - 1].n_tokens;
 }
-/* [lock, or not started] Returns the kind of record that is read of a chunk: 'H' or 'K', or 0 if
- * none is read. The chunk may lack the kind that the plan prefers. */
+/* [lock, or not started] Returns the kind of record that is read of a chunk: 'H' or 'K', 'S' for
+ * the snapshot behind it, or 0 if none is read. The chunk may lack the kind that the plan
+ * prefers. */
 char restore_method_of(const struct restore *r, int layer, int chunk);
 /* Gives up a chunk that cannot be used, and all behind it: only the chunks before it are restored.
  * In a race the chunk is recomputed instead. Any thread. */
 void restore_lose_chunk(struct restore *r, int chunk, int rc, const char *why);
+/* Gives up the snapshot: the restore begins again without it. Any thread. */
+void restore_lose_snapshot(struct restore *r, int rc, const char *why);
 /* Gives up all chunks, without condemning any. In a race only the reads are given up. Any
  * thread. */
 void restore_give_up(struct restore *r, const char *why);
@@ -295,8 +312,8 @@ bool restore_reads_remain(struct restore *r);
 void restore_hand_over(struct restore_pipeline *rr, struct group *g);
 /* Sets the job of a restore that has found its chunks. */
 void restore_set_job(struct restore *r, const struct restore_job *job);
-/* Returns whether a restore has lost a chunk and must begin again: windows of the chunks before the
- * lost one begin earlier, and a recurrent state may have passed these chunks. */
+/* Returns whether a restore has lost a chunk or the snapshot and must begin again: windows of the
+ * chunks before the lost one begin earlier, and a recurrent state may have passed these chunks. */
 bool restore_must_rewind(const struct restore *r);
 /* In a race: returns the first row that arriving records may still write; otherwise returns 0. Call
  * on the compute lane's thread. */

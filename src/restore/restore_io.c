@@ -27,6 +27,7 @@
 #include "base/minmax.h"
 #include "base/thread.h"
 #include "restore/profile.h"
+#include "restore/snapshots.h"
 #include "save/bugs.h"
 
 /* --- chunks that the remote has --------------------------------------------------------------- */
@@ -272,6 +273,48 @@ static bool find_full(struct restore *r)
     return !restore_remote_begin(r);
 }
 
+/* Returns whether a snapshot stands behind hit n - 1 with the state of every recurrent layer. */
+static bool has_snapshot(const struct restore *r, int n, struct sha256 *key)
+{
+    const struct model_config *c = &r->rr->o.model->cfg;
+    struct store_hit hit = {0};
+    *key = store_state_key(&r->hits[n - 1].key);
+    bool has = store_pin(r->rr->o.store, key, &hit);
+    for (int l = 0; has && l < c->n_layers; l++)
+        has = !config_is_recurrent(c, l) || store_mask_has(&hit.mask, l, STORE_HIDDEN);
+    store_release(r->rr->o.store, &hit, 1);
+    return has;
+}
+
+/* Finds the last snapshot behind the hits. The store may evict those that are too near to others
+ * for their age. */
+static void find_snapshot(struct restore *r)
+{
+    struct store *store = r->rr->o.store;
+    struct restore_found *f = &r->found;
+    struct sha256 keys[SNAPSHOT_MOST];
+    int64_t at[SNAPSHOT_MOST];
+    bool drop[SNAPSHOT_MOST];
+    int first = SNAPSHOT_MOST, n_found = 0;
+    int end = config_is_hybrid(&r->rr->o.model->cfg) ? f->n_hits : 0, last = 0;
+    for (int n = end; n > 0 && first > 0; n--) {
+        if (!has_snapshot(r, n, &keys[first - 1]))
+            continue;
+        first--;
+        at[first] = (int64_t)(n - 1) * STORE_CHUNK_TOKENS + r->hits[n - 1].n_tokens;
+        last = MAX(last, n);
+    }
+    if (last == 0)
+        return;
+    snapshot_thin(at + first, SNAPSHOT_MOST - first, at[SNAPSHOT_MOST - 1], drop + first);
+    for (int i = first; i < SNAPSHOT_MOST; i++)
+        if (drop[i])
+            store_drop(store, &keys[i], 1);
+    (void)store_lookup_for(store, &r->want.use, &keys[SNAPSHOT_MOST - 1], 1, &r->snapshot,
+                           &n_found, NULL, 0, NULL);
+    f->n_snapshot = n_found > 0 ? last : 0;
+}
+
 /* Runs the look-up. Returns false if it continues when the remote has answered. */
 static bool find(struct restore *r)
 {
@@ -293,6 +336,7 @@ static bool find(struct restore *r)
         store_release(rr->o.store, r->hits, f->n_hits);
         f->n_hits = 0;
     }
+    find_snapshot(r);
     f->hits = r->hits;
     return true;
 }
@@ -348,7 +392,8 @@ static void next_group(struct restore *r, struct group *g, struct good_chunks go
     g->n_chunks = g->n_left = c - g->first_chunk;
     CHECK(g->n_chunks > 0);
     g->n_taken = g->n_projected = 0;
-    g->kind = how == 'H' ? STORE_HIDDEN : STORE_KV;
+    g->kind = how == 'K' ? STORE_KV : STORE_HIDDEN;
+    g->is_snapshot = how == 'S';
     restore_up_place(r->rr, g);
     r->next_chunk = c;
 }
@@ -398,13 +443,16 @@ static int submit(struct restore_pipeline *rr, struct group *g, bool may_be_dire
                   struct err *err)
 {
     struct store_read *reads[GROUP];
+    size_t room = g->is_snapshot ? rr->slot_bytes : rr->record_room[g->kind];
     for (int i = 0; i < g->n_chunks; i++) {
-        g->reads[i] = (struct store_read){.hit = &g->run->job.hits[g->first_chunk + i],
+        const struct store_hit *hit = g->is_snapshot
+                                          ? &g->run->snapshot
+                                          : &g->run->job.hits[g->first_chunk + i];
+        g->reads[i] = (struct store_read){.hit = hit,
                                           .layer = g->layer,
                                           .kind = g->kind,
-                                          .dst = g->slot +
-                                                 (size_t)i * rr->record_room[g->kind],
-                                          .dst_bytes = rr->record_room[g->kind],
+                                          .dst = g->slot + (size_t)i * room,
+                                          .dst_bytes = room,
                                           .user = g};
         reads[i] = &g->reads[i];
     }

@@ -247,6 +247,18 @@ static bool is_sound(struct saver *s, struct save_seq *q, const struct sha256 *k
     return is_good;
 }
 
+/* Returns why saving ends after an append that returned rc. */
+static enum save_end end_of_append(int rc)
+{
+    return rc == ERR_LIMIT       ? SAVE_END_CAP
+           : rc == ERR_BUSY      ? SAVE_END_REFUSED
+           : rc == -ENOMEM       ? SAVE_END_MEMORY
+           : rc == -ENOSPC       ? SAVE_END_SPACE
+           : rc == ERR_NOT_FOUND ? SAVE_END_PARENT
+           : rc == ERR_ERASED    ? SAVE_END_ERASED
+                                 : SAVE_END_FAULT;
+}
+
 /* Appends a chunk. Records that another sequence has stored under the same key are neither
  * laid out nor written again: equal prefixes are stored once. Records of kinds that were not saved
  * then are added. */
@@ -268,7 +280,7 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
         .use = q->use,
         .chunk_idx = (uint32_t)c->chunk_idx,
         .n_tokens = c->n_tokens,
-        .yields = c->n_tokens < STORE_CHUNK_TOKENS && !q->is_document,
+        .yields = c->n_tokens < STORE_CHUNK_TOKENS && !q->is_document && !c->has_snapshot,
         .may_be_refused = !q->is_document && q->truncation.context == 0,
         .records = records};
     memcpy(chunk.tokens, c->tokens, sizeof chunk.tokens);
@@ -293,13 +305,7 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
         chunk.n_records = MAX(n, 0);
         rc = n < 0 ? err_set(err, n, "keys and values could not be laid out")
                    : store_append(s->o.store, &chunk, err);
-        *end = rc == ERR_LIMIT       ? SAVE_END_CAP
-               : rc == ERR_BUSY      ? SAVE_END_REFUSED
-               : rc == -ENOMEM       ? SAVE_END_MEMORY
-               : rc == -ENOSPC       ? SAVE_END_SPACE
-               : rc == ERR_NOT_FOUND ? SAVE_END_PARENT
-               : rc == ERR_ERASED    ? SAVE_END_ERASED
-                                     : SAVE_END_FAULT;
+        *end = end_of_append(rc);
     }
     if (rc == 0)
         atomic_fetch_add(&s->n_shared, chunk.n_records == 0);
@@ -309,6 +315,42 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
         hold_pin(s, q, &stored);
     else if (stored.impl != NULL)
         store_release(s->o.store, &stored, 1);
+    return rc;
+}
+
+/* Appends a snapshot behind the last chunk of its sequence. A lack of room leaves it out: a restore
+ * then replays the states from an earlier place. */
+static int append_snapshot(struct saver *s, const struct save_chunk *c, struct sha256 *key,
+                           enum save_end *end, struct err *err)
+{
+    const struct model *m = s->o.model;
+    struct store_record records[STORE_MAX_LAYERS];
+    struct save_seq *q = c->seq;
+    int n = 0;
+    *key = store_state_key(&q->last);
+    for (int l = 0; l < m->cfg.n_layers; l++) {
+        if (!config_is_recurrent(&m->cfg, l))
+            continue;
+        records[n] = (struct store_record){.layer = l,
+                                           .kind = STORE_HIDDEN,
+                                           .bytes = save_state(c, n),
+                                           .n_bytes = (uint32_t)s->state_bytes};
+        n++;
+    }
+    const struct store_chunk chunk = {.key = *key,
+                                      .parent = q->last,
+                                      .fingerprint = s->o.fingerprint,
+                                      .owner = q->owner,
+                                      .epoch = q->epoch,
+                                      .use = q->use,
+                                      .chunk_idx = (uint32_t)c->chunk_idx,
+                                      .n_tokens = 1,
+                                      .tokens = {STORE_STATE_TOKEN},
+                                      .records = records,
+                                      .n_records = n,
+                                      .may_be_refused = true};
+    int rc = store_append(s->o.store, &chunk, err);
+    *end = end_of_append(rc) == SAVE_END_FAULT ? SAVE_END_FAULT : SAVE_GOES_ON;
     return rc;
 }
 
@@ -332,12 +374,14 @@ static void offer(struct saver *s, const struct written *w)
     q->fresh[q->n_fresh++] = w->key;
 }
 
-/* Notes a committed chunk and pins it. A chunk that was reported committed must not be evicted
- * while its sequence goes on, or its next chunk could never be found. The pin on the last chunk
- * protects all chunks before it. */
+/* Notes a committed chunk and pins it; a snapshot is neither counted nor pinned. A chunk that was
+ * reported committed must not be evicted while its sequence goes on, or its next chunk could never
+ * be found. The pin on the last chunk protects all chunks before it. */
 static void committed(struct saver *s, const struct written *w)
 {
     struct store_hit hit = {0};
+    if (w->is_snapshot)
+        return;
     (void)store_pin(s->o.store, &w->key, &hit);
     hold_pin(s, w->seq, &hit);
     offer(s, w);
@@ -412,8 +456,34 @@ static bool has_parent(struct saver *s, struct save_seq *q, struct uncommitted *
     return q->parent_seen;
 }
 
-/* Writes one chunk. A problem of this chunk (no room under the cap, a missing parent or tail)
- * ends the saving of its sequence. A fault of the store ends all saving. */
+/* Notes that a chunk or a snapshot was appended. */
+static void add_written(struct saver *s, const struct save_chunk *c,
+                        const struct sha256 *key)
+{
+    struct uncommitted *b = &s->uncommitted;
+    struct save_seq *q = c->seq;
+    struct written *w = &b->chunk[b->n];
+    if (b->n == 0)
+        b->due_ns = clock_now_ns() + SAVE_COMMIT_NS;
+    *w = (struct written){.seq = q,
+                          .key = *key,
+                          .n_tokens = (int64_t)c->chunk_idx * STORE_CHUNK_TOKENS +
+                                      c->n_tokens,
+                          .is_tail = c->n_tokens < STORE_CHUNK_TOKENS,
+                          .is_snapshot = c->n_tokens == 0};
+    b->n++;
+    if (w->is_snapshot)
+        return;
+    if (state_has_bug(STATE_BUG_EARLY_COMMITTED))
+        shared_store(&q->committed, (long long)w->n_tokens);
+    q->last = *key;
+    if (!w->is_tail)
+        q->parent = *key;
+}
+
+/* Writes one chunk or snapshot. A problem of this chunk (no room under the cap, a missing parent or
+ * tail) ends the saving of its sequence; one of a snapshot does not. A fault of the store ends all
+ * saving. */
 static void write_chunk(struct saver *s, struct save_chunk *c, struct uncommitted *b)
 {
     struct err err = {0};
@@ -426,27 +496,18 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct uncommitte
     if (save_ended(q) == SAVE_GOES_ON && s->fault == 0 && !has_parent(s, q, b))
         end = is_full(s) ? SAVE_END_SPACE : SAVE_END_PARENT;
     else if (save_ended(q) == SAVE_GOES_ON && s->fault == 0)
-        rc = append(s, c, &key, &end, &b->has_written, &err);
+        rc = c->n_tokens == 0 ? append_snapshot(s, c, &key, &end, &err)
+                              : append(s, c, &key, &end, &b->has_written, &err);
     if (rc != 0 && rc != ERR_CANCELLED && end == SAVE_END_FAULT)
         set_fault(s, rc, &err);
     if (rc == -ENOSPC)
         note_full_disk(s, &err);
     pthread_mutex_lock(&s->lock);
     if (rc == 0) {
-        bool is_tail = c->n_tokens < STORE_CHUNK_TOKENS;
-        if (b->n == 0)
-            b->due_ns = clock_now_ns() + SAVE_COMMIT_NS;
-        b->chunk[b->n++] = (struct written){
-            .seq = q,
-            .key = key,
-            .n_tokens = (int64_t)c->chunk_idx * STORE_CHUNK_TOKENS + c->n_tokens,
-            .is_tail = is_tail};
-        if (state_has_bug(STATE_BUG_EARLY_COMMITTED))
-            shared_store(&q->committed, (long long)b->chunk[b->n - 1].n_tokens);
-        if (!is_tail)
-            q->parent = key;
+        add_written(s, c, &key);
     } else {
-        save_end_seq(q, end);
+        if (end != SAVE_GOES_ON)
+            save_end_seq(q, end);
         save_drop_ref_locked(q);
         b->n_given_up += b->n > 0; /* chunks settle in their order, so that marks hold */
         if (b->n == 0)

@@ -109,6 +109,21 @@ static void release(struct saver *s)
     free(s);
 }
 
+static int n_recurrent(const struct model *m)
+{
+    int n = 0;
+    for (int l = 0; l < m->cfg.n_layers; l++)
+        n += config_is_recurrent(&m->cfg, l);
+    return n;
+}
+
+/* Returns the memory that one snapshot takes; 0 if no layer is recurrent. */
+static size_t snapshot_bytes(const struct saver *s)
+{
+    size_t states = (size_t)n_recurrent(s->o.model) * s->state_bytes;
+    return states > 0 ? round_up(sizeof(struct save_chunk), SAVE_MEMORY_ALIGN) + states : 0;
+}
+
 static int reserve_memory(struct saver *s, struct err *err)
 {
     const struct model *m = s->o.model;
@@ -118,10 +133,12 @@ static int reserve_memory(struct saver *s, struct err *err)
     lay_out(s, &both, &full);
     /* n rows of one sequence touch at most n/64 full chunks plus a partial one at each end. */
     size_t least = ((size_t)s->o.max_batch_rows / STORE_CHUNK_TOKENS + 2) * full.n_bytes;
-    size_t bytes = MAX(s->o.buffer_bytes, least);
+    size_t bytes = MAX(s->o.buffer_bytes, least) + 2 * snapshot_bytes(s);
     size_t smallest = sizeof(struct save_chunk) + s->record_bytes[STORE_HIDDEN];
     if (s->record_bytes[STORE_KV] < s->record_bytes[STORE_HIDDEN])
         smallest = sizeof(struct save_chunk) + s->record_bytes[STORE_KV];
+    if (s->state_bytes > 0)
+        smallest = MIN(smallest, snapshot_bytes(s));
     int rc = save_memory_init(&s->memory, bytes, smallest);
     if (rc != 0)
         return err_set(err, rc, "memory for chunks to be saved: %zu bytes", bytes);
@@ -174,6 +191,7 @@ int saver_create(const struct saver_opts *o, struct saver **out, struct err *err
     s->queue_end = &s->queue;
     for (int k = 0; k < STORE_KINDS; k++)
         s->record_bytes[k] = record_bytes(m, (enum store_kind)k);
+    s->state_bytes = model_state_bytes(&m->cfg);
     pthread_mutex_init(&s->lock, NULL);
     clock_cond_init(&s->changed);
     int rc = reserve_memory(s, err);
@@ -323,7 +341,7 @@ struct save_seq *save_open(struct saver *s, const struct save_begin *b)
         return NULL;
     struct save_seq *q = xcalloc(1, sizeof *q);
     q->saver = s;
-    q->parent = *b->parent;
+    q->parent = q->last = *b->parent;
     q->truncation = b->truncation;
     q->policy = *b->policy;
     q->owner = b->owner;
@@ -343,6 +361,7 @@ struct save_seq *save_open(struct saver *s, const struct save_begin *b)
         return q;
     q->tail = store_hold(s->o.store, b->tail);
     q->n_tail = (int)(b->first_token % STORE_CHUNK_TOKENS);
+    q->last = q->tail.key;
     CHECK(q->n_tail <= q->tail.n_tokens);
     CHECK(tail_suffices(q, s->o.model->cfg.n_layers));
     return q;
@@ -612,17 +631,12 @@ void save_layers_end(struct saver *saver, struct stream *s)
         (void)save_down_join(saver->down, s); /* s remembers its failure */
 }
 
-/* Hands the first open chunk to the writer, with n_tokens rows. */
-static void enqueue(struct save_seq *q, const int32_t *tokens, int n_tokens)
+/* Puts a chunk or a snapshot at the end of the queue. */
+static void queue_put(struct save_seq *q, struct save_chunk *c)
 {
     struct saver *s = q->saver;
-    struct save_chunk *c = q->open[0];
     c->next = NULL;
-    c->n_tokens = n_tokens;
     c->after = s->down != NULL ? save_down_queued(s->down) : 0;
-    memset(c->tokens, 0, sizeof c->tokens);
-    memcpy(c->tokens, tokens + (int64_t)c->chunk_idx * STORE_CHUNK_TOKENS,
-           (size_t)n_tokens * sizeof *tokens);
     pthread_mutex_lock(&s->lock);
     *s->queue_end = c;
     s->queue_end = &c->next;
@@ -630,6 +644,19 @@ static void enqueue(struct save_seq *q, const int32_t *tokens, int n_tokens)
     q->n_refs++;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
+}
+
+/* Hands the first open chunk to the writer, with n_tokens rows. */
+static void enqueue(struct save_seq *q, const int32_t *tokens, int n_tokens,
+                    bool has_snapshot)
+{
+    struct save_chunk *c = q->open[0];
+    c->n_tokens = n_tokens;
+    c->has_snapshot = has_snapshot;
+    memset(c->tokens, 0, sizeof c->tokens);
+    memcpy(c->tokens, tokens + (int64_t)c->chunk_idx * STORE_CHUNK_TOKENS,
+           (size_t)n_tokens * sizeof *tokens);
+    queue_put(q, c);
     q->n_handed_over = (int64_t)c->chunk_idx * STORE_CHUNK_TOKENS + n_tokens;
     q->first_open++;
     q->n_open--;
@@ -645,24 +672,97 @@ void save_advance(struct save_seq *q, const int32_t *tokens, int64_t n_tokens)
         return;
     }
     while ((int64_t)(q->first_open + 1) * STORE_CHUNK_TOKENS <= n_tokens && q->n_open > 0)
-        enqueue(q, tokens, STORE_CHUNK_TOKENS);
+        enqueue(q, tokens, STORE_CHUNK_TOKENS, false);
 }
 
-static void enqueue_tail(struct save_seq *q, const int32_t *tokens, int64_t n_tokens)
+/* --- snapshots -------------------------------------------------------------------------------- */
+
+/* Returns memory for a snapshot. NULL: more than half of all memory is taken, and chunks come
+ * first. */
+static struct save_chunk *take_snapshot(struct save_seq *q)
+{
+    struct saver *s = q->saver;
+    size_t used = 0;
+    uint8_t *run = NULL;
+    pthread_mutex_lock(&s->lock);
+    for (int i = 0; i < s->memory.n_runs; i++)
+        used += s->memory.runs[i].n_bytes;
+    if (used <= s->memory.n_bytes / 2)
+        run = save_memory_take(&s->memory, snapshot_bytes(s));
+    pthread_mutex_unlock(&s->lock);
+    return (struct save_chunk *)(void *)run;
+}
+
+/* Copies all states to a new snapshot behind n_tokens tokens. Returns NULL if there is no memory
+ * for it, or a state stands elsewhere. */
+static struct save_chunk *copy_states(struct save_seq *q, int64_t n_tokens,
+                                      const struct save_states *states)
+{
+    struct saver *s = q->saver;
+    const struct model *m = s->o.model;
+    struct save_chunk *c = states != NULL && states->state >= 0 && s->state_bytes > 0
+                               ? take_snapshot(q)
+                               : NULL;
+    bool is_there = c != NULL;
+    for (int l = 0, i = 0; is_there && l < m->cfg.n_layers; l++) {
+        const struct kv_layer *of = &states->layers[l];
+        if (!config_is_recurrent(&m->cfg, l))
+            continue;
+        const uint8_t *from = of->blocks + (size_t)states->state * of->block_stride;
+        c->seq = q;
+        is_there = model_state_seen(from) == n_tokens;
+        if (is_there)
+            memcpy(save_state(c, i++), from, s->state_bytes);
+    }
+    if (c != NULL && !is_there) {
+        pthread_mutex_lock(&s->lock);
+        save_memory_give(&s->memory, (const uint8_t *)c);
+        pthread_mutex_unlock(&s->lock);
+        return NULL;
+    }
+    if (c != NULL) {
+        c->chunk_idx = (int)((n_tokens - 1) / STORE_CHUNK_TOKENS);
+        c->n_tokens = 0;
+        atomic_init(&c->lost, false);
+    }
+    return c;
+}
+
+bool save_states(struct save_seq *q, int64_t n_tokens, const struct save_states *states)
+{
+    if (q == NULL || save_ended(q) != SAVE_GOES_ON || n_tokens == 0)
+        return false;
+    CHECK(n_tokens == q->n_handed_over && n_tokens % STORE_CHUNK_TOKENS == 0);
+    struct save_chunk *c = copy_states(q, n_tokens, states);
+    if (c != NULL)
+        queue_put(q, c);
+    return c != NULL;
+}
+
+static void enqueue_tail(struct save_seq *q, const int32_t *tokens, int64_t n_tokens,
+                         const struct save_states *states)
 {
     int64_t n = n_tokens - (int64_t)q->first_open * STORE_CHUNK_TOKENS;
     bool is_news = q->tail.impl == NULL || q->first_open != q->tail_idx || n > q->n_tail;
     CHECK(n < STORE_CHUNK_TOKENS);
-    if (n > 0 && is_news)
-        enqueue(q, tokens, (int)n);
+    if (!is_news)
+        return;
+    struct save_chunk *c = copy_states(q, n_tokens, states);
+    enqueue(q, tokens, (int)n, c != NULL);
+    if (c != NULL)
+        queue_put(q, c);
 }
 
-void save_idle(struct save_seq *q, const int32_t *tokens, int64_t n_tokens)
+void save_idle(struct save_seq *q, const int32_t *tokens, int64_t n_tokens,
+               const struct save_states *states)
 {
     if (q == NULL)
         return;
-    if (save_ended(q) == SAVE_GOES_ON && q->n_open > 0)
-        enqueue_tail(q, tokens, n_tokens);
+    bool has_tail = n_tokens > (int64_t)q->first_open * STORE_CHUNK_TOKENS;
+    if (save_ended(q) == SAVE_GOES_ON && q->n_open > 0 && has_tail)
+        enqueue_tail(q, tokens, n_tokens, states);
+    else if (n_tokens == q->n_handed_over && n_tokens % STORE_CHUNK_TOKENS == 0)
+        (void)save_states(q, n_tokens, states);
     pthread_mutex_lock(&q->saver->lock);
     hurry(q->saver);
     pthread_mutex_unlock(&q->saver->lock);

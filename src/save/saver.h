@@ -21,6 +21,12 @@
  * session goes idle again, the writer adds the new rows to the stored ones, and the partial
  * chunk is superseded.
  *
+ * A sequence with recurrent layers may also save a *snapshot*: the states of all these layers,
+ * which stand behind its last token. save_states copies them beside the chunks on their way to the
+ * store, so their memory is part of the same bound. A session that goes idle leaves a snapshot
+ * behind its tail. Such a tail stays when its context goes on, because other contexts may branch
+ * off there.
+ *
  * Saving ends sequence by sequence, with a reason (enum save_end), since a chain may have no
  * holes. Committed chunks stay; a later request that continues the context prefills the missing
  * tokens and saves them. The first fault of the store is reported once, by `warn`, and ends
@@ -165,9 +171,19 @@ static inline bool save_kinds_suffice(const uint8_t *wanted, const uint8_t *stor
 /* Begins saving a sequence. Returns NULL if there is nothing to save; every function below takes
  * NULL as a sequence that is not saved. */
 struct save_seq *save_open(struct saver *s, const struct save_begin *b);
-/* Writes the tail, positions up to n_tokens, as a partial chunk: the session goes idle. Only
- * save_stop and save_close may follow. */
-void save_idle(struct save_seq *q, const int32_t *tokens, int64_t n_tokens);
+/* Where the states of a sequence's recurrent layers are. */
+struct save_states {
+    const struct kv_layer *layers; /* [n_layers] */
+    int32_t state;                 /* number of the sequence's states (kv_table_state) */
+};
+/* Takes a snapshot behind n_tokens tokens, the end of the last full chunk that the sequence has
+ * handed over or continues. Returns false, and takes none, if the states stand elsewhere, if more
+ * than half of the memory for chunks is taken, or if nothing is saved. Does not wait. */
+bool save_states(struct save_seq *q, int64_t n_tokens, const struct save_states *states);
+/* Writes the tail, positions up to n_tokens, as a partial chunk, and a snapshot behind it unless
+ * `states` is NULL: the session goes idle. Only save_stop and save_close may follow. */
+void save_idle(struct save_seq *q, const int32_t *tokens, int64_t n_tokens,
+               const struct save_states *states);
 /* Ends the sequence's saving and frees it. Chunks that are not in the queue are dropped; chunks
  * in the queue are still written. */
 void save_close(struct save_seq *q);

@@ -6,13 +6,15 @@
  *   | struct save_chunk | layer 0: hidden rows | layer 0: K and V rows | layer 1 ...
  *
  * A chunk is in one place: its sequence's open chunks (stage one fills it), the queue, or with
- * the writer. */
+ * the writer. A snapshot's memory is such a run, too, with a state per recurrent layer. It is full
+ * when it is taken, and follows the chunk behind which it stands through the queue. */
 #ifndef SAVE_SAVER_IMPL_H
 #define SAVE_SAVER_IMPL_H
 
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/bytes.h"
 #include "base/step.h"
 #include "save/save_down.h"
 #include "save/save_memory.h"
@@ -22,7 +24,8 @@ struct save_chunk {
     struct save_chunk *next; /* next in the queue */
     struct save_seq *seq;
     int chunk_idx;
-    int n_tokens; /* 64, or fewer in a tail */
+    int n_tokens;      /* 64, or fewer in a tail; 0: a snapshot */
+    bool has_snapshot; /* a tail behind which a snapshot follows */
     /* Number of layers that must have come down before the chunk's rows are complete. */
     uint64_t after;
     atomic_bool lost; /* one of the layers counted in `after` failed to come down */
@@ -54,6 +57,7 @@ struct save_seq {
 
     /* The fields from here on belong to the writer. */
     struct sha256 parent; /* parent of the next chunk to be written */
+    struct sha256 last;   /* the last chunk that was written or is continued */
     /* Pin on the last committed chunk, which stays while it may be continued. */
     struct store_hit pin;
     /* A damaged chunk of the context was saved again, so the chunks behind it are checked. */
@@ -77,7 +81,7 @@ struct written {
     struct save_seq *seq;
     struct sha256 key;
     int64_t n_tokens; /* tokens of its sequence that are durable after the commit */
-    bool is_tail;
+    bool is_tail, is_snapshot;
 };
 
 /* Chunks that were appended and are not committed yet. */
@@ -92,6 +96,7 @@ struct uncommitted {
 struct saver {
     struct saver_opts o;
     size_t record_bytes[STORE_KINDS];
+    size_t state_bytes;     /* of one state; 0: no layer is recurrent */
     struct save_down *down; /* NULL where memory is unified */
     /* Copies of one layer's snapshot, if memory is unified. They belong to the compute thread. */
     struct copy_part *copies;
@@ -138,6 +143,13 @@ static inline bool saver_is_busy(const struct saver *s)
 static inline uint8_t *save_record(const struct save_chunk *c, int l, enum store_kind kind)
 {
     return (uint8_t *)(uintptr_t)c + c->seq->layout.at[l][kind];
+}
+
+/* Returns the state of a snapshot's i-th recurrent layer. */
+static inline uint8_t *save_state(const struct save_chunk *c, int i)
+{
+    size_t head = round_up(sizeof *c, SAVE_MEMORY_ALIGN);
+    return (uint8_t *)(uintptr_t)c + head + (size_t)i * c->seq->saver->state_bytes;
 }
 
 /* Ends the saving of a sequence. The first reason stays. Any thread. */

@@ -43,6 +43,12 @@ struct sha256 store_chunk_key(const struct sha256 *parent,
     return store_partial_key(parent, tokens, STORE_CHUNK_TOKENS);
 }
 
+struct sha256 store_state_key(const struct sha256 *chunk)
+{
+    const int32_t token = STORE_STATE_TOKEN;
+    return store_partial_key(chunk, &token, 1);
+}
+
 uint64_t store_chunk_name(const struct sha256 *key)
 {
     return get_u64(key->b) | 1;

@@ -91,7 +91,7 @@ static void wait_for_room(struct store *s, const struct taking *t, struct store_
 static int erase_or_owe(struct store *s, const struct sha256 *keys, int n,
                         const uint64_t *owner, struct store_erased *out, struct err *err)
 {
-    struct taking t = {.keys = xmalloc(((size_t)n + 1) * sizeof t.keys[0]),
+    struct taking t = {.keys = xmalloc((2 * (size_t)n + 1) * sizeof t.keys[0]),
                        .is_all = owner != NULL};
     *out = (struct store_erased){0};
     pthread_mutex_lock(&s->erasing.erase_lock);

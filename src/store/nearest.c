@@ -10,6 +10,7 @@
  * only of the children with the most equal marks. A node that was loaded from the index has no
  * marks. Each search also reads the headers of some of these nodes, and gives them marks. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "base/minmax.h"
@@ -70,10 +71,11 @@ static void candidates_find(const struct store *s, const struct sha256 *parent,
 {
     const struct chunk_node *p = catalog_find(&s->catalog, parent);
     const struct chunk_marks marks = store_marks_of(tokens, n);
+    const struct sha256 state = store_state_key(parent); /* a snapshot has no text */
     int n_seen = 0;
     for (struct chunk_node *x = p != NULL ? p->child : NULL;
          x != NULL && n_seen < MAX_CHILDREN; x = x->older, n_seen++) {
-        if (x->n_live == 0 || x->doomed)
+        if (x->n_live == 0 || x->doomed || memcmp(x->key.b, state.b, sizeof state.b) == 0)
             continue;
         if (x->has_marks)
             candidate_put(c, x, marks_common(&marks, &x->marks, MIN(n, x->n_tokens)));

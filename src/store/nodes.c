@@ -157,13 +157,35 @@ int store_doom_writing(struct store *s)
     return n;
 }
 
-/* [lock] Returns whether a chunk that is not erased continues the node. */
-static bool is_continued(const struct chunk_node *n)
+/* [lock] Returns whether a chunk that is not erased continues the node, its snapshot apart. */
+static bool is_continued(const struct chunk_node *n, const struct chunk_node *snapshot)
 {
     for (const struct chunk_node *c = n->child; c != NULL; c = c->older)
-        if (!c->doomed)
+        if (!c->doomed && c != snapshot)
             return true;
     return false;
+}
+
+/* A chunk that is being written has no extents yet. */
+static bool is_taken(const struct chunk_node *n)
+{
+    return n != NULL && (n->extents != NULL || n->has_writer);
+}
+
+/* [lock] Takes one chunk off the catalog, or dooms it. */
+static void take_node(struct store *s, struct chunk_node *node, struct store_erased *out)
+{
+    if (node->n_children > 0 || in_use(node)) {
+        doom(s, node);
+        out->n_busy++;
+        return;
+    }
+    for (const struct extent *x = node->extents; x != NULL; x = x->next)
+        out->n_bytes += extent_bytes(x);
+    out->n_chunks++;
+    struct chunk_node *up = store_doomed_above(node);
+    node_erase(s, node);
+    store_settle_doomed(s, up);
 }
 
 int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_all,
@@ -171,31 +193,29 @@ int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_
 {
     int n_taken = 0;
     for (int i = n; i-- > 0;) {
+        const struct sha256 of_states = store_state_key(&keys[i]);
+        struct chunk_node *snapshot = catalog_find(&s->catalog, &of_states);
         struct chunk_node *node = catalog_find(&s->catalog, &keys[i]);
-        /* A chunk that is being written has no extents yet. */
-        if (node == NULL || (node->extents == NULL && !node->has_writer)) {
+        if (!is_all && is_taken(node) && is_continued(node, snapshot)) {
+            out->n_shared += (uint64_t)i + 1;
+            return n_taken;
+        }
+        if (is_taken(snapshot)) {
+            if (taken != NULL)
+                taken[n_taken] = of_states;
+            n_taken++;
+            take_node(s, snapshot, out);
+            node = catalog_find(&s->catalog, &keys[i]);
+        }
+        if (!is_taken(node)) {
             if (node != NULL)
                 pin_end(s, node);
             continue;
         }
-        if (!is_all && is_continued(node)) {
-            out->n_shared += (uint64_t)i + 1;
-            return n_taken;
-        }
         if (taken != NULL)
             taken[n_taken] = keys[i];
         n_taken++;
-        if (node->n_children > 0 || in_use(node)) {
-            doom(s, node);
-            out->n_busy++;
-            continue;
-        }
-        for (const struct extent *x = node->extents; x != NULL; x = x->next)
-            out->n_bytes += extent_bytes(x);
-        out->n_chunks++;
-        struct chunk_node *up = store_doomed_above(node);
-        node_erase(s, node);
-        store_settle_doomed(s, up);
+        take_node(s, node, out);
     }
     return n_taken;
 }

@@ -84,6 +84,14 @@ struct sha256 store_chunk_key(const struct sha256 *parent,
 struct sha256 store_partial_key(const struct sha256 *parent, const int32_t *tokens,
                                 int n_tokens);
 
+/* A *snapshot* is the states of a model's recurrent layers behind the last token of a chunk. To the
+ * store it is a chunk of its own: it continues that chunk by one token, STORE_STATE_TOKEN, which no
+ * text has, and has a record of kind STORE_HIDDEN for each of these layers. So it is evicted,
+ * condemned and dropped on its own, and erased and exported with the chunk that it continues.
+ * Returns its key. `chunk` is the key of the chunk, which may be partial. */
+#define STORE_STATE_TOKEN (-1)
+struct sha256 store_state_key(const struct sha256 *chunk);
+
 /* Returns the parent of a stair's first chunk in a truncated context (store/truncation.h):
  * SHA-256(the key of the previous chunk, the numbers C, S, K), fields tagged. So the keys of a
  * stair's chunks name all tokens before them and the truncation. No chunk has this key: to the

@@ -215,8 +215,9 @@ void store_finish_erase(struct store *s);
  * still continues one, that chunk also belongs to the owner, and is in use or just appended, so the
  * one before it is doomed.
  *
- * taken (NULL allowed) [n] receives the keys of chunks that were erased or doomed, children first.
- * Returns the number of keys in `taken`. */
+ * The chunks' snapshots go with them (store_state_key). taken (NULL allowed) [2 * n] receives the
+ * keys of chunks that were erased or doomed, children first. Returns the number of keys in
+ * `taken`. */
 int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_all,
                      struct sha256 *taken, struct store_erased *out);
 /* [erase_lock] Notes the erasure of chunks that have left the catalog, of all chunks of an owner

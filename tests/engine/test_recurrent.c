@@ -8,13 +8,18 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "io/io.h"
+#include "restore/snapshots.h"
 #include "tests/engine/enginetest.h"
 
-enum { N_PROMPT = 205, N_GENERATE = 6 };
+enum { N_PROMPT = 205, N_GENERATE = 6, N_LONG = 440 };
 
 static int32_t prompt[N_PROMPT];
 
@@ -144,6 +149,260 @@ static void turns_and_branches(void **state)
     io_close(io);
 }
 
+/* --- snapshots -------------------------------------------------------------------------------- */
+
+static int32_t longer[N_LONG];
+
+/* Opens a stack over a store on `io`, or without a store. */
+static void open_longer(struct stack *k, struct io *io, const char *dtype)
+{
+    struct stack_opts o = {.user.model = "synth:tiny-hybrid",
+                           .user.dtype = dtype,
+                           .user.threads = 2,
+                           .user.max_context = 512,
+                           .user.store = et_dirs,
+                           .user.n_store = io != NULL ? 2 : 0,
+                           .io = io};
+    et_open(k, &o);
+    et_prompt(longer, N_LONG, 8);
+}
+
+/* Returns the run of the first n tokens that is never evicted. */
+static struct et_run never_evicted(const char *dtype, int n, int max_tokens)
+{
+    struct stack k;
+    struct et_run r;
+    const struct et_ask a = {.prompt = longer, .n_prompt = n, .max_tokens = max_tokens};
+    open_longer(&k, NULL, dtype);
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    stack_close(&k);
+    return r;
+}
+
+/* Saves n tokens and restores them for all tokens: the states come from the last snapshot and are
+ * replayed behind it. */
+static void every_cut_behind_a_snapshot(void **state)
+{
+    (void)state;
+    static const char *const plans[] = {"hidden", "kv", "RHHK", "RRRH", "auto"};
+    static const char *const dtypes[] = {"f32", "bf16"};
+    int n_used = 0, n_replayed = 0;
+    for (int d = 0; d < 2; d++) {
+        struct io *io = et_disk(5, 1 << 28);
+        struct stack k;
+        struct et_run want = never_evicted(dtypes[d], N_LONG, N_GENERATE), r;
+        open_longer(&k, io, dtypes[d]);
+        for (int n = 250; n <= 400; n += n % 64 <= 1 || n % 64 == 63 ? 1 : 7) {
+            char salt[40];
+            const char *plan = plans[n % 5];
+            snprintf(salt, sizeof salt, "%d tokens, %s", n, plan);
+            struct et_ask a = {.prompt = longer,
+                               .n_prompt = n,
+                               .max_tokens = 1,
+                               .save = "both",
+                               .salt = salt};
+            assert_int_equal(et_run(&k, &a, &r), 0);
+            a.n_prompt = N_LONG;
+            a.max_tokens = N_GENERATE;
+            a.plan = plan;
+            assert_int_equal(et_run(&k, &a, &r), 0);
+            et_same(&r, &want, salt);
+            if (strcmp(plan, "auto") == 0)
+                continue;
+            int end = (n - 1) / 64 * 64;
+            int place = end >= SNAPSHOT_LEAST ? end : n >= SNAPSHOT_LEAST ? n : 0;
+            assert_int_equal(r.n_cached, n);
+            if (strcmp(plan, "RRRH") == 0) /* all recurrent layers are recomputed */
+                place = 0;
+            assert_int_equal(r.restore.snapshot_tokens, place);
+            n_used += place > 0;
+            n_replayed += place > 0 && place < n;
+        }
+        stack_close(&k);
+        io_close(io);
+    }
+    assert_in_range(n_used, 20, 1000);
+    assert_in_range(n_replayed, 20, 1000);
+}
+
+/* A turn ends inside a chunk. The next turn, and another one from the same place, resume there. */
+static void the_end_of_a_turn(void **state)
+{
+    (void)state;
+    struct io *io = et_disk(6, 1 << 28);
+    struct stack k;
+    struct et_run first, r, want;
+    int32_t text[N_LONG];
+    open_longer(&k, io, "f32");
+    struct et_ask a = {
+        .prompt = longer, .n_prompt = 100, .max_tokens = 230, .save = "auto"};
+    assert_int_equal(et_run(&k, &a, &first), 0);
+    assert_int_equal(first.committed, 329); /* the last token is not computed */
+    stack_close(&k);
+    for (int branch = 0; branch < 3; branch++) {
+        memcpy(text, longer, 100 * sizeof *text);
+        memcpy(text + 100, first.tokens, 230 * sizeof *text);
+        et_prompt(text + 330, N_LONG - 330, (uint64_t)(20 + branch));
+        const struct et_ask next = {
+            .prompt = text, .n_prompt = N_LONG, .max_tokens = N_GENERATE, .save = "auto"};
+        open_longer(&k, NULL, "f32");
+        assert_int_equal(et_run(&k, &next, &want), 0);
+        stack_close(&k);
+        open_longer(&k, io, "f32");
+        assert_int_equal(et_run(&k, &next, &r), 0);
+        et_same(&r, &want, "a turn from the end of another");
+        assert_int_equal(r.n_cached, 329);
+        assert_int_equal(r.restore.snapshot_tokens, 329);
+        stack_close(&k);
+    }
+    io_close(io);
+}
+
+/* The third context that shares its first tokens with others resumes where they part. */
+static void a_branch(void **state)
+{
+    (void)state;
+    struct io *io = et_disk(7, 1 << 28);
+    static const int places[] = {0, 0, 320};
+    struct stack k;
+    open_longer(&k, io, "f32");
+    for (int i = 0; i < 3; i++) {
+        struct et_run r, want;
+        struct stack alone_k;
+        et_prompt(longer + 330, N_LONG - 330, (uint64_t)(30 + i));
+        struct et_ask a = {
+            .prompt = longer, .n_prompt = N_LONG, .max_tokens = N_GENERATE, .save = "auto"};
+        struct stack_opts o = {.user.model = "synth:tiny-hybrid", .user.max_context = 512};
+        et_open(&alone_k, &o);
+        assert_int_equal(et_run(&alone_k, &a, &want), 0);
+        stack_close(&alone_k);
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        et_same(&r, &want, "a branch");
+        assert_int_equal(r.n_cached, i == 0 ? 0 : 320);
+        assert_int_equal(r.restore.snapshot_tokens, places[i]);
+    }
+    stack_close(&k);
+    io_close(io);
+}
+
+/* Returns the place of the first state in a segment file of `dir`, or -1. Extents begin with a
+ * header whose tokens are at byte 176 (docs/STORE_FORMAT.md). */
+static int64_t find_state(struct io *io, const char *dir, char *path, size_t path_bytes)
+{
+    struct io_names names = {0};
+    int64_t found = -1;
+    assert_int_equal(io_list(io, dir, &names, NULL), 0);
+    for (size_t i = 0; found < 0 && i < names.n; i++) {
+        struct io_stat st;
+        struct io_file *f;
+        if (strncmp(names.name[i], "seg", 3) != 0)
+            continue;
+        snprintf(path, path_bytes, "%s/%s", dir, names.name[i]);
+        assert_int_equal(io_stat(io, path, &st, NULL), 0);
+        uint8_t *all = xmalloc(st.size_bytes);
+        assert_int_equal(io_file_open(io, path, IO_READ_ONLY, &f, NULL), 0);
+        assert_int_equal(io_file_pread(f, all, st.size_bytes, 0, NULL), 0);
+        io_file_close(f);
+        for (uint64_t at = 0; found < 0 && at + 8192 <= st.size_bytes; at += 4096) {
+            int32_t token;
+            memcpy(&token, all + at + 176, sizeof token);
+            if (memcmp(all + at, "HCEXTENT", 8) == 0 && token == STORE_STATE_TOKEN)
+                found = (int64_t)at + 4096;
+        }
+        free(all);
+    }
+    io_names_free(&names);
+    return found;
+}
+
+/* A damaged snapshot is not used: the states are replayed from the first token. It is gone then. */
+static void damage(void **state)
+{
+    (void)state;
+    static const int64_t offsets[] = {0, 70,
+                                      1000}; /* the count of tokens, inputs, a head */
+    struct et_run want = never_evicted("f32", N_LONG, N_GENERATE);
+    for (int i = 0; i < 3; i++)
+        for (int dir = 0; dir < 2; dir++) {
+            struct io *io = et_disk(9, 1 << 28);
+            struct stack k;
+            struct et_run r;
+            char path[80];
+            struct et_ask a = {
+                .prompt = longer, .n_prompt = 300, .max_tokens = 1, .save = "both"};
+            open_longer(&k, io, "f32");
+            assert_int_equal(et_run(&k, &a, &r), 0);
+            assert_true(r.committed == 300);
+            int64_t at = find_state(io, et_dirs[dir], path, sizeof path);
+            assert_true(at > 0);
+            if (dir ==
+                1) /* behind the state of layer 0, which is recomputed, is that of layer 2 */
+                at += (int64_t)round_up(model_state_bytes(&k.model->cfg), STORE_ALIGN);
+            assert_int_equal(io_sim_flip(io, path, (uint64_t)(at + offsets[i]), 3), 0);
+            stack_close(&k);
+            open_longer(&k, io, "f32");
+            a.n_prompt = N_LONG;
+            a.max_tokens = N_GENERATE;
+            a.plan = "hidden";
+            a.save = "none";
+            assert_int_equal(et_run(&k, &a, &r), 0);
+            et_same(&r, &want, "a damaged snapshot");
+            assert_int_equal(r.n_cached, 300);
+            assert_int_equal(r.restore.snapshot_tokens, 0);
+            assert_true(r.restore.has_lost_snapshot);
+            assert_int_equal(et_run(&k, &a, &r), 0);
+            et_same(&r, &want, "after a damaged snapshot");
+            assert_int_equal(r.n_cached, 300);
+            assert_false(r.restore.has_lost_snapshot);
+            stack_close(&k);
+            io_close(io);
+        }
+}
+
+static int count_states(void *arg, const struct store_entry *e)
+{
+    const struct sha256 key = store_state_key(&e->parent);
+    *(int *)arg += memcmp(&key, &e->key, sizeof key) == 0;
+    return 0;
+}
+
+static int n_states(struct stack *k)
+{
+    int n = 0;
+    assert_int_equal(store_each(k->store, count_states, &n, NULL), 0);
+    return n;
+}
+
+/* A snapshot goes with the chunks that it stands behind. */
+static void erasing(void **state)
+{
+    (void)state;
+    struct io *io = et_disk(10, 1 << 28);
+    struct stack k;
+    struct et_run r;
+    struct err err = {0};
+    struct store_erased gone;
+    struct sha256 keys[N_LONG / 64], key;
+    struct et_ask a = {.prompt = longer, .n_prompt = 400, .max_tokens = 1, .save = "both"};
+    open_longer(&k, io, "f32");
+    assert_int_equal(et_run(&k, &a, &r), 0);
+    assert_int_equal(n_states(&k), 1);
+    struct sha256 root = store_root_key(&k.fingerprint, NULL);
+    for (int i = 0; i < 6; i++)
+        keys[i] = store_chunk_key(i == 0 ? &root : &keys[i - 1], longer + 64 * i);
+    key = store_partial_key(&keys[5], longer + 384, 16);
+    /* the tail first: it is what continues the last full chunk */
+    assert_int_equal(store_erase(k.store, &key, 1, &gone, &err), 0);
+    assert_int_equal(gone.n_chunks, 1);
+    assert_int_equal(n_states(&k), 1);
+    assert_int_equal(store_erase(k.store, keys, 6, &gone, &err), 0);
+    assert_int_equal(gone.n_chunks, 7);
+    assert_int_equal(gone.n_shared, 0);
+    assert_int_equal(n_states(&k), 0);
+    stack_close(&k);
+    io_close(io);
+}
+
 /* Sequences of one batch, and sequences that lose their place, have the results that each has
  * alone. */
 static void batches_and_preemption(void **state)
@@ -228,9 +487,16 @@ int main(int argc, char **argv)
 {
     et_only(argc, argv);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_cut),          cmocka_unit_test(every_step),
-        cmocka_unit_test(turns_and_branches), cmocka_unit_test(batches_and_preemption),
+        cmocka_unit_test(every_cut),
+        cmocka_unit_test(every_step),
+        cmocka_unit_test(turns_and_branches),
+        cmocka_unit_test(batches_and_preemption),
         cmocka_unit_test(refusals),
+        cmocka_unit_test(every_cut_behind_a_snapshot),
+        cmocka_unit_test(the_end_of_a_turn),
+        cmocka_unit_test(a_branch),
+        cmocka_unit_test(damage),
+        cmocka_unit_test(erasing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

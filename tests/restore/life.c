@@ -333,7 +333,7 @@ static void fill_disk(void *arg)
             s->until = at + 64 < s->t->n ? at + 64 : s->t->n;
             while (life_save_some(f, s)) {
             }
-            save_idle(s->q, s->t->tokens, s->n);
+            save_idle(s->q, s->t->tokens, s->n, NULL);
             save_close(s->q);
         }
     }

@@ -108,7 +108,7 @@ void life_save_end(struct life *f, struct slot *s)
     if (life_below(f, 8) == 0)
         save_stop(s->q);
     else
-        save_idle(s->q, s->t->tokens, s->n);
+        save_idle(s->q, s->t->tokens, s->n, NULL);
     if (life_below(f, 2) == 0) {
         int rc = saver_flush(f->saver, &err);
         if (rc != 0 && (life_is_calm(f) || err.msg[0] == 0))

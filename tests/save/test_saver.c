@@ -435,7 +435,7 @@ static void ask_for_commit(struct line *x, int how)
     } else if (how == 1) {
         assert_int_equal(saver_flush(s, NULL), 0);
     } else { /* the line ends with a full chunk, so no tail has to be written */
-        save_idle(x->q, x->tokens, x->n);
+        save_idle(x->q, x->tokens, x->n, NULL);
         while (!save_is_settled(x->q))
             clock_sleep_ns(1000000);
     }
@@ -504,7 +504,7 @@ static void tails_grow(void **state)
         for (int j = 0; j < 9; j++) {
             line_open(&x, &r, 5, save, from);
             line_run(&x, idle_at[j], 33);
-            save_idle(x.q, x.tokens, x.n);
+            save_idle(x.q, x.tokens, x.n, NULL);
             assert_int_equal(saver_flush(r.saver, NULL), 0);
             assert_int_equal(save_ended(x.q), SAVE_GOES_ON);
             assert_int_equal(save_committed_tokens(x.q), idle_at[j]);
@@ -536,7 +536,7 @@ static void two_continue_one_tail(bool begins_late)
     rig_open(&r, 0);
     line_open(&x, &r, 5, "both", 0);
     line_run(&x, 70, 70);
-    save_idle(x.q, x.tokens, x.n);
+    save_idle(x.q, x.tokens, x.n, NULL);
     assert_int_equal(saver_flush(r.saver, NULL), 0);
     line_close(&x);
     line_open(&x, &r, 5, "both", 70);
@@ -584,7 +584,7 @@ static void damaged_tail(void **state)
     struct line x, y;
     line_open(&x, r, 5, "both", 0);
     line_run(&x, 70, 70);
-    save_idle(x.q, x.tokens, x.n);
+    save_idle(x.q, x.tokens, x.n, NULL);
     assert_int_equal(saver_flush(r->saver, NULL), 0);
     line_close(&x);
     line_open(&x, r, 5, "both", 70);
@@ -1028,7 +1028,7 @@ static void line_save_all(struct rig *r, uint64_t seed, const char *save, int n)
     struct line x;
     line_open(&x, r, seed, save, 0);
     line_run(&x, n, 64);
-    save_idle(x.q, x.tokens, x.n);
+    save_idle(x.q, x.tokens, x.n, NULL);
     assert_int_equal(saver_flush(r->saver, NULL), 0);
     assert_int_equal(save_committed_tokens(x.q), n);
     line_close(&x);
@@ -1137,7 +1137,7 @@ static void chunks_have_the_owner_and_the_hints_of_their_request(void **state)
     assert_true(line_find(&x, r, 5, 0));
     line_save_for(&x, &(struct save_begin){.owner = 77, .use = {.ttl_s = 5000}});
     line_run(&x, 70, 70);
-    save_idle(x.q, x.tokens, x.n);
+    save_idle(x.q, x.tokens, x.n, NULL);
     assert_int_equal(saver_flush(r->saver, NULL), 0);
     line_close(&x);
     line_save_all(r, 6, "both", 64);
@@ -1187,7 +1187,7 @@ static void the_end_of_a_document_stays(void **state)
         assert_true(line_find(&x, &r, 5, 0));
         line_save_for(&x, &(struct save_begin){.is_document = is_document});
         line_run(&x, 70, 70);
-        save_idle(x.q, x.tokens, x.n);
+        save_idle(x.q, x.tokens, x.n, NULL);
         assert_int_equal(saver_flush(r.saver, NULL), 0);
         line_close(&x);
         line_open(&x, &r, 5, "both", 70);
@@ -1226,7 +1226,7 @@ static void without_a_saver_nothing_is_saved(void **state)
     assert_int_equal(save_committed_tokens(NULL), 0);
     assert_true(save_reserve(NULL, 0, 1, SAVE_TRY));
     save_advance(NULL, NULL, 64);
-    save_idle(NULL, NULL, 64);
+    save_idle(NULL, NULL, 64, NULL);
     save_stop(NULL);
     save_close(NULL);
     saver_destroy(NULL);
@@ -1410,7 +1410,7 @@ static void full_chunks_are_offered_in_time(void **state)
         assert_true(line_find(&x, &r, 5, 0));
         line_save_for(&x, &(struct save_begin){.use = {.ttl_s = 77}});
         line_run(&x, 64 * CHUNKS + 20, 64);
-        save_idle(x.q, x.tokens, x.n);
+        save_idle(x.q, x.tokens, x.n, NULL);
         assert_int_equal(saver_flush(r.saver, NULL), 0);
         assert_int_equal(save_committed_tokens(x.q), 64 * CHUNKS + 20);
         assert_int_equal(remote->n_offers, cases[i].n_committed);

@@ -1,0 +1,42 @@
+/* snapshots.c - see snapshots.h. */
+#include "restore/snapshots.h"
+
+#include "base/minmax.h"
+#include "store/store.h"
+
+static int64_t round_down(int64_t n, int64_t to)
+{
+    return n / to * to;
+}
+
+/* Returns the end of the last full chunk before the prompt's last token. This token is always
+ * computed. */
+static int64_t end_of_prompt(const struct snapshot_view *v)
+{
+    return round_down(v->prompt - 1, STORE_CHUNK_TOKENS);
+}
+
+bool snapshot_is_due(const struct snapshot_view *v)
+{
+    return v->done % STORE_CHUNK_TOKENS == 0 && v->done - v->newest >= SNAPSHOT_LEAST &&
+           (v->is_branch || v->done % SNAPSHOT_EVERY == 0 || v->done == end_of_prompt(v));
+}
+
+int64_t snapshot_next(const struct snapshot_view *v)
+{
+    int64_t least = v->newest + SNAPSHOT_LEAST, end = end_of_prompt(v);
+    int64_t grid = round_down(MAX(v->done, least - 1), SNAPSHOT_EVERY) + SNAPSHOT_EVERY;
+    return end > v->done && end >= least && end < grid ? end : grid;
+}
+
+void snapshot_thin(const int64_t *at, int n, int64_t end, bool *drop)
+{
+    int64_t before = 0; /* the last place that stays */
+    for (int i = 0; i < n; i++) {
+        int64_t gap = i + 1 < n ? at[i + 1] - before : INT64_MAX;
+        int64_t most = i + 1 < n ? MAX(SNAPSHOT_LEAST, (end - at[i + 1]) / 4) : 0;
+        drop[i] = gap <= most;
+        if (!drop[i])
+            before = at[i];
+    }
+}
