@@ -91,6 +91,8 @@ const struct route routes[] = {
     {"/page.css", "GET", api_page, OPEN},
     {"/api.js", "GET", api_page, OPEN},
     {"/markdown.js", "GET", api_page, OPEN},
+    {"/highlight.js", "GET", api_page, OPEN},
+    {"/katex.js", "GET", api_page, OPEN},
     {"/lanes.js", "GET", api_page, OPEN},
     {"/files.js", "GET", api_page, OPEN},
     {"/talk.js", "GET", api_page, OPEN},

@@ -1,4 +1,5 @@
-/* page.c - the built-in page at "/": the files of src/server/page, embedded unchanged.
+/* page.c - the built-in page at "/": the files of src/server/page, embedded unchanged. Two are other
+ * projects' libraries (tools/page_libs.py).
  *
  * The files hold no user's data, so they need no key. The page's own requests do. */
 #include <string.h>
@@ -19,6 +20,8 @@
 EMBED(html, "index.html");
 EMBED(css, "page.css");
 EMBED(api, "api.js");
+EMBED(highlight, "highlight.js");
+EMBED(katex, "katex.js");
 EMBED(markdown, "markdown.js");
 EMBED(lanes, "lanes.js");
 EMBED(files, "files.js");
@@ -33,6 +36,8 @@ static const struct {
     {"/", "text/html; charset=utf-8", page_html},
     {"/page.css", "text/css; charset=utf-8", page_css},
     {"/api.js", SCRIPT, page_api},
+    {"/highlight.js", SCRIPT, page_highlight},
+    {"/katex.js", SCRIPT, page_katex},
     {"/markdown.js", SCRIPT, page_markdown},
     {"/lanes.js", SCRIPT, page_lanes},
     {"/files.js", SCRIPT, page_files},

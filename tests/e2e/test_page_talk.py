@@ -3,6 +3,7 @@ rename, settings and drafts. Also conversations that are nearly full, full, or e
 
 A scripted model gives the answers that the test wants. Without a browser this test is skipped
 (browser.py)."""
+import json
 import os
 import shutil
 import sys
@@ -33,6 +34,13 @@ Some **bold**, *slanted* and `code` words, and [a link](https://example.org/a?b=
 | a | 1 |
 
 > quoted
+
+It costs $5 and $6. A root \\(\\sqrt{{x_1 + y_1}}\\), $a*b*c$, and
+
+$$
+\\frac{{a}}{{b}}
+= \\sum_i x_i
+$$
 """
 # Each of these lines would run a script, load something or leave the page if the renderer passed
 # HTML or any address through.
@@ -47,6 +55,7 @@ BAD = """<script>window.harmed = 1</script>
 | <script>window.harmed = 10</script> | b |
 |---|---|
 | [x](javascript:1) | <a href="javascript:1">y</a> |
+$\\href{javascript:window.harmed=12}{x}$ \\(\\htmlData{onclick=window.harmed}{y}\\) $\\includegraphics{https://example.org/x.png}$
 """
 tmp = tempfile.mkdtemp(prefix="hcache-talk.")
 
@@ -66,6 +75,12 @@ def test_markdown(b, name):
     equal("Markdown becomes elements", [texts(b, said + e) for e in ("h3", "strong", "em", "p code", "a", "th", "td", "blockquote")],
           [["A heading"], ["bold"], ["slanted"], ["code"], ["a link"], ["name", "value"], ["a", "1"], ["quoted"]])
     check("lists are nested", len(all_of(b, said + "ol > li")) == 2 and texts(b, said + "ol ul li") == ["inner"], answer)
+    equal("code is marked in colours", [texts(b, said + ".hljs-keyword"), texts(b, said + ".hljs-string")], [["for", "int"], ['"<b>no element</b>"']])
+    equal("formulas become MathML, with the text that they were made from; prices do not",
+          [b.execute_script("return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent.trim())", said + e)
+           for e in ("p .math msqrt", ".math annotation", ".math.shown mfrac", "em")],
+          [["x1+y1"], ["\\sqrt{x_1 + y_1}", "a*b*c", "\\frac{a}{b}\n= \\sum_i x_i"], ["ab"], ["slanted"]])
+    check("prices are text", "It costs $5 and $6." in answer, answer)
     equal("a code block has its text as it is", all_of(b, said + "pre code")[0].get_attribute("textContent"), CODE)
     equal("a link leads where it says, in a tab of its own", [all_of(b, said + "a")[0].get_attribute(a) for a in ("href", "rel")],
           ["https://example.org/a?b=1", "noopener noreferrer"])
@@ -90,13 +105,13 @@ def test_harmless(server):
         equal("a server without a store does not promise to keep conversations", texts(b, "#talk .welcome"),
               ["Conversations last until the server stops. Start it with --store DIR to keep them."])
         say(b, "<img src=x onerror='window.harmed = 11'>")
-        allowed = "div, span, p, h3, h4, h5, h6, ul, ol, li, blockquote, hr, pre, code, strong, em, del, a, table, tr, th, td, button, br"
+        allowed = "div, span, p, h3, h4, h5, h6, ul, ol, li, blockquote, hr, pre, code, strong, em, del, a, table, tr, th, td, button, br, math, math *"
         found = b.execute_script(
             "return [...document.querySelectorAll('#talk .said *')].filter((e) => !e.matches(arguments[0])).map((e) => e.outerHTML)", allowed)
         equal("an answer adds no element but those of its Markdown", found, [])
         found = b.execute_script(
             "return [...document.querySelectorAll('#talk .said *')].flatMap((e) => [...e.attributes].map((a) => a.name))"
-            ".filter((a) => !['class', 'href', 'target', 'rel', 'type', 'aria-label', 'tabindex', 'start'].includes(a))")
+            ".filter((a) => !['class', 'href', 'target', 'rel', 'type', 'aria-label', 'tabindex', 'start', 'xmlns', 'encoding', 'mathcolor'].includes(a))")
         equal("nor an attribute", found, [])
         links = [e.get_attribute("href") for e in all_of(b, "#talk .said a")]
         check("links lead to web pages only", len(links) == 2 and all(u.startswith("https://example.org/") for u in links), links)
@@ -129,6 +144,14 @@ def test_again_and_edit(b, server):
     press(b, "Send on a branch", "#talk .user", 0)
     until(lambda: texts(b, "#talk .user .said") == ["Show me Markdown. Only this."] and len(all_of(b, "#talk .assistant > .foot")) == 1,
           "the first question's answer")
+    until(lambda: "tries" in json.dumps(conversations(server)), "the list of tries")
+    b.refresh()
+    until(lambda: texts(b, "#talk .user .beside span") == ["2 of 2"], "the arrows of the first message")
+    again_where_stale(lambda: all_of(b, "#talk .user .beside button")[0].click())
+    until(lambda: texts(b, "#talk .user .said")[:1] == ["Show me Markdown."], "the first try")
+    until(lambda: texts(b, "#talk .user .beside span")[:1] == ["1 of 2"], "its arrows")
+    again_where_stale(lambda: all_of(b, "#talk .user .beside button")[1].click())
+    until(lambda: texts(b, "#talk .user .said") == ["Show me Markdown. Only this."], "the second try")
     equal("the others are as they were", sorted(c["turns"] for c in conversations(server)), [1, 2, 2, 2])
     items = server.request("GET", f"/v1/conversations/{first}/items?order=asc")[2]["data"]
     equal("answers are sampled at 0.7 without a setting",

@@ -2,10 +2,14 @@
 //
 // It makes elements from a fixed list and puts text into them; it never parses HTML. So an answer cannot add
 // elements, attributes or scripts. Links lead to http, https and mailto addresses only. Images are not loaded.
+//
+// highlight.js marks the words of code; only its marks are taken, as elements that are made here. KaTeX makes
+// formulas, as MathML elements, without the commands that would make links or load pictures.
 "use strict";
 
 const Markdown = (() => {
   const MAX_INLINE = 10000, MAX_DEPTH = 8; // longer or deeper text is shown unformatted
+  const MAX_MARKED = 50000;                // longer code is shown in one colour
 
   const FENCE = /^ {0,3}(`{3,}|~{3,}) *([^`\s]*)[^`]*$/;
   const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
@@ -13,8 +17,13 @@ const Markdown = (() => {
   const QUOTE = /^ {0,3}> ?/;
   const ITEM = /^( *)([-*+]|\d{1,9}[.)]) +(?=\S)/;
   const COLUMNS = /^ *\|?(?: *:?-+:? *\|)+(?: *:?-+:? *)?$/;
+  const MATH = /^ {0,3}(?:\$\$|\\\[)/; // begins a formula with lines of its own
   const INLINE = new RegExp([
     /(?<ticks>`+)(?<code>[^]*?[^`])\k<ticks>(?!`)/,
+    /\$\$(?<shown>[^$]+)\$\$/,
+    /\\\[(?<shown2>[^]+?)\\\]/,
+    /\\\((?<math>[^]+?)\\\)/,
+    /(?<![\\\w$])\$(?<math2>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?![\w$])/, // "5 $ and 6 $" is none, nor is "$5 and $6"
     /\*\*(?<strong>\S(?:[^]*?\S)??)\*\*/,
     /(?<!\w)__(?<strong2>\S(?:[^]*?\S)??)__(?!\w)/,
     /\*(?<em>[^\s*](?:[^*]*[^\s*])??)\*/,
@@ -36,6 +45,8 @@ const Markdown = (() => {
 
   function styled(g, depth) {
     if (g.code !== undefined) return make("code", "", g.code.replace(/^ (.*\S.*) $/, "$1"));
+    const shown = g.shown ?? g.shown2, math = shown ?? g.math ?? g.math2;
+    if (math !== undefined) return formula(math, shown !== undefined);
     if (g.url) return link(g.url, g.url, MAX_DEPTH);
     if (g.href) return link(g.href, g.label, depth);
     const strong = g.strong ?? g.strong2, em = g.em ?? g.em2;
@@ -51,11 +62,36 @@ const Markdown = (() => {
     parent.append(text);
   }
 
+  // Returns the formula's element; null: KaTeX cannot read it, so its text is shown.
+  function formula(tex, isBlock) {
+    const e = make("span", isBlock ? "math shown" : "math");
+    try {
+      katex.render(tex, e, {displayMode: isBlock, output: "mathml", trust: false, strict: "ignore", maxExpand: 500});
+    } catch {
+      return null;
+    }
+    return e;
+  }
+
+  // Appends code with its words marked. The library's text consists of marks and of five escaped characters.
+  function marked(parent, text, language) {
+    if (!hljs.getLanguage(language) || text.length > MAX_MARKED) return parent.append(text);
+    const PIECE = /<span class="([\w -]+)">|(<\/span>)|&(amp|lt|gt|quot|#x27);|([^<&]+)/g;
+    const CHARACTERS = {amp: "&", lt: "<", gt: ">", quot: '"', "#x27": "'"};
+    let at = parent;
+    for (const [, open, close, character, plain] of hljs.highlight(language, text, true).value.matchAll(PIECE)) {
+      if (open) at = at.appendChild(make("span", open));
+      else if (close) at = at.parentElement;
+      else at.append(character ? CHARACTERS[character] : plain);
+    }
+  }
+
   function codeBlock(lines, language) {
     const box = make("div", "code"), head = make("div", "code-head"), pre = make("pre"), text = lines.join("\n");
     const b = button("Copy", "quiet", () => copy(text, b), "Copy this code");
     head.append(make("span", "", language), b);
-    pre.append(make("code", "", text));
+    pre.append(make("code"));
+    marked(pre.firstChild, text, language.toLowerCase());
     pre.tabIndex = 0; // a wide block is scrolled by keys
     box.append(head, pre);
     return box;
@@ -130,6 +166,14 @@ const Markdown = (() => {
       const closing = new RegExp(`^ {0,3}${m[1][0]}{${m[1].length},} *$`);
       const n = span(lines, i + 1, (l) => !closing.test(l));
       return [n + 2, () => codeBlock(lines.slice(i + 1, i + 1 + n), m[2])];
+    }
+    if ((m = MATH.exec(lines[i]))) { // up to the line that ends with its closing
+      const closing = m[0].endsWith("$") ? "$$" : "\\]", ends = (l) => l.trimEnd().endsWith(closing), first = lines[i].slice(m[0].length);
+      const n = ends(first) ? 1 : first.includes(closing) ? Infinity : 2 + span(lines, i + 1, (l) => !ends(l));
+      if (i + n <= lines.length) {
+        const source = lines.slice(i, i + n).join("\n");
+        return [n, () => formula(source.slice(m[0].length).trimEnd().slice(0, -2), true) || make("p", "", source)];
+      }
     }
     if ((m = HEADING.exec(lines[i]))) return [1, () => heading(m, depth)];
     if (RULE.test(lines[i])) return [1, () => make("hr")];

@@ -232,7 +232,8 @@ function waysOut() {
 
 async function branch(at, title = "") {
   const from = (open.title || open.metadata.branch_of || "").slice(0, 80);
-  const metadata = {...metadataOf(settings()), ...(from && {branch_of: from})};
+  const {first = open.id, first_of} = open.metadata;
+  const metadata = {...metadataOf(settings()), ...(from && {branch_of: from}), first, ...(first_of && {first_of})};
   const c = await post(`/v1/conversations/${open.id}/branch`, {at, title, metadata});
   await show(c.id);
   await list();
@@ -244,11 +245,41 @@ const titleWith = (text, files) => (files && files.length ? [...text].slice(0, 6
 
 // Asks a turn again (Talk.turnOf): on a branch, or, if it is the first turn, in a new conversation.
 async function again(turn) {
-  const s = settings();
+  const s = settings(), root = open && rootOf(open);
   if (turn.at) await branch(turn.at, titleWith(turn.text, turn.files));
   else await show(null);
-  if (!turn.at) fresh = s;
+  if (!turn.at) fresh = {...s, root};
   await say(turn.text, turn.files, turn.input);
+}
+
+// --- other tries of a first message: conversations of their own -------------------------------------
+//
+// metadata.first is the conversation in which a branch's first turn was made, first_of the one whose first message was
+// tried again, and `tries` of the latter lists the others.
+
+const MAX_TRIES_BYTES = 512; // the API's bound on a value
+
+const rootOf = (c) => c.metadata.first_of || c.metadata.first || c.id;
+
+async function addTry(root, id) {
+  const {metadata} = await get("/v1/conversations/" + root), tries = ((metadata.tries || "") + " " + id).trim();
+  if (tries.length <= MAX_TRIES_BYTES) await post("/v1/conversations/" + root, {metadata: {...metadata, tries}});
+}
+
+// Returns the tries in the form of /v1/conversations/ID/branches. turn: the first turn of the conversation c.
+async function triesOf(c, turn) {
+  const exists = (id) => get("/v1/conversations/" + id).then(() => true, () => false);
+  const {id, metadata} = c.id === rootOf(c) ? c : await get("/v1/conversations/" + rootOf(c));
+  if (!metadata.tries) return [];
+  const all = [id, ...metadata.tries.split(" ")], own = c.metadata.first || c.id, here = await Promise.all(all.map(exists));
+  return [{response_id: turn, branches: all.filter((_, i) => here[i]).map((other) => other === own
+    ? {response_id: turn, conversation: c.id} : {response_id: other, conversation: other})}];
+}
+
+// Shows arrows between the branches of the open conversation.
+async function showBranches(c, turn, isShown) {
+  const places = (await get(`/v1/conversations/${c.id}/branches`)).data.concat(await triesOf(c, turn));
+  if (isShown()) Talk.branches(places, (to) => attempt(() => show(to)));
 }
 
 async function items(id) {
@@ -294,7 +325,7 @@ async function show(id) {
   $("text").value = sessionStorage.getItem("draft:" + openId()) || "";
   if (left !== openId()) Files.clear();
   busy();
-  if (c && all.length) get(`/v1/conversations/${c.id}/branches`).then((r) => asked === mine && Talk.branches(r.data, (to) => attempt(() => show(to)))).catch(() => {});
+  if (c && all.length) showBranches(c, all[0].response_id, () => asked === mine).catch(() => {});
 }
 
 // --- sending ------------------------------------------------------------------------------------------
@@ -385,8 +416,10 @@ async function stopped(running) {
 // The new conversation gets its name from the server. It becomes the open one, unless the user has
 // left it.
 async function begin(running) {
-  const title = titleWith(running.question.said, running.files);
-  const c = await post("/v1/conversations", {metadata: {...metadataOf(fresh), page: "new"}, ...(title && {title})});
+  const title = titleWith(running.question.said, running.files), {root} = fresh;
+  const metadata = {...metadataOf(fresh), page: "new", ...(root && {first_of: root})};
+  const c = await post("/v1/conversations", {metadata, ...(title && {title})});
+  if (root) addTry(root, c.id).catch(() => {}); // without it there are no arrows
   sending.delete("new");
   sending.set(c.id, running);
   if (!open) {
