@@ -130,8 +130,7 @@ static int builtin_platform(const struct plan_args *a, struct platform *p, struc
     int rc = load_config(a, &c, e);
     if (rc != 0)
         return rc;
-    rc = share_check(&c, a->engine.o.tensor_parallel, a->engine.o.pipeline_parallel, false,
-                     e);
+    rc = share_check(&c, a->engine.o.tensor_parallel, a->engine.o.pipeline_parallel, e);
     if (rc != 0)
         return rc;
     struct platform_shape s = profile_shape(a->shape != NULL ? a->shape : a->model_dir, &c,

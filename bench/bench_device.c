@@ -538,19 +538,12 @@ static int bench_checksum(struct bench *b, struct err *err)
 /* --- several devices -------------------------------------------------------------------------- */
 
 struct exchange_arg {
-    /* whole: the parts of all ranks, one after another; own: one rank's part */
+    /* whole: the parts of all ranks, side by side; own: one rank's part */
     struct mat whole, own;
     void *far; /* memory on the last stage */
     const void *host;
     size_t bytes;
 };
-
-static int run_reduce(struct rig *r, void *arg, int i)
-{
-    const struct exchange_arg *x = arg;
-    (void)i;
-    return all_reduce(r->s, x->own);
-}
 
 static int run_gather(struct rig *r, void *arg, int i)
 {
@@ -573,31 +566,29 @@ static int run_cross(struct rig *r, void *arg, int i)
     return stream_copy(r->s, x->far, x->own.data, x->bytes);
 }
 
-/* Measures exchanges of rows of hidden states: adding up a layer's product (f32), and gathering the
- * parts that ranks have copied up (in the state's dtype). */
+/* Measures exchanges of rows of hidden states: gathering the ranks' runs of a layer's product
+ * (f32), and copying rows to the next stage (in the state's dtype). */
 static int measure_exchanges(struct bench *b, int rows, struct exchange_arg *x,
                              struct err *err)
 {
     int64_t d = b->o->width;
     const struct device *dev = b->rig.dev;
-    struct mat sums = mat_of(x->own.data, DTYPE_F32, rows, d);
+    struct mat run = mat_of(x->own.data, DTYPE_F32, rows, d / dev->n_ranks);
     struct mat part = mat_of(x->own.data, b->rig.dtype, rows, d);
     size_t part_bytes = (size_t)(rows * d) * dtype_bytes(b->rig.dtype);
-    struct exchange_arg reduce = {.own = sums}, gather = {.own = part}, cross = gather;
-    gather.whole = mat_of(x->whole.data, b->rig.dtype, (int64_t)rows * dev->n_ranks, d);
+    struct exchange_arg gather = {.own = run}, cross = {.own = part};
+    gather.whole = mat_of(x->whole.data, DTYPE_F32, rows, run.cols * dev->n_ranks);
     cross.far = x->far;
     cross.bytes = part_bytes;
     struct job jobs[] = {
-        {.kind = "all_reduce", .run = run_reduce, .arg = &reduce, .inner = 8},
         {.kind = "all_gather", .run = run_gather, .arg = &gather, .inner = 8},
         {.kind = "cross", .run = run_cross, .arg = &cross, .inner = 8}};
     jobs[0].work = (double)rows * (double)d * sizeof(float);
-    jobs[1].work = (double)part_bytes * dev->n_ranks;
-    jobs[2].work = (double)part_bytes;
+    jobs[1].work = (double)part_bytes;
     int rc = 0;
     for (size_t i = 0; i < sizeof jobs / sizeof jobs[0] && rc == 0; i++) {
         snprintf(jobs[i].shape, sizeof jobs[i].shape, "%d rows of %d", rows, (int)d);
-        if (i == 2 ? dev->n_stages > 1 : dev->n_ranks > 1)
+        if (i == 1 ? dev->n_stages > 1 : dev->n_ranks > 1)
             rc = measure(b, &jobs[i], err);
     }
     return rc;

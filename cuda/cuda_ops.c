@@ -300,6 +300,7 @@ static int cuda_kv_load(struct stream *s, const struct kv_layer *kv,
         struct gpu_chunks part = {.first = (const uint8_t *)c->first +
                                            (size_t)i * c->stride,
                                   .stride = (int64_t)c->stride,
+                                  .v_at = (int64_t)kv_chunks_v_at(kv, c),
                                   .pos0 = c->pos0 + i * KV_BLOCK_TOKENS};
         n = c->n - i < GPU_LOAD_CHUNKS ? c->n - i : GPU_LOAD_CHUNKS;
         part.n = n;

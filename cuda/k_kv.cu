@@ -133,10 +133,11 @@ static __device__ __forceinline__ T *v_of(gpu_kv kv, int32_t block, int head, in
 }
 
 template <typename T>
-static __device__ __forceinline__ void fill_row(gpu_kv kv, const T *k, gpu_angles rope,
+static __device__ __forceinline__ void fill_row(gpu_kv kv, gpu_mat rows, gpu_angles rope,
                                                 gpu_batch b, int row, bool wide)
 {
-    int pos = b.pos[row], width = kv.n_kv * kv.d_head;
+    const T *k = (const T *)rows.data + (int64_t)row * rows.ld, *v = k + rows.cols / 2;
+    int pos = b.pos[row];
     int32_t block = b.tables[(int64_t)b.row_seq[row] * b.table_ld + pos / TOKENS];
     int per_k = k_pieces(kv.d_head, rope), per_v = pieces_of(kv.d_head);
     for (int p = (int)threadIdx.x; p < kv.n_kv * per_k; p += THREADS) {
@@ -146,7 +147,7 @@ static __device__ __forceinline__ void fill_row(gpu_kv kv, const T *k, gpu_angle
     }
     for (int p = (int)threadIdx.x; p < kv.n_kv * per_v; p += THREADS) {
         int head = p / per_v;
-        copy_piece(v_of<T>(kv, block, head, pos % TOKENS), k + width + head * kv.d_head,
+        copy_piece(v_of<T>(kv, block, head, pos % TOKENS), v + head * kv.d_head,
                    p % per_v * PIECE, kv.d_head, wide);
     }
 }
@@ -156,13 +157,13 @@ static __global__ void kv_fill_rows(gpu_kv kv, gpu_mat rows, gpu_angles rope, gp
                                     bool wide)
 {
     await_stream();
-    int row = (int)blockIdx.x;
-    fill_row(kv, (const T *)rows.data + (int64_t)row * rows.ld, rope, b, row, wide);
+    fill_row<T>(kv, rows, rope, b, (int)blockIdx.x, wide);
 }
 
 static bool fill_is_wide(gpu_kv kv, gpu_mat rows, gpu_angles rope)
 {
-    return is_wide(kv) && is_wide(rows.data, rows.ld, rows.type) && is_wide(rope);
+    return is_wide(kv) && is_wide(rows.data, rows.ld, rows.type) &&
+           rows.cols / 2 % PIECE == 0 && is_wide(rope);
 }
 
 void gpu_kv_fill(cudaStream_t s, struct gpu_kv kv, struct gpu_mat rows,
@@ -187,7 +188,7 @@ static __global__ void rope_kv_fill_rows(gpu_mat q, gpu_kv kv, gpu_mat rows,
         rope_row((T *)q.data + (int64_t)row * q.ld, q.cols, kv.d_head, rope, b.pos[row],
                  q_wide);
     else
-        fill_row(kv, (const T *)rows.data + (int64_t)row * rows.ld, rope, b, row, wide);
+        fill_row<T>(kv, rows, rope, b, row, wide);
 }
 
 void gpu_rope_kv_fill(cudaStream_t s, struct gpu_mat q, struct gpu_kv kv,
@@ -211,6 +212,7 @@ static __global__ void kv_load_chunks(gpu_kv kv, gpu_chunks c, gpu_angles rope, 
     int slot0 = (int)blockIdx.x * LOAD_RUN, head = (int)blockIdx.y,
         i_chunk = (int)blockIdx.z;
     const T *chunk = (const T *)(c.first + i_chunk * c.stride);
+    const T *v = (const T *)(c.first + i_chunk * c.stride + c.v_at);
     int32_t block = c.block[i_chunk], pos0 = c.pos0 + i_chunk * TOKENS;
     int per_k = k_pieces(kv.d_head, rope), per_v = pieces_of(kv.d_head);
     for (int p = (int)threadIdx.x; p < LOAD_RUN * per_k; p += THREADS) {
@@ -222,8 +224,8 @@ static __global__ void kv_load_chunks(gpu_kv kv, gpu_chunks c, gpu_angles rope, 
     for (int p = (int)threadIdx.x; p < LOAD_RUN * per_v; p += THREADS) {
         int slot = slot0 + p / per_v;
         copy_piece(v_of<T>(kv, block, head, slot),
-                   chunk + ((int64_t)(kv.n_kv + head) * TOKENS + slot) * kv.d_head,
-                   p % per_v * PIECE, kv.d_head, wide);
+                   v + ((int64_t)head * TOKENS + slot) * kv.d_head, p % per_v * PIECE,
+                   kv.d_head, wide);
     }
 }
 
@@ -232,7 +234,7 @@ void gpu_kv_load(cudaStream_t s, struct gpu_kv kv, struct gpu_chunks chunks,
 {
     dim3 grid(TOKENS / LOAD_RUN, (unsigned)kv.n_kv, (unsigned)chunks.n);
     bool wide = is_wide(kv) && is_wide(rope) && is_wide(chunks.first, 0, 0) &&
-                chunks.stride % 16 == 0;
+                chunks.stride % 16 == 0 && chunks.v_at % 16 == 0;
     WITH_TYPE(kv.type, T, {
         auto kernel = kv_load_chunks<T>;
         LAUNCH(kernel, grid, THREADS, 0, s, kv, chunks, rope, wide);
@@ -248,7 +250,8 @@ static __global__ void kv_read_rows(gpu_mat out, gpu_kv kv, gpu_batch b)
     T *o = (T *)out.data + (int64_t)row * out.ld;
     for (int j = (int)threadIdx.x; j < width; j += (int)blockDim.x) {
         o[j] = k_of<T>(kv, block, j / kv.d_head, pos % TOKENS)[j % kv.d_head];
-        o[width + j] = v_of<T>(kv, block, j / kv.d_head, pos % TOKENS)[j % kv.d_head];
+        o[out.cols / 2 + j] = v_of<T>(kv, block, j / kv.d_head,
+                                      pos % TOKENS)[j % kv.d_head];
     }
 }
 

@@ -123,7 +123,7 @@ void gpu_rope_kv_fill(cudaStream_t s, struct gpu_mat q, struct gpu_kv kv,
 enum { GPU_LOAD_CHUNKS = 128 };
 struct gpu_chunks {
     const uint8_t *first;
-    int64_t stride;
+    int64_t stride, v_at; /* bytes from chunk to chunk, and from K to V */
     int n, pos0;
     int32_t block[GPU_LOAD_CHUNKS]; /* [n] destination block of each chunk */
 };

@@ -7,7 +7,8 @@
  *  1. Two communicators on one GPU must not work at the same time, because their kernels would wait
  *     for each other's GPUs.  So a stage has one communicator, for its compute streams.  On copy
  *     streams, which run concurrently (HCache paper, section 5), ranks gather by copying from each
- *     other (collective_memory.c), which also leaves the multiprocessors alone.
+ *     other (collective_memory.c), which also leaves the multiprocessors alone.  So they do for several
+ *     rows, since NCCL puts the ranks' parts one after another, and not side by side.
  *  2. Two threads must not call NCCL at once: group.exchange prevents it.
  *  3. With several GPUs per thread, exchanges must not be in recorded graphs, whose launches may
  *     wait for each other: a recording ends before an exchange (group_ops.c, group_record).
@@ -30,8 +31,7 @@
 #include "tensor/group_impl.h"
 
 typedef void *nccl_comm;
-enum { NCCL_SUM = 0 };
-enum { NCCL_UINT8 = 1, NCCL_FLOAT16 = 6, NCCL_FLOAT32 = 7, NCCL_BFLOAT16 = 9 };
+enum { NCCL_UINT8 = 1 };
 
 struct nccl {
     struct collective base;
@@ -45,17 +45,10 @@ struct nccl {
     int (*async_error)(nccl_comm c, int *code);
     int (*group_start)(void);
     int (*group_end)(void);
-    int (*all_reduce)(const void *from, void *to, size_t n, int type, int op, nccl_comm c,
-                      cudaStream_t s);
     int (*all_gather)(const void *from, void *to, size_t n, int type, nccl_comm c,
                       cudaStream_t s);
     const char *(*error_string)(int code);
 };
-
-static int nccl_type(enum dtype t)
-{
-    return t == DTYPE_F32 ? NCCL_FLOAT32 : t == DTYPE_F16 ? NCCL_FLOAT16 : NCCL_BFLOAT16;
-}
 
 static void drop_comms(struct nccl *n)
 {
@@ -94,29 +87,13 @@ static int check_comms(struct nccl *n, const struct ranks *r)
     return fail(n, r, code, "an earlier exchange");
 }
 
-/* Implements all_reduce. It ends the group call even if NCCL refused a part of it. */
-static int nccl_all_reduce(struct collective *c, const struct ranks *r, const struct mat *x)
-{
-    struct nccl *n = (struct nccl *)c;
-    CHECK(r->s[0]->kind != STREAM_COPY);
-    int rc = check_comms(n, r);
-    if (rc != 0)
-        return rc;
-    int code = n->group_start();
-    for (int i = 0; i < r->n && code == 0; i++)
-        code = n->all_reduce(x[i].data, x[i].data, (size_t)(x[i].rows * x[i].cols),
-                             nccl_type(x[i].dtype), NCCL_SUM, n->comm[i],
-                             cuda_stream(r->s[i])->handle);
-    int end = n->group_end();
-    return fail(n, r, code != 0 ? code : end, "all-reduce");
-}
-
+/* Implements all_gather. It ends the group call even if NCCL refused a part of it. */
 static int nccl_all_gather(struct collective *c, const struct ranks *r,
                            const struct mat *out, const struct mat *in)
 {
     struct nccl *n = (struct nccl *)c;
     size_t bytes = (size_t)(in[0].rows * in[0].cols) * dtype_bytes(in[0].dtype);
-    if (r->s[0]->kind == STREAM_COPY)
+    if (r->s[0]->kind == STREAM_COPY || in[0].rows > 1)
         return gather_by_copies(r, out, in);
     int rc = check_comms(n, r);
     if (rc != 0)
@@ -150,7 +127,6 @@ static int load(struct nccl *n, struct err *err)
         {"ncclCommGetAsyncError", (void **)&n->async_error},
         {"ncclGroupStart", (void **)&n->group_start},
         {"ncclGroupEnd", (void **)&n->group_end},
-        {"ncclAllReduce", (void **)&n->all_reduce},
         {"ncclAllGather", (void **)&n->all_gather},
         {"ncclGetErrorString", (void **)&n->error_string},
     };
@@ -187,7 +163,7 @@ int cuda_collective_open(const struct device *d, int first, int n_ranks,
     if (d->shared)
         return collective_memory_open(out, err);
     struct nccl *n = xcalloc(1, sizeof *n);
-    n->base = (struct collective){nccl_all_reduce, nccl_all_gather, nccl_close};
+    n->base = (struct collective){nccl_all_gather, nccl_close};
     int rc = load(n, err);
     if (rc == 0)
         rc = connect_ranks(n, first, n_ranks, err);

@@ -319,6 +319,21 @@ static void expect_after(const struct layer_call *c)
     expect(c, w, n);
 }
 
+/* Computes out = in . w^T (+ bias) of all ranks: `in` has the rank's columns, and w its rows. */
+static int multiply_shares(const struct layer_call *c, const struct activations *a,
+                           struct mat out, struct mat in, const struct weight *w,
+                           const float *bias)
+{
+    const struct ops *op = c->m->dev->ops;
+    struct mat own = first_rows(a->own, in.rows);
+    struct mat all = mat_of(a->wide.data, in.dtype, in.rows, w->k);
+    if (c->m->dev->n_ranks == 1)
+        return op->matmul(c->s, out, in, w, bias);
+    TRY(all_gather(c->s, all, in));
+    TRY(op->matmul(c->s, own, all, w, bias));
+    return all_gather(c->s, out, own);
+}
+
 /* Applies the norm that follows attention or the MLP, if there is one, and the model's factor. */
 static int finish_summand(const struct layer_call *c, struct mat summand,
                           const float *after)
@@ -347,7 +362,7 @@ static int mlp(const struct layer_call *c, const struct activations *a, struct m
     else
         TRY(op->act(c->s, up, model_activation(cfg->act)));
     expect_after(c);
-    return op->matmul(c->s, summand, ffn, &lw->w_down, lw->b_down);
+    return multiply_shares(c, a, summand, ffn, &lw->w_down, lw->b_down);
 }
 
 /* Computes summand = attention over the cache: q, K and V are projected from the normalised input,
@@ -380,7 +395,7 @@ static int attend(const struct layer_call *c, const struct activations *a,
         TRY(op->act_mul(s, att, mat_cols(all, width, 2 * width), ACTIVATION_SIGMOID));
     if (cfg->n_experts == 0)
         expect_one(c, &lw->w_up);
-    return op->matmul(s, summand, att, &lw->wo, lw->bo);
+    return multiply_shares(c, a, summand, att, &lw->wo, lw->bo);
 }
 
 /* Computes summand = the result of a recurrent layer's heads, and advances its states. */
@@ -404,8 +419,7 @@ static int recur(const struct layer_call *c, const struct activations *a, struct
 }
 
 /* Computes out = the layer applied to x, rounded to the state dtype.  Each rank of a device group
- * has a share of the heads and of the MLP's columns.  Its products with wo and w_down are summands,
- * which all_reduce adds. */
+ * computes a share of every product; the ranks gather what the next product needs whole. */
 static int layer(void *arg)
 {
     const struct layer_call *c = arg;
@@ -425,7 +439,6 @@ static int layer(void *arg)
         TRY(recur(c, a, normed, summand));
     else
         TRY(attend(c, a, normed, summand));
-    TRY(all_reduce(s, summand));
     TRY(finish_summand(c, summand, after ? lw->norm1_w : lw->post1_w));
 
     /* Residual: sum = x + attention, in f32.  The MLP's input is the norm of sum, or of x in
@@ -441,7 +454,6 @@ static int layer(void *arg)
             TRY(op->convert(s, normed, sum));
     }
     TRY(mlp(c, a, normed, summand));
-    TRY(all_reduce(s, summand));
     TRY(finish_summand(c, summand, after ? lw->norm2_w : lw->post2_w));
 
     /* Residual: out = sum + MLP, rounded to the state dtype. */
@@ -471,23 +483,17 @@ int layer_forward(struct layer_call *c)
 
 /* --- head ------------------------------------------------------------------------------------- */
 
-/* Computes the logits on several ranks: each rank computes its run of the vocabulary, and all ranks
- * gather all runs. */
+/* Computes the logits on several ranks: each rank computes its run of the vocabulary, and the ranks
+ * gather them. */
 static int head_of_ranks(const struct model *m, struct activations *a, struct stream *s,
                          struct mat normed, struct mat logits)
 {
-    int n_ranks = m->dev->n_ranks;
-    int64_t run = a->head.cols;
     for (int64_t row = 0, n; row < normed.rows; row += n) {
         n = MIN(normed.rows - row, a->head.rows);
-        struct mat own = first_rows(a->head, n), to = mat_rows(logits, row, n);
-        struct mat all = first_rows(a->head_all, n * n_ranks);
+        struct mat own = first_rows(a->head, n);
         TRY(m->dev->ops->matmul(s, own, mat_rows(normed, row, n), &m->w.head,
                                 m->w.head_bias));
-        TRY(all_gather(s, all, own));
-        for (int r = 0; r < n_ranks; r++)
-            TRY(m->dev->ops->convert(s, mat_cols(to, r * run, run),
-                                     mat_rows(all, r * n, n)));
+        TRY(all_gather(s, mat_rows(logits, row, n), own));
     }
     return 0;
 }

@@ -60,21 +60,20 @@ static enum dtype wanted(const struct tensor_src *src, enum slot s, bool file_ha
     return file_has_q4 || s == SLOT_HEAD ? DTYPE_Q8 : DTYPE_Q4_1;
 }
 
-/* Returns whether rows, and each rank's share of them, are whole blocks. */
-static bool has_blocks(enum dtype t, const struct model_config *c, enum slot s, int n_ranks)
+/* Returns whether rows are whole blocks. */
+static bool has_blocks(enum dtype t, const struct model_config *c, enum slot s)
 {
-    return !dtype_has_blocks(t) || share_cols(c, s, n_ranks) % q4_block_weights(t) == 0;
+    return !dtype_has_blocks(t) || slot_cols(c, s) % q4_block_weights(t) == 0;
 }
 
-bool matrix_types_fit(const struct matrix_types *t, const struct model_config *c,
-                      int n_ranks)
+bool matrix_types_fit(const struct matrix_types *t, const struct model_config *c)
 {
     if (t->all != DTYPE_Q4)
         return true;
-    bool fits = has_blocks(t->head, c, SLOT_HEAD, n_ranks);
+    bool fits = has_blocks(t->head, c, SLOT_HEAD);
     for (int l = 0; l < t->n_layers; l++)
         for (enum slot s = SLOT_WQ; s <= SLOT_DOWN; s++)
-            fits = fits && has_blocks(matrix_type(t, l, s), c, s, n_ranks);
+            fits = fits && has_blocks(matrix_type(t, l, s), c, s);
     return fits;
 }
 
@@ -124,8 +123,7 @@ static void choose(enum dtype *at, enum dtype want, bool fits, bool *seen)
 }
 
 void matrix_types_make(struct matrix_types *out, enum dtype all,
-                       const struct tensor_set *set, const struct model_config *c,
-                       int n_ranks)
+                       const struct tensor_set *set, const struct model_config *c)
 {
     bool seen[N_SLOTS] = {false}, file_has_q4 = matrix_types_any_q4(set);
     int layer = -1;
@@ -144,8 +142,8 @@ void matrix_types_make(struct matrix_types *out, enum dtype all,
                 if (slot_is_f32(s))
                     continue;
                 enum dtype want = wanted(&set->src[i], s, file_has_q4);
-                choose(matrix_type_at(out, t->layer, s), want,
-                       has_blocks(want, c, s, n_ranks), &seen[s]);
+                choose(matrix_type_at(out, t->layer, s), want, has_blocks(want, c, s),
+                       &seen[s]);
             }
         }
     }

@@ -21,17 +21,14 @@ struct matrix_types {
     enum dtype *layers; /* [n_layers][N_SLOTS]; NULL unless all is DTYPE_Q4 */
 };
 
-/* Chooses the types for a model held as `all`.  set: every tensor of the model.  n_ranks: tensor
- * parallelism cuts rows, and cuts must lie between blocks. */
+/* Chooses the types for a model held as `all`.  set: every tensor of the model. */
 void matrix_types_make(struct matrix_types *out, enum dtype all,
-                       const struct tensor_set *set, const struct model_config *c,
-                       int n_ranks);
+                       const struct tensor_set *set, const struct model_config *c);
 /* Sets one type for all; for a packed file, its reader then fills in the types. */
 void matrix_types_init(struct matrix_types *out, enum dtype all, int n_layers);
 void matrix_types_deinit(struct matrix_types *t);
-/* Returns whether all rows of the matrices, and each rank's share of them, are whole blocks. */
-bool matrix_types_fit(const struct matrix_types *t, const struct model_config *c,
-                      int n_ranks);
+/* Returns whether all rows of the matrices are whole blocks. */
+bool matrix_types_fit(const struct matrix_types *t, const struct model_config *c);
 /* Returns whether W_k and W_v of a layer are two matrices. */
 bool matrix_types_differ_in_kv(const struct matrix_types *t, int layer);
 /* Returns the matrix whose type a part of a tensor has: SLOT_WV for rows of W_v, else its slot. */

@@ -673,7 +673,7 @@ struct kv_layer model_cache(const struct model *m, int l, void *mem)
 
 /* Widths of the activation matrices, in the order of struct activations. */
 struct work_sizes {
-    int64_t d, q, att, mix, kv, up, ffn, experts, used;
+    int64_t d, q, att, mix, kv, up, ffn, wide, own, experts, used;
 };
 
 /* Returns the widths on one rank. */
@@ -690,6 +690,8 @@ static struct work_sizes sizes_of(const struct model_config *c, int n_ranks)
         .kv = (int64_t)2 * c->n_kv_heads * c->d_head / n_ranks,
         .up = ffn * (c->mlp_gated ? 2 : 1) / n_ranks,
         .ffn = ffn / n_ranks,
+        .wide = n_ranks > 1 ? MAX(q * n_ranks, ffn) : 0,
+        .own = n_ranks > 1 ? c->n_embd / n_ranks : 0,
         .experts = c->n_experts,
         .used = c->n_experts_used,
     };
@@ -730,10 +732,10 @@ static size_t lay_out(const struct model *m, struct activations *a, struct mat x
         a->kv_rows[i] = cut(base, &used, m->dtype, rows, z.kv);
     if (share_cuts_head(&m->cfg, n_ranks)) {
         int64_t run = m->cfg.vocab_size / n_ranks;
-        int head_rows = MIN(rows, MAX_HEAD_ROWS);
-        a->head = cut(base, &used, DTYPE_F32, head_rows, run);
-        a->head_all = cut(base, &used, DTYPE_F32, (int64_t)head_rows * n_ranks, run);
+        a->head = cut(base, &used, DTYPE_F32, MIN(rows, MAX_HEAD_ROWS), run);
     }
+    a->wide = cut(base, &used, act, rows, z.wide);
+    a->own = cut(base, &used, act, rows, z.own);
     a->norm = cut(base, &used, act, rows, z.d);
     a->norm2 = cut(base, &used, act, rows, z.d);
     a->sum = cut(base, &used, DTYPE_F32, rows, z.d);

@@ -123,7 +123,7 @@ static inline int model_kv_dim(const struct model *m)
     return m->cfg.n_kv_heads * m->cfg.d_head;
 }
 /* One rank's part (tensor/group.h): its number of K/V heads, and the width of a layer's K and V as
- * it is computed. In a saved row the [K, V] of the ranks stand side by side. */
+ * it is computed. A saved row has K and V of all ranks. */
 static inline int model_rank_kv_heads(const struct model *m)
 {
     return m->cfg.n_kv_heads / m->dev->n_ranks;

@@ -21,8 +21,7 @@ static size_t slot_bytes(const struct image_shape *s, enum slot slot, int layer)
     if (slot_is_matrix(slot))
         return s->dev->ops->weight_bytes(
             matrix_type(s->types, layer, slot),
-            matrix_rows(s->types, s->cfg, layer, slot, n_ranks),
-            share_cols(s->cfg, slot, n_ranks));
+            matrix_rows(s->types, s->cfg, layer, slot, n_ranks), slot_cols(s->cfg, slot));
     enum dtype t = s->table_dtype[slot == SLOT_EMBED ? 0 : 1];
     return (size_t)slot_rows(s->cfg, slot) * tensor_row_bytes(t, slot_cols(s->cfg, slot));
 }
@@ -69,7 +68,7 @@ void image_bind(const struct image *im, const struct image_shape *s, const struc
                 .mem = {at, it->bytes, mem->kind},
                 .dtype = matrix_type(s->types, im->layer, it->slot),
                 .n = matrix_rows(s->types, s->cfg, im->layer, it->slot, n_ranks),
-                .k = share_cols(s->cfg, it->slot, n_ranks)};
+                .k = slot_cols(s->cfg, it->slot)};
         else
             *slot_vector(w, l, it->slot) = (const float *)(const void *)at;
     }
@@ -91,5 +90,5 @@ void image_layout_name(struct stream *s, char *out, size_t n)
     if (n_ranks == 1)
         snprintf(out, n, "%s %d", backend, PACK_LAYOUT_VERSION);
     else
-        snprintf(out, n, "%s %d, %d ranks", backend, PACK_LAYOUT_VERSION, n_ranks);
+        snprintf(out, n, "%s %d, rows of %d ranks", backend, PACK_LAYOUT_VERSION, n_ranks);
 }

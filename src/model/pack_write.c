@@ -280,8 +280,7 @@ static int describe(struct packer *p)
         p->f.file_dtype = info.quantised ? DTYPE_BF16 : info.dtype;
         p->f.types = info.types;
         weights_table_types(&info, p->f.dtype, p->f.table_dtype);
-        matrix_types_make(&p->f.matrices, p->f.dtype, info.impl, &m->cfg,
-                          p->wo.dev->n_ranks);
+        matrix_types_make(&p->f.matrices, p->f.dtype, info.impl, &m->cfg);
     }
     weights_info_deinit(&info);
     p->f.source = m->source;
@@ -429,8 +428,7 @@ int pack_write(const char *source, const char *path, struct device *dev,
         p.wo.dev = dev;
         p.wo.s = s;
         p.wo.synth_dtype = m->dtype;
-        rc = share_check(&m->cfg, dev->n_ranks, dev->n_stages, p.wo.held >= WEIGHTS_Q8,
-                         p.err);
+        rc = share_check(&m->cfg, dev->n_ranks, dev->n_stages, p.err);
     }
     if (rc == 0)
         rc = write_all(&p, path);

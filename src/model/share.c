@@ -16,6 +16,10 @@ static int n_sections(const struct model_config *c, enum slot s, int n_ranks)
     case SLOT_WQ:
     case SLOT_BQ:
     case SLOT_WV:
+    case SLOT_WO:
+    case SLOT_BO:
+    case SLOT_DOWN:
+    case SLOT_B_DOWN:
         return 1;
     case SLOT_WKV:
     case SLOT_BKV:
@@ -31,11 +35,6 @@ static int n_sections(const struct model_config *c, enum slot s, int n_ranks)
     }
 }
 
-static bool has_columns_cut(enum slot s)
-{
-    return s == SLOT_WO || s == SLOT_DOWN;
-}
-
 static int check_division(const char *what, int64_t n, int n_ranks, struct err *err)
 {
     if (n % n_ranks == 0)
@@ -47,23 +46,7 @@ static int check_division(const char *what, int64_t n, int n_ranks, struct err *
         n_ranks, (long long)n, what, n_ranks);
 }
 
-/* Checks that n / n_ranks is a whole number of blocks. A row of q8 or q4 weights consists of blocks
- * with a scale each, so cuts must lie between blocks.
- */
-static int check_blocks(const char *what, int64_t n, int n_ranks, struct err *err)
-{
-    if (n / n_ranks % Q8_BLOCK == 0)
-        return 0;
-    return err_set(
-        err, ERR_UNSUPPORTED,
-        "tensor parallelism over %d ranks: a rank would have %lld %s, and q8 and q4 "
-        "weights "
-        "are cut at multiples of %d: choose fewer ranks, or the checkpoint's weights",
-        n_ranks, (long long)(n / n_ranks), what, Q8_BLOCK);
-}
-
-int share_check(const struct model_config *c, int n_ranks, int n_stages, bool q8,
-                struct err *err)
+int share_check(const struct model_config *c, int n_ranks, int n_stages, struct err *err)
 {
     if (n_stages > c->n_layers)
         return err_set(err, ERR_UNSUPPORTED,
@@ -85,11 +68,8 @@ int share_check(const struct model_config *c, int n_ranks, int n_stages, bool q8
         rc = check_division("key/value heads", c->n_kv_heads, n_ranks, err);
     if (rc == 0)
         rc = check_division("columns in its MLP", c->n_ffn, n_ranks, err);
-    if (rc == 0 && q8 && n_ranks > 1)
-        rc = check_blocks("columns of heads", (int64_t)c->n_heads * c->d_head, n_ranks,
-                          err);
-    if (rc == 0 && q8 && n_ranks > 1)
-        rc = check_blocks("columns of its MLP", c->n_ffn, n_ranks, err);
+    if (rc == 0)
+        rc = check_division("elements in its hidden states", c->n_embd, n_ranks, err);
     return rc;
 }
 
@@ -112,16 +92,6 @@ int share_stage(const struct model_config *c, enum slot s, int layer, int n_stag
 int64_t share_rows(const struct model_config *c, enum slot s, int n_ranks)
 {
     return n_sections(c, s, n_ranks) > 0 ? slot_rows(c, s) / n_ranks : slot_rows(c, s);
-}
-
-int64_t share_cols(const struct model_config *c, enum slot s, int n_ranks)
-{
-    return has_columns_cut(s) ? slot_cols(c, s) / n_ranks : slot_cols(c, s);
-}
-
-bool share_is_empty(enum slot s, int rank, int n_ranks)
-{
-    return n_ranks > 1 && rank > 0 && (s == SLOT_BO || s == SLOT_B_DOWN);
 }
 
 bool share_next(const struct model_config *c, enum slot s, int rank, int n_ranks,

@@ -1,12 +1,12 @@
 /* share.h - the share of a model that each rank of a device group holds.  Tensor parallelism
- * divides heads and the MLP's width, as Megatron does; pipeline parallelism divides the layers
- * among stages. Private to src/model, except share_check.
+ * divides the rows of matrices, that is the results of products; pipeline parallelism divides the
+ * layers among stages. No sum is divided, so every number of ranks computes the same bits.
+ * Private to src/model, except share_check.
  *
- *   wq, wkv, w_up and their biases   rows: a run of heads, of K heads, of V heads, of gate, of up
- *   output head and its bias         rows: a run of the vocabulary, if that can be divided and the
- *                                    head is not also the embedding table
- *   wo, w_down                       columns, in the same runs: each rank's product is a summand
- *   bo, b_down                       rank 0 alone, so that they are added once
+ *   wq, wkv, w_up and their biases   a run of heads, of K heads, of V heads, of gate, of up
+ *   wo, w_down and their biases      a run of the hidden state's elements
+ *   output head and its bias         a run of the vocabulary, if that can be divided and the head is
+ *                                    not also the embedding table
  *   all others                       complete on every rank: norms, tables
  *   layers                           one run of layers per stage
  *   head and final norm              the last stage
@@ -22,8 +22,7 @@
 
 /* Returns 0 if the model can be divided equally.  ERR_UNSUPPORTED, naming the part: the ranks'
  * shares would differ, or a stage would have no layer. */
-int share_check(const struct model_config *c, int n_ranks, int n_stages, bool q8,
-                struct err *err);
+int share_check(const struct model_config *c, int n_ranks, int n_stages, struct err *err);
 
 /* Returns the stage that holds a slot; layer: for slots in layers. */
 int share_stage(const struct model_config *c, enum slot s, int layer, int n_stages);
@@ -31,12 +30,8 @@ int share_stage(const struct model_config *c, enum slot s, int layer, int n_stag
 /* Returns whether each rank has a run of the vocabulary. */
 bool share_cuts_head(const struct model_config *c, int n_ranks);
 
-/* Return the number of rows and of columns of a slot on one rank. */
+/* Returns the number of rows of a slot on one rank. */
 int64_t share_rows(const struct model_config *c, enum slot s, int n_ranks);
-int64_t share_cols(const struct model_config *c, enum slot s, int n_ranks);
-
-/* Returns whether a rank has nothing of a slot and holds zeros instead. */
-bool share_is_empty(enum slot s, int rank, int n_ranks);
 
 /* Finds the next run of a slot's rows in [*row, end) that a rank holds: *n rows from *row on, which
  * are the rank's own rows from *own_row on.  Returns false if there is none. */

@@ -92,7 +92,7 @@ static void measure_matrix(struct loader *ld, const struct tensor_spec *t, enum 
         return;
     *m = (struct weight){.dtype = matrix_type(ld->w->matrices, t->layer, s),
                          .n = matrix_rows(ld->w->matrices, ld->c, t->layer, s, ld->n_ranks),
-                         .k = share_cols(ld->c, s, ld->n_ranks)};
+                         .k = slot_cols(ld->c, s)};
     ld->stage_bytes[loader_stage(ld, t, s)] += matrix_bytes(ld, m);
 }
 
@@ -501,12 +501,12 @@ int weights_load(struct weights *out, const char *source, const struct model_con
                         .err = err != NULL ? err : &local};
     struct holdings *h = out->impl;
     h->n_layers = cfg->n_layers;
-    int rc = share_check(cfg, ld.n_ranks, ld.n_stages, o->held >= WEIGHTS_Q8, ld.err);
+    int rc = share_check(cfg, ld.n_ranks, ld.n_stages, ld.err);
     if (rc == 0)
         rc = tensor_set_open(&ld.set, source, cfg, o->synth_dtype, ld.err);
     out->dtype = held_dtype(&ld);
     out->matrices = xcalloc(1, sizeof *out->matrices);
-    matrix_types_make(out->matrices, out->dtype, &ld.set, cfg, ld.n_ranks);
+    matrix_types_make(out->matrices, out->dtype, &ld.set, cfg);
     tensor_set_keep(&ld.set, o->part, o->layer);
     out->types = ld.set.types;
     if (rc == 0)

@@ -90,7 +90,7 @@ static int make_images(struct loader *ld)
     enum dtype table = p->f.table_dtype[0];
     bool whole = !dtype_has_blocks(table) || p->cfg.n_embd % q4_block_weights(table) == 0;
     if (p->f.n_layers != p->cfg.n_layers || !whole ||
-        !matrix_types_fit(&p->f.matrices, &p->cfg, ld->o->dev->n_ranks))
+        !matrix_types_fit(&p->f.matrices, &p->cfg))
         return err_set(ld->err, ERR_MISMATCH,
                        "%s: the types of its matrices do not fit its configuration: pack "
                        "the model again",
@@ -338,8 +338,7 @@ int weights_packed_load(struct weights *out, const char *source,
             .dev = o->dev,
             .types = &p->f.matrices,
             .table_dtype = {p->f.table_dtype[0], p->f.table_dtype[1]}};
-        rc = share_check(cfg, o->dev->n_ranks, o->dev->n_stages, p->f.dtype >= DTYPE_Q8,
-                         ld.err);
+        rc = share_check(cfg, o->dev->n_ranks, o->dev->n_stages, ld.err);
     }
     if (rc == 0)
         rc = make_images(&ld);

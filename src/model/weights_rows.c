@@ -40,14 +40,13 @@ struct unit {
     struct buf file_mem; /* pinned: a device copies from it */
     uint8_t *wide;       /* decoded rows */
     uint8_t *other;      /* rows in the type of the slot */
-    uint8_t *share;      /* columns of one rank after another; NULL: there is one rank */
     const uint8_t *rows; /* decoded rows; NULL: they were not decoded */
     int rc;
 };
 
 /* Bytes of the largest unit: as in the file, decoded, and in the type of a slot. */
 struct unit_sizes {
-    size_t file, wide, other, share;
+    size_t file, wide, other;
 };
 
 static struct unit_sizes sizes_of(const struct loader *ld)
@@ -62,7 +61,6 @@ static struct unit_sizes sizes_of(const struct loader *ld)
         z.wide = MAX(z.wide, numbers * sizeof(float));
     }
     z.other = z.wide;
-    z.share = ld->n_ranks > 1 ? MAX(z.wide, z.file) : 0;
     return z;
 }
 
@@ -73,7 +71,6 @@ static void unit_deinit(struct loader *ld, struct unit *u, const struct unit_siz
     buf_free(ld->dev, &u->file_mem);
     mem_unmap(u->wide, z->wide);
     mem_unmap(u->other, z->other);
-    mem_unmap(u->share, z->share);
 }
 
 static int unit_init(struct loader *ld, struct unit *u, const struct unit_sizes *z,
@@ -85,10 +82,9 @@ static int unit_init(struct loader *ld, struct unit *u, const struct unit_sizes 
         return err_wrap(ld->err, "weights: scratch");
     u->wide = mem_map(z->wide);
     u->other = mem_map(z->other);
-    u->share = z->share > 0 ? mem_map(z->share) : NULL;
-    if (u->wide == NULL || u->other == NULL || (z->share > 0 && u->share == NULL))
+    if (u->wide == NULL || u->other == NULL)
         return err_set(ld->err, -ENOMEM, "weights: no memory for %zu bytes of scratch",
-                       z->wide + z->other + z->share);
+                       z->wide + z->other);
     return 0;
 }
 
@@ -231,8 +227,6 @@ static void deliver_vector(struct loader *ld, const struct unit *u, enum slot s,
 {
     const struct load *l = u->l;
     int stage = loader_stage(ld, l->t, s);
-    if (share_is_empty(s, rank, ld->n_ranks))
-        return;
     float *dst = loader_vector(ld, l->t->layer, s, stage, rank) + dst_row;
     bool plus_one = ld->c->norm == NORM_RMS_PLUS_ONE && !l->src->norm_has_one &&
                     l->t->kind == TENSOR_NORM;
@@ -250,21 +244,6 @@ static const uint8_t *in_type(const struct unit *u, enum dtype to, int64_t at, i
     convert(other_at(u, at), to, decoded_at(u, at), l->src->dtype,
             (size_t)(n * l->t->cols));
     return other_at(u, at);
-}
-
-/* Returns a rank's columns of n rows; all columns if they are not cut. */
-static const uint8_t *cut_columns(const struct unit *u, const uint8_t *rows, enum dtype t,
-                                  int64_t at, int64_t own, int rank, int64_t n)
-{
-    int64_t cols = u->l->t->cols;
-    size_t all = tensor_row_bytes(t, cols), bytes = tensor_row_bytes(t, own);
-    if (own == cols)
-        return rows;
-    uint8_t *to = u->share + (size_t)at * all + (size_t)rank * (size_t)n * bytes;
-    for (int64_t i = 0; i < n; i++)
-        memcpy(to + (size_t)i * bytes, rows + (size_t)i * all + (size_t)rank * bytes,
-               bytes);
-    return to;
 }
 
 /* Sets *out to n rows as blocks of a 4-bit type: the file's own, or made from the numbers. -ERANGE:
@@ -315,9 +294,7 @@ static int deliver_matrix(struct loader *ld, const struct unit *u, enum slot s, 
     int rc = q4 ? in_blocks(u, t, at, n, &src) : 0;
     if (!q4)
         src = in_type(u, t, at, n);
-    return rc != 0 ? rc
-                   : ops->weight_pack(to, &own, dst_row,
-                                      cut_columns(u, src, t, at, m->k, rank, n), n);
+    return rc != 0 ? rc : ops->weight_pack(to, &own, dst_row, src, n);
 }
 
 static int deliver_table(struct loader *ld, const struct unit *u, enum slot s, int64_t at,

@@ -22,9 +22,10 @@ struct activations {
      * on a device with memory of its own a tap can copy one while the next layer runs. */
     struct mat kv_rows[2];
     int n_kv_rows;
-    /* f32 logits of a rank's run of the vocabulary, and of all ranks, one rank after another. No
-     * rows: each rank computes all logits. */
-    struct mat head, head_all;
+    /* f32 logits of a rank's run of the vocabulary. No rows: each rank computes all logits. */
+    struct mat head;
+    /* With several ranks: att or ffn of all ranks, and a rank's run of the elements of norm2. */
+    struct mat wide, own;
     struct mat norm;  /* normalised input of the projections */
     struct mat norm2; /* output of attention, then of the MLP */
     struct mat sum;   /* f32: the residual stream inside a layer, not rounded */

@@ -29,8 +29,8 @@ static int copy_up(struct copying *c)
 static int gather(struct copying *c)
 {
     int64_t n = (int64_t)(c->bytes / (size_t)c->n_ranks / sizeof(float));
-    struct mat all = mat_of(c->to.ptr, DTYPE_F32, c->n_ranks, n);
-    return all_gather(c->s, all, mat_rows(all, 0, 1));
+    struct mat all = mat_of(c->to.ptr, DTYPE_F32, 1, c->n_ranks * n);
+    return all_gather(c->s, all, mat_cols(all, 0, n));
 }
 
 /* Measures the seconds of one call, the fastest of several. */

@@ -209,11 +209,28 @@ static bool is_first_of_kind(const struct model *m, int l)
     return before < 0;
 }
 
+/* Adds rows of K and V as one device has them: all ranks' heads of K, then those of V. */
+static int add_kv(struct probe *p, const char *tag, struct mat own)
+{
+    size_t bytes = (size_t)(own.rows * own.cols) * dtype_bytes(own.dtype) *
+                   (size_t)p->m->dev->n_ranks;
+    if (p->m->dev->n_ranks == 1)
+        return add_mat(p, tag, own);
+    uint8_t *rows = xmalloc(bytes);
+    int rc = kv_rows_down(p->s, rows, own);
+    if (rc == 0)
+        rc = stream_sync(p->s);
+    if (rc == 0)
+        sha256_field(p->h, tag, rows, bytes);
+    free(rows);
+    return rc;
+}
+
 static int tap_kv(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
     (void)l;
     (void)hidden; /* unused: add_layer reads the pass's only buffer afterwards */
-    return add_mat(arg, "probe.kv", kv_rows);
+    return add_kv(arg, "probe.kv", kv_rows);
 }
 
 /* Runs layer l alone, on all rows, and adds its results to the hash. The layer's input is already
@@ -274,7 +291,7 @@ static int add_projection(struct probe *p, int before)
     int rc = cross(p, before, l);
     if (rc == 0)
         rc = model_kv_project(m, p->w, p->s, l, x, projected);
-    return rc == 0 ? add_mat(p, "probe.projected", projected) : rc;
+    return rc == 0 ? add_kv(p, "probe.projected", projected) : rc;
 }
 
 static int run_probe(struct probe *p)
@@ -309,12 +326,6 @@ static int run_probe(struct probe *p)
 
 /* --- the fingerprint -------------------------------------------------------------------------- */
 
-/* Returns whether sums over ranks are added in ascending order (tensor/collective.h). */
-static bool in_order(const struct device *d)
-{
-    return d->unified || d->shared;
-}
-
 /* Adds the type of each matrix to the hash, if the matrices have different types. */
 static void add_matrix_types(const struct model *m, struct sha256_ctx *h)
 {
@@ -333,11 +344,11 @@ static void add_declared(const struct model *m, struct sha256_ctx *h)
     add_text(h, "backend", m->dev->numerics);
     add_u32(h, "backend version", (uint32_t)m->dev->numerics_version);
     add_u32(h, "model version", MODEL_NUMERICS_VERSION);
-    add_u32(h, "ranks", (uint32_t)m->dev->n_ranks);
-    add_text(h, "exchange",
-             m->dev->n_ranks == 1 ? "none"
-             : in_order(m->dev)   ? "in order"
-                                  : "nccl");
+    /* Every number of ranks computes the bits of one, but cuBLAS may add up in another order where
+     * a rank has fewer columns of a product. */
+    bool cublas = strcmp(m->dev->numerics, "cuda fast") == 0;
+    add_u32(h, "ranks", cublas ? (uint32_t)m->dev->n_ranks : 1);
+    add_text(h, "exchange", "none");
     sha256_field(h, "weights", m->w.hash.b, sizeof m->w.hash.b);
     add_text(h, "config", config);
     add_text(h, "weight dtype", dtype_name(m->w.dtype));

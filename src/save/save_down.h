@@ -37,7 +37,7 @@ size_t save_down_bytes(const struct save_down *d);
  * device fails on the way, end returns the fault and has queued nothing. */
 void save_down_begin(struct save_down *d);
 /* Returns the host address where rows [row, row + n) of m will be. With is_rank_own every rank
- * has its own columns, which come down side by side; otherwise rank 0's rows come down. */
+ * has its own heads, which come down side by side; otherwise rank 0's rows come down. */
 const uint8_t *save_down_rows(struct save_down *d, struct mat m, bool is_rank_own,
                               int64_t row, int64_t n);
 /* Copies n_bytes from an address that save_down_rows returned to `to`, after the rows have come

@@ -20,7 +20,7 @@ struct cuda_plugin {
 };
 
 /* Raise this if the meaning of something that crosses changes. */
-#define CUDA_PLUGIN_VERSION 1
+#define CUDA_PLUGIN_VERSION 2
 
 /* Differs if one side was built with other structs. */
 #define CUDA_PLUGIN_LAYOUT                                                                 \

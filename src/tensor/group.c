@@ -374,8 +374,8 @@ static int copy_shares(struct stream *s, int stage, uint8_t *dst, const uint8_t 
     int rc = 0;
     for (int r = 0; r < of.n && rc == 0; r++) {
         uint8_t *all = group_address(g, dst, stage, r);
-        out[r] = mat_of(all, DTYPE_F32, of.n, n);
-        in[r] = mat_rows(out[r], r, 1);
+        out[r] = mat_of(all, DTYPE_F32, 1, of.n * n);
+        in[r] = mat_cols(out[r], r * n, n);
         rc = stream_copy(rank_stream(s, stage, r), in[r].data, src + (size_t)r * share,
                          share);
     }
@@ -415,43 +415,47 @@ static int group_stream_copy(struct stream *s, void *dst, const void *src, size_
 int kv_chunks_up(struct stream *s, void *dst, const void *src, int n, size_t stride,
                  size_t bytes)
 {
-    size_t n_ranks = (size_t)s->device->n_ranks, part = bytes / n_ranks;
+    size_t n_ranks = (size_t)s->device->n_ranks, part = bytes / 2 / n_ranks;
     if (n_ranks == 1)
         return stream_copy(s, dst, src, (size_t)(n - 1) * stride + bytes);
-    CHECK(part * n_ranks == bytes);
+    CHECK(2 * part * n_ranks == bytes);
     struct group *g = group_of(s->device);
     int stage = group_stage(g, dst), rc = group_code(s);
     for (size_t r = 0; r < n_ranks && rc == 0; r++)
-        (void)stream_copy_strided(rank_stream(s, stage, (int)r),
-                                  (uint8_t *)group_address(g, dst, stage, (int)r) +
-                                      r * part,
-                                  stride, (const uint8_t *)src + r * part, stride, n, part);
+        for (size_t of = 0; of < 2; of++) { /* K, V */
+            size_t at = of * bytes / 2 + r * part;
+            (void)stream_copy_strided(rank_stream(s, stage, (int)r),
+                                      (uint8_t *)group_address(g, dst, stage, (int)r) + at,
+                                      stride, (const uint8_t *)src + at, stride, n, part);
+        }
     return group_code(s);
 }
 
 int kv_rows_down(struct stream *s, void *dst, struct mat own)
 {
     size_t n_ranks = (size_t)s->device->n_ranks;
-    size_t width = (size_t)own.cols * dtype_bytes(own.dtype);
+    size_t width = (size_t)own.cols * dtype_bytes(own.dtype), half = width / 2;
     CHECK(own.ld == own.cols);
     if (n_ranks == 1)
         return stream_copy(s, dst, own.data, (size_t)own.rows * width);
     struct group *g = group_of(s->device);
     int stage = group_stage(g, own.data), rc = group_code(s);
     for (size_t r = 0; r < n_ranks && rc == 0; r++)
-        (void)stream_copy_strided(
-            rank_stream(s, stage, (int)r), (uint8_t *)dst + r * width, n_ranks * width,
-            group_address(g, own.data, stage, (int)r), width, own.rows, width);
+        for (size_t of = 0; of < 2; of++) /* K, V */
+            (void)stream_copy_strided(
+                rank_stream(s, stage, (int)r),
+                (uint8_t *)dst + of * n_ranks * half + r * half, n_ranks * width,
+                (uint8_t *)group_address(g, own.data, stage, (int)r) + of * half, width,
+                own.rows, half);
     return group_code(s);
 }
 
 /* --- exchanges -------------------------------------------------------------------------------- */
 
-int all_reduce(struct stream *s, struct mat x)
+int all_gather(struct stream *s, struct mat out, struct mat in)
 {
     struct group *g = group_of(s->device);
-    struct mat of_rank[MAX_RANKS];
-    CHECK(x.ld == x.cols || x.rows <= 1);
+    struct mat from[MAX_RANKS], to[MAX_RANKS];
     int rc = is_group(s->device) ? group_code(s) : atomic_load(&s->code);
     if (rc != 0 || s->device->n_ranks == 1)
         return rc;
@@ -463,32 +467,11 @@ int all_reduce(struct stream *s, struct mat x)
     rc = rec != NULL ? group_record_span(s) : 0;
     if (rc != 0)
         return rc;
-    int stage = group_stage(g, x.data);
-    struct ranks of = ranks_of(s, stage);
-    struct collective *c = g->collective[stage];
-    for (int r = 0; r < of.n; r++) {
-        of_rank[r] = x;
-        of_rank[r].data = group_address(g, x.data, stage, r);
-    }
-    pthread_mutex_lock(&g->exchange);
-    rc = c->all_reduce(c, &of, of_rank);
-    pthread_mutex_unlock(&g->exchange);
-    return exchanged(s, rc, "all-reduce");
-}
-
-int all_gather(struct stream *s, struct mat out, struct mat in)
-{
-    struct group *g = group_of(s->device);
-    struct mat from[MAX_RANKS], to[MAX_RANKS];
-    int rc = is_group(s->device) ? group_code(s) : atomic_load(&s->code);
-    if (rc != 0 || s->device->n_ranks == 1)
-        return rc;
-    CHECK(group_stream(s)->recording == NULL);
     int stage = group_stage(g, out.data);
     struct ranks of = ranks_of(s, stage);
     struct collective *c = g->collective[stage];
-    CHECK(in.ld == in.cols && out.ld == out.cols && in.dtype == out.dtype);
-    CHECK(in.cols == out.cols && out.rows == in.rows * of.n);
+    CHECK(in.dtype == out.dtype && in.rows == out.rows && out.cols == in.cols * of.n);
+    CHECK((in.ld == in.cols && out.ld == out.cols) || in.rows <= 1);
     for (int r = 0; r < of.n; r++) {
         from[r] = in;
         from[r].data = group_address(g, in.data, stage, r);

@@ -5,7 +5,7 @@
  *   operation on        stage 0:  rank 0  rank 1        each rank of the stage that has the operands
  *   a stage's   ----->  stage 1:  rank 0  rank 1        does the operation on its own copy of them
  *   memory              ...       ... one caller queues them all
- *   all_reduce  ----->  the ranks of a stage meet (collective.h)
+ *   all_gather  ----->  the ranks of a stage meet (collective.h)
  *   stream_copy between the memory of two stages: each rank copies to its counterpart
  *
  * A *stage* has some of the model's layers; a *rank* has a share of each of its stage's layers.
@@ -23,10 +23,11 @@
  *                 paper, section 5), so that each rank's bus carries only its share. K and V go up by
  *                 heads, see kv_chunks_up.
  *                 stage <- another stage: after the work queued on both, before later work
- *   kv_load       a chunk is the ranks' chunks one after another: each rank takes its own heads
- *   kv_pack       makes such a chunk from rows in which the ranks' [K, V] stand side by side
- *   kv_fill       takes rows of a rank's own width, or such rows: each rank then takes its columns
- *   kv_read       returns such rows
+ *   kv_load       takes the chunks of one device: each rank loads its own heads
+ *   kv_pack       makes the chunk that one device makes
+ *   kv_fill       takes rows of a rank's own width, or those of one device: each rank then takes its
+ *                 heads
+ *   kv_read       returns rows of either kind
  *   all_finite, weight_bytes: rank 0 answers for all ranks
  *
  * A stream runs in order within a stage.  Between stages only copies impose an order; other work
@@ -87,8 +88,8 @@ void *rank_address(const struct device *d, const void *p, int rank);
  * is not a group copies everything, including the bytes between chunks. */
 int kv_chunks_up(struct stream *s, void *dst, const void *src, int n, size_t stride,
                  size_t bytes);
-/* Copies rows from a stage to the host: fills host rows [own.rows][n_ranks * own.cols] from the
- * ranks' own rows, side by side. */
+/* Copies rows [K, V] from a stage to the host: fills host rows [own.rows][n_ranks * own.cols] from
+ * the ranks' own rows: all heads of K, then all heads of V. */
 int kv_rows_down(struct stream *s, void *dst, struct mat own);
 
 #endif

@@ -20,9 +20,8 @@ struct ranks {
     struct event *const *mark;
 };
 
-/* The two exchanges, on the ranks' own addresses. One thread at a time may call them. */
+/* The exchange, on the ranks' own addresses. One thread at a time may call it. */
 struct collective {
-    int (*all_reduce)(struct collective *c, const struct ranks *r, const struct mat *x);
     int (*all_gather)(struct collective *c, const struct ranks *r, const struct mat *out,
                       const struct mat *in);
     void (*close)(struct collective *c);

@@ -212,13 +212,15 @@ static int group_rope(struct stream *s, struct mat q, int d_head, const struct r
     EACH(s, q.data, rotate_at(t, mat_at(t, q), d_head, rope_at(t, rope), r));
 }
 
-/* Returns a rank's columns of rows that hold all ranks' [K, V]; all columns if the rows hold only
- * the rank's. */
+/* Returns rows of [K, V] so that a rank's heads are the first of each half (ops.kv_fill). Rows of
+ * its own width hold no other heads. */
 static struct mat own_columns(struct turn t, struct mat rows, int n_kv, int d_head)
 {
-    int64_t width = (int64_t)2 * n_kv * d_head;
-    return rows.cols == width ? mat_at(t, rows)
-                              : mat_cols(mat_at(t, rows), t.r * width, width);
+    int64_t width = (int64_t)n_kv * d_head;
+    struct mat own = mat_at(t, rows);
+    if (rows.cols > 2 * width)
+        own.data = (uint8_t *)own.data + (size_t)(t.r * width) * dtype_bytes(rows.dtype);
+    return own;
 }
 
 static int fill_at(struct turn t, struct kv_layer kv, struct mat rows, struct rope rope,
@@ -250,17 +252,13 @@ static int group_rope_kv_fill(struct stream *s, struct mat q, const struct kv_la
                         own_columns(t, rows, kv->n_kv, kv->d_head), rope_at(t, rope), r));
 }
 
-/* Returns a rank's own part of a chunk, which consists of the ranks' chunks, one after another. */
-static uint8_t *own_chunk(struct turn t, const void *chunk, int n_kv, int d_head,
-                          enum dtype dtype)
-{
-    uint8_t *at = group_address(t.g, chunk, t.stage, t.r);
-    return at + (size_t)t.r * kv_block_bytes(n_kv, d_head, dtype);
-}
-
+/* A chunk has all ranks' heads of K, and then all ranks' heads of V. */
 static int load_at(struct turn t, struct kv_layer kv, struct kv_chunks c, struct rope rope)
 {
-    c.first = own_chunk(t, c.first, kv.n_kv, kv.d_head, kv.dtype);
+    size_t own = kv_block_bytes(kv.n_kv, kv.d_head, kv.dtype) / 2;
+    uint8_t *first = group_address(t.g, c.first, t.stage, t.r);
+    c.v_at = own * (size_t)t.g->base.n_ranks;
+    c.first = first + (size_t)t.r * own;
     return t.op->kv_load(t.s, &kv, &c, &rope);
 }
 
@@ -270,14 +268,15 @@ static int group_kv_load(struct stream *s, const struct kv_layer *kv,
     EACH(s, kv->blocks, load_at(t, kv_at(t, kv), *c, rope_at(t, rope)));
 }
 
+/* Rows and chunk are host memory and have the heads of all ranks: one rank packs them. */
 static int group_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv,
                          int d_head)
 {
-    int n = n_kv / s->device->n_ranks;
-    CHECK(n * s->device->n_ranks == n_kv);
-    EACH(s, chunk,
-         t.op->kv_pack(t.s, own_chunk(t, chunk, n, d_head, rows.dtype),
-                       own_columns(t, rows, n, d_head), n, d_head));
+    struct turn t = turn_of(s, 0, 0);
+    int rc = group_code(s);
+    if (rc == 0)
+        (void)t.op->kv_pack(t.s, chunk, rows, n_kv, d_head);
+    return group_code(s);
 }
 
 static int read_at(struct turn t, struct mat out, struct kv_layer kv,

@@ -152,10 +152,16 @@ void rope_block_make(const struct rope *r, float *cos_t, float *sin_t);
 struct kv_chunks {
     const void *first;
     size_t stride;
+    size_t v_at; /* bytes from a chunk's K to its V; 0: V follows the layer's heads of K */
     const int32_t *blocks; /* [n], in host memory */
     int n;
     int32_t pos0; /* a multiple of 64 */
 };
+
+static inline size_t kv_chunks_v_at(const struct kv_layer *kv, const struct kv_chunks *c)
+{
+    return c->v_at != 0 ? c->v_at : kv_block_bytes(kv->n_kv, kv->d_head, kv->dtype) / 2;
+}
 
 /* The row at position p sees keys max(0, p - window + 1)..p; window 0: all up to p. */
 struct attention_rule {
@@ -285,7 +291,8 @@ struct ops {
     int (*rope)(struct stream *s, struct mat q, int d_head, const struct rope *rope,
                 const struct ragged *r);
     /* Writes K and V into blocks.  rows [n][2 * n_kv * d_head] T: K (after bias and QK norm, before
-     * RoPE) then V, one row per row of r. */
+     * RoPE) then V, one row per row of r.  Rows may be wider, with more heads: the layer's own are
+     * then the first of each half. */
     int (*kv_fill)(struct stream *s, const struct kv_layer *kv, struct mat rows,
                    const struct rope *rope, const struct ragged *r);
     /* Does rope of q and kv_fill of rows in one operation, on devices where that saves a launch. */
@@ -354,7 +361,7 @@ struct ops {
     /* Runs queue(arg), or replays its recording.  For a given key, queue enqueues the same
      * operations on the same buffers each time; only r and the buffers' contents may differ.  `at`
      * is device memory that the operations use.  On a device group all memory that they use lies on
-     * one stage, all_reduce may be among them, and queue may run several times, each time with only
+     * one stage, all_gather may be among them, and queue may run several times, each time with only
      * a part of its operations taking effect.  record is NULL on a device on which queueing an
      * operation costs nothing beside its work. */
     int (*record)(struct stream *s, const struct ragged *r, uint64_t key, const void *at,

@@ -82,7 +82,8 @@ static inline void check_kv_rows(const struct kv_layer *kv, struct mat rows,
 {
     check_mat(rows);
     check_ragged(r, rows.rows);
-    CHECK(rows.dtype == kv->dtype && rows.cols == (int64_t)2 * kv->n_kv * kv->d_head);
+    CHECK(rows.dtype == kv->dtype && rows.cols % 2 == 0 &&
+          rows.cols >= (int64_t)2 * kv->n_kv * kv->d_head);
 }
 
 /* Checks the arguments of attention. Returns the number of query heads. */

@@ -65,8 +65,7 @@ static struct stack_opts ranks(int n_ranks, int n_stages)
                                .user.no_reuse = true};
 }
 
-/* The greedy tokens equal those of ranks on one GPU, which add in the same order. Restores have the
- * same bits. */
+/* Logits equal those of ranks on one GPU. Restores have the same bits. */
 static void restores_through_nccl(void **state)
 {
     (void)state;
@@ -88,7 +87,7 @@ static void restores_through_nccl(void **state)
         *fake = (struct nccl_fake){.sync = sync_stream,
                                    .copy = copy,
                                    .fail_init = -1,
-                                   .fail_reduce = -1,
+                                   .fail_gather = -1,
                                    .fail_group = -1,
                                    .fail_async = -1};
         et_open(&k, &o);
@@ -98,12 +97,12 @@ static void restores_through_nccl(void **state)
         a.plan = "recompute";
         assert_int_equal(et_run(&k, &a, &r), 0);
         et_same(&r, &ref, "NCCL");
-        int n_layers = k.model->cfg.n_layers, n_before = fake->n_reduce;
+        int n_layers = k.model->cfg.n_layers, n_before = fake->n_gather;
         a.save = "none";
         assert_int_equal(et_run(&k, &a, &r), 0);
-        /* Each pass makes two sums per layer. The prompt takes one pass, and so does each new token
-         * except the last. */
-        assert_int_equal(fake->n_reduce - n_before, 2 * n_layers * N_NEW);
+        /* Each row of a decode is gathered four times per layer, and each row of logits once. Rows
+         * of the prompt are copied. */
+        assert_int_equal(fake->n_gather - n_before, 4 * n_layers * (N_NEW - 1) + N_NEW);
         for (int p = n_stages - 1; p < 4; p += n_stages) {
             a.plan = plans[p];
             if (et_run(&k, &a, &r) != 0 || r.finish == FINISH_ERROR)
@@ -120,7 +119,7 @@ static void restores_through_nccl(void **state)
 static void an_error_fails_requests_and_not_the_process(void **state)
 {
     (void)state;
-    int *const faults[] = {&fake->fail_reduce, &fake->fail_group, &fake->fail_async};
+    int *const faults[] = {&fake->fail_gather, &fake->fail_group, &fake->fail_async};
     for (int i = 0; i < 3; i++) {
         struct stack k;
         struct et_run r;

@@ -1,9 +1,9 @@
 /* Pipeline parallelism on a CPU: several stages compute what one device computes, bit for bit.
  *
- * So their state is the same. Any number of stages restore state that one device has saved, and the
- * other way round: in any mixture of methods, with chunks, a tail, and new tokens prefilled inside
- * the restore. An operation with operands on two stages ends the program (tensor/group_ops.c). So
- * these tests also show that each stage works on its own memory. */
+ * So their state is the same. Stages, of one rank or several, restore state that one device has
+ * saved, and the other way round: in any mixture of methods, with chunks, a tail, and new tokens
+ * prefilled inside the restore. An operation with operands on two stages ends the program
+ * (tensor/group_ops.c). So these tests also show that each stage works on its own memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,20 +25,21 @@ struct shape {
     int stages, ranks;
 };
 
-static void open_on(struct stack *k, struct io *disk, const struct shape *c, int stages)
+/* Opens the shape's stages and ranks, or one device. */
+static void open_on(struct stack *k, struct io *disk, const struct shape *c, bool many)
 {
     et_open(k, &(struct stack_opts){.user.model = c->model,
                                     .user.dtype = c->dtype,
                                     .user.threads = 2,
-                                    .user.tensor_parallel = c->ranks,
-                                    .user.pipeline_parallel = stages,
+                                    .user.tensor_parallel = many ? c->ranks : 1,
+                                    .user.pipeline_parallel = many ? c->stages : 1,
                                     .user.max_context = 256,
                                     .io = disk,
                                     .user.store = et_dirs,
                                     .user.n_store = 2,
                                     .user.save_buffer_bytes = 4 << 20,
                                     .user.no_reuse = true});
-    assert_int_equal(k->dev->n_stages, stages);
+    assert_int_equal(k->dev->n_stages * k->dev->n_ranks, many ? c->stages * c->ranks : 1);
 }
 
 static struct et_run ask(struct stack *k, const int32_t *ids, int n, const char *save,
@@ -88,35 +89,36 @@ static int restore_all_ways(struct stack *k, const int32_t *ids, const struct et
 }
 
 /* One stack saves a prompt, and another restores it. */
-static int hand_over(struct io *disk, const struct shape *c, int from, int to,
-                     uint64_t seed)
+static int hand_over(struct io *disk, const struct shape *c, bool from_many, uint64_t seed)
 {
     struct stack k;
     int32_t ids[N_PROMPT];
-    open_on(&k, disk, c, from);
+    open_on(&k, disk, c, from_many);
     make_prompt(&k, ids, N_PROMPT, seed);
     struct et_run ref = ask(&k, ids, N_PROMPT, "both", "recompute", false);
     struct sha256 fingerprint = k.fingerprint;
     stack_close(&k);
-    open_on(&k, disk, c, to);
+    open_on(&k, disk, c, !from_many);
     assert_memory_equal(&k.fingerprint, &fingerprint, sizeof fingerprint);
     for (int l = 0; l < k.model->cfg.n_layers; l++)
         assert_int_equal(kv_pool_layer(engine_pool(k.engine), l).stage,
-                         l * to / k.model->cfg.n_layers);
+                         l * k.dev->n_stages / k.model->cfg.n_layers);
     int n = restore_all_ways(&k, ids, &ref, c->model);
     stack_close(&k);
     return n;
 }
 
-static void stages_and_one_device_restore_each_other(void **state)
+static void groups_and_one_device_restore_each_other(void **state)
 {
     (void)state;
     static const struct shape cases[] = {
         {"synth:tiny-mha", "f32", 2, 1},
         {"synth:tiny-mha", "bf16", 4, 1},
         {"synth:tiny-gqa", "bf16", 3, 1},
-        {"synth:tiny-mha", "bf16", 2, 2}, /* the same number of devices as two ranks have */
+        {"synth:tiny-mha", "bf16", 2, 2},
+        {"synth:tiny-mha", "bf16", 1, 4},
         {"synth:tiny-gqa", "f32", 4, 2},
+        {"tests/model/golden/families/qwen2-window", "f32", 1, 2},
         {"tests/model/golden/families/falcon-7b", "bf16", 2, 1},
         {"tests/model/golden/families/falcon-rw", "bf16", 2, 1},
         {"tests/model/golden/families/gemma", "f32", 2, 1},
@@ -130,30 +132,30 @@ static void stages_and_one_device_restore_each_other(void **state)
     int n = 0;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct io *disk = et_disk(i + 1, 0);
-        n += hand_over(disk, &cases[i], 1, cases[i].stages, 42);
-        n += hand_over(disk, &cases[i], cases[i].stages, 1, 43);
+        n += hand_over(disk, &cases[i], false, 42);
+        n += hand_over(disk, &cases[i], true, 43);
         io_close(disk);
     }
     print_message("%d plans\n", n);
 }
 
-/* The conversation continues on another number of stages. Its unfinished chunk was saved as
+/* The conversation continues on another number of devices. Its unfinished chunk was saved as
  * rows. */
 static void a_tail_is_restored(void **state)
 {
     (void)state;
-    static const struct shape shape = {"synth:tiny-mha", "bf16", 3, 1};
+    static const struct shape shape = {"synth:tiny-mha", "bf16", 3, 2};
     static const char *const plans[] = {"hidden", "kv", "RHHK", "RRRK"};
     for (int i = 0; i < 4; i++) {
         struct io *disk = et_disk(7, 0);
         struct stack k;
         int32_t ids[N_LONGER];
-        open_on(&k, disk, &shape, i % 2 == 0 ? 1 : 3);
+        open_on(&k, disk, &shape, i % 2 != 0);
         make_prompt(&k, ids, N_LONGER, 42);
         struct et_run first = ask(&k, ids, N_PROMPT, "both", "recompute", false);
         memcpy(ids + N_PROMPT, first.tokens, N_GENERATE * sizeof ids[0]);
         stack_close(&k);
-        open_on(&k, disk, &shape, i % 2 == 0 ? 3 : 1);
+        open_on(&k, disk, &shape, i % 2 == 0);
         struct et_run run = ask(&k, ids, N_LONGER, "none", plans[i], i < 2);
         struct et_run ref = ask(&k, ids, N_LONGER, "none", "recompute", false);
         assert_true(run.n_cached > N_PROMPT);
@@ -233,7 +235,7 @@ static void refuses_what_cannot_be_cut(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stages_and_one_device_restore_each_other),
+        cmocka_unit_test(groups_and_one_device_restore_each_other),
         cmocka_unit_test(a_tail_is_restored),
         cmocka_unit_test(a_shared_block_is_copied),
         cmocka_unit_test(memory_is_shared_out),

@@ -87,7 +87,6 @@ static void set_free(struct tensor_set *set)
 struct row {
     enum model_family family;
     const char *file; /* letters of the file's matrices */
-    int n_ranks;
     const char
         *want; /* letters of each layer's matrices q, k, v, o, up, down; and of the head */
 };
@@ -98,64 +97,48 @@ static const struct row rows[] = {
      "0000000"
      "0000000"
      "0",
-     1, "000000 000000 0"},
+     "000000 000000 0"},
     {FAMILY_LLAMA,
      "1111111"
      "KKKKKKK"
      "6",
-     1, "111111 KKKKKK 6"},
+     "111111 KKKKKK 6"},
     /* Q4_K_M has V and down in 6 bits in half of its layers */
     {FAMILY_LLAMA,
      "KK6KKK6"
      "KKKKKKK"
      "6",
-     1, "KK6KK6 KKKKKK 6"},
+     "KK6KK6 KKKKKK 6"},
     /* gate and up are one matrix */
     {FAMILY_LLAMA,
      "KKKKK6K"
      "KKKK6KK"
      "K",
-     1, "KKKK8K KKKK8K K"},
+     "KKKK8K KKKK8K K"},
     /* a tensor that has no 4-bit type is held in q8 beside others that have one */
     {FAMILY_LLAMA,
      "-000000"
      "0508000"
      "-",
-     1, "800000 080800 8"},
+     "800000 080800 8"},
     /* a file without 4-bit tensors is converted, but for its head */
     {FAMILY_LLAMA,
      "-------"
      "8888888"
      "8",
-     1, "111111 111111 8"},
-    /* columns of o and down are cut: 512 / 4 and 1024 / 8 columns are no blocks of 256 */
-    {FAMILY_LLAMA,
-     "KKKKKKK"
-     "6666666"
-     "K",
-     2, "KKKKKK 666666 K"},
-    {FAMILY_LLAMA,
-     "KKKKKKK"
-     "0000000"
-     "K",
-     4, "KKK8KK 000000 K"},
-    {FAMILY_LLAMA,
-     "KKKKKKK"
-     "1111111"
-     "K",
-     8, "KKK8K8 111111 K"},
+     "111111 111111 8"},
     /* phi3: q, k and v are one tensor, gate and up another */
     {FAMILY_PHI3,
      "K06K"
      "1K0K"
      "0",
-     1, "KKK06K 111K0K 0"},
+     "KKK06K 111K0K 0"},
     /* falcon: one tensor of groups; the MLP has no gate */
     {FAMILY_FALCON,
      "K061"
      "0K16"
      "8",
-     1, "KKK061 000K16 8"},
+     "KKK061 000K16 8"},
 };
 
 static void each_matrix_has_its_type(void **state)
@@ -169,7 +152,7 @@ static void each_matrix_has_its_type(void **state)
         char got[32];
         size_t n = 0;
         set_make(&set, &c, row->file);
-        matrix_types_make(&t, DTYPE_Q4, &set, &c, row->n_ranks);
+        matrix_types_make(&t, DTYPE_Q4, &set, &c);
         for (int l = 0; l < c.n_layers; l++) {
             for (int k = 0; k < N_LAYER_SLOTS; k++)
                 got[n++] = letter_of(matrix_type(&t, l, layer_slots[k]));
@@ -178,10 +161,9 @@ static void each_matrix_has_its_type(void **state)
         got[n++] = letter_of(matrix_type(&t, 0, SLOT_HEAD));
         got[n] = 0;
         if (strcmp(got, row->want) != 0)
-            fail_msg("file %s, %d ranks: %s, not %s", row->file, row->n_ranks, got,
-                     row->want);
+            fail_msg("file %s: %s, not %s", row->file, got, row->want);
         assert_int_equal(matrix_types_any_q4(&set), strpbrk(row->file, "01K6") != NULL);
-        assert_true(matrix_types_fit(&t, &c, row->n_ranks));
+        assert_true(matrix_types_fit(&t, &c));
         assert_int_equal(matrix_types_alike(&t, 0, 1), strncmp(got, got + 7, 6) == 0);
         matrix_types_deinit(&t);
         set_free(&set);
@@ -199,7 +181,7 @@ static void rows_of_k_and_v(void **state)
              "KK6KKKK"
              "KKKKKKK"
              "K");
-    matrix_types_make(&t, DTYPE_Q4, &set, &c, 1);
+    matrix_types_make(&t, DTYPE_Q4, &set, &c);
     assert_true(matrix_types_differ_in_kv(&t, 0));
     assert_false(matrix_types_differ_in_kv(&t, 1));
     for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
@@ -208,41 +190,26 @@ static void rows_of_k_and_v(void **state)
         assert_int_equal(matrix_rows(&t, &c, 1, SLOT_WKV, n_ranks), 256 / n_ranks);
         assert_int_equal(matrix_rows(&t, &c, 1, SLOT_WV, n_ranks), 0);
         assert_int_equal(matrix_rows(&t, &c, 0, SLOT_WQ, n_ranks), 512 / n_ranks);
-        assert_int_equal(matrix_rows(&t, &c, 0, SLOT_DOWN, n_ranks), 512);
+        assert_int_equal(matrix_rows(&t, &c, 0, SLOT_DOWN, n_ranks), 512 / n_ranks);
     }
     matrix_types_deinit(&t);
     set_free(&set);
     matrix_types_init(&t, DTYPE_BF16, 2);
     assert_false(matrix_types_differ_in_kv(&t, 0));
     assert_int_equal(matrix_type(&t, 1, SLOT_WV), DTYPE_BF16);
-    assert_true(matrix_types_alike(&t, 0, 1) && matrix_types_fit(&t, &c, 8));
+    assert_true(matrix_types_alike(&t, 0, 1) && matrix_types_fit(&t, &c));
 }
 
-/* A packed file may hold types whose blocks a rank's share would cut. */
+/* A packed file may hold types whose blocks do not fit its rows. */
 static void types_that_do_not_fit(void **state)
 {
     (void)state;
     struct model_config c = config_of(FAMILY_LLAMA);
-    static const struct {
-        enum slot slot;
-        int n_ranks;
-        bool fits;
-    } cases[] = {{SLOT_WO, 2, true},    {SLOT_WO, 4, false}, {SLOT_DOWN, 4, true},
-                 {SLOT_DOWN, 8, false}, {SLOT_UP, 8, true},  {SLOT_HEAD, 8, true}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        for (int l = 0; l < 2; l++) {
-            struct matrix_types t;
-            matrix_types_init(&t, DTYPE_Q4, 2);
-            assert_int_equal(*matrix_type_at(&t, l, cases[i].slot), DTYPE_Q8);
-            *matrix_type_at(&t, l, cases[i].slot) = DTYPE_Q4_K;
-            assert_int_equal(matrix_types_fit(&t, &c, cases[i].n_ranks), cases[i].fits);
-            matrix_types_deinit(&t);
-        }
     c.n_embd = 200; /* no whole block */
     struct matrix_types t;
     matrix_types_init(&t, DTYPE_Q4, 2);
     t.head = DTYPE_Q4_0;
-    assert_false(matrix_types_fit(&t, &c, 1));
+    assert_false(matrix_types_fit(&t, &c));
     matrix_types_deinit(&t);
 }
 

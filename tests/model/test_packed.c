@@ -284,7 +284,7 @@ static void a_stale_file_says_why(void **state)
     assert_non_null(strstr(err.msg, "'cpu 1'"));
     assert_non_null(strstr(err.msg, "'ref 1'"));
     assert_int_equal(try_open(path, "cpu", 2, NULL, &err), ERR_MISMATCH);
-    assert_non_null(strstr(err.msg, "'cpu 1, 2 ranks'"));
+    assert_non_null(strstr(err.msg, "'cpu 1, rows of 2 ranks'"));
     assert_int_equal(try_open(path, "cpu", 1, "q8", &err), ERR_MISMATCH);
     assert_non_null(strstr(err.msg, "packed as f32"));
     /* A file of a later version has a correct checksum, so the version itself must be checked. */
@@ -448,7 +448,7 @@ static void the_result_describes_the_file(void **state)
         bool has_note;
     } cases[] = {
         {"synth:tiny-gqa", NULL, DTYPE_F32, "cpu 1", 1, false},
-        {"synth:tiny-gqa", "bf16", DTYPE_BF16, "cpu 1, 2 ranks", 2, false},
+        {"synth:tiny-gqa", "bf16", DTYPE_BF16, "cpu 1, rows of 2 ranks", 2, false},
         {"synth:tiny-gqa", "bf16r", DTYPE_BF16R, "cpu 1", 1, false},
         {"synth:tiny-gqa", "q8", DTYPE_Q8, "cpu 1", 1, false},
         {"synth:tiny-gqa", "q4", DTYPE_Q4, "cpu 1", 1, true},

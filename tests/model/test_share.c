@@ -1,4 +1,4 @@
-/* test_share.c - which rows and columns each rank holds, and which slots each stage: for every
+/* test_share.c - which rows each rank holds, and which slots each stage: for every
  * known shape, every slot and every number of ranks, compared with a table and with a search row
  * by row. */
 #include <setjmp.h>
@@ -18,11 +18,9 @@ static struct err err;
 
 /* How a slot is divided among ranks. */
 enum cut {
-    WHOLE,   /* each rank has all of it */
-    ROWS,    /* one run of rows */
-    ROWS_2,  /* a run of each half of the rows */
-    COLUMNS, /* a run of columns */
-    FIRST,   /* rank 0 has it, the others have zeros */
+    WHOLE,  /* each rank has all of it */
+    ROWS,   /* one run of rows */
+    ROWS_2, /* a run of each half of the rows */
 };
 
 static enum cut cut_of(const struct model_config *c, enum slot s, int n_ranks)
@@ -35,6 +33,10 @@ static enum cut cut_of(const struct model_config *c, enum slot s, int n_ranks)
     case SLOT_WQ:
     case SLOT_BQ:
     case SLOT_WV:
+    case SLOT_WO:
+    case SLOT_BO:
+    case SLOT_DOWN:
+    case SLOT_B_DOWN:
         return ROWS;
     case SLOT_WKV:
     case SLOT_BKV:
@@ -42,12 +44,6 @@ static enum cut cut_of(const struct model_config *c, enum slot s, int n_ranks)
     case SLOT_UP:
     case SLOT_B_UP:
         return c->mlp_gated ? ROWS_2 : ROWS;
-    case SLOT_WO:
-    case SLOT_DOWN:
-        return COLUMNS;
-    case SLOT_BO:
-    case SLOT_B_DOWN:
-        return FIRST;
     default:
         return WHOLE;
     }
@@ -69,14 +65,12 @@ static void check_slot(const struct model_config *c, enum slot s, int n_ranks,
                        struct rng *r)
 {
     static int64_t own_of[MOST_ROWS];
-    int64_t rows = slot_rows(c, s), cols = slot_cols(c, s);
+    int64_t rows = slot_rows(c, s);
     enum cut cut = n_ranks > 1 ? cut_of(c, s, n_ranks) : WHOLE;
     assert_true(rows <= MOST_ROWS);
     assert_int_equal(share_rows(c, s, n_ranks),
                      cut == ROWS || cut == ROWS_2 ? rows / n_ranks : rows);
-    assert_int_equal(share_cols(c, s, n_ranks), cut == COLUMNS ? cols / n_ranks : cols);
     for (int rank = 0; rank < n_ranks; rank++) {
-        assert_int_equal(share_is_empty(s, rank, n_ranks), cut == FIRST && rank > 0);
         find_rows(rows, cut, rank, n_ranks, own_of);
         for (int t = 0; t < 4; t++) {
             int64_t begin = t == 0 ? 0 : (int64_t)rng_below(r, (uint64_t)rows);
@@ -110,7 +104,7 @@ static void each_rank_has_its_rows(void **state)
                 c.tie_word_embeddings = tied;
                 assert_int_equal(share_cuts_head(&c, n_ranks),
                                  n_ranks > 1 && !tied && c.vocab_size % n_ranks == 0);
-                if (share_check(&c, n_ranks, 1, false, &err) != 0)
+                if (share_check(&c, n_ranks, 1, &err) != 0)
                     continue;
                 for (enum slot s = 0; s < N_SLOTS; s++)
                     check_slot(&c, s, n_ranks, &r);
@@ -153,23 +147,17 @@ static void a_model_that_cannot_be_divided_is_refused(void **state)
 {
     (void)state;
     static const struct {
-        int heads, kv_heads, ffn, ranks, stages;
-        bool q8;
+        int heads, kv_heads, ffn, embd, ranks, stages;
         const char *word; /* NULL: it can be divided */
     } cases[] = {
-        {8, 2, 352, 2, 1, false, NULL},
-        {8, 2, 352, 2, 12, false, NULL},
-        {8, 2, 352, 2, 13, false, "12 layers"},
-        {9, 2, 352, 2, 1, false, "9 attention heads"},
-        {8, 3, 352, 2, 1, false, "3 key/value heads"},
-        {8, 2, 353, 2, 1, false, "353 columns in its MLP"},
-        {9, 3, 353, 1, 1, false, NULL},
-        /* 8 bits: runs of 32 columns. A head has 16. */
-        {8, 2, 384, 2, 1, true, NULL},
-        {6, 2, 384, 2, 1, true, "48 columns of heads"},
-        {8, 2, 352, 2, 1, true, "176 columns of its MLP"},
-        {8, 2, 352, 1, 1, true, NULL},
-        {6, 2, 384, 2, 1, false, NULL},
+        {8, 2, 352, 768, 2, 1, NULL},
+        {8, 2, 352, 768, 2, 12, NULL},
+        {8, 2, 352, 768, 2, 13, "12 layers"},
+        {9, 2, 352, 768, 2, 1, "9 attention heads"},
+        {8, 3, 352, 768, 2, 1, "3 key/value heads"},
+        {8, 2, 353, 768, 2, 1, "353 columns in its MLP"},
+        {8, 2, 352, 769, 2, 1, "769 elements in its hidden states"},
+        {9, 3, 353, 769, 1, 1, NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct model_config c = {0};
@@ -177,9 +165,10 @@ static void a_model_that_cannot_be_divided_is_refused(void **state)
         c.n_heads = cases[i].heads;
         c.n_kv_heads = cases[i].kv_heads;
         c.n_ffn = cases[i].ffn;
+        c.n_embd = cases[i].embd;
         c.d_head = 16;
         err = (struct err){0};
-        int rc = share_check(&c, cases[i].ranks, cases[i].stages, cases[i].q8, &err);
+        int rc = share_check(&c, cases[i].ranks, cases[i].stages, &err);
         bool is_right = cases[i].word == NULL ? rc == 0
                                               : rc == ERR_UNSUPPORTED &&
                                                     strstr(err.msg, cases[i].word) != NULL;

@@ -50,58 +50,36 @@ static void fill(const struct device *d, float *x, int64_t n)
     }
 }
 
-/* The sum is taken over the ranks in ascending order, and every rank gets it. */
-static void sums_in_order_of_ranks(void **state)
-{
-    (void)state;
-    enum { N = 37 };
-    for (int c = 0; c < N_COUNTS; c++) {
-        for (int k = 0; k < 2; k++) {
-            struct device *d = open_group(k == 0 ? "ref" : "cpu", counts[c]);
-            struct stream *s;
-            struct buf b;
-            float *x = alloc_floats(d, N, &b);
-            assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
-            fill(d, x, N);
-            assert_int_equal(all_reduce(s, mat_of(x, DTYPE_F32, 1, N)), 0);
-            for (int64_t i = 0; i < N; i++) {
-                float want = value(0, i);
-                for (int r = 1; r < counts[c]; r++)
-                    want += value(r, i);
-                for (int r = 0; r < counts[c]; r++)
-                    assert_memory_equal((float *)rank_address(d, x, r) + i, &want,
-                                        sizeof want);
-            }
-            buf_free(d, &b);
-            stream_destroy(s);
-            device_close(d);
-        }
-    }
-}
-
-static void gathers_rank_by_rank(void **state)
+/* Every rank gets the parts of all ranks, side by side. */
+static void gathers_columns(void **state)
 {
     (void)state;
     enum { ROWS = 3, COLS = 5, N = ROWS * COLS };
-    struct device *d = open_group("cpu", 4);
-    struct stream *s;
-    struct buf from, to;
-    float *x = alloc_floats(d, N, &from), *all = alloc_floats(d, 4 * N, &to);
-    assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
-    fill(d, x, N);
-    assert_int_equal(all_gather(s, mat_of(all, DTYPE_F32, 4 * ROWS, COLS),
-                                mat_of(x, DTYPE_F32, ROWS, COLS)),
-                     0);
-    for (int r = 0; r < 4; r++)
-        for (int i = 0; i < 4 * N; i++)
-            assert_true(((float *)rank_address(d, all, r))[i] == value(i / N, i % N));
-    buf_free(d, &from);
-    buf_free(d, &to);
-    stream_destroy(s);
-    device_close(d);
+    for (int c = 0; c < N_COUNTS; c++) {
+        int n = counts[c];
+        struct device *d = open_group(c % 2 == 0 ? "ref" : "cpu", n);
+        struct stream *s;
+        struct buf from, to;
+        float *x = alloc_floats(d, N, &from), *all = alloc_floats(d, (size_t)n * N, &to);
+        assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
+        fill(d, x, N);
+        assert_int_equal(all_gather(s, mat_of(all, DTYPE_F32, ROWS, n * COLS),
+                                    mat_of(x, DTYPE_F32, ROWS, COLS)),
+                         0);
+        for (int r = 0; n > 1 && r < n; r++)
+            for (int i = 0; i < n * N; i++) {
+                int row = i / (n * COLS), col = i % (n * COLS);
+                float want = value(col / COLS, row * COLS + col % COLS);
+                assert_true(((float *)rank_address(d, all, r))[i] == want);
+            }
+        buf_free(d, &from);
+        buf_free(d, &to);
+        stream_destroy(s);
+        device_close(d);
+    }
 }
 
-/* Each rank receives its own part of each chunk, and nothing else is written. */
+/* Each rank receives its own part of each half of each chunk, and nothing else is written. */
 static void kv_goes_up_and_down_by_heads(void **state)
 {
     (void)state;
@@ -131,13 +109,13 @@ static void kv_goes_up_and_down_by_heads(void **state)
             const uint8_t *own = rank_address(d, to.ptr, r);
             for (int i = 0; i < ALL; i++) {
                 int at = i % STRIDE;
-                if (at < CHUNK && at / n_own == r)
+                if (at < CHUNK && at % (CHUNK / 2) / (n_own / 2) == r)
                     assert_int_equal(own[i], from[i]);
                 else if (n_ranks > 1)
                     assert_int_equal(own[i], 0);
             }
         }
-        /* The chunks come down again, with the ranks' rows side by side. */
+        /* Rows come down, with the ranks' parts of each half side by side. */
         uint8_t down[N * CHUNK];
         for (int r = 0; r < n_ranks; r++) {
             uint8_t *own = rank_address(d, to.ptr, r);
@@ -148,8 +126,9 @@ static void kv_goes_up_and_down_by_heads(void **state)
         assert_int_equal(kv_rows_down(s, down, rows), 0);
         assert_int_equal(stream_sync(s), 0);
         for (int i = 0; i < N * CHUNK; i++) {
-            int r = i % CHUNK / n_own;
-            assert_int_equal(down[i], (uint8_t)(100 * r + i / CHUNK * n_own + i % n_own));
+            int at = i % CHUNK, half = CHUNK / 2, r = at % half / (n_own / 2);
+            int own = i / CHUNK * n_own + at / half * (n_own / 2) + at % (n_own / 2);
+            assert_int_equal(down[i], (uint8_t)(100 * r + own));
         }
         buf_free(d, &to);
         stream_destroy(s);
@@ -242,8 +221,7 @@ static void a_rank_fails(void **state)
     struct mat m = mat_of(x, DTYPE_F32, 1, 8);
     assert_int_equal(d->ops->act(s, m, ACTIVATION_RELU), -EIO);
     assert_string_equal(stream_fault(s), "rank two is gone");
-    assert_int_equal(all_reduce(s, m), -EIO);
-    assert_int_equal(all_gather(s, mat_of(x, DTYPE_F32, 3, 2), mat_of(x, DTYPE_F32, 1, 2)),
+    assert_int_equal(all_gather(s, mat_of(x, DTYPE_F32, 1, 6), mat_of(x, DTYPE_F32, 1, 2)),
                      -EIO);
     assert_int_equal(stream_copy(s, x, x, 4), -EIO);
     assert_int_equal(stream_sync(s), -EIO);
@@ -459,9 +437,9 @@ static void devices_are_entered_and_copies_ordered(void **state)
     assert_int_equal(stream_copy(s, host.ptr, rows, sizeof rows), 0);
     called("0c");
     assert_int_equal(kv_chunks_up(s, b[1].ptr, rows, 2, 16, 8), 0);
-    called("2c2c3c3c");
+    called("2c2c2c2c3c3c3c3c");
     assert_int_equal(kv_rows_down(s, rows, mat_of(b[1].ptr, DTYPE_F32, 2, 2)), 0);
-    called("2c2c3c3c");
+    called("2c2c2c2c3c3c3c3c");
     assert_int_equal(event_record(s, e), 0);
     called("0r1r2r3r");
     assert_int_equal(event_wait(s, e), 0);
@@ -656,19 +634,14 @@ static void large_copies_go_up_in_shares(void **state)
     device_close(d);
 }
 
-static int failing_reduce(struct collective *c, const struct ranks *r, const struct mat *x)
-{
-    (void)c;
-    (void)r;
-    (void)x;
-    return -EPIPE;
-}
-
 static int failing_gather(struct collective *c, const struct ranks *r,
                           const struct mat *out, const struct mat *in)
 {
+    (void)c;
+    (void)r;
+    (void)out;
     (void)in;
-    return failing_reduce(c, r, out);
+    return -EPIPE;
 }
 
 /* An exchange that fails names itself, unless a rank has said more. */
@@ -680,17 +653,13 @@ static void a_failing_exchange_is_named(void **state)
     struct stream *s;
     struct buf b;
     float *x = alloc_floats(d, 40000, &b), host[4] = {0};
-    struct mat m = mat_of(x, DTYPE_F32, 1, 4);
     assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
-    c->all_reduce = failing_reduce;
     c->all_gather = failing_gather;
-    assert_int_equal(all_reduce(s, m), -EPIPE);
-    assert_string_equal(stream_fault(s), "all-reduce");
-    assert_int_equal(all_reduce(s, m), -EPIPE);
-    assert_int_equal(stream_recover(s), 0);
-    assert_int_equal(all_gather(s, mat_of(x, DTYPE_F32, 2, 2), mat_of(x, DTYPE_F32, 1, 2)),
-                     -EPIPE);
-    assert_string_equal(stream_fault(s), "all-gather");
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(
+            all_gather(s, mat_of(x, DTYPE_F32, 1, 4), mat_of(x, DTYPE_F32, 1, 2)), -EPIPE);
+        assert_string_equal(stream_fault(s), "all-gather");
+    }
     assert_int_equal(stream_recover(s), 0);
     d->unified = false;
     static float many[40000];
@@ -727,7 +696,7 @@ static int failing_wait(struct stream *s, struct event *e)
     return may_fail(real->event_wait(s, e));
 }
 
-/* An exchange is 15 or 27 calls to three devices. If any of them fails, the exchange does. */
+/* An exchange is 27 calls to three devices. If any of them fails, the exchange does. */
 static void every_call_of_an_exchange_counts(void **state)
 {
     (void)state;
@@ -739,19 +708,13 @@ static void every_call_of_an_exchange_counts(void **state)
     spied.stream_copy = failing_copy;
     spied.event_record = failing_record;
     spied.event_wait = failing_wait;
-    for (int gather = 0; gather < 2; gather++) {
-        int n_calls = gather ? 27 : 15;
-        for (int k = 0; k <= n_calls; k++) {
-            calls_left = k;
-            int rc = gather ? all_gather(s, mat_of(x, DTYPE_F32, 3, 4),
-                                         mat_of(y, DTYPE_F32, 1, 4))
-                            : all_reduce(s, mat_of(x, DTYPE_F32, 3, 4));
-            assert_int_equal(rc, k < n_calls ? -EIO : 0);
-            assert_string_equal(stream_fault(s), k == n_calls ? ""
-                                                 : gather     ? "all-gather"
-                                                              : "all-reduce");
-            assert_int_equal(stream_recover(s), 0);
-        }
+    enum { N_CALLS = 27 };
+    for (int k = 0; k <= N_CALLS; k++) {
+        calls_left = k;
+        int rc = all_gather(s, mat_of(x, DTYPE_F32, 1, 12), mat_of(y, DTYPE_F32, 1, 4));
+        assert_int_equal(rc, k < N_CALLS ? -EIO : 0);
+        assert_string_equal(stream_fault(s), k == N_CALLS ? "" : "all-gather");
+        assert_int_equal(stream_recover(s), 0);
     }
     buf_free(d, &b);
     buf_free(d, &c);
@@ -785,7 +748,7 @@ static int note_and_queue(struct stream *s, const struct ragged *r, uint64_t key
 struct work {
     struct device *d;
     struct stream *s;
-    struct mat x;
+    struct mat x, own; /* all ranks' columns; one rank's */
 };
 
 /* Three spans of operations, cut by two exchanges. */
@@ -793,15 +756,15 @@ static int queue_work(void *arg)
 {
     const struct work *w = arg;
     const struct ops *op = w->d->ops;
-    int rc = op->act(w->s, w->x, ACTIVATION_RELU);
+    int rc = op->act(w->s, w->own, ACTIVATION_RELU);
     if (rc == 0)
-        rc = all_reduce(w->s, w->x);
-    if (rc == 0)
-        rc = op->add(w->s, w->x, w->x, w->x);
+        rc = all_gather(w->s, w->x, w->own);
     if (rc == 0)
         rc = op->act(w->s, w->x, ACTIVATION_SILU);
     if (rc == 0)
-        rc = all_reduce(w->s, w->x);
+        rc = op->add(w->s, w->own, mat_cols(w->x, 2, w->own.cols), w->own);
+    if (rc == 0)
+        rc = all_gather(w->s, w->x, w->own);
     return rc == 0 ? op->add(w->s, w->x, w->x, w->x) : rc;
 }
 
@@ -815,14 +778,15 @@ static void a_recording_is_cut_into_spans(void **state)
     struct group *g = group_of(d);
     struct ops with_record = *g->rank[0]->ops;
     struct work w = {.d = d};
-    struct buf b;
+    struct buf b, c;
     float want[N];
     assert_null(d->ops->record);
     assert_int_equal(stream_create(d, STREAM_COMPUTE, &w.s, NULL), 0);
-    float *x = alloc_floats(d, N, &b);
+    float *x = alloc_floats(d, N, &b), *own = alloc_floats(d, N / RANKS, &c);
     w.x = mat_of(x, DTYPE_F32, 1, N);
-    fill(d, x, N);
-    x[3] = -1; /* rank 0 alone */
+    w.own = mat_of(own, DTYPE_F32, 1, N / RANKS);
+    fill(d, own, N / RANKS);
+    own[3] = -1; /* rank 0 alone */
     assert_int_equal(queue_work(&w), 0);
     memcpy(want, x, sizeof want);
 
@@ -834,8 +798,8 @@ static void a_recording_is_cut_into_spans(void **state)
     for (int round = 0; round < 3; round++) {
         n_recorded = 0;
         failing_recording = -1;
-        fill(d, x, N);
-        x[3] = -1;
+        fill(d, own, N / RANKS);
+        own[3] = -1;
         assert_int_equal(d->ops->record(w.s, NULL, round == 2 ? 8 : 7, x, queue_work, &w),
                          0);
         for (int r = 0; r < RANKS; r++)
@@ -866,6 +830,7 @@ static void a_recording_is_cut_into_spans(void **state)
         assert_null(group_stream(w.s)->recording);
         assert_int_equal(stream_recover(w.s), 0);
     }
+    buf_free(d, &c);
     buf_free(d, &b);
     stream_destroy(w.s);
     device_close(d);
@@ -945,8 +910,7 @@ static void refuses(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sums_in_order_of_ranks),
-        cmocka_unit_test(gathers_rank_by_rank),
+        cmocka_unit_test(gathers_columns),
         cmocka_unit_test(kv_goes_up_and_down_by_heads),
         cmocka_unit_test(addresses_of_ranks),
         cmocka_unit_test(copies),

@@ -72,7 +72,7 @@ struct kv_run {
 struct kv_chunk {
     enum dtype dtype;
     int d_head, n_kv;
-    const uint8_t *chunk;
+    const uint8_t *chunk, *v; /* K and V of the chunk */
     uint8_t *block;
     const float *cos, *sin; /* [half][64], for this chunk's positions */
     int half;

@@ -100,7 +100,7 @@ static struct kv_run run_of(const struct kv_job *j, struct span sp, int head, in
         .t0 = pos % KV_BLOCK_TOKENS,
         .n = sp.n,
         .k_rows = row + (size_t)head * head_bytes,
-        .v_rows = row + (size_t)(kv->n_kv + head) * head_bytes,
+        .v_rows = row + (size_t)j->rows.cols / 2 * e + (size_t)head * head_bytes,
         .row_bytes = (size_t)j->rows.ld * e,
         .cos = j->rope->cos + (int64_t)pos * half,
         .sin = j->rope->sin + (int64_t)pos * half,
@@ -169,10 +169,12 @@ int cpu_kv_load(struct stream *s, const struct kv_layer *kv, const struct kv_chu
     check_kv_load(kv, c, rope);
     for (int i = 0; rc == 0 && i < c->n; i++) {
         int64_t table = ((int64_t)c->pos0 + i * KV_BLOCK_TOKENS) * half;
+        const uint8_t *chunk = (const uint8_t *)c->first + (size_t)i * c->stride;
         struct kv_chunk one = {.dtype = kv->dtype,
                                .d_head = kv->d_head,
                                .n_kv = kv->n_kv,
-                               .chunk = (const uint8_t *)c->first + (size_t)i * c->stride,
+                               .chunk = chunk,
+                               .v = chunk + kv_chunks_v_at(kv, c),
                                .block = kv->blocks +
                                         (size_t)c->blocks[i] * kv->block_stride,
                                .cos = rope->cos_t + table,
@@ -208,9 +210,10 @@ int cpu_kv_read(struct stream *s, struct mat out, const struct kv_layer *kv,
         for (int h = 0; h < kv->n_kv; h++) {
             struct kv_run run = run_of(&job, sp, h, 1);
             size_t head_bytes = (size_t)kv->d_head * dtype_bytes(kv->dtype);
+            size_t row_bytes = (size_t)out.cols * dtype_bytes(kv->dtype);
             uint8_t *row = row_ptr(out, sp.row);
             read_run(run, row + (size_t)h * head_bytes,
-                     row + (size_t)(kv->n_kv + h) * head_bytes);
+                     row + row_bytes / 2 + (size_t)h * head_bytes);
         }
     return rc;
 }

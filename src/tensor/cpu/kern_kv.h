@@ -145,7 +145,7 @@ INLINE void kv_load_t(const struct kv_chunk *c, enum dtype t)
         stream_lines(out + rotated, k + rotated, head_bytes - rotated);
     }
     size_t all_heads = (size_t)c->n_kv * head_bytes;
-    stream_lines(c->block + all_heads, c->chunk + all_heads, all_heads);
+    stream_lines(c->block + all_heads, c->v, all_heads);
     stream_end();
 }
 

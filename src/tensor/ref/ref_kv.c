@@ -40,7 +40,7 @@ static void fill_row(const struct kv_layer *kv, struct mat rows, const struct ro
         for (int d = 0; d < kv->d_head; d++) {
             elem_store(block, kv->dtype, k_index(kv, h, d, pos), k[d]);
             elem_store(block, kv->dtype, v_index(kv, h, d, pos),
-                       mat_get(rows, row, (kv->n_kv + h) * kv->d_head + d));
+                       mat_get(rows, row, rows.cols / 2 + h * kv->d_head + d));
         }
     }
 }
@@ -56,8 +56,8 @@ int ref_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
     return stream_enter(s);
 }
 
-static void load_chunk(const struct kv_layer *kv, int32_t block, const void *chunk,
-                       const struct rope *rope, int32_t pos0)
+static void load_chunk(const struct kv_layer *kv, int32_t block, const uint8_t *chunk,
+                       size_t v_at, const struct rope *rope, int32_t pos0)
 {
     uint8_t *to = kv->blocks + (size_t)block * kv->block_stride;
     for (int32_t pos = pos0; pos < pos0 + KV_BLOCK_TOKENS; pos++) {
@@ -69,7 +69,8 @@ static void load_chunk(const struct kv_layer *kv, int32_t block, const void *chu
             for (int d = 0; d < kv->d_head; d++) {
                 elem_store(to, kv->dtype, k_index(kv, h, d, pos), k[d]);
                 elem_store(to, kv->dtype, v_index(kv, h, d, pos),
-                           elem_load(chunk, kv->dtype, v_index(kv, h, d, pos)));
+                           elem_load(chunk + v_at, kv->dtype,
+                                     v_index(kv, h, d, pos) - v_index(kv, 0, 0, 0)));
             }
         }
     }
@@ -81,7 +82,7 @@ int ref_kv_load(struct stream *s, const struct kv_layer *kv, const struct kv_chu
     check_kv_load(kv, c, rope);
     for (int i = 0; i < c->n; i++)
         load_chunk(kv, c->blocks[i], (const uint8_t *)c->first + (size_t)i * c->stride,
-                   rope, c->pos0 + i * KV_BLOCK_TOKENS);
+                   kv_chunks_v_at(kv, c), rope, c->pos0 + i * KV_BLOCK_TOKENS);
     return stream_enter(s);
 }
 
@@ -94,7 +95,7 @@ static void read_row(const struct kv_layer *kv, struct mat out, const struct rag
         for (int d = 0; d < kv->d_head; d++) {
             mat_set(out, row, h * kv->d_head + d,
                     elem_load(block, kv->dtype, k_index(kv, h, d, pos)));
-            mat_set(out, row, (kv->n_kv + h) * kv->d_head + d,
+            mat_set(out, row, out.cols / 2 + h * kv->d_head + d,
                     elem_load(block, kv->dtype, v_index(kv, h, d, pos)));
         }
     }

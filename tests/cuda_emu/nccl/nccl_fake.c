@@ -1,7 +1,7 @@
 /* nccl_fake.c - see nccl_fake.h.
  *
- * It checks these rules: a group has one call of each rank, with one count and one type; there are
- * no calls outside of a group; a destroyed communicator is not used. */
+ * It checks these rules: a group has one call of each rank, with one count; there are no calls
+ * outside of a group; a destroyed communicator is not used. */
 #include "nccl_fake.h"
 
 #include <stdint.h>
@@ -23,22 +23,19 @@ int ncclCommAbort(struct comm *c);
 int ncclCommGetAsyncError(struct comm *c, int *code);
 int ncclGroupStart(void);
 int ncclGroupEnd(void);
-int ncclAllReduce(const void *from, void *to, size_t n, int type, int op, struct comm *c,
-                  void *stream);
 int ncclAllGather(const void *from, void *to, size_t n, int type, struct comm *c,
                   void *stream);
 
-enum { MAX = 16, BFLOAT16 = 9, UINT8 = 1, INTERNAL_ERROR = 3, DOWN = 2, UP = 1 };
+enum { MAX = 16, UINT8 = 1, INTERNAL_ERROR = 3, DOWN = 2, UP = 1 };
 
 static struct nccl_fake f = {
-    .fail_init = -1, .fail_reduce = -1, .fail_group = -1, .fail_async = -1};
+    .fail_init = -1, .fail_gather = -1, .fail_group = -1, .fail_async = -1};
 
 struct call {
     struct comm *c;
     const void *from;
     void *to, *stream;
     size_t count;
-    int type, is_reduce;
 };
 
 static struct call calls[MAX];
@@ -119,7 +116,7 @@ static int add_call(struct call call)
 {
     rule(depth == 1, "a call of one rank of several, outside of a group");
     rule(call.c != NULL && n_calls < MAX, "a communicator that is gone");
-    if (call.is_reduce && fails(&f.fail_reduce) != 0) {
+    if (fails(&f.fail_gather) != 0) {
         refused = 1;
         return INTERNAL_ERROR;
     }
@@ -130,18 +127,11 @@ static int add_call(struct call call)
     return 0;
 }
 
-int ncclAllReduce(const void *from, void *to, size_t n, int type, int op, struct comm *c,
-                  void *stream)
-{
-    rule(op == 0 && type == BFLOAT16, "sums are of the state's bf16");
-    return add_call((struct call){c, from, to, stream, n, type, 1});
-}
-
 int ncclAllGather(const void *from, void *to, size_t n, int type, struct comm *c,
                   void *stream)
 {
     rule(type == UINT8, "what is gathered is bytes");
-    return add_call((struct call){c, from, to, stream, n, type, 0});
+    return add_call((struct call){c, from, to, stream, n});
 }
 
 static void *bring_down(const struct call *c, size_t bytes)
@@ -151,39 +141,6 @@ static void *bring_down(const struct call *c, size_t bytes)
              f.copy(p, c->from, bytes, DOWN, c->stream) == 0 && f.sync(c->stream) == 0,
          "cannot copy down");
     return p;
-}
-
-static float to_float(uint16_t h)
-{
-    uint32_t bits = (uint32_t)h << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-/* Rounds to nearest, ties to even; x is not a NaN. */
-static uint16_t to_bfloat16(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static void reduce(void)
-{
-    size_t n = calls[0].count, bytes = n * sizeof(uint16_t);
-    uint16_t *sum = bring_down(&calls[0], bytes);
-    for (int r = 1; r < n_calls; r++) {
-        uint16_t *x = bring_down(&calls[r], bytes);
-        for (size_t i = 0; i < n; i++)
-            sum[i] = to_bfloat16(to_float(sum[i]) + to_float(x[i]));
-        free(x);
-    }
-    for (int r = 0; r < n_calls; r++)
-        rule(f.copy(calls[r].to, sum, bytes, UP, calls[r].stream) == 0 &&
-                 f.sync(calls[r].stream) == 0,
-             "cannot copy up");
-    free(sum);
 }
 
 static void gather(void)
@@ -211,16 +168,11 @@ int ncclGroupEnd(void)
     if (n_calls == 0)
         return 0;
     for (int r = 0; r < n_calls; r++)
-        rule(calls[r].c->rank == r && calls[r].count == calls[0].count &&
-                 calls[r].is_reduce == calls[0].is_reduce,
+        rule(calls[r].c->rank == r && calls[r].count == calls[0].count,
              "the ranks do not ask for the same");
     if (fails(&f.fail_group) != 0)
         return INTERNAL_ERROR;
-    f.n_reduce += calls[0].is_reduce;
-    f.n_gather += !calls[0].is_reduce;
-    if (calls[0].is_reduce)
-        reduce();
-    else
-        gather();
+    f.n_gather++;
+    gather();
     return 0;
 }

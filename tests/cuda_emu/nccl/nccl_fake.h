@@ -15,12 +15,12 @@ struct nccl_fake {
     int (*copy)(void *to, const void *from, size_t n, int kind, void *stream);
 
     /* Counts of calls; n_ranks is the number of ranks of the last communicator. */
-    int n_init, n_ranks, n_reduce, n_gather, n_destroyed, n_aborted, n_async;
+    int n_init, n_ranks, n_gather, n_destroyed, n_aborted, n_async;
     int device[16];
     size_t least_count, most_count;
 
     /* Each makes the n-th call of its kind from now on (0: the next) fail; -1: no call fails. */
-    int fail_init, fail_reduce, fail_group, fail_async;
+    int fail_init, fail_gather, fail_group, fail_async;
 };
 
 typedef struct nccl_fake *(*nccl_fake_get)(void);
