@@ -140,6 +140,8 @@ static const struct shape {
      1e6, 1e-6f, 1024, true, 2, 1},
     {"gpt-oss-20b", FAMILY_GPT_OSS, WEIGHT_BF16, 24, 2880, 64, 8, 64, 2880, 201088, 131072,
      150000, 1e-5f, 128, false, 199998, 200002},
+    {"qwen3.5-0.8b", FAMILY_QWEN3_5, WEIGHT_BF16, 24, 1024, 8, 2, 256, 3584, 248320, 262144,
+     1e7, 1e-6f, 0, true, 248044, 248046},
     /* Shapes of this program: one that a laptop can measure, and two that are cheap enough for
      * tests. */
     {"bench-220m", FAMILY_LLAMA, WEIGHT_BF16, 12, 1024, 16, 16, 0, 2816, 32000, 8192, 1e4,
@@ -227,7 +229,8 @@ static void fill(struct model_config *c, const struct shape *s)
     if (c->family == FAMILY_GPT_OSS)
         fill_gpt_oss(c);
     if (c->family == FAMILY_QWEN3_5)
-        fill_hybrid(c, (struct recurrence){2, 4, 16, 16});
+        fill_hybrid(c, s->n_embd > 64 ? (struct recurrence){16, 16, 128, 128}
+                                      : (struct recurrence){2, 4, 16, 16});
 }
 
 const char *config_shape_name(int i)

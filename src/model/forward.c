@@ -242,12 +242,17 @@ static struct mix mix_of(const struct model *m, const struct activations *a, int
                         .gated = mat_cols(all, n_in, 2 * v)};
 }
 
+/* Computes the first n columns of the products of a recurrent layer: all of them, or the channels
+ * alone. The rows of a packed weight lie behind one another in panels of 16, so its first rows are
+ * a weight, too. */
 static int mix_products(const struct model *m, struct stream *s,
                         const struct layer_weights *lw, struct mat normed,
-                        const struct mix *x)
+                        const struct mix *x, int64_t n)
 {
+    struct weight first = lw->mix;
+    first.n = n;
     TRY(m->dev->ops->matmul(s, x->ba, normed, &lw->mix_ba, NULL));
-    return m->dev->ops->matmul(s, x->qkvz, normed, &lw->mix, NULL);
+    return m->dev->ops->matmul(s, mat_cols(x->qkvz, 0, n), normed, &first, NULL);
 }
 
 int layer_advance(const struct model *m, struct model_work *w, struct stream *s, int l,
@@ -260,7 +265,8 @@ int layer_advance(const struct model *m, struct model_work *w, struct stream *s,
     struct delta_rule d = model_delta_rule(&m->cfg, lw);
     CHECK(h.rows <= w->max_rows);
     TRY(norm_before(m, s, normed, h, lw->norm1_w, lw->norm1_b));
-    TRY(mix_products(m, s, lw, normed, &x));
+    TRY(mix_products(m, s, lw, normed, &x,
+                     delta_channels(&d))); /* no z: nothing comes out */
     return m->dev->ops->delta_net(s, (struct mat){0}, x.in, &d, kv, r);
 }
 
@@ -409,7 +415,7 @@ static int recur(const struct layer_call *c, const struct activations *a, struct
     struct delta_rule d = model_delta_rule(&m->cfg, lw);
     struct mat out = mat_cols(first_rows(a->att, c->r->n_rows), 0, x.out.cols);
     expect_one(c, &lw->mix_out);
-    TRY(mix_products(m, c->s, lw, normed, &x));
+    TRY(mix_products(m, c->s, lw, normed, &x, lw->mix.n));
     TRY(op->delta_net(c->s, x.out, x.in, &d, c->kv, c->r));
     TRY(op->head_norm(c->s, x.out, d.d_v, lw->mix_norm, m->cfg.norm_eps));
     TRY(op->act_mul(c->s, out, x.gated, ACTIVATION_SILU));

@@ -461,7 +461,7 @@ static void find_starts(struct restore *r)
         r->start[l] = first_seen(r, l, n_tokens);
         if (restore_has_snapshot(r, l))
             r->start[l] = r->snapshot_chunk;
-        if (l >= r->n_recompute - 1)
+        if (l >= r->n_recompute - 1 || restore_has_snapshot(r, l))
             continue;
         int wanted = first_seen(r, l, r->start[l + 1] * STORE_CHUNK_TOKENS);
         r->start[l] = MIN(wanted, r->start[l]);
@@ -483,13 +483,18 @@ static void set_cursors(struct restore *r)
 {
     choose_snapshot(r);
     find_starts(r);
+    bool is_late = r->n_late > 0 && r->snapshot_chunk >= 0;
     for (int l = 0; l < r->job.plan->n_layers; l++)
         r->n_handed[l] = r->start[l];
-    for (int i = 0; i < r->n_order; i++)
-        r->layer_left[r->order[i]] = r->job.n_chunks - r->start[r->order[i]];
-    r->next_layer = 0;
-    r->next_chunk = r->n_order > 0 ? r->start[r->order[0]] : 0;
-    r->re.row = r->n_recompute > 0 ? r->start[0] * STORE_CHUNK_TOKENS : 0;
+    r->next_layer = is_late ? 0 : r->n_late;
+    for (int i = 0; i < r->n_order; i++) {
+        int l = r->order[i];
+        r->layer_left[l] = i < r->next_layer
+                               ? 0
+                               : restore_read_end(r, l, r->job.n_chunks) - r->start[l];
+    }
+    r->next_chunk = r->next_layer < r->n_order ? r->start[r->order[r->next_layer]] : 0;
+    r->re.row = r->n_recompute > 0 ? (r->start[0] + is_late) * STORE_CHUNK_TOKENS : 0;
 }
 
 /* Sets the plan's order of reads. Layers that the plan does not name come last. */
@@ -497,8 +502,11 @@ static void make_order(struct restore *r)
 {
     const struct plan *p = r->job.plan;
     bool done[STORE_MAX_LAYERS] = {false};
-    for (int i = 0; i < r->n_recompute; i++)
+    for (int i = 0; i < r->n_recompute; i++) {
         done[i] = true;
+        if (i < r->n_late)
+            r->order[r->n_order++] = (int16_t)i;
+    }
     for (int i = 0; i < p->n_io + p->n_layers; i++) {
         int layer = i < p->n_io ? p->io_order[i] : i - p->n_io;
         if (done[layer])
@@ -512,7 +520,7 @@ static void make_order(struct restore *r)
 static void check_records(struct restore *r)
 {
     for (int c = r->job.first_chunk; c < r->job.n_chunks; c++) {
-        for (int i = 0; i < r->n_order; i++) {
+        for (int i = r->n_late; i < r->n_order; i++) {
             if (c >= r->start[r->order[i]] && restore_method_of(r, r->order[i], c) == 0) {
                 restore_lose_chunk(r, c, ERR_NOT_FOUND, "no record that the plan can use");
                 return;
@@ -606,7 +614,7 @@ void restore_hand_over(struct restore_pipeline *rr, struct group *g)
 static int count_groups(const struct restore *r)
 {
     int n = 0;
-    for (int i = 0; i < r->n_order; i++)
+    for (int i = r->n_late; i < r->n_order; i++)
         n += (r->job.n_chunks - r->start[r->order[i]] + GROUP - 1) / GROUP;
     return n;
 }
@@ -632,6 +640,10 @@ void restore_set_job(struct restore *r, const struct restore_job *job)
     }
     r->n_recompute = count_recomputed(job->plan);
     r->n_asked = job->n_chunks;
+    r->n_late = r->n_recompute;
+    for (int l = 0; l < r->n_recompute; l++)
+        if (!config_is_recurrent(&rr->o.model->cfg, l))
+            r->n_late = 0;
     make_order(r);
     set_cursors(r);
     r->n_groups = count_groups(r);

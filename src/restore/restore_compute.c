@@ -582,6 +582,15 @@ static void work_recompute(struct restore_pipeline *rr, struct restore *r,
     (void)restore_count_compute(r, t0);
 }
 
+/* Returns whether the recomputed layers wait for their states (restore.n_late). */
+static bool waits_for_states(const struct restore *r)
+{
+    bool waits = false;
+    for (int l = 0; l < r->n_late; l++)
+        waits = waits || r->layer_left[l] > 0;
+    return waits;
+}
+
 /* Returns the restore whose piece is under way, else the oldest one with something left, else
  * NULL. */
 static struct restore *next_recompute(struct restore_pipeline *rr)
@@ -589,7 +598,7 @@ static struct restore *next_recompute(struct restore_pipeline *rr)
     if (rr->recomputing != NULL)
         return rr->recomputing;
     struct restore *r = rr->runs;
-    while (r != NULL && !restore_recompute_remains(r))
+    while (r != NULL && (!restore_recompute_remains(r) || waits_for_states(r)))
         r = r->next;
     return r;
 }

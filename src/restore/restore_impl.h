@@ -166,6 +166,9 @@ struct restore {
     /* Chunk at whose end recurrent layers take their states from the snapshot; -1: they do not. It
      * is then the first wanted chunk of these layers, and none of its own records are read. */
     int snapshot_chunk;
+    /* Recomputed layers, if all of them are recurrent: with a snapshot they begin at it, too. They
+     * are the first ones in `order`, where their states alone are read. Else 0. */
+    int n_late;
 
     atomic_int has_lost_snapshot; /* 1: the snapshot cannot be used */
     atomic_int n_good;            /* chunks [0, n_good) are believed good */
@@ -280,8 +283,13 @@ struct restore_pipeline {
 /* Returns whether a layer takes its state from the snapshot. */
 static inline bool restore_has_snapshot(const struct restore *r, int layer)
 {
-    return r->snapshot_chunk >= 0 && layer >= r->n_recompute &&
+    return r->snapshot_chunk >= 0 && (layer >= r->n_recompute || r->n_late > 0) &&
            config_is_recurrent(&r->rr->o.model->cfg, layer);
+}
+/* Returns the chunk behind the last one that is read of a layer, if the first n are wanted. */
+static inline int restore_read_end(const struct restore *r, int layer, int n)
+{
+    return layer >= r->n_late ? n : r->snapshot_chunk + 1 <= n ? r->snapshot_chunk + 1 : n;
 }
 /* Returns the tokens in the first n chunks of the job. */
 static inline int restore_tokens(const struct restore *r, int n)

@@ -356,7 +356,10 @@ static bool reads_remain(const struct restore *r, struct good_chunks good)
     if (!has_job || good.end <= r->job.first_chunk || good.first >= good.end ||
         restore_must_rewind(r))
         return false;
-    return r->next_layer + (r->next_chunk < good.end ? 0 : 1) < r->n_order;
+    if (r->next_layer >= r->n_order)
+        return false;
+    int end = restore_read_end(r, r->order[r->next_layer], good.end);
+    return r->next_layer + (r->next_chunk < end ? 0 : 1) < r->n_order;
 }
 
 static struct good_chunks load_good(struct restore *r)
@@ -376,8 +379,8 @@ bool restore_reads_remain(struct restore *r)
  * left. */
 static void next_group(struct restore *r, struct group *g, struct good_chunks good)
 {
-    int c = r->next_chunk, n_good = good.end;
-    if (c >= n_good) { /* continues with the next layer */
+    int c = r->next_chunk;
+    if (c >= restore_read_end(r, r->order[r->next_layer], good.end)) { /* the next layer */
         r->next_layer++;
         c = r->start[r->order[r->next_layer]];
     }
@@ -385,8 +388,9 @@ static void next_group(struct restore *r, struct group *g, struct good_chunks go
     g->run = r;
     g->layer = r->order[r->next_layer];
     g->first_chunk = c;
+    int end = restore_read_end(r, g->layer, good.end);
     char how = restore_method_of(r, g->layer, c);
-    while (c < n_good && c - g->first_chunk < GROUP &&
+    while (c < end && c - g->first_chunk < GROUP &&
            restore_method_of(r, g->layer, c) == how)
         c++;
     g->n_chunks = g->n_left = c - g->first_chunk;

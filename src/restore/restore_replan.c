@@ -43,7 +43,7 @@ void restore_replan_begin(struct restore *r)
                                           .comp_kv_s = c->comp_kv_s,
                                           .has_both = c->has_h && c->has_kv && !c->h_free};
     }
-    for (int i = 0; r->may_replan && i < r->n_order; i++)
+    for (int i = r->n_late; r->may_replan && i < r->n_order; i++)
         r->io_planned_s += planned_io_s(r, r->order[i]);
 }
 
@@ -86,7 +86,7 @@ static struct replan_view look(const struct restore *r, int64_t now, int16_t *le
 {
     struct replan_view v = {0};
     double slow = io_factor(r, now);
-    for (int i = 0; i < r->n_order; i++) {
+    for (int i = r->n_late; i < r->n_order; i++) {
         int l = r->order[i];
         const struct layer_cost *c = &r->costs[l];
         double to_read = 1; /* share of the layer that is still to be read */
