@@ -3,9 +3,13 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <time.h>
+#include <unistd.h>
+
+#include "base/minmax.h"
 
 static int64_t clock_ns(clockid_t id)
 {
@@ -46,19 +50,20 @@ void clock_sleep_ns(int64_t ns)
         ;
 }
 
-/* Returns how long one thread (a name in /proc/self/task) was ready to run but did not run. */
-static int64_t waited_ns(const char *task)
+/* Returns how long one thread (a name in /proc/self/task, whose descriptor is dir) was ready to run
+ * but did not run. */
+static int64_t waited_ns(int dir, const char *task)
 {
-    char path[300];
+    char text[300];
     int64_t ran, waited = 0;
-    (void)snprintf(path, sizeof path, "/proc/self/task/%s/schedstat", task);
-    FILE *f = fopen(path, "re");
-    if (f == NULL)
+    (void)snprintf(text, sizeof text, "%s/schedstat", task);
+    int fd = openat(dir, text, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
         return 0;
-    if (fscanf(f, "%" SCNd64 " %" SCNd64, &ran, &waited) != 2)
-        waited = 0;
-    (void)fclose(f);
-    return waited;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    (void)close(fd);
+    text[MAX(n, 0)] = 0;
+    return sscanf(text, "%" SCNd64 " %" SCNd64, &ran, &waited) == 2 ? waited : 0;
 }
 
 struct clock_cpu clock_cpu_now(void)
@@ -67,7 +72,7 @@ struct clock_cpu clock_cpu_now(void)
     DIR *tasks = opendir("/proc/self/task");
     for (struct dirent *e; tasks != NULL && (e = readdir(tasks)) != NULL;)
         if (e->d_name[0] != '.')
-            sum.waited_ns += waited_ns(e->d_name);
+            sum.waited_ns += waited_ns(dirfd(tasks), e->d_name);
     if (tasks != NULL)
         closedir(tasks);
     /* Not taken from schedstat, whose value lags by up to a scheduler tick. */

@@ -33,7 +33,6 @@ static struct {
     int64_t pause_ns;
     double share, layer_share; /* layer_share: of runs with attention */
     bool in_layer;
-    int n_looks;    /* calls of clock_cpu_now: one before each run and one behind it */
     bool is_paused; /* the present run has a pause */
     bool pauses;    /* the pause is still to come */
 } fake;
@@ -55,19 +54,16 @@ void __wrap_clock_sleep_ns(int64_t ns)
         atomic_fetch_add(&fake.now_ns, ns);
 }
 
+/* Is called between two runs: ends one and begins the next. */
 struct clock_cpu __wrap_clock_cpu_now(void);
 struct clock_cpu __wrap_clock_cpu_now(void)
 {
     static struct clock_cpu cpu;
-    if (fake.n_looks++ % 2 == 0) {
-        fake.pauses = fake.pause_ns > 0 && fake.n_looks / 2 % 2 == 0;
-        fake.is_paused = fake.pauses;
-        fake.in_layer = false;
-        return cpu;
-    }
     double share = fake.is_paused ? 0.5 : fake.in_layer ? fake.layer_share : fake.share;
     cpu.ran_ns += (int64_t)(1000000 * share);
     cpu.waited_ns += 1000000 - (int64_t)(1000000 * share);
+    fake.is_paused = fake.pauses = fake.pause_ns > 0 && !fake.is_paused;
+    fake.in_layer = false;
     return cpu;
 }
 
@@ -188,7 +184,7 @@ static void open_with(int max_context, int max_rows)
     k.dev->ops = &ops;
     head_cols = k.model->cfg.vocab_size;
     n_products = n_embeds = n_heads = n_loads = 0;
-    fake.n_looks = 0;
+    fake.is_paused = false;
     fake.share = fake.layer_share = 0.95;
     fake.pause_ns = 0;
     atomic_store(&fake.now_ns, 1000000000);
