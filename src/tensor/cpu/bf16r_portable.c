@@ -17,8 +17,8 @@ static bool runs_here(void)
 static inline v16 v_flush(v16 a)
 {
     for (int i = 0; i < 16; i++)
-        if (fabsf(a.f[i]) < 0x1p-126f)
-            a.f[i] = copysignf(0, a.f[i]);
+        if (fabsf(a[i]) < 0x1p-126f)
+            a[i] = copysignf(0, a[i]);
     return a;
 }
 /* Returns fma(x, y, acc), or zero if it is subnormal. A result just below 2^-126 is subnormal for
@@ -35,22 +35,16 @@ static inline float fma_flush(float x, float y, float acc)
 static inline v16 v_fma_flush(v16 a, v16 b, v16 acc)
 {
     for (int i = 0; i < 16; i++)
-        acc.f[i] = fma_flush(a.f[i], b.f[i], acc.f[i]);
+        acc[i] = fma_flush(a[i], b[i], acc[i]);
     return acc;
 }
 /* Splits 16 pairs of bf16 into the elements of even k and those of odd k. */
 static inline void v_pairs(const uint8_t *p, v16 *even, v16 *odd)
 {
-    for (int i = 0; i < 16; i++) {
-        uint32_t both, high;
-        memcpy(&both, p + 4 * i, sizeof both);
-        high = both & 0xffff0000;
-        both <<= 16;
-        memcpy(&even->f[i], &both, sizeof both);
-        memcpy(&odd->f[i], &high, sizeof high);
-    }
-    *even = v_flush(*even);
-    *odd = v_flush(*odd);
+    v16_bits both;
+    memcpy(&both, p, sizeof both);
+    *even = v_flush((v16)(both << 16));
+    *odd = v_flush((v16)(both & 0xffff0000));
 }
 static inline unsigned flushing_begin(void)
 {

@@ -72,7 +72,7 @@ static inline v16 i_float(i32 a)
 {
     v16 r;
     for (int i = 0; i < 16; i++)
-        r.f[i] = (float)a.lane[i];
+        r[i] = (float)a.lane[i];
     return r;
 }
 

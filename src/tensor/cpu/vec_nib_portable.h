@@ -118,30 +118,28 @@ static inline void i_sixes(const uint8_t *p, int half, i8x4 q[4])
 /* Stores 16 whole numbers from -127 to 127 as bytes. */
 static inline void i_store_bytes(int8_t *p, v16 a)
 {
-    V_EACH(i) p[i] = (int8_t)a.f[i];
+    V_EACH(i) p[i] = (int8_t)a[i];
 }
 static inline v16 v_load_i8(const uint8_t *p)
 {
     v16 r;
     for (int i = 0; i < 16; i++)
-        r.f[i] = (float)(int8_t)p[i];
+        r[i] = (float)(int8_t)p[i];
     return r;
 }
 /* Returns 2^(p[i] - 128) in each lane: the bits of a normal number for p[i] >= 2. */
 static inline v16 v_load_power(const uint8_t *p)
 {
-    v16 r;
-    for (int i = 0; i < 16; i++) {
-        uint32_t bits = p[i] < 2 ? 0x00200000u << p[i] : (p[i] - 1u) << 23;
-        memcpy(&r.f[i], &bits, sizeof bits);
-    }
-    return r;
+    v16_bits r;
+    for (int i = 0; i < 16; i++)
+        r[i] = p[i] < 2 ? 0x00200000u << p[i] : (p[i] - 1u) << 23;
+    return (v16)r;
 }
 static inline v16 v_load_u8(const uint8_t *p)
 {
     v16 r;
     for (int i = 0; i < 16; i++)
-        r.f[i] = (float)p[i];
+        r[i] = (float)p[i];
     return r;
 }
 
