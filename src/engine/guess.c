@@ -19,6 +19,9 @@
 #define LEAST_RATE 0.15
 
 enum { CHAIN_MOST = 16, MATCH_MOST = 64, HEADS_MOST = 1 << 16, ASIDE_MOST = 8 };
+/* The machine's pace follows the last passes. What a number of rows costs is a mean over more of
+ * them, because a choice among noisy means takes the one that is too low. */
+enum { PACE_PASSES = 8, COST_PASSES = 64, COST_TRUSTED = 8 };
 
 struct guess_index {
     int room, n;
@@ -179,34 +182,52 @@ double guess_rate(const struct guess_rates *own, const struct guess_rates *all, 
 
 /* --- what a pass takes ------------------------------------------------------------------------ */
 
-void guess_speed_learn(struct guess_speed *s, int n_rows, int64_t ns)
-{
-    if (n_rows < 1 || n_rows > GUESS_MAX_ROWS)
-        return;
-    s->n_seen[n_rows] += s->n_seen[n_rows] < 8; /* the first passes may be slow ones */
-    s->pass_ns[n_rows] += ((double)ns - s->pass_ns[n_rows]) / s->n_seen[n_rows];
-}
-
-double guess_pass_ns(const struct guess_speed *s, int n_rows)
+/* Returns what a pass costs by the passes that are known; from them, further rows by a rule. */
+static double cost_of(const struct guess_speed *s, int n_rows)
 {
     int below = MIN(n_rows, GUESS_MAX_ROWS), above = n_rows;
-    while (below > 0 && s->pass_ns[below] == 0)
+    while (below > 0 && s->n_seen[below] == 0)
         below--;
-    while (above <= GUESS_MAX_ROWS && s->pass_ns[above] == 0)
+    while (above <= GUESS_MAX_ROWS && s->n_seen[above] == 0)
         above++;
     if (below == n_rows)
-        return s->pass_ns[n_rows];
+        return s->cost[n_rows];
     if (below > 0 && above <= GUESS_MAX_ROWS) {
         double share = (double)(n_rows - below) / (above - below);
-        double more = s->pass_ns[above] - s->pass_ns[below];
-        return s->pass_ns[below] + share * MAX(more, 0);
+        double more = s->cost[above] - s->cost[below];
+        return s->cost[below] + share * MAX(more, 0);
     }
     int known = below > 0 ? below : above;
     if (known > GUESS_MAX_ROWS)
         return 0;
     /* A further row takes a fifth of a pass of one row, so `known` rows take (4 + known) / 5 of
      * it. */
-    return s->pass_ns[known] * (4 + n_rows) / (4 + known);
+    return s->cost[known] * (4 + n_rows) / (4 + known);
+}
+
+void guess_speed_learn(struct guess_speed *s, int n_rows, int64_t ns)
+{
+    if (n_rows < 1 || n_rows > GUESS_MAX_ROWS || ns <= 0)
+        return;
+    if (s->pace_ns == 0) {
+        s->pace_ns = (double)ns;
+        s->cost[n_rows] = 1;
+        s->n_seen[n_rows] = 1;
+        return;
+    }
+    double expected = cost_of(s, n_rows), seen = (double)ns / s->pace_ns;
+    int n = MIN(s->n_seen[n_rows] + 1, COST_PASSES);
+    if (n > COST_TRUSTED)
+        seen = MIN(MAX(seen, expected / 2), expected * 2);
+    s->n_seen[n_rows] = n;
+    s->cost[n_rows] = expected + (seen - expected) / n;
+    if (n > 1)
+        s->pace_ns *= 1 + MIN(seen / expected - 1, 1) / PACE_PASSES;
+}
+
+double guess_pass_ns(const struct guess_speed *s, int n_rows)
+{
+    return s->pace_ns * cost_of(s, n_rows);
 }
 
 /* --- how many --------------------------------------------------------------------------------- */

@@ -72,9 +72,12 @@ double guess_rate(const struct guess_rates *own, const struct guess_rates *all, 
 
 /* --- what a pass takes ------------------------------------------------------------------------ */
 
-/* Recent times of passes by their number of rows; 0: unknown. */
+/* What passes cost by their number of rows. The machine's pace changes all the time: contexts grow,
+ * other programs come and go. So a pass is compared with what the passes right before it make
+ * expected, and never with a time that was taken long ago. */
 struct guess_speed {
-    double pass_ns[GUESS_MAX_ROWS + 1];
+    double pace_ns; /* recent time of a pass of cost 1; 0: no pass is known */
+    double cost[GUESS_MAX_ROWS + 1]; /* of a number of rows that was seen */
     int n_seen[GUESS_MAX_ROWS + 1];
 };
 
