@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Looks for inputs that break a parser: runs each target of tests/fuzz for the given time, starting
-# from the corpus and from inputs that earlier runs found (build/fuzz/found). Ends with a table. An
+# from the corpus, from recorded bodies, and from inputs that earlier runs found (build/fuzz/found). Ends with a table. An
 # input that breaks a parser is left in build/fuzz/broken and makes the run fail.
 #   tools/fuzz.sh SECONDS [PATTERN]
 #   LOG=1 tools/fuzz.sh ...     adds the counts to tests/fuzz/executions.csv, and prints the sums over all sessions
@@ -14,6 +14,10 @@ cd "$(dirname "$0")/.."
 seconds=${1:?usage: fuzz.sh SECONDS [PATTERN]} pattern=${2:-.}
 program=build/fuzz/fuzz found=build/fuzz/found broken=build/fuzz/broken
 mkdir -p "$found" "$broken"
+# Bodies that tests/server sends are seeds of the target `request`.
+seeds=build/fuzz/seeds
+mkdir -p "$seeds/request"
+awk -v to="$seeds/request/" '/^POST / { is_body = 1; next } is_body && /^[{]/ { file = to n++; print > file; close(file) } { is_body = 0 }' tests/server/golden/*.txt
 table="target executions features inputs"
 failed=0
 
@@ -33,9 +37,11 @@ for corpus in tests/fuzz/corpus/*/; do
         [ "$runs" -gt 0 ] || continue
     fi
     mkdir -p "$found/$name"
+    more=()
+    [ ! -d "$seeds/$name" ] || more=("$seeds/$name")
     log=$found/$name.log start=$SECONDS
     if ! HCACHE_FUZZ=$name "$program" -max_total_time="$seconds" -runs="$runs" -timeout=200 -rss_limit_mb=2048 -max_len="${BYTES:-8192}" \
-        -artifact_prefix="$broken/$name-" -print_final_stats=1 "$found/$name" "$corpus" >"$log" 2>&1; then
+        -artifact_prefix="$broken/$name-" -print_final_stats=1 "$found/$name" "$corpus" "${more[@]}" >"$log" 2>&1; then
         failed=1
         echo "$name is broken:"
         grep -aE 'ERROR|SUMMARY|does not hold|Test unit written|runtime error' "$log" | head -5
