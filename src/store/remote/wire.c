@@ -95,8 +95,8 @@ struct lookup {
     atomic_int n_users;
     int done_fd; /* readable when the look-up has ended */
     char *host, service[16];
-    int rc;
     struct addrinfo *list;
+    atomic_int rc; /* stored behind list: who has read it may read list */
 };
 
 /* Threads that look names up. A resolver that hangs holds each for its own time, often 10 s. */
@@ -118,7 +118,7 @@ static void *lookup_main(void *arg)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     struct lookup *l = arg;
-    l->rc = getaddrinfo(l->host, l->service, &hints, &l->list);
+    atomic_store(&l->rc, getaddrinfo(l->host, l->service, &hints, &l->list));
     (void)eventfd_write(l->done_fd, 1);
     atomic_fetch_sub(&n_lookups, 1);
     lookup_drop(l);
@@ -163,8 +163,9 @@ static int resolve(struct wire *w, const char *host, const char *service,
     if (rc == 0 && (rc = await(w, POLLIN, deadline_ns, err)) == -ETIMEDOUT)
         err_set(err, rc, "host '%s': the look-up of its name does not end", host);
     w->fd = -1;
-    if (rc == 0 && l->rc != 0)
-        rc = err_set(err, ERR_NOT_FOUND, "host '%s': %s", host, gai_strerror(l->rc));
+    int found = rc == 0 ? atomic_load(&l->rc) : 0;
+    if (found != 0)
+        rc = err_set(err, ERR_NOT_FOUND, "host '%s': %s", host, gai_strerror(found));
     if (rc == 0) {
         *out = l->list;
         l->list = NULL;
