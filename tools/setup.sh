@@ -2,8 +2,8 @@
 # Installs the distribution packages that are missing (Debian 12; as root or with sudo).  Only git
 # and make must exist already.  Prints nothing and is quick if nothing is missing.
 #   tools/setup.sh            what building, testing and the demo need
-#   tools/setup.sh --test     also the browser, its driver and its Python module for the tests of the
-#                             page, everything of --cluster, and the real model, which make test
+#   tools/setup.sh --test     also the browser, its driver, its Python module and poppler-utils for the
+#                             tests of the page, everything of --cluster, and the real model, which make test
 #                             uses.  Without a network or without root, the tests of the page and of
 #                             the model are skipped
 #   tools/setup.sh --cluster  also redis-server, haproxy and nginx, for several servers and their tests;
@@ -25,7 +25,7 @@ cd "$(dirname "$0")/.."
 packages=(gcc g++ make pkg-config git ca-certificates liburing-dev libsqlite3-dev libjansson-dev libpcre2-dev
           libmicrohttpd-dev libcurl4-openssl-dev libedit-dev libutf8proc-dev libxxhash-dev libssl-dev libhiredis-dev
           zlib1g-dev libcmocka-dev python3 python3-venv procps strace mount e2fsprogs util-linux curl)
-browser=(chromium chromium-driver)
+browser=(chromium chromium-driver poppler-utils)
 cluster=(redis-server haproxy nginx-light openssl)
 dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr "${browser[@]}")
 

@@ -87,6 +87,7 @@ const struct route routes[] = {
     {"/health", "GET", api_health, OPEN},
     {"/metrics", "GET", api_metrics, .is_public = false},
     {"/openapi.json", "GET", api_openapi, .is_public = false},
+    {"/pdf-text", "POST", api_pdf, .has_text = true},
     {"/", "GET", api_page, OPEN},
     {"/page.css", "GET", api_page, OPEN},
     {"/api.js", "GET", api_page, OPEN},
@@ -426,7 +427,9 @@ static struct json *operation(const struct route *r)
         struct json *body = json_new_object();
         json_put(media, "schema", body_schema(r));
         json_put(content,
-                 r->answer == api_files ? "multipart/form-data" : "application/json",
+                 r->answer == api_files ? "multipart/form-data"
+                 : r->answer == api_pdf ? "application/pdf"
+                                        : "application/json",
                  media);
         json_put_bool(body, "required", true);
         json_put(body, "content", content);

@@ -265,6 +265,7 @@ void api_health(struct call *c);
 void api_metrics(struct call *c);
 void api_openapi(struct call *c);
 void api_page(struct call *c);
+void api_pdf(struct call *c);
 
 extern const struct route routes[]; /* ends with {0} */
 

@@ -239,13 +239,14 @@ static bool is_json(const char *type)
            (n > 5 && strncasecmp(type + n - 5, "+json", 5) == 0);
 }
 
-/* Returns whether the body is a form with files, from a page that may use this server. Its Origin
- * was checked; without one, the browser itself says that the page is this server's. */
+/* Returns whether the body is a form with files, or a PDF, from a page that may use this server.
+ * Its Origin was checked; without one, the browser itself says that the page is this server's. */
 static bool is_upload(const struct origin_head *h)
 {
     static const char form[] = "multipart/form-data";
     size_t n = sizeof form - 1;
-    return strncasecmp(h->type, form, n) == 0 && strchr("; \t", h->type[n]) != NULL &&
+    bool is_form = strncasecmp(h->type, form, n) == 0 && strchr("; \t", h->type[n]) != NULL;
+    return (is_form || strcasecmp(h->type, "application/pdf") == 0) &&
            (h->n_origin == 1 || strcmp(h->site, "same-origin") == 0);
 }
 
@@ -301,7 +302,7 @@ int origin_check(const struct origin_rules *r, const struct origin_head *h, bool
     if (h->has_body && (h->n_origin > 0 || h->n_site > 0) &&
         (h->n_type != 1 || (!is_json(h->type) && !is_upload(h))))
         return fault_set(f, 415, "unsupported_media_type", NULL,
-                         "a page must send its body as Content-Type: application/json, or "
-                         "multipart/form-data");
+                         "a page must send its body as Content-Type: application/json, "
+                         "application/pdf, or multipart/form-data");
     return 0;
 }

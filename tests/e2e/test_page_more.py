@@ -151,6 +151,70 @@ def test_files(b, server):
     equal("and it is not attached", texts(b, "#files li"), [])
 
 
+# Stands in for pdftotext, and does what a hostile PDF could have it do.
+FAKE = f'''#!{sys.executable}
+import os, socket, sys, time
+head = os.pread(0, 16, 0)
+def tries(f):
+    try:
+        return str(f())
+    except (OSError, MemoryError) as e:
+        return type(e).__name__
+if head == b"%FAKE escape":
+    print(tries(socket.socket), tries(lambda: bytearray(2 << 30)), tries(lambda: os.write(os.open("{tmp}/x", os.O_CREAT | os.O_WRONLY), b"x")),
+          tries(lambda: os.kill(os.getppid(), 0)), sorted(os.listdir("/proc/self/fd")), sorted(os.environ))
+elif head == b"%FAKE long":
+    print("word " * (1 << 20))
+elif head == b"%FAKE sleep":
+    time.sleep(60)
+else:
+    os.execv({shutil.which("pdftotext")!r}, sys.argv)
+'''
+
+
+def pdf_of(text):
+    stream = b"BT /F1 12 Tf 72 720 Td (%s) Tj ET" % text
+    objects = [b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
+               b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents 4 0 R/Resources<</Font<</F1 5 0 R>>>>>>",
+               b"<</Length %d>>stream\n%s\nendstream" % (len(stream), stream), b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>"]
+    return b"%PDF-1.4\n" + b"".join(b"%d 0 obj%s endobj\n" % (i, o) for i, o in enumerate(objects, 1)) + b"trailer<</Root 1 0 R>>"
+
+
+def read_pdf(server, body):
+    status, _, r = server.request("POST", "/pdf-text", body, {"Content-Type": "application/pdf"})
+    return status, r.get("text") or r["error"]["message"]
+
+
+def test_pdf(b, server, slow):
+    equal("the text of a PDF", read_pdf(server, pdf_of(b"Two wrens.")), (200, "Two wrens."))
+    for what, body, why in (("no PDF", b"wren", "no PDF that can be read"), ("a PDF without text", pdf_of(b""), "has no text"),
+                            ("an empty file", b"", "no PDF"), ("much text", b"%FAKE long", "more than 1 MiB")):
+        status, said = read_pdf(server, body)
+        check(f"{what} is refused with the reason", status == 400 and why in said, (status, said))
+    equal("the program that reads it has no network, 1 GiB of memory, no disk, no other process, no file, no environment",
+          read_pdf(server, b"%FAKE escape"),
+          (200, "PermissionError MemoryError OSError PermissionError ['0', '1', '2', '3', '4'] ['LANG', 'LC_CTYPE']"))  # 3 is the script
+    path = os.path.join(tmp, "birds.PDF")
+    with open(path, "wb") as f:
+        f.write(pdf_of(b"Three robins."))
+    element(b, "attach-file").send_keys(path)
+    until(lambda: texts(b, "#files li span") == ["birds.PDF"], "the attached PDF")
+    say(b, "And these?")
+    equal("its text is a part of the message", server.request("GET", f"/v1/conversations/{current(b)}/items?order=desc")[2]["data"][1]["content"][0]["text"],
+          'File "birds.PDF":\nThree robins.')
+    with open(path, "wb") as f:
+        f.write(b"%PDF-1.4 broken")
+    element(b, "attach-file").send_keys(path)
+    until(lambda: "birds.PDF: the file is no PDF" in texts(b, "#notice")[0], "that the PDF is broken")
+    threading.Thread(target=lambda: slow.append(read_pdf(server, b"%FAKE sleep"))).start()
+    until(lambda: read_pdf(server, b"")[0] == 429, "that one is being read")
+
+
+def test_slow_pdf(b, slow):
+    until(lambda: slow, "the end of the PDF that takes long")
+    check("a PDF that takes longer than 20 s is refused", slow[0][0] == 400 and "20 s" in slow[0][1], slow)
+
+
 def test_export(b, server):
     b.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": tmp})
     old = current(b)
@@ -245,9 +309,15 @@ def run(server, size, dark, *parts):
 
 
 try:
-    server = Server("models/demo", "--store", os.path.join(tmp, "s"))
+    fake = os.path.join(tmp, "bin", "pdftotext")
+    os.makedirs(os.path.dirname(fake))
+    with open(fake, "w") as f:
+        f.write(FAKE)
+    os.chmod(fake, 0o755)
+    server = Server("models/demo", "--store", os.path.join(tmp, "s"), env={"PATH": os.path.dirname(fake)})
+    slow = []
     run(server, DESKTOP, False, (opened, f"http://127.0.0.1:{server.port}/"), (test_branches, server), (test_search,),
-        (test_files, server), (test_export, server), (test_requests, server))
+        (test_files, server), (test_export, server), (test_pdf, server, slow), (test_requests, server), (test_slow_pdf, slow))
     server = Server(scripted_model.make(os.path.join(tmp, "thinks"), hello="<think>I count them.</think>Two."),
                     "--store", os.path.join(tmp, "t"))
     run(server, PHONE, True, (test_thoughts, server))

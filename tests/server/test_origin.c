@@ -265,6 +265,7 @@ static void a_page_sends_json(void **state)
                                         NULL,
                                         "text/plain; application/json",
                                         "application/x-json",
+                                        "application/pdf2",
                                         "application/jsonp",
                                         "application/+json",
                                         "multipart/form-data-2",
@@ -285,6 +286,7 @@ static void a_page_sends_json(void **state)
     /* a page uploads files as a form: its own, not one that the browser does not name */
     static const char form[] = "multipart/form-data; boundary=json";
     assert_int_equal(type_status("Origin", "2", form), 0);
+    assert_int_equal(type_status("Origin", "2", "application/pdf"), 0);
     assert_int_equal(type_status("Sec-Fetch-Site", "2", form), 0);
     const char *allowed;
     const struct header nameless[] = {{"Host", "localhost"},

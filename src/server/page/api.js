@@ -32,10 +32,11 @@ class Fault extends Error {
 async function ask(method, path, body, signal) {
   const headers = {}, key = sessionStorage.getItem("key");
   if (key) headers.Authorization = "Bearer " + key;
-  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const isFile = body instanceof Blob;
+  if (body !== undefined) headers["Content-Type"] = isFile ? "application/pdf" : "application/json";
   let answer, error = {};
   try {
-    answer = await fetch(path, {method, headers, signal, body: body && JSON.stringify(body)});
+    answer = await fetch(path, {method, headers, signal, body: isFile ? body : body && JSON.stringify(body)});
   } catch (e) {
     if (e.name === "AbortError") throw e;
     throw new Fault(0, "The server does not answer. " + (keptIn === "file" ? "Your conversations are saved. " : "") + "Try again when it is back.");

@@ -1,10 +1,11 @@
 // files.js - the page reads and writes files here: attached texts, and whole conversations.
 //
-// An attached file is a part of the message, in front of what the user typed: a text that begins with its name.
+// An attached file is a part of the message, in front of what the user typed: a text that begins with its name. The
+// server reads the text of a PDF.
 "use strict";
 
 const Files = (() => {
-  const MAX_BYTES = 1 << 20, ITEMS_A_REQUEST = 20; // the API takes 20 items at once
+  const MAX_BYTES = 1 << 20, MAX_PDF_BYTES = 16 << 20, ITEMS_A_REQUEST = 20; // the API takes 20 items at once
   let attached = []; // texts of the files that the next message takes along
 
   const part = (name, content) => `File "${name}":\n${content}`;
@@ -41,6 +42,14 @@ const Files = (() => {
 
   // Returns a file's text. A file that is no text is refused by its name.
   async function textOf(file) {
+    if (/\.pdf$/i.test(file.name)) {
+      if (file.size > MAX_PDF_BYTES) throw new Fault(0, `${file.name} is too large: a PDF can have at most 16 MiB.`);
+      try {
+        return (await post("/pdf-text", file)).text;
+      } catch (e) {
+        throw e instanceof Fault ? new Fault(e.status, `${file.name}: ${e.message}`) : e;
+      }
+    }
     if (file.size > MAX_BYTES) throw new Fault(0, `${file.name} is too large: at most 1 MiB can be attached.`);
     try {
       const text = new TextDecoder("utf-8", {fatal: true}).decode(await file.arrayBuffer());
