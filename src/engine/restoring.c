@@ -202,10 +202,12 @@ static bool is_packed(const struct plan_range *r)
  * Returns their number. Reading from DRAM costs nothing.  So keys and values are the best kind in
  * DRAM, also where the disk's chunks use the other kind: each tier has its own letter
  * (docs/RESTORATION.md). A forced plan uses the same kind in both tiers. Chunks that are read ahead
- * count as read. */
+ * count as read. A snapshot stands behind the first n_snapshot chunks, so of these the recurrent
+ * layers need nothing but their states. */
 static int make_ranges(struct restore_phase *g, const struct store_hit *hits, int n_hits,
-                       bool is_forced, bool is_ahead)
+                       int n_snapshot, bool is_forced, bool is_ahead)
 {
+    const struct model_config *cfg = &g->shared->model->cfg;
     int n_layers = g->shared->model->cfg.n_layers, n = 0;
     int dram = find_copies(g, hits, n_hits, is_ahead);
     for (int c = 0; c < n_hits; c++) {
@@ -215,6 +217,8 @@ static int make_ranges(struct restore_phase *g, const struct store_hit *hits, in
             mask[l] = records_of(hits, c, l);
             if (tier > 0 && !is_forced && (mask[l] & PLAN_HAS_KV))
                 mask[l] = PLAN_HAS_KV;
+            if (c < n_snapshot && config_is_recurrent(cfg, l))
+                mask[l] = PLAN_STATE;
         }
         struct plan_range *last = n > 0 ? &g->ranges[n - 1] : NULL,
                           one = {.tier = tier, .mask = mask};
@@ -224,8 +228,42 @@ static int make_ranges(struct restore_phase *g, const struct store_hit *hits, in
             range_add(g, last, &hits[c]);
         else
             g->ranges[n++] = one;
+        if (c + 1 == n_snapshot)
+            g->ranges[n - 1].state_bytes = (double)model_state_bytes(cfg);
     }
     return n;
+}
+
+/* Plans the ranges of g, and returns how many of their tokens come back in *tokens. */
+static int plan_ranges(struct restore_phase *g, struct seq *s, struct plan_request *req,
+                       int n_ranges, int64_t n_new, int64_t *tokens)
+{
+    bool moves = s->view.cut > 0;
+    int n_used = 0;
+    int rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, !moves,
+                              g->plan_layer, g->prefill_s, req, &s->out.plan, &n_used,
+                              &s->out.err);
+    if (rc == ERR_NOT_FOUND && moves && req->mode != PLAN_AUTO) {
+        req->mode = PLAN_AUTO;
+        s->out.err = (struct err){0};
+        rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, false,
+                              g->plan_layer, g->prefill_s, req, &s->out.plan, &n_used,
+                              &s->out.err);
+    }
+    /* If the moved tokens lack records, their chunks count as not stored. */
+    if (rc == ERR_NOT_FOUND && moves) {
+        s->out.err = (struct err){0};
+        n_used = rc = 0;
+    }
+    *tokens = 0;
+    int tier = n_used > 0 ? g->ranges[0].tier : 0; /* 0 if any chunk is on the disk */
+    for (int i = 0; rc == 0 && i < n_used; i++) {
+        *tokens += g->ranges[i].n_tokens;
+        tier = g->ranges[i].tier == 0 ? 0 : tier;
+    }
+    if (n_used > 0)
+        s->expected = correction_expect(g->o.platform, tier, req, &s->out.plan);
+    return rc;
 }
 
 int restore_plan_make(struct restore_phase *g, struct seq *s, const struct restore_found *f,
@@ -238,46 +276,28 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
                                .n_held = (int64_t)first * STORE_CHUNK_TOKENS,
                                .window = {.layers = g->shared->model->cfg.windowed,
                                           .tokens = g->shared->model->cfg.sliding_window}};
-    int n_used = 0, rc = 0;
+    int rc = 0;
     if (ask->beside_decodes)
         beside_slow(&req);
     if (seq_plan(s) != NULL)
         rc = plan_mode_parse(seq_plan(s), &req, &s->out.err);
-    int n_hits = restore_plan_usable(s, f);
-    bool moves = s->view.cut > 0;
-    int n_ranges = moves ? make_one_range(g, f->hits + first, n_hits - first)
-                         : make_ranges(g, f->hits + first, n_hits - first, seq_is_forced(s),
-                                       ask->is_ahead);
-    int64_t n_new = s->view.n_tokens - restore_plan_tokens(f, n_hits);
-    if (rc == 0)
-        rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, !moves,
-                              g->plan_layer, g->prefill_s, &req, &s->out.plan, &n_used,
-                              &s->out.err);
-    if (rc == ERR_NOT_FOUND && moves && req.mode != PLAN_AUTO) {
-        req.mode = PLAN_AUTO;
-        s->out.err = (struct err){0};
-        rc = plan_best_prefix(g->o.platform, g->ranges, n_ranges, n_new, false,
-                              g->plan_layer, g->prefill_s, &req, &s->out.plan, &n_used,
-                              &s->out.err);
-    }
-    /* If the moved tokens lack records, their chunks count as not stored. */
-    if (rc == ERR_NOT_FOUND && moves) {
-        s->out.err = (struct err){0};
-        n_used = rc = 0;
-    }
-    int64_t tokens = 0;
-    int tier = n_used > 0 ? g->ranges[0].tier : 0; /* 0 if any chunk is on the disk */
-    for (int i = 0; rc == 0 && i < n_used; i++) {
-        tokens += g->ranges[i].n_tokens;
-        tier = g->ranges[i].tier == 0 ? 0 : tier;
-    }
-    int n_new_chunks = (int)((tokens + STORE_CHUNK_TOKENS - 1) / STORE_CHUNK_TOKENS);
-    *n_chunks = n_used > 0 ? first + n_new_chunks : 0;
-    if (n_used > 0) {
-        s->expected = correction_expect(g->o.platform, tier, &req, &s->out.plan);
-        if (!s->has_first)
-            lanes_predict(&s->out.r.predicted, &req, &s->out.plan);
-    }
+    int n_hits = restore_plan_usable(s, f), n = n_hits - first;
+    int64_t n_new = s->view.n_tokens - restore_plan_tokens(f, n_hits), tokens = 0;
+    bool is_forced = seq_is_forced(s), may_replan;
+    int n_snapshot = f->n_snapshot <= n_hits ? f->n_snapshot : 0;
+    do { /* a plan that ends before the snapshot cannot use it */
+        int n_ranges = s->view.cut > 0 ? make_one_range(g, f->hits + first, n)
+                                       : make_ranges(g, f->hits + first, n, n_snapshot,
+                                                     is_forced, ask->is_ahead);
+        if (rc == 0)
+            rc = plan_ranges(g, s, &req, n_ranges, n_new, &tokens);
+        int n_new_chunks = (int)((tokens + STORE_CHUNK_TOKENS - 1) / STORE_CHUNK_TOKENS);
+        *n_chunks = tokens > 0 ? first + n_new_chunks : 0;
+        may_replan = rc == 0 && tokens > 0 && *n_chunks < n_snapshot;
+        n_snapshot = 0;
+    } while (may_replan);
+    if (tokens > 0 && !s->has_first)
+        lanes_predict(&s->out.r.predicted, &req, &s->out.plan);
     return rc;
 }
 

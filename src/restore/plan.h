@@ -196,7 +196,10 @@ void plan_request_from_platform(const struct platform *p, int tier, int64_t n_hi
  * A layer is *split* between two ranges that are restored from different kinds of records. Each
  * run of chunks of one kind is a read group of its own, and costs platform.split_s beyond its
  * bytes and rows. So many short runs can cost more than recomputing. */
-enum { PLAN_HAS_H = 1, PLAN_HAS_KV = 2 };
+/* PLAN_STATE: none of the range's tokens need come back, because the layer is recurrent and its
+ * state is read from a snapshot at the range's end or at the end of a later one. Recomputing the
+ * layer alone also begins behind the snapshot. */
+enum { PLAN_HAS_H = 1, PLAN_HAS_KV = 2, PLAN_STATE = 4 };
 
 struct plan_range {
     int64_t n_tokens; /* > 0 */
@@ -204,7 +207,9 @@ struct plan_range {
     /* Bytes of the range's records over those of unpacked ones, by platform_record; 0 and 1: none
      * of them is packed. */
     double share[2];
-    const uint8_t *mask; /* [n_layers] of PLAN_HAS_ bits */
+    const uint8_t *mask; /* [n_layers] of PLAN_HAS_ bits, or PLAN_STATE */
+    double
+        state_bytes; /* bytes of a layer's state that is read at the range's end; 0: none is */
 };
 
 /* Returns 'R', 'H' or 'K' for one layer of one range under the plan's letter; 0 if impossible. */

@@ -27,6 +27,7 @@ double plan_up_s(const struct platform *p, int tier, int64_t n, enum platform_re
 /* Seconds of the I/O lane and of the bus, and bytes, per kind of record. */
 struct record_cost {
     double io_s[2], up_s[2], unpack_s[2], stored_bytes[2];
+    double state_io_s, state_comp_s; /* a layer's state is read and put in its place */
 };
 
 /* Returns the bytes of a range's records over those of unpacked ones. */
@@ -38,7 +39,13 @@ static double stored_share(const struct plan_range *r, enum platform_record kind
 static struct record_cost cost_of(const struct platform *p, const struct plan_range *r,
                                   int64_t n_tokens)
 {
-    struct record_cost c;
+    struct record_cost c = {0};
+    const struct platform_tier *t = &p->tier[r->tier];
+    if (r->state_bytes > 0) {
+        c.state_io_s = (t->request_s + r->state_bytes / t->bytes_per_s) *
+                       platform_correction_factor(&t->correction);
+        c.state_comp_s = r->state_bytes / p->kv_bytes * platform_kv_s(p, 1);
+    }
     for (int k = RECORD_HIDDEN; k <= RECORD_KV; k++) {
         enum platform_record kind = (enum platform_record)k;
         double bytes = (double)n_tokens * (kind == RECORD_KV ? p->kv_bytes : p->h_bytes);
@@ -129,7 +136,7 @@ void plan_request_from_platform(const struct platform *p, int tier, int64_t n_hi
 
 char plan_range_method(char method, uint8_t mask, bool h_free)
 {
-    bool h = (mask & PLAN_HAS_H) || h_free, kv = mask & PLAN_HAS_KV;
+    bool h = (mask & (PLAN_HAS_H | PLAN_STATE)) || h_free, kv = mask & PLAN_HAS_KV;
     switch (method) {
     case 'R':
         return 'R';
@@ -151,6 +158,9 @@ static struct range_share share_of(char letter, uint8_t mask, int64_t n_tokens,
                                    const struct record_cost *cost)
 {
     char method = plan_range_method(letter, mask, false);
+    if (mask & PLAN_STATE)
+        return (struct range_share){.io_s = cost->state_io_s,
+                                    .unpack_s = cost->state_comp_s};
     if (method != 'H' && method != 'K')
         return (struct range_share){.lost_tokens = n_tokens};
     int k = method == 'H' ? RECORD_HIDDEN : RECORD_KV;
@@ -190,7 +200,7 @@ static bool is_meant(const struct stored_ranges *c, enum layers which, int layer
 static void sums_add(const struct stored_ranges *c, struct range_sums *s, int g,
                      enum layers which, int64_t n_tokens, int sign)
 {
-    enum { MASKS = (PLAN_HAS_H | PLAN_HAS_KV) + 1 };
+    enum { MASKS = (PLAN_HAS_H | PLAN_HAS_KV | PLAN_STATE) + 1 };
     const struct plan_range *r = &c->range[g];
     struct record_cost cost = cost_of(c->platform, r, n_tokens);
     struct range_share h[MASKS], kv[MASKS];
@@ -320,9 +330,11 @@ static void layer_from_shares(const struct platform *p, const struct range_share
 {
     double h_split_s = l->h_splits * p->split_s, kv_split_s = l->kv_splits * p->split_s;
     bool possible = h->lost_tokens == 0;
+    bool is_state = possible &&
+                    h->h_tokens + h->kv_tokens == 0; /* nothing lies behind it */
     /* If no range has records of the preferred kind, the letter means the same as the other letter.
      */
-    l->has_h = possible && h->h_tokens > 0;
+    l->has_h = possible && (h->h_tokens > 0 || is_state);
     l->has_kv = possible && kv->kv_tokens > 0;
     l->io_h_s = h->io_s;
     l->io_kv_s = kv->io_s;
@@ -336,25 +348,29 @@ static void layer_from_shares(const struct platform *p, const struct range_share
     l->comp_kv_s = like != NULL ? like->comp_kv_s
                                 : l->kv_project_s + platform_kv_s(p, kv->kv_tokens) +
                                       kv->unpack_s + kv_split_s;
-    l->h_bytes = possible ? share_bytes(h) : 0;
-    l->kv_bytes = possible ? share_bytes(kv) : 0;
+    l->h_bytes = possible && !is_state ? share_bytes(h) : 0;
+    l->kv_bytes = possible && !is_state ? share_bytes(kv) : 0;
 }
 
 static void layers_from_sums(const struct stored_ranges *c, const struct range_sums *s)
 {
     const struct platform *p = c->platform;
     double tok_s = platform_prefill_s(p, c->n_held, s->n_tokens);
-    double last_s[2] = {platform_h_s(p, s->n_tokens),
-                        platform_h_s(p, s->n_tokens - s->n_skipped)};
+    int64_t last_rows = -1; /* rows of the layer before, and their projection */
+    double last_s = 0;
     for (int i = 0; i < p->n_layers; i++) {
         struct plan_layer *l = &c->layer[i];
-        bool windowed = s->n_skipped > 0 && layer_set_has(&c->window.layers, i);
+        /* Rows before a window, or before a snapshot, are not computed. */
+        int64_t rows = s->h[i].h_tokens + s->h[i].kv_tokens + s->h[i].lost_tokens;
+        if (rows != last_rows)
+            last_s = platform_h_s(p, rows);
+        last_rows = rows;
         bool again = i > 0 && same_tokens(&s->h[i], &s->h[i - 1]) &&
                      same_tokens(&s->kv[i], &s->kv[i - 1]) &&
                      s->h_splits[i] == s->h_splits[i - 1] &&
                      s->kv_splits[i] == s->kv_splits[i - 1];
         *l = (struct plan_layer){.comp_tok_s = tok_s,
-                                 .comp_tok_last_s = last_s[windowed],
+                                 .comp_tok_last_s = last_s,
                                  .can_recompute = c->can_recompute,
                                  .h_splits = s->h_splits[i],
                                  .kv_splits = s->kv_splits[i],

@@ -672,6 +672,7 @@ static void rewind_to(struct restore *r, int n_chunks)
     pthread_mutex_lock(&rr->lock);
     r->job.n_chunks = n_chunks;
     set_cursors(r);
+    check_records(r);
     restore_tell_io(rr);
     pthread_mutex_unlock(&rr->lock);
 }

@@ -92,9 +92,11 @@ int save_kinds_choose(const char *text, const struct save_kinds_from *from, uint
                       struct err *err)
 {
     int rc = choose(text, from, kinds, err);
+    bool has_inputs = strcmp(text, "kv") !=
+                      0; /* else their states come from snapshots alone */
     for (int l = 0; l < from->n_layers; l++)
         if (layer_set_has(&from->recurrent, l) && kinds[l] != 0)
-            kinds[l] = PLAN_HAS_H;
+            kinds[l] = has_inputs ? PLAN_HAS_H : 0;
     return rc;
 }
 

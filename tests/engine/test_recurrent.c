@@ -120,7 +120,7 @@ static void turns_and_branches(void **state)
         n += grows;
         const struct et_ask plain = {.prompt = text, .n_prompt = n, .max_tokens = 5};
         struct et_ask saving = plain;
-        saving.save = turn % 2 == 0 ? "auto" : "kv";
+        saving.save = "auto";
         open_hybrid(&k, "f32", false, 512);
         assert_int_equal(et_run(&k, &plain, &want), 0);
         stack_close(&k);
@@ -222,6 +222,39 @@ static void every_cut_behind_a_snapshot(void **state)
     }
     assert_in_range(n_used, 20, 1000);
     assert_in_range(n_replayed, 20, 1000);
+}
+
+/* Without inputs (--save kv) a context comes back up to its last snapshot. Without a snapshot the
+ * recurrent layers are recomputed. */
+static void states_alone(void **state)
+{
+    (void)state;
+    static const int n_saved[] = {200, 256, 300, 384, 400};
+    struct io *io = et_disk(11, 1 << 28);
+    struct et_run want = never_evicted("bf16", N_LONG, N_GENERATE);
+    struct stack k;
+    open_longer(&k, io, "bf16");
+    for (int i = 0; i < 5; i++) {
+        struct et_run r;
+        char salt[16];
+        int n = n_saved[i], end = (n - 1) / 64 * 64;
+        int place = end >= SNAPSHOT_LEAST ? end : n >= SNAPSHOT_LEAST ? n : 0;
+        snprintf(salt, sizeof salt, "%d", n);
+        struct et_ask a = {
+            .prompt = longer, .n_prompt = n, .max_tokens = 1, .save = "kv", .salt = salt};
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        assert_int_equal(r.committed, n);
+        a.n_prompt = N_LONG;
+        a.max_tokens = N_GENERATE;
+        a.plan = "kv";
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        et_same(&r, &want, salt);
+        assert_int_equal(r.n_cached, place > 0 ? place : n);
+        assert_int_equal(r.restore.snapshot_tokens, place);
+        assert_int_equal(r.plan.n_r, place > 0 ? 0 : 3);
+    }
+    stack_close(&k);
+    io_close(io);
 }
 
 /* A turn ends inside a chunk. The next turn, and another one from the same place, resume there. */
@@ -489,6 +522,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(batches_and_preemption),
         cmocka_unit_test(refusals),
         cmocka_unit_test(every_cut_behind_a_snapshot),
+        cmocka_unit_test(states_alone),
         cmocka_unit_test(the_end_of_a_turn),
         cmocka_unit_test(a_branch),
         cmocka_unit_test(damage),
