@@ -160,7 +160,7 @@ static const struct opt options[] = {
     {"served-name", OPT(struct serve_args, names), .arg = "NAME[,NAME...]",
      .help =
          "names of the model for clients, the first one in answers; its folder's name by "
-         "default"},
+         "default. Of several models: MODEL=NAME, MODEL being the default"},
     {"any-model", OPT(struct serve_args, any_model),
      .help = "accept every name of a model in requests; the default where only this "
              "machine can "
@@ -634,7 +634,8 @@ static int serve(const struct serve_args *a, struct serve_models *several,
     struct shelf *shelf = NULL;
     struct err err = {0};
     struct hcache_err herr = {0};
-    char *name = strdup(a->names.n > 0 ? a->names.items[0] : several->names[0].items[0]);
+    bool has_own = a->names.n > 0 && !is_several(a);
+    char *name = strdup(has_own ? a->names.items[0] : several->names[0].items[0]);
     const char *const only[] = {name};
     char own[256] = ""; /* this machine's name */
     if (gethostname(own, sizeof own - 1) != 0)
@@ -651,8 +652,8 @@ static int serve(const struct serve_args *a, struct serve_models *several,
     struct server_opts so = {.host = a->host,
                              .port = a->port,
                              .model_name = name,
-                             .names = {.items = a->names.n > 0 ? a->names.items : only,
-                                       .n = a->names.n > 0 ? a->names.n : 1,
+                             .names = {.items = has_own ? a->names.items : only,
+                                       .n = has_own ? a->names.n : 1,
                                        .any = a->any_model},
                              .api_keys = keys->items,
                              .n_api_keys = keys->n,
@@ -744,10 +745,6 @@ static int check_several(const struct serve_args *a, struct err *err)
 {
     if (!is_several(a))
         return 0;
-    if (a->names.n > 0)
-        return err_set(
-            err, ERR_USAGE,
-            "--served-name names one model; several have the names of their files");
     if (a->engine.o.remote != NULL)
         return err_set(
             err, ERR_USAGE,
@@ -786,6 +783,8 @@ int cmd_serve(int argc, char **argv)
     a.engine.o.truncates = a.truncation.ratio > 0;
     if (rc == 0)
         rc = check_several(&a, &err);
+    if (rc == 0 && is_several(&a))
+        rc = serve_models_rename(&several, &a.names, &err);
     if (rc == 0)
         rc = read_keys(&a, &keys, &n_admin_keys, &err);
     if (rc == 0 && keys.n == 0 && !a.no_key && !is_loopback(a.host))

@@ -149,6 +149,59 @@ int serve_models_find(struct serve_models *s, const struct opt_list *given,
     return rc == 0 ? name_models(s, folder, err) : rc;
 }
 
+static void free_names(struct model_names *m)
+{
+    for (int k = 0; k < m->n; k++)
+        free((char *)(uintptr_t)m->items[k]);
+    free((void *)(uintptr_t)m->items);
+}
+
+static void add_name(struct model_names *m, const char *name)
+{
+    const char **items = xcalloc((size_t)m->n + 1, sizeof *items);
+    for (int k = 0; k < m->n; k++)
+        items[k] = m->items[k];
+    items[m->n++] = xstrdup(name);
+    free((void *)(uintptr_t)m->items);
+    m->items = items;
+}
+
+int serve_models_rename(struct serve_models *s, const struct opt_list *names,
+                        struct err *err)
+{
+    struct model_names *others = xcalloc((size_t)s->n, sizeof *others);
+    int rc = 0;
+    for (int i = 0; rc == 0 && i < names->n; i++) {
+        const char *equals = strrchr(names->items[i], '=');
+        size_t n = equals != NULL ? (size_t)(equals - names->items[i]) : 0;
+        char *model = xasprintf("%.*s", (int)n, names->items[i]);
+        int at = n > 0 && equals[1] != 0 ? client_find_model(s->names, s->n, model) : -1;
+        if (at < 0)
+            rc = err_set(err, ERR_USAGE,
+                         "--served-name '%s': of several models give MODEL=NAME, where "
+                         "MODEL is the name of its file or folder",
+                         names->items[i]);
+        else
+            add_name(&others[at], equals + 1);
+        free(model);
+    }
+    for (int i = 0; i < s->n; i++) {
+        if (others[i].n == 0)
+            continue;
+        free_names(&s->names[i]);
+        s->names[i].items = others[i].items;
+        s->names[i].n = others[i].n;
+    }
+    free(others);
+    for (int i = 0; rc == 0 && i < s->n; i++)
+        for (int k = 0; rc == 0 && k < s->names[i].n; k++)
+            if (client_find_model(s->names, s->n, s->names[i].items[k]) != i)
+                rc = err_set(err, ERR_USAGE,
+                             "two models have the name %s: %s is the second",
+                             s->names[i].items[k], s->paths[i]);
+    return rc;
+}
+
 /* --- opening ---------------------------------------------------------------------------------- */
 
 int serve_models_open(struct serve_models *s, const struct models_opts *o,
@@ -179,10 +232,8 @@ void serve_models_deinit(struct serve_models *s)
 {
     models_close(s->models);
     for (int i = 0; i < s->n; i++) {
-        if (s->names != NULL && s->names[i].items != NULL) {
-            free((char *)(uintptr_t)s->names[i].items[0]);
-            free((void *)(uintptr_t)s->names[i].items);
-        }
+        if (s->names != NULL)
+            free_names(&s->names[i]);
         free(s->paths[i]);
     }
     free(s->paths);

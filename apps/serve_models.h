@@ -10,7 +10,7 @@
 struct serve_models {
     int n, n_given; /* the first n_given were given; the others lie below the folder */
     char **paths;   /* [n] */
-    struct model_names *names; /* [n] one name each */
+    struct model_names *names; /* [n] */
     struct hcache_opts *opts;  /* [n] each one's options, set once it is open */
     struct models *models;     /* NULL: not open */
 };
@@ -21,6 +21,11 @@ struct serve_models {
  * name, and ERR_NOT_FOUND if there is no model. serve_models_deinit also after an error. */
 int serve_models_find(struct serve_models *s, const struct opt_list *given,
                       const char *folder, struct err *err);
+/* Gives the models other names: of a list of MODEL=NAME, MODEL is a name that serve_models_find has
+ * given. The first NAME of a model replaces that name, and the others are accepted, too. Returns
+ * ERR_USAGE for an unknown model, and for a name that two models have. */
+int serve_models_rename(struct serve_models *s, const struct opt_list *names,
+                        struct err *err);
 /* Opens the models with the same options, and loads one: the first that was given, or else the
  * first below the folder that can be loaded. *first is its number; it is in use. */
 int serve_models_open(struct serve_models *s, const struct models_opts *o,

@@ -215,7 +215,13 @@ def refused(tmp):
     check("two models of one name are refused", "two models have the name red" in says(red, red))
     check("a folder without models is refused", "no model lies below it" in says("--models", os.path.join(tmp, "s")))
     check("no model at all is refused", "no model is given" in says())
-    check("--served-name names one model", "--served-name" in says(red, os.path.join(tmp, "m", "one", "blue"), "--served-name", "x"))
+    blue = os.path.join(tmp, "m", "one", "blue")
+    for names, why in (("x", "give MODEL=NAME"), ("grey=x", "give MODEL=NAME"), ("red=", "give MODEL=NAME"), ("red=x,blue=y,blue=x", "two models have")):
+        check(f"--served-name {names} is refused", why in says(red, blue, "--served-name", names))
+    server = Server(red, blue, "--served-name", "red=small,red=fast", "--no-any-model")
+    equal("the first of other names is shown, and its file's name is gone", [states(server), ask(server, "fast", max_tokens=1)["model"],
+          server.post("/v1/completions", body("red"))[0]], [{"small": "loaded", "blue": "unloaded"}, "small", 404])
+    server.stop()
 
 
 with tempfile.TemporaryDirectory() as tmp:
