@@ -16,17 +16,29 @@ static int64_t end_of_prompt(const struct snapshot_view *v)
     return round_down(v->prompt - 1, STORE_CHUNK_TOKENS);
 }
 
+/* Returns the least gap before a place: it grows with the distance to the end. */
+static int64_t least_gap(int64_t place, int64_t end)
+{
+    return MAX(SNAPSHOT_LEAST, (end - place) / 4);
+}
+
 bool snapshot_is_due(const struct snapshot_view *v)
 {
-    return v->done % STORE_CHUNK_TOKENS == 0 && v->done - v->newest >= SNAPSHOT_LEAST &&
-           (v->is_branch || v->done % SNAPSHOT_EVERY == 0 || v->done == end_of_prompt(v));
+    int64_t gap = v->done - v->newest;
+    if (v->done % STORE_CHUNK_TOKENS != 0 || gap < SNAPSHOT_LEAST)
+        return false;
+    return v->is_branch || v->done == end_of_prompt(v) ||
+           (v->done % SNAPSHOT_EVERY == 0 && gap >= least_gap(v->done, v->prompt));
 }
 
 int64_t snapshot_next(const struct snapshot_view *v)
 {
-    int64_t least = v->newest + SNAPSHOT_LEAST, end = end_of_prompt(v);
-    int64_t grid = round_down(MAX(v->done, least - 1), SNAPSHOT_EVERY) + SNAPSHOT_EVERY;
-    return end > v->done && end >= least && end < grid ? end : grid;
+    int64_t end = end_of_prompt(v);
+    int64_t grid = round_down(v->done, SNAPSHOT_EVERY) + SNAPSHOT_EVERY;
+    while (grid - v->newest < least_gap(grid, v->prompt))
+        grid += SNAPSHOT_EVERY;
+    bool has_end = end > v->done && end - v->newest >= SNAPSHOT_LEAST;
+    return has_end && end < grid ? end : grid;
 }
 
 void snapshot_thin(const int64_t *at, int n, int64_t end, bool *drop)
@@ -34,7 +46,7 @@ void snapshot_thin(const int64_t *at, int n, int64_t end, bool *drop)
     int64_t before = 0; /* the last place that stays */
     for (int i = 0; i < n; i++) {
         int64_t gap = i + 1 < n ? at[i + 1] - before : INT64_MAX;
-        int64_t most = i + 1 < n ? MAX(SNAPSHOT_LEAST, (end - at[i + 1]) / 4) : 0;
+        int64_t most = i + 1 < n ? least_gap(at[i + 1], end) : 0;
         drop[i] = gap <= most;
         if (!drop[i])
             before = at[i];

@@ -8,7 +8,8 @@
  *     the end of a prompt      an answer is asked for again, or its thoughts are left out
  *     a branch                 contexts share their tokens up to here: a system prompt, an edited
  *                              turn
- *     each SNAPSHOT_EVERY      bounds the replay everywhere else
+ *     each SNAPSHOT_EVERY      bounds the replay everywhere else; far before the prompt's end only
+ *                              some of them, with gaps of a quarter of the distance to the end
  *
  * All places but a turn's end are ends of full chunks: only there can another context leave this
  * one. Places on the grid are absolute, so contexts that share tokens share these snapshots.

@@ -38,6 +38,26 @@ static void places_of_a_prompt(void **state)
     assert_int_equal(at[1], 2048);
 }
 
+/* A long prompt gets few snapshots far before its end, none of which would be thinned at once. */
+static void a_long_prompt_gets_few(void **state)
+{
+    (void)state;
+    int64_t at[64];
+    bool drop[64];
+    int n = places(120000, 120000, at);
+    assert_in_range(n, 10, 24);
+    assert_int_equal(at[n - 1], 119936);
+    assert_true(at[0] > 20000 && at[n - 2] >= 120000 - 2 * SNAPSHOT_EVERY);
+    for (int i = 0; i < n; i++)
+        assert_true(i + 1 == n || at[i] % SNAPSHOT_EVERY == 0);
+    snapshot_thin(at, n, at[n - 1], drop);
+    for (int i = 0; i < n; i++)
+        assert_false(drop[i]);
+    /* a grid place that is too near for its distance is not taken when it is reached, either */
+    struct snapshot_view v = {.done = 4096, .newest = 2048, .prompt = 120000};
+    assert_false(snapshot_is_due(&v));
+}
+
 static void no_two_are_near(void **state)
 {
     (void)state;
@@ -99,9 +119,8 @@ static void gaps_grow_with_age(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(places_of_a_prompt),
-        cmocka_unit_test(no_two_are_near),
-        cmocka_unit_test(a_branch_gets_one),
+        cmocka_unit_test(places_of_a_prompt), cmocka_unit_test(a_long_prompt_gets_few),
+        cmocka_unit_test(no_two_are_near),    cmocka_unit_test(a_branch_gets_one),
         cmocka_unit_test(gaps_grow_with_age),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
