@@ -110,7 +110,7 @@ TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard $(TEST_DIRS:%=%/*.
 
 OBJ      := $(SRC:%.c=$(B)/%.o)
 CUDA_OBJ := $(if $(filter 1,$(CUDA)),$(CUDA_SRC:%.c=$(B)/%.o) $(CUDA_KERNEL:%.cu=$(B)/%.o))
-PLUGIN   := $(if $(CUDA_OBJ),$(B)/hcache-cuda.so)
+PLUGIN   := $(if $(CUDA_OBJ),$(B)/hcache-cuda.so) $(if $(shell pkg-config --exists ompi-c && echo yes),$(B)/hcache-mpi.so)
 APP_OBJ  := $(APPS:%.c=$(B)/%.o) $(BENCH:%.c=$(B)/%.o)
 SIM_OBJ  := $(SIM:%.c=$(B)/%.o)
 TEST_BIN := $(TEST_SRC:%.c=$(B)/%)
@@ -156,6 +156,11 @@ $(B)/libhcache.a: $(OBJ) $(B)/files.stamp
 $(B)/hcache-cuda.so: $(CUDA_OBJ) $(B)/libhcache.a
 	@echo "  LINK $@"
 	@$(CC) -shared $(LDFLAGS) -Wl,-z,defs -Wl,--as-needed -Wl,--exclude-libs,ALL -o $@ $(CUDA_OBJ) $(B)/libhcache.a $(LDLIBS) $(CUDA_LIBS)
+
+# The same, for the ranks that are processes.
+$(B)/hcache-mpi.so: $(wildcard mpi/*.[ch]) $(B)/libhcache.a
+	@echo "  LINK $@"
+	@$(CC) $(ALL_CFLAGS) $(LIBRARY) $(shell pkg-config --cflags ompi-c) -shared $(LDFLAGS) -Wl,-z,defs -Wl,--as-needed -Wl,--exclude-libs,ALL -o $@ $(filter %.c,$^) $(B)/libhcache.a $(LDLIBS) $(shell pkg-config --libs ompi-c)
 
 $(B)/libsim.a: $(SIM_OBJ) $(B)/files.stamp
 	@rm -f $@

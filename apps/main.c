@@ -8,6 +8,7 @@
 #include "apps/option_tables.h"
 #include "base/opt.h"
 #include "base/thread.h"
+#include "tensor/peers.h"
 #include "build_id.h"
 #include "hcache.h"
 
@@ -120,6 +121,14 @@ static int run_line(void *arg)
      * otherwise the signal would end the process. */
     (void)signal(SIGXFSZ, SIG_IGN);
     (void)option_tables_check_environment(environ);
+    int process = 0;
+    struct err err = {0};
+    if (peers_are_started() && peers_join(&process, &err) != 0) {
+        fprintf(stderr, "hcache: %s\n", err.msg);
+        return 1;
+    }
+    if (process > 0)
+        return peers_serve();
     if (argc < 2) {
         print_help(stderr);
         return 2;

@@ -21,6 +21,7 @@ files() {
     local page
     echo "755 $hc bin/hcache"
     echo "644 include/hcache.h include/hcache.h"
+    [ ! -e "$build/hcache-mpi.so" ] || echo "755 $build/hcache-mpi.so lib/hcache/hcache-mpi.so"
     [ ! -e "$build/hcache-cuda.so" ] || echo "755 $build/hcache-cuda.so lib/hcache/hcache-cuda.so"
     echo "755 $build/libhcache.so lib/libhcache.so.$version"
     echo "-> libhcache.so.$version lib/$soname"

@@ -7,7 +7,7 @@
 #                             uses.  Without a network or without root, the tests of the page and of
 #                             the model are skipped
 #   tools/setup.sh --cluster  also redis-server, haproxy and nginx, for several servers and their tests;
-#                             their services are not started
+#                             their services are not started. Open MPI, for ranks that are processes
 #   tools/setup.sh --clients  also .venv/ with the official clients, the programs Claude Code and Codex, the
 #                             browser's Python module and the JSON schema test suite that tests/e2e use
 #   tools/setup.sh --libraries
@@ -26,7 +26,7 @@ packages=(gcc g++ make pkg-config git ca-certificates liburing-dev libsqlite3-de
           libmicrohttpd-dev libcurl4-openssl-dev libedit-dev libutf8proc-dev libxxhash-dev libssl-dev libhiredis-dev
           zlib1g-dev libcmocka-dev python3 python3-venv procps strace mount e2fsprogs util-linux curl)
 browser=(chromium chromium-driver poppler-utils)
-cluster=(redis-server haproxy nginx-light openssl)
+cluster=(redis-server haproxy nginx-light openssl libopenmpi-dev openmpi-bin)
 dev=(clang clang-tidy clang-format libclang-rt-14-dev cppcheck gcovr "${browser[@]}")
 
 fail() { echo "setup: $*" >&2; exit 1; }

@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/mem.h"
 #include "tensor/collective.h"
+#include "tensor/peers_plugin.h"
 
 /* --- addresses -------------------------------------------------------------------------------- */
 
@@ -336,6 +337,22 @@ static int copy_to_each(struct stream *s, int stage, uint8_t *dst, const uint8_t
     return rc;
 }
 
+/* Does the same as copy_across, between processes.  All messages of an exchange or of a copy are
+ * sent before those of another, so that no two processes wait for each other in different ones. */
+static int copy_to_peers(struct stream *s, int to, int from, uint8_t *dst,
+                         const uint8_t *src, size_t bytes)
+{
+    struct group *g = group_of(s->device);
+    struct ranks giver = ranks_of(s, from), taker = ranks_of(s, to);
+    int rc = 0;
+    pthread_mutex_lock(&g->exchange);
+    for (int r = 0; r < taker.n && rc == 0; r++)
+        rc = peers()->copy(taker.s[r], group_address(g, dst, to, r), giver.s[r],
+                           group_address(g, src, from, r), bytes);
+    pthread_mutex_unlock(&g->exchange);
+    return rc;
+}
+
 /* Each rank of stage `to` copies from its counterpart, after the work queued on both. The giver
  * does not overwrite the source before the copy has run. */
 static int copy_across(struct stream *s, int to, int from, uint8_t *dst, const uint8_t *src,
@@ -399,7 +416,7 @@ static int group_stream_copy(struct stream *s, void *dst, const void *src, size_
         return group_code(s);
     }
     if (from >= 0 && from != to) {
-        (void)copy_across(s, to, from, dst, src, bytes);
+        (void)(peers() != NULL ? copy_to_peers : copy_across)(s, to, from, dst, src, bytes);
         return group_code(s);
     }
     if (!s->device->unified && n > 1 && from < 0 && share >= MIN_SHARE_BYTES) {
@@ -556,6 +573,7 @@ static void group_close(struct device *d)
 {
     struct group *g = group_of(d);
     CHECK(g->n_extents == 0);
+    peers_give_back();
     for (int k = 0; k < d->n_stages; k++)
         if (g->collective[k] != NULL)
             g->collective[k]->close(g->collective[k]);
@@ -595,6 +613,8 @@ static void describe(struct group *g, int n_ranks, int n_stages)
     g->base.v = &group_vtable;
     g->base.n_ranks = n_ranks;
     g->base.n_stages = n_stages;
+    if (peers() != NULL)
+        g->base.unified = false;
 }
 
 /* Opens the exchanges between the ranks of each stage. */
@@ -604,9 +624,11 @@ static int connect_stages(struct group *g, struct err *err)
     if (!g->rank[0]->unified && !g->rank[0]->shared)
         cuda_connect(g->n);
     for (int k = 0; k < g->base.n_stages && n_ranks > 1 && rc == 0; k++)
-        rc = g->rank[0]->unified ? collective_memory_open(&g->collective[k], err)
-                                 : cuda_collective_open(g->rank[0], first_of(g, k), n_ranks,
-                                                        &g->collective[k], err);
+        rc = peers() != NULL
+                 ? peers()->collective_open(first_of(g, k), &g->collective[k], err)
+             : g->rank[0]->unified ? collective_memory_open(&g->collective[k], err)
+                                   : cuda_collective_open(g->rank[0], first_of(g, k),
+                                                          n_ranks, &g->collective[k], err);
     return rc;
 }
 
@@ -630,6 +652,8 @@ int group_open(const char *name, const struct device_opts *o, int n_ranks, int n
     int rc = check_counts(n_ranks, n_stages, err), n = n_ranks * n_stages;
     if (rc != 0)
         return rc;
+    if ((rc = peers_take(n_ranks, n_stages, err)) != 0)
+        return rc;
     if (n == 1)
         return device_open(name, o, pool, out, err);
     struct group *g = xcalloc(1, sizeof *g);
@@ -638,7 +662,9 @@ int group_open(const char *name, const struct device_opts *o, int n_ranks, int n
     pthread_mutex_init(&g->exchange, NULL);
     pthread_rwlock_init(&g->lock, NULL);
     for (int i = 0; i < n && rc == 0; i++) {
-        rc = rank_open(name, o, i, pool, &g->rank[i], err);
+        rc = i > 0 && peers() != NULL
+                 ? peers()->device_open(name, o, i, pool, &g->rank[i], err)
+                 : rank_open(name, o, i, pool, &g->rank[i], err);
         if (rc == 0)
             g->n = i + 1;
     }

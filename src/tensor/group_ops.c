@@ -5,21 +5,9 @@
  * rank that fails makes the group's stream fail. */
 #include "base/check.h"
 #include "base/hash.h"
+#include "tensor/call.h"
 #include "tensor/group_impl.h"
-
-/* The rank that runs an operation now. */
-struct turn {
-    struct group *g;
-    struct stream *s;
-    const struct ops *op;
-    int stage, r;
-};
-
-static struct turn turn_of(struct stream *s, int stage, int r)
-{
-    struct stream *of = rank_stream(s, stage, r);
-    return (struct turn){group_of(s->device), of, of->device->ops, stage, r};
-}
+#include "tensor/peers_plugin.h"
 
 /* Returns whether operations are skipped now. During a recording, the group's call of queue skips
  * all of them, because it only finds the exchanges; a rank's call of queue skips those outside of
@@ -31,271 +19,204 @@ static bool is_left_out(struct stream *s)
     return rec != NULL && (gs->only < 0 || rec->passed != rec->span);
 }
 
-/* Returns the first rank that runs operations now. The ranks are [first, end). */
-static int first_turn(struct stream *s)
+/* Makes rows of [K, V] begin so that a rank's heads are the first of each half (ops.kv_fill). Rows
+ * of its own width hold no other heads. */
+static void take_heads(struct mat *rows, const struct kv_layer *kv, int r)
+{
+    int64_t width = (int64_t)kv->n_kv * kv->d_head;
+    if (rows->cols > 2 * width)
+        rows->data = (uint8_t *)rows->data + (size_t)(r * width) * dtype_bytes(rows->dtype);
+}
+
+/* A chunk has all ranks' heads of K, and then all ranks' heads of V. */
+static void take_chunk_heads(struct kv_chunks *c, const struct kv_layer *kv, int r,
+                             int n_ranks)
+{
+    size_t own = kv_block_bytes(kv->n_kv, kv->d_head, kv->dtype) / 2;
+    c->v_at = own * (size_t)n_ranks;
+    c->first = (const uint8_t *)c->first + (size_t)r * own;
+}
+
+/* Returns the call with rank r's own addresses and heads. */
+static struct call of_rank(struct group *g, const struct call *c, int stage, int r)
+{
+    struct call own = *c;
+    const float **tables[] = {&own.rope.cos, &own.rope.sin, &own.rope.cos_t,
+                              &own.rope.sin_t};
+    for (int i = 0; i < 4; i++) {
+        own.m[i].data = group_address(g, c->m[i].data, stage, r);
+        *tables[i] = group_address(g, *tables[i], stage, r);
+    }
+    for (int i = 0; i < 2; i++)
+        own.p[i] = group_address(g, c->p[i], stage, r);
+    own.w.mem.ptr = group_address(g, c->w.mem.ptr, stage, r);
+    own.kv.blocks = group_address(g, c->kv.blocks, stage, r);
+    own.chunks.first = group_address(g, c->chunks.first, stage, r);
+    if (c->kind == CALL_KV_FILL || c->kind == CALL_KV_READ)
+        take_heads(&own.m[0], &own.kv, r);
+    else if (c->kind == CALL_ROPE_KV_FILL)
+        take_heads(&own.m[1], &own.kv, r);
+    else if (c->kind == CALL_KV_LOAD)
+        take_chunk_heads(&own.chunks, &own.kv, r, g->base.n_ranks);
+    return own;
+}
+
+/* Runs the call on ranks [first, end) of the stage to whose memory `where` belongs. Rank 0 comes
+ * last, so that peers (peers.h) compute beside it. */
+static int run_on(struct stream *s, const void *where, const struct call *c, int first,
+                  int end)
+{
+    struct group *g = group_of(s->device);
+    int rc = group_code(s), stage = group_stage(g, where);
+    if (is_left_out(s))
+        return rc;
+    for (int r = end - 1; rc == 0 && r >= first; r--) {
+        struct call own = of_rank(g, c, stage, r);
+        struct stream *of = rank_stream(s, stage, r);
+        rc = peers() != NULL && peers()->is_peer(of) ? peers()->run(of, &own)
+                                                     : call_run(of, &own);
+    }
+    return rc == 0 ? 0 : group_code(s);
+}
+
+/* Runs the call on each rank, or on the one whose span is recorded. */
+static int run(struct stream *s, const void *where, const struct call *c)
 {
     int only = group_stream(s)->only;
-    return only >= 0 ? only : 0;
+    return only >= 0 ? run_on(s, where, c, only, only + 1)
+                     : run_on(s, where, c, 0, s->device->n_ranks);
 }
 
-static int end_of_turns(struct stream *s)
-{
-    int only = group_stream(s)->only;
-    return only >= 0 ? only + 1 : s->device->n_ranks;
-}
+#define RUN(where, ...) run(s, where, &(struct call){__VA_ARGS__})
 
-/* Runs `call`, which uses t, once for each rank of the stage to whose memory `where` belongs. */
-#define EACH(stream, where, call)                                                          \
-    do {                                                                                   \
-        int rc_ = group_code(stream);                                                      \
-        if (is_left_out(stream))                                                           \
-            return rc_;                                                                    \
-        int stage_ = group_stage(group_of((stream)->device), where);                       \
-        for (int r_ = first_turn(stream); rc_ == 0 && r_ < end_of_turns(stream); r_++) {   \
-            struct turn t = turn_of(stream, stage_, r_);                                   \
-            rc_ = (call);                                                                  \
-        }                                                                                  \
-        return rc_ == 0 ? 0 : group_code(stream);                                          \
-    } while (0)
-
-static struct mat mat_at(struct turn t, struct mat a)
-{
-    a.data = group_address(t.g, a.data, t.stage, t.r);
-    return a;
-}
-
-static const float *floats_at(struct turn t, const float *p)
-{
-    return group_address(t.g, p, t.stage, t.r);
-}
-
-static struct weight weight_at(struct turn t, const struct weight *w)
-{
-    struct weight of = *w;
-    of.mem.ptr = group_address(t.g, w->mem.ptr, t.stage, t.r);
-    return of;
-}
-
-static struct rope rope_at(struct turn t, const struct rope *r)
-{
-    struct rope of = *r;
-    of.cos = floats_at(t, r->cos);
-    of.sin = floats_at(t, r->sin);
-    of.cos_t = floats_at(t, r->cos_t);
-    of.sin_t = floats_at(t, r->sin_t);
-    return of;
-}
-
-static struct kv_layer kv_at(struct turn t, const struct kv_layer *kv)
-{
-    struct kv_layer of = *kv;
-    of.blocks = group_address(t.g, kv->blocks, t.stage, t.r);
-    return of;
-}
-
-/* --- weights ---------------------------------------------------------------------------------- */
-
-static int pack_at(struct turn t, struct weight w, int64_t row, const void *src, int64_t n)
-{
-    return t.op->weight_pack(t.s, &w, row, src, n);
-}
+/* --- weights and rows ------------------------------------------------------------------------- */
 
 static int group_weight_pack(struct stream *s, struct weight *w, int64_t row,
                              const void *src, int64_t n_rows)
 {
-    EACH(s, w->mem.ptr, pack_at(t, weight_at(t, w), row, src, n_rows));
-}
-
-static int rows_at(struct turn t, struct mat out, struct weight w, const int32_t *ids)
-{
-    return t.op->weight_rows(t.s, out, &w, ids);
+    return RUN(w->mem.ptr, .kind = CALL_WEIGHT_PACK, .w = *w, .n = {row, n_rows},
+               .host = src, .host_bytes = (size_t)n_rows * weight_row_bytes(w));
 }
 
 static int group_weight_rows(struct stream *s, struct mat out, const struct weight *w,
                              const int32_t *ids)
 {
-    EACH(s, out.data, rows_at(t, mat_at(t, out), weight_at(t, w), ids));
-}
-
-static int matmul_at(struct turn t, struct mat c, struct mat a, struct weight w,
-                     const float *bias)
-{
-    return t.op->matmul(t.s, c, a, &w, bias);
+    return RUN(out.data, .kind = CALL_WEIGHT_ROWS, .m = {out}, .w = *w, .host = ids,
+               .host_bytes = (size_t)out.rows * sizeof *ids);
 }
 
 static int group_matmul(struct stream *s, struct mat c, struct mat a,
                         const struct weight *w, const float *bias)
 {
-    EACH(s, c.data,
-         matmul_at(t, mat_at(t, c), mat_at(t, a), weight_at(t, w), floats_at(t, bias)));
+    return RUN(c.data, .kind = CALL_MATMUL, .m = {c, a}, .w = *w, .p = {bias});
 }
-
-/* --- rows ------------------------------------------------------------------------------------- */
 
 static int group_embed(struct stream *s, struct mat out, struct mat table,
                        const int32_t *ids, float scale)
 {
-    EACH(s, out.data, t.op->embed(t.s, mat_at(t, out), mat_at(t, table), ids, scale));
+    return RUN(out.data, .kind = CALL_EMBED, .m = {out, table}, .f = scale, .host = ids,
+               .host_bytes = (size_t)out.rows * sizeof *ids);
 }
 
 static int group_rmsnorm(struct stream *s, struct mat out, struct mat x, const float *w,
                          float eps)
 {
-    EACH(s, out.data,
-         t.op->rmsnorm(t.s, mat_at(t, out), mat_at(t, x), floats_at(t, w), eps));
+    return RUN(out.data, .kind = CALL_RMSNORM, .m = {out, x}, .p = {w}, .f = eps);
 }
 
 static int group_layernorm(struct stream *s, struct mat out, struct mat x, const float *w,
                            const float *b, float eps)
 {
-    EACH(s, out.data,
-         t.op->layernorm(t.s, mat_at(t, out), mat_at(t, x), floats_at(t, w),
-                         floats_at(t, b), eps));
+    return RUN(out.data, .kind = CALL_LAYERNORM, .m = {out, x}, .p = {w, b}, .f = eps);
 }
 
 static int group_head_norm(struct stream *s, struct mat x, int d_head, const float *w,
                            float eps)
 {
-    EACH(s, x.data, t.op->head_norm(t.s, mat_at(t, x), d_head, floats_at(t, w), eps));
+    return RUN(x.data, .kind = CALL_HEAD_NORM, .m = {x}, .n = {d_head}, .p = {w}, .f = eps);
 }
 
 static int group_convert(struct stream *s, struct mat out, struct mat x)
 {
-    EACH(s, out.data, t.op->convert(t.s, mat_at(t, out), mat_at(t, x)));
+    return RUN(out.data, .kind = CALL_CONVERT, .m = {out, x});
 }
 
 static int group_add(struct stream *s, struct mat out, struct mat a, struct mat b)
 {
-    EACH(s, out.data, t.op->add(t.s, mat_at(t, out), mat_at(t, a), mat_at(t, b)));
+    return RUN(out.data, .kind = CALL_ADD, .m = {out, a, b});
 }
 
 static int group_add_norm(struct stream *s, struct mat out, struct mat sum, struct mat x,
                           struct mat y, const float *w, const float *b, float eps)
 {
-    EACH(s, out.data,
-         t.op->add_norm(t.s, mat_at(t, out), mat_at(t, sum), mat_at(t, x), mat_at(t, y),
-                        floats_at(t, w), floats_at(t, b), eps));
+    return RUN(out.data, .kind = CALL_ADD_NORM, .m = {out, sum, x, y}, .p = {w, b},
+               .f = eps);
 }
 
 static int group_act_mul(struct stream *s, struct mat out, struct mat gate_up,
                          enum activation act)
 {
-    EACH(s, out.data, t.op->act_mul(t.s, mat_at(t, out), mat_at(t, gate_up), act));
+    return RUN(out.data, .kind = CALL_ACT_MUL, .m = {out, gate_up}, .n = {(int64_t)act});
 }
 
 static int group_act(struct stream *s, struct mat x, enum activation act)
 {
-    EACH(s, x.data, t.op->act(t.s, mat_at(t, x), act));
+    return RUN(x.data, .kind = CALL_ACT, .m = {x}, .n = {(int64_t)act});
 }
 
 /* All ranks have the same result, so rank 0 computes it. */
 static int group_all_finite(struct stream *s, struct mat x, bool *finite)
 {
-    struct turn t = turn_of(s, group_stage(group_of(s->device), x.data), 0);
-    int rc = group_code(s);
-    if (rc == 0)
-        (void)t.op->all_finite(t.s, x, finite);
-    return group_code(s);
+    return run_on(s, x.data,
+                  &(struct call){.kind = CALL_ALL_FINITE, .m = {x}, .finite = finite}, 0,
+                  1);
 }
 
 /* --- attention -------------------------------------------------------------------------------- */
 
-static int rotate_at(struct turn t, struct mat q, int d_head, struct rope rope,
-                     const struct ragged *r)
-{
-    return t.op->rope(t.s, q, d_head, &rope, r);
-}
-
 static int group_rope(struct stream *s, struct mat q, int d_head, const struct rope *rope,
                       const struct ragged *r)
 {
-    EACH(s, q.data, rotate_at(t, mat_at(t, q), d_head, rope_at(t, rope), r));
-}
-
-/* Returns rows of [K, V] so that a rank's heads are the first of each half (ops.kv_fill). Rows of
- * its own width hold no other heads. */
-static struct mat own_columns(struct turn t, struct mat rows, int n_kv, int d_head)
-{
-    int64_t width = (int64_t)n_kv * d_head;
-    struct mat own = mat_at(t, rows);
-    if (rows.cols > 2 * width)
-        own.data = (uint8_t *)own.data + (size_t)(t.r * width) * dtype_bytes(rows.dtype);
-    return own;
-}
-
-static int fill_at(struct turn t, struct kv_layer kv, struct mat rows, struct rope rope,
-                   const struct ragged *r)
-{
-    return t.op->kv_fill(t.s, &kv, rows, &rope, r);
+    return RUN(q.data, .kind = CALL_ROPE, .m = {q}, .n = {d_head}, .rope = *rope, .r = r);
 }
 
 static int group_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
                          const struct rope *rope, const struct ragged *r)
 {
-    EACH(s, kv->blocks,
-         fill_at(t, kv_at(t, kv), own_columns(t, rows, kv->n_kv, kv->d_head),
-                 rope_at(t, rope), r));
-}
-
-static int rotate_fill_at(struct turn t, struct mat q, struct kv_layer kv, struct mat rows,
-                          struct rope rope, const struct ragged *r)
-{
-    return t.op->rope_kv_fill(t.s, q, &kv, rows, &rope, r);
+    return RUN(kv->blocks, .kind = CALL_KV_FILL, .kv = *kv, .m = {rows}, .rope = *rope,
+               .r = r);
 }
 
 static int group_rope_kv_fill(struct stream *s, struct mat q, const struct kv_layer *kv,
                               struct mat rows, const struct rope *rope,
                               const struct ragged *r)
 {
-    EACH(s, kv->blocks,
-         rotate_fill_at(t, mat_at(t, q), kv_at(t, kv),
-                        own_columns(t, rows, kv->n_kv, kv->d_head), rope_at(t, rope), r));
-}
-
-/* A chunk has all ranks' heads of K, and then all ranks' heads of V. */
-static int load_at(struct turn t, struct kv_layer kv, struct kv_chunks c, struct rope rope)
-{
-    size_t own = kv_block_bytes(kv.n_kv, kv.d_head, kv.dtype) / 2;
-    uint8_t *first = group_address(t.g, c.first, t.stage, t.r);
-    c.v_at = own * (size_t)t.g->base.n_ranks;
-    c.first = first + (size_t)t.r * own;
-    return t.op->kv_load(t.s, &kv, &c, &rope);
+    return RUN(kv->blocks, .kind = CALL_ROPE_KV_FILL, .m = {q, rows}, .kv = *kv,
+               .rope = *rope, .r = r);
 }
 
 static int group_kv_load(struct stream *s, const struct kv_layer *kv,
                          const struct kv_chunks *c, const struct rope *rope)
 {
-    EACH(s, kv->blocks, load_at(t, kv_at(t, kv), *c, rope_at(t, rope)));
+    return RUN(kv->blocks, .kind = CALL_KV_LOAD, .kv = *kv, .chunks = *c, .rope = *rope,
+               .host = c->blocks, .host_bytes = (size_t)c->n * sizeof *c->blocks);
 }
 
 /* Rows and chunk are host memory and have the heads of all ranks: one rank packs them. */
 static int group_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv,
                          int d_head)
 {
-    struct turn t = turn_of(s, 0, 0);
+    struct stream *first = rank_stream(s, 0, 0);
     int rc = group_code(s);
     if (rc == 0)
-        (void)t.op->kv_pack(t.s, chunk, rows, n_kv, d_head);
+        (void)first->device->ops->kv_pack(first, chunk, rows, n_kv, d_head);
     return group_code(s);
-}
-
-static int read_at(struct turn t, struct mat out, struct kv_layer kv,
-                   const struct ragged *r)
-{
-    return t.op->kv_read(t.s, out, &kv, r);
 }
 
 static int group_kv_read(struct stream *s, struct mat out, const struct kv_layer *kv,
                          const struct ragged *r)
 {
-    EACH(s, kv->blocks,
-         read_at(t, own_columns(t, out, kv->n_kv, kv->d_head), kv_at(t, kv), r));
-}
-
-static int attend_at(struct turn t, struct mat out, struct mat q, struct kv_layer kv,
-                     const struct ragged *r, const struct attention_rule *rule)
-{
-    return t.op->attention(t.s, out, q, &kv, r, rule);
+    return RUN(kv->blocks, .kind = CALL_KV_READ, .m = {out}, .kv = *kv, .r = r);
 }
 
 static int group_attention(struct stream *s, struct mat out, struct mat q,
@@ -303,32 +224,29 @@ static int group_attention(struct stream *s, struct mat out, struct mat q,
                            const struct attention_rule *rule)
 {
     CHECK(rule->sinks == NULL); /* ranks would need their own heads' */
-    EACH(s, kv->blocks, attend_at(t, mat_at(t, out), mat_at(t, q), kv_at(t, kv), r, rule));
+    return RUN(kv->blocks, .kind = CALL_ATTENTION, .m = {out, q}, .kv = *kv, .r = r,
+               .rule = *rule);
 }
 
 /* Rank 0 chooses the tokens, because the logits are the same on every rank. */
 static int group_sample(struct stream *s, int32_t *ids, struct mat logits,
                         const struct sample_row *rows)
 {
-    struct turn t = turn_of(s, group_stage(group_of(s->device), logits.data), 0);
-    int rc = group_code(s);
-    if (rc == 0)
-        (void)t.op->sample(t.s, ids, logits, rows);
-    return group_code(s);
+    return run_on(s, logits.data,
+                  &(struct call){.kind = CALL_SAMPLE,
+                                 .p = {ids},
+                                 .m = {logits},
+                                 .host = rows,
+                                 .host_bytes = (size_t)logits.rows * sizeof *rows},
+                  0, 1);
 }
 
 /* Computes the checksums of the rank's own copies. */
-static int checksum_at(struct turn t, uint64_t *out, const void *first, size_t stride,
-                       const uint32_t *n_bytes, int n)
-{
-    return t.op->checksum(t.s, group_address(t.g, out, t.stage, t.r),
-                          group_address(t.g, first, t.stage, t.r), stride, n_bytes, n);
-}
-
 static int group_checksum(struct stream *s, uint64_t *out, const void *first, size_t stride,
                           const uint32_t *n_bytes, int n)
 {
-    EACH(s, out, checksum_at(t, out, first, stride, n_bytes, n));
+    return RUN(out, .kind = CALL_CHECKSUM, .p = {out, first}, .n = {(int64_t)stride, n},
+               .host = n_bytes, .host_bytes = (size_t)n * sizeof *n_bytes);
 }
 
 /* --- recording -------------------------------------------------------------------------------- */
@@ -358,9 +276,9 @@ int group_record_span(struct stream *s)
     uint64_t key = checksum64(parts, sizeof parts);
     int rc = group_code(s), stage = group_stage(group_of(s->device), rec->at);
     for (int i = 0; rc == 0 && i < s->device->n_ranks; i++) {
-        struct turn t = turn_of(s, stage, i);
+        struct stream *of = rank_stream(s, stage, i);
         gs->only = i;
-        rc = t.op->record(t.s, rec->r, key, rec->at, queue_span, s);
+        rc = of->device->ops->record(of, rec->r, key, rec->at, queue_span, s);
     }
     gs->only = -1;
     rec->span++;

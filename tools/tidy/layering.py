@@ -16,6 +16,7 @@ MAY = {
     "src/io": ["base"],
     "src/tensor": ["base"],
     "cuda": ["tensor", "base"],
+    "mpi": ["tensor", "base"],
     "src/model": ["io", "tensor", "base"],
     "src/text": ["model", "jinja", "io", "base"],
     "src/store": ["io", "base"],
@@ -36,7 +37,7 @@ OPENS_SEVERAL = {"models"}
 API_PUBLIC_ONLY = ["hcache.h", "api", "io", "base"]
 # Most commands see the library as its users do. Commands that are tools may include other headers.
 PUBLIC_ONLY = ["hcache.h", "base", "apps", "api", "server"]
-APPS_PUBLIC_ONLY = {"apps/cmd_run.c", "apps/cmd_serve.c", "apps/cmd_batch.c", "apps/main.c"}
+APPS_PUBLIC_ONLY = {"apps/cmd_run.c", "apps/cmd_serve.c", "apps/cmd_batch.c"}
 FREE = ("tests/", "bench/", "apps/", "examples/", "tools/")
 
 # Only the CUDA backend may include its own parts that no GPU has run yet.

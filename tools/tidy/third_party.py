@@ -17,7 +17,7 @@ PLACES = [
     (r"xxhash\.h|xxh_x86dispatch\.h|openssl/.*|isa-l.*", r"src/base/hash\.c", None),
     (r"openssl/(err|ssl|x509v3)\.h", r"src/store/remote/tls\.c", 1),
     (r"hiredis/.*", r"src/store/remote/redis\.c", 1),
-    (r"mpi\.h", r"src/tensor/.*", 1),
+    (r"mpi\.h", r"mpi/.*", 1),
     (r"curl/curl\.h", r"bench/http_load\.c|apps/http_client\.c", 2),
     (r"histedit\.h", r"apps/line_reader\.c", 1),
     (r"cblas\.h|openblas.*", r"bench/.*", None),

@@ -1,0 +1,148 @@
+/* job.c - joins the job, and sends, waits and gathers by MPI (messages.h).
+ *
+ * Several threads of process 0 send and wait at once, so MPI_THREAD_MULTIPLE is needed.  MPI's own
+ * waits spin: a process that waits for its next message asks with MPI_Iprobe instead, and sleeps
+ * between questions once none has come for a while. */
+#include <mpi.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/minmax.h"
+#include "base/mem.h"
+#include "mpi/messages.h"
+
+/* Waiting spins for SPIN_NS, which a pause between two steps is shorter than. Then it sleeps a
+ * sixteenth of the time that it has waited, at most MOST_SLEEP_NS: so much does waking up add to a
+ * request after a pause. */
+#define SPIN_NS       ((int64_t)200 * 1000)
+#define MOST_SLEEP_NS ((int64_t)2000 * 1000)
+
+/* The processes [first, first + n), made when they first gather. */
+static MPI_Comm groups[MOST_PROCESSES];
+static int n_processes;
+static atomic_int next_tag;
+
+int job_join(int *index, int *n, struct err *err)
+{
+    int provided;
+    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided) != MPI_SUCCESS ||
+        provided < MPI_THREAD_MULTIPLE)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "this MPI does not serve several threads: install Open MPI with "
+                       "MPI_THREAD_MULTIPLE");
+    MPI_Comm_rank(MPI_COMM_WORLD, index);
+    MPI_Comm_size(MPI_COMM_WORLD, n);
+    n_processes = *n;
+    for (int i = 0; i < MOST_PROCESSES; i++)
+        groups[i] = MPI_COMM_NULL;
+    return *n <= MOST_PROCESSES
+               ? 0
+               : err_set(err, ERR_USAGE, "%d processes: at most %d are allowed", *n,
+                         MOST_PROCESSES);
+}
+
+void job_end(void)
+{
+    MPI_Finalize();
+}
+
+void job_leave(void)
+{
+    struct message end = {.c.kind = CALL_LEAVE};
+    for (int i = 1; i < n_processes; i++)
+        job_send(i, TAG_CALL, &end, sizeof end);
+    job_end();
+}
+
+int job_tag(void)
+{
+    unsigned n = (unsigned)atomic_fetch_add(&next_tag, 1);
+    return TAG_FIRST + (int)(n % (TAG_LAST - TAG_FIRST));
+}
+
+void job_send(int to, int tag, const void *bytes, size_t n)
+{
+    MPI_Send(bytes, (int)n, MPI_BYTE, to, tag, MPI_COMM_WORLD);
+}
+
+size_t job_await(int from, int tag)
+{
+    MPI_Status status;
+    int has_come = 0, n = 0;
+    int64_t t0 = clock_now_ns();
+    for (;;) {
+        MPI_Iprobe(from, tag, MPI_COMM_WORLD, &has_come, &status);
+        if (has_come)
+            break;
+        int64_t waited = clock_now_ns() - t0;
+        if (waited > SPIN_NS)
+            nanosleep(&(struct timespec){.tv_nsec = MIN(waited / 16, MOST_SLEEP_NS)}, NULL);
+    }
+    MPI_Get_count(&status, MPI_BYTE, &n);
+    return (size_t)n;
+}
+
+void job_receive(int from, int tag, void *bytes, size_t n)
+{
+    MPI_Recv(bytes, (int)n, MPI_BYTE, from, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+}
+
+/* Returns the communicator of processes [first, first + n). Stages do not overlap, so the first
+ * process names it. */
+static MPI_Comm processes_of(int first, int n)
+{
+    if (groups[first] == MPI_COMM_NULL) {
+        MPI_Group all, some;
+        int range[1][3] = {{first, first + n - 1, 1}};
+        MPI_Comm_group(MPI_COMM_WORLD, &all);
+        MPI_Group_range_incl(all, 1, range, &some);
+        MPI_Comm_create_group(MPI_COMM_WORLD, some, first, &groups[first]);
+        MPI_Group_free(&some);
+        MPI_Group_free(&all);
+    }
+    return groups[first];
+}
+
+static void gather(int first, int n, void *all, const void *own, size_t bytes)
+{
+    MPI_Allgather(own, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE,
+                  processes_of(first, n));
+}
+
+/* The exchange leaves the processes' parts one after another; of several rows they are then put
+ * side by side. */
+void job_gather(int first, int n, struct mat out, struct mat in)
+{
+    size_t width = (size_t)in.cols * dtype_bytes(in.dtype), own = width * (size_t)in.rows;
+    if (in.rows <= 1) {
+        /* MPI forbids that the two overlap, as they do where shares are gathered in place. */
+        uint8_t *copy = xmalloc(own + 1);
+        memcpy(copy, in.data, own);
+        gather(first, n, out.data, copy, own);
+        free(copy);
+        return;
+    }
+    uint8_t *all = xmalloc(own * (size_t)n);
+    gather(first, n, all, in.data, own);
+    for (int64_t i = 0; i < in.rows; i++)
+        for (int k = 0; k < n; k++)
+            memcpy((uint8_t *)out.data + ((size_t)i * (size_t)n + (size_t)k) * width,
+                   all + (size_t)k * own + (size_t)i * width, width);
+    free(all);
+}
+
+extern const struct peers_plugin hcache_peers_plugin;
+__attribute__((visibility("default")))
+const struct peers_plugin hcache_peers_plugin = {.version = PEERS_PLUGIN_VERSION,
+                                                 .layout = PEERS_PLUGIN_LAYOUT,
+                                                 .join = job_join,
+                                                 .serve = serve,
+                                                 .leave = job_leave,
+                                                 .device_open = peer_open,
+                                                 .collective_open = peer_collective_open,
+                                                 .is_peer = peer_is,
+                                                 .run = peer_run,
+                                                 .copy = peer_copy_between};

@@ -1,0 +1,98 @@
+/* messages.h - messages between the processes of a group; private to mpi/.
+ *
+ *   job.c     joins the job; sends, waits and gathers by MPI
+ *   peer.c    a peer as a device of process 0: calls become messages
+ *   serve.c   carries the messages out
+ *
+ * A message is a struct message and then its parts: arrays of host memory, each padded to 16 bytes.
+ * All processes run one program on one kind of machine, so a call travels as it lies in memory. */
+#ifndef MPI_MESSAGES_H
+#define MPI_MESSAGES_H
+
+#include <stdint.h>
+
+#include "tensor/device.h"
+#include "tensor/peers_plugin.h"
+
+/* Kinds of calls beside the operations. */
+enum {
+    CALL_OPEN =
+        N_OPERATIONS, /* the device; host: its name, and its isa; n: threads, tag; answered */
+    CALL_CLOSE,
+    CALL_LEAVE,
+    CALL_ALLOC,  /* n: address, bytes, tag; answered */
+    CALL_FREE,   /* n: address, bytes */
+    CALL_STREAM, /* n: kind */
+    CALL_STREAM_END,
+    CALL_SYNC,    /* n: -, -, tag; answered */
+    CALL_RECOVER, /* the same */
+    CALL_WRITE,   /* host: the pieces, which go to p[0]; n: pieces, bytes of each, stride */
+    CALL_READ, /* answered with the pieces at p[0]; n: pieces, bytes of each, stride, tag */
+    CALL_COPY, /* p[0] = p[1]; n: pieces, bytes of each, strides of both */
+    CALL_GIVE, /* sends bytes at p[0] to a process; n: bytes, tag, process */
+    CALL_TAKE, /* the other end */
+    CALL_GATHER, /* m: out, in; n: first process, processes */
+};
+
+/* The parts: the call's `host`, and of its batch positions, first rows and tables. */
+enum { PART_HOST, PART_POS, PART_SEQ_ROW, PART_TABLES, N_PARTS };
+
+struct message {
+    struct call c;
+    int32_t stream; /* the peer's stream */
+    int tag;        /* of the answer to all_finite */
+    struct ragged r;
+    size_t part_bytes[N_PARTS];
+};
+
+struct answer {
+    int rc;
+    char why[160];
+};
+
+/* Tags of messages: calls, and answers and copies, whose tags count up from TAG_FIRST. */
+enum { TAG_CALL = 1, TAG_FIRST = 2, TAG_LAST = 30000 };
+
+/* --- job.c; any thread may call these --- */
+enum { MOST_PROCESSES = 16 };
+#define MOST_MESSAGE_BYTES ((size_t)64 << 20)
+
+int job_join(int *index, int *n, struct err *err);
+void job_leave(void); /* process 0 tells the others to end */
+void job_end(void);
+/* Returns a tag that no other message on its way has. */
+int job_tag(void);
+/* Sends a message. Messages of one tag to one process arrive in order. */
+void job_send(int to, int tag, const void *bytes, size_t n);
+/* Waits for a message and returns its size; sleeps if none comes for a while. */
+size_t job_await(int from, int tag);
+/* Takes a message of n bytes. */
+void job_receive(int from, int tag, void *bytes, size_t n);
+/* Sets out [n][n_processes * c] to the `in` [n][c] of processes [first, first + n_processes), side
+ * by side. They all call it in the same order. */
+void job_gather(int first, int n_processes, struct mat out, struct mat in);
+
+/* The bytes of a part in a message. */
+static inline size_t part_room(size_t bytes)
+{
+    return (bytes + 15) & ~(size_t)15;
+}
+
+/* Returns the number of blocks in the table of sequence s. */
+static inline int64_t ragged_blocks(const struct ragged *r, int s)
+{
+    int32_t end = r->seq_row[s + 1];
+    return end > r->seq_row[s] ? r->pos[end - 1] / KV_BLOCK_TOKENS + 1 : 0;
+}
+
+/* The functions of struct peers_plugin. */
+int peer_open(const char *name, const struct device_opts *o, int index, struct pool *pool,
+              struct device **out, struct err *err);
+int peer_collective_open(int first, struct collective **out, struct err *err);
+bool peer_is(const struct stream *s);
+int peer_run(struct stream *s, const struct call *c);
+int peer_copy_between(struct stream *to, void *dst, struct stream *from, const void *src,
+                      size_t bytes);
+int serve(void);
+
+#endif

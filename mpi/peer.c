@@ -1,0 +1,481 @@
+/* peer.c - a peer as a device of process 0: each call becomes a message (messages.h).
+ *
+ * Invariants:
+ *  1. Calls to one peer are sent under its lock, so a call with an answer meets its own.
+ *  2. An event of a peer is always reached: the peer carries out messages one after another, in the
+ *     order in which they were sent, whatever their streams. */
+#include "mpi/messages.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/bytes.h"
+#include "base/mem.h"
+#include "base/minmax.h"
+#include "base/pool.h"
+
+/* Peer i has the addresses [BASE + i * RANGE, BASE + (i + 1) * RANGE), where the system maps
+ * nothing unless it is asked to. */
+#define BASE      ((uintptr_t)0x200000000000)
+#define RANGE     ((uintptr_t)1 << 41)
+#define PAGE      ((size_t)4096)
+#define MOST_COPY (MOST_MESSAGE_BYTES / 4)
+
+struct peer {
+    struct device base;
+    int index;
+    pthread_mutex_t lock; /* protects the following, and the order of messages */
+    uintptr_t next;       /* the next address that is given out */
+    int n_streams;
+    uint8_t *message;
+    size_t room;
+};
+
+struct peer_stream {
+    struct stream base;
+    int id;
+};
+
+static struct peer *peer_of(const struct device *d)
+{
+    return (struct peer *)d;
+}
+
+static bool is_of_peers(const void *p)
+{
+    return (uintptr_t)p >= BASE && (uintptr_t)p < BASE + MAX_RANKS * RANGE;
+}
+
+/* --- messages --------------------------------------------------------------------------------- */
+
+struct part {
+    const void *at;
+    size_t bytes;
+};
+
+/* [lock held] Sends a message with its parts. */
+static void send_locked(struct peer *p, struct message *m, const struct part parts[N_PARTS])
+{
+    size_t at = part_room(sizeof *m), bytes = at;
+    for (int i = 0; i < N_PARTS; i++) {
+        m->part_bytes[i] = parts[i].bytes;
+        bytes += part_room(parts[i].bytes);
+    }
+    CHECK(bytes <= MOST_MESSAGE_BYTES);
+    if (bytes > p->room) {
+        p->room = 2 * bytes;
+        p->message = xrealloc(p->message, p->room);
+    }
+    memcpy(p->message, m, sizeof *m);
+    for (int i = 0; i < N_PARTS; i++) {
+        if (parts[i].bytes > 0)
+            memcpy(p->message + at, parts[i].at, parts[i].bytes);
+        at += part_room(parts[i].bytes);
+    }
+    job_send(p->index, TAG_CALL, p->message, bytes);
+}
+
+static void send_message(struct peer *p, struct message *m)
+{
+    const struct part parts[N_PARTS] = {[PART_HOST] = {m->c.host, m->c.host_bytes}};
+    pthread_mutex_lock(&p->lock);
+    send_locked(p, m, parts);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* Sends a message whose answer is a struct answer, and waits for that. */
+static struct answer ask(struct peer *p, struct message *m)
+{
+    struct answer a;
+    send_message(p, m);
+    job_receive(p->index, (int)m->c.n[2], &a, sizeof a);
+    return a;
+}
+
+/* Sends a call on a stream. Returns the stream's sticky error. */
+static int post(struct stream *s, struct call c)
+{
+    int rc = atomic_load(&s->code);
+    if (rc == 0)
+        send_message(peer_of(s->device),
+                     &(struct message){.c = c, .stream = ((struct peer_stream *)s)->id});
+    return rc;
+}
+
+/* Sends the arrays of a batch as parts; its tables one after another. */
+static void send_batch(struct peer *p, struct message *m, const struct ragged *r)
+{
+    size_t n = 0;
+    for (int i = 0; i < r->n_seqs; i++)
+        n += (size_t)ragged_blocks(r, i);
+    int32_t *tables = xmalloc((n + 1) * sizeof *tables), *at = tables;
+    for (int i = 0; r->tables != NULL && i < r->n_seqs; i++) {
+        memcpy(at, r->tables[i], (size_t)ragged_blocks(r, i) * sizeof *at);
+        at += ragged_blocks(r, i);
+    }
+    const struct part parts[N_PARTS] = {
+        [PART_POS] = {r->pos, (size_t)r->n_rows * sizeof *r->pos},
+        [PART_SEQ_ROW] = {r->seq_row, ((size_t)r->n_seqs + 1) * sizeof *r->seq_row},
+        [PART_TABLES] = {tables, (size_t)(at - tables) * sizeof *tables}};
+    m->r = (struct ragged){.n_rows = r->n_rows, .n_seqs = r->n_seqs};
+    pthread_mutex_lock(&p->lock);
+    send_locked(p, m, parts);
+    pthread_mutex_unlock(&p->lock);
+    free(tables);
+}
+
+int peer_run(struct stream *s, const struct call *c)
+{
+    struct peer *p = peer_of(s->device);
+    struct message m = {.c = *c, .stream = ((struct peer_stream *)s)->id, .tag = job_tag()};
+    int rc = atomic_load(&s->code);
+    if (rc != 0)
+        return rc;
+    if (c->r != NULL)
+        send_batch(p, &m, c->r);
+    else
+        send_message(p, &m);
+    if (c->kind == CALL_ALL_FINITE)
+        job_receive(p->index, m.tag, c->finite, sizeof *c->finite);
+    return 0;
+}
+
+/* --- memory and streams ----------------------------------------------------------------------- */
+
+static void peer_close(struct device *d)
+{
+    struct peer *p = peer_of(d);
+    send_message(p, &(struct message){.c.kind = CALL_CLOSE});
+    pthread_mutex_destroy(&p->lock);
+    free(p->message);
+    free(p);
+}
+
+static int peer_alloc(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
+                      struct err *err)
+{
+    struct peer *p = peer_of(d);
+    CHECK(kind == MEM_DEVICE);
+    pthread_mutex_lock(&p->lock);
+    uintptr_t at = p->next;
+    p->next += (uintptr_t)round_up(bytes, PAGE) + PAGE;
+    bool fits = p->next <= BASE + ((uintptr_t)p->index + 1) * RANGE;
+    pthread_mutex_unlock(&p->lock);
+    if (!fits)
+        return err_set(err, -ENOMEM, "process %d: no addresses for %zu bytes", p->index,
+                       bytes);
+    struct message m = {
+        .c = {.kind = CALL_ALLOC, .n = {(int64_t)at, (int64_t)bytes, job_tag()}}};
+    struct answer a = ask(p, &m);
+    *out = (struct buf){(void *)at, bytes, kind};
+    return a.rc == 0 ? 0 : err_set(err, a.rc, "process %d: %s", p->index, a.why);
+}
+
+static void peer_free(struct device *d, struct buf *b)
+{
+    int64_t at = (int64_t)(uintptr_t)b->ptr, bytes = (int64_t)b->bytes;
+    send_message(peer_of(d), &(struct message){.c = {.kind = CALL_FREE, .n = {at, bytes}}});
+}
+
+/* The memory of rank 0 stands for its peers'. */
+static void peer_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes)
+{
+    (void)d;
+    *unused_bytes = *total_bytes = SIZE_MAX;
+}
+
+static int peer_stream_create(struct device *d, enum stream_kind kind, struct stream **out,
+                              struct err *err)
+{
+    struct peer *p = peer_of(d);
+    struct peer_stream *s = xcalloc(1, sizeof *s);
+    (void)err;
+    s->base.device = d;
+    s->base.kind = kind;
+    pthread_mutex_lock(&p->lock);
+    s->id = p->n_streams++;
+    pthread_mutex_unlock(&p->lock);
+    *out = &s->base;
+    return post(*out, (struct call){.kind = CALL_STREAM, .n = {(int64_t)kind}});
+}
+
+static void peer_stream_destroy(struct stream *s)
+{
+    struct peer_stream *p = (struct peer_stream *)s;
+    send_message(peer_of(s->device),
+                 &(struct message){.c.kind = CALL_STREAM_END, .stream = p->id});
+    free(p);
+}
+
+/* Waits for all work of a stream, and takes its error. */
+static int settle(struct stream *s, int kind)
+{
+    struct message m = {.c = {.kind = kind, .n = {0, 0, job_tag()}},
+                        .stream = ((struct peer_stream *)s)->id};
+    struct answer a = ask(peer_of(s->device), &m);
+    if (a.rc != 0)
+        stream_fail(s, a.rc, a.why);
+    return atomic_load(&s->code);
+}
+
+static int peer_stream_sync(struct stream *s)
+{
+    return settle(s, CALL_SYNC);
+}
+
+static int peer_stream_recover(struct stream *s)
+{
+    atomic_store(&s->code, 0);
+    s->fault[0] = 0;
+    return settle(s, CALL_RECOVER);
+}
+
+/* --- copies ----------------------------------------------------------------------------------- */
+
+/* Reads n pieces, `stride` apart in the peer's memory, to pieces dst_stride apart in the host's. */
+static int read_pieces(struct stream *s, uint8_t *dst, size_t dst_stride, const void *src,
+                       size_t stride, int64_t n, size_t bytes)
+{
+    int tag = job_tag(), rc;
+    size_t all = (size_t)n * bytes;
+    bool whole = n == 1 || dst_stride == bytes;
+    rc = post(s, (struct call){.kind = CALL_READ,
+                               .p = {src},
+                               .n = {n, (int64_t)bytes, (int64_t)stride, tag}});
+    if (rc != 0)
+        return rc;
+    uint8_t *to = whole ? dst : xmalloc(all);
+    job_receive(peer_of(s->device)->index, tag, to, all);
+    for (int64_t i = 0; !whole && i < n; i++)
+        memcpy(dst + (size_t)i * dst_stride, to + (size_t)i * bytes, bytes);
+    if (!whole)
+        free(to);
+    return 0;
+}
+
+static int write_pieces(struct stream *s, void *dst, size_t stride, const uint8_t *src,
+                        size_t src_stride, int64_t n, size_t bytes)
+{
+    struct call c = {.kind = CALL_WRITE,
+                     .p = {dst},
+                     .n = {n, (int64_t)bytes, (int64_t)stride},
+                     .host = src,
+                     .host_bytes = (size_t)n * bytes};
+    if (n == 1 || src_stride == bytes)
+        return post(s, c);
+    uint8_t *from = xmalloc(c.host_bytes);
+    for (int64_t i = 0; i < n; i++)
+        memcpy(from + (size_t)i * bytes, src + (size_t)i * src_stride, bytes);
+    c.host = from;
+    int rc = post(s, c);
+    free(from);
+    return rc;
+}
+
+static int peer_copy_strided(struct stream *s, void *dst, size_t dst_stride,
+                             const void *src, size_t src_stride, int64_t n, size_t bytes)
+{
+    bool to = is_of_peers(dst), from = is_of_peers(src);
+    int64_t at_once = MAX((int64_t)(MOST_COPY / MAX(bytes, 1)), 1);
+    int rc = atomic_load(&s->code);
+    if (to && from)
+        return post(s, (struct call){.kind = CALL_COPY,
+                                     .p = {dst, src},
+                                     .n = {n, (int64_t)bytes, (int64_t)dst_stride,
+                                           (int64_t)src_stride}});
+    for (int64_t i = 0, k; rc == 0 && bytes > 0 && i < n; i += k) {
+        k = MIN(n - i, at_once);
+        uint8_t *d = (uint8_t *)dst + (size_t)i * dst_stride;
+        const uint8_t *f = (const uint8_t *)src + (size_t)i * src_stride;
+        rc = to ? write_pieces(s, d, dst_stride, f, src_stride, k, bytes)
+                : read_pieces(s, d, dst_stride, f, src_stride, k, bytes);
+    }
+    return rc;
+}
+
+static int peer_copy(struct stream *s, void *dst, const void *src, size_t bytes)
+{
+    int rc = atomic_load(&s->code);
+    if (is_of_peers(dst) && is_of_peers(src))
+        return peer_copy_strided(s, dst, bytes, src, bytes, 1, bytes);
+    for (size_t at = 0, n; rc == 0 && at < bytes; at += n) {
+        n = MIN(bytes - at, MOST_COPY);
+        rc = peer_copy_strided(s, (uint8_t *)dst + at, n, (const uint8_t *)src + at, n, 1,
+                               n);
+    }
+    return rc;
+}
+
+bool peer_is(const struct stream *s)
+{
+    return s->device->v->stream_copy == peer_copy;
+}
+
+int peer_copy_between(struct stream *to, void *dst, struct stream *from, const void *src,
+                      size_t bytes)
+{
+    int rc = 0;
+    if (!peer_is(from)) {
+        rc = stream_sync(from);
+        return rc == 0 ? stream_copy(to, dst, src, bytes) : rc;
+    }
+    if (!peer_is(to)) {
+        rc = stream_sync(to);
+        return rc == 0 ? stream_copy(from, dst, src, bytes) : rc;
+    }
+    for (size_t at = 0, n; rc == 0 && at < bytes; at += n) {
+        n = MIN(bytes - at, MOST_COPY);
+        int tag = job_tag();
+        struct call give = {.kind = CALL_GIVE,
+                            .p = {(const uint8_t *)src + at},
+                            .n = {(int64_t)n, tag, peer_of(to->device)->index}};
+        struct call take = {.kind = CALL_TAKE,
+                            .p = {(uint8_t *)dst + at},
+                            .n = {(int64_t)n, tag, peer_of(from->device)->index}};
+        rc = post(from, give);
+        if (rc == 0)
+            rc = post(to, take);
+    }
+    return rc;
+}
+
+/* --- events ----------------------------------------------------------------------------------- */
+
+static int peer_event_create(struct device *d, struct event **out, struct err *err)
+{
+    (void)err;
+    *out = xcalloc(1, sizeof **out);
+    (*out)->device = d;
+    return 0;
+}
+
+static void peer_event_destroy(struct event *e)
+{
+    free(e);
+}
+
+static int peer_event(struct stream *s, struct event *e)
+{
+    (void)e;
+    return atomic_load(&s->code);
+}
+
+static int peer_event_sync(struct event *e)
+{
+    (void)e;
+    return 0;
+}
+
+static const struct device_vtable peer_vtable = {
+    .close = peer_close,
+    .buf_alloc = peer_alloc,
+    .buf_free = peer_free,
+    .memory = peer_memory,
+    .stream_create = peer_stream_create,
+    .stream_destroy = peer_stream_destroy,
+    .stream_sync = peer_stream_sync,
+    .stream_recover = peer_stream_recover,
+    .stream_copy = peer_copy,
+    .stream_copy_strided = peer_copy_strided,
+    .event_create = peer_event_create,
+    .event_destroy = peer_event_destroy,
+    .event_record = peer_event,
+    .event_wait = peer_event,
+    .event_sync = peer_event_sync,
+};
+
+/* --- operations ------------------------------------------------------------------------------- */
+
+/* A group's operations come by peers_run. Weights are packed rank by rank. */
+static int peer_weight_pack(struct stream *s, struct weight *w, int64_t row,
+                            const void *src, int64_t n_rows)
+{
+    size_t row_bytes = weight_row_bytes(w);
+    int64_t at_once = MAX((int64_t)(MOST_COPY / row_bytes) / 16 * 16, 16);
+    int rc = 0;
+    for (int64_t i = 0, n; rc == 0 && i < n_rows; i += n) {
+        n = MIN(n_rows - i, at_once);
+        rc = post(s, (struct call){.kind = CALL_WEIGHT_PACK,
+                                   .w = *w,
+                                   .n = {row + i, n},
+                                   .host = (const uint8_t *)src + (size_t)i * row_bytes,
+                                   .host_bytes = (size_t)n * row_bytes});
+    }
+    return rc;
+}
+
+static const struct ops peer_ops = {.weight_pack = peer_weight_pack};
+
+/* --- opening ---------------------------------------------------------------------------------- */
+
+int peer_open(const char *name, const struct device_opts *o, int index, struct pool *pool,
+              struct device **out, struct err *err)
+{
+    if (strcmp(name, "cuda") == 0)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "ranks of GPUs are threads of one process: start it without mpirun");
+    struct peer *p = xcalloc(1, sizeof *p);
+    char names[128];
+    const char *isa = o != NULL && o->isa != NULL ? o->isa : "";
+    snprintf(names, sizeof names, "%s%c%s", name, 0, isa);
+    p->base.name = name;
+    p->base.v = &peer_vtable;
+    p->base.ops = &peer_ops;
+    p->base.n_ranks = p->base.n_stages = 1;
+    p->index = index;
+    p->next = BASE + (uintptr_t)index * RANGE;
+    pthread_mutex_init(&p->lock, NULL);
+    struct answer a = ask(p,
+                          &(struct message){.c = {.kind = CALL_OPEN,
+                                                  .n = {pool_threads(pool), 0, job_tag()},
+                                                  .host = names,
+                                                  .host_bytes = sizeof names}});
+    *out = &p->base;
+    if (a.rc == 0)
+        return 0;
+    pthread_mutex_destroy(&p->lock);
+    free(p->message);
+    free(p);
+    return err_set(err, a.rc, "process %d: %s", index, a.why);
+}
+
+struct peer_collective {
+    struct collective base;
+    int first; /* the process of the stage's first rank */
+};
+
+/* Peers are told first, and then the rank of this process, if it is one, takes part. */
+static int collective_gather(struct collective *base, const struct ranks *k,
+                             const struct mat *out, const struct mat *in)
+{
+    const struct peer_collective *c = (const struct peer_collective *)base;
+    int rc = 0;
+    for (int r = k->n - 1; r >= 0 && rc == 0; r--) {
+        if (peer_is(k->s[r])) {
+            rc = post(k->s[r], (struct call){.kind = CALL_GATHER,
+                                             .m = {out[r], in[r]},
+                                             .n = {c->first, k->n}});
+        } else if ((rc = stream_sync(k->s[r])) == 0) {
+            job_gather(c->first, k->n, out[r], in[r]);
+        }
+    }
+    return rc;
+}
+
+static void collective_close(struct collective *c)
+{
+    free(c);
+}
+
+int peer_collective_open(int first, struct collective **out, struct err *err)
+{
+    struct peer_collective *c = xcalloc(1, sizeof *c);
+    (void)err;
+    c->base = (struct collective){collective_gather, collective_close};
+    c->first = first;
+    *out = &c->base;
+    return 0;
+}

@@ -1,0 +1,236 @@
+/* serve.c - carries out the messages of process 0 on a device of this process. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/mem.h"
+#include "base/pool.h"
+#include "mpi/messages.h"
+
+struct server {
+    struct device *d; /* NULL: none is open */
+    struct pool *pool;
+    struct stream **streams;
+    int n_streams;
+    uint8_t *message;
+    size_t room;
+};
+
+/* A message that has come. */
+struct visit {
+    struct message *m;
+    const struct call *c;
+    struct stream *s;
+};
+
+static void answer(const struct visit *v, int rc, const char *why)
+{
+    struct answer a = {.rc = rc};
+    snprintf(a.why, sizeof a.why, "%s", why);
+    job_send(0, (int)v->c->n[2], &a, sizeof a);
+}
+
+static void open_device(struct server *s, const struct visit *v)
+{
+    const char *name = v->c->host, *isa = name + strlen(name) + 1;
+    struct device_opts o = {.isa = isa[0] != 0 ? isa : NULL};
+    struct err err = {0};
+    int rc = pool_create((int)v->c->n[0], &s->pool, &err);
+    if (rc == 0)
+        rc = device_open(name, &o, s->pool, &s->d, &err);
+    answer(v, rc, err.msg);
+}
+
+static void close_device(struct server *s)
+{
+    for (int i = 0; i < s->n_streams; i++)
+        stream_destroy(s->streams[i]);
+    s->n_streams = 0;
+    if (s->d != NULL)
+        device_close(s->d);
+    pool_destroy(s->pool);
+    s->d = NULL;
+    s->pool = NULL;
+}
+
+/* Maps zeroed memory at the address that process 0 has chosen. */
+static void allocate(const struct visit *v)
+{
+    void *want = (void *)(uintptr_t)v->c->n[0];
+    size_t bytes = (size_t)v->c->n[1];
+    void *got = mmap(want, bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1,
+                     0);
+    if (got == want)
+        (void)madvise(got, bytes, MADV_HUGEPAGE);
+    char why[80] = "";
+    if (got != want)
+        snprintf(why, sizeof why, "no memory for %zu bytes: %s", bytes, strerror(errno));
+    answer(v, got == want ? 0 : -ENOMEM, why);
+}
+
+/* All streams compute on the calling thread, so messages are carried out one after another. */
+static void make_stream(struct server *s, const struct visit *v)
+{
+    int i = v->m->stream;
+    struct err err = {0};
+    enum stream_kind kind = v->c->n[0] == STREAM_INLINE ? STREAM_INLINE : STREAM_COMPUTE;
+    if (i >= s->n_streams) {
+        s->streams = xrealloc(s->streams, ((size_t)i + 1) * sizeof(struct stream *));
+        while (s->n_streams <= i)
+            s->streams[s->n_streams++] = NULL;
+    }
+    CHECK(stream_create(s->d, kind, &s->streams[i], &err) ==
+          0); /* a host stream cannot fail */
+}
+
+static void write_pieces(const struct visit *v)
+{
+    const struct call *c = v->c;
+    size_t bytes = (size_t)c->n[1];
+    for (int64_t i = 0; i < c->n[0]; i++)
+        memcpy((uint8_t *)(uintptr_t)c->p[0] + i * c->n[2],
+               (const uint8_t *)c->host + (size_t)i * bytes, bytes);
+}
+
+static void read_pieces(const struct visit *v)
+{
+    const struct call *c = v->c;
+    size_t bytes = (size_t)c->n[1];
+    const uint8_t *from = c->p[0];
+    uint8_t *all = NULL;
+    if (c->n[0] > 1 && c->n[2] != c->n[1]) {
+        all = xmalloc((size_t)c->n[0] * bytes);
+        for (int64_t i = 0; i < c->n[0]; i++)
+            memcpy(all + (size_t)i * bytes, from + i * c->n[2], bytes);
+    }
+    job_send(0, (int)c->n[3], all != NULL ? all : from, (size_t)c->n[0] * bytes);
+    free(all);
+}
+
+static int operation(const struct visit *v)
+{
+    bool finite = false;
+    struct call c = *v->c;
+    c.finite = &finite;
+    int rc = call_run(v->s, &c);
+    if (c.kind == CALL_ALL_FINITE)
+        job_send(0, v->m->tag, &finite, sizeof finite);
+    return rc;
+}
+
+/* Carries out a message that is no operation. Returns whether it was one of these. */
+static bool other_call(struct server *sv, const struct visit *v)
+{
+    const struct call *c = v->c;
+    switch (c->kind) {
+    case CALL_OPEN:
+        open_device(sv, v);
+        return true;
+    case CALL_CLOSE:
+        close_device(sv);
+        return true;
+    case CALL_ALLOC:
+        allocate(v);
+        return true;
+    case CALL_FREE:
+        (void)munmap((void *)(uintptr_t)c->n[0], (size_t)c->n[1]);
+        return true;
+    case CALL_STREAM:
+        make_stream(sv, v);
+        return true;
+    case CALL_STREAM_END:
+        stream_destroy(v->s);
+        sv->streams[v->m->stream] = NULL;
+        return true;
+    case CALL_SYNC:
+        answer(v, stream_sync(v->s), stream_fault(v->s));
+        return true;
+    case CALL_RECOVER:
+        answer(v, stream_recover(v->s), stream_fault(v->s));
+        return true;
+    case CALL_WRITE:
+        write_pieces(v);
+        return true;
+    case CALL_READ:
+        read_pieces(v);
+        return true;
+    case CALL_COPY:
+        for (int64_t i = 0; i < c->n[0]; i++)
+            memmove((uint8_t *)(uintptr_t)c->p[0] + i * c->n[2],
+                    (const uint8_t *)c->p[1] + i * c->n[3], (size_t)c->n[1]);
+        return true;
+    case CALL_GIVE:
+        job_send((int)c->n[2], (int)c->n[1], c->p[0], (size_t)c->n[0]);
+        return true;
+    case CALL_TAKE:
+        job_receive((int)c->n[2], (int)c->n[1], (void *)(uintptr_t)c->p[0],
+                    (size_t)c->n[0]);
+        return true;
+    case CALL_GATHER:
+        job_gather((int)c->n[0], (int)c->n[1], c->m[0], c->m[1]);
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* Waits for the next message. The call's pointers to memory of the caller then lead to its parts;
+ * *tables has the batch's tables. */
+static struct visit next_message(struct server *sv, const int32_t ***tables)
+{
+    size_t n = job_await(0, TAG_CALL);
+    if (n > sv->room) {
+        sv->room = 2 * n;
+        sv->message = xrealloc(sv->message, sv->room);
+    }
+    job_receive(0, TAG_CALL, sv->message, n);
+    struct message *m = (struct message *)(void *)sv->message;
+    const uint8_t *part[N_PARTS], *at = sv->message + part_room(sizeof *m);
+    for (int i = 0; i < N_PARTS; i++) {
+        part[i] = at;
+        at += part_room(m->part_bytes[i]);
+    }
+    m->c.host = part[PART_HOST];
+    m->c.r = &m->r;
+    m->r.pos = (const int32_t *)(const void *)part[PART_POS];
+    m->r.seq_row = (const int32_t *)(const void *)part[PART_SEQ_ROW];
+    *tables = xrealloc((void *)*tables, ((size_t)m->r.n_seqs + 1) * sizeof **tables);
+    const int32_t *blocks = (const int32_t *)(const void *)part[PART_TABLES];
+    for (int i = 0; i < m->r.n_seqs; i++) {
+        (*tables)[i] = blocks;
+        blocks += ragged_blocks(&m->r, i);
+    }
+    m->r.tables = *tables;
+    return (struct visit){m, &m->c,
+                          m->stream < sv->n_streams ? sv->streams[m->stream] : NULL};
+}
+
+/* A signal that ends the job reaches every process. Process 0 decides when the others end, because
+ * it still saves. */
+int serve(void)
+{
+    struct server sv = {0};
+    const int32_t **tables = NULL;
+    (void)signal(SIGTERM, SIG_IGN);
+    (void)signal(SIGINT, SIG_IGN);
+    for (;;) {
+        struct visit v = next_message(&sv, &tables);
+        if (v.c->kind == CALL_LEAVE)
+            break;
+        if (other_call(&sv, &v))
+            continue;
+        int rc = operation(&v);
+        if (rc != 0)
+            stream_fail(v.s, rc, err_name(rc));
+    }
+    close_device(&sv);
+    free(sv.streams);
+    free(sv.message);
+    free((void *)tables);
+    job_end();
+    return 0;
+}
