@@ -1,10 +1,13 @@
 /* job.c - joins the job, and sends, waits and gathers by MPI (messages.h).
  *
- * Several threads of process 0 send and wait at once, so MPI_THREAD_MULTIPLE is needed.  MPI's own
- * waits spin: a process that waits for its next message asks with MPI_Iprobe instead, and sleeps
- * between questions once none has come for a while. */
+ * Several threads of process 0 send and wait at once, so MPI_THREAD_MULTIPLE is needed.  MPI's
+ * own waits spin and have no end.  So a process asks whether its message has come (MPI_Iprobe),
+ * or whether an exchange is complete (MPI_Test).  Between questions about a message it sleeps
+ * once none has come for a while; in an exchange it lets other threads run. */
 #include <mpi.h>
+#include <sched.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -19,6 +22,10 @@
  * request after a pause. */
 #define SPIN_NS       ((int64_t)200 * 1000)
 #define MOST_SLEEP_NS ((int64_t)2000 * 1000)
+/* In an exchange the others are at work. One that takes longer than this hangs: a stage of a model
+ * of 70B may need minutes for a batch. */
+#define YIELD_NS ((int64_t)50 * 1000)
+#define HANG_NS  ((int64_t)600 * 1000 * 1000 * 1000)
 
 /* The processes [first, first + n), made when they first gather. */
 static MPI_Comm groups[MOST_PROCESSES];
@@ -63,9 +70,34 @@ int job_tag(void)
     return TAG_FIRST + (int)(n % (TAG_LAST - TAG_FIRST));
 }
 
+/* Waits for the end of an exchange. If it does not come, ends the job. */
+static void finish(MPI_Request *r)
+{
+    int is_done = 0;
+    int64_t t0 = clock_now_ns();
+    for (;;) {
+        MPI_Test(r, &is_done, MPI_STATUS_IGNORE);
+        if (is_done)
+            return;
+        int64_t waited = clock_now_ns() - t0;
+        if (waited > HANG_NS) {
+            fprintf(
+                stderr,
+                "hcache: a process of the job has not answered for %d s, so the job ends: "
+                "look for a machine that is overloaded or stopped, and start it again\n",
+                (int)(HANG_NS / 1000000000));
+            MPI_Abort(MPI_COMM_WORLD, 1);
+        }
+        if (waited > YIELD_NS)
+            (void)sched_yield();
+    }
+}
+
 void job_send(int to, int tag, const void *bytes, size_t n)
 {
-    MPI_Send(bytes, (int)n, MPI_BYTE, to, tag, MPI_COMM_WORLD);
+    MPI_Request r;
+    MPI_Isend(bytes, (int)n, MPI_BYTE, to, tag, MPI_COMM_WORLD, &r);
+    finish(&r);
 }
 
 size_t job_await(int from, int tag)
@@ -87,7 +119,9 @@ size_t job_await(int from, int tag)
 
 void job_receive(int from, int tag, void *bytes, size_t n)
 {
-    MPI_Recv(bytes, (int)n, MPI_BYTE, from, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    MPI_Request r;
+    MPI_Irecv(bytes, (int)n, MPI_BYTE, from, tag, MPI_COMM_WORLD, &r);
+    finish(&r);
 }
 
 /* Returns the communicator of processes [first, first + n). Stages do not overlap, so the first
@@ -108,8 +142,10 @@ static MPI_Comm processes_of(int first, int n)
 
 static void gather(int first, int n, void *all, const void *own, size_t bytes)
 {
-    MPI_Allgather(own, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE,
-                  processes_of(first, n));
+    MPI_Request r;
+    MPI_Iallgather(own, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE,
+                   processes_of(first, n), &r);
+    finish(&r);
 }
 
 /* The exchange leaves the processes' parts one after another; of several rows they are then put

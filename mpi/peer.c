@@ -95,13 +95,19 @@ static struct answer ask(struct peer *p, struct message *m)
     return a;
 }
 
-/* Sends a call on a stream. Returns the stream's sticky error. */
+/* Sends a call on a stream, whatever the stream's error. */
+static void tell(struct stream *s, struct call c)
+{
+    send_message(peer_of(s->device),
+                 &(struct message){.c = c, .stream = ((struct peer_stream *)s)->id});
+}
+
+/* Sends a call unless the stream has an error. Returns the stream's sticky error. */
 static int post(struct stream *s, struct call c)
 {
     int rc = atomic_load(&s->code);
     if (rc == 0)
-        send_message(peer_of(s->device),
-                     &(struct message){.c = c, .stream = ((struct peer_stream *)s)->id});
+        tell(s, c);
     return rc;
 }
 
@@ -335,9 +341,8 @@ int peer_copy_between(struct stream *to, void *dst, struct stream *from, const v
         struct call take = {.kind = CALL_TAKE,
                             .p = {(uint8_t *)dst + at},
                             .n = {(int64_t)n, tag, peer_of(from->device)->index}};
-        rc = post(from, give);
-        if (rc == 0)
-            rc = post(to, take);
+        if ((rc = post(from, give)) == 0)
+            tell(to, take); /* or the giver would wait for it */
     }
     return rc;
 }
@@ -447,20 +452,22 @@ struct peer_collective {
     int first; /* the process of the stage's first rank */
 };
 
-/* Peers are told first, and then the rank of this process, if it is one, takes part. */
+/* Peers are told first, and then the rank of this process, if it is one, takes part. It does so
+ * even if its stream has failed, because the others wait for it. */
 static int collective_gather(struct collective *base, const struct ranks *k,
                              const struct mat *out, const struct mat *in)
 {
     const struct peer_collective *c = (const struct peer_collective *)base;
     int rc = 0;
-    for (int r = k->n - 1; r >= 0 && rc == 0; r--) {
-        if (peer_is(k->s[r])) {
-            rc = post(k->s[r], (struct call){.kind = CALL_GATHER,
-                                             .m = {out[r], in[r]},
-                                             .n = {c->first, k->n}});
-        } else if ((rc = stream_sync(k->s[r])) == 0) {
+    for (int r = k->n - 1; r >= 0; r--) {
+        int code = peer_is(k->s[r]) ? atomic_load(&k->s[r]->code) : stream_sync(k->s[r]);
+        rc = rc == 0 ? code : rc;
+        if (peer_is(k->s[r]))
+            tell(k->s[r], (struct call){.kind = CALL_GATHER,
+                                        .m = {out[r], in[r]},
+                                        .n = {c->first, k->n}});
+        else
             job_gather(c->first, k->n, out[r], in[r]);
-        }
     }
     return rc;
 }
