@@ -20,6 +20,7 @@
 #include "base/plural.h"
 #include "base/json.h"
 #include "model/config.h"
+#include "model/model.h"
 #include "model/share.h"
 #include "restore/pipeline.h"
 #include "restore/plan.h"
@@ -382,6 +383,39 @@ static void print_head(const struct plan_args *a, const struct platform *p)
             1e3 * platform_up_s(p, a->tier, a->history, RECORD_KV));
 }
 
+/* Reads the config of a model with recurrent layers. Returns false if it is another one, or is not
+ * named. */
+static bool load_hybrid(const struct plan_args *a, struct model_config *c)
+{
+    struct err unused = {0};
+    return (a->shape != NULL || a->model_dir != NULL) && load_config(a, c, &unused) == 0 &&
+           config_is_hybrid(c);
+}
+
+/* Prints for a model with recurrent layers how many tokens of inputs weigh as much as a snapshot of
+ * its states, and how many are replayed while a snapshot is read. */
+static void print_states(const struct plan_args *a, const struct platform *p)
+{
+    struct model_config c;
+    if (!load_hybrid(a, &c))
+        return;
+    int n = 0;
+    for (int l = 0; l < c.n_layers; l++)
+        n += config_is_recurrent(&c, l);
+    enum { ROWS = 512 };
+    double bytes = n * (double)model_state_bytes(&c);
+    double read_s = bytes / platform_io_bytes_per_s(p, a->tier);
+    double replay_s = n * platform_h_s(p, ROWS) / ROWS;
+    printf(
+        "%d recurrent layers: a snapshot has %.3g MB, as many bytes as the inputs of %.0f "
+        "tokens.\n",
+        n, bytes * 1e-6, bytes / (n * p->h_bytes));
+    printf(
+        "It reads in %.3g ms, while %.1f tokens are replayed (%.3g ms each). The methods "
+        "below use none.\n\n",
+        read_s * 1e3, read_s / replay_s, replay_s * 1e3);
+}
+
 /* Prints how much must be read before the new tokens begin, so that they never wait for keys and
  * values. */
 static void print_read_buffer(const struct plan_args *a, const struct platform *p)
@@ -405,6 +439,7 @@ static void print_human(const struct plan_args *a, const struct platform *p,
 {
     const struct plan *chosen = &row[CHOSEN].plan;
     print_head(a, p);
+    print_states(a, p);
     print_read_buffer(a, p);
     printf("%-18s %-24s %10s %8s %8s %13s\n", "method", "layers", "ms", "to auto", "bubble",
            "stored/token");
@@ -499,10 +534,13 @@ static int run(const struct plan_args *a, struct err *e)
     static struct row row[N_ROWS];
     static struct pipeline lanes;
     struct plan_request req;
+    struct model_config c;
     int rc = open_platform(a, &p, e);
     if (rc != 0)
         return rc;
     plan_request_from_platform(&p, a->tier, a->history, a->n_new, layer, prefill_s, &req);
+    for (int l = 0, n = load_hybrid(a, &c) ? c.n_layers : 0; l < n; l++)
+        layer[l].has_kv = !config_is_recurrent(&c, l); /* inputs are their only records */
     req.fused = a->fused;
     req.budget_bytes_per_token = (double)a->budget;
     rc = plan_rows(a, &req, row, e);

@@ -90,12 +90,16 @@ static void fill_costs(const struct machine *m, const struct platform_shape *s,
     double memory = n_ranks * m->hbm_bytes_per_s;
     /* Time of a byte that ranks exchange. Each rank sends the bytes that the others lack. */
     double peer_s = (n_ranks - 1.0) / n_ranks / m->peer_bytes_per_s;
-    double layer_weights = 2 * d * q + d * kv + (s->gated_ffn ? 3 : 2) * d * s->d_ffn;
+    double recurrent = s->n_recurrent / (double)s->n_layers; /* their share of the layers */
+    double layer_weights = (1 - recurrent) * (2 * d * q + d * kv) +
+                           recurrent * d * s->recurrent_cols +
+                           (s->gated_ffn ? 3 : 2) * d * s->d_ffn;
     p->h_bytes = d * s->elem_bytes;
     p->kv_bytes = kv * s->elem_bytes;
-    p->c_h.b_s = 2 * d * kv / flops;
+    p->c_h.b_s = 2 * d * (s->n_recurrent > 0 ? s->replay_cols : kv) / flops;
     p->c_tok.b_s = 2 * layer_weights / flops + 2 * 2 * p->h_bytes * peer_s;
-    p->c_tok.c_s = 2 * q / (flops * ATTENTION_SHARE); /* QK and AV, half of the n*n pairs */
+    p->c_tok.c_s = (1 - recurrent) * 2 * q /
+                   (flops * ATTENTION_SHARE); /* QK and AV, half of the n*n pairs */
     p->c_kv.b_s = 2 * p->kv_bytes / memory;
     p->head_s = d * s->n_vocab * s->elem_bytes / memory;
     p->tier[0].gather_bytes_per_s = n_ranks > 1 ? 1 / peer_s : 0;

@@ -142,6 +142,8 @@ static const struct shape {
      150000, 1e-5f, 128, false, 199998, 200002},
     {"qwen3.5-0.8b", FAMILY_QWEN3_5, WEIGHT_BF16, 24, 1024, 8, 2, 256, 3584, 248320, 262144,
      1e7, 1e-6f, 0, true, 248044, 248046},
+    {"qwen3.6-35b-a3b", FAMILY_QWEN3_5_MOE, WEIGHT_BF16, 40, 2048, 16, 2, 256, 512, 248320,
+     262144, 1e7, 1e-6f, 0, false, 248044, 248046},
     /* Shapes of this program: one that a laptop can measure, and two that are cheap enough for
      * tests. */
     {"bench-220m", FAMILY_LLAMA, WEIGHT_BF16, 12, 1024, 16, 16, 0, 2816, 32000, 8192, 1e4,
@@ -228,6 +230,12 @@ static void fill(struct model_config *c, const struct shape *s)
         fill_gemma3(c);
     if (c->family == FAMILY_GPT_OSS)
         fill_gpt_oss(c);
+    if (c->family == FAMILY_QWEN3_5_MOE) {
+        c->n_experts = 256;
+        c->n_experts_used = 8;
+        c->n_shared_ffn = 512;
+        fill_hybrid(c, (struct recurrence){16, 32, 128, 128});
+    }
     if (c->family == FAMILY_QWEN3_5)
         fill_hybrid(c, s->n_embd > 64 ? (struct recurrence){16, 16, 128, 128}
                                       : (struct recurrence){2, 4, 16, 16});

@@ -62,13 +62,21 @@ void profile_begin(struct platform *p, const struct model *m,
 struct platform_shape profile_shape(const char *name, const struct model_config *c,
                                     double elem_bytes)
 {
+    const struct recurrence *r = &c->recurrence;
+    int v = r->n_v * r->d_v, replay = 2 * r->n_k * r->d_k + v + 2 * r->n_v, n_recurrent = 0;
+    for (int l = 0; l < c->n_layers; l++)
+        n_recurrent += config_is_recurrent(c, l);
     return (struct platform_shape){.name = name,
+                                   .n_recurrent = n_recurrent,
+                                   .replay_cols = replay,
+                                   .recurrent_cols = replay + 2 * v, /* z, and the output */
                                    .n_layers = c->n_layers,
                                    .d_model = c->n_embd,
                                    .n_heads = c->n_heads,
                                    .n_kv_heads = c->n_kv_heads,
                                    .d_head = c->d_head,
-                                   .d_ffn = c->n_ffn * MAX(c->n_experts_used, 1),
+                                   .d_ffn = c->n_ffn * MAX(c->n_experts_used, 1) +
+                                            c->n_shared_ffn,
                                    .n_vocab = c->vocab_size,
                                    .gated_ffn = c->mlp_gated,
                                    .elem_bytes = elem_bytes};

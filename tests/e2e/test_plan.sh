@@ -11,6 +11,9 @@ check "what is stored in KiB" grep -qE '^kv .* 800 KiB$' "$tmp/out"
 run_hc "${plan[@]}" --svg "$tmp/plan.svg" --json
 check "JSON on stdout, alone" json_is 'j["plan"]["recompute"] + j["plan"]["hidden"] + j["plan"]["kv"]' 40
 check "and the SVG in its file" python3 -c 'import sys, xml.dom.minidom as m; assert m.parse(sys.argv[1]).getElementsByTagName("rect")' "$tmp/plan.svg"
+run_hc plan --shape qwen3.6-35b-a3b --platform 4090-1ssd --history 8192
+check "536 tokens of inputs weigh as much as a snapshot" grep -q 'the inputs of 536 tokens' "$tmp/out"
+check "recurrent layers have no keys and values" grep -qE '^kv +0 R \+ 30 H \+ 10 K ' "$tmp/out"
 run_hc "${plan[@]}" --throttle 2500000
 check "a slow store in MB/s" grep -qE '1024 tokens from throttled at 2.5 MB/s$' "$tmp/out"
 run_hc "${plan[@]}" --budget 1K --json

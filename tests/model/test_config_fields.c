@@ -811,6 +811,7 @@ static void test_shapes(void **state)
         {"gemma-3-4b", 3880263168, WEIGHT_BF16, 131072, 2, 1},
         {"gpt-oss-20b", 20914757184, WEIGHT_BF16, 131072, 199998, 200002},
         {"qwen3.5-0.8b", 752393024, WEIGHT_BF16, 262144, 248044, 248046},
+        {"qwen3.6-35b-a3b", 34660610688, WEIGHT_BF16, 262144, 248044, 248046},
         {"bench-220m", 219702272, WEIGHT_BF16, 8192, 1, 2},
         {"tiny-mha", 266816, WEIGHT_F32, 2048, 1, 2},
         {"tiny-hybrid", 175784, WEIGHT_F32, 2048, 1, 2},
@@ -852,7 +853,7 @@ static void test_shapes(void **state)
         e.msg, "unknown shape 'tiny'; known are: llama-2-7b llama-2-13b llama-2-70b "
                "llama-3-8b mistral-7b opt-6.7b opt-13b opt-30b opt-66b falcon-40b "
                "qwen3-0.6b qwen2.5-0.5b qwen3-30b-a3b gemma-3-4b gpt-oss-20b "
-               "qwen3.5-0.8b bench-220m tiny-mha tiny-hybrid tiny-gqa");
+               "qwen3.5-0.8b qwen3.6-35b-a3b bench-220m tiny-mha tiny-hybrid tiny-gqa");
 }
 
 /* Biases, shared tables and norms are counted where a family has them. */
