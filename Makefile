@@ -110,7 +110,7 @@ TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard $(TEST_DIRS:%=%/*.
 
 OBJ      := $(SRC:%.c=$(B)/%.o)
 CUDA_OBJ := $(if $(filter 1,$(CUDA)),$(CUDA_SRC:%.c=$(B)/%.o) $(CUDA_KERNEL:%.cu=$(B)/%.o))
-PLUGIN   := $(if $(CUDA_OBJ),$(B)/hcache-cuda.so) $(if $(shell pkg-config --exists ompi-c && echo yes),$(B)/hcache-mpi.so)
+PLUGIN   := $(if $(CUDA_OBJ),$(B)/hcache-cuda.so) $(if $(filter release,$(VARIANT)),$(shell pkg-config --exists ompi-c && echo $(B)/hcache-mpi.so))
 APP_OBJ  := $(APPS:%.c=$(B)/%.o) $(BENCH:%.c=$(B)/%.o)
 SIM_OBJ  := $(SIM:%.c=$(B)/%.o)
 TEST_BIN := $(TEST_SRC:%.c=$(B)/%)
