@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/json_scan.h"
+#include "base/textbuf.h"
 
 /* Memory that a line's values may take beyond the size of its text. Sensible requests take far
  * less. */
@@ -157,9 +158,10 @@ static struct json *envelope(const struct line *l)
 
 static char *text_of(struct json *o)
 {
-    char *text = json_text(o, 0);
+    struct textbuf text = {0};
+    json_append_line(o, &text);
     json_free(o);
-    return text;
+    return text.p;
 }
 
 char *line_answer(const struct line *l, int status, struct json *body)

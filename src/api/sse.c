@@ -24,7 +24,7 @@ void sse_event(struct textbuf *b, const char *text)
 void sse_json(struct textbuf *b, struct json *v)
 {
     textbuf_add(b, "data: ", 6);
-    json_append(v, 0, b); /* writes v without line breaks */
+    json_append_line(v, b);
     textbuf_add(b, "\n\n", 2);
     json_free(v);
 }

@@ -835,3 +835,33 @@ char *json_text_exact(const struct json *v)
     append_with_raw(node(v), true, &out);
     return out.p;
 }
+
+/* Returns the escape of the character at p if some programs take it for the end of a line, and sets
+ * *n to its bytes. p ends with a NUL byte. */
+static const char *line_end(const char *p, size_t *n)
+{
+    *n = (uint8_t)*p == 0xC2 ? 2 : 3;
+    return strncmp(p, "\xC2\x85", 2) == 0       ? "\\u0085"
+           : strncmp(p, "\xE2\x80\xA8", 3) == 0 ? "\\u2028"
+           : strncmp(p, "\xE2\x80\xA9", 3) == 0 ? "\\u2029"
+                                                : NULL;
+}
+
+void json_append_line(const struct json *v, struct textbuf *out)
+{
+    struct textbuf text = {0};
+    json_append(v, 0, &text);
+    const char *from = text.p;
+    for (const char *p = from; (p = strpbrk(p, "\xC2\xE2")) != NULL;) {
+        size_t n;
+        const char *escape = line_end(p, &n);
+        if (escape != NULL) {
+            textbuf_add(out, from, (size_t)(p - from));
+            textbuf_add(out, escape, 6);
+            from = p + n;
+        }
+        p += escape != NULL ? n : 1;
+    }
+    textbuf_add(out, from, text.n - (size_t)(from - text.p));
+    textbuf_free(&text);
+}

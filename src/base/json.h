@@ -157,5 +157,8 @@ char *json_text(const struct json *v, int indent);
 char *json_text_exact(const struct json *v);
 /* Appends the text that json_text would return to *out. */
 void json_append(const struct json *v, int indent, struct textbuf *out);
+/* Appends v for programs that read lines. Some of them (Python's splitlines, and so httpx) also end
+ * a line at U+0085, U+2028 and U+2029, which JSON allows in strings; these are escaped. */
+void json_append_line(const struct json *v, struct textbuf *out);
 
 #endif

@@ -238,7 +238,7 @@ static struct json *answer(struct generation *g)
 
 static void add_line(struct textbuf *out, struct json *v)
 {
-    json_append(v, 0, out);
+    json_append_line(v, out);
     textbuf_add(out, "\n", 1);
     json_free(v);
 }

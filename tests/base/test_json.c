@@ -1,5 +1,6 @@
 /* test_json.c - strict reading, typed getters and their messages, writing. */
 #include "base/json.h"
+#include "base/textbuf.h"
 
 #include "tests/base/memtest.h"
 
@@ -563,9 +564,40 @@ static void test_writing(void **state)
     json_free(o);
 }
 
+/* What some programs take for the end of a line is escaped, and nothing else. */
+static void a_line_is_one_for_every_reader(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *line;
+    } cases[] = {
+        {"", "[\"\"]"},
+        {"plain", "[\"plain\"]"},
+        {"\xC2\x85", "[\"\\u0085\"]"},
+        {"a\xE2\x80\xA8\xE2\x80\xA9z", "[\"a\\u2028\\u2029z\"]"},
+        {"\xC3\xA9 \xC2\xA0 \xE2\x80\xA6 \xE2\x82\xAC",
+         "[\"\xC3\xA9 \xC2\xA0 \xE2\x80\xA6 \xE2\x82\xAC\"]"},
+        {"\n\r\v\f", "[\"\\n\\r\\u000B\\f\"]"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct json *v = json_new_array(), *back;
+        struct textbuf line = {0};
+        textbuf_add(&line, ">", 1); /* it is appended */
+        json_push_string(v, cases[i].text);
+        json_append_line(v, &line);
+        assert_string_equal(line.p + 1, cases[i].line);
+        back = parse(line.p + 1);
+        assert_string_equal(json_string_of(json_at(back, 0), NULL), cases[i].text);
+        json_free(back);
+        json_free(v);
+        textbuf_free(&line);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_line_is_one_for_every_reader),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_depth),
         cmocka_unit_test(test_getters),

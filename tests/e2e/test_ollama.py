@@ -74,6 +74,9 @@ def chats(c, server):
               "additionalProperties": False}
     shaped = json.loads(c.chat("demo", ASK, format=schema, options={"num_predict": 64, "seed": 1}).message.content)
     check("format: the answer follows a schema", shaped["n"] in (1, 2), shaped)
+    ends = {"enum": ["a\u0085b\u2028c\u2029d"]}  # which the client's reader of lines takes for ends of lines
+    pieces = list(c.chat("demo", ASK, format=ends, stream=True, options={"num_predict": 64}))
+    check("format: a stream may have every character", json.loads("".join(p.message.content for p in pieces)) == ends["enum"][0], pieces)
     check("format: \"json\" gives an object", c.chat("demo", ASK, format="json", options=GREEDY).message.content[0] == "{")
     for field, value in (("format", "xml"), ("options", {"mirostat": 2}), ("options", {"tempreature": 1}), ("think", True)):
         e = raises(ollama.ResponseError, lambda: c._request_raw("POST", "/api/chat", json={"messages": ASK, field: value}))
