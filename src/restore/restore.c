@@ -150,12 +150,15 @@ static void choose_unprovided(struct restore_pipeline *r)
 {
     const struct kv_layer *layers = kv_pool_layers(r->o.pool);
     struct store_stats st;
+    int l = 0;
     if (layers == NULL || !r->o.model->dev->unified || r->o.model->dev->n_stages > 1 ||
         r->o.rest_ns > 0)
         return;
+    while (config_is_recurrent(&r->o.model->cfg, l)) /* it has states, not blocks */
+        l++;
     store_stats(r->o.store, &st);
-    size_t pool = (size_t)kv_pool_n_blocks(r->o.pool) * layers[0].block_stride;
-    r->unprovided = layers[0].blocks;
+    size_t pool = (size_t)kv_pool_n_blocks(r->o.pool) * layers[l].block_stride;
+    r->unprovided = layers[l].blocks;
     r->unprovided_bytes = MIN(MIN(pool, FIRST_BYTES), st.used_bytes);
 }
 
