@@ -52,7 +52,7 @@ matches() { [ "$rc" -eq "$1" ] && grep -qiE -- "$2" "$tmp/err"; }
 expect() { check "$1" matches "$2" "$3"; }
 # json EXPRESSION: evaluates a Python expression over `j`, the JSON object that the last run
 # printed.
-json() { python3 -c "import json,sys; j=json.load(open(sys.argv[1])); v=$1; print(v if not isinstance(v, list) else ' '.join(map(str, v)))" "$tmp/out"; }
+json() { python3 -I -S -c "import json,sys; j=json.load(open(sys.argv[1])); v=$1; print(v if not isinstance(v, list) else ' '.join(map(str, v)))" "$tmp/out"; }
 json_is() { [ "$(json "$1")" = "$2" ]; }
 
 # port_of PID LOG: waits until a server that was started with --port 0 is ready, and prints its
