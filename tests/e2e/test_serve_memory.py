@@ -75,13 +75,14 @@ def test_limited(model):
 
 
 def test_fitting(model):
-    """An ordinary text of 8 MB in a context of 4M tokens. It is read, rendered, tokenized and
+    """An ordinary text of 8 MB, 2.1M tokens, that fits its context. It is read, rendered, tokenized and
     queued. It is ended by its timeout before its first token."""
     with open(os.path.join(model, "config.json")) as f:
         config = json.load(f)
+    n_context = 2_200_000  # each position of a larger one costs the start 2 us
     with open(os.path.join(model, "config.json"), "w") as f:
-        json.dump({**config, "max_position_embeddings": 4 * MIB}, f)
-    s = Server(model, "--max-sequences", "1", "--kv-tokens", str(4 * MIB))
+        json.dump({**config, "max_position_embeddings": n_context}, f)
+    s = Server(model, "--max-sequences", "1", "--kv-tokens", str(n_context))
     try:
         small(s)
         text = "word and word about it. " * (8 * MIB // 24)

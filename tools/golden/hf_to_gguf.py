@@ -48,16 +48,16 @@ def text(s):
     return struct.pack("<Q", len(raw)) + raw
 
 
-def value(kind, v):
+def values(kind, v):
     if kind == STRING:
-        return text(v)
-    return struct.pack({U32: "<I", I32: "<i", F32: "<f", BOOL: "<B", U64: "<Q", 2: "<H"}[kind], v)
+        return b"".join(map(text, v))
+    return struct.pack(f"<{len(v)}" + {U32: "I", I32: "i", F32: "f", BOOL: "B", U64: "Q", 2: "H"}[kind], *v)
 
 
 def pair(key, kind, v):
     if isinstance(v, list):
-        return text(key) + struct.pack("<IIQ", ARRAY, kind, len(v)) + b"".join(value(kind, x) for x in v)
-    return text(key) + struct.pack("<I", kind) + value(kind, v)
+        return text(key) + struct.pack("<IIQ", ARRAY, kind, len(v)) + values(kind, v)
+    return text(key) + struct.pack("<I", kind) + values(kind, [v])
 
 
 def read_tensors(folder):
