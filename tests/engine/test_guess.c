@@ -155,6 +155,9 @@ static void the_price_of_a_row_decides(void **state)
         {"free rows, guesses that are wrong", 3, 0, 0.1, 1, 0, 0},
         {"rows at full price", 3, 3, 0.99, 1, 0, 0},
         {"eight clients, rows at nearly full price", 3, 2.8, 0.95, 8, 0, 0},
+        {"eight clients, a gain of 6 %", 3, 0.31, 0.57, 8, 0, 0},
+        {"eight clients, a gain of 18 %", 3, 0.31, 0.75, 8, 8, 15},
+        {"one client, a gain of 6 %", 3, 1.44, 0.57, 1, 1, 1},
         {"eight clients, cheap rows", 3, 0.1, 0.95, 8, 8, 15},
         {"no proposal", 3, 0.1, 0, 1, 0, 0},
     };
