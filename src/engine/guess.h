@@ -97,8 +97,8 @@ struct guess_seq {
 };
 
 /* Sets n of each of the sequences that a pass decodes, the ones without a proposal included. All
- * together get at most most_rows guesses: the number that gives the most tokens a second, if that is
- * 3 % more than without, and 1 % more for each further sequence. A longer pass delays all, so no
+ * together get at most most_rows guesses: the number that gives the most tokens a second, if that
+ * is 3 % more than without, and 1 % more for each further sequence. A longer pass delays all, so no
  * sequence may lose more than 3 % of its expected speed to the guesses of others. A proposal is not
  * tried if the probability of its first token is below 0.15. */
 void guess_decide(const struct guess_speed *speed, struct guess_seq *s, int n_seqs,
