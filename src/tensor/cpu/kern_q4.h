@@ -331,11 +331,23 @@ INLINE void direct_panels(const struct quant_tile *t, enum dtype dtype, int p, i
         for (int p = 0; p < t->n_panels; p++)                                              \
             direct_panels(t, DTYPE_##T, p, R, 1, true);                                    \
     }
-#define DIRECT_ROWS(T)                                                                     \
+#define DIRECT_4(T)                                                                        \
     DIRECT(T, 1, Q4_WIDE_1)                                                                \
     DIRECT(T, 2, Q4_WIDE_2)                                                                \
     DIRECT(T, 3, Q4_WIDE_4)                                                                \
     DIRECT(T, 4, Q4_WIDE_4)
+#if Q4_DIRECT == 8
+#define DIRECT_ROWS(T)                                                                     \
+    DIRECT_4(T)                                                                            \
+    DIRECT(T, 5, 1)                                                                        \
+    DIRECT(T, 6, 1)                                                                        \
+    DIRECT(T, 7, 1)                                                                        \
+    DIRECT(T, 8, 1)
+#define FROM_5(HOW, T) , HOW##_##T##_5, HOW##_##T##_6, HOW##_##T##_7, HOW##_##T##_8
+#else
+#define DIRECT_ROWS DIRECT_4
+#define FROM_5(HOW, T)
+#endif
 DIRECT_ROWS(Q4_0)
 DIRECT_ROWS(Q4_1)
 DIRECT_ROWS(Q4_K)
@@ -346,7 +358,7 @@ DIRECT_ROWS(MXFP4)
 
 #define OF_TYPE(HOW, T)                                                                    \
     {                                                                                      \
-        HOW##_##T##_1, HOW##_##T##_2, HOW##_##T##_3, HOW##_##T##_4                         \
+        HOW##_##T##_1, HOW##_##T##_2, HOW##_##T##_3, HOW##_##T##_4 FROM_5(HOW, T)          \
     }
 #define BY_TYPE(HOW)                                                                       \
     {                                                                                      \
