@@ -180,20 +180,34 @@ DIRECT(1, Q8_WIDE_1)
 DIRECT(2, Q8_WIDE_2)
 DIRECT(3, Q8_WIDE_4)
 DIRECT(4, Q8_WIDE_4)
+#if Q8_DIRECT == 8
+DIRECT(5, 1)
+DIRECT(6, 1)
+DIRECT(7, 1)
+DIRECT(8, 1)
+#define OF_ROWS(HOW)                                                                       \
+    {                                                                                      \
+        HOW##_1, HOW##_2, HOW##_3, HOW##_4, HOW##_5, HOW##_6, HOW##_7, HOW##_8             \
+    }
+#else
+#define OF_ROWS(HOW)                                                                       \
+    {                                                                                      \
+        HOW##_1, HOW##_2, HOW##_3, HOW##_4                                                 \
+    }
+#endif
 #undef DIRECT
 
 static void direct(const struct quant_tile *t)
 {
-    static void (*const by_rows[])(const struct quant_tile *t) = {NULL, direct_1, direct_2,
-                                                                  direct_3, direct_4};
-    by_rows[t->m](t);
+    static void (*const by_rows[])(const struct quant_tile *t) = OF_ROWS(direct);
+    by_rows[t->m - 1](t);
 }
 
 static void direct_stream(const struct quant_tile *t)
 {
-    static void (*const by_rows[])(const struct quant_tile *t) = {NULL, stream_1, stream_2,
-                                                                  stream_3, stream_4};
-    by_rows[t->m](t);
+    static void (*const by_rows[])(const struct quant_tile *t) = OF_ROWS(stream);
+    by_rows[t->m - 1](t);
 }
+#undef OF_ROWS
 
 #endif

@@ -14,7 +14,9 @@
 #define Q8_WIDE_1 4
 #define Q8_WIDE_2 4
 #define Q8_WIDE_4 2
-#define Q8_DIRECT 4
+/* Five to eight rows take one panel: three sums a row. */
+#define Q8_DIRECT 8
+#define Q8_STRIPS 16
 /* The steps of a block: in a loop gcc copies all sums at every step. */
 #define Q8_UNROLL _Pragma("GCC unroll 16")
 
