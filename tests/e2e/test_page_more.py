@@ -153,7 +153,7 @@ def test_files(b, server):
 
 # Stands in for pdftotext, and does what a hostile PDF could have it do.
 FAKE = f'''#!{sys.executable}
-import os, socket, sys, time
+import fcntl, os, resource, socket, sys, time
 head = os.pread(0, 16, 0)
 def tries(f):
     try:
@@ -161,8 +161,13 @@ def tries(f):
     except (OSError, MemoryError) as e:
         return type(e).__name__
 if head == b"%FAKE escape":
-    print(tries(socket.socket), tries(lambda: bytearray(2 << 30)), tries(lambda: os.write(os.open("{tmp}/x", os.O_CREAT | os.O_WRONLY), b"x")),
-          tries(lambda: os.kill(os.getppid(), 0)), sorted(os.listdir("/proc/self/fd")), sorted(os.environ))
+    parent, own = os.getppid(), "{tmp}/bin/pdftotext"
+    refused = (socket.socket, lambda: os.open("{tmp}/x", os.O_CREAT), lambda: os.open(own, os.O_RDWR), lambda: os.truncate(own, 0),
+               lambda: os.unlink(own), lambda: os.rename(own, own + "2"), lambda: os.chmod(own, 0), lambda: os.mkdir("{tmp}/y"),
+               lambda: os.kill(parent, 0), lambda: os.pidfd_open(parent), lambda: os.setpriority(os.PRIO_PROCESS, parent, 1),
+               lambda: fcntl.fcntl(0, 8, parent), lambda: resource.prlimit(parent, resource.RLIMIT_NOFILE), os.fork)
+    print([i for i, f in enumerate(refused) if tries(f) != "PermissionError"], tries(lambda: bytearray(2 << 30)),
+          sorted(os.listdir("/proc/self/fd")), sorted(os.environ))
 elif head == b"%FAKE long":
     print("word " * (1 << 20))
 elif head == b"%FAKE sleep":
@@ -193,9 +198,8 @@ def test_pdf(b, server, slow):
                             ("an empty file", b"", "no PDF"), ("much text", b"%FAKE long", "more than 1 MiB")):
         status, said = read_pdf(server, body)
         check(f"{what} is refused with the reason", status == 400 and why in said, (status, said))
-    equal("the program that reads it has no network, 1 GiB of memory, no disk, no other process, no file, no environment",
-          read_pdf(server, b"%FAKE escape"),
-          (200, "PermissionError MemoryError OSError PermissionError ['0', '1', '2', '3', '4'] ['LANG', 'LC_CTYPE']"))  # 3 is the script
+    equal("the program that reads it has no network, changes no file, meets no other process, has 1 GiB of memory, no file, no environment",
+          read_pdf(server, b"%FAKE escape"), (200, "[] MemoryError ['0', '1', '2', '3'] ['LANG', 'LC_CTYPE']"))  # 3 is the folder that it lists
     path = os.path.join(tmp, "birds.PDF")
     with open(path, "wb") as f:
         f.write(pdf_of(b"Three robins."))

@@ -29,7 +29,7 @@ assert.h complex.h ctype.h dirent.h dlfcn.h endian.h errno.h fcntl.h fenv.h floa
 emmintrin.h immintrin.h inttypes.h cpuid.h libgen.h limits.h locale.h malloc.h math.h netdb.h poll.h pthread.h pwd.h sched.h
 semaphore.h setjmp.h signal.h spawn.h stdalign.h stdarg.h stdatomic.h stdbool.h stddef.h stdint.h
 stdio.h stdlib.h stdnoreturn.h string.h strings.h termios.h time.h unistd.h wchar.h wctype.h x86intrin.h
-linux/audit.h linux/filter.h linux/seccomp.h linux/fs.h linux/falloc.h linux/fiemap.h linux/futex.h linux/magic.h
+linux/audit.h linux/filter.h linux/landlock.h linux/seccomp.h linux/fs.h linux/falloc.h linux/fiemap.h linux/futex.h linux/magic.h
 sys/epoll.h sys/eventfd.h sys/file.h sys/ioctl.h sys/mman.h sys/mount.h sys/random.h sys/resource.h sys/select.h sys/socket.h
 sys/stat.h sys/statfs.h sys/statvfs.h sys/syscall.h sys/sysinfo.h sys/sysmacros.h sys/time.h sys/types.h sys/uio.h sys/un.h
 sys/auxv.h sys/prctl.h sys/utsname.h sys/vfs.h sys/wait.h sys/xattr.h arpa/inet.h netinet/in.h netinet/tcp.h hcache.h
