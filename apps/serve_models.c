@@ -12,6 +12,7 @@
 #include "apps/hub.h"
 #include "base/mem.h"
 #include "model/pack_file.h"
+#include "tensor/peers.h"
 
 /* A folder of models may have folders of owners, and these of repositories. */
 enum { MAX_DEPTH = 4, MAX_MODELS = 1000 };
@@ -209,6 +210,11 @@ int serve_models_open(struct serve_models *s, const struct models_opts *o,
                       struct err *err)
 {
     struct models_opts mo = *o;
+    if (s->n > 1 && peers_count() > 1)
+        return err_set(err, ERR_USAGE,
+                       "processes of mpirun serve one model, and there are %d: start a "
+                       "job for each",
+                       s->n);
     s->opts = xcalloc((size_t)s->n, sizeof *s->opts);
     for (int i = 0; i < s->n; i++) {
         s->opts[i] = *each;

@@ -21,6 +21,7 @@
 #include "model/share.h"
 #include "model/weights_choose.h"
 #include "model/work.h"
+#include "tensor/peers.h"
 
 /* Limit on the rotation tables. Ten million positions, the longest published context, with heads of
  * 128 take 11 GB. */
@@ -236,6 +237,11 @@ static int check_parts(const struct model *m, struct err *err)
                        : c->logit_scale != 1           ? "a factor of logits"
                        : c->rope_local_theta > 0       ? "rotations of two kinds"
                                                        : NULL;
+    if (part != NULL && peers_count() > 1)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "processes of mpirun compute no %s, which %s models need: start it "
+                       "without mpirun",
+                       part, family_name(c->family));
     if (part != NULL && !m->dev->unified)
         return err_set(err, ERR_UNSUPPORTED,
                        "device %s has no %s, which %s models need: use --device cpu",

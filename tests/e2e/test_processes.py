@@ -92,6 +92,10 @@ tap.check("another number of processes than ranks: refused, with the number to c
           p.returncode != 0 and p.stderr.count("choose mpirun -np 2") == 1, p.stderr)
 p = run(3, 1)
 tap.check("heads that cannot be divided: refused", p.returncode != 0 and "divided by 3" in p.stderr, p.stderr)
+for what, why, a in (("recurrent layers", "without mpirun", ["run", "synth:tiny-hybrid", "-n", "1", "-p", "a"]),
+                     ("several models", "serve one model", ["serve", "synth:tiny-mha", "synth:tiny-gqa", "--port", "0"])):
+    p = subprocess.run([*mpirun(2), HC, *a, "--tensor-parallel", "2"], capture_output=True, text=True, timeout=tap.PATIENCE)
+    tap.check(f"{what}: refused at the start, with what to do", p.returncode != 0 and why in p.stderr, p.stderr)
 p = run(2, 1, env={"HCACHE_PLUGINS": tmp})
 tap.check("without its plug-in: the reason", p.returncode != 0 and "hcache-mpi.so cannot be loaded" in p.stderr, p.stderr)
 
