@@ -142,13 +142,6 @@ static void must_be_int(struct fields *f, const char *key, int32_t wanted)
 
 /* --- parts that families share ------------------------------------------------------------ */
 
-/* Returns whether layers of a family may be recurrent. */
-static bool is_hybrid(enum model_family family)
-{
-    return family == FAMILY_QWEN3_5 || family == FAMILY_QWEN3_5_MOE ||
-           family == FAMILY_QWEN3_NEXT;
-}
-
 /* Reads a size that published gemma3 files may leave out, because it is the reference's default. */
 static int32_t need_size(struct fields *f, const struct model_config *c, const char *key,
                          int32_t max, int32_t of_gemma3)
@@ -374,7 +367,8 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
     else if (in.rc == 0 && strcmp(type, "default") != 0)
         in.rc = err_set(in.err, ERR_UNSUPPORTED,
                         "RoPE scaling of type '%s' is not supported", type);
-    if (is_hybrid(c->family)) { /* all coordinates of a token of text are its position */
+    if (family_is_hybrid(
+            c->family)) { /* all coordinates of a token of text are its position */
         saw(&in, "mrope_section");
         saw(&in, "mrope_interleaved");
     }
@@ -420,7 +414,7 @@ static bool read_rope_kinds(struct fields *f, struct model_config *c, double *fr
  * whole heads, or it fails. */
 static bool has_partial_rotary(enum model_family family)
 {
-    return family == FAMILY_PHI || family == FAMILY_PHI3 || is_hybrid(family);
+    return family == FAMILY_PHI || family == FAMILY_PHI3 || family_is_hybrid(family);
 }
 
 /* Reads the fields of rotary positions. rope_fraction: share of a head that is rotated if the file
@@ -484,7 +478,7 @@ static void read_llama_like(struct fields *f, struct model_config *c)
     c->max_ctx = need_size(f, c, "max_position_embeddings", MAX_CTX, 131072);
     read_head_dim(f, c);
     read_norm_eps(f, c, "rms_norm_eps", eps);
-    read_rope(f, c, is_hybrid(c->family) ? 0.25 : 1.0);
+    read_rope(f, c, family_is_hybrid(c->family) ? 0.25 : 1.0);
     must_be(f, "attention_bias", c->attn_out_bias, c->attn_out_bias);
     must_be(f, "mlp_bias", false, false);
 }
@@ -513,12 +507,12 @@ static void read_layer_types(struct fields *f, struct model_config *c)
         const char *s = json_string_of(json_at(list, (size_t)l), NULL);
         s = s != NULL ? s : "";
         bool sliding = strcmp(s, "sliding_attention") == 0;
-        bool recurrent = is_hybrid(c->family) && strcmp(s, "linear_attention") == 0;
+        bool recurrent = family_is_hybrid(c->family) && strcmp(s, "linear_attention") == 0;
         if (recurrent)
             layer_set_add(&c->recurrent, l);
         else if (!sliding && strcmp(s, "full_attention") != 0)
             refuse(f, "layer_types",
-                   is_hybrid(c->family)
+                   family_is_hybrid(c->family)
                        ? "only full_attention and linear_attention are supported"
                        : "only full_attention and sliding_attention are supported");
         else if (sliding && c->sliding_window == 0)
@@ -1148,7 +1142,7 @@ static void read_around(struct fields *f, const struct json *root, struct model_
     if (!is_null(&around, "quantization_config"))
         refuse(&around, "quantization_config", "quantized checkpoints are not supported");
     /* The reference ties a model that sees as the outer field says. */
-    if (is_hybrid(c->family))
+    if (family_is_hybrid(c->family))
         c->tie_word_embeddings = opt_bool(&around, "tie_word_embeddings", false);
     f->rc = around.rc;
 }

@@ -199,6 +199,11 @@ struct model_config {
     struct recurrence {
         int32_t n_k, n_v; /* heads of Q and of K; heads of V */
         int32_t d_k, d_v;
+        /* Order of the heads of V (ops.h, struct delta_rule): GGUF files of qwen3_5 have them so,
+         * and their blocks of 256 weights, which span heads, stay whole. */
+        bool tiled;
+        /* qwen3_next: W of q, k, v and that of z are two tensors, as in GGUF files. */
+        bool is_split;
     } recurrence;
 
     /* Embedding and head. */

@@ -7,6 +7,12 @@
 /* Sets every field: sizes to zero, and the fields that a family fixes to their values. */
 void config_family_init(struct model_config *c, enum model_family family);
 
+/* Returns whether layers of a family may be recurrent. */
+static inline bool family_is_hybrid(enum model_family f)
+{
+    return f == FAMILY_QWEN3_5 || f == FAMILY_QWEN3_5_MOE || f == FAMILY_QWEN3_NEXT;
+}
+
 const char *family_architecture(enum model_family f); /* "LlamaForCausalLM" */
 
 /* The keys of a JSON object that a reader has asked for; each is a string literal. */

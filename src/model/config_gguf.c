@@ -12,6 +12,7 @@
 #include "base/minmax.h"
 #include "model/gguf.h"
 #include "model/config_family.h"
+#include "tensor/ops.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -38,10 +39,13 @@ static const struct arch {
     {"granite", FAMILY_GRANITE, "attention.layer_norm_rms_epsilon"},
     {"gemma2", FAMILY_GEMMA2, "attention.layer_norm_rms_epsilon"},
     {"gpt-oss", FAMILY_GPT_OSS, "attention.layer_norm_rms_epsilon"},
+    {"qwen35", FAMILY_QWEN3_5, "attention.layer_norm_rms_epsilon"},
+    {"qwen35moe", FAMILY_QWEN3_5_MOE, "attention.layer_norm_rms_epsilon"},
+    {"qwen3next", FAMILY_QWEN3_NEXT, "attention.layer_norm_rms_epsilon"},
 };
 #define SUPPORTED                                                                          \
     "llama (Mistral and Mixtral too), qwen2, qwen3, qwen3moe, phi2, phi3, gemma, gemma2, " \
-    "gemma3, olmo2, granite, falcon, gpt-oss"
+    "gemma3, olmo2, granite, falcon, gpt-oss, qwen35, qwen35moe, qwen3next"
 
 const char *config_gguf_families(void)
 {
@@ -252,13 +256,19 @@ static void read_positions(struct meta *m, struct model_config *c)
 
 /* --- families ----------------------------------------------------------------------------- */
 
+/* Layers behind the model's own, counted in block_count, that guess further tokens. */
+#define GUESSING_LAYERS "nextn_predict_layers"
+
 static void read_sizes(struct meta *m, struct model_config *c)
 {
     c->n_layers = integer(m, "block_count", -1);
+    if (family_is_hybrid(c->family))
+        c->n_layers -= integer(m, GUESSING_LAYERS, 0);
     c->n_embd = integer(m, "embedding_length", -1);
     c->n_heads = integer(m, "attention.head_count", -1);
     c->n_kv_heads = integer(m, "attention.head_count_kv", c->n_heads);
-    c->n_ffn = integer(m, "feed_forward_length", -1);
+    bool of_experts = c->family == FAMILY_QWEN3_5_MOE || c->family == FAMILY_QWEN3_NEXT;
+    c->n_ffn = integer(m, "feed_forward_length", of_experts ? 0 : -1);
     c->max_ctx = integer(m, "context_length", -1);
     if (m->rc == 0 && (c->n_heads < 1 || c->n_kv_heads < 1 || c->n_embd < 1))
         refuse(m, "attention.head_count", "and the width must be positive");
@@ -308,15 +318,16 @@ static void read_window_layers(struct meta *m, struct model_config *c, int64_t a
 /* Reads the experts, which make a llama file one of Mixtral. */
 static void read_experts(struct meta *m, struct model_config *c)
 {
+    bool own_width = c->family == FAMILY_QWEN3_MOE || c->family == FAMILY_GPT_OSS ||
+                     c->family == FAMILY_QWEN3_5_MOE || c->family == FAMILY_QWEN3_NEXT;
     c->n_experts = integer(m, "expert_count", 0);
     c->n_experts_used = integer(m, "expert_used_count", c->n_experts > 0 ? -1 : 0);
     if (c->n_experts > 0 && c->family == FAMILY_LLAMA)
         c->family = FAMILY_MIXTRAL;
-    if (c->family == FAMILY_QWEN3_MOE || c->family == FAMILY_GPT_OSS)
+    if (own_width)
         c->n_ffn = integer(m, "expert_feed_forward_length", -1);
     c->experts_normed = c->n_experts > 0;
-    if (c->n_experts > 0 && c->family != FAMILY_MIXTRAL && c->family != FAMILY_QWEN3_MOE &&
-        c->family != FAMILY_GPT_OSS)
+    if (c->n_experts > 0 && c->family != FAMILY_MIXTRAL && !own_width)
         refuse(m, "expert_count", "is not supported in this architecture");
 }
 
@@ -364,6 +375,48 @@ static void read_granite(struct meta *m, struct model_config *c)
     c->logit_scale = (float)(1.0 / real(m, "logit_scale", 1));
 }
 
+/* Reads which layers are recurrent: an array with an entry per layer, those that guess included,
+ * or the distance between the layers of attention. */
+static void read_recurrent_layers(struct meta *m, struct model_config *c)
+{
+    const struct gguf_value *v = look(m, "attention.recurrent_layers");
+    int32_t apart = integer(m, "full_attention_interval", 4);
+    bool on = false;
+    if (m->rc == 0 && v != NULL && (!v->is_array || v->n < (uint64_t)c->n_layers))
+        refuse(m, "attention.recurrent_layers", "must have one entry per layer");
+    if (m->rc == 0 && apart < 1)
+        refuse(m, "full_attention_interval", "must be positive");
+    for (int l = 0; m->rc == 0 && l < c->n_layers && l < LAYER_SET_MAX; l++) {
+        if (v != NULL && !gguf_bool(v, (uint64_t)l, &on))
+            refuse(m, "attention.recurrent_layers", "must be an array of booleans");
+        if (v != NULL ? on : (l + 1) % apart != 0)
+            layer_set_add(&c->recurrent, l);
+    }
+}
+
+/* Reads a model with recurrent layers.  block_count counts the layers that guess tokens, too. All
+ * coordinates of a token of text are its position, so their sections change nothing. */
+static void read_hybrid(struct meta *m, struct model_config *c)
+{
+    struct recurrence *r = &c->recurrence;
+    r->d_k = integer(m, "ssm.state_size", -1);
+    r->n_k = integer(m, "ssm.group_count", -1);
+    r->n_v = integer(m, "ssm.time_step_rank", -1);
+    int32_t inner = integer(m, "ssm.inner_size", -1);
+    if (m->rc == 0 && (r->n_v < 1 || inner % r->n_v != 0))
+        refuse(m, "ssm.inner_size", "must be a multiple of 'ssm.time_step_rank'");
+    if (m->rc == 0)
+        r->d_v = inner / r->n_v;
+    if (integer(m, "ssm.conv_kernel", -1) != DELTA_CONV)
+        refuse(m, "ssm.conv_kernel", "other than 4 is not supported");
+    look(m, "rope.dimension_sections");
+    read_recurrent_layers(m, c);
+    if (c->n_experts > 0)
+        c->n_shared_ffn = integer(m, "expert_shared_feed_forward_length", -1);
+    r->tiled = c->family != FAMILY_QWEN3_NEXT && r->n_v != r->n_k;
+    r->is_split = c->family == FAMILY_QWEN3_NEXT;
+}
+
 static void read_family(struct meta *m, struct model_config *c)
 {
     c->sliding_window = integer(m, "attention.sliding_window", 0);
@@ -389,6 +442,8 @@ static void read_family(struct meta *m, struct model_config *c)
         read_gemma3(m, c);
     if (c->family == FAMILY_GRANITE)
         read_granite(m, c);
+    if (family_is_hybrid(c->family))
+        read_hybrid(m, c);
     if (c->family == FAMILY_FALCON &&
         gguf_files_find(m->files, "blk.0.attn_norm_2.weight", NULL) != NULL)
         c->block = BLOCK_PARALLEL_NORM2;
@@ -492,10 +547,20 @@ static void check_as_config_json(struct meta *m, struct model_config *c)
         return;
     char *text = config_write(c);
     int32_t d_head = c->d_head;
+    struct recurrence r = c->recurrence; /* a config.json cannot say all of it */
     m->rc = config_parse(c, text, strlen(text), "its metadata, as a config.json", m->err);
     if (m->rc == 0 && c->d_head != d_head)
         refuse(m, "attention.key_length", "is not the width divided by the heads");
+    c->recurrence = r;
     free(text);
+}
+
+int config_gguf_guessing_layers(const struct gguf_files *files)
+{
+    struct err e = {0};
+    struct meta m = {.files = files, .g = &files->files[0].g, .err = &e};
+    const struct arch *a = find_arch(&m);
+    return a != NULL && family_is_hybrid(a->family) ? integer(&m, GUESSING_LAYERS, 0) : 0;
 }
 
 int config_from_gguf(struct model_config *out, const struct gguf_files *files,

@@ -234,11 +234,13 @@ static void fill(struct model_config *c, const struct shape *s)
         c->n_experts = 256;
         c->n_experts_used = 8;
         c->n_shared_ffn = 512;
-        fill_hybrid(c, (struct recurrence){16, 32, 128, 128});
+        fill_hybrid(c, (struct recurrence){.n_k = 16, .n_v = 32, .d_k = 128, .d_v = 128});
     }
     if (c->family == FAMILY_QWEN3_5)
-        fill_hybrid(c, s->n_embd > 64 ? (struct recurrence){16, 16, 128, 128}
-                                      : (struct recurrence){2, 4, 16, 16});
+        fill_hybrid(c,
+                    s->n_embd > 64
+                        ? (struct recurrence){.n_k = 16, .n_v = 16, .d_k = 128, .d_v = 128}
+                        : (struct recurrence){.n_k = 2, .n_v = 4, .d_k = 16, .d_v = 16});
 }
 
 const char *config_shape_name(int i)

@@ -100,6 +100,7 @@ static char *more_text(const struct model_config *c)
                   {"heads of v in recurrences", c->recurrence.n_v, 0},
                   {"their width of q", c->recurrence.d_k, 0},
                   {"their width of v", c->recurrence.d_v, 0},
+                  {"tiled", c->recurrence.tiled, 0},
                   {"local theta", c->rope_local_theta, 0},
                   {"magnitude", (double)c->rope_magnitude, 1}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {

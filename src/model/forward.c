@@ -212,7 +212,8 @@ struct delta_rule model_delta_rule(const struct model_config *c,
                                    const struct layer_weights *lw)
 {
     const struct recurrence *r = &c->recurrence;
-    struct delta_rule d = {.n_k = r->n_k, .n_v = r->n_v, .d_k = r->d_k, .d_v = r->d_v};
+    struct delta_rule d = {
+        .n_k = r->n_k, .n_v = r->n_v, .tiled = r->tiled, .d_k = r->d_k, .d_v = r->d_v};
     if (lw != NULL) {
         d.conv = lw->conv;
         d.a_log = lw->a_log;

@@ -72,7 +72,7 @@ bool matrix_types_fit(const struct matrix_types *t, const struct model_config *c
         return true;
     bool fits = has_blocks(t->head, c, SLOT_HEAD);
     for (int l = 0; l < t->n_layers; l++)
-        for (enum slot s = SLOT_WQ; s <= SLOT_DOWN; s++)
+        for (enum slot s = SLOT_WQ; s <= SLOT_SHARED_DOWN; s++)
             fits = fits && has_blocks(matrix_type(t, l, s), c, s);
     return fits;
 }
@@ -149,6 +149,14 @@ void matrix_types_make(struct matrix_types *out, enum dtype all,
     }
 }
 
+/* Returns whether a layer has a matrix of a kind that only some models have. */
+static bool has_more(const struct layer_weights *l, enum slot s)
+{
+    const struct weight *const more[] = {&l->mix, &l->mix_out, &l->shared_up,
+                                         &l->shared_down};
+    return more[s - SLOT_MIX]->n > 0;
+}
+
 void weights_matrix_list(const struct weights *w, struct weights_matrix_list *out)
 {
     const struct matrix_types *t = w->matrices;
@@ -156,11 +164,12 @@ void weights_matrix_list(const struct weights *w, struct weights_matrix_list *ou
         .of = xcalloc((size_t)t->n_layers * N_SLOTS + 1, sizeof *out->of)};
     out->of[out->n++] = matrix_type(t, 0, SLOT_HEAD);
     for (int l = 0; l < t->n_layers; l++)
-        for (enum slot s = SLOT_WQ; s <= SLOT_DOWN; s++) {
+        for (enum slot s = SLOT_WQ; s <= SLOT_SHARED_DOWN; s++) {
             bool two = matrix_types_differ_in_kv(t, l);
             if (s == SLOT_WKV && two)
                 out->of[out->n++] = DTYPE_Q4;
-            if (s != SLOT_WV || two)
+            bool has = s <= SLOT_DOWN || (w->layers != NULL && has_more(&w->layers[l], s));
+            if (has && (s != SLOT_WV || two))
                 out->of[out->n++] = matrix_type(t, l, s);
         }
 }

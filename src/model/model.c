@@ -512,11 +512,6 @@ static int weight_kind(struct model *m, const struct model_opts *o, enum weights
         return err_set(err, ERR_UNSUPPORTED,
                        "weights %s: device %s has no kernels for them: use --weights bf16",
                        name, m->dev->name);
-    if (*held == WEIGHTS_Q4 && config_is_hybrid(&m->cfg))
-        return err_set(
-            err, ERR_UNSUPPORTED,
-            "weights q4: models with recurrent layers are not converted to 4 bits: "
-            "use --weights q8");
     if (m->is_packed)
         return check_packed_kind(m, name, err);
     bool made = *held == WEIGHTS_Q4;
@@ -525,7 +520,12 @@ static int weight_kind(struct model *m, const struct model_opts *o, enum weights
         return 0;
     struct weights_info info = {0};
     int rc = weights_describe(&info, m->source, &m->cfg, m->dtype, err);
-    if (rc == 0 && made)
+    if (rc == 0 && made && !info.has_q4 && config_is_hybrid(&m->cfg))
+        rc = err_set(
+            err, ERR_UNSUPPORTED,
+            "weights q4: models with recurrent layers are not converted to 4 bits: "
+            "use --weights q8");
+    else if (rc == 0 && made)
         rc = compare_q4(m, &info, err);
     else if (rc == 0 && chosen)
         rc = choose_held(m, o, &info, held, err);

@@ -251,6 +251,8 @@ static void hash_tensor(struct sha256_ctx *hash, const struct tensor_spec *t,
      * are other weights, so the hashes must differ. */
     if (src->norm_has_one && t->kind == TENSOR_NORM)
         sha256_field(hash, "norm", "one is added", 12);
+    if (src->is_decay)
+        sha256_field(hash, "rate", "-exp", 4);
     for (int64_t i = 0; i < n_sums; i++) {
         put_u64(le, sums[i]);
         sha256_field(hash, "sum", le, sizeof le);

@@ -7,6 +7,7 @@
  *     the same, in a file that stacks them      rows of blk.3.attn_qkv.weight
  *     transformer.h.3...query_key_value         blk.3.attn_qkv.weight, all q, all k, all v
  *     model.layers.3.mlp.experts.7.up_proj      matrix 7 of blk.3.ffn_up_exps.weight
+ *     model.layers.3.linear_attn.A_log          blk.3.ssm_a, which has -exp(A_log)
  *
  * As for folders, a tensor that is missing, has another shape, or is left over is an error. */
 #include "model/weights_source.h"
@@ -18,15 +19,16 @@
 
 #include "base/mem.h"
 #include "model/config_gguf.h"
+#include "tensor/ops.h"
 
 /* --- names -------------------------------------------------------------------------------- */
 
 static const char *qkv_stem(const struct tensor_spec *t)
 {
     const struct tensor_part *p = &t->parts[0];
-    if (t->n_parts > 1)
+    if (t->n_parts > 1 && p->slot != t->parts[1].slot)
         return "attn_qkv";
-    if (p->slot == SLOT_WQ || p->slot == SLOT_BQ)
+    if (p->slot == SLOT_WQ || p->slot == SLOT_BQ) /* with rows of its gate, or without */
         return "attn_q";
     return p->dst_row == 0 ? "attn_k" : "attn_v";
 }
@@ -48,13 +50,35 @@ static const char *experts_stem(const struct model_config *c, const struct tenso
     return gate ? "ffn_gate_exps" : "ffn_up_exps";
 }
 
+/* Returns the GGUF name of a recurrent layer's own tensor. */
+static const char *recurrent_stem(const struct tensor_spec *t)
+{
+    const struct tensor_part *p = &t->parts[0];
+    switch (p->slot) {
+    case SLOT_MIX:
+        return p->dst_row == 0 ? "attn_qkv" : "attn_gate";
+    case SLOT_MIX_BA:
+        return t->n_parts > 1 ? "ssm_ba" : p->dst_row == 0 ? "ssm_beta" : "ssm_alpha";
+    case SLOT_MIX_OUT:
+        return "ssm_out";
+    case SLOT_CONV:
+        return "ssm_conv1d";
+    case SLOT_A_LOG:
+        return "ssm_a";
+    case SLOT_DT:
+        return "ssm_dt";
+    default:
+        return "ssm_norm";
+    }
+}
+
 /* Returns the GGUF name of a norm. In Falcon's files the second norm is attention's, and the first
  * is the MLP's. */
 static const char *norm_stem(const struct model_config *c, bool attention)
 {
     if (c->norm_place == NORMS_AFTER)
         return attention ? "post_attention_norm" : "post_ffw_norm";
-    if (c->family == FAMILY_GPT_OSS && !attention)
+    if ((c->family == FAMILY_GPT_OSS || config_is_hybrid(c)) && !attention)
         return "post_attention_norm";
     if (c->block == BLOCK_PARALLEL_NORM2)
         return attention ? "attn_norm_2" : "attn_norm";
@@ -97,6 +121,20 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
     case SLOT_DOWN:
     case SLOT_B_DOWN:
         return c->n_experts > 0 ? experts_stem(c, &t->parts[0]) : "ffn_down";
+    case SLOT_SHARED_UP:
+        return t->parts[0].dst_row == 0 ? "ffn_gate_shexp" : "ffn_up_shexp";
+    case SLOT_SHARED_DOWN:
+        return "ffn_down_shexp";
+    case SLOT_SHARED_GATE:
+        return "ffn_gate_inp_shexp";
+    case SLOT_MIX:
+    case SLOT_MIX_OUT:
+    case SLOT_MIX_BA:
+    case SLOT_CONV:
+    case SLOT_A_LOG:
+    case SLOT_DT:
+    case SLOT_MIX_NORM:
+        return recurrent_stem(t);
     case SLOT_Q_NORM:
         return "attn_q_norm";
     case SLOT_K_NORM:
@@ -109,11 +147,12 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
 static void gguf_name(char *out, size_t n, const struct tensor_spec *t, const char *stem)
 {
     bool is_bias = t->kind == TENSOR_BIAS && t->parts[0].slot != SLOT_SINKS;
-    const char *end = is_bias ? "bias" : "weight";
+    bool is_bare = t->parts[0].slot == SLOT_A_LOG;
+    const char *end = is_bare ? "" : is_bias ? ".bias" : ".weight";
     if (slot_is_in_layer(t->parts[0].slot))
-        snprintf(out, n, "blk.%d.%s.%s", t->layer, stem, end);
+        snprintf(out, n, "blk.%d.%s%s", t->layer, stem, end);
     else
-        snprintf(out, n, "%s.%s", stem, end);
+        snprintf(out, n, "%s%s", stem, end);
 }
 
 /* --- rows --------------------------------------------------------------------------------- */
@@ -148,7 +187,8 @@ static struct row_map rows_of(const struct model_config *c, const struct tensor_
 struct match {
     const struct gguf_files *files;
     const struct model_config *c;
-    bool **used; /* [file][tensor] whether the tensor was used */
+    bool **used;    /* [file][tensor] whether the tensor was used */
+    int n_guessing; /* layers behind the model's own that guess tokens and are not used */
     struct err *err;
 };
 
@@ -186,10 +226,16 @@ static int element_type(const struct match *m, const struct gguf_file *in,
     return 0;
 }
 
-/* Returns whether `have` has the shape of t, but with `all` rows. */
+/* Returns whether `have` has the shape of t, but with `all` rows.  A convolution's is [channels]
+ * [DELTA_CONV], and a matrix of one row may be a vector. */
 static bool has_shape(const struct gguf_tensor *have, const struct tensor_spec *t,
                       int64_t all)
 {
+    if (t->n_dims == 3)
+        return have->n_dims == 2 && have->shape[1] == DELTA_CONV &&
+               have->shape[0] == (uint64_t)all / DELTA_CONV;
+    if (t->n_dims == 2 && all == 1 && have->n_dims == 1)
+        return have->shape[0] == (uint64_t)t->cols;
     return have->n_dims == t->n_dims && have->shape[0] == (uint64_t)all &&
            (t->n_dims == 1 || have->shape[1] == (uint64_t)t->cols);
 }
@@ -205,7 +251,7 @@ static int take_rows(const struct match *m, const struct gguf_file *in,
     out->file = in->path;
     out->file_row_bytes = (size_t)t->cols / out->type->block * out->type->bytes;
     /* A row of a vector is one number, which is no whole block. */
-    if (t->n_dims == 1 && tensor_src_is_quantised(out))
+    if (t->n_dims != 2 && tensor_src_is_quantised(out))
         return err_set(
             m->err, ERR_UNSUPPORTED,
             "%s: tensor '%s' is a vector of type %s; vectors must be F32, F16 or "
@@ -216,6 +262,10 @@ static int take_rows(const struct match *m, const struct gguf_file *in,
     out->at = have->begin + (uint64_t)first * out->file_row_bytes;
     out->rows = rows_of(m->c, t);
     out->norm_has_one = m->c->norm == NORM_RMS_PLUS_ONE;
+    out->is_decay = t->parts[0].slot == SLOT_A_LOG;
+    if (out->is_decay && have->type != GGUF_TYPE_F32)
+        return err_set(m->err, ERR_UNSUPPORTED, "%s: tensor '%s' must be F32, and is %s",
+                       in->path, have->name, out->type->name);
     return 0;
 }
 
@@ -281,6 +331,14 @@ static int match_one(const struct match *m, const struct tensor_spec *t,
     return rc;
 }
 
+/* Returns whether a tensor belongs to a layer that guesses tokens. */
+static bool is_guessing(const struct match *m, const char *name)
+{
+    int l;
+    return sscanf(name, "blk.%d.", &l) == 1 && l >= m->c->n_layers &&
+           l < m->c->n_layers + m->n_guessing;
+}
+
 static int refuse_unexpected(const struct match *m)
 {
     for (size_t i = 0; i < m->files->n; i++)
@@ -292,7 +350,7 @@ static int refuse_unexpected(const struct match *m)
             /* a reranker's rows of "yes" and "no", which the head has */
             bool of_rank = m->c->pooling == POOLING_RANK &&
                            strncmp(name, "cls.output.", 11) == 0;
-            if (!m->used[i][k] && !of_rope && !of_rank)
+            if (!m->used[i][k] && !of_rope && !of_rank && !is_guessing(m, name))
                 return err_set(
                     m->err, ERR_MISMATCH,
                     "%s: tensor '%s' is not part of the %s model of %d layers that the "
@@ -306,7 +364,10 @@ static int refuse_unexpected(const struct match *m)
 int gguf_match(const struct gguf_files *files, const struct model_config *c,
                const struct tensor_list *want, struct tensor_src *src, struct err *err)
 {
-    struct match m = {.files = files, .c = c, .err = err};
+    struct match m = {.files = files,
+                      .c = c,
+                      .n_guessing = config_gguf_guessing_layers(files),
+                      .err = err};
     int rc = 0;
     m.used = xcalloc(files->n, sizeof *m.used);
     for (size_t i = 0; i < files->n; i++)

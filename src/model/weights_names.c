@@ -439,24 +439,27 @@ static struct tensor_spec *add_vector(struct builder *b, const char *stem, enum 
     return t;
 }
 
-/* Adds a recurrent layer's own tensors.  qwen3_next has those of q, k, v and z in one, by heads of
- * Q, and so those of beta and a. */
+/* Adds a recurrent layer's own tensors.  qwen3_next has those of beta and a in one, by heads of Q,
+ * and in folders those of q, k, v and z, too. */
 static void add_recurrence(struct builder *b)
 {
     const struct model_config *c = b->c;
     const struct recurrence *r = &c->recurrence;
     int64_t q = mix_q_dim(c), v = mix_dim(c), per = r->n_v / r->n_k;
-    if (c->family == FAMILY_QWEN3_NEXT) {
+    if (c->family == FAMILY_QWEN3_NEXT && !r->is_split) {
         add_groups(b, "linear_attn.in_proj_qkvz", r->n_k, 4,
                    (const enum slot[]){SLOT_MIX, SLOT_MIX, SLOT_MIX, SLOT_MIX},
                    (const int64_t[]){r->d_k, r->d_k, per * r->d_v, per * r->d_v},
                    (const int64_t[]){0, q, 2 * q, 2 * q + v});
+    } else {
+        add_linear(b, "linear_attn.in_proj_qkv", SLOT_MIX, N_SLOTS, 0, 2 * q + v);
+        add_linear(b, "linear_attn.in_proj_z", SLOT_MIX, N_SLOTS, 2 * q + v, v);
+    }
+    if (c->family == FAMILY_QWEN3_NEXT) {
         add_groups(b, "linear_attn.in_proj_ba", r->n_k, 2,
                    (const enum slot[]){SLOT_MIX_BA, SLOT_MIX_BA},
                    (const int64_t[]){per, per}, (const int64_t[]){0, r->n_v});
     } else {
-        add_linear(b, "linear_attn.in_proj_qkv", SLOT_MIX, N_SLOTS, 0, 2 * q + v);
-        add_linear(b, "linear_attn.in_proj_z", SLOT_MIX, N_SLOTS, 2 * q + v, v);
         add_linear(b, "linear_attn.in_proj_b", SLOT_MIX_BA, N_SLOTS, 0, r->n_v);
         add_linear(b, "linear_attn.in_proj_a", SLOT_MIX_BA, N_SLOTS, r->n_v, r->n_v);
     }

@@ -2,6 +2,7 @@
 #include "model/weights_rows.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,13 +91,24 @@ static int unit_init(struct loader *ld, struct unit *u, const struct unit_sizes 
 
 /* --- reading and hashing ---------------------------------------------------------------------- */
 
+/* Returns whether n rows hold numbers only; of decays, which are F32, also their logarithms. */
+static bool rows_are_good(const struct load *l, const uint8_t *rows, int64_t n)
+{
+    bool good = numbers_only(rows, (size_t)(n * l->t->cols), l->src->dtype);
+    for (int64_t i = 0; good && l->src->is_decay && i < n; i++) {
+        float x;
+        memcpy(&x, rows + (size_t)i * sizeof x, sizeof x);
+        good = x < 0;
+    }
+    return good;
+}
+
 static void look_for_bad_rows(struct load *l, const struct unit *u)
 {
-    size_t cols = (size_t)l->t->cols;
     int64_t i = 0;
-    if (numbers_only(u->rows, (size_t)u->n * cols, l->src->dtype))
+    if (rows_are_good(l, u->rows, u->n))
         return;
-    while (numbers_only(u->rows + (size_t)i * l->cut.row_bytes, cols, l->src->dtype))
+    while (rows_are_good(l, u->rows + (size_t)i * l->cut.row_bytes, 1))
         i++;
     long long row = u->row + i, first = atomic_load(&l->bad_row);
     while (row < first && !atomic_compare_exchange_weak(&l->bad_row, &first, row))
@@ -233,6 +245,8 @@ static void deliver_vector(struct loader *ld, const struct unit *u, enum slot s,
     widen(dst, decoded_at(u, at), l->src->dtype, (size_t)n);
     for (int64_t i = 0; plus_one && i < n; i++)
         dst[i] += 1.0f;
+    for (int64_t i = 0; l->src->is_decay && i < n; i++)
+        dst[i] = logf(-dst[i]);
 }
 
 /* Returns n rows in element type `to`: in place if they have it, else converted. */

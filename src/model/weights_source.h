@@ -61,6 +61,8 @@ struct tensor_src {
     struct row_map rows;
     /* the file's norm weights already include the 1 that is added (gemma) */
     bool norm_has_one;
+    /* the file has -exp(x) of each number x (ssm_a) */
+    bool is_decay;
 };
 
 static inline bool tensor_src_is_quantised(const struct tensor_src *s)

@@ -194,11 +194,13 @@ struct product {
     const float *bias; /* [n] bias; NULL: none is added */
 };
 
-/* The gated delta rule of one recurrent layer (Gated DeltaNet, arXiv:2412.06464).  Heads of V
- * [h * n_v / n_k, (h + 1) * n_v / n_k) belong to head h of Q and K. */
+/* The gated delta rule of one recurrent layer (Gated DeltaNet, arXiv:2412.06464).  n_v / n_k heads
+ * of V belong to each head of Q and K. */
 struct delta_rule {
     /* Heads of Q and of K; heads of V: a multiple of n_k, up to DELTA_MAX_GROUP times. */
     int n_k, n_v;
+    /* Head h of V belongs to head h % n_k of Q and K; else to head h / (n_v / n_k). */
+    bool tiled;
     int d_k, d_v;      /* widths of their heads: multiples of 16, at most DELTA_MAX_WIDTH */
     const float *conv; /* [channels][DELTA_CONV], the factor of the oldest input first */
     const float *a_log, *dt_bias; /* [n_v] */
@@ -207,6 +209,11 @@ struct delta_rule {
 #define DELTA_MAX_WIDTH 256
 #define DELTA_MAX_GROUP 16
 
+/* Returns the i-th head of V of head `of_k` of Q and K. */
+static inline int delta_v_head(const struct delta_rule *d, int of_k, int i)
+{
+    return d->tiled ? i * d->n_k + of_k : of_k * (d->n_v / d->n_k) + i;
+}
 static inline int64_t delta_channels(const struct delta_rule *d)
 {
     return (int64_t)2 * d->n_k * d->d_k + (int64_t)d->n_v * d->d_v;

@@ -23,6 +23,9 @@
 #define QWEN2_PATTERN                                                                      \
     CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| "                                 \
                  "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" SPACES_LAST
+#define QWEN35_PATTERN                                                                     \
+    CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| "                         \
+                 "?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|" SPACES_LAST
 #define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 #define CASED(end)                                                                         \
@@ -71,6 +74,7 @@ static const struct pre {
     {"dbrx", CUT_PATTERN, LLAMA3_PATTERN, false, false, false},
     {"smaug-bpe", CUT_PATTERN, LLAMA3_PATTERN, false, false, false},
     {"qwen2", CUT_PATTERN, QWEN2_PATTERN, false, false, true},
+    {"qwen35", CUT_PATTERN, QWEN35_PATTERN, false, false, true},
     {"deepseek-r1-qwen", CUT_PATTERN, QWEN2_PATTERN, false, false, false},
     {"megrez", CUT_PATTERN, QWEN2_PATTERN, false, false, false},
     {"stablelm2", CUT_PATTERN, QWEN2_PATTERN, false, false, false},

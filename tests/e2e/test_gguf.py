@@ -5,9 +5,13 @@ tools/golden/hf_to_gguf.py converts as llama.cpp's converter does.  Tokenizers o
 compared with the tokenizers library (with a vocabulary of ours) and with llama.cpp (ours, and Llama
 2's if ../shared has it); those of kind `gpt2` with their folders."""
 import json
+import math
 import os
+import pathlib
+import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -115,6 +119,79 @@ found = [run(m, *asked, *shared)["cached_tokens"] for m in (path("copy.gguf"), p
 check("another file of the same values finds the state; one with another bit, or values held in other types, never does",
       found[0] >= 64 and found[1:] == [0, 0], found)
 
+# --- recurrent layers in blocks ------------------------------------------------------------------------------------------
+def hybrid(out, kind, seed, decay=-0.4):
+    """Writes a qwen35moe file of two layers, one of them recurrent, with random blocks of Q8_0, or of Q4_K and Q6_K."""
+    rng = random.Random(seed)
+    hf_to_gguf.TYPES.update({"Q8_0": (8, 34 / 32), "Q4_K": (12, 144 / 256), "Q6_K": (14, 210 / 256)})
+
+    def block(k):
+        some = lambda n, lo=0, hi=256: bytes(rng.randrange(lo, hi) for _ in range(n))
+        if k == "Q8_0":
+            return struct.pack("<e", 0.0015) + some(32)
+        if k == "Q4_K":
+            return struct.pack("<ee", 0.0006, 0.0045) + some(12, 16, 64) + some(128)
+        return some(192) + some(16, 1, 30) + struct.pack("<e", 0.0002)
+
+    tensors = []
+
+    def matrix(name, *shape, k=kind):
+        weights = {"Q8_0": 32, "Q4_K": 256, "Q6_K": 256}
+        n = math.prod(shape)
+        raw = b"".join(struct.pack("<f", rng.gauss(0, 0.06)) for _ in range(n)) if k == "F32" else (
+            b"".join(block(k) for _ in range(n // weights[k])))
+        tensors.append((name, k, list(shape), raw))
+
+    def vector(name, *shape, mid=0.0, dev=0.1):
+        tensors.append((name, "F32", list(shape), b"".join(struct.pack("<f", rng.gauss(mid, dev)) for _ in range(math.prod(shape)))))
+
+    more = "Q6_K" if kind == "Q4_K" else kind
+    matrix("token_embd.weight", 128, 256)
+    matrix("output.weight", 128, 256)
+    vector("output_norm.weight", 256, mid=1)
+    for i in range(2):
+        for name in ("attn_norm", "post_attention_norm"):
+            vector(f"blk.{i}.{name}.weight", 256, mid=1)
+        matrix(f"blk.{i}.ffn_gate_inp.weight", 4, 256, k="F32")
+        vector(f"blk.{i}.ffn_gate_inp_shexp.weight", 256)
+        for name in ("gate", "up", "down"):
+            matrix(f"blk.{i}.ffn_{name}_exps.weight", 4, 256, 256)
+            matrix(f"blk.{i}.ffn_{name}_shexp.weight", 256, 256)
+    for name, rows in (("attn_qkv", 512), ("attn_gate", 256), ("ssm_beta", 4), ("ssm_alpha", 4), ("ssm_out", 256)):
+        matrix(f"blk.0.{name}.weight", rows, 256)
+    for name, shape, mid in (("conv1d.weight", (512, 4), 0), ("a", (4,), decay), ("dt.bias", (4,), 0), ("norm.weight", (64,), 1)):
+        vector(f"blk.0.ssm_{name}", *shape, mid=mid, dev=0.4 if name == "conv1d.weight" else 0.1)
+    for name, rows, k in (("q", 512, kind), ("k", 128, kind), ("v", 128, more), ("output", 256, kind)):
+        matrix(f"blk.1.attn_{name}.weight", rows, 256, k=k)
+    for name in ("q", "k"):
+        vector(f"blk.1.attn_{name}_norm.weight", 64, mid=1)
+    u32 = dict(block_count=2, context_length=2048, embedding_length=256, expert_count=4, expert_used_count=2,
+               expert_feed_forward_length=256, expert_shared_feed_forward_length=256, full_attention_interval=2)
+    dotted = {"attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 64, "attention.value_length": 64,
+              "rope.dimension_count": 16, "ssm.conv_kernel": 4, "ssm.state_size": 64, "ssm.group_count": 2,
+              "ssm.time_step_rank": 4, "ssm.inner_size": 256}
+    pairs = [("general.architecture", hf_to_gguf.STRING, "qwen35moe"), ("tokenizer.ggml.model", hf_to_gguf.STRING, "no_vocab"),
+             ("qwen35moe.attention.layer_norm_rms_epsilon", hf_to_gguf.F32, 1e-6)]
+    pairs += [(f"qwen35moe.{k}", hf_to_gguf.U32, v) for k, v in {**u32, **dotted}.items()]
+    hf_to_gguf.write(pathlib.Path(out), [hf_to_gguf.pair(*p) for p in pairs], tensors)
+
+
+with open(path("ids"), "w", encoding="utf-8") as f:
+    f.write(" ".join(str(i) for i in range(5, 101)))
+few = ["--token-ids", path("ids"), "--max-tokens", "4", "--ignore-eos"]
+for kind, held in (("Q8_0", "q8"), ("Q4_K", "q4")):
+    hybrid(path("hybrid.gguf"), kind, 3)
+    exact = run(path("hybrid.gguf"), *few, "--weights", "f32")
+    first, *rest = (run(path("hybrid.gguf"), *few, "--store", path("states" + kind), "--plan", p) for p in ("auto", "auto", "hidden"))
+    equal(f"a recurrent model's blocks of {kind} are held as they are, and give the tokens of f32",
+          (first["model"]["held"], first["token_ids"]), (held, exact["token_ids"]))
+    equal("its states come back to the bit", [(r["cached_tokens"], bits(r)) for r in rest], [(64, bits(first))] * 2)
+hybrid(path("grows.gguf"), "Q8_0", 3, decay=0.4)
+rc, out, err = hc("run", path("grows.gguf"), *few)
+check("a state that would grow is named", "linear_attn.A_log' holds values that are no numbers" in err, err)
+few[5:5] = ["--weights", "q4"]
+check("blocks of 4 bits may be asked for", run(path("hybrid.gguf"), *few)["model"]["held"] == "q4")
+
 # --- tokenizers of kind llama ---------------------------------------------------------------------------------------------
 golden = json.load(open(os.path.join(ROOT, "tests/model/golden/tokenizer-llama2-like.json"), encoding="utf-8"))
 vocab_gguf.scores(os.path.join(ROOT, "tests/model/golden/llama2-like"), path("scores.gguf"))
@@ -135,7 +212,15 @@ if os.path.exists(model):
              if (got := ids_of(path("llama2.gguf"), c["text"], "--parse-special")) != c["ids"]]
     equal("Llama 2's vocabulary gives llama.cpp's ids", wrong, [])
 OURS = os.path.join(ROOT, "tests/model/golden")
-for source, pre in ((OURS + "/qwen-like", "qwen2"), (OURS + "/llama3-like", "llama-bpe"),
+shutil.copytree(OURS + "/qwen-like", path("qwen35-like"))
+with open(path("qwen35-like/tokenizer.json"), encoding="utf-8") as f:
+    cut = f.read()
+# as Qwen3.5 cuts: marks belong to the letters before them
+old, new = r"?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+", r"?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+"
+equal("its pattern is another one", cut.count(old), 1)
+with open(path("qwen35-like/tokenizer.json"), "w", encoding="utf-8") as f:
+    f.write(cut.replace(old, new))
+for source, pre in ((OURS + "/qwen-like", "qwen2"), (path("qwen35-like"), "qwen35"), (OURS + "/llama3-like", "llama-bpe"),
                     (SHARED + "/tokenizers/qwen3", "qwen2"), (SHARED + "/tokenizers/llama3", "llama-bpe")):
     if not os.path.exists(source):
         equal("only a vocabulary that is not ours may be absent", source.startswith(SHARED), True)

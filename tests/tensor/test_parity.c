@@ -414,11 +414,13 @@ static void run_delta(const struct lab *l, const struct delta_rule *d, int cut,
 static void test_delta_net(void **state)
 {
     (void)state;
-    static const struct delta_rule cases[] = {{.n_k = 1, .n_v = 1, .d_k = 16, .d_v = 16},
-                                              {.n_k = 2, .n_v = 6, .d_k = 32, .d_v = 48},
-                                              {.n_k = 3, .n_v = 6, .d_k = 128, .d_v = 64}};
+    static const struct delta_rule cases[] = {
+        {.n_k = 1, .n_v = 1, .d_k = 16, .d_v = 16},
+        {.n_k = 2, .n_v = 6, .d_k = 32, .d_v = 48},
+        {.n_k = 3, .n_v = 6, .d_k = 128, .d_v = 64},
+        {.n_k = 2, .n_v = 6, .tiled = true, .d_k = 32, .d_v = 48}};
     static const int cuts[] = {1, 3, 40};
-    for (int c = 0; c < 3; c++) {
+    for (int c = 0; c < 4; c++) {
         struct delta_rule d = cases[c];
         size_t bytes = 2 * delta_state_bytes(&d);
         float *conv = random_elems(DTYPE_F32, delta_channels(&d) * DELTA_CONV, 1);

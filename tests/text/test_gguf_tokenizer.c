@@ -155,6 +155,7 @@ static void a_pre_tokenizer_has_its_steps(void **state)
         {"dbrx", "sb", false, false, false},
         {"smaug-bpe", "sb", false, false, false},
         {"qwen2", "sb", false, false, true},
+        {"qwen35", "sb", false, false, true},
         {"deepseek-r1-qwen", "sb", false, false, false},
         {"megrez", "sb", false, false, false},
         {"stablelm2", "sb", false, false, false},

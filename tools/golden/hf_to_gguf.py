@@ -7,7 +7,7 @@ library only.
 
 Matrices keep their type; vectors become F32.  Families: llama, mistral, mixtral, qwen2, qwen3,
 qwen3_moe, phi, phi3, gemma, gemma3_text, olmo2, olmo3, granite, falcon,
-gpt_oss, gemma2.  A byte-level BPE tokenizer and the chat template are included if the folder has
+gpt_oss, gemma2, qwen3_5_text, qwen3_5_moe_text, qwen3_next.  A byte-level BPE tokenizer and the chat template are included if the folder has
 them."""
 import argparse
 import json
@@ -22,8 +22,10 @@ TYPES = {"F32": (0, 4), "F16": (1, 2), "BF16": (30, 2), "MXFP4": (39, 17 / 32)}
 ARCHS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi": "phi2", "phi3": "phi3",
          "gemma": "gemma", "falcon": "falcon", "mixtral": "llama", "qwen3_moe": "qwen3moe",
          "gemma3_text": "gemma3", "olmo2": "olmo2", "olmo3": "olmo2", "granite": "granite",
-         "gpt_oss": "gpt-oss", "gemma2": "gemma2"}
-PLUS_ONE = ("gemma", "gemma2", "gemma3")
+         "gpt_oss": "gpt-oss", "gemma2": "gemma2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
+         "qwen3_next": "qwen3next"}
+HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
+PLUS_ONE = ("gemma", "gemma2", "gemma3", *HYBRIDS)
 PAIRS = ("llama", "granite")  # the rows of a head are interleaved
 # Tensors of all experts: matrices of experts 0, 1, ... one behind another.
 EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
@@ -40,7 +42,12 @@ INSIDE = {
     "self_attention.query_key_value": "attn_qkv", "self_attention.dense": "attn_output",
     "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down", "ln_attn": "attn_norm_2", "ln_mlp": "attn_norm",
     "mlp.router": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp", "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm"}
+    "post_feedforward_layernorm": "post_ffw_norm", "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
+    "linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt", "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp"}
 
 
 def text(s):
@@ -97,6 +104,53 @@ def stacked(heads, kv_heads, d):
     return rows(0, per * d) + rows(per * d, d) + rows((per + 1) * d, d)
 
 
+def recurrent(layer, inner, dtype, shape, raw, c):
+    """Yields what a recurrent layer's tensor becomes.  The heads of V of a head of Q lie together in a folder; in files of
+    qwen35 each head of V lies behind that of the head of Q before (the first of each, then the second of each)."""
+    n_k, n_v = c["linear_num_key_heads"], c["linear_num_value_heads"]
+    d_k, d_v, per = c["linear_key_head_dim"], c["linear_value_head_dim"], n_v // n_k
+    out = f"blk.{layer}.{INSIDE.get(inner, '')}"
+    channels, first = 2 * n_k * d_k + n_v * d_v, 2 * n_k * d_k
+    if inner == "linear_attn.in_proj_qkvz":
+        run = 2 * d_k + 2 * per * d_v  # rows of a head of Q: q, k, v, z
+        rows = lambda at, n: [h * run + at + i for h in range(n_k) for i in range(n)]
+        qkv = rows(0, d_k) + rows(d_k, d_k) + rows(2 * d_k, per * d_v)
+        yield f"blk.{layer}.attn_qkv.weight", dtype, [channels, shape[1]], rows_in_order(raw, shape[0], qkv)
+        z = rows(2 * d_k + per * d_v, per * d_v)
+        yield f"blk.{layer}.attn_gate.weight", dtype, [n_v * d_v, shape[1]], rows_in_order(raw, shape[0], z)
+        return
+    if c["model_type"] != "qwen3_next":
+        tiles = lambda d, at=0: [at + (h * per + i) * d + r for i in range(per) for h in range(n_k) for r in range(d)]
+        if inner in ("linear_attn.in_proj_qkv", "linear_attn.conv1d"):
+            raw = rows_in_order(raw, channels, [*range(first), *tiles(d_v, first)])
+        elif inner == "linear_attn.in_proj_z":
+            raw = rows_in_order(raw, n_v * d_v, tiles(d_v))
+        elif inner in ("linear_attn.in_proj_b", "linear_attn.in_proj_a", "linear_attn.A_log", "linear_attn.dt_bias"):
+            raw = rows_in_order(raw, n_v, tiles(1))
+        elif inner == "linear_attn.out_proj":
+            size = len(raw) // shape[0]
+            raw = b"".join(rows_in_order(raw[r * size : (r + 1) * size], n_v * d_v, tiles(d_v)) for r in range(shape[0]))
+    if len(shape) != 2:
+        numbers = to_floats(dtype, raw)
+        if inner == "linear_attn.A_log":
+            numbers = [-math.exp(x) for x in numbers]
+        dtype, raw = "F32", struct.pack(f"<{len(numbers)}f", *numbers)
+    if inner == "linear_attn.conv1d":
+        shape = [channels, shape[2]]
+    yield out + {"A_log": "", "dt_bias": ".bias"}.get(inner.split(".")[1], ".weight"), dtype, shape, raw
+
+
+def guessing(layer, tensors, n_embd):
+    """Yields the tensors of a layer that guesses tokens: those of a layer of attention, and its own."""
+    last = max(int(name.split(".")[1]) for name, *_ in tensors if ".attn_q." in name)
+    for name, dtype, shape, raw in tensors:
+        if name.startswith(f"blk.{last}."):
+            yield f"blk.{layer}." + name.split(".", 2)[2], dtype, shape, raw
+    yield f"blk.{layer}.nextn.eh_proj.weight", "F32", [n_embd, 2 * n_embd], bytes(8 * n_embd * n_embd)
+    for name in ("enorm", "hnorm", "shared_head_norm"):
+        yield f"blk.{layer}.nextn.{name}.weight", "F32", [n_embd], bytes(4 * n_embd)
+
+
 def f32(x):
     return struct.unpack("<f", struct.pack("<f", x))[0]
 
@@ -116,7 +170,7 @@ def rope_factors(rope, d):
     return factors
 
 
-def metadata(c, arch, vocab_rows):
+def metadata(c, arch, vocab_rows, n_guessing):
     heads = c["num_attention_heads"]
     kv = c.get("num_key_value_heads") or c.get("num_kv_heads") or heads
     if c["model_type"] == "falcon" and not c.get("new_decoder_architecture"):
@@ -126,7 +180,7 @@ def metadata(c, arch, vocab_rows):
     rope = {"rope_theta": c.get("rope_theta", 10000.0), **rope.get("full_attention", rope)}
     norm = "attention.layer_norm_epsilon" if arch in ("phi2", "falcon") else "attention.layer_norm_rms_epsilon"
     eps = c.get("rms_norm_eps", c.get("layer_norm_eps", c.get("layer_norm_epsilon", 1e-6)))
-    yield "block_count", U32, c["num_hidden_layers"]
+    yield "block_count", U32, c["num_hidden_layers"] + n_guessing
     yield "context_length", U32, c["max_position_embeddings"]
     yield "embedding_length", U32, c["hidden_size"]
     yield "feed_forward_length", U32, c.get("intermediate_size", c.get("ffn_hidden_size"))
@@ -174,7 +228,21 @@ def metadata(c, arch, vocab_rows):
         yield "final_logit_softcapping", F32, c["final_logit_softcapping"]
     if arch == "gpt-oss":
         yield "expert_feed_forward_length", U32, c["intermediate_size"]
-    if arch == "qwen3moe":
+    if arch in HYBRIDS:
+        yield "ssm.conv_kernel", U32, c["linear_conv_kernel_dim"]
+        yield "ssm.state_size", U32, c["linear_key_head_dim"]
+        yield "ssm.group_count", U32, c["linear_num_key_heads"]
+        yield "ssm.time_step_rank", U32, c["linear_num_value_heads"]
+        yield "ssm.inner_size", U32, c["linear_num_value_heads"] * c["linear_value_head_dim"]
+        yield "full_attention_interval", U32, c.get("full_attention_interval", 4)
+        yield "attention.recurrent_layers", BOOL, [k == "linear_attention" for k in c["layer_types"]] + [False] * n_guessing
+        if arch != "qwen3next":
+            yield "rope.dimension_sections", I32, (rope.get("mrope_section", [11, 11, 10]) + [0])[:4]
+        if n_guessing:
+            yield "nextn_predict_layers", U32, n_guessing
+        if experts:
+            yield "expert_shared_feed_forward_length", U32, c["shared_expert_intermediate_size"]
+    if arch in ("qwen3moe", "qwen35moe", "qwen3next"):
         yield "expert_feed_forward_length", U32, c["moe_intermediate_size"]
 
 
@@ -248,6 +316,11 @@ def converted(folder, c, arch):
             layer, inner = name.removeprefix("model.layers.").split(".", 1)
             yield from fused_experts(layer, inner, dtype, shape, raw, blocks.get(name.replace("_scales", "_blocks")))
             continue
+        if ".linear_attn." in name:
+            layer, inner = name.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
+            if inner != "linear_attn.norm":
+                yield from recurrent(layer, inner, dtype, shape, raw, c)
+                continue
         if name.endswith("self_attn.sinks"):
             name = name.replace("self_attn.sinks", "attn_sinks.weight")
         stem, end = name.rsplit(".", 1)
@@ -262,7 +335,7 @@ def converted(folder, c, arch):
                 all_of_it = experts.setdefault(f"blk.{layer}.{EXPERTS[kind]}.{end}", (dtype, shape, {}))
                 all_of_it[2][int(number)] = raw
                 continue
-            around = c["model_type"] in ("gemma2", "gemma3_text", "olmo2", "olmo3", "gpt_oss")  # the norm that follows attention
+            around = c["model_type"] in ("gemma2", "gemma3_text", "olmo2", "olmo3", "gpt_oss", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")  # the norm that follows attention
             after = around and inner == "post_attention_layernorm"
             out = f"blk.{layer}.{'post_attention_norm' if after else INSIDE.get(inner, inner)}.{end}"
         if arch in PAIRS and (".attn_q." in out or ".attn_k." in out):
@@ -270,7 +343,7 @@ def converted(folder, c, arch):
         if arch == "falcon" and ".attn_qkv." in out:
             raw = rows_in_order(raw, shape[0], stacked(heads, kv, d))
         if len(shape) == 1:
-            plus = 1.0 if arch in PLUS_ONE and out.endswith("norm.weight") else 0.0
+            plus = 1.0 if arch in PLUS_ONE and out.endswith("norm.weight") and "ssm_norm" not in out else 0.0
             floats = [struct.unpack("<f", struct.pack("<f", x + plus))[0] for x in to_floats(dtype, raw)]
             dtype, raw = "F32", struct.pack(f"<{len(floats)}f", *floats)
         if "ffn_gate_inp" in out:
@@ -294,16 +367,18 @@ def write(path, pairs, tensors):
     path.write_bytes(head + b"".join(data))
 
 
-def convert(folder, out, split=1, pre="gpt-2", change=()):
-    """Writes the file. `change` is an entry of metadata (key, kind, value) that replaces the
+def convert(folder, out, split=1, pre="gpt-2", change=(), n_guessing=0):
+    """Writes the file, with n_guessing layers that guess tokens behind a hybrid's own. `change` is an entry of metadata (key, kind, value) that replaces the
     folder's; a value of None leaves the key out."""
     folder, out = pathlib.Path(folder), pathlib.Path(out)
     c = json.load(open(folder / "config.json", encoding="utf-8"))
     arch = ARCHS[c["model_type"]]
     tensors = list(converted(folder, c, arch))
+    for i in range(n_guessing):
+        tensors += list(guessing(c["num_hidden_layers"] + i, tensors, c["hidden_size"]))
     rows = next(t[2][0] for t in tensors if t[0] == "token_embd.weight")
     all_pairs = {"general.architecture": (STRING, arch), "general.name": (STRING, folder.name)}
-    all_pairs.update({f"{arch}.{k}": (kind, v) for k, kind, v in metadata(c, arch, rows)})
+    all_pairs.update({f"{arch}.{k}": (kind, v) for k, kind, v in metadata(c, arch, rows, n_guessing)})
     if (folder / "tokenizer.json").exists():
         all_pairs.update({k: (kind, v) for k, kind, v in tokenizer_pairs(folder, rows, pre)})
     else:
@@ -338,8 +413,8 @@ if __name__ == "__main__":
         os.makedirs(golden / "gguf", exist_ok=True)
         for name in ("llama", "llama3", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma", "falcon-7b", "falcon-11b",
                      "falcon-40b", "qwen3-moe", "mixtral", "gemma3", "olmo2", "granite", "qwen3-yarn", "phi3-long", "phi3-short", "olmo3",
-                     "gpt-oss", "gpt-oss-mxfp4", "gemma2"):
-            convert(golden / "families" / name, golden / "gguf" / f"{name}.gguf")
+                     "gpt-oss", "gpt-oss-mxfp4", "gemma2", "qwen3.5", "qwen3.5-moe", "qwen3-next"):
+            convert(golden / "families" / name, golden / "gguf" / f"{name}.gguf", n_guessing=int(name == "qwen3.5"))
         convert(golden / "families" / "llama3", golden / "gguf" / "split.gguf", split=3)
     else:
         convert(a.model, a.out, a.split, a.pre)

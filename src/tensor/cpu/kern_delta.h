@@ -110,19 +110,22 @@ INLINE void delta_strip(const struct delta_run *u, int head, int j, int n_vecs)
 static void delta(const struct delta_run *u)
 {
     const struct delta_rule *d = u->d;
-    int per = d->n_v / d->n_k, first = u->head * per;
+    int per = d->n_v / d->n_k, run = d->tiled ? 1 : per; /* heads that lie together */
     int64_t n_q = (int64_t)d->n_k * d->d_k, q = (int64_t)u->head * d->d_k;
     delta_convs(u, q, d->d_k);
     delta_convs(u, n_q + q, d->d_k);
-    delta_convs(u, 2 * n_q + (int64_t)first * d->d_v, (int64_t)per * d->d_v);
+    for (int i = 0; i < per; i += run)
+        delta_convs(u, 2 * n_q + (int64_t)delta_v_head(d, u->head, i) * d->d_v,
+                    (int64_t)run * d->d_v);
     for (int row = 0; row < u->n; row++) {
         float *in = u->in + row * u->ld_in;
         delta_normalise(in + 2 * d->n_v + q, d->d_k, 1.0f / sqrtf((float)d->d_k));
         delta_normalise(in + 2 * d->n_v + n_q + q, d->d_k, 1.0f);
-        delta_gates(d, in, first, per);
+        for (int i = 0; i < per; i += run)
+            delta_gates(d, in, delta_v_head(d, u->head, i), run);
     }
-    for (int h = first; h < first + per; h++) {
-        int j = 0;
+    for (int i = 0; i < per; i++) {
+        int h = delta_v_head(d, u->head, i), j = 0;
         for (; j + 16 * DELTA_STRIP <= d->d_v; j += 16 * DELTA_STRIP)
             delta_strip(u, h, j, DELTA_STRIP);
         if (j < d->d_v)

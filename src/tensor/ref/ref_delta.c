@@ -71,7 +71,7 @@ static void take_row(const struct delta_rule *d, uint8_t *state, float *in, floa
         normalise(k + h * d->d_k, d->d_k, 1.0f);
     }
     for (int h = 0; h < d->n_v; h++) {
-        int of_k = h / (d->n_v / d->n_k);
+        int of_k = d->tiled ? h % d->n_k : h / (d->n_v / d->n_k);
         float decay = expf(-(expf(d->a_log[h]) * softplus(a[h] + d->dt_bias[h])));
         advance(d, delta_head(d, state, h), q + of_k * d->d_k, k + of_k * d->d_k,
                 v + h * d->d_v, decay, 1.0f / (1.0f + expf(-beta[h])),
