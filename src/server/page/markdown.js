@@ -9,7 +9,8 @@
 
 const Markdown = (() => {
   const MAX_INLINE = 10000, MAX_DEPTH = 8; // longer or deeper text is shown unformatted
-  const MAX_MARKED = 50000;                // longer code is shown in one colour
+  const MAX_MARKED = 50000;                // longer code is shown in one colour, and code with
+  const LONG_WORD = /\S{1000}/;            // such words: the library's time grows with their length squared
 
   const FENCE = /^ {0,3}(`{3,}|~{3,}) *([^`\s]*)[^`]*$/;
   const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
@@ -75,7 +76,7 @@ const Markdown = (() => {
 
   // Appends code with its words marked. The library's text consists of marks and of five escaped characters.
   function marked(parent, text, language) {
-    if (!hljs.getLanguage(language) || text.length > MAX_MARKED) return parent.append(text);
+    if (!hljs.getLanguage(language) || text.length > MAX_MARKED || LONG_WORD.test(text)) return parent.append(text);
     const PIECE = /<span class="([\w -]+)">|(<\/span>)|&(amp|lt|gt|quot|#x27);|([^<&]+)/g;
     const CHARACTERS = {amp: "&", lt: "<", gt: ">", quot: '"', "#x27": "'"};
     let at = parent;
