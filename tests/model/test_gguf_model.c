@@ -43,16 +43,24 @@ static void logits_of(const char *source, const char *dtype, float *out,
     solo_close(&t);
 }
 
+static float folder[N_IDS * VOCAB], gguf[N_IDS * VOCAB];
+
+/* Sets the logits and hashes of a family's folder and of its GGUF file. */
+static void read_both(const char *name, const char *dtype, struct sha256 *of_folder,
+                      struct sha256 *of_gguf)
+{
+    char path[128];
+    snprintf(path, sizeof path, FAMILIES "%s", name);
+    logits_of(path, dtype, folder, of_folder);
+    snprintf(path, sizeof path, GGUF "%s.gguf", name);
+    logits_of(path, dtype, gguf, of_gguf);
+}
+
 static void test_family_is_the_folder_bit_for_bit(void **state)
 {
-    static float folder[N_IDS * VOCAB], gguf[N_IDS * VOCAB];
-    char a[128], b[128];
     struct sha256 ha, hb;
     const char *name = *state;
-    snprintf(a, sizeof a, FAMILIES "%s", name);
-    snprintf(b, sizeof b, GGUF "%s.gguf", name);
-    logits_of(a, NULL, folder, &ha); /* state gets the folder's dtype */
-    logits_of(b, NULL, gguf, &hb);
+    read_both(name, NULL, &ha, &hb); /* state gets the folder's dtype */
     assert_memory_equal(folder, gguf, sizeof folder);
     /* Only llama.gguf holds every tensor in the folder's type. So only its weights may have the
      * folder's hash, which lets both share saved state. */
@@ -64,14 +72,8 @@ static void test_family_is_the_folder_bit_for_bit(void **state)
  * that guesses tokens, too. */
 static void test_hybrid_is_the_folder(void **state)
 {
-    static float folder[N_IDS * VOCAB], gguf[N_IDS * VOCAB];
-    char a[128], b[128];
     struct sha256 ha, hb;
-    const char *name = *state;
-    snprintf(a, sizeof a, FAMILIES "%s", name);
-    snprintf(b, sizeof b, GGUF "%s.gguf", name);
-    logits_of(a, "f32", folder, &ha);
-    logits_of(b, "f32", gguf, &hb);
+    read_both(*state, "f32", &ha, &hb);
     for (int i = 0; i < N_IDS; i++) {
         int best[2] = {0, 0};
         for (int k = 0; k < VOCAB; k++) {
@@ -104,7 +106,7 @@ static void test_asked_dtype(void **state)
 static void test_rope_factors_are_the_formula(void **state)
 {
     (void)state;
-    static float folder[N_IDS * VOCAB], gguf[N_IDS * VOCAB], split[N_IDS * VOCAB];
+    static float split[N_IDS * VOCAB];
     struct sha256 h, of_folder, of_split;
     logits_of(FAMILIES "llama3", "f32", folder, &of_folder);
     logits_of(GGUF "llama3.gguf", "f32", gguf, &h);
