@@ -122,6 +122,8 @@ struct request *et_request(const struct stack *k, const struct et_ask *a)
     bool is_bounded = a->truncation.context == 0 && a->max_tokens > k->model->max_ctx;
     struct request *q = request_create(&ask,
                                        is_bounded ? k->model->max_ctx : a->max_tokens);
+    if (q == NULL)
+        return NULL;
     q->restore_first = a->restore_first;
     q->truncation = a->truncation;
     if (save_policy_make(&q->save, a->save != NULL ? a->save : "none", k->model, NULL, 1024,
@@ -199,7 +201,8 @@ int et_run(struct stack *k, const struct et_ask *a, struct et_run *out)
     struct err err = {0};
     struct seq *s = NULL;
     struct request *q = et_request(k, a);
-    int rc = et_submit(k->engine, q, &s, &err);
+    int rc = q == NULL ? err_set(&err, -ENOMEM, "no memory for a request")
+                       : et_submit(k->engine, q, &s, &err);
     if (rc == 0)
         rc = engine_run(k->engine, &err);
     if (s != NULL)
