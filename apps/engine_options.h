@@ -84,10 +84,10 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 #define OPT_PARALLEL(s)                                                                    \
     {"tensor-parallel", OPT(s, engine.o.tensor_parallel), .arg = "N", .def = "1",          \
      .min = 1, .max = HCACHE_MAX_DEVICES,                                                  \
-     .help = "ranks that share each layer: GPUs, or for tests parts of the CPU"},                  \
+     .help = "ranks that share each layer: processes, which the program starts by mpirun"},                  \
     {"pipeline-parallel", OPT(s, engine.o.pipeline_parallel), .arg = "N", .def = "1",      \
      .min = 1, .max = HCACHE_MAX_DEVICES,                                                  \
-     .help = "stages with a run of the layers each: GPUs, or for tests parts of the CPU"}
+     .help = "stages with a run of the layers each: processes, too"}
 #define OPT_BATCH_ROWS(s)                                                                  \
     {"batch-rows", OPT(s, engine.o.batch_rows), .arg = "N", .def = "0", .min = 0,          \
      .max = HCACHE_MAX_BATCH_ROWS,                                                         \

@@ -6,6 +6,7 @@
 
 #include "apps/cmds.h"
 #include "apps/option_tables.h"
+#include "apps/ranks.h"
 #include "base/opt.h"
 #include "base/thread.h"
 #include "tensor/peers.h"
@@ -121,8 +122,10 @@ static int run_line(void *arg)
      * otherwise the signal would end the process. */
     (void)signal(SIGXFSZ, SIG_IGN);
     (void)option_tables_check_environment(environ);
-    int process = 0;
+    int process = 0, n_ranks = ranks_wanted(argc, argv);
     struct err err = {0};
+    if (n_ranks > 1)
+        return ranks_run(n_ranks, argv);
     if (peers_are_started() && peers_join(&process, &err) != 0) {
         fprintf(stderr, "hcache: %s\n", err.msg);
         return 1;

@@ -49,9 +49,12 @@ static void add(struct names *all, const char *name)
     all->n++;
 }
 
-static void collect(struct names *all)
+enum { MAX_TABLES = 64 };
+
+/* Lists the tables of all commands. Returns their number. */
+static int list_tables(const struct opt_cmd *tables[MAX_TABLES])
 {
-    const struct opt_cmd *const tables[] = {
+    const struct opt_cmd *const all[] = {
         options_of_profile,       options_of_store_stat,
         options_of_store_ls,      options_of_store_verify,
         options_of_store_gc,      options_of_store_rm,
@@ -71,9 +74,33 @@ static void collect(struct names *all)
         options_of_bench_stream,  options_of_bench_save,
         options_of_bench_hybrid,  options_of_bench_hybrid_run,
         options_of_bench_pack,    options_of_why};
+    memcpy(tables, all, sizeof all);
+    return sizeof all / sizeof all[0];
+}
+
+const struct opt_cmd *option_table_of(int argc, char **argv, int *n_words)
+{
+    const struct opt_cmd *tables[MAX_TABLES];
+    int n = list_tables(tables);
+    for (*n_words = 2; *n_words > 0; --*n_words) {
+        char name[NAME_BYTES];
+        if (*n_words <= argc)
+            snprintf(name, sizeof name, "%s%s%s", argv[0], *n_words > 1 ? " " : "",
+                     *n_words > 1 ? argv[1] : "");
+        for (int i = 0; *n_words <= argc && i < n; i++)
+            if (strcmp(tables[i]->name, name) == 0)
+                return tables[i];
+    }
+    return NULL;
+}
+
+static void collect(struct names *all)
+{
+    const struct opt_cmd *tables[MAX_TABLES];
+    int n = list_tables(tables);
     char name[NAME_BYTES];
     all->n = 0;
-    for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++) {
+    for (int t = 0; t < n; t++) {
         for (const struct opt *o = tables[t]->options; o != NULL && o->name != NULL; o++) {
             opt_env_name(o->name, name, sizeof name);
             add(all, name);

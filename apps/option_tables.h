@@ -44,6 +44,10 @@ extern const struct opt_cmd *const options_of_bench_exact;
 extern const struct opt_cmd *const options_of_bench_hybrid;
 extern const struct opt_cmd *const options_of_bench_hybrid_run;
 
+/* Returns the table of the command that argv[0], or argv[0] and argv[1], name, and its number of
+ * words; NULL: none. */
+const struct opt_cmd *option_table_of(int argc, char **argv, int *n_words);
+
 /* Warns on stderr of every environment variable HCACHE_... that neither a command nor any other
  * part of the program reads, one line each, with the name that was probably meant.  Returns their
  * number. */

@@ -212,8 +212,8 @@ int serve_models_open(struct serve_models *s, const struct models_opts *o,
     struct models_opts mo = *o;
     if (s->n > 1 && peers_count() > 1)
         return err_set(err, ERR_USAGE,
-                       "processes of mpirun serve one model, and there are %d: start a "
-                       "job for each",
+                       "ranks and stages serve one model, and there are %d: start a "
+                       "server for each",
                        s->n);
     s->opts = xcalloc((size_t)s->n, sizeof *s->opts);
     for (int i = 0; i < s->n; i++) {

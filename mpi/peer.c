@@ -419,9 +419,6 @@ static const struct ops peer_ops = {.weight_pack = peer_weight_pack};
 int peer_open(const char *name, const struct device_opts *o, int index, struct pool *pool,
               struct device **out, struct err *err)
 {
-    if (strcmp(name, "cuda") == 0)
-        return err_set(err, ERR_UNSUPPORTED,
-                       "ranks of GPUs are threads of one process: start it without mpirun");
     struct peer *p = xcalloc(1, sizeof *p);
     char names[128];
     const char *isa = o != NULL && o->isa != NULL ? o->isa : "";

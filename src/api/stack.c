@@ -23,6 +23,7 @@
 #include "save/fingerprint.h"
 #include "restore/profile.h"
 #include "tensor/group.h"
+#include "tensor/peers.h"
 #include "text/tokenizer.h"
 
 /* Default size of the staging memory for restores. */
@@ -266,7 +267,7 @@ static int guess_nothing(struct stack *k, struct err *err)
 static int open_model(struct stack *k, struct err *err)
 {
     const struct hcache_opts *o = &k->o.user;
-    int threads = o->threads > 0 ? o->threads : cpus_usable();
+    int threads = o->threads > 0 ? o->threads : MAX(cpus_usable() / peers_here(), 1);
     int n_ranks = o->tensor_parallel > 0 ? o->tensor_parallel : 1;
     int n_stages = o->pipeline_parallel > 0 ? o->pipeline_parallel : 1;
     const struct device_opts d = stack_device_opts(o);

@@ -702,6 +702,25 @@ int opt_usage(const struct opt_cmd *cmd, const char *fmt, ...)
     return 2;
 }
 
+int opt_product(const struct opt_cmd *cmd, int argc, char **argv, const char *const *names)
+{
+    struct opt_input in = {
+        .argc = argc, .argv = argv, .getenv = process_env, .read_file = process_file};
+    struct opt_parsed *parsed = NULL;
+    enum opt_help help;
+    char *values = xcalloc(1, cmd->values_bytes);
+    int rc = opt_parse(cmd, &in, values, &parsed, &help, NULL);
+    int64_t product = 1;
+    for (; rc == 0 && help == OPT_HELP_NONE && *names != NULL; names++) {
+        int i = find_option(cmd, *names, strlen(*names));
+        if (i >= 0)
+            product *= *(int *)(void *)(values + cmd->options[i].offset);
+    }
+    opt_end(parsed);
+    free(values);
+    return product > 0 && product < INT_MAX ? (int)product : 1;
+}
+
 bool opt_begin(const struct opt_cmd *cmd, int argc, char **argv, void *values,
                struct opt_parsed **parsed, int *exit_code)
 {

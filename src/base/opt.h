@@ -138,6 +138,11 @@ void opt_end(struct opt_parsed *p); /* NULL is allowed */
  * "both". */
 enum opt_source opt_source_of(const struct opt_parsed *p, const char *name);
 
+/* Returns the product of the values of some options of whole numbers, or of those that the command
+ * has, from the process's arguments, environment and config file; 1 if any option is wrong, or if
+ * the user asks for help.  Prints nothing.  `names` ends with NULL. */
+int opt_product(const struct opt_cmd *cmd, int argc, char **argv, const char *const *names);
+
 /* Prints "hcache CMD: MESSAGE" and a hint at --help on stderr. Returns 2, for `return
  * opt_usage(&cmd, "--a and --b exclude each other");` */
 int opt_usage(const struct opt_cmd *cmd, const char *fmt, ...)

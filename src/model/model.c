@@ -239,8 +239,8 @@ static int check_parts(const struct model *m, struct err *err)
                                                        : NULL;
     if (part != NULL && peers_count() > 1)
         return err_set(err, ERR_UNSUPPORTED,
-                       "processes of mpirun compute no %s, which %s models need: start it "
-                       "without mpirun",
+                       "ranks and stages compute no %s, which %s models need: choose "
+                       "--tensor-parallel 1 and --pipeline-parallel 1",
                        part, family_name(c->family));
     if (part != NULL && !m->dev->unified)
         return err_set(err, ERR_UNSUPPORTED,

@@ -652,6 +652,10 @@ int group_open(const char *name, const struct device_opts *o, int n_ranks, int n
     int rc = check_counts(n_ranks, n_stages, err), n = n_ranks * n_stages;
     if (rc != 0)
         return rc;
+    if (n > 1 && strcmp(name, "cuda") == 0 && peers_count() > 1)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "a GPU cannot be a rank or a stage yet: choose --device cpu, or one "
+                       "GPU with --tensor-parallel 1 and --pipeline-parallel 1");
     if ((rc = peers_take(n_ranks, n_stages, err)) != 0)
         return rc;
     if (n == 1)

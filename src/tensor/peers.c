@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "tensor/peers_plugin.h"
 #include "tensor/plugin.h"
@@ -12,25 +13,62 @@ static const struct peers_plugin *plugin; /* set once */
 static int n_processes = 1;
 static atomic_bool are_taken; /* a group has the processes */
 
+static int number_in(const char *variable)
+{
+    const char *n = getenv(variable);
+    return n != NULL && strtol(n, NULL, 10) > 1 ? (int)strtol(n, NULL, 10) : 1;
+}
+
 bool peers_are_started(void)
 {
-    const char *n = getenv("OMPI_COMM_WORLD_SIZE");
-    return n != NULL && strtol(n, NULL, 10) > 1;
+    return number_in(PEERS_VARIABLE) > 1;
+}
+
+int peers_here(void)
+{
+    return number_in("OMPI_COMM_WORLD_LOCAL_SIZE");
+}
+
+static int load(const struct peers_plugin **p, struct err *err)
+{
+    char reason[512];
+    *p = plugin_symbol("hcache-mpi.so", "hcache_peers_plugin",
+                       "install libopenmpi-dev and openmpi-bin and run make", reason,
+                       sizeof reason);
+    if (*p == NULL)
+        return err_set(err, ERR_UNSUPPORTED, "ranks and stages are processes of mpirun: %s",
+                       reason);
+    return (*p)->version == PEERS_PLUGIN_VERSION && (*p)->layout == PEERS_PLUGIN_LAYOUT
+               ? 0
+               : err_set(err, ERR_UNSUPPORTED,
+                         "hcache-mpi.so is of another build of hcache: build it again");
+}
+
+int peers_check(struct err *err)
+{
+    const struct peers_plugin *p;
+    return load(&p, err);
+}
+
+static void stop(int sig)
+{
+    (void)sig;
+    (void)kill(getpid(), SIGTERM);
 }
 
 int peers_join(int *index, struct err *err)
 {
-    char reason[512];
-    const struct peers_plugin *p = plugin_symbol(
-        "hcache-mpi.so", "hcache_peers_plugin",
-        "install libopenmpi-dev and openmpi-bin and run make", reason, sizeof reason);
-    if (p == NULL)
-        return err_set(err, ERR_UNSUPPORTED, "mpirun has started several processes: %s",
-                       reason);
-    if (p->version != PEERS_PLUGIN_VERSION || p->layout != PEERS_PLUGIN_LAYOUT)
-        return err_set(err, ERR_UNSUPPORTED,
-                       "hcache-mpi.so is of another build of hcache: build it again");
-    int rc = p->join(index, &n_processes, err);
+    const struct peers_plugin *p;
+    int rc = load(&p, err);
+    if (rc != 0)
+        return rc;
+    /* The threads of MPI take no signals: a command chooses the thread that does. */
+    sigset_t all, before;
+    sigfillset(&all);
+    (void)signal(PEERS_STOP, stop);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = p->join(index, &n_processes, err);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (rc != 0)
         return rc;
     plugin = p;

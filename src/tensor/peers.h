@@ -18,12 +18,21 @@
 #ifndef TENSOR_PEERS_H
 #define TENSOR_PEERS_H
 
+#include <signal.h>
 #include <stdbool.h>
 
 #include "base/err.h"
 
+/* A variable that mpirun sets for the processes that it starts: their number. */
+#define PEERS_VARIABLE "OMPI_COMM_WORLD_SIZE"
+/* mpirun passes this signal on to its processes. Process 0 takes it for SIGTERM, which mpirun takes
+ * for itself. */
+#define PEERS_STOP SIGUSR1
+
 /* Returns whether mpirun has started the program as several processes. */
 bool peers_are_started(void);
+/* Returns 0, or ERR_UNSUPPORTED with the reason why this program cannot join a job. */
+int peers_check(struct err *err);
 /* Joins the job; call it once, before any other thread exists. Sets *index to this process's
  * number. Process 0 leaves the job when it exits. */
 int peers_join(int *index, struct err *err);
@@ -31,5 +40,7 @@ int peers_join(int *index, struct err *err);
 int peers_serve(void);
 /* Returns the number of processes; 1 before peers_join. Any thread. */
 int peers_count(void);
+/* Returns how many of them are on this machine, and share its processors; at least 1. */
+int peers_here(void);
 
 #endif

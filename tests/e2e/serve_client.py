@@ -20,6 +20,8 @@ from tap import PATIENCE  # noqa: E402
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 # Time limits are not checked under a sanitizer, which slows the program down.
 SANITIZED = os.path.basename(os.environ["HCACHE_BUILD"].rstrip("/")) in ("asan", "tsan")
+# Ranks are processes of Open MPI, which leaks.
+HAS_RANKS = not SANITIZED and shutil.which("mpirun") is not None and os.path.exists(os.path.join(os.path.dirname(HC), "hcache-mpi.so"))
 models = tempfile.mkdtemp(prefix="hcache-models.")
 atexit.register(shutil.rmtree, models, ignore_errors=True)
 MODEL = write_plain_model(os.path.join(models, "plain"))  # without a chat template: see plain_model.py

@@ -34,11 +34,10 @@ with open(ids, "w", encoding="ascii") as f:
     f.write(" ".join(map(str, WORDS)))
 
 # Options that both commands have.  STORE stands for a folder of its own for each case.
-# The first options change the arithmetic (ranks add their parts in an order of their own), so
-# answers are compared only between cases with equal values of these options:
+# The first options change the arithmetic, so answers are compared only between cases with equal
+# values of these options:
 ARITHMETIC = {"--dtype": ["f32", "bf16", "f16"], "--weights": ["f32", "bf16", "q8", "q4"],
-              "--truncate": ["0.5", "0.25,context=256", "0.5,keep=64,context=192", "0.9"],
-              "--tensor-parallel": ["1", "2", "4"]}
+              "--truncate": ["0.5", "0.25,context=256", "0.5,keep=64,context=192", "0.9"]}
 # The other options do not change it:
 SHARED = {
     "--store": ["STORE", "STORE", "STORE", "STORE,STORE.2", "memory", ""],
@@ -50,7 +49,6 @@ SHARED = {
     "--gpu-direct": ["auto", "off"],
     "--weights-memory": ["auto", "100%", "50%", "0%", "1G"],
     "--threads": ["1", "2", "3"],
-    "--pipeline-parallel": ["1", "2", "3"],
     "--device": ["cpu"],
     "--batch-rows": ["0", "512", "4096"],
     "--max-context": ["0", "128", "512", "100000"],

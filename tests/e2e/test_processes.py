@@ -1,4 +1,4 @@
-"""Ranks as processes of mpirun: the bits of one device, one state for every arrangement, a server whose rank dies.
+"""Ranks and stages are processes: the bits of one device, one state for every arrangement, a server whose rank dies.
 
 A rank is killed at a random moment PROCESS_KILLS (4) times. Then the store must be good, and what it has must
 restore to the logits of a run without a store."""
@@ -14,9 +14,9 @@ import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 import tap  # noqa: E402
-from serve_client import HC, SANITIZED, Server, until  # noqa: E402
+from serve_client import HAS_RANKS, HC, SANITIZED, Server, until  # noqa: E402
 
-if SANITIZED or shutil.which("mpirun") is None or not os.path.exists(os.path.join(os.path.dirname(HC), "hcache-mpi.so")):
+if not HAS_RANKS:
     print("1..0 # SKIP " + ("Open MPI leaks" if SANITIZED else "Open MPI is not installed: tools/setup.sh --cluster"))
     sys.exit()
 
@@ -34,8 +34,8 @@ def mpirun(n):
 
 
 def command(ranks, stages, *options, processes=None):
-    prefix = mpirun(processes or ranks * stages) if ranks * stages > 1 or processes else []
-    return [*prefix, HC, "run", "synth:tiny-mha", "--threads", "1", "--tensor-parallel", str(ranks),
+    """Starts a job by mpirun if `processes` says how many; else hcache does."""
+    return [*(mpirun(processes) if processes else []), HC, "run", "synth:tiny-mha", "--threads", "1", "--tensor-parallel", str(ranks),
             "--pipeline-parallel", str(stages), "--token-ids", os.path.join(tmp, "ids"), "--max-tokens", "8",
             "--ignore-eos", "--json", *options]
 
@@ -53,18 +53,22 @@ def answer(*a, **k):
     return json.loads(p.stdout)
 
 
+def parent_of(pid):
+    with open(f"/proc/{pid}/stat") as f:
+        return int(f.read().rsplit(")", 1)[1].split()[1])
+
+
 def ranks_of(p):
-    """Returns the processes of a job, in the order of their numbers."""
+    """Returns the processes of a job that hcache has started, in the order of their numbers."""
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/environ", "rb") as f:
                 env = dict(e.split(b"=", 1) for e in f.read().split(b"\0") if b"=" in e)
-            with open(f"/proc/{pid}/stat") as f:
-                parent = int(f.read().rsplit(")", 1)[1].split()[1])
+            mine = b"OMPI_COMM_WORLD_RANK" in env and parent_of(parent_of(pid)) == p.pid
         except (OSError, ValueError):
             continue
-        if parent == p.pid and b"OMPI_COMM_WORLD_RANK" in env:
+        if mine:
             found[int(env[b"OMPI_COMM_WORLD_RANK"])] = int(pid)
     return [found[i] for i in sorted(found)]
 
@@ -85,23 +89,41 @@ for ranks, stages, other, plan in ((2, 1, (1, 1), "hidden"), (1, 2, (2, 1), "kv"
     j = answer(*other, "--store", store, "--save", "none", "--plan", plan)
     tap.equal(f"{other[1]} stages of {other[0]} restore their state by {plan}: the same logits",
               (j.get("logits_digest"), j.get("cached_tokens")), (digest, 192))
+tap.equal("started by mpirun: the same", answer(2, 1, processes=2).get("logits_digest"), digest)
 
 # Errors are said once, and end the job with a code.
+for why, text, code, ranks, stages in (("heads that cannot be divided", "divided by 3", 1, 3, 1), ("5 stages for 4 layers", "has 4 layers", 1, 1, 5),
+                                       ("32 processes", "at most 16", 2, 8, 4), ("17 ranks", "16", 2, 17, 1)):
+    p = run(ranks, stages)
+    tap.check(f"{why}: refused, once", p.returncode == code and text in p.stderr and p.stderr.count("hcache run") <= 3 and
+              "mpirun" not in p.stderr, (p.returncode, p.stderr))
 p = run(2, 1, processes=3)
 tap.check("another number of processes than ranks: refused, with the number to choose",
           p.returncode != 0 and p.stderr.count("choose mpirun -np 2") == 1, p.stderr)
-p = run(3, 1)
-tap.check("heads that cannot be divided: refused", p.returncode != 0 and "divided by 3" in p.stderr, p.stderr)
-for what, why, a in (("recurrent layers", "without mpirun", ["run", "synth:tiny-hybrid", "-n", "1", "-p", "a"]),
-                     ("several models", "serve one model", ["serve", "synth:tiny-mha", "synth:tiny-gqa", "--port", "0"])):
-    p = subprocess.run([*mpirun(2), HC, *a, "--tensor-parallel", "2"], capture_output=True, text=True, timeout=tap.PATIENCE)
+for what, why, a in (("recurrent layers", "--tensor-parallel 1", ["run", "synth:tiny-hybrid", "-n", "1", "-p", "a"]),
+                     ("several models", "serve one model", ["serve", "synth:tiny-mha", "synth:tiny-gqa", "--port", "0"]),
+                     ("a GPU", "--device cpu", ["run", "synth:tiny-mha", "-n", "1", "-p", "a", "--device", "cuda"])):
+    p = subprocess.run([HC, *a, "--tensor-parallel", "2"], capture_output=True, text=True, timeout=tap.PATIENCE)
     tap.check(f"{what}: refused at the start, with what to do", p.returncode != 0 and why in p.stderr, p.stderr)
 p = run(2, 1, env={"HCACHE_PLUGINS": tmp})
-tap.check("without its plug-in: the reason", p.returncode != 0 and "hcache-mpi.so cannot be loaded" in p.stderr, p.stderr)
+tap.check("without its plug-in: the reason, once", p.returncode == 1 and p.stderr.count("hcache-mpi.so cannot be loaded") == 1, p.stderr)
+p = run(2, 1, env={"PATH": tmp})
+tap.check("without mpirun: the reason, and what to install", p.returncode == 1 and "install openmpi-bin" in p.stderr, p.stderr)
+p = run(1, 1, env={"HCACHE_PIPELINE_PARALLEL": "2"})
+tap.check("the environment may choose ranks or stages; the command line is stronger", p.returncode == 0, p.stderr)
+
+# The commands that measure also measure ranks and stages.
+group = ("--tensor-parallel", "2", "--pipeline-parallel", "2")
+for what, names, a in (("profile", "over its buses", ["profile", "synth:tiny-mha", "--out", os.path.join(tmp, "group.platform")]),
+                       ("bench restore", "over 2 stages, on each of 2 ranks",
+                        ["bench", "restore", "synth:tiny-mha", "--store", "memory", "--lengths", "128", "--rounds", "1", "--methods", "kv,hidden"]),
+                       ("bench device", "all_gather", ["bench", "device", "--width", "256", "--only", "32 rows"])):
+    p = subprocess.run([HC, *a, *group, "--threads", "1"], capture_output=True, text=True, timeout=tap.PATIENCE)
+    tap.check(f"{what} of two stages of two ranks", p.returncode == 0 and names in p.stdout, (p.returncode, p.stdout, p.stderr))
 
 # A server: its ranks sleep between requests, a rank that dies ends it, and a restart continues the conversation.
 options = ("--threads", "1", "--tensor-parallel", "2", "--store", os.path.join(tmp, "served"), "--plan", "kv")
-s = Server("synth:tiny-mha", *options, prefix=mpirun(2))
+s = Server("synth:tiny-mha", *options)
 s.complete(ids[:130], max_tokens=4)
 s.post("/v1/cache/flush", {})
 ranks = ranks_of(s.p)
@@ -113,13 +135,20 @@ tap.check("idle ranks sleep: less than 0.2 s of processor time in 2 s", max(idle
 t0 = time.monotonic()
 os.kill(ranks[1], signal.SIGKILL)
 ended = until(lambda: s.p.poll() is not None)
-tap.check("the job is gone within 5 s after a rank was killed, with a code", ended and s.p.returncode != 0 and
-          (time.monotonic() - t0 < 5 or os.getloadavg()[0] > 4), (time.monotonic() - t0, s.p.returncode))
+tap.check("the job is gone within 5 s after a rank was killed, with a code and one message", ended and s.p.returncode == 137 and
+          "".join(s.log).count("signal 9") == 1 and (time.monotonic() - t0 < 5 or os.getloadavg()[0] > 4),
+          (time.monotonic() - t0, s.p.returncode, s.log[-3:]))
 tap.check("and no process is left", until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ranks)))
-s = Server("synth:tiny-mha", *options, prefix=mpirun(2))
+s = Server("synth:tiny-mha", *options)
 usage = s.complete(ids[:130], max_tokens=4)["usage"]
 tap.check("a restart continues from the stored state", usage["prompt_tokens_details"]["cached_tokens"] >= 128, usage)
-tap.check("SIGTERM ends the job", s.stop() != "timeout")
+ranks = ranks_of(s.p)
+tap.equal("SIGTERM ends the job in order", (s.stop(), any("stopping" in line for line in s.log)), (0, True))
+tap.check("and all its processes", until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ranks)))
+s = Server("synth:tiny-mha", *options)
+ranks = ranks_of(s.p)
+s.kill()
+tap.check("no rank outlives the process that has started it", until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ranks)))
 
 # A rank is killed while state is being saved.
 wrong = []
