@@ -23,6 +23,7 @@
 #include "apps/engine_options.h"
 #include "apps/serve_models.h"
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/minmax.h"
 #include "base/opt.h"
@@ -35,7 +36,7 @@
 
 struct serve_args {
     struct engine_args engine;
-    const char *host, *api_key_file, *admin_key_file, *models;
+    const char *host, *api_key_file, *admin_key_file, *models, *chat_template_file;
     uint64_t models_memory;
     struct opt_list given, api_key, admin_key, allow_host, allow_origin, names;
     int port, max_queue, max_connections, http_threads;
@@ -54,7 +55,10 @@ struct serve_args {
 };
 
 static const char *const serve_plans[] = {"auto", "hidden", "kv", "recompute", NULL};
+static const char *const poolings[] = {"mean", "cls", "last", NULL};
 static const char *const waits[] = {"auto", "on", "off", NULL};
+
+enum { TEMPLATE_MAX_BYTES = 1 << 20 };
 
 #define TTL_MAX_S INT64_C(3153600000) /* 100 years */
 
@@ -221,6 +225,11 @@ static const struct opt options[] = {
      .max = 64, .help = "threads for connections; the engine has its own"},
     {"plain-chat", OPT(struct serve_args, plain_chat),
      .help = "allow chats if the model has no chat template, as lines \"role: text\""},
+    {"chat-template-file", OPT(struct serve_args, chat_template_file), .arg = "FILE",
+     .help = "Jinja template that makes the prompts of chats, instead of the model's own"},
+    {"pooling", OPT(struct serve_args, engine.o.pooling), .choices = poolings,
+     .help = "what embeddings are made of: all tokens, the first (cls) or the last one; by "
+             "default as the model's files say"},
     OPT_TEMPLATE_DATE(struct serve_args),
     {"drop-system", OPT(struct serve_args, engine.o.drop_system), .arg = "REGEX",
      .help =
@@ -781,6 +790,11 @@ int cmd_serve(int argc, char **argv)
         (rc = hcache_truncation_parse(a.truncate, &a.truncation, &herr)) != 0)
         err_set(&err, rc, "--%s", herr.msg);
     a.engine.o.truncates = a.truncation.ratio > 0;
+    char *template = NULL;
+    if (rc == 0 && a.chat_template_file != NULL)
+        rc = file_read(a.chat_template_file, TEMPLATE_MAX_BYTES, &template, &(size_t){0},
+                       &err);
+    a.engine.o.chat_template = template;
     if (rc == 0)
         rc = check_several(&a, &err);
     if (rc == 0 && is_several(&a))
@@ -804,6 +818,7 @@ int cmd_serve(int argc, char **argv)
         raise_descriptors(a.max_connections);
         code = serve(&a, &several, &keys, n_admin_keys, &st);
     }
+    free(template);
     api_keys_deinit(&keys);
     serve_models_deinit(&several);
     opt_end(parsed);

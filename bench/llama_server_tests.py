@@ -26,7 +26,8 @@ SLOW = ("test_router", "test_mcp_servers", "test_tools_builtin", "test_proxy", "
 SHIM = '''#!{python}
 import os, sys
 SAME = {{"--port": "--port", "--host": "--host", "--alias": "--served-name", "--api-key": "--api-key",
-        "--parallel": "--max-sequences", "--threads": "--threads", "--cors-origins": "--allow-origin"}}
+        "--parallel": "--max-sequences", "--threads": "--threads", "--cors-origins": "--allow-origin",
+        "--chat-template-file": "--chat-template-file"}}
 args, out, context, slots = sys.argv[1:], [], 0, 1
 MODELS = ("--model", "--model-url", "--hf-repo", "--hf-file")
 if {control}:
@@ -44,8 +45,16 @@ for a in it:
         slots = int(out[-1]) if a == "--parallel" else slots
     elif a == "--ctx-size":
         context = int(next(it))
-    elif a in MODELS or a in ("--seed", "--temp", "--n-predict", "--batch-size", "--ubatch-size", "--pooling",
-                              "--chat-template", "--chat-template-file", "--reasoning-format", "--reasoning"):
+    elif a == "--pooling":
+        kind = next(it)
+        out += ["--pooling", kind] if kind in ("mean", "cls", "last") else []
+    elif a == "--chat-template":
+        text, path = next(it), os.path.join(os.path.dirname(sys.argv[0]), "template.jinja")
+        if "{{{{" in text:
+            open(path, "w").write(text)
+            out += ["--chat-template-file", path]
+    elif a in MODELS or a in ("--seed", "--temp", "--n-predict", "--batch-size", "--ubatch-size", "--reasoning-format",
+                              "--reasoning"):
         next(it)
 if "--allow-origin" not in out:
     out += ["--allow-origin", "*"]

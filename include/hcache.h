@@ -116,6 +116,12 @@ struct hcache_opts {
     int64_t max_history; /* maximum tokens of a prompt that is truncated; 0: 16 contexts */
     /* Regular expression: its matches are dropped by hcache_drop_system. NULL: none. */
     const char *drop_system;
+    /* A Jinja template (text) that makes the prompts of chats instead of the model's own; NULL: the
+     * model's. One that cannot be read fails hcache_open. */
+    const char *chat_template;
+    /* What embeddings are made of: "mean" of all tokens, the first ("cls") or the "last" one. NULL:
+     * as the model's files say; a model whose files say nothing makes none. */
+    const char *pooling;
     /* Requests may be truncated.  Without a store, hcache_open then creates a store in memory,
      * sized for twice the model's window.  It is counted in the memory plan, and all requests use
      * it. */

@@ -40,7 +40,11 @@ static int open_tokenizer(struct hcache *h, const struct model *m, struct err *e
         return 0;
     int rc = tokenizer_open(&h->tokenizer, m->source, err);
     if (rc == -ENOENT)
-        return 0; /* a model without a tokenizer takes only token ids */
+        return h->opening->chat_template == NULL
+                   ? 0 /* a model without a tokenizer takes only token ids */
+                   : no_tokenizer(m->source, err);
+    if (rc == 0 && h->opening->chat_template != NULL)
+        tokenizer_set_template(h->tokenizer, h->opening->chat_template);
     int vocab = m->cfg.vocab_size;
     if (rc == 0 && tokenizer_n_listed(h->tokenizer) > vocab)
         rc = err_set(
@@ -78,6 +82,21 @@ static int add_ends(struct hcache *h, struct err *err)
     return rc;
 }
 
+/* Checks the pooling that the caller chooses. */
+static int check_pooling(const char *name, const struct model *m, struct err *err)
+{
+    enum pooling p = name != NULL ? pooling_of_name(name) : POOLING_MEAN;
+    if (p != POOLING_MEAN && p != POOLING_CLS && p != POOLING_LAST)
+        return err_set(err, ERR_USAGE, "pooling: '%s' is none of mean, cls, last", name);
+    if (name != NULL && m->cfg.pooling == POOLING_OTHER)
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "pooling %s: %s has a pooling of its own, or a layer behind it, that "
+            "is not supported; its embeddings would be wrong without",
+            name, m->source);
+    return 0;
+}
+
 /* stack_opts.check. Also opens the tokenizer. */
 static int before_weights(void *arg, const struct model *m, struct err *err)
 {
@@ -86,6 +105,8 @@ static int before_weights(void *arg, const struct model *m, struct err *err)
     int rc = open_tokenizer(h, m, err);
     if (rc == 0 && o->needs_tokenizer && h->tokenizer == NULL)
         rc = no_tokenizer(m->source, err);
+    if (rc == 0)
+        rc = check_pooling(o->pooling, m, err);
     return rc == 0 && o->ahead != NULL ? check_ahead(o->ahead, m, err) : rc;
 }
 
@@ -268,13 +289,18 @@ int hcache_open_shared(const struct hcache_opts *o, struct hcache_shared *shared
         rc = stack_open(&so, &h->k, hcache_inner(err));
     if (rc == 0)
         rc = add_ends(h, hcache_inner(err));
+    if (rc == 0 && o->pooling != NULL)
+        h->k.model->cfg.pooling = pooling_of_name(o->pooling);
+    /* A failure of the model's own template is kept in dialog_err and reported to chats. */
+    if (rc == 0 && dialog_open(&h->dialog, h->tokenizer, &h->dialog_err) != 0 &&
+        o->chat_template != NULL)
+        rc = err_set(hcache_inner(err), h->dialog_err.code, "the chat template: %s",
+                     h->dialog_err.msg);
     h->opening = NULL;
     if (rc != 0) {
         hcache_close(h);
         return rc;
     }
-    /* A failure is kept in dialog_err and reported to chats. */
-    (void)dialog_open(&h->dialog, h->tokenizer, &h->dialog_err);
     spans_end(&h->spans, "chat template");
     struct service_opts vo = {.weights = &h->k.model->w,
                               .engine = h->k.engine,
@@ -749,7 +775,8 @@ static int check_reads(const struct hcache *h, const struct hcache_request *r,
         pooling == POOLING_OTHER  ? "its pooling, or a layer behind it, is not supported"
         : pooling == POOLING_RANK ? "it is a reranker (/v1/rerank)"
         : pooling == POOLING_NONE ? "its files name no pooling. Serve a model that is made "
-                                    "for it, such as Qwen3-Embedding or Qwen3-Reranker"
+                                    "for it, such as Qwen3-Embedding or Qwen3-Reranker, or "
+                                    "choose a pooling (--pooling)"
                                   : "it is made for embeddings (/v1/embeddings)");
 }
 

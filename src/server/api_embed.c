@@ -244,9 +244,11 @@ static int fit(const struct embed *e, const struct hcache_model_info *info,
         p->n = info->max_context;
         return 0;
     }
-    fault_set(f, 400, "context_length_exceeded", name,
-              "this model's maximum context length is %d tokens, but text %d has %d",
-              info->max_context, e->n - 1, p->n);
+    fault_set(
+        f, 400, "context_length_exceeded", name,
+        "text %d is too large: this model's maximum context length is %d tokens, but it "
+        "has %d",
+        e->n - 1, info->max_context, p->n);
     return fault_too_long(f, p->n, info->max_context);
 }
 

@@ -17,6 +17,25 @@
 
 /* --- the answer ------------------------------------------------------------------------------- */
 
+/* Adds the token that ends an answer to the list of biases, as llama-server shows ignore_eos. */
+static void put_ignored(const struct hcache *h, struct json *list)
+{
+    struct hcache_model_info info;
+    int32_t *ids = NULL;
+    int n = 0;
+    hcache_model_info(h, &info);
+    if (info.eos != NULL &&
+        hcache_encode(h, info.eos, strlen(info.eos), HCACHE_PARSE_SPECIAL, &ids, &n,
+                      NULL) == 0 &&
+        n == 1) {
+        struct json *one = json_new_object();
+        json_put_int(one, "token", ids[0]);
+        json_put_null(one, "bias"); /* minus infinity */
+        json_push(list, one);
+    }
+    hcache_free(ids);
+}
+
 static struct json *settings(const struct generation *g)
 {
     const struct gen_params *p = &g->params;
@@ -30,6 +49,8 @@ static struct json *settings(const struct generation *g)
         json_put_real(one, "bias", (double)s.bias[i].bias);
         json_push(list, one);
     }
+    if (p->ignore_eos)
+        put_ignored(g->client.h, list);
     for (int i = 0; i < p->n_stop; i++)
         json_push_string(stop, p->stop[i]);
     json_put_int(o, "n_predict", p->max_tokens);

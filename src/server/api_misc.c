@@ -268,7 +268,8 @@ static int check_text(const struct hcache *h, const char *text, size_t n, struct
     return n <= MAX_TEXT_BYTES ? 0 : prompt_fits(h, false, text, n, "content", f);
 }
 
-/* Some clients name the text "content", and others "prompt". */
+/* llama-server's clients name the text "content", and ask for the tokens that a prompt begins with
+ * (add_special); vLLM's name it "prompt", and get them by default. */
 void api_tokenize(struct call *c)
 {
     static const char *const names[] = {
@@ -277,13 +278,15 @@ void api_tokenize(struct call *c)
     const struct json *body = call_body(c, 0);
     struct hcache_err err = {0};
     struct fault f;
-    bool add = true, parse = true, pieces = false;
+    bool add, parse = true, pieces = false;
     int32_t *ids = NULL;
     int n_ids = 0;
     size_t n = 0;
     if (body == NULL)
         return;
     int rc = request_known(body, names, &f);
+    const char *text = json_string_of(json_member(body, "content"), &n);
+    add = text == NULL;
     if (rc == 0)
         rc = read_flag(body, "add_special", &add, &f);
     if (rc == 0)
@@ -292,7 +295,6 @@ void api_tokenize(struct call *c)
         rc = read_flag(body, "parse_special", &parse, &f);
     if (rc == 0)
         rc = read_flag(body, "with_pieces", &pieces, &f);
-    const char *text = json_string_of(json_member(body, "content"), &n);
     if (text == NULL)
         text = json_string_of(json_member(body, "prompt"), &n);
     if (rc == 0 && text == NULL)

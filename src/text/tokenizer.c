@@ -658,6 +658,14 @@ const char *tokenizer_chat_template(const struct tokenizer *t)
     return t->cfg.chat_template != NULL ? t->cfg.chat_template : t->cfg.tool_template;
 }
 
+void tokenizer_set_template(struct tokenizer *t, const char *source)
+{
+    free(t->cfg.chat_template);
+    free(t->cfg.tool_template);
+    t->cfg.chat_template = xstrdup(source);
+    t->cfg.tool_template = NULL;
+}
+
 const char *tokenizer_model_name(const struct tokenizer *t)
 {
     return t->cfg.model_name;

@@ -135,6 +135,8 @@ const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *n);
 /* Returns the template of tokenizer_config.json or chat_template.jinja; NULL: the model has none.
  */
 const char *tokenizer_chat_template(const struct tokenizer *t);
+/* Replaces all templates of the model by this one, which is copied. */
+void tokenizer_set_template(struct tokenizer *t, const char *source);
 /* Returns the template named tool_use, which makes the prompts of requests with tools; NULL: the
  * model has none, and its one template makes all prompts. */
 const char *tokenizer_tool_template(const struct tokenizer *t);

@@ -247,6 +247,19 @@ def ranking(s):
     check("a reranker makes no embeddings", status == 400 and "/v1/rerank" in r["error"]["message"], r)
 
 
+def chosen(folder):
+    """A pooling that an option chooses gives the numbers of a model whose files name it."""
+    named = pooled(folder, "mean_tokens", "means")
+    of_files, of_option = Server(named), Server(DEMO, "--pooling", "mean")
+    equal("--pooling mean is the pooling that a file names", embed(of_option, TEXT), embed(of_files, TEXT))
+    of_files.stop()
+    of_option.stop()
+    with open(os.path.join(named, "modules.json"), "w") as f:
+        json.dump([{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}], f)
+    p = subprocess.run([HC, "serve", named, "--pooling", "mean", "--port", "0"], capture_output=True, text=True)
+    check("a model with a layer behind its pooling is refused by name", p.returncode == 1 and "a layer behind it" in p.stderr, p)
+
+
 with tempfile.TemporaryDirectory(prefix="hcache-embed.") as folder:
     model = pooled(folder, "lasttoken")
     options = ("--max-context", "512", "--max-sequences", "3", "--max-queue", "4")
@@ -263,6 +276,7 @@ with tempfile.TemporaryDirectory(prefix="hcache-embed.") as folder:
     s = Server(reranker(os.path.join(folder, "reranker")), "--max-sequences", "3")
     ranking(s)
     s.stop()
+    chosen(folder)
 s = Server(DEMO)
 status, _, r = s.post("/v1/embeddings", {"input": "a"})
 check("a chat model makes no embeddings", status == 400 and "name no pooling" in r["error"]["message"], r)

@@ -1,11 +1,12 @@
 """llama-server's routes and fields, and what they share with OpenAI's."""
 import os
+import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
 from scripted_model import make_talker  # noqa: E402
-from serve_client import Server, Stream  # noqa: E402
+from serve_client import HC, Server, Stream  # noqa: E402
 from tap import check, end, equal  # noqa: E402
 
 GREEDY = {"prompt": "Once upon a time", "temperature": 0, "n_predict": 6, "ignore_eos": True}
@@ -36,6 +37,8 @@ def completion(s):
     equal("ids and texts in one prompt", mixed["content"], want)
     picked = s.post("/completion", {**GREEDY, "response_fields": ["content", "generation_settings/n_predict"]})[2]
     equal("response_fields picks by path", picked, {"content": want, "generation_settings/n_predict": 6})
+    bias = s.post("/completion", {**GREEDY, "response_fields": ["generation_settings/logit_bias"]})[2]
+    equal("ignore_eos is shown as a bias", [b["bias"] for b in bias["generation_settings/logit_bias"]], [None])
     stop = s.post("/completion", {**GREEDY, "stop": [want[3:5]]})[2]
     check("a stop text ends as a word", (stop["stop_type"], stop["stopping_word"]) == ("word", want[3:5]), stop)
     long = s.post("/completion", {"prompt": "Once", "ignore_eos": True, "temperature": 0})[2]
@@ -145,6 +148,22 @@ def server(s):
           and b"".join(p["piece"].encode() if isinstance(p["piece"], str) else bytes(p["piece"]) for p in pieces) == "hé".encode(), pieces)
 
 
+def template():
+    """The template of a file replaces the model's."""
+    with tempfile.TemporaryDirectory() as d:
+        good, bad = os.path.join(d, "good.jinja"), os.path.join(d, "bad.jinja")
+        for path, text in ((good, "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"), (bad, "{% for %}")):
+            with open(path, "w") as f:
+                f.write(text)
+        s = Server("models/demo", "--chat-template-file", good)
+        equal("--chat-template-file makes the prompts", s.post("/apply-template", {"messages": HI})[2]["prompt"], "<user>Who is Lily?")
+        equal("and is shown", s.request("GET", "/props")[2]["chat_template"][:10], "{% for m i")
+        s.stop()
+        for path, why in ((bad, "the chat template"), (d, d)):
+            p = subprocess.run([HC, "serve", "models/demo", "--port", "0", "--chat-template-file", path], capture_output=True, text=True)
+            check("one that cannot be read ends the start, by name", p.returncode == 1 and why in p.stderr, p)
+
+
 def infill():
     with tempfile.TemporaryDirectory() as d:
         m = make_talker(os.path.join(d, "m"), "{{ messages[0].content }}<|fim_middle|>",
@@ -169,5 +188,6 @@ prompts_read(s)
 chats(s)
 server(s)
 equal("the server stops with status 0", s.stop(), 0)
+template()
 infill()
 end()

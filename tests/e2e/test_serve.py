@@ -51,8 +51,10 @@ def test_small_routes(s):
     check("models: the folder's name", status == 200 and models["data"][0]["id"] == "plain", models)
     equal("models: by name", s.request("GET", "/v1/models/plain")[0], 200)
     equal("models: another name: 404", s.request("GET", "/v1/models/none")[0], 404)
-    tokens = s.post("/tokenize", {"content": "Once upon a time"})[2]["tokens"]
+    tokens = s.post("/tokenize", {"prompt": "Once upon a time"})[2]["tokens"]
     check("tokenize: BOS first", tokens[0] == 0 and len(tokens) > 3, tokens)
+    named = [s.post("/tokenize", {"content": "Once upon a time", **f})[2]["tokens"] for f in ({}, {"add_special": True})]
+    equal("tokenize: llama-server's clients ask for it", named, [tokens[1:], tokens])
     equal("detokenize gives the text back", s.post("/detokenize", {"tokens": tokens})[2]["content"], "Once upon a time")
     api = s.request("GET", "/openapi.json")[2]
     check("openapi.json: the routes and their fields",
@@ -71,7 +73,7 @@ def test_completions(s):
     check("completion: text, usage, timings",
           len(text) > 10 and r["choices"][0]["finish_reason"] == "length" and r["usage"]["completion_tokens"] == 20 and
           "cached_tokens" in r["usage"]["prompt_tokens_details"] and r["timings"]["ttft_ms"] > 0, r)
-    ids = s.post("/tokenize", {"content": LONG})[2]["tokens"]
+    ids = s.post("/tokenize", {"prompt": LONG})[2]["tokens"]
     equal("completion of token ids: the same", s.complete(ids, max_tokens=20)["choices"][0]["text"], text)
     r = s.complete([LONG, "The cat"], max_tokens=5, n=2)
     check("two prompts, n = 2: four choices in order",
@@ -392,7 +394,7 @@ def test_reuse():
     equal("and counted", s.metric('hcache_prompt_tokens_total{source="device"}'), cached(again))
     before = s.metric('hcache_prompt_tokens_total{source="computed"}')
     s.complete("The cat sat. " + LONG, max_tokens=4, n=4, temperature=1)
-    n = s.post("/tokenize", {"content": "The cat sat. " + LONG})[2]["count"]
+    n = s.post("/tokenize", {"prompt": "The cat sat. " + LONG})[2]["count"]
     n -= s.metric('hcache_prompt_tokens_total{source="computed"}') - before
     check("four answers compute their prompt once, and its last token each", -3 <= n <= 0, n)
     r = s.post("/v1/completions", {"prompt": LONG, "max_tokens": 400, "ignore_eos": True, "timeout_ms": 1})
