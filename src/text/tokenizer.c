@@ -374,6 +374,8 @@ static int compile(struct tokenizer *t, struct err *err)
     free(written);
     add_configured_template(t);
     tokenizer_measure(t);
+    /* 8 MiB of a vocabulary of 151,000 tokens, of which later calls look few up */
+    strmap_deinit(&j->by_text);
     return 0;
 }
 

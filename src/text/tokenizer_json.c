@@ -44,7 +44,13 @@ struct tokenizer_text tokenizer_json_copy(struct tokenizer_json *t, const char *
 
 int32_t tokenizer_json_find(const struct tokenizer_json *t, const char *text, size_t n)
 {
-    return t->by_text.slots != NULL ? strmap_find(&t->by_text, text, n) : -1;
+    if (t->by_text.slots != NULL)
+        return strmap_find(&t->by_text, text, n);
+    for (int32_t i = 0; i < t->n_ids; i++)
+        if (t->tokens[i].n == n && t->tokens[i].s != NULL &&
+            memcmp(t->tokens[i].s, text, n) == 0)
+            return i;
+    return -1;
 }
 
 void tokenizer_json_deinit(struct tokenizer_json *t)
