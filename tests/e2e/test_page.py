@@ -174,6 +174,19 @@ def test_stop(b):
     check("and is there again", texts(b, "#talk .user .said") == ["Tell me a very long story."], texts(b, "#talk"))
 
 
+# Contrasts, as WCAG defines them, of all elements that have a text of their own and are shown and enabled.
+SHADES = """
+const light = c => { const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
+  .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b };
+const ground = e => { while (e && /, 0\\)$|transparent/.test(getComputedStyle(e).backgroundColor)) e = e.parentElement;
+  return getComputedStyle(e || document.body).backgroundColor };
+const shown = [...document.querySelectorAll("body *")].filter(e => e.checkVisibility() && !e.disabled && !e.closest("svg")
+  && [...e.childNodes].some(t => t.nodeType == 3 && t.data.trim()));
+return { back: light(ground(document.body)), contrasts: shown.map(e => { const a = light(getComputedStyle(e).color), b = light(ground(e));
+  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05) }) };
+"""
+
+
 def test_phone(server, url):
     made = server.post("/v1/conversations", {"title": "A long one"})[2]["id"]
     for i in range(10):
@@ -211,6 +224,9 @@ def test_phone(server, url):
             check("the button shows it", element(b, "side").is_displayed())
             until(lambda: texts(b, "#stats h2"), "live figures")
             shot(b, f"phone-list-{'dark' if dark else 'light'}")
+            shades = b.execute_script(SHADES)
+            check(f"{'dark' if dark else 'light'} as the system is set", (shades["back"] < 0.2) == dark, shades)
+            check("all texts stand out from their ground", len(shades["contrasts"]) > 30 and min(shades["contrasts"]) >= 4.5, shades)
             check("no script error on a phone", not complaints(b), complaints(b))
         finally:
             b.quit()
