@@ -754,11 +754,6 @@ static int check_several(const struct serve_args *a, struct err *err)
 {
     if (!is_several(a))
         return 0;
-    if (a->engine.o.remote != NULL)
-        return err_set(
-            err, ERR_USAGE,
-            "--remote serves one model: start a server for each model, with stores of "
-            "their own");
     if (a->truncate != NULL && a->truncation.ratio > 0 && a->engine.store.n == 0)
         return err_set(err, ERR_USAGE, "--truncate of several models needs --store");
     return 0;

@@ -2,7 +2,7 @@
 
     python3 bench/embed_figures.py F.gguf [LLAMA_SERVER] [--texts N] [--tokens N] [--rounds N]
 
-F.gguf names its pooling (`pooling_type`). The texts are random token ids, sent as one request each round, so both
+The texts are random token ids, sent as one request each round, so both
 servers batch as they like; llama-server gets the same pooling and threads. HCACHE is the program (build/hcache)."""
 import argparse
 import json
@@ -35,7 +35,7 @@ def ask(port, texts):
 
 
 threads = str(len(os.sched_getaffinity(0)))
-arms = {"hcache": [os.environ.get("HCACHE", "build/hcache"), "serve", o.model, "--threads", threads]}
+arms = {"hcache": [os.environ.get("HCACHE", "build/hcache"), "serve", o.model, "--pooling", o.pooling, "--threads", threads]}
 if o.llama:
     arms["llama-server"] = [o.llama, "-m", o.model, "--embeddings", "--pooling", o.pooling, "-t", threads, "-c", "8192", "-np", "8",
                             "-b", "2048", "-ub", "512"]

@@ -236,6 +236,16 @@ void hcache_shared_deinit(struct hcache_shared *s)
     pthread_mutex_destroy(&s->lock);
 }
 
+/* Reports an erasure of another server to all models that share. */
+static void forget_erased_soon(void *arg)
+{
+    struct hcache_shared *s = arg;
+    pthread_mutex_lock(&s->lock);
+    for (struct hcache *h = s->open; h != NULL; h = h->next)
+        service_forget_erased_soon(h->service);
+    pthread_mutex_unlock(&s->lock);
+}
+
 /* Lists the model among those that share, or removes it. */
 static void share_list(struct hcache *h, bool is_open)
 {
@@ -310,6 +320,7 @@ int hcache_open_shared(const struct hcache_opts *o, struct hcache_shared *shared
                               .n_vocab = h->k.model->cfg.vocab_size,
                               .max_sequences = o->max_sequences > 0 ? o->max_sequences : 1,
                               .max_context = context_of(h),
+                              .rest_ns = shared != NULL ? STACK_REST_NS : 0,
                               .load_ms = (double)(clock_now_ns() - t0) * 1e-6};
     struct store_stats st;
     if (h->k.store != NULL) {
@@ -320,7 +331,10 @@ int hcache_open_shared(const struct hcache_opts *o, struct hcache_shared *shared
     if (h->tokenizer != NULL)
         h->forms = forms_create(h->tokenizer, dialog_syntax(h->dialog),
                                 h->k.model->cfg.vocab_size);
-    remote_on_erased(h->k.remote, service_forget_erased_soon, h->service);
+    if (shared != NULL)
+        remote_on_erased(h->k.remote, forget_erased_soon, shared);
+    else
+        remote_on_erased(h->k.remote, service_forget_erased_soon, h->service);
     h->platform = h->k.platform;
     warn_context(o, &h->k);
     spans_end(&h->spans, "service");
@@ -338,7 +352,8 @@ void hcache_close(struct hcache *h)
     if (h == NULL)
         return;
     share_list(h, false);
-    remote_on_erased(h->k.remote, NULL, NULL);
+    if (h->shared == NULL)
+        remote_on_erased(h->k.remote, NULL, NULL);
     service_destroy(h->service);
     stack_close(&h->k);
     dialog_close(h->dialog);

@@ -25,7 +25,7 @@ void hcache_shared_deinit(struct hcache_shared *s);
 
 /* Opens a model beside others, as hcache_open does. Call it from one thread at a time for each
  * `shared`. Functions that erase or flush reach all models that share and are served
- * (hcache_serve_start). A remote, and truncation without a store, are not possible. */
+ * (hcache_serve_start). Truncation without a store is not possible. */
 int hcache_open_shared(const struct hcache_opts *o, struct hcache_shared *shared,
                        struct hcache **out, struct hcache_err *err);
 

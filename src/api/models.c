@@ -176,6 +176,7 @@ static void load_asked(struct models *m, int i)
     if (rc == 0 && m->store.shared == NULL) {
         m->store = (struct hcache){.shared = &m->shared};
         m->store.k.store = m->shared.k.store;
+        m->store.k.remote = m->shared.k.remote;
         m->store.k.store_err = m->shared.k.store_err;
         m->store.k.policy = h->k.policy;
     }

@@ -24,7 +24,7 @@ struct models;
 
 struct models_opts {
     /* [n] what each model is opened with; they differ in `model` alone. Borrowed, as all their
-     * strings, until models_close. No remote, and truncation only with a store. */
+     * strings, until models_close. Truncation only with a store. */
     const struct hcache_opts *of;
     int n;
     int max_queue; /* as in hcache_serve_start */

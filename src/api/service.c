@@ -45,6 +45,7 @@ struct service {
     uint64_t forget_asked, forget_done;
     struct hcache_ticket *queue, **queue_end;
     struct hcache_ticket *live, *settling;
+    bool is_resting; /* memory was given back, and no request has come since */
     bool may_settle; /* some settling tickets may have settled since the last look */
     struct counts counts;
     struct engine_stats engine; /* as of the last step */
@@ -402,13 +403,30 @@ static bool has_work(const struct service *s)
     return s->queue != NULL || s->live != NULL || (s->settling != NULL && s->may_settle);
 }
 
-/* [lock] Waits until there is work or an erasure to pass on, or until service_stop was called and
- * no ticket is settling. */
+/* [lock, released meanwhile] Gives memory that idle models do not need back to the system. */
+static void rest(struct service *s)
+{
+    s->is_resting = true;
+    pthread_mutex_unlock(&s->lock);
+    engine_rest(s->o.engine);
+    if (s->o.saver != NULL)
+        saver_rest(s->o.saver);
+    mem_trim();
+    pthread_mutex_lock(&s->lock);
+}
+
+/* [lock, released meanwhile] Waits until there is work or an erasure to pass on, or until
+ * service_stop was called and no ticket is settling. */
 static void wait_for_work(struct service *s)
 {
     while (!has_work(s) && s->forget_asked == s->forget_done &&
-           (s->settling != NULL || !s->stopping))
-        pthread_cond_wait(&s->work, &s->lock);
+           (s->settling != NULL || !s->stopping)) {
+        bool may_rest = s->o.rest_ns > 0 && !s->is_resting && s->settling == NULL;
+        if (!may_rest)
+            pthread_cond_wait(&s->work, &s->lock);
+        else if (clock_cond_wait(&s->work, &s->lock, s->o.rest_ns) && !has_work(s))
+            rest(s);
+    }
 }
 
 static void *service_main(void *arg)
@@ -424,6 +442,7 @@ static void *service_main(void *arg)
                 break;
             continue;
         }
+        s->is_resting = false;
         pthread_mutex_unlock(&s->lock);
         service_step(s);
         pthread_mutex_lock(&s->lock);
@@ -449,7 +468,7 @@ void service_create(const struct service_opts *o, struct service **out)
     engine_stats(o->engine, &s->engine);
     s->queue_end = &s->queue;
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->work, NULL);
+    clock_cond_init(&s->work);
     clock_cond_init(&s->progress);
     if (o->saver != NULL)
         saver_on_commit(o->saver, on_commit, s);
@@ -632,14 +651,12 @@ static bool has_news(const struct hcache_ticket *t)
  * call is_cancelled again. */
 static void wait_for_progress(struct service *s, bool is_asked)
 {
-    enum { ASK_NS = 50000000, SECOND_NS = 1000000000 };
+    enum { ASK_NS = 50000000 };
     if (!is_asked) {
         pthread_cond_wait(&s->progress, &s->lock);
         return;
     }
-    int64_t until_ns = clock_now_ns() + ASK_NS;
-    struct timespec t = {.tv_sec = until_ns / SECOND_NS, .tv_nsec = until_ns % SECOND_NS};
-    (void)pthread_cond_timedwait(&s->progress, &s->lock, &t);
+    (void)clock_cond_wait(&s->progress, &s->lock, ASK_NS);
 }
 
 bool service_run(struct service *s, struct hcache_ticket *t,

@@ -25,6 +25,9 @@ struct service_opts {
     int n_vocab, max_sequences, max_context;
     double load_ms;   /* time that the model took to load, for results */
     const char *tier; /* for results: the tier from which restores read; NULL: no store */
+    /* Without requests for this time, the thread gives memory back to the system (engine_rest,
+     * saver_rest); 0: never. */
+    int64_t rest_ns;
 };
 
 void service_create(const struct service_opts *o, struct service **out);

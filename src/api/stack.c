@@ -28,9 +28,6 @@
 
 /* Default size of the staging memory for restores. */
 #define STAGING_BYTES ((size_t)64 << 20)
-/* With several models, one that has restored nothing for this time has no staging memory. Providing
- * 64 MiB of it again takes 12 to 20 ms (2 busy cores). */
-#define REST_NS ((int64_t)10 * 1000000000)
 
 static void say(const struct stack *k, const char *text)
 {
@@ -479,6 +476,7 @@ static int open_store(struct stack *k, struct err *err)
 
 void stack_shared_close(struct stack_shared *s)
 {
+    remote_close(s->remote);
     store_close(s->store);
     io_close(s->io);
 }
@@ -559,22 +557,35 @@ static int most_rows(const struct stack *k)
 /* Default time to live of chunks in the remote: seven days. */
 #define REMOTE_TTL_S (7 * 86400)
 
+/* No Redis keeps a larger value. */
+#define REMOTE_MAX_BYTES ((size_t)512 << 20)
+
+/* Opens the remote, or takes the shared one. The first stack that shares opens it for all, whose
+ * chunks may be larger than its own. */
 static int open_remote(struct stack *k, struct err *err)
 {
     const struct hcache_opts *u = &k->o.user;
-    struct remote_opts o = {.url = u->remote,
-                            .ca_file = u->remote_ca,
-                            .cert_file = u->remote_cert,
-                            .key_file = u->remote_key,
-                            .store = k->store,
-                            .fingerprint = k->fingerprint,
-                            .place_dir = u->n_store > 0 ? u->store[0] : NULL,
-                            .stuck_ns = (int64_t)u->remote_timeout_s * 1000000000,
-                            .ttl_s = u->remote_ttl_s > 0 ? (uint32_t)u->remote_ttl_s
-                                                         : REMOTE_TTL_S,
-                            .max_chunk_bytes = chunk_bytes(k->model)};
+    struct stack_shared *s = k->o.shared;
+    if (s != NULL && s->remote != NULL) {
+        k->remote = s->remote;
+        return 0;
+    }
+    struct remote_opts o = {
+        .url = u->remote,
+        .ca_file = u->remote_ca,
+        .cert_file = u->remote_cert,
+        .key_file = u->remote_key,
+        .store = k->store,
+        .place_dir = u->n_store > 0 ? u->store[0] : NULL,
+        .stuck_ns = (int64_t)u->remote_timeout_s * 1000000000,
+        .ttl_s = u->remote_ttl_s > 0 ? (uint32_t)u->remote_ttl_s : REMOTE_TTL_S,
+        .max_chunk_bytes = s != NULL ? REMOTE_MAX_BYTES : chunk_bytes(k->model)};
     int rc = remote_when_parse(u->remote_write, &o.when, err);
-    return rc == 0 ? remote_open(&o, &k->remote, err) : rc;
+    if (rc == 0)
+        rc = remote_open(&o, &k->remote, err);
+    if (s != NULL)
+        s->remote = k->remote;
+    return rc;
 }
 
 static int open_saver(struct stack *k, struct err *err)
@@ -747,7 +758,7 @@ static int open_engine(struct stack *k, struct err *err)
                              .fetches = k->o.user.prefetch == NULL ||
                                         strcmp(k->o.user.prefetch, "off") != 0,
                              .staging_bytes = stack_staging_bytes(k),
-                             .rest_ns = k->o.shared != NULL ? REST_NS : 0};
+                             .rest_ns = k->o.shared != NULL ? STACK_REST_NS : 0};
     rc = restore_direct_parse(k->o.user.gpu_direct, &eo.direct, err);
     if (rc == 0 && eo.direct == RESTORE_DIRECT_ON && k->store == NULL)
         rc = err_set(err, ERR_USAGE, "gpu-direct on: there is no store to read from");
@@ -829,7 +840,8 @@ void stack_close(struct stack *k)
         keep_profile(k);
     engine_destroy(k->engine);
     saver_destroy(k->saver);
-    remote_close(k->remote);
+    if (k->o.shared == NULL)
+        remote_close(k->remote);
     if (k->o.shared == NULL || !k->o.shared->is_open) {
         store_close(k->store);
         if (k->owns_io)

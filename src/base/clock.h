@@ -4,6 +4,7 @@
 #define BASE_CLOCK_H
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 int64_t clock_now_ns(void); /* monotonic: use it for durations */
@@ -27,6 +28,9 @@ void clock_sleep_ns(int64_t ns);
 /* Makes a condition variable whose timed waits use the monotonic clock, so that setting the
  * system's clock does not affect them. */
 void clock_cond_init(pthread_cond_t *c);
+/* Waits for a signal of such a condition variable for at most ns. Returns whether the time has
+ * passed. */
+bool clock_cond_wait(pthread_cond_t *c, pthread_mutex_t *lock, int64_t ns);
 
 /* Processor time of all threads of this process together. */
 struct clock_cpu {

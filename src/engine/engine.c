@@ -189,6 +189,13 @@ void engine_destroy(struct engine *e)
     free(e);
 }
 
+void engine_rest(struct engine *e)
+{
+    model_work_rest(e->shared.work);
+    buf_rest(e->o.model->dev, &e->next.mem);
+    stream_rest(e->shared.stream);
+}
+
 size_t engine_bytes(const struct engine *e, size_t *kv, size_t *activations,
                     size_t *restore)
 {

@@ -80,6 +80,10 @@ struct engine_opts {
 
 int engine_create(const struct engine_opts *o, struct engine **out, struct err *err);
 void engine_destroy(struct engine *e); /* Frees an engine. No sequence may be left. */
+/* Gives memory that only a step uses back to the system, where the model lies in host memory:
+ * activations, logits, scratch. The next steps take it again. No sequence may be there. The KV pool
+ * stays, because later requests continue what it holds. */
+void engine_rest(struct engine *e);
 
 enum finish {
     FINISH_NONE, /* still going */

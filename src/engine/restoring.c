@@ -468,6 +468,7 @@ int restore_phase_init(struct restore_phase *g, const struct restore_phase_opts 
                                        .direct = o->direct,
                                        .fetches = o->fetches,
                                        .remote = o->remote,
+                                       .fingerprint = sh->fingerprint,
                                        .max_tokens = m->max_ctx};
     int rc = restore_pipeline_create(&ro, &g->pipeline, err);
     bool reads_ahead = rc == 0 && o->fetches;
@@ -476,7 +477,7 @@ int restore_phase_init(struct restore_phase *g, const struct restore_phase_opts 
     g->stages = reads_ahead && !has_copies && store_is_on_disk(sh->store);
     sh->platform = o->platform;
     if (rc == 0 && o->measure_ahead && restore_plan_must_measure(g))
-        restore_pipeline_measure(g->pipeline, &sh->fingerprint);
+        restore_pipeline_measure(g->pipeline);
     return rc == 0 ? fused_init(&g->fused, sh, next, o->max_rows, err) : rc;
 }
 

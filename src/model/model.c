@@ -797,6 +797,12 @@ void model_work_destroy(struct model_work *w)
     free(w);
 }
 
+void model_work_rest(struct model_work *w)
+{
+    for (int k = 0; k < w->dev->n_stages; k++)
+        buf_rest(w->dev, &w->mem[k]);
+}
+
 int model_work_rows(const struct model_work *w)
 {
     return w->max_rows;

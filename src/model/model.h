@@ -165,6 +165,8 @@ size_t model_work_bytes(const struct model *m, int max_rows);
 int model_work_create(const struct model *m, int max_rows, struct model_work **out,
                       struct err *err);
 void model_work_destroy(struct model_work *w);
+/* Gives the pages back to the system if they are the host's. No pass may be running. */
+void model_work_rest(struct model_work *w);
 int model_work_rows(const struct model_work *w);
 
 /* Sets x [n][d] T to the hidden states of layer 0, on its stage. The caller has checked ids against

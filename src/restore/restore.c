@@ -297,11 +297,10 @@ void restore_pipeline_destroy(struct restore_pipeline *r)
     free(r);
 }
 
-void restore_pipeline_measure(struct restore_pipeline *r, const struct sha256 *fingerprint)
+void restore_pipeline_measure(struct restore_pipeline *r)
 {
     pthread_mutex_lock(&r->lock);
     r->wants_measure = true;
-    r->fingerprint = *fingerprint;
     restore_tell_io(r);
     pthread_mutex_unlock(&r->lock);
 }

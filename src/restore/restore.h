@@ -94,6 +94,7 @@ struct restore_pipeline_opts {
     bool fetches;
     /* Remote from which chunks that the store lacks are fetched. NULL: there is no remote. */
     struct remote *remote;
+    struct sha256 fingerprint; /* of the model */
 };
 
 /* Reserves staging memory (registered with the store's I/O) and scratch, and starts the I/O
@@ -116,8 +117,8 @@ size_t restore_pipeline_device_bytes(const struct model *m, int max_rows,
 bool restore_checks_on_device(const struct device *d);
 
 /* Has the I/O thread measure the store's read speed ahead of the first restore, on chunks of the
- * model with this fingerprint. restore_found then reports the speed. */
-void restore_pipeline_measure(struct restore_pipeline *r, const struct sha256 *fingerprint);
+ * model. restore_found then reports the speed. */
+void restore_pipeline_measure(struct restore_pipeline *r);
 
 /* Returns whether the pipeline fetches into the store's DRAM tier: the options ask for it, and the
  * store has such a tier. */

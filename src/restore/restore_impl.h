@@ -225,9 +225,7 @@ struct restore_pipeline {
     bool waits_for_disk;   /* the I/O thread waits for the disk, or is about to */
     uint64_t n_news;       /* counts events that the compute lane may have to look at */
     bool quit;
-    /* Measure the store's speed on chunks of the model with `fingerprint`. */
-    bool wants_measure;
-    struct sha256 fingerprint;
+    bool wants_measure; /* of the store's speed, on chunks of the model */
 
     /* The fields from here on belong to the I/O thread. */
     /* Part of the KV pool that the system has not provided yet and that the first restores use. */

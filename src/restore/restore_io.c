@@ -100,6 +100,7 @@ bool restore_remote_begin(struct restore *r)
         return false;
     struct remote_want w = {.keys = r->keys + 1 + f->n_hits,
                             .n = r->n_keys - f->n_hits,
+                            .fingerprint = rr->o.fingerprint,
                             .owner = r->want.owner,
                             .use = r->want.use,
                             .done = fetch_done,
@@ -228,10 +229,9 @@ static bool measure_ahead(struct restore_pipeline *rr)
     if (!rr->wants_measure)
         return false;
     rr->wants_measure = false;
-    struct sha256 fingerprint = rr->fingerprint;
     pthread_mutex_unlock(&rr->lock);
     struct err unused;
-    int n = store_sample(rr->o.store, &fingerprint, SAMPLE_CHUNKS, hits);
+    int n = store_sample(rr->o.store, &rr->o.fingerprint, SAMPLE_CHUNKS, hits);
     if (n > 0 && !rr->has_tier)
         (void)measure(rr, hits, n, &unused);
     store_release(rr->o.store, hits, n);

@@ -89,6 +89,14 @@ static void lay_out(const struct saver *s, const struct save_policy *p,
     out->n_bytes = at;
 }
 
+void saver_rest(struct saver *s)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->memory.n_runs == 0)
+        mem_give_back(s->memory.base, s->memory.n_bytes);
+    pthread_mutex_unlock(&s->lock);
+}
+
 size_t saver_bytes(const struct saver *s)
 {
     size_t down = s->down != NULL ? save_down_bytes(s->down) : 0;

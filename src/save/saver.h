@@ -90,6 +90,8 @@ struct saver_opts {
 int saver_create(const struct saver_opts *o, struct saver **out, struct err *err);
 /* Writes the queue, commits, and ends the thread. All sequences must be closed. */
 void saver_destroy(struct saver *s);
+/* Gives the memory for chunks back to the system if none is on its way. Any thread. */
+void saver_rest(struct saver *s);
 /* Returns the bytes reserved, for the table printed at start. */
 size_t saver_bytes(const struct saver *s);
 

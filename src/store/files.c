@@ -19,6 +19,7 @@
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/copy.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "io/io.h"
@@ -48,6 +49,7 @@ struct device {
 
 struct writer {
     struct writer *next;
+    int64_t t_used; /* of an idle one (clock_now_ns) */
     struct io_queue *queue;
     uint8_t *buffer; /* [WRITER_PIECES * IO_PIECE_BYTES] */
     struct io_req reqs[WRITER_PIECES];
@@ -272,8 +274,34 @@ static int writer_get(struct files *f, struct writer **out, struct err *err)
     return 0;
 }
 
+/* An idle writer is freed after this time. Its 8 MiB take 3 ms to provide again. */
+#define WRITER_REST_NS ((int64_t)10 * 1000000000)
+
+static void files_rest(struct media *m)
+{
+    struct files *f = files_of(m);
+    struct writer *old = NULL;
+    int64_t now = clock_now_ns();
+    pthread_mutex_lock(&f->lock);
+    for (struct writer **at = &f->idle, *w; (w = *at) != NULL;) {
+        if (now - w->t_used < WRITER_REST_NS) {
+            at = &w->next;
+            continue;
+        }
+        *at = w->next;
+        w->next = old;
+        old = w;
+    }
+    pthread_mutex_unlock(&f->lock);
+    for (struct writer *next; old != NULL; old = next) {
+        next = old->next;
+        writer_free(old);
+    }
+}
+
 static void writer_put(struct files *f, struct writer *w)
 {
+    w->t_used = clock_now_ns();
     pthread_mutex_lock(&f->lock);
     w->next = f->idle;
     f->idle = w;
@@ -650,6 +678,7 @@ static const struct media_ops files_ops = {
     .cut = files_cut,
     .wipe = files_wipe,
     .punch = files_punch,
+    .rest = files_rest,
 };
 
 /* Reads the number of a segment from its file's name, "seg-000000.hc". Returns false for any other

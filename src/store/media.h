@@ -55,6 +55,9 @@ struct media_ops {
                 struct err *err);
     void (*punch)(struct media *m, int device, uint32_t segment, uint64_t begin,
                   uint64_t end);
+
+    /* Frees buffers that no write has used for ten seconds. NULL: there are none. */
+    void (*rest)(struct media *m);
 };
 
 struct media {

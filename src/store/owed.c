@@ -163,6 +163,8 @@ int store_settle(struct store *s, struct err *err)
     if (s->ledger.index == NULL || s->home.is_beside)
         return 0;
     store_check_headers(s, HEADERS_AT_ONCE);
+    if (s->media->ops->rest != NULL)
+        s->media->ops->rest(s->media);
     pthread_mutex_lock(&s->erasing.erase_lock);
     if (store_is_unwritable(s)) {
         rc = note(s, err);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/mem.h"
 #include "tensor/device.h"
 #include "tensor/ops.h"
 
@@ -100,6 +101,12 @@ void buf_free(struct device *d, struct buf *b)
     *b = (struct buf){0};
 }
 
+void buf_rest(struct device *d, struct buf *b)
+{
+    if (d->unified && b->ptr != NULL)
+        mem_give_back(b->ptr, b->bytes);
+}
+
 void device_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes)
 {
     d->v->memory(d, unused_bytes, total_bytes);
@@ -115,6 +122,12 @@ void stream_destroy(struct stream *s)
 {
     if (s != NULL)
         s->device->v->stream_destroy(s);
+}
+
+void stream_rest(struct stream *s)
+{
+    if (s->device->unified && s->scratch != NULL)
+        mem_give_back(s->scratch, s->scratch_bytes);
 }
 
 struct device *stream_device(struct stream *s)

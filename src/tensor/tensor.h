@@ -144,6 +144,9 @@ void device_close(struct device *d);
 int buf_alloc(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
               struct err *err);
 void buf_free(struct device *d, struct buf *b);
+/* Gives the pages of a buffer back to the system if they are the host's. Then the buffer is zeroed;
+ * otherwise it stays as it is. */
+void buf_rest(struct device *d, struct buf *b);
 /* Returns the device's memory and its unused part. Unified memory is not queried: all of it counts
  * as unused. */
 void device_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes);
@@ -159,6 +162,9 @@ int stream_create(struct device *d, enum stream_kind kind, struct stream **out,
                   struct err *err);
 /* Waits until all queued work is done. s may be NULL. */
 void stream_destroy(struct stream *s);
+/* Gives the pages of a stream's scratch memory back to the system if they are the host's. No
+ * operation may be running. */
+void stream_rest(struct stream *s);
 struct device *stream_device(struct stream *s);
 /* Waits until all queued work is done. Returns the stream's sticky code. */
 int stream_sync(struct stream *s);

@@ -38,5 +38,15 @@ def change(folder, name, ends=True, **fields):
         json.dump({k: v for k, v in settings.items() if v is not None}, f)
 
 
+def exchanged(path, a, b):
+    """Writes a model like the demo model, whose layers a and b have each other's weights."""
+    shutil.copytree(DEMO, path)
+    with open(os.path.join(path, "model.safetensors"), "r+b") as f:
+        head = f.read(int.from_bytes(f.read(8), "little"))
+        names = [b"layers.%d." % n for n in (a, b)]
+        f.seek(8)
+        f.write(head.replace(names[0], b"layers.X.").replace(names[1], names[0]).replace(b"layers.X.", names[1]))
+
+
 if __name__ == "__main__":
     write_plain_model(sys.argv[1])

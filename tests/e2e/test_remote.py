@@ -7,6 +7,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
+from plain_model import exchanged  # noqa: E402
 from redis_proxy import Proxy, Redis, is_installed  # noqa: E402
 from serve_client import SAVING, Server, until  # noqa: E402
 from tap import PATIENCE, check, end, equal  # noqa: E402
@@ -17,10 +18,10 @@ LONG = "Tell me about the little bird who lived in the tall green tree and sang 
 n_stores = 0
 
 
-def start(url, *options, plan=SAVING):
+def start(url, *options, plan=SAVING, models=(MODEL,)):
     global n_stores
     n_stores += 1
-    s = Server(MODEL, "--store", os.path.join(tmp, f"store{n_stores}"), "--no-reuse", "--dram", "0",
+    s = Server(*models, "--store", os.path.join(tmp, f"store{n_stores}"), "--no-reuse", "--dram", "0",
                "--remote", url, "--remote-timeout", str(PATIENCE), *plan, *options)
     return s
 
@@ -320,6 +321,30 @@ def test_truncated(redis):
         s.stop()
 
 
+def test_several(redis):
+    """Servers of two models share one remote for both. An erasure reaches a model that is not loaded."""
+    redis.ask("FLUSHALL")
+    blue = os.path.join(tmp, "blue")
+    exchanged(blue, 0, 1)
+    both = dict(models=(MODEL, blue))
+    a = start(redis.url(), **both)
+    check("several: the remote is reached", is_up(a), a.log)
+    texts = [ask(a, model=m)[0] for m in ("demo", "blue")]
+    check("several: what both have computed is written", written(a), remote(a))
+    b = start(redis.url(), **both)
+    check("several: another server reaches it", is_up(b), b.log)
+    got = [ask(b, model=m) for m in ("blue", "demo")]
+    equal("several: each model finds its own state there, and answers the same", [g[0] for g in got], texts[::-1])
+    check("several: all of it", all(t["remote_tokens"] == t["restored_tokens"] >= 64 for _, t in got), got)
+    a.post("/api/generate", {"model": "blue", "keep_alive": 0})
+    b.post("/api/generate", {"model": "blue", "keep_alive": 0})
+    a.post("/v1/cache/clear", {})
+    check("several: clearing reaches the remote, and the other server's store, of both models", until(
+        lambda: redis.chunks() == [] and b.request("GET", "/v1/cache/stats")[2]["tiers"][0]["chunks"] == 0), redis.chunks())
+    equal("several: nothing is found then", [ask(b, model=m)[1]["restored_tokens"] for m in ("demo", "blue")], [0, 0])
+    equal("several: they end well", [a.stop(), b.stop()], [0, 0])
+
+
 tmp = tempfile.mkdtemp(prefix="hcache-remote.")
 check("redis-server is installed (tools/setup.sh --test)", is_installed())
 if is_installed():
@@ -327,6 +352,7 @@ if is_installed():
     first, story = test_shared(server)
     first.stop()
     test_truncated(server)
+    test_several(server)
     for kind, reasons in (("corrupt", ["wrong"]), ("swap", ["wrong"]), ("cut", ["failed"]),
                           ("truncate", ["wrong", "failed", "silent"])):
         filled(server)[0].stop()

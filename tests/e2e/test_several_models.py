@@ -10,21 +10,12 @@ import tempfile
 import threading
 
 sys.path.insert(0, os.path.dirname(__file__))
+from plain_model import exchanged  # noqa: E402
 from serve_client import HC, SAVING, Server, Stream, until  # noqa: E402
 from tap import PATIENCE, check, end, equal  # noqa: E402
 
 PROMPT = "Tell me about the little bird who lived in the tall green tree. " * 20
 NAMES = ("red", "blue", "green")
-
-
-def exchanged(path, a, b):
-    """Writes a model like the demo model, whose layers a and b have each other's weights."""
-    shutil.copytree("models/demo", path)
-    with open(os.path.join(path, "model.safetensors"), "r+b") as f:
-        head = f.read(int.from_bytes(f.read(8), "little"))
-        names = [b"layers.%d." % n for n in (a, b)]
-        f.seek(8)
-        f.write(head.replace(names[0], b"layers.X.").replace(names[1], names[0]).replace(b"layers.X.", names[1]))
 
 
 def make(tmp):

@@ -8,10 +8,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
+#include "api/service.h"
 #include "base/clock.h"
+#include "base/mem.h"
 #include "engine/engine_impl.h"
 #include "restore/save_policy.h"
 #include "tests/engine/enginetest.h"
@@ -859,10 +863,79 @@ static void a_prefill_waits_where_nothing_decodes(void **state)
     }
 }
 
+/* --- rest ------------------------------------------------------------------------------------- */
+
+/* Returns the pages of the logits that are in memory. */
+static int pages(const struct stack *k)
+{
+    const struct buf *b = &k->engine->next.mem;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), n = (b->bytes + page - 1) / page;
+    unsigned char *in = xcalloc(n, 1);
+    int sum = 0;
+    assert_int_equal(mincore(b->ptr, b->bytes, in), 0);
+    for (size_t i = 0; i < n; i++)
+        sum += in[i] & 1;
+    free(in);
+    return sum;
+}
+
+static uint64_t digest_of(struct service *s, const struct stack *k, const struct et_ask *a)
+{
+    struct hcache_ticket *t;
+    struct hcache_delta delta = {0};
+    struct hcache_result r;
+    struct hcache_err err;
+    assert_int_equal(service_submit(s, et_request(k, a), &t, NULL), 0);
+    while (!delta.ended) {
+        (void)service_run(s, t, NULL, NULL);
+        hcache_ticket_read(t, &delta);
+    }
+    assert_int_equal(hcache_ticket_result(t, &r, &err), 0);
+    uint64_t digest = r.logits_digest;
+    assert_true(digest != 0);
+    hcache_result_free(&r);
+    hcache_ticket_free(t);
+    return digest;
+}
+
+/* A service without requests gives memory back, and computes the same afterwards. One that may not
+ * rest keeps it. */
+static void idle_services_rest(void **state)
+{
+    (void)state;
+    int32_t prompt[200];
+    et_prompt(prompt, 200, 3);
+    struct et_ask a = {.prompt = prompt, .n_prompt = 200, .max_tokens = 20, .save = "both"};
+    for (int rests = 0; rests < 2; rests++) {
+        struct stack k;
+        struct service *s;
+        et_open(&k,
+                &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
+        service_create(&(struct service_opts){.engine = k.engine,
+                                              .saver = k.saver,
+                                              .store = k.store,
+                                              .n_vocab = k.model->cfg.vocab_size,
+                                              .max_sequences = 1,
+                                              .max_context = k.model->max_ctx,
+                                              .rest_ns = rests ? 1000000 : 0},
+                       &s);
+        assert_int_equal(service_start(s, 4, NULL), 0);
+        uint64_t digest = digest_of(s, &k, &a);
+        while (rests && pages(&k) > 0)
+            clock_sleep_ns(1000000);
+        assert_int_equal(pages(&k) > 0, !rests);
+        assert_int_equal(digest_of(s, &k, &a), digest);
+        service_stop(s);
+        service_destroy(s);
+        stack_close(&k);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(context_limit),
+        cmocka_unit_test(idle_services_rest),
         cmocka_unit_test(refusals_name_their_numbers),
         cmocka_unit_test(memory_is_that_of_the_parts),
         cmocka_unit_test(places_and_blocks),

@@ -27,7 +27,6 @@ void rt_join(struct rt_server *s, const struct remote_opts *o)
     struct err err = {0};
     struct remote_opts all = *o;
     all.store = s->store;
-    all.fingerprint = st_fingerprint(0);
     all.ttl_s = RT_TTL_S;
     /* so that a busy machine cannot end a fetch */
     all.stuck_ns = all.stuck_ns > 0 ? all.stuck_ns : LONG_NS;
@@ -89,6 +88,7 @@ struct remote_fetched rt_fetch_with(struct rt_server *s, struct remote_want want
     struct rt_waiter w = {0};
     struct remote_fetched out;
     char why[200] = "";
+    want.fingerprint = st_fingerprint(0);
     want.done = rt_done;
     want.arg = &w;
     int64_t t0 = clock_now_ns();

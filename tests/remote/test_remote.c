@@ -415,7 +415,8 @@ static void a_remote_that_is_gone_rests(void **state)
     snprintf(url, sizeof url, "%s", fake_redis_url(f));
     fake_redis_stop(f);
     rt_join(&a, &(struct remote_opts){.url = url});
-    struct remote_want want = {.keys = rt_keys, .n = 1, .done = rt_done};
+    struct remote_want want = {
+        .keys = rt_keys, .n = 1, .fingerprint = st_fingerprint(0), .done = rt_done};
     WAIT_FOR(strstr(rt_stats(&a).why_down, "Connection refused") != NULL);
     assert_null(remote_fetch_begin(a.remote, &want, why, sizeof why));
     assert_ptr_equal(strstr(why, "the remote cannot be reached: "), why);
@@ -431,7 +432,11 @@ static void a_remote_that_is_gone_rests(void **state)
 /* Waits until the remote can be reached, and begins a fetch of all chunks. */
 static struct remote_fetch *begin(struct rt_server *s, struct rt_waiter *w)
 {
-    struct remote_want want = {.keys = rt_keys, .n = RT_CHUNKS, .done = rt_done, .arg = w};
+    struct remote_want want = {.keys = rt_keys,
+                               .n = RT_CHUNKS,
+                               .fingerprint = st_fingerprint(0),
+                               .done = rt_done,
+                               .arg = w};
     struct remote_fetch *f = NULL;
     char why[200];
     atomic_store(&w->n_done, 0);
@@ -520,6 +525,7 @@ static void a_waiting_fetch_ends_by_itself(void **state)
     /* recomputing takes so little that no remote is waited for */
     struct remote_want cheap = {.keys = rt_keys,
                                 .n = RT_CHUNKS,
+                                .fingerprint = st_fingerprint(0),
                                 .recompute_s = 0.001,
                                 .done = rt_done,
                                 .arg = &fourth};

@@ -47,7 +47,8 @@ static void an_erasure_reaches_every_server(void **state)
     fake_redis_trouble(f, "XADD", FAKE_REFUSES, INT_MAX);
     erase(&a, 2, 2);
     /* Until the erasure is published, nothing is fetched. */
-    struct remote_want want = {.keys = rt_keys, .n = 1, .done = rt_done};
+    struct remote_want want = {
+        .keys = rt_keys, .n = 1, .fingerprint = st_fingerprint(0), .done = rt_done};
     assert_null(remote_fetch_begin(a.remote, &want, why, sizeof why));
     assert_string_equal(why, "an erasure is on its way to the remote");
     assert_int_equal(rt_stats(&a).n_unpublished, 1);

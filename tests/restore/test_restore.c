@@ -126,6 +126,7 @@ static void the_store_is_measured_ahead(void **state)
                                       .pool = engine_pool(p.k.engine),
                                       .work = w,
                                       .stream = s,
+                                      .fingerprint = p.k.fingerprint,
                                       .max_tokens = 64};
     struct sha256 root = store_root_key(&p.k.fingerprint, "nobody's"), key = root;
     struct restore_want want = {
@@ -135,7 +136,7 @@ static void the_store_is_measured_ahead(void **state)
         store_stats(p.k.store, &before);
         assert_int_equal(restore_pipeline_create(&o, &rr, &err), 0);
         if (ahead)
-            restore_pipeline_measure(rr, &p.k.fingerprint);
+            restore_pipeline_measure(rr);
         /* its look-up may come before the measurement */
         struct restore *first = restore_find(rr, &want);
         wait_found(rr, first);

@@ -568,12 +568,12 @@ static void the_last_read_frees_an_abandoned_restore(void **state)
 static void a_measurement_releases_its_chunks(void **state)
 {
     (void)state;
-    struct sha256 fingerprint = st_fingerprint(0);
     struct store_erased gone = {0};
     struct err err = {0};
     st_must_save(store, &context, N);
+    rr->o.fingerprint = st_fingerprint(0);
     rr->has_tier = true; /* the speed is known, so nothing is read */
-    restore_pipeline_measure(rr, &fingerprint);
+    restore_pipeline_measure(rr);
     assert_true(rr->wants_measure);
     assert_int_equal(restore_io_step(rr), STEP_WORKED);
     assert_false(rr->wants_measure);

@@ -180,10 +180,7 @@ void remote_stats(struct remote *r, struct remote_stats *out)
 
 void remote_wait(struct remote *r, pthread_cond_t *c, int64_t ns)
 {
-    int64_t until = clock_now_ns() + ns;
-    struct timespec t = {.tv_sec = (time_t)(until / 1000000000),
-                         .tv_nsec = (long)(until % 1000000000)};
-    (void)pthread_cond_timedwait(c, &r->lock, &t);
+    (void)clock_cond_wait(c, &r->lock, ns);
 }
 
 static int start(struct remote *r, struct err *err)

@@ -45,8 +45,6 @@ struct remote_opts {
     const char *ca_file, *cert_file, *key_file;
     enum remote_when when;
     struct store *store;
-    /* Chunks of other fingerprints are neither read nor written. */
-    struct sha256 fingerprint;
     uint32_t ttl_s; /* chunks that no server has fetched for this time are dropped; > 0 */
     size_t max_chunk_bytes; /* a larger value is not fetched */
     /* A silence of the remote this long ends every fetch, even one that is waited for without a
@@ -95,6 +93,7 @@ const char *remote_miss_name(enum remote_miss why);
 struct remote_want {
     const struct sha256 *keys; /* [n] keys, a part of one chain; copied */
     int n;
+    struct sha256 fingerprint; /* a chunk of another one is wrong */
     uint64_t owner;
     struct store_use use;
     /* Time to compute all of these chunks; 0: the fetch is waited for, however long it takes. */

@@ -53,8 +53,7 @@ static void store_value(struct storing *s)
         is_wrong(s, err.msg);
     } else if (memcmp(h.key.b, key->b, sizeof key->b) != 0) {
         is_wrong(s, "it has another key");
-    } else if (memcmp(h.fingerprint.b, s->r->o.fingerprint.b, sizeof h.fingerprint.b) !=
-               0) {
+    } else if (memcmp(h.fingerprint.b, want->fingerprint.b, sizeof h.fingerprint.b) != 0) {
         is_wrong(s, "it is state of another model or build");
     } else if (h.owner != want->owner || h.n_tokens != STORE_CHUNK_TOKENS) {
         is_wrong(s, "it belongs to another salt, or is not full");
