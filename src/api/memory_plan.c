@@ -52,7 +52,7 @@ static size_t state_bytes(const struct memory_ask *a)
     size_t n = 0;
     for (int l = 0; l < c->n_layers; l++)
         n += config_is_recurrent(c, l);
-    return n * (size_t)a->max_seqs * model_state_bytes(c);
+    return n * (size_t)a->max_seqs * model_state_room(c, a->most_guesses > 0);
 }
 
 static size_t kv_bytes(const struct model *m, int stage, int64_t tokens)

@@ -249,18 +249,6 @@ static int read_guesses(struct stack *k, struct err *err)
     return 0;
 }
 
-/* Guesses nothing for a model whose layers have recurrent states. */
-static int guess_nothing(struct stack *k, struct err *err)
-{
-    if (k->always_guesses && k->most_guesses > 0)
-        return err_set(
-            err, ERR_UNSUPPORTED,
-            "speculate: this model's layers have recurrent states, which cannot go "
-            "back over a wrong guess; leave the option out");
-    k->most_guesses = 0;
-    return 0;
-}
-
 static int open_model(struct stack *k, struct err *err)
 {
     const struct hcache_opts *o = &k->o.user;
@@ -302,7 +290,7 @@ static int open_model(struct stack *k, struct err *err)
     mo.io = k->o.io != NULL ? k->o.io : k->weights_io;
     if (rc == 0)
         rc = model_open(o->model, &mo, &k->model, err);
-    return rc == 0 && config_is_hybrid(&k->model->cfg) ? guess_nothing(k, err) : rc;
+    return rc;
 }
 
 static void open_io(struct stack *k)

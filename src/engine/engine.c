@@ -30,16 +30,17 @@ static int64_t n_blocks(const struct engine_opts *o)
 static struct kv_pool_opts pool_opts(const struct engine *e)
 {
     const struct model *m = e->o.model;
-    return (struct kv_pool_opts){.n_layers = m->cfg.n_layers,
-                                 .n_kv = model_rank_kv_heads(m),
-                                 .d_head = m->cfg.d_head,
-                                 .dtype = m->dtype,
-                                 .recurrent = m->cfg.recurrent,
-                                 .state_bytes = model_state_bytes(&m->cfg),
-                                 .n_states = e->o.max_seqs,
-                                 .keep = e->o.reuse,
-                                 .policy = e->o.policy,
-                                 .n_blocks = (int)n_blocks(&e->o)};
+    return (struct kv_pool_opts){
+        .n_layers = m->cfg.n_layers,
+        .n_kv = model_rank_kv_heads(m),
+        .d_head = m->cfg.d_head,
+        .dtype = m->dtype,
+        .recurrent = m->cfg.recurrent,
+        .state_bytes = model_state_room(&m->cfg, e->o.most_guesses > 0),
+        .n_states = e->o.max_seqs,
+        .keep = e->o.reuse,
+        .policy = e->o.policy,
+        .n_blocks = (int)n_blocks(&e->o)};
 }
 
 static int reserve_pool(struct engine *e, struct err *err)
@@ -75,6 +76,9 @@ static int reserve_restoring(struct engine *e, struct err *err)
                                    .max_rows = e->o.max_batch_rows};
     return restore_phase_init(&e->restores, &o, &e->shared, &e->next, err);
 }
+
+_Static_assert((int)GUESS_MOST <= DELTA_AHEAD,
+               "recurrent layers keep the inputs of guesses");
 
 /* Returns how many rows of TOKENS blocks a step may compute again beside its own rows. */
 static int rows_again(const struct engine_opts *o)
@@ -363,7 +367,8 @@ static void guess(struct engine *e)
         for (int k = 0; k < g->most; k++)
             g->rate[k] = guess_rate(&s->guess.rates, all, guess_longer(s->guess.match, k));
     }
-    int most = MIN(GUESS_ROWS, e->o.step_rows - n);
+    int room = MIN(e->o.step_rows, e->o.piece_rows) - n; /* guesses make no second piece */
+    int most = MAX(0, MIN(GUESS_ROWS, room));
     if (e->o.always_guesses)
         guess_all(e->guesses, n, most);
     else

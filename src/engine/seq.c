@@ -407,8 +407,14 @@ int64_t seq_committed_tokens(const struct seq *s)
 
 /* --- snapshots of recurrent layers' states --------------------------------------------------- */
 
+/* Returns the states of s as they are saved: they have seen all tokens that are done, although the
+ * newest may have been guesses. */
 static struct save_states states_of(const struct seq *s)
 {
+    const struct seq_shared *sh = s->shared;
+    if (config_is_hybrid(&sh->model->cfg) && s->save != NULL && s->table.n_blocks > 0)
+        (void)model_states_reach(sh->model, sh->stream, kv_pool_layers(sh->pool),
+                                 kv_table_state(&s->table), s->n_done);
     return (struct save_states){.layers = kv_pool_layers(s->shared->pool),
                                 .state = kv_table_state(&s->table)};
 }
@@ -433,9 +439,9 @@ int seq_rows_to_snapshot(const struct seq *s, int from)
 static void snapshot_here(struct seq *s)
 {
     const struct snapshot_view v = snapshots_of(s, s->n_done);
-    const struct save_states states = states_of(s);
     if (!config_is_hybrid(&s->shared->model->cfg) || !snapshot_is_due(&v))
         return;
+    const struct save_states states = states_of(s);
     if (save_states(s->save, s->n_done, &states))
         s->snapshot = s->n_done;
 }
@@ -443,8 +449,8 @@ static void snapshot_here(struct seq *s)
 /* The session goes idle: saves the tail, and a snapshot if it is worth its bytes. */
 static void save_end_of_turn(struct seq *s)
 {
-    const struct save_states states = states_of(s);
     bool is_far = s->n_done - s->snapshot >= SNAPSHOT_LEAST;
+    const struct save_states states = is_far ? states_of(s) : (struct save_states){0};
     save_idle(s->save, s->tokens, seq_at(s), is_far ? &states : NULL);
 }
 

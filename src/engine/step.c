@@ -26,6 +26,7 @@ void flight_init(struct flight *f, int max_seqs)
     f->seq_row = xcalloc(n + 1, sizeof *f->seq_row);
     f->tables = xcalloc(n, sizeof *f->tables);
     f->states = xcalloc(n, sizeof *f->states);
+    f->ahead = xcalloc(n, sizeof *f->ahead);
 }
 
 void flight_deinit(struct flight *f)
@@ -34,6 +35,7 @@ void flight_deinit(struct flight *f)
     free(f->seq_row);
     free(f->tables);
     free(f->states);
+    free(f->ahead);
 }
 
 int flight_count(const struct device *d, int n_rows)
@@ -59,6 +61,7 @@ void flight_cut(const struct step_batch *b, int begin, int end, struct flight *f
                                                   from - begin, to - from};
         f->tables[f->n_parts] = b->tables[k];
         f->states[f->n_parts] = b->states[k];
+        f->ahead[f->n_parts] = MAX(0, to - (all->row + all->n_rows - b->ahead[k]));
         f->seq_row[++f->n_parts] = to - begin;
     }
     f->r = (struct ragged){.n_rows = end - begin,
@@ -67,6 +70,7 @@ void flight_cut(const struct step_batch *b, int begin, int end, struct flight *f
                            .seq_row = f->seq_row,
                            .tables = f->tables,
                            .states = f->states,
+                           .ahead = f->ahead,
                            .id = ragged_new_id()};
 }
 
@@ -332,6 +336,7 @@ void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_to
     b->pos = xcalloc(rows, sizeof *b->pos);
     b->tables = xcalloc(2 * seqs, sizeof *b->tables);
     b->states = xcalloc(2 * seqs, sizeof *b->states);
+    b->ahead = xcalloc(2 * seqs, sizeof *b->ahead);
     b->parts = xcalloc(2 * seqs, sizeof *b->parts);
     flight_init(&b->flight, 2 * max_seqs);
     b->again = xcalloc(seqs, sizeof *b->again);
@@ -344,6 +349,7 @@ void step_batch_deinit(struct step_batch *b)
     free(b->pos);
     free(b->tables);
     free(b->states);
+    free(b->ahead);
     free(b->parts);
     flight_deinit(&b->flight);
     free(b->again);
@@ -354,9 +360,10 @@ void step_batch_clear(struct step_batch *b)
     b->n_seqs = b->n_parts = b->n_rows = 0;
 }
 
-/* Adds rows of s at positions [position, position + n_rows); their tokens begin at first_token. */
+/* Adds rows of s at positions [position, position + n_rows); their tokens begin at first_token. The
+ * last `ahead` of them are guesses. */
 static void add_part(struct step_batch *b, struct seq *s, struct save_seq *save,
-                     int first_token, int position, int n_rows)
+                     int first_token, int position, int n_rows, int ahead)
 {
     for (int i = 0; i < n_rows; i++) {
         b->ids[b->n_rows + i] = s->tokens[first_token + i];
@@ -364,6 +371,7 @@ static void add_part(struct step_batch *b, struct seq *s, struct save_seq *save,
     }
     b->tables[b->n_parts] = s->table.blocks;
     b->states[b->n_parts] = kv_table_state(&s->table);
+    b->ahead[b->n_parts] = ahead;
     b->parts[b->n_parts] = (struct save_part){save, first_token, b->n_rows, n_rows};
     b->n_parts++;
     b->n_rows += n_rows;
@@ -372,7 +380,7 @@ static void add_part(struct step_batch *b, struct seq *s, struct save_seq *save,
 void step_batch_add_again(struct step_batch *b, struct seq *s, int n_rows)
 {
     if (n_rows > 0)
-        add_part(b, s, NULL, 0, 0, n_rows);
+        add_part(b, s, NULL, 0, 0, n_rows, 0);
 }
 
 void step_batch_add(struct step_batch *b, struct seq *s, int n_rows)
@@ -381,7 +389,7 @@ void step_batch_add(struct step_batch *b, struct seq *s, int n_rows)
     s->n_rows = n_rows;
     memcpy(s->tokens + s->n_tokens, s->guess.ids, (size_t)s->guess.n * sizeof *s->tokens);
     b->seqs[b->n_seqs++] = s;
-    add_part(b, s, s->save, seq_at(s), s->n_done, n_rows);
+    add_part(b, s, s->save, seq_at(s), s->n_done, n_rows, s->guess.n);
 }
 
 /* --- forward ---------------------------------------------------------------------------------- */

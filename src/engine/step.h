@@ -28,7 +28,8 @@
  * (guess.h). When the token of a row was chosen and equals the guess, the next row is right, too,
  * and its token is chosen in turn: shaping, forms and limits advance token by token. What the
  * other rows wrote into blocks and into the saver's chunks lies behind the sequence's end, and is
- * overwritten. */
+ * overwritten. Recurrent states do not advance over guesses: they keep their inputs, and the next
+ * step takes them over the right ones (ops.h, delta_net). */
 #ifndef ENGINE_STEP_H
 #define ENGINE_STEP_H
 
@@ -55,7 +56,7 @@ struct flight {
     int n_parts;
     /* The piece's sequences as the saver sees them; `row` counts from the piece's first row. */
     struct save_part *parts;
-    int32_t *seq_row, *states;
+    int32_t *seq_row, *states, *ahead;
     const int32_t **tables;
 };
 
@@ -139,6 +140,7 @@ struct step_batch {
     /* All arrays are reserved at creation. */
     struct seq **seqs;
     int32_t *ids, *pos, *states;
+    int32_t *ahead; /* guesses among the rows of each part */
     const int32_t **tables;
     struct save_part *parts;  /* [n_parts] the batch as the saver sees it */
     struct flight flight;     /* one piece of the batch */

@@ -655,11 +655,49 @@ size_t model_state_bytes(const struct model_config *c)
     return d.n_v > 0 ? (delta_state_bytes(&d) + 63) & ~(size_t)63 : 0;
 }
 
+size_t model_state_room(const struct model_config *c, bool may_guess)
+{
+    struct delta_rule d = model_delta_rule(c, NULL);
+    return d.n_v > 0 && may_guess ? delta_room_bytes(&d) : model_state_bytes(c);
+}
+
 int64_t model_state_seen(const void *state)
 {
     int64_t n;
     memcpy(&n, state, sizeof n);
     return n;
+}
+
+/* Kept inputs are rows like any others. */
+static int state_reach(const struct model *m, struct stream *s, const struct kv_layer *kv,
+                       int l, int32_t state, int64_t n_tokens)
+{
+    const struct layer_weights *lw = weights_resident(&m->w, l);
+    struct delta_rule d = model_delta_rule(&m->cfg, lw);
+    uint8_t *at = kv->blocks + (size_t)state * kv->block_stride;
+    int64_t n_seen = *delta_n_seen(at);
+    int64_t n_kept = MIN(*delta_n_kept(at), DELTA_AHEAD);
+    int32_t pos[DELTA_AHEAD], n = (int32_t)(n_tokens - n_seen), seq_row[] = {0, n};
+    CHECK(lw != NULL);
+    *delta_n_kept(at) = 0;
+    if (n <= 0 || n > n_kept)
+        return 0;
+    for (int i = 0; i < n; i++)
+        pos[i] = (int32_t)n_seen + i;
+    struct ragged r = {
+        .n_rows = n, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .states = &state};
+    struct mat in = mat_of(delta_kept(&d, at), DTYPE_F32, n, delta_in_cols(&d));
+    return m->dev->ops->delta_net(s, (struct mat){0}, in, &d, kv, &r);
+}
+
+int model_states_reach(const struct model *m, struct stream *s,
+                       const struct kv_layer *layers, int32_t state, int64_t n_tokens)
+{
+    int rc = 0;
+    for (int l = 0; rc == 0 && l < m->cfg.n_layers; l++)
+        if (config_is_recurrent(&m->cfg, l))
+            rc = state_reach(m, s, &layers[l], l, state, n_tokens);
+    return rc == 0 ? stream_sync(s) : rc;
 }
 
 struct kv_layer model_cache(const struct model *m, int l, void *mem)

@@ -182,6 +182,14 @@ int model_kv_project(const struct model *m, struct model_work *w, struct stream 
 
 /* Returns the bytes of a sequence's state in one recurrent layer; 0: there are no such layers. */
 size_t model_state_bytes(const struct model_config *c);
+/* Returns the bytes that such a state takes in memory. If tokens may be guessed, inputs are kept
+ * behind it (ops.h, delta_net). */
+size_t model_state_room(const struct model_config *c, bool may_guess);
+/* Takes the states of all recurrent layers over rows that were ahead (ragged.ahead) to n_tokens
+ * tokens, to the same bits as if none had been. States that these rows do not take there are left
+ * where they are (model_state_seen). The weights are resident. */
+int model_states_reach(const struct model *m, struct stream *s,
+                       const struct kv_layer *layers, int32_t state, int64_t n_tokens);
 /* Returns how many tokens a state has seen. */
 int64_t model_state_seen(const void *state);
 /* Returns the rule of a recurrent layer with these weights; lw NULL: only its sizes, all 0 in

@@ -55,7 +55,7 @@ struct kv_pool_opts {
     const struct kv_pool_numbers *numbers; /* NULL: the pool has memory for its blocks */
     /* The layers that have states, and the bytes of one; at most n_states tables hold blocks. */
     struct layer_set recurrent;
-    size_t state_bytes; /* 0: no layer is recurrent */
+    size_t state_bytes; /* with the room behind it; 0: no layer is recurrent */
     int n_states;
     /* Blocks stay known by their tokens. If false, every block is free when it is dropped. */
     bool keep;

@@ -125,6 +125,9 @@ struct ragged {
     const int32_t *const *tables;
     /* [n_seqs] states of the sequences in recurrent layers; NULL: sequence s has state s */
     const int32_t *states;
+    /* [n_seqs] how many of a sequence's last rows are ahead: their tokens are guesses (delta_net),
+     * at most DELTA_AHEAD; NULL: none */
+    const int32_t *ahead;
     /* Identifies this content (ragged_new_id), so that a device with memory of its own copies it
      * once for all operations that use it; 0: it is copied each time. */
     uint64_t id;
@@ -208,6 +211,7 @@ struct delta_rule {
 #define DELTA_CONV      4
 #define DELTA_MAX_WIDTH 256
 #define DELTA_MAX_GROUP 16
+#define DELTA_AHEAD     15 /* most rows of a sequence that are ahead */
 
 /* Returns the i-th head of V of head `of_k` of Q and K. */
 static inline int delta_v_head(const struct delta_rule *d, int of_k, int i)
@@ -218,8 +222,9 @@ static inline int64_t delta_channels(const struct delta_rule *d)
 {
     return (int64_t)2 * d->n_k * d->d_k + (int64_t)d->n_v * d->d_v;
 }
-/* A state: the number of tokens that it has seen (int64, in 64 bytes) | the channels' last three
- * inputs [3][channels] f32 | S [n_v][d_k][d_v] f32. */
+/* A state: 64 bytes, of which the first two int64 are the number of tokens that it has seen and the
+ * number of inputs that are kept behind it | the channels' last three inputs [3][channels] f32 | S
+ * [n_v][d_k][d_v] f32.  Kept inputs: [DELTA_AHEAD][2 n_v + channels] f32 at delta_kept_at. */
 #define DELTA_HEADER 64
 /* Makes a state count as having seen n tokens, for measurements in the middle of a context. */
 static inline void delta_state_count(void *state, int64_t n)
@@ -230,6 +235,33 @@ static inline size_t delta_state_bytes(const struct delta_rule *d)
 {
     int64_t n = (DELTA_CONV - 1) * delta_channels(d) + (int64_t)d->n_v * d->d_k * d->d_v;
     return DELTA_HEADER + (size_t)n * sizeof(float);
+}
+static inline int64_t delta_in_cols(const struct delta_rule *d)
+{
+    return 2 * d->n_v + delta_channels(d);
+}
+static inline size_t delta_kept_at(const struct delta_rule *d)
+{
+    return (delta_state_bytes(d) + 63) & ~(size_t)63;
+}
+static inline int64_t *delta_n_seen(uint8_t *state)
+{
+    return (int64_t *)(void *)state;
+}
+static inline int64_t *delta_n_kept(uint8_t *state)
+{
+    return delta_n_seen(state) + 1;
+}
+/* The inputs that are kept behind a state. */
+static inline float *delta_kept(const struct delta_rule *d, uint8_t *state)
+{
+    return (float *)(void *)(state + delta_kept_at(d));
+}
+/* Returns the bytes of a state with room for kept inputs. */
+static inline size_t delta_room_bytes(const struct delta_rule *d)
+{
+    size_t n = DELTA_AHEAD * (size_t)delta_in_cols(d) * sizeof(float);
+    return delta_kept_at(d) + ((n + 63) & ~(size_t)63);
 }
 
 struct ops {
@@ -334,8 +366,11 @@ struct ops {
      *     S = S + k (sigmoid(beta) * (v - S^T k))^T
      *     out = S^T q
      * The row at position 0 begins with a zero state.  The first row of a sequence at another
-     * position continues the state, which must have seen just that many tokens.  out.data NULL:
-     * only the states are wanted.  NULL on a device that lacks the operation. */
+     * position continues the state.  The state advances over no row that is ahead (r->ahead).  The
+     * inputs of these rows are kept, and the first row of the next call says by its position how
+     * many of them count: the state advances over those first.  Rows that are ahead need states
+     * with room for them (delta_room_bytes).  out.data NULL: only the states are wanted.  NULL on
+     * a device that lacks the operation. */
     int (*delta_net)(struct stream *s, struct mat out, struct mat in,
                      const struct delta_rule *d, const struct kv_layer *states,
                      const struct ragged *r);

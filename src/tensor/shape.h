@@ -5,6 +5,7 @@
 #define TENSOR_SHAPE_H
 
 #include "base/check.h"
+#include "base/minmax.h"
 #include "tensor/device.h"
 #include "tensor/ops.h"
 #include "tensor/q4_blocks.h"
@@ -105,9 +106,16 @@ static inline uint8_t *delta_state(const struct kv_layer *states, const struct r
     int32_t i = r->states != NULL ? r->states[s] : s;
     return states->blocks + (size_t)i * states->block_stride;
 }
-static inline int64_t *delta_n_seen(uint8_t *state)
+static inline int delta_n_ahead(const struct ragged *r, int s)
 {
-    return (int64_t *)(void *)state;
+    return r->ahead != NULL ? r->ahead[s] : 0;
+}
+/* Returns how many kept inputs of sequence s count: its first row stands behind them. */
+static inline int delta_n_counting(const struct kv_layer *states, const struct ragged *r,
+                                   int s)
+{
+    int32_t pos = r->pos[r->seq_row[s]];
+    return pos == 0 ? 0 : (int)(pos - *delta_n_seen(delta_state(states, r, s)));
 }
 static inline float *delta_inputs(uint8_t *state)
 {
@@ -127,7 +135,7 @@ static inline void check_delta(struct mat out, struct mat in, const struct delta
     check_ragged(r, in.rows);
     CHECK(d->n_v % d->n_k == 0 && d->n_v / d->n_k <= DELTA_MAX_GROUP && d->d_k % 16 == 0 &&
           d->d_v % 16 == 0 && d->d_k <= DELTA_MAX_WIDTH && d->d_v <= DELTA_MAX_WIDTH);
-    CHECK(in.cols == 2 * d->n_v + delta_channels(d));
+    CHECK(in.cols == delta_in_cols(d));
     CHECK(states->block_stride >= delta_state_bytes(d));
     if (out.data != NULL)
         check_f32(out);
@@ -135,20 +143,30 @@ static inline void check_delta(struct mat out, struct mat in, const struct delta
           (out.rows == in.rows && out.cols == (int64_t)d->n_v * d->d_v));
     for (int s = 0; s < r->n_seqs; s++) {
         int first = r->seq_row[s], n = r->seq_row[s + 1] - first;
+        int ahead = delta_n_ahead(r, s);
         if (n == 0)
             continue;
-        CHECK(r->pos[first] == 0 ||
-              r->pos[first] == *delta_n_seen(delta_state(states, r, s)));
+        int counting = delta_n_counting(states, r, s);
+        CHECK(counting == 0 ||
+              (counting > 0 && counting <= *delta_n_kept(delta_state(states, r, s)) &&
+               counting <= DELTA_AHEAD));
+        CHECK(ahead == 0 || (ahead > 0 && ahead <= MIN(n, DELTA_AHEAD) &&
+                             states->block_stride >= delta_room_bytes(d)));
         CHECK(r->pos[first + n - 1] == r->pos[first] + n - 1);
     }
 }
 
-/* Counts the rows as seen. */
+/* Counts the rows as seen, and those ahead as kept. */
 static inline void delta_advance(const struct kv_layer *states, const struct ragged *r)
 {
-    for (int s = 0; s < r->n_seqs; s++)
-        if (r->seq_row[s + 1] > r->seq_row[s])
-            *delta_n_seen(delta_state(states, r, s)) = r->pos[r->seq_row[s + 1] - 1] + 1;
+    for (int s = 0; s < r->n_seqs; s++) {
+        uint8_t *state = delta_state(states, r, s);
+        int ahead = delta_n_ahead(r, s);
+        if (r->seq_row[s + 1] == r->seq_row[s])
+            continue;
+        *delta_n_seen(state) = r->pos[r->seq_row[s + 1] - 1] + 1 - ahead;
+        *delta_n_kept(state) = ahead;
+    }
 }
 
 /* Checks the arguments of checksum: any stream but a copy stream; the device reads 16 bytes at a

@@ -442,6 +442,7 @@ static void batches_and_preemption(void **state)
         uint64_t alone_digest[4];
         struct stack k;
         struct stack_opts o = {.user.model = "synth:tiny-hybrid",
+                               .user.speculate = "7",
                                .user.threads = 2,
                                .user.max_context = 192,
                                .user.max_sequences = 3,
@@ -483,6 +484,76 @@ static void batches_and_preemption(void **state)
     }
 }
 
+/* Guessed tokens change no bit of any answer, at any temperature. The state behind a turn that ends
+ * with guesses is that of the tokens, and the next turn resumes there. */
+static void guesses(void **state)
+{
+    (void)state;
+    enum { N = 4, N_MOST = 270 };
+    static int32_t text[N][N_LONG];
+    static const float temperatures[] = {0, 0.7F, 2};
+    int64_t n_right = 0, n_wrong = 0;
+    int n_snapshots = 0;
+    struct stack with, without;
+    struct stack_opts o = {.user.model = "synth:tiny-hybrid",
+                           .user.dtype = "bf16",
+                           .user.speculate = "15",
+                           .user.threads = 2,
+                           .user.max_context = 512,
+                           .user.max_sequences = N,
+                           .user.store_in_memory = true};
+    et_open(&with, &o);
+    o.user.speculate = "off";
+    o.user.store_in_memory = false;
+    et_open(&without, &o);
+    for (int t = 0; t < 3; t++) {
+        struct seq *s[N];
+        struct et_ask ask[N];
+        struct et_run a, b, want[N];
+        struct err err = {0};
+        for (int i = 0; i < N; i++) {
+            int n = 100 - 17 * i;
+            et_prompt(text[i], n, (uint64_t)(10 * t + i));
+            ask[i] = (struct et_ask){.prompt = text[i],
+                                     .n_prompt = n,
+                                     .max_tokens = N_MOST - 3 * i,
+                                     .temperature = temperatures[t],
+                                     .seed = (uint64_t)i,
+                                     .save = i % 2 == 0 ? "both" : "hidden"};
+            assert_int_equal(et_run(&without, &ask[i], &want[i]), 0);
+            /* guesses from the answer itself, in which some tokens are others */
+            struct request *r = et_request(&with, &ask[i]);
+            r->n_prediction = want[i].n_tokens;
+            r->prediction = xmalloc(sizeof want[i].tokens);
+            memcpy(r->prediction, want[i].tokens, sizeof want[i].tokens);
+            for (int k = 5; k < r->n_prediction; k += 3 + k % (9 + 4 * i))
+                r->prediction[k] = 3;
+            assert_int_equal(et_submit(with.engine, r, &s[i], &err), 0);
+        }
+        assert_int_equal(engine_run(with.engine, &err), 0);
+        for (int i = 0; i < N; i++) {
+            n_right += seq_outcome(s[i])->r.guessed_right;
+            n_wrong += seq_outcome(s[i])->r.guessed_tokens -
+                       seq_outcome(s[i])->r.guessed_right;
+            et_take(&with, s[i], &a);
+            et_same(&a, &want[i], "guesses");
+            int n = ask[i].n_prompt + a.n_tokens;
+            memcpy(text[i] + ask[i].n_prompt, a.tokens,
+                   (size_t)a.n_tokens * sizeof(int32_t));
+            const struct et_ask next = {.prompt = text[i], .n_prompt = n, .max_tokens = 20};
+            assert_int_equal(et_run(&with, &next, &a), 0);
+            assert_int_equal(et_run(&without, &next, &b), 0);
+            et_same(&a, &b, "the next turn");
+            assert_int_equal(a.n_cached, n - 1);
+            n_snapshots += a.restore.snapshot_tokens == n - 1;
+        }
+    }
+    stack_close(&with);
+    stack_close(&without);
+    assert_true(n_right > 1000 && n_wrong > 1000);
+    assert_int_equal(n_snapshots, 3 * N);
+}
+
 /* What a recurrent state cannot do is refused with what to do instead. */
 static void refusals(void **state)
 {
@@ -491,7 +562,6 @@ static void refusals(void **state)
         struct hcache_opts user;
         const char *says;
     } cases[] = {{{.dtype = "f16"}, "--dtype bf16"},
-                 {{.speculate = "2"}, "leave the option out"},
                  {{.weights = "q4"}, "use --weights q8"},
                  {{.tensor_parallel = 2}, "choose one rank"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -520,6 +590,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_step),
         cmocka_unit_test(turns_and_branches),
         cmocka_unit_test(batches_and_preemption),
+        cmocka_unit_test(guesses),
         cmocka_unit_test(refusals),
         cmocka_unit_test(every_cut_behind_a_snapshot),
         cmocka_unit_test(states_alone),

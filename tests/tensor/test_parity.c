@@ -10,6 +10,8 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/minmax.h"
+#include "base/rng.h"
 #include "cases.h"
 #include "sample_cases.h"
 #include "tensor/q4_blocks.h"
@@ -409,6 +411,58 @@ static void run_delta(const struct lab *l, const struct delta_rule *d, int cut,
     mat_free(&in);
 }
 
+/* Takes the sequence of run_delta through in steps of one row and some rows ahead, some of them
+ * right. Its results and its state at the end are those of run_delta. */
+static void check_ahead(const struct lab *l, const struct delta_rule *d, uint64_t seed,
+                        struct mat want, const uint8_t *want_states)
+{
+    size_t bytes = delta_state_bytes(d);
+    int64_t cols = delta_in_cols(d);
+    struct mat all = mat_random(DTYPE_F32, DELTA_ROWS, cols, 5);
+    struct mat in = mat_alloc(DTYPE_F32, 1 + DELTA_AHEAD, cols);
+    struct mat out = mat_alloc(DTYPE_F32, in.rows, want.cols);
+    uint8_t *state = xcalloc(1, delta_room_bytes(d));
+    struct kv_layer kv = {.blocks = state, .block_stride = delta_room_bytes(d)};
+    int32_t pos[DELTA_ROWS + 1 + DELTA_AHEAD];
+    struct rng rng = {seed};
+    for (int i = 0; i < DELTA_ROWS + 1 + DELTA_AHEAD; i++)
+        pos[i] = i;
+    for (int from = 0, right; from < DELTA_ROWS; from += 1 + right) {
+        int32_t ahead = (int32_t)rng_below(&rng, DELTA_AHEAD + 1),
+                seq_row[] = {0, 1 + ahead};
+        right = (int)rng_below(&rng, (uint64_t)ahead + 1);
+        right = MIN(right, DELTA_ROWS - from - 1);
+        for (int64_t i = 0; i < in.rows * cols; i++)
+            ((float *)in.data)[i] = 0.25F;
+        memcpy(in.data, mat_rows(all, from, 1 + right).data,
+               (size_t)((1 + right) * cols) * sizeof(float));
+        struct ragged r = {.n_rows = 1 + ahead,
+                           .n_seqs = 1,
+                           .pos = pos + from,
+                           .seq_row = seq_row,
+                           .ahead = &ahead};
+        assert_int_equal(l->ops->delta_net(l->stream, mat_rows(out, 0, 1 + ahead),
+                                           mat_rows(in, 0, 1 + ahead), d, &kv, &r),
+                         0);
+        assert_same_bits(mat_rows(out, 0, 1 + right), mat_rows(want, from, 1 + right));
+    }
+    int left = DELTA_ROWS - (int)*delta_n_seen(state); /* right ones of the last step */
+    int32_t seq_row[] = {0, left};
+    struct ragged r = {
+        .n_rows = left, .n_seqs = 1, .pos = pos + DELTA_ROWS - left, .seq_row = seq_row};
+    struct mat kept = mat_of(delta_kept(d, state), DTYPE_F32, left, cols);
+    if (left > 0)
+        assert_int_equal(
+            l->ops->delta_net(l->stream, (struct mat){.data = NULL}, kept, d, &kv, &r), 0);
+    assert_int_equal(*delta_n_seen(state), DELTA_ROWS);
+    assert_memory_equal(state + DELTA_HEADER, want_states + bytes + DELTA_HEADER,
+                        bytes - DELTA_HEADER);
+    mat_free(&all);
+    mat_free(&in);
+    mat_free(&out);
+    free(state);
+}
+
 /* Bits do not depend on the instruction set, the threads and the cut; without results only the
  * states advance, to the same bits. */
 static void test_delta_net(void **state)
@@ -441,11 +495,13 @@ static void test_delta_net(void **state)
         for (int k = 0; k < 3; k++) {
             run_delta(&ref, &d, cuts[k], got, states);
             assert_same_bits(got, want);
+            check_ahead(&ref, &d, (uint64_t)k, want, states);
             EACH_ISA(i)
             {
                 run_delta(&cpu[i], &d, cuts[k], got, states);
                 assert_same_bits(got, base);
                 assert_memory_equal(states, of_base, bytes);
+                check_ahead(&cpu[i], &d, (uint64_t)k, base, of_base);
             }
         }
         run_delta(&cpu[0], &d, 7, (struct mat){.data = NULL}, states);

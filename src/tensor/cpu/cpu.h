@@ -113,6 +113,9 @@ struct delta_run {
     int64_t ld_out;
     uint8_t *state;
     bool is_first; /* the state begins here */
+    int n_ahead;   /* the last rows, which leave no trace in the state */
+    /* Gets their inputs, as `in`: rows [n_ahead] of delta_in_cols columns. */
+    float *kept;
 };
 
 struct cpu_kernels {

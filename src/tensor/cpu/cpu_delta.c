@@ -1,4 +1,5 @@
-/* cpu_delta.c - the recurrent layers' states: one item of work for each sequence and head of Q. */
+/* cpu_delta.c - the recurrent layers' states: one item of work for each sequence and head of Q. An
+ * item reads and keeps the inputs of its own heads alone. */
 #include "tensor/cpu/cpu.h"
 
 #include "base/pool.h"
@@ -28,8 +29,16 @@ static void run_items(void *arg, int thread_idx, int n_threads)
                               .state = delta_state(j->states, j->r, seq)};
         if (u.n == 0)
             continue;
+        struct delta_run counting = u;
+        counting.n = delta_n_counting(j->states, j->r, seq);
+        counting.in = delta_kept(j->d, u.state);
+        counting.ld_in = delta_in_cols(j->d);
+        if (counting.n > 0)
+            j->k->delta(&counting);
         u.out = j->out.data != NULL ? row_ptr(j->out, first) : NULL;
         u.is_first = j->r->pos[first] == 0;
+        u.n_ahead = delta_n_ahead(j->r, seq);
+        u.kept = delta_kept(j->d, u.state);
         j->k->delta(&u);
     }
 }

@@ -2,13 +2,20 @@
  * (ops.h, delta_net).
  *
  * S of a head of V is taken in strips of DELTA_STRIP columns, which are independent of each other:
- * a strip of 128 rows is 16 KiB and stays in the first cache while all rows pass. */
+ * a strip of 128 rows is 16 KiB and stays in the first cache while all rows pass. Rows that are
+ * ahead pass a copy of the strip. */
 #ifndef TENSOR_KERN_DELTA_H
 #define TENSOR_KERN_DELTA_H
 
 #include "tensor/shape.h"
 
 enum { DELTA_STRIP = 2 }; /* vectors of 16 columns */
+
+/* Returns where the inputs of a row that is ahead are kept. */
+INLINE float *delta_kept_row(const struct delta_run *u, int row)
+{
+    return u->kept + (row - (u->n - u->n_ahead)) * delta_in_cols(u->d);
+}
 
 /* Convolves channels [c, c + 16) of all rows in place, and keeps their last three inputs. */
 INLINE void delta_conv(const struct delta_run *u, int64_t c)
@@ -25,6 +32,11 @@ INLINE void delta_conv(const struct delta_run *u, int64_t c)
         x[k + 1] = u->is_first ? v_zero() : v_load(past + k * n_channels);
     for (int row = 0; row < u->n; row++) {
         float *p = u->in + row * u->ld_in + at;
+        if (row == u->n - u->n_ahead)
+            for (int k = 0; k < DELTA_CONV - 1; k++)
+                v_store(past + k * n_channels, x[k + 1]);
+        if (row >= u->n - u->n_ahead)
+            v_store(delta_kept_row(u, row) + at, v_load(p));
         x[0] = x[1];
         x[1] = x[2];
         x[2] = x[3];
@@ -35,7 +47,7 @@ INLINE void delta_conv(const struct delta_run *u, int64_t c)
         y = v_fma(x[3], f[3], y);
         v_store(p, v_silu(y));
     }
-    for (int k = 0; k < DELTA_CONV - 1; k++)
+    for (int k = 0; u->n_ahead == 0 && k < DELTA_CONV - 1; k++)
         v_store(past + k * n_channels, x[k + 1]);
 }
 
@@ -52,10 +64,15 @@ INLINE void delta_normalise(float *x, int n, float factor)
         v_store(x + i, v_mul(v_mul(v_load(x + i), scale), v_set1(factor)));
 }
 
-/* Replaces beta and a of n heads of V by sigmoid(beta) and the decay. */
-INLINE void delta_gates(const struct delta_rule *d, float *row, int head, int n)
+/* Replaces beta and a of n heads of V by sigmoid(beta) and the decay. kept NULL, or gets both. */
+INLINE void delta_gates(const struct delta_rule *d, float *row, int head, int n,
+                        float *kept)
 {
     float *beta = row + head, *a = row + d->n_v + head;
+    for (int i = 0; kept != NULL && i < n; i++) {
+        kept[head + i] = beta[i];
+        kept[d->n_v + head + i] = a[i];
+    }
     v16 dt = v_add(v_load_part(a, DTYPE_F32, 0, n),
                    v_load_part(d->dt_bias, DTYPE_F32, head, n));
     v16 rate = v_exp(v_load_part(d->a_log, DTYPE_F32, head, n));
@@ -64,20 +81,16 @@ INLINE void delta_gates(const struct delta_rule *d, float *row, int head, int n)
     v_store_part(beta, DTYPE_F32, 0, n, v_sigmoid(v_load_part(beta, DTYPE_F32, 0, n)));
 }
 
-/* Takes all rows through n_vecs vectors of columns, from column j on, of the state of one head of
- * V. n_vecs is a constant where this is inlined. */
-INLINE void delta_strip(const struct delta_run *u, int head, int j, int n_vecs)
+/* Takes rows [from, to) through a strip of n_vecs vectors of columns, from column j on, of the
+ * state of one head of V. A row of the strip lies ld floats behind the row before it. */
+INLINE void delta_rows(const struct delta_run *u, int head, int j, int n_vecs, float *strip,
+                       int64_t ld, int from, int to)
 {
     const struct delta_rule *d = u->d;
     const int64_t q_at = 2 * d->n_v + (int64_t)u->head * d->d_k;
     const int64_t k_at = q_at + (int64_t)d->n_k * d->d_k;
     const int64_t v_at = 2 * d->n_v + (int64_t)2 * d->n_k * d->d_k + head * d->d_v + j;
-    float *state = delta_head(d, u->state, head) + j;
-    if (u->is_first)
-        for (int i = 0; i < d->d_k; i++)
-            for (int v = 0; v < n_vecs; v++)
-                v_store(state + i * d->d_v + 16 * v, v_zero());
-    for (int row = 0; row < u->n; row++) {
+    for (int row = from; row < to; row++) {
         const float *in = u->in + row * u->ld_in, *q = in + q_at, *k = in + k_at;
         v16 decay = v_set1(in[d->n_v + head]), beta = v_set1(in[head]);
         v16 x[DELTA_STRIP];
@@ -86,7 +99,7 @@ INLINE void delta_strip(const struct delta_run *u, int head, int j, int n_vecs)
         for (int i = 0; i < d->d_k; i++) {
             v16 ki = v_set1(k[i]);
             for (int v = 0; v < n_vecs; v++)
-                x[v] = v_fma(v_mul(v_load(state + i * d->d_v + 16 * v), decay), ki, x[v]);
+                x[v] = v_fma(v_mul(v_load(strip + i * ld + 16 * v), decay), ki, x[v]);
         }
         v16 delta[DELTA_STRIP];
         for (int v = 0; v < n_vecs; v++) {
@@ -96,7 +109,7 @@ INLINE void delta_strip(const struct delta_run *u, int head, int j, int n_vecs)
         for (int i = 0; i < d->d_k; i++) {
             v16 ki = v_set1(k[i]), qi = v_set1(q[i]);
             for (int v = 0; v < n_vecs; v++) {
-                float *at = state + i * d->d_v + 16 * v;
+                float *at = strip + i * ld + 16 * v;
                 v16 s = v_fma(ki, delta[v], v_mul(v_load(at), decay));
                 v_store(at, s);
                 x[v] = v_fma(s, qi, x[v]);
@@ -105,6 +118,26 @@ INLINE void delta_strip(const struct delta_run *u, int head, int j, int n_vecs)
         for (int v = 0; u->out != NULL && v < n_vecs; v++)
             v_store(u->out + row * u->ld_out + head * d->d_v + j + 16 * v, x[v]);
     }
+}
+
+/* Takes all rows through a strip. n_vecs is a constant where this is inlined. */
+INLINE void delta_strip(const struct delta_run *u, int head, int j, int n_vecs)
+{
+    const struct delta_rule *d = u->d;
+    const int n = u->n - u->n_ahead;
+    float *state = delta_head(d, u->state, head) + j;
+    float copy[DELTA_MAX_WIDTH * 16 * DELTA_STRIP];
+    if (u->is_first)
+        for (int i = 0; i < d->d_k; i++)
+            for (int v = 0; v < n_vecs; v++)
+                v_store(state + i * d->d_v + 16 * v, v_zero());
+    delta_rows(u, head, j, n_vecs, state, d->d_v, 0, n);
+    if (u->n_ahead == 0)
+        return;
+    for (int i = 0; i < d->d_k; i++)
+        for (int v = 0; v < n_vecs; v++)
+            v_store(copy + (i * n_vecs + v) * 16, v_load(state + i * d->d_v + 16 * v));
+    delta_rows(u, head, j, n_vecs, copy, 16 * n_vecs, n, u->n);
 }
 
 static void delta(const struct delta_run *u)
@@ -119,10 +152,11 @@ static void delta(const struct delta_run *u)
                     (int64_t)run * d->d_v);
     for (int row = 0; row < u->n; row++) {
         float *in = u->in + row * u->ld_in;
+        float *kept = row < u->n - u->n_ahead ? NULL : delta_kept_row(u, row);
         delta_normalise(in + 2 * d->n_v + q, d->d_k, 1.0f / sqrtf((float)d->d_k));
         delta_normalise(in + 2 * d->n_v + n_q + q, d->d_k, 1.0f);
         for (int i = 0; i < per; i += run)
-            delta_gates(d, in, delta_v_head(d, u->head, i), run);
+            delta_gates(d, in, delta_v_head(d, u->head, i), run, kept);
     }
     for (int i = 0; i < per; i++) {
         int h = delta_v_head(d, u->head, i), j = 0;

@@ -1,7 +1,9 @@
 /* ref_delta.c - the gated delta rule, one row and one head at a time. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "tensor/ref/ref.h"
 
 static float silu(float x)
@@ -83,15 +85,29 @@ int ref_delta_net(struct stream *s, struct mat out, struct mat in,
                   const struct delta_rule *d, const struct kv_layer *states,
                   const struct ragged *r)
 {
+    size_t row_bytes = (size_t)in.cols * sizeof(float);
+    uint8_t *copy = xmalloc(delta_state_bytes(d));
     check_delta(out, in, d, states, r);
-    for (int seq = 0; seq < r->n_seqs; seq++)
-        for (int i = r->seq_row[seq]; i < r->seq_row[seq + 1]; i++) {
-            uint8_t *state = delta_state(states, r, seq);
+    for (int seq = 0; seq < r->n_seqs; seq++) {
+        int first = r->seq_row[seq], end = r->seq_row[seq + 1];
+        int known = end - delta_n_ahead(r, seq);
+        uint8_t *state = delta_state(states, r, seq);
+        int n_counting = first < end ? delta_n_counting(states, r, seq) : 0;
+        for (int i = 0; i < n_counting; i++)
+            take_row(d, state, delta_kept(d, state) + i * in.cols, NULL);
+        for (int i = first; i < end; i++) {
+            float *x = (float *)in.data + i * in.ld;
             if (r->pos[i] == 0)
                 memset(state, 0, delta_state_bytes(d));
-            take_row(d, state, (float *)in.data + i * in.ld,
+            if (i >= known)
+                memcpy(delta_kept(d, state) + (i - known) * in.cols, x, row_bytes);
+            if (i == known)
+                memcpy(copy, state, delta_state_bytes(d));
+            take_row(d, i < known ? state : copy, x,
                      out.data != NULL ? (float *)out.data + i * out.ld : NULL);
         }
+    }
+    free(copy);
     delta_advance(states, r);
     return stream_enter(s);
 }
