@@ -23,8 +23,12 @@
 
 enum { CHAIN_MOST = 16, MATCH_MOST = 64, HEADS_MOST = 1 << 16, ASIDE_MOST = 8 };
 /* The machine's pace follows the last passes. What a number of rows costs is a mean over more of
- * them, because a choice among noisy means takes the one that is too low. */
-enum { PACE_PASSES = 8, COST_PASSES = 64, COST_TRUSTED = 8 };
+ * them, because a choice among noisy means takes the one that is too low. A number of rows that is
+ * not chosen is not measured again, so a pass that was held up must not make it look dear: it tells
+ * at most MOST_NEWS times what was expected, and what was expected before the first pass counts as
+ * COST_RULE passes. */
+enum { PACE_PASSES = 8, COST_PASSES = 64, COST_RULE = 1 };
+#define MOST_NEWS 1.5
 
 struct guess_index {
     int room, n;
@@ -220,12 +224,11 @@ void guess_speed_learn(struct guess_speed *s, int n_rows, int64_t ns)
     }
     double expected = cost_of(s, n_rows), seen = (double)ns / s->pace_ns;
     int n = MIN(s->n_seen[n_rows] + 1, COST_PASSES);
-    if (n > COST_TRUSTED)
-        seen = MIN(MAX(seen, expected / 2), expected * 2);
+    seen = MIN(MAX(seen, expected / MOST_NEWS), expected * MOST_NEWS);
     s->n_seen[n_rows] = n;
-    s->cost[n_rows] = expected + (seen - expected) / n;
+    s->cost[n_rows] = expected + (seen - expected) / (n + COST_RULE);
     if (n > 1)
-        s->pace_ns *= 1 + MIN(seen / expected - 1, 1) / PACE_PASSES;
+        s->pace_ns *= 1 + (seen / expected - 1) / PACE_PASSES;
 }
 
 double guess_pass_ns(const struct guess_speed *s, int n_rows)
