@@ -53,8 +53,11 @@ ALL_CFLAGS := $(COMMON) $(OPT_$(VARIANT)) $(PKG_CFLAGS) $(CFLAGS)
 LDLIBS   := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lxxhash -lm -pthread
 LDFLAGS  := $(OPT_$(VARIANT)) -pthread
 
+# The thread sanitizer does not look into kernels (KERNELS=traced: it does): they share nothing but
+# the rows that their callers divide, and a traced kernel is 10 to 30 times as slow.
+KERN_tsan   := $(if $(filter tsan,$(VARIANT)),$(if $(filter traced,$(KERNELS)),,-O2 -fno-sanitize=thread))
 # Kernels for one instruction set live in files named after it and are chosen at run time.
-ARCH_O      := $(if $(filter release,$(VARIANT)),-O3)
+ARCH_O      := $(if $(filter release,$(VARIANT)),-O3)$(KERN_tsan)
 ARCH_avx2   := -mavx2 -mfma -mf16c $(ARCH_O)
 ARCH_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c $(ARCH_O)
 ARCH_vnni   := $(ARCH_avx512) -mavx512vnni
@@ -175,7 +178,8 @@ $(OBJ) $(CUDA_OBJ): MODULE_FLAGS := $(LIBRARY)
 TEST_OPT := $(if $(filter release,$(VARIANT)),-O1)
 $(B)/tests/%.o: MODULE_FLAGS := $(TEST_OPT)
 # gcc notes that the ABI has changed for the vectors of these files, which no external function has.
-$(B)/%_portable.o: ARCH_FLAGS := -Wno-psabi
+$(B)/%_portable.o: ARCH_FLAGS := -Wno-psabi $(KERN_tsan)
+$(B)/src/tensor/ref/%.o: ARCH_FLAGS := $(KERN_tsan)
 $(B)/%_avx2.o: ARCH_FLAGS := $(ARCH_avx2)
 $(B)/%_avx512.o: ARCH_FLAGS := $(ARCH_avx512)
 $(B)/%_vnni.o: ARCH_FLAGS := $(ARCH_vnni)
