@@ -454,6 +454,7 @@ static int read_group(struct reading *r, int layer, enum store_kind kind, int fi
                                        .layer = layer,
                                        .kind = kind,
                                        .dst = to + (size_t)j * r->room,
+                                       .dst_bytes = r->room,
                                        .user = &r->left[r->slot]};
         ptr[j] = &reads[j];
     }

@@ -260,6 +260,12 @@ static int open_node(struct sim *s, const char *path, unsigned flags, struct sim
     return (*out)->is_dir ? -EISDIR : 0;
 }
 
+/* Half of the disks have small sectors: their reads need less alignment than their writes. */
+static uint32_t sim_read_align(uint64_t seed)
+{
+    return seed % 2 == 0 ? IO_ALIGN : 512;
+}
+
 static int open_normal(struct sim *s, const char *path, unsigned flags,
                        struct io_file **out)
 {
@@ -273,6 +279,7 @@ static int open_normal(struct sim *s, const char *path, unsigned flags,
         return (int)leave(s, rc);
     struct sim_file *f = xcalloc(1, sizeof *f);
     f->base.direct = (flags & IO_DIRECT) != 0;
+    f->base.read_align = sim_read_align(s->seed);
     f->node = node;
     f->epoch = s->epoch;
     sim_disk_hold(node);
@@ -304,10 +311,10 @@ static void sim_file_close(struct io_file *base)
     free(f);
 }
 
-/* Returns the length of a short transfer of n bytes, in whole sectors for a direct file. */
-static size_t shortened(struct sim *s, const struct sim_file *f, size_t n)
+/* Returns the length of a short transfer of n bytes, in units of `align` for a direct file. */
+static size_t shortened(struct sim *s, const struct sim_file *f, uint32_t align, size_t n)
 {
-    size_t unit = f->base.direct ? IO_ALIGN : 1;
+    size_t unit = f->base.direct ? align : 1;
     size_t units = n / unit;
     return units < 2 ? n : unit * (size_t)(1 + rng_below(&s->rng, units - 1));
 }
@@ -321,7 +328,7 @@ static ssize_t sim_file_pread(struct io_file *base, void *buf, size_t n, uint64_
     if (rc != 0)
         return rc;
     if (is(fault, IO_SIM_SHORT))
-        n = shortened(s, f, n);
+        n = shortened(s, f, f->base.read_align, n);
     size_t got = sim_node_read(f->node, buf, n, offset);
     if (is(fault, IO_SIM_READ_FLIP) && got > 0)
         ((uint8_t *)buf)[rng_below(&s->rng, got)] ^= (uint8_t)(1u << rng_below(&s->rng, 8));
@@ -340,7 +347,7 @@ static ssize_t sim_file_pwrite(struct io_file *base, const void *buf, size_t n,
     if (rc != 0)
         return rc;
     if (is(fault, IO_SIM_SHORT))
-        n = shortened(s, f, n);
+        n = shortened(s, f, IO_ALIGN, n);
     if (is(fault, IO_SIM_MISDIRECTED))
         offset += (1 + rng_below(&s->rng, 8)) * SIM_SECTOR;
     if (!is(fault, IO_SIM_LOST))

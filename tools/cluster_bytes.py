@@ -25,6 +25,7 @@ import tempfile
 
 HC = os.path.join(os.environ.get("HCACHE_BUILD", "build"), "hcache")
 BLOCK, FULL = 4096, 64
+TIGHT = 0x40  # bit of a record's kind: it begins at a multiple of 64
 SCAN = 1000  # names requested from Redis at a time
 
 
@@ -41,9 +42,11 @@ class Chunk:
         self.records, self.n_bytes, at = {}, 0, BLOCK
         for i in range(n_records):
             layer, kind, n = struct.unpack_from("<BBI", h, 512 + 14 * i)
+            align = 64 if kind & TIGHT else BLOCK
+            at = -(-at // align) * align
             self.records[layer, kind] = hashlib.blake2b(parcel[at:at + n], digest_size=16).digest()
             self.n_bytes += n
-            at += -(-n // BLOCK) * BLOCK
+            at += n
 
 
 def of_bundle(path):

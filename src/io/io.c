@@ -7,6 +7,7 @@
 #include "io/io_impl.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,6 +91,8 @@ int io_file_open(struct io *io, const char *path, unsigned flags, struct io_file
     f->io = io;
     f->path = xstrdup(path);
     f->flags = flags;
+    if (f->read_align == 0)
+        f->read_align = IO_ALIGN;
     atomic_init(&f->sync_failed, 0);
     *out = f;
     return 0;
@@ -106,6 +109,11 @@ void io_file_close(struct io_file *f)
 const char *io_file_path(const struct io_file *f)
 {
     return f->path;
+}
+
+uint32_t io_file_read_align(const struct io_file *f)
+{
+    return f->read_align;
 }
 
 int io_file_fd(const struct io_file *f)
@@ -126,14 +134,20 @@ static bool is_place(uint64_t offset, uint64_t n_bytes)
     return !__builtin_add_overflow(offset, n_bytes, &end);
 }
 
-int io_check_transfer(const struct io_file *f, const void *buf, size_t n, uint64_t offset)
+/* Returns what the addresses and lengths of a direct transfer are multiples of. */
+static uint32_t align_of(const struct io_file *f, enum io_op op)
+{
+    return op == IO_READ ? f->read_align : IO_ALIGN;
+}
+
+int io_check_transfer(const struct io_file *f, enum io_op op, const void *buf, size_t n,
+                      uint64_t offset)
 {
     if (!is_place(offset, n))
         return -EINVAL;
     if ((f->flags & IO_DIRECT) == 0)
         return 0;
-    bool aligned = is_aligned((uintptr_t)buf) && is_aligned(n) && is_aligned(offset);
-    return aligned ? 0 : -EINVAL;
+    return (((uintptr_t)buf | n | offset) & (align_of(f, op) - 1)) == 0 ? 0 : -EINVAL;
 }
 
 /* A short direct transfer whose length is not a multiple of a sector has met the end of the file:
@@ -150,7 +164,7 @@ int io_attempt_result(const struct io_file *f, enum io_op op, size_t n, ssize_t 
     *step = (size_t)r;
     if ((size_t)r == n)
         return 0;
-    if (r == 0 || (f->direct && !is_aligned((uint64_t)r)))
+    if (r == 0 || (f->direct && (size_t)r % align_of(f, op) != 0))
         return op == IO_READ ? -ENODATA : -EIO;
     return 0;
 }
@@ -159,10 +173,14 @@ int io_transfer_err(const struct io_file *f, enum io_op op, size_t n, uint64_t o
                     int code, struct err *err)
 {
     const char *why = err_name(code);
+    char aligned[80];
+    snprintf(aligned, sizeof aligned,
+             "buffer, offset and length of a direct file must be multiples of %u",
+             align_of(f, op));
     if (code == -ENODATA)
         why = "the file ends before";
     else if (code == -EINVAL && (f->flags & IO_DIRECT) != 0)
-        why = "buffer, offset and length of a direct file must be multiples of 4096";
+        why = aligned;
     return err_set(err, io_code(code), "%s %zu bytes at %llu of %s: %s",
                    op == IO_READ ? "read" : "write", n, (unsigned long long)offset, f->path,
                    why);
@@ -175,7 +193,7 @@ static int transfer(struct io_file *f, enum io_op op, uint8_t *buf, size_t n,
 {
     const struct io_ops *ops = f->io->ops;
     *done = 0;
-    int rc = io_check_transfer(f, buf, n, offset);
+    int rc = io_check_transfer(f, op, buf, n, offset);
     int64_t ready_ns = rc == 0 ? io_throttle_reserve(&f->io->throttle[op], n) : 0;
     while (rc == 0 && *done < n) {
         uint8_t *p = buf + *done;

@@ -91,7 +91,8 @@ enum {
     IO_READ_ONLY = 1 << 0, /* open for reading only; the default is reading and writing */
     IO_CREATE = 1 << 1,    /* create a missing file, mode 0600 */
     IO_EXCL = 1 << 2,      /* with IO_CREATE: -EEXIST if the file exists */
-    /* bypass the page cache; offset, length and buffer must be aligned to IO_ALIGN, else -EINVAL */
+    /* bypass the page cache; offset, length and buffer must be aligned to IO_ALIGN (for a read, to
+     * io_file_read_align), else -EINVAL */
     IO_DIRECT = 1 << 3,
 };
 
@@ -106,6 +107,9 @@ void io_file_close(struct io_file *f);
 
 /* Returns the path as given to open; valid as long as f. */
 const char *io_file_path(const struct io_file *f);
+/* Returns what offset, length and buffer of a read of a direct file are multiples of: IO_ALIGN, or
+ * what the device needs, if the system tells that this is less. */
+uint32_t io_file_read_align(const struct io_file *f);
 /* Returns the file's descriptor, which f keeps, for reads that bypass this io. Returns -1 if such
  * reads would differ from reads through f (a simulated disk, a throttle). */
 int io_file_fd(const struct io_file *f);

@@ -113,6 +113,9 @@ struct io_file {
     unsigned flags;
     /* the file does direct I/O; false if it was not asked for, or the file system refused it */
     bool direct;
+    /* What the places and lengths of reads of a direct file are multiples of: at most IO_ALIGN,
+     * which it is if the backend leaves 0 here. */
+    uint32_t read_align;
     atomic_int sync_failed;
 };
 
@@ -123,7 +126,8 @@ int io_attempt_result(const struct io_file *f, enum io_op op, size_t n, ssize_t 
 /* Returns the code that functions of io.h return for a code of the system. An exhausted quota, and
  * a file that may not grow, become a full disk. */
 int io_code(int rc);
-int io_check_transfer(const struct io_file *f, const void *buf, size_t n, uint64_t offset);
+int io_check_transfer(const struct io_file *f, enum io_op op, const void *buf, size_t n,
+                      uint64_t offset);
 int io_transfer_err(const struct io_file *f, enum io_op op, size_t n, uint64_t offset,
                     int code, struct err *err);
 

@@ -109,6 +109,22 @@ static int check_and_wait(int fd)
     return S_ISDIR(st.st_mode) ? -EISDIR : S_ISREG(st.st_mode) ? 0 : -ESPIPE;
 }
 
+/* Returns the alignment that direct transfers of an open file need, or 0 if it is not known. */
+static uint32_t direct_align(int fd)
+{
+#ifdef STATX_DIOALIGN /* Linux 6.1 */
+    struct statx st;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &st) != 0 ||
+        (st.stx_mask & STATX_DIOALIGN) == 0)
+        return 0;
+    uint32_t n = MAX(st.stx_dio_offset_align, st.stx_dio_mem_align);
+    return n > 0 && IO_ALIGN % n == 0 ? n : 0;
+#else
+    (void)fd;
+    return 0;
+#endif
+}
+
 static int posix_file_open(struct io *io, const char *path, unsigned flags,
                            struct io_file **out)
 {
@@ -135,6 +151,7 @@ static int posix_file_open(struct io *io, const char *path, unsigned flags,
     f->fd = fd;
     f->cached_fd = UNOPENED;
     f->base.direct = direct;
+    f->base.read_align = direct ? direct_align(fd) : 0;
     *out = &f->base;
     return 0;
 }

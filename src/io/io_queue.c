@@ -269,7 +269,8 @@ void io_queue_submit(struct io_queue *q, struct io_req *const reqs[], unsigned n
         req->issued_bytes = 0;
         req->n_pieces = 0;
         req->cached_bytes = 0;
-        req->result = io_check_transfer(req->file, req->buf, req->length, req->offset);
+        req->result = io_check_transfer(req->file, req->op, req->buf, req->length,
+                                        req->offset);
         q->n_outstanding++;
         if (req->result != 0 || req->length == 0)
             finish_req(q, req);

@@ -143,7 +143,7 @@ static int read_records(struct reads *r, enum store_kind kind, int n, int depth,
             if (done[i]->status == 0) {
                 out->n++;
                 out->bytes += done[i]->n_bytes;
-                r->in_place = done[i]->bytes != done[i]->dst;
+                r->in_place = !store_read_is_in_dst(done[i]);
                 r->last = done[i];
             }
             if (more && started < n && ++started > 0)

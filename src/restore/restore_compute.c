@@ -173,7 +173,7 @@ static int unpack(const struct restore_pipeline *rr, struct store_read *read,
                   size_t n_bytes, int thread_idx, struct err *err)
 {
     const uint8_t *packed = read->bytes;
-    if (packed == read->dst)
+    if (store_read_is_in_dst(read))
         packed = memcpy(rr->unpack + (size_t)thread_idx * rr->unpack_room, packed,
                         MIN(read->n_bytes, rr->unpack_room));
     if (!pack_undo(packed, read->n_bytes, read->dst, n_bytes))

@@ -332,7 +332,7 @@ double save_stored_share(const struct store_hit *hit, enum store_kind kind,
     for (int l = 0; l < m->cfg.n_layers; l++)
         n += store_mask_has(&hit->mask, l, kind);
     size_t bytes = record_bytes(m, kind) * (size_t)hit->n_tokens / STORE_CHUNK_TOKENS;
-    return n > 0 ? hit->bytes[kind] / (n * (double)round_up(bytes, STORE_ALIGN)) : 1;
+    return n > 0 ? MIN(1, hit->bytes[kind] / (n * (double)bytes)) : 1;
 }
 
 /* Returns whether the tail of the sequence has all records that are to be saved. */

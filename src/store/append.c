@@ -61,6 +61,13 @@ static struct store_mask mask_of(const struct chunk_node *n)
     return m;
 }
 
+/* Returns whether a record is to be tight. A smaller one takes a block, so that the number of an
+ * extent's records is bounded by that of its blocks (space_index_has_room). */
+static bool is_tight(const struct store_record *r)
+{
+    return r->is_packed && r->n_bytes > STORE_ALIGN;
+}
+
 /* Inserts a record at its place in (kind, layer) order. */
 static void draft_insert(struct draft *d, const struct store_record *r)
 {
@@ -76,7 +83,8 @@ static void draft_insert(struct draft *d, const struct store_record *r)
     d->h.records[at] = (struct chunk_record){.n_bytes = r->n_bytes,
                                              .layer = (uint8_t)r->layer,
                                              .kind = (uint8_t)r->kind,
-                                             .is_packed = r->is_packed};
+                                             .is_packed = r->is_packed,
+                                             .is_tight = is_tight(r)};
     d->from[at] = r;
 }
 

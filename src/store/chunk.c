@@ -34,25 +34,33 @@ enum { /* byte offsets; docs/STORE_FORMAT.md has the same table */
        H_OWNER = 432,
        H_TABLE = 512,
 };
-/* An extent with a packed record has the second version, so that builds which know the first alone
- * read all others. */
+/* An extent has the lowest version that has what its records need, so that builds which know this
+ * version alone read it. */
 #define FORMAT_VERSION        2
 #define FORMAT_VERSION_PACKED 3
+#define FORMAT_VERSION_TIGHT  4
 #define KIND_PACKED           0x80u /* bit of a table's kind: the record is packed */
+#define KIND_TIGHT            0x40u /* bit of a table's kind: the record is tight */
 
 _Static_assert(H_TOKENS + 4 * STORE_CHUNK_TOKENS <= H_OWNER && H_OWNER + 8 <= H_TABLE,
                "tokens and owner end before the table");
 _Static_assert(H_TABLE + CHUNK_MAX_RECORDS * CHUNK_RECORD_CODE <= CHUNK_HEADER_BYTES,
                "all records of a chunk fit one header");
 
+/* Returns where a record begins that lies behind `end`. */
+static uint64_t record_begin(const struct chunk_record *r, uint64_t end)
+{
+    return round_up(end, r->is_tight ? CHUNK_TIGHT_ALIGN : STORE_ALIGN);
+}
+
 uint64_t chunk_layout(struct chunk_record *records, int n)
 {
-    uint64_t offset = CHUNK_HEADER_BYTES;
+    uint64_t end = CHUNK_HEADER_BYTES;
     for (int i = 0; i < n; i++) {
-        records[i].offset = (uint32_t)offset;
-        offset += round_up(records[i].n_bytes, STORE_ALIGN);
+        records[i].offset = (uint32_t)record_begin(&records[i], end);
+        end = records[i].offset + (uint64_t)records[i].n_bytes;
     }
-    return offset;
+    return round_up(end, STORE_ALIGN);
 }
 
 void chunk_table_encode(const struct chunk_record *records, int n, uint8_t *out)
@@ -60,7 +68,8 @@ void chunk_table_encode(const struct chunk_record *records, int n, uint8_t *out)
     CHECK(n >= 1 && n <= CHUNK_MAX_RECORDS);
     for (int i = 0; i < n; i++, out += CHUNK_RECORD_CODE) {
         out[0] = records[i].layer;
-        out[1] = (uint8_t)(records[i].kind | (records[i].is_packed ? KIND_PACKED : 0));
+        out[1] = (uint8_t)(records[i].kind | (records[i].is_packed ? KIND_PACKED : 0) |
+                           (records[i].is_tight ? KIND_TIGHT : 0));
         put_u32(out + 2, records[i].n_bytes);
         put_u64(out + 6, records[i].checksum);
     }
@@ -76,12 +85,13 @@ int chunk_table_decode(const uint8_t *in, int n, uint64_t extent_bytes,
 {
     if (n < 1 || n > CHUNK_MAX_RECORDS)
         return ERR_CORRUPT;
-    uint64_t all_bytes = CHUNK_HEADER_BYTES;
+    uint64_t end = CHUNK_HEADER_BYTES;
     for (int i = 0; i < n; i++, in += CHUNK_RECORD_CODE) {
         struct chunk_record *r = &out[i];
         r->layer = in[0];
-        r->kind = (uint8_t)(in[1] & ~KIND_PACKED);
+        r->kind = (uint8_t)(in[1] & ~(KIND_PACKED | KIND_TIGHT));
         r->is_packed = (in[1] & KIND_PACKED) != 0;
+        r->is_tight = (in[1] & KIND_TIGHT) != 0;
         r->n_bytes = get_u32(in + 2);
         r->checksum = get_u64(in + 6);
         if (r->layer >= STORE_MAX_LAYERS || r->kind >= STORE_KINDS || r->n_bytes < 1 ||
@@ -89,8 +99,8 @@ int chunk_table_decode(const uint8_t *in, int n, uint64_t extent_bytes,
             return ERR_CORRUPT;
         if (i > 0 && record_order(r) <= record_order(r - 1))
             return ERR_CORRUPT;
-        all_bytes += round_up(r->n_bytes, STORE_ALIGN);
-        if (all_bytes > extent_bytes || all_bytes > UINT32_MAX)
+        end = record_begin(r, end) + r->n_bytes;
+        if (end > extent_bytes || end > UINT32_MAX)
             return ERR_CORRUPT;
     }
     return chunk_layout(out, n) == extent_bytes ? 0 : ERR_CORRUPT;
@@ -104,12 +114,17 @@ struct store_mask chunk_mask(const struct chunk_record *records, int n)
     return m;
 }
 
-static bool has_packed(const struct chunk_header *h)
+static uint32_t version_of(const struct chunk_header *h)
 {
-    for (int i = 0; i < h->n_records; i++)
-        if (h->records[i].is_packed)
-            return true;
-    return false;
+    uint32_t version = FORMAT_VERSION;
+    for (int i = 0; i < h->n_records; i++) {
+        const struct chunk_record *r = &h->records[i];
+        uint32_t needs = r->is_tight    ? FORMAT_VERSION_TIGHT
+                         : r->is_packed ? FORMAT_VERSION_PACKED
+                                        : FORMAT_VERSION;
+        version = MAX(version, needs);
+    }
+    return version;
 }
 
 /* Returns the checksum of a header's 4096 bytes, with its own field taken as zero. */
@@ -127,7 +142,7 @@ void chunk_header_encode(const struct chunk_header *h, uint8_t out[CHUNK_HEADER_
     CHECK(h->n_tokens >= 1 && h->n_tokens <= STORE_CHUNK_TOKENS);
     memset(out, 0, CHUNK_HEADER_BYTES);
     memcpy(out, magic, sizeof magic);
-    put_u32(out + H_VERSION, has_packed(h) ? FORMAT_VERSION_PACKED : FORMAT_VERSION);
+    put_u32(out + H_VERSION, version_of(h));
     put_u32(out + H_TOKENS_N, (uint32_t)h->n_tokens);
     memcpy(out + H_UUID, h->uuid, sizeof h->uuid);
     put_u64(out + H_ID, h->id);
@@ -168,10 +183,10 @@ int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_heade
     if (get_u64(in + H_CHECKSUM) != header_checksum(in))
         return err_set(err, ERR_CORRUPT, "an extent header's checksum does not hold");
     uint32_t version = get_u32(in + H_VERSION), n_tokens = get_u32(in + H_TOKENS_N);
-    if (version < FORMAT_VERSION || version > FORMAT_VERSION_PACKED)
+    if (version < FORMAT_VERSION || version > FORMAT_VERSION_TIGHT)
         return err_set(err, ERR_UNSUPPORTED,
-                       "an extent has format version %u; this build knows %d and %d",
-                       version, FORMAT_VERSION, FORMAT_VERSION_PACKED);
+                       "an extent has format version %u; this build knows %d to %d",
+                       version, FORMAT_VERSION, FORMAT_VERSION_TIGHT);
     memcpy(out->uuid, in + H_UUID, sizeof out->uuid);
     out->id = get_u64(in + H_ID);
     out->n_bytes = get_u64(in + H_BYTES);
@@ -198,8 +213,8 @@ int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_heade
     if (bad != 0 && !store_has_bug(STORE_BUG_NO_BOUND))
         return err_set(err, ERR_CORRUPT,
                        "an extent header's table of records is not well formed");
-    if (bad == 0 && has_packed(out) != (version == FORMAT_VERSION_PACKED))
+    if (bad == 0 && version_of(out) != version)
         return err_set(err, ERR_CORRUPT,
-                       "an extent's format version does not fit its packed records");
+                       "an extent's format version does not fit its records");
     return header_check(out, err);
 }

@@ -2,24 +2,27 @@
  *
  * An extent holds the records of one chunk that one append wrote to one device:
  *
- *   0        4096                4096 + round_up(n_bytes[0], 4096)
- *   +--------+-------------------+-------------------+----
- *   | header | record 0 .. zeros | record 1 .. zeros | ...
- *   +--------+-------------------+-------------------+----
+ *   0        4096        begin of record 1
+ *   +--------+-----------+-----------+----       ----+---------+
+ *   | header | record 0  | record 1  | ...           | zeros   |
+ *   +--------+-----------+-----------+----       ----+---------+
  *
- * Records are sorted by (kind, layer) and lie back to back in whole blocks, so their offsets
- * follow from their lengths and are not stored. The header repeats all that the index says and
+ * Records are sorted by (kind, layer). A tight record begins at the next multiple of 64 bytes,
+ * any other at the next multiple of 4096, so offsets follow from lengths and are not stored. The
+ * gaps are zeros. The header repeats all that the index says and
  * adds the tokens, so the index can be rebuilt from headers. It also contains its own place, so
  * a misdirected write is found. The byte table is in docs/STORE_FORMAT.md. */
 #ifndef STORE_CHUNK_H
 #define STORE_CHUNK_H
 
+#include "base/bytes.h"
 #include "store/store.h"
 
 #define CHUNK_HEADER_BYTES     4096
 #define CHUNK_MAX_RECORDS      (STORE_KINDS * STORE_MAX_LAYERS)
 #define CHUNK_RECORD_CODE      14 /* size of a record's entry in a table, in bytes */
 #define CHUNK_MAX_RECORD_BYTES (64u << 20)
+#define CHUNK_TIGHT_ALIGN      64
 #define CHUNK_MAX_IDX          (1u << 26) /* chunk_idx is lower than this: 2^32 tokens */
 #define STORE_UUID_BYTES       16
 
@@ -34,6 +37,7 @@ struct chunk_record {
     uint8_t layer;
     uint8_t kind;
     bool is_packed; /* the bytes are a packed run (pack/pack.h) */
+    bool is_tight;  /* begins at a multiple of CHUNK_TIGHT_ALIGN, not of STORE_ALIGN */
 };
 
 struct chunk_header {
@@ -57,6 +61,12 @@ struct chunk_header {
 
 /* Sets the records' offsets. Returns the bytes of the whole extent, a multiple of STORE_ALIGN. */
 uint64_t chunk_layout(struct chunk_record *records, int n);
+
+/* Returns the bytes of the whole blocks that a record lies in. */
+static inline size_t chunk_record_span(const struct chunk_record *r)
+{
+    return round_up(r->offset % STORE_ALIGN + r->n_bytes, STORE_ALIGN);
+}
 
 /* Returns whether records of this layer belong on this device. */
 static inline bool chunk_on_device(uint32_t chunk_idx, int layer, int device, int n_devices)

@@ -312,11 +312,12 @@ static void writer_put(struct files *f, struct writer *w)
 struct stream {
     struct writer *w;
     struct io_file *file;
+    uint64_t begin;    /* offset of the extent in the file */
     uint64_t offset;   /* offset of the current piece in the file */
     unsigned piece;    /* piece that is being filled */
     size_t fill_bytes; /* bytes of that piece that are filled */
     int status;        /* the first error, or 0 */
-    uint8_t *copy;     /* receives the next record's bytes as well; NULL: no copy */
+    uint8_t *copy;     /* receives the records as well; NULL: no copy */
     int64_t stuck_ns;
     struct err *err;
 };
@@ -412,8 +413,14 @@ static void stream_put(struct stream *st, const uint8_t *bytes, size_t n)
     }
 }
 
-/* Takes or makes the bytes of one record, checksums them, and appends them with padding, while they
- * are in the processor's caches. */
+/* Appends zeros up to an offset in the extent. */
+static void stream_pad(struct stream *st, uint64_t offset)
+{
+    stream_put(st, NULL, st->begin + offset - (st->offset + st->fill_bytes));
+}
+
+/* Takes or makes the bytes of one record, checksums them, and appends them, while they are in the
+ * processor's caches. */
 static void stream_record(struct stream *st, struct chunk_record *r,
                           const struct store_record *from)
 {
@@ -423,12 +430,10 @@ static void stream_record(struct stream *st, struct chunk_record *r,
         return;
     }
     r->checksum = media_record_checksum(from, bytes);
+    stream_pad(st, r->offset);
     stream_put(st, bytes, r->n_bytes);
-    stream_put(st, NULL, round_up(r->n_bytes, STORE_ALIGN) - r->n_bytes);
-    if (st->copy == NULL)
-        return;
-    copy_past_caches(st->copy, bytes, r->n_bytes);
-    st->copy += round_up(r->n_bytes, STORE_ALIGN);
+    if (st->copy != NULL)
+        copy_past_caches(st->copy + (r->offset - CHUNK_HEADER_BYTES), bytes, r->n_bytes);
 }
 
 static int extent_write(struct stream *st, struct chunk_header *h,
@@ -437,6 +442,8 @@ static int extent_write(struct stream *st, struct chunk_header *h,
     stream_put(st, NULL, CHUNK_HEADER_BYTES);
     for (int i = 0; i < h->n_records && st->status == 0; i++)
         stream_record(st, &h->records[i], from[i]);
+    if (st->status == 0)
+        stream_pad(st, h->n_bytes);
     if (st->status == 0) {
         size_t first_bytes = MIN(h->n_bytes, IO_PIECE_BYTES);
         chunk_header_encode(h, piece_buf(st, 0));
@@ -465,6 +472,7 @@ static int files_write(struct media *m, struct chunk_header *h,
         return rc;
     struct stream st = {.w = w,
                         .file = seg->file,
+                        .begin = h->offset,
                         .offset = h->offset,
                         .copy = copy,
                         .stuck_ns = f->stuck_ns,
@@ -533,6 +541,14 @@ static struct io_file *files_file(struct media *m, int device, uint32_t segment)
     struct segment *seg = segment_get(files_of(m), device, segment);
     CHECK(seg != NULL); /* the segment has a file, because an extent lies in it */
     return seg->file;
+}
+
+size_t media_sectors(const struct io_file *file, size_t n_bytes, uint64_t *offset)
+{
+    uint64_t align = file != NULL ? io_file_read_align(file) : 1;
+    uint64_t end = round_up(*offset + n_bytes, align);
+    *offset -= *offset % align;
+    return end - *offset;
 }
 
 static int files_read(struct media *m, int device, uint32_t segment, uint64_t offset,

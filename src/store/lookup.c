@@ -246,13 +246,17 @@ static int chain_pin(struct store *s, const struct sha256 *keys, int n,
 }
 
 /* [lock] Sets the bytes of a chunk whose records are loaded. */
-static void note_bytes(struct store_hit *hit)
+static void note_bytes(const struct store *s, struct store_hit *hit)
 {
     const struct chunk_node *node = hit->impl;
-    for (const struct extent *x = node->extents; x != NULL; x = x->next)
-        for (int i = 0; x->state == EXTENT_LIVE && i < x->n_records; i++)
-            hit->bytes[x->records[i].kind] += (uint32_t)round_up(x->records[i].n_bytes,
-                                                                 STORE_ALIGN);
+    for (const struct extent *x = node->extents; x != NULL; x = x->next) {
+        const struct io_file *file = s->media->ops->file(s->media, x->device, x->segment);
+        for (int i = 0; x->state == EXTENT_LIVE && i < x->n_records; i++) {
+            const struct chunk_record *r = &x->records[i];
+            uint64_t offset = x->offset + r->offset;
+            hit->bytes[r->kind] += (uint32_t)media_sectors(file, r->n_bytes, &offset);
+        }
+    }
 }
 
 int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store_hit *hits,
@@ -293,7 +297,7 @@ int store_lookup_for(struct store *s, const struct store_use *use,
         }
     }
     for (int i = n_good - 1; i >= 0; i--) {
-        note_bytes(&hits[i]);
+        note_bytes(s, &hits[i]);
         store_touch_node(s, hits[i].impl, use);
         store_note_headers(s, hits[i].impl);
     }

@@ -83,6 +83,10 @@ static inline uint64_t media_record_checksum(const struct store_record *r,
     return r->has_checksum ? r->checksum : checksum64(bytes, r->n_bytes);
 }
 
+/* Returns the bytes of the whole sectors that n bytes at *offset of a file lie in, and sets *offset
+ * to the beginning of the first. file is NULL for bytes in memory, which have no sectors. */
+size_t media_sectors(const struct io_file *file, size_t n_bytes, uint64_t *offset);
+
 /* Opens the store's memory as one device. Segments are mapped when they are needed; o->memory
  * provides them. */
 struct media *dram_open(uint64_t segment_bytes, const struct store_opts *o);

@@ -112,19 +112,25 @@ static int describe(struct store *s, const struct store_hit *hit, struct parcel 
     return h->n_records > 0 ? 0 : err_set(err, ERR_NOT_FOUND, "the chunk has no records");
 }
 
-/* Checks a completed read, moves its bytes to their place, and pads them with zeros up to the next
- * block. */
-static int take_record(struct store_read *read, struct chunk_record *r, struct err *err)
+/* Returns the room behind the parcel that the read of record i needs. A record that shares a block
+ * with a neighbour is read there, since a read fills whole blocks. */
+static size_t aside_bytes(const struct chunk_header *h, int i)
+{
+    bool shares = h->records[i].is_tight ||
+                  (i + 1 < h->n_records && h->records[i + 1].is_tight);
+    return shares ? round_up(h->records[i].n_bytes, STORE_ALIGN) + STORE_ALIGN : 0;
+}
+
+/* Checks a completed read and moves its bytes to their place. */
+static int take_record(struct store_read *read, struct parcel *to, struct chunk_record *r,
+                       struct err *err)
 {
     int rc = store_read_check(read, err);
     if (rc == 0 && read->n_bytes != r->n_bytes)
         rc = err_set(err, ERR_CORRUPT, "layer %d has another size than its table says",
                      r->layer);
-    if (rc == 0 && read->bytes != read->dst)
-        memcpy(read->dst, read->bytes, r->n_bytes);
-    if (rc == 0)
-        memset((uint8_t *)read->dst + r->n_bytes, 0,
-               round_up(r->n_bytes, STORE_ALIGN) - r->n_bytes);
+    if (rc == 0 && read->bytes != to->bytes + r->offset)
+        memcpy(to->bytes + r->offset, read->bytes, r->n_bytes);
     r->checksum = read->checksum;
     store_read_release(read);
     return rc;
@@ -135,14 +141,18 @@ static int read_some(struct store_reader *r, const struct store_hit *hit, struct
                      struct chunk_header *h, int first, int n, struct err *err)
 {
     struct store_read read[AT_ONCE], *ask[AT_ONCE], *done[AT_ONCE];
+    uint8_t *aside = to->bytes + h->n_bytes;
     for (int i = 0; i < n; i++) {
-        const struct chunk_record *c = &h->records[first + i];
-        read[i] = (struct store_read){.hit = hit,
-                                      .layer = c->layer,
-                                      .kind = (enum store_kind)c->kind,
-                                      .dst = to->bytes + c->offset,
-                                      .dst_bytes = round_up(c->n_bytes, STORE_ALIGN),
-                                      .user = &h->records[first + i]};
+        struct chunk_record *c = &h->records[first + i];
+        size_t room = aside_bytes(h, first + i);
+        read[i] = (struct store_read){
+            .hit = hit,
+            .layer = c->layer,
+            .kind = (enum store_kind)c->kind,
+            .dst = room > 0 ? aside : to->bytes + c->offset,
+            .dst_bytes = room > 0 ? room : round_up(c->n_bytes, STORE_ALIGN),
+            .user = c};
+        aside += room;
         ask[i] = &read[i];
     }
     int rc = store_reader_submit(r, ask, n, err), n_done;
@@ -152,7 +162,7 @@ static int read_some(struct store_reader *r, const struct store_hit *hit, struct
         if (failed != 0) /* the reader is broken, and its owner must open another one */
             return err_set(err, failed, "%s", why.msg);
         for (int i = 0; i < n_done; i++) {
-            int one = take_record(done[i], done[i]->user, &why);
+            int one = take_record(done[i], to, done[i]->user, &why);
             if (rc == 0 && one != 0)
                 rc = err_set(err, one, "%s", why.msg);
         }
@@ -163,11 +173,23 @@ static int read_some(struct store_reader *r, const struct store_hit *hit, struct
 static int read_records(struct store_reader *r, const struct store_hit *hit,
                         struct parcel *to, struct chunk_header *h, struct err *err)
 {
+    size_t aside = 0, most = 0;
     h->n_bytes = chunk_layout(h->records, h->n_records);
-    int rc = parcel_reserve(to, h->n_bytes, err);
+    for (int i = 0; i < h->n_records; i++) {
+        aside = (i % AT_ONCE == 0 ? 0 : aside) + aside_bytes(h, i);
+        most = MAX(most, aside);
+    }
+    int rc = parcel_reserve(to, h->n_bytes + most, err);
     for (int i = 0; rc == 0 && i < h->n_records; i += AT_ONCE) {
         int left = h->n_records - i;
         rc = read_some(r, hit, to, h, i, MIN(left, AT_ONCE), err);
+    }
+    to->n_bytes = h->n_bytes;
+    for (int i = 0; rc == 0 && i < h->n_records; i++) { /* the gaps are zeros */
+        const struct chunk_record *c = &h->records[i];
+        size_t end = c->offset + (size_t)c->n_bytes;
+        size_t next = i + 1 < h->n_records ? c[1].offset : h->n_bytes;
+        memset(to->bytes + end, 0, next - end);
     }
     return rc;
 }

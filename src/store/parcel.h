@@ -1,12 +1,7 @@
 /* parcel.h - one whole chunk as bytes outside of a store, as a shared tier holds it.
  *
  * A parcel is an extent (chunk.h) of no store. Its UUID, id, device, segment and offset are 0,
- * and it has all records that the chunk had on all devices:
- *
- *   0        4096                4096 + round_up(n_bytes[0], 4096)
- *   +--------+-------------------+-------------------+----
- *   | header | record 0 .. zeros | record 1 .. zeros | ...
- *   +--------+-------------------+-------------------+----
+ * and it has all records that the chunk had on all devices.
  *
  * The header names key, parent, fingerprint, owner, position and tokens, and has a checksum of
  * itself and of each record. So a parcel identifies itself: bytes of another chunk, another

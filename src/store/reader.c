@@ -144,7 +144,8 @@ static int locate(struct store *s, struct store_read *read, const struct extent 
     read->was_cached = false;
     if (record == NULL)
         return ERR_NOT_FOUND;
-    if (read->dst_bytes > 0 && round_up(record->n_bytes, STORE_ALIGN) > read->dst_bytes)
+    if (read->dst_bytes > 0 ? chunk_record_span(record) > read->dst_bytes
+                            : record->is_tight)
         return ERR_MISMATCH;
     *offset = (*x)->offset + record->offset;
     read->store = s;
@@ -190,13 +191,15 @@ static bool read_start(struct store_reader *r, struct slot *slot)
         return false;
     }
     CHECK((uintptr_t)read->dst % STORE_ALIGN == 0);
-    read->bytes = read->dst;
+    uint64_t from = offset;
+    size_t n_bytes = media_sectors(file, read->n_bytes, &from);
+    read->bytes = (uint8_t *)read->dst + (offset - from);
     slot->req = (struct io_req){
         .file = file,
         .op = IO_READ,
         .buf = read->dst,
-        .length = round_up(read->n_bytes, STORE_ALIGN),
-        .offset = offset,
+        .length = n_bytes,
+        .offset = from,
         .may_hit = r->uses_page_cache && !atomic_load(&s->distrusts_page_cache),
         .user = slot,
     };
@@ -360,7 +363,8 @@ int store_read_place(struct store *s, struct store_read *read, struct store_plac
     pthread_mutex_unlock(&s->lock);
     if (file != NULL)
         out->fd = io_file_fd(file);
-    if (rc == 0 && (out->fd < 0 || has_copy || read->is_packed))
+    if (rc == 0 &&
+        (out->fd < 0 || has_copy || read->is_packed || out->offset % STORE_ALIGN != 0))
         rc = ERR_UNSUPPORTED;
     read->bytes = NULL;
     out->bytes = rc == 0 ? round_up(read->n_bytes, STORE_ALIGN) : 0;
@@ -398,8 +402,8 @@ static int read_directly(const struct store_read *read, struct err *err)
         return err_set(err, rc != 0 ? rc : ERR_NOT_FOUND, "a record is gone");
     log_warn("%s: a record in the page cache is damaged; records are read from the disk",
              io_file_path(file));
-    return io_file_pread(file, read->dst, round_up(read->n_bytes, STORE_ALIGN), offset,
-                         err);
+    size_t n_bytes = media_sectors(file, read->n_bytes, &offset);
+    return io_file_pread(file, read->dst, n_bytes, offset, err);
 }
 
 int store_read_check(const struct store_read *read, struct err *err)

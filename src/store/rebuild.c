@@ -96,9 +96,7 @@ static int records_check(struct scan *sc, bool *good, struct err *err)
     size_t max = 0;
     *good = false;
     for (int i = 0; i < h->n_records; i++)
-        if (h->records[i].n_bytes > max)
-            max = h->records[i].n_bytes;
-    max = (max + STORE_ALIGN - 1) / STORE_ALIGN * STORE_ALIGN;
+        max = MAX(max, chunk_record_span(&h->records[i]));
     uint8_t *buffer = max <= SCAN_BYTES ? sc->buffer : mem_map(max);
     if (buffer == NULL)
         return err_set(err, -ENOMEM, "no memory for a record of %zu bytes", max);
@@ -106,9 +104,10 @@ static int records_check(struct scan *sc, bool *good, struct err *err)
     bool all = true;
     for (int i = 0; i < h->n_records && rc == 0 && all; i++) {
         const struct chunk_record *r = &h->records[i];
-        size_t n = (r->n_bytes + STORE_ALIGN - 1) / STORE_ALIGN * STORE_ALIGN;
-        rc = m->ops->read(m, h->device, h->segment, h->offset + r->offset, buffer, n, err);
-        all = rc == 0 && checksum64(buffer, r->n_bytes) == r->checksum;
+        size_t in_block = r->offset % STORE_ALIGN;
+        rc = m->ops->read(m, h->device, h->segment, h->offset + r->offset - in_block,
+                          buffer, chunk_record_span(r), err);
+        all = rc == 0 && checksum64(buffer + in_block, r->n_bytes) == r->checksum;
     }
     if (buffer != sc->buffer)
         mem_unmap(buffer, max);

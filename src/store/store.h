@@ -29,6 +29,7 @@
 
 #include "base/err.h"
 #include "base/hash.h"
+#include "base/minmax.h"
 #include "store/placement.h"
 #include "store/placement_price.h"
 
@@ -275,7 +276,7 @@ struct store_hit {
     uint32_t chunk_idx;
     int n_tokens; /* number of tokens: 64, or fewer in a partial chunk */
     struct store_mask mask;
-    /* Bytes that reading its records takes, by store_kind: whole blocks. Set by lookups. */
+    /* Bytes that reading its records takes, by store_kind: whole sectors. Set by lookups. */
     uint32_t bytes[STORE_KINDS];
     void *impl; /* for the store's own use */
 };
@@ -529,17 +530,21 @@ int store_each_owner(struct store *s, int (*fn)(void *arg, const struct store_ow
 /* --- reading -------------------------------------------------------------------------------- */
 
 /* One record to be read. The caller sets the first block of fields. dst must be
- * STORE_ALIGN-aligned, have room for n_bytes rounded up to STORE_ALIGN, and live until completion.
- * A record larger than dst_bytes is not read, and its status is ERR_MISMATCH. */
+ * STORE_ALIGN-aligned, have room for the whole blocks that the record lies in, and live until
+ * completion. A plain record lies in n_bytes rounded up to STORE_ALIGN. A packed one may begin
+ * inside a block; the saver packs a record only if it then lies in no more blocks than before.
+ * A record for which dst_bytes may not suffice is not read, and its status is ERR_MISMATCH. */
 struct store_read {
     const struct store_hit *hit;
     int layer;
     enum store_kind kind;
     void *dst;
-    size_t dst_bytes; /* 0: the caller knows that the record fits */
+    size_t
+        dst_bytes; /* 0: the caller knows that the record fits, and that it is not packed */
     void *user;
 
-    /* Address of the record: dst, the DRAM backend's own memory, or a copy in the DRAM tier. */
+    /* Address of the record: in dst, in the DRAM backend's own memory, or in a copy of the DRAM
+     * tier. */
     const uint8_t *bytes;
     /* Copy in DRAM that serves the read until store_read_release; NULL: no copy serves it. */
     struct tier_copy *copy;
@@ -551,6 +556,14 @@ struct store_read {
     bool is_packed;
     int status; /* 0, or the negative code of the failure */
 };
+
+/* Returns whether the record of a completed read lies in the caller's memory. Else it is where the
+ * store has it. */
+static inline bool store_read_is_in_dst(const struct store_read *read)
+{
+    const uint8_t *dst = read->dst;
+    return read->bytes >= dst && read->bytes < dst + MAX(read->dst_bytes, 1);
+}
 
 /* Opens a reader with an I/O queue of its own. `staging` (may be NULL) is one region that holds
  * every dst and is registered with the I/O backend once. */

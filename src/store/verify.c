@@ -12,7 +12,7 @@
 #include "store/store_impl.h"
 
 #define DEPTH        16
-#define WINDOW_BYTES ((uint64_t)CHUNK_MAX_RECORD_BYTES)
+#define WINDOW_BYTES ((uint64_t)CHUNK_MAX_RECORD_BYTES + STORE_ALIGN)
 
 struct verify {
     struct store *s;
@@ -75,7 +75,7 @@ static int records_verify(struct verify *v, const struct chunk_record *records, 
         uint64_t fill_bytes = 0;
         int n_batch = 0;
         for (; i < n; i++) {
-            uint64_t need = round_up(records[i].n_bytes, STORE_ALIGN);
+            uint64_t need = chunk_record_span(&records[i]);
             if (fill_bytes + need > WINDOW_BYTES)
                 break;
             v->reads[n_batch] = (struct store_read){
@@ -83,6 +83,7 @@ static int records_verify(struct verify *v, const struct chunk_record *records, 
                 .layer = records[i].layer,
                 .kind = (enum store_kind)records[i].kind,
                 .dst = v->window + fill_bytes,
+                .dst_bytes = need,
             };
             batch[n_batch] = &v->reads[n_batch];
             n_batch++;

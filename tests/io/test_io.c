@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "base/minmax.h"
 #include "io/io.h"
 #include "iotest.h"
 
@@ -191,6 +192,17 @@ static void test_alignment(void **state)
                      -EINVAL);
     assert_int_equal(io_file_pread(f, b, IO_ALIGN, 3 * IO_ALIGN, NULL), 0);
     assert_int_equal(io_file_pread(f, b, 2 * IO_ALIGN, 3 * IO_ALIGN, NULL), -ENODATA);
+    /* A read may need less alignment than a write. */
+    uint8_t want[512], *more = iotest_buffer(IO_ALIGN);
+    uint32_t align = io_file_read_align(f);
+    assert_true(align >= 16 && IO_ALIGN % align == 0);
+    iotest_fill(b, 4 * IO_ALIGN, 3);
+    memcpy(want, b + IO_ALIGN + align, sizeof want);
+    assert_int_equal(io_file_pread(f, more, MAX(align, 512), IO_ALIGN + align, NULL), 0);
+    assert_memory_equal(more, want, sizeof want);
+    assert_int_equal(io_file_pread(f, more, align, IO_ALIGN + align / 2, &err), -EINVAL);
+    assert_int_equal(io_file_pread(f, more, align / 2, IO_ALIGN, NULL), -EINVAL);
+    free(more);
     /* The file may end inside a sector. */
     assert_int_equal(io_file_truncate(f, IO_ALIGN + 100, NULL), 0);
     size_t got;

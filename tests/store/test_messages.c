@@ -199,9 +199,9 @@ static void bytes_that_cannot_be_wiped(void **state)
     listen();
     open_and_close();
     must_have_said(
-        "hcache: erased chunks could not be wiped yet: write 196608 bytes at 0 of "
+        "hcache: erased chunks could not be wiped yet: write 172032 bytes at 0 of "
         "/st/d0/seg-000000.hc: Input/output error\n"
-        "hcache: free space could not be wiped yet: write 49152 bytes at 196608 of "
+        "hcache: free space could not be wiped yet: write 45056 bytes at 172032 of "
         "/st/d0/seg-000000.hc: Input/output error\n");
     io_sim_fault_clear(place.io);
     listen();

@@ -73,7 +73,9 @@ static void header_make(struct chunk_header *h, uint64_t seed, int n_records)
                                               .kind = (uint8_t)(i / 128),
                                               .n_bytes = 1 +
                                                          (uint32_t)rng_below(&r, 1 << 20),
-                                              .checksum = rng_u64(&r)};
+                                              .checksum = rng_u64(&r),
+                                              .is_packed = n_records % 2 == 0 && i % 3 != 0,
+                                              .is_tight = n_records % 4 == 0 && i % 3 == 1};
     h->n_bytes = chunk_layout(h->records, n_records);
 }
 
@@ -88,12 +90,44 @@ static void header_round_trip(void **state)
         assert_int_equal(chunk_header_decode(bytes, back, NULL), 0);
         chunk_header_encode(back, again);
         assert_memory_equal(bytes, again, sizeof bytes);
-        assert_int_equal(back->records[n - 1].offset, h->records[n - 1].offset);
+        for (int i = 0; i < n; i++) {
+            assert_int_equal(back->records[i].offset, h->records[i].offset);
+            assert_int_equal(back->records[i].is_packed, h->records[i].is_packed);
+            assert_int_equal(back->records[i].is_tight, h->records[i].is_tight);
+        }
         assert_int_equal(back->n_tokens, h->n_tokens);
         assert_true(back->owner == h->owner);
     }
     free(h);
     free(back);
+}
+
+/* A tight record begins behind the one before, at a multiple of 64. Any other fills blocks. */
+static void tight_records_share_blocks(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t n_bytes;
+        bool is_tight;
+        uint32_t offset, span;
+    } want[] = {
+        {5000, false, 4096, 8192}, /* a plain record */
+        {5000, true, 9152, 8192}, /* 4096 + 5000 up to 64; it reaches into a second block */
+        {4096, true, 14208, 8192}, /* a whole block, across two */
+        {64, true, 18304, 4096},   /* in a block with the one before */
+        {100, false, 20480, 4096}, /* a plain record begins a block */
+        {3968, true, 20608, 4096}, /* it ends with its block */
+    };
+    enum { N = sizeof want / sizeof want[0] };
+    struct chunk_record r[N] = {0};
+    for (int i = 0; i < N; i++)
+        r[i] = (struct chunk_record){.n_bytes = want[i].n_bytes,
+                                     .is_tight = want[i].is_tight};
+    assert_int_equal(chunk_layout(r, N), 24576);
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(r[i].offset, want[i].offset);
+        assert_int_equal(chunk_record_span(&r[i]), want[i].span);
+    }
 }
 
 /* Each flipped bit of a header is refused. */
@@ -172,8 +206,10 @@ static void header_bounds(void **state)
     struct chunk_header *h = xmalloc(sizeof *h);
     header_make(h, 3, 12);
     assert_int_equal(bad_fields(), 0);
-    assert_int_equal(decode_with(h, 8, 4, 3), ERR_CORRUPT); /* no record of it is packed */
-    assert_int_equal(decode_with(h, 8, 4, 4), ERR_UNSUPPORTED);
+    assert_int_equal(decode_with(h, 8, 4, 4), 0); /* records of it are tight */
+    assert_int_equal(decode_with(h, 8, 4, 3), ERR_CORRUPT);
+    assert_int_equal(decode_with(h, 8, 4, 2), ERR_CORRUPT);
+    assert_int_equal(decode_with(h, 8, 4, 5), ERR_UNSUPPORTED);
     assert_int_equal(decode_with(h, 8, 4, 1), ERR_UNSUPPORTED);
     bug = STORE_BUG_NO_BOUND;
     int n_caught = bad_fields();
@@ -696,6 +732,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keys_are_stable_and_differ),
         cmocka_unit_test(header_round_trip),
+        cmocka_unit_test(tight_records_share_blocks),
         cmocka_unit_test(header_flips),
         cmocka_unit_test(header_bounds),
         cmocka_unit_test(superblock_flips),
