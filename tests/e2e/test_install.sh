@@ -121,6 +121,17 @@ if command -v systemd-analyze >"$tmp/out"; then
     sed "s|/opt/hc/|$to/|" "$unit" >"$tmp/hcache.service"
     check "systemd finds no fault in the unit" bash -c "test -z \"\$(systemd-analyze verify --man=no '$tmp/hcache.service' 2>&1 | grep hcache)\""
 fi
+# The image's command, with the key that its comment tells to give, and without.
+image=$(sed -n 's/^\(ENTRYPOINT\|CMD\) //p' packaging/Containerfile | tr -d '[]",' | tr '\n' ' ' |
+    sed "s|^hcache|$hc|; s|/var/lib/hcache/models/default|models/demo|; s|/var/lib/hcache/store|$tmp/image-state|")
+run_image() {
+    # shellcheck disable=SC2086 # words
+    env "$(sed -n 's/.*-e \(HCACHE_[A-Z_]*=KEY\).*/\1/p' packaging/Containerfile)" $image --port 0 >"$tmp/image.log" 2>&1 &
+    server=$!
+    [ -n "$(port_of "$server" "$tmp/image.log")" ] && kill "$server" && wait "$server"
+}
+check "the image's command starts a server with a key" run_image
+check "and none without" test "$($image --port 0 2>&1 | grep -c "give --api-key-file")" = 1
 # The unit's command with its variables, as systemd would run it.
 run_unit() {
     local words
