@@ -268,24 +268,48 @@ static int add_text(struct hcache *h, const char *text, size_t n, unsigned flags
     return 0;
 }
 
-/* Reads one input: a text, or a list of token ids. */
+/* Joins the texts of {"content": [{"type": "text", "text": ...}, ...]}, a form of llama-server's. */
+static int join_parts(const struct json *parts, const char *name, struct textbuf *out,
+                      struct fault *f)
+{
+    for (size_t i = 0; i < json_count(parts); i++) {
+        const struct json *part = json_at(parts, i);
+        const char *type = json_string_of(json_member(part, "type"), NULL);
+        size_t n = 0;
+        const char *text = json_string_of(json_member(part, "text"), &n);
+        if (type == NULL || strcmp(type, "text") != 0 || text == NULL)
+            return fault_field(f, name, "has a part that is no text, number %zu", i);
+        textbuf_add(out, text, n);
+    }
+    return 0;
+}
+
+/* Reads one input: a text, a list of token ids, or an object with the parts of a text. */
 static int add_input(struct hcache *h, struct embed *e, const struct json *v,
                      const char *name, const struct hcache_model_info *info,
                      struct fault *f)
 {
     struct prompt_ids *p = &e->prompts[e->n++];
     size_t n = 0;
+    const struct json *parts = json_member(v, "content");
+    struct textbuf joined = {0};
     const char *text = json_string_of(v, &n);
-    int rc;
-    if (text != NULL)
+    int rc = 0;
+    if (json_kind(parts) == JSON_KIND_ARRAY) {
+        rc = join_parts(parts, name, &joined, f);
+        text = joined.p;
+        n = joined.n;
+    }
+    if (rc == 0 && text != NULL)
         rc = e->truncates || (rc = prompt_fits(h, false, text, n, name, f)) == 0
                  ? add_text(h, text, n, HCACHE_ADD_SPECIAL, name, p, f)
                  : rc;
-    else if (json_kind(v) == JSON_KIND_ARRAY)
+    else if (rc == 0 && json_kind(v) == JSON_KIND_ARRAY)
         rc = request_ids(v, name, &p->ids, &p->n, f);
-    else
+    else if (rc == 0)
         rc = fault_field(f, name, "must hold texts or lists of token ids, not %-s",
                          json_kind_name(v));
+    textbuf_free(&joined);
     return rc == 0 ? fit(e, info, p, name, f) : rc;
 }
 

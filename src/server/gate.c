@@ -56,7 +56,7 @@ static const char *header(const struct call *c, const char *name)
 void gate_preflight_headers(const struct call *c, struct MHD_Response *r)
 {
     const char *wanted = header(c, "Access-Control-Request-Headers");
-    put(r, "Access-Control-Allow-Methods", "GET, POST, DELETE");
+    put(r, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
     /* The wanted headers are all allowed: official clients send dozens of their own, and all are
      * harmless here. */
     if (wanted != NULL)

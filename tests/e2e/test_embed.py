@@ -137,6 +137,7 @@ def refusals(s):
     for name, body, word in (
             ("no input", {}, "input"), ("an empty list", {"input": []}, "input"), ("an empty text", {"input": [""]}, "input"),
             ("a number", {"input": 5}, "input"), ("an object", {"input": [{}]}, "input"),
+            ("a part that is no text", {"input": {"content": [{"type": "image_url", "text": "a"}]}}, "number 0"),
             ("a token that does not exist", {"input": [1 << 20]}, "input"),
             ("too many texts", {"input": ["a"] * 2049}, "2048"), ("dimensions", {"input": "a", "dimensions": 257}, "256"),
             ("dimensions 0", {"input": "a", "dimensions": 0}, "dimensions"),
@@ -144,6 +145,8 @@ def refusals(s):
             ("a misspelt field", {"input": "a", "encodin_format": "float"}, "encodin_format")):
         status, _, r = s.post("/v1/embeddings", body)
         check(f"{name} is refused by name", status == 400 and word in r["error"]["message"], (status, r))
+    parts = {"content": [{"type": "text", "text": TEXT[:7]}, {"type": "text", "text": TEXT[7:]}]}
+    equal("a text in parts is the text", embed(s, [parts, TEXT])[0], embed(s, TEXT)[0])
     status, _, r = s.post("/v1/embeddings", {"input": ["a", "a dog ran. " * 400]})
     check("a text that is too long: how long, and the context", status == 400 and r["error"]["n_prompt_tokens"] > 512
           and r["error"]["n_ctx"] == 512 and r["error"]["code"] == "context_length_exceeded", r)
