@@ -1,6 +1,6 @@
 /* k_q8.cu - 8-bit weights: the product in the order of ops.h, to the bit, and rows of the matrix.
  *
- * A block of threads computes 32 x 64 results.  For each k-block it rounds its rows of `a` to 16
+ * A block of threads computes 32 x 64 results.  For each k-block it rounds its rows of `a` to 8
  * bits and stages them with the weights in shared memory.  Sums of integers are exact in any order.
  * Products run on the plain integer units, and every row of `a` is rounded again for each 64
  * columns.  This speed suffices, because the kernel serves models whose layers do not fit on the
@@ -19,34 +19,35 @@ enum {
     WORD = 4, /* numbers that are staged at a time */
 };
 
-/* The limit of ops.h below which a k-block counts as zero: 2^-100. */
-#define TINY    7.888609052210118e-31f
-#define LARGEST 3.402823466e+38f
+/* The limits of ops.h below which a block counts as zero, 2^-100, and from which on it counts as
+ * infinite, 2^110. */
+#define TINY 7.888609052210118e-31f
+#define MOST 1.298074214633707e+33f
 
-/* A warp rounds k-block k0 of a row to x [K_BLOCK] and *e.  Beyond the row's end x is zero. */
+/* A warp rounds k-block k0 of a row to x [K_BLOCK] and e [PER_K_BLOCK], a lane a number of each
+ * block.  Beyond the row's end x is zero. */
 template <typename T>
-static __device__ __forceinline__ void round_row(int16_t *x, float *e, const gpu_mat &a,
-                                                 int row, int k0)
+static __device__ __forceinline__ void round_row(int8_t *x, float *e, const gpu_mat &a, int row,
+                                                 int k0)
 {
     int lane = (int)(threadIdx.x % WARP);
-    float v[K_BLOCK / WARP], largest = 0;
 #pragma unroll
-    for (int i = 0; i < K_BLOCK / WARP; i++) {
-        int k = k0 + i * WARP + lane;
-        v[i] = k < a.cols ? to_f32(((const T *)a.data)[(int64_t)row * a.ld + k]) : 0.0f;
-        /* a NaN counts as an infinity here */
-        largest = fabsf(v[i]) <= LARGEST ? fmaxf(largest, fabsf(v[i])) : INFINITY;
+    for (int b = 0; b < PER_K_BLOCK; b++) {
+        int k = k0 + b * BLOCK + lane;
+        float v = k < a.cols ? to_f32(((const T *)a.data)[(int64_t)row * a.ld + k]) : 0.0f;
+        float largest = fabsf(v) < MOST ? fabsf(v) : MOST; /* a NaN counts as an infinity */
+#pragma unroll
+        for (int d = WARP / 2; d > 0; d /= 2)
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
+        bool is_zero = largest < TINY || largest >= MOST;
+        float scale = is_zero ? 0.0f : __fdiv_rn(127.0f, largest);
+        x[b * BLOCK + lane] = is_zero ? (int8_t)0 : (int8_t)rintf(__fmul_rn(v, scale));
+        if (lane == 0)
+            e[b] = largest >= MOST ? nanf("")
+                   : is_zero       ? 0.0f
+                                   : __uint_as_float(
+                                         __float_as_uint(__fdiv_rn(largest, 127.0f)) & ~3u);
     }
-#pragma unroll
-    for (int d = WARP / 2; d > 0; d /= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
-    bool is_zero = largest < TINY || largest > LARGEST;
-    float scale = is_zero ? 0.0f : __fdiv_rn(32767.0f, largest);
-#pragma unroll
-    for (int i = 0; i < K_BLOCK / WARP; i++)
-        x[i * WARP + lane] = is_zero ? (int16_t)0 : (int16_t)rintf(__fmul_rn(v[i], scale));
-    if (lane == 0)
-        *e = largest > LARGEST ? nanf("") : is_zero ? 0.0f : __fdiv_rn(largest, 32767.0f);
 }
 
 template <typename TC, typename TA>
@@ -54,10 +55,10 @@ static __global__ void __launch_bounds__(THREADS)
     matmul_q8(gpu_mat c, gpu_mat a, gpu_q8 w, const float *bias)
 {
     await_stream();
-    __shared__ __align__(16) int16_t x[ROWS][K_BLOCK];
+    __shared__ __align__(16) int8_t x[ROWS][K_BLOCK];
     __shared__ __align__(16) int8_t q[COLS][K_BLOCK + WORD]; /* padded so that columns lie in
                                                               * different banks */
-    __shared__ float e[ROWS], d[COLS][PER_K_BLOCK + 1];
+    __shared__ float e[ROWS][PER_K_BLOCK], d[COLS][PER_K_BLOCK + 1];
     int row0 = (int)blockIdx.y * ROWS, col0 = (int)blockIdx.x * COLS;
     int n_rows = c.rows - row0 < ROWS ? c.rows - row0 : ROWS;
     int n_cols = c.cols - col0 < COLS ? c.cols - col0 : COLS;
@@ -71,7 +72,7 @@ static __global__ void __launch_bounds__(THREADS)
         int words = n * BLOCK / WORD;
         __syncthreads(); /* the previous k-block has been used */
         for (int r = (int)threadIdx.x / WARP; r < n_rows; r += THREADS / WARP)
-            round_row<TA>(x[r], &e[r], a, row0 + r, kb * BLOCK);
+            round_row<TA>(x[r], e[r], a, row0 + r, kb * BLOCK);
         for (int i = (int)threadIdx.x; i < n_cols * words; i += THREADS) {
             int64_t at = ((int64_t)(col0 + i / words) * w.n_blocks + kb) * BLOCK;
             *(uint32_t *)&q[i / words][i % words * WORD] =
@@ -83,7 +84,6 @@ static __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         for (int i = 0; i < MINE && col < n_cols; i++) {
             int r = first + i * (THREADS / COLS);
-            float p = 0;
             if (r >= n_rows)
                 break;
             for (int b = 0; b < n; b++) {
@@ -91,9 +91,8 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int k = b * BLOCK; k < (b + 1) * BLOCK; k++)
                     s += (int)x[r][k] * q[col][k];
-                p = fmaf((float)s, d[col][b], p);
+                acc[i] = fmaf(__fmul_rn((float)s, e[r][b]), d[col][b], acc[i]);
             }
-            acc[i] = fmaf(p, e[r], acc[i]);
         }
     }
 #pragma unroll

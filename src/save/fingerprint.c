@@ -352,10 +352,10 @@ static void add_declared(const struct model *m, struct sha256_ctx *h)
     sha256_field(h, "weights", m->w.hash.b, sizeof m->w.hash.b);
     add_text(h, "config", config);
     add_text(h, "weight dtype", dtype_name(m->w.dtype));
-    if (m->w.dtype == DTYPE_Q4) {
+    if (m->w.dtype == DTYPE_Q8 || m->w.dtype == DTYPE_Q4)
         add_u32(h, "q4 version", Q4_NUMERICS_VERSION);
+    if (m->w.dtype == DTYPE_Q4)
         add_matrix_types(m, h);
-    }
     /* A table of blocks gives exact values, and a table held as bf16 gives rounded ones.  They are
      * equal in bf16 state. */
     if (dtype_has_blocks(m->w.embed.dtype) && m->dtype != DTYPE_BF16)

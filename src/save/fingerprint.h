@@ -5,7 +5,8 @@
  *   layout     STATE_LAYOUT_VERSION
  *   arithmetic the backend's class ("ref", "cpu", "cuda fast", ...) and its declared version
  *              (device.numerics, device.numerics_version), MODEL_NUMERICS_VERSION, the ranks;
- *              BF16R_NUMERICS_VERSION if weights are bf16r
+ *              Q4_NUMERICS_VERSION if weights are q8 or q4, BF16R_NUMERICS_VERSION if they are
+ *              bf16r
  *   model      weights, the config's fields that change a state (config_state_text), weight format,
  *              state dtype
  *   probe      results that this process computes for fixed tokens

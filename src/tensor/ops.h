@@ -7,32 +7,26 @@
  *    partial sums; a partial sum starts at +0 and takes p = fma(a, w, p) in ascending k; then
  *    acc = acc + p (acc starts as the first partial sum).  Weights are converted to f32 exactly.
  *    Bias is added last.
- *  - matmul by q8 weights: a row of W is cut along k into blocks of Q8_BLOCK = 32, each kept as a
- *    scale d in f16 (the largest |w| / 127, rounded up) and whole numbers q = w / d, rounded to
- *    nearest even.  A row of A is cut into k-blocks of 256, each rounded to whole numbers of 16
- *    bits: x = a * (32767 / largest |a|), to nearest even, and e = largest |a| / 32767.  Then s =
- *    sum of x q over a block of 32, which is exact; p = fma(s, d, p) from +0 over the blocks of a
- *    k-block in ascending k, with s rounded to f32; acc = fma(p, e, acc) from +0 in ascending k;
- *    bias last.  A k-block of A whose largest |a| is below 2^-100 counts as zero; with an infinity
- *    or a NaN in it, e is NaN.
- *  - matmul by 4-bit weights (q4_0, q4_1, q4_k, mxfp4): a row of W is cut along k into blocks of
- *    Q4_BLOCK = 32, each d * q + m with whole numbers q from 0 to 15; d and m are f32 (q4_blocks.h).  A row
- *    of A is cut into blocks of 32, each rounded to whole numbers of 8 bits: x = a * (127 /
- *    largest |a|), to nearest even; e = largest |a| / 127 without the two lowest of its 24 bits;
- *    and z = (sum of x) * e.  With s the exact sum of x q over a block, acc = fma(s * e, d, acc),
- *    then acc = fma(z, m, acc), from +0 over the blocks in ascending k; s * e is rounded to f32;
- *    bias last.  For q4_0, s is the sum of x (q - 8), and there is no m.  A block of A whose
- *    largest |a| is below 2^-100 counts as zero; if it is 2^110 or more, an infinity or a NaN, e is
- *    NaN.
+ *  - matmul by weights in blocks (q8, q4_0, q4_1, q4_k, mxfp4): a row of W is cut along k into
+ *    blocks of 32, each d * q + m with whole numbers q; d and m are f32.  The 4-bit types come from
+ *    a file, with q from 0 to 15 (q4_blocks.h).  For q8, d is the block's largest |w| / 127,
+ *    rounded up to f16; q is w / d, rounded to nearest even; there is no m; and the last block is
+ *    filled up with zeros.  A row of A is cut into blocks of 32, each rounded to whole numbers of 8
+ *    bits: x = a * (127 / largest |a|), to nearest even; e = largest |a| / 127 without the two
+ *    lowest of its 24 bits; and z = (sum of x) * e.  With s the exact sum of x q over a block, acc
+ *    = fma(s * e, d, acc), then acc = fma(z, m, acc), from +0 over the blocks in ascending k; s * e
+ *    is rounded to f32; bias last.  For q4_0, s is the sum of x (q - 8), and there is no m.  A
+ *    block of A whose largest |a| is below 2^-100 counts as zero; if it is 2^110 or more, an
+ *    infinity or a NaN, e is NaN.
  *    For mxfp4, s is the sum of x v(q), with v from the type's table, and there is no m.
  *    6-bit weights (q6_k): the same, except that every 16 weights of a block have a whole number t
  *    of 8 bits.  s = sum of x t (q - 32) over a block, which is exact in f32 too, and only acc =
  *    fma(s * e, D, acc) is computed.  Q4_NUMERICS_VERSION is part of the fingerprint of a model
  *    with these weights.
- *    Weights are exact.  Activations keep 8 bits, as in llama.cpp, because 16 bits halve the speed
- *    of many rows.  A product differs from the one with f32 activations by about 0.4 % of the sum
- *    of its terms' magnitudes (tests/tensor/test_q4.c).  docs/MODELS.md says by how much a model's
- *    predictions differ.
+ *    Weights of a file are exact.  Activations keep 8 bits, as in llama.cpp, because 16 bits halve
+ *    the speed of many rows.  A product differs from the one with f32 activations by about 0.4 % of
+ *    the sum of its terms' magnitudes (tests/tensor/test_q4.c, test_q8.c).  docs/MODELS.md says by
+ *    how much a model's predictions differ.
  *  - matmul with bf16 weights and rounded activations (bf16r) is AMX's instruction.  a and w are
  *    bf16; a is rounded to nearest even.  Over a block of 32 along k, even = fma(a, w, even) over
  *    the even k and odd = fma(a, w, odd) over the odd k, both from +0 in ascending k.  acc = acc +
@@ -76,10 +70,10 @@
 #define Q8_BLOCK        32
 #define Q4_BLOCK        32
 
-/* Raise these versions whenever a product with bf16r weights, or with weights in blocks (q4_0 and
- * so on), gives other bits. */
+/* Raise these versions whenever a product with bf16r weights, or with weights in blocks (q8, q4_0
+ * and so on), gives other bits. */
 #define BF16R_NUMERICS_VERSION 1
-#define Q4_NUMERICS_VERSION    2
+#define Q4_NUMERICS_VERSION    3
 
 /* Limits that every backend supports. A model that needs more is refused when its config is read.
  */

@@ -122,6 +122,18 @@ static inline float __fmul_rn(float a, float b)
     return a * b;
 }
 
+static inline unsigned __float_as_uint(float f)
+{
+    unsigned u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+static inline float __uint_as_float(unsigned u)
+{
+    float f;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
 static inline float __fdiv_rn(float a, float b)
 {
     return a / b;

@@ -11,7 +11,7 @@ check "--logits-out: header, ids, a row for each" test "$(wc -c <"$tmp/logits")"
 run_hc ppl "$model" "$tmp/text" --context 128 --max-windows 4 --kl-against "$tmp/logits" --json
 check "the same weights: no divergence" json_is '[j["kl_divergence"], j["same_top"]]' '0.0 1.0'
 run_hc ppl "$model" "$tmp/text" --context 128 --max-windows 4 --kl-against "$tmp/logits" --weights q8 --json
-check "q8: a small divergence, not none" json_is '0 < j["kl_divergence"] < 0.03' True
+check "q8: a small divergence, not none" json_is '0 < j["kl_divergence"] < 0.06' True
 check "q8: mostly the same best token" json_is 'j["same_top"] > 0.9' True
 run_hc ppl "$model" "$tmp/text" --context 64 --max-windows 4 --kl-against "$tmp/logits"
 expect "logits of other windows are refused" 1 'windows of 128'

@@ -18,10 +18,8 @@ static void product(void (*kernel)(const struct quant_tile *t), enum dtype dtype
 {
     int64_t k_blocks = (k + MATMUL_K_BLOCK - 1) / MATMUL_K_BLOCK;
     int16_t *x = calloc((size_t)(k_blocks * m), MATMUL_K_BLOCK * sizeof *x);
-    float *e = calloc((size_t)(k_blocks * m), sizeof *e);
     float *c = calloc((size_t)m, N_PANELS * PANEL * sizeof *c);
     struct quant_tile t = {.x = x,
-                           .e = e,
                            .x_rows = m,
                            .m = m,
                            .k = k,
@@ -33,11 +31,10 @@ static void product(void (*kernel)(const struct quant_tile *t), enum dtype dtype
                            .c = c,
                            .ldc = N_PANELS * PANEL,
                            .n_cols = n_panels * PANEL};
-    assert_true(x != NULL && e != NULL && c != NULL);
+    assert_true(x != NULL && c != NULL);
     assert_true(N_PANELS * t.panel_bytes <= sizeof weights);
     kernel(&t);
     free(c);
-    free(e);
     free(x);
 }
 

@@ -28,9 +28,7 @@ int quant_teardown(void **state)
 
 const struct quant_kernels *const *quant_all(enum dtype t)
 {
-    return t == DTYPE_Q8      ? q8_all_kernels
-           : t == DTYPE_BF16R ? bf16r_all_kernels
-                              : q4_all_kernels;
+    return t == DTYPE_BF16R ? bf16r_all_kernels : q4_all_kernels;
 }
 
 void quant_check_product(enum dtype t, struct mat a, int64_t n, const void *rows,

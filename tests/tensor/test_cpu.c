@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tensor/cpu/q8.h"
+#include "tensor/cpu/q4.h"
 
 /* --- the processor ---------------------------------------------------------------------------- */
 
@@ -78,7 +78,7 @@ static void many_spy(const struct quant_tile *t)
 static void multiply_spied(int m)
 {
     enum { N = 16, K = 32 };
-    struct quant_kernels k = q8_kernels_portable;
+    struct quant_kernels k = q4_kernels_portable;
     float *rows = random_elems(DTYPE_F32, N * K, 1);
     struct mat a = mat_random(DTYPE_F32, m, K, 2), c = mat_alloc(DTYPE_F32, m, N);
     struct weight w = weight_make(&cpu, DTYPE_Q8, N, K, rows);
@@ -95,7 +95,7 @@ static void multiply_spied(int m)
 static void quantised_weights_have_a_kernel_for_up_to_direct_rows(void **state)
 {
     (void)state;
-    int most = q8_kernels_portable.direct_rows;
+    int most = q4_kernels_portable.direct_rows;
     multiply_spied(most);
     assert_true(n_few == most && n_many == 0);
     multiply_spied(most + 1);

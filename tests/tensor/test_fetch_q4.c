@@ -1,5 +1,4 @@
-/* test_fetch_q4.c - which lines the kernels of 4-bit and 6-bit weights prefetch
- * for few rows. */
+/* test_fetch_q4.c - which lines the kernels of weights in blocks prefetch for few rows. */
 #include "fetch_quant.h"
 
 #include "tensor/cpu/q4.h"
@@ -16,8 +15,8 @@
 #include "tensor/cpu/kern_math.h"
 #include "tensor/cpu/kern_q4.h"
 
-static const enum dtype types[] = {DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q4_K, DTYPE_Q6_K,
-                                   DTYPE_MXFP4};
+static const enum dtype types[] = {DTYPE_Q4_0, DTYPE_Q4_1,  DTYPE_Q4_K,
+                                   DTYPE_Q6_K, DTYPE_MXFP4, DTYPE_Q8};
 enum { N_TYPES = sizeof types / sizeof types[0] };
 
 /* While a block is read, as many bytes of numbers further on are prefetched. Its first blocks also
@@ -51,7 +50,7 @@ static void check_direct(enum dtype t, int m, int n_panels, int scale_lines)
 static void a_block_fetches_a_block_further_on(void **state)
 {
     (void)state;
-    static const int scale_lines[N_TYPES] = {4, 8, 5, 5, 2};
+    static const int scale_lines[N_TYPES] = {4, 8, 5, 5, 2, 4};
     for (int i = 0; i < N_TYPES; i++) {
         check_direct(types[i], 1, 4, scale_lines[i]);
         check_direct(types[i], 2, 2, scale_lines[i]);
@@ -68,11 +67,40 @@ static void a_stream_fetches_each_line_once(void **state)
             check_stream(direct_stream, types[i], m);
 }
 
+/* The last k-block has 5 blocks: 40 lines of numbers, and with them 4 lines of scales. */
+static void a_stream_ends_with_the_blocks(void **state)
+{
+    (void)state;
+    enum { K = KB + 5 * Q8_BLOCK };
+    product(direct_stream, DTYPE_Q8, 1, K, N_PANELS, false);
+    for (size_t p = 0; p < N_PANELS; p++)
+        for (size_t line = 0; line < 68 + 44; line++)
+            fetch_want(
+                weights + p * quant_panel_bytes(DTYPE_Q8, K) + STREAM_AHEAD + line * 64, 3);
+    fetch_check(weights);
+}
+
+/* A k-block of 7 blocks: the lines of 4 blocks at block 0, those of 3 blocks at block 4. The first
+ * 4 blocks bring a line of scales each. */
+static void a_stream_fetches_four_blocks_at_once(void **state)
+{
+    (void)state;
+    static const size_t first_line[8] = {0, 36, 36, 36, 36, 60, 60, 60};
+    for (size_t b = 0; b < 7; b++) {
+        stream_fetch(weights, b, 7, 8, 4);
+        for (size_t line = first_line[b]; line < first_line[b + 1]; line++)
+            fetch_want(weights + STREAM_AHEAD + line * 64, 3);
+        fetch_check(weights);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_block_fetches_a_block_further_on),
         cmocka_unit_test(a_stream_fetches_each_line_once),
+        cmocka_unit_test(a_stream_ends_with_the_blocks),
+        cmocka_unit_test(a_stream_fetches_four_blocks_at_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

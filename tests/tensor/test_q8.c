@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "tensor/cpu/q8.h"
 
 /* --- the product ------------------------------------------------------------------------------ */
 
@@ -30,7 +29,7 @@ static void test_extremes(void **state)
         x[1 * K + k] = 0;       /* all zeros */
         x[2 * K + k] *= 1e-38f; /* so small that the value counts as zero */
         x[3 * K + k] *= 1e-29f; /* just large enough to be represented */
-        x[4 * K + k] *= 1e38f;
+        x[4 * K + k] *= 1e30f;
         x[7 * K + k] = k < 256 ? x[7 * K + k] : 0;
         rows[0 * K + k] = 1;
         rows[1 * K + k] = 0;
@@ -56,8 +55,8 @@ static void test_extremes(void **state)
 }
 
 /* Rounding to 8 bits changes a weight by at most half a step. A step is 1/127 of the block's
- * largest value, or up to 2^-10 more, because the scale is an f16. Activations have 16 bits and add
- * little error. */
+ * largest value, or up to 2^-10 more, because the scale is an f16. Activations are rounded by at
+ * most 1/254 of their block's largest value, as in test_q4.c. */
 static void test_error(void **state)
 {
     (void)state;
@@ -65,8 +64,9 @@ static void test_error(void **state)
     struct mat a = mat_random(DTYPE_F32, M, K, 5), kept;
     float *rows = random_elems(DTYPE_F32, N * K, 6);
     struct weight w = weight_make(&cpu, DTYPE_Q8, N, K, rows);
-    /* 2048 errors of up to 1/65534, with terms of size 1/3: the bound is 5 standard deviations. */
-    assert_true(quant_worst_product(&w, a, &kept) < 1e-4);
+    double worst = quant_worst_product(&w, a, &kept);
+    assert_true(worst < 5 * 0.004);
+    assert_true(worst > 1e-5); /* shows that activations were rounded */
     for (int64_t i = 0; i < (int64_t)N * K; i += Q8_BLOCK) {
         const float *q = (const float *)kept.data + i;
         float largest = 0;
@@ -83,8 +83,8 @@ static void test_error(void **state)
 
 /* --- packing ---------------------------------------------------------------------------------- */
 
-/* Packing piece by piece, at any row, equals packing at once; every kernel packs the same bytes;
- * unpacked rows equal those of `ref`. */
+/* Packing piece by piece, at any row, equals packing at once. Unpacked rows equal those of `ref`.
+ * */
 static void test_pack(void **state)
 {
     (void)state;
@@ -97,16 +97,6 @@ static void test_pack(void **state)
     for (int64_t r = 0, n = 1; r < N; r += n, n = r + 7 < N ? 7 : N - r)
         cpu.ops->weight_pack(cpu.stream, &parts, r, rows + r * K, n);
     assert_memory_equal(whole.mem.ptr, parts.mem.ptr, bytes);
-    EACH_KERNELS(DTYPE_Q8, i)
-    {
-        memset(parts.mem.ptr, 0, bytes);
-        for (int64_t r = 0; r < N; r++)
-            assert_true(q8_all_kernels[i]->pack_row((uint8_t *)parts.mem.ptr +
-                                                        (size_t)(r / PANEL) *
-                                                            quant_panel_bytes(DTYPE_Q8, K),
-                                                    (int)(r % PANEL), rows + r * K, K));
-        assert_memory_equal(whole.mem.ptr, parts.mem.ptr, bytes);
-    }
     struct weight rw = weight_make(&ref, DTYPE_Q8, N, K, rows);
     for (enum dtype t = DTYPE_F32; t <= DTYPE_BF16; t++) {
         struct mat got = mat_alloc(t, 5, K), want = mat_alloc(t, 5, K);

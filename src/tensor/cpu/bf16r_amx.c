@@ -180,6 +180,5 @@ const struct quant_kernels bf16r_kernels_amx = {
     .direct_rows = 16,
     .direct = direct_amx,
     .blocked = blocked_amx,
-    .round_direct = round_row,
-    .round_blocked = round_row,
+    .round_row = round_row,
 };

@@ -1,7 +1,7 @@
 /* cpu.c - the CPU device: the choice of kernels, the size of scratch memory, and the division of
  * rows among threads. */
 #include "tensor/cpu/cpu.h"
-#include "tensor/cpu/q8.h"
+#include "tensor/cpu/q4.h"
 #include "tensor/cpu/quant.h"
 
 #include "base/pool.h"

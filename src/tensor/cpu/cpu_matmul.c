@@ -7,7 +7,6 @@
 #include "tensor/cpu/bf16r.h"
 #include "tensor/cpu/cpu.h"
 #include "tensor/cpu/q4.h"
-#include "tensor/cpu/q8.h"
 
 #include "base/pool.h"
 

@@ -1,51 +1,75 @@
 /* cpu_q8.c - packs 8-bit weights, and reads rows of packed ones. */
-#include "tensor/cpu/q8.h"
+#include "tensor/cpu/q4.h"
 
 #include "tensor/q8_blocks.h"
 
 #include <errno.h>
 #include <string.h>
 
-const struct quant_kernels *const q8_all_kernels[] = {
-#if defined(__x86_64__)
-    &q8_kernels_amx,      &q8_kernels_vnni,
-    &q8_kernels_avx512,   &q8_kernels_avx2,
-#endif
-    &q8_kernels_portable, NULL,
-};
-
 /* --- packing: done once, at load -------------------------------------------------------------- */
 
-struct q8_pack_job {
-    const struct quant_kernels *kernels;
+/* Addresses of block b of a row: 4 bytes in each of Q8_BLOCK / 4 lines, and an f16. */
+struct place {
+    uint8_t *numbers, *scale;
+};
+
+static struct place place_of(const struct weight *w, int64_t row, int64_t block)
+{
+    int64_t kb = block * Q8_BLOCK / MATMUL_K_BLOCK * MATMUL_K_BLOCK,
+            b = block - kb / Q8_BLOCK, column = row % PANEL;
+    size_t bytes = q4_number_bytes(DTYPE_Q8), of_scale = q4_scale_bytes(DTYPE_Q8);
+    uint8_t *at = quant_panel_at(w, row) + q4_offset(DTYPE_Q8, kb);
+    return (struct place){at + (size_t)b * bytes + 4 * column,
+                          at + (size_t)quant_blocks_at(kb, w->k) * bytes +
+                              (size_t)b * of_scale + 2 * column};
+}
+
+static void block_write(struct place p, uint16_t d, const void *q)
+{
+    memcpy(p.scale, &d, sizeof d);
+    for (int g = 0; g < Q8_BLOCK / 4; g++)
+        memcpy(p.numbers + g * 4 * PANEL, (const uint8_t *)q + 4 * g, 4);
+}
+
+struct pack_job {
     struct weight *w;
     int64_t row;
-    const float *src;
+    const void *src;
     atomic_bool refused;
 };
 
 static void pack_rows(void *arg, int64_t begin, int64_t end)
 {
-    struct q8_pack_job *job = arg;
-    for (int64_t i = begin; i < end; i++) {
-        int64_t row = job->row + i;
-        if (!job->kernels->pack_row(quant_panel_at(job->w, row), (int)(row % PANEL),
-                                    job->src + i * job->w->k, job->w->k))
-            atomic_store(&job->refused, true);
-    }
+    struct pack_job *job = arg;
+    int64_t k = job->w->k;
+    for (int64_t i = begin; i < end; i++)
+        for (int64_t b = 0; b < quant_blocks_of(k); b++) {
+            const float *from = (const float *)job->src + i * k + b * Q8_BLOCK;
+            int8_t q[Q8_BLOCK];
+            uint16_t d;
+            if (!q8_round(from, MIN(k - b * Q8_BLOCK, Q8_BLOCK), &d, q))
+                atomic_store(&job->refused, true);
+            block_write(place_of(job->w, job->row + i, b), d, q);
+        }
 }
 
-int cpu_q8_pack(struct stream *s, struct weight *w, int64_t row, const float *src,
-                int64_t n_rows)
+/* Runs fn over rows [row, row + n_rows). Returns -ERANGE if 8 bits cannot hold a number. */
+static int pack(struct stream *s, rows_fn *fn, struct weight *w, int64_t row,
+                const void *src, int64_t n_rows)
 {
     CHECK(w->k <= MATMUL_MAX_K && w->mem.bytes >= cpu_quant_bytes(w->dtype, w->n, w->k));
     int rc = stream_enter(s);
     if (rc != 0)
         return rc;
-    struct q8_pack_job job = {
-        .kernels = quant_kernels_of(q8_all_kernels, s), .w = w, .row = row, .src = src};
-    rows_run(s, n_rows, n_rows * w->k, pack_rows, &job);
+    struct pack_job job = {.w = w, .row = row, .src = src};
+    rows_run(s, n_rows, n_rows * w->k, fn, &job);
     return atomic_load(&job.refused) ? -ERANGE : 0;
+}
+
+int cpu_q8_pack(struct stream *s, struct weight *w, int64_t row, const float *src,
+                int64_t n_rows)
+{
+    return pack(s, pack_rows, w, row, src, n_rows);
 }
 
 /* --- packing blocks of q8_0 ---------------------------------------------------------------------
@@ -82,83 +106,47 @@ static bool round_block(const uint8_t *block, uint8_t out[Q8_0_BYTES])
     return fits;
 }
 
-struct blocks_job {
-    struct weight *w;
-    int64_t row;
-    const uint8_t *src;
-    atomic_bool refused;
-};
-
-/* Packs n rows of one panel, the first in column c0. */
-static bool pack_blocks(const struct weight *w, uint8_t *panel, int c0, int n,
-                        const uint8_t *src)
-{
-    size_t stride = (size_t)(w->k / Q8_BLOCK) * Q8_0_BYTES;
-    bool fits = true;
-    for (int64_t b = 0; b < w->k / Q8_BLOCK; b++, src += Q8_0_BYTES) {
-        int64_t kb = b * Q8_BLOCK / MATMUL_K_BLOCK * MATMUL_K_BLOCK, i = b - kb / Q8_BLOCK;
-        uint8_t *at = panel + q8_offset(kb), *numbers = at + i * Q8_BLOCK_BYTES;
-        uint8_t *scales = at + quant_blocks_at(kb, w->k) * Q8_BLOCK_BYTES +
-                          i * Q8_SCALE_BYTES;
-        for (int c = 0; c < n; c++) {
-            uint8_t made[Q8_0_BYTES];
-            const uint8_t *block = src + (size_t)c * stride;
-            if (!is_exact(block)) {
-                fits &= round_block(block, made);
-                block = made;
-            }
-            memcpy(scales + 2 * (c0 + c), block, 2);
-            for (int g = 0; g < Q8_GROUPS; g++)
-                memcpy(numbers + 4 * (g * PANEL + c0 + c), block + 2 + 4 * g, 4);
-        }
-    }
-    return fits;
-}
-
+/* Packs rows panel by panel, block by block: the rows of a panel share lines of memory. */
 static void pack_block_rows(void *arg, int64_t begin, int64_t end)
 {
-    struct blocks_job *job = arg;
+    struct pack_job *job = arg;
     size_t bytes = (size_t)(job->w->k / Q8_BLOCK) * Q8_0_BYTES;
     for (int64_t i = begin, n; i < end; i += n) {
-        int64_t row = job->row + i;
-        n = MIN(end - i, PANEL - row % PANEL);
-        if (!pack_blocks(job->w, quant_panel_at(job->w, row), (int)(row % PANEL), (int)n,
-                         job->src + (size_t)i * bytes))
-            atomic_store(&job->refused, true);
+        n = MIN(end - i, PANEL - (job->row + i) % PANEL);
+        for (size_t b = 0; b < bytes; b += Q8_0_BYTES)
+            for (int64_t c = i; c < i + n; c++) {
+                uint8_t made[Q8_0_BYTES];
+                const uint8_t *block = (const uint8_t *)job->src + (size_t)c * bytes + b;
+                uint16_t d;
+                if (!is_exact(block)) {
+                    if (!round_block(block, made))
+                        atomic_store(&job->refused, true);
+                    block = made;
+                }
+                memcpy(&d, block, sizeof d);
+                block_write(place_of(job->w, job->row + c, (int64_t)(b / Q8_0_BYTES)), d,
+                            block + 2);
+            }
     }
 }
 
 int cpu_q8_pack_blocks(struct stream *s, struct weight *w, int64_t row, const uint8_t *src,
                        int64_t n_rows)
 {
-    CHECK(w->dtype == DTYPE_Q8 && w->k <= MATMUL_MAX_K && w->k % Q8_BLOCK == 0);
+    CHECK(w->dtype == DTYPE_Q8 && w->k % Q8_BLOCK == 0);
     CHECK(row >= 0 && row + n_rows <= w->n);
-    CHECK(w->mem.bytes >= cpu_quant_bytes(w->dtype, w->n, w->k));
-    int rc = stream_enter(s);
-    if (rc != 0)
-        return rc;
-    struct blocks_job job = {.w = w, .row = row, .src = src};
-    rows_run(s, n_rows, n_rows * w->k, pack_block_rows, &job);
-    return atomic_load(&job.refused) ? -ERANGE : 0;
+    return pack(s, pack_block_rows, w, row, src, n_rows);
 }
 
 /* --- rows ------------------------------------------------------------------------------------- */
 
-/* Sets out [n] to elements [k, k + n) of a row, all inside one block of 32. */
-static void read_block(const struct weight *w, int64_t row, int64_t k, int64_t n,
-                       float *out)
+/* Sets out [n] to the first n elements of a block. */
+static void read_block(struct place p, int64_t n, float *out)
 {
-    int64_t kb = k / MATMUL_K_BLOCK * MATMUL_K_BLOCK, b = (k - kb) / Q8_BLOCK,
-            column = row % PANEL;
-    const uint8_t *at = quant_panel_at(w, row) + q8_offset(kb);
-    const int8_t *q = (const int8_t *)at + b * Q8_BLOCK_BYTES;
     uint16_t d;
-    memcpy(&d,
-           at + quant_blocks_at(kb, w->k) * Q8_BLOCK_BYTES + b * Q8_SCALE_BYTES +
-               2 * column,
-           sizeof d);
+    memcpy(&d, p.scale, sizeof d);
     for (int64_t i = 0; i < n; i++)
-        out[i] = (float)q[(i / 4 * PANEL + column) * 4 + i % 4] * f16_to_f32(d);
+        out[i] = (float)(int8_t)p.numbers[i / 4 * 4 * PANEL + i % 4] * f16_to_f32(d);
 }
 
 int cpu_q8_rows(struct stream *s, struct mat out, const struct weight *w,
@@ -170,7 +158,7 @@ int cpu_q8_rows(struct stream *s, struct mat out, const struct weight *w,
         for (int64_t k = 0; k < w->k; k += Q8_BLOCK) {
             int64_t n = MIN(w->k - k, Q8_BLOCK);
             float piece[Q8_BLOCK];
-            read_block(w, ids[i], k, n, piece);
+            read_block(place_of(w, ids[i], k / Q8_BLOCK), n, piece);
             kernels->scale_row((char *)row_ptr(out, i) + (size_t)k * dtype_bytes(out.dtype),
                                out.dtype, piece, DTYPE_F32, n, 1.0f);
         }

@@ -1,14 +1,12 @@
 /* cpu_quant.c - cuts a product with quantised weights into tiles.
  *
- * Once per product, all threads round the rows of activations into [k-blocks][rows][256], followed
- * by the rows' scales for 8-bit weights.  Threads then take tiles one after another, as in
- * cpu_matmul.c. */
+ * Once per product, all threads round the rows of activations into [k-blocks][rows][256].  Threads
+ * then take tiles one after another, as in cpu_matmul.c. */
 #include "tensor/cpu/quant.h"
 
 #include "base/pool.h"
 #include "tensor/cpu/bf16r.h"
 #include "tensor/cpu/q4.h"
-#include "tensor/cpu/q8.h"
 
 #include <string.h>
 
@@ -26,10 +24,7 @@ size_t quant_panel_bytes(enum dtype t, int64_t k)
 {
     if (t == DTYPE_BF16R)
         return (size_t)((k + BF16R_BLOCK - 1) / BF16R_BLOCK) * BF16R_BLOCK_BYTES;
-    size_t bytes = t == DTYPE_Q8
-                       ? (size_t)quant_blocks_of(k) * (Q8_BLOCK_BYTES + Q8_SCALE_BYTES)
-                       : q4_offset(t, k);
-    return (bytes + 63) / 64 * 64;
+    return (q4_offset(t, quant_blocks_of(k) * Q4_BLOCK) + 63) / 64 * 64;
 }
 
 size_t cpu_quant_bytes(enum dtype t, int64_t n, int64_t k)
@@ -73,7 +68,6 @@ struct quant_job {
     int tile_panels;
     bool direct, streams; /* few rows; weights are read panel by panel */
     int16_t *x;           /* [k-blocks][m][256] */
-    float *e;             /* [k-blocks][m] */
     struct items items;
     struct stretches stretches; /* used by products of few rows */
 };
@@ -85,10 +79,7 @@ static void round_rows(void *arg, int64_t begin, int64_t end)
         const float *a = (const float *)job->a.data + (job->row0 + i) * job->a.ld;
         int16_t *x = job->x + i * MATMUL_K_BLOCK;
         int64_t x_step = (int64_t)job->m * MATMUL_K_BLOCK;
-        if (job->direct)
-            job->kernels->round_direct(a, job->a.cols, x, x_step, job->e + i, job->m);
-        else
-            job->kernels->round_blocked(a, job->a.cols, x, x_step, job->e + i, job->m);
+        job->kernels->round_row(a, job->a.cols, x, x_step);
     }
 }
 
@@ -110,7 +101,6 @@ static long tile_at(const struct quant_job *job, long item, long n, int thread_i
         n_panels = n * job->tile_panels;
     *t = (struct quant_tile){
         .x = job->x + (int64_t)r0 * MATMUL_K_BLOCK,
-        .e = job->e + r0,
         .x_rows = job->m,
         .m = r1 - r0,
         .k = w->k,
@@ -153,7 +143,6 @@ static void run_strips(const struct quant_job *job, const struct quant_tile *all
             int64_t col = (int64_t)p * PANEL;
             struct quant_tile t = *all;
             t.x += (int64_t)r0 * MATMUL_K_BLOCK;
-            t.e += r0;
             t.m = r1 - r0;
             t.w += (size_t)p * t.panel_bytes;
             t.n_panels = MIN(step, all->n_panels - p);
@@ -202,9 +191,7 @@ static int most_direct_rows(const struct quant_job *job)
 /* Multiplies rows [row0, row0 + m), m <= QUANT_ROWS. */
 static void multiply_rows(struct quant_job *job)
 {
-    int64_t k_blocks = (job->a.cols + MATMUL_K_BLOCK - 1) / MATMUL_K_BLOCK;
     job->x = (int16_t *)scratch_packed(job->s);
-    job->e = (float *)(job->x + k_blocks * job->m * MATMUL_K_BLOCK);
     job->direct = job->m <= most_direct_rows(job);
     job->n_row_tiles = job->direct ? 1 : row_tiles_of(job);
     job->streams = job->direct && job->kernels->direct_stream != NULL &&
@@ -252,17 +239,14 @@ int quant_matmul_by(const struct quant_kernels *kernels, struct stream *s, struc
 
 static const struct quant_kernels *kernels_for(enum dtype t, const struct stream *s)
 {
-    return quant_kernels_of(t == DTYPE_Q8      ? q8_all_kernels
-                            : t == DTYPE_BF16R ? bf16r_all_kernels
-                                               : q4_all_kernels,
-                            s);
+    return quant_kernels_of(t == DTYPE_BF16R ? bf16r_all_kernels : q4_all_kernels, s);
 }
 
 bool quant_alike(enum dtype a, enum dtype b)
 {
-    if (dtype_has_blocks(a))
-        return dtype_has_blocks(b);
-    return a == b && (a == DTYPE_Q8 || a == DTYPE_BF16R);
+    if (a == DTYPE_BF16R)
+        return b == DTYPE_BF16R;
+    return a >= DTYPE_Q8 && b >= DTYPE_Q8 && b != DTYPE_BF16R;
 }
 
 int cpu_quant_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,

@@ -19,12 +19,9 @@ static uint16_t to_bf16(float f)
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
-/* Writes one row of x, and zeros after its k numbers.  There are no scales, so e is not used. */
-static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
-                      int64_t e_step)
+/* Writes one row of x, and zeros after its k numbers. */
+static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step)
 {
-    (void)e;
-    (void)e_step;
     for (int64_t i = 0; i < k; i += KB, x += x_step) {
         int64_t n = MIN(k - i, KB);
         for (int64_t j = 0; j < n; j++)
@@ -106,8 +103,7 @@ const struct quant_kernels BF16R_TABLE = {
     .direct_rows = 16,
     .direct = multiply,
     .blocked = multiply,
-    .round_direct = round_row,
-    .round_blocked = round_row,
+    .round_row = round_row,
 };
 
 #endif

@@ -1,5 +1,5 @@
-/* kern_q4.h - rounding, and the inner loops of the product with 4-bit and 6-bit weights for few
- * rows: weights are widened in registers, several panels (streams of memory) at a time. */
+/* kern_q4.h - rounding, and the inner loops of the product with weights in blocks for few rows:
+ * weights are widened in registers, several panels (streams of memory) at a time. */
 #ifndef TENSOR_KERN_Q4_H
 #define TENSOR_KERN_Q4_H
 
@@ -24,19 +24,22 @@ INLINE int32_t round_half(const float *a, float scale, int8_t *x)
 /* Writes what the sums x of half blocks and e give; all may be rounded numbers or zeros. */
 INLINE void round_factors(const int32_t *half, float *at)
 {
-    int32_t zero[QUANT_PER_K_BLOCK], h[2 * QUANT_PER_K_BLOCK], twelve[QUANT_PER_K_BLOCK];
+    int32_t zero[QUANT_PER_K_BLOCK], h[2 * QUANT_PER_K_BLOCK], twelve[QUANT_PER_K_BLOCK],
+        of_128[QUANT_PER_K_BLOCK];
     for (int b = 0; b < QUANT_PER_K_BLOCK; b++) {
         int32_t sum = half[2 * b] + half[2 * b + 1];
         at[Q4_Z + b] = (float)sum * at[Q4_E + b];
         at[Q4_N + b] = at[Q4_E + b] * -Q4_BASE;
         zero[b] = Q4_BASE_BITS - 8 * sum;
         twelve[b] = Q4_BASE_BITS - 12 * sum;
+        of_128[b] = Q4_BASE_BITS - 128 * sum;
     }
     for (int i = 0; i < 2 * QUANT_PER_K_BLOCK; i++)
         h[i] = Q4_BASE_BITS - 32 * half[i];
     memcpy(at + Q4_ZERO, zero, sizeof zero);
     memcpy(at + Q4_H, h, sizeof h);
     memcpy(at + Q4_TWELVE, twelve, sizeof twelve);
+    memcpy(at + Q4_HALF, of_128, sizeof of_128);
 }
 
 /* Returns the scale of a block: its two lowest bits are 0 (q4.h). */
@@ -88,14 +91,16 @@ static void round_k_block(const float *a, int n_blocks, float *at)
     round_factors(half, at);
 }
 
-/* Rounds one row of activations. The scales stand beside the numbers, so e_all is not used. */
-static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e_all,
-                      int64_t e_step)
+/* Rounds one row of activations. A last block that is not whole is filled up with zeros. */
+static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step)
 {
-    (void)e_all;
-    (void)e_step;
-    for (int64_t i = 0; i < k; i += KB, x += x_step)
-        round_k_block(a + i, quant_blocks_at(i, k), (float *)(void *)x);
+    for (int64_t i = 0; i < k; i += KB, x += x_step) {
+        float last[KB] = {0};
+        bool whole = k - i >= KB || k % Q4_BLOCK == 0;
+        if (!whole)
+            memcpy(last, a + i, (size_t)(k - i) * sizeof *last);
+        round_k_block(whole ? a + i : last, quant_blocks_at(i, k), (float *)(void *)x);
+    }
 }
 
 /* --- scales ---------------------------------------------------------------------------------- */
@@ -125,24 +130,47 @@ INLINE void block_scales(enum dtype t, const uint8_t *scales, int b, v16 *d, v16
 INLINE i_start start_of(enum dtype t, const float *f, int b)
 {
     int32_t zero = Q4_BASE_BITS;
+    if (t == DTYPE_Q8)
+        return i_byte_start(f + Q4_HALF + b);
     if (t == DTYPE_Q4_0 || t == DTYPE_MXFP4)
         memcpy(&zero, f + (t == DTYPE_Q4_0 ? Q4_ZERO : Q4_TWELVE) + b, sizeof zero);
     return i_set1(zero);
 }
 
+/* The sum of integers of a block.  The products of q8 are too large for sums of 16 bits. */
+INLINE i_part sum_begin(enum dtype t, const float *f, int b)
+{
+    return t == DTYPE_Q8 ? start_of(t, f, b) : i_begin(start_of(t, f, b));
+}
+INLINE i_part sum_dot(enum dtype t, i_part sum, i8x4 w, i8x4 x)
+{
+    return t == DTYPE_Q8 ? i_byte_dot(sum, w, x) : i_dot4(sum, w, x);
+}
+/* Returns the bits of the sum as floats. */
+INLINE v16 sum_end(enum dtype t, i_part sum, const float *f, int b)
+{
+    return t == DTYPE_Q8 ? i_bits(sum) : i_end(sum, start_of(t, f, b));
+}
+
 /* Adds block b of a row times its weights to acc; sum: the sum of integers. */
 INLINE v16 add_block(enum dtype t, v16 acc, i_part sum, const float *f, int b, v16 d, v16 m)
 {
-    v16 s = v_fma(i_end(sum, start_of(t, f, b)), v_set1(f[Q4_E + b]), v_set1(f[Q4_N + b]));
+    v16 s = v_fma(sum_end(t, sum, f, b), v_set1(f[Q4_E + b]), v_set1(f[Q4_N + b]));
     acc = v_fma(s, d, acc);
     return q4_has_minimum(t) ? v_fma(v_set1(f[Q4_Z + b]), m, acc) : acc;
 }
 
-/* Splits 64 bytes into their low and their high halves; those of mxfp4 become v(q) + 12. */
+/* Splits 64 bytes into their low and their high halves; those of mxfp4 become v(q) + 12.  For q8
+ * the two are the bytes at p and those of the group that is four further on. */
 INLINE void split(enum dtype t, const uint8_t *p, i8x4 *low, i8x4 *high)
 {
     static const uint8_t values[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                        12, 11, 10, 9,  8,  6,  4,  0};
+    if (t == DTYPE_Q8) {
+        *low = i_bytes(p);
+        *high = i_bytes(p + Q4_BLOCK_BYTES);
+        return;
+    }
     i_nibbles(p, low, high);
     if (t == DTYPE_MXFP4) {
         *low = i_table(values, *low);
@@ -179,16 +207,16 @@ INLINE void direct_block(i_part (*s)[WIDE_MAX], enum dtype t, const float *f, in
                          const uint8_t *const *w, int n_rows, int n_panels)
 {
     const uint8_t *x = (const uint8_t *)f + b * Q4_BLOCK;
-    EACH_ROW EACH_PANEL s[r][j] = i_begin(start_of(t, f + r * (Q4_ROW_BYTES / 4), b));
+    EACH_ROW EACH_PANEL s[r][j] = sum_begin(t, f + r * (Q4_ROW_BYTES / 4), b);
     _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++)
     {
         i8x4 low[WIDE_MAX], high[WIDE_MAX];
-        EACH_PANEL i_nibbles(w[j] + v * Q4_QUARTER_BYTES, &low[j], &high[j]);
+        EACH_PANEL split(t, w[j] + v * Q4_QUARTER_BYTES, &low[j], &high[j]);
         EACH_ROW
         {
             i8x4 x0 = i_set4(x + r * Q4_ROW_BYTES + 4 * v),
                  x1 = i_set4(x + r * Q4_ROW_BYTES + 16 + 4 * v);
-            EACH_PANEL s[r][j] = i_dot4(i_dot4(s[r][j], low[j], x0), high[j], x1);
+            EACH_PANEL s[r][j] = sum_dot(t, sum_dot(t, s[r][j], low[j], x0), high[j], x1);
         }
     }
 }
@@ -348,6 +376,7 @@ INLINE void direct_panels(const struct quant_tile *t, enum dtype dtype, int p, i
 #define DIRECT_ROWS DIRECT_4
 #define FROM_5(HOW, T)
 #endif
+DIRECT_ROWS(Q8)
 DIRECT_ROWS(Q4_0)
 DIRECT_ROWS(Q4_1)
 DIRECT_ROWS(Q4_K)
@@ -362,20 +391,20 @@ DIRECT_ROWS(MXFP4)
     }
 #define BY_TYPE(HOW)                                                                       \
     {                                                                                      \
-        OF_TYPE(HOW, Q4_0), OF_TYPE(HOW, Q4_1), OF_TYPE(HOW, Q4_K), OF_TYPE(HOW, Q6_K),    \
-            OF_TYPE(HOW, MXFP4)                                                            \
+        OF_TYPE(HOW, Q8), OF_TYPE(HOW, Q4_0), OF_TYPE(HOW, Q4_1), OF_TYPE(HOW, Q4_K),      \
+            OF_TYPE(HOW, Q6_K), OF_TYPE(HOW, MXFP4)                                        \
     }
 
 static void direct(const struct quant_tile *t)
 {
     static void (*const by_type[][Q4_DIRECT])(const struct quant_tile *t) = BY_TYPE(direct);
-    by_type[t->dtype - DTYPE_Q4_0][t->m - 1](t);
+    by_type[t->dtype - DTYPE_Q8][t->m - 1](t);
 }
 
 static void direct_stream(const struct quant_tile *t)
 {
     static void (*const by_type[][Q4_DIRECT])(const struct quant_tile *t) = BY_TYPE(stream);
-    by_type[t->dtype - DTYPE_Q4_0][t->m - 1](t);
+    by_type[t->dtype - DTYPE_Q8][t->m - 1](t);
 }
 #undef BY_TYPE
 #undef OF_TYPE
@@ -420,7 +449,9 @@ INLINE v16 top_scale(const uint8_t *from, int n_blocks)
 static void widen_any(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *w,
                       size_t step, float *d, float *m, size_t f_step)
 {
-    if (t == DTYPE_Q4_0)
+    if (t == DTYPE_Q8)
+        widen_panel(DTYPE_Q8, from, n_blocks, w, step, d, m, f_step);
+    else if (t == DTYPE_Q4_0)
         widen_panel(DTYPE_Q4_0, from, n_blocks, w, step, d, m, f_step);
     else if (t == DTYPE_Q4_1)
         widen_panel(DTYPE_Q4_1, from, n_blocks, w, step, d, m, f_step);

@@ -1,5 +1,5 @@
-/* kern_q4_blocked.h - the inner loops of the product with 4-bit weights for many rows: for every
- * k-block a group of panels is widened to bytes once, and all rows of the tile use it. */
+/* kern_q4_blocked.h - the inner loops of the product with weights in blocks for many rows: for
+ * every k-block a group of panels is widened to bytes once, and all rows of the tile use it. */
 #ifndef TENSOR_KERN_Q4_BLOCKED_H
 #define TENSOR_KERN_Q4_BLOCKED_H
 
@@ -134,7 +134,7 @@ INLINE void micro_block(v16 (*acc)[Q4_PANELS], enum dtype t, const struct micro 
     const float *x = (const float *)(const void *)m->x;
     const uint8_t *at = (const uint8_t *)m->x + b * Q4_BLOCK, *from = m->w->w[b * 8][0][0];
     i_part s[Q4_ROWS][Q4_PANELS];
-    EACH_ROW EACH_PANEL s[r][j] = i_begin(start_of(t, x + r * (Q4_ROW_BYTES / 4), b));
+    EACH_ROW EACH_PANEL s[r][j] = sum_begin(t, x + r * (Q4_ROW_BYTES / 4), b);
     Q4_UNROLL for (int i = 0; i < 8; i++)
     {
         i8x4 w[Q4_PANELS];
@@ -142,7 +142,7 @@ INLINE void micro_block(v16 (*acc)[Q4_PANELS], enum dtype t, const struct micro 
         EACH_ROW
         {
             i8x4 of_x = i_set4(at + r * Q4_ROW_BYTES + 4 * i);
-            EACH_PANEL s[r][j] = i_dot4(s[r][j], w[j], of_x);
+            EACH_PANEL s[r][j] = sum_dot(t, s[r][j], w[j], of_x);
         }
     }
     EACH_PANEL
@@ -176,6 +176,8 @@ INLINE void micro_rows(const struct micro *m, int n_rows)
         micro_blocks(acc, DTYPE_Q6_K, m, n_rows);
     else if (m->dtype == DTYPE_Q4_0)
         micro_blocks(acc, DTYPE_Q4_0, m, n_rows);
+    else if (m->dtype == DTYPE_Q8)
+        micro_blocks(acc, DTYPE_Q8, m, n_rows);
     else if (m->dtype == DTYPE_MXFP4)
         micro_blocks(acc, DTYPE_MXFP4, m, n_rows);
     else /* widened blocks of q4_1 and q4_k are alike */

@@ -14,6 +14,5 @@ const struct quant_kernels Q4_TABLE = {
     .direct = direct,
     .direct_stream = direct_stream,
     .blocked = Q4_BLOCKED,
-    .round_direct = round_row,
-    .round_blocked = round_row,
+    .round_row = round_row,
 };

@@ -1,4 +1,4 @@
-/* kern_quant_blocked.h - walks over a tile of many rows, for 8-bit and 4-bit weights.
+/* kern_quant_blocked.h - walks over a tile of many rows of weights in blocks.
  *
  * The including file first defines `struct wide`, a widened k-block of a group of panels, and later
  * the three functions that are declared here.  The sums over the k-blocks before the last one stay
@@ -10,7 +10,6 @@
 
 struct micro {
     const int16_t *x; /* [n_rows][256] */
-    const float *e;   /* [n_rows]; for 8-bit weights */
     const struct wide *w;
     int n_blocks;
     const float *sums; /* [n_rows][GROUP_COLS] sums over the k-blocks before */
@@ -89,7 +88,6 @@ static void group_rows(const struct quant_tile *t, struct micro m, struct next_g
             for (int j = 0; j < GROUP_PANELS; j++)
                 __builtin_prefetch(next.panel[j] + 64 * line, 0, 2);
         m.x = all.x + (int64_t)r0 * KB;
-        m.e = all.e + r0;
         m.sums = all.sums + r0 * GROUP_COLS;
         m.c = all.c + r0 * all.ldc;
         micro_by_rows[r1 - r0](&m);
@@ -126,7 +124,6 @@ static void blocked(const struct quant_tile *t)
             int panel = (int)(col / PANEL);
             float *sums = all_sums + col * t->m;
             struct micro m = {.x = t->x + k * t->x_rows,
-                              .e = t->e + k / KB * t->x_rows,
                               .w = wide,
                               .n_blocks = quant_blocks_at(k, t->k),
                               .dtype = t->dtype,

@@ -1,4 +1,4 @@
-/* q4.h - 4-bit and 6-bit weights; private to src/tensor/cpu.
+/* q4.h - weights in blocks of 4, 6 and 8 bits; private to src/tensor/cpu.
  *
  * A panel is a sequence of k-blocks.  Each has the form
  *
@@ -8,29 +8,31 @@
  *     q6_k: [2 halves][16 columns][4 bytes]        after the quarters of each block: bits 2 v and
  *                                                  2 v + 1 of byte i of half h are the high bits
  *                                                  of number 16 h + 4 v + i
+ *     q8: [8 groups][16 columns][4 numbers]        instead: numbers of 8 bits, 4 neighbours in k
  *     scales:
  *       q4_0   [n_blocks][16 columns]              d, f16
  *       q4_1   [n_blocks][2][16 columns]           d, m, f16
  *       q4_k   [2][16 columns]                     D, -M, f16
  *              [n_blocks][2][16 columns]           s, t, 8 bits
+ *       q8     [n_blocks][16 columns]              d, f16
  *       mxfp4  [n_blocks][16 columns]              exponents, 8 bits
  *       q6_k   [16 columns], 32 bytes unused       D, f16
  *              [n_blocks][2][16 columns]           s of each half, 8 bits, signed
  *
- * n_blocks is 8, or less in the last k-block of q4_0, q4_1 and mxfp4.  A weight takes 0.5625,
- * 0.625, 0.578, 0.828 and 0.531 bytes (q4_0, q4_1, q4_k, q6_k, mxfp4).  q6_k's 32 unused bytes keep
- * all vectors of 64 bytes within cache lines.
+ * n_blocks is 8, or less in the last k-block of q4_0, q4_1, mxfp4 and q8; q8's numbers beyond k are
+ * zero.  A weight takes 0.5625, 0.625, 0.578, 0.828, 0.531 and 1.0625 bytes (q4_0, q4_1, q4_k,
+ * q6_k, mxfp4, q8).  q6_k's 32 unused bytes keep all vectors of 64 bytes within cache lines.
  *
  * Rounded activations are [k-blocks][rows][512] bytes.  A row has x [256] of 8 bits, of f32 e [8],
- * z [8] and n [8] = -Q4_BASE e, and of whole numbers with 32 bits `zero` [8], h [8][2] and
- * `twelve` [8].  The
- * kernels for few and for many rows read the same form.
+ * z [8] and n [8] = -Q4_BASE e, and of whole numbers with 32 bits `zero` [8], h [8][2], `twelve`
+ * [8] and `half` [8].  The kernels for few and for many rows read the same form.
  *
  * A sum of integers begins at a number whose bits, with the sum added, are those of the f32 number
- * Q4_BASE + s: Q4_BASE_BITS, or `zero` = Q4_BASE_BITS - 8 (sum of x), for q6_k h =
- * Q4_BASE_BITS - 32 (sum of 16 numbers x), or for mxfp4, whose numbers are widened to v(q) + 12,
- * `twelve` = Q4_BASE_BITS - 12 (sum of x).  So no conversion is needed: fma(Q4_BASE + s, e, n) is
- * s * e, rounded once, because e has at most 22 significant bits and n is exact. */
+ * Q4_BASE + s: Q4_BASE_BITS, or `zero` = Q4_BASE_BITS - 8 (sum of x), for q6_k h = Q4_BASE_BITS -
+ * 32 (sum of 16 numbers x), or for mxfp4, whose numbers are widened to v(q) + 12, `twelve` =
+ * Q4_BASE_BITS - 12 (sum of x).  For q8 an instruction of VNNI multiplies q + 128, and the sum
+ * begins at `half` = Q4_BASE_BITS - 128 (sum of x).  So no conversion is needed: fma(Q4_BASE + s,
+ * e, n) is s * e, rounded once, because e has at most 22 significant bits and n is exact. */
 #ifndef TENSOR_Q4_H
 #define TENSOR_Q4_H
 
@@ -39,13 +41,14 @@
 #define Q4_QUARTER_BYTES (4 * PANEL)
 #define Q4_BLOCK_BYTES   (4 * Q4_QUARTER_BYTES)
 #define Q4_ROW_BYTES     512 /* bytes of a row of rounded activations in a k-block */
-/* offsets of e, z, n, `zero`, h and `twelve` in a row of activations, in numbers of 32 bits */
+/* offsets of e, z, n, `zero` and so on in a row of activations, in numbers of 32 bits */
 #define Q4_E      (MATMUL_K_BLOCK / 4)
 #define Q4_Z      (Q4_E + QUANT_PER_K_BLOCK)
 #define Q4_N      (Q4_Z + QUANT_PER_K_BLOCK)
 #define Q4_ZERO   (Q4_N + QUANT_PER_K_BLOCK)
 #define Q4_H      (Q4_ZERO + QUANT_PER_K_BLOCK)
 #define Q4_TWELVE (Q4_H + 2 * QUANT_PER_K_BLOCK)
+#define Q4_HALF   (Q4_TWELVE + QUANT_PER_K_BLOCK)
 /* 1.5 * 2^23: adding a whole number below 2^22 in size to its bits adds it to the number. */
 #define Q4_BASE      12582912.0f
 #define Q4_BASE_BITS 0x4b400000
@@ -62,7 +65,9 @@ extern const struct quant_kernels q4_kernels_amx;
  * k-block shares. */
 static inline size_t q4_number_bytes(enum dtype t)
 {
-    return t == DTYPE_Q6_K ? Q4_BLOCK_BYTES + 2 * Q4_QUARTER_BYTES : Q4_BLOCK_BYTES;
+    return t == DTYPE_Q8     ? Q8_BLOCK * PANEL
+           : t == DTYPE_Q6_K ? Q4_BLOCK_BYTES + 2 * Q4_QUARTER_BYTES
+                             : Q4_BLOCK_BYTES;
 }
 static inline size_t q4_scale_bytes(enum dtype t)
 {
@@ -79,11 +84,17 @@ static inline size_t q4_offset(enum dtype t, int64_t k)
            (size_t)(k / MATMUL_K_BLOCK) * q4_shared_bytes(t);
 }
 
-/* --- the operations of ops.h, for 4-bit and 6-bit weights ------------------------------------- */
+/* --- the operations of ops.h ------------------------------------------------------------------ */
 
 int cpu_q4_pack(struct stream *s, struct weight *w, int64_t row, const uint8_t *src,
                 int64_t n_rows);
 int cpu_q4_rows(struct stream *s, struct mat out, const struct weight *w,
+                const int32_t *ids);
+int cpu_q8_pack(struct stream *s, struct weight *w, int64_t row, const float *src,
+                int64_t n_rows);
+int cpu_q8_pack_blocks(struct stream *s, struct weight *w, int64_t row, const uint8_t *src,
+                       int64_t n_rows);
+int cpu_q8_rows(struct stream *s, struct mat out, const struct weight *w,
                 const int32_t *ids);
 
 #endif

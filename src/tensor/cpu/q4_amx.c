@@ -1,4 +1,4 @@
-/* q4_amx.c - kernels for 4-bit weights with AMX, for many rows; few rows use VNNI's kernels.
+/* q4_amx.c - kernels for weights in blocks with AMX, for many rows; few rows use VNNI's kernels.
  *
  * A tile multiplies 16 rows by 16 columns over a block of 32, or with q6_k over half a block.  The
  * sums are the same integers as those of the other kernels. */
@@ -168,6 +168,8 @@ static void strip(const struct quant_tile *t, struct scratch *s, int64_t k, int 
         strip_sums6(acc, s, &s->panel[panel % GROUP], x);
     else if (t->dtype == DTYPE_Q4_0)
         strip_sums(acc, DTYPE_Q4_0, s, &s->panel[panel % GROUP], x, n_blocks);
+    else if (t->dtype == DTYPE_Q8)
+        strip_sums(acc, DTYPE_Q8, s, &s->panel[panel % GROUP], x, n_blocks);
     else if (t->dtype == DTYPE_MXFP4)
         strip_sums(acc, DTYPE_MXFP4, s, &s->panel[panel % GROUP], x, n_blocks);
     else /* widened blocks of q4_1 and q4_k are alike */

@@ -1,12 +1,11 @@
-/* quant.h - products with quantised weights: the parts that 8 bits (q8.h) and 4 bits (q4.h) share;
- * private to src/tensor/cpu.
+/* quant.h - products with quantised weights: the parts that blocks (q4.h) and bf16r (bf16r.h)
+ * share; private to src/tensor/cpu.
  *
  *   cpu_quant.c        how a product is cut over threads and tiles
  *   cpu_q8.c, cpu_q4.c packing, and rows of packed weights
  *   kern_q*.h          the loops, written once over v16 and vectors of integers
- *   vec_int_*.h        16 lanes of two 16-bit numbers each, and their exact products (8-bit weights)
- *   vec_nib_*.h        16 lanes of four 8-bit numbers each, and their exact products (4-bit weights)
- *   q8_*.c, q4_*.c     compile the loops for one instruction set into one `struct quant_kernels`
+ *   vec_nib_*.h        16 lanes of four 8-bit numbers each, and their exact products
+ *   q4_*.c             compile the loops for one instruction set into one `struct quant_kernels`
  *
  * Sums of integers are exact in any order, so all instruction sets give the same bits at every
  * width (ops.h has the arithmetic).
@@ -22,7 +21,6 @@
 /* One tile of a product: m rows by n_panels panels. */
 struct quant_tile {
     const int16_t *x; /* row r of k-block b is at x[(b * x_rows + r) * 256] */
-    const float *e;   /* for 8-bit weights: the row's scale is e[b * x_rows + r] */
     int64_t x_rows;
     int m;
     int64_t k;
@@ -48,7 +46,7 @@ struct quant_tile {
 /* Bytes for two panels of a widened k-block with its scales, for the sums of a tile, and for the
  * bias of a narrow edge. */
 #define QUANT_SCRATCH                                                                      \
-    (2 * (MATMUL_K_BLOCK * PANEL * 2 + QUANT_PER_K_BLOCK * PANEL * 4) +                    \
+    (2 * PANEL * (MATMUL_K_BLOCK + 2 * QUANT_PER_K_BLOCK * 4 + 4) +                        \
      (QUANT_ROWS * TILE_COLS + 2 * PANEL) * 4)
 
 struct quant_kernels {
@@ -64,19 +62,11 @@ struct quant_kernels {
      * cpu_reads_one_stream() is true. NULL: `direct` is always used. */
     void (*direct_stream)(const struct quant_tile *t);
     void (*blocked)(const struct quant_tile *t);
-    /* Round one row of k numbers to x and e, in the form that `direct` or `blocked` reads; k-blocks
-     * are x_step and e_step elements apart. */
-    void (*round_direct)(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
-                         int64_t e_step);
-    void (*round_blocked)(const float *a, int64_t k, int16_t *x, int64_t x_step, float *e,
-                          int64_t e_step);
-    /* Packs one row of W, row-major f32, into its lane of a panel. Returns false if 8 bits cannot
-     * hold it. NULL for 4-bit weights: packing them only moves bits and needs no kernel. */
-    bool (*pack_row)(uint8_t *panel, int column, const float *w, int64_t k);
+    /* Rounds one row of k numbers to x; k-blocks are x_step elements apart. */
+    void (*round_row)(const float *a, int64_t k, int16_t *x, int64_t x_step);
 };
 
 /* All tables, the best first. NULL ends each list. */
-extern const struct quant_kernels *const q8_all_kernels[];
 extern const struct quant_kernels *const q4_all_kernels[];
 
 static inline int64_t panels_of(int64_t n)

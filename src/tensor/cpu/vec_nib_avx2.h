@@ -76,6 +76,34 @@ static inline i_start i_set1(int32_t n)
     __m256i v = _mm256_set1_epi32(n);
     return (i_start){v, v};
 }
+/* Numbers of q8: i_byte_dot returns sum + w . x of the bytes that i_bytes reads and that are from
+ * -127 to 127, if the sum began at i_byte_start of its place in a row (q4.h).  Two products of |w|
+ * and +-x fit 16 bits.  i_bits returns the bits of a sum as floats. */
+static inline i8x4 i_bytes(const uint8_t *p)
+{
+    return i_load4(p);
+}
+static inline i_start i_byte_start(const float *half)
+{
+    (void)half;
+    return i_set1(Q4_BASE_BITS);
+}
+static inline __m256i i_byte_dot8(__m256i sum, __m256i w, __m256i x)
+{
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+static inline i_start i_byte_dot(i_start sum, i8x4 w, i8x4 x)
+{
+    sum.lo = i_byte_dot8(sum.lo, w.lo, x.lo);
+    sum.hi = i_byte_dot8(sum.hi, w.hi, x.hi);
+    __asm__("" : "+x"(sum.lo), "+x"(sum.hi)); /* as in i_dot4 */
+    return sum;
+}
+static inline v16 i_bits(i_start sum)
+{
+    return v_pair(_mm256_castsi256_ps(sum.lo), _mm256_castsi256_ps(sum.hi));
+}
 /* i_begin returns the sum of a block before its products; i_end adds `start` to the sum, unless
  * i_begin has, and returns its bits as floats. */
 static inline i_part i_begin(i_start start)
@@ -91,8 +119,7 @@ static inline i_start i_whole(i_part a, i_start start)
 }
 static inline v16 i_end(i_part sum, i_start start)
 {
-    i_start all = i_whole(sum, start);
-    return v_pair(_mm256_castsi256_ps(all.lo), _mm256_castsi256_ps(all.hi));
+    return i_bits(i_whole(sum, start));
 }
 /* Sums over half a block of 6-bit numbers, in four steps v.  i_half_begin returns a sum that begins
  * at `start`; i_half_end returns the bits of the sum as floats. */
@@ -113,7 +140,7 @@ static inline i_half_sum i_half_dot(i_half_sum s, i8x4 w, i8x4 x, int v)
 }
 static inline v16 i_half_end(i_half_sum s)
 {
-    return v_pair(_mm256_castsi256_ps(s.whole.lo), _mm256_castsi256_ps(s.whole.hi));
+    return i_bits(s.whole);
 }
 static inline __m256i i_six(__m256i n, __m256i h, int half, int v)
 {

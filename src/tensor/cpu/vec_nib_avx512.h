@@ -64,6 +64,31 @@ static inline i_start i_set1(int32_t n)
 {
     return _mm512_set1_epi32(n);
 }
+/* Numbers of q8: i_byte_dot returns sum + w . x of the bytes that i_bytes reads and that are from
+ * -127 to 127, if the sum began at i_byte_start of its place in a row (q4.h).  VNNI multiplies
+ * numbers without a sign, q + 128, and the sum begins that much lower.  Otherwise two products of
+ * |w| and +-x fit 16 bits.  i_bits returns the bits of a sum as floats. */
+static inline i8x4 i_bytes(const uint8_t *p)
+{
+    i8x4 w = i_load4(p);
+    return I_SUMS_16 ? w : _mm512_xor_si512(w, _mm512_set1_epi8(-128));
+}
+static inline i_start i_byte_start(const float *half)
+{
+    return I_SUMS_16 ? i_set1(Q4_BASE_BITS) : i_set4(half);
+}
+static inline i_start i_byte_dot(i_start sum, i8x4 w, i8x4 x)
+{
+    if (!I_SUMS_16)
+        return i_dot4(sum, w, x);
+    x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+    __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), x);
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+}
+static inline v16 i_bits(i_start sum)
+{
+    return _mm512_castsi512_ps(sum);
+}
 /* i_begin returns the sum of a block before its products; i_end adds `start` to the sum, unless
  * i_begin has, and returns its bits as floats. */
 static inline i_part i_begin(i_start start)
@@ -77,7 +102,7 @@ static inline i_start i_whole(i_part sum, i_start start)
 }
 static inline v16 i_end(i_part sum, i_start start)
 {
-    return _mm512_castsi512_ps(i_whole(sum, start));
+    return i_bits(i_whole(sum, start));
 }
 /* Sums over half a block of 6-bit numbers, in four steps v.  i_half_begin returns a sum that begins
  * at `start`; i_half_end returns the bits of the sum as floats. */
@@ -100,7 +125,7 @@ static inline i_half_sum i_half_dot(i_half_sum s, i8x4 w, i8x4 x, int v)
 }
 static inline v16 i_half_end(i_half_sum s)
 {
-    return _mm512_castsi512_ps(s.whole);
+    return i_bits(s.whole);
 }
 /* Sets q to the 6-bit numbers of half a block (q4.h), in order of k. */
 static inline void i_sixes(const uint8_t *p, int half, i8x4 q[4])

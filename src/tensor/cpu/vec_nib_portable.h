@@ -75,6 +75,31 @@ static inline i_start i_set1(int32_t n)
     V_EACH(i) r.lane[i] = n;
     return r;
 }
+/* Numbers of q8: i_byte_dot returns sum + w . x of the bytes that i_bytes reads and that are from
+ * -127 to 127, if the sum began at i_byte_start of its place in a row (q4.h).  i_bits returns the
+ * bits of a sum as floats. */
+static inline i8x4 i_bytes(const uint8_t *p)
+{
+    return i_load4(p);
+}
+static inline i_start i_byte_start(const float *half)
+{
+    (void)half;
+    return i_set1(Q4_BASE_BITS);
+}
+static inline i_start i_byte_dot(i_start sum, i8x4 w, i8x4 x)
+{
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 4; j++)
+            sum.lane[i] += (int8_t)w.of[i][j] * (int8_t)x.of[i][j];
+    return sum;
+}
+static inline v16 i_bits(i_start sum)
+{
+    v16 r;
+    memcpy(&r, &sum, sizeof r);
+    return r;
+}
 /* i_begin returns the sum of a block before its products; i_end adds `start` to the sum, unless
  * i_begin has, and returns its bits as floats. */
 static inline i_part i_begin(i_start start)
@@ -83,10 +108,8 @@ static inline i_part i_begin(i_start start)
 }
 static inline v16 i_end(i_part sum, i_start start)
 {
-    v16 r;
     (void)start;
-    memcpy(&r, &sum, sizeof r);
-    return r;
+    return i_bits(sum);
 }
 /* Sums over half a block of 6-bit numbers, in four steps v.  i_half_begin returns a sum that begins
  * at `start`; i_half_end returns the bits of the sum as floats. */

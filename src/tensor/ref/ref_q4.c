@@ -42,8 +42,7 @@ int ref_q4_rows(struct stream *s, struct mat out, const struct weight *w,
     return stream_enter(s);
 }
 
-/* Rounds a block of a row of A to x [32]. *e and *z get the block's two factors. */
-static void round_block(const float *a, int32_t *x, float *e, float *z)
+void ref_round_block(const float *a, int32_t *x, float *e, float *z)
 {
     float largest = 0;
     int32_t sum = 0;
@@ -110,8 +109,8 @@ int ref_q4_matmul(struct stream *s, struct mat c, struct mat a, const struct wei
     CHECK(w->k <= MATMUL_MAX_K);
     for (int64_t i = 0; i < c.rows; i++) {
         for (int64_t k = 0; k < w->k; k += Q4_BLOCK)
-            round_block((const float *)a.data + i * a.ld + k, x + k, &e[k / Q4_BLOCK],
-                        &z[k / Q4_BLOCK]);
+            ref_round_block((const float *)a.data + i * a.ld + k, x + k, &e[k / Q4_BLOCK],
+                            &z[k / Q4_BLOCK]);
         for (int64_t j = 0; j < c.cols; j++) {
             float y = row_product(w, j, x, e, z);
             mat_set(c, i, j, bias != NULL ? y + bias[j] : y);

@@ -25,25 +25,6 @@ size_t ref_q8_bytes(int64_t n, int64_t k)
     return (size_t)(n * q8_blocks(k)) * sizeof(struct block);
 }
 
-/* --- rounding ------------------------------------------------------------------------------- */
-
-/* Rounds one k-block of a row of A to x [256]. Returns e. */
-static float round_activations(int32_t *x, struct mat a, int64_t row, int64_t k0, int64_t n)
-{
-    float largest = 0;
-    memset(x, 0, MATMUL_K_BLOCK * sizeof *x);
-    for (int64_t i = 0; i < n; i++) {
-        if (!isfinite(mat_get(a, row, k0 + i)))
-            return NAN;
-        largest = fmaxf(largest, fabsf(mat_get(a, row, k0 + i)));
-    }
-    if (largest < 0x1p-100f)
-        return 0;
-    for (int64_t i = 0; i < n; i++)
-        x[i] = (int32_t)rintf(mat_get(a, row, k0 + i) * (32767.0f / largest));
-    return largest / 32767.0f;
-}
-
 /* --- the operations --------------------------------------------------------------------------- */
 
 int ref_q8_pack(struct stream *s, struct weight *w, int64_t row, const float *src,
@@ -73,32 +54,25 @@ int ref_q8_rows(struct stream *s, struct mat out, const struct weight *w,
     return stream_enter(s);
 }
 
-/* Returns the sum p (ops.h) of the k-block that begins at k0. */
-static float block_sum(const int32_t *x, const struct weight *w, int64_t j, int64_t k0)
-{
-    float p = 0;
-    for (int64_t k = 0; k < MATMUL_K_BLOCK && k0 + k < w->k; k += Q8_BLOCK) {
-        const struct block *b = block_at(w, j, (k0 + k) / Q8_BLOCK);
-        int32_t s = 0;
-        for (int i = 0; i < Q8_BLOCK; i++)
-            s += x[k + i] * b->q[i];
-        p = fmaf((float)s, f16_to_f32(b->d), p);
-    }
-    return p;
-}
-
 int ref_q8_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                   const float *bias)
 {
-    int32_t x[MATMUL_K_BLOCK];
     for (int64_t i = 0; i < c.rows; i++) {
         for (int64_t j = 0; j < c.cols; j++)
             mat_set(c, i, j, 0);
-        for (int64_t k = 0; k < w->k; k += MATMUL_K_BLOCK) {
-            int64_t n = MIN(w->k - k, MATMUL_K_BLOCK);
-            float e = round_activations(x, a, i, k, n);
-            for (int64_t j = 0; j < c.cols; j++)
-                mat_set(c, i, j, fmaf(block_sum(x, w, j, k), e, mat_get(c, i, j)));
+        for (int64_t k = 0; k < w->k; k += Q8_BLOCK) {
+            float part[Q8_BLOCK] = {0}, e, z;
+            int32_t x[Q8_BLOCK];
+            for (int64_t n = 0; n < MIN(w->k - k, Q8_BLOCK); n++)
+                part[n] = mat_get(a, i, k + n);
+            ref_round_block(part, x, &e, &z);
+            for (int64_t j = 0; j < c.cols; j++) {
+                const struct block *b = block_at(w, j, k / Q8_BLOCK);
+                int32_t sum = 0;
+                for (int n = 0; n < Q8_BLOCK; n++)
+                    sum += x[n] * b->q[n];
+                mat_set(c, i, j, fmaf((float)sum * e, f16_to_f32(b->d), mat_get(c, i, j)));
+            }
         }
         for (int64_t j = 0; bias != NULL && j < c.cols; j++)
             mat_set(c, i, j, mat_get(c, i, j) + bias[j]);

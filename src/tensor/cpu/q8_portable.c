@@ -1,9 +1,0 @@
-/* q8_portable.c - the kernels of 8-bit weights compiled for one instruction set; see q8.h. */
-#include "tensor/cpu/q8.h"
-
-#include "tensor/cpu/vec_int_portable.h"
-
-#include "tensor/cpu/kern_math.h"
-#include "tensor/cpu/kern_q8.h"
-#include "tensor/cpu/kern_q8_blocked.h"
-#include "tensor/cpu/kern_q8_table.h"
