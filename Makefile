@@ -109,7 +109,7 @@ TEST_DIRS := $(if $(FOLDERS),$(FOLDERS:%=tests/%),tests/*)
 ALL_TEST_SRC := $(sort $(wildcard $(TEST_DIRS:%=%/test_*.c)))
 TEST_SRC := $(if $(EMULATED),$(ALL_TEST_SRC),$(filter-out %_emulated.c,$(ALL_TEST_SRC)))
 TEST_SRC := $(if $(FOLDERS),$(filter-out $(NEED_OTHERS),$(TEST_SRC)),$(TEST_SRC))
-TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard $(TEST_DIRS:%=%/*.c))) $(if $(FOLDERS),,$(wildcard apps/talk.c apps/timeline*.c)))
+TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard $(TEST_DIRS:%=%/*.c))) $(if $(FOLDERS),,mpi/peer.c mpi/serve.c $(wildcard apps/talk.c apps/timeline*.c)))
 
 OBJ      := $(SRC:%.c=$(B)/%.o)
 CUDA_OBJ := $(if $(filter 1,$(CUDA)),$(CUDA_SRC:%.c=$(B)/%.o) $(CUDA_KERNEL:%.cu=$(B)/%.o))
@@ -228,13 +228,6 @@ $(TESTLIB): $(TESTLIB_OBJ) $(B)/files.stamp
 $(B)/tests/%_emulated: $(B)/tests/%_emulated.o $(EMU_OBJ) $(TESTLIB) $(B)/libsim.a $(B)/libhcache.a
 	@echo "  LINK $@"
 	@$(CXX) $(LDFLAGS) $(TEST_LD) $(WRAP_STATE) -o $@ $< $(TEST_MAIN) $(EMU_OBJ) $(TEST_ARCHIVES) $(LDLIBS) -lcmocka
-
-# A libnccl.so.2 through which the emulated GPUs exchange data.
-NCCL_FAKE := $(B)/tests/cuda_emu/libnccl.so.2
-$(NCCL_FAKE): tests/cuda_emu/nccl/nccl_fake.c tests/cuda_emu/nccl/nccl_fake.h $(B)/flags.stamp
-	@mkdir -p $(@D)
-	@$(CC) $(ALL_CFLAGS) -fPIC -shared -Wl,-soname,libnccl.so.2 -o $@ $<
-$(B)/tests/engine/test_nccl_emulated: | $(NCCL_FAKE)
 
 # A libcufile.so.0 that reads into the memory of emulated GPUs.
 CUFILE_FAKE := $(B)/tests/cuda_emu/libcufile.so.0

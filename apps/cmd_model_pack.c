@@ -16,7 +16,7 @@
 
 struct pack_args {
     const char *source, *out;
-    const char *weights, *device, *isa, *cuda_ranks;
+    const char *weights, *device, *isa;
     int threads, ranks;
     bool json;
 };
@@ -38,8 +38,6 @@ static const struct opt pack_options[] = {
      .max = HCACHE_MAX_DEVICES, .help = "number of ranks for which the file is written"},
     {"isa", OPT(struct pack_args, isa), .arg = "NAME",
      .help = "kernels of the CPU, for tests; the file is the same with all of them"},
-    {"cuda-ranks", OPT(struct pack_args, cuda_ranks), .choices = engine_ranks, .def = "own",
-     .help = "shared: all ranks compute on the first GPU, for tests"},
     {"threads", OPT(struct pack_args, threads), .arg = "N", .def = "0", .min = 0,
      .max = 1024,
      .help = "compute threads; 0 is one for each processor that the process may use"},
@@ -66,7 +64,7 @@ static int pack(const struct pack_args *a, struct pack_result *r, struct err *e)
 {
     struct pool *pool = NULL;
     struct device *dev = NULL;
-    const struct device_opts d = {.isa = a->isa, .cuda_ranks = a->cuda_ranks};
+    const struct device_opts d = {.isa = a->isa};
     int rc = pool_create(a->threads > 0 ? a->threads : cpus_usable(), &pool, e);
     if (rc == 0)
         rc = group_open(a->device, &d, a->ranks, 1, pool, &dev, e);

@@ -34,7 +34,6 @@ static const char *const engine_packs[] = {"auto", "on", "off", NULL};
 static const char *const engine_graphs[] = {"on", "off", NULL};
 static const char *const engine_early[] = {"off", "on", NULL};
 static const char *const engine_remote_writes[] = {"idle", "use", "always", NULL};
-static const char *const engine_ranks[] = {"own", "shared", NULL};
 static const char *const engine_policies[] = {"lru",  "fifo", "lfu", "attentionstore",
                                               "ours", NULL};
 static const char *const engine_directs[] = {"auto", "on", "off", NULL};
@@ -78,9 +77,7 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
     {"cuda-graphs", OPT(s, engine.o.cuda_graphs), .choices = engine_graphs, .def = "on",   \
      .help = "replay recorded decode steps on a GPU"},                               \
     {"cuda-early", OPT(s, engine.o.cuda_early), .choices = engine_early, .def = "off",     \
-     .help = "launch a kernel on a GPU while the one before still runs"},           \
-    {"cuda-ranks", OPT(s, engine.o.cuda_ranks), .choices = engine_ranks, .def = "own",     \
-     .help = "shared: all ranks compute on the first GPU, for tests"}
+     .help = "launch a kernel on a GPU while the one before still runs"}
 #define OPT_PARALLEL(s)                                                                    \
     {"tensor-parallel", OPT(s, engine.o.tensor_parallel), .arg = "N", .def = "1",          \
      .min = 1, .max = HCACHE_MAX_DEVICES,                                                  \

@@ -6,16 +6,11 @@
 /* Variables that are no command's options and are not suggested to users: for the device's tuning,
  * tests and scripts. */
 static const char *const others[] = {
-    "HCACHE_BUILD",          "HCACHE_CAMPAIGN_OUT",
-    "HCACHE_CHECKSUMS",      "HCACHE_CUDA_EARLY",
-    "HCACHE_CUDA_GRAPHS",    "HCACHE_CUDA_MATH",
-    "HCACHE_CUDA_RANKS",     "HCACHE_FAULTS",
-    "HCACHE_FLIPS",          "HCACHE_FUZZ",
-    "HCACHE_MANY",           "HCACHE_MEMORY",
-    "HCACHE_PLUGINS",        "HCACHE_SEED",
-    "HCACHE_IN_VENV",        "HCACHE_ISA",
-    "HCACHE_SHARED",         "HCACHE_SHOTS",
-    "HCACHE_TEST_HISTORIES",
+    "HCACHE_BUILD",       "HCACHE_CAMPAIGN_OUT",   "HCACHE_CHECKSUMS", "HCACHE_CUDA_EARLY",
+    "HCACHE_CUDA_GRAPHS", "HCACHE_CUDA_MATH",      "HCACHE_FAULTS",    "HCACHE_FLIPS",
+    "HCACHE_FUZZ",        "HCACHE_MANY",           "HCACHE_MEMORY",    "HCACHE_PLUGINS",
+    "HCACHE_SEED",        "HCACHE_IN_VENV",        "HCACHE_ISA",       "HCACHE_SHARED",
+    "HCACHE_SHOTS",       "HCACHE_TEST_HISTORIES",
 };
 
 enum { MAX_NAMES = 1000, NAME_BYTES = 80 };

@@ -24,7 +24,7 @@ int ppl_overflow_check(const struct model *m, struct err *err)
     int rc = model_check_truncation(m, err);
     if (rc != 0)
         return rc;
-    if (!m->dev->unified || m->dev->n_ranks * m->dev->n_stages > 1)
+    if (!m->dev->unified)
         return err_set(err, ERR_UNSUPPORTED, "--overflow needs one CPU device");
     return 0;
 }

@@ -23,7 +23,6 @@
 #include "base/pool.h"
 #include "base/rng.h"
 #include "bench/device_rig.h"
-#include "tensor/collective.h"
 #include "api/stack.h"
 #include "tensor/group.h"
 

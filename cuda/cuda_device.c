@@ -337,12 +337,6 @@ static int cuda_event_sync(struct event *e)
 
 /* --- the device ------------------------------------------------------------------------------- */
 
-/* Makes the device current on the calling thread. The next call reports a failure. */
-static void cuda_device_enter(struct device *d)
-{
-    (void)cudaSetDevice(((struct cuda_device *)d)->index);
-}
-
 static void cuda_device_close(struct device *d)
 {
     cuda_blas_close(((struct cuda_device *)d)->blas);
@@ -352,7 +346,6 @@ static void cuda_device_close(struct device *d)
 
 static const struct device_vtable cuda_vtable = {
     .close = cuda_device_close,
-    .enter = cuda_device_enter,
     .reserve = cuda_reserve,
     .buf_alloc = cuda_buf_alloc,
     .buf_free = cuda_buf_free,
@@ -383,26 +376,23 @@ static const char *const numerics_names[] = {
 
 /* The values of device_opts, as indices into the lists below. */
 struct choices {
-    int math, no_graphs, early, shared;
+    int math, no_graphs, early;
 };
 
 static int choose(const struct device_opts *o, struct choices *c, struct err *err)
 {
-    static const char *const graphs[] = {"on", "off", NULL},
-                             *const early[] = {"off", "on", NULL},
-                             *const ranks[] = {"own", "shared", NULL};
+    static const char *const graphs[] = {"on", "off", NULL}, *const early[] = {"off", "on",
+                                                                               NULL};
     int rc = device_choice("cuda-math", o->cuda_math, math_names, &c->math, err);
     if (rc == 0)
         rc = device_choice("cuda-graphs", o->cuda_graphs, graphs, &c->no_graphs, err);
-    if (rc == 0)
-        rc = device_choice("cuda-early", o->cuda_early, early, &c->early, err);
-    return rc == 0 ? device_choice("cuda-ranks", o->cuda_ranks, ranks, &c->shared, err)
-                   : rc;
+    return rc == 0 ? device_choice("cuda-early", o->cuda_early, early, &c->early, err) : rc;
 }
 
-int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,
-                     struct device **out, struct err *err)
+int cuda_device_open(const struct device_opts *o, struct pool *pool, struct device **out,
+                     struct err *err)
 {
+    const int index = 0; /* a process has one GPU */
     struct cudaDeviceProp prop;
     struct choices c;
     int n = 0, rc = choose(o, &c, err);
@@ -412,12 +402,6 @@ int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,
     if (e != cudaSuccess || n == 0)
         return err_set(err, ERR_UNSUPPORTED, "device cuda: no GPU can be used here: %s",
                        e != cudaSuccess ? cudaGetErrorString(e) : "the driver lists none");
-    index = c.shared ? 0 : index;
-    if (index >= n)
-        return err_set(err, ERR_UNSUPPORTED,
-                       "device cuda: GPU %d is needed, but there are only %d: choose fewer "
-                       "ranks or stages",
-                       index, n);
     e = cudaSetDevice(index);
     if (e == cudaSuccess)
         e = cudaGetDeviceProperties(&prop, index);
@@ -456,7 +440,6 @@ int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,
                               .q8 = true,
                               .batch_rows = BATCH_ROWS,
                               .stream_bytes = STREAM_BYTES,
-                              .shared = c.shared,
                               .n_ranks = 1,
                               .n_stages = 1,
                               .v = &cuda_vtable,

@@ -5,6 +5,4 @@ extern const struct cuda_plugin hcache_cuda_plugin;
 __attribute__((visibility("default")))
 const struct cuda_plugin hcache_cuda_plugin = {.version = CUDA_PLUGIN_VERSION,
                                                .layout = CUDA_PLUGIN_LAYOUT,
-                                               .device_open = cuda_device_open,
-                                               .collective_open = cuda_collective_open,
-                                               .connect = cuda_connect};
+                                               .device_open = cuda_device_open};

@@ -102,9 +102,11 @@ struct hcache_opts {
      * "auto": the memory that the machine has left; "50%": this share of the layers.  Layers that
      * do not fit are read from the file for each pass.  NULL: all weights stay in memory. */
     const char *weights_memory;
-    int threads;           /* number of compute threads; 0: one per usable core */
-    int tensor_parallel;   /* number of ranks that share each layer; 0: 1 */
-    int pipeline_parallel; /* number of stages, each with a run of the layers; 0: 1 */
+    int threads; /* number of compute threads; 0: one per usable core */
+    /* Ranks that share each layer, and stages with a run of the layers each; 0: 1.  Each rank of
+     * each stage is a process of mpirun, which the program hcache has; with other programs, more
+     * than one are refused. */
+    int tensor_parallel, pipeline_parallel;
     /* maximum tokens of one forward pass, 512 to 16384; 0: chosen for the device */
     int batch_rows;
     /* Number of mini-batches, of batch_rows tokens each, that one step may compute. All of them
@@ -195,7 +197,7 @@ struct hcache_opts {
     const char *gpu_direct;
     /* Settings for tests and comparisons; struct device_opts in tensor/tensor.h lists their values.
      * NULL: the default. */
-    const char *isa, *checksums, *cuda_math, *cuda_graphs, *cuda_early, *cuda_ranks;
+    const char *isa, *checksums, *cuda_math, *cuda_graphs, *cuda_early;
 
     /* Receives warnings, one line per call; NULL: they go to stderr. */
     void (*warn)(void *arg, const char *text);

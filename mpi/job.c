@@ -178,7 +178,7 @@ const struct peers_plugin hcache_peers_plugin = {.version = PEERS_PLUGIN_VERSION
                                                  .serve = serve,
                                                  .leave = job_leave,
                                                  .device_open = peer_open,
-                                                 .collective_open = peer_collective_open,
+                                                 .gather = peer_gather,
                                                  .is_peer = peer_is,
                                                  .run = peer_run,
                                                  .copy = peer_copy_between};

@@ -88,7 +88,8 @@ static inline int64_t ragged_blocks(const struct ragged *r, int s)
 /* The functions of struct peers_plugin. */
 int peer_open(const char *name, const struct device_opts *o, int index, struct pool *pool,
               struct device **out, struct err *err);
-int peer_collective_open(int first, struct collective **out, struct err *err);
+int peer_gather(struct stream *const *s, int n, int first, const struct mat *out,
+                const struct mat *in);
 bool peer_is(const struct stream *s);
 int peer_run(struct stream *s, const struct call *c);
 int peer_copy_between(struct stream *to, void *dst, struct stream *from, const void *src,

@@ -444,42 +444,20 @@ int peer_open(const char *name, const struct device_opts *o, int index, struct p
     return err_set(err, a.rc, "process %d: %s", index, a.why);
 }
 
-struct peer_collective {
-    struct collective base;
-    int first; /* the process of the stage's first rank */
-};
-
 /* Peers are told first, and then the rank of this process, if it is one, takes part. It does so
  * even if its stream has failed, because the others wait for it. */
-static int collective_gather(struct collective *base, const struct ranks *k,
-                             const struct mat *out, const struct mat *in)
+int peer_gather(struct stream *const *s, int n, int first, const struct mat *out,
+                const struct mat *in)
 {
-    const struct peer_collective *c = (const struct peer_collective *)base;
     int rc = 0;
-    for (int r = k->n - 1; r >= 0; r--) {
-        int code = peer_is(k->s[r]) ? atomic_load(&k->s[r]->code) : stream_sync(k->s[r]);
+    for (int r = n - 1; r >= 0; r--) {
+        int code = peer_is(s[r]) ? atomic_load(&s[r]->code) : stream_sync(s[r]);
         rc = rc == 0 ? code : rc;
-        if (peer_is(k->s[r]))
-            tell(k->s[r], (struct call){.kind = CALL_GATHER,
-                                        .m = {out[r], in[r]},
-                                        .n = {c->first, k->n}});
+        if (peer_is(s[r]))
+            tell(s[r],
+                 (struct call){.kind = CALL_GATHER, .m = {out[r], in[r]}, .n = {first, n}});
         else
-            job_gather(c->first, k->n, out[r], in[r]);
+            job_gather(first, n, out[r], in[r]);
     }
     return rc;
-}
-
-static void collective_close(struct collective *c)
-{
-    free(c);
-}
-
-int peer_collective_open(int first, struct collective **out, struct err *err)
-{
-    struct peer_collective *c = xcalloc(1, sizeof *c);
-    (void)err;
-    c->base = (struct collective){collective_gather, collective_close};
-    c->first = first;
-    *out = &c->base;
-    return 0;
 }

@@ -40,7 +40,7 @@ if [ -n "$dry" ]; then
     : "${1:?usage: gpu_check.sh --dry FOLDER}"
     deadline=${GPU_CHECK_SECONDS:-1500}
     hcache=build/release/hcache_emulated test_cuda=build/release/tests/tensor/test_cuda_emulated
-    gpu="emulated GPU (dry run: no figure means anything)" n_gpus=1
+    gpu="emulated GPU (dry run: no figure means anything)"
     models="synth:tiny-mha:f16 synth:tiny-gqa:bf16" disk_models=synth:tiny-mha:f16
     lengths=64,128 sums_lengths=64,128 disk_lengths=64 rounds=1 device_args="--tokens 64 --width 256 --runs 1"
     save_args="--batches 1,2 --steps 8 --rounds 1 --context 64 --save-buffer 8M" resume_args="--history 64 --new 16 --rounds 1"
@@ -53,7 +53,6 @@ else
     [ -x $hcache ] || { echo "gpu_check: no $bundle: run make gpu-bundle first" >&2; exit 1; }
     command -v nvidia-smi >/dev/null || { echo "gpu_check: no nvidia-smi: is there a GPU?" >&2; exit 1; }
     gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -1)
-    n_gpus=$(nvidia-smi -L | wc -l)
     models="synth:llama-2-7b:f16 synth:llama-3-8b:bf16 synth:llama-2-13b:f16" disk_models="synth:llama-2-7b:f16 synth:llama-3-8b:bf16"
     lengths=1024,2048,4096,8192,16384 sums_lengths=4096,16384 disk_lengths=1024,4096 rounds=5 device_args=
     save_args="--batches 1,32 --steps 64 --rounds 5 --context 512 --store-cap 24G --save-buffer 4G" resume_args="--history 4096 --new 256 --rounds 5"
@@ -177,26 +176,9 @@ part parity 60 $test_cuda
     done
     [ -n "$python" ] && part exact 40 env HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/exact.csv"
     part device-exact 25 env HCACHE_CUDA_MATH=exact $hcache bench device --device cuda --dtype bf16 $device_args --csv "$parts/device-exact.csv"
-    [ -n "$python" ] && part ranks 40 env HCACHE_TENSOR_PARALLEL=2 HCACHE_CUDA_RANKS=shared HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/ranks.csv"
-    [ -n "$python" ] && part stages 40 env HCACHE_PIPELINE_PARALLEL=2 HCACHE_CUDA_RANKS=shared HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/stages.csv"
-    part exchanges 25 env HCACHE_CUDA_RANKS=shared $hcache bench device --device cuda --dtype bf16 $device_args --tensor-parallel 2 --pipeline-parallel 2 --csv "$parts/exchanges.csv"
     # A model of 13B parameters, on the CPU only.
     part cpu-13b 120 $hcache bench restore "$cpu_model" --store memory --lengths "$cpu_lengths" --rounds 1 --methods hidden,kv,auto,recompute \
         --csv "$parts/cpu-13b.csv"
-    if [ "$n_gpus" -ge 2 ]; then
-        part exchanges2 25 $hcache bench device --device cuda --dtype bf16 $device_args --tensor-parallel 2 --csv "$parts/exchanges2.csv"
-        for group in tensor pipeline; do
-            part "restore-$group" 75 $hcache bench restore "${first%:*}" --device cuda --dtype "${first##*:}" --store memory --lengths "$lengths" --rounds "$rounds" --"$group"-parallel 2 --csv "$parts/restore-$group.csv"
-        done
-    else
-        missing exchanges2,restore-tensor,restore-pipeline "second GPU"
-    fi
-    if [ "$n_gpus" -ge 2 ] && [ -n "$python" ]; then
-        part stages2 40 env HCACHE_PIPELINE_PARALLEL=2 HCACHE_CUDA_MATH=exact "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/stages2.csv"
-        part nccl 40 env HCACHE_TENSOR_PARALLEL=2 "$python" tools/gpu_greedy.py $hcache models/demo models/demo/dialogues.json cuda $exact_args "$parts/nccl.csv"
-    else
-        missing stages2,nccl "second GPU, or no python3"
-    fi
 }
 
 {

@@ -101,8 +101,7 @@ def main():
     save, early = join(parts, "save", []), join(parts, "early-save", [])
     fixed = join(parts, "fixed-save", [])
     for name, rows in (("restore", restored), ("torch", torch), ("save", save), ("early-save", early), ("fixed-save", fixed), ("device", join(parts, "device-*", ["t"])),
-                       ("greedy", join(parts, "greedy", [])), ("fixed", join(parts, "fixed", [])), ("exact", join(parts, "exact", [])), ("ranks", join(parts, "ranks", [])),
-                       ("stages", join(parts, "stages", [])), ("stages2", join(parts, "stages2", [])), ("nccl", join(parts, "nccl", [])),
+                       ("greedy", join(parts, "greedy", [])), ("fixed", join(parts, "fixed", [])), ("exact", join(parts, "exact", [])),
                        ("resume", join(parts, "resume", []))):
         write(os.path.join(out, name + ".csv"), rows)
     ceilings = sorted({line for name in glob.glob(os.path.join(parts, "*.log"))
@@ -120,9 +119,9 @@ def main():
     for math in "fixed", "exact":
         show(f"Operations in {math} math, whose bits do not depend on the batch", log_of(parts, f"device-{math}"))
         cost_of(math, join(parts, "device-*", ["t"]))
-    ends = [[f"{name}: {line}"] for name in ("greedy", "fixed", "exact", "ranks", "stages", "stages2", "nccl")
+    ends = [[f"{name}: {line}"] for name in ("greedy", "fixed", "exact")
             for line in log_of(parts, name).splitlines()[-1:]]
-    show("Greedy tokens after restores; in fixed and exact math, all logits too; with two ranks, or stages, on one GPU; on two GPUs", "\n".join(sum(ends, [])))
+    show("Greedy tokens after restores; in fixed and exact math, all logits too", "\n".join(sum(ends, [])))
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
  *   graphs.c   a decode's layers recorded as CUDA graphs and replayed    --cuda-graphs off
  *   early.c    kernels launched before the one in front has ended        --cuda-early off (default)
  *   cufile.c   reads from files into device memory by cuFile             --gpu-direct off
- *   nccl.c     exchanges between GPUs by NCCL                            one rank per stage
  *
  * The right column disables each part. The rest of cuda works without them and gives the
  * same bits. Nothing is added here until a GPU has run it: a part that has run on one moves up to
  * cuda. tools/tidy/tree.sh bounds the size of the folder.
  *
- * The rest of the backend includes only this header and early.h. nccl.c implements
- * cuda_collective_open and cuda_connect of tensor/group_impl.h. */
+ * The rest of the backend includes only this header and early.h. */
 #ifndef CUDA_UNTRIED_UNTRIED_H
 #define CUDA_UNTRIED_UNTRIED_H
 

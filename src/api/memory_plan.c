@@ -146,7 +146,7 @@ static uint64_t other_bytes(const struct memory_ask *a, size_t save_bytes)
     struct needs n = stages_need(&q, bytes);
     if (!m->dev->unified)
         return total_of(&n);
-    uint64_t other = (uint64_t)total_of(&n) * (uint64_t)m->dev->n_ranks + PROCESS_BYTES;
+    uint64_t other = (uint64_t)total_of(&n) + PROCESS_BYTES;
     return a->has_store
                ? other + a->staging_bytes + save_bytes + a->store_bytes + a->dram_bytes
                : other;
@@ -195,25 +195,24 @@ static int share_budget(const struct memory_ask *a, const struct weights_sizes *
                         struct budget *b, struct memory_share *out, struct err *err)
 {
     const struct model *m = a->model;
-    uint64_t n_ranks = m->dev->unified ? (uint64_t)m->dev->n_ranks : 1;
-    b->kept = z->kept * n_ranks;
-    b->layer = z->layer * n_ranks;
+    b->kept = z->kept;
+    b->layer = z->layer;
     b->n_slots = z->n_slots;
     b->context_tokens = (int64_t)round_up((uint64_t)m->max_ctx, KV_BLOCK_TOKENS);
-    b->context = kv_bytes(m, 0, b->context_tokens) * n_ranks;
+    b->context = kv_bytes(m, 0, b->context_tokens);
     b->kv_tokens = a->kv_tokens;
-    b->kv = a->kv_tokens > 0 ? kv_bytes(m, 0, a->kv_tokens) * n_ranks : 0;
+    b->kv = a->kv_tokens > 0 ? kv_bytes(m, 0, a->kv_tokens) : 0;
     uint64_t layers_least = (uint64_t)b->n_slots * b->layer;
     uint64_t least = b->other + b->kept + layers_least + (b->kv > 0 ? b->kv : b->context);
     if (least > b->all)
         return refuse_budget(b, least, err);
     if (b->kv == 0) {
         uint64_t half = (b->all - b->other - b->kept - layers_least) / 2;
-        uint64_t block = kv_bytes(m, 0, KV_BLOCK_TOKENS) * n_ranks;
+        uint64_t block = kv_bytes(m, 0, KV_BLOCK_TOKENS);
         int64_t fits = (int64_t)(half / block) * KV_BLOCK_TOKENS;
         int64_t want = a->max_seqs * b->context_tokens;
         b->kv_tokens = MAX(MIN(want, fits), b->context_tokens);
-        b->kv = kv_bytes(m, 0, b->kv_tokens) * n_ranks;
+        b->kv = kv_bytes(m, 0, b->kv_tokens);
     }
     uint64_t rest = b->all - b->other - b->kept - b->kv;
     out->kv_tokens = b->kv_tokens;
@@ -265,9 +264,7 @@ int memory_plan_share(const struct memory_ask *a, const struct weights_sizes *z,
 /* Refuses a model whose memory fits the machine, but not what other programs have left of it. */
 static int host_has_left(const struct memory_ask *a, uint64_t swap, struct err *err)
 {
-    uint64_t weights = a->model->w.bytes * (uint64_t)a->model->dev->n_ranks;
-    uint64_t work = model_work_bytes(a->model, a->max_rows) *
-                    (uint64_t)a->model->dev->n_ranks;
+    uint64_t weights = a->model->w.bytes, work = model_work_bytes(a->model, a->max_rows);
     uint64_t left = process_memory_left(), need = weights + work + a->store_bytes;
     if (left == 0 || need <= left + swap)
         return 0;
@@ -285,7 +282,7 @@ static int host_has_left(const struct memory_ask *a, uint64_t swap, struct err *
 static int host_can_hold(const struct memory_ask *a, struct err *err)
 {
     struct sysinfo s;
-    uint64_t weights = a->model->w.bytes * (uint64_t)a->model->dev->n_ranks;
+    uint64_t weights = a->model->w.bytes;
     if (sysinfo(&s) != 0)
         return 0; /* the sizes of memory and swap are unknown */
     uint64_t all = ((uint64_t)s.totalram + s.totalswap) * s.mem_unit;
@@ -320,7 +317,7 @@ static struct host_needs host_needs_of(const struct memory_ask *a)
     const struct model *m = a->model;
     struct host_needs n = {.buffers = a->staging_bytes + a->save_bytes + a->store_bytes};
     if (m->dev->unified) {
-        n.weights = m->w.bytes * (uint64_t)m->dev->n_ranks;
+        n.weights = m->w.bytes;
         n.kv = (uint64_t)a->kv_tokens * model_kv_bytes(m) * (uint64_t)m->cfg.n_layers;
         if (config_is_hybrid(&m->cfg)) /* on one stage */
             n.kv = kv_bytes(m, 0, a->kv_tokens) + state_bytes(a);

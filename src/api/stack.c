@@ -222,8 +222,7 @@ struct device_opts stack_device_opts(const struct hcache_opts *o)
                                 .checksums = o->checksums,
                                 .cuda_math = o->cuda_math,
                                 .cuda_graphs = o->cuda_graphs,
-                                .cuda_early = o->cuda_early,
-                                .cuda_ranks = o->cuda_ranks};
+                                .cuda_early = o->cuda_early};
 }
 
 /* Reads how many tokens may be guessed. Where the compute device has memory of its own, none are
@@ -238,8 +237,7 @@ static int read_guesses(struct stack *k, struct err *err)
         return err_set(err, ERR_USAGE,
                        "speculate: '%s' is none of auto, off, and a number from 1 to %d",
                        text, GUESS_MOST);
-    bool can = k->dev->unified && k->dev->n_stages == 1 && k->dev->n_ranks == 1 &&
-               k->o.mixed == NULL;
+    bool can = k->dev->unified && k->o.mixed == NULL;
     if (!can && !is_auto && n > 0)
         return err_set(err, ERR_UNSUPPORTED,
                        "speculate: tokens are guessed only where the model lies in host "

@@ -10,7 +10,7 @@
 
 bool carry_may(const struct device *d)
 {
-    return d->unified && d->n_ranks == 1;
+    return d->unified;
 }
 
 bool carry_begin(struct carry *c, const struct model *m, const struct truncation *t)

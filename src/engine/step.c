@@ -41,9 +41,7 @@ void flight_deinit(struct flight *f)
 int flight_count(const struct device *d, int n_rows)
 {
     int n = n_rows / FLIGHT_ROWS;
-    if (d->unified || n < 1) /* stages that share processors work in turn */
-        return 1;
-    return n < d->n_stages ? n : d->n_stages;
+    return MAX(MIN(n, d->n_stages), 1);
 }
 
 void flight_cut(const struct step_batch *b, int begin, int end, struct flight *f)

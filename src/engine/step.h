@@ -8,9 +8,8 @@
  * survives it.
  *
  * Pieces. A forward pass goes through the stages of a device group one after the other. If the
- * stages are separate devices and the batch has enough rows, the batch is cut into pieces of equal
- * length. The pieces are queued one behind the other: while a stage computes one piece, the stage
- * before it computes the next.
+ * batch has enough rows, it is cut into pieces of equal length. The pieces are queued one behind
+ * the other: while a stage computes one piece, the stage before it computes the next.
  *
  *   stage 0   [ rows 0..127 ][ 128..255 ][ 256..383 ][ 384..511 ]
  *   stage 1                  [ rows 0..127 ][ 128..255 ][ 256..383 ][ 384..511 ]

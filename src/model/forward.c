@@ -16,7 +16,7 @@
 #include "model/experts.h"
 #include "model/share.h"
 #include "model/work.h"
-#include "tensor/collective.h"
+#include "tensor/group.h"
 
 static struct mat first_rows(struct mat a, int64_t n)
 {

@@ -21,7 +21,6 @@
 #include "model/share.h"
 #include "model/weights_choose.h"
 #include "model/work.h"
-#include "tensor/peers.h"
 
 /* Limit on the rotation tables. Ten million positions, the longest published context, with heads of
  * 128 take 11 GB. */
@@ -136,7 +135,7 @@ int model_make_rope(struct model *m, struct stream *s, struct err *err)
     rc = stages_alloc(m->dev, bytes, m->rope_mem, err);
     if (rc != 0)
         return err_wrap(err, "rotation tables for %d positions", n_pos);
-    bool in_place = m->dev->unified && m->dev->n_ranks * m->dev->n_stages == 1;
+    bool in_place = m->dev->unified;
     float *made = in_place ? m->rope_mem[0].ptr : xmalloc(bytes);
     for (int kind = 0; kind < n_ropes(c); kind++)
         fill_rope(c, kind, n_pos, made + (size_t)kind * n_all);
@@ -237,7 +236,7 @@ static int check_parts(const struct model *m, struct err *err)
                        : c->logit_scale != 1           ? "a factor of logits"
                        : c->rope_local_theta > 0       ? "rotations of two kinds"
                                                        : NULL;
-    if (part != NULL && peers_count() > 1)
+    if (part != NULL && m->dev->n_ranks * m->dev->n_stages > 1)
         return err_set(err, ERR_UNSUPPORTED,
                        "ranks and stages compute no %s, which %s models need: choose "
                        "--tensor-parallel 1 and --pipeline-parallel 1",

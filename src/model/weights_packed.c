@@ -76,12 +76,6 @@ static bool is_held(const struct weights_packed *p, size_t part)
            weights_stays(layer_of_part(part), p->n_resident, p->f.n_layers);
 }
 
-/* Returns whether bytes of the file can be read straight into a device's memory. */
-static bool is_direct(const struct device *d)
-{
-    return d->unified && d->n_ranks == 1;
-}
-
 /* Makes the image of each part.  The types of matrices and of the embeddings come from the file and
  * must fit its configuration. */
 static int make_images(struct loader *ld)
@@ -146,10 +140,10 @@ static int share_memory(struct loader *ld)
     if (ld->o->share == NULL)
         return 0;
     int rc = ld->o->share(ld->o->share_arg, &z, &p->n_resident, ld->err);
-    if (rc == 0 && streams(p) && p->dev->n_stages > 1)
+    if (rc == 0 && streams(p) && p->dev->n_stages * p->dev->n_ranks > 1)
         rc = err_set(ld->err, ERR_UNSUPPORTED,
-                     "streamed weights need a single stage: remove --pipeline-parallel or "
-                     "--weights-memory");
+                     "streamed weights need one process: remove --weights-memory, or "
+                     "--tensor-parallel and --pipeline-parallel");
     return rc;
 }
 
@@ -271,7 +265,7 @@ static int read_all(struct loader *ld)
     if (rc != 0)
         pack_reader_close(&ld->reader);
     else
-        rc = is_direct(ld->o->dev) ? read_direct(ld) : read_staged(ld);
+        rc = ld->o->dev->unified ? read_direct(ld) : read_staged(ld);
     progress_end(&ld->progress);
     ld->load_ns = clock_now_ns() - t0;
     return rc;
@@ -283,7 +277,7 @@ static int start_source(struct loader *ld)
     struct weights_packed *p = ld->p;
     int64_t stuck_ns = ld->o->stuck_ns > 0 ? ld->o->stuck_ns : STUCK_NS;
     int rc;
-    if (is_direct(p->dev))
+    if (p->dev->unified)
         rc = weights_stream_open(
             &(struct weights_stream_opts){.f = &p->f,
                                           .shape = &p->shape,

@@ -91,10 +91,8 @@ static int bring(struct weights_pinned *p, struct ring_slot *s, int l)
     const struct image *im = &p->o.images[pack_streamed_part(l)];
     int rc = s->layer >= 0 ? event_wait(p->copies, s->released) : 0;
     s->layer = -1;
-    for (int rank = 0; rc == 0 && rank < p->dev->n_ranks; rank++)
-        rc = stream_copy(rank_stream(p->copies, 0, rank),
-                         rank_address(p->dev, s->mem.ptr, rank),
-                         (uint8_t *)p->host[l].ptr + (size_t)rank * im->bytes, im->bytes);
+    if (rc == 0)
+        rc = stream_copy(p->copies, s->mem.ptr, p->host[l].ptr, im->bytes);
     if (rc == 0)
         rc = event_record(p->copies, s->copied);
     if (rc != 0)
@@ -212,7 +210,7 @@ int weights_pinned_open(const struct weights_pinned_opts *o, struct layer_source
     p->o = *o;
     p->dev = o->shape->dev;
     p->stats.n_layers = o->f->n_layers;
-    p->stats.layer_bytes = (uint64_t)o->slot_bytes * (uint64_t)p->dev->n_ranks;
+    p->stats.layer_bytes = (uint64_t)o->slot_bytes;
     p->host = xcalloc((size_t)p->stats.n_layers, sizeof *p->host);
     int rc = stream_create(p->dev, STREAM_COPY, &p->copies, err);
     for (int i = 0; rc == 0 && i < o->n_slots; i++) {

@@ -454,7 +454,7 @@ static void run_batches(struct run *r, int64_t most)
 
 int loads_run(struct loader *ld, const struct load **failed)
 {
-    bool is_inline = ld->dev->unified && ld->n_ranks * ld->n_stages == 1;
+    bool is_inline = ld->dev->unified;
     int n = MIN(pool_threads(ld->dev->pool) * (is_inline ? 1 : 2), MAX_SLOTS_OF_WORK);
     struct unit_sizes z = sizes_of(ld);
     struct run r = {.ld = ld, .units = xcalloc((size_t)n, sizeof *r.units)};

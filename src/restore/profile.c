@@ -48,8 +48,7 @@ void profile_begin(struct platform *p, const struct model *m,
     snprintf(p->machine, sizeof p->machine, "%.24s, %.40s, %s, %d threads", u.nodename, cpu,
              m->dev->name, pool_threads(m->dev->pool));
     p->n_ranks = m->dev->n_ranks;
-    if (!m->dev->unified) /* the stages of a CPU use the same cores, one after another */
-        p->n_stages = m->dev->n_stages;
+    p->n_stages = m->dev->n_stages;
     sha256_hex(fingerprint, hex);
     snprintf(p->model, sizeof p->model, "%s", hex);
     snprintf(p->commit, sizeof p->commit, "%s", "-");

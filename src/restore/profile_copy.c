@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "base/minmax.h"
 #include "restore/profile.h"
-#include "tensor/collective.h"
+#include "tensor/group.h"
 
 /* Several copies are queued before the wait, so that the wait does not count. */
 enum { RUNS = 5, QUEUED_BYTES = 64 << 20, MOST_QUEUED = 64 };

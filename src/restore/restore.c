@@ -151,8 +151,7 @@ static void choose_unprovided(struct restore_pipeline *r)
     const struct kv_layer *layers = kv_pool_layers(r->o.pool);
     struct store_stats st;
     int l = 0;
-    if (layers == NULL || !r->o.model->dev->unified || r->o.model->dev->n_stages > 1 ||
-        r->o.rest_ns > 0)
+    if (layers == NULL || !r->o.model->dev->unified || r->o.rest_ns > 0)
         return;
     while (config_is_recurrent(&r->o.model->cfg, l)) /* it has states, not blocks */
         l++;

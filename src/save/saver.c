@@ -159,13 +159,10 @@ static int reserve_memory(struct saver *s, struct err *err)
 }
 
 /* Returns the most copies for one layer. Each matrix takes one copy per decode row, or per chunk of
- * a prefill piece. K and V take these copies twice per rank, unless they came down from devices:
- * then the ranks' heads lie side by side. */
+ * a prefill piece. */
 static int max_copies(const struct saver *s)
 {
-    const struct device *d = s->o.model->dev;
-    int n_kv = d->unified && d->n_ranks > 1 ? 2 * d->n_ranks : 1;
-    return (1 + n_kv) * 2 * s->o.max_batch_rows;
+    return 4 * s->o.max_batch_rows;
 }
 
 /* Makes the ring. It holds all layers of a batch of decodes, and of a full batch as many layers
@@ -510,22 +507,6 @@ static void copy_later(struct saver *s, uint8_t *to, const uint8_t *at, size_t n
     s->copies[s->n_copies++] = (struct copy_part){to, at, n_bytes};
 }
 
-/* Copies rows [from, from + n) of all ranks: their heads of K side by side, then those of V. */
-static void copy_rows_of_ranks(struct saver *s, uint8_t *to, const uint8_t *own,
-                               int64_t from, int64_t n, size_t row_bytes)
-{
-    const struct device *d = s->o.model->dev;
-    size_t part = row_bytes / 2 / (size_t)d->n_ranks;
-    for (int r = 0; r < d->n_ranks; r++) {
-        const uint8_t *at = rank_address(d, own, r);
-        for (int64_t i = 0; i < n; i++)
-            for (size_t of = 0; of < 2; of++)
-                copy_later(
-                    s, to + (size_t)i * row_bytes + of * row_bytes / 2 + (size_t)r * part,
-                    at + (size_t)(from + i) * 2 * part + of * part, part);
-    }
-}
-
 /* Copies rows [from, from + n) of the batch to rows [row, row + n) of a chunk's record. */
 static void copy_rows(struct save_chunk *c, int l, enum store_kind kind, int64_t row,
                       const struct rows *src, int64_t from, int64_t n)
@@ -533,10 +514,6 @@ static void copy_rows(struct save_chunk *c, int l, enum store_kind kind, int64_t
     struct saver *s = c->seq->saver;
     size_t bytes = src->row_bytes[kind];
     uint8_t *to = save_record(c, l, kind) + (size_t)row * bytes;
-    if (s->down == NULL && kind == STORE_KV && s->o.model->dev->n_ranks > 1) {
-        copy_rows_of_ranks(s, to, src->at[kind], from, n, bytes);
-        return;
-    }
     const uint8_t *at = src->at[kind] + (size_t)(from - src->first) * bytes;
     if (s->down != NULL)
         save_down_move(s->down, to, at, (size_t)n * bytes, &c->lost);

@@ -34,22 +34,9 @@ static int need(struct err *err)
     return plugin != NULL ? 0 : err_set(err, ERR_UNSUPPORTED, "device cuda: %s", reason);
 }
 
-int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,
-                     struct device **out, struct err *err)
+int cuda_device_open(const struct device_opts *o, struct pool *pool, struct device **out,
+                     struct err *err)
 {
     int rc = need(err);
-    return rc != 0 ? rc : plugin->device_open(o, index, pool, out, err);
-}
-
-int cuda_collective_open(const struct device *d, int first, int n_ranks,
-                         struct collective **out, struct err *err)
-{
-    int rc = need(err);
-    return rc != 0 ? rc : plugin->collective_open(d, first, n_ranks, out, err);
-}
-
-void cuda_connect(int n)
-{
-    if (need(NULL) == 0)
-        plugin->connect(n);
+    return rc != 0 ? rc : plugin->device_open(o, pool, out, err);
 }

@@ -7,25 +7,21 @@
 #define TENSOR_CUDA_PLUGIN_H
 
 #include "tensor/device.h"
-#include "tensor/group_impl.h"
+#include "tensor/ops.h"
 
 struct cuda_plugin {
     int version;   /* CUDA_PLUGIN_VERSION */
     size_t layout; /* CUDA_PLUGIN_LAYOUT */
-    int (*device_open)(const struct device_opts *o, int index, struct pool *pool,
-                       struct device **out, struct err *err);
-    int (*collective_open)(const struct device *d, int first, int n_ranks,
-                           struct collective **out, struct err *err);
-    void (*connect)(int n);
+    int (*device_open)(const struct device_opts *o, struct pool *pool, struct device **out,
+                       struct err *err);
 };
 
 /* Raise this if the meaning of something that crosses changes. */
-#define CUDA_PLUGIN_VERSION 2
+#define CUDA_PLUGIN_VERSION 3
 
 /* Differs if one side was built with other structs. */
 #define CUDA_PLUGIN_LAYOUT                                                                 \
     (sizeof(struct device) + 8191 * sizeof(struct ops) +                                   \
-     131071 * sizeof(struct device_opts) + 524287 * sizeof(struct stream) +                \
-     2147483647 * sizeof(struct collective))
+     131071 * sizeof(struct device_opts) + 524287 * sizeof(struct stream))
 
 #endif

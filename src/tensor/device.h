@@ -16,8 +16,6 @@ struct rope;
 
 struct device_vtable {
     void (*close)(struct device *d);
-    /* makes the device current on the calling thread; NULL: not needed */
-    void (*enter)(struct device *d);
     /* Makes one allocation from which memory of kind MEM_DEVICE is cut; NULL: each buffer is
      * allocated singly. */
     int (*reserve)(struct device *d, size_t bytes, struct err *err);
@@ -82,15 +80,10 @@ int host_device_open(const char *name, const struct ops *ops, int numerics_versi
                      const char *isa, size_t scratch_bytes, struct pool *pool,
                      struct device **out, struct err *err);
 
-/* Opens the GPU of that index as "cuda". err has the reason of a failure. The backend is a
- * shared library that this call loads (cuda_plugin.c). */
-int cuda_device_open(const struct device_opts *o, int index, struct pool *pool,
-                     struct device **out, struct err *err);
-
-/* Opens the device for rank `index` of a group: a GPU of its own, or for CPU backends another
- * device of the same kind. */
-int rank_open(const char *name, const struct device_opts *o, int index, struct pool *pool,
-              struct device **out, struct err *err);
+/* Opens the first GPU as "cuda". err has the reason of a failure. The backend is a shared library
+ * that this call loads (cuda_plugin.c). */
+int cuda_device_open(const struct device_opts *o, struct pool *pool, struct device **out,
+                     struct err *err);
 
 /* Finds text among names, which end with NULL, and sets *out to its index; text NULL is index 0.
  * Returns 0, or ERR_USAGE with a message that names the option and the allowed texts. */

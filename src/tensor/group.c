@@ -1,8 +1,8 @@
 /* group.c - see group.h: memory, streams and events of several devices as one.
  *
  * Invariants:
- *  1. Extents do not overlap in the addresses of their stages' rank 0.  Devices of one process
- *     share one address space, so an address identifies one extent or host memory.
+ *  1. Extents do not overlap in the addresses of their stages' rank 0: peers have addresses of
+ *     their own (peers.h).  So an address identifies one extent or host memory.
  *  2. All streams of a group stream are of one kind; stream i belongs to device i. */
 #include "tensor/group_impl.h"
 
@@ -12,7 +12,6 @@
 
 #include "base/check.h"
 #include "base/mem.h"
-#include "tensor/collective.h"
 #include "tensor/peers_plugin.h"
 
 /* --- addresses -------------------------------------------------------------------------------- */
@@ -103,12 +102,6 @@ void *rank_address(const struct device *d, const void *p, int rank)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-void group_enter(const struct group *g, int i)
-{
-    if (g->rank[i]->v->enter != NULL)
-        g->rank[i]->v->enter(g->rank[i]);
-}
-
 /* Returns the index of a stage's first device. */
 static int first_of(const struct group *g, int stage)
 {
@@ -120,7 +113,6 @@ static void free_on_ranks(struct group *g, const struct extent *e, int n)
     for (int r = 0; r < n; r++) {
         struct buf b = {e->at[r], e->bytes, MEM_DEVICE};
         int i = first_of(g, e->stage) + r;
-        group_enter(g, i);
         buf_free(g->rank[i], &b);
     }
 }
@@ -133,7 +125,6 @@ static int alloc_on_stage(struct group *g, int stage, size_t bytes, struct buf *
     for (int r = 0; r < g->base.n_ranks; r++) {
         struct buf b;
         int i = first_of(g, stage) + r;
-        group_enter(g, i);
         int rc = buf_alloc(g->rank[i], MEM_DEVICE, e.bytes, &b, err);
         if (rc != 0) {
             free_on_ranks(g, &e, r);
@@ -150,7 +141,6 @@ static int group_buf_alloc(struct device *d, enum mem_kind kind, size_t bytes,
                            struct buf *out, struct err *err)
 {
     struct group *g = group_of(d);
-    group_enter(g, 0);
     return kind == MEM_DEVICE ? alloc_on_stage(g, 0, bytes, out, err)
                               : buf_alloc(g->rank[0], kind, bytes, out, err);
 }
@@ -179,29 +169,14 @@ void stages_free(struct device *d, struct buf b[MAX_STAGES])
         buf_free(d, &b[k]);
 }
 
-static int reserve_on(struct device *d, size_t bytes, struct err *err)
-{
-    return d->v->reserve != NULL ? d->v->reserve(d, bytes, err) : 0;
-}
-
 int stages_reserve(struct device *d, const size_t bytes[MAX_STAGES], struct err *err)
 {
-    if (!is_group(d))
-        return reserve_on(d, bytes[0], err);
-    struct group *g = group_of(d);
-    for (int i = 0; i < g->n; i++) {
-        group_enter(g, i);
-        int rc = reserve_on(g->rank[i], bytes[i / d->n_ranks], err);
-        if (rc != 0)
-            return err_wrap(err, "device %d of %d", i, g->n);
-    }
-    return 0;
+    return d->v->reserve != NULL ? d->v->reserve(d, bytes[0], err) : 0;
 }
 
 static void group_buf_free(struct device *d, struct buf *b)
 {
     struct group *g = group_of(d);
-    group_enter(g, 0);
     if (b->kind != MEM_DEVICE) {
         buf_free(g->rank[0], b);
         return;
@@ -210,37 +185,26 @@ static void group_buf_free(struct device *d, struct buf *b)
     free_on_ranks(g, &e, d->n_ranks);
 }
 
-/* Returns the memory of the device that has the least unused memory. Unified memory belongs to all
- * devices together. */
+/* The processes of this machine share its memory; a rank's part stands for those of all ranks. */
 static void group_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes)
 {
-    struct group *g = group_of(d);
-    for (int r = 0; r < g->n; r++) {
-        size_t unused, total;
-        group_enter(g, r);
-        device_memory(g->rank[r], &unused, &total);
-        if (r == 0 || unused < *unused_bytes)
-            *unused_bytes = unused, *total_bytes = total;
-    }
-    if (d->unified)
-        *unused_bytes /= (size_t)g->n, *total_bytes /= (size_t)g->n;
+    device_memory(group_of(d)->rank[0], unused_bytes, total_bytes);
+    *unused_bytes /= (size_t)peers_here();
+    *total_bytes /= (size_t)peers_here();
 }
 
 /* --- streams ---------------------------------------------------------------------------------- */
 
-static struct ranks ranks_of(struct stream *s, int stage)
+/* Returns the streams of a stage's ranks. */
+static struct stream *const *streams_of(struct stream *s, int stage)
 {
-    struct group_stream *gs = group_stream(s);
-    int first = first_of(group_of(s->device), stage);
-    return (struct ranks){s->device->n_ranks, gs->s + first, gs->mark + first};
+    return group_stream(s)->s + first_of(group_of(s->device), stage);
 }
 
 static void group_stream_destroy(struct stream *s)
 {
     struct group_stream *gs = group_stream(s);
     for (int i = 0; i < gs->n; i++) {
-        group_enter(group_of(s->device), i);
-        event_destroy(gs->mark[i]);
         stream_destroy(gs->s[i]);
     }
     free(gs);
@@ -253,13 +217,9 @@ static int group_stream_create(struct device *d, enum stream_kind kind, struct s
     struct group_stream *gs = xcalloc(1, sizeof *gs);
     gs->base.device = d;
     gs->base.kind = kind;
-    gs->only = -1;
     for (int i = 0; i < g->n; i++) {
         gs->n = i + 1;
-        group_enter(g, i);
         int rc = stream_create(g->rank[i], kind, &gs->s[i], err);
-        if (rc == 0)
-            rc = event_create(g->rank[i], &gs->mark[i], err);
         if (rc != 0) {
             group_stream_destroy(&gs->base);
             return err_wrap(err, "device %d of %d", i, g->n);
@@ -284,7 +244,6 @@ static int group_stream_sync(struct stream *s)
 {
     const struct group_stream *gs = group_stream(s);
     for (int i = 0; i < gs->n; i++) {
-        group_enter(group_of(s->device), i);
         (void)stream_sync(gs->s[i]);
     }
     return group_code(s);
@@ -294,7 +253,6 @@ static int group_stream_recover(struct stream *s)
 {
     const struct group_stream *gs = group_stream(s);
     for (int i = 0; i < gs->n; i++) {
-        group_enter(group_of(s->device), i);
         (void)stream_recover(gs->s[i]);
     }
     s->fault[0] = 0;
@@ -308,7 +266,6 @@ struct stream *rank_stream(struct stream *s, int stage, int rank)
     if (!is_group(s->device))
         return s;
     int i = first_of(group_of(s->device), stage) + rank;
-    group_enter(group_of(s->device), i);
     return group_stream(s)->s[i];
 }
 
@@ -337,45 +294,32 @@ static int copy_to_each(struct stream *s, int stage, uint8_t *dst, const uint8_t
     return rc;
 }
 
-/* Does the same as copy_across, between processes.  All messages of an exchange or of a copy are
- * sent before those of another, so that no two processes wait for each other in different ones. */
-static int copy_to_peers(struct stream *s, int to, int from, uint8_t *dst,
-                         const uint8_t *src, size_t bytes)
+/* Each rank of stage `to` copies from its counterpart, after the work queued on both.  All messages
+ * of an exchange or of a copy are sent before those of another, so that no two processes wait for
+ * each other in different ones. */
+static int copy_across(struct stream *s, int to, int from, uint8_t *dst, const uint8_t *src,
+                       size_t bytes)
 {
     struct group *g = group_of(s->device);
-    struct ranks giver = ranks_of(s, from), taker = ranks_of(s, to);
+    struct stream *const *giver = streams_of(s, from), *const *taker = streams_of(s, to);
     int rc = 0;
     pthread_mutex_lock(&g->exchange);
-    for (int r = 0; r < taker.n && rc == 0; r++)
-        rc = peers()->copy(taker.s[r], group_address(g, dst, to, r), giver.s[r],
+    for (int r = 0; r < s->device->n_ranks && rc == 0; r++)
+        rc = peers()->copy(taker[r], group_address(g, dst, to, r), giver[r],
                            group_address(g, src, from, r), bytes);
     pthread_mutex_unlock(&g->exchange);
     return rc;
 }
 
-/* Each rank of stage `to` copies from its counterpart, after the work queued on both. The giver
- * does not overwrite the source before the copy has run. */
-static int copy_across(struct stream *s, int to, int from, uint8_t *dst, const uint8_t *src,
-                       size_t bytes)
+/* Gathers on a stage's ranks, by their own addresses. */
+static int exchange(struct stream *s, int stage, const struct mat *out,
+                    const struct mat *in)
 {
     struct group *g = group_of(s->device);
-    struct ranks giver = ranks_of(s, from), taker = ranks_of(s, to);
-    int rc = 0;
-    for (int r = 0; r < taker.n && rc == 0; r++) {
-        group_enter(g, first_of(g, from) + r);
-        rc = event_record(giver.s[r], giver.mark[r]);
-        group_enter(g, first_of(g, to) + r);
-        if (rc == 0)
-            rc = event_wait(taker.s[r], giver.mark[r]);
-        if (rc == 0)
-            rc = stream_copy(taker.s[r], group_address(g, dst, to, r),
-                             group_address(g, src, from, r), bytes);
-        if (rc == 0)
-            rc = event_record(taker.s[r], taker.mark[r]);
-        group_enter(g, first_of(g, from) + r);
-        if (rc == 0)
-            rc = event_wait(giver.s[r], taker.mark[r]);
-    }
+    pthread_mutex_lock(&g->exchange);
+    int rc = peers()->gather(streams_of(s, stage), s->device->n_ranks, first_of(g, stage),
+                             out, in);
+    pthread_mutex_unlock(&g->exchange);
     return rc;
 }
 
@@ -384,22 +328,18 @@ static int copy_shares(struct stream *s, int stage, uint8_t *dst, const uint8_t 
                        size_t share)
 {
     struct group *g = group_of(s->device);
-    struct ranks of = ranks_of(s, stage);
-    struct collective *c = g->collective[stage];
     struct mat in[MAX_RANKS], out[MAX_RANKS];
     int64_t n = (int64_t)(share / sizeof(float));
-    int rc = 0;
-    for (int r = 0; r < of.n && rc == 0; r++) {
+    int rc = 0, n_ranks = s->device->n_ranks;
+    for (int r = 0; r < n_ranks && rc == 0; r++) {
         uint8_t *all = group_address(g, dst, stage, r);
-        out[r] = mat_of(all, DTYPE_F32, 1, of.n * n);
+        out[r] = mat_of(all, DTYPE_F32, 1, n_ranks * n);
         in[r] = mat_cols(out[r], r * n, n);
         rc = stream_copy(rank_stream(s, stage, r), in[r].data, src + (size_t)r * share,
                          share);
     }
-    pthread_mutex_lock(&g->exchange);
     if (rc == 0)
-        rc = c->all_gather(c, &of, out, in);
-    pthread_mutex_unlock(&g->exchange);
+        rc = exchange(s, stage, out, in);
     return exchanged(s, rc, "a copy up, in shares");
 }
 
@@ -416,10 +356,10 @@ static int group_stream_copy(struct stream *s, void *dst, const void *src, size_
         return group_code(s);
     }
     if (from >= 0 && from != to) {
-        (void)(peers() != NULL ? copy_to_peers : copy_across)(s, to, from, dst, src, bytes);
+        (void)copy_across(s, to, from, dst, src, bytes);
         return group_code(s);
     }
-    if (!s->device->unified && n > 1 && from < 0 && share >= MIN_SHARE_BYTES) {
+    if (n > 1 && from < 0 && share >= MIN_SHARE_BYTES) {
         rc = copy_shares(s, to, dst, src, share);
         up = share * n;
     }
@@ -476,29 +416,16 @@ int all_gather(struct stream *s, struct mat out, struct mat in)
     int rc = is_group(s->device) ? group_code(s) : atomic_load(&s->code);
     if (rc != 0 || s->device->n_ranks == 1)
         return rc;
-    struct group_recording *rec = group_stream(s)->recording;
-    if (rec != NULL && group_stream(s)->only >= 0) {
-        rec->passed++;
-        return 0;
-    }
-    rc = rec != NULL ? group_record_span(s) : 0;
-    if (rc != 0)
-        return rc;
-    int stage = group_stage(g, out.data);
-    struct ranks of = ranks_of(s, stage);
-    struct collective *c = g->collective[stage];
-    CHECK(in.dtype == out.dtype && in.rows == out.rows && out.cols == in.cols * of.n);
+    int stage = group_stage(g, out.data), n_ranks = s->device->n_ranks;
+    CHECK(in.dtype == out.dtype && in.rows == out.rows && out.cols == in.cols * n_ranks);
     CHECK((in.ld == in.cols && out.ld == out.cols) || in.rows <= 1);
-    for (int r = 0; r < of.n; r++) {
+    for (int r = 0; r < n_ranks; r++) {
         from[r] = in;
         from[r].data = group_address(g, in.data, stage, r);
         to[r] = out;
         to[r].data = group_address(g, out.data, stage, r);
     }
-    pthread_mutex_lock(&g->exchange);
-    rc = c->all_gather(c, &of, to, from);
-    pthread_mutex_unlock(&g->exchange);
-    return exchanged(s, rc, "all-gather");
+    return exchanged(s, exchange(s, stage, to, from), "all-gather");
 }
 
 /* --- events ----------------------------------------------------------------------------------- */
@@ -523,7 +450,6 @@ static int group_event_create(struct device *d, struct event **out, struct err *
     struct group_event *e = xcalloc(1, sizeof *e);
     e->base.device = d;
     for (int r = 0; r < g->n; r++) {
-        group_enter(g, r);
         int rc = event_create(g->rank[r], &e->of[r], err);
         if (rc != 0) {
             group_event_destroy(&e->base);
@@ -539,7 +465,6 @@ static int on_each_event(struct stream *s, struct event *e,
                          int (*call)(struct stream *s, struct event *e))
 {
     for (int i = 0; i < group_stream(s)->n; i++) {
-        group_enter(group_of(s->device), i);
         (void)call(group_stream(s)->s[i], ((struct group_event *)e)->of[i]);
     }
     return group_code(s);
@@ -560,7 +485,6 @@ static int group_event_sync(struct event *e)
     struct group_event *ge = (struct group_event *)e;
     int rc = 0;
     for (int r = 0; r < ge->n; r++) {
-        group_enter(group_of(e->device), r);
         int code = event_sync(ge->of[r]);
         rc = rc == 0 ? code : rc;
     }
@@ -574,11 +498,7 @@ static void group_close(struct device *d)
     struct group *g = group_of(d);
     CHECK(g->n_extents == 0);
     peers_give_back();
-    for (int k = 0; k < d->n_stages; k++)
-        if (g->collective[k] != NULL)
-            g->collective[k]->close(g->collective[k]);
     for (int r = 0; r < g->n; r++) {
-        group_enter(g, r);
         device_close(g->rank[r]);
     }
     pthread_mutex_destroy(&g->exchange);
@@ -604,7 +524,8 @@ static const struct device_vtable group_vtable = {
     .event_sync = group_event_sync,
 };
 
-/* Copies the description of rank 0, and sets the fields that differ in a group. */
+/* Copies the description of rank 0, and sets the fields that differ in a group: the memory of peers
+ * is not this process's. */
 static void describe(struct group *g, int n_ranks, int n_stages)
 {
     g->base = *g->rank[0];
@@ -613,23 +534,7 @@ static void describe(struct group *g, int n_ranks, int n_stages)
     g->base.v = &group_vtable;
     g->base.n_ranks = n_ranks;
     g->base.n_stages = n_stages;
-    if (peers() != NULL)
-        g->base.unified = false;
-}
-
-/* Opens the exchanges between the ranks of each stage. */
-static int connect_stages(struct group *g, struct err *err)
-{
-    int n_ranks = g->base.n_ranks, rc = 0;
-    if (!g->rank[0]->unified && !g->rank[0]->shared)
-        cuda_connect(g->n);
-    for (int k = 0; k < g->base.n_stages && n_ranks > 1 && rc == 0; k++)
-        rc = peers() != NULL
-                 ? peers()->collective_open(first_of(g, k), &g->collective[k], err)
-             : g->rank[0]->unified ? collective_memory_open(&g->collective[k], err)
-                                   : cuda_collective_open(g->rank[0], first_of(g, k),
-                                                          n_ranks, &g->collective[k], err);
-    return rc;
+    g->base.unified = false;
 }
 
 static int check_counts(int n_ranks, int n_stages, struct err *err)
@@ -652,7 +557,7 @@ int group_open(const char *name, const struct device_opts *o, int n_ranks, int n
     int rc = check_counts(n_ranks, n_stages, err), n = n_ranks * n_stages;
     if (rc != 0)
         return rc;
-    if (n > 1 && strcmp(name, "cuda") == 0 && peers_count() > 1)
+    if (n > 1 && strcmp(name, "cuda") == 0)
         return err_set(err, ERR_UNSUPPORTED,
                        "a GPU cannot be a rank or a stage yet: choose --device cpu, or one "
                        "GPU with --tensor-parallel 1 and --pipeline-parallel 1");
@@ -666,14 +571,11 @@ int group_open(const char *name, const struct device_opts *o, int n_ranks, int n
     pthread_mutex_init(&g->exchange, NULL);
     pthread_rwlock_init(&g->lock, NULL);
     for (int i = 0; i < n && rc == 0; i++) {
-        rc = i > 0 && peers() != NULL
-                 ? peers()->device_open(name, o, i, pool, &g->rank[i], err)
-                 : rank_open(name, o, i, pool, &g->rank[i], err);
+        rc = i > 0 ? peers()->device_open(name, o, i, pool, &g->rank[i], err)
+                   : device_open(name, o, pool, &g->rank[0], err);
         if (rc == 0)
             g->n = i + 1;
     }
-    if (rc == 0)
-        rc = connect_stages(g, err);
     if (rc != 0) {
         group_close(&g->base);
         return n_stages == 1 ? err_wrap(err, "%d ranks", n_ranks)

@@ -1,11 +1,11 @@
 /* group.h - several devices used as one: tensor and pipeline parallelism, below all code that knows
- * a model.
+ * a model.  Each device is a process (peers.h): the first one is this.
  *
  *                       group (a struct device)
  *   operation on        stage 0:  rank 0  rank 1        each rank of the stage that has the operands
  *   a stage's   ----->  stage 1:  rank 0  rank 1        does the operation on its own copy of them
  *   memory              ...       ... one caller queues them all
- *   all_gather  ----->  the ranks of a stage meet (collective.h)
+ *   all_gather  ----->  the ranks of a stage meet
  *   stream_copy between the memory of two stages: each rank copies to its counterpart
  *
  * A *stage* has some of the model's layers; a *rank* has a share of each of its stage's layers.
@@ -18,10 +18,10 @@
  *
  *   stream_copy   device <- device: every rank in its own memory
  *                 host <- device: from rank 0
- *                 device <- host: to every rank of the stage. A large copy to devices with memory of
- *                 their own goes up in disjoint shares, one per rank, which are then gathered (HCache
- *                 paper, section 5), so that each rank's bus carries only its share. K and V go up by
- *                 heads, see kv_chunks_up.
+ *                 device <- host: to every rank of the stage. A large copy goes up in disjoint
+ *                 shares, one per rank, which are then gathered (HCache paper, section 5), so that
+ *                 each rank's link carries only its share. K and V go up by heads, see
+ *                 kv_chunks_up.
  *                 stage <- another stage: after the work queued on both, before later work
  *   kv_load       takes the chunks of one device: each rank loads its own heads
  *   kv_pack       makes the chunk that one device makes
@@ -33,9 +33,7 @@
  * A stream runs in order within a stage.  Between stages only copies impose an order; other work
  * runs concurrently.  Events mark and wait for all stages.
  *
- * One thread queues the work of all ranks.  On CPUs the ranks run one after another, each with all
- * workers; on GPUs they run concurrently.  With ops.record each rank makes its own recording of the
- * work between two exchanges.
+ * One thread queues the work of all ranks, and they compute at the same time.
  *
  * A fault of one rank is a fault of the group: its stream fails, and the results of the other ranks
  * are not used. */
@@ -52,7 +50,8 @@ enum {
 };
 
 /* Opens n_stages times n_ranks (1 to MAX_RANKS) devices of this name as a group; if the product is
- * 1, the device itself. Rank r of stage k is device number k * n_ranks + r. */
+ * 1, the device itself. Rank r of stage k is device and process number k * n_ranks + r.
+ * ERR_UNSUPPORTED: the device is a GPU, or the processes do not exist. */
 int group_open(const char *name, const struct device_opts *o, int n_ranks, int n_stages,
                struct pool *pool, struct device **out, struct err *err);
 
@@ -71,8 +70,8 @@ int stage_alloc(struct device *d, int stage, size_t bytes, struct buf *out,
 int stages_alloc(struct device *d, size_t bytes, struct buf out[MAX_STAGES],
                  struct err *err);
 void stages_free(struct device *d, struct buf b[MAX_STAGES]);
-/* Reserves bytes[k] of memory on each rank of stage k; later allocations are cut from it. For
- * devices with memory of their own; does nothing if memory is unified. Call it once. */
+/* Reserves bytes[0] of a GPU's memory; later allocations are cut from it. Does nothing on a CPU and
+ * for a group. Call it once. */
 int stages_reserve(struct device *d, const size_t bytes[MAX_STAGES], struct err *err);
 
 /* For work that differs between ranks.  rank_stream returns a rank's own stream, whose device has
@@ -81,6 +80,12 @@ int stages_reserve(struct device *d, const size_t bytes[MAX_STAGES], struct err 
  * that is not a group is its own rank 0. */
 struct stream *rank_stream(struct stream *s, int stage, int rank);
 void *rank_address(const struct device *d, const void *p, int rank);
+
+/* Sets out [n][n_ranks * c] on every rank to the `in` [n][c] of all ranks, side by side.  Numbers
+ * are moved and never added, so every number of ranks gives the bits of one.  ld == cols, and both
+ * have the same type; of one row, `in` may be the rank's own part of out.  Where there is one rank
+ * it does nothing and need not be called.  Returns 0 or the stream's sticky error. */
+int all_gather(struct stream *s, struct mat out, struct mat in);
 
 /* Copies n whole chunks of `bytes`, `stride` apart on both sides, from the host to a stage, as
  * kv_load takes them.  Each rank takes only its own heads (HCache paper, section 5), so each bus

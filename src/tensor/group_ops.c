@@ -4,20 +4,9 @@
  * replaced by the rank's own address (group_address); host memory is the same for all.  The first
  * rank that fails makes the group's stream fail. */
 #include "base/check.h"
-#include "base/hash.h"
 #include "tensor/call.h"
 #include "tensor/group_impl.h"
 #include "tensor/peers_plugin.h"
-
-/* Returns whether operations are skipped now. During a recording, the group's call of queue skips
- * all of them, because it only finds the exchanges; a rank's call of queue skips those outside of
- * the span that it records. */
-static bool is_left_out(struct stream *s)
-{
-    const struct group_stream *gs = group_stream(s);
-    const struct group_recording *rec = gs->recording;
-    return rec != NULL && (gs->only < 0 || rec->passed != rec->span);
-}
 
 /* Makes rows of [K, V] begin so that a rank's heads are the first of each half (ops.kv_fill). Rows
  * of its own width hold no other heads. */
@@ -68,26 +57,16 @@ static int run_on(struct stream *s, const void *where, const struct call *c, int
 {
     struct group *g = group_of(s->device);
     int rc = group_code(s), stage = group_stage(g, where);
-    if (is_left_out(s))
-        return rc;
     for (int r = end - 1; rc == 0 && r >= first; r--) {
         struct call own = of_rank(g, c, stage, r);
         struct stream *of = rank_stream(s, stage, r);
-        rc = peers() != NULL && peers()->is_peer(of) ? peers()->run(of, &own)
-                                                     : call_run(of, &own);
+        rc = peers()->is_peer(of) ? peers()->run(of, &own) : call_run(of, &own);
     }
     return rc == 0 ? 0 : group_code(s);
 }
 
-/* Runs the call on each rank, or on the one whose span is recorded. */
-static int run(struct stream *s, const void *where, const struct call *c)
-{
-    int only = group_stream(s)->only;
-    return only >= 0 ? run_on(s, where, c, only, only + 1)
-                     : run_on(s, where, c, 0, s->device->n_ranks);
-}
-
-#define RUN(where, ...) run(s, where, &(struct call){__VA_ARGS__})
+/* Runs the call on each rank. */
+#define RUN(where, ...) run_on(s, where, &(struct call){__VA_ARGS__}, 0, s->device->n_ranks)
 
 /* --- weights and rows ------------------------------------------------------------------------- */
 
@@ -249,56 +228,6 @@ static int group_checksum(struct stream *s, uint64_t *out, const void *first, si
                .host = n_bytes, .host_bytes = (size_t)n * sizeof *n_bytes);
 }
 
-/* --- recording -------------------------------------------------------------------------------- */
-
-/* Records a function that queues a layer's operations and exchanges.  An exchange cannot be
- * recorded, because replays on several GPUs must not wait for each other.  So each rank records
- * each span between exchanges separately:
- *
- *   queue(arg), operations left out     exchange             exchange             end
- *                                     /                    /                    /
- *   group_record_span   span 0: rank 0, rank 1   span 1: rank 0, rank 1   span 2: rank 0, rank 1
- *
- * To record a span, the rank's device calls queue again, and only that span's operations pass.  To
- * replay a span, the device does not call queue. */
-static int queue_span(void *stream)
-{
-    struct group_recording *rec = group_stream(stream)->recording;
-    rec->passed = 0;
-    return rec->queue(rec->arg);
-}
-
-int group_record_span(struct stream *s)
-{
-    struct group_stream *gs = group_stream(s);
-    struct group_recording *rec = gs->recording;
-    const uint64_t parts[2] = {rec->key, (uint64_t)rec->span};
-    uint64_t key = checksum64(parts, sizeof parts);
-    int rc = group_code(s), stage = group_stage(group_of(s->device), rec->at);
-    for (int i = 0; rc == 0 && i < s->device->n_ranks; i++) {
-        struct stream *of = rank_stream(s, stage, i);
-        gs->only = i;
-        rc = of->device->ops->record(of, rec->r, key, rec->at, queue_span, s);
-    }
-    gs->only = -1;
-    rec->span++;
-    return rc == 0 ? 0 : group_code(s);
-}
-
-static int group_record(struct stream *s, const struct ragged *r, uint64_t key,
-                        const void *at, int (*queue)(void *arg), void *arg)
-{
-    struct group_stream *gs = group_stream(s);
-    struct group_recording rec = {.r = r, .key = key, .at = at, .queue = queue, .arg = arg};
-    CHECK(gs->recording == NULL);
-    gs->recording = &rec;
-    int rc = queue(arg);
-    if (rc == 0)
-        rc = group_record_span(s);
-    gs->recording = NULL;
-    return rc;
-}
-
 struct ops group_ops(const struct device *rank)
 {
     return (struct ops){
@@ -325,6 +254,5 @@ struct ops group_ops(const struct device *rank)
         .attention = group_attention,
         .sample = group_sample,
         .checksum = group_checksum,
-        .record = rank->ops->record != NULL ? group_record : NULL,
     };
 }

@@ -88,9 +88,14 @@ const struct peers_plugin *peers(void)
 int peers_take(int n_ranks, int n_stages, struct err *err)
 {
     int n = n_ranks * n_stages;
-    if (n_processes == 1)
+    if (n == 1 && n_processes <= 1)
         return 0;
-    if (n != n_processes)
+    if (plugin == NULL)
+        return err_set(err, ERR_UNSUPPORTED,
+                       "%d ranks and %d stages are %d processes, and this is one: the "
+                       "command hcache starts them, and mpirun -np %d",
+                       n_ranks, n_stages, n, n);
+    if (n != n_processes && n_processes != PEERS_ANY)
         return err_set(err, ERR_USAGE,
                        "mpirun has started %d processes, but --tensor-parallel %d and "
                        "--pipeline-parallel %d need %d: choose mpirun -np %d",
@@ -99,6 +104,12 @@ int peers_take(int n_ranks, int n_stages, struct err *err)
         return err_set(err, ERR_UNSUPPORTED,
                        "the processes of mpirun have a model: serve one model at a time");
     return 0;
+}
+
+void peers_use(const struct peers_plugin *p, int n)
+{
+    plugin = p;
+    n_processes = n;
 }
 
 void peers_give_back(void)

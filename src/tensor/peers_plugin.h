@@ -20,10 +20,12 @@ struct peers_plugin {
     /* Opens the peer `index` as a device. */
     int (*device_open)(const char *name, const struct device_opts *o, int index,
                        struct pool *pool, struct device **out, struct err *err);
-    /* Opens the exchange of a stage whose ranks are the processes from `first` on. */
-    int (*collective_open)(int first, struct collective **out, struct err *err);
     /* Returns whether the stream is a peer's. */
     bool (*is_peer)(const struct stream *s);
+    /* Does all_gather of the n ranks of a stage, which are the processes from `first` on, with
+     * their streams and their own addresses. One thread at a time may call it. */
+    int (*gather)(struct stream *const *s, int n, int first, const struct mat *out,
+                  const struct mat *in);
     /* Sends an operation to a peer. Returns the stream's sticky error. */
     int (*run)(struct stream *s, const struct call *c);
     /* Copies between two devices of which one at least is a peer, in the order of both streams. */
@@ -32,7 +34,7 @@ struct peers_plugin {
 };
 
 /* Raise this if the meaning of something that crosses changes. */
-#define PEERS_PLUGIN_VERSION 1
+#define PEERS_PLUGIN_VERSION 2
 /* Differs if one side was built with other structs. */
 #define PEERS_PLUGIN_LAYOUT                                                                \
     (sizeof(struct call) + 8191 * sizeof(struct device) + 131071 * sizeof(struct stream) + \
@@ -40,6 +42,9 @@ struct peers_plugin {
 
 /* Returns the library; NULL: the program runs alone. */
 const struct peers_plugin *peers(void);
+/* Sets the library and the number of processes. PEERS_ANY: as many as a group needs, for tests. */
+enum { PEERS_ANY = 0 };
+void peers_use(const struct peers_plugin *p, int n);
 /* Takes all processes for a group. ERR_USAGE or ERR_UNSUPPORTED, with the reason: another number of
  * processes runs, or a group has them. Without processes both do nothing. */
 int peers_take(int n_ranks, int n_stages, struct err *err);

@@ -53,8 +53,8 @@ int device_choice(const char *option, const char *text, const char *const *names
                : err_set(err, ERR_USAGE, "--%s %s: must be %s", option, text, list);
 }
 
-int rank_open(const char *name, const struct device_opts *o, int index, struct pool *pool,
-              struct device **out, struct err *err)
+int device_open(const char *name, const struct device_opts *o, struct pool *pool,
+                struct device **out, struct err *err)
 {
     static const char *const checkers[] = {"auto", "device", "host", NULL};
     static const struct device_opts defaults = {0};
@@ -68,18 +68,12 @@ int rank_open(const char *name, const struct device_opts *o, int index, struct p
     else if (strcmp(name, "cpu") == 0)
         rc = cpu_device_open(o->isa, pool, out, err);
     else if (strcmp(name, "cuda") == 0)
-        rc = cuda_device_open(o, index, pool, out, err);
+        rc = cuda_device_open(o, pool, out, err);
     else
         rc = err_set(err, ERR_USAGE, "unknown device '%s' (known: cpu, ref, cuda)", name);
     if (rc == 0)
         (*out)->checksums = (enum device_checksums)checksums;
     return rc;
-}
-
-int device_open(const char *name, const struct device_opts *o, struct pool *pool,
-                struct device **out, struct err *err)
-{
-    return rank_open(name, o, 0, pool, out, err);
 }
 
 void device_close(struct device *d)

@@ -99,9 +99,6 @@ struct device_opts {
     const char *cuda_math;   /* "fast" (default), "fixed", "exact" */
     const char *cuda_graphs; /* records decodes as graphs: "on" (default), "off" */
     const char *cuda_early;  /* programmatic dependent launch: "off" (default), "on" */
-    /* "own" (default): each rank has a GPU; "shared", for tests: all ranks are on the first GPU and
-     * exchange through its memory */
-    const char *cuda_ranks;
 };
 
 enum device_checksums { CHECKSUMS_AUTO, CHECKSUMS_DEVICE, CHECKSUMS_HOST };
@@ -122,7 +119,6 @@ struct device {
     int batch_rows;
     size_t stream_bytes; /* device memory of a compute stream; 0 if memory is unified */
     enum device_checksums checksums; /* as the user requested */
-    bool shared;                     /* all ranks of the group are on one GPU */
     /* stages, and ranks of each stage, of a group (group.h); else 1 */
     int n_ranks, n_stages;
     const struct device_vtable *v;

@@ -19,6 +19,7 @@
 #include "base/utf8.h"
 #include "hcache.h"
 #include "tests/base/tempdir.h"
+#include "tests/tensor/peer_threads.h"
 
 static int n_warnings;
 static char last_warning[700];
@@ -1486,5 +1487,6 @@ int main(void)
         cmocka_unit_test(threads_come_and_go),
         cmocka_unit_test(the_device_is_used_again),
     };
+    peer_threads_use();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

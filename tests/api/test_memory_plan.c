@@ -29,30 +29,25 @@ static int reserve(const struct stack *k, uint64_t weights, struct err *err)
     return memory_plan_reserve(&a, err);
 }
 
-/* All ranks of the CPU share the machine's memory. */
 static void weights_beyond_the_machine_are_refused(void **state)
 {
     (void)state;
-    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
-        struct sysinfo s;
-        struct stack k;
-        struct err err = {0};
-        et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
-                                         .user.tensor_parallel = n_ranks,
-                                         .user.no_reuse = true});
-        assert_int_equal(sysinfo(&s), 0);
-        uint64_t all = ((uint64_t)s.totalram + s.totalswap) * s.mem_unit;
-        uint64_t share = all / (uint64_t)n_ranks, left = process_memory_left();
-        left += (uint64_t)s.freeswap * s.mem_unit;
-        assert_true(left < all - all / 100);
-        assert_int_equal(reserve(&k, left / 2 / (uint64_t)n_ranks, &err), 0);
-        /* it fits the machine, but not beside the other programs */
-        assert_int_equal(reserve(&k, share - 4096, &err), -ENOMEM);
-        assert_non_null(strstr(err.msg, "of memory and swap are free: end other programs"));
-        assert_int_equal(reserve(&k, share + 4096, &err), -ENOMEM);
-        assert_non_null(strstr(err.msg, "GB of memory and swap: choose a smaller model"));
-        stack_close(&k);
-    }
+    struct sysinfo s;
+    struct stack k;
+    struct err err = {0};
+    et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});
+    assert_int_equal(sysinfo(&s), 0);
+    uint64_t all = ((uint64_t)s.totalram + s.totalswap) * s.mem_unit;
+    uint64_t left = process_memory_left();
+    left += (uint64_t)s.freeswap * s.mem_unit;
+    assert_true(left < all - all / 100);
+    assert_int_equal(reserve(&k, left / 2, &err), 0);
+    /* it fits the machine, but not beside the other programs */
+    assert_int_equal(reserve(&k, all - 4096, &err), -ENOMEM);
+    assert_non_null(strstr(err.msg, "of memory and swap are free: end other programs"));
+    assert_int_equal(reserve(&k, all + 4096, &err), -ENOMEM);
+    assert_non_null(strstr(err.msg, "GB of memory and swap: choose a smaller model"));
+    stack_close(&k);
 }
 
 /* Copies in DRAM are filled later. If the machine cannot hold them beside everything else, they are

@@ -91,20 +91,11 @@ static void of_copies_in_memory(void **state)
               5, true);
 }
 
-static void of_ranks(void **state)
-{
-    (void)state;
-    fail_each(
-        (struct hcache_opts){.model = "synth:tiny-gqa", .threads = 1, .tensor_parallel = 2},
-        3, false);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(of_an_engine),
         cmocka_unit_test(of_copies_in_memory),
-        cmocka_unit_test(of_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

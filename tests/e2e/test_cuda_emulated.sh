@@ -32,12 +32,6 @@ run_hc profile "$model" "${cuda[@]}" --store "$tmp/store"
 check "profile: measures" test "$rc" -eq 0
 check "profile: the ceilings, and what the projection and reading have of them" \
     grep -qE '^  projection: [0-9.]+ of the GEMM rate; store: [0-9.]+ of pinned copies up;' "$tmp/out"
-HCACHE_CUDA_RANKS=shared run_hc profile "$model" "${cuda[@]}" --tensor-parallel 2 --pipeline-parallel 2 --out "$tmp/group.platform"
-check "profile: of a group, its buses and what gathering takes" \
-    grep -qE '^ +to a stage [0-9.]+ GB/s over its buses, then H gathered by 2 ranks at [0-9.]+ GB/s$' "$tmp/out"
-run_hc plan --platform "$tmp/group.platform" --history 512
-check "profile: plan knows its stages" grep -q '; 2 stages work at the same time;' "$tmp/out"
-
 "$hc" serve models/demo --device cuda --port 0 --store "$tmp/served" --threads 1 >"$tmp/serve.log" 2>&1 &
 server=$!
 trap 'kill $server 2>/dev/null; wait $server 2>/dev/null; cleanup' EXIT

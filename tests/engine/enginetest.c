@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "engine/seq.h"
 #include "restore/save_policy.h"
+#include "tests/tensor/peer_threads.h"
 
 struct device_opts et_device;
 const char *const et_dirs[2] = {"/store/a", "/store/b"};
@@ -47,12 +48,12 @@ int et_try_open(struct stack *k, const struct stack_opts *opts, struct err *err)
         {&o.user.cuda_math, et_device.cuda_math},
         {&o.user.cuda_graphs, et_device.cuda_graphs},
         {&o.user.cuda_early, et_device.cuda_early},
-        {&o.user.cuda_ranks, et_device.cuda_ranks},
     };
     for (size_t i = 0; i < sizeof device / sizeof device[0]; i++)
         if (*device[i].option == NULL)
             *device[i].option = device[i].def;
     o.no_profile = true;
+    peer_threads_use();
     int rc = stack_open(&o, k, err);
     if (rc == 0)
         et_platform(&k->platform, 1e-3, 2e-6, 1e-7, 1e9);

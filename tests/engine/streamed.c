@@ -9,12 +9,10 @@
 
 #include <stdio.h>
 
-#include "model/config.h"
 #include "model/weights.h"
 #include "tests/base/tempdir.h"
 #include "tests/engine/enginetest.h"
 #include "tests/model/packed_file.h"
-#include "sim/checkpoint.h"
 
 /* The first plan generates N_FIRST tokens, so that contexts grow beyond a block. */
 enum { MAX_PROMPT = 4 * 64 + 70, N_FIRST = 64, N_GENERATE = 4 };
@@ -22,13 +20,11 @@ enum { MAX_PROMPT = 4 * 64 + 70, N_FIRST = 64, N_GENERATE = 4 };
 static const char *const plans[] = {"recompute", "auto", "hidden", "kv", "RHKK"};
 enum { N_PLANS = 5 };
 
-static void open_with(struct stack *k, const char *path, const char *device, int n_ranks,
+static void open_with(struct stack *k, const char *path, const char *device,
                       const char *memory)
 {
     et_open(k, &(struct stack_opts){.user.model = path,
                                     .user.device = device,
-                                    .user.tensor_parallel = n_ranks,
-                                    .user.cuda_ranks = n_ranks > 1 ? "shared" : NULL,
                                     .user.dtype = "bf16",
                                     .user.threads = 2,
                                     .user.weights_memory = memory,
@@ -56,8 +52,8 @@ static void run_all(struct stack *k, const int32_t *prompt, int n_stored, int n_
     }
 }
 
-void streamed_plans_equal(const char *device, int n_ranks, const char *model,
-                          const char *weights, int n_stored, int n_new, int n_plans)
+void streamed_plans_equal(const char *device, const char *model, const char *weights,
+                          int n_stored, int n_new, int n_plans)
 {
     static const char *const budgets[] = {"50%", "0%"};
     static struct et_run want[N_PLANS], got[N_PLANS];
@@ -68,14 +64,14 @@ void streamed_plans_equal(const char *device, int n_ranks, const char *model,
     assert_in_range(n_stored + n_new, 1, MAX_PROMPT);
     et_small_prompt(prompt, MAX_PROMPT, 5);
     tempdir_make_on_disk(dir, "streamed");
-    packed_file_make(dir, model, device, n_ranks, weights, path);
-    open_with(&k, path, device, n_ranks, NULL);
+    packed_file_make(dir, model, device, 1, weights, path);
+    open_with(&k, path, device, NULL);
     fingerprint = k.fingerprint;
     run_all(&k, prompt, n_stored, n_new, n_plans, want);
     stack_close(&k);
     for (int b = 0; b < 2; b++) {
         struct weights_stream_stats s;
-        open_with(&k, path, device, n_ranks, budgets[b]);
+        open_with(&k, path, device, budgets[b]);
         int n_layers = k.model->cfg.n_layers;
         weights_stats(&k.model->w, &s);
         assert_int_equal(s.n_streamed, b == 0 ? n_layers / 2 : n_layers);
@@ -92,19 +88,5 @@ void streamed_plans_equal(const char *device, int n_ranks, const char *model,
         assert_int_equal(s.n_failed, 0);
         stack_close(&k);
     }
-    tempdir_remove(dir);
-}
-
-void streamed_q8_over_ranks(const char *device, int n_stored, int n_new, int n_plans)
-{
-    char dir[TEMPDIR_BYTES], folder[PATH_MAX];
-    struct model_config c;
-    struct err err = {0};
-    assert_int_equal(config_shape(&c, "tiny-mha", &err), 0);
-    c.n_ffn = 192;
-    tempdir_make_on_disk(dir, "shape");
-    snprintf(folder, sizeof folder, "%s/model", dir);
-    assert_int_equal(checkpoint_write(folder, &c, DTYPE_BF16, &err), 0);
-    streamed_plans_equal(device, 2, folder, "q8", n_stored, n_new, n_plans);
     tempdir_remove(dir);
 }

@@ -6,10 +6,7 @@
 /* Runs the first n_plans of five plans over a context of n_stored tokens, a multiple of 64, and
  * n_new new tokens: with resident weights, with half of the layers streamed, and with all.  Fails
  * the test if tokens or logits differ. */
-void streamed_plans_equal(const char *device, int n_ranks, const char *model,
-                          const char *weights, int n_stored, int n_new, int n_plans);
-
-/* The same with q8 weights over two ranks, for a model whose rows can be cut at multiples of 32. */
-void streamed_q8_over_ranks(const char *device, int n_stored, int n_new, int n_plans);
+void streamed_plans_equal(const char *device, const char *model, const char *weights,
+                          int n_stored, int n_new, int n_plans);
 
 #endif

@@ -44,14 +44,12 @@ static struct et_ask ask(const struct place *p, const char *save, const char *pl
                            .plan = plan};
 }
 
-static void place_open(struct place *p, const char *model, const char *dtype, int stages,
-                       int n_chunks)
+static void place_open(struct place *p, const char *model, const char *dtype, int n_chunks)
 {
     *p = (struct place){.what = model, .n_chunks = n_chunks};
     et_open(&p->k, &(struct stack_opts){.user.device = "cuda",
                                         .user.model = model,
                                         .user.dtype = dtype,
-                                        .user.pipeline_parallel = stages,
                                         .user.max_context = n_chunks * 64 + 64,
                                         .user.store_in_memory = true,
                                         .user.save_buffer_bytes = 16 << 20,
@@ -143,7 +141,7 @@ static void a_bad_record_is_a_miss(void **state)
     for (int i = 0; i < 2; i++) {
         struct place p;
         et_device.checksums = who[i];
-        place_open(&p, SMALL, i == 0 ? "bf16" : "f16", 1, 3);
+        place_open(&p, SMALL, i == 0 ? "bf16" : "f16", 3);
         for (int chunk = i; chunk < (i == 0 ? 3 : 2); chunk++)
             bad_records(&p, chunk, chunk % 2 == 0);
         stack_close(&p.k);
@@ -156,27 +154,21 @@ static void in_the_second_group(void **state)
 {
     (void)state;
     struct place p;
-    place_open(&p, "synth:tiny-mha", "bf16", 1, N_CHUNKS);
+    place_open(&p, "synth:tiny-mha", "bf16", N_CHUNKS);
     one_bad_record(&p, "kv", true, N_CHUNKS - 1, 2, STORE_KV, ALL_ONES);
     one_bad_record(&p, "hidden", true, N_CHUNKS - 2, 1, STORE_HIDDEN, ONE_BIT);
     stack_close(&p.k);
 }
 
-/* After the loss of a chunk, windows begin earlier, and their rows are restored again. Each stage
- * checks its own records. */
-static void windows_and_stages(void **state)
+/* After the loss of a chunk, windows begin earlier, and their rows are restored again. */
+static void windows_begin_earlier(void **state)
 {
     (void)state;
     struct place p;
-    et_device.cuda_ranks = "shared";
-    place_open(&p, "tests/model/golden/families/mistral", "bf16", 1, 3);
+    place_open(&p, "tests/model/golden/families/mistral", "bf16", 3);
     one_bad_record(&p, "kv", true, 2, 1, STORE_KV, ALL_ONES);
     one_bad_record(&p, "hidden", false, 2, 1, STORE_HIDDEN, ONE_BIT);
     stack_close(&p.k);
-    place_open(&p, SMALL, "bf16", 2, 3);
-    bad_records(&p, 1, true);
-    stack_close(&p.k);
-    et_device.cuda_ranks = NULL;
 }
 
 /* Only the device can detect a bit that changes between host and device. */
@@ -184,7 +176,7 @@ static void a_bad_copy_up_is_found(void **state)
 {
     (void)state;
     struct place p;
-    place_open(&p, SMALL, "bf16", 1, 3);
+    place_open(&p, SMALL, "bf16", 3);
     for (int i = 0; i < 4; i++) {
         const char *plan = i % 2 == 0 ? "kv" : "hidden";
         struct store_stats before, after;
@@ -245,7 +237,7 @@ static void a_refused_check_is_no_verdict(void **state)
     (void)state;
     struct place p;
     int n_failed = 0;
-    place_open(&p, SMALL, "bf16", 1, 3);
+    place_open(&p, SMALL, "bf16", 3);
     for (int i = 0; i < 14; i++) {
         struct et_ask a = ask(&p, "none", i % 2 == 0 ? "kv" : "hidden");
         struct et_run r;
@@ -291,7 +283,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_bad_record_is_a_miss),
         cmocka_unit_test(in_the_second_group),
-        cmocka_unit_test(windows_and_stages),
+        cmocka_unit_test(windows_begin_earlier),
         cmocka_unit_test(a_bad_copy_up_is_found),
         cmocka_unit_test(a_bad_read_in_a_race_changes_nothing),
         cmocka_unit_test(a_refused_check_is_no_verdict),

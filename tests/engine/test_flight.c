@@ -7,9 +7,10 @@
 #include <cmocka.h>
 
 #include "engine/step.h"
+#include "enginetest.h"
 
 /* A batch is cut into as many pieces as there are stages, unless pieces would have fewer than 128
- * rows. Stages of a CPU get whole batches. */
+ * rows. */
 static void a_batch_is_cut_by_its_rows(void **state)
 {
     (void)state;
@@ -20,8 +21,6 @@ static void a_batch_is_cut_by_its_rows(void **state)
                 {256, 2}, {383, 2}, {384, 3}, {2048, 3}};
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++)
         assert_int_equal(flight_count(&d, want[i].rows), want[i].pieces);
-    d.unified = true;
-    assert_int_equal(flight_count(&d, 2048), 1);
     d = (struct device){.n_stages = 1};
     assert_int_equal(flight_count(&d, 2048), 1);
 }
@@ -91,11 +90,70 @@ static void every_row_is_in_one_piece(void **state)
     flight_deinit(&f);
 }
 
+enum { LONG = 180, SHORT = 120, N_NEW = 3 };
+
+static int32_t prompt[LONG];
+
+/* Computes two prompts in one batch of 300 rows. On two stages the batch makes two pieces, the
+ * first of which ends inside a prompt. */
+static void compute(struct io *disk, int n_stages, struct et_run r[2])
+{
+    struct stack k;
+    struct seq *s[2];
+    struct err err = {0};
+    et_open(&k, &(struct stack_opts){.user.model = "tests/model/golden/families/llama",
+                                     .user.dtype = "bf16",
+                                     .user.pipeline_parallel = n_stages,
+                                     .user.max_context = 256,
+                                     .user.max_sequences = 2,
+                                     .io = disk,
+                                     .user.store = et_dirs,
+                                     .user.n_store = 1,
+                                     .user.no_reuse = true});
+    assert_int_equal(flight_count(k.dev, LONG + SHORT), n_stages);
+    for (int i = 0; i < 2; i++) {
+        struct et_ask a = {.prompt = prompt + i,
+                           .n_prompt = i == 0 ? LONG : SHORT,
+                           .max_tokens = N_NEW,
+                           .save = n_stages > 1 ? "both" : "none",
+                           .plan = n_stages > 1 ? "recompute" : "kv"};
+        s[i] = et_add(&k, &a);
+    }
+    if (engine_run(k.engine, &err) != 0)
+        fail_msg("%s", err.msg);
+    for (int i = 0; i < 2; i++)
+        et_take(&k, s[i], &r[i]);
+    stack_close(&k);
+}
+
+/* State that two stages have computed and saved in pieces equals the state of one device, and one
+ * device restores it. */
+static void pieces_have_the_bits_of_one_device(void **state)
+{
+    (void)state;
+    struct et_run whole[2], pieces[2], restored[2];
+    struct io *disk = et_disk(1, (uint64_t)64 << 20),
+              *empty = et_disk(2, (uint64_t)64 << 20);
+    compute(empty, 1, whole);
+    compute(disk, 2, pieces);
+    compute(disk, 1, restored);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(whole[i].n_cached, 0);
+        assert_true(restored[i].n_cached >= (i == 0 ? 128 : 64));
+        et_same(&pieces[i], &whole[i], "in pieces");
+        et_same(&restored[i], &whole[i], "restored");
+    }
+    io_close(disk);
+    io_close(empty);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_batch_is_cut_by_its_rows),
         cmocka_unit_test(every_row_is_in_one_piece),
+        cmocka_unit_test(pieces_have_the_bits_of_one_device),
     };
+    et_small_prompt(prompt, LONG, 9);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,7 +16,7 @@ enum { N_PROMPT = 62, N_DECODED = 6, N_COMPANY = 3 };
 static int32_t prompt[N_PROMPT];
 
 /* Three sequences decode side by side and end one after another. All of their state is saved. */
-static void decode_on(int n_ranks, int n_stages, bool graphs, struct et_run r[N_COMPANY])
+static void decode_together(bool graphs, struct et_run r[N_COMPANY])
 {
     struct stack k;
     struct seq *s[N_COMPANY];
@@ -25,8 +25,6 @@ static void decode_on(int n_ranks, int n_stages, bool graphs, struct et_run r[N_
     et_open(&k, &(struct stack_opts){.user.device = "cuda",
                                      .user.model = "tests/model/golden/families/llama",
                                      .user.dtype = "bf16",
-                                     .user.tensor_parallel = n_ranks,
-                                     .user.pipeline_parallel = n_stages,
                                      .user.max_context = 192,
                                      .user.max_sequences = N_COMPANY,
                                      .user.store_in_memory = true,
@@ -53,11 +51,6 @@ static void decode_on(int n_ranks, int n_stages, bool graphs, struct et_run r[N_
     stack_close(&k);
 }
 
-static void decode_together(bool graphs, struct et_run r[N_COMPANY])
-{
-    decode_on(1, 1, graphs, r);
-}
-
 static void recorded_graphs_change_no_bit(void **state)
 {
     (void)state;
@@ -75,28 +68,6 @@ static void recorded_graphs_change_no_bit(void **state)
             et_same(&graphs[i], &plain[i], maths[m]);
     }
     et_device.cuda_math = NULL;
-}
-
-/* Ranks record the operations between their exchanges; stages record their own layers. */
-static void groups_record_too(void **state)
-{
-    (void)state;
-    struct et_run plain[N_COMPANY], graphs[N_COMPANY];
-    et_device.cuda_ranks = "shared";
-    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
-        cuda_emu_fail(CUDA_EMU_LAUNCH, -1);
-        decode_on(n_ranks, 2, false, plain);
-        assert_int_equal(cuda_emu_replayed(), 0);
-        decode_on(n_ranks, 2, true, graphs);
-        print_message("two stages of %d ranks: %d parts were replayed\n", n_ranks,
-                      cuda_emu_replayed());
-        /* A layer is one recording. On two ranks each rank has three recordings per layer: before,
-         * between and after the exchanges. */
-        assert_true(cuda_emu_replayed() > (n_ranks == 1 ? 10 : 60));
-        for (int i = 0; i < N_COMPANY; i++)
-            et_same(&graphs[i], &plain[i], "a group");
-    }
-    et_device.cuda_ranks = NULL;
 }
 
 /* With a driver that records nothing, or only a part, the answers are the same. */
@@ -125,7 +96,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(recorded_graphs_change_no_bit),
-        cmocka_unit_test(groups_record_too),
         cmocka_unit_test(no_recording_is_no_fault),
     };
     et_small_prompt(prompt, N_PROMPT, 7);

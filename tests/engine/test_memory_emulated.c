@@ -41,39 +41,31 @@ static void serve(struct stack *k, bool has_store)
     }
 }
 
-static void one_piece_for_each_device(void **state)
+static void one_piece_for_the_device(void **state)
 {
     (void)state;
     static const struct {
         const char *model, *dtype;
-        int ranks, stages, n_seqs;
+        int n_seqs;
         int64_t kv_tokens;
         size_t staging_bytes;
     } cases[] = {
-        {"tests/model/golden/families/llama", "bf16", 1, 1, 1, 0, 0},
-        {"tests/model/golden/families/opt", "f32", 1, 1, 7, 0, 1 << 20},
-        {"tests/model/golden/families/qwen3", NULL, 1, 1, 1, 192, 1},
-        {"tests/model/golden/families/gemma", "f16", 1, 1, 2, 4096, 1},
-        {"synth:tiny-gqa", "bf16", 1, 1, 3, 0, 1},
-        {"tests/model/golden/families/llama", "bf16", 2, 1, 2, 0, 1},
-        {"tests/model/golden/families/llama", "bf16", 1, 2, 2, 0, 1},
-        {"tests/model/golden/families/qwen3", "bf16", 2, 2, 1, 0, 1},
+        {"tests/model/golden/families/llama", "bf16", 1, 0, 0},
+        {"tests/model/golden/families/opt", "f32", 7, 0, 1 << 20},
+        {"tests/model/golden/families/qwen3", NULL, 1, 192, 1},
+        {"tests/model/golden/families/gemma", "f16", 2, 4096, 1},
+        {"synth:tiny-gqa", "bf16", 3, 0, 1},
     };
-    et_device.cuda_ranks = "shared";
     for (size_t i = 0; i < 2 * sizeof cases / sizeof cases[0]; i++) {
         struct stack_opts o = options(cases[i / 2].model, cases[i / 2].dtype);
-        int n_devices = cases[i / 2].ranks * cases[i / 2].stages;
         struct stack k;
-        o.user.tensor_parallel = cases[i / 2].ranks;
-        o.user.pipeline_parallel = cases[i / 2].stages;
         o.user.max_sequences = cases[i / 2].n_seqs;
         o.user.kv_tokens = cases[i / 2].kv_tokens;
         o.user.staging_bytes = cases[i / 2].staging_bytes;
         o.user.store_in_memory = i % 2 == 1;
         et_open(&k, &o);
-        if (cuda_emu_pieces() != n_devices)
-            fail_msg("%s: %d pieces of memory for %d devices", o.user.model,
-                     cuda_emu_pieces(), n_devices);
+        if (cuda_emu_pieces() != 1)
+            fail_msg("%s: %d pieces of memory", o.user.model, cuda_emu_pieces());
         cuda_emu_fail(CUDA_EMU_MALLOC, 0);
         serve(&k, o.user.store_in_memory);
         assert_int_equal(cuda_emu_mallocs(), 0);
@@ -81,7 +73,6 @@ static void one_piece_for_each_device(void **state)
         stack_close(&k);
         assert_int_equal(cuda_emu_pieces(), 0);
     }
-    et_device.cuda_ranks = NULL;
 }
 
 /* Whichever allocation is refused, opening reports it, and nothing leaks. */
@@ -137,7 +128,7 @@ static void too_little_memory_names_the_parts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_piece_for_each_device),
+        cmocka_unit_test(one_piece_for_the_device),
         cmocka_unit_test(refused_memory_is_reported),
         cmocka_unit_test(too_little_memory_names_the_parts),
     };

@@ -563,7 +563,7 @@ static void refusals(void **state)
         const char *says;
     } cases[] = {{{.dtype = "f16"}, "--dtype bf16"},
                  {{.weights = "q4"}, "use --weights q8"},
-                 {{.tensor_parallel = 2}, "choose one rank"}};
+                 {{.tensor_parallel = 2}, "--tensor-parallel 1"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct err err = {0};
         struct stack k;

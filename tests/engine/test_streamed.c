@@ -17,16 +17,9 @@
 static void every_plan_has_the_bits_of_resident_weights(void **state)
 {
     (void)state;
-    streamed_plans_equal("cpu", 1, "synth:tiny-mha", "bf16", 4 * 64, 70, 5);
-    streamed_plans_equal("cpu", 1, "synth:tiny-gqa", "q8", 4 * 64, 70, 5);
-    streamed_plans_equal("cpu", 1, "synth:tiny-gqa", "q4", 4 * 64, 70, 5);
-}
-
-static void ranks_stream_their_shares(void **state)
-{
-    (void)state;
-    streamed_plans_equal("cpu", 2, "synth:tiny-mha", "bf16", 4 * 64, 70, 5);
-    streamed_q8_over_ranks("cpu", 4 * 64, 70, 5);
+    streamed_plans_equal("cpu", "synth:tiny-mha", "bf16", 4 * 64, 70, 5);
+    streamed_plans_equal("cpu", "synth:tiny-gqa", "q8", 4 * 64, 70, 5);
+    streamed_plans_equal("cpu", "synth:tiny-gqa", "q4", 4 * 64, 70, 5);
 }
 
 /* A failing disk ends the requests that need it, and they give the reason. The engine survives.
@@ -129,7 +122,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_plan_has_the_bits_of_resident_weights),
-        cmocka_unit_test(ranks_stream_their_shares),
         cmocka_unit_test(a_disk_that_fails_ends_requests_only),
         cmocka_unit_test(a_store_gives_way_to_weights_and_does_not_starve),
         cmocka_unit_test(a_folder_must_be_packed_first),

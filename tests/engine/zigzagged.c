@@ -51,7 +51,6 @@ static void open_with(struct stack *k, const char *device, int n_stages, const c
                                     .user.dtype = "bf16",
                                     .user.max_sequences = ZZ_SEQS,
                                     .user.max_context = 256,
-                                    .user.cuda_ranks = n_stages > 1 ? "shared" : NULL,
                                     .user.store = et_dirs,
                                     .user.n_store = 2,
                                     .user.no_reuse = true,

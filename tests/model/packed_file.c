@@ -15,6 +15,7 @@
 #include "io/io.h"
 #include "model/pack_write.h"
 #include "tensor/group.h"
+#include "tests/tensor/peer_threads.h"
 
 void packed_file_make(const char *dir, const char *source, const char *device, int n_ranks,
                       const char *weights, char path[PATH_MAX])
@@ -26,8 +27,8 @@ void packed_file_make(const char *dir, const char *source, const char *device, i
     char whole[PATH_MAX];
     assert_non_null(realpath(dir, whole));
     snprintf(path, PATH_MAX, "%s/%d.packed", whole, n_files++);
-    struct device_opts o = {.cuda_ranks = n_ranks > 1 ? "shared" : NULL};
-    if (group_open(device, &o, n_ranks, 1, NULL, &d, &err) != 0 ||
+    peer_threads_use();
+    if (group_open(device, NULL, n_ranks, 1, NULL, &d, &err) != 0 ||
         pack_write(source, path, d, weights, &r, &err) != 0)
         fail_msg("%s", err.msg);
     free(r.errors.of);

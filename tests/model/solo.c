@@ -12,6 +12,7 @@
 
 #include "base/mem.h"
 #include "base/pool.h"
+#include "tests/tensor/peer_threads.h"
 #include "text/tokenizer.h"
 
 static void must(int rc, const struct err *e)
@@ -27,7 +28,11 @@ void solo_open_as(struct solo *t, const char *source, const char *device, int n_
     struct model_opts o = *opts;
     memset(t, 0, sizeof *t);
     must(pool_create(n_threads, &t->pool, &e), &e);
-    must(group_open(device, NULL, n_ranks, 1, t->pool, &t->dev, &e), &e);
+    peer_threads_use();
+    must(group_open(device, NULL, n_ranks == SOLO_OWN_MEMORY ? 1 : n_ranks, 1, t->pool,
+                    &t->dev, &e),
+         &e);
+    t->dev->unified = t->dev->unified && n_ranks != SOLO_OWN_MEMORY;
     must(stream_create(t->dev, STREAM_COMPUTE, &t->s, &e), &e);
     o.dev = t->dev;
     o.probe_ids = tokenizer_first_ids;

@@ -27,7 +27,8 @@ void solo_open(struct solo *t, const char *source, const char *device, const cha
 void solo_open_held(struct solo *t, const char *source, const char *dtype,
                     const char *weights);
 /* Opens on n_ranks devices of the kind `device`, with these options. The function itself sets
- * opts.dev. */
+ * opts.dev. SOLO_OWN_MEMORY: on one, whose memory counts as its own. */
+enum { SOLO_OWN_MEMORY = 0 };
 void solo_open_as(struct solo *t, const char *source, const char *device, int n_ranks,
                   int n_threads, const struct model_opts *opts);
 void solo_close(struct solo *t);

@@ -19,7 +19,6 @@
 #include "packed_file.h"
 #include "solo.h"
 #include "tensor/device.h"
-#include "tensor/group_impl.h"
 #include "tests/base/tempdir.h"
 
 static char dir[TEMPDIR_BYTES];
@@ -85,22 +84,19 @@ static int bad_sync(struct stream *s)
     return real->stream_sync(s);
 }
 
-/* Opens n_ranks CPU devices whose calls may fail. unified false: their memory counts as their own.
- */
-static struct device *open_failing(int n_ranks, bool unified)
+/* Opens a CPU device whose calls may fail. unified false: its memory counts as its own. */
+static struct device *open_failing(bool unified)
 {
     struct device *d;
-    assert_int_equal(group_open("cpu", NULL, n_ranks, 1, NULL, &d, NULL), 0);
-    struct device *first = n_ranks > 1 ? group_of(d)->rank[0] : d;
-    real = first->v;
+    assert_int_equal(device_open("cpu", NULL, NULL, &d, NULL), 0);
+    real = d->v;
     failing = *real;
     failing.buf_alloc = bad_alloc;
     failing.stream_create = bad_stream;
     failing.event_create = bad_event;
     failing.stream_copy = bad_copy;
     failing.stream_sync = bad_sync;
-    for (int i = 0; i < n_ranks; i++)
-        (n_ranks > 1 ? group_of(d)->rank[i] : d)->v = &failing;
+    d->v = &failing;
     d->unified = unified;
     return d;
 }
@@ -119,11 +115,11 @@ static int some_stay(void *arg, const struct model *m, const struct weights_size
 
 /* Opens the source again and again, and lets one more call to the device pass each time. Returns
  * the number of calls that a successful opening takes. */
-static int open_with_faults(const char *source, const char *weights, int n_ranks,
-                            bool unified, int n_resident)
+static int open_with_faults(const char *source, const char *weights, bool unified,
+                            int n_resident)
 {
     for (int n = 0;; n++) {
-        struct device *d = open_failing(n_ranks, unified);
+        struct device *d = open_failing(unified);
         struct model *m = NULL;
         struct err e = {0};
         struct model_opts o = {.dev = d, .weights = weights};
@@ -149,31 +145,26 @@ static int open_with_faults(const char *source, const char *weights, int n_ranks
 static void test_opening(void **state)
 {
     (void)state;
-    char packed[PATH_MAX], packed2[PATH_MAX];
+    char packed[PATH_MAX];
     packed_file_make(dir, "synth:tiny-mha", "cpu", 1, NULL, packed);
-    packed_file_make(dir, "synth:tiny-mha", "cpu", 2, NULL, packed2);
     const struct {
         const char *source, *weights;
-        int n_ranks;
         bool unified;
         int n_resident;
     } cases[] = {
-        {"synth:tiny-mha", NULL, 1, true, -1},
-        {"synth:tiny-mha", "q8", 1, false, -1},
-        {"synth:tiny-mha", NULL, 2, true, -1},
-        {"tests/model/golden/families/opt", NULL, 1, false, -1},
-        {"tests/model/golden/families/falcon-40b", "bf16", 1, true, -1},
-        {"tests/model/golden/gguf/six.gguf", "q4", 1, false, -1},
-        {packed, NULL, 1, true, -1},
-        {packed, NULL, 1, false, -1},
-        {packed, NULL, 1, true, 0},
-        {packed, NULL, 1, false, 0},
-        {packed2, NULL, 2, true, -1},
-        {packed2, NULL, 2, true, 1},
+        {"synth:tiny-mha", NULL, true, -1},
+        {"synth:tiny-mha", "q8", false, -1},
+        {"tests/model/golden/families/opt", NULL, false, -1},
+        {"tests/model/golden/families/falcon-40b", "bf16", true, -1},
+        {"tests/model/golden/gguf/six.gguf", "q4", false, -1},
+        {packed, NULL, true, -1},
+        {packed, NULL, false, -1},
+        {packed, NULL, true, 0},
+        {packed, NULL, false, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        int n = open_with_faults(cases[i].source, cases[i].weights, cases[i].n_ranks,
-                                 cases[i].unified, cases[i].n_resident);
+        int n = open_with_faults(cases[i].source, cases[i].weights, cases[i].unified,
+                                 cases[i].n_resident);
         if (n <= 5) /* memory, streams and copies */
             fail_msg("case %zu: %d calls", i, n);
     }
@@ -190,7 +181,7 @@ static void test_packing(void **state)
     bool passed = false;
     int n = 0;
     for (; !passed; n++) {
-        struct device *d = open_failing(1, true);
+        struct device *d = open_failing(true);
         struct pack_result r = {0};
         struct err e = {0};
         calls_left = n;

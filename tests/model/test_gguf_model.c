@@ -403,12 +403,11 @@ static void test_ranks_read_a_table_of_blocks(void **state)
     assert_int_equal(a.dev->ops->embed(a.s, x, a.m->w.embed, ids, 1), 0);
     y.data = got;
     for (int rank = 0; rank < 2; rank++) {
-        struct stream *s = rank_stream(b.s, 0, rank);
         struct mat table = b.m->w.embed;
         assert_int_equal(table.dtype, DTYPE_Q4_K);
         table.data = rank_address(b.dev, table.data, rank);
         memset(got, 0, sizeof got);
-        assert_int_equal(stream_device(s)->ops->embed(s, y, table, ids, 1), 0);
+        assert_int_equal(a.dev->ops->embed(a.s, y, table, ids, 1), 0);
         assert_memory_equal(got, want, sizeof got);
     }
     solo_close(&a);
@@ -431,14 +430,12 @@ static void test_ranks_have_their_rows(void **state)
     float *want = rows_of(&a, &a.m->w.layers[0].wo);
     for (int rank = 0; rank < 2; rank++) {
         struct weight own = b.m->w.layers[0].wo;
-        struct stream *s = rank_stream(b.s, 0, rank);
         assert_int_equal(own.dtype, DTYPE_Q4_0);
         assert_int_equal(own.n, OWN);
         assert_int_equal(own.k, D);
         own.mem.ptr = rank_address(b.dev, own.mem.ptr, rank);
-        assert_int_equal(stream_device(s)->ops->weight_rows(
-                             s, mat_of(got, DTYPE_F32, OWN, D), &own, ids),
-                         0);
+        assert_int_equal(
+            a.dev->ops->weight_rows(a.s, mat_of(got, DTYPE_F32, OWN, D), &own, ids), 0);
         assert_memory_equal(got, want + rank * OWN * D, OWN * D * sizeof *got);
     }
     free(want);

@@ -24,6 +24,7 @@
 #include "solo.h"
 #include "table_file.h"
 #include "tensor/group.h"
+#include "tests/tensor/peer_threads.h"
 
 #define FAMILIES "tests/model/golden/families/"
 #define GGUF     "tests/model/golden/gguf/"
@@ -529,6 +530,7 @@ static int set_up(void **state)
 {
     (void)state;
     tempdir_make_on_disk(dir, "packed");
+    peer_threads_use();
     return 0;
 }
 

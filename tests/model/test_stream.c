@@ -28,9 +28,9 @@ enum { N = 70, MAX_VOCAB = 512, MAX_D = 256 };
 
 static char dir[TEMPDIR_BYTES];
 
-static void pack(const char *source, int n_ranks, const char *weights, char path[PATH_MAX])
+static void pack(const char *source, const char *weights, char path[PATH_MAX])
 {
-    packed_file_make(dir, source, "cpu", n_ranks, weights, path);
+    packed_file_make(dir, source, "cpu", 1, weights, path);
 }
 
 /* --- a model with some resident layers -------------------------------------------------------- */
@@ -54,12 +54,15 @@ static int share(void *arg, const struct model *m, const struct weights_sizes *z
     return 0;
 }
 
-static void lab_open(struct lab *lab, const char *path, int n_ranks, int n_resident,
+/* Layers stream from the disk, or, if the device has memory of its own, from the host's. */
+enum { UNIFIED = 1, OWN_MEMORY = SOLO_OWN_MEMORY };
+
+static void lab_open(struct lab *lab, const char *path, int memory, int n_resident,
                      struct io *io, int64_t stuck_ns)
 {
     memset(lab, 0, sizeof *lab);
     lab->n_resident = n_resident;
-    solo_open_as(&lab->t, path, "cpu", n_ranks, 2,
+    solo_open_as(&lab->t, path, "cpu", memory, 2,
                  &(struct model_opts){
                      .share = share, .share_arg = lab, .io = io, .stuck_ns = stuck_ns});
     assert_true(lab->t.m->cfg.vocab_size <= MAX_VOCAB && lab->t.m->cfg.n_embd <= MAX_D);
@@ -96,9 +99,9 @@ static struct weights_stream_stats stats_of(const struct lab *lab)
 static float want[N * MAX_VOCAB];
 static struct lab lab;
 
-static void learn_wanted(const char *path, int n_ranks)
+static void learn_wanted(const char *path, int memory)
 {
-    lab_open(&lab, path, n_ranks, INT_MAX, NULL, 0);
+    lab_open(&lab, path, memory, INT_MAX, NULL, 0);
     assert_int_equal(stats_of(&lab).n_streamed, 0);
     assert_int_equal(feed(&lab), 0);
     memcpy(want, lab.logits, sizeof want);
@@ -106,35 +109,34 @@ static void learn_wanted(const char *path, int n_ranks)
 }
 
 /* With all but one, half, ... and none of the layers resident the logits have the same bits. This
- * holds for every type of the weights, with the layers on a disk (one rank) and in host memory (two
- * ranks). */
+ * holds for every type of the weights, with the layers on a disk and in host memory. */
 static void streamed_layers_have_the_bits_of_resident_ones(void **state)
 {
     static const struct {
         const char *model, *weights;
-        int n_ranks;
+        int memory;
     } cases[] = {
-        {"synth:tiny-mha", "f32", 1},
-        {"synth:tiny-mha", "q8", 1},
-        {"synth:tiny-gqa", "q4", 1},
-        {"synth:tiny-gqa", "bf16r", 1},
-        {"tests/model/golden/gguf/layers.gguf", "q4", 1},
-        {"tests/model/golden/gguf/six.gguf", "q4", 1},
-        {"tests/model/golden/gguf/six.gguf", "q4", 2},
-        {"synth:tiny-gqa", "bf16", 1},
-        {"tests/model/golden/families/qwen2-window", NULL, 1},
-        {"tests/model/golden/families/opt", NULL, 1},
-        {"synth:tiny-mha", "bf16", 2},
-        {"synth:tiny-mha", NULL, 2},
+        {"synth:tiny-mha", "f32", UNIFIED},
+        {"synth:tiny-mha", "q8", UNIFIED},
+        {"synth:tiny-gqa", "q4", UNIFIED},
+        {"synth:tiny-gqa", "bf16r", UNIFIED},
+        {"tests/model/golden/gguf/layers.gguf", "q4", UNIFIED},
+        {"tests/model/golden/gguf/six.gguf", "q4", UNIFIED},
+        {"tests/model/golden/gguf/six.gguf", "q4", OWN_MEMORY},
+        {"synth:tiny-gqa", "bf16", UNIFIED},
+        {"tests/model/golden/families/qwen2-window", NULL, UNIFIED},
+        {"tests/model/golden/families/opt", NULL, UNIFIED},
+        {"synth:tiny-mha", "bf16", OWN_MEMORY},
+        {"synth:tiny-mha", NULL, OWN_MEMORY},
     };
     char path[PATH_MAX];
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        pack(cases[i].model, cases[i].n_ranks, cases[i].weights, path);
-        learn_wanted(path, cases[i].n_ranks);
+        pack(cases[i].model, cases[i].weights, path);
+        learn_wanted(path, cases[i].memory);
         int n_layers = lab.sizes.n_layers;
         for (int n = n_layers - 1; n >= 0; n = n > 0 ? n / 2 : -1) {
-            lab_open(&lab, path, cases[i].n_ranks, n, NULL, 0);
+            lab_open(&lab, path, cases[i].memory, n, NULL, 0);
             assert_int_equal(stats_of(&lab).n_streamed, n_layers - n);
             /* Layers of this model differ in size, so the computed size is an upper bound. */
             if (strstr(cases[i].model, ".gguf") != NULL)
@@ -175,7 +177,7 @@ static void the_next_pass_is_read_ahead(void **state)
     char path[PATH_MAX];
     struct weights_stream_stats s;
     (void)state;
-    pack("synth:tiny-mha", 1, NULL, path);
+    pack("synth:tiny-mha", NULL, path);
     lab_open(&lab, path, 1, 0, NULL, 0);
     /* what the opening has read is the first measurement of the disk */
     s = stats_of(&lab);
@@ -203,16 +205,14 @@ static void the_next_pass_is_read_ahead(void **state)
 
 /* --- what a source lends and counts ----------------------------------------------------------- */
 
-static void expect_same_matrix(const struct device *a, const struct weight *x,
-                               const struct device *b, const struct weight *y)
+static void expect_same_matrix(const struct device *d, const struct weight *x,
+                               const struct weight *y)
 {
-    size_t bytes = a->ops->weight_bytes(x->dtype, x->n, x->k);
+    size_t bytes = d->ops->weight_bytes(x->dtype, x->n, x->k);
     assert_int_equal(x->dtype, y->dtype);
     assert_int_equal(x->n, y->n);
     assert_int_equal(x->k, y->k);
-    for (int rank = 0; rank < a->n_ranks; rank++)
-        assert_memory_equal(rank_address(a, x->mem.ptr, rank),
-                            rank_address(b, y->mem.ptr, rank), bytes);
+    assert_memory_equal(x->mem.ptr, y->mem.ptr, bytes);
 }
 
 /* All layers may be held at once, although the ring has two slots. A layer that is acquired twice
@@ -221,12 +221,12 @@ static void all_layers_may_be_held_at_once(void **state)
 {
     char path[PATH_MAX];
     (void)state;
-    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+    for (int memory = OWN_MEMORY; memory <= UNIFIED; memory++) {
         const struct layer_weights *lw[4], *again;
         static struct lab all;
-        pack("synth:tiny-mha", n_ranks, NULL, path);
-        lab_open(&all, path, n_ranks, INT_MAX, NULL, 0);
-        lab_open(&lab, path, n_ranks, 0, NULL, 0);
+        pack("synth:tiny-mha", NULL, path);
+        lab_open(&all, path, memory, INT_MAX, NULL, 0);
+        lab_open(&lab, path, memory, 0, NULL, 0);
         const struct weights *w = &lab.t.m->w;
         for (int round = 0; round < 3; round++) {
             for (int i = 0; i < 4; i++) {
@@ -239,12 +239,12 @@ static void all_layers_may_be_held_at_once(void **state)
             assert_int_equal(stream_sync(lab.t.s), 0);
             for (int l = 0; l < 4; l++) {
                 const struct layer_weights *own = &all.t.m->w.layers[l];
-                const struct device *a = all.t.dev, *b = lab.t.dev;
-                expect_same_matrix(a, &own->wq, b, &lw[l]->wq);
-                expect_same_matrix(a, &own->wkv, b, &lw[l]->wkv);
-                expect_same_matrix(a, &own->wo, b, &lw[l]->wo);
-                expect_same_matrix(a, &own->w_up, b, &lw[l]->w_up);
-                expect_same_matrix(a, &own->w_down, b, &lw[l]->w_down);
+                const struct device *d = all.t.dev;
+                expect_same_matrix(d, &own->wq, &lw[l]->wq);
+                expect_same_matrix(d, &own->wkv, &lw[l]->wkv);
+                expect_same_matrix(d, &own->wo, &lw[l]->wo);
+                expect_same_matrix(d, &own->w_up, &lw[l]->w_up);
+                expect_same_matrix(d, &own->w_down, &lw[l]->w_down);
                 assert_memory_equal(own->norm1_w, lw[l]->norm1_w, 64 * sizeof(float));
             }
             weights_release(w, 2, lab.t.s);
@@ -266,13 +266,13 @@ static void copies_from_host_memory_are_counted(void **state)
     } known[] = {{0, 4, 5, 4}, {1, 3, 4, 3}, {2, 2, 2, 0}, {3, 1, 1, 0}};
     char path[PATH_MAX];
     (void)state;
-    pack("synth:tiny-mha", 2, NULL, path);
+    pack("synth:tiny-mha", NULL, path);
     for (int i = 0; i < 4; i++) {
-        lab_open(&lab, path, 2, known[i].n_resident, NULL, 0);
+        lab_open(&lab, path, OWN_MEMORY, known[i].n_resident, NULL, 0);
         struct weights_stream_stats s = stats_of(&lab);
         assert_int_equal(s.n_layers, 4);
         assert_int_equal(s.n_streamed, known[i].n_streamed);
-        assert_int_equal(s.layer_bytes, 2 * lab.sizes.layer);
+        assert_int_equal(s.layer_bytes, lab.sizes.layer);
         assert_int_equal(s.read_bytes, 0);
         for (int pass = 0; pass < 3; pass++) {
             assert_int_equal(solo_try(&lab.t, lab.ids + pass, 1, NULL, NULL), 0);
@@ -300,9 +300,9 @@ static void the_layer_needed_last_is_replaced(void **state)
         {{0, 3, 0}, 4}, {{0, 3, 1}, 5}, {{0, 1, 0}, 4}, {{3, 0, 3}, 4}, {{1, 2, 3}, 4}};
     char path[PATH_MAX];
     (void)state;
-    pack("synth:tiny-mha", 2, NULL, path);
+    pack("synth:tiny-mha", NULL, path);
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-        lab_open(&lab, path, 2, 0, NULL, 0);
+        lab_open(&lab, path, OWN_MEMORY, 0, NULL, 0);
         for (int k = 0; k < 3; k++) {
             const struct layer_weights *lw;
             int l = known[i].acquired[k];
@@ -321,9 +321,9 @@ static void a_stop_is_for_all_layers(void **state)
 {
     char path[PATH_MAX];
     (void)state;
-    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
-        pack("synth:tiny-mha", n_ranks, NULL, path);
-        lab_open(&lab, path, n_ranks, 2, NULL, 0);
+    for (int memory = OWN_MEMORY; memory <= UNIFIED; memory++) {
+        pack("synth:tiny-mha", NULL, path);
+        lab_open(&lab, path, memory, 2, NULL, 0);
         for (int stops = 1; stops >= 0; stops--) {
             weights_stop(&lab.t.m->w, stops);
             for (int l = 0; l < 4; l++) {
@@ -345,27 +345,26 @@ static void sizes_are_those_of_the_parts(void **state)
     struct pack_file f;
     struct err err = {0};
     (void)state;
-    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+    for (int memory = OWN_MEMORY; memory <= UNIFIED; memory++) {
         uint64_t kept = 0, layer = 0;
-        if (n_ranks == 1) /* its layers differ in size */
-            pack("tests/model/golden/gguf/layers.gguf", n_ranks, "q4", path);
+        if (memory == UNIFIED) /* its layers differ in size */
+            pack("tests/model/golden/gguf/layers.gguf", "q4", path);
         else
-            pack("synth:tiny-mha", n_ranks, NULL, path);
+            pack("synth:tiny-mha", NULL, path);
         assert_int_equal(pack_file_open(&f, path, &err), 0);
         for (size_t i = 0; i < f.n_parts; i++) {
             bool streamed = i >= PACK_LAYERS && (i - PACK_LAYERS) % 2 == 0;
-            kept += streamed ? 0 : f.parts[i].bytes / (uint64_t)n_ranks;
-            if (streamed && f.parts[i].bytes / (uint64_t)n_ranks > layer)
-                layer = f.parts[i].bytes / (uint64_t)n_ranks;
+            kept += streamed ? 0 : f.parts[i].bytes;
+            if (streamed && f.parts[i].bytes > layer)
+                layer = f.parts[i].bytes;
         }
-        lab_open(&lab, path, n_ranks, 1, NULL, 0);
+        lab_open(&lab, path, memory, 1, NULL, 0);
         assert_int_equal(lab.sizes.kept, kept);
         assert_int_equal(lab.sizes.layer, layer);
         assert_int_equal(lab.sizes.n_layers, f.n_layers);
         assert_int_equal(lab.sizes.n_slots, 2);
         assert_int_equal(lab.t.m->w.bytes,
-                         kept + 2 * layer +
-                             f.parts[pack_streamed_part(0)].bytes / (uint64_t)n_ranks);
+                         kept + 2 * layer + f.parts[pack_streamed_part(0)].bytes);
         pack_file_close(&f);
         solo_close(&lab.t);
     }
@@ -384,7 +383,7 @@ static void held_layers_stay_while_others_pass(void **state)
     int32_t pos[N], seq_row[2] = {0, N};
     struct mat out;
     (void)state;
-    pack("synth:tiny-mha", 1, NULL, path);
+    pack("synth:tiny-mha", NULL, path);
     learn_wanted(path, 1);
     lab_open(&lab, path, 1, 0, NULL, 0);
     assert_int_equal(feed(&lab), 0); /* puts K and V of the rows into the cache */
@@ -464,7 +463,7 @@ static void keys_and_values_need_no_stream(void **state)
     static float h[N * MAX_D], out[2 * N * MAX_D], same[2 * N * MAX_D];
     char path[PATH_MAX];
     (void)state;
-    pack("synth:tiny-gqa", 1, NULL, path);
+    pack("synth:tiny-gqa", NULL, path);
     for (int i = 0; i < N * MAX_D; i++)
         h[i] = (float)(i % 17) / 17;
     open_on_sim(path, 0, EVER);
@@ -505,7 +504,7 @@ static void a_flipped_bit_fails_the_pass(void **state)
 {
     char path[PATH_MAX];
     (void)state;
-    pack("synth:tiny-mha", 1, NULL, path);
+    pack("synth:tiny-mha", NULL, path);
     learn_wanted(path, 1);
     uint64_t at = place_in_layer(path, 3);
     open_on_sim(path, 1, EVER); /* layer 0 stays resident */
@@ -542,10 +541,10 @@ static void a_damaged_part_ends_the_opening(void **state)
 {
     char path[PATH_MAX];
     (void)state;
-    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+    for (int memory = OWN_MEMORY; memory <= UNIFIED; memory++) {
         struct pack_file f;
         struct err err = {0};
-        pack("synth:tiny-mha", n_ranks, NULL, path);
+        pack("synth:tiny-mha", NULL, path);
         assert_int_equal(pack_file_open(&f, path, &err), 0);
         for (size_t part = 0; part < f.n_parts; part++) {
             struct device *d;
@@ -554,9 +553,10 @@ static void a_damaged_part_ends_the_opening(void **state)
             if (f.parts[part].bytes == 0)
                 continue;
             flip_byte(path, f.parts[part].at + 100);
-            assert_int_equal(group_open("cpu", NULL, n_ranks, 1, NULL, &d, &err), 0);
+            assert_int_equal(device_open("cpu", NULL, NULL, &d, &err), 0);
+            d->unified = memory == UNIFIED;
             struct model_opts o = {.dev = d, .share = share, .share_arg = &lab};
-            bool waits = n_ranks == 1 && part > pack_streamed_part(0) &&
+            bool waits = memory == UNIFIED && part > pack_streamed_part(0) &&
                          (part - PACK_LAYERS) % 2 == 0;
             err = (struct err){0};
             assert_int_equal(model_open(path, &o, &m, &err), waits ? 0 : ERR_CORRUPT);
@@ -577,7 +577,7 @@ static void a_bad_transfer_is_read_again(void **state)
 {
     char path[PATH_MAX];
     (void)state;
-    pack("synth:tiny-mha", 1, NULL, path);
+    pack("synth:tiny-mha", NULL, path);
     learn_wanted(path, 1);
     open_on_sim(path, 0, EVER);
     io_sim_fault_add(
@@ -595,7 +595,7 @@ static void a_disk_that_ends_fails_the_pass(void **state)
 {
     char path[PATH_MAX];
     (void)state;
-    pack("synth:tiny-mha", 1, NULL, path);
+    pack("synth:tiny-mha", NULL, path);
     learn_wanted(path, 1);
     open_on_sim(path, 0, EVER);
     expect_logits(&lab, want);
@@ -615,7 +615,7 @@ static void a_disk_that_hangs_fails_the_pass(void **state)
     char path[PATH_MAX];
     int rc;
     (void)state;
-    pack("synth:tiny-mha", 1, NULL, path);
+    pack("synth:tiny-mha", NULL, path);
     learn_wanted(path, 1);
     open_on_sim(path, 0, (int64_t)100 * 1000000);
     io_sim_fault_add(sim,
@@ -650,7 +650,7 @@ static void a_stop_ends_a_pass_that_waits(void **state)
     pthread_t thread;
     int rc = 0;
     (void)state;
-    pack("synth:tiny-mha", 1, NULL, path);
+    pack("synth:tiny-mha", NULL, path);
     open_on_sim(path, 0, EVER);
     io_sim_fault_add(sim,
                      &(struct io_sim_fault){.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ});
@@ -674,7 +674,7 @@ static void a_disk_that_hangs_does_not_hold_the_closing(void **state)
 {
     char path[PATH_MAX];
     (void)state;
-    pack("synth:tiny-mha", 1, NULL, path);
+    pack("synth:tiny-mha", NULL, path);
     open_on_sim(path, 0, EVER);
     assert_int_equal(solo_try(&lab.t, lab.ids, N, NULL, NULL), 0);
     io_sim_fault_add(sim,

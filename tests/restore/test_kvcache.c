@@ -10,6 +10,7 @@
 #include "base/rng.h"
 #include "restore/kvcache.h"
 #include "tensor/group.h"
+#include "tests/tensor/peer_threads.h"
 
 static const struct kv_pool_opts opts = {
     .n_layers = 3, .n_kv = 2, .d_head = 8, .dtype = DTYPE_BF16, .n_blocks = 16};
@@ -733,6 +734,7 @@ static void blocks_lie_on_their_stages(int n_stages)
     o.keep = true;
     o.n_blocks = 4;
     assert_int_equal(kv_block_bytes(2, 8, DTYPE_BF16), sizeof host);
+    peer_threads_use();
     assert_int_equal(group_open("cpu", NULL, 1, n_stages, NULL, &d, NULL), 0);
     assert_int_equal(kv_pool_create(d, &o, &p, NULL), 0);
     assert_int_equal(stream_create(d, STREAM_INLINE, &s, NULL), 0);

@@ -265,7 +265,7 @@ static void test_descriptions(void **state)
         assert_string_equal(d->numerics, names[i]);
         assert_int_equal(d->act_dtype, DTYPE_F32);
         assert_true(d->unified && d->q8 && d->quantised);
-        assert_false(d->act_is_state || d->k_by_token || d->shared);
+        assert_false(d->act_is_state || d->k_by_token);
         assert_int_equal(d->batch_rows, 512);
         assert_int_equal(d->n_ranks, 1);
         assert_int_equal(d->n_stages, 1);

@@ -22,6 +22,6 @@ for f in $(git ls-files 'tools/*.sh' .ci/run); do
 done
 # Code that no GPU has run must not grow (cuda/untried/untried.h).
 lines=$(cat cuda/untried/* | wc -l)
-[ "$lines" -gt 920 ] && say "cuda/untried has $lines lines; 920 are allowed until a GPU has run it"
+[ "$lines" -gt 688 ] && say "cuda/untried has $lines lines; 688 are allowed until a GPU has run it"
 [ $bad = 0 ] && echo "# $(git ls-files | wc -l) files"
 exit $bad
