@@ -96,11 +96,12 @@ int st_append_layers(struct store *s, const struct st_shape *shape, const struct
                 continue;
             uint8_t *bytes = xmalloc(shape->n_bytes[k]);
             st_fill(&sc.key, l, (enum store_kind)k, bytes, shape->n_bytes[k]);
-            records[sc.n_records++] = (struct store_record){.layer = l,
-                                                            .kind = (enum store_kind)k,
-                                                            .bytes = bytes,
-                                                            .n_bytes = shape->n_bytes[k],
-                                                            .is_packed = st_is_packed(l)};
+            records[sc.n_records++] = (struct store_record){
+                .layer = l,
+                .kind = (enum store_kind)k,
+                .bytes = bytes,
+                .n_bytes = shape->n_bytes[k],
+                .is_packed = st_is_packed(shape, l)};
         }
     }
     struct hooked first = {s, sc.n_records > 0 ? records[0].bytes : NULL};
@@ -144,7 +145,7 @@ static void result_take(struct store *s, const struct st_shape *shape,
         uint8_t *want = xmalloc(n);
         st_fill(&read->hit->key, read->layer, read->kind, want, n);
         if (read->n_bytes == n && memcmp(read->bytes, want, n) == 0 &&
-            read->is_packed == st_is_packed(read->layer))
+            read->is_packed == st_is_packed(shape, read->layer))
             out->n_records++;
         else
             out->n_wrong++;

@@ -28,6 +28,7 @@ extern void (*st_while_written)(struct store *s);
 struct st_shape {
     int n_layers;
     uint32_t n_bytes[STORE_KINDS]; /* bytes of a record of each kind */
+    bool is_plain;                 /* no record is packed */
 };
 extern const struct st_shape st_small; /* 3 layers, with records that do not fill blocks */
 
@@ -35,9 +36,9 @@ struct sha256 st_fingerprint(uint64_t model);
 void st_tokens(const struct st_ctx *c, int chunk, int32_t out[STORE_CHUNK_TOKENS]);
 /* Whether the tests say of a layer's records that they are packed, which only changes their places.
  * The store does not look into packed bytes. */
-static inline bool st_is_packed(int layer)
+static inline bool st_is_packed(const struct st_shape *shape, int layer)
 {
-    return layer % 2 != 0;
+    return !shape->is_plain && layer % 2 != 0;
 }
 
 /* Fills in keys[0..n). */

@@ -88,7 +88,7 @@ static void made_late(struct st_place *p)
             .n_bytes = st_small.n_bytes[kind],
             .make = make,
             .make_arg = &m,
-            .is_packed = st_is_packed(i / STORE_KINDS)};
+            .is_packed = st_is_packed(&st_small, i / STORE_KINDS)};
     }
     chunk.key = m.key;
     chunk.parent = store_root_key(&chunk.fingerprint, c.salt);
@@ -479,11 +479,11 @@ static void recency_survives(struct st_place *p)
     check(s, &c[1], 1, 0, 6);
     check(s, &c[2], 1, 1, 6);
     store_close(s);
-    p->opts.cap_bytes = chunk_bytes(3); /* a lower cap applies from the opening on */
+    p->opts.cap_bytes = st_context_bytes(1); /* a lower cap applies from the opening on */
     s = st_open(p);
     struct store_stats st;
     store_stats(s, &st);
-    assert_int_equal(st.used_bytes, chunk_bytes(3));
+    assert_int_equal(st.used_bytes, st_context_bytes(1));
     assert_true(store_audit(s));
     store_close(s);
 }

@@ -20,6 +20,8 @@
 
 /* A chunk's records of both kinds take 60 KiB of the arena: 16 chunks stay in 1 MiB. */
 enum { N = 4, ARENA = 1 << 20, COPY = 61440, STAY = 16, RECORDS = 6 };
+static const struct st_shape plain = {
+    .n_layers = 3, .n_bytes = {5000, 9001}, .is_plain = true};
 
 /* The arena of the one open store. */
 static uint8_t *arena;
@@ -81,7 +83,7 @@ static void save(struct store *s, const struct st_ctx *c, int n)
 {
     struct err err = {0};
     for (int i = 0; i < n; i++) {
-        if (st_append(s, &st_small, c, i, ST_BOTH, &err) != 0)
+        if (st_append(s, &plain, c, i, ST_BOTH, &err) != 0)
             fail_msg("%s", err.msg);
         (void)settled(s); /* waits until the tier has room for the next chunk */
     }
@@ -93,7 +95,7 @@ static int read_dram(struct store *s, const struct st_ctx *c, int n)
 {
     struct st_result r;
     struct err err = {0};
-    assert_int_equal(st_read_dram(s, &st_small, c, n, &r, &err), 0);
+    assert_int_equal(st_read_dram(s, &plain, c, n, &r, &err), 0);
     assert_int_equal(r.n_found, n);
     assert_int_equal(r.n_records, n * RECORDS);
     return r.n_dram;
@@ -152,8 +154,8 @@ static void written_chunks_are_read_from_dram(void **state)
     struct st_result r;
     struct store *s = begin(&p);
     for (int i = 0; i < N; i++)
-        assert_int_equal(st_append(s, &st_small, &c, i, ST_BOTH, &err), 0);
-    assert_int_equal(st_read_dram(s, &st_small, &c, N, &r, &err), 0);
+        assert_int_equal(st_append(s, &plain, &c, i, ST_BOTH, &err), 0);
+    assert_int_equal(st_read_dram(s, &plain, &c, N, &r, &err), 0);
     assert_int_equal(r.n_found, 0); /* chunks are visible only after the commit */
     assert_int_equal(store_commit(s, &err), 0);
     assert_int_equal(read_dram(s, &c, N), N * RECORDS);
@@ -163,9 +165,27 @@ static void written_chunks_are_read_from_dram(void **state)
     assert_int_equal(st.dram.n_written, N);
     assert_int_equal(st.dram.used_bytes, N * COPY);
     /* Readers of other kinds read the disk, because they measure or check it. */
-    assert_int_equal(st_read(s, &st_small, &c, N, &r, &err), 0);
+    assert_int_equal(st_read(s, &plain, &c, N, &r, &err), 0);
     assert_int_equal(r.n_records, N * RECORDS);
     assert_int_equal(r.n_dram, 0);
+    end(&p, s);
+}
+
+/* A copy has its records as they lie in the extent, also where they share blocks. */
+static void packed_records_are_read_from_dram(void **state)
+{
+    (void)state;
+    struct st_place p;
+    struct err err = {0};
+    struct st_ctx c = {.base = 1, .own = 1};
+    struct st_result r;
+    struct store *s = begin(&p);
+    assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, &err), 0);
+    assert_int_equal(st_read_dram(s, &st_small, &c, N, &r, &err), 0);
+    assert_int_equal(r.n_records, N * RECORDS);
+    assert_int_equal(r.n_dram, N * RECORDS);
+    struct store_stats st = st_stats(s);
+    assert_in_range(st.dram.used_bytes, N * 3 * (5000 + 9001), N * COPY - 1);
     end(&p, s);
 }
 
@@ -177,8 +197,8 @@ static void records_that_are_added_have_copies_of_their_own(void **state)
     struct st_ctx c = {.base = 1, .own = 1};
     assert_true(st_place_open(&p, "sim", 3));
     struct store *s = open_with(&p, ARENA);
-    assert_int_equal(st_save(s, &st_small, &c, N, ST_H, &err), 0);
-    assert_int_equal(st_save(s, &st_small, &c, N, ST_KV, &err), 0);
+    assert_int_equal(st_save(s, &plain, &c, N, ST_H, &err), 0);
+    assert_int_equal(st_save(s, &plain, &c, N, ST_KV, &err), 0);
     assert_int_equal(read_dram(s, &c, N), N * RECORDS);
     struct store_dram d = settled(s);
     assert_int_equal(d.n_chunks, N);
@@ -227,14 +247,14 @@ static void a_write_that_fails_leaves_no_copy(void **state)
     struct store *s = begin(&p);
     struct io_sim_fault fault = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_WRITE, .count = 1};
     assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
-    assert_int_not_equal(st_append(s, &st_small, &c, 0, ST_BOTH, &err), 0);
+    assert_int_not_equal(st_append(s, &plain, &c, 0, ST_BOTH, &err), 0);
     assert_int_equal(settled(s).used_bytes, 0);
     assert_true(arena_is_zero());
     io_sim_fault_clear(p.io);
     save(s, &c, N);
     /* A chunk that cannot be committed any more is removed from DRAM, too. */
     struct st_ctx other = {.base = 2, .own = 2};
-    assert_int_equal(st_append(s, &st_small, &other, 0, ST_BOTH, &err), 0);
+    assert_int_equal(st_append(s, &plain, &other, 0, ST_BOTH, &err), 0);
     fault = (struct io_sim_fault){.kind = IO_SIM_FAIL, .on = IO_SIM_ON_SYNC, .count = 1};
     assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
     assert_int_not_equal(store_commit(s, &err), 0);
@@ -474,7 +494,7 @@ static void free_room_in_small_holes_is_joined(void **state)
     struct store *s = begin(&p);
     for (uint64_t i = 0; i < 40; i++) { /* a copy takes 24 KiB */
         struct st_ctx c = {.base = i + 1, .own = 1};
-        assert_int_equal(st_save(s, &st_small, &c, 1, ST_H, &err), 0);
+        assert_int_equal(st_save(s, &plain, &c, 1, ST_H, &err), 0);
         (void)settled(s);
     }
     for (uint64_t i = 0; i < 40; i += 2) {
@@ -525,7 +545,7 @@ static struct store *begin_cold(struct st_place *p, struct st_ctx *c, int n)
     struct store *s = st_open(p);
     for (int i = 0; i < n; i++) {
         c[i] = (struct st_ctx){.base = (uint64_t)i + 1, .own = 1};
-        assert_int_equal(st_save(s, &st_small, &c[i], LONG, ST_BOTH, &err), 0);
+        assert_int_equal(st_save(s, &plain, &c[i], LONG, ST_BOTH, &err), 0);
     }
     store_close(s);
     return open_with(p, ARENA);
@@ -1132,7 +1152,7 @@ static void a_damaged_copy_condemns_nothing(void **state)
     struct store *s = begin(&p);
     save(s, &c, N);
     arena[100] ^= 4;
-    assert_int_equal(st_read_dram(s, &st_small, &c, N, &r, &err), 0);
+    assert_int_equal(st_read_dram(s, &plain, &c, N, &r, &err), 0);
     assert_int_equal(r.n_unread, 1);
     assert_int_equal(r.n_corrupt, 0);
     assert_int_equal(r.n_wrong, 0);
@@ -1198,6 +1218,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(copies_take_less_where_memory_is_scarce),
         cmocka_unit_test(written_chunks_are_read_from_dram),
+        cmocka_unit_test(packed_records_are_read_from_dram),
         cmocka_unit_test(records_that_are_added_have_copies_of_their_own),
         cmocka_unit_test(a_restart_begins_without_copies),
         cmocka_unit_test(closing_does_not_touch_the_arena),
