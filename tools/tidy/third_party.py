@@ -6,7 +6,7 @@ import sys
 
 # header (a pattern): where it may be included (a pattern), in how many files at most
 PLACES = [
-    (r"cuda.*|cublas.*|nccl.*|curand.*", r"cuda/.*", None),
+    (r"cuda.*|cublas.*|curand.*", r"cuda/.*", None),
     (r"ucontext\.h|deque|functional|map|memory|mutex|vector", r"tests/cuda_emu/.*", None),
     (r"ucontext\.h|sanitizer/.*", r"tests/restore/turns\.c", None),
     (r"liburing\.h", r"(src|tests)/io/[^/]*\.c", 2),
