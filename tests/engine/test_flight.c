@@ -36,7 +36,7 @@ static void every_row_is_in_one_piece(void **state)
     static const int64_t pos0[N_SEQS] = {100, 7, 64, 0};
     int32_t pos[N_ROWS];
     const int32_t table[N_SEQS] = {0}, *tables[N_SEQS];
-    int32_t states[N_SEQS];
+    int32_t states[N_SEQS], ahead[N_SEQS] = {0, 1, 0, 0}; /* row 4 of all is a guess */
     struct save_part parts[N_SEQS];
     int of_row[N_ROWS], row = 0;
     for (int k = 0; k < N_SEQS; k++) {
@@ -55,6 +55,7 @@ static void every_row_is_in_one_piece(void **state)
                            .pos = pos,
                            .tables = tables,
                            .states = states,
+                           .ahead = ahead,
                            .parts = parts};
     struct flight f;
     flight_init(&f, N_SEQS);
@@ -77,6 +78,7 @@ static void every_row_is_in_one_piece(void **state)
                 assert_ptr_equal(part->seq, parts[k].seq);
                 assert_ptr_equal(f.r.tables[p], tables[k]);
                 assert_int_equal(f.r.states[p], states[k]);
+                assert_int_equal(f.r.ahead[p], next <= 4 && next + part->n_rows > 4);
                 assert_int_equal(part->pos, pos[next]);
                 assert_int_equal(part->row, next - f.first_row);
                 assert_int_equal(part->row, f.r.seq_row[p]);

@@ -19,9 +19,8 @@ enum {
     HIDDEN = 8192, /* bytes of records of 5,000 and 9,001 bytes in whole blocks */
     KV = 12288,
     HEADER = 4096,
-    LAYER = HIDDEN + KV,
     /* An even chunk has layers 0 and 2 on device 0, an odd one on device 1. */
-    TWO = HEADER + 2 * LAYER,
+    TWO = HEADER + 2 * (HIDDEN + KV),
     ONE = HEADER + 16384, /* layer 1 is packed: its 14,001 bytes lie behind one another */
     CHUNK = ONE + TWO,
     CAP = 64 << 20,

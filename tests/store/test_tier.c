@@ -184,8 +184,7 @@ static void packed_records_are_read_from_dram(void **state)
     assert_int_equal(st_read_dram(s, &st_small, &c, N, &r, &err), 0);
     assert_int_equal(r.n_records, N * RECORDS);
     assert_int_equal(r.n_dram, N * RECORDS);
-    struct store_stats st = st_stats(s);
-    assert_in_range(st.dram.used_bytes, N * 3 * (5000 + 9001), N * COPY - 1);
+    assert_in_range(st_stats(s).dram.used_bytes, N * 3 * (5000 + 9001), N * COPY - 1);
     end(&p, s);
 }
 
