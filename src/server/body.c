@@ -54,12 +54,28 @@ static void free_bytes(struct call *c)
     textbuf_free(&c->body);
 }
 
+/* Appends bytes to a body. Returns false if there is no memory, or if a grown body leaves too little
+ * to accept and answer others: libmicrohttpd resets a connection for which it finds none. */
+static bool append(struct textbuf *body, const char *bytes, size_t n)
+{
+    enum { LARGE_BYTES = 256 << 10, ROOM_BYTES = 512 << 10 };
+    size_t cap = body->cap;
+    if (!textbuf_try_add(body, bytes, n))
+        return false;
+    if (body->cap == cap || body->cap < LARGE_BYTES || mem_pledge(ROOM_BYTES, NULL) == 0) {
+        mem_unpledge();
+        return true;
+    }
+    body->n -= n;
+    return false;
+}
+
 /* Takes more of a body. A body without a length can be refused only when it has ended. Until then
  * its bytes are dropped. A body that does not end is cut off. */
 enum MHD_Result body_add(struct call *c, const char *bytes, size_t n)
 {
     if (!c->too_big && c->body.n + n <= c->s->o.max_body_bytes && take(c, n)) {
-        if (textbuf_try_add(&c->body, bytes, n))
+        if (append(&c->body, bytes, n))
             return MHD_YES;
         give(c->s, c->salt, n);
         c->no_memory = true;

@@ -205,7 +205,7 @@ static void a_profile_begins_with_its_names(void **state)
     assert_int_equal(p.n_stages, 1);
     assert_int_equal(p.n_tiers, 0);
     assert_true(p.c_tok.b_s == 0 && p.cpu_share == 0 && p.split_s == blank.split_s);
-    /* The stages of a device with memory of its own run beside one another. */
+    /* Stages are processes, which run beside one another. */
     struct device grouped = *k.dev;
     struct model m = *k.model;
     m.dev = &grouped;
@@ -213,9 +213,6 @@ static void a_profile_begins_with_its_names(void **state)
     grouped.n_stages = 3;
     profile_begin(&p, &m, &f);
     assert_int_equal(p.n_ranks, 2);
-    assert_int_equal(p.n_stages, blank.n_stages);
-    grouped.unified = false;
-    profile_begin(&p, &m, &f);
     assert_int_equal(p.n_stages, 3);
     stack_close(&k);
 }
