@@ -54,8 +54,8 @@ static void free_bytes(struct call *c)
     textbuf_free(&c->body);
 }
 
-/* Appends bytes to a body. Returns false if there is no memory, or if a grown body leaves too little
- * to accept and answer others: libmicrohttpd resets a connection for which it finds none. */
+/* Appends bytes to a body. Returns false if there is no memory, or if a grown body leaves too
+ * little to accept and answer others: libmicrohttpd resets a connection without memory. */
 static bool append(struct textbuf *body, const char *bytes, size_t n)
 {
     enum { LARGE_BYTES = 256 << 10, ROOM_BYTES = 512 << 10 };
