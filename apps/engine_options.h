@@ -81,7 +81,7 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 #define OPT_PARALLEL(s)                                                                    \
     {"tensor-parallel", OPT(s, engine.o.tensor_parallel), .arg = "N", .def = "1",          \
      .min = 1, .max = HCACHE_MAX_DEVICES,                                                  \
-     .help = "ranks that share each layer: processes, which the program starts by mpirun"},                  \
+     .help = "processes that share each layer (the program starts them by mpirun)"},       \
     {"pipeline-parallel", OPT(s, engine.o.pipeline_parallel), .arg = "N", .def = "1",      \
      .min = 1, .max = HCACHE_MAX_DEVICES,                                                  \
      .help = "stages with a run of the layers each: processes, too"}

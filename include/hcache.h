@@ -121,8 +121,8 @@ struct hcache_opts {
     /* A Jinja template (text) that makes the prompts of chats instead of the model's own; NULL: the
      * model's. One that cannot be read fails hcache_open. */
     const char *chat_template;
-    /* What embeddings are made of: "mean" of all tokens, the first ("cls") or the "last" one. NULL:
-     * as the model's files say; a model whose files say nothing makes none. */
+    /* How an embedding is made of a text's tokens: "mean" averages all, "cls" takes the first, and
+     * "last" the last. NULL: as the model's files say; if they say nothing, the model makes none. */
     const char *pooling;
     /* Requests may be truncated.  Without a store, hcache_open then creates a store in memory,
      * sized for twice the model's window.  It is counted in the memory plan, and all requests use

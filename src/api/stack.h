@@ -26,9 +26,8 @@ enum {
 #define STACK_REST_NS ((int64_t)10 * 1000000000)
 
 /* What the stacks of several models in one process share: the store, the io that it uses, and its
- * remote. All
- * zero but `room` before the first stack opens, which opens them; the next ones use them.
- * Stacks that share open one at a time, and close in any order. */
+ * remote. Before the first stack opens, all is zero but `room`. The first stack opens them, and the
+ * next ones use them. Stacks that share open one at a time, and close in any order. */
 struct stack_shared {
     struct io *io;
     struct io_turn turn;

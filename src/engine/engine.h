@@ -82,7 +82,7 @@ int engine_create(const struct engine_opts *o, struct engine **out, struct err *
 void engine_destroy(struct engine *e); /* Frees an engine. No sequence may be left. */
 /* Gives memory that only a step uses back to the system, where the model lies in host memory:
  * activations, logits, scratch. The next steps take it again. No sequence may be there. The KV pool
- * stays, because later requests continue what it holds. */
+ * keeps its blocks, because later requests may continue them. */
 void engine_rest(struct engine *e);
 
 enum finish {

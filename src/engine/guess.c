@@ -24,9 +24,9 @@
 enum { CHAIN_MOST = 16, MATCH_MOST = 64, HEADS_MOST = 1 << 16, ASIDE_MOST = 8 };
 /* The machine's pace follows the last passes. What a number of rows costs is a mean over more of
  * them, because a choice among noisy means takes the one that is too low. A number of rows that is
- * not chosen is not measured again, so a pass that was held up must not make it look dear: it tells
- * at most MOST_NEWS times what was expected, and what was expected before the first pass counts as
- * COST_RULE passes. */
+ * not chosen is not measured again, so a pass that was held up must not make it look dear. A pass
+ * therefore counts as at most MOST_NEWS times what was expected. The expectation before the first
+ * pass counts as COST_RULE passes. */
 enum { PACE_PASSES = 8, COST_PASSES = 64, COST_RULE = 1 };
 #define MOST_NEWS 1.5
 

@@ -134,7 +134,7 @@ static bool is_place(uint64_t offset, uint64_t n_bytes)
     return !__builtin_add_overflow(offset, n_bytes, &end);
 }
 
-/* Returns what the addresses and lengths of a direct transfer are multiples of. */
+/* Returns the alignment of buffer, offset and length that a direct transfer needs. */
 static uint32_t align_of(const struct io_file *f, enum io_op op)
 {
     return op == IO_READ ? f->read_align : IO_ALIGN;

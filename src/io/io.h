@@ -107,8 +107,8 @@ void io_file_close(struct io_file *f);
 
 /* Returns the path as given to open; valid as long as f. */
 const char *io_file_path(const struct io_file *f);
-/* Returns what offset, length and buffer of a read of a direct file are multiples of: IO_ALIGN, or
- * what the device needs, if the system tells that this is less. */
+/* Returns the alignment of buffer, offset and length that reads of a direct file need: IO_ALIGN, or
+ * less if the system says that the device needs less. */
 uint32_t io_file_read_align(const struct io_file *f);
 /* Returns the file's descriptor, which f keeps, for reads that bypass this io. Returns -1 if such
  * reads would differ from reads through f (a simulated disk, a throttle). */

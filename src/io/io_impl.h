@@ -113,8 +113,8 @@ struct io_file {
     unsigned flags;
     /* the file does direct I/O; false if it was not asked for, or the file system refused it */
     bool direct;
-    /* What the places and lengths of reads of a direct file are multiples of: at most IO_ALIGN,
-     * which it is if the backend leaves 0 here. */
+    /* Alignment of buffer, offset and length that reads of a direct file need: at most IO_ALIGN. A
+     * backend that leaves it 0 gets IO_ALIGN. */
     uint32_t read_align;
     atomic_int sync_failed;
 };

@@ -182,8 +182,8 @@ int model_kv_project(const struct model *m, struct model_work *w, struct stream 
 
 /* Returns the bytes of a sequence's state in one recurrent layer; 0: there are no such layers. */
 size_t model_state_bytes(const struct model_config *c);
-/* Returns the bytes that such a state takes in memory. If tokens may be guessed, inputs are kept
- * behind it (ops.h, delta_net). */
+/* Returns the bytes of memory for one state. With guesses, the state has room behind it for the
+ * inputs of guessed tokens (ops.h, delta_net). */
 size_t model_state_room(const struct model_config *c, bool may_guess);
 /* Takes the states of all recurrent layers over rows that were ahead (ragged.ahead) to n_tokens
  * tokens, to the same bits as if none had been. States that these rows do not take there are left

@@ -34,8 +34,8 @@ enum { /* byte offsets; docs/STORE_FORMAT.md has the same table */
        H_OWNER = 432,
        H_TABLE = 512,
 };
-/* An extent has the lowest version that has what its records need, so that builds which know this
- * version alone read it. */
+/* An extent gets the lowest version that can describe its records. So a build that knows only lower
+ * versions still reads every extent that needs no more. */
 #define FORMAT_VERSION        2
 #define FORMAT_VERSION_PACKED 3
 #define FORMAT_VERSION_TIGHT  4

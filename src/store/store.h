@@ -539,8 +539,8 @@ struct store_read {
     int layer;
     enum store_kind kind;
     void *dst;
-    size_t
-        dst_bytes; /* 0: the caller knows that the record fits, and that it is not packed */
+    /* Room at dst. 0: the caller knows that the record fits, and that it is not packed. */
+    size_t dst_bytes;
     void *user;
 
     /* Address of the record: in dst, in the DRAM backend's own memory, or in a copy of the DRAM
