@@ -8,7 +8,8 @@ import sys
 
 FOREIGN = set("""proxy_ignore_client_abort ssl_certificate ssl_certificate_key
 run_args run_cmd run_options run_positionals custom_ids tier0_name sm_90 l_len pure
-add-host language_models openai_compatible api_url available_models langchain_openai""".split())
+add-host signal ctx-checkpoints extra_buffer language_models openai_compatible api_url available_models
+langchain_openai""".split())
 SHOWN = re.compile(r"\.(?:md|c|h|cu|cuh)$")  # files whose text is checked
 SOURCE = re.compile(r"\.(?:c|h|cu|cuh|cc|cpp|js)$")
 READ = re.compile(r"\.(?:md|c|h|cu|cuh|cc|cpp|js|py|sh|html|in|cfg|conf|txt|zsh)$|Makefile$|^\.ci/")
