@@ -224,6 +224,20 @@ static void do_scan(struct fake_redis *f, const struct arg *a, struct textbuf *o
         put_text(out, f->walk[i]);
 }
 
+static void put_entry(struct textbuf *out, const struct value *e)
+{
+    static const char *const of_another_program[] = {"entries-added", "0", "9-9", ""};
+    put_list(out, 2);
+    put_text(out, e->name);
+    put_list(out, e->n > 0 ? 2 : 4);
+    for (int i = 0; i < 4 && e->n == 0; i++)
+        put_text(out, of_another_program[i]);
+    if (e->n > 0) {
+        put_text(out, "e");
+        put_bytes(out, e->bytes, e->n);
+    }
+}
+
 static void do_stream(struct fake_redis *f, const struct arg *a, int n, struct textbuf *out)
 {
     if (strcmp(a[0].text, "XADD") == 0) {
@@ -236,7 +250,7 @@ static void do_stream(struct fake_redis *f, const struct arg *a, int n, struct t
             textbuf_addf(out, "-ERR no such key\r\n");
             return;
         }
-        put_list(out, 8);
+        put_list(out, f->n_entries > 0 ? 10 : 8);
         put_text(out, "length");
         put_number(out, f->n_entries);
         put_text(out, "radix-tree-keys");
@@ -245,6 +259,10 @@ static void do_stream(struct fake_redis *f, const struct arg *a, int n, struct t
         put_text(out, f->last_id);
         put_text(out, "entries-added");
         put_number(out, (int64_t)f->n_added);
+        if (f->n_entries > 0) {
+            put_text(out, "last-entry");
+            put_entry(out, &f->entry[f->n_entries - 1]);
+        }
         return;
     }
     int from = 0, most = atoi(a[5].text);
@@ -252,13 +270,8 @@ static void do_stream(struct fake_redis *f, const struct arg *a, int n, struct t
         from++;
     int n_here = f->n_entries - from < most ? f->n_entries - from : most;
     put_list(out, n_here);
-    for (int i = from; i < from + n_here; i++) {
-        put_list(out, 2);
-        put_text(out, f->entry[i].name);
-        put_list(out, 2);
-        put_text(out, "e");
-        put_bytes(out, f->entry[i].bytes, f->entry[i].n);
-    }
+    for (int i = from; i < from + n_here; i++)
+        put_entry(out, &f->entry[i]);
 }
 
 static void do_time(struct textbuf *out)

@@ -47,7 +47,8 @@ void fake_redis_put(struct fake_redis *f, const char *name, const void *bytes, s
 
 /* Returns the number of entries that were ever added to the stream. */
 uint64_t fake_redis_n_added(struct fake_redis *f);
-/* Adds an entry whose field "e" has these bytes. */
+/* Adds an entry whose field "e" has these bytes. Without bytes it is one of another program: it has
+ * two fields, with texts that look like those of the stream itself. */
 void fake_redis_add(struct fake_redis *f, const void *bytes, size_t n);
 /* Adds an entry that was added at this time, in ms since 1970, by the Redis's clock. */
 void fake_redis_add_at(struct fake_redis *f, int64_t ms, const void *bytes, size_t n);

@@ -81,14 +81,22 @@ static bool answer_add(struct redis_answer *a, const void *bytes, size_t n)
     return true;
 }
 
+/* A string in a list: its depth, the number of its bytes, and its bytes. */
+enum { LIST_HEAD_BYTES = 1 + 4 };
+
+int redis_depth(const struct redis_answer *a, size_t at)
+{
+    return a->kind == REDIS_LIST && at + LIST_HEAD_BYTES <= a->n_bytes ? a->bytes[at] : 0;
+}
+
 bool redis_next(const struct redis_answer *a, size_t *at, const char **bytes,
                 size_t *n_bytes)
 {
-    if (a->kind != REDIS_LIST || *at + 4 > a->n_bytes)
+    if (redis_depth(a, *at) == 0)
         return false;
-    *n_bytes = get_u32(a->bytes + *at);
-    *bytes = (const char *)a->bytes + *at + 4;
-    *at += 4 + *n_bytes;
+    *n_bytes = get_u32(a->bytes + *at + 1);
+    *bytes = (const char *)a->bytes + *at + LIST_HEAD_BYTES;
+    *at += LIST_HEAD_BYTES + *n_bytes;
     return true;
 }
 
@@ -107,15 +115,19 @@ static void make_printable(struct redis_answer *a)
             a->bytes[i] = '?';
 }
 
-/* Adds a string to a list: its length, and its bytes. */
-static void *list_add(struct redis *r, const char *bytes, size_t n)
+/* Adds the string of a task to its list. */
+static void *list_add(const redisReadTask *t, const char *bytes, size_t n)
 {
+    struct redis *r = t->privdata;
     struct redis_answer *a = r->to;
-    uint8_t length[4];
-    put_u32(length, (uint32_t)n);
+    uint8_t head[LIST_HEAD_BYTES] = {0};
+    for (; t->parent != NULL && head[0] < UINT8_MAX; t = t->parent)
+        head[0]++;
+    put_u32(head + 1, (uint32_t)n);
     a->kind = REDIS_LIST;
     r->is_too_long = n > UINT32_MAX || a->n_bytes + n > r->max_answer_bytes;
-    return taken(r, !r->is_too_long && answer_add(a, length, 4) && answer_add(a, bytes, n));
+    return taken(r, !r->is_too_long && answer_add(a, head, sizeof head) &&
+                        answer_add(a, bytes, n));
 }
 
 static void *take_string(const redisReadTask *t, char *bytes, size_t n)
@@ -123,7 +135,7 @@ static void *take_string(const redisReadTask *t, char *bytes, size_t n)
     struct redis *r = t->privdata;
     struct redis_answer *a = r->to;
     if (t->parent != NULL)
-        return list_add(r, bytes, n);
+        return list_add(t, bytes, n);
     a->kind = t->type == REDIS_REPLY_ERROR ? REDIS_REFUSED : REDIS_BYTES;
     r->is_too_long = n > r->max_answer_bytes;
     bool ok = !r->is_too_long && answer_add(a, bytes, n);
@@ -139,7 +151,7 @@ static void *take_number(const redisReadTask *t, long long n)
     int n_text = snprintf(text, sizeof text, "%lld", n);
     /* lists inside lists are flattened, so a list contains only strings */
     if (t->parent != NULL)
-        return list_add(r, text, (size_t)n_text);
+        return list_add(t, text, (size_t)n_text);
     r->to->kind = REDIS_NUMBER;
     r->to->number = n;
     return r->to;

@@ -62,6 +62,9 @@ void redis_answer_deinit(struct redis_answer *a);
  * last. */
 bool redis_next(const struct redis_answer *a, size_t *at, const char **bytes,
                 size_t *n_bytes);
+/* Returns in how many lists the next string lies: 1 for a string of the answer's own list. Returns
+ * 0 behind the last string. */
+int redis_depth(const struct redis_answer *a, size_t at);
 
 /* Receives some bytes. If they complete the next answer, in the order of the commands, hands it out
  * and sets *complete. *out has no bytes before the first call for an answer. Returns -ETIMEDOUT at

@@ -137,7 +137,10 @@ static int stream_look(struct remote *r, struct stream_info *out, struct redis_a
         return rc;
     if (a->kind == REDIS_REFUSED && strstr((const char *)a->bytes, "no such key") != NULL)
         return 0;
-    while (redis_next(a, &at, &name, &n)) {
+    for (int depth; (depth = redis_depth(a, at)) != 0;) {
+        (void)redis_next(a, &at, &name, &n);
+        if (depth > 1) /* the first and the last entry, which may have any fields */
+            continue;
         uint64_t *number = text_is(name, n, "length")          ? &out->n_kept
                            : text_is(name, n, "entries-added") ? &out->n_added
                                                                : NULL;
@@ -290,37 +293,29 @@ static void erase_all(struct remote *r)
 
 /* An entry of the stream. */
 struct entry {
-    const char *id,
-        *bytes; /* bytes NULL: the entry has another form than ours, one field "e" */
-    size_t n_id, n;
+    char id[STREAM_ID_BYTES];
+    const char *bytes; /* NULL: the entry has another form than ours, one field "e" */
+    size_t n;
 };
 
-/* Returns whether a string is an id of the stream. */
-static bool is_entry_id(const char *p, size_t n)
-{
-    char text[STREAM_ID_BYTES];
-    copy_text(text, sizeof text, p, n);
-    return n < sizeof text && is_id(text);
-}
-
-/* Reads the next entry of an answer, which has the strings of all entries one behind the other.
- * Entries of other programs may have any fields: their strings are passed over up to the next id.
- */
+/* Reads the next entry of an answer, which is a list of [id, [field, value, ...]]. An entry of this
+ * program has one field; other programs' entries have no bytes in *out. */
 static bool next_entry(const struct redis_answer *list, size_t *at, struct entry *out)
 {
-    const char *field;
-    size_t n_field, ahead;
-    *out = (struct entry){0};
-    if (!redis_next(list, at, &out->id, &out->n_id) || !is_entry_id(out->id, out->n_id) ||
-        !redis_next(list, at, &field, &n_field) ||
-        !redis_next(list, at, &out->bytes, &out->n))
-        return false;
-    bool is_ours = text_is(field, n_field, "e");
-    const char *bytes;
+    const char *text;
     size_t n;
-    for (ahead = *at; redis_next(list, &ahead, &bytes, &n) && !is_entry_id(bytes, n);
-         *at = ahead)
-        is_ours = false;
+    bool is_ours = false;
+    *out = (struct entry){0};
+    if (redis_depth(list, *at) != 2 || !redis_next(list, at, &text, &n))
+        return false;
+    copy_text(out->id, sizeof out->id, text, n);
+    if (n >= sizeof out->id || !is_id(out->id))
+        return false;
+    for (int i = 0; redis_depth(list, *at) == 3 && redis_next(list, at, &text, &n); i++) {
+        is_ours = i == 0 ? text_is(text, n, "e") : is_ours && i == 1;
+        out->bytes = text;
+        out->n = n;
+    }
     out->bytes = is_ours ? out->bytes : NULL;
     return true;
 }
@@ -334,8 +329,8 @@ static int take_entry(struct remote *r, const struct entry *x, struct erasure *e
                               : err_set(&why, ERR_FORMAT, "it has other fields");
     if (rc != 0) {
         log_warn_once(&r->said_skips,
-                      "entry %.*s of the remote's stream of erasures is skipped: %s",
-                      (int)x->n_id, x->id, why.msg);
+                      "entry %s of the remote's stream of erasures is skipped: %s", x->id,
+                      why.msg);
         return 0;
     }
     return e->server != r->server ? apply(r, e, a, err) : 0;
@@ -354,14 +349,14 @@ static int take_entries(struct remote *r, const struct redis_answer *list, bool 
     *has_last = false;
     *n_new = 0;
     while (rc == 0 && next_entry(list, &at, &x)) {
-        if (text_is(x.id, x.n_id, r->seen_id)) {
+        if (strcmp(x.id, r->seen_id) == 0) {
             *has_last = true;
             continue;
         }
         rc = take_entry(r, &x, &e, &a, err);
         if (rc != 0)
             break;
-        copy_text(r->seen_id, sizeof r->seen_id, x.id, x.n_id);
+        memcpy(r->seen_id, x.id, sizeof x.id);
         r->n_seen++;
         ++*n_new;
     }
@@ -476,7 +471,7 @@ static int ban_entries(struct remote *r, const struct redis_answer *list,
     size_t at = 0;
     int n_entries = 0;
     while (next_entry(list, &at, &x)) {
-        copy_text(id, STREAM_ID_BYTES, x.id, x.n_id);
+        memcpy(id, x.id, sizeof x.id);
         n_entries++;
         if (x.bytes == NULL || erasure_decode((const uint8_t *)x.bytes, x.n, &e, NULL) != 0)
             continue;
