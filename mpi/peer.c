@@ -18,9 +18,14 @@
 #include "base/pool.h"
 
 /* Peer i has the addresses [BASE + i * RANGE, BASE + (i + 1) * RANGE), where the system maps
- * nothing unless it is asked to. */
-#define BASE      ((uintptr_t)0x200000000000)
-#define RANGE     ((uintptr_t)1 << 41)
+ * nothing unless it is asked to. The thread sanitizer keeps those of the first line for itself. */
+#ifndef __SANITIZE_THREAD__
+#define BASE  ((uintptr_t)0x200000000000)
+#define RANGE ((uintptr_t)1 << 41)
+#else
+#define BASE  ((uintptr_t)0x1000000000)
+#define RANGE ((uintptr_t)1 << 34)
+#endif
 #define PAGE      ((size_t)4096)
 #define MOST_COPY (MOST_MESSAGE_BYTES / 4)
 
