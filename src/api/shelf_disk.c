@@ -227,12 +227,6 @@ static bool read_batch_record(const struct json *o, const char *id, struct shelf
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), k = strlen(end);
-    return n > k && strcmp(text + n - k, end) == 0;
-}
-
 /* A record that cannot be read is skipped and kept: it may be from a later version. */
 static void load_record(struct shelf *s, const char *name)
 {
@@ -317,7 +311,7 @@ static void visit_rest(struct shelf *s, const char *name)
     /* A record protects its bytes, also if this version cannot read it. */
     bool has_record = faccessat(s->fd, record, F_OK, 0) == 0;
     struct err err = {0};
-    if ((ends_with(name, ".new") || (!has_record && !is_growing(s, name))) &&
+    if ((name[n] != 0 || (!has_record && !is_growing(s, name))) &&
         shelf_erase(s, name, &err) != 0)
         log_warn("%s; the next start tries again", err.msg);
 }

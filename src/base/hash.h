@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 uint64_t checksum64(const void *bytes, size_t n);
 
@@ -15,6 +16,10 @@ enum { SHA256_HEX = 64 };
 struct sha256 {
     uint8_t b[32];
 };
+static inline bool sha256_equal(const struct sha256 *x, const struct sha256 *y)
+{
+    return memcmp(x, y, sizeof *x) == 0;
+}
 
 struct sha256_ctx; /* state of one running digest; one thread at a time */
 

@@ -236,11 +236,6 @@ void sched_decide(const struct sched_limits *l, const struct sched_req *req, int
 
 /* --- requests with the same beginning --------------------------------------------------------- */
 
-static bool is_equal(const struct sha256 *x, const struct sha256 *y)
-{
-    return memcmp(x, y, sizeof *x) == 0;
-}
-
 /* Returns the key of the chunk before chunk n. */
 static const struct sha256 *parent_of(const struct lead_request *r, int n)
 {
@@ -254,10 +249,10 @@ bool lead_is_ahead(const struct lead_request *x, const struct lead_request *s, i
         return false;
     if (to < s->n_tokens)
         return x->n_keys > n_known && x->n_done < to &&
-               is_equal(&x->keys[n_known], &s->keys[n_known]);
+               sha256_equal(&x->keys[n_known], &s->keys[n_known]);
     to = s->n_tokens - 1;
     return s->may_copy && to > from && x->n_tokens >= to && x->n_done < to &&
-           is_equal(parent_of(x, n_known), parent_of(s, n_known)) &&
+           sha256_equal(parent_of(x, n_known), parent_of(s, n_known)) &&
            memcmp(x->tokens + from, s->tokens + from,
                   (size_t)(to - from) * sizeof *x->tokens) == 0;
 }

@@ -61,7 +61,7 @@ struct io;
 struct weights_types {
     int n;
     struct {
-        const char *name; /* "bf16", "Q4_1"; static */
+        const char *name; /* "bf16", "Q4_1"; valid while the weights are open */
         int n_tensors;
         bool quantised;
     } of[16];

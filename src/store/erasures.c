@@ -2,7 +2,6 @@
 #include "store/erasures.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/mem.h"
 #include "base/minmax.h"
@@ -52,11 +51,6 @@ struct beginnings {
     int n; /* number of keys; computed at the first use */
 };
 
-static bool same(const struct sha256 *a, const struct sha256 *b)
-{
-    return memcmp(a->b, b->b, sizeof a->b) == 0;
-}
-
 static bool begins_with(const struct store_chunk *c, const struct sha256 *end,
                         struct beginnings *b)
 {
@@ -64,7 +58,7 @@ static bool begins_with(const struct store_chunk *c, const struct sha256 *end,
     for (; b->n < n_tokens - 1; b->n++)
         b->key[b->n] = store_partial_key(&c->parent, c->tokens, b->n + 1);
     for (int i = 0; i < b->n; i++)
-        if (same(&b->key[i], end))
+        if (sha256_equal(&b->key[i], end))
             return true;
     return false;
 }
@@ -80,8 +74,8 @@ static bool mark_concerns(const struct erasure_mark *m, const struct store_chunk
     case ERASURE_KEY:
         break;
     }
-    return same(&m->key, &c->key) || same(&m->key, &c->parent) ||
-           (c->follows != NULL && same(&m->key, c->follows));
+    return sha256_equal(&m->key, &c->key) || sha256_equal(&m->key, &c->parent) ||
+           (c->follows != NULL && sha256_equal(&m->key, c->follows));
 }
 
 bool erasures_concern(const struct erasures *e, const struct store_chunk *c)

@@ -22,6 +22,7 @@
 #include "api/line.h"
 #include "api/output.h"
 #include "base/json.h"
+#include "tests/base/said.h"
 
 static char folder[] = "/tmp/hcache-batch.XXXXXX";
 
@@ -187,19 +188,15 @@ static void an_input_that_cannot_be_opened_is_named(void **state)
     (void)state;
     struct input in;
     struct err err = {0};
-    char *missing = xasprintf("%s/missing", folder), *want;
+    char *missing = xasprintf("%s/missing", folder);
     assert_int_equal(input_open(&in, missing, &err), -ENOENT);
-    want = xasprintf("%s: No such file or directory", missing);
-    assert_string_equal(err.msg, want);
+    assert_text(err.msg, "%s: No such file or directory", missing);
     input_close(&in);
-    free(want);
     free(missing);
     err = (struct err){0};
     assert_int_equal(input_open(&in, folder, &err), -EISDIR);
-    want = xasprintf("%s: Is a directory", folder);
-    assert_string_equal(err.msg, want);
+    assert_text(err.msg, "%s: Is a directory", folder);
     input_close(&in);
-    free(want);
 }
 
 /* A descriptor that cannot be read is a fault, not an end. */
@@ -415,26 +412,22 @@ static void answers_have_their_form(void **state)
     struct json *body = json_new_object();
     json_put_int(body, "x", 1);
     char *got = line_answer(&l, 201, body);
-    char *want = xasprintf(
-        "{\"id\": \"batch_req_%s\", \"custom_id\": \"a\\\"b\", \"response\": "
-        "{\"status_code\": 201, \"request_id\": \"req_%s\", \"body\": "
-        "{\"x\": 1}}, \"error\": null}",
-        l.name, l.name);
-    assert_string_equal(got, want);
+    assert_text(got,
+                "{\"id\": \"batch_req_%s\", \"custom_id\": \"a\\\"b\", \"response\": "
+                "{\"status_code\": 201, \"request_id\": \"req_%s\", \"body\": "
+                "{\"x\": 1}}, \"error\": null}",
+                l.name, l.name);
     free(got);
-    free(want);
     line_deinit(&l);
     assert_null(l.json);
     assert_int_equal(read_as("{\"custom_id\":\"k\"}", 7, &seen, &l, &f), -1);
     got = line_fault(&l, &f);
-    want = xasprintf(
-        "{\"id\": \"batch_req_%s\", \"custom_id\": \"k\", \"response\": null, "
-        "\"error\": {\"code\": \"invalid_method\", \"message\": \"'method' must be "
-        "\\\"POST\\\"\", \"param\": \"method\", \"line\": 7}}",
-        l.name);
-    assert_string_equal(got, want);
+    assert_text(got,
+                "{\"id\": \"batch_req_%s\", \"custom_id\": \"k\", \"response\": null, "
+                "\"error\": {\"code\": \"invalid_method\", \"message\": \"'method' must be "
+                "\\\"POST\\\"\", \"param\": \"method\", \"line\": 7}}",
+                l.name);
     free(got);
-    free(want);
     line_deinit(&l);
     idset_free(&seen);
 }
@@ -455,12 +448,10 @@ static void a_custom_id_has_a_bound(void **state)
         assert_int_equal(l.n_bytes, strlen(text));
         assert_true(l.n_memory > sizeof l + strlen(text));
         if (more) {
-            char *want = xasprintf("'custom_id' must be a text of 1 to %d bytes",
-                                   LINE_MAX_CUSTOM_ID);
             assert_int_equal(f.status, 400);
-            assert_string_equal(f.message, want);
+            assert_text(f.message, "'custom_id' must be a text of 1 to %d bytes",
+                        LINE_MAX_CUSTOM_ID);
             assert_string_equal(f.param, "custom_id");
-            free(want);
             char *fault = line_fault(&l, &f);
             assert_non_null(strstr(fault, "\"line\": 12"));
             assert_non_null(strstr(fault, "\"param\": \"custom_id\""));
@@ -633,12 +624,10 @@ static void an_output_that_is_no_file_is_refused(void **state)
     struct output o;
     struct idset done = {0};
     struct err err = {0};
-    char *want, *inside = xasprintf("%s/missing/out", folder), *link;
+    char *inside = xasprintf("%s/missing/out", folder), *link;
     assert_int_equal(output_open(&o, inside, false, &done, &err), -ENOENT);
-    want = xasprintf("%s: No such file or directory", inside);
-    assert_string_equal(err.msg, want);
+    assert_text(err.msg, "%s: No such file or directory", inside);
     output_close(&o);
-    free(want);
     err = (struct err){0};
     assert_int_equal(output_open(&o, "/dev/null", false, &done, &err), ERR_USAGE);
     assert_string_equal(
@@ -678,9 +667,7 @@ static void a_write_that_fails_is_made_again(void **state)
     o.fd = open(o.path, O_RDONLY | O_CLOEXEC);
     output_add(&o, answer_a);
     assert_int_equal(output_sync(&o, &err), -EBADF);
-    char *want = xasprintf("%s: Bad file descriptor", o.path);
-    assert_string_equal(err.msg, want);
-    free(want);
+    assert_text(err.msg, "%s: Bad file descriptor", o.path);
     assert_int_equal(o.n_bytes, 0);
     assert_int_equal(o.lines.n, strlen(answer_a) + 1);
     close(o.fd);

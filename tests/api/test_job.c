@@ -19,6 +19,7 @@
 #include "base/textbuf.h"
 #include "api/job.h"
 #include "api/request.h"
+#include "tests/base/said.h"
 
 enum { N_LINES = 40, TOKENS = 30 };
 
@@ -605,10 +606,8 @@ static void the_input_is_no_output(void **state)
                                      .lookahead = 1};
         assert_int_equal(batch_open(&o, &b, &err), rows[i].rc);
         if (rows[i].rc != 0) {
-            char *want = xasprintf("%s is both the input and an output: name another file",
-                                   in);
-            assert_string_equal(err.msg, want);
-            free(want);
+            assert_text(err.msg, "%s is both the input and an output: name another file",
+                        in);
         } else {
             batch_counts(b, &c);
             assert_int_equal(c.total_lines, N_LINES);
@@ -638,10 +637,8 @@ static void the_bound_of_answers_is_exact(void **state)
     assert_false(c.is_stopped);
     t = (struct told){0};
     assert_int_equal(run("less", n_bytes - 1, &t, &c), ERR_LIMIT);
-    char *want = xasprintf("there is no room for more than %llu bytes of answers",
-                           (unsigned long long)n_bytes - 1);
-    assert_string_equal(err.msg, want);
-    free(want);
+    assert_text(err.msg, "there is no room for more than %llu bytes of answers",
+                (unsigned long long)n_bytes - 1);
     assert_true(c.out_bytes < n_bytes && !c.is_stopped);
     free(lines_of("less", &n));
     assert_true(n < N_LINES);

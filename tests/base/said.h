@@ -23,4 +23,12 @@ const char *said_end(void);
 /* Returns how often the part is in the text. */
 int said_count(const char *text, const char *part);
 
+/* Asserts that a text is the formatted one. */
+#define assert_text(text, ...)                                                             \
+    do {                                                                                   \
+        char *text_ = xasprintf(__VA_ARGS__);                                              \
+        assert_string_equal(text, text_);                                                  \
+        free(text_);                                                                       \
+    } while (0)
+
 #endif

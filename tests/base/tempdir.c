@@ -52,3 +52,9 @@ void tempdir_remove(const char *dir)
     if (nftw(dir, remove_one, 8, FTW_DEPTH | FTW_PHYS) != 0)
         fail_msg("%s cannot be removed: %s", dir, strerror(errno));
 }
+
+int tempdir_end(void **state)
+{
+    tempdir_remove(*state);
+    return 0;
+}

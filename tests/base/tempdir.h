@@ -17,4 +17,7 @@ void tempdir_make_on_disk(char out[TEMPDIR_BYTES], const char *name);
 /* Removes the folder with everything in it. */
 void tempdir_remove(const char *dir);
 
+/* A group's tear-down: removes the folder whose path its set-up has put into *state. */
+int tempdir_end(void **state);
+
 #endif

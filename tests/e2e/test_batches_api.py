@@ -238,6 +238,12 @@ def without(options):
     e = raises(openai.BadRequestError, lambda: upload(client(server), SOME))
     check("a server without a folder says so", e is not None and e.code == "no_files", e)
     server.kill()
+    folder = os.path.join(tmp, "taken")
+    server = Server(DEMO, *options, "--files", folder)
+    os.rename(folder, folder + "-away")
+    e = raises(openai.InternalServerError, lambda: upload(client(server), SOME))
+    check("a fault of the disk names no path", e is not None and e.code == "storage_failed" and tmp not in str(e), e)
+    server.kill()
 
 
 KEYS = ("--api-key", "sesame,other", "--no-any-model")

@@ -405,7 +405,7 @@ def test_cache(tmp):
           chat["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64, (m, chat))
     before = time.time()
     pin = ask("pin", prompt=LONG, ttl=60)
-    check("pin", pin["pinned_tokens"] >= 64 and before + 59 <= pin["until"] <= time.time() + 61, pin)
+    check("pin", pin["pinned_tokens"] >= 64 and before + 60 <= pin["until"] <= time.time() + 61, pin)
     check("unpin", ask("pin", prompt=LONG, ttl=0)["pinned_tokens"] == 0)
     q = ask("quota", bytes=500000, cache_salt="small")
     check("quota", q["quota_bytes"] == 500000, q)

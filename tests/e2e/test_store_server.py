@@ -19,18 +19,12 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
+from disks import can  # noqa: E402
 from serve_client import HC, MODEL, SAVING, Server, until  # noqa: E402
 from tap import PATIENCE, check, end, equal, skip  # noqa: E402
 
 tmp = os.path.realpath(tempfile.mkdtemp(prefix="hcache-store-server."))
 SYNTH = "synth:tiny-gqa"
-
-
-def can(cmd):
-    try:
-        return subprocess.run(cmd, capture_output=True, timeout=PATIENCE).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
 
 
 def prompt(n, seed):

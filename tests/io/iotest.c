@@ -37,6 +37,14 @@ int iotest_setup(void **state)
     return rc;
 }
 
+struct iotest *iotest_begin(void **state)
+{
+    struct iotest *t = *state;
+    if (t->io == NULL)
+        skip();
+    return t;
+}
+
 int iotest_teardown(void **state)
 {
     struct iotest *t = *state;

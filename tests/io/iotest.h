@@ -18,6 +18,7 @@ struct iotest {
 
 /* Skips the test if the machine has no io_uring; the test's `io` is then NULL. */
 int iotest_setup(void **state);
+struct iotest *iotest_begin(void **state);
 int iotest_teardown(void **state); /* removes the folder and its contents */
 
 /* Returns "DIR/name"; the last 8 results stay valid. */

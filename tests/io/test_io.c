@@ -14,14 +14,6 @@
 #include "io/io.h"
 #include "iotest.h"
 
-static struct iotest *begin(void **state)
-{
-    struct iotest *t = *state;
-    if (t->io == NULL)
-        skip();
-    return t;
-}
-
 static struct io_file *open_new(struct iotest *t, const char *name, unsigned flags)
 {
     struct io_file *f;
@@ -34,7 +26,7 @@ static struct io_file *open_new(struct iotest *t, const char *name, unsigned fla
 
 static void test_write_read(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "f", 0);
     uint8_t out[1000], in[1000];
     iotest_fill(out, sizeof out, 1);
@@ -56,7 +48,7 @@ static void test_write_read(void **state)
  * not be. */
 static void test_descriptor(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "f", 0);
     bool is_sim = strcmp(io_name(t->io), "sim") == 0;
     struct stat st, of_path;
@@ -78,7 +70,7 @@ static void test_descriptor(void **state)
 
 static void test_end_of_file(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "f", 0);
     uint8_t b[100] = {1};
     struct err err = {0};
@@ -95,7 +87,7 @@ static void test_end_of_file(void **state)
 
 static void test_open_flags(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f;
     struct err err = {0};
     const char *path = iotest_path(t, "f");
@@ -115,7 +107,7 @@ static void test_open_flags(void **state)
 /* Opening a pipe in place of a file must not wait for its writer. */
 static void test_no_regular_file(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f;
     struct err err = {0};
     const char *path = iotest_path(t, "pipe");
@@ -131,7 +123,7 @@ static void test_no_regular_file(void **state)
 
 static void test_modes(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     mode_t old = umask(0);
     io_file_close(open_new(t, "f", 0));
     assert_int_equal(io_mkdir(t->io, iotest_path(t, "d"), NULL), 0);
@@ -145,7 +137,7 @@ static void test_modes(void **state)
 
 static void test_truncate_and_punch(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "f", 0);
     size_t n = 8 * IO_ALIGN;
     uint8_t *out = iotest_buffer(n), *in = iotest_buffer(n);
@@ -178,7 +170,7 @@ static void test_truncate_and_punch(void **state)
 
 static void test_alignment(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "f", IO_DIRECT);
     uint8_t *b = iotest_buffer(4 * IO_ALIGN);
     struct err err = {0};
@@ -214,7 +206,7 @@ static void test_alignment(void **state)
 
 static void test_lock(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *a = open_new(t, "f", 0), *b = open_new(t, "f", 0), *r;
     struct err err = {0};
     assert_int_equal(io_file_open(t->io, iotest_path(t, "f"), IO_READ_ONLY, &r, NULL), 0);
@@ -235,7 +227,7 @@ static void test_lock(void **state)
 
 static void test_names(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io *io = t->io;
     assert_int_equal(io_mkdirs(io, iotest_path(t, "x/y//z/"), NULL, NULL), 0);
     assert_int_equal(io_mkdirs(io, iotest_path(t, "x/y/z"), NULL, NULL), 0);
@@ -280,7 +272,7 @@ static void test_names(void **state)
 
 static void test_rename(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "new", 0);
     assert_int_equal(io_file_pwrite(f, "new", 3, 0, NULL), 0);
     struct io_file *old = open_new(t, "old", 0);
@@ -304,7 +296,7 @@ static void test_rename(void **state)
 
 static void test_space_and_random(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     uint64_t free_bytes, total_bytes;
     assert_int_equal(io_space(t->io, t->dir, &free_bytes, &total_bytes, NULL), 0);
     assert_true(free_bytes > 0 && free_bytes <= total_bytes);
@@ -319,7 +311,7 @@ static void test_space_and_random(void **state)
 /* Sizes that no file can have are refused before any system call, and change nothing. */
 static void test_bounds(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct err err = {0};
     struct io_file *f = open_new(t, "f", 0);
     uint8_t b[8];
@@ -361,7 +353,7 @@ static void test_bounds(void **state)
 /* A name without a folder lies in the current folder. */
 static void test_parents(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     char *slashes = strdup(iotest_path(t, "x///"));
     assert_int_equal(io_mkdir(t->io, iotest_path(t, "x"), NULL), 0);
     assert_int_equal(io_parent_sync(t->io, slashes, NULL), 0);

@@ -22,11 +22,8 @@ static uint8_t secret[BYTES];
 
 static struct iotest *begin(void **state)
 {
-    struct iotest *t = *state;
-    if (t->io == NULL)
-        skip();
     iotest_fill(secret, sizeof secret, 7);
-    return t;
+    return iotest_begin(state);
 }
 
 static void put(struct io *io, const char *path, const void *bytes, size_t n)

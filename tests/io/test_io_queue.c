@@ -27,14 +27,6 @@
 
 #define MIB (1u << 20)
 
-static struct iotest *begin(void **state)
-{
-    struct iotest *t = *state;
-    if (t->io == NULL)
-        skip();
-    return t;
-}
-
 static struct io_file *open_new(struct iotest *t, const char *name, unsigned flags)
 {
     struct io_file *f;
@@ -99,7 +91,7 @@ static size_t read_whole(struct io_queue *q, struct io_file *f, uint8_t *in, siz
  * never sees bytes that a direct write has replaced. Asking does not fill the cache. */
 static void test_page_cache(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     enum { N = 3 * MIB + 8 * IO_ALIGN };
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 8];
     uint8_t *out = iotest_buffer(N), *in = iotest_buffer(N);
@@ -200,7 +192,7 @@ static void round_trip(struct iotest *t, unsigned depth, bool registered)
 
 static void test_round_trip(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     round_trip(t, 1, false);
     round_trip(t, 4, true);
     round_trip(t, 32, true);
@@ -208,7 +200,7 @@ static void test_round_trip(void **state)
 
 static void test_errors_come_with_the_request(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "f", IO_DIRECT);
     struct io_queue *q = open_queue(t, 2);
     uint8_t *b = iotest_buffer(8 * MIB);
@@ -242,7 +234,7 @@ static void test_errors_come_with_the_request(void **state)
 
 static void test_poll_and_close(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "f", 0);
     struct io_queue *q = open_queue(t, 2);
     uint8_t *b = iotest_buffer(4 * MIB);
@@ -265,7 +257,7 @@ static void test_poll_and_close(void **state)
 /* Depths and numbers of buffers outside of their bounds are refused; the bounds are allowed. */
 static void test_bounds(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct err err = {0};
     struct io_queue *q;
     struct io_buffer buffers[65];
@@ -320,7 +312,7 @@ static void test_bounds(void **state)
 
 static void test_short_transfers(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_sim_fault fault = {.kind = IO_SIM_SHORT, .chance = 0.7};
     assert_int_equal(io_sim_fault_add(t->io, &fault), 0);
     round_trip(t, 3, false);
@@ -338,7 +330,7 @@ static void test_short_transfers(void **state)
 
 static void test_failure_in_one_piece(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "f", 0);
     struct io_queue *q = open_queue(t, 3);
     uint8_t *b = iotest_buffer(9 * MIB);
@@ -379,7 +371,7 @@ static int64_t limit_ns(uint64_t n_bytes)
 
 static void test_throttle_sync(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "f", 0);
     uint8_t *b = iotest_buffer(MIB);
     iotest_fill(b, MIB, 1);
@@ -458,7 +450,7 @@ static void test_throttle_late(void **state)
 
 static void test_throttle_queue(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "f", 0);
     struct io_queue *q = open_queue(t, 4);
     uint8_t *b = iotest_buffer(4 * MIB);
@@ -495,7 +487,7 @@ static void test_alarm(void **state)
 {
     enum { MINUTE = 60 };
     const int64_t minute_ns = MINUTE * INT64_C(1000000000);
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "a", 0);
     struct io_queue *q = open_queue(t, 4);
     struct io_alarm alarm;
@@ -534,7 +526,7 @@ static void test_alarm(void **state)
 static void test_cancel(void **state)
 {
     enum { N = 40 };
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "c", IO_DIRECT);
     struct io_queue *q = open_queue(t, 3);
     uint8_t *b = iotest_buffer(MIB);
@@ -569,7 +561,7 @@ static void test_cancel(void **state)
 /* If a device does not answer, waiting ends in time, and cancelling returns the request. */
 static void test_stuck(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "s", 0);
     struct io_queue *q = open_queue(t, 4);
     uint8_t *b = iotest_buffer(IO_ALIGN);
@@ -607,7 +599,7 @@ static void test_stuck(void **state)
 static void test_cancel_reaches_every_stuck_request(void **state)
 {
     enum { N = 4 };
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "s", 0);
     struct io_queue *q = open_queue(t, N);
     uint8_t *b = iotest_buffer(IO_ALIGN);
@@ -635,7 +627,7 @@ static void test_cancel_reaches_every_stuck_request(void **state)
  * the queue again. */
 static void test_the_next_request_is_sent(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     struct io_file *f = open_new(t, "f", 0);
     struct io_queue *q = open_queue(t, 1);
     uint8_t out[2][100], in[100] = {0};
@@ -700,7 +692,7 @@ static int read_by_many_queues(struct io *io, struct io_file *f, const uint8_t *
 
 static void test_little_memory_to_lock(void **state)
 {
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     uint8_t bytes[64];
     int status;
     iotest_fill(bytes, sizeof bytes, 5);
@@ -722,7 +714,7 @@ static void test_shared_disk(void **state)
 {
     enum { N = 6 };
     struct io_turn turn = {0};
-    struct iotest *t = begin(state);
+    struct iotest *t = iotest_begin(state);
     void *other = (void *)(uintptr_t)io_name(t->io);
     assert_int_equal(iotest_setup(&other), 0);
     struct iotest *f = other;

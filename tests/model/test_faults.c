@@ -25,15 +25,8 @@ static char dir[TEMPDIR_BYTES];
 
 static int make_dir(void **state)
 {
-    (void)state;
+    *state = dir;
     tempdir_make_on_disk(dir, "faults");
-    return 0;
-}
-
-static int remove_dir(void **state)
-{
-    (void)state;
-    tempdir_remove(dir);
     return 0;
 }
 
@@ -253,5 +246,5 @@ int main(void)
         cmocka_unit_test(test_packing),
         cmocka_unit_test(test_running),
     };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+    return cmocka_run_group_tests(tests, make_dir, tempdir_end);
 }

@@ -22,15 +22,8 @@ static char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 32];
 
 static int make_dir(void **state)
 {
-    (void)state;
+    *state = dir;
     tempdir_make(dir, "gguf");
-    return 0;
-}
-
-static int remove_dir(void **state)
-{
-    (void)state;
-    tempdir_remove(dir);
     return 0;
 }
 
@@ -182,5 +175,5 @@ int main(void)
         cmocka_unit_test(test_the_parts_are_one_model),
         cmocka_unit_test(test_parts_that_do_not_belong_together),
     };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+    return cmocka_run_group_tests(tests, make_dir, tempdir_end);
 }

@@ -26,15 +26,8 @@ static char dir[TEMPDIR_BYTES];
 
 static int set_up(void **state)
 {
-    (void)state;
+    *state = dir;
     tempdir_make(dir, "packed");
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    tempdir_remove(dir);
     return 0;
 }
 
@@ -457,5 +450,5 @@ int main(void)
         cmocka_unit_test(test_which_files_are_packed),
         cmocka_unit_test(test_members),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, tempdir_end);
 }

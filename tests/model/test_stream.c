@@ -699,15 +699,8 @@ static void a_disk_that_hangs_does_not_hold_the_closing(void **state)
 
 static int set_up(void **state)
 {
-    (void)state;
+    *state = dir;
     tempdir_make_on_disk(dir, "stream");
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    tempdir_remove(dir);
     return 0;
 }
 
@@ -732,5 +725,5 @@ int main(void)
         cmocka_unit_test(a_stop_ends_a_pass_that_waits),
         cmocka_unit_test(a_disk_that_hangs_does_not_hold_the_closing),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, set_up, tempdir_end);
 }

@@ -54,7 +54,7 @@ static int group_teardown(void **state)
 
 static int setup(void **state)
 {
-    (void)state;
+    *state = dir;
     tempdir_make(dir, "weights");
     return 0;
 }
@@ -66,13 +66,6 @@ static char *at(const char *name)
     i = (i + 1) % 8;
     snprintf(path[i], sizeof path[i], "%s/%s", dir, name);
     return path[i];
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    tempdir_remove(dir);
-    return 0;
 }
 
 /* --- a checkpoint in memory that tests can damage --------------------------------------------- */
@@ -943,7 +936,7 @@ static void formats_have_names(void **state)
 
 int main(void)
 {
-#define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+#define T(f) cmocka_unit_test_setup_teardown(f, setup, tempdir_end)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tables_have_the_types_of_their_rows),
         cmocka_unit_test(formats_have_names),

@@ -53,15 +53,8 @@ static int group_teardown(void **state)
 
 static int setup(void **state)
 {
-    (void)state;
+    *state = dir;
     tempdir_make(dir, "weights");
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    tempdir_remove(dir);
     return 0;
 }
 
@@ -495,7 +488,7 @@ static void test_a_part_is_loaded_in_silence(void **state)
 
 int main(void)
 {
-#define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+#define T(f) cmocka_unit_test_setup_teardown(f, setup, tempdir_end)
     const struct CMUnitTest tests[] = {
         T(test_names_without_their_prefix),
         T(test_tensors_that_are_ignored),

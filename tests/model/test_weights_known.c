@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +34,7 @@ static char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16], known[TEMPDIR_BYTES + 
 
 static int64_t ahead_s; /* added to the time of day */
 static enum { UNHARMED, CUT, REWRITTEN } harm;
-static int n_large; /* large reads so far */
+static atomic_int n_large; /* large reads so far */
 
 int clock_gettime(clockid_t id, struct timespec *t)
 {
@@ -45,9 +46,10 @@ int clock_gettime(clockid_t id, struct timespec *t)
 
 ssize_t pread(int fd, void *to, size_t n, off_t at)
 {
-    if (n >= 100000 && at > 0 && ++n_large == 3 && harm == CUT)
+    bool is_third = n >= 100000 && at > 0 && ++n_large == 3;
+    if (is_third && harm == CUT)
         assert_int_equal(truncate(path, at + 1000), 0);
-    if (n >= 100000 && at > 0 && n_large == 3 && harm == REWRITTEN) {
+    if (is_third && harm == REWRITTEN) {
         int w = open(path, O_WRONLY);
         assert_true(w >= 0 && pwrite(w, "x", 1, at + 7) == 1);
         close(w);
@@ -98,7 +100,7 @@ static uint64_t load(struct sha256 *hash)
 
 static int begin(void **state)
 {
-    (void)state;
+    *state = dir;
     tempdir_make(dir, "known");
     snprintf(path, sizeof path, "%s/m.gguf", dir);
     snprintf(known, sizeof known, "%s/hcache/known", dir);
@@ -107,13 +109,6 @@ static int begin(void **state)
     harm = UNHARMED;
     n_large = 0;
     write_with_rows(40000);
-    return 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    tempdir_remove(dir);
     return 0;
 }
 
@@ -219,12 +214,13 @@ static void a_file_that_is_cut_or_rewritten_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(a_file_is_hashed_once, begin, end),
-        cmocka_unit_test_setup_teardown(a_format_is_measured_once, begin, end),
-        cmocka_unit_test_setup_teardown(a_file_that_changed_is_hashed_again, begin, end),
-        cmocka_unit_test_setup_teardown(a_damaged_line_is_ignored, begin, end),
+        cmocka_unit_test_setup_teardown(a_file_is_hashed_once, begin, tempdir_end),
+        cmocka_unit_test_setup_teardown(a_format_is_measured_once, begin, tempdir_end),
+        cmocka_unit_test_setup_teardown(a_file_that_changed_is_hashed_again, begin,
+                                        tempdir_end),
+        cmocka_unit_test_setup_teardown(a_damaged_line_is_ignored, begin, tempdir_end),
         cmocka_unit_test_setup_teardown(a_file_that_is_cut_or_rewritten_is_refused, begin,
-                                        end),
+                                        tempdir_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

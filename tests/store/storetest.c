@@ -35,6 +35,15 @@ void st_tokens(const struct st_ctx *c, int chunk, int32_t out[STORE_CHUNK_TOKENS
         out[i] = (int32_t)(rng_mix(seed * 1000003 + (uint64_t)(chunk * 64 + i)) % 32000);
 }
 
+void st_refused(const struct store_opts *opts, int code, const char *text)
+{
+    struct store *s = NULL;
+    struct err err = {0};
+    int rc = store_open(opts, &s, &err);
+    if (rc != code || strstr(err.msg, text) == NULL)
+        fail_msg("wanted %s with \"%s\", got %d: %s", err_name(code), text, rc, err.msg);
+}
+
 void st_keys(const struct st_ctx *c, int n, struct sha256 *keys)
 {
     struct sha256 fingerprint = st_fingerprint(c->model);

@@ -41,6 +41,8 @@ static inline bool st_is_packed(const struct st_shape *shape, int layer)
     return !shape->is_plain && layer % 2 != 0;
 }
 
+/* Asserts that opening fails with the code and a message that has the text. */
+void st_refused(const struct store_opts *opts, int code, const char *text);
 /* Fills in keys[0..n). */
 void st_keys(const struct st_ctx *c, int n, struct sha256 *keys);
 /* Fills out with the bytes that record (layer, kind) of a chunk must have. */

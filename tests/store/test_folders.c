@@ -21,24 +21,15 @@
 static const struct st_ctx ctx = {1, 2, 2, 0, NULL};
 
 /* Opens a store that must not open; the message must contain `text`. */
-static void refused(const struct store_opts *opts, int code, const char *text)
-{
-    struct store *s = NULL;
-    struct err err = {0};
-    int rc = store_open(opts, &s, &err);
-    if (rc != code || strstr(err.msg, text) == NULL)
-        fail_msg("wanted %s with \"%s\", got %d: %s", err_name(code), text, rc, err.msg);
-}
-
 static void refused_pair(const struct st_place *p, const char *a, const char *b)
 {
     struct store_opts opts = p->opts;
     const char *dirs[] = {a, b};
     opts.dirs = dirs;
     opts.n_dirs = 2;
-    refused(&opts, ERR_USAGE, "the same folder");
+    st_refused(&opts, ERR_USAGE, "the same folder");
     opts.read_only = true;
-    refused(&opts, ERR_USAGE, "the same folder");
+    st_refused(&opts, ERR_USAGE, "the same folder");
 }
 
 /* Two devices in one directory would overwrite each other.  A directory is recognized under any of
@@ -73,7 +64,7 @@ static void one_folder_under_two_names(void **state)
     const char *fresh[] = {dir, other};
     opts.dirs = fresh;
     opts.n_dirs = 2;
-    refused(&opts, ERR_USAGE, "the same folder");
+    st_refused(&opts, ERR_USAGE, "the same folder");
     /* the directory that opening had created is removed again */
     assert_false(io_exists(p.io, dir));
     st_place_close(&p);

@@ -22,15 +22,6 @@
 static const struct st_ctx ctx = {1, 2, 2, 0, NULL};
 
 /* Opens a store that must not open; the message must contain `text`. */
-static void refused(const struct store_opts *opts, int code, const char *text)
-{
-    struct store *s = NULL;
-    struct err err = {0};
-    int rc = store_open(opts, &s, &err);
-    if (rc != code || strstr(err.msg, text) == NULL)
-        fail_msg("wanted %s with \"%s\", got %d: %s", err_name(code), text, rc, err.msg);
-}
-
 static void saved(struct store *s, int n)
 {
     struct err err = {0};
@@ -57,7 +48,7 @@ static void one_at_a_time(void **state)
     assert_true(st_place_open(&p, "pread", 2));
     struct store *s = st_open(&p);
     saved(s, 2);
-    refused(&p.opts, ERR_BUSY, "in use by another process");
+    st_refused(&p.opts, ERR_BUSY, "in use by another process");
     /* The child runs twice: it inherits every descriptor, and its end must not release the lock. */
     for (int i = 0; i < 2; i++) {
         pid_t child = fork();
@@ -182,38 +173,38 @@ static void directories_must_match(void **state)
     struct store_opts opts = p.opts;
     const char *swapped[] = {p.dirs[1], p.dirs[0], p.dirs[2]};
     opts.dirs = swapped;
-    refused(&opts, ERR_MISMATCH, "the order matters");
+    st_refused(&opts, ERR_MISMATCH, "the order matters");
     opts.dirs = p.dirs;
     opts.n_dirs = 2;
-    refused(&opts, ERR_MISMATCH, "one of 3 directories");
+    st_refused(&opts, ERR_MISMATCH, "one of 3 directories");
     opts.n_dirs = 3;
     const char *mixed[] = {p.dirs[0], q.dirs[1], p.dirs[2]};
     opts.dirs = mixed;
-    refused(&opts, ERR_MISMATCH, "another store");
+    st_refused(&opts, ERR_MISMATCH, "another store");
     const char *twice[] = {p.dirs[0], p.dirs[0], p.dirs[2]};
     opts.dirs = twice;
-    refused(&opts, ERR_USAGE, "given twice");
+    st_refused(&opts, ERR_USAGE, "given twice");
     char fresh[400];
     snprintf(fresh, sizeof fresh, "%s/fresh", p.root);
     const char *missing[] = {p.dirs[0], p.dirs[1], fresh};
     opts.dirs = missing;
-    refused(&opts, ERR_MISMATCH, "has no superblock");
+    st_refused(&opts, ERR_MISMATCH, "has no superblock");
     assert_false(io_exists(p.io, fresh));
     const char *more[] = {fresh, p.dirs[0], p.dirs[1], p.dirs[2]};
     opts.dirs = more;
     opts.n_dirs = 4;
-    refused(&opts, ERR_MISMATCH, "one of 3 directories");
+    st_refused(&opts, ERR_MISMATCH, "one of 3 directories");
     assert_false(io_exists(p.io, fresh));
     const char *new_twice[] = {fresh, fresh};
     opts.dirs = new_twice;
     opts.n_dirs = 2;
-    refused(&opts, ERR_USAGE, "given twice");
+    st_refused(&opts, ERR_USAGE, "given twice");
     assert_false(io_exists(p.io, fresh));
     char below[420];
     snprintf(below, sizeof below, "%s/a/b", fresh);
     const char *cannot_be[] = {below, "/proc/hcache-cannot-be-here"};
     opts.dirs = cannot_be;
-    refused(&opts, -ENOENT, "mkdir /proc/hcache-cannot-be-here");
+    st_refused(&opts, -ENOENT, "mkdir /proc/hcache-cannot-be-here");
     /* nor did it leave the parent directory of the first one */
     assert_false(io_exists(p.io, fresh));
     char long_name[800];
@@ -221,29 +212,29 @@ static void directories_must_match(void **state)
     const char *too_long[] = {long_name};
     opts.dirs = too_long;
     opts.n_dirs = 1;
-    refused(&opts, -ENAMETOOLONG, "File name too long");
+    st_refused(&opts, -ENAMETOOLONG, "File name too long");
     assert_false(io_exists(p.io, fresh));
     opts = p.opts;
     opts.n_dirs = 0;
-    refused(&opts, ERR_USAGE, "1 to 16 directories");
+    st_refused(&opts, ERR_USAGE, "1 to 16 directories");
     opts = p.opts;
     opts.segment_bytes = 1000;
-    refused(&opts, ERR_USAGE, "whole blocks");
+    st_refused(&opts, ERR_USAGE, "whole blocks");
 
     opts = p.opts;
     opts.read_only = true;
     const char *empty[] = {q.root, p.dirs[1], p.dirs[2]};
     opts.dirs = empty;
-    refused(&opts, ERR_MISMATCH, "has no superblock");
+    st_refused(&opts, ERR_MISMATCH, "has no superblock");
     const char *nothing[] = {"build/no-such-store", p.dirs[1], p.dirs[2]};
     opts.dirs = nothing;
-    refused(&opts, ERR_NOT_FOUND, "there is no store in");
+    st_refused(&opts, ERR_NOT_FOUND, "there is no store in");
 
     char file[400];
     snprintf(file, sizeof file, "%s/superblock", p.dirs[0]);
     const char *files[] = {file, p.dirs[1], p.dirs[2]};
     opts.dirs = files;
-    refused(&opts, -ENOTDIR, "is a file; a store is a folder");
+    st_refused(&opts, -ENOTDIR, "is a file; a store is a folder");
 
     s = st_open(&p); /* the refused openings changed nothing on the disk */
     readable(s, 3, 3);
@@ -259,7 +250,7 @@ static void unwritable(void **state)
     struct io_sim_fault fault = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_NAME, .code = -EROFS};
     assert_true(st_place_open(&p, "sim", 1));
     assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
-    refused(&p.opts, -EROFS, "");
+    st_refused(&p.opts, -EROFS, "");
     io_sim_fault_clear(p.io);
     struct store *s = st_open(&p);
     saved(s, 1);
@@ -299,7 +290,7 @@ static void future_version(void **state)
         put_u64(b + 16, checksum64(b, 4096));
     }
     poke(p.io, path, 0, bytes, sizeof bytes);
-    refused(&p.opts, ERR_UNSUPPORTED, "format version 9");
+    st_refused(&p.opts, ERR_UNSUPPORTED, "format version 9");
     st_place_close(&p);
 }
 
@@ -419,13 +410,13 @@ static void superblocks_not_guessed(void **state)
     const char *const mixed[] = {p.dir[0], q.dir[1]};
     const char *const *own = p.opts.dirs;
     p.opts.dirs = mixed;
-    refused(&p.opts, ERR_CORRUPT, "superblock");
+    st_refused(&p.opts, ERR_CORRUPT, "superblock");
     p.opts.dirs = own;
     superblock_spoil(p.io, p.dir[0]);
     superblock_spoil(p.io, p.dir[1]);
     snprintf(path, sizeof path, "%s/index.db", p.dir[0]);
     poke(p.io, path, 0, "no database, but text", 21);
-    refused(&p.opts, ERR_CORRUPT, "superblock");
+    st_refused(&p.opts, ERR_CORRUPT, "superblock");
     st_place_close(&p);
     st_place_close(&q);
 }
@@ -449,7 +440,7 @@ static void index_is_rebuilt(void **state)
 
         assert_int_equal(io_unlink(p.io, path, NULL), 0);
         p.opts.read_only = true;
-        refused(&p.opts, ERR_CORRUPT, "must be rebuilt");
+        st_refused(&p.opts, ERR_CORRUPT, "must be rebuilt");
         p.opts.read_only = false;
         s = st_open(&p);
         readable(s, 4, 4);
@@ -597,7 +588,7 @@ static void reads_and_changes_nothing(const struct st_place *q, int n_want)
     struct store_opts writing = q->opts;
     writing.read_only = false;
     io_sim_fault_clear(q->io);
-    refused(&writing, ERR_BUSY, "in use by another process");
+    st_refused(&writing, ERR_BUSY, "in use by another process");
     store_close(beside);
     store_close(s);
     assert_true(io_sim_digest(q->io) == before);
