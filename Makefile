@@ -98,7 +98,7 @@ FUZZED := src/tensor/dtype.c src/api/truncate_text.c
 SRC   := $(if $(filter fuzz,$(VARIANT)),$(FUZZED) $(filter-out src/tensor/% src/save/saver% src/save/save_% src/restore/restore% src/restore/profile% src/restore/kvcache% src/engine/% $(SERVICE),$(SRC)),$(SRC))
 # FOLDERS limits a build of tests to some directories of src/ and their tests.  A quick run of a
 # sanitizer uses it, and so does coverage.  Tests that also need other directories are left out.
-FOLDERS ?= $(if $(filter cov,$(VARIANT)),base io store)
+FOLDERS ?= $(if $(filter cov,$(VARIANT)),base io store seal)
 NEED_OTHERS := tests/api/test_retoken.c tests/store/test_victims.c
 SRC   := $(if $(FOLDERS),$(filter $(FOLDERS:%=src/%/%) $(FOLDERS:%=lib/%/%),$(SRC)),$(SRC))
 APPS  := $(sort $(wildcard apps/*.c))
@@ -109,7 +109,7 @@ TEST_DIRS := $(if $(FOLDERS),$(FOLDERS:%=tests/%),tests/*)
 ALL_TEST_SRC := $(sort $(wildcard $(TEST_DIRS:%=%/test_*.c)))
 TEST_SRC := $(if $(EMULATED),$(ALL_TEST_SRC),$(filter-out %_emulated.c,$(ALL_TEST_SRC)))
 TEST_SRC := $(if $(FOLDERS),$(filter-out $(NEED_OTHERS),$(TEST_SRC)),$(TEST_SRC))
-TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard $(TEST_DIRS:%=%/*.c))) $(if $(FOLDERS),,mpi/peer.c mpi/serve.c $(wildcard apps/talk.c apps/timeline*.c)))
+TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard $(TEST_DIRS:%=%/*.c))) $(if $(FOLDERS),,mpi/peer.c mpi/serve.c $(wildcard apps/pack_write.c apps/talk.c apps/timeline*.c)))
 
 OBJ      := $(SRC:%.c=$(B)/%.o)
 CUDA_OBJ := $(if $(filter 1,$(CUDA)),$(CUDA_SRC:%.c=$(B)/%.o) $(CUDA_KERNEL:%.cu=$(B)/%.o))

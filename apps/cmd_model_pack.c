@@ -11,7 +11,7 @@
 #include "base/cpus.h"
 #include "base/pool.h"
 #include "base/json.h"
-#include "model/pack_write.h"
+#include "apps/pack_write.h"
 #include "tensor/group.h"
 
 struct pack_args {

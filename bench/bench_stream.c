@@ -26,7 +26,7 @@
 #include "bench/bench.h"
 #include "base/json.h"
 #include "model/pack_file.h"
-#include "model/pack_write.h"
+#include "apps/pack_write.h"
 #include "api/stack.h"
 #include "tensor/group.h"
 

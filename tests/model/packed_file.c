@@ -13,7 +13,7 @@
 
 #include "base/file.h"
 #include "io/io.h"
-#include "model/pack_write.h"
+#include "apps/pack_write.h"
 #include "tensor/group.h"
 #include "tests/tensor/peer_threads.h"
 

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "model/pack_write.h"
+#include "apps/pack_write.h"
 #include "model/weights_choose.h"
 #include "model/work.h"
 #include "packed_file.h"

@@ -18,7 +18,7 @@
 #include "base/file.h"
 #include "model/gguf_types.h"
 #include "model/pack_file.h"
-#include "model/pack_write.h"
+#include "apps/pack_write.h"
 #include "model/share.h"
 #include "text/tokenizer.h"
 #include "solo.h"

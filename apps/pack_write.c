@@ -4,7 +4,7 @@
  * with its checksum.  The head of the file, which describes all parts, is written last.  The bytes
  * leave the page cache once they are durable, so that packing does not displace other programs'
  * pages. */
-#include "model/pack_write.h"
+#include "apps/pack_write.h"
 
 #include <errno.h>
 #include <fcntl.h>

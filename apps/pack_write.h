@@ -1,6 +1,6 @@
 /* pack_write.h - writes a model as a packed file (pack_file.h). */
-#ifndef MODEL_PACK_WRITE_H
-#define MODEL_PACK_WRITE_H
+#ifndef APPS_PACK_WRITE_H
+#define APPS_PACK_WRITE_H
 
 #include "base/err.h"
 #include "base/hash.h"
