@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "apps/api_keys.h"
+#include "apps/store_key.h"
 #include "apps/bytes_text.h"
 #include "apps/cmds.h"
 #include "apps/medium.h"
@@ -89,10 +90,16 @@ static int session_open(struct session *s, const struct store_args *a, bool read
     int rc = dirs_split(s, &a->dirs, err);
     if (rc != 0)
         return rc;
+    uint8_t key[HCACHE_STORE_KEY_BYTES];
+    const char *from = getenv("HCACHE_STORE_KEY");
+    rc = from != NULL ? store_key_read(from, key, err) : 0;
+    if (rc != 0)
+        return rc;
     s->io = io_machine_open(NULL);
     struct store_opts opts = {.io = s->io,
                               .dirs = (const char *const *)s->dirs,
                               .n_dirs = s->n_dirs,
+                              .key = from != NULL ? key : NULL,
                               .read_only = read_only};
     rc = store_open(&opts, &s->store, err);
     if (rc == 0 && store_beside(s->store) != NULL)
@@ -811,6 +818,18 @@ static int run_rm(const struct store_args *a, struct err *err)
 
 /* --- export and import ------------------------------------------------------------------------ */
 
+/* Options of export and import. */
+#define BUNDLE_ROWS                                                                        \
+    {"api-key", OPT(struct store_args, api_key), .arg = "KEY[,KEY...]",                    \
+     .help = "key of the conversation's client; other users of the machine see it in the " \
+             "list of processes: prefer the file or the environment"},                     \
+        {"api-key-file", OPT(struct store_args, api_key_file), .arg = "FILE",              \
+         .help =                                                                           \
+             "file with one key per line, as for serve: the conversation may belong to "   \
+             "any of these clients"},                                                      \
+    {                                                                                      \
+        "json", OPT(struct store_args, json), .help = "print one JSON object"              \
+    }
 static const struct opt export_options[] = {
     {"out", OPT(struct store_args, file), .arg = "FILE", .required = true,
      .help = "file to write"},
@@ -824,14 +843,7 @@ static const struct opt export_options[] = {
     {"conversations", OPT(struct store_args, conversations), .arg = "FILE",
      .help =
          "file of the conversations; conversations.db in the first directory by default"},
-    {"api-key", OPT(struct store_args, api_key), .arg = "KEY[,KEY...]",
-     .help = "key of the conversation's client; other users of the machine see it in the "
-             "list of processes: prefer the file or the environment"},
-    {"api-key-file", OPT(struct store_args, api_key_file), .arg = "FILE",
-     .help =
-         "file with one key per line, as for serve: the conversation may belong to any of "
-         "these clients"},
-    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    BUNDLE_ROWS,
     {0},
 };
 static const struct opt_cmd export_cmd = {
@@ -852,14 +864,7 @@ static const struct opt import_options[] = {
     {"conversations", OPT(struct store_args, conversations), .arg = "FILE",
      .help = "file to which a kept conversation is added; conversations.db in the first "
              "directory by default"},
-    {"api-key", OPT(struct store_args, api_key), .arg = "KEY[,KEY...]",
-     .help = "key of the conversation's client; other users of the machine see it in the "
-             "list of processes: prefer the file or the environment"},
-    {"api-key-file", OPT(struct store_args, api_key_file), .arg = "FILE",
-     .help =
-         "file with one key per line, as for serve: the conversation may belong to any of "
-         "these clients"},
-    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    BUNDLE_ROWS,
     {0},
 };
 static const struct opt_cmd import_cmd = {

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "apps/hub.h"
+#include "apps/store_key.h"
 #include "base/err.h"
 #include "base/opt.h"
 #include "hcache.h"
@@ -20,8 +21,9 @@ struct engine_args {
     struct hcache_opts o;
     /* values of --store and --dram as given; engine_args_finish copies both to o */
     struct opt_list store;
-    const char *dram;
-    const char *template_date; /* as in dates_open */
+    const char *dram, *store_key;
+    uint8_t secret[HCACHE_STORE_KEY_BYTES]; /* of --store-key */
+    const char *template_date;              /* as in dates_open */
 };
 
 static const char *const engine_dtypes[] = {"f32", "bf16", "f16", NULL};
@@ -98,7 +100,11 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .max = 1 << 24, .help = "context length in tokens; 0 is the model's own"}
 #define OPT_TRUNCATE(s, text)                                                              \
     {"truncate", OPT(s, truncate), .arg = "R[,keep=K][,context=C]", .help = text}
-#define OPT_STORE(s, text) {"store", OPT(s, engine.store), .arg = "DIR[,DIR...]", .help = text}
+#define OPT_STORE(s, text)                                                                 \
+    {"store", OPT(s, engine.store), .arg = "DIR[,DIR...]", .help = text},                  \
+    {"store-key", OPT(s, engine.store_key), .arg = "FILE|env",                             \
+     .help = "encrypts saved state in --store: a file with 64 hexadecimal digits (openssl " \
+             "rand -hex 32), or the variable " STORE_KEY_VARIABLE}
 #define OPT_STORE_CAP(s)                                                                   \
     {"store-cap", OPT(s, engine.o.store_cap_bytes), .arg = "BYTES", .def = "0",            \
      .help = "limit on all files of saved state: data, index, log and reserve; 0 is none"}
@@ -180,6 +186,12 @@ static inline int engine_args_finish(struct engine_args *e, struct err *err)
     int rc = hub_find(e->o.model, getenv("HCACHE_MODELS"), &path, err);
     if (path != NULL)
         e->o.model = path;
+    if (rc != 0)
+        return rc;
+    if (e->store_key != NULL) {
+        rc = store_key_read(e->store_key, e->secret, err);
+        e->o.store_key = e->secret;
+    }
     if (rc != 0)
         return rc;
     e->o.store = e->o.store_in_memory ? NULL : e->store.items;

@@ -1,4 +1,5 @@
 /* option_tables.c - see option_tables.h. */
+#include "apps/store_key.h"
 #include "apps/option_tables.h"
 
 #include <string.h>
@@ -102,6 +103,7 @@ static void collect(struct names *all)
         }
     }
     add(all, "HCACHE_CONFIG");
+    add(all, STORE_KEY_VARIABLE);
 }
 
 int option_tables_check_environment(char *const *environment)

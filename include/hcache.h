@@ -71,6 +71,8 @@ void hcache_on_end(void (*hook)(void *arg, const char *why), void *arg);
 enum { HCACHE_MAX_DEVICES = 16 };
 /* Value of hcache_opts.dram_bytes that lets the program choose the size. */
 #define HCACHE_DRAM_AUTO UINT64_MAX
+/* bytes of hcache_opts.store_key */
+#define HCACHE_STORE_KEY_BYTES 32
 
 /* Maximum number of tokens in one forward pass. */
 enum { HCACHE_MAX_BATCH_ROWS = 16384 };
@@ -150,6 +152,10 @@ struct hcache_opts {
      * saved, and hcache_cache_stats gives the reason.  A folder that belongs to another user
      * (-EPERM) is neither read nor written. */
     bool store_optional;
+    /* [HCACHE_STORE_KEY_BYTES] Secret with which saved state in `store` is encrypted; NULL: it is
+     * not.  A store keeps what it was made with, and opens with the same secret only (SECURITY.md).
+     * The bytes must outlive the struct hcache. */
+    const unsigned char *store_key;
     /* limit on all files of the store, or on the size of a store in memory; 0: none */
     uint64_t store_cap_bytes;
     /* Memory for copies of saved state, in front of the store's disk.  0: none.  HCACHE_DRAM_AUTO:

@@ -418,6 +418,7 @@ static int open_own_store(struct stack *k, struct err *err)
         .dram_optional = k->is_dram_auto,
         .dram_ahead_bytes = dram_ahead_bytes(k),
         .policy = k->policy,
+        .key = k->o.user.store_key,
         .quota_bytes = k->o.user.salt_quota_bytes,
         .guarantee_bytes = k->o.user.guarantee_bytes,
         .stuck_ns = k->o.stuck_ns};
@@ -435,6 +436,11 @@ static int open_own_store(struct stack *k, struct err *err)
         else
             err_set(err, rc, "%s", why.msg);
     }
+    if (rc == 0 && so.key != NULL && so.io != NULL)
+        say(k,
+            "--store-key encrypts saved state and its index. Not encrypted are kept "
+            "conversations, uploads, batches, remembered answers, the dates of templates, "
+            "state in a --remote, and files of store export");
     if (rc == 0 && k->is_dram_auto)
         say_less_dram(k);
     return rc;

@@ -61,7 +61,7 @@ static int reads_open(struct reads *r, const struct model *m,
     CHECK(from->n_hits > 0);
     size_t hidden = model_hidden_bytes(m), kv = model_kv_bytes(m);
     *r = (struct reads){.m = m, .from = from};
-    r->room = round_up(STORE_CHUNK_TOKENS * MAX(hidden, kv), STORE_ALIGN);
+    r->room = store_read_room(from->store, STORE_CHUNK_TOKENS * MAX(hidden, kv));
     size_t most = STAGING_BYTES / r->room;
     r->depth = depth > 0 ? depth : (int)MIN(MAX(most, 4), MAX_DEPTH);
     int rc = buf_alloc(m->dev, MEM_PINNED, (size_t)r->depth * r->room, &r->staging, err);

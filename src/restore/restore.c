@@ -80,22 +80,18 @@ int restore_open_reader(struct restore_pipeline *rr, struct err *err)
     return 0;
 }
 
-static size_t record_room(const struct model *m, enum store_kind kind)
+/* Returns room for a group of records of either kind, and for a state. s NULL: as for a store that
+ * is not encrypted. */
+static size_t slot_bytes(const struct model *m, const struct store *s)
 {
-    return round_up(record_bytes(m, kind), STORE_ALIGN);
+    size_t hidden = store_read_room(s, record_bytes(m, STORE_HIDDEN));
+    size_t kv = store_read_room(s, record_bytes(m, STORE_KV));
+    return MAX(GROUP * MAX(hidden, kv), store_read_room(s, model_state_bytes(&m->cfg)));
 }
 
-/* Returns room for a group of records of either kind, and for a state. */
-static size_t slot_bytes(const struct model *m)
+static int n_slots(size_t slot, size_t staging_bytes)
 {
-    size_t hidden = record_room(m, STORE_HIDDEN), kv = record_room(m, STORE_KV);
-    size_t state = round_up(model_state_bytes(&m->cfg), STORE_ALIGN);
-    return MAX(GROUP * MAX(hidden, kv), state);
-}
-
-static int n_slots(const struct model *m, size_t staging_bytes)
-{
-    size_t n = staging_bytes / slot_bytes(m);
+    size_t n = staging_bytes / slot;
     return (int)MIN(MAX(n, 3), MAX_SLOTS);
 }
 
@@ -107,16 +103,17 @@ static size_t scratch_bytes(const struct model *m, int max_rows)
 size_t restore_pipeline_device_bytes(const struct model *m, int max_rows,
                                      size_t staging_bytes)
 {
+    size_t slot = slot_bytes(m, NULL);
+    int n = n_slots(slot, staging_bytes);
     return m->dev->unified ? 0
-                           : (size_t)n_slots(m, staging_bytes) * slot_bytes(m) +
-                                 scratch_bytes(m, max_rows) +
-                                 restore_sums_bytes(m->dev, n_slots(m, staging_bytes));
+                           : (size_t)n * slot + scratch_bytes(m, max_rows) +
+                                 restore_sums_bytes(m->dev, n);
 }
 
 static int reserve_staging(struct restore_pipeline *r, struct err *err)
 {
-    r->slot_bytes = slot_bytes(r->o.model);
-    r->n_slots = n_slots(r->o.model, r->o.staging_bytes);
+    r->slot_bytes = slot_bytes(r->o.model, r->o.store);
+    r->n_slots = n_slots(r->slot_bytes, r->o.staging_bytes);
     int rc = buf_alloc(r->o.model->dev, MEM_PINNED, (size_t)r->n_slots * r->slot_bytes,
                        &r->staging, err);
     if (rc != 0)
@@ -230,7 +227,7 @@ int restore_pipeline_create(const struct restore_pipeline_opts *o,
     }
     for (int k = 0; k < STORE_KINDS; k++) {
         r->record_bytes[k] = record_bytes(o->model, (enum store_kind)k);
-        r->record_room[k] = record_room(o->model, (enum store_kind)k);
+        r->record_room[k] = store_read_room(o->store, r->record_bytes[k]);
     }
     rc = reserve_staging(r, err);
     if (rc == 0)

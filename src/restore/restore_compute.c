@@ -188,9 +188,9 @@ static int unpack(const struct restore_pipeline *rr, struct store_read *read,
 }
 
 /* Returns whether the record of a snapshot is good. A bad one loses the snapshot. */
-static bool check_snapshot(struct restore *r, const struct group *g)
+static bool check_snapshot(struct restore *r, struct group *g)
 {
-    const struct store_read *read = &g->reads[0];
+    struct store_read *read = &g->reads[0];
     size_t n_bytes = model_state_bytes(&r->rr->o.model->cfg);
     struct err e = {0};
     int rc = read->status;
@@ -221,7 +221,7 @@ static bool check_record(struct restore *r, struct group *g, int i, int thread_i
     int rc = read->status;
     if (g->is_snapshot)
         return check_snapshot(r, g);
-    if (rc == 0 && (r->rr->check == NULL || read->is_packed))
+    if (rc == 0 && (r->rr->check == NULL || read->is_packed || read->is_sealed))
         rc = store_read_check(read, &e);
     size_t n_bytes = r->rr->record_bytes[g->kind] / STORE_CHUNK_TOKENS *
                      (size_t)read->hit->n_tokens;

@@ -153,8 +153,8 @@ static int reserve_memory(struct saver *s, struct err *err)
     rc = buf_alloc(m->dev, MEM_HOST, s->record_bytes[STORE_KV], &s->packed, err);
     size_t record = MAX(s->record_bytes[STORE_KV], s->record_bytes[STORE_HIDDEN]);
     if (rc == 0)
-        rc = buf_alloc(m->dev, MEM_PINNED, round_up(record, STORE_ALIGN), &s->tail_record,
-                       err);
+        rc = buf_alloc(m->dev, MEM_PINNED, store_read_room(s->o.store, record),
+                       &s->tail_record, err);
     return rc == 0 ? 0 : err_wrap(err, "memory for records as they are stored");
 }
 

@@ -23,8 +23,15 @@ static int n_tokens_of(const struct store_chunk *c)
     return c->n_tokens != 0 ? c->n_tokens : STORE_CHUNK_TOKENS;
 }
 
-static int chunk_check(const struct store_chunk *c, struct err *err)
+/* Returns by how many bytes a record grows on its way to the disk. */
+static uint32_t seal_bytes(const struct store *s)
 {
+    return s->home.seal != NULL ? SEAL_BYTES : 0;
+}
+
+static int chunk_check(const struct store *s, const struct store_chunk *c, struct err *err)
+{
+    uint32_t most = CHUNK_MAX_RECORD_BYTES - seal_bytes(s);
     CHECK(c->n_records >= 0 && c->n_records <= CHUNK_MAX_RECORDS);
     CHECK(c->n_tokens >= 0 && c->n_tokens <= STORE_CHUNK_TOKENS);
     CHECK(!c->yields || n_tokens_of(c) < STORE_CHUNK_TOKENS);
@@ -34,10 +41,10 @@ static int chunk_check(const struct store_chunk *c, struct err *err)
         CHECK(r->layer >= 0 && r->layer < STORE_MAX_LAYERS && r->kind < STORE_KINDS);
         CHECK(!store_mask_has(&seen, r->layer, r->kind));
         store_mask_add(&seen, r->layer, r->kind);
-        if (r->n_bytes == 0 || r->n_bytes > CHUNK_MAX_RECORD_BYTES)
+        if (r->n_bytes == 0 || r->n_bytes > most)
             return err_set(err, ERR_LIMIT,
                            "a record of %u bytes cannot be stored (1 to %u)", r->n_bytes,
-                           CHUNK_MAX_RECORD_BYTES);
+                           most);
     }
     if (c->chunk_idx >= CHUNK_MAX_IDX)
         return err_set(err, ERR_LIMIT, "the context is too long to be stored");
@@ -63,13 +70,15 @@ static struct store_mask mask_of(const struct chunk_node *n)
 
 /* Returns whether a record is to be tight. A smaller one takes a block, so that the number of an
  * extent's records is bounded by that of its blocks (space_index_has_room). */
-static bool is_tight(const struct store_record *r)
+static bool is_tight(const struct store *s, const struct store_record *r)
 {
-    return r->is_packed && r->n_bytes > STORE_ALIGN;
+    return (r->is_packed || s->home.seal != NULL) &&
+           r->n_bytes + seal_bytes(s) > STORE_ALIGN;
 }
 
 /* Inserts a record at its place in (kind, layer) order. */
-static void draft_insert(struct draft *d, const struct store_record *r)
+static void draft_insert(const struct store *s, struct draft *d,
+                         const struct store_record *r)
 {
     int at = d->h.n_records++;
     int order = r->kind * STORE_MAX_LAYERS + r->layer;
@@ -80,11 +89,11 @@ static void draft_insert(struct draft *d, const struct store_record *r)
         d->h.records[at] = d->h.records[at - 1];
         d->from[at] = d->from[at - 1];
     }
-    d->h.records[at] = (struct chunk_record){.n_bytes = r->n_bytes,
+    d->h.records[at] = (struct chunk_record){.n_bytes = r->n_bytes + seal_bytes(s),
                                              .layer = (uint8_t)r->layer,
                                              .kind = (uint8_t)r->kind,
                                              .is_packed = r->is_packed,
-                                             .is_tight = is_tight(r)};
+                                             .is_tight = is_tight(s, r)};
     d->from[at] = r;
 }
 
@@ -117,7 +126,7 @@ static uint64_t drafts_plan(const struct store *s, const struct store_chunk *c,
         int device = (int)((c->chunk_idx + (uint32_t)r->layer) % (uint32_t)n_devices);
         if (drafts[device] == NULL)
             drafts[device] = draft_new(s, c, device);
-        draft_insert(drafts[device], r);
+        draft_insert(s, drafts[device], r);
     }
     uint64_t all_bytes = 0;
     for (int i = 0; i < n_devices; i++) {
@@ -345,7 +354,7 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
 {
     struct draft *drafts[STORE_MAX_DEVICES] = {0};
     struct store_writing w;
-    int rc = chunk_check(chunk, err);
+    int rc = chunk_check(s, chunk, err);
     if (rc == 0)
         rc = mem_check(err);
     if (rc != 0)

@@ -39,8 +39,10 @@ enum { /* byte offsets; docs/STORE_FORMAT.md has the same table */
 #define FORMAT_VERSION        2
 #define FORMAT_VERSION_PACKED 3
 #define FORMAT_VERSION_TIGHT  4
-#define KIND_PACKED           0x80u /* bit of a table's kind: the record is packed */
-#define KIND_TIGHT            0x40u /* bit of a table's kind: the record is tight */
+/* Added to the version of an encrypted header. */
+#define FORMAT_SEALED 16
+#define KIND_PACKED   0x80u /* bit of a table's kind: the record is packed */
+#define KIND_TIGHT    0x40u /* bit of a table's kind: the record is tight */
 
 _Static_assert(H_TOKENS + 4 * STORE_CHUNK_TOKENS <= H_OWNER && H_OWNER + 8 <= H_TABLE,
                "tokens and owner end before the table");
@@ -217,4 +219,39 @@ int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_heade
         return err_set(err, ERR_CORRUPT,
                        "an extent's format version does not fit its records");
     return header_check(out, err);
+}
+
+void chunk_header_seal(const struct seal *seal, uint8_t bytes[CHUNK_HEADER_BYTES])
+{
+    if (seal == NULL)
+        return;
+    put_u32(bytes + H_VERSION, get_u32(bytes + H_VERSION) + FORMAT_SEALED);
+    seal_page(seal, PAGE_HEADER, get_u64(bytes + H_ID), bytes + H_SEGMENT,
+              CHUNK_HEADER_BYTES - H_SEGMENT);
+    put_u64(bytes + H_CHECKSUM, header_checksum(bytes));
+}
+
+int chunk_header_open(const struct seal *seal, uint8_t bytes[CHUNK_HEADER_BYTES],
+                      struct chunk_header *out, struct err *err)
+{
+    if (seal != NULL && memcmp(bytes, magic, sizeof magic) == 0 &&
+        get_u64(bytes + H_CHECKSUM) == header_checksum(bytes)) {
+        uint32_t version = get_u32(bytes + H_VERSION);
+        if (version < FORMAT_SEALED)
+            return err_set(err, ERR_CORRUPT, "an extent's header is not encrypted");
+        put_u32(bytes + H_VERSION, version - FORMAT_SEALED);
+        seal_page_open(seal, PAGE_HEADER, get_u64(bytes + H_ID), bytes + H_SEGMENT,
+                       CHUNK_HEADER_BYTES - H_SEGMENT);
+        put_u64(bytes + H_CHECKSUM, header_checksum(bytes));
+    }
+    return chunk_header_decode(bytes, out, err);
+}
+
+void chunk_record_name(const struct sha256 *key, int layer, int kind, bool is_packed,
+                       uint8_t out[CHUNK_NAME_BYTES])
+{
+    memcpy(out, key->b, sizeof key->b);
+    out[sizeof key->b] = (uint8_t)layer;
+    out[sizeof key->b + 1] = (uint8_t)kind;
+    out[sizeof key->b + 2] = is_packed;
 }

@@ -16,6 +16,7 @@
 #define STORE_CHUNK_H
 
 #include "base/bytes.h"
+#include "seal/seal.h"
 #include "store/store.h"
 
 #define CHUNK_HEADER_BYTES     4096
@@ -25,6 +26,9 @@
 #define CHUNK_TIGHT_ALIGN      64
 #define CHUNK_MAX_IDX          (1u << 26) /* chunk_idx is lower than this: 2^32 tokens */
 #define STORE_UUID_BYTES       16
+
+/* What a page of an encrypted store is (seal_page). */
+enum chunk_page { PAGE_HEADER = 1, PAGE_ROW, PAGE_TABLE, PAGE_PIN, PAGE_OWED };
 
 /* Flag of a partial chunk, in its header and its row. The other bits of the flags are written as 0
  * and ignored. */
@@ -87,6 +91,18 @@ void chunk_header_encode(const struct chunk_header *h, uint8_t out[CHUNK_HEADER_
  * 0, *out is unspecified. */
 int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_header *out,
                         struct err *err);
+
+/* Encrypts an encoded header in place, but for its id, its place and its size. Does nothing if seal
+ * is NULL. */
+void chunk_header_seal(const struct seal *seal, uint8_t bytes[CHUNK_HEADER_BYTES]);
+/* Like chunk_header_decode, for a header of a store with this seal. Decrypts the bytes in place. */
+int chunk_header_open(const struct seal *seal, uint8_t bytes[CHUNK_HEADER_BYTES],
+                      struct chunk_header *out, struct err *err);
+
+/* Writes the name under which a record is sealed. */
+enum { CHUNK_NAME_BYTES = sizeof(struct sha256) + 3 };
+void chunk_record_name(const struct sha256 *key, int layer, int kind, bool is_packed,
+                       uint8_t out[CHUNK_NAME_BYTES]);
 
 struct store_mask chunk_mask(const struct chunk_record *records, int n);
 

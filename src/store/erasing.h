@@ -31,6 +31,7 @@ struct store_writing {
 
 /* Erasures that wait (owed.c): n entries; the file has the first n_noted. */
 struct store_owed {
+    const struct seal *seal; /* of the entries */
     uint8_t *entries;
     uint32_t n, n_noted;
 };

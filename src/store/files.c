@@ -52,6 +52,8 @@ struct writer {
     int64_t t_used; /* of an idle one (clock_now_ns) */
     struct io_queue *queue;
     uint8_t *buffer; /* [WRITER_PIECES * IO_PIECE_BYTES] */
+    uint8_t *sealed; /* [sealed_bytes] an encrypted record */
+    size_t sealed_bytes;
     struct io_req reqs[WRITER_PIECES];
     bool busy[WRITER_PIECES];
 };
@@ -62,6 +64,7 @@ struct files {
     unsigned open_flags;
     uint64_t max_step_bytes, max_bytes;
     int64_t stuck_ns;
+    const struct seal *seal;
     /* grow_lock is held while files are made, grow or are cut. `lock` protects the fields below and
      * is never held during I/O, since readers need it. grow_lock is taken before `lock`. */
     pthread_mutex_t grow_lock, lock;
@@ -247,6 +250,7 @@ static void writer_free(struct writer *w)
     io_queue_close(w->queue);
     if (w->buffer != NULL)
         mem_unmap(w->buffer, (size_t)WRITER_PIECES * IO_PIECE_BYTES);
+    free(w->sealed);
     free(w);
 }
 
@@ -318,6 +322,7 @@ struct stream {
     size_t fill_bytes; /* bytes of that piece that are filled */
     int status;        /* the first error, or 0 */
     uint8_t *copy;     /* receives the records as well; NULL: no copy */
+    struct files *files;
     int64_t stuck_ns;
     struct err *err;
 };
@@ -419,17 +424,54 @@ static void stream_pad(struct stream *st, uint64_t offset)
     stream_put(st, NULL, st->begin + offset - (st->offset + st->fill_bytes));
 }
 
+/* Encrypts the bytes of one record. Returns NULL, with an error in st, if that fails. */
+static const void *stream_seal(struct stream *st, const struct sha256 *key,
+                               const struct chunk_record *r,
+                               const struct store_record *from, const void *bytes)
+{
+    struct writer *w = st->w;
+    uint8_t name[CHUNK_NAME_BYTES], salt[SEAL_SALT_BYTES];
+    if (from->has_checksum && checksum64(bytes, from->n_bytes) != from->checksum) {
+        st->status = err_set(st->err, ERR_CORRUPT,
+                             "a record has changed since it was checked");
+        return NULL;
+    }
+    if (w->sealed_bytes < r->n_bytes) {
+        uint8_t *grown = mem_try_realloc(w->sealed, r->n_bytes);
+        if (grown == NULL) {
+            st->status = err_set(st->err, -ENOMEM, "no memory to encrypt a record");
+            return NULL;
+        }
+        w->sealed = grown;
+        w->sealed_bytes = r->n_bytes;
+    }
+    st->status = io_random(st->files->io, salt, sizeof salt, st->err);
+    if (st->status != 0)
+        return NULL;
+    chunk_record_name(key, r->layer, r->kind, r->is_packed, name);
+    seal_run(st->files->seal, name, sizeof name, salt, bytes, r->n_bytes - SEAL_BYTES,
+             w->sealed);
+    return w->sealed;
+}
+
 /* Takes or makes the bytes of one record, checksums them, and appends them, while they are in the
  * processor's caches. */
-static void stream_record(struct stream *st, struct chunk_record *r,
-                          const struct store_record *from)
+static void stream_record(struct stream *st, const struct sha256 *key,
+                          struct chunk_record *r, const struct store_record *from)
 {
     const void *bytes = media_record_bytes(from, st->err);
     if (bytes == NULL) {
         st->status = -EIO;
         return;
     }
-    r->checksum = media_record_checksum(from, bytes);
+    if (st->files->seal == NULL) {
+        r->checksum = media_record_checksum(from, bytes);
+    } else {
+        bytes = stream_seal(st, key, r, from, bytes);
+        if (bytes == NULL)
+            return;
+        r->checksum = checksum64(bytes, r->n_bytes);
+    }
     stream_pad(st, r->offset);
     stream_put(st, bytes, r->n_bytes);
     if (st->copy != NULL)
@@ -441,12 +483,13 @@ static int extent_write(struct stream *st, struct chunk_header *h,
 {
     stream_put(st, NULL, CHUNK_HEADER_BYTES);
     for (int i = 0; i < h->n_records && st->status == 0; i++)
-        stream_record(st, &h->records[i], from[i]);
+        stream_record(st, &h->key, &h->records[i], from[i]);
     if (st->status == 0)
         stream_pad(st, h->n_bytes);
     if (st->status == 0) {
         size_t first_bytes = MIN(h->n_bytes, IO_PIECE_BYTES);
         chunk_header_encode(h, piece_buf(st, 0));
+        chunk_header_seal(st->files->seal, piece_buf(st, 0));
         CHECK(st->offset + st->fill_bytes == h->offset + h->n_bytes);
         if (st->piece != 0)
             stream_submit(st, st->piece, st->offset, st->fill_bytes);
@@ -475,6 +518,7 @@ static int files_write(struct media *m, struct chunk_header *h,
                         .begin = h->offset,
                         .offset = h->offset,
                         .copy = copy,
+                        .files = f,
                         .stuck_ns = f->stuck_ns,
                         .err = err};
     rc = extent_write(&st, h, from);
@@ -735,6 +779,7 @@ int files_open(const struct files_opts *opts, struct media **out, struct err *er
     f->max_step_bytes = opts->max_step_bytes;
     f->max_bytes = opts->max_bytes;
     f->stuck_ns = opts->stuck_ns;
+    f->seal = opts->seal;
     pthread_mutex_init(&f->grow_lock, NULL);
     pthread_mutex_init(&f->lock, NULL);
     for (int i = 0; i < opts->n_dirs; i++)

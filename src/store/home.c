@@ -10,6 +10,7 @@
 
 void home_deinit(struct home *h)
 {
+    seal_free(h->seal);
     io_file_close(h->lock_file);
     for (int i = 0; i < h->n_dirs; i++)
         free(h->dirs[i]);

@@ -31,10 +31,16 @@ struct home {
     bool read_only;
     int64_t stuck_ns; /* as in store_opts */
     uint8_t uuid[STORE_UUID_BYTES];
+    struct seal *seal; /* NULL: the store is not encrypted */
     struct home_file superblock[STORE_MAX_DEVICES], index;
 };
 
 void home_deinit(struct home *h);
+/* Returns the mark of the store's seal; 0: the store is not encrypted. */
+static inline uint64_t home_mark(const struct home *h)
+{
+    return h->seal != NULL ? seal_mark(h->seal) : 0;
+}
 
 /* Returns "dir/name"; the caller frees it. */
 char *home_path(const char *dir, const char *name);

@@ -36,7 +36,9 @@ enum {
     M_NEXT_ID = 40,
     M_ROWS_N = 48,
     M_SUM = 56,
-    META_BYTES = 64
+    META_BYTES = 64,
+    M_MARK = 64,
+    META_SEALED_BYTES = 72 /* bytes of an encrypted store's row, which has a mark */
 };
 enum {
     R_CHECKSUM = 0,
@@ -56,6 +58,7 @@ enum {
     R_FLAGS = 180,
     ROW_BYTES = 184
 };
+enum { TABLE_BYTES = CHUNK_MAX_RECORDS * CHUNK_RECORD_CODE + 8 };
 enum {
     W_CHECKSUM = 0,
     W_ID = 8,
@@ -119,6 +122,7 @@ struct index {
     char *vfs_name, *path;
     sqlite3_stmt *st[N_STATEMENTS];
     struct index_meta meta;
+    const struct seal *seal;
     uint8_t *image; /* the database of index_open_image */
     bool read_only;
     bool is_folded; /* no frame of the log is from before the opening */
@@ -162,7 +166,8 @@ static int run(struct index *ix, enum statement which, struct err *err)
 
 /* --- encoding --------------------------------------------------------------------------------- */
 
-static void row_encode(const struct index_row *r, uint8_t out[ROW_BYTES])
+static void row_encode(const struct seal *seal, const struct index_row *r,
+                       uint8_t out[ROW_BYTES])
 {
     put_u64(out + R_ID, r->id);
     put_u64(out + R_OFFSET, r->offset);
@@ -180,6 +185,7 @@ static void row_encode(const struct index_row *r, uint8_t out[ROW_BYTES])
     put_u64(out + R_OWNER, r->owner);
     put_u32(out + R_TOKENS_N, r->n_tokens);
     put_u32(out + R_FLAGS, r->yields ? STORE_FLAG_YIELDS : 0);
+    seal_page(seal, PAGE_ROW, r->id, out + R_KEY, ROW_BYTES - R_KEY);
     put_u64(out + R_CHECKSUM, checksum64(out + R_ID, ROW_BYTES - R_ID));
 }
 _Static_assert(STORE_MAX_LAYERS == 128 && STORE_KINDS == 2, "the row's mask has 4 words");
@@ -193,11 +199,15 @@ static int mask_count(const struct store_mask *m)
     return n;
 }
 
-static int row_decode(const uint8_t *in, size_t n_bytes, struct index_row *r)
+static int row_decode(const struct seal *seal, const uint8_t *in, size_t n_bytes,
+                      struct index_row *r)
 {
+    uint8_t open[ROW_BYTES];
     if (n_bytes != ROW_BYTES ||
         get_u64(in + R_CHECKSUM) != checksum64(in + R_ID, n_bytes - R_ID))
         return ERR_CORRUPT;
+    in = memcpy(open, in, sizeof open);
+    seal_page_open(seal, PAGE_ROW, get_u64(in + R_ID), open + R_KEY, ROW_BYTES - R_KEY);
     *r = (struct index_row){
         .id = get_u64(in + R_ID),
         .offset = get_u64(in + R_OFFSET),
@@ -224,7 +234,13 @@ static int row_decode(const uint8_t *in, size_t n_bytes, struct index_row *r)
     return 0;
 }
 
-static void meta_encode(const struct index *ix, uint64_t next_id, uint8_t out[META_BYTES])
+static size_t meta_bytes(const struct index *ix)
+{
+    return ix->meta.mark != 0 ? META_SEALED_BYTES : META_BYTES;
+}
+
+static void meta_encode(const struct index *ix, uint64_t next_id,
+                        uint8_t out[META_SEALED_BYTES])
 {
     put_u32(out + M_VERSION, FORMAT_VERSION);
     put_u32(out + M_DEVICES_N, ix->meta.n_devices);
@@ -233,13 +249,14 @@ static void meta_encode(const struct index *ix, uint64_t next_id, uint8_t out[ME
     put_u64(out + M_NEXT_ID, next_id);
     put_u64(out + M_ROWS_N, ix->new_n_rows);
     put_u64(out + M_SUM, ix->new_sum);
-    put_u64(out + M_CHECKSUM, checksum64(out + M_VERSION, META_BYTES - M_VERSION));
+    put_u64(out + M_MARK, ix->meta.mark);
+    put_u64(out + M_CHECKSUM, checksum64(out + M_VERSION, meta_bytes(ix) - M_VERSION));
 }
 
 static int meta_decode(struct index *ix, const uint8_t *in, size_t n_bytes, struct err *err)
 {
-    if (n_bytes != META_BYTES ||
-        get_u64(in + M_CHECKSUM) != checksum64(in + M_VERSION, META_BYTES - M_VERSION))
+    if ((n_bytes != META_BYTES && n_bytes != META_SEALED_BYTES) ||
+        get_u64(in + M_CHECKSUM) != checksum64(in + M_VERSION, n_bytes - M_VERSION))
         return err_set(err, ERR_CORRUPT, "index %s: its description is damaged", ix->path);
     if (get_u32(in + M_VERSION) != FORMAT_VERSION)
         return err_set(err, ERR_UNSUPPORTED,
@@ -249,6 +266,7 @@ static int meta_decode(struct index *ix, const uint8_t *in, size_t n_bytes, stru
     memcpy(ix->meta.uuid, in + M_UUID, STORE_UUID_BYTES);
     ix->meta.segment_bytes = get_u64(in + M_SEGMENT);
     ix->meta.next_id = get_u64(in + M_NEXT_ID);
+    ix->meta.mark = n_bytes == META_BYTES ? 0 : get_u64(in + M_MARK);
     if (ix->meta.next_id >= INDEX_MAX_ID) /* later ids would wrap */
         return err_set(err, ERR_CORRUPT, "index %s: its next id is out of range", ix->path);
     ix->n_rows = ix->new_n_rows = get_u64(in + M_ROWS_N);
@@ -369,6 +387,11 @@ uint64_t index_live_bytes(const struct index *ix)
     return ix->live_bytes;
 }
 
+void index_use_seal(struct index *ix, const struct seal *seal)
+{
+    ix->seal = seal;
+}
+
 int index_limit_log(struct index *ix, uint32_t n_frames, struct err *err)
 {
     char sql[64];
@@ -486,7 +509,7 @@ int index_load(struct index *ix, int (*fn)(void *arg, const struct index_row *ro
     while (rc == 0 && (step = sqlite3_step(st)) == SQLITE_ROW) {
         struct index_row row;
         const uint8_t *blob = sqlite3_column_blob(st, 3);
-        rc = row_decode(blob, (size_t)sqlite3_column_bytes(st, 3), &row);
+        rc = row_decode(ix->seal, blob, (size_t)sqlite3_column_bytes(st, 3), &row);
         if (rc == 0 && (row.id != (uint64_t)sqlite3_column_int64(st, 0) ||
                         row.device >= ix->meta.n_devices || row.id >= ix->meta.next_id))
             rc = ERR_CORRUPT;
@@ -529,9 +552,11 @@ int index_records(struct index *ix, uint64_t id, int n_records, uint64_t extent_
     sqlite3_bind_int64(st, 1, (sqlite3_int64)id);
     int step = sqlite3_step(st);
     if (step == SQLITE_ROW && (size_t)sqlite3_column_bytes(st, 0) == n + 8) {
-        const uint8_t *blob = sqlite3_column_blob(st, 0);
-        if (get_u64(blob + n) == table_checksum(blob, n, id))
-            rc = chunk_table_decode(blob, n_records, extent_bytes, out);
+        uint8_t table[TABLE_BYTES];
+        memcpy(table, sqlite3_column_blob(st, 0), n + 8);
+        seal_page_open(ix->seal, PAGE_TABLE, id, table, n + 8);
+        if (get_u64(table + n) == table_checksum(table, n, id))
+            rc = chunk_table_decode(table, n_records, extent_bytes, out);
     }
     if (step != SQLITE_ROW && step != SQLITE_DONE)
         rc = db_err(ix, "records", err);
@@ -558,6 +583,7 @@ int index_load_pins(struct index *ix, int (*fn)(void *arg, const struct index_pi
             break;
         }
         memcpy(pin.key.b, sqlite3_column_blob(st, 0), sizeof pin.key.b);
+        seal_page_open(ix->seal, PAGE_PIN, 0, pin.key.b, sizeof pin.key.b);
         pin.is_guaranteed = until > PIN_GUARANTEED;
         pin.until_wall_s = pin.is_guaranteed ? until - PIN_GUARANTEED : until;
         rc = fn(arg, &pin);
@@ -652,11 +678,12 @@ int index_begin(struct index *ix, struct err *err)
 int index_add(struct index *ix, const struct index_row *row,
               const struct chunk_record *records, struct err *err)
 {
-    uint8_t blob[ROW_BYTES], table[CHUNK_MAX_RECORDS * CHUNK_RECORD_CODE + 8];
+    uint8_t blob[ROW_BYTES], table[TABLE_BYTES];
     size_t n = (size_t)row->n_records * CHUNK_RECORD_CODE;
-    row_encode(row, blob);
+    row_encode(ix->seal, row, blob);
     chunk_table_encode(records, row->n_records, table);
     put_u64(table + n, table_checksum(table, n, row->id));
+    seal_page(ix->seal, PAGE_TABLE, row->id, table, n + 8);
 
     sqlite3_stmt *st = ix->st[ADD_EXTENT];
     sqlite3_bind_int64(st, 1, (sqlite3_int64)row->id);
@@ -704,7 +731,9 @@ int index_pin(struct index *ix, const struct index_pin *pin, struct err *err)
 {
     enum statement which = pin->until_wall_s != 0 ? SET_PIN : DROP_PIN;
     int64_t until = pin->until_wall_s + (pin->is_guaranteed ? PIN_GUARANTEED : 0);
-    sqlite3_bind_blob(ix->st[which], 1, pin->key.b, sizeof pin->key.b, SQLITE_STATIC);
+    struct sha256 key = pin->key;
+    seal_page(ix->seal, PAGE_PIN, 0, key.b, sizeof key.b);
+    sqlite3_bind_blob(ix->st[which], 1, key.b, sizeof key.b, SQLITE_STATIC);
     if (which == SET_PIN)
         sqlite3_bind_int64(ix->st[which], 2, until);
     int rc = run(ix, which, err);
@@ -745,11 +774,11 @@ int index_touch(struct index *ix, uint64_t id, const struct index_use *use, stru
 
 int index_commit(struct index *ix, uint64_t next_id, struct err *err)
 {
-    uint8_t blob[META_BYTES];
+    uint8_t blob[META_SEALED_BYTES];
     uint64_t live_bytes = 0;
     CHECK(next_id >= ix->meta.next_id);
     meta_encode(ix, next_id, blob);
-    sqlite3_bind_blob(ix->st[SET_META], 1, blob, META_BYTES, SQLITE_STATIC);
+    sqlite3_bind_blob(ix->st[SET_META], 1, blob, (int)meta_bytes(ix), SQLITE_STATIC);
     int rc = run(ix, SET_META, err);
     if (rc == 0)
         rc = measure(ix, &live_bytes, err);

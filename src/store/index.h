@@ -37,6 +37,7 @@ struct index_meta {
     uint32_t n_devices;
     uint64_t segment_bytes;
     uint64_t next_id; /* the id of the next extent */
+    uint64_t mark;    /* as in struct superblock */
 };
 
 struct index_row {
@@ -93,6 +94,9 @@ int index_create(struct io *io, const char *path, const struct index_meta *meta,
                  struct index **out, struct err *err);
 void index_close(struct index *ix); /* NULL is allowed */
 
+/* Sets the seal of rows, tables and pins (NULL: none), before any is read or written. It must
+ * outlive the index. */
+void index_use_seal(struct index *ix, const struct seal *seal);
 /* Sets the length of the log: each commit that leaves n_frames or more in it folds it into the
  * database. */
 int index_limit_log(struct index *ix, uint32_t n_frames, struct err *err);

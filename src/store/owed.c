@@ -37,22 +37,28 @@ struct entry {
     struct sha256 key;
 };
 
-static void entry_encode(const struct entry *e, uint8_t out[ENTRY_BYTES])
+static void entry_encode(const struct seal *seal, const struct entry *e,
+                         uint8_t out[ENTRY_BYTES])
 {
     memset(out, 0, ENTRY_BYTES);
     put_u32(out + 8, (uint32_t)e->kind);
     put_u64(out + 16, e->owner);
     memcpy(out + 24, e->key.b, sizeof e->key.b);
+    seal_page(seal, PAGE_OWED, 0, out + 16, ENTRY_BYTES - 16);
     put_u64(out, checksum64(out + 8, ENTRY_BYTES - 8));
 }
 
 /* Decodes an entry. Returns false if it is damaged, or of a kind that this build does not know. */
-static bool entry_decode(const uint8_t in[ENTRY_BYTES], struct entry *out)
+static bool entry_decode(const struct seal *seal, const uint8_t in[ENTRY_BYTES],
+                         struct entry *out)
 {
+    uint8_t open[ENTRY_BYTES];
     uint32_t kind = get_u32(in + 8);
     if (get_u64(in) != checksum64(in + 8, ENTRY_BYTES - 8) || kind < ENTRY_CHUNK ||
         kind > ENTRY_OWNER)
         return false;
+    in = memcpy(open, in, sizeof open);
+    seal_page_open(seal, PAGE_OWED, 0, open + 16, ENTRY_BYTES - 16);
     *out = (struct entry){.kind = (enum entry_kind)kind, .owner = get_u64(in + 16)};
     memcpy(out->key.b, in + 24, sizeof out->key.b);
     return true;
@@ -64,14 +70,14 @@ static void owed_add(struct store_owed *o, const struct entry *e)
 {
     if ((o->n & (o->n - 1)) == 0) /* the array doubles at each power of two */
         o->entries = xrealloc(o->entries, (o->n == 0 ? 1 : 2 * (size_t)o->n) * ENTRY_BYTES);
-    entry_encode(e, o->entries + (size_t)o->n++ * ENTRY_BYTES);
+    entry_encode(o->seal, e, o->entries + (size_t)o->n++ * ENTRY_BYTES);
 }
 
 static bool owes_owner(const struct store_owed *o, uint64_t owner)
 {
     struct entry e;
     for (uint32_t i = 0; i < o->n; i++)
-        if (entry_decode(o->entries + (size_t)i * ENTRY_BYTES, &e) &&
+        if (entry_decode(o->seal, o->entries + (size_t)i * ENTRY_BYTES, &e) &&
             e.kind == ENTRY_OWNER && e.owner == owner)
             return true;
     return false;
@@ -197,7 +203,7 @@ static int file_read(struct store *s, const char *path, struct err *err)
                                     (uint64_t)o->n_noted * ENTRY_BYTES, &got, err);
         for (size_t i = 0; rc == 0 && i < got / ENTRY_BYTES; i++) {
             /* A bad entry becomes the erasure of a key that no chunk has. */
-            if (!entry_decode(block + i * ENTRY_BYTES, &e))
+            if (!entry_decode(s->home.seal, block + i * ENTRY_BYTES, &e))
                 e = (struct entry){.kind = ENTRY_CHUNK};
             owed_add(o, &e);
             o->n_noted++;
@@ -262,7 +268,7 @@ int store_load_owed(struct store *s, struct err *err)
     char *path = owed_path(s);
     int rc = io_exists(s->home.io, path) ? file_read(s, path, err) : 0;
     for (uint32_t i = 0; rc == 0 && i < o->n; i++)
-        if (entry_decode(o->entries + (size_t)i * ENTRY_BYTES, &e))
+        if (entry_decode(o->seal, o->entries + (size_t)i * ENTRY_BYTES, &e))
             rc = entry_apply(s, &e, err);
     free(path);
     return rc;

@@ -67,9 +67,10 @@ int parcel_check(const uint8_t *bytes, size_t n, struct chunk_header *out, struc
 
 /* --- reading from a store --------------------------------------------------------------------- */
 
-/* Adds a record at its place in (kind, layer) order. If the chunk already has this record, changes
- * nothing. */
-static void record_insert(struct chunk_header *h, const struct chunk_record *r)
+/* Adds a record at its place in (kind, layer) order, without its n_seal bytes of encryption. If the
+ * chunk already has this record, changes nothing. */
+static void record_insert(struct chunk_header *h, const struct chunk_record *r,
+                          uint32_t n_seal)
 {
     int at = 0, order = r->kind * STORE_MAX_LAYERS + r->layer;
     while (at < h->n_records &&
@@ -81,6 +82,7 @@ static void record_insert(struct chunk_header *h, const struct chunk_record *r)
     memmove(&h->records[at + 1], &h->records[at],
             (size_t)(h->n_records - at) * sizeof h->records[0]);
     h->records[at] = *r;
+    h->records[at].n_bytes -= n_seal;
     h->n_records++;
 }
 
@@ -107,7 +109,7 @@ static int describe(struct store *s, const struct store_hit *hit, struct parcel 
     for (x = n->extents; x != NULL; x = x->next)
         for (int i = 0; x->state == EXTENT_LIVE && x->records != NULL && i < x->n_records;
              i++)
-            record_insert(h, &x->records[i]);
+            record_insert(h, &x->records[i], s->home.seal != NULL ? SEAL_BYTES : 0);
     pthread_mutex_unlock(&s->lock);
     return h->n_records > 0 ? 0 : err_set(err, ERR_NOT_FOUND, "the chunk has no records");
 }

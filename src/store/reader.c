@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/bytes.h"
 #include "base/check.h"
@@ -145,13 +146,14 @@ static int locate(struct store *s, struct store_read *read, const struct extent 
     if (record == NULL)
         return ERR_NOT_FOUND;
     if (read->dst_bytes > 0 ? chunk_record_span(record) > read->dst_bytes
-                            : record->is_tight)
+                            : record->is_tight || s->home.seal != NULL)
         return ERR_MISMATCH;
     *offset = (*x)->offset + record->offset;
     read->store = s;
     read->n_bytes = record->n_bytes;
     read->checksum = record->checksum;
     read->is_packed = record->is_packed;
+    read->is_sealed = s->home.seal != NULL;
     read->status = 0;
     return 0;
 }
@@ -363,8 +365,8 @@ int store_read_place(struct store *s, struct store_read *read, struct store_plac
     pthread_mutex_unlock(&s->lock);
     if (file != NULL)
         out->fd = io_file_fd(file);
-    if (rc == 0 &&
-        (out->fd < 0 || has_copy || read->is_packed || out->offset % STORE_ALIGN != 0))
+    if (rc == 0 && (out->fd < 0 || has_copy || read->is_packed || read->is_sealed ||
+                    out->offset % STORE_ALIGN != 0))
         rc = ERR_UNSUPPORTED;
     read->bytes = NULL;
     out->bytes = rc == 0 ? round_up(read->n_bytes, STORE_ALIGN) : 0;
@@ -406,10 +408,49 @@ static int read_directly(const struct store_read *read, struct err *err)
     return io_file_pread(file, read->dst, n_bytes, offset, err);
 }
 
-int store_read_check(const struct store_read *read, struct err *err)
+size_t store_read_room(const struct store *s, size_t n_bytes)
+{
+    return round_up(n_bytes, STORE_ALIGN) +
+           (s != NULL && s->home.seal != NULL ? STORE_ALIGN : 0);
+}
+
+/* Decrypts a record at dst. Returns false if it is not what was written. */
+static bool unseal(struct store_read *read)
+{
+    uint8_t name[CHUNK_NAME_BYTES], *at = read->dst;
+    if (store_read_is_in_dst(read)) /* behind the beginning of its sector */
+        at += read->bytes - at;
+    chunk_record_name(&read->hit->key, read->layer, read->kind, read->is_packed, name);
+    if (!seal_run_open(read->store->home.seal, name, sizeof name, read->bytes,
+                       read->n_bytes, at))
+        return false;
+    read->is_sealed = false;
+    read->n_bytes -= SEAL_BYTES;
+    read->bytes = memmove(read->dst, at, read->n_bytes);
+    read->checksum = checksum64(read->bytes, read->n_bytes);
+    return true;
+}
+
+/* Decrypts and so checks a record, as store_read_check. */
+static int unseal_check(struct store_read *read, struct err *err)
+{
+    int rc = 0;
+    if (unseal(read))
+        return 0;
+    if (read->was_cached) {
+        rc = read_directly(read, err);
+        if (rc == 0 && unseal(read))
+            return 0;
+    }
+    return rc == 0 ? store_read_judge(read, ~read->checksum, err) : rc;
+}
+
+int store_read_check(struct store_read *read, struct err *err)
 {
     if (read->status != 0)
         return err_set(err, read->status, "a record could not be read");
+    if (read->is_sealed)
+        return unseal_check(read, err);
     uint64_t sum = checksum64(read->bytes, read->n_bytes);
     if (read->was_cached && sum != read->checksum) {
         int rc = read_directly(read, err);

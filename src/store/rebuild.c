@@ -74,7 +74,7 @@ static int segment_scan(struct scan *sc, int device, uint32_t segment, struct er
         if (rc != 0)
             return rc;
         for (size_t i = 0; i < n; i += STORE_ALIGN)
-            if (chunk_header_decode(sc->buffer + i, sc->h, NULL) == 0 &&
+            if (chunk_header_open(sc->s->home.seal, sc->buffer + i, sc->h, NULL) == 0 &&
                 header_fits(sc->s, sc->h, device, segment, at + i))
                 found_add(sc, sc->h);
     }
@@ -152,7 +152,7 @@ static int candidate_take(struct scan *sc, const struct candidate *c, uint64_t l
                           err);
     if (rc != 0)
         return rc;
-    if (chunk_header_decode(sc->buffer, sc->h, NULL) != 0 ||
+    if (chunk_header_open(sc->s->home.seal, sc->buffer, sc->h, NULL) != 0 ||
         !header_fits(sc->s, sc->h, c->device, c->segment, c->offset))
         return 0;
     rc = records_check(sc, &good, err);
@@ -269,8 +269,10 @@ int store_rebuild(struct store *s, const char *dir, const struct index_meta *met
     int rc = old_index_remove(s, dir, marker, err);
     if (rc == 0)
         rc = index_create(s->home.io, s->ledger.path, meta, &s->ledger.index, err);
-    if (rc == 0)
+    if (rc == 0) {
+        index_use_seal(s->ledger.index, s->home.seal);
         rc = new_index_fill(s, meta, err);
+    }
     if (rc == 0) /* SQLite does not sync the folder for its database file */
         rc = io_dir_sync(s->home.io, dir, err);
     if (rc == 0)

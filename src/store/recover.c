@@ -261,7 +261,7 @@ static int index_match(const struct store *s, const struct index_meta *meta,
 {
     if (memcmp(meta->uuid, s->home.uuid, sizeof s->home.uuid) != 0 ||
         meta->n_devices != (uint32_t)s->media->n_devices ||
-        meta->segment_bytes != s->media->segment_bytes)
+        meta->segment_bytes != s->media->segment_bytes || meta->mark != home_mark(&s->home))
         return err_set(err, ERR_MISMATCH,
                        "%s is the index of another store; remove it to have it rebuilt",
                        s->ledger.path);
@@ -287,6 +287,7 @@ static int index_recover(struct store *s, const char *dir, struct err *err)
     if (rc == 0) {
         rc = index_match(s, &meta, &why);
         s->ledger.next_id = s->ledger.id_limit = meta.next_id;
+        index_use_seal(s->ledger.index, s->home.seal);
     }
     if (rc == 0)
         rc = index_enter(s, &why);
@@ -304,7 +305,8 @@ static int index_recover(struct store *s, const char *dir, struct err *err)
     s->ledger.was_rebuilt = rc == ERR_CORRUPT;
     meta = (struct index_meta){.n_devices = (uint32_t)s->media->n_devices,
                                .segment_bytes = s->media->segment_bytes,
-                               .next_id = 1};
+                               .next_id = 1,
+                               .mark = home_mark(&s->home)};
     memcpy(meta.uuid, s->home.uuid, sizeof meta.uuid);
     rc = store_rebuild(s, dir, &meta, err);
     if (rc == 0)
@@ -343,6 +345,9 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
     if (rc != 0)
         return rc;
     memcpy(s->home.uuid, sb.uuid, sizeof s->home.uuid);
+    if (opts->key != NULL)
+        s->home.seal = seal_new(opts->key, sb.uuid, sizeof sb.uuid);
+    s->erasing.owed.seal = s->home.seal;
     struct files_opts fo = {
         .io = opts->io,
         .dirs = opts->dirs,
@@ -353,6 +358,7 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
         .read_only = opts->read_only,
         .no_direct = opts->no_direct,
         .stuck_ns = s->home.stuck_ns,
+        .seal = s->home.seal,
     };
     rc = files_open(&fo, &s->media, err);
     if (rc != 0)

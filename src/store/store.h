@@ -147,6 +147,10 @@ struct store_opts {
      * read-only users, and a copy of the index is read if another process has the store open for
      * writing. */
     bool read_only;
+    /* [SEAL_KEY_BYTES] Secret of an encrypted store; NULL: the store is not encrypted. A store
+     * keeps what it was made with: another key, or none, is ERR_MISMATCH. The DRAM backend ignores
+     * it. */
+    const uint8_t *key;
     /* reads and writes go through the page cache, for warm reads and tests */
     bool no_direct;
     /* For a new store: the size of its segment files, which also bounds one chunk's bytes per
@@ -554,6 +558,9 @@ struct store_read {
     struct store *store;
     /* The bytes are a packed run of n_bytes (store_record.is_packed). */
     bool is_packed;
+    /* The bytes are encrypted. store_read_check decrypts them at dst, and sets bytes, n_bytes and
+     * checksum to those of the record. */
+    bool is_sealed;
     int status; /* 0, or the negative code of the failure */
 };
 
@@ -564,6 +571,10 @@ static inline bool store_read_is_in_dst(const struct store_read *read)
     const uint8_t *dst = read->dst;
     return read->bytes >= dst && read->bytes < dst + MAX(read->dst_bytes, 1);
 }
+
+/* Returns the room at dst with which every record of at most n_bytes is read. s NULL: as for a
+ * store that is not encrypted. */
+size_t store_read_room(const struct store *s, size_t n_bytes);
 
 /* Opens a reader with an I/O queue of its own. `staging` (may be NULL) is one region that holds
  * every dst and is registered with the I/O backend once. */
@@ -602,7 +613,7 @@ void store_reader_listen(struct store_reader *r, struct io_alarm *alarm);
  * thread. Completion alone does not mean that the bytes are right. Returns 0, or ERR_CORRUPT, or
  * -EAGAIN if a copy in DRAM is damaged: the copy is dropped, and the next read takes the record
  * from the disk. */
-int store_read_check(const struct store_read *read, struct err *err);
+int store_read_check(struct store_read *read, struct err *err);
 /* Judges a completed read like store_read_check, by `sum`: the checksum64 of the n_bytes, computed
  * elsewhere, on a copy of them. */
 int store_read_judge(const struct store_read *read, uint64_t sum, struct err *err);
@@ -623,7 +634,7 @@ bool store_has_files(const struct store *s);
 bool store_is_on_disk(const struct store *s);
 /* Fills in *out and the fields of *read that store_reader_submit would, except `bytes`. Check the
  * bytes with store_read_judge. Returns non-zero if the read must be left to a store_reader, which
- * then reports the reason; a packed record always is. */
+ * then reports the reason; a packed or encrypted record always is. */
 int store_read_place(struct store *s, struct store_read *read, struct store_place *out);
 /* Reports the status of a read that store_read_place has placed. The store counts failures. */
 void store_read_end(struct store_read *read, int status);

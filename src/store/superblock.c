@@ -15,7 +15,8 @@ enum {
     S_UUID = 24,
     S_DEVICE = 40,
     S_DEVICES_N = 44,
-    S_SEGMENT = 48
+    S_SEGMENT = 48,
+    S_MARK = 56
 };
 
 static uint64_t superblock_checksum(const uint8_t *in)
@@ -33,7 +34,9 @@ void superblock_encode(const struct superblock *sb, uint8_t out[SUPERBLOCK_FILE_
           sb->segment_bytes <= SUPERBLOCK_MAX_SEGMENT_BYTES);
     memset(out, 0, SUPERBLOCK_FILE_BYTES);
     memcpy(out, magic, sizeof magic);
-    put_u32(out + S_VERSION, SUPERBLOCK_VERSION);
+    put_u32(out + S_VERSION,
+            sb->mark != 0 ? SUPERBLOCK_VERSION_SEALED : SUPERBLOCK_VERSION);
+    put_u64(out + S_MARK, sb->mark);
     memcpy(out + S_UUID, sb->uuid, sizeof sb->uuid);
     put_u32(out + S_DEVICE, sb->device);
     put_u32(out + S_DEVICES_N, sb->n_devices);
@@ -47,16 +50,19 @@ static int copy_decode(const uint8_t *in, struct superblock *out, struct err *er
     if (memcmp(in, magic, sizeof magic) != 0 ||
         get_u64(in + S_CHECKSUM) != superblock_checksum(in))
         return err_set(err, ERR_CORRUPT, "the superblock is damaged");
-    if (get_u32(in + S_VERSION) != SUPERBLOCK_VERSION)
+    uint32_t version = get_u32(in + S_VERSION);
+    if (version != SUPERBLOCK_VERSION && version != SUPERBLOCK_VERSION_SEALED)
         return err_set(err, ERR_UNSUPPORTED,
-                       "the store has format version %u; this build knows only %d",
-                       get_u32(in + S_VERSION), SUPERBLOCK_VERSION);
+                       "the store has format version %u; this build knows only %d and %d",
+                       version, SUPERBLOCK_VERSION, SUPERBLOCK_VERSION_SEALED);
     memcpy(out->uuid, in + S_UUID, sizeof out->uuid);
     out->device = get_u32(in + S_DEVICE);
     out->n_devices = get_u32(in + S_DEVICES_N);
     out->segment_bytes = get_u64(in + S_SEGMENT);
+    out->mark = version == SUPERBLOCK_VERSION ? 0 : get_u64(in + S_MARK);
     if (out->n_devices < 1 || out->n_devices > STORE_MAX_DEVICES ||
         out->device >= out->n_devices || out->segment_bytes == 0 ||
+        (version == SUPERBLOCK_VERSION_SEALED && out->mark == 0) ||
         out->segment_bytes > SUPERBLOCK_MAX_SEGMENT_BYTES ||
         out->segment_bytes % STORE_ALIGN != 0)
         return err_set(err, ERR_CORRUPT, "the superblock has a field out of range");

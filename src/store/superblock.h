@@ -12,6 +12,7 @@
 #include "store/chunk.h"
 
 #define SUPERBLOCK_VERSION           2
+#define SUPERBLOCK_VERSION_SEALED    3 /* of an encrypted store */
 #define SUPERBLOCK_BYTES             4096
 #define SUPERBLOCK_FILE_BYTES        (2 * SUPERBLOCK_BYTES)
 #define SUPERBLOCK_MAX_SEGMENT_BYTES (1ull << 32)
@@ -21,6 +22,7 @@ struct superblock {
     uint32_t device; /* position of this directory, 0 <= device < n_devices */
     uint32_t n_devices;
     uint64_t segment_bytes;
+    uint64_t mark; /* seal_mark of the store's seal; 0: the store is not encrypted */
 };
 
 void superblock_encode(const struct superblock *sb, uint8_t out[SUPERBLOCK_FILE_BYTES]);

@@ -74,12 +74,18 @@ static int superblock_write(struct io *io, const char *dir, const struct superbl
     return rc;
 }
 
+/* Makes the seal of the store that sb describes, if there is a key; else returns NULL. */
+static struct seal *seal_of(const struct store_opts *opts, const struct superblock *sb)
+{
+    return opts->key != NULL ? seal_new(opts->key, sb->uuid, sizeof sb->uuid) : NULL;
+}
+
 /* --- recovering a superblock ------------------------------------------------------------------ */
 
 /* Sets *told to whether a segment file holds an extent of this directory of this store. Returns 0
  * or the error of the device. */
 static int segment_tells(struct io *io, const char *path, const struct superblock *sb,
-                         bool *told, struct err *err)
+                         const struct seal *seal, bool *told, struct err *err)
 {
     enum { STEP = 256 * CHUNK_HEADER_BYTES };
     struct io_file *file;
@@ -91,8 +97,8 @@ static int segment_tells(struct io *io, const char *path, const struct superbloc
         rc = io_file_pread_some(file, bytes, STEP, at, &got, err);
         for (size_t i = 0; rc == 0 && !*told && i + CHUNK_HEADER_BYTES <= got;
              i += CHUNK_HEADER_BYTES)
-            *told = chunk_header_decode(bytes + i, h, NULL) == 0 && h->offset == at + i &&
-                    h->device == sb->device &&
+            *told = chunk_header_open(seal, bytes + i, h, NULL) == 0 &&
+                    h->offset == at + i && h->device == sb->device &&
                     memcmp(h->uuid, sb->uuid, sizeof h->uuid) == 0;
     }
     io_file_close(file);
@@ -101,20 +107,22 @@ static int segment_tells(struct io *io, const char *path, const struct superbloc
     return rc;
 }
 
-static int segments_tell(struct io *io, const char *dir, const struct superblock *sb,
-                         bool *told, struct err *err)
+static int segments_tell(const struct store_opts *opts, const char *dir,
+                         const struct superblock *sb, bool *told, struct err *err)
 {
     struct io_names names;
-    int rc = io_list(io, dir, &names, err);
+    int rc = io_list(opts->io, dir, &names, err);
     if (rc != 0)
         return rc;
+    struct seal *seal = sb->mark != 0 ? seal_of(opts, sb) : NULL;
     for (size_t i = 0; rc == 0 && i < names.n && !*told; i++) {
         if (strncmp(names.name[i], "seg-", 4) != 0)
             continue;
         char *path = home_path(dir, names.name[i]);
-        rc = segment_tells(io, path, sb, told, err);
+        rc = segment_tells(opts->io, path, sb, seal, told, err);
         free(path);
     }
+    seal_free(seal);
     io_names_free(&names);
     return rc;
 }
@@ -135,7 +143,8 @@ static int index_tells(struct io *io, const char *dir, struct superblock *out, b
     if (rc != 0)
         return err_set(err, rc, "%s", why.msg);
     *out = (struct superblock){.n_devices = meta.n_devices,
-                               .segment_bytes = meta.segment_bytes};
+                               .segment_bytes = meta.segment_bytes,
+                               .mark = meta.mark};
     memcpy(out->uuid, meta.uuid, sizeof out->uuid);
     return 0;
 }
@@ -159,7 +168,7 @@ static int superblock_find(const struct store_opts *opts, int i,
     }
     sb.device = (uint32_t)i;
     if (rc == 0 && known && !belongs)
-        rc = segments_tell(opts->io, opts->dirs[i], &sb, &belongs, err);
+        rc = segments_tell(opts, opts->dirs[i], &sb, &belongs, err);
     if (rc == 0 && belongs) {
         found->state = SB_GOOD;
         found->sb = sb;
@@ -223,7 +232,8 @@ static int superblocks_agree(const struct store_opts *opts, const struct sb_foun
                 "%s is directory %u of its store, but was given as directory %d: "
                 "the order matters",
                 opts->dirs[i], sb->device + 1, i + 1);
-        if (*first != NULL && (*first)->segment_bytes != sb->segment_bytes)
+        if (*first != NULL &&
+            ((*first)->segment_bytes != sb->segment_bytes || (*first)->mark != sb->mark))
             return err_set(err, ERR_CORRUPT, "%s: its superblock contradicts the others",
                            opts->dirs[i]);
         *first = sb;
@@ -265,6 +275,9 @@ static int superblocks_write(const struct store_opts *opts, const struct superbl
         *out = *like;
     else
         rc = io_random(opts->io, out->uuid, sizeof out->uuid, err);
+    struct seal *seal = seal_of(opts, out);
+    out->mark = seal != NULL ? seal_mark(seal) : 0;
+    seal_free(seal);
     for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
         out->device = (uint32_t)i;
         dir_make_private(opts->io, opts->dirs[i]);
@@ -280,7 +293,8 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
         uint8_t bytes[SUPERBLOCK_FILE_BYTES], want[SUPERBLOCK_FILE_BYTES];
         struct superblock sb = {.device = (uint32_t)i,
                                 .n_devices = (uint32_t)s->home.n_dirs,
-                                .segment_bytes = s->media->segment_bytes};
+                                .segment_bytes = s->media->segment_bytes,
+                                .mark = home_mark(&s->home)};
         char *path = home_path(s->home.dirs[i], "superblock");
         struct io_file *file = NULL;
         size_t got;
@@ -353,6 +367,22 @@ static int no_superblock(const char *dir, struct err *err)
                    dir);
 }
 
+/* Refuses a key that is not that of the store, and a missing or needless one. */
+static int key_fits(const struct store_opts *opts, const struct superblock *sb,
+                    struct err *err)
+{
+    struct seal *seal = seal_of(opts, sb);
+    uint64_t mark = seal != NULL ? seal_mark(seal) : 0;
+    seal_free(seal);
+    if (mark == sb->mark)
+        return 0;
+    return err_set(err, ERR_MISMATCH, "the store in %s %s", opts->dirs[0],
+                   sb->mark == 0 ? "is not encrypted: open it without --store-key, or give "
+                                   "an empty folder"
+                   : mark == 0   ? "is encrypted: give its key (--store-key)"
+                               : "is encrypted with another key than that of --store-key");
+}
+
 int store_check_dirs(const struct store_opts *opts, struct err *err)
 {
     struct sb_found found[STORE_MAX_DEVICES] = {0};
@@ -410,7 +440,8 @@ int store_open_superblocks(const struct store_opts *opts, struct superblock *out
     if (!has_data && !opts->read_only)
         return superblocks_write(opts, first, out, err);
     *out = found[0].sb;
-    if (!opts->read_only)
+    rc = key_fits(opts, out, err);
+    if (rc == 0 && !opts->read_only)
         superblocks_mend(opts, found);
-    return 0;
+    return rc;
 }

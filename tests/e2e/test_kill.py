@@ -1,6 +1,6 @@
 """kill -9 at a random moment of a saving run, many times.
 
-There is one store per model, kept through all cycles.  A cycle is:
+There is one store per model, kept through all cycles; two of four are encrypted.  A cycle is:
   1. a run with a fresh prompt that ends by itself and reports committed_tokens;
   2. a run that continues that conversation and is killed at a random moment;
   3. the same run again, to its end.
@@ -31,6 +31,7 @@ TRAINED = "models/demo"
 models = [("synth:tiny-gqa", 2048), ("synth:tiny-mha", 2048), (TRAINED, 512), ("synth:tiny-hybrid", 2048)]
 tmp = tempfile.mkdtemp(prefix="hcache-kill.")
 rng = random.Random(SEED)
+os.environ["HCACHE_STORE_SECRET"] = "%064x" % rng.getrandbits(256)
 failures = []
 latest = [1.0]  # latest moment of a kill, as a fraction of the time of a run without a store
 
@@ -41,7 +42,8 @@ def command(model, prompt, max_tokens, store, save="both"):
         f.write(" ".join(map(str, prompt)))
     cmd = [HC, "run", model, "--token-ids", path, "--max-tokens", str(max_tokens), "--temperature", "0",
            "--ignore-eos", "--json"]
-    return cmd + (["--store", store, "--save", save] if store else [])
+    key = ["--store-key", "env"] if store and "sealed" in store else []
+    return cmd + (["--store", store, "--save", save, *key] if store else [])
 
 
 def run(cmd):
@@ -58,7 +60,8 @@ def fail(cycle, what):
 
 def cycle(number):
     model, context = models[number % len(models)]
-    stores = [os.path.join(tmp, f"store{number % len(models)}{d}") for d in "ab"[:1 + number % len(models) % 2]]
+    name = "sealed" if number % len(models) >= 2 else "store"
+    stores = [os.path.join(tmp, f"{name}{number % len(models)}{d}") for d in "ab"[:1 + number % len(models) % 2]]
     store = ",".join(stores)
     prompt = [rng.randrange(3, 500) for _ in range(rng.randrange(70, context // 4))]
     first = run(command(model, prompt, 20, store))
@@ -95,7 +98,8 @@ def cycle(number):
     # and `miss` says so.)
     if again["cached_tokens"] < floor and "recomputing" not in again["miss"]:
         fail(number, f"{committed} tokens were reported committed, {again['cached_tokens']} were found")
-    p = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=PATIENCE)
+    env = dict(os.environ, HCACHE_STORE_KEY="env") if name == "sealed" else None
+    p = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True, timeout=PATIENCE, env=env)
     if p.returncode != 0:
         fail(number, f"store verify: {p.stdout[-300:]} {p.stderr[-300:]}")
     return was_killed

@@ -28,6 +28,7 @@ plain = write_plain_model(os.path.join(tmp, "plain"))
 packed = os.path.join(tmp, "plain.packed")
 subprocess.run([HC, "model", "pack", plain, "--out", packed], check=True, capture_output=True)
 MODELS = [plain, plain, packed, "synth:tiny-mha"]
+os.environ["HCACHE_STORE_SECRET"] = "5e" * 32
 WORDS = [20 + i * 7 % 300 for i in range(330)]
 ids = os.path.join(tmp, "ids")
 with open(ids, "w", encoding="ascii") as f:
@@ -42,6 +43,7 @@ ARITHMETIC = {"--dtype": ["f32", "bf16", "f16"], "--weights": ["f32", "bf16", "q
 SHARED = {
     "--store": ["STORE", "STORE", "STORE", "STORE,STORE.2", "memory", ""],
     "--store-cap": ["1M", "64M", "0"],
+    "--store-key": ["env"],
     "--dram": ["0", "1M", "64M", "auto"],
     "--policy": ["lru", "fifo", "lfu", "attentionstore", "ours"],
     "--plan": ["auto", "hidden", "kv", "recompute"],

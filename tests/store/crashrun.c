@@ -516,13 +516,14 @@ static void life_init(struct life *l, const struct crash_opts *opts,
         snprintf(l->dir[i], sizeof l->dir[i], "/store%d", i);
         l->dirs[i] = l->dir[i];
     }
-    /* Half of the lives have a cap of about six chunks, so that they evict and reuse space.
-     * Every second seed has copies in DRAM. */
+    /* Half of the lives have a cap of about six chunks, so that they evict and reuse space. Every
+     * second seed has copies in DRAM, every third is encrypted. */
     l->opts = (struct store_opts){.io = l->io,
                                   .dirs = l->dirs,
                                   .n_dirs = n_dirs,
                                   .segment_bytes = 1 << 16,
                                   .stuck_ns = 100000,
+                                  .key = opts->seed % 3 == 0 ? st_key : NULL,
                                   .dram_bytes = opts->seed % 2 != 0 ? 1 << 20 : 0,
                                   .cap_bytes = rng_below(&l->rng, 2) != 0 ? 0 : 40 * 4096};
     for (int c = 0; c < N_CTX; c++) {

@@ -1,5 +1,7 @@
 #include "storetest.h"
 
+#include "seal/seal.h"
+
 #include <stdarg.h>
 #include <errno.h>
 #include <setjmp.h>
@@ -19,6 +21,8 @@
 bool st_may_be_refused;
 uint64_t st_epoch;
 void (*st_while_written)(struct store *s);
+const uint8_t *st_place_key;
+const uint8_t st_key[SEAL_KEY_BYTES] = "a secret of 31 letters for tests";
 const struct st_shape st_small = {.n_layers = 3, .n_bytes = {5000, 9001}};
 
 struct sha256 st_fingerprint(uint64_t model)
@@ -274,8 +278,11 @@ bool st_place_open(struct st_place *p, const char *kind, int n_dirs)
         snprintf(p->dir[i], sizeof p->dir[i], "%s/d%d", p->root, i);
         p->dirs[i] = p->dir[i];
     }
-    p->opts = (struct store_opts){
-        .io = p->io, .dirs = p->dirs, .n_dirs = n_dirs, .segment_bytes = 1 << 20};
+    p->opts = (struct store_opts){.io = p->io,
+                                  .dirs = p->dirs,
+                                  .n_dirs = n_dirs,
+                                  .segment_bytes = 1 << 20,
+                                  .key = st_place_key};
     return true;
 }
 

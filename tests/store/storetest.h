@@ -30,6 +30,9 @@ struct st_shape {
     uint32_t n_bytes[STORE_KINDS]; /* bytes of a record of each kind */
     bool is_plain;                 /* no record is packed */
 };
+extern const uint8_t st_key[]; /* a secret for store_opts.key */
+/* The key of places that are opened from now on; NULL unless a test sets it. */
+extern const uint8_t *st_place_key;
 extern const struct st_shape st_small; /* 3 layers, with records that do not fill blocks */
 
 struct sha256 st_fingerprint(uint64_t model);

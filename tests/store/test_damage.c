@@ -326,6 +326,8 @@ int main(void)
         cmocka_unit_test(read_flips),     cmocka_unit_test(lost_and_misdirected_writes),
     };
     int n_bad = cmocka_run_group_tests(tests, NULL, NULL);
+    st_place_key = st_key;
+    n_bad += cmocka_run_group_tests_name("encrypted", tests, NULL, NULL);
     const struct damage_line lines[] = {
         {"bits flipped in metadata", damage_counts.n_meta_bits},
         {"bits flipped in data", n_data_bits},
