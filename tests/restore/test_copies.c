@@ -312,7 +312,7 @@ static void nothing_erased_stays_and_nothing_read_changes(void **state)
 int main(void)
 {
 #ifdef __SANITIZE_THREAD__
-    printf("# skipped: all threads run in one, where the thread sanitizer sees nothing\n");
+    printf("1..0 # SKIP all threads run in one, where the thread sanitizer sees nothing\n");
     return 0;
 #endif
     const struct CMUnitTest tests[] = {

@@ -241,7 +241,7 @@ static void known_bugs_are_found(void **state)
 int main(void)
 {
 #ifdef __SANITIZE_THREAD__
-    printf("# skipped: all threads run in one, where the thread sanitizer sees nothing\n");
+    printf("1..0 # SKIP all threads run in one, where the thread sanitizer sees nothing\n");
     return 0;
 #endif
     const struct CMUnitTest tests[] = {
