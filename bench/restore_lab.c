@@ -254,7 +254,7 @@ int lab_scale(const struct lab *b, const char *as, double *bytes_per_s, double *
     rc = machine_platform(name, &s, &p, err);
     if (rc != 0)
         return rc;
-    *ratio = platform_compute_to_io(&p, 0, TOKENS);
+    *ratio = platform_h_s(&p, TOKENS) / platform_io_s(&p, 0, TOKENS, RECORD_HIDDEN);
     *bytes_per_s = *ratio * platform_balance_bytes_per_s(&b->platform, TOKENS);
     return 0;
 }

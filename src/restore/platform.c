@@ -581,11 +581,6 @@ void platform_throttle(struct platform *p, int tier, double bytes_per_s)
                                 .gather_bytes_per_s = t->gather_bytes_per_s};
 }
 
-double platform_compute_to_io(const struct platform *p, int tier, int64_t n)
-{
-    return platform_h_s(p, n) / platform_io_s(p, tier, n, RECORD_HIDDEN);
-}
-
 double platform_balance_bytes_per_s(const struct platform *p, int64_t n)
 {
     return (double)n * p->h_bytes / platform_h_s(p, n);

@@ -237,11 +237,6 @@ void platform_throttle(struct platform *p, int tier, double bytes_per_s);
 /* Returns the token count of gemm_flops[i]. */
 int platform_gemm_rows(int i);
 
-/* Returns C_H(n) / IO_H(n): above 1 projecting is slower than reading, below 1 the store is the
- * bottleneck. Two machines of equal ratios have equal plans (the paper's "balanced", "I/O-rich",
- * ...). */
-double platform_compute_to_io(const struct platform *p, int tier, int64_t n_tokens);
-
 /* Returns the bandwidth at which reading a hidden state takes as long as projecting it (paper
  * 6.1.3). */
 double platform_balance_bytes_per_s(const struct platform *p, int64_t n_tokens);

@@ -550,7 +550,8 @@ static void tell_costs(struct textbuf *b, const struct platform *p)
         textbuf_addf(
             b, "  tier %d (%s): %.6g bytes/s, store-bound %d, in place %d, ratio %.6g\n", t,
             p->tier[t].name, platform_io_bytes_per_s(p, t), platform_is_store_bound(p, t),
-            platform_tier_in_place(&p->tier[t]), platform_compute_to_io(p, t, 1000));
+            platform_tier_in_place(&p->tier[t]),
+            platform_h_s(p, 1000) / platform_io_s(p, t, 1000, RECORD_HIDDEN));
     textbuf_addf(
         b,
         "  balance %.6g bytes/s, pauses %.6g, of balanced plans %.6g, overlap %.6g %.6g\n",
