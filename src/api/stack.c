@@ -549,29 +549,26 @@ static int most_rows(const struct stack *k)
 /* Default time to live of chunks in the remote: seven days. */
 #define REMOTE_TTL_S (7 * 86400)
 
-/* No Redis keeps a larger value. */
-#define REMOTE_MAX_BYTES ((size_t)512 << 20)
-
-/* Opens the remote, or takes the shared one. The first stack that shares opens it for all, whose
- * chunks may be larger than its own. */
+/* Opens the remote, or takes the shared one, which the first stack that shares opens for all. */
 static int open_remote(struct stack *k, struct err *err)
 {
     const struct hcache_opts *u = &k->o.user;
     struct stack_shared *s = k->o.shared;
     if (s != NULL && s->remote != NULL) {
         k->remote = s->remote;
+        remote_allow(k->remote, chunk_bytes(k->model));
         return 0;
     }
-    struct remote_opts o = {
-        .url = u->remote,
-        .ca_file = u->remote_ca,
-        .cert_file = u->remote_cert,
-        .key_file = u->remote_key,
-        .store = k->store,
-        .place_dir = u->n_store > 0 ? u->store[0] : NULL,
-        .stuck_ns = (int64_t)u->remote_timeout_s * 1000000000,
-        .ttl_s = u->remote_ttl_s > 0 ? (uint32_t)u->remote_ttl_s : REMOTE_TTL_S,
-        .max_chunk_bytes = s != NULL ? REMOTE_MAX_BYTES : chunk_bytes(k->model)};
+    struct remote_opts o = {.url = u->remote,
+                            .ca_file = u->remote_ca,
+                            .cert_file = u->remote_cert,
+                            .key_file = u->remote_key,
+                            .store = k->store,
+                            .place_dir = u->n_store > 0 ? u->store[0] : NULL,
+                            .stuck_ns = (int64_t)u->remote_timeout_s * 1000000000,
+                            .ttl_s = u->remote_ttl_s > 0 ? (uint32_t)u->remote_ttl_s
+                                                         : REMOTE_TTL_S,
+                            .max_chunk_bytes = chunk_bytes(k->model)};
     int rc = remote_when_parse(u->remote_write, &o.when, err);
     if (rc == 0)
         rc = remote_open(&o, &k->remote, err);

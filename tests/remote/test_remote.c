@@ -257,7 +257,10 @@ static void sizes_that_are_no_chunks(void **state)
     b = (struct rt_server){0};
     assert_true(st_place_open(&b.place, "dram", 1));
     b.store = st_open(&b.place);
-    rt_join(&b, &(struct remote_opts){.url = fake_redis_url(f), .max_chunk_bytes = n});
+    rt_join(&b, &(struct remote_opts){.url = fake_redis_url(f), .max_chunk_bytes = n - 1});
+    assert_int_equal(rt_fetch(&b, 1).n_chunks, 0);
+    remote_allow(b.remote, n); /* a model with larger chunks is loaded */
+    remote_allow(b.remote, 1);
     for (int i = 0; i < 5; i++) {
         fake_redis_put(f, rt_names[1], bytes, sizes[i]);
         uint64_t before = fake_redis_count(f, "GETEX");

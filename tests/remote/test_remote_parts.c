@@ -40,7 +40,7 @@ static int make(void **state)
     r->read_link.tells = true;
     r->stop_fd = -1;
     r->o.ttl_s = 1000;
-    r->o.max_chunk_bytes = 1 << 20;
+    atomic_init(&r->max_chunk_bytes, 1 << 20);
     return 0;
 }
 

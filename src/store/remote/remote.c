@@ -227,6 +227,7 @@ int remote_open(const struct remote_opts *o, struct remote **out, struct err *er
     if (r->o.stuck_ns == 0)
         r->o.stuck_ns = (int64_t)LINK_OPEN_S * 1000000000;
     r->url = url;
+    atomic_init(&r->max_chunk_bytes, o->max_chunk_bytes);
     r->stop_fd = -1;
     r->offers = xcalloc(MAX_OFFERS, sizeof *r->offers);
     r->leases = xcalloc(MAX_LEASES, sizeof *r->leases);
@@ -274,6 +275,14 @@ static void drain(struct remote *r)
            r->stats.n_failures == n_failures)
         remote_wait(r, &r->drained, until_ns - now_ns);
     pthread_mutex_unlock(&r->lock);
+}
+
+void remote_allow(struct remote *r, size_t chunk_bytes)
+{
+    size_t most = atomic_load(&r->max_chunk_bytes);
+    while (most < chunk_bytes &&
+           !atomic_compare_exchange_weak(&r->max_chunk_bytes, &most, chunk_bytes))
+        continue;
 }
 
 void remote_close(struct remote *r)

@@ -46,7 +46,7 @@ struct remote_opts {
     enum remote_when when;
     struct store *store;
     uint32_t ttl_s; /* chunks that no server has fetched for this time are dropped; > 0 */
-    size_t max_chunk_bytes; /* a larger value is not fetched */
+    size_t max_chunk_bytes; /* a larger value is not fetched; see remote_allow */
     /* A silence of the remote this long ends every fetch, even one that is waited for without a
      * bound; 0: 5 s. */
     int64_t stuck_ns;
@@ -58,6 +58,9 @@ struct remote_opts {
 /* Returns ERR_USAGE or ERR_UNSUPPORTED if the URL cannot be used. Does not wait for a connection:
  * whether the remote can be reached shows later. */
 int remote_open(const struct remote_opts *o, struct remote **out, struct err *err);
+/* Raises the bound on values that are fetched, for a model with larger chunks. Any thread. */
+void remote_allow(struct remote *r, size_t chunk_bytes);
+
 /* Waits up to ten seconds for the writer, while the remote takes offers, then ends the threads. No
  * fetch may be left. NULL is allowed. */
 void remote_close(struct remote *r);

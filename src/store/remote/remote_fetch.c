@@ -199,7 +199,7 @@ static bool refused(struct work *w)
 static bool is_chunk_size(const struct remote *r, int64_t n)
 {
     return n > CHUNK_HEADER_BYTES && n % STORE_ALIGN == 0 &&
-           (uint64_t)n <= r->o.max_chunk_bytes;
+           (uint64_t)n <= atomic_load(&r->max_chunk_bytes);
 }
 
 /* Learns how much of the chain the remote has. */

@@ -44,6 +44,7 @@ struct link {
     struct remote *r;
     bool tells;              /* failures and successes of this link set stats.is_up */
     struct cluster *cluster; /* NULL: the link is closed */
+    size_t max_chunk_bytes;  /* the bound on values when it was opened */
     struct cluster_seeds seeds;
     int n_failures; /* number of failures in a row; an answer of the remote sets it to 0 */
     int64_t rest_until_ns;
@@ -122,7 +123,8 @@ struct remote {
     struct offer *offers;         /* [MAX_OFFERS] a ring: n_offers from first_offer on */
     uint32_t first_offer, n_offers;
     struct remote_stats stats;
-    atomic_bool said_skips; /* skipped entries of the stream were reported */
+    atomic_size_t max_chunk_bytes; /* opts.max_chunk_bytes, or more since (remote_allow) */
+    atomic_bool said_skips;        /* skipped entries of the stream were reported */
     /* why the writer's last attempt failed, for each of its tasks; "": it succeeded */
     char writer_why[WRITER_TASKS][160];
     bool writer_is_full[WRITER_TASKS]; /* it failed because the remote is full */

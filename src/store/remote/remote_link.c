@@ -94,14 +94,17 @@ bool link_ready(struct link *l, int64_t timeout_ns)
 {
     struct remote *r = l->r;
     struct err err = {0};
-    if (l->cluster != NULL)
+    size_t most = atomic_load(&r->max_chunk_bytes);
+    if (l->cluster != NULL && l->max_chunk_bytes == most)
         return true;
+    link_drop(l);
     if (link_rest_ns(l) > 0)
         return false;
     struct redis_opts o = {.url = &r->url,
                            .tls = r->tls,
                            .stop_fd = r->stop_fd,
-                           .max_answer_bytes = r->o.max_chunk_bytes + (1 << 20)};
+                           .max_answer_bytes = most + (1 << 20)};
+    l->max_chunk_bytes = most;
     int64_t deadline_ns = clock_now_ns() + timeout_ns;
     if (cluster_open(&o, &l->seeds, deadline_ns, &l->cluster, &err) != 0) {
         l->cluster = NULL;
