@@ -17,8 +17,8 @@
 
 enum { MOST_TEXTS = 2048 };
 
-/* The form of an answer, by its route. */
-enum form { FORM_OPENAI, FORM_OLLAMA, FORM_OLLAMA_ONE, FORM_RANKING };
+/* The form of an answer, by its route. TEI, of Hugging Face, calls documents `texts`. */
+enum form { FORM_OPENAI, FORM_OLLAMA, FORM_OLLAMA_ONE, FORM_RANKING, FORM_TEI };
 
 struct embed {
     enum form form;
@@ -44,7 +44,7 @@ static void drop_prompts(struct embed *e)
 
 static bool is_ranking(const struct embed *e)
 {
-    return e->form == FORM_RANKING;
+    return e->form >= FORM_RANKING;
 }
 
 static int put_usage(struct json *o, const struct generation *g)
@@ -168,7 +168,8 @@ static const struct json *text_of(const struct json *document)
 
 static struct json *answer_ranking(struct generation *g, const struct embed *e)
 {
-    struct json *o = json_new_object(), *list = json_new_array();
+    struct json *list = json_new_array();
+    bool tei = e->form == FORM_TEI;
     struct choice **order = xcalloc((size_t)g->n, sizeof(struct choice *));
     for (int i = 0; i < g->n; i++)
         order[i] = &g->choice[i];
@@ -177,16 +178,21 @@ static struct json *answer_ranking(struct generation *g, const struct embed *e)
         struct json *one = json_new_object();
         int at = order[i]->index;
         json_put_int(one, "index", at);
-        json_put_real(one, "relevance_score", (double)order[i]->result.embedding[0]);
+        json_put_real(one, tei ? "score" : "relevance_score",
+                      (double)order[i]->result.embedding[0]);
         if (e->returns_documents) {
-            struct json *document = json_new_object();
+            struct json *document = tei ? one : json_new_object();
             json_put(document, "text",
                      json_share(text_of(json_at(e->documents, (size_t)at))));
-            json_put(one, "document", document);
+            if (!tei)
+                json_put(one, "document", document);
         }
         json_push(list, one);
     }
     free(order);
+    if (tei)
+        return list;
+    struct json *o = json_new_object();
     json_put_string(o, "object", "list");
     json_put_string(o, "model", g->client.model_name);
     json_put(o, "results", list);
@@ -487,7 +493,7 @@ static int read_documents(struct call *c, struct embed *e, const struct json *bo
     struct hcache_model_info info;
     struct textbuf asked = {0};
     int rc = 0;
-    e->documents = json_member(body, "documents");
+    e->documents = json_member(body, e->form == FORM_TEI ? "texts" : "documents");
     n = json_count(e->documents);
     if (query == NULL)
         return fault_field(f, "query", "must be a text");
@@ -518,19 +524,20 @@ static int read_documents(struct call *c, struct embed *e, const struct json *bo
 void api_rerank(struct call *c)
 {
     static const char *const names[] = {
-        "model",       "query", "documents", "top_n", "return_documents",
-        "instruction", "user",  NULL};
+        "model",       "query",       "documents", "texts", "top_n", "return_documents",
+        "return_text", "instruction", "user",      NULL};
     const struct json *body = call_body(c, 0);
     struct fault f;
     if (body == NULL)
         return;
     struct embed *e = xcalloc(1, sizeof *e);
-    e->form = FORM_RANKING;
+    e->form = json_member(body, "texts") != NULL ? FORM_TEI : FORM_RANKING;
     int rc = check(c, body, names, &f);
     if (rc == 0)
         rc = read_int(body, "top_n", &e->n_best, &f);
     if (rc == 0)
-        rc = read_bool(body, "return_documents", &e->returns_documents, &f);
+        rc = read_bool(body, e->form == FORM_TEI ? "return_text" : "return_documents",
+                       &e->returns_documents, &f);
     if (rc == 0)
         rc = read_documents(c, e, body, &f);
     start(c, e, rc, &f);

@@ -42,6 +42,11 @@ void gate_headers(const struct call *c, struct MHD_Response *r)
     put(r, "Cross-Origin-Opener-Policy", "same-origin");
     if (c->s->o.origins.n_origins > 0)
         put(r, "Vary", "Origin");
+    if (c->route != NULL && strcmp(c->route->path, "/metrics") == 0) {
+        char seconds[24]; /* a name of llama-server's */
+        snprintf(seconds, sizeof seconds, "%lld", (long long)c->s->created_s);
+        put(r, "Process-Start-Time-Unix", seconds);
+    }
     if (c->allowed_origin != NULL) {
         put(r, "Access-Control-Allow-Origin", c->allowed_origin);
         put(r, "Access-Control-Expose-Headers", "Retry-After");
@@ -56,6 +61,8 @@ static const char *header(const struct call *c, const char *name)
 void gate_preflight_headers(const struct call *c, struct MHD_Response *r)
 {
     const char *wanted = header(c, "Access-Control-Request-Headers");
+    if (c->allowed_origin == NULL)
+        return;
     put(r, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
     /* The wanted headers are all allowed: official clients send dozens of their own, and all are
      * harmless here. */
@@ -180,13 +187,17 @@ enum gate gate_check(struct call *c, const char *url, const char *method, struct
     bool is_page = c->route != NULL && strcmp(c->route->path, "/") == 0;
     bool may_ask = origin_check(&c->s->o.origins, &h.origin, is_page, &allowed, f) == 0;
     c->allowed_origin = allowed != NULL ? xstrdup(allowed) : NULL;
+    bool is_preflight = strcmp(method, "OPTIONS") == 0 &&
+                        header(c, "Access-Control-Request-Method") != NULL;
+    /* A browser takes an answer without CORS headers as a no. */
+    if (!may_ask && is_preflight && strcmp(f->code, "origin_not_allowed") == 0)
+        return GATE_PREFLIGHT;
     if (!may_ask)
         return GATE_REFUSE;
     if (head_check(&h.lengths, c->s->o.max_body_bytes, f) != 0)
         return GATE_REFUSE;
     /* A preflight never has a key, so it passes without one. */
-    if (allowed != NULL && strcmp(method, "OPTIONS") == 0 &&
-        header(c, "Access-Control-Request-Method") != NULL)
+    if (allowed != NULL && is_preflight)
         return GATE_PREFLIGHT;
     if (!key_is_right(c, &is_shown) && (rc != 0 || !c->route->is_public)) {
         if (is_shown)

@@ -163,6 +163,29 @@ static void restore_metrics(struct textbuf *b, const struct hcache_stats *st)
            (double)st->n_misses);
 }
 
+/* llama-server's names of what both servers count. */
+static void llama_metrics(struct textbuf *b, const struct hcache_stats *st)
+{
+    const struct {
+        const char *type, *name, *help;
+        double v;
+    } of[] = {
+        {"counter", "prompt_tokens_total", "Prompt tokens that were computed.",
+         (double)st->computed_tokens},
+        {"counter", "prompt_tokens_cached_total", "Prompt tokens that were not.",
+         (double)(st->device_tokens + st->restored_tokens)},
+        {"counter", "tokens_predicted_total", "Generated tokens.",
+         (double)st->generated_tokens},
+        {"counter", "tokens_predicted_seconds_total", "Time between generated tokens.",
+         st->tbt.sum_s},
+        {"gauge", "requests_processing", "Sequences in the engine.", st->n_running},
+        {"gauge", "requests_deferred", "Requests that wait for a place.", st->n_waiting},
+    };
+    for (size_t i = 0; i < sizeof of / sizeof of[0]; i++)
+        textbuf_addf(b, "# HELP llamacpp:%s %s\n# TYPE llamacpp:%s %s\nllamacpp:%s %.17g\n",
+                     of[i].name, of[i].help, of[i].name, of[i].type, of[i].name, of[i].v);
+}
+
 static void saving_metrics(struct textbuf *b, const struct hcache_cache_stats *k,
                            int64_t idle_ttl_s)
 {
@@ -396,6 +419,7 @@ void metrics_of_engine(struct textbuf *b, const struct hcache_stats *st,
     store_metrics(b, st);
     dram_metrics(b, &st->dram);
     remote_metrics(b, st, &k->remote);
+    llama_metrics(b, st);
 }
 
 void metrics_of_advice(struct textbuf *b, const struct hcache_advice a[HCACHE_ADVICES])

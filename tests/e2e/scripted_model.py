@@ -10,6 +10,7 @@ token, so a tool call takes a few tokens. Any other token is followed by the end
 import json
 import math
 import os
+import random
 import struct
 
 CALL_HEAD = '<tool_call>\n{"name": "get_weather", '
@@ -197,3 +198,32 @@ def make_talker(folder, template, answers, end="<|stop|>", context=131072):
         at += len(pieces)
     return write_model(folder, tok, {"chat_template": template, "eos_token": end, "bos_token": "<|begin|>"},
                        tensors(first + len(texts), first, following), first, context)
+
+
+def make_reranker(folder):
+    """Writes a small Qwen3 with random weights, a byte tokenizer, and the words that it judges by."""
+    words = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "yes", "no"]
+    d, heads, width, n_vocab, rng = 32, 2, 16, N_BYTES + len(words), random.Random(5)
+    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": d, "intermediate_size": 48,
+              "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": width,
+              "hidden_act": "silu", "vocab_size": n_vocab, "max_position_embeddings": 1024, "rms_norm_eps": 1e-6,
+              "rope_theta": 10000.0, "tie_word_embeddings": True, "torch_dtype": "float32", "eos_token_id": N_BYTES + 1}
+    shapes = {"model.embed_tokens.weight": (n_vocab, d), "model.norm.weight": (d,)}
+    for layer in range(2):
+        at = f"model.layers.{layer}."
+        shapes |= {at + "self_attn.q_proj.weight": (heads * width, d), at + "self_attn.k_proj.weight": (heads * width, d),
+                   at + "self_attn.v_proj.weight": (heads * width, d), at + "self_attn.o_proj.weight": (d, heads * width),
+                   at + "self_attn.q_norm.weight": (width,), at + "self_attn.k_norm.weight": (width,),
+                   at + "mlp.gate_proj.weight": (48, d), at + "mlp.up_proj.weight": (48, d), at + "mlp.down_proj.weight": (d, 48),
+                   at + "input_layernorm.weight": (d,), at + "post_attention_layernorm.weight": (d,)}
+    weights = {name: (shape, [rng.gauss(1 if len(shape) == 1 else 0, 0.3) for _ in range(math.prod(shape))])
+               for name, shape in shapes.items()}
+    os.makedirs(folder)
+    for name, content in (("config.json", config), ("tokenizer.json", tokenizer([(w, i < 4) for i, w in enumerate(words)])),
+                          ("tokenizer_config.json", {"eos_token": "<|im_end|>"})):
+        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+            json.dump(content, f)
+    with open(os.path.join(folder, "README.md"), "w") as f:
+        f.write("---\nlicense: apache-2.0\n---\n\n# Qwen3-Reranker-0.6B\n")
+    write_safetensors(os.path.join(folder, "model.safetensors"), weights)
+    return folder

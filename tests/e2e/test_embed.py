@@ -18,7 +18,7 @@ if "HCACHE_IN_VENV" not in os.environ and os.path.exists(VENV):
     os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
 
 sys.path.insert(0, os.path.dirname(__file__))
-from scripted_model import N_BYTES, tokenizer, write_safetensors  # noqa: E402
+from scripted_model import N_BYTES, make_reranker, tokenizer, write_safetensors  # noqa: E402
 from serve_client import HC, Server  # noqa: E402
 from tap import check, end, equal, skip  # noqa: E402
 
@@ -178,35 +178,6 @@ def clients(s):
     equal("langchain's embeddings over Ollama's route", vectors[0], unit)
 
 
-def reranker(folder):
-    """Writes a small Qwen3 with random weights, a byte tokenizer, and the words that it judges by."""
-    words = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "yes", "no"]
-    d, heads, width, n_vocab, rng = 32, 2, 16, N_BYTES + len(words), random.Random(5)
-    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": d, "intermediate_size": 48,
-              "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": width,
-              "hidden_act": "silu", "vocab_size": n_vocab, "max_position_embeddings": 1024, "rms_norm_eps": 1e-6,
-              "rope_theta": 10000.0, "tie_word_embeddings": True, "torch_dtype": "float32", "eos_token_id": N_BYTES + 1}
-    shapes = {"model.embed_tokens.weight": (n_vocab, d), "model.norm.weight": (d,)}
-    for layer in range(2):
-        at = f"model.layers.{layer}."
-        shapes |= {at + "self_attn.q_proj.weight": (heads * width, d), at + "self_attn.k_proj.weight": (heads * width, d),
-                   at + "self_attn.v_proj.weight": (heads * width, d), at + "self_attn.o_proj.weight": (d, heads * width),
-                   at + "self_attn.q_norm.weight": (width,), at + "self_attn.k_norm.weight": (width,),
-                   at + "mlp.gate_proj.weight": (48, d), at + "mlp.up_proj.weight": (48, d), at + "mlp.down_proj.weight": (d, 48),
-                   at + "input_layernorm.weight": (d,), at + "post_attention_layernorm.weight": (d,)}
-    weights = {name: (shape, [rng.gauss(1 if len(shape) == 1 else 0, 0.3) for _ in range(math.prod(shape))])
-               for name, shape in shapes.items()}
-    os.makedirs(folder)
-    for name, content in (("config.json", config), ("tokenizer.json", tokenizer([(w, i < 4) for i, w in enumerate(words)])),
-                          ("tokenizer_config.json", {"eos_token": "<|im_end|>"})):
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
-            json.dump(content, f)
-    with open(os.path.join(folder, "README.md"), "w") as f:
-        f.write("---\nlicense: apache-2.0\n---\n\n# Qwen3-Reranker-0.6B\n")
-    write_safetensors(os.path.join(folder, "model.safetensors"), weights)
-    return folder
-
-
 # The prompt of the model card.
 CARD = ('<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct '
         'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {0}\n'
@@ -234,6 +205,9 @@ def ranking(s):
     check("the best stands first, with its text", scores == sorted(scores, reverse=True) and len(set(scores)) == 4
           and all(x["document"]["text"] == documents[x["index"]] for x in r["results"]), r["results"])
     best = s.post("/rerank", {"query": "What is a dog?", "documents": [{"text": d} for d in documents], "top_n": 2})[2]["results"]
+    tei = s.post("/rerank", {"query": "What is a dog?", "texts": documents, "return_text": True, "top_n": 3})[2]
+    equal("TEI's form: a list of index, score and text", tei,
+          [{"index": x["index"], "score": x["relevance_score"], "text": documents[x["index"]]} for x in r["results"][:3]])
     equal("top_n, and documents as objects", [(x["index"], x["relevance_score"]) for x in best],
           [(x["index"], x["relevance_score"]) for x in r["results"][:2]])
     own = s.post("/v1/rerank", {"query": "What is a dog?", "documents": documents[:1], "instruction": "Find dogs"})[2]["results"]
@@ -276,7 +250,7 @@ with tempfile.TemporaryDirectory(prefix="hcache-embed.") as folder:
     without_head(folder, embed(s, TEXT)[0])
     equal("the server stops with status 0", s.stop(), 0)
     other.stop()
-    s = Server(reranker(os.path.join(folder, "reranker")), "--max-sequences", "3")
+    s = Server(make_reranker(os.path.join(folder, "reranker")), "--max-sequences", "3")
     ranking(s)
     s.stop()
     chosen(folder)

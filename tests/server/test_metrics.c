@@ -226,6 +226,12 @@ static const char *const want[] = {
     "remote_servers 317",
     "remote_latency_seconds 318",
     "remote_bytes_per_second 319",
+    "llamacpp:prompt_tokens_total 115",
+    "llamacpp:prompt_tokens_cached_total 2111",
+    "llamacpp:tokens_predicted_total 110",
+    "llamacpp:tokens_predicted_seconds_total 0",
+    "llamacpp:requests_processing 102",
+    "llamacpp:requests_deferred 101",
 };
 enum { N_WANT = sizeof want / sizeof want[0] };
 
@@ -236,7 +242,8 @@ static const char *value_of(const char *text, const char *name)
 {
     static char value[64];
     char begin[200];
-    int n = snprintf(begin, sizeof begin, "\nhcache_%s ", name);
+    int n = snprintf(begin, sizeof begin, "\n%s%s ", strchr(name, ':') ? "" : "hcache_",
+                     name);
     const char *at = strstr(text, begin);
     if (at == NULL)
         return NULL;
@@ -280,7 +287,8 @@ static const char *type_of(const char *text, const char *family)
 {
     static char type[20];
     char begin[200];
-    int n = snprintf(begin, sizeof begin, "\n# TYPE hcache_%s ", family);
+    int n = snprintf(begin, sizeof begin, "\n# TYPE %s%s ",
+                     strchr(family, ':') ? "" : "hcache_", family);
     const char *at = strstr(text, begin);
     assert_non_null(at);
     snprintf(type, sizeof type, "%.*s", (int)strcspn(at + n, "\n"), at + n);
