@@ -5,7 +5,8 @@
 LLAMA_CPP_SOURCE holds tools/server/tests, PYTHON has what its requirements.txt names. The files are
 copied into a folder of their own, which goes afterwards; nothing is downloaded. One model stands in
 for all of theirs, so expectations about texts (`match_regex`) always hold; tests of numbers of the
-missing models fail on both sides. A small program takes the options of llama-server and starts
+missing models fail on both sides. Rankings are made by a small reranker with random weights, since
+hcache refuses other models; llama-server takes any. A small program takes the options of llama-server and starts
 hcache with those that mean the same. The result is a count, and a line for each test that passes on
 the control and not here. `--json` prints it as one object."""
 import argparse
@@ -19,6 +20,9 @@ import tempfile
 import xml.etree.ElementTree as tree
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, os.path.join(ROOT, "tests/e2e"))
+from scripted_model import make_reranker  # noqa: E402
+
 SLOW = ("test_router", "test_mcp_servers", "test_tools_builtin", "test_proxy", "test_sleep", "test_vision_api",
         "test_lora", "test_speculative")  # features that are out of scope, on both sides
 
@@ -28,7 +32,7 @@ import os, sys
 SAME = {{"--port": "--port", "--host": "--host", "--alias": "--served-name", "--api-key": "--api-key",
         "--parallel": "--max-sequences", "--threads": "--threads", "--cors-origins": "--allow-origin",
         "--chat-template-file": "--chat-template-file"}}
-args, out, context, slots = sys.argv[1:], [], 0, 1
+args, out, context, slots, model = sys.argv[1:], [], 0, 1, {model!r}
 MODELS = ("--model", "--model-url", "--hf-repo", "--hf-file")
 if {control}:
     keep, skip = [], False
@@ -43,6 +47,11 @@ for a in it:
     if a in SAME:
         out += [SAME[a], next(it)]
         slots = int(out[-1]) if a == "--parallel" else slots
+    elif a == "--reranking":
+        model = {reranker!r}
+    elif a == "--tools": # llama-server allows fewer origins then
+        out += ["--allow-origin", "localhost"]
+        next(it)
     elif a == "--ctx-size":
         context = int(next(it))
     elif a == "--pooling":
@@ -62,7 +71,7 @@ if context:
     out += ["--max-context", str(context // slots)]
 if "--max-sequences" not in out:
     out += ["--max-sequences", "4"]
-os.execv({hcache!r}, [{hcache!r}, "serve", {model!r}, "--plain-chat", *out])
+os.execv({hcache!r}, [{hcache!r}, "serve", model, "--plain-chat", *out])
 '''
 
 
@@ -78,7 +87,8 @@ def prepare(source, folder, control, a):
     shim = os.path.join(folder, "server")
     with open(shim, "w") as f:
         f.write(SHIM.format(python=sys.executable, control=control, server=os.path.abspath(a.llama_server),
-                            model=os.path.abspath(a.model), hcache=os.path.join(ROOT, "build/hcache")))
+                            model=os.path.abspath(a.model), hcache=os.path.join(ROOT, "build/hcache"),
+                            reranker=make_reranker(os.path.join(folder, "reranker"))))
     os.chmod(shim, 0o755)
     return tests, shim
 
