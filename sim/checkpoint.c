@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/check.h"
 #include "base/cpus.h"
 #include "base/file.h"
 #include "base/mem.h"
@@ -23,7 +24,6 @@
 #include "base/pool.h"
 #include "base/progress.h"
 #include "base/json.h"
-#include "model/safetensors.h"
 #include "model/weights_names.h"
 #include "model/weights_source.h"
 
@@ -52,6 +52,55 @@ struct writer {
     struct progress progress;
     uint64_t bytes_done, bytes_all;
 };
+
+void safetensors_write_header(struct safetensors_tensor *t, size_t n, uint8_t **out,
+                              size_t *n_out)
+{
+    static const uint8_t element_bytes[] = {
+        [SAFETENSORS_BOOL] = 1,    [SAFETENSORS_U8] = 1,      [SAFETENSORS_I8] = 1,
+        [SAFETENSORS_F8_E5M2] = 1, [SAFETENSORS_F8_E4M3] = 1, [SAFETENSORS_I16] = 2,
+        [SAFETENSORS_U16] = 2,     [SAFETENSORS_F16] = 2,     [SAFETENSORS_BF16] = 2,
+        [SAFETENSORS_I32] = 4,     [SAFETENSORS_U32] = 4,     [SAFETENSORS_F32] = 4,
+        [SAFETENSORS_F64] = 8,     [SAFETENSORS_I64] = 8,     [SAFETENSORS_U64] = 8};
+    struct json *root = json_new_object();
+    struct json *meta = json_new_object();
+    json_put_string(meta, "format", "pt"); /* other readers require this field */
+    json_put(root, "__metadata__", meta);
+    uint64_t at = 0;
+    for (size_t i = 0; i < n; i++) {
+        struct json *v = json_new_object(), *shape = json_new_array(),
+                    *pair = json_new_array();
+        uint64_t bytes = element_bytes[t[i].dtype];
+        for (int k = 0; k < t[i].n_dims; k++)
+            CHECK(mul_fits(bytes, t[i].shape[k], &bytes));
+        CHECK(json_member(root, t[i].name) == NULL);
+        json_put_string(v, "dtype", safetensors_dtype_name(t[i].dtype));
+        for (int k = 0; k < t[i].n_dims; k++)
+            json_push_int(shape, (int64_t)t[i].shape[k]);
+        json_put(v, "shape", shape);
+        json_push_int(pair, (int64_t)at);
+        json_push_int(pair, (int64_t)(at + bytes));
+        json_put(v, "data_offsets", pair);
+        json_put(root, t[i].name, v);
+        t[i].begin = at;
+        t[i].end = at += bytes;
+    }
+    char *text = json_text(root, 0);
+    json_free(root);
+
+    size_t len = strlen(text), total = round_up(8 + len, 64);
+    uint8_t *p = xmalloc(total);
+    put_u64(p, total - 8);
+    memcpy(p + 8, text, len);
+    memset(p + 8 + len, ' ', total - 8 - len);
+    free(text);
+    for (size_t i = 0; i < n; i++) {
+        t[i].begin += total;
+        t[i].end += total;
+    }
+    *out = p;
+    *n_out = total;
+}
 
 static uint64_t tensor_bytes(const struct tensor_spec *t, enum dtype dtype)
 {

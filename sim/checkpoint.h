@@ -3,6 +3,7 @@
 #ifndef SIM_CHECKPOINT_H
 #define SIM_CHECKPOINT_H
 
+#include "model/safetensors.h"
 #include "model/weights.h"
 
 /* Writes DIR/config.json and DIR/model.safetensors with the generator's weights for `cfg`; the
@@ -10,5 +11,12 @@
  * returns 0 the model survives a crash; after an error it leaves no config.json in DIR. */
 int checkpoint_write(const char *dir, const struct model_config *cfg, enum dtype dtype,
                      struct err *err);
+
+/* Writes the first bytes of a new file that holds these tensors in this order. It reads each
+ * tensor's name, dtype, n_dims and shape, and sets its begin and end. The header is padded so that
+ * the data begins at a multiple of 64. The caller frees *out and then writes the tensors one after
+ * another. Names must differ and sizes must fit; a violation is a bug and ends the program. */
+void safetensors_write_header(struct safetensors_tensor *t, size_t n, uint8_t **out,
+                              size_t *n_out);
 
 #endif

@@ -140,22 +140,13 @@ static struct {
     atomic_bool is_spent;
 } reserve = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* [lock is held] Sets the reserve aside, and writes to its pages, because the system may have
- * promised more memory than it has. Returns false if there is none. */
-static bool reserve_fill(size_t n)
-{
-    reserve.block = mem_try(n);
-    if (reserve.block == NULL)
-        return false;
-    memset(reserve.block, 0xa5, n);
-    return true;
-}
-
+/* The reserve's pages stay untouched: an allocation fails for want of address space or of memory
+ * that the system may promise, and both go back with the block. */
 int mem_reserve(size_t n, struct err *err)
 {
     pthread_mutex_lock(&reserve.lock);
     bool had = reserve.n_bytes != 0;
-    bool has = had || reserve_fill(n);
+    bool has = had || (reserve.block = mem_try(n)) != NULL;
     if (!had && has)
         reserve.n_bytes = n;
     pthread_mutex_unlock(&reserve.lock);
@@ -186,7 +177,8 @@ int mem_check(struct err *err)
     if (!mem_is_short())
         return 0;
     pthread_mutex_lock(&reserve.lock);
-    bool again = reserve.block != NULL || reserve_fill(reserve.n_bytes);
+    bool again = reserve.block != NULL ||
+                 (reserve.block = mem_try(reserve.n_bytes)) != NULL;
     atomic_store(&reserve.is_spent, !again);
     pthread_mutex_unlock(&reserve.lock);
     return again ? 0 : err_set(err, -ENOMEM, "memory is short; try again later");

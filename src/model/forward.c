@@ -189,10 +189,18 @@ int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int 
     return round_kv(m, s, lw, kv, kv_rows);
 }
 
+/* Returns the rotation of layer l, which holds the rows' positions. */
+static const struct rope *rope_of_rows(const struct model *m, int l, const struct ragged *r)
+{
+    for (int i = 0; m->rope_blocks != NULL && i < r->n_rows; i++)
+        model_rope_reach(m, r->pos[i]);
+    return model_rope(m, l);
+}
+
 int model_kv_fill(const struct model *m, struct stream *s, int l, const struct kv_layer *kv,
                   struct mat kv_rows, const struct ragged *r)
 {
-    return m->dev->ops->kv_fill(s, kv, kv_rows, model_rope(m, l), r);
+    return m->dev->ops->kv_fill(s, kv, kv_rows, rope_of_rows(m, l, r), r);
 }
 
 int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct mat kv_rows)
@@ -203,6 +211,8 @@ int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct m
 int model_kv_load(const struct model *m, struct stream *s, int l, const struct kv_layer *kv,
                   const struct kv_chunks *chunks)
 {
+    for (int i = 0; i < chunks->n; i++)
+        model_rope_reach(m, chunks->pos0 + i * KV_BLOCK_TOKENS);
     return m->dev->ops->kv_load(s, kv, chunks, model_rope(m, l));
 }
 
@@ -396,7 +406,7 @@ static int attend(const struct layer_call *c, const struct activations *a,
     TRY(project_qkv(m, a, s, lw, normed, mat_cols(all, 0, lw->wq.n), c->kv_rows));
     if (lw->q_norm != NULL)
         TRY(norm_heads(m, s, q, lw->q_norm));
-    TRY(op->rope_kv_fill(s, q, c->kv, c->kv_rows, model_rope(m, c->l), c->r));
+    TRY(op->rope_kv_fill(s, q, c->kv, c->kv_rows, rope_of_rows(m, c->l, c->r), c->r));
     TRY(op->attention(s, raw, q, c->kv, c->r, &rule));
     if (cfg->attn_gated)
         TRY(op->act_mul(s, att, mat_cols(all, width, 2 * width), ACTIVATION_SIGMOID));

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,29 +63,10 @@ void model_rope_rows(const struct model_config *c, enum rope_kind kind, const in
     }
 }
 
-/* Fills cos and sin of one kind by position, then by blocks of positions (ops.h), in one piece of
- * host memory. */
-static void fill_rope(const struct model_config *c, enum rope_kind kind, int n_pos,
-                      float *all)
-{
-    int half = c->d_rope / 2;
-    size_t n = (size_t)n_pos * (size_t)half;
-    float *cos_t = all, *sin_t = all + n;
-    for (int i = 0; i < half; i++) {
-        double freq = frequency(c, kind, i), m = magnitude(c, kind);
-        for (int p = 0; p < n_pos; p++) {
-            cos_t[(size_t)p * (size_t)half + (size_t)i] = (float)(m * cos(p * freq));
-            sin_t[(size_t)p * (size_t)half + (size_t)i] = (float)(m * sin(p * freq));
-        }
-    }
-    struct rope r = {.cos = cos_t, .sin = sin_t, .max_pos = n_pos, .d_rot = c->d_rope};
-    rope_block_make(&r, sin_t + n, sin_t + n + rope_block_floats(n_pos, c->d_rope));
-}
-
 /* Returns the number of positions in the tables: whole blocks, as kv_load requires. */
 static int rope_positions(const struct model *m)
 {
-    return (int)round_up((uint64_t)m->max_ctx, KV_BLOCK_TOKENS);
+    return (int)round_up((uint64_t)MAX(m->max_ctx, ROPE_LEAST_POSITIONS), KV_BLOCK_TOKENS);
 }
 
 /* Returns how many floats one kind's tables have on a stage, by position and by blocks of
@@ -92,9 +74,54 @@ static int rope_positions(const struct model *m)
 static size_t rope_floats(const struct model *m)
 {
     int n_pos = rope_positions(m), half = m->cfg.d_rope / 2;
-    return m->cfg.position != POSITION_ROPE ? 0
-                                            : 2 * ((size_t)n_pos * (size_t)half +
-                                                   rope_block_floats(n_pos, m->cfg.d_rope));
+    return m->cfg.position != POSITION_ROPE ? 0 : 4 * (size_t)n_pos * (size_t)half;
+}
+
+/* Fills block b of one kind's tables, in `all`: cos and sin [n_pos][half] by position, then both by
+ * blocks of positions (ops.h). */
+static void fill_rope(const struct model_config *c, enum rope_kind kind, int n_pos, int b,
+                      float *all)
+{
+    int half = c->d_rope / 2;
+    size_t n = (size_t)n_pos * (size_t)half;
+    float *rows = all + (size_t)b * KV_BLOCK_TOKENS * (size_t)half, *block = rows + 2 * n;
+    for (int i = 0; i < half; i++) {
+        double freq = frequency(c, kind, i), m = magnitude(c, kind);
+        for (int p = 0; p < KV_BLOCK_TOKENS; p++) {
+            double angle = (b * KV_BLOCK_TOKENS + p) * freq;
+            float *row = rows + p * half + i, *at = block + i * KV_BLOCK_TOKENS + p;
+            row[0] = at[0] = (float)(m * cos(angle));
+            row[n] = at[n] = (float)(m * sin(angle));
+        }
+    }
+}
+
+/* States of a block of positions in tables that are filled as positions are used. */
+enum { BLOCK_EMPTY, BLOCK_CLAIMED, BLOCK_FILLED };
+
+bool model_rope_has(const struct model *m, int64_t pos)
+{
+    return m->rope_blocks == NULL ||
+           atomic_load_explicit(&m->rope_blocks[pos / KV_BLOCK_TOKENS],
+                                memory_order_acquire) == BLOCK_FILLED;
+}
+
+void model_rope_reach(const struct model *m, int64_t pos)
+{
+    if (model_rope_has(m, pos))
+        return;
+    _Atomic uint8_t *is = &m->rope_blocks[pos / KV_BLOCK_TOKENS];
+    uint8_t was = BLOCK_EMPTY;
+    if (!atomic_compare_exchange_strong(is, &was, BLOCK_CLAIMED)) {
+        while (!model_rope_has(m, pos))
+            sched_yield();
+        return;
+    }
+    float *all = m->rope_mem[0].ptr;
+    for (int kind = 0; kind < n_ropes(&m->cfg); kind++)
+        fill_rope(&m->cfg, kind, rope_positions(m), (int)(pos / KV_BLOCK_TOKENS),
+                  all + (size_t)kind * rope_floats(m));
+    atomic_store_explicit(is, BLOCK_FILLED, memory_order_release);
 }
 
 size_t model_rope_bytes(const struct model *m)
@@ -127,18 +154,27 @@ int model_make_rope(struct model *m, struct stream *s, struct err *err)
     if (c->position != POSITION_ROPE)
         return 0;
     size_t n = (size_t)n_pos * (size_t)(c->d_rope / 2);
-    size_t n_block = rope_block_floats(n_pos, c->d_rope);
     size_t n_all = rope_floats(m), bytes = model_rope_bytes(m);
     int rc = check_rope_room(m, bytes, err);
     if (rc != 0)
         return rc;
-    rc = stages_alloc(m->dev, bytes, m->rope_mem, err);
+    bool in_place = m->dev->unified;
+    bool later = in_place && m->dev->n_stages * m->dev->n_ranks == 1;
+    /* Ordinary pages, since a huge one would hold thousands of positions. */
+    if (later)
+        m->rope_mem[0] = (struct buf){mem_map_sparse(bytes), bytes, MEM_DEVICE};
+    rc = !later ? stages_alloc(m->dev, bytes, m->rope_mem, err)
+         : m->rope_mem[0].ptr != NULL
+             ? 0
+             : err_set(err, -ENOMEM, "no memory for %zu bytes", bytes);
     if (rc != 0)
         return err_wrap(err, "rotation tables for %d positions", n_pos);
-    bool in_place = m->dev->unified;
     float *made = in_place ? m->rope_mem[0].ptr : xmalloc(bytes);
-    for (int kind = 0; kind < n_ropes(c); kind++)
-        fill_rope(c, kind, n_pos, made + (size_t)kind * n_all);
+    if (later)
+        m->rope_blocks = xcalloc((size_t)(n_pos / KV_BLOCK_TOKENS), sizeof *m->rope_blocks);
+    for (int kind = 0; kind < n_ropes(c) && !later; kind++)
+        for (int b = 0; b < n_pos / KV_BLOCK_TOKENS; b++)
+            fill_rope(c, kind, n_pos, b, made + (size_t)kind * n_all);
     for (int k = 0; k < m->dev->n_stages; k++) {
         if (rc == 0 && made != m->rope_mem[k].ptr)
             rc = stream_copy(s, m->rope_mem[k].ptr, made, bytes);
@@ -148,7 +184,7 @@ int model_make_rope(struct model *m, struct stream *s, struct err *err)
             m->rope[kind][k] = (struct rope){.cos = at,
                                              .sin = at + n,
                                              .cos_t = at + 2 * n,
-                                             .sin_t = at + 2 * n + n_block,
+                                             .sin_t = at + 3 * n,
                                              .max_pos = n_pos,
                                              .d_rot = c->d_rope};
         }
@@ -642,6 +678,7 @@ void model_close(struct model *m)
         return;
     weights_unload(&m->w, m->dev);
     stages_free(m->dev, m->rope_mem);
+    free(m->rope_blocks);
     free(m->source);
     free(m);
 }

@@ -8,12 +8,14 @@
  * Between layers the residual stream has the *state dtype*, so a saved hidden state is exactly the
  * layer's input.  The hidden state of layer l is its input.
  *
- * A model is immutable after model_open and may be shared by threads.  A model_work (activations)
+ * A model is immutable after model_open, but for rotations of positions that were not used before,
+ * and may be shared by threads.  A model_work (activations)
  * and a stream belong to one thread at a time. */
 #ifndef MODEL_MODEL_H
 #define MODEL_MODEL_H
 
 #include <errno.h>
+#include <stdatomic.h>
 
 #include "base/err.h"
 #include "base/hash.h"
@@ -41,6 +43,9 @@ typedef int model_probe_ids(const char *source, const char *text, size_t n_text,
  * models both are the same tables. */
 enum rope_kind { ROPE_GLOBAL, ROPE_LOCAL, N_ROPES };
 
+/* Positions that the tables have for any maximum context: the fingerprint's probe uses them. */
+enum { ROPE_LEAST_POSITIONS = 2048 };
+
 struct model {
     struct model_config cfg;
     struct device *dev;
@@ -59,6 +64,9 @@ struct model {
     enum dtype packed_held; /* type of the packed file's matrices */
     bool any_context; /* the weights are random, so positions may exceed cfg.max_ctx */
     struct buf rope_mem[MAX_STAGES];
+    /* Tables that are filled as positions are used: which blocks of 64 positions they hold.  NULL:
+     * all. */
+    _Atomic uint8_t *rope_blocks;
 };
 
 /* Memory that a model takes on each rank of each stage, in at most n_parts allocations. */
@@ -115,7 +123,11 @@ const char *model_format(const struct model *m);
 void model_rope_rows(const struct model_config *c, enum rope_kind kind, const int32_t *pos,
                      int n, float *cos_out, float *sin_out);
 
-/* Returns the bytes of the rotation tables on one stage. */
+/* Makes the tables hold a position and its block. Any thread may call it. */
+void model_rope_reach(const struct model *m, int64_t pos);
+bool model_rope_has(const struct model *m, int64_t pos);
+
+/* Returns the bytes of the rotation tables on one stage, when they are full. */
 size_t model_rope_bytes(const struct model *m);
 
 static inline int model_kv_dim(const struct model *m)

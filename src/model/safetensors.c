@@ -13,7 +13,6 @@
 
 /* Largest header that the reference implementation accepts, in bytes. */
 #define HEADER_MAX_BYTES 100000000u
-#define DATA_ALIGN       64u
 
 static const struct {
     const char *name;
@@ -286,49 +285,6 @@ const struct safetensors_tensor *safetensors_find(const struct safetensors *s,
     return s->n_tensors == 0
                ? NULL
                : bsearch(&key, s->tensors, s->n_tensors, sizeof *s->tensors, by_name);
-}
-
-/* --- writing ------------------------------------------------------------------------ */
-
-void safetensors_write_header(struct safetensors_tensor *t, size_t n, uint8_t **out,
-                              size_t *n_out)
-{
-    struct json *root = json_new_object();
-    struct json *meta = json_new_object();
-    json_put_string(meta, "format", "pt"); /* other readers require this field */
-    json_put(root, "__metadata__", meta);
-    uint64_t at = 0;
-    for (size_t i = 0; i < n; i++) {
-        struct json *v = json_new_object(), *shape = json_new_array(),
-                    *pair = json_new_array();
-        uint64_t bytes = 0;
-        CHECK(json_member(root, t[i].name) == NULL && tensor_bytes(&t[i], &bytes));
-        json_put_string(v, "dtype", safetensors_dtype_name(t[i].dtype));
-        for (int k = 0; k < t[i].n_dims; k++)
-            json_push_int(shape, (int64_t)t[i].shape[k]);
-        json_put(v, "shape", shape);
-        json_push_int(pair, (int64_t)at);
-        json_push_int(pair, (int64_t)(at + bytes));
-        json_put(v, "data_offsets", pair);
-        json_put(root, t[i].name, v);
-        t[i].begin = at;
-        t[i].end = at += bytes;
-    }
-    char *text = json_text(root, 0);
-    json_free(root);
-
-    size_t len = strlen(text), total = round_up(8 + len, DATA_ALIGN);
-    uint8_t *p = xmalloc(total);
-    put_u64(p, total - 8);
-    memcpy(p + 8, text, len);
-    memset(p + 8 + len, ' ', total - 8 - len);
-    free(text);
-    for (size_t i = 0; i < n; i++) {
-        t[i].begin += total;
-        t[i].end += total;
-    }
-    *out = p;
-    *n_out = total;
 }
 
 /* --- the index of several files ----------------------------------------------------- */

@@ -75,13 +75,6 @@ const struct safetensors_tensor *safetensors_find(const struct safetensors *s,
 int safetensors_header_end(const void *bytes, size_t n, uint64_t file_bytes,
                            const char *file, uint64_t *end, struct err *err);
 
-/* Writes the first bytes of a new file that holds these tensors in this order. It reads each
- * tensor's name, dtype, n_dims and shape, and sets its begin and end. The header is padded so that
- * the data begins at a multiple of 64. The caller frees *out and then writes the tensors one after
- * another. Names must differ and sizes must fit; a violation is a bug and ends the program. */
-void safetensors_write_header(struct safetensors_tensor *t, size_t n, uint8_t **out,
-                              size_t *n_out);
-
 /* --- several files: model.safetensors.index.json ------------------------------------ */
 
 struct safetensors_index_entry {

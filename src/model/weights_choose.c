@@ -156,6 +156,7 @@ static int run(const struct run *r, enum weights_held held, float *logits, struc
     buf_free(r->dev, &kv);
     model_work_destroy(work);
     stages_free(r->dev, p.m.rope_mem);
+    free(p.m.rope_blocks);
     weights_unload(&p.m.w, r->dev);
     return rc;
 }

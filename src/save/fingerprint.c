@@ -19,20 +19,20 @@
 enum { N_NEAR = 70, N_FAR = 6, FAR = 1984, N_BLOCKS = 3 };
 _Static_assert(N_NEAR + N_FAR == FINGERPRINT_PROBE_ROWS, "the probe's rows");
 _Static_assert(N_NEAR > KV_BLOCK_TOKENS, "the repeated block is full");
+_Static_assert(FAR + N_FAR <= ROPE_LEAST_POSITIONS,
+               "rotation tables have the far positions");
 
 /* Rows of the rotation tables that are hashed: around each power of two up to 2^20. */
 enum { MIN_SAMPLE = 64, MAX_SAMPLE = 1 << 20 };
 
 struct probe {
     const struct model *m;
-    struct model view; /* copy of m with rotation tables that reach the far positions */
     struct model_work *w;
     struct stream *s;
     struct sha256_ctx *h;
     struct buf mem[MAX_STAGES];
     struct readback rb;
     int n_near, n_far, far;
-    float *tables; /* host memory of tables made for the probe, or NULL */
 };
 
 /* --- positions and memory --------------------------------------------------------------------- */
@@ -55,23 +55,6 @@ static void choose_positions(struct probe *p)
         p->n_far = 0;
 }
 
-static bool needs_tables(const struct model *m)
-{
-    return m->cfg.position == POSITION_ROPE && m->max_ctx < n_positions(m);
-}
-
-/* Returns the number of different rotations. */
-static int n_kinds(const struct model *m)
-{
-    return m->cfg.rope_local_theta > 0 ? N_ROPES : 1;
-}
-
-/* Returns the size of cos and sin of one kind for all positions of the probe. */
-static size_t table_floats(const struct model *m)
-{
-    return needs_tables(m) ? (size_t)n_positions(m) * (size_t)m->cfg.d_rope : 0;
-}
-
 /* Returns the bytes of the blocks of one layer, or of its two states. */
 static size_t blocks_bytes(const struct model *m)
 {
@@ -84,12 +67,10 @@ static size_t rows_bytes(const struct model *m)
     return FINGERPRINT_PROBE_ROWS * (model_hidden_bytes(m) + model_kv_bytes(m));
 }
 
-/* Returns the bytes of memory that the probe takes on a stage: blocks, then rows, then rotation
- * tables. */
+/* Returns the bytes of memory that the probe takes on a stage: blocks, then rows. */
 size_t fingerprint_device_bytes(const struct model *m)
 {
-    return blocks_bytes(m) + rows_bytes(m) +
-           (size_t)n_kinds(m) * table_floats(m) * sizeof(float);
+    return blocks_bytes(m) + rows_bytes(m);
 }
 
 /* Returns the residual stream of a stage; the projected rows follow it. */
@@ -97,37 +78,6 @@ static struct mat stream_rows(const struct probe *p, int stage)
 {
     uint8_t *at = (uint8_t *)p->mem[stage].ptr + blocks_bytes(p->m);
     return mat_of(at, p->m->dtype, p->n_near + p->n_far, p->m->cfg.n_embd);
-}
-
-/* Makes rotation tables for the far positions if the context is too short to have them. */
-static int extend_tables(struct probe *p)
-{
-    const struct model *m = p->m;
-    size_t n = table_floats(m), offset = blocks_bytes(m) + rows_bytes(m);
-    int n_pos = n_positions(m), rc = 0;
-    for (int kind = 0; kind < N_ROPES; kind++)
-        for (int k = 0; k < m->dev->n_stages; k++)
-            if (p->view.rope[kind][k].max_pos < n_pos)
-                p->view.rope[kind][k] = (struct rope){.max_pos = n_pos};
-    if (n == 0)
-        return 0;
-    p->tables = xmalloc((size_t)n_kinds(m) * n * sizeof(float));
-    int32_t *pos = xmalloc((size_t)n_pos * sizeof *pos);
-    for (int i = 0; i < n_pos; i++)
-        pos[i] = i;
-    for (int kind = 0; kind < N_ROPES && rc == 0; kind++) {
-        size_t first = kind < n_kinds(m) ? (size_t)kind * n : 0;
-        float *made = p->tables + first;
-        model_rope_rows(&m->cfg, kind, pos, n_pos, made, made + n / 2);
-        for (int k = 0; k < m->dev->n_stages && rc == 0; k++) {
-            float *at = (float *)(void *)((uint8_t *)p->mem[k].ptr + offset) + first;
-            rc = stream_copy(p->s, at, made, n * sizeof(float));
-            p->view.rope[kind][k] = (struct rope){
-                .cos = at, .sin = at + n / 2, .max_pos = n_pos, .d_rot = m->cfg.d_rope};
-        }
-    }
-    free(pos);
-    return rc;
 }
 
 /* --- adding to the hash ----------------------------------------------------------------------- */
@@ -161,13 +111,13 @@ static int add_mat(struct probe *p, const char *tag, struct mat a)
     return add_memory(p, tag, a.data, (size_t)(a.rows * a.cols) * dtype_bytes(a.dtype));
 }
 
-/* Adds a row of the rotation tables: the model's own, or the row that a longer context would
- * have. */
+/* Adds a row of the rotation tables: the model's own, or the row that they would have if they were
+ * longer or its position had been used. */
 static int add_rotation(struct probe *p, enum rope_kind kind, int32_t pos)
 {
     const struct rope *r = &p->m->rope[kind][0];
     size_t half = (size_t)p->m->cfg.d_rope / 2, bytes = half * sizeof(float);
-    if (pos < r->max_pos) {
+    if (pos < r->max_pos && model_rope_has(p->m, pos)) {
         int rc = add_memory(p, "cos", r->cos + (size_t)pos * half, bytes);
         return rc == 0 ? add_memory(p, "sin", r->sin + (size_t)pos * half, bytes) : rc;
     }
@@ -181,10 +131,10 @@ static int add_rotation(struct probe *p, enum rope_kind kind, int32_t pos)
 
 static int add_rotations(struct probe *p)
 {
-    int rc = 0;
+    int rc = 0, n_kinds = p->m->cfg.rope_local_theta > 0 ? N_ROPES : 1;
     if (p->m->cfg.position != POSITION_ROPE)
         return 0;
-    for (int kind = 0; kind < n_kinds(p->m); kind++)
+    for (int kind = 0; kind < n_kinds; kind++)
         for (int32_t n = MIN_SAMPLE; rc == 0 && n <= MAX_SAMPLE; n *= 2) {
             rc = add_rotation(p, kind, n - 1);
             if (rc == 0)
@@ -237,7 +187,7 @@ static int tap_kv(void *arg, int l, struct mat hidden, struct mat kv_rows)
  * in the residual stream, except that layer 0 embeds ids first. */
 static int add_layer(struct probe *p, int l, const int32_t *ids, const struct ragged *r)
 {
-    const struct model *m = &p->view;
+    const struct model *m = p->m;
     int stage = model_stage(m, l);
     struct kv_layer *kv = xcalloc((size_t)l + 1, sizeof *kv);
     kv[l] = model_cache(m, l, p->mem[stage].ptr);
@@ -296,7 +246,7 @@ static int add_projection(struct probe *p, int before)
 
 static int run_probe(struct probe *p)
 {
-    const struct model *m = &p->view;
+    const struct model *m = p->m;
     int n = p->n_near + p->n_far, before = 0;
     int32_t ids[FINGERPRINT_PROBE_ROWS], pos[FINGERPRINT_PROBE_ROWS];
     int32_t near[2] = {0, 1}, far[FAR / KV_BLOCK_TOKENS + 1] = {0};
@@ -371,7 +321,7 @@ int fingerprint_make(const struct model *m, struct model_work *w, struct stream 
                      struct sha256 *out, struct err *err)
 {
     CHECK(model_work_rows(w) >= FINGERPRINT_PROBE_ROWS);
-    struct probe p = {.m = m, .view = *m, .w = w, .s = s, .h = sha256_begin()};
+    struct probe p = {.m = m, .w = w, .s = s, .h = sha256_begin()};
     choose_positions(&p);
     add_declared(m, p.h);
     int rc = stages_alloc(m->dev, fingerprint_device_bytes(m), p.mem, err);
@@ -379,16 +329,10 @@ int fingerprint_make(const struct model *m, struct model_work *w, struct stream 
         rc = readback_init(m->dev, rows_bytes(m), &p.rb, err);
     bool has_memory = rc == 0;
     if (rc == 0)
-        rc = extend_tables(&p);
-    if (rc == 0)
         rc = add_rotations(&p);
     if (rc == 0)
         rc = run_probe(&p);
     *out = sha256_end(p.h);
-    /* The tables may still be on their way up. */
-    if (p.tables != NULL)
-        (void)stream_sync(s);
-    free(p.tables);
     readback_deinit(&p.rb);
     stages_free(m->dev, p.mem);
     if (rc == 0)

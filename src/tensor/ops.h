@@ -139,11 +139,6 @@ struct rope {
     int d_rot; /* 0: no rotation */
 };
 
-/* rope_block_floats returns the floats in each of cos_t and sin_t; rope_block_make fills them from
- * cos and sin (zero beyond max_pos). */
-size_t rope_block_floats(int64_t max_pos, int d_rot);
-void rope_block_make(const struct rope *r, float *cos_t, float *sin_t);
-
 /* Whole chunks of one sequence, as kv_load takes them: chunk i lies at first + i * stride, has
  * positions [pos0 + 64 i, pos0 + 64 (i + 1)) and goes to block blocks[i]. */
 struct kv_chunks {

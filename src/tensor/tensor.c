@@ -219,28 +219,6 @@ uint64_t ragged_new_id(void)
     return atomic_fetch_add(&last, 1) + 1;
 }
 
-/* --- rotation tables -------------------------------------------------------------------------- */
-
-size_t rope_block_floats(int64_t max_pos, int d_rot)
-{
-    size_t n_blocks = (size_t)(max_pos + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    return n_blocks * (size_t)(d_rot / 2) * KV_BLOCK_TOKENS;
-}
-
-void rope_block_make(const struct rope *r, float *cos_t, float *sin_t)
-{
-    int half = r->d_rot / 2;
-    memset(cos_t, 0, rope_block_floats(r->max_pos, r->d_rot) * sizeof *cos_t);
-    memset(sin_t, 0, rope_block_floats(r->max_pos, r->d_rot) * sizeof *sin_t);
-    for (int64_t p = 0; p < r->max_pos; p++) {
-        int64_t base = p / KV_BLOCK_TOKENS * half * KV_BLOCK_TOKENS + p % KV_BLOCK_TOKENS;
-        for (int i = 0; i < half; i++) {
-            cos_t[base + (int64_t)i * KV_BLOCK_TOKENS] = r->cos[p * half + i];
-            sin_t[base + (int64_t)i * KV_BLOCK_TOKENS] = r->sin[p * half + i];
-        }
-    }
-}
-
 /* --- files ---------------------------------------------------------------------------------- */
 
 int file_reader_open(struct device *d, const struct buf *into, int n_batches,

@@ -1,10 +1,11 @@
 /* bpe.c - see bpe.h. */
 #include "text/bpe.h"
 
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "base/rng.h"
-#include "base/strmap.h"
+#include "base/slots.h"
 #include "base/utf8.h"
 #include "text/bpe_bytes.h"
 
@@ -20,15 +21,12 @@ enum { WHOLE_UNKNOWN, WHOLE_YES, WHOLE_NO };
 struct bpe {
     bool byte_level, fuse_unk, ignore_merges;
     int32_t unk_id;
-    struct strmap by_bytes;
-    char *bytes; /* byte-level vocabulary: memory of the keys of by_bytes */
+    struct slots tokens; /* makeable tokens by the bytes that they spell */
+    const struct tokenizer_text *texts;
     /* byte-level: token of each byte; else: token "<0x..>" of each byte, or -1 */
     int32_t byte_id[256];
 
-    /* Map from (left, right) to rank, with open addressing, at most 2/3 full. */
-    uint64_t *pairs; /* left << 32 | right, or NO_PAIR */
-    uint32_t *ranks;
-    size_t pair_mask;
+    struct slots pairs; /* merges by (left, right) */
     const struct tokenizer_merge *merges;
 
     const float *scores; /* scores that order the merges; NULL: merges go by rank */
@@ -38,7 +36,6 @@ struct bpe {
     _Atomic uint8_t *whole;
 };
 
-#define NO_PAIR UINT64_MAX
 #define NO_RANK UINT32_MAX
 
 /* The character that stands for a space in SentencePiece vocabularies, U+2581. */
@@ -84,35 +81,50 @@ static bool *find_makeable(const struct tokenizer_json *t)
     return ok;
 }
 
-/* Indexes the tokens by their bytes. A token with characters outside the byte alphabet gets no key.
- */
-static void index_bytes(struct bpe *b, const struct tokenizer_json *t, const bool *makeable)
+/* Returns the slot of the token that spells these bytes, or the empty slot where it belongs. */
+static uint32_t *token_slot(const struct bpe *b, const char *s, size_t n, uint64_t hash)
 {
-    size_t total = 0;
-    for (int32_t i = 0; i < t->n_ids; i++)
-        total += t->tokens[i].n;
-    b->bytes = xmalloc(total);
-    char *p = b->bytes;
-    memset(b->byte_id, -1, sizeof b->byte_id);
-    for (int32_t i = 0; i < t->n_ids; i++) {
-        size_t n;
-        if (!makeable[i] || !bpe_bytes_from_text(t->tokens[i].s, t->tokens[i].n, p, &n))
-            continue;
-        strmap_add(&b->by_bytes, p, n, i);
-        if (n == 1)
-            b->byte_id[(uint8_t)*p] = i;
-        p += n;
+    uint32_t *slot = slots_next(&b->tokens, hash, NULL);
+    for (; *slot != 0; slot = slots_next(&b->tokens, hash, slot)) {
+        const struct tokenizer_text *t = &b->texts[slots_index(&b->tokens, *slot)];
+        if (b->byte_level ? bpe_bytes_are(t->s, t->n, s, n)
+                          : t->n == n && memcmp(t->s, s, n) == 0)
+            break;
     }
+    return slot;
 }
 
-static void index_text(struct bpe *b, const struct tokenizer_json *t, const bool *makeable)
+/* Returns the token of these bytes, or -1. */
+static int32_t token_of(const struct bpe *b, const char *s, size_t n)
 {
+    return (int32_t)slots_index(&b->tokens, *token_slot(b, s, n, checksum64(s, n)));
+}
+
+/* Indexes the tokens by their bytes; of equal ones the first is found. A byte-level token with
+ * characters outside the byte alphabet is not found. */
+static void index_tokens(struct bpe *b, const struct tokenizer_json *t,
+                         const bool *makeable)
+{
+    b->texts = t->tokens;
+    slots_init(&b->tokens, (size_t)t->n_ids, (size_t)t->n_ids);
+    memset(b->byte_id, -1, sizeof b->byte_id);
+    for (int32_t i = 0; i < t->n_ids; i++)
+        b->longest = makeable[i] ? MAX(t->tokens[i].n, b->longest) : b->longest;
+    char *spelt = xmalloc(b->longest + 1);
     for (int32_t i = 0; i < t->n_ids; i++) {
-        if (!makeable[i])
+        size_t n = t->tokens[i].n;
+        const char *s = b->byte_level ? spelt : t->tokens[i].s;
+        if (!makeable[i] ||
+            (b->byte_level && !bpe_bytes_from_text(t->tokens[i].s, n, spelt, &n)))
             continue;
-        strmap_add(&b->by_bytes, t->tokens[i].s, t->tokens[i].n, i);
-        b->longest = MAX(t->tokens[i].n, b->longest);
+        uint64_t hash = checksum64(s, n);
+        uint32_t *slot = token_slot(b, s, n, hash);
+        if (*slot == 0)
+            slots_set(&b->tokens, slot, hash, (size_t)i);
+        if (b->byte_level && n == 1)
+            b->byte_id[(uint8_t)*s] = i;
     }
+    free(spelt);
 }
 
 /* Finds the tokens "<0x..>". A vocabulary may lack some of them. */
@@ -143,41 +155,38 @@ static bool has_bytes(const struct bpe *b, const char *s, size_t n)
     return true;
 }
 
-static uint64_t pair_of(int32_t left, int32_t right)
+static uint64_t pair_hash(int32_t left, int32_t right)
 {
-    return (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    return rng_mix((uint64_t)(uint32_t)left << 32 | (uint32_t)right);
 }
 
-static size_t pair_slot(const struct bpe *b, uint64_t pair)
+/* Returns the slot of a pair, or the empty slot where it belongs. */
+static uint32_t *pair_slot(const struct bpe *b, int32_t left, int32_t right)
 {
-    size_t i = rng_mix(pair) & b->pair_mask;
-    while (b->pairs[i] != pair && b->pairs[i] != NO_PAIR)
-        i = (i + 1) & b->pair_mask;
-    return i;
+    uint64_t hash = pair_hash(left, right);
+    uint32_t *slot = slots_next(&b->pairs, hash, NULL);
+    for (; *slot != 0; slot = slots_next(&b->pairs, hash, slot)) {
+        const struct tokenizer_merge *m = &b->merges[slots_index(&b->pairs, *slot)];
+        if (m->left == left && m->right == right)
+            break;
+    }
+    return slot;
 }
 
+/* Returns the rank of a pair, or NO_RANK. */
 static uint32_t rank_of(const struct bpe *b, int32_t left, int32_t right)
 {
-    size_t i = pair_slot(b, pair_of(left, right));
-    return b->pairs[i] == NO_PAIR ? NO_RANK : b->ranks[i];
+    return (uint32_t)slots_index(&b->pairs, *pair_slot(b, left, right));
 }
 
 /* Indexes the merges. A pair that is listed twice gets its last rank, as in the reference. */
 static void index_merges(struct bpe *b, const struct tokenizer_json *t)
 {
-    size_t slots = 16;
-    while (2 * slots < 3 * t->n_merges)
-        slots *= 2;
-    b->pair_mask = slots - 1;
+    slots_init(&b->pairs, t->n_merges, t->n_merges);
     b->merges = t->merges;
-    b->pairs = xmalloc(slots * sizeof *b->pairs);
-    b->ranks = xmalloc(slots * sizeof *b->ranks);
-    memset(b->pairs, 0xFF, slots * sizeof *b->pairs);
     for (size_t r = 0; r < t->n_merges; r++) {
-        uint64_t pair = pair_of(t->merges[r].left, t->merges[r].right);
-        size_t i = pair_slot(b, pair);
-        b->pairs[i] = pair;
-        b->ranks[i] = (uint32_t)r;
+        int32_t left = t->merges[r].left, right = t->merges[r].right;
+        slots_set(&b->pairs, pair_slot(b, left, right), pair_hash(left, right), r);
     }
 }
 
@@ -206,7 +215,7 @@ static bool find_word_cuts(const struct bpe *b, const struct tokenizer_json *t,
 {
     bool drops = b->unk_id < 0 && !bpe_has_all_bytes(b);
     if (b->byte_level || b->ignore_merges || drops ||
-        strmap_find(&b->by_bytes, metaspace, METASPACE_BYTES) < 0)
+        token_of(b, metaspace, METASPACE_BYTES) < 0)
         return false;
     for (size_t r = 0; r < t->n_merges; r++)
         if (crosses_words(&t->tokens[t->merges[r].joined]))
@@ -224,9 +233,8 @@ struct bpe *bpe_create(const struct tokenizer_json *t, bool byte_level)
     b->fuse_unk = t->fuse_unk;
     b->ignore_merges = t->ignore_merges;
     b->unk_id = t->unk_id;
-    strmap_init(&b->by_bytes, (size_t)t->n_ids);
     bool *makeable = find_makeable(t);
-    (byte_level ? index_bytes : index_text)(b, t, makeable);
+    index_tokens(b, t, makeable);
     if (!byte_level)
         find_fallback_bytes(b, t);
     b->scores = t->scores;
@@ -241,10 +249,8 @@ void bpe_destroy(struct bpe *b)
 {
     if (b == NULL)
         return;
-    strmap_deinit(&b->by_bytes);
-    free(b->bytes);
-    free(b->pairs);
-    free(b->ranks);
+    slots_deinit(&b->tokens);
+    slots_deinit(&b->pairs);
     free(b->whole);
     free(b);
 }
@@ -385,7 +391,7 @@ static void split_characters(struct symbols *l, const char *piece, size_t n_piec
     for (size_t i = 0, len; i < n_piece; i += len) {
         uint32_t c;
         len = utf8_decode(piece + i, n_piece - i, &c);
-        int32_t id = strmap_find(&b->by_bytes, piece + i, len);
+        int32_t id = token_of(b, piece + i, len);
         if (id >= 0) {
             settle_unknown(l);
             add_symbol(l, id);
@@ -443,7 +449,7 @@ static int32_t joined_token(const struct bpe *b, const char *piece, const struct
     if (right == NO_SYMBOL)
         return -1;
     size_t n = (size_t)s[at].s.id + (size_t)s[right].s.id;
-    return n <= b->longest ? strmap_find(&b->by_bytes, piece + s[at].begin, n) : -1;
+    return n <= b->longest ? token_of(b, piece + s[at].begin, n) : -1;
 }
 
 static void push_joined(const struct bpe *b, struct bpe_work *w, const char *piece,
@@ -484,7 +490,7 @@ static void merge_runs(const struct bpe *b, struct bpe_work *w, const char *piec
 static void add_run(const struct bpe *b, const char *text, size_t n, struct id_list *out,
                     bool *in_unknown)
 {
-    int32_t id = strmap_find(&b->by_bytes, text, n);
+    int32_t id = token_of(b, text, n);
     bool bytes = id < 0 && has_bytes(b, text, n);
     if (id >= 0)
         id_list_push(out, id);
@@ -548,7 +554,7 @@ static int encode_by_merging(const struct bpe *b, struct bpe_work *w, const char
 static int encode_word(const struct bpe *b, struct bpe_work *w, const char *piece, size_t n,
                        struct id_list *out, struct err *err)
 {
-    int32_t id = strmap_find(&b->by_bytes, piece, n);
+    int32_t id = token_of(b, piece, n);
     uint8_t whole = WHOLE_NO;
     if (id >= 0) {
         whole = b->ignore_merges

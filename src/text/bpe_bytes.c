@@ -1,6 +1,8 @@
 /* bpe_bytes.c - see bpe_bytes.h. */
 #include "text/bpe_bytes.h"
 
+#include <string.h>
+
 #include "base/utf8.h"
 
 static bool stands_for_itself(uint32_t b)
@@ -42,6 +44,19 @@ bool bpe_bytes_from_text(const char *text, size_t n, char *out, size_t *n_out)
     }
     *n_out = len;
     return true;
+}
+
+bool bpe_bytes_are(const char *text, size_t n_text, const char *bytes, size_t n)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < n; i++) {
+        char c[4];
+        size_t k = utf8_encode(char_of((uint8_t)bytes[i]), c);
+        if (n_text - at < k || memcmp(text + at, c, k) != 0)
+            return false;
+        at += k;
+    }
+    return at == n_text;
 }
 
 size_t bpe_bytes_to_text(const char *bytes, size_t n, char *out)

@@ -13,6 +13,9 @@
  * Returns false, with out undefined, if the text has a character outside the alphabet. */
 bool bpe_bytes_from_text(const char *text, size_t n, char *out, size_t *n_out);
 
+/* Returns whether a text in this alphabet spells these bytes. */
+bool bpe_bytes_are(const char *text, size_t n_text, const char *bytes, size_t n);
+
 /* Converts bytes to text in this alphabet; out has room for 2 * n. Returns the text's length. */
 size_t bpe_bytes_to_text(const char *bytes, size_t n, char *out);
 

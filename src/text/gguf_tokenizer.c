@@ -176,7 +176,7 @@ static int add_tokens(struct tokenizer_json *t, const struct gguf *g, struct err
     t->n_ids = (int32_t)v->n;
     t->tokens = xcalloc((size_t)t->n_ids, sizeof *t->tokens);
     t->reserved = xcalloc((size_t)t->n_ids, sizeof *t->reserved);
-    strmap_init(&t->by_text, (size_t)t->n_ids);
+    slots_init(&t->by_text, (size_t)t->n_ids, TOKENIZER_MAX_ID + 1);
     for (int32_t id = 0; gguf_strings_next(&it, &s, &n); id++) {
         int type = gguf_token_type(g, (uint64_t)id);
         if (n > UINT32_MAX / 4 || utf8_check(s, n) != n)
@@ -185,9 +185,11 @@ static int add_tokens(struct tokenizer_json *t, const struct gguf *g, struct err
         if (n == 0)
             continue; /* an unused id */
         t->tokens[id] = tokenizer_json_copy(t, s, n);
-        if (strmap_add(&t->by_text, t->tokens[id].s, n, id) != id && !t->reserved[id])
+        tokenizer_json_index(t, id);
+        int32_t first = tokenizer_json_find(t, s, n);
+        if (first != id && !t->reserved[id])
             return err_set(err, ERR_FORMAT, "'%.60s' is token %d and %d", t->tokens[id].s,
-                           strmap_find(&t->by_text, s, n), id);
+                           first, id);
     }
     return 0;
 }
@@ -207,6 +209,7 @@ static void add_added(struct tokenizer_json *t, const struct gguf *g)
         t->added[t->n_added++] = (struct tokenizer_added){
             .text = t->tokens[id], .id = id, .special = special};
     }
+    t->added = xrealloc(t->added, (t->n_added + 1) * sizeof *t->added);
 }
 
 /* Phi-3's special tokens absorb the white space after them.  GGUF has no field for this, so the

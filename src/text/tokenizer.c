@@ -374,8 +374,8 @@ static int compile(struct tokenizer *t, struct err *err)
     free(written);
     add_configured_template(t);
     tokenizer_measure(t);
-    /* 8 MiB of a vocabulary of 151,000 tokens, of which later calls look few up */
-    strmap_deinit(&j->by_text);
+    /* later calls look few texts up */
+    slots_deinit(&j->by_text);
     return 0;
 }
 
@@ -649,10 +649,11 @@ int32_t tokenizer_special_at(const struct tokenizer *t, const char *text, size_t
 
 const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *n)
 {
-    if (id < 0 || id >= t->j.n_ids || t->bytes.of[id].s == NULL)
+    if (id < 0 || id >= t->j.n_ids)
         return NULL;
-    *n = t->bytes.of[id].n;
-    return t->bytes.of[id].s;
+    struct tokenizer_text text = token_bytes_of(&t->bytes, id);
+    *n = text.n;
+    return text.s;
 }
 
 const char *tokenizer_chat_template(const struct tokenizer *t)

@@ -140,13 +140,15 @@ static const struct decoder_step *find_step(const struct tokenizer_json *t,
     return NULL;
 }
 
-/* Keeps the text of added tokens as it is: they are plain text, not byte-level spelling, whatever
- * their characters. */
-static void keep_added_text(struct tokenizer_text *of, const struct tokenizer_json *t)
+/* Returns for each id its text if it is an added token: plain text, not byte-level spelling.  The
+ * caller frees the array. */
+static const struct tokenizer_text **find_kept(const struct tokenizer_json *t)
 {
+    const struct tokenizer_text **kept = xcalloc((size_t)t->n_ids, sizeof *kept);
     if (find_step(t, DECODER_BYTE_LEVEL) != NULL)
         for (size_t i = 0; i < t->n_added; i++)
-            of[t->added[i].id] = t->added[i].text;
+            kept[t->added[i].id] = &t->added[i].text;
+    return kept;
 }
 
 /* Makes the bytes that each token has as the first of a text. The decoder step Metaspace drops
@@ -173,28 +175,27 @@ int token_bytes_init(struct token_bytes *b, const struct tokenizer_json *t, stru
     int rc = check_steps(t, err);
     if (rc != 0)
         return rc;
-    b->of = xcalloc((size_t)t->n_ids, sizeof *b->of);
-    size_t used = 0, cap = 0;
-    size_t *at = xcalloc((size_t)t->n_ids, sizeof *at);
+    b->at = xcalloc((size_t)t->n_ids + 1, sizeof *b->at);
+    const struct tokenizer_text **kept = find_kept(t);
+    size_t used = 0, cap = 0, n = 0;
     for (int32_t i = 0; i < t->n_ids; i++) {
+        b->at[i] = (uint32_t)used;
         if (t->tokens[i].s == NULL)
             continue;
-        char *s = decode_token(t, i, &b->of[i].n);
-        if (cap - used < b->of[i].n + 1) {
-            cap = 2 * cap + b->of[i].n + 4096;
+        char *s = kept[i] != NULL ? xmemdup(kept[i]->s, n = kept[i]->n)
+                                  : decode_token(t, i, &n);
+        if (cap - used < n + 1) {
+            cap = 2 * cap + n + 4096;
             b->block = xrealloc(b->block, cap);
         }
-        at[i] = used;
-        memcpy(b->block + used, s, b->of[i].n);
-        b->block[used + b->of[i].n] = '\0';
-        used += b->of[i].n + 1;
+        memcpy(b->block + used, s, n);
+        b->block[used + n] = '\0';
+        used += n + 1;
         free(s);
     }
-    for (int32_t i = 0; i < t->n_ids; i++) /* the block does not move any more */
-        if (t->tokens[i].s != NULL)
-            b->of[i].s = b->block + at[i];
-    free(at);
-    keep_added_text(b->of, t);
+    b->at[t->n_ids] = (uint32_t)used;
+    b->block = xrealloc(b->block, used + 1);
+    free(kept);
     make_first(b, t);
     const struct decoder_step *strip = find_step(t, DECODER_STRIP);
     if (strip != NULL) {
@@ -204,12 +205,19 @@ int token_bytes_init(struct token_bytes *b, const struct tokenizer_json *t, stru
     return 0;
 }
 
+struct tokenizer_text token_bytes_of(const struct token_bytes *b, int32_t id)
+{
+    uint32_t at = b->at[id], end = b->at[id + 1];
+    return at == end ? (struct tokenizer_text){0}
+                     : (struct tokenizer_text){.s = b->block + at, .n = end - at - 1};
+}
+
 void token_bytes_deinit(struct token_bytes *b)
 {
     for (int32_t i = 0; i < b->n_first; i++)
         free((char *)(uintptr_t)b->first[i].s);
     free(b->first);
-    free(b->of);
+    free(b->at);
     free(b->block);
     memset(b, 0, sizeof *b);
 }
@@ -287,10 +295,10 @@ static size_t unfinished(const char *s, size_t n)
 static void push_id(struct tokenizer_stream *s, int32_t id)
 {
     const struct token_bytes *b = &s->t->bytes;
-    const struct tokenizer_text *text = b->first != NULL && !s->started ? &b->first[id]
-                                                                        : &b->of[id];
-    const char *p = text->s;
-    size_t n = text->n;
+    struct tokenizer_text text = b->first != NULL && !s->started ? b->first[id]
+                                                                 : token_bytes_of(b, id);
+    const char *p = text.s;
+    size_t n = text.n;
     s->started = true;
     while (s->strip > 0 && n >= b->strip.n && memcmp(p, b->strip.s, b->strip.n) == 0) {
         p += b->strip.n;
@@ -304,7 +312,7 @@ static void push_id(struct tokenizer_stream *s, int32_t id)
 
 static int check_id(const struct tokenizer *t, int32_t id, struct err *err)
 {
-    if (id < 0 || id >= t->j.n_ids || t->bytes.of[id].s == NULL)
+    if (id < 0 || id >= t->j.n_ids || token_bytes_of(&t->bytes, id).s == NULL)
         return err_set(err, ERR_FORMAT, "token id %d is not in the vocabulary", id);
     return 0;
 }

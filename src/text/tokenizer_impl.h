@@ -12,9 +12,9 @@
 /* How ids become bytes, compiled from the decoder steps: the bytes of each token, and the text that
  * is dropped at the beginning. */
 struct token_bytes {
-    /* [n_ids] bytes of each token; s is NULL for an id that has no token */
-    struct tokenizer_text *of;
-    char *block; /* owns the bytes */
+    /* The bytes of token id, with a final zero, are block[at[id]] to block[at[id + 1] - 1]. */
+    char *block;
+    uint32_t *at; /* [n_ids + 1] */
     /* text that is dropped at the beginning, up to strip_max times */
     struct tokenizer_text strip;
     int32_t strip_max;
@@ -62,6 +62,8 @@ void tokenizer_measure(struct tokenizer *t);
 
 int token_bytes_init(struct token_bytes *b, const struct tokenizer_json *t,
                      struct err *err);
+/* Returns a token's bytes; s is NULL for an id that has no token. */
+struct tokenizer_text token_bytes_of(const struct token_bytes *b, int32_t id);
 void token_bytes_deinit(struct token_bytes *b);
 
 /* Replaces every occurrence of the pattern in s. pattern->n > 0. The caller frees the result.  get

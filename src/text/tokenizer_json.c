@@ -2,6 +2,7 @@
  * reads the other steps. */
 #include "text/tokenizer_steps.h"
 
+#include "base/hash.h"
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "base/utf8.h"
@@ -42,15 +43,45 @@ struct tokenizer_text tokenizer_json_copy(struct tokenizer_json *t, const char *
     return (struct tokenizer_text){.s = p, .n = n};
 }
 
+/* Returns the slot of a text, or the empty slot where it belongs. */
+static uint32_t *text_slot(const struct tokenizer_json *t, const char *s, size_t n,
+                           uint64_t hash)
+{
+    uint32_t *slot = slots_next(&t->by_text, hash, NULL);
+    for (; *slot != 0; slot = slots_next(&t->by_text, hash, slot)) {
+        const struct tokenizer_text *x = &t->tokens[slots_index(&t->by_text, *slot)];
+        if (x->n == n && memcmp(x->s, s, n) == 0)
+            break;
+    }
+    return slot;
+}
+
 int32_t tokenizer_json_find(const struct tokenizer_json *t, const char *text, size_t n)
 {
-    if (t->by_text.slots != NULL)
-        return strmap_find(&t->by_text, text, n);
+    if (t->by_text.at != NULL)
+        return (int32_t)slots_index(&t->by_text,
+                                    *text_slot(t, text, n, checksum64(text, n)));
     for (int32_t i = 0; i < t->n_ids; i++)
         if (t->tokens[i].n == n && t->tokens[i].s != NULL &&
             memcmp(t->tokens[i].s, text, n) == 0)
             return i;
     return -1;
+}
+
+void tokenizer_json_index(struct tokenizer_json *t, int32_t id)
+{
+    if (t->by_text.count == t->by_text.max) { /* twice the room, and all texts again */
+        size_t max = 2 * t->by_text.max + 64;
+        slots_deinit(&t->by_text);
+        slots_init(&t->by_text, max, TOKENIZER_MAX_ID + 1);
+        for (int32_t i = 0; i < t->n_ids; i++)
+            if (t->tokens[i].s != NULL && i != id)
+                tokenizer_json_index(t, i);
+    }
+    uint64_t hash = checksum64(t->tokens[id].s, t->tokens[id].n);
+    uint32_t *slot = text_slot(t, t->tokens[id].s, t->tokens[id].n, hash);
+    if (*slot == 0)
+        slots_set(&t->by_text, slot, hash, (size_t)id);
 }
 
 void tokenizer_json_deinit(struct tokenizer_json *t)
@@ -63,7 +94,7 @@ void tokenizer_json_deinit(struct tokenizer_json *t)
     free(t->added);
     free(t->scores);
     free(t->reserved);
-    strmap_deinit(&t->by_text);
+    slots_deinit(&t->by_text);
     memset(t, 0, sizeof *t);
 }
 
@@ -95,7 +126,7 @@ static int find_n_ids(struct tokenizer_json *t, const struct json *vocab,
         return err_set(err, ERR_FORMAT, "the vocabulary is empty");
     t->n_ids = (int32_t)max + 1;
     t->tokens = xcalloc((size_t)t->n_ids, sizeof *t->tokens);
-    strmap_init(&t->by_text, json_count(vocab) + json_count(added));
+    slots_init(&t->by_text, json_count(vocab) + json_count(added), TOKENIZER_MAX_ID + 1);
     return 0;
 }
 
@@ -106,7 +137,7 @@ static int add_token(struct tokenizer_json *t, const char *s, size_t n, int32_t 
         return err_set(err, ERR_FORMAT, "id %d belongs to two tokens, '%s' and '%s'", id,
                        t->tokens[id].s, s);
     t->tokens[id] = tokenizer_json_copy(t, s, n);
-    strmap_add(&t->by_text, t->tokens[id].s, n, id);
+    tokenizer_json_index(t, id);
     return 0;
 }
 
@@ -132,9 +163,9 @@ static int add_merge(struct tokenizer_json *t, const char *a, size_t na, const c
     memcpy(joined, a, na);
     memcpy(joined + na, b, nb);
     struct tokenizer_merge m = {
-        .left = strmap_find(&t->by_text, a, na),
-        .right = strmap_find(&t->by_text, b, nb),
-        .joined = strmap_find(&t->by_text, joined, na + nb),
+        .left = tokenizer_json_find(t, a, na),
+        .right = tokenizer_json_find(t, b, nb),
+        .joined = tokenizer_json_find(t, joined, na + nb),
     };
     int rc = 0;
     if (m.left < 0)
@@ -215,7 +246,7 @@ static int read_added_token(struct tokenizer_json *t, const struct json *v, stru
         return err_set(err, ERR_UNSUPPORTED, "'single_word' is not supported");
     a->id = (int32_t)id;
     const size_t n = strlen(text);
-    int32_t known = strmap_find(&t->by_text, text, n);
+    int32_t known = tokenizer_json_find(t, text, n);
     if (known >= 0 && known != a->id)
         return err_set(err, ERR_FORMAT, "'%s' has id %d here and %d in the vocabulary",
                        text, a->id, known);
@@ -270,7 +301,6 @@ int tokenizer_json_add(struct tokenizer_json *t, const struct tokenizer_added *a
                            a->text.s, a->id, t->n_ids);
         if (a->id == t->n_ids)
             grow_ids(t);
-        strmap_reserve(&t->by_text, t->by_text.count + 1);
         int rc = add_token(t, a->text.s, a->text.n, id = a->id, err);
         if (rc != 0)
             return rc;

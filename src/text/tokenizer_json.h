@@ -19,7 +19,7 @@
 #define TEXT_TOKENIZER_JSON_H
 
 #include "base/err.h"
-#include "base/strmap.h"
+#include "base/slots.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -125,7 +125,7 @@ struct tokenizer_json {
     /* Vocabulary: the model's tokens and the added tokens. */
     int32_t n_ids;
     struct tokenizer_text *tokens; /* [n_ids] texts of the tokens */
-    struct strmap by_text;
+    struct slots by_text; /* ids by their texts; without a map, texts are searched */
     size_t n_merges;
     struct tokenizer_merge *merges; /* [n_merges], the best rank first */
     bool byte_fallback, fuse_unk, ignore_merges;
@@ -184,7 +184,8 @@ void tokenizer_json_deinit(struct tokenizer_json *t);
 const char *token_end_at(int i);
 bool token_ends_turn(const char *text, size_t n);
 
-/* Returns the id of a token's text, or -1 if there is no such token. */
+/* Returns the id of a token's text, or -1 if there is no such token. Of equal texts the first is
+ * found. */
 int32_t tokenizer_json_find(const struct tokenizer_json *t, const char *text, size_t n);
 
 #endif

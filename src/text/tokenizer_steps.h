@@ -14,6 +14,9 @@ int tokenizer_json_read_steps(struct tokenizer_json *t, const struct json *root,
 struct tokenizer_text tokenizer_json_copy(struct tokenizer_json *t, const char *s,
                                           size_t n);
 
+/* Makes the token findable by its text. Of equal texts the first is found. */
+void tokenizer_json_index(struct tokenizer_json *t, int32_t id);
+
 /* Adds "a b" as the next merge in order of rank; t->merges must have room for it. */
 int tokenizer_json_add_merge(struct tokenizer_json *t, const char *line, size_t n,
                              struct err *err);

@@ -179,12 +179,21 @@ def test_kept():
         s.stop()
 
 
+def test_idle():
+    """Thread-local memory, the reserve, and rotations of positions that no row has used take no pages."""
+    s = Server("synth:tiny-gqa", "--max-context", "131072")
+    used = memory(s, "RssAnon") / MIB
+    check(f"an idle server of a tiny model takes at most 9 MiB: {used:.1f}", used <= 9)
+    s.stop()
+
+
 tmp = tempfile.mkdtemp(prefix="hcache-memory.")
 try:
     folder = shutil.copytree("models/demo", os.path.join(tmp, "m"))
     if SANITIZED:
         skip("a server with bounded address space", "sanitizers reserve terabytes of it")
     else:
+        test_idle()
         test_limited(folder)
     test_fitting(folder)
     test_logprobs()

@@ -297,33 +297,39 @@ static void test_rotations_of_every_kind(void **state)
     expect_rows(&c, pos, 4, cos_rows, sin_rows);
 }
 
+/* Checks the rows of block b, and that the block's own table has the same values. */
+static void expect_block(const struct model *m, const struct rope *r, int b)
+{
+    int half = m->cfg.d_rope / 2, first = b * KV_BLOCK_TOKENS, at = first * half;
+    int32_t pos[KV_BLOCK_TOKENS];
+    for (int i = 0; i < KV_BLOCK_TOKENS; i++)
+        pos[i] = first + i;
+    expect_rows(&m->cfg, pos, KV_BLOCK_TOKENS, r->cos + at, r->sin + at);
+    for (int p = 0; p < KV_BLOCK_TOKENS; p++)
+        for (int i = 0; i < half; i++) {
+            int row = at + p * half + i, column = at + i * KV_BLOCK_TOKENS + p;
+            assert_true(r->cos_t[column] == r->cos[row] && r->sin_t[column] == r->sin[row]);
+        }
+}
+
 /* Tables have whole blocks of positions, one copy per stage. */
 static void test_rotation_tables_of_stages(void **state)
 {
     (void)state;
     for (int n_stages = 1; n_stages <= 2; n_stages++) {
         struct device *d = open_device(1, n_stages);
-        struct model *m = open_on(d, "synth:tiny-mha", OPTS(.max_ctx = 65));
-        int half = m->cfg.d_rope / 2;
-        int32_t pos[128];
-        for (int i = 0; i < 128; i++)
-            pos[i] = i;
-        size_t floats = 128 * (size_t)half;
-        size_t block = rope_block_floats(128, m->cfg.d_rope);
-        assert_int_equal(model_rope_bytes(m), 2 * (floats + block) * sizeof(float));
+        struct model *m = open_on(d, "synth:tiny-mha", OPTS(.max_ctx = 2049));
+        assert_int_equal(model_rope_bytes(m),
+                         2112 * 2 * (size_t)m->cfg.d_rope * sizeof(float));
         for (int k = 0; k < n_stages; k++) {
             const struct rope *r = &m->rope[ROPE_GLOBAL][k];
-            assert_int_equal(r->max_pos, 128);
+            assert_int_equal(r->max_pos, 2112);
             assert_int_equal(r->d_rot, m->cfg.d_rope);
             assert_int_equal(m->rope_mem[k].bytes, model_rope_bytes(m));
-            expect_rows(&m->cfg, pos, 128, r->cos, r->sin);
-            float *cos_t = calloc(block, sizeof *cos_t),
-                  *sin_t = calloc(block, sizeof *sin_t);
-            rope_block_make(r, cos_t, sin_t);
-            assert_memory_equal(cos_t, r->cos_t, block * sizeof *cos_t);
-            assert_memory_equal(sin_t, r->sin_t, block * sizeof *sin_t);
-            free(cos_t);
-            free(sin_t);
+            for (int b = 0; b < 33; b++) {
+                model_rope_reach(m, b * KV_BLOCK_TOKENS);
+                expect_block(m, r, b);
+            }
         }
         model_close(m);
         device_close(d);
@@ -334,6 +340,25 @@ static void test_rotation_tables_of_stages(void **state)
     assert_null(m->rope_mem[0].ptr);
     assert_int_equal(m->rope[ROPE_GLOBAL][0].max_pos % KV_BLOCK_TOKENS, 0);
     assert_true(m->rope[ROPE_GLOBAL][0].max_pos >= m->max_ctx);
+    model_close(m);
+    device_close(d);
+}
+
+/* A position that no row has used takes no memory: a context of 128k tokens would take 256 MiB. */
+static void test_rotations_of_used_positions_alone(void **state)
+{
+    (void)state;
+    struct device *d = open_device(1, 1);
+    struct model *m = open_on(d, "synth:tiny-mha", OPTS(.max_ctx = 8192));
+    const struct rope *r = &m->rope[ROPE_GLOBAL][0];
+    size_t n = (size_t)8192 * (size_t)m->cfg.d_rope / 2;
+    model_rope_reach(m, 5000);
+    model_rope_reach(m, 5001);
+    expect_block(m, r, 78);
+    size_t made = 0;
+    for (size_t i = 0; i < n; i++)
+        made += r->cos[i] != 0;
+    assert_in_range(made, 1, (size_t)KV_BLOCK_TOKENS * (size_t)m->cfg.d_rope / 2);
     model_close(m);
     device_close(d);
 }
@@ -543,6 +568,8 @@ static void test_a_device_with_memory_of_its_own(void **state)
                      *y = open_on(b, sources[i], OPTS(0));
         const struct model_config *c = &x->cfg;
         assert_int_equal(x->rope_mem[0].bytes, y->rope_mem[0].bytes);
+        for (int pos = 0; pos < x->rope[0][0].max_pos; pos += KV_BLOCK_TOKENS)
+            model_rope_reach(x, pos);
         assert_memory_equal(x->rope_mem[0].ptr, y->rope_mem[0].ptr, x->rope_mem[0].bytes);
         assert_memory_equal(x->w.embed.data, y->w.embed.data,
                             (size_t)(c->vocab_size * c->n_embd) *
@@ -650,6 +677,7 @@ int main(void)
         cmocka_unit_test(test_which_contexts_can_be_truncated),
         cmocka_unit_test(test_rotations_of_every_kind),
         cmocka_unit_test(test_rotation_tables_of_stages),
+        cmocka_unit_test(test_rotations_of_used_positions_alone),
         cmocka_unit_test(test_the_announced_memory),
         cmocka_unit_test(test_the_memory_of_activations),
         cmocka_unit_test(test_formats_without_kernels),

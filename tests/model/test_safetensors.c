@@ -4,6 +4,7 @@
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "base/rng.h"
+#include "sim/checkpoint.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -20,6 +20,7 @@
 #include "model/weights.h"
 #include "model/weights_names.h"
 #include "model/weights_source.h"
+#include "sim/checkpoint.h"
 #include "tests/base/said.h"
 #include "tests/base/tempdir.h"
 

@@ -62,6 +62,8 @@ static void model_rope_reset(struct place *p)
     model_rope_rows(&p->m->cfg, ROPE_GLOBAL, pos, n,
                     (float *)(uintptr_t)p->m->rope[ROPE_GLOBAL][0].cos,
                     (float *)(uintptr_t)p->m->rope[ROPE_GLOBAL][0].sin);
+    for (int i = 0; i < n; i++)
+        model_rope_reach(p->m, i);
     free(pos);
 }
 
@@ -195,6 +197,7 @@ static void rotation_tables_count(void **state)
     enum { MAX_CTX = 4096 };
     struct place p;
     place_open_context(&p, "cpu", "synth:tiny-mha", "bf16", 1, MAX_CTX);
+    model_rope_reset(&p);
     struct sha256 f = fingerprint_of(&p);
     static const int from[] = {70, 127, 128, 129, 1000, 2047, 2048, 3000, MAX_CTX - 1};
     int half = p.m->cfg.d_rope / 2;

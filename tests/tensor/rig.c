@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "base/mem.h"
 #include "base/pool.h"
 #include "tensor/q4_blocks.h"
@@ -184,12 +185,17 @@ struct rope rope_make(int64_t max_pos, int d_rot)
             c[p * half + i] = (float)cos(angle);
             s[p * half + i] = (float)sin(angle);
         }
-    size_t n = rope_block_floats(max_pos, d_rot);
+    size_t n = (size_t)round_up((uint64_t)max_pos, KV_BLOCK_TOKENS) * (size_t)half;
     float *ct = xcalloc(n, sizeof *ct), *st = xcalloc(n, sizeof *st);
-    struct rope r = {
+    for (int64_t p = 0; p < max_pos; p++)
+        for (int i = 0; i < half; i++) {
+            int64_t at = (p / KV_BLOCK_TOKENS * half + i) * KV_BLOCK_TOKENS +
+                         p % KV_BLOCK_TOKENS;
+            ct[at] = c[p * half + i];
+            st[at] = s[p * half + i];
+        }
+    return (struct rope){
         .cos = c, .sin = s, .cos_t = ct, .sin_t = st, .max_pos = max_pos, .d_rot = d_rot};
-    rope_block_make(&r, ct, st);
-    return r;
 }
 
 void rope_free(struct rope *r)

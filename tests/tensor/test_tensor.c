@@ -424,34 +424,6 @@ static void test_parts_that_cpu_devices_lack(void **state)
     assert_true(a != 0 && b == a + 1);
 }
 
-/* Blocks of positions hold the transposed table; positions beyond it are zero. */
-static void test_rotations_by_blocks(void **state)
-{
-    (void)state;
-    enum { POS = 70, HALF = 3, BLOCKS = 2 };
-    float cos_rows[POS * HALF], sin_rows[POS * HALF];
-    float cos_t[BLOCKS * HALF * KV_BLOCK_TOKENS], sin_t[BLOCKS * HALF * KV_BLOCK_TOKENS];
-    for (int i = 0; i < POS * HALF; i++) {
-        cos_rows[i] = (float)(i + 1);
-        sin_rows[i] = (float)-(i + 1);
-    }
-    struct rope r = {.cos = cos_rows, .sin = sin_rows, .max_pos = POS, .d_rot = 2 * HALF};
-    assert_int_equal(rope_block_floats(POS, 2 * HALF), BLOCKS * HALF * KV_BLOCK_TOKENS);
-    assert_int_equal(rope_block_floats(64, 2), 64);
-    assert_int_equal(rope_block_floats(65, 2), 128);
-    assert_int_equal(rope_block_floats(0, 2), 0);
-    memset(cos_t, 0xff, sizeof cos_t);
-    memset(sin_t, 0xff, sizeof sin_t);
-    rope_block_make(&r, cos_t, sin_t);
-    for (int p = 0; p < BLOCKS * KV_BLOCK_TOKENS; p++)
-        for (int i = 0; i < HALF; i++) {
-            int at = (p / KV_BLOCK_TOKENS * HALF + i) * KV_BLOCK_TOKENS +
-                     p % KV_BLOCK_TOKENS;
-            float want = p < POS ? (float)(p * HALF + i + 1) : 0;
-            assert_true(cos_t[at] == want && sin_t[at] == -want);
-        }
-}
-
 /* Bytes of packed weights: panels of 16 rows, as packed files hold them. */
 static void test_bytes_of_packed_weights(void **state)
 {
@@ -507,7 +479,6 @@ int main(void)
         cmocka_unit_test(test_a_failed_stream),
         cmocka_unit_test(test_copies_in_pieces),
         cmocka_unit_test(test_parts_that_cpu_devices_lack),
-        cmocka_unit_test(test_rotations_by_blocks),
         cmocka_unit_test(test_bytes_of_packed_weights),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -89,13 +89,11 @@ static void describe(const struct made *m, struct tokenizer_json *t)
                                  .fuse_unk = m->fuse_unk,
                                  .unk_id = m->has_unk ? 0 : -1};
     t->tokens = xcalloc((size_t)t->n_ids, sizeof *t->tokens);
-    strmap_init(&t->by_text, (size_t)t->n_ids);
     for (int32_t i = 0; i < t->n_ids; i++) {
         char *s = i < m->n ? xstrdup(m->text[i])
                            : xasprintf("<0x%02X>", (unsigned)(i - m->n));
         t->tokens[i].s = s;
         t->tokens[i].n = strlen(s);
-        strmap_add(&t->by_text, s, t->tokens[i].n, i);
     }
     t->scores = NULL;
     if (m->by_scores) {
@@ -115,7 +113,6 @@ static void forget(struct tokenizer_json *t)
     for (int32_t i = 0; i < t->n_ids; i++)
         free((char *)(uintptr_t)t->tokens[i].s);
     free(t->tokens);
-    strmap_deinit(&t->by_text);
     free(t->scores);
     free(t->merges);
 }
@@ -375,11 +372,8 @@ static void test_vocabularies_without_some_bytes(void **state)
     struct tokenizer_text tokens[4];
     static const int32_t with[] = {2, 0, 1, 0}, without[] = {2, 1};
     struct tokenizer_json t = {.n_ids = 4, .tokens = tokens, .byte_fallback = true};
-    strmap_init(&t.by_text, 4);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++)
         tokens[i] = (struct tokenizer_text){texts[i], strlen(texts[i])};
-        strmap_add(&t.by_text, texts[i], tokens[i].n, i);
-    }
     for (int unk = 0; unk >= -1; unk--) {
         struct bpe_work w = {0};
         struct id_list ids = {0};
@@ -393,7 +387,6 @@ static void test_vocabularies_without_some_bytes(void **state)
         bpe_work_deinit(&w);
         bpe_destroy(b);
     }
-    strmap_deinit(&t.by_text);
 }
 
 int main(void)

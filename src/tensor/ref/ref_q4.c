@@ -104,8 +104,8 @@ static float row_product(const struct weight *w, int64_t row, const int32_t *x,
 int ref_q4_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                   const float *bias)
 {
-    static _Thread_local int32_t x[MATMUL_MAX_K];
-    static _Thread_local float e[MATMUL_MAX_K / Q4_BLOCK], z[MATMUL_MAX_K / Q4_BLOCK];
+    int32_t x[MATMUL_MAX_K];
+    float e[MATMUL_MAX_K / Q4_BLOCK], z[MATMUL_MAX_K / Q4_BLOCK];
     CHECK(w->k <= MATMUL_MAX_K);
     for (int64_t i = 0; i < c.rows; i++) {
         for (int64_t k = 0; k < w->k; k += Q4_BLOCK)
