@@ -43,7 +43,7 @@ struct serve_args {
     int read_timeout, write_timeout, idle_timeout, keep_alive, drain;
     uint64_t max_body, max_bodies;
     const char *conversations, *server_name;
-    int64_t max_turns, conversation_ttl, idle_ttl;
+    int64_t seed, max_turns, conversation_ttl, idle_ttl;
     const char *files;
     uint64_t files_bytes, files_quota;
     int batch_sequences;
@@ -237,6 +237,7 @@ static const struct opt options[] = {
          "request (PCRE2; \"(?m)^Now: .*\\n\"); lines for billing that Claude Code sends "
          "are "
          "always dropped"},
+    OPT_SEED(struct serve_args, "0", "seed of requests that name none; 0: each draws one"),
     {"parse-special", OPT(struct serve_args, parse_special),
      .help =
          "read special tokens such as <|im_end|> in messages as special tokens; by "
@@ -685,6 +686,7 @@ static int serve(const struct serve_args *a, struct serve_models *several,
                              .max_body_bytes = a->max_body,
                              .max_bodies_bytes = a->max_bodies,
                              .plan = a->plan,
+                             .seed = a->seed,
                              .plain_chat = a->plain_chat,
                              .parse_special = a->parse_special,
                              .dates = dates,

@@ -87,6 +87,9 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
     {"pipeline-parallel", OPT(s, engine.o.pipeline_parallel), .arg = "N", .def = "1",      \
      .min = 1, .max = HCACHE_MAX_DEVICES,                                                  \
      .help = "stages with a run of the layers each: processes, too"}
+#define OPT_SEED(s, def_, help_)                                                           \
+    {"seed", OPT(s, seed), .arg = "N", .def = def_, .min = INT64_MIN, .max = INT64_MAX,    \
+     .help = help_}
 #define OPT_BATCH_ROWS(s)                                                                  \
     {"batch-rows", OPT(s, engine.o.batch_rows), .arg = "N", .def = "0", .min = 0,          \
      .max = HCACHE_MAX_BATCH_ROWS,                                                         \

@@ -62,12 +62,14 @@ for a in it:
         if "{{{{" in text:
             open(path, "w").write(text)
             out += ["--chat-template-file", path]
-    elif a in MODELS or a in ("--seed", "--temp", "--n-predict", "--batch-size", "--ubatch-size", "--reasoning-format",
+    elif a == "--seed":
+        out += ["--seed", next(it)]
+    elif a in MODELS or a in ("--temp", "--n-predict", "--batch-size", "--ubatch-size", "--reasoning-format",
                               "--reasoning"):
         next(it)
 if "--allow-origin" not in out:
     out += ["--allow-origin", "*"]
-if context:
+if context and model == {model!r}: # the reranker's tokens are bytes, so its texts are longer
     out += ["--max-context", str(context // slots)]
 if "--max-sequences" not in out:
     out += ["--max-sequences", "4"]

@@ -71,10 +71,11 @@ struct client {
     struct hcache_truncation truncation;
     /* The answer is a function of the request alone. Its id, time and seed come from the fields
      * below. It leaves out timings and cached tokens, which depend on earlier runs. */
-    bool repeatable;
+    bool repeatable, has_seed;
     const char *request_name; /* at most 32 characters */
     int64_t created_s;
-    uint64_t seed; /* seed of requests that name none */
+    uint64_t
+        seed; /* with has_seed: seed of requests that name none; else each draws its own */
     int max_queue; /* most requests that may wait; 0: unknown */
     int own_queue; /* requests of this salt that may wait although max_queue others do */
     const struct client_calls *calls;

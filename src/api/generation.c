@@ -298,9 +298,9 @@ static int submit_all(struct generation *g, const struct prompt_ids *prompts,
     struct hcache_model_info info;
     struct hcache_err err = {0};
     int n = (int)g->params.n;
-    uint64_t seed = g->params.has_seed     ? (uint64_t)g->params.seed
-                    : g->client.repeatable ? g->client.seed
-                                           : random_u64();
+    uint64_t seed = g->params.has_seed   ? (uint64_t)g->params.seed
+                    : g->client.has_seed ? g->client.seed
+                                         : random_u64();
     hcache_model_info(g->client.h, &info);
     g->seed = seed;
     struct hcache_truncation truncation = truncation_of(g);

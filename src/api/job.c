@@ -298,7 +298,7 @@ static void set_client(struct batch *b, struct item *it)
     it->client = b->o.client;
     /* Without remembered answers: the tokens of earlier answers must not change a prompt. */
     it->client.answers = NULL;
-    it->client.repeatable = true;
+    it->client.repeatable = it->client.has_seed = true;
     it->client.request_name = it->line.name;
     it->client.created_s = b->o.created_s;
     it->client.seed = it->line.seed;

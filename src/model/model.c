@@ -69,8 +69,7 @@ static int rope_positions(const struct model *m)
     return (int)round_up((uint64_t)MAX(m->max_ctx, ROPE_LEAST_POSITIONS), KV_BLOCK_TOKENS);
 }
 
-/* Returns how many floats one kind's tables have on a stage, by position and by blocks of
- * positions. */
+/* Returns how many floats one kind's tables have on a stage. */
 static size_t rope_floats(const struct model *m)
 {
     int n_pos = rope_positions(m), half = m->cfg.d_rope / 2;

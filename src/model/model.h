@@ -64,8 +64,7 @@ struct model {
     enum dtype packed_held; /* type of the packed file's matrices */
     bool any_context; /* the weights are random, so positions may exceed cfg.max_ctx */
     struct buf rope_mem[MAX_STAGES];
-    /* Tables that are filled as positions are used: which blocks of 64 positions they hold.  NULL:
-     * all. */
+    /* which blocks of 64 positions the tables hold so far; NULL: all */
     _Atomic uint8_t *rope_blocks;
 };
 

@@ -366,7 +366,7 @@ void api_llama_props(struct call *c)
     json_put_int(params, "top_k", p.top_k);
     json_put_real(params, "top_p", p.top_p);
     json_put_real(params, "min_p", p.min_p);
-    json_put_int(params, "seed", UINT32_MAX); /* each request draws one */
+    json_put_int(params, "seed", c->s->o.seed != 0 ? c->s->o.seed : UINT32_MAX);
     json_free(empty);
     json_put(own, "params", params);
     json_put_int(own, "n_ctx", info.max_context);

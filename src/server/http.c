@@ -182,6 +182,8 @@ struct client call_client(struct call *c)
         .agent = MHD_lookup_connection_value(c->connection, MHD_HEADER_KIND, "User-Agent"),
         .salt = c->salt,
         .plan = o->plan,
+        .has_seed = o->seed != 0,
+        .seed = (uint64_t)o->seed,
         .dates = o->dates,
         .truncation = c->truncation,
         .plain_chat = o->plain_chat,

@@ -55,6 +55,7 @@ struct server_opts {
     uint64_t max_bodies_bytes; /* bound on the bodies of all requests together, in bytes */
     /* plan of every restore: "auto" (NULL), "hidden", "kv" or "recompute" */
     const char *plan;
+    int64_t seed;       /* of requests that name none; 0: each draws its own */
     bool plain_chat;    /* chat without a chat template: see docs/SERVER.md */
     bool parse_special; /* special tokens spelled in messages count as special tokens */
     struct dates

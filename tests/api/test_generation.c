@@ -58,6 +58,7 @@ static struct client client(void)
     return (struct client){.h = h,
                            .model_name = "demo",
                            .repeatable = true,
+                           .has_seed = true,
                            .request_name = "r1",
                            .created_s = 77,
                            .seed = 5,
@@ -431,7 +432,7 @@ static void a_seed_may_be_the_clients(void **state)
     json_free(clients);
     struct client c = client();
     char *texts[2], ids[2][60];
-    c.repeatable = false;
+    c.repeatable = c.has_seed = false;
     for (int i = 0; i < 2; i++) {
         struct generation *g;
         struct fault f;

@@ -181,6 +181,19 @@ def infill():
         s.stop()
 
 
+def seeded():
+    """--seed N is the seed of requests that name none."""
+    hot = {"prompt": "Once upon", "temperature": 2, "n_predict": 24, "ignore_eos": True, "top_k": 0, "top_p": 1, "min_p": 0}
+    s, free = Server("models/demo", "--seed", "7"), Server("models/demo")
+    texts = [x.post("/completion", {**hot, **more})[2]["content"] for x, more in
+             ((s, {}), (s, {}), (free, {"seed": 7}), (s, {"seed": 8}), (free, {}))]
+    check("--seed: answers repeat, and are those of a request with this seed", texts[0] == texts[1] == texts[2], texts)
+    check("a request's own seed goes first; without the option each draws one", len(set(texts[2:])) == 3, texts)
+    equal("props show it", s.request("GET", "/props")[2]["default_generation_settings"]["params"]["seed"], 7)
+    s.stop()
+    free.stop()
+
+
 s = Server("models/demo", "--max-sequences", "3", "--max-context", "512")
 completion(s)
 fields(s)
@@ -190,4 +203,5 @@ server(s)
 equal("the server stops with status 0", s.stop(), 0)
 template()
 infill()
+seeded()
 end()
