@@ -454,9 +454,9 @@ static void test_time(void **state)
             print_message("# %3d layers, %s%s%s: %.0f us, %d of 10 searches complete\n",
                           sizes[i], uniform ? "alike" : "all different",
                           fused ? ", fused" : "", overlap ? ", overlap" : "", us, n_exact);
-            /* A hundred times the value in docs/RESTORATION.md, because sanitizers are slow. An
-             * unbounded search would take years. */
-            assert_true(quickest_us < 50000);
+            /* Far above the values in docs/RESTORATION.md, because sanitizers and busy machines
+             * are slow. An unbounded search would take years. */
+            assert_true(quickest_us < 1e6);
         }
 }
 

@@ -327,7 +327,7 @@ static int matmul_fails(struct stream *s, struct mat c, struct mat a,
 static void a_failed_sample_ends_the_measurement(void **state)
 {
     (void)state;
-    static const int n_good[] = {0, 1, 5, 100};
+    static const int n_good[] = {0, 1, 5, 20};
     struct stack k;
     struct model_work *w;
     struct stream *s;
