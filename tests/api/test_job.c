@@ -839,11 +839,11 @@ static void answers_in_flight_are_bounded(void **state)
 {
     (void)state;
     static const char *const lines[] = {
-        LINE("0", "completions", "\"prompt\":[5],\"max_tokens\":20,\"ignore_eos\":true"),
-        LINE("1", "completions", "\"prompt\":[6],\"max_tokens\":20,\"ignore_eos\":true"),
-        LINE("2", "completions", "\"prompt\":[7],\"max_tokens\":20,\"ignore_eos\":true"),
-        LINE("3", "completions", "\"prompt\":[8],\"max_tokens\":20,\"ignore_eos\":true"),
-        LINE("4", "completions", "\"prompt\":[9],\"max_tokens\":20,\"ignore_eos\":true"),
+        LINE("0", "completions", "\"prompt\":[5],\"max_tokens\":60,\"ignore_eos\":true"),
+        LINE("1", "completions", "\"prompt\":[6],\"max_tokens\":60,\"ignore_eos\":true"),
+        LINE("2", "completions", "\"prompt\":[7],\"max_tokens\":60,\"ignore_eos\":true"),
+        LINE("3", "completions", "\"prompt\":[8],\"max_tokens\":60,\"ignore_eos\":true"),
+        LINE("4", "completions", "\"prompt\":[9],\"max_tokens\":60,\"ignore_eos\":true"),
     };
     const int64_t hour_ns = (int64_t)3600 * 1000000000;
     struct told t = {.act = count_at_once};

@@ -1,5 +1,7 @@
 """Results in the form that tools/run_tests.sh reads: "ok 1 - name", "not ok 2 - name", "1..2"."""
+import shutil
 import sys
+import tempfile
 
 # Seconds after which every test of this directory gives up waiting for something. Speed is measured
 # in bench/, not tested. On a machine whose disk or scheduler stood still, starting a server has
@@ -36,6 +38,18 @@ def raises(kind, call):
     except kind as e:
         return e
     return None
+
+
+def run_each(tests, name):
+    """Runs the tests, or those whose names (without "test_") are arguments, each with a folder."""
+    for test in [t for t in tests if not sys.argv[1:] or t.__name__[5:] in sys.argv[1:]]:
+        folder = tempfile.mkdtemp(prefix=f"hcache-{name}.")
+        try:
+            test(folder)
+        except Exception as e:  # noqa: BLE001
+            check(f"{test.__name__} ended with {e!r}", False)
+        shutil.rmtree(folder, ignore_errors=True)
+    end()
 
 
 def end():

@@ -32,7 +32,7 @@ run_hc profile "$model" "${cuda[@]}" --store "$tmp/store"
 check "profile: measures" test "$rc" -eq 0
 check "profile: the ceilings, and what the projection and reading have of them" \
     grep -qE '^  projection: [0-9.]+ of the GEMM rate; store: [0-9.]+ of pinned copies up;' "$tmp/out"
-"$hc" serve models/demo --device cuda --port 0 --store "$tmp/served" --threads 1 >"$tmp/serve.log" 2>&1 &
+"$hc" serve models/demo --device cuda --port 0 --threads 1 >"$tmp/serve.log" 2>&1 &
 server=$!
 trap 'kill $server 2>/dev/null; wait $server 2>/dev/null; cleanup' EXIT
 port=$(port_of "$server" "$tmp/serve.log")

@@ -6,15 +6,13 @@ KILL_CYCLES (3) is the number of kills during a DELETE, and KILL_SEED (1) the se
 Arguments pick tests by name ("kills")."""
 import os
 import random
-import shutil
 import sys
-import tempfile
 import threading
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import SAVING, Server, Stream, files_under, until  # noqa: E402
-from tap import check, end  # noqa: E402
+from tap import check, run_each  # noqa: E402
 
 MODEL = "models/demo"
 CYCLES = int(os.environ.get("KILL_CYCLES", "3"))
@@ -192,12 +190,4 @@ def test_interrupted(tmp):
     server.stop()
 
 
-tests = [test_kinds, test_kills, test_interrupted]
-for test in [t for t in tests if not sys.argv[1:] or t.__name__[5:] in sys.argv[1:]]:
-    folder = tempfile.mkdtemp(prefix="hcache-forgotten.")
-    try:
-        test(folder)
-    except Exception as e:  # noqa: BLE001
-        check(f"{test.__name__} ended with {e!r}", False)
-    shutil.rmtree(folder, ignore_errors=True)
-end()
+run_each([test_kinds, test_kills, test_interrupted], "forgotten")

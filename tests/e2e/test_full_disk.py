@@ -6,15 +6,13 @@ The disk is a small tmpfs. If none can be mounted, the tests that need it are sk
 everything, so it runs these servers as NOBODY. Arguments pick tests by name ("full")."""
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
 from disks import AS_USER, IS_ROOT, NOBODY, can, fill, folder_of, mounted  # noqa: E402
 from serve_client import HC, SAVING, Server  # noqa: E402
-from tap import PATIENCE, check, end, skip  # noqa: E402
+from tap import PATIENCE, check, run_each, skip  # noqa: E402
 
 MODEL = "models/demo"
 TEXT = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 3
@@ -244,12 +242,4 @@ def test_denied(tmp):
         skip("a folder of another user", "only root can make one")
 
 
-tests = [test_full, test_fault, test_denied]
-for test in [t for t in tests if not sys.argv[1:] or t.__name__[5:] in sys.argv[1:]]:
-    folder = tempfile.mkdtemp(prefix="hcache-full.")
-    try:
-        test(folder)
-    except Exception as e:  # noqa: BLE001
-        check(f"{test.__name__} ended with {e!r}", False)
-    shutil.rmtree(folder, ignore_errors=True)
-end()
+run_each([test_full, test_fault, test_denied], "full")

@@ -6,19 +6,17 @@ KILL_CYCLES (12) and KILL_SEED (1) control the kills in the middle of a turn; `m
 import json
 import os
 import random
-import shutil
 import sqlite3
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 import scripted_model  # noqa: E402
 from serve_client import HC, SAVING, Server, Stream, files_under, until  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from tap import PATIENCE, check, equal, run_each  # noqa: E402
 
 MODEL = "models/demo"
 CYCLES = int(os.environ.get("KILL_CYCLES", "12"))
@@ -594,13 +592,5 @@ def test_kill(tmp):
     check("the server stops with status 0", server.stop() == 0)
 
 
-tests = [test_continue, test_stream, test_conversations, test_bad_input, test_erased_state,
-         test_idle, test_cache, test_tools, test_run, test_kill]
-for test in [t for t in tests if not sys.argv[1:] or t.__name__[5:] in sys.argv[1:]]:
-    folder = tempfile.mkdtemp(prefix="hcache-stateful.")
-    try:
-        test(folder)
-    except Exception as e:  # noqa: BLE001
-        check(f"{test.__name__} ended with {e!r}", False)
-    shutil.rmtree(folder, ignore_errors=True)
-end()
+run_each([test_continue, test_stream, test_conversations, test_bad_input, test_erased_state,
+          test_idle, test_cache, test_tools, test_run, test_kill], "stateful")

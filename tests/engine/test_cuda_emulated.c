@@ -141,7 +141,7 @@ static void restored_state_is_bit_equal(void **state)
         {"tests/model/golden/families/qwen3", "bf16", "fixed", 1},
         {"tests/model/golden/families/phi", "f16", "fixed", 1},
         /* this model is slow to emulate; its head size has a kernel for fixed attention */
-        {"models/demo", "bf16", "fixed", 4},
+        {"models/demo", "bf16", "fixed", 11},
     };
     int n = 0;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -171,10 +171,10 @@ static void the_mathematics_are_in_the_fingerprint(void **state)
     et_device.cuda_math = NULL;
 }
 
-/* Runs three sequences at once. They compute beside each other and share equal beginnings through
- * the KV cache. With `turns` the third sequence has no room beside the others and takes turns with
- * them. */
-static void check_company(const char *model, const char *math, bool turns)
+/* Runs three sequences of n tokens at once. They compute beside each other and share equal
+ * beginnings through the KV cache. With `turns` the third sequence has no room beside the others
+ * and takes turns with them. */
+static void check_company(const char *model, const char *math, int n, bool turns)
 {
     struct err err = {0};
     struct et_run alone[3], r;
@@ -183,7 +183,7 @@ static void check_company(const char *model, const char *math, bool turns)
     et_device.cuda_math = math;
     for (int i = 0; i < 3; i++) {
         memcpy(ids[i], prompt, sizeof prompt);
-        ids[i][70 + 30 * i] ^= 1;
+        ids[i][70 + i * (n - 73) / 2] ^= 1;
     }
     for (int tight = 0; tight <= turns; tight++) {
         struct seq *s[3];
@@ -197,10 +197,8 @@ static void check_company(const char *model, const char *math, bool turns)
                                          .user.no_reuse = false,
                                          .user.store_in_memory = true});
         for (int i = 0; i < 3; i++) {
-            struct et_ask a = {.prompt = ids[i],
-                               .n_prompt = N_PROMPT,
-                               .max_tokens = N_NEW,
-                               .save = "both"};
+            struct et_ask a = {
+                .prompt = ids[i], .n_prompt = n, .max_tokens = N_NEW, .save = "both"};
             s[i] = et_add(&k, &a);
         }
         if (engine_run(k.engine, &err) != 0)
@@ -219,7 +217,7 @@ static void check_company(const char *model, const char *math, bool turns)
                                          .user.dtype = "bf16",
                                          .user.max_context = 192,
                                          .user.no_reuse = true});
-        struct et_ask a = {.prompt = ids[i], .n_prompt = N_PROMPT, .max_tokens = N_NEW};
+        struct et_ask a = {.prompt = ids[i], .n_prompt = n, .max_tokens = N_NEW};
         assert_int_equal(et_run(&k, &a, &r), 0);
         et_same(&alone[i], &r, "in a batch");
         stack_close(&k);
@@ -230,8 +228,8 @@ static void check_company(const char *model, const char *math, bool turns)
 static void batches_reuse_and_preemption(void **state)
 {
     (void)state;
-    check_company("tests/model/golden/families/llama", "exact", true);
-    check_company("models/demo", "fixed", false);
+    check_company("tests/model/golden/families/llama", "exact", N_PROMPT, true);
+    check_company("models/demo", "fixed", 79, false);
 }
 
 /* In fast mode, with cuBLAS products and tensor-core attention, the greedy tokens stay the same. */

@@ -1,6 +1,6 @@
 /* test_lives.c - restores and saves under a seed; life.h lists what is checked.
  *
- * HCACHE_LIVES=N runs N lives (default 100), from seed HCACHE_LIVES_FROM on (default 1), and a
+ * HCACHE_LIVES=N runs N lives (default 60), from seed HCACHE_LIVES_FROM on (default 1), and a
  * quarter as many in which many reads fail.  HCACHE_LIFE=S runs the life of seed S alone, to look
  * into it; with HCACHE_LOSSY=1 that in which many reads fail.  HCACHE_CAMPAIGN_OUT=FILE receives
  * the counts, one "name: number" per line, for the table that `make crash` prints.  A violation
@@ -23,7 +23,7 @@
 
 /* Two sizes of a test. FEW_LIVES reach every kind of trouble. MANY_LIVES also reach direct reads
  * that are abandoned because the disk does not answer. */
-enum { FEW_LIVES = 100, MANY_LIVES = 2000 };
+enum { FEW_LIVES = 60, MANY_LIVES = 2000 };
 
 static enum state_bug bug;
 

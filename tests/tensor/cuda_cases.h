@@ -5,7 +5,10 @@
 #ifndef TESTS_TENSOR_CUDA_CASES_H
 #define TESTS_TENSOR_CUDA_CASES_H
 
-/* Runs all cases. Returns the number of failed tests. */
-int cuda_cases_run(const char *name);
+#include <stdbool.h>
+
+/* Runs all cases. With `part`, attention takes one type of three in each case, in turn, since
+ * emulating it takes most of the time. Returns the number of failed tests. */
+int cuda_cases_run(const char *name, bool part);
 
 #endif

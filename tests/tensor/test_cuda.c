@@ -21,7 +21,7 @@ int main(int argc, char **argv)
     }
     printf("# %s\n", d->isa);
     device_close(d);
-    int failed = cuda_cases_run("cuda");
+    int failed = cuda_cases_run("cuda", false);
     bool small = argc > 1 && strcmp(argv[1], "small") == 0;
     return failed + cuda_fixed_cases_run("fixed math", small);
 }

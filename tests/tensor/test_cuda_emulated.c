@@ -105,6 +105,6 @@ int main(void)
         cmocka_unit_test(test_too_little_memory),
     };
     int failed = cmocka_run_group_tests_name("faults", faults, NULL, NULL);
-    failed += cuda_cases_run("emulated");
+    failed += cuda_cases_run("emulated", true);
     return failed + cuda_fixed_cases_run("fixed math", true);
 }
