@@ -111,7 +111,7 @@ static void *worker_main(void *arg)
     bool end = false;
     /* On Linux a thread has a priority of its own. If the system refuses the change, only the
      * priority is lost. */
-    if (t->o.nice != 0)
+    if (t->o.nice > getpriority(PRIO_PROCESS, (id_t)gettid()) && t->o.nice != 0)
         (void)setpriority(PRIO_PROCESS, (id_t)gettid(), t->o.nice);
     if (w->o.tidy != NULL && t == &w->threads[0])
         until = &at; /* the time to tidy up has come */

@@ -19,7 +19,7 @@ struct worker;
 
 struct worker_thread_opts {
     size_t max_bytes; /* largest body that the thread takes */
-    /* nice value: 0 is the process's own; a higher value means less priority */
+    /* nice value, if it is above the process's own (less priority); 0 is the process's own */
     int nice;
 };
 
