@@ -17,10 +17,10 @@ struct attn_job {
     const struct ragged *r;
     const struct attention_rule *rule;
     int group;
-    int tile_rows, tile_heads; /* maximum rows and kv heads of a tile */
-    /* Items of work: each is a row tile of the batch, the last tile first, for one group of kv
-     * heads. */
-    struct items items;
+    int tile_heads; /* kv heads of a tile */
+    /* most rows of a tile: of the first n_whole groups of kv heads, and of the others */
+    int n_whole, tile_rows[2];
+    struct items items; /* row tiles of group after group, of each the last tile first */
 };
 
 static int seq_tiles(const struct attn_job *j, int seq, int tile_rows)
@@ -69,20 +69,19 @@ static void run_items(void *arg, int thread_idx, int n_threads)
 {
     struct attn_job *j = arg;
     (void)n_threads;
-    int n_groups = j->kv->n_kv / j->tile_heads;
-    /* tiles: tiles of sequence seq; tiles_before: those of the sequences after seq, which have the
-     * lower numbers */
-    int seq = j->r->n_seqs, tiles_before = 0, tiles = 0;
     for (long item; item_take(&j->items, &item);) {
-        int tile = (int)(item / n_groups);
-        while (tile >= tiles_before + tiles) {
-            tiles_before += tiles;
-            tiles = seq_tiles(j, --seq, j->tile_rows);
+        int group = 0, seq = j->r->n_seqs - 1, tiles;
+        while (item >= (tiles = seq_tiles(j, seq, j->tile_rows[group >= j->n_whole]))) {
+            item -= tiles;
+            if (seq-- == 0) {
+                seq = j->r->n_seqs - 1;
+                group++;
+            }
         }
         int first = j->r->seq_row[seq], rows = j->r->seq_row[seq + 1] - first;
-        int i = tiles - 1 - (tile - tiles_before);
+        int i = tiles - 1 - (int)item;
         run_tile(j, seq, first + rows * i / tiles, first + rows * (i + 1) / tiles,
-                 (int)(item % n_groups) * j->tile_heads, thread_idx);
+                 group * j->tile_heads, thread_idx);
     }
 }
 
@@ -107,18 +106,16 @@ static int tile_heads_of(const struct attn_job *j)
 /* With more rows there are tiles enough for all threads. */
 #define FEW_ROWS 32
 
-/* Returns the rows of a tile at most.  A few rows, guesses of tokens for instance, are cut so that
- * the threads end at about the same time: 3 kv heads would keep one of two threads busy for twice
- * as long as the other. */
-static int tile_rows_of(const struct attn_job *j)
+/* Returns the rows of a tile with which threads need the least time for n groups of heads. */
+static int best_rows(const struct attn_job *j, int n)
 {
     int most = TILE_QUERIES / j->group, best = most;
     int64_t least = INT64_MAX, n_threads = pool_threads(j->s->pool);
     if (j->r->n_rows > FEW_ROWS || j->r->n_rows == j->r->n_seqs)
         return most;
     for (int rows = MIN(most, j->r->n_rows); rows >= 1; rows--) {
-        int64_t n = all_tiles(j, rows) * (j->kv->n_kv / j->tile_heads);
-        int64_t time = (n + n_threads - 1) / n_threads * (READ_QUERIES + rows * j->group);
+        int64_t turns = (all_tiles(j, rows) * n + n_threads - 1) / n_threads;
+        int64_t time = turns * (READ_QUERIES + rows * j->group);
         if (time < least) {
             least = time;
             best = rows;
@@ -144,11 +141,17 @@ int cpu_attention(struct stream *s, struct mat out, struct mat q, const struct k
                            .rule = rule,
                            .group = n_heads / kv->n_kv};
     job.tile_heads = tile_heads_of(&job);
-    job.tile_rows = tile_rows_of(&job);
-    int64_t n_tiles = all_tiles(&job, job.tile_rows), n_keys = 0;
+    /* A few rows, guesses of tokens for instance, are cut so that the threads end at about the same
+     * time: of 3 kv heads each of two threads takes one, and some rows of the third. */
+    int n_groups = kv->n_kv / job.tile_heads, n_left = n_groups % pool_threads(s->pool);
+    job.n_whole = n_groups - n_left;
+    job.tile_rows[0] = best_rows(&job, job.n_whole);
+    job.tile_rows[1] = best_rows(&job, n_left);
+    int64_t n_keys = 0;
     for (int i = 0; i < r->n_rows; i++)
         n_keys += r->pos[i] + 1;
-    job.items.n = n_tiles * (kv->n_kv / job.tile_heads);
+    job.items.n = all_tiles(&job, job.tile_rows[0]) * job.n_whole +
+                  all_tiles(&job, job.tile_rows[1]) * n_left;
     if (n_keys * q.cols < 65536) /* a fork and join would cost more than it gains */
         run_items(&job, 0, 1);
     else
