@@ -18,7 +18,7 @@ static const struct matmul_case matmul_cases[] = {
     {1, 1, 1, false},         {1, 16, 256, false},     {1, 17, 257, false},
     {1, 100, 600, false},     {2, 33, 255, false},     {3, 31, 70, false},
     {4, 64, 512, false},      {5, 130, 300, false},    {6, 48, 257, false},
-    {7, 15, 512, false},      {8, 96, 64, false},      {11, 40, 300, false},
+    {7, 15, 512, false},      {8, 96, 64, false},      {9, 40, 300, false},
     {12, 129, 40, false},     {13, 17, 256, false},    {14, 32, 513, false},
     {19, 45, 515, false},     {25, 100, 100, false},   {64, 130, 260, false},
     {193, 47, 300, false},    {200, 33, 64, false},    {390, 20, 270, false},

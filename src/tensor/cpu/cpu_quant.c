@@ -19,6 +19,8 @@
  * one after another needs larger tiles only to take fewer of them. */
 #define DIRECT_N_PANELS 4
 #define STREAM_N_PANELS 2
+/* From this many rows on kernels with strip_rows take one panel at a time. */
+#define ONE_PANEL_ROWS 5
 
 size_t quant_panel_bytes(enum dtype t, int64_t k)
 {
@@ -65,6 +67,7 @@ struct quant_job {
     int64_t row0; /* rows [row0, row0 + m) are rounded */
     int m;
     int n_row_tiles;
+    int n_strips; /* strips of rows, if there are few rows */
     int tile_panels;
     bool direct, streams; /* few rows; weights are read panel by panel */
     int16_t *x;           /* [k-blocks][m][256] */
@@ -129,14 +132,19 @@ static void run_blocked(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* Takes the rows of a tile through `direct`. If there are several strips of rows, they take one
- * panel after another, which stays in the caches meanwhile. */
+/* Returns the panels that all strips take before the next ones: they stay in the caches. */
+static int step_panels(const struct quant_job *job)
+{
+    bool one = job->m / job->n_strips >= ONE_PANEL_ROWS && job->kernels->strip_rows > 0;
+    return one ? 1 : job->n_strips > 1 ? 2 : DIRECT_N_PANELS;
+}
+
+/* Takes the rows of a tile through `direct`, strip by strip. */
 static void run_strips(const struct quant_job *job, const struct quant_tile *all)
 {
     const struct quant_kernels *k = job->kernels;
     void (*direct)(const struct quant_tile *) = job->streams ? k->direct_stream : k->direct;
-    int n_strips = (all->m + k->direct_rows - 1) / k->direct_rows;
-    int step = n_strips > 1 ? 1 : all->n_panels;
+    int n_strips = job->n_strips, step = n_strips > 1 ? step_panels(job) : all->n_panels;
     for (int p = 0; p < all->n_panels; p += step)
         for (int i = 0; i < n_strips; i++) {
             int r0 = all->m * i / n_strips, r1 = all->m * (i + 1) / n_strips;
@@ -178,13 +186,13 @@ static int row_tiles_of(const struct quant_job *job)
     return (int)MIN(tiles, most);
 }
 
-/* Returns the most rows of a product that take `direct`. */
+/* Returns the most rows of a product that take `direct`. Widening 6 bits for each strip takes
+ * longer than widening them once. */
 static int most_direct_rows(const struct quant_job *job)
 {
     for (int i = 0; i < job->n_parts; i++)
         if (job->part[i].w->dtype == DTYPE_Q6_K)
-            return job->kernels
-                ->direct_rows; /* widening 6 bits for each strip takes longer */
+            return job->kernels->direct_rows;
     return MAX(job->kernels->direct_rows, job->kernels->strip_rows);
 }
 
@@ -196,9 +204,12 @@ static void multiply_rows(struct quant_job *job)
     job->n_row_tiles = job->direct ? 1 : row_tiles_of(job);
     job->streams = job->direct && job->kernels->direct_stream != NULL &&
                    cpu_reads_one_stream();
-    job->tile_panels = job->streams  ? STREAM_N_PANELS
-                       : job->direct ? DIRECT_N_PANELS
-                                     : TILE_N_PANELS;
+    job->n_strips = (job->m + job->kernels->direct_rows - 1) / job->kernels->direct_rows;
+    int step = step_panels(job);
+    bool reads = step == DIRECT_N_PANELS; /* memory takes longer than arithmetic */
+    job->tile_panels = !job->direct            ? TILE_N_PANELS
+                       : job->streams && reads ? STREAM_N_PANELS
+                                               : step;
     rows_run(job->s, job->m, job->m * job->a.cols, round_rows, job);
     long n_items = 0;
     for (int i = 0; i < job->n_parts; i++) {
@@ -208,7 +219,8 @@ static void multiply_rows(struct quant_job *job)
         n_items += p->n_items;
     }
     if (job->direct) {
-        stretches_init(&job->stretches, n_items, DIRECT_N_PANELS / job->tile_panels,
+        stretches_init(&job->stretches, n_items,
+                       reads ? DIRECT_N_PANELS / job->tile_panels : 1,
                        pool_threads(job->s->pool));
     } else {
         job->items.n = n_items;

@@ -8,8 +8,8 @@
 #define EACH_ROW   _Pragma("GCC unroll 8") for (int r = 0; r < n_rows; r++)
 #define EACH_PANEL _Pragma("GCC unroll 4") for (int j = 0; j < n_panels; j++)
 /* Prefetch distance, as in kern_matmul.h. It is not a power of two: 2 and 4 KiB were up to a tenth
- * slower than smaller or larger distances (docs/perf/). */
-#define FETCH_BYTES(n_rows) ((n_rows) <= 2 ? 3072 : 4352)
+ * slower than smaller or larger distances (docs/perf/). From 5 rows on a single panel is read. */
+#define FETCH_BYTES(n_rows) ((n_rows) <= 2 ? 3072 : (n_rows) <= 4 ? 4352 : 12608)
 
 /* --- rounding -------------------------------------------------------------------------------- */
 
@@ -38,8 +38,6 @@ static uint32_t largest_bits(const float *a, int64_t n)
     }
     return top;
 }
-
-#define INFINITY_BITS 0x7f800000u
 
 /* --- few rows -------------------------------------------------------------------------------- */
 
