@@ -612,7 +612,11 @@ struct json *json_new_array(void)
 
 struct json *json_share(const struct json *v)
 {
-    return wrap(v != NULL ? json_incref(node(v)) : json_null());
+    json_t *j = v != NULL ? node(v) : json_null();
+    /* Threads share values: json_incref would read the count beside their writes. */
+    if (__atomic_load_n(&j->refcount, __ATOMIC_RELAXED) != SIZE_MAX)
+        __atomic_add_fetch(&j->refcount, 1, __ATOMIC_RELAXED);
+    return wrap(j);
 }
 
 /* Makes a JSON string of any bytes; each byte that is not valid UTF-8 becomes U+FFFD. */

@@ -76,12 +76,6 @@ static bool read_line(const char *path, char *out, int n)
     return ok;
 }
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), k = strlen(end);
-    return n >= k && strcmp(text + n - k, end) == 0;
-}
-
 /* Returns the reason if the device is a volume that keeps older blocks. A volume with snapshots
  * stands above a device named "..-real", a snapshot above one named "..-cow", and a thin volume above
  * its pool. */
@@ -99,9 +93,10 @@ static const char *by_volume(dev_t device)
                  major(device), minor(device), below.name[i]);
         if (!read_line(path, name, sizeof name))
             continue;
-        if (ends_with(name, "-real") || ends_with(name, "-cow"))
+        const char *dash = strrchr(name, '-'), *end = dash != NULL ? dash : name;
+        if (strcmp(end, "-real") == 0 || strcmp(end, "-cow") == 0)
             why = "the volume has a snapshot, which keeps the old blocks";
-        else if (ends_with(name, "-tpool"))
+        else if (strcmp(end, "-tpool") == 0)
             why = "the volume is thin: a snapshot of it keeps the old blocks";
     }
     io_names_free(&below);

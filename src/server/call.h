@@ -56,8 +56,8 @@ struct server {
     /* Truncation for requests that ask for it; fixed once the server is ready. ratio 0: no request
      * can be truncated. */
     struct hcache_truncation truncation;
-    struct shelf *shelf;   /* files and batches; NULL: there are none. Borrowed. */
-    struct runner *runner; /* runs the shelf's batches */
+    struct shelf *shelf; /* files and batches; NULL: there are none. Borrowed. */
+    _Atomic(struct runner *) runner; /* runs the shelf's batches */
     int batch_sequences;
     struct MHD_Daemon **daemons; /* [o.http_threads] one per loop */
     struct loops *loops;

@@ -911,7 +911,10 @@ static int start_batches(struct server *s, struct hcache *h, struct err *err)
         .began = batch_began,
         .ended = batch_ended,
         .arg = s};
-    return runner_start(&r, &s->runner, err);
+    struct runner *runner = NULL;
+    int rc = runner_start(&r, &runner, err);
+    s->runner = runner; /* loading models may read it at once */
+    return rc;
 }
 
 int server_ready(struct server *s, struct hcache *h, struct err *err)

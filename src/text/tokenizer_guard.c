@@ -148,11 +148,6 @@ static bool take_holders(char *s, size_t *n, const char *holder, struct guards *
     return true;
 }
 
-static int no_memory(size_t n, struct err *err)
-{
-    return err_set(err, -ENOMEM, "no memory to normalize a text of %zu bytes", n);
-}
-
 int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s_at,
                      const char *s, size_t n, struct guards *moved, char **out,
                      size_t *n_out, struct err *err)
@@ -173,7 +168,7 @@ int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s
     char *held = mem_try(n + (last - first) * HOLDER_BYTES + 1), *normal = NULL;
     size_t to = 0, n_normal;
     if (held == NULL)
-        return no_memory(n, err);
+        return err_set(err, -ENOMEM, "no memory to normalize a text of %zu bytes", n);
     for (size_t i = 0; i < n; i++) {
         for (; first < last && g->at[first] == s_at + i; first++, to += HOLDER_BYTES)
             memcpy(held + to, holder, HOLDER_BYTES);
@@ -183,7 +178,7 @@ int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s
                                  &n_normal, err);
     free(held);
     if (rc == 0 && !take_holders(normal, &n_normal, holder, moved))
-        rc = no_memory(n, err);
+        rc = err_set(err, -ENOMEM, "no memory to normalize a text of %zu bytes", n);
     if (rc != 0) {
         free(normal);
         return rc;
