@@ -22,7 +22,6 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/pool.h"
-#include "base/process.h"
 #include "bench/bench.h"
 #include "base/json.h"
 #include "model/pack_file.h"
@@ -185,6 +184,19 @@ static int measure_disk(const struct bench *b, struct disk_speed *s, struct err 
 
 /* --- one budget ------------------------------------------------------------------------------- */
 
+/* Returns the peak resident memory of this process, in bytes; 0: not known. */
+static uint64_t memory_peak(void)
+{
+    char line[256];
+    unsigned long kib = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f != NULL && kib == 0 && fgets(line, sizeof line, f) != NULL)
+        (void)sscanf(line, "VmHWM: %lu", &kib);
+    if (f != NULL)
+        fclose(f);
+    return (uint64_t)kib << 10;
+}
+
 /* Resets the peak of memory, if the kernel can. */
 static void forget_peak(void)
 {
@@ -334,8 +346,8 @@ static int add_row(struct bench *b, struct stack *k, const char *budget, bool de
     if (rc == 0)
         rc = run_row(b, k, r, decodes ? size : 1, decodes ? b->a->prompt : size,
                      decodes ? b->a->tokens : 0, err);
-    if (process_memory_peak() > b->peak)
-        b->peak = process_memory_peak();
+    if (memory_peak() > b->peak)
+        b->peak = memory_peak();
     r->peak_rss = b->peak;
     if (rc == 0 && st.n_streamed > 0)
         rc = measure_disk(b, &after, err);
@@ -354,7 +366,7 @@ static int run_budget(struct bench *b, const char *budget, struct err *err)
     struct stack k;
     forget_peak();
     int rc = open_with(b, budget, &k, err);
-    b->peak = process_memory_peak();
+    b->peak = memory_peak();
     for (int i = 0; rc == 0 && i < b->a->prefills.n; i++)
         rc = add_row(b, &k, budget, false, b->prefills[i], err);
     for (int i = 0; rc == 0 && i < b->a->batches.n; i++)

@@ -643,6 +643,8 @@ static int open_state(struct stack *k, struct err *err)
         spans_end(k->o.spans, "memory for copies");
         rc = open_profile(k, work, s, err);
         k->platform.weights_s = mean_weights_s(k->model);
+        k->platform.unseal_bytes_per_s = pool_threads(k->dev->pool) *
+                                         store_unseal_bytes_per_s(k->store);
         spans_end(k->o.spans, "profile");
     }
     model_work_destroy(work);

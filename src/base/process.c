@@ -180,9 +180,3 @@ uint64_t process_memory_left(void)
     uint64_t least = MIN(free_bytes, group);
     return least == UINT64_MAX ? 0 : least;
 }
-
-uint64_t process_memory_peak(void)
-{
-    uint64_t peak = number_in("/proc/self/status", "VmHWM:", 1024);
-    return peak == UINT64_MAX ? 0 : peak;
-}

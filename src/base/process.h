@@ -19,7 +19,5 @@ uint64_t process_memory_left(void);
  * UINT64_MAX if none has a limit. groups: the path of /proc/self/cgroup; root: of /sys/fs/cgroup.
  * Reads versions 1 and 2 of control groups. */
 uint64_t process_group_memory_left(const char *groups, const char *root);
-/* Returns the peak resident memory of this process, in bytes. */
-uint64_t process_memory_peak(void);
 
 #endif

@@ -44,7 +44,8 @@ static struct record_cost cost_of(const struct platform *p, const struct plan_ra
     if (r->state_bytes > 0) {
         c.state_io_s = (t->request_s + r->state_bytes / t->bytes_per_s) *
                        platform_correction_factor(&t->correction);
-        c.state_comp_s = r->state_bytes / p->kv_bytes * platform_kv_s(p, 1);
+        c.state_comp_s = r->state_bytes / p->kv_bytes * platform_kv_s(p, 1) +
+                         platform_unseal_s(p, r->state_bytes);
     }
     for (int k = RECORD_HIDDEN; k <= RECORD_KV; k++) {
         enum platform_record kind = (enum platform_record)k;
@@ -56,7 +57,8 @@ static struct record_cost cost_of(const struct platform *p, const struct plan_ra
             c.io_s[k] = fmax(c.io_s[k], up_s);
         c.up_s[k] = p->n_stages > 1 ? up_s : 0;
         c.stored_bytes[k] = bytes * share;
-        c.unpack_s[k] = share < 1 ? platform_unpack_s(p, bytes) : 0;
+        c.unpack_s[k] = (share < 1 ? platform_unpack_s(p, bytes) : 0) +
+                        platform_unseal_s(p, c.stored_bytes[k]);
     }
     return c;
 }

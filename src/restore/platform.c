@@ -493,6 +493,12 @@ double platform_unpack_s(const struct platform *p, double n_bytes)
     return s * platform_correction_factor(&p->kv_correction);
 }
 
+double platform_unseal_s(const struct platform *p, double n_bytes)
+{
+    double s = p->unseal_bytes_per_s > 0 ? n_bytes / p->unseal_bytes_per_s : 0;
+    return s * platform_correction_factor(&p->kv_correction);
+}
+
 /* Returns the time to copy one byte from the host to the device, or 0 if memory is unified. Each
  * rank copies K and V of its own heads. Every rank needs whole hidden states: each rank copies a
  * share, and then the ranks gather the shares. */

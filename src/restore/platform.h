@@ -108,6 +108,9 @@ struct platform {
      * the way from memory to memory included; 0: not measured, or state of this type is not packed.
      * */
     double unpack_bytes_per_s;
+    /* Bytes per second that all compute threads together decrypt (store_unseal_bytes_per_s); 0: the
+     * store is not encrypted. Measured at each start, and not in the text. */
+    double unseal_bytes_per_s;
     /* The share of its bytes that packing leaves of state, where a plan does not look at records
      * (plan_layers_uniform); 0: it is not packed. Whoever plans sets it, and the text leaves it
      * out. */
@@ -196,6 +199,8 @@ double platform_stored_read_s(const struct platform *p, int tier, int64_t n_toke
                               enum platform_record kind, double share);
 /* Returns the compute time to unpack records to n_bytes; 0 if the speed was not measured. */
 double platform_unpack_s(const struct platform *p, double n_bytes);
+/* Returns the seconds to decrypt n_bytes as they are stored; 0: the store is not encrypted. */
+double platform_unseal_s(const struct platform *p, double n_bytes);
 /* Returns the time to bring these records up to their stage, gathering hidden states included; 0
  * where memory is unified. */
 double platform_up_s(const struct platform *p, int tier, int64_t n_tokens,

@@ -464,14 +464,11 @@ static void stream_record(struct stream *st, const struct sha256 *key,
         st->status = -EIO;
         return;
     }
-    if (st->files->seal == NULL) {
-        r->checksum = media_record_checksum(from, bytes);
-    } else {
-        bytes = stream_seal(st, key, r, from, bytes);
-        if (bytes == NULL)
-            return;
-        r->checksum = checksum64(bytes, r->n_bytes);
-    }
+    const bool seals = st->files->seal != NULL;
+    if (seals && (bytes = stream_seal(st, key, r, from, bytes)) == NULL)
+        return;
+    r->checksum = seals ? checksum64(bytes, r->n_bytes)
+                        : media_record_checksum(from, bytes);
     stream_pad(st, r->offset);
     stream_put(st, bytes, r->n_bytes);
     if (st->copy != NULL)

@@ -36,11 +36,6 @@ struct home {
 };
 
 void home_deinit(struct home *h);
-/* Returns the mark of the store's seal; 0: the store is not encrypted. */
-static inline uint64_t home_mark(const struct home *h)
-{
-    return h->seal != NULL ? seal_mark(h->seal) : 0;
-}
 
 /* Returns "dir/name"; the caller frees it. */
 char *home_path(const char *dir, const char *name);

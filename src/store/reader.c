@@ -414,6 +414,11 @@ size_t store_read_room(const struct store *s, size_t n_bytes)
            (s != NULL && s->home.seal != NULL ? STORE_ALIGN : 0);
 }
 
+double store_unseal_bytes_per_s(const struct store *s)
+{
+    return s->home.seal != NULL ? seal_open_bytes_per_s(s->home.seal) : 0;
+}
+
 /* Decrypts a record at dst. Returns false if it is not what was written. */
 static bool unseal(struct store_read *read)
 {
@@ -431,32 +436,24 @@ static bool unseal(struct store_read *read)
     return true;
 }
 
-/* Decrypts and so checks a record, as store_read_check. */
-static int unseal_check(struct store_read *read, struct err *err)
+/* Returns the checksum of a record's bytes, which it decrypts. */
+static uint64_t sum_of(struct store_read *read)
 {
-    int rc = 0;
-    if (unseal(read))
-        return 0;
-    if (read->was_cached) {
-        rc = read_directly(read, err);
-        if (rc == 0 && unseal(read))
-            return 0;
-    }
-    return rc == 0 ? store_read_judge(read, ~read->checksum, err) : rc;
+    if (!read->is_sealed)
+        return checksum64(read->bytes, read->n_bytes);
+    return unseal(read) ? read->checksum : ~read->checksum;
 }
 
 int store_read_check(struct store_read *read, struct err *err)
 {
     if (read->status != 0)
         return err_set(err, read->status, "a record could not be read");
-    if (read->is_sealed)
-        return unseal_check(read, err);
-    uint64_t sum = checksum64(read->bytes, read->n_bytes);
+    uint64_t sum = sum_of(read);
     if (read->was_cached && sum != read->checksum) {
         int rc = read_directly(read, err);
         if (rc != 0)
             return rc;
-        sum = checksum64(read->bytes, read->n_bytes);
+        sum = sum_of(read);
     }
     return store_read_judge(read, sum, err);
 }

@@ -261,7 +261,8 @@ static int index_match(const struct store *s, const struct index_meta *meta,
 {
     if (memcmp(meta->uuid, s->home.uuid, sizeof s->home.uuid) != 0 ||
         meta->n_devices != (uint32_t)s->media->n_devices ||
-        meta->segment_bytes != s->media->segment_bytes || meta->mark != home_mark(&s->home))
+        meta->segment_bytes != s->media->segment_bytes ||
+        meta->mark != seal_mark(s->home.seal))
         return err_set(err, ERR_MISMATCH,
                        "%s is the index of another store; remove it to have it rebuilt",
                        s->ledger.path);
@@ -306,7 +307,7 @@ static int index_recover(struct store *s, const char *dir, struct err *err)
     meta = (struct index_meta){.n_devices = (uint32_t)s->media->n_devices,
                                .segment_bytes = s->media->segment_bytes,
                                .next_id = 1,
-                               .mark = home_mark(&s->home)};
+                               .mark = seal_mark(s->home.seal)};
     memcpy(meta.uuid, s->home.uuid, sizeof meta.uuid);
     rc = store_rebuild(s, dir, &meta, err);
     if (rc == 0)

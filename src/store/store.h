@@ -576,6 +576,9 @@ static inline bool store_read_is_in_dst(const struct store_read *read)
  * store that is not encrypted. */
 size_t store_read_room(const struct store *s, size_t n_bytes);
 
+/* As seal_open_bytes_per_s; 0: the store is not encrypted. */
+double store_unseal_bytes_per_s(const struct store *s);
+
 /* Opens a reader with an I/O queue of its own. `staging` (may be NULL) is one region that holds
  * every dst and is registered with the I/O backend once. */
 int store_reader_open(struct store *s, int depth, void *staging, size_t staging_bytes,

@@ -276,7 +276,7 @@ static int superblocks_write(const struct store_opts *opts, const struct superbl
     else
         rc = io_random(opts->io, out->uuid, sizeof out->uuid, err);
     struct seal *seal = seal_of(opts, out);
-    out->mark = seal != NULL ? seal_mark(seal) : 0;
+    out->mark = seal_mark(seal);
     seal_free(seal);
     for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
         out->device = (uint32_t)i;
@@ -294,7 +294,7 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
         struct superblock sb = {.device = (uint32_t)i,
                                 .n_devices = (uint32_t)s->home.n_dirs,
                                 .segment_bytes = s->media->segment_bytes,
-                                .mark = home_mark(&s->home)};
+                                .mark = seal_mark(s->home.seal)};
         char *path = home_path(s->home.dirs[i], "superblock");
         struct io_file *file = NULL;
         size_t got;
@@ -372,7 +372,7 @@ static int key_fits(const struct store_opts *opts, const struct superblock *sb,
                     struct err *err)
 {
     struct seal *seal = seal_of(opts, sb);
-    uint64_t mark = seal != NULL ? seal_mark(seal) : 0;
+    uint64_t mark = seal_mark(seal);
     seal_free(seal);
     if (mark == sb->mark)
         return 0;

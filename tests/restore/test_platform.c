@@ -281,8 +281,13 @@ static void test_costs_of_packed_records(void **state)
     p.tier[0].up_bytes_per_s = 0;
     plan_layers_uniform(&p, 0, 128, 1, &l);
     assert_true(l.io_kv_s == 2 * 2 + 64);
+    p.unseal_bytes_per_s =
+        1024; /* of an encrypted store: of the bytes as they are stored */
+    plan_layers_uniform(&p, 0, 128, 1, &l);
+    assert_true(l.comp_h_s == 64 + 32 + 32 && l.comp_kv_s == 64 + 64 + 64);
+    assert_true(l.comp_tok_last_s == 64);
     p.kv_correction.log2 = 1;
-    assert_true(platform_unpack_s(&p, 4096) == 4);
+    assert_true(platform_unpack_s(&p, 4096) == 4 && platform_unseal_s(&p, 4096) == 8);
 }
 
 /* Observed products correct only the costs of products, and observed loads only the costs of

@@ -61,6 +61,7 @@ static int life(const char *kind, const uint8_t *key)
     p.opts.key = key;
     st_keys(&ours, N, keys);
     struct store *s = st_open(&p);
+    assert_int_equal(store_unseal_bytes_per_s(s) > 1e6, key != NULL);
     st_must_save(s, &ours, N);
     assert_int_equal(store_pin_until(s, keys, N, clock_wall_s() + 999, &err), 0);
     int n = shown(&p);
