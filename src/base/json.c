@@ -613,7 +613,7 @@ struct json *json_new_array(void)
 struct json *json_share(const struct json *v)
 {
     json_t *j = v != NULL ? node(v) : json_null();
-    /* Threads share values: json_incref would read the count beside their writes. */
+    /* Threads share values, and jansson reads the count without atomics. */
     if (__atomic_load_n(&j->refcount, __ATOMIC_RELAXED) != SIZE_MAX)
         __atomic_add_fetch(&j->refcount, 1, __ATOMIC_RELAXED);
     return wrap(j);
