@@ -100,7 +100,7 @@ SRC   := $(if $(filter fuzz,$(VARIANT)),$(FUZZED) $(filter-out src/tensor/% src/
 # sanitizer uses it, and so does coverage.  Tests that also need other directories are left out.
 FOLDERS ?= $(if $(filter cov,$(VARIANT)),base io store seal)
 NEED_OTHERS := tests/api/test_retoken.c tests/store/test_victims.c
-SRC   := $(if $(FOLDERS),$(filter $(FOLDERS:%=src/%/%) $(FOLDERS:%=lib/%/%),$(SRC)),$(SRC))
+SRC   := $(if $(FOLDERS),$(filter $(FOLDERS:%=src/%/%) $(FOLDERS:%=lib/%/%) src/tensor/dtype.c,$(SRC)),$(SRC))
 APPS  := $(sort $(wildcard apps/*.c))
 BENCH := $(sort $(wildcard bench/*.c))
 # For tests and experiments: a simulated disk, simulated caches and loads.
@@ -372,8 +372,8 @@ damage:
 
 # A part of the asan run, in minutes instead of an hour: the code that reads bytes from outside,
 # without the kernels.
-SMOKE := base io jinja text model store remote api
-SMOKE_TESTS := ^(base|io|jinja|remote)/|^text/test_(gguf_tokenizer|tokenizer_json)$$|^model/test_(gguf|safetensors)$$|^api/test_(answers|conversations|items|provenance)$$|^store/test_(store|erase|keep|open|reader|vfs|threads|parcel|placement|remote_pace)$$
+SMOKE := base io jinja seal text model store remote api
+SMOKE_TESTS := ^(base|io|jinja|remote|seal)/|^text/test_(gguf_tokenizer|tokenizer_json)$$|^model/test_(gguf|safetensors)$$|^api/test_(answers|conversations|items|provenance)$$|^store/test_(store|erase|keep|open|reader|vfs|threads|parcel|placement|remote_pace)$$
 SMOKE_BIN = $(shell cd tests && printf '%s\n' */test_*.c | sed 's/\.c$$//' | grep -E '$(SMOKE_TESTS)' | sed 's,^,build/smoke/tests/,')
 asan-smoke:
 	@$(MAKE) --no-print-directory $(JOBS) VARIANT=asan B=build/smoke FOLDERS='$(SMOKE)' $(SMOKE_BIN)
