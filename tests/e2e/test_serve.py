@@ -418,7 +418,7 @@ def test_reuse():
     equal("more than the KV cache holds: all get what each gets alone", together, alone)
     text = s.request("GET", "/metrics")[2]
     documented = open("docs/SERVER.md").read()
-    names = {line.split()[2][len("hcache_"):] for line in text.split("\n") if line.startswith("# TYPE")}
+    names = {line.split()[2].removeprefix("hcache_").removeprefix("llamacpp:") for line in text.split("\n") if line.startswith("# TYPE")}
     equal("every metric is in docs/SERVER.md", sorted(n for n in names if f"`{n}" not in documented), [])
     bounds = documented[documented.index("## Fields and their bounds"):]
     missing, wrong = [], []
