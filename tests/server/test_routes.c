@@ -336,11 +336,11 @@ static const char *const common[] = {
 /* Returns whether the script leaves a header out. *n_common counts those that all answers have. */
 static bool is_left_out(const char *line, size_t n, int *n_common)
 {
-    static const char *const names[] = {"Date:", "Connection:", "Content-Length:"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    static const char *const names[] = {
+        "Date:", "Connection:", "Content-Length:", "Process-Start-Time-Unix:"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (strncasecmp(line, names[i], strlen(names[i])) == 0)
             return true;
-    }
     for (size_t i = 0; i < sizeof common / sizeof common[0]; i++) {
         if (strlen(common[i]) == n && strncmp(line, common[i], n) == 0) {
             ++*n_common;
