@@ -108,8 +108,10 @@ static int by_size(const void *a, const void *b)
 /* Returns the share-th value of sorted times. */
 static double share_of(struct times *t, double share)
 {
+    if (t->n == 0)
+        return 0;
     qsort(t->at, t->n, sizeof *t->at, by_size);
-    return t->n == 0 ? 0 : t->at[MIN((size_t)((double)t->n * share), t->n - 1)];
+    return t->at[MIN((size_t)((double)t->n * share), t->n - 1)];
 }
 
 static double mean_of(const struct times *t)
