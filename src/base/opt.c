@@ -733,6 +733,7 @@ bool opt_begin(const struct opt_cmd *cmd, int argc, char **argv, void *values,
         *exit_code = opt_usage(cmd, "%s", err.msg);
         return false;
     }
+    *exit_code = 0;
     if (help == OPT_HELP_NONE)
         return true;
     static void (*const print[])(const struct opt_cmd *, FILE *) = {
@@ -744,6 +745,5 @@ bool opt_begin(const struct opt_cmd *cmd, int argc, char **argv, void *values,
     print[help](cmd, stdout);
     opt_end(*parsed);
     *parsed = NULL;
-    *exit_code = 0;
     return false;
 }

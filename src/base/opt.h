@@ -127,9 +127,9 @@ struct opt_parsed; /* owns the strings and lists that the values point to */
 /* --- for commands ------------------------------------------------------------------- */
 
 /* Parses the process's arguments (argv[0] is the command's name), environment and config file into
- * `values`.  Returns true if the command should run; the caller then owns *parsed.  Returns false,
- * with exit code 0 or 2, after --help (printed on stdout; --help=markdown and =man are for docs,
- * =words for completion) or after an error (printed on stderr). */
+ * `values`.  Returns true if the command should run; the caller then owns *parsed.  Returns false
+ * after --help (printed on stdout; --help=markdown and =man are for docs, =words for completion) or
+ * after an error (printed on stderr). *exit_code is 2 after an error, else 0. */
 bool opt_begin(const struct opt_cmd *cmd, int argc, char **argv, void *values,
                struct opt_parsed **parsed, int *exit_code);
 void opt_end(struct opt_parsed *p); /* NULL is allowed */
