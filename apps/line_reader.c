@@ -130,11 +130,12 @@ static void edit_open(struct line_reader *r)
     el_set(r->edit, EL_PROMPT, prompt);
     el_set(r->edit, EL_EDITOR, "emacs");
     el_set(r->edit, EL_HIST, history, r->history);
-    el_set(r->edit, EL_ADDFN, "drop-line", "Drops the line", drop_line);
+    /* el_set would copy the names and never free them. */
+    el_wset(r->edit, EL_ADDFN, L"drop-line", L"Drops the line", drop_line);
     el_set(r->edit, EL_BIND, "^C", "drop-line", NULL);
     el_set(r->edit, EL_BIND, "^R", "em-inc-search-prev", NULL);
     el_set(r->edit, EL_BIND, "^I", "ed-insert", NULL); /* keeps tabs of pasted code */
-    el_set(r->edit, EL_ADDFN, "take-paste", "Takes pasted text", take_paste);
+    el_wset(r->edit, EL_ADDFN, L"take-paste", L"Takes pasted text", take_paste);
     el_set(r->edit, EL_BIND, "\\e[200~", "take-paste", NULL);
     r->pastes = terminal != NULL && strcmp(terminal, "dumb") != 0;
     el_set(r->edit, EL_SETTY, "-d", "-isig", NULL);
