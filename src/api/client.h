@@ -74,8 +74,7 @@ struct client {
     bool repeatable, has_seed;
     const char *request_name; /* at most 32 characters */
     int64_t created_s;
-    uint64_t
-        seed; /* with has_seed: seed of requests that name none; else each draws its own */
+    uint64_t seed; /* of requests that name none; without has_seed each draws its own */
     int max_queue; /* most requests that may wait; 0: unknown */
     int own_queue; /* requests of this salt that may wait although max_queue others do */
     const struct client_calls *calls;

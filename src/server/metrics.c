@@ -163,7 +163,7 @@ static void restore_metrics(struct textbuf *b, const struct hcache_stats *st)
            (double)st->n_misses);
 }
 
-/* llama-server's names of what both servers count. */
+/* Prints what llama-server counts, too, under its names. */
 static void llama_metrics(struct textbuf *b, const struct hcache_stats *st)
 {
     const struct {

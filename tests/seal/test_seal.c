@@ -1,4 +1,4 @@
-/* test_seal.c - sealed bytes are those of an independent program, and open for nobody else. */
+/* test_seal.c - sealed bytes equal an independent program's, and only their own seal opens them. */
 #include "seal/seal.h"
 
 #include <setjmp.h>
