@@ -1,4 +1,5 @@
 """Results in the form that tools/run_tests.sh reads: "ok 1 - name", "not ok 2 - name", "1..2"."""
+import os
 import shutil
 import sys
 import tempfile
@@ -40,10 +41,11 @@ def raises(kind, call):
     return None
 
 
-def run_each(tests, name):
+def run_each(tests, name, mode=0o700):
     """Runs the tests, or those whose names (without "test_") are arguments, each with a folder."""
     for test in [t for t in tests if not sys.argv[1:] or t.__name__[5:] in sys.argv[1:]]:
         folder = tempfile.mkdtemp(prefix=f"hcache-{name}.")
+        os.chmod(folder, mode)
         try:
             test(folder)
         except Exception as e:  # noqa: BLE001

@@ -1,15 +1,13 @@
 """Only one process writes to a store. A second process is refused with the name of the first, by
 whatever path it opens the directory. The state that the first process has stored stays intact."""
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 
 sys.path.insert(0, os.path.dirname(__file__))
 from disks import IS_ROOT, can  # noqa: E402
 from serve_client import HC, SAVING, Server  # noqa: E402
-from tap import PATIENCE, check, end, equal, skip  # noqa: E402
+from tap import PATIENCE, check, equal, run_each, skip  # noqa: E402
 
 MODEL = "models/demo"
 TEXT = "Tell me about the little bird who lived in the tall green tree. " * 20
@@ -58,10 +56,4 @@ def main(tmp):
     check("nothing is damaged", p.returncode == 0 and "0 damaged" in p.stdout, p)
 
 
-folder = tempfile.mkdtemp(prefix="hcache-one.")
-try:
-    main(folder)
-except Exception as e:  # noqa: BLE001
-    check(f"ended with {e!r}", False)
-shutil.rmtree(folder, ignore_errors=True)
-end()
+run_each([main], "one")

@@ -12,7 +12,7 @@ import tempfile
 sys.path.insert(0, os.path.dirname(__file__))
 from disks import AS_USER, NOBODY, can, fill, folder_of, mounted  # noqa: E402
 from serve_client import HC, SAVING, Server, files_under, until  # noqa: E402
-from tap import check, end, equal, skip  # noqa: E402
+from tap import check, equal, run_each, skip  # noqa: E402
 
 MODEL = "models/demo"
 SECRET = "The little bird hid a golden acorn under the seventh stone of the old garden wall. "
@@ -203,12 +203,4 @@ tests = [test_noted, test_forgotten, test_unavailable, test_full]
 if not can([*AS_USER, HC, "--version"]):
     skip("denied stores", "the program cannot be run as another user here")
     tests = []
-for test in [t for t in tests if not sys.argv[1:] or t.__name__[5:] in sys.argv[1:]]:
-    folder = tempfile.mkdtemp(prefix="hcache-owed.")
-    os.chmod(folder, 0o755)
-    try:
-        test(folder)
-    except Exception as e:  # noqa: BLE001
-        check(f"{test.__name__} ended with {e!r}", False)
-    shutil.rmtree(folder, ignore_errors=True)
-end()
+run_each(tests, "owed", 0o755)
