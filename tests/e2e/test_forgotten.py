@@ -151,7 +151,7 @@ def test_interrupted(tmp):
         # repeated if the answer ended before the kill: the machine may have paused this test
         # meanwhile
         for _ in range(20):
-            server = serve(store)
+            server = serve(store, "--speculate", "off")  # guessed tokens would end the answer too soon
             name = talk(server, 1) if text[0] == "T" else server.post("/v1/conversations", {})[2]["id"]
             respond(server, text, conversation=name)
             s = Stream(server, "/v1/responses", {"input": text, "conversation": name, "temperature": 0, "stream": True,
@@ -161,8 +161,8 @@ def test_interrupted(tmp):
                 n += e["type"] == "response.output_text.delta"
                 if n == 90:
                     break
-            # the chunks are committed
-            until(lambda: server.request("GET", "/v1/cache/stats")[2]["tiers"][0]["chunks"] >= 3)
+            # the writer commits many chunks at once, and the answer would end first
+            server.post("/v1/cache/flush", {})
             server.kill()
             s.close()
             server = serve(store)
