@@ -135,7 +135,7 @@ static int check_form(const struct form *form, bool is_whole, struct fault *f)
     if (!is_whole)
         return fault_set(f, 400, NULL, NULL,
                          "the body must be a form (multipart/form-data) with file and "
-                         "purpose");
+                         "purpose, and a boundary of 2 to 70 characters");
     if (form->has_unknown)
         return fault_set(f, 400, "unknown_parameter", form->unknown,
                          "unknown parameter '%s'", form->unknown);
