@@ -8,9 +8,10 @@ empty KV cache.  The counts are set to zero, and it answers the next turn, whose
 restored from the store.  For each thread that ran code of src/ or apps/ (named by its outermost
 function there) it prints:
   ran       the files of which at least one line ran
-  crossed   the files that call into another directory.  base/ and headers count as language here: a call
-            into base/ crosses nothing.
---files lists the crossed files.
+  crossed   the files that call into another folder of src/, lib/ or apps/.  base/ and headers count as
+            language here: a call into base/ crosses nothing, and neither does a call that the
+            server makes when it is idle, too.
+--files lists the crossed files, with the folders and functions that they call.
 
 Exit status 1: a function that docs/LIFE.md names did not run, or more files were crossed than
 tools/tidy/budgets.txt allows."""
@@ -60,6 +61,8 @@ def record(hcache, folder):
     # lets the work that a server does after its start end: it does not belong to the turn
     time.sleep(5)
     control(["-z"], p.pid)
+    time.sleep(7)  # what an idle server does by its clock does not belong to the turn, either
+    control(["-d", "idle"], p.pid)
     turn = chat(port, first + [answer, {"role": "user", "content": "And what of the whales?"}], 8)
     time.sleep(2)  # lets the server save the chunks that the turn has filled
     control(["-d", "turn"], p.pid)
@@ -96,7 +99,7 @@ def read(path):
         elif line.startswith("calls="):
             after_call = True
             if source(here) and source(callee or here):
-                calls.add((source(here), source(callee or here)))
+                calls.add((source(here), source(callee or here), callee_name))
                 called.add(callee_name)
             callee = None
         elif re.match(r"[+\-*\d]\S* \d+", line):
@@ -110,15 +113,16 @@ def read(path):
 
 
 def folder_of(path):
-    return os.path.dirname(path)
+    """Returns the folder: src/store for src/store/remote/remote.c, too."""
+    return "/".join(path.split("/")[:2])
 
 
 def crossed(calls):
-    to = collections.defaultdict(set)
-    for a, b in calls:
+    to = collections.defaultdict(lambda: collections.defaultdict(set))
+    for a, b, name in calls:
         if not folder_of(b).endswith("/base") and not folder_of(a).endswith("/base") and folder_of(a) != folder_of(b) \
                 and a.endswith(".c") and b.endswith(".c"):
-            to[a].add(folder_of(b))
+            to[a][folder_of(b)].add(re.sub(r"[.'].*", "", name))
     return to
 
 
@@ -131,7 +135,8 @@ def main():
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         cached, prompt = record(o.hcache, folder)
         print(f"prompt of {prompt} tokens, {cached} of them restored")
-        for path in sorted(glob.glob(folder + "/out.*1-*")):
+        idle = set().union(*(read(path)[1] for path in glob.glob(folder + "/out.1-*")))
+        for path in sorted(glob.glob(folder + "/out.2-*")):
             ran, calls, roots, pairs = read(path)
             if not ran:
                 continue
@@ -139,13 +144,14 @@ def main():
             all_calls |= calls
             all_pairs |= pairs
             print(f"thread {path[-2:]}: ran {len(ran):3}, crossed {len(crossed(calls)):2}: {' '.join(roots)[:80]}")
-    to = crossed(all_calls)
+    to = crossed(all_calls - idle)
     c_files = [f for f in all_ran if f.endswith(".c")]
     print(f"in all: ran {len(all_ran)} files ({len(c_files)} .c) in {len({folder_of(f) for f in all_ran})} folders, "
           f"crossed {len(to)} in {len({folder_of(f) for f in to})}")
     if o.files:
         for f in sorted(to):
-            print(f"  {f} -> {' '.join(sorted(to[f]))}")
+            for folder in sorted(to[f]):
+                print(f"  {f} -> {folder}: {' '.join(sorted(to[f][folder]))}")
     named = re.findall(r"`([a-z]+/[a-z_]+\.c): ([a-z_]+)`", open("docs/LIFE.md").read())
     missing = [f"{f}: {name}" for f, name in named if ("src/" + f, name) not in all_pairs]
     for m in missing:

@@ -259,7 +259,7 @@ int jinja_render(const struct jinja_template *t, const struct jinja_input *in, c
 {
     struct jinja_input untraced = *in;
     uint8_t *foreign;
-    untraced.traces = NULL;
+    untraced.traces = false;
     untraced.n_marks = 0;
     return jinja_render_traced(t, &untraced, text, n, &foreign, err);
 }
@@ -302,7 +302,7 @@ int jinja_render_traced(const struct jinja_template *t, const struct jinja_input
     int rc = arena_init(&arena, t->limits.max_memory_bytes);
     if (rc == 0)
         rc = arena_init(&output, t->limits.max_output_bytes + LAST_PRINT);
-    if (rc == 0 && in->traces != NULL)
+    if (rc == 0 && in->traces)
         rc = jtrace_init(&trace, &arena, &output, in);
     if (rc != 0) {
         rc = err_set(err, rc, "%s: no address space for %zu bytes", t->name,
@@ -317,15 +317,15 @@ int jinja_render_traced(const struct jinja_template *t, const struct jinja_input
                       .limits = t->limits,
                       .now = in->now,
                       .shown_time = in->shown_time,
-                      .trace = in->traces != NULL ? &trace : NULL};
+                      .trace = in->traces ? &trace : NULL};
     rc = run(&j, t, in, &out);
-    if (in->traces != NULL)
+    if (in->traces)
         jtrace_end_values(&trace);
     arena_deinit(&arena);
     if (rc == 0)
         rc = hand_over(t, &out, &trace, text, n, foreign, err);
 done:
-    if (in->traces != NULL)
+    if (in->traces)
         jtrace_deinit(&trace);
     if (output.base != NULL)
         arena_deinit(&output);

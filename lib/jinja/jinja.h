@@ -92,11 +92,13 @@ struct jinja_input {
     /* [JINJA_SHOWN_BYTES] receives the first text that strftime_now returned, cut to this size;
      * unchanged if it was not called. NULL: the text is not wanted. */
     char *shown_time;
-    /* Returns whether the bytes of a string of a foreign variable are traced. Traced bytes are
-     * followed through slices, joins, replacements, macros and filters into the rendered text. key
-     * is the name of the member that holds the string; NULL for an element of a list. Names of
-     * members are always traced. traces NULL: nothing is traced. */
-    bool (*traces)(const char *key, const struct json *string);
+    /* The bytes of foreign variables' strings and of the names of their members are traced: they
+     * are followed through slices, joins, replacements, macros and filters into the rendered text.
+     * Not traced is a string in a member `own_key` that is one of the own_values, which NULL ends;
+     * own_key NULL: there is none. */
+    bool traces;
+    const char *own_key;
+    const char *const *own_values;
     struct jinja_mark
         *marks; /* [n_marks] of at most JINJA_MARKS; without traces n_marks is 0 */
     int n_marks;

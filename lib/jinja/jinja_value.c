@@ -196,6 +196,17 @@ struct jval jval_from_foreign(struct jinja *j, const struct json *v, bool is_mar
     return out;
 }
 
+/* Returns whether a string of a foreign variable is not traced: see jinja_input.traces. */
+static bool is_own(const struct jinja_input *in, const char *key, const char *s)
+{
+    if (in->own_key == NULL || key == NULL || strcmp(key, in->own_key) != 0)
+        return false;
+    const char *const *own = in->own_values;
+    while (*own != NULL && strcmp(*own, s) != 0)
+        own++;
+    return *own != NULL;
+}
+
 static struct jval member_from_json(struct jinja *j, const char *key, const struct json *v)
 {
     struct jval out = jval_none();
@@ -229,7 +240,7 @@ static struct jval member_from_json(struct jinja *j, const char *key, const stru
     case JSON_KIND_STRING: {
         struct jstr s = {0};
         s.s = json_string_of(v, &s.n);
-        if (j->trace != NULL && j->trace->is_foreign && j->trace->in->traces(key, v))
+        if (j->trace != NULL && j->trace->is_foreign && !is_own(j->trace->in, key, s.s))
             s = jtrace_foreign(j, key, s);
         out = jval_str(s);
         break;

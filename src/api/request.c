@@ -933,10 +933,11 @@ void request_note_prompt(struct gen_params *p, const char *text, size_t n)
     p->prompt_end[k] = 0;
 }
 
-bool request_ignores(unsigned kind, const char *name, size_t n)
+bool request_ignores(const void *kind, const char *name, size_t n)
 {
     struct field d;
-    return find(name, n, kind, &d) && (d.kind == F_IGNORED || d.kind == F_EXTRA);
+    return find(name, n, *(const unsigned *)kind, &d) &&
+           (d.kind == F_IGNORED || d.kind == F_EXTRA);
 }
 
 /* Returns 1 + the number of answers in a chat's messages; 0: there are no messages. */

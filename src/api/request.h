@@ -121,8 +121,9 @@ void request_note_ignored(struct gen_params *p, const char *name);
 /* Keeps the end of the prompt's text. */
 void request_note_prompt(struct gen_params *p, const char *text, size_t n);
 
-/* Returns whether a request of that kind has a field of that name that changes nothing. */
-bool request_ignores(unsigned kind, const char *name, size_t n);
+/* Returns whether a request has a field of that name that changes nothing; kind points to the
+ * `unsigned` kind. For json_scan. */
+bool request_ignores(const void *kind, const char *name, size_t n);
 
 /* Appends the text of p->prediction. */
 void request_prediction(const struct gen_params *p, struct textbuf *out);

@@ -37,34 +37,6 @@ struct group *group_get(struct group_list *l)
     return g;
 }
 
-/* [lock] Ends the I/O thread's wait for the disk. */
-static void wake_io(struct restore_pipeline *rr)
-{
-    if (rr->waits_for_disk)
-        io_alarm_ring(&rr->alarm);
-    rr->waits_for_disk = false;
-}
-
-void restore_tell_io(struct restore_pipeline *rr)
-{
-    rr->n_io_news++;
-    pthread_cond_signal(&rr->for_io);
-    wake_io(rr);
-}
-
-void restore_group_done(struct restore_pipeline *rr, struct group *g)
-{
-    for (int i = 0; i < g->n_chunks; i++)
-        store_read_release(&g->reads[i]);
-    g->run->n_out--;
-    g->run = NULL;
-    rr->n_io_news++;
-    pthread_cond_signal(&rr->for_io);
-    if (rr->free.first == NULL) /* the I/O thread may be waiting for a free slot */
-        wake_io(rr);
-    group_put(&rr->free, g);
-}
-
 /* --- the restore pipeline --------------------------------------------------------------------- */
 
 int restore_open_reader(struct restore_pipeline *rr, struct err *err)
@@ -712,23 +684,6 @@ int restore_layers_ready(const struct restore *r)
     while (n < r->job.plan->n_layers && r->layer_left[n] == 0)
         n++;
     return n;
-}
-
-void restore_free(struct restore *r)
-{
-    struct remote_fetched unused;
-    if (r->fetch != NULL)
-        remote_fetch_end(r->fetch, &unused);
-    if (r->owns_hits)
-        store_release(r->rr->o.store, r->hits, r->found.n_hits);
-    store_release(r->rr->o.store, &r->snapshot, 1);
-    pthread_mutex_destroy(&r->fault_lock);
-    free(r->sources);
-    free(r->takes_kv);
-    free(r->tokens);
-    free(r->hits);
-    free(r->keys);
-    free(r);
 }
 
 /* [lock] Takes a restore out of the list and gives back its arrived groups. */

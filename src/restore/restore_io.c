@@ -18,6 +18,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -29,6 +30,53 @@
 #include "restore/profile.h"
 #include "restore/snapshots.h"
 #include "save/bugs.h"
+
+/* --- news for the I/O thread; what ends with a group, and with a restore ---------------------- */
+
+/* [lock] Ends the I/O thread's wait for the disk. */
+static void wake_io(struct restore_pipeline *rr)
+{
+    if (rr->waits_for_disk)
+        io_alarm_ring(&rr->alarm);
+    rr->waits_for_disk = false;
+}
+
+void restore_tell_io(struct restore_pipeline *rr)
+{
+    rr->n_io_news++;
+    pthread_cond_signal(&rr->for_io);
+    wake_io(rr);
+}
+
+void restore_group_done(struct restore_pipeline *rr, struct group *g)
+{
+    for (int i = 0; i < g->n_chunks; i++)
+        store_read_release(&g->reads[i]);
+    g->run->n_out--;
+    g->run = NULL;
+    rr->n_io_news++;
+    pthread_cond_signal(&rr->for_io);
+    if (rr->free.first == NULL) /* the I/O thread may be waiting for a free slot */
+        wake_io(rr);
+    group_put(&rr->free, g);
+}
+
+void restore_free(struct restore *r)
+{
+    struct remote_fetched unused;
+    if (r->fetch != NULL)
+        remote_fetch_end(r->fetch, &unused);
+    if (r->owns_hits)
+        store_release(r->rr->o.store, r->hits, r->found.n_hits);
+    store_release(r->rr->o.store, &r->snapshot, 1);
+    pthread_mutex_destroy(&r->fault_lock);
+    free(r->sources);
+    free(r->takes_kv);
+    free(r->tokens);
+    free(r->hits);
+    free(r->keys);
+    free(r);
+}
 
 /* --- chunks that the remote has --------------------------------------------------------------- */
 

@@ -106,11 +106,6 @@ int body_check(const struct call *c, struct fault *f)
 
 /* --- parsing into values ---------------------------------------------------------------------- */
 
-static bool is_ignored(const void *arg, const char *name, size_t n)
-{
-    return request_ignores(*(const unsigned *)arg, name, n);
-}
-
 /* Counts the memory that the values will take, before they are built. Returns 0, or -1 with *f if
  * it is too much. */
 static int reserve(struct call *c, size_t cost, struct fault *f)
@@ -153,7 +148,7 @@ static int parse(struct call *c, unsigned kind, struct fault *f)
     struct err err = {0};
     size_t cost;
     char none[1] = "", *text = c->body.p != NULL ? c->body.p : none;
-    int rc = json_scan(text, c->body.n, is_ignored, &kind, name, &cost, &err);
+    int rc = json_scan(text, c->body.n, request_ignores, &kind, name, &cost, &err);
     if (rc != 0 && c->body.n > SMALL_TEXT_BYTES)
         return bad_body(f, rc, name, &err);
     if (reserve(c, cost, f) != 0)

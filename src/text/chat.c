@@ -47,24 +47,11 @@ static struct json *variables(const struct chat_request *r)
     return vars;
 }
 
-/* Returns whether a role is one of the known ones.  Templates build markers from the role: '<|' +
- * message.role + '|>'.  These may become special tokens, so other roles must not. */
-static bool is_known_role(const struct json *v)
-{
-    static const char *const roles[] = {"system",    "developer",   "user",
-                                        "assistant", "tool",        "function",
-                                        "ipython",   "observation", "model"};
-    const char *s = json_string_of(v, NULL);
-    for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
-        if (s != NULL && strcmp(s, roles[i]) == 0)
-            return true;
-    return false;
-}
-
-static bool is_traced(const char *key, const struct json *string)
-{
-    return key == NULL || strcmp(key, "role") != 0 || !is_known_role(string);
-}
+/* Templates build markers from a role: '<|' + message.role + '|>'. These may become special tokens,
+ * so other roles than these must not. */
+static const char *const known_roles[] = {"system", "developer", "user",    "assistant",
+                                          "tool",   "function",  "ipython", "observation",
+                                          "model",  NULL};
 
 /* Removes the marks around our own tags, which are not foreign. */
 static void remove_marks(char *text, size_t *n, uint8_t *foreign, struct jinja_mark *marks,
@@ -112,7 +99,9 @@ int chat_render_prepared(const struct chat_template *t, const struct chat_reques
                                    .n_extra = 3,
                                    .now = r->now,
                                    .shown_time = r->shown_time,
-                                   .traces = foreign != NULL ? is_traced : NULL,
+                                   .traces = foreign != NULL,
+                                   .own_key = "role",
+                                   .own_values = known_roles,
                                    .marks = marks,
                                    .n_marks = foreign != NULL ? r->n_marks : 0};
     int rc = foreign != NULL ? jinja_render_traced(t->jinja, &in, text, n, foreign, err)

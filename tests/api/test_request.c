@@ -518,13 +518,13 @@ static void neutral_values_are_accepted(void **state)
         snprintf(body, sizeof body, "{\"messages\":[],\"user\":%s}", rows[i].value);
         assert_int_equal(status_of(REQUEST_CHAT, &p, &f, body), 0);
     }
-    assert_true(request_ignores(REQUEST_CHAT, "user", 4));
-    assert_false(request_ignores(REQUEST_CHAT, "use", 3));
-    assert_false(request_ignores(REQUEST_CHAT, "users", 5));
-    assert_false(request_ignores(REQUEST_CHAT, "model", 5));
-    assert_false(
-        request_ignores(REQUEST_MESSAGE, "user", 4)); /* that kind has no such field */
-    assert_false(request_ignores(0, "user", 4));
+    static const unsigned chat = REQUEST_CHAT, message = REQUEST_MESSAGE, none = 0;
+    assert_true(request_ignores(&chat, "user", 4));
+    assert_false(request_ignores(&chat, "use", 3));
+    assert_false(request_ignores(&chat, "users", 5));
+    assert_false(request_ignores(&chat, "model", 5));
+    assert_false(request_ignores(&message, "user", 4)); /* that kind has no such field */
+    assert_false(request_ignores(&none, "user", 4));
 }
 
 static void token_ids_are_read(void **state)

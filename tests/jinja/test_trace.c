@@ -14,11 +14,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-static bool all(const char *key, const struct json *string)
-{
-    (void)string;
-    return key == NULL || strcmp(key, "role") != 0;
-}
+static const char *const own_values[] = {"user", "Value", NULL};
 
 static struct json *parse(const char *text)
 {
@@ -35,11 +31,16 @@ static void expect(const char *source, const char *want, const char *origin)
     struct err err = {0};
     struct json *m = parse("{\"a\": \"<|end|>\", \"up\": \"<|END|>\", \"role\": \"user\","
                            " \"sp\": \"  xy  \", \"q\": \"a\\\"b\\n\\u20ac\","
-                           " \"l\": [\"<|\", \"end|>\"], \"think\": \"<|e<t>no</t>nd|>\"}");
+                           " \"name\": \"user\", \"x\": {\"role\": \"<|\"}, \"l\": "
+                           "[\"<|\", \"end|>\"], \"think\": \"<|e<t>no</t>nd|>\"}");
     struct json *vars = parse("{\"own\": \"OWN\"}");
     const struct jinja_var extra[] = {{"m", m, true}};
-    const struct jinja_input in = {
-        .vars = vars, .extra = extra, .n_extra = 1, .traces = all};
+    const struct jinja_input in = {.vars = vars,
+                                   .extra = extra,
+                                   .n_extra = 1,
+                                   .traces = true,
+                                   .own_key = "role",
+                                   .own_values = own_values};
     char *text = NULL, *untraced = NULL;
     uint8_t *foreign = NULL;
     size_t n = 0, n_untraced = 0;
@@ -68,6 +69,7 @@ static void test_plain(void **state)
     expect("{{ m.a }}", "<|end|>", "fffffff");
     expect("{{ own }}:{{ m.a }}:{{ 12 }}", "OWN:<|end|>:12", "----fffffff---");
     expect("<|{{ m.role }}|>", "<|user|>", "--------");
+    expect("<|{{ m.name }}{{ m.x.role }}", "<|user<|", "--ffffff");
     expect("{% for k in m %}{% if k == 'a' %}{{ k }}{% endif %}{% endfor %}", "a", "f");
 }
 
@@ -128,14 +130,17 @@ struct traced {
 
 /* `m` is foreign, `own` is not. */
 static struct traced render(const char *source, const struct json *m,
-                            const struct json *own,
-                            bool (*traces)(const char *key, const struct json *string))
+                            const struct json *own, bool traces, const char *own_key)
 {
     struct traced out;
     struct jinja_template *t = NULL;
     struct err err = {0};
     const struct jinja_var extra[] = {{"m", m, true}, {"own", own, false}};
-    const struct jinja_input in = {.extra = extra, .n_extra = 2, .traces = traces};
+    const struct jinja_input in = {.extra = extra,
+                                   .n_extra = 2,
+                                   .traces = traces,
+                                   .own_key = own_key,
+                                   .own_values = own_values};
     if (jinja_compile(&t, source, strlen(source), "t", NULL, &err) != 0 ||
         jinja_render_traced(t, &in, &out.text, &out.n, &out.foreign, &err) != 0)
         fail_msg("%s: %s", source, err.msg);
@@ -187,7 +192,7 @@ static void every_bit_is_copied(void **state)
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"
                     snprintf(source, sizeof source, sources[kind], to, from, n);
 #pragma GCC diagnostic pop
-                    struct traced t = render(source, json_at(list, 0), NULL, all);
+                    struct traced t = render(source, json_at(list, 0), NULL, true, NULL);
                     assert_capitals(source, &t);
                     traced_free(&t);
                 }
@@ -211,12 +216,12 @@ static void large_strings_are_foreign(void **state)
         struct traced t = render("p{% for s in m %}{{ s }}pp{% endfor %}"
                                  "{{ m[0][:3] }}p{{ m[255][9000:9100] }}p{{ m[259][-5:] }}p"
                                  "{{ own[0] | lower }}",
-                                 list, own, all);
+                                 list, own, true, NULL);
         assert_int_equal(t.n, 1 + 260 * (sizes[i] + 2) + 4 + 101 + 6 + sizes[i]);
         assert_capitals("large strings", &t);
         traced_free(&t);
         /* equal strings of another variable are not foreign */
-        t = render("{{ own[0] | lower }}{{ m[0] }}{{ own[0] }}", list, own, all);
+        t = render("{{ own[0] | lower }}{{ m[0] }}{{ own[0] }}", list, own, true, NULL);
         size_t n = (size_t)sizes[i];
         for (size_t k = 0; k < 3 * n; k++)
             if ((t.foreign[k / 8] >> k % 8 & 1) != (k >= n && k < 2 * n))
@@ -228,27 +233,20 @@ static void large_strings_are_foreign(void **state)
     free(text);
 }
 
-static bool none(const char *key, const struct json *string)
-{
-    (void)key;
-    (void)string;
-    return false;
-}
-
 /* A caller that traces nothing gets no bits. One that traces no string still has the names. */
 static void a_caller_may_trace_nothing(void **state)
 {
     (void)state;
     struct json *m = parse("{\"KEY\": \"Value\"}");
-    struct traced t = render("{{ m }}", m, NULL, NULL);
+    struct traced t = render("{{ m }}", m, NULL, false, NULL);
     assert_string_equal(t.text, "{'KEY': 'Value'}");
     assert_null(t.foreign);
     traced_free(&t);
-    t = render("{{ m.keys() | join }}{{ m.KEY | lower }}", m, NULL, none);
+    t = render("{{ m.keys() | join }}{{ m.KEY | lower }}", m, NULL, true, "KEY");
     assert_string_equal(t.text, "KEYvalue");
     assert_capitals("names", &t);
     traced_free(&t);
-    t = render("", m, NULL, all);
+    t = render("", m, NULL, true, NULL);
     assert_int_equal(t.n, 0);
     assert_string_equal(t.text, "");
     assert_capitals("nothing", &t);
@@ -263,7 +261,7 @@ static void a_lack_of_memory_is_told(void **state)
     static const char source[] = "{{ m }}";
     struct json *m = parse("[\"A\"]");
     const struct jinja_var extra[] = {{"m", m, true}};
-    const struct jinja_input in = {.extra = extra, .n_extra = 1, .traces = all};
+    const struct jinja_input in = {.extra = extra, .n_extra = 1, .traces = true};
     for (uint64_t n = 1;; n++) {
         struct jinja_template *t = NULL;
         struct err err = {0};
