@@ -15,6 +15,8 @@
 #include "base/clock.h"
 #include "base/minmax.h"
 #include "base/mem.h"
+#include "mpi/disks.h"
+#include "mpi/group_impl.h"
 #include "mpi/messages.h"
 
 /* Waiting spins for SPIN_NS, which a pause between two steps is shorter than. Then it sleeps a
@@ -51,17 +53,28 @@ int job_join(int *index, int *n, struct err *err)
                          MOST_PROCESSES);
 }
 
-void job_end(void)
+int job_processes(void)
 {
-    MPI_Finalize();
+    return n_processes;
 }
 
 void job_leave(void)
 {
+    disks_leave(n_processes);
     struct message end = {.c.kind = CALL_LEAVE};
     for (int i = 1; i < n_processes; i++)
         job_send(i, TAG_CALL, &end, sizeof end);
-    job_end();
+    MPI_Finalize();
+}
+
+void job_begin_process(int index)
+{
+    (void)index; /* mpirun has started it, and ends it */
+}
+
+void job_end_process(int index)
+{
+    (void)index;
 }
 
 int job_tag(void)
@@ -98,6 +111,39 @@ void job_send(int to, int tag, const void *bytes, size_t n)
     MPI_Request r;
     MPI_Isend(bytes, (int)n, MPI_BYTE, to, tag, MPI_COMM_WORLD, &r);
     finish(&r);
+}
+
+void *job_send_begin(int to, int tag, const void *bytes, size_t n)
+{
+    MPI_Request *r = xmalloc(sizeof *r);
+    MPI_Isend(bytes, (int)n, MPI_BYTE, to, tag, MPI_COMM_WORLD, r);
+    return r;
+}
+
+bool job_send_ended(void **sending)
+{
+    int is_done = 0;
+    MPI_Test(*sending, &is_done, MPI_STATUS_IGNORE);
+    if (is_done) {
+        free(*sending);
+        *sending = NULL;
+    }
+    return is_done;
+}
+
+bool job_has(int from, int tag)
+{
+    int has_come = 0;
+    MPI_Iprobe(from, tag, MPI_COMM_WORLD, &has_come, MPI_STATUS_IGNORE);
+    return has_come;
+}
+
+int job_has_any(int tag)
+{
+    MPI_Status status;
+    int has_come = 0;
+    MPI_Iprobe(MPI_ANY_SOURCE, tag, MPI_COMM_WORLD, &has_come, &status);
+    return has_come ? status.MPI_SOURCE : -1;
 }
 
 size_t job_await(int from, int tag)
@@ -170,15 +216,28 @@ void job_gather(int first, int n, struct mat out, struct mat in)
     free(all);
 }
 
+/* Carries out calls to this process's device and files until process 0 leaves. */
+static int serve_all(void)
+{
+    disk_threads_start();
+    int rc = serve();
+    disk_threads_join();
+    MPI_Finalize();
+    return rc;
+}
+
 extern const struct peers_plugin hcache_peers_plugin;
 __attribute__((visibility("default")))
 const struct peers_plugin hcache_peers_plugin = {.version = PEERS_PLUGIN_VERSION,
                                                  .layout = PEERS_PLUGIN_LAYOUT,
                                                  .join = job_join,
-                                                 .serve = serve,
+                                                 .serve = serve_all,
                                                  .leave = job_leave,
-                                                 .device_open = peer_open,
-                                                 .gather = peer_gather,
-                                                 .is_peer = peer_is,
-                                                 .run = peer_run,
-                                                 .copy = peer_copy_between};
+                                                 .group_open = group_make,
+                                                 .stage_alloc = group_stage_alloc,
+                                                 .rank_stream = group_rank_stream,
+                                                 .rank_address = group_rank_address,
+                                                 .all_gather = group_all_gather,
+                                                 .kv_chunks_up = group_kv_chunks_up,
+                                                 .kv_rows_down = group_kv_rows_down,
+                                                 .disks = disks_open};

@@ -1,8 +1,11 @@
 /* messages.h - messages between the processes of a group; private to mpi/.
  *
+ *   group.c   devices as one (tensor/group.h), group_ops.c its operations; call.h an operation as a
+ *             value
  *   job.c     joins the job; sends, waits and gathers by MPI
  *   peer.c    a peer as a device of process 0: calls become messages
  *   serve.c   carries the messages out
+ *   disks.h   the files of all processes; its messages are others
  *
  * A message is a struct message and then its parts: arrays of host memory, each padded to 16 bytes.
  * All processes run one program on one kind of machine, so a call travels as it lies in memory. */
@@ -11,7 +14,9 @@
 
 #include <stdint.h>
 
+#include "mpi/call.h"
 #include "tensor/device.h"
+#include "tensor/group.h"
 #include "tensor/peers_plugin.h"
 
 /* Kinds of calls beside the operations. */
@@ -59,13 +64,19 @@ enum { MOST_PROCESSES = 16 };
 
 int job_join(int *index, int *n, struct err *err);
 void job_leave(void); /* process 0 tells the others to end */
-void job_end(void);
+int job_processes(void);
 /* Returns a tag that no other message on its way has. */
 int job_tag(void);
 /* Sends a message. Messages of one tag to one process arrive in order. */
 void job_send(int to, int tag, const void *bytes, size_t n);
 /* Waits for a message and returns its size; sleeps if none comes for a while. */
 size_t job_await(int from, int tag);
+/* Returns whether a message has come; the second, who has sent it, or -1. */
+bool job_has(int from, int tag);
+int job_has_any(int tag);
+/* Begins to send. job_send_ended returns whether the bytes have left, and sets *sending to NULL. */
+void *job_send_begin(int to, int tag, const void *bytes, size_t n);
+bool job_send_ended(void **sending);
 /* Takes a message of n bytes. */
 void job_receive(int from, int tag, void *bytes, size_t n);
 /* Sets out [n][n_processes * c] to the `in` [n][c] of processes [first, first + n_processes), side
@@ -85,15 +96,27 @@ static inline int64_t ragged_blocks(const struct ragged *r, int s)
     return end > r->seq_row[s] ? r->pos[end - 1] / KV_BLOCK_TOKENS + 1 : 0;
 }
 
-/* The functions of struct peers_plugin. */
+/* Begin and end the process `index`, where mpirun has not done so: in tests. */
+void job_begin_process(int index);
+void job_end_process(int index);
+
+/* --- peer.c --- */
+/* Opens the peer `index` as a device. */
 int peer_open(const char *name, const struct device_opts *o, int index, struct pool *pool,
               struct device **out, struct err *err);
+/* Gathers on the n ranks of a stage, which are the processes from `first` on, by their own
+ * addresses. One thread at a time may call it. */
 int peer_gather(struct stream *const *s, int n, int first, const struct mat *out,
                 const struct mat *in);
+/* Returns whether the stream is a peer's. */
 bool peer_is(const struct stream *s);
+/* Sends an operation to a peer. Returns the stream's sticky error. */
 int peer_run(struct stream *s, const struct call *c);
+/* Copies between two devices of which one at least is a peer, in the order of both streams. */
 int peer_copy_between(struct stream *to, void *dst, struct stream *from, const void *src,
                       size_t bytes);
+/* --- serve.c --- */
+/* Carries out messages of process 0 until it leaves. */
 int serve(void);
 
 #endif

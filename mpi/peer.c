@@ -160,6 +160,7 @@ static void peer_close(struct device *d)
 {
     struct peer *p = peer_of(d);
     send_message(p, &(struct message){.c.kind = CALL_CLOSE});
+    job_end_process(p->index);
     pthread_mutex_destroy(&p->lock);
     free(p->message);
     free(p);
@@ -435,6 +436,7 @@ int peer_open(const char *name, const struct device_opts *o, int index, struct p
     p->index = index;
     p->next = BASE + (uintptr_t)index * RANGE;
     pthread_mutex_init(&p->lock, NULL);
+    job_begin_process(index);
     struct answer a = ask(p,
                           &(struct message){.c = {.kind = CALL_OPEN,
                                                   .n = {pool_threads(pool), 0, job_tag()},
@@ -443,6 +445,7 @@ int peer_open(const char *name, const struct device_opts *o, int index, struct p
     *out = &p->base;
     if (a.rc == 0)
         return 0;
+    job_end_process(index);
     pthread_mutex_destroy(&p->lock);
     free(p->message);
     free(p);

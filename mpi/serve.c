@@ -231,6 +231,5 @@ int serve(void)
     free(sv.streams);
     free(sv.message);
     free((void *)tables);
-    job_end();
     return 0;
 }

@@ -309,6 +309,7 @@ static void open_io(struct stack *k)
     io_share_disk(k->io, turn_of(k), false);
     if (o->throttle_bytes_per_s > 0)
         io_throttle(k->io, o->throttle_bytes_per_s, 0);
+    k->io = peers_disks(k->io, o->throttle_bytes_per_s);
 }
 
 /* Segment size of a store in pinned memory. A device with memory of its own copies from pinned
@@ -411,6 +412,7 @@ static int open_own_store(struct stack *k, struct err *err)
         .io = k->o.user.store_in_memory ? NULL : k->io,
         .dirs = k->o.user.store,
         .n_dirs = k->o.user.n_store,
+        .n_processes = k->owns_io ? peers_count() : 0,
         .cap_bytes = k->o.user.store_in_memory ? k->o.user.store_cap_bytes : 0,
         .files_cap_bytes = k->o.user.store_cap_bytes,
         .memory_ahead = k->o.user.remote != NULL,

@@ -137,10 +137,21 @@ static int open_once(const struct store_opts *opts, struct store **out, struct e
  * which is enough for a small index. */
 int store_open(const struct store_opts *opts, struct store **out, struct err *err)
 {
-    int rc = open_once(opts, out, err);
+    struct store_opts all = *opts;
+    char *names[STORE_MAX_DEVICES] = {0};
+    int rc = opts->n_processes > 1 ? store_all_dirs(&all, names, err) : 0;
+    if (rc == 0)
+        rc = open_once(&all, out, err);
+    if (rc == ERR_MISMATCH && opts->n_processes <= 1) {
+        int code = store_all_dirs(&all, names, err);
+        bool has_more = code == 0 && all.n_dirs > opts->n_dirs;
+        rc = has_more ? open_once(&all, out, err) : code != 0 ? code : rc;
+    }
     if (rc == -ENOSPC && opts->io != NULL && !opts->read_only &&
         home_release_reserve(opts->io, opts->dirs[0]))
-        rc = open_once(opts, out, err);
+        rc = open_once(&all, out, err);
+    for (int i = 0; i < STORE_MAX_DEVICES; i++)
+        free(names[i]);
     return rc;
 }
 

@@ -41,6 +41,7 @@
 #define STORE_MAX_LAYERS      128
 #define STORE_MAX_DEVICES     16
 #define STORE_ALIGN           4096
+#define STORE_RANK            "hcache.rank"
 
 struct io;
 struct io_alarm;
@@ -136,6 +137,9 @@ struct store_opts {
     /* [n_dirs] one directory per device, in order; missing ones are created */
     const char *const *dirs;
     int n_dirs;
+    /* Number of processes whose files `io` reaches (tensor/peers.h). A new store has each of dirs[]
+     * at every process: at process R > 0 it is DIR/STORE_RANK R. 0 or 1: this one alone. */
+    int n_processes;
     uint64_t cap_bytes; /* bound on all extents together at all times; 0: none */
     /* Bound on all files of the store together at all times; 0: none. The part of this bound that
      * is left for extents is a second bound like cap_bytes (space.h). store_open returns ERR_USAGE

@@ -139,6 +139,11 @@ void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict wh
  * committed. */
 void store_drop_superseded(struct store *s, const struct sha256 *key);
 
+/* Sets opts->dirs and n_dirs to all directories of a store, in names[], which the caller frees. A
+ * store keeps those that it was made with. Returns -EREMOTE if one of them is not here. */
+int store_all_dirs(struct store_opts *opts, char *names[STORE_MAX_DEVICES],
+                   struct err *err);
+
 /* Like store_each, but also visits chunks that have only uncommitted extents. */
 int store_each_appended(struct store *s, int (*fn)(void *arg, const struct store_entry *e),
                         void *arg, struct err *err);

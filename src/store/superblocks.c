@@ -445,3 +445,29 @@ int store_open_superblocks(const struct store_opts *opts, struct superblock *out
         superblocks_mend(opts, found);
     return rc;
 }
+
+int store_all_dirs(struct store_opts *opts, char *names[STORE_MAX_DEVICES], struct err *err)
+{
+    struct sb_found first = {.state = SB_MISSING};
+    int m = opts->n_dirs, n = m * opts->n_processes;
+    if (m < 1 || superblock_read(opts->io, opts->dirs[0], &first, NULL) != 0)
+        return 0;
+    bool is_old = first.state == SB_GOOD;
+    if (is_old)
+        n = (int)first.sb.n_devices;
+    if (n <= m || n % m != 0)
+        return 0;
+    for (int i = 0; i < n && n <= STORE_MAX_DEVICES; i++) {
+        const char *dir = opts->dirs[i % m];
+        names[i] = i < m ? xstrdup(dir) : xasprintf("%s/" STORE_RANK "%d", dir, i / m);
+        if (is_old && !io_exists(opts->io, names[i]))
+            return err_set(err, -EREMOTE,
+                           "the store in %s has a share at each of %d processes, and %s is "
+                           "not here: start as many on the same machines, or give another "
+                           "folder",
+                           opts->dirs[0], n / m, names[i]);
+    }
+    opts->dirs = (const char *const *)names;
+    opts->n_dirs = n;
+    return 0;
+}

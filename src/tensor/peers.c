@@ -2,7 +2,6 @@
 #include "tensor/peers.h"
 
 #include <errno.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -11,7 +10,6 @@
 
 static const struct peers_plugin *plugin; /* set once */
 static int n_processes = 1;
-static atomic_bool are_taken; /* a group has the processes */
 
 static int number_in(const char *variable)
 {
@@ -85,7 +83,7 @@ const struct peers_plugin *peers(void)
     return plugin;
 }
 
-int peers_take(int n_ranks, int n_stages, struct err *err)
+int peers_check_number(int n_ranks, int n_stages, struct err *err)
 {
     int n = n_ranks * n_stages;
     if (n == 1 && n_processes <= 1)
@@ -95,15 +93,12 @@ int peers_take(int n_ranks, int n_stages, struct err *err)
                        "%d ranks and %d stages are %d processes, and this is one: the "
                        "command hcache starts them, and mpirun -np %d",
                        n_ranks, n_stages, n, n);
-    if (n != n_processes && n_processes != PEERS_ANY)
-        return err_set(err, ERR_USAGE,
-                       "mpirun has started %d processes, but --tensor-parallel %d and "
-                       "--pipeline-parallel %d need %d: choose mpirun -np %d",
-                       n_processes, n_ranks, n_stages, n, n);
-    if (atomic_exchange(&are_taken, true))
-        return err_set(err, ERR_UNSUPPORTED,
-                       "the processes of mpirun have a model: serve one model at a time");
-    return 0;
+    return n == n_processes || n_processes == PEERS_ANY
+               ? 0
+               : err_set(err, ERR_USAGE,
+                         "mpirun has started %d processes, but --tensor-parallel %d and "
+                         "--pipeline-parallel %d need %d: choose mpirun -np %d",
+                         n_processes, n_ranks, n_stages, n, n);
 }
 
 void peers_use(const struct peers_plugin *p, int n)
@@ -112,9 +107,10 @@ void peers_use(const struct peers_plugin *p, int n)
     n_processes = n;
 }
 
-void peers_give_back(void)
+struct io *peers_disks(struct io *own, uint64_t read_bytes_per_s)
 {
-    atomic_store(&are_taken, false);
+    return n_processes > 1 && plugin->disks != NULL ? plugin->disks(own, read_bytes_per_s)
+                                                    : own;
 }
 
 int peers_count(void)

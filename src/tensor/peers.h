@@ -20,6 +20,7 @@
 
 #include <signal.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "base/err.h"
 
@@ -42,5 +43,11 @@ int peers_serve(void);
 int peers_count(void);
 /* Returns how many of them are on this machine, and share its processors; at least 1. */
 int peers_here(void);
+
+struct io;
+/* Returns the files of all processes as one file system: a path with a component hcache.rankR
+ * (STORE_RANK) is at process R modulo their number, any other at process 0. It owns `own`. Returns
+ * `own` if there is no other process. Each process limits its reads; 0: to nothing. */
+struct io *peers_disks(struct io *own, uint64_t read_bytes_per_s);
 
 #endif

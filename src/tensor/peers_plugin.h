@@ -6,9 +6,11 @@
 #ifndef TENSOR_PEERS_PLUGIN_H
 #define TENSOR_PEERS_PLUGIN_H
 
-#include "tensor/call.h"
-#include "tensor/group_impl.h"
+#include "tensor/device.h"
+#include "tensor/ops.h"
 #include "tensor/peers.h"
+
+struct io;
 
 struct peers_plugin {
     int version;   /* PEERS_PLUGIN_VERSION */
@@ -17,27 +19,29 @@ struct peers_plugin {
     int (*join)(int *index, int *n, struct err *err);
     int (*serve)(void);
     void (*leave)(void); /* process 0 tells the others to end */
-    /* Opens the peer `index` as a device. */
-    int (*device_open)(const char *name, const struct device_opts *o, int index,
-                       struct pool *pool, struct device **out, struct err *err);
-    /* Returns whether the stream is a peer's. */
-    bool (*is_peer)(const struct stream *s);
-    /* Does all_gather of the n ranks of a stage, which are the processes from `first` on, with
-     * their streams and their own addresses. One thread at a time may call it. */
-    int (*gather)(struct stream *const *s, int n, int first, const struct mat *out,
-                  const struct mat *in);
-    /* Sends an operation to a peer. Returns the stream's sticky error. */
-    int (*run)(struct stream *s, const struct call *c);
-    /* Copies between two devices of which one at least is a peer, in the order of both streams. */
-    int (*copy)(struct stream *to, void *dst, struct stream *from, const void *src,
-                size_t bytes);
+    /* Makes a group of shape->n_ranks and n_stages of devices called shape->name. It owns `first`,
+     * this process's, also after an error. ERR_UNSUPPORTED: another group has the processes. */
+    int (*group_open)(const struct device *shape, const struct device_opts *o,
+                      struct device *first, struct pool *pool, struct device **out,
+                      struct err *err);
+    /* The functions of group.h, for a group. */
+    int (*stage_alloc)(struct device *d, int stage, size_t bytes, struct buf *out,
+                       struct err *err);
+    struct stream *(*rank_stream)(struct stream *s, int stage, int rank);
+    void *(*rank_address)(const struct device *d, const void *p, int rank);
+    int (*all_gather)(struct stream *s, struct mat out, struct mat in);
+    int (*kv_chunks_up)(struct stream *s, void *dst, const void *src, int n, size_t stride,
+                        size_t bytes);
+    int (*kv_rows_down)(struct stream *s, void *dst, struct mat own);
+    /* As peers_disks. NULL: only process 0 has files. */
+    struct io *(*disks)(struct io *own, uint64_t read_bytes_per_s);
 };
 
 /* Raise this if the meaning of something that crosses changes. */
-#define PEERS_PLUGIN_VERSION 2
+#define PEERS_PLUGIN_VERSION 3
 /* Differs if one side was built with other structs. */
 #define PEERS_PLUGIN_LAYOUT                                                                \
-    (sizeof(struct call) + 8191 * sizeof(struct device) + 131071 * sizeof(struct stream) + \
+    (sizeof(struct buf) + 8191 * sizeof(struct device) + 131071 * sizeof(struct stream) +  \
      524287 * sizeof(struct ops))
 
 /* Returns the library; NULL: the program runs alone. */
@@ -45,9 +49,8 @@ const struct peers_plugin *peers(void);
 /* Sets the library and the number of processes. PEERS_ANY: as many as a group needs, for tests. */
 enum { PEERS_ANY = 0 };
 void peers_use(const struct peers_plugin *p, int n);
-/* Takes all processes for a group. ERR_USAGE or ERR_UNSUPPORTED, with the reason: another number of
- * processes runs, or a group has them. Without processes both do nothing. */
-int peers_take(int n_ranks, int n_stages, struct err *err);
-void peers_give_back(void);
+/* Returns ERR_USAGE or ERR_UNSUPPORTED, with the reason, if other processes run than a group of
+ * this size has. */
+int peers_check_number(int n_ranks, int n_stages, struct err *err);
 
 #endif

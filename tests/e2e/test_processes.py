@@ -91,6 +91,19 @@ for ranks, stages, other, plan in ((2, 1, (1, 1), "hidden"), (1, 2, (2, 1), "kv"
               (j.get("logits_digest"), j.get("cached_tokens")), (digest, 192))
 tap.equal("started by mpirun: the same", answer(2, 1, processes=2).get("logits_digest"), digest)
 
+# Each process has a share of the store. One process reads all shares; without one of them there is no store.
+shares = [store, *(os.path.join(store, f"hcache.rank{i}") for i in range(1, 4))]
+tap.check("each process has a share of the records", all(os.path.getsize(os.path.join(s, "seg-000000.hc")) > 8192 for s in shares), shares)
+j = answer(1, 1, "--store", store, "--save", "none", "--plan", "kv")
+tap.equal("one process reads the shares of four", (j.get("logits_digest"), j.get("cached_tokens")), (digest, 192))
+os.rename(shares[2], shares[2] + "-away")
+p = run(4, 1, "--store", store)
+tap.check("a share that is away: refused, with its name", p.returncode == 1 and "hcache.rank2 is not here" in p.stderr, p.stderr)
+s = Server("synth:tiny-mha", "--threads", "1", "--tensor-parallel", "2", "--store", store)
+u = s.complete(ids[:130], max_tokens=1)["usage"]
+tap.check("a server then answers without saved state", u["prompt_tokens_details"]["cached_tokens"] == 0 and "is not here" in "".join(s.log), (u, s.log))
+s.stop()
+
 # Errors are said once, and end the job with a code.
 for why, text, code, ranks, stages in (("heads that cannot be divided", "divided by 3", 1, 3, 1), ("5 stages for 4 layers", "has 4 layers", 1, 1, 5),
                                        ("32 processes", "at most 16", 2, 8, 4), ("17 ranks", "16", 2, 17, 1)):

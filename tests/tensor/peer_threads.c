@@ -7,6 +7,7 @@
 
 #include "base/mem.h"
 #include "base/thread.h"
+#include "mpi/group_impl.h"
 #include "mpi/messages.h"
 
 struct letter {
@@ -37,10 +38,6 @@ int job_tag(void)
     int tag = TAG_FIRST + next_tag++ % (TAG_LAST - TAG_FIRST);
     pthread_mutex_unlock(&lock);
     return tag;
-}
-
-void job_end(void)
-{
 }
 
 void job_send(int to, int tag, const void *bytes, size_t n)
@@ -119,12 +116,7 @@ void job_gather(int first, int n, struct mat out, struct mat in)
 
 /* --- the threads ------------------------------------------------------------------------------ */
 
-static struct {
-    struct device *d;
-    struct device_vtable v; /* the device's, with its own close */
-    void (*close)(struct device *d);
-    pthread_t thread;
-} peer[MOST_PROCESSES];
+static pthread_t threads[MOST_PROCESSES];
 
 static void *play(void *index)
 {
@@ -133,46 +125,26 @@ static void *play(void *index)
     return NULL;
 }
 
-static void end(int index)
+void job_begin_process(int index)
+{
+    CHECK(thread_create(&threads[index], play, (void *)(intptr_t)index) == 0);
+}
+
+void job_end_process(int index)
 {
     struct message leave = {.c.kind = CALL_LEAVE};
     job_send(index, TAG_CALL, &leave, sizeof leave);
-    CHECK(pthread_join(peer[index].thread, NULL) == 0);
-}
-
-static void close_one(struct device *d)
-{
-    int i = 1;
-    while (peer[i].d != d)
-        i++;
-    peer[i].d = NULL;
-    peer[i].close(d);
-    end(i);
-}
-
-static int open_one(const char *name, const struct device_opts *o, int index,
-                    struct pool *pool, struct device **out, struct err *err)
-{
-    CHECK(thread_create(&peer[index].thread, play, (void *)(intptr_t)index) == 0);
-    int rc = peer_open(name, o, index, pool, out, err);
-    if (rc != 0) {
-        end(index);
-        return rc;
-    }
-    peer[index].d = *out;
-    peer[index].v = *(*out)->v;
-    peer[index].close = peer[index].v.close;
-    peer[index].v.close = close_one;
-    (*out)->v = &peer[index].v;
-    return 0;
+    CHECK(pthread_join(threads[index], NULL) == 0);
 }
 
 void peer_threads_use(void)
 {
-    static const struct peers_plugin threads = {.device_open = open_one,
-                                                .gather = peer_gather,
-                                                .is_peer = peer_is,
-                                                .run = peer_run,
-                                                .copy = peer_copy_between};
-    peers_use(&threads, PEERS_ANY);
+    static const struct peers_plugin group = {.group_open = group_make,
+                                              .stage_alloc = group_stage_alloc,
+                                              .rank_stream = group_rank_stream,
+                                              .rank_address = group_rank_address,
+                                              .all_gather = group_all_gather,
+                                              .kv_chunks_up = group_kv_chunks_up,
+                                              .kv_rows_down = group_kv_rows_down};
+    peers_use(&group, PEERS_ANY);
 }

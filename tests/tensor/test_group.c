@@ -14,7 +14,7 @@
 #include "base/rng.h"
 #include "tensor/device.h"
 #include "tensor/group.h"
-#include "tensor/group_impl.h"
+#include "mpi/group_impl.h"
 #include "tensor/ops.h"
 #include "tensor/peers_plugin.h"
 #include "tests/tensor/peer_threads.h"
@@ -408,46 +408,6 @@ static void large_copies_arrive_whole(void **state)
     device_close(d);
 }
 
-static int failing_gather(struct stream *const *s, int n, int first, const struct mat *out,
-                          const struct mat *in)
-{
-    (void)s;
-    (void)n;
-    (void)first;
-    (void)out;
-    (void)in;
-    return -EPIPE;
-}
-
-/* An exchange that fails names itself, unless a rank has said more. */
-static void a_failing_exchange_is_named(void **state)
-{
-    (void)state;
-    struct device *d = open_group("cpu", 2);
-    struct peers_plugin fails = *peers();
-    struct stream *s;
-    struct buf b;
-    float *x = alloc_floats(d, 40000, &b), host[4] = {0};
-    static float many[40000];
-    assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
-    fails.gather = failing_gather;
-    peers_use(&fails, PEERS_ANY);
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(
-            all_gather(s, mat_of(x, DTYPE_F32, 1, 4), mat_of(x, DTYPE_F32, 1, 2)), -EPIPE);
-        assert_string_equal(stream_fault(s), "all-gather");
-    }
-    assert_int_equal(stream_recover(s), 0);
-    assert_int_equal(stream_copy(s, x, many, sizeof many), -EPIPE);
-    assert_string_equal(stream_fault(s), "a copy up, in shares");
-    peer_threads_use();
-    assert_int_equal(stream_recover(s), 0);
-    assert_int_equal(stream_copy(s, host, x, sizeof host), 0);
-    buf_free(d, &b);
-    stream_destroy(s);
-    device_close(d);
-}
-
 /* A single device and a group describe themselves; the group's fields are its own. */
 static void descriptions(void **state)
 {
@@ -541,7 +501,6 @@ int main(void)
         cmocka_unit_test(stages),
         cmocka_unit_test(a_failing_device_is_named),
         cmocka_unit_test(large_copies_arrive_whole),
-        cmocka_unit_test(a_failing_exchange_is_named),
         cmocka_unit_test(descriptions),
         cmocka_unit_test(shares_things_out_over_stages),
         cmocka_unit_test(refuses),

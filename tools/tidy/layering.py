@@ -17,7 +17,7 @@ MAY = {
     "src/io": ["base"],
     "src/tensor": ["base"],
     "cuda": ["tensor", "base"],
-    "mpi": ["tensor", "base"],
+    "mpi": ["store", "io", "tensor", "base"],
     "src/model": ["io", "tensor", "base"],
     "src/text": ["model", "jinja", "io", "base"],
     "src/store": ["io", "seal", "base"],

@@ -1,5 +1,5 @@
 /* call.c - see call.h. */
-#include "tensor/call.h"
+#include "mpi/call.h"
 
 #include "base/check.h"
 #include "tensor/device.h"

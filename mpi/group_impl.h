@@ -1,9 +1,9 @@
-/* group_impl.h - shared by the files of the device group; private to src/tensor.
+/* group_impl.h - shared by the files of the device group; private to mpi/.
  *
  *   group.c              the group's memory, streams and events, rank by rank
  *   group_ops.c          the group's table of operations */
-#ifndef TENSOR_GROUP_IMPL_H
-#define TENSOR_GROUP_IMPL_H
+#ifndef MPI_GROUP_IMPL_H
+#define MPI_GROUP_IMPL_H
 
 #include <pthread.h>
 
@@ -52,5 +52,18 @@ int group_code(struct stream *s);
 
 /* Returns the group's table of operations. `rank` is one of the group's devices. */
 struct ops group_ops(const struct device *rank);
+
+/* Functions of struct peers_plugin. */
+int group_make(const struct device *shape, const struct device_opts *o,
+               struct device *first, struct pool *pool, struct device **out,
+               struct err *err);
+int group_stage_alloc(struct device *d, int stage, size_t bytes, struct buf *out,
+                      struct err *err);
+struct stream *group_rank_stream(struct stream *s, int stage, int rank);
+void *group_rank_address(const struct device *d, const void *p, int rank);
+int group_all_gather(struct stream *s, struct mat out, struct mat in);
+int group_kv_chunks_up(struct stream *s, void *dst, const void *src, int n, size_t stride,
+                       size_t bytes);
+int group_kv_rows_down(struct stream *s, void *dst, struct mat own);
 
 #endif

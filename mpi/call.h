@@ -1,7 +1,7 @@
 /* call.h - an operation of ops.h as a value, so that a group can carry it out on each of its ranks,
- * in this process or in another. Private to src/tensor. */
-#ifndef TENSOR_CALL_H
-#define TENSOR_CALL_H
+ * in this process or in another. Private to mpi/. */
+#ifndef MPI_CALL_H
+#define MPI_CALL_H
 
 #include "tensor/ops.h"
 

@@ -4,9 +4,9 @@
  * replaced by the rank's own address (group_address); host memory is the same for all.  The first
  * rank that fails makes the group's stream fail. */
 #include "base/check.h"
-#include "tensor/call.h"
-#include "tensor/group_impl.h"
-#include "tensor/peers_plugin.h"
+#include "mpi/call.h"
+#include "mpi/group_impl.h"
+#include "mpi/messages.h"
 
 /* Makes rows of [K, V] begin so that a rank's heads are the first of each half (ops.kv_fill). Rows
  * of its own width hold no other heads. */
@@ -59,8 +59,8 @@ static int run_on(struct stream *s, const void *where, const struct call *c, int
     int rc = group_code(s), stage = group_stage(g, where);
     for (int r = end - 1; rc == 0 && r >= first; r--) {
         struct call own = of_rank(g, c, stage, r);
-        struct stream *of = rank_stream(s, stage, r);
-        rc = peers()->is_peer(of) ? peers()->run(of, &own) : call_run(of, &own);
+        struct stream *of = group_rank_stream(s, stage, r);
+        rc = peer_is(of) ? peer_run(of, &own) : call_run(of, &own);
     }
     return rc == 0 ? 0 : group_code(s);
 }
@@ -185,7 +185,7 @@ static int group_kv_load(struct stream *s, const struct kv_layer *kv,
 static int group_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv,
                          int d_head)
 {
-    struct stream *first = rank_stream(s, 0, 0);
+    struct stream *first = group_rank_stream(s, 0, 0);
     int rc = group_code(s);
     if (rc == 0)
         (void)first->device->ops->kv_pack(first, chunk, rows, n_kv, d_head);
