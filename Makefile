@@ -98,7 +98,7 @@ FUZZED := src/tensor/dtype.c src/api/truncate_text.c
 SRC   := $(if $(filter fuzz,$(VARIANT)),$(FUZZED) $(filter-out src/tensor/% src/save/saver% src/save/save_% src/restore/restore% src/restore/profile% src/restore/kvcache% src/engine/% $(SERVICE),$(SRC)),$(SRC))
 # FOLDERS limits a build of tests to some directories of src/ and their tests.  A quick run of a
 # sanitizer uses it, and so does coverage.  Tests that also need other directories are left out.
-FOLDERS ?= $(if $(filter cov,$(VARIANT)),base io store seal)
+FOLDERS ?= $(if $(filter cov,$(VARIANT)),base io store seal redis)
 NEED_OTHERS := tests/api/test_retoken.c tests/store/test_victims.c
 SRC   := $(if $(FOLDERS),$(filter $(FOLDERS:%=src/%/%) $(FOLDERS:%=lib/%/%) src/tensor/dtype.c,$(SRC)),$(SRC))
 APPS  := $(sort $(wildcard apps/*.c))
@@ -372,7 +372,7 @@ damage:
 
 # A part of the asan run, in minutes instead of an hour: the code that reads bytes from outside,
 # without the kernels.
-SMOKE := base io jinja seal text model store remote api
+SMOKE := base io jinja seal redis text model store remote api
 SMOKE_TESTS := ^(base|io|jinja|remote|seal)/|^text/test_(gguf_tokenizer|tokenizer_json)$$|^model/test_(gguf|safetensors)$$|^api/test_(answers|conversations|items|provenance)$$|^store/test_(store|erase|keep|open|reader|vfs|threads|parcel|placement|remote_pace)$$
 SMOKE_BIN = $(shell cd tests && printf '%s\n' */test_*.c | sed 's/\.c$$//' | grep -E '$(SMOKE_TESTS)' | sed 's,^,build/smoke/tests/,')
 asan-smoke:

@@ -18,7 +18,7 @@
 #include "base/pool.h"
 #include "model/pack_file.h"
 #include "store/remote/remote.h"
-#include "store/remote/url.h"
+#include "redis/url.h"
 #include "api/memory_plan.h"
 #include "save/fingerprint.h"
 #include "restore/profile.h"

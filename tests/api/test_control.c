@@ -13,7 +13,7 @@
 #include "hcache.h"
 #include "api/hcache_impl.h"
 #include "tests/base/tempdir.h"
-#include "tests/remote/fake_redis.h"
+#include "sim/fake_redis.h"
 
 enum { N = 200, FULL = 192, CHUNKS = 4, HOUR_S = 3600 };
 

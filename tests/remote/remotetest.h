@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "store/remote/remote_impl.h"
-#include "tests/remote/fake_redis.h"
+#include "sim/fake_redis.h"
 #include "tests/store/storetest.h"
 
 enum { RT_CHUNKS = 4, RT_TTL_S = 1000 };

@@ -18,7 +18,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "store/remote/cluster.h"
+#include "redis/cluster.h"
 
 /* the last node is not in the table of slots */
 enum { MASTERS = 3, NODES = 4, MAX_CONNECTIONS = 32 };

@@ -18,8 +18,8 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "store/remote/redis.h"
-#include "store/remote/tls.h"
+#include "redis/redis.h"
+#include "redis/tls.h"
 
 #define SECOND ((int64_t)1000000000)
 

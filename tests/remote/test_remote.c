@@ -1,5 +1,5 @@
 /* test_remote.c - two servers whose stores share chunks through a Redis: which chunks are written,
- * fetched and refused, and the counters. The Redis is tests/remote/fake_redis.h. Each server has a
+ * fetched and refused, and the counters. The Redis is sim/fake_redis.h. Each server has a
  * store in memory. */
 #include <limits.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* test_remote_erase.c - erasures reach the Redis and every server that shares it, also servers that
- * come later or were away. The Redis is tests/remote/fake_redis.h. */
+ * come later or were away. The Redis is sim/fake_redis.h. */
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>

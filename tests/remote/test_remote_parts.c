@@ -19,7 +19,7 @@
 #include "store/remote/remote_impl.h"
 #include "tests/base/said.h"
 #include "tests/base/tempdir.h"
-#include "tests/remote/fake_redis.h"
+#include "sim/fake_redis.h"
 
 #define SECOND ((int64_t)1000000000)
 

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "store/remote/slots.h"
+#include "redis/slots.h"
 
 static const struct slots_node self = {"seed", 7000};
 

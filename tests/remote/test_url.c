@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "store/remote/names.h"
-#include "store/remote/url.h"
+#include "redis/url.h"
 
 static void understood(void **state)
 {

@@ -24,8 +24,8 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
-#include "store/remote/tls.h"
-#include "store/remote/wire.h"
+#include "redis/tls.h"
+#include "redis/wire.h"
 
 #define SECOND ((int64_t)1000000000)
 

@@ -16,7 +16,7 @@
 #include "base/thread.h"
 #include "store/remote/remote_impl.h"
 #include "store/remote/storing.h"
-#include "store/remote/tls.h"
+#include "redis/tls.h"
 
 /* Longest waits for the writer at the end of the process: until it has written the offers, and
  * until it has confirmed the written chunks. */

@@ -21,7 +21,7 @@
 
 #include "store/remote/erasure.h"
 #include "store/remote/names.h"
-#include "store/remote/cluster.h"
+#include "redis/cluster.h"
 #include "store/remote/remote.h"
 #include "store/parcel.h"
 

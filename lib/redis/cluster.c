@@ -1,5 +1,5 @@
 /* cluster.c - see cluster.h. */
-#include "store/remote/cluster.h"
+#include "redis/cluster.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,8 +2,8 @@
  * hash. It counts the commands, and refuses, drops or withholds answers when a test says so.
  *
  * Any thread may call these functions. */
-#ifndef TESTS_REMOTE_FAKE_REDIS_H
-#define TESTS_REMOTE_FAKE_REDIS_H
+#ifndef SIM_FAKE_REDIS_H
+#define SIM_FAKE_REDIS_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* tls.c - see tls.h. */
-#include "store/remote/tls.h"
+#include "redis/tls.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

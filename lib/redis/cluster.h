@@ -10,11 +10,11 @@
  *
  * A server that does not answer, or a slot without a server, is an error like that of a single
  * Redis: everything is closed. One thread at a time. */
-#ifndef STORE_REMOTE_CLUSTER_H
-#define STORE_REMOTE_CLUSTER_H
+#ifndef REDIS_CLUSTER_H
+#define REDIS_CLUSTER_H
 
-#include "store/remote/redis.h"
-#include "store/remote/slots.h"
+#include "redis/redis.h"
+#include "redis/slots.h"
 
 struct cluster;
 

@@ -4,8 +4,8 @@
  * ERR_CANCELLED at once when the stop descriptor becomes readable. After any error but
  * -ETIMEDOUT the connection can no longer be used. No call raises SIGPIPE, which could end a
  * program that uses this library. One thread at a time. */
-#ifndef STORE_REMOTE_WIRE_H
-#define STORE_REMOTE_WIRE_H
+#ifndef REDIS_WIRE_H
+#define REDIS_WIRE_H
 
 #include <stddef.h>
 #include <stdint.h>

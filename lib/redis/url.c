@@ -1,5 +1,5 @@
 /* url.c - see url.h. */
-#include "store/remote/url.h"
+#include "redis/url.h"
 
 #include <stdio.h>
 #include <stdlib.h>

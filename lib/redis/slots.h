@@ -2,8 +2,8 @@
  *
  * A cluster has 16,384 slots. A key's slot is a checksum of the key, and each slot belongs to
  * one master. */
-#ifndef STORE_REMOTE_SLOTS_H
-#define STORE_REMOTE_SLOTS_H
+#ifndef REDIS_SLOTS_H
+#define REDIS_SLOTS_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* slots.c - see slots.h. */
-#include "store/remote/slots.h"
+#include "redis/slots.h"
 
 #include <stdio.h>
 #include <stdlib.h>

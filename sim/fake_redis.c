@@ -1,5 +1,5 @@
 /* fake_redis.c - see fake_redis.h. */
-#include "tests/remote/fake_redis.h"
+#include "sim/fake_redis.h"
 
 #include <arpa/inet.h>
 #include <pthread.h>

@@ -3,13 +3,13 @@
  * hiredis reads the answers. Their size is bounded, so a remote that lies about sizes cannot
  * make this process allocate without bound. After an error (a code, not an answer REDIS_REFUSED)
  * the connection can no longer be used: answers in flight are lost. One thread at a time. */
-#ifndef STORE_REMOTE_REDIS_H
-#define STORE_REMOTE_REDIS_H
+#ifndef REDIS_REDIS_H
+#define REDIS_REDIS_H
 
 #include <stdbool.h>
 
-#include "store/remote/url.h"
-#include "store/remote/wire.h"
+#include "redis/url.h"
+#include "redis/wire.h"
 
 struct redis;
 

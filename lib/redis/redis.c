@@ -1,5 +1,5 @@
 /* redis.c - see redis.h. */
-#include "store/remote/redis.h"
+#include "redis/redis.h"
 
 #include <errno.h>
 #include <hiredis/read.h>

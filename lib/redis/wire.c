@@ -1,5 +1,5 @@
 /* wire.c - see wire.h. */
-#include "store/remote/wire.h"
+#include "redis/wire.h"
 
 #include <errno.h>
 #include <netdb.h>
@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "store/remote/tls.h"
+#include "redis/tls.h"
 #include "base/thread.h"
 
 #define STOPPED "stopped waiting for the remote"

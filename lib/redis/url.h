@@ -3,8 +3,8 @@
  *
  * User and password may contain percent escapes (%40 is @). An IPv6 address stands in brackets.
  * No message contains the password. */
-#ifndef STORE_REMOTE_URL_H
-#define STORE_REMOTE_URL_H
+#ifndef REDIS_URL_H
+#define REDIS_URL_H
 
 #include <stdbool.h>
 

@@ -4,8 +4,8 @@
  * connections of many threads share one. A connection is used only after the peer's certificate
  * was verified: signed by a trusted authority, valid today, and issued for the host's name or
  * address. TLS 1.2 is the minimum. */
-#ifndef STORE_REMOTE_TLS_H
-#define STORE_REMOTE_TLS_H
+#ifndef REDIS_TLS_H
+#define REDIS_TLS_H
 
 #include <stddef.h>
 #include <sys/types.h>
