@@ -640,6 +640,7 @@ static int run_conversation(struct hcache *h, const struct prompt *p, struct run
     if (is_kept(a)) {
         snprintf(path, sizeof path, "%s/" CONVERSATIONS_FILE, a->engine.o.store[0]);
         o.path = path;
+        o.seal = a->engine.seal;
     }
     int rc = terminal_local(&o, &talk, &err);
     if (rc == 0)

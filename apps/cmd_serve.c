@@ -530,7 +530,8 @@ static int open_conversations(const struct serve_args *a, struct hcache *h, int 
                                    .max_turns = a->max_turns,
                                    .max_bytes = a->conversation_bytes,
                                    .n_tenants = n_keys,
-                                   .ttl_s = a->conversation_ttl};
+                                   .ttl_s = a->conversation_ttl,
+                                   .seal = a->engine.seal};
     *out = NULL;
     if (o.server != NULL && !conversations_server_ok(o.server))
         return err_set(err, ERR_USAGE,
@@ -575,7 +576,7 @@ static int open_files(const struct serve_args *a, struct hcache *h, int n_keys,
     int rc = a->files == NULL && stats.saving_fault == -EPERM
                  /* the folder belongs to another user */
                  ? err_set(err, -EPERM, "%s", stats.saving_why)
-                 : shelf_open(folder, a->files_bytes, out, err);
+                 : shelf_open(folder, a->files_bytes, a->engine.seal, out, err);
     if (rc == 0)
         shelf_divide(*out, n_keys, a->files_quota);
     if (rc == 0 || a->store_required || !is_disk_fault(rc, a->files != NULL))
@@ -691,6 +692,7 @@ static int serve(const struct serve_args *a, struct serve_models *several,
                              .parse_special = a->parse_special,
                              .dates = dates,
                              .answers = on_disk ? answers : NULL,
+                             .seal = a->engine.seal,
                              .answers_ttl_s = answers_ttl_s(a),
                              .store_required = a->store_required,
                              .idle_ttl_s = a->idle_ttl,

@@ -10,6 +10,7 @@
 
 #include "apps/api_keys.h"
 #include "apps/store_key.h"
+#include "seal/seal_file.h"
 #include "apps/bytes_text.h"
 #include "apps/cmds.h"
 #include "apps/medium.h"
@@ -38,7 +39,7 @@ struct store_args {
     bool chunks;
     bool why;
     bool json;
-    bool advise;
+    bool advise, plain;
     int64_t idle_ttl_s;
 };
 
@@ -53,6 +54,7 @@ static const struct opt dir_positionals[] = {
 struct session {
     struct io *io;
     struct store *store;
+    struct seal *seal;             /* of the files beside the store; NULL: they are plain */
     char *dirs[STORE_MAX_DEVICES]; /* the DIR arguments, split at commas */
     int n_dirs;
 };
@@ -95,6 +97,7 @@ static int session_open(struct session *s, const struct store_args *a, bool read
     rc = from != NULL ? store_key_read(from, key, err) : 0;
     if (rc != 0)
         return rc;
+    s->seal = from != NULL ? seal_shared(key) : NULL;
     s->io = io_machine_open(NULL);
     struct store_opts opts = {.io = s->io,
                               .dirs = (const char *const *)s->dirs,
@@ -112,6 +115,7 @@ static void session_close(struct session *s)
 {
     store_close(s->store);
     io_close(s->io);
+    seal_free(s->seal);
     for (int i = 0; i < s->n_dirs; i++)
         free(s->dirs[i]);
 }
@@ -551,7 +555,7 @@ static int run_ls(const struct store_args *a, struct err *err)
     if (rc == 0)
         rc = store_each(s.store, list_add, &l, err);
     struct why *why = rc == 0 && a->why ? why_of(&l) : NULL;
-    struct store_titles *titles = rc == 0 ? store_titles_open(s.dirs[0]) : NULL;
+    struct store_titles *titles = rc == 0 ? store_titles_open(s.dirs[0], s.seal) : NULL;
     if (rc == 0 && a->json)
         ls_json(&l, why, titles);
     else if (rc == 0)
@@ -820,8 +824,12 @@ static int run_rm(const struct store_args *a, struct err *err)
 
 /* Options of export and import. */
 #define BUNDLE_ROWS                                                                        \
-    {"api-key", OPT(struct store_args, api_key), .arg = "KEY[,KEY...]",                    \
-     .help = "key of the conversation's client; other users of the machine see it in the " \
+    {"conversations", OPT(struct store_args, conversations), .arg = "FILE",                \
+     .help = "file of the kept conversations; conversations.db in the first directory by " \
+             "default"},                                                                   \
+        {"api-key", OPT(struct store_args, api_key), .arg = "KEY[,KEY...]",                \
+         .help =                                                                           \
+             "key of the conversation's client; other users of the machine see it in the " \
              "list of processes: prefer the file or the environment"},                     \
         {"api-key-file", OPT(struct store_args, api_key_file), .arg = "FILE",              \
          .help =                                                                           \
@@ -840,9 +848,8 @@ static const struct opt export_options[] = {
     {"conversation", OPT(struct store_args, conversation), .arg = "ID",
      .help = "a kept conversation (conv_..), or the turns up to a response (resp_..), with "
              "their chunks; not while a server has the conversations open"},
-    {"conversations", OPT(struct store_args, conversations), .arg = "FILE",
-     .help =
-         "file of the conversations; conversations.db in the first directory by default"},
+    {"plain", OPT(struct store_args, plain),
+     .help = "do not encrypt the file of an encrypted store"},
     BUNDLE_ROWS,
     {0},
 };
@@ -861,9 +868,6 @@ const struct opt_cmd *const options_of_store_export = &export_cmd;
 static const struct opt import_options[] = {
     {"in", OPT(struct store_args, file), .arg = "FILE", .required = true,
      .help = "a file written by store export"},
-    {"conversations", OPT(struct store_args, conversations), .arg = "FILE",
-     .help = "file to which a kept conversation is added; conversations.db in the first "
-             "directory by default"},
     BUNDLE_ROWS,
     {0},
 };
@@ -941,7 +945,7 @@ static int open_kept(const struct store_args *a, const struct session *s,
 {
     char *path = a->conversations != NULL ? xstrdup(a->conversations)
                                           : xasprintf("%s/" CONVERSATIONS_FILE, s->dirs[0]);
-    const struct conversations_opts o = {.path = path};
+    const struct conversations_opts o = {.path = path, .seal = s->seal};
     int rc = must_be_there && access(path, R_OK) != 0
                  ? err_set(err, -errno, "%s: %s", path, strerror(errno))
                  : conversations_open(&o, out, err);
@@ -1015,7 +1019,8 @@ static int run_export(const struct store_args *a, struct err *err)
         if (marked[i])
             keys[n++] = l.e[i].key;
     if (rc == 0)
-        rc = bundle_write(s.store, keys, n, turns, a->file, &counts, err);
+        rc = bundle_write(s.store, a->plain ? NULL : s.seal, keys, n, turns, a->file,
+                          &counts, err);
     if (rc == 0)
         bundle_print(a, "exported", &counts, n_turns);
     free(turns);
@@ -1052,7 +1057,7 @@ static int run_import(const struct store_args *a, struct err *err)
         return err_set(err, -errno, "%s: %s", a->file, strerror(errno));
     int rc = session_open(&s, a, false, err);
     if (rc == 0)
-        rc = bundle_read(s.store, a->file, &turns, &counts, err);
+        rc = bundle_read(s.store, s.seal, a->file, &turns, &counts, err);
     if (rc == 0 && turns != NULL)
         rc = import_turns(a, &s, turns, &n_turns, err);
     if (rc == 0)
@@ -1187,15 +1192,15 @@ static bool key_is_stored(void *arg, const uint8_t *key)
 
 /* Forgets the answers that a server remembers in the file `answers`, as far as their state is not
  * stored any more. */
-static int gc_answers(struct store *s, const char *dir, int *n_forgotten, struct err *err)
+static int gc_answers(const struct session *session, int *n_forgotten, struct err *err)
 {
     struct stored_keys k = {0};
-    char *path = xasprintf("%s/answers", dir);
-    int rc = store_each(s, stored_keys_add, &k, err);
+    char *path = xasprintf("%s/answers", session->dirs[0]);
+    int rc = store_each(session->store, stored_keys_add, &k, err);
     if (k.n > 0)
         qsort(k.at, k.n, sizeof *k.at, by_bytes);
     if (rc == 0)
-        rc = answers_keep_stored(path, key_is_stored, &k, n_forgotten, err);
+        rc = answers_keep_stored(path, session->seal, key_is_stored, &k, n_forgotten, err);
     free(k.at);
     free(path);
     return rc;
@@ -1219,7 +1224,7 @@ static int run_gc(const struct store_args *a, struct err *err)
     if (rc == 0)
         rc = store_gc(s.store, &freed_bytes, err);
     if (rc == 0)
-        rc = gc_answers(s.store, s.dirs[0], &n_forgotten, err);
+        rc = gc_answers(&s, &n_forgotten, err);
     if (rc == 0) {
         char freed[32], files[32];
         store_stats(s.store, &st);

@@ -16,6 +16,7 @@
 #include "base/opt.h"
 #include "hcache.h"
 #include "api/dates.h"
+#include "seal/seal_file.h"
 
 struct engine_args {
     struct hcache_opts o;
@@ -23,7 +24,9 @@ struct engine_args {
     struct opt_list store;
     const char *dram, *store_key;
     uint8_t secret[HCACHE_STORE_KEY_BYTES]; /* of --store-key */
-    const char *template_date;              /* as in dates_open */
+    /* encrypts the files beside the store, as long as the process lives; NULL: they are plain */
+    struct seal *seal;
+    const char *template_date; /* as in dates_open */
 };
 
 static const char *const engine_dtypes[] = {"f32", "bf16", "f16", NULL};
@@ -106,8 +109,9 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 #define OPT_STORE(s, text)                                                                 \
     {"store", OPT(s, engine.store), .arg = "DIR[,DIR...]", .help = text},                  \
     {"store-key", OPT(s, engine.store_key), .arg = "FILE|env",                             \
-     .help = "encrypts saved state in --store: a file with 64 hexadecimal digits (openssl " \
-             "rand -hex 32), or the variable " STORE_KEY_VARIABLE}
+     .help = "encrypts the files of --store, and state in a --remote: a file with 64 "      \
+             "hexadecimal digits (openssl rand -hex 32), or the variable "                  \
+             STORE_KEY_VARIABLE}
 #define OPT_STORE_CAP(s)                                                                   \
     {"store-cap", OPT(s, engine.o.store_cap_bytes), .arg = "BYTES", .def = "0",            \
      .help = "limit on all files of saved state: data, index, log and reserve; 0 is none"}
@@ -194,6 +198,7 @@ static inline int engine_args_finish(struct engine_args *e, struct err *err)
     if (e->store_key != NULL) {
         rc = store_key_read(e->store_key, e->secret, err);
         e->o.store_key = e->secret;
+        e->seal = rc == 0 ? seal_shared(e->secret) : NULL;
     }
     if (rc != 0)
         return rc;
@@ -206,7 +211,8 @@ static inline int engine_args_finish(struct engine_args *e, struct err *err)
 static inline int engine_dates_open(const struct engine_args *e, struct dates **out,
                                     struct err *err)
 {
-    return dates_open(e->template_date, e->o.n_store > 0 ? e->o.store[0] : NULL, out, err);
+    return dates_open(e->template_date, e->o.n_store > 0 ? e->o.store[0] : NULL, e->seal,
+                      out, err);
 }
 
 /* Returns the beginning of the last name in the first *n bytes of a path. *n becomes its end. */

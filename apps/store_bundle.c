@@ -13,8 +13,10 @@
 #include "base/bytes.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "io/io.h"
 #include "io/io_erase.h"
+#include "seal/seal_file.h"
 #include "store/parcel.h"
 
 enum { BLOCK = CHUNK_HEADER_BYTES, B_VERSION = 8, B_SUM = 16, B_COUNT = 24, VERSION = 2 };
@@ -50,6 +52,89 @@ static int block_check(const uint8_t *block, const char *magic, uint64_t *count,
                        get_u32(block + B_VERSION), VERSION);
     *count = get_u64(block + B_COUNT);
     return 0;
+}
+
+/* --- encrypted files -------------------------------------------------------------------------- */
+
+/* A stream over a sealed file. The file below it stays open. */
+struct sealed {
+    const struct seal *seal;
+    FILE *f;
+    struct seal_place place;
+    uint64_t frame; /* of the next frame that is written */
+    size_t at, n;   /* buffer[at, n) is to be handed out, or to be written */
+    uint8_t buffer[SEAL_FRAME_MOST + SEAL_BYTES];
+};
+static const char export_name[] = "export";
+
+static ssize_t sealed_read(void *arg, char *out, size_t n)
+{
+    struct sealed *z = arg;
+    struct err err = {0};
+    if (z->at == z->n) {
+        z->at = 0;
+        if (seal_frame_read(z->seal, export_name, fileno(z->f), &z->place, z->buffer, &z->n,
+                            &err) != 0) {
+            z->n = 0;
+            errno = err.code == ERR_CORRUPT ? EBADMSG : EIO;
+            return -1;
+        }
+    }
+    n = MIN(n, z->n - z->at);
+    memcpy(out, z->buffer + z->at, n);
+    z->at += n;
+    return (ssize_t)n;
+}
+
+static bool sealed_flush(struct sealed *z)
+{
+    size_t n = seal_frames_bytes(z->n);
+    uint8_t *frames = xmalloc(n);
+    seal_frames(z->seal, export_name, &z->frame, z->buffer, z->n, frames);
+    z->n = 0;
+    bool good = fwrite(frames, 1, n, z->f) == n;
+    free(frames);
+    return good;
+}
+
+static ssize_t sealed_write(void *arg, const char *bytes, size_t n)
+{
+    struct sealed *z = arg;
+    for (size_t at = 0, part; at < n; at += part) {
+        part = MIN(n - at, SEAL_FRAME_MOST - z->n);
+        memcpy(z->buffer + z->n, bytes + at, part);
+        z->n += part;
+        if (z->n == SEAL_FRAME_MOST && !sealed_flush(z))
+            return 0;
+    }
+    return (ssize_t)n;
+}
+
+static int sealed_close(void *arg)
+{
+    struct sealed *z = arg;
+    bool good = z->place.n_bytes != 0 || z->n == 0 || sealed_flush(z);
+    free(z);
+    return good ? 0 : EOF;
+}
+
+/* Opens a stream of the bytes in a sealed file, to be read or to be written. */
+static FILE *sealed_open(const struct seal *seal, FILE *f, const char *mode)
+{
+    uint8_t head[SEAL_HEAD_BYTES];
+    const cookie_io_functions_t calls = {
+        .read = sealed_read, .write = sealed_write, .close = sealed_close};
+    struct sealed *z = xcalloc(1, sizeof *z);
+    *z = (struct sealed){.seal = seal, .f = f};
+    seal_head(seal, head);
+    if (mode[0] == 'w' && fwrite(head, 1, sizeof head, f) != sizeof head) {
+        free(z);
+        return NULL;
+    }
+    FILE *out = fopencookie(z, mode, calls);
+    if (out == NULL)
+        free(z);
+    return out;
 }
 
 /* --- out -------------------------------------------------------------------------------------- */
@@ -110,6 +195,22 @@ static int write_all(struct store *s, const struct sha256 *keys, int n, const ch
     block_make(block, ends, out->n_chunks);
     if (rc == 0)
         rc = put(f, block, BLOCK, err);
+    if (rc == 0 && fflush(f) != 0)
+        rc = err_set(err, -errno, "writing: %s", strerror(errno));
+    return rc;
+}
+
+/* As write_all, and makes the file durable. */
+static int write_file(struct store *s, const struct seal *seal, const struct sha256 *keys,
+                      int n, const char *turns, FILE *f, struct bundle_counts *out,
+                      struct err *err)
+{
+    FILE *to = seal != NULL ? sealed_open(seal, f, "w") : f;
+    if (to == NULL)
+        return err_set(err, -ENOMEM, "no memory for a file");
+    int rc = write_all(s, keys, n, turns, to, out, err);
+    if (to != f && fclose(to) != 0 && rc == 0)
+        rc = err_set(err, -errno, "writing: %s", strerror(errno));
     if (rc == 0 && (fflush(f) != 0 || fsync(fileno(f)) != 0))
         rc = err_set(err, -errno, "writing: %s", strerror(errno));
     return rc;
@@ -124,8 +225,9 @@ static int name_it(const char *tmp, const char *path)
     return errno == EINVAL ? rename(tmp, path) : -1;
 }
 
-int bundle_write(struct store *s, const struct sha256 *keys, int n, const char *turns,
-                 const char *path, struct bundle_counts *out, struct err *err)
+int bundle_write(struct store *s, const struct seal *seal, const struct sha256 *keys, int n,
+                 const char *turns, const char *path, struct bundle_counts *out,
+                 struct err *err)
 {
     char *tmp = xasprintf("%s.part", path);
     struct io *io = io_pread_open();
@@ -142,7 +244,7 @@ int bundle_write(struct store *s, const struct sha256 *keys, int n, const char *
     if (rc == 0 && f == NULL)
         rc = err_set(err, -errno, "%s: %s", tmp, strerror(errno));
     if (rc == 0) {
-        rc = write_all(s, keys, n, turns, f, out, err);
+        rc = write_file(s, seal, keys, n, turns, f, out, err);
         fclose(f);
         if (rc == 0 && name_it(tmp, path) != 0)
             rc = err_set(err, -errno, "%s: %s", path, strerror(errno));
@@ -268,15 +370,28 @@ static int read_all(struct store *s, FILE *f, char **turns, struct bundle_counts
     return rc;
 }
 
-int bundle_read(struct store *s, const char *path, char **turns, struct bundle_counts *out,
-                struct err *err)
+int bundle_read(struct store *s, const struct seal *seal, const char *path, char **turns,
+                struct bundle_counts *out, struct err *err)
 {
     *out = (struct bundle_counts){0};
     *turns = NULL;
     FILE *f = fopen(path, "re");
     if (f == NULL)
         return err_set(err, -errno, "%s: %s", path, strerror(errno));
-    int rc = read_all(s, f, turns, out, err);
+    uint8_t head[SEAL_HEAD_BYTES];
+    size_t n = fread(head, 1, sizeof head, f);
+    bool is_sealed = seal_head_check(NULL, head, n, path, NULL) != 0;
+    int rc = is_sealed ? seal_head_check(seal, head, n, path, err) : 0;
+    rewind(f);
+    if (rc != 0) {
+        fclose(f);
+        return rc;
+    }
+    FILE *from = is_sealed ? sealed_open(seal, f, "r") : f;
+    rc = from != NULL ? read_all(s, from, turns, out, err)
+                      : err_set(err, -ENOMEM, "no memory for a file");
+    if (is_sealed && from != NULL)
+        fclose(from);
     int committed = store_commit(s, rc == 0 ? err : NULL);
     fclose(f);
     if (rc != 0 && err->code != 0)

@@ -8,11 +8,14 @@
  *     parcels      one after another (store/parcel.h), parents before their children
  *     4096 bytes   "HCBUNEND", number of parcels u64 at 24, checksum64 at 16 likewise
  *
+ * The export of an encrypted store is a sealed file (seal_file.h) of these bytes, named "export".
+ *
  * Numbers are little-endian.  Every byte of a parcel is verified when the file is written and when
  * it is read. */
 #ifndef APPS_STORE_BUNDLE_H
 #define APPS_STORE_BUNDLE_H
 
+#include "seal/seal.h"
 #include "store/store.h"
 
 struct bundle_counts {
@@ -23,13 +26,16 @@ struct bundle_counts {
 };
 
 /* Writes keys[0, n) to a new file, which is complete and durable when it appears under its name.
- * turns: the text of a conversation; NULL: none. */
-int bundle_write(struct store *s, const struct sha256 *keys, int n, const char *turns,
-                 const char *path, struct bundle_counts *out, struct err *err);
+ * turns: the text of a conversation; NULL: none. seal: encrypts the file (seal_file.h); NULL: it is
+ * plain. */
+int bundle_write(struct store *s, const struct seal *seal, const struct sha256 *keys, int n,
+                 const char *turns, const char *path, struct bundle_counts *out,
+                 struct err *err);
 /* Reads a file into the store. After an error the chunks that were read before it are stored and
  * can be found. Repeating an interrupted import continues it. *turns is the text of the
- * conversation, which the caller frees; NULL: the file has none. */
-int bundle_read(struct store *s, const char *path, char **turns, struct bundle_counts *out,
-                struct err *err);
+ * conversation, which the caller frees; NULL: the file has none. seal opens an encrypted file; a
+ * plain one needs none. Returns ERR_MISMATCH for a file of another key. */
+int bundle_read(struct store *s, const struct seal *seal, const char *path, char **turns,
+                struct bundle_counts *out, struct err *err);
 
 #endif

@@ -70,11 +70,11 @@ static void add_all(struct store_titles *t, struct conversations *c)
     }
 }
 
-struct store_titles *store_titles_open(const char *dir)
+struct store_titles *store_titles_open(const char *dir, const struct seal *seal)
 {
     struct store_titles *t = xcalloc(1, sizeof *t);
     char *path = xasprintf("%s/" CONVERSATIONS_FILE, dir);
-    struct conversations_opts o = {.path = path};
+    struct conversations_opts o = {.path = path, .seal = seal};
     struct conversations *c = NULL;
     struct err why = {0};
     if (access(path, F_OK) == 0 && conversations_open(&o, &c, &why) == 0)

@@ -4,11 +4,12 @@
 
 #include "base/hash.h"
 
+struct seal;
 struct store_titles;
 
 /* Reads the conversations in the store's first directory.  It never fails: without that file, or
  * while a server has it open, there are no titles. */
-struct store_titles *store_titles_open(const char *dir);
+struct store_titles *store_titles_open(const char *dir, const struct seal *seal);
 void store_titles_close(struct store_titles *t); /* NULL is allowed */
 
 /* Returns the title of the conversation that used the chunk last; NULL: no conversation did. Valid

@@ -161,7 +161,7 @@ int terminal_local(const struct terminal_local_opts *o, struct terminal_talk **o
                    struct err *err)
 {
     struct hcache_model_info info;
-    struct conversations_opts co = {.path = o->path};
+    struct conversations_opts co = {.path = o->path, .seal = o->seal};
     struct local *l = xcalloc(1, sizeof *l);
     l->head.ops = &local_ops;
     l->o = o->talk;

@@ -72,8 +72,9 @@ struct terminal_sampling {
 struct hcache_request terminal_request(struct terminal_sampling *s, bool is_retry);
 
 struct terminal_local_opts {
-    struct talk_opts talk; /* talk.conversations is set from `path` */
-    const char *path;      /* file of the conversations; NULL: they are kept in memory */
+    struct talk_opts talk;   /* talk.conversations is set from `path` */
+    const char *path;        /* file of the conversations; NULL: they are kept in memory */
+    const struct seal *seal; /* encrypts that file; NULL: it is plain */
     struct terminal_sampling sampling;
 };
 int terminal_local(const struct terminal_local_opts *o, struct terminal_talk **out,

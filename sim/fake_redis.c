@@ -265,7 +265,7 @@ static void do_stream(struct fake_redis *f, const struct arg *a, int n, struct t
         }
         return;
     }
-    int from = 0, most = atoi(a[5].text);
+    int from = 0, most = (int)strtol(a[5].text, NULL, 10);
     while (from < f->n_entries && atoll(f->entry[from].name) < atoll(a[2].text))
         from++;
     int n_here = f->n_entries - from < most ? f->n_entries - from : most;
@@ -328,7 +328,7 @@ static void answer(struct fake_redis *f, const struct arg *a, int n, struct text
         textbuf_addf(out, "+OK\r\n");
     else {
         fprintf(stderr, "fake_redis does not know %s\n", name);
-        abort();
+        CHECK(!"a command that it knows");
     }
 }
 

@@ -93,18 +93,34 @@ uint64_t seal_mark(const struct seal *s)
     return s != NULL ? s->mark : 0;
 }
 
+/* Writes the HMAC of n bytes under the runs' key. */
+static void hmac(const struct seal *s, const void *bytes, size_t n, uint8_t out[KEY])
+{
+    EVP_MD_CTX *c = EVP_MD_CTX_new();
+    CHECK(c != NULL && EVP_MD_CTX_copy_ex(c, s->inner) == 1 &&
+          EVP_DigestUpdate(c, bytes, n) == 1 && EVP_DigestFinal_ex(c, out, NULL) == 1 &&
+          EVP_MD_CTX_copy_ex(c, s->outer) == 1 && EVP_DigestUpdate(c, out, KEY) == 1 &&
+          EVP_DigestFinal_ex(c, out, NULL) == 1);
+    EVP_MD_CTX_free(c);
+}
+
 /* Makes the key of a run: the first block of HKDF-Expand for its salt. */
 static void run_key(const struct seal *s, const uint8_t *salt, uint8_t key[KEY])
 {
     uint8_t info[SALT + 1];
-    EVP_MD_CTX *c = EVP_MD_CTX_new();
     memcpy(info, salt, SALT);
     info[SALT] = 1;
-    CHECK(c != NULL && EVP_MD_CTX_copy_ex(c, s->inner) == 1 &&
-          EVP_DigestUpdate(c, info, sizeof info) == 1 &&
-          EVP_DigestFinal_ex(c, key, NULL) == 1 && EVP_MD_CTX_copy_ex(c, s->outer) == 1 &&
-          EVP_DigestUpdate(c, key, KEY) == 1 && EVP_DigestFinal_ex(c, key, NULL) == 1);
-    EVP_MD_CTX_free(c);
+    hmac(s, info, sizeof info, key);
+}
+
+/* Another last byte than that of a run's key keeps the two apart. */
+void seal_hash(const struct seal *s, const void *bytes, size_t n, uint8_t out[KEY])
+{
+    uint8_t *all = xmalloc(n + 1);
+    memcpy(all, bytes, n);
+    all[n] = 0;
+    hmac(s, all, n + 1, out);
+    free(all);
 }
 
 /* Begins the cipher of the run with this salt, and feeds it the run's name. */

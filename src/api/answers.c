@@ -21,6 +21,9 @@
  * salt; end and asked are the beginnings of chunk keys. They say whose room the record takes, and
  * which erasure concerns it.
  *
+ * With a seal each record is encrypted at its place, the secret is a sealed run, and the magic and
+ * the vocabulary are others.
+ *
  * Records are appended. A record that is replaced or forgotten is overwritten in place with zeros.
  * So the file holds no other entries than the memory does, and forgetting needs no space. The file
  * is rewritten when it has grown to twice the remembered entries. */
@@ -42,8 +45,9 @@
 #include "base/minmax.h"
 #include "io/io.h"
 #include "io/io_erase.h"
+#include "seal/seal_file.h"
 
-static const char magic[8] = "HCANSW2\n";
+static const char magic[8] = "HCANSW2\n", magic_sealed[8] = "HCANSE2\n";
 
 enum {
     HEAD_BYTES = sizeof magic + sizeof(struct sha256),
@@ -57,6 +61,8 @@ enum {
     SLACK_BYTES = 1 << 20,
     SECRET_BYTES = 32,
     UNTIL_UNIT_S = 16,
+    PAGE_ANSWER = 32, /* kind of a record as a page */
+    BLOCK = 16        /* bytes at a page's beginning that can be decrypted alone */
 };
 
 struct tag {
@@ -247,12 +253,13 @@ static void record_encode(const struct entry *e, uint8_t *r)
     put_u64(r + n - RECORD_TAIL, checksum64(r, n - RECORD_TAIL));
 }
 
-static int write_record(struct io_file *f, const struct entry *e, uint64_t at,
-                        struct err *err)
+static int write_record(const struct seal *seal, struct io_file *f, const struct entry *e,
+                        uint64_t at, struct err *err)
 {
     size_t n = record_bytes(e);
     uint8_t *r = xmalloc(n);
     record_encode(e, r);
+    seal_page(seal, PAGE_ANSWER, at, r, n);
     int rc = io_file_pwrite(f, r, n, at, err);
     free(r);
     return rc;
@@ -263,7 +270,7 @@ static void wipe_record(struct answers *m, const struct entry *e)
 {
     const struct entry dead = {.n_ids = e->n_ids};
     if (m->file != NULL && e->offset != 0 &&
-        write_record(m->file, &dead, e->offset, NULL) != 0)
+        write_record(m->o.seal, m->file, &dead, e->offset, NULL) != 0)
         m->is_stale = true;
 }
 
@@ -348,6 +355,16 @@ static struct entry *remember(struct answers *m, const struct entry *new)
 
 /* --- the file [lock] -------------------------------------------------------------------------- */
 
+/* Writes the beginning of a file: its magic and the vocabulary, of a sealed file the keyed hash of
+ * that. */
+static void head_encode(const struct answers_opts *o, uint8_t out[HEAD_BYTES])
+{
+    memcpy(out, o->seal != NULL ? magic_sealed : magic, sizeof magic);
+    memcpy(out + sizeof magic, &o->vocabulary, sizeof o->vocabulary);
+    if (o->seal != NULL)
+        seal_hash(o->seal, &o->vocabulary, sizeof o->vocabulary, out + sizeof magic);
+}
+
 static int by_use(const void *a, const void *b)
 {
     const struct entry *const *x = a, *const *y = b;
@@ -361,8 +378,7 @@ static int write_entries(struct answers *m, struct io_file *f, uint64_t *end,
     struct entry **order = xcalloc((size_t)m->o.max_entries, sizeof(struct entry *));
     uint8_t head[HEAD_BYTES];
     int n = 0;
-    memcpy(head, magic, sizeof magic);
-    memcpy(head + sizeof magic, &m->o.vocabulary, sizeof m->o.vocabulary);
+    head_encode(&m->o, head);
     for (int i = 0; i < m->o.max_entries; i++) {
         if (m->entry[i].n != 0)
             order[n++] = &m->entry[i];
@@ -371,7 +387,7 @@ static int write_entries(struct answers *m, struct io_file *f, uint64_t *end,
     int rc = io_file_pwrite(f, head, sizeof head, 0, err);
     *end = sizeof head;
     for (int i = 0; rc == 0 && i < n; i++) {
-        rc = write_record(f, order[i], *end, err);
+        rc = write_record(m->o.seal, f, order[i], *end, err);
         *end += record_bytes(order[i]);
     }
     if (rc == 0)
@@ -426,7 +442,7 @@ static void append(struct answers *m, struct entry *e)
     struct err err = {0};
     if (m->file == NULL || m->is_given_up)
         return;
-    int rc = write_record(m->file, e, m->file_bytes, &err);
+    int rc = write_record(m->o.seal, m->file, e, m->file_bytes, &err);
     if (rc == 0) {
         e->offset = m->file_bytes;
         m->file_bytes += record_bytes(e);
@@ -456,20 +472,29 @@ static int settle(struct answers *m, struct err *err)
     return rc;
 }
 
-/* Reads the record at p. Returns its size in bytes, or 0 if there is no whole record. */
-static size_t read_record(const uint8_t *p, size_t n, struct entry *out)
+/* Reads the record at `at` of n bytes, and decrypts it there. Returns its size in bytes, or 0 if
+ * there is no whole record. */
+static size_t read_record(const struct seal *seal, uint8_t *bytes, size_t at, size_t n,
+                          struct entry *out)
 {
+    uint8_t *p = bytes + at, first[BLOCK];
+    n -= at;
     *out = (struct entry){0};
-    if (n < RECORD_HEAD + RECORD_TAIL || get_u32(p + 12) > MAX_IDS)
+    if (n < RECORD_HEAD + RECORD_TAIL)
         return 0;
+    memcpy(first, p, sizeof first);
+    seal_page_open(seal, PAGE_ANSWER, at, first, sizeof first);
+    out->n_ids = (int)MIN(get_u32(first + 12), MAX_IDS + 1);
+    if (out->n_ids > MAX_IDS || record_bytes(out) > n)
+        return 0;
+    seal_page_open(seal, PAGE_ANSWER, at, p, record_bytes(out));
     out->n = get_u32(p);
     out->until = get_u32(p + 4);
     out->hash = get_u32(p + 8);
-    out->n_ids = (int)get_u32(p + 12);
     memcpy(out->name, p + 16, sizeof out->name);
     memcpy(out->tag, p + TAGS_AT, sizeof out->tag);
     size_t all = record_bytes(out);
-    if (all > n || checksum64(p, all - RECORD_TAIL) != get_u64(p + all - RECORD_TAIL))
+    if (checksum64(p, all - RECORD_TAIL) != get_u64(p + all - RECORD_TAIL))
         return 0;
     out->sealed = xmalloc(((size_t)out->n_ids + 1) * sizeof *out->sealed);
     for (int i = 0; i < out->n_ids; i++)
@@ -479,12 +504,11 @@ static size_t read_record(const uint8_t *p, size_t n, struct entry *out)
 
 /* Enters the records of the file's bytes. Returns where the first damaged one begins: behind it the
  * beginning of the next one is unknown. */
-static size_t load_records(struct answers *m, const uint8_t *bytes, size_t n,
-                           bool has_secret)
+static size_t load_records(struct answers *m, uint8_t *bytes, size_t n, bool has_secret)
 {
     size_t at = HEAD_BYTES, step;
     struct entry e;
-    for (; (step = read_record(bytes + at, n - at, &e)) > 0; at += step) {
+    for (; (step = read_record(m->o.seal, bytes, at, n, &e)) > 0; at += step) {
         e.offset = at;
         if (e.n == 0) {
             free(e.sealed);
@@ -498,20 +522,31 @@ static size_t load_records(struct answers *m, const uint8_t *bytes, size_t n,
     return at;
 }
 
-/* Reads the secret, or makes one. *is_old: it was there. */
+/* Reads the secret, or makes one. *is_old: it was there. With a seal the file has it as a run. */
 static int load_secret(struct answers *m, bool *is_old, struct err *err)
 {
+    static const char name[] = "answers.key";
+    uint8_t bytes[SECRET_BYTES + SEAL_BYTES], salt[SEAL_SALT_BYTES];
+    const size_t n = m->o.seal != NULL ? sizeof bytes : SECRET_BYTES;
     char *path = m->path != NULL ? xasprintf("%s.key", m->path) : NULL;
     struct io_file *f = NULL;
     size_t got = 0;
     int rc = path != NULL ? io_file_open(m->io, path, IO_CREATE, &f, err) : 0;
     if (rc == 0 && f != NULL)
-        rc = io_file_pread_some(f, m->secret, sizeof m->secret, 0, &got, err);
-    *is_old = got == sizeof m->secret;
+        rc = io_file_pread_some(f, bytes, sizeof bytes, 0, &got, err);
+    *is_old = got == n && (m->o.seal == NULL ||
+                           seal_run_open(m->o.seal, name, sizeof name, bytes, n, bytes));
     if (rc == 0 && !*is_old)
-        rc = io_random(m->io, m->secret, sizeof m->secret, err);
+        rc = io_random(m->io, bytes, SECRET_BYTES, err);
+    memcpy(m->secret, bytes, sizeof m->secret);
+    if (rc == 0 && !*is_old && m->o.seal != NULL)
+        rc = io_random(m->io, salt, sizeof salt, err);
+    if (rc == 0 && !*is_old && m->o.seal != NULL)
+        seal_run(m->o.seal, name, sizeof name, salt, m->secret, SECRET_BYTES, bytes);
     if (rc == 0 && !*is_old && f != NULL)
-        rc = io_file_pwrite(f, m->secret, sizeof m->secret, 0, err);
+        rc = io_file_pwrite(f, bytes, n, 0, err);
+    if (rc == 0 && !*is_old && f != NULL && got > n)
+        rc = io_file_cut(f, n, err);
     if (rc == 0 && !*is_old && f != NULL)
         rc = io_file_sync(f, err);
     io_file_close(f);
@@ -528,11 +563,11 @@ static int load(struct answers *m, bool has_secret, bool *is_ours, struct err *e
     if (access(m->path, F_OK) != 0)
         return 0;
     int rc = file_read_regular(m->path, 4 * m->o.max_bytes + SLACK_BYTES, &text, &n, err);
-    const uint8_t *bytes = (const uint8_t *)text;
+    uint8_t *bytes = (uint8_t *)text, head[HEAD_BYTES];
     if (rc == ERR_LIMIT) /* the file is too large: this module did not write it */
         return 0;
-    *is_ours = text != NULL && n >= HEAD_BYTES && memcmp(bytes, magic, sizeof magic) == 0 &&
-               memcmp(bytes + sizeof magic, &m->o.vocabulary, sizeof m->o.vocabulary) == 0;
+    head_encode(&m->o, head);
+    *is_ours = text != NULL && n >= HEAD_BYTES && memcmp(bytes, head, sizeof head) == 0;
     if (*is_ours)
         rc = io_file_open(m->io, m->path, 0, &m->file, err);
     if (*is_ours && rc == 0) {
@@ -832,20 +867,22 @@ int answers_lengths(struct answers *m, const char *state_salt, int most, int **o
     return n_kept;
 }
 
-int answers_keep_stored(const char *path, bool (*is_stored)(void *arg, const uint8_t *key),
-                        void *arg, int *n_forgotten, struct err *err)
+int answers_keep_stored(const char *path, const struct seal *seal,
+                        bool (*is_stored)(void *arg, const uint8_t *key), void *arg,
+                        int *n_forgotten, struct err *err)
 {
     enum { MAX_FILE_BYTES = 1 << 30 };
     char *text = NULL;
     size_t n = 0, at = HEAD_BYTES, step;
     struct entry e;
-    struct answers m = {.io = io_pread_open()};
+    struct answers m = {.o.seal = seal, .io = io_pread_open()};
     uint32_t now = (uint32_t)(clock_wall_s() / UNTIL_UNIT_S);
     *n_forgotten = 0;
     int rc = file_read_regular(path, MAX_FILE_BYTES, &text, &n, err);
-    if (rc == 0 && n >= HEAD_BYTES && memcmp(text, magic, sizeof magic) == 0)
+    if (rc == 0 && n >= HEAD_BYTES &&
+        memcmp(text, seal != NULL ? magic_sealed : magic, sizeof magic) == 0)
         rc = io_file_open(m.io, path, 0, &m.file, err);
-    for (; m.file != NULL && (step = read_record((uint8_t *)text + at, n - at, &e)) > 0;
+    for (; m.file != NULL && (step = read_record(seal, (uint8_t *)text, at, n, &e)) > 0;
          at += step) {
         e.offset = at;
         if (e.n != 0 &&

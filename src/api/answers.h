@@ -39,6 +39,8 @@ struct answers_opts {
      * answers_put and answers_find names the model, too (retoken.c). */
     bool of_models;
     int64_t ttl_s; /* an answer is forgotten this time after it was given; 0: never */
+    /* Encrypts the files; NULL: they are plain. Files of another seal are replaced. */
+    const struct seal *seal;
 };
 
 /* Opens the memory of answers. Returns an error if the file cannot be read or written. A file of
@@ -95,8 +97,9 @@ int answers_lengths(struct answers *m, const char *state_salt, int most, int **o
  * whose time is over. is_stored gets the first ANSWERS_KEY_BYTES bytes of the chunk's key. A
  * missing file is no error. */
 enum { ANSWERS_KEY_BYTES = 8 };
-int answers_keep_stored(const char *path, bool (*is_stored)(void *arg, const uint8_t *key),
-                        void *arg, int *n_forgotten, struct err *err);
+int answers_keep_stored(const char *path, const struct seal *seal,
+                        bool (*is_stored)(void *arg, const uint8_t *key), void *arg,
+                        int *n_forgotten, struct err *err);
 
 /* Counts the outcome for a text that begins with a remembered one: whether the remembered tokens
  * were used, or could not be. */

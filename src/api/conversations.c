@@ -312,10 +312,12 @@ static int db_vfs_open(struct conversations *c, struct err *err)
     char *name = xasprintf("hcache-conversations-%u", atomic_fetch_add(&counter, 1));
     c->io = io_pread_open();
     int rc = vfs_register(c->io, name, false, err);
-    if (rc == 0)
+    if (rc == 0) {
         c->vfs_name = name;
-    else
+        vfs_use_seal(name, c->o.seal);
+    } else {
         free(name);
+    }
     return rc;
 }
 
@@ -344,7 +346,7 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
         c->server = xstrdup(o->server);
     pthread_mutex_init(&c->lock, NULL);
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX;
-    int rc = o->path != NULL ? db_file_check(path, err) : 0;
+    int rc = o->path != NULL ? db_file_check(path, o->seal, err) : 0;
     if (rc == 0 && o->path != NULL)
         rc = db_vfs_open(c, err);
     if (rc == 0 && sqlite3_open_v2(path, &c->db, flags, c->vfs_name) != SQLITE_OK)

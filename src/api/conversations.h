@@ -40,6 +40,7 @@
 #define CONVERSATIONS_FILE "conversations.db"
 
 struct conversations;
+struct seal;
 
 struct conversations_opts {
     /* path of the file, which is created with mode 0600; NULL: conversations are in memory and end
@@ -59,6 +60,8 @@ struct conversations_opts {
     /* Name of this server among others; NULL: there are no others. New names contain it, so another
      * server can tell which server keeps a conversation, and returns -EAGAIN for it. Copied. */
     const char *server;
+    /* Encrypts the file; NULL: it is not encrypted. A file that was made otherwise is refused. */
+    const struct seal *seal;
 };
 
 /* Returns whether a text can name a server: 1 to 16 characters of a-z, 0-9 and "-". */

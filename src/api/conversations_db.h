@@ -42,8 +42,9 @@ struct conversations {
 };
 
 /* Creates a missing file, private. Refuses a file that cannot hold conversations, and leaves it
- * unchanged: a link, a device, another user's file, another format (conversations_file.c). */
-int db_file_check(const char *path, struct err *err);
+ * unchanged: a link, a device, another user's file, another format, another key
+ * (conversations_file.c). */
+int db_file_check(const char *path, const struct seal *seal, struct err *err);
 /* Refuses a database with the tables of another program. */
 int db_tables_check(struct conversations *c, struct err *err);
 /* Gives the file and its log mode 0600. It uses the path, because closing a descriptor of a locked

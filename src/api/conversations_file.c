@@ -14,6 +14,7 @@
 
 #include "base/mem.h"
 #include "api/conversations_db.h"
+#include "seal/seal_file.h"
 
 /* SQLite's header: the format's name, and the value 2 in bytes 18 and 19, which means a write-ahead
  * log. Every database that conversations_open made has it. */
@@ -34,15 +35,16 @@ static int cannot_open(const char *path, int code, struct err *err)
                    strerror(-code));
 }
 
-static int content_check(int fd, const char *path, struct err *err)
+static int content_check(int fd, const char *path, const struct seal *seal, struct err *err)
 {
     static const char magic[16] = "SQLite format 3";
     unsigned char header[HEADER_BYTES];
     ssize_t n = pread(fd, header, sizeof header, 0);
     if (n < 0)
         return cannot_open(path, -errno, err);
-    if (n == 0)
-        return 0;
+    int rc = seal_head_check(seal, header, (size_t)n, path, err);
+    if (n == 0 || rc != 0 || seal != NULL)
+        return rc;
     if (n < HEADER_BYTES || memcmp(header, magic, sizeof magic) != 0)
         return refuse(path, "is not a database", err);
     return header[18] == 2 && header[19] == 2
@@ -50,7 +52,7 @@ static int content_check(int fd, const char *path, struct err *err)
                : refuse(path, "is a database of another program", err);
 }
 
-static int stat_check(int fd, const char *path, struct err *err)
+static int stat_check(int fd, const char *path, const struct seal *seal, struct err *err)
 {
     struct stat st;
     if (fstat(fd, &st) != 0)
@@ -59,7 +61,7 @@ static int stat_check(int fd, const char *path, struct err *err)
         return refuse(path, "is not a regular file", err);
     if (st.st_uid != geteuid())
         return refuse(path, "belongs to another user", err);
-    return content_check(fd, path, err);
+    return content_check(fd, path, seal, err);
 }
 
 /* Makes the file with mode 0600. SQLite would make it according to the process's umask. Its logs
@@ -73,12 +75,12 @@ static int file_make(const char *path, struct err *err)
     return 0;
 }
 
-int db_file_check(const char *path, struct err *err)
+int db_file_check(const char *path, const struct seal *seal, struct err *err)
 {
     int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         return errno == ENOENT ? file_make(path, err) : cannot_open(path, -errno, err);
-    int rc = stat_check(fd, path, err);
+    int rc = stat_check(fd, path, seal, err);
     close(fd);
     return rc;
 }

@@ -23,6 +23,7 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "base/json.h"
+#include "seal/seal.h"
 
 /* Bound on remembered dates, each of which sticky renders for a prompt that matches nothing. */
 enum { MAX_DATES = 16, DAY_BYTES = 11, BEHIND_BYTES = 4096 };
@@ -41,6 +42,7 @@ enum { LINE_BYTES = 16 + 1 + DAY_BYTES };
 struct dates {
     char fixed[DAY_BYTES]; /* "": none */
     bool is_sticky;
+    const struct seal *seal;
     char *path; /* NULL: dates are remembered in memory */
     /* Protects the list, and the file. */
     pthread_mutex_t lock;
@@ -171,13 +173,16 @@ static int read_documents(struct dates *d, struct err *err)
     return 0;
 }
 
-static uint64_t digest_of(const char *salt, const char *role, const char *text, size_t n)
+static uint64_t digest_of(const struct dates *d, const char *salt, const char *role,
+                          const char *text, size_t n)
 {
     struct sha256_ctx *c = sha256_begin();
     sha256_field(c, "salt", salt, salt != NULL ? strlen(salt) : 0);
     sha256_field(c, "role", role, strlen(role));
     sha256_field(c, "text", text, n);
     struct sha256 whole = sha256_end(c);
+    if (d->seal != NULL) /* whoever knows the text must not find it in the file */
+        seal_hash(d->seal, whole.b, sizeof whole.b, whole.b);
     return get_u64(whole.b);
 }
 
@@ -211,14 +216,14 @@ static const char *ingested_day(const struct dates *d, const char *salt,
         return NULL;
     if (strcmp(role, "developer") == 0)
         role = "system";
-    const struct document *x = find_document(d, digest_of(salt, role, text, n));
+    const struct document *x = find_document(d, digest_of(d, salt, role, text, n));
     return x != NULL ? x->day : NULL;
 }
 
 int dates_ingested(struct dates *d, const char *salt, const char *role, const char *text,
                    size_t n, const char *moment, struct err *err)
 {
-    struct document x = {.digest = digest_of(salt, role, text, n)};
+    struct document x = {.digest = digest_of(d, salt, role, text, n)};
     const struct document *known = find_document(d, x.digest);
     char line[LINE_BYTES + 1];
     if (d->documents_path == NULL || moment[0] == 0 ||
@@ -254,13 +259,15 @@ int dates_check(const char *how, struct err *err)
         "--template-date must be a date such as 2026-11-28, or sticky, not '%.40s'", how);
 }
 
-int dates_open(const char *how, const char *dir, struct dates **out, struct err *err)
+int dates_open(const char *how, const char *dir, const struct seal *seal,
+               struct dates **out, struct err *err)
 {
     int rc = dates_check(how, err);
     if (rc != 0)
         return rc;
     struct dates *d = xcalloc(1, sizeof *d);
     pthread_mutex_init(&d->lock, NULL);
+    d->seal = seal;
     d->is_sticky = how != NULL && strcmp(how, "sticky") == 0;
     if (how != NULL && !d->is_sticky)
         snprintf(d->fixed, sizeof d->fixed, "%s", how);

@@ -20,10 +20,13 @@
 #include "api/prompt.h"
 
 struct dates;
+struct seal;
 
 /* Opens the dates of a program.  how: "YYYY-MM-DD", "sticky", or NULL: the present moment.  dir: the
- * store's first folder; NULL: dates are remembered in memory. */
-int dates_open(const char *how, const char *dir, struct dates **out, struct err *err);
+ * store's first folder; NULL: dates are remembered in memory. With a seal, which must outlive them,
+ * the digests in `ingested` are keyed. */
+int dates_open(const char *how, const char *dir, const struct seal *seal,
+               struct dates **out, struct err *err);
 void dates_close(struct dates *d); /* NULL is allowed */
 /* Checks the text of the option --template-date. NULL is allowed. */
 int dates_check(const char *how, struct err *err);

@@ -125,6 +125,13 @@ static void begin_answer(void *arg)
         o->calls->began(o->arg);
 }
 
+static int open_output(const struct batch_opts *o, struct output *out, const char *path,
+                       struct idset *done, struct err *err)
+{
+    return o->seal != NULL ? output_open_sealed(out, path, o->seal, done, err)
+                           : output_open(out, path, o->is_private, done, err);
+}
+
 static int open_files(struct batch *b, struct err *err)
 {
     const struct batch_opts *o = &b->o;
@@ -134,11 +141,11 @@ static int open_files(struct batch *b, struct err *err)
         rc = err_set(err, ERR_USAGE,
                      "%s is both the input and an output: name another file", o->input);
     if (rc == 0)
-        rc = output_open(&b->out, o->output, o->is_private, &b->done, err);
+        rc = open_output(o, &b->out, o->output, &b->done, err);
     b->has_errors = o->errors != NULL && strcmp(o->errors, o->output) != 0 &&
                     !is_one_file(o->errors, o->output);
     if (rc == 0 && b->has_errors)
-        rc = output_open(&b->errors, o->errors, o->is_private, &b->done, err);
+        rc = open_output(o, &b->errors, o->errors, &b->done, err);
     return rc;
 }
 

@@ -47,6 +47,8 @@ struct batch_opts {
      * to the output. */
     const char *input, *output, *errors;
     bool is_private; /* only the owner of output and errors may read them */
+    const struct seal
+        *seal; /* with is_private: encrypts output and errors; NULL: they are plain */
     /* kinds of requests that are allowed (line.h), others fail; 0: all are allowed */
     unsigned only;
     int in_flight; /* maximum number of answers that are generated or wait for a place */

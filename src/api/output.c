@@ -15,6 +15,7 @@
 #include "base/minmax.h"
 #include "api/line.h"
 #include "base/json.h"
+#include "seal/seal_file.h"
 
 enum { BUFFER_BYTES = 256 << 10 };
 
@@ -97,22 +98,42 @@ static int cut_rest(const struct output *o)
     return rc == 0 && ftruncate(o->fd, (off_t)o->n_bytes) != 0 ? -errno : rc;
 }
 
+/* Returns the name of the file in its folder. */
+static const char *name_of(const struct output *o)
+{
+    const char *slash = strrchr(o->path, '/');
+    return slash != NULL ? slash + 1 : o->path;
+}
+
+/* Reads the next bytes, or of an encrypted file the next frame, which holds whole lines or a part
+ * of one that is longer than a frame. A frame that was cut off is the end. */
+static int read_more(const struct output *o, struct seal_place *p, char *buf, size_t *n,
+                     struct err *err)
+{
+    if (o->seal != NULL) {
+        int rc = seal_frame_read(o->seal, name_of(o), o->fd, p, buf, n, err);
+        return rc == ERR_CORRUPT ? 0 : rc;
+    }
+    ssize_t got;
+    do
+        got = read(o->fd, buf, BUFFER_BYTES);
+    while (got < 0 && errno == EINTR);
+    *n = got > 0 ? (size_t)got : 0;
+    return got >= 0 ? 0 : err_set(err, -errno, "%s: %s", o->path, strerror(errno));
+}
+
 /* Reads all whole lines, and cuts off a torn one after them. is_own: the file is known to be a
  * batch's, also if it has no lines. */
 static int read_lines(struct output *o, bool is_own, struct idset *done, struct err *err)
 {
     struct textbuf rest = {0};
-    char *buf = xmalloc(BUFFER_BYTES);
-    ssize_t got;
-    int rc = 0;
-    while (rc == 0 && (got = read(o->fd, buf, BUFFER_BYTES)) != 0) {
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0) {
-            rc = err_set(err, -errno, "%s: %s", o->path, strerror(errno));
-            break;
-        }
-        textbuf_add(&rest, buf, (size_t)got);
+    struct seal_place place = {0};
+    struct stat st = {0};
+    char *buf = xmalloc(o->seal != NULL ? SEAL_FRAME_MOST + SEAL_BYTES : BUFFER_BYTES);
+    size_t got;
+    int rc;
+    while ((rc = read_more(o, &place, buf, &got, err)) == 0 && got > 0) {
+        textbuf_add(&rest, buf, got);
         size_t at = 0;
         for (const char *nl; rc == 0 && rest.n > at &&
                              (nl = memchr(rest.p + at, '\n', rest.n - at)) != NULL;) {
@@ -121,13 +142,22 @@ static int read_lines(struct output *o, bool is_own, struct idset *done, struct 
                 rc = not_ours(o, o->n_lines + 1, err);
             at += n + 1;
         }
-        o->n_bytes += at;
         memmove(rest.p, rest.p + at, rest.n - at);
         rest.n -= at;
+        o->n_bytes += at;
+        if (o->seal != NULL && rest.n == 0) {
+            o->n_bytes = place.n_bytes;
+            o->frame = place.frame;
+        }
+        if (rc != 0)
+            break;
     }
-    if (rc == 0 && rest.n > 0 && !is_torn_line(&rest, is_own || o->n_lines > 0))
+    if (rc == 0 && o->seal == NULL && rest.n > 0 &&
+        !is_torn_line(&rest, is_own || o->n_lines > 0))
         rc = not_ours(o, o->n_lines + 1, err);
-    int cut = rc == 0 && rest.n > 0 ? cut_rest(o) : 0;
+    bool has_rest = rest.n > 0 || (o->seal != NULL && fstat(o->fd, &st) == 0 &&
+                                   (uint64_t)st.st_size > o->n_bytes);
+    int cut = rc == 0 && has_rest ? cut_rest(o) : 0;
     if (cut != 0)
         rc = err_set(err, cut, "%s: %s", o->path, strerror(-cut));
     textbuf_free(&rest);
@@ -150,11 +180,11 @@ static int sync_folder(const char *path, struct err *err)
     return rc;
 }
 
-int output_open(struct output *o, const char *path, bool is_private, struct idset *done,
-                struct err *err)
+static int open_file(struct output *o, const char *path, bool is_private,
+                     const struct seal *seal, struct idset *done, struct err *err)
 {
     struct stat st;
-    *o = (struct output){.fd = -1, .path = xstrdup(path)};
+    *o = (struct output){.fd = -1, .path = xstrdup(path), .seal = seal};
     if (strcmp(path, "-") == 0) {
         o->fd = STDOUT_FILENO;
         o->is_stdout = true;
@@ -176,6 +206,18 @@ int output_open(struct output *o, const char *path, bool is_private, struct idse
     return rc == 0 ? read_lines(o, is_private, done, err) : rc;
 }
 
+int output_open(struct output *o, const char *path, bool is_private, struct idset *done,
+                struct err *err)
+{
+    return open_file(o, path, is_private, NULL, done, err);
+}
+
+int output_open_sealed(struct output *o, const char *path, const struct seal *seal,
+                       struct idset *done, struct err *err)
+{
+    return open_file(o, path, true, seal, done, err);
+}
+
 /* --- writing ---------------------------------------------------------------------------------- */
 
 void output_add(struct output *o, const char *text)
@@ -184,10 +226,44 @@ void output_add(struct output *o, const char *text)
     textbuf_add(&o->lines, "\n", 1);
 }
 
+/* Returns how many of n bytes, which are whole lines, the next frame takes: whole lines, or one
+ * line that is longer than a frame. */
+static size_t frame_lines(const char *p, size_t n)
+{
+    if (n <= SEAL_FRAME_MOST)
+        return n;
+    const char *end = memrchr(p, '\n', SEAL_FRAME_MOST);
+    if (end == NULL)
+        end = memchr(p, '\n', n);
+    return (size_t)(end - p) + 1;
+}
+
+/* Replaces the lines by their frames. *frame is the number of the next one. */
+static void seal_lines(struct output *o, uint64_t *frame)
+{
+    struct textbuf out = {0};
+    uint8_t head[SEAL_HEAD_BYTES];
+    seal_head(o->seal, head);
+    if (o->n_bytes == 0)
+        textbuf_add(&out, (char *)head, sizeof head);
+    for (size_t at = 0, n; at < o->lines.n; at += n) {
+        n = frame_lines(o->lines.p + at, o->lines.n - at);
+        uint8_t *frames = xmalloc(seal_frames_bytes(n));
+        seal_frames(o->seal, name_of(o), frame, o->lines.p + at, n, frames);
+        textbuf_add(&out, (char *)frames, seal_frames_bytes(n));
+        free(frames);
+    }
+    textbuf_free(&o->lines);
+    o->lines = out;
+}
+
 int output_sync(struct output *o, struct err *err)
 {
+    uint64_t frame = o->frame;
     if (o->lines.n == 0)
         return 0;
+    if (o->seal != NULL)
+        seal_lines(o, &frame);
     int rc = file_write_all(o->fd, o->lines.p, o->lines.n,
                             o->is_stdout ? -1 : (off_t)o->n_bytes);
     if (rc == 0 && !o->is_stdout && fdatasync(o->fd) != 0)
@@ -200,6 +276,7 @@ int output_sync(struct output *o, struct err *err)
         return err_set(err, rc, "%s: %s", o->is_stdout ? "standard output" : o->path,
                        strerror(-rc));
     }
+    o->frame = frame;
     o->n_bytes += o->lines.n;
     o->lines.n = 0;
     return 0;

@@ -14,14 +14,18 @@
 #include "base/textbuf.h"
 #include "api/idset.h"
 
+struct seal;
+
 struct output {
     int fd;
     bool is_stdout;
     char *path;
-    uint64_t n_bytes;     /* bytes of the file that are durable */
-    uint64_t n_lines;     /* number of lines found when the file was opened */
-    uint64_t n_failed;    /* part of n_lines: lines that report a fault */
-    struct textbuf lines; /* lines that were added and are not written yet */
+    uint64_t n_bytes;        /* bytes of the file that are durable */
+    uint64_t n_lines;        /* number of lines found when the file was opened */
+    uint64_t n_failed;       /* part of n_lines: lines that report a fault */
+    struct textbuf lines;    /* lines that were added and are not written yet */
+    const struct seal *seal; /* NULL: the file is not encrypted */
+    uint64_t frame;          /* number of the next frame of an encrypted file */
 };
 
 /* Opens or creates the file; "-" is standard output. is_private: only its owner may read it. Adds
@@ -29,6 +33,10 @@ struct output {
  * if it is not a batch's output. */
 int output_open(struct output *o, const char *path, bool is_private, struct idset *done,
                 struct err *err);
+/* Like output_open with is_private, for an encrypted file whose frames hold whole lines
+ * (seal_file.h). Its name in its folder is its name as a sealed file. seal NULL: as output_open. */
+int output_open_sealed(struct output *o, const char *path, const struct seal *seal,
+                       struct idset *done, struct err *err);
 /* Adds one line; text has no line break. */
 void output_add(struct output *o, const char *text);
 /* Writes the added lines and makes them durable. If it fails, none of these lines is in the

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -188,7 +189,9 @@ static int run_job(struct runner *r, struct err *run_err)
     const struct shelf_batch *b = &r->now;
     struct batch_counts counts;
     struct batch *job;
-    shelf_path(r->o.shelf, b->input, input, sizeof input);
+    int fd, rc = shelf_open_input(r->o.shelf, b->input, input, sizeof input, &fd, run_err);
+    if (rc != 0)
+        return rc;
     shelf_path(r->o.shelf, b->output, output, sizeof output);
     shelf_path(r->o.shelf, b->errors, errors, sizeof errors);
     struct batch_opts o = {.client = r->o.client,
@@ -196,6 +199,7 @@ static int run_job(struct runner *r, struct err *run_err)
                            .output = output,
                            .errors = errors,
                            .is_private = true,
+                           .seal = shelf_seal(r->o.shelf),
                            .only = line_kind(b->endpoint),
                            .in_flight = r->o.in_flight,
                            .lookahead = LOOKAHEAD,
@@ -213,11 +217,13 @@ static int run_job(struct runner *r, struct err *run_err)
     char moment[PROMPT_DATE_BYTES];
     prompt_moment(b->head.created_s, moment);
     o.client.moment = moment;
-    int rc = borrow(r, input, &o.client, run_err);
-    if (rc != 0)
-        return rc;
-    rc = batch_open(&o, &job, run_err);
-    if (rc != 0 && r->o.give_back != NULL)
+    rc = borrow(r, input, &o.client, run_err);
+    bool has_loan = rc == 0 && r->o.give_back != NULL;
+    if (rc == 0)
+        rc = batch_open(&o, &job, run_err);
+    if (fd >= 0)
+        close(fd);
+    if (rc != 0 && has_loan)
         r->o.give_back(r->o.arg, r->loan);
     if (rc != 0)
         return rc;
@@ -230,7 +236,7 @@ static int run_job(struct runner *r, struct err *run_err)
     if (rc == 0) /* blank lines counted as lines until now, so the count is corrected */
         r->now.n_lines = (int64_t)counts.n_lines;
     batch_close(job);
-    if (r->o.give_back != NULL)
+    if (has_loan)
         r->o.give_back(r->o.arg, r->loan);
     return rc;
 }

@@ -17,6 +17,7 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "api/shelf_impl.h"
+#include "seal/seal_file.h"
 
 static const char *const status_names[BATCH_STATUSES] = {
     [BATCH_VALIDATING] = "validating", [BATCH_IN_PROGRESS] = "in_progress",
@@ -198,6 +199,22 @@ int shelf_add_file(struct shelf *s, const char *tenant, const char *name, const 
     return rc;
 }
 
+/* Replaces the descriptor of an encrypted file by that of a copy in memory, or closes it. n_bytes:
+ * what its record says; UINT64_MAX: not known. */
+static int open_sealed(const struct shelf *s, const char *id, uint64_t n_bytes, int *fd,
+                       struct err *err)
+{
+    struct seal_place place;
+    int sealed = *fd, rc = seal_file_to_memory(s->seal, id, sealed, &place, fd, err);
+    close(sealed);
+    if (rc == 0 && n_bytes != UINT64_MAX && n_bytes != place.n_plain) {
+        close(*fd);
+        rc = err_set(err, ERR_CORRUPT, "%s is damaged: it is shorter than its record says",
+                     id);
+    }
+    return rc;
+}
+
 int shelf_read_file(struct shelf *s, const char *tenant, const char *id,
                     struct shelf_file *out, int *fd, struct err *err)
 {
@@ -218,6 +235,24 @@ int shelf_read_file(struct shelf *s, const char *tenant, const char *id,
             close(*fd);
     }
     pthread_mutex_unlock(&s->lock);
+    return rc == 0 && fd != NULL && s->seal != NULL
+               ? open_sealed(s, id, out->n_bytes, fd, err)
+               : rc;
+}
+
+int shelf_open_input(struct shelf *s, const char *id, char *path, size_t n, int *fd,
+                     struct err *err)
+{
+    shelf_path(s, id, path, n);
+    *fd = -1;
+    if (s->seal == NULL)
+        return 0;
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (*fd < 0)
+        return err_set(err, -errno, "%s: %s", path, strerror(errno));
+    int rc = open_sealed(s, id, UINT64_MAX, fd, err);
+    if (rc == 0)
+        snprintf(path, n, "/proc/self/fd/%d", *fd);
     return rc;
 }
 
@@ -460,6 +495,17 @@ int shelf_cancel_batch(struct shelf *s, const char *tenant, const char *id,
     return rc;
 }
 
+/* Counts the bytes in an encrypted file. */
+static int sealed_bytes(const struct shelf *s, const char *id, uint64_t *out,
+                        struct err *err)
+{
+    int fd = openat(s->fd, id, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int rc = fd >= 0 ? seal_file_bytes(fd, out) : -errno;
+    if (fd >= 0)
+        close(fd);
+    return rc == 0 ? 0 : err_set(err, rc, "%s: %s", id, strerror(-rc));
+}
+
 /* [lock held] Turns a batch's answers into a file. Sets *has to whether there are any. */
 static int keep(struct shelf *s, const struct shelf_batch *b, const char *id,
                 const char *what, bool *has, struct err *err)
@@ -480,7 +526,9 @@ static int keep(struct shelf *s, const struct shelf_batch *b, const char *id,
     memcpy(f.head.tenant, b->head.tenant, sizeof f.head.tenant);
     snprintf(f.name, sizeof f.name, "%s_%s.jsonl", b->head.id, what);
     f.n_bytes = (uint64_t)st.st_size;
-    int rc = shelf_write_file_record(s, &f, err);
+    int rc = s->seal != NULL ? sealed_bytes(s, id, &f.n_bytes, err) : 0;
+    if (rc == 0)
+        rc = shelf_write_file_record(s, &f, err);
     if (rc == 0)
         shelf_list_add(&s->files, xmemdup(&f, sizeof f));
     return rc;

@@ -86,10 +86,14 @@ struct shelf_batch {
 const char *batch_status_name(enum batch_status s);
 bool batch_has_ended(const struct shelf_batch *b);
 
+struct seal;
 struct shelf;
 
-/* Creates the folder if it is missing. Returns ERR_BUSY if another process has the folder open. */
-int shelf_open(const char *folder, uint64_t max_bytes, struct shelf **out, struct err *err);
+/* Creates the folder if it is missing. Returns ERR_BUSY if another process has the folder open.
+ * seal encrypts all files; it must outlive the shelf; NULL: they are plain. Returns ERR_MISMATCH if
+ * a record was written otherwise. */
+int shelf_open(const char *folder, uint64_t max_bytes, const struct seal *seal,
+               struct shelf **out, struct err *err);
 void shelf_close(struct shelf *s); /* NULL is allowed */
 
 /* Divides the bounds among n tenants, so that each may have an n-th part of the files, the batches
@@ -109,9 +113,15 @@ void shelf_path(const struct shelf *s, const char *id, char *out, size_t n);
 int shelf_add_file(struct shelf *s, const char *tenant, const char *name, const char *bytes,
                    size_t n, struct shelf_file *out, struct err *err);
 /* Finds a file and opens it for reading, unless fd is NULL. *fd is the caller's; while it is open,
- * the file cannot be deleted, because deleting overwrites its bytes. */
+ * the file cannot be deleted, because deleting overwrites its bytes. An encrypted file is opened as
+ * a copy in memory. */
 int shelf_read_file(struct shelf *s, const char *tenant, const char *id,
                     struct shelf_file *out, int *fd, struct err *err);
+/* Writes a path under which a batch's input can be read while *fd, which is the caller's, is open:
+ * of an encrypted file that of a copy in memory. *fd is -1 if it needs none. */
+int shelf_open_input(struct shelf *s, const char *id, char *path, size_t n, int *fd,
+                     struct err *err);
+const struct seal *shelf_seal(const struct shelf *s);
 /* Overwrites and deletes a file. Returns ERR_BUSY while a batch that has not ended, or a caller of
  * shelf_read_file, reads it. After an error the file is as before. *is_pending: it is gone for
  * good, but the next start has to overwrite its bytes, for the reason in *err. */

@@ -17,6 +17,7 @@
 #include "base/json.h"
 #include "io/io.h"
 #include "io/io_erase.h"
+#include "seal/seal_file.h"
 
 enum { MAX_RECORD_BYTES = 64 << 10 };
 
@@ -73,7 +74,9 @@ int shelf_write(struct shelf *s, const char *name, const char *bytes, size_t n,
     snprintf(fresh, sizeof fresh, "%s.new", name);
     shelf_path(s, fresh, from, sizeof from);
     shelf_path(s, name, to, sizeof to);
-    int rc = write_fresh(s, fresh, bytes, n, err);
+    char *sealed = s->seal != NULL ? seal_whole(s->seal, name, bytes, n, &n) : NULL;
+    int rc = write_fresh(s, fresh, sealed != NULL ? sealed : bytes, n, err);
+    free(sealed);
     if (rc == 0 && (rc = io_replace(s->io, from, to, &old_rc, NULL)) != 0)
         err_set(err, rc, "%s: %s", to, err_name(rc));
     if (rc != 0)
@@ -227,8 +230,9 @@ static bool read_batch_record(const struct json *o, const char *id, struct shelf
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-/* A record that cannot be read is skipped and kept: it may be from a later version. */
-static void load_record(struct shelf *s, const char *name)
+/* A record that cannot be read is skipped and kept: it may be from a later version. But a record of
+ * another key ends the opening. */
+static int load_record(struct shelf *s, const char *name, struct err *out)
 {
     char path[SHELF_PATH_BYTES], id[SHELF_ID_BYTES];
     char *text = NULL;
@@ -239,6 +243,7 @@ static void load_record(struct shelf *s, const char *name)
     snprintf(id, sizeof id, "%.*s", (int)(strlen(name) - 5), name);
     shelf_path(s, name, path, sizeof path);
     if (file_read_regular(path, MAX_RECORD_BYTES, &text, &n, &err) == 0 &&
+        seal_whole_open(s->seal, name, text, &n, &err) == 0 &&
         json_parse(&o, text, n, path, &err) == 0) {
         void *record = xcalloc(1, is_file ? sizeof(struct shelf_file)
                                           : sizeof(struct shelf_batch));
@@ -248,11 +253,13 @@ static void load_record(struct shelf *s, const char *name)
         else
             free(record);
     }
-    if (!ok)
+    if (!ok && err.code != ERR_MISMATCH)
         log_warn("%s is not used: %s", path,
                  err.code != 0 ? err.msg : "a field is missing");
     json_free(o);
     free(text);
+    return err.code == ERR_MISMATCH ? err_set(out, err.code, "%s: %s", s->folder, err.msg)
+                                    : 0;
 }
 
 /* Sums the bytes that an earlier process left of the answers of batches that have not ended. */
@@ -279,41 +286,44 @@ static bool is_growing(const struct shelf *s, const char *name)
     return false;
 }
 
-static int each_name(struct shelf *s, void (*visit)(struct shelf *s, const char *name),
+static int each_name(struct shelf *s,
+                     int (*visit)(struct shelf *s, const char *name, struct err *err),
                      struct err *err)
 {
     DIR *d = opendir(s->folder);
     if (d == NULL)
         return err_set(err, -errno, "%s: %s", s->folder, strerror(errno));
-    for (const struct dirent *e; (e = readdir(d)) != NULL;)
-        visit(s, e->d_name);
+    int rc = 0;
+    for (const struct dirent *e; rc == 0 && (e = readdir(d)) != NULL;)
+        rc = visit(s, e->d_name, err);
     closedir(d);
-    return 0;
+    return rc;
 }
 
-static void visit_record(struct shelf *s, const char *name)
+static int visit_record(struct shelf *s, const char *name, struct err *err)
 {
     size_t n = id_bytes(name);
-    if (n > 0 && strcmp(name + n, ".json") == 0)
-        load_record(s, name);
+    return n > 0 && strcmp(name + n, ".json") == 0 ? load_record(s, name, err) : 0;
 }
 
 /* Erases files that an earlier process left, unfinished or not erased. Files of the user have other
  * names. */
-static void visit_rest(struct shelf *s, const char *name)
+static int visit_rest(struct shelf *s, const char *name, struct err *not_used)
 {
     char record[300];
     size_t n = id_bytes(name);
     snprintf(record, sizeof record, "%.255s.json", name);
     if (n == 0 || (name[n] != 0 && strcmp(name + n, ".new") != 0 &&
                    strcmp(name + n, ".json.new") != 0))
-        return;
+        return 0;
     /* A record protects its bytes, also if this version cannot read it. */
     bool has_record = faccessat(s->fd, record, F_OK, 0) == 0;
     struct err err = {0};
+    (void)not_used;
     if ((name[n] != 0 || (!has_record && !is_growing(s, name))) &&
         shelf_erase(s, name, &err) != 0)
         log_warn("%s; the next start tries again", err.msg);
+    return 0;
 }
 
 static int lock_folder(struct shelf *s, struct err *err)
@@ -331,12 +341,19 @@ static int lock_folder(struct shelf *s, struct err *err)
     return 0;
 }
 
-int shelf_open(const char *folder, uint64_t max_bytes, struct shelf **out, struct err *err)
+const struct seal *shelf_seal(const struct shelf *s)
+{
+    return s->seal;
+}
+
+int shelf_open(const char *folder, uint64_t max_bytes, const struct seal *seal,
+               struct shelf **out, struct err *err)
 {
     struct shelf *s = xcalloc(1, sizeof *s);
     s->folder = xstrdup(folder);
     s->fd = -1;
     s->io = io_pread_open();
+    s->seal = seal;
     s->max_bytes = max_bytes;
     shelf_divide(s, 1, 0);
     pthread_mutex_init(&s->lock, NULL);

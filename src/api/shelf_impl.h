@@ -18,6 +18,7 @@ struct shelf {
     char *folder;
     int fd; /* descriptor of the folder, which is locked */
     struct io *io;
+    const struct seal *seal; /* NULL: files are plain */
     uint64_t max_bytes, tenant_bytes;
     int tenant_files, tenant_batches;
     pthread_mutex_t lock; /* protects the fields below */

@@ -439,10 +439,9 @@ static int open_own_store(struct stack *k, struct err *err)
             err_set(err, rc, "%s", why.msg);
     }
     if (rc == 0 && so.key != NULL && so.io != NULL)
-        say(k,
-            "--store-key encrypts saved state and its index. Not encrypted are kept "
-            "conversations, uploads, batches, remembered answers, the dates of templates, "
-            "state in a --remote, and files of store export");
+        say(k, "--store-key encrypts all files that hold texts, tokens or state, and state "
+               "in a "
+               "--remote. Memory and swap are not encrypted");
     if (rc == 0 && k->is_dram_auto)
         say_less_dram(k);
     return rc;
@@ -566,6 +565,7 @@ static int open_remote(struct stack *k, struct err *err)
                             .cert_file = u->remote_cert,
                             .key_file = u->remote_key,
                             .store = k->store,
+                            .key = u->store_key,
                             .place_dir = u->n_store > 0 ? u->store[0] : NULL,
                             .stuck_ns = (int64_t)u->remote_timeout_s * 1000000000,
                             .ttl_s = u->remote_ttl_s > 0 ? (uint32_t)u->remote_ttl_s

@@ -10,7 +10,10 @@
  * 4. What is cut from a file or deleted with it is overwritten first (io_erase.h): a log holds the
  *    rows that were dropped. Its header goes first, durably, so no part of it is ever replayed.
  * 5. A VFS for reading only changes nothing. SQLite makes a log for each database in WAL mode;
- *    here a missing log is an empty file without io_file. */
+ *    here a missing log is an empty file without io_file.
+ * 6. Of an encrypted file whole blocks of 16 bytes are written. SQLite syncs up to the beginning of
+ * a
+ *    sector and never writes before it again, so no block with synced bytes is written again. */
 #include "io/vfs.h"
 
 #include <errno.h>
@@ -18,10 +21,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "io/io.h"
 #include "io/io_erase.h"
+#include "seal/seal_file.h"
 
 #define MAX_PATH 1024
 
@@ -29,8 +35,14 @@ struct vfs {
     sqlite3_vfs base;
     struct io *io;
     char *name;
+    const struct seal *seal; /* NULL: files are not encrypted */
     bool read_only;
 };
+
+/* Kinds of pages (seal.h). Encrypted files are cut into pages of UNIT bytes, which all sizes of
+ * SQLite's pages are a multiple of. A page's blocks can be decrypted one by one. */
+enum { KIND_DATABASE = 16, KIND_LOG, KIND_OTHER };
+enum { UNIT = 512, BLOCK = 16 };
 
 struct vfs_file { /* lies in memory that SQLite allocates */
     sqlite3_file base;
@@ -38,6 +50,7 @@ struct vfs_file { /* lies in memory that SQLite allocates */
     struct io_file *file; /* NULL: the log is missing, and is opened for reading only */
     bool name_unsynced;   /* its folder has not been synced since the file was opened */
     bool locked;
+    uint64_t kind;
 };
 
 static struct vfs *vfs_of(sqlite3_vfs *v)
@@ -73,13 +86,81 @@ static int file_close(sqlite3_file *base)
     return SQLITE_OK;
 }
 
+static const char sqlite_magic[SEAL_HEAD_BYTES] = "SQLite format 3";
+
+/* Encrypts or decrypts n bytes in place, which begin at a unit. */
+static void units_crypt(const struct vfs_file *f, uint8_t *bytes, size_t n, uint64_t at,
+                        bool encrypts)
+{
+    const struct seal *s = f->vfs->seal;
+    for (size_t i = 0; i < n; i += UNIT)
+        (encrypts ? seal_page : seal_page_open)(s, f->kind, at + i, bytes + i,
+                                                MIN(n - i, UNIT));
+    if (f->kind == KIND_DATABASE && at == 0 && n > 0 && encrypts)
+        seal_head(
+            s, bytes); /* instead of SQLite's own first bytes, which are always the same */
+    else if (f->kind == KIND_DATABASE && at == 0 && n > 0)
+        memcpy(bytes, sqlite_magic, sizeof sqlite_magic);
+}
+
+/* Reads and decrypts the units that hold [at, at + n), or as much of them as the file has. Returns
+ * memory for all of them, from *first on, which the caller frees. */
+static uint8_t *units_read(struct vfs_file *f, uint64_t at, size_t n, uint64_t *first,
+                           size_t *n_all, size_t *got, int *rc, struct err *err)
+{
+    *first = at - at % UNIT;
+    *n_all = (size_t)(round_up(at + n, UNIT) - *first);
+    uint8_t *all = xcalloc(1, *n_all);
+    *rc = io_file_pread_some(f->file, all, *n_all, *first, got, err);
+    *got = *rc == 0 ? *got - *got % BLOCK : 0;
+    units_crypt(f, all, *got, *first, false);
+    return all;
+}
+
+static int sealed_read(struct vfs_file *f, uint8_t *buf, size_t n, uint64_t at, size_t *got,
+                       struct err *err)
+{
+    uint64_t first;
+    size_t n_all, here;
+    int rc;
+    uint8_t *all = units_read(f, at, n, &first, &n_all, &here, &rc, err);
+    size_t skip = (size_t)(at - first);
+    *got = here > skip ? MIN(n, here - skip) : 0;
+    memcpy(buf, all + skip, *got);
+    free(all);
+    return rc;
+}
+
+/* Writes the blocks that hold the bytes, and no others of their units. */
+static int sealed_write(struct vfs_file *f, const uint8_t *buf, size_t n, uint64_t at,
+                        struct err *err)
+{
+    uint64_t first, begin = at - at % BLOCK;
+    size_t n_all, got;
+    int rc;
+    uint8_t *all = units_read(f, at, n, &first, &n_all, &got, &rc, err);
+    memset(all + got, 0, n_all - got);
+    memcpy(all + (at - first), buf, n);
+    units_crypt(f, all, n_all, first, true);
+    if (rc == 0)
+        rc = io_file_pwrite(f->file, all + (begin - first),
+                            (size_t)(round_up(at + n, BLOCK) - begin), begin, err);
+    free(all);
+    return rc;
+}
+
 static int file_read(sqlite3_file *base, void *buf, int n, sqlite3_int64 offset)
 {
-    struct io_file *file = file_of(base)->file;
+    struct vfs_file *f = file_of(base);
     struct err err;
     size_t got = 0;
-    if (file != NULL &&
-        io_file_pread_some(file, buf, (size_t)n, (uint64_t)offset, &got, &err) != 0)
+    int rc = 0;
+    if (f->file != NULL)
+        rc = f->vfs->seal != NULL
+                 ? sealed_read(f, buf, (size_t)n, (uint64_t)offset, &got, &err)
+                 : io_file_pread_some(f->file, buf, (size_t)n, (uint64_t)offset, &got,
+                                      &err);
+    if (rc != 0)
         return failed(SQLITE_IOERR_READ, &err);
     if (got == (size_t)n)
         return SQLITE_OK;
@@ -89,10 +170,13 @@ static int file_read(sqlite3_file *base, void *buf, int n, sqlite3_int64 offset)
 
 static int file_write(sqlite3_file *base, const void *buf, int n, sqlite3_int64 offset)
 {
+    struct vfs_file *f = file_of(base);
     struct err err;
     if (vfs_is_read_only(base))
         return SQLITE_READONLY;
-    int rc = io_file_pwrite(file_of(base)->file, buf, (size_t)n, (uint64_t)offset, &err);
+    int rc = f->vfs->seal != NULL
+                 ? sealed_write(f, buf, (size_t)n, (uint64_t)offset, &err)
+                 : io_file_pwrite(f->file, buf, (size_t)n, (uint64_t)offset, &err);
     if (rc == 0)
         return SQLITE_OK;
     return failed(rc == -ENOSPC ? SQLITE_FULL : SQLITE_IOERR_WRITE, &err);
@@ -227,7 +311,10 @@ static int vfs_open(sqlite3_vfs *base, const char *path, sqlite3_file *out, int 
     struct vfs *v = vfs_of(base);
     struct vfs_file *f = file_of(out);
     struct err err;
-    *f = (struct vfs_file){.vfs = v};
+    *f = (struct vfs_file){.vfs = v,
+                           .kind = (flags & SQLITE_OPEN_MAIN_DB) != 0 ? KIND_DATABASE
+                                   : (flags & SQLITE_OPEN_WAL) != 0   ? KIND_LOG
+                                                                      : KIND_OTHER};
     if (path == NULL || (flags & SQLITE_OPEN_DELETEONCLOSE) != 0) {
         err_set(&err, ERR_UNSUPPORTED,
                 "temporary files are not supported: set temp_store = MEMORY");
@@ -350,6 +437,11 @@ int vfs_register(struct io *io, const char *name, bool read_only, struct err *er
         return err_set(err, ERR_LIMIT, "SQLite refuses the VFS %s", name);
     }
     return 0;
+}
+
+void vfs_use_seal(const char *name, const struct seal *seal)
+{
+    vfs_of(sqlite3_vfs_find(name))->seal = seal;
 }
 
 void vfs_unregister(const char *name)

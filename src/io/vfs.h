@@ -21,6 +21,7 @@
 #include "base/err.h"
 
 struct io;
+struct seal;
 
 /* Registers the VFS under `name` (copied), never as the default. The io must outlive the
  * registration. Returns ERR_BUSY if the name is taken.
@@ -28,6 +29,9 @@ struct io;
  * read_only: every file is opened for reading only, so a medium that cannot be written is
  * enough. A missing log counts as empty. */
 int vfs_register(struct io *io, const char *name, bool read_only, struct err *err);
+/* Encrypts the files of a VFS (seal_file.h, in place) from now on; NULL: none. No file may be open.
+ * The seal must outlive the registration. */
+void vfs_use_seal(const char *name, const struct seal *seal);
 /* Unregisters the VFS. All connections that use it must be closed. An unknown name is allowed. */
 void vfs_unregister(const char *name);
 

@@ -922,6 +922,7 @@ int server_ready(struct server *s, struct hcache *h, struct err *err)
     struct answers_opts o = {.max_entries = MEMORY_ENTRIES,
                              .max_bytes = MEMORY_BYTES,
                              .path = s->o.answers,
+                             .seal = s->o.seal,
                              .ttl_s = s->o.answers_ttl_s};
     struct hcache_cache_stats store;
     struct hcache_model_info info;

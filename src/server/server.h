@@ -62,6 +62,7 @@ struct server_opts {
         *dates; /* decides on the date that a prompt shows; NULL: the present one */
     /* file that remembers the tokens of this server's answers; NULL: no file */
     const char *answers;
+    const struct seal *seal; /* encrypts that file; NULL: it is plain */
     int64_t
         answers_ttl_s; /* answers are forgotten this time after they were given; 0: never */
     bool store_required; /* an unusable file of answers is an error, not a warning */

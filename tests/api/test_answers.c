@@ -16,6 +16,7 @@
 
 #include "base/bytes.h"
 #include "api/answers.h"
+#include "seal/seal_file.h"
 #include "tests/base/tempdir.h"
 
 /* Adds an answer whose text comes in two parts, cut at a random place. The parts must count as one
@@ -155,12 +156,14 @@ static void bytes_are_bounded(void **state)
 /* --- the file --------------------------------------------------------------------------------- */
 
 static char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
+static struct seal *seal; /* of all files; NULL: they are plain */
 
 static struct answers *open_file(uint8_t vocabulary)
 {
     struct answers *m = NULL;
     struct err err = {0};
-    struct answers_opts o = {.max_entries = 64, .max_bytes = 1 << 20, .path = path};
+    struct answers_opts o = {
+        .max_entries = 64, .max_bytes = 1 << 20, .path = path, .seal = seal};
     o.vocabulary.b[0] = vocabulary;
     if (answers_open(&o, &m, &err) != 0)
         fail_msg("%s", err.msg);
@@ -299,7 +302,8 @@ static void the_order_of_answers_outlives_the_process(void **state)
     assert_int_equal(find(m, NULL, "first", &n), 1);
     answers_close(m);
     answers_close(open_file(5)); /* writes the answers anew, in the same order */
-    struct answers_opts o = {.max_entries = 2, .max_bytes = 1 << 20, .path = path};
+    struct answers_opts o = {
+        .max_entries = 2, .max_bytes = 1 << 20, .path = path, .seal = seal};
     struct err err = {0};
     o.vocabulary.b[0] = 5;
     assert_int_equal(answers_open(&o, &m, &err), 0);
@@ -327,7 +331,8 @@ static void a_file_that_cannot_be_written_is_told(void **state)
 {
     (void)state;
     struct answers *m = open_file(6);
-    struct answers_opts o = {.max_entries = 64, .max_bytes = 1 << 20, .path = path};
+    struct answers_opts o = {
+        .max_entries = 64, .max_bytes = 1 << 20, .path = path, .seal = seal};
     struct err err = {0};
     struct stat before, after;
     size_t n;
@@ -493,10 +498,12 @@ static void answers_have_their_time(void **state)
     answers_close(m);
     static char bytes[1 << 16];
     bytes_of(bytes, &n);
+    size_t n_record = 16 + 16 + 4 * 8 + 2 * 4;
+    seal_page_open(seal, 32, 40, bytes + 40, n_record + 8);
     assert_true(get_u32((uint8_t *)bytes + 44) > 0);
     put_u32((uint8_t *)bytes + 44, 1);
-    size_t n_record = 16 + 16 + 4 * 8 + 2 * 4;
     put_u64((uint8_t *)bytes + 40 + n_record, checksum64(bytes + 40, n_record));
+    seal_page(seal, 32, 40, bytes + 40, n_record + 8);
     write_bytes(bytes, n);
     m = open_file(10);
     assert_int_equal(count(m), 3);
@@ -586,17 +593,17 @@ static void collection_keeps_what_is_stored(void **state)
     size_t n;
     int n_forgotten;
     unlink(path);
-    assert_int_equal(answers_keep_stored(path, is_first_seven, NULL, &n_forgotten, &err),
-                     0);
+    assert_int_equal(
+        answers_keep_stored(path, seal, is_first_seven, NULL, &n_forgotten, &err), 0);
     struct answers *m = open_file(13);
     put_of(m, "gone", 1, NULL, 6, 7, 0);
     put_of(m, "stored", 2, NULL, 7, 7, 0);
     answers_close(m);
-    assert_int_equal(answers_keep_stored(path, is_first_seven, NULL, &n_forgotten, &err),
-                     0);
+    assert_int_equal(
+        answers_keep_stored(path, seal, is_first_seven, NULL, &n_forgotten, &err), 0);
     assert_int_equal(n_forgotten, 1);
-    assert_int_equal(answers_keep_stored(path, is_first_seven, NULL, &n_forgotten, &err),
-                     0);
+    assert_int_equal(
+        answers_keep_stored(path, seal, is_first_seven, NULL, &n_forgotten, &err), 0);
     assert_int_equal(n_forgotten, 0);
     m = open_file(13);
     assert_int_equal(find(m, NULL, "gone", &n), 0);
@@ -665,5 +672,10 @@ int main(void)
         cmocka_unit_test(a_file_that_cannot_be_written_is_told),
         cmocka_unit_test(uses_are_counted),
     };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    static const uint8_t secret[SEAL_KEY_BYTES] = {5};
+    int n_failed = cmocka_run_group_tests(tests, make_folder, remove_folder);
+    seal = seal_shared(secret);
+    n_failed += cmocka_run_group_tests_name("encrypted", tests, make_folder, remove_folder);
+    seal_free(seal);
+    return n_failed;
 }

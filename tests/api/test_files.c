@@ -22,6 +22,7 @@
 #include "api/line.h"
 #include "api/output.h"
 #include "base/json.h"
+#include "seal/seal_file.h"
 #include "tests/base/said.h"
 
 static char folder[] = "/tmp/hcache-batch.XXXXXX";
@@ -586,6 +587,55 @@ static void a_job_goes_on_after_whole_lines(void **state)
     free(whole);
 }
 
+/* Of an encrypted output whole frames count: a torn one, and a long line whose last frame is
+ * missing, are cut off. */
+static void an_encrypted_job_goes_on_after_whole_frames(void **state)
+{
+    (void)state;
+    static const uint8_t secret[SEAL_KEY_BYTES] = {3}, foreign[SEAL_KEY_BYTES] = {4};
+    struct seal *s = seal_shared(secret), *other = seal_shared(foreign);
+    struct output o;
+    struct idset done = {0};
+    struct err err = {0};
+    char *blanks = xmalloc(2 * SEAL_FRAME_MOST + 1);
+    memset(blanks, ' ', 2 * SEAL_FRAME_MOST);
+    blanks[2 * SEAL_FRAME_MOST] = 0;
+    char *path = xstrdup(put("sealed", "", 0)), *wide = xasprintf("%s%s", answer_b, blanks);
+    const char *lines[] = {answer_a, wide};
+    int64_t end[2];
+    assert_int_equal(output_open_sealed(&o, path, s, &done, &err), 0);
+    for (int i = 0; i < 2; i++) {
+        output_add(&o, lines[i]);
+        assert_int_equal(output_sync(&o, &err), 0);
+        end[i] = (int64_t)o.n_bytes;
+    }
+    output_close(&o);
+    for (int64_t n = end[1]; n >= end[0];
+         n -= n == end[1] ? 1 : (end[1] - end[0]) / 4 - 1) {
+        assert_int_equal(truncate(path, n), 0);
+        idset_free(&done);
+        assert_int_equal(output_open_sealed(&o, path, s, &done, &err), 0);
+        assert_int_equal(o.n_lines, n == end[1] ? 2 : 1);
+        assert_int_equal(o.n_bytes, end[n == end[1]]);
+        assert_true(is_done(&done, "a"));
+        assert_int_equal(is_done(&done, "b"), n == end[1]);
+        output_add(&o, wide); /* again, as a job does that finds it missing */
+        assert_int_equal(output_sync(&o, &err), 0);
+        output_close(&o);
+    }
+    idset_free(&done);
+    assert_int_equal(output_open_sealed(&o, path, other, &done, &err), ERR_MISMATCH);
+    output_close(&o);
+    assert_int_equal(output_open(&o, path, true, &done, &err), ERR_FORMAT);
+    output_close(&o);
+    idset_free(&done);
+    free(path);
+    free(wide);
+    free(blanks);
+    seal_free(s);
+    seal_free(other);
+}
+
 static int n_interrupts; /* how many reads a signal still interrupts */
 
 ssize_t read(int fd, void *buf, size_t n)
@@ -880,6 +930,7 @@ int main(void)
         cmocka_unit_test(a_line_that_was_dropped_is_answered),
         cmocka_unit_test(names_follow_the_text),
         cmocka_unit_test(a_job_goes_on_after_whole_lines),
+        cmocka_unit_test(an_encrypted_job_goes_on_after_whole_frames),
         cmocka_unit_test(an_interrupted_read_is_made_again),
         cmocka_unit_test(an_output_that_is_no_file_is_refused),
         cmocka_unit_test(a_write_that_fails_is_made_again),

@@ -129,7 +129,7 @@ static int close_model(void **state)
 
 static void open_shelf(uint64_t max_bytes)
 {
-    if (shelf_open(dir, max_bytes, &shelf, &err) != 0)
+    if (shelf_open(dir, max_bytes, NULL, &shelf, &err) != 0)
         fail_msg("%s", err.msg);
 }
 

@@ -51,7 +51,7 @@ static int empty_folder(void **state)
 static struct shelf *open_shelf(uint64_t max_bytes)
 {
     struct shelf *s;
-    assert_int_equal(shelf_open(folder, max_bytes, &s, &err), 0);
+    assert_int_equal(shelf_open(folder, max_bytes, NULL, &s, &err), 0);
     return s;
 }
 
@@ -89,7 +89,7 @@ static void one_process_has_a_folder(void **state)
 {
     (void)state;
     struct shelf *s = open_shelf(1 << 20), *other;
-    assert_int_equal(shelf_open(folder, 1 << 20, &other, &err), ERR_BUSY);
+    assert_int_equal(shelf_open(folder, 1 << 20, NULL, &other, &err), ERR_BUSY);
     shelf_close(s);
 }
 
@@ -117,7 +117,7 @@ static void files_may_be_the_first_descriptor(void **state)
     struct stat st;
     own = dup(STDIN_FILENO);
     close(STDIN_FILENO);
-    int opened = shelf_open(folder, 1 << 20, &s, &err);
+    int opened = shelf_open(folder, 1 << 20, NULL, &s, &err);
     int was_open = fstat(STDIN_FILENO, &st);
     shelf_close(opened == 0 ? s : NULL);
     int is_open = fstat(STDIN_FILENO, &st);
@@ -1070,7 +1070,7 @@ static void a_folder_is_made_or_refused(void **state)
     struct shelf *s;
     struct stat st;
     char *inner = xasprintf("%s/shelf", folder), *deep = xasprintf("%s/a/b", folder);
-    assert_int_equal(shelf_open(inner, 1 << 20, &s, &err), 0);
+    assert_int_equal(shelf_open(inner, 1 << 20, NULL, &s, &err), 0);
     assert_int_equal(stat(inner, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0700);
     assert_int_equal(shelf_room(s, "t"), 1 << 20);
@@ -1078,21 +1078,21 @@ static void a_folder_is_made_or_refused(void **state)
     shelf_path(s, "x", path, sizeof path);
     assert_text(path, "%s/x", inner);
     struct shelf *second;
-    assert_int_equal(shelf_open(inner, 1 << 20, &second, &err), ERR_BUSY);
+    assert_int_equal(shelf_open(inner, 1 << 20, NULL, &second, &err), ERR_BUSY);
     assert_text(err.msg, "%s is in use by another process", inner);
     shelf_close(s);
-    assert_int_equal(shelf_open(deep, 1 << 20, &s, &err), -ENOENT);
+    assert_int_equal(shelf_open(deep, 1 << 20, NULL, &s, &err), -ENOENT);
     put("plain", "");
     free(inner);
     inner = xasprintf("%s/plain", folder);
-    assert_int_equal(shelf_open(inner, 1 << 20, &s, &err), -ENOTDIR);
+    assert_int_equal(shelf_open(inner, 1 << 20, NULL, &s, &err), -ENOTDIR);
     assert_text(err.msg, "%s: Not a directory", inner);
     free(inner);
     free(deep);
     if (geteuid() ==
         0) { /* also root keeps nothing where another user could read and replace it */
         assert_int_equal(chown(folder, 23456, 23456), 0);
-        assert_int_equal(shelf_open(folder, 1 << 20, &s, &err), -EPERM);
+        assert_int_equal(shelf_open(folder, 1 << 20, NULL, &s, &err), -EPERM);
         assert_int_equal(chown(folder, 0, 0), 0);
     }
 }

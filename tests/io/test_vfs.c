@@ -21,6 +21,7 @@
 #include "io/io.h"
 #include "sim/io_sim.h"
 #include "io/vfs.h"
+#include "seal/seal_file.h"
 #include "tests/base/tempdir.h"
 
 #define VFS     "test-vfs"
@@ -114,12 +115,15 @@ static int count_txns(sqlite3 *db)
     return wrong == 0 && rows == n * ROWS && last == n - 1 ? (int)n : -1;
 }
 
+static struct seal *seal; /* encrypts the files in sim_with_folder; NULL: they are plain */
+
 static struct io *sim_with_folder(uint64_t seed)
 {
     struct io *io;
     assert_int_equal(io_sim_open(&(struct io_sim_opts){.seed = seed}, &io, NULL), 0);
     assert_int_equal(io_mkdirs(io, "/db", NULL, NULL), 0);
     assert_int_equal(vfs_register(io, VFS, false, NULL), 0);
+    vfs_use_seal(VFS, seal);
     /* SQLite's own generator (WAL salts) is global: give it the same state in every run. */
     sqlite3_test_control(SQLITE_TESTCTRL_PRNG_SEED, 42, NULL);
     return io;
@@ -206,6 +210,37 @@ static void test_crash_journal(void **state)
 {
     (void)state;
     crash_everywhere(JOURNAL, 8);
+}
+
+/* Encrypted files survive every crash, too, and show nothing. */
+static void test_encrypted(void **state)
+{
+    (void)state;
+    static const uint8_t secret[SEAL_KEY_BYTES] = {7};
+    static const char *const sizes[] = {"", "PRAGMA page_size=512;",
+                                        "PRAGMA page_size=16384;"};
+    char pragmas[400];
+    uint8_t head[SEAL_HEAD_BYTES];
+    size_t got;
+    seal = seal_shared(secret);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        struct io_file *f;
+        snprintf(pragmas, sizeof pragmas, "%s%s", sizes[i], WAL);
+        struct io *io = sim_with_folder(i);
+        assert_int_equal(run_workload(DB_PATH, pragmas), N_TXNS);
+        assert_int_equal(io_sim_raw_count(io, "0000000000000000", 16), 0);
+        assert_int_equal(io_sim_raw_count(io, "CREATE TABLE", 12), 0);
+        assert_int_equal(io_file_open(io, DB_PATH, 0, &f, NULL), 0);
+        assert_int_equal(io_file_pread_some(f, head, sizeof head, 0, &got, NULL), 0);
+        assert_int_equal(seal_head_check(seal, head, got, "it", NULL), 0);
+        io_file_close(f);
+        assert_true(check_recovered(io, pragmas, N_TXNS, 0, i));
+        sim_end(io);
+        crash_everywhere(pragmas, i == 1 ? 1 : 4);
+    }
+    crash_everywhere(JOURNAL, 2);
+    seal_free(seal);
+    seal = NULL;
 }
 
 static void test_deterministic(void **state)
@@ -729,6 +764,7 @@ int main(void)
         cmocka_unit_test(test_one_opener),
         cmocka_unit_test(test_crash_wal),
         cmocka_unit_test(test_crash_journal),
+        cmocka_unit_test(test_encrypted),
         cmocka_unit_test(test_deterministic),
         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_full_disk),

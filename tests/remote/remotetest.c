@@ -110,10 +110,12 @@ struct remote_fetched rt_fetch(struct rt_server *s, int n)
 
 int rt_begin(void **state)
 {
+    struct names names;
     (void)state;
     alarm(300);
+    names_init(&names, NULL);
     st_keys(&rt_context, RT_CHUNKS, rt_keys);
     for (int i = 0; i < RT_CHUNKS; i++)
-        name_chunk(&rt_keys[i], rt_names[i]);
+        name_chunk(&names, &rt_keys[i], rt_names[i]);
     return 0;
 }

@@ -235,7 +235,7 @@ static void a_chunk_of_others_is_wrong(void **state)
     st_keys(&other, 1, &of_other);
     st_must_save(x->a.store, &other, 1);
     remote_offer(x->a.remote, &of_other, 0);
-    name_chunk(&of_other, name);
+    name_chunk(&x->a.remote->names, &of_other, name);
     WAIT_FOR(fake_redis_value(x->f, name, NULL) > 0);
     out = rt_fetch_with(&x->b, (struct remote_want){.keys = &of_other, .n = 1});
     assert_int_equal(out.why, REMOTE_MISS_WRONG);

@@ -117,7 +117,7 @@ static void an_owners_chunks_are_found_and_erased(void **state)
     st_must_save(b.store, &rt_context, RT_CHUNKS);
     st_keys(&salted, 2, own);
     for (int i = 0; i < 2; i++) {
-        name_chunk(&own[i], name[i]);
+        name_chunk(&a.remote->names, &own[i], name[i]);
         remote_offer(a.remote, &own[i], 0);
     }
     WAIT_FOR(rt_stats(&a).n_written == RT_CHUNKS + 2);

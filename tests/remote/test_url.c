@@ -159,11 +159,17 @@ static void a_chunk_has_one_name(void **state)
     struct sha256 a = {.b = {1, 2}}, b = {.b = {1, 3}};
     char x[NAME_BYTES], y[NAME_BYTES];
     (void)state;
-    name_chunk(&a, x);
-    name_chunk(&b, y);
+    struct names plain, sealed;
+    names_init(&plain, NULL);
+    names_init(&sealed, a.b);
+    name_chunk(&plain, &a, x);
+    name_chunk(&plain, &b, y);
     assert_string_not_equal(x, y);
-    assert_int_equal(strlen(x), strlen(NAME_CHUNKS) + 64);
-    assert_memory_equal(x, NAME_CHUNKS "0102", strlen(NAME_CHUNKS) + 4);
+    assert_int_equal(strlen(x), strlen(plain.chunks) + 64);
+    assert_memory_equal(x, "hcache:1:chunk:0102", 19);
+    name_chunk(&sealed, &a, y);
+    assert_null(strstr(y, x + strlen(plain.chunks))); /* nobody can guess it from a text */
+    names_deinit(&sealed);
 }
 
 int main(void)

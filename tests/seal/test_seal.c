@@ -1,11 +1,13 @@
 /* test_seal.c - sealed bytes equal an independent program's, and only their own seal opens them. */
-#include "seal/seal.h"
+#include "seal/seal_file.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -100,12 +102,94 @@ static void pages_have_places(void **state)
     seal_free(s);
 }
 
+/* Opens a file with these bytes in all three ways. Returns 0, or the common code. */
+static int open_all(const struct seal *s, const char *name, const char *bytes, size_t n,
+                    size_t n_want)
+{
+    struct seal_place place = {0};
+    struct err err = {0};
+    int file = memfd_create("file", 0), memory = -1;
+    char *copy = malloc(n + 1), back[2 * SEAL_FRAME_MOST] = {1};
+    size_t n_open = n;
+    memcpy(copy, bytes, n);
+    assert_int_equal(pwrite(file, bytes, n, 0), (ssize_t)n);
+    int rc = seal_whole_open(s, name, copy, &n_open, &err);
+    assert_int_equal(seal_file_to_memory(s, name, file, &place, &memory, &err), rc);
+    if (rc == 0) {
+        assert_int_equal(n_open, n_want);
+        assert_int_equal(place.n_plain, n_want);
+        assert_int_equal(place.n_bytes, n);
+        assert_int_equal(read(memory, back, sizeof back), (ssize_t)n_want);
+        assert_memory_equal(copy, back, n_want);
+        for (size_t i = 0; i < n_want; i++)
+            assert_int_equal((uint8_t)copy[i], i % 251);
+        close(memory);
+    }
+    close(file);
+    free(copy);
+    return rc;
+}
+
+/* A sealed file is opened by its own key and name, whole, in its own order, or as a shorter one. */
+static void files_are_sealed(void **state)
+{
+    (void)state;
+    enum { MANY = SEAL_FRAME_MOST + 1000, FRAME = 4 + SEAL_FRAME_MOST + SEAL_BYTES };
+    static uint8_t plain[MANY];
+    static const uint8_t secret[SEAL_KEY_BYTES] = {1}, other[SEAL_KEY_BYTES] = {2};
+    struct seal *s = seal_shared(secret), *foreign = seal_shared(other);
+    size_t n;
+    some(plain, MANY);
+    char *file = seal_whole(s, "name", plain, MANY, &n);
+    const size_t second = SEAL_HEAD_BYTES + FRAME;
+    assert_int_equal(n, second + 4 + 1000 + SEAL_BYTES);
+    assert_int_equal(open_all(s, "name", file, n, MANY), 0);
+    assert_int_equal(open_all(s, "name", file, second, SEAL_FRAME_MOST), 0);
+    assert_int_equal(open_all(s, "name", file, SEAL_HEAD_BYTES, 0), 0);
+    assert_int_equal(open_all(s, "nome", file, n, 0), ERR_CORRUPT);
+    assert_int_equal(open_all(foreign, "name", file, n, 0), ERR_MISMATCH);
+    assert_int_equal(open_all(s, "name", "plain text, and more", 20, 0), ERR_MISMATCH);
+    for (size_t cut = second + 1; cut < n; cut += 103)
+        assert_int_equal(open_all(s, "name", file, cut, 0), ERR_CORRUPT);
+    for (size_t at = SEAL_HEAD_BYTES; at < n;
+         at += at < second ? SEAL_FRAME_MOST / 5 : 97) {
+        file[at] ^= 16;
+        assert_int_equal(open_all(s, "name", file, n, 0), ERR_CORRUPT);
+        file[at] ^= 16;
+    }
+    memmove(file + SEAL_HEAD_BYTES, file + second,
+            n - second); /* the second frame comes first */
+    assert_int_equal(open_all(s, "name", file, n - FRAME, 0), ERR_CORRUPT);
+    free(file);
+    seal_free(s);
+    seal_free(foreign);
+}
+
+/* Only the key tells which bytes a keyed hash is of, and it is no key of a run. */
+static void hashes_are_keyed(void **state)
+{
+    (void)state;
+    struct seal *s = seal_of(0, "sixteen byte id."), *key = seal_of(1, "sixteen byte id.");
+    uint8_t hash[4][32];
+    seal_hash(s, "abc", 3, hash[0]);
+    seal_hash(s, "abc", 3, hash[1]);
+    seal_hash(s, "abd", 3, hash[2]);
+    seal_hash(key, "abc", 3, hash[3]);
+    assert_memory_equal(hash[0], hash[1], 32);
+    assert_memory_not_equal(hash[0], hash[2], 32);
+    assert_memory_not_equal(hash[0], hash[3], 32);
+    seal_free(s);
+    seal_free(key);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_are_those_of_another_program),
         cmocka_unit_test(opens_only_what_was_sealed),
         cmocka_unit_test(pages_have_places),
+        cmocka_unit_test(files_are_sealed),
+        cmocka_unit_test(hashes_are_keyed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

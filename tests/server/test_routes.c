@@ -122,7 +122,7 @@ static int start(void **state)
         so.salt_quota_bytes = o.salt_quota_bytes = 1 << 24;
         o.store_in_memory = true;
         if (conversations_open(&co, &conversations, &err) != 0 ||
-            shelf_open(files, 1 << 24, &shelf, &err) != 0)
+            shelf_open(files, 1 << 24, NULL, &shelf, &err) != 0)
             fail_msg("%s", err.msg);
     }
     if (server_start(&so, &server, &err) != 0 || hcache_open(&o, &h, &herr) != 0 ||

@@ -1,23 +1,46 @@
-/* names.h - the names of keys in the remote. Pure.
+/* names.h - the names of keys in the remote, and how their values are sealed.
  *
  *     hcache:1:chunk:KEY    a parcel (store/parcel.h); KEY: the chunk's key, hexadecimal
  *     hcache:1:erased       a stream of erasures, oldest first (erasure.h), in a field "e"
  *     hcache:1:servers      a hash: each server's position in that stream, and when it wrote it
  *
- * 1 is the version of these names. */
+ * 1 is the version of these names. Servers with a secret (--store-key) use hcache:2:MARK: in place
+ * of hcache:1:, so servers of different secrets never meet; KEY is then a keyed hash of the chunk's
+ * key, and a value is
+ *
+ *     | a parcel or an erasure, sealed as a run (seal.h) | of a parcel: tag of its owner, 8 bytes |
+ */
 #ifndef STORE_REMOTE_NAMES_H
 #define STORE_REMOTE_NAMES_H
 
 #include "base/hash.h"
+#include "seal/seal.h"
 
-#define NAME_CHUNKS  "hcache:1:chunk:"
-#define NAME_ERASED  "hcache:1:erased"
-#define NAME_SERVERS "hcache:1:servers"
 /* Approximate number of entries that the stream of erasures keeps. */
 #define ERASED_ENTRIES "16384"
 
-enum { NAME_BYTES = 96 };
+enum { NAME_BYTES = 112, VALUE_TAIL = SEAL_BYTES + 8 };
 
-void name_chunk(const struct sha256 *key, char out[NAME_BYTES]);
+struct names {
+    struct seal *seal; /* NULL: values are plain */
+    char chunks[48];   /* what the names of all chunks begin with */
+    char erased[48], servers[48];
+};
+
+/* Makes the names under a secret [SEAL_KEY_BYTES]; NULL: without one. */
+void names_init(struct names *n, const uint8_t *secret);
+void names_deinit(struct names *n);
+
+void name_chunk(const struct names *n, const struct sha256 *key, char out[NAME_BYTES]);
+/* Returns the number by which a value names its owner. */
+uint64_t name_owner(const struct names *n, uint64_t owner);
+
+/* Both need a seal. value_seal seals n bytes under a name into out [n + SEAL_BYTES]; the salt comes
+ * from the system. value_open opens n bytes in place; it returns false if they were not sealed
+ * under this secret and name. */
+void value_seal(const struct names *names, const void *name, size_t n_name,
+                const void *bytes, size_t n, uint8_t *out);
+bool value_open(const struct names *names, const void *name, size_t n_name, uint8_t *bytes,
+                size_t n);
 
 #endif

@@ -223,6 +223,8 @@ int remote_open(const struct remote_opts *o, struct remote **out, struct err *er
     CHECK(o->ttl_s > 0 && o->max_chunk_bytes > 0);
     struct remote *r = xcalloc(1, sizeof *r);
     r->o = *o;
+    names_init(&r->names, o->key);
+    r->o.key = NULL;
     r->o.url = r->o.place_dir = r->o.ca_file = r->o.cert_file = r->o.key_file = NULL;
     if (r->o.stuck_ns == 0)
         r->o.stuck_ns = (int64_t)LINK_OPEN_S * 1000000000;
@@ -313,6 +315,7 @@ void remote_close(struct remote *r)
     pthread_mutex_destroy(&r->lock);
     remote_erase_deinit(r);
     tls_close(r->tls);
+    names_deinit(&r->names);
     free(r->offers);
     free(r->leases);
     free(r);

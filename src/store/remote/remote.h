@@ -46,6 +46,9 @@ struct remote_opts {
     enum remote_when when;
     struct store *store;
     uint32_t ttl_s; /* chunks that no server has fetched for this time are dropped; > 0 */
+    /* [SEAL_KEY_BYTES] Secret that encrypts all values; NULL: they are plain. Servers of another
+     * secret find nothing of it, and leave nothing that is found here. */
+    const uint8_t *key;
     size_t max_chunk_bytes; /* a larger value is not fetched; see remote_allow */
     /* A silence of the remote this long ends every fetch, even one that is waited for without a
      * bound; 0: 5 s. */

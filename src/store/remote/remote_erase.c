@@ -28,6 +28,9 @@ enum { SCAN_AT_ONCE = 500 };
 /* Offsets of the owner's first and last byte in a parcel: docs/STORE_FORMAT.md. */
 #define OWNER_FIRST "432"
 #define OWNER_LAST  "439"
+/* The same of an encrypted value: its end. */
+#define TAG_FIRST "-8"
+#define TAG_LAST  "-1"
 
 /* --- bans ------------------------------------------------------------------------------------- */
 
@@ -222,7 +225,7 @@ int remote_unlink_keys(struct remote *r, const struct sha256 *keys, int n,
     char name[NAME_BYTES];
     int rc = 0;
     for (int i = 0; rc == 0 && i < n; i++) {
-        name_chunk(&keys[i], name);
+        name_chunk(&r->names, &keys[i], name);
         const struct redis_arg arg = REDIS_TEXT(name);
         rc = unlink_chunk(r, &arg, a, err);
     }
@@ -233,10 +236,12 @@ int remote_unlink_keys(struct remote *r, const struct sha256 *keys, int n,
 static int unlink_owned(struct remote *r, const struct redis_arg *name, uint64_t owner,
                         struct redis_answer *a, struct err *err)
 {
-    const struct redis_arg args[] = {REDIS_TEXT("GETRANGE"), *name, REDIS_TEXT(OWNER_FIRST),
-                                     REDIS_TEXT(OWNER_LAST)};
+    bool is_sealed = r->names.seal != NULL;
+    const struct redis_arg args[] = {REDIS_TEXT("GETRANGE"), *name,
+                                     REDIS_TEXT(is_sealed ? TAG_FIRST : OWNER_FIRST),
+                                     REDIS_TEXT(is_sealed ? TAG_LAST : OWNER_LAST)};
     int rc = remote_ask(r, args, 4, REDIS_BYTES, a, err);
-    if (rc != 0 || a->n_bytes != 8 || get_u64(a->bytes) != owner)
+    if (rc != 0 || a->n_bytes != 8 || get_u64(a->bytes) != name_owner(&r->names, owner))
         return rc;
     return unlink_chunk(r, name, a, err);
 }
@@ -246,13 +251,14 @@ static int unlink_owned(struct remote *r, const struct redis_arg *name, uint64_t
 static int scan_some(struct remote *r, int node, char cursor[32], uint64_t owner,
                      struct redis_answer *a, struct redis_answer *one, struct err *err)
 {
-    char count[16];
+    char count[16], match[NAME_BYTES];
     const char *item;
     size_t at = 0, n;
     int64_t until = clock_now_ns() + r->o.stuck_ns;
     snprintf(count, sizeof count, "%d", SCAN_AT_ONCE);
+    snprintf(match, sizeof match, "%s*", r->names.chunks);
     const struct redis_arg args[] = {REDIS_TEXT("SCAN"),  REDIS_TEXT(cursor),
-                                     REDIS_TEXT("MATCH"), REDIS_TEXT(NAME_CHUNKS "*"),
+                                     REDIS_TEXT("MATCH"), REDIS_TEXT(match),
                                      REDIS_TEXT("COUNT"), REDIS_TEXT(count)};
     int rc = cluster_command_to(r->write_link.cluster, node, args, 6, until, err);
     if (rc == 0)
@@ -293,10 +299,15 @@ static int tell(struct remote *r, const struct erasure *e, struct redis_answer *
                 struct err *err)
 {
     size_t n = erasure_bytes(e->n);
-    uint8_t *entry = xmalloc(n);
+    uint8_t *entry = xmalloc(2 * n + SEAL_BYTES), *plain = entry;
     erasure_encode(e, entry);
+    if (r->names.seal != NULL) {
+        entry += n;
+        value_seal(&r->names, "erasure", 7, plain, n, entry);
+        n += SEAL_BYTES;
+    }
     const struct redis_arg args[] = {REDIS_TEXT("XADD"),
-                                     REDIS_TEXT(NAME_ERASED),
+                                     REDIS_TEXT(r->names.erased),
                                      REDIS_TEXT("MAXLEN"),
                                      REDIS_TEXT("~"),
                                      REDIS_TEXT(ERASED_ENTRIES),
@@ -304,7 +315,7 @@ static int tell(struct remote *r, const struct erasure *e, struct redis_answer *
                                      REDIS_TEXT("e"),
                                      {entry, n}};
     int rc = remote_ask(r, args, 8, REDIS_BYTES, a, err);
-    free(entry);
+    free(plain);
     return rc;
 }
 

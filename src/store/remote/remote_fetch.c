@@ -198,6 +198,7 @@ static bool refused(struct work *w)
 /* Returns whether a value of this size may be a chunk that this server takes. */
 static bool is_chunk_size(const struct remote *r, int64_t n)
 {
+    n -= r->names.seal != NULL ? VALUE_TAIL : 0;
     return n > CHUNK_HEADER_BYTES && n % STORE_ALIGN == 0 &&
            (uint64_t)n <= atomic_load(&r->max_chunk_bytes);
 }
@@ -209,7 +210,7 @@ static bool look(struct work *w)
     char name[NAME_BYTES];
     int64_t t0 = clock_now_ns();
     for (int i = 0; i < want->n; i++) {
-        name_chunk(&want->keys[i], name);
+        name_chunk(&w->r->names, &want->keys[i], name);
         const struct redis_arg args[] = {REDIS_TEXT("STRLEN"), REDIS_TEXT(name)};
         if (!ask(w, args, 2))
             return false;
@@ -265,7 +266,7 @@ static bool ask_values(struct work *w)
     char name[NAME_BYTES];
     while (w->n_asked < w->n && (w->asked_bytes == 0 ||
                                  w->asked_bytes + w->length[w->n_asked] <= WINDOW_BYTES)) {
-        name_chunk(&w->f->keys[w->n_asked], name);
+        name_chunk(&w->r->names, &w->f->keys[w->n_asked], name);
         const struct redis_arg args[] = {REDIS_TEXT("GETEX"), REDIS_TEXT(name)};
         if (!ask(w, args, 2))
             return false;

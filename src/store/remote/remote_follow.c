@@ -126,7 +126,7 @@ static int stream_look(struct remote *r, struct stream_info *out, struct redis_a
                        struct err *err)
 {
     const struct redis_arg args[] = {REDIS_TEXT("XINFO"), REDIS_TEXT("STREAM"),
-                                     REDIS_TEXT(NAME_ERASED)};
+                                     REDIS_TEXT(r->names.erased)};
     const char *name, *value;
     char text[32];
     size_t at = 0, n, n_value;
@@ -164,7 +164,7 @@ static int stream_look(struct remote *r, struct stream_info *out, struct redis_a
 static int stream_read(struct remote *r, const char *from, struct redis_answer *a,
                        struct err *err)
 {
-    const struct redis_arg args[] = {REDIS_TEXT("XRANGE"), REDIS_TEXT(NAME_ERASED),
+    const struct redis_arg args[] = {REDIS_TEXT("XRANGE"), REDIS_TEXT(r->names.erased),
                                      REDIS_TEXT(from),     REDIS_TEXT("+"),
                                      REDIS_TEXT("COUNT"),  REDIS_TEXT(READ_AT_ONCE)};
     int rc = cluster_ask(r->write_link.cluster, args, 6, r->o.stuck_ns, a, err);
@@ -320,12 +320,26 @@ static bool next_entry(const struct redis_answer *list, size_t *at, struct entry
     return true;
 }
 
+/* Decodes an entry's erasure, which may be encrypted. */
+static int decode(const struct remote *r, const struct entry *x, struct erasure *e,
+                  struct err *err)
+{
+    if (r->names.seal == NULL)
+        return erasure_decode((const uint8_t *)x->bytes, x->n, e, err);
+    uint8_t *copy = (uint8_t *)xmemdup(x->bytes, x->n);
+    int rc = value_open(&r->names, "erasure", 7, copy, x->n)
+                 ? erasure_decode(copy, x->n - SEAL_BYTES, e, err)
+                 : err_set(err, ERR_FORMAT, "it is not encrypted with this server's key");
+    free(copy);
+    return rc;
+}
+
 /* Carries out an entry of the stream. Skips a damaged one. */
 static int take_entry(struct remote *r, const struct entry *x, struct erasure *e,
                       struct redis_answer *a, struct err *err)
 {
     struct err why = {0};
-    int rc = x->bytes != NULL ? erasure_decode((const uint8_t *)x->bytes, x->n, e, &why)
+    int rc = x->bytes != NULL ? decode(r, x, e, &why)
                               : err_set(&why, ERR_FORMAT, "it has other fields");
     if (rc != 0) {
         log_warn_once(&r->said_skips,
@@ -473,7 +487,7 @@ static int ban_entries(struct remote *r, const struct redis_answer *list,
     while (next_entry(list, &at, &x)) {
         memcpy(id, x.id, sizeof x.id);
         n_entries++;
-        if (x.bytes == NULL || erasure_decode((const uint8_t *)x.bytes, x.n, &e, NULL) != 0)
+        if (x.bytes == NULL || decode(r, &x, &e, NULL) != 0)
             continue;
         pthread_mutex_lock(&r->lock);
         remote_ban(r, &e);
@@ -515,14 +529,14 @@ static int tell_place(struct remote *r, struct redis_answer *a, struct err *err)
     char id[24], value[64];
     snprintf(id, sizeof id, "%016" PRIx64, r->server);
     snprintf(value, sizeof value, "%" PRIu64 " %" PRId64, r->n_seen, clock_wall_s());
-    const struct redis_arg args[] = {REDIS_TEXT("HSET"), REDIS_TEXT(NAME_SERVERS),
+    const struct redis_arg args[] = {REDIS_TEXT("HSET"), REDIS_TEXT(r->names.servers),
                                      REDIS_TEXT(id), REDIS_TEXT(value)};
     return remote_ask(r, args, 4, REDIS_NUMBER, a, err);
 }
 
 static int look_at_places(struct remote *r, struct redis_answer *a, struct err *err)
 {
-    const struct redis_arg args[] = {REDIS_TEXT("HGETALL"), REDIS_TEXT(NAME_SERVERS)};
+    const struct redis_arg args[] = {REDIS_TEXT("HGETALL"), REDIS_TEXT(r->names.servers)};
     uint64_t least = r->n_seen, n_servers = 0;
     const char *id, *value;
     size_t at = 0, n;

@@ -123,6 +123,7 @@ struct remote {
     struct offer *offers;         /* [MAX_OFFERS] a ring: n_offers from first_offer on */
     uint32_t first_offer, n_offers;
     struct remote_stats stats;
+    struct names names;
     atomic_size_t max_chunk_bytes; /* opts.max_chunk_bytes, or more since (remote_allow) */
     atomic_bool said_skips;        /* skipped entries of the stream were reported */
     /* why the writer's last attempt failed, for each of its tasks; "": it succeeded */

@@ -111,7 +111,7 @@ static int settle_one(struct remote *r, const struct lease *l, struct err *err)
 {
     char name[NAME_BYTES], ttl[16];
     bool ends = r->has_erased && !is_stored(r, &l->key);
-    name_chunk(&l->key, name);
+    name_chunk(&r->names, &l->key, name);
     snprintf(ttl, sizeof ttl, "%" PRIu32, l->ttl_s);
     const struct redis_arg args[] = {ends ? REDIS_TEXT("UNLINK") : REDIS_TEXT("EXPIRE"),
                                      REDIS_TEXT(name), REDIS_TEXT(ttl)};

@@ -13,6 +13,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/minmax.h"
@@ -26,7 +27,7 @@ enum { ROUND_OFFERS = 64, READS_IN_FLIGHT = 16, WRITER_NICE = 10 };
 struct round {
     struct remote *r;
     struct store_reader **reader;
-    struct parcel *parcel;
+    struct parcel *parcel, *sealed; /* the chunk, and the value if it is encrypted */
     struct redis_answer answer;
     struct offer offer[ROUND_OFFERS];
     bool is_there[ROUND_OFFERS];
@@ -55,7 +56,7 @@ static bool ask(struct round *b, const struct redis_arg *args, int n_args)
 static bool remove_value(struct round *b, const struct offer *o)
 {
     char name[NAME_BYTES];
-    name_chunk(&o->key, name);
+    name_chunk(&b->r->names, &o->key, name);
     const struct redis_arg args[] = {REDIS_TEXT("UNLINK"), REDIS_TEXT(name)};
     return ask(b, args, 2);
 }
@@ -80,20 +81,35 @@ static bool read_chunk(struct round *b, const struct offer *o)
     return rc == 0;
 }
 
+/* Encrypts the chunk that was read. Returns false without memory. */
+static bool seal_chunk(struct round *b, const struct offer *o)
+{
+    struct chunk_header h;
+    const struct parcel *p = b->parcel;
+    const struct names *names = &b->r->names;
+    if (parcel_reserve(b->sealed, p->n_bytes + VALUE_TAIL, NULL) != 0 ||
+        chunk_header_decode(p->bytes, &h, NULL) != 0)
+        return false;
+    value_seal(names, o->key.b, sizeof o->key.b, p->bytes, p->n_bytes, b->sealed->bytes);
+    put_u64(b->sealed->bytes + p->n_bytes + SEAL_BYTES, name_owner(names, h.owner));
+    return true;
+}
+
 static bool write_chunk(struct round *b, const struct offer *o)
 {
     struct remote *r = b->r;
     char name[NAME_BYTES], until[32];
     uint32_t ttl_s = remote_ttl_s(r, o->ttl_s);
-    if (!read_chunk(b, o)) {
+    const struct parcel *value = r->names.seal != NULL ? b->sealed : b->parcel;
+    if (!read_chunk(b, o) || (r->names.seal != NULL && !seal_chunk(b, o))) {
         count(r, &r->stats.n_gone, 1);
         return true;
     }
     snprintf(until, sizeof until, "%" PRId64, remote_lease_until_ms(r, ttl_s));
-    name_chunk(&o->key, name);
+    name_chunk(&b->r->names, &o->key, name);
     const struct redis_arg args[] = {REDIS_TEXT("SET"),
                                      REDIS_TEXT(name),
-                                     {b->parcel->bytes, b->parcel->n_bytes},
+                                     {value->bytes, value->n_bytes},
                                      REDIS_TEXT("PXAT"),
                                      REDIS_TEXT(until)};
     if (!ask(b, args, 5))
@@ -107,7 +123,7 @@ static bool write_chunk(struct round *b, const struct offer *o)
     remote_lease_add(r, &o->key, ttl_s);
     pthread_mutex_lock(&r->lock);
     r->stats.n_written++;
-    r->stats.written_bytes += b->parcel->n_bytes;
+    r->stats.written_bytes += value->n_bytes;
     pthread_mutex_unlock(&r->lock);
     return true;
 }
@@ -120,7 +136,7 @@ static bool look(struct round *b)
     struct cluster *cluster = b->r->write_link.cluster;
     char name[NAME_BYTES];
     for (int i = 0; i < b->n; i++) {
-        name_chunk(&b->offer[i].key, name);
+        name_chunk(&b->r->names, &b->offer[i].key, name);
         const struct redis_arg args[] = {REDIS_TEXT("STRLEN"), REDIS_TEXT(name)};
         if (cluster_command(cluster, args, 2, clock_now_ns() + b->r->o.stuck_ns, &b->err) !=
             0)
@@ -174,9 +190,12 @@ static void take(struct remote *r, struct round *b)
         b->offer[i] = r->offers[(r->first_offer + (uint32_t)i) % MAX_OFFERS];
 }
 
-static void run_round(struct remote *r, struct store_reader **reader, struct parcel *parcel)
+/* parcels: memory for a chunk, and for its encrypted value. */
+static void run_round(struct remote *r, struct store_reader **reader,
+                      struct parcel parcels[2])
 {
-    struct round b = {.r = r, .reader = reader, .parcel = parcel};
+    struct round b = {
+        .r = r, .reader = reader, .parcel = &parcels[0], .sealed = &parcels[1]};
     pthread_mutex_lock(&r->lock);
     take(r, &b);
     pthread_mutex_unlock(&r->lock);
@@ -209,7 +228,7 @@ void *remote_writer_main(void *remote)
     struct remote *r = remote;
     struct link *l = &r->write_link;
     struct store_reader *reader = NULL;
-    struct parcel parcel = {0};
+    struct parcel parcels[2] = {{0}};
     /* The writer's thread gets a lower priority than decodes. */
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), WRITER_NICE);
     pthread_mutex_lock(&r->lock);
@@ -226,11 +245,12 @@ void *remote_writer_main(void *remote)
         if (ready && due_ns == 0)
             ready = remote_erasures_run(r);
         if (ready && has_offers && r->read_ms != 0)
-            run_round(r, &reader, &parcel);
+            run_round(r, &reader, parcels);
         pthread_mutex_lock(&r->lock);
     }
     pthread_mutex_unlock(&r->lock);
     store_reader_close(reader);
-    parcel_deinit(&parcel);
+    parcel_deinit(&parcels[0]);
+    parcel_deinit(&parcels[1]);
     return NULL;
 }

@@ -49,7 +49,15 @@ static void store_value(struct storing *s)
     struct err err = {0};
     const struct remote_want *want = &s->f->want;
     const struct sha256 *key = &want->keys[s->out.n];
-    if (parcel_check(s->value.bytes, s->value.n_bytes, &h, &err) != 0) {
+    const size_t n_value = s->value.n_bytes;
+    if (s->r->names.seal != NULL && n_value > VALUE_TAIL) {
+        bool is_ours = value_open(&s->r->names, key->b, sizeof key->b, s->value.bytes,
+                                  n_value - 8);
+        s->value.n_bytes = is_ours ? n_value - VALUE_TAIL : 0;
+    }
+    if (s->value.n_bytes == 0) {
+        is_wrong(s, "it is not encrypted with this server's key, or was changed");
+    } else if (parcel_check(s->value.bytes, s->value.n_bytes, &h, &err) != 0) {
         is_wrong(s, err.msg);
     } else if (memcmp(h.key.b, key->b, sizeof key->b) != 0) {
         is_wrong(s, "it has another key");
@@ -71,7 +79,7 @@ static void store_value(struct storing *s)
     if (s->out.why != REMOTE_MISS_NONE)
         return;
     s->out.n++;
-    s->out.n_bytes += s->value.n_bytes;
+    s->out.n_bytes += n_value;
 }
 
 static void *storing_main(void *arg)
