@@ -39,13 +39,15 @@ int seal_head_check(const struct seal *s, const void *bytes, size_t n, const cha
         return 0;
     if (!is_sealed || s == NULL)
         return err_set(err, ERR_MISMATCH, "%s %s", what,
-                       s == NULL ? "is encrypted: give its key (--store-key)"
-                                 : "is not encrypted, but there is a --store-key: give a new "
-                                   "file or folder");
-    return err_set(err, ERR_MISMATCH,
-                   "%s is encrypted with another key than that of --store-key: it has the mark "
-                   "%016" PRIx64 ", the key %016" PRIx64,
-                   what, get_u64((const uint8_t *)bytes + sizeof magic), seal_mark(s));
+                       s == NULL
+                           ? "is encrypted: give its key (--store-key)"
+                           : "is not encrypted, but there is a --store-key: give a new "
+                             "file or folder");
+    return err_set(
+        err, ERR_MISMATCH,
+        "%s is encrypted with another key than that of --store-key: it has the mark "
+        "%016" PRIx64 ", the key %016" PRIx64,
+        what, get_u64((const uint8_t *)bytes + sizeof magic), seal_mark(s));
 }
 
 /* Writes the name of a frame. Returns its length. */
@@ -73,7 +75,8 @@ void seal_frames(const struct seal *s, const char *name, uint64_t *frame, const 
         size_t n_name = frame_name(name, (*frame)++, full);
         CHECK(getrandom(salt, sizeof salt, 0) == (ssize_t)sizeof salt);
         put_u32(out, (uint32_t)part);
-        seal_run(s, full, n_name, salt, (const uint8_t *)bytes + at, part, out + FRAME_HEAD);
+        seal_run(s, full, n_name, salt, (const uint8_t *)bytes + at, part,
+                 out + FRAME_HEAD);
         out += FRAME_HEAD + part + SEAL_BYTES;
     }
 }
@@ -91,7 +94,8 @@ char *seal_whole(const struct seal *s, const char *name, const void *bytes, size
 
 static int wrong(const char *name, struct err *err)
 {
-    return err_set(err, ERR_CORRUPT, "%s is damaged: an encrypted piece is not right", name);
+    return err_set(err, ERR_CORRUPT, "%s is damaged: an encrypted piece is not right",
+                   name);
 }
 
 int seal_whole_open(const struct seal *s, const char *name, char *file, size_t *n,

@@ -15,6 +15,7 @@ from tap import PATIENCE, check, end, equal, raises  # noqa: E402
 MODEL = "models/demo"
 WORDS = ("upload", "output", "response", "answer", "tool")
 FORMS = (b"SQLite format", b"HCEXTENT", b"HCBUNDLE", b"CREATE TABLE")
+MARKS = [f"zqx{w}w".encode() for w in (*WORDS, "line", "name")]  # so long that no random bytes equal them
 TEXT = {w: f"The secret zqx{w}w of the day is a little bird in a tree, so we all say. " * 6 for w in WORDS}
 
 
@@ -70,7 +71,7 @@ def test(folder):
     store, plain = os.path.join(folder, "store"), os.path.join(folder, "plain")
     redis = Redis() if is_installed() else None
     remote = ["--remote", redis.url(), "--remote-write", "always"] if redis else []
-    needles = [b"zqx", *FORMS]
+    needles = [*MARKS, *FORMS]
     for at, k in ((plain, None), (store, key)):
         s = start(at, k, *remote)
         needles += [struct.pack("<10i", *s.post("/tokenize", {"content": t})[2]["tokens"][20:30]) for t in TEXT.values()]
@@ -87,11 +88,11 @@ def test(folder):
         check("what was uploaded and answered can be read", "zqxuploadw" in str(seen) and "zqxlinew" in str(seen), seen)
         if k is None:
             found = shown(needles, plain)
-            check("without a key the texts can be found", {b"zqx", b"SQLite forma"} <= {n for _, n in found}, found)
+            check("without a key the texts can be found", {b"zqxlinew", b"SQLite forma"} <= {n for _, n in found}, found)
             equal("the server ends", s.stop(), 0)
             if redis:
                 equal("and its chunks in the Redis show tokens", any(
-                    n in redis.ask("GET", c) for c in redis.chunks() for n in needles[5:]), True)
+                    n in redis.ask("GET", c) for c in redis.chunks() for n in needles[len(MARKS) + len(FORMS):]), True)
                 redis.ask("FLUSHALL")
         else:
             s.kill()
