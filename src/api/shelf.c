@@ -38,13 +38,23 @@ bool batch_has_ended(const struct shelf_batch *b)
 
 /* --- lists of records ------------------------------------------------------------------------- */
 
-void shelf_list_add(struct shelf_list *l, void *record)
+size_t shelf_batch_bytes(const struct shelf_batch *b)
+{
+    return offsetof(struct shelf_batch, metadata) + strlen(b->metadata) + 1;
+}
+
+static void copy_batch(struct shelf_batch *out, const struct shelf_head *kept)
+{
+    memcpy(out, kept, shelf_batch_bytes((const struct shelf_batch *)kept));
+}
+
+void shelf_add_copy(struct shelf_list *l, const struct shelf_head *record, size_t n_bytes)
 {
     if (l->n == l->cap) {
         l->cap = l->cap > 0 ? 2 * l->cap : 64;
         l->at = xrealloc(l->at, (size_t)l->cap * sizeof *l->at);
     }
-    l->at[l->n++] = record;
+    l->at[l->n++] = (struct shelf_head *)xmemdup(record, n_bytes);
 }
 
 static void list_remove(struct shelf_list *l, int i)
@@ -192,7 +202,7 @@ int shelf_add_file(struct shelf *s, const char *tenant, const char *name, const 
     if (rc == 0)
         rc = shelf_write_file_record(s, out, err);
     if (rc == 0)
-        shelf_list_add(&s->files, xmemdup(out, sizeof *out));
+        shelf_add_copy(&s->files, &out->head, sizeof *out);
     else
         (void)shelf_erase(s, out->head.id, NULL); /* else the next start erases it */
     pthread_mutex_unlock(&s->lock);
@@ -342,7 +352,8 @@ static int list(const struct shelf_list *l, const struct shelf_page *page, bool 
             break;
         }
         if (begun)
-            memcpy(out + (size_t)n++ * size, h, size);
+            memcpy(out + (size_t)n++ * size, h,
+                   is_file ? size : shelf_batch_bytes((const struct shelf_batch *)h));
         begun = begun || strcmp(h->id, page->after) == 0;
     }
     return n;
@@ -419,7 +430,7 @@ int shelf_add_batch(struct shelf *s, const char *tenant, const char *input,
     if (rc == 0)
         rc = shelf_write_batch_record(s, b, err);
     if (rc == 0)
-        shelf_list_add(&s->batches, xmemdup(b, sizeof *b));
+        shelf_add_copy(&s->batches, &b->head, shelf_batch_bytes(b));
     pthread_mutex_unlock(&s->lock);
     return rc;
 }
@@ -430,7 +441,7 @@ int shelf_find_batch(struct shelf *s, const char *tenant, const char *id,
     pthread_mutex_lock(&s->lock);
     int i = find(&s->batches, tenant, id);
     if (i >= 0)
-        *out = *(const struct shelf_batch *)s->batches.at[i];
+        copy_batch(out, s->batches.at[i]);
     pthread_mutex_unlock(&s->lock);
     return i < 0 ? not_found("batch", id, err) : 0;
 }
@@ -440,12 +451,8 @@ static int put(struct shelf *s, int i, const struct shelf_batch *b, struct err *
 {
     int rc = shelf_write_batch_record(s, b, err);
     if (rc == 0) {
-        struct shelf_batch *kept = (struct shelf_batch *)s->batches.at[i], old = *kept;
-        *kept = *b;
-        kept->growing_bytes = old.growing_bytes;
-        kept->wants_bytes = old.wants_bytes;
-        kept->held_ns = old.held_ns;
-        kept->held_code = old.held_code;
+        struct shelf_batch *kept = (struct shelf_batch *)s->batches.at[i];
+        memcpy(kept, b, offsetof(struct shelf_batch, growing_bytes));
     }
     return rc;
 }
@@ -484,7 +491,7 @@ int shelf_cancel_batch(struct shelf *s, const char *tenant, const char *id,
     if (i < 0) {
         rc = not_found("batch", id, err);
     } else {
-        *out = *(const struct shelf_batch *)s->batches.at[i];
+        copy_batch(out, s->batches.at[i]);
         if (!batch_has_ended(out) && out->status != BATCH_CANCELLING) {
             out->at_s[BATCH_CANCELLING] = clock_wall_s();
             out->status = BATCH_CANCELLING;
@@ -530,7 +537,7 @@ static int keep(struct shelf *s, const struct shelf_batch *b, const char *id,
     if (rc == 0)
         rc = shelf_write_file_record(s, &f, err);
     if (rc == 0)
-        shelf_list_add(&s->files, xmemdup(&f, sizeof f));
+        shelf_add_copy(&s->files, &f.head, sizeof f);
     return rc;
 }
 
@@ -605,7 +612,7 @@ bool shelf_next_batch(struct shelf *s, const char *last, struct shelf_batch *out
             best = b;
     }
     if (best != NULL)
-        *out = *best;
+        copy_batch(out, &best->head);
     pthread_mutex_unlock(&s->lock);
     if (n_held != NULL)
         *n_held = held;

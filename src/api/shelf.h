@@ -75,11 +75,13 @@ struct shelf_batch {
     bool has_output, has_errors; /* the output and the errors have become files */
     int64_t n_lines, n_done, n_failed;
     char error_code[32], error_message[300]; /* why the batch failed; "" if it did not */
-    char metadata[SHELF_MAX_METADATA];       /* JSON text of an object; "": there is none */
     /* Not in the record: see shelf_set_growing and shelf_hold_batch. */
     uint64_t growing_bytes, wants_bytes;
     int64_t held_ns; /* time at which the batch began to wait for room (clock_now_ns) */
     int held_code;   /* the code of the bound that it met; 0: it does not wait for room */
+    /* JSON text of an object; "": there is none. It never changes. The shelf's memory ends behind
+     * the text. */
+    char metadata[SHELF_MAX_METADATA];
 };
 
 /* Returns the status's name in the API, such as "in_progress". */

@@ -249,9 +249,9 @@ static int load_record(struct shelf *s, const char *name, struct err *out)
                                           : sizeof(struct shelf_batch));
         ok = is_file ? read_file_record(o, id, record) : read_batch_record(o, id, record);
         if (ok)
-            shelf_list_add(is_file ? &s->files : &s->batches, record);
-        else
-            free(record);
+            shelf_add_copy(is_file ? &s->files : &s->batches, record,
+                           is_file ? sizeof(struct shelf_file) : shelf_batch_bytes(record));
+        free(record);
     }
     if (!ok && err.code != ERR_MISMATCH)
         log_warn("%s is not used: %s", path,

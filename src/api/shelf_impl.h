@@ -25,8 +25,10 @@ struct shelf {
     struct shelf_list files, batches;
 };
 
-/* adds a record, which the list owns from then on */
-void shelf_list_add(struct shelf_list *l, void *record);
+/* Adds a copy of a file's or a batch's struct. */
+void shelf_add_copy(struct shelf_list *l, const struct shelf_head *record, size_t n_bytes);
+/* Returns how many bytes of a batch its copies take: up to the end of its metadata. */
+size_t shelf_batch_bytes(const struct shelf_batch *b);
 void shelf_list_sort(struct shelf_list *l);
 
 /* Writes the file FOLDER/name durably with these bytes. */

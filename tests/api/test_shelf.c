@@ -1,5 +1,6 @@
 /* test_shelf.c - files and records of batches: their owners, their order, and their state after a
  * restart. */
+#include <malloc.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -470,8 +471,11 @@ static void old_batches_are_forgotten(void **state)
     (void)state;
     struct shelf *s = open_shelf((uint64_t)1 << 30);
     struct shelf_batch *first = add_batch(s, "t"), *b = xcalloc(1, sizeof *b);
+    size_t before = mallinfo2().uordblks;
     for (int i = 1; i < SHELF_MAX_BATCHES; i++)
         assert_int_equal(shelf_add_batch(s, "t", first->input, b, &err), 0);
+    /* without metadata a batch takes no room for the largest */
+    assert_true(mallinfo2().uordblks - before < (size_t)SHELF_MAX_BATCHES * 2048);
     assert_int_equal(shelf_add_batch(s, "t", first->input, b, &err), ERR_LIMIT);
     first->status = BATCH_COMPLETED;
     assert_int_equal(shelf_put_batch(s, first, &err), 0);
