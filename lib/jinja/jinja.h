@@ -4,7 +4,7 @@
  * interpreter for it. Its results are exact; a construct that it does not know is an error that
  * names the line and the construct, never a guess.
  *
- * It implements Jinja as the reference library configures it: the immutable sandboxed environment
+ * It implements Jinja as transformers configures it: the immutable sandboxed environment
  * with trim_blocks and lstrip_blocks, loop controls, `tojson` without HTML escapes,
  * `raise_exception`, `strftime_now`. Values behave like Python's, including how a list prints. Not
  * supported: template inheritance, imports and includes, `do`, recursive loops, autoescape, *args

@@ -64,7 +64,7 @@ static const char *const int_other[] = {
     "from_bytes",       "imag",      "numerator",  "real",      "to_bytes",
     "is_integer",       "hex",       "fromhex",    NULL};
 
-/* Attributes of ranges, views, generators, macros, methods and functions in the reference. Other
+/* Attributes of ranges, views, generators, macros, methods and functions in Jinja2. Other
  * names are undefined there, and here. */
 static const char *const rare_other[] = {
     "count",        "index",        "start",      "stop",         "step",

@@ -1,7 +1,7 @@
 /* jinja_lex.c - splits template source into tokens.
  *
  * It decides where text ends and a tag begins, and which whitespace around tags is dropped.  The
- * rules are the reference environment's (trim_blocks, lstrip_blocks):
+ * rules are those of transformers' environment (trim_blocks, lstrip_blocks):
  *
  *   - the newline right after a block tag or a comment is dropped, unless it closes with +%};
  *   - spaces and tabs between the start of a line and a block tag or comment are dropped,

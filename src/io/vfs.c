@@ -11,9 +11,9 @@
  *    rows that were dropped. Its header goes first, durably, so no part of it is ever replayed.
  * 5. A VFS for reading only changes nothing. SQLite makes a log for each database in WAL mode;
  *    here a missing log is an empty file without io_file.
- * 6. Of an encrypted file whole blocks of 16 bytes are written. SQLite syncs up to the beginning of
- * a
- *    sector and never writes before it again, so no block with synced bytes is written again. */
+ * 6. Of an encrypted file whole blocks of 16 bytes are written. SQLite syncs up to the beginning
+ *    of a sector and never writes before it again, so no block with synced bytes is written
+ *    again. */
 #include "io/vfs.h"
 
 #include <errno.h>
@@ -97,8 +97,7 @@ static void units_crypt(const struct vfs_file *f, uint8_t *bytes, size_t n, uint
         (encrypts ? seal_page : seal_page_open)(s, f->kind, at + i, bytes + i,
                                                 MIN(n - i, UNIT));
     if (f->kind == KIND_DATABASE && at == 0 && n > 0 && encrypts)
-        seal_head(
-            s, bytes); /* instead of SQLite's own first bytes, which are always the same */
+        seal_head(s, bytes); /* SQLite's own first bytes are always the same */
     else if (f->kind == KIND_DATABASE && at == 0 && n > 0)
         memcpy(bytes, sqlite_magic, sizeof sqlite_magic);
 }

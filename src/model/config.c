@@ -5,7 +5,7 @@
  * struct model_config cannot express.  A field that no function reads is refused, too, unless
  * config_fields.c lists it as one that changes no result (use_cache, transformers_version, ...).
  *
- * Defaults for absent keys are the reference library's, and exist only where real checkpoints rely
+ * Defaults for absent keys are those of transformers, and exist only where real checkpoints rely
  * on them; sizes have none. */
 #include "model/config.h"
 
@@ -142,7 +142,7 @@ static void must_be_int(struct fields *f, const char *key, int32_t wanted)
 
 /* --- parts that families share ------------------------------------------------------------ */
 
-/* Reads a size that published gemma3 files may leave out, because it is the reference's default. */
+/* Reads a size that published gemma3 files may leave out, because it is transformers' default. */
 static int32_t need_size(struct fields *f, const struct model_config *c, const char *key,
                          int32_t max, int32_t of_gemma3)
 {
@@ -409,7 +409,7 @@ static bool read_rope_kinds(struct fields *f, struct model_config *c, double *fr
     return true;
 }
 
-/* Returns whether a family's heads may be rotated in part.  The reference reads
+/* Returns whether a family's heads may be rotated in part.  transformers reads
  * partial_rotary_factor only in these families. In other families it ignores the field and rotates
  * whole heads, or it fails. */
 static bool has_partial_rotary(enum model_family family)
@@ -466,7 +466,7 @@ static void read_norm_eps(struct fields *f, struct model_config *c, const char *
 /* Reads the fields that llama, mistral, qwen2, qwen3, phi3 and gemma share. */
 static void read_llama_like(struct fields *f, struct model_config *c)
 {
-    /* These are the defaults of the reference's config classes. */
+    /* These are the defaults of transformers' config classes. */
     bool large = c->family == FAMILY_PHI3 || c->family == FAMILY_MIXTRAL ||
                  c->family == FAMILY_GPT_OSS || c->family == FAMILY_OLMO2 ||
                  c->family == FAMILY_OLMO3;
@@ -535,7 +535,7 @@ static void read_llama(struct fields *f, struct model_config *c)
     c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", false);
 }
 
-/* Returns the window. An absent key means the reference's default; null means no window. */
+/* Returns the window. An absent key means transformers' default; null means no window. */
 static int32_t read_window(struct fields *f)
 {
     return opt_int(f, "sliding_window", 1, MAX_CTX,
@@ -633,7 +633,7 @@ static void read_gemma3(struct fields *f, struct model_config *c)
     read_spread_windows(f, c, 6);
 }
 
-/* Reads a cap. An absent key means the reference's default; null means no cap. */
+/* Reads a cap. An absent key means transformers' default; null means no cap. */
 static float read_cap(struct fields *f, const char *key, double dflt)
 {
     double cap = opt_real(f, key, json_member(f->o, key) == NULL ? dflt : 0);
@@ -785,7 +785,7 @@ static void read_gpt_oss(struct fields *f, struct model_config *c)
     for (int i = 0; i < (in_rope ? 2 : 3); i++)
         if (f->rc == 0 && is_null(f, needed[i]))
             refuse(f, needed[i], "is missing");
-    /* The reference stretches rotations 32 times if the file does not say how. */
+    /* transformers stretches rotations 32 times if the file does not say how. */
     if (!in_rope && is_null(f, "rope_scaling"))
         refuse(f, "rope_scaling", "is missing");
     read_llama_like(f, c);
@@ -807,7 +807,7 @@ static void read_opt(struct fields *f, struct model_config *c)
     read_head_dim(f, c);
     c->d_rope = 0;
     check_act(f, c, "activation_function", "relu");
-    c->norm_eps = 1e-5f; /* the reference has this constant */
+    c->norm_eps = 1e-5f; /* transformers has this constant */
     must_be(f, "do_layer_norm_before", true, true);
     must_be(f, "_remove_final_layer_norm", false, false);
     must_be(f, "layer_norm_elementwise_affine", true, true);
@@ -1068,7 +1068,7 @@ static void refuse_foreign(struct fields *f)
         must_be(f, "use_bidirectional_attention", false, false);
 }
 
-/* Refuses model kinds that any config of the reference library may name. */
+/* Refuses model kinds that any config of transformers may name. */
 static void refuse_other_kinds(struct fields *f)
 {
     must_be(f, "is_encoder_decoder", false, false);
@@ -1141,7 +1141,7 @@ static void read_around(struct fields *f, const struct json *root, struct model_
         around.rc = read_eos(c, root, f->err);
     if (!is_null(&around, "quantization_config"))
         refuse(&around, "quantization_config", "quantized checkpoints are not supported");
-    /* The reference ties a model that sees as the outer field says. */
+    /* In a model with a vision part, transformers obeys the outer field. */
     if (family_is_hybrid(c->family))
         c->tie_word_embeddings = opt_bool(&around, "tie_word_embeddings", false);
     f->rc = around.rc;

@@ -226,7 +226,7 @@ struct model_config {
 };
 
 /* Reads the metadata of a GGUF file, or DIR/config.json.  For a folder, eos ids of
- * DIR/generation_config.json replace config.json's if that file exists, as in the reference
+ * DIR/generation_config.json replace config.json's if that file exists, as in transformers
  * library. -ENOENT: DIR has no config.json.  On an error *out is undefined, and err names file and
  * field. */
 int config_load(struct model_config *out, const char *source, struct err *err);
@@ -248,7 +248,7 @@ char *config_write(const struct model_config *c);
  * fields. The caller frees it. */
 char *config_state_text(const struct model_config *c);
 
-/* Chooses between two sets of factors by the context that is configured.  (The reference library
+/* Chooses between two sets of factors by the context that is configured. (transformers
  * chooses by the present length, so its earlier keys may not fit its later ones.) */
 void config_fit_context(struct model_config *c, int32_t max_ctx);
 
@@ -317,7 +317,7 @@ struct tokenizer_config {
         bool special, lstrip, rstrip, normalized, single_word;
     } * added;
     size_t n_added;
-    /* Special tokens, in the order in which the reference adds those that the tokenizer lacks.  The
+    /* Special tokens, in the order in which transformers adds those that the tokenizer lacks.  The
      * first n_named have a name ("pad_token"). */
     struct tokenizer_config_added *special;
     size_t n_special, n_named;

@@ -2,7 +2,7 @@
  *
  * A field that no reader asked for is refused unless it is listed here as one that changes no
  * result. New variants of a family come with new fields, and running a variant as if it were the
- * old model would give wrong output silently.  The lists contain the fields that the reference
+ * old model would give wrong output silently.  The lists contain the fields that transformers
  * library writes, in all versions, and other fields that published checkpoints of these families
  * carry.  A field that is null is accepted. */
 #include "model/config_family.h"
@@ -17,7 +17,7 @@ static const char *const harmless[] = {
     "architectures",
     "model_type",
     "eos_token_id",
-    /* the reference library's own settings */
+    /* transformers' own settings */
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",

@@ -1,6 +1,6 @@
 /* config_write.c - writes the config.json of a config, for models that this program makes.
  *
- * Each family gets the keys that the reference library reads, so that the folder opens there, too.
+ * Each family gets the keys that transformers reads, so that the folder opens there, too.
  * config_parse of the text gives an equal config. */
 #include "model/config_family.h"
 
@@ -46,7 +46,7 @@ static void put_rope(struct json *o, const struct model_config *c)
         json_put_real(o, "partial_rotary_factor",
                       in_part ? (c->d_rope + 0.5) / c->d_head : 1.0);
     if (c->family == FAMILY_GPT_OSS && c->rope_scaling.kind == ROPE_SCALING_NONE) {
-        struct json *s = json_new_object(); /* else the reference stretches rotations */
+        struct json *s = json_new_object(); /* else transformers stretches rotations */
         json_put_string(s, "rope_type", "default");
         json_put(o, "rope_scaling", s);
     }

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Largest header that the reference implementation accepts, in bytes. */
+/* Largest header that Hugging Face's library accepts, in bytes. */
 #define HEADER_MAX_BYTES 100000000u
 
 static const struct {

@@ -1,6 +1,6 @@
 /* weights_gguf.c - a GGUF file's tensors, presented like those of a folder.
  *
- * The model's list of tensors (weights_names.h) uses the names and shapes of the reference library.
+ * The model's list of tensors (weights_names.h) uses the names and shapes of transformers.
  * This file finds each of them under its GGUF name, and gives the order of its rows:
  *
  *     model.layers.3.self_attn.q_proj.weight    blk.3.attn_q.weight, pairs interleaved (llama)

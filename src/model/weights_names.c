@@ -597,7 +597,7 @@ static bool ends_with(const char *s, const char *end)
     return n >= m && strcmp(s + n - m, end) == 0;
 }
 
-/* Returns whether the tensor is ignored: it holds rotations, which the reference library computes
+/* Returns whether the tensor is ignored: it holds rotations, which transformers computes
  * itself, too. */
 bool tensor_is_ignored(const char *name)
 {

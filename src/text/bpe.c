@@ -179,7 +179,8 @@ static uint32_t rank_of(const struct bpe *b, int32_t left, int32_t right)
     return (uint32_t)slots_index(&b->pairs, *pair_slot(b, left, right));
 }
 
-/* Indexes the merges. A pair that is listed twice gets its last rank, as in the reference. */
+/* Indexes the merges. A pair that is listed twice gets its last rank, as in Hugging Face's
+ * tokenizers. */
 static void index_merges(struct bpe *b, const struct tokenizer_json *t)
 {
     slots_init(&b->pairs, t->n_merges, t->n_merges);
@@ -361,7 +362,7 @@ static void settle_unknown(struct symbols *l)
 }
 
 /* Adds text that the vocabulary lacks. If fuse_unk is set, a run of such text is one symbol. If
- * there is no unknown token, the text is dropped, as in the reference. */
+ * there is no unknown token, the text is dropped, as in Hugging Face's tokenizers. */
 static void add_unknown(struct symbols *l)
 {
     if (!l->b->fuse_unk)
@@ -383,7 +384,7 @@ static void split_bytes(struct symbols *l, const char *piece, size_t n_piece)
     settle_unknown(l);
 }
 
-/* A character that becomes its bytes does not settle the unknown token before it: the reference
+/* A character that becomes its bytes does not settle the unknown token before it: the original
  * puts that token behind the bytes. */
 static void split_characters(struct symbols *l, const char *piece, size_t n_piece)
 {

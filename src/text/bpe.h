@@ -55,7 +55,7 @@ void bpe_work_deinit(struct bpe_work *w);
 
 /* Appends the ids of one piece: n >= 1 bytes of valid UTF-8, or any bytes for a byte-level
  * vocabulary.  Text that the vocabulary lacks becomes the unknown token, or is dropped if there is
- * none, as in the reference.  -ENOMEM: no memory for the piece. */
+ * none, as in Hugging Face's tokenizers.  -ENOMEM: no memory for the piece. */
 int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *piece, size_t n,
                struct id_list *out, struct err *err);
 

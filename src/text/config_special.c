@@ -58,7 +58,7 @@ static int read_token(struct tokenizer_config_added *out, const struct json *v,
             (rc = json_opt_bool(v, "single_word", &a.single_word, err)) != 0)
             return err_wrap(err, "'%s'", key);
         a.special |= is_special;
-        a.normalized = !a.special; /* default of the reference */
+        a.normalized = !a.special; /* default of transformers */
         if ((rc = json_opt_bool(v, "normalized", &a.normalized, err)) != 0)
             return err_wrap(err, "'%s'", key);
     } else if (text == NULL) {
@@ -177,7 +177,7 @@ static int push(struct tokenizer_config *c, const struct tokenizer_config_added 
 }
 
 /* Appends the tokens of a file's list `key`. from_map: the file is special_tokens_map.json, whose
- * objects the reference makes special. */
+ * objects transformers makes special. */
 static int push_list(struct tokenizer_config *c, const struct json *file, const char *key,
                      bool from_map, struct err *err)
 {

@@ -1,9 +1,9 @@
 /* config_special.h - finds the special tokens that tokenizer_config.json and
  * special_tokens_map.json name.
  *
- * A folder may name tokens ("pad_token": "<pad>") that its vocabulary lacks.  The reference,
+ * A folder may name tokens ("pad_token": "<pad>") that its vocabulary lacks.  transformers,
  * transformers 5, adds them behind the vocabulary.  This module returns them in the order in which
- * the reference adds them:
+ * transformers adds them:
  *   1. bos, eos, unk, sep, pad, cls, mask;
  *   2. other members "..._token", and the members of an extra_special_tokens that is an object;
  *   3. the list extra_special_tokens, or additional_special_tokens, its older name.

@@ -76,7 +76,7 @@ static int read_added(struct tokenizer_config_added *a, const char *id,
         (rc = json_opt_bool(v, "rstrip", &a->rstrip, err)) != 0 ||
         (rc = json_opt_bool(v, "single_word", &single_word, err)) != 0)
         return rc;
-    a->normalized = !a->special; /* default of the reference */
+    a->normalized = !a->special; /* default of transformers */
     if ((rc = json_opt_bool(v, "normalized", &a->normalized, err)) != 0)
         return rc;
     if (single_word)

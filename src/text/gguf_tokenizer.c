@@ -53,7 +53,7 @@ static const struct pre {
     bool ignore_merges; /* a piece that is itself a token is not split */
     /* whether a BOS token is put before the text if the file does not say */
     bool add_bos;
-    bool nfc; /* the reference tokenizer normalizes the text to NFC */
+    bool nfc; /* Hugging Face's tokenizer normalizes the text to NFC */
 } pres[] = {
     {"gpt-2", CUT_GPT2, NULL, false, false, false},
     {"phi-2", CUT_GPT2, NULL, false, false, false},

@@ -62,7 +62,7 @@ static bool is_named(const struct tokenizer_config *c, const char *text)
     return false;
 }
 
-/* Adds the tokens that tokenizer_config.json lists. As in the reference, tokens that tokenizer.json
+/* Adds the tokens that tokenizer_config.json lists. As in transformers, tokens that tokenizer.json
  * lacks are added, and the other tokens take over the listed flags. */
 static int add_listed(struct tokenizer *t, struct err *err)
 {
@@ -327,7 +327,7 @@ static int find_added_texts(struct tokenizer *t, struct err *err)
 }
 
 /* Applies add_bos_token and add_eos_token of tokenizer_config.json to vocab.json and merges.txt.
- * Beside a tokenizer.json the reference ignores these switches: the file's post-processor alone
+ * Beside a tokenizer.json transformers ignores these switches: the file's post-processor alone
  * decides which tokens are put around a text. */
 static void add_configured_template(struct tokenizer *t)
 {

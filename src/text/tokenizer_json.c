@@ -230,7 +230,7 @@ static int read_added_token(struct tokenizer_json *t, const struct json *v, stru
     const char *text = NULL;
     int64_t id = 0;
     bool single_word = false;
-    a->normalized = true; /* the reference tokenizer's default */
+    a->normalized = true; /* the default of Hugging Face's tokenizers */
     int rc;
     if ((rc = json_get_string(v, "content", &text, err)) != 0 ||
         (rc = json_get_int(v, "id", 0, TOKENIZER_MAX_ID, &id, err)) != 0 ||

@@ -170,7 +170,7 @@ int tokenizer_json_parse_vocab(struct tokenizer_json *out, const void *vocab,
 int tokenizer_json_add(struct tokenizer_json *t, const struct tokenizer_added *a,
                        struct err *err);
 
-/* Returns the id that the reference tokenizer gives to the next token without an id. That is one
+/* Returns the id that Hugging Face's tokenizers give to the next token without an id. That is one
  * more than the highest id of an added token, but at least the number of the vocabulary's tokens.
  * In a vocabulary with unused ids the result may be in use, and tokenizer_json_add then refuses
  * it. */
