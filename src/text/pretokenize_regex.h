@@ -1,8 +1,8 @@
 /* pretokenize_regex.h - the regular expressions of pre-tokenizers. Only its .c file uses PCRE2.
  *
- * Hugging Face's tokenizers run Oniguruma.  A pattern is accepted only if every construct in it
- * means the same in PCRE2 (with UTF and UCP) or can be rewritten so that it does; others are refused
- * by name.
+ * Hugging Face's tokenizers run Oniguruma. A pattern is accepted only if every construct in it
+ * means the same in PCRE2 (with UTF and UCP) or can be rewritten so that it does; others are
+ * refused by name.
  * pretokenize_regex.c has the list. */
 #ifndef TEXT_PRETOKENIZE_REGEX_H
 #define TEXT_PRETOKENIZE_REGEX_H
