@@ -47,18 +47,10 @@ struct fields {
     struct fields_read read;
 };
 
-static bool was_read(const struct fields *f, const char *key)
-{
-    for (int i = 0; i < f->read.n; i++)
-        if (strcmp(f->read.keys[i], key) == 0)
-            return true;
-    return false;
-}
-
 /* Marks `key` as understood, whatever its value. */
 static void saw(struct fields *f, const char *key)
 {
-    if (was_read(f, key))
+    if (config_was_read(&f->read, key))
         return;
     CHECK(f->read.n < CONFIG_MAX_READ);
     f->read.keys[f->read.n++] = key;
@@ -138,6 +130,13 @@ static void must_be_int(struct fields *f, const char *key, int32_t wanted)
 {
     if (opt_int(f, key, INT32_MIN, INT32_MAX, wanted) != wanted && f->rc == 0)
         f->rc = err_set(f->err, ERR_UNSUPPORTED, "'%s': only %d is supported", key, wanted);
+}
+
+/* Checks a factor that struct model_config cannot express. */
+static void must_be_real(struct fields *f, const char *key, double wanted)
+{
+    if (opt_real(f, key, wanted) != wanted && f->rc == 0)
+        f->rc = err_set(f->err, ERR_UNSUPPORTED, "'%s': only %g is supported", key, wanted);
 }
 
 /* --- parts that families share ------------------------------------------------------------ */
@@ -353,6 +352,11 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
     *fraction = opt_real(&in, "partial_rotary_factor", *fraction);
     /* The field has no effect without scaling. */
     saw(&in, "original_max_position_embeddings");
+    if (c->family == FAMILY_MINISTRAL3) {
+        saw(&in, "max_position_embeddings");
+        c->query_growth = (float)need_real(&in, "llama_4_scaling_beta");
+        c->query_ctx = need_int(&in, "original_max_position_embeddings", 1, MAX_CTX);
+    }
     if (in.rc == 0 && strcmp(type, "llama3") == 0)
         read_llama3_scaling(&in, written);
     else if (in.rc == 0 && strcmp(type, "linear") == 0)
@@ -469,7 +473,8 @@ static void read_llama_like(struct fields *f, struct model_config *c)
     /* These are the defaults of transformers' config classes. */
     bool large = c->family == FAMILY_PHI3 || c->family == FAMILY_MIXTRAL ||
                  c->family == FAMILY_GPT_OSS || c->family == FAMILY_OLMO2 ||
-                 c->family == FAMILY_OLMO3;
+                 c->family == FAMILY_OLMO3 || c->family == FAMILY_COHERE2 ||
+                 c->family == FAMILY_MINISTRAL3;
     double eps = large ? 1e-5 : 1e-6;
     bool has_mlp = c->family != FAMILY_QWEN3_5_MOE && c->family != FAMILY_QWEN3_NEXT;
     read_sizes(f, c, has_mlp ? "intermediate_size" : NULL);
@@ -477,7 +482,7 @@ static void read_llama_like(struct fields *f, struct model_config *c)
                             c->family == FAMILY_GEMMA3 ? 4 : c->n_heads);
     c->max_ctx = need_size(f, c, "max_position_embeddings", MAX_CTX, 131072);
     read_head_dim(f, c);
-    read_norm_eps(f, c, "rms_norm_eps", eps);
+    read_norm_eps(f, c, c->norm < NORM_LAYER ? "rms_norm_eps" : "layer_norm_eps", eps);
     read_rope(f, c, family_is_hybrid(c->family) ? 0.25 : 1.0);
     must_be(f, "attention_bias", c->attn_out_bias, c->attn_out_bias);
     must_be(f, "mlp_bias", false, false);
@@ -664,6 +669,37 @@ static void read_olmo3(struct fields *f, struct model_config *c)
     read_spread_windows(f, c, 4);
 }
 
+/* Reads a model whose layers with a window alone rotate. */
+static void read_cohere2(struct fields *f, struct model_config *c)
+{
+    read_llama_like(f, c);
+    if (c->rope_scaling.kind != ROPE_SCALING_NONE)
+        refuse(f, "rope_scaling", "is not supported in this family");
+    c->rope_local_theta = c->rope_theta;
+    check_act(f, c, "hidden_act", "silu");
+    c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", true);
+    c->logit_scale = opt_factor(f, "logit_scale", 0.0625);
+    read_spread_windows(f, c, opt_int(f, "layer_switch", 1, MAX_LAYERS, 4));
+    /* older files say of every model what the family fixes */
+    must_be(f, "use_embedding_sharing", true, true);
+    must_be(f, "use_gated_activation", true, true);
+    must_be(f, "use_parallel_block", true, true);
+    must_be(f, "use_qk_norm", false, false);
+    must_be_real(f, "rotary_pct", 1);
+}
+
+static void read_ministral3(struct fields *f, struct model_config *c)
+{
+    /* Transformers stretches rotations 16 times if the file does not say how. */
+    if (is_null(f, "rope_parameters") && is_null(f, "rope_scaling"))
+        refuse(f, "rope_parameters", "is missing");
+    read_llama(f, c);
+    if (f->rc == 0 && !(c->query_growth >= 0 && c->query_growth < 100))
+        f->rc = err_set(f->err, ERR_FORMAT, "'llama_4_scaling_beta' must be from 0 to 100");
+    c->sliding_window = opt_int(f, "sliding_window", 1, MAX_CTX, 0);
+    all_windowed(c);
+}
+
 static void read_granite(struct fields *f, struct model_config *c)
 {
     read_llama(f, c);
@@ -771,13 +807,6 @@ static void read_mixtral(struct fields *f, struct model_config *c)
     c->experts_normed = true;
 }
 
-/* Checks a factor that struct model_config cannot express. */
-static void must_be_real(struct fields *f, const char *key, double wanted)
-{
-    if (opt_real(f, key, wanted) != wanted && f->rc == 0)
-        f->rc = err_set(f->err, ERR_UNSUPPORTED, "'%s': only %g is supported", key, wanted);
-}
-
 static void read_gpt_oss(struct fields *f, struct model_config *c)
 {
     static const char *const needed[] = {"head_dim", "num_key_value_heads", "rope_theta"};
@@ -819,8 +848,7 @@ static void read_opt(struct fields *f, struct model_config *c)
 
 static void read_phi(struct fields *f, struct model_config *c)
 {
-    bool has_mlp = c->family != FAMILY_QWEN3_5_MOE && c->family != FAMILY_QWEN3_NEXT;
-    read_sizes(f, c, has_mlp ? "intermediate_size" : NULL);
+    read_sizes(f, c, "intermediate_size");
     c->n_kv_heads = opt_int(f, "num_key_value_heads", 1, MAX_WIDTH, c->n_heads);
     c->max_ctx = need_int(f, "max_position_embeddings", 1, MAX_CTX);
     read_head_dim(f, c);
@@ -889,6 +917,8 @@ static const struct {
     [FAMILY_QWEN3_5] = {"qwen3_5_text", "Qwen3_5ForCausalLM", read_qwen3_5},
     [FAMILY_QWEN3_5_MOE] = {"qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", read_qwen3_next},
     [FAMILY_QWEN3_NEXT] = {"qwen3_next", "Qwen3NextForCausalLM", read_qwen3_next},
+    [FAMILY_COHERE2] = {"cohere2", "Cohere2ForCausalLM", read_cohere2},
+    [FAMILY_MINISTRAL3] = {"ministral3", "Ministral3ForCausalLM", read_ministral3},
 };
 
 enum { N_FAMILIES = sizeof families / sizeof families[0] };
@@ -1061,7 +1091,7 @@ static void refuse_foreign(struct fields *f)
         {"final_logit_softcapping", 0},
     };
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++)
-        if (!was_read(f, foreign[i].key) && !is_null(f, foreign[i].key) &&
+        if (!config_was_read(&f->read, foreign[i].key) && !is_null(f, foreign[i].key) &&
             opt_real(f, foreign[i].key, foreign[i].neutral) != foreign[i].neutral)
             refuse(f, foreign[i].key, "models of this family do not have it");
     if (!is_null(f, "use_bidirectional_attention"))
@@ -1117,13 +1147,13 @@ static void read_common(struct fields *f, struct model_config *c)
 }
 
 /* Returns the description of the text part: an object of its own in a model that also sees
- * (gemma3, qwen3_5), else the whole file. */
+ * (gemma3, qwen3_5, mistral3), else the whole file. */
 static const struct json *text_part(const struct json *root)
 {
     const char *type = json_string_of(json_member(root, "model_type"), NULL);
     const struct json *part = json_member(root, "text_config");
-    static const char *const sees[] = {"gemma3", "qwen3_5", "qwen3_5_moe"};
-    for (int i = 0; i < 3; i++)
+    static const char *const sees[] = {"gemma3", "qwen3_5", "qwen3_5_moe", "mistral3"};
+    for (int i = 0; i < 4; i++)
         if (type != NULL && strcmp(type, sees[i]) == 0 &&
             json_kind(part) == JSON_KIND_OBJECT)
             return part;
@@ -1142,8 +1172,10 @@ static void read_around(struct fields *f, const struct json *root, struct model_
     if (!is_null(&around, "quantization_config"))
         refuse(&around, "quantization_config", "quantized checkpoints are not supported");
     /* In a model with a vision part, transformers obeys the outer field. */
-    if (family_is_hybrid(c->family))
-        c->tie_word_embeddings = opt_bool(&around, "tie_word_embeddings", false);
+    if (c->family != FAMILY_GEMMA3)
+        c->tie_word_embeddings = opt_bool(&around, "tie_word_embeddings",
+                                          !family_is_hybrid(c->family) &&
+                                              c->tie_word_embeddings);
     f->rc = around.rc;
 }
 

@@ -52,6 +52,8 @@ enum model_family {
     FAMILY_QWEN3_5,
     FAMILY_QWEN3_5_MOE,
     FAMILY_QWEN3_NEXT,
+    FAMILY_COHERE2,
+    FAMILY_MINISTRAL3,
 };
 
 /* Element type of the checkpoint, as config.json states it. */
@@ -66,6 +68,7 @@ enum norm_kind {
     NORM_RMS,          /* norm(x) = x / rms(x) * w */
     NORM_RMS_PLUS_ONE, /* norm(x) = x / rms(x) * (1 + w), gemma */
     NORM_LAYER,        /* norm(x) = (x - mean) / std * w + b */
+    NORM_LAYER_PLAIN,  /* norm(x) = (x - mean) / std * w, in parallel blocks (cohere2) */
 };
 
 enum act_kind {
@@ -192,6 +195,11 @@ struct model_config {
     /* The base of rotations in layers with the window, without rope_scaling (gemma3); 0: they
      * rotate like the other layers. */
     double rope_local_theta;
+    bool rope_local_only; /* layers without the window do not rotate (cohere2) */
+    /* The query at position p is multiplied by 1 + query_growth * log(1 + n), where n is p /
+     * query_ctx, rounded down (ministral3, as in Llama 4); 0: it stays */
+    float query_growth;
+    int32_t query_ctx;
 
     /* Layers that have a recurrent state in place of attention (ops.h, delta_net), and the state's
      * heads and their widths; all 0: there are none. */

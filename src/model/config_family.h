@@ -21,6 +21,7 @@ struct fields_read {
     const char *keys[CONFIG_MAX_READ];
     int n;
 };
+bool config_was_read(const struct fields_read *read, const char *key);
 
 /* YaRN's scaling of the rotations. */
 struct yarn {

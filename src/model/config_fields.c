@@ -124,6 +124,10 @@ static const struct {
     {FAMILY_QWEN3_5_MOE, "router_aux_loss_coef"},
     {FAMILY_QWEN3_NEXT, "output_router_logits"},
     {FAMILY_QWEN3_NEXT, "router_aux_loss_coef"},
+    {FAMILY_COHERE2, "cache_implementation"},
+    {FAMILY_COHERE2, "order_of_interleaved_layers"}, /* as layer_types say */
+    {FAMILY_COHERE2, "position_embedding_type"},
+    {FAMILY_COHERE2, "use_parallel_embedding"},
     {FAMILY_GEMMA2, "hidden_act"},
     {FAMILY_GEMMA2, "cache_implementation"},
     {FAMILY_GEMMA3, "hidden_act"},
@@ -141,7 +145,7 @@ static bool may_pass(enum model_family family, const char *key)
     return false;
 }
 
-static bool was_read(const struct fields_read *read, const char *key)
+bool config_was_read(const struct fields_read *read, const char *key)
 {
     for (int i = 0; i < read->n; i++)
         if (strcmp(read->keys[i], key) == 0)
@@ -154,7 +158,7 @@ int config_fields_check(const struct json *o, const struct fields_read *read,
 {
     struct json_iter it = json_begin(o);
     while (json_next(&it)) {
-        if (json_kind(it.value) == JSON_KIND_NULL || was_read(read, it.key) ||
+        if (json_kind(it.value) == JSON_KIND_NULL || config_was_read(read, it.key) ||
             may_pass(family, it.key))
             continue;
         return err_set(err, ERR_UNSUPPORTED,

@@ -20,32 +20,34 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Architectures by their name in files, with the name of their norm's epsilon. */
+/* Architectures by their name in files. */
 static const struct arch {
     const char *name;
     enum model_family family;
-    const char *norm_eps;
 } archs[] = {
-    {"llama", FAMILY_LLAMA, "attention.layer_norm_rms_epsilon"},
-    {"qwen2", FAMILY_QWEN2, "attention.layer_norm_rms_epsilon"},
-    {"qwen3", FAMILY_QWEN3, "attention.layer_norm_rms_epsilon"},
-    {"phi2", FAMILY_PHI, "attention.layer_norm_epsilon"},
-    {"phi3", FAMILY_PHI3, "attention.layer_norm_rms_epsilon"},
-    {"gemma", FAMILY_GEMMA, "attention.layer_norm_rms_epsilon"},
-    {"falcon", FAMILY_FALCON, "attention.layer_norm_epsilon"},
-    {"qwen3moe", FAMILY_QWEN3_MOE, "attention.layer_norm_rms_epsilon"},
-    {"gemma3", FAMILY_GEMMA3, "attention.layer_norm_rms_epsilon"},
-    {"olmo2", FAMILY_OLMO2, "attention.layer_norm_rms_epsilon"},
-    {"granite", FAMILY_GRANITE, "attention.layer_norm_rms_epsilon"},
-    {"gemma2", FAMILY_GEMMA2, "attention.layer_norm_rms_epsilon"},
-    {"gpt-oss", FAMILY_GPT_OSS, "attention.layer_norm_rms_epsilon"},
-    {"qwen35", FAMILY_QWEN3_5, "attention.layer_norm_rms_epsilon"},
-    {"qwen35moe", FAMILY_QWEN3_5_MOE, "attention.layer_norm_rms_epsilon"},
-    {"qwen3next", FAMILY_QWEN3_NEXT, "attention.layer_norm_rms_epsilon"},
+    {"llama", FAMILY_LLAMA},
+    {"qwen2", FAMILY_QWEN2},
+    {"qwen3", FAMILY_QWEN3},
+    {"phi2", FAMILY_PHI},
+    {"phi3", FAMILY_PHI3},
+    {"gemma", FAMILY_GEMMA},
+    {"falcon", FAMILY_FALCON},
+    {"qwen3moe", FAMILY_QWEN3_MOE},
+    {"gemma3", FAMILY_GEMMA3},
+    {"olmo2", FAMILY_OLMO2},
+    {"granite", FAMILY_GRANITE},
+    {"gemma2", FAMILY_GEMMA2},
+    {"gpt-oss", FAMILY_GPT_OSS},
+    {"qwen35", FAMILY_QWEN3_5},
+    {"qwen35moe", FAMILY_QWEN3_5_MOE},
+    {"qwen3next", FAMILY_QWEN3_NEXT},
+    {"cohere2", FAMILY_COHERE2},
+    {"mistral3", FAMILY_MINISTRAL3},
 };
 #define SUPPORTED                                                                          \
     "llama (Mistral and Mixtral too), qwen2, qwen3, qwen3moe, phi2, phi3, gemma, gemma2, " \
-    "gemma3, olmo2, granite, falcon, gpt-oss, qwen35, qwen35moe, qwen3next"
+    "gemma3, olmo2, granite, falcon, gpt-oss, qwen35, qwen35moe, qwen3next, cohere2, "     \
+    "mistral3"
 
 const char *config_gguf_families(void)
 {
@@ -163,8 +165,12 @@ static void read_yarn(struct meta *m, struct model_config *c, double factor)
     if (m->rc != 0)
         return;
     config_yarn_factors(c, &y);
+    double of_all = c->family == FAMILY_MINISTRAL3
+                        ? real(m, "rope.scaling.yarn_log_multiplier", 0)
+                        : 0;
     c->rope_magnitude = (float)(real(m, "rope.scaling.yarn_attn_factor",
-                                     config_yarn_magnitude(factor, 1)) *
+                                     config_yarn_magnitude(factor, 1) /
+                                         config_yarn_magnitude(factor, of_all)) *
                                 real(m, "rope.scaling.attn_factor", 1));
 }
 
@@ -367,6 +373,20 @@ static void read_olmo3(struct meta *m, struct model_config *c)
     read_window_layers(m, c, 4);
 }
 
+/* Reads the growth of queries, and the context by which YaRN's positions count. */
+static void read_ministral3(struct meta *m, struct model_config *c)
+{
+    c->query_growth = (float)real(m, "attention.temperature_scale", 0);
+    c->query_ctx = integer(m, "rope.scaling.original_context_length", c->max_ctx);
+}
+
+static void read_cohere2(struct meta *m, struct model_config *c)
+{
+    c->logit_scale = (float)real(m, "logit_scale", 0.0625);
+    if (c->sliding_window > 0)
+        read_window_layers(m, c, 4);
+}
+
 static void read_granite(struct meta *m, struct model_config *c)
 {
     c->embed_scale = (float)real(m, "embedding_scale", 1);
@@ -422,7 +442,8 @@ static void read_family(struct meta *m, struct model_config *c)
     c->sliding_window = integer(m, "attention.sliding_window", 0);
     read_experts(m, c);
     bool spread = c->family == FAMILY_GEMMA3 || c->family == FAMILY_OLMO2 ||
-                  c->family == FAMILY_GPT_OSS || c->family == FAMILY_GEMMA2;
+                  c->family == FAMILY_GPT_OSS || c->family == FAMILY_GEMMA2 ||
+                  c->family == FAMILY_COHERE2;
     if (c->family == FAMILY_LLAMA && c->sliding_window > 0)
         c->family = FAMILY_MISTRAL;
     else if (c->sliding_window > 0 && c->family != FAMILY_PHI3 &&
@@ -442,6 +463,10 @@ static void read_family(struct meta *m, struct model_config *c)
         read_gemma3(m, c);
     if (c->family == FAMILY_GRANITE)
         read_granite(m, c);
+    if (c->family == FAMILY_COHERE2)
+        read_cohere2(m, c);
+    if (c->family == FAMILY_MINISTRAL3)
+        read_ministral3(m, c);
     if (family_is_hybrid(c->family))
         read_hybrid(m, c);
     if (c->family == FAMILY_FALCON &&
@@ -571,10 +596,12 @@ int config_from_gguf(struct model_config *out, const struct gguf_files *files,
     config_family_init(out, a != NULL ? a->family : FAMILY_LLAMA);
     if (m.rc == 0) {
         read_sizes(&m, out);
-        double eps = real(&m, a->norm_eps, -1);
+        const char *key = out->norm < NORM_LAYER ? "attention.layer_norm_rms_epsilon"
+                                                 : "attention.layer_norm_epsilon";
+        double eps = real(&m, key, -1);
         out->norm_eps = (float)eps;
         if (m.rc == 0 && eps < 0)
-            refuse(&m, a->norm_eps, "is missing");
+            refuse(&m, key, "is missing");
         read_embeddings(&m, out);
         read_positions(&m, out);
         read_family(&m, out);

@@ -26,12 +26,6 @@ void config_family_init(struct model_config *c, enum model_family family)
         .bos_id = -1,
     };
     switch (family) {
-    case FAMILY_LLAMA:
-    case FAMILY_MISTRAL:
-    case FAMILY_PHI3:
-    case FAMILY_MIXTRAL:
-    case FAMILY_GRANITE:
-        break;
     case FAMILY_QWEN2:
         c->qkv_bias = true;
         break;
@@ -68,6 +62,11 @@ void config_family_init(struct model_config *c, enum model_family family)
         c->norm = NORM_RMS_PLUS_ONE;
         c->act = ACT_GELU_TANH;
         break;
+    case FAMILY_COHERE2:
+        c->norm = NORM_LAYER_PLAIN;
+        c->block = BLOCK_PARALLEL;
+        c->rope_local_only = true;
+        break;
     case FAMILY_GEMMA:
         c->norm = NORM_RMS_PLUS_ONE;
         c->act = ACT_GELU_TANH;
@@ -92,6 +91,8 @@ void config_family_init(struct model_config *c, enum model_family family)
         c->act = ACT_GELU;
         c->mlp_gated = false;
         c->block = BLOCK_PARALLEL;
+        break;
+    default:
         break;
     }
 }

@@ -12,7 +12,7 @@
 
 /* If this fails, a field was added.  Decide whether it changes a state's bits, name it below if it
  * does, and adapt the size. */
-_Static_assert(sizeof(struct model_config) == 1544 || sizeof(void *) != 8,
+_Static_assert(sizeof(struct model_config) == 1560 || sizeof(void *) != 8,
                "struct model_config has changed: see config_state_text");
 
 /* Returns the maximum context if the rotation depends on it, else 0. */
@@ -101,6 +101,9 @@ static char *more_text(const struct model_config *c)
                   {"their width of q", c->recurrence.d_k, 0},
                   {"their width of v", c->recurrence.d_v, 0},
                   {"tiled", c->recurrence.tiled, 0},
+                  {"local only", c->rope_local_only, 0},
+                  {"query growth", (double)c->query_growth, 0},
+                  {"query context", c->query_ctx, 0},
                   {"local theta", c->rope_local_theta, 0},
                   {"magnitude", (double)c->rope_magnitude, 1}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {

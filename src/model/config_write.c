@@ -57,6 +57,10 @@ static void put_rope(struct json *o, const struct model_config *c)
         json_put_string(s, "rope_type", "factors");
         json_put(s, "factors", list);
         json_put_real(s, "attention_factor", (double)c->rope_magnitude);
+        if (c->family == FAMILY_MINISTRAL3) {
+            json_put_real(s, "llama_4_scaling_beta", (double)c->query_growth);
+            json_put_int(s, "original_max_position_embeddings", c->query_ctx);
+        }
         if (c->rope_scaling.short_ctx > 0) {
             struct json *of_short = json_new_array();
             for (int i = 0; i < c->d_rope / 2; i++)
@@ -121,7 +125,7 @@ static void put_llama_like(struct json *o, const struct model_config *c)
     json_put_int(o, "intermediate_size", c->n_ffn);
     json_put_int(o, "num_key_value_heads", c->n_kv_heads);
     json_put_int(o, "head_dim", c->d_head);
-    json_put_real(o, "rms_norm_eps", c->norm_eps);
+    json_put_real(o, c->norm < NORM_LAYER ? "rms_norm_eps" : "layer_norm_eps", c->norm_eps);
     json_put_string(o,
                     c->family == FAMILY_GEMMA3 || c->family == FAMILY_GEMMA2
                         ? "hidden_activation"
@@ -146,14 +150,17 @@ static void put_llama_like(struct json *o, const struct model_config *c)
     if (c->family == FAMILY_GPT_OSS)
         json_put_bool(o, "attention_bias", true);
     if (c->family == FAMILY_GEMMA3 || c->family == FAMILY_OLMO3 ||
-        c->family == FAMILY_GPT_OSS || c->family == FAMILY_GEMMA2) {
-        if (c->rope_local_theta > 0)
+        c->family == FAMILY_GPT_OSS || c->family == FAMILY_GEMMA2 ||
+        c->family == FAMILY_COHERE2) {
+        if (c->rope_local_theta > 0 && !c->rope_local_only)
             json_put_real(o, "rope_local_base_freq", c->rope_local_theta);
         if (c->sliding_window != 0)
             put_layer_types(o, c);
     }
     if (c->family == FAMILY_GRANITE)
         put_granite(o, c);
+    if (c->family == FAMILY_COHERE2)
+        json_put_real(o, "logit_scale", (double)c->logit_scale);
     if (config_is_hybrid(c))
         put_recurrence(o, c);
     if (c->sliding_window != 0)
@@ -205,36 +212,14 @@ char *config_write(const struct model_config *c)
 {
     struct json *o = json_new_object();
     put_common(o, c);
-    switch (c->family) {
-    case FAMILY_LLAMA:
-    case FAMILY_MISTRAL:
-    case FAMILY_QWEN2:
-    case FAMILY_QWEN3:
-    case FAMILY_PHI3:
-    case FAMILY_GEMMA:
-    case FAMILY_QWEN3_MOE:
-    case FAMILY_MIXTRAL:
-    case FAMILY_GEMMA3:
-    case FAMILY_OLMO2:
-    case FAMILY_OLMO3:
-    case FAMILY_GRANITE:
-    case FAMILY_GPT_OSS:
-    case FAMILY_GEMMA2:
-    case FAMILY_QWEN3_5:
-    case FAMILY_QWEN3_5_MOE:
-    case FAMILY_QWEN3_NEXT:
-        put_llama_like(o, c);
-        break;
-    case FAMILY_OPT:
+    if (c->family == FAMILY_OPT)
         put_opt(o, c);
-        break;
-    case FAMILY_PHI:
+    else if (c->family == FAMILY_PHI)
         put_phi(o, c);
-        break;
-    case FAMILY_FALCON:
+    else if (c->family == FAMILY_FALCON)
         put_falcon(o, c);
-        break;
-    }
+    else
+        put_llama_like(o, c);
     char *text = json_text(o, 2);
     json_free(o);
     return text;

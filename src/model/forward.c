@@ -94,7 +94,7 @@ static int norm(const struct model *m, struct stream *s, struct mat out, struct 
                 const float *weight, const float *bias)
 {
     const struct ops *op = m->dev->ops;
-    if (m->cfg.norm == NORM_LAYER)
+    if (m->cfg.norm >= NORM_LAYER)
         return op->layernorm(s, out, x, weight, bias, m->cfg.norm_eps);
     return op->rmsnorm(s, out, x, weight, m->cfg.norm_eps);
 }
@@ -382,6 +382,21 @@ static int mlp(const struct layer_call *c, const struct activations *a, struct m
     return multiply_shares(c, a, summand, ffn, &lw->w_down, lw->b_down);
 }
 
+/* Multiplies each query by the factor of its position. Few rows have other factors than the row
+ * before. */
+static int grow_queries(const struct layer_call *c, struct mat q)
+{
+    const int32_t *pos = c->r->pos, ctx = c->m->cfg.query_ctx;
+    double growth = (double)c->m->cfg.query_growth;
+    for (int i = 0, n; growth > 0 && i < c->r->n_rows; i += n) {
+        for (n = 1; i + n < c->r->n_rows && pos[i + n] / ctx == pos[i] / ctx; n++)
+            ;
+        float factor = (float)(1 + growth * log(1 + pos[i] / ctx));
+        TRY(scale(c->m, c->w, c->s, mat_rows(q, i, n), factor));
+    }
+    return 0;
+}
+
 /* Computes summand = attention over the cache: q, K and V are projected from the normalised input,
  * K and V enter the cache, and q attends to the whole cache. */
 static int attend(const struct layer_call *c, const struct activations *a,
@@ -406,6 +421,7 @@ static int attend(const struct layer_call *c, const struct activations *a,
     TRY(project_qkv(m, a, s, lw, normed, mat_cols(all, 0, lw->wq.n), c->kv_rows));
     if (lw->q_norm != NULL)
         TRY(norm_heads(m, s, q, lw->q_norm));
+    TRY(grow_queries(c, q));
     TRY(op->rope_kv_fill(s, q, c->kv, c->kv_rows, rope_of_rows(m, c->l, c->r), c->r));
     TRY(op->attention(s, raw, q, c->kv, c->r, &rule));
     if (cfg->attn_gated)

@@ -44,6 +44,8 @@ static double frequency(const struct model_config *c, enum rope_kind kind, int i
 {
     if (kind == ROPE_LOCAL && c->rope_local_theta > 0)
         return pow(c->rope_local_theta, -2.0 * i / c->d_rope);
+    if (c->rope_local_only)
+        return 0;
     double freq = pow(c->rope_theta, -2.0 * i / c->d_rope);
     return c->rope_scaling.kind == ROPE_SCALING_FACTORS
                ? freq / (double)c->rope_scaling.factors[i]
@@ -270,6 +272,7 @@ static int check_parts(const struct model *m, struct err *err)
                        : c->residual_scale != 1        ? "a factor of the residual stream"
                        : c->logit_scale != 1           ? "a factor of logits"
                        : c->rope_local_theta > 0       ? "rotations of two kinds"
+                       : c->query_growth > 0           ? "queries that grow"
                                                        : NULL;
     if (part != NULL && m->dev->n_ranks * m->dev->n_stages > 1)
         return err_set(err, ERR_UNSUPPORTED,

@@ -450,6 +450,7 @@ static int match_one(const struct checkpoint *cp, const struct directory *d,
     out->fd = f->file->fd;
     out->at = f->tensor->begin;
     out->file_row_bytes = (size_t)t->cols * dtype_bytes(out->dtype);
+    out->rows = rows_of_folder(c, t);
     out->file = f->file->path;
     d->used[f - d->items] = true;
     return rc;
@@ -508,10 +509,12 @@ static bool is_unused(const struct model_config *c, const char *name)
                  {false, "multi_modal_projector."},
                  {true, "visual."},
                  {true, "mtp."}};
+    bool sees = c->family == FAMILY_GEMMA3 || c->family == FAMILY_MISTRAL ||
+                c->family == FAMILY_MINISTRAL3;
     if (strncmp(name, "model.", 6) == 0)
         name += 6;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
-        if ((parts[i].of_hybrids ? config_is_hybrid(c) : c->family == FAMILY_GEMMA3) &&
+        if ((parts[i].of_hybrids ? config_is_hybrid(c) : sees) &&
             strncmp(name, parts[i].prefix, strlen(parts[i].prefix)) == 0)
             return true;
     return false;

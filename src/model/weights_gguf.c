@@ -50,28 +50,6 @@ static const char *experts_stem(const struct model_config *c, const struct tenso
     return gate ? "ffn_gate_exps" : "ffn_up_exps";
 }
 
-/* Returns the GGUF name of a recurrent layer's own tensor. */
-static const char *recurrent_stem(const struct tensor_spec *t)
-{
-    const struct tensor_part *p = &t->parts[0];
-    switch (p->slot) {
-    case SLOT_MIX:
-        return p->dst_row == 0 ? "attn_qkv" : "attn_gate";
-    case SLOT_MIX_BA:
-        return t->n_parts > 1 ? "ssm_ba" : p->dst_row == 0 ? "ssm_beta" : "ssm_alpha";
-    case SLOT_MIX_OUT:
-        return "ssm_out";
-    case SLOT_CONV:
-        return "ssm_conv1d";
-    case SLOT_A_LOG:
-        return "ssm_a";
-    case SLOT_DT:
-        return "ssm_dt";
-    default:
-        return "ssm_norm";
-    }
-}
-
 /* Returns the GGUF name of a norm. In Falcon's files the second norm is attention's, and the first
  * is the MLP's. */
 static const char *norm_stem(const struct model_config *c, bool attention)
@@ -87,60 +65,53 @@ static const char *norm_stem(const struct model_config *c, bool attention)
 
 static const char *stem_of(const struct model_config *c, const struct tensor_spec *t)
 {
-    switch (t->parts[0].slot) {
-    case SLOT_EMBED:
-        return "token_embd";
+    /* the slots whose name depends on nothing else */
+    static const char *const fixed[N_SLOTS] = {
+        [SLOT_EMBED] = "token_embd",
+        [SLOT_HEAD_BIAS] = "output",
+        [SLOT_FINAL_NORM_W] = "output_norm",
+        [SLOT_FINAL_NORM_B] = "output_norm",
+        [SLOT_POST1_W] = "post_attention_norm",
+        [SLOT_POST2_W] = "post_ffw_norm",
+        [SLOT_WO] = "attn_output",
+        [SLOT_BO] = "attn_output",
+        [SLOT_ROUTER] = "ffn_gate_inp",
+        [SLOT_B_ROUTER] = "ffn_gate_inp",
+        [SLOT_SINKS] = "attn_sinks",
+        [SLOT_SHARED_DOWN] = "ffn_down_shexp",
+        [SLOT_SHARED_GATE] = "ffn_gate_inp_shexp",
+        [SLOT_Q_NORM] = "attn_q_norm",
+        [SLOT_K_NORM] = "attn_k_norm",
+        [SLOT_MIX_OUT] = "ssm_out",
+        [SLOT_CONV] = "ssm_conv1d",
+        [SLOT_A_LOG] = "ssm_a",
+        [SLOT_DT] = "ssm_dt",
+        [SLOT_MIX_NORM] = "ssm_norm",
+    };
+    const struct tensor_part *p = &t->parts[0];
+    switch (p->slot) {
     case SLOT_HEAD:
         return c->tie_word_embeddings ? "token_embd" : "output";
-    case SLOT_HEAD_BIAS:
-        return "output";
-    case SLOT_FINAL_NORM_W:
-    case SLOT_FINAL_NORM_B:
-        return "output_norm";
     case SLOT_NORM1_W:
     case SLOT_NORM1_B:
         return norm_stem(c, true);
     case SLOT_NORM2_W:
     case SLOT_NORM2_B:
         return norm_stem(c, false);
-    case SLOT_POST1_W:
-        return "post_attention_norm";
-    case SLOT_POST2_W:
-        return "post_ffw_norm";
-    case SLOT_WO:
-    case SLOT_BO:
-        return "attn_output";
-    case SLOT_ROUTER:
-    case SLOT_B_ROUTER:
-        return "ffn_gate_inp";
-    case SLOT_SINKS:
-        return "attn_sinks";
     case SLOT_UP:
     case SLOT_B_UP:
-        return c->n_experts > 0 ? experts_stem(c, &t->parts[0]) : up_stem(c, t);
+        return c->n_experts > 0 ? experts_stem(c, p) : up_stem(c, t);
     case SLOT_DOWN:
     case SLOT_B_DOWN:
-        return c->n_experts > 0 ? experts_stem(c, &t->parts[0]) : "ffn_down";
+        return c->n_experts > 0 ? experts_stem(c, p) : "ffn_down";
     case SLOT_SHARED_UP:
-        return t->parts[0].dst_row == 0 ? "ffn_gate_shexp" : "ffn_up_shexp";
-    case SLOT_SHARED_DOWN:
-        return "ffn_down_shexp";
-    case SLOT_SHARED_GATE:
-        return "ffn_gate_inp_shexp";
+        return p->dst_row == 0 ? "ffn_gate_shexp" : "ffn_up_shexp";
     case SLOT_MIX:
-    case SLOT_MIX_OUT:
+        return p->dst_row == 0 ? "attn_qkv" : "attn_gate";
     case SLOT_MIX_BA:
-    case SLOT_CONV:
-    case SLOT_A_LOG:
-    case SLOT_DT:
-    case SLOT_MIX_NORM:
-        return recurrent_stem(t);
-    case SLOT_Q_NORM:
-        return "attn_q_norm";
-    case SLOT_K_NORM:
-        return "attn_k_norm";
+        return t->n_parts > 1 ? "ssm_ba" : p->dst_row == 0 ? "ssm_beta" : "ssm_alpha";
     default:
-        return qkv_stem(t);
+        return fixed[p->slot] != NULL ? fixed[p->slot] : qkv_stem(t);
     }
 }
 
@@ -165,13 +136,20 @@ static bool is_query_or_key(const struct tensor_spec *t)
     return t->n_parts == 1 && (query || key);
 }
 
+struct row_map rows_of_folder(const struct model_config *c, const struct tensor_spec *t)
+{
+    bool paired = c->family == FAMILY_COHERE2 && is_query_or_key(t);
+    return (struct row_map){.order = paired ? ROWS_PAIRS : ROWS_SAME, .d_head = c->d_head};
+}
+
 /* Returns the order of a tensor's rows in the file. The model rotates halves; files of architecture
  * llama are permuted so that neighbours form pairs.
  */
 static struct row_map rows_of(const struct model_config *c, const struct tensor_spec *t)
 {
     bool permuted = c->family == FAMILY_LLAMA || c->family == FAMILY_MISTRAL ||
-                    c->family == FAMILY_MIXTRAL || c->family == FAMILY_GRANITE;
+                    c->family == FAMILY_MIXTRAL || c->family == FAMILY_GRANITE ||
+                    c->family == FAMILY_MINISTRAL3;
     if (permuted && is_query_or_key(t))
         return (struct row_map){.order = ROWS_PAIRS, .d_head = c->d_head};
     if (c->family == FAMILY_FALCON && t->n_parts > 1)
@@ -179,7 +157,7 @@ static struct row_map rows_of(const struct model_config *c, const struct tensor_
                                 .d_head = c->d_head,
                                 .per_group = c->n_heads / c->n_kv_heads,
                                 .n_groups = c->n_kv_heads};
-    return (struct row_map){.order = ROWS_SAME};
+    return rows_of_folder(c, t);
 }
 
 /* --- matching ----------------------------------------------------------------------------- */

@@ -56,33 +56,6 @@ static const struct names llama_names = {
     .down = "mlp.down_proj",
 };
 
-static const struct names phi3_names = {
-    .prefix = "model.",
-    .embed = "model.embed_tokens",
-    .final_norm = "model.norm",
-    .layer = "model.layers",
-    .norm1 = "input_layernorm",
-    .norm2 = "post_attention_layernorm",
-    .layout = QKV_STACKED,
-    .qkv = {"self_attn.qkv_proj"},
-    .out = "self_attn.o_proj",
-    .up = "mlp.gate_up_proj",
-    .down = "mlp.down_proj",
-};
-
-static const struct names phi_names = {
-    .prefix = "model.",
-    .embed = "model.embed_tokens",
-    .final_norm = "model.final_layernorm",
-    .layer = "model.layers",
-    .norm1 = "input_layernorm",
-    .layout = QKV_SEPARATE,
-    .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-    .out = "self_attn.dense",
-    .up = "mlp.fc1",
-    .down = "mlp.fc2",
-};
-
 static const struct names opt_names = {
     .prefix = "model.",
     .embed = "model.decoder.embed_tokens",
@@ -147,9 +120,18 @@ static struct names names_of(const struct model_config *c)
     case FAMILY_OPT:
         return opt_names;
     case FAMILY_PHI:
-        return phi_names;
+        n.final_norm = "model.final_layernorm";
+        n.norm2 = n.gate = NULL;
+        n.out = "self_attn.dense";
+        n.up = "mlp.fc1";
+        n.down = "mlp.fc2";
+        return n;
     case FAMILY_PHI3:
-        return phi3_names;
+        n.layout = QKV_STACKED;
+        n.qkv[0] = "self_attn.qkv_proj";
+        n.gate = NULL;
+        n.up = "mlp.gate_up_proj";
+        return n;
     case FAMILY_FALCON:
         n = falcon_names;
         if (c->block == BLOCK_PARALLEL_NORM2) {
@@ -157,16 +139,9 @@ static struct names names_of(const struct model_config *c)
             n.norm2 = "ln_mlp";
         }
         return n;
-    case FAMILY_LLAMA:
-    case FAMILY_MISTRAL:
-    case FAMILY_QWEN2:
-    case FAMILY_QWEN3:
-    case FAMILY_GEMMA:
-    case FAMILY_GRANITE:
-    case FAMILY_QWEN3_5:
-        break;
+    default:
+        return n;
     }
-    return n;
 }
 
 /* --- sizes ------------------------------------------------------------------------------------ */

@@ -6,99 +6,74 @@
 #include "model/weights.h"
 #include "model/weights_names.h"
 
-/* Returns the matrix of a slot; `l` is its layer's weights and is ignored for the head. */
+#include <stddef.h>
+
+/* The place of each slot: in struct weights for those outside of the layers, else in struct
+ * layer_weights. */
+static const size_t slot_offsets[N_SLOTS] = {
+    [SLOT_EMBED] = offsetof(struct weights, embed),
+    [SLOT_POSITIONS] = offsetof(struct weights, pos_embed),
+    [SLOT_HEAD] = offsetof(struct weights, head),
+    [SLOT_WQ] = offsetof(struct layer_weights, wq),
+    [SLOT_WKV] = offsetof(struct layer_weights, wkv),
+    [SLOT_WV] = offsetof(struct layer_weights, wv),
+    [SLOT_WO] = offsetof(struct layer_weights, wo),
+    [SLOT_UP] = offsetof(struct layer_weights, w_up),
+    [SLOT_DOWN] = offsetof(struct layer_weights, w_down),
+    [SLOT_MIX] = offsetof(struct layer_weights, mix),
+    [SLOT_MIX_OUT] = offsetof(struct layer_weights, mix_out),
+    [SLOT_SHARED_UP] = offsetof(struct layer_weights, shared_up),
+    [SLOT_SHARED_DOWN] = offsetof(struct layer_weights, shared_down),
+    [SLOT_ROUTER] = offsetof(struct layer_weights, router),
+    [SLOT_MIX_BA] = offsetof(struct layer_weights, mix_ba),
+    [SLOT_SHARED_GATE] = offsetof(struct layer_weights, shared_gate),
+    [SLOT_HEAD_BIAS] = offsetof(struct weights, head_bias),
+    [SLOT_FINAL_NORM_W] = offsetof(struct weights, final_norm_w),
+    [SLOT_FINAL_NORM_B] = offsetof(struct weights, final_norm_b),
+    [SLOT_NORM1_W] = offsetof(struct layer_weights, norm1_w),
+    [SLOT_NORM1_B] = offsetof(struct layer_weights, norm1_b),
+    [SLOT_NORM2_W] = offsetof(struct layer_weights, norm2_w),
+    [SLOT_NORM2_B] = offsetof(struct layer_weights, norm2_b),
+    [SLOT_POST1_W] = offsetof(struct layer_weights, post1_w),
+    [SLOT_POST2_W] = offsetof(struct layer_weights, post2_w),
+    [SLOT_BQ] = offsetof(struct layer_weights, bq),
+    [SLOT_BKV] = offsetof(struct layer_weights, bkv),
+    [SLOT_Q_NORM] = offsetof(struct layer_weights, q_norm),
+    [SLOT_K_NORM] = offsetof(struct layer_weights, k_norm),
+    [SLOT_BO] = offsetof(struct layer_weights, bo),
+    [SLOT_B_UP] = offsetof(struct layer_weights, b_up),
+    [SLOT_B_DOWN] = offsetof(struct layer_weights, b_down),
+    [SLOT_B_ROUTER] = offsetof(struct layer_weights, b_router),
+    [SLOT_SINKS] = offsetof(struct layer_weights, sinks),
+    [SLOT_CONV] = offsetof(struct layer_weights, conv),
+    [SLOT_A_LOG] = offsetof(struct layer_weights, a_log),
+    [SLOT_DT] = offsetof(struct layer_weights, dt),
+    [SLOT_MIX_NORM] = offsetof(struct layer_weights, mix_norm),
+};
+
+static inline void *slot_place(struct weights *w, struct layer_weights *l, enum slot s)
+{
+    return (char *)(slot_is_in_layer(s) ? (void *)l : (void *)w) + slot_offsets[s];
+}
+
+/* Return the matrix of a slot, the place of the pointer to its vector, or its table.  l holds the
+ * layer's weights; it is ignored for slots outside of the layers. */
 static inline struct weight *slot_matrix(struct weights *w, struct layer_weights *l,
                                          enum slot s)
 {
-    switch (s) {
-    case SLOT_HEAD:
-        return &w->head;
-    case SLOT_WQ:
-        return &l->wq;
-    case SLOT_WKV:
-        return &l->wkv;
-    case SLOT_WV:
-        return &l->wv;
-    case SLOT_WO:
-        return &l->wo;
-    case SLOT_UP:
-        return &l->w_up;
-    case SLOT_MIX:
-        return &l->mix;
-    case SLOT_MIX_OUT:
-        return &l->mix_out;
-    case SLOT_SHARED_UP:
-        return &l->shared_up;
-    case SLOT_SHARED_DOWN:
-        return &l->shared_down;
-    case SLOT_ROUTER:
-        return &l->router;
-    case SLOT_MIX_BA:
-        return &l->mix_ba;
-    case SLOT_SHARED_GATE:
-        return &l->shared_gate;
-    default:
-        CHECK(s == SLOT_DOWN);
-        return &l->w_down;
-    }
+    CHECK(slot_is_matrix(s));
+    return slot_place(w, l, s);
 }
-
-/* Returns the place of the pointer to a slot's vector. */
 static inline const float **slot_vector(struct weights *w, struct layer_weights *l,
                                         enum slot s)
 {
-    switch (s) {
-    case SLOT_HEAD_BIAS:
-        return &w->head_bias;
-    case SLOT_FINAL_NORM_W:
-        return &w->final_norm_w;
-    case SLOT_FINAL_NORM_B:
-        return &w->final_norm_b;
-    case SLOT_NORM1_W:
-        return &l->norm1_w;
-    case SLOT_NORM1_B:
-        return &l->norm1_b;
-    case SLOT_NORM2_W:
-        return &l->norm2_w;
-    case SLOT_NORM2_B:
-        return &l->norm2_b;
-    case SLOT_POST1_W:
-        return &l->post1_w;
-    case SLOT_POST2_W:
-        return &l->post2_w;
-    case SLOT_BQ:
-        return &l->bq;
-    case SLOT_BKV:
-        return &l->bkv;
-    case SLOT_Q_NORM:
-        return &l->q_norm;
-    case SLOT_K_NORM:
-        return &l->k_norm;
-    case SLOT_BO:
-        return &l->bo;
-    case SLOT_B_UP:
-        return &l->b_up;
-    case SLOT_B_DOWN:
-        return &l->b_down;
-    case SLOT_B_ROUTER:
-        return &l->b_router;
-    case SLOT_SINKS:
-        return &l->sinks;
-    case SLOT_CONV:
-        return &l->conv;
-    case SLOT_A_LOG:
-        return &l->a_log;
-    case SLOT_DT:
-        return &l->dt;
-    default:
-        CHECK(s == SLOT_MIX_NORM);
-        return &l->mix_norm;
-    }
+    CHECK(slot_is_vector(s));
+    return slot_place(w, l, s);
 }
-
 static inline struct mat *slot_table(struct weights *w, enum slot s)
 {
-    return s == SLOT_EMBED ? &w->embed : &w->pos_embed;
+    CHECK(slot_is_table(s));
+    return slot_place(w, NULL, s);
 }
 
 #endif

@@ -29,7 +29,8 @@
 /* Order of a tensor's rows in its file. */
 enum row_order {
     ROWS_SAME, /* the order that the model uses */
-    /* llama: the halves of a head are interleaved, because its files rotate neighbours */
+    /* The halves of a head are interleaved, because neighbours are rotated: in GGUF files of
+     * architecture llama, and in every file of cohere2. */
     ROWS_PAIRS,
     /* falcon: all q, all k, all v; the model has q, k, v of a group together */
     ROWS_GROUPS,
@@ -94,6 +95,9 @@ bool checkpoint_lacks_head(const char *dir);
 int checkpoint_match(struct checkpoint *cp, const struct model_config *c,
                      const struct tensor_list *want, struct tensor_src *src,
                      struct err *err);
+
+/* Returns the order of a tensor's rows in a folder's files. */
+struct row_map rows_of_folder(const struct model_config *c, const struct tensor_spec *t);
 
 /* Does the work of checkpoint_match for GGUF files (weights_gguf.c). */
 int gguf_match(const struct gguf_files *files, const struct model_config *c,

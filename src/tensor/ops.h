@@ -278,7 +278,7 @@ struct ops {
     int (*embed)(struct stream *s, struct mat out, struct mat table, const int32_t *ids,
                  float scale);
     /* Sets out [n][d] f32 to the RMS norm, or the layer norm, of each row of x [n][d], T or f32.
-     * w and b are [d] f32. */
+     * w and b are [d] f32; on a CPU b may be NULL. */
     int (*rmsnorm)(struct stream *s, struct mat out, struct mat x, const float *w,
                    float eps);
     int (*layernorm)(struct stream *s, struct mat out, struct mat x, const float *w,

@@ -563,7 +563,8 @@ static void assert_same(const struct model_config *a, const struct model_config 
     assert_true(a->attn_cap == b->attn_cap && a->logit_cap == b->logit_cap);
     assert_int_equal(a->attn_sinks, b->attn_sinks);
     assert_int_equal(a->router_bias, b->router_bias);
-    assert_true(a->rope_local_theta == b->rope_local_theta);
+    assert_true(a->rope_local_theta == b->rope_local_theta &&
+                a->query_growth == b->query_growth && a->query_ctx == b->query_ctx);
     assert_int_equal(a->tie_word_embeddings, b->tie_word_embeddings);
     assert_int_equal(a->head_bias, b->head_bias);
     assert_int_equal(a->bos_id, b->bos_id);
@@ -627,6 +628,11 @@ static void test_families_round_trip(void **state)
         "{\"model_type\": \"granite\", " LLAMA_SIZES ", \"embedding_multiplier\": 12,"
         "\"residual_multiplier\": 0.22, \"attention_multiplier\": 0.0078125,"
         "\"logits_scaling\": 7}",
+        "{\"model_type\": \"cohere2\", " LLAMA_SIZES ", \"sliding_window\": 16,"
+        "\"logit_scale\": 0.25, \"layer_switch\": 2}",
+        "{\"model_type\": \"ministral3\", " LLAMA_SIZES ", \"rope_parameters\": {"
+        "\"rope_type\": \"yarn\", \"factor\": 16.0, \"mscale\": 1, \"mscale_all_dim\": 1,"
+        "\"original_max_position_embeddings\": 64, \"llama_4_scaling_beta\": 0.125}}",
     };
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         struct model_config c = parse(texts[i]);

@@ -550,6 +550,25 @@ static void test_missing_fields_of_a_family(void **state)
     assert_false(with(&falcon, "\"tie_word_embeddings\": false").tie_word_embeddings);
 }
 
+/* Fields of Cohere 2 and Ministral 3 that would change results. */
+static void test_fixed_fields_of_families(void **state)
+{
+    (void)state;
+    const struct family cohere2 = {"cohere2", LLAMA_SIZES},
+                        ministral3 = {"ministral3", LLAMA_SIZES};
+    struct model_config c = with(&cohere2, "\"layer_switch\": 2, \"rotary_pct\": 1.0");
+    assert_true(config_window(&c, 0) == 4096 && config_window(&c, 1) == 0);
+    assert_true(c.logit_scale == 0.0625f && c.tie_word_embeddings);
+    refuse(&cohere2, "\"use_qk_norm\": true", ERR_UNSUPPORTED, "'use_qk_norm'");
+    refuse(&cohere2, "\"rotary_pct\": 0.5", ERR_UNSUPPORTED, "only 1 is supported");
+    refuse(&cohere2, "\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2}",
+           ERR_UNSUPPORTED, "'rope_scaling'");
+    refuse(&ministral3, "\"rope_theta\": 5", ERR_UNSUPPORTED,
+           "'rope_parameters': is missing");
+    refuse(&ministral3, "\"rope_parameters\": {\"rope_theta\": 5}", ERR_FORMAT,
+           "'llama_4_scaling_beta'");
+}
+
 static void test_blocks_of_falcon(void **state)
 {
     (void)state;
@@ -594,7 +613,8 @@ static void test_which_family(void **state)
         "f: model_type 'llama' with architecture 'MistralForCausalLM' is not "
         "supported; these are: llama, mistral, qwen2, qwen3, opt, phi, phi3, gemma, "
         "falcon, qwen3_moe, mixtral, gemma3_text, olmo2, olmo3, granite, gpt_oss, gemma2, "
-        "qwen3_5_text, qwen3_5_moe_text, qwen3_next (see hcache model --families)");
+        "qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3 (see hcache model "
+        "--families)");
     static const char alone[] = "{\"architectures\": [\"MambaForCausalLM\"]}";
     assert_int_equal(config_parse(&c, alone, sizeof alone - 1, "f", &e), ERR_UNSUPPORTED);
     assert_non_null(strstr(e.msg, "'(none)' with architecture 'MambaForCausalLM'"));
@@ -606,7 +626,7 @@ static void test_which_family(void **state)
 
     const char *name = NULL, *architecture = NULL;
     assert_false(family_at(-1, &name, &architecture));
-    assert_false(family_at(20, &name, &architecture));
+    assert_false(family_at(22, &name, &architecture));
     assert_null(name);
     assert_true(family_at(0, &name, &architecture));
     assert_string_equal(name, "llama");
@@ -615,7 +635,7 @@ static void test_which_family(void **state)
     assert_string_equal(name, "falcon");
     assert_string_equal(architecture, "FalconForCausalLM");
     assert_string_equal(family_name(FAMILY_FALCON), "falcon");
-    assert_string_equal(family_name((enum model_family)20), "unknown");
+    assert_string_equal(family_name((enum model_family)22), "unknown");
 }
 
 static void test_types_of_weights(void **state)
@@ -902,6 +922,7 @@ int main(void)
         cmocka_unit_test(test_windows_of_some_layers),
         cmocka_unit_test(test_missing_fields_of_a_family),
         cmocka_unit_test(test_blocks_of_falcon),
+        cmocka_unit_test(test_fixed_fields_of_families),
         cmocka_unit_test(test_which_family),
         cmocka_unit_test(test_types_of_weights),
         cmocka_unit_test(test_special_ids),

@@ -326,7 +326,7 @@ int main(void)
         "mixtral",       "gemma3",     "olmo2",      "granite",        "gemma3-vision",
         "qwen3-yarn",    "phi3-long",  "phi3-short", "olmo3",          "gpt-oss",
         "gpt-oss-mxfp4", "gemma2",     "qwen3.5",    "qwen3.5-vision", "qwen3.5-moe",
-        "qwen3-next"};
+        "qwen3-next",    "cohere2",    "ministral3", "mistral3"};
     enum { N = sizeof names / sizeof names[0] };
     struct CMUnitTest tests[N + 1];
     for (int i = 0; i < N; i++)

@@ -702,7 +702,7 @@ int main(void)
         "llama",  "mistral",   "qwen2",         "qwen3",      "phi",       "phi3",
         "gemma",  "falcon-7b", "falcon-11b",    "falcon-40b", "qwen3-moe", "mixtral",
         "gemma3", "olmo2",     "granite",       "qwen3-yarn", "phi3-long", "phi3-short",
-        "olmo3",  "gpt-oss",   "gpt-oss-mxfp4", "gemma2"};
+        "olmo3",  "gpt-oss",   "gpt-oss-mxfp4", "gemma2",     "cohere2",   "ministral3"};
     static char *const hybrids[] = {"qwen3.5", "qwen3.5-moe", "qwen3-next"};
     enum { N = sizeof names / sizeof names[0] };
     struct CMUnitTest tests[N + 18];

@@ -553,6 +553,7 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        FAMILY("cohere2"),
         FAMILY("falcon-11b"),
         FAMILY("falcon-40b"),
         FAMILY("falcon-7b"),
@@ -560,6 +561,7 @@ int main(void)
         FAMILY("gemma"),
         FAMILY("llama"),
         FAMILY("llama3"),
+        FAMILY("ministral3"),
         FAMILY("mistral"),
         FAMILY("opt"),
         FAMILY("phi"),

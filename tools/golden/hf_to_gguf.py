@@ -7,7 +7,7 @@ library only.
 
 Matrices keep their type; vectors become F32.  Families: llama, mistral, mixtral, qwen2, qwen3,
 qwen3_moe, phi, phi3, gemma, gemma3_text, olmo2, olmo3, granite, falcon,
-gpt_oss, gemma2, qwen3_5_text, qwen3_5_moe_text, qwen3_next.  A byte-level BPE tokenizer and the chat template are included if the folder has
+gpt_oss, gemma2, qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3.  A byte-level BPE tokenizer and the chat template are included if the folder has
 them."""
 import argparse
 import json
@@ -23,10 +23,10 @@ ARCHS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3
          "gemma": "gemma", "falcon": "falcon", "mixtral": "llama", "qwen3_moe": "qwen3moe",
          "gemma3_text": "gemma3", "olmo2": "olmo2", "olmo3": "olmo2", "granite": "granite",
          "gpt_oss": "gpt-oss", "gemma2": "gemma2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
-         "qwen3_next": "qwen3next"}
+         "qwen3_next": "qwen3next", "cohere2": "cohere2", "ministral3": "mistral3"}
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 PLUS_ONE = ("gemma", "gemma2", "gemma3", *HYBRIDS)
-PAIRS = ("llama", "granite")  # the rows of a head are interleaved
+PAIRS = ("llama", "granite", "mistral3")  # the rows of a head are interleaved
 # Tensors of all experts: matrices of experts 0, 1, ... one behind another.
 EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
            "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}
@@ -178,7 +178,7 @@ def metadata(c, arch, vocab_rows, n_guessing):
     d = c.get("head_dim") or c["hidden_size"] // heads
     rope = c.get("rope_parameters") or {}
     rope = {"rope_theta": c.get("rope_theta", 10000.0), **rope.get("full_attention", rope)}
-    norm = "attention.layer_norm_epsilon" if arch in ("phi2", "falcon") else "attention.layer_norm_rms_epsilon"
+    norm = "attention.layer_norm_epsilon" if arch in ("phi2", "falcon", "cohere2") else "attention.layer_norm_rms_epsilon"
     eps = c.get("rms_norm_eps", c.get("layer_norm_eps", c.get("layer_norm_epsilon", 1e-6)))
     yield "block_count", U32, c["num_hidden_layers"] + n_guessing
     yield "context_length", U32, c["max_position_embeddings"]
@@ -193,7 +193,7 @@ def metadata(c, arch, vocab_rows, n_guessing):
     if d * heads != c["hidden_size"] or "head_dim" in c:
         yield "attention.key_length", U32, d
         yield "attention.value_length", U32, d
-    if c.get("sliding_window") and arch in ("phi3", "llama", "gemma3", "olmo2", "gpt-oss", "gemma2"):
+    if c.get("sliding_window") and arch in ("phi3", "llama", "gemma3", "olmo2", "gpt-oss", "gemma2", "cohere2"):
         yield "attention.sliding_window", U32, c["sliding_window"]
     if rope.get("rope_type") == "linear":
         yield "rope.scaling.type", STRING, "linear"
@@ -204,12 +204,19 @@ def metadata(c, arch, vocab_rows, n_guessing):
         yield "rope.scaling.original_context_length", U32, rope["original_max_position_embeddings"]
         if "beta_fast" in rope:
             yield "rope.scaling.yarn_beta_fast", F32, rope["beta_fast"]
+        if arch == "mistral3":
+            yield "rope.scaling.yarn_beta_slow", F32, rope["beta_slow"]
+            yield "rope.scaling.yarn_log_multiplier", F32, rope["mscale_all_dim"]
+            yield "attention.temperature_scale", F32, rope["llama_4_scaling_beta"]
     if rope.get("rope_type") == "longrope":
         old = rope["original_max_position_embeddings"]
         factor = c["max_position_embeddings"] / old
         yield "rope.scaling.original_context_length", U32, old
         yield "rope.scaling.attn_factor", F32, math.sqrt(1 + math.log(factor) / math.log(old)) if factor > 1 else 1.0
-    if c["model_type"] == "olmo3":
+    if arch == "cohere2":
+        yield "logit_scale", F32, c["logit_scale"]
+        yield "rope.scaling.type", STRING, "none"
+    if c["model_type"] in ("olmo3", "cohere2"):
         yield "attention.sliding_window_pattern", BOOL, [kind == "sliding_attention" for kind in c["layer_types"]]
     if arch == "gemma3":
         yield "attention.sliding_window_pattern", BOOL, [kind == "sliding_attention" for kind in c["layer_types"]]
@@ -324,7 +331,7 @@ def converted(folder, c, arch):
         if name.endswith("self_attn.sinks"):
             name = name.replace("self_attn.sinks", "attn_sinks.weight")
         stem, end = name.rsplit(".", 1)
-        if stem == "lm_head" and c.get("tie_word_embeddings", c["model_type"] in ("gemma", "gemma2", "gemma3_text", "falcon")):
+        if stem == "lm_head" and c.get("tie_word_embeddings", c["model_type"] in ("gemma", "gemma2", "gemma3_text", "falcon", "cohere2")):
             continue
         if stem in OUTSIDE:
             out = f"{OUTSIDE[stem]}.{end}"
@@ -413,7 +420,7 @@ if __name__ == "__main__":
         os.makedirs(golden / "gguf", exist_ok=True)
         for name in ("llama", "llama3", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma", "falcon-7b", "falcon-11b",
                      "falcon-40b", "qwen3-moe", "mixtral", "gemma3", "olmo2", "granite", "qwen3-yarn", "phi3-long", "phi3-short", "olmo3",
-                     "gpt-oss", "gpt-oss-mxfp4", "gemma2", "qwen3.5", "qwen3.5-moe", "qwen3-next"):
+                     "gpt-oss", "gpt-oss-mxfp4", "gemma2", "qwen3.5", "qwen3.5-moe", "qwen3-next", "cohere2", "ministral3"):
             convert(golden / "families" / name, golden / "gguf" / f"{name}.gguf", n_guessing=int(name == "qwen3.5"))
         convert(golden / "families" / "llama3", golden / "gguf" / "split.gguf", split=3)
     else:

@@ -189,6 +189,29 @@ FAMILIES = {
         shared_expert_intermediate_size=24, num_experts=6, num_experts_per_tok=2,
         linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
         linear_value_head_dim=32, layer_types=["linear_attention", "full_attention"])),
+    # a parallel block; only layers with a window rotate, and they rotate neighbours
+    "cohere2": ("Cohere2Config", "bfloat16", dict(
+        BASE, num_key_value_heads=2, num_hidden_layers=4, pad_token_id=0, sliding_window=24,
+        logit_scale=0.25, layer_types=["sliding_attention", "sliding_attention",
+                                       "full_attention", "sliding_attention"],
+        rope_parameters=rope(1000.0))),
+    # queries grow with each run of original_max_position_embeddings tokens
+    "ministral3": ("Ministral3Config", "bfloat16", dict(
+        BASE, num_key_value_heads=2, head_dim=16, pad_token_id=0,
+        rope_parameters=rope(1000.0, rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0,
+                             mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5,
+                             original_max_position_embeddings=24))),
+    # as published: the text part of a model that also sees
+    "mistral3": ("Mistral3Config", "bfloat16", dict(
+        image_token_index=125, spatial_merge_size=1,
+        vision_config=dict(model_type="pixtral", hidden_size=16, intermediate_size=16, head_dim=8,
+                           num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14),
+        text_config=dict(
+            BASE, model_type="ministral3", num_key_value_heads=1, head_dim=20, pad_token_id=0,
+            tie_word_embeddings=True,
+            rope_parameters=rope(1000.0, rope_type="yarn", factor=2.0, beta_fast=32.0, beta_slow=1.0,
+                                 mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1,
+                                 original_max_position_embeddings=32)))),
     "granite": ("GraniteConfig", "bfloat16", dict(
         BASE, num_key_value_heads=2, embedding_multiplier=6.0, attention_multiplier=0.2,
         residual_multiplier=0.4, logits_scaling=3.0,
@@ -266,7 +289,8 @@ def rounded(t):
 
 def library(name):
     """Returns the class that saves a family as it is published."""
-    return transformers.AutoModelForImageTextToText if name == "qwen3.5-vision" else AutoModelForCausalLM
+    sees = name in ("qwen3.5-vision", "mistral3")
+    return transformers.AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
 def load(path, dtype):

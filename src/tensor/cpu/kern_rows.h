@@ -80,8 +80,9 @@ INLINE void layer_row_t(float *out, const void *x, enum dtype t, const float *w,
     for (int64_t i = 0; i < n; i += 16) {
         v16 y = v_mul(v_sub(v_load_upto(x, t, i, n - i), m), scale);
         y = v_mul(y, v_load_upto(w, DTYPE_F32, i, n - i));
-        v_store_upto(out, DTYPE_F32, i, n - i,
-                     v_add(y, v_load_upto(b, DTYPE_F32, i, n - i)));
+        if (b != NULL)
+            y = v_add(y, v_load_upto(b, DTYPE_F32, i, n - i));
+        v_store_upto(out, DTYPE_F32, i, n - i, y);
     }
 }
 

@@ -77,7 +77,8 @@ int ref_layernorm(struct stream *s, struct mat out, struct mat x, const float *w
         float mean = plain_sum(x, i) / (float)x.cols;
         float scale = norm_scale(square_sum(x, i, 0, x.cols, mean), x.cols, eps);
         for (int64_t j = 0; j < x.cols; j++)
-            mat_set(out, i, j, (mat_get(x, i, j) - mean) * scale * w[j] + b[j]);
+            mat_set(out, i, j,
+                    (mat_get(x, i, j) - mean) * scale * w[j] + (b != NULL ? b[j] : 0));
     }
     return stream_enter(s);
 }
