@@ -10,6 +10,7 @@
 
 #include "apps/api_keys.h"
 #include "apps/store_key.h"
+#include "save/repack.h"
 #include "seal/seal_file.h"
 #include "apps/bytes_text.h"
 #include "apps/cmds.h"
@@ -39,9 +40,14 @@ struct store_args {
     bool chunks;
     bool why;
     bool json;
-    bool advise, plain;
+    bool advise, plain, pack;
     int64_t idle_ttl_s;
 };
+
+#define JSON_ROW                                                                           \
+    {                                                                                      \
+        "json", OPT(struct store_args, json), .help = "print one JSON object"              \
+    }
 
 static const struct opt dir_positionals[] = {
     {"DIR[,DIR...]", OPT(struct store_args, dirs), .required = true, .min = 1,
@@ -274,14 +280,14 @@ static void why_text(const struct store_entry *e, const struct why *w, char *out
 /* --- stat ------------------------------------------------------------------------------------- */
 
 static const struct opt stat_options[] = {
-    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    JSON_ROW,
     {0},
 };
 static const struct opt advise_options[] = {
     {"advise", OPT(struct store_args, advise),
      .help = "advise how large the store should be, from the times its contexts were last "
              "used"},
-    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    JSON_ROW,
     {0},
 };
 static const struct opt_cmd stat_cmd = {
@@ -422,7 +428,7 @@ static const struct opt ls_options[] = {
     {"why", OPT(struct store_args, why),
      .help = "also show why a chunk is kept (pinned, continued, or its order of eviction), "
              "or why it cannot be found"},
-    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    JSON_ROW,
     {0},
 };
 static const struct opt_cmd ls_cmd = {
@@ -707,7 +713,7 @@ static const struct opt rm_options[] = {
      .help = "chunks to erase, with all chunks that continue them: keys from store ls, or "
              "their first 8 or more digits"},
     {"all", OPT(struct store_args, all), .help = "erase everything"},
-    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    JSON_ROW,
     {0},
 };
 static const struct opt_cmd rm_cmd = {
@@ -835,9 +841,7 @@ static int run_rm(const struct store_args *a, struct err *err)
          .help =                                                                           \
              "file with one key per line, as for serve: the conversation may belong to "   \
              "any of these clients"},                                                      \
-    {                                                                                      \
-        "json", OPT(struct store_args, json), .help = "print one JSON object"              \
-    }
+        JSON_ROW
 static const struct opt export_options[] = {
     {"out", OPT(struct store_args, file), .arg = "FILE", .required = true,
      .help = "file to write"},
@@ -1073,7 +1077,7 @@ static const struct opt unpin_options[] = {
     {"key", OPT(struct store_args, keys), .arg = "KEY[,KEY...]",
      .help = "chunks whose pins end: keys from store ls, or their first 8 or more digits"},
     {"all", OPT(struct store_args, all), .help = "end all pins"},
-    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    JSON_ROW,
     {0},
 };
 static const struct opt_cmd unpin_cmd = {
@@ -1149,7 +1153,9 @@ static const struct opt gc_options[] = {
     {"idle-ttl", OPT(struct store_args, idle_ttl_s), .arg = "S", .def = "0", .min = 0,
      .max = INT64_C(3153600000),
      .help = "also evict chunks not used for this many seconds; 0: none"},
-    {"json", OPT(struct store_args, json), .help = "print one JSON object"},
+    {"pack", OPT(struct store_args, pack),
+     .help = "also pack state that was stored as it is, as far as there is room"},
+    JSON_ROW,
     {0},
 };
 static const struct opt_cmd gc_cmd = {
@@ -1206,11 +1212,40 @@ static int gc_answers(const struct session *session, int *n_forgotten, struct er
     return rc;
 }
 
+static int pack_all(struct store *s, struct repack_counts *out, struct err *err)
+{
+    struct repack *r;
+    bool more = true;
+    int rc = repack_open(s, INT64_MAX, &r, err);
+    if (rc != 0)
+        return rc;
+    while (rc == 0 && more)
+        rc = repack_step(r, &more, err);
+    repack_counts(r, out);
+    repack_close(r);
+    return rc;
+}
+
+static void print_packed(const struct repack_counts *n)
+{
+    char before[32], after[32];
+    bytes_text(n->bytes_before, before);
+    bytes_text(n->bytes_after, after);
+    printf("%" PRIu64 " chunk%s packed, %s instead of %s", n->n_chunks, plural(n->n_chunks),
+           after, before);
+    if (n->n_left > 0)
+        printf("; %" PRIu64 " left as they are: there was no room for both forms, or they "
+               "are damaged",
+               n->n_left);
+    printf("\n");
+}
+
 static int run_gc(const struct store_args *a, struct err *err)
 {
     int n_forgotten = 0;
     struct session s;
     struct store_stats st;
+    struct repack_counts packed = {0};
     uint64_t freed_bytes = 0, n_idle = 0;
     /* Opened first for reading, because opening for writing would create a missing store. */
     int rc = session_open(&s, a, true, err);
@@ -1221,6 +1256,8 @@ static int run_gc(const struct store_args *a, struct err *err)
     }
     if (rc == 0 && a->idle_ttl_s > 0)
         rc = store_evict_idle(s.store, clock_wall_s() - a->idle_ttl_s, &n_idle, err);
+    if (rc == 0 && a->pack)
+        rc = pack_all(s.store, &packed, err);
     if (rc == 0)
         rc = store_gc(s.store, &freed_bytes, err);
     if (rc == 0)
@@ -1233,6 +1270,12 @@ static int run_gc(const struct store_args *a, struct err *err)
         if (a->json) {
             struct json *j = json_new_object();
             json_put_int(j, "evicted_chunks", (int64_t)n_idle);
+            if (a->pack) {
+                json_put_int(j, "packed_chunks", (int64_t)packed.n_chunks);
+                json_put_int(j, "left_chunks", (int64_t)packed.n_left);
+                json_put_int(j, "unpacked_bytes", (int64_t)packed.bytes_before);
+                json_put_int(j, "packed_bytes", (int64_t)packed.bytes_after);
+            }
             json_put_int(j, "freed_bytes", (int64_t)freed_bytes);
             json_put_int(j, "file_bytes", (int64_t)st.file_bytes);
             json_put_int(j, "forgotten_answers", n_forgotten);
@@ -1240,6 +1283,8 @@ static int run_gc(const struct store_args *a, struct err *err)
         } else {
             if (a->idle_ttl_s > 0)
                 printf("%llu chunks evicted\n", (unsigned long long)n_idle);
+            if (a->pack)
+                print_packed(&packed);
             if (n_forgotten > 0)
                 printf("%d remembered answers forgotten\n", n_forgotten);
             printf("%s freed; the files have %s now\n", freed, files);

@@ -587,6 +587,7 @@ static int open_saver(struct stack *k, struct err *err)
                             .fingerprint = k->fingerprint,
                             .buffer_bytes = save_buffer_bytes(k),
                             .max_batch_rows = most_rows(k),
+                            .pack_idle_ns = INT64_C(60000000000),
                             .warn = warn,
                             .warn_arg = k};
     if (k->o.user.pack != NULL && strcmp(k->o.user.pack, "on") == 0 &&

@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "base/step.h"
@@ -502,6 +503,8 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct uncommitte
         set_fault(s, rc, &err);
     if (rc == -ENOSPC)
         note_full_disk(s, &err);
+    s->idle.wants |= rc == 0 && q->policy.packs;
+    s->idle.due_ns = clock_now_ns() + s->o.pack_idle_ns;
     pthread_mutex_lock(&s->lock);
     if (rc == 0) {
         add_written(s, c, &key);
@@ -592,12 +595,63 @@ void save_writer_wait(struct saver *s)
         save_down_await(s->down, after);
 }
 
+/* Waits until the time has come, or there is something to save. Returns whether the time has
+ * come. */
+static bool rest_until(struct saver *s, int64_t due_ns)
+{
+    int64_t now_ns = clock_now_ns();
+    pthread_mutex_lock(&s->lock);
+    for (; !may_take(s) && !s->quit && !s->is_awaited && now_ns < due_ns;
+         now_ns = clock_now_ns())
+        (void)clock_cond_wait(&s->changed, &s->lock, due_ns - now_ns);
+    bool has_come = !may_take(s) && !s->quit && !s->is_awaited;
+    pthread_mutex_unlock(&s->lock);
+    return has_come;
+}
+
+/* Packs one stored chunk if nothing was to be saved for a while. Returns false if there is nothing
+ * to pack until a chunk is saved. After each chunk it rests four times as long as the chunk took,
+ * so it takes at most a fifth of a core. */
+static bool pack_idle(struct saver *s)
+{
+    enum { RESTS = 4 };
+    struct idle *i = &s->idle;
+    struct repack_counts n = {0};
+    struct err err = {0};
+    bool more = false;
+    if (s->o.pack_idle_ns == 0 || (!i->wants && i->repack == NULL) ||
+        s->uncommitted.n > 0 || s->fault != 0)
+        return false;
+    if (!rest_until(s, i->due_ns))
+        return true;
+    int64_t begin_ns = clock_now_ns();
+    int rc = 0;
+    if (i->repack == NULL) {
+        i->wants = false;
+        rc = repack_open(s->o.store, INT64_MAX, &i->repack, &err);
+    }
+    if (rc == 0)
+        rc = repack_step(i->repack, &more, &err);
+    if (rc != 0)
+        log_debug("stored chunks are not packed: %s", err.msg);
+    int64_t end_ns = clock_now_ns();
+    i->due_ns = end_ns + RESTS * (end_ns - begin_ns);
+    if (more)
+        return true;
+    if (i->repack != NULL)
+        repack_counts(i->repack, &n);
+    atomic_fetch_add(&s->n_repacked, n.n_chunks);
+    repack_close(i->repack);
+    i->repack = NULL;
+    return true;
+}
+
 void *save_writer_main(void *saver)
 {
     enum step did;
     step_back();
     while ((did = save_writer_step(saver)) != STEP_ENDED) {
-        if (did == STEP_WAITS)
+        if (did == STEP_WAITS && !pack_idle(saver))
             save_writer_wait(saver);
     }
     return NULL;

@@ -114,6 +114,7 @@ static void release(struct saver *s)
     buf_free(s->o.model->dev, &s->tail_record);
     free(s->copies);
     stream_destroy(s->pack_stream);
+    repack_close(s->idle.repack);
     free(s);
 }
 
@@ -290,6 +291,7 @@ void saver_stats(struct saver *s, struct saver_stats *out)
                                 .n_tails = shared_load(&s->n_tails),
                                 .n_shared = shared_load(&s->n_shared),
                                 .n_packed = shared_load(&s->n_packed),
+                                .n_repacked = shared_load(&s->n_repacked),
                                 .bound_bytes = s->memory.n_bytes};
     for (int e = 0; e < SAVE_ENDS; e++)
         out->n_ended[e] = shared_load(&s->n_ended[e]);

@@ -82,6 +82,9 @@ struct saver_opts {
      * everything. */
     size_t buffer_bytes;
     int max_batch_rows; /* most rows of one forward pass */
+    /* Once a sequence was saved whose chunks are packed, all chunks of the store that are not are
+     * packed when nothing was saved for this time (repack.h); 0: never. */
+    int64_t pack_idle_ns;
     /* Called on the writer's thread: once for a fault, and each time that the disk becomes full. */
     void (*warn)(void *arg, const char *text);
     void *warn_arg;
@@ -119,7 +122,8 @@ struct saver_stats {
     uint64_t n_tails;            /* part of n_chunks: partial chunks */
     /* Part of n_chunks: the store already had them, so they were not written. */
     uint64_t n_shared;
-    uint64_t n_packed;              /* records that were packed (save_policy.packs) */
+    uint64_t n_packed;   /* records that were packed (save_policy.packs) */
+    uint64_t n_repacked; /* chunks that were packed later, while nothing was saved */
     size_t used_bytes, bound_bytes; /* memory for chunks: taken now, and its bound */
     /* 0: no fault. Otherwise the code of the store's fault that ended saving for all, or -ENOSPC
      * while the disk is full. */

@@ -18,6 +18,7 @@
 #include "base/step.h"
 #include "save/save_down.h"
 #include "save/save_memory.h"
+#include "save/repack.h"
 #include "save/saver.h"
 
 struct save_chunk {
@@ -93,6 +94,13 @@ struct uncommitted {
     struct written chunk[MAX_UNCOMMITTED];
 };
 
+/* The packing of stored chunks while nothing is to be saved (repack.h). */
+struct idle {
+    bool wants; /* a chunk that may be packed was saved since the last pass began */
+    struct repack *repack; /* the present pass; NULL: none */
+    int64_t due_ns;        /* nothing is packed before this time */
+};
+
 struct saver {
     struct saver_opts o;
     size_t record_bytes[STORE_KINDS];
@@ -109,6 +117,7 @@ struct saver {
     struct store_reader *reader; /* reads tails; NULL until the first one */
     struct buf tail_record;      /* memory for one record of a tail */
     struct uncommitted uncommitted;
+    struct idle idle;
 
     pthread_mutex_t lock; /* guards all fields below and the n_refs of sequences */
     pthread_cond_t changed;
@@ -131,7 +140,7 @@ struct saver {
     struct err full_err;
 
     /* See struct saver_stats. */
-    atomic_ullong n_ended[SAVE_ENDS], n_chunks, n_tails, n_shared, n_packed;
+    atomic_ullong n_ended[SAVE_ENDS], n_chunks, n_tails, n_shared, n_packed, n_repacked;
 };
 
 /* [lock] Returns whether a chunk is queued, being written, or written and not committed. */

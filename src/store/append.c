@@ -175,7 +175,7 @@ static int prepare(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
 
 /* [lock] Reserves space for every draft, or for none. */
 static int drafts_reserve(struct store *s, uint16_t owner_idx, struct draft **drafts,
-                          struct err *err)
+                          bool has_copies, struct err *err)
 {
     for (int i = 0; i < s->media->n_devices; i++) {
         struct draft *d = drafts[i];
@@ -188,7 +188,7 @@ static int drafts_reserve(struct store *s, uint16_t owner_idx, struct draft **dr
                            (unsigned long long)s->media->segment_bytes);
         d->h.id = s->ledger.next_id++;
         d->x = extent_new(&d->h);
-        d->x->copy = tier_take(s->tier, d->h.n_bytes);
+        d->x->copy = has_copies ? tier_take(s->tier, d->h.n_bytes) : NULL;
         s->space.used_bytes += d->h.n_bytes;
         s->catalog.owners[owner_idx].used_bytes += d->h.n_bytes;
     }
@@ -236,7 +236,7 @@ static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **draf
     for (int round = 0;; round++) {
         int rc = prepare(s, owner_idx, n_bytes, newcomer, err);
         if (rc == 0)
-            rc = drafts_reserve(s, owner_idx, drafts, err);
+            rc = drafts_reserve(s, owner_idx, drafts, true, err);
         bool is_placed = rc == 0;
         pthread_mutex_unlock(&s->lock);
         if (rc == 0)
@@ -314,7 +314,8 @@ static int writer_enter(struct store *s, const struct store_chunk *c,
     n->marks = store_marks_of(c->tokens, n_tokens_of(c));
     n->has_marks = true;
     n->has_writer = true;
-    n->doomed = false; /* the chunk is stored again, so it is not erased */
+    /* a chunk that is stored again is not erased; one that gets another form is not stored again */
+    n->doomed = n->doomed && c->replaces;
     catalog_settle(&s->catalog, n);
     *w = (struct store_writing){.next = s->erasing.writing, .chunk = c, .node = n};
     s->erasing.writing = w;
@@ -350,6 +351,57 @@ static void supersede(struct store *s, struct chunk_node *n, const struct sha256
     ledger_supersede(&s->ledger, x, key);
 }
 
+static bool has_copy(const struct chunk_node *n)
+{
+    for (const struct extent *x = n->extents; x != NULL; x = x->next)
+        if (x->copy != NULL)
+            return true;
+    return false;
+}
+
+/* [lock, dropped meanwhile] Finds room for drafts that replace a node's extents, without evicting
+ * anything, and writes them. */
+static int drafts_replace(struct store *s, struct chunk_node *n, struct draft **drafts,
+                          uint64_t n_bytes, struct err *err)
+{
+    const struct space *sp = &s->space;
+    const struct catalog_owner *o = &s->catalog.owners[n->owner_idx];
+    uint64_t quota = o->quota_bytes != 0 ? o->quota_bytes : sp->quota_bytes;
+    int rc = 0;
+    if (s->ledger.id_limit - s->ledger.next_id < (uint64_t)s->media->n_devices) {
+        pthread_mutex_unlock(&s->lock);
+        rc = store_commit_run(s, STORE_COMMIT_IDS, err);
+        pthread_mutex_lock(&s->lock);
+    }
+    if (rc != 0)
+        return rc;
+    if ((sp->cap_bytes != 0 && sp->used_bytes + n_bytes > sp->cap_bytes) ||
+        (quota != 0 && o->used_bytes + n_bytes > quota) ||
+        !space_index_has_room(sp, &s->catalog, s->ledger.index_bytes,
+                              s->ledger.n_pending + (uint64_t)s->home.n_dirs,
+                              s->ledger.pending_bytes + n_bytes))
+        return err_set(err, ERR_BUSY, "there is no room for a chunk in two forms");
+    rc = drafts_reserve(s, n->owner_idx, drafts, has_copy(n), err);
+    pthread_mutex_unlock(&s->lock);
+    if (rc == 0)
+        rc = drafts_write(s, drafts, err);
+    pthread_mutex_lock(&s->lock);
+    /* the disk is full, or free space is in holes that are too small */
+    return rc == ERR_LIMIT || rc == -ENOSPC
+               ? err_set(err, ERR_BUSY, "there is no room for it")
+               : rc;
+}
+
+/* [lock] Returns whether the chunk's records are just those that the node has. */
+static bool has_just(const struct chunk_node *n, const struct store_chunk *c)
+{
+    struct store_mask mask = {0};
+    for (int i = 0; i < c->n_records; i++)
+        store_mask_add(&mask, c->records[i].layer, c->records[i].kind);
+    return n->n_live > 0 && n->n_pending == 0 && !n->doomed &&
+           memcmp(&mask, &n->mask, sizeof mask) == 0;
+}
+
 int store_append(struct store *s, const struct store_chunk *chunk, struct err *err)
 {
     struct draft *drafts[STORE_MAX_DEVICES] = {0};
@@ -368,21 +420,31 @@ int store_append(struct store *s, const struct store_chunk *chunk, struct err *e
     }
     struct chunk_node *n = w.node;
     struct store_mask have = mask_of(n);
-    uint64_t n_bytes = drafts_plan(s, chunk, &have, drafts);
+    if (chunk->replaces && !has_just(n, chunk))
+        rc = err_set(err, ERR_BUSY, "the chunk is not stored with these records alone");
+    if (chunk->replaces)
+        have = (struct store_mask){0};
+    uint64_t n_bytes = rc == 0 ? drafts_plan(s, chunk, &have, drafts) : 0;
     if (n_bytes > 0) {
-        rc = drafts_place(s, n->owner_idx, drafts, n_bytes,
-                          chunk->may_be_refused ? &chunk->key : NULL, err);
+        rc = chunk->replaces
+                 ? drafts_replace(s, n, drafts, n_bytes, err)
+                 : drafts_place(s, n->owner_idx, drafts, n_bytes,
+                                chunk->may_be_refused ? &chunk->key : NULL, err);
+        /* While it was written the chunk may have been evicted or condemned. */
+        if (rc == 0 && chunk->replaces && !has_just(n, chunk))
+            rc = err_set(err, ERR_BUSY, "the chunk has left the store meanwhile");
         /* Checks again whether the store can save: a commit may have failed for good meanwhile. */
         if (rc == 0)
             rc = store_can_save(s, err);
         if (rc == 0)
             drafts_attach(s, n, drafts);
+        n->replaces = rc == 0 && chunk->replaces;
         /* The chunk was erased while it was written. It comes too late, and the next commit wipes
          * it. */
         if (rc == 0 && erasures_concern(&s->erasing.marks, chunk))
             rc = comes_too_late(err);
     }
-    if (rc == 0)
+    if (rc == 0 && !chunk->replaces)
         store_touch_node(s, n, &chunk->use);
     if (rc == 0 && chunk->supersedes != NULL)
         supersede(s, n, chunk->supersedes);

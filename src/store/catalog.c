@@ -556,6 +556,13 @@ void catalog_detach(struct catalog *c, struct extent *x)
     catalog_settle(c, n);
 }
 
+void catalog_retire(struct catalog *c, struct extent *x)
+{
+    CHECK(x->state == EXTENT_LIVE && x->node->n_live > 1);
+    x->state = EXTENT_DEAD;
+    node_loses(c, x->node);
+}
+
 void catalog_kill(struct catalog *c, struct chunk_node *n)
 {
     for (struct extent *x = n->extents; x != NULL; x = x->next) {

@@ -25,6 +25,8 @@ struct commit {
     struct index_row *rows; /* [n_rows] rows of the pending extents, in their order */
     uint64_t n_rows;
     struct extent *freeing;
+    uint64_t *replaced; /* [n_replaced] ids of the extents that the pending ones replace */
+    uint64_t n_replaced;
     struct ledger_touch *touched;
     uint32_t n_touched;
     struct index_pin *pin_changes;
@@ -76,6 +78,17 @@ static struct index_row row_of(const struct store *s, const struct extent *x)
     };
 }
 
+/* [lock] Notes the LIVE extents of a node whose pending extents replace them. */
+static void take_replaced(struct commit *b, const struct chunk_node *n)
+{
+    for (const struct extent *x = n->extents; x != NULL; x = x->next) {
+        if (x->state != EXTENT_LIVE)
+            continue;
+        b->replaced = xrealloc(b->replaced, (b->n_replaced + 1) * sizeof b->replaced[0]);
+        b->replaced[b->n_replaced++] = x->id;
+    }
+}
+
 /* [lock] Takes the changes that this commit writes. */
 static void commit_take(struct store *s, unsigned what, struct commit *b)
 {
@@ -100,8 +113,12 @@ static void commit_take(struct store *s, unsigned what, struct commit *b)
         return;
     b->rows = xmalloc(b->n_rows * sizeof b->rows[0]);
     uint64_t i = 0;
-    for (const struct extent *x = b->pending; x != NULL; x = x->pending_next)
+    for (const struct extent *x = b->pending; x != NULL; x = x->pending_next) {
         b->rows[i++] = row_of(s, x);
+        if (x->node
+                ->replaces) /* once for each new extent: dropping a row again changes nothing */
+            take_replaced(b, x->node);
+    }
 }
 
 /* Writes one index transaction. The records of a PENDING extent can be read without the lock,
@@ -118,6 +135,8 @@ static int commit_index(struct store *s, const struct commit *b, struct err *err
         if (rc == 0 && x->wipe)
             rc = index_wipe(s->ledger.index, &place, err);
     }
+    for (uint64_t r = 0; rc == 0 && r < b->n_replaced; r++)
+        rc = index_drop(s->ledger.index, b->replaced[r], err);
     for (uint32_t p = 0; rc == 0 && p < b->n_pin_changes; p++)
         rc = index_pin(s->ledger.index, &b->pin_changes[p], err);
     for (uint32_t t = 0; rc == 0 && t < b->n_touched; t++)
@@ -163,6 +182,29 @@ static void superseded_drop(struct store *s, const struct extent *x)
         store_drop_superseded(s, &key);
 }
 
+/* [lock] Takes the extents that x and its pending neighbours replace off their node. Call it when x
+ * is committed, and with it the end of their rows. Extents that somebody reads wait for that. */
+static void replaced_drop(struct store *s, struct extent *x)
+{
+    struct chunk_node *n = x->node;
+    if (!n->replaces)
+        return;
+    n->replaces = false;
+    if (n->doomed) /* all its extents are to be wiped, and leave together */
+        return;
+    for (struct extent *old = n->extents, *next; old != NULL; old = next) {
+        next = old->next;
+        if (old->state != EXTENT_LIVE || old == x)
+            continue;
+        tier_forget(s->tier, old);
+        catalog_retire(&s->catalog, old);
+        if (n->n_pins > 0)
+            continue;
+        catalog_detach(&s->catalog, old);
+        space_give(&s->space, old);
+    }
+}
+
 /* [lock] Publishes the committed changes. */
 static void commit_succeeds(struct store *s, struct commit *b)
 {
@@ -174,6 +216,7 @@ static void commit_succeeds(struct store *s, struct commit *b)
         whys_forget(&s->whys, &n->key);
         s->ledger.pending_bytes -= extent_bytes(x);
         s->ledger.n_pending--;
+        replaced_drop(s, x);
         superseded_drop(s, x);
         store_unload_node(s, n);
         store_settle_doomed(s, n);
@@ -230,6 +273,7 @@ static void pending_drop(struct store *s)
         next = x->pending_next;
         x->pending_next = NULL;
         tier_forget(s->tier, x);
+        x->node->replaces = false;
         catalog_detach(&s->catalog, x);
         space_give(&s->space, x);
     }
@@ -276,6 +320,7 @@ int store_commit_run(struct store *s, unsigned what, struct err *err)
         pthread_mutex_unlock(&s->lock);
         free(b.rows);
         free(b.touched);
+        free(b.replaced);
         free(b.pin_changes);
         /* Opening does not read the damaged part, so without a rebuild every later commit would
          * fail on the same damage. */

@@ -259,6 +259,20 @@ static void note_bytes(const struct store *s, struct store_hit *hit)
     }
 }
 
+bool store_has_unpacked(struct store *s, const struct store_hit *hit)
+{
+    const uint32_t block = STORE_ALIGN + (s->home.seal != NULL ? SEAL_BYTES : 0);
+    bool found = false;
+    pthread_mutex_lock(&s->lock);
+    for (const struct extent *x = ((struct chunk_node *)hit->impl)->extents; x != NULL;
+         x = x->next)
+        for (int i = 0; x->state == EXTENT_LIVE && x->records != NULL && i < x->n_records;
+             i++)
+            found |= !x->records[i].is_packed && x->records[i].n_bytes > block;
+    pthread_mutex_unlock(&s->lock);
+    return found;
+}
+
 int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store_hit *hits,
                  int *n_hits, char *why, size_t why_bytes, struct err *err)
 {

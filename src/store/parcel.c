@@ -223,21 +223,19 @@ int parcel_read(struct store *s, struct store_reader *r, const struct sha256 *ke
 
 /* --- appending to a store --------------------------------------------------------------------- */
 
-int parcel_append(struct store *s, const uint8_t *bytes, const struct chunk_header *h,
-                  const struct store_use *use, struct err *err)
+void parcel_chunk(const uint8_t *bytes, const struct chunk_header *h,
+                  struct store_record *records, struct store_chunk *out)
 {
-    struct store_record records[CHUNK_MAX_RECORDS];
-    struct store_chunk c = {.key = h->key,
-                            .parent = h->parent,
-                            .fingerprint = h->fingerprint,
-                            .owner = h->owner,
-                            .chunk_idx = h->chunk_idx,
-                            .n_tokens = h->n_tokens,
-                            .records = records,
-                            .n_records = h->n_records,
-                            .yields = h->yields,
-                            .use = *use};
-    memcpy(c.tokens, h->tokens, sizeof c.tokens);
+    *out = (struct store_chunk){.key = h->key,
+                                .parent = h->parent,
+                                .fingerprint = h->fingerprint,
+                                .owner = h->owner,
+                                .chunk_idx = h->chunk_idx,
+                                .n_tokens = h->n_tokens,
+                                .records = records,
+                                .n_records = h->n_records,
+                                .yields = h->yields};
+    memcpy(out->tokens, h->tokens, sizeof out->tokens);
     for (int i = 0; i < h->n_records; i++)
         records[i] = (struct store_record){.layer = h->records[i].layer,
                                            .kind = (enum store_kind)h->records[i].kind,
@@ -246,5 +244,14 @@ int parcel_append(struct store *s, const uint8_t *bytes, const struct chunk_head
                                            .has_checksum = true,
                                            .checksum = h->records[i].checksum,
                                            .is_packed = h->records[i].is_packed};
+}
+
+int parcel_append(struct store *s, const uint8_t *bytes, const struct chunk_header *h,
+                  const struct store_use *use, struct err *err)
+{
+    struct store_record records[CHUNK_MAX_RECORDS];
+    struct store_chunk c;
+    parcel_chunk(bytes, h, records, &c);
+    c.use = *use;
     return store_append(s, &c, err);
 }

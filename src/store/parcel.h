@@ -32,6 +32,11 @@ int parcel_check(const uint8_t *bytes, size_t n, struct chunk_header *out, struc
 int parcel_read(struct store *s, struct store_reader *r, const struct sha256 *key,
                 struct parcel *out, struct err *err);
 
+/* Fills in *out with the chunk of a parcel. records [CHUNK_MAX_RECORDS] become its records, whose
+ * bytes lie in the parcel. */
+void parcel_chunk(const uint8_t *bytes, const struct chunk_header *h,
+                  struct store_record *records, struct store_chunk *out);
+
 /* Appends the chunk of a parcel that parcel_check has accepted, as store_append does. The records
  * keep their checksums, so bytes that change after parcel_check are found when the record is
  * read. */

@@ -251,6 +251,11 @@ struct store_chunk {
     /* Key of the chunk that the same request computed just before; NULL: that is the parent. */
     const struct sha256 *follows;
     struct store_use use;
+    /* The records are all that the stored chunk has, in another form (packed), and replace it: one
+     * commit adds these and drops those. The append evicts nothing. It changes nothing and returns
+     * ERR_BUSY if the chunk is not stored with just these records, is being saved, or if there is
+     * no room for both. */
+    bool replaces;
     /* The append fails with ERR_BUSY if it could only make room by evicting chunks that waiting
      * requests need sooner than this one (placement_admits). */
     bool may_be_refused;
@@ -315,6 +320,8 @@ bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit)
 /* Looks up the records of a pinned chunk, on the disk if need be. Returns 0 or the reason why they
  * cannot be read. */
 int store_load(struct store *s, const struct store_hit *hit, struct err *err);
+/* Returns whether a loaded chunk has a record of more than a block that is not packed. */
+bool store_has_unpacked(struct store *s, const struct store_hit *hit);
 /* Returns another hold on a chunk that the caller holds, to be released separately. This also
  * works for a chunk that lookups no longer find because it was superseded: its holders can still
  * read it. */

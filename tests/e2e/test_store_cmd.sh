@@ -142,4 +142,24 @@ run_hc store frobnicate "$dirs"
 expect "an unknown command" 2 'none of stat, ls, verify, rm, export, import, unpin and gc'
 run_hc store stat --help
 check "help" test "$rc" -eq 0
+# --- state that was stored unpacked is packed later, and comes back with the same bits ---
+run_twice() {  # run_twice STORE: the second run restores what the first one has saved
+    run_hc run models/demo --token-ids "$tmp/later" --max-tokens 4 --ignore-eos --dtype bf16 --store "$1" --save both --plan "$2" \
+        --pack off --json
+}
+ids 300 9 >"$tmp/later"
+run_twice "$tmp/pack" recompute
+want=$(json '[j["token_ids"], j["logits_digest"]]')
+run_hc store gc "$tmp/pack" --pack --json
+check "gc --pack packs all full chunks" json_is '[j["packed_chunks"], j["left_chunks"]]' "4 0"
+check "to fewer bytes" json_is '0 < j["packed_bytes"] < 0.9 * j["unpacked_bytes"]' True
+run_hc store verify "$tmp/pack" --json
+check "which are sound" json_is 'j["bad"]' 0
+for plan in kv hidden; do
+    run_twice "$tmp/pack" $plan
+    check "packed state comes back by $plan" json_is 'j["cached_tokens"] >= 256' True
+    check "with the same bits" test "$(json '[j["token_ids"], j["logits_digest"]]')" = "$want"
+done
+run_hc store gc "$tmp/pack" --pack --json
+check "what is packed stays" json_is 'j["packed_chunks"]' 0
 plan_end

@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "sim/io_sim.h"
 #include "storetest.h"
+#include "store/parcel.h"
 #include "store/store_impl.h"
 
 enum { N_CTX = 5, N_CHUNKS = 4, N_SLOTS = N_CTX * N_CHUNKS, N_LAYERS = 2, N_STEPS = 24 };
@@ -332,6 +333,36 @@ static int step_pin(struct life *l)
     return rc;
 }
 
+/* Has a chunk's extents replaced by one that has all its records, as packing does. Whatever happens
+ * then, the chunk is there with all of them. */
+static int step_replace(struct life *l)
+{
+    struct slot *slot = &l->slots[rng_below(&l->rng, (uint64_t)l->n_slots)];
+    struct store_record records[CHUNK_MAX_RECORDS];
+    struct store_reader *reader = NULL;
+    struct parcel p = {0};
+    struct chunk_header h;
+    struct store_chunk c;
+    struct err err = {0};
+    int rc = store_reader_open(l->s, 4, NULL, 0, &reader, &err);
+    if (rc == 0)
+        rc = parcel_read(l->s, reader, &slot->key, &p, &err);
+    if (rc == 0)
+        rc = parcel_check(p.bytes, p.n_bytes, &h, &err);
+    if (rc == 0) {
+        parcel_chunk(p.bytes, &h, records, &c);
+        c.replaces = true;
+        rc = store_append(l->s, &c, &err);
+        l->out->n_replaced += rc == 0;
+    }
+    bool is_there = rc != ERR_BUSY && rc != ERR_NOT_FOUND;
+    if (rc != 0 && is_there && !may_fail(l) && !has_lied(l))
+        violation(l, "replacing fails: %s", err.msg);
+    store_reader_close(reader);
+    parcel_deinit(&p);
+    return is_there ? rc : 0;
+}
+
 static int open_store(struct life *l)
 {
     struct err err = {0};
@@ -363,13 +394,14 @@ static void workload(struct life *l)
     if (open_store(l) != 0)
         return;
     for (int i = 0; i < N_STEPS && !violated(l); i++) {
-        uint64_t dice = rng_below(&l->rng, 44);
+        uint64_t dice = rng_below(&l->rng, 50);
         int rc = dice < 24   ? step_append(l)
                  : dice < 34 ? step_commit(l)
                  : dice < 37 ? step_read(l)
                  : dice < 39 ? step_gc(l)
                  : dice < 41 ? step_erase(l)
                  : dice < 42 ? step_pin(l)
+                 : dice < 48 ? step_replace(l)
                              : step_reopen(l);
         if (rc != 0 && (!l->has_faults || io_sim_crashed(l->io) || l->s == NULL))
             return;

@@ -52,6 +52,7 @@ struct crash_result {
     uint64_t n_lost, n_wrong; /* n_lost: lost chunks; n_wrong: wrong records */
     uint64_t n_dram;          /* records that were read from copies in DRAM */
     uint64_t n_promoted;      /* chunks that were read ahead into DRAM */
+    uint64_t n_replaced;      /* chunks whose extents one extent replaced */
     bool crashed;
     char violation[256]; /* empty if every promise held */
 };

@@ -1,0 +1,34 @@
+/* repack.h - packs chunks that were stored as they are: those that were saved under load, or with
+ * packing off.
+ *
+ *     list of full chunks -> parcel_read -> pack_run of each record -> store_append (replaces)
+ *                         -> after some chunks, or for want of room: store_commit
+ *
+ * Before the commit a chunk is in the store once, unpacked; after it once, packed; a crash leaves
+ * one of the two. Both forms need room until then: a store without any room packs nothing. Nothing
+ * is evicted for it, no use is counted, and pins and times stay. The type of the numbers is not
+ * stored, so it is found by trying; what does not shrink stays. One thread at a time. */
+#ifndef SAVE_REPACK_H
+#define SAVE_REPACK_H
+
+#include "store/store.h"
+
+struct repack;
+
+struct repack_counts {
+    uint64_t n_chunks; /* chunks that were packed */
+    /* chunks that had no room for both forms, or changed meanwhile */
+    uint64_t n_left;
+    uint64_t bytes_before, bytes_after; /* of the records of packed chunks */
+};
+
+/* Lists the full chunks that were not used since `before` (seconds since 1970). The store must
+ * outlive the result. */
+int repack_open(struct store *s, int64_t before_wall_s, struct repack **out, struct err *err);
+void repack_close(struct repack *r); /* commits nothing; NULL is allowed */
+/* Looks at the next chunk, and packs it if it is not packed. *more: there are more chunks. When
+ * there are no more, all is committed. Returns 0 or the store's error. */
+int repack_step(struct repack *r, bool *more, struct err *err);
+void repack_counts(const struct repack *r, struct repack_counts *out);
+
+#endif
