@@ -24,14 +24,15 @@
  * request after a pause. */
 #define SPIN_NS       ((int64_t)200 * 1000)
 #define MOST_SLEEP_NS ((int64_t)2000 * 1000)
-/* In an exchange the others are at work. One that takes longer than this hangs: a stage of a model
- * of 70B may need minutes for a batch. */
+/* In an exchange the others are at work. One that takes longer than HANG_S hangs: a stage of a model
+ * of 70B may need minutes for a batch. HCACHE_HANG_S in the environment is another bound. */
 #define YIELD_NS ((int64_t)50 * 1000)
-#define HANG_NS  ((int64_t)600 * 1000 * 1000 * 1000)
+#define HANG_S   600
 
 /* The processes [first, first + n), made when they first gather. */
 static MPI_Comm groups[MOST_PROCESSES];
-static int n_processes;
+static int n_processes, self;
+static int64_t hang_s = HANG_S;
 static atomic_int next_tag;
 
 int job_join(int *index, int *n, struct err *err)
@@ -45,6 +46,10 @@ int job_join(int *index, int *n, struct err *err)
     MPI_Comm_rank(MPI_COMM_WORLD, index);
     MPI_Comm_size(MPI_COMM_WORLD, n);
     n_processes = *n;
+    self = *index;
+    const char *bound = getenv("HCACHE_HANG_S");
+    if (bound != NULL && strtol(bound, NULL, 10) > 0)
+        hang_s = strtol(bound, NULL, 10);
     for (int i = 0; i < MOST_PROCESSES; i++)
         groups[i] = MPI_COMM_NULL;
     return *n <= MOST_PROCESSES
@@ -83,7 +88,19 @@ int job_tag(void)
     return TAG_FIRST + (int)(n % (TAG_LAST - TAG_FIRST));
 }
 
-/* Waits for the end of an exchange. If it does not come, ends the job. */
+/* Ends the job if another process hangs: one that was waited for so long. */
+static void check_hang(int64_t waited_ns)
+{
+    if (waited_ns / 1000000000 < hang_s)
+        return;
+    fprintf(stderr,
+            "hcache: a process of the job has not answered for %d s, so the job ends: look "
+            "for a machine that is overloaded or stopped, and start it again\n",
+            (int)hang_s);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+/* Waits for the end of an exchange. */
 static void finish(MPI_Request *r)
 {
     int is_done = 0;
@@ -93,14 +110,7 @@ static void finish(MPI_Request *r)
         if (is_done)
             return;
         int64_t waited = clock_now_ns() - t0;
-        if (waited > HANG_NS) {
-            fprintf(
-                stderr,
-                "hcache: a process of the job has not answered for %d s, so the job ends: "
-                "look for a machine that is overloaded or stopped, and start it again\n",
-                (int)(HANG_NS / 1000000000));
-            MPI_Abort(MPI_COMM_WORLD, 1);
-        }
+        check_hang(waited);
         if (waited > YIELD_NS)
             (void)sched_yield();
     }
@@ -156,6 +166,8 @@ size_t job_await(int from, int tag)
         if (has_come)
             break;
         int64_t waited = clock_now_ns() - t0;
+        if (self == 0) /* for an answer; the others wait for work */
+            check_hang(waited);
         if (waited > SPIN_NS)
             nanosleep(&(struct timespec){.tv_nsec = MIN(waited / 16, MOST_SLEEP_NS)}, NULL);
     }
