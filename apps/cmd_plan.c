@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/opt.h"
 #include "base/plural.h"
 #include "base/json.h"
@@ -34,8 +35,8 @@ struct plan_args {
     const char *model_dir, *shape, *platform, *method, *svg;
     int64_t history, n_new;
     struct engine_args engine; /* only --throttle and the parallel options are used */
-    uint64_t budget;
-    int dtype, tier, width, concurrent;
+    uint64_t budget, link;
+    int dtype, tier, concurrent;
     bool fused, packed, json;
 };
 
@@ -70,6 +71,9 @@ static const struct opt plan_options[] = {
      .help =
          "plan for packed state (--pack), by the speed of unpacking in a platform's file"},
     OPT_PARALLEL(struct plan_args),
+    {"link", OPT(struct plan_args, link), .arg = "BYTES_PER_S", .def = "0",
+     .help = "ranks and stages are on machines of their own, with a network of this speed "
+             "(built-in platforms); 0: on one machine"},
     {"tier", OPT(struct plan_args, tier), .arg = "I", .def = "0", .min = 0, .max = 7,
      .help = "the platform's tier that holds the records"},
     {"throttle", OPT(struct plan_args, engine.o.throttle_bytes_per_s), .arg = "BYTES_PER_S",
@@ -78,8 +82,6 @@ static const struct opt plan_options[] = {
      .max = 1000, .help = "concurrent restores on this device, which share its lanes"},
     {"budget", OPT(struct plan_args, budget), .arg = "BYTES", .def = "0",
      .help = "auto: store at most this many bytes per token; 0 is no bound"},
-    {"width", OPT(struct plan_args, width), .arg = "COLUMNS", .def = "0", .min = 0,
-     .max = 400, .help = "columns of the timeline; 0 is the terminal's"},
     {"svg", OPT(struct plan_args, svg), .arg = "FILE", .help = "write the timeline as SVG"},
     {"json", OPT(struct plan_args, json), .help = "print one JSON object"},
     {0},
@@ -95,7 +97,9 @@ static const struct opt_cmd plan_cmd = {
     .examples =
         "  hcache plan       for this machine, after hcache profile\n"
         "  hcache plan --shape llama-2-13b --platform a100-1ssd --history 1024\n"
-        "  hcache plan MODEL_DIR --platform my.platform --history 16384 --svg plan.svg\n",
+        "  hcache plan MODEL_DIR --platform my.platform --history 16384 --svg plan.svg\n"
+        "  hcache plan --shape llama-2-70b --platform a30-1ssd --tensor-parallel 4 --link "
+        "12.5G\n",
     .values_bytes = sizeof(struct plan_args),
 };
 const struct opt_cmd *const options_of_plan = &plan_cmd;
@@ -119,7 +123,9 @@ static double elem_bytes(const struct plan_args *a, const struct model_config *c
     return c->weight_type == WEIGHT_UNSPECIFIED ? 2 : weight_type_bytes(c->weight_type);
 }
 
-static int builtin_platform(const struct plan_args *a, struct platform *p, struct err *e)
+/* Describes the model for a built-in platform. */
+static int describe_shape(const struct plan_args *a, struct platform_shape *s,
+                          struct err *e)
 {
     struct model_config c;
     if (a->shape == NULL && a->model_dir == NULL)
@@ -134,11 +140,18 @@ static int builtin_platform(const struct plan_args *a, struct platform *p, struc
     rc = share_check(&c, a->engine.o.tensor_parallel, a->engine.o.pipeline_parallel, e);
     if (rc != 0)
         return rc;
-    struct platform_shape s = profile_shape(a->shape != NULL ? a->shape : a->model_dir, &c,
-                                            elem_bytes(a, &c));
-    s.n_ranks = a->engine.o.tensor_parallel;
-    s.n_stages = a->engine.o.pipeline_parallel;
-    return machine_platform(a->platform, &s, p, e);
+    *s = profile_shape(a->shape != NULL ? a->shape : a->model_dir, &c, elem_bytes(a, &c));
+    s->n_ranks = a->engine.o.tensor_parallel;
+    s->n_stages = a->engine.o.pipeline_parallel;
+    s->link_bytes_per_s = (double)a->link;
+    return 0;
+}
+
+static int builtin_platform(const struct plan_args *a, struct platform *p, struct err *e)
+{
+    struct platform_shape s;
+    int rc = describe_shape(a, &s, e);
+    return rc == 0 ? machine_platform(a->platform, &s, p, e) : rc;
 }
 
 /* Sets the model's name in a measured platform, whose file has only the fingerprint. */
@@ -194,6 +207,9 @@ static int load_platform(const struct plan_args *a, struct platform *p, struct e
     size_t n;
     if (access(a->platform, F_OK) != 0)
         return builtin_platform(a, p, e);
+    if (a->link > 0)
+        return err_set(e, ERR_USAGE, "--link: a measured platform has its own (%s)",
+                       a->platform);
     int rc = file_read(a->platform, 1 << 16, &text, &n, e);
     if (rc != 0)
         return rc;
@@ -334,11 +350,12 @@ static void print_row(const struct row *r, double auto_s)
     printf("\n");
 }
 
-static int terminal_width(const struct plan_args *a)
+static int terminal_width(void)
 {
     struct winsize w;
-    if (a->width > 0)
-        return a->width;
+    const char *columns = getenv("COLUMNS");
+    if (columns != NULL && strtol(columns, NULL, 10) > 0)
+        return (int)MIN(strtol(columns, NULL, 10), 400);
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0)
         return w.ws_col;
     return 80;
@@ -381,6 +398,35 @@ static void print_head(const struct plan_args *a, const struct platform *p)
             "to each stage: H %.3f ms (%.3g GB/s, gathered by its ranks), KV %.3f ms\n\n",
             up_s * 1e3, (double)a->history * p->h_bytes / up_s * 1e-9,
             1e3 * platform_up_s(p, a->tier, a->history, RECORD_KV));
+}
+
+/* Tokens of the prompt whose exchanges are shown. */
+enum { GATHER_ROWS = 512 };
+
+/* Returns what ranks on machines of their own exchange. */
+static struct machine_gathers gathers_of(const struct plan_args *a)
+{
+    struct platform_shape s = {0};
+    struct err unused;
+    if (a->link == 0 || describe_shape(a, &s, &unused) != 0)
+        s.n_ranks = 1;
+    return machine_gathers(&s);
+}
+
+static void print_gathers(const struct plan_args *a, const struct platform *p)
+{
+    struct machine_gathers g = gathers_of(a);
+    char rate[24];
+    if (g.n == 0)
+        return;
+    rate_text((double)a->link, rate, sizeof rate);
+    printf("over a network at %s: %d gathers a layer; the next token of an answer waits "
+           "%.3f ms for them\n(%.3f ms of it latency, %.3g MB), %d tokens of a prompt "
+           "%.1f ms (%.3g MB)\n\n",
+           rate, g.n, 1e3 * p->n_layers * (g.latency_s + g.token_s),
+           1e3 * p->n_layers * g.latency_s, 1e-6 * p->n_layers * g.token_bytes, GATHER_ROWS,
+           1e3 * p->n_layers * (g.latency_s + GATHER_ROWS * g.token_s),
+           1e-6 * p->n_layers * GATHER_ROWS * g.token_bytes);
 }
 
 /* Reads the config of a model with recurrent layers. Returns false if it is another one, or is not
@@ -439,6 +485,7 @@ static void print_human(const struct plan_args *a, const struct platform *p,
 {
     const struct plan *chosen = &row[CHOSEN].plan;
     print_head(a, p);
+    print_gathers(a, p);
     print_states(a, p);
     print_read_buffer(a, p);
     printf("%-18s %-24s %10s %8s %8s %13s\n", "method", "layers", "ms", "to auto", "bubble",
@@ -448,7 +495,7 @@ static void print_human(const struct plan_args *a, const struct platform *p,
     if (chosen->mode >= PLAN_FORCED_LAYERS)
         print_row(&row[CHOSEN], row[AUTO].plan.predicted_s);
     printf("\n%s: %s\n%s\n\n", row[CHOSEN].name, chosen->method, chosen->reason);
-    int width = terminal_width(a);
+    int width = terminal_width();
     int n = timeline_text(lanes, width, NULL, 0);
     char *text = xmalloc((size_t)n + 1);
     timeline_text(lanes, width, text, (size_t)n + 1);
@@ -496,6 +543,15 @@ static void print_json(const struct plan_args *a, const struct platform *p,
     json_put_real(o, "read_bytes_per_s", platform_io_bytes_per_s(p, a->tier));
     json_put_int(o, "ranks", p->n_ranks);
     json_put_int(o, "stages", p->n_stages);
+    struct machine_gathers g = gathers_of(a);
+    if (g.n > 0) {
+        struct json *x = json_new_object();
+        json_put_int(x, "per_layer", g.n);
+        json_put_real(x, "bytes_per_token", p->n_layers * g.token_bytes);
+        json_put_real(x, "latency_ms", 1e3 * p->n_layers * g.latency_s);
+        json_put_real(x, "ms_per_token", 1e3 * p->n_layers * g.token_s);
+        json_put(o, "gathers", x);
+    }
     json_put_real(o, "balance_bytes_per_s", platform_balance_bytes_per_s(p, a->history));
     json_put(o, "plan", row_json(&row[CHOSEN]));
     for (int i = 0; i < N_COMPARED; i++)

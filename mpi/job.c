@@ -24,8 +24,8 @@
  * request after a pause. */
 #define SPIN_NS       ((int64_t)200 * 1000)
 #define MOST_SLEEP_NS ((int64_t)2000 * 1000)
-/* In an exchange the others are at work. One that takes longer than HANG_S hangs: a stage of a model
- * of 70B may need minutes for a batch. HCACHE_HANG_S in the environment is another bound. */
+/* In an exchange the others are at work. One that takes longer than HANG_S hangs: a stage of a
+ * model of 70B may need minutes for a batch. HCACHE_HANG_S in the environment is another bound. */
 #define YIELD_NS ((int64_t)50 * 1000)
 #define HANG_S   600
 

@@ -18,6 +18,10 @@
  *   layer has two sums. Host memory is read at 200 GB/s (eight channels), which binds only above
  *   seven links.
  *
+ * Devices on machines of their own (platform_shape.link_bytes_per_s) each have such disks, and
+ * exchange as hcache's processes do (docs/DEVICES.md): what they read and what they save passes the
+ * link of process 0. A gather's latency is taken at 20 us, a guess for TCP.
+ *
  * GPU kernels of small sizes are not modelled, except the 128-token tile of their GEMMs. */
 #include "sim/machines.h"
 
@@ -34,7 +38,7 @@ struct machine {
 };
 
 static const double LINK_SHARE = 26.0 / 32.0, ATTENTION_SHARE = 0.78;
-static const double DRAM_BYTES_PER_S = 200e9;
+static const double DRAM_BYTES_PER_S = 200e9, GATHER_S = 20e-6;
 
 static const struct machine machines[] = {
     {"a100", 312e12, 32e9, 1555e9, 0, 6.9e9, 300e9},
@@ -80,6 +84,20 @@ static int at_least_1(int n)
     return n > 1 ? n : 1;
 }
 
+struct machine_gathers machine_gathers(const struct platform_shape *s)
+{
+    double n = at_least_1(s->n_ranks),
+           numbers = 2.0 * s->d_model + s->d_ffn + (double)s->n_heads * s->d_head;
+    struct machine_gathers g = {0};
+    if (n == 1 || s->link_bytes_per_s == 0)
+        return g;
+    g.n = 4;
+    g.token_bytes = numbers * sizeof(float) * (n - 1) / n;
+    g.token_s = g.token_bytes / s->link_bytes_per_s;
+    g.latency_s = g.n * GATHER_S;
+    return g;
+}
+
 static void fill_costs(const struct machine *m, const struct platform_shape *s,
                        struct platform *p)
 {
@@ -89,7 +107,9 @@ static void fill_costs(const struct machine *m, const struct platform_shape *s,
     double flops = n_ranks * m->flops * gemm_share(m, s->d_model);
     double memory = n_ranks * m->hbm_bytes_per_s;
     /* Time of a byte that ranks exchange. Each rank sends the bytes that the others lack. */
-    double peer_s = (n_ranks - 1.0) / n_ranks / m->peer_bytes_per_s;
+    double peer_s = (n_ranks - 1.0) / n_ranks /
+                    (s->link_bytes_per_s > 0 ? s->link_bytes_per_s : m->peer_bytes_per_s);
+    struct machine_gathers g = machine_gathers(s);
     double recurrent = s->n_recurrent / (double)s->n_layers; /* their share of the layers */
     double layer_weights = (1 - recurrent) * (2 * d * q + d * kv) +
                            recurrent * d * s->recurrent_cols +
@@ -97,7 +117,9 @@ static void fill_costs(const struct machine *m, const struct platform_shape *s,
     p->h_bytes = d * s->elem_bytes;
     p->kv_bytes = kv * s->elem_bytes;
     p->c_h.b_s = 2 * d * (s->n_recurrent > 0 ? s->replay_cols : kv) / flops;
-    p->c_tok.b_s = 2 * layer_weights / flops + 2 * 2 * p->h_bytes * peer_s;
+    p->c_tok.a_s = g.latency_s;
+    p->c_tok.b_s = 2 * layer_weights / flops +
+                   (g.n > 0 ? g.token_s : 2 * 2 * p->h_bytes * peer_s);
     p->c_tok.c_s = (1 - recurrent) * 2 * q /
                    (flops * ATTENTION_SHARE); /* QK and AV, half of the n*n pairs */
     p->c_kv.b_s = 2 * p->kv_bytes / memory;
@@ -161,6 +183,14 @@ int machine_platform(const char *name, const struct platform_shape *shape,
     snprintf(out->tier[0].name, sizeof out->tier[0].name, "%s", stores[n_ssd]);
     out->tier[0].bytes_per_s = store_bytes_per_s(m, n_ssd);
     out->tier[0].up_bytes_per_s = m->link_bytes_per_s * LINK_SHARE * out->n_ranks;
+    int n = out->n_ranks * out->n_stages;
+    if (shape->link_bytes_per_s > 0 && n > 1) {
+        /* Of process 0's bytes in and out, one in n stays there. */
+        double link = shape->link_bytes_per_s * n / (n - 1);
+        out->tier[0].bytes_per_s = fmin(n * out->tier[0].bytes_per_s, link);
+        out->tier[0].up_bytes_per_s = fmin(out->tier[0].up_bytes_per_s,
+                                           link / out->n_stages);
+    }
     out->tier[0].latency_s = n_ssd == 0 ? 10e-6 : 100e-6;
     return platform_validate(out, e);
 }

@@ -149,6 +149,9 @@ struct platform_shape {
     bool gated_ffn;        /* three FFN matrices (SwiGLU), not two */
     double elem_bytes;     /* bytes of an element of the state dtype: 2 for f16 and bf16 */
     int n_ranks, n_stages; /* devices of this machine that share the model; 0 counts as 1 */
+    /* Each device is on a machine of its own, with a link of this speed in each direction; 0: all
+     * are on one machine. */
+    double link_bytes_per_s;
     /* Recurrent layers, and the columns of all products of one of them with d_model-wide rows:
      * in a replay, and in the whole layer without its MLP. */
     int n_recurrent, replay_cols, recurrent_cols;

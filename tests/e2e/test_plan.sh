@@ -18,10 +18,10 @@ run_hc "${plan[@]}" --throttle 2500000
 check "a slow store in MB/s" grep -qE '1024 tokens from throttled at 2.5 MB/s$' "$tmp/out"
 run_hc "${plan[@]}" --budget 1K --json
 check "a budget bounds what is stored" json_is 'j["plan"]["stored_bytes_per_token"] <= 1024' True
-run_hc "${plan[@]}" --method RRRRRRRRRRRRHHHHHHHHHHHHHHHHHHHHHHHHHHHH --width 70
+COLUMNS=70 run_hc "${plan[@]}" --method RRRRRRRRRRRRHHHHHHHHHHHHHHHHHHHHHHHHHHHH
 check "a forced plan has a row" grep -qE '^RRRRRRRRRRRRHHHHHHHHHHHHHHHHHHHHHHHHHHHH +12 R \+ 28 H \+ 0 K ' "$tmp/out"
 
-run_hc "${plan[@]}" --pipeline-parallel 4 --width 100
+COLUMNS=100 run_hc "${plan[@]}" --pipeline-parallel 4
 check "four stages: one lane of I/O, a bus and a compute lane each" \
     test "$(grep -cE '^(I/O|bus [0-3]|comp [0-3]) +[RHKrhk.]+ +[0-9]+ % busy$' "$tmp/out")" -eq 9
 check "which is said" grep -q 'over 4 stages of 1 rank$' "$tmp/out"
@@ -30,6 +30,10 @@ check "and drawn" test "$(grep -c '>bus [0-3]</text>' "$tmp/stages.svg")" -eq 4
 check "and in the JSON" json_is 'j["stages"], j["ranks"]' "(4, 1)"
 run_hc plan --shape llama-2-13b --platform a100-dram --history 1024 --tensor-parallel 2 --pipeline-parallel 2
 check "ranks gather hidden states that they bring up in shares" grep -qE '^to each stage: H [0-9.]+ ms \(4[0-9.]+ GB/s, gathered by its ranks\), KV ' "$tmp/out"
+run_hc plan --shape llama-2-70b --platform a30-1ssd --tensor-parallel 4 --link 1250000000
+check "on machines of their own a token waits for the link" grep -q '4 gathers a layer; the next token of an answer waits 16.624 ms' "$tmp/out"
+run_hc plan --shape llama-2-70b --platform a30-1ssd --tensor-parallel 4 --link 1250000000 --json
+check "and reads are bound by the link of process 0" json_is 'j["read_bytes_per_s"] < 1.7e9, j["gathers"]["per_layer"]' "(True, 4)"
 
 refused() { # refused NAME RC PATTERN ARGS...
     local name=$1 code=$2 pattern=$3
@@ -43,6 +47,7 @@ refused "no such shape" 1 "unknown shape 'nope'; known are:" --shape nope
 refused "no such platform" 1 "no platform 'nope'; built in are" --shape llama-2-7b --platform nope
 refused "history below 1" 2 'history.*out of bounds' --shape llama-2-7b --history 0
 refused "a bandwidth that is no number" 2 'throttle.*not a size' --shape llama-2-7b --throttle nan
+refused "a link for a measured platform" 2 'link: a measured' --link 1G --platform /dev/null
 refused "a tier too many" 2 'the platform has 1' --shape llama-2-7b --tier 1
 refused "a plan of other layers" 2 '8 letters for 32' --shape llama-2-7b --method RRRRRHHH
 refused "recomputed layers that are no prefix" 2 'plan' --shape tiny-mha --method HR
