@@ -37,6 +37,8 @@ enum {
     CALL_GIVE, /* sends bytes at p[0] to a process; n: bytes, tag, process */
     CALL_TAKE, /* the other end */
     CALL_GATHER, /* m: out, in; n: first process, processes */
+    CALL_FILE, /* host: the hash of a model's files, and their name; n: tensors, -, tag; answered */
+    CALL_ROWS, /* w; n: its first row, number of the tensor, its first row, rows */
 };
 
 /* The parts: the call's `host`, and of its batch positions, first rows and tables. */
@@ -115,6 +117,23 @@ int peer_run(struct stream *s, const struct call *c);
 /* Copies between two devices of which one at least is a peer, in the order of both streams. */
 int peer_copy_between(struct stream *to, void *dst, struct stream *from, const void *src,
                       size_t bytes);
+/* Functions of struct peers_plugin. */
+bool group_have_file(struct device *d, const char *source, int n_tensors,
+                     const struct sha256 *hash, struct err *why);
+int peer_read_rows(struct stream *s, const struct weight *w, int64_t dst_row, int number,
+                   int64_t row, int64_t n);
+
+/* --- rows.c --- */
+struct rows;
+/* Opens a model's files on this machine. Returns an error unless they have this many tensors and
+ * this hash, which may take reading them once. */
+int rows_open(const char *source, int n_tensors, const struct sha256 *hash,
+              struct device *dev, struct rows **out, struct err *err);
+void rows_close(struct rows *r); /* NULL is allowed */
+/* Reads rows [row, row + n) of a tensor into rows from dst_row on of a matrix. */
+int rows_read(struct rows *r, struct stream *s, struct weight *to, int64_t dst_row,
+              int number, int64_t row, int64_t n);
+
 /* --- serve.c --- */
 /* Carries out messages of process 0 until it leaves. */
 int serve(void);

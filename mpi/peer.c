@@ -4,6 +4,7 @@
  *  1. Calls to one peer are sent under its lock, so a call with an answer meets its own.
  *  2. An event of a peer is always reached: the peer carries out messages one after another, in the
  *     order in which they were sent, whatever their streams. */
+#include "mpi/group_impl.h"
 #include "mpi/messages.h"
 
 #include <errno.h>
@@ -468,4 +469,42 @@ int peer_gather(struct stream *const *s, int n, int first, const struct mat *out
             job_gather(first, n, out[r], in[r]);
     }
     return rc;
+}
+
+/* --- files of the model ----------------------------------------------------------------------- */
+
+bool group_have_file(struct device *d, const char *source, int n_tensors,
+                     const struct sha256 *hash, struct err *why)
+{
+    struct group *g = (struct group *)d;
+    size_t n = strlen(source) + 1;
+    uint8_t *host = xmalloc(sizeof *hash + n);
+    int tags[MAX_RANKS];
+    bool all = true;
+    memcpy(host, hash, sizeof *hash);
+    memcpy(host + sizeof *hash, source, n);
+    for (int i = 1; i < g->n; i++) { /* all look at the same time */
+        tags[i] = job_tag();
+        send_message(peer_of(g->rank[i]),
+                     &(struct message){.c = {.kind = CALL_FILE,
+                                             .n = {n_tensors, 0, tags[i]},
+                                             .host = host,
+                                             .host_bytes = sizeof *hash + n}});
+    }
+    for (int i = 1; i < g->n; i++) {
+        struct answer a;
+        job_receive(i, tags[i], &a, sizeof a);
+        if (a.rc != 0)
+            err_set(why, a.rc, "process %d gets its weights from process 0: %s", i, a.why);
+        all = all && a.rc == 0;
+    }
+    free(host);
+    return all;
+}
+
+int peer_read_rows(struct stream *s, const struct weight *w, int64_t dst_row, int number,
+                   int64_t row, int64_t n)
+{
+    return post(s,
+                (struct call){.kind = CALL_ROWS, .w = *w, .n = {dst_row, number, row, n}});
 }

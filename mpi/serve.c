@@ -17,6 +17,7 @@ struct server {
     int n_streams;
     uint8_t *message;
     size_t room;
+    struct rows *rows; /* the model's files; NULL: none are open */
 };
 
 /* A message that has come. */
@@ -49,6 +50,8 @@ static void close_device(struct server *s)
     for (int i = 0; i < s->n_streams; i++)
         stream_destroy(s->streams[i]);
     s->n_streams = 0;
+    rows_close(s->rows);
+    s->rows = NULL;
     if (s->d != NULL)
         device_close(s->d);
     pool_destroy(s->pool);
@@ -122,6 +125,27 @@ static int operation(const struct visit *v)
     return rc;
 }
 
+static void open_file(struct server *s, const struct visit *v)
+{
+    struct err err = {0};
+    struct sha256 hash;
+    memcpy(&hash, v->c->host, sizeof hash);
+    rows_close(s->rows);
+    s->rows = NULL;
+    int rc = rows_open((const char *)v->c->host + sizeof hash, (int)v->c->n[0], &hash, s->d,
+                       &s->rows, &err);
+    answer(v, rc, err.msg);
+}
+
+static void read_rows(struct server *s, const struct visit *v)
+{
+    const struct call *c = v->c;
+    struct weight w = c->w;
+    int rc = rows_read(s->rows, v->s, &w, c->n[0], (int)c->n[1], c->n[2], c->n[3]);
+    if (rc != 0)
+        stream_fail(v->s, rc, err_name(rc));
+}
+
 /* Carries out a message that is no operation. Returns whether it was one of these. */
 static bool other_call(struct server *sv, const struct visit *v)
 {
@@ -172,6 +196,12 @@ static bool other_call(struct server *sv, const struct visit *v)
         return true;
     case CALL_GATHER:
         job_gather((int)c->n[0], (int)c->n[1], c->m[0], c->m[1]);
+        return true;
+    case CALL_FILE:
+        open_file(sv, v);
+        return true;
+    case CALL_ROWS:
+        read_rows(sv, v);
         return true;
     default:
         return false;

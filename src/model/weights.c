@@ -461,6 +461,9 @@ static int load_all(struct loader *ld)
     bool all_parts = ld->o->part == WEIGHTS_ALL;
     const struct load *failed = NULL;
     look_up(ld);
+    if (ld->is_known && ld->n_ranks * ld->n_stages > 1)
+        ld->ranks_read = ranks_have_file(ld->dev, ld->source, (int)ld->set.list.n,
+                                         &ld->w->hash);
     loads_make(ld);
     if (all_parts)
         progress_begin(&ld->progress, "loading weights", PROGRESS_BYTES, ld->bytes_all);
@@ -484,6 +487,40 @@ static int load_all(struct loader *ld)
     return rc == 0 ? load_vectors(ld) : rc;
 }
 
+int weights_hash(struct tensor_set *set, const struct model_config *cfg, struct device *dev,
+                 struct sha256 *hash, struct err *err)
+{
+    struct weights w = {0};
+    const struct weights_opts o = {.remembers = true, .part = WEIGHTS_ALL};
+    struct loader ld = {.w = &w,
+                        .o = &o,
+                        .c = cfg,
+                        .dev = dev,
+                        .set = *set,
+                        .n_ranks = 1,
+                        .n_stages = 1,
+                        .err = err};
+    int rc = 0;
+    look_up(&ld);
+    if (!ld.is_known) {
+        const struct load *failed = NULL;
+        for (size_t i = 0; i < set->list.n; i++)
+            set->list.items[i].n_parts = 0; /* nothing is delivered */
+        loads_make(&ld);
+        rc = loads_run(&ld, &failed);
+        if (failed != NULL)
+            rc = load_failed(&ld, failed, rc);
+        if (rc == 0) {
+            describe_bad(&ld, ld.bad, sizeof ld.bad);
+            hash_all(&ld);
+            rc = look_again(&ld);
+        }
+        loads_free(&ld);
+    }
+    *hash = w.hash;
+    return rc;
+}
+
 int weights_load(struct weights *out, const char *source, const struct model_config *cfg,
                  const struct weights_opts *o, struct err *err)
 {
@@ -500,6 +537,7 @@ int weights_load(struct weights *out, const char *source, const struct model_con
                         .n_ranks = o->dev->n_ranks,
                         .n_stages = o->dev->n_stages,
                         .held = o->held,
+                        .source = source,
                         .err = err != NULL ? err : &local};
     struct holdings *h = out->impl;
     h->n_layers = cfg->n_layers;

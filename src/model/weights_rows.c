@@ -42,8 +42,17 @@ struct unit {
     uint8_t *wide;       /* decoded rows */
     uint8_t *other;      /* rows in the type of the slot */
     const uint8_t *rows; /* decoded rows; NULL: they were not decoded */
+    bool only_asks;      /* delivering only finds out whether this process needs the rows */
     int rc;
 };
+
+static int unit_deliver(struct loader *ld, const struct unit *u);
+
+/* Returns whether a rank reads its rows itself: it is another process, with the same file. */
+static bool reads_itself(const struct loader *ld, int stage, int rank)
+{
+    return ld->ranks_read && stage + rank > 0;
+}
 
 /* Bytes of the largest unit: as in the file, decoded, and in the type of a slot. */
 struct unit_sizes {
@@ -132,12 +141,17 @@ static void unit_find(const struct loader *ld, int64_t unit, struct unit *u)
     u->n = MIN(u->l->unit_rows, u->l->t->rows - u->row);
 }
 
-static void unit_prepare(const struct loader *ld, struct unit *u)
+static void unit_prepare(struct loader *ld, struct unit *u)
 {
     struct load *l = u->l;
     uint8_t *file = u->file_mem.ptr;
     u->rc = 0;
     u->rows = file;
+    u->only_asks = true;
+    bool is_needed = !ld->ranks_read || unit_deliver(ld, u) != 0;
+    u->only_asks = false;
+    if (!is_needed)
+        return;
     if (l->src->in_file)
         u->rc = tensor_src_read(l->src, u->row, u->n, file);
     else
@@ -285,6 +299,50 @@ static int in_blocks(const struct unit *u, enum dtype type, int64_t at, int64_t 
     return fits ? 0 : -ERANGE;
 }
 
+/* Packs n rows as rows from dst_row on of a rank's own matrix. */
+static int pack_rows(const struct loader *ld, const struct unit *u, struct stream *to,
+                     struct weight *m, int64_t at, int64_t dst_row, int64_t n)
+{
+    const struct load *l = u->l;
+    const struct ops *ops = stream_device(to)->ops;
+    if (m->dtype == DTYPE_Q8 && moves_blocks(ld, l->src, DTYPE_Q8))
+        return ops->weight_pack_q8_0(to, m, dst_row, in_file_at(u, at), n);
+    bool q4 = dtype_has_blocks(m->dtype);
+    enum dtype t = q4 ? m->dtype : packed_from(m->dtype);
+    const uint8_t *src = NULL;
+    int rc = q4 ? in_blocks(u, t, at, n, &src) : 0;
+    if (!q4)
+        src = in_type(u, t, at, n);
+    return rc != 0 ? rc : ops->weight_pack(to, m, dst_row, src, n);
+}
+
+int rows_load(const struct loader *ld, struct load *l, int64_t row, int64_t n,
+              struct stream *s, struct weight *to, int64_t dst_row)
+{
+    size_t numbers = (size_t)(n * l->t->cols);
+    struct q4_error unused = {0};
+    struct unit u = {.l = l, .row = row, .n = n, .s = s};
+    l->cut = cut_of(l->t, l->src->dtype);
+    l->decodes = !moves_blocks(ld, l->src, to->dtype);
+    l->errors = &unused;
+    uint8_t *file = xmalloc((size_t)n * l->src->file_row_bytes);
+    u.file_mem.ptr = file;
+    u.rows = file;
+    u.wide = xmalloc(numbers * sizeof(float));
+    u.other = xmalloc(numbers * sizeof(float));
+    int rc = tensor_src_read(l->src, row, n, file);
+    if (rc == 0 && tensor_src_is_quantised(l->src) && l->decodes) {
+        u.rows = u.wide;
+        tensor_src_decode(l->src, l->t->cols, file, n, (float *)(void *)u.wide);
+    }
+    if (rc == 0)
+        rc = pack_rows(ld, &u, s, to, 0, dst_row, n);
+    free(file);
+    free(u.wide);
+    free(u.other);
+    return rc;
+}
+
 static int deliver_matrix(struct loader *ld, const struct unit *u, enum slot s, int rank,
                           int64_t at, int64_t dst_row, int64_t n)
 {
@@ -296,19 +354,12 @@ static int deliver_matrix(struct loader *ld, const struct unit *u, enum slot s, 
     }
     CHECK(dst_row + n <= m->n);
     struct weight own = *m;
-    struct stream *to = u->s != NULL ? u->s
-                                     : rank_stream(ld->s, loader_stage(ld, l->t, s), rank);
-    const struct ops *ops = stream_device(to)->ops;
+    int stage = loader_stage(ld, l->t, s);
+    struct stream *to = u->s != NULL ? u->s : rank_stream(ld->s, stage, rank);
     own.mem.ptr = rank_address(ld->dev, m->mem.ptr, rank);
-    if (m->dtype == DTYPE_Q8 && moves_blocks(ld, l->src, DTYPE_Q8))
-        return ops->weight_pack_q8_0(to, &own, dst_row, in_file_at(u, at), n);
-    bool q4 = dtype_has_blocks(m->dtype);
-    enum dtype t = q4 ? m->dtype : packed_from(m->dtype);
-    const uint8_t *src = NULL;
-    int rc = q4 ? in_blocks(u, t, at, n, &src) : 0;
-    if (!q4)
-        src = in_type(u, t, at, n);
-    return rc != 0 ? rc : ops->weight_pack(to, &own, dst_row, src, n);
+    return reads_itself(ld, stage, rank)
+               ? rank_read_rows(to, &own, dst_row, (int)(l - ld->loads), u->row + at, n)
+               : pack_rows(ld, u, to, &own, at, dst_row, n);
 }
 
 static int deliver_table(struct loader *ld, const struct unit *u, enum slot s, int64_t at,
@@ -332,7 +383,9 @@ static int deliver_table(struct loader *ld, const struct unit *u, enum slot s, i
 static int deliver(struct loader *ld, const struct unit *u, enum slot s, int64_t at,
                    int64_t dst_row, int64_t n)
 {
-    int rc = 0;
+    int rc = 0, stage = loader_stage(ld, u->l->t, s);
+    if (u->only_asks && !slot_is_matrix(s))
+        return 1;
     if (slot_is_table(s))
         return deliver_table(ld, u, s, at, dst_row, n);
     for (int rank = 0; rank < ld->n_ranks; rank++) {
@@ -341,7 +394,9 @@ static int deliver(struct loader *ld, const struct unit *u, enum slot s, int64_t
                share_next(ld->c, s, rank, ld->n_ranks, &row, end, &own_row, &n_own);
              row += n_own) {
             int64_t from = at + row - dst_row;
-            if (slot_is_matrix(s))
+            if (u->only_asks)
+                rc = !reads_itself(ld, stage, rank);
+            else if (slot_is_matrix(s))
                 rc = deliver_matrix(ld, u, s, rank, from, own_row, n_own);
             else
                 deliver_vector(ld, u, s, rank, from, own_row, n_own);

@@ -49,6 +49,7 @@ struct loader {
     struct weights *w;
     const struct weights_opts *o;
     const struct model_config *c;
+    const char *source;
     struct device *dev;
     struct stream *s;
     int n_ranks, n_stages;
@@ -67,7 +68,14 @@ struct loader {
     bool remembers,
         is_known;  /* the hash may be remembered; w->hash is the remembered one */
     char bad[400]; /* warning of numbers that are none; empty: there are none */
+    bool
+        ranks_read; /* the ranks of other processes read their rows from files of their own */
 };
+
+/* Sets *hash to weights.hash of a checkpoint's files: the remembered one, or from all of their
+ * bytes. Takes the parts off the set's tensors. */
+int weights_hash(struct tensor_set *set, const struct model_config *cfg, struct device *dev,
+                 struct sha256 *hash, struct err *err);
 
 /* Return the place of a slot in memory, its stage, and the host copy of a vector (weights.c). */
 struct weight *loader_matrix(const struct loader *ld, int layer, enum slot s);
@@ -80,5 +88,10 @@ void loads_free(struct loader *ld);
 /* Loads all units. After an error *failed is the tensor that could not be loaded, or NULL with
  * ld->err set. -ERANGE: 4 or 8 bits cannot hold its numbers; -ENODATA: its file was cut. */
 int loads_run(struct loader *ld, const struct load **failed);
+
+/* Reads rows [row, row + n) of a tensor and packs them as rows from dst_row on of a matrix, as
+ * loads_run does. Of l only t and src are set, of ld c and n_ranks. */
+int rows_load(const struct loader *ld, struct load *l, int64_t row, int64_t n,
+              struct stream *s, struct weight *to, int64_t dst_row);
 
 #endif

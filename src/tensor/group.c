@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "tensor/device.h"
 #include "tensor/peers_plugin.h"
 
@@ -100,6 +101,23 @@ int all_gather(struct stream *s, struct mat out, struct mat in)
 {
     return group_of(s->device) != NULL ? group_of(s->device)->all_gather(s, out, in)
                                        : atomic_load(&s->code);
+}
+
+bool ranks_have_file(struct device *d, const char *source, int n_tensors,
+                     const struct sha256 *hash)
+{
+    struct err why = {0};
+    bool have = group_of(d) != NULL &&
+                group_of(d)->have_file(d, source, n_tensors, hash, &why);
+    if (why.code != 0)
+        log_info("%s", why.msg);
+    return have;
+}
+
+int rank_read_rows(struct stream *s, const struct weight *w, int64_t dst_row, int number,
+                   int64_t row, int64_t n)
+{
+    return peers()->read_rows(s, w, dst_row, number, row, n);
 }
 
 int kv_chunks_up(struct stream *s, void *dst, const void *src, int n, size_t stride,

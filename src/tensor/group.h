@@ -40,6 +40,7 @@
 #ifndef TENSOR_GROUP_H
 #define TENSOR_GROUP_H
 
+#include "base/hash.h"
 #include "base/run.h"
 #include "tensor/ops.h"
 #include "tensor/tensor.h"
@@ -86,6 +87,15 @@ void *rank_address(const struct device *d, const void *p, int rank);
  * have the same type; of one row, `in` may be the rank's own part of out.  Where there is one rank
  * it does nothing and need not be called.  Returns 0 or the stream's sticky error. */
 int all_gather(struct stream *s, struct mat out, struct mat in);
+
+/* Returns whether every rank of another process has the same files as `source`, which have
+ * n_tensors tensors and this hash (model/weights_rows.h). If not, says why in the log. */
+bool ranks_have_file(struct device *d, const char *source, int n_tensors,
+                     const struct sha256 *hash);
+/* Has a rank of another process read rows [row, row + n) of the number-th tensor of that file and
+ * pack them as rows from dst_row on of w. */
+int rank_read_rows(struct stream *s, const struct weight *w, int64_t dst_row, int number,
+                   int64_t row, int64_t n);
 
 /* Copies n whole chunks of `bytes`, `stride` apart on both sides, from the host to a stage, as
  * kv_load takes them.  Each rank takes only its own heads (HCache paper, section 5), so each bus

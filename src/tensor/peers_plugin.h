@@ -8,6 +8,7 @@
 
 #include "tensor/device.h"
 #include "tensor/ops.h"
+#include "base/hash.h"
 #include "tensor/peers.h"
 
 struct io;
@@ -30,6 +31,10 @@ struct peers_plugin {
     struct stream *(*rank_stream)(struct stream *s, int stage, int rank);
     void *(*rank_address)(const struct device *d, const void *p, int rank);
     int (*all_gather)(struct stream *s, struct mat out, struct mat in);
+    bool (*have_file)(struct device *d, const char *source, int n_tensors,
+                      const struct sha256 *hash, struct err *why);
+    int (*read_rows)(struct stream *s, const struct weight *w, int64_t dst_row, int number,
+                     int64_t row, int64_t n);
     int (*kv_chunks_up)(struct stream *s, void *dst, const void *src, int n, size_t stride,
                         size_t bytes);
     int (*kv_rows_down)(struct stream *s, void *dst, struct mat own);
@@ -38,7 +43,7 @@ struct peers_plugin {
 };
 
 /* Raise this if the meaning of something that crosses changes. */
-#define PEERS_PLUGIN_VERSION 3
+#define PEERS_PLUGIN_VERSION 4
 /* Differs if one side was built with other structs. */
 #define PEERS_PLUGIN_LAYOUT                                                                \
     (sizeof(struct buf) + 8191 * sizeof(struct device) + 131071 * sizeof(struct stream) +  \

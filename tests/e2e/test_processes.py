@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,11 @@ rng = random.Random(1)
 ids = [rng.randrange(4, 500) for _ in range(200)]
 with open(os.path.join(tmp, "ids"), "w") as f:
     f.write(" ".join(map(str, ids)))
+# Two machines have a folder of the same name. In the second one the model is the same at first.
+DEMO = os.path.join(os.path.dirname(__file__), "..", "..", "models", "demo")
+machines = [os.path.join(tmp, m) for m in ("here", "there")]
+for m in machines:
+    shutil.copytree(DEMO, os.path.join(m, "model"))
 
 
 def mpirun(n):
@@ -43,9 +49,12 @@ def command(ranks, stages, *options, processes=None, prompt=os.path.join(tmp, "i
             "--ignore-eos", "--json", *options]
 
 
+def said(a, **k):
+    return subprocess.run(a, capture_output=True, text=True, timeout=tap.PATIENCE, **k)
+
+
 def run(*a, env=None, **k):
-    return subprocess.run(command(*a, **k), capture_output=True, text=True, env={**os.environ, **(env or {})},
-                          timeout=tap.PATIENCE)
+    return said(command(*a, **k), env={**os.environ, **(env or {})})
 
 
 def answer(*a, **k):
@@ -56,9 +65,9 @@ def answer(*a, **k):
     return json.loads(p.stdout)
 
 
-def parent_of(pid):
+def stat_of(pid):
     with open(f"/proc/{pid}/stat") as f:
-        return int(f.read().rsplit(")", 1)[1].split()[1])
+        return f.read().rsplit(")", 1)[1].split()
 
 
 def ranks_of(p):
@@ -68,7 +77,7 @@ def ranks_of(p):
         try:
             with open(f"/proc/{pid}/environ", "rb") as f:
                 env = dict(e.split(b"=", 1) for e in f.read().split(b"\0") if b"=" in e)
-            mine = b"OMPI_COMM_WORLD_RANK" in env and parent_of(parent_of(pid)) == p.pid
+            mine = b"OMPI_COMM_WORLD_RANK" in env and int(stat_of(stat_of(pid)[1])[1]) == p.pid
         except (OSError, ValueError):
             continue
         if mine:
@@ -77,9 +86,7 @@ def ranks_of(p):
 
 
 def cpu_seconds(pid):
-    with open(f"/proc/{pid}/stat") as f:
-        fields = f.read().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, stat_of(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 # Every arrangement computes the bits of one process, and reads what another one has saved.
@@ -107,6 +114,28 @@ u = s.complete(ids[:130], max_tokens=1)["usage"]
 tap.check("a server then answers without saved state", u["prompt_tokens_details"]["cached_tokens"] == 0 and "is not here" in "".join(s.log), (u, s.log))
 s.stop()
 
+# Each process reads its share of the weights from its own file, if that has the bytes of process 0's.
+def on_machines(*options):
+    """Runs a stage on each machine. Returns the digest, and what was said of the weights."""
+    a = [HC, "run", "model", "-v", "--threads", "1", "-p", "a", "-n", "4", "--ignore-eos", "--json", *options]
+    here, there = (["-np", "1", "-wdir", m, *a, "--pipeline-parallel", "2"] for m in machines)
+    r = said([*mpirun(1)[:-2], *here, ":", *there])
+    return json.loads(r.stdout)["logits_digest"] if r.returncode == 0 else r.stderr, "".join(re.findall("process 1 gets its weights.*", r.stderr))
+
+
+one = json.loads(said([HC, "run", "model", "--threads", "1", "-p", "a", "-n", "4", "--ignore-eos", "--json"], cwd=machines[0]).stdout)["logits_digest"]
+tap.equal("stages with the same file: the logits of one, each from its own", on_machines(), (one, ""))
+with open(os.path.join(machines[1], "model", "model.safetensors"), "r+b") as f:
+    f.seek(-1000, os.SEEK_END)
+    f.write(b"\0" * 8)
+got = on_machines()
+tap.check("another file: the logits of one, from process 0, and the reason", got[0] == one and "another model than that of process 0" in got[1], got)
+s = Server(os.path.join(machines[0], "model"), "--threads", "1", "--pipeline-parallel", "2")
+read = [int(re.search("rchar: (\\d+)", open(f"/proc/{pid}/io").read()).group(1)) for pid in ranks_of(s.p)]
+s.stop()
+size = os.path.getsize(os.path.join(machines[0], "model", "model.safetensors"))
+tap.check("a process reads less than two thirds of the file", len(read) == 2 and max(read) < size * 2 / 3, (read, size))
+
 # Errors are said once, and end the job with a code.
 for why, text, code, ranks, stages in (("heads that cannot be divided", "divided by 3", 1, 3, 1), ("5 stages for 4 layers", "has 4 layers", 1, 1, 5),
                                        ("32 processes", "at most 16", 2, 8, 4), ("17 ranks", "16", 2, 17, 1)):
@@ -119,7 +148,7 @@ tap.check("another number of processes than ranks: refused, with the number to c
 for what, why, a in (("recurrent layers", "--tensor-parallel 1", ["run", "synth:tiny-hybrid", "-n", "1", "-p", "a"]),
                      ("several models", "serve one model", ["serve", "synth:tiny-mha", "synth:tiny-gqa", "--port", "0"]),
                      ("a GPU", "--device cpu", ["run", "synth:tiny-mha", "-n", "1", "-p", "a", "--device", "cuda"])):
-    p = subprocess.run([HC, *a, "--tensor-parallel", "2"], capture_output=True, text=True, timeout=tap.PATIENCE)
+    p = said([HC, *a, "--tensor-parallel", "2"])
     tap.check(f"{what}: refused at the start, with what to do", p.returncode != 0 and why in p.stderr, p.stderr)
 p = run(2, 1, env={"HCACHE_PLUGINS": tmp})
 tap.check("without its plug-in: the reason, once", p.returncode == 1 and p.stderr.count("hcache-mpi.so cannot be loaded") == 1, p.stderr)
@@ -134,7 +163,7 @@ for what, names, a in (("profile", "over its buses", ["profile", "synth:tiny-mha
                        ("bench restore", "over 2 stages, on each of 2 ranks",
                         ["bench", "restore", "synth:tiny-mha", "--store", "memory", "--lengths", "128", "--rounds", "1", "--methods", "kv,hidden"]),
                        ("bench device", "all_gather", ["bench", "device", "--width", "256", "--only", "32 rows"])):
-    p = subprocess.run([HC, *a, *group, "--threads", "1"], capture_output=True, text=True, timeout=tap.PATIENCE)
+    p = said([HC, *a, *group, "--threads", "1"])
     tap.check(f"{what} of two stages of two ranks", p.returncode == 0 and names in p.stdout, (p.returncode, p.stdout, p.stderr))
 
 # A server: its ranks sleep between requests, a rank that dies ends it, and a restart continues the conversation.
@@ -167,9 +196,7 @@ s.kill()
 tap.check("no rank outlives the process that has started it", until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ranks)))
 
 # A rank that hangs ends the job within the bound.
-os.environ["HCACHE_HANG_S"] = "2"
-s = Server("synth:tiny-mha", "--threads", "1", "--tensor-parallel", "2")
-del os.environ["HCACHE_HANG_S"]
+s = Server("synth:tiny-mha", "--threads", "1", "--tensor-parallel", "2", env={"HCACHE_HANG_S": "2"})
 os.kill(ranks_of(s.p)[1], signal.SIGSTOP)
 
 
@@ -186,24 +213,22 @@ tap.check("a rank that is stopped ends the job after HCACHE_HANG_S, with a code 
 # A rank is killed while state is being saved: what was reported committed before is there, and nothing is wrong.
 wrong, before, store = [], None, os.path.join(tmp, "killed")
 for i in range(KILLS):
-    name = os.path.join(tmp, f"ids{i}")
-    with open(name, "w") as f:
+    with open(os.path.join(tmp, f"ids{i}"), "w") as f:
         f.write(" ".join(str(rng.randrange(4, 500)) for _ in range(200)))
-    p = subprocess.Popen(command(2, 1, "--store", store, "--save", "both", "--plan", "recompute", prompt=name), stdout=subprocess.DEVNULL,
-                         stderr=subprocess.DEVNULL)
+    a = command(2, 1, "--store", store, "--save", "both", "--plan", "recompute", prompt=f.name)
+    p = subprocess.Popen(a, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until(lambda: len(ranks_of(p)) == 2 or p.poll() is not None)
     time.sleep(rng.uniform(0, 0.8))
     victims = ranks_of(p)
-    if victims:
-        os.kill(rng.choice(victims), signal.SIGKILL)
+    os.kill(rng.choice(victims), signal.SIGKILL) if victims else None
     p.wait(tap.PATIENCE)
-    truth = answer(1, 1, prompt=name)["logits_digest"]
-    for prompt, want, digest in ((before or (name, 0, truth)), (name, 0, truth)):
+    now = (f.name, 0, answer(1, 1, prompt=f.name)["logits_digest"])
+    for prompt, want, digest in (before or now, now):
         j = answer(2, 1, "--store", store, "--plan", "kv", prompt=prompt)
         if j.get("logits_digest") != digest or j.get("cached_tokens", -1) < want:
             wrong.append((i, prompt, want, j.get("cached_tokens"), j.get("logits_digest"), digest))
-    before = (name, j["committed_tokens"] // 64 * 64, truth)
-    v = subprocess.run([HC, "store", "verify", store], capture_output=True, text=True)
+    before = (f.name, j["committed_tokens"] // 64 * 64, now[2])
+    v = said([HC, "store", "verify", store])
     if v.returncode != 0 or before[1] < 192:
         wrong.append((i, v.stdout, before))
 tap.check(f"after {KILLS} kills nothing committed is lost, and nothing is wrong", not wrong, wrong)

@@ -144,6 +144,8 @@ void peer_threads_use(void)
                                               .rank_stream = group_rank_stream,
                                               .rank_address = group_rank_address,
                                               .all_gather = group_all_gather,
+                                              .have_file = group_have_file,
+                                              .read_rows = peer_read_rows,
                                               .kv_chunks_up = group_kv_chunks_up,
                                               .kv_rows_down = group_kv_rows_down};
     peers_use(&group, PEERS_ANY);
