@@ -308,10 +308,8 @@ static void lay_out(struct packer *p)
     p->f.parts[PACK_TABLES].bytes = n_ranks * im[IMAGE_TABLES].bytes;
     p->f.parts[PACK_HEAD].bytes = n_ranks * im[IMAGE_HEAD].bytes;
     for (int l = 0; l < p->f.n_layers; l++) {
-        if (l > 0 && !matrix_types_alike(&p->f.matrices, l - 1, l)) {
-            image_make(&im[IMAGE_STREAMED], &p->shape, IMAGE_STREAMED, l);
-            image_make(&im[IMAGE_KEPT], &p->shape, IMAGE_KEPT, l);
-        }
+        image_make(&im[IMAGE_STREAMED], &p->shape, IMAGE_STREAMED, l);
+        image_make(&im[IMAGE_KEPT], &p->shape, IMAGE_KEPT, l);
         p->f.parts[pack_streamed_part(l)].bytes = n_ranks * im[IMAGE_STREAMED].bytes;
         p->f.parts[pack_kept_part(l)].bytes = n_ranks * im[IMAGE_KEPT].bytes;
     }

@@ -33,7 +33,6 @@ enum {
     MAX_VOCAB = SAMPLE_MAX_COLS,
     MAX_LAYERS = LAYER_SET_MAX,
     MAX_CTX = 1 << 30,
-    MAX_EXPERTS = 1024,
 };
 
 /* --- fields; the first error is kept ------------------------------------------------------ */
@@ -418,7 +417,8 @@ static bool read_rope_kinds(struct fields *f, struct model_config *c, double *fr
  * whole heads, or it fails. */
 static bool has_partial_rotary(enum model_family family)
 {
-    return family == FAMILY_PHI || family == FAMILY_PHI3 || family_is_hybrid(family);
+    return family == FAMILY_PHI || family == FAMILY_PHI3 || family == FAMILY_GLM4_MOE ||
+           family_is_hybrid(family);
 }
 
 /* Reads the fields of rotary positions. rope_fraction: share of a head that is rotated if the file
@@ -474,7 +474,7 @@ static void read_llama_like(struct fields *f, struct model_config *c)
     bool large = c->family == FAMILY_PHI3 || c->family == FAMILY_MIXTRAL ||
                  c->family == FAMILY_GPT_OSS || c->family == FAMILY_OLMO2 ||
                  c->family == FAMILY_OLMO3 || c->family == FAMILY_COHERE2 ||
-                 c->family == FAMILY_MINISTRAL3;
+                 c->family == FAMILY_MINISTRAL3 || c->family == FAMILY_GLM4_MOE;
     double eps = large ? 1e-5 : 1e-6;
     bool has_mlp = c->family != FAMILY_QWEN3_5_MOE && c->family != FAMILY_QWEN3_NEXT;
     read_sizes(f, c, has_mlp ? "intermediate_size" : NULL);
@@ -483,8 +483,14 @@ static void read_llama_like(struct fields *f, struct model_config *c)
     c->max_ctx = need_size(f, c, "max_position_embeddings", MAX_CTX, 131072);
     read_head_dim(f, c);
     read_norm_eps(f, c, c->norm < NORM_LAYER ? "rms_norm_eps" : "layer_norm_eps", eps);
-    read_rope(f, c, family_is_hybrid(c->family) ? 0.25 : 1.0);
-    must_be(f, "attention_bias", c->attn_out_bias, c->attn_out_bias);
+    read_rope(f, c,
+              family_is_hybrid(c->family)    ? 0.25
+              : c->family == FAMILY_GLM4_MOE ? 0.5
+                                             : 1.0);
+    if (c->family == FAMILY_GLM4_MOE)
+        c->qkv_bias = opt_bool(f, "attention_bias", false);
+    else
+        must_be(f, "attention_bias", c->attn_out_bias, c->attn_out_bias);
     must_be(f, "mlp_bias", false, false);
 }
 
@@ -713,8 +719,8 @@ static void read_granite(struct fields *f, struct model_config *c)
 static void read_experts(struct fields *f, struct model_config *c, const char *key,
                          const char *other)
 {
-    c->n_experts = is_null(f, key) ? need_int(f, other, 1, MAX_EXPERTS)
-                                   : need_int(f, key, 1, MAX_EXPERTS);
+    c->n_experts = is_null(f, key) ? need_int(f, other, 1, MODEL_MAX_EXPERTS)
+                                   : need_int(f, key, 1, MODEL_MAX_EXPERTS);
     c->n_experts_used = need_int(f, "num_experts_per_tok", 1, MODEL_MAX_EXPERTS_USED);
     if (f->rc == 0 && c->n_experts_used > c->n_experts)
         f->rc = err_set(f->err, ERR_FORMAT,
@@ -796,6 +802,40 @@ static void read_qwen3_next(struct fields *f, struct model_config *c)
     read_qwen3_5(f, c);
     read_experts_everywhere(f, c, true);
     c->n_shared_ffn = need_int(f, "shared_expert_intermediate_size", 1, MAX_WIDTH);
+}
+
+/* Reads how many groups of experts there are, and how many of them a token's experts are of. */
+static void read_expert_groups(struct fields *f, struct model_config *c)
+{
+    int32_t n = opt_int(f, "n_group", 1, MODEL_MAX_EXPERTS, 1);
+    int32_t used = opt_int(f, "topk_group", 1, MODEL_MAX_EXPERTS_USED, 1);
+    if (f->rc != 0 || (n == 1 && used == 1))
+        return;
+    if (c->n_experts % n != 0 || c->n_experts / n < 2 || used > n ||
+        c->n_experts_used > c->n_experts / n * used)
+        f->rc = err_set(f->err, ERR_FORMAT,
+                        "'n_group' %d and 'topk_group' %d do not fit %d experts, of which "
+                        "%d are used",
+                        n, used, c->n_experts, c->n_experts_used);
+    c->expert_groups.n = n;
+    c->expert_groups.used = used;
+}
+
+/* Reads a model whose first layers have no experts, and whose routers compute sigmoids. */
+static void read_glm4_moe(struct fields *f, struct model_config *c)
+{
+    read_llama(f, c);
+    if (opt_bool(f, "use_qk_norm", false))
+        c->qk_norm = QK_NORM_HEADS;
+    c->n_dense_layers = opt_int(f, "first_k_dense_replace", 0, c->n_layers, 1);
+    c->n_dense_ffn = c->n_dense_layers > 0 ? c->n_ffn : 0;
+    c->n_ffn = need_int(f, "moe_intermediate_size", 1, MAX_WIDTH);
+    c->n_shared_ffn = opt_int(f, "n_shared_experts", 0, MAX_WIDTH / c->n_ffn, 1) * c->n_ffn;
+    c->n_guessing = opt_int(f, "num_nextn_predict_layers", 0, MAX_LAYERS, 0);
+    read_experts(f, c, "n_routed_experts", "num_local_experts");
+    c->experts_normed = opt_bool(f, "norm_topk_prob", true);
+    c->experts_scale = opt_factor(f, "routed_scaling_factor", 1);
+    read_expert_groups(f, c);
 }
 
 static void read_mixtral(struct fields *f, struct model_config *c)
@@ -919,6 +959,7 @@ static const struct {
     [FAMILY_QWEN3_NEXT] = {"qwen3_next", "Qwen3NextForCausalLM", read_qwen3_next},
     [FAMILY_COHERE2] = {"cohere2", "Cohere2ForCausalLM", read_cohere2},
     [FAMILY_MINISTRAL3] = {"ministral3", "Ministral3ForCausalLM", read_ministral3},
+    [FAMILY_GLM4_MOE] = {"glm4_moe", "Glm4MoeForCausalLM", read_glm4_moe},
 };
 
 enum { N_FAMILIES = sizeof families / sizeof families[0] };

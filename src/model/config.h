@@ -54,6 +54,7 @@ enum model_family {
     FAMILY_QWEN3_NEXT,
     FAMILY_COHERE2,
     FAMILY_MINISTRAL3,
+    FAMILY_GLM4_MOE,
 };
 
 /* Element type of the checkpoint, as config.json states it. */
@@ -135,7 +136,7 @@ struct rope_scaling {
     float short_factors[ROPE_MAX_FACTORS];
 };
 
-enum { CONFIG_MAX_EOS = 64, MODEL_MAX_EXPERTS_USED = 32 };
+enum { CONFIG_MAX_EOS = 64, MODEL_MAX_EXPERTS = 1024, MODEL_MAX_EXPERTS_USED = 32 };
 
 struct model_config {
     enum model_family family;
@@ -153,6 +154,10 @@ struct model_config {
     int32_t n_experts_used; /* experts of each token */
     int32_t
         n_shared_ffn; /* width of an expert that every token uses beside them; 0: none */
+    bool shared_is_gated; /* its result is multiplied by the sigmoid of a gate */
+    /* The first layers that have one MLP in place of experts, and its width. */
+    int32_t n_dense_layers, n_dense_ffn;
+    int32_t n_guessing; /* layers behind the last that guess tokens and are not used */
     int32_t vocab_size;
     int32_t max_ctx; /* context length for which the model was made, in tokens */
 
@@ -172,6 +177,15 @@ struct model_config {
     enum qk_norm qk_norm;
     /* The weights of a token's experts are divided by their sum, so that they add up to 1. */
     bool experts_normed;
+    /* Shares are the sigmoids of the router's numbers, and the router's bias only chooses; else
+     * they are those of a softmax, and the bias is part of the numbers. */
+    bool router_sigmoid;
+    /* The experts form n groups, and a token's are of `used` groups, those whose two best experts
+     * have the largest sum; n 0: there are no groups. */
+    struct {
+        int32_t n, used;
+    } expert_groups;
+    float experts_scale; /* factor of the experts' weights; else 1 */
     /* Factor of what attention and MLP add to the residual stream (granite); else 1. */
     float residual_scale;
 
@@ -280,6 +294,12 @@ static inline bool config_is_recurrent(const struct model_config *c, int l)
 static inline bool config_is_hybrid(const struct model_config *c)
 {
     return c->recurrence.n_v > 0;
+}
+
+/* Returns whether layer l has experts. */
+static inline bool config_has_experts(const struct model_config *c, int l)
+{
+    return c->n_experts > 0 && l >= c->n_dense_layers;
 }
 
 /* Returns whether this id is one of the model's EOS ids. */

@@ -128,6 +128,7 @@ static const struct {
     {FAMILY_COHERE2, "order_of_interleaved_layers"}, /* as layer_types say */
     {FAMILY_COHERE2, "position_embedding_type"},
     {FAMILY_COHERE2, "use_parallel_embedding"},
+    {FAMILY_GLM4_MOE, "output_router_logits"},
     {FAMILY_GEMMA2, "hidden_act"},
     {FAMILY_GEMMA2, "cache_implementation"},
     {FAMILY_GEMMA3, "hidden_act"},

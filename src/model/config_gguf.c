@@ -7,6 +7,7 @@
  * The tensors tell whether the embeddings are tied, and how many rows the embedding table has. */
 #include "model/config_gguf.h"
 
+#include "base/check.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/minmax.h"
@@ -43,11 +44,12 @@ static const struct arch {
     {"qwen3next", FAMILY_QWEN3_NEXT},
     {"cohere2", FAMILY_COHERE2},
     {"mistral3", FAMILY_MINISTRAL3},
+    {"glm4moe", FAMILY_GLM4_MOE},
 };
 #define SUPPORTED                                                                          \
     "llama (Mistral and Mixtral too), qwen2, qwen3, qwen3moe, phi2, phi3, gemma, gemma2, " \
     "gemma3, olmo2, granite, falcon, gpt-oss, qwen35, qwen35moe, qwen3next, cohere2, "     \
-    "mistral3"
+    "mistral3, glm4moe"
 
 const char *config_gguf_families(void)
 {
@@ -95,6 +97,7 @@ static const struct gguf_value *look(struct meta *m, const char *key)
 {
     char full[160];
     snprintf(full, sizeof full, "%s.%s", m->arch, key);
+    CHECK((size_t)m->n_read < sizeof m->read / sizeof m->read[0]);
     m->read[m->n_read++] = key;
     return gguf_find(m->g, full);
 }
@@ -262,14 +265,12 @@ static void read_positions(struct meta *m, struct model_config *c)
 
 /* --- families ----------------------------------------------------------------------------- */
 
-/* Layers behind the model's own, counted in block_count, that guess further tokens. */
-#define GUESSING_LAYERS "nextn_predict_layers"
-
 static void read_sizes(struct meta *m, struct model_config *c)
 {
     c->n_layers = integer(m, "block_count", -1);
-    if (family_is_hybrid(c->family))
-        c->n_layers -= integer(m, GUESSING_LAYERS, 0);
+    if (family_is_hybrid(c->family) || c->family == FAMILY_GLM4_MOE)
+        c->n_guessing = integer(m, "nextn_predict_layers", 0);
+    c->n_layers -= c->n_guessing;
     c->n_embd = integer(m, "embedding_length", -1);
     c->n_heads = integer(m, "attention.head_count", -1);
     c->n_kv_heads = integer(m, "attention.head_count_kv", c->n_heads);
@@ -321,20 +322,48 @@ static void read_window_layers(struct meta *m, struct model_config *c, int64_t a
     }
 }
 
+/* Reads the layers without experts, whose MLP has n_mlp columns, and the router.  Files state the
+ * biases and norms of attention by having their tensors. */
+static void read_glm4_moe(struct meta *m, struct model_config *c, int32_t n_mlp)
+{
+    c->qkv_bias = gguf_files_find(m->files, "blk.0.attn_q.bias", NULL) != NULL;
+    if (gguf_files_find(m->files, "blk.0.attn_q_norm.weight", NULL) != NULL)
+        c->qk_norm = QK_NORM_HEADS;
+    c->n_dense_layers = integer(m, "leading_dense_block_count", 0);
+    c->n_dense_ffn = n_mlp;
+    int32_t n_shared = integer(m, "expert_shared_count", 0);
+    if (c->n_ffn < 1 || n_shared > MATMUL_MAX_K / MAX(c->n_ffn, 1))
+        refuse(m, "expert_feed_forward_length", "and 'expert_shared_count' make no width");
+    else
+        c->n_shared_ffn = n_shared * c->n_ffn;
+    const struct gguf_value *normed = look(m, "expert_weights_norm");
+    if (normed != NULL && !gguf_bool(normed, 0, &c->experts_normed))
+        refuse(m, "expert_weights_norm", "must be a boolean");
+    c->experts_scale = (float)real(m, "expert_weights_scale", 1);
+    c->expert_groups.n = integer(m, "expert_group_count", 0);
+    c->expert_groups.used = integer(m, "expert_group_used_count", 0);
+    if (integer(m, "expert_gating_func", 2) != 2)
+        refuse(m, "expert_gating_func", "other than 2 (sigmoid) is not supported");
+}
+
 /* Reads the experts, which make a llama file one of Mixtral. */
 static void read_experts(struct meta *m, struct model_config *c)
 {
     bool own_width = c->family == FAMILY_QWEN3_MOE || c->family == FAMILY_GPT_OSS ||
-                     c->family == FAMILY_QWEN3_5_MOE || c->family == FAMILY_QWEN3_NEXT;
+                     c->family == FAMILY_GLM4_MOE || c->family == FAMILY_QWEN3_5_MOE ||
+                     c->family == FAMILY_QWEN3_NEXT;
     c->n_experts = integer(m, "expert_count", 0);
     c->n_experts_used = integer(m, "expert_used_count", c->n_experts > 0 ? -1 : 0);
     if (c->n_experts > 0 && c->family == FAMILY_LLAMA)
         c->family = FAMILY_MIXTRAL;
+    int32_t n_mlp = c->n_ffn;
     if (own_width)
         c->n_ffn = integer(m, "expert_feed_forward_length", -1);
     c->experts_normed = c->n_experts > 0;
     if (c->n_experts > 0 && c->family != FAMILY_MIXTRAL && !own_width)
         refuse(m, "expert_count", "is not supported in this architecture");
+    if (c->family == FAMILY_GLM4_MOE)
+        read_glm4_moe(m, c, n_mlp);
 }
 
 static void read_gemma3(struct meta *m, struct model_config *c)
@@ -571,21 +600,14 @@ static void check_as_config_json(struct meta *m, struct model_config *c)
     if (m->rc != 0)
         return;
     char *text = config_write(c);
-    int32_t d_head = c->d_head;
+    int32_t d_head = c->d_head, n_guessing = c->n_guessing;
     struct recurrence r = c->recurrence; /* a config.json cannot say all of it */
     m->rc = config_parse(c, text, strlen(text), "its metadata, as a config.json", m->err);
     if (m->rc == 0 && c->d_head != d_head)
         refuse(m, "attention.key_length", "is not the width divided by the heads");
     c->recurrence = r;
+    c->n_guessing = n_guessing;
     free(text);
-}
-
-int config_gguf_guessing_layers(const struct gguf_files *files)
-{
-    struct err e = {0};
-    struct meta m = {.files = files, .g = &files->files[0].g, .err = &e};
-    const struct arch *a = find_arch(&m);
-    return a != NULL && family_is_hybrid(a->family) ? integer(&m, GUESSING_LAYERS, 0) : 0;
 }
 
 int config_from_gguf(struct model_config *out, const struct gguf_files *files,

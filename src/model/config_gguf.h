@@ -13,9 +13,6 @@
 /* Fills *out from a GGUF model, with the checks and invariants of config_parse. */
 int config_from_gguf(struct model_config *out, const struct gguf_files *files,
                      struct err *err);
-/* Returns the number of layers behind the model's own that guess further tokens.  Their tensors are
- * not used. */
-int config_gguf_guessing_layers(const struct gguf_files *files);
 int config_load_gguf(struct model_config *out, const char *path, struct err *err);
 
 #endif

@@ -22,6 +22,7 @@ void config_family_init(struct model_config *c, enum model_family family)
         .embed_scale = 1,
         .residual_scale = 1,
         .rope_magnitude = 1,
+        .experts_scale = 1,
         .logit_scale = 1,
         .bos_id = -1,
     };
@@ -44,7 +45,10 @@ void config_family_init(struct model_config *c, enum model_family family)
         c->norm = NORM_RMS_PLUS_ONE;
         c->qk_norm = QK_NORM_HEADS;
         c->attn_gated = true;
-        c->experts_normed = c->family != FAMILY_QWEN3_5;
+        c->experts_normed = c->shared_is_gated = c->family != FAMILY_QWEN3_5;
+        break;
+    case FAMILY_GLM4_MOE:
+        c->router_sigmoid = c->router_bias = true;
         break;
     case FAMILY_OLMO2:
     case FAMILY_OLMO3:
@@ -341,10 +345,9 @@ int64_t config_params(const struct model_config *c)
                   linear(c->n_ffn, d, c->mlp_bias);
     if (c->n_experts > 0)
         mlp = c->n_experts * (mlp + linear(d, 1, c->router_bias)); /* a row of the router */
-    if (c->n_shared_ffn > 0)
-        mlp += 3 * d * c->n_shared_ffn + d; /* and a row for its gate */
-    int64_t layer = mlp + n_norms * norm;
-    int64_t total = c->n_layers * layer + norm + c->vocab_size * d;
+    mlp += 3 * d * c->n_shared_ffn + (c->shared_is_gated ? d : 0);
+    int64_t total = c->n_layers * (mlp + n_norms * norm) + norm + c->vocab_size * d;
+    total += c->n_dense_layers * (3 * d * c->n_dense_ffn - mlp);
     for (int l = 0; l < c->n_layers; l++)
         total += config_is_recurrent(c, l) ? recurrent_params(c)
                                            : attn + (c->attn_sinks ? c->n_heads : 0);

@@ -12,7 +12,7 @@
 
 /* If this fails, a field was added.  Decide whether it changes a state's bits, name it below if it
  * does, and adapt the size. */
-_Static_assert(sizeof(struct model_config) == 1560 || sizeof(void *) != 8,
+_Static_assert(sizeof(struct model_config) == 1592 || sizeof(void *) != 8,
                "struct model_config has changed: see config_state_text");
 
 /* Returns the maximum context if the rotation depends on it, else 0. */
@@ -95,6 +95,12 @@ static char *more_text(const struct model_config *c)
                   {"sinks", c->attn_sinks, 0},
                   {"router bias", c->router_bias, 0},
                   {"shared expert", c->n_shared_ffn, 0},
+                  {"dense layers", c->n_dense_layers, 0},
+                  {"their width", c->n_dense_ffn, 0},
+                  {"sigmoids", c->router_sigmoid, 0},
+                  {"groups", c->expert_groups.n, 0},
+                  {"groups used", c->expert_groups.used, 0},
+                  {"experts scale", (double)c->experts_scale, 1},
                   {"gated", c->attn_gated, 0},
                   {"heads of q in recurrences", c->recurrence.n_k, 0},
                   {"heads of v in recurrences", c->recurrence.n_v, 0},

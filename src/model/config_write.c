@@ -5,6 +5,7 @@
 #include "model/config_family.h"
 
 #include "base/json.h"
+#include "base/minmax.h"
 
 static void put_common(struct json *o, const struct model_config *c)
 {
@@ -41,8 +42,9 @@ static void put_rope(struct json *o, const struct model_config *c)
 {
     json_put_real(o, "rope_theta", c->rope_theta);
     bool in_part = c->d_rope != c->d_head;
-    if (in_part ||
-        config_is_hybrid(c)) /* 0.5 is added so that truncation gives d_rope again */
+    if (in_part || config_is_hybrid(c) ||
+        c->family ==
+            FAMILY_GLM4_MOE) /* 0.5 is added so that truncation gives d_rope again */
         json_put_real(o, "partial_rotary_factor",
                       in_part ? (c->d_rope + 0.5) / c->d_head : 1.0);
     if (c->family == FAMILY_GPT_OSS && c->rope_scaling.kind == ROPE_SCALING_NONE) {
@@ -84,10 +86,24 @@ static void put_layer_types(struct json *o, const struct model_config *c)
 
 static void put_experts(struct json *o, const struct model_config *c)
 {
-    bool is_qwen = c->family != FAMILY_MIXTRAL && c->family != FAMILY_GPT_OSS;
-    json_put_int(o, is_qwen ? "num_experts" : "num_local_experts", c->n_experts);
+    bool is_glm = c->family == FAMILY_GLM4_MOE;
+    bool has_ffn = c->family != FAMILY_MIXTRAL && c->family != FAMILY_GPT_OSS;
+    json_put_int(o,
+                 is_glm    ? "n_routed_experts"
+                 : has_ffn ? "num_experts"
+                           : "num_local_experts",
+                 c->n_experts);
     json_put_int(o, "num_experts_per_tok", c->n_experts_used);
-    if (is_qwen) {
+    if (is_glm) {
+        json_put_bool(o, "attention_bias", c->qkv_bias);
+        json_put_bool(o, "use_qk_norm", c->qk_norm != QK_NORM_NONE);
+        json_put_int(o, "first_k_dense_replace", c->n_dense_layers);
+        json_put_int(o, "n_shared_experts", c->n_shared_ffn / c->n_ffn);
+        json_put_int(o, "n_group", MAX(c->expert_groups.n, 1));
+        json_put_int(o, "topk_group", MAX(c->expert_groups.used, 1));
+        json_put_real(o, "routed_scaling_factor", (double)c->experts_scale);
+    }
+    if (has_ffn) {
         json_put_int(o, "moe_intermediate_size", c->n_ffn);
         json_put_bool(o, "norm_topk_prob", c->experts_normed);
     }
@@ -122,7 +138,7 @@ static void put_granite(struct json *o, const struct model_config *c)
 
 static void put_llama_like(struct json *o, const struct model_config *c)
 {
-    json_put_int(o, "intermediate_size", c->n_ffn);
+    json_put_int(o, "intermediate_size", c->n_dense_layers > 0 ? c->n_dense_ffn : c->n_ffn);
     json_put_int(o, "num_key_value_heads", c->n_kv_heads);
     json_put_int(o, "head_dim", c->d_head);
     json_put_real(o, c->norm < NORM_LAYER ? "rms_norm_eps" : "layer_norm_eps", c->norm_eps);

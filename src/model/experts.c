@@ -34,25 +34,62 @@ static int insert(const float *numbers, int32_t *best, int n, int most, int i)
     return n;
 }
 
-void experts_choose(const struct model_config *c, const float *numbers, int32_t *ids,
-                    float *weights)
+/* Sets the experts of all groups but the chosen ones to NaN, so that they are chosen last. */
+static void mask_groups(const struct model_config *c, float *choice)
+{
+    int n_chosen = 0, each = c->n_experts / c->expert_groups.n;
+    float sums[MODEL_MAX_EXPERTS];
+    int32_t groups[MODEL_MAX_EXPERTS_USED], best[2];
+    bool is_chosen[MODEL_MAX_EXPERTS] = {false};
+    for (int g = 0; g < c->expert_groups.n; g++) {
+        const float *of = choice + (ptrdiff_t)g * each;
+        for (int i = 0, n = 0; i < each; i++)
+            n = insert(of, best, n, 2, i);
+        sums[g] = of[best[0]] + of[best[1]];
+        n_chosen = insert(sums, groups, n_chosen, c->expert_groups.used, g);
+    }
+    for (int i = 0; i < n_chosen; i++)
+        is_chosen[groups[i]] = true;
+    for (int i = 0; i < c->n_experts; i++)
+        if (!is_chosen[i / each])
+            choice[i] = NAN;
+}
+
+/* Returns the share of an expert before shares are divided by their sum. */
+static double share_of(const struct model_config *c, float number, double largest)
+{
+    return c->router_sigmoid ? 1 / (1 + exp(-(double)number))
+                             : exp((double)number - largest);
+}
+
+void experts_choose(const struct model_config *c, const float *numbers, const float *bias,
+                    int32_t *ids, float *weights)
 {
     int n = 0, k = c->n_experts_used;
-    int n_summed = c->experts_normed ? k : c->n_experts;
-    double sum = 0;
+    float choice[MODEL_MAX_EXPERTS];
+    CHECK(c->n_experts <= MODEL_MAX_EXPERTS);
     for (int i = 0; i < c->n_experts; i++)
-        n = insert(numbers, ids, n, k, i);
-    double largest = (double)numbers[ids[0]];
+        choice[i] = c->router_sigmoid ? (float)share_of(c, numbers[i], 0) + bias[i]
+                                      : numbers[i];
+    if (c->expert_groups.n > 0)
+        mask_groups(c, choice);
+    for (int i = 0; i < c->n_experts; i++)
+        n = insert(choice, ids, n, k, i);
+    double largest = (double)numbers[ids[0]], sum = 0;
     for (int i = 1; i < k; i++) /* few: sorts them by index */
         for (int m = i; m > 0 && ids[m] < ids[m - 1]; m--) {
             int32_t id = ids[m];
             ids[m] = ids[m - 1];
             ids[m - 1] = id;
         }
+    int n_summed = c->experts_normed ? k : c->router_sigmoid ? 0 : c->n_experts;
     for (int i = 0; i < n_summed; i++)
-        sum += exp((double)numbers[c->experts_normed ? ids[i] : i] - largest);
+        sum += share_of(c, numbers[c->experts_normed ? ids[i] : i], largest);
+    /* Sigmoids may all be 0; a softmax has a share of 1, which hides what is added. */
+    sum = n_summed > 0 ? sum + 1e-20 : 1;
     for (int i = 0; i < k; i++)
-        weights[i] = (float)(exp((double)numbers[ids[i]] - largest) / sum);
+        weights[i] = (float)(share_of(c, numbers[ids[i]], largest) / sum *
+                             (double)c->experts_scale);
 }
 
 /* --- the MLPs --------------------------------------------------------------------------------- */
@@ -126,19 +163,23 @@ static int expert(const struct layer_call *c, const struct activations *a, int e
     return mlp(c, a, rows, rows, &w_up, b_up, &w_down, b_down);
 }
 
-/* Adds the results of the expert that every row uses, each times the sigmoid of its gate. */
+/* Adds the results of the expert that every row uses, each times the sigmoid of its gate, if it has
+ * one. */
 static int shared_expert(const struct layer_call *c, const struct activations *a,
                          struct mat normed, struct mat out, int32_t *use, float *weights)
 {
     const struct layer_weights *lw = c->lw;
     struct mat rows = mat_rows(a->rows, 0, normed.rows);
     struct mat gates = mat_cols(mat_rows(a->router, 0, normed.rows), 0, 1);
-    TRY(c->m->dev->ops->matmul(c->s, gates, normed, &lw->shared_gate, NULL));
-    TRY(c->m->dev->ops->act(c->s, gates, ACTIVATION_SIGMOID));
+    bool gated = c->m->cfg.shared_is_gated;
+    if (gated) {
+        TRY(c->m->dev->ops->matmul(c->s, gates, normed, &lw->shared_gate, NULL));
+        TRY(c->m->dev->ops->act(c->s, gates, ACTIVATION_SIGMOID));
+    }
     TRY(mlp(c, a, normed, rows, &lw->shared_up, NULL, &lw->shared_down, NULL));
     for (int32_t i = 0; i < rows.rows; i++) {
         use[i] = i;
-        weights[i] = ((const float *)gates.data)[i * gates.ld];
+        weights[i] = gated ? ((const float *)gates.data)[i * gates.ld] : 1;
     }
     add_results(out, rows, use, 1, weights);
     return 0;
@@ -150,14 +191,18 @@ int experts_mlp(const struct layer_call *c, const struct activations *a, struct 
     const struct model_config *cfg = &c->m->cfg;
     int n_used = cfg->n_experts_used;
     int64_t n = normed.rows;
+    const float *bias = c->lw->b_router;
     struct mat numbers = mat_rows(a->router, 0, n);
     int32_t *ids = a->experts, *use = ids + n * n_used;
     float *weights = (float *)(use + n);
+    if (!config_has_experts(cfg, c->l))
+        return mlp(c, a, normed, out, &c->lw->dense_up, NULL, &c->lw->dense_down, NULL);
     CHECK(normed.dtype == DTYPE_F32 && out.dtype == DTYPE_F32);
-    TRY(c->m->dev->ops->matmul(c->s, numbers, normed, &c->lw->router, c->lw->b_router));
+    TRY(c->m->dev->ops->matmul(c->s, numbers, normed, &c->lw->router,
+                               cfg->router_sigmoid ? NULL : bias));
     for (int64_t i = 0; i < n; i++) {
-        experts_choose(cfg, (const float *)numbers.data + i * numbers.ld, ids + i * n_used,
-                       weights + i * n_used);
+        experts_choose(cfg, (const float *)numbers.data + i * numbers.ld, bias,
+                       ids + i * n_used, weights + i * n_used);
         memset((float *)out.data + i * out.ld, 0, (size_t)out.cols * sizeof(float));
     }
     for (int e = 0; e < cfg->n_experts; e++) {

@@ -72,7 +72,7 @@ bool matrix_types_fit(const struct matrix_types *t, const struct model_config *c
         return true;
     bool fits = has_blocks(t->head, c, SLOT_HEAD);
     for (int l = 0; l < t->n_layers; l++)
-        for (enum slot s = SLOT_WQ; s <= SLOT_SHARED_DOWN; s++)
+        for (enum slot s = SLOT_WQ; s <= SLOT_DENSE_DOWN; s++)
             fits = fits && has_blocks(matrix_type(t, l, s), c, s);
     return fits;
 }
@@ -103,13 +103,6 @@ int64_t matrix_rows(const struct matrix_types *t, const struct model_config *c, 
     if (matrix_types_differ_in_kv(t, layer))
         return s == SLOT_WV ? of_v : of_kv - of_v;
     return s == SLOT_WV ? 0 : of_kv;
-}
-
-bool matrix_types_alike(const struct matrix_types *t, int layer_a, int layer_b)
-{
-    return t->layers == NULL ||
-           memcmp(&t->layers[(size_t)layer_a * N_SLOTS],
-                  &t->layers[(size_t)layer_b * N_SLOTS], N_SLOTS * sizeof *t->layers) == 0;
 }
 
 /* Sets the type of a matrix for one more of its tensors.  The type becomes `want`. It becomes q8 if
@@ -152,8 +145,8 @@ void matrix_types_make(struct matrix_types *out, enum dtype all,
 /* Returns whether a layer has a matrix of a kind that only some models have. */
 static bool has_more(const struct layer_weights *l, enum slot s)
 {
-    const struct weight *const more[] = {&l->mix, &l->mix_out, &l->shared_up,
-                                         &l->shared_down};
+    const struct weight *const more[] = {&l->mix,         &l->mix_out,  &l->shared_up,
+                                         &l->shared_down, &l->dense_up, &l->dense_down};
     return more[s - SLOT_MIX]->n > 0;
 }
 
@@ -164,7 +157,7 @@ void weights_matrix_list(const struct weights *w, struct weights_matrix_list *ou
         .of = xcalloc((size_t)t->n_layers * N_SLOTS + 1, sizeof *out->of)};
     out->of[out->n++] = matrix_type(t, 0, SLOT_HEAD);
     for (int l = 0; l < t->n_layers; l++)
-        for (enum slot s = SLOT_WQ; s <= SLOT_SHARED_DOWN; s++) {
+        for (enum slot s = SLOT_WQ; s <= SLOT_DENSE_DOWN; s++) {
             bool two = matrix_types_differ_in_kv(t, l);
             if (s == SLOT_WKV && two)
                 out->of[out->n++] = DTYPE_Q4;

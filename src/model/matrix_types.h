@@ -36,8 +36,6 @@ enum slot matrix_of_part(const struct model_config *c, const struct tensor_part 
 /* Returns the rows of a matrix on one rank; 0 for SLOT_WV if W_k and W_v are one matrix. */
 int64_t matrix_rows(const struct matrix_types *t, const struct model_config *c, int layer,
                     enum slot s, int n_ranks);
-/* Returns whether the matrices of two layers have the same types. */
-bool matrix_types_alike(const struct matrix_types *t, int layer_a, int layer_b);
 /* Deinits and frees the struct; NULL is allowed. */
 void matrix_types_free(struct matrix_types *t);
 

@@ -763,7 +763,7 @@ static struct work_sizes sizes_of(const struct model_config *c, int n_ranks)
 {
     struct delta_rule d = model_delta_rule(c, NULL);
     int64_t q = (int64_t)c->n_heads * c->d_head / n_ranks, v = (int64_t)d.n_v * d.d_v;
-    int64_t ffn = MAX(c->n_ffn, c->n_shared_ffn);
+    int64_t ffn = MAX(MAX(c->n_ffn, c->n_shared_ffn), c->n_dense_ffn);
     return (struct work_sizes){
         .d = c->n_embd,
         .q = c->attn_gated ? 3 * q : q,

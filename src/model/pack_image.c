@@ -31,10 +31,12 @@ void image_make(struct image *out, const struct image_shape *s, enum image_kind 
 {
     struct tensor_list list;
     bool has[N_SLOTS] = {false};
-    /* All layers have the same slots, and so have all experts: the list of one tells them. */
+    /* Layers with experts have the same slots, and so have layers without them, and all experts:
+     * the list of one tells them. */
     struct model_config one = *s->cfg;
     one.n_layers = 1;
     one.n_experts = MIN(one.n_experts, 1);
+    one.n_dense_layers = layer < one.n_dense_layers;
     tensor_list_make(&list, &one);
     for (size_t i = 0; i < list.n; i++)
         for (int k = 0; k < list.items[i].n_parts; k++)

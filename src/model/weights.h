@@ -41,7 +41,9 @@ struct layer_weights {
      * another: [n_experts * 2 * n_ffn][d] and [n_experts * d][n_ffn]. */
     struct weight router;
     const float *b_router; /* [n_experts]; b_up and b_down then have all experts', too */
-    const float *sinks;    /* [n_heads] (ops.h, attention_rule) */
+    /* A layer without experts among layers with them: [2 * n_dense_ffn][d], [d][n_dense_ffn]. */
+    struct weight dense_up, dense_down;
+    const float *sinks; /* [n_heads] (ops.h, attention_rule) */
     /* The expert that every token uses: [2 * n_shared_ffn][d], [d][n_shared_ffn], and the gate of
      * its result [1][d]. */
     struct weight shared_up, shared_down, shared_gate;

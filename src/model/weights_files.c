@@ -511,8 +511,12 @@ static bool is_unused(const struct model_config *c, const char *name)
                  {true, "mtp."}};
     bool sees = c->family == FAMILY_GEMMA3 || c->family == FAMILY_MISTRAL ||
                 c->family == FAMILY_MINISTRAL3;
+    int l;
     if (strncmp(name, "model.", 6) == 0)
         name += 6;
+    if (sscanf(name, "layers.%d.", &l) == 1 && l >= c->n_layers &&
+        l < c->n_layers + c->n_guessing)
+        return true;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if ((parts[i].of_hybrids ? config_is_hybrid(c) : sees) &&
             strncmp(name, parts[i].prefix, strlen(parts[i].prefix)) == 0)

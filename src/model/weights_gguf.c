@@ -56,7 +56,9 @@ static const char *norm_stem(const struct model_config *c, bool attention)
 {
     if (c->norm_place == NORMS_AFTER)
         return attention ? "post_attention_norm" : "post_ffw_norm";
-    if ((c->family == FAMILY_GPT_OSS || config_is_hybrid(c)) && !attention)
+    if ((c->family == FAMILY_GPT_OSS || c->family == FAMILY_GLM4_MOE ||
+         config_is_hybrid(c)) &&
+        !attention)
         return "post_attention_norm";
     if (c->block == BLOCK_PARALLEL_NORM2)
         return attention ? "attn_norm_2" : "attn_norm";
@@ -76,10 +78,10 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
         [SLOT_WO] = "attn_output",
         [SLOT_BO] = "attn_output",
         [SLOT_ROUTER] = "ffn_gate_inp",
-        [SLOT_B_ROUTER] = "ffn_gate_inp",
         [SLOT_SINKS] = "attn_sinks",
         [SLOT_SHARED_DOWN] = "ffn_down_shexp",
         [SLOT_SHARED_GATE] = "ffn_gate_inp_shexp",
+        [SLOT_DENSE_DOWN] = "ffn_down",
         [SLOT_Q_NORM] = "attn_q_norm",
         [SLOT_K_NORM] = "attn_k_norm",
         [SLOT_MIX_OUT] = "ssm_out",
@@ -104,6 +106,10 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
     case SLOT_DOWN:
     case SLOT_B_DOWN:
         return c->n_experts > 0 ? experts_stem(c, p) : "ffn_down";
+    case SLOT_B_ROUTER:
+        return c->router_sigmoid ? "exp_probs_b" : "ffn_gate_inp";
+    case SLOT_DENSE_UP:
+        return p->dst_row == 0 ? "ffn_gate" : "ffn_up";
     case SLOT_SHARED_UP:
         return p->dst_row == 0 ? "ffn_gate_shexp" : "ffn_up_shexp";
     case SLOT_MIX:
@@ -165,8 +171,7 @@ static struct row_map rows_of(const struct model_config *c, const struct tensor_
 struct match {
     const struct gguf_files *files;
     const struct model_config *c;
-    bool **used;    /* [file][tensor] whether the tensor was used */
-    int n_guessing; /* layers behind the model's own that guess tokens and are not used */
+    bool **used; /* [file][tensor] whether the tensor was used */
     struct err *err;
 };
 
@@ -314,7 +319,7 @@ static bool is_guessing(const struct match *m, const char *name)
 {
     int l;
     return sscanf(name, "blk.%d.", &l) == 1 && l >= m->c->n_layers &&
-           l < m->c->n_layers + m->n_guessing;
+           l < m->c->n_layers + m->c->n_guessing;
 }
 
 static int refuse_unexpected(const struct match *m)
@@ -342,10 +347,7 @@ static int refuse_unexpected(const struct match *m)
 int gguf_match(const struct gguf_files *files, const struct model_config *c,
                const struct tensor_list *want, struct tensor_src *src, struct err *err)
 {
-    struct match m = {.files = files,
-                      .c = c,
-                      .n_guessing = config_gguf_guessing_layers(files),
-                      .err = err};
+    struct match m = {.files = files, .c = c, .err = err};
     int rc = 0;
     m.used = xcalloc(files->n, sizeof *m.used);
     for (size_t i = 0; i < files->n; i++)

@@ -40,6 +40,8 @@ struct names {
 #define Q_NORM_NAME "self_attn.q_norm"
 #define K_NORM_NAME "self_attn.k_norm"
 #define SINKS_NAME  "self_attn.sinks"
+/* of a router whose bias only chooses */
+#define ROUTER_BIAS_NAME "mlp.gate.e_score_correction_bias"
 
 static const struct names llama_names = {
     .prefix = "model.",
@@ -92,6 +94,7 @@ static struct names names_of(const struct model_config *c)
     case FAMILY_QWEN3_MOE:
     case FAMILY_QWEN3_5_MOE:
     case FAMILY_QWEN3_NEXT:
+    case FAMILY_GLM4_MOE:
     case FAMILY_GPT_OSS: /* folders have one tensor of all experts (weights_files.c) */
         n.router = c->family == FAMILY_GPT_OSS ? "mlp.router" : "mlp.gate";
         n.expert = "mlp.experts";
@@ -193,6 +196,8 @@ int64_t slot_rows(const struct model_config *c, enum slot s)
         return c->recurrence.d_v;
     case SLOT_SHARED_UP:
         return (int64_t)2 * c->n_shared_ffn;
+    case SLOT_DENSE_UP:
+        return (int64_t)2 * c->n_dense_ffn;
     case SLOT_SHARED_GATE:
         return 1;
     case SLOT_WKV:
@@ -231,6 +236,8 @@ int64_t slot_cols(const struct model_config *c, enum slot s)
         return mix_dim(c);
     case SLOT_SHARED_DOWN:
         return c->n_shared_ffn;
+    case SLOT_DENSE_DOWN:
+        return c->n_dense_ffn;
     case SLOT_DOWN:
         return c->n_ffn;
     default:
@@ -481,10 +488,26 @@ static void add_expert_matrix(struct builder *b, const struct names *n, int e,
     add_linear(b, name, w, w == SLOT_UP ? SLOT_B_UP : SLOT_B_DOWN, dst_row, n_rows);
 }
 
+/* Adds the three matrices of an MLP of n_ffn columns without biases. */
+static void add_gated(struct builder *b, const char *stem, enum slot up, enum slot down,
+                      int64_t n_ffn)
+{
+    char name[TENSOR_NAME_BYTES];
+    snprintf(name, sizeof name, "%s.gate_proj", stem);
+    add_linear(b, name, up, N_SLOTS, 0, n_ffn);
+    snprintf(name, sizeof name, "%s.up_proj", stem);
+    add_linear(b, name, up, N_SLOTS, n_ffn, n_ffn);
+    snprintf(name, sizeof name, "%s.down_proj", stem);
+    add_linear(b, name, down, N_SLOTS, 0, b->c->n_embd);
+}
+
 static void add_experts(struct builder *b, const struct names *n)
 {
     const struct model_config *c = b->c;
-    add_linear(b, n->router, SLOT_ROUTER, SLOT_B_ROUTER, 0, c->n_experts);
+    add_linear(b, n->router, SLOT_ROUTER, c->router_sigmoid ? N_SLOTS : SLOT_B_ROUTER, 0,
+               c->n_experts);
+    if (c->router_sigmoid)
+        add_vector(b, ROUTER_BIAS_NAME, SLOT_B_ROUTER, TENSOR_BIAS);
     for (int e = 0; e < c->n_experts; e++) {
         int64_t first = (int64_t)e * 2 * c->n_ffn;
         add_expert_matrix(b, n, e, n->gate, SLOT_UP, first, c->n_ffn);
@@ -493,18 +516,21 @@ static void add_experts(struct builder *b, const struct names *n)
     }
     if (c->n_shared_ffn == 0)
         return;
-    int64_t shared = c->n_shared_ffn;
-    add_linear(b, "mlp.shared_expert.gate_proj", SLOT_SHARED_UP, N_SLOTS, 0, shared);
-    add_linear(b, "mlp.shared_expert.up_proj", SLOT_SHARED_UP, N_SLOTS, shared, shared);
-    add_linear(b, "mlp.shared_expert.down_proj", SLOT_SHARED_DOWN, N_SLOTS, 0, c->n_embd);
-    add_linear(b, "mlp.shared_expert_gate", SLOT_SHARED_GATE, N_SLOTS, 0, 1);
+    add_gated(b, c->shared_is_gated ? "mlp.shared_expert" : "mlp.shared_experts",
+              SLOT_SHARED_UP, SLOT_SHARED_DOWN, c->n_shared_ffn);
+    if (c->shared_is_gated)
+        add_linear(b, "mlp.shared_expert_gate", SLOT_SHARED_GATE, N_SLOTS, 0, 1);
 }
 
 static void add_mlp(struct builder *b, const struct names *n)
 {
     const struct model_config *c = b->c;
-    if (c->n_experts > 0) {
+    if (config_has_experts(c, b->layer)) {
         add_experts(b, n);
+        return;
+    }
+    if (c->n_experts > 0) {
+        add_gated(b, "mlp", SLOT_DENSE_UP, SLOT_DENSE_DOWN, c->n_dense_ffn);
         return;
     }
     if (n->gate != NULL && c->mlp_gated) {

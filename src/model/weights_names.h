@@ -34,6 +34,8 @@ enum slot {
     SLOT_MIX_OUT,
     SLOT_SHARED_UP, /* of the expert that every token uses: gate and up */
     SLOT_SHARED_DOWN,
+    SLOT_DENSE_UP, /* of a layer without experts among layers with them: gate and up */
+    SLOT_DENSE_DOWN,
     /* Always f32 (slot_is_f32). */
     SLOT_ROUTER,
     SLOT_MIX_BA, /* of recurrent layers: beta and a */

@@ -92,12 +92,7 @@ static int make_images(struct loader *ld)
     p->images = xcalloc(p->f.n_parts, sizeof *p->images);
     for (size_t i = 0; i < p->f.n_parts; i++) {
         int l = layer_of_part(i);
-        if (l > 0 && matrix_types_alike(&p->f.matrices, l - 1, l)) {
-            p->images[i] = p->images[i - 2];
-            p->images[i].layer = l;
-        } else {
-            image_make(&p->images[i], &p->shape, kind_of_part(i), l);
-        }
+        image_make(&p->images[i], &p->shape, kind_of_part(i), l);
         if (kind_of_part(i) == IMAGE_STREAMED && p->images[i].bytes > p->streamed_bytes)
             p->streamed_bytes = p->images[i].bytes;
     }

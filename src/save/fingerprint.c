@@ -148,12 +148,13 @@ static int add_rotations(struct probe *p)
 /* --- the forward pass ------------------------------------------------------------------------- */
 
 /* Returns whether layer l is the first of its kind.  Layers of one kind run the same operations;
- * kinds differ in the window, and with it in the rotation, or are recurrent. */
+ * kinds differ in the window, and with it in the rotation, have experts, or are recurrent. */
 static bool is_first_of_kind(const struct model *m, int l)
 {
     int before = l - 1;
     while (before >= 0 &&
            (layer_set_has(&m->cfg.windowed, before) != layer_set_has(&m->cfg.windowed, l) ||
+            config_has_experts(&m->cfg, before) != config_has_experts(&m->cfg, l) ||
             config_is_recurrent(&m->cfg, before) != config_is_recurrent(&m->cfg, l)))
         before--;
     return before < 0;

@@ -567,6 +567,21 @@ static void test_fixed_fields_of_families(void **state)
            "'rope_parameters': is missing");
     refuse(&ministral3, "\"rope_parameters\": {\"rope_theta\": 5}", ERR_FORMAT,
            "'llama_4_scaling_beta'");
+    const struct family glm = {"glm4_moe", LLAMA_SIZES
+                               ", \"moe_intermediate_size\": 32, \"n_routed_experts\": 12,"
+                               "\"num_experts_per_tok\": 4"};
+    c = with(&glm, "\"n_shared_experts\": 3, \"first_k_dense_replace\": 2");
+    assert_true(c.n_dense_layers == 2 && c.n_dense_ffn == 172 && c.n_ffn == 32);
+    assert_true(c.n_shared_ffn == 96 && c.router_sigmoid && c.experts_normed &&
+                !c.qkv_bias);
+    assert_true(c.d_rope == c.d_head / 2 && !config_has_experts(&c, 1) &&
+                config_has_experts(&c, 2));
+    refuse(&glm, "\"n_group\": 5", ERR_FORMAT, "do not fit 12 experts");
+    refuse(&glm, "\"n_group\": 12", ERR_FORMAT, "do not fit 12 experts");
+    refuse(&glm, "\"n_group\": 4", ERR_FORMAT, "of which 4 are used");
+    refuse(&glm, "\"topk_group\": 2", ERR_FORMAT, "'n_group' 1 and 'topk_group' 2");
+    refuse(&glm, "\"first_k_dense_replace\": 6", ERR_FORMAT, "'first_k_dense_replace'");
+    refuse(&glm, "\"routed_scaling_factor\": 0", ERR_FORMAT, "must be a positive number");
 }
 
 static void test_blocks_of_falcon(void **state)
@@ -613,8 +628,8 @@ static void test_which_family(void **state)
         "f: model_type 'llama' with architecture 'MistralForCausalLM' is not "
         "supported; these are: llama, mistral, qwen2, qwen3, opt, phi, phi3, gemma, "
         "falcon, qwen3_moe, mixtral, gemma3_text, olmo2, olmo3, granite, gpt_oss, gemma2, "
-        "qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3 (see hcache model "
-        "--families)");
+        "qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3, glm4_moe (see "
+        "hcache model --families)");
     static const char alone[] = "{\"architectures\": [\"MambaForCausalLM\"]}";
     assert_int_equal(config_parse(&c, alone, sizeof alone - 1, "f", &e), ERR_UNSUPPORTED);
     assert_non_null(strstr(e.msg, "'(none)' with architecture 'MambaForCausalLM'"));
@@ -626,7 +641,7 @@ static void test_which_family(void **state)
 
     const char *name = NULL, *architecture = NULL;
     assert_false(family_at(-1, &name, &architecture));
-    assert_false(family_at(22, &name, &architecture));
+    assert_false(family_at(23, &name, &architecture));
     assert_null(name);
     assert_true(family_at(0, &name, &architecture));
     assert_string_equal(name, "llama");
@@ -635,7 +650,7 @@ static void test_which_family(void **state)
     assert_string_equal(name, "falcon");
     assert_string_equal(architecture, "FalconForCausalLM");
     assert_string_equal(family_name(FAMILY_FALCON), "falcon");
-    assert_string_equal(family_name((enum model_family)22), "unknown");
+    assert_string_equal(family_name((enum model_family)23), "unknown");
 }
 
 static void test_types_of_weights(void **state)

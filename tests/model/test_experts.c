@@ -1,5 +1,6 @@
 /* test_experts.c - the choice of experts: the largest numbers, ties to the lower index, weights of
- * the softmax.  tests/model/test_families.c judges whole layers against the reference library. */
+ * the softmax, or sigmoids with a bias and groups.  tests/model/test_families.c judges whole layers
+ * against transformers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,11 +15,13 @@
 
 static void expect(const float *numbers, int n, int n_used, const int32_t *want)
 {
-    struct model_config c = {
-        .n_experts = n, .n_experts_used = n_used, .experts_normed = true};
+    struct model_config c = {.n_experts = n,
+                             .n_experts_used = n_used,
+                             .experts_normed = true,
+                             .experts_scale = 1};
     int32_t ids[MODEL_MAX_EXPERTS_USED];
     float weights[MODEL_MAX_EXPERTS_USED];
-    experts_choose(&c, numbers, ids, weights);
+    experts_choose(&c, numbers, NULL, ids, weights);
     for (int i = 0; i < n_used; i++)
         assert_int_equal(ids[i], want[i]);
 }
@@ -42,7 +45,8 @@ static void weights_are_shares_of_the_softmax(void **state)
     enum { N = 64 };
     struct rng r = {20261129};
     for (int round = 0; round < 500; round++) {
-        struct model_config c = {.n_experts = 1 + (int)rng_below(&r, N)};
+        struct model_config c = {.n_experts = 1 + (int)rng_below(&r, N),
+                                 .experts_scale = 1};
         c.n_experts_used = 1 + (int)rng_below(
                                    &r, (uint64_t)(c.n_experts < 32 ? c.n_experts : 32));
         c.experts_normed = round % 2 == 0;
@@ -64,7 +68,7 @@ static void weights_are_shares_of_the_softmax(void **state)
             is_taken[best] = true;
             taken += share[best];
         }
-        experts_choose(&c, numbers, ids, weights);
+        experts_choose(&c, numbers, NULL, ids, weights);
         for (int k = 0; k < c.n_experts_used; k++) {
             assert_true(is_taken[ids[k]]);
             assert_true(k == 0 || ids[k] > ids[k - 1]);
@@ -72,6 +76,58 @@ static void weights_are_shares_of_the_softmax(void **state)
             assert_true(fabs((double)weights[k] - want) <= 1e-6 * want);
         }
     }
+}
+
+/* The bias chooses but is no part of the weights, and experts of other groups are not chosen
+ * however large their numbers are. */
+static void sigmoids_are_chosen_with_a_bias_among_groups(void **state)
+{
+    (void)state;
+    static const float numbers[] = {0, 1, 2, -1, 3, -9, 1, 1}, none[8] = {0},
+                       bias[] = {0.9f, 0, 0, 0.9f, 0, 0, 0, 0};
+    static const struct {
+        const float *bias;
+        int n_groups, used;
+        int32_t want[3];
+    } known[] = {{none, 0, 0, {1, 2, 4}}, {bias, 0, 0, {0, 3, 4}}, {none, 4, 1, {6, 7, -1}},
+                 {none, 2, 1, {4, 6, 7}}, {none, 4, 2, {1, 6, 7}}, {none, 2, 2, {1, 2, 4}},
+                 {bias, 2, 1, {0, 2, 3}}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        for (int normed = 0; normed < 2; normed++) {
+            int k = known[i].want[2] < 0 ? 2 : 3;
+            struct model_config c = {.n_experts = 8,
+                                     .n_experts_used = k,
+                                     .experts_normed = normed,
+                                     .router_sigmoid = true,
+                                     .expert_groups = {known[i].n_groups, known[i].used},
+                                     .experts_scale = 2.5f};
+            float weights[3];
+            int32_t ids[3];
+            double sum = 0, s[3];
+            experts_choose(&c, numbers, known[i].bias, ids, weights);
+            for (int e = 0; e < k; e++)
+                sum += s[e] = 1 / (1 + exp(-(double)numbers[ids[e]]));
+            for (int e = 0; e < k; e++) {
+                bool is_wanted = false;
+                for (int m = 0; m < k; m++)
+                    is_wanted |= ids[e] == known[i].want[m];
+                assert_true(is_wanted && (e == 0 || ids[e] > ids[e - 1]));
+                double want = 2.5 * s[e] / (normed ? sum : 1);
+                assert_true(fabs((double)weights[e] - want) <= 1e-6);
+            }
+        }
+    /* sigmoids that are all 0 give weights of 0, and no NaN */
+    float far[8], weights[2];
+    int32_t ids[2];
+    for (int i = 0; i < 8; i++)
+        far[i] = -1e30f;
+    struct model_config c = {.n_experts = 8,
+                             .n_experts_used = 2,
+                             .experts_normed = true,
+                             .router_sigmoid = true,
+                             .experts_scale = 1};
+    experts_choose(&c, far, none, ids, weights);
+    assert_true(ids[0] == 0 && ids[1] == 1 && weights[0] == 0 && weights[1] == 0);
 }
 
 /* A row's logits are the same bits alone and beside rows that use other experts. */
@@ -106,6 +162,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_largest_numbers_win_and_ties_go_to_the_lower_index),
         cmocka_unit_test(weights_are_shares_of_the_softmax),
+        cmocka_unit_test(sigmoids_are_chosen_with_a_bias_among_groups),
         cmocka_unit_test(a_row_does_not_depend_on_the_rows_beside_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -699,44 +699,41 @@ static void test_a_missing_part_is_named(void **state)
 int main(void)
 {
     static char *const names[] = {
-        "llama",  "mistral",   "qwen2",         "qwen3",      "phi",       "phi3",
-        "gemma",  "falcon-7b", "falcon-11b",    "falcon-40b", "qwen3-moe", "mixtral",
-        "gemma3", "olmo2",     "granite",       "qwen3-yarn", "phi3-long", "phi3-short",
-        "olmo3",  "gpt-oss",   "gpt-oss-mxfp4", "gemma2",     "cohere2",   "ministral3"};
+        "llama",          "mistral",   "qwen2",      "qwen3",      "phi",
+        "phi3",           "gemma",     "falcon-7b",  "falcon-11b", "falcon-40b",
+        "qwen3-moe",      "mixtral",   "gemma3",     "olmo2",      "granite",
+        "qwen3-yarn",     "phi3-long", "phi3-short", "olmo3",      "gpt-oss",
+        "gpt-oss-mxfp4",  "gemma2",    "cohere2",    "ministral3", "glm4-moe",
+        "glm4-moe-groups"};
     static char *const hybrids[] = {"qwen3.5", "qwen3.5-moe", "qwen3-next"};
-    enum { N = sizeof names / sizeof names[0] };
-    struct CMUnitTest tests[N + 18];
-    for (int i = 0; i < 3; i++)
-        tests[N + 15 + i] = (struct CMUnitTest){.name = hybrids[i],
-                                                .test_func = test_hybrid_is_the_folder,
-                                                .initial_state = hybrids[i]};
-    for (int i = 0; i < N; i++)
-        tests[i] = (struct CMUnitTest){.name = names[i],
-                                       .test_func = test_family_is_the_folder_bit_for_bit,
-                                       .initial_state = names[i]};
-    tests[N] = (struct CMUnitTest)cmocka_unit_test(test_rope_factors_are_the_formula);
-    tests[N + 1] = (struct CMUnitTest)cmocka_unit_test(
-        test_unknown_things_are_refused_by_name);
-    tests[N + 2] = (struct CMUnitTest)cmocka_unit_test(test_a_missing_part_is_named);
-    tests[N + 3] = (struct CMUnitTest)cmocka_unit_test(
-        test_quantised_types_give_the_oracles_logits);
-    tests[N + 4] = (struct CMUnitTest)cmocka_unit_test(
-        test_auto_takes_the_smallest_format_that_is_good_enough);
-    tests[N + 5] = (struct CMUnitTest)cmocka_unit_test(
-        test_quantised_files_are_held_as_they_are);
-    tests[N + 6] = (struct CMUnitTest)cmocka_unit_test(
-        test_4_bit_tensors_are_held_as_they_are);
-    tests[N + 7] = (struct CMUnitTest)cmocka_unit_test(test_layers_differ);
-    tests[N + 8] = (struct CMUnitTest)cmocka_unit_test(test_ranks_have_their_rows);
-    tests[N + 9] = (struct CMUnitTest)cmocka_unit_test(
-        test_values_that_change_nothing_pass);
-    tests[N + 10] = (struct CMUnitTest)cmocka_unit_test(
-        test_6_bit_tensors_are_held_as_they_are);
-    tests[N + 11] = (struct CMUnitTest)cmocka_unit_test(test_asked_dtype);
-    tests[N + 12] = (struct CMUnitTest)cmocka_unit_test(
-        test_a_table_of_blocks_is_held_as_it_is);
-    tests[N + 13] = (struct CMUnitTest)cmocka_unit_test(
-        test_a_table_of_blocks_gives_the_bits_of_bf16);
-    tests[N + 14] = (struct CMUnitTest)cmocka_unit_test(test_ranks_read_a_table_of_blocks);
+    static const struct CMUnitTest others[] = {
+        cmocka_unit_test(test_rope_factors_are_the_formula),
+        cmocka_unit_test(test_unknown_things_are_refused_by_name),
+        cmocka_unit_test(test_a_missing_part_is_named),
+        cmocka_unit_test(test_quantised_types_give_the_oracles_logits),
+        cmocka_unit_test(test_auto_takes_the_smallest_format_that_is_good_enough),
+        cmocka_unit_test(test_quantised_files_are_held_as_they_are),
+        cmocka_unit_test(test_4_bit_tensors_are_held_as_they_are),
+        cmocka_unit_test(test_layers_differ),
+        cmocka_unit_test(test_ranks_have_their_rows),
+        cmocka_unit_test(test_values_that_change_nothing_pass),
+        cmocka_unit_test(test_6_bit_tensors_are_held_as_they_are),
+        cmocka_unit_test(test_asked_dtype),
+        cmocka_unit_test(test_a_table_of_blocks_is_held_as_it_is),
+        cmocka_unit_test(test_a_table_of_blocks_gives_the_bits_of_bf16),
+        cmocka_unit_test(test_ranks_read_a_table_of_blocks),
+    };
+    enum {
+        N = sizeof names / sizeof names[0],
+        N_OTHERS = sizeof others / sizeof others[0]
+    };
+    struct CMUnitTest tests[N + 3 + N_OTHERS];
+    for (int i = 0; i < N + 3; i++)
+        tests[i] = (struct CMUnitTest){
+            .name = i < N ? names[i] : hybrids[i - N],
+            .test_func = i < N ? test_family_is_the_folder_bit_for_bit
+                               : test_hybrid_is_the_folder,
+            .initial_state = i < N ? names[i] : hybrids[i - N]};
+    memcpy(tests + N + 3, others, sizeof others);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

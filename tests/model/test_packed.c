@@ -559,6 +559,7 @@ int main(void)
         FAMILY("falcon-7b"),
         FAMILY("falcon-rw"),
         FAMILY("gemma"),
+        FAMILY("glm4-moe"),
         FAMILY("llama"),
         FAMILY("llama3"),
         FAMILY("ministral3"),

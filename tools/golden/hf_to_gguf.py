@@ -7,7 +7,7 @@ library only.
 
 Matrices keep their type; vectors become F32.  Families: llama, mistral, mixtral, qwen2, qwen3,
 qwen3_moe, phi, phi3, gemma, gemma3_text, olmo2, olmo3, granite, falcon,
-gpt_oss, gemma2, qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3.  A byte-level BPE tokenizer and the chat template are included if the folder has
+gpt_oss, gemma2, qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3, glm4_moe.  A byte-level BPE tokenizer and the chat template are included if the folder has
 them."""
 import argparse
 import json
@@ -23,7 +23,7 @@ ARCHS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3
          "gemma": "gemma", "falcon": "falcon", "mixtral": "llama", "qwen3_moe": "qwen3moe",
          "gemma3_text": "gemma3", "olmo2": "olmo2", "olmo3": "olmo2", "granite": "granite",
          "gpt_oss": "gpt-oss", "gemma2": "gemma2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
-         "qwen3_next": "qwen3next", "cohere2": "cohere2", "ministral3": "mistral3"}
+         "qwen3_next": "qwen3next", "cohere2": "cohere2", "ministral3": "mistral3", "glm4_moe": "glm4moe"}
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 PLUS_ONE = ("gemma", "gemma2", "gemma3", *HYBRIDS)
 PAIRS = ("llama", "granite", "mistral3")  # the rows of a head are interleaved
@@ -47,7 +47,8 @@ INSIDE = {
     "linear_attn.conv1d": "ssm_conv1d", "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out",
     "linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt", "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp"}
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp", "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp"}
 
 
 def text(s):
@@ -249,7 +250,19 @@ def metadata(c, arch, vocab_rows, n_guessing):
             yield "nextn_predict_layers", U32, n_guessing
         if experts:
             yield "expert_shared_feed_forward_length", U32, c["shared_expert_intermediate_size"]
-    if arch in ("qwen3moe", "qwen35moe", "qwen3next"):
+    if arch == "glm4moe":
+        yield "leading_dense_block_count", U32, c["first_k_dense_replace"]
+        yield "expert_count", U32, c["n_routed_experts"]
+        yield "expert_used_count", U32, c["num_experts_per_tok"]
+        yield "expert_shared_count", U32, c["n_shared_experts"]
+        yield "expert_weights_scale", F32, c["routed_scaling_factor"]
+        yield "expert_weights_norm", BOOL, int(c["norm_topk_prob"])
+        yield "expert_gating_func", U32, 2
+        yield "expert_group_count", U32, c["n_group"]
+        yield "expert_group_used_count", U32, c["topk_group"]
+        if n_guessing:
+            yield "nextn_predict_layers", U32, n_guessing
+    if arch in ("qwen3moe", "qwen35moe", "qwen3next", "glm4moe"):
         yield "expert_feed_forward_length", U32, c["moe_intermediate_size"]
 
 
@@ -328,6 +341,8 @@ def converted(folder, c, arch):
             if inner != "linear_attn.norm":
                 yield from recurrent(layer, inner, dtype, shape, raw, c)
                 continue
+        if name.endswith(".e_score_correction_bias"):
+            name = name.replace("mlp.gate.e_score_correction_bias", "exp_probs_b.bias")
         if name.endswith("self_attn.sinks"):
             name = name.replace("self_attn.sinks", "attn_sinks.weight")
         stem, end = name.rsplit(".", 1)
@@ -342,7 +357,7 @@ def converted(folder, c, arch):
                 all_of_it = experts.setdefault(f"blk.{layer}.{EXPERTS[kind]}.{end}", (dtype, shape, {}))
                 all_of_it[2][int(number)] = raw
                 continue
-            around = c["model_type"] in ("gemma2", "gemma3_text", "olmo2", "olmo3", "gpt_oss", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")  # the norm that follows attention
+            around = c["model_type"] in ("gemma2", "gemma3_text", "olmo2", "olmo3", "gpt_oss", "glm4_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")  # the norm that follows attention
             after = around and inner == "post_attention_layernorm"
             out = f"blk.{layer}.{'post_attention_norm' if after else INSIDE.get(inner, inner)}.{end}"
         if arch in PAIRS and (".attn_q." in out or ".attn_k." in out):
@@ -375,13 +390,13 @@ def write(path, pairs, tensors):
 
 
 def convert(folder, out, split=1, pre="gpt-2", change=(), n_guessing=0):
-    """Writes the file, with n_guessing layers that guess tokens behind a hybrid's own. `change` is an entry of metadata (key, kind, value) that replaces the
+    """Writes the file, with n_guessing layers that guess tokens behind the model's own. `change` is an entry of metadata (key, kind, value) that replaces the
     folder's; a value of None leaves the key out."""
     folder, out = pathlib.Path(folder), pathlib.Path(out)
     c = json.load(open(folder / "config.json", encoding="utf-8"))
     arch = ARCHS[c["model_type"]]
     tensors = list(converted(folder, c, arch))
-    for i in range(n_guessing):
+    for i in range(0 if arch == "glm4moe" else n_guessing):  # glm4_moe's folder has their tensors
         tensors += list(guessing(c["num_hidden_layers"] + i, tensors, c["hidden_size"]))
     rows = next(t[2][0] for t in tensors if t[0] == "token_embd.weight")
     all_pairs = {"general.architecture": (STRING, arch), "general.name": (STRING, folder.name)}
@@ -420,8 +435,9 @@ if __name__ == "__main__":
         os.makedirs(golden / "gguf", exist_ok=True)
         for name in ("llama", "llama3", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma", "falcon-7b", "falcon-11b",
                      "falcon-40b", "qwen3-moe", "mixtral", "gemma3", "olmo2", "granite", "qwen3-yarn", "phi3-long", "phi3-short", "olmo3",
-                     "gpt-oss", "gpt-oss-mxfp4", "gemma2", "qwen3.5", "qwen3.5-moe", "qwen3-next", "cohere2", "ministral3"):
-            convert(golden / "families" / name, golden / "gguf" / f"{name}.gguf", n_guessing=int(name == "qwen3.5"))
+                     "gpt-oss", "gpt-oss-mxfp4", "gemma2", "qwen3.5", "qwen3.5-moe", "qwen3-next", "cohere2", "ministral3",
+                     "glm4-moe", "glm4-moe-groups"):
+            convert(golden / "families" / name, golden / "gguf" / f"{name}.gguf", n_guessing=int(name in ("qwen3.5", "glm4-moe")))
         convert(golden / "families" / "llama3", golden / "gguf" / "split.gguf", split=3)
     else:
         convert(a.model, a.out, a.split, a.pre)

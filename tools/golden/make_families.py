@@ -212,6 +212,18 @@ FAMILIES = {
             rope_parameters=rope(1000.0, rope_type="yarn", factor=2.0, beta_fast=32.0, beta_slow=1.0,
                                  mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1,
                                  original_max_position_embeddings=32)))),
+    # a dense layer, then sigmoid routers whose bias only chooses
+    "glm4-moe": ("Glm4MoeConfig", "bfloat16", dict(
+        BASE, num_key_value_heads=2, num_hidden_layers=3, head_dim=16, moe_intermediate_size=16,
+        n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1,
+        routed_scaling_factor=1.5, use_qk_norm=True, attention_bias=True, rms_norm_eps=1e-5,
+        rope_parameters=rope(1000.0, partial_rotary_factor=0.5))),
+    # two groups of experts are chosen before the experts, whose shares are not made to add up to 1
+    "glm4-moe-groups": ("Glm4MoeConfig", "bfloat16", dict(
+        BASE, num_key_value_heads=4, num_hidden_layers=2, head_dim=16, moe_intermediate_size=16,
+        n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2, first_k_dense_replace=0,
+        n_group=4, topk_group=2, norm_topk_prob=False, routed_scaling_factor=0.8,
+        rope_parameters=rope(1000.0, partial_rotary_factor=0.5))),
     "granite": ("GraniteConfig", "bfloat16", dict(
         BASE, num_key_value_heads=2, embedding_multiplier=6.0, attention_multiplier=0.2,
         residual_multiplier=0.4, logits_scaling=3.0,
@@ -246,6 +258,18 @@ def draw(model, plus_one, gemma, seed):
             # always be the best next one
             x = (0.5 if gemma and "embed" in name else 1.4) * x / p.shape[-1] ** 0.5
         p.data = representable(x)
+    for name, p in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            p.data = representable(0.2 * torch.randn(p.shape, generator=g))
+
+
+def add_guessing(path):
+    """Adds tensors of a layer that guesses tokens behind the model's own, as published folders have it."""
+    tensors = load_file(path / "model.safetensors")
+    n = json.loads((path / "config.json").read_text())["num_hidden_layers"]
+    tensors[f"model.layers.{n}.eh_proj.weight"] = torch.zeros(48, 96, dtype=torch.bfloat16)
+    tensors[f"model.layers.{n}.self_attn.q_proj.weight"] = torch.zeros(64, 48, dtype=torch.bfloat16)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
 
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -326,6 +350,8 @@ def make(name):
         model.to(getattr(torch, dtype)).save_pretrained(path)
         if name.endswith("-mxfp4"):
             to_mxfp4(path)
+        if name == "glm4-moe":
+            add_guessing(path)
         exact = load(path, torch.float64)
         g = torch.Generator().manual_seed(1000 + seed)
         prompt = [1] + torch.randint(3, VOCAB, (N_PROMPT - 1,), generator=g).tolist()
