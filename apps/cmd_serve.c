@@ -36,9 +36,9 @@
 
 struct serve_args {
     struct engine_args engine;
-    const char *host, *api_key_file, *admin_key_file, *models, *chat_template_file;
+    const char *api_key_file, *admin_key_file, *models, *chat_template_file;
     uint64_t models_memory;
-    struct opt_list given, api_key, admin_key, allow_host, allow_origin, names;
+    struct opt_list host, given, api_key, admin_key, allow_host, allow_origin, names;
     int port, max_queue, max_connections, http_threads;
     int read_timeout, write_timeout, idle_timeout, keep_alive, drain;
     uint64_t max_body, max_bodies;
@@ -71,8 +71,9 @@ static const struct opt positionals[] = {
 };
 
 static const struct opt options[] = {
-    {"host", OPT(struct serve_args, host), .arg = "ADDRESS", .def = "127.0.0.1",
-     .help = "numeric address to listen on, or localhost"},
+    {"host", OPT(struct serve_args, host), .arg = "ADDRESS[,ADDRESS...]",
+     .def = "127.0.0.1", .min = 1, .max = SERVER_MAX_HOSTS,
+     .help = "addresses to listen on, each numeric or localhost"},
     {"port", OPT(struct serve_args, port), .arg = "N", .def = "8080", .min = 0,
      .max = 65535, .help = "port to listen on; 0: any free port, which is printed"},
     {"models", OPT(struct serve_args, models), .arg = "DIR",
@@ -350,11 +351,17 @@ static void raise_descriptors(int max_connections)
                  (unsigned long long)r.rlim_cur, max_connections);
 }
 
-/* Returns whether only programs of this machine can reach the address. */
-static bool is_loopback(const char *host)
+/* Returns the first address that other machines may reach; NULL: only programs of this one reach
+ * any. */
+static const char *open_host(const struct serve_args *a)
 {
-    return strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 ||
-           strcmp(host, "localhost") == 0;
+    for (int i = 0; i < a->host.n; i++) {
+        const char *h = a->host.items[i];
+        if (strncmp(h, "127.", 4) != 0 && strcmp(h, "::1") != 0 &&
+            strcmp(h, "localhost") != 0)
+            return h;
+    }
+    return NULL;
 }
 
 /* Says by which names the server can be reached, and which names of models it accepts. */
@@ -376,11 +383,11 @@ static void print_names(const struct serve_args *a, int n_keys, const char *own,
     for (int i = 0; i < names->n; i++)
         fprintf(stderr, "%s%s", i > 0 ? ", " : "model ", names->items[i]);
     fprintf(stderr, "%s\n", names->any ? " by any name" : " or default");
-    if (is_loopback(a->host))
+    if (open_host(a) == NULL)
         fprintf(stderr,
                 "containers cannot reach %s: for them, give --host the address of "
                 "their bridge (docker0: 172.17.0.1) and --api-key-file\n",
-                a->host);
+                a->host.items[0]);
 }
 
 /* Returns the time to live of remembered answers, the shorter one of those of texts and of state.
@@ -436,9 +443,8 @@ static void print_limits(const struct serve_args *a, int n_keys)
         bodies, a->read_timeout, a->write_timeout, a->idle_timeout, a->drain,
         a->http_threads, plural((uint64_t)a->http_threads),
         n_keys > 0 ? "an API key is required" : "no API key is required");
-    bool is_local = is_loopback(a->host);
-    if (n_keys == 0 && !is_local)
-        log_warn("anybody who can reach %s may use this server (--no-key)", a->host);
+    if (n_keys == 0 && open_host(a) != NULL)
+        log_warn("anybody who can reach %s may use this server (--no-key)", open_host(a));
 }
 
 /* Says how the model is told of tools, if its template does not do it. */
@@ -620,8 +626,7 @@ static bool waits_ready(const struct serve_args *a)
 {
     if (strcmp(a->wait_ready, "auto") != 0)
         return strcmp(a->wait_ready, "on") == 0;
-    return strcmp(a->host, "localhost") == 0 || strcmp(a->host, "::1") == 0 ||
-           strncmp(a->host, "127.", 4) == 0;
+    return open_host(a) == NULL;
 }
 
 /* Says which models there are. */
@@ -660,7 +665,8 @@ static int serve(const struct serve_args *a, struct serve_models *several,
         free(name);
         return fail(rc, err.msg);
     }
-    struct server_opts so = {.host = a->host,
+    struct server_opts so = {.hosts = a->host.items,
+                             .n_hosts = a->host.n,
                              .port = a->port,
                              .model_name = name,
                              .names = {.items = has_own ? a->names.items : only,
@@ -734,9 +740,13 @@ static int serve(const struct serve_args *a, struct serve_models *several,
         models_give(several->models, first);
     if (rc == 0) {
         atomic_store(&st->loaded, true);
-        bool is_v6 = strchr(a->host, ':') != NULL;
-        fprintf(stderr, "hcache serve: %s is ready at http://%s%s%s:%d\n", name,
-                is_v6 ? "[" : "", a->host, is_v6 ? "]" : "", server_port(s));
+        fprintf(stderr, "hcache serve: %s is ready at", name);
+        for (int i = 0; i < a->host.n; i++) {
+            const char *at = a->host.items[i], *v6 = strchr(at, ':');
+            fprintf(stderr, "%s http://%s%s%s:%d", i > 0 ? "," : "", v6 != NULL ? "[" : "",
+                    at, v6 != NULL ? "]" : "", server_port(s));
+        }
+        fprintf(stderr, "\n");
         wait_until_asked(st);
         drain(s, h, several->models, a->drain);
     }
@@ -800,15 +810,15 @@ int cmd_serve(int argc, char **argv)
         rc = serve_models_rename(&several, &a.names, &err);
     if (rc == 0)
         rc = read_keys(&a, &keys, &n_admin_keys, &err);
-    if (rc == 0 && keys.n == 0 && !a.no_key && !is_loopback(a.host))
+    if (rc == 0 && keys.n == 0 && !a.no_key && open_host(&a) != NULL)
         rc = err_set(&err, ERR_USAGE,
                      "--host %s can be reached from other machines or containers: give "
                      "--api-key-file, or --no-key to let everybody in",
-                     a.host);
+                     open_host(&a));
     if (rc == 0 && keys.n > 0 && a.no_key)
         rc = err_set(&err, ERR_USAGE, "--no-key: there are API keys");
     if (opt_source_of(parsed, "any-model") == OPT_FROM_DEFAULT)
-        a.any_model = is_loopback(a.host);
+        a.any_model = open_host(&a) == NULL;
     if (rc != 0) {
         code = fail(rc, err.msg);
     } else if ((rc = catch_signals(&st)) != 0) {

@@ -61,7 +61,7 @@ struct server {
     int batch_sequences;
     struct MHD_Daemon **daemons; /* [o.http_threads] one per loop */
     struct loops *loops;
-    int port, listen_socket;
+    int port, n_listening, listen_sockets[SERVER_MAX_HOSTS];
     int64_t created_s;
     /* Change of the clock that was logged last, in seconds; only the tidying thread uses it. */
     int64_t clock_set_by_s;

@@ -721,7 +721,8 @@ static void on_log(void *arg, const char *fmt, va_list ap)
 
 /* --- the server's life ------------------------------------------------------------------------ */
 
-static int listen_on(struct server *s, struct err *err)
+/* Listens on an address, and takes the port from there if any would do. */
+static int listen_on(struct server *s, const char *given, struct err *err)
 {
     struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | AI_PASSIVE,
                              .ai_socktype = SOCK_STREAM};
@@ -729,24 +730,27 @@ static int listen_on(struct server *s, struct err *err)
     struct sockaddr_storage bound;
     socklen_t n = sizeof bound;
     char port[16];
-    int one = 1, rc = 0;
-    snprintf(port, sizeof port, "%d", s->o.port);
+    int one = 1, rc = 0, several = s->o.n_hosts > 1;
+    snprintf(port, sizeof port, "%d", s->port);
     /* "localhost" becomes a fixed address, because resolvers differ in which one they name
      * first. */
-    const char *host = strcmp(s->o.host, "localhost") == 0 ? "127.0.0.1" : s->o.host;
+    const char *host = strcmp(given, "localhost") == 0 ? "127.0.0.1" : given;
     if (getaddrinfo(host, port, &hints, &a) != 0)
         return err_set(err, ERR_USAGE,
                        "--host %s: it must be localhost or a numeric address, as 127.0.0.1 "
                        "or 0.0.0.0",
-                       s->o.host);
-    s->listen_socket = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (s->listen_socket < 0 ||
-        setsockopt(s->listen_socket, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
-        bind(s->listen_socket, a->ai_addr, a->ai_addrlen) != 0 ||
-        listen(s->listen_socket, BACKLOG) != 0 ||
-        getsockname(s->listen_socket, (struct sockaddr *)&bound, &n) != 0)
-        rc = err_set(err, -errno, "cannot listen on %s port %d: %s", s->o.host, s->o.port,
+                       given);
+    int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    /* Beside others "::" means IPv6 alone, so that 0.0.0.0 may be one of them. */
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) != 0 ||
+        (a->ai_family == AF_INET6 && several &&
+         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof one) != 0) ||
+        bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0 ||
+        getsockname(fd, (struct sockaddr *)&bound, &n) != 0)
+        rc = err_set(err, -errno, "cannot listen on %s port %d: %s", given, s->port,
                      strerror(errno));
+    if (fd >= 0)
+        s->listen_sockets[s->n_listening++] = fd;
     freeaddrinfo(a);
     if (rc == 0)
         s->port = ntohs(bound.ss_family == AF_INET6
@@ -780,7 +784,8 @@ static int start_loops(struct server *s, struct err *err)
     }
     struct loops_opts o = {.daemons = s->daemons,
                            .n = s->o.http_threads,
-                           .listen_socket = s->listen_socket,
+                           .listen_sockets = s->listen_sockets,
+                           .n_listening = s->n_listening,
                            .max_connections = s->o.max_connections,
                            .n_connections = &s->n_connections};
     return loops_start(&o, &s->loops, err);
@@ -814,7 +819,7 @@ int server_start(const struct server_opts *o, struct server **out, struct err *e
     mem_return_large();
     s->o = *o;
     s->model_name = xstrdup(o->model_name);
-    s->listen_socket = -1;
+    s->port = o->port;
     s->created_s = clock_wall_s();
     auth_create(o->api_keys, o->n_api_keys, o->n_admin_keys, &s->auth);
     tenants_create(o->n_api_keys, &s->tenants);
@@ -824,8 +829,8 @@ int server_start(const struct server_opts *o, struct server **out, struct err *e
         rc = watcher_create(o->max_connections, o->read_timeout_s, &s->watcher, err);
     if (rc == 0)
         rc = start_workers(s, err);
-    if (rc == 0)
-        rc = listen_on(s, err);
+    for (int i = 0; rc == 0 && i < o->n_hosts; i++)
+        rc = listen_on(s, o->hosts[i], err);
     if (rc == 0)
         rc = start_loops(s, err);
     if (rc != 0) {
@@ -985,8 +990,8 @@ void server_stop(struct server *s)
     worker_destroy(s->disk);
     worker_destroy(s->text);
     runner_destroy(s->runner);
-    if (s->listen_socket >= 0)
-        close(s->listen_socket);
+    for (int i = 0; i < s->n_listening; i++)
+        close(s->listen_sockets[i]);
     watcher_destroy(s->watcher);
     answers_close(s->answers);
     recent_destroy(s->recent);

@@ -17,9 +17,10 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "base/thread.h"
+#include "server/server.h"
 
 enum {
-    /* Connections that a loop accepts in one turn. Others are left to another loop, or to the next
+    /* Connections that a loop accepts in one turn from each socket. Others are left to another loop, or to the next
      * turn. */
     MAX_ACCEPTED = 4,
     ACCEPT_PAUSE_MS = 100 /* pause when the system has no room for one more connection */
@@ -67,7 +68,7 @@ static void accept_failed(struct loop *p, int error)
 }
 
 /* Accepts one connection. Returns false if no more can be accepted now. */
-static bool accept_one(struct loop *p)
+static bool accept_one(struct loop *p, int listening)
 {
     struct loops *l = p->owner;
     struct sockaddr_storage from;
@@ -75,7 +76,7 @@ static bool accept_one(struct loop *p)
     bool accepted = false;
     pthread_mutex_lock(&l->accept_lock);
     if (may_accept(p)) {
-        int s = accept4(l->o.listen_socket, (struct sockaddr *)&from, &n,
+        int s = accept4(listening, (struct sockaddr *)&from, &n,
                         SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (s < 0)
             accept_failed(p, errno);
@@ -121,17 +122,20 @@ static void *loop_main(void *arg)
     struct loops *l = p->owner;
     while (!atomic_load(&l->stops)) {
         uint64_t n;
-        struct pollfd fd[] = {
-            {.fd = p->wake, .events = POLLIN},
-            {.fd = p->epoll, .events = POLLIN},
-            {.fd = may_accept(p) ? l->o.listen_socket : -1, .events = POLLIN}};
-        (void)poll(fd, sizeof fd / sizeof fd[0], timeout_ms(p));
+        struct pollfd fd[2 + SERVER_MAX_HOSTS] = {{.fd = p->wake, .events = POLLIN},
+                                                  {.fd = p->epoll, .events = POLLIN}};
+        int n_fds = 2 + (may_accept(p) ? l->o.n_listening : 0);
+        for (int i = 2; i < n_fds; i++)
+            fd[i] = (struct pollfd){.fd = l->o.listen_sockets[i - 2], .events = POLLIN};
+        (void)poll(fd, (nfds_t)n_fds, timeout_ms(p));
         if (fd[0].revents != 0)
             (void)!read(p->wake, &n, sizeof n);
         /* is_woken is cleared before the work, so a wake-up during it counts for the next turn. */
         atomic_store(&p->is_woken, false);
-        for (int i = 0; i < MAX_ACCEPTED && fd[2].revents != 0 && accept_one(p); i++) {
-        }
+        for (int k = 2; k < n_fds; k++)
+            for (int i = 0; i < MAX_ACCEPTED && fd[k].revents != 0; i++)
+                if (!accept_one(p, fd[k].fd))
+                    break;
         int64_t begin_ns = thread_ns();
         (void)MHD_run(p->daemon);
         note_turn(l, thread_ns() - begin_ns);
@@ -199,7 +203,8 @@ int64_t loops_longest_ns(const struct loops *l)
 void loops_refuse(struct loops *l)
 {
     atomic_store(&l->refuses, true);
-    (void)shutdown(l->o.listen_socket, SHUT_RDWR); /* ends accepting, and wakes the loops */
+    for (int i = 0; i < l->o.n_listening; i++) /* ends accepting, and wakes the loops */
+        (void)shutdown(l->o.listen_sockets[i], SHUT_RDWR);
 }
 
 void loops_stop(struct loops *l)

@@ -22,7 +22,8 @@ struct loops_opts {
     /* [n] daemons, started without thread and listening socket */
     struct MHD_Daemon *const *daemons;
     int n;
-    int listen_socket; /* non-blocking */
+    const int *listen_sockets; /* [n_listening] non-blocking */
+    int n_listening;           /* at most SERVER_MAX_HOSTS */
     /* Most connections of all daemons together. At this number no connection is accepted, and new
      * ones wait in the kernel's queue. The daemons' callback (MHD_OPTION_NOTIFY_CONNECTION) counts
      * them in n_connections. */

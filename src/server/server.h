@@ -30,9 +30,13 @@ struct dates;
 struct shelf;
 struct server;
 
+enum { SERVER_MAX_HOSTS = 8 };
+
 struct server_opts {
-    const char *host;         /* address to listen on: numeric, or localhost */
-    int port;                 /* 0: any free port */
+    /* addresses to listen on, each numeric or localhost; borrowed until server_stop */
+    const char *const *hosts;
+    int n_hosts;              /* from 1 to SERVER_MAX_HOSTS */
+    int port;                 /* on all of them; 0: any free port */
     const char *model_name;   /* name that answers show */
     struct model_names names; /* n 0: model_name alone; borrowed until server_stop */
     const char *const *api_keys;

@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 import tempfile
+import urllib.request
 
 sys.path.insert(0, os.path.dirname(__file__))
 from serve_client import SAVING, Server, Stream, until  # noqa: E402
@@ -27,8 +28,10 @@ def logged(name, s, pattern):
 
 tmp = tempfile.mkdtemp(prefix="hcache-log.")
 store = os.path.join(tmp, "s")
-s = Server(MODEL, *SAVING, "--no-reuse", "--store", store, "--api-key", "sesame", "--host", "localhost", "-v")
-check("--host localhost", any("ready at http://localhost:" in line for line in s.log), s.log)
+s = Server(MODEL, *SAVING, "--no-reuse", "--store", store, "--api-key", "sesame", "--host", "localhost,127.0.0.2", "-v")
+check("two addresses", any(f"ready at http://localhost:{s.port}, http://127.0.0.2:{s.port}\n" in line for line in s.log), s.log)
+with urllib.request.urlopen(f"http://127.0.0.2:{s.port}/health") as r:
+    equal("the second one answers", r.status, 200)
 chat = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 5, "ignore_eos": True}
 n = s.post("/v1/chat/completions", chat, KEY)[2]["usage"]["prompt_tokens"]
 logged("a chat", s, rf"POST /v1/chat/completions 200 in \d+\.\d ms: prompt {n}, cached 0, generated 5$")

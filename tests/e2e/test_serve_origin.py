@@ -192,6 +192,10 @@ def test_names(tmp):
     s.stop()
     why = refused_rule("--host", "0.0.0.0")
     check("an open address without a key is refused at the start", why is not None and "--no-key" in why and "status 2" in why, why)
+    why = refused_rule("--host", "127.0.0.1,::1", "--host", "0.0.0.0")
+    check("also beside loopback addresses", why is not None and "--host 0.0.0.0 can" in why and "status 2" in why, why)
+    why = refused_rule("--host", "127.0.0.1,here", "--no-key")
+    check("an address that is none is named", why is not None and "--host here: it must" in why, why)
     why = refused_rule("--no-key", "--api-key", "k")
     check("--no-key beside a key is refused", why is not None and "status 2" in why, why)
 

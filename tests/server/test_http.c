@@ -45,7 +45,9 @@ static int close_model(void **state)
 
 static struct server_opts options(void)
 {
-    return (struct server_opts){.host = "127.0.0.1",
+    static const char *const only[] = {"127.0.0.1"};
+    return (struct server_opts){.hosts = only,
+                                .n_hosts = 1,
                                 .model_name = "demo",
                                 .http_threads = 2,
                                 .max_connections = 8,
@@ -125,10 +127,13 @@ static void a_server_listens_where_it_is_told(void **state)
 {
     (void)state;
     struct server_opts o = options();
-    o.host = "host.example";
+    const char *hosts[] = {"127.0.0.1", "host.example"};
+    o.hosts = hosts;
+    o.n_hosts = 2;
     refused(&o, ERR_USAGE,
             "--host host.example: it must be localhost or a numeric address");
-    o.host = "localhost"; /* always 127.0.0.1 */
+    o.n_hosts = 1;
+    hosts[0] = "localhost"; /* always 127.0.0.1 */
     struct server *s = started(&o);
     assert_true(server_port(s) > 0);
     answers(s, "GET /health", 503, "\"loading\"");
@@ -148,13 +153,16 @@ static void a_server_listens_where_it_is_told(void **state)
     server_stop(NULL);
 }
 
+/* Beside IPv4 or alone. */
 static void a_server_may_listen_on_ipv6(void **state)
 {
     (void)state;
     struct server_opts o = options();
     struct server *s = NULL;
     struct err err = {0};
-    o.host = "::1";
+    static const char *const hosts[] = {"::1", "127.0.0.1"};
+    o.hosts = hosts;
+    o.n_hosts = 2;
     if (server_start(&o, &s, &err) != 0) {
         printf("skipped: %s\n", err.msg);
         skip();
@@ -167,6 +175,7 @@ static void a_server_may_listen_on_ipv6(void **state)
                          "GET /health HTTP/1.0\r\nHost: [::1]\r\n\r\n");
     assert_non_null(strstr(got, "\"loading\""));
     free(got);
+    answers(s, "GET /health", 503, "\"loading\"");
     server_stop(s);
 }
 

@@ -90,7 +90,8 @@ static int start(void **state)
     const struct stage *at = *state;
     static const char *const keys[] = {"one", "two", "admin"};
     static const char *const origins[] = {"https://page.example"};
-    struct server_opts so = {.host = "127.0.0.1",
+    struct server_opts so = {.hosts = (const char *const[]){"127.0.0.1"},
+                             .n_hosts = 1,
                              .model_name = "demo",
                              .http_threads = 1,
                              .max_connections = 16,
