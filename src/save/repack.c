@@ -36,7 +36,8 @@ static int list(void *arg, const struct store_entry *e)
     return 0;
 }
 
-int repack_open(struct store *s, int64_t before_wall_s, struct repack **out, struct err *err)
+int repack_open(struct store *s, int64_t before_wall_s, struct repack **out,
+                struct err *err)
 {
     struct repack *r = xcalloc(1, sizeof *r);
     r->store = s;
@@ -124,9 +125,9 @@ static int pack_chunk(struct repack *r, const struct sha256 *key, struct err *er
     struct store_chunk c;
     uint64_t epoch = store_epoch(r->store), before = 0, after = 0;
     bool any = false;
-    int rc = r->reader == NULL ? store_reader_open(r->store, READS_IN_FLIGHT, NULL, 0,
-                                                   &r->reader, err)
-                               : 0;
+    int rc = r->reader == NULL
+                 ? store_reader_open(r->store, READS_IN_FLIGHT, NULL, 0, &r->reader, err)
+                 : 0;
     if (rc == 0)
         rc = parcel_read(r->store, r->reader, key, &r->parcel, err);
     if (rc == 0)

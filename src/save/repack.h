@@ -24,7 +24,8 @@ struct repack_counts {
 
 /* Lists the full chunks that were not used since `before` (seconds since 1970). The store must
  * outlive the result. */
-int repack_open(struct store *s, int64_t before_wall_s, struct repack **out, struct err *err);
+int repack_open(struct store *s, int64_t before_wall_s, struct repack **out,
+                struct err *err);
 void repack_close(struct repack *r); /* commits nothing; NULL is allowed */
 /* Looks at the next chunk, and packs it if it is not packed. *more: there are more chunks. When
  * there are no more, all is committed. Returns 0 or the store's error. */

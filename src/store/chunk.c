@@ -221,18 +221,22 @@ int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_heade
     return header_check(out, err);
 }
 
-void chunk_header_seal(const struct seal *seal, uint8_t bytes[CHUNK_HEADER_BYTES])
+void chunk_header_seal(const struct seal *seal, const struct seal *of_owner,
+                       uint8_t bytes[CHUNK_HEADER_BYTES])
 {
     if (seal == NULL)
         return;
+    seal_page(of_owner, PAGE_TOKENS, get_u64(bytes + H_ID), bytes + H_TOKENS,
+              4 * STORE_CHUNK_TOKENS);
     put_u32(bytes + H_VERSION, get_u32(bytes + H_VERSION) + FORMAT_SEALED);
     seal_page(seal, PAGE_HEADER, get_u64(bytes + H_ID), bytes + H_SEGMENT,
               CHUNK_HEADER_BYTES - H_SEGMENT);
     put_u64(bytes + H_CHECKSUM, header_checksum(bytes));
 }
 
-int chunk_header_open(const struct seal *seal, uint8_t bytes[CHUNK_HEADER_BYTES],
-                      struct chunk_header *out, struct err *err)
+int chunk_header_open(const struct seal *seal, struct owner_keys *owners,
+                      uint8_t bytes[CHUNK_HEADER_BYTES], struct chunk_header *out,
+                      struct err *err)
 {
     if (seal != NULL && memcmp(bytes, magic, sizeof magic) == 0 &&
         get_u64(bytes + H_CHECKSUM) == header_checksum(bytes)) {
@@ -242,6 +246,11 @@ int chunk_header_open(const struct seal *seal, uint8_t bytes[CHUNK_HEADER_BYTES]
         put_u32(bytes + H_VERSION, version - FORMAT_SEALED);
         seal_page_open(seal, PAGE_HEADER, get_u64(bytes + H_ID), bytes + H_SEGMENT,
                        CHUNK_HEADER_BYTES - H_SEGMENT);
+        const struct seal *of_owner = owner_keys_find(owners, get_u64(bytes + H_OWNER));
+        if (of_owner == NULL)
+            return err_set(err, ERR_CORRUPT, "the key of an extent's owner is gone");
+        seal_page_open(of_owner, PAGE_TOKENS, get_u64(bytes + H_ID), bytes + H_TOKENS,
+                       4 * STORE_CHUNK_TOKENS);
         put_u64(bytes + H_CHECKSUM, header_checksum(bytes));
     }
     return chunk_header_decode(bytes, out, err);

@@ -17,6 +17,7 @@
 
 #include "base/bytes.h"
 #include "seal/seal.h"
+#include "store/owner_keys.h"
 #include "store/store.h"
 
 #define CHUNK_HEADER_BYTES     4096
@@ -28,7 +29,7 @@
 #define STORE_UUID_BYTES       16
 
 /* What a page of an encrypted store is (seal_page). */
-enum chunk_page { PAGE_HEADER = 1, PAGE_ROW, PAGE_TABLE, PAGE_PIN, PAGE_OWED };
+enum chunk_page { PAGE_HEADER = 1, PAGE_ROW, PAGE_TABLE, PAGE_PIN, PAGE_OWED, PAGE_TOKENS };
 
 /* Flag of a partial chunk, in its header and its row. The other bits of the flags are written as 0
  * and ignored. */
@@ -92,12 +93,15 @@ void chunk_header_encode(const struct chunk_header *h, uint8_t out[CHUNK_HEADER_
 int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_header *out,
                         struct err *err);
 
-/* Encrypts an encoded header in place, but for its id, its place and its size. Does nothing if seal
+/* Encrypts an encoded header in place, but for its id, its place and its size; its tokens first
+ * with the seal of its owner. Does nothing if seal
  * is NULL. */
-void chunk_header_seal(const struct seal *seal, uint8_t bytes[CHUNK_HEADER_BYTES]);
+void chunk_header_seal(const struct seal *seal, const struct seal *of_owner,
+                       uint8_t bytes[CHUNK_HEADER_BYTES]);
 /* Like chunk_header_decode, for a header of a store with this seal. Decrypts the bytes in place. */
-int chunk_header_open(const struct seal *seal, uint8_t bytes[CHUNK_HEADER_BYTES],
-                      struct chunk_header *out, struct err *err);
+int chunk_header_open(const struct seal *seal, struct owner_keys *owners,
+                      uint8_t bytes[CHUNK_HEADER_BYTES], struct chunk_header *out,
+                      struct err *err);
 
 /* Writes the name under which a record is sealed. */
 enum { CHUNK_NAME_BYTES = sizeof(struct sha256) + 3 };

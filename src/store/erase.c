@@ -181,5 +181,6 @@ int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
         erased_add(out, &part);
     }
     out->n_busy += n_writing;
-    return rc;
+    /* The key goes last: an erase that is cut off leaves chunks that can be read, as it may. */
+    return rc == 0 ? owner_keys_erase(s->home.owners, owner, err) : rc;
 }

@@ -65,6 +65,7 @@ struct files {
     uint64_t max_step_bytes, max_bytes;
     int64_t stuck_ns;
     const struct seal *seal;
+    struct owner_keys *owners;
     /* grow_lock is held while files are made, grow or are cut. `lock` protects the fields below and
      * is never held during I/O, since readers need it. grow_lock is taken before `lock`. */
     pthread_mutex_t grow_lock, lock;
@@ -323,6 +324,7 @@ struct stream {
     int status;        /* the first error, or 0 */
     uint8_t *copy;     /* receives the records as well; NULL: no copy */
     struct files *files;
+    const struct seal *of_owner; /* encrypts records and tokens; NULL: they are plain */
     int64_t stuck_ns;
     struct err *err;
 };
@@ -449,7 +451,7 @@ static const void *stream_seal(struct stream *st, const struct sha256 *key,
     if (st->status != 0)
         return NULL;
     chunk_record_name(key, r->layer, r->kind, r->is_packed, name);
-    seal_run(st->files->seal, name, sizeof name, salt, bytes, r->n_bytes - SEAL_BYTES,
+    seal_run(st->of_owner, name, sizeof name, salt, bytes, r->n_bytes - SEAL_BYTES,
              w->sealed);
     return w->sealed;
 }
@@ -464,7 +466,7 @@ static void stream_record(struct stream *st, const struct sha256 *key,
         st->status = -EIO;
         return;
     }
-    const bool seals = st->files->seal != NULL;
+    const bool seals = st->of_owner != NULL;
     if (seals && (bytes = stream_seal(st, key, r, from, bytes)) == NULL)
         return;
     r->checksum = seals ? checksum64(bytes, r->n_bytes)
@@ -486,7 +488,7 @@ static int extent_write(struct stream *st, struct chunk_header *h,
     if (st->status == 0) {
         size_t first_bytes = MIN(h->n_bytes, IO_PIECE_BYTES);
         chunk_header_encode(h, piece_buf(st, 0));
-        chunk_header_seal(st->files->seal, piece_buf(st, 0));
+        chunk_header_seal(st->files->seal, st->of_owner, piece_buf(st, 0));
         CHECK(st->offset + st->fill_bytes == h->offset + h->n_bytes);
         if (st->piece != 0)
             stream_submit(st, st->piece, st->offset, st->fill_bytes);
@@ -505,7 +507,10 @@ static int files_write(struct media *m, struct chunk_header *h,
     struct segment *seg;
     struct writer *w;
     CHECK(h->device < m->n_devices && h->offset + h->n_bytes <= m->segment_bytes);
-    int rc = segment_for_write(f, h->device, h->segment, h->offset + h->n_bytes, &seg, err);
+    const struct seal *of_owner = NULL;
+    int rc = f->seal != NULL ? owner_keys_get(f->owners, h->owner, &of_owner, err) : 0;
+    if (rc == 0)
+        rc = segment_for_write(f, h->device, h->segment, h->offset + h->n_bytes, &seg, err);
     if (rc == 0)
         rc = writer_get(f, &w, err);
     if (rc != 0)
@@ -516,6 +521,7 @@ static int files_write(struct media *m, struct chunk_header *h,
                         .offset = h->offset,
                         .copy = copy,
                         .files = f,
+                        .of_owner = of_owner,
                         .stuck_ns = f->stuck_ns,
                         .err = err};
     rc = extent_write(&st, h, from);
@@ -777,6 +783,7 @@ int files_open(const struct files_opts *opts, struct media **out, struct err *er
     f->max_bytes = opts->max_bytes;
     f->stuck_ns = opts->stuck_ns;
     f->seal = opts->seal;
+    f->owners = opts->owners;
     pthread_mutex_init(&f->grow_lock, NULL);
     pthread_mutex_init(&f->lock, NULL);
     for (int i = 0; i < opts->n_dirs; i++)

@@ -10,6 +10,7 @@
 
 void home_deinit(struct home *h)
 {
+    owner_keys_close(h->owners);
     seal_free(h->seal);
     io_file_close(h->lock_file);
     for (int i = 0; i < h->n_dirs; i++)

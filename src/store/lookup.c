@@ -43,7 +43,7 @@ int store_read_header(struct store *s, const struct extent *x, void *block,
     int rc = s->media->ops->read(s->media, x->device, x->segment, x->offset, block,
                                  CHUNK_HEADER_BYTES, err);
     if (rc == 0)
-        rc = chunk_header_open(s->home.seal, block, out, err);
+        rc = chunk_header_open(s->home.seal, s->home.owners, block, out, err);
     if (rc != 0)
         return rc;
     if (memcmp(out->uuid, s->home.uuid, sizeof s->home.uuid) != 0 || out->id != x->id ||

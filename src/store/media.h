@@ -99,8 +99,9 @@ struct files_opts {
     uint64_t max_step_bytes; /* most bytes by which a file is preallocated at a time */
     uint64_t max_bytes;      /* bound on the bytes of all files together; 0: none */
     bool read_only, no_direct;
-    int64_t stuck_ns;        /* as in store_opts */
-    const struct seal *seal; /* encrypts headers and records; NULL: none */
+    int64_t stuck_ns;          /* as in store_opts */
+    const struct seal *seal;   /* encrypts headers; NULL: nothing is encrypted */
+    struct owner_keys *owners; /* encrypt records, and tokens in headers */
 };
 /* Opens all segment files of existing store directories. */
 int files_open(const struct files_opts *opts, struct media **out, struct err *err);

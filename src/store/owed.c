@@ -258,6 +258,8 @@ static int entry_apply(struct store *s, const struct entry *e, struct err *err)
         store_take_chain(s, keys, n, true, NULL, &gone);
     pthread_mutex_unlock(&s->lock);
     free(keys);
+    if (rc == 0 && e->kind == ENTRY_OWNER && !s->home.read_only)
+        rc = owner_keys_erase(s->home.owners, e->owner, err);
     return rc;
 }
 

@@ -154,6 +154,8 @@ static int locate(struct store *s, struct store_read *read, const struct extent 
     read->checksum = record->checksum;
     read->is_packed = record->is_packed;
     read->is_sealed = s->home.seal != NULL;
+    read->of_owner = owner_keys_find(s->home.owners,
+                                     s->catalog.owners[(*x)->node->owner_idx].tag);
     read->status = 0;
     return 0;
 }
@@ -426,8 +428,8 @@ static bool unseal(struct store_read *read)
     if (store_read_is_in_dst(read)) /* behind the beginning of its sector */
         at += read->bytes - at;
     chunk_record_name(&read->hit->key, read->layer, read->kind, read->is_packed, name);
-    if (!seal_run_open(read->store->home.seal, name, sizeof name, read->bytes,
-                       read->n_bytes, at))
+    if (read->of_owner == NULL ||
+        !seal_run_open(read->of_owner, name, sizeof name, read->bytes, read->n_bytes, at))
         return false;
     read->is_sealed = false;
     read->n_bytes -= SEAL_BYTES;

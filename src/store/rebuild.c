@@ -74,7 +74,8 @@ static int segment_scan(struct scan *sc, int device, uint32_t segment, struct er
         if (rc != 0)
             return rc;
         for (size_t i = 0; i < n; i += STORE_ALIGN)
-            if (chunk_header_open(sc->s->home.seal, sc->buffer + i, sc->h, NULL) == 0 &&
+            if (chunk_header_open(sc->s->home.seal, sc->s->home.owners, sc->buffer + i,
+                                  sc->h, NULL) == 0 &&
                 header_fits(sc->s, sc->h, device, segment, at + i))
                 found_add(sc, sc->h);
     }
@@ -152,7 +153,8 @@ static int candidate_take(struct scan *sc, const struct candidate *c, uint64_t l
                           err);
     if (rc != 0)
         return rc;
-    if (chunk_header_open(sc->s->home.seal, sc->buffer, sc->h, NULL) != 0 ||
+    if (chunk_header_open(sc->s->home.seal, sc->s->home.owners, sc->buffer, sc->h, NULL) !=
+            0 ||
         !header_fits(sc->s, sc->h, c->device, c->segment, c->offset))
         return 0;
     rc = records_check(sc, &good, err);

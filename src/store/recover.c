@@ -349,6 +349,11 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
     if (opts->key != NULL)
         s->home.seal = seal_new(opts->key, sb.uuid, sizeof sb.uuid);
     s->erasing.owed.seal = s->home.seal;
+    if (s->home.seal != NULL)
+        rc = owner_keys_open(s->home.io, s->home.dirs[0], s->home.seal, sb.uuid,
+                             sizeof sb.uuid, opts->read_only, &s->home.owners, err);
+    if (rc != 0)
+        return rc;
     struct files_opts fo = {
         .io = opts->io,
         .dirs = opts->dirs,
@@ -360,6 +365,7 @@ int store_recover(struct store *s, const struct store_opts *opts, struct err *er
         .no_direct = opts->no_direct,
         .stuck_ns = s->home.stuck_ns,
         .seal = s->home.seal,
+        .owners = s->home.owners,
     };
     rc = files_open(&fo, &s->media, err);
     if (rc != 0)

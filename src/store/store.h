@@ -572,7 +572,8 @@ struct store_read {
     /* The bytes are encrypted. store_read_check decrypts them at dst, and sets bytes, n_bytes and
      * checksum to those of the record. */
     bool is_sealed;
-    int status; /* 0, or the negative code of the failure */
+    const struct seal *of_owner; /* of these bytes; NULL: the owner's key is gone */
+    int status;                  /* 0, or the negative code of the failure */
 };
 
 /* Returns whether the record of a completed read lies in the caller's memory. Else it is where the

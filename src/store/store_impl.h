@@ -13,6 +13,7 @@
  *
  * Files call only files before them in this list (tools/tidy/store_order.py):
  *
+ *   owner_keys.c                                          one small file
  *   truncation.c chain.c chunk.c superblock.c alloc.c     no store, no files
  *   expiry.c held.c erasures.c whys.c
  *   placement_window.c placement_guard.c placement_trial.c placement_learn.c      decisions

@@ -12,7 +12,7 @@
 #include "store/chunk.h"
 
 #define SUPERBLOCK_VERSION           2
-#define SUPERBLOCK_VERSION_SEALED    3 /* of an encrypted store */
+#define SUPERBLOCK_VERSION_SEALED    4 /* of an encrypted store */
 #define SUPERBLOCK_BYTES             4096
 #define SUPERBLOCK_FILE_BYTES        (2 * SUPERBLOCK_BYTES)
 #define SUPERBLOCK_MAX_SEGMENT_BYTES (1ull << 32)

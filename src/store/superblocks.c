@@ -85,7 +85,8 @@ static struct seal *seal_of(const struct store_opts *opts, const struct superblo
 /* Sets *told to whether a segment file holds an extent of this directory of this store. Returns 0
  * or the error of the device. */
 static int segment_tells(struct io *io, const char *path, const struct superblock *sb,
-                         const struct seal *seal, bool *told, struct err *err)
+                         const struct seal *seal, struct owner_keys *owners, bool *told,
+                         struct err *err)
 {
     enum { STEP = 256 * CHUNK_HEADER_BYTES };
     struct io_file *file;
@@ -97,7 +98,7 @@ static int segment_tells(struct io *io, const char *path, const struct superbloc
         rc = io_file_pread_some(file, bytes, STEP, at, &got, err);
         for (size_t i = 0; rc == 0 && !*told && i + CHUNK_HEADER_BYTES <= got;
              i += CHUNK_HEADER_BYTES)
-            *told = chunk_header_open(seal, bytes + i, h, NULL) == 0 &&
+            *told = chunk_header_open(seal, owners, bytes + i, h, NULL) == 0 &&
                     h->offset == at + i && h->device == sb->device &&
                     memcmp(h->uuid, sb->uuid, sizeof h->uuid) == 0;
     }
@@ -115,13 +116,18 @@ static int segments_tell(const struct store_opts *opts, const char *dir,
     if (rc != 0)
         return rc;
     struct seal *seal = sb->mark != 0 ? seal_of(opts, sb) : NULL;
+    struct owner_keys *owners = NULL;
+    if (seal != NULL)
+        rc = owner_keys_open(opts->io, opts->dirs[0], seal, sb->uuid, sizeof sb->uuid, true,
+                             &owners, err);
     for (size_t i = 0; rc == 0 && i < names.n && !*told; i++) {
         if (strncmp(names.name[i], "seg-", 4) != 0)
             continue;
         char *path = home_path(dir, names.name[i]);
-        rc = segment_tells(opts->io, path, sb, seal, told, err);
+        rc = segment_tells(opts->io, path, sb, seal, owners, told, err);
         free(path);
     }
+    owner_keys_close(owners);
     seal_free(seal);
     io_names_free(&names);
     return rc;

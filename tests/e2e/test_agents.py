@@ -6,15 +6,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import urllib.request
 
-sys.path.insert(0, os.path.dirname(__file__))
-from scripted_model import AGENTS, make_talker  # noqa: E402
-from serve_client import SAVING, Server  # noqa: E402
-from tap import PATIENCE, check, end, equal, skip  # noqa: E402
+from scripted_model import AGENTS, make_talker
+from serve_client import SAVING, Server
+from tap import PATIENCE, check, end, equal, skip
 
 tmp = tempfile.mkdtemp(prefix="hcache-agents.")
 

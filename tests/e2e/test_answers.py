@@ -3,13 +3,11 @@ import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from scripted_model import N_BYTES, tensors, tokenizer, write_model, write_script  # noqa: E402
-from serve_client import Server  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from scripted_model import N_BYTES, tensors, tokenizer, write_model, write_script
+from serve_client import Server
+from tap import check, end, equal
 
 BIG = "18446744073709551615"
 HERMES = ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"

@@ -16,9 +16,8 @@ if "HCACHE_IN_VENV" not in os.environ:
         sys.exit(0)
     os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import HC, Server, until  # noqa: E402
-from tap import PATIENCE, check, end, equal, raises  # noqa: E402
+from serve_client import HC, Server, until
+from tap import PATIENCE, check, end, equal, raises
 
 try:
     import openai

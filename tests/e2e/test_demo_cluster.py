@@ -1,13 +1,11 @@
 """`make demo-cluster`: three servers, Redis and HAProxy; a kill -9 during an answer, and a restart
 of all.  The demo itself compares texts and log-probabilities with a server without state, and fails
 if they differ."""
-import os
 import shutil
 import subprocess
 import sys
 
-sys.path.insert(0, os.path.dirname(__file__))
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from tap import PATIENCE, check, end, equal
 
 for program in ("redis-server", "haproxy"):
     check(f"{program} is installed (tools/setup.sh --test)", shutil.which(program) is not None)

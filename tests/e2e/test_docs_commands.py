@@ -6,11 +6,9 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from tap import PATIENCE, check, end, equal
 
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 MAKE_TARGETS = set(re.findall(r"^([a-z][a-z-]*):", open("Makefile").read(), re.M))

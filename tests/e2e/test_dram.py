@@ -5,13 +5,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import HC, SAVING, Server, until  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from serve_client import HC, SAVING, Server, until
+from tap import check, end, equal
 
 MODEL = "models/demo"
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 6

@@ -17,10 +17,9 @@ VENV = ".venv/bin/python"  # has the clients, if it is there
 if "HCACHE_IN_VENV" not in os.environ and os.path.exists(VENV):
     os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
 
-sys.path.insert(0, os.path.dirname(__file__))
-from scripted_model import N_BYTES, make_reranker, tokenizer, write_safetensors  # noqa: E402
-from serve_client import HC, Server  # noqa: E402
-from tap import check, end, equal, skip  # noqa: E402
+from scripted_model import N_BYTES, make_reranker, tokenizer, write_safetensors
+from serve_client import HC, Server
+from tap import check, end, equal, skip
 
 DEMO = "models/demo"
 TEXT = "Once upon a time there was a dog."

@@ -4,13 +4,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-import scripted_model  # noqa: E402
-from serve_client import HC, Server, Stream  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+import scripted_model
+from serve_client import HC, Server, Stream
+from tap import check, end, equal
 
 tmp = tempfile.mkdtemp(prefix="hcache-ends.")
 CHATML = ("{% for m in messages %}{{ '<|s|>' + m.role + '\n' + m.content + '\n' }}{% endfor %}"

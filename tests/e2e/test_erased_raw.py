@@ -8,14 +8,12 @@ import os
 import random
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 
-sys.path.insert(0, os.path.dirname(__file__))
-from disks import IS_ROOT, can  # noqa: E402
-from serve_client import HC, SAVING, Server, until  # noqa: E402
-from tap import PATIENCE, check, end, equal, skip  # noqa: E402
+from disks import IS_ROOT, can
+from serve_client import HC, SAVING, Server, until
+from tap import PATIENCE, check, end, equal, skip
 
 MODEL = "models/demo"
 R = random.Random(time.time_ns())

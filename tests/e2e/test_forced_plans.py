@@ -7,9 +7,8 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import HC, MODEL, Server  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from serve_client import HC, MODEL, Server
+from tap import check, end, equal
 
 if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
     print("1..0 # SKIP ../shared/models/stories260K is not there")

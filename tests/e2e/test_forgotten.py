@@ -6,13 +6,11 @@ KILL_CYCLES (3) is the number of kills during a DELETE, and KILL_SEED (1) the se
 Arguments pick tests by name ("kills")."""
 import os
 import random
-import sys
 import threading
 import time
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import SAVING, Server, Stream, files_under, until  # noqa: E402
-from tap import check, run_each  # noqa: E402
+from serve_client import SAVING, Server, Stream, files_under, until
+from tap import check, run_each
 
 MODEL = "models/demo"
 CYCLES = int(os.environ.get("KILL_CYCLES", "3"))

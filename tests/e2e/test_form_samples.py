@@ -7,8 +7,7 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from tap import check, end, equal, skip  # noqa: E402
+from tap import check, end, equal, skip
 
 VENV = os.path.abspath(".venv/bin/python")
 try:

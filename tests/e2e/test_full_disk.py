@@ -7,12 +7,10 @@ everything, so it runs these servers as NOBODY. Arguments pick tests by name ("f
 import json
 import os
 import subprocess
-import sys
 
-sys.path.insert(0, os.path.dirname(__file__))
-from disks import AS_USER, IS_ROOT, NOBODY, can, fill, folder_of, mounted  # noqa: E402
-from serve_client import HC, SAVING, Server  # noqa: E402
-from tap import PATIENCE, check, run_each, skip  # noqa: E402
+from disks import AS_USER, IS_ROOT, NOBODY, can, fill, folder_of, mounted
+from serve_client import HC, SAVING, Server
+from tap import PATIENCE, check, run_each, skip
 
 MODEL = "models/demo"
 TEXT = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 3

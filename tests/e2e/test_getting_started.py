@@ -13,9 +13,8 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from ports import free_port  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from ports import free_port
+from tap import PATIENCE, check, end, equal
 
 PAGE = "docs/GETTING_STARTED.md"
 BUILD = os.path.abspath(os.environ["HCACHE_BUILD"])

@@ -5,8 +5,7 @@ import os
 import subprocess
 import sys
 
-sys.path.insert(0, os.path.dirname(__file__))
-from tap import PATIENCE  # noqa: E402
+from tap import PATIENCE
 
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 SHARED = os.environ.get("HCACHE_SHARED", "../shared")

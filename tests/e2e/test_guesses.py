@@ -4,13 +4,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from hybrid_model import write_hybrid_model  # noqa: E402
-from serve_client import HC, SAVING, Server  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from hybrid_model import write_hybrid_model
+from serve_client import HC, SAVING, Server
+from tap import PATIENCE, check, end, equal
 
 MODEL = "models/demo"
 CHAT = "/v1/chat/completions"

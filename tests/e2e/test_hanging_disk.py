@@ -5,13 +5,11 @@ request even the look-up hangs, so its tokens are computed. Both get the answer 
 a store. When the disk works again, the late reads do no harm, and requests are restored again."""
 import os
 import shutil
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from hanging import build_library  # noqa: E402
-from serve_client import SANITIZED, Server, until  # noqa: E402
-from tap import check, end, equal, skip  # noqa: E402
+from hanging import build_library
+from serve_client import SANITIZED, Server, until
+from tap import check, end, equal, skip
 
 tmp = os.path.realpath(tempfile.mkdtemp(prefix="hcache-hang."))
 MODEL = "synth:bench-220m"  # recomputing takes many times as long as reading from the page cache

@@ -4,13 +4,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from scripted_model import N_BYTES, pair_tensors, tokenizer, write_model  # noqa: E402
-from serve_client import HC, SAVING, Server  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from scripted_model import N_BYTES, pair_tensors, tokenizer, write_model
+from serve_client import HC, SAVING, Server
+from tap import PATIENCE, check, end, equal
 
 # Like the published one: the name of a called tool stands in front of the channel, a message has one call, and
 # thoughts are shown in front of calls until an answer follows.

@@ -5,12 +5,10 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import HC, SAVING, Server, until  # noqa: E402
-from tap import PATIENCE, check, end  # noqa: E402
+from serve_client import HC, SAVING, Server, until
+from tap import PATIENCE, check, end
 
 tmp = tempfile.mkdtemp(prefix="hcache-heal.")
 STORE = os.path.join(tmp, "s")

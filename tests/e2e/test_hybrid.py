@@ -6,12 +6,10 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import HC, until  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from serve_client import HC, until
+from tap import PATIENCE, check, end, equal
 
 DEMO = "models/demo"
 SEED = int(os.environ.get("KILL_SEED", "1"))

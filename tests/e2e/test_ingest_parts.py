@@ -5,12 +5,10 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import HC, SAVING, Server  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from serve_client import HC, SAVING, Server
+from tap import PATIENCE, check, end, equal
 
 MODEL = "models/demo"
 tmp = tempfile.mkdtemp(prefix="hcache-parts.")

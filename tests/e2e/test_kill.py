@@ -18,8 +18,7 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, os.path.dirname(__file__))
-from tap import PATIENCE  # noqa: E402
+from tap import PATIENCE
 
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 CYCLES = int(os.environ.get("KILL_CYCLES", "50"))

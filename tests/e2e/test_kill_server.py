@@ -21,9 +21,8 @@ import tempfile
 import threading
 import time
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import HC, Server, threads_of  # noqa: E402
-from tap import PATIENCE  # noqa: E402
+from serve_client import HC, Server, threads_of
+from tap import PATIENCE
 
 CYCLES = int(os.environ.get("KILL_CYCLES", "20"))
 SECONDS = float(os.environ.get("KILL_SECONDS", "60"))

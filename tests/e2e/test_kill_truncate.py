@@ -12,12 +12,10 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 
-sys.path.insert(0, os.path.dirname(__file__))
-from tap import PATIENCE, check, end  # noqa: E402
+from tap import PATIENCE, check, end
 
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 KILLS = int(os.environ.get("KILL_TRUNCATED", "10"))

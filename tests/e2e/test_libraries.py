@@ -9,8 +9,7 @@ import sys
 import tempfile
 from typing import Literal
 
-sys.path.insert(0, os.path.dirname(__file__))
-from tap import PATIENCE, check, end, skip  # noqa: E402
+from tap import PATIENCE, check, end, skip
 
 PYTHON = os.path.abspath(".libraries/bin/python")
 NAMES = ["litellm", "litellm_proxy", "langchain_openai", "langchain_anthropic", "llama_index", "smolagents", "instructor",

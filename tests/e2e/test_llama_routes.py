@@ -1,13 +1,11 @@
 """llama-server's routes and fields, and what they share with OpenAI's."""
 import os
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from scripted_model import make_talker  # noqa: E402
-from serve_client import HC, Server, Stream  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from scripted_model import make_talker
+from serve_client import HC, Server, Stream
+from tap import check, end, equal
 
 GREEDY = {"prompt": "Once upon a time", "temperature": 0, "n_predict": 6, "ignore_eos": True}
 HI = [{"role": "user", "content": "Who is Lily?"}]

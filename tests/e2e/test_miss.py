@@ -3,12 +3,10 @@ with the words of the prompt."""
 import os
 import re
 import shutil
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import SAVING, Server  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from serve_client import SAVING, Server
+from tap import check, end, equal
 
 MODEL = "models/demo"
 ALICE, BOB = ({"Authorization": "Bearer " + name} for name in ("alice", "bob"))

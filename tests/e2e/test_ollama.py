@@ -14,10 +14,9 @@ if "HCACHE_IN_VENV" not in os.environ:
         sys.exit(0)
     os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
 
-sys.path.insert(0, os.path.dirname(__file__))
-from scripted_model import ANSWER, HELLO, make  # noqa: E402
-from serve_client import MODEL, Server  # noqa: E402
-from tap import check, end, raises  # noqa: E402
+from scripted_model import ANSWER, HELLO, make
+from serve_client import MODEL, Server
+from tap import check, end, raises
 
 try:
     import ollama

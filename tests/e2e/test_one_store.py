@@ -2,12 +2,10 @@
 whatever path it opens the directory. The state that the first process has stored stays intact."""
 import os
 import subprocess
-import sys
 
-sys.path.insert(0, os.path.dirname(__file__))
-from disks import IS_ROOT, can  # noqa: E402
-from serve_client import HC, SAVING, Server  # noqa: E402
-from tap import PATIENCE, check, equal, run_each, skip  # noqa: E402
+from disks import IS_ROOT, can
+from serve_client import HC, SAVING, Server
+from tap import PATIENCE, check, equal, run_each, skip
 
 MODEL = "models/demo"
 TEXT = "Tell me about the little bird who lived in the tall green tree. " * 20

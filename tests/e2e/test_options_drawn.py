@@ -11,13 +11,11 @@ import random
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from plain_model import write_plain_model  # noqa: E402
-from serve_client import HC, Server  # noqa: E402
-from tap import PATIENCE, check, end  # noqa: E402
+from plain_model import write_plain_model
+from serve_client import HC, Server
+from tap import PATIENCE, check, end
 
 N_RUNS = int(os.environ.get("OPTIONS_RUNS", "10"))
 N_SERVERS = int(os.environ.get("OPTIONS_SERVERS", "4"))

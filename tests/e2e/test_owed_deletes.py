@@ -6,13 +6,11 @@ Root may do everything, so it runs the servers as NOBODY. Arguments pick tests b
 """
 import os
 import shutil
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from disks import AS_USER, NOBODY, can, fill, folder_of, mounted  # noqa: E402
-from serve_client import HC, SAVING, Server, files_under, until  # noqa: E402
-from tap import check, equal, run_each, skip  # noqa: E402
+from disks import AS_USER, NOBODY, can, fill, folder_of, mounted
+from serve_client import HC, SAVING, Server, files_under, until
+from tap import check, equal, run_each, skip
 
 MODEL = "models/demo"
 SECRET = "The little bird hid a golden acorn under the seventh stone of the old garden wall. "

@@ -7,16 +7,14 @@ import os
 import re
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 
-sys.path.insert(0, os.path.dirname(__file__))
-from browser import (PHONE, By, Keys, all_of, browser, complaints, element, is_idle, press_first, say, shot, texts,  # noqa: E402
+from browser import (PHONE, By, Keys, all_of, browser, complaints, element, is_idle, press_first, say, shot, texts,
                      until)
-from ports import free_port  # noqa: E402
-from serve_client import SAVING, Server  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from ports import free_port
+from serve_client import SAVING, Server
+from tap import check, end, equal
 
 MODEL = "models/demo"
 tmp = tempfile.mkdtemp(prefix="hcache-page.")

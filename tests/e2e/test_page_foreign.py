@@ -6,15 +6,13 @@ A second web server on another port serves the foreign page. The name evil.examp
 import http.server
 import os
 import shutil
-import sys
 import tempfile
 import threading
 import time
 
-sys.path.insert(0, os.path.dirname(__file__))
-from browser import browser  # noqa: E402 - first: it restarts the test in .venv's Python
-from serve_client import Server  # noqa: E402
-from tap import PATIENCE, check, end  # noqa: E402
+from browser import browser  # first: it restarts the test in .venv's Python
+from serve_client import Server
+from tap import PATIENCE, check, end
 
 MODEL = "models/demo"
 SECRET = "the-cellar-key-lies-under-the-stone"

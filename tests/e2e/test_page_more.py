@@ -12,12 +12,11 @@ import sys
 import tempfile
 import threading
 
-sys.path.insert(0, os.path.dirname(__file__))
-from browser import (DESKTOP, PHONE, Keys, all_of, browser, complaints, element, is_idle, press, press_first, say,  # noqa: E402
+from browser import (DESKTOP, PHONE, Keys, all_of, browser, complaints, element, is_idle, press, press_first, say,
                      shot, texts, until)
-import scripted_model  # noqa: E402
-from serve_client import Server  # noqa: E402
-from tap import check, end, equal, skip  # noqa: E402
+import scripted_model
+from serve_client import Server
+from tap import check, end, equal, skip
 
 tmp = tempfile.mkdtemp(prefix="hcache-more.")
 

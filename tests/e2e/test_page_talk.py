@@ -6,15 +6,13 @@ A scripted model gives the answers that the test wants. Without a browser this t
 import json
 import os
 import shutil
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from browser import (DESKTOP, PHONE, Keys, again_where_stale, all_of, browser, complaints, element, press,  # noqa: E402
+from browser import (DESKTOP, PHONE, Keys, again_where_stale, all_of, browser, complaints, element, press,
                      press_first, say, shot, texts, until)
-import scripted_model  # noqa: E402
-from serve_client import Server  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+import scripted_model
+from serve_client import Server
+from tap import check, end, equal
 
 CODE = "for (int i = 0; i < 3; i++)\n    puts(\"<b>no element</b>\");"
 GOOD = f"""# A heading

@@ -5,13 +5,11 @@ The expected turn is computed from the restorations that the server reports.  Wi
 test is skipped (browser.py)."""
 import os
 import re
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from browser import all_of, browser, complaints, element, press, say, shot, texts, until  # noqa: E402
-from serve_client import Server  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from browser import all_of, browser, complaints, element, press, say, shot, texts, until
+from serve_client import Server
+from tap import check, end, equal
 
 MODEL, WINDOW, STEP, KEEP = "models/demo", 256, 128, 64
 LONG = "Tell me about the little bird who lived in the tall green tree. " * 2

@@ -7,9 +7,8 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import HC  # noqa: E402
-from tap import check, end  # noqa: E402
+from serve_client import HC
+from tap import check, end
 
 with tempfile.TemporaryDirectory() as out:
     p = subprocess.run([sys.executable, "bench/papers.py", "--quick", "--out", out, "--program", HC],

@@ -16,9 +16,8 @@ import tempfile
 import threading
 import time
 
-sys.path.insert(0, os.path.dirname(__file__))
-import tap  # noqa: E402
-from serve_client import HAS_RANKS, HC, SANITIZED, Server, until  # noqa: E402
+import tap
+from serve_client import HAS_RANKS, HC, SANITIZED, Server, until
 
 if not HAS_RANKS:
     print("1..0 # SKIP " + ("Open MPI leaks" if SANITIZED else "Open MPI is not installed: tools/setup.sh --cluster"))

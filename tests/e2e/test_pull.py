@@ -10,7 +10,6 @@ import threading
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "../../tools/golden"))
-sys.path.insert(0, os.path.dirname(__file__))
 import hf_to_gguf  # noqa: E402
 from serve_client import HC, Server  # noqa: E402
 from tap import check, end, equal  # noqa: E402

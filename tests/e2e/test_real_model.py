@@ -16,9 +16,8 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import Server  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from serve_client import Server
+from tap import PATIENCE, check, end, equal
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))

@@ -3,14 +3,12 @@ Redis that is slow, full, gone or lying costs a miss with its reason, and never 
 answer."""
 import os
 import shutil
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from plain_model import exchanged  # noqa: E402
-from redis_proxy import Proxy, Redis, is_installed  # noqa: E402
-from serve_client import SAVING, Server, until  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from plain_model import exchanged
+from redis_proxy import Proxy, Redis, is_installed
+from serve_client import SAVING, Server, until
+from tap import PATIENCE, check, end, equal
 
 MODEL = "models/demo"
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 12

@@ -2,14 +2,12 @@
 a master is killed."""
 import os
 import shutil
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from ports import free_port  # noqa: E402
-from redis_proxy import Redis, is_installed  # noqa: E402
-from serve_client import SAVING, Server, until  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from ports import free_port
+from redis_proxy import Redis, is_installed
+from serve_client import SAVING, Server, until
+from tap import PATIENCE, check, end, equal
 
 MODEL = "models/demo"
 BIRD = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 24

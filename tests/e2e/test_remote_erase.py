@@ -2,13 +2,11 @@
 servers erase it within seconds, servers that were down before they serve again."""
 import os
 import shutil
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from redis_proxy import Proxy, Redis, is_installed  # noqa: E402
-from serve_client import SAVING, Server, Stream, until  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from redis_proxy import Proxy, Redis, is_installed
+from serve_client import SAVING, Server, Stream, until
+from tap import PATIENCE, check, end, equal
 
 MODEL = "models/demo"
 STREAM = "hcache:1:erased"

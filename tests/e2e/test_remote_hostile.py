@@ -5,13 +5,11 @@ import json
 import os
 import shutil
 import socket
-import sys
 import tempfile
 import threading
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import SAVING, Server, until  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from serve_client import SAVING, Server, until
+from tap import check, end, equal
 
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 6
 HONEST = {b"PING": b"+PONG\r\n", b"STRLEN": b":0\r\n", b"XRANGE": b"*0\r\n", b"HSET": b":1\r\n", b"HGETALL": b"*0\r\n",

@@ -3,13 +3,11 @@ by the authority in --remote-ca and issued for the name or address in the URL.""
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from redis_proxy import Proxy, Redis, is_installed  # noqa: E402
-from serve_client import HC, SAVING, Server, until  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from redis_proxy import Proxy, Redis, is_installed
+from serve_client import HC, SAVING, Server, until
+from tap import PATIENCE, check, end, equal
 
 MODEL = "models/demo"
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 12

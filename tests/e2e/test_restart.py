@@ -5,13 +5,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import HC, MODEL, Server, until  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from serve_client import HC, MODEL, Server, until
+from tap import PATIENCE, check, end, equal
 
 tmp = tempfile.mkdtemp(prefix="hcache-restart.")
 cache, model, store = (os.path.join(tmp, name) for name in ("cache", "model", "store"))

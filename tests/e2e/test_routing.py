@@ -7,14 +7,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 
-sys.path.insert(0, os.path.dirname(__file__))
-from ports import free_port  # noqa: E402
-from serve_client import Server, until  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from ports import free_port
+from serve_client import Server, until
+from tap import PATIENCE, check, end, equal
 
 MODEL = "models/demo"
 NAMES = ("one", "two", "three")

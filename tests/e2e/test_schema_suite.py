@@ -7,11 +7,9 @@ import glob
 import json
 import os
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from tap import check, end, equal, skip  # noqa: E402
+from tap import check, end, equal, skip
 
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 SUITE = os.environ.get("SCHEMA_SUITE", ".venv/schema-suite")

@@ -4,13 +4,11 @@ import json
 import os
 import struct
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from redis_proxy import Redis, is_installed  # noqa: E402
-from serve_client import HC, SAVING, Server, files_under, until  # noqa: E402
-from tap import PATIENCE, check, end, equal, raises  # noqa: E402
+from redis_proxy import Redis, is_installed
+from serve_client import HC, SAVING, Server, files_under, until
+from tap import PATIENCE, check, end, equal, raises
 
 MODEL = "models/demo"
 WORDS = ("upload", "output", "response", "answer", "tool")

@@ -7,15 +7,13 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
 
-sys.path.insert(0, os.path.dirname(__file__))
-from plain_model import write_plain_model  # noqa: E402
-from serve_client import MODEL, SAVING, Server, Stream, post_bytes, until  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from plain_model import write_plain_model
+from serve_client import MODEL, SAVING, Server, Stream, post_bytes, until
+from tap import check, end, equal
 
 
 tmp = tempfile.mkdtemp(prefix="hcache-serve.")

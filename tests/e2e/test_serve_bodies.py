@@ -3,12 +3,10 @@ measures the time."""
 import json
 import os
 import shutil
-import sys
 import threading
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import SANITIZED, Server, Stream, models, until  # noqa: E402
-from tap import check, end, equal, skip  # noqa: E402
+from serve_client import SANITIZED, Server, Stream, models, until
+from tap import check, end, equal, skip
 
 MODEL = "models/demo"
 MIB = 1 << 20

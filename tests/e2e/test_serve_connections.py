@@ -5,11 +5,9 @@ import os
 import resource
 import signal
 import socket
-import sys
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import MODEL, Server, Stream, until  # noqa: E402
-from tap import PATIENCE, check, end  # noqa: E402
+from serve_client import MODEL, Server, Stream, until
+from tap import PATIENCE, check, end
 
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -2,12 +2,10 @@
 clients look for."""
 import os
 import shutil
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import Server  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from serve_client import Server
+from tap import check, end, equal
 
 MODEL = "models/demo"
 KEY = {"Authorization": "Bearer sesame"}

@@ -8,11 +8,9 @@ import asyncio
 import json
 import os
 import resource
-import sys
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import MODEL, SANITIZED, Server, Stream  # noqa: E402
-from tap import PATIENCE, check, end, skip  # noqa: E402
+from serve_client import MODEL, SANITIZED, Server, Stream
+from tap import PATIENCE, check, end, skip
 
 
 N_IDLE, N_STREAMS, N_TOKENS = 1000, 200, 300

@@ -3,13 +3,11 @@ data."""
 import os
 import re
 import shutil
-import sys
 import tempfile
 import urllib.request
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import SAVING, Server, Stream, until  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from serve_client import SAVING, Server, Stream, until
+from tap import check, end, equal
 
 MODEL = "models/demo"
 SECRET = "Kedazar sang of the sea"

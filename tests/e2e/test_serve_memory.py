@@ -5,13 +5,11 @@ import json
 import os
 import resource
 import shutil
-import sys
 import tempfile
 import threading
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import SANITIZED, Server, until  # noqa: E402
-from tap import check, end, equal, skip  # noqa: E402
+from serve_client import SANITIZED, Server, until
+from tap import check, end, equal, skip
 
 MIB = 1 << 20
 

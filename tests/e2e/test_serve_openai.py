@@ -13,9 +13,8 @@ if "HCACHE_IN_VENV" not in os.environ:
         sys.exit(0)
     os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import MODEL, SAVING, Server  # noqa: E402
-from tap import PATIENCE, check, end, raises  # noqa: E402
+from serve_client import MODEL, SAVING, Server
+from tap import PATIENCE, check, end, raises
 
 try:
     import openai

@@ -2,13 +2,10 @@
 disconnect.
 """
 import math
-import os
-import sys
 import time
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import Server, Stream, until  # noqa: E402
-from tap import check, end  # noqa: E402
+from serve_client import Server, Stream, until
+from tap import check, end
 
 DEMO = "models/demo"
 QUEUE = 8

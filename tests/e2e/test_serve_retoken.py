@@ -1,12 +1,9 @@
 """Chats through `hcache serve` whose answers are sent back as text. Their state is found by the
 generated tokens, or the miss is reported as «retokenised at N»."""
-import os
 import re
-import sys
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import MODEL, Server  # noqa: E402
-from tap import check, end  # noqa: E402
+from serve_client import MODEL, Server
+from tap import check, end
 
 
 

@@ -2,12 +2,10 @@
 erased completely.
 """
 import os
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import SAVING, Server, until  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from serve_client import SAVING, Server, until
+from tap import check, end, equal
 
 MODEL = "models/demo"
 WINDOW = ("--truncate", "0.5,context=256")

@@ -5,14 +5,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 
-sys.path.insert(0, os.path.dirname(__file__))
-from plain_model import exchanged  # noqa: E402
-from serve_client import HC, SAVING, Server, Stream, until  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from plain_model import exchanged
+from serve_client import HC, SAVING, Server, Stream, until
+from tap import PATIENCE, check, end, equal
 
 PROMPT = "Tell me about the little bird who lived in the tall green tree. " * 20
 NAMES = ("red", "blue", "green")

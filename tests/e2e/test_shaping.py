@@ -1,11 +1,8 @@
 """Penalties, logit_bias, stop_token_ids and min_tokens, as a client sees them."""
-import os
-import sys
 import threading
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import HAS_RANKS, Server  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from serve_client import HAS_RANKS, Server
+from tap import check, end, equal
 
 MODEL = "models/demo"
 PROMPT = "<|begin|><|user|>Tell me about the little bird.<|end|><|assistant|>"

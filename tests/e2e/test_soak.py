@@ -9,14 +9,12 @@ import json
 import os
 import random
 import shutil
-import sys
 import tempfile
 import threading
 import time
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import SAVING, Server, until  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from serve_client import SAVING, Server, until
+from tap import check, end, equal
 
 MODEL = "models/demo"
 SECONDS = float(os.environ.get("SOAK_SECONDS", "0"))

@@ -9,14 +9,12 @@ import random
 import sqlite3
 import stat
 import subprocess
-import sys
 import threading
 import time
 
-sys.path.insert(0, os.path.dirname(__file__))
-import scripted_model  # noqa: E402
-from serve_client import HC, SAVING, Server, Stream, files_under, until  # noqa: E402
-from tap import PATIENCE, check, equal, run_each  # noqa: E402
+import scripted_model
+from serve_client import HC, SAVING, Server, Stream, files_under, until
+from tap import PATIENCE, check, equal, run_each
 
 MODEL = "models/demo"
 CYCLES = int(os.environ.get("KILL_CYCLES", "12"))

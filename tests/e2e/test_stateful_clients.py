@@ -13,10 +13,9 @@ if "HCACHE_IN_VENV" not in os.environ:
         sys.exit(0)
     os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
 
-sys.path.insert(0, os.path.dirname(__file__))
-import scripted_model  # noqa: E402
-from serve_client import Server  # noqa: E402
-from tap import PATIENCE, check, end, raises  # noqa: E402
+import scripted_model
+from serve_client import Server
+from tap import PATIENCE, check, end, raises
 
 try:
     import anthropic

@@ -15,13 +15,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from disks import can  # noqa: E402
-from serve_client import HC, MODEL, SAVING, Server, until  # noqa: E402
-from tap import PATIENCE, check, end, equal, skip  # noqa: E402
+from disks import can
+from serve_client import HC, MODEL, SAVING, Server, until
+from tap import PATIENCE, check, end, equal, skip
 
 tmp = os.path.realpath(tempfile.mkdtemp(prefix="hcache-store-server."))
 SYNTH = "synth:tiny-gqa"

@@ -12,12 +12,10 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from disks import can, mounted  # noqa: E402
-from tap import PATIENCE, check, end, skip  # noqa: E402
+from disks import can, mounted
+from tap import PATIENCE, check, end, skip
 
 HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 N_CASES = int(os.environ.get("SYSCALL_CASES", "5"))

@@ -4,13 +4,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from scripted_model import write_script  # noqa: E402
-from serve_client import HC, Server  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from scripted_model import write_script
+from serve_client import HC, Server
+from tap import PATIENCE, check, end, equal
 
 QWEN_XML = ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content or '' }}"
             "{% for c in m.tool_calls or [] %}{{ '<tool_call>\\n<function=' + c.function.name + '>\\n' }}"

@@ -5,13 +5,11 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-import scripted_model  # noqa: E402
-from serve_client import HC, SAVING, Server  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+import scripted_model
+from serve_client import HC, SAVING, Server
+from tap import check, end, equal
 
 tmp = tempfile.mkdtemp(prefix="hcache-dates.")
 # The time zone moves the local date: UTC-12 and UTC+14 differ by more than a day at any moment.

@@ -1,12 +1,10 @@
 """An API key sees no counters of other keys, unless it is an administrator's, and no turns of them."""
 import os
 import shutil
-import sys
 import tempfile
 
-sys.path.insert(0, os.path.dirname(__file__))
-from serve_client import SAVING, Server, Stream, until  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from serve_client import SAVING, Server, Stream, until
+from tap import check, end, equal
 
 MODEL = "models/demo"
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 4

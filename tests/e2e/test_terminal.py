@@ -8,15 +8,13 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import termios
 import time
 
-sys.path.insert(0, os.path.dirname(__file__))
-from plain_model import write_plain_model  # noqa: E402
-from serve_client import HC, Server  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from plain_model import write_plain_model
+from serve_client import HC, Server
+from tap import PATIENCE, check, end, equal
 
 MODEL = "models/demo"
 tmp = tempfile.mkdtemp(prefix="hcache-terminal.")

@@ -16,7 +16,8 @@
 
 enum { N = 20, LAYERS = 2, BYTES = 40000, SMALL = 1000 };
 
-static const struct st_ctx ctx = {.base = 1, .own = 2, .branch = 1, .model = 3, .salt = "t"};
+static const struct st_ctx ctx = {
+    .base = 1, .own = 2, .branch = 1, .model = 3, .salt = "t"};
 
 /* Returns a record's size: hidden states fit into a block, which packing cannot make smaller. */
 static uint32_t size_of(int kind)

@@ -17,6 +17,7 @@
 
 enum { N = 5 };
 static const struct st_ctx ours = {.base = 1, .own = 2, .branch = 2, .salt = "a tenant"};
+static const struct st_ctx theirs = {.base = 7, .own = 8, .salt = "another tenant"};
 static const uint8_t other_key[] = "another secret of the same size";
 
 static int shown(const struct st_place *p)
@@ -183,12 +184,126 @@ static void parcels_go_between_keys(void **state)
     }
 }
 
+static struct io_file *file_of(const struct st_place *p, const char *name)
+{
+    char path[96];
+    struct io_file *f;
+    snprintf(path, sizeof path, "%s/%s", p->dir[0], name);
+    assert_int_equal(io_file_open(p->io, path, IO_CREATE, &f, NULL), 0);
+    return f;
+}
+
+/* Swaps a file's bytes with those at *bytes. */
+static void swap(const struct st_place *p, const char *name, uint8_t **bytes, size_t *n)
+{
+    enum { MOST = 8 << 20 };
+    struct io_file *f = file_of(p, name);
+    uint8_t *now = malloc(MOST);
+    size_t n_now;
+    assert_int_equal(io_file_pread_some(f, now, MOST, 0, &n_now, NULL), 0);
+    if (*bytes != NULL) {
+        assert_int_equal(io_file_truncate(f, *n, NULL), 0);
+        assert_int_equal(io_file_pwrite(f, *bytes, *n, 0, NULL), 0);
+    }
+    io_file_close(f);
+    free(*bytes);
+    *bytes = now;
+    *n = n_now;
+}
+
+/* Asserts what is left of two owners' contexts. Nothing wrong is ever served. */
+static void two_left(const struct st_place *p, bool first, bool second)
+{
+    const struct st_ctx *of[] = {&ours, &theirs};
+    struct store *s = st_open(p);
+    for (int i = 0; i < 2; i++) {
+        struct st_result r;
+        struct err err = {0};
+        assert_int_equal(st_read(s, &st_small, of[i], N, &r, &err), 0);
+        assert_int_equal(r.n_records, (i == 0 ? first : second)
+                                          ? N * st_small.n_layers * STORE_KINDS
+                                          : 0);
+        assert_int_equal(r.n_wrong, 0);
+    }
+    store_close(s);
+}
+
+/* With an owner its key goes: a copy of all chunks and of the index does not bring it back, with or
+ * without a rebuild. Other owners' chunks stay, and the owner may come again. */
+static void an_erased_owner_opens_nowhere(void **state)
+{
+    (void)state;
+    for (int rebuilds = 0; rebuilds < 2; rebuilds++) {
+        struct st_place p;
+        struct err err = {0};
+        struct store_erased e;
+        uint8_t *chunks = NULL, *index = NULL;
+        size_t n_chunks, n_index;
+        assert_true(st_place_open(&p, "sim", 1));
+        p.opts.key = st_key;
+        struct store *s = st_open(&p);
+        st_must_save(s, &ours, N);
+        st_must_save(s, &theirs, N);
+        store_close(s);
+        two_left(&p, true, true);
+        swap(&p, "seg-000000.hc", &chunks, &n_chunks);
+        swap(&p, "index.db", &index, &n_index);
+        s = st_open(&p);
+        assert_int_equal(store_erase_owner(s, store_owner(ours.salt), &e, &err), 0);
+        assert_int_equal(e.n_chunks, N);
+        store_close(s);
+        two_left(&p, false, true);
+        swap(&p, "seg-000000.hc", &chunks, &n_chunks);
+        swap(&p, "index.db", &index, &n_index);
+        if (rebuilds)
+            assert_int_equal(unlinked(&p, "index.db"), 0);
+        two_left(&p, false, true);
+        s = st_open(&p);
+        st_must_save(s, &ours, N);
+        store_close(s);
+        two_left(&p, true, true);
+        free(chunks);
+        free(index);
+        st_place_close(&p);
+    }
+}
+
+/* Each key has two copies, of which one is enough, and mends the other. */
+static void keys_have_copies(void **state)
+{
+    (void)state;
+    struct st_place p;
+    assert_true(st_place_open(&p, "sim", 1));
+    p.opts.key = st_key;
+    struct store *s = st_open(&p);
+    st_must_save(s, &ours, N);
+    st_must_save(s, &theirs, N);
+    store_close(s);
+    for (int i = 0; i < 4; i++) { /* the first copy, the second one, and both at once */
+        for (int copy = 0; copy < 2; copy++) {
+            struct io_file *f = file_of(&p, "owners.keys");
+            uint8_t byte;
+            size_t got;
+            uint64_t at = (uint64_t)copy * 4096 + 17 * (uint64_t)i;
+            assert_int_equal(io_file_pread_some(f, &byte, 1, at, &got, NULL), 0);
+            byte ^= 8;
+            if (i == copy || i >= 2)
+                assert_int_equal(io_file_pwrite(f, &byte, 1, at, NULL), 0);
+            io_file_close(f);
+        }
+        two_left(&p, i < 2, true);
+    }
+    st_place_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(files_show_nothing),
         cmocka_unit_test(no_other_key_opens),
         cmocka_unit_test(parcels_go_between_keys),
+        cmocka_unit_test(an_erased_owner_opens_nowhere),
+        cmocka_unit_test(keys_have_copies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
