@@ -1,13 +1,14 @@
 /* owner_keys.h - the keys of an encrypted store's owners, wrapped in one small file.
  *
- * Each owner's records, and the tokens in its headers, are encrypted with a random key of the
- * owner. The file `owners.keys` in the first directory has these keys, sealed by the store's own
- * seal. Erasing an owner overwrites its key: what a medium keeps of the owner's chunks elsewhere,
- * or a copy of them, opens no more.
+ * Each owner's records, and the tokens in its headers, are encrypted with a random key of the owner.
+ * The file `owners.keys` in the first directory has these keys, sealed by the store's own seal.
+ * Erasing an owner overwrites its key: what a medium keeps of the owner's chunks elsewhere, or a
+ * copy of them, opens no more.
  *
- *     file:  block A of slots 0 to 31 | block B of the same | A of slots 32 to 63 | B ...   4096
- *     bytes slot:  | owner u64, key [32], sealed as a run named "owner" | zeros |                 
- *     128 bytes
+ *     file:  block A of slots 0 to 31 | block B of the same | A of slots 32 to 63 | B ...
+ *     slot:  | owner u64, key [32], sealed as a run named "owner" | zeros |
+ *
+ * A block has 4096 bytes, a slot 128.
  *
  * A slot is written to A and synced, then to B and synced, so one copy is whole after every crash,
  * and the next open mends the other. A slot of zeros is free.
