@@ -1,6 +1,6 @@
 /* owner_keys.h - the keys of an encrypted store's owners, wrapped in one small file.
  *
- * Each owner's records, and the tokens in its headers, are encrypted with a random key of the owner.
+ * An owner's records, and the tokens in its headers, are encrypted with a random key of the owner.
  * The file `owners.keys` in the first directory has these keys, sealed by the store's own seal.
  * Erasing an owner overwrites its key: what a medium keeps of the owner's chunks elsewhere, or a
  * copy of them, opens no more.
