@@ -186,13 +186,11 @@ double seal_open_bytes_per_s(const struct seal *s)
     return N * 1e9 / (double)best_ns;
 }
 
-static void page(const struct seal *s, uint64_t kind, uint64_t place, void *bytes, size_t n,
-                 int encrypts)
+void seal_page_crypt(const struct seal *s, uint64_t kind, uint64_t place, void *bytes,
+                     size_t n, bool encrypts)
 {
     uint8_t tweak[16];
     int done;
-    if (s == NULL)
-        return;
     put_u64(tweak, place);
     put_u64(tweak + 8, kind);
     EVP_CIPHER_CTX *c = EVP_CIPHER_CTX_new();
@@ -200,15 +198,4 @@ static void page(const struct seal *s, uint64_t kind, uint64_t place, void *byte
           EVP_CipherInit_ex2(c, s->xts, s->pages, tweak, encrypts, NULL) == 1 &&
           EVP_CipherUpdate(c, bytes, &done, bytes, (int)n) == 1 && done == (int)n);
     EVP_CIPHER_CTX_free(c);
-}
-
-void seal_page(const struct seal *s, uint64_t kind, uint64_t place, void *bytes, size_t n)
-{
-    page(s, kind, place, bytes, n, 1);
-}
-
-void seal_page_open(const struct seal *s, uint64_t kind, uint64_t place, void *bytes,
-                    size_t n)
-{
-    page(s, kind, place, bytes, n, 0);
 }

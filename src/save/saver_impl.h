@@ -1,4 +1,4 @@
-/* saver_impl.h - shared by both stages of saving; private to saver.c and save_writer.c.
+/* saver_impl.h - the structs of saver.c; private to it, and to tests that set states up.
  *
  * A chunk's memory is one run of save_memory: this struct, then a record per layer and kind that
  * the sequence's policy names.
@@ -160,19 +160,5 @@ static inline uint8_t *save_state(const struct save_chunk *c, int i)
     size_t head = round_up(sizeof *c, SAVE_MEMORY_ALIGN);
     return (uint8_t *)(uintptr_t)c + head + (size_t)i * c->seq->saver->state_bytes;
 }
-
-/* Ends the saving of a sequence. The first reason stays. Any thread. */
-void save_end_seq(struct save_seq *q, enum save_end why);
-void save_drop_ref_locked(struct save_seq *q);
-
-/* --- save_writer.c: stage two, the writer's thread --- */
-/* The thread's function: calls the next two functions in a loop. */
-void *save_writer_main(void *saver);
-/* Writes the next chunk of the queue, or commits if due. Returns STEP_WAITS if there is neither,
- * or the rows of the next chunk are still on their way down from the device. */
-enum step save_writer_step(struct saver *s);
-/* Call behind STEP_WAITS. Sleeps until there is a chunk with all its rows, a commit is due, or
- * the saver ends. */
-void save_writer_wait(struct saver *s);
 
 #endif
