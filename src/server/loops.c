@@ -20,8 +20,8 @@
 #include "server/server.h"
 
 enum {
-    /* Connections that a loop accepts in one turn from each socket. Others are left to another loop, or to the next
-     * turn. */
+    /* Connections that a loop accepts in one turn from each socket. Others are left to another
+     * loop, or to the next turn. */
     MAX_ACCEPTED = 4,
     ACCEPT_PAUSE_MS = 100 /* pause when the system has no room for one more connection */
 };
