@@ -179,6 +179,11 @@ static void print_info(const struct info *i, bool tensors)
     if (c->sliding_window > 0)
         printf(", window %d in %d of %d layers", c->sliding_window, n_in(&c->windowed, c),
                c->n_layers);
+    if (c->pooling != POOLING_NONE)
+        printf("\nembeddings  of %d numbers, pooling %s", config_embedding_width(c),
+               pooling_name(c->pooling));
+    if (c->both_ways)
+        printf("; attention sees both ways, so no state is saved");
     printf("\nstate       %s, bytes per token:\n", dtype_name(i->state));
     printf("  H         %" PRId64 " a layer, %" PRId64 " in all\n", i->hidden_bytes,
            i->hidden_bytes * c->n_layers);
@@ -365,6 +370,8 @@ static int print_families(void)
     printf("families    architecture of config.json\n");
     for (int i = 0; family_at(i, &name, &architecture); i++)
         printf("  %-11s %s\n", name, architecture);
+    printf("  (gemma3_text, Gemma3TextModel: EmbeddingGemma, for embeddings; no state is "
+           "saved)\n");
     printf(
         "\nformats\n"
         "  Hugging Face folder: config.json, tokenizer.json, *.safetensors of F32, F16 or "

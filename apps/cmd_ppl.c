@@ -427,6 +427,7 @@ static int run(struct ppl_args *a, struct err *err)
     struct stack_opts so = {.user = a->engine.o};
     so.user.no_reuse = true;
     int rc = stack_open(&so, &c.k, err);
+    rc = rc == 0 ? model_check_text(c.k.model, err) : rc;
     if (rc == 0 && a->context > c.k.model->max_ctx)
         rc = err_set(err, ERR_USAGE, "--context %d: the model's context is %d", a->context,
                      c.k.model->max_ctx);

@@ -2,8 +2,9 @@
 
     python3 bench/embed_figures.py F.gguf [LLAMA_SERVER] [--texts N] [--tokens N] [--rounds N]
 
-The texts are random token ids, sent as one request each round, so both
-servers batch as they like; llama-server gets the same pooling and threads. HCACHE is the program (build/hcache)."""
+The texts are random token ids, other ones in each round, sent as one request each round, so both
+servers batch as they like. Many texts by turns are many rounds of few (--texts 100 --rounds 10);
+the last lines are the rates of all rounds together. llama-server gets the same pooling and threads. HCACHE is the program (build/hcache)."""
 import argparse
 import json
 import os
@@ -31,7 +32,7 @@ def ask(port, texts):
     with urllib.request.urlopen(r, timeout=3600) as f:
         n = len(json.load(f)["data"])
     assert n == len(texts), n
-    return n / (time.monotonic() - begin)
+    return time.monotonic() - begin
 
 
 threads = str(len(os.sched_getaffinity(0)))
@@ -40,16 +41,17 @@ if o.llama:
     arms["llama-server"] = [o.llama, "-m", o.model, "--embeddings", "--pooling", o.pooling, "-t", threads, "-c", "8192", "-np", "8",
                             "-b", "2048", "-ub", "512"]
 running = {name: start(words) for name, words in arms.items()}
-rng, rates = random.Random(1), {name: [] for name in arms}
+rng, times = random.Random(1), {name: [] for name in arms}
 for i in range(o.rounds + 1):  # the first round warms up
     texts = [[rng.randrange(300, 3000) for _ in range(o.tokens)] for _ in range(o.texts if i > 0 else 4)]
     for name, (_, port) in running.items():
-        rate = ask(port, texts)
+        seconds = ask(port, texts)
         if i > 0:
-            rates[name].append(rate)
-            print(f"round {i}: {name:13} {rate:8.2f} texts/s", flush=True)
-for name, r in rates.items():
-    print(f"median {name:13} {statistics.median(r):8.2f} texts/s of {o.tokens} tokens")
+            times[name].append(seconds)
+            print(f"round {i}: {name:13} {o.texts / seconds:8.2f} texts/s", flush=True)
+for name, t in times.items():
+    print(f"{name:13} {len(t) * o.texts} texts of {o.tokens} tokens in {sum(t):.1f} s: {len(t) * o.texts / sum(t):.2f} a second; "
+          f"median of rounds {o.texts / statistics.median(t):.2f}")
 for p, _ in running.values():
     p.terminate()
     p.wait()

@@ -361,7 +361,8 @@ static int cuda_attention(struct stream *s, struct mat out, struct mat q,
     check_ragged(r, q.rows);
     CHECK(q.dtype == kv->dtype && out.dtype == kv->dtype);
     CHECK(q.cols % kv->d_head == 0 && q.cols / kv->d_head % kv->n_kv == 0);
-    CHECK(kv->d_head <= ATTENTION_MAX_D_HEAD && rule->cap == 0 && rule->sinks == NULL);
+    CHECK(kv->d_head <= ATTENTION_MAX_D_HEAD && rule->cap == 0 && rule->sinks == NULL &&
+          !rule->both_ways);
     int rc = cuda_enter(s);
     if (rc != 0 || q.rows == 0)
         return rc;

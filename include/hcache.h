@@ -245,6 +245,7 @@ struct hcache_model_info {
         int n_tensors;
     } file_types[HCACHE_MAX_FILE_TYPES];
     int n_layers, n_embd, vocab_size, max_context;
+    int n_embedding; /* numbers of an embedding, if the model makes any */
     int64_t n_params;
     uint64_t weights_bytes;        /* in memory */
     int64_t max_history;           /* maximum tokens of a prompt that is truncated */

@@ -388,6 +388,7 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
         .bos = dialog_bos(h->dialog),
         .eos = dialog_eos(h->dialog),
         .n_embd = m->cfg.n_embd,
+        .n_embedding = config_embedding_width(&m->cfg),
         .n_params = config_params(&m->cfg),
         .weights_bytes = m->w.bytes,
         .n_layers = m->cfg.n_layers,
@@ -770,10 +771,8 @@ static int check_reads(const struct hcache *h, const struct hcache_request *r,
     enum pooling pooling = h->k.model->cfg.pooling;
     bool pools = pooling == POOLING_MEAN || pooling == POOLING_CLS ||
                  pooling == POOLING_LAST;
-    if (h->k.model->cfg.has_no_head && r->reads != HCACHE_READS_EMBEDDING)
-        return err_set(err, ERR_UNSUPPORTED,
-                       "this model's files have no output head (lm_head.weight): it makes "
-                       "embeddings (/v1/embeddings), and generates no text");
+    if (r->reads != HCACHE_READS_EMBEDDING && model_check_text(h->k.model, err) != 0)
+        return ERR_UNSUPPORTED;
     if (r->reads == HCACHE_READS_NOTHING)
         return 0;
     if (r->truncation.ratio > 0)

@@ -116,6 +116,15 @@ static uint64_t dram_bytes(const struct stack *k, const struct memory_ask *a)
     return u->weights_memory == NULL && u->host_bytes == 0 ? memory_plan_dram_bytes(a) : 0;
 }
 
+/* Has steps take the longest text whole, if the model's attention needs that. */
+static void widen_steps(struct stack *k, const struct model *m)
+{
+    if (!m->cfg.both_ways)
+        return;
+    k->batch_rows = MAX(k->batch_rows, m->max_ctx);
+    k->step_rows = k->batch_rows;
+}
+
 static struct memory_ask ask_of(const struct stack *k, const struct model *m,
                                 const struct model_need *need)
 {
@@ -140,6 +149,7 @@ static int share_memory(void *arg, const struct model *m, const struct weights_s
 {
     struct stack *k = arg;
     make_window_store(k, m);
+    widen_steps(k, m);
     struct memory_ask a = ask_of(k, m, NULL);
     a.dram_bytes = dram_bytes(k, &a);
     struct memory_share share;
@@ -184,6 +194,7 @@ static int before_weights(void *arg, const struct model *m, const struct model_n
     if (m->note[0] != 0)
         note(k, m->note);
     make_window_store(k, m);
+    widen_steps(k, m);
     struct memory_ask a = ask_of(k, m, need);
     if (a.kv_tokens > 0)
         k->kv_tokens = a.kv_tokens;
@@ -707,7 +718,7 @@ static int choose_blocks(struct stack *k, struct mixed_choice *c, struct err *er
                           .unified = k->dev->unified && o->link_bytes_per_s == 0,
                           .is_group = k->dev->n_stages > 1 || k->dev->n_ranks > 1,
                           .has_store = k->store != NULL,
-                          .has_states = config_is_hybrid(&m->cfg),
+                          .has_states = config_is_hybrid(&m->cfg) || m->cfg.both_ways,
                           .max_seqs = max_sequences(k),
                           .device_bytes = (uint64_t)k->kv_tokens * model_kv_bytes(m) *
                                           (uint64_t)m->cfg.n_layers,

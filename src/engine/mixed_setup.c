@@ -31,7 +31,7 @@ bool mixed_must_measure(const struct mixed_job *j, struct mixed_choice *out)
     else if (j->host_bytes == 0)
         why = "there is no memory for blocks on the host (--host-memory)";
     else if (j->has_states)
-        why = "layers have recurrent states, which stay on the device";
+        why = "layers have recurrent states, or see both ways: contexts stay on the device";
     else if (!is_forced(j) && j->has_store)
         why = "contexts are saved in a store";
     else if (!is_forced(j) && j->is_group)

@@ -34,7 +34,7 @@ struct mixed_job {
     /* The device computes in the host's memory, and nothing slows the link down. */
     bool unified;
     bool is_group;   /* the device is a group of several devices */
-    bool has_states; /* layers are recurrent (ops.h, delta_net) */
+    bool has_states; /* layers are recurrent (ops.h, delta_net), or see both ways */
     bool has_store;  /* contexts are saved, so all blocks are KV blocks on the device */
     int max_seqs;    /* sequences that run at once */
     /* Memory for blocks, tails and buffers on the device, and for blocks on the host. */

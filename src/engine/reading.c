@@ -2,6 +2,7 @@
 #include "engine/reading.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "base/minmax.h"
@@ -9,7 +10,8 @@
 bool reading_needs_all(const struct request *r, const struct model_config *c)
 {
     return r->ask.reads == HCACHE_READS_LOGPROBS ||
-           (r->ask.reads == HCACHE_READS_EMBEDDING && c->pooling != POOLING_LAST);
+           (r->ask.reads == HCACHE_READS_EMBEDDING &&
+            (c->pooling != POOLING_LAST || c->both_ways));
 }
 
 bool reading_begin(struct seq *s)
@@ -24,10 +26,11 @@ bool reading_begin(struct seq *s)
     }
     if (ask->reads == HCACHE_READS_NOTHING)
         return true;
-    r->n_embedding = is_judged ? 1 : s->shared->model->cfg.n_embd;
+    const struct model_config *c = &s->shared->model->cfg;
+    r->n_embedding = is_judged ? 1 : config_embedding_width(c);
     r->embedding = mem_try_calloc((size_t)r->n_embedding, sizeof *r->embedding);
     if (!is_judged && r->embedding != NULL)
-        s->reading.sum = mem_try_calloc((size_t)r->n_embedding, sizeof *s->reading.sum);
+        s->reading.sum = mem_try_calloc((size_t)c->n_embd, sizeof *s->reading.sum);
     return r->embedding != NULL && (is_judged || s->reading.sum != NULL);
 }
 
@@ -79,19 +82,34 @@ static void take_logits(struct seq *s, int token, const float *logits, int n_voc
 
 /* --- embeddings ------------------------------------------------------------------------------- */
 
-/* Adds a normalised row, if the pooling has it. The last row completes the embedding. */
+/* Adds a normalised row, if the pooling has it. */
 static void take_hidden(struct seq *s, int token, const float *row)
 {
-    enum pooling pooling = s->shared->model->cfg.pooling;
-    int n = s->out.r.n_embedding, n_prompt = s->req->ask.n_prompt;
-    bool is_last = token + 1 == n_prompt;
-    bool counts = pooling == POOLING_MEAN || (pooling == POOLING_CLS && token == 0) ||
-                  (pooling == POOLING_LAST && is_last);
-    for (int i = 0; i < n && counts; i++)
+    const struct model_config *c = &s->shared->model->cfg;
+    bool is_last = token + 1 == s->req->ask.n_prompt;
+    bool counts = c->pooling == POOLING_MEAN || (c->pooling == POOLING_CLS && token == 0) ||
+                  (c->pooling == POOLING_LAST && is_last);
+    for (int i = 0; i < c->n_embd && counts; i++)
         s->reading.sum[i] += (double)row[i];
-    double of = pooling == POOLING_MEAN ? n_prompt : 1;
-    for (int i = 0; i < n && is_last; i++)
-        s->out.r.embedding[i] = (float)(s->reading.sum[i] / of);
+}
+
+/* Completes the embedding, once all rows are added. */
+static int finish_embedding(struct seq *s, struct stream *stream,
+                            const struct reading_memory *memory)
+{
+    const struct model *m = s->shared->model;
+    struct hcache_result *r = &s->out.r;
+    double of = m->cfg.pooling == POOLING_MEAN ? s->req->ask.n_prompt : 1;
+    struct mat pooled = mat_of(memory->logits.data, DTYPE_F32, 1, m->cfg.n_embd), out;
+    float *to = m->cfg.n_dense > 0 ? pooled.data : r->embedding;
+    for (int i = 0; i < m->cfg.n_embd; i++)
+        to[i] = (float)(s->reading.sum[i] / of);
+    if (m->cfg.n_dense == 0)
+        return 0;
+    int rc = model_dense(m, stream, pooled, &out);
+    rc = rc == 0 ? stream_sync(stream) : rc;
+    memcpy(r->embedding, out.data, (size_t)r->n_embedding * sizeof *r->embedding);
+    return rc;
 }
 
 /* --- rows ------------------------------------------------------------------------------------- */
@@ -140,6 +158,8 @@ int reading_take(struct seq *s, struct stream *stream, struct model_work *work,
         }
         if (rc == 0)
             s->reading.n_read = from + n;
+        if (rc == 0 && !logits && from + n == ask->n_prompt)
+            rc = finish_embedding(s, stream, memory);
     }
     return rc;
 }

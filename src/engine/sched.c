@@ -205,6 +205,8 @@ static void share_rows(struct decision *d)
         if (!runs && d->choice[i].what != SCHED_ADMIT)
             continue;
         int rows = MIN(r->rows, d->rows_left);
+        if (r->is_whole && rows < r->rows)
+            return;
         d->rows_left -= rows;
         d->choice[i].rows = rows;
         if (runs)

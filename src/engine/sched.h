@@ -7,7 +7,8 @@
  *      +----------------+------- preempt -----------+--------------------------+
  *
  * A step computes at most step_rows rows: decodes first (one each), so that they never stall
- * behind a long prompt, then prefills, in rank order. Beside decodes prefills get at most
+ * behind a long prompt, then prefills, in rank order. A prompt that is computed whole waits for a
+ * step with room for it, and those behind it wait, too. Beside decodes prefills get at most
  * rows_beside: the time that a prompt adds to a step is added to the time between tokens of all
  * decodes.
  *
@@ -55,6 +56,8 @@ struct sched_req {
     /* Number of blocks that its preemption frees, because no other request shares them. */
     int blocks_freed;
     bool is_pinned; /* it must not be preempted now */
+    /* its rows are computed in one step; step_rows has room for them */
+    bool is_whole;
     /* WAITING: not to be admitted now, since its saved state is still on its way to the store */
     bool is_held;
     /* WAITING: index of a request that restores or prefills the beginning that both requests share;

@@ -278,6 +278,7 @@ static void describe(const struct schedule *c, int i, bool is_full, struct sched
                             .arrival_ns = s->t_arrival,
                             .deadline_ns = s->req->deadline_ns,
                             .rows = s->view.n_tokens - s->n_done,
+                            .is_whole = s->shared->model->cfg.both_ways,
                             .after = -1};
     if (s->phase == PHASE_WAIT) {
         describe_waiting(c, i, is_full, r);

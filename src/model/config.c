@@ -641,7 +641,11 @@ static void read_gemma3(struct fields *f, struct model_config *c)
     if (f->rc == 0 && !(isfinite(c->rope_local_theta) && c->rope_local_theta > 0))
         f->rc = err_set(f->err, ERR_FORMAT, "'rope_local_base_freq' must be positive");
     read_query_scale(f, c);
+    c->both_ways = opt_bool(f, "use_bidirectional_attention", false);
     read_spread_windows(f, c, 6);
+    /* Both transformers and llama.cpp halve the window that a file names. */
+    if (c->both_ways && c->sliding_window > 0)
+        c->sliding_window = c->sliding_window / 2 + 1;
 }
 
 /* Reads a cap. An absent key means transformers' default; null means no cap. */
@@ -1009,7 +1013,8 @@ static void read_family(struct fields *f, enum model_family *out)
     }
     for (int i = 0; i < N_FAMILIES; i++) {
         bool same_type = type == NULL || strcmp(type, families[i].model_type) == 0;
-        bool same_arch = arch == NULL || strcmp(arch, families[i].architecture) == 0;
+        bool same_arch = arch == NULL || strcmp(arch, families[i].architecture) == 0 ||
+                         (i == FAMILY_GEMMA3 && strcmp(arch, "Gemma3TextModel") == 0);
         if (same_type && same_arch) {
             *out = (enum model_family)i;
             return;
@@ -1135,7 +1140,8 @@ static void refuse_foreign(struct fields *f)
         if (!config_was_read(&f->read, foreign[i].key) && !is_null(f, foreign[i].key) &&
             opt_real(f, foreign[i].key, foreign[i].neutral) != foreign[i].neutral)
             refuse(f, foreign[i].key, "models of this family do not have it");
-    if (!is_null(f, "use_bidirectional_attention"))
+    if (!config_was_read(&f->read, "use_bidirectional_attention") &&
+        !is_null(f, "use_bidirectional_attention"))
         must_be(f, "use_bidirectional_attention", false, false);
 }
 
@@ -1166,6 +1172,23 @@ static void read_quantisation(struct fields *f, struct model_config *c)
         refuse(f, "quantization_config", "quantized checkpoints are not supported");
 }
 
+/* Reads the widths of the layers behind the pooling. */
+static void read_dense(struct fields *f, struct model_config *c)
+{
+    const struct json *list = NULL;
+    int64_t width;
+    saw(f, "hcache_dense");
+    if (f->rc == 0)
+        f->rc = json_opt_array(f->o, "hcache_dense", &list, f->err);
+    if (f->rc == 0 && json_count(list) > CONFIG_MAX_DENSE)
+        refuse(f, "hcache_dense", "has too many entries");
+    for (size_t i = 0; f->rc == 0 && i < json_count(list); i++) {
+        if (!json_int_of(json_at(list, i), &width) || width < 1 || width > MAX_WIDTH)
+            refuse(f, "hcache_dense", "must be a list of widths");
+        c->dense[c->n_dense++] = (int32_t)width;
+    }
+}
+
 static void read_common(struct fields *f, struct model_config *c)
 {
     refuse_foreign(f);
@@ -1183,6 +1206,7 @@ static void read_common(struct fields *f, struct model_config *c)
     /* fields of this program's, for models whose folder is not at hand */
     c->pooling = pooling_of_name(opt_string(f, "hcache_pooling", "none"));
     c->has_no_head = opt_bool(f, "hcache_no_head", false);
+    read_dense(f, c);
     if (f->rc == 0)
         f->rc = config_fields_check(f->o, &f->read, c->family, f->err);
 }

@@ -136,7 +136,12 @@ struct rope_scaling {
     float short_factors[ROPE_MAX_FACTORS];
 };
 
-enum { CONFIG_MAX_EOS = 64, MODEL_MAX_EXPERTS = 1024, MODEL_MAX_EXPERTS_USED = 32 };
+enum {
+    CONFIG_MAX_EOS = 64,
+    MODEL_MAX_EXPERTS = 1024,
+    MODEL_MAX_EXPERTS_USED = 32,
+    CONFIG_MAX_DENSE = 2
+};
 
 struct model_config {
     enum model_family family;
@@ -203,7 +208,10 @@ struct model_config {
     bool attn_sinks; /* heads have a score that only enters the sum (attention_rule) */
     /* W_q has rows for a gate, too: attention's result is multiplied by its sigmoid. */
     bool attn_gated;
-    /* Number of tokens that a token sees, itself included. 0: it sees all tokens before it. */
+    /* A token also sees those behind it, so the model makes embeddings alone (attention_rule). */
+    bool both_ways;
+    /* Number of tokens that a token sees, itself included; if it sees both ways, to either side.
+     * 0: it sees all. */
     int32_t sliding_window;
     struct layer_set windowed; /* the layers with the window; empty if there is none */
     /* The base of rotations in layers with the window, without rope_scaling (gemma3); 0: they
@@ -245,6 +253,9 @@ struct model_config {
     int32_t eos_ids[CONFIG_MAX_EOS];
 
     enum pooling pooling;
+    /* Linear layers behind the pooling: their number, and the width of each one's result. */
+    int32_t n_dense;
+    int32_t dense[CONFIG_MAX_DENSE];
 };
 
 /* Reads the metadata of a GGUF file, or DIR/config.json.  For a folder, eos ids of
@@ -252,6 +263,10 @@ struct model_config {
  * library. -ENOENT: DIR has no config.json.  On an error *out is undefined, and err names file and
  * field. */
 int config_load(struct model_config *out, const char *source, struct err *err);
+
+/* Returns, as a path in the model's folder, the file with the weight of linear layer i behind the
+ * pooling. NULL: modules.json does not name it. The caller frees it. */
+char *config_dense_path(const char *dir, int i);
 
 /* config_parse reads a config.json in memory.  config_parse_generation reads a
  * generation_config.json, whose eos ids replace those of *io.  The bytes are not kept. `file` is
@@ -280,7 +295,8 @@ int config_shape(struct model_config *out, const char *name, struct err *err);
 /* Returns the i-th name, or NULL after the last. The strings are static. */
 const char *config_shape_name(int i);
 
-/* Returns the number of tokens that a token sees in layer l, itself included; 0: all before it. */
+/* Returns the number of tokens that a token sees in layer l, as sliding_window counts them; 0: all.
+ */
 static inline int32_t config_window(const struct model_config *c, int l)
 {
     return layer_set_has(&c->windowed, l) ? c->sliding_window : 0;
@@ -294,6 +310,12 @@ static inline bool config_is_recurrent(const struct model_config *c, int l)
 static inline bool config_is_hybrid(const struct model_config *c)
 {
     return c->recurrence.n_v > 0;
+}
+
+/* Returns the length of the model's embeddings. */
+static inline int32_t config_embedding_width(const struct model_config *c)
+{
+    return c->n_dense > 0 ? c->dense[c->n_dense - 1] : c->n_embd;
 }
 
 /* Returns whether layer l has experts. */

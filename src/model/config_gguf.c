@@ -21,6 +21,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Gemma 3 for embeddings, whose attention sees both ways. */
+#define BOTH_WAYS_ARCH "gemma-embedding"
+
 /* Architectures by their name in files. */
 static const struct arch {
     const char *name;
@@ -35,6 +38,7 @@ static const struct arch {
     {"falcon", FAMILY_FALCON},
     {"qwen3moe", FAMILY_QWEN3_MOE},
     {"gemma3", FAMILY_GEMMA3},
+    {BOTH_WAYS_ARCH, FAMILY_GEMMA3},
     {"olmo2", FAMILY_OLMO2},
     {"granite", FAMILY_GRANITE},
     {"gemma2", FAMILY_GEMMA2},
@@ -48,7 +52,8 @@ static const struct arch {
 };
 #define SUPPORTED                                                                          \
     "llama (Mistral and Mixtral too), qwen2, qwen3, qwen3moe, phi2, phi3, gemma, gemma2, " \
-    "gemma3, olmo2, granite, falcon, gpt-oss, qwen35, qwen35moe, qwen3next, cohere2, "     \
+    "gemma3, gemma-embedding, olmo2, granite, falcon, gpt-oss, qwen35, qwen35moe, "        \
+    "qwen3next, cohere2, "                                                                 \
     "mistral3, glm4moe"
 
 const char *config_gguf_families(void)
@@ -378,6 +383,27 @@ static void read_gemma3(struct meta *m, struct model_config *c)
         c->attn_scale = (float)(1.0 / sqrt((double)c->n_embd / c->n_heads));
 }
 
+/* Reads EmbeddingGemma.  The layers behind the pooling are there if the file's converter was asked
+ * for them: their tensors tell. */
+static void read_gemma_embedding(struct meta *m, struct model_config *c)
+{
+    static const char *const dense[] = {"dense_2.weight", "dense_3.weight"};
+    c->both_ways = true;
+    if (c->sliding_window > 0)
+        c->sliding_window = c->sliding_window / 2 + 1;
+    look(m, "attention.causal");
+    look(m, "dense_2_feat_in");
+    look(m, "dense_2_feat_out");
+    look(m, "dense_3_feat_in");
+    look(m, "dense_3_feat_out");
+    for (int i = 0; m->rc == 0 && i < CONFIG_MAX_DENSE; i++) {
+        const struct gguf_tensor *t = gguf_files_find(m->files, dense[i], NULL);
+        if (t == NULL || t->n_dims != 2 || t->shape[0] > INT32_MAX)
+            break;
+        c->dense[c->n_dense++] = (int32_t)t->shape[0];
+    }
+}
+
 static void read_gemma2(struct meta *m, struct model_config *c)
 {
     c->embed_scale = sqrtf((float)c->n_embd);
@@ -490,6 +516,8 @@ static void read_family(struct meta *m, struct model_config *c)
         read_gemma2(m, c);
     if (c->family == FAMILY_GEMMA3)
         read_gemma3(m, c);
+    if (strcmp(m->arch, BOTH_WAYS_ARCH) == 0)
+        read_gemma_embedding(m, c);
     if (c->family == FAMILY_GRANITE)
         read_granite(m, c);
     if (c->family == FAMILY_COHERE2)

@@ -1,8 +1,8 @@
 /* config_pooling.c - how a folder says that its model makes embeddings, or ranks documents.
  *
  * sentence-transformers writes modules.json, a list of the parts of the model with their folders:
- * the transformer, its pooling, and further layers. Older folders have 1_Pooling alone. Nothing in
- * its files names a reranker of Qwen3; as in llama.cpp's converter, its README does. */
+ * the transformer, its pooling, and linear layers behind it. Older folders have 1_Pooling alone.
+ * Nothing in its files names a reranker of Qwen3; as in llama.cpp's converter, its README does. */
 #include "model/config_family.h"
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include "base/mem.h"
 #include "model/pack_file.h"
 
-enum { MAX_BYTES = 1 << 20 };
+enum { MAX_BYTES = 1 << 20, DENSE_MAX_WIDTH = 1 << 20 };
 
 /* By the values of enum pooling, which are those of GGUF files. */
 static const char *const names[] = {"none", "mean", "cls", "last", "rank", "other"};
@@ -90,26 +90,76 @@ static int read_pooling(const char *dir, const char *path, enum pooling *io,
     return rc;
 }
 
-/* Reads the list of the model's parts. A part that this program does not have, such as a layer
- * behind the pooling, makes it another pooling. */
-static int read_modules(const char *dir, const struct json *list, enum pooling *io,
+/* Returns the last part of the dotted name `key`: the kind of a module or an activation. */
+static const char *kind_of(const struct json *o, const char *key)
+{
+    const char *name = json_string_of(json_member(o, key), NULL);
+    const char *last = name != NULL ? strrchr(name, '.') : NULL;
+    return last != NULL ? last + 1 : "";
+}
+
+/* Reads a linear layer behind the pooling. *known false: one that this program does not have, with
+ * a bias, an activation, or another input than the result of the part before. */
+static int read_dense(const char *dir, const char *path, struct model_config *io,
+                      bool *known, struct err *err)
+{
+    struct json *o;
+    char *name = xasprintf("%s/config.json", path);
+    bool has_bias = true;
+    int64_t in = 0, out = 0;
+    int rc = read_json(dir, name, &o, err);
+    (void)json_bool_of(json_member(o, "bias"), &has_bias);
+    *known = json_int_of(json_member(o, "in_features"), &in) && !has_bias &&
+             json_int_of(json_member(o, "out_features"), &out) &&
+             strcmp(kind_of(o, "activation_function"), "Identity") == 0 &&
+             in == config_embedding_width(io) && out > 0 && out <= DENSE_MAX_WIDTH &&
+             io->n_dense < CONFIG_MAX_DENSE;
+    if (*known)
+        io->dense[io->n_dense++] = (int32_t)out;
+    json_free(o);
+    free(name);
+    return rc;
+}
+
+char *config_dense_path(const char *dir, int i)
+{
+    struct json *list;
+    struct err unused = {0};
+    char *out = NULL;
+    if (read_json(dir, "modules.json", &list, &unused) != 0)
+        return NULL;
+    for (size_t k = 0; out == NULL && k < json_count(list); k++) {
+        const char *path = json_string_of(json_member(json_at(list, k), "path"), NULL);
+        if (path != NULL && strcmp(kind_of(json_at(list, k), "type"), "Dense") == 0 &&
+            i-- == 0)
+            out = xasprintf("%s/model.safetensors", path);
+    }
+    json_free(list);
+    return out;
+}
+
+/* Reads the list of the model's parts. A part that this program does not have makes it another
+ * pooling. */
+static int read_modules(const char *dir, const struct json *list, struct model_config *io,
                         struct err *err)
 {
     int rc = 0;
     bool other = false;
     for (size_t i = 0; rc == 0 && i < json_count(list); i++) {
         const struct json *o = json_at(list, i);
-        const char *type = json_string_of(json_member(o, "type"), NULL);
         const char *path = json_string_of(json_member(o, "path"), NULL);
-        const char *last = type != NULL ? strrchr(type, '.') : NULL;
-        const char *kind = last != NULL ? last + 1 : "";
-        if (strcmp(kind, "Pooling") == 0 && path != NULL)
-            rc = read_pooling(dir, path, io, err);
-        else
-            other |= strcmp(kind, "Transformer") != 0 && strcmp(kind, "Normalize") != 0;
+        const char *kind = kind_of(o, "type");
+        bool known = strcmp(kind, "Transformer") == 0 || strcmp(kind, "Normalize") == 0;
+        if (strcmp(kind, "Pooling") == 0 && path != NULL) {
+            rc = read_pooling(dir, path, &io->pooling, err);
+            known = true;
+        } else if (strcmp(kind, "Dense") == 0 && path != NULL) {
+            rc = read_dense(dir, path, io, &known, err);
+        }
+        other |= !known;
     }
     if (other)
-        *io = POOLING_OTHER;
+        io->pooling = POOLING_OTHER;
     return rc;
 }
 
@@ -132,7 +182,7 @@ int config_load_pooling(const char *dir, struct model_config *io, struct err *er
     if (rc != 0)
         return rc;
     rc = json_kind(list) == JSON_KIND_ARRAY
-             ? read_modules(dir, list, &io->pooling, err)
+             ? read_modules(dir, list, io, err)
              : read_pooling(dir, "1_Pooling", &io->pooling, err);
     json_free(list);
     if (io->family == FAMILY_QWEN3 &&

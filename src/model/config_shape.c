@@ -355,6 +355,8 @@ int64_t config_params(const struct model_config *c)
         total += c->vocab_size * d;
     if (c->head_bias)
         total += c->vocab_size;
+    for (int i = 0; i < c->n_dense; i++)
+        total += (i == 0 ? d : c->dense[i - 1]) * c->dense[i];
     if (c->position == POSITION_LEARNED)
         total += ((int64_t)c->max_ctx + c->position_offset) * d;
     return total;

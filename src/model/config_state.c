@@ -12,7 +12,7 @@
 
 /* If this fails, a field was added.  Decide whether it changes a state's bits, name it below if it
  * does, and adapt the size. */
-_Static_assert(sizeof(struct model_config) == 1592 || sizeof(void *) != 8,
+_Static_assert(sizeof(struct model_config) == 1608 || sizeof(void *) != 8,
                "struct model_config has changed: see config_state_text");
 
 /* Returns the maximum context if the rotation depends on it, else 0. */
@@ -93,6 +93,7 @@ static char *more_text(const struct model_config *c)
                   {"score cap", (double)c->attn_cap, 0},
                   {"logit cap", (double)c->logit_cap, 0},
                   {"sinks", c->attn_sinks, 0},
+                  {"both ways", c->both_ways, 0},
                   {"router bias", c->router_bias, 0},
                   {"shared expert", c->n_shared_ffn, 0},
                   {"dense layers", c->n_dense_layers, 0},

@@ -28,6 +28,12 @@ static void put_common(struct json *o, const struct model_config *c)
         json_put_string(o, "hcache_pooling", pooling_name(c->pooling));
     if (c->has_no_head)
         json_put_bool(o, "hcache_no_head", true);
+    if (c->n_dense > 0) {
+        struct json *dense = json_new_array();
+        for (int i = 0; i < c->n_dense; i++)
+            json_push_int(dense, c->dense[i]);
+        json_put(o, "hcache_dense", dense);
+    }
     if (c->n_eos == 1) {
         json_put_int(o, "eos_token_id", c->eos_ids[0]);
     } else {
@@ -125,6 +131,8 @@ static void put_gemma3(struct json *o, const struct model_config *c)
 {
     double scale = (double)c->attn_scale;
     json_put_real(o, "query_pre_attn_scalar", scale > 0 ? 1 / (scale * scale) : c->d_head);
+    if (c->both_ways)
+        json_put_bool(o, "use_bidirectional_attention", true);
 }
 
 static void put_granite(struct json *o, const struct model_config *c)
@@ -180,7 +188,8 @@ static void put_llama_like(struct json *o, const struct model_config *c)
     if (config_is_hybrid(c))
         put_recurrence(o, c);
     if (c->sliding_window != 0)
-        json_put_int(o, "sliding_window", c->sliding_window);
+        json_put_int(o, "sliding_window",
+                     c->both_ways ? 2 * (c->sliding_window - 1) : c->sliding_window);
     else
         json_put_null(o, "sliding_window");
 }

@@ -416,7 +416,8 @@ static int attend(const struct layer_call *c, const struct activations *a,
                                      : (float)(1.0 / sqrt((double)cfg->d_head)),
         .cap = cfg->attn_cap,
         .window = config_window(cfg, c->l),
-        .sinks = lw->sinks};
+        .sinks = lw->sinks,
+        .both_ways = cfg->both_ways};
     expect_one(c, &lw->wo);
     TRY(project_qkv(m, a, s, lw, normed, mat_cols(all, 0, lw->wq.n), c->kv_rows));
     if (lw->q_norm != NULL)
@@ -537,6 +538,18 @@ int model_final_norm(const struct model *m, struct model_work *w, struct stream 
     struct mat normed = first_rows(w->at[model_last_stage(m)].norm, x.rows);
     TRY(norm(m, s, normed, x, m->w.final_norm_w, m->w.final_norm_b));
     return m->dev->ops->convert(s, out, normed);
+}
+
+int model_dense(const struct model *m, struct stream *s, struct mat pooled, struct mat *out)
+{
+    *out = pooled;
+    for (int i = 0; i < m->cfg.n_dense; i++) {
+        const struct weight *w = &m->w.dense[i];
+        struct mat next = mat_of((float *)out->data + out->cols, DTYPE_F32, 1, w->n);
+        TRY(m->dev->ops->matmul(s, next, *out, w, NULL));
+        *out = next;
+    }
+    return 0;
 }
 
 int model_head(const struct model *m, struct model_work *w, struct stream *s, struct mat x,

@@ -210,6 +210,17 @@ static enum dtype dtype_of_checkpoint(enum weight_type t)
     }
 }
 
+int model_check_text(const struct model *m, struct err *err)
+{
+    if (!m->cfg.both_ways && !m->cfg.has_no_head)
+        return 0;
+    return err_set(
+        err, ERR_UNSUPPORTED,
+        "this model%s: it makes embeddings (/v1/embeddings), and generates no text",
+        m->cfg.both_ways ? "'s attention sees both ways"
+                         : "'s files have no output head (lm_head.weight)");
+}
+
 int model_check_truncation(const struct model *m, struct err *err)
 {
     if (m->cfg.position != POSITION_ROPE)
@@ -263,9 +274,11 @@ static bool has_any_context(const struct model *m)
 static int check_parts(const struct model *m, struct err *err)
 {
     const struct model_config *c = &m->cfg;
-    const char *part = config_is_hybrid(c)                   ? "recurrent layers"
-                       : c->n_experts > 0                    ? "experts"
-                       : c->attn_sinks                       ? "attention sinks"
+    const char *part = c->both_ways          ? "attention that sees both ways"
+                       : c->n_dense > 0      ? "linear layers behind the pooling"
+                       : config_is_hybrid(c) ? "recurrent layers"
+                       : c->n_experts > 0    ? "experts"
+                       : c->attn_sinks       ? "attention sinks"
                        : c->attn_cap > 0 || c->logit_cap > 0 ? "caps of scores or logits"
                        : c->norm_place != NORMS_BEFORE ? "norms behind attention and MLP"
                        : c->qk_norm == QK_NORM_ALL     ? "norms over all heads"

@@ -235,6 +235,13 @@ int model_kv_fill(const struct model *m, struct stream *s, int l, const struct k
  * embeddings are pooled from. */
 int model_final_norm(const struct model *m, struct model_work *w, struct stream *s,
                      struct mat x, struct mat out);
+/* Returns ERR_UNSUPPORTED, with the reason, if the model can generate no text. */
+int model_check_text(const struct model *m, struct err *err);
+/* Computes the linear layers behind the pooling of the row `pooled` [1][d] f32.  Their results are
+ * laid behind it, where its memory must have room; *out is the last one, or `pooled` itself if the
+ * model has none.  Only on devices whose memory is the host's. */
+int model_dense(const struct model *m, struct stream *s, struct mat pooled,
+                struct mat *out);
 /* Computes logits [n][vocab] f32 from the last layer's output x [n][d] T. */
 int model_head(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
                struct mat logits);

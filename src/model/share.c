@@ -80,6 +80,8 @@ int share_stage(const struct model_config *c, enum slot s, int layer, int n_stag
     case SLOT_POSITIONS:
         return c->tie_word_embeddings ? n_stages - 1 : 0;
     case SLOT_HEAD:
+    case SLOT_DENSE_1:
+    case SLOT_DENSE_2:
     case SLOT_HEAD_BIAS:
     case SLOT_FINAL_NORM_W:
     case SLOT_FINAL_NORM_B:

@@ -569,10 +569,12 @@ void weights_unload(struct weights *w, struct device *dev)
     if (h == NULL)
         return;
     for (int i = 0; i < h->n_layers; i++) {
-        for (enum slot s = SLOT_WQ; slot_is_matrix(s); s++)
+        for (enum slot s = SLOT_WQ; s < SLOT_DENSE_1; s++)
             buf_free(dev, &slot_matrix(w, &w->layers[i], s)->mem);
     }
     buf_free(dev, &w->head.mem);
+    for (int i = 0; i < CONFIG_MAX_DENSE; i++)
+        buf_free(dev, &w->dense[i].mem);
     buf_free(dev, &h->tables[0]);
     buf_free(dev, &h->tables[1]);
     stages_free(dev, h->vectors);

@@ -73,7 +73,9 @@ struct weights {
     struct weight head; /* [vocab][d]; also the embedding table if tied */
     /* [vocab][d]; data NULL if tied. The type may have blocks (ops.h, embed). */
     struct mat embed;
-    struct mat pos_embed;   /* learned positions; data NULL: the model has none */
+    struct mat pos_embed; /* learned positions; data NULL: the model has none */
+    /* linear layers behind the pooling, f32: [dense[0]][d], [dense[1]][dense[0]]; n 0: none */
+    struct weight dense[CONFIG_MAX_DENSE];
     const float *head_bias; /* [vocab] or NULL */
     const float *final_norm_w, *final_norm_b;
     struct layer_weights *layers; /* [n_layers]; weights_acquire lends them */

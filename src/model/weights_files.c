@@ -37,7 +37,8 @@ struct tensor_file {
 struct checkpoint {
     char *dir;
     struct gguf_files gguf; /* n 0: the files are safetensors */
-    size_t n_files;
+    /* The last n_dense files have the linear layers behind the pooling, one each. */
+    size_t n_files, n_dense;
     struct tensor_file *files;
 };
 
@@ -201,12 +202,12 @@ static int by_name(const void *a, const void *b)
 
 static int directory_make(struct directory *d, const struct checkpoint *cp, struct err *err)
 {
-    size_t n = 0;
-    for (size_t i = 0; i < cp->n_files; i++)
+    size_t n = 0, n_files = cp->n_files - cp->n_dense;
+    for (size_t i = 0; i < n_files; i++)
         n += cp->files[i].tensors.n_tensors;
     d->items = xcalloc(n + 1, sizeof *d->items);
     d->used = xcalloc(n + 1, sizeof *d->used);
-    for (size_t i = 0; i < cp->n_files; i++)
+    for (size_t i = 0; i < n_files; i++)
         for (size_t k = 0; k < cp->files[i].tensors.n_tensors; k++)
             d->items[d->n++] = (struct found){&cp->files[i],
                                               &cp->files[i].tensors.tensors[k]};
@@ -426,6 +427,18 @@ static bool match_fused(const struct directory *d, const struct naming *n,
     return true;
 }
 
+/* Takes a tensor as it is in the file, if its shape and type suit. */
+static int take_whole(const struct found *f, const struct tensor_spec *t,
+                      struct tensor_src *out, struct err *err)
+{
+    int rc = check_shape(f, t, err);
+    if (rc == 0)
+        rc = check_dtype(f, &out->dtype, err);
+    take_from(f, out);
+    out->file_row_bytes = (size_t)t->cols * dtype_bytes(out->dtype);
+    return rc;
+}
+
 static int match_one(const struct checkpoint *cp, const struct directory *d,
                      const struct model_config *c, const struct tensor_spec *t,
                      const struct naming *n, struct tensor_src *out, struct err *err)
@@ -442,18 +455,44 @@ static int match_one(const struct checkpoint *cp, const struct directory *d,
         return err_set(err, ERR_MISMATCH,
                        "%s: tensor '%s' is missing, but config.json requires it; the "
                        "download is incomplete, or config.json belongs to another model",
-                       cp->n_files == 1 ? cp->files[0].path : cp->dir, t->name);
-    int rc = check_shape(f, t, err);
-    if (rc == 0)
-        rc = check_dtype(f, &out->dtype, err);
-    out->in_file = true;
-    out->fd = f->file->fd;
-    out->at = f->tensor->begin;
-    out->file_row_bytes = (size_t)t->cols * dtype_bytes(out->dtype);
-    out->rows = rows_of_folder(c, t);
-    out->file = f->file->path;
+                       cp->n_files - cp->n_dense == 1 ? cp->files[0].path : cp->dir,
+                       t->name);
     d->used[f - d->items] = true;
+    out->rows = rows_of_folder(c, t);
+    return take_whole(f, t, out, err);
+}
+
+/* Opens the files of the linear layers behind the pooling. */
+static int open_dense(struct checkpoint *cp, const struct model_config *c, struct err *err)
+{
+    int rc = 0;
+    cp->files = xrealloc(cp->files, (cp->n_files + CONFIG_MAX_DENSE) * sizeof *cp->files);
+    for (int i = 0; rc == 0 && i < c->n_dense; i++) {
+        char *name = config_dense_path(cp->dir, i);
+        struct tensor_file *f = &cp->files[cp->n_files++];
+        *f = (struct tensor_file){.fd = -1};
+        cp->n_dense++;
+        rc = name != NULL
+                 ? open_file(f, cp->dir, name, err)
+                 : err_set(err, ERR_MISMATCH,
+                           "%s: modules.json names no file of linear layer %d", cp->dir, i);
+        free(name);
+    }
     return rc;
+}
+
+/* Takes the weight of a linear layer behind the pooling, which is all that its file has. */
+static int match_dense(const struct checkpoint *cp, const struct tensor_spec *t,
+                       struct tensor_src *out, struct err *err)
+{
+    size_t i = cp->n_files - cp->n_dense + (t->parts[0].slot == SLOT_DENSE_2);
+    const struct found f = {&cp->files[i],
+                            safetensors_find(&cp->files[i].tensors, "linear.weight")};
+    if (f.tensor == NULL || f.file->tensors.n_tensors != 1)
+        return err_set(err, ERR_MISMATCH,
+                       "%s: must have one tensor, 'linear.weight', as its config.json says",
+                       f.file->path);
+    return take_whole(&f, t, out, err);
 }
 
 /* Sets *equal to whether two tensors have the same bytes. Returns 0 or -errno. */
@@ -576,7 +615,10 @@ static int match_all(struct checkpoint *cp, const struct directory *d,
 {
     struct naming n = naming_of(d, want);
     for (size_t i = 0; i < want->n; i++) {
-        int rc = match_one(cp, d, c, &want->items[i], &n, &src[i], err);
+        enum slot s = want->items[i].parts[0].slot;
+        int rc = s == SLOT_DENSE_1 || s == SLOT_DENSE_2
+                     ? match_dense(cp, &want->items[i], &src[i], err)
+                     : match_one(cp, d, c, &want->items[i], &n, &src[i], err);
         if (rc != 0)
             return rc;
     }
@@ -592,7 +634,9 @@ int checkpoint_match(struct checkpoint *cp, const struct model_config *c,
     struct directory d = {0};
     if (cp->gguf.n > 0)
         return gguf_match(&cp->gguf, c, want, src, err);
-    int rc = directory_make(&d, cp, err);
+    int rc = c->n_dense > 0 && cp->n_dense == 0 ? open_dense(cp, c, err) : 0;
+    if (rc == 0)
+        rc = directory_make(&d, cp, err);
     if (rc == 0)
         rc = refuse_quantized(&d, err);
     if (rc == 0)

@@ -70,6 +70,8 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
     /* the slots whose name depends on nothing else */
     static const char *const fixed[N_SLOTS] = {
         [SLOT_EMBED] = "token_embd",
+        [SLOT_DENSE_1] = "dense_2",
+        [SLOT_DENSE_2] = "dense_3",
         [SLOT_HEAD_BIAS] = "output",
         [SLOT_FINAL_NORM_W] = "output_norm",
         [SLOT_FINAL_NORM_B] = "output_norm",

@@ -216,6 +216,10 @@ int64_t slot_rows(const struct model_config *c, enum slot s)
         return c->n_experts;
     case SLOT_SINKS:
         return c->n_heads;
+    case SLOT_DENSE_1:
+        return c->dense[0];
+    case SLOT_DENSE_2:
+        return c->dense[1];
     case SLOT_Q_NORM:
         return c->qk_norm == QK_NORM_ALL ? q_dim(c) : c->d_head;
     case SLOT_K_NORM:
@@ -240,6 +244,8 @@ int64_t slot_cols(const struct model_config *c, enum slot s)
         return c->n_dense_ffn;
     case SLOT_DOWN:
         return c->n_ffn;
+    case SLOT_DENSE_2:
+        return c->dense[0];
     default:
         return c->n_embd;
     }
@@ -579,6 +585,11 @@ void tensor_list_make(struct tensor_list *out, const struct model_config *c)
         add_linear(&b, HEAD_NAME, SLOT_HEAD, SLOT_HEAD_BIAS, 0, c->vocab_size);
     else if (c->head_bias)
         add_bias(&b, HEAD_NAME, SLOT_HEAD_BIAS, 0, c->vocab_size);
+    for (int i = 0; i < c->n_dense; i++) {
+        enum slot s = i == 0 ? SLOT_DENSE_1 : SLOT_DENSE_2;
+        /* the names of GGUF files; a folder has each in a folder of its own, as "linear" */
+        add_linear(&b, i == 0 ? "dense_2" : "dense_3", s, N_SLOTS, 0, slot_rows(c, s));
+    }
 }
 
 void tensor_list_free(struct tensor_list *l)

@@ -40,6 +40,8 @@ enum slot {
     SLOT_ROUTER,
     SLOT_MIX_BA, /* of recurrent layers: beta and a */
     SLOT_SHARED_GATE,
+    SLOT_DENSE_1, /* linear layers behind the pooling of embeddings (config.h, n_dense) */
+    SLOT_DENSE_2,
     /* Vectors, in f32. */
     SLOT_HEAD_BIAS,
     SLOT_FINAL_NORM_W,
@@ -73,18 +75,18 @@ static inline bool slot_is_table(enum slot s)
 }
 static inline bool slot_is_matrix(enum slot s)
 {
-    return s >= SLOT_HEAD && s <= SLOT_SHARED_GATE;
+    return s >= SLOT_HEAD && s <= SLOT_DENSE_2;
 }
 static inline bool slot_is_vector(enum slot s)
 {
-    return s > SLOT_SHARED_GATE;
+    return s > SLOT_DENSE_2;
 }
 
-/* Returns whether a matrix is f32 in every format: its products decide which experts are used, and
- * what a state forgets. */
+/* Returns whether a matrix is f32 in every format: its products decide which experts are used, what
+ * a state forgets, or are an embedding. */
 static inline bool slot_is_f32(enum slot s)
 {
-    return s >= SLOT_ROUTER && s <= SLOT_SHARED_GATE;
+    return s >= SLOT_ROUTER && s <= SLOT_DENSE_2;
 }
 
 /* Returns whether a slot holds the numbers of all experts, if there are any. */
@@ -96,8 +98,9 @@ static inline bool slot_is_of_experts(enum slot s)
 /* Returns whether each layer has its own slot of this kind. */
 static inline bool slot_is_in_layer(enum slot s)
 {
-    return s != SLOT_EMBED && s != SLOT_POSITIONS && s != SLOT_HEAD &&
-           s != SLOT_HEAD_BIAS && s != SLOT_FINAL_NORM_W && s != SLOT_FINAL_NORM_B;
+    return s != SLOT_EMBED && s != SLOT_POSITIONS && s != SLOT_HEAD && s != SLOT_DENSE_1 &&
+           s != SLOT_DENSE_2 && s != SLOT_HEAD_BIAS && s != SLOT_FINAL_NORM_W &&
+           s != SLOT_FINAL_NORM_B;
 }
 
 /* Return the rows and columns of a slot; a vector has one column. */

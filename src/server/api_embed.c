@@ -337,9 +337,9 @@ static int read_inputs(struct call *c, struct embed *e, const struct json *v,
         return fault_field(f, name, "has %zu texts; at most %d are allowed", n,
                            (int)MOST_TEXTS);
     hcache_model_info(call_model(c), &info);
-    if (e->n_dims > info.n_embd)
+    if (e->n_dims > info.n_embedding)
         return fault_field(f, "dimensions", "is %lld; this model's embeddings have %d",
-                           (long long)e->n_dims, info.n_embd);
+                           (long long)e->n_dims, info.n_embedding);
     e->prompts = xcalloc(n, sizeof *e->prompts);
     for (size_t i = 0; rc == 0 && i < n; i++)
         rc = add_input(call_model(c), e, is_list ? json_at(v, i) : v, name, &info, f);

@@ -467,7 +467,7 @@ static struct json *model_info(const struct hcache_model_info *info)
         const char *name;
         int64_t value;
     } counts[] = {{"context_length", info->max_context},
-                  {"embedding_length", info->n_embd},
+                  {"embedding_length", info->n_embedding},
                   {"block_count", info->n_layers},
                   {"vocab_size", info->vocab_size}};
     struct json *o = json_new_object();

@@ -42,8 +42,9 @@
  *    ascending order, with the online-softmax recurrence; inside a block a score is an fma chain
  *    over ascending d_head, then * scale; the block maximum, then p_j = exp(s_j - m_new); the sum
  *    of p in the 16-lane order of the norms; the output row is rescaled once per block by
- *    exp(m_old - m_new) and takes fma(p_j, v_j, o) in ascending j.  A key beyond the row's own
- *    position is never touched.  Row and key counts never change the arithmetic of a row.
+ *    exp(m_old - m_new) and takes fma(p_j, v_j, o) in ascending j.  A key that the row does not
+ *    see (attention_keys) is never touched.  Row and key counts never change the arithmetic of a
+ *    row.
  *  - delta_net: tokens are taken one after another, in ascending order, whatever the batch.  Every
  *    sum is an fma chain from +0: of a channel's convolution over its four inputs, the oldest
  *    first; of S^T k and S^T q over ascending rows of S.  S is rounded after the decay and after
@@ -155,15 +156,34 @@ static inline size_t kv_chunks_v_at(const struct kv_layer *kv, const struct kv_c
     return c->v_at != 0 ? c->v_at : kv_block_bytes(kv->n_kv, kv->d_head, kv->dtype) / 2;
 }
 
-/* The row at position p sees keys max(0, p - window + 1)..p; window 0: all up to p. */
+/* Which keys a row sees (attention_keys), and how its scores become weights. */
 struct attention_rule {
     float scale; /* factor of q . k */
     float cap;   /* a score s becomes cap * tanh(s / cap); 0: it stays */
-    int window;
+    int window;  /* most tokens seen, the row's own included; 0: all */
     /* [heads] score of a key without a value, which only enters the sum; NULL: none.  The
      * recurrence then starts with this score as the maximum, and with a sum of 1. */
     const float *sinks;
+    /* The row also sees the tokens behind it, window - 1 of them at most.  The batch then has all
+     * rows of each sequence.  Only on devices whose memory is the host's. */
+    bool both_ways;
 };
+
+/* Returns the positions [begin, end) of the keys that the row at position p sees, in a batch whose
+ * last row of that sequence is at position `last`. */
+struct attention_keys {
+    int32_t begin, end;
+};
+static inline struct attention_keys attention_keys(const struct attention_rule *rule,
+                                                   int32_t p, int32_t last)
+{
+    struct attention_keys k = {0, rule->both_ways ? last + 1 : p + 1};
+    if (rule->window > 0 && p + 1 > rule->window)
+        k.begin = p + 1 - rule->window;
+    if (rule->window > 0 && k.end > p + rule->window)
+        k.end = p + rule->window;
+    return k;
+}
 
 enum activation {
     ACTIVATION_SILU, /* x / (1 + exp(-x)) */

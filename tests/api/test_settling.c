@@ -70,6 +70,30 @@ static int64_t take(struct hcache_ticket *t)
     return committed;
 }
 
+/* Opens a service of one sequence over a store on the disk. */
+static void open_service(struct io *disk, struct stack *k, struct service **s)
+{
+    et_open(k, &(struct stack_opts){.io = disk,
+                                    .user.store = et_dirs,
+                                    .user.n_store = 2,
+                                    .user.max_sequences = 1,
+                                    .user.no_reuse = true});
+    service_create(&(struct service_opts){.engine = k->engine,
+                                          .saver = k->saver,
+                                          .store = k->store,
+                                          .max_sequences = 1,
+                                          .max_context = 1024},
+                   s);
+}
+
+/* Ends what open_service began. */
+static void close_service(struct io *disk, struct stack *k, struct service *s)
+{
+    service_destroy(s);
+    stack_close(k);
+    io_close(disk);
+}
+
 /* A disk that does not answer delays only requests that asked for durability. */
 static void only_the_durable_wait_for_the_disk(void **state)
 {
@@ -78,17 +102,7 @@ static void only_the_durable_wait_for_the_disk(void **state)
     struct stack k;
     struct service *s;
     struct io *disk = et_disk(1, 1 << 26);
-    et_open(&k, &(struct stack_opts){.io = disk,
-                                     .user.store = et_dirs,
-                                     .user.n_store = 2,
-                                     .user.max_sequences = 1,
-                                     .user.no_reuse = true});
-    service_create(&(struct service_opts){.engine = k.engine,
-                                          .saver = k.saver,
-                                          .store = k.store,
-                                          .max_sequences = 1,
-                                          .max_context = 1024},
-                   &s);
+    open_service(disk, &k, &s);
     assert_int_equal(service_start(s, 0, &err), 0);
     writes_get_stuck(disk);
     struct hcache_ticket *durable = submit(&k, s, 1, true);
@@ -115,9 +129,7 @@ static void only_the_durable_wait_for_the_disk(void **state)
     hcache_ticket_wait(durable);
     assert_int_equal(take(durable), 203);
     service_stop(s);
-    service_destroy(s);
-    stack_close(&k);
-    io_close(disk);
+    close_service(disk, &k, s);
 }
 
 /* Without the engine's thread, the calling thread waits for the commit itself. */
@@ -127,16 +139,7 @@ static void durable_without_a_thread(void **state)
     struct stack k;
     struct service *s;
     struct io *disk = et_disk(2, 1 << 26);
-    et_open(&k, &(struct stack_opts){.io = disk,
-                                     .user.store = et_dirs,
-                                     .user.n_store = 2,
-                                     .user.no_reuse = true});
-    service_create(&(struct service_opts){.engine = k.engine,
-                                          .saver = k.saver,
-                                          .store = k.store,
-                                          .max_sequences = 1,
-                                          .max_context = 1024},
-                   &s);
+    open_service(disk, &k, &s);
     for (uint64_t i = 0; i < 10; i++) {
         struct hcache_ticket *t = submit(&k, s, i, true);
         struct hcache_delta d;
@@ -146,9 +149,7 @@ static void durable_without_a_thread(void **state)
         } while (!d.ended);
         assert_int_equal(take(t), 203);
     }
-    service_destroy(s);
-    stack_close(&k);
-    io_close(disk);
+    close_service(disk, &k, s);
 }
 
 /* If all state is durable already, or none is saved, a request does not wait: no commit would end
@@ -160,16 +161,7 @@ static void nothing_to_save_is_nothing_to_wait_for(void **state)
     struct stack k;
     struct service *s;
     struct io *disk = et_disk(3, 1 << 26);
-    et_open(&k, &(struct stack_opts){.io = disk,
-                                     .user.store = et_dirs,
-                                     .user.n_store = 2,
-                                     .user.no_reuse = true});
-    service_create(&(struct service_opts){.engine = k.engine,
-                                          .saver = k.saver,
-                                          .store = k.store,
-                                          .max_sequences = 1,
-                                          .max_context = 1024},
-                   &s);
+    open_service(disk, &k, &s);
     assert_int_equal(service_start(s, 0, &err), 0);
     for (int i = 0; i < 3; i++) {
         struct hcache_ticket *t = submit_saving(&k, s, 1, true, "none");
@@ -177,9 +169,7 @@ static void nothing_to_save_is_nothing_to_wait_for(void **state)
         assert_int_equal(take(t), 0);
     }
     service_stop(s);
-    service_destroy(s);
-    stack_close(&k);
-    io_close(disk);
+    close_service(disk, &k, s);
 }
 
 struct asked {
@@ -211,16 +201,7 @@ static void a_settling_request_is_looked_at_after_commits(void **state)
     struct io *disk = et_disk(4, 1 << 26);
     struct asked a = {.disk = disk};
     struct hcache_delta d;
-    et_open(&k, &(struct stack_opts){.io = disk,
-                                     .user.store = et_dirs,
-                                     .user.n_store = 2,
-                                     .user.no_reuse = true});
-    service_create(&(struct service_opts){.engine = k.engine,
-                                          .saver = k.saver,
-                                          .store = k.store,
-                                          .max_sequences = 1,
-                                          .max_context = 1024},
-                   &a.s);
+    open_service(disk, &k, &a.s);
     writes_get_stuck(disk);
     struct hcache_ticket *t = submit(&k, a.s, 1, true);
     do {
@@ -229,9 +210,7 @@ static void a_settling_request_is_looked_at_after_commits(void **state)
     } while (!d.ended);
     assert_in_range(a.n_settling, 1, MOST);
     assert_int_equal(take(t), 203);
-    service_destroy(a.s);
-    stack_close(&k);
-    io_close(disk);
+    close_service(disk, &k, a.s);
 }
 
 int main(void)

@@ -1,4 +1,5 @@
 """Results in the form that tools/run_tests.sh reads: "ok 1 - name", "not ok 2 - name", "1..2"."""
+import importlib
 import os
 import shutil
 import sys
@@ -20,6 +21,19 @@ def check(name, ok, why=""):
     print(f"{'ok' if ok else 'not ok'} {n_results} - {name}", flush=True)
     if not ok:
         print("# " + str(why).replace("\n", "\n# ")[:1500], flush=True)
+
+
+def in_venv(*modules):
+    """Runs this test in .venv/, which has the official clients (tools/setup.sh --clients), and returns
+    the modules; without them the test is skipped."""
+    venv = ".venv/bin/python"
+    if "HCACHE_IN_VENV" not in os.environ and os.path.exists(venv):
+        os.execve(venv, [venv, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
+    try:
+        return [importlib.import_module(m) for m in modules]
+    except ImportError as e:
+        print(f"1..0 # SKIP {e} (tools/setup.sh --clients makes .venv)")
+        sys.exit(0)
 
 
 def equal(name, got, want):

@@ -17,11 +17,14 @@ VENV = ".venv/bin/python"  # has the clients, if it is there
 if "HCACHE_IN_VENV" not in os.environ and os.path.exists(VENV):
     os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
 
+sys.path.insert(0, "tools/golden")
+import hf_to_gguf  # noqa: E402
 from scripted_model import N_BYTES, make_reranker, tokenizer, write_safetensors
 from serve_client import HC, Server
 from tap import check, end, equal, skip
 
 DEMO = "models/demo"
+GEMMA = "tests/model/golden/embedding"
 TEXT = "Once upon a time there was a dog."
 
 
@@ -233,7 +236,44 @@ def chosen(folder):
     with open(os.path.join(named, "modules.json"), "w") as f:
         json.dump([{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}], f)
     p = subprocess.run([HC, "serve", named, "--pooling", "mean", "--port", "0"], capture_output=True, text=True)
-    check("a model with a layer behind its pooling is refused by name", p.returncode == 1 and "a layer behind it" in p.stderr, p)
+    check("a model with an unknown part behind its pooling is refused by name", p.returncode == 1 and "a layer behind it" in p.stderr, p)
+
+
+def both_ways(folder):
+    """A model of EmbeddingGemma's kind, judged by sentence-transformers (tools/golden/make_embedding.py)."""
+    def load(name):
+        with open(os.path.join(GEMMA, name)) as f:
+            return json.load(f)
+
+    prompts, cases = load("config_sentence_transformers.json")["prompts"], load("expected.json")["texts"]
+    texts = [prompts.get(c["prompt"], "") + c["text"] for c in cases]
+    s = Server(GEMMA, "--dtype", "f32", "--threads", "1", "--max-sequences", "3")
+    got = embed(s, texts)
+    worst = max(abs(a - b) for g, c in zip(got, cases) for a, b in zip(g, c["embedding"]))
+    check("attention both ways, two layers behind the pooling: sentence-transformers' numbers", worst < 1e-5, worst)
+    gguf, packed = os.path.join(folder, "both.gguf"), os.path.join(folder, "both.hcm")
+    hf_to_gguf.convert(GEMMA, gguf)
+    subprocess.run([HC, "model", "pack", GEMMA, "--out", packed], capture_output=True, check=True)
+    for model in (GEMMA, gguf, packed):
+        other = Server(model, "--dtype", "f32", "--threads", "3")
+        equal(f"one by one, with other threads, from {model[-5:]}: the same bits", [embed(other, t)[0] for t in texts], got)
+        other.stop()
+    show = s.post("/api/show", {"model": "default"})[2]
+    check("Ollama is told the length of embeddings", show["capabilities"] == ["embedding"]
+          and show["model_info"]["gemma3_text.embedding_length"] == len(got[0]), show)
+    equal("Ollama's", s.post("/api/embed", {"input": texts[3]})[2]["embeddings"], [got[3]])
+    status, _, r = s.post("/v1/embeddings", {"input": texts[6] + "more"})
+    check("a text longer than the context", status == 400 and r["error"]["n_ctx"] == 640 and r["error"]["n_prompt_tokens"] == 644, r)
+    for path, body in (("/v1/completions", {"prompt": "a"}), ("/completion", {"prompt": "a"}), ("/api/generate", {"prompt": "a"}),
+                       ("/v1/completions", {"prompt": "a", "max_tokens": 0, "echo": True, "logprobs": 0})):
+        status, _, r = s.post(path, body)
+        check(f"{path}: no text", status == 400 and "sees both ways" in json.dumps(r), r)
+    s.stop()
+    for args in (("run", GEMMA, "--prompt", "a"), ("ppl", GEMMA, "README.md")):
+        p = subprocess.run([HC, *args], capture_output=True, text=True, timeout=60)
+        check(f"{args[0]}: refused by name", p.returncode != 0 and "sees both ways" in p.stderr, p)
+    p = subprocess.run([HC, "model", "info", GEMMA], capture_output=True, text=True)
+    check("model info tells it", "of 48 numbers, pooling mean; attention sees both ways, so no state is saved" in p.stdout, p)
 
 
 with tempfile.TemporaryDirectory(prefix="hcache-embed.") as folder:
@@ -253,6 +293,7 @@ with tempfile.TemporaryDirectory(prefix="hcache-embed.") as folder:
     ranking(s)
     s.stop()
     chosen(folder)
+    both_ways(folder)
 s = Server(DEMO)
 status, _, r = s.post("/v1/embeddings", {"input": "a"})
 check("a chat model makes no embeddings", status == 400 and "name no pooling" in r["error"]["message"], r)

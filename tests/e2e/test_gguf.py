@@ -21,9 +21,9 @@ ROOT = os.path.join(HERE, "..", "..")
 sys.path[:0] = [HERE, os.path.join(ROOT, "tools", "golden")]
 import hf_to_gguf  # noqa: E402
 import vocab_gguf  # noqa: E402
+from serve_client import HC  # noqa: E402
 from tap import PATIENCE, check, end, equal  # noqa: E402
 
-HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 SHARED = os.environ.get("HCACHE_SHARED", "../shared")
 DEMO = "models/demo"
 tmp = tempfile.mkdtemp(prefix="hcache-gguf.")

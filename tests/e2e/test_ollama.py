@@ -7,26 +7,12 @@ import os
 import sys
 import tempfile
 
-VENV = ".venv/bin/python"
-if "HCACHE_IN_VENV" not in os.environ:
-    if not os.path.exists(VENV):
-        print("1..0 # SKIP the ollama client is not here (tools/setup.sh --clients makes .venv)")
-        sys.exit(0)
-    os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
-
 from scripted_model import ANSWER, HELLO, make
 from serve_client import MODEL, Server
-from tap import check, end, raises
+from tap import check, end, in_venv, raises
 
-try:
-    import ollama
-    from langchain_ollama import ChatOllama
-    from langchain_core.messages import HumanMessage
-    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-    import litellm
-except ImportError:
-    print("1..0 # SKIP .venv has no ollama client (tools/setup.sh --clients)")
-    sys.exit(0)
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+ollama, langchain, messages, litellm = in_venv("ollama", "langchain_ollama", "langchain_core.messages", "litellm")
 
 DEMO = "models/demo"
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "The weather of a city.", "parameters": {
@@ -128,11 +114,11 @@ def tools():
                     if x.message.tool_calls]
         check("a stream has the whole call in one line", len(streamed) == 1
               and streamed[0].message.tool_calls[0].function.arguments == {"city": "Oslo"}, streamed)
-        llm = ChatOllama(model="any", base_url=f"http://127.0.0.1:{server.port}", temperature=0)
+        llm = langchain.ChatOllama(model="any", base_url=f"http://127.0.0.1:{server.port}", temperature=0)
         r = llm.bind_tools([TOOL]).invoke("Weather in Oslo?")
         check("langchain-ollama: a call", r.tool_calls[0]["name"] == "get_weather"
               and r.tool_calls[0]["args"] == {"city": "Oslo"}, r)
-        check("langchain-ollama: a text and a stream", llm.invoke([HumanMessage("Hello")]).content == HELLO
+        check("langchain-ollama: a text and a stream", llm.invoke([messages.HumanMessage("Hello")]).content == HELLO
               and "".join(x.content for x in llm.stream("Hello")) == HELLO)
         base = {"model": "ollama_chat/any", "api_base": f"http://127.0.0.1:{server.port}"}
         r = litellm.completion(messages=[{"role": "user", "content": "Weather in Oslo?"}], tools=[TOOL], **base)

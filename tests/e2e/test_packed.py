@@ -12,10 +12,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..")
 sys.path[:0] = [HERE, os.path.join(ROOT, "tools", "golden")]
 import hf_to_gguf  # noqa: E402
-from serve_client import SAVING, Server  # noqa: E402
+from serve_client import HC, SAVING, Server  # noqa: E402
 from tap import PATIENCE, check, end, equal  # noqa: E402
 
-HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 DEMO = "models/demo"
 tmp = tempfile.mkdtemp(prefix="hcache-packed.")
 

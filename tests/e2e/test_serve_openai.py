@@ -6,21 +6,10 @@ import shutil
 import sys
 import tempfile
 
-VENV = ".venv/bin/python"
-if "HCACHE_IN_VENV" not in os.environ:
-    if not os.path.exists(VENV):
-        print("1..0 # SKIP the openai client is not here (tools/setup.sh --clients makes .venv)")
-        sys.exit(0)
-    os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
-
 from serve_client import MODEL, SAVING, Server
-from tap import PATIENCE, check, end, raises
+from tap import PATIENCE, check, end, in_venv, raises
 
-try:
-    import openai
-except ImportError:
-    print("1..0 # SKIP .venv has no openai client (tools/setup.sh --clients)")
-    sys.exit(0)
+openai, = in_venv("openai")
 
 KEY = {"Authorization": "Bearer sesame"}
 

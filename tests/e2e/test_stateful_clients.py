@@ -6,23 +6,11 @@ import shutil
 import sys
 import tempfile
 
-VENV = ".venv/bin/python"
-if "HCACHE_IN_VENV" not in os.environ:
-    if not os.path.exists(VENV):
-        print("1..0 # SKIP the official clients are not here (tools/setup.sh --clients makes .venv)")
-        sys.exit(0)
-    os.execve(VENV, [VENV, *sys.argv], {**os.environ, "HCACHE_IN_VENV": "1"})
-
 import scripted_model
 from serve_client import Server
-from tap import PATIENCE, check, end, raises
+from tap import PATIENCE, check, end, in_venv, raises
 
-try:
-    import anthropic
-    import openai
-except ImportError as e:
-    print(f"1..0 # SKIP .venv lacks a client: {e} (tools/setup.sh --clients)")
-    sys.exit(0)
+anthropic, openai = in_venv("anthropic", "openai")
 
 MODEL = "models/demo"
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 4

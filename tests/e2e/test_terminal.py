@@ -233,11 +233,9 @@ def test_paste():
                "one line, edited", "ends\nwith a line's end"])
 
 
-def test_stop():
-    store = os.path.join(tmp, "store")
-    t = Terminal("--conversation", "mole", "--store", store, "--ignore-eos")
-    t.until("> ")
-    for _ in range(20):  # the answer may have ended while the machine paused this test
+def stop_a_story(t, number=""):
+    """Stops an answer by Ctrl-C. `number` makes the names of conversations that begin anew."""
+    for i in range(20):  # the answer may have ended while the machine paused this test
         t.type("Tell me a story about a mole.\n")
         t.until("Once upon a time")
         t.type("\x03")
@@ -245,8 +243,15 @@ def test_stop():
         if "stopped" in t.shown[t.mark - 60:t.mark + 10]:
             break
         t.until("> ")
-        t.ask("/new mole", "begins")
+        t.ask("/new mole" + number.format(i), "begins")
         t.until("> ")
+
+
+def test_stop():
+    store = os.path.join(tmp, "store")
+    t = Terminal("--conversation", "mole", "--store", store, "--ignore-eos")
+    t.until("> ")
+    stop_a_story(t)
     check("Ctrl-C stops the answer, not the program", "[stopped" in t.shown and t.until("> "), t.shown)
     t.type("/exit\n")
     equal("status 0", t.end(), 0)
@@ -356,16 +361,7 @@ def test_remote():
           [("system", "You are kind."), ("user", "Hello.")])
     t = Terminal("--url", f"http://127.0.0.1:{server.port}", "--conversation", "mole", "--ignore-eos")
     t.until("> ")
-    for i in range(20):  # the answer may have ended while the machine paused this test
-        t.type("Tell me a story about a mole.\n")
-        t.until("Once upon a time")
-        t.type("\x03")
-        t.until(r"\[stopped; the answer so far is kept|\[the answer ended|is full")
-        if "stopped" in t.shown[t.mark - 60:t.mark + 10]:
-            break
-        t.until("> ")
-        t.ask(f"/new mole {i}", "begins")
-        t.until("> ")
+    stop_a_story(t, " {}")
     check("Ctrl-C stops the server's answer, not the program", "[stopped" in t.shown and t.until("> "), t.shown[-500:])
     id = server.request("GET", "/v1/conversations")[2]["data"][0]["id"]
     items = server.request("GET", f"/v1/conversations/{id}/items?order=asc")[2]["data"]

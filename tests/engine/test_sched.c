@@ -329,6 +329,13 @@ static void decodes_come_first(void **state)
     assert_true(c[1].rows == 1 && c[2].rows == 1);
     assert_int_equal(c[3].rows, 3); /* the first prefill gets all rows that it can use */
     assert_int_equal(c[0].rows, 5);
+    r[0].is_whole = true; /* it waits for a step with room for all of its rows */
+    one(c, &l, r, 4);
+    assert_int_equal(c[3].rows, 3);
+    assert_int_equal(c[0].rows, 0);
+    l.step_rows = 105;
+    one(c, &l, r, 4);
+    assert_int_equal(c[0].rows, 100);
 }
 
 /* A newcomer leaves a free block for each decoding sequence, which would otherwise be preempted

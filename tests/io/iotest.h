@@ -29,4 +29,11 @@ uint8_t *iotest_buffer(size_t n);
 /* Fills p[0..n) with bytes that depend on the seed and on their position. */
 void iotest_fill(uint8_t *p, size_t n, uint64_t seed);
 
+/* A test on one kind of I/O, and on all. */
+#define ON(kind, test)                                                                     \
+    {                                                                                      \
+#test " on " kind, test, iotest_setup, iotest_teardown, (void *)(uintptr_t)kind    \
+    }
+#define ALL(test) ON("uring", test), ON("pread", test), ON("sim", test)
+
 #endif

@@ -365,12 +365,6 @@ static void test_parents(void **state)
     free(slashes);
 }
 
-#define ON(kind, test)                                                                     \
-    {                                                                                      \
-#test " on " kind, test, iotest_setup, iotest_teardown, (void *)(uintptr_t)kind    \
-    }
-#define ALL(test) ON("uring", test), ON("pread", test), ON("sim", test)
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {

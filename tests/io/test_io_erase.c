@@ -250,12 +250,6 @@ static void test_medium(void **state)
         assert_true(io_medium_check(t->io, "/proc", why, sizeof why));
 }
 
-#define ON(kind, test)                                                                     \
-    {                                                                                      \
-#test " on " kind, test, iotest_setup, iotest_teardown, (void *)(uintptr_t)kind    \
-    }
-#define ALL(test) ON("uring", test), ON("pread", test), ON("sim", test)
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {

@@ -652,12 +652,6 @@ static void test_the_next_request_is_sent(void **state)
     io_file_close(f);
 }
 
-#define ON(kind, test)                                                                     \
-    {                                                                                      \
-#test " on " kind, test, iotest_setup, iotest_teardown, (void *)(uintptr_t)kind    \
-    }
-#define ALL(test) ON("uring", test), ON("pread", test), ON("sim", test)
-
 /* --- a low limit on locked memory ----------------------------------------------------------------
  */
 

@@ -489,6 +489,7 @@ static void assert_same(const struct model_config *a, const struct model_config 
     assert_string_equal(of_a, of_b);
     assert_int_equal(a->weight_type, b->weight_type);
     assert_int_equal(a->max_ctx, b->max_ctx);
+    assert_memory_equal(a->dense, b->dense, sizeof a->dense);
     assert_int_equal(a->bos_id, b->bos_id);
     assert_int_equal(a->n_eos, b->n_eos);
     assert_memory_equal(a->eos_ids, b->eos_ids, sizeof a->eos_ids);
@@ -548,6 +549,9 @@ static void test_families_round_trip(void **state)
         "{\"model_type\": \"gemma3_text\", " LLAMA_SIZES ", \"head_dim\": 32,"
         "\"sliding_window\": 16, \"query_pre_attn_scalar\": 168, \"rope_theta\": 1000000.0,"
         "\"rope_scaling\": {\"factor\": 8.0, \"rope_type\": \"linear\"}}",
+        "{\"architectures\": [\"Gemma3TextModel\"], " LLAMA_SIZES ", \"head_dim\": 32,"
+        "\"sliding_window\": 17, \"use_bidirectional_attention\": true,"
+        "\"hcache_pooling\": \"mean\", \"hcache_dense\": [96, 24]}",
         "{\"model_type\": \"olmo2\", " LLAMA_SIZES "}",
         "{\"model_type\": \"granite\", " LLAMA_SIZES ", \"embedding_multiplier\": 12,"
         "\"residual_multiplier\": 0.22, \"attention_multiplier\": 0.0078125,"
@@ -565,6 +569,7 @@ static void test_families_round_trip(void **state)
     };
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         struct model_config c = parse(texts[i]);
+        assert_true(!c.both_ways || (c.sliding_window == 9 && c.dense[1] == 24));
         assert_round_trip(&c);
     }
 }

@@ -198,6 +198,15 @@ static void begin(struct platform *p, struct plan_layer *layer, struct plan_requ
     plan_request_from_platform(p, 0, n_tokens, 0, layer, NULL, req);
 }
 
+/* Begins, and plans a restore from K and V alone. */
+static void plan_kv(struct platform *p, struct plan_layer *layer, struct plan_request *req,
+                    int64_t n_tokens, struct plan *out)
+{
+    begin(p, layer, req, n_tokens);
+    assert_int_equal(plan_mode_parse("kv", req, NULL), 0);
+    assert_int_equal(plan_make(req, out, NULL), 0);
+}
+
 /* If the bus is slower than the store, the time of reads tells nothing about the store. Reads from
  * DRAM take no time, so they tell nothing either. */
 static void a_bus_teaches_nothing(void **state)
@@ -209,9 +218,7 @@ static void a_bus_teaches_nothing(void **state)
     struct plan plan;
     begin(&p, layer, &req, 4096);
     p.tier[0].up_bytes_per_s = 1e8;
-    begin(&p, layer, &req, 4096);
-    assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
-    assert_int_equal(plan_make(&req, &plan, NULL), 0);
+    plan_kv(&p, layer, &req, 4096, &plan);
     struct correction_expected e = correction_expect(&p, 0, &req, &plan);
     assert_true(e.io_s == 0);
     const struct correction_observed o = {.io_s = 1e-4, .compute_s = 0.02, .total_s = 2};
@@ -238,9 +245,7 @@ static void a_prediction_is_of_the_restore_alone(void **state)
     p.kv_correction.log2 = 0.5;
     p.gemm_correction.log2 = -0.5;
     p.start_s = 0.002;
-    begin(&p, layer, &req, 4096);
-    assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
-    assert_int_equal(plan_make(&req, &plan, NULL), 0);
+    plan_kv(&p, layer, &req, 4096, &plan);
     struct correction_expected e = correction_expect(&p, 0, &req, &plan);
     double io_s = 12 * platform_io_s(&p, 0, 4096, RECORD_KV) + 0.01;
     assert_true(fabs(e.io_s - io_s / 2) < 1e-9);
@@ -293,9 +298,7 @@ static void any_bandwidth_is_taught(void **state)
         struct plan plan;
         begin(&p, layer, &req, 4096);
         p.tier[0].bytes_per_s = exp2(uniform(&r, 24, 34));
-        begin(&p, layer, &req, 4096);
-        assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
-        assert_int_equal(plan_make(&req, &plan, NULL), 0);
+        plan_kv(&p, layer, &req, 4096, &plan);
         assert_true(correction_expect(&p, 0, &req, &plan).io_s > 0);
     }
 }
@@ -311,9 +314,7 @@ static void short_restores_teach_the_start(void **state)
     begin(&p, layer, &req, 64);
     p.tier[0].bytes_per_s = 1e10;
     for (int i = 0; i < 40; i++) {
-        begin(&p, layer, &req, 64);
-        assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
-        assert_int_equal(plan_make(&req, &plan, NULL), 0);
+        plan_kv(&p, layer, &req, 64, &plan);
         struct correction_expected e = correction_expect(&p, 0, &req, &plan);
         assert_true(e.restore_s < CORRECTION_SHORT_S);
         correction_learn(&p, &e,
@@ -363,9 +364,7 @@ static void a_latency_of_a_busy_disk_is_corrected(void **state)
     p.tier[0].bytes_per_s = 1e10;
     p.tier[0].latency_s = 1.1e-3;
     for (int i = 0; i < 100; i++) {
-        begin(&p, layer, &req, 64);
-        assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
-        assert_int_equal(plan_make(&req, &plan, NULL), 0);
+        plan_kv(&p, layer, &req, 64, &plan);
         struct correction_expected e = correction_expect(&p, 0, &req, &plan);
         correction_learn(&p, &e,
                          &(struct correction_observed){.compute_s = plan.comp_busy_s,
@@ -412,9 +411,7 @@ static void pauses_are_predicted(void **state)
     assert_true(beside.restore_s == plan.restore_s);
     p.pause_correction[0].log2 = 1;
     p.tier[0].bytes_per_s = 1e10;
-    begin(&p, layer, &req, 64);
-    assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
-    assert_int_equal(plan_make(&req, &plan, NULL), 0);
+    plan_kv(&p, layer, &req, 64, &plan);
     assert_true(plan.restore_s < 1e-3);
 }
 
@@ -712,9 +709,7 @@ static void a_slowed_restore_teaches_nothing(void **state)
     struct plan_layer layer[12];
     struct plan_request req;
     struct plan plan;
-    begin(&p, layer, &req, 4096);
-    assert_int_equal(plan_mode_parse("kv", &req, NULL), 0);
-    assert_int_equal(plan_make(&req, &plan, NULL), 0);
+    plan_kv(&p, layer, &req, 4096, &plan);
     req.comp_slow = 1; /* no decodes slow the restore */
     assert_true(correction_expect(&p, 0, &req, &plan).io_s > 0);
     req.comp_slow = 33;

@@ -116,12 +116,14 @@ struct exact {
 static double exact_output(const struct exact *e, int row, int pos, int head, int dim,
                            double scale)
 {
+    int window = e->ac->window, end = e->rule->both_ways ? (int)e->kv.rows : pos + 1;
     int d_head = e->ac->d_head, kv_head = head / (e->ac->heads / e->ac->n_kv);
     double cap = (double)e->rule->cap;
-    int first = e->ac->window > 0 && pos + 1 > e->ac->window ? pos + 1 - e->ac->window : 0;
     double total = 0, out = 0;
-    for (int p = first; p <= pos; p++) {
+    for (int p = 0; p < end; p++) {
         double dot = 0;
+        if (window > 0 && abs(p - pos) >= window)
+            continue;
         for (int d = 0; d < d_head; d++)
             dot += (double)elem_get(e->q.data, DTYPE_F32,
                                     row * e->q.cols + head * d_head + d) *
@@ -140,9 +142,9 @@ static double exact_output(const struct exact *e, int row, int pos, int head, in
 }
 
 static void check_attention(const struct lab *l, const struct attention_case *ac, float cap,
-                            const float *sinks)
+                            const float *sinks, bool both)
 {
-    const struct attention_rule rule = {0.4f, cap, ac->window, sinks};
+    const struct attention_rule rule = {0.4f, cap, ac->window, sinks, both};
     static const struct rope none = {0};
     int start = ac->seq[0].start, n = ac->seq[0].rows, end = start + n;
     struct cache c = cache_make(l, DTYPE_BF16, ac->n_kv, ac->d_head, 1, end);
@@ -175,8 +177,9 @@ static void test_attention(void **state)
     for (size_t i = 0; i < N_CASES(attention_cases); i++)
         if (!attention_cases[i].bench && attention_cases[i].n_seqs == 1)
             for (int l = 0; l < 2; l++) {
-                check_attention(&lab[l], &attention_cases[i], 0, NULL);
-                check_attention(&lab[l], &attention_cases[i], 0.7f, sinks);
+                check_attention(&lab[l], &attention_cases[i], 0, NULL, false);
+                check_attention(&lab[l], &attention_cases[i], 0.7f, sinks, false);
+                check_attention(&lab[l], &attention_cases[i], 0, NULL, true);
             }
 }
 

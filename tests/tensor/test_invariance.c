@@ -131,6 +131,7 @@ struct attention_fixture {
     int heads, n_kv, d_head, window;
     float cap;
     const float *sinks;
+    bool both;        /* rows see those behind them: the sequence is one piece */
     struct mat kv, q; /* [ROWS] rows of the sequence under test */
     struct rope rope;
 };
@@ -163,10 +164,12 @@ static struct mat attend_in_pieces(const struct lab *l, struct attention_fixture
         struct mat q = mat_random(DTYPE_F32, before + n + behind, f->q.cols, 78);
         struct mat o = mat_alloc(DTYPE_F32, q.rows, q.cols);
         l->ops->convert(l->stream, mat_rows(q, before, n), mat_rows(f->q, p, n));
-        l->ops->attention(
-            l->stream, o, q, &c.kv, &b.r,
-            &(struct attention_rule){
-                .scale = 0.2f, .window = f->window, .sinks = f->sinks, .cap = f->cap});
+        l->ops->attention(l->stream, o, q, &c.kv, &b.r,
+                          &(struct attention_rule){.scale = 0.2f,
+                                                   .window = f->window,
+                                                   .sinks = f->sinks,
+                                                   .cap = f->cap,
+                                                   .both_ways = f->both});
         l->ops->convert(l->stream, mat_rows(out, p, n), mat_rows(o, before, n));
         bool finite;
         l->ops->all_finite(l->stream, o, &finite);
@@ -193,7 +196,7 @@ static void check_attention(struct attention_fixture f)
             if (l.device == NULL)
                 continue;
             for (int p = 0; p < 5; p++) {
-                struct mat got = attend_in_pieces(&l, &f, pieces[p],
+                struct mat got = attend_in_pieces(&l, &f, f.both ? ROWS : pieces[p],
                                                   (p + threads) % 2 == 0);
                 if (first.data == NULL) {
                     first = got;
@@ -220,6 +223,8 @@ static void test_attention(void **state)
         {.dtype = DTYPE_F32, 6, 2, 8, .cap = 2},
         {.dtype = DTYPE_F16, 2, 1, 48, 33, .cap = 3, .sinks = sinks},
         {.dtype = DTYPE_F16, 2, 2, 128, 70},
+        {.dtype = DTYPE_BF16, 3, 1, 64, .both = true},
+        {.dtype = DTYPE_F32, 3, 1, 20, 33, .both = true},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         check_attention(all[i]);

@@ -699,9 +699,9 @@ static void test_kv_fill(void **state)
 static const float some_sinks[64] = {0, 1, -90, 300, 2.5f, -3, 12, -INFINITY, 0.5f};
 
 static struct mat attention_on(const struct lab *l, const struct attention_case *ac,
-                               enum dtype t, float cap, const float *sinks)
+                               enum dtype t, float cap, const float *sinks, bool both)
 {
-    const struct attention_rule rule = {0.3f, cap, ac->window, sinks};
+    const struct attention_rule rule = {0.3f, cap, ac->window, sinks, both};
     static const struct rope none = {0};
     int start[3], rows[3], zero[3] = {0}, ends[3], max_end = 0, n_rows = 0;
     for (int s = 0; s < ac->n_seqs; s++) {
@@ -731,19 +731,21 @@ static struct mat attention_on(const struct lab *l, const struct attention_case 
 static void test_attention(void **state)
 {
     (void)state;
-    for (size_t c = 0; c < N_CASES(attention_cases); c++) {
+    for (size_t i = 0; i < 2 * N_CASES(attention_cases); i++) {
+        const size_t c = i / 2;
         const struct attention_case *ac = &attention_cases[c];
         const float cap = c % 3 == 1 ? 5 : 0, *sinks = c % 2 == 1 ? some_sinks : NULL;
+        const bool both = i % 2 == 1;
         if (ac->bench)
             continue;
         assert_true(ac->heads <= 64);
         EACH_TYPE(t)
         {
-            struct mat want = attention_on(&ref, ac, t, cap, sinks);
-            struct mat base = attention_on(&cpu[0], ac, t, cap, sinks);
-            EACH_ISA(i)
+            struct mat want = attention_on(&ref, ac, t, cap, sinks, both);
+            struct mat base = attention_on(&cpu[0], ac, t, cap, sinks, both);
+            EACH_ISA(k)
             {
-                struct mat got = attention_on(&cpu[i], ac, t, cap, sinks);
+                struct mat got = attention_on(&cpu[k], ac, t, cap, sinks, both);
                 assert_near(got, want, EXP_TOLERANCE);
                 assert_same_bits(got, base);
                 mat_free(&got);

@@ -25,7 +25,8 @@ ARCHS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3
          "gpt_oss": "gpt-oss", "gemma2": "gemma2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
          "qwen3_next": "qwen3next", "cohere2": "cohere2", "ministral3": "mistral3", "glm4_moe": "glm4moe"}
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
-PLUS_ONE = ("gemma", "gemma2", "gemma3", *HYBRIDS)
+GEMMA3 = ("gemma3", "gemma-embedding")
+PLUS_ONE = ("gemma", "gemma2", *GEMMA3, *HYBRIDS)
 PAIRS = ("llama", "granite", "mistral3")  # the rows of a head are interleaved
 # Tensors of all experts: matrices of experts 0, 1, ... one behind another.
 EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
@@ -194,7 +195,7 @@ def metadata(c, arch, vocab_rows, n_guessing):
     if d * heads != c["hidden_size"] or "head_dim" in c:
         yield "attention.key_length", U32, d
         yield "attention.value_length", U32, d
-    if c.get("sliding_window") and arch in ("phi3", "llama", "gemma3", "olmo2", "gpt-oss", "gemma2", "cohere2"):
+    if c.get("sliding_window") and arch in ("phi3", "llama", *GEMMA3, "olmo2", "gpt-oss", "gemma2", "cohere2"):
         yield "attention.sliding_window", U32, c["sliding_window"]
     if rope.get("rope_type") == "linear":
         yield "rope.scaling.type", STRING, "linear"
@@ -219,7 +220,7 @@ def metadata(c, arch, vocab_rows, n_guessing):
         yield "rope.scaling.type", STRING, "none"
     if c["model_type"] in ("olmo3", "cohere2"):
         yield "attention.sliding_window_pattern", BOOL, [kind == "sliding_attention" for kind in c["layer_types"]]
-    if arch == "gemma3":
+    if arch in GEMMA3:
         yield "attention.sliding_window_pattern", BOOL, [kind == "sliding_attention" for kind in c["layer_types"]]
         yield "rope.freq_base_swa", F32, c["rope_parameters"]["sliding_attention"]["rope_theta"]
     if arch == "granite":
@@ -286,6 +287,8 @@ def tokenizer_pairs(folder, n_rows, pre):
             yield f"tokenizer.ggml.{name}_token_id", U32, tokens.index(token)
     post = json.dumps(t.get("post_processor") or "")
     yield "tokenizer.ggml.add_bos_token", BOOL, int("SpecialToken" in post)
+    if names.get("eos_token") and f'"{names["eos_token"]}"' in post:
+        yield "tokenizer.ggml.add_eos_token", BOOL, 1
     if names.get("chat_template"):
         yield "tokenizer.chat_template", STRING, names["chat_template"]
 
@@ -345,6 +348,8 @@ def converted(folder, c, arch):
             name = name.replace("mlp.gate.e_score_correction_bias", "exp_probs_b.bias")
         if name.endswith("self_attn.sinks"):
             name = name.replace("self_attn.sinks", "attn_sinks.weight")
+        if c["architectures"][0] == "Gemma3TextModel":
+            name = "model." + name  # the bare base model
         stem, end = name.rsplit(".", 1)
         if stem == "lm_head" and c.get("tie_word_embeddings", c["model_type"] in ("gemma", "gemma2", "gemma3_text", "falcon", "cohere2")):
             continue
@@ -376,6 +381,22 @@ def converted(folder, c, arch):
         yield out, dtype, [len(raws), *shape], b"".join(raws[i] for i in range(len(raws)))
 
 
+def embedding(folder):
+    """Returns the pairs and the tensors of a model's pooling and of the linear layers behind it."""
+    pairs, tensors = [], []
+    modules = json.load(open(folder / "modules.json")) if (folder / "modules.json").exists() else []
+    for m in modules:
+        c = json.load(open(folder / m["path"] / "config.json")) if m["type"].endswith(("Pooling", "Dense")) else {}
+        if m["type"].endswith("Pooling"):
+            kinds = ("mean_tokens", "cls_token", "lasttoken")
+            pairs.append(("pooling_type", U32, [bool(c.get(f"pooling_mode_{k}")) for k in kinds].index(True) + 1))
+        if m["type"].endswith("Dense"):
+            name = f"dense_{len(tensors) + 2}"
+            pairs += [(f"{name}_feat_in", U32, c["in_features"]), (f"{name}_feat_out", U32, c["out_features"])]
+            tensors += [(f"{name}.weight", *t[1:]) for t in read_tensors(folder / m["path"])]
+    return pairs, tensors
+
+
 def write(path, pairs, tensors):
     head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs)) + b"".join(pairs)
     at, data = 0, []
@@ -394,13 +415,14 @@ def convert(folder, out, split=1, pre="gpt-2", change=(), n_guessing=0):
     folder's; a value of None leaves the key out."""
     folder, out = pathlib.Path(folder), pathlib.Path(out)
     c = json.load(open(folder / "config.json", encoding="utf-8"))
-    arch = ARCHS[c["model_type"]]
-    tensors = list(converted(folder, c, arch))
+    arch = "gemma-embedding" if c.get("use_bidirectional_attention") else ARCHS[c["model_type"]]
+    of_embedding, behind = embedding(folder)
+    tensors = list(converted(folder, c, arch)) + behind
     for i in range(0 if arch == "glm4moe" else n_guessing):  # glm4_moe's folder has their tensors
         tensors += list(guessing(c["num_hidden_layers"] + i, tensors, c["hidden_size"]))
     rows = next(t[2][0] for t in tensors if t[0] == "token_embd.weight")
     all_pairs = {"general.architecture": (STRING, arch), "general.name": (STRING, folder.name)}
-    all_pairs.update({f"{arch}.{k}": (kind, v) for k, kind, v in metadata(c, arch, rows, n_guessing)})
+    all_pairs.update({f"{arch}.{k}": (kind, v) for k, kind, v in [*metadata(c, arch, rows, n_guessing), *of_embedding]})
     if (folder / "tokenizer.json").exists():
         all_pairs.update({k: (kind, v) for k, kind, v in tokenizer_pairs(folder, rows, pre)})
     else:

@@ -50,16 +50,17 @@ static void run_tile(const struct attn_job *j, int seq, int row0, int row1, int 
     t.cap = j->rule->cap;
     t.scratch = scratch_thread(j->s, thread_idx);
     t.n = (row1 - row0) * j->group;
+    int32_t last = j->r->pos[j->r->seq_row[seq + 1] - 1];
     int i = 0;
     for (int g = kv_head; g < kv_head + j->tile_heads; g++)
         for (int row = row0; row < row1; row++) {
-            int32_t end = j->r->pos[row] + 1;
+            struct attention_keys keys = attention_keys(j->rule, j->r->pos[row], last);
             for (int h = g * j->group; h < (g + 1) * j->group; h++) {
                 t.q[i] = (const float *)row_ptr(j->q, row) + h * j->kv->d_head;
                 t.out[i] = (float *)row_ptr(j->out, row) + h * j->kv->d_head;
-                t.begin[i] = j->rule->window > 0 ? MAX(end - j->rule->window, 0) : 0;
+                t.begin[i] = keys.begin;
                 t.sink[i] = j->rule->sinks != NULL ? &j->rule->sinks[h] : NULL;
-                t.end[i++] = end;
+                t.end[i++] = keys.end;
             }
         }
     j->k->attention(&t);

@@ -59,17 +59,16 @@ static void attend_block(struct row_state *row, const float *q, const struct kv_
 }
 
 static void attend_row(float *out, const float *q, const struct kv_layer *kv, int head,
-                       const int32_t *table, int32_t end, const struct attention_rule *rule,
-                       const float *sink)
+                       const int32_t *table, struct attention_keys all,
+                       const struct attention_rule *rule, const float *sink)
 {
-    int32_t begin = rule->window > 0 ? MAX(end - rule->window, 0) : 0;
     struct row_state row = {.m = sink != NULL ? *sink : -INFINITY, .l = sink != NULL};
-    while (begin < end) {
-        int32_t b = begin / KV_BLOCK_TOKENS, block_end = (b + 1) * KV_BLOCK_TOKENS;
+    while (all.begin < all.end) {
+        int32_t b = all.begin / KV_BLOCK_TOKENS, block_end = (b + 1) * KV_BLOCK_TOKENS;
         struct key_range keys = {kv->blocks + (size_t)table[b] * kv->block_stride, head,
-                                 begin, MIN(block_end, end)};
+                                 all.begin, MIN(block_end, all.end)};
         attend_block(&row, q, kv, keys, rule);
-        begin = keys.end;
+        all.begin = keys.end;
     }
     float inverse = 1.0f / row.l;
     for (int d = 0; d < kv->d_head; d++)
@@ -83,11 +82,12 @@ int ref_attention(struct stream *s, struct mat out, struct mat q, const struct k
     CHECK(kv->d_head <= ATTENTION_MAX_D_HEAD);
     for (int seq = 0; seq < r->n_seqs; seq++) {
         for (int row = r->seq_row[seq]; row < r->seq_row[seq + 1]; row++) {
-            int32_t end = r->pos[row] + 1;
+            struct attention_keys keys = attention_keys(rule, r->pos[row],
+                                                        r->pos[r->seq_row[seq + 1] - 1]);
             for (int h = 0; h < n_heads; h++)
                 attend_row((float *)out.data + row * out.ld + h * kv->d_head,
                            (const float *)q.data + row * q.ld + h * kv->d_head, kv,
-                           h / group, r->tables[seq], end, rule,
+                           h / group, r->tables[seq], keys, rule,
                            rule->sinks != NULL ? &rule->sinks[h] : NULL);
         }
     }
