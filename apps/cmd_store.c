@@ -100,6 +100,8 @@ static int session_open(struct session *s, const struct store_args *a, bool read
         return rc;
     uint8_t key[HCACHE_STORE_KEY_BYTES];
     const char *from = getenv("HCACHE_STORE_KEY");
+    if (from != NULL && *from == 0)
+        return err_set(err, ERR_USAGE, "the variable HCACHE_STORE_KEY is empty");
     rc = from != NULL ? store_key_read(from, key, err) : 0;
     if (rc != 0)
         return rc;

@@ -385,8 +385,9 @@ static int key_fits(const struct store_opts *opts, const struct superblock *sb,
     return err_set(err, ERR_MISMATCH, "the store in %s %s", opts->dirs[0],
                    sb->mark == 0 ? "is not encrypted: open it without --store-key, or give "
                                    "an empty folder"
-                   : mark == 0   ? "is encrypted: give its key (--store-key)"
-                               : "is encrypted with another key than that of --store-key");
+                   : mark == 0
+                       ? "is encrypted: give its key (--store-key or HCACHE_STORE_KEY)"
+                       : "is encrypted with another key than that of --store-key");
 }
 
 int store_check_dirs(const struct store_opts *opts, struct err *err)
