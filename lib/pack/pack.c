@@ -136,10 +136,12 @@ struct lists {
 };
 
 /* Ranks the exponents of a sample, the most frequent ones first. Ranked exponents lie in a window
- * around the most frequent one. Sets ranked[], and *first and short_of[] as `rank` of pack_loops
- * takes them. */
-static void choose_ranks(const uint8_t *exponents, size_t n, uint8_t ranked[RANKS],
-                         uint8_t *first, uint8_t short_of[WINDOW])
+ * around the most frequent one that is not 0. Sets ranked[], and *first and short_of[] as `rank` of
+ * pack_loops takes them. Channels that are 0 for all tokens give many exponents 0 far from the
+ * others. Then another exponent of the window, the least frequent one, lends its place to 0, and is
+ * returned; else 0 is. */
+static uint8_t choose_ranks(const uint8_t *exponents, size_t n, uint8_t ranked[RANKS],
+                            uint8_t *first, uint8_t short_of[WINDOW])
 {
     enum { BELOW = 20 }; /* outliers are few above, and many below: numbers near 0 */
     uint32_t count[2][256] = {{0}};
@@ -150,10 +152,16 @@ static void choose_ranks(const uint8_t *exponents, size_t n, uint8_t ranked[RANK
     }
     for (size_t e = 0; e < 256; e++) {
         count[0][e] += count[1][e];
-        most = count[0][e] > count[0][most] ? e : most;
+        most = e > 0 && count[0][e] > (most > 0 ? count[0][most] : 0) ? e : most;
     }
     *first = (uint8_t)(most < BELOW ? 0 : MIN(most - BELOW, 256 - WINDOW));
-    const uint32_t *in = &count[0][*first];
+    uint32_t *in = &count[0][*first];
+    int least = 0;
+    for (int i = 0; i < WINDOW; i++)
+        least = in[i] < in[least] ? i : least;
+    bool lends = *first > 0 && count[0][0] > in[least];
+    if (lends)
+        in[least] = count[0][0];
     memset(ranked, 0, RANKS);
     memset(short_of, 0, WINDOW);
     for (int r = 0; r < RANKS; r++) {
@@ -163,8 +171,18 @@ static void choose_ranks(const uint8_t *exponents, size_t n, uint8_t ranked[RANK
                 best = i;
         if (best < 0)
             break;
-        ranked[r] = (uint8_t)(*first + best);
+        ranked[r] = lends && best == least ? 0 : (uint8_t)(*first + best);
         short_of[best] = (uint8_t)(RANKS - r);
+    }
+    return lends ? (uint8_t)(*first + least) : 0;
+}
+
+/* Exchanges the exponents 0 and e. */
+static void exchange(uint8_t *exponents, size_t n, uint8_t e)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint8_t x = exponents[i];
+        exponents[i] = x == 0 ? e : x == e ? 0 : x;
     }
 }
 
@@ -197,8 +215,12 @@ static size_t piece_put(enum pack_type type, const uint8_t *run, size_t n, uint8
     uint8_t *lengths = to + RANKS, *at = to + PIECE_HEAD;
     l->part(type, run, n, ranks, at, t.upper);
     at += n;
-    choose_ranks(ranks, n, to, &first, short_of);
+    uint8_t lender = choose_ranks(ranks, n, to, &first, short_of);
+    if (lender != 0)
+        exchange(ranks, n, lender);
     size_t n_others = l->rank(ranks, n, first, short_of, t.others);
+    if (lender != 0)
+        exchange(t.others, n_others, lender);
     if (type == PACK_F16)
         at = upper_put(l, &t, n, at);
     for (int i = 0; i < LEVELS; i++) {
