@@ -1,5 +1,6 @@
 /* api_embed.c - embeddings and rankings: OpenAI's /v1/embeddings, Ollama's /api/embed and
- * /api/embeddings, and /v1/rerank as Jina, Cohere, vLLM and llama-server have it.
+ * /api/embeddings, llama-server's /embedding, and /v1/rerank as Jina, Cohere, vLLM and
+ * llama-server have it.
  *
  * Every text is a prompt without an answer, from whose rows the embedding or the judgement is read
  * (hcache_request.reads). The texts of one request wait outside the engine's queue, of which they
@@ -18,13 +19,13 @@
 enum { MOST_TEXTS = 2048 };
 
 /* The form of an answer, by its route. TEI, of Hugging Face, calls documents `texts`. */
-enum form { FORM_OPENAI, FORM_OLLAMA, FORM_OLLAMA_ONE, FORM_RANKING, FORM_TEI };
+enum form { FORM_OPENAI, FORM_OLLAMA, FORM_OLLAMA_ONE, FORM_LLAMA, FORM_RANKING, FORM_TEI };
 
 struct embed {
     enum form form;
-    bool base64, truncates, returns_documents;
-    int64_t n_dims;               /* of an embedding; 0: all */
-    int64_t n_best;               /* of a ranking; 0: all */
+    bool base64, truncates, returns_documents, is_raw; /* is_raw: not scaled to length 1 */
+    int64_t n_dims;                                    /* of an embedding; 0: all */
+    int64_t n_best;                                    /* of a ranking; 0: all */
     const struct json *documents; /* of the body, which lives as long as the call */
     int64_t begun_ns;
     struct prompt_ids *prompts; /* [n] */
@@ -59,15 +60,15 @@ static int put_usage(struct json *o, const struct generation *g)
     return (int)n;
 }
 
-/* Cuts an embedding to its first n_dims numbers, and scales it to length 1, except for
- * /api/embeddings. Returns how many numbers it has. */
+/* Cuts an embedding to its first n_dims numbers, and scales it to length 1, unless it stays raw.
+ * Returns how many numbers it has. */
 static int finish_embedding(const struct embed *e, struct hcache_result *r)
 {
     int n = e->n_dims > 0 ? (int)MIN(e->n_dims, r->n_embedding) : r->n_embedding;
     double sum = 0;
     for (int i = 0; i < n; i++)
         sum += (double)r->embedding[i] * (double)r->embedding[i];
-    double length = e->form != FORM_OLLAMA_ONE && sum > 0 ? sqrt(sum) : 1;
+    double length = !e->is_raw && sum > 0 ? sqrt(sum) : 1;
     for (int i = 0; i < n; i++)
         r->embedding[i] = (float)((double)r->embedding[i] / length);
     return n;
@@ -129,6 +130,20 @@ static struct json *answer_openai(struct generation *g, const struct embed *e)
     json_put_string(o, "model", g->client.model_name);
     put_usage(o, g);
     return o;
+}
+
+/* A list of embeddings for each text, since llama-server may give one for each token. */
+static struct json *answer_llama(struct generation *g, const struct embed *e)
+{
+    struct json *list = json_new_array();
+    for (int i = 0; i < g->n; i++) {
+        struct json *one = json_new_object(), *of_text = json_new_array();
+        json_push(of_text, embedding(e, &g->choice[i]));
+        json_put_int(one, "index", i);
+        json_put(one, "embedding", of_text);
+        json_push(list, one);
+    }
+    return list;
 }
 
 static struct json *answer_ollama(struct generation *g, const struct embed *e)
@@ -205,6 +220,7 @@ static struct json *answer(struct generation *g)
     const struct embed *e = g->own;
     return is_ranking(e)            ? answer_ranking(g, e)
            : e->form == FORM_OPENAI ? answer_openai(g, e)
+           : e->form == FORM_LLAMA  ? answer_llama(g, e)
                                     : answer_ollama(g, e);
 }
 
@@ -427,7 +443,10 @@ static void embed_ollama(struct call *c, enum form form, const char *name)
     if (body == NULL)
         return;
     struct embed *e = xcalloc(1, sizeof *e);
-    *e = (struct embed){.form = form, .truncates = true, .begun_ns = clock_now_ns()};
+    *e = (struct embed){.form = form,
+                        .truncates = true,
+                        .is_raw = form == FORM_OLLAMA_ONE,
+                        .begun_ns = clock_now_ns()};
     int rc = check(c, body, names, &f);
     if (rc == 0)
         rc = read_bool(body, "truncate", &e->truncates, &f);
@@ -450,6 +469,28 @@ void api_ollama_embed(struct call *c)
 void api_ollama_embeddings(struct call *c)
 {
     embed_ollama(c, FORM_OLLAMA_ONE, "prompt");
+}
+
+void api_llama_embedding(struct call *c)
+{
+    static const char *const names[] = {"model", "content", "input", "embd_normalize",
+                                        NULL};
+    const struct json *body = call_body(c, 0);
+    struct fault f;
+    int64_t how = 2; /* the length that a text's numbers have together: 2 is Euclid's */
+    if (body == NULL)
+        return;
+    struct embed *e = xcalloc(1, sizeof *e);
+    const char *from = json_member(body, "content") != NULL ? "content" : "input";
+    const struct json *given = json_member(body, "embd_normalize");
+    int rc = check(c, body, names, &f);
+    if (rc == 0 && given != NULL && (!json_int_of(given, &how) || (how != 2 && how != -1)))
+        rc = fault_field(&f, "embd_normalize", "must be 2 (length 1) or -1 (as they are)");
+    e->form = FORM_LLAMA;
+    e->is_raw = how == -1;
+    if (rc == 0)
+        rc = read_inputs(c, e, json_member(body, from), from, &f);
+    start(c, e, rc, &f);
 }
 
 /* --- rankings --------------------------------------------------------------------------------- */

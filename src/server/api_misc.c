@@ -69,6 +69,7 @@ const struct route routes[] = {
     {"/completion", "POST", api_llama_completion, TEXT},
     {"/completions", "POST", api_llama_completion, TEXT},
     {"/infill", "POST", api_llama_infill, TEXT},
+    {"/embedding", "POST", api_llama_embedding, TEXT},
     {"/apply-template", "POST", api_llama_template, TEXT},
     {"/props", "GET", api_llama_props, NAMED},
     {"/slots", "GET", api_llama_slots, NAMED},

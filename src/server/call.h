@@ -228,6 +228,7 @@ void api_embeddings(struct call *c);
 void api_rerank(struct call *c);
 void api_ollama_embed(struct call *c);
 void api_ollama_embeddings(struct call *c);
+void api_llama_embedding(struct call *c);
 void api_llama_completion(struct call *c);
 void api_llama_infill(struct call *c);
 void api_llama_template(struct call *c);

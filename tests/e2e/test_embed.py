@@ -261,6 +261,9 @@ def both_ways(folder):
     show = s.post("/api/show", {"model": "default"})[2]
     check("Ollama is told the length of embeddings", show["capabilities"] == ["embedding"]
           and show["model_info"]["gemma3_text.embedding_length"] == len(got[0]), show)
+    ours, raw = (s.post("/embedding", {"content": texts[3:5], "embd_normalize": n})[2] for n in (2, -1))
+    equal("llama-server's", ours, [{"index": i, "embedding": [got[3 + i]]} for i in range(2)])
+    check("as they are", abs(length(raw[0]["embedding"][0]) - 1) > 0.01 and s.post("/embedding", {"content": "a", "embd_normalize": 1})[0] == 400, raw)
     equal("Ollama's", s.post("/api/embed", {"input": texts[3]})[2]["embeddings"], [got[3]])
     status, _, r = s.post("/v1/embeddings", {"input": texts[6] + "more"})
     check("a text longer than the context", status == 400 and r["error"]["n_ctx"] == 640 and r["error"]["n_prompt_tokens"] == 644, r)

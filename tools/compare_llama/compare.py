@@ -1,12 +1,12 @@
 """Compares hcache with llama.cpp: speed, and the error of 8-bit weights, on the same machine in the
 same run.
 
-  compare.py speed [--rounds 3] [--threads 2] [--llama DIR]      bench-220m, random weights
+  compare.py [--threads 2] [--llama DIR] speed [--rounds 3] [--file F.gguf]      F, or bench-220m, random weights
   compare.py kl MODEL_DIR TEXT [--context 512] [--windows 20]    a llama checkpoint with a tokenizer
 
 Build llama.cpp with build.sh first (DIR: .venv/llama).  `speed` alternates between the programs,
 round after round, and prints medians: prefill of 512 tokens, and decoding of 64 after an empty
-context (hcache: after one token) and after 512 tokens, with bf16 and q8.  Each is preceded by a
+context (hcache: after one token) and after 512 tokens, with bf16 and q8, or with F's own types.  Each is preceded by a
 warm-up run that does not count.  --csv FILE adds every round to FILE, with the versions that ran.
 """
 import argparse
@@ -31,6 +31,7 @@ parser.add_argument("--threads", type=int, default=2)
 commands = parser.add_subparsers(dest="command", required=True)
 speed_args = commands.add_parser("speed")
 speed_args.add_argument("--rounds", type=int, default=3)
+speed_args.add_argument("--file", help="a GGUF file that both run, held as it is")
 speed_args.add_argument("--csv", help="add a row per round, weights and program to this file")
 speed_args.add_argument("--bench", help="the llama-bench to run, instead of DIR's")
 speed_args.add_argument("--no-repack", action="store_true", help="llama.cpp without AMX and repacked weights")
@@ -111,18 +112,19 @@ def csv_open(path):
 
 def speed():
     rows = csv_open(args.csv) if args.csv else None
-    model = os.path.join(args.llama, "bench-220m")
+    model = args.file or os.path.join(args.llama, "bench-220m")
     if not os.path.exists(model):
         run(args.hcache, "model", "synth", "--shape", "bench-220m", "--dtype", "bf16", "--out", model)
-    files = {d: os.path.join(args.llama, f"bench-220m-{d}.gguf") for d in ("bf16", "q8_0")}
+    held = {"file": "checkpoint"} if args.file else {"bf16": "checkpoint", "q8_0": "q8"}
+    files = {d: args.file or os.path.join(args.llama, f"bench-220m-{d}.gguf") for d in held}
     for dtype, path in files.items():
         if not os.path.exists(path):
             gguf(model, "bench-220m", dtype)
     rng = random.Random(1)
-    prompts = [[rng.randrange(3, 32000) for _ in range(n)] for n in (512, 512, 1)]
+    prompts = [[rng.randrange(3, 3000 if args.file else 32000) for _ in range(n)] for n in (512, 512, 1)]
     seen = {}
     for i in range(args.rounds):
-        for dtype, weights in (("bf16", "checkpoint"), ("q8_0", "q8")):
+        for dtype, weights in held.items():
             for who, measured in (("llama.cpp", lambda: llama_speed(files[dtype])),
                                   ("hcache", lambda: hcache_speed(model, prompts, weights))):
                 speeds, ran = measured()
@@ -131,7 +133,7 @@ def speed():
                     csv.writer(rows).writerow([ran, dtype, args.threads, i + 1, *(f"{x:.1f}" for x in speeds)])
                     rows.flush()
     print(f"{'':6} {'tokens/s':18} {'llama.cpp':>10} {'hcache':>10} {'ratio':>6}")
-    for dtype in ("bf16", "q8_0"):
+    for dtype in held:
         for i, what in enumerate(("prefill", "decode, empty", "decode behind 512")):
             a, b = (statistics.median(r[i] for r in seen[dtype, who]) for who in ("llama.cpp", "hcache"))
             print(f"{dtype:6} {what:18} {a:10.1f} {b:10.1f} {b / a:6.2f}")

@@ -2,7 +2,8 @@
 
   made_gguf.py SHAPE OUT.gguf [--types q4_k_m|q4_1|q4_0|q8_0|bf16|mxfp4] [--layers N] [--vocab F.gguf] [--bytes]
   SHAPE: 1b (Llama-3.2-1B), 7b (Llama-2-7B), 135m (SmolLM2-135M), 30b-a3b (Qwen3-30B-A3B),
-  gpt-oss-20b (its experts are MXFP4, with --types mxfp4 all others Q8_0)
+  gpt-oss-20b (its experts are MXFP4, with --types mxfp4 all others Q8_0),
+  qwen3.5-0.8b (three recurrent layers for each layer of attention)
 
 The tensors have the types that llama-quantize chooses: in q4_k_m the head is Q6_K, and W_v and
 W_down are Q6_K in half of the layers.  The file has the vocabulary of --vocab; without it, none:
@@ -23,6 +24,8 @@ SHAPES = {
                     experts=128, used=8),
     "gpt-oss-20b": dict(layers=24, embd=2880, ff=2880, heads=64, kv=8, d_head=64, vocab=201088, tied=False,
                         experts=32, used=4),
+    "qwen3.5-0.8b": dict(layers=24, embd=1024, ff=3584, heads=8, kv=2, d_head=256, vocab=248320, tied=True,
+                         mixing=16, width=128),  # heads of Q and of V in recurrent layers, and their width
 }
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("shape", choices=SHAPES)
@@ -84,14 +87,25 @@ def blocks(kind, rows, cols):
 
 experts = s.get("experts", 0)
 is_oss = args.shape == "gpt-oss-20b"
-w = gguf.GGUFWriter(args.out, "gpt-oss" if is_oss else "qwen3moe" if experts else "llama")
+mixing, width = s.get("mixing", 0), s.get("width", 0)
+w = gguf.GGUFWriter(args.out, "qwen35" if mixing else "gpt-oss" if is_oss else "qwen3moe" if experts else "llama")
 w.add_block_count(n_layers)
-w.add_context_length(4096)
+w.add_context_length(16384 if mixing else 4096)
 w.add_embedding_length(s["embd"])
 w.add_feed_forward_length(s["ff"])
 w.add_head_count(s["heads"])
 w.add_head_count_kv(s["kv"])
-w.add_rope_dimension_count(s["d_head"])
+w.add_rope_dimension_count(s["d_head"] // 4 if mixing else s["d_head"])
+if mixing:
+    w.add_key_length(s["d_head"])
+    w.add_value_length(s["d_head"])
+    w.add_rope_dimension_sections([11, 11, 10, 0])
+    w.add_ssm_conv_kernel(4)
+    w.add_ssm_state_size(width)
+    w.add_ssm_group_count(mixing)
+    w.add_ssm_time_step_rank(mixing)
+    w.add_ssm_inner_size(mixing * width)
+    w.add_full_attention_interval(4)
 if experts:
     w.add_expert_count(experts)
     w.add_expert_used_count(s["used"])
@@ -123,9 +137,9 @@ todo = []
 
 def add(name, layer, rows, cols, n=1):
     """Adds a vector (rows 0), a matrix, or a matrix for each of n experts."""
-    end = "" if name.endswith(".bias") else ".weight"
+    end = "" if name.endswith(".bias") or name == "ssm_a" else ".weight"
     full = f"blk.{layer}.{name}{end}" if layer >= 0 else f"{name}{end}"
-    kind = Q.F32 if rows == 0 or name == "ffn_gate_inp" or name.endswith(".bias") else kind_of(name, layer)
+    kind = Q.F32 if rows == 0 or name in ("ffn_gate_inp", "ssm_conv1d") or name.endswith(".bias") else kind_of(name, layer)
     if kind == Q.F32:
         shape = (cols,) if rows == 0 else (rows, cols)
         w.add_tensor_info(full, shape, np.dtype(np.float32), max(rows, 1) * cols * 4)
@@ -133,7 +147,7 @@ def add(name, layer, rows, cols, n=1):
         bytes_a_row = cols * 2 if kind == Q.BF16 else cols // BLOCKS[kind][0] * BLOCKS[kind][1]
         shape = (rows, bytes_a_row) if n == 1 else (n, rows, bytes_a_row)
         w.add_tensor_info(full, shape, np.dtype(np.uint8), n * rows * bytes_a_row, raw_dtype=kind)
-    todo.append((kind, rows, cols, n))
+    todo.append((kind, rows, cols, -n if name == "ssm_a" else n))  # a decay is negative
 
 
 add("token_embd", -1, s["vocab"], s["embd"])
@@ -143,11 +157,24 @@ if not s["tied"]:
 for l in range(n_layers):
     q, kv = s["heads"] * s["d_head"], s["kv"] * s["d_head"]
     add("attn_norm", l, 0, s["embd"])
-    add("attn_q", l, q, s["embd"])
-    add("attn_k", l, kv, s["embd"])
-    add("attn_v", l, kv, s["embd"])
-    add("attn_output", l, s["embd"], q)
-    add("post_attention_norm" if is_oss else "ffn_norm", l, 0, s["embd"])
+    if mixing and (l + 1) % 4 != 0:
+        add("attn_qkv", l, 3 * mixing * width, s["embd"])
+        add("attn_gate", l, mixing * width, s["embd"])
+        add("ssm_conv1d", l, 3 * mixing * width, 4)
+        add("ssm_beta", l, mixing, s["embd"])
+        add("ssm_alpha", l, mixing, s["embd"])
+        add("ssm_dt.bias", l, 0, mixing)
+        add("ssm_a", l, 0, mixing)
+        add("ssm_norm", l, 0, width)
+        add("ssm_out", l, s["embd"], mixing * width)
+    else:
+        add("attn_q", l, 2 * q if mixing else q, s["embd"])  # with rows of its gate
+        add("attn_k", l, kv, s["embd"])
+        add("attn_v", l, kv, s["embd"])
+        add("attn_output", l, s["embd"], q)
+        for name in ("attn_q_norm", "attn_k_norm") if mixing else ():
+            add(name, l, 0, s["d_head"])
+    add("post_attention_norm" if is_oss or mixing else "ffn_norm", l, 0, s["embd"])
     end = "_exps" if experts else ""
     if is_oss:
         for name, n in (("attn_q", q), ("attn_k", kv), ("attn_v", kv), ("attn_output", s["embd"]), ("ffn_gate_inp", experts)):
@@ -168,7 +195,7 @@ w.write_kv_data_to_file()
 w.write_ti_data_to_file()
 for kind, rows, cols, n in todo:
     if kind == Q.F32:
-        values = rng.standard_normal((rows, cols), dtype=np.float32) / cols**0.5 if rows else np.ones(cols)
+        values = rng.standard_normal((rows, cols), dtype=np.float32) / cols**0.5 if rows else np.sign(n) * np.ones(cols)
         w.write_tensor_data(values.astype(np.float32))
     else:
         w.write_tensor_data(blocks(kind, n * rows, cols))
