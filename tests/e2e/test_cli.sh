@@ -43,10 +43,11 @@ check "and the first entry of the changelog" test "$(grep -m1 -oE '^## [0-9.]+' 
 
 small_model "$tmp/plain"
 printf 'Once upon a time' | "$hc" tokenize "$tmp/plain" >"$tmp/ids"
+head -c 6000 SECURITY.md >"$tmp/stack.txt"
 # shellcheck disable=SC2016 # the inner shell expands them
 for what in "what is computed" "what is restored: it is planned"; do
     check "a stack of 128 KiB is enough (ulimit -s) for $what" \
-        bash -c 'ulimit -s 128 && exec "$0" run models/demo --raw --store "$1" --prompt-file SECURITY.md -n 4 >/dev/null' "$hc" "$tmp/stack"
+        bash -c 'ulimit -s 128 && exec "$0" run models/demo --raw --store "$1" --prompt-file "$1.txt" -n 4 >/dev/null' "$hc" "$tmp/stack"
 done
 check "tokenize: BOS first" grep -qE '^0( [0-9]+)+$' "$tmp/ids"
 "$hc" tokenize "$tmp/plain" --decode <"$tmp/ids" >"$tmp/text"
