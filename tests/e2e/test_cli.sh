@@ -43,7 +43,7 @@ check "and the first entry of the changelog" test "$(grep -m1 -oE '^## [0-9.]+' 
 
 small_model "$tmp/plain"
 printf 'Once upon a time' | "$hc" tokenize "$tmp/plain" >"$tmp/ids"
-head -c 6000 SECURITY.md >"$tmp/stack.txt"
+head -c 4000 SECURITY.md >"$tmp/stack.txt"
 # shellcheck disable=SC2016 # the inner shell expands them
 for what in "what is computed" "what is restored: it is planned"; do
     check "a stack of 128 KiB is enough (ulimit -s) for $what" \
