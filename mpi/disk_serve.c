@@ -12,7 +12,7 @@
 #include "io/io_impl.h"
 #include "mpi/disks.h"
 
-static struct io *own_io(void)
+struct io *disks_own_io(void)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static struct io *io;
@@ -186,7 +186,7 @@ static void *serve_files(void *unused)
             free(message);
             return NULL;
         }
-        disk_run(own_io(), &c, message + sizeof c, &a, &data);
+        disk_run(disks_own_io(), &c, message + sizeof c, &a, &data);
         free(message);
         uint8_t *answer = xmalloc(sizeof a + a.bytes);
         memcpy(answer, &a, sizeof a);
@@ -292,7 +292,7 @@ static void *serve_pieces(void *unused)
 {
     (void)unused;
     struct pieces s = {0};
-    CHECK(io_queue_open(own_io(), SLOTS, &s.queue, NULL) == 0);
+    CHECK(io_queue_open(disks_own_io(), SLOTS, &s.queue, NULL) == 0);
     for (;;) {
         struct slot *slot = free_slot(&s);
         bool is_idle = s.n_reading + s.n_sending == 0;

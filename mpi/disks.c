@@ -6,6 +6,7 @@
  *     the others. So reads of a restore are in flight at all processes at once.
  *  3. A process that dies ends the job, so a call always has an answer. */
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include "base/minmax.h"
 #include "io/io_impl.h"
 #include "mpi/disks.h"
+#include "mpi/records.h"
 #include "store/store.h"
 
 struct disks {
@@ -25,8 +27,48 @@ struct disks {
 struct disk_file {
     struct io_file base;
     int process;
+    int fd;        /* FIRST_FD + its place in `files` */
     uint64_t file; /* of process 0: its struct io_file; else its address there */
 };
+
+/* Descriptors that no file of the system has. */
+enum { FIRST_FD = 1 << 24, MOST_FILES = 4096 };
+static pthread_mutex_t files_lock = PTHREAD_MUTEX_INITIALIZER; /* protects the following */
+static struct disk_file *files[MOST_FILES];
+static struct io *io_of_process_0;
+
+struct io *disks_io_of_process_0(void)
+{
+    return io_of_process_0;
+}
+
+/* Gives a file a descriptor; -1: there are too many files. */
+static int take_fd(struct disk_file *f)
+{
+    int i = 0;
+    pthread_mutex_lock(&files_lock);
+    while (i < MOST_FILES && files[i] != NULL)
+        i++;
+    if (i < MOST_FILES)
+        files[i] = f;
+    pthread_mutex_unlock(&files_lock);
+    return i < MOST_FILES ? FIRST_FD + i : -1;
+}
+
+bool disks_file(int fd, int *process, uint64_t *file)
+{
+    int i = fd - FIRST_FD;
+    if (i < 0 || i >= MOST_FILES)
+        return false;
+    pthread_mutex_lock(&files_lock);
+    struct disk_file *f = files[i];
+    if (f != NULL) {
+        *process = f->process;
+        *file = f->file;
+    }
+    pthread_mutex_unlock(&files_lock);
+    return f != NULL;
+}
 
 static struct io *own_of(const struct io *io)
 {
@@ -109,6 +151,7 @@ static struct disk_answer ask_file(const struct io_file *f, enum disk_op op,
 
 static void disks_close(struct io *io)
 {
+    io_of_process_0 = NULL;
     io_close(own_of(io));
     io_deinit(io);
     free(io);
@@ -128,6 +171,7 @@ static int disks_file_open(struct io *io, const char *path, unsigned flags,
     struct disk_file *f = xcalloc(1, sizeof *f);
     f->process = process_of(path);
     f->file = a.n[0];
+    f->fd = take_fd(f);
     f->base.direct = a.n[1] != 0;
     f->base.read_align = (uint32_t)a.n[2];
     *out = &f->base;
@@ -136,8 +180,19 @@ static int disks_file_open(struct io *io, const char *path, unsigned flags,
 
 static void disks_file_close(struct io_file *f)
 {
+    int fd = of(f)->fd;
+    if (fd >= 0) {
+        pthread_mutex_lock(&files_lock);
+        files[fd - FIRST_FD] = NULL;
+        pthread_mutex_unlock(&files_lock);
+    }
     (void)ask_file(f, DISK_CLOSE, (struct question){0});
     free(f);
+}
+
+static int disks_fd(const struct io_file *f)
+{
+    return of(f)->fd;
 }
 
 static ssize_t disks_pread(struct io_file *f, void *buf, size_t n, uint64_t offset)
@@ -282,6 +337,7 @@ static const struct io_ops ops = {
     .random = disks_random,
     .file_open = disks_file_open,
     .file_close = disks_file_close,
+    .file_fd = disks_fd,
     .file_pread = disks_pread,
     .file_pwrite = disks_pwrite,
     .file_sync = disks_sync,
@@ -462,6 +518,7 @@ struct io *disks_open(struct io *own, uint64_t read_bytes_per_s)
     struct disks *d = xcalloc(1, sizeof *d);
     io_init(&d->base, io_name(own), &ops, &queue_ops);
     d->own = own;
+    io_of_process_0 = own;
     for (int i = 1; i < job_processes(); i++)
         (void)ask(own, i,
                   &(struct question){.c = {.op = DISK_RATES, .n = {read_bytes_per_s, 0}}});
@@ -472,8 +529,10 @@ void disks_leave(int n_processes)
 {
     struct disk_call leave = {.op = DISK_LEAVE};
     struct disk_piece end = {.tag = -1};
+    struct record_call last = {.kind = RECORD_END};
     for (int i = 1; i < n_processes; i++) {
         job_send(i, TAG_FILES, &leave, sizeof leave);
         job_send(i, TAG_PIECES, &end, sizeof end);
+        job_send(i, TAG_RECORDS, &last, sizeof last);
     }
 }

@@ -78,6 +78,13 @@ struct disk_done {
     size_t bytes;
 };
 
+/* Returns the files of this process, for processes above 0; of process 0, if disks_open was called,
+ * else NULL. */
+struct io *disks_own_io(void);
+struct io *disks_io_of_process_0(void);
+/* Finds a file by io_file_fd: its process, and its address there. Returns false if it is no file of
+ * disks_open. */
+bool disks_file(int fd, int *process, uint64_t *file);
 /* Carries a call out on files of this process. *data has to be freed; NULL: the answer has none. */
 void disk_run(struct io *io, const struct disk_call *c, const void *in,
               struct disk_answer *a, void **data);

@@ -462,7 +462,20 @@ static void group_close(struct device *d)
     free(g);
 }
 
+int (*group_reader_open)(struct device *d, const struct buf *into, int n_batches,
+                         struct file_reader **out, struct err *err);
+
+static int group_file_reader(struct device *d, const struct buf *into, int n_batches,
+                             struct file_reader **out, struct err *err)
+{
+    return group_reader_open != NULL
+               ? group_reader_open(d, into, n_batches, out, err)
+               : err_set(err, ERR_UNSUPPORTED,
+                         "a group of devices cannot read files itself");
+}
+
 static const struct device_vtable group_vtable = {
+    .file_reader_open = group_file_reader,
     .close = group_close,
     .buf_alloc = group_buf_alloc,
     .buf_free = group_buf_free,

@@ -18,6 +18,7 @@
 #include "mpi/disks.h"
 #include "mpi/group_impl.h"
 #include "mpi/messages.h"
+#include "mpi/records.h"
 
 /* Waiting spins for SPIN_NS, which a pause between two steps is shorter than. Then it sleeps a
  * sixteenth of the time that it has waited, at most MOST_SLEEP_NS: so much does waking up add to a
@@ -47,6 +48,7 @@ int job_join(int *index, int *n, struct err *err)
     MPI_Comm_size(MPI_COMM_WORLD, n);
     n_processes = *n;
     self = *index;
+    group_reader_open = records_reader_open;
     const char *bound = getenv("HCACHE_HANG_S");
     if (bound != NULL && strtol(bound, NULL, 10) > 0)
         hang_s = strtol(bound, NULL, 10);
@@ -56,6 +58,11 @@ int job_join(int *index, int *n, struct err *err)
                ? 0
                : err_set(err, ERR_USAGE, "%d processes: at most %d are allowed", *n,
                          MOST_PROCESSES);
+}
+
+int job_self(void)
+{
+    return self;
 }
 
 int job_processes(void)
@@ -156,10 +163,11 @@ int job_has_any(int tag)
     return has_come ? status.MPI_SOURCE : -1;
 }
 
-size_t job_await(int from, int tag)
+/* Waits for a message; sleeps if none comes for a while. */
+static MPI_Status await(int from, int tag)
 {
     MPI_Status status;
-    int has_come = 0, n = 0;
+    int has_come = 0;
     int64_t t0 = clock_now_ns();
     for (;;) {
         MPI_Iprobe(from, tag, MPI_COMM_WORLD, &has_come, &status);
@@ -171,8 +179,20 @@ size_t job_await(int from, int tag)
         if (waited > SPIN_NS)
             nanosleep(&(struct timespec){.tv_nsec = MIN(waited / 16, MOST_SLEEP_NS)}, NULL);
     }
+    return status;
+}
+
+size_t job_await(int from, int tag)
+{
+    MPI_Status status = await(from, tag);
+    int n = 0;
     MPI_Get_count(&status, MPI_BYTE, &n);
     return (size_t)n;
+}
+
+int job_await_any(int tag)
+{
+    return await(MPI_ANY_SOURCE, tag).MPI_SOURCE;
 }
 
 void job_receive(int from, int tag, void *bytes, size_t n)
@@ -232,7 +252,9 @@ void job_gather(int first, int n, struct mat out, struct mat in)
 static int serve_all(void)
 {
     disk_threads_start();
+    records_thread_start();
     int rc = serve();
+    records_thread_join();
     disk_threads_join();
     MPI_Finalize();
     return rc;

@@ -67,6 +67,7 @@ enum { MOST_PROCESSES = 16 };
 int job_join(int *index, int *n, struct err *err);
 void job_leave(void); /* process 0 tells the others to end */
 int job_processes(void);
+int job_self(void);
 /* Returns a tag that no other message on its way has. */
 int job_tag(void);
 /* Sends a message. Messages of one tag to one process arrive in order. */
@@ -75,6 +76,8 @@ void job_send(int to, int tag, const void *bytes, size_t n);
 size_t job_await(int from, int tag);
 /* Returns whether a message has come; the second, who has sent it, or -1. */
 bool job_has(int from, int tag);
+/* Waits for a message of any process, which is returned. */
+int job_await_any(int tag);
 int job_has_any(int tag);
 /* Begins to send. job_send_ended returns whether the bytes have left, and sets *sending to NULL. */
 void *job_send_begin(int to, int tag, const void *bytes, size_t n);
@@ -112,6 +115,12 @@ int peer_gather(struct stream *const *s, int n, int first, const struct mat *out
                 const struct mat *in);
 /* Returns whether the stream is a peer's. */
 bool peer_is(const struct stream *s);
+/* Returns how many messages were sent to a peer, and by serve.c: how many were carried out here. */
+uint64_t peer_sent(struct device *d);
+uint64_t serve_carried(void);
+/* Opens file readers of groups; NULL: they have none. Set by job.c. */
+extern int (*group_reader_open)(struct device *d, const struct buf *into, int n_batches,
+                                struct file_reader **out, struct err *err);
 /* Sends an operation to a peer. Returns the stream's sticky error. */
 int peer_run(struct stream *s, const struct call *c);
 /* Copies between two devices of which one at least is a peer, in the order of both streams. */

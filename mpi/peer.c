@@ -36,6 +36,7 @@ struct peer {
     pthread_mutex_t lock; /* protects the following, and the order of messages */
     uintptr_t next;       /* the next address that is given out */
     int n_streams;
+    uint64_t n_sent;
     uint8_t *message;
     size_t room;
 };
@@ -82,6 +83,16 @@ static void send_locked(struct peer *p, struct message *m, const struct part par
         at += part_room(parts[i].bytes);
     }
     job_send(p->index, TAG_CALL, p->message, bytes);
+    p->n_sent++;
+}
+
+uint64_t peer_sent(struct device *d)
+{
+    struct peer *p = peer_of(d);
+    pthread_mutex_lock(&p->lock);
+    uint64_t n = p->n_sent;
+    pthread_mutex_unlock(&p->lock);
+    return n;
 }
 
 static void send_message(struct peer *p, struct message *m)

@@ -1,6 +1,7 @@
 /* serve.c - carries out the messages of process 0 on a device of this process. */
 #include <errno.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,9 +35,18 @@ static void answer(const struct visit *v, int rc, const char *why)
     job_send(0, (int)v->c->n[2], &a, sizeof a);
 }
 
+/* Messages carried out since a device was opened. */
+static _Atomic uint64_t n_carried;
+
+uint64_t serve_carried(void)
+{
+    return atomic_load(&n_carried);
+}
+
 static void open_device(struct server *s, const struct visit *v)
 {
     const char *name = v->c->host, *isa = name + strlen(name) + 1;
+    atomic_store(&n_carried, 0);
     struct device_opts o = {.isa = isa[0] != 0 ? isa : NULL};
     struct err err = {0};
     int rc = pool_create((int)v->c->n[0], &s->pool, &err);
@@ -251,11 +261,10 @@ int serve(void)
         struct visit v = next_message(&sv, &tables);
         if (v.c->kind == CALL_LEAVE)
             break;
-        if (other_call(&sv, &v))
-            continue;
-        int rc = operation(&v);
+        int rc = other_call(&sv, &v) ? 0 : operation(&v);
         if (rc != 0)
             stream_fail(v.s, rc, err_name(rc));
+        atomic_fetch_add(&n_carried, 1);
     }
     close_device(&sv);
     free(sv.streams);

@@ -19,8 +19,8 @@
  *   seven links.
  *
  * Devices on machines of their own (platform_shape.link_bytes_per_s) each have such disks, and
- * exchange as hcache's processes do (docs/DEVICES.md): what they read and what they save passes the
- * link of process 0. A gather's latency is taken at 20 us, a guess for TCP.
+ * exchange as hcache's processes do (docs/DEVICES.md). 20 us for the latency of a gather is a guess
+ * for TCP.
  *
  * GPU kernels of small sizes are not modelled, except the 128-token tile of their GEMMs. */
 #include "sim/machines.h"
@@ -185,11 +185,11 @@ int machine_platform(const char *name, const struct platform_shape *shape,
     out->tier[0].up_bytes_per_s = m->link_bytes_per_s * LINK_SHARE * out->n_ranks;
     int n = out->n_ranks * out->n_stages;
     if (shape->link_bytes_per_s > 0 && n > 1) {
-        /* Of process 0's bytes in and out, one in n stays there. */
+        /* A rank gets its heads of K and V from all disks, one in n of which is its own. */
         double link = shape->link_bytes_per_s * n / (n - 1);
-        out->tier[0].bytes_per_s = fmin(n * out->tier[0].bytes_per_s, link);
+        out->tier[0].bytes_per_s *= n;
         out->tier[0].up_bytes_per_s = fmin(out->tier[0].up_bytes_per_s,
-                                           link / out->n_stages);
+                                           link * out->n_ranks);
     }
     out->tier[0].latency_s = n_ssd == 0 ? 10e-6 : 100e-6;
     return platform_validate(out, e);

@@ -221,7 +221,9 @@ static bool check_record(struct restore *r, struct group *g, int i, int thread_i
     int rc = read->status;
     if (g->is_snapshot)
         return check_snapshot(r, g);
-    if (rc == 0 && (r->rr->check == NULL || read->is_packed || read->is_sealed))
+    if (rc == 0 && g->is_direct && r->rr->check == NULL)
+        rc = store_read_judge(read, g->from[i].sum, &e);
+    else if (rc == 0 && (r->rr->check == NULL || read->is_packed || read->is_sealed))
         rc = store_read_check(read, &e);
     size_t n_bytes = r->rr->record_bytes[g->kind] / STORE_CHUNK_TOKENS *
                      (size_t)read->hit->n_tokens;

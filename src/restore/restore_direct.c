@@ -1,4 +1,6 @@
-/* restore_direct.c - reads from the disk straight into device memory (GPUDirect Storage).
+/* restore_direct.c - reads from the disk straight into device memory: of a GPU (GPUDirect Storage),
+ * or of the ranks of a group, where each process reads its own disk for all of them and computes
+ * the checksum.
  *
  *   I/O thread      store_read_place (which file, where) -> the device's reader -> the group's twin
  *   compute lane    checksum of the twin, then as for a group that was copied up
@@ -35,7 +37,8 @@ int restore_direct_parse(const char *text, enum restore_direct *out, struct err 
 
 static const char *why_not(const struct restore_pipeline *rr)
 {
-    if (rr->check == NULL)
+    const struct device *d = rr->o.model->dev;
+    if (rr->check == NULL && d->n_ranks * d->n_stages == 1)
         return "direct reads need one device with memory of its own that computes the "
                "checksums (not --checksums host)";
     if (!store_has_files(rr->o.store))
@@ -86,11 +89,14 @@ bool restore_direct_submit(struct restore_pipeline *rr, struct group *g)
         struct store_place at;
         if (store_read_place(rr->o.store, &g->reads[i], &at) != 0)
             return false;
-        g->from[i] = (struct file_read){.fd = at.fd,
-                                        .offset = at.offset,
-                                        .bytes = at.bytes,
-                                        .dst = g->twin +
-                                               (size_t)i * rr->record_room[g->kind]};
+        g->from[i] = (struct file_read){
+            .fd = at.fd,
+            .offset = at.offset,
+            .bytes = at.bytes,
+            .n_bytes = g->reads[i].n_bytes,
+            .by_heads = g->kind == STORE_KV &&
+                        g->reads[i].n_bytes == rr->record_bytes[STORE_KV],
+            .dst = g->twin + (size_t)i * rr->record_room[g->kind]};
     }
     if (file_reader_submit(rr->files, g->from, g->n_chunks, g, &why) != 0) {
         give_up(rr, why.msg);

@@ -211,7 +211,7 @@ int restore_up(struct restore_pipeline *rr, struct group *g, int first, int end)
     if (g->twin == NULL || first >= end)
         return 0;
     if (g->is_direct)
-        return queue_sums(rr, g, first, end);
+        return rr->check != NULL ? queue_sums(rr, g, first, end) : 0;
     int rc = rr->o.model->dev->n_ranks == 1 ? copy_to_one(rr, g, first, end)
                                             : copy_to_ranks(rr, g, first, end);
     if (rc == 0)

@@ -189,7 +189,8 @@ int stream_throttle(struct stream *s, double bytes_per_s, struct err *err);
 
 /* --- files ---------------------------------------------------------------------------------- */
 
-/* Reads files straight into a device's memory (GPUDirect Storage).  One thread at a time may use a
+/* Reads files straight into a device's memory: of a GPU (GPUDirect Storage), or of the ranks of a
+ * group, each process from its own disk.  One thread at a time may use a
  * reader.  After a read has been waited for, its bytes are visible to all work queued later. */
 struct file_reader;
 enum { FILE_READER_MOST = 8 }; /* maximum number of reads in a batch */
@@ -200,6 +201,11 @@ struct file_read {
     size_t bytes;
     void *dst;  /* lies in the reader's memory, at a multiple of 4096 from its beginning */
     int status; /* 0, or a negative code; -ECANCELED after file_reader_cancel */
+    /* For a group, whose ranks read for each other: */
+    size_t n_bytes; /* part of bytes that is the record */
+    bool
+        by_heads; /* the record is K and V of a whole chunk: each rank gets its own heads */
+    uint64_t sum; /* set at the end: checksum64 of the record */
 };
 
 /* Opens a reader. `into` is the device memory into which all reads go; it must outlive the reader.

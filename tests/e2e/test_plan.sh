@@ -33,7 +33,7 @@ check "ranks gather hidden states that they bring up in shares" grep -qE '^to ea
 run_hc plan --shape llama-2-70b --platform a30-1ssd --tensor-parallel 4 --link 1250000000
 check "on machines of their own a token waits for the link" grep -q '4 gathers a layer; the next token of an answer waits 16.624 ms' "$tmp/out"
 run_hc plan --shape llama-2-70b --platform a30-1ssd --tensor-parallel 4 --link 1250000000 --json
-check "and reads are bound by the link of process 0" json_is 'j["read_bytes_per_s"] < 1.7e9, j["gathers"]["per_layer"]' "(True, 4)"
+check "and hidden states by what a link carries" json_is 'j["read_bytes_per_s"] < 1.7e9, j["gathers"]["per_layer"]' "(True, 4)"
 
 refused() { # refused NAME RC PATTERN ARGS...
     local name=$1 code=$2 pattern=$3

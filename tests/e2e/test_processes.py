@@ -105,6 +105,11 @@ shares = [store, *(os.path.join(store, f"hcache.rank{i}") for i in range(1, 4))]
 tap.check("each process has a share of the records", all(os.path.getsize(os.path.join(s, "seg-000000.hc")) > 8192 for s in shares), shares)
 j = answer(1, 1, "--store", store, "--save", "none", "--plan", "kv")
 tap.equal("one process reads the shares of four", (j.get("logits_digest"), j.get("cached_tokens")), (digest, 192))
+with open(os.path.join(shares[1], "seg-000000.hc"), "r+b") as f:
+    f.seek(8192)
+    f.write(bytes(os.path.getsize(f.name) - 8192))
+j = answer(4, 1, "--store", store, "--save", "none", "--plan", "kv")
+tap.check("damage at another process: found there, and computed again", j.get("logits_digest") == digest and j.get("cached_tokens") == 0, j)
 os.rename(shares[2], shares[2] + "-away")
 p = run(4, 1, "--store", store)
 tap.check("a share that is away: refused, with its name", p.returncode == 1 and "hcache.rank2 is not here" in p.stderr, p.stderr)
