@@ -225,13 +225,10 @@ static void decode_by_table(const int8_t value[16], float d, const uint8_t *q, f
     }
 }
 
-static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
-                                      1,    13,   25,  38,  53,  69,  89,  113};
-
 static void decode_iq4_nl(const uint8_t *b, float *y, size_t n)
 {
     for (; n > 0; n--, b += 18, y += 32)
-        decode_by_table(iq4_values, half(b), b + 2, y);
+        decode_by_table(q4_iq4_values, half(b), b + 2, y);
 }
 
 static void decode_iq4_xs(const uint8_t *b, float *y, size_t n)
@@ -240,7 +237,8 @@ static void decode_iq4_xs(const uint8_t *b, float *y, size_t n)
         for (int j = 0; j < 8; j++) {
             int low = b[4 + j / 2] >> 4 * (j % 2) & 15;
             int scale = (low | (get_u16(b + 2) >> 2 * j & 3) << 4) - 32;
-            decode_by_table(iq4_values, half(b) * (float)scale, b + 8 + 16 * j, y + 32 * j);
+            decode_by_table(q4_iq4_values, half(b) * (float)scale, b + 8 + 16 * j,
+                            y + 32 * j);
         }
     }
 }

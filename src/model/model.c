@@ -376,7 +376,8 @@ static bool any_type(const char *name)
 
 static bool has_no_kernels(const char *name)
 {
-    static const char *const with[] = {"Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "MXFP4"};
+    static const char *const with[] = {"Q4_0", "Q4_1",  "Q4_K",   "Q6_K",
+                                       "Q8_0", "MXFP4", "IQ4_NL", "IQ4_XS"};
     for (size_t i = 0; i < sizeof with / sizeof with[0]; i++)
         if (strcmp(with[i], name) == 0)
             return false;

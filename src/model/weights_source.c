@@ -38,12 +38,10 @@ enum dtype tensor_src_q4_type(const struct tensor_src *src)
     static const struct {
         const char *name;
         enum dtype type;
-    } known[] = {{"Q4_0", DTYPE_Q4_0},
-                 {"Q4_1", DTYPE_Q4_1},
-                 {"Q4_K", DTYPE_Q4_K},
-                 {"Q6_K", DTYPE_Q6_K},
-                 {"MXFP4", DTYPE_MXFP4}};
-    for (int i = 0; src->type != NULL && i < 5; i++)
+    } known[] = {{"Q4_0", DTYPE_Q4_0},    {"Q4_1", DTYPE_Q4_1},   {"Q4_K", DTYPE_Q4_K},
+                 {"Q6_K", DTYPE_Q6_K},    {"MXFP4", DTYPE_MXFP4}, {"IQ4_NL", DTYPE_IQ4_NL},
+                 {"IQ4_XS", DTYPE_IQ4_XS}};
+    for (int i = 0; src->type != NULL && i < 7; i++)
         if (strcmp(src->type->name, known[i].name) == 0)
             return known[i].type;
     return DTYPE_F32;

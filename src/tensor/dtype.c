@@ -6,8 +6,9 @@
 
 const char *dtype_name(enum dtype t)
 {
-    static const char *const names[] = {"f32",  "f16",  "bf16",  "q8",    "q4_0", "q4_1",
-                                        "q4_k", "q6_k", "mxfp4", "bf16r", "q4"};
+    static const char *const names[] = {"f32",    "f16",   "bf16", "q8",    "q4_0",
+                                        "q4_1",   "q4_k",  "q6_k", "mxfp4", "iq4_nl",
+                                        "iq4_xs", "bf16r", "q4"};
     return (unsigned)t <= DTYPE_Q4 ? names[t] : "?";
 }
 

@@ -18,7 +18,8 @@
  *    is rounded to f32; bias last.  For q4_0, s is the sum of x (q - 8), and there is no m.  A
  *    block of A whose largest |a| is below 2^-100 counts as zero; if it is 2^110 or more, an
  *    infinity or a NaN, e is NaN.
- *    For mxfp4, s is the sum of x v(q), with v from the type's table, and there is no m.
+ *    For mxfp4, iq4_nl and iq4_xs, s is the sum of x v(q), with v from the type's table, and there
+ *    is no m.
  *    6-bit weights (q6_k): the same, except that every 16 weights of a block have a whole number t
  *    of 8 bits.  s = sum of x t (q - 32) over a block, which is exact in f32 too, and only acc =
  *    fma(s * e, D, acc) is computed.  Q4_NUMERICS_VERSION is part of the fingerprint of a model

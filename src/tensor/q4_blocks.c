@@ -55,6 +55,13 @@ struct q4_part q4_part_read(enum dtype t, const uint8_t *row, int64_t part)
         k_numbers(b + 16, (int)(part % 8), p.q);
         return p;
     }
+    if (t == DTYPE_IQ4_XS) {
+        const uint8_t *b = row + part / 8 * 136;
+        p.d = get_u16(b);
+        p.s = (uint8_t)q4_xs_scale(b, (int)(part % 8));
+        memcpy(p.q, b + 8 + 16 * (part % 8), sizeof p.q);
+        return p;
+    }
     const uint8_t *b = row + (size_t)part * q4_block_bytes(t);
     p.d = get_u16(b);
     if (t == DTYPE_Q4_1)
@@ -69,7 +76,9 @@ void q4_part_scales(enum dtype t, const struct q4_part *p, float *d, float *m)
 {
     float first = t == DTYPE_MXFP4 ? ldexpf(1, p->d - 128) : f16_to_f32(p->d),
           second = f16_to_f32(p->m);
-    *d = t == DTYPE_Q4_K ? first * (float)p->s : first;
+    *d = t == DTYPE_Q4_K     ? first * (float)p->s
+         : t == DTYPE_IQ4_XS ? first * (float)(int8_t)p->s
+                             : first;
     *m = t == DTYPE_Q4_0 ? -8 * first : t == DTYPE_Q4_K ? -second * (float)p->t : second;
 }
 
@@ -81,7 +90,7 @@ float q4_part_value(enum dtype t, const struct q4_part *p, int i)
                (float)(q4_part_q(p, i) - 32);
     q4_part_scales(t, p, &d, &m);
     int q = q4_part_q(p, i);
-    return fmaf((float)(t == DTYPE_MXFP4 ? q4_mxfp4_values[q] : q), d, m);
+    return q4_values(t) != NULL ? (float)q4_values(t)[q] * d : fmaf((float)q, d, m);
 }
 
 void q4_part_decode(enum dtype t, const uint8_t *row, int64_t part, float *out)

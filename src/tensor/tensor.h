@@ -26,8 +26,10 @@ enum dtype {
     DTYPE_Q4_1,   /* 4-bit numbers with a scale and a minimum per block of 32 */
     DTYPE_Q4_K, /* 4-bit numbers with scales and minima of two levels, per 32 and per 256 */
     DTYPE_Q6_K, /* 6-bit numbers with a scale of two levels, per 16 and per 256 */
-    DTYPE_MXFP4, /* 4-bit floating-point numbers with a power of two per block of 32 */
-    DTYPE_BF16R, /* bf16 numbers whose products round activations to bf16 */
+    DTYPE_MXFP4,  /* 4-bit floating-point numbers with a power of two per block of 32 */
+    DTYPE_IQ4_NL, /* 4-bit places in a table, with a scale per block of 32 */
+    DTYPE_IQ4_XS, /* the same with scales of two levels, per 32 and per 256 */
+    DTYPE_BF16R,  /* bf16 numbers whose products round activations to bf16 */
     /* Not the type of one matrix, but of a model whose matrices each have q8 or one of the block
      * types above. */
     DTYPE_Q4,
@@ -36,7 +38,7 @@ enum dtype {
 /* Returns whether a row of this type consists of a GGUF file's blocks (q4_blocks.h). */
 static inline bool dtype_has_blocks(enum dtype t)
 {
-    return t >= DTYPE_Q4_0 && t <= DTYPE_MXFP4;
+    return t >= DTYPE_Q4_0 && t <= DTYPE_IQ4_XS;
 }
 
 /* Returns the bytes of an element of f32, f16 or bf16. */

@@ -31,7 +31,9 @@ static void fill_block(uint8_t *b, uint32_t type, uint32_t *seed)
         b[i] = (uint8_t)(*seed >> 24);
     }
     put_u16(b + (type == GGUF_TYPE_Q6_K ? 208 : 0), f32_to_f16(scale / (by_256 ? 4 : 1)));
-    if (type != GGUF_TYPE_Q6_K && type != GGUF_TYPE_Q4_0)
+    if (type == GGUF_TYPE_MXFP4)
+        b[0] = 120; /* an exponent */
+    else if (type != GGUF_TYPE_Q6_K && type != GGUF_TYPE_Q4_0)
         put_u16(b + 2, f32_to_f16(scale));
 }
 

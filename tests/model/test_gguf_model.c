@@ -298,8 +298,10 @@ static void test_6_bit_tensors_are_held_as_they_are(void **state)
 
 /* --- embedding tables in blocks -------------------------------------------------------------- */
 
-static const uint32_t table_types[] = {GGUF_TYPE_Q4_0, GGUF_TYPE_Q4_1, GGUF_TYPE_Q4_K,
-                                       GGUF_TYPE_Q6_K};
+static const uint32_t table_types[] = {GGUF_TYPE_Q4_0,  GGUF_TYPE_Q4_1,  GGUF_TYPE_Q4_K,
+                                       GGUF_TYPE_Q6_K,  GGUF_TYPE_MXFP4, GGUF_TYPE_IQ4_NL,
+                                       GGUF_TYPE_IQ4_XS};
+enum { N_TABLE_TYPES = sizeof table_types / sizeof table_types[0] };
 enum { TABLE_ROWS = 64, TABLE_COLS = 256, TABLE_IDS = 70 };
 
 static void table_logits(struct solo *t, float *out)
@@ -323,7 +325,7 @@ static void test_a_table_of_blocks_is_held_as_it_is(void **state)
     snprintf(path, sizeof path, "%s/m.gguf", dir);
     for (int i = 0; i < TABLE_ROWS; i++)
         ids[i] = TABLE_ROWS - 1 - i;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < N_TABLE_TYPES; i++) {
         struct solo a, b;
         table_file_write(path, table_types[i]);
         solo_open_held(&a, path, NULL, "f32");
@@ -363,7 +365,7 @@ static void test_a_table_of_blocks_gives_the_bits_of_bf16(void **state)
     snprintf(path, sizeof path, "%s/m.gguf", dir);
     for (int i = 0; i < TABLE_ROWS; i++)
         ids[i] = i;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 2 * N_TABLE_TYPES; i++) {
         struct solo t;
         table_file_write(path, table_types[i / 2]);
         solo_open_held(&t, path, NULL, "q4");

@@ -68,8 +68,8 @@ static void check_stream(void (*kernel)(const struct quant_tile *t), enum dtype 
     fetch_check(weights);
 }
 
-static const enum dtype types[] = {DTYPE_Q4_0, DTYPE_Q4_1,  DTYPE_Q4_K,
-                                   DTYPE_Q6_K, DTYPE_MXFP4, DTYPE_Q8};
+static const enum dtype types[] = {DTYPE_Q4_0,  DTYPE_Q4_1,   DTYPE_Q4_K,   DTYPE_Q6_K,
+                                   DTYPE_MXFP4, DTYPE_IQ4_NL, DTYPE_IQ4_XS, DTYPE_Q8};
 enum { N_TYPES = sizeof types / sizeof types[0] };
 
 /* While a block is read, as many bytes of numbers further on are prefetched. Its first blocks also
@@ -103,7 +103,7 @@ static void check_direct(enum dtype t, int m, int n_panels, int scale_lines)
 static void a_block_fetches_a_block_further_on(void **state)
 {
     (void)state;
-    static const int scale_lines[N_TYPES] = {4, 8, 5, 5, 2, 4};
+    static const int scale_lines[N_TYPES] = {4, 8, 5, 5, 2, 4, 3, 4};
     for (int i = 0; i < N_TYPES; i++)
         for (int m = 1; m <= 4; m++)
             check_direct(types[i], m, m == 1 ? 4 : 2, scale_lines[i]);

@@ -274,7 +274,7 @@ static void test_embed_blocks(void **state)
     (void)state;
     enum { ROWS = 11, COLS = 512 };
     const int32_t ids[] = {3, 0, 10, 9, 9};
-    for (enum dtype from = DTYPE_Q4_0; from <= DTYPE_MXFP4; from++)
+    for (enum dtype from = DTYPE_Q4_0; from <= DTYPE_IQ4_XS; from++)
         EACH_TYPE(to)
         {
             uint8_t *rows = random_q4(from, ROWS, COLS, 10);

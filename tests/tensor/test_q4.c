@@ -12,7 +12,7 @@
 #include "tensor/q4_blocks.h"
 #include "tensor/q4_make.h"
 
-#define EACH_TYPE(t) for (enum dtype t = DTYPE_Q4_0; t <= DTYPE_MXFP4; t++)
+#define EACH_TYPE(t) for (enum dtype t = DTYPE_Q4_0; t <= DTYPE_IQ4_XS; t++)
 
 /* --- the product ------------------------------------------------------------------------------ */
 
@@ -40,8 +40,8 @@ static void test_extremes(void **state)
             if (t == DTYPE_Q6_K) {
                 memset(rows + at, 0, 192);
                 memset(rows + at + 192, 0x80, 16);
-            } else {
-                memset(rows + at + numbers, 0xff, bytes - numbers);
+            } else { /* place 0 of the table of iq4 has -127 */
+                memset(rows + at + numbers, t >= DTYPE_IQ4_NL ? 0 : 0xff, bytes - numbers);
             }
         }
         for (int k = 0; k < K; k++) {
@@ -108,8 +108,9 @@ static void test_error(void **state)
 static void test_values_are_the_files(void **state)
 {
     (void)state;
-    static const uint32_t of_file[] = {GGUF_TYPE_Q4_0, GGUF_TYPE_Q4_1, GGUF_TYPE_Q4_K,
-                                       GGUF_TYPE_Q6_K, GGUF_TYPE_MXFP4};
+    static const uint32_t of_file[] = {GGUF_TYPE_Q4_0,  GGUF_TYPE_Q4_1,  GGUF_TYPE_Q4_K,
+                                       GGUF_TYPE_Q6_K,  GGUF_TYPE_MXFP4, GGUF_TYPE_IQ4_NL,
+                                       GGUF_TYPE_IQ4_XS};
     enum { N = 37, K = 768 };
     int32_t ids[N];
     for (int i = 0; i < N; i++)
@@ -143,7 +144,8 @@ static void test_pack(void **state)
 {
     (void)state;
     enum { N = 45, K = 512 };
-    static const double bytes_a_weight[] = {0.5625, 0.625, 0.578125, 0.828125, 0.53125};
+    static const double bytes_a_weight[] = {0.5625,  0.625,  0.578125, 0.828125,
+                                            0.53125, 0.5625, 0.546875};
     EACH_TYPE(t)
     {
         uint8_t *rows = random_q4(t, N, K, 4);

@@ -68,8 +68,9 @@ static void test_names(void **state)
         assert_int_equal(dtype_parse(dtype_name((enum dtype)t), &back), 0);
         assert_int_equal(back, t);
     }
-    static const char *const names[] = {"f32",  "f16",  "bf16",  "q8",    "q4_0", "q4_1",
-                                        "q4_k", "q6_k", "mxfp4", "bf16r", "q4"};
+    static const char *const names[] = {"f32",    "f16",   "bf16", "q8",    "q4_0",
+                                        "q4_1",   "q4_k",  "q6_k", "mxfp4", "iq4_nl",
+                                        "iq4_xs", "bf16r", "q4"};
     for (int t = DTYPE_F32; t <= DTYPE_Q4; t++)
         assert_string_equal(dtype_name((enum dtype)t), names[t]);
     static const char *const others[] = {"int8", "q8", "bf16r", "", "f3", "f322"};
@@ -83,7 +84,7 @@ static void test_names(void **state)
     assert_int_equal(dtype_bytes(DTYPE_BF16), 2);
     for (int t = DTYPE_F32; t <= DTYPE_Q4; t++)
         assert_int_equal(dtype_has_blocks((enum dtype)t),
-                         t >= DTYPE_Q4_0 && t <= DTYPE_MXFP4);
+                         t >= DTYPE_Q4_0 && t <= DTYPE_IQ4_XS);
 }
 
 static void test_views(void **state)
@@ -443,7 +444,9 @@ static void test_bytes_of_packed_weights(void **state)
                  {DTYPE_Q4_1, 32, {0, 2560, 5120, 0, 15360, 640, 23040}},
                  {DTYPE_Q4_K, 256, {0, 2368, 4736, 0, 14208, 0, 21312}},
                  {DTYPE_Q6_K, 256, {0, 3392, 6784, 0, 20352, 0, 30528}},
-                 {DTYPE_MXFP4, 32, {0, 2176, 4352, 0, 13056, 640, 19584}}};
+                 {DTYPE_MXFP4, 32, {0, 2176, 4352, 0, 13056, 640, 19584}},
+                 {DTYPE_IQ4_NL, 32, {0, 2304, 4608, 0, 13824, 640, 20736}},
+                 {DTYPE_IQ4_XS, 256, {0, 2240, 4480, 0, 13440, 0, 20160}}};
     struct device *d;
     bool good = true;
     assert_int_equal(device_open("cpu", NULL, NULL, &d, NULL), 0);

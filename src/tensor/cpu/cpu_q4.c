@@ -18,7 +18,7 @@ struct place {
     uint8_t *numbers; /* 4 bytes in each quarter, and for q6_k in each half */
     /* f16; for q4_k and q6_k the addresses of D and M, which several blocks share. */
     uint8_t *scale, *minimum;
-    uint8_t *s, *t; /* the block's own s and t, for q4_k and q6_k */
+    uint8_t *s, *t; /* the block's own s and t, for q4_k and q6_k; iq4_xs has no t */
 };
 
 /* Returns the bytes of a scale: f16, or the exponent of mxfp4. */
@@ -54,10 +54,10 @@ static void pack_row(const struct weight *w, int64_t row, const uint8_t *src)
         for (int v = 0; v < 4; v++)
             memcpy(p.numbers + v * Q4_QUARTER_BYTES, part.q + 4 * v, 4);
         memcpy(p.scale, &part.d, scale_bytes(w->dtype)); /* its low byte first */
-        if (q4_shared_bytes(w->dtype) > 0) {
+        if (q4_shared_bytes(w->dtype) > 0)
             *p.s = part.s;
+        if (q4_shared_bytes(w->dtype) > 0 && w->dtype != DTYPE_IQ4_XS)
             *p.t = part.t;
-        }
         if (w->dtype == DTYPE_Q4_K)
             part.m ^= 0x8000; /* flips the sign: the kernels add -M * t */
         for (int h = 0; h < 2 && w->dtype == DTYPE_Q6_K; h++)
@@ -99,7 +99,7 @@ static void write_quarters(uint8_t *numbers, line *from, int shift)
     }
 }
 
-/* Packs one block of 32 weights of 16 rows of q4_0, q4_1 or mxfp4. */
+/* Packs one block of 32 weights of 16 rows of q4_0, q4_1, mxfp4 or iq4_nl. */
 static void pack_small(enum dtype t, const struct place *p, const uint8_t *src,
                        size_t stride)
 {
@@ -180,6 +180,21 @@ static void pack_k6(const struct place *p, const uint8_t *src, size_t stride)
     }
 }
 
+/* Packs one block of 256 weights of 16 rows of iq4_xs. */
+static void pack_xs(const struct place *p, const uint8_t *src, size_t stride)
+{
+    for (int j = 0; j < 8; j++) {
+        line q[4];
+        lines_read(q, 4, src + 8 + 16 * j, stride);
+        memcpy(p->numbers + (size_t)j * Q4_BLOCK_BYTES, q, sizeof q);
+    }
+    for (int c = 0; c < PANEL; c++, src += stride) {
+        memcpy(p->scale + 2 * c, src, 2);
+        for (int j = 0; j < 8; j++)
+            p->s[PANEL * j + c] = (uint8_t)q4_xs_scale(src, j);
+    }
+}
+
 /* Packs the 16 rows of the panel that begins with `row`. */
 static void pack_panel(const struct weight *w, int64_t row, const uint8_t *src)
 {
@@ -192,6 +207,8 @@ static void pack_panel(const struct weight *w, int64_t row, const uint8_t *src)
             pack_k4(&p, src, stride);
         else if (t == DTYPE_Q6_K)
             pack_k6(&p, src, stride);
+        else if (t == DTYPE_IQ4_XS)
+            pack_xs(&p, src, stride);
         else
             pack_small(t, &p, src, stride);
     }
@@ -239,10 +256,10 @@ static void read_block(const struct weight *w, int64_t row, int64_t block, float
     memcpy(&part.d, p.scale, scale_bytes(w->dtype));
     if (q4_has_minimum(w->dtype))
         memcpy(&part.m, p.minimum, 2);
-    if (q4_shared_bytes(w->dtype) > 0) {
+    if (q4_shared_bytes(w->dtype) > 0)
         part.s = *p.s;
+    if (q4_shared_bytes(w->dtype) > 0 && w->dtype != DTYPE_IQ4_XS)
         part.t = *p.t;
-    }
     if (w->dtype == DTYPE_Q4_K)
         part.m ^= 0x8000;
     for (int h = 0; h < 2 && w->dtype == DTYPE_Q6_K; h++)

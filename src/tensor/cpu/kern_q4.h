@@ -106,7 +106,8 @@ static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step)
 /* --- scales ---------------------------------------------------------------------------------- */
 
 /* Sets d and m of block b of 16 columns; `scales` is the start of the k-block's scales.  For q6_k d
- * and m are the s of the two halves, not multiplied by D; for q4_0 and mxfp4 m is zero. */
+ * and m are the s of the two halves, not multiplied by D.  Types without a minimum
+ * have an m of zero. */
 INLINE void block_scales(enum dtype t, const uint8_t *scales, int b, v16 *d, v16 *m)
 {
     const uint8_t *at = scales + q4_shared_bytes(t) + (size_t)b * q4_scale_bytes(t);
@@ -120,36 +121,45 @@ INLINE void block_scales(enum dtype t, const uint8_t *scales, int b, v16 *d, v16
         *m = v_mul(v_load_f16((const uint16_t *)scales + PANEL), v_load_u8(at + PANEL));
         return;
     }
-    *d = t == DTYPE_MXFP4 ? v_load_power(at) : v_load_f16((const uint16_t *)at);
+    if (t == DTYPE_IQ4_XS)
+        *d = v_mul(v_load_f16((const uint16_t *)scales), v_load_i8(at));
+    else
+        *d = t == DTYPE_MXFP4 ? v_load_power(at) : v_load_f16((const uint16_t *)at);
     *m = t == DTYPE_Q4_1 ? v_load_f16((const uint16_t *)at + PANEL) : v_zero();
 }
 
 /* --- few rows -------------------------------------------------------------------------------- */
 
+/* Returns whether widened numbers have 8 bits. Their products are too large for sums of 16 bits. */
+INLINE bool has_bytes(enum dtype t)
+{
+    return t == DTYPE_Q8 || t == DTYPE_IQ4_NL || t == DTYPE_IQ4_XS;
+}
+
 /* Returns what the sum of block b of a row begins at; f: the row's k-block. */
 INLINE i_start start_of(enum dtype t, const float *f, int b)
 {
     int32_t zero = Q4_BASE_BITS;
-    if (t == DTYPE_Q8)
+    if (has_bytes(t))
         return i_byte_start(f + Q4_HALF + b);
     if (t == DTYPE_Q4_0 || t == DTYPE_MXFP4)
         memcpy(&zero, f + (t == DTYPE_Q4_0 ? Q4_ZERO : Q4_TWELVE) + b, sizeof zero);
     return i_set1(zero);
 }
 
-/* The sum of integers of a block.  The products of q8 are too large for sums of 16 bits. */
+/* The sum of integers of a block. */
 INLINE i_part sum_begin(enum dtype t, const float *f, int b)
 {
-    return t == DTYPE_Q8 ? start_of(t, f, b) : i_begin(start_of(t, f, b));
+    return has_bytes(t) ? start_of(t, f, b) : i_begin(start_of(t, f, b));
 }
 INLINE i_part sum_dot(enum dtype t, i_part sum, i8x4 w, i8x4 x)
 {
-    return t == DTYPE_Q8 ? i_byte_dot(sum, w, x) : i_dot4(sum, w, x);
+    return has_bytes(t) ? i_byte_dot(sum, w, x) : i_dot4(sum, w, x);
 }
 /* Returns the bits of the sum as floats. */
 INLINE v16 sum_end(enum dtype t, i_part sum, const float *f, int b)
 {
-    return t == DTYPE_Q8 ? i_bits(sum) : i_end(sum, start_of(t, f, b));
+    return has_bytes(t) ? i_bits(sum) : i_end(sum, start_of(t, f, b));
 }
 
 /* Adds block b of a row times its weights to acc; sum: the sum of integers. */
@@ -160,21 +170,27 @@ INLINE v16 add_block(enum dtype t, v16 acc, i_part sum, const float *f, int b, v
     return q4_has_minimum(t) ? v_fma(v_set1(f[Q4_Z + b]), m, acc) : acc;
 }
 
-/* Splits 64 bytes into their low and their high halves; those of mxfp4 become v(q) + 12.  For q8
- * the two are the bytes at p and those of the group that is four further on. */
+/* Splits 64 bytes into their low and their high halves; those of mxfp4 become v(q) + 12, those of
+ * iq4_nl and iq4_xs numbers like those of q8.  For q8 the two are the bytes at p and those of the
+ * group that is four further on. */
 INLINE void split(enum dtype t, const uint8_t *p, i8x4 *low, i8x4 *high)
 {
     static const uint8_t values[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                        12, 11, 10, 9,  8,  6,  4,  0};
+    static const uint8_t above_128[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                          129, 141, 153, 166, 181, 197, 217, 241};
     if (t == DTYPE_Q8) {
         *low = i_bytes(p);
         *high = i_bytes(p + Q4_BLOCK_BYTES);
         return;
     }
     i_nibbles(p, low, high);
-    if (t == DTYPE_MXFP4) {
-        *low = i_table(values, *low);
-        *high = i_table(values, *high);
+    if (q4_values(t) != NULL) {
+        const uint8_t *table = t == DTYPE_MXFP4   ? values
+                               : I_BYTE_BIAS == 0 ? (const uint8_t *)q4_iq4_values
+                                                  : above_128;
+        *low = i_table(table, *low);
+        *high = i_table(table, *high);
     }
 }
 
@@ -382,6 +398,8 @@ DIRECT_ROWS(Q4_1)
 DIRECT_ROWS(Q4_K)
 DIRECT_ROWS(Q6_K)
 DIRECT_ROWS(MXFP4)
+DIRECT_ROWS(IQ4_NL)
+DIRECT_ROWS(IQ4_XS)
 #undef DIRECT_ROWS
 #undef DIRECT
 
@@ -392,7 +410,8 @@ DIRECT_ROWS(MXFP4)
 #define BY_TYPE(HOW)                                                                       \
     {                                                                                      \
         OF_TYPE(HOW, Q8), OF_TYPE(HOW, Q4_0), OF_TYPE(HOW, Q4_1), OF_TYPE(HOW, Q4_K),      \
-            OF_TYPE(HOW, Q6_K), OF_TYPE(HOW, MXFP4)                                        \
+            OF_TYPE(HOW, Q6_K), OF_TYPE(HOW, MXFP4), OF_TYPE(HOW, IQ4_NL),                 \
+            OF_TYPE(HOW, IQ4_XS)                                                           \
     }
 
 static void direct(const struct quant_tile *t)
@@ -459,6 +478,10 @@ static void widen_any(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *
         widen_panel(DTYPE_Q6_K, from, n_blocks, w, step, d, m, f_step);
     else if (t == DTYPE_MXFP4)
         widen_panel(DTYPE_MXFP4, from, n_blocks, w, step, d, m, f_step);
+    else if (t == DTYPE_IQ4_NL)
+        widen_panel(DTYPE_IQ4_NL, from, n_blocks, w, step, d, m, f_step);
+    else if (t == DTYPE_IQ4_XS)
+        widen_panel(DTYPE_IQ4_XS, from, n_blocks, w, step, d, m, f_step);
     else
         widen_panel(DTYPE_Q4_K, from, n_blocks, w, step, d, m, f_step);
 }

@@ -186,7 +186,7 @@ INLINE void micro_rows(const struct micro *m, int n_rows)
         micro_blocks(acc, DTYPE_Q6_K, m, n_rows);
     else if (m->dtype == DTYPE_Q4_0)
         micro_blocks(acc, DTYPE_Q4_0, m, n_rows);
-    else if (m->dtype == DTYPE_Q8)
+    else if (has_bytes(m->dtype)) /* widened blocks of q8, iq4_nl and iq4_xs are alike */
         micro_blocks(acc, DTYPE_Q8, m, n_rows);
     else if (m->dtype == DTYPE_MXFP4)
         micro_blocks(acc, DTYPE_MXFP4, m, n_rows);

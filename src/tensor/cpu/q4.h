@@ -16,12 +16,16 @@
  *              [n_blocks][2][16 columns]           s, t, 8 bits
  *       q8     [n_blocks][16 columns]              d, f16
  *       mxfp4  [n_blocks][16 columns]              exponents, 8 bits
+ *       iq4_nl [n_blocks][16 columns]              d, f16
+ *       iq4_xs [16 columns], 32 bytes unused       D, f16
+ *              [n_blocks][16 columns]              s - 32, 8 bits, signed
  *       q6_k   [16 columns], 32 bytes unused       D, f16
  *              [n_blocks][2][16 columns]           s of each half, 8 bits, signed
  *
- * n_blocks is 8, or less in the last k-block of q4_0, q4_1, mxfp4 and q8; q8's numbers beyond k are
- * zero.  A weight takes 0.5625, 0.625, 0.578, 0.828, 0.531 and 1.0625 bytes (q4_0, q4_1, q4_k,
- * q6_k, mxfp4, q8).  q6_k's 32 unused bytes keep all vectors of 64 bytes within cache lines.
+ * n_blocks is 8, or less in the last k-block of types whose blocks have 32 weights; q8's numbers
+ * beyond k are zero.  A weight takes 0.5625, 0.625, 0.578, 0.828, 0.531, 0.5625, 0.547 and 1.0625
+ * bytes (q4_0, q4_1, q4_k, q6_k, mxfp4, iq4_nl, iq4_xs, q8).  The 32 unused bytes keep all vectors
+ * of 64 bytes within cache lines.
  *
  * Rounded activations are [k-blocks][rows][512] bytes.  A row has x [256] of 8 bits, of f32 e [8],
  * z [8] and n [8] = -Q4_BASE e, and of whole numbers with 32 bits `zero` [8], h [8][2], `twelve`
@@ -30,13 +34,15 @@
  * A sum of integers begins at a number whose bits, with the sum added, are those of the f32 number
  * Q4_BASE + s: Q4_BASE_BITS, or `zero` = Q4_BASE_BITS - 8 (sum of x), for q6_k h = Q4_BASE_BITS -
  * 32 (sum of 16 numbers x), or for mxfp4, whose numbers are widened to v(q) + 12, `twelve` =
- * Q4_BASE_BITS - 12 (sum of x).  For q8 an instruction of VNNI multiplies q + 128, and the sum
+ * Q4_BASE_BITS - 12 (sum of x).  iq4_nl and iq4_xs are widened to v(q), as q8.  For q8 an
+ * instruction of VNNI multiplies q + 128, and the sum
  * begins at `half` = Q4_BASE_BITS - 128 (sum of x).  So no conversion is needed: fma(Q4_BASE + s,
  * e, n) is s * e, rounded once, because e has at most 22 significant bits and n is exact. */
 #ifndef TENSOR_Q4_H
 #define TENSOR_Q4_H
 
 #include "tensor/cpu/quant.h"
+#include "tensor/q4_blocks.h"
 
 #define Q4_QUARTER_BYTES (4 * PANEL)
 #define Q4_BLOCK_BYTES   (4 * Q4_QUARTER_BYTES)
@@ -71,11 +77,13 @@ static inline size_t q4_number_bytes(enum dtype t)
 }
 static inline size_t q4_scale_bytes(enum dtype t)
 {
-    return t == DTYPE_Q4_1 ? 4 * PANEL : t == DTYPE_MXFP4 ? PANEL : 2 * PANEL;
+    return t == DTYPE_Q4_1                         ? 4 * PANEL
+           : t == DTYPE_MXFP4 || t == DTYPE_IQ4_XS ? PANEL
+                                                   : 2 * PANEL;
 }
 static inline size_t q4_shared_bytes(enum dtype t)
 {
-    return t == DTYPE_Q4_K || t == DTYPE_Q6_K ? 4 * PANEL : 0;
+    return q4_block_weights(t) == MATMUL_K_BLOCK ? 4 * PANEL : 0;
 }
 /* Returns the offset of the k-block at k in its panel; k is a multiple of 256, or the whole row. */
 static inline size_t q4_offset(enum dtype t, int64_t k)

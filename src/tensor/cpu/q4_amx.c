@@ -168,7 +168,7 @@ static void strip(const struct quant_tile *t, struct scratch *s, int64_t k, int 
         strip_sums6(acc, s, &s->panel[panel % GROUP], x);
     else if (t->dtype == DTYPE_Q4_0)
         strip_sums(acc, DTYPE_Q4_0, s, &s->panel[panel % GROUP], x, n_blocks);
-    else if (t->dtype == DTYPE_Q8)
+    else if (has_bytes(t->dtype)) /* widened blocks of q8, iq4_nl and iq4_xs are alike */
         strip_sums(acc, DTYPE_Q8, s, &s->panel[panel % GROUP], x, n_blocks);
     else if (t->dtype == DTYPE_MXFP4)
         strip_sums(acc, DTYPE_MXFP4, s, &s->panel[panel % GROUP], x, n_blocks);

@@ -78,6 +78,7 @@ static float add_k6(const struct q4_part *p, const int32_t *x, float e, float ac
 static float row_product(const struct weight *w, int64_t row, const int32_t *x,
                          const float *e, const float *z)
 {
+    const int8_t *values = q4_values(w->dtype);
     float acc = 0;
     for (int64_t b = 0; b < w->k / Q4_BLOCK; b++) {
         struct q4_part p = q4_part_read(w->dtype, row_at(w, row), b);
@@ -90,9 +91,9 @@ static float row_product(const struct weight *w, int64_t row, const int32_t *x,
         q4_part_scales(w->dtype, &p, &d, &m);
         for (int i = 0; i < Q4_BLOCK; i++) {
             int q = q4_part_q(&p, i);
-            s += x[b * Q4_BLOCK + i] * (w->dtype == DTYPE_Q4_0    ? q - 8
-                                        : w->dtype == DTYPE_MXFP4 ? q4_mxfp4_values[q]
-                                                                  : q);
+            s += x[b * Q4_BLOCK + i] * (w->dtype == DTYPE_Q4_0 ? q - 8
+                                        : values != NULL       ? values[q]
+                                                               : q);
         }
         acc = fmaf((float)s * e[b], d, acc);
         if (q4_has_minimum(w->dtype))
