@@ -369,8 +369,8 @@ static void superblock_out_of_range(void **state)
     } cases[] = {
         {{40, 4, 2}, 0},
         {{8, 4, 0}, ERR_UNSUPPORTED},
-        {{8, 4, 4}, ERR_UNSUPPORTED},
-        {{8, 4, 3}, ERR_CORRUPT}, /* of an encrypted store, which has a mark */
+        {{8, 4, 3}, ERR_UNSUPPORTED},
+        {{8, 4, 4}, ERR_CORRUPT}, /* of an encrypted store, which has a mark */
         {{40, 4, 3}, ERR_CORRUPT},
         {{40, 4, UINT32_MAX}, ERR_CORRUPT},
         {{44, 4, 0}, ERR_CORRUPT},
