@@ -69,7 +69,7 @@ esac
 # A test's result must not depend on the caller's configuration.  HCACHE_SHARED says where the
 # shared models are (default ../shared).
 for v in "${!HCACHE_@}"; do [ "$v" = HCACHE_SHARED ] || unset "$v"; done
-export HCACHE_BUILD=$build HCACHE_PLUGINS=$build
+export HCACHE_BUILD=$build HCACHE_PLUGINS=$(realpath "$build")
 # Copies in DRAM are off by default, because tests look at the files on the disk. A test of copies
 # asks for them (--dram).
 export HCACHE_DRAM=0

@@ -225,7 +225,8 @@ static int superblocks_agree(const struct store_opts *opts, const struct sb_foun
             continue;
         if (sb->n_devices != (uint32_t)opts->n_dirs)
             return err_set(err, ERR_MISMATCH,
-                           "%s is one of %u directories of a store, but %d were given",
+                           "%s is one of %u directories of a store, but %d were given; a "
+                           "store of several processes needs as many again",
                            opts->dirs[i], sb->n_devices, opts->n_dirs);
         if (*first != NULL && memcmp((*first)->uuid, sb->uuid, sizeof sb->uuid) != 0)
             return err_set(err, ERR_MISMATCH,
@@ -464,16 +465,24 @@ int store_all_dirs(struct store_opts *opts, char *names[STORE_MAX_DEVICES], stru
         n = (int)first.sb.n_devices;
     if (n <= m || n % m != 0)
         return 0;
+    int missing = 0, n_missing = 0;
     for (int i = 0; i < n && n <= STORE_MAX_DEVICES; i++) {
         const char *dir = opts->dirs[i % m];
         names[i] = i < m ? xstrdup(dir) : xasprintf("%s/" STORE_RANK "%d", dir, i / m);
-        if (is_old && !io_exists(opts->io, names[i]))
-            return err_set(err, -EREMOTE,
-                           "the store in %s has a share at each of %d processes, and %s is "
-                           "not here: start as many on the same machines, or give another "
-                           "folder",
-                           opts->dirs[0], n / m, names[i]);
+        if (is_old && !io_exists(opts->io, names[i])) {
+            missing = i;
+            n_missing++;
+        }
     }
+    /* If none is here, it may be a store of several directories of one process. */
+    if (n_missing == n - m && opts->n_processes <= 1)
+        return 0;
+    if (n_missing > 0)
+        return err_set(err, -EREMOTE,
+                       "the store in %s has a share at each of %d processes, and %s is "
+                       "not here: start as many on the same machines, or give another "
+                       "folder",
+                       opts->dirs[0], n / m, names[missing]);
     opts->dirs = (const char *const *)names;
     opts->n_dirs = n;
     return 0;
