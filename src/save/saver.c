@@ -770,6 +770,14 @@ void save_idle(struct save_seq *q, const int32_t *tokens, int64_t n_tokens,
 
 /* --- stage two: the writer: faults of the store ----------------------------------------------- */
 
+static void tell(const struct saver *s, const char *what, const struct err *e)
+{
+    char text[640];
+    snprintf(text, sizeof text, "%s, generation goes on: %s", what, e->msg);
+    if (s->o.warn != NULL)
+        s->o.warn(s->o.warn_arg, text);
+}
+
 static void set_fault(struct saver *s, int rc, const struct err *e)
 {
     pthread_mutex_lock(&s->lock);
@@ -779,12 +787,8 @@ static void set_fault(struct saver *s, int rc, const struct err *e)
         s->fault_err = *e;
     }
     pthread_mutex_unlock(&s->lock);
-    if (first && s->o.warn != NULL) {
-        char text[640];
-        snprintf(text, sizeof text,
-                 "saving stopped until a restart, generation goes on: %s", e->msg);
-        s->o.warn(s->o.warn_arg, text);
-    }
+    if (first)
+        tell(s, "saving stopped until a restart", e);
 }
 
 /* Notes that the disk is full. That is not a fault: the store continues once there is room. */
@@ -795,12 +799,8 @@ static void note_full_disk(struct saver *s, const struct err *e)
     s->disk_is_full = true;
     s->full_err = *e;
     pthread_mutex_unlock(&s->lock);
-    if (first && s->o.warn != NULL) {
-        char text[640];
-        snprintf(text, sizeof text,
-                 "nothing is saved while the disk is full, generation goes on: %s", e->msg);
-        s->o.warn(s->o.warn_arg, text);
-    }
+    if (first)
+        tell(s, "nothing is saved while the disk is full", e);
 }
 
 /* Notes that there is room: bytes were committed. */
