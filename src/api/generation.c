@@ -659,6 +659,13 @@ static void send_delta(struct generation *g, struct choice *ch,
         g->dialect->piece(g, ch, 0, &p, out);
 }
 
+static void tell_progress(struct generation *g, struct choice *ch, int n_done,
+                          struct textbuf *out)
+{
+    ch->n_progress = n_done;
+    g->dialect->progress(g, ch, out);
+}
+
 static void stream_choice(struct generation *g, struct choice *ch, struct textbuf *out)
 {
     struct hcache_delta d;
@@ -671,9 +678,14 @@ static void stream_choice(struct generation *g, struct choice *ch, struct textbu
         return;
     }
     if (d.prompt_done > ch->n_progress && g->dialect->progress != NULL) {
-        ch->n_progress = d.prompt_done;
-        g->dialect->progress(g, ch, out);
+        if (ch->n_progress == 0)
+            tell_progress(g, ch, ch->n_cached, out);
+        if (d.prompt_done > ch->n_progress)
+            tell_progress(g, ch, d.prompt_done, out);
     }
+    if (ch->n_tokens == 0)
+        ch->first_ns = clock_now_ns();
+    ch->n_tokens += d.n_ids;
     bool failed = d.ended && take_result(ch, &f) != 0;
     send_delta(g, ch, &d, out);
     if (failed)

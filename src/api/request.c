@@ -160,7 +160,7 @@ static const struct field fields[] = {
     {"verbose", F_BOOL, 0, 0, AT(verbose), REQUEST_CHAT, "the answer has the prompt's text, as __verbose.prompt"},
     {"n_cmpl", F_INT, 1, REQUEST_MAX_N, AT(n), BOTH, "same as n"},
     {"samplers", F_SAMPLERS, 0, 0, 0, BOTH, "the samplers that work; their order is fixed"},
-    {"timings_per_token", F_BOOL, 0, 0, AT(timings_per_token), BOTH, "each event of a stream has timings"},
+    {"timings_per_token", F_BOOL, 0, 0, AT(timings_per_token), BOTH | RESP, "each event of a stream has timings"},
     {"return_tokens", F_BOOL, 0, 0, AT(return_tokens), REQUEST_LLAMA, "the answer has its token ids"},
     {"response_fields", F_TREE, 0, 0, AT(response_fields), REQUEST_LLAMA, "the members of the answer that are wanted"},
     {"return_tokens response_fields", F_EXTRA, 0, 0, 0, BOTH, "ignored: fields of /completion"},
@@ -186,7 +186,7 @@ static const struct field fields[] = {
     {"length_penalty typical_p tfs_z", F_NEUTRAL, 1, 0, 0, BOTH, "not supported"},
     {"best_of", F_INT, 1, REQUEST_MAX_N, AT(best_of), REQUEST_COMPLETION, "so many answers are generated, and the n with the highest mean log-probability are sent"},
     {"best_of", F_NEUTRAL, 1, 0, 0, REQUEST_CHAT, "not supported"},
-    {"return_progress", F_BOOL, 0, 0, AT(return_progress), BOTH, "a stream tells how much of the prompt is done, as prompt_progress"},
+    {"return_progress", F_BOOL, 0, 0, AT(return_progress), BOTH | RESP, "a stream tells how much of the prompt is done, as prompt_progress"},
     {"use_beam_search guided_decoding_backend guided_whitespace_pattern "
      "structural_tag ebnf lora lora_path images image_data documents chat_template "
      "include_stop_str_in_output truncate_prompt_tokens "

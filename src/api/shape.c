@@ -278,11 +278,34 @@ static void put_rate(struct json *o, const char *what, int n, int steps, double 
     json_put_real(o, key[3], ms > 0 ? 1e3 / ms * steps : 0);
 }
 
+/* Returns the result of a choice; while it runs, the counts and times so far, which include the
+ * wait in the queue. */
+static struct hcache_result result_so_far(const struct choice *ch)
+{
+    if (ch->finished)
+        return ch->result;
+    bool reads = ch->n_tokens == 0; /* the prompt */
+    int64_t now = clock_now_ns(), begun = ch->gen->begun_ns;
+    struct hcache_result r = {.cached_tokens = ch->n_cached, .n_tokens = ch->n_tokens};
+    if (!reads || ch->n_progress > ch->n_cached)
+        r.timings.prefill_ms = (double)((reads ? now : ch->first_ns) - begun) * 1e-6;
+    if (!reads)
+        r.timings.decode_ms = (double)(now - ch->first_ns) * 1e-6;
+    return r;
+}
+
+/* Returns how many tokens of the prompt were computed so far. */
+static int n_computed(const struct choice *ch, int n_cached)
+{
+    bool reads = !ch->finished && ch->n_tokens == 0;
+    return MAX((reads ? ch->n_progress : ch->n_prompt) - n_cached, 0);
+}
+
 void shape_llama_timings(struct json *o, const struct choice *ch)
 {
-    const struct hcache_result *r = &ch->result;
+    const struct hcache_result so_far = result_so_far(ch), *r = &so_far;
     const struct hcache_timings *t = &r->timings;
-    int n_new = ch->n_prompt - r->cached_tokens;
+    int n_new = n_computed(ch, r->cached_tokens);
     json_put_int(o, "cache_n", r->cached_tokens);
     put_rate(o, "prompt", n_new, n_new, t->restore_ms + t->prefill_ms);
     put_rate(o, "predicted", r->n_tokens, MAX(r->n_tokens - 1, 0), t->decode_ms);
@@ -290,7 +313,7 @@ void shape_llama_timings(struct json *o, const struct choice *ch)
 
 struct json *shape_timings(const struct generation *g, const struct choice *ch)
 {
-    const struct hcache_result *r = &ch->result;
+    const struct hcache_result so_far = result_so_far(ch), *r = &so_far;
     const struct hcache_timings *t = &r->timings;
     struct json *o = json_new_object();
     json_put_ms(o, "queue_ms", t->queue_ms);
@@ -310,7 +333,7 @@ struct json *shape_timings(const struct generation *g, const struct choice *ch)
     json_put_int(o, "page_cache_bytes", (int64_t)r->restored_page_cache_bytes);
     json_put_int(o, "staged_bytes", (int64_t)r->restored_staged_bytes);
     json_put_int(o, "remote_tokens", r->remote_tokens);
-    json_put_int(o, "prefilled_tokens", ch->n_prompt - r->cached_tokens);
+    json_put_int(o, "prefilled_tokens", n_computed(ch, r->cached_tokens));
     json_put_ms(o, "prefill_ms", t->prefill_ms);
     json_put_ms(o, "ttft_ms", t->ttft_ms);
     json_put_ms(o, "decode_ms", t->decode_ms);
@@ -594,15 +617,39 @@ static void put_piece(struct json *delta, const struct choice *ch, int i,
     }
 }
 
+/* Makes a chunk of one choice, which it takes over. */
+static struct json *chunk_of(struct generation *g, struct json *choice)
+{
+    struct json *o = chunk_envelope(g), *choices = json_new_array();
+    json_push(choices, choice);
+    json_put(o, "choices", choices);
+    if (g->params.include_usage)
+        json_put_null(o, "usage");
+    return o;
+}
+
+/* Begins a choice of a chat: its role has an event of its own, as of OpenAI and llama-server. The
+ * first chunk follows at once, since clients take this one for the first token. */
+static void open_choice(struct generation *g, struct choice *ch, struct textbuf *out)
+{
+    if (!is_chat(g) || ch->started)
+        return;
+    struct json *c = json_new_object(), *delta = json_new_object();
+    json_put_int(c, "index", ch->index);
+    json_put_string(delta, "role", "assistant");
+    json_put_null(delta, "content");
+    json_put(c, "delta", delta);
+    json_put_null(c, "logprobs");
+    json_put_null(c, "finish_reason");
+    sse_json(out, chunk_of(g, c));
+}
+
 /* Makes a chunk: a piece of part i; or, if p is NULL, the end of a choice with its reason. */
 static struct json *chunk(struct generation *g, struct choice *ch, int i,
                           const struct hcache_part *p)
 {
-    struct json *o = chunk_envelope(g), *choices = json_new_array(), *c = json_new_object();
-    struct json *delta = json_new_object();
+    struct json *c = json_new_object(), *delta = json_new_object();
     json_put_int(c, "index", ch->index);
-    if (!ch->started)
-        json_put_string(delta, "role", "assistant");
     if (is_chat(g)) {
         if (p != NULL)
             put_piece(delta, ch, i, p);
@@ -616,10 +663,7 @@ static struct json *chunk(struct generation *g, struct choice *ch, int i,
     else
         put_logprobs(c, g, ch);
     json_put_string(c, "finish_reason", p == NULL ? finish_of(ch) : NULL);
-    json_push(choices, c);
-    json_put(o, "choices", choices);
-    if (g->params.include_usage)
-        json_put_null(o, "usage");
+    struct json *o = chunk_of(g, c);
     if (p == NULL || g->params.timings_per_token)
         json_put(o, "timings", shape_timings(g, ch));
     ch->started = true;
@@ -639,6 +683,7 @@ struct json *shape_progress(const struct generation *g, const struct choice *ch)
 static void progress(struct generation *g, struct choice *ch, struct textbuf *out)
 {
     const struct hcache_part none = {.kind = HCACHE_PART_TEXT, .text = ""};
+    open_choice(g, ch, out);
     struct json *o = chunk(g, ch, 0, &none);
     json_put(o, "prompt_progress", shape_progress(g, ch));
     sse_json(out, o);
@@ -647,11 +692,13 @@ static void progress(struct generation *g, struct choice *ch, struct textbuf *ou
 static void piece(struct generation *g, struct choice *ch, int i,
                   const struct hcache_part *p, struct textbuf *out)
 {
+    open_choice(g, ch, out);
     sse_json(out, chunk(g, ch, i, p));
 }
 
 static void end(struct generation *g, struct choice *ch, struct textbuf *out)
 {
+    open_choice(g, ch, out);
     sse_json(out, chunk(g, ch, 0, NULL));
 }
 

@@ -28,8 +28,10 @@ struct choice {
     struct textbuf logprobs;
     struct textbuf
         ids; /* int32_t []: tokens that were read and not yet sent, if they are wanted */
-    int32_t first_id;    /* of the prompt, for its log-probabilities */
-    int n_progress;      /* tokens of the prompt whose progress was sent */
+    int32_t first_id; /* of the prompt, for its log-probabilities */
+    int n_progress;   /* tokens of the prompt whose progress was sent */
+    int n_tokens;     /* tokens that were read, the first at first_ns */
+    int64_t first_ns;
     bool lacks_logprobs; /* there was no memory for log probabilities */
     int64_t n_chars;     /* number of characters of all sent tokens, for text_offset */
 };

@@ -191,6 +191,8 @@ static void progress(struct generation *g, struct choice *ch, struct textbuf *ou
     json_put_bool(o, "stop", false);
     json_put_int(o, "id_slot", 0);
     json_put(o, "prompt_progress", shape_progress(g, ch));
+    if (g->params.timings_per_token)
+        json_put(o, "timings", timings(ch));
     sse_json(out, o);
 }
 

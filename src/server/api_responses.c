@@ -315,11 +315,19 @@ static void event(struct response *r, const char *type, struct json *o, struct t
     sse_json(out, o);
 }
 
+/* Adds to an event what llama-server adds. */
+static void put_timings(struct json *o, const struct generation *g)
+{
+    if (g->params.timings_per_token)
+        json_put(o, "timings", shape_timings(g, &g->choice[0]));
+}
+
 static void event_response(struct generation *g, const char *type, struct json *response,
                            struct textbuf *out)
 {
     struct json *o = json_new_object();
     json_put(o, "response", response);
+    put_timings(o, g);
     event(g->own, type, o, out);
 }
 
@@ -327,6 +335,15 @@ static void begin(struct generation *g, struct textbuf *out)
 {
     event_response(g, "response.created", whole(g, false), out);
     event_response(g, "response.in_progress", whole(g, false), out);
+}
+
+static void progress(struct generation *g, struct choice *ch, struct textbuf *out)
+{
+    struct json *o = json_new_object();
+    json_put(o, "response", whole(g, false));
+    json_put(o, "prompt_progress", shape_progress(g, ch));
+    put_timings(o, g);
+    event(g->own, "response.in_progress", o, out);
 }
 
 static struct json *of_item(const char *item_id, int index)
@@ -446,6 +463,7 @@ static void piece(struct generation *g, struct choice *ch, int i,
     json_put_bytes(o, "delta", p->text, p->n);
     if (p->kind == HCACHE_PART_TEXT)
         json_put(o, "logprobs", json_new_array());
+    put_timings(o, g);
     event(r,
           is_call(item) ? "response.function_call_arguments.delta"
                         : text_events(item)->delta,
@@ -491,6 +509,7 @@ static const char *id_shown(const struct generation *g)
 static const struct dialect responses = {.answer = answer,
                                          .id = id_shown,
                                          .begin = begin,
+                                         .progress = progress,
                                          .piece = piece,
                                          .end = end,
                                          .close = close_stream,

@@ -130,6 +130,13 @@ class Server:
     def post(self, path, body, headers=None):
         return self.request("POST", path, body, headers)
 
+    def streamed(self, path, body):
+        """Returns the events of a stream, without [DONE]."""
+        s = Stream(self, path, body)
+        got = [e for e in s.events if e is not None]
+        s.close()
+        return got
+
     def complete(self, prompt, **fields):
         status, _, r = self.post("/v1/completions", {"prompt": prompt, "temperature": 0, **fields})
         if status != 200:

@@ -29,11 +29,6 @@ MESSAGE_TOOLS = [{"name": f["name"], "input_schema": f["parameters"]} for f in F
 USER = [{"role": "user", "content": "go"}]
 
 
-def events(data):
-    return [json.loads(line[6:]) for line in data.split("\n")
-            if line.startswith("data: ") and line != "data: [DONE]"]
-
-
 def raw(s, path, body):
     return s.post(path, body)[2]
 
@@ -45,7 +40,7 @@ def chat(s, **fields):
     calls = [(c["function"]["name"], c["function"]["arguments"], c["id"]) for c in m.get("tool_calls") or []]
     thought = content = ""
     streamed = {}
-    for e in events(s.post("/v1/chat/completions", {**body, "stream": True})[2]):
+    for e in s.streamed("/v1/chat/completions", body):
         for c in e.get("choices", []):
             d = c["delta"]
             thought += d.get("reasoning_content") or ""
@@ -63,7 +58,7 @@ def message(s):
     """Returns the blocks of the whole answer, and of the stream."""
     body = {"max_tokens": 99, "temperature": 0, "messages": USER, "tools": MESSAGE_TOOLS}
     whole, blocks = raw(s, "/v1/messages", body), []
-    for e in events(s.post("/v1/messages", {**body, "stream": True})[2]):
+    for e in s.streamed("/v1/messages", body):
         if e["type"] == "content_block_start":
             blocks.append(dict(e["content_block"], input=""))
         if e["type"] == "content_block_delta":
@@ -76,7 +71,7 @@ def message(s):
 
 def response(s):
     body = {"input": "go", "temperature": 0, "tools": RESPONSE_TOOLS, "store": False}
-    evs = events(s.post("/v1/responses", {**body, "stream": True})[2])
+    evs = s.streamed("/v1/responses", body)
     items, done = {}, []
     for e in evs:
         if e["type"] == "response.output_item.added":

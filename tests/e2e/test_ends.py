@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 
 import scripted_model
-from serve_client import HC, Server, Stream
+from serve_client import HC, Server
 from tap import check, end, equal
 
 tmp = tempfile.mkdtemp(prefix="hcache-ends.")
@@ -26,9 +26,7 @@ def texts(server, n):
         out[path] = text(server.post(path, {"temperature": 0, **body})[2])
 
     def stream(path, body, text):
-        s = Stream(server, path, {"temperature": 0, **body})
-        out[path + " stream"] = "".join(text(e) or "" for e in s.events if e)
-        s.close()
+        out[path + " stream"] = "".join(text(e) or "" for e in server.streamed(path, {"temperature": 0, **body}))
     chat, logs = {"messages": GO, "max_tokens": n}, {"logprobs": True, "top_logprobs": 2}
     for extra in ({}, logs):
         whole("/v1/chat/completions", {**chat, **extra}, lambda r: r["choices"][0]["message"]["content"])

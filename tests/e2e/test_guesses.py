@@ -49,9 +49,7 @@ def test_answers(a, b, least):
           a.metric('hcache_guessed_tokens_total{outcome="right"}'))
     equal("the other server made none", b.metric('hcache_guessed_tokens_total{outcome="right"}'), 0)
     body = next(bodies())[1]
-    lines = a.post(CHAT, {**body, "stream": True})[2].split("\n")
-    chunks = [json.loads(x[6:])["choices"] for x in lines if x.startswith("data: {")]
-    text = "".join(c[0]["delta"].get("content") or "" for c in chunks if c)
+    text = "".join(c["delta"].get("content") or "" for e in a.streamed(CHAT, body) for c in e["choices"])
     equal("a stream has the same text", text, b.post(CHAT, body)[2]["choices"][0]["message"]["content"])
 
 

@@ -55,16 +55,12 @@ def model(name, answer, more=()):
                        pair_tensors(N_BYTES + len(ids), ids["<|return|>"], following), [ids["<|return|>"], ids["<|call|>"]], 4096)
 
 
-def events(s, path, body):
-    return [json.loads(line[6:]) for line in s.post(path, {**body, "stream": True})[2].split("\n") if line.startswith("data: {")]
-
-
 def chat(s, **fields):
     """Returns (thought, text, calls) of the whole answer, which the stream repeats."""
     body = {"messages": USER, "temperature": 0, "max_tokens": 200, **fields}
     r = s.post("/v1/chat/completions", body)[2]
     m, parts, calls = r["choices"][0]["message"], {}, {}
-    for e in events(s, "/v1/chat/completions", body):
+    for e in s.streamed("/v1/chat/completions", body):
         for d in (c["delta"] for c in e.get("choices", [])):
             for key in ("reasoning_content", "content"):
                 parts[key] = parts.get(key, "") + (d.get(key) or "")
@@ -90,14 +86,14 @@ body = {"max_tokens": 200, "temperature": 0, "messages": USER, "tools": MESSAGE_
 r = s.post("/v1/messages", body)[2]
 equal("messages: blocks", ([b["type"] for b in r["content"]], r["content"][0]["thinking"], r["content"][-1]["input"], r["stop_reason"]),
       (["thinking", "tool_use"], "Look it up.", {"city": "Bergen"}, "tool_use"))
-equal("messages: the stream has the same blocks", [e["content_block"]["type"] for e in events(s, "/v1/messages", body)
+equal("messages: the stream has the same blocks", [e["content_block"]["type"] for e in s.streamed("/v1/messages", body)
                                                    if e["type"] == "content_block_start"], ["thinking", "tool_use"])
 body = {"input": "go", "temperature": 0, "max_output_tokens": 200, "tools": RESPONSE_TOOLS}
 r = s.post("/v1/responses", body)[2]
 equal("responses: items", [(o["type"], o.get("arguments") or o["content"][0]["text"]) for o in r["output"]],
       [("reasoning", "Look it up."), ("function_call", BERGEN[0][1])])
 equal("responses: the stream ends with the same items",
-      [o["type"] for o in events(s, "/v1/responses", body)[-1]["response"]["output"]], ["reasoning", "function_call"])
+      [o["type"] for o in s.streamed("/v1/responses", body)[-1]["response"]["output"]], ["reasoning", "function_call"])
 thought, text, calls, r = chat(s, tools=STRICT)
 check("strict, auto: the call follows its schema, and nothing is ignored",
       thought == "Look it up." and [json.loads(a)["city"] in ("Oslo", "Rome") for _, a in calls] == [True] and

@@ -21,9 +21,7 @@ def completion(s):
     probs = whole["completion_probabilities"]
     check("n_probs: as many tokens, the chosen one by id", len(probs) == 6 and all(len(p["top_logprobs"]) == 3 for p in probs)
           and [p["id"] for p in probs] == whole["tokens"], probs)
-    stream = Stream(s, "/completion", {**GREEDY, "timings_per_token": True})
-    events = list(stream.events)
-    stream.close()
+    events = s.streamed("/completion", {**GREEDY, "timings_per_token": True})
     check("a stream: the same text and tokens, no [DONE], timings in each event",
           "".join(e["content"] for e in events) == want and [t for e in events for t in e["tokens"]] == whole["tokens"]
           and [e["stop"] for e in events] == [False] * (len(events) - 1) + [True] and all("timings" in e for e in events), events)
@@ -95,12 +93,19 @@ def prompts_read(s):
         status, _, r = s.post(path, {"prompt": "a", **body})
         check(f"{path} {body} is refused by name", status == 400 and "best_of" in r["error"]["message"], r)
     for path, body in (("/completion", {"prompt": "a dog ran. " * 60}), ("/v1/completions", {"prompt": "a cat ran. " * 60}),
-                       ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a pig ran. " * 60}]})):
-        stream = Stream(s, path, {**body, "max_tokens": 2, "ignore_eos": True, "temperature": 0, "return_progress": True})
-        told = [e["prompt_progress"] for e in stream.events if isinstance(e, dict) and "prompt_progress" in e]
-        stream.close()
-        check(f"{path} tells the progress of the prompt", told and [p["processed"] for p in told] == sorted({p["processed"] for p in told})
-              and told[-1]["processed"] == told[-1]["total"] > 200 and told[0]["time_ms"] > 0, told)
+                       ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a pig ran. " * 60}]}),
+                       ("/v1/responses", {"input": "a hen ran. " * 60})) * 2:
+        end = {"max_output_tokens": 4} if "input" in body else {"max_tokens": 4, "ignore_eos": True}
+        events = s.streamed(path, {**body, **end, "temperature": 0, "return_progress": True, "timings_per_token": True})
+        told = [e["prompt_progress"] for e in events if "prompt_progress" in e]
+        check(f"{path} tells the progress of the prompt, first what is cached", [p["processed"] for p in told] ==
+              sorted({p["processed"] for p in told}) and told[0]["processed"] == told[0]["cache"] and told[0]["time_ms"] > 0
+              and told[-1]["processed"] == told[-1]["total"] > 200, told)
+        times = [e["timings"] for e in events if "timings" in e]
+        counts, n_cached = [(t["prompt_n"], t["predicted_n"]) for t in times], told[0]["cache"]
+        check(f"{path}: timings are those so far", counts == sorted(counts) and counts[0] == (0, 0) and times[0]["prompt_ms"] == 0
+              and counts[-1][0] == told[0]["total"] - n_cached and 0 < counts[-1][1] <= 4 and times[-1]["prompt_ms"] > 0, counts)
+    check("a prompt that came before is cached", n_cached > 200, n_cached)
 
 
 def chats(s):

@@ -34,8 +34,7 @@ def collect(server, path, body):
     texts = {}
     for c in chunks:
         for ch in (c or {}).get("choices", []):
-            piece = ch["delta"].get("content", "") if "delta" in ch else ch["text"]
-            texts[ch["index"]] = texts.get(ch["index"], "") + piece
+            texts[ch["index"]] = texts.get(ch["index"], "") + (ch["text"] if "text" in ch else ch["delta"].get("content") or "")
     return texts, [c for c in chunks if c], chunks[-1:] == [None]
 
 
@@ -112,9 +111,9 @@ def test_streams(s):
     check("chat: content parts, logprobs null", status == 200 and r["choices"][0]["message"]["role"] == "assistant", r)
     texts, chunks, done = collect(s, "/v1/chat/completions", chat)
     equal("chat stream: the pieces are the text", texts[0], r["choices"][0]["message"]["content"])
-    check("chat stream: the first chunk has role and text; no usage unasked",
-          chunks[0]["choices"][0]["delta"]["role"] == "assistant" and chunks[0]["choices"][0]["delta"]["content"] and
-          "usage" not in chunks[0] and done, chunks[0])
+    check("chat stream: the first chunk has the role alone, the second has text; no usage unasked",
+          chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": None} and
+          [*chunks[1]["choices"][0]["delta"]] == ["content"] and "usage" not in chunks[1] and done, chunks[:2])
     texts, _, done = collect(s, "/v1/completions", {**body, "n": 3, "temperature": 1, "seed": 1})
     check("stream of n = 3", sorted(texts) == [0, 1, 2] and done, texts)
     r = s.post("/v1/chat/completions", {**chat, "logprobs": True, "top_logprobs": 2, "max_completion_tokens": 3})[2]

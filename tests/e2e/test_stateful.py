@@ -117,9 +117,7 @@ def test_continue(tmp):
 
 def test_stream(tmp):
     server = Server(MODEL, "--store", os.path.join(tmp, "s"))
-    s = Stream(server, "/v1/responses", {"input": "What is your name?", "temperature": 0, "max_output_tokens": 24})
-    events = list(s.events)
-    s.close()
+    events = server.streamed("/v1/responses", {"input": "What is your name?", "temperature": 0, "max_output_tokens": 24})
     kinds = [e["type"] for e in events]
     check("a stream's events come in order", kinds[:4] == [
         "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"] and
@@ -448,12 +446,6 @@ def test_tools(tmp):
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     city = {"city": "Oslo"}
 
-    def streamed(path, body):
-        s = Stream(server, path, body)
-        got = list(s.events)
-        s.close()
-        return got
-
     def called(r):
         item = r["output"][0]
         return item if len(r["output"]) == 1 and item["type"] == "function_call" and item["name"] == "get_weather" and \
@@ -467,7 +459,7 @@ def test_tools(tmp):
     check("its result continues the response", text_of(b) == scripted_model.ANSWER, b)
     check("and nothing is computed again", b["usage"]["input_tokens_details"]["cached_tokens"] >= a["usage"]["input_tokens"] // 64 * 64, b)
     check("kept as it was told", server.request("GET", "/v1/responses/" + a["id"])[2]["output"] == a["output"])
-    got = streamed("/v1/responses", {"input": "How is the weather?", "tools": tools})
+    got = server.streamed("/v1/responses", {"input": "How is the weather?", "tools": tools})
     done = got[-1]["response"]
     check("streamed: the same call", got[-1]["type"] == "response.completed" and called(done) is not None, got)
     ids = {e["item_id"] for e in got if "item_id" in e} | {e["item"]["id"] for e in got if "item" in e}
@@ -484,7 +476,7 @@ def test_tools(tmp):
     status, _, m = server.post("/v1/messages", {"max_tokens": 50, "messages": ask, "tools": tools})
     check("its result is answered", status == 200 and m["stop_reason"] == "end_turn" and
           [x.get("text") for x in m["content"]] == [scripted_model.ANSWER], m)
-    got = streamed("/v1/messages", {"max_tokens": 50, "messages": ask[:1], "tools": tools})
+    got = server.streamed("/v1/messages", {"max_tokens": 50, "messages": ask[:1], "tools": tools})
     check("streamed: the same call", "".join(e["delta"].get("partial_json", "") for e in got if e["type"] == "content_block_delta") ==
           json.dumps(city) and [e["delta"]["stop_reason"] for e in got if e["type"] == "message_delta"] == ["tool_use"], got)
 

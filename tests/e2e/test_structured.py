@@ -94,9 +94,7 @@ r = post(s, "/v1/responses", input="go", max_output_tokens=400, text={"format": 
 check("responses", is_dog(r[2]["output"][-1]["content"][0]["text"]), r)
 r = post(s, "/v1/messages", messages=USER, max_tokens=400, output_format={"type": "json_schema", "schema": DOG})
 check("messages", is_dog(r[2]["content"][-1]["text"]), r)
-streamed = s.post("/v1/chat/completions", {"messages": USER, "max_tokens": 200, "stream": True, "temperature": 0,
-                                           "json_schema": DOG})[2]
-deltas = [json.loads(line[6:]) for line in streamed.split("\n") if line.startswith("data: {")]
+deltas = s.streamed("/v1/chat/completions", {"messages": USER, "max_tokens": 200, "temperature": 0, "json_schema": DOG})
 check("a stream", is_dog("".join(d["choices"][0]["delta"].get("content") or "" for d in deltas if d["choices"])), deltas)
 r = chat(s, status=400, json_schema={"type": "number", "multipleOf": 1.2345})
 equal("what cannot be enforced is refused by name", (r["error"]["param"], "multipleOf" in r["error"]["message"]), ("json_schema", True))
