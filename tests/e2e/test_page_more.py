@@ -43,12 +43,13 @@ class Between:
                     self.send_header("Connection", "close")
                     self.end_headers()
                     for line in r:
-                        self.wfile.write(line)
-                        self.wfile.flush()
-                        if outer.is_armed and self.path == "/v1/responses" and b"output_text.delta" in line and line.startswith(b"data"):
-                            self.wfile.write(b"\n")
-                            outer.is_armed = False
+                        ends = outer.is_armed and self.path == "/v1/responses" and b"output_text.delta" in line and line.startswith(b"data")
+                        if ends:  # first, or the answer may end before the kill, and the server keep it
                             outer.server.p.send_signal(signal.SIGKILL)
+                        self.wfile.write(line + b"\n" * ends)
+                        self.wfile.flush()
+                        if ends:
+                            outer.is_armed = False
                             outer.server.p.wait()
                             return
                 except OSError:
@@ -333,7 +334,7 @@ try:
     server = Server(scripted_model.make(os.path.join(tmp, "thinks"), hello="<think>I count them.</think>Two."),
                     "--store", os.path.join(tmp, "t"))
     run(server, PHONE, True, (test_thoughts, server))
-    options = ["--store", os.path.join(tmp, "c")]
+    options = ["--store", os.path.join(tmp, "c"), "--speculate", "off"]
     between = Between(Server("models/demo", *options))
     run(between, DESKTOP, True, (test_cut, between, options))
     between.server.stop()
