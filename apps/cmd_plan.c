@@ -66,7 +66,7 @@ static const struct opt plan_options[] = {
     {"fused", OPT(struct plan_args, fused),
      .help = "prefill layer i of the new tokens as soon as layers 0 to i are restored"},
     {"dtype", OPT(struct plan_args, dtype), .def = "checkpoint", .choices = dtypes,
-     .help = "state dtype (built-in platforms)"},
+     .help = "state dtype (built-in platforms, and --packed)"},
     {"packed", OPT(struct plan_args, packed),
      .help =
          "plan for packed state (--pack), by the speed of unpacking in a platform's file"},
@@ -281,9 +281,9 @@ static int open_platform(const struct plan_args *a, struct platform *p, struct e
             e, ERR_USAGE,
             "--packed: the platform does not say how fast state is unpacked (%s)",
             access(a->platform, F_OK) != 0 ? "give a file of hcache profile"
-                                           : "state of type f32 is not packed");
+                                           : "measure it again");
     if (a->packed)
-        p->packed_share = SAVE_PACK_SHARE;
+        p->packed_share = SAVE_PACK_SHARE(a->dtype == 1);
     if (a->concurrent > 1)
         *p = platform_shared(p, 1.0 / a->concurrent, 1.0 / a->concurrent);
     return 0;

@@ -18,7 +18,8 @@
 #define ROUNDS       5
 
 struct pack_args {
-    const char *dir, *dtype;
+    const char *dir;
+    int dtype;
 };
 
 static const struct opt positionals[] = {
@@ -27,11 +28,13 @@ static const struct opt positionals[] = {
     {0},
 };
 
-static const char *const dtypes[] = {"bf16", "f16", NULL};
+static const char *const dtypes[] = {"bf16", "f16", "f32",
+                                     NULL}; /* of enum pack_type, less 1 */
 
 static const struct opt options[] = {
     {"dtype", OPT(struct pack_args, dtype), .choices = dtypes, .def = "bf16",
-     .help = "type of the saved state"},
+     .help =
+         "type of keys, values and hidden states; snapshots of recurrent layers are f32"},
     {0},
 };
 
@@ -51,6 +54,7 @@ const struct opt_cmd *const options_of_bench_pack = &cmd;
 
 /* Records of one kind, one after another, and their code. */
 struct sample {
+    enum pack_type type;
     uint8_t *bytes, *packed, *again;
     size_t n_bytes, n_packed;
     uint32_t *length,
@@ -60,19 +64,20 @@ struct sample {
 
 struct pack_bench {
     struct store *store;
-    struct sha256 *keys;
-    int n_keys, max_keys;
-    enum pack_type type;
+    struct sha256 *keys[2]; /* of chunks, and of snapshots (store_state_key) */
+    int n_keys[2], max_keys[2];
 };
 
 static int key_note(void *arg, const struct store_entry *e)
 {
     struct pack_bench *b = arg;
-    if (b->n_keys == b->max_keys) {
-        b->max_keys = b->max_keys == 0 ? 64 : 2 * b->max_keys;
-        b->keys = xrealloc(b->keys, (size_t)b->max_keys * sizeof b->keys[0]);
+    struct sha256 state = store_state_key(&e->parent);
+    int i = memcmp(&e->key, &state, sizeof state) == 0;
+    if (b->n_keys[i] == b->max_keys[i]) {
+        b->max_keys[i] = b->max_keys[i] == 0 ? 64 : 2 * b->max_keys[i];
+        b->keys[i] = xrealloc(b->keys[i], (size_t)b->max_keys[i] * sizeof b->keys[i][0]);
     }
-    b->keys[b->n_keys++] = e->key;
+    b->keys[i][b->n_keys[i]++] = e->key;
     return 0;
 }
 
@@ -101,17 +106,17 @@ static int record_add(struct store_reader *reader, const struct store_hit *hit, 
     return 0;
 }
 
-/* Collects the records of a kind. */
-static int sample_fill(struct pack_bench *b, enum store_kind kind, struct sample *t,
-                       struct err *err)
+/* Collects the records of a kind of the chunks, or of the snapshots. */
+static int sample_fill(struct pack_bench *b, bool of_snapshots, enum store_kind kind,
+                       struct sample *t, struct err *err)
 {
     enum { BLOCK_BYTES = 4 << 20 };
     void *block = mem_map(BLOCK_BYTES);
     struct store_reader *reader = NULL;
     int rc = store_reader_open(b->store, 1, NULL, 0, &reader, err);
-    for (int i = 0; rc == 0 && i < b->n_keys; i++) {
+    for (int i = 0; rc == 0 && i < b->n_keys[of_snapshots]; i++) {
         struct store_hit hit;
-        if (!store_pin(b->store, &b->keys[i], &hit))
+        if (!store_pin(b->store, &b->keys[of_snapshots][i], &hit))
             continue;
         rc = store_load(b->store, &hit, err);
         for (int l = 0; rc == 0 && l < STORE_MAX_LAYERS; l++)
@@ -131,12 +136,12 @@ static double cpu_s(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static void pack_all(const struct pack_bench *b, struct sample *t)
+static void pack_all(struct sample *t)
 {
     const uint8_t *from = t->bytes;
     t->n_packed = 0;
     for (int i = 0; i < t->n; i++, from += t->length[i - 1]) {
-        size_t n = pack_run(b->type, from, t->length[i], t->packed + t->n_packed,
+        size_t n = pack_run(t->type, from, t->length[i], t->packed + t->n_packed,
                             t->length[i]);
         t->packed_length[i] = (uint32_t)n;
         if (n == 0) /* the record is kept as it is */
@@ -164,14 +169,13 @@ static bool unpack_all(struct sample *t)
 }
 
 /* Measures one kind and prints its row. */
-static int measure(const struct pack_bench *b, struct sample *t, const char *name,
-                   bool portable, struct err *err)
+static int measure(struct sample *t, const char *name, bool portable, struct err *err)
 {
     double pack_s[ROUNDS], unpack_s[ROUNDS];
     pack_use_portable(portable);
     for (int r = 0; r < ROUNDS; r++) {
         double begin_s = cpu_s();
-        pack_all(b, t);
+        pack_all(t);
         double middle_s = cpu_s();
         bool is_good = unpack_all(t);
         pack_s[r] = middle_s - begin_s;
@@ -189,18 +193,19 @@ static int measure(const struct pack_bench *b, struct sample *t, const char *nam
     return 0;
 }
 
-static int kind_run(struct pack_bench *b, enum store_kind kind, const char *name,
-                    struct err *err)
+static int kind_run(struct pack_bench *b, bool of_snapshots, enum store_kind kind,
+                    enum pack_type type, const char *name, struct err *err)
 {
-    struct sample t = {.bytes = xmalloc(SAMPLE_BYTES),
+    struct sample t = {.type = type,
+                       .bytes = xmalloc(SAMPLE_BYTES),
                        .packed = xmalloc(SAMPLE_BYTES),
                        .again = xmalloc(SAMPLE_BYTES)};
-    int rc = sample_fill(b, kind, &t, err);
+    int rc = sample_fill(b, of_snapshots, kind, &t, err);
     if (rc == 0 && t.n > 0) {
         t.packed_length = xmalloc((size_t)t.n * sizeof t.packed_length[0]);
-        rc = measure(b, &t, name, false, err);
+        rc = measure(&t, name, false, err);
         if (rc == 0)
-            rc = measure(b, &t, name, true, err);
+            rc = measure(&t, name, true, err);
     }
     free(t.bytes);
     free(t.packed);
@@ -218,7 +223,8 @@ int bench_pack(int argc, char **argv)
     int code;
     if (!opt_begin(&cmd, argc, argv, &a, &parsed, &code))
         return code;
-    struct pack_bench b = {.type = strcmp(a.dtype, "f16") == 0 ? PACK_F16 : PACK_BF16};
+    struct pack_bench b = {0};
+    enum pack_type type = (enum pack_type)(a.dtype + 1);
     struct io *io = io_machine_open(NULL);
     struct store_opts o = {.io = io, .dirs = &a.dir, .n_dirs = 1, .read_only = true};
     int rc = store_open(&o, &b.store, &err);
@@ -228,10 +234,13 @@ int bench_pack(int argc, char **argv)
         printf("%-16s %-9s %8s %9s %9s %9s %11s\n", "kind", "loops", "records", "MB",
                "share", "pack GB/s", "unpack GB/s");
     if (rc == 0)
-        rc = kind_run(&b, STORE_KV, "keys and values", &err);
+        rc = kind_run(&b, false, STORE_KV, type, "keys and values", &err);
     if (rc == 0)
-        rc = kind_run(&b, STORE_HIDDEN, "hidden states", &err);
-    free(b.keys);
+        rc = kind_run(&b, false, STORE_HIDDEN, type, "hidden states", &err);
+    if (rc == 0)
+        rc = kind_run(&b, true, STORE_HIDDEN, PACK_F32, "snapshots", &err);
+    free(b.keys[0]);
+    free(b.keys[1]);
     store_close(b.store);
     io_close(io);
     opt_end(parsed);

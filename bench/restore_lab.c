@@ -160,7 +160,7 @@ static int measure_platform(struct lab *b, enum profile_effort effort, struct er
     if (rc == 0)
         rc = profile_overlap(&b->platform, b->k.model, b->work, b->stream, &from, err);
     b->platform.n_tiers = rc == 0;
-    b->platform.packed_share = save_stored_share(&b->hits[0], STORE_KV, b->k.model);
+    b->platform.packed_share = save_stored_share(&b->hits[0], STORE_KV, false, b->k.model);
     b->tier = b->platform.tier[0];
     b->io_overlap = b->platform.io_overlap;
     b->comp_overlap = b->platform.comp_overlap;

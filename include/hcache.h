@@ -214,10 +214,9 @@ struct hcache_opts {
     bool needs_tokenizer; /* hcache_open fails if the model has no tokenizer */
     /* a future request, whose plan and save are checked; NULL: none */
     const struct hcache_request *ahead;
-    /* "on": saved state is packed without loss, about two thirds of its bytes; hcache_open fails for
-     * state of type f32, for which there is no code. "auto": it is packed where it is restored as
-     * fast, by this machine's profile, and where it is not f32. "off" or NULL: it is saved as it is.
-     * Every setting restores both. */
+    /* "on": saved state is packed without loss, to about two thirds of its bytes, of f32 to five
+     * sixths. "auto": it is packed where it is restored as fast, by this machine's profile. "off" or
+     * NULL: it is saved as it is. Every setting restores both. */
     const char *pack;
 };
 

@@ -32,7 +32,12 @@ static void part(enum pack_type type, const uint8_t *run, size_t n, uint8_t *exp
                  uint8_t *low, uint8_t *upper)
 {
     for (size_t i = 0; i < n; i++) {
-        uint16_t v = rotated(get_u16(run + 2 * i));
+        const uint8_t *from = run + i * pack_width(type);
+        if (type == PACK_F32) {
+            memcpy(upper + 2 * i, from, 2);
+            from += 2;
+        }
+        uint16_t v = rotated(get_u16(from));
         low[i] = (uint8_t)v;
         exponents[i] = (uint8_t)(type == PACK_F16 ? v >> 11 : v >> 8);
         if (type == PACK_F16)
@@ -98,7 +103,12 @@ static void join(enum pack_type type, const uint8_t *ranks, const uint8_t *expon
         if (type == PACK_F16)
             e = (uint16_t)((e << 3 | upper[i]) & 0xff);
         uint16_t v = (uint16_t)(e << 8 | low[i]);
-        put_u16(run + 2 * i, (uint16_t)(v >> 1 | v << 15));
+        uint8_t *to = run + i * pack_width(type);
+        if (type == PACK_F32) {
+            memcpy(to, upper + 2 * i, 2);
+            to += 2;
+        }
+        put_u16(to, (uint16_t)(v >> 1 | v << 15));
     }
 }
 
@@ -204,7 +214,7 @@ static uint8_t *upper_put(const struct pack_loops *l, struct lists *t, size_t n,
 }
 
 /* The most bytes of a piece, with those that the loops may write behind it. */
-enum { PIECE_ROOM = PIECE_HEAD + 2 * PACK_PIECE + (LEVELS + 2) * (PACK_PIECE / 4 + PAD) };
+enum { PIECE_ROOM = PIECE_HEAD + 4 * PACK_PIECE + (LEVELS + 2) * (PACK_PIECE / 4 + PAD) };
 
 /* Packs one piece. `to` has room for PIECE_ROOM bytes. Returns those that it takes. */
 static size_t piece_put(enum pack_type type, const uint8_t *run, size_t n, uint8_t *to)
@@ -213,8 +223,8 @@ static size_t piece_put(enum pack_type type, const uint8_t *run, size_t n, uint8
     struct lists t;
     uint8_t short_of[WINDOW], first, *ranks = t.a, *next = t.b;
     uint8_t *lengths = to + RANKS, *at = to + PIECE_HEAD;
-    l->part(type, run, n, ranks, at, t.upper);
-    at += n;
+    l->part(type, run, n, ranks, at, type == PACK_F32 ? at + n : t.upper);
+    at += type == PACK_F32 ? 3 * n : n;
     uint8_t lender = choose_ranks(ranks, n, to, &first, short_of);
     if (lender != 0)
         exchange(ranks, n, lender);
@@ -245,6 +255,8 @@ static size_t piece_get(enum pack_type type, const uint8_t *from, size_t n_left,
     size_t half = (n + 1) / 2, of_upper = 0, length[LEVELS + 1] = {n};
     if (type == PACK_F16)
         of_upper = steps_bytes(n) + steps_bytes(half);
+    else if (type == PACK_F32)
+        of_upper = 2 * n;
     size_t all = PIECE_HEAD + n + of_upper;
     if (n_left < all)
         return 0;
@@ -277,7 +289,9 @@ static size_t piece_get(enum pack_type type, const uint8_t *from, size_t n_left,
     }
     uint8_t exponents[RANKS + 1] = {0};
     memcpy(exponents, from, RANKS);
-    l->join(type, next, exponents, others, from + PIECE_HEAD, t.upper, n, run);
+    const uint8_t *low = from + PIECE_HEAD;
+    l->join(type, next, exponents, others, low, type == PACK_F32 ? low + n : t.upper, n,
+            run);
     return all;
 }
 
@@ -288,15 +302,15 @@ size_t pack_run(enum pack_type type, const void *run, size_t n_bytes, void *to, 
     uint8_t piece[PIECE_ROOM];
     const uint8_t *from = run;
     uint8_t *out = to;
-    size_t width, n = n_bytes / 2, done = RUN_HEAD;
+    size_t width, number = pack_width(type), n = n_bytes / number, done = RUN_HEAD;
     size_t n_pieces = pieces_of(n, &width);
-    if (n_bytes % 2 != 0 || n_bytes > UINT32_MAX || room < RUN_HEAD)
+    if (n_bytes % number != 0 || n_bytes > UINT32_MAX || room < RUN_HEAD)
         return 0;
     put_u32(out, type);
     put_u32(out + 4, (uint32_t)n_bytes);
     for (size_t i = 0; i < n_pieces; i++) {
         size_t n_here = MIN(width, n - i * width);
-        size_t n_packed = piece_put(type, from + 2 * i * width, n_here, piece);
+        size_t n_packed = piece_put(type, from + i * width * number, n_here, piece);
         if (n_packed > room - done)
             return 0;
         memcpy(out + done, piece, n_packed);
@@ -305,20 +319,36 @@ size_t pack_run(enum pack_type type, const void *run, size_t n_bytes, void *to, 
     return done;
 }
 
+enum pack_type pack_guess(const void *run, size_t n_bytes, void *to)
+{
+    enum { SAMPLE_BYTES = 64 << 10 };
+    enum pack_type best = PACK_BF16;
+    size_t sample = MIN(n_bytes, SAMPLE_BYTES) & ~(size_t)3, least = sample;
+    for (enum pack_type type = PACK_BF16; least > 0 && type <= PACK_F32; type++) {
+        size_t n = pack_run(type, run, sample, to, least - 1);
+        best = n > 0 ? type : best;
+        least = n > 0 ? n : least;
+    }
+    return best;
+}
+
 bool pack_undo(const void *packed, size_t n_packed, void *to, size_t n_bytes)
 {
     const uint8_t *from = packed;
     uint8_t *out = to;
-    if (n_packed < RUN_HEAD || n_bytes % 2 != 0 || get_u32(from + 4) != n_bytes)
+    if (n_packed < RUN_HEAD || get_u32(from + 4) != n_bytes)
         return false;
     uint32_t type = get_u32(from);
-    if (type != PACK_BF16 && type != PACK_F16)
+    if (type != PACK_BF16 && type != PACK_F16 && type != PACK_F32)
         return false;
-    size_t width, n = n_bytes / 2, done = RUN_HEAD, n_pieces = pieces_of(n, &width);
+    size_t number = pack_width((enum pack_type)type);
+    if (n_bytes % number != 0)
+        return false;
+    size_t width, n = n_bytes / number, done = RUN_HEAD, n_pieces = pieces_of(n, &width);
     for (size_t i = 0; i < n_pieces; i++) {
         size_t n_here = MIN(width, n - i * width);
         size_t n_read = piece_get((enum pack_type)type, from + done, n_packed - done,
-                                  n_here, out + 2 * i * width);
+                                  n_here, out + i * width * number);
         if (n_read == 0)
             return false;
         done += n_read;

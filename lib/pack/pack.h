@@ -1,4 +1,4 @@
-/* pack.h - a lossless code for runs of bf16 or f16 numbers.
+/* pack.h - a lossless code for runs of bf16, f16 or f32 numbers.
  *
  * Of saved state (keys, values, hidden states) the signs and mantissas are noise, and the exponents
  * have 2.6 bits of entropy: two thirds of the bytes hold the same bits. The code is made for
@@ -14,13 +14,15 @@
  *
  *   run     | type | 0 0 0 | bytes of the run, u32 | piece | piece | ...
  *   piece   | exponents of ranks 0 to 14 | lengths of levels 2 to 5, and of the others, u16 each
- *           | low bytes | [f16: two lists of upper mantissa bits] | level 1 | ... 5 | others |
+ *           | low bytes | [f16: two lists of upper mantissa bits] | [f32: the lower 16 bits of each
+ *           number] | level 1 | ... 5 | others |
  *
  * A low byte is the number rotated left by one bit, modulo 256: the sign and seven bits of the
  * mantissa. A list of steps holds 128 steps in each 32 bytes: step i is in bits 2 * (i / 32) of
  * byte i % 32; the r < 128 steps at its end lie in ceil(r / 4) bytes in the same way. The upper
  * three bits of an f16 mantissa are a list of two bits each, and one of the third bits of the first
- * half of the numbers (bit 0) and of the second half (bit 1).
+ * half of the numbers (bit 0) and of the second half (bit 1). The upper 16 bits of an f32 number
+ * are coded as a bf16 number; so it takes at least 26 of its 32 bits.
  *
  * Packed bytes have no checksum; their owner has one. Unpacking never reads or writes outside its
  * arguments, whatever the bytes are. All functions are pure, and any thread may call them. */
@@ -36,13 +38,23 @@
 enum pack_type {
     PACK_BF16 = 1,
     PACK_F16 = 2,
+    PACK_F32 = 3,
 };
 
-/* Packs n_bytes (an even number below 2^32) of numbers into `to`. Returns the packed bytes, or 0
+/* Returns the bytes of a number. */
+static inline size_t pack_width(enum pack_type type)
+{
+    return type == PACK_F32 ? 4 : 2;
+}
+
+/* Packs n_bytes (whole numbers, below 2^32) into `to`. Returns the packed bytes, or 0
  * if they would be more than `room`: then the run is better kept as it is, and `to` has undefined
  * bytes. */
 size_t pack_run(enum pack_type type, const void *run, size_t n_bytes, void *to,
                 size_t room);
+
+/* Returns the type whose code makes the beginning of a run smallest. `to` has room for the run. */
+enum pack_type pack_guess(const void *run, size_t n_bytes, void *to);
 
 /* Unpacks exactly n_bytes of numbers to `to`. Returns false if the packed bytes are not the code
  * of a run of this length; then `to` has undefined bytes. */

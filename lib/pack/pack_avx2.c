@@ -123,6 +123,26 @@ static size_t steps_put(const uint8_t *ranks, size_t n, uint8_t *steps, uint8_t 
 
 /* --- numbers ---------------------------------------------------------------------------------- */
 
+/* Loads the upper 16 bits of 16 f32 numbers, and stores the lower 16. */
+static __m256i part_f32(const uint8_t *run, uint8_t *lower)
+{
+    const __m256i word = _mm256_set1_epi32(0xffff);
+    __m256i a = load32(run), b = load32(run + 32);
+    __m256i l = _mm256_packus_epi32(_mm256_and_si256(a, word), _mm256_and_si256(b, word));
+    __m256i h = _mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16));
+    store32(lower, _mm256_permute4x64_epi64(l, 0xd8));
+    return _mm256_permute4x64_epi64(h, 0xd8);
+}
+
+/* Stores 16 f32 numbers. */
+static void join_f32(__m256i high, const uint8_t *lower, uint8_t *run)
+{
+    __m256i h = _mm256_permute4x64_epi64(high, 0xd8);
+    __m256i l = _mm256_permute4x64_epi64(load32(lower), 0xd8);
+    store32(run, _mm256_unpacklo_epi16(l, h));
+    store32(run + 32, _mm256_unpackhi_epi16(l, h));
+}
+
 static void part(enum pack_type type, const uint8_t *run, size_t n, uint8_t *exponents,
                  uint8_t *low, uint8_t *upper)
 {
@@ -131,7 +151,9 @@ static void part(enum pack_type type, const uint8_t *run, size_t n, uint8_t *exp
     for (; i + 32 <= n; i += 32) {
         __m256i v[2], high;
         for (int j = 0; j < 2; j++) {
-            __m256i w = load32(run + 2 * i + 32 * (size_t)j);
+            size_t at = 2 * i + 32 * (size_t)j; /* of 16 numbers of 2 bytes */
+            __m256i w = type == PACK_F32 ? part_f32(run + 2 * at, upper + at)
+                                         : load32(run + at);
             v[j] = _mm256_or_si256(_mm256_slli_epi16(w, 1), _mm256_srli_epi16(w, 15));
         }
         __m256i packed = _mm256_packus_epi16(_mm256_and_si256(v[0], byte),
@@ -147,7 +169,8 @@ static void part(enum pack_type type, const uint8_t *run, size_t n, uint8_t *exp
         }
         store32(exponents + i, high);
     }
-    pack_loops_portable.part(type, run + 2 * i, n - i, exponents + i, low + i, upper + i);
+    pack_loops_portable.part(type, run + i * pack_width(type), n - i, exponents + i,
+                             low + i, upper + (type == PACK_F32 ? 2 * i : i));
 }
 
 static size_t rank(uint8_t *exponents, size_t n, uint8_t first,
@@ -206,13 +229,19 @@ static void join(enum pack_type type, const uint8_t *ranks, const uint8_t *expon
         __m256i l = _mm256_permute4x64_epi64(load32(low + i), 0xd8);
         e = _mm256_permute4x64_epi64(e, 0xd8);
         __m256i v[2] = {_mm256_unpacklo_epi8(l, e), _mm256_unpackhi_epi8(l, e)};
-        for (int j = 0; j < 2; j++)
-            store32(
-                run + 2 * i + 32 * (size_t)j,
-                _mm256_or_si256(_mm256_srli_epi16(v[j], 1), _mm256_slli_epi16(v[j], 15)));
+        for (int j = 0; j < 2; j++) {
+            size_t at = 2 * i + 32 * (size_t)j;
+            __m256i w = _mm256_or_si256(_mm256_srli_epi16(v[j], 1),
+                                        _mm256_slli_epi16(v[j], 15));
+            if (type == PACK_F32)
+                join_f32(w, upper + at, run + 2 * at);
+            else
+                store32(run + at, w);
+        }
     }
-    pack_loops_portable.join(type, ranks + i, exponents, others, low + i, upper + i, n - i,
-                             run + 2 * i);
+    pack_loops_portable.join(type, ranks + i, exponents, others, low + i,
+                             upper + (type == PACK_F32 ? 2 * i : i), n - i,
+                             run + i * pack_width(type));
 }
 
 static const struct pack_loops loops = {part, rank, steps_put, steps_get, join};

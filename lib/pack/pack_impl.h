@@ -12,7 +12,8 @@ enum {
 };
 
 struct pack_loops {
-    /* Divides n numbers into exponents, low bytes and, for f16 alone, the mantissa's upper bits. */
+    /* Divides n numbers into exponents, low bytes and `upper`: of f16 the mantissa's upper bits
+     * [n], of f32 the lower 16 bits [2 * n], of bf16 nothing. */
     void (*part)(enum pack_type type, const uint8_t *run, size_t n, uint8_t *exponents,
                  uint8_t *low, uint8_t *upper);
     /* Replaces n exponents by their ranks. short_of[i] is RANKS less the rank of exponent
@@ -29,7 +30,7 @@ struct pack_loops {
     size_t (*steps_get)(const uint8_t *steps, size_t n, const uint8_t *next,
                         uint8_t *ranks);
     /* Puts n numbers together. exponents[16] are those of the ranks; the exponents of numbers of
-     * the last rank are in `others`, one after another. upper is NULL for bf16. */
+     * the last rank are in `others`, one after another. `upper` is that of part. */
     void (*join)(enum pack_type type, const uint8_t *ranks, const uint8_t *exponents,
                  const uint8_t *others, const uint8_t *low, const uint8_t *upper, size_t n,
                  uint8_t *run);

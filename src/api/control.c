@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/mem.h"
 #include "store/remote/remote.h"
 #include "api/counts.h"
 #include "api/hcache_impl.h"

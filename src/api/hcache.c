@@ -806,7 +806,7 @@ static int make_save(struct hcache *h, const struct hcache_request *r,
     bool packs = save_policy_packs(h->k.o.user.pack, h->k.model, &bounded,
                                    h->k.model->max_ctx, h->k.o.user.dram_bytes > 0);
     if (packs)
-        bounded.packed_share = SAVE_PACK_SHARE;
+        bounded.packed_share = SAVE_PACK_SHARE(h->k.model->dtype == DTYPE_F32);
     int rc = save_policy_make(out, save, h->k.model, &bounded, h->k.model->max_ctx, err);
     out->packs = packs;
     if (rc == 0 && h->k.o.user.max_sequences > 1)

@@ -19,7 +19,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
-#include "base/minmax.h"
 #include "base/process.h"
 #include "base/thread.h"
 

@@ -18,7 +18,6 @@
 
 #include "base/check.h"
 #include "base/mem.h"
-#include "base/textbuf.h"
 #include "base/json.h"
 
 /* Moves *at behind k bytes of the text if they equal `bytes`, and returns true. Guards in the text

@@ -13,7 +13,6 @@
 #include "base/clock.h"
 #include "base/cpus.h"
 #include "base/log.h"
-#include "base/mem.h"
 #include "base/minmax.h"
 #include "base/pool.h"
 #include "model/pack_file.h"
@@ -601,11 +600,6 @@ static int open_saver(struct stack *k, struct err *err)
                             .pack_idle_ns = INT64_C(60000000000),
                             .warn = warn,
                             .warn_arg = k};
-    if (k->o.user.pack != NULL && strcmp(k->o.user.pack, "on") == 0 &&
-        k->model->dtype == DTYPE_F32)
-        return err_set(
-            err, ERR_USAGE,
-            "pack: state of type f32 cannot be packed; use bf16 or f16, or no packing");
     return saver_create(&so, &k->saver, err);
 }
 

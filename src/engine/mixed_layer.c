@@ -2,7 +2,6 @@
  * projects ACT blocks, and takes the layer's results to their places. See mixed.h. */
 #include "engine/mixed_impl.h"
 
-#include "base/check.h"
 #include "base/minmax.h"
 
 static int scratch_index(const struct mixed_seq *q, int block)

@@ -19,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -162,7 +161,7 @@ static void range_add(const struct restore_phase *g, struct plan_range *range,
 {
     double before = (double)range->n_tokens, n = hit->n_tokens;
     for (int k = RECORD_HIDDEN; k <= RECORD_KV; k++) {
-        double share = save_stored_share(hit, (enum store_kind)k, g->shared->model);
+        double share = save_stored_share(hit, (enum store_kind)k, false, g->shared->model);
         range->share[k] = (before * range->share[k] + n * share) / (before + n);
     }
     range->n_tokens += hit->n_tokens;
@@ -289,6 +288,8 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
         int n_ranges = s->view.cut > 0 ? make_one_range(g, f->hits + first, n)
                                        : make_ranges(g, f->hits + first, n, n_snapshot,
                                                      is_forced, ask->is_ahead);
+        for (int i = 0; i < n_ranges; i++)
+            g->ranges[i].state_share = f->snapshot_share;
         if (rc == 0)
             rc = plan_ranges(g, s, &req, n_ranges, n_new, &tokens);
         int n_new_chunks = (int)((tokens + STORE_CHUNK_TOKENS - 1) / STORE_CHUNK_TOKENS);

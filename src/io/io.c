@@ -13,7 +13,6 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/mem.h"
 
 void io_init(struct io *io, const char *name, const struct io_ops *ops,

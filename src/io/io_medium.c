@@ -16,7 +16,6 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "base/mem.h"
 #include "io/io_erase.h"
 #include "io/io_posix.h"
 

@@ -9,7 +9,6 @@
 
 #include "base/check.h"
 #include "base/file.h"
-#include "base/mem.h"
 #include "base/minmax.h"
 #include "model/gguf.h"
 #include "model/config_family.h"

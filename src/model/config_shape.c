@@ -2,8 +2,6 @@
  * parameters. */
 #include "model/config_family.h"
 
-#include "base/check.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -245,7 +243,7 @@ static void fill(struct model_config *c, const struct shape *s)
         fill_hybrid(c,
                     s->n_embd > 64
                         ? (struct recurrence){.n_k = 16, .n_v = 16, .d_k = 128, .d_v = 128}
-                        : (struct recurrence){.n_k = 2, .n_v = 4, .d_k = 16, .d_v = 16});
+                        : (struct recurrence){.n_k = 2, .n_v = 4, .d_k = 32, .d_v = 48});
 }
 
 const char *config_shape_name(int i)

@@ -25,7 +25,6 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "base/pool.h"
 #include "base/progress.h"
 #include "model/matrix_types.h"
 #include "model/numbers.h"

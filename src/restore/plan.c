@@ -5,7 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/check.h"
 #include "restore/correction.h"
 #include "restore/plan_parts.h"
 

@@ -42,10 +42,13 @@ static struct record_cost cost_of(const struct platform *p, const struct plan_ra
     struct record_cost c = {0};
     const struct platform_tier *t = &p->tier[r->tier];
     if (r->state_bytes > 0) {
-        c.state_io_s = (t->request_s + r->state_bytes / t->bytes_per_s) *
+        bool is_packed = r->state_share > 0 && r->state_share < 1;
+        double stored = r->state_bytes * (is_packed ? r->state_share : 1);
+        c.state_io_s = (t->request_s + stored / t->bytes_per_s) *
                        platform_correction_factor(&t->correction);
         c.state_comp_s = r->state_bytes / p->kv_bytes * platform_kv_s(p, 1) +
-                         platform_unseal_s(p, r->state_bytes);
+                         (is_packed ? platform_unpack_s(p, r->state_bytes) : 0) +
+                         platform_unseal_s(p, stored);
     }
     for (int k = RECORD_HIDDEN; k <= RECORD_KV; k++) {
         enum platform_record kind = (enum platform_record)k;

@@ -14,7 +14,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/check.h"
 #include "restore/plan_parts.h"
 
 bool search_allows(const struct search *s, int i, char m)

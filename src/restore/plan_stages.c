@@ -23,7 +23,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/check.h"
 #include "base/run.h"
 #include "restore/plan_parts.h"
 

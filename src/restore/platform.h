@@ -105,8 +105,7 @@ struct platform {
     /* Least share of the processors that a measurement had; 0: unknown. */
     double cpu_share;
     /* Bytes per second that all compute threads together unpack (pack/pack.h), counted unpacked,
-     * the way from memory to memory included; 0: not measured, or state of this type is not packed.
-     * */
+     * the way from memory to memory included; 0: not measured. */
     double unpack_bytes_per_s;
     /* Bytes per second that all compute threads together decrypt (store_unseal_bytes_per_s); 0: the
      * store is not encrypted. Measured at each start, and not in the text. */

@@ -14,7 +14,6 @@
 #include "base/pool.h"
 #include "base/rng.h"
 #include "model/pass.h"
-#include "pack/pack.h"
 #include "restore/regress.h"
 #include "restore/profile.h"
 #include "save/saver.h"
@@ -412,23 +411,24 @@ static int run_unpack(struct bench *b, int n)
 static void fill_state(enum pack_type type, uint8_t *record, size_t n_bytes)
 {
     struct rng r = {1};
-    for (size_t i = 0; i < n_bytes / 2; i++) {
+    size_t width = pack_width(type);
+    for (size_t i = 0; i < n_bytes / width; i++) {
         float x = (float)(rng_unit(&r) + rng_unit(&r) + rng_unit(&r) - 1.5);
         uint16_t bits = type == PACK_BF16 ? f32_to_bf16(x) : f32_to_f16(x);
-        memcpy(record + 2 * i, &bits, sizeof bits);
+        memcpy(record + width * i, type == PACK_F32 ? (void *)&x : &bits, width);
     }
 }
 
-/* Measures p->unpack_bytes_per_s. State of a type that is not packed leaves it 0. */
+/* Measures p->unpack_bytes_per_s. */
 static int fit_unpack(struct platform *p, struct bench *b, struct load *ld)
 {
     const struct model *m = b->m;
-    enum pack_type type = m->dtype == DTYPE_BF16 ? PACK_BF16 : PACK_F16;
+    enum pack_type type = save_pack_type(m->dtype);
     struct unpack u = {.ld = ld, .record = record_bytes(m, STORE_KV)};
     int rc = 0;
     double seconds = 0;
     u.n = MIN(ld->n_chunks / 2, UNPACK_BYTES / (long)u.record);
-    if (u.n == 0 || m->dtype == DTYPE_F32)
+    if (u.n == 0)
         return 0;
     u.moved = xmalloc((size_t)pool_threads(m->dev->pool) * u.record);
     fill_state(type, u.moved, u.record);

@@ -11,10 +11,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/bytes.h"
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/mem.h"
 #include "base/minmax.h"
 #include "base/thread.h"
 #include "restore/correction.h"

@@ -6,7 +6,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/bytes.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
@@ -157,6 +156,7 @@ static int reserve_streams(struct restore_pipeline *r, struct err *err)
     for (int i = 0; rc == 0 && i < n; i++)
         rc = stream_create(r->o.model->dev, STREAM_INLINE, &r->inline_streams[i], err);
     r->unpack_room = MAX(r->record_room[STORE_HIDDEN], r->record_room[STORE_KV]);
+    r->unpack_room = MAX(r->unpack_room, model_state_bytes(&r->o.model->cfg));
     r->unpack = xmalloc((size_t)n * r->unpack_room);
     return rc;
 }

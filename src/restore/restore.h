@@ -173,8 +173,10 @@ struct restore_found {
     /* A snapshot of the recurrent layers' states stands behind hit n_snapshot - 1
      * (store_state_key); 0: none was found. */
     int n_snapshot;
-    int n_remote;  /* the last n_remote hits came from the remote for this restore */
-    char why[200]; /* why the chain is not longer */
+    double
+        snapshot_share; /* its bytes as stored over those of unpacked states, at most 1 */
+    int n_remote;       /* the last n_remote hits came from the remote for this restore */
+    char why[200];      /* why the chain is not longer */
     /* Index of the first token where the context differs from the nearest stored one; -1:
      * unknown. */
     int differs_at;

@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/check.h"
 #include "base/clock.h"
 #include "base/minmax.h"
 #include "base/pool.h"
@@ -187,8 +186,8 @@ static int unpack(const struct restore_pipeline *rr, struct store_read *read,
     return 0;
 }
 
-/* Returns whether the record of a snapshot is good. A bad one loses the snapshot. */
-static bool check_snapshot(struct restore *r, struct group *g)
+/* Returns whether the record of a snapshot is good. Unpacks it. A bad one loses the snapshot. */
+static bool check_snapshot(struct restore *r, struct group *g, int thread_idx)
 {
     struct store_read *read = &g->reads[0];
     size_t n_bytes = model_state_bytes(&r->rr->o.model->cfg);
@@ -196,7 +195,9 @@ static bool check_snapshot(struct restore *r, struct group *g)
     int rc = read->status;
     if (rc == 0)
         rc = store_read_check(read, &e);
-    if (rc == 0 && (read->n_bytes != n_bytes || read->is_packed ||
+    if (rc == 0 && read->is_packed)
+        rc = unpack(r->rr, read, n_bytes, thread_idx, &e);
+    if (rc == 0 && (read->n_bytes != n_bytes ||
                     model_state_seen(read->bytes) != restore_tokens(r, g->first_chunk + 1)))
         rc = err_set(&e, ERR_CORRUPT, "a snapshot is not that of its chunk");
     if (rc != 0)
@@ -220,7 +221,7 @@ static bool check_record(struct restore *r, struct group *g, int i, int thread_i
     struct err e = {0};
     int rc = read->status;
     if (g->is_snapshot)
-        return check_snapshot(r, g);
+        return check_snapshot(r, g, thread_idx);
     if (rc == 0 && g->is_direct && r->rr->check == NULL)
         rc = store_read_judge(read, g->from[i].sum, &e);
     else if (rc == 0 && (r->rr->check == NULL || read->is_packed || read->is_sealed))

@@ -30,6 +30,7 @@
 #include "restore/profile.h"
 #include "restore/snapshots.h"
 #include "save/bugs.h"
+#include "save/saver.h"
 
 /* --- news for the I/O thread; what ends with a group, and with a restore ---------------------- */
 
@@ -361,6 +362,9 @@ static void find_snapshot(struct restore *r)
     (void)store_lookup_for(store, &r->want.use, &keys[SNAPSHOT_MOST - 1], 1, &r->snapshot,
                            &n_found, NULL, 0, NULL);
     f->n_snapshot = n_found > 0 ? last : 0;
+    if (n_found > 0)
+        f->snapshot_share = save_stored_share(&r->snapshot, STORE_HIDDEN, true,
+                                              r->rr->o.model);
 }
 
 /* Runs the look-up. Returns false if it continues when the remote has answered. */

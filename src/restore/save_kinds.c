@@ -137,7 +137,7 @@ bool save_kinds_pack(const struct save_kinds_from *from)
     struct platform packed = *p;
     double won_s = 0;
     bool reads, unused;
-    packed.packed_share = SAVE_PACK_SHARE;
+    packed.packed_share = from->pack_share;
     for (int64_t n = FIRST_TOKENS;; n *= 2) {
         int64_t n_tokens = MIN(n, from->max_tokens);
         double plain_s = layer_s(p, n_tokens, &reads);

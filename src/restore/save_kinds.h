@@ -25,6 +25,7 @@ struct save_kinds_from {
     const struct platform *platform;
     int64_t max_tokens; /* length that a context may grow to */
     bool has_copies;    /* save_kinds_pack: the store keeps copies in DRAM */
+    double pack_share;  /* save_kinds_pack: what packing leaves of the bytes */
 };
 
 /* Fills kinds [n_layers] with PLAN_HAS_ bits. `text`: "hidden", "kv", "both", "none", a letter
@@ -39,8 +40,9 @@ int save_kinds_choose(const char *text, const struct save_kinds_from *from, uint
 int save_kinds_add_beside(const char *text, const struct save_kinds_from *from,
                           uint8_t *kinds, struct err *err);
 
-/* What packing leaves of the bytes of bf16 and f16 state (docs/perf/2026-11-29.md). */
-#define SAVE_PACK_SHARE 0.68
+/* What packing leaves of the bytes of bf16 and f16 state (docs/perf/2026-11-29.md), and of f32
+ * state (docs/perf/2026-11-30d.md). */
+#define SAVE_PACK_SHARE(is_f32) ((is_f32) ? 0.84 : 0.68)
 
 /* Returns whether packed records are restored about as fast as plain ones: for every length of the
  * context up to max_tokens the fastest single method takes at most SAVE_PACK_SLOWER times as long.

@@ -16,6 +16,7 @@ from_model(const struct model *m, const struct platform *platform, int64_t max_t
                                     .recurrent = m->cfg.recurrent,
                                     .h_bytes = (double)model_hidden_bytes(m),
                                     .kv_bytes = (double)model_kv_bytes(m),
+                                    .pack_share = SAVE_PACK_SHARE(m->dtype == DTYPE_F32),
                                     .platform = platform,
                                     .max_tokens = max_tokens};
 }
@@ -35,7 +36,7 @@ bool save_policy_packs(const char *pack, const struct model *m,
 {
     struct save_kinds_from from = from_model(m, platform, max_tokens);
     from.has_copies = has_copies;
-    if (pack == NULL || m->cfg.n_layers > STORE_MAX_LAYERS || m->dtype == DTYPE_F32)
+    if (pack == NULL || m->cfg.n_layers > STORE_MAX_LAYERS)
         return false;
     return strcmp(pack, "auto") == 0 ? save_kinds_pack(&from) : strcmp(pack, "on") == 0;
 }

@@ -11,8 +11,8 @@
  * the saver then says why. */
 int save_policy_make(struct save_policy *out, const char *text, const struct model *m,
                      const struct platform *platform, int64_t max_tokens, struct err *err);
-/* Returns whether full chunks are packed (save_policy.packs): "on", "off" (or NULL), or "auto", which packs where restores lose
- * nothing by it (save_kinds_pack) and state is not f32. */
+/* Returns whether full chunks and snapshots are packed (save_policy.packs): "on", "off" (or NULL),
+ * or "auto", which packs where restores lose nothing by it (save_kinds_pack). */
 bool save_policy_packs(const char *pack, const struct model *m,
                        const struct platform *platform, int64_t max_tokens,
                        bool has_copies);

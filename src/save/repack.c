@@ -1,14 +1,12 @@
 /* repack.c - see repack.h. */
 #include "save/repack.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "pack/pack.h"
 #include "store/parcel.h"
 
 enum { READS_IN_FLIGHT = 16, COMMIT_CHUNKS = 16 };
@@ -28,8 +26,11 @@ static int list(void *arg, const struct store_entry *e)
 {
     struct repack *r = arg;
     bool is_power = (r->n_keys & (r->n_keys - 1)) == 0;
-    if (e->n_tokens < STORE_CHUNK_TOKENS || e->used_wall_s >= r->before_wall_s)
+    if (e->used_wall_s >= r->before_wall_s)
         return 0;
+    struct sha256 state = store_state_key(&e->parent);
+    if (e->n_tokens < STORE_CHUNK_TOKENS && memcmp(&e->key, &state, sizeof state) != 0)
+        return 0; /* a partial chunk, and no snapshot */
     if (is_power)
         r->keys = xrealloc(r->keys, MAX(2 * r->n_keys, 1) * sizeof r->keys[0]);
     r->keys[r->n_keys++] = e->key;
@@ -78,24 +79,19 @@ static bool is_unpacked(struct repack *r, const struct sha256 *key)
     return is;
 }
 
-/* Packs a record to `to`, which has as many bytes. Returns false if it would take as many blocks of
- * the store. */
-static bool pack(struct store_record *x, uint8_t *to)
+bool repack_record(struct store_record *x, enum pack_type type, const void *from, void *to)
 {
-    static const enum pack_type types[] = {PACK_BF16, PACK_F16};
-    size_t blocks = round_up(x->n_bytes, STORE_ALIGN), n = 0;
-    if (x->is_packed || blocks == STORE_ALIGN || x->n_bytes % 2 != 0)
-        return false;
-    for (int i = 0; i < 2 && n == 0; i++)
-        n = pack_run(types[i], x->bytes, x->n_bytes, to, blocks - STORE_ALIGN);
-    if (n == 0)
-        return false;
-    *x = (struct store_record){.layer = x->layer,
-                               .kind = x->kind,
-                               .bytes = to,
-                               .n_bytes = (uint32_t)n,
-                               .is_packed = true};
-    return true;
+    size_t blocks = round_up(x->n_bytes, STORE_ALIGN);
+    size_t n = blocks == STORE_ALIGN
+                   ? 0
+                   : pack_run(type, from, x->n_bytes, to, blocks - STORE_ALIGN);
+    if (n > 0)
+        *x = (struct store_record){.layer = x->layer,
+                                   .kind = x->kind,
+                                   .bytes = to,
+                                   .n_bytes = (uint32_t)n,
+                                   .is_packed = true};
+    return n > 0;
 }
 
 static int commit(struct repack *r, struct err *err)
@@ -139,7 +135,11 @@ static int pack_chunk(struct repack *r, const struct sha256 *key, struct err *er
     parcel_chunk(r->parcel.bytes, &h, records, &c);
     for (int i = 0; i < c.n_records; i++) {
         before += records[i].n_bytes;
-        any |= pack(&records[i], r->packed.bytes + h.records[i].offset);
+        uint8_t *to = r->packed.bytes + h.records[i].offset;
+        any |= !records[i].is_packed &&
+               repack_record(&records[i],
+                             pack_guess(records[i].bytes, records[i].n_bytes, to),
+                             records[i].bytes, to);
         after += records[i].n_bytes;
     }
     if (!any)

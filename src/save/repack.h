@@ -1,7 +1,8 @@
 /* repack.h - packs chunks that were stored as they are: those that were saved under load, or with
  * packing off.
  *
- *     list of full chunks -> parcel_read -> pack_run of each record -> store_append (replaces)
+ *     list of full chunks and snapshots -> parcel_read -> pack_run of each record
+ *                         -> store_append (replaces)
  *                         -> after some chunks, or for want of room: store_commit
  *
  * Before the commit a chunk is in the store once, unpacked; after it once, packed; a crash leaves
@@ -11,6 +12,7 @@
 #ifndef SAVE_REPACK_H
 #define SAVE_REPACK_H
 
+#include "pack/pack.h"
 #include "store/store.h"
 
 struct repack;
@@ -22,8 +24,8 @@ struct repack_counts {
     uint64_t bytes_before, bytes_after; /* of the records of packed chunks */
 };
 
-/* Lists the full chunks that were not used since `before` (seconds since 1970). The store must
- * outlive the result. */
+/* Lists the full chunks and snapshots that were not used since `before` (seconds since 1970). The
+ * store must outlive the result. */
 int repack_open(struct store *s, int64_t before_wall_s, struct repack **out,
                 struct err *err);
 void repack_close(struct repack *r); /* commits nothing; NULL is allowed */
@@ -31,5 +33,9 @@ void repack_close(struct repack *r); /* commits nothing; NULL is allowed */
  * there are no more, all is committed. Returns 0 or the store's error. */
 int repack_step(struct repack *r, bool *more, struct err *err);
 void repack_counts(const struct repack *r, struct repack_counts *out);
+
+/* Packs the bytes of a record to `to`, which has as many, and makes them the record's. Returns
+ * false, and leaves *x alone, if they would take as many blocks of the store. */
+bool repack_record(struct store_record *x, enum pack_type type, const void *from, void *to);
 
 #endif

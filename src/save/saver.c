@@ -23,7 +23,6 @@
 #include "base/minmax.h"
 #include "base/step.h"
 #include "base/thread.h"
-#include "pack/pack.h"
 #include "save/bugs.h"
 #include "save/saver_impl.h"
 #include "store/chain.h"
@@ -164,6 +163,7 @@ static int reserve_memory(struct saver *s, struct err *err)
         return err_set(err, rc, "memory for chunks to be saved: %zu bytes", bytes);
     rc = buf_alloc(m->dev, MEM_HOST, s->record_bytes[STORE_KV], &s->packed, err);
     size_t record = MAX(s->record_bytes[STORE_KV], s->record_bytes[STORE_HIDDEN]);
+    record = MAX(record, s->state_bytes);
     if (rc == 0)
         rc = buf_alloc(m->dev, MEM_PINNED, store_read_room(s->o.store, record),
                        &s->tail_record, err);
@@ -336,12 +336,14 @@ void save_stored_kinds(const struct store_mask *mask, int n_layers, uint8_t *kin
 }
 
 double save_stored_share(const struct store_hit *hit, enum store_kind kind,
-                         const struct model *m)
+                         bool is_snapshot, const struct model *m)
 {
     int n = 0;
     for (int l = 0; l < m->cfg.n_layers; l++)
         n += store_mask_has(&hit->mask, l, kind);
-    size_t bytes = record_bytes(m, kind) * (size_t)hit->n_tokens / STORE_CHUNK_TOKENS;
+    size_t bytes = is_snapshot
+                       ? model_state_bytes(&m->cfg)
+                       : record_bytes(m, kind) * (size_t)hit->n_tokens / STORE_CHUNK_TOKENS;
     return n > 0 ? MIN(1, hit->bytes[kind] / (n * (double)bytes)) : 1;
 }
 
@@ -882,18 +884,11 @@ static const void *lay_out_kv(void *arg, const struct store_record *r)
     return rc == 0 ? s->packed.ptr : NULL;
 }
 
-/* Returns the code for the model's state, or 0 if there is none. */
-static int pack_code(const struct saver *s)
+/* Returns whether a chunk of a sequence is to be packed. Under load it is not: writing chunks as
+ * they are frees the memory for chunks sooner. */
+static bool may_pack(struct saver *s, const struct save_seq *q)
 {
-    enum dtype t = s->o.model->dtype;
-    return t == DTYPE_BF16 ? PACK_BF16 : t == DTYPE_F16 ? PACK_F16 : 0;
-}
-
-/* Returns whether a chunk is to be packed. Under load it is not: writing chunks as they are frees
- * the memory for chunks sooner. */
-static bool may_pack(struct saver *s, const struct save_chunk *c)
-{
-    if (!c->seq->policy.packs || c->n_tokens < STORE_CHUNK_TOKENS || pack_code(s) == 0)
+    if (!q->policy.packs)
         return false;
     size_t used_bytes = 0;
     pthread_mutex_lock(&s->lock);
@@ -903,28 +898,27 @@ static bool may_pack(struct saver *s, const struct save_chunk *c)
     return used_bytes <= s->memory.n_bytes / 2;
 }
 
-/* Replaces a record of a full chunk, which is to be stored, by its packed bytes. They take the
- * place of the chunk's rows, which nobody needs any more. Leaves *r alone if they would take as
- * many blocks of the store. */
+/* Packs a record to `place`, which is as large as the record is now. */
+static void put_packed(struct saver *s, enum pack_type type, const void *from, void *place,
+                       struct store_record *r)
+{
+    if (repack_record(r, type, from, s->tail_record.ptr)) {
+        r->bytes = memcpy(place, r->bytes, r->n_bytes);
+        atomic_fetch_add(&s->n_packed, 1);
+    }
+}
+
+/* Packs a record of a full chunk, which is to be stored, in place of the chunk's rows, which nobody
+ * needs any more. */
 static int pack_record(struct saver *s, struct save_chunk *c, struct store_record *r)
 {
-    uint8_t *rows = save_record(c, r->layer, r->kind), *run = s->tail_record.ptr;
-    size_t blocks = round_up(r->n_bytes, STORE_ALIGN);
-    if (blocks == STORE_ALIGN)
+    uint8_t *rows = save_record(c, r->layer, r->kind);
+    if (round_up(r->n_bytes, STORE_ALIGN) == STORE_ALIGN)
         return 0;
     const void *laid_out = r->kind == STORE_KV ? lay_out_kv(c, r) : rows;
     if (laid_out == NULL)
         return -EIO;
-    size_t n = pack_run((enum pack_type)pack_code(s), laid_out, r->n_bytes, run,
-                        blocks - STORE_ALIGN);
-    if (n == 0)
-        return 0;
-    *r = (struct store_record){.layer = r->layer,
-                               .kind = r->kind,
-                               .bytes = memcpy(rows, run, n),
-                               .n_bytes = (uint32_t)n,
-                               .is_packed = true};
-    atomic_fetch_add(&s->n_packed, 1);
+    put_packed(s, save_pack_type(s->o.model->dtype), laid_out, rows, r);
     return 0;
 }
 
@@ -950,7 +944,8 @@ static bool wants_any(const struct saver *s, const struct save_chunk *c,
 static int make_records(struct saver *s, struct save_chunk *c,
                         const struct store_mask *without, struct store_record *records)
 {
-    bool is_full = c->n_tokens == STORE_CHUNK_TOKENS, packs = may_pack(s, c);
+    bool is_full = c->n_tokens == STORE_CHUNK_TOKENS,
+         packs = is_full && may_pack(s, c->seq);
     int n = 0;
     for (int l = 0; l < s->o.model->cfg.n_layers; l++) {
         for (int k = 0; k < STORE_KINDS; k++) {
@@ -1077,6 +1072,7 @@ static int append_snapshot(struct saver *s, const struct save_chunk *c, struct s
     const struct model *m = s->o.model;
     struct store_record records[STORE_MAX_LAYERS];
     struct save_seq *q = c->seq;
+    bool packs = may_pack(s, q);
     int n = 0;
     *key = store_state_key(&q->last);
     for (int l = 0; l < m->cfg.n_layers; l++) {
@@ -1086,6 +1082,8 @@ static int append_snapshot(struct saver *s, const struct save_chunk *c, struct s
                                            .kind = STORE_HIDDEN,
                                            .bytes = save_state(c, n),
                                            .n_bytes = (uint32_t)s->state_bytes};
+        if (packs)
+            put_packed(s, PACK_F32, records[n].bytes, save_state(c, n), &records[n]);
         n++;
     }
     const struct store_chunk chunk = {.key = *key,

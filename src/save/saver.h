@@ -42,6 +42,7 @@
 #include <stdint.h>
 
 #include "model/model.h"
+#include "pack/pack.h"
 #include "store/truncation.h"
 #include "store/remote/remote.h"
 #include "store/store.h"
@@ -51,7 +52,7 @@ struct save_policy {
     uint8_t kinds[STORE_MAX_LAYERS];
     /* Full chunks are packed (pack/pack.h) before they are stored, unless more than half of the
      * saver's memory for chunks is taken, or a record does not get smaller by a block of the store.
-     * State of type f32 is not packed. */
+     * So are snapshots. */
     bool packs;
 };
 
@@ -163,7 +164,12 @@ void save_stored_kinds(const struct store_mask *mask, int n_layers, uint8_t *kin
 /* Returns what packing has left of the bytes that reading a chunk's records of one kind takes; 1:
  * none is packed, or there is none. A lookup has found the chunk. */
 double save_stored_share(const struct store_hit *hit, enum store_kind kind,
-                         const struct model *m);
+                         bool is_snapshot, const struct model *m);
+/* Returns the code for keys, values and hidden states of this type; that for snapshots is f32's. */
+static inline enum pack_type save_pack_type(enum dtype t)
+{
+    return t == DTYPE_BF16 ? PACK_BF16 : t == DTYPE_F16 ? PACK_F16 : PACK_F32;
+}
 /* Returns whether a stored chunk has all wanted records, so that it need not be computed again
  * to be saved. wanted, stored: [n_layers]. Pure. */
 static inline bool save_kinds_suffice(const uint8_t *wanted, const uint8_t *stored,

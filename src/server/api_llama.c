@@ -10,7 +10,6 @@
 
 #include "api/prompts.h"
 #include "api/shape.h"
-#include "base/minmax.h"
 #include "server/auth.h"
 #include "server/call.h"
 #include "server/tenants.h"

@@ -18,10 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/check.h"
-#include "base/log.h"
 #include "base/mem.h"
-#include "base/minmax.h"
 #include "store/store_impl.h"
 
 /* --- taking chunks away ----------------------------------------------------------------------- */

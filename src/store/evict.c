@@ -7,8 +7,6 @@
  * one: the bounds hold at all times. Guaranteed chunks (guarantee.c) are never candidates. */
 #include <stdlib.h>
 
-#include "base/bytes.h"
-#include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/minmax.h"

@@ -10,10 +10,8 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "base/plural.h"
 #include "store/store_impl.h"
 
 /* Share of a bound that may be guaranteed, in quarters. If all of a store were guaranteed, it could

@@ -9,9 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/bytes.h"
 #include "base/check.h"
-#include "base/clock.h"
 #include "base/mem.h"
 #include "store/store_impl.h"
 

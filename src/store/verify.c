@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/bytes.h"
 #include "base/check.h"
 #include "base/mem.h"
 #include "store/store_impl.h"

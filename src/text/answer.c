@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/check.h"
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "base/json_walk.h"

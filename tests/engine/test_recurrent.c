@@ -16,6 +16,7 @@
 #include "base/mem.h"
 #include "io/io.h"
 #include "restore/snapshots.h"
+#include "save/repack.h"
 #include "tests/engine/enginetest.h"
 
 enum { N_PROMPT = 205, N_GENERATE = 6, N_LONG = 440 };
@@ -152,6 +153,9 @@ static void turns_and_branches(void **state)
 
 static int32_t longer[N_LONG];
 
+/* Whether the next stacks pack what they save. */
+static const char *packing = "off";
+
 /* Opens a stack over a store on `io`, or without a store. */
 static void open_longer(struct stack *k, struct io *io, const char *dtype)
 {
@@ -159,6 +163,7 @@ static void open_longer(struct stack *k, struct io *io, const char *dtype)
                            .user.dtype = dtype,
                            .user.threads = 2,
                            .user.max_context = 512,
+                           .user.pack = packing,
                            .user.store = et_dirs,
                            .user.n_store = io != NULL ? 2 : 0,
                            .io = io};
@@ -186,10 +191,12 @@ static void every_cut_behind_a_snapshot(void **state)
     static const char *const plans[] = {"hidden", "kv", "RRHK", "RRRR", "auto"};
     static const char *const dtypes[] = {"f32", "bf16"};
     int n_used = 0, n_replayed = 0;
+    struct saver_stats st;
     for (int d = 0; d < 2; d++) {
         struct io *io = et_disk(5, 1 << 28);
         struct stack k;
         struct et_run want = never_evicted(dtypes[d], N_LONG, N_GENERATE), r;
+        packing = d == 0 ? "on" : "off";
         open_longer(&k, io, dtypes[d]);
         for (int n = 250; n <= 400; n += n % 64 <= 1 || n % 64 == 63 ? 1 : 7) {
             char salt[40];
@@ -217,6 +224,8 @@ static void every_cut_behind_a_snapshot(void **state)
             n_used += place > 0;
             n_replayed += place > 0 && place < n;
         }
+        saver_stats(k.saver, &st);
+        assert_int_equal(st.n_packed > 0, d == 0);
         stack_close(&k);
         io_close(io);
     }
@@ -224,8 +233,21 @@ static void every_cut_behind_a_snapshot(void **state)
     assert_in_range(n_replayed, 20, 1000);
 }
 
+/* Packs what was stored as it is. Returns the number of chunks, snapshots among them. */
+static uint64_t pack_later(struct store *s)
+{
+    struct repack *r;
+    struct repack_counts n;
+    assert_int_equal(repack_open(s, INT64_MAX, &r, NULL), 0);
+    for (bool more = true; more;)
+        assert_int_equal(repack_step(r, &more, NULL), 0);
+    repack_counts(r, &n);
+    repack_close(r);
+    return n.n_chunks;
+}
+
 /* Without inputs (--save kv) a context comes back up to its last snapshot. Without a snapshot the
- * recurrent layers are recomputed. */
+ * recurrent layers are recomputed. Snapshots are packed at once, or later. */
 static void states_alone(void **state)
 {
     (void)state;
@@ -236,14 +258,21 @@ static void states_alone(void **state)
     open_longer(&k, io, "bf16");
     for (int i = 0; i < 5; i++) {
         struct et_run r;
+        struct saver_stats before, st;
         char salt[16];
         int n = n_saved[i], end = (n - 1) / 64 * 64;
         int place = end >= SNAPSHOT_LEAST ? end : n >= SNAPSHOT_LEAST ? n : 0;
         snprintf(salt, sizeof salt, "%d", n);
+        k.o.user.pack = i % 2 == 0 ? "on" : "off";
         struct et_ask a = {
             .prompt = longer, .n_prompt = n, .max_tokens = 1, .save = "kv", .salt = salt};
+        saver_stats(k.saver, &before);
         assert_int_equal(et_run(&k, &a, &r), 0);
         assert_int_equal(r.committed, n);
+        saver_stats(k.saver, &st);
+        assert_int_equal(st.n_packed > before.n_packed, place > 0 && i % 2 == 0);
+        if (i % 2 != 0)
+            assert_int_equal(pack_later(k.store) > 0, place > 0);
         a.n_prompt = N_LONG;
         a.max_tokens = N_GENERATE;
         a.plan = "kv";
@@ -362,6 +391,7 @@ static void damage(void **state)
             char path[80];
             struct et_ask a = {
                 .prompt = longer, .n_prompt = 300, .max_tokens = 1, .save = "both"};
+            packing = i > 0 ? "on" : "off";
             open_longer(&k, io, "f32");
             assert_int_equal(et_run(&k, &a, &r), 0);
             assert_true(r.committed == 300);
@@ -386,6 +416,7 @@ static void damage(void **state)
             stack_close(&k);
             io_close(io);
         }
+    packing = "off";
 }
 
 static int count_states(void *arg, const struct store_entry *e)

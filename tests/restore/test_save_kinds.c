@@ -114,6 +114,7 @@ static void growth_is_planned_for(void **state)
                                    .h_bytes = 1000,
                                    .kv_bytes = 2000,
                                    .platform = &p,
+                                   .pack_share = SAVE_PACK_SHARE(false),
                                    .max_tokens = 512};
     uint8_t kinds[L];
     assert_int_equal(save_kinds_choose("auto", &from, kinds, &e), 0);
@@ -202,6 +203,7 @@ static void state_is_packed_where_restores_lose_nothing(void **state)
                                    .h_bytes = 1000,
                                    .kv_bytes = 2000,
                                    .platform = &p,
+                                   .pack_share = SAVE_PACK_SHARE(false),
                                    .max_tokens = 10000};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         p.unpack_bytes_per_s = cases[i].unpack;
@@ -230,6 +232,7 @@ static void every_length_decides_about_packing(void **state)
                                    .h_bytes = 1000,
                                    .kv_bytes = 2000,
                                    .platform = &p,
+                                   .pack_share = SAVE_PACK_SHARE(false),
                                    .max_tokens = 512};
     assert_true(save_kinds_pack(&from));
     from.max_tokens = 1 << 20;

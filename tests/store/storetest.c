@@ -293,6 +293,12 @@ void st_place_close(struct st_place *p)
     io_close(p->io);
 }
 
+void st_close(struct store *s, struct st_place *p)
+{
+    store_close(s);
+    st_place_close(p);
+}
+
 struct store *st_open(const struct st_place *p)
 {
     struct store *s = NULL;

@@ -93,7 +93,8 @@ struct st_place {
 };
 /* Makes the place. Returns false if this machine lacks the kind (no io_uring). */
 bool st_place_open(struct st_place *p, const char *kind, int n_dirs);
-void st_place_close(struct st_place *p); /* removes all files of the place */
+void st_place_close(struct st_place *p);            /* removes all files of the place */
+void st_close(struct store *s, struct st_place *p); /* closes both */
 
 /* --- for cmocka: an error fails the test with its message ------------------------------------- */
 

@@ -120,8 +120,7 @@ static void older_copies(void **state)
     assert_int_equal(store_gc(s, &freed, &err), 0);
     for (int i = 0; i < N; i++)
         assert_int_equal(remains(&p, &ours, i, true), 0);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* --- bytes that no row of the index names ----------------------------------------------------- */
@@ -235,8 +234,7 @@ static void superseded_ends(void **state)
         erase_turns(s, &ours);
         assert_int_equal(turn_remains(&p, &ours), 0);
         assert_true(store_audit(s));
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -259,8 +257,7 @@ static void never_committed(void **state)
     for (int i = 2; i < N; i++)
         assert_int_equal(remains(&p, &ours, i, false), 0);
     assert_int_equal(st_n_right(s, &theirs, N), N);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Erases a conversation of three turns, with power failing at the n-th operation.  Once its chunks
@@ -292,8 +289,7 @@ static bool turns_cut_off_at(uint64_t n)
     if (st.n_chunks == 0 && turn_remains(&p, &ours) != 0)
         fail_msg("operation %llu: a superseded end is readable after recovery",
                  (unsigned long long)n);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
     return crashed;
 }
 
@@ -336,8 +332,7 @@ static void evicted_in_the_middle(void **state)
     for (int i = 0; i < N; i++)
         assert_int_equal(remains(&p, &c[1], i, true), 0);
     assert_int_equal(st_n_right(s, &c[0], N) + st_n_right(s, &c[2], N), 2 * N);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* A chunk that is being read stays readable for its reader and is absent for everyone else. The
@@ -377,8 +372,7 @@ static void in_use(void **state)
     /* A context that is saved again is stored again. */
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
     assert_int_equal(st_n_right(s, &ours, N), N);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Held hits stand until one of their chunks is erased or found damaged. Erasing the chunks after
@@ -413,8 +407,7 @@ static void hits_stand_until_their_chunks_are_gone(void **state)
         assert_int_equal(store_hits_stand(s, hits, 2), how != 0);
         assert_int_equal(store_count(s, keys, N), how == 0 ? 0 : how == 1 ? 2 : 4);
         store_release(s, hits, 4);
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -454,8 +447,7 @@ static void an_owner_with_branches_in_use(void **state)
         assert_int_equal(remains(&p, &lone, i, false) + remains(&p, &ours, i, false) +
                              remains(&p, &theirs, i, false),
                          0);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* A chunk may be appended after the owner's chunks were listed. The erasure of the others goes
@@ -480,8 +472,7 @@ static void appended_while_an_owner_is_erased(void **state)
     assert_int_equal(e.n_chunks, 1);
     assert_int_equal(s->catalog.n_chunks, 0);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* All chunks are erased while they are in use, and one in the middle is found damaged meanwhile.
@@ -520,8 +511,7 @@ static void damaged_while_doomed(void **state)
             store_stats(s, &st);
             assert_int_equal(st.n_chunks + st.used_bytes + st.n_extents + st.n_pins, 0);
             assert_true(store_audit(s));
-            store_close(s);
-            st_place_close(&p);
+            st_close(s, &p);
         }
 }
 
@@ -539,8 +529,7 @@ static void pending_too(void **state)
     assert_int_equal(e.n_chunks, N);
     for (int i = 0; i < N; i++)
         assert_int_equal(remains(&p, &ours, i, false), 0);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* --- loss of power ---------------------------------------------------------------------------- */
@@ -582,8 +571,7 @@ static bool cut_off_at(uint64_t n, uint64_t seed)
                          (unsigned long long)n, i);
     assert_int_equal(st_n_right(s, &theirs, N), N);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
     return crashed;
 }
 
@@ -627,8 +615,7 @@ static void wipe_fails(void **state)
     struct store_stats st;
     store_stats(s, &st);
     assert_true(st.freeing_bytes == 0);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* The marker is durable before the chunks are taken away, and an erasure that cannot remove it has
@@ -705,8 +692,7 @@ static void the_marker(void **state)
         assert_false(io_exists(p.io, "/st/d0/" STORE_WIPE_MARKER));
         for (int c = 2; c < N; c++)
             assert_int_equal(remains(&p, &ours, c, false), 0);
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -749,8 +735,7 @@ static void continuing(const char *kind, int n_full, bool with_others)
         /* `theirs` shares only the beginning */
         assert_int_equal(st_n_right(s, &theirs, N), N);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void what_continues_an_erased_text(void **state)
@@ -781,8 +766,7 @@ static void what_continues_a_short_text_that_is_stored(void **state)
     assert_int_equal(store_erase_continuing(s, &text, 1, &e, &err), 0);
     assert_int_equal(e.n_chunks, N);
     assert_int_equal(st_stats(s).n_chunks, 1);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void note_erased(void *arg, const struct sha256 *keys, int n)
@@ -812,8 +796,7 @@ static void an_erasure_tells_its_chunks(void **state)
     store_on_erased(s, NULL, NULL);
     erase_all(s, &theirs, &e);
     assert_memory_equal(&got[0], &none, sizeof none);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 int main(void)

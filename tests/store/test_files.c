@@ -59,8 +59,7 @@ static void the_cap_bounds_the_files(void **state)
                     st.evictions[STORE_EVICT_SPACE] == 0);
         assert_true(st.used_bytes > p.opts.cap_bytes / 2); /* most of the cap is used */
         assert_true(store_audit(s));
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -87,8 +86,7 @@ static void a_lower_cap_cuts_files(void **state)
     p.opts.cap_bytes = st.used_bytes;
     s = st_open(&p);
     assert_true(file_bytes(s) <= p.opts.cap_bytes);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void removed_under_way(void **state)
@@ -118,8 +116,7 @@ static void removed_under_way(void **state)
         assert_int_equal(st_read(s, &st_small, &a, N, &r, &err), 0);
         assert_int_equal(r.n_found, N);
         assert_int_equal(r.n_wrong + r.n_corrupt, 0);
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -170,8 +167,7 @@ static void read_beside_a_writer(void **state)
                                  ST_BOTH, &err),
                          0);
         assert_true(store_audit(s));
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -214,8 +210,7 @@ static void read_beside_a_large_index(void **state)
         st_n_found(beside, &(struct st_ctx){.base = 40, .own = 40, .model = 1}, CHUNKS),
         CHUNKS);
     store_close(beside);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* The message for a store in use names the process that uses it. */

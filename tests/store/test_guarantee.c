@@ -79,8 +79,7 @@ static void nothing_evicts(const char *kind)
     assert_true(st_n_found(s, &kept, N) < N);
     assert_true(st_stats(s).guaranteed_bytes == 0);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void nothing_evicts_a_guaranteed_chunk(void **state)
@@ -120,8 +119,7 @@ static void nothing_is_saved_in_its_place(void **state)
         store_release(s, &hit, 1);
         st_must_save(s, &more, N);
         assert_int_equal(st_n_found(s, &kept, N), N);
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -150,8 +148,7 @@ static void a_quota_passes_over_it(void **state)
     assert_true(g.owner_bytes == 2 * each && g.owner_limit_bytes == 2 * each / 4 * 3);
     assert_true(st_stats(s).guaranteed_bytes == each);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Without cap and quota, store_opts bounds how much an owner may guarantee. */
@@ -172,8 +169,7 @@ static void an_owner_has_a_bound(void **state)
     must_guarantee(s, &a);
     assert_int_equal(guarantee(s, &b, NULL, &err), ERR_LIMIT);
     must_guarantee(s, &other);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Of an owner's quota, or else of the quota of all owners, three quarters may be guaranteed, and
@@ -202,8 +198,7 @@ static void the_least_bound_of_an_owner_counts(void **state)
         st_must_save(s, &a, N);
         assert_int_equal(guarantee(s, &a, &g, &err), 0);
         assert_true(g.owner_limit_bytes == cases[i].want);
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -244,8 +239,7 @@ static void too_much_is_refused(void **state)
         assert_int_equal(st_n_found(s, &c, N), N);
     }
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void what_is_not_stored_is_refused(void **state)
@@ -263,8 +257,7 @@ static void what_is_not_stored_is_refused(void **state)
     assert_non_null(strstr(err.msg, "4 of its 4 chunks"));
     assert_int_equal(store_commit(s, &err), 0);
     must_guarantee(s, &c);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Chunks that two guaranteed contexts share count once, and stay while one of the two guarantees
@@ -293,8 +286,7 @@ static void shared_chunks_count_once(void **state)
     assert_int_equal(st_n_found(s, &b, N), N);
     assert_int_equal(st_n_found(s, &a, N), 2);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* An ordinary pin does not weaken a guarantee. It stays when a guarantee on the same context is
@@ -327,8 +319,7 @@ static void ordinary_pins_stand_beside(void **state)
     assert_int_equal(guarantee(s, &other, NULL, &err), ERR_LIMIT);
     assert_true(st_stats(s).n_pins == n_pins && st_stats(s).n_guarantees == 1);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void a_lower_cap_does_not_open(void **state)
@@ -352,8 +343,7 @@ static void a_lower_cap_does_not_open(void **state)
     p.opts.cap_bytes = each;
     s = st_open(&p);
     assert_int_equal(st_n_found(s, &a, N), N); /* the attempt evicted nothing */
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Damage breaks a guarantee, and is counted.  Saved again, the state is guaranteed again. */
@@ -380,8 +370,7 @@ static void damage_is_counted(void **state)
     crowd(s, NULL);
     assert_int_equal(st_n_found(s, &c, N), N);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Power fails at every operation of the disk. A guarantee that was acknowledged survives and
@@ -414,8 +403,7 @@ static void it_survives_power(void **state)
             crowd(s, NULL);
             assert_int_equal(st_n_found(s, &kept, N), N);
         }
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 

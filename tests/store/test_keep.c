@@ -83,8 +83,7 @@ static void pins_last(const char *kind)
         store_stats(s, &after);
         assert_int_equal(st.n_pins - after.n_pins, N);
     }
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void pins_last_everywhere(void **state)
@@ -115,8 +114,7 @@ static void a_sample_leaves_room(void **state)
     assert_int_equal(st_n_found(s, &last, N), N);
     store_release(s, hits, SAMPLE);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void pins_run_out(void **state)
@@ -151,8 +149,7 @@ static void pins_run_out(void **state)
     s = st_open(&p);
     store_stats(s, &st);
     assert_int_equal(st.n_pins, 0);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* --- pins that have run out ------------------------------------------------------------------- */
@@ -234,8 +231,7 @@ static void what_has_run_out_counts_no_more(void **state)
         assert_int_equal(st_n_found(s, &b, N), way == IDLE ? 0 : N);
         assert_int_equal(st_stats(s).n_evicted_pinned, 0);
         assert_true(store_audit(s));
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -264,8 +260,7 @@ static void pins_survive_power(void **state)
         store_stats(s, &st);
         assert_true(st.n_pins == N || (rc != 0 && st.n_pins == 0));
         assert_int_equal(st_n_found(s, &kept, N), N);
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
         if (!crashed)
             return;
     }
@@ -346,8 +341,7 @@ static void quotas_bound(const char *kind)
     assert_int_equal(st_append(s, &st_small, &tiny, 0, ST_BOTH, &err), ERR_LIMIT);
     assert_non_null(strstr(err.msg, "quota"));
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void quotas_bound_everywhere(void **state)
@@ -457,8 +451,7 @@ static void partial_chunks(const char *kind, enum reopen how)
     store_stats(s, &st);
     assert_true(st.evictions[STORE_EVICT_SUPERSEDED] >= 1);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void partial_chunks_everywhere(void **state)
@@ -508,8 +501,7 @@ static void a_partial_chunk_that_others_may_continue_stays(void **state)
             assert_int_equal(store_commit(s, &err), 0);
             assert_int_equal(find_tail(s, &c), who == 3 ? 0 : 17);
             assert_true(store_audit(s));
-            store_close(s);
-            st_place_close(&p);
+            st_close(s, &p);
         }
     }
 }
@@ -563,8 +555,7 @@ static void superseded_together(void **state)
         assert_false(store_pin(s, &tail[i], &hit));
     assert_true(store_pin(s, &longer[1], &hit));
     store_release(s, &hit, 1);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static int count_owner(void *arg, const struct store_owner_use *u)
@@ -607,8 +598,7 @@ static void quota_under_one_chunk(void **state)
     assert_int_equal(store_each_owner(s, count_owner, &n), 7);
     assert_int_equal(n, 2);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* --- room ------------------------------------------------------------------------------------- */
@@ -636,8 +626,7 @@ static void the_low_watermark(void **state)
         assert_int_equal(st_save(s, &one, &more, 1, ST_KV, &err), 0);
         assert_int_equal(st_stats(s).evictions[STORE_EVICT_CAP], n_gone[i]);
         assert_int_equal(st_stats(s).used_bytes, (fits[i] + 1 - n_gone[i]) * 8192);
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -691,8 +680,7 @@ static void what_a_full_store_says(void **state)
             assert_int_equal(st_append(s, &st_small, &b, 0, ST_BOTH, &err), 0);
             assert_int_equal(st_stats(s).n_evicted, 1);
             assert_true(store_audit(s));
-            store_close(s);
-            st_place_close(&p);
+            st_close(s, &p);
         }
 }
 
@@ -725,8 +713,7 @@ static void watermarks(void **state)
     assert_true(most >= FITS / 64 && most <= FITS / 64 + 2);
     assert_true(n_evicted >= 40 && n_rounds <= 40 / (FITS / 64) + 1);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* A chunk whose parent is gone cannot be found, so gc removes it. Shared chunks stay. */
@@ -763,8 +750,7 @@ static void orphans_are_swept(void **state)
     assert_int_equal(st_n_found(s, &sibling, N), N);
     st_must_save(s, &c, N);
     assert_int_equal(st_n_found(s, &c, N), N);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* --- counting --------------------------------------------------------------------------------- */
@@ -830,8 +816,7 @@ static void reasons_are_the_newest(void **state)
     assert_int_equal(store_erase(s, keys, N, &e, &err), 0);
     why_of(s, &a, why);
     assert_string_equal(why, "not stored");
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* A lookup tells an evicted chunk from one that was never stored, whatever has evicted it. Chunks
@@ -879,8 +864,7 @@ static void every_eviction_is_remembered(void **state)
         why_of(s, &a, why);
         assert_string_equal(why, ways[i] == STORE_EVICT_ORPHAN ? "not stored" : "evicted");
         assert_int_equal(st_n_found(s, &a, N), N - 1);
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -929,8 +913,7 @@ static void misses_have_reasons(void **state)
     assert_true(st.n_corrupt == 1 && st.evictions[STORE_EVICT_DAMAGED] == 1);
     assert_string_equal(st.tier, "disk");
     assert_true(st.device_bytes[0] == st.used_bytes);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void failures_are_counted(void **state)
@@ -962,8 +945,7 @@ static void failures_are_counted(void **state)
     assert_int_equal(st_read(s, &st_small, &c, N, &r, &err), 0);
     store_stats(s, &st);
     assert_int_equal(st.n_read_failures, 1);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 int main(void)

@@ -69,8 +69,7 @@ static void one_at_a_time(void **state)
     store_close(s);
     s = st_open(&p);
     readable(s, 2, 2);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void modes_are_private(void **state)
@@ -104,8 +103,7 @@ static void modes_are_private(void **state)
         }
         io_names_free(&names);
     }
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Returns whether a file contains the bytes. */
@@ -151,8 +149,7 @@ static void index_tells_no_prompt(void **state)
         assert_true(n_files >= 3); /* superblock, index, its log or the lock */
         io_names_free(&names);
     }
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* --- directories ------------------------------------------------------------------------------ */
@@ -238,8 +235,7 @@ static void directories_must_match(void **state)
 
     s = st_open(&p); /* the refused openings changed nothing on the disk */
     readable(s, 3, 3);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
     st_place_close(&q);
 }
 
@@ -254,8 +250,7 @@ static void unwritable(void **state)
     io_sim_fault_clear(p.io);
     struct store *s = st_open(&p);
     saved(s, 1);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Writes n bytes at an offset of a file without the store. */
@@ -385,8 +380,7 @@ static void a_failing_disk_is_not_a_damaged_store(void **state)
             io_sim_fault_clear(p.io);
             s = st_open(&p);
             readable(s, 4, 4);
-            store_close(s);
-            st_place_close(&p);
+            st_close(s, &p);
         }
         assert_true(has_failed);
     }
@@ -455,8 +449,7 @@ static void index_is_rebuilt(void **state)
         s = st_open(&p);
         readable(s, 5, 5);
         assert_true(store_audit(s));
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -512,8 +505,7 @@ static void verify_sees_cut_files(void **state)
     struct store_verify v;
     assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, &err), 0);
     assert_int_equal(v.n_bad, 0);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Headers of evicted chunks whose space is partly reused do no harm to a rebuild. */
@@ -554,8 +546,7 @@ static void rebuild_over_stale_headers(void **state)
     s = st_open(&p);
     store_stats(s, &after);
     assert_true(after.used_bytes <= cap_bytes);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Removes a file if it exists. gc may have folded the log. */
@@ -622,8 +613,7 @@ static void only_read(void **state)
     q.opts.read_only = true;
     reads_and_changes_nothing(&q, 4);
     io_close(q.io);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* A store may have more segments than the soft limit of open files allows. */
@@ -688,8 +678,7 @@ static void full_disk(void **state)
     store_close(s);
     s = st_open(&p); /* a full disk does not prevent opening */
     readable(s, n, n - 1);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* A disk that is full below the cap acts as a lower cap: the least recently used chunks are evicted
@@ -738,8 +727,7 @@ static void full_disk_evicts(void **state)
         uint64_t n_chunks = st.n_chunks;
         store_stats(s, &st);
         assert_true(st.n_evicted == 0 && st.n_chunks >= n_chunks && store_audit(s));
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -765,8 +753,7 @@ static void full_disk_under_index(void **state)
     assert_int_equal(store_commit(s, &err), 0);
     readable(s, 3, 3);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Returns a new store with two chunks, after a failed commit of a third. */
@@ -817,8 +804,7 @@ static void failed_sync_is_final(void **state)
         assert_true(r.n_found >= 2 && r.n_records == 6 * r.n_found && r.n_corrupt == 0);
         saved(s, 3);
         readable(s, 3, 3);
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -878,8 +864,7 @@ static void unwritable_index_is_damage(void **state)
     readable(s, 2, 2);
     saved(s, 3);
     readable(s, 3, 3);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void failed_reads_are_misses(void **state)
@@ -899,8 +884,7 @@ static void failed_reads_are_misses(void **state)
     assert_int_equal(r.n_records, 3 * 6 - 1);
     io_sim_fault_clear(p.io);
     readable(s, 3, 3); /* a device error condemns nothing */
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* A device stops answering: reads become misses within the time limit, an append fails within it,
@@ -930,8 +914,7 @@ static void stuck_device(void **state)
     assert_int_equal(st_read(s, &st_small, &ctx, 4, &r, &err), 0);
     assert_int_equal(r.n_records, 4 * 6);
     assert_int_equal(st_save(s, &st_small, &other, 4, ST_BOTH, &err), 0);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* --- memory that the caller lends --------------------------------------------------------------
@@ -1017,8 +1000,7 @@ static void a_used_up_quota_is_a_full_disk(void **state)
         assert_int_equal(st.saving_fault, 0);
         assert_true((st.evictions[STORE_EVICT_SPACE] > 0) == capped);
         assert_true(store_audit(s));
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 

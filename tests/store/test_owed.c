@@ -125,8 +125,7 @@ static void noted_and_done(void **state)
     s = st_open(&p);
     assert_int_equal(st_n_right(s, &gone, N), N);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Erasing all chunks of an owner takes one entry in the file. */
@@ -151,8 +150,7 @@ static void of_an_owner(void **state)
     assert_int_equal(st_n_right(s, &other, N), N);
     assert_false(remains(&p, &kept, 0) || remains(&p, &gone, N - 1));
     assert_true(remains(&p, &other, 0));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* The disk fails while the store is in use. */
@@ -175,8 +173,7 @@ static void after_a_fault(void **state)
     s = st_open(&p);
     assert_int_equal(st_n_right(s, &gone, N), 2);
     assert_false(remains(&p, &gone, N - 1));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* At first not even the note can be written. Once writing works in part, the note is written. */
@@ -203,8 +200,7 @@ static void noted_later(void **state)
     store_close(s);
     s = st_open(&p);
     assert_int_equal(st_n_right(s, &gone, N), 2);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static uint64_t fill(struct io_file *f)
@@ -234,8 +230,7 @@ static void on_a_full_disk(void **state)
     io_file_close(f);
     s = st_open(&p);
     assert_int_equal(st_n_right(s, &gone, N), 2);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* There is neither a free block nor a reserve. The erased state is not used any more, and is wiped
@@ -345,8 +340,7 @@ static void a_damaged_note(void **state)
     assert_int_equal(st_n_right(s, &gone, N), 3);
     assert_false(is_noted(&p));
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* More entries than are read at once. */
@@ -386,8 +380,7 @@ static void many_entries(void **state)
     s = st_open(&p);
     assert_int_equal(st_stats(s).n_chunks + st_stats(s).used_bytes, 0);
     assert_false(is_noted(&p));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 int main(void)

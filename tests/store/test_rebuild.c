@@ -70,8 +70,7 @@ static void nothing_is_removed_before_the_marker_is_durable(void **state)
     store_close(s);
     s = st_open(&p); /* the marker is gone */
     assert_false(s->ledger.was_rebuilt);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* The next opening rebuilds the index again after an interrupted rebuild, even if the index looks
@@ -90,8 +89,7 @@ static void a_marker_that_was_left_means_a_rebuild(void **state)
     s = st_open(&p);
     assert_true(s->ledger.was_rebuilt);
     assert_int_equal(st_n_right(s, &old, N), N);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Chunks that are written after a rebuild have higher ids than all chunks before it. */
@@ -110,8 +108,7 @@ static void ids_go_on_after_the_newest_chunk(void **state)
     s = st_open(&p);
     assert_true(s->ledger.next_id > next_id);
     assert_int_equal(st_n_right(s, &young, N + 1), N + 1);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* A disk that fails any read of a rebuild fails it, because the records there may be good. Nothing
@@ -141,8 +138,7 @@ static void a_read_that_fails_is_an_error(void **state)
     assert_true(n_failed > 4 * N); /* at least a header and a record of each chunk */
     struct store *s = st_open(&p);
     assert_int_equal(st_n_right(s, &old, N) + st_n_right(s, &young, N), 2 * N);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Records beyond the end of a cut file are lost, and nothing else: the chunks have other records in
@@ -167,8 +163,7 @@ static void a_cut_file_loses_the_records_behind_its_end(void **state)
         left = st_stats(s).used_bytes;
         whole = MAX(whole, left);
         assert_int_equal(st_n_right(s, &old, N) + st_n_right(s, &young, N), 2 * N);
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
     assert_true(left < whole && left > whole / 2);
 }
@@ -226,8 +221,7 @@ static void a_rebuild_begins_from_nothing(void **state)
     assert_int_equal(n, 0);
     assert_string_equal(why, "not stored");
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 int main(void)

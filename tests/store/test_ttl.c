@@ -102,8 +102,7 @@ static void chunks_expire(const char *kind)
     assert_int_equal(st.evictions[STORE_EVICT_EXPIRED], N);
     assert_int_equal(st.n_expiring, 0);
     assert_true(n_stored(s, &brief) == 0 && n_stored(s, &lasting) == N);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void chunks_expire_everywhere(void **state)
@@ -135,8 +134,7 @@ static void shared_chunks_have_the_longest_time(void **state)
         age(s, 5000);
         expire(s);
         assert_int_equal(n_stored(s, brief), cases[i].n_left);
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -165,8 +163,7 @@ static void what_is_kept_does_not_expire(void **state)
     assert_int_equal(store_unpin_keys(s, keys, N, &err), 0);
     age(s, 5000); /* makes the next check of these chunks due now */
     assert_int_equal(expire(s), N);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* The index has each chunk's time to live and last use. Chunks that have expired meanwhile are
@@ -196,8 +193,7 @@ static void it_survives_a_restart(void **state)
                 n_stored(s, &forever) == N);
     age(s, 2 * HOUR_S);
     assert_int_equal(expire(s), N);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* If room is needed, expired chunks are evicted before all others. */
@@ -223,8 +219,7 @@ static void expired_chunks_go_first(void **state)
     assert_int_equal(n_stored(s, &old), N);
     assert_true(st.evictions[STORE_EVICT_EXPIRED] == N &&
                 st.evictions[STORE_EVICT_CAP] == 0);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Compares the heap with a scan while entries are added, moved and removed at random. */

@@ -18,7 +18,6 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "base/check.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "base/minmax.h"

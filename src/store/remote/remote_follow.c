@@ -23,8 +23,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/bytes.h"
-#include "base/check.h"
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
