@@ -61,8 +61,7 @@ static void shared_chunks_count_once_and_ends_are_contexts(void **state)
     assert_int_equal(store_erase(s, &keys[4], 1, &gone, &err), 0);
     store_advise(s, now_s, a);
     assert_row(&a[0], 2, st_context_bytes(5));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 int main(void)

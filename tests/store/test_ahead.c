@@ -229,8 +229,7 @@ static void a_store_in_memory_asks_for_it(void **state)
     while (can_provide() && !is_provided(first + 31 * MIB))
         usleep(1000);
     assert_false(is_provided(first + 48 * MIB)); /* no memory is provided beyond the cap */
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* A memory store with a stated capacity has all its memory provided, even beyond 256 MiB. */
@@ -258,8 +257,7 @@ static void a_store_with_a_capacity_gets_all_of_it(void **state)
     while (can_provide() && !is_provided(first + 200 * MIB))
         usleep(1000);
     assert_false(is_provided(first + 400 * MIB));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 int main(void)

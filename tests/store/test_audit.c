@@ -103,8 +103,7 @@ static void nodes(void **state)
     BREAK(s, leaf->n_tokens, 7); /* a partial chunk that was not counted */
 
     store_release(s, &hit, 1);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void sums(void **state)
@@ -129,8 +128,7 @@ static void sums(void **state)
     BREAK(s, s->space.wiping_bytes, 4096);
     BREAK(s, s->space.cap_bytes, 4096); /* the store uses more than its cap */
     store_release(s, &hit, 1);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 static void space(void **state)
@@ -159,8 +157,7 @@ static void space(void **state)
     BREAK(s, r[1].begin, r[0].end); /* the two ranges touch, so they should be one */
     BREAK(s, first->largest, 0);
     store_release(s, &hit, 1);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* The tree of parents, guarantees, and times to live. */
@@ -232,8 +229,7 @@ static void links(void **state)
     catalog_set_ttl(c, middle, 0);
     catalog_set_ttl(c, oldest, 0);
     store_release(s, &hit, 1);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 int main(void)

@@ -477,8 +477,7 @@ static void chunks_out_of_range(void **state)
     struct store_stats stats;
     store_stats(s, &stats);
     assert_int_equal(stats.n_chunks, 1);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 int main(void)

@@ -107,8 +107,7 @@ static void eviction_follows_use(void **state)
         assert_int_equal(found(s, &c), want[i]);
     }
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
     set_by_s = 0;
 }
 
@@ -150,8 +149,7 @@ static void pins_and_dates_stay(void **state)
         store_close(s);
         s = st_open(&p);
     }
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
     set_by_s = 0;
 }
 
@@ -194,8 +192,7 @@ static void idle_chunks_go(void **state)
     store_stats(s, &st);
     assert_int_equal(st.n_chunks, 1 + 3);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
     passed_s = 0;
 }
 
@@ -223,8 +220,7 @@ static void an_ended_guarantee_holds_nothing(void **state)
     assert_int_equal(st_n_found(s, &c, N), N - 1);
     assert_int_equal(st_stats(s).n_guarantees, 0);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
     passed_s = 0;
 }
 

@@ -313,8 +313,7 @@ static void read_flips(void **state)
     assert_int_equal(st_save(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, ST_BOTH, &err), 0);
     assert_int_equal(st_read(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, &r, &err), 0);
     assert_int_equal(r.n_records, DAMAGE_CHUNKS * 6);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 int main(void)

@@ -122,8 +122,7 @@ static uint64_t life(const struct walk *w, uint64_t skip, uint64_t count)
     assert_int_equal(st_save(s, &st_small, &kept, CHUNKS, ST_BOTH, &err), 0);
     assert_int_equal(st_read(s, &st_small, &kept, CHUNKS, &r, &err), 0);
     assert_int_equal(r.n_found, CHUNKS);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
     return n_hits;
 }
 

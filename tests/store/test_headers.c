@@ -65,8 +65,7 @@ static void found_and_mended(void **state)
     /* the other context's chunk stays damaged, because no read has asked for it */
     assert_int_equal(n_bad(s), 1);
     assert_true(store_audit(s));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* After opening, the store reads each header once. It does not take a device error for damage. */
@@ -87,8 +86,7 @@ static void read_once(void **state)
     io_sim_fault_clear(p.io);
     assert_int_equal(st_n_right(s, &ours, N), N);
     assert_int_equal(s->n_headers, 0);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* A header that cannot be read hides no damage in the chunk's other header. */
@@ -123,8 +121,7 @@ static void an_unreadable_header_hides_nothing(void **state)
     io_sim_fault_clear(p.io);
     assert_int_equal(st_stats(s).n_corrupt, 1);
     assert_int_equal(st_n_found(s, &ours, N), BAD);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 int main(void)

@@ -78,8 +78,7 @@ static void large_records(void **state)
             }
             s = st_open(&p);
         }
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -240,8 +239,7 @@ static void no_queue(void **state)
     assert_non_null(strstr(err.msg, "queue depth 0"));
     assert_null(r);
     store_reader_close(NULL);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* Reads a record without the store, at the place that the store reports. */

@@ -99,8 +99,7 @@ static void erasing_works(void **state)
             assert_int_equal(st_n_right(s, &kept, N), N);
         }
         assert_true(store_audit(s));
-        store_close(s);
-        st_place_close(&p);
+        st_close(s, &p);
     }
 }
 
@@ -119,8 +118,7 @@ static void gc_works(void **state)
     assert_true(freed > 0); /* gives back the space after the last extent */
     assert_int_equal(st_n_right(s, &kept, N) + st_n_right(s, &gone, N), 2 * N);
     assert_true(has_reserve(&p));
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* The cap is below the bytes stored, and on a full disk the index cannot remove rows. Even so the
@@ -145,8 +143,7 @@ static void a_lower_cap_waits(void **state)
     assert_int_equal(store_open(&opts, &s, &err), 0);
     store_stats(s, &st);
     assert_true(st.used_bytes <= opts.cap_bytes);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* The reserve takes 1/32 of the disk or of the cap, whole blocks, and at most 1 MiB. */

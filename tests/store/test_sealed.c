@@ -83,8 +83,7 @@ static int life(const char *kind, const uint8_t *key)
     n += shown(&p);
     assert_int_equal(store_erase(s, keys, N, &e, &err), 0);
     assert_int_equal(e.n_chunks, N);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
     return n;
 }
 

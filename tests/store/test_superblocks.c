@@ -85,8 +85,7 @@ static void a_damaged_copy_is_mended(void **state)
             s = st_open(&p);
             both_copies_hold(p.io, "/st/d1/superblock");
             reads(s, &saved);
-            store_close(s);
-            st_place_close(&p);
+            st_close(s, &p);
         }
     }
     print_message("mending a superblock: power failed at each of %llu operations\n",

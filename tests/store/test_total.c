@@ -182,8 +182,7 @@ static void a_cap_that_leaves_nothing_is_refused(void **state)
     /* saving one chunk leaves some room */
     assert_int_equal(st_save(s, &tiny, &c, 1, ST_H, &err), 0);
     assert_true(files_of(&p).all <= p.opts.files_cap_bytes);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
 }
 
 /* The shares of a bound on all files, as space.h describes them. The numbers were added up by

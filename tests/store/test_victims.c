@@ -250,8 +250,7 @@ static uint64_t first_victim_after_a_restart(bool used)
         if (memcmp(&victim->key, &keys[own - 1], sizeof victim->key) == 0)
             first = own;
     assert_int_equal(victim->place.is_dropped, !used);
-    store_close(s);
-    st_place_close(&p);
+    st_close(s, &p);
     return first;
 }
 
