@@ -117,11 +117,12 @@ def test_ingest():
     s.stop()
     doc = ingest(LATE, store)
     check("ingesting again finds it", doc["template_date"] == local_date(EARLY) and doc["cached_tokens"] >= 384, doc)
-    equal("a given date replaces it", ingest(EARLY, store, "--template-date", "2024-02-29")["template_date"], "2024-02-29")
+    doc = ingest(EARLY, store, "--template-date", "2024-02-29")
+    equal("a given date replaces it", doc["template_date"], "2024-02-29")
     out = subprocess.run([HC, "run", MODEL, "--store", store, "--plan", "kv", "--system", LONG, "--prompt", "q", "--json"], check=True,
                          stdout=subprocess.PIPE)
     r = json.loads(out.stdout)
-    check("run takes it, too", r["template_date"] == "2024-02-29" and r["cached_tokens"] >= 384, r)
+    check("run takes it, too", r["template_date"] == "2024-02-29" and r["cached_tokens"] >= 384, (doc, r))
     bad = subprocess.run([HC, "serve", MODEL, "--template-date", "2026-02-30"], stderr=subprocess.PIPE, text=True)
     check("a date that does not exist is refused", bad.returncode == 2 and "--template-date" in bad.stderr, bad)
 

@@ -543,11 +543,12 @@ static void the_lane_measures_each_kind(void **state)
 
 /* Layers whose reads have not begun change to the other kind if that is planned to be much quicker:
  * after an item without a budget, and not after an item with one. With three slots the last layer
- * is not read before the end of the first item. */
+ * is not read before the end of the first item, unless the machine pauses this thread: then the
+ * restore is repeated. */
 static void layers_change_after_an_item_without_a_budget(void **state)
 {
     (void)state;
-    for (int has_budget = 0; has_budget < 2; has_budget++) {
+    for (int has_budget = 0, n_tries = 1; has_budget < 2; n_tries++) {
         struct bench b;
         bench_open(&b, 21);
         struct restore *r = begin(&b, "KKKK");
@@ -564,9 +565,13 @@ static void layers_change_after_an_item_without_a_budget(void **state)
                 restore_pipeline_wait(b.rr, 1000000);
         struct restore_result out = result_of(r);
         assert_int_equal(out.n_chunks, N_CHUNKS);
-        assert_int_equal(r->out.n_replanned > 0, !has_budget);
         assert_int_equal(out.method[0], 'K');
-        assert_int_equal(out.method[3], has_budget ? 'K' : 'H');
+        bool is_late = !has_budget && out.method[3] == 'K' && n_tries < 10;
+        if (!is_late) {
+            assert_int_equal(r->out.n_replanned > 0, !has_budget);
+            assert_int_equal(out.method[3], has_budget ? 'K' : 'H');
+            has_budget++;
+        }
         restore_end(r);
         bench_close(&b);
     }
