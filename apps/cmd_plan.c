@@ -403,7 +403,7 @@ static void print_head(const struct plan_args *a, const struct platform *p)
 /* Tokens of the prompt whose exchanges are shown. */
 enum { GATHER_ROWS = 512 };
 
-/* Returns what ranks on machines of their own exchange. */
+/* Returns bytes and times of the gathers among ranks that lie on different machines. */
 static struct machine_gathers gathers_of(const struct plan_args *a)
 {
     struct platform_shape s = {0};

@@ -44,7 +44,7 @@ void rows_close(struct rows *r)
 int rows_read(struct rows *r, struct stream *s, struct weight *to, int64_t dst_row,
               int number, int64_t row, int64_t n)
 {
-    /* Ranks hold what is packed anew, as process 0 would send it. */
+    /* A rank packs its rows anew, so it holds the bytes that process 0 would send. */
     const struct loader ld = {.c = &r->cfg, .n_ranks = 2};
     struct load l = {.t = &r->set.list.items[number], .src = &r->set.src[number]};
     return rows_load(&ld, &l, row, n, s, to, dst_row);

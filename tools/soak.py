@@ -34,7 +34,7 @@ p.add_argument("--model", default="models/demo")
 a = p.parse_args()
 N = 96  # different requests of each kind
 faults, lock = [], threading.Lock()
-counts = dict.fromkeys(("rounds", "compared", "restored"), 0)
+counts = dict.fromkeys(("compared", "restored"), 0)
 WORDS = "the small bird sang in a tall tree and told its friends about the river and the old mill".split()
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", "properties": {
     "name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -125,7 +125,6 @@ def client(server, want, seed, until):
         try:
             got, cached = ask(server, kind, i)
             with lock:
-                counts["rounds"] += 1
                 counts["compared"] += 1
                 counts["restored"] += cached > 0
                 if got != want[kind, i]:

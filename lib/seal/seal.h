@@ -45,7 +45,7 @@ void seal_run(const struct seal *s, const void *name, size_t n_name,
 bool seal_run_open(const struct seal *s, const void *name, size_t n_name,
                    const void *sealed, size_t n_sealed, void *out);
 
-/* Writes a keyed hash of n bytes: without the seal nobody can tell which bytes it is of. */
+/* Writes a keyed hash of n bytes. Nobody can find the bytes from it without the seal. */
 void seal_hash(const struct seal *s, const void *bytes, size_t n, uint8_t out[32]);
 
 /* Measures, in less than a millisecond, how many bytes of runs per second a thread opens. */

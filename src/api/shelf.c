@@ -209,8 +209,8 @@ int shelf_add_file(struct shelf *s, const char *tenant, const char *name, const 
     return rc;
 }
 
-/* Replaces the descriptor of an encrypted file by that of a copy in memory, or closes it. n_bytes:
- * what its record says; UINT64_MAX: not known. */
+/* Replaces the descriptor of an encrypted file by that of a copy in memory, or closes it. n_bytes
+ * is the length that the file's record gives; UINT64_MAX: there is none. */
 static int open_sealed(const struct shelf *s, const char *id, uint64_t n_bytes, int *fd,
                        struct err *err)
 {

@@ -15,8 +15,8 @@
 #include "tensor/readback.h"
 
 /* Memory that readings share: rows of f32 logits on the last stage, each with room for a hidden
- * state and for what the layers behind the pooling make of it, and their way to the host. Borrowed;
- * its content is lost. */
+ * state and for the outputs of the layers behind the pooling, and a buffer on the host for them.
+ * The memory is borrowed, and its content is lost. */
 struct reading_memory {
     struct mat logits;
     struct readback *back;

@@ -85,7 +85,7 @@ void experts_choose(const struct model_config *c, const float *numbers, const fl
     int n_summed = c->experts_normed ? k : c->router_sigmoid ? 0 : c->n_experts;
     for (int i = 0; i < n_summed; i++)
         sum += share_of(c, numbers[c->experts_normed ? ids[i] : i], largest);
-    /* Sigmoids may all be 0; a softmax has a share of 1, which hides what is added. */
+    /* The sum of sigmoids may be 0. That of a softmax is at least 1, and 1e-20 changes nothing. */
     sum = n_summed > 0 ? sum + 1e-20 : 1;
     for (int i = 0; i < k; i++)
         weights[i] = (float)(share_of(c, numbers[ids[i]], largest) / sum *

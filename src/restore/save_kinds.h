@@ -40,8 +40,8 @@ int save_kinds_choose(const char *text, const struct save_kinds_from *from, uint
 int save_kinds_add_beside(const char *text, const struct save_kinds_from *from,
                           uint8_t *kinds, struct err *err);
 
-/* What packing leaves of the bytes of bf16 and f16 state (docs/perf/2026-11-29.md), and of f32
- * state (docs/perf/2026-11-30d.md). */
+/* The share of its bytes that packed state takes: bf16 and f16 (docs/perf/2026-11-29.md), and f32
+ * (docs/perf/2026-11-30d.md). */
 #define SAVE_PACK_SHARE(is_f32) ((is_f32) ? 0.84 : 0.68)
 
 /* Returns whether packed records are restored about as fast as plain ones: for every length of the

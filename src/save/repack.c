@@ -101,8 +101,8 @@ static int commit(struct repack *r, struct err *err)
     return rc;
 }
 
-/* Appends the packed chunk. For want of room it commits what was packed before, which frees room,
- * and tries again. */
+/* Appends the packed chunk. If there is no room, it commits the chunks packed before, which frees
+ * room, and tries again. */
 static int replace(struct repack *r, const struct store_chunk *c, struct err *err)
 {
     int rc = store_append(r->store, c, err);

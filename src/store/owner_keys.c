@@ -125,7 +125,7 @@ static int load(struct owner_keys *k, struct err *err)
         if (is_good && !k->read_only && memcmp(a, b, SLOT) != 0)
             rc = slot_write(k, i, memcpy(good == a ? b : a, good, SLOT), err);
     }
-    memset(wrapped, 0, sizeof wrapped);
+    explicit_bzero(wrapped, sizeof wrapped);
     free(bytes);
     return rc;
 }
@@ -208,7 +208,7 @@ static int make(struct owner_keys *k, uint64_t owner, struct err *err)
         rc = slot_write(k, i, bytes, err);
     if (rc == 0)
         k->slots[i] = (struct slot){owner, seal_of(k, wrapped)};
-    memset(wrapped, 0, sizeof wrapped);
+    explicit_bzero(wrapped, sizeof wrapped);
     return rc;
 }
 

@@ -153,7 +153,7 @@ static void turns_and_branches(void **state)
 
 static int32_t longer[N_LONG];
 
-/* Whether the next stacks pack what they save. */
+/* hcache_opts.pack of the next stacks: "on" or "off". */
 static const char *packing = "off";
 
 /* Opens a stack over a store on `io`, or without a store. */

@@ -333,8 +333,7 @@ static int step_pin(struct life *l)
     return rc;
 }
 
-/* Has a chunk's extents replaced by one that has all its records, as packing does. Whatever happens
- * then, the chunk is there with all of them. */
+/* Replaces a chunk's extents by one with all its records, as packing does. None may get lost. */
 static int step_replace(struct life *l)
 {
     struct slot *slot = &l->slots[rng_below(&l->rng, (uint64_t)l->n_slots)];

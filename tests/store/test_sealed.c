@@ -210,6 +210,17 @@ static void swap(const struct st_place *p, const char *name, uint8_t **bytes, si
     *n = n_now;
 }
 
+/* Makes an encrypted store with a context of each of two owners. */
+static void open_two(struct st_place *p)
+{
+    assert_true(st_place_open(p, "sim", 1));
+    p->opts.key = st_key;
+    struct store *s = st_open(p);
+    st_must_save(s, &ours, N);
+    st_must_save(s, &theirs, N);
+    store_close(s);
+}
+
 /* Asserts what is left of two owners' contexts. Nothing wrong is ever served. */
 static void two_left(const struct st_place *p, bool first, bool second)
 {
@@ -238,16 +249,11 @@ static void an_erased_owner_opens_nowhere(void **state)
         struct store_erased e;
         uint8_t *chunks = NULL, *index = NULL;
         size_t n_chunks, n_index;
-        assert_true(st_place_open(&p, "sim", 1));
-        p.opts.key = st_key;
-        struct store *s = st_open(&p);
-        st_must_save(s, &ours, N);
-        st_must_save(s, &theirs, N);
-        store_close(s);
+        open_two(&p);
         two_left(&p, true, true);
         swap(&p, "seg-000000.hc", &chunks, &n_chunks);
         swap(&p, "index.db", &index, &n_index);
-        s = st_open(&p);
+        struct store *s = st_open(&p);
         assert_int_equal(store_erase_owner(s, store_owner(ours.salt), &e, &err), 0);
         assert_int_equal(e.n_chunks, N);
         store_close(s);
@@ -272,12 +278,7 @@ static void keys_have_copies(void **state)
 {
     (void)state;
     struct st_place p;
-    assert_true(st_place_open(&p, "sim", 1));
-    p.opts.key = st_key;
-    struct store *s = st_open(&p);
-    st_must_save(s, &ours, N);
-    st_must_save(s, &theirs, N);
-    store_close(s);
+    open_two(&p);
     for (int i = 0; i < 4; i++) { /* the first copy, the second one, and both at once */
         for (int copy = 0; copy < 2; copy++) {
             struct io_file *f = file_of(&p, "owners.keys");

@@ -55,7 +55,7 @@ static inline void i_nibbles(const uint8_t *p, i8x4 *low, i8x4 *high)
     high->lo = _mm256_and_si256(_mm256_srli_epi16(v.lo, 4), mask);
     high->hi = _mm256_and_si256(_mm256_srli_epi16(v.hi, 4), mask);
 }
-/* What i_bytes adds to the numbers of q8. */
+/* The number that i_bytes adds to each number of q8. */
 #define I_BYTE_BIAS 0
 /* Returns table[n] for each byte n of a, from 0 to 15. */
 static inline i8x4 i_table(const uint8_t table[16], i8x4 a)
