@@ -61,6 +61,7 @@ ARCH_O      := $(if $(filter release,$(VARIANT)),-O3)$(KERN_tsan)
 ARCH_avx2   := -mavx2 -mfma -mf16c $(ARCH_O)
 ARCH_avx512 := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c $(ARCH_O)
 ARCH_vnni   := $(ARCH_avx512) -mavx512vnni
+ARCH_vbmi2  := $(ARCH_avx512) -mavx512vbmi -mavx512vbmi2 -mbmi2 -mpopcnt
 ARCH_amx    := $(ARCH_vnni) -mamx-tile -mamx-int8 -mamx-bf16
 
 # The CUDA backend is a shared library that the program loads for --device cuda.  It is built with the
@@ -183,6 +184,7 @@ $(B)/src/tensor/ref/%.o: ARCH_FLAGS := $(KERN_tsan)
 $(B)/%_avx2.o: ARCH_FLAGS := $(ARCH_avx2)
 $(B)/%_avx512.o: ARCH_FLAGS := $(ARCH_avx512)
 $(B)/%_vnni.o: ARCH_FLAGS := $(ARCH_vnni)
+$(B)/%_vbmi2.o: ARCH_FLAGS := $(ARCH_vbmi2)
 $(B)/%_amx.o: ARCH_FLAGS := $(ARCH_amx)
 # These tests have kernels compiled in, which would take the compiler a minute.
 $(B)/tests/tensor/test_fetch_%.o: ARCH_FLAGS := -O0 -Wno-psabi

@@ -169,10 +169,12 @@ static bool unpack_all(struct sample *t)
 }
 
 /* Measures one kind and prints its row. */
-static int measure(struct sample *t, const char *name, bool portable, struct err *err)
+static int measure(struct sample *t, const char *name, enum pack_loops_for loops,
+                   struct err *err)
 {
+    static const char *const loops_name[] = {"processor", "avx2", "portable"};
     double pack_s[ROUNDS], unpack_s[ROUNDS];
-    pack_use_portable(portable);
+    pack_use(loops);
     for (int r = 0; r < ROUNDS; r++) {
         double begin_s = cpu_s();
         pack_all(t);
@@ -184,12 +186,11 @@ static int measure(struct sample *t, const char *name, bool portable, struct err
             return err_set(err, ERR_CORRUPT,
                            "unpacked records differ from the stored ones");
     }
-    pack_use_portable(false);
+    pack_use(PACK_FOR_PROCESSOR);
     double gb = (double)t->n_bytes / 1e9;
-    printf("%-16s %-9s %8d %9.1f %9.4f %9.2f %11.2f\n", name,
-           portable ? "portable" : "processor", t->n, gb * 1e3,
-           (double)t->n_packed / (double)t->n_bytes, gb / bench_median(pack_s, ROUNDS),
-           gb / bench_median(unpack_s, ROUNDS));
+    printf("%-16s %-9s %8d %9.1f %9.4f %9.2f %11.2f\n", name, loops_name[loops], t->n,
+           gb * 1e3, (double)t->n_packed / (double)t->n_bytes,
+           gb / bench_median(pack_s, ROUNDS), gb / bench_median(unpack_s, ROUNDS));
     return 0;
 }
 
@@ -203,9 +204,8 @@ static int kind_run(struct pack_bench *b, bool of_snapshots, enum store_kind kin
     int rc = sample_fill(b, of_snapshots, kind, &t, err);
     if (rc == 0 && t.n > 0) {
         t.packed_length = xmalloc((size_t)t.n * sizeof t.packed_length[0]);
-        rc = measure(&t, name, false, err);
-        if (rc == 0)
-            rc = measure(&t, name, true, err);
+        for (enum pack_loops_for l = 0; rc == 0 && l <= PACK_PORTABLE; l++)
+            rc = measure(&t, name, l, err);
     }
     free(t.bytes);
     free(t.packed);

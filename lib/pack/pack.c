@@ -45,14 +45,6 @@ static void part(enum pack_type type, const uint8_t *run, size_t n, uint8_t *exp
     }
 }
 
-/* Returns the place of step i of n: its byte, and *shift of its bits. */
-static size_t step_at(size_t i, size_t n, int *shift)
-{
-    size_t block = i / 128, width = MIN(32, (n - block * 128 + 3) / 4);
-    *shift = (int)(i % 128 / width) * 2;
-    return block * 32 + i % 128 % width;
-}
-
 static size_t rank(uint8_t *exponents, size_t n, uint8_t first,
                    const uint8_t short_of[WINDOW], uint8_t *others)
 {
@@ -67,16 +59,28 @@ static size_t rank(uint8_t *exponents, size_t n, uint8_t first,
     return n_others;
 }
 
+/* Returns the width of the four groups of a block with the first of n_left steps: step i is in bits
+ * 2 * (i / width) of byte i % width. */
+static size_t group_width(size_t n_left)
+{
+    return MIN(32, (n_left + 3) / 4);
+}
+
 static size_t steps_put(const uint8_t *ranks, size_t n, uint8_t *steps, uint8_t *next)
 {
     size_t n_next = 0;
     memset(steps, 0, steps_bytes(n));
-    for (size_t i = 0; i < n; i++) {
-        int shift;
-        size_t at = step_at(i, n, &shift);
-        steps[at] = (uint8_t)(steps[at] | MIN(ranks[i], 3) << shift);
-        if (ranks[i] >= 3)
-            next[n_next++] = (uint8_t)(ranks[i] - 3);
+    for (size_t begin = 0; begin < n; begin += 128, steps += 32) {
+        size_t end = MIN(n, begin + 128), width = group_width(n - begin);
+        for (size_t i = begin, at = 0, shift = 0; i < end; i++) {
+            steps[at] = (uint8_t)(steps[at] | MIN(ranks[i], 3) << shift);
+            if (ranks[i] >= 3)
+                next[n_next++] = (uint8_t)(ranks[i] - 3);
+            if (++at == width) {
+                at = 0;
+                shift += 2;
+            }
+        }
     }
     return n_next;
 }
@@ -84,12 +88,17 @@ static size_t steps_put(const uint8_t *ranks, size_t n, uint8_t *steps, uint8_t 
 static size_t steps_get(const uint8_t *steps, size_t n, const uint8_t *next, uint8_t *ranks)
 {
     size_t n_next = 0;
-    for (size_t i = 0; i < n; i++) {
-        int shift;
-        size_t at = step_at(i, n, &shift);
-        uint8_t step = steps[at] >> shift & 3;
-        ranks[i] = (uint8_t)(step + (step == 3 && next != NULL ? next[n_next] : 0));
-        n_next += step == 3;
+    for (size_t begin = 0; begin < n; begin += 128, steps += 32) {
+        size_t end = MIN(n, begin + 128), width = group_width(n - begin);
+        for (size_t i = begin, at = 0, shift = 0; i < end; i++) {
+            uint8_t step = steps[at] >> shift & 3;
+            ranks[i] = (uint8_t)(step + (step == 3 && next != NULL ? next[n_next] : 0));
+            n_next += step == 3;
+            if (++at == width) {
+                at = 0;
+                shift += 2;
+            }
+        }
     }
     return n_next;
 }
@@ -114,17 +123,20 @@ static void join(enum pack_type type, const uint8_t *ranks, const uint8_t *expon
 
 const struct pack_loops pack_loops_portable = {part, rank, steps_put, steps_get, join};
 
-static atomic_bool uses_portable;
+static _Atomic(enum pack_loops_for) used;
 
 static const struct pack_loops *loops(void)
 {
-    const struct pack_loops *own = atomic_load(&uses_portable) ? NULL : pack_loops_avx2();
+    enum pack_loops_for u = atomic_load(&used);
+    const struct pack_loops *own = u == PACK_FOR_PROCESSOR ? pack_loops_vbmi2() : NULL;
+    if (own == NULL && u != PACK_PORTABLE)
+        own = pack_loops_avx2();
     return own != NULL ? own : &pack_loops_portable;
 }
 
-void pack_use_portable(bool portable)
+void pack_use(enum pack_loops_for loops)
 {
-    atomic_store(&uses_portable, portable);
+    atomic_store(&used, loops);
 }
 
 /* --- pieces ----------------------------------------------------------------------------------- */

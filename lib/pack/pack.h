@@ -60,8 +60,14 @@ enum pack_type pack_guess(const void *run, size_t n_bytes, void *to);
  * of a run of this length; then `to` has undefined bytes. */
 bool pack_undo(const void *packed, size_t n_packed, void *to, size_t n_bytes);
 
-/* From now on all threads use the portable functions instead of those for this processor, or again
- * the latter: for tests, which compare them. */
-void pack_use_portable(bool portable);
+/* The inner loops: those for the processor, and those that it could do without. */
+enum pack_loops_for {
+    PACK_FOR_PROCESSOR,
+    PACK_FOR_AVX2, /* on a processor without AVX2 the portable ones */
+    PACK_PORTABLE,
+};
+
+/* From now on all threads use these loops: for tests and benchmarks, which compare them. */
+void pack_use(enum pack_loops_for loops);
 
 #endif

@@ -18,7 +18,7 @@ struct pack_loops {
                  uint8_t *low, uint8_t *upper);
     /* Replaces n exponents by their ranks. short_of[i] is RANKS less the rank of exponent
      * first + i, 0 for an exponent without a rank. Writes exponents without a rank to `others`,
-     * which has room for n of them, and returns their number. */
+     * which has room for n + PAD bytes, and returns their number. */
     size_t (*rank)(uint8_t *exponents, size_t n, uint8_t first,
                    const uint8_t short_of[WINDOW], uint8_t *others);
     /* Writes the steps of n ranks to `steps`, and the ranks of the next level, less 3, to `next`,
@@ -36,8 +36,9 @@ struct pack_loops {
                  uint8_t *run);
 };
 
-/* Returns the loops for AVX2, or NULL if the processor has no AVX2. */
+/* Both return the loops for these instructions, or NULL if the processor lacks them. */
 const struct pack_loops *pack_loops_avx2(void);
+const struct pack_loops *pack_loops_vbmi2(void);
 
 extern const struct pack_loops pack_loops_portable;
 

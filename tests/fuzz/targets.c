@@ -547,7 +547,7 @@ static void fuzz_chunk_table(const uint8_t *bytes, size_t n)
     free(again);
 }
 
-/* The packed bytes say how many bytes to unpack. The vectors' loops and the portable ones agree on
+/* The packed bytes say how many bytes to unpack. All loops agree on
  * any bytes; and as numbers, any bytes come back. */
 static void fuzz_state_pack(const uint8_t *bytes, size_t n)
 {
@@ -558,10 +558,12 @@ static void fuzz_state_pack(const uint8_t *bytes, size_t n)
     uint8_t *out = xcalloc(1, n_out + 1), *out2 = xcalloc(1, n_out + 1),
             *packed = xmalloc(4 * ROOM);
     bool is_good = pack_undo(bytes, n, out, n_out);
-    pack_use_portable(true);
-    MUST(pack_undo(bytes, n, out2, n_out) == is_good);
-    pack_use_portable(false);
-    MUST(!is_good || memcmp(out, out2, n_out) == 0);
+    for (enum pack_loops_for loops = PACK_FOR_AVX2; loops <= PACK_PORTABLE; loops++) {
+        pack_use(loops);
+        MUST(pack_undo(bytes, n, out2, n_out) == is_good);
+        MUST(!is_good || memcmp(out, out2, n_out) == 0);
+    }
+    pack_use(PACK_FOR_PROCESSOR);
     for (enum pack_type type = PACK_BF16; type <= PACK_F32; type++) {
         size_t n_in = n - n % pack_width(type);
         size_t n_packed = pack_run(type, bytes, n_in, packed, 4 * ROOM);

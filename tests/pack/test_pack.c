@@ -62,27 +62,27 @@ static void fill(enum kind kind, uint16_t *v, size_t n, uint64_t seed)
     }
 }
 
-/* Packs with one set of loops and unpacks with the other, in buffers of exactly the right size. */
+/* Packs with some loops and unpacks with the next ones, in buffers of exactly the right size. */
 static void round_trip(enum pack_type type, const uint16_t *v, size_t n,
-                       bool packs_portable)
+                       enum pack_loops_for packs)
 {
     size_t n_bytes = 2 * n, room = 2 * n_bytes + 256;
     uint8_t *packed = xmalloc(room);
-    pack_use_portable(packs_portable);
+    pack_use(packs);
     size_t n_packed = pack_run(type, v, n_bytes, packed, room);
     assert_true(n_packed > 0);
     uint8_t *exact = xmalloc(n_packed), *again = xmalloc(n_bytes + 1);
     again[n_bytes] = 0xa5;
     assert_int_equal(pack_run(type, v, n_bytes, exact, n_packed), n_packed);
     assert_memory_equal(exact, packed, n_packed);
-    pack_use_portable(!packs_portable);
+    pack_use((packs + 1) % (PACK_PORTABLE + 1));
     /* both loops make the same bytes */
     assert_int_equal(pack_run(type, v, n_bytes, packed, room), n_packed);
     assert_memory_equal(exact, packed, n_packed);
     assert_true(pack_undo(exact, n_packed, again, n_bytes));
     assert_memory_equal(again, v, n_bytes);
     assert_int_equal(again[n_bytes], 0xa5);
-    pack_use_portable(false);
+    pack_use(PACK_FOR_PROCESSOR);
     /* less room than the code needs: no code */
     assert_int_equal(pack_run(type, v, n_bytes, exact, n_packed - 1), 0);
     free(packed);
@@ -98,10 +98,9 @@ static void the_same_bits_come_back(void **state)
         for (int i = 0; i < N_LENGTHS; i++) {
             fill((enum kind)kind, v, 2 * lengths[i], (uint64_t)(100 * kind + i));
             for (int type = PACK_BF16; type <= PACK_F32; type++)
-                for (int portable = 0; portable < 2; portable++)
+                for (enum pack_loops_for loops = 0; loops <= PACK_PORTABLE; loops++)
                     round_trip((enum pack_type)type, v,
-                               lengths[i] * pack_width((enum pack_type)type) / 2,
-                               portable != 0);
+                               lengths[i] * pack_width((enum pack_type)type) / 2, loops);
         }
     free(v);
 }
@@ -137,12 +136,11 @@ static void state_gets_smaller(void **state)
     enum { N = 24576 };
     uint16_t *v = xmalloc(N * sizeof v[0]);
     uint8_t *packed = xmalloc(2 * N);
-    fill(NORMAL, v, N, 1);
-    assert_in_range(pack_run(PACK_BF16, v, 2 * N, packed, 2 * N), 1,
-                    (size_t)(2 * N * 0.75));
-    fill(DEAD, v, N, 1); /* numbers that are 0 cost no more than others */
-    assert_in_range(pack_run(PACK_BF16, v, 2 * N, packed, 2 * N), 1,
-                    (size_t)(2 * N * 0.75));
+    for (int dead = 0; dead < 2; dead++) { /* numbers that are 0 cost no more than others */
+        fill(dead ? DEAD : NORMAL, v, N, 1);
+        assert_in_range(pack_run(PACK_BF16, v, 2 * N, packed, 2 * N), 1,
+                        (size_t)(2 * N * 0.75));
+    }
     fill(NORMAL_F16, v, N, 1);
     assert_in_range(pack_run(PACK_F16, v, 2 * N, packed, 2 * N), 1, (size_t)(2 * N * 0.95));
     /* noise does not get smaller, and its owner learns it */
@@ -189,7 +187,7 @@ static void damage_stays_inside_its_bounds(void **state)
             for (int k = 0; k < 3 && n_here > 0; k++)
                 bad[rng_below(&r, rng_below(&r, 2) ? n_here : 1 + n_here / 64)] ^=
                     (uint8_t)(1u << rng_below(&r, 8));
-            pack_use_portable(i % 2 != 0);
+            pack_use((enum pack_loops_for)(i % (PACK_PORTABLE + 1)));
             n_refused += !pack_undo(bad, n_here, out, 2 * N);
             free(bad);
             free(out);
@@ -202,7 +200,7 @@ static void damage_stays_inside_its_bounds(void **state)
         assert_false(pack_undo(packed, n + 1, out, 2 * N));
         free(out);
     }
-    pack_use_portable(false);
+    pack_use(PACK_FOR_PROCESSOR);
     assert_in_range(n_refused, TRIES / 2, 3 * TRIES);
     free(v);
     free(packed);
