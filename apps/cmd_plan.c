@@ -283,7 +283,9 @@ static int open_platform(const struct plan_args *a, struct platform *p, struct e
             access(a->platform, F_OK) != 0 ? "give a file of hcache profile"
                                            : "measure it again");
     if (a->packed)
-        p->packed_share = SAVE_PACK_SHARE(a->dtype == 1);
+        p->packed_share = SAVE_PACK_SHARE(a->dtype == 1   ? PACK_F32
+                                          : a->dtype == 3 ? PACK_F16
+                                                          : PACK_BF16);
     if (a->concurrent > 1)
         *p = platform_shared(p, 1.0 / a->concurrent, 1.0 / a->concurrent);
     return 0;

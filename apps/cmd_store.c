@@ -113,6 +113,7 @@ static int session_open(struct session *s, const struct store_args *a, bool read
                               .key = from != NULL ? key : NULL,
                               .read_only = read_only};
     rc = store_open(&opts, &s->store, err);
+    explicit_bzero(key, sizeof key);
     if (rc == 0 && store_beside(s->store) != NULL)
         fprintf(stderr, "hcache store: %s has the store open and may change it meanwhile\n",
                 store_beside(s->store));

@@ -28,6 +28,9 @@ int store_key_read(const char *from, uint8_t out[HCACHE_STORE_KEY_BYTES], struct
             in_env ? STORE_KEY_VARIABLE : from, SHA256_HEX);
     else
         memcpy(out, key.b, sizeof key.b);
+    explicit_bzero(&key, sizeof key);
+    if (file != NULL)
+        explicit_bzero(file, n);
     free(file);
     return rc;
 }

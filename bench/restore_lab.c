@@ -47,7 +47,7 @@ static int fill_store(struct lab *b, struct err *err)
     struct seq *s = NULL;
     for (int l = 0; l < b->k.model->cfg.n_layers; l++)
         q->save.kinds[l] = SAVE_HIDDEN | SAVE_KV;
-    q->save.packs = save_policy_packs(b->k.o.user.pack, b->k.model, NULL, 0, false);
+    q->save.packs = save_policy_packs(b->k.o.user.pack, "both", b->k.model, NULL, 0, false);
     int64_t t0 = clock_now_ns();
     int rc = engine_add(b->k.engine, q, &s, err);
     if (rc == 0)

@@ -803,10 +803,10 @@ static int make_save(struct hcache *h, const struct hcache_request *r,
     const char *save = r->save != NULL ? r->save : is_forced(r->plan) ? "both" : "auto";
     struct platform bounded = h->platform;
     platform_throttle(&bounded, 0, (double)h->k.o.user.throttle_bytes_per_s);
-    bool packs = save_policy_packs(h->k.o.user.pack, h->k.model, &bounded,
+    bool packs = save_policy_packs(h->k.o.user.pack, save, h->k.model, &bounded,
                                    h->k.model->max_ctx, h->k.o.user.dram_bytes > 0);
     if (packs)
-        bounded.packed_share = SAVE_PACK_SHARE(h->k.model->dtype == DTYPE_F32);
+        bounded.packed_share = SAVE_PACK_SHARE(save_pack_type(h->k.model->dtype));
     int rc = save_policy_make(out, save, h->k.model, &bounded, h->k.model->max_ctx, err);
     out->packs = packs;
     if (rc == 0 && h->k.o.user.max_sequences > 1)

@@ -162,14 +162,6 @@ struct weights_sizes {
     int n_slots;
 };
 
-/* Returns the bytes on one rank with n_resident resident layers; an upper bound if layers differ.
- */
-static inline uint64_t weights_sizes_bytes(const struct weights_sizes *z, int n_resident)
-{
-    int n = n_resident < z->n_layers ? n_resident + z->n_slots : z->n_layers;
-    return z->kept + (uint64_t)n * z->layer;
-}
-
 /* Returns whether layer l stays resident. n_resident layers stay, spread evenly, beginning with
  * layer 0. */
 static inline bool weights_stays(int l, int n_resident, int n_layers)

@@ -119,12 +119,15 @@ int save_kinds_add_beside(const char *text, const struct save_kinds_from *from,
 
 /* Returns the time of the fastest single method for one layer, restored from the disk, and whether
  * that method reads. Mixtures are left out: to plan them takes a millisecond a request. */
-static double layer_s(const struct platform *p, int64_t n_tokens, bool *reads)
+static double layer_s(const struct platform *p, uint8_t saved, int64_t n_tokens,
+                      bool *reads)
 {
     struct plan_layer l;
     plan_layers_uniform(p, 0, n_tokens, 1, &l);
-    double read_s = fmin(fmax(fmax(l.io_h_s, l.up_h_s), l.comp_h_s),
-                         fmax(fmax(l.io_kv_s, l.up_kv_s), l.comp_kv_s));
+    double h_s = fmax(fmax(l.io_h_s, l.up_h_s), l.comp_h_s);
+    double kv_s = fmax(fmax(l.io_kv_s, l.up_kv_s), l.comp_kv_s);
+    double read_s = saved == PLAN_HAS_KV ? kv_s
+                                         : fmin(h_s, saved == PLAN_HAS_H ? h_s : kv_s);
     *reads = read_s < l.comp_tok_s;
     return fmin(read_s, l.comp_tok_s);
 }
@@ -140,8 +143,8 @@ bool save_kinds_pack(const struct save_kinds_from *from)
     packed.packed_share = from->pack_share;
     for (int64_t n = FIRST_TOKENS;; n *= 2) {
         int64_t n_tokens = MIN(n, from->max_tokens);
-        double plain_s = layer_s(p, n_tokens, &reads);
-        double packed_s = layer_s(&packed, n_tokens, &unused);
+        double plain_s = layer_s(p, from->saved, n_tokens, &reads);
+        double packed_s = layer_s(&packed, from->saved, n_tokens, &unused);
         if (packed_s > SAVE_PACK_SLOWER * plain_s)
             return false;
         won_s += plain_s - packed_s;

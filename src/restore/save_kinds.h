@@ -12,6 +12,7 @@
 
 #include "base/err.h"
 #include "base/layer_set.h"
+#include "pack/pack.h"
 #include "restore/plan.h"
 #include "restore/platform.h"
 
@@ -24,8 +25,10 @@ struct save_kinds_from {
     /* NULL or without a tier: the store's speed is unknown. */
     const struct platform *platform;
     int64_t max_tokens; /* length that a context may grow to */
-    bool has_copies;    /* save_kinds_pack: the store keeps copies in DRAM */
-    double pack_share;  /* save_kinds_pack: what packing leaves of the bytes */
+    /* save_kinds_pack: */
+    bool has_copies;   /* the store keeps copies in DRAM */
+    double pack_share; /* what packing leaves of the bytes */
+    uint8_t saved;     /* PLAN_HAS_ bits of the kinds that are saved; 0: both may be */
 };
 
 /* Fills kinds [n_layers] with PLAN_HAS_ bits. `text`: "hidden", "kv", "both", "none", a letter
@@ -40,16 +43,16 @@ int save_kinds_choose(const char *text, const struct save_kinds_from *from, uint
 int save_kinds_add_beside(const char *text, const struct save_kinds_from *from,
                           uint8_t *kinds, struct err *err);
 
-/* The share of its bytes that packed state takes: bf16 and f16 (docs/perf/2026-11-29.md), and f32
- * (docs/perf/2026-11-30d.md). */
-#define SAVE_PACK_SHARE(is_f32) ((is_f32) ? 0.84 : 0.68)
+/* The share of its bytes that packed state of a type takes (pack.h, docs/perf/2026-11-30d.md). */
+#define SAVE_PACK_SHARE(type)                                                              \
+    ((type) == PACK_BF16 ? 0.68 : (type) == PACK_F16 ? 0.86 : 0.84)
 
 /* Returns whether packed records are restored about as fast as plain ones: for every length of the
- * context up to max_tokens the fastest single method takes at most SAVE_PACK_SLOWER times as long.
- * Where it is shorter, the disk is the bottleneck. If the store keeps copies in DRAM (has_copies),
- * restores from these read nothing and must unpack; then the time won on the disk must also be at
- * least the time lost on copies, summed over the lengths. Returns false while the speed of the
- * store, or that of unpacking, is unknown. */
+ * context up to max_tokens the fastest single method that has records takes at most
+ * SAVE_PACK_SLOWER times as long. Where it is shorter, the disk is the bottleneck. If the store
+ * keeps copies in DRAM (has_copies), restores from these read nothing and must unpack; then the
+ * time won on the disk must also be at least the time lost on copies, summed over the lengths.
+ * Returns false while the speed of the store, or that of unpacking, is unknown. */
 #define SAVE_PACK_SLOWER 1.02
 bool save_kinds_pack(const struct save_kinds_from *from);
 

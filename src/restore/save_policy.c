@@ -16,7 +16,7 @@ from_model(const struct model *m, const struct platform *platform, int64_t max_t
                                     .recurrent = m->cfg.recurrent,
                                     .h_bytes = (double)model_hidden_bytes(m),
                                     .kv_bytes = (double)model_kv_bytes(m),
-                                    .pack_share = SAVE_PACK_SHARE(m->dtype == DTYPE_F32),
+                                    .pack_share = SAVE_PACK_SHARE(save_pack_type(m->dtype)),
                                     .platform = platform,
                                     .max_tokens = max_tokens};
 }
@@ -31,11 +31,13 @@ int save_policy_make(struct save_policy *out, const char *text, const struct mod
                : save_kinds_choose(text, &from, out->kinds, err);
 }
 
-bool save_policy_packs(const char *pack, const struct model *m,
+bool save_policy_packs(const char *pack, const char *save, const struct model *m,
                        const struct platform *platform, int64_t max_tokens, bool has_copies)
 {
     struct save_kinds_from from = from_model(m, platform, max_tokens);
     from.has_copies = has_copies;
+    if (strcmp(save, "hidden") == 0 || strcmp(save, "kv") == 0)
+        from.saved = *save == 'k' ? PLAN_HAS_KV : PLAN_HAS_H;
     if (pack == NULL || m->cfg.n_layers > STORE_MAX_LAYERS)
         return false;
     return strcmp(pack, "auto") == 0 ? save_kinds_pack(&from) : strcmp(pack, "on") == 0;

@@ -186,13 +186,14 @@ const struct seal *owner_keys_find(struct owner_keys *k, uint64_t owner)
     return seal;
 }
 
-/* [lock] Makes a key for an owner. */
-static int make(struct owner_keys *k, uint64_t owner, struct err *err)
+/* [lock] Makes a key for an owner, and returns its slot by *slot. */
+static int make(struct owner_keys *k, uint64_t owner, uint32_t *slot, struct err *err)
 {
     uint8_t wrapped[WRAPPED], salt[SEAL_SALT_BYTES], bytes[SLOT] = {0};
     uint32_t i = 0;
     while (i < k->n && k->slots[i].seal != NULL)
         i++;
+    *slot = i;
     if (i == k->n) {
         k->slots = xrealloc(k->slots, (k->n + BLOCK_SLOTS) * sizeof k->slots[0]);
         memset(k->slots + k->n, 0, BLOCK_SLOTS * sizeof k->slots[0]);
@@ -217,8 +218,7 @@ int owner_keys_get(struct owner_keys *k, uint64_t owner, const struct seal **out
 {
     pthread_mutex_lock(&k->lock);
     uint32_t i = find(k, owner);
-    int rc = i < k->n ? 0 : make(k, owner, err);
-    i = find(k, owner);
+    int rc = i < k->n ? 0 : make(k, owner, &i, err);
     *out = rc == 0 ? k->slots[i].seal : NULL;
     pthread_mutex_unlock(&k->lock);
     return rc;

@@ -130,7 +130,7 @@ struct request *et_request(const struct stack *k, const struct et_ask *a)
     if (save_policy_make(&q->save, a->save != NULL ? a->save : "none", k->model, NULL, 1024,
                          &err) != 0)
         fail_msg("%s", err.msg);
-    q->save.packs = save_policy_packs(k->o.user.pack, k->model, NULL, 1024, false);
+    q->save.packs = save_policy_packs(k->o.user.pack, "both", k->model, NULL, 1024, false);
     return q;
 }
 

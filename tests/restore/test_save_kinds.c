@@ -69,6 +69,17 @@ static struct platform balanced(void)
     return p;
 }
 
+/* Packed state is bf16. */
+static struct save_kinds_from from_of(const struct platform *p, int64_t max_tokens)
+{
+    return (struct save_kinds_from){.n_layers = L,
+                                    .h_bytes = 1000,
+                                    .kv_bytes = 2000,
+                                    .platform = p,
+                                    .pack_share = SAVE_PACK_SHARE(PACK_BF16),
+                                    .max_tokens = max_tokens};
+}
+
 static int count(const uint8_t *kinds, uint8_t bit)
 {
     int n = 0;
@@ -81,11 +92,7 @@ static void plans_that_have_less_compute_want_kv(void **state)
 {
     (void)state;
     struct platform p = balanced();
-    const struct save_kinds_from from = {.n_layers = L,
-                                         .h_bytes = 1000,
-                                         .kv_bytes = 2000,
-                                         .platform = &p,
-                                         .max_tokens = 4096};
+    const struct save_kinds_from from = from_of(&p, 4096);
     uint8_t alone[L], both[L];
     assert_int_equal(save_kinds_choose("auto", &from, alone, &e), 0);
     assert_true(count(alone, H) >= L - 2); /* layer 0 needs no record */
@@ -110,12 +117,7 @@ static void growth_is_planned_for(void **state)
     /* projecting has a high fixed cost, so it is expensive for few tokens */
     p.c_h = (struct cost_curve){.a_s = 1e-2, .b_s = 1e-7};
     p.c_kv.b_s = 0;
-    struct save_kinds_from from = {.n_layers = L,
-                                   .h_bytes = 1000,
-                                   .kv_bytes = 2000,
-                                   .platform = &p,
-                                   .pack_share = SAVE_PACK_SHARE(false),
-                                   .max_tokens = 512};
+    struct save_kinds_from from = from_of(&p, 512);
     uint8_t kinds[L];
     assert_int_equal(save_kinds_choose("auto", &from, kinds, &e), 0);
     assert_true(count(kinds, K) >= L - 1 && count(kinds, H) <= 1);
@@ -173,11 +175,7 @@ static void the_longest_context_is_planned_for(void **state)
     for (int i = 0; i < 3; i++) {
         const int64_t most[] = {2048, 4096, 4000};
         uint8_t kinds[L];
-        const struct save_kinds_from from = {.n_layers = L,
-                                             .h_bytes = 1000,
-                                             .kv_bytes = 2000,
-                                             .platform = &p,
-                                             .max_tokens = most[i]};
+        const struct save_kinds_from from = from_of(&p, most[i]);
         assert_int_equal(save_kinds_choose("auto", &from, kinds, &e), 0);
         assert_int_equal(count(kinds, B) > 0, i > 0);
     }
@@ -191,26 +189,26 @@ static void state_is_packed_where_restores_lose_nothing(void **state)
     static const struct {
         double unpack, disk, tok_s, h_s;
         bool has_copies, packs;
+        uint8_t saved;
     } cases[] = {
-        {4e9, 5e8, 1e-3, 1, false, true},  /* the disk is slow */
-        {4e8, 4e9, 1e-3, 1, false, false}, /* unpacking is slower than the disk */
-        {1e10, 4e9, 1e-3, 1, false, true},
-        {0, 5e8, 1e-3, 1, false, false},       /* not measured */
-        {4e8, 4e9, 1e-10, 1e-10, false, true}, /* all is computed again, packed or not */
+        /* hidden states alone would have to be projected, which takes longer than reading */
+        {4e9, 1e9, 1, 1e-6, false, false, H},
+        {4e9, 1e9, 1, 1e-6, false, true, K},
+        {4e9, 5e8, 1e-3, 1, false, true, B},  /* the disk is slow */
+        {4e8, 4e9, 1e-3, 1, false, false, B}, /* unpacking is slower than the disk */
+        {1e10, 4e9, 1e-3, 1, false, true, B},
+        {0, 5e8, 1e-3, 1, false, false, B},       /* not measured */
+        {4e8, 4e9, 1e-10, 1e-10, false, true, B}, /* all is computed again, packed or not */
     };
     struct platform p = balanced();
-    struct save_kinds_from from = {.n_layers = L,
-                                   .h_bytes = 1000,
-                                   .kv_bytes = 2000,
-                                   .platform = &p,
-                                   .pack_share = SAVE_PACK_SHARE(false),
-                                   .max_tokens = 10000};
+    struct save_kinds_from from = from_of(&p, 10000);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         p.unpack_bytes_per_s = cases[i].unpack;
         p.tier[0].bytes_per_s = cases[i].disk;
         p.c_tok.b_s = cases[i].tok_s;
         p.c_h.b_s = cases[i].h_s;
         from.has_copies = cases[i].has_copies;
+        from.saved = cases[i].saved;
         assert_int_equal(save_kinds_pack(&from), cases[i].packs);
     }
     p.n_tiers = 0;
@@ -228,12 +226,7 @@ static void every_length_decides_about_packing(void **state)
     p.c_tok = (struct cost_curve){.c_s = 1e-11};
     p.tier[0].bytes_per_s = 4e9;
     p.unpack_bytes_per_s = 4e8;
-    struct save_kinds_from from = {.n_layers = L,
-                                   .h_bytes = 1000,
-                                   .kv_bytes = 2000,
-                                   .platform = &p,
-                                   .pack_share = SAVE_PACK_SHARE(false),
-                                   .max_tokens = 512};
+    struct save_kinds_from from = from_of(&p, 512);
     assert_true(save_kinds_pack(&from));
     from.max_tokens = 1 << 20;
     assert_false(save_kinds_pack(&from));

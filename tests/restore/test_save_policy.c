@@ -100,14 +100,21 @@ static void packing(void **state)
     struct platform f = platform_of(&m);
     et_platform(&f, 1e-3, 1e-4, 1e-9, 1e8);
     f.unpack_bytes_per_s = 4e9;
-    assert_true(save_policy_packs("auto", &m, &f, 4096, false));
-    assert_true(save_policy_packs("on", &m, NULL, 4096, false));
-    assert_false(save_policy_packs("off", &m, &f, 4096, false));
-    assert_false(save_policy_packs(NULL, &m, &f, 4096, false));
+    assert_true(save_policy_packs("auto", "both", &m, &f, 4096, false));
+    assert_true(save_policy_packs("on", "both", &m, NULL, 4096, false));
+    assert_false(save_policy_packs("off", "both", &m, &f, 4096, false));
+    assert_false(save_policy_packs(NULL, "both", &m, &f, 4096, false));
+    /* Copies in DRAM have to be unpacked: the disk must win more than that. f16 numbers have more
+     * mantissa, which does not get smaller. */
+    f.unpack_bytes_per_s = 5e8;
+    assert_true(save_policy_packs("auto", "kv", &m, &f, 4096, true));
+    m.dtype = DTYPE_F16;
+    assert_false(save_policy_packs("auto", "kv", &m, &f, 4096, true));
+    m.dtype = DTYPE_BF16;
     f.unpack_bytes_per_s = 1e7;
-    assert_false(save_policy_packs("auto", &m, &f, 4096, false));
+    assert_false(save_policy_packs("auto", "both", &m, &f, 4096, false));
     m.dtype = DTYPE_F32;
-    assert_true(save_policy_packs("on", &m, NULL, 4096, false));
+    assert_true(save_policy_packs("on", "both", &m, NULL, 4096, false));
 }
 
 /* With a profile, the kinds are saved that the plans read. Layer 0 is recomputed at no extra cost,
