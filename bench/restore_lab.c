@@ -15,6 +15,7 @@
 #include "restore/profile.h"
 #include "restore/save_policy.h"
 #include "sim/machines.h"
+#include "tensor/device.h"
 
 enum { GROUP = RESTORE_GROUP_CHUNKS, READ_DEPTH = 128 };
 
@@ -115,8 +116,11 @@ static int make_pipeline(struct lab *b, const struct lab_opts *o, struct err *er
                                        .staging_bytes = stack_staging_bytes(&b->k),
                                        .max_tokens = b->max_chunks * STORE_CHUNK_TOKENS +
                                                      1};
+    int direct = 0;
     if (rc == 0)
-        rc = restore_direct_parse(o->engine.gpu_direct, &ro.direct, err);
+        rc = device_choice("gpu-direct", o->engine.gpu_direct, restore_direct_names,
+                           &direct, err);
+    ro.direct = (enum restore_direct)direct;
     return rc == 0 ? restore_pipeline_create(&ro, &b->pipeline, err) : rc;
 }
 

@@ -4,6 +4,8 @@
  * own waits spin and have no end.  So a process asks whether its message has come (MPI_Iprobe),
  * or whether an exchange is complete (MPI_Test).  Between questions about a message it sleeps
  * once none has come for a while; in an exchange it lets other threads run. */
+#include <elf.h>
+#include <link.h>
 #include <mpi.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -11,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/minmax.h"
@@ -36,6 +39,63 @@ static int n_processes, self;
 static int64_t hang_s = HANG_S;
 static atomic_int next_tag;
 
+/* The note of a library by which the linker names its bytes. */
+struct build {
+    uint8_t id[32];
+};
+
+static const char *place_of(const struct dl_phdr_info *o, const ElfW(Phdr) * p)
+{
+    return (const char *)(uintptr_t)(o->dlpi_addr + p->p_vaddr);
+}
+
+static size_t padded(size_t n)
+{
+    return (n + 3) & ~(size_t)3;
+}
+
+static int find_build(struct dl_phdr_info *o, size_t size, void *out)
+{
+    const ElfW(Phdr) *p = o->dlpi_phdr, *end = p + o->dlpi_phnum;
+    const char *own = (const char *)(uintptr_t)find_build;
+    (void)size;
+    while (p < end && (own < place_of(o, p) || own >= place_of(o, p) + p->p_memsz))
+        p++;
+    if (p == end)
+        return 0; /* another library */
+    for (p = o->dlpi_phdr; p < end; p++) {
+        const char *at = place_of(o, p), *behind = at + p->p_memsz;
+        const ElfW(Nhdr) * note;
+        for (; p->p_type == PT_NOTE && at < behind;
+             at += sizeof *note + padded(note->n_namesz) + padded(note->n_descsz)) {
+            note = (const void *)at;
+            if (note->n_type == NT_GNU_BUILD_ID)
+                memcpy(out, at + sizeof *note + padded(note->n_namesz),
+                       MIN(note->n_descsz, sizeof(struct build)));
+        }
+    }
+    return 1;
+}
+
+/* Calls travel as they lie in memory, and ranks compute parts of one result. So all processes must
+ * run the same build. */
+static int check_builds(int n, struct err *err)
+{
+    struct build own = {0}, of[MOST_PROCESSES];
+    (void)dl_iterate_phdr(find_build, &own);
+    MPI_Allgather(&own, sizeof own, MPI_BYTE, of, sizeof own, MPI_BYTE, MPI_COMM_WORLD);
+    for (int i = 1; i < n; i++)
+        if (memcmp(&of[i], &of[0], sizeof own) != 0) {
+            while (self > 0)
+                (void)pause(); /* process 0 says it, and mpirun ends the others */
+            return err_set(err, ERR_UNSUPPORTED,
+                           "process %d runs another build of hcache than process 0: "
+                           "install the same on all machines",
+                           i);
+        }
+    return 0;
+}
+
 int job_join(int *index, int *n, struct err *err)
 {
     int provided;
@@ -55,7 +115,7 @@ int job_join(int *index, int *n, struct err *err)
     for (int i = 0; i < MOST_PROCESSES; i++)
         groups[i] = MPI_COMM_NULL;
     return *n <= MOST_PROCESSES
-               ? 0
+               ? check_builds(*n, err)
                : err_set(err, ERR_USAGE, "%d processes: at most %d are allowed", *n,
                          MOST_PROCESSES);
 }
@@ -267,13 +327,5 @@ const struct peers_plugin hcache_peers_plugin = {.version = PEERS_PLUGIN_VERSION
                                                  .join = job_join,
                                                  .serve = serve_all,
                                                  .leave = job_leave,
-                                                 .group_open = group_make,
-                                                 .stage_alloc = group_stage_alloc,
-                                                 .rank_stream = group_rank_stream,
-                                                 .rank_address = group_rank_address,
-                                                 .all_gather = group_all_gather,
-                                                 .have_file = group_have_file,
-                                                 .read_rows = peer_read_rows,
-                                                 .kv_chunks_up = group_kv_chunks_up,
-                                                 .kv_rows_down = group_kv_rows_down,
+                                                 GROUP_FUNCTIONS,
                                                  .disks = disks_open};

@@ -132,6 +132,14 @@ bool group_have_file(struct device *d, const char *source, int n_tensors,
 int peer_read_rows(struct stream *s, const struct weight *w, int64_t dst_row, int number,
                    int64_t row, int64_t n);
 
+/* The functions of struct peers_plugin for groups. */
+#define GROUP_FUNCTIONS                                                                    \
+    .group_open = group_make, .stage_alloc = group_stage_alloc,                            \
+    .rank_stream = group_rank_stream, .rank_address = group_rank_address,                  \
+    .all_gather = group_all_gather, .have_file = group_have_file,                          \
+    .read_rows = peer_read_rows, .kv_chunks_up = group_kv_chunks_up,                       \
+    .kv_rows_down = group_kv_rows_down
+
 /* --- rows.c --- */
 struct rows;
 /* Opens a model's files on this machine. Returns an error unless they have this many tensors and

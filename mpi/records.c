@@ -16,13 +16,15 @@
 #include "base/thread.h"
 #include "mpi/disks.h"
 #include "mpi/group_impl.h"
+#include "pack/pack.h"
+#include "seal/seal.h"
 
 enum { SLOTS = 16, LOOK_NS = 50000 };
 
 struct slot {
     struct record_read r;
     struct io_req req;
-    uint8_t *bytes;
+    uint8_t *bytes, *record; /* the record lies in `bytes`, unpacked behind what was read */
     size_t room;
     void *sending[2 * MAX_RANKS];
     int n_sending; /* bytes of parts on their way */
@@ -68,10 +70,11 @@ void records_close(struct records *r)
 
 static void begin(struct records *r, struct slot *s, const struct record_read *read)
 {
-    if (s->room < read->bytes) {
+    size_t bytes = read->bytes + (read->form.is_packed ? read->n_bytes : 0);
+    if (s->room < bytes) {
         if (s->bytes != NULL)
             mem_unmap(s->bytes, s->room);
-        s->room = round_up(read->bytes, (size_t)1 << 20);
+        s->room = round_up(bytes, (size_t)1 << 20);
         s->bytes = mem_map(s->room);
         CHECK(s->bytes != NULL);
     }
@@ -109,8 +112,39 @@ static void begin_waiting(struct records *r)
         if (r->first == NULL)
             r->last = &r->first;
         begin(r, s, &w->read);
+        explicit_bzero(w, sizeof *w);
         free(w);
     }
+}
+
+/* Decrypts n bytes in place under the key of the form, and overwrites that. */
+static bool unseal(struct store_form *f, uint8_t *bytes, size_t n)
+{
+    struct seal *seal = seal_of_runs(f->key);
+    bool good = seal_run_open(seal, f->name, sizeof f->name, bytes, n, bytes);
+    seal_free(seal);
+    explicit_bzero(f->key, sizeof f->key);
+    return good;
+}
+
+/* Makes the record of the bytes that were read. Returns the checksum of the stored bytes; another
+ * number if they make no record. */
+static uint64_t make_record(struct slot *s)
+{
+    struct store_form *f = &s->r.form;
+    size_t n = f->n_bytes;
+    s->record = s->bytes + f->begin;
+    uint64_t sum = f->is_sealed ? f->checksum : checksum64(s->record, n);
+    bool good = sum == f->checksum;
+    if (f->is_sealed) {
+        good = unseal(f, s->record, n);
+        n -= SEAL_BYTES;
+    }
+    if (good && f->is_packed) {
+        good = pack_undo(s->record, n, s->bytes + s->r.bytes, s->r.n_bytes);
+        s->record = s->bytes + s->r.bytes;
+    }
+    return good || sum != f->checksum ? sum : ~sum;
 }
 
 static void *place(uint64_t address)
@@ -146,10 +180,10 @@ static void hand_over(struct records *r, struct slot *s)
             if (c.part.bytes[p] == 0 || (to == 0 && r->self > 0))
                 continue;
             if (to == r->self)
-                memcpy(place(c.part.dst[p]), s->bytes + at[p], c.part.bytes[p]);
+                memcpy(place(c.part.dst[p]), s->record + at[p], c.part.bytes[p]);
             else
-                s->sending[s->n_sending++] = job_send_begin(to, TAG_PARTS, s->bytes + at[p],
-                                                            c.part.bytes[p]);
+                s->sending[s->n_sending++] = job_send_begin(
+                    to, TAG_PARTS, s->record + at[p], c.part.bytes[p]);
         }
     }
 }
@@ -167,7 +201,7 @@ static void answer(struct slot *s, int rc, uint64_t sum)
     for (int p = 0; a.has_part && p < 2; p++) {
         size_t at, n = record_piece(read, 0, p, &at);
         if (n > 0)
-            s->sending[s->n_sending++] = job_send_begin(0, read->tag, s->bytes + at, n);
+            s->sending[s->n_sending++] = job_send_begin(0, read->tag, s->record + at, n);
     }
 }
 
@@ -184,7 +218,7 @@ bool records_step(struct records *r, int64_t wait_ns,
     for (unsigned i = 0; i < n; i++) {
         struct slot *s = ended[i]->user;
         int rc = s->req.result;
-        uint64_t sum = rc == 0 ? checksum64(s->bytes, s->r.n_bytes) : 0;
+        uint64_t sum = rc == 0 ? make_record(s) : 0;
         r->n_reading--;
         s->is_read = true;
         if (rc == 0)
@@ -233,6 +267,7 @@ static void *serve_records(void *unused)
                 store_part(from, &c.part);
             else if (c.kind == RECORD_READ)
                 records_begin(r, &c.read);
+            explicit_bzero(&c.read, sizeof c.read);
         }
         is_busy = records_step(r, from >= 0 ? 0 : LOOK_NS, NULL, NULL);
     }
@@ -316,6 +351,7 @@ static int reader_submit(struct file_reader *base, struct file_read *reads, int 
                                          .offset = reads[i].offset,
                                          .bytes = reads[i].bytes,
                                          .n_bytes = reads[i].n_bytes,
+                                         .form = *reads[i].form,
                                          .by_heads = reads[i].by_heads,
                                          .first = stage * g->base.n_ranks,
                                          .n = g->base.n_ranks}};

@@ -3,13 +3,17 @@
  *
  *   process 0 (file_reader)        the process that has the record        ranks of the layer's stage
  *   RECORD_READ            ----->  reads it from its disk, computes
- *                                  its checksum, keeps its own part,
- *                                  sends the others theirs          ----->  RECORD_PART: stored
+ *                                  its checksum, decrypts and unpacks
+ *                                  it, keeps its own part, sends the
+ *                                  others theirs                    ----->  RECORD_PART: stored
  *                          <-----  RECORD_DONE (code, checksum)
  *                          <-----------------------------------------------  RECORD_STORED
  *
  * K and V of a whole chunk go to each rank by its heads, other records whole.  So no record passes
  * process 0, and all links carry the same (HCache paper, section 5).
+ *
+ * The call has the key of an encrypted record: that of its owner's records, which opens nothing
+ * else.  The process overwrites it once the record is open.
  *
  * A rank's messages of TAG_CALL may still use the memory of an earlier record.  So a part has the
  * number of messages that the rank must have carried out before it is stored. */
@@ -18,6 +22,7 @@
 
 #include "io/io.h"
 #include "mpi/messages.h"
+#include "store/store.h"
 
 /* The bytes of parts have TAG_PARTS; answers, and the parts of process 0, the reader's own tag. */
 enum { TAG_RECORDS = 32001, TAG_PARTS, FIRST_TAG_OF_READERS, LAST_TAG_OF_READERS = 32700 };
@@ -27,6 +32,7 @@ struct record_read {
     uint64_t file, offset;
     size_t bytes;   /* are read */
     size_t n_bytes; /* of the record */
+    struct store_form form;
     bool by_heads;
     int first, n;              /* the ranks: processes [first, first + n) */
     uint64_t dst[MAX_RANKS];   /* the record's place at each */

@@ -26,8 +26,8 @@ enum {
 struct seal {
     EVP_CIPHER *gcm, *xts;
     EVP_MD_CTX *inner,
-        *outer;             /* the two hashes of HMAC, once they have seen the runs' key */
-    uint8_t pages[2 * KEY]; /* key of pages */
+        *outer; /* the two hashes of HMAC, once they have seen the runs' key */
+    uint8_t runs[KEY], pages[2 * KEY]; /* keys of runs and of pages */
     uint64_t mark;
 };
 
@@ -59,19 +59,32 @@ static EVP_MD_CTX *hash_of_pad(const uint8_t *key, uint8_t pad)
     return c;
 }
 
-struct seal *seal_new(const uint8_t secret[SEAL_KEY_BYTES], const void *id, size_t n_id)
+struct seal *seal_of_runs(const uint8_t key[SEAL_KEY_BYTES])
 {
     struct seal *s = xcalloc(1, sizeof *s);
+    memcpy(s->runs, key, KEY);
+    s->inner = hash_of_pad(key, IPAD);
+    s->outer = hash_of_pad(key, OPAD);
+    s->gcm = EVP_CIPHER_fetch(NULL, "AES-256-GCM", NULL);
+    CHECK(s->gcm != NULL);
+    return s;
+}
+
+void seal_runs_key(const struct seal *s, uint8_t out[SEAL_KEY_BYTES])
+{
+    memcpy(out, s->runs, KEY);
+}
+
+struct seal *seal_new(const uint8_t secret[SEAL_KEY_BYTES], const void *id, size_t n_id)
+{
     uint8_t runs[KEY], mark[8];
     derive(secret, id, n_id, "hcache runs", runs, sizeof runs);
+    struct seal *s = seal_of_runs(runs);
     derive(secret, id, n_id, "hcache pages", s->pages, sizeof s->pages);
     derive(secret, id, n_id, "hcache mark", mark, sizeof mark);
     s->mark = get_u64(mark) | 1;
-    s->inner = hash_of_pad(runs, IPAD);
-    s->outer = hash_of_pad(runs, OPAD);
-    s->gcm = EVP_CIPHER_fetch(NULL, "AES-256-GCM", NULL);
     s->xts = EVP_CIPHER_fetch(NULL, "AES-256-XTS", NULL);
-    CHECK(s->gcm != NULL && s->xts != NULL);
+    CHECK(s->xts != NULL);
     OPENSSL_cleanse(runs, sizeof runs);
     return s;
 }

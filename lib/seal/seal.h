@@ -45,6 +45,11 @@ void seal_run(const struct seal *s, const void *name, size_t n_name,
 bool seal_run_open(const struct seal *s, const void *name, size_t n_name,
                    const void *sealed, size_t n_sealed, void *out);
 
+/* Write the key of a seal's runs, and make a seal of it that opens only runs: in another process,
+ * which gets no other key. */
+void seal_runs_key(const struct seal *s, uint8_t out[SEAL_KEY_BYTES]);
+struct seal *seal_of_runs(const uint8_t key[SEAL_KEY_BYTES]);
+
 /* Writes a keyed hash of n bytes. Nobody can find the bytes from it without the seal. */
 void seal_hash(const struct seal *s, const void *bytes, size_t n, uint8_t out[32]);
 

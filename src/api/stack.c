@@ -21,6 +21,7 @@
 #include "api/memory_plan.h"
 #include "save/fingerprint.h"
 #include "restore/profile.h"
+#include "tensor/device.h"
 #include "tensor/group.h"
 #include "tensor/peers.h"
 #include "text/tokenizer.h"
@@ -581,7 +582,9 @@ static int open_remote(struct stack *k, struct err *err)
                             .ttl_s = u->remote_ttl_s > 0 ? (uint32_t)u->remote_ttl_s
                                                          : REMOTE_TTL_S,
                             .max_chunk_bytes = chunk_bytes(k->model)};
-    int rc = remote_when_parse(u->remote_write, &o.when, err);
+    int when,
+        rc = device_choice("remote-write", u->remote_write, remote_when_names, &when, err);
+    o.when = (enum remote_when)when;
     if (rc == 0)
         rc = remote_open(&o, &k->remote, err);
     if (s != NULL)
@@ -669,14 +672,10 @@ static int read_method(struct stack *k, struct err *err)
 {
     const struct hcache_opts *o = &k->o.user;
     const char *name = o->cache_method != NULL ? o->cache_method : "off";
-    int i = 0;
-    while (mixed_methods[i] != NULL && strcmp(mixed_methods[i], name) != 0)
-        i++;
-    if (mixed_methods[i] == NULL)
-        return err_set(err, ERR_USAGE,
-                       "method: '%s' is none of auto, paper, kv, act, recompute, off",
-                       name);
-    k->method = (enum mixed_method)i;
+    int method, rc = device_choice("method", name, mixed_methods, &method, err);
+    if (rc != 0)
+        return rc;
+    k->method = (enum mixed_method)method;
     bool is_forced = k->method == MIXED_KV || k->method == MIXED_ACT ||
                      k->method == MIXED_PRINTED;
     if (is_forced && (o->n_store > 0 || o->store_in_memory))
@@ -758,7 +757,10 @@ static int open_engine(struct stack *k, struct err *err)
                                         strcmp(k->o.user.prefetch, "off") != 0,
                              .staging_bytes = stack_staging_bytes(k),
                              .rest_ns = k->o.shared != NULL ? STACK_REST_NS : 0};
-    rc = restore_direct_parse(k->o.user.gpu_direct, &eo.direct, err);
+    int direct;
+    rc = device_choice("gpu-direct", k->o.user.gpu_direct, restore_direct_names, &direct,
+                       err);
+    eo.direct = (enum restore_direct)direct;
     if (rc == 0 && eo.direct == RESTORE_DIRECT_ON && k->store == NULL)
         rc = err_set(err, ERR_USAGE, "gpu-direct on: there is no store to read from");
     return rc == 0 ? engine_create(&eo, &k->engine, err) : rc;

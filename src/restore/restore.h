@@ -71,8 +71,7 @@ struct restore;
  * device can. OFF: never. ON: always; restore_pipeline_create fails if the device cannot. */
 enum restore_direct { RESTORE_DIRECT_AUTO, RESTORE_DIRECT_OFF, RESTORE_DIRECT_ON };
 
-/* Parses "auto" (also NULL), "off" or "on". Returns ERR_USAGE for any other text. */
-int restore_direct_parse(const char *text, enum restore_direct *out, struct err *err);
+extern const char *const restore_direct_names[];
 
 struct restore_pipeline_opts {
     const struct model *model;

@@ -222,12 +222,13 @@ static bool check_record(struct restore *r, struct group *g, int i, int thread_i
     int rc = read->status;
     if (g->is_snapshot)
         return check_snapshot(r, g, thread_idx);
-    if (rc == 0 && g->is_direct && r->rr->check == NULL)
+    if (rc == 0 && g->is_direct && r->rr->check == NULL) {
         rc = store_read_judge(read, g->from[i].sum, &e);
-    else if (rc == 0 && (r->rr->check == NULL || read->is_packed || read->is_sealed))
+        read->n_bytes = (uint32_t)g->from[i].n_bytes;
+        read->is_packed = read->is_sealed = false;
+    } else if (rc == 0 && (r->rr->check == NULL || read->is_packed || read->is_sealed))
         rc = store_read_check(read, &e);
-    size_t n_bytes = r->rr->record_bytes[g->kind] / STORE_CHUNK_TOKENS *
-                     (size_t)read->hit->n_tokens;
+    size_t n_bytes = group_record_bytes(r->rr, g, i);
     if (rc == 0 && read->is_packed)
         rc = unpack(r->rr, read, n_bytes, thread_idx, &e);
     if (rc == 0 && read->n_bytes != n_bytes)

@@ -20,20 +20,7 @@
 #include "base/log.h"
 #include "restore/restore_impl.h"
 
-int restore_direct_parse(const char *text, enum restore_direct *out, struct err *err)
-{
-    static const char *const names[] = {"auto", "off", "on"};
-    *out = RESTORE_DIRECT_AUTO;
-    for (int i = 0; text != NULL && i < 3; i++) {
-        if (strcmp(text, names[i]) == 0) {
-            *out = (enum restore_direct)i;
-            return 0;
-        }
-    }
-    return text == NULL
-               ? 0
-               : err_set(err, ERR_USAGE, "gpu-direct '%s': must be auto, on or off", text);
-}
+const char *const restore_direct_names[] = {"auto", "off", "on", NULL};
 
 static const char *why_not(const struct restore_pipeline *rr)
 {
@@ -86,16 +73,20 @@ bool restore_direct_submit(struct restore_pipeline *rr, struct group *g)
     if (!rr->is_direct)
         return false;
     for (int i = 0; i < g->n_chunks; i++) {
-        struct store_place at;
-        if (store_read_place(rr->o.store, &g->reads[i], &at) != 0)
+        struct store_place *at = &g->place[i];
+        const struct store_form *f = &at->form;
+        if (store_read_place(rr->o.store, &g->reads[i], at) != 0 ||
+            (rr->check != NULL && (f->is_packed || f->is_sealed || f->begin > 0)))
             return false;
+        size_t n_bytes = f->is_packed ? group_record_bytes(rr, g, i)
+                                      : f->n_bytes - (f->is_sealed ? SEAL_BYTES : 0);
         g->from[i] = (struct file_read){
-            .fd = at.fd,
-            .offset = at.offset,
-            .bytes = at.bytes,
-            .n_bytes = g->reads[i].n_bytes,
-            .by_heads = g->kind == STORE_KV &&
-                        g->reads[i].n_bytes == rr->record_bytes[STORE_KV],
+            .fd = at->fd,
+            .offset = at->offset,
+            .bytes = at->bytes,
+            .form = f,
+            .n_bytes = n_bytes,
+            .by_heads = g->kind == STORE_KV && n_bytes == rr->record_bytes[STORE_KV],
             .dst = g->twin + (size_t)i * rr->record_room[g->kind]};
     }
     if (file_reader_submit(rr->files, g->from, g->n_chunks, g, &why) != 0) {
@@ -106,15 +97,6 @@ bool restore_direct_submit(struct restore_pipeline *rr, struct group *g)
     if (rr->n_direct++ == 0)
         rr->direct_silent_ns = 0;
     return true;
-}
-
-/* Returns whether a read of g failed for another reason than a cancellation. */
-static bool has_failed(const struct group *g)
-{
-    for (int i = 0; i < g->n_chunks; i++)
-        if (g->from[i].status != 0 && g->from[i].status != -ECANCELED)
-            return true;
-    return false;
 }
 
 void restore_direct_wait(struct restore_pipeline *rr, int64_t most_ns)
@@ -140,7 +122,9 @@ struct group *restore_direct_collect(struct restore_pipeline *rr, bool *again)
         return NULL;
     rr->direct_ended = NULL;
     rr->n_direct--;
-    *again = rr->direct_rc != 0 || has_failed(g);
+    *again = rr->direct_rc != 0;
+    for (int i = 0; i < g->n_chunks; i++)
+        *again |= g->from[i].status != 0 && g->from[i].status != -ECANCELED;
     if (*again) {
         char text[60];
         snprintf(text, sizeof text, "a read of layer %d failed", g->layer);

@@ -73,6 +73,7 @@ struct group {
     /* Read straight into the twin, and into no other memory: restore_direct.c. */
     bool is_direct;
     struct file_read from[GROUP];
+    struct store_place place[GROUP];
 
     /* Fields of restore_up.c. All are zero if memory is unified. */
     uint8_t *twin; /* the slot in device memory */
@@ -288,6 +289,13 @@ static inline bool restore_has_snapshot(const struct restore *r, int layer)
 static inline int restore_read_end(const struct restore *r, int layer, int n)
 {
     return layer >= r->n_late ? n : r->snapshot_chunk + 1 <= n ? r->snapshot_chunk + 1 : n;
+}
+/* Returns the bytes of record i of a group, unpacked. */
+static inline size_t group_record_bytes(const struct restore_pipeline *rr,
+                                        const struct group *g, int i)
+{
+    return rr->record_bytes[g->kind] / STORE_CHUNK_TOKENS *
+           (size_t)g->reads[i].hit->n_tokens;
 }
 /* Returns the tokens in the first n chunks of the job. */
 static inline int restore_tokens(const struct restore *r, int n)

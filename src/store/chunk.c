@@ -257,7 +257,7 @@ int chunk_header_open(const struct seal *seal, struct owner_keys *owners,
 }
 
 void chunk_record_name(const struct sha256 *key, int layer, int kind, bool is_packed,
-                       uint8_t out[CHUNK_NAME_BYTES])
+                       uint8_t out[STORE_NAME_BYTES])
 {
     memcpy(out, key->b, sizeof key->b);
     out[sizeof key->b] = (uint8_t)layer;

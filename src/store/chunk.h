@@ -104,9 +104,8 @@ int chunk_header_open(const struct seal *seal, struct owner_keys *owners,
                       struct err *err);
 
 /* Writes the name under which a record is sealed. */
-enum { CHUNK_NAME_BYTES = sizeof(struct sha256) + 3 };
 void chunk_record_name(const struct sha256 *key, int layer, int kind, bool is_packed,
-                       uint8_t out[CHUNK_NAME_BYTES]);
+                       uint8_t out[STORE_NAME_BYTES]);
 
 struct store_mask chunk_mask(const struct chunk_record *records, int n);
 

@@ -432,7 +432,7 @@ static const void *stream_seal(struct stream *st, const struct sha256 *key,
                                const struct store_record *from, const void *bytes)
 {
     struct writer *w = st->w;
-    uint8_t name[CHUNK_NAME_BYTES], salt[SEAL_SALT_BYTES];
+    uint8_t name[STORE_NAME_BYTES], salt[SEAL_SALT_BYTES];
     if (from->has_checksum && checksum64(bytes, from->n_bytes) != from->checksum) {
         st->status = err_set(st->err, ERR_CORRUPT,
                              "a record has changed since it was checked");

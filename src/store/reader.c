@@ -365,14 +365,28 @@ int store_read_place(struct store *s, struct store_read *read, struct store_plac
     /* A record with a copy in DRAM is left to a store_reader, which reads the copy. */
     bool has_copy = rc == 0 && x->copy != NULL;
     pthread_mutex_unlock(&s->lock);
+    read->bytes = NULL;
     if (file != NULL)
         out->fd = io_file_fd(file);
-    if (rc == 0 && (out->fd < 0 || has_copy || read->is_packed || read->is_sealed ||
-                    out->offset % STORE_ALIGN != 0))
+    if (rc == 0 &&
+        (out->fd < 0 || has_copy ||
+         (read->is_sealed && (read->of_owner == NULL || read->n_bytes < SEAL_BYTES))))
         rc = ERR_UNSUPPORTED;
-    read->bytes = NULL;
-    out->bytes = rc == 0 ? round_up(read->n_bytes, STORE_ALIGN) : 0;
-    return rc;
+    if (rc != 0)
+        return rc;
+    uint32_t begin = (uint32_t)(out->offset % STORE_ALIGN);
+    out->offset -= begin;
+    out->bytes = round_up(begin + read->n_bytes, STORE_ALIGN);
+    out->form = (struct store_form){.begin = begin,
+                                    .n_bytes = read->n_bytes,
+                                    .is_packed = read->is_packed,
+                                    .is_sealed = read->is_sealed,
+                                    .checksum = read->checksum};
+    if (read->is_sealed)
+        seal_runs_key(read->of_owner, out->form.key);
+    chunk_record_name(&read->hit->key, read->layer, read->kind, read->is_packed,
+                      out->form.name);
+    return 0;
 }
 
 void store_read_end(struct store_read *read, int status)
@@ -424,7 +438,7 @@ double store_unseal_bytes_per_s(const struct store *s)
 /* Decrypts a record at dst. Returns false if it is not what was written. */
 static bool unseal(struct store_read *read)
 {
-    uint8_t name[CHUNK_NAME_BYTES], *at = read->dst;
+    uint8_t name[STORE_NAME_BYTES], *at = read->dst;
     if (store_read_is_in_dst(read)) /* behind the beginning of its sector */
         at += read->bytes - at;
     chunk_record_name(&read->hit->key, read->layer, read->kind, read->is_packed, name);

@@ -30,6 +30,7 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "base/minmax.h"
+#include "seal/seal.h"
 #include "store/placement.h"
 #include "store/placement_price.h"
 
@@ -633,14 +634,22 @@ int store_read_check(struct store_read *read, struct err *err);
  * elsewhere, on a copy of them. */
 int store_read_judge(const struct store_read *read, uint64_t sum, struct err *err);
 
+/* What makes a record of the bytes at its place, also in another process (mpi/records.h). */
+enum { STORE_NAME_BYTES = sizeof(struct sha256) + 3 };
+struct store_form {
+    uint32_t begin, n_bytes; /* the stored bytes lie at `begin` */
+    bool is_packed, is_sealed;
+    uint64_t checksum;              /* store_read.checksum */
+    uint8_t key[SEAL_KEY_BYTES];    /* of the owner's runs (seal_of_runs) */
+    uint8_t name[STORE_NAME_BYTES]; /* under which the run is sealed */
+};
 /* A record's place in a file, for a caller that reads it into memory that no store_reader can
  * use. */
 struct store_place {
     int fd; /* owned by the store, open as long as the hit is held */
     uint64_t offset;
-    /* Length to read: whole blocks, a multiple of STORE_ALIGN. The first n_bytes of them are the
-     * record. */
-    size_t bytes;
+    size_t bytes; /* to read: whole blocks, a multiple of STORE_ALIGN */
+    struct store_form form;
 };
 /* Returns whether the store's records are in files that the caller can read itself. They are not if
  * the store is in memory, on a simulated disk, or throttled. */
@@ -648,8 +657,8 @@ bool store_has_files(const struct store *s);
 /* Returns whether the store's chunks lie in directories, not in memory. */
 bool store_is_on_disk(const struct store *s);
 /* Fills in *out and the fields of *read that store_reader_submit would, except `bytes`. Check the
- * bytes with store_read_judge. Returns non-zero if the read must be left to a store_reader, which
- * then reports the reason; a packed or encrypted record always is. */
+ * bytes with store_read_judge; of a sealed record that opens, the sum is form.checksum. Returns
+ * non-zero if the read must be left to a store_reader, which then reports the reason. */
 int store_read_place(struct store *s, struct store_read *read, struct store_place *out);
 /* Reports the status of a read that store_read_place has placed. The store counts failures. */
 void store_read_end(struct store_read *read, int status);

@@ -43,7 +43,7 @@ struct peers_plugin {
 };
 
 /* Raise this if the meaning of something that crosses changes. */
-#define PEERS_PLUGIN_VERSION 4
+#define PEERS_PLUGIN_VERSION 5
 /* Differs if one side was built with other structs. */
 #define PEERS_PLUGIN_LAYOUT                                                                \
     (sizeof(struct buf) + 8191 * sizeof(struct device) + 131071 * sizeof(struct stream) +  \

@@ -42,11 +42,8 @@ int device_choice(const char *option, const char *text, const char *const *names
             return 0;
         }
         size_t n = strlen(list);
-        snprintf(list + n, sizeof list - n, "%s%s",
-                 i == 0                 ? ""
-                 : names[i + 1] == NULL ? " or "
-                                        : ", ",
-                 names[i]);
+        const char *next = names[i + 1] == NULL ? " or " : ", ";
+        snprintf(list + n, sizeof list - n, "%s%s", i == 0 ? "" : next, names[i]);
     }
     return text == NULL
                ? 0

@@ -195,6 +195,7 @@ int stream_throttle(struct stream *s, double bytes_per_s, struct err *err);
  * group, each process from its own disk.  One thread at a time may use a
  * reader.  After a read has been waited for, its bytes are visible to all work queued later. */
 struct file_reader;
+struct store_form;
 enum { FILE_READER_MOST = 8 }; /* maximum number of reads in a batch */
 
 struct file_read {
@@ -204,10 +205,11 @@ struct file_read {
     void *dst;  /* lies in the reader's memory, at a multiple of 4096 from its beginning */
     int status; /* 0, or a negative code; -ECANCELED after file_reader_cancel */
     /* For a group, whose ranks read for each other: */
-    size_t n_bytes; /* part of bytes that is the record */
+    const struct store_form *form; /* what the record is made of (store.h) */
+    size_t n_bytes;                /* of the record that is made */
     bool
         by_heads; /* the record is K and V of a whole chunk: each rank gets its own heads */
-    uint64_t sum; /* set at the end: checksum64 of the record */
+    uint64_t sum; /* set at the end: checksum64 of the stored bytes */
 };
 
 /* Opens a reader. `into` is the device memory into which all reads go; it must outlive the reader.

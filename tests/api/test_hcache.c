@@ -207,7 +207,7 @@ static void options_that_exclude_each_other(void **state)
     }
     o = options(NULL);
     o.cache_method = "half";
-    refuse_or_look_for_model(&o, true, "'half' is none of auto, paper, kv, act");
+    refuse_or_look_for_model(&o, true, "--method half: must be off");
     static const char *const policies[] = {"lru", "fifo", "lfu", "attentionstore", "ours"};
     for (int i = 0; i < 5; i++) {
         o = options(NULL);

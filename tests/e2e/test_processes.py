@@ -88,14 +88,19 @@ def cpu_seconds(pid):
     return sum(map(int, stat_of(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
-# Every arrangement computes the bits of one process, and reads what another one has saved.
+# Every arrangement computes the bits of one process, and reads what another one has saved, also packed and encrypted.
 digest = answer(1, 1)["logits_digest"]
-for ranks, stages, other, plan in ((2, 1, (1, 1), "hidden"), (1, 2, (2, 1), "kv"), (2, 2, (1, 2), "RHKK"),
-                                   (4, 1, (2, 2), "RKHK")):
+key = os.path.join(tmp, "key")
+with open(key, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as f:
+    f.write("5a" * 32)
+FORMS = (), ("--pack", "on"), ("--pack", "on", "--store-key", key)
+for ranks, stages, other, plan, form in ((2, 1, (1, 1), "hidden", 0), (1, 2, (2, 1), "kv", 1), (2, 2, (1, 2), "RHKK", 2),
+                                         (4, 1, (2, 2), "RKHK", 2)):
     store = os.path.join(tmp, f"store{ranks}{stages}")
-    j = answer(ranks, stages, "--store", store, "--save", "both", "--plan", "recompute")
+    kept = "--store", store, *FORMS[form]
+    j = answer(ranks, stages, *kept, "--save", "both", "--plan", "recompute")
     tap.equal(f"{stages} stages of {ranks} processes: the logits of one", j.get("logits_digest"), digest)
-    j = answer(*other, "--store", store, "--save", "none", "--plan", plan)
+    j = answer(*other, *kept, "--save", "none", "--plan", plan)
     tap.equal(f"{other[1]} stages of {other[0]} restore their state by {plan}: the same logits",
               (j.get("logits_digest"), j.get("cached_tokens")), (digest, 192))
 tap.equal("started by mpirun: the same", answer(2, 1, processes=2).get("logits_digest"), digest)
@@ -103,17 +108,18 @@ tap.equal("started by mpirun: the same", answer(2, 1, processes=2).get("logits_d
 # Each process has a share of the store. One process reads all shares; without one of them there is no store.
 shares = [store, *(os.path.join(store, f"hcache.rank{i}") for i in range(1, 4))]
 tap.check("each process has a share of the records", all(os.path.getsize(os.path.join(s, "seg-000000.hc")) > 8192 for s in shares), shares)
-j = answer(1, 1, "--store", store, "--save", "none", "--plan", "kv")
+j = answer(1, 1, *kept, "--save", "none", "--plan", "kv")
 tap.equal("one process reads the shares of four", (j.get("logits_digest"), j.get("cached_tokens")), (digest, 192))
-with open(os.path.join(shares[1], "seg-000000.hc"), "r+b") as f:
-    f.seek(8192)
-    f.write(bytes(os.path.getsize(f.name) - 8192))
-j = answer(4, 1, "--store", store, "--save", "none", "--plan", "kv")
-tap.check("damage at another process: found there, and computed again", j.get("logits_digest") == digest and j.get("cached_tokens") == 0, j)
+for n, damaged in ((2, ("--store", os.path.join(tmp, "store21"))), (4, kept)):
+    with open(os.path.join(damaged[1], "hcache.rank1", "seg-000000.hc"), "r+b") as f:
+        f.seek(8192)
+        f.write(bytes(os.path.getsize(f.name) - 8192))
+    j = answer(n, 1, *damaged, "--save", "none", "--plan", "kv")
+    tap.equal(f"damage at process 1 of {n}: found there, and computed again", (j.get("logits_digest"), j.get("cached_tokens")), (digest, 0))
 os.rename(shares[2], shares[2] + "-away")
-p = run(4, 1, "--store", store)
+p = run(4, 1, *kept)
 tap.check("a share that is away: refused, with its name", p.returncode == 1 and "hcache.rank2 is not here" in p.stderr, p.stderr)
-s = Server("synth:tiny-mha", "--threads", "1", "--tensor-parallel", "2", "--store", store)
+s = Server("synth:tiny-mha", "--threads", "1", "--tensor-parallel", "2", *kept)
 u = s.complete(ids[:130], max_tokens=1)["usage"]
 tap.check("a server then answers without saved state", u["prompt_tokens_details"]["cached_tokens"] == 0 and "is not here" in "".join(s.log), (u, s.log))
 s.stop()
@@ -156,6 +162,13 @@ for what, why, a in (("recurrent layers", "--tensor-parallel 1", ["run", "synth:
     tap.check(f"{what}: refused at the start, with what to do", p.returncode != 0 and why in p.stderr, p.stderr)
 p = run(2, 1, env={"HCACHE_PLUGINS": tmp})
 tap.check("without its plug-in: the reason, once", p.returncode == 1 and p.stderr.count("hcache-mpi.so cannot be loaded") == 1, p.stderr)
+with open(os.path.join(os.path.dirname(HC), "hcache-mpi.so"), "rb") as f:
+    build = bytearray(f.read())
+build[build.index(b"\3\0\0\0GNU\0") + 8] ^= 1
+with open(os.path.join(tmp, "hcache-mpi.so"), "wb") as f:
+    f.write(build)
+p = said([*command(2, 1, processes=1), ":", "-np", "1", "-x", "HCACHE_PLUGINS=" + tmp, *command(2, 1)])
+tap.check("a process of another build: refused, with its number, once", p.returncode == 1 and p.stderr.count("process 1 runs another build") == 1, p.stderr)
 p = run(2, 1, env={"PATH": tmp})
 tap.check("without mpirun: the reason, and what to install", p.returncode == 1 and "install openmpi-bin" in p.stderr, p.stderr)
 p = run(1, 1, env={"HCACHE_PIPELINE_PARALLEL": "2"})

@@ -97,6 +97,13 @@ void et_prompt(int32_t *out, int n, uint64_t seed)
     fill(out, n, seed, 477);
 }
 
+void et_model_prompt(const struct stack *k, int32_t *out, int n, uint64_t seed)
+{
+    et_prompt(out, n, seed);
+    for (int i = 0; i < n; i++)
+        out[i] %= k->model->cfg.vocab_size;
+}
+
 void et_small_prompt(int32_t *out, int n, uint64_t seed)
 {
     fill(out, n, seed, 120);
@@ -213,6 +220,14 @@ int et_run(struct stack *k, const struct et_ask *a, struct et_run *out)
         out->err = err;
     }
     return rc;
+}
+
+struct et_run et_must_run(struct stack *k, const struct et_ask *a)
+{
+    struct et_run run;
+    if (et_run(k, a, &run) != 0 || run.finish == FINISH_ERROR)
+        fail_msg("save %s, plan %s: %s", a->save, a->plan, run.err.msg);
+    return run;
 }
 
 void et_same(const struct et_run *a, const struct et_run *b, const char *what)

@@ -31,6 +31,8 @@ extern const char *const et_dirs[2]; /* "/store/a", "/store/b" */
 
 /* Writes n ids below 480 that depend on the seed only, and not on the model. */
 void et_prompt(int32_t *out, int n, uint64_t seed);
+/* The same, of ids that the model has. */
+void et_model_prompt(const struct stack *k, int32_t *out, int n, uint64_t seed);
 /* Writes ids below 123, for the models of tests/model/golden/families. */
 void et_small_prompt(int32_t *out, int n, uint64_t seed);
 
@@ -81,6 +83,8 @@ struct seq *et_add_prompt(const struct stack *k, const struct et_ask *ask, int n
 void et_take(struct stack *k, struct seq *s, struct et_run *out);
 /* Adds, runs, flushes and removes a request. Returns the engine's own code and fails no test. */
 int et_run(struct stack *k, const struct et_ask *a, struct et_run *out);
+/* Fails the test unless the request ends well. */
+struct et_run et_must_run(struct stack *k, const struct et_ask *a);
 /* Fails the test if tokens or logits differ. */
 void et_same(const struct et_run *a, const struct et_run *b, const char *what);
 

@@ -92,14 +92,11 @@ static void damage_record(struct place *p, int chunk, int layer, enum store_kind
 static struct et_run restore(struct place *p, const char *save, const char *plan,
                              bool fused, const char *when)
 {
-    struct et_run r;
     struct et_ask a = ask(p, save, plan);
     char what[160];
     a.restore_first = !fused;
     snprintf(what, sizeof what, "%s, plan %s, fused %d, %s", p->what, plan, fused, when);
-    assert_int_equal(et_run(&p->k, &a, &r), 0);
-    if (r.finish == FINISH_ERROR)
-        fail_msg("%s: %s", what, r.err.msg);
+    struct et_run r = et_must_run(&p->k, &a);
     et_same(&r, &p->ref, what);
     return r;
 }

@@ -97,17 +97,12 @@ static void open_stack(struct stack *k, const char *direct)
 
 static struct et_run run(struct stack *k, const char *save, const char *plan, bool fused)
 {
-    struct et_run r;
-    struct et_ask a = {.prompt = prompt,
-                       .n_prompt = N_PROMPT,
-                       .max_tokens = N_NEW,
-                       .save = save,
-                       .plan = plan,
-                       .restore_first = !fused};
-    assert_int_equal(et_run(k, &a, &r), 0);
-    if (r.finish == FINISH_ERROR)
-        fail_msg("plan %s: %s", plan, r.err.msg);
-    return r;
+    return et_must_run(k, &(struct et_ask){.prompt = prompt,
+                                           .n_prompt = N_PROMPT,
+                                           .max_tokens = N_NEW,
+                                           .save = save,
+                                           .plan = plan,
+                                           .restore_first = !fused});
 }
 
 static struct et_run want; /* the result of a run without eviction */
@@ -155,7 +150,7 @@ static void without_the_library(void **state)
     assert_non_null(strstr(err.msg, "direct reads need one device with memory of its own"));
     stack_close(&k);
     assert_int_equal(stack_open(&other, &k, &err), ERR_USAGE);
-    assert_non_null(strstr(err.msg, "must be auto, on or off"));
+    assert_non_null(strstr(err.msg, "must be auto, off or on"));
     stack_close(&k);
 }
 

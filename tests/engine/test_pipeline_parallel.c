@@ -45,24 +45,12 @@ static void open_on(struct stack *k, struct io *disk, const struct shape *c, boo
 static struct et_run ask(struct stack *k, const int32_t *ids, int n, const char *save,
                          const char *plan, bool restore_first)
 {
-    struct et_run run;
-    struct et_ask a = {.prompt = ids,
-                       .n_prompt = n,
-                       .max_tokens = N_GENERATE,
-                       .save = save,
-                       .plan = plan,
-                       .restore_first = restore_first};
-    int rc = et_run(k, &a, &run);
-    if (rc != 0 || run.finish == FINISH_ERROR)
-        fail_msg("save %s, plan %s: %s", save, plan, run.err.msg);
-    return run;
-}
-
-static void make_prompt(const struct stack *k, int32_t *out, int n, uint64_t seed)
-{
-    et_prompt(out, n, seed);
-    for (int i = 0; i < n; i++)
-        out[i] %= k->model->cfg.vocab_size;
+    return et_must_run(k, &(struct et_ask){.prompt = ids,
+                                           .n_prompt = n,
+                                           .max_tokens = N_GENERATE,
+                                           .save = save,
+                                           .plan = plan,
+                                           .restore_first = restore_first});
 }
 
 /* Restores with every number of recomputed layers. A seed draws H or K for the other layers. New
@@ -94,7 +82,7 @@ static int hand_over(struct io *disk, const struct shape *c, bool from_many, uin
     struct stack k;
     int32_t ids[N_PROMPT];
     open_on(&k, disk, c, from_many);
-    make_prompt(&k, ids, N_PROMPT, seed);
+    et_model_prompt(&k, ids, N_PROMPT, seed);
     struct et_run ref = ask(&k, ids, N_PROMPT, "both", "recompute", false);
     struct sha256 fingerprint = k.fingerprint;
     stack_close(&k);
@@ -151,7 +139,7 @@ static void a_tail_is_restored(void **state)
         struct stack k;
         int32_t ids[N_LONGER];
         open_on(&k, disk, &shape, i % 2 != 0);
-        make_prompt(&k, ids, N_LONGER, 42);
+        et_model_prompt(&k, ids, N_LONGER, 42);
         struct et_run first = ask(&k, ids, N_PROMPT, "both", "recompute", false);
         memcpy(ids + N_PROMPT, first.tokens, N_GENERATE * sizeof ids[0]);
         stack_close(&k);
@@ -175,7 +163,7 @@ static void a_shared_block_is_copied(void **state)
         int32_t ids[N_PROMPT];
         et_open(&k, &(struct stack_opts){.user.pipeline_parallel = stages,
                                          .user.no_reuse = false});
-        make_prompt(&k, ids, N_PROMPT, 42);
+        et_model_prompt(&k, ids, N_PROMPT, 42);
         (void)ask(&k, ids, N_PROMPT, "none", "auto", false);
         for (int i = 100; i < N_PROMPT; i++)
             ids[i] ^= 1;

@@ -35,33 +35,17 @@ static void open_ranks(struct stack *k, const char *model, const char *dtype, in
     assert_int_equal(k->dev->n_ranks, ranks);
 }
 
-static struct et_run ask_for(struct stack *k, const struct et_ask *a)
-{
-    struct et_run run;
-    int rc = et_run(k, a, &run);
-    if (rc != 0 || run.finish == FINISH_ERROR)
-        fail_msg("save %s, plan %s: %s", a->save, a->plan, run.err.msg);
-    return run;
-}
-
-static void make_prompt(const struct stack *k, int32_t *out, int n)
-{
-    et_prompt(out, n, 42);
-    for (int i = 0; i < n; i++)
-        out[i] %= k->model->cfg.vocab_size;
-}
-
 static struct et_run ask(struct stack *k, const char *save, const char *plan,
                          bool restore_first)
 {
     int32_t prompt[N_PROMPT];
-    make_prompt(k, prompt, N_PROMPT);
-    return ask_for(k, &(struct et_ask){.prompt = prompt,
-                                       .n_prompt = N_PROMPT,
-                                       .max_tokens = N_GENERATE,
-                                       .save = save,
-                                       .plan = plan,
-                                       .restore_first = restore_first});
+    et_model_prompt(k, prompt, N_PROMPT, 42);
+    return et_must_run(k, &(struct et_ask){.prompt = prompt,
+                                           .n_prompt = N_PROMPT,
+                                           .max_tokens = N_GENERATE,
+                                           .save = save,
+                                           .plan = plan,
+                                           .restore_first = restore_first});
 }
 
 /* Restores by every (r,h,k) and a few mixtures, with new tokens prefilled after the restore and
@@ -133,7 +117,7 @@ static void a_tail_is_restored(void **state)
         int32_t ids[N_LONGER];
         open_ranks(&k, "synth:tiny-mha", "bf16", 4);
         struct et_run first = ask(&k, "both", "recompute", false);
-        make_prompt(&k, ids, N_LONGER);
+        et_model_prompt(&k, ids, N_LONGER, 42);
         assert_int_equal(first.n_tokens, N_GENERATE);
         memcpy(ids + N_PROMPT, first.tokens, N_GENERATE * sizeof ids[0]);
         struct et_ask a = {.prompt = ids,
@@ -141,10 +125,10 @@ static void a_tail_is_restored(void **state)
                            .max_tokens = N_GENERATE,
                            .save = "none",
                            .salt = "who has saved nothing"};
-        struct et_run ref = ask_for(&k, &a);
+        struct et_run ref = et_must_run(&k, &a);
         a.salt = NULL;
         a.plan = plans[i];
-        struct et_run run = ask_for(&k, &a);
+        struct et_run run = et_must_run(&k, &a);
         assert_int_equal(ref.n_cached, 0);
         assert_true(run.n_cached > N_PROMPT);
         et_same(&run, &ref, plans[i]);

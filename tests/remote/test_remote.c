@@ -607,24 +607,13 @@ static void names_and_options(void **state)
     static const char *const misses[REMOTE_MISSES] = {"none",   "absent", "resting",
                                                       "silent", "slow",   "failed",
                                                       "wrong",  "store",  "cancelled"};
-    static const struct {
-        const char *text;
-        enum remote_when when;
-    } whens[] = {{NULL, REMOTE_WHEN_COMMITTED},
-                 {"always", REMOTE_WHEN_COMMITTED},
-                 {"idle", REMOTE_WHEN_ENDED},
-                 {"use", REMOTE_WHEN_USED}};
-    enum remote_when when;
     struct err err = {0};
     struct remote *r = NULL;
     for (int i = 0; i < REMOTE_MISSES; i++)
         assert_string_equal(remote_miss_name((enum remote_miss)i), misses[i]);
-    for (int i = 0; i < 4; i++) {
-        assert_int_equal(remote_when_parse(whens[i].text, &when, &err), 0);
-        assert_int_equal(when, whens[i].when);
-    }
-    assert_int_equal(remote_when_parse("never", &when, &err), ERR_USAGE);
-    assert_string_equal(err.msg, "remote-write: 'never' is none of idle, use, always");
+    assert_string_equal(remote_when_names[REMOTE_WHEN_COMMITTED], "always");
+    assert_string_equal(remote_when_names[REMOTE_WHEN_ENDED], "idle");
+    assert_string_equal(remote_when_names[REMOTE_WHEN_USED], "use");
     const struct remote_opts o = {.url = "redis://h", .ca_file = "ca.pem"};
     assert_int_equal(remote_open(&o, &r, &err), ERR_USAGE);
     assert_string_equal(err.msg,

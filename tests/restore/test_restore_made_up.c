@@ -1018,26 +1018,6 @@ static void a_place_begins_the_restores_time(void **state)
 
 /* --- direct reads ----------------------------------------------------------------------------- */
 
-static void direct_reads_are_chosen_by_name(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *text;
-        enum restore_direct want;
-    } cases[] = {{NULL, RESTORE_DIRECT_AUTO},
-                 {"auto", RESTORE_DIRECT_AUTO},
-                 {"off", RESTORE_DIRECT_OFF},
-                 {"on", RESTORE_DIRECT_ON}};
-    enum restore_direct out;
-    struct err err = {0};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        assert_int_equal(restore_direct_parse(cases[i].text, &out, &err), 0);
-        assert_int_equal(out, cases[i].want);
-    }
-    assert_int_equal(restore_direct_parse("On", &out, &err), ERR_USAGE);
-    assert_string_equal(err.msg, "gpu-direct 'On': must be auto, on or off");
-}
-
 /* Where the host checks, direct reads are left out, or refused if they were asked for. */
 static void direct_reads_need_a_device_that_checks(void **state)
 {
@@ -1089,7 +1069,6 @@ int main(void)
         CASE(staged_reads_are_few),
         CASE(a_staged_restore_has_a_bound_on_its_bytes),
         CASE(a_place_begins_the_restores_time),
-        CASE(direct_reads_are_chosen_by_name),
         CASE(direct_reads_need_a_device_that_checks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -139,14 +139,6 @@ void job_end_process(int index)
 
 void peer_threads_use(void)
 {
-    static const struct peers_plugin group = {.group_open = group_make,
-                                              .stage_alloc = group_stage_alloc,
-                                              .rank_stream = group_rank_stream,
-                                              .rank_address = group_rank_address,
-                                              .all_gather = group_all_gather,
-                                              .have_file = group_have_file,
-                                              .read_rows = peer_read_rows,
-                                              .kv_chunks_up = group_kv_chunks_up,
-                                              .kv_rows_down = group_kv_rows_down};
+    static const struct peers_plugin group = {GROUP_FUNCTIONS};
     peers_use(&group, PEERS_ANY);
 }

@@ -18,7 +18,7 @@ MAY = {
     "src/io": ["seal", "base"],
     "src/tensor": ["base"],
     "cuda": ["tensor", "base"],
-    "mpi": ["model", "store", "io", "tensor", "base"],
+    "mpi": ["model", "store", "io", "pack", "seal", "tensor", "base"],
     "src/model": ["io", "tensor", "base"],
     "src/text": ["model", "jinja", "io", "base"],
     "src/store": ["io", "seal", "redis", "base"],

@@ -25,8 +25,8 @@ PLACES = [
     (r"sqlite3\.h|jansson\.h", r"tests/.*", None),
 ]
 SYSTEM = set("""
-assert.h complex.h ctype.h dirent.h dlfcn.h endian.h errno.h fcntl.h fenv.h float.h ftw.h getopt.h glob.h
-emmintrin.h immintrin.h inttypes.h cpuid.h libgen.h limits.h locale.h malloc.h math.h netdb.h poll.h pthread.h pwd.h sched.h
+assert.h complex.h ctype.h dirent.h dlfcn.h elf.h endian.h errno.h fcntl.h fenv.h float.h ftw.h getopt.h glob.h
+emmintrin.h immintrin.h inttypes.h cpuid.h libgen.h limits.h link.h locale.h malloc.h math.h netdb.h poll.h pthread.h pwd.h sched.h
 semaphore.h setjmp.h signal.h spawn.h stdalign.h stdarg.h stdatomic.h stdbool.h stddef.h stdint.h
 stdio.h stdlib.h stdnoreturn.h string.h strings.h termios.h time.h unistd.h wchar.h wctype.h x86intrin.h
 linux/audit.h linux/filter.h linux/landlock.h linux/seccomp.h linux/fs.h linux/falloc.h linux/fiemap.h linux/futex.h linux/magic.h

@@ -38,21 +38,7 @@ const char *remote_miss_name(enum remote_miss why)
     return miss_names[why];
 }
 
-int remote_when_parse(const char *text, enum remote_when *out, struct err *err)
-{
-    static const char *const names[] = {[REMOTE_WHEN_COMMITTED] = "always",
-                                        [REMOTE_WHEN_ENDED] = "idle",
-                                        [REMOTE_WHEN_USED] = "use"};
-    *out = REMOTE_WHEN_COMMITTED;
-    if (text == NULL)
-        return 0;
-    for (int i = 0; i < (int)(sizeof names / sizeof names[0]); i++) {
-        *out = (enum remote_when)i;
-        if (strcmp(text, names[i]) == 0)
-            return 0;
-    }
-    return err_set(err, ERR_USAGE, "remote-write: '%s' is none of idle, use, always", text);
-}
+const char *const remote_when_names[] = {"always", "idle", "use", NULL};
 
 bool remote_wants(const struct remote *r, enum remote_when when)
 {

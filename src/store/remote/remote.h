@@ -35,9 +35,7 @@ enum remote_when {
     REMOTE_WHEN_ENDED,     /* "idle": when the request that made the chunk has ended */
     REMOTE_WHEN_USED       /* "use": when a later request uses the chunk */
 };
-/* Parses "always", "idle" or "use"; text NULL means "always". Returns 0, or ERR_USAGE for another
- * text. */
-int remote_when_parse(const char *text, enum remote_when *out, struct err *err);
+extern const char *const remote_when_names[];
 
 struct remote_opts {
     const char *url; /* address of the remote (url.h); copied */
