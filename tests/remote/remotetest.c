@@ -36,12 +36,21 @@ void rt_join(struct rt_server *s, const struct remote_opts *o)
     remote_on_erased(s->remote, on_erased, s);
 }
 
+void rt_open_with(struct rt_server *s, struct fake_redis *f, const char *place,
+                  uint64_t cap_bytes, const struct remote_opts *o)
+{
+    struct remote_opts all = *o;
+    all.url = fake_redis_url(f);
+    *s = (struct rt_server){0};
+    assert_true(st_place_open(&s->place, place, 1));
+    s->place.opts.cap_bytes = cap_bytes > 0 ? cap_bytes : s->place.opts.cap_bytes;
+    s->store = st_open(&s->place);
+    rt_join(s, &all);
+}
+
 void rt_open(struct rt_server *s, struct fake_redis *f)
 {
-    *s = (struct rt_server){0};
-    assert_true(st_place_open(&s->place, "dram", 1));
-    s->store = st_open(&s->place);
-    rt_join(s, &(struct remote_opts){.url = fake_redis_url(f)});
+    rt_open_with(s, f, "dram", 0, &(struct remote_opts){0});
 }
 
 void rt_close(struct rt_server *s)

@@ -36,6 +36,9 @@ struct rt_server {
 
 /* Opens a server with an empty store in memory. */
 void rt_open(struct rt_server *s, struct fake_redis *f);
+/* The same with a store in a place (st_place_open), a cap (0: the place's) and these options. */
+void rt_open_with(struct rt_server *s, struct fake_redis *f, const char *place,
+                  uint64_t cap_bytes, const struct remote_opts *o);
 void rt_close(struct rt_server *s);
 /* Opens the remote of a server whose store is open. Fields of *o that are 0 get values for
  * tests. */

@@ -243,106 +243,97 @@ static void a_chunk_of_others_is_wrong(void **state)
     assert_int_equal(st_stats(x->b.store).n_chunks, 0);
 }
 
+/* Servers of another secret, or of none, find nothing, and are told why. */
+static void servers_of_another_secret_are_named(void **state)
+{
+    struct servers *x = *state;
+    struct rt_server c;
+    assert_int_equal(rt_fetch(&x->b, RT_CHUNKS).why, REMOTE_MISS_ABSENT);
+    rt_open_with(&c, x->f, "dram", 0,
+                 &(struct remote_opts){.key = (uint8_t[SEAL_KEY_BYTES]){1}});
+    st_must_save(x->a.store, &rt_context, 1);
+    rt_offer(&x->a, 1, 0);
+    WAIT_FOR(atomic_load(&x->b.remote->has_other_secrets) &&
+             atomic_load(&c.remote->has_other_secrets) && rt_stats(&x->a).n_written == 1);
+    struct remote_fetched out = rt_fetch(&c, RT_CHUNKS);
+    assert_int_equal(out.why, REMOTE_MISS_SECRET);
+    assert_non_null(strstr(out.text, "another --store-key"));
+    assert_int_equal(rt_stats(&c).misses[REMOTE_MISS_SECRET], 1);
+    out = rt_fetch(&x->b, RT_CHUNKS); /* it finds what servers like it have written */
+    assert_int_equal(out.n_chunks, 1);
+    assert_int_equal(out.why, REMOTE_MISS_ABSENT);
+    rt_close(&c);
+}
+
 /* A value whose size is impossible for a chunk is not fetched. */
 static void sizes_that_are_no_chunks(void **state)
 {
-    (void)state;
-    struct fake_redis *f = fake_redis_start();
-    struct rt_server a, b;
-    rt_open(&a, f);
-    rt_write(&a, f, RT_CHUNKS);
-    size_t n = fake_redis_value(f, rt_names[0], NULL);
+    struct servers *x = *state;
+    rt_write(&x->a, x->f, RT_CHUNKS);
+    size_t n = fake_redis_value(x->f, rt_names[0], NULL);
     uint8_t *bytes = xcalloc(1, n + STORE_ALIGN);
     const size_t sizes[] = {0, 1, CHUNK_HEADER_BYTES, n - 1, n + STORE_ALIGN};
-    b = (struct rt_server){0};
-    assert_true(st_place_open(&b.place, "dram", 1));
-    b.store = st_open(&b.place);
-    rt_join(&b, &(struct remote_opts){.url = fake_redis_url(f), .max_chunk_bytes = n - 1});
-    assert_int_equal(rt_fetch(&b, 1).n_chunks, 0);
-    remote_allow(b.remote, n); /* a model with larger chunks is loaded */
-    remote_allow(b.remote, 1);
+    rt_open_with(&x->b, x->f, "dram", 0, &(struct remote_opts){.max_chunk_bytes = n - 1});
+    assert_int_equal(rt_fetch(&x->b, 1).n_chunks, 0);
+    remote_allow(x->b.remote, n); /* a model with larger chunks is loaded */
+    remote_allow(x->b.remote, 1);
     for (int i = 0; i < 5; i++) {
-        fake_redis_put(f, rt_names[1], bytes, sizes[i]);
-        uint64_t before = fake_redis_count(f, "GETEX");
-        struct remote_fetched out = rt_fetch(&b, RT_CHUNKS);
+        fake_redis_put(x->f, rt_names[1], bytes, sizes[i]);
+        uint64_t before = fake_redis_count(x->f, "GETEX");
+        struct remote_fetched out = rt_fetch(&x->b, RT_CHUNKS);
         assert_int_equal(out.n_chunks, 1);
         assert_int_equal(out.why, REMOTE_MISS_ABSENT);
-        assert_int_equal(fake_redis_count(f, "GETEX"), before + 1);
+        assert_int_equal(fake_redis_count(x->f, "GETEX"), before + 1);
     }
     free(bytes);
-    rt_close(&a);
-    rt_close(&b);
-    fake_redis_stop(f);
 }
 
 /* Chunks that cannot be made durable are not fetched, and the reason is told. */
 static void a_store_that_cannot_commit_takes_nothing(void **state)
 {
-    (void)state;
-    struct fake_redis *f = fake_redis_start();
-    struct rt_server a, b = {0};
-    rt_open(&a, f);
-    rt_write(&a, f, RT_CHUNKS);
-    assert_true(st_place_open(&b.place, "sim", 1));
-    b.store = st_open(&b.place);
-    rt_join(&b, &(struct remote_opts){.url = fake_redis_url(f)});
+    struct servers *x = *state;
+    rt_write(&x->a, x->f, RT_CHUNKS);
+    rt_open_with(&x->b, x->f, "sim", 0, &(struct remote_opts){0});
     struct io_sim_fault no_sync = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_SYNC};
-    assert_int_equal(io_sim_fault_add(b.place.io, &no_sync), 0);
-    struct remote_fetched out = rt_fetch(&b, RT_CHUNKS);
+    assert_int_equal(io_sim_fault_add(x->b.place.io, &no_sync), 0);
+    struct remote_fetched out = rt_fetch(&x->b, RT_CHUNKS);
     assert_int_equal(out.n_chunks, 0);
     assert_int_equal(out.n_bytes, 0);
     assert_int_equal(out.why, REMOTE_MISS_STORE);
     assert_true(out.text[0] != 0);
-    assert_int_equal(rt_stats(&b).misses[REMOTE_MISS_STORE], 1);
-    io_sim_fault_clear(b.place.io);
-    rt_close(&a);
-    rt_close(&b);
-    fake_redis_stop(f);
+    assert_int_equal(rt_stats(&x->b).misses[REMOTE_MISS_STORE], 1);
+    io_sim_fault_clear(x->b.place.io);
 }
 
 /* A store without room takes the chunks that fit. */
 static void a_full_store_takes_what_fits(void **state)
 {
-    (void)state;
-    struct fake_redis *f = fake_redis_start();
-    struct rt_server a, b = {0};
-    rt_open(&a, f);
-    rt_write(&a, f, RT_CHUNKS);
-    assert_true(st_place_open(&b.place, "dram", 1));
-    b.place.opts.cap_bytes = st_context_bytes(3) - 1;
-    b.store = st_open(&b.place);
-    rt_join(&b, &(struct remote_opts){.url = fake_redis_url(f)});
-    struct remote_fetched out = rt_fetch(&b, RT_CHUNKS);
+    struct servers *x = *state;
+    rt_write(&x->a, x->f, RT_CHUNKS);
+    rt_open_with(&x->b, x->f, "dram", st_context_bytes(3) - 1, &(struct remote_opts){0});
+    struct remote_fetched out = rt_fetch(&x->b, RT_CHUNKS);
     assert_int_equal(out.n_chunks, 2);
     assert_int_equal(out.why, REMOTE_MISS_STORE);
     assert_true(out.text[0] != 0);
-    assert_int_equal(rt_stats(&b).misses[REMOTE_MISS_STORE], 1);
-    assert_int_equal(st_n_right(b.store, &rt_context, RT_CHUNKS), 2);
-    rt_close(&a);
-    rt_close(&b);
-    fake_redis_stop(f);
+    assert_int_equal(rt_stats(&x->b).misses[REMOTE_MISS_STORE], 1);
+    assert_int_equal(st_n_right(x->b.store, &rt_context, RT_CHUNKS), 2);
 }
 
 /* More offers than are settled together: each is settled once. */
 static void many_offers_are_settled(void **state)
 {
-    (void)state;
     enum { MANY = 150 };
-    struct fake_redis *f = fake_redis_start();
-    struct rt_server a;
-    rt_open(&a, f);
+    struct servers *x = *state;
     for (int i = 0; i < MANY; i++) { /* the store lacks these chunks */
         struct sha256 k = {{9}};
         put_u32(k.b + 4, (uint32_t)i);
-        remote_offer(a.remote, &k, 0);
+        remote_offer(x->a.remote, &k, 0);
     }
-    WAIT_FOR(rt_stats(&a).n_queued == 0);
-    struct remote_stats st = rt_stats(&a);
+    WAIT_FOR(rt_stats(&x->a).n_queued == 0);
+    struct remote_stats st = rt_stats(&x->a);
     assert_int_equal(st.n_gone, MANY);
     assert_int_equal(st.n_dropped + st.n_written + st.n_known + st.n_failures, 0);
-    assert_int_equal(fake_redis_count(f, "STRLEN"), MANY);
-    rt_close(&a);
-    fake_redis_stop(f);
+    assert_int_equal(fake_redis_count(x->f, "STRLEN"), MANY);
 }
 
 /* A process that ends at once still writes what it has offered. */
@@ -466,10 +457,8 @@ static void a_fetch_is_given_up(void **state)
         struct remote_fetched out = {0};
         rt_open(&a, f);
         rt_write(&a, f, RT_CHUNKS);
-        assert_true(st_place_open(&b.place, "dram", 1));
-        b.store = st_open(&b.place);
-        rt_join(&b, &(struct remote_opts){.url = fake_redis_url(f),
-                                          .stuck_ns = cases[i].stuck_ns});
+        rt_open_with(&b, f, "dram", 0,
+                     &(struct remote_opts){.stuck_ns = cases[i].stuck_ns});
         fake_redis_trouble(f, "GETEX", cases[i].trouble, 1);
         /* on a busy machine a fetch may end before its GETEX; then another one is begun */
         while (fake_redis_count(f, "GETEX") == 0) {
@@ -604,9 +593,9 @@ static void a_dear_remote_is_not_asked_for_chunks(void **state)
 static void names_and_options(void **state)
 {
     (void)state;
-    static const char *const misses[REMOTE_MISSES] = {"none",   "absent", "resting",
-                                                      "silent", "slow",   "failed",
-                                                      "wrong",  "store",  "cancelled"};
+    static const char *const misses[REMOTE_MISSES] = {
+        "none", "absent", "other_key", "resting", "silent",
+        "slow", "failed", "wrong",     "store",   "cancelled"};
     struct err err = {0};
     struct remote *r = NULL;
     for (int i = 0; i < REMOTE_MISSES; i++)
@@ -628,10 +617,11 @@ int main(void)
         WITH_TWO(a_chain_is_fetched_up_to_a_gap),
         cmocka_unit_test(a_wrong_value_is_removed),
         WITH_TWO(a_chunk_of_others_is_wrong),
-        cmocka_unit_test(sizes_that_are_no_chunks),
-        cmocka_unit_test(a_full_store_takes_what_fits),
-        cmocka_unit_test(a_store_that_cannot_commit_takes_nothing),
-        cmocka_unit_test(many_offers_are_settled),
+        WITH_TWO(servers_of_another_secret_are_named),
+        WITH_ONE(sizes_that_are_no_chunks),
+        WITH_ONE(a_full_store_takes_what_fits),
+        WITH_ONE(a_store_that_cannot_commit_takes_nothing),
+        WITH_ONE(many_offers_are_settled),
         cmocka_unit_test(offers_are_written_before_the_end),
         WITH_ONE(a_full_remote_refuses_one_chunk),
         WITH_ONE(a_chunk_that_ends_connections_is_dropped),

@@ -110,7 +110,6 @@ static void packing(void **state)
     assert_true(save_policy_packs("auto", "kv", &m, &f, 4096, true));
     m.dtype = DTYPE_F16;
     assert_false(save_policy_packs("auto", "kv", &m, &f, 4096, true));
-    m.dtype = DTYPE_BF16;
     f.unpack_bytes_per_s = 1e7;
     assert_false(save_policy_packs("auto", "both", &m, &f, 4096, false));
     m.dtype = DTYPE_F32;

@@ -17,7 +17,6 @@ void names_init(struct names *n, const uint8_t *secret)
         snprintf(begin, sizeof begin, "hcache:2:%016" PRIx64 ":", seal_mark(n->seal));
     snprintf(n->chunks, sizeof n->chunks, "%schunk:", begin);
     snprintf(n->erased, sizeof n->erased, "%serased", begin);
-    snprintf(n->servers, sizeof n->servers, "%sservers", begin);
 }
 
 void names_deinit(struct names *n)

@@ -2,11 +2,12 @@
  *
  *     hcache:1:chunk:KEY    a parcel (store/parcel.h); KEY: the chunk's key, hexadecimal
  *     hcache:1:erased       a stream of erasures, oldest first (erasure.h), in a field "e"
- *     hcache:1:servers      a hash: each server's position in that stream, and when it wrote it
+ *     hcache:1:servers      a hash of all servers: the position in the stream, the time, and the mark
+ *                           of the secret, 0 without one
  *
  * 1 is the version of these names. Servers with a secret (--store-key) use hcache:2:MARK: in place
- * of hcache:1:, so servers of different secrets never meet; KEY is then a keyed hash of the chunk's
- * key, and a value is
+ * of hcache:1: for the first two, so servers of different secrets share nothing; KEY is then a
+ * keyed hash of the chunk's key, and a value is
  *
  *     | a parcel or an erasure, sealed as a run (seal.h) | of a parcel: tag of its owner, 8 bytes |
  */
@@ -18,13 +19,14 @@
 
 /* Approximate number of entries that the stream of erasures keeps. */
 #define ERASED_ENTRIES "16384"
+#define NAME_SERVERS   "hcache:1:servers"
 
 enum { NAME_BYTES = 112, VALUE_TAIL = SEAL_BYTES + 8 };
 
 struct names {
     struct seal *seal; /* NULL: values are plain */
     char chunks[48];   /* what the names of all chunks begin with */
-    char erased[48], servers[48];
+    char erased[48];
 };
 
 /* Makes the names under a secret [SEAL_KEY_BYTES]; NULL: without one. */

@@ -30,7 +30,7 @@ static const char *const miss_names[REMOTE_MISSES] = {
     [REMOTE_MISS_RESTING] = "resting",     [REMOTE_MISS_SILENT] = "silent",
     [REMOTE_MISS_SLOW] = "slow",           [REMOTE_MISS_FAILED] = "failed",
     [REMOTE_MISS_WRONG] = "wrong",         [REMOTE_MISS_STORE] = "store",
-    [REMOTE_MISS_CANCELLED] = "cancelled",
+    [REMOTE_MISS_CANCELLED] = "cancelled", [REMOTE_MISS_SECRET] = "other_key",
 };
 
 const char *remote_miss_name(enum remote_miss why)

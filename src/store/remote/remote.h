@@ -82,6 +82,7 @@ void remote_offer(struct remote *r, const struct sha256 *key, uint32_t ttl_s);
 enum remote_miss {
     REMOTE_MISS_NONE,
     REMOTE_MISS_ABSENT,    /* the remote does not have the chunk */
+    REMOTE_MISS_SECRET,    /* nor has it; but servers of another secret have used it */
     REMOTE_MISS_RESTING,   /* the remote cannot be reached, or has failed lately */
     REMOTE_MISS_SILENT,    /* the remote did not answer in time */
     REMOTE_MISS_SLOW,      /* recomputing the chunks is faster */

@@ -188,9 +188,7 @@ static bool ask(struct work *w, const struct redis_arg *args, int n)
 static bool refused(struct work *w)
 {
     struct err err = {0};
-    err_set(&err, -EACCES, "the remote refuses: %.120s",
-            w->answer.kind == REDIS_REFUSED ? (const char *)w->answer.bytes
-                                            : "an answer of an unexpected kind");
+    (void)remote_refused(&w->answer, &err);
     link_fail(&w->r->read_link, &err);
     return miss(w->f, REMOTE_MISS_FAILED, err.msg);
 }
@@ -230,7 +228,10 @@ static bool look(struct work *w)
         w->length[w->n++] = (uint64_t)w->answer.number;
         n_bytes += (uint64_t)w->answer.number;
     }
-    if (w->n < want->n)
+    if (w->n == 0 && atomic_load(&w->r->has_other_secrets))
+        miss(w->f, REMOTE_MISS_SECRET,
+             "the remote has state of servers with another --store-key, or with none");
+    else if (w->n < want->n)
         miss(w->f, REMOTE_MISS_ABSENT, "the remote does not have it");
     w->all_bytes = w->view.left_bytes = n_bytes;
     w->view.recompute_s *= (double)w->n / want->n;
@@ -384,7 +385,7 @@ static int hear_probe(struct link *l, int64_t until, struct err *err)
         end_overdue(l->r);
     }
     if (rc == 0 && a.kind == REDIS_REFUSED)
-        rc = err_set(err, -EACCES, "the remote refuses: %.120s", (const char *)a.bytes);
+        rc = remote_refused(&a, err);
     redis_answer_deinit(&a);
     return rc;
 }

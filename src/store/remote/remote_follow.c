@@ -192,20 +192,13 @@ static int erase_keys(struct remote *r, const struct sha256 *keys, int n, bool *
     return rc;
 }
 
-/* Erases the chunks that hold the whole of one of the texts. */
-static int erase_texts(struct remote *r, const struct sha256 *keys, int n, bool *any,
-                       struct err *err)
+/* Erases the chunks of an owner, or those that hold the whole of one of the texts. */
+static int erase_all_of(struct remote *r, const struct erasure *e, bool *any,
+                        struct err *err)
 {
     struct store_erased gone = {0};
-    int rc = store_erase_continuing(r->o.store, keys, n, &gone, err);
-    *any |= gone.n_chunks + gone.n_busy + gone.n_owed > 0;
-    return rc;
-}
-
-static int erase_owner(struct remote *r, uint64_t owner, bool *any, struct err *err)
-{
-    struct store_erased gone = {0};
-    int rc = store_erase_owner(r->o.store, owner, &gone, err);
+    int rc = e->is_owner ? store_erase_owner(r->o.store, e->owner, &gone, err)
+                         : store_erase_continuing(r->o.store, e->keys, e->n, &gone, err);
     *any |= gone.n_chunks + gone.n_busy + gone.n_owed > 0;
     return rc;
 }
@@ -229,9 +222,8 @@ static int apply(struct remote *r, const struct erasure *e, struct redis_answer 
     remote_ban(r, e);
     pthread_mutex_unlock(&r->lock);
     remote_erase_enter(r);
-    int rc = e->is_owner  ? erase_owner(r, e->owner, &any, &why)
-             : e->is_text ? erase_texts(r, e->keys, e->n, &any, &why)
-                          : erase_keys(r, e->keys, e->n, &any, &why);
+    int rc = e->is_owner || e->is_text ? erase_all_of(r, e, &any, &why)
+                                       : erase_keys(r, e->keys, e->n, &any, &why);
     erased(r, any, rc, &why);
     int n_taken = r->n_taken;
     struct sha256 *taken = (void *)xmemdup(r->taken, (size_t)n_taken * sizeof *taken);
@@ -275,7 +267,8 @@ static void erase_all(struct remote *r)
     store_refuse_former(r->o.store);
     (void)store_each_owner(r->o.store, add_owner, &all);
     for (size_t i = 0; i < all.n; i++) {
-        int one = erase_owner(r, all.owner[i], &any, &why);
+        const struct erasure e = {.is_owner = true, .owner = all.owner[i]};
+        int one = erase_all_of(r, &e, &any, &why);
         rc = rc != 0 ? rc : one;
     }
     erased(r, any, rc, &why);
@@ -526,16 +519,18 @@ static int tell_place(struct remote *r, struct redis_answer *a, struct err *err)
 {
     char id[24], value[64];
     snprintf(id, sizeof id, "%016" PRIx64, r->server);
-    snprintf(value, sizeof value, "%" PRIu64 " %" PRId64, r->n_seen, clock_wall_s());
-    const struct redis_arg args[] = {REDIS_TEXT("HSET"), REDIS_TEXT(r->names.servers),
+    snprintf(value, sizeof value, "%" PRIu64 " %" PRId64 " %" PRIx64, r->n_seen,
+             clock_wall_s(), seal_mark(r->names.seal));
+    const struct redis_arg args[] = {REDIS_TEXT("HSET"), REDIS_TEXT(NAME_SERVERS),
                                      REDIS_TEXT(id), REDIS_TEXT(value)};
     return remote_ask(r, args, 4, REDIS_NUMBER, a, err);
 }
 
 static int look_at_places(struct remote *r, struct redis_answer *a, struct err *err)
 {
-    const struct redis_arg args[] = {REDIS_TEXT("HGETALL"), REDIS_TEXT(r->names.servers)};
-    uint64_t least = r->n_seen, n_servers = 0;
+    const struct redis_arg args[] = {REDIS_TEXT("HGETALL"), REDIS_TEXT(NAME_SERVERS)};
+    uint64_t least = r->n_seen, n_servers = 0, own = seal_mark(r->names.seal);
+    bool has_others = false;
     const char *id, *value;
     size_t at = 0, n;
     int rc = remote_ask(r, args, 2, REDIS_LIST, a, err);
@@ -543,15 +538,18 @@ static int look_at_places(struct remote *r, struct redis_answer *a, struct err *
         return rc;
     while (redis_next(a, &at, &id, &n) && redis_next(a, &at, &value, &n)) {
         char text[64];
-        uint64_t seen;
+        uint64_t seen, mark = 0;
         int64_t when;
         copy_text(text, sizeof text, value, n);
-        if (sscanf(text, "%" SCNu64 " %" SCNd64, &seen, &when) != 2 ||
-            when < clock_wall_s() - GONE_S)
+        if (sscanf(text, "%" SCNu64 " %" SCNd64 " %" SCNx64, &seen, &when, &mark) < 2)
+            continue;
+        has_others |= mark != own && when >= clock_wall_s() - r->o.ttl_s;
+        if (mark != own || when < clock_wall_s() - GONE_S)
             continue;
         n_servers++;
         least = MIN(seen, least);
     }
+    atomic_store(&r->has_other_secrets, has_others);
     pthread_mutex_lock(&r->lock);
     /* the stream was read past the erasures that this server published */
     r->n_uncounted = 0;

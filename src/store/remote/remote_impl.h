@@ -126,6 +126,7 @@ struct remote {
     struct names names;
     atomic_size_t max_chunk_bytes; /* opts.max_chunk_bytes, or more since (remote_allow) */
     atomic_bool said_skips;        /* skipped entries of the stream were reported */
+    atomic_bool has_other_secrets; /* servers of another secret have used the remote */
     /* why the writer's last attempt failed, for each of its tasks; "": it succeeded */
     char writer_why[WRITER_TASKS][160];
     bool writer_is_full[WRITER_TASKS]; /* it failed because the remote is full */

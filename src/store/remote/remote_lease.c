@@ -69,9 +69,7 @@ static int time_of(const struct redis_answer *a, int64_t *ms, struct err *err)
         memcpy(text[i], part, n);
     int64_t s = i == 2 ? strtoll(text[0], NULL, 10) : 0;
     if (a->kind != REDIS_LIST || s <= 0 || s > INT64_MAX / 2000)
-        return err_set(err, -EACCES, "the remote refuses: %.120s",
-                       a->kind == REDIS_REFUSED ? (const char *)a->bytes
-                                                : "an answer to TIME that is no time");
+        return remote_refused(a, err);
     *ms = s * 1000 + strtoll(text[1], NULL, 10) / 1000;
     return 0;
 }
