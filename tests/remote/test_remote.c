@@ -249,8 +249,7 @@ static void servers_of_another_secret_are_named(void **state)
     struct servers *x = *state;
     struct rt_server c;
     assert_int_equal(rt_fetch(&x->b, RT_CHUNKS).why, REMOTE_MISS_ABSENT);
-    rt_open_with(&c, x->f, "dram", 0,
-                 &(struct remote_opts){.key = (uint8_t[SEAL_KEY_BYTES]){1}});
+    rt_open_with(&c, x->f, "dram", 0, &(struct remote_opts){.key = (uint8_t[32]){1}});
     st_must_save(x->a.store, &rt_context, 1);
     rt_offer(&x->a, 1, 0);
     WAIT_FOR(atomic_load(&x->b.remote->has_other_secrets) &&
