@@ -265,7 +265,11 @@ static int get(FILE *f, void *bytes, size_t n, struct err *err)
 {
     if (fread(bytes, 1, n, f) == n)
         return 0;
-    return ferror(f)
+    return ferror(f) && errno == EBADMSG
+               ? err_set(err, ERR_CORRUPT,
+                         "the file is cut or damaged: the chunks before that were stored. "
+                         "Export it again")
+           : ferror(f)
                ? err_set(err, -errno, "reading: %s", strerror(errno))
                : err_set(err, ERR_FORMAT,
                          "the file ends too early: the chunks before the end were stored");

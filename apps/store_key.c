@@ -13,14 +13,14 @@ int store_key_read(const char *from, uint8_t out[HCACHE_STORE_KEY_BYTES], struct
     const char *text = getenv(STORE_KEY_VARIABLE);
     char *file = NULL;
     struct sha256 key;
-    size_t n;
+    size_t n = text != NULL ? strlen(text) : 0;
     int rc = in_env ? 0 : file_read(from, 4096, &file, &n, err);
     if (rc != 0)
         return rc;
     if (!in_env)
         text = file;
     bool is_key = text != NULL && sha256_parse(text, &key);
-    if (!is_key || text[SHA256_HEX + strspn(text + SHA256_HEX, "\r\n")] != 0)
+    if (!is_key || SHA256_HEX + strspn(text + SHA256_HEX, "\r\n") != n)
         rc = err_set(
             err, ERR_USAGE,
             "--store-key: %s must hold %d lower-case hexadecimal digits and nothing "
