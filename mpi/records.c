@@ -19,7 +19,8 @@
 #include "pack/pack.h"
 #include "seal/seal.h"
 
-enum { SLOTS = 16, LOOK_NS = 50000 };
+/* SLICE_NS: else the thread waits a whole slice of the one that computes, and the disk with it. */
+enum { SLOTS = 16, LOOK_NS = 50000, SLICE_NS = 100000 };
 
 struct slot {
     struct record_read r;
@@ -257,6 +258,7 @@ static void store_part(int from, const struct record_part *p)
 static void *serve_records(void *unused)
 {
     (void)unused;
+    thread_wake_soon(SLICE_NS);
     struct records *r = records_open(disks_own_io(), job_self());
     struct record_call c = {0};
     for (bool is_busy = false; c.kind != RECORD_END;) {
