@@ -271,6 +271,11 @@ $(TURNS): private WRAP := $(call wrapped,clock_now_ns clock_sleep_ns clock_wall_
          pthread_create pthread_join pthread_mutex_destroy pthread_mutex_init pthread_mutex_lock \
          pthread_mutex_trylock pthread_mutex_unlock sched_setscheduler setpriority)
 
+# This one tests a part of the CUDA backend that needs no GPU.
+CARVE := $(B)/tests/tensor/test_carve
+$(CARVE): $(B)/cuda/carve.o
+$(CARVE): private WRAP += $(B)/cuda/carve.o
+
 # This program has a clock of its own.
 PROFILE_CLOCK := $(B)/tests/restore/test_profile_fit
 $(PROFILE_CLOCK): private WRAP += $(call wrapped,clock_now_ns clock_sleep_ns clock_cpu_now)

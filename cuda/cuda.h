@@ -17,7 +17,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "tensor/carve.h"
+#include "cuda/carve.h"
 #include "cuda/launch.h"
 #include "tensor/device.h"
 #include "tensor/ops.h"

@@ -536,10 +536,7 @@ static int read_path(struct conversations *c, int64_t row, struct turn ***path, 
         sqlite3_stmt *st = db_begin(c, "SELECT " COLUMNS " FROM turn WHERE id = ?1", err);
         if (st == NULL)
             return err->code;
-        if (*n == cap) {
-            cap = cap == 0 ? 16 : 2 * cap;
-            *path = xrealloc(*path, (size_t)cap * sizeof **path);
-        }
+        GROW(*path, *n, cap);
         sqlite3_bind_int64(st, 1, row);
         rc = db_step(c, st, err);
         if (rc > 0)

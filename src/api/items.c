@@ -71,30 +71,19 @@ struct json *item_reasoning(const char *id, const char *status, const char *text
 }
 
 struct json *item_call(const char *id, const char *status, const struct json *of,
-                       bool with_arguments)
+                       bool with_arguments, bool is_custom)
 {
-    struct json *o = new_item("fc", id, "function_call", status);
+    struct json *o = is_custom ? new_item("ctc", id, "custom_tool_call", status)
+                               : new_item("fc", id, "function_call", status);
+    const char *input = is_custom ? "input" : "arguments";
     json_put(o, "call_id", json_share(json_member(of, "call_id")));
     json_put(o, "name", json_share(json_member(of, "name")));
-    if (json_member(of, "namespace") != NULL)
+    if (!is_custom && json_member(of, "namespace") != NULL)
         json_put(o, "namespace", json_share(json_member(of, "namespace")));
     if (with_arguments)
-        json_put(o, "arguments", json_share(json_member(of, "arguments")));
+        json_put(o, input, json_share(json_member(of, input)));
     else
-        json_put_string(o, "arguments", "");
-    return o;
-}
-
-struct json *item_custom(const char *id, const char *status, const struct json *of,
-                         bool with_input)
-{
-    struct json *o = new_item("ctc", id, "custom_tool_call", status);
-    json_put(o, "call_id", json_share(json_member(of, "call_id")));
-    json_put(o, "name", json_share(json_member(of, "name")));
-    if (with_input)
-        json_put(o, "input", json_share(json_member(of, "input")));
-    else
-        json_put_string(o, "input", "");
+        json_put_string(o, input, "");
     return o;
 }
 
@@ -190,7 +179,7 @@ static int read_call(const struct json *v, const char *param, size_t i, struct j
     if (!is_string(json_member(v, "call_id")) || !is_string(json_member(v, "name")) ||
         !is_string(json_member(v, "arguments")))
         return bad_item(f, param, i, "needs the texts 'call_id', 'name' and 'arguments'");
-    *out = item_call(NULL, "completed", v, true);
+    *out = item_call(NULL, "completed", v, true, false);
     return 0;
 }
 
@@ -200,7 +189,7 @@ static int read_custom(const struct json *v, const char *param, size_t i, struct
     if (!is_string(json_member(v, "call_id")) || !is_string(json_member(v, "name")) ||
         !is_string(json_member(v, "input")))
         return bad_item(f, param, i, "needs the texts 'call_id', 'name' and 'input'");
-    *out = item_custom(NULL, "completed", v, true);
+    *out = item_call(NULL, "completed", v, true, true);
     return 0;
 }
 

@@ -30,13 +30,10 @@ int items_read(const struct json *sent, const char *param, struct json **out,
 struct json *item_message(const char *id, const char *status, const char *text, size_t n);
 /* Makes a reasoning item: a thought of the assistant. */
 struct json *item_reasoning(const char *id, const char *status, const char *text, size_t n);
-/* Makes a function_call item. `of` has call_id, name and arguments. with_arguments false: the
- * item's arguments are "". */
+/* Makes a function_call item, or a custom_tool_call. `of` has call_id, name and arguments, or an
+ * input. with_arguments false: the item's arguments, or its input, are "". */
 struct json *item_call(const char *id, const char *status, const struct json *of,
-                       bool with_arguments);
-/* Makes a custom_tool_call item, in the same way: `of` has an input, a text. */
-struct json *item_custom(const char *id, const char *status, const struct json *of,
-                         bool with_input);
+                       bool with_arguments, bool is_custom);
 /* Makes the part {"type": "output_text", ...} of a message. */
 struct json *item_text_part(const char *text, size_t n);
 /* Makes the part {"type": "reasoning_text", ...} of a thought. */

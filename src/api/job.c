@@ -429,10 +429,7 @@ static void fail_request(struct batch *b, struct item *it, const struct fault *f
 
 static void fly(struct batch *b, struct item *it)
 {
-    if (b->n_flying == b->cap_flying) {
-        b->cap_flying = b->cap_flying > 0 ? 2 * b->cap_flying : 16;
-        b->flying = xrealloc((void *)b->flying, (size_t)b->cap_flying * sizeof(void *));
-    }
+    GROW(b->flying, b->n_flying, b->cap_flying);
     b->flying[b->n_flying++] = it;
     b->n_answers += it->n_answers;
 }

@@ -50,10 +50,7 @@ static void copy_batch(struct shelf_batch *out, const struct shelf_head *kept)
 
 void shelf_add_copy(struct shelf_list *l, const struct shelf_head *record, size_t n_bytes)
 {
-    if (l->n == l->cap) {
-        l->cap = l->cap > 0 ? 2 * l->cap : 64;
-        l->at = xrealloc(l->at, (size_t)l->cap * sizeof *l->at);
-    }
+    GROW(l->at, l->n, l->cap);
     l->at[l->n++] = (struct shelf_head *)xmemdup(record, n_bytes);
 }
 

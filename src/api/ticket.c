@@ -65,10 +65,7 @@ void ticket_special(struct hcache_ticket *t, int32_t id)
 {
     if (t->stopped)
         return;
-    if (t->n_special == t->special_cap) {
-        t->special_cap = 2 * t->special_cap + 8;
-        t->special = xrealloc(t->special, (size_t)t->special_cap * sizeof *t->special);
-    }
+    GROW(t->special, t->n_special, t->special_cap);
     t->special[t->n_special++] = (struct hcache_special){t->n_text, id};
 }
 

@@ -1,4 +1,5 @@
-/* bytes.h - little-endian encoding, rounding, and overflow-checked arithmetic on sizes.
+/* bytes.h - little-endian encoding, rounding, overflow-checked arithmetic on sizes, and the order of
+ * texts.
  *
  * Everything on disk goes through these functions; no struct is ever cast from disk bytes. */
 #ifndef BASE_BYTES_H
@@ -7,6 +8,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+
+/* Orders texts, or structs that begin with a pointer to one, for qsort and bsearch. */
+static inline int text_order(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
 
 static inline void put_u16(uint8_t *p, uint16_t v)
 {

@@ -5,7 +5,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -91,6 +90,20 @@ int file_read_regular(const char *path, size_t max_bytes, char **out, size_t *n,
                       struct err *err)
 {
     return read_path(path, true, max_bytes, out, n, err);
+}
+
+bool file_begins(const char *path, const void *bytes, size_t n)
+{
+    struct stat st;
+    char first[16];
+    if (n > sizeof first || stat(path, &st) != 0 || !S_ISREG(st.st_mode))
+        return false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool yes = fd >= 0 && file_read_at(fd, first, n, 0) == 0 &&
+               memcmp(first, bytes, n) == 0;
+    if (fd >= 0)
+        close(fd);
+    return yes;
 }
 
 int file_read_at(int fd, void *bytes, size_t n, uint64_t at)

@@ -7,6 +7,7 @@
 
 #include "base/err.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -23,6 +24,8 @@ int file_read_regular(const char *path, size_t max_bytes, char **out, size_t *n,
 
 /* Reads n bytes from offset `at` on. Returns 0, -errno, or -ENODATA if the file ends before. */
 int file_read_at(int fd, void *bytes, size_t n, uint64_t at);
+/* Returns whether a path is a regular file that begins with these bytes. */
+bool file_begins(const char *path, const void *bytes, size_t n);
 
 /* Writes all n bytes: from offset `at` on, or at the descriptor's position if `at` is -1. Returns 0
  * or -errno. After an error some of the bytes may have been written. */

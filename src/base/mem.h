@@ -29,6 +29,14 @@
 void *xmalloc(size_t n);
 void *xcalloc(size_t n, size_t size);
 void *xrealloc(void *p, size_t n);
+/* Gives an array of n elements room for one more; cap is the number for which it has room. */
+#define GROW(array, n, cap)                                                                \
+    do {                                                                                   \
+        if ((n) == (cap)) {                                                                \
+            (cap) = 2 * (cap) + 16;                                                        \
+            (array) = xrealloc((void *)(array), (size_t)(cap) * sizeof *(array));          \
+        }                                                                                  \
+    } while (0)
 char *xstrdup(const char *s);
 char *xmemdup(const void *p, size_t n); /* returns a copy of n bytes, with a final zero */
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

@@ -34,10 +34,7 @@ static void pin(struct seq *s, const struct sha256 *key)
     struct store_hit hit;
     if (s->shared->store == NULL || !store_pin(s->shared->store, key, &hit))
         return;
-    if (st->n_pins == st->cap_pins) {
-        st->cap_pins = 2 * st->cap_pins + 8;
-        st->pins = xrealloc(st->pins, (size_t)st->cap_pins * sizeof *st->pins);
-    }
+    GROW(st->pins, st->n_pins, st->cap_pins);
     st->pins[st->n_pins++] = hit;
 }
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/bytes.h"
 #include "base/mem.h"
 
 static int path_err(const char *verb, const char *path, int rc, struct err *err)
@@ -95,11 +96,6 @@ void io_rmdirs(struct io *io, const char *path, int n)
     free(s);
 }
 
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
 int io_list(struct io *io, const char *path, struct io_names *out, struct err *err)
 {
     *out = (struct io_names){0};
@@ -109,7 +105,7 @@ int io_list(struct io *io, const char *path, struct io_names *out, struct err *e
         return path_err("list", path, rc, err);
     }
     if (out->n > 1)
-        qsort(out->name, out->n, sizeof out->name[0], by_name);
+        qsort(out->name, out->n, sizeof out->name[0], text_order);
     return 0;
 }
 

@@ -326,10 +326,7 @@ static int posix_list(struct io *io, const char *path, struct io_names *out)
     while (errno = 0, (e = readdir(d)) != NULL) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
             continue;
-        if (out->n == room) {
-            room = room == 0 ? 64 : 2 * room;
-            out->name = xrealloc(out->name, room * sizeof out->name[0]);
-        }
+        GROW(out->name, out->n, room);
         out->name[out->n++] = xstrdup(e->d_name);
     }
     int rc = -errno;

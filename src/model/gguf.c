@@ -28,11 +28,6 @@ enum {
 
 static const char magic[4] = {'G', 'G', 'U', 'F'};
 
-bool gguf_is(const void *bytes, size_t n)
-{
-    return n >= sizeof magic && memcmp(bytes, magic, sizeof magic) == 0;
-}
-
 /* --- reading, with one sticky error ------------------------------------------------------- */
 
 struct reader {
@@ -169,15 +164,11 @@ static void take_value(struct reader *r, struct gguf_value *v)
         take_elements(r, v);
 }
 
-static int by_key(const void *a, const void *b)
-{
-    return strcmp(((const struct gguf_value *)a)->key, ((const struct gguf_value *)b)->key);
-}
-
 const struct gguf_value *gguf_find(const struct gguf *g, const char *key)
 {
     struct gguf_value v = {.key = key};
-    return g->n_values == 0 ? NULL : bsearch(&v, g->values, g->n_values, sizeof v, by_key);
+    return g->n_values == 0 ? NULL
+                            : bsearch(&v, g->values, g->n_values, sizeof v, text_order);
 }
 
 static void take_values(struct reader *r, struct gguf *g, uint64_t n)
@@ -190,9 +181,9 @@ static void take_values(struct reader *r, struct gguf *g, uint64_t n)
     if (r->rc != 0)
         return;
     if (g->n_values > 1)
-        qsort(g->values, g->n_values, sizeof *g->values, by_key);
+        qsort(g->values, g->n_values, sizeof *g->values, text_order);
     for (size_t i = 1; r->rc == 0 && i < g->n_values; i++)
-        if (by_key(&g->values[i - 1], &g->values[i]) == 0)
+        if (text_order(&g->values[i - 1], &g->values[i]) == 0)
             r->rc = err_set(r->err, ERR_FORMAT, "'%s' appears twice", g->values[i].key);
 }
 
@@ -278,12 +269,6 @@ static int by_begin(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(((const struct gguf_tensor *)a)->name,
-                  ((const struct gguf_tensor *)b)->name);
-}
-
 static void check_tensors(struct reader *r, struct gguf *g)
 {
     if (g->n_tensors < 2)
@@ -293,9 +278,9 @@ static void check_tensors(struct reader *r, struct gguf *g)
         if (g->tensors[i].begin < g->tensors[i - 1].end)
             r->rc = err_set(r->err, ERR_FORMAT, "tensors '%s' and '%s' overlap",
                             g->tensors[i - 1].name, g->tensors[i].name);
-    qsort(g->tensors, g->n_tensors, sizeof *g->tensors, by_name);
+    qsort(g->tensors, g->n_tensors, sizeof *g->tensors, text_order);
     for (size_t i = 1; r->rc == 0 && i < g->n_tensors; i++)
-        if (by_name(&g->tensors[i - 1], &g->tensors[i]) == 0)
+        if (text_order(&g->tensors[i - 1], &g->tensors[i]) == 0)
             r->rc = err_set(r->err, ERR_FORMAT, "tensor '%s' appears twice",
                             g->tensors[i].name);
 }
@@ -304,7 +289,7 @@ const struct gguf_tensor *gguf_find_tensor(const struct gguf *g, const char *nam
 {
     struct gguf_tensor t = {.name = name};
     return g->n_tensors == 0 ? NULL
-                             : bsearch(&t, g->tensors, g->n_tensors, sizeof t, by_name);
+                             : bsearch(&t, g->tensors, g->n_tensors, sizeof t, text_order);
 }
 
 static void take_tensors(struct reader *r, struct gguf *g, uint64_t n)
@@ -359,7 +344,7 @@ int gguf_parse(struct gguf *out, const void *bytes, size_t n, uint64_t file_byte
                const char *file, struct err *err)
 {
     *out = (struct gguf){0};
-    if (!gguf_is(bytes, n))
+    if (n < sizeof magic || memcmp(bytes, magic, sizeof magic) != 0)
         return err_set(err, ERR_FORMAT, "%s: not a GGUF file: it does not begin with GGUF",
                        file);
     struct reader r = {

@@ -83,9 +83,6 @@ int gguf_parse(struct gguf *out, const void *bytes, size_t n, uint64_t file_byte
                const char *file, struct err *err);
 void gguf_deinit(struct gguf *g);
 
-/* Returns whether the bytes begin with GGUF's magic number. */
-bool gguf_is(const void *bytes, size_t n);
-
 /* Both return NULL if the file has no such key or tensor. The result is valid until deinit. */
 const struct gguf_value *gguf_find(const struct gguf *g, const char *key);
 const struct gguf_tensor *gguf_find_tensor(const struct gguf *g, const char *name);

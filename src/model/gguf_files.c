@@ -18,16 +18,7 @@ enum { MAX_FILES = 1000 };
 
 bool gguf_files_is(const char *path)
 {
-    struct stat st;
-    char first[4];
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
-        return false;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    bool yes = fd >= 0 && read(fd, first, sizeof first) == (ssize_t)sizeof first &&
-               gguf_is(first, sizeof first);
-    if (fd >= 0)
-        close(fd);
-    return yes;
+    return file_begins(path, "GGUF", 4);
 }
 
 /* Bytes of a file that are read first. Directories of models with a large vocabulary take some MiB.

@@ -46,32 +46,16 @@ static uint64_t aligned(uint64_t n)
 
 bool pack_file_is(const char *path)
 {
-    struct stat st;
-    char first[8];
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
-        return false;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    bool yes = fd >= 0 && read(fd, first, sizeof first) == (ssize_t)sizeof first &&
-               memcmp(first, MAGIC, sizeof first) == 0;
-    if (fd >= 0)
-        close(fd);
-    return yes;
+    return file_begins(path, MAGIC, 8);
 }
 
 static int read_at(const struct pack_file *f, int fd, void *out, size_t n, uint64_t at,
                    struct err *err)
 {
-    for (size_t done = 0; done < n;) {
-        ssize_t k = pread(fd, (uint8_t *)out + done, n - done, (off_t)(at + done));
-        if (k < 0 && errno == EINTR)
-            continue;
-        if (k < 0)
-            return err_set(err, -errno, "%s: %s", f->path, strerror(errno));
-        if (k == 0)
-            return err_set(err, ERR_CORRUPT, "%s: is cut short", f->path);
-        done += (size_t)k;
-    }
-    return 0;
+    int rc = file_read_at(fd, out, n, at);
+    if (rc == -ENODATA)
+        return err_set(err, ERR_CORRUPT, "%s: is cut short", f->path);
+    return rc == 0 ? 0 : err_set(err, rc, "%s: %s", f->path, strerror(-rc));
 }
 
 static int damaged(const struct pack_file *f, const char *what, struct err *err)

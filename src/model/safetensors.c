@@ -135,12 +135,6 @@ static int parse_tensor(struct safetensors_tensor *t, const struct json *v,
 
 /* --- the header as a whole ---------------------------------------------------------- */
 
-static int by_name(const void *a, const void *b)
-{
-    return strcmp(((const struct safetensors_tensor *)a)->name,
-                  ((const struct safetensors_tensor *)b)->name);
-}
-
 static int by_begin(const void *a, const void *b)
 {
     const struct safetensors_tensor *x = *(const struct safetensors_tensor *const *)a;
@@ -201,16 +195,22 @@ int safetensors_header_end(const void *bytes, size_t n, uint64_t file_bytes,
     return 0;
 }
 
+/* Returns the bytes of all keys of an object, each with its zero. */
+static size_t names_bytes(const struct json *object)
+{
+    size_t bytes = 0;
+    struct json_iter it = json_begin(object);
+    while (json_next(&it))
+        bytes += strlen(it.key) + 1;
+    return bytes;
+}
+
 /* Copies the names into one block, so that the tensors outlive the JSON tree. */
 static void collect_names(struct safetensors *s, const struct json *root)
 {
-    size_t bytes = 0;
-    struct json_iter it = json_begin(root);
-    while (json_next(&it))
-        bytes += strlen(it.key) + 1;
-    char *p = s->names = xmalloc(bytes);
+    char *p = s->names = xmalloc(names_bytes(root));
     size_t i = 0;
-    it = json_begin(root);
+    struct json_iter it = json_begin(root);
     while (json_next(&it)) {
         if (strcmp(it.key, "__metadata__") == 0)
             continue;
@@ -239,7 +239,7 @@ static int parse_header(struct safetensors *s, const struct json *root, uint64_t
             return rc;
         }
     }
-    qsort(s->tensors, n, sizeof *s->tensors, by_name);
+    qsort(s->tensors, n, sizeof *s->tensors, text_order);
     return check_cover(s, file_bytes, err);
 }
 
@@ -284,21 +284,10 @@ const struct safetensors_tensor *safetensors_find(const struct safetensors *s,
     const struct safetensors_tensor key = {.name = name};
     return s->n_tensors == 0
                ? NULL
-               : bsearch(&key, s->tensors, s->n_tensors, sizeof *s->tensors, by_name);
+               : bsearch(&key, s->tensors, s->n_tensors, sizeof *s->tensors, text_order);
 }
 
 /* --- the index of several files ----------------------------------------------------- */
-
-static int entry_by_name(const void *a, const void *b)
-{
-    return strcmp(((const struct safetensors_index_entry *)a)->name,
-                  ((const struct safetensors_index_entry *)b)->name);
-}
-
-static int string_order(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
 
 /* Returns whether a file name stays in the folder: an index must not make the loader read
  * elsewhere. */
@@ -322,7 +311,7 @@ static int collect_files(struct safetensors_index *x, const struct json *map,
                            it.key);
         x->files[x->n_files++] = xstrdup(s);
     }
-    qsort(x->files, x->n_files, sizeof *x->files, string_order);
+    qsort(x->files, x->n_files, sizeof *x->files, text_order);
     size_t kept = 0;
     for (size_t i = 0; i < x->n_files; i++) {
         if (kept > 0 && strcmp(x->files[kept - 1], x->files[i]) == 0)
@@ -336,22 +325,18 @@ static int collect_files(struct safetensors_index *x, const struct json *map,
 
 static void collect_entries(struct safetensors_index *x, const struct json *map)
 {
-    size_t bytes = 0;
-    struct json_iter it = json_begin(map);
-    while (json_next(&it))
-        bytes += strlen(it.key) + 1;
-    char *p = x->names = xmalloc(bytes);
+    char *p = x->names = xmalloc(names_bytes(map));
     x->entries = xcalloc(json_count(map), sizeof *x->entries);
-    it = json_begin(map);
+    struct json_iter it = json_begin(map);
     while (json_next(&it)) {
         const char *file = json_string_of(it.value, NULL);
-        char **at = bsearch(&file, x->files, x->n_files, sizeof *x->files, string_order);
+        char **at = bsearch(&file, x->files, x->n_files, sizeof *x->files, text_order);
         size_t len = strlen(it.key) + 1;
         x->entries[x->n_entries++] = (struct safetensors_index_entry){
             .name = memcpy(p, it.key, len), .file_idx = (size_t)(at - x->files)};
         p += len;
     }
-    qsort(x->entries, x->n_entries, sizeof *x->entries, entry_by_name);
+    qsort(x->entries, x->n_entries, sizeof *x->entries, text_order);
 }
 
 int safetensors_index_parse(struct safetensors_index *out, const void *bytes, size_t n,

@@ -470,16 +470,25 @@ static int copy_block(const struct kv_pool *p, struct stream *s, int32_t to, int
     return rc;
 }
 
-int kv_table_find_tail(const struct kv_pool *p, const struct kv_table *t,
-                       const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
-                       const int32_t **block_tokens, int *n_block)
+/* Returns the block that begins with most of the tokens behind t's blocks, or PREFIX_NONE. */
+static int32_t find_tail(const struct kv_pool *p, const struct kv_table *t,
+                         const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
+                         int *n_same)
 {
     int64_t from = (int64_t)t->n_blocks * KV_BLOCK_TOKENS, left = n_tokens - from;
     CHECK(t->n_known == t->n_blocks && left >= 0);
     if (p->prefix == NULL || !p->has_memory)
-        return 0;
-    int n = (int)MIN(left, KV_BLOCK_TOKENS), n_same;
-    int32_t b = prefix_find_tail(p->prefix, root, last_known(t), tokens + from, n, &n_same);
+        return PREFIX_NONE;
+    return prefix_find_tail(p->prefix, root, last_known(t), tokens + from,
+                            (int)MIN(left, KV_BLOCK_TOKENS), n_same);
+}
+
+int kv_table_find_tail(const struct kv_pool *p, const struct kv_table *t,
+                       const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
+                       const int32_t **block_tokens, int *n_block)
+{
+    int n_same;
+    int32_t b = find_tail(p, t, root, tokens, n_tokens, &n_same);
     if (b == PREFIX_NONE || p->prefix->node[b].n_tokens == KV_BLOCK_TOKENS)
         return 0;
     *block_tokens = p->prefix->node[b].tokens;
@@ -491,13 +500,10 @@ int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
                        const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
                        int *n_copied)
 {
-    int64_t from = (int64_t)t->n_blocks * KV_BLOCK_TOKENS, left = n_tokens - from;
-    CHECK(t->n_known == t->n_blocks && left >= 0);
+    int64_t from = (int64_t)t->n_blocks * KV_BLOCK_TOKENS;
+    int n_same;
+    int32_t b = find_tail(p, t, root, tokens, n_tokens, &n_same);
     *n_copied = 0;
-    if (p->prefix == NULL || !p->has_memory)
-        return 0;
-    int n = (int)MIN(left, KV_BLOCK_TOKENS), n_same;
-    int32_t b = prefix_find_tail(p->prefix, root, last_known(t), tokens + from, n, &n_same);
     if (b == PREFIX_NONE)
         return 0;
     /* Keeps b in use. Otherwise b could be evicted to make room for its own copy. */

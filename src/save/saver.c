@@ -1116,10 +1116,7 @@ static void offer(struct saver *s, const struct written *w)
         remote_offer(s->o.remote, &w->key, q->use.ttl_s);
     if (!remote_wants(s->o.remote, REMOTE_WHEN_ENDED))
         return;
-    if (q->n_fresh == q->max_fresh) {
-        q->max_fresh = q->max_fresh == 0 ? 16 : 2 * q->max_fresh;
-        q->fresh = xrealloc(q->fresh, (size_t)q->max_fresh * sizeof q->fresh[0]);
-    }
+    GROW(q->fresh, q->n_fresh, q->max_fresh);
     q->fresh[q->n_fresh++] = w->key;
 }
 
@@ -1177,15 +1174,6 @@ static void commit(struct saver *s, struct uncommitted *b)
 
 /* --- the queue -------------------------------------------------------------------------------- */
 
-static bool is_stored(struct saver *s, const struct sha256 *key)
-{
-    struct store_hit hit;
-    bool found = store_pin(s->o.store, key, &hit);
-    if (found)
-        store_release(s->o.store, &hit, 1);
-    return found;
-}
-
 /* Returns whether the disk is full. If it is, a missing parent was not stored for want of space. */
 static bool is_full(struct saver *s)
 {
@@ -1199,9 +1187,9 @@ static bool is_full(struct saver *s)
  * sequence handed it over, it was queued earlier and may have to be committed first. */
 static bool has_parent(struct saver *s, struct save_seq *q, struct uncommitted *b)
 {
-    if (!q->parent_seen && !is_stored(s, &q->parent) && b->n > 0)
+    if (!q->parent_seen && !store_pin(s->o.store, &q->parent, NULL) && b->n > 0)
         commit(s, b);
-    q->parent_seen = q->parent_seen || is_stored(s, &q->parent);
+    q->parent_seen = q->parent_seen || store_pin(s->o.store, &q->parent, NULL);
     return q->parent_seen;
 }
 

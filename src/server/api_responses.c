@@ -149,8 +149,7 @@ static struct json *item_of(const struct generation *g, int i, const struct hcac
     else
         json_put_bytes(call, "arguments", p->text, p->n);
     status = is_whole ? "completed" : status;
-    struct json *item = is_custom ? item_custom(id, status, call, is_whole)
-                                  : item_call(id, status, call, is_whole);
+    struct json *item = item_call(id, status, call, is_whole, is_custom);
     json_free(call);
     return item;
 }

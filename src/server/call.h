@@ -212,61 +212,25 @@ struct listed {
 int call_n_listed(const struct call *c);
 struct listed call_listed(struct call *c, int i);
 
-/* Functions of the routes, each with its path or methods. */
-void api_chat(struct call *c);
-void api_completions(struct call *c);
-void api_models(struct call *c);
-void api_model(struct call *c);
-void api_responses(struct call *c);     /* POST */
-void api_response(struct call *c);      /* /v1/responses/ID.. */
-void api_conversations(struct call *c); /* GET, POST */
-void api_conversation(struct call *c);  /* /v1/conversations/ID.. */
-void api_messages(struct call *c);
-void api_count_tokens(struct call *c);
+/* Functions of the routes. api_response, api_conversation, api_file, api_batch and api_request answer
+ * the routes with an ID behind the list's. */
+typedef void route_function(struct call *c);
+route_function api_chat, api_completions, api_models, api_model, api_responses,
+    api_response, api_conversations, api_conversation, api_messages, api_count_tokens,
+    api_embeddings, api_rerank, api_ollama_embed, api_ollama_embeddings,
+    api_llama_embedding, api_llama_completion, api_llama_infill, api_llama_template,
+    api_llama_count, api_llama_props, api_llama_slots, api_ollama_chat, api_ollama_generate,
+    api_ollama_version, api_ollama_tags, api_ollama_ps, api_ollama_show, api_files,
+    api_file, api_batches, api_batch, api_cache_stats, api_cache_lookup, api_cache_prefetch,
+    api_cache_pin, api_cache_evict, api_cache_clear, api_cache_flush, api_cache_quota,
+    api_requests, api_request, api_tokenize, api_detokenize, api_health, api_metrics,
+    api_openapi, api_page, api_pdf;
 struct json *api_messages_fault(const struct fault *f);
-void api_embeddings(struct call *c);
-void api_rerank(struct call *c);
-void api_ollama_embed(struct call *c);
-void api_ollama_embeddings(struct call *c);
-void api_llama_embedding(struct call *c);
-void api_llama_completion(struct call *c);
-void api_llama_infill(struct call *c);
-void api_llama_template(struct call *c);
-void api_llama_count(struct call *c);
-void api_llama_props(struct call *c);
-void api_llama_slots(struct call *c);
-void api_ollama_chat(struct call *c);
-void api_ollama_generate(struct call *c);
-void api_ollama_version(struct call *c);
-void api_ollama_tags(struct call *c);
 /* Unloads the model once it is idle if the body's keep_alive is 0. Returns whether it is. */
 bool api_ollama_unloads(struct call *c, const struct json *body);
-void api_ollama_ps(struct call *c);
-void api_ollama_show(struct call *c);
 struct json *api_ollama_fault(const struct fault *f);
-void api_files(struct call *c);   /* GET, POST */
-void api_file(struct call *c);    /* /v1/files/ID.. */
-void api_batches(struct call *c); /* GET, POST */
-void api_batch(struct call *c);   /* /v1/batches/ID.. */
-void api_cache_stats(struct call *c);
 /* Returns the stored state and the bounds of the salt to which the statistics k belong. */
 struct json *api_cache_salt_use(const struct hcache_cache_stats *k);
-void api_cache_lookup(struct call *c);
-void api_cache_prefetch(struct call *c);
-void api_cache_pin(struct call *c);
-void api_cache_evict(struct call *c);
-void api_cache_clear(struct call *c);
-void api_cache_flush(struct call *c);
-void api_cache_quota(struct call *c);
-void api_requests(struct call *c);
-void api_request(struct call *c); /* /v1/requests/ID */
-void api_tokenize(struct call *c);
-void api_detokenize(struct call *c);
-void api_health(struct call *c);
-void api_metrics(struct call *c);
-void api_openapi(struct call *c);
-void api_page(struct call *c);
-void api_pdf(struct call *c);
 
 extern const struct route routes[]; /* ends with {0} */
 

@@ -178,10 +178,7 @@ void worker_destroy(struct worker *w)
 /* [lock] Adds a job. Wakes every thread, because some threads may not take the job. */
 static void add_job(struct worker *w, struct job j)
 {
-    if (w->n == w->cap) {
-        w->cap = w->cap > 0 ? 2 * w->cap : 16;
-        w->jobs = xrealloc(w->jobs, (size_t)w->cap * sizeof w->jobs[0]);
-    }
+    GROW(w->jobs, w->n, w->cap);
     w->jobs[w->n++] = j;
     pthread_cond_broadcast(&w->change);
 }

@@ -30,10 +30,7 @@ void alloc_deinit(struct alloc *a)
 
 static void range_insert(struct alloc_segment *s, uint32_t at, struct alloc_range r)
 {
-    if (s->n_free == s->max_free) {
-        s->max_free = s->max_free == 0 ? 4 : 2 * s->max_free;
-        s->free = xrealloc(s->free, s->max_free * sizeof s->free[0]);
-    }
+    GROW(s->free, s->n_free, s->max_free);
     memmove(&s->free[at + 1], &s->free[at], (s->n_free - at) * sizeof s->free[0]);
     s->free[at] = r;
     s->n_free++;

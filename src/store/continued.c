@@ -21,10 +21,7 @@ struct keys {
 
 static void keys_add(struct keys *k, const struct sha256 *key)
 {
-    if (k->n == k->max) {
-        k->max = k->max == 0 ? 64 : 2 * k->max;
-        k->at = xrealloc(k->at, k->max * sizeof k->at[0]);
-    }
+    GROW(k->at, k->n, k->max);
     k->at[k->n++] = *key;
 }
 

@@ -52,10 +52,7 @@ static void settle(struct expiry *x, uint32_t at)
 void expiry_set(struct expiry *x, struct chunk_node *n, uint32_t at_s)
 {
     if (n->expiry_at == 0) {
-        if (x->n == x->max) {
-            x->max = x->max == 0 ? 64 : 2 * x->max;
-            x->entry = xrealloc(x->entry, x->max * sizeof x->entry[0]);
-        }
+        GROW(x->entry, x->n, x->max);
         n->expiry_at = ++x->n;
     }
     x->entry[n->expiry_at - 1] = (struct expiry_entry){n, at_s};

@@ -179,7 +179,7 @@ bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit)
     pthread_mutex_lock(&s->lock);
     struct chunk_node *n = catalog_find(&s->catalog, key);
     bool found = n != NULL && n->n_live > 0 && !n->doomed;
-    if (found)
+    if (found && hit != NULL)
         *hit = store_pin_node(s, n);
     pthread_mutex_unlock(&s->lock);
     return found;

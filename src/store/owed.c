@@ -226,10 +226,7 @@ static int owned_add(void *arg, const struct store_entry *e)
     struct owned *o = arg;
     if (e->owner != o->owner)
         return 0;
-    if (o->n == o->cap) {
-        o->cap = o->cap == 0 ? 256 : 2 * o->cap;
-        o->keys = xrealloc(o->keys, o->cap * sizeof *o->keys);
-    }
+    GROW(o->keys, o->n, o->cap);
     o->keys[o->n++] = e->key;
     return 0;
 }

@@ -316,7 +316,7 @@ void store_expect_use_no_more(struct store *s, const struct sha256 *keys, int n,
 
 /* Pins one chunk by its key, wherever it stands in a chain, and with it all chunks before it, since
  * only leaves are evicted. Returns false if the chunk is not stored. The hit cannot be used for
- * reading before store_load, because the records are not looked up. */
+ * reading before store_load, because the records are not looked up. hit NULL: only asks. */
 bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit);
 /* Looks up the records of a pinned chunk, on the disk if need be. Returns 0 or the reason why they
  * cannot be read. */

@@ -40,31 +40,12 @@ struct answer {
     size_t n_parts;
 };
 
-static bool begin(struct answer *a);
-static bool after_thought(struct answer *a);
-static bool thought_begin(struct answer *a);
-static bool thought(struct answer *a);
-static bool text(struct answer *a);
-static bool section(struct answer *a);
-static bool skip_to(struct answer *a);
-static bool name(struct answer *a);
-static bool object(struct answer *a);
-static bool object_walk(struct answer *a);
-static bool list_item(struct answer *a);
-static bool list_next(struct answer *a);
-static bool bare_next(struct answer *a);
-static bool parameter(struct answer *a);
-static bool key(struct answer *a);
-static bool key_skip(struct answer *a);
-static bool value(struct answer *a);
-static bool braces(struct answer *a);
-static bool python(struct answer *a);
-static bool close_call(struct answer *a);
-static bool close_more(struct answer *a);
-static bool header(struct answer *a);
-static bool channel_text(struct answer *a);
-static bool channel_call(struct answer *a);
-static bool channel_end(struct answer *a);
+/* The states of the reader. */
+typedef bool answer_state(struct answer *a);
+static answer_state begin, after_thought, thought_begin, thought, text, section, skip_to,
+    name, object, object_walk, list_item, list_next, bare_next, parameter, key, key_skip,
+    value, braces, python, close_call, close_more, header, channel_text, channel_call,
+    channel_end;
 
 static bool has(const struct answer *a, enum form_tag tag)
 {

@@ -408,9 +408,6 @@ static void test_neighbours(void **state)
         assert_int_equal(parse(&g, &f, &e), cols == 8 ? 0 : ERR_FORMAT);
     }
     assert_non_null(strstr(e.msg, "tensors 'a' and 'z' overlap"));
-    assert_true(gguf_is("GGUF", 4));
-    assert_false(gguf_is("GGUF", 3));
-    assert_false(gguf_is("GGUE", 4));
 }
 
 /* --- bad files ---------------------------------------------------------------------------- */

@@ -50,26 +50,27 @@ static void flip_metadata(const struct st_place *p, const char *path)
     print_message("%s: %llu flips, nothing lost\n", path, (unsigned long long)n);
 }
 
+/* The disk of the test that runs. */
+static struct st_place place;
+
 static void metadata_flips(void **state)
 {
     (void)state;
-    struct st_place p;
-    damage_place(&p);
-    flip_metadata(&p, "/st/d0/superblock");
-    flip_metadata(&p, "/st/d0/index.db");
-    st_place_close(&p);
+    damage_place(&place);
+    flip_metadata(&place, "/st/d0/superblock");
+    flip_metadata(&place, "/st/d0/index.db");
+    st_place_close(&place);
 }
 
 /* Flips in the WAL that a crash left may hide commits, but never bring wrong data. */
 static void wal_flips(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct rng r = {78};
-    assert_true(st_place_open(&p, "sim", 2));
-    p.opts.cap_bytes = 80 * 4096;
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 2));
+    place.opts.cap_bytes = 80 * 4096;
+    struct store *s = st_open(&place);
     /* more saves, so that old rows in the log describe space that newer extents use */
     for (int i = 0; i < 6; i++) {
         struct st_ctx other = {50, (uint64_t)i, 0, 0, NULL};
@@ -78,11 +79,11 @@ static void wal_flips(void **state)
     assert_int_equal(st_save(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, ST_BOTH, &err), 0);
     uint64_t n = n_flips(), n_less = 0;
     for (uint64_t i = 0; i < n; i++) {
-        struct io *io = damage_copy(&p, i);
+        struct io *io = damage_copy(&place, i);
         uint64_t at = rng_below(&r, damage_size(io, "/st/d0/index.db-wal"));
         assert_int_equal(io_sim_flip(io, "/st/d0/index.db-wal", at, (unsigned)(i % 8)), 0);
         damage_counts.n_meta_bits++;
-        struct damage_seen seen = damage_look(&p, io);
+        struct damage_seen seen = damage_look(&place, io);
         assert_int_equal(seen.n_wrong, 0);
         n_less += seen.n_found < DAMAGE_CHUNKS + 2;
         io_close(io);
@@ -90,7 +91,7 @@ static void wal_flips(void **state)
     store_close(s);
     print_message("WAL: %llu flips, %llu hid something, 0 wrong\n", (unsigned long long)n,
                   (unsigned long long)n_less);
-    st_place_close(&p);
+    st_place_close(&place);
 }
 
 /* Flips bits in segments: in headers, whose facts the index has, too, and in records, which their
@@ -125,10 +126,9 @@ static uint64_t flip_data(const struct st_place *p, uint64_t n, uint64_t *n_refu
 static void data_flips(void **state)
 {
     (void)state;
-    struct st_place p;
     uint64_t n_refused = 0, n = 2 * n_flips();
-    damage_place(&p);
-    assert_int_equal(flip_data(&p, n, &n_refused), 0);
+    damage_place(&place);
+    assert_int_equal(flip_data(&place, n, &n_refused), 0);
     print_message(
         "segments: %llu flips, %llu refused, the rest in headers and padding, 0 wrong\n",
         (unsigned long long)n, (unsigned long long)n_refused);
@@ -136,12 +136,12 @@ static void data_flips(void **state)
 
     bug = STORE_BUG_NO_CHECK;
     n_refused = 0;
-    uint64_t n_wrong = flip_data(&p, 50, &n_refused);
+    uint64_t n_wrong = flip_data(&place, 50, &n_refused);
     bug = STORE_BUG_NONE;
     print_message("a checksum unchecked: caught, %llu wrong records\n",
                   (unsigned long long)n_wrong);
     assert_true(n_wrong > 0);
-    st_place_close(&p);
+    st_place_close(&place);
 }
 
 /* number of records that verify has reported as damaged */
@@ -155,15 +155,14 @@ static void report(void *arg, const char *what)
 static void verify_finds_flips(void **state)
 {
     (void)state;
-    struct st_place p;
     struct rng r = {80};
-    damage_place(&p);
+    damage_place(&place);
     for (uint64_t i = 0; i < 40; i++) {
-        struct store_opts opts = p.opts;
+        struct store_opts opts = place.opts;
         struct store_verify v;
         struct store *s;
         struct err err = {0};
-        opts.io = damage_copy(&p, i);
+        opts.io = damage_copy(&place, i);
         /* Device 1's segment begins with an extent: header, then records of 5000
          * bytes in two blocks. */
         bool in_record = i % 2 == 0;
@@ -180,7 +179,7 @@ static void verify_finds_flips(void **state)
         store_close(s);
         io_close(opts.io);
     }
-    st_place_close(&p);
+    st_place_close(&place);
 }
 
 static struct io_file *file_of(struct io *io, const char *path)
@@ -196,16 +195,15 @@ static void truncations(void **state)
     (void)state;
     static const char *const paths[] = {"/st/d0/index.db", "/st/d0/seg-000000.hc",
                                         "/st/d1/seg-000000.hc"};
-    struct st_place p;
-    damage_place(&p);
+    damage_place(&place);
     for (int i = 0; i < 3; i++) {
-        uint64_t size = damage_size(p.io, paths[i]);
+        uint64_t size = damage_size(place.io, paths[i]);
         for (uint64_t end = 0; end < size; end += end % 4096 == 0 ? 4095 : 1) {
-            struct io *io = damage_copy(&p, end);
+            struct io *io = damage_copy(&place, end);
             struct io_file *f = file_of(io, paths[i]);
             assert_int_equal(io_file_truncate(f, end, NULL), 0);
             io_file_close(f);
-            struct damage_seen seen = damage_look(&p, io);
+            struct damage_seen seen = damage_look(&place, io);
             if (!seen.opened)
                 fail_msg("%s cut at %llu: %s", paths[i], (unsigned long long)end,
                          seen.err.msg);
@@ -217,7 +215,7 @@ static void truncations(void **state)
             io_close(io);
         }
     }
-    st_place_close(&p);
+    st_place_close(&place);
 }
 
 /* Swaps two ranges of equal length in one file. */
@@ -263,25 +261,24 @@ static void lost_and_misdirected_writes(void **state)
     uint64_t n_hits = 0;
     int n_corrupt = 0;
     for (uint64_t seed = 0; seed < 100; seed++) {
-        struct st_place p;
         struct err err = {0};
-        assert_true(st_place_open(&p, "sim", 2));
-        struct store *s = st_open(&p);
+        assert_true(st_place_open(&place, "sim", 2));
+        struct store *s = st_open(&place);
         struct io_sim_fault fault = {.kind = seed % 2 == 0 ? IO_SIM_LOST
                                                            : IO_SIM_MISDIRECTED,
                                      .on = IO_SIM_ON_WRITE,
                                      .path = seed % 4 < 2 ? "seg-" : NULL,
                                      .skip = seed % 7,
                                      .count = 1};
-        assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+        assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
         (void)st_save(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, ST_BOTH, &err);
         store_close(s);
-        n_hits += io_sim_fault_hits(p.io);
-        io_sim_fault_clear(p.io);
-        struct damage_seen seen = damage_look(&p, p.io);
+        n_hits += io_sim_fault_hits(place.io);
+        io_sim_fault_clear(place.io);
+        struct damage_seen seen = damage_look(&place, place.io);
         assert_int_equal(seen.n_wrong, 0);
         n_corrupt += seen.n_corrupt;
-        st_place_close(&p);
+        st_place_close(&place);
     }
     print_message("%llu lost or misdirected writes: %d records refused, 0 wrong\n",
                   (unsigned long long)n_hits, n_corrupt);
@@ -293,27 +290,26 @@ static void lost_and_misdirected_writes(void **state)
 static void read_flips(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_result r;
     struct err err = {0};
-    damage_place(&p);
-    struct store *s = st_open(&p);
+    damage_place(&place);
+    struct store *s = st_open(&place);
     struct io_sim_fault fault = {
         .kind = IO_SIM_READ_FLIP, .on = IO_SIM_ON_READ, .path = "seg-", .count = 1};
     /* A flip in the padding of a record's last block does no harm, so it condemns nothing. */
     int n_corrupt = 0;
     for (int i = 0; i < 10 && n_corrupt == 0; i++) {
-        assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+        assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
         assert_int_equal(st_read(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, &r, &err), 0);
         assert_int_equal(r.n_wrong, 0);
         n_corrupt += r.n_corrupt;
-        io_sim_fault_clear(p.io);
+        io_sim_fault_clear(place.io);
     }
     assert_int_equal(n_corrupt, 1);
     assert_int_equal(st_save(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, ST_BOTH, &err), 0);
     assert_int_equal(st_read(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, &r, &err), 0);
     assert_int_equal(r.n_records, DAMAGE_CHUNKS * 6);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 int main(void)

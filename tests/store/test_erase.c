@@ -40,18 +40,20 @@ static void save_both(struct store *s)
     assert_int_equal(st_save(s, &st_small, &theirs, N, ST_BOTH, &err), 0);
 }
 
+/* The disk of the test that runs. */
+static struct st_place place;
+
 static void nothing_remains(const char *kind, int n_dirs)
 {
-    struct st_place p;
     struct store_erased e;
     struct err err = {0};
     uint64_t freed;
-    if (!st_place_open(&p, kind, n_dirs))
+    if (!st_place_open(&place, kind, n_dirs))
         return;
-    struct store *s = st_open(&p);
+    struct store *s = st_open(&place);
     save_both(s);
-    if (p.io != NULL)
-        assert_true(remains(&p, &ours, 2, true) > 0); /* shows that the search works */
+    if (place.io != NULL)
+        assert_true(remains(&place, &ours, 2, true) > 0); /* shows that the search works */
     erase_all(s, &ours, &e);
     assert_int_equal(e.n_chunks, N - 2);
     assert_int_equal(e.n_shared, 2);
@@ -59,11 +61,11 @@ static void nothing_remains(const char *kind, int n_dirs)
     assert_int_equal(st_n_right(s, &ours, N), 2);
     assert_int_equal(st_n_right(s, &theirs, N), N);
     assert_true(store_audit(s));
-    for (int i = 2; p.io != NULL && i < N; i++)
-        assert_int_equal(remains(&p, &ours, i, false), 0);
+    for (int i = 2; place.io != NULL && i < N; i++)
+        assert_int_equal(remains(&place, &ours, i, false), 0);
     assert_int_equal(store_gc(s, &freed, &err), 0);
-    for (int i = 2; p.io != NULL && i < N; i++)
-        assert_int_equal(remains(&p, &ours, i, true), 0);
+    for (int i = 2; place.io != NULL && i < N; i++)
+        assert_int_equal(remains(&place, &ours, i, true), 0);
     erase_all(s, &theirs, &e);
     assert_int_equal(e.n_chunks, N);
     struct store_stats st;
@@ -71,15 +73,15 @@ static void nothing_remains(const char *kind, int n_dirs)
     assert_true(st.n_chunks == 0 && st.used_bytes == 0 && st.freeing_bytes == 0);
     assert_true(st.evictions[STORE_EVICT_ERASED] == N - 2 + N && st.n_evicted == 0);
     store_close(s);
-    if (p.io != NULL) { /* a rebuilt index does not bring the context back either */
+    if (place.io != NULL) { /* a rebuilt index does not bring the context back either */
         char path[600];
-        snprintf(path, sizeof path, "%s/index.db", p.dirs[0]);
-        assert_int_equal(io_unlink(p.io, path, NULL), 0);
-        s = st_open(&p);
+        snprintf(path, sizeof path, "%s/index.db", place.dirs[0]);
+        assert_int_equal(io_unlink(place.io, path, NULL), 0);
+        s = st_open(&place);
         assert_int_equal(st_n_right(s, &ours, N) + st_n_right(s, &theirs, N), 0);
         store_close(s);
     }
-    st_place_close(&p);
+    st_place_close(&place);
 }
 
 static void erased_in_dram(void **state)
@@ -100,13 +102,12 @@ static void erased_in_files(void **state)
 static void older_copies(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct store_erased e;
     uint64_t freed;
-    assert_true(st_place_open(&p, "pread", 1));
-    p.opts.cap_bytes = 400 << 10;
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "pread", 1));
+    place.opts.cap_bytes = 400 << 10;
+    struct store *s = st_open(&place);
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
     for (uint64_t i = 10; i < 14; i++) { /* saving other contexts evicts ours */
         struct st_ctx c = {.base = i, .own = i};
@@ -116,11 +117,11 @@ static void older_copies(void **state)
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
     erase_all(s, &ours, &e);
     for (int i = 0; i < N; i++)
-        assert_int_equal(remains(&p, &ours, i, false), 0);
+        assert_int_equal(remains(&place, &ours, i, false), 0);
     assert_int_equal(store_gc(s, &freed, &err), 0);
     for (int i = 0; i < N; i++)
-        assert_int_equal(remains(&p, &ours, i, true), 0);
-    st_close(s, &p);
+        assert_int_equal(remains(&place, &ours, i, true), 0);
+    st_close(s, &place);
 }
 
 /* --- bytes that no row of the index names ----------------------------------------------------- */
@@ -222,19 +223,19 @@ static void superseded_ends(void **state)
 {
     (void)state;
     for (int reopened = 0; reopened < 2; reopened++) {
-        struct st_place p;
-        assert_true(st_place_open(&p, "pread", 2));
-        struct store *s = st_open(&p);
+        assert_true(st_place_open(&place, "pread", 2));
+        struct store *s = st_open(&place);
         save_turns(s, &ours);
-        assert_int_equal(end_remains(&p, &ours, 20), 1); /* shows that the search works */
+        assert_int_equal(end_remains(&place, &ours, 20),
+                         1); /* shows that the search works */
         if (reopened) {
             store_close(s);
-            s = st_open(&p);
+            s = st_open(&place);
         }
         erase_turns(s, &ours);
-        assert_int_equal(turn_remains(&p, &ours), 0);
+        assert_int_equal(turn_remains(&place, &ours), 0);
         assert_true(store_audit(s));
-        st_close(s, &p);
+        st_close(s, &place);
     }
 }
 
@@ -242,54 +243,52 @@ static void superseded_ends(void **state)
 static void never_committed(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
-    assert_true(st_place_open(&p, "pread", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "pread", 1));
+    struct store *s = st_open(&place);
     assert_int_equal(st_save(s, &st_small, &theirs, N, ST_BOTH, &err), 0);
     for (int i = 2; i < N; i++)
         assert_int_equal(st_append(s, &st_small, &ours, i, ST_BOTH, &err), 0);
     store_close(s); /* closing commits nothing */
-    s = st_open(&p);
+    s = st_open(&place);
     assert_int_equal(st_n_right(s, &ours, N), 2);
-    assert_true(remains(&p, &ours, 3, false) > 0);
+    assert_true(remains(&place, &ours, 3, false) > 0);
     assert_int_equal(store_erase(s, NULL, 0, &(struct store_erased){0}, &err), 0);
     for (int i = 2; i < N; i++)
-        assert_int_equal(remains(&p, &ours, i, false), 0);
+        assert_int_equal(remains(&place, &ours, i, false), 0);
     assert_int_equal(st_n_right(s, &theirs, N), N);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* Erases a conversation of three turns, with power failing at the n-th operation.  Once its chunks
  * are absent and a process has opened the store again, none of its bytes are readable. */
 static bool turns_cut_off_at(uint64_t n)
 {
-    struct st_place p;
     struct err err = {0};
     struct store_erased e = {0};
     struct sha256 keys[N];
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    struct store *s = st_open(&place);
     save_turns(s, &ours);
     st_keys(&ours, N, keys);
-    io_sim_crash_at(p.io, IO_SIM_AT_OP, n);
+    io_sim_crash_at(place.io, IO_SIM_AT_OP, n);
     int rc = store_erase(s, keys, 3, &e, &err);
-    bool crashed = io_sim_crashed(p.io);
+    bool crashed = io_sim_crashed(place.io);
     if (!crashed)
-        io_sim_crash(p.io);
+        io_sim_crash(place.io);
     store_close(s);
-    io_sim_restart(p.io);
-    s = st_open(&p);
+    io_sim_restart(place.io);
+    s = st_open(&place);
     struct store_stats st;
     store_stats(s, &st);
     /* An erase begins with a commit, which removes the superseded second end: 4 chunks before the
      * commit, 3 after it, 0 after the erase. */
     assert_true(st.n_chunks == 0 || st.n_chunks == 3 || st.n_chunks == 4);
     assert_true(rc != 0 || st.n_chunks == 0);
-    if (st.n_chunks == 0 && turn_remains(&p, &ours) != 0)
+    if (st.n_chunks == 0 && turn_remains(&place, &ours) != 0)
         fail_msg("operation %llu: a superseded end is readable after recovery",
                  (unsigned long long)n);
-    st_close(s, &p);
+    st_close(s, &place);
     return crashed;
 }
 
@@ -306,14 +305,13 @@ static void power_fails_with_ends(void **state)
 static void evicted_in_the_middle(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct store_stats st;
     struct st_ctx c[3];
     uint64_t freed;
     int n_before = 0;
-    assert_true(st_place_open(&p, "pread", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "pread", 1));
+    struct store *s = st_open(&place);
     for (uint64_t i = 0; i < 3; i++) {
         c[i] = (struct st_ctx){.base = 20 + i, .own = 20 + i};
         assert_int_equal(st_save(s, &st_small, &c[i], N, ST_BOTH, &err), 0);
@@ -322,17 +320,17 @@ static void evicted_in_the_middle(void **state)
     assert_int_equal(st_n_right(s, &c[0], N) + st_n_right(s, &c[2], N), 2 * N);
     store_stats(s, &st);
     store_close(s);
-    p.opts.cap_bytes = st.used_bytes / 3 * 2;
-    s = st_open(&p);
+    place.opts.cap_bytes = st.used_bytes / 3 * 2;
+    s = st_open(&place);
     assert_int_equal(st_n_right(s, &c[1], N), 0);
     for (int i = 0; i < N; i++)
-        n_before += remains(&p, &c[1], i, false);
+        n_before += remains(&place, &c[1], i, false);
     assert_true(n_before > 0);
     assert_int_equal(store_gc(s, &freed, &err), 0);
     for (int i = 0; i < N; i++)
-        assert_int_equal(remains(&p, &c[1], i, true), 0);
+        assert_int_equal(remains(&place, &c[1], i, true), 0);
     assert_int_equal(st_n_right(s, &c[0], N) + st_n_right(s, &c[2], N), 2 * N);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* A chunk that is being read stays readable for its reader and is absent for everyone else. The
@@ -340,14 +338,13 @@ static void evicted_in_the_middle(void **state)
 static void in_use(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct store_erased e;
     struct sha256 keys[N];
     struct store_hit hits[N];
     int n_hits;
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    struct store *s = st_open(&place);
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
     st_keys(&ours, N, keys);
     assert_int_equal(store_lookup(s, keys, 4, hits, &n_hits, NULL, 0, &err), 0);
@@ -367,12 +364,12 @@ static void in_use(void **state)
     erase_all(s, &ours, &e); /* commits, and wipes the released chunks */
     assert_int_equal(e.n_busy, 0);
     for (int i = 0; i < N; i++)
-        assert_int_equal(remains(&p, &ours, i, false), 0);
+        assert_int_equal(remains(&place, &ours, i, false), 0);
     assert_true(store_audit(s));
     /* A context that is saved again is stored again. */
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
     assert_int_equal(st_n_right(s, &ours, N), N);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* Held hits stand until one of their chunks is erased or found damaged. Erasing the chunks after
@@ -381,14 +378,13 @@ static void hits_stand_until_their_chunks_are_gone(void **state)
 {
     (void)state;
     for (int how = 0; how < 3; how++) {
-        struct st_place p;
         struct err err = {0};
         struct store_erased e;
         struct sha256 keys[N];
         struct store_hit hits[N];
         int n_hits;
-        assert_true(st_place_open(&p, "sim", 1));
-        struct store *s = st_open(&p);
+        assert_true(st_place_open(&place, "sim", 1));
+        struct store *s = st_open(&place);
         assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
         st_keys(&ours, N, keys);
         assert_int_equal(store_count(s, keys, N), N);
@@ -407,7 +403,7 @@ static void hits_stand_until_their_chunks_are_gone(void **state)
         assert_int_equal(store_hits_stand(s, hits, 2), how != 0);
         assert_int_equal(store_count(s, keys, N), how == 0 ? 0 : how == 1 ? 2 : 4);
         store_release(s, hits, 4);
-        st_close(s, &p);
+        st_close(s, &place);
     }
 }
 
@@ -417,14 +413,13 @@ static void an_owner_with_branches_in_use(void **state)
     (void)state;
     static const struct st_ctx lone = {.base = 7, .own = 7, .branch = N};
     const struct st_ctx *used[] = {&ours, &theirs};
-    struct st_place p;
     struct err err = {0};
     struct store_erased e;
     struct sha256 keys[N];
     struct store_hit hits[2][N];
     int n_hits;
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    struct store *s = st_open(&place);
     assert_int_equal(st_save(s, &st_small, &lone, N, ST_BOTH, &err), 0);
     save_both(s);
     for (int i = 0; i < 2; i++) {
@@ -444,10 +439,11 @@ static void an_owner_with_branches_in_use(void **state)
     assert_true(store_audit(s));
     assert_int_equal(store_erase_owner(s, store_owner(ours.salt), &e, &err), 0);
     for (int i = 0; i < N; i++)
-        assert_int_equal(remains(&p, &lone, i, false) + remains(&p, &ours, i, false) +
-                             remains(&p, &theirs, i, false),
+        assert_int_equal(remains(&place, &lone, i, false) +
+                             remains(&place, &ours, i, false) +
+                             remains(&place, &theirs, i, false),
                          0);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* A chunk may be appended after the owner's chunks were listed. The erasure of the others goes
@@ -455,12 +451,11 @@ static void an_owner_with_branches_in_use(void **state)
 static void appended_while_an_owner_is_erased(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct store_erased e = {0};
     struct sha256 keys[N];
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    struct store *s = st_open(&place);
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
     st_keys(&ours, N, keys);
     pthread_mutex_lock(&s->lock);
@@ -472,7 +467,7 @@ static void appended_while_an_owner_is_erased(void **state)
     assert_int_equal(e.n_chunks, 1);
     assert_int_equal(s->catalog.n_chunks, 0);
     assert_true(store_audit(s));
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* All chunks are erased while they are in use, and one in the middle is found damaged meanwhile.
@@ -486,15 +481,14 @@ static void damaged_while_doomed(void **state)
         {0, 1, 2, 3}, {1, 0, 2, 3}, {3, 2, 1, 0}, {1, 2, 0, 3}, {2, 1, 0, 3}};
     for (size_t o = 0; o < sizeof order / sizeof order[0]; o++)
         for (int bad = 0; bad < N_KEYS; bad++) {
-            struct st_place p;
             struct err err = {0};
             struct sha256 keys[N_KEYS];
             struct store_hit hits[N_KEYS];
             struct store_erased e;
             struct store_stats st;
             int n_hits;
-            assert_true(st_place_open(&p, "sim", 1));
-            struct store *s = st_open(&p);
+            assert_true(st_place_open(&place, "sim", 1));
+            struct store *s = st_open(&place);
             assert_int_equal(st_save(s, &st_small, &ours, N_KEYS, ST_BOTH, &err), 0);
             st_keys(&ours, N_KEYS, keys);
             assert_int_equal(store_pin_until(s, keys, N_KEYS, clock_wall_s() + 1000, &err),
@@ -511,25 +505,24 @@ static void damaged_while_doomed(void **state)
             store_stats(s, &st);
             assert_int_equal(st.n_chunks + st.used_bytes + st.n_extents + st.n_pins, 0);
             assert_true(store_audit(s));
-            st_close(s, &p);
+            st_close(s, &place);
         }
 }
 
 static void pending_too(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct store_erased e;
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    struct store *s = st_open(&place);
     for (int i = 0; i < N; i++)
         assert_int_equal(st_append(s, &st_small, &ours, i, ST_BOTH, &err), 0);
     erase_all(s, &ours, &e);
     assert_int_equal(e.n_chunks, N);
     for (int i = 0; i < N; i++)
-        assert_int_equal(remains(&p, &ours, i, false), 0);
-    st_close(s, &p);
+        assert_int_equal(remains(&place, &ours, i, false), 0);
+    st_close(s, &place);
 }
 
 /* --- loss of power ---------------------------------------------------------------------------- */
@@ -538,27 +531,26 @@ static void pending_too(void **state)
  * operations. */
 static bool cut_off_at(uint64_t n, uint64_t seed)
 {
-    struct st_place p;
     struct err err = {0};
     struct store_erased e = {0};
     struct sha256 keys[N];
-    assert_true(st_place_open(&p, "sim", 2));
-    io_close(p.io);
-    assert_int_equal(
-        io_sim_open(&(struct io_sim_opts){.seed = seed, .keeps_freed = true}, &p.io, &err),
-        0);
-    p.opts.io = p.io;
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 2));
+    io_close(place.io);
+    assert_int_equal(io_sim_open(&(struct io_sim_opts){.seed = seed, .keeps_freed = true},
+                                 &place.io, &err),
+                     0);
+    place.opts.io = place.io;
+    struct store *s = st_open(&place);
     save_both(s);
     st_keys(&ours, N, keys);
-    io_sim_crash_at(p.io, IO_SIM_AT_OP, n);
+    io_sim_crash_at(place.io, IO_SIM_AT_OP, n);
     int rc = store_erase(s, keys, N, &e, &err);
-    bool crashed = io_sim_crashed(p.io);
+    bool crashed = io_sim_crashed(place.io);
     if (!crashed)
-        io_sim_crash(p.io);
+        io_sim_crash(place.io);
     store_close(s);
-    io_sim_restart(p.io);
-    s = st_open(&p);
+    io_sim_restart(place.io);
+    s = st_open(&place);
     int found = st_n_right(s, &ours, N);
     if (found != 2 && found != N)
         fail_msg("operation %llu: %d chunks are left", (unsigned long long)n, found);
@@ -566,12 +558,12 @@ static bool cut_off_at(uint64_t n, uint64_t seed)
         assert_int_equal(found, 2);
     if (found == 2)
         for (int i = 2; i < N; i++)
-            if (remains(&p, &ours, i, false) != 0)
+            if (remains(&place, &ours, i, false) != 0)
                 fail_msg("operation %llu: chunk %d is readable after recovery",
                          (unsigned long long)n, i);
     assert_int_equal(st_n_right(s, &theirs, N), N);
     assert_true(store_audit(s));
-    st_close(s, &p);
+    st_close(s, &place);
     return crashed;
 }
 
@@ -594,28 +586,27 @@ static void power_fails(void **state)
 static void wipe_fails(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct store_erased e;
     struct sha256 keys[N];
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    struct store *s = st_open(&place);
     save_both(s);
     st_keys(&ours, N, keys);
     struct io_sim_fault bad = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_WRITE, .path = "seg-"};
-    io_sim_fault_add(p.io, &bad);
+    io_sim_fault_add(place.io, &bad);
     assert_int_equal(store_erase(s, keys, N, &e, &err), -EIO);
     assert_int_equal(st_n_right(s, &ours, N), 2);
     assert_true(store_audit(s));
     store_close(s);
-    io_sim_fault_clear(p.io);
-    s = st_open(&p);
+    io_sim_fault_clear(place.io);
+    s = st_open(&place);
     for (int i = 2; i < N; i++)
-        assert_int_equal(remains(&p, &ours, i, false), 0);
+        assert_int_equal(remains(&place, &ours, i, false), 0);
     struct store_stats st;
     store_stats(s, &st);
     assert_true(st.freeing_bytes == 0);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* The marker is durable before the chunks are taken away, and an erasure that cannot remove it has
@@ -669,30 +660,30 @@ static void the_marker(void **state)
          true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct st_place p;
         struct err err = {0};
         struct store_erased e;
         struct sha256 keys[N];
-        assert_true(st_place_open(&p, "sim", 1));
-        struct store *s = st_open(&p);
+        assert_true(st_place_open(&place, "sim", 1));
+        struct store *s = st_open(&place);
         save_both(s);
         store_close(s);
-        s = st_open(&p); /* free space may hold bytes of a killed process */
+        s = st_open(&place); /* free space may hold bytes of a killed process */
         st_keys(&ours, N, keys);
-        assert_int_equal(io_sim_fault_add(p.io, &cases[i].fault), 0);
+        assert_int_equal(io_sim_fault_add(place.io, &cases[i].fault), 0);
         assert_int_equal(store_erase(s, keys, N, &e, &err), cases[i].code);
         assert_int_equal(st_n_found(s, &ours, N), cases[i].n_found);
-        assert_int_equal(io_exists(p.io, "/st/d0/" STORE_WIPE_MARKER), cases[i].is_left);
-        io_sim_fault_clear(p.io);
+        assert_int_equal(io_exists(place.io, "/st/d0/" STORE_WIPE_MARKER),
+                         cases[i].is_left);
+        io_sim_fault_clear(place.io);
         if (cases[i].code != 0 && cases[i].n_found == N)
             assert_int_equal(store_erase(s, keys, N, &e, &err), 0);
         else
             assert_int_equal(store_erase(s, keys, 0, &e, &err), 0);
         assert_int_equal(st_n_found(s, &ours, N), 2);
-        assert_false(io_exists(p.io, "/st/d0/" STORE_WIPE_MARKER));
+        assert_false(io_exists(place.io, "/st/d0/" STORE_WIPE_MARKER));
         for (int c = 2; c < N; c++)
-            assert_int_equal(remains(&p, &ours, c, false), 0);
-        st_close(s, &p);
+            assert_int_equal(remains(&place, &ours, c, false), 0);
+        st_close(s, &place);
     }
 }
 
@@ -702,17 +693,16 @@ static void the_marker(void **state)
  * that begins with these tokens, and the chunks after it. */
 static void continuing(const char *kind, int n_full, bool with_others)
 {
-    struct st_place p;
     struct err err = {0};
     struct sha256 keys[N];
     struct store_erased e;
     int32_t tokens[STORE_CHUNK_TOKENS];
-    assert_true(st_place_open(&p, kind, 1));
-    if (p.io == NULL)
-        p.opts.memory = remains_memory();
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, kind, 1));
+    if (place.io == NULL)
+        place.opts.memory = remains_memory();
+    struct store *s = st_open(&place);
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
-    assert_true(remains(&p, &ours, N - 1, false) > 0); /* shows that the search works */
+    assert_true(remains(&place, &ours, N - 1, false) > 0); /* shows that the search works */
     if (with_others)
         assert_int_equal(st_save(s, &st_small, &theirs, N, ST_BOTH, &err), 0);
     st_keys(&ours, N, keys);
@@ -730,12 +720,12 @@ static void continuing(const char *kind, int n_full, bool with_others)
     assert_int_equal(store_erase(s, turn, n_full, &e, &err), 0);
     assert_int_equal(e.n_chunks, with_others ? 0 : n_full);
     for (int i = with_others ? 2 : 0; i < N; i++)
-        assert_int_equal(remains(&p, &ours, i, false), 0);
+        assert_int_equal(remains(&place, &ours, i, false), 0);
     if (with_others)
         /* `theirs` shares only the beginning */
         assert_int_equal(st_n_right(s, &theirs, N), N);
     assert_true(store_audit(s));
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 static void what_continues_an_erased_text(void **state)
@@ -754,19 +744,18 @@ static void what_continues_an_erased_text(void **state)
 static void what_continues_a_short_text_that_is_stored(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct sha256 text;
     struct store_erased e;
-    assert_true(st_place_open(&p, "dram", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "dram", 1));
+    struct store *s = st_open(&place);
     assert_int_equal(st_save(s, &st_small, &ours, N, ST_BOTH, &err), 0);
     append_end(s, &ours, 0, 20, NULL, &text);
     assert_int_equal(store_commit(s, &err), 0);
     assert_int_equal(store_erase_continuing(s, &text, 1, &e, &err), 0);
     assert_int_equal(e.n_chunks, N);
     assert_int_equal(st_stats(s).n_chunks, 1);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 static void note_erased(void *arg, const struct sha256 *keys, int n)
@@ -780,11 +769,10 @@ static void note_erased(void *arg, const struct sha256 *keys, int n)
 static void an_erasure_tells_its_chunks(void **state)
 {
     (void)state;
-    struct st_place p;
     struct store_erased e;
     struct sha256 keys[N], got[N] = {{{0}}}, none = {{0}};
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    struct store *s = st_open(&place);
     st_keys(&ours, N, keys);
     save_both(s);
     store_on_erased(s, note_erased, got);
@@ -796,7 +784,7 @@ static void an_erasure_tells_its_chunks(void **state)
     store_on_erased(s, NULL, NULL);
     erase_all(s, &theirs, &e);
     assert_memory_equal(&got[0], &none, sizeof none);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 int main(void)

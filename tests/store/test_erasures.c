@@ -83,12 +83,14 @@ static bool is_stored(struct store *s, const struct st_ctx *c, int chunk)
     return found;
 }
 
+/* The disk of the test that runs. */
+static struct st_place place;
+
 static void chunks_and_what_follows(void **state)
 {
     (void)state;
     for (int k = 0; k < KINDS; k++) {
-        struct st_place p;
-        struct store *s = open_kind(&p, kinds[k]);
+        struct store *s = open_kind(&place, kinds[k]);
         st_must_save(s, &ours, 3);
         uint64_t before = store_epoch(s);
         erase(s, &ours, 3);
@@ -104,7 +106,7 @@ static void chunks_and_what_follows(void **state)
         assert_int_equal(append_since(s, 0, &theirs, 2), 0);
         assert_int_equal(store_commit(s, NULL), 0);
         assert_int_equal(st_n_right(s, &ours, N), N);
-        close_all(&p, s);
+        close_all(&place, s);
     }
 }
 
@@ -114,8 +116,7 @@ static void chunks_and_what_follows(void **state)
 static void the_next_stair(void **state)
 {
     (void)state;
-    struct st_place p;
-    struct store *s = open_kind(&p, "dram");
+    struct store *s = open_kind(&place, "dram");
     struct sha256 keys[N];
     st_must_save(s, &ours, 3);
     st_keys(&ours, N, keys);
@@ -128,15 +129,14 @@ static void the_next_stair(void **state)
     assert_true(erasures_concern(&s->erasing.marks, &c));
     c.follows = &keys[4];
     assert_false(erasures_concern(&s->erasing.marks, &c));
-    close_all(&p, s);
+    close_all(&place, s);
 }
 
 /* An erasure leaves chunks that other contexts continue, and requests of these contexts go on. */
 static void kept_chunks(void **state)
 {
     (void)state;
-    struct st_place p;
-    struct store *s = open_kind(&p, "sim");
+    struct store *s = open_kind(&place, "sim");
     st_must_save(s, &ours, 4);
     st_must_save(s, &theirs, 3);
     uint64_t before = store_epoch(s);
@@ -144,15 +144,14 @@ static void kept_chunks(void **state)
     assert_int_equal(append_since(s, before, &theirs, 3), 0);
     assert_int_equal(append_since(s, before, &theirs, 1), 0);
     assert_int_equal(append_since(s, before, &ours, 2), ERR_ERASED);
-    close_all(&p, s);
+    close_all(&place, s);
 }
 
 static void an_owner(void **state)
 {
     (void)state;
     for (int k = 0; k < KINDS; k++) {
-        struct st_place p;
-        struct store *s = open_kind(&p, kinds[k]);
+        struct store *s = open_kind(&place, kinds[k]);
         uint64_t before = store_epoch(s);
         erase_owner(s, "s"); /* this owner has no state yet */
         assert_int_equal(append_since(s, before, &salted, 0), ERR_ERASED);
@@ -163,7 +162,7 @@ static void an_owner(void **state)
         assert_int_equal(append_since(s, after, &salted, 1), ERR_ERASED);
         assert_int_equal(append_since(s, after, &lone, 0), ERR_ERASED);
         assert_int_equal(append_since(s, store_epoch(s), &lone, 0), 0);
-        close_all(&p, s);
+        close_all(&place, s);
     }
 }
 
@@ -194,8 +193,7 @@ static void the_next_stair_while_it_is_written(void **state)
 {
     (void)state;
     for (int k = 0; k < KINDS; k++) {
-        struct st_place p;
-        struct store *s = open_kind(&p, kinds[k]);
+        struct store *s = open_kind(&place, kinds[k]);
         struct sha256 keys[N];
         struct store_hit hit;
         struct err err = {0};
@@ -217,7 +215,7 @@ static void the_next_stair_while_it_is_written(void **state)
         assert_int_equal(store_settle(s, &err), 0);
         assert_int_equal(store_commit(s, &err), 0);
         assert_true(st_stats(s).n_chunks == 0 && st_stats(s).used_bytes == 0);
-        close_all(&p, s);
+        close_all(&place, s);
     }
 }
 
@@ -246,8 +244,7 @@ static void while_it_is_written(void **state)
                                                        erase_text};
     for (int k = 0; k < KINDS; k++)
         for (int e = 0; e < 3; e++) {
-            struct st_place p;
-            struct store *s = open_kind(&p, kinds[k]);
+            struct store *s = open_kind(&place, kinds[k]);
             uint64_t before = store_epoch(s);
             for (int i = 0; i < 2; i++)
                 assert_int_equal(append_since(s, before, &ours, i), 0);
@@ -263,7 +260,7 @@ static void while_it_is_written(void **state)
             assert_int_equal(store_commit(s, NULL), 0);
             for (int i = 0; i < 3; i++) {
                 assert_false(is_stored(s, &ours, i));
-                assert_int_equal(p.io != NULL ? remains(&p, &ours, i, false) : 0, 0);
+                assert_int_equal(place.io != NULL ? remains(&place, &ours, i, false) : 0, 0);
             }
             assert_int_equal(st_stats(s).n_chunks, 0);
             /* The next request stores the erased chunk again. */
@@ -271,7 +268,7 @@ static void while_it_is_written(void **state)
                 assert_int_equal(append_since(s, store_epoch(s), &ours, i), 0);
             assert_int_equal(store_commit(s, NULL), 0);
             assert_int_equal(st_n_right(s, &ours, 3), 3);
-            close_all(&p, s);
+            close_all(&place, s);
         }
 }
 
@@ -279,18 +276,17 @@ static void while_it_is_written(void **state)
 static void wiped_without_another_save(void **state)
 {
     (void)state;
-    struct st_place p;
-    struct store *s = open_kind(&p, "sim");
+    struct store *s = open_kind(&place, "sim");
     uint64_t before = store_epoch(s);
     for (int i = 0; i < 2; i++)
         assert_int_equal(append_since(s, before, &ours, i), 0);
     st_while_written = erase_ours;
     assert_int_equal(append_since(s, before, &ours, 2), ERR_ERASED);
-    assert_true(remains(&p, &ours, 2, false) > 0); /* shows that the search works */
+    assert_true(remains(&place, &ours, 2, false) > 0); /* shows that the search works */
     assert_int_equal(store_settle(s, NULL), 0);
-    assert_int_equal(remains(&p, &ours, 2, false), 0);
+    assert_int_equal(remains(&place, &ours, 2, false), 0);
     assert_int_equal(st_stats(s).used_bytes, 0);
-    close_all(&p, s);
+    close_all(&place, s);
 }
 
 /* A damaged chunk keeps its bytes while a request uses it. If it is erased meanwhile, these bytes
@@ -298,8 +294,7 @@ static void wiped_without_another_save(void **state)
 static void a_damaged_chunk_in_use_is_wiped_at_its_release(void **state)
 {
     (void)state;
-    struct st_place p;
-    struct store *s = open_kind(&p, "sim");
+    struct store *s = open_kind(&place, "sim");
     struct sha256 key[1];
     struct store_hit hit;
     struct store_erased e;
@@ -309,12 +304,12 @@ static void a_damaged_chunk_in_use_is_wiped_at_its_release(void **state)
     assert_true(store_pin(s, key, &hit));
     store_condemn(s, &hit, "a test");
     assert_int_equal(store_erase(s, key, 1, &e, NULL), 0);
-    assert_true(remains(&p, &ours, 0, false) > 0);
+    assert_true(remains(&place, &ours, 0, false) > 0);
     store_release(s, &hit, 1);
     assert_int_equal(store_settle(s, NULL), 0);
     assert_int_equal(store_commit(s, NULL), 0);
-    assert_int_equal(remains(&p, &ours, 0, false), 0);
-    close_all(&p, s);
+    assert_int_equal(remains(&place, &ours, 0, false), 0);
+    close_all(&place, s);
 }
 
 /* --- texts ------------------------------------------------------------------------------------ */
@@ -324,10 +319,9 @@ static void a_damaged_chunk_in_use_is_wiped_at_its_release(void **state)
 static void a_text_inside_a_chunk(void **state)
 {
     (void)state;
-    struct st_place p;
     struct sha256 keys[3];
     struct store_erased e;
-    struct store *s = open_kind(&p, "sim");
+    struct store *s = open_kind(&place, "sim");
     st_must_save(s, &theirs, 3);
     uint64_t before = store_epoch(s);
     text_keys(keys);
@@ -336,18 +330,17 @@ static void a_text_inside_a_chunk(void **state)
     assert_int_equal(append_since(s, before, &theirs, 1), 0);
     assert_int_equal(append_since(s, before, &ours, 2), ERR_ERASED);
     assert_int_equal(append_since(s, store_epoch(s), &ours, 2), 0);
-    close_all(&p, s);
+    close_all(&place, s);
 }
 
 /* The caller erases the chunks whose keys it knows, so they stay here. */
 static void known_chunks_are_left_to_the_caller(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct store_erased e;
     struct sha256 keys[4];
-    struct store *s = open_kind(&p, "dram");
+    struct store *s = open_kind(&place, "dram");
     st_must_save(s, &ours, 3);
     text_keys(keys);
     keys[3] = keys[2];
@@ -355,7 +348,7 @@ static void known_chunks_are_left_to_the_caller(void **state)
     assert_int_equal(store_erase_continuing(s, keys, 4, &e, &err), 0);
     assert_int_equal(e.n_chunks, 0);
     assert_int_equal(st_n_right(s, &ours, 3), 3);
-    close_all(&p, s);
+    close_all(&place, s);
 }
 
 static bool denies_headers;
@@ -369,11 +362,10 @@ bool mem_test_denies(size_t n, enum mem_ask ask)
 static void without_memory_nothing_counts_as_erased(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct store_erased e;
     struct sha256 keys[3];
-    struct store *s = open_kind(&p, "dram");
+    struct store *s = open_kind(&place, "dram");
     st_must_save(s, &ours, 3);
     text_keys(keys);
     denies_headers = true;
@@ -383,7 +375,7 @@ static void without_memory_nothing_counts_as_erased(void **state)
     assert_string_equal(err.msg, "no memory to read the heads of chunks");
     assert_int_equal(store_erase_continuing(s, keys, 3, &e, &err), 0);
     assert_int_equal(e.n_chunks, 1);
-    close_all(&p, s);
+    close_all(&place, s);
 }
 
 /* --- bounded memory --------------------------------------------------------------------------- */

@@ -43,19 +43,21 @@ static void crowd(struct store *s, const char *salt)
     }
 }
 
+/* The disk of the test that runs. */
+static struct st_place place;
+
 /* The cap, idle times and gc spare a guaranteed context, before and after a restart.  When the
  * guarantee ends the context can be evicted. */
 static void nothing_evicts(const char *kind)
 {
-    struct st_place p;
     struct err err = {0};
     struct st_ctx kept = context(1);
     struct sha256 keys[N];
     uint64_t n_idle, freed;
-    if (!st_place_open(&p, kind, 1))
+    if (!st_place_open(&place, kind, 1))
         return;
-    p.opts.cap_bytes = 4 * st_context_bytes(N);
-    struct store *s = st_open(&p);
+    place.opts.cap_bytes = 4 * st_context_bytes(N);
+    struct store *s = st_open(&place);
     st_must_save(s, &kept, N);
     must_guarantee(s, &kept);
     for (int round = 0; round < 2; round++) {
@@ -68,10 +70,10 @@ static void nothing_evicts(const char *kind)
         assert_true(st.evictions[STORE_EVICT_CAP] > 0 && st.n_guarantees_broken == 0);
         assert_int_equal(st_n_found(s, &kept, N), N);
         assert_true(store_audit(s));
-        if (p.io == NULL)
+        if (place.io == NULL)
             break;
         store_close(s);
-        s = st_open(&p);
+        s = st_open(&place);
     }
     st_keys(&kept, N, keys);
     assert_int_equal(store_unpin_keys(s, keys, N, &err), 0);
@@ -79,7 +81,7 @@ static void nothing_evicts(const char *kind)
     assert_true(st_n_found(s, &kept, N) < N);
     assert_true(st_stats(s).guaranteed_bytes == 0);
     assert_true(store_audit(s));
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 static void nothing_evicts_a_guaranteed_chunk(void **state)
@@ -127,15 +129,14 @@ static void nothing_is_saved_in_its_place(void **state)
 static void a_quota_passes_over_it(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx kept = {.base = 1, .own = 1, .salt = "alice"};
     struct st_ctx again = {.base = 2, .own = 2, .salt = "alice"};
     struct err err = {0};
     struct store_guaranteed g;
     uint64_t each = st_context_bytes(N);
-    assert_true(st_place_open(&p, "sim", 1));
-    p.opts.quota_bytes = 2 * each;
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    place.opts.quota_bytes = 2 * each;
+    struct store *s = st_open(&place);
     st_must_save(s, &kept, N);
     must_guarantee(s, &kept);
     crowd(s, "alice");
@@ -148,28 +149,27 @@ static void a_quota_passes_over_it(void **state)
     assert_true(g.owner_bytes == 2 * each && g.owner_limit_bytes == 2 * each / 4 * 3);
     assert_true(st_stats(s).guaranteed_bytes == each);
     assert_true(store_audit(s));
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* Without cap and quota, store_opts bounds how much an owner may guarantee. */
 static void an_owner_has_a_bound(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx a = {.base = 1, .own = 1, .salt = "a"},
                   b = {.base = 2, .own = 2, .salt = "a"},
                   other = {.base = 3, .own = 3, .salt = "b"};
     struct err err = {0};
-    assert_true(st_place_open(&p, "dram", 1));
-    p.opts.guarantee_bytes = st_context_bytes(N);
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "dram", 1));
+    place.opts.guarantee_bytes = st_context_bytes(N);
+    struct store *s = st_open(&place);
     st_must_save(s, &a, N);
     st_must_save(s, &b, N);
     st_must_save(s, &other, N);
     must_guarantee(s, &a);
     assert_int_equal(guarantee(s, &b, NULL, &err), ERR_LIMIT);
     must_guarantee(s, &other);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* Of an owner's quota, or else of the quota of all owners, three quarters may be guaranteed, and
@@ -186,19 +186,18 @@ static void the_least_bound_of_an_owner_counts(void **state)
         {4 * each, 40 * each, 0, 30 * each},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct st_place p;
         struct st_ctx a = {.base = 1, .own = 1, .salt = "a"};
         struct store_guaranteed g;
         struct err err = {0};
-        assert_true(st_place_open(&p, "dram", 1));
-        p.opts.quota_bytes = cases[i].all_quota;
-        p.opts.guarantee_bytes = cases[i].bound;
-        struct store *s = st_open(&p);
+        assert_true(st_place_open(&place, "dram", 1));
+        place.opts.quota_bytes = cases[i].all_quota;
+        place.opts.guarantee_bytes = cases[i].bound;
+        struct store *s = st_open(&place);
         store_set_quota(s, store_owner("a"), cases[i].own_quota);
         st_must_save(s, &a, N);
         assert_int_equal(guarantee(s, &a, &g, &err), 0);
         assert_true(g.owner_limit_bytes == cases[i].want);
-        st_close(s, &p);
+        st_close(s, &place);
     }
 }
 
@@ -207,14 +206,13 @@ static void the_least_bound_of_an_owner_counts(void **state)
 static void too_much_is_refused(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct store_guaranteed g;
     char sums[64];
     uint64_t each = st_context_bytes(N);
-    assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = 4 * each;
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    place.opts.cap_bytes = 4 * each;
+    struct store *s = st_open(&place);
     for (uint64_t i = 1; i <= 4; i++) {
         struct st_ctx c = context(i);
         st_must_save(s, &c, N);
@@ -239,17 +237,16 @@ static void too_much_is_refused(void **state)
         assert_int_equal(st_n_found(s, &c, N), N);
     }
     assert_true(store_audit(s));
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 static void what_is_not_stored_is_refused(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct st_ctx c = context(1);
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    struct store *s = st_open(&place);
     assert_int_equal(guarantee(s, &c, NULL, &err), ERR_NOT_FOUND);
     for (int i = 0; i < N; i++) /* the chunks are appended and not committed */
         assert_int_equal(st_append(s, &st_small, &c, i, ST_BOTH, &err), 0);
@@ -257,7 +254,7 @@ static void what_is_not_stored_is_refused(void **state)
     assert_non_null(strstr(err.msg, "4 of its 4 chunks"));
     assert_int_equal(store_commit(s, &err), 0);
     must_guarantee(s, &c);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* Chunks that two guaranteed contexts share count once, and stay while one of the two guarantees
@@ -265,15 +262,14 @@ static void what_is_not_stored_is_refused(void **state)
 static void shared_chunks_count_once(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct sha256 keys[N];
     struct st_ctx a = {.base = 1, .own = 1, .branch = 2},
                   b = {.base = 1, .own = 2, .branch = 2};
     uint64_t each = st_context_bytes(N);
-    assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = 4 * each;
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    place.opts.cap_bytes = 4 * each;
+    struct store *s = st_open(&place);
     st_must_save(s, &a, N);
     st_must_save(s, &b, N);
     must_guarantee(s, &a);
@@ -286,7 +282,7 @@ static void shared_chunks_count_once(void **state)
     assert_int_equal(st_n_found(s, &b, N), N);
     assert_int_equal(st_n_found(s, &a, N), 2);
     assert_true(store_audit(s));
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* An ordinary pin does not weaken a guarantee. It stays when a guarantee on the same context is
@@ -294,13 +290,12 @@ static void shared_chunks_count_once(void **state)
 static void ordinary_pins_stand_beside(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct sha256 keys[N];
     struct st_ctx c = context(1);
-    assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = 2 * st_context_bytes(N);
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    place.opts.cap_bytes = 2 * st_context_bytes(N);
+    struct store *s = st_open(&place);
     st_must_save(s, &c, N);
     st_keys(&c, N, keys);
     must_guarantee(s, &c);
@@ -309,8 +304,8 @@ static void ordinary_pins_stand_beside(void **state)
     crowd(s, NULL);
     assert_int_equal(st_n_found(s, &c, N), N);
     store_close(s);
-    p.opts.guarantee_bytes = 1;
-    s = st_open(&p);
+    place.opts.guarantee_bytes = 1;
+    s = st_open(&place);
     struct st_ctx other = {.base = 2, .own = 2, .salt = "other"};
     st_must_save(s, &other, N);
     st_keys(&other, N, keys);
@@ -319,44 +314,42 @@ static void ordinary_pins_stand_beside(void **state)
     assert_int_equal(guarantee(s, &other, NULL, &err), ERR_LIMIT);
     assert_true(st_stats(s).n_pins == n_pins && st_stats(s).n_guarantees == 1);
     assert_true(store_audit(s));
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 static void a_lower_cap_does_not_open(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct store *s;
     struct st_ctx a = context(1), b = context(2);
     uint64_t each = st_context_bytes(N);
-    assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = 4 * each;
-    s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    place.opts.cap_bytes = 4 * each;
+    s = st_open(&place);
     st_must_save(s, &a, N);
     st_must_save(s, &b, N);
     must_guarantee(s, &a);
     store_close(s);
-    p.opts.cap_bytes = each - 1;
-    assert_int_equal(store_open(&p.opts, &s, &err), ERR_LIMIT);
+    place.opts.cap_bytes = each - 1;
+    assert_int_equal(store_open(&place.opts, &s, &err), ERR_LIMIT);
     assert_non_null(strstr(err.msg, "guaranteed"));
-    p.opts.cap_bytes = each;
-    s = st_open(&p);
+    place.opts.cap_bytes = each;
+    s = st_open(&place);
     assert_int_equal(st_n_found(s, &a, N), N); /* the attempt evicted nothing */
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* Damage breaks a guarantee, and is counted.  Saved again, the state is guaranteed again. */
 static void damage_is_counted(void **state)
 {
     (void)state;
-    struct st_place p;
     struct store_hit hit;
     struct sha256 keys[N];
     struct st_ctx c = context(1);
-    assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = 4 * st_context_bytes(N);
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    place.opts.cap_bytes = 4 * st_context_bytes(N);
+    struct store *s = st_open(&place);
     st_must_save(s, &c, N);
     must_guarantee(s, &c);
     st_keys(&c, N, keys);
@@ -370,7 +363,7 @@ static void damage_is_counted(void **state)
     crowd(s, NULL);
     assert_int_equal(st_n_found(s, &c, N), N);
     assert_true(store_audit(s));
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* Power fails at every operation of the disk. A guarantee that was acknowledged survives and

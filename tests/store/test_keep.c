@@ -26,18 +26,20 @@ static int pin_count(void *arg, const struct store_pinned *p)
     return 0;
 }
 
+/* The disk of the test that runs. */
+static struct st_place place;
+
 static void pins_last(const char *kind)
 {
-    struct st_place p;
     struct err err = {0};
     struct sha256 keys[N];
     struct st_ctx kept = {.base = 1, .own = 1};
     int n_pins = 0;
-    if (!st_place_open(&p, kind, 1))
+    if (!st_place_open(&place, kind, 1))
         return;
-    bool lasts = p.io != NULL;
-    p.opts.cap_bytes = 3 * st_context_bytes(N);
-    struct store *s = st_open(&p);
+    bool lasts = place.io != NULL;
+    place.opts.cap_bytes = 3 * st_context_bytes(N);
+    struct store *s = st_open(&place);
     st_keys(&kept, N, keys);
     int64_t until = clock_wall_s() + 3600;
     /* a pin may come before its context is stored */
@@ -47,7 +49,7 @@ static void pins_last(const char *kind)
     st_must_save(s, &kept, N);
     if (lasts) {
         store_close(s);
-        s = st_open(&p);
+        s = st_open(&place);
     }
     n_pins = 0;
     store_each_pin(s, pin_count, &n_pins);
@@ -79,11 +81,11 @@ static void pins_last(const char *kind)
     assert_int_equal(st.n_pins - after.n_pins, N);
     if (lasts) {
         store_close(s);
-        s = st_open(&p);
+        s = st_open(&place);
         store_stats(s, &after);
         assert_int_equal(st.n_pins - after.n_pins, N);
     }
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 static void pins_last_everywhere(void **state)
@@ -100,13 +102,12 @@ static void a_sample_leaves_room(void **state)
 {
     (void)state;
     enum { CONTEXTS = 8, SAMPLE = CONTEXTS * (N - 1) };
-    struct st_place p;
     struct store_hit hits[SAMPLE];
     struct sha256 model = st_fingerprint(0);
     struct st_ctx last = {.base = 20, .own = 20};
-    assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = CONTEXTS * st_context_bytes(N);
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    place.opts.cap_bytes = CONTEXTS * st_context_bytes(N);
+    struct store *s = st_open(&place);
     for (uint64_t i = 1; i <= CONTEXTS; i++)
         st_must_save(s, &(struct st_ctx){.base = i, .own = i}, N);
     assert_int_equal(store_sample(s, &model, SAMPLE, hits), SAMPLE);
@@ -114,20 +115,19 @@ static void a_sample_leaves_room(void **state)
     assert_int_equal(st_n_found(s, &last, N), N);
     store_release(s, hits, SAMPLE);
     assert_true(store_audit(s));
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 static void pins_run_out(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct sha256 keys[N];
     struct st_ctx kept = {.base = 1, .own = 1};
     struct store_stats st;
-    assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = 3 * st_context_bytes(N);
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    place.opts.cap_bytes = 3 * st_context_bytes(N);
+    struct store *s = st_open(&place);
     st_must_save(s, &kept, N);
     st_keys(&kept, N, keys);
     assert_int_equal(store_pin_until(s, keys, N, clock_wall_s() - 1, &err), 0);
@@ -146,10 +146,10 @@ static void pins_run_out(void **state)
     store_stats(s, &st);
     assert_true(st.n_pins == 0 && st.n_evicted_pinned == 0);
     store_close(s);
-    s = st_open(&p);
+    s = st_open(&place);
     store_stats(s, &st);
     assert_int_equal(st.n_pins, 0);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* --- pins that have run out ------------------------------------------------------------------- */
@@ -240,27 +240,26 @@ static void pins_survive_power(void **state)
 {
     (void)state;
     for (uint64_t at = 1;; at++) {
-        struct st_place p;
         struct err err = {0};
         struct sha256 keys[N];
         struct st_ctx kept = {.base = 1, .own = 1};
         struct store_stats st;
-        assert_true(st_place_open(&p, "sim", 1));
-        struct store *s = st_open(&p);
+        assert_true(st_place_open(&place, "sim", 1));
+        struct store *s = st_open(&place);
         st_must_save(s, &kept, N);
         st_keys(&kept, N, keys);
-        io_sim_crash_at(p.io, IO_SIM_AT_OP, at);
+        io_sim_crash_at(place.io, IO_SIM_AT_OP, at);
         int rc = store_pin_until(s, keys, N, clock_wall_s() + 3600, &err);
-        bool crashed = io_sim_crashed(p.io);
+        bool crashed = io_sim_crashed(place.io);
         if (!crashed)
-            io_sim_crash(p.io);
+            io_sim_crash(place.io);
         store_close(s);
-        io_sim_restart(p.io);
-        s = st_open(&p);
+        io_sim_restart(place.io);
+        s = st_open(&place);
         store_stats(s, &st);
         assert_true(st.n_pins == N || (rc != 0 && st.n_pins == 0));
         assert_int_equal(st_n_found(s, &kept, N), N);
-        st_close(s, &p);
+        st_close(s, &place);
         if (!crashed)
             return;
     }
@@ -292,14 +291,13 @@ static struct uses use_of(struct store *s, const char *salt)
 
 static void quotas_bound(const char *kind)
 {
-    struct st_place p;
     struct err err = {0};
     struct store_stats st;
     uint64_t each = st_context_bytes(N);
-    if (!st_place_open(&p, kind, 1))
+    if (!st_place_open(&place, kind, 1))
         return;
-    p.opts.quota_bytes = 2 * each;
-    struct store *s = st_open(&p);
+    place.opts.quota_bytes = 2 * each;
+    struct store *s = st_open(&place);
     struct st_ctx quiet = {.base = 1, .own = 1, .salt = "quiet"};
     st_must_save(s, &quiet, N);
     store_set_quota(s, store_owner("vip"), 5 * each);
@@ -320,18 +318,18 @@ static void quotas_bound(const char *kind)
     assert_true(st.evictions[STORE_EVICT_QUOTA] > 0 && st.evictions[STORE_EVICT_CAP] == 0);
     assert_true(store_audit(s));
     /* after a restart owners are known: they are stored with their chunks */
-    if (p.io != NULL) {
+    if (place.io != NULL) {
         store_close(s);
-        s = st_open(&p);
+        s = st_open(&place);
         store_set_quota(s, store_owner("vip"), 5 * each);
         assert_true(use_of(s, "vip").used_bytes == 5 * each);
         store_close(s);
         char path[600];
-        snprintf(path, sizeof path, "%s/index.db", p.dirs[0]);
-        assert_int_equal(io_unlink(p.io, path, NULL), 0);
+        snprintf(path, sizeof path, "%s/index.db", place.dirs[0]);
+        assert_int_equal(io_unlink(place.io, path, NULL), 0);
         /* chunks that a rebuild finds must not be evicted before all are counted */
-        p.opts.quota_bytes = 0;
-        s = st_open(&p);
+        place.opts.quota_bytes = 0;
+        s = st_open(&place);
         assert_true(use_of(s, "quiet").used_bytes == each);
         assert_true(use_of(s, "vip").used_bytes >= 5 * each);
     }
@@ -341,7 +339,7 @@ static void quotas_bound(const char *kind)
     assert_int_equal(st_append(s, &st_small, &tiny, 0, ST_BOTH, &err), ERR_LIMIT);
     assert_non_null(strstr(err.msg, "quota"));
     assert_true(store_audit(s));
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 static void quotas_bound_everywhere(void **state)
@@ -399,7 +397,6 @@ static struct store *opened_again(struct st_place *p, struct store *s, enum reop
 
 static void partial_chunks(const char *kind, enum reopen how)
 {
-    struct st_place p;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 keys[N], tail[2], found;
@@ -407,9 +404,9 @@ static void partial_chunks(const char *kind, enum reopen how)
     struct store_stats st;
     int32_t tokens[STORE_CHUNK_TOKENS];
     int n_tokens, n_hits;
-    if (!st_place_open(&p, kind, 1))
+    if (!st_place_open(&place, kind, 1))
         return;
-    struct store *s = st_open(&p);
+    struct store *s = st_open(&place);
     st_keys(&c, N, keys);
     st_tokens(&c, 2, tokens);
     assert_false(store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens));
@@ -432,7 +429,7 @@ static void partial_chunks(const char *kind, enum reopen how)
     assert_int_equal(n_tokens, 40);
     assert_false(store_find_partial(s, &keys[1], tokens, 39, &found, &n_tokens));
     assert_int_equal(store_commit(s, &err), 0);
-    s = opened_again(&p, s, how);
+    s = opened_again(&place, s, how);
     struct sha256 chain[3] = {keys[0], keys[1], tail[1]};
     assert_int_equal(store_lookup(s, chain, 3, hits, &n_hits, NULL, 0, &err), 0);
     assert_int_equal(n_hits, 3);
@@ -451,7 +448,7 @@ static void partial_chunks(const char *kind, enum reopen how)
     store_stats(s, &st);
     assert_true(st.evictions[STORE_EVICT_SUPERSEDED] >= 1);
     assert_true(store_audit(s));
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 static void partial_chunks_everywhere(void **state)
@@ -485,15 +482,14 @@ static void a_partial_chunk_that_others_may_continue_stays(void **state)
         /* Bit 0 of `who`: the first request lets its chunk yield. Bit 1: the second request does.
          * */
         for (int who = 0; who < 4; who++) {
-            struct st_place p;
             struct err err = {0};
             struct sha256 tail, unused;
-            assert_true(st_place_open(&p, "sim", 1));
-            struct store *s = st_open(&p);
+            assert_true(st_place_open(&place, "sim", 1));
+            struct store *s = st_open(&place);
             assert_int_equal(st_save(s, &st_small, &c, 2, ST_BOTH, &err), 0);
             assert_int_equal(append_part(s, &c, 2, 17, (who & 1) != 0, NULL, &tail), 0);
             assert_int_equal(store_commit(s, &err), 0);
-            s = opened_again(&p, s, how);
+            s = opened_again(&place, s, how);
             assert_int_equal(append_part(s, &c, 2, 17, (who & 2) != 0, NULL, &tail), 0);
             assert_int_equal(store_commit(s, &err), 0);
             assert_int_equal(find_tail(s, &c), 17);
@@ -501,7 +497,7 @@ static void a_partial_chunk_that_others_may_continue_stays(void **state)
             assert_int_equal(store_commit(s, &err), 0);
             assert_int_equal(find_tail(s, &c), who == 3 ? 0 : 17);
             assert_true(store_audit(s));
-            st_close(s, &p);
+            st_close(s, &place);
         }
     }
 }
@@ -512,12 +508,11 @@ static void superseded_together(void **state)
 {
     (void)state;
     enum { TAILS = 4 };
-    struct st_place p;
     struct err err = {0};
     struct sha256 keys[TAILS][N], tail[TAILS], longer[TAILS], never = {{1}}, unused;
     struct store_hit held, hit;
-    assert_true(st_place_open(&p, "sim", 2));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 2));
+    struct store *s = st_open(&place);
     struct st_ctx c[TAILS];
     for (uint64_t i = 0; i < TAILS; i++) {
         c[i] = (struct st_ctx){.base = 50 + i, .own = i};
@@ -550,12 +545,12 @@ static void superseded_together(void **state)
     assert_int_equal(store_commit(s, &err), 0);
     assert_true(store_audit(s));
     store_close(s);
-    s = st_open(&p); /* the partial chunk stays removed after a restart */
+    s = st_open(&place); /* the partial chunk stays removed after a restart */
     for (int i = 0; i < TAILS; i++)
         assert_false(store_pin(s, &tail[i], &hit));
     assert_true(store_pin(s, &longer[1], &hit));
     store_release(s, &hit, 1);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 static int count_owner(void *arg, const struct store_owner_use *u)
@@ -569,12 +564,11 @@ static int count_owner(void *arg, const struct store_owner_use *u)
 static void quota_under_one_chunk(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct store_stats before, after;
     int n = 0;
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    struct store *s = st_open(&place);
     struct st_ctx mine = {.base = 1, .own = 1, .salt = "mine"},
                   more = {.base = 2, .own = 2, .salt = "mine"};
     st_must_save(s, &mine, N);
@@ -598,7 +592,7 @@ static void quota_under_one_chunk(void **state)
     assert_int_equal(store_each_owner(s, count_owner, &n), 7);
     assert_int_equal(n, 2);
     assert_true(store_audit(s));
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* --- room ------------------------------------------------------------------------------------- */
@@ -611,11 +605,10 @@ static void the_low_watermark(void **state)
     static const struct st_shape one = {.n_layers = 1, .n_bytes = {100, 100}};
     static const uint64_t fits[] = {255, 256, 257, 320}, n_gone[] = {1, 5, 6, 6};
     for (int i = 0; i < 4; i++) {
-        struct st_place p;
         struct err err = {0};
-        assert_true(st_place_open(&p, "dram", 1));
-        p.opts.cap_bytes = fits[i] * 8192;
-        struct store *s = st_open(&p);
+        assert_true(st_place_open(&place, "dram", 1));
+        place.opts.cap_bytes = fits[i] * 8192;
+        struct store *s = st_open(&place);
         for (uint64_t k = 0; k < fits[i]; k++) {
             struct st_ctx c = {.base = 1000 + k, .own = k};
             assert_int_equal(st_save(s, &one, &c, 1, ST_KV, &err), 0);
@@ -626,7 +619,7 @@ static void the_low_watermark(void **state)
         assert_int_equal(st_save(s, &one, &more, 1, ST_KV, &err), 0);
         assert_int_equal(st_stats(s).evictions[STORE_EVICT_CAP], n_gone[i]);
         assert_int_equal(st_stats(s).used_bytes, (fits[i] + 1 - n_gone[i]) * 8192);
-        st_close(s, &p);
+        st_close(s, &place);
     }
 }
 
@@ -640,16 +633,15 @@ static void what_a_full_store_says(void **state)
     unsigned long long one = st_context_bytes(1), all = 4 * one;
     for (int of_owner = 0; of_owner < 2; of_owner++)
         for (int way = 0; way < WAYS; way++) {
-            struct st_place p;
             struct err err = {0};
             struct sha256 keys[N];
             struct store_hit hit;
             char want[300], in_use[100];
-            assert_true(st_place_open(&p, "dram", 1));
-            p.opts.policy = PLACEMENT_OURS;
-            p.opts.cap_bytes = of_owner ? 64 << 20 : all;
-            p.opts.quota_bytes = of_owner ? all : 0;
-            struct store *s = st_open(&p);
+            assert_true(st_place_open(&place, "dram", 1));
+            place.opts.policy = PLACEMENT_OURS;
+            place.opts.cap_bytes = of_owner ? 64 << 20 : all;
+            place.opts.quota_bytes = of_owner ? all : 0;
+            struct store *s = st_open(&place);
             st_keys(&a, 4, keys);
             st_must_save(s, &a, way == GUARANTEED ? 3 : 4);
             if (way == GUARANTEED) {
@@ -680,7 +672,7 @@ static void what_a_full_store_says(void **state)
             assert_int_equal(st_append(s, &st_small, &b, 0, ST_BOTH, &err), 0);
             assert_int_equal(st_stats(s).n_evicted, 1);
             assert_true(store_audit(s));
-            st_close(s, &p);
+            st_close(s, &place);
         }
 }
 
@@ -691,13 +683,12 @@ static void watermarks(void **state)
     (void)state;
     enum { FITS = 300 }; /* chunks of one small record on one device: two blocks each */
     static const struct st_shape one = {.n_layers = 1, .n_bytes = {100, 100}};
-    struct st_place p;
     struct err err = {0};
     struct store_stats st;
     uint64_t n_evicted = 0, most = 0, n_rounds = 0;
-    assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = FITS * 8192;
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    place.opts.cap_bytes = FITS * 8192;
+    struct store *s = st_open(&place);
     for (uint64_t i = 0; i < FITS + 40; i++) {
         struct st_ctx c = {.base = 1000 + i, .own = i};
         assert_int_equal(st_save(s, &one, &c, 1, ST_KV, &err), 0);
@@ -713,14 +704,13 @@ static void watermarks(void **state)
     assert_true(most >= FITS / 64 && most <= FITS / 64 + 2);
     assert_true(n_evicted >= 40 && n_rounds <= 40 / (FITS / 64) + 1);
     assert_true(store_audit(s));
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* A chunk whose parent is gone cannot be found, so gc removes it. Shared chunks stay. */
 static void orphans_are_swept(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct store_stats st;
     struct sha256 keys[N];
@@ -728,8 +718,8 @@ static void orphans_are_swept(void **state)
     uint64_t freed;
     struct st_ctx c = {.base = 1, .own = 1, .branch = 1},
                   sibling = {.base = 1, .own = 2, .branch = 1};
-    assert_true(st_place_open(&p, "sim", 2));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 2));
+    struct store *s = st_open(&place);
     st_must_save(s, &c, N);
     st_must_save(s, &sibling, N);
     st_keys(&c, N, keys);
@@ -746,11 +736,11 @@ static void orphans_are_swept(void **state)
     assert_int_equal(st_n_found(s, &c, N), 1);
     assert_int_equal(st_n_found(s, &sibling, N), N);
     store_close(s);
-    s = st_open(&p);
+    s = st_open(&place);
     assert_int_equal(st_n_found(s, &sibling, N), N);
     st_must_save(s, &c, N);
     assert_int_equal(st_n_found(s, &c, N), N);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* --- counting --------------------------------------------------------------------------------- */
@@ -781,14 +771,13 @@ static void condemned(struct store *s, const struct st_ctx *a, const char *reaso
 static void reasons_are_the_newest(void **state)
 {
     (void)state;
-    struct st_place p;
     struct store_erased e;
     struct err err = {0};
     struct sha256 keys[N];
     struct st_ctx a = {.base = 1, .own = 1};
     char why[128];
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    struct store *s = st_open(&place);
     st_must_save(s, &a, N);
     condemned(s, &a, "first");
     why_of(s, &a, why);
@@ -806,8 +795,8 @@ static void reasons_are_the_newest(void **state)
     assert_string_equal(why, "not stored"); /* the chunk was undamaged when it was erased */
     st_must_save(s, &a, N);
     store_close(s);
-    p.opts.cap_bytes = 3 * st_context_bytes(N);
-    s = st_open(&p);
+    place.opts.cap_bytes = 3 * st_context_bytes(N);
+    s = st_open(&place);
     for (uint64_t i = 10; i < 15; i++)
         st_must_save(s, &(struct st_ctx){.base = i, .own = i}, N);
     why_of(s, &a, why);
@@ -816,7 +805,7 @@ static void reasons_are_the_newest(void **state)
     assert_int_equal(store_erase(s, keys, N, &e, &err), 0);
     why_of(s, &a, why);
     assert_string_equal(why, "not stored");
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* A lookup tells an evicted chunk from one that was never stored, whatever has evicted it. Chunks
@@ -871,16 +860,15 @@ static void every_eviction_is_remembered(void **state)
 static void misses_have_reasons(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct sha256 keys[N];
     struct store_hit hit;
     struct store_stats st;
     char why[128];
     int n;
-    assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = 3 * st_context_bytes(N);
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    place.opts.cap_bytes = 3 * st_context_bytes(N);
+    struct store *s = st_open(&place);
     struct st_ctx a = {.base = 1, .own = 1}, pending = {.base = 2, .own = 2};
     st_must_save(s, &a, N);
     assert_int_equal(st_n_found(s, &(struct st_ctx){.base = 9, .own = 9}, N), 0);
@@ -913,39 +901,39 @@ static void misses_have_reasons(void **state)
     assert_true(st.n_corrupt == 1 && st.evictions[STORE_EVICT_DAMAGED] == 1);
     assert_string_equal(st.tier, "disk");
     assert_true(st.device_bytes[0] == st.used_bytes);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 static void failures_are_counted(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct store_stats st;
     struct st_result r;
     struct st_ctx c = {.base = 1, .own = 1};
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    struct store *s = st_open(&place);
     st_must_save(s, &c, N);
     struct io_sim_fault flip = {.kind = IO_SIM_READ_FLIP, .path = "seg-", .count = 1};
-    io_sim_fault_add(p.io, &flip);
+    io_sim_fault_add(place.io, &flip);
     for (int i = 0; i < 20 && st_read(s, &st_small, &c, N, &r, &err) == 0; i++) {
         store_stats(s, &st);
         if (st.n_checksum_failures > 0)
             break;
-        io_sim_fault_add(p.io, &flip); /* the flip hit padding, so no record is damaged */
+        io_sim_fault_add(place.io,
+                         &flip); /* the flip hit padding, so no record is damaged */
     }
     assert_int_equal(st.n_checksum_failures, 1);
     struct io_sim_fault bad = {
         .kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg-", .count = 1};
-    io_sim_fault_clear(p.io);
+    io_sim_fault_clear(place.io);
     c.own = c.base = 2;
     st_must_save(s, &c, N);
-    io_sim_fault_add(p.io, &bad);
+    io_sim_fault_add(place.io, &bad);
     assert_int_equal(st_read(s, &st_small, &c, N, &r, &err), 0);
     store_stats(s, &st);
     assert_int_equal(st.n_read_failures, 1);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 int main(void)

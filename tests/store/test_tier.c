@@ -51,20 +51,23 @@ static struct store *open_with(struct st_place *p, uint64_t dram_bytes)
     return st_open(p);
 }
 
-static struct store *begin(struct st_place *p)
+/* The disk of the test that runs. */
+static struct st_place place;
+
+static struct store *begin(void)
 {
-    assert_true(st_place_open(p, "sim", 1));
-    return open_with(p, ARENA);
+    assert_true(st_place_open(&place, "sim", 1));
+    return open_with(&place, ARENA);
 }
 
-static void end(struct st_place *p, struct store *s)
+static void end(struct store *s)
 {
     pthread_mutex_lock(&s->lock);
     tier_settle(s->tier);
     pthread_mutex_unlock(&s->lock);
     assert_true(store_audit(s));
     store_close(s);
-    st_place_close(p);
+    st_place_close(&place);
 }
 
 /* Returns the tier's counts when the tier's thread has done all its work. */
@@ -147,12 +150,11 @@ static bool arena_is_zero(void)
 static void written_chunks_are_read_from_dram(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct store_stats st;
     struct st_ctx c = {.base = 1, .own = 1};
     struct st_result r;
-    struct store *s = begin(&p);
+    struct store *s = begin();
     for (int i = 0; i < N; i++)
         assert_int_equal(st_append(s, &plain, &c, i, ST_BOTH, &err), 0);
     assert_int_equal(st_read_dram(s, &plain, &c, N, &r, &err), 0);
@@ -168,34 +170,32 @@ static void written_chunks_are_read_from_dram(void **state)
     assert_int_equal(st_read(s, &plain, &c, N, &r, &err), 0);
     assert_int_equal(r.n_records, N * RECORDS);
     assert_int_equal(r.n_dram, 0);
-    end(&p, s);
+    end(s);
 }
 
 /* A copy has its records as they lie in the extent, also where they share blocks. */
 static void packed_records_are_read_from_dram(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct st_result r;
-    struct store *s = begin(&p);
+    struct store *s = begin();
     assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, &err), 0);
     assert_int_equal(st_read_dram(s, &st_small, &c, N, &r, &err), 0);
     assert_int_equal(r.n_records, N * RECORDS);
     assert_int_equal(r.n_dram, N * RECORDS);
     assert_in_range(st_stats(s).dram.used_bytes, N * 3 * (5000 + 9001), N * COPY - 1);
-    end(&p, s);
+    end(s);
 }
 
 static void records_that_are_added_have_copies_of_their_own(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
-    assert_true(st_place_open(&p, "sim", 3));
-    struct store *s = open_with(&p, ARENA);
+    assert_true(st_place_open(&place, "sim", 3));
+    struct store *s = open_with(&place, ARENA);
     assert_int_equal(st_save(s, &plain, &c, N, ST_H, &err), 0);
     assert_int_equal(st_save(s, &plain, &c, N, ST_KV, &err), 0);
     assert_int_equal(read_dram(s, &c, N), N * RECORDS);
@@ -203,21 +203,20 @@ static void records_that_are_added_have_copies_of_their_own(void **state)
     assert_int_equal(d.n_chunks, N);
     /* one per record, although the store has three devices and used two appends */
     assert_int_equal(d.n_written, N * RECORDS);
-    end(&p, s);
+    end(s);
 }
 
 static void a_restart_begins_without_copies(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx c = {.base = 1, .own = 1};
-    struct store *s = begin(&p);
+    struct store *s = begin();
     save(s, &c, N);
     store_close(s);
-    s = open_with(&p, ARENA);
+    s = open_with(&place, ARENA);
     assert_int_equal(read_dram(s, &c, N), 0);
     assert_true(arena_is_zero());
-    end(&p, s);
+    end(s);
 }
 
 /* Closing with a full arena returns at once: the arena is freed and neither zeroed nor written
@@ -225,42 +224,40 @@ static void a_restart_begins_without_copies(void **state)
 static void closing_does_not_touch_the_arena(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx c = {.base = 1, .own = 1};
-    struct store *s = begin(&p);
+    struct store *s = begin();
     save(s, &c, STAY);
-    uint64_t n_ops = io_sim_count(p.io, IO_SIM_AT_OP);
+    uint64_t n_ops = io_sim_count(place.io, IO_SIM_AT_OP);
     store_close(s);
     assert_true(n_left > STAY * RECORDS);
     /* only the closing of the index does I/O */
-    assert_true(io_sim_count(p.io, IO_SIM_AT_OP) - n_ops < STAY);
-    st_place_close(&p);
+    assert_true(io_sim_count(place.io, IO_SIM_AT_OP) - n_ops < STAY);
+    st_place_close(&place);
 }
 
 static void a_write_that_fails_leaves_no_copy(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
-    struct store *s = begin(&p);
+    struct store *s = begin();
     struct io_sim_fault fault = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_WRITE, .count = 1};
-    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
     assert_int_not_equal(st_append(s, &plain, &c, 0, ST_BOTH, &err), 0);
     assert_int_equal(settled(s).used_bytes, 0);
     assert_true(arena_is_zero());
-    io_sim_fault_clear(p.io);
+    io_sim_fault_clear(place.io);
     save(s, &c, N);
     /* A chunk that cannot be committed any more is removed from DRAM, too. */
     struct st_ctx other = {.base = 2, .own = 2};
     assert_int_equal(st_append(s, &plain, &other, 0, ST_BOTH, &err), 0);
     fault = (struct io_sim_fault){.kind = IO_SIM_FAIL, .on = IO_SIM_ON_SYNC, .count = 1};
-    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
     assert_int_not_equal(store_commit(s, &err), 0);
-    io_sim_fault_clear(p.io);
+    io_sim_fault_clear(place.io);
     assert_int_equal(settled(s).used_bytes, N * COPY);
     assert_int_equal(read_dram(s, &c, N), N * RECORDS);
-    end(&p, s);
+    end(s);
 }
 
 /* --- a full arena ----------------------------------------------------------------------------- */
@@ -268,9 +265,8 @@ static void a_write_that_fails_leaves_no_copy(void **state)
 static void a_full_arena_keeps_a_sixteenth_free(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx c[3];
-    struct store *s = begin(&p);
+    struct store *s = begin();
     for (int i = 0; i < 3; i++) {
         c[i] = (struct st_ctx){.base = (uint64_t)i + 1, .own = 1};
         save(s, &c[i], 7);
@@ -287,16 +283,15 @@ static void a_full_arena_keeps_a_sixteenth_free(void **state)
     assert_int_equal(n_copied(s, &c[2], 7), 7);
     for (int i = 0; i < 3; i++) /* the disk has the records whose copies were dropped */
         assert_int_equal(read_dram(s, &c[i], 7), i == 0 ? 2 * RECORDS : 7 * RECORDS);
-    end(&p, s);
+    end(s);
 }
 
 /* The first context was used last, so the second loses the copies of its last chunks. */
 static void copies_that_were_used_last_stay(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx c[3];
-    struct store *s = begin(&p);
+    struct store *s = begin();
     for (int i = 0; i < 3; i++) {
         c[i] = (struct st_ctx){.base = (uint64_t)i + 1, .own = 1};
         if (i == 2)
@@ -305,19 +300,18 @@ static void copies_that_were_used_last_stay(void **state)
     }
     assert_int_equal(n_copied(s, &c[0], 7), 7);
     assert_int_equal(n_copied(s, &c[1], 7), 2);
-    end(&p, s);
+    end(s);
 }
 
 /* Waiting requests need the oldest context. Policies that look ahead keep its copies. */
 static void copies_for_waiting_requests_stay(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx c[3];
     struct sha256 keys[7];
-    assert_true(st_place_open(&p, "sim", 1));
-    p.opts.policy = PLACEMENT_ATTENTIONSTORE;
-    struct store *s = open_with(&p, ARENA);
+    assert_true(st_place_open(&place, "sim", 1));
+    place.opts.policy = PLACEMENT_ATTENTIONSTORE;
+    struct store *s = open_with(&place, ARENA);
     for (int i = 0; i < 3; i++)
         c[i] = (struct st_ctx){.base = (uint64_t)i + 1, .own = 1};
     save(s, &c[0], 7);
@@ -331,7 +325,7 @@ static void copies_for_waiting_requests_stay(void **state)
     store_expect_use_no_more(s, keys, 7, 1);
     save(s, &(struct st_ctx){.base = 9, .own = 9}, 2);
     assert_int_equal(n_copied(s, &c[0], 7), 5);
-    end(&p, s);
+    end(s);
 }
 
 /* A hint says when the oldest context is used next. The policy `ours` keeps its copies. */
@@ -340,15 +334,14 @@ static void copies_with_a_hint_stay(void **state)
     (void)state;
     static const struct store_use hint = {.reuse_in_s = 3600};
     for (int hinted = 0; hinted < 2; hinted++) {
-        struct st_place p;
         struct st_ctx c[3];
         struct sha256 keys[7];
         struct store_hit hits[7];
         struct err err = {0};
         int n_hits = 0;
-        assert_true(st_place_open(&p, "sim", 1));
-        p.opts.policy = PLACEMENT_OURS;
-        struct store *s = open_with(&p, ARENA);
+        assert_true(st_place_open(&place, "sim", 1));
+        place.opts.policy = PLACEMENT_OURS;
+        struct store *s = open_with(&place, ARENA);
         for (int i = 0; i < 3; i++)
             c[i] = (struct st_ctx){.base = (uint64_t)i + 1, .own = 1};
         save(s, &c[0], 7);
@@ -361,7 +354,7 @@ static void copies_with_a_hint_stay(void **state)
         save(s, &c[2], 7);
         assert_int_equal(n_copied(s, &c[0], 7), hinted ? 7 : 2);
         assert_int_equal(n_copied(s, &c[1], 7), hinted ? 2 : 7);
-        end(&p, s);
+        end(s);
     }
 }
 
@@ -383,9 +376,8 @@ static void what_the_caller_holds_goes_first(void **state)
 {
     (void)state;
     for (int before = 0; before < 2; before++) {
-        struct st_place p;
         struct st_ctx c[3];
-        struct store *s = begin(&p);
+        struct store *s = begin();
         for (int i = 0; i < 3; i++)
             c[i] = (struct st_ctx){.base = (uint64_t)i + 1, .own = 1};
         save(s, &c[0], 7);
@@ -406,7 +398,7 @@ static void what_the_caller_holds_goes_first(void **state)
         save(s, &(struct st_ctx){.base = 9, .own = 9}, 2);
         assert_int_equal(n_copied(s, &c[0], 7), 5);
         assert_int_equal(n_copied(s, &c[1], 7), 2);
-        end(&p, s);
+        end(s);
     }
 }
 
@@ -415,9 +407,8 @@ static void what_the_caller_holds_goes_first(void **state)
 static void a_chunk_that_is_held_twice_is_let_go_twice(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx c = {.base = 1, .own = 1}, other = {.base = 2, .own = 2};
-    struct store *s = begin(&p);
+    struct store *s = begin();
     save(s, &c, 7);
     save(s, &other, 7);
     hold(s, &other, 7, true);
@@ -426,17 +417,16 @@ static void a_chunk_that_is_held_twice_is_let_go_twice(void **state)
     save(s, &(struct st_ctx){.base = 3, .own = 3}, 5);
     assert_int_equal(n_copied(s, &c, 7), 7);
     assert_int_equal(n_copied(s, &other, 7), 4);
-    end(&p, s);
+    end(s);
 }
 
 /* A chunk that its owner dropped is evicted first, in DRAM as in the store. A use ends that. */
 static void a_chunk_that_is_used_again_is_not_dropped_any_more(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx c = {.base = 1, .own = 1}, other = {.base = 2, .own = 2};
     struct sha256 keys[7];
-    struct store *s = begin(&p);
+    struct store *s = begin();
     save(s, &other, 7);
     save(s, &c, 7);
     st_keys(&c, 7, keys);
@@ -445,19 +435,18 @@ static void a_chunk_that_is_used_again_is_not_dropped_any_more(void **state)
     save(s, &(struct st_ctx){.base = 3, .own = 3}, 5);
     assert_int_equal(n_copied(s, &c, 7), 7);
     assert_int_equal(n_copied(s, &other, 7), 4);
-    end(&p, s);
+    end(s);
 }
 
 static void a_chunk_that_is_read_is_not_dropped(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 key;
     struct store_hit hit;
     struct store_reader *r;
-    struct store *s = begin(&p);
+    struct store *s = begin();
     save(s, &c, 1);
     st_keys(&c, 1, &key);
     int n_hits, n_done;
@@ -478,7 +467,7 @@ static void a_chunk_that_is_read_is_not_dropped(void **state)
     assert_false(is_copied(s, &key));
     store_reader_close(r);
     store_release(s, &hit, 1);
-    end(&p, s);
+    end(s);
 }
 
 /* Half of the arena is free, but in small holes. The tier's thread joins them into one hole that is
@@ -486,11 +475,10 @@ static void a_chunk_that_is_read_is_not_dropped(void **state)
 static void free_room_in_small_holes_is_joined(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct sha256 key;
     struct store_erased out;
-    struct store *s = begin(&p);
+    struct store *s = begin();
     for (uint64_t i = 0; i < 40; i++) { /* a copy takes 24 KiB */
         struct st_ctx c = {.base = i + 1, .own = 1};
         assert_int_equal(st_save(s, &plain, &c, 1, ST_H, &err), 0);
@@ -508,28 +496,27 @@ static void free_room_in_small_holes_is_joined(void **state)
     save(s, &(struct st_ctx){.base = 102, .own = 1}, 1);
     assert_int_equal(n_copied(s, &second, 1), 1);
     assert_true(settled(s).n_demoted > 0);
-    end(&p, s);
+    end(s);
 }
 
 static void a_chunk_that_is_too_large_has_no_copy(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     const struct st_shape large = {.n_layers = 3, .n_bytes = {5000, 20000}};
     struct st_ctx c = {.base = 1, .own = 1};
     struct st_result r;
-    struct store *s = begin(&p);
+    struct store *s = begin();
     assert_int_equal(st_save(s, &large, &c, N, ST_BOTH, &err), 0);
     assert_int_equal(st_read_dram(s, &large, &c, N, &r, &err), 0);
     assert_int_equal(r.n_records, N * RECORDS);
     assert_int_equal(r.n_dram, 0);
     assert_int_equal(settled(s).n_full, N);
-    end(&p, s);
-    assert_true(st_place_open(&p, "sim", 1));
-    p.opts.dram_bytes = STORE_MIN_DRAM - 1;
-    assert_int_equal(store_open(&p.opts, &s, &err), ERR_USAGE);
-    st_place_close(&p);
+    end(s);
+    assert_true(st_place_open(&place, "sim", 1));
+    place.opts.dram_bytes = STORE_MIN_DRAM - 1;
+    assert_int_equal(store_open(&place.opts, &s, &err), ERR_USAGE);
+    st_place_close(&place);
 }
 
 /* --- reading ahead ---------------------------------------------------------------------------- */
@@ -537,17 +524,17 @@ static void a_chunk_that_is_too_large_has_no_copy(void **state)
 enum { LONG = 7 };
 
 /* Opens a store with contexts on its disk and no copies in DRAM. */
-static struct store *begin_cold(struct st_place *p, struct st_ctx *c, int n)
+static struct store *begin_cold(struct st_ctx *c, int n)
 {
     struct err err = {0};
-    assert_true(st_place_open(p, "sim", 1));
-    struct store *s = st_open(p);
+    assert_true(st_place_open(&place, "sim", 1));
+    struct store *s = st_open(&place);
     for (int i = 0; i < n; i++) {
         c[i] = (struct st_ctx){.base = (uint64_t)i + 1, .own = 1};
         assert_int_equal(st_save(s, &plain, &c[i], LONG, ST_BOTH, &err), 0);
     }
     store_close(s);
-    return open_with(p, ARENA);
+    return open_with(&place, ARENA);
 }
 
 static struct store_fetcher *fetcher(struct store *s)
@@ -591,9 +578,8 @@ static void fetch_all(struct store *s, struct store_fetcher *f)
 static void what_waits_is_fetched(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx c[2];
-    struct store *s = begin_cold(&p, c, 2);
+    struct store *s = begin_cold(c, 2);
     struct store_fetcher *f = fetcher(s);
     assert_int_equal(store_fetch_step(f), STORE_FETCH_NONE);
     want(s, &c[1], LONG, 5);
@@ -609,7 +595,7 @@ static void what_waits_is_fetched(void **state)
     want_end(s, &c[1], LONG, 5);
     assert_int_equal(settled(s).n_unused, 0);
     store_fetcher_close(f);
-    end(&p, s);
+    end(s);
 }
 
 static double price(struct store *s, const struct st_ctx *c, int n)
@@ -625,16 +611,15 @@ static void memory_that_is_not_provided_has_a_price(void **state)
 {
     (void)state;
     enum { PART = 4 }; /* a fetch needs at least so many chunks */
-    struct st_place p;
     struct st_ctx c[2];
-    struct store *s = begin_cold(&p, c, 2);
+    struct store *s = begin_cold(c, 2);
     assert_true(price(s, &c[0], LONG) == 0);
     store_close(s);
 
-    p.opts.memory = (struct store_memory){NULL, NULL, NULL};
-    p.opts.dram_bytes = 8 << 20;
-    p.opts.dram_ahead_bytes = LONG * COPY; /* room for one context */
-    s = st_open(&p);
+    place.opts.memory = (struct store_memory){NULL, NULL, NULL};
+    place.opts.dram_bytes = 8 << 20;
+    place.opts.dram_ahead_bytes = LONG * COPY; /* room for one context */
+    s = st_open(&place);
     want(s, &c[1], LONG, 5);
     /* waits until pages are provided and the time of that is measured */
     while (price(s, &c[0], LONG) == 0)
@@ -655,17 +640,16 @@ static void memory_that_is_not_provided_has_a_price(void **state)
     assert_int_equal(n_copied(s, &c[0], LONG), LONG);
     assert_true(price(s, &c[0], LONG) == 0);
     store_fetcher_close(f);
-    end(&p, s);
+    end(s);
 }
 
 /* 192 tokens are too few for a fetch, as a whole context and as a part of a longer one. */
 static void little_is_not_fetched(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx c[1];
     struct sha256 keys[LONG];
-    struct store *s = begin_cold(&p, c, 1);
+    struct store *s = begin_cold(c, 1);
     struct store_fetcher *f = fetcher(s);
     want(s, &c[0], 3, 1);
     fetch_all(s, f);
@@ -683,17 +667,16 @@ static void little_is_not_fetched(void **state)
     store_fetch_want(s, keys, keys, LONG, 0);
     assert_int_equal(store_fetch_step(f), STORE_FETCH_NONE);
     store_fetcher_close(f);
-    end(&p, s);
+    end(s);
 }
 
 /* A chunk that the caller holds in its own memory is not fetched. The chunks after it are. */
 static void what_the_caller_holds_is_not_fetched(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx c[1];
     struct sha256 keys[LONG];
-    struct store *s = begin_cold(&p, c, 1);
+    struct store *s = begin_cold(c, 1);
     struct store_fetcher *f = fetcher(s);
     hold(s, &c[0], 3, true);
     want(s, &c[0], LONG, 1);
@@ -707,7 +690,7 @@ static void what_the_caller_holds_is_not_fetched(void **state)
     fetch_all(s, f);
     assert_int_equal(settled(s).n_promoted, LONG - 3);
     store_fetcher_close(f);
-    end(&p, s);
+    end(s);
 }
 
 /* Three contexts of seven chunks wait, and the arena has room for sixteen. The last context in the
@@ -716,9 +699,8 @@ static void what_the_caller_holds_is_not_fetched(void **state)
 static void earlier_turns_come_first(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx c[3];
-    struct store *s = begin_cold(&p, c, 3);
+    struct store *s = begin_cold(c, 3);
     struct store_fetcher *f = fetcher(s);
     want(s, &c[2], LONG, 30);
     /* the fetch begins while only the last context is announced */
@@ -744,7 +726,7 @@ static void earlier_turns_come_first(void **state)
     assert_int_equal(n_copied(s, &c[2], LONG), STAY - 2 * LONG);
     assert_true(settled(s).n_unused > 0);
     store_fetcher_close(f);
-    end(&p, s);
+    end(s);
 }
 
 /* The policy does not know that a waiting request needs these copies, so it may drop one. A dropped
@@ -753,10 +735,9 @@ static void earlier_turns_come_first(void **state)
 static void a_chunk_is_fetched_once_for_a_request(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx c[3];
     struct sha256 keys[LONG];
-    struct store *s = begin_cold(&p, c, 3);
+    struct store *s = begin_cold(c, 3);
     struct store_fetcher *f = fetcher(s);
     for (int i = 0; i < 3; i++) { /* the policy's window has no room for these requests */
         st_keys(&c[i], LONG, keys);
@@ -767,7 +748,7 @@ static void a_chunk_is_fetched_once_for_a_request(void **state)
     assert_int_equal(d.n_promoted, 3 * LONG);
     assert_int_equal(d.n_demoted, 3 * LONG - STAY);
     store_fetcher_close(f);
-    end(&p, s);
+    end(s);
 }
 
 static void settle(struct store *s)
@@ -784,9 +765,8 @@ static void a_copy_that_a_write_pushed_out_is_fetched_again(void **state)
 {
     (void)state;
     enum { REST = STAY - 2 * LONG };
-    struct st_place p;
     struct st_ctx c[3], new = {.base = 50, .own = 1};
-    struct store *s = begin_cold(&p, c, 3);
+    struct store *s = begin_cold(c, 3);
     struct store_fetcher *f = fetcher(s);
     for (int i = 0; i < 3; i++)
         want(s, &c[i], LONG, 10 * (uint64_t)(i + 1));
@@ -801,7 +781,7 @@ static void a_copy_that_a_write_pushed_out_is_fetched_again(void **state)
         assert_int_equal(n_copied(s, &c[i], LONG), i < 2 ? LONG : REST);
     assert_int_equal(n_copied(s, &new, 1), 0);
     store_fetcher_close(f);
-    end(&p, s);
+    end(s);
 }
 
 /* Flips bytes of a context's chunk on the medium. */
@@ -820,14 +800,13 @@ static void flip_on_disk(struct st_place *p, struct store *s, const struct sha25
 static void a_damaged_chunk_is_condemned_once(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx c[1];
     struct sha256 keys[LONG];
     struct store_stats st;
-    struct store *s = begin_cold(&p, c, 1);
+    struct store *s = begin_cold(c, 1);
     struct store_fetcher *f = fetcher(s);
     st_keys(&c[0], LONG, keys);
-    flip_on_disk(&p, s, &keys[5]);
+    flip_on_disk(&place, s, &keys[5]);
     for (int i = 0; i < 3; i++) {
         want(s, &c[0], LONG, 1);
         fetch_all(s, f);
@@ -841,7 +820,7 @@ static void a_damaged_chunk_is_condemned_once(void **state)
     assert_int_equal(n_copied(s, &c[0], LONG), 5);
     assert_false(arena_has(&keys[5]));
     store_fetcher_close(f);
-    end(&p, s);
+    end(s);
 }
 
 /* The disk hangs or fails. No chunk is condemned, the chunks stay on the disk, and nothing more is
@@ -851,22 +830,21 @@ static void a_disk_that_hangs_ends_the_fetch(void **state)
     (void)state;
     const enum io_sim_fault_kind kinds[] = {IO_SIM_STUCK, IO_SIM_FAIL};
     for (int i = 0; i < 2; i++) {
-        struct st_place p;
         struct st_ctx c[1];
         struct store_stats st;
-        struct store *s = begin_cold(&p, c, 1);
+        struct store *s = begin_cold(c, 1);
         s->home.stuck_ns = 1000000;
         struct store_fetcher *f = fetcher(s);
         struct io_sim_fault fault = {
             .kind = kinds[i], .on = IO_SIM_ON_READ, .path = "seg", .skip = 2, .count = 1};
-        assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+        assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
         want(s, &c[0], LONG, 1);
         fetch_all(s, f);
         store_stats(s, &st);
         assert_int_equal(st.n_corrupt, 0);
         assert_int_equal(st.n_read_failures, 1);
         assert_int_equal(n_copied(s, &c[0], LONG), 2);
-        io_sim_fault_clear(p.io);
+        io_sim_fault_clear(place.io);
         assert_int_equal(store_fetch_step(f), STORE_FETCH_NONE);
         assert_int_equal(read_dram(s, &c[0], LONG), 2 * RECORDS);
         want_end(s, &c[0], LONG, 1);
@@ -874,7 +852,7 @@ static void a_disk_that_hangs_ends_the_fetch(void **state)
         fetch_all(s, f);
         assert_int_equal(n_copied(s, &c[0], LONG), LONG);
         store_fetcher_close(f);
-        end(&p, s);
+        end(s);
     }
 }
 
@@ -884,13 +862,12 @@ static void what_goes_while_it_is_fetched_leaves_nothing(void **state)
 {
     (void)state;
     for (int how = 0; how < 3; how++) {
-        struct st_place p;
         struct err err = {0};
         struct st_ctx c[1];
         struct sha256 keys[LONG];
         struct store_erased out;
         struct store_hit hit;
-        struct store *s = begin_cold(&p, c, 1);
+        struct store *s = begin_cold(c, 1);
         struct store_fetcher *f = fetcher(s);
         st_keys(&c[0], LONG, keys);
         want(s, &c[0], LONG, 1);
@@ -914,16 +891,15 @@ static void what_goes_while_it_is_fetched_leaves_nothing(void **state)
         assert_int_equal(settled(s).used_bytes, 0);
         assert_true(arena_is_zero());
         store_fetcher_close(f);
-        end(&p, s);
+        end(s);
     }
 }
 
 static void two_fetchers_share_the_work(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx c[1];
-    struct store *s = begin_cold(&p, c, 1);
+    struct store *s = begin_cold(c, 1);
     struct store_fetcher *f = fetcher(s), *g = fetcher(s);
     want(s, &c[0], LONG, 1);
     for (int i = 0; i < 20; i++) {
@@ -936,7 +912,7 @@ static void two_fetchers_share_the_work(void **state)
     assert_int_equal(n_copied(s, &c[0], LONG), LONG);
     store_fetcher_close(f);
     store_fetcher_close(g);
-    end(&p, s);
+    end(s);
 }
 
 /* --- copies end with their chunks ------------------------------------------------------------- */
@@ -944,12 +920,11 @@ static void two_fetchers_share_the_work(void **state)
 static void erasing_reaches_the_copy(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 keys[STAY];
     struct store_erased out;
-    struct store *s = begin(&p);
+    struct store *s = begin();
     save(s, &c, STAY);
     st_keys(&c, STAY, keys);
     assert_true(arena_has(&keys[0]) && arena_has(&keys[STAY - 1]));
@@ -957,7 +932,7 @@ static void erasing_reaches_the_copy(void **state)
     assert_int_equal(out.n_chunks, STAY);
     assert_true(arena_is_zero()); /* when the call returns, not some time later */
     assert_int_equal(settled(s).used_bytes, 0);
-    end(&p, s);
+    end(s);
 }
 
 /* A chunk is erased while a reader holds its copy. The copy's bytes stay until the reader has
@@ -965,14 +940,13 @@ static void erasing_reaches_the_copy(void **state)
 static void erasing_waits_for_readers(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 key;
     struct store_hit hit;
     struct store_erased out;
     struct store_reader *r;
-    struct store *s = begin(&p);
+    struct store *s = begin();
     save(s, &c, 1);
     st_keys(&c, 1, &key);
     int n_hits, n_done;
@@ -993,17 +967,16 @@ static void erasing_waits_for_readers(void **state)
     assert_true(arena_is_zero());
     store_reader_close(r);
     store_release(s, &hit, 1);
-    end(&p, s);
+    end(s);
 }
 
 static void condemning_reaches_the_copy(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 keys[N];
     struct store_hit hit;
-    struct store *s = begin(&p);
+    struct store *s = begin();
     save(s, &c, N);
     st_keys(&c, N, keys);
     assert_true(store_pin(s, &keys[N - 1], &hit));
@@ -1013,18 +986,17 @@ static void condemning_reaches_the_copy(void **state)
     store_release(s, &hit, 1);
     assert_int_equal(settled(s).used_bytes, (N - 1) * COPY);
     assert_false(arena_has(&keys[N - 1]));
-    end(&p, s);
+    end(s);
 }
 
 static void quota_cap_and_idle_eviction_reach_the_copy(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct st_ctx a = {.base = 1, .own = 1}, b = {.base = 2, .own = 2};
     struct sha256 keys[N];
     uint64_t n_chunks;
-    struct store *s = begin(&p);
+    struct store *s = begin();
     save(s, &a, N);
     st_keys(&a, N, keys);
     store_set_quota(s, store_owner(NULL), N * (COPY + CHUNK_HEADER_BYTES));
@@ -1036,19 +1008,18 @@ static void quota_cap_and_idle_eviction_reach_the_copy(void **state)
     assert_int_equal(n_chunks, N);
     assert_int_equal(settled(s).used_bytes, 0);
     assert_true(arena_is_zero());
-    end(&p, s);
+    end(s);
 }
 
 /* Chunks whose time to live has passed leave no bytes in DRAM. */
 static void expiry_reaches_the_copy(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 keys[N];
     uint64_t n_chunks;
-    struct store *s = begin(&p);
+    struct store *s = begin();
     save(s, &c, N);
     st_keys(&c, N, keys);
     pthread_mutex_lock(&s->lock);
@@ -1063,7 +1034,7 @@ static void expiry_reaches_the_copy(void **state)
     assert_int_equal(n_chunks, N);
     assert_int_equal(settled(s).used_bytes, 0);
     assert_true(arena_is_zero());
-    end(&p, s);
+    end(s);
 }
 
 /* A chunk whose parent is gone cannot be reached. gc removes it, and removes its copy before it
@@ -1071,13 +1042,12 @@ static void expiry_reaches_the_copy(void **state)
 static void gc_reaches_the_copy(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 keys[N];
     struct store_hit hit;
     uint64_t freed;
-    struct store *s = begin(&p);
+    struct store *s = begin();
     save(s, &c, N);
     st_keys(&c, N, keys);
     assert_true(store_pin(s, &keys[0], &hit));
@@ -1086,7 +1056,7 @@ static void gc_reaches_the_copy(void **state)
     assert_int_equal(store_gc(s, &freed, &err), 0);
     assert_true(arena_is_zero());
     assert_int_equal(settled(s).n_chunks, 0);
-    end(&p, s);
+    end(s);
 }
 
 /* A full chunk supersedes a partial one. The commit removes the copy of the partial chunk, even if
@@ -1095,7 +1065,6 @@ static void superseding_reaches_the_copy(void **state)
 {
     (void)state;
     for (int is_held = 0; is_held < 2; is_held++) {
-        struct st_place p;
         struct err err = {0};
         struct st_ctx c = {.base = 1, .own = 1};
         struct sha256 keys[2];
@@ -1108,7 +1077,7 @@ static void superseding_reaches_the_copy(void **state)
                                    .records = &record,
                                    .n_records = 1,
                                    .yields = true};
-        struct store *s = begin(&p);
+        struct store *s = begin();
         save(s, &c, 1);
         st_keys(&c, 2, keys);
         st_tokens(&c, 1, part.tokens);
@@ -1133,7 +1102,7 @@ static void superseding_reaches_the_copy(void **state)
         assert_int_equal(settled(s).n_chunks, 2);
         if (is_held)
             store_release(s, &hit, 1);
-        end(&p, s);
+        end(s);
     }
 }
 
@@ -1143,12 +1112,11 @@ static void superseding_reaches_the_copy(void **state)
 static void a_damaged_copy_condemns_nothing(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct st_result r;
     struct store_stats st;
-    struct store *s = begin(&p);
+    struct store *s = begin();
     save(s, &c, N);
     arena[100] ^= 4;
     assert_int_equal(st_read_dram(s, &plain, &c, N, &r, &err), 0);
@@ -1161,7 +1129,7 @@ static void a_damaged_copy_condemns_nothing(void **state)
     assert_int_equal(settled(s).n_chunks, N - 1);
     /* the other records came from the disk */
     assert_int_equal(read_dram(s, &c, N), (N - 1) * RECORDS);
-    end(&p, s);
+    end(s);
 }
 
 /* bytes of the largest mapping that succeeds */
@@ -1187,28 +1155,27 @@ static void copies_take_less_where_memory_is_scarce(void **state)
                  {255 << 20, 128 << 20, 1},
                  {64 << 20, 64 << 20, 2},
                  {63 << 20, 0, 3}};
-    struct st_place p;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct store *s = NULL;
     for (int i = 0; i < 4; i++) {
-        assert_true(st_place_open(&p, "sim", 1));
-        p.opts.dram_bytes = 256 << 20;
-        p.opts.memory = (struct store_memory){scarce_get, arena_put, NULL};
+        assert_true(st_place_open(&place, "sim", 1));
+        place.opts.dram_bytes = 256 << 20;
+        place.opts.memory = (struct store_memory){scarce_get, arena_put, NULL};
         most_bytes = cases[i].most;
         n_denied = 0;
-        int rc = store_open(&p.opts, &s, &err);
+        int rc = store_open(&place.opts, &s, &err);
         assert_int_equal(rc, cases[i].n_denied > 0 ? -ENOMEM : 0);
         if (rc == 0)
             store_close(s);
         n_denied = 0;
-        p.opts.dram_optional = true;
-        s = st_open(&p);
+        place.opts.dram_optional = true;
+        s = st_open(&place);
         assert_int_equal(n_denied, cases[i].n_denied);
         assert_int_equal(st_stats(s).dram.cap_bytes, cases[i].got);
         save(s, &c, N);
         assert_int_equal(read_dram(s, &c, N), cases[i].got > 0 ? N * RECORDS : 0);
-        end(&p, s);
+        end(s);
     }
 }
 

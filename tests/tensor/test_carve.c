@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
-#include "tensor/carve.h"
+#include "cuda/carve.h"
 
 enum { PAGES = 64, PARTS = 200 };
 

@@ -94,21 +94,12 @@ int remote_ask_time(struct remote *r, int64_t *ms, struct redis_answer *a, struc
 
 /* --- confirming ------------------------------------------------------------------------------- */
 
-static bool is_stored(struct remote *r, const struct sha256 *key)
-{
-    struct store_hit hit;
-    bool found = store_pin(r->o.store, key, &hit);
-    if (found)
-        store_release(r->o.store, &hit, 1);
-    return found;
-}
-
 /* Sends EXPIRE, or UNLINK if the chunk may have been erased. After an erasure, every chunk that the
  * store no longer has may have been erased. */
 static int settle_one(struct remote *r, const struct lease *l, struct err *err)
 {
     char name[NAME_BYTES], ttl[16];
-    bool ends = r->has_erased && !is_stored(r, &l->key);
+    bool ends = r->has_erased && !store_pin(r->o.store, &l->key, NULL);
     name_chunk(&r->names, &l->key, name);
     snprintf(ttl, sizeof ttl, "%" PRIu32, l->ttl_s);
     const struct redis_arg args[] = {ends ? REDIS_TEXT("UNLINK") : REDIS_TEXT("EXPIRE"),

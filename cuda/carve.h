@@ -3,8 +3,8 @@
  *
  * It is for few, large, long-lived parts (weights, caches, staging): first fit in a sorted array.
  * The caller serialises calls. */
-#ifndef TENSOR_CARVE_H
-#define TENSOR_CARVE_H
+#ifndef CUDA_CARVE_H
+#define CUDA_CARVE_H
 
 #include <stdbool.h>
 #include <stddef.h>

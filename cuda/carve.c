@@ -1,5 +1,5 @@
 /* carve.c - see carve.h. */
-#include "tensor/carve.h"
+#include "cuda/carve.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -41,10 +41,7 @@ bool carve_take(struct carve *c, size_t n_bytes, size_t *at)
         i++;
     if (i > c->n)
         return false;
-    if (c->n == c->cap) {
-        c->cap = c->cap > 0 ? 2 * c->cap : 64;
-        c->taken = xrealloc(c->taken, (size_t)c->cap * sizeof *c->taken);
-    }
+    GROW(c->taken, c->n, c->cap);
     *at = gap_begin(c, i);
     memmove(&c->taken[i + 1], &c->taken[i], (size_t)(c->n++ - i) * sizeof *c->taken);
     c->taken[i] = (struct carve_part){*at, *at + room};
