@@ -417,10 +417,6 @@ int pack_write(const char *source, const char *path, struct device *dev,
     if (rc == 0)
         rc = model_describe(source, &(struct model_opts){.dev = dev, .weights = weights},
                             &m, &p.wo.held, p.err);
-    if (rc == 0 && config_is_hybrid(&m->cfg))
-        rc = err_set(p.err, ERR_UNSUPPORTED,
-                     "%s: models with recurrent layers cannot be packed: run the folder",
-                     source);
     if (rc == 0) {
         p.m = m;
         p.wo.dev = dev;

@@ -1,5 +1,5 @@
-/* bytes.h - little-endian encoding, rounding, overflow-checked arithmetic on sizes, and the order of
- * texts.
+/* bytes.h - little-endian encoding, rounding, overflow-checked arithmetic on sizes, and the order
+ * of texts.
  *
  * Everything on disk goes through these functions; no struct is ever cast from disk bytes. */
 #ifndef BASE_BYTES_H

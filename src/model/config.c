@@ -9,6 +9,7 @@
  * on them; sizes have none. */
 #include "model/config.h"
 
+#include "base/bytes.h"
 #include "base/check.h"
 #include "base/file.h"
 #include "base/mem.h"
@@ -116,6 +117,13 @@ static void refuse(struct fields *f, const char *key, const char *why)
 {
     if (f->rc == 0)
         f->rc = err_set(f->err, ERR_UNSUPPORTED, "'%s': %s", key, why);
+}
+
+/* Checks a field that published files have: transformers' default would be another model. */
+static void must_have(struct fields *f, const char *key)
+{
+    if (is_null(f, key))
+        refuse(f, key, "is missing");
 }
 
 /* Checks a switch that struct model_config cannot express: only the wanted value is supported. */
@@ -370,8 +378,7 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
     else if (in.rc == 0 && strcmp(type, "default") != 0)
         in.rc = err_set(in.err, ERR_UNSUPPORTED,
                         "RoPE scaling of type '%s' is not supported", type);
-    if (family_is_hybrid(
-            c->family)) { /* all coordinates of a token of text are its position */
+    if (c->attn_gated) { /* qwen: all coordinates of a token of text are its position */
         saw(&in, "mrope_section");
         saw(&in, "mrope_interleaved");
     }
@@ -418,14 +425,15 @@ static bool read_rope_kinds(struct fields *f, struct model_config *c, double *fr
 static bool has_partial_rotary(enum model_family family)
 {
     return family == FAMILY_PHI || family == FAMILY_PHI3 || family == FAMILY_GLM4_MOE ||
-           family_is_hybrid(family);
+           (family_is_hybrid(family) && family != FAMILY_LFM2);
 }
 
 /* Reads the fields of rotary positions. rope_fraction: share of a head that is rotated if the file
  * does not say. */
 static void read_rope(struct fields *f, struct model_config *c, double rope_fraction)
 {
-    c->rope_theta = opt_real(f, "rope_theta", c->family == FAMILY_GEMMA3 ? 1e6 : 10000);
+    bool far = c->family == FAMILY_GEMMA3 || c->family == FAMILY_LFM2;
+    c->rope_theta = opt_real(f, "rope_theta", far ? 1e6 : 10000);
     double fraction = opt_real(f, "partial_rotary_factor", rope_fraction);
     if (!is_null(f, "rope_scaling") && !is_null(f, "rope_parameters"))
         refuse(f, "rope_scaling", "stands beside 'rope_parameters': remove one of them");
@@ -474,19 +482,22 @@ static void read_llama_like(struct fields *f, struct model_config *c)
     bool large = c->family == FAMILY_PHI3 || c->family == FAMILY_MIXTRAL ||
                  c->family == FAMILY_GPT_OSS || c->family == FAMILY_OLMO2 ||
                  c->family == FAMILY_OLMO3 || c->family == FAMILY_COHERE2 ||
-                 c->family == FAMILY_MINISTRAL3 || c->family == FAMILY_GLM4_MOE;
+                 c->family == FAMILY_MINISTRAL3 || c->family == FAMILY_GLM4_MOE ||
+                 c->family == FAMILY_LFM2;
     double eps = large ? 1e-5 : 1e-6;
-    bool has_mlp = c->family != FAMILY_QWEN3_5_MOE && c->family != FAMILY_QWEN3_NEXT;
+    bool has_mlp = c->family != FAMILY_QWEN3_5_MOE && c->family != FAMILY_QWEN3_NEXT &&
+                   c->family != FAMILY_LFM2;
     read_sizes(f, c, has_mlp ? "intermediate_size" : NULL);
     c->n_kv_heads = opt_int(f, "num_key_value_heads", 1, MAX_WIDTH,
                             c->family == FAMILY_GEMMA3 ? 4 : c->n_heads);
     c->max_ctx = need_size(f, c, "max_position_embeddings", MAX_CTX, 131072);
     read_head_dim(f, c);
-    read_norm_eps(f, c, c->norm < NORM_LAYER ? "rms_norm_eps" : "layer_norm_eps", eps);
-    read_rope(f, c,
-              family_is_hybrid(c->family)    ? 0.25
-              : c->family == FAMILY_GLM4_MOE ? 0.5
-                                             : 1.0);
+    read_norm_eps(f, c,
+                  c->family == FAMILY_LFM2 ? "norm_eps"
+                  : c->norm < NORM_LAYER   ? "rms_norm_eps"
+                                           : "layer_norm_eps",
+                  eps);
+    read_rope(f, c, c->attn_gated ? 0.25 : c->family == FAMILY_GLM4_MOE ? 0.5 : 1.0);
     if (c->family == FAMILY_GLM4_MOE)
         c->qkv_bias = opt_bool(f, "attention_bias", false);
     else
@@ -518,12 +529,14 @@ static void read_layer_types(struct fields *f, struct model_config *c)
         const char *s = json_string_of(json_at(list, (size_t)l), NULL);
         s = s != NULL ? s : "";
         bool sliding = strcmp(s, "sliding_attention") == 0;
-        bool recurrent = family_is_hybrid(c->family) && strcmp(s, "linear_attention") == 0;
+        bool recurrent = family_is_hybrid(c->family) &&
+                         strcmp(s, family_recurrent_type(c->family)) == 0;
         if (recurrent)
             layer_set_add(&c->recurrent, l);
         else if (!sliding && strcmp(s, "full_attention") != 0)
             refuse(f, "layer_types",
-                   family_is_hybrid(c->family)
+                   c->family == FAMILY_LFM2 ? "only full_attention and conv are supported"
+                   : family_is_hybrid(c->family)
                        ? "only full_attention and linear_attention are supported"
                        : "only full_attention and sliding_attention are supported");
         else if (sliding && c->sliding_window == 0)
@@ -558,15 +571,13 @@ static void read_mistral(struct fields *f, struct model_config *c)
     read_llama(f, c);
     c->sliding_window = read_window(f);
     all_windowed(c);
-    if (f->rc == 0 && is_null(f, "num_key_value_heads"))
-        refuse(f, "num_key_value_heads", "is missing");
+    must_have(f, "num_key_value_heads");
 }
 
 static void read_qwen(struct fields *f, struct model_config *c)
 {
     read_llama(f, c);
-    if (f->rc == 0 && is_null(f, "num_key_value_heads"))
-        refuse(f, "num_key_value_heads", "is missing");
+    must_have(f, "num_key_value_heads");
     must_be(f, "use_mrope", false, false);
     if (opt_bool(f, "use_sliding_window", false)) {
         c->sliding_window = read_window(f);
@@ -750,6 +761,14 @@ static void read_qwen3_moe(struct fields *f, struct model_config *c)
     read_experts_everywhere(f, c, false);
 }
 
+/* Reads which layers are recurrent. */
+static void read_recurrent_types(struct fields *f, struct model_config *c)
+{
+    read_layer_types(f, c);
+    if (f->rc == 0 && layer_set_last_out(&c->recurrent, c->n_layers) < 0)
+        refuse(f, "layer_types", "a model without a layer of attention is not supported");
+}
+
 /* Reads the sizes of recurrent layers, and which layers these are. */
 static void read_recurrence(struct fields *f, struct model_config *c)
 {
@@ -758,14 +777,14 @@ static void read_recurrence(struct fields *f, struct model_config *c)
     r->n_v = need_int(f, "linear_num_value_heads", 1, MAX_WIDTH);
     r->d_k = need_int(f, "linear_key_head_dim", 1, MAX_WIDTH);
     r->d_v = need_int(f, "linear_value_head_dim", 1, MAX_WIDTH);
-    must_be_int(f, "linear_conv_kernel_dim", DELTA_CONV);
+    r->n_conv = opt_int(f, "linear_conv_kernel_dim", 2, DELTA_MAX_CONV, 4);
+    r->tiled = opt_bool(f, "hcache_tiled_heads",
+                        false); /* of a GGUF file that was packed */
     int apart = opt_int(f, "full_attention_interval", 1, MAX_LAYERS, 4);
     for (int l = 0; l < c->n_layers; l++)
         if ((l + 1) % apart != 0)
             layer_set_add(&c->recurrent, l);
-    read_layer_types(f, c);
-    if (f->rc == 0 && layer_set_last_out(&c->recurrent, c->n_layers) < 0)
-        refuse(f, "layer_types", "a model without a layer of attention is not supported");
+    read_recurrent_types(f, c);
     if (f->rc != 0)
         return;
     if (r->n_v % r->n_k != 0 || r->n_v / r->n_k > DELTA_MAX_GROUP)
@@ -788,10 +807,8 @@ static void read_recurrence(struct fields *f, struct model_config *c)
 /* Reads a model whose layers are recurrent or have gated attention. */
 static void read_qwen3_5(struct fields *f, struct model_config *c)
 {
-    static const char *const needed[] = {"head_dim", "num_key_value_heads"};
-    for (int i = 0; i < 2; i++)
-        if (f->rc == 0 && is_null(f, needed[i]))
-            refuse(f, needed[i], "is missing");
+    must_have(f, "head_dim");
+    must_have(f, "num_key_value_heads");
     read_llama(f, c);
     must_be(f, "attn_output_gate", true, true);
     if (strcmp(opt_string(f, "mamba_ssm_dtype", "float32"), "float32") != 0)
@@ -806,6 +823,55 @@ static void read_qwen3_next(struct fields *f, struct model_config *c)
     read_qwen3_5(f, c);
     read_experts_everywhere(f, c, true);
     c->n_shared_ffn = need_int(f, "shared_expert_intermediate_size", 1, MAX_WIDTH);
+}
+
+/* Reads the width of LFM2's MLP, which files may state before it is made smaller. */
+static int32_t read_lfm2_width(struct fields *f)
+{
+    bool old = !is_null(f, "block_ff_dim");
+    int32_t n = need_int(f, old ? "block_ff_dim" : "intermediate_size", 1, MAX_WIDTH);
+    int32_t unit = opt_int(f, "block_multiple_of", 1, MAX_WIDTH, 256);
+    double factor = opt_real(f, "block_ffn_dim_multiplier", 1);
+    saw(f, "intermediate_size");
+    if (!opt_bool(f, "block_auto_adjust_ff_dim", true) || f->rc != 0)
+        return n;
+    double width = floor(factor * (2 * n / 3));
+    if (!(width >= 1 && width <= MAX_WIDTH - unit))
+        refuse(f, "block_ffn_dim_multiplier", "makes an MLP of no supported width");
+    return f->rc == 0 ? (int32_t)round_up((uint64_t)width, (uint64_t)unit) : n;
+}
+
+/* Reads LFM2, whose recurrent layers are short convolutions. */
+static void read_lfm2(struct fields *f, struct model_config *c)
+{
+    const struct json *list = NULL;
+    struct layer_set attention = {{0}};
+    int64_t l = 0;
+    must_have(f, "num_key_value_heads");
+    read_llama_like(f, c);
+    check_act(f, c, "hidden_act", "silu");
+    c->n_ffn = read_lfm2_width(f);
+    c->tie_word_embeddings = opt_bool(f, "tie_embedding",
+                                      opt_bool(f, "tie_word_embeddings", true));
+    must_be(f, "conv_bias", false, false);
+    c->recurrence = config_short_conv(c->n_embd,
+                                      opt_int(f, "conv_L_cache", 2, DELTA_MAX_CONV, 3));
+    if (f->rc == 0 && c->n_embd % 16 != 0)
+        refuse(f, "hidden_size", "only multiples of 16 are supported");
+    saw(f, "full_attn_idxs");
+    if (f->rc == 0)
+        f->rc = json_opt_array(f->o, "full_attn_idxs", &list, f->err);
+    if (list == NULL && is_null(f, "layer_types"))
+        refuse(f, "layer_types", "is missing");
+    for (size_t i = 0; f->rc == 0 && i < json_count(list); i++) {
+        if (!json_int_of(json_at(list, i), &l) || l < 0 || l >= c->n_layers)
+            refuse(f, "full_attn_idxs", "must be numbers of layers");
+        layer_set_add(&attention, (int)l);
+    }
+    for (int i = 0; i < c->n_layers; i++)
+        if (!layer_set_has(&attention, i))
+            layer_set_add(&c->recurrent, i);
+    read_recurrent_types(f, c);
 }
 
 /* Reads how many groups of experts there are, and how many of them a token's experts are of. */
@@ -853,14 +919,14 @@ static void read_mixtral(struct fields *f, struct model_config *c)
 
 static void read_gpt_oss(struct fields *f, struct model_config *c)
 {
-    static const char *const needed[] = {"head_dim", "num_key_value_heads", "rope_theta"};
     bool in_rope = !is_null(f, "rope_parameters");
-    for (int i = 0; i < (in_rope ? 2 : 3); i++)
-        if (f->rc == 0 && is_null(f, needed[i]))
-            refuse(f, needed[i], "is missing");
+    must_have(f, "head_dim");
+    must_have(f, "num_key_value_heads");
+    if (!in_rope)
+        must_have(f, "rope_theta");
     /* transformers stretches rotations 32 times if the file does not say how. */
-    if (!in_rope && is_null(f, "rope_scaling"))
-        refuse(f, "rope_scaling", "is missing");
+    if (!in_rope)
+        must_have(f, "rope_scaling");
     read_llama_like(f, c);
     if (f->rc == 0 && strcmp(opt_string(f, "hidden_act", "silu"), "silu") != 0)
         refuse(f, "hidden_act", "only silu is supported");
@@ -964,6 +1030,7 @@ static const struct {
     [FAMILY_COHERE2] = {"cohere2", "Cohere2ForCausalLM", read_cohere2},
     [FAMILY_MINISTRAL3] = {"ministral3", "Ministral3ForCausalLM", read_ministral3},
     [FAMILY_GLM4_MOE] = {"glm4_moe", "Glm4MoeForCausalLM", read_glm4_moe},
+    [FAMILY_LFM2] = {"lfm2", "Lfm2ForCausalLM", read_lfm2},
 };
 
 enum { N_FAMILIES = sizeof families / sizeof families[0] };

@@ -55,6 +55,7 @@ enum model_family {
     FAMILY_COHERE2,
     FAMILY_MINISTRAL3,
     FAMILY_GLM4_MOE,
+    FAMILY_LFM2,
 };
 
 /* Element type of the checkpoint, as config.json states it. */
@@ -223,12 +224,14 @@ struct model_config {
     float query_growth;
     int32_t query_ctx;
 
-    /* Layers that have a recurrent state in place of attention (ops.h, delta_net), and the state's
-     * heads and their widths; all 0: there are none. */
+    /* Layers that have a recurrent state in place of attention, and their rule (ops.h, struct
+     * delta_rule); all 0: there are none. */
     struct layer_set recurrent;
     struct recurrence {
+        int32_t kind;     /* enum delta_kind */
         int32_t n_k, n_v; /* heads of Q and of K; heads of V */
         int32_t d_k, d_v;
+        int32_t n_conv;
         /* Order of the heads of V (ops.h, struct delta_rule): GGUF files of qwen3_5 have them so,
          * and their blocks of 256 weights, which span heads, stay whole. */
         bool tiled;

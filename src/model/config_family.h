@@ -10,8 +10,18 @@ void config_family_init(struct model_config *c, enum model_family family);
 /* Returns whether layers of a family may be recurrent. */
 static inline bool family_is_hybrid(enum model_family f)
 {
-    return f == FAMILY_QWEN3_5 || f == FAMILY_QWEN3_5_MOE || f == FAMILY_QWEN3_NEXT;
+    return f == FAMILY_QWEN3_5 || f == FAMILY_QWEN3_5_MOE || f == FAMILY_QWEN3_NEXT ||
+           f == FAMILY_LFM2;
 }
+
+/* Returns what "layer_types" calls the recurrent layers of a family. */
+static inline const char *family_recurrent_type(enum model_family f)
+{
+    return f == FAMILY_LFM2 ? "conv" : "linear_attention";
+}
+
+/* Returns the rule of short convolutions, whose channels are cut into heads of 16. */
+struct recurrence config_short_conv(int32_t n_embd, int32_t n_conv);
 
 const char *family_architecture(enum model_family f); /* "LlamaForCausalLM" */
 

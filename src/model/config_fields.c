@@ -45,8 +45,11 @@ static const char *const harmless[] = {
     "init_std",
     "initializer_range",
     "layerdrop",
+    "output_router_logits",
     "pretraining_tp",
     "resid_pdrop",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
     "tf_legacy_loss",
     /* texts and their tokens, and heads for other tasks than language modelling */
     "decoder_start_token_id",
@@ -63,6 +66,7 @@ static const char *const harmless[] = {
     /* defaults of generation; here the request states them */
     "bad_words_ids",
     "begin_suppress_tokens",
+    "cache_implementation",
     "diversity_penalty",
     "do_sample",
     "early_stopping",
@@ -104,13 +108,6 @@ static const struct {
     {FAMILY_FALCON, "num_kv_heads"}, /* unused if new_decoder_architecture is false */
     {FAMILY_QWEN3_MOE, "max_window_layers"},
     {FAMILY_QWEN3_MOE, "sliding_window"},
-    {FAMILY_QWEN3_MOE, "output_router_logits"},
-    {FAMILY_QWEN3_MOE, "router_aux_loss_coef"},
-    {FAMILY_MIXTRAL, "output_router_logits"},
-    {FAMILY_MIXTRAL, "router_aux_loss_coef"},
-    {FAMILY_MIXTRAL, "router_jitter_noise"},
-    {FAMILY_GPT_OSS, "output_router_logits"},
-    {FAMILY_GPT_OSS, "router_aux_loss_coef"},
     /* The same as other fields, for other programs. */
     {FAMILY_GPT_OSS, "experts_per_token"},
     {FAMILY_GPT_OSS, "initial_context_length"},
@@ -120,19 +117,23 @@ static const struct {
     {FAMILY_QWEN3_5, "mlp_only_layers"}, /* none has experts */
     {FAMILY_QWEN3_5_MOE, "mtp_num_hidden_layers"},
     {FAMILY_QWEN3_5_MOE, "mtp_use_dedicated_embeddings"},
-    {FAMILY_QWEN3_5_MOE, "output_router_logits"},
-    {FAMILY_QWEN3_5_MOE, "router_aux_loss_coef"},
-    {FAMILY_QWEN3_NEXT, "output_router_logits"},
-    {FAMILY_QWEN3_NEXT, "router_aux_loss_coef"},
-    {FAMILY_COHERE2, "cache_implementation"},
     {FAMILY_COHERE2, "order_of_interleaved_layers"}, /* as layer_types say */
     {FAMILY_COHERE2, "position_embedding_type"},
     {FAMILY_COHERE2, "use_parallel_embedding"},
-    {FAMILY_GLM4_MOE, "output_router_logits"},
+    /* older names of other fields, and how weights were drawn */
+    {FAMILY_LFM2, "block_dim"},
+    {FAMILY_LFM2, "block_mlp_init_scale"},
+    {FAMILY_LFM2, "block_norm_eps"},
+    {FAMILY_LFM2, "block_out_init_scale"},
+    {FAMILY_LFM2, "block_use_swiglu"},
+    {FAMILY_LFM2, "block_use_xavier_init"},
+    {FAMILY_LFM2, "conv_dim"},
+    {FAMILY_LFM2, "conv_dim_out"},
+    {FAMILY_LFM2, "conv_use_xavier_init"},
+    {FAMILY_LFM2, "num_heads"},
+    {FAMILY_LFM2, "use_pos_enc"},
     {FAMILY_GEMMA2, "hidden_act"},
-    {FAMILY_GEMMA2, "cache_implementation"},
     {FAMILY_GEMMA3, "hidden_act"},
-    {FAMILY_GEMMA3, "cache_implementation"},
 };
 
 static bool may_pass(enum model_family family, const char *key)

@@ -20,40 +20,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Gemma 3 for embeddings, whose attention sees both ways. */
-#define BOTH_WAYS_ARCH "gemma-embedding"
-
-/* Architectures by their name in files. */
-static const struct arch {
-    const char *name;
-    enum model_family family;
-} archs[] = {
-    {"llama", FAMILY_LLAMA},
-    {"qwen2", FAMILY_QWEN2},
-    {"qwen3", FAMILY_QWEN3},
-    {"phi2", FAMILY_PHI},
-    {"phi3", FAMILY_PHI3},
-    {"gemma", FAMILY_GEMMA},
-    {"falcon", FAMILY_FALCON},
-    {"qwen3moe", FAMILY_QWEN3_MOE},
-    {"gemma3", FAMILY_GEMMA3},
-    {BOTH_WAYS_ARCH, FAMILY_GEMMA3},
-    {"olmo2", FAMILY_OLMO2},
-    {"granite", FAMILY_GRANITE},
-    {"gemma2", FAMILY_GEMMA2},
-    {"gpt-oss", FAMILY_GPT_OSS},
-    {"qwen35", FAMILY_QWEN3_5},
-    {"qwen35moe", FAMILY_QWEN3_5_MOE},
-    {"qwen3next", FAMILY_QWEN3_NEXT},
-    {"cohere2", FAMILY_COHERE2},
-    {"mistral3", FAMILY_MINISTRAL3},
-    {"glm4moe", FAMILY_GLM4_MOE},
-};
 #define SUPPORTED                                                                          \
     "llama (Mistral and Mixtral too), qwen2, qwen3, qwen3moe, phi2, phi3, gemma, gemma2, " \
     "gemma3, gemma-embedding, olmo2, granite, falcon, gpt-oss, qwen35, qwen35moe, "        \
     "qwen3next, cohere2, "                                                                 \
-    "mistral3, glm4moe"
+    "mistral3, glm4moe, lfm2"
 
 const char *config_gguf_families(void)
 {
@@ -269,6 +240,29 @@ static void read_positions(struct meta *m, struct model_config *c)
 
 /* --- families ----------------------------------------------------------------------------- */
 
+/* Reads the KV heads of each layer.  In files of lfm2 a layer without any is recurrent. */
+static void read_kv_heads(struct meta *m, struct model_config *c)
+{
+    const struct gguf_value *v = gguf_find(m->g, "lfm2.attention.head_count_kv");
+    int64_t n = 0;
+    if (c->family != FAMILY_LFM2 || v == NULL || !v->is_array) {
+        c->n_kv_heads = integer(m, "attention.head_count_kv", c->n_heads);
+        return;
+    }
+    look(m, "attention.head_count_kv");
+    c->n_kv_heads = 0;
+    for (int l = 0; m->rc == 0 && l < c->n_layers; l++) {
+        if (!gguf_int(v, (uint64_t)l, &n) || n < 0 || n > INT32_MAX ||
+            (n > 0 && c->n_kv_heads > 0 && n != c->n_kv_heads))
+            refuse(m, "attention.head_count_kv",
+                   "must be an array with 0 or an equal number for each layer");
+        if (n == 0)
+            layer_set_add(&c->recurrent, l);
+        else
+            c->n_kv_heads = (int32_t)n;
+    }
+}
+
 static void read_sizes(struct meta *m, struct model_config *c)
 {
     c->n_layers = integer(m, "block_count", -1);
@@ -277,7 +271,7 @@ static void read_sizes(struct meta *m, struct model_config *c)
     c->n_layers -= c->n_guessing;
     c->n_embd = integer(m, "embedding_length", -1);
     c->n_heads = integer(m, "attention.head_count", -1);
-    c->n_kv_heads = integer(m, "attention.head_count_kv", c->n_heads);
+    read_kv_heads(m, c);
     bool of_experts = c->family == FAMILY_QWEN3_5_MOE || c->family == FAMILY_QWEN3_NEXT;
     c->n_ffn = integer(m, "feed_forward_length", of_experts ? 0 : -1);
     c->max_ctx = integer(m, "context_length", -1);
@@ -370,12 +364,16 @@ static void read_experts(struct meta *m, struct model_config *c)
         read_glm4_moe(m, c, n_mlp);
 }
 
+static void read_gemma(struct meta *m, struct model_config *c)
+{
+    (void)m;
+    c->embed_scale = sqrtf((float)c->n_embd);
+}
+
 static void read_gemma3(struct meta *m, struct model_config *c)
 {
-    c->embed_scale = sqrtf((float)c->n_embd);
+    read_gemma(m, c);
     c->rope_local_theta = real(m, "rope.freq_base_swa", 10000);
-    if (c->sliding_window > 0)
-        read_window_layers(m, c, 6);
     /* The files do not state the factor of scores.  It is 1 / sqrt(d_head) in all sizes but 27B,
      * whose files llama.cpp knows by the number of layers. */
     if (m->rc == 0 && c->n_layers == 62)
@@ -387,6 +385,7 @@ static void read_gemma3(struct meta *m, struct model_config *c)
 static void read_gemma_embedding(struct meta *m, struct model_config *c)
 {
     static const char *const dense[] = {"dense_2.weight", "dense_3.weight"};
+    read_gemma3(m, c);
     c->both_ways = true;
     if (c->sliding_window > 0)
         c->sliding_window = c->sliding_window / 2 + 1;
@@ -405,12 +404,9 @@ static void read_gemma_embedding(struct meta *m, struct model_config *c)
 
 static void read_gemma2(struct meta *m, struct model_config *c)
 {
-    c->embed_scale = sqrtf((float)c->n_embd);
+    read_gemma(m, c);
     c->attn_cap = (float)real(m, "attn_logit_softcapping", 50);
     c->logit_cap = (float)real(m, "final_logit_softcapping", 30);
-    c->sliding_window = integer(m, "attention.sliding_window", 4096);
-    if (c->sliding_window > 0)
-        read_window_layers(m, c, 2);
     /* As for Gemma 3: files do not state the factor of scores, which differs in 27B alone. */
     if (m->rc == 0 && c->n_layers == 46)
         c->attn_scale = (float)(1.0 / sqrt((double)c->n_embd / c->n_heads));
@@ -418,13 +414,14 @@ static void read_gemma2(struct meta *m, struct model_config *c)
 
 /* Makes an olmo2 file with windows one of OLMo 3, whose layers with a window rotate without the
  * scaling of the others. */
-static void read_olmo3(struct meta *m, struct model_config *c)
+static void read_olmo(struct meta *m, struct model_config *c)
 {
+    if (c->sliding_window == 0)
+        return;
     c->family = FAMILY_OLMO3;
     double local = real(m, "rope.freq_base_swa", c->rope_theta);
     if (c->rope_scaling.kind != ROPE_SCALING_NONE || local != c->rope_theta)
         c->rope_local_theta = local;
-    read_window_layers(m, c, 4);
 }
 
 /* Reads the growth of queries, and the context by which YaRN's positions count. */
@@ -437,8 +434,6 @@ static void read_ministral3(struct meta *m, struct model_config *c)
 static void read_cohere2(struct meta *m, struct model_config *c)
 {
     c->logit_scale = (float)real(m, "logit_scale", 0.0625);
-    if (c->sliding_window > 0)
-        read_window_layers(m, c, 4);
 }
 
 static void read_granite(struct meta *m, struct model_config *c)
@@ -481,8 +476,7 @@ static void read_hybrid(struct meta *m, struct model_config *c)
         refuse(m, "ssm.inner_size", "must be a multiple of 'ssm.time_step_rank'");
     if (m->rc == 0)
         r->d_v = inner / r->n_v;
-    if (integer(m, "ssm.conv_kernel", -1) != DELTA_CONV)
-        refuse(m, "ssm.conv_kernel", "other than 4 is not supported");
+    r->n_conv = integer(m, "ssm.conv_kernel", -1);
     look(m, "rope.dimension_sections");
     read_recurrent_layers(m, c);
     if (c->n_experts > 0)
@@ -491,43 +485,65 @@ static void read_hybrid(struct meta *m, struct model_config *c)
     r->is_split = c->family == FAMILY_QWEN3_NEXT;
 }
 
-static void read_family(struct meta *m, struct model_config *c)
+static void read_lfm2(struct meta *m, struct model_config *c)
 {
-    c->sliding_window = integer(m, "attention.sliding_window", 0);
-    read_experts(m, c);
-    bool spread = c->family == FAMILY_GEMMA3 || c->family == FAMILY_OLMO2 ||
-                  c->family == FAMILY_GPT_OSS || c->family == FAMILY_GEMMA2 ||
-                  c->family == FAMILY_COHERE2;
-    if (c->family == FAMILY_LLAMA && c->sliding_window > 0)
-        c->family = FAMILY_MISTRAL;
-    else if (c->sliding_window > 0 && c->family != FAMILY_PHI3 &&
-             c->family != FAMILY_MIXTRAL && !spread)
-        refuse(m, "attention.sliding_window", "is not supported in this architecture");
-    if (c->sliding_window > 0 && !spread)
-        c->windowed = layer_set_run(0, c->n_layers);
-    if (c->sliding_window > 0 && c->family == FAMILY_OLMO2)
-        read_olmo3(m, c);
-    if (c->sliding_window > 0 && c->family == FAMILY_GPT_OSS)
-        read_window_layers(m, c, 2);
-    if (c->family == FAMILY_GEMMA)
-        c->embed_scale = sqrtf((float)c->n_embd);
-    if (c->family == FAMILY_GEMMA2)
-        read_gemma2(m, c);
-    if (c->family == FAMILY_GEMMA3)
-        read_gemma3(m, c);
-    if (strcmp(m->arch, BOTH_WAYS_ARCH) == 0)
-        read_gemma_embedding(m, c);
-    if (c->family == FAMILY_GRANITE)
-        read_granite(m, c);
-    if (c->family == FAMILY_COHERE2)
-        read_cohere2(m, c);
-    if (c->family == FAMILY_MINISTRAL3)
-        read_ministral3(m, c);
-    if (family_is_hybrid(c->family))
-        read_hybrid(m, c);
-    if (c->family == FAMILY_FALCON &&
-        gguf_files_find(m->files, "blk.0.attn_norm_2.weight", NULL) != NULL)
+    c->recurrence = config_short_conv(c->n_embd, integer(m, "shortconv.l_cache", -1));
+}
+
+static void read_falcon(struct meta *m, struct model_config *c)
+{
+    if (gguf_files_find(m->files, "blk.0.attn_norm_2.weight", NULL) != NULL)
         c->block = BLOCK_PARALLEL_NORM2;
+}
+
+/* Architectures by their name in files; the distance between the layers without a window, if there
+ * are windows and the file does not say; and the function that reads what others do not have. */
+static const struct arch {
+    const char *name;
+    enum model_family family;
+    int apart;
+    void (*read)(struct meta *m, struct model_config *c);
+} archs[] = {
+    {"llama", FAMILY_LLAMA, 0, NULL},
+    {"qwen2", FAMILY_QWEN2, 0, NULL},
+    {"qwen3", FAMILY_QWEN3, 0, NULL},
+    {"phi2", FAMILY_PHI, 0, NULL},
+    {"phi3", FAMILY_PHI3, 0, NULL},
+    {"gemma", FAMILY_GEMMA, 0, read_gemma},
+    {"falcon", FAMILY_FALCON, 0, read_falcon},
+    {"qwen3moe", FAMILY_QWEN3_MOE, 0, NULL},
+    {"gemma3", FAMILY_GEMMA3, 6, read_gemma3},
+    {"gemma-embedding", FAMILY_GEMMA3, 6, read_gemma_embedding},
+    {"olmo2", FAMILY_OLMO2, 4, read_olmo},
+    {"granite", FAMILY_GRANITE, 0, read_granite},
+    {"gemma2", FAMILY_GEMMA2, 2, read_gemma2},
+    {"gpt-oss", FAMILY_GPT_OSS, 2, NULL},
+    {"qwen35", FAMILY_QWEN3_5, 0, read_hybrid},
+    {"qwen35moe", FAMILY_QWEN3_5_MOE, 0, read_hybrid},
+    {"qwen3next", FAMILY_QWEN3_NEXT, 0, read_hybrid},
+    {"cohere2", FAMILY_COHERE2, 4, read_cohere2},
+    {"mistral3", FAMILY_MINISTRAL3, 0, read_ministral3},
+    {"glm4moe", FAMILY_GLM4_MOE, 0, NULL},
+    {"lfm2", FAMILY_LFM2, 0, read_lfm2},
+};
+
+static void read_family(struct meta *m, const struct arch *a, struct model_config *c)
+{
+    c->sliding_window = integer(m, "attention.sliding_window",
+                                c->family == FAMILY_GEMMA2 ? 4096 : 0);
+    bool windows = c->sliding_window > 0;
+    read_experts(m, c);
+    if (windows && c->family == FAMILY_LLAMA)
+        c->family = FAMILY_MISTRAL;
+    else if (windows && a->apart == 0 && c->family != FAMILY_PHI3 &&
+             c->family != FAMILY_MIXTRAL)
+        refuse(m, "attention.sliding_window", "is not supported in this architecture");
+    if (windows && a->apart > 0)
+        read_window_layers(m, c, a->apart);
+    else if (windows)
+        c->windowed = layer_set_run(0, c->n_layers);
+    if (a->read != NULL)
+        a->read(m, c);
 }
 
 /* --- tokens that end a text --------------------------------------------------------------- */
@@ -653,7 +669,7 @@ int config_from_gguf(struct model_config *out, const struct gguf_files *files,
             refuse(&m, key, "is missing");
         read_embeddings(&m, out);
         read_positions(&m, out);
-        read_family(&m, out);
+        read_family(&m, a, out);
         read_special(&m, out);
         read_pooling(&m, out);
         refuse_unread(&m);

@@ -2,6 +2,8 @@
  * parameters. */
 #include "model/config_family.h"
 
+#include "tensor/ops.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -44,6 +46,9 @@ void config_family_init(struct model_config *c, enum model_family family)
         c->qk_norm = QK_NORM_HEADS;
         c->attn_gated = true;
         c->experts_normed = c->shared_is_gated = c->family != FAMILY_QWEN3_5;
+        break;
+    case FAMILY_LFM2:
+        c->qk_norm = QK_NORM_HEADS;
         break;
     case FAMILY_GLM4_MOE:
         c->router_sigmoid = c->router_bias = true;
@@ -97,6 +102,15 @@ void config_family_init(struct model_config *c, enum model_family family)
     default:
         break;
     }
+}
+
+struct recurrence config_short_conv(int32_t n_embd, int32_t n_conv)
+{
+    return (struct recurrence){.kind = DELTA_SHORT_CONV,
+                               .n_k = n_embd / 16,
+                               .n_v = n_embd / 16,
+                               .d_v = 16,
+                               .n_conv = n_conv};
 }
 
 /* --- named shapes ------------------------------------------------------------------------- */
@@ -155,6 +169,8 @@ static const struct shape {
      false, 1, 2},
     {"tiny-hybrid", FAMILY_QWEN3_5, WEIGHT_F32, 4, 64, 4, 2, 16, 96, 512, 2048, 1e4, 1e-6f,
      0, true, 1, 2},
+    {"tiny-conv", FAMILY_LFM2, WEIGHT_F32, 4, 64, 4, 2, 16, 96, 512, 2048, 1e4, 1e-5f, 0,
+     true, 1, 2},
     {"tiny-gqa", FAMILY_LLAMA, WEIGHT_F32, 4, 128, 8, 2, 0, 352, 512, 2048, 1e4, 1e-5f, 0,
      false, 1, 2},
 };
@@ -193,7 +209,8 @@ static void fill_gemma3(struct model_config *c)
 static void fill_hybrid(struct model_config *c, struct recurrence r)
 {
     c->recurrence = r;
-    c->d_rope = c->d_head / 4;
+    if (c->attn_gated)
+        c->d_rope = c->d_head / 4;
     for (int l = 0; l < c->n_layers; l++)
         if ((l + 1) % 4 != 0)
             layer_set_add(&c->recurrent, l);
@@ -237,13 +254,20 @@ static void fill(struct model_config *c, const struct shape *s)
         c->n_experts = 256;
         c->n_experts_used = 8;
         c->n_shared_ffn = 512;
-        fill_hybrid(c, (struct recurrence){.n_k = 16, .n_v = 32, .d_k = 128, .d_v = 128});
+        fill_hybrid(c, (struct recurrence){
+                           .n_k = 16, .n_v = 32, .d_k = 128, .d_v = 128, .n_conv = 4});
     }
+    if (c->family == FAMILY_LFM2)
+        fill_hybrid(c, config_short_conv(c->n_embd, 3));
     if (c->family == FAMILY_QWEN3_5)
-        fill_hybrid(c,
-                    s->n_embd > 64
-                        ? (struct recurrence){.n_k = 16, .n_v = 16, .d_k = 128, .d_v = 128}
-                        : (struct recurrence){.n_k = 2, .n_v = 4, .d_k = 32, .d_v = 48});
+        fill_hybrid(c, s->n_embd > 64
+                           ? (struct recurrence){.n_k = 16,
+                                                 .n_v = 16,
+                                                 .d_k = 128,
+                                                 .d_v = 128,
+                                                 .n_conv = 4}
+                           : (struct recurrence){
+                                 .n_k = 2, .n_v = 4, .d_k = 32, .d_v = 48, .n_conv = 4});
 }
 
 const char *config_shape_name(int i)
@@ -322,7 +346,10 @@ static int64_t recurrent_params(const struct model_config *c)
 {
     const struct recurrence *r = &c->recurrence;
     int64_t q = (int64_t)r->n_k * r->d_k, v = (int64_t)r->n_v * r->d_v, d = c->n_embd;
-    return d * (2 * q + 2 * v + 2 * r->n_v) + 4 * (2 * q + v) + 2 * r->n_v + r->d_v + v * d;
+    if (r->kind == DELTA_SHORT_CONV)
+        return 4 * v * d + r->n_conv * v;
+    return d * (2 * q + 2 * v + 2 * r->n_v) + r->n_conv * (2 * q + v) + 2 * r->n_v +
+           r->d_v + v * d;
 }
 
 int64_t config_params(const struct model_config *c)

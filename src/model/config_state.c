@@ -6,13 +6,11 @@
  * state. */
 #include "model/config.h"
 
-#include <stdlib.h>
-
-#include "base/mem.h"
+#include "base/textbuf.h"
 
 /* If this fails, a field was added.  Decide whether it changes a state's bits, name it below if it
  * does, and adapt the size. */
-_Static_assert(sizeof(struct model_config) == 1608 || sizeof(void *) != 8,
+_Static_assert(sizeof(struct model_config) == 1616 || sizeof(void *) != 8,
                "struct model_config has changed: see config_state_text");
 
 /* Returns the maximum context if the rotation depends on it, else 0. */
@@ -27,122 +25,107 @@ static int32_t context_of(const struct model_config *c)
     return c->max_ctx;
 }
 
-/* Returns the factors of the frequencies, each preceded by a blank. The caller frees the text. */
-static char *factors_text(const struct model_config *c)
+/* Appends the factors of the frequencies, each preceded by a blank. */
+static void add_factors(struct textbuf *b, const struct model_config *c)
 {
     int n = c->rope_scaling.kind == ROPE_SCALING_FACTORS ? c->d_rope / 2 : 0;
-    char *text = xstrdup("");
-    for (int i = 0; i < n && i < ROPE_MAX_FACTORS; i++) {
-        char *longer = xasprintf("%s %a", text, (double)c->rope_scaling.factors[i]);
-        free(text);
-        text = longer;
-    }
-    return text;
+    for (int i = 0; i < n && i < ROPE_MAX_FACTORS; i++)
+        textbuf_addf(b, " %a", (double)c->rope_scaling.factors[i]);
 }
 
-/* Returns "; recurrent layers 0 1 2", or an empty text.  The caller frees the text. */
-static char *recurrent_text(const struct model_config *c)
+/* Appends the layers of a set, each preceded by a blank. */
+static void add_layers(struct textbuf *b, const struct model_config *c,
+                       const struct layer_set *set)
 {
-    char *text = xstrdup(config_is_hybrid(c) ? "; recurrent layers" : "");
-    for (int l = 0; l < c->n_layers; l++) {
-        if (!config_is_recurrent(c, l))
-            continue;
-        char *longer = xasprintf("%s %d", text, l);
-        free(text);
-        text = longer;
-    }
-    return text;
+    for (int l = 0; l < c->n_layers; l++)
+        if (layer_set_has(set, l))
+            textbuf_addf(b, " %d", l);
 }
 
-/* Returns " from layer N" if the windowed layers are the last ones, else " in layers 0 1 3", with
- * every windowed layer.  The caller frees the text. */
-static char *windows_text(const struct model_config *c)
+/* Appends " from layer N" if the windowed layers are the last ones, else " in layers 0 1 3", with
+ * every windowed layer. */
+static void add_windows(struct textbuf *b, const struct model_config *c)
 {
     int first = 0;
     while (first < c->n_layers && !layer_set_has(&c->windowed, first))
         first++;
     first = c->sliding_window > 0 ? first : 0;
-    if (layer_set_last_out(&c->windowed, c->n_layers) < first || c->sliding_window == 0)
-        return xasprintf(" from layer %d", first);
-    char *text = xstrdup(" in layers");
-    for (int l = first; l < c->n_layers; l++) {
-        if (!layer_set_has(&c->windowed, l))
-            continue;
-        char *longer = xasprintf("%s %d", text, l);
-        free(text);
-        text = longer;
+    bool is_last = layer_set_last_out(&c->windowed, c->n_layers) < first;
+    if (is_last || c->sliding_window == 0) {
+        textbuf_addf(b, " from layer %d", first);
+    } else {
+        textbuf_addf(b, " in layers");
+        add_layers(b, c, &c->windowed);
     }
-    return text;
 }
 
-/* Returns the fields that most models do not have, each only if it changes something.  The caller
- * frees the text. */
-static char *more_text(const struct model_config *c)
+/* Appends the fields that most models do not have, each only if it changes something. */
+static void add_more(struct textbuf *b, const struct model_config *c)
 {
-    char *text = recurrent_text(c);
+    if (config_is_hybrid(c))
+        textbuf_addf(b, "; recurrent layers");
+    add_layers(b, c, &c->recurrent);
     const struct {
         const char *name;
         double value, without;
-    } fields[] = {{"norm place", c->norm_place, NORMS_BEFORE},
-                  {"experts", c->n_experts, 0},
-                  {"experts used", c->n_experts_used, 0},
-                  {"experts normed", c->experts_normed, 0},
-                  {"residual", (double)c->residual_scale, 1},
-                  {"scores", (double)c->attn_scale, 0},
-                  {"logits", (double)c->logit_scale, 1},
-                  {"score cap", (double)c->attn_cap, 0},
-                  {"logit cap", (double)c->logit_cap, 0},
-                  {"sinks", c->attn_sinks, 0},
-                  {"both ways", c->both_ways, 0},
-                  {"router bias", c->router_bias, 0},
-                  {"shared expert", c->n_shared_ffn, 0},
-                  {"dense layers", c->n_dense_layers, 0},
-                  {"their width", c->n_dense_ffn, 0},
-                  {"sigmoids", c->router_sigmoid, 0},
-                  {"groups", c->expert_groups.n, 0},
-                  {"groups used", c->expert_groups.used, 0},
-                  {"experts scale", (double)c->experts_scale, 1},
-                  {"gated", c->attn_gated, 0},
-                  {"heads of q in recurrences", c->recurrence.n_k, 0},
-                  {"heads of v in recurrences", c->recurrence.n_v, 0},
-                  {"their width of q", c->recurrence.d_k, 0},
-                  {"their width of v", c->recurrence.d_v, 0},
-                  {"tiled", c->recurrence.tiled, 0},
-                  {"local only", c->rope_local_only, 0},
-                  {"query growth", (double)c->query_growth, 0},
-                  {"query context", c->query_ctx, 0},
-                  {"local theta", c->rope_local_theta, 0},
-                  {"magnitude", (double)c->rope_magnitude, 1}};
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        if (fields[i].value == fields[i].without)
-            continue;
-        char *longer = xasprintf("%s; %s %a", text, fields[i].name, fields[i].value);
-        free(text);
-        text = longer;
-    }
-    return text;
+    } fields[] = {
+        {"norm place", c->norm_place, NORMS_BEFORE},
+        {"experts", c->n_experts, 0},
+        {"experts used", c->n_experts_used, 0},
+        {"experts normed", c->experts_normed, 0},
+        {"residual", (double)c->residual_scale, 1},
+        {"scores", (double)c->attn_scale, 0},
+        {"logits", (double)c->logit_scale, 1},
+        {"score cap", (double)c->attn_cap, 0},
+        {"logit cap", (double)c->logit_cap, 0},
+        {"sinks", c->attn_sinks, 0},
+        {"both ways", c->both_ways, 0},
+        {"router bias", c->router_bias, 0},
+        {"shared expert", c->n_shared_ffn, 0},
+        {"dense layers", c->n_dense_layers, 0},
+        {"their width", c->n_dense_ffn, 0},
+        {"sigmoids", c->router_sigmoid, 0},
+        {"groups", c->expert_groups.n, 0},
+        {"groups used", c->expert_groups.used, 0},
+        {"experts scale", (double)c->experts_scale, 1},
+        {"gated", c->attn_gated, 0},
+        {"heads of q in recurrences", c->recurrence.n_k, 0},
+        {"heads of v in recurrences", c->recurrence.n_v, 0},
+        {"their width of q", c->recurrence.d_k, 0},
+        {"their width of v", c->recurrence.d_v, 0},
+        {"convolutions of", c->recurrence.kind != 0 ? c->recurrence.n_conv : 0, 0},
+        {"tiled", c->recurrence.tiled, 0},
+        {"local only", c->rope_local_only, 0},
+        {"query growth", (double)c->query_growth, 0},
+        {"query context", c->query_ctx, 0},
+        {"local theta", c->rope_local_theta, 0},
+        {"magnitude", (double)c->rope_magnitude, 1}};
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        if (fields[i].value != fields[i].without)
+            textbuf_addf(b, "; %s %a", fields[i].name, fields[i].value);
 }
 
 char *config_state_text(const struct model_config *c)
 {
-    char *factors = factors_text(c), *windows = windows_text(c), *more = more_text(c);
-    char *text = xasprintf(
+    struct textbuf b = {0};
+    textbuf_addf(
+        &b,
         "family %s; layers %d; width %d; heads %d; kv heads %d; head %d; ffn "
         "%d; vocabulary %d; "
         "block %d; norm %d; eps %a; act %d; gated %d; biases %d %d %d %d; qk "
         "norm %d; position %d; "
         "theta %a; rotated %d; scaling %d 0x0p+0 0x0p+0 0x0p+0 0; context %d; offset %d; "
-        "window %d%s; "
-        "embedding %a; tied %d; factors%s%s",
+        "window %d",
         family_name(c->family), c->n_layers, c->n_embd, c->n_heads, c->n_kv_heads,
         c->d_head, c->n_ffn, c->vocab_size, (int)c->block, (int)c->norm,
         (double)c->norm_eps, (int)c->act, c->mlp_gated, c->qkv_bias, c->attn_out_bias,
         c->mlp_bias, c->head_bias, (int)c->qk_norm, (int)c->position, c->rope_theta,
         c->d_rope, (int)c->rope_scaling.kind, context_of(c), c->position_offset,
-        c->sliding_window, windows, (double)c->embed_scale, c->tie_word_embeddings, factors,
-        more);
-    free(factors);
-    free(windows);
-    free(more);
-    return text;
+        c->sliding_window);
+    add_windows(&b, c);
+    textbuf_addf(&b, "; embedding %a; tied %d; factors", (double)c->embed_scale,
+                 c->tie_word_embeddings);
+    add_factors(&b, c);
+    add_more(&b, c);
+    return b.p;
 }

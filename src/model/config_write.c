@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "base/minmax.h"
+#include "tensor/ops.h"
 
 static void put_common(struct json *o, const struct model_config *c)
 {
@@ -48,7 +49,7 @@ static void put_rope(struct json *o, const struct model_config *c)
 {
     json_put_real(o, "rope_theta", c->rope_theta);
     bool in_part = c->d_rope != c->d_head;
-    if (in_part || config_is_hybrid(c) ||
+    if (in_part || c->attn_gated ||
         c->family ==
             FAMILY_GLM4_MOE) /* 0.5 is added so that truncation gives d_rope again */
         json_put_real(o, "partial_rotary_factor",
@@ -84,7 +85,7 @@ static void put_layer_types(struct json *o, const struct model_config *c)
 {
     struct json *list = json_new_array();
     for (int l = 0; l < c->n_layers; l++)
-        json_push_string(list, config_is_recurrent(c, l)        ? "linear_attention"
+        json_push_string(list, config_is_recurrent(c, l) ? family_recurrent_type(c->family)
                                : layer_set_has(&c->windowed, l) ? "sliding_attention"
                                                                 : "full_attention");
     json_put(o, "layer_types", list);
@@ -118,13 +119,21 @@ static void put_experts(struct json *o, const struct model_config *c)
 static void put_recurrence(struct json *o, const struct model_config *c)
 {
     const struct recurrence *r = &c->recurrence;
+    put_layer_types(o, c);
+    if (r->kind == DELTA_SHORT_CONV) {
+        json_put_int(o, "conv_L_cache", r->n_conv);
+        json_put_bool(o, "block_auto_adjust_ff_dim", false);
+        return;
+    }
+    json_put_int(o, "linear_conv_kernel_dim", r->n_conv);
+    if (r->tiled)
+        json_put_bool(o, "hcache_tiled_heads", true);
     json_put_int(o, "linear_num_key_heads", r->n_k);
     json_put_int(o, "linear_num_value_heads", r->n_v);
     json_put_int(o, "linear_key_head_dim", r->d_k);
     json_put_int(o, "linear_value_head_dim", r->d_v);
     if (c->n_shared_ffn > 0)
         json_put_int(o, "shared_expert_intermediate_size", c->n_shared_ffn);
-    put_layer_types(o, c);
 }
 
 static void put_gemma3(struct json *o, const struct model_config *c)
@@ -149,7 +158,11 @@ static void put_llama_like(struct json *o, const struct model_config *c)
     json_put_int(o, "intermediate_size", c->n_dense_layers > 0 ? c->n_dense_ffn : c->n_ffn);
     json_put_int(o, "num_key_value_heads", c->n_kv_heads);
     json_put_int(o, "head_dim", c->d_head);
-    json_put_real(o, c->norm < NORM_LAYER ? "rms_norm_eps" : "layer_norm_eps", c->norm_eps);
+    json_put_real(o,
+                  c->family == FAMILY_LFM2 ? "norm_eps"
+                  : c->norm < NORM_LAYER   ? "rms_norm_eps"
+                                           : "layer_norm_eps",
+                  c->norm_eps);
     json_put_string(o,
                     c->family == FAMILY_GEMMA3 || c->family == FAMILY_GEMMA2
                         ? "hidden_activation"

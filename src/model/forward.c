@@ -222,8 +222,13 @@ struct delta_rule model_delta_rule(const struct model_config *c,
                                    const struct layer_weights *lw)
 {
     const struct recurrence *r = &c->recurrence;
-    struct delta_rule d = {
-        .n_k = r->n_k, .n_v = r->n_v, .tiled = r->tiled, .d_k = r->d_k, .d_v = r->d_v};
+    struct delta_rule d = {.kind = (enum delta_kind)r->kind,
+                           .n_k = r->n_k,
+                           .n_v = r->n_v,
+                           .tiled = r->tiled,
+                           .d_k = r->d_k,
+                           .d_v = r->d_v,
+                           .n_conv = r->n_conv};
     if (lw != NULL) {
         d.conv = lw->conv;
         d.a_log = lw->a_log;
@@ -232,25 +237,27 @@ struct delta_rule model_delta_rule(const struct model_config *c,
     return d;
 }
 
-/* The columns of a recurrent layer's rows. */
+/* The columns of a recurrent layer's rows.  A short convolution's are B, x, C and the results; its
+ * channels, B * x, take the place of B. */
 struct mix {
     struct mat ba, qkvz;   /* the products: beta and a; channels and z */
     struct mat in;         /* beta, a and the channels */
     struct mat out, gated; /* the heads' results; z and these */
+    int64_t n_in;          /* columns of qkvz before z */
 };
 
 static struct mix mix_of(const struct model *m, const struct activations *a, int64_t n)
 {
-    const struct recurrence *r = &m->cfg.recurrence;
     struct delta_rule d = model_delta_rule(&m->cfg, NULL);
     struct mat all = first_rows(a->mix, n);
-    int64_t n_ba = 2 * r->n_v, n_in = n_ba + delta_channels(&d);
-    int64_t v = (int64_t)r->n_v * r->d_v;
+    int64_t v = (int64_t)d.n_v * d.d_v, n_ba = delta_gates_cols(&d);
+    int64_t n_in = delta_channels(&d) + (d.kind == DELTA_SHORT_CONV ? v : 0);
     return (struct mix){.ba = mat_cols(all, 0, n_ba),
-                        .qkvz = mat_cols(all, n_ba, n_in - n_ba + v),
-                        .in = mat_cols(all, 0, n_in),
-                        .out = mat_cols(all, n_in + v, v),
-                        .gated = mat_cols(all, n_in, 2 * v)};
+                        .qkvz = mat_cols(all, n_ba, n_in + v),
+                        .in = mat_cols(all, 0, delta_in_cols(&d)),
+                        .out = mat_cols(all, n_ba + n_in + v, v),
+                        .gated = mat_cols(all, n_ba + n_in, 2 * v),
+                        .n_in = n_in};
 }
 
 /* Computes the first n columns of the products of a recurrent layer: all of them, or the channels
@@ -260,10 +267,15 @@ static int mix_products(const struct model *m, struct stream *s,
                         const struct layer_weights *lw, struct mat normed,
                         const struct mix *x, int64_t n)
 {
+    const struct ops *op = m->dev->ops;
     struct weight first = lw->mix;
     first.n = n;
-    TRY(m->dev->ops->matmul(s, x->ba, normed, &lw->mix_ba, NULL));
-    return m->dev->ops->matmul(s, mat_cols(x->qkvz, 0, n), normed, &first, NULL);
+    if (x->ba.cols > 0)
+        TRY(op->matmul(s, x->ba, normed, &lw->mix_ba, NULL));
+    TRY(op->matmul(s, mat_cols(x->qkvz, 0, n), normed, &first, NULL));
+    if (m->cfg.recurrence.kind != DELTA_SHORT_CONV)
+        return 0;
+    return op->act_mul(s, x->in, mat_cols(x->qkvz, 0, x->n_in), ACTIVATION_NONE);
 }
 
 int layer_advance(const struct model *m, struct model_work *w, struct stream *s, int l,
@@ -276,8 +288,7 @@ int layer_advance(const struct model *m, struct model_work *w, struct stream *s,
     struct delta_rule d = model_delta_rule(&m->cfg, lw);
     CHECK(h.rows <= w->max_rows);
     TRY(norm_before(m, s, normed, h, lw->norm1_w, lw->norm1_b));
-    TRY(mix_products(m, s, lw, normed, &x,
-                     delta_channels(&d))); /* no z: nothing comes out */
+    TRY(mix_products(m, s, lw, normed, &x, x.n_in)); /* no z: nothing comes out */
     return m->dev->ops->delta_net(s, (struct mat){0}, x.in, &d, kv, r);
 }
 
@@ -445,8 +456,10 @@ static int recur(const struct layer_call *c, const struct activations *a, struct
     expect_one(c, &lw->mix_out);
     TRY(mix_products(m, c->s, lw, normed, &x, lw->mix.n));
     TRY(op->delta_net(c->s, x.out, x.in, &d, c->kv, c->r));
-    TRY(op->head_norm(c->s, x.out, d.d_v, lw->mix_norm, m->cfg.norm_eps));
-    TRY(op->act_mul(c->s, out, x.gated, ACTIVATION_SILU));
+    if (d.kind == DELTA_NET)
+        TRY(op->head_norm(c->s, x.out, d.d_v, lw->mix_norm, m->cfg.norm_eps));
+    TRY(op->act_mul(c->s, out, x.gated,
+                    d.kind == DELTA_NET ? ACTIVATION_SILU : ACTIVATION_NONE));
     if (m->cfg.n_experts == 0)
         expect_one(c, &lw->w_up);
     return op->matmul(c->s, summand, out, &lw->mix_out, NULL);

@@ -782,7 +782,7 @@ static struct work_sizes sizes_of(const struct model_config *c, int n_ranks)
         .d = c->n_embd,
         .q = c->attn_gated ? 3 * q : q,
         .att = MAX(q, v),
-        .mix = d.n_v > 0 ? 2 * d.n_v + delta_channels(&d) + 2 * v : 0,
+        .mix = d.n_v > 0 ? delta_in_cols(&d) + (d.kind == DELTA_NET ? 2 : 3) * v : 0,
         .kv = (int64_t)2 * c->n_kv_heads * c->d_head / n_ranks,
         .up = ffn * (c->mlp_gated ? 2 : 1) / n_ranks,
         .ffn = ffn / n_ranks,

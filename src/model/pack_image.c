@@ -31,10 +31,11 @@ void image_make(struct image *out, const struct image_shape *s, enum image_kind 
 {
     struct tensor_list list;
     bool has[N_SLOTS] = {false};
-    /* Layers with experts have the same slots, and so have layers without them, and all experts:
-     * the list of one tells them. */
+    /* Layers of one kind have the same slots, and so have all experts: the list of one tells
+     * them. */
     struct model_config one = *s->cfg;
     one.n_layers = 1;
+    one.recurrent = layer_set_run(0, config_is_recurrent(s->cfg, layer));
     one.n_experts = MIN(one.n_experts, 1);
     one.n_dense_layers = layer < one.n_dense_layers;
     tensor_list_make(&list, &one);

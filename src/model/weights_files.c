@@ -241,8 +241,8 @@ static int check_shape(const struct found *f, const struct tensor_spec *t, struc
     uint64_t want[3] = {(uint64_t)t->rows, (uint64_t)t->cols};
     const struct safetensors_tensor *have = f->tensor;
     if (t->n_dims == 3) {
-        want[0] /= DELTA_CONV;
-        want[2] = DELTA_CONV;
+        want[0] /= (uint64_t)t->n_conv;
+        want[2] = (uint64_t)t->n_conv;
     }
     bool fits = have->n_dims == t->n_dims;
     for (int i = 0; fits && i < t->n_dims; i++)

@@ -56,8 +56,7 @@ static const char *norm_stem(const struct model_config *c, bool attention)
 {
     if (c->norm_place == NORMS_AFTER)
         return attention ? "post_attention_norm" : "post_ffw_norm";
-    if ((c->family == FAMILY_GPT_OSS || c->family == FAMILY_GLM4_MOE ||
-         config_is_hybrid(c)) &&
+    if ((c->family == FAMILY_GPT_OSS || c->family == FAMILY_GLM4_MOE || c->attn_gated) &&
         !attention)
         return "post_attention_norm";
     if (c->block == BLOCK_PARALLEL_NORM2)
@@ -92,7 +91,16 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
         [SLOT_DT] = "ssm_dt",
         [SLOT_MIX_NORM] = "ssm_norm",
     };
+    /* those that LFM2's files call otherwise */
+    static const char *const of_lfm2[N_SLOTS] = {
+        [SLOT_FINAL_NORM_W] = "token_embd_norm",
+        [SLOT_MIX] = "shortconv.in_proj",
+        [SLOT_CONV] = "shortconv.conv",
+        [SLOT_MIX_OUT] = "shortconv.out_proj",
+    };
     const struct tensor_part *p = &t->parts[0];
+    if (c->family == FAMILY_LFM2 && of_lfm2[p->slot] != NULL)
+        return of_lfm2[p->slot];
     switch (p->slot) {
     case SLOT_HEAD:
         return c->tie_word_embeddings ? "token_embd" : "output";
@@ -212,13 +220,13 @@ static int element_type(const struct match *m, const struct gguf_file *in,
 }
 
 /* Returns whether `have` has the shape of t, but with `all` rows.  A convolution's is [channels]
- * [DELTA_CONV], and a matrix of one row may be a vector. */
+ * [n_conv], and a matrix of one row may be a vector. */
 static bool has_shape(const struct gguf_tensor *have, const struct tensor_spec *t,
                       int64_t all)
 {
     if (t->n_dims == 3)
-        return have->n_dims == 2 && have->shape[1] == DELTA_CONV &&
-               have->shape[0] == (uint64_t)all / DELTA_CONV;
+        return have->n_dims == 2 && have->shape[1] == (uint64_t)t->n_conv &&
+               have->shape[0] == (uint64_t)(all / t->n_conv);
     if (t->n_dims == 2 && all == 1 && have->n_dims == 1)
         return have->shape[0] == (uint64_t)t->cols;
     return have->n_dims == t->n_dims && have->shape[0] == (uint64_t)all &&

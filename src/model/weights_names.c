@@ -30,16 +30,15 @@ struct names {
     enum qkv_layout layout;
     const char *qkv[3]; /* three for QKV_SEPARATE, else only the first */
     const char *out;
+    const char *q_norm, *k_norm;
     const char *gate; /* NULL: `up` holds gate and up if the MLP is gated (phi3) */
     const char *up, *down;
     const char *router, *expert; /* "EXPERT.0.GATE"; NULL: no experts */
 };
 
 /* Names that are the same in every family that has the tensor. */
-#define HEAD_NAME   "lm_head"
-#define Q_NORM_NAME "self_attn.q_norm"
-#define K_NORM_NAME "self_attn.k_norm"
-#define SINKS_NAME  "self_attn.sinks"
+#define HEAD_NAME  "lm_head"
+#define SINKS_NAME "self_attn.sinks"
 /* of a router whose bias only chooses */
 #define ROUTER_BIAS_NAME "mlp.gate.e_score_correction_bias"
 
@@ -53,6 +52,8 @@ static const struct names llama_names = {
     .layout = QKV_SEPARATE,
     .qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
     .out = "self_attn.o_proj",
+    .q_norm = "self_attn.q_norm",
+    .k_norm = "self_attn.k_norm",
     .gate = "mlp.gate_proj",
     .up = "mlp.up_proj",
     .down = "mlp.down_proj",
@@ -120,6 +121,17 @@ static struct names names_of(const struct model_config *c)
         n.norm1 = "post_attention_layernorm";
         n.norm2 = "post_feedforward_layernorm";
         return n;
+    case FAMILY_LFM2:
+        n.final_norm = "model.embedding_norm";
+        n.norm1 = "operator_norm";
+        n.norm2 = "ffn_norm";
+        n.out = "self_attn.out_proj";
+        n.q_norm = "self_attn.q_layernorm";
+        n.k_norm = "self_attn.k_layernorm";
+        n.gate = "feed_forward.w1";
+        n.up = "feed_forward.w3";
+        n.down = "feed_forward.w2";
+        return n;
     case FAMILY_OPT:
         return opt_names;
     case FAMILY_PHI:
@@ -183,12 +195,12 @@ int64_t slot_rows(const struct model_config *c, enum slot s)
         return c->attn_gated ? 2 * q_dim(c) : q_dim(c);
     case SLOT_BQ:
         return q_dim(c);
-    case SLOT_MIX:
-        return 2 * mix_q_dim(c) + 2 * mix_dim(c);
+    case SLOT_MIX: /* q is of no width where there are three runs as wide as v */
+        return 2 * mix_q_dim(c) + (c->recurrence.kind == DELTA_NET ? 2 : 3) * mix_dim(c);
     case SLOT_MIX_BA:
         return (int64_t)2 * c->recurrence.n_v;
     case SLOT_CONV:
-        return DELTA_CONV * (2 * mix_q_dim(c) + mix_dim(c));
+        return c->recurrence.n_conv * (2 * mix_q_dim(c) + mix_dim(c));
     case SLOT_A_LOG:
     case SLOT_DT:
         return c->recurrence.n_v;
@@ -264,10 +276,7 @@ struct builder {
 static struct tensor_spec *add_spec(struct builder *b, const char *stem, const char *suffix)
 {
     struct tensor_list *l = b->list;
-    if (l->n == b->room) {
-        b->room = b->room == 0 ? 64 : 2 * b->room;
-        l->items = xrealloc(l->items, b->room * sizeof *l->items);
-    }
+    GROW(l->items, l->n, b->room);
     struct tensor_spec *t = &l->items[l->n++];
     *t = (struct tensor_spec){.layer = b->layer};
     int n = b->layer_name == NULL ? snprintf(t->name, sizeof t->name, "%s%s", stem, suffix)
@@ -427,6 +436,24 @@ static struct tensor_spec *add_vector(struct builder *b, const char *stem, enum 
     return t;
 }
 
+static void add_conv(struct builder *b, const char *stem)
+{
+    struct tensor_spec *t = add_vector(b, stem, SLOT_CONV, TENSOR_MATRIX);
+    t->n_dims = 3;
+    t->n_conv = b->c->recurrence.n_conv;
+}
+
+/* Adds the tensors of a layer that is a short convolution.  B, C and x follow one another in the
+ * tensor; here C is the last, so that a replay leaves it out. */
+static void add_short_conv(struct builder *b)
+{
+    int64_t v = mix_dim(b->c);
+    add_groups(b, "conv.in_proj", 1, 3, (const enum slot[]){SLOT_MIX, SLOT_MIX, SLOT_MIX},
+               (const int64_t[]){v, v, v}, (const int64_t[]){0, 2 * v, v});
+    add_conv(b, "conv.conv.weight");
+    add_linear(b, "conv.out_proj", SLOT_MIX_OUT, N_SLOTS, 0, b->c->n_embd);
+}
+
 /* Adds a recurrent layer's own tensors.  qwen3_next has those of beta and a in one, by heads of Q,
  * and in folders those of q, k, v and z, too. */
 static void add_recurrence(struct builder *b)
@@ -451,7 +478,7 @@ static void add_recurrence(struct builder *b)
         add_linear(b, "linear_attn.in_proj_b", SLOT_MIX_BA, N_SLOTS, 0, r->n_v);
         add_linear(b, "linear_attn.in_proj_a", SLOT_MIX_BA, N_SLOTS, r->n_v, r->n_v);
     }
-    add_vector(b, "linear_attn.conv1d.weight", SLOT_CONV, TENSOR_MATRIX)->n_dims = 3;
+    add_conv(b, "linear_attn.conv1d.weight");
     add_vector(b, "linear_attn.A_log", SLOT_A_LOG, TENSOR_RATE);
     add_vector(b, "linear_attn.dt_bias", SLOT_DT, TENSOR_BIAS);
     add_vector(b, "linear_attn.norm.weight", SLOT_MIX_NORM, TENSOR_FACTOR);
@@ -474,8 +501,8 @@ static void add_qkv(struct builder *b, const struct names *n)
             add_fused(b, n->layout, n->qkv[0], true);
     }
     if (c->qk_norm) {
-        add_norm(b, Q_NORM_NAME, SLOT_Q_NORM, N_SLOTS);
-        add_norm(b, K_NORM_NAME, SLOT_K_NORM, N_SLOTS);
+        add_norm(b, n->q_norm, SLOT_Q_NORM, N_SLOTS);
+        add_norm(b, n->k_norm, SLOT_K_NORM, N_SLOTS);
     }
     if (c->attn_sinks) {
         struct tensor_spec *t = add_spec(b, SINKS_NAME, "");
@@ -551,7 +578,9 @@ static void add_mlp(struct builder *b, const struct names *n)
 static void add_layer(struct builder *b, const struct names *n)
 {
     add_norm(b, n->norm1, SLOT_NORM1_W, SLOT_NORM1_B);
-    if (config_is_recurrent(b->c, b->layer)) {
+    if (config_is_recurrent(b->c, b->layer) && b->c->family == FAMILY_LFM2) {
+        add_short_conv(b);
+    } else if (config_is_recurrent(b->c, b->layer)) {
         add_recurrence(b);
     } else {
         add_qkv(b, n);

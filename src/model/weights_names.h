@@ -29,7 +29,7 @@ enum slot {
     SLOT_WO,
     SLOT_UP, /* with experts: those of all experts, one behind another, and so SLOT_DOWN */
     SLOT_DOWN,
-    /* Of recurrent layers: q, k, v and z in; out. */
+    /* Of recurrent layers: q, k, v and z in, or LFM2's B, x and C; out. */
     SLOT_MIX,
     SLOT_MIX_OUT,
     SLOT_SHARED_UP, /* of the expert that every token uses: gate and up */
@@ -130,9 +130,9 @@ enum tensor_kind {
 struct tensor_spec {
     char name[TENSOR_NAME_BYTES];
     enum tensor_kind kind;
-    int layer; /* 0 for tensors outside of the layers */
-    /* 1 or 2; 3: a convolution's [rows / DELTA_CONV][1][DELTA_CONV] */
-    int n_dims;
+    int layer;  /* 0 for tensors outside of the layers */
+    int n_dims; /* 1 or 2; 3: a convolution's [rows / n_conv][1][n_conv] */
+    int n_conv;
     int64_t rows; /* shape[0] */
     int64_t cols; /* shape[1], 1 for vectors */
     int n_parts;

@@ -139,6 +139,10 @@ static int share_memory(struct loader *ld)
         rc = err_set(ld->err, ERR_UNSUPPORTED,
                      "streamed weights need one process: remove --weights-memory, or "
                      "--tensor-parallel and --pipeline-parallel");
+    if (rc == 0 && streams(p) && config_is_hybrid(&p->cfg))
+        rc = err_set(ld->err, ERR_UNSUPPORTED,
+                     "models with recurrent layers are not streamed: remove "
+                     "--weights-memory");
     return rc;
 }
 

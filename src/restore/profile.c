@@ -61,8 +61,9 @@ void profile_begin(struct platform *p, const struct model *m,
 struct platform_shape profile_shape(const char *name, const struct model_config *c,
                                     double elem_bytes)
 {
-    const struct recurrence *r = &c->recurrence;
-    int v = r->n_v * r->d_v, replay = 2 * r->n_k * r->d_k + v + 2 * r->n_v, n_recurrent = 0;
+    struct delta_rule d = model_delta_rule(c, NULL);
+    int v = d.n_v * d.d_v, n_recurrent = 0;
+    int replay = (int)delta_in_cols(&d) + (d.kind == DELTA_SHORT_CONV ? v : 0);
     for (int l = 0; l < c->n_layers; l++)
         n_recurrent += config_is_recurrent(c, l);
     return (struct platform_shape){.name = name,

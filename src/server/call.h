@@ -212,8 +212,8 @@ struct listed {
 int call_n_listed(const struct call *c);
 struct listed call_listed(struct call *c, int i);
 
-/* Functions of the routes. api_response, api_conversation, api_file, api_batch and api_request answer
- * the routes with an ID behind the list's. */
+/* Functions of the routes. api_response, api_conversation, api_file, api_batch and api_request
+ * answer the routes with an ID behind the list's. */
 typedef void route_function(struct call *c);
 route_function api_chat, api_completions, api_models, api_model, api_responses,
     api_response, api_conversations, api_conversation, api_messages, api_count_tokens,

@@ -47,7 +47,7 @@
  *    see (attention_keys) is never touched.  Row and key counts never change the arithmetic of a
  *    row.
  *  - delta_net: tokens are taken one after another, in ascending order, whatever the batch.  Every
- *    sum is an fma chain from +0: of a channel's convolution over its four inputs, the oldest
+ *    sum is an fma chain from +0: of a channel's convolution over its inputs, the oldest
  *    first; of S^T k and S^T q over ascending rows of S.  S is rounded after the decay and after
  *    the update.  The squares of q and k are added in the 16-lane order of the norms.
  *  - kv_fill: K is in the state dtype already; it is rotated in f32 (r1 = x1*c - x2*s, r2 = x2*c +
@@ -191,9 +191,10 @@ enum activation {
     ACTIVATION_RELU,
     ACTIVATION_GELU,      /* erf form */
     ACTIVATION_GELU_TANH, /* tanh approximation */
-    /* The last three only on devices whose memory is the host's. */
+    /* The last four only on devices whose memory is the host's. */
     ACTIVATION_TANH,
     ACTIVATION_SIGMOID, /* 1 / (1 + exp(-x)) */
+    ACTIVATION_NONE,    /* x */
     /* act_mul alone: g / (1 + exp(-1.702 g)) * (u + 1), with g at most 7, u from -7 to 7 */
     ACTIVATION_SWIGLU_CLAMPED,
 };
@@ -207,18 +208,25 @@ struct product {
     const float *bias; /* [n] bias; NULL: none is added */
 };
 
-/* The gated delta rule of one recurrent layer (Gated DeltaNet, arXiv:2412.06464).  n_v / n_k heads
- * of V belong to each head of Q and K. */
+/* What the tokens of a recurrent layer do to its state. */
+enum delta_kind {
+    DELTA_NET,        /* the gated delta rule (Gated DeltaNet, arXiv:2412.06464) */
+    DELTA_SHORT_CONV, /* a short convolution alone (LFM2): no S; n_k is n_v, d_k is 0 */
+};
+
+/* The rule of one recurrent layer.  n_v / n_k heads of V belong to each head of Q and K. */
 struct delta_rule {
+    enum delta_kind kind;
     /* Heads of Q and of K; heads of V: a multiple of n_k, up to DELTA_MAX_GROUP times. */
     int n_k, n_v;
     /* Head h of V belongs to head h % n_k of Q and K; else to head h / (n_v / n_k). */
     bool tiled;
     int d_k, d_v;      /* widths of their heads: multiples of 16, at most DELTA_MAX_WIDTH */
-    const float *conv; /* [channels][DELTA_CONV], the factor of the oldest input first */
+    int n_conv;        /* inputs of the convolution: at most DELTA_MAX_CONV */
+    const float *conv; /* [channels][n_conv], the factor of the oldest input first */
     const float *a_log, *dt_bias; /* [n_v] */
 };
-#define DELTA_CONV      4
+#define DELTA_MAX_CONV  4
 #define DELTA_MAX_WIDTH 256
 #define DELTA_MAX_GROUP 16
 #define DELTA_AHEAD     15 /* most rows of a sequence that are ahead */
@@ -232,9 +240,14 @@ static inline int64_t delta_channels(const struct delta_rule *d)
 {
     return (int64_t)2 * d->n_k * d->d_k + (int64_t)d->n_v * d->d_v;
 }
+/* Returns how many numbers of a row stand before its channels: beta and a of each head of V. */
+static inline int64_t delta_gates_cols(const struct delta_rule *d)
+{
+    return d->kind == DELTA_NET ? (int64_t)2 * d->n_v : 0;
+}
 /* A state: 64 bytes, of which the first two int64 are the number of tokens that it has seen and the
- * number of inputs that are kept behind it | the channels' last three inputs [3][channels] f32 | S
- * [n_v][d_k][d_v] f32.  Kept inputs: [DELTA_AHEAD][2 n_v + channels] f32 at delta_kept_at. */
+ * number of inputs that are kept behind it | the channels' last inputs [n_conv - 1][channels] f32 |
+ * S [n_v][d_k][d_v] f32.  Kept inputs: [DELTA_AHEAD][delta_in_cols] f32 at delta_kept_at. */
 #define DELTA_HEADER 64
 /* Makes a state count as having seen n tokens, for measurements in the middle of a context. */
 static inline void delta_state_count(void *state, int64_t n)
@@ -243,12 +256,12 @@ static inline void delta_state_count(void *state, int64_t n)
 }
 static inline size_t delta_state_bytes(const struct delta_rule *d)
 {
-    int64_t n = (DELTA_CONV - 1) * delta_channels(d) + (int64_t)d->n_v * d->d_k * d->d_v;
+    int64_t n = (d->n_conv - 1) * delta_channels(d) + (int64_t)d->n_v * d->d_k * d->d_v;
     return DELTA_HEADER + (size_t)n * sizeof(float);
 }
 static inline int64_t delta_in_cols(const struct delta_rule *d)
 {
-    return 2 * d->n_v + delta_channels(d);
+    return delta_gates_cols(d) + delta_channels(d);
 }
 static inline size_t delta_kept_at(const struct delta_rule *d)
 {
@@ -368,13 +381,14 @@ struct ops {
 
     /* --- recurrent layers --- */
     /* Advances the states of r's sequences over their rows, and computes out [n][n_v * d_v] f32.  A
-     * row of `in` [n][2 n_v + channels] f32 has beta and a of the heads of V, then the channels: q,
+     * row of `in` [n][delta_in_cols] f32 has beta and a of the heads of V, then the channels: q,
      * k, v.  `in` is overwritten.  Token by token, for each head of V with its state S [d_k][d_v]:
      *     c = silu(sum of conv[i] * the channel's input i tokens ago), for each channel
      *     q, k = q, k / sqrt(|.|^2 + 1e-6), and q = q / sqrt(d_k)
      *     S = S * exp(-exp(a_log) * log(1 + exp(a + dt_bias)))
      *     S = S + k (sigmoid(beta) * (v - S^T k))^T
      *     out = S^T q
+     * A convolution alone (DELTA_SHORT_CONV) has only channels, and out = c without silu.
      * The row at position 0 begins with a zero state.  The first row of a sequence at another
      * position continues the state.  The state advances over no row that is ahead (r->ahead).  The
      * inputs of these rows are kept, and the first row of the next call says by its position how

@@ -70,6 +70,7 @@ static const struct pre {
     {"llama3", CUT_PATTERN, LLAMA3_PATTERN, true, true, false},
     {"llama-v3", CUT_PATTERN, LLAMA3_PATTERN, true, true, false},
     {"falcon3", CUT_PATTERN, LLAMA3_PATTERN, true, true, false},
+    {"lfm2", CUT_PATTERN, LLAMA3_PATTERN, true, true, false},
     {"pixtral", CUT_PATTERN, LLAMA3_PATTERN, true, true, false},
     {"dbrx", CUT_PATTERN, LLAMA3_PATTERN, false, false, false},
     {"smaug-bpe", CUT_PATTERN, LLAMA3_PATTERN, false, false, false},

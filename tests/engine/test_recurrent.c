@@ -23,9 +23,18 @@ enum { N_PROMPT = 205, N_GENERATE = 6, N_LONG = 440 };
 
 static int32_t prompt[N_PROMPT];
 
+/* The model of the test that runs, one for each kind of recurrent layer. */
+static const char *shape;
+
+static int use(void **state)
+{
+    shape = *state;
+    return 0;
+}
+
 static void open_hybrid(struct stack *k, const char *dtype, bool has_store, int step_rows)
 {
-    struct stack_opts o = {.user.model = "synth:tiny-hybrid",
+    struct stack_opts o = {.user.model = shape,
                            .user.dtype = dtype,
                            .user.threads = 2,
                            .user.max_context = 256,
@@ -125,7 +134,7 @@ static void turns_and_branches(void **state)
         open_hybrid(&k, "f32", false, 512);
         assert_int_equal(et_run(&k, &plain, &want), 0);
         stack_close(&k);
-        struct stack_opts o = {.user.model = "synth:tiny-hybrid",
+        struct stack_opts o = {.user.model = shape,
                                .user.max_context = 256,
                                .user.store = et_dirs,
                                .user.n_store = 1,
@@ -156,10 +165,16 @@ static int32_t longer[N_LONG];
 /* hcache_opts.pack of the next stacks: "on" or "off". */
 static const char *packing = "off";
 
+/* Returns whether packing makes a snapshot smaller: a convolution's of 576 bytes stays. */
+static bool packs(void)
+{
+    return strcmp(shape, "synth:tiny-conv") != 0;
+}
+
 /* Opens a stack over a store on `io`, or without a store. */
 static void open_longer(struct stack *k, struct io *io, const char *dtype)
 {
-    struct stack_opts o = {.user.model = "synth:tiny-hybrid",
+    struct stack_opts o = {.user.model = shape,
                            .user.dtype = dtype,
                            .user.threads = 2,
                            .user.max_context = 512,
@@ -225,7 +240,7 @@ static void every_cut_behind_a_snapshot(void **state)
             n_replayed += place > 0 && place < n;
         }
         saver_stats(k.saver, &st);
-        assert_int_equal(st.n_packed > 0, d == 0);
+        assert_int_equal(st.n_packed > 0, d == 0 && packs());
         stack_close(&k);
         io_close(io);
     }
@@ -270,9 +285,9 @@ static void states_alone(void **state)
         assert_int_equal(et_run(&k, &a, &r), 0);
         assert_int_equal(r.committed, n);
         saver_stats(k.saver, &st);
-        assert_int_equal(st.n_packed > before.n_packed, place > 0 && i % 2 == 0);
+        assert_int_equal(st.n_packed > before.n_packed, place > 0 && i % 2 == 0 && packs());
         if (i % 2 != 0)
-            assert_int_equal(pack_later(k.store) > 0, place > 0);
+            assert_int_equal(pack_later(k.store) > 0, place > 0 && packs());
         a.n_prompt = N_LONG;
         a.max_tokens = N_GENERATE;
         a.plan = "kv";
@@ -333,7 +348,7 @@ static void a_branch(void **state)
         et_prompt(longer + 330, N_LONG - 330, (uint64_t)(30 + i));
         struct et_ask a = {
             .prompt = longer, .n_prompt = N_LONG, .max_tokens = N_GENERATE, .save = "auto"};
-        struct stack_opts o = {.user.model = "synth:tiny-hybrid", .user.max_context = 512};
+        struct stack_opts o = {.user.model = shape, .user.max_context = 512};
         et_open(&alone_k, &o);
         assert_int_equal(et_run(&alone_k, &a, &want), 0);
         stack_close(&alone_k);
@@ -380,8 +395,7 @@ static int64_t find_state(struct io *io, const char *dir, char *path, size_t pat
 static void damage(void **state)
 {
     (void)state;
-    static const int64_t offsets[] = {0, 70,
-                                      1000}; /* the count of tokens, inputs, a head */
+    static const int64_t offsets[] = {0, 70, 500}; /* the count of tokens, and inputs */
     struct et_run want = never_evicted("f32", N_LONG, N_GENERATE);
     for (int i = 0; i < 3; i++)
         for (int dir = 0; dir < 2; dir++) {
@@ -472,7 +486,7 @@ static void batches_and_preemption(void **state)
     for (int stored = 0; stored < 2; stored++) {
         uint64_t alone_digest[4];
         struct stack k;
-        struct stack_opts o = {.user.model = "synth:tiny-hybrid",
+        struct stack_opts o = {.user.model = shape,
                                .user.speculate = "7",
                                .user.threads = 2,
                                .user.max_context = 192,
@@ -526,7 +540,7 @@ static void guesses(void **state)
     int64_t n_right = 0, n_wrong = 0;
     int n_snapshots = 0;
     struct stack with, without;
-    struct stack_opts o = {.user.model = "synth:tiny-hybrid",
+    struct stack_opts o = {.user.model = shape,
                            .user.dtype = "bf16",
                            .user.speculate = "15",
                            .user.threads = 2,
@@ -599,7 +613,7 @@ static void refusals(void **state)
         struct err err = {0};
         struct stack k;
         struct stack_opts o = {.user = cases[i].user};
-        o.user.model = "synth:tiny-hybrid";
+        o.user.model = shape;
         assert_int_not_equal(et_try_open(&k, &o, &err), 0);
         if (strstr(err.msg, cases[i].says) == NULL)
             fail_msg("'%s' does not say '%s'", err.msg, cases[i].says);
@@ -616,19 +630,30 @@ static void refusals(void **state)
 int main(int argc, char **argv)
 {
     et_only(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_cut),
-        cmocka_unit_test(every_step),
-        cmocka_unit_test(turns_and_branches),
-        cmocka_unit_test(batches_and_preemption),
-        cmocka_unit_test(guesses),
-        cmocka_unit_test(refusals),
-        cmocka_unit_test(every_cut_behind_a_snapshot),
-        cmocka_unit_test(states_alone),
-        cmocka_unit_test(the_end_of_a_turn),
-        cmocka_unit_test(a_branch),
-        cmocka_unit_test(damage),
-        cmocka_unit_test(erasing),
+    static char *const shapes[] = {"synth:tiny-hybrid", "synth:tiny-conv"};
+    static const struct {
+        const char *name;
+        CMUnitTestFunction test;
+    } all[] = {
+        {"every_cut", every_cut},
+        {"every_step", every_step},
+        {"turns_and_branches", turns_and_branches},
+        {"batches_and_preemption", batches_and_preemption},
+        {"guesses", guesses},
+        {"refusals", refusals},
+        {"every_cut_behind_a_snapshot", every_cut_behind_a_snapshot},
+        {"states_alone", states_alone},
+        {"the_end_of_a_turn", the_end_of_a_turn},
+        {"a_branch", a_branch},
+        {"damage", damage},
+        {"erasing", erasing},
     };
+    enum { N = sizeof all / sizeof all[0], N_SHAPES = sizeof shapes / sizeof shapes[0] };
+    struct CMUnitTest tests[N_SHAPES * N];
+    for (int i = 0; i < N_SHAPES * N; i++)
+        tests[i] = (struct CMUnitTest){.name = all[i % N].name,
+                                       .test_func = all[i % N].test,
+                                       .setup_func = use,
+                                       .initial_state = shapes[i / N]};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,7 +30,8 @@ static const struct family {
   qwen3 = {"qwen3", LLAMA_SIZES ", \"num_key_value_heads\": 2"},
   opt = {"opt", SIZES ", \"ffn_dim\": 172, \"max_position_embeddings\": 256"},
   phi = {"phi", LLAMA_SIZES}, phi3 = {"phi3", LLAMA_SIZES},
-  gemma = {"gemma", LLAMA_SIZES ", \"head_dim\": 32"}, falcon = {"falcon", SIZES};
+  gemma = {"gemma", LLAMA_SIZES ", \"head_dim\": 32"}, falcon = {"falcon", SIZES},
+  lfm2 = {"lfm2", SIZES ", \"num_key_value_heads\": 2, \"max_position_embeddings\": 256"};
 
 static int parse_with(struct model_config *c, const struct family *f, const char *more,
                       struct err *e)
@@ -628,8 +629,8 @@ static void test_which_family(void **state)
         "f: model_type 'llama' with architecture 'MistralForCausalLM' is not "
         "supported; these are: llama, mistral, qwen2, qwen3, opt, phi, phi3, gemma, "
         "falcon, qwen3_moe, mixtral, gemma3_text, olmo2, olmo3, granite, gpt_oss, gemma2, "
-        "qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3, glm4_moe (see "
-        "hcache model --families)");
+        "qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3, glm4_moe, lfm2 "
+        "(see hcache model --families)");
     static const char alone[] = "{\"architectures\": [\"MambaForCausalLM\"]}";
     assert_int_equal(config_parse(&c, alone, sizeof alone - 1, "f", &e), ERR_UNSUPPORTED);
     assert_non_null(strstr(e.msg, "'(none)' with architecture 'MambaForCausalLM'"));
@@ -641,7 +642,7 @@ static void test_which_family(void **state)
 
     const char *name = NULL, *architecture = NULL;
     assert_false(family_at(-1, &name, &architecture));
-    assert_false(family_at(23, &name, &architecture));
+    assert_false(family_at(24, &name, &architecture));
     assert_null(name);
     assert_true(family_at(0, &name, &architecture));
     assert_string_equal(name, "llama");
@@ -650,7 +651,37 @@ static void test_which_family(void **state)
     assert_string_equal(name, "falcon");
     assert_string_equal(architecture, "FalconForCausalLM");
     assert_string_equal(family_name(FAMILY_FALCON), "falcon");
-    assert_string_equal(family_name((enum model_family)23), "unknown");
+    assert_string_equal(family_name((enum model_family)24), "unknown");
+}
+
+/* Older files of LFM2 name the layers of attention, and their width before it is made smaller. */
+static void test_lfm2(void **state)
+{
+    (void)state;
+#define OLD "\"full_attn_idxs\": [1, 4], \"block_ff_dim\": 1000"
+    struct model_config c = with(&lfm2, OLD);
+    assert_int_equal(c.n_ffn, 768);
+    assert_int_equal(with(&lfm2, OLD ", \"block_ffn_dim_multiplier\": 1.5").n_ffn, 1024);
+    assert_int_equal(with(&lfm2, OLD ", \"block_auto_adjust_ff_dim\": false").n_ffn, 1000);
+    assert_true(c.tie_word_embeddings && c.rope_theta == 1e6 && c.norm_eps == 1e-5f);
+    assert_false(with(&lfm2, OLD ", \"tie_embedding\": false").tie_word_embeddings);
+    for (int l = 0; l < 5; l++)
+        assert_int_equal(config_is_recurrent(&c, l), l != 1 && l != 4);
+    assert_int_equal(c.recurrence.n_conv, 3);
+    assert_int_equal(c.recurrence.n_v * c.recurrence.d_v, 64);
+    refuse(&lfm2, OLD ", \"conv_L_cache\": 5", ERR_FORMAT, "'conv_L_cache'");
+    refuse(&lfm2, OLD ", \"conv_bias\": true", ERR_UNSUPPORTED, "'conv_bias': true");
+    refuse(&lfm2, OLD ", \"block_ffn_dim_multiplier\": 1e9", ERR_UNSUPPORTED,
+           "no supported");
+    refuse(&lfm2, "\"intermediate_size\": 96", ERR_UNSUPPORTED,
+           "'layer_types': is missing");
+    refuse(&lfm2, "\"block_ff_dim\": 96, \"full_attn_idxs\": [5]", ERR_UNSUPPORTED,
+           "'full_attn_idxs': must be numbers of layers");
+    refuse(&lfm2,
+           OLD ", \"layer_types\": [\"conv\", \"mamba\", \"conv\", \"conv\", \"conv\"]",
+           ERR_UNSUPPORTED, "only full_attention and conv are supported");
+    refuse(&lfm2, "\"block_ff_dim\": 96, \"full_attn_idxs\": []", ERR_UNSUPPORTED,
+           "a model without a layer of attention");
 }
 
 static void test_types_of_weights(void **state)
@@ -850,6 +881,7 @@ static void test_shapes(void **state)
         {"bench-220m", 219702272, WEIGHT_BF16, 8192, 1, 2},
         {"tiny-mha", 266816, WEIGHT_F32, 2048, 1, 2},
         {"tiny-hybrid", 264200, WEIGHT_F32, 2048, 1, 2},
+        {"tiny-conv", 169120, WEIGHT_F32, 2048, 1, 2},
         {"tiny-gqa", 836736, WEIGHT_F32, 2048, 1, 2},
     };
     int n = sizeof known / sizeof known[0];
@@ -885,10 +917,11 @@ static void test_shapes(void **state)
     struct err e = {0};
     assert_int_equal(config_shape(&c, "tiny", &e), ERR_NOT_FOUND);
     assert_string_equal(
-        e.msg, "unknown shape 'tiny'; known are: llama-2-7b llama-2-13b llama-2-70b "
-               "llama-3-8b mistral-7b opt-6.7b opt-13b opt-30b opt-66b falcon-40b "
-               "qwen3-0.6b qwen2.5-0.5b qwen3-30b-a3b gemma-3-4b gpt-oss-20b "
-               "qwen3.5-0.8b qwen3.6-35b-a3b bench-220m tiny-mha tiny-hybrid tiny-gqa");
+        e.msg,
+        "unknown shape 'tiny'; known are: llama-2-7b llama-2-13b llama-2-70b "
+        "llama-3-8b mistral-7b opt-6.7b opt-13b opt-30b opt-66b falcon-40b "
+        "qwen3-0.6b qwen2.5-0.5b qwen3-30b-a3b gemma-3-4b gpt-oss-20b "
+        "qwen3.5-0.8b qwen3.6-35b-a3b bench-220m tiny-mha tiny-hybrid tiny-conv tiny-gqa");
 }
 
 /* Biases, shared tables and norms are counted where a family has them. */
@@ -940,6 +973,7 @@ int main(void)
         cmocka_unit_test(test_fixed_fields_of_families),
         cmocka_unit_test(test_which_family),
         cmocka_unit_test(test_types_of_weights),
+        cmocka_unit_test(test_lfm2),
         cmocka_unit_test(test_special_ids),
         cmocka_unit_test(test_ids_of_generation_config),
         cmocka_unit_test(test_a_folder_whose_generation_config_cannot_be_read),

@@ -289,8 +289,10 @@ static void test_family(void **state)
     struct expected x;
     read_expected(&x, family);
     /* a state has no f16 */
-    int n_dtypes = strstr(family, "qwen3.5") != NULL || strstr(family, "next") != NULL ? 2
-                                                                                       : 3;
+    int n_dtypes = strstr(family, "qwen3.5") != NULL || strstr(family, "next") != NULL ||
+                           strstr(family, "lfm2") != NULL
+                       ? 2
+                       : 3;
     for (int i = 0; i < 2; i++)
         for (int k = 0; k < n_dtypes; k++)
             check_run(family, devices[i], dtypes[k], &x);
@@ -320,14 +322,14 @@ static void test_f16_overflow(void **state)
 int main(void)
 {
     static char *const names[] = {
-        "llama",          "llama3",     "mistral",    "qwen2",          "qwen2-window",
-        "qwen3",          "opt",        "phi",        "phi3",           "gemma",
-        "falcon-7b",      "falcon-40b", "falcon-11b", "falcon-rw",      "qwen3-moe",
-        "mixtral",        "gemma3",     "olmo2",      "granite",        "gemma3-vision",
-        "qwen3-yarn",     "phi3-long",  "phi3-short", "olmo3",          "gpt-oss",
-        "gpt-oss-mxfp4",  "gemma2",     "qwen3.5",    "qwen3.5-vision", "qwen3.5-moe",
-        "qwen3-next",     "cohere2",    "ministral3", "mistral3",       "glm4-moe",
-        "glm4-moe-groups"};
+        "llama",           "llama3",     "mistral",    "qwen2",          "qwen2-window",
+        "qwen3",           "opt",        "phi",        "phi3",           "gemma",
+        "falcon-7b",       "falcon-40b", "falcon-11b", "falcon-rw",      "qwen3-moe",
+        "mixtral",         "gemma3",     "olmo2",      "granite",        "gemma3-vision",
+        "qwen3-yarn",      "phi3-long",  "phi3-short", "olmo3",          "gpt-oss",
+        "gpt-oss-mxfp4",   "gemma2",     "qwen3.5",    "qwen3.5-vision", "qwen3.5-moe",
+        "qwen3-next",      "cohere2",    "ministral3", "mistral3",       "glm4-moe",
+        "glm4-moe-groups", "lfm2",       "lfm2-untied"};
     enum { N = sizeof names / sizeof names[0] };
     struct CMUnitTest tests[N + 1];
     for (int i = 0; i < N; i++)

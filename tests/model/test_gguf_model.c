@@ -700,13 +700,20 @@ static void test_a_missing_part_is_named(void **state)
 
 int main(void)
 {
-    static char *const names[] = {
-        "llama",          "mistral",   "qwen2",      "qwen3",      "phi",
-        "phi3",           "gemma",     "falcon-7b",  "falcon-11b", "falcon-40b",
-        "qwen3-moe",      "mixtral",   "gemma3",     "olmo2",      "granite",
-        "qwen3-yarn",     "phi3-long", "phi3-short", "olmo3",      "gpt-oss",
-        "gpt-oss-mxfp4",  "gemma2",    "cohere2",    "ministral3", "glm4-moe",
-        "glm4-moe-groups"};
+    static char *const names[] = {"llama",         "mistral",
+                                  "qwen2",         "qwen3",
+                                  "phi",           "phi3",
+                                  "gemma",         "falcon-7b",
+                                  "falcon-11b",    "falcon-40b",
+                                  "qwen3-moe",     "mixtral",
+                                  "gemma3",        "olmo2",
+                                  "granite",       "qwen3-yarn",
+                                  "phi3-long",     "phi3-short",
+                                  "olmo3",         "gpt-oss",
+                                  "gpt-oss-mxfp4", "gemma2",
+                                  "cohere2",       "ministral3",
+                                  "glm4-moe",      "glm4-moe-groups",
+                                  "lfm2",          "lfm2-untied"};
     static char *const hybrids[] = {"qwen3.5", "qwen3.5-moe", "qwen3-next"};
     static const struct CMUnitTest others[] = {
         cmocka_unit_test(test_rope_factors_are_the_formula),

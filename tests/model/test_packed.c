@@ -124,6 +124,8 @@ static void a_packed_gguf_file_is_the_model(void **state)
 {
     expect_same(GGUF "llama3.gguf", NULL);
     expect_same(GGUF "falcon-40b.gguf", NULL);
+    expect_same(GGUF "lfm2.gguf", "q8");
+    expect_same(GGUF "qwen3.5.gguf", NULL); /* its heads lie in another order */
     expect_same(GGUF "split-00001-of-00003.gguf", "q8");
     expect_same("synth:tiny-mha", "q8");
     expect_same("synth:tiny-mha", "bf16r");
@@ -529,6 +531,29 @@ static void what_cannot_be_packed(void **state)
                       "here.packed: already exists; choose another name");
 }
 
+static int none_stays(void *arg, const struct model *m, const struct weights_sizes *sizes,
+                      int *n_resident, struct err *err)
+{
+    (void)arg, (void)m, (void)sizes, (void)err;
+    *n_resident = 0;
+    return 0;
+}
+
+/* A replay of saved inputs needs a layer's matrices at any time. */
+static void recurrent_layers_are_not_streamed(void **state)
+{
+    (void)state;
+    struct device *d;
+    struct model *m = NULL;
+    struct err err = {0};
+    const char *path = pack(FAMILIES "lfm2", NULL);
+    assert_int_equal(group_open("cpu", NULL, 1, 1, NULL, &d, &err), 0);
+    const struct model_opts o = {.dev = d, .share = none_stays};
+    assert_int_equal(model_open(path, &o, &m, &err), ERR_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "remove --weights-memory"));
+    device_close(d);
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -560,6 +585,7 @@ int main(void)
         FAMILY("falcon-rw"),
         FAMILY("gemma"),
         FAMILY("glm4-moe"),
+        FAMILY("lfm2"),
         FAMILY("llama"),
         FAMILY("llama3"),
         FAMILY("ministral3"),
@@ -570,6 +596,8 @@ int main(void)
         FAMILY("qwen2"),
         FAMILY("qwen2-window"),
         FAMILY("qwen3"),
+        FAMILY("qwen3-next"),
+        FAMILY("qwen3.5"),
         cmocka_unit_test(a_packed_gguf_file_is_the_model),
         cmocka_unit_test(text_travels_with_the_weights),
         cmocka_unit_test(a_flipped_bit_is_found_before_it_is_used),
@@ -581,6 +609,7 @@ int main(void)
         cmocka_unit_test(ranks_have_their_shares),
         cmocka_unit_test(the_result_describes_the_file),
         cmocka_unit_test(what_cannot_be_packed),
+        cmocka_unit_test(recurrent_layers_are_not_streamed),
         cmocka_unit_test(a_description_has_both_types_of_k_and_v),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -260,7 +260,8 @@ static void while_it_is_written(void **state)
             assert_int_equal(store_commit(s, NULL), 0);
             for (int i = 0; i < 3; i++) {
                 assert_false(is_stored(s, &ours, i));
-                assert_int_equal(place.io != NULL ? remains(&place, &ours, i, false) : 0, 0);
+                assert_int_equal(place.io != NULL ? remains(&place, &ours, i, false) : 0,
+                                 0);
             }
             assert_int_equal(st_stats(s).n_chunks, 0);
             /* The next request stores the erased chunk again. */

@@ -44,22 +44,24 @@ static void churn(struct store *s, uint64_t cap)
     }
 }
 
+/* The disk of the test that runs. */
+static struct st_place place;
+
 static void the_cap_bounds_the_files(void **state)
 {
     (void)state;
     for (int n_dirs = 1; n_dirs <= 3; n_dirs += 2) {
-        struct st_place p;
         struct store_stats st;
-        assert_true(st_place_open(&p, "pread", n_dirs));
-        p.opts.cap_bytes = 1 << 20;
-        struct store *s = st_open(&p);
-        churn(s, p.opts.cap_bytes);
+        assert_true(st_place_open(&place, "pread", n_dirs));
+        place.opts.cap_bytes = 1 << 20;
+        struct store *s = st_open(&place);
+        churn(s, place.opts.cap_bytes);
         store_stats(s, &st);
         assert_true(st.evictions[STORE_EVICT_CAP] > 0 &&
                     st.evictions[STORE_EVICT_SPACE] == 0);
-        assert_true(st.used_bytes > p.opts.cap_bytes / 2); /* most of the cap is used */
+        assert_true(st.used_bytes > place.opts.cap_bytes / 2); /* most of the cap is used */
         assert_true(store_audit(s));
-        st_close(s, &p);
+        st_close(s, &place);
     }
 }
 
@@ -67,10 +69,9 @@ static void the_cap_bounds_the_files(void **state)
 static void a_lower_cap_cuts_files(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
-    assert_true(st_place_open(&p, "pread", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "pread", 1));
+    struct store *s = st_open(&place);
     for (uint64_t i = 0; i < 12; i++) {
         struct st_ctx c = {.base = i, .own = i};
         assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, &err), 0);
@@ -79,14 +80,14 @@ static void a_lower_cap_cuts_files(void **state)
     store_stats(s, &st);
     assert_true(st.file_bytes > st.used_bytes); /* space is allocated ahead */
     store_close(s);
-    p.opts.cap_bytes = st.file_bytes; /* files of just the cap stay as they are */
-    s = st_open(&p);
+    place.opts.cap_bytes = st.file_bytes; /* files of just the cap stay as they are */
+    s = st_open(&place);
     assert_int_equal(file_bytes(s), st.file_bytes);
     store_close(s);
-    p.opts.cap_bytes = st.used_bytes;
-    s = st_open(&p);
-    assert_true(file_bytes(s) <= p.opts.cap_bytes);
-    st_close(s, &p);
+    place.opts.cap_bytes = st.used_bytes;
+    s = st_open(&place);
+    assert_true(file_bytes(s) <= place.opts.cap_bytes);
+    st_close(s, &place);
 }
 
 static void removed_under_way(void **state)
@@ -94,20 +95,19 @@ static void removed_under_way(void **state)
     (void)state;
     static const struct st_ctx a = {.base = 1, .own = 1}, b = {.base = 2, .own = 2};
     for (int how = 0; how < 3; how++) {
-        struct st_place p;
         struct err err = {0};
         struct store_stats st;
         char moved[400], path[600];
-        assert_true(st_place_open(&p, "pread", 2));
-        struct store *s = st_open(&p);
+        assert_true(st_place_open(&place, "pread", 2));
+        struct store *s = st_open(&place);
         assert_int_equal(st_save(s, &st_small, &a, N, ST_BOTH, &err), 0);
-        snprintf(moved, sizeof moved, "%s/moved", p.root);
-        snprintf(path, sizeof path, "%s/%s", p.dirs[how == 2 ? 1 : 0],
+        snprintf(moved, sizeof moved, "%s/moved", place.root);
+        snprintf(path, sizeof path, "%s/%s", place.dirs[how == 2 ? 1 : 0],
                  how == 0 ? "index.db" : "superblock");
         if (how == 1)
-            assert_int_equal(io_rename(p.io, p.dirs[0], moved, &err), 0);
+            assert_int_equal(io_rename(place.io, place.dirs[0], moved, &err), 0);
         else
-            assert_int_equal(io_unlink(p.io, path, &err), 0);
+            assert_int_equal(io_unlink(place.io, path, &err), 0);
         assert_int_equal(st_save(s, &st_small, &b, N, ST_BOTH, &err), -ENOENT);
         assert_non_null(strstr(err.msg, "was removed or replaced"));
         store_stats(s, &st);
@@ -116,7 +116,7 @@ static void removed_under_way(void **state)
         assert_int_equal(st_read(s, &st_small, &a, N, &r, &err), 0);
         assert_int_equal(r.n_found, N);
         assert_int_equal(r.n_wrong + r.n_corrupt, 0);
-        st_close(s, &p);
+        st_close(s, &place);
     }
 }
 
@@ -149,17 +149,16 @@ static void read_beside_a_writer(void **state)
     (void)state;
     static const char *const kinds[] = {"pread", "sim"};
     for (int k = 0; k < 2; k++) {
-        struct st_place p;
         struct err err = {0};
         int n_found;
-        assert_true(st_place_open(&p, kinds[k], 2));
-        struct store *s = st_open(&p);
+        assert_true(st_place_open(&place, kinds[k], 2));
+        struct store *s = st_open(&place);
         /* enough saves for the log to start again several times */
         for (uint64_t i = 0; i < 60; i++) {
             struct st_ctx c = {.base = i, .own = i};
             assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, &err), 0);
             if (i % 10 == 9) {
-                assert_int_equal(n_chunks_beside(&p, &c, &n_found), (int)(i + 1) * N);
+                assert_int_equal(n_chunks_beside(&place, &c, &n_found), (int)(i + 1) * N);
                 assert_int_equal(n_found, N);
             }
         }
@@ -167,7 +166,7 @@ static void read_beside_a_writer(void **state)
                                  ST_BOTH, &err),
                          0);
         assert_true(store_audit(s));
-        st_close(s, &p);
+        st_close(s, &place);
     }
 }
 
@@ -177,12 +176,11 @@ static void read_beside_a_large_index(void **state)
     (void)state;
     enum { CONTEXTS = 160, CHUNKS = 60, MIB = 1 << 20 };
     static const struct st_shape one = {.n_layers = 1, .n_bytes = {100, 100}};
-    struct st_place p;
     struct err err = {0};
     struct store_stats st;
     struct store *s, *beside;
-    assert_true(st_place_open(&p, "sim", 1));
-    s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    s = st_open(&place);
     for (int in_log = 0; in_log < 2; in_log++) {
         struct io_stat index, log;
         for (uint64_t i = 0; i < CONTEXTS / 2; i++) {
@@ -193,16 +191,16 @@ static void read_beside_a_large_index(void **state)
         assert_int_equal(store_commit(s, &err), 0);
         if (in_log == 0) { /* closing folds the log */
             store_close(s);
-            assert_int_equal(io_stat(p.io, "/st/d0/index.db", &index, &err), 0);
+            assert_int_equal(io_stat(place.io, "/st/d0/index.db", &index, &err), 0);
             assert_true(index.size_bytes > MIB);
-            s = st_open(&p);
+            s = st_open(&place);
             continue;
         }
-        assert_int_equal(io_stat(p.io, "/st/d0/index.db-wal", &log, &err), 0);
+        assert_int_equal(io_stat(place.io, "/st/d0/index.db-wal", &log, &err), 0);
         assert_true(log.size_bytes > MIB);
     }
-    p.opts.read_only = true;
-    beside = st_open(&p);
+    place.opts.read_only = true;
+    beside = st_open(&place);
     assert_non_null(store_beside(beside));
     store_stats(beside, &st);
     assert_int_equal(st.n_chunks, CONTEXTS * CHUNKS);
@@ -210,29 +208,28 @@ static void read_beside_a_large_index(void **state)
         st_n_found(beside, &(struct st_ctx){.base = 40, .own = 40, .model = 1}, CHUNKS),
         CHUNKS);
     store_close(beside);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* The message for a store in use names the process that uses it. */
 static void the_holder_is_named(void **state)
 {
     (void)state;
-    struct st_place p;
     struct store *s = NULL;
     struct err err = {0};
     int ready[2], done[2];
     char byte, want[32];
-    assert_true(st_place_open(&p, "pread", 1));
+    assert_true(st_place_open(&place, "pread", 1));
     assert_int_equal(pipe(ready) | pipe(done), 0);
     pid_t child = fork();
     if (child == 0) {
-        s = st_open(&p);
+        s = st_open(&place);
         (void)!write(ready[1], "x", 1);
         (void)!read(done[0], &byte, 1);
         _exit(0);
     }
     assert_int_equal(read(ready[0], &byte, 1), 1);
-    assert_int_equal(store_open(&p.opts, &s, &err), ERR_BUSY);
+    assert_int_equal(store_open(&place.opts, &s, &err), ERR_BUSY);
     snprintf(want, sizeof want, "process %ld (", (long)child);
     if (strstr(err.msg, want) == NULL || strstr(err.msg, "test_files") == NULL)
         fail_msg("%s", err.msg);
@@ -242,7 +239,7 @@ static void the_holder_is_named(void **state)
         close(ready[i]);
         close(done[i]);
     }
-    st_place_close(&p);
+    st_place_close(&place);
 }
 
 /* --- the files themselves, without a store above them ----------------------------------------- */
@@ -318,40 +315,38 @@ static void files_grow_in_steps(void **state)
         uint64_t end_kib, size_kib;
     } writes[] = {{16, 20},   {20, 20},   {24, 32},   {32, 32},    {36, 48},
                   {512, 576}, {900, 964}, {964, 964}, {968, 1024}, {1024, 1024}};
-    struct st_place p;
     struct err err = {0};
-    struct media *m = media_open(&p, 64 << 10, 0);
+    struct media *m = media_open(&place, 64 << 10, 0);
     for (size_t i = 0; i < sizeof writes / sizeof writes[0]; i++) {
         assert_int_equal(put(m, 0, 0, writes[i].end_kib << 10, 2, &err), 0);
-        assert_int_equal(size_of(&p, m, 0, 0), writes[i].size_kib << 10);
+        assert_int_equal(size_of(&place, m, 0, 0), writes[i].size_kib << 10);
     }
     assert_int_equal(m->ops->n_segments(m, 0), 1);
     assert_int_equal(m->ops->n_segments(m, 1), 0);
-    media_end(&p, m);
+    media_end(&place, m);
 }
 
 /* The files of all folders together stay within their bound. */
 static void files_stay_within_their_bound(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     enum { KIB = 1024 };
-    struct media *m = media_open(&p, 64 << 10, 200 * KIB + 1000);
+    struct media *m = media_open(&place, 64 << 10, 200 * KIB + 1000);
     assert_int_equal(put(m, 0, 0, 80 * KIB, 2, &err), 0);
-    assert_int_equal(size_of(&p, m, 0, 0), 100 * KIB);
+    assert_int_equal(size_of(&place, m, 0, 0), 100 * KIB);
     assert_int_equal(put(m, 1, 2, 88 * KIB, 2, &err), 0);
-    assert_int_equal(size_of(&p, m, 1, 2),
+    assert_int_equal(size_of(&place, m, 1, 2),
                      100 * KIB); /* a part of the step: 12 of 24 KiB */
     assert_int_equal(put(m, 0, 0, 104 * KIB, 2, &err), ERR_LIMIT);
     assert_non_null(strstr(err.msg, "would exceed its cap of 205800 bytes"));
-    assert_int_equal(size_of(&p, m, 0, 0), 100 * KIB);
+    assert_int_equal(size_of(&place, m, 0, 0), 100 * KIB);
     assert_int_equal(put(m, 0, 0, 100 * KIB, 2, &err), 0);
     assert_int_equal(m->ops->cut(m, 1, 2, 96 * KIB, &err), 0);
     assert_int_equal(put(m, 0, 0, 104 * KIB, 2, &err), 0); /* exactly what is left */
-    assert_int_equal(size_of(&p, m, 0, 0), 104 * KIB);
+    assert_int_equal(size_of(&place, m, 0, 0), 104 * KIB);
     assert_int_equal(put(m, 0, 1, 8 * KIB, 2, &err), ERR_LIMIT);
-    media_end(&p, m);
+    media_end(&place, m);
 }
 
 /* Takes space until so many bytes are free. */
@@ -383,17 +378,16 @@ static void files_leave_room_for_the_index(void **state)
         {3 * BLOCK, 1, -ENOSPC, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct st_place p;
         struct err err = {0};
-        struct media *m = media_open(&p, 64 << 10, 0);
-        leave(&p, cases[i].free_bytes);
+        struct media *m = media_open(&place, 64 << 10, 0);
+        leave(&place, cases[i].free_bytes);
         assert_int_equal(put(m, cases[i].device, 0, 4 * BLOCK, 4, &err), cases[i].code);
-        assert_int_equal(size_of(&p, m, cases[i].device, 0), cases[i].size_bytes);
+        assert_int_equal(size_of(&place, m, cases[i].device, 0), cases[i].size_bytes);
         if (i == 2)
             assert_string_equal(err.msg,
                                 "/st/d0: No space left on device: 2060 KiB are free, "
                                 "and 2048 are kept for the index");
-        media_end(&p, m);
+        media_end(&place, m);
     }
 }
 
@@ -414,17 +408,16 @@ static void files_that_cannot_be_reserved(void **state)
         {-EIO, 1, -EIO, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct st_place p;
         struct err err = {0};
         struct io_sim_fault fault = {.kind = IO_SIM_FAIL,
                                      .on = IO_SIM_ON_SPACE,
                                      .code = cases[i].fault,
                                      .count = cases[i].count};
-        struct media *m = media_open(&p, 64 << 10, 0);
-        assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+        struct media *m = media_open(&place, 64 << 10, 0);
+        assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
         assert_int_equal(put(m, 0, 0, 4 * BLOCK, 4, &err), cases[i].code);
-        assert_int_equal(size_of(&p, m, 0, 0), cases[i].size_bytes);
-        media_end(&p, m);
+        assert_int_equal(size_of(&place, m, 0, 0), cases[i].size_bytes);
+        media_end(&place, m);
     }
 }
 
@@ -440,45 +433,44 @@ static uint64_t n_synced(const struct st_place *p, struct media *m)
 static void what_has_changed_is_synced_once(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
-    struct media *m = media_open(&p, 64 << 10, 0);
-    assert_int_equal(n_synced(&p, m), 2); /* a killed process may have left names */
-    assert_int_equal(n_synced(&p, m), 0);
+    struct media *m = media_open(&place, 64 << 10, 0);
+    assert_int_equal(n_synced(&place, m), 2); /* a killed process may have left names */
+    assert_int_equal(n_synced(&place, m), 0);
     assert_int_equal(put(m, 0, 0, 4 * BLOCK, 2, &err), 0);
     assert_int_equal(put(m, 1, 3, 4 * BLOCK, 2, &err), 0);
-    assert_int_equal(n_synced(&p, m), 4);
+    assert_int_equal(n_synced(&place, m), 4);
     assert_int_equal(put(m, 1, 3, 2 * BLOCK, 2, &err), 0);
-    assert_int_equal(n_synced(&p, m), 1);
+    assert_int_equal(n_synced(&place, m), 1);
     assert_int_equal(m->ops->wipe(m, 0, 0, 0, BLOCK, &err), 0);
-    assert_int_equal(n_synced(&p, m), 1);
+    assert_int_equal(n_synced(&place, m), 1);
     assert_int_equal(m->ops->cut(m, 0, 0, 3 * BLOCK, &err), 0);
-    assert_int_equal(n_synced(&p, m), 1);
+    assert_int_equal(n_synced(&place, m), 1);
     assert_int_equal(m->ops->cut(m, 0, 0, 3 * BLOCK, &err), 0); /* has this length */
     assert_int_equal(m->ops->cut(m, 0, 0, 4 * BLOCK, &err), 0);
     assert_int_equal(m->ops->cut(m, 0, 7, 0, &err), 0); /* there is no such segment */
     assert_int_equal(m->ops->wipe(m, 0, 7, 0, BLOCK, &err), 0);
     assert_int_equal(m->ops->wipe(m, 0, 0, 3 * BLOCK, 5 * BLOCK, &err), 0);
     assert_int_equal(m->ops->wipe(m, 0, 0, BLOCK, BLOCK, &err), 0);
-    assert_int_equal(n_synced(&p, m), 0);
-    assert_int_equal(size_of(&p, m, 0, 0), 3 * BLOCK);
+    assert_int_equal(n_synced(&place, m), 0);
+    assert_int_equal(size_of(&place, m, 0, 0), 3 * BLOCK);
     assert_int_equal(m->ops->cut(m, 0, 0, 0, &err), 0);
-    assert_int_equal(size_of(&p, m, 0, 0), 0);
-    assert_int_equal(n_synced(&p, m), 1); /* the folder */
+    assert_int_equal(size_of(&place, m, 0, 0), 0);
+    assert_int_equal(n_synced(&place, m), 1); /* the folder */
     /* a failed sync of a folder is tried again; a file stays failed (io.h) */
     struct io_sim_fault fault = {
         .kind = IO_SIM_FAIL, .on = IO_SIM_ON_DIR_SYNC, .code = -EIO, .count = 1};
     assert_int_equal(put(m, 0, 1, 4 * BLOCK, 2, &err), 0);
-    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
     assert_int_equal(m->ops->sync(m, &err), -EIO);
-    assert_int_equal(n_synced(&p, m), 1);
-    io_sim_fault_clear(p.io);
+    assert_int_equal(n_synced(&place, m), 1);
+    io_sim_fault_clear(place.io);
     fault.on = IO_SIM_ON_SYNC;
     assert_int_equal(put(m, 0, 1, 4 * BLOCK, 2, &err), 0);
-    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
     for (int i = 0; i < 3; i++)
         assert_int_equal(m->ops->sync(m, &err), -EIO);
-    media_end(&p, m);
+    media_end(&place, m);
 }
 
 /* Wiping reaches to the file's end, and no other byte. */
@@ -490,9 +482,8 @@ static void only_the_range_is_wiped(void **state)
     } ranges[] = {{1, 2}, {3, 4}, {4, 9}, {4, 5}, {5, 9}};
     uint8_t *in = mem_map(5 * BLOCK), *want = mem_map(5 * BLOCK);
     for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++) {
-        struct st_place p;
         struct err err = {0};
-        struct media *m = media_open(&p, 64 << 10, 0);
+        struct media *m = media_open(&place, 64 << 10, 0);
         uint64_t begin = ranges[i].begin * BLOCK, end = ranges[i].end * BLOCK;
         assert_int_equal(put(m, 0, 0, 5 * BLOCK, 5, &err), 0);
         assert_int_equal(m->ops->cut(m, 0, 0, 5 * BLOCK, &err), 0);
@@ -503,10 +494,10 @@ static void only_the_range_is_wiped(void **state)
         assert_int_equal(m->ops->wipe(m, 0, 0, begin, end, &err), 0);
         assert_int_equal(m->ops->read(m, 0, 0, 0, in, 5 * BLOCK, &err), 0);
         assert_memory_equal(in, want, 5 * BLOCK);
-        assert_int_equal(size_of(&p, m, 0, 0), 5 * BLOCK);
+        assert_int_equal(size_of(&place, m, 0, 0), 5 * BLOCK);
         assert_int_equal(m->ops->read(m, 0, 0, 4 * BLOCK, in, 2 * BLOCK, &err), -ENODATA);
         assert_null(m->ops->at(m, 0, 0, 0));
-        media_end(&p, m);
+        media_end(&place, m);
     }
     mem_unmap(in, 5 * BLOCK);
     mem_unmap(want, 5 * BLOCK);
@@ -520,26 +511,25 @@ static void names_of_segments(void **state)
         "seg-000003.hc",  "seg-4.hc",       "seg-0000005.hc",
         "seg-000006.hcx", "seg-000007",     "seg-1048577.hc",
         "xseg-000008.hc", "seg-000009.hc~", "seg--00010.hc"};
-    struct st_place p;
     struct err err = {0};
-    struct media *m = media_open(&p, 64 << 10, 0);
+    struct media *m = media_open(&place, 64 << 10, 0);
     m->ops->close(m);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char path[400];
         struct io_file *f;
-        snprintf(path, sizeof path, "%s/%s", p.dirs[1], names[i]);
-        assert_int_equal(io_file_open(p.io, path, IO_CREATE, &f, &err), 0);
+        snprintf(path, sizeof path, "%s/%s", place.dirs[1], names[i]);
+        assert_int_equal(io_file_open(place.io, path, IO_CREATE, &f, &err), 0);
         assert_int_equal(io_file_truncate(f, 3 * BLOCK, &err), 0);
         io_file_close(f);
     }
     struct files_opts o = {
-        .io = p.io, .dirs = p.dirs, .n_dirs = 2, .segment_bytes = 1 << 20};
+        .io = place.io, .dirs = place.dirs, .n_dirs = 2, .segment_bytes = 1 << 20};
     assert_int_equal(files_open(&o, &m, &err), 0);
     assert_int_equal(m->ops->n_segments(m, 0), 0);
     assert_int_equal(m->ops->n_segments(m, 1), 4);
     for (uint32_t i = 0; i < 5; i++)
         assert_int_equal(m->ops->segment_size(m, 1, i), i == 3 ? 3 * BLOCK : 0);
-    media_end(&p, m);
+    media_end(&place, m);
 }
 
 int main(void)

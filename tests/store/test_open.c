@@ -39,22 +39,24 @@ static void readable(struct store *s, int n, int n_want)
     assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
 }
 
+/* The disk of the test that runs. */
+static struct st_place place;
+
 /* --- locks ------------------------------------------------------------------------------------ */
 
 static void one_at_a_time(void **state)
 {
     (void)state;
-    struct st_place p;
-    assert_true(st_place_open(&p, "pread", 2));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "pread", 2));
+    struct store *s = st_open(&place);
     saved(s, 2);
-    st_refused(&p.opts, ERR_BUSY, "in use by another process");
+    st_refused(&place.opts, ERR_BUSY, "in use by another process");
     /* The child runs twice: it inherits every descriptor, and its end must not release the lock. */
     for (int i = 0; i < 2; i++) {
         pid_t child = fork();
         if (child == 0) {
             struct store *mine = NULL;
-            struct store_opts opts = p.opts;
+            struct store_opts opts = place.opts;
             struct err err = {0};
             opts.io = io_pread_open();
             int rc = store_open(&opts, &mine, &err);
@@ -67,43 +69,42 @@ static void one_at_a_time(void **state)
     }
     readable(s, 2, 2);
     store_close(s);
-    s = st_open(&p);
+    s = st_open(&place);
     readable(s, 2, 2);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 static void modes_are_private(void **state)
 {
     (void)state;
-    struct st_place p;
     struct stat st;
-    assert_true(st_place_open(&p, "pread", 3));
+    assert_true(st_place_open(&place, "pread", 3));
     char other[400];
     struct io_file *f;
     /* an empty directory that existed before */
-    assert_int_equal(mkdir(p.dir[1], 0755) | chmod(p.dir[1], 0755), 0);
+    assert_int_equal(mkdir(place.dir[1], 0755) | chmod(place.dir[1], 0755), 0);
     /* a directory with another user's file */
-    assert_int_equal(mkdir(p.dir[2], 0755) | chmod(p.dir[2], 0755), 0);
-    snprintf(other, sizeof other, "%s/other", p.dir[2]);
-    assert_int_equal(io_file_open(p.io, other, IO_CREATE, &f, NULL), 0);
+    assert_int_equal(mkdir(place.dir[2], 0755) | chmod(place.dir[2], 0755), 0);
+    snprintf(other, sizeof other, "%s/other", place.dir[2]);
+    assert_int_equal(io_file_open(place.io, other, IO_CREATE, &f, NULL), 0);
     io_file_close(f);
-    struct store *s = st_open(&p);
+    struct store *s = st_open(&place);
     saved(s, 3);
     for (int i = 0; i < 3; i++) {
         struct io_names names;
-        assert_int_equal(stat(p.dir[i], &st), 0);
+        assert_int_equal(stat(place.dir[i], &st), 0);
         assert_int_equal(st.st_mode & 0777, i < 2 ? 0700 : 0755);
-        assert_int_equal(io_list(p.io, p.dir[i], &names, NULL), 0);
+        assert_int_equal(io_list(place.io, place.dir[i], &names, NULL), 0);
         assert_true(names.n >= 2);
         for (size_t j = 0; j < names.n; j++) {
             char path[600];
-            snprintf(path, sizeof path, "%s/%s", p.dir[i], names.name[j]);
+            snprintf(path, sizeof path, "%s/%s", place.dir[i], names.name[j]);
             assert_int_equal(stat(path, &st), 0);
             assert_int_equal(st.st_mode & 0777, 0600);
         }
         io_names_free(&names);
     }
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* Returns whether a file contains the bytes. */
@@ -125,11 +126,10 @@ static bool stands_in(struct io *io, const char *path, const void *what, size_t 
 static void index_tells_no_prompt(void **state)
 {
     (void)state;
-    struct st_place p;
     int32_t tokens[STORE_CHUNK_TOKENS];
     uint8_t bytes[4 * 4];
-    assert_true(st_place_open(&p, "pread", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "pread", 1));
+    struct store *s = st_open(&place);
     saved(s, 3);
     for (int chunk = 0; chunk < 3; chunk++) {
         struct io_names names;
@@ -137,19 +137,19 @@ static void index_tells_no_prompt(void **state)
         st_tokens(&ctx, chunk, tokens);
         for (int i = 0; i < 4; i++) /* four equal token ids in a row are no coincidence */
             put_u32(bytes + 4 * i, (uint32_t)tokens[20 + i]);
-        assert_int_equal(io_list(p.io, p.dir[0], &names, NULL), 0);
+        assert_int_equal(io_list(place.io, place.dir[0], &names, NULL), 0);
         for (size_t j = 0; j < names.n; j++) {
             char path[600];
-            snprintf(path, sizeof path, "%s/%s", p.dir[0], names.name[j]);
+            snprintf(path, sizeof path, "%s/%s", place.dir[0], names.name[j]);
             bool is_segment = strncmp(names.name[j], "seg-", 4) == 0;
             n_files += !is_segment;
-            if (stands_in(p.io, path, bytes, sizeof bytes) != is_segment)
+            if (stands_in(place.io, path, bytes, sizeof bytes) != is_segment)
                 fail_msg("%s: tokens of chunk %d", path, chunk);
         }
         assert_true(n_files >= 3); /* superblock, index, its log or the lock */
         io_names_free(&names);
     }
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* --- directories ------------------------------------------------------------------------------ */
@@ -242,15 +242,14 @@ static void directories_must_match(void **state)
 static void unwritable(void **state)
 {
     (void)state;
-    struct st_place p;
     struct io_sim_fault fault = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_NAME, .code = -EROFS};
-    assert_true(st_place_open(&p, "sim", 1));
-    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
-    st_refused(&p.opts, -EROFS, "");
-    io_sim_fault_clear(p.io);
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
+    st_refused(&place.opts, -EROFS, "");
+    io_sim_fault_clear(place.io);
+    struct store *s = st_open(&place);
     saved(s, 1);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* Writes n bytes at an offset of a file without the store. */
@@ -266,16 +265,15 @@ static void poke(struct io *io, const char *path, uint64_t offset, const void *b
 static void future_version(void **state)
 {
     (void)state;
-    struct st_place p;
     struct io_file *f;
     uint8_t bytes[8192];
     char path[400];
-    assert_true(st_place_open(&p, "pread", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "pread", 1));
+    struct store *s = st_open(&place);
     saved(s, 1);
     store_close(s);
-    snprintf(path, sizeof path, "%s/superblock", p.dir[0]);
-    assert_int_equal(io_file_open(p.io, path, 0, &f, NULL), 0);
+    snprintf(path, sizeof path, "%s/superblock", place.dir[0]);
+    assert_int_equal(io_file_open(place.io, path, 0, &f, NULL), 0);
     assert_int_equal(io_file_pread(f, bytes, sizeof bytes, 0, NULL), 0);
     io_file_close(f);
     for (int copy = 0; copy < 2; copy++) {
@@ -284,9 +282,9 @@ static void future_version(void **state)
         put_u64(b + 16, 0);
         put_u64(b + 16, checksum64(b, 4096));
     }
-    poke(p.io, path, 0, bytes, sizeof bytes);
-    st_refused(&p.opts, ERR_UNSUPPORTED, "format version 9");
-    st_place_close(&p);
+    poke(place.io, path, 0, bytes, sizeof bytes);
+    st_refused(&place.opts, ERR_UNSUPPORTED, "format version 9");
+    st_place_close(&place);
 }
 
 static void superblock_spoil(struct io *io, const char *dir)
@@ -317,25 +315,24 @@ static void superblocks_are_found_again(void **state)
     (void)state;
     for (int i = 0; i < 6; i++) {
         int which = 1 + i % 3;
-        struct st_place p;
         struct err err = {0};
         struct store_verify v;
         int n_told = 0;
-        assert_true(st_place_open(&p, which % 2 != 0 ? "sim" : "pread", 2));
-        struct store *s = st_open(&p);
+        assert_true(st_place_open(&place, which % 2 != 0 ? "sim" : "pread", 2));
+        struct store *s = st_open(&place);
         saved(s, 4);
         store_close(s);
         for (int d = 0; d < 2; d++)
             if ((which >> d & 1) != 0)
-                (i < 3 ? superblock_spoil : superblock_lose)(p.io, p.dir[d]);
-        p.opts.read_only = true;
-        s = st_open(&p);
+                (i < 3 ? superblock_spoil : superblock_lose)(place.io, place.dir[d]);
+        place.opts.read_only = true;
+        s = st_open(&place);
         assert_int_equal(store_verify(s, &v, count_report, NULL, &n_told, &err), 0);
         assert_int_equal(n_told, which == 3 ? 2 : 1);
         store_close(s);
-        p.opts.read_only = false;
+        place.opts.read_only = false;
         for (int again = 0; again < 2; again++) {
-            s = st_open(&p);
+            s = st_open(&place);
             n_told = 0;
             assert_int_equal(store_verify(s, &v, count_report, NULL, &n_told, &err), 0);
             assert_int_equal(n_told, 0);
@@ -343,7 +340,7 @@ static void superblocks_are_found_again(void **state)
             assert_true(store_audit(s));
             store_close(s);
         }
-        st_place_close(&p);
+        st_place_close(&place);
     }
 }
 
@@ -355,32 +352,31 @@ static void a_failing_disk_is_not_a_damaged_store(void **state)
     for (int which = 1; which <= 3; which++) {
         bool has_hit = true, has_failed = false;
         for (uint64_t n = 0; has_hit; n++) {
-            struct st_place p;
             struct err err = {0};
-            assert_true(st_place_open(&p, "sim", 2));
-            struct store *s = st_open(&p);
+            assert_true(st_place_open(&place, "sim", 2));
+            struct store *s = st_open(&place);
             saved(s, 4);
             store_close(s);
             for (int d = 0; d < 2; d++)
                 if ((which >> d & 1) != 0)
-                    superblock_lose(p.io, p.dir[d]);
+                    superblock_lose(place.io, place.dir[d]);
             struct io_sim_fault f = {.kind = IO_SIM_FAIL,
                                      .on = IO_SIM_ON_READ | IO_SIM_ON_OPEN,
                                      .code = -EIO,
                                      .skip = n,
                                      .count = 1};
-            assert_int_equal(io_sim_fault_add(p.io, &f), 0);
+            assert_int_equal(io_sim_fault_add(place.io, &f), 0);
             s = NULL;
-            int rc = store_open(&p.opts, &s, &err);
-            has_hit = io_sim_fault_hits(p.io) > 0;
+            int rc = store_open(&place.opts, &s, &err);
+            has_hit = io_sim_fault_hits(place.io) > 0;
             has_failed = has_failed || rc != 0;
             if (rc == ERR_CORRUPT || rc == ERR_MISMATCH || rc == ERR_NOT_FOUND)
                 fail_msg("operation %d fails: %s", (int)n, err.msg);
             store_close(s);
-            io_sim_fault_clear(p.io);
-            s = st_open(&p);
+            io_sim_fault_clear(place.io);
+            s = st_open(&place);
             readable(s, 4, 4);
-            st_close(s, &p);
+            st_close(s, &place);
         }
         assert_true(has_failed);
     }
@@ -422,34 +418,33 @@ static void index_is_rebuilt(void **state)
     (void)state;
     static const char *const kinds[] = {"pread", "sim"};
     for (int k = 0; k < 2; k++) {
-        struct st_place p;
         char path[400];
         uint8_t garbage[5000];
         memset(garbage, 0xa5, sizeof garbage);
-        assert_true(st_place_open(&p, kinds[k], 2));
-        struct store *s = st_open(&p);
+        assert_true(st_place_open(&place, kinds[k], 2));
+        struct store *s = st_open(&place);
         saved(s, 4);
         store_close(s);
-        snprintf(path, sizeof path, "%s/index.db", p.dir[0]);
+        snprintf(path, sizeof path, "%s/index.db", place.dir[0]);
 
-        assert_int_equal(io_unlink(p.io, path, NULL), 0);
-        p.opts.read_only = true;
-        st_refused(&p.opts, ERR_CORRUPT, "must be rebuilt");
-        p.opts.read_only = false;
-        s = st_open(&p);
+        assert_int_equal(io_unlink(place.io, path, NULL), 0);
+        place.opts.read_only = true;
+        st_refused(&place.opts, ERR_CORRUPT, "must be rebuilt");
+        place.opts.read_only = false;
+        s = st_open(&place);
         readable(s, 4, 4);
         assert_true(store_audit(s));
         store_close(s);
 
-        poke(p.io, path, 0, garbage, sizeof garbage);
-        s = st_open(&p);
+        poke(place.io, path, 0, garbage, sizeof garbage);
+        s = st_open(&place);
         readable(s, 4, 4);
         saved(s, 5); /* saving works as before the fault */
         store_close(s);
-        s = st_open(&p);
+        s = st_open(&place);
         readable(s, 5, 5);
         assert_true(store_audit(s));
-        st_close(s, &p);
+        st_close(s, &place);
     }
 }
 
@@ -469,25 +464,24 @@ static void said_add(void *arg, const char *what)
 static void verify_sees_cut_files(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
-    assert_true(st_place_open(&p, "sim", 2));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 2));
+    struct store *s = st_open(&place);
     saved(s, 4);
     store_close(s);
-    p.opts.read_only = true;
+    place.opts.read_only = true;
     for (int gone = 0; gone < 2; gone++) {
         struct io_file *f;
         struct said said = {0};
         struct store_verify v;
         struct store_stats st;
         if (gone)
-            assert_int_equal(io_unlink(p.io, "/st/d1/seg-000000.hc", NULL), 0);
-        assert_int_equal(io_file_open(p.io, "/st/d0/seg-000000.hc", 0, &f, NULL), 0);
+            assert_int_equal(io_unlink(place.io, "/st/d1/seg-000000.hc", NULL), 0);
+        assert_int_equal(io_file_open(place.io, "/st/d0/seg-000000.hc", 0, &f, NULL), 0);
         if (!gone) /* the last block of one chunk lies past the file's end */
             assert_int_equal(io_file_truncate(f, 3 * 4096, NULL), 0);
         io_file_close(f);
-        s = st_open(&p);
+        s = st_open(&place);
         store_stats(s, &st);
         assert_int_equal(store_verify(s, &v, said_add, NULL, &said, &err), 0);
         assert_true(v.n_bad >= st.n_corrupt && v.n_bad == (uint64_t)said.n);
@@ -498,26 +492,25 @@ static void verify_sees_cut_files(void **state)
         assert_non_null(strstr(said.last, "missing or too short"));
         store_close(s);
     }
-    p.opts.read_only = false;
-    s = st_open(&p); /* the chunks can be stored again */
+    place.opts.read_only = false;
+    s = st_open(&place); /* the chunks can be stored again */
     saved(s, 4);
     readable(s, 4, 4);
     struct store_verify v;
     assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, &err), 0);
     assert_int_equal(v.n_bad, 0);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* Headers of evicted chunks whose space is partly reused do no harm to a rebuild. */
 static void rebuild_over_stale_headers(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct st_shape big = {.n_layers = 3, .n_bytes = {30000, 50000}}, small = st_small;
-    assert_true(st_place_open(&p, "sim", 1));
-    p.opts.cap_bytes = 2 << 20;
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    place.opts.cap_bytes = 2 << 20;
+    struct store *s = st_open(&place);
     for (int i = 0; i < 60; i++) {
         struct st_ctx c = {100, (uint64_t)i, 0, 0, NULL};
         const struct st_shape *shape = i % 3 == 0 ? &small : &big;
@@ -527,10 +520,10 @@ static void rebuild_over_stale_headers(void **state)
     struct store_stats before, after;
     store_stats(s, &before);
     store_close(s);
-    assert_int_equal(io_unlink(p.io, "/st/d0/index.db", NULL), 0);
-    uint64_t cap_bytes = p.opts.cap_bytes;
-    p.opts.cap_bytes = 0;
-    s = st_open(&p);
+    assert_int_equal(io_unlink(place.io, "/st/d0/index.db", NULL), 0);
+    uint64_t cap_bytes = place.opts.cap_bytes;
+    place.opts.cap_bytes = 0;
+    s = st_open(&place);
     store_stats(s, &after);
     /* The rebuilt index has all chunks of the lost one, and some evicted ones. */
     assert_true(after.n_chunks >= before.n_chunks);
@@ -542,11 +535,11 @@ static void rebuild_over_stale_headers(void **state)
         assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
     }
     store_close(s);
-    p.opts.cap_bytes = cap_bytes;
-    s = st_open(&p);
+    place.opts.cap_bytes = cap_bytes;
+    s = st_open(&place);
     store_stats(s, &after);
     assert_true(after.used_bytes <= cap_bytes);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* Removes a file if it exists. gc may have folded the log. */
@@ -590,13 +583,12 @@ static void reads_and_changes_nothing(const struct st_place *q, int n_want)
 static void only_read(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
-    assert_true(st_place_open(&p, "sim", 2));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 2));
+    struct store *s = st_open(&place);
     saved(s, 3);
-    struct st_place q = p;
-    assert_int_equal(io_sim_fork(p.io, 1, &q.io, &err), 0);
+    struct st_place q = place;
+    assert_int_equal(io_sim_fork(place.io, 1, &q.io, &err), 0);
     q.opts.io = q.io;
     q.opts.read_only = true;
     assert_true(io_exists(q.io, "/st/d0/index.db-wal"));
@@ -613,36 +605,36 @@ static void only_read(void **state)
     q.opts.read_only = true;
     reads_and_changes_nothing(&q, 4);
     io_close(q.io);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* A store may have more segments than the soft limit of open files allows. */
 static void many_segments(void **state)
 {
     (void)state;
-    struct st_place p;
     struct rlimit old, low;
     struct err err = {0};
     struct st_shape big = {.n_layers = 1, .n_bytes = {50000, 1}};
-    assert_true(st_place_open(&p, "pread", 1));
-    p.opts.segment_bytes = 1 << 16; /* so small that each chunk has a segment of its own */
+    assert_true(st_place_open(&place, "pread", 1));
+    place.opts.segment_bytes =
+        1 << 16; /* so small that each chunk has a segment of its own */
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
     low = old;
     low.rlim_cur = 24;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
-    struct store *s = st_open(&p);
+    struct store *s = st_open(&place);
     for (int i = 0; i < 40; i++)
         assert_int_equal(st_append(s, &big, &ctx, i, ST_H, &err), 0);
     assert_int_equal(store_commit(s, &err), 0);
     store_close(s);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
-    s = st_open(&p);
+    s = st_open(&place);
     struct st_result r;
     assert_int_equal(st_read(s, &big, &ctx, 40, &r, &err), 0);
     assert_int_equal(r.n_records, 40);
     store_close(s);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
-    st_place_close(&p);
+    st_place_close(&place);
 }
 
 /* --- failing devices -------------------------------------------------------------------------- */
@@ -650,19 +642,18 @@ static void many_segments(void **state)
 static void full_disk(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct store_stats st;
-    memset(&p, 0, sizeof p);
-    assert_true(st_place_open(&p, "sim", 1));
-    io_close(p.io);
+    memset(&place, 0, sizeof place);
+    assert_true(st_place_open(&place, "sim", 1));
+    io_close(place.io);
     assert_int_equal(
-        io_sim_open(&(struct io_sim_opts){.seed = 3, .capacity_bytes = 1 << 20}, &p.io,
+        io_sim_open(&(struct io_sim_opts){.seed = 3, .capacity_bytes = 1 << 20}, &place.io,
                     &err),
         0);
-    p.opts.io = p.io;
-    p.opts.segment_bytes = 64 << 10;
-    struct store *s = st_open(&p);
+    place.opts.io = place.io;
+    place.opts.segment_bytes = 64 << 10;
+    struct store *s = st_open(&place);
     int n = 0, rc = 0;
     for (; n < ST_MAX_CHUNKS && rc == 0; n++) {
         rc = st_append(s, &st_small, &ctx, n, ST_BOTH, &err);
@@ -676,9 +667,9 @@ static void full_disk(void **state)
     store_stats(s, &st);
     assert_int_equal(st.n_chunks, (uint64_t)n - 1);
     store_close(s);
-    s = st_open(&p); /* a full disk does not prevent opening */
+    s = st_open(&place); /* a full disk does not prevent opening */
     readable(s, n, n - 1);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* A disk that is full below the cap acts as a lower cap: the least recently used chunks are evicted
@@ -690,17 +681,16 @@ static void full_disk_evicts(void **state)
     static const struct st_shape shapes[] = {{.n_layers = 2, .n_bytes = {300000, 700000}},
                                              {.n_layers = 2, .n_bytes = {500000, 1100000}}};
     for (int n_devices = 1; n_devices <= 2; n_devices++) {
-        struct st_place p;
         struct err err = {0};
         struct store_stats st;
-        assert_true(st_place_open(&p, "sim", n_devices));
-        io_close(p.io);
+        assert_true(st_place_open(&place, "sim", n_devices));
+        io_close(place.io);
         struct io_sim_opts o = {.seed = 5, .capacity_bytes = 64 << 20};
-        assert_int_equal(io_sim_open(&o, &p.io, &err), 0);
-        p.opts.io = p.io;
-        p.opts.segment_bytes = 16 << 20;
-        p.opts.cap_bytes = 1u << 30;
-        struct store *s = st_open(&p);
+        assert_int_equal(io_sim_open(&o, &place.io, &err), 0);
+        place.opts.io = place.io;
+        place.opts.segment_bytes = 16 << 20;
+        place.opts.cap_bytes = 1u << 30;
+        struct store *s = st_open(&place);
         for (uint64_t i = 0; i < CONTEXTS; i++) {
             struct st_ctx c = {.base = 100 + i, .own = i};
             struct st_result r;
@@ -715,8 +705,8 @@ static void full_disk_evicts(void **state)
         assert_true(st.evictions[STORE_EVICT_SPACE] > 50 && st.n_chunks >= 10);
         assert_true(st.n_chunks + st.evictions[STORE_EVICT_SPACE] == CONTEXTS);
         store_close(s);
-        p.opts.cap_bytes = 0; /* no cap: nothing is evicted */
-        s = st_open(&p);
+        place.opts.cap_bytes = 0; /* no cap: nothing is evicted */
+        s = st_open(&place);
         struct st_ctx c = {.base = 1, .own = 1};
         int rc = 0;
         for (int n = 0; n < 20 && rc == 0; n++)
@@ -727,7 +717,7 @@ static void full_disk_evicts(void **state)
         uint64_t n_chunks = st.n_chunks;
         store_stats(s, &st);
         assert_true(st.n_evicted == 0 && st.n_chunks >= n_chunks && store_audit(s));
-        st_close(s, &p);
+        st_close(s, &place);
     }
 }
 
@@ -735,25 +725,24 @@ static void full_disk_evicts(void **state)
 static void full_disk_under_index(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct io_sim_fault fault = {.kind = IO_SIM_FAIL,
                                  .on = IO_SIM_ON_WRITE,
                                  .path = "index.db-wal",
                                  .code = -ENOSPC};
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    struct store *s = st_open(&place);
     saved(s, 2);
     assert_int_equal(st_append(s, &st_small, &ctx, 2, ST_BOTH, &err), 0);
-    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
     assert_int_equal(store_commit(s, &err), -ENOSPC);
     readable(s, 3, 2);
     assert_int_equal(store_commit(s, &err), -ENOSPC);
-    io_sim_fault_clear(p.io);
+    io_sim_fault_clear(place.io);
     assert_int_equal(store_commit(s, &err), 0);
     readable(s, 3, 3);
     assert_true(store_audit(s));
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* Returns a new store with two chunks, after a failed commit of a third. */
@@ -780,12 +769,11 @@ static void failed_sync_is_final(void **state)
                  {IO_SIM_FAIL, "index.db-wal"},
                  {IO_SIM_SYNC_LIES, "index.db-wal"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct st_place p;
         struct err err = {0};
         struct store_stats st;
         struct io_sim_fault fault = {
             .kind = cases[i].kind, .on = IO_SIM_ON_SYNC, .path = cases[i].path, .count = 1};
-        struct store *s = open_and_fail(&p, &fault);
+        struct store *s = open_and_fail(&place, &fault);
         readable(s, 3, 2);
         /* The device works again, but does not report what it has lost. */
         assert_int_not_equal(store_commit(s, &err), 0);
@@ -796,15 +784,15 @@ static void failed_sync_is_final(void **state)
         readable(s, 3, 2);
         assert_true(store_audit(s));
         store_close(s);
-        io_sim_crash(p.io);
-        io_sim_restart(p.io);
-        s = st_open(&p);
+        io_sim_crash(place.io);
+        io_sim_restart(place.io);
+        s = st_open(&place);
         struct st_result r;
         assert_int_equal(st_read(s, &st_small, &ctx, 3, &r, &err), 0);
         assert_true(r.n_found >= 2 && r.n_records == 6 * r.n_found && r.n_corrupt == 0);
         saved(s, 3);
         readable(s, 3, 3);
-        st_close(s, &p);
+        st_close(s, &place);
     }
 }
 
@@ -814,32 +802,31 @@ static void failed_sync_is_final(void **state)
 static void what_is_found_is_made_durable(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct io_sim_fault fault = {
         .kind = IO_SIM_FAIL, .on = IO_SIM_ON_SYNC, .path = "index.db-wal", .code = -EIO};
-    struct store *s = open_and_fail(&p, &fault);
+    struct store *s = open_and_fail(&place, &fault);
     store_close(s);
-    s = st_open(&p);
+    s = st_open(&place);
     readable(s, 3, 3); /* visible */
     assert_int_equal(st_append(s, &st_small, &ctx, 2, ST_BOTH, &err), 0);
     assert_int_not_equal(store_commit(s, &err), 0); /* but still not durable */
     store_close(s);
-    io_sim_fault_clear(p.io);
-    s = st_open(&p);
+    io_sim_fault_clear(place.io);
+    s = st_open(&place);
     readable(s, 3, 3);
     assert_int_equal(store_commit(s, &err), 0);
     store_close(s);
-    struct io *disk = p.io;
+    struct io *disk = place.io;
     for (uint64_t seed = 1; seed <= 20; seed++) {
-        assert_int_equal(io_sim_fork(disk, seed, &p.opts.io, &err), 0);
-        s = st_open(&p);
+        assert_int_equal(io_sim_fork(disk, seed, &place.opts.io, &err), 0);
+        s = st_open(&place);
         readable(s, 3, 3);
         store_close(s);
-        io_close(p.opts.io);
+        io_close(place.opts.io);
     }
-    p.opts.io = disk;
-    st_place_close(&p);
+    place.opts.io = disk;
+    st_place_close(&place);
 }
 
 /* A damaged SQLite header says that the index is read-only: opening sees nothing wrong, the first
@@ -847,44 +834,42 @@ static void what_is_found_is_made_durable(void **state)
 static void unwritable_index_is_damage(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     /* the offset in SQLite's header; a value above 2 means read-only */
     enum { WRITE_VERSION = 18 };
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    struct store *s = st_open(&place);
     saved(s, 2);
     store_close(s);
-    assert_int_equal(io_sim_flip(p.io, "/st/d0/index.db", WRITE_VERSION, 6), 0);
-    s = st_open(&p);
+    assert_int_equal(io_sim_flip(place.io, "/st/d0/index.db", WRITE_VERSION, 6), 0);
+    s = st_open(&place);
     readable(s, 2, 2);
     assert_int_equal(store_commit(s, &err), ERR_CORRUPT);
     store_close(s);
-    s = st_open(&p);
+    s = st_open(&place);
     readable(s, 2, 2);
     saved(s, 3);
     readable(s, 3, 3);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 static void failed_reads_are_misses(void **state)
 {
     (void)state;
-    struct st_place p;
     struct err err = {0};
     struct st_result r;
     struct io_sim_fault fault = {
         .kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg-", .count = 1, .skip = 2};
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    struct store *s = st_open(&place);
     saved(s, 3);
-    assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+    assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
     assert_int_equal(st_read(s, &st_small, &ctx, 3, &r, &err), 0);
     assert_int_equal(r.n_unread, 1);
     assert_int_equal(r.n_records, 3 * 6 - 1);
-    io_sim_fault_clear(p.io);
+    io_sim_fault_clear(place.io);
     readable(s, 3, 3); /* a device error condemns nothing */
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* A device stops answering: reads become misses within the time limit, an append fails within it,
@@ -892,16 +877,15 @@ static void failed_reads_are_misses(void **state)
 static void stuck_device(void **state)
 {
     (void)state;
-    struct st_place p;
     struct st_result r;
     struct err err = {0};
     struct store_stats st;
-    assert_true(st_place_open(&p, "sim", 1));
-    p.opts.stuck_ns = 2000000;
-    struct store *s = st_open(&p);
+    assert_true(st_place_open(&place, "sim", 1));
+    place.opts.stuck_ns = 2000000;
+    struct store *s = st_open(&place);
     assert_int_equal(st_save(s, &st_small, &ctx, 4, ST_BOTH, &err), 0);
     struct io_sim_fault stuck = {.kind = IO_SIM_STUCK, .path = "seg-"};
-    assert_int_equal(io_sim_fault_add(p.io, &stuck), 0);
+    assert_int_equal(io_sim_fault_add(place.io, &stuck), 0);
     assert_int_equal(st_read(s, &st_small, &ctx, 4, &r, &err), 0);
     assert_int_equal(r.n_unread, 4 * 6);
     store_stats(s, &st);
@@ -910,11 +894,11 @@ static void stuck_device(void **state)
     assert_int_equal(st_append(s, &st_small, &other, 0, ST_BOTH, &err), -ETIMEDOUT);
     assert_non_null(strstr(err.msg, "does not answer"));
     assert_true(store_audit(s));
-    io_sim_fault_clear(p.io);
+    io_sim_fault_clear(place.io);
     assert_int_equal(st_read(s, &st_small, &ctx, 4, &r, &err), 0);
     assert_int_equal(r.n_records, 4 * 6);
     assert_int_equal(st_save(s, &st_small, &other, 4, ST_BOTH, &err), 0);
-    st_close(s, &p);
+    st_close(s, &place);
 }
 
 /* --- memory that the caller lends --------------------------------------------------------------
@@ -972,7 +956,6 @@ static void a_used_up_quota_is_a_full_disk(void **state)
     (void)state;
     static const unsigned on[] = {IO_SIM_ON_SPACE, IO_SIM_ON_WRITE, IO_SIM_ON_NAME};
     for (int i = 0; i < 6; i++) {
-        struct st_place p;
         struct err err = {0};
         struct store_stats st;
         struct io_sim_fault fault = {.kind = IO_SIM_FAIL,
@@ -980,13 +963,13 @@ static void a_used_up_quota_is_a_full_disk(void **state)
                                      .path = "seg-",
                                      .count = 2,
                                      .code = -EDQUOT};
-        assert_true(st_place_open(&p, "sim", 1));
+        assert_true(st_place_open(&place, "sim", 1));
         bool capped = i % 2 == 0;
-        p.opts.cap_bytes = capped ? 1 << 20 : 0;
-        p.opts.segment_bytes = 1 << 16; /* a new file every few chunks */
-        struct store *s = st_open(&p);
+        place.opts.cap_bytes = capped ? 1 << 20 : 0;
+        place.opts.segment_bytes = 1 << 16; /* a new file every few chunks */
+        struct store *s = st_open(&place);
         saved(s, 4);
-        assert_int_equal(io_sim_fault_add(p.io, &fault), 0);
+        assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
         struct st_ctx other = {70, 71, 0, 0, NULL};
         int rc = 0;
         for (int n = 0; n < 4 && rc == 0; n++)
@@ -994,13 +977,13 @@ static void a_used_up_quota_is_a_full_disk(void **state)
         assert_int_equal(rc, capped ? 0 : -ENOSPC);
         if (!capped)
             assert_non_null(strstr(err.msg, "quota"));
-        io_sim_fault_clear(p.io);
+        io_sim_fault_clear(place.io);
         assert_int_equal(st_save(s, &st_small, &other, 4, ST_BOTH, &err), 0);
         store_stats(s, &st);
         assert_int_equal(st.saving_fault, 0);
         assert_true((st.evictions[STORE_EVICT_SPACE] > 0) == capped);
         assert_true(store_audit(s));
-        st_close(s, &p);
+        st_close(s, &place);
     }
 }
 

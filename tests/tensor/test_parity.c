@@ -375,6 +375,7 @@ static void test_activations(void **state)
         check_activation(rows_cases[c], ACTIVATION_TANH, 2e-6);
         check_activation(rows_cases[c], ACTIVATION_SWIGLU_CLAMPED, 5e-6);
         check_activation(rows_cases[c], ACTIVATION_SIGMOID, 2e-6);
+        check_activation(rows_cases[c], ACTIVATION_NONE, 0);
     }
 }
 
@@ -390,8 +391,7 @@ static void run_delta(const struct lab *l, const struct delta_rule *d, int cut,
     const int32_t at[] = {1, 0};
     size_t bytes = delta_state_bytes(d);
     struct kv_layer kv = {.blocks = states, .block_stride = bytes};
-    struct mat in = mat_random(DTYPE_F32, DELTA_ROWS + 3, 2 * d->n_v + delta_channels(d),
-                               5);
+    struct mat in = mat_random(DTYPE_F32, DELTA_ROWS + 3, delta_in_cols(d), 5);
     int32_t pos[DELTA_ROWS + 3];
     memset(states, 0x7f, 2 * bytes);
     for (int i = 0; i < DELTA_ROWS + 3; i++)
@@ -469,15 +469,17 @@ static void test_delta_net(void **state)
 {
     (void)state;
     static const struct delta_rule cases[] = {
-        {.n_k = 1, .n_v = 1, .d_k = 16, .d_v = 16},
-        {.n_k = 2, .n_v = 6, .d_k = 32, .d_v = 48},
-        {.n_k = 3, .n_v = 6, .d_k = 128, .d_v = 64},
-        {.n_k = 2, .n_v = 6, .tiled = true, .d_k = 32, .d_v = 48}};
+        {.n_k = 1, .n_v = 1, .d_k = 16, .d_v = 16, .n_conv = 4},
+        {.n_k = 2, .n_v = 6, .d_k = 32, .d_v = 48, .n_conv = 2},
+        {.n_k = 3, .n_v = 6, .d_k = 128, .d_v = 64, .n_conv = 4},
+        {.n_k = 2, .n_v = 6, .tiled = true, .d_k = 32, .d_v = 48, .n_conv = 4},
+        {.kind = DELTA_SHORT_CONV, .n_k = 5, .n_v = 5, .d_v = 16, .n_conv = 3},
+        {.kind = DELTA_SHORT_CONV, .n_k = 2, .n_v = 2, .d_v = 64, .n_conv = 2}};
     static const int cuts[] = {1, 3, 40};
-    for (int c = 0; c < 4; c++) {
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         struct delta_rule d = cases[c];
         size_t bytes = 2 * delta_state_bytes(&d);
-        float *conv = random_elems(DTYPE_F32, delta_channels(&d) * DELTA_CONV, 1);
+        float *conv = random_elems(DTYPE_F32, delta_channels(&d) * d.n_conv, 1);
         float *rate = random_elems(DTYPE_F32, d.n_v, 2),
               *dt = random_elems(DTYPE_F32, d.n_v, 3);
         for (int i = 0; i < d.n_v; i++)

@@ -7,7 +7,7 @@ library only.
 
 Matrices keep their type; vectors become F32.  Families: llama, mistral, mixtral, qwen2, qwen3,
 qwen3_moe, phi, phi3, gemma, gemma3_text, olmo2, olmo3, granite, falcon,
-gpt_oss, gemma2, qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3, glm4_moe.  A byte-level BPE tokenizer and the chat template are included if the folder has
+gpt_oss, gemma2, qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3, glm4_moe, lfm2.  A byte-level BPE tokenizer and the chat template are included if the folder has
 them."""
 import argparse
 import json
@@ -23,7 +23,7 @@ ARCHS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3
          "gemma": "gemma", "falcon": "falcon", "mixtral": "llama", "qwen3_moe": "qwen3moe",
          "gemma3_text": "gemma3", "olmo2": "olmo2", "olmo3": "olmo2", "granite": "granite",
          "gpt_oss": "gpt-oss", "gemma2": "gemma2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
-         "qwen3_next": "qwen3next", "cohere2": "cohere2", "ministral3": "mistral3", "glm4_moe": "glm4moe"}
+         "qwen3_next": "qwen3next", "cohere2": "cohere2", "ministral3": "mistral3", "glm4_moe": "glm4moe", "lfm2": "lfm2"}
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 GEMMA3 = ("gemma3", "gemma-embedding")
 PLUS_ONE = ("gemma", "gemma2", *GEMMA3, *HYBRIDS)
@@ -33,7 +33,7 @@ EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": 
            "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}
 OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
            "model.final_layernorm": "output_norm", "transformer.word_embeddings": "token_embd",
-           "transformer.ln_f": "output_norm"}
+           "transformer.ln_f": "output_norm", "model.embedding_norm": "token_embd_norm"}
 INSIDE = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.dense": "attn_output", "self_attn.qkv_proj": "attn_qkv",
@@ -49,7 +49,10 @@ INSIDE = {
     "linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt", "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp", "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp"}
+    "mlp.shared_experts.up_proj": "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "operator_norm": "attn_norm", "self_attn.out_proj": "attn_output", "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm", "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
+    "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj"}
 
 
 def text(s):
@@ -181,11 +184,17 @@ def metadata(c, arch, vocab_rows, n_guessing):
     rope = c.get("rope_parameters") or {}
     rope = {"rope_theta": c.get("rope_theta", 10000.0), **rope.get("full_attention", rope)}
     norm = "attention.layer_norm_epsilon" if arch in ("phi2", "falcon", "cohere2") else "attention.layer_norm_rms_epsilon"
-    eps = c.get("rms_norm_eps", c.get("layer_norm_eps", c.get("layer_norm_epsilon", 1e-6)))
+    eps = c.get("rms_norm_eps", c.get("layer_norm_eps", c.get("layer_norm_epsilon", c.get("norm_eps", 1e-6))))
     yield "block_count", U32, c["num_hidden_layers"] + n_guessing
     yield "context_length", U32, c["max_position_embeddings"]
     yield "embedding_length", U32, c["hidden_size"]
-    yield "feed_forward_length", U32, c.get("intermediate_size", c.get("ffn_hidden_size"))
+    n_ffn = c.get("intermediate_size", c.get("ffn_hidden_size"))
+    if arch == "lfm2":
+        unit = c["block_multiple_of"]
+        n_ffn = -(-(2 * n_ffn // 3) // unit) * unit if c["block_auto_adjust_ff_dim"] else n_ffn
+        kv = [kv if kind == "full_attention" else 0 for kind in c["layer_types"]]
+        yield "shortconv.l_cache", U32, c["conv_L_cache"]
+    yield "feed_forward_length", U32, n_ffn
     yield "attention.head_count", U32, heads
     yield "attention.head_count_kv", U32, kv
     yield norm, F32, eps
@@ -373,7 +382,9 @@ def converted(folder, c, arch):
             plus = 1.0 if arch in PLUS_ONE and out.endswith("norm.weight") and "ssm_norm" not in out else 0.0
             floats = [struct.unpack("<f", struct.pack("<f", x + plus))[0] for x in to_floats(dtype, raw)]
             dtype, raw = "F32", struct.pack(f"<{len(floats)}f", *floats)
-        if "ffn_gate_inp" in out:
+        if out.endswith("shortconv.conv.weight"):
+            shape = [shape[0], shape[2]]
+        if "ffn_gate_inp" in out or "shortconv.conv" in out:
             floats = to_floats(dtype, raw)
             dtype, raw = "F32", struct.pack(f"<{len(floats)}f", *floats)
         yield out, dtype, shape, raw
@@ -458,7 +469,7 @@ if __name__ == "__main__":
         for name in ("llama", "llama3", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma", "falcon-7b", "falcon-11b",
                      "falcon-40b", "qwen3-moe", "mixtral", "gemma3", "olmo2", "granite", "qwen3-yarn", "phi3-long", "phi3-short", "olmo3",
                      "gpt-oss", "gpt-oss-mxfp4", "gemma2", "qwen3.5", "qwen3.5-moe", "qwen3-next", "cohere2", "ministral3",
-                     "glm4-moe", "glm4-moe-groups"):
+                     "glm4-moe", "glm4-moe-groups", "lfm2", "lfm2-untied"):
             convert(golden / "families" / name, golden / "gguf" / f"{name}.gguf", n_guessing=int(name in ("qwen3.5", "glm4-moe")))
         convert(golden / "families" / "llama3", golden / "gguf" / "split.gguf", split=3)
     else:

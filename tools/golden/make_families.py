@@ -189,6 +189,13 @@ FAMILIES = {
         shared_expert_intermediate_size=24, num_experts=6, num_experts_per_tok=2,
         linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
         linear_value_head_dim=32, layer_types=["linear_attention", "full_attention"])),
+    # recurrent layers are short convolutions; the width of the MLP is made smaller
+    "lfm2": ("Lfm2Config", "bfloat16", dict(
+        BASE, num_key_value_heads=2, num_hidden_layers=4, intermediate_size=100, block_multiple_of=16,
+        pad_token_id=0, layer_types=["conv", "full_attention", "conv", "conv"], rope_parameters=rope(1000.0))),
+    "lfm2-untied": ("Lfm2Config", "bfloat16", dict(
+        BASE, num_key_value_heads=4, block_auto_adjust_ff_dim=False, conv_L_cache=2, pad_token_id=0,
+        tie_word_embeddings=False, layer_types=["full_attention", "conv"], rope_parameters=rope(1000.0))),
     # a parallel block; only layers with a window rotate, and they rotate neighbours
     "cohere2": ("Cohere2Config", "bfloat16", dict(
         BASE, num_key_value_heads=2, num_hidden_layers=4, pad_token_id=0, sliding_window=24,

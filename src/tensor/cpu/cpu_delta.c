@@ -58,7 +58,7 @@ int cpu_delta_net(struct stream *s, struct mat out, struct mat in,
                             .states = states,
                             .r = r,
                             .items = {.n = (long)r->n_seqs * d->n_k}};
-    if ((int64_t)r->n_rows * d->n_v * d->d_k * d->d_v < MIN_PARALLEL_ELEMENTS)
+    if ((int64_t)r->n_rows * d->n_v * MAX(d->d_k, 1) * d->d_v < MIN_PARALLEL_ELEMENTS)
         run_items(&job, 0, 1);
     else
         pool_run(s->pool, run_items, &job);

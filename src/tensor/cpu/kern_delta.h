@@ -3,7 +3,7 @@
  *
  * S of a head of V is taken in strips of DELTA_STRIP columns, which are independent of each other:
  * a strip of 128 rows is 16 KiB and stays in the first cache while all rows pass. Rows that are
- * ahead pass a copy of the strip. */
+ * ahead pass a copy of the strip. A convolution alone has no S. */
 #ifndef TENSOR_KERN_DELTA_H
 #define TENSOR_KERN_DELTA_H
 
@@ -17,24 +17,34 @@ INLINE float *delta_kept_row(const struct delta_run *u, int row)
     return u->kept + (row - (u->n - u->n_ahead)) * delta_in_cols(u->d);
 }
 
-/* Convolves channels [c, c + 16) of all rows in place, and keeps their last three inputs. */
+/* Keeps the newest inputs x of a convolution that has no first `skip` inputs. */
+INLINE void delta_keep(float *past, int64_t n_channels, int skip, const v16 *x)
+{
+    for (int k = 0; k < DELTA_MAX_CONV - 1; k++)
+        if (k >= skip)
+            v_store(past + k * n_channels, x[k + 1]);
+}
+
+/* Convolves channels [c, c + 16) of all rows in place, and keeps their last inputs.  The oldest
+ * inputs of a shorter convolution have the factor 0. */
 INLINE void delta_conv(const struct delta_run *u, int64_t c)
 {
-    int64_t n_channels = delta_channels(u->d), at = 2 * u->d->n_v + c;
-    float *past = delta_inputs(u->state) + c, w[DELTA_CONV][16];
-    v16 x[DELTA_CONV], f[DELTA_CONV];
+    enum { N = DELTA_MAX_CONV };
+    const int skip = N - u->d->n_conv;
+    int64_t n_channels = delta_channels(u->d), at = delta_gates_cols(u->d) + c;
+    float *past = delta_inputs(u->state) + c - skip * n_channels, w[N][16] = {{0}};
+    v16 x[N], f[N];
     for (int i = 0; i < 16; i++)
-        for (int k = 0; k < DELTA_CONV; k++)
-            w[k][i] = u->d->conv[(c + i) * DELTA_CONV + k];
-    for (int k = 0; k < DELTA_CONV; k++)
+        for (int k = skip; k < N; k++)
+            w[k][i] = u->d->conv[(c + i) * u->d->n_conv + k - skip];
+    for (int k = 0; k < N; k++)
         f[k] = v_load(w[k]);
-    for (int k = 0; k < DELTA_CONV - 1; k++)
-        x[k + 1] = u->is_first ? v_zero() : v_load(past + k * n_channels);
+    for (int k = 0; k < N - 1; k++)
+        x[k + 1] = u->is_first || k < skip ? v_zero() : v_load(past + k * n_channels);
     for (int row = 0; row < u->n; row++) {
         float *p = u->in + row * u->ld_in + at;
         if (row == u->n - u->n_ahead)
-            for (int k = 0; k < DELTA_CONV - 1; k++)
-                v_store(past + k * n_channels, x[k + 1]);
+            delta_keep(past, n_channels, skip, x);
         if (row >= u->n - u->n_ahead)
             v_store(delta_kept_row(u, row) + at, v_load(p));
         x[0] = x[1];
@@ -45,10 +55,10 @@ INLINE void delta_conv(const struct delta_run *u, int64_t c)
         y = v_fma(x[1], f[1], y);
         y = v_fma(x[2], f[2], y);
         y = v_fma(x[3], f[3], y);
-        v_store(p, v_silu(y));
+        v_store(p, u->d->kind == DELTA_SHORT_CONV ? y : v_silu(y));
     }
-    for (int k = 0; u->n_ahead == 0 && k < DELTA_CONV - 1; k++)
-        v_store(past + k * n_channels, x[k + 1]);
+    if (u->n_ahead == 0)
+        delta_keep(past, n_channels, skip, x);
 }
 
 INLINE void delta_convs(const struct delta_run *u, int64_t first, int64_t n)
@@ -145,6 +155,14 @@ static void delta(const struct delta_run *u)
     const struct delta_rule *d = u->d;
     int per = d->n_v / d->n_k, run = d->tiled ? 1 : per; /* heads that lie together */
     int64_t n_q = (int64_t)d->n_k * d->d_k, q = (int64_t)u->head * d->d_k;
+    if (d->kind == DELTA_SHORT_CONV) {
+        delta_convs(u, u->head * d->d_v, d->d_v);
+        for (int row = 0; u->out != NULL && row < u->n; row++)
+            memcpy(u->out + row * u->ld_out + u->head * d->d_v,
+                   u->in + row * u->ld_in + u->head * d->d_v,
+                   (size_t)d->d_v * sizeof(float));
+        return;
+    }
     delta_convs(u, q, d->d_k);
     delta_convs(u, n_q + q, d->d_k);
     for (int i = 0; i < per; i += run)

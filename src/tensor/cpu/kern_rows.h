@@ -139,6 +139,8 @@ INLINE v16 v_activate(v16 x, enum activation act)
         return v_tanh(x);
     if (act == ACTIVATION_SIGMOID)
         return v_sigmoid(x);
+    if (act == ACTIVATION_NONE)
+        return x;
     return act == ACTIVATION_GELU ? v_gelu(x) : v_gelu_tanh(x);
 }
 
@@ -177,6 +179,8 @@ static void act_row(float *out, const float *gate, const float *up, int64_t n,
         act_row_a(out, gate, up, n, ACTIVATION_TANH);
     else if (act == ACTIVATION_SIGMOID)
         act_row_a(out, gate, up, n, ACTIVATION_SIGMOID);
+    else if (act == ACTIVATION_NONE)
+        act_row_a(out, gate, up, n, ACTIVATION_NONE);
     else if (act == ACTIVATION_SWIGLU_CLAMPED)
         swiglu_row(out, gate, up, n);
     else

@@ -22,13 +22,14 @@ static void convolve(const struct delta_rule *d, float *past, float *x)
     int64_t n = delta_channels(d);
     for (int64_t c = 0; c < n; c++) {
         float y = 0;
-        for (int k = 0; k < DELTA_CONV - 1; k++)
-            y = fmaf(past[k * n + c], d->conv[c * DELTA_CONV + k], y);
-        y = fmaf(x[c], d->conv[c * DELTA_CONV + DELTA_CONV - 1], y);
-        for (int k = 0; k < DELTA_CONV - 2; k++)
+        int last = d->n_conv - 1;
+        for (int k = 0; k < last; k++)
+            y = fmaf(past[k * n + c], d->conv[c * d->n_conv + k], y);
+        y = fmaf(x[c], d->conv[c * d->n_conv + last], y);
+        for (int k = 0; k < last - 1; k++)
             past[k * n + c] = past[(k + 1) * n + c];
-        past[(DELTA_CONV - 2) * n + c] = x[c];
-        x[c] = silu(y);
+        past[(last - 1) * n + c] = x[c];
+        x[c] = d->kind == DELTA_SHORT_CONV ? y : silu(y);
     }
 }
 
@@ -65,9 +66,14 @@ static void advance(const struct delta_rule *d, float *s, const float *q, const 
 static void take_row(const struct delta_rule *d, uint8_t *state, float *in, float *out)
 {
     const float *beta = in, *a = in + d->n_v;
-    float *q = in + 2 * d->n_v, *k = q + (int64_t)d->n_k * d->d_k;
+    float *q = in + delta_gates_cols(d), *k = q + (int64_t)d->n_k * d->d_k;
     const float *v = k + (int64_t)d->n_k * d->d_k;
     convolve(d, delta_inputs(state), q);
+    if (d->kind == DELTA_SHORT_CONV) {
+        if (out != NULL)
+            memcpy(out, v, (size_t)delta_channels(d) * sizeof(float));
+        return;
+    }
     for (int h = 0; h < d->n_k; h++) {
         normalise(q + h * d->d_k, d->d_k, 1.0f / sqrtf((float)d->d_k));
         normalise(k + h * d->d_k, d->d_k, 1.0f);

@@ -131,6 +131,8 @@ static float activate(float x, enum activation act)
         return tanhf(x);
     case ACTIVATION_SIGMOID:
         return 1.0f / (1.0f + expf(-x));
+    case ACTIVATION_NONE:
+        return x;
     case ACTIVATION_SWIGLU_CLAMPED:
         x = x > 7 ? 7 : x;
         return x / (1.0f + expf(-1.702f * x));
